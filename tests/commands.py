@@ -1,4 +1,4 @@
-"""Commands as a user starts them, in processes of their own."""
+"""Runs commands as a user starts them, in separate processes."""
 
 import os
 import subprocess
@@ -7,7 +7,7 @@ from tests.conftest import ROOT
 
 
 def run(*command, cwd=ROOT) -> subprocess.CompletedProcess:
-    """Runs a command to a good end; without PYTHONPATH, which would hide what it cannot import."""
+    """Runs a command that must succeed, without PYTHONPATH, which would hide imports that fail for users."""
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     done = subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]

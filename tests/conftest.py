@@ -1,4 +1,4 @@
-"""Fixtures that all tests share. Real data is looked for, never required; all else is drawn here."""
+"""Fixtures of all tests. Real data are used if they are there; all other data are drawn here."""
 
 import contextlib
 import ctypes
@@ -17,19 +17,19 @@ import PIL.Image
 import PIL.ImageDraw
 import pytest
 
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # before anybody imports TensorFlow
-# Tests leave the user's own cache alone. The directory goes when this object does.
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # before TensorFlow is imported
+# Tests do not use the user's cache. Their temporary directory is deleted together with this object.
 _CACHE = tempfile.TemporaryDirectory(prefix="detection-tests-")
 os.environ["XDG_CACHE_HOME"] = _CACHE.name
 
-if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # in the background; children would ignore it, too
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # a background job; its children would ignore it, too
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-with contextlib.suppress(OSError):  # no driver
+with contextlib.suppress(OSError):  # without a driver
     ctypes.CDLL("libcuda.so.1")
     import tensorflow as tf
 
-    # TensorFlow refuses it once it has run anything, and some test modules do when they are imported.
+    # TensorFlow refuses this after its first operation, and some test modules run one when they are imported.
     for gpu in tf.config.list_physical_devices("GPU"):
         tf.config.experimental.set_memory_growth(gpu, True)
 
@@ -39,8 +39,8 @@ DATA = pathlib.Path(os.environ.get("DETECTION_TEST_DATA", ROOT / ".." / "shared"
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    gc.freeze()  # imported modules stay: garbage collection need not look through them again and again
-    # First, for otherwise one process waits for them at the end.
+    gc.freeze()  # imported modules stay: garbage collection does not need to scan them again
+    # The longest tests go first; otherwise one process would still run them at the end.
     items.sort(key=lambda item: item.path.name not in LONGEST_FIRST)
     gpu_tests = [item for item in items if item.get_closest_marker("gpu")]
     if not gpu_tests:
@@ -75,7 +75,7 @@ def _real(name: str) -> pathlib.Path:
 def once(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Callable:
     """once(name, make) -> a directory that make(directory) has filled.
 
-    The first test process that asks makes it, and the others wait for it. Tests must not write into it.
+    The first test process that asks for it calls `make`; the others wait. Tests must not write into it.
     """
     shared = tmp_path_factory.getbasetemp()
     if hasattr(request.config, "workerinput"):  # one process of several, each with a separate directory
@@ -85,7 +85,7 @@ def once(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
         with (shared / f"{name}.lock").open("a") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             if not os.fstat(lock.fileno()).st_size:  # empty until all is made
-                shutil.rmtree(shared / name, ignore_errors=True)  # of a process that failed in the middle
+                shutil.rmtree(shared / name, ignore_errors=True)  # from a process that failed
                 make(shared / name)
                 lock.write("made")
         return shared / name
@@ -95,11 +95,11 @@ def once(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 
 @pytest.fixture(scope="session")
 def drawn(once: Callable) -> pathlib.Path:
-    """Twelve synthetic images, images/ and instances.json, with everything that a data set may hold.
+    """Twelve synthetic images, images/ and instances.json, with everything that a data set may contain.
 
-    Category ids with gaps (3, 17, 90), in no order; image ids with gaps, one above 2**31; no image square;
-    the third without objects; the fifth with a crowd besides; the seventh with a box that reaches outside,
-    one without area and one wholly outside; the last a PNG.
+    Category ids with gaps (3, 17, 90), not sorted; image ids with gaps, one above 2**31; no square image. The
+    third image has no objects; the fifth also has a crowd; the seventh has a box that reaches outside, one
+    without area and one wholly outside; the last is a PNG.
     """
     return once("drawn", _draw)
 
@@ -131,7 +131,7 @@ def _draw(directory: pathlib.Path) -> None:
         images.append({"id": image_id, "file_name": name, "height": height, "width": width})
     for number, annotation in enumerate(annotations, 1):
         annotation["id"] = number
-    random.shuffle(annotations)  # they need not be grouped by image
+    random.shuffle(annotations)  # a json may list them in any order
     categories = [{"id": i, "name": name} for i, name in ((17, "cat"), (3, "car"), (90, "toothbrush"))]
     document = {"images": images, "annotations": annotations, "categories": categories}
     (directory / "instances.json").write_text(json.dumps(document))
@@ -144,7 +144,7 @@ def _annotation(image_id: int, category_id: int, box_ltwh_px: list[float]) -> di
 
 @pytest.fixture(scope="session")
 def drawn_records(drawn: pathlib.Path, once: Callable) -> pathlib.Path:
-    """The synthetic set as three TFRecord files, indexes and label map: the prefix of their names."""
+    """The synthetic images as three TFRecord files, indexes and label map; returns their path prefix."""
 
     def write(directory: pathlib.Path) -> None:
         from common.datacheck.coco import load_coco

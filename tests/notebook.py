@@ -2,7 +2,7 @@
 
     python tests/notebook.py docs/tutorial.ipynb
 
-writes what the cells print, and the figures they leave open, into the notebook as its outputs.
+This writes the text that the cells print, and the figures they leave open, into the notebook as its outputs.
 """
 
 import base64
@@ -34,7 +34,7 @@ def run_cells(notebook: dict[str, Any], names: dict[str, Any]) -> None:
 
 
 def _figures() -> Iterator[str]:
-    """The open figures as PNG files of at most 256 colours, in base64; closes them."""
+    """Yields the open figures as PNG files of at most 256 colours, in base64; then closes them."""
     for number in plt.get_fignums():
         file, small = io.BytesIO(), io.BytesIO()
         plt.figure(number).savefig(file, dpi=100)

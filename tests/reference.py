@@ -18,7 +18,7 @@ from tools.benchmark import options
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 APPS = ("efficientdet", "yolov4")
-# Pages, and the programs of their sections; {app} is the name of each app.
+# Programs with a section on the page of flags; {app} is the name of each app.
 OF_APPS = ("{app}/train.py", "{app}/eval.py", "{app}/infer.py", "{app}/export.py", "{app}/bench.py")
 OTHERS = (
     *("efficientdet/automl_weights.py", "yolov4/darknet_weights.py", "yolov4/fit_anchors.py"),
@@ -32,13 +32,13 @@ HEAD = "Written by `python tests/reference.py`; a test fails where it is out of 
 
 
 def main() -> None:
-    """The command."""
+    """Writes both pages."""
     for name, text in pages().items():
         (ROOT / name).write_text(text)
 
 
 def pages() -> dict[str, str]:
-    """Each page and its text."""
+    """Returns the text of each page, {path: text}."""
     sections = []
     for program in OF_APPS:
         rows: dict[str, list[str]] = {}  # each row of a table, and the apps that have it
@@ -58,7 +58,7 @@ def pages() -> dict[str, str]:
 
 
 def flag_rows(program: str) -> list[str]:
-    """The flags of a program as rows of a table, in the order of their definition."""
+    """Returns the flags of a program as rows of a table, in the order of their definition."""
     module = importlib.import_module(program.removesuffix(".py").replace("/", "."))
     fv = flags.FlagValues()
     define_flags = options.flags_of(module.APP) if program.endswith("bench.py") else module.define_flags
@@ -73,7 +73,7 @@ def flag_rows(program: str) -> list[str]:
 
 
 def config_rows(app: str, name: str) -> list[str]:
-    """The fields of an app's config as rows of a table, with the comments that stand at them."""
+    """Returns the fields of an app's config as rows of a table, with their comments."""
     source = (ROOT / app / "config.py").read_text()
     lines = source.splitlines()
     config = next(n for n in ast.parse(source).body if isinstance(n, ast.ClassDef) and n.name == name)

@@ -1,4 +1,4 @@
-"""The messages of errors."""
+"""Returns the messages of expected errors."""
 
 import pytest
 
@@ -6,7 +6,7 @@ from common.errors import UserError
 
 
 def refusal(call, *arguments, error=UserError, **options) -> str:
-    """The message of the error that a call ends with; that of a UserError is one line."""
+    """Asserts that a call raises an error; returns its message, which is one line for a UserError."""
     with pytest.raises(error) as raised:
         call(*arguments, **options)
     said = str(raised.value)

@@ -1,4 +1,4 @@
-"""How long the project's files are, and how deep their imports go."""
+"""Measures how long the project's files are, and how deep their imports go."""
 
 import ast
 import functools
@@ -19,7 +19,7 @@ def parse(path: str) -> ast.Module:
 
 
 def depth(path: str, above: tuple[str, ...] = ()) -> int:
-    """Files on the longest chain of imports that starts at this file."""
+    """Returns the number of files on the longest chain of imports that starts at this file."""
     if path not in _depths:
         below = [found for found in imports(path) if found not in above]
         _depths[path] = 1 + max((depth(found, (*above, path)) for found in below), default=0)
@@ -31,7 +31,7 @@ _depths: dict[str, int] = {}
 
 @functools.cache
 def code_lines(path: str) -> int:
-    """Lines of a file without blanks, comments and docstrings."""
+    """Returns the number of lines of a file without blank lines, comments and docstrings."""
     documented: set[int] = set()
     for node in ast.walk(parse(path)):
         if not isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):

@@ -25,7 +25,7 @@ def blocks(section: str, language: str) -> list[str]:
 
 
 def copy(directory: pathlib.Path) -> pathlib.Path:
-    """The product's files that git knows."""
+    """Copies the files of the product that git tracks."""
     names = run("git", "ls-files", "-z", *FOLDERS, "pyproject.toml").stdout
     for name in filter(None, names.split("\0")):
         (directory / name).parent.mkdir(parents=True, exist_ok=True)
@@ -46,7 +46,7 @@ def check(directory: pathlib.Path) -> None:
 
 
 def write_csv(data: pathlib.Path) -> None:
-    """boxes.csv and classes.csv of a COCO json."""
+    """Writes boxes.csv and classes.csv from a COCO json."""
     content = json.loads((data / "instances.json").read_text())
     names = {category["id"]: category["name"] for category in content["categories"]}
     rows = []

@@ -1,7 +1,7 @@
-"""The images and what starts them: what can be known of docker/ without Docker.
+"""Tests the images and their start files: everything in docker/ that can be tested without Docker.
 
 docker/build_without_docker.sh builds the CPU image and tries it; docs/containers.md lists what was run where.
-The scripts that run inside an image are tested in test_docker_scripts.py.
+test_docker_scripts.py tests the scripts that run inside an image.
 """
 
 import os
@@ -26,9 +26,9 @@ every_dockerfile = pytest.mark.parametrize("path", DOCKERFILES, ids=lambda path:
 
 
 def stages(path: pathlib.Path) -> list[list[tuple[str, str]]]:
-    """(instruction, what follows it) of each part of a Dockerfile: before the first FROM, and from each on.
+    """Returns [(instruction, its text), ...] of a Dockerfile before the first FROM, and of each stage.
 
-    Comments are gone, continued lines put together.
+    Comments are removed, and continued lines are joined.
     """
     text = re.sub(r"^\s*#.*\n", "", path.read_text(), flags=re.MULTILINE).replace("\\\n", " ")
     parts: list[list[tuple[str, str]]] = [[]]
@@ -50,7 +50,7 @@ def argument(stage: list[tuple[str, str]], name: str) -> str:
 @every_dockerfile
 def test_the_image_runs_as_a_user_with_a_number(path):
     last = stages(path)[-1]
-    assert of(last, "USER") == ["${UID}"]  # Kubernetes' runAsNonRoot reads numbers alone
+    assert of(last, "USER") == ["${UID}"]  # Kubernetes' runAsNonRoot needs a number
     assert int(argument(last, "UID")) >= 1000
     names = [name for name, _ in last]
     assert "RUN" not in names[names.index("USER") :]
@@ -63,7 +63,7 @@ def test_packages_come_from_pyproject_alone(path):
     extras = argument(build, "EXTRAS").strip('"')
     assert set(extras.split()) <= set(EXTRAS) and "dev" not in extras
     assert ("gpu" in extras.split()) == (path.name == "Dockerfile")
-    # docker/setup_env.sh finds a lock by its name, and without one does not check hashes.
+    # docker/setup_env.sh finds a lock by its name; without a lock it does not check hashes.
     lock = (DOCKER / "locks" / f"{'+'.join(sorted(extras.split()))}.txt").read_text()
     for pin in [*PROJECT["dependencies"], *(pin for extra in extras.split() for pin in EXTRAS[extra])]:
         package, version = pin.split("==")
@@ -87,7 +87,7 @@ def test_what_is_copied_is_there_and_no_more(path):
 
 
 def test_the_context_is_what_the_apps_need():
-    """All is out, then a few names are in: no data, no run, no key, no history. Folders are those of code."""
+    """Everything is excluded except a few names, all folders of code: no data, no run, no key, no history."""
     lines = [line for line in (ROOT / ".dockerignore").read_text().splitlines() if not line.startswith("#")]
     assert lines[0] == "*"
     allowed = {line[1:] for line in lines if line.startswith("!")}
@@ -97,7 +97,7 @@ def test_the_context_is_what_the_apps_need():
 
 
 def test_the_two_images_are_twins():
-    """The last stages differ in names and in what a GPU needs; what make and the scripts find is the same."""
+    """The last stages differ only in names and in what a GPU needs; make and the scripts find the same."""
     gpu, cpu = (stages(path)[-1] for path in DOCKERFILES)
     for name in ("COPY", "USER", "ENTRYPOINT", "CMD", "WORKDIR"):
         assert of(gpu, name) == of(cpu, name), name
@@ -112,7 +112,7 @@ def test_the_two_images_are_twins():
 
 @every_dockerfile
 def test_make_finds_its_environment_ready(path):
-    """The files that the Makefile's rules make, touched after everything that they are made of was copied."""
+    """The files that mark the environment as ready are touched after their dependencies are copied."""
     last = stages(path)[-1]
     order = [value for name, value in last if name in ("COPY", "RUN")]
     assert order.index("touch .venv/.ready .venv/.horovod") > order.index(". .")
@@ -124,7 +124,7 @@ def test_make_finds_its_environment_ready(path):
 
 
 def test_compose_checks_a_device_before_it_trains():
-    """compose-spec's schema/compose-spec.json (1.x) has these names; the page tells how it was validated."""
+    """compose-spec's schema/compose-spec.json (1.x) has these names; the page describes the validation."""
     for device in ("cpu", "gpu"):
         service, check = COMPOSE["services"][device], COMPOSE["services"][f"check-{device}"]
         for each in (service, check):
@@ -138,10 +138,10 @@ def test_compose_checks_a_device_before_it_trains():
 
 
 def test_the_mpijob_and_the_images_agree():
-    """User, port and places: of mpijob.yaml, sshd_config and the Dockerfiles.
+    """User, port and paths are equal in mpijob.yaml, sshd_config and the Dockerfiles.
 
-    kubeflow/mpi-operator, pkg/controller/mpi_job_controller.go, setupSSHOnPod: the job's key lies in
-    sshAuthMountPath as id_rsa, id_rsa.pub and authorized_keys, of root, which all can read.
+    kubeflow/mpi-operator, pkg/controller/mpi_job_controller.go, setupSSHOnPod: the job's key is in
+    sshAuthMountPath as id_rsa, id_rsa.pub and authorized_keys; root owns it, and all users can read it.
     """
     lines = (DOCKER / "sshd_config").read_text().splitlines()
     settings = dict(line.split(maxsplit=1) for line in lines if not line.startswith("#"))
@@ -170,7 +170,7 @@ def test_the_mpijob_and_the_images_agree():
 
 
 def test_no_machine_of_ours_in_them():
-    """Nothing of docker/ names a host, an address or a directory that is not an image's or any machine's."""
+    """docker/ names no host and no address, and only directories that are in the images or on any machine."""
     texts = {path: path.read_text() for path in DOCKER.rglob("*") if path.suffix != ".pyc" and path.is_file()}
     for path, text in [*texts.items(), *((name, PAGES[name]) for name in ("containers", "distributed"))]:
         if "locks" not in pathlib.Path(path).parts:  # a package's version has four numbers, too
@@ -179,4 +179,4 @@ def test_no_machine_of_ours_in_them():
         assert not re.search(rf"https?://(?!{known})[\w.-]+\.\w+/", text), path
     for text in (*(texts[DOCKER / name] for name in ("slurm.sh", "mpijob.yaml")), PAGES["distributed"]):
         paths = set(re.findall(r"(?<![\w.$}*\]])(/[a-z]+)(?:/[\w.-]+)+", text))
-        assert paths <= {"/data", "/dev", "/etc", "/home", "/run", "/usr", "/workspace"}  # an image's
+        assert paths <= {"/data", "/dev", "/etc", "/home", "/run", "/usr", "/workspace"}  # those of an image

@@ -1,4 +1,4 @@
-"""docker/mpijob.yaml, docker/slurm.sh and docker/slurm_srun.sh, against the programs that read them.
+"""Tests docker/mpijob.yaml, docker/slurm.sh and docker/slurm_srun.sh against the programs that read them.
 
 Both scripts run with stand-ins for Slurm's two commands.
 """
@@ -38,7 +38,7 @@ def test_their_training_commands_have_flags_that_exist():
 
 
 def test_mpijob_is_what_the_operator_reads():
-    """kubeflow/mpi-operator, pkg/apis/kubeflow/v2beta1/types.go (fields) and pkg/apis/.../validation.go."""
+    """Fields and rules of kubeflow/mpi-operator: pkg/apis/kubeflow/v2beta1/types.go, .../validation.go."""
     job = yaml.safe_load(MPIJOB.read_text())
     assert (job["apiVersion"], job["kind"]) == ("kubeflow.org/v2beta1", "MPIJob")
     assert re.fullmatch(r"[a-z]([-a-z0-9]*[a-z0-9])?", job["metadata"]["name"])
@@ -74,15 +74,15 @@ def test_mpijob_uses_every_gpu_once_and_has_time_to_save():
     assert "nvidia.com/gpu" not in starts["resources"]["limits"]
     assert {mount["mountPath"] for mount in works["volumeMounts"]} == {"/data", "/dev/shm"}
     grace = [pod["terminationGracePeriodSeconds"] for pod in (LAUNCHER, WORKER)]
-    assert grace[0] > grace[1] >= 120  # horovodrun outlives the ranks
+    assert grace[0] > grace[1] >= 120  # horovodrun must outlive the ranks
 
 
 def test_slurms_options():
     options = dict(re.findall(r"^#SBATCH --([\w-]+)=?(.*)$", SLURM.read_text(), re.MULTILINE))
     assert {"signal", "requeue"} <= set(options)
-    assert (options["nodes"], options["gpus-per-node"]) == ("2", "8")  # the recipe's 16, as ranks_of counts
+    assert (options["nodes"], options["gpus-per-node"]) == ("2", "8")  # the recipe's 16 GPUs; see ranks_of
     assert options["ntasks-per-node"] == "1"  # horovodrun starts the ranks
-    assert re.fullmatch(r"B:TERM@\d+", options["signal"])  # the script alone: it tells the ranks
+    assert re.fullmatch(r"B:TERM@\d+", options["signal"])  # only the script, which signals the ranks
 
 
 # --- docker/slurm.sh at work ----------------------------------------------------------------------
@@ -113,7 +113,7 @@ while True:
 
 @pytest.fixture
 def cluster(tmp_path):
-    """A project whose train.py waits for a signal, on a cluster of one node with two GPUs."""
+    """A project whose train.py waits for a signal, on a simulated cluster of one node with two GPUs."""
     (tmp_path / "app").mkdir()
     (tmp_path / "app" / "train.py").write_text(TRAIN)
     (tmp_path / ".venv").symlink_to(sys.prefix)
@@ -134,7 +134,7 @@ def sbatch(
 
 
 def test_slurm_stops_the_ranks_before_the_time_limit_and_queues_the_job_again(cluster):
-    # Everything that a regular expression could misread; the run's directory makes the line unique.
+    # Arguments with special characters of regular expressions; the run directory makes the command unique.
     own = [f"--output_dir={cluster}/run", "--freeze=^(a|b)[0-9]+.*$", "--hparams=x={1,2}"]
     with sbatch(cluster, "app/train.py", *own) as job:
         job.wait_for("training with", times=2)
@@ -219,7 +219,7 @@ def test_slurm_says_what_is_missing(cluster):
 
 
 def test_the_pattern_for_signals_finds_the_ranks_alone(tmp_path):
-    """Only the training processes: not horovodrun, its helpers and shells, whose lines hold train.py, too."""
+    """It does not find horovodrun, its helpers and shells, whose command lines contain train.py, too."""
     assert RANKS_PATTERN in MPIJOB.read_text() and RANKS_PATTERN in PAGES["distributed"]
     script = tmp_path / "train.py"
     script.write_text("import signal; print('ready', flush=True); signal.pause()")

@@ -1,23 +1,23 @@
-"""What commit 6eb6d8f wrote still resumes, loads and evaluates, and what it computed is still computed.
+"""Files of commit 6eb6d8f still resume, load and evaluate, and its computations give the same numbers.
 
-tests/fixtures/6eb6d8f, made with that commit by tests/fixtures/make_fixture.py of commit 055267a, which no
-later code can run:
+tests/fixtures/6eb6d8f was made with that commit by tests/fixtures/make_fixture.py of commit 055267a, which
+later code cannot run:
 
     data/                       16 synthetic images with instances.json, and the same as TFRecords with index
     <app>.tar.xz                runs/<app>: a run of three epochs that SIGTERM stopped within the second one
                                 (EfficientDet: COCO files; YOLOv4: TFRecords), with the settings it read;
-                                runs/<app>-whole: the last weights of the same run, never stopped;
-                                weights/: weights of a longer run, of YOLOv4 an exported ONNX file, too
-    expected.json               what the run that never stopped ended with, and what eval.py found
+                                runs/<app>-whole: the last weights of the same run without a stop;
+                                weights/: weights of a longer run, for YOLOv4 also an exported ONNX file
+    expected.json               results of the run without a stop, and of eval.py
     fixed.json, fixed.npz       losses, gradients, targets and detections of four models with fixed weights on
-                                a fixed batch, and the first batches of both loaders; every setting is in it
+                                a fixed batch, and the first batches of both loaders; with all settings
 
-Only the command line and files are used, but for tests/fixtures/calculations.py.
+The tests use only the command line and files, except in tests/fixtures/calculations.py.
 
 At 6eb6d8f, on the machine that made the fixture, every test finds equal bits. Another processor has other
 kernels, whose sums differ in the last digits. So floating-point numbers are compared with a tolerance.
-Three things do not depend on the processor and have to be equal: the order of images, the schedule, and how
-many boxes each epoch dropped, which the crops decide.
+Three things do not depend on the processor and have to be equal: the order of images, the schedule, and the
+number of boxes that each epoch dropped, which depends on the crops.
 """
 
 import csv
@@ -45,19 +45,19 @@ EVALUATIONS = {
     "yolov4 weights": ("yolov4", "weights/yolov4.weights.h5", RECORDS),
     "yolov4 onnx": ("yolov4", "weights/yolov4.onnx", COCO),
 }
-# Columns of results.csv that no kernel has a part in. Speed is in neither of the two.
+# Columns of results.csv that do not depend on kernels. The fixture has no column of the speed.
 EXACT = ("epoch", "step", "learning_rate", "boxes_dropped", "boxes_truncated", "skipped_steps")
-RENAMED = {"boxes_truncated": "boxes_over_limit"}  # since then
+RENAMED = {"boxes_truncated": "boxes_over_limit"}  # renamed since then
 
-# How far the numbers may be from those of 6eb6d8f: about five times as far as they were at 6eb6d8f itself
-# with TF_ENABLE_ONEDNN_OPTS=0, which replaces the kernels of convolutions and matrix products by others.
-# Most are sums of up to 1e5 float32 terms, whose order decides the last digits.
+# Tolerances: about five times the differences that 6eb6d8f itself has with TF_ENABLE_ONEDNN_OPTS=0, which
+# uses other kernels for convolutions and matrix products. Most numbers are sums of up to 1e5 float32 terms,
+# whose order decides the last digits.
 LOSS_RTOL = 2e-5
 GRADIENT_RTOL = {"yolov4-tiny": 1e-2}  # leaky ReLU and maxima: a rounding error can choose another branch
 OTHER_GRADIENT_RTOL = 1e-3
 FIXED_BOX_ATOL, FIXED_SCORE_ATOL = 2e-3, 2e-4  # after batch norms with the statistics of four images
 RUN_RTOL = 1e-3  # a dozen updates on batches of two images
-# Relative to the largest weight of the array. Leaky ReLU and maxima again: 9e-3 between two makers of CPUs.
+# Relative to the largest weight of the array. Leaky ReLU and maxima again: 9e-3 between CPUs of two makers.
 WEIGHT_ATOL = {"efficientdet": 1e-3, "yolov4": 2e-2}
 SCORE_ATOL, BOX_ATOL_PX, METRIC_ATOL = 2e-5, 1e-2, 1e-6
 PIXEL_ATOL = 1e-3  # mean difference of normalised pixels: one grey level is 0.004 to 0.017
@@ -65,7 +65,7 @@ PIXEL_ATOL = 1e-3  # mean difference of normalised pixels: one grey level is 0.0
 
 @pytest.fixture(scope="module")
 def copy(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
-    """A copy of the fixture in which its runs can go on: their flags name files relative to it."""
+    """A copy of the fixture in which its runs can be resumed: their flags have paths relative to it."""
     directory = tmp_path_factory.mktemp("older")
     shutil.copytree(FIXTURE / "data", directory / "data")
     for archive in FIXTURE.glob("*.tar.xz"):
@@ -75,7 +75,7 @@ def copy(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
         "efficientdet": "assignment: max_iou\nseparable: true\n",
         "yolov4": "objectness_iou: 0.0\nneighbour_cells: false\n",
     }
-    for app, as_then in fields.items():  # that the nanos of then did not have
+    for app, as_then in fields.items():  # fields that the nano models did not have then
         with (directory / "runs" / f"{app}.yaml").open("a") as settings:
             settings.write(as_then)
     return directory
@@ -84,7 +84,7 @@ def copy(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
 @pytest.mark.slow
 @pytest.mark.parametrize("app", ["efficientdet", "yolov4"])
 def test_a_run_that_was_stopped_in_an_epoch_goes_on_from_the_epoch_before(app, copy, monkeypatch, capfd):
-    """Since then the graphs of DALI have changed, and a position in one means nothing in another."""
+    """DALI's graphs have changed since then, so a position saved in an old graph cannot be restored."""
     monkeypatch.chdir(copy)
     module, a = small_apps.parsed(app, f"--flagfile=runs/{app}/flags.txt")
     module.start(a)
@@ -182,7 +182,7 @@ def _stored(prefix: str) -> dict[str, np.ndarray]:
 
 
 def _difference(wanted: dict, found: dict) -> float:
-    """Difference of two detections in units of the tolerance; the limit is 1."""
+    """Returns the difference of two detections in units of the tolerance; the limit is 1."""
     if any(wanted[name] != found[name] for name in ("image_id", "category_id")):
         return np.inf
     score = abs(wanted["score"] - found["score"]) / SCORE_ATOL

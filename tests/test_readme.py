@@ -1,7 +1,7 @@
 """Checks the commands, flags, files and links of README.md, CONTRIBUTING.md and the pages of docs/.
 
 Each command's flags are parsed by its own program. Long tests run every command on synthetic data, page by
-page, because later commands use what earlier ones made. They also run the first training command with YOLOv4.
+page, because later commands use files of earlier ones. They also run the first training command with YOLOv4.
 """
 
 import functools
@@ -32,15 +32,15 @@ RUN_HERE = (
     *("README", "data", "training", "export", "yolov4", "preprocessing", "troubleshooting"),
     *("benchmarks", "architecture", "examples"),
 )
-# Other hosts, Docker, whole copies (test_customize.py), hours of training; no commands.
+# Pages that need other hosts, Docker, a copy of the project (test_customize.py) or hours; or no commands.
 NOT_RUN_HERE = (
     *("distributed", "containers", "copy_this", "accuracy", "licences", "performance_notes", "CONTRIBUTING"),
     *("flags", "config", "customize"),
 )
-# What a test adds to a command so that it takes seconds: a small network, few steps; of bench.py one loader.
+# Flags that let a command take seconds: a small network, few steps; for bench.py only one loader.
 SMALL = ["--image_size=64", "--epochs=1", "--batch_size=4"]
 BENCH = ["--image_size=64", "--batch_size=2", "--rounds=2", "--seconds=0.2", "--pipeline_types=dali_cpu"]
-DARKNET_FILE = "yolov4-tiny.weights"  # of random numbers here, and of a model that cannot be made smaller
+DARKNET_FILE = "yolov4-tiny.weights"  # random weights of a model that cannot be made smaller
 
 
 def commands(text: str) -> list[str]:
@@ -49,7 +49,7 @@ def commands(text: str) -> list[str]:
 
 
 def program_of(words: list[str]) -> tuple[str, list[str]] | None:
-    """The project's program in a command, "efficientdet/train.py", and the words after it."""
+    """Returns the project's program in a command, "efficientdet/train.py", and the words after it."""
     places = [place for place, word in enumerate(words) if re.fullmatch(r"\w+/\w+\.py", word)]
     return (words[places[0]], words[places[0] + 1 :]) if places else None
 
@@ -60,7 +60,7 @@ def help_of(program: str) -> str:
 
 
 def known_flags(program: str) -> flags.FlagValues:
-    """Those of the program and of absl; without any for one that takes none."""
+    """Returns the flags of the program and of absl; only absl's if the program takes none."""
     module = importlib.import_module(program.removesuffix(".py").replace("/", "."))
     fv = flags.FlagValues()
     flags.DEFINE_multi_string("flagfile", [], "absl's", flag_values=fv)
@@ -76,19 +76,19 @@ def known_flags(program: str) -> flags.FlagValues:
 
 
 def ranks_of(words: list[str]) -> int:
-    """GPUs of a command: horovodrun's processes; eight on each node of Slurm; one."""
+    """Returns the GPUs of a command: horovodrun's processes, or eight for each node of Slurm, or one."""
     count = re.search(r"(-np|--nodes=) ?(\d+)", " ".join(words))
     return int(count[2]) * (8 if count[1] == "--nodes=" else 1) if count else 1
 
 
 def gpus_of(recipe: str) -> int:
-    """For how many GPUs a recipe is: d0_coco_16gpu.txt, d0_coco_8xv100.txt."""
+    """Returns the number of GPUs of a recipe, by its name: d0_coco_16gpu.txt, d0_coco_8xv100.txt."""
     number = re.search(r"_(\d+)(gpu|xv100)\.txt$", recipe)
     return int(number[1]) if number else 8 if "retinanet_coco" in recipe else 1
 
 
 def check_recipe(words: list[str], fv: flags.FlagValues) -> None:
-    """A recipe for COCO runs on its number of GPUs; it, and many ranks, train and evaluate on other data."""
+    """Checks a COCO recipe's number of GPUs; recipes and many ranks must have separate evaluation data."""
     recipes = [file for file in fv.flagfile if "_coco" in file]
     if fv.strategy not in ("mirrored", "multi_worker"):  # one process for many GPUs
         assert all(gpus_of(recipe) == ranks_of(words) for recipe in recipes), recipes
@@ -98,11 +98,11 @@ def check_recipe(words: list[str], fv: flags.FlagValues) -> None:
 
 
 def check_flags(words: list[str], on_a_page: bool = True) -> None:
-    """The program exists and knows all flags; so it does those of a file of flags, which exists, too."""
+    """Checks that the program exists and has all flags, also those of flag files, which must exist, too."""
     program, arguments = program_of(words)
     fv = known_flags(program)
     left = fv([program, *arguments])[1:]
-    assert not left or program == "tools/describe_weights.py", left  # whose arguments are files
+    assert not left or program == "tools/describe_weights.py", left  # its arguments are files
     if on_a_page and program.endswith("/train.py") and not fv.help:
         check_recipe(words, fv)
     for file in fv.flagfile:
@@ -111,7 +111,7 @@ def check_flags(words: list[str], on_a_page: bool = True) -> None:
 
 
 def check_horovodrun(words: list[str]) -> None:
-    """horovodrun understands its options and starts train.py on as many ranks as the hosts have slots."""
+    """Checks horovodrun's options, and that it starts train.py on as many ranks as the hosts have slots."""
     with mock.patch.object(sys, "argv", words):
         args = parse_args()
     assert args.num_proc >= 2
@@ -146,7 +146,7 @@ def test_every_page_is_looked_at():
 
 
 def test_other_commands_are_known():
-    """No command hides in a block that no test runs."""
+    """Every command starts with a program whose commands are tested."""
     for name in RUN_HERE:
         for command in commands(PAGES[name]):
             assert command.removeprefix(".venv/bin/").split()[0] in ("python", "make", "horovodrun"), command
@@ -154,7 +154,7 @@ def test_other_commands_are_known():
 
 @pytest.mark.parametrize("name", PAGES)
 def test_flags_in_the_text_exist(name, capsys):
-    """Flags of any program of this project, of horovodrun, or of a few others."""
+    """They may be flags of any program of this project, of horovodrun, or of a few others."""
     programs = [*sorted({program_of(words)[0] for words in PROGRAMS.values()}), "tools/copy_app.py"]
     known = {flag for program in programs for flag in known_flags(program)}
     with mock.patch.object(sys, "argv", ["horovodrun", "--help"]), pytest.raises(SystemExit):
@@ -192,9 +192,9 @@ DEMOS = {"efficientdet": "demo", "yolov4": "demo-yolov4"}
 
 
 def make(app: str, directory: pathlib.Path, *words: str, **variables: object) -> subprocess.CompletedProcess:
-    """`make demo` in this environment, with its data and its run in the directory."""
+    """Runs `make demo` in this environment, with its data and its run in the directory."""
     (directory / "venv").mkdir()
-    (directory / "venv" / ".ready").touch()  # the environment of this test serves
+    (directory / "venv" / ".ready").touch()  # the test's environment is used
     prefix = "DEMO_YOLOV4" if app == "yolov4" else "DEMO"
     variables |= {"VENV": directory / "venv", "RUN": sys.executable, "DEMO_DATA": directory / "data"}
     variables[prefix] = directory / "run"
@@ -220,7 +220,7 @@ def test_the_demos_flags_are_those_of_the_programs(tmp_path, app):
 
 @pytest.fixture(scope="module")
 def project(tmp_path_factory, drawn) -> pathlib.Path:
-    """The product in an empty folder, and data in my/."""
+    """A directory with a copy of the product, and data in my/."""
     directory = tmp_path_factory.mktemp("copy")
     for name in (*DEMOS, "common", "examples", "tools"):
         shutil.copytree(ROOT / name, directory / name, ignore=shutil.ignore_patterns("__pycache__"))
@@ -233,7 +233,7 @@ def project(tmp_path_factory, drawn) -> pathlib.Path:
 
 
 def _write_voc_and_yolo(drawn: pathlib.Path, directory: pathlib.Path) -> None:
-    """The first drawn image, 151 pixels wide, as Pascal VOC and as YOLO's text, as a split `train`."""
+    """Writes the first synthetic image, 151 pixels wide, as split `train` of Pascal VOC and of YOLO."""
     files = {
         "voc/ImageSets/Main/train.txt": "00\n",
         "voc/Annotations/00.xml": "<annotation><filename>00.jpg</filename>"
@@ -262,7 +262,7 @@ def small_model(app: str) -> list[str]:
 
 
 def python_commands() -> list[str]:
-    """The commands of README and pages, each once; then the first training command with YOLOv4."""
+    """Returns the commands of README and pages, each once; then the first training command with YOLOv4."""
     said = [command for name in RUN_HERE for command in commands(PAGES[name])]
     found = [command.removeprefix(".venv/bin/") for command in dict.fromkeys(said)]
     found = [command for command in found if command.startswith("python ")]
@@ -308,14 +308,14 @@ def test_the_command_for_two_processes_runs(project):
 @pytest.mark.slow
 @pytest.mark.parametrize("app", DEMOS)
 def test_make_demo_end_to_end(tmp_path, app):
-    """The real target on a few images for one epoch. What the whole demo reaches is measured, not tested."""
+    """Runs the real target on a few images for one epoch. No test checks the accuracy of the whole demo."""
     flags_of_demo = "--epochs=1 --image_size=64"
     for split in ("train", "eval"):
         data = tmp_path / "data" / split
         flags_of_demo += f" --{split}_images={data}/images --{split}_annotations={data}/instances.json"
     run_directory = tmp_path / "run"
     run_directory.mkdir()
-    (run_directory / "run.json").write_text("{}")  # of another version
+    (run_directory / "run.json").write_text("{}")  # a run of another version
     done = make(app, tmp_path, DEMO_IMAGES=12, DEMO_EVAL_IMAGES=6, DEMO_FLAGS=flags_of_demo)
     assert done.returncode == 0, done.stderr[-3000:]
     assert "a run of another version: starting anew" in done.stdout

@@ -1,4 +1,4 @@
-"""The recipes of both apps: their flags, and the learning rate that a run on COCO would have."""
+"""Tests the recipes of both apps: their flags, and the learning rates of a run on COCO."""
 
 import pathlib
 import shlex
@@ -20,7 +20,7 @@ COCO_IMAGES = 118_287  # train2017, with the 1,021 that have no boxes
 
 
 def darknet(peak: float, images_an_update: int, updates_an_epoch: int, epochs: int) -> tuple:
-    """Burn-in of 1000 updates to the fourth power; a tenth from 80 % and 90 % of the run on."""
+    """Returns Darknet's rates: burn-in of 1000 updates, power 4; a tenth from 80 %, a hundredth from 90 %."""
     burn_in = 1000 / updates_an_epoch
     rates = [(burn_in / 2, peak / 16), (burn_in, peak), (epochs * 2 / 3, peak)]
     rates += [(epochs * 0.85, peak / 10), (epochs * 0.95, peak / 100)]
@@ -28,7 +28,7 @@ def darknet(peak: float, images_an_update: int, updates_an_epoch: int, epochs: i
 
 
 # Recipe -> (images an update, updates an epoch, [(epoch, rate), ...]). EfficientDet: linear warm-up from
-# 0.008 at 64 images; then half a cosine, so half the peak in the middle of the rest.
+# 0.008 for 64 images, then half a cosine, which has half the peak in the middle of the other epochs.
 EXPECTED = {
     "efficientdet/d0_coco": (64, 1848, [(0, 0.008), (0.5, 0.044), (1, 0.08), (150.5, 0.04), (300, 0)]),
     "efficientdet/d0_coco_8xv100": (512, 231, [(0, 0.064), (2.5, 0.382), (5, 0.7), (152.5, 0.35), (300, 0)]),
@@ -90,11 +90,11 @@ def test_learning_rate_at_five_points(recipe):
 
 def test_every_recipe_for_coco_is_here():
     names = [f"{path.parts[-3]}/{path.stem}" for path in RECIPES if "_coco" in path.stem]
-    # RetinaNet's schedule: tests/efficientdet/test_retinanet.py
+    # tests/efficientdet/test_retinanet.py tests RetinaNet's schedule.
     assert {name for name in names if "/retinanet" not in name} == set(EXPECTED)
 
 
 def test_both_apps_have_the_same_kinds_of_recipes():
     for app in APPS:
         names = {path.stem for path in RECIPES if path.parts[-3] == app}
-        assert {"demo", "laptop", "finetune"} <= names  # those for COCO: EXPECTED
+        assert {"demo", "laptop", "finetune"} <= names  # EXPECTED has those for COCO

@@ -1,10 +1,10 @@
-"""The generated pages of flags and hyper-parameters are those of the code."""
+"""The generated pages of flags and hyper-parameters equal what the code defines."""
 
 from tests import reference
 
 
 def test_the_pages_are_up_to_date():
-    """Where it fails: python tests/reference.py."""
+    """If it fails, run: python tests/reference.py."""
     for name, text in reference.pages().items():
         assert (reference.ROOT / name).read_text() == text, name
         assert "`--learning_rate`" in text or "`learning_rate`" in text

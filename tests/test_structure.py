@@ -1,4 +1,4 @@
-"""The sizes, layers and words that keep this repository readable. The limits are those that are reached.
+"""Tests sizes, layers and words that keep this repository readable. The limits are near the present sizes.
 
 Also tests tools/imports.py.
 """
@@ -16,7 +16,7 @@ FILES = python_files(*PRODUCT)
 COMMON = python_files("common")
 
 ROOMS = ("common", "common/distributed", "common/datacheck", "common/evaluation", "common/training")
-# What a file of each room may import, besides its own room. "common" is common's root.
+# What the files of each package may import besides their own package. "common" means its root directory.
 LAYERS = {
     "common": {"common"},
     "common/distributed": {"common"},
@@ -25,10 +25,10 @@ LAYERS = {
     "common/training": {"common", "common/distributed", "common/evaluation"},
     **{app: set(ROOMS) for app in APPS},
 }
-# The lines of an app that reach tools: export.py, bench.py, --dry_run and --errors.
+# Files of an app that may import tools: for exports, bench.py, --dry_run and --errors.
 MAY_IMPORT_TOOLS = re.compile(r"(efficientdet|yolov4)/(export\w*|bench|train|eval)\.py")
 
-# Words that were replaced by the field's (docs/dev/architecture.md).
+# Words that were replaced by terms of the field (docs/dev/architecture.md).
 OLD_WORDS = (
     *(r"passport(?!\.json|\"|\`)", "laggard", "rehears", "keep_going", "vary_seeds", "adopt", r"\bdoors?\b"),
     *("sitting", "by_heart", "rival", r"\bfindings?\b"),

@@ -1,4 +1,4 @@
-"""docs/tutorial.ipynb: its stages agree on synthetic and on given images, and it has pictures.
+"""docs/tutorial.ipynb: its stages agree on synthetic and on given images, and it contains pictures.
 
 notebook.py runs the cells.
 """
@@ -57,7 +57,7 @@ def test_the_notebook_runs(given, drawn, monkeypatch):
 
 
 def check_stages(names: dict) -> None:
-    """Later stages follow from earlier ones, by NumPy."""
+    """Computes later stages from earlier ones with NumPy and compares them."""
     top, left, height, width = names["window"]
     window = names["stored"][top : top + height, left : left + width]
     np.testing.assert_array_equal(names["cropped"], window)
@@ -79,7 +79,7 @@ def check_stages(names: dict) -> None:
     for mosaic, boxes_px, (cut_y, cut_x), sources in zip(
         names["pasted"], names["boxes_px"], names["cuts"], names["sources"], strict=True
     ):
-        for box in boxes_px:  # in one part
+        for box in boxes_px:  # each box is in one part of the mosaic
             assert (box[0] >= cut_x or box[2] <= cut_x) and (box[1] >= cut_y or box[3] <= cut_y)
         upper_left = mosaic[:cut_y, :cut_x]
         canvas = names["canvases"][sources[0]]

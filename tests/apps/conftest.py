@@ -1,6 +1,6 @@
-"""Runs the entry points of each app inside the test process with the flags that a user would type.
+"""Runs the entry points of both apps inside the test process, with the flags that a user would type.
 
-What both apps promise is tested once, for both: the `app` fixture goes through them.
+A test of a feature that both apps have takes the `app` fixture, which runs the test once for each app.
 """
 
 import contextlib
@@ -34,20 +34,20 @@ from tests.distributed.small_apps import flag_values
 
 @dataclasses.dataclass(frozen=True)
 class App:
-    """One app and what is small about it in these tests."""
+    """One of the two apps, with the small settings that these tests use for it."""
 
     name: str
     package: types.ModuleType
     model_name: str
     tiny: str  # hparams of a network that takes seconds to trace instead of tens of seconds
-    by_heart: str  # hparams for learning a few images quickly
+    by_heart: str  # hparams that overfit a few images quickly
     steps_by_heart: int
-    ways: tuple[str, str]  # flags of two very different trainings
-    own_hparam: tuple[str, str]  # a field that decides what is trained, with another value
+    ways: tuple[str, str]  # flags of two very different training runs
+    own_hparam: tuple[str, str]  # a field that cannot change after the training, and another value for it
     other_nms: str
 
     def class_rows(self, weights: dict[str, np.ndarray], num_classes: int) -> list[np.ndarray]:
-        """The parts of the weights that belong to single classes, (..., anchor, class) each."""
+        """Returns the weights that belong to single classes, as arrays of shape (..., anchor, class)."""
         if self.name == "efficientdet":
             names = ("class_net.predict/kernel", "class_net.predict/bias")
             return [weights[name].reshape(-1, 1, num_classes) for name in names]
@@ -56,14 +56,14 @@ class App:
         return [head.reshape(-1, 3, 5 + num_classes)[..., 5:] for head in heads]
 
     def box_bias(self, weights: dict[str, np.ndarray], num_classes: int) -> np.ndarray:
-        """Biases of the box outputs, which belong to no class."""
+        """Returns the biases of the outputs that belong to no class: boxes, and in YOLOv4 objectness."""
         if self.name == "efficientdet":
             return weights["box_net.predict/bias"]
         name = sorted(name for name in weights if name.endswith("conv/bias"))[0]
         return weights[name].reshape(3, 5 + num_classes)[:, :5]
 
     def entry(self, name: str) -> tuple[types.ModuleType, Callable]:
-        """Module and entry function of train.py, eval.py, infer.py or export.py."""
+        """Returns the module and the entry function of train.py, eval.py, infer.py or export.py."""
         module = getattr(self.package, name)
         if name == "train":
             return module, lambda **given: module.start(module.Args(**given))
@@ -99,7 +99,7 @@ APPS = {
         name="yolov4",
         package=yolov4,
         model_name="yolov4-nano",
-        # Adam would make a difference in the last digit of a gradient near 0 a whole step
+        # SGD, because Adam turns a rounding difference in a gradient near 0 into a whole step
         tiny="width=0.25,optimizer=sgd",
         by_heart="jitter=0,flip_prob=0,hue=0,saturation=1,exposure=1,mosaic_prob=0,learning_rate=0.006",
         steps_by_heart=160,
@@ -115,30 +115,30 @@ APPS = {
 }
 
 
-# What the apps leave to common/ is tested with the one whose network is traced sooner.
+# For features of common/ one app is enough: the one whose network is traced faster.
 either_app = pytest.mark.parametrize("app", list(APPS)[-1:], indirect=True, scope="session")
 
 
 def slow_for(*names: str) -> pytest.MarkDecorator:
-    """A test of both apps that is slow for these: the other app, or another test, has the same fact."""
+    """Runs a test for both apps, and marks it as slow for `names`: there a faster test checks the same."""
     params = [pytest.param(name, marks=pytest.mark.slow if name in names else ()) for name in APPS]
     return pytest.mark.parametrize("app", params, indirect=True, scope="session")
 
 
 @contextlib.contextmanager
 def eagerly() -> Iterator[None]:
-    """TensorFlow without graphs: a few steps take less time than compiling one."""
+    """Runs TensorFlow without graphs: a few steps take less time than compiling a graph."""
     tf.config.run_functions_eagerly(True)
     try:
         with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "Even though the")  # tf.data compiles all the same
+            warnings.filterwarnings("ignore", "Even though the")  # tf.data still builds a graph
             yield
     finally:
         tf.config.run_functions_eagerly(False)
 
 
 def coco_flags(data: pathlib.Path, *splits: str) -> list[str]:
-    """The flags that name a COCO directory (images/ and instances.json) for train, eval or both."""
+    """Returns the flags that name a COCO directory (images/ and instances.json) for train, eval or both."""
     files = {"images": "images", "annotations": "instances.json"}
     return [f"--{split}_{kind}={data}/{file}" for split in splits for kind, file in files.items()]
 
@@ -155,7 +155,7 @@ def source(drawn):
 
 @pytest.fixture(scope="session")
 def command(app):
-    """command("train", "--batch_size=2", ...) -> what the entry function returns; errors stay UserErrors."""
+    """command("train", "--batch_size=2", ...) returns the entry function's result, or raises UserError."""
 
     def run(entry: str, *arguments: str):
         _, function = app.entry(entry)
@@ -163,14 +163,14 @@ def command(app):
         try:
             return function(**values)
         finally:
-            keras.mixed_precision.set_global_policy("float32")  # --precision must not reach the next test
+            keras.mixed_precision.set_global_policy("float32")  # --precision must not affect the next test
 
     return run
 
 
 @pytest.fixture(scope="session")
 def tiny_train(app, command):
-    """Trains the tiny network on a COCO directory, or on the TFRecords whose names begin with `data`."""
+    """Trains the tiny network on a COCO directory, or on the TFRecords whose paths begin with `data`."""
 
     def run(data: pathlib.Path, output_dir: pathlib.Path, *more: str, compiled: bool = False):
         defaults = {"model_name": app.model_name, "image_size": "64x96", "batch_size": "4", "epochs": "2"}
@@ -189,5 +189,5 @@ def tiny_train(app, command):
 
 @pytest.fixture(scope="session")
 def trained(app, tiny_train, drawn, once) -> pathlib.Path:
-    """The run directory of two epochs on the synthetic images: trained once, for tests that only read it."""
+    """Run directory of two epochs on the synthetic images. It is trained once; tests may only read it."""
     return once(f"trained-{app.name}", lambda directory: tiny_train(drawn, directory))

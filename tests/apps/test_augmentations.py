@@ -1,6 +1,6 @@
-"""Rotation, RandAugment, TrivialAugment and cutout of both apps against pixels; --augmentation_preset.
+"""Tests rotation, RandAugment, TrivialAugment and cutout of both apps on pixels, and --augmentation_preset.
 
-Also tests augmentations.py. tests/apps/test_loaders.py has their seeds, their resuming and the tf.data twin.
+Also tests augmentations.py. tests/apps/test_loaders.py tests their seeds, resuming and the tf.data loader.
 """
 
 import dataclasses
@@ -26,7 +26,7 @@ def augmentations(app) -> types.ModuleType:
 
 
 def rectangles(random, height, width, count):
-    """uint8 image with rectangles of different colours that do not overlap; their boxes in pixels, ltrb."""
+    """Returns a uint8 image with separate rectangles of different colours, and their boxes as ltrb pixels."""
     image = np.full((height, width, 3), 128, np.uint8)
     boxes = []
     for color, left in zip(COLORS[:count], np.arange(count) * width // 4, strict=False):
@@ -42,7 +42,7 @@ def test_boxes_enclose_what_they_enclosed_before_a_rotation(augmentations):
     drawn = [rectangles(random, *(int(n) for n in random.integers(90, 260, 2)), i % 5) for i in range(30)]
     images = [image for image, _ in drawn]
     sizes = [np.float32(image.shape[1::-1] * 2) for image in images]
-    no_area = np.float32([[0.2, 0.2, 0.2, 0.9], [0.5, 0.5, 0.5, 0.5]])  # as crops leave boxes outside of them
+    no_area = np.float32([[0.2, 0.2, 0.2, 0.9], [0.5, 0.5, 0.5, 0.5]])  # a crop leaves such boxes outside it
     boxes = [np.concatenate([px / size, no_area]) for (_, px), size in zip(drawn, sizes, strict=True)]
     labels = [np.arange(1, len(of_image) + 1, dtype=np.int32) for of_image in boxes]
 
@@ -60,25 +60,25 @@ def test_boxes_enclose_what_they_enclosed_before_a_rotation(augmentations):
         assert not {len(before), len(before) - 1} & found.keys()
         for label in range(1, len(before) - 1):
             rows, columns = np.nonzero(np.abs(rotated - np.float32(COLORS[label - 1])).max(-1) < 60)
-            if len(rows):  # else it has left the image
+            if len(rows):  # otherwise the rectangle is outside the image
                 expected = [columns.min(), rows.min(), columns.max() + 1, rows.max() + 1]
                 outwards = (found[label] - expected) * (-1, -1, 1, 1)
                 assert (outwards > -1.5).all()
                 is_whole = min(expected[:2]) > 0 and (expected[2:] < size[2:]).all()
-                assert not is_whole or (outwards < 2.0).all()  # one that is cut can have less to show
+                assert not is_whole or (outwards < 2.0).all()  # a cut rectangle can be smaller than its box
                 whole += is_whole
     assert turned > 25 and whole > 30
 
 
-@pytest.mark.filterwarnings("ignore")  # that drawing a sign for each operation, as here, is slow
+@pytest.mark.filterwarnings("ignore")  # DALI warns that a random sign for each operation is slow
 @pytest.mark.parametrize("suite", ["RAND_AUGMENT", "TRIVIAL_AUGMENT"])
 def test_no_operation_of_a_suite_moves_pixels(augmentations, suite):
     image, _ = rectangles(np.random.default_rng(1), 120, 160, 4)
-    image[:, :, 1] //= 2  # no grey: saturation changes it
+    image[:, :, 1] //= 2  # no grey pixels, so that saturation changes them
     kinds = image.reshape(-1, 3)
     operations = getattr(augmentations, suite)
     assert len(operations) == 9 and len({operation.name for operation in operations}) == 9
-    inside = np.zeros(image.shape[:2], bool)  # sharpness looks one pixel further
+    inside = np.zeros(image.shape[:2], bool)  # sharpness also reads the neighbouring pixels
     inside[2:-2, 2:-2] = np.all(
         [np.roll(image, (y, x), (0, 1)) == image for y in (-1, 0, 1) for x in (-1, 0, 1)], axis=(0, -1)
     )[2:-2, 2:-2]
@@ -94,7 +94,7 @@ def test_no_operation_of_a_suite_moves_pixels(augmentations, suite):
             of_kind = result[(image == kind).all(-1) & inside]
             assert len(np.unique(of_kind, axis=0)) == 1, operation.name
         changed += not np.array_equal(result, image)
-    assert changed >= 7  # the identity, and what is already stretched
+    assert changed >= 7  # all but two: the identity, and stretching a full contrast range
 
 
 def test_cutout_is_one_square_of_the_fill(augmentations):
@@ -110,7 +110,7 @@ def test_cutout_is_one_square_of_the_fill(augmentations):
         hidden = (result == np.uint8(fill)).all(-1)
         np.testing.assert_array_equal(result[~hidden], 255)
         rows, columns = np.flatnonzero(hidden.any(1)), np.flatnonzero(hidden.any(0))
-        assert hidden.sum() == len(rows) * len(columns)  # a rectangle
+        assert hidden.sum() == len(rows) * len(columns)  # the hidden pixels form a rectangle
         at_border = {*rows[[0, -1]][: len(rows)], *columns[[0, -1]]} if len(rows) else set()
         low, high = np.array(augmentations.CUTOUT_SIDE) * min(image.shape[:2])
         if len(rows):

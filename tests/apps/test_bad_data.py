@@ -15,7 +15,7 @@ from tests.refusal import refusal
 
 @pytest.fixture
 def faulty(tmp_path) -> DataSet:
-    """Two unreadable images and a box of three numbers."""
+    """A data set with two unreadable images and a box of three numbers."""
     data = DataSet(tmp_path / "data", 5)
     first, second = data.document["images"][1:3]
     (data.images_dir / first["file_name"]).write_bytes(b"")
@@ -64,7 +64,7 @@ def test_evaluation_and_inference_stop_too(with_bad_images, trained, command, tm
 
 @slow_for("efficientdet")
 def test_training_lists_every_fault_without_a_traceback(app, faulty, tmp_path):
-    """As the user types it, in a process and from another directory."""
+    """Runs the command as a user types it: as a separate process and in another directory."""
     command = [sys.executable, f"{ROOT}/{app.name}/train.py", f"--model_name={app.model_name}"]
     command += [*coco_flags(faulty.directory, "train"), f"--output_dir={tmp_path}/run"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)

@@ -1,4 +1,4 @@
-"""bench.py of each app: once for real on a tiny network, and its pieces.
+"""Tests bench.py of each app: the whole command once on a tiny network, and its parts.
 
 Also tests tools/benchmark/measuring.py.
 """
@@ -25,12 +25,12 @@ from tools.benchmark.options import BenchArgs
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 BASELINE = "import time; print('ready')\nwhile True: time.sleep(0.001); print('step 3')"
-# Of the file that --json names, as at commit 6eb6d8f.
+# Keys of the file that --json writes, as of commit 6eb6d8f.
 KEYS = {
     *("format", "app", "title", "when", "commit", "versions", "machine", "data", "settings", "rounds"),
     *("seconds", "candidates", "stages", "inference", "other_cores", "ratios", "verdict"),
 }
-# Everything that a training image can go through.
+# Hparams that switch on all steps through which a training image can go.
 WHOLE = {
     "efficientdet": "image_size=64x96,hue=20,grid_mask_prob=0.5",
     "yolov4": "image_size=64x96,mosaic_prob=0.5,mixup_prob=0.5,letterbox=true",
@@ -61,7 +61,7 @@ def small(app, drawn: pathlib.Path, *arguments: str) -> list[str]:
 
 
 def open_loader(bench, drawn, hparams: str):
-    """The loader of training, with everything that an image can go through."""
+    """Opens the training loader with these hparams."""
     a = parse(bench, f"--model_name={bench.APP.name}-nano", f"--hparams={hparams}")
     options = {"config": bench.APP.make_config(a), "batch_size": 4, "training": True, "seed": 3}
     return bench.APP.module("loaders").make_loader("dali_cpu", source=source_of(drawn), **options)
@@ -72,7 +72,7 @@ def source_of(directory: pathlib.Path):
 
 
 def test_the_command_measures_processes(drawn, tmp_path):
-    """One app's: what is different about the other one is tested below, within this process."""
+    """Runs one app only: the tests below cover the differences of the other app inside the test process."""
     app = APPS["efficientdet"]
     baseline = f"--baseline=theirs={sys.executable} -uc {shlex.quote(BASELINE)}"
     arguments = small(app, drawn, "--what=data", "--pipeline_types=dali_cpu", "--rounds=1", baseline)
@@ -93,7 +93,7 @@ def test_the_command_measures_processes(drawn, tmp_path):
 
 @pytest.mark.parametrize("name, role", [("efficientdet", "both:dali_cpu"), ("yolov4", "model")])
 def test_a_candidate_trains(drawn, monkeypatch, name, role):
-    """With the step of train.py: two steps move the weights of the model that bench.py has built."""
+    """Two calls of train.py's training step change the weights of the model that bench.py has built."""
     app, bench = APPS[name], importlib.import_module(f"{name}.bench")
     sizes, models, initial = [], [], {}
 
@@ -134,7 +134,7 @@ def operators(pipeline) -> set[str]:
 
 
 def test_a_cut_graph_is_the_product_s_graph(app, bench, drawn):
-    """Each cut holds a part of the whole graph, and the last one gives the very pixels."""
+    """Each truncated graph is a part of the next one, and the last one gives the same images as the whole."""
     whole = open_loader(bench, drawn, WHOLE[app.name]).pipeline
     nodes = stages.stage_nodes(whole, bench.APP.stages)
     assert list(nodes) == STAGES[app.name]
@@ -146,7 +146,7 @@ def test_a_cut_graph_is_the_product_s_graph(app, bench, drawn):
     np.testing.assert_array_equal(images, whole.run()[0].as_array())
     jpegs = [bytes(np.asarray(jpeg)[:2]) for jpeg in cuts["read"].run()[0]]
     assert set(jpegs) <= {b"\xff\xd8", b"\x89P"}
-    for stage, operator in (("decode", "ImageSlice"), ("resize", "Resize")):  # not before its stage
+    for stage, operator in (("decode", "ImageSlice"), ("resize", "Resize")):  # and missing one stage earlier
         before = STAGES[app.name][STAGES[app.name].index(stage) - 1]
         assert any(operator in name for name in operators(cuts[stage]))
         assert not any(operator in name for name in operators(cuts[before]))
@@ -160,7 +160,7 @@ def test_cuts_of_mosaics_of_fresh_images(drawn):
     images = np.stack([np.asarray(image) for image in cuts["mosaic"].run()[0]])
     np.testing.assert_array_equal(images, whole.run()[0].as_array())
     assert len(nodes["read"]) == 4 * 4 and len(nodes["color"]) == 4
-    assert operators(cuts["color"]) == operators(cuts["place"])  # tiles have their places in the mosaic
+    assert operators(cuts["color"]) == operators(cuts["place"])  # placing the tiles adds no operator
     names = operators(cuts["decode"])
     assert sum("ImageSlice" in name for name in names) == 4 and not any("Resize" in name for name in names)
 
@@ -213,7 +213,7 @@ def test_data_are_drawn_once_where_none_are_given(monkeypatch, tmp_path):
     source = source_of(directory)
     sizes = source.annotations.image_sizes
     assert (sizes[:, 1] >= 640).all() and (sizes[:, 1] <= 1024).all()
-    assert all(len(source.encoded(row)) > 90_000 for row in range(2))  # as much to decode as a photograph
+    assert all(len(source.encoded(row)) > 90_000 for row in range(2))  # as much to decode as in photographs
 
 
 def test_inference_is_measured_at_both_batch_sizes(app, bench, drawn, monkeypatch, capfd):

@@ -1,4 +1,4 @@
-"""Evaluation: the same bytes twice, both loaders, original pixels out, refusals.
+"""Tests evaluation: equal files when repeated, both loaders, boxes in original pixels, refused input.
 
 Also tests predict.py of each app; in common/training trained.py and detectors.py.
 """
@@ -82,7 +82,7 @@ def test_a_missing_backend_is_said_before_the_work(command, drawn, monkeypatch):
 
 
 def test_every_image_once_and_an_error_where_the_network_gives_nan(app, trained, source):
-    """Twelve images in batches of five: the repeats at the end must not count."""
+    """Twelve images in batches of five: the repeated images that fill the last batch must not count."""
     model, config, labels, _ = app.load_trained(trained)
     options = {"source": source, "config": config, "training": False, "with_targets": False}
     loader, detect = app.make_loader("dali_cpu", batch_size=5, **options), app.make_detect(model, config)
@@ -94,7 +94,7 @@ def test_every_image_once_and_an_error_where_the_network_gives_nan(app, trained,
     per_image = np.unique([r["image_id"] for r in results], return_counts=True)[1]
     assert per_image.max() <= config.max_detections
 
-    bias = [weight for weight in model.weights if weight.path.endswith("/bias")][-1]  # of the last layer
+    bias = [weight for weight in model.weights if weight.path.endswith("/bias")][-1]  # that of the last layer
     bias.assign(np.full(bias.shape, np.nan))
     with pytest.raises(UserError, match=r"image 10 is not finite"), eagerly():
         evaluate(detect, loader, labels, explain=explain)
@@ -111,7 +111,7 @@ def test_other_categories_are_refused(trained, drawn, command, tmp_path):
 
 
 def test_what_was_trained_cannot_be_changed_by_hparams(app, evaluation, tmp_path):
-    """Other anchors would load without an error and decode every box wrongly."""
+    """Weights would load with other anchors without an error, but every box would be decoded wrongly."""
     name, value = app.own_hparam
     with pytest.raises(UserError, match=rf"'{name}' cannot be changed here.*nms_method"):
         evaluation(tmp_path, f"--hparams={name}={value}")

@@ -1,4 +1,4 @@
-"""Exported files find what the weights find, on images of any shape; eval.py takes them; refusals.
+"""Exported files give the detections of the weights, on images of any shape and in eval.py; refused input.
 
 Also tests export_parts.py of each app; common/evaluation/exported.py; in tools/exporting exporter.py,
 export_graph.py, tensorflow_files.py, onnx_file.py and verify.py.
@@ -28,9 +28,9 @@ from tools.exporting import export_graph, verify
 
 @pytest.fixture(scope="module")
 def decided(app, drawn, source, tmp_path_factory):
-    """The tiny network, untrained, with outputs as widely spread as those of one that has learned.
+    """Weights of the tiny network, untrained, with outputs as widely spread as those of a trained network.
 
-    Where all scores are about 0.01, rounding decides which of two boxes suppresses the other.
+    If all scores were about 0.01, rounding would decide which of two boxes suppresses the other.
     """
     config = _module(app, "config").get_config(app.model_name)
     config = hparams.override(config, f"{app.tiny},image_size=64x96")
@@ -38,7 +38,7 @@ def decided(app, drawn, source, tmp_path_factory):
     model = _module(app, "model").build_model(app.model_name, 3, config=config)
     random = np.random.default_rng(3)
     for weight in model.weights:
-        # YOLOv4's features hardly differ between places yet; in EfficientDet rounding would grow to 1e-3
+        # YOLOv4 only: its features hardly differ between cells. In EfficientDet rounding would grow to 1e-3.
         if app.name == "yolov4" and weight.path.endswith("bn/gamma"):
             weight.assign(random.uniform(0.5, 3, weight.shape) * random.choice([-1, 1], weight.shape))
     parts = _module(app, "export_parts").make_exportable(model, config)
@@ -66,7 +66,7 @@ def _network_input(parts, drawn):
 
 
 def _last_layers(app, model, raw):
-    """(kernel, bias, outputs, which channels are scores) of each layer that gives outputs."""
+    """Yields (kernel, bias, outputs, mask of the score channels) for each output layer."""
     weights = {weight.path: weight for weight in model.weights}
     if app.name == "efficientdet":
         half = len(raw) // 2
@@ -75,14 +75,14 @@ def _last_layers(app, model, raw):
             yield kernel, bias, outputs, layer == "class_net.predict"
         return
     layers = sorted((path.rpartition("/")[0] for path in weights if path.endswith("conv/bias")), reverse=True)
-    for layer, output in zip(layers, raw, strict=True):  # the finest head is the last in Darknet's order
+    for layer, output in zip(layers, raw, strict=True):  # in Darknet's order the finest head is the last
         is_score = np.tile(np.arange(output.shape[-1]) >= 4, output.shape[-2])
         yield weights[f"{layer}/kernel"], weights[f"{layer}/bias"], [output], is_score
 
 
 @pytest.fixture(scope="module")
 def by_weights(app, decided, command, drawn, tmp_path_factory):
-    """detections.json of the weights, with the suppression that is exported, in image id and score order."""
+    """Metrics and detections of the weights with the exported NMS, ordered by image id and score."""
     directory = tmp_path_factory.mktemp("by_weights")
     name = "hard" if app.name == "efficientdet" else "greedy"
     flags = [f"--weights={decided}", f"--output_dir={directory}", f"--hparams=nms_method={name}"]
@@ -92,7 +92,7 @@ def by_weights(app, decided, command, drawn, tmp_path_factory):
 
 
 def _check_same(found, expected):
-    """The same detections in any order of equal scores: to 1e-4, 0.015 px here, and rounding."""
+    """Asserts that 99.5 % agree: scores to 1e-4, boxes to 0.03 px (1e-4 is 0.015 px, plus rounding)."""
     assert len(found) == len(expected) > 500
     assert np.std([detection["score"] for detection in expected]) > 0.01  # far above 1e-4
 
@@ -111,14 +111,14 @@ def _check_same(found, expected):
 
 
 def _evaluate(command, drawn, weights, *flags):
-    """Metrics and detections of an exported file in place of weights."""
+    """Returns the metrics and detections of eval.py for an exported file."""
     flags = [f"--weights={weights}", "--pipeline_type=tensorflow", *flags]
     metrics = command("eval", *flags, *coco_flags(drawn, "eval"))
     return metrics, json.loads((weights.parent / f"{weights.name}.eval" / "detections.json").read_text())
 
 
 def _check_a_cut_file_is_refused(command, drawn, weights, file):
-    """In one line, where `file`, a part of the export, lacks its end."""
+    """Cuts off the end of `file`, which is a part of the export, and expects an error of one line."""
     whole = file.read_bytes()
     for content in (whole[:-5000], whole[:5000]):
         file.write_bytes(content)
@@ -162,7 +162,7 @@ def test_saved_model_takes_images_of_any_size(decided, command, drawn, by_weight
     for image in document["images"]:
         pixels = np.asarray(PIL.Image.open(drawn / "images" / image["file_name"]).convert("RGB"))
         given = tf.io.read_file(str(drawn / "images" / image["file_name"]))
-        if image["file_name"].endswith("jpg"):  # Pillow's decoder differs by a level
+        if image["file_name"].endswith("jpg"):  # Pillow's decoder differs by one level
             pixels = tf.io.decode_jpeg(given, channels=3, dct_method="INTEGER_ACCURATE").numpy()
         out = {name: value.numpy()[0] for name, value in detect(images=tf.constant(pixels[None])).items()}
         for row in range(out["count"]):
@@ -182,7 +182,7 @@ def test_saved_model_takes_images_of_any_size(decided, command, drawn, by_weight
 
 @slow_for("efficientdet")
 def test_tensorrt(decided, command, drawn, by_weights, tmp_path, monkeypatch, capsys):
-    """On stand-ins for TensorRT and CUDA; what does not fit is one line."""
+    """Uses stand-ins for TensorRT and CUDA. A wrong shape, version or missing file is a one-line error."""
     tensorrt_stand_in.install(monkeypatch)
     plan, onnx = tmp_path / "detector.plan", tmp_path / "detector.onnx"
     flags = ["--format=tensorrt", "--nms=standard", f"--verify_images={drawn}/images/0[01].jpg"]
@@ -211,9 +211,9 @@ def test_tensorrt(decided, command, drawn, by_weights, tmp_path, monkeypatch, ca
 
 @slow_for("yolov4")
 def test_litert(decided, command, drawn, by_weights, tmp_path, monkeypatch):
-    """And what differs from the weights by more than the limit, here one that rounding alone exceeds, fails.
+    """A difference from the weights above the limit is an error of one line, and the file is kept.
 
-    In one clear line, and the file stays.
+    The limit is set so low that rounding alone exceeds it.
     """
     file = tmp_path / "detector.tflite"
     flags = ["--format=litert", f"--output={file}", f"--verify_images={drawn}/images/0[01].jpg"]

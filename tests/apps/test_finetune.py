@@ -1,4 +1,4 @@
-"""Fine-tuning: class rows follow names, what is frozen stays still to the last bit, nothing else is lost.
+"""Tests fine-tuning: classes are copied by name, frozen weights keep every bit, nothing else is lost.
 
 Also tests init_from.py of each app.
 """
@@ -23,7 +23,7 @@ from common.training.results import Results
 from tests.apps.conftest import either_app, slow_for
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-LABELS = LabelMap((5, 7, 8, 9), ("toothbrush", "cow", "car", "emu"))  # of the earlier model; no "cat"
+LABELS = LabelMap((5, 7, 8, 9), ("toothbrush", "cow", "car", "emu"))  # of the earlier model, without "cat"
 SHORT = ["--steps_per_epoch=3", "--batch_size=4", "--ema_decay=0", "--eval_images=", "--eval_annotations="]
 
 
@@ -42,7 +42,7 @@ def build(app, num_classes):
 
 @pytest.fixture(scope="module")
 def earlier(app, tmp_path_factory) -> Earlier:
-    """Untrained weights of another image size and of more epochs than `tune` has."""
+    """Untrained weights for four classes, another image size and two epochs."""
     model, config = build(app, 4)
     run = tmp_path_factory.mktemp("earlier") / "run"
     run.mkdir()
@@ -55,14 +55,14 @@ def values_of(model) -> dict[str, np.ndarray]:
 
 
 class Tuned(NamedTuple):
-    """A training by the recipe, and what it left.
+    """A run of the fine-tuning recipe, and its results.
 
     Attributes:
-        run: its directory.
-        said: on stderr.
+        run: directory of the run.
+        said: its text on stderr.
         begun: weights when training began.
-        restored, updates: state of the optimizer and count of its steps when training began.
-        left: state of the optimizer when it ended.
+        restored, updates: state of the optimizer and number of its steps when training began.
+        left: state of the optimizer when training ended.
     """
 
     run: pathlib.Path
@@ -75,7 +75,7 @@ class Tuned(NamedTuple):
 
 @pytest.fixture(scope="module")
 def tune(app, tiny_train, drawn, earlier):
-    """tune(run, "--epochs=1", ...): three steps an epoch, from the earlier weights, at another image size."""
+    """tune(run, "--epochs=1", ...) trains 3 steps an epoch from the earlier weights at another image size."""
 
     def slots(optimizer) -> dict[str, np.ndarray]:
         values = {v.path: np.array(v) for v in optimizer.variables if v.path.count("/") > 1 or len(v.shape)}
@@ -102,12 +102,12 @@ def tune(app, tiny_train, drawn, earlier):
 
 @pytest.fixture(scope="module")
 def heads(tune, tmp_path_factory) -> Tuned:
-    """One epoch of the heads alone."""
+    """One epoch that trains only the heads."""
     return tune(tmp_path_factory.mktemp("heads") / "run", "--epochs=1", "--freeze=^backbone")
 
 
 def test_init_from_copies_classes_by_name(app, heads, earlier):
-    """Other ids, another order, two classes less and a new one: now car, cat, toothbrush."""
+    """The data have other ids, another order, two classes less and a new one: car, cat, toothbrush."""
     before, after = values_of(earlier.model), heads.begun
     report = next(line for line in heads.said.splitlines() if line.startswith("--init_from"))
     total = len(earlier.model.weights)
@@ -118,14 +118,14 @@ def test_init_from_copies_classes_by_name(app, heads, earlier):
         assert not any(np.array_equal(now[..., 1], was[..., row]) and now[..., 1].std() for row in range(4))
     np.testing.assert_array_equal(app.box_bias(after, 3), app.box_bias(before, 4))
     for name in before:
-        if before[name].shape == after[name].shape:  # and so no row for each class
+        if before[name].shape == after[name].shape:  # weights without a row for each class
             np.testing.assert_array_equal(after[name], before[name], err_msg=name)
 
 
 def test_freeze_keeps_the_named_layers_still(app, heads, earlier):
     before, after = heads.begun, values_of(app.load_trained(heads.run)[0])
     changed = {name for name in after if not np.array_equal(before[name], after[name])}
-    backbone = {name for name in after if "backbone" in name}  # batch-norm statistics included
+    backbone = {name for name in after if "backbone" in name}  # including batch-norm statistics
     assert backbone and changed and not changed & backbone
     at_first = values_of(earlier.model)
     for name in backbone:
@@ -134,7 +134,7 @@ def test_freeze_keeps_the_named_layers_still(app, heads, earlier):
 
 @either_app
 def test_frozen_batch_norms_normalise_with_what_they_had(app):
-    """In a training step too, by the fused kernel: the output for an image does not depend on its batch."""
+    """Also in a training step with the fused kernel, the output for an image does not depend on its batch."""
     model, _ = build(app, 3)
     fine_tuning.freeze(model, "^backbone")
     layers = [layer for layer in model.layers if isinstance(layer, BatchNormalization)]
@@ -161,7 +161,7 @@ def test_frozen_batch_norms_normalise_with_what_they_had(app):
 
 @slow_for("efficientdet")
 def test_batch_norms_that_are_frozen_stay_and_the_run_resumes_exactly(app, tune, tmp_path, monkeypatch):
-    """Statistics, scales, offsets and their averages; all else trains."""
+    """Statistics, scales, offsets and their averages stay; all other weights train."""
     flags = ("--epochs=2", "--freeze_batch_norm", "--ema_decay=0.9")
     whole = tune(tmp_path / "whole", *flags)
     model = app.load_trained(whole.run)[0]
@@ -181,16 +181,16 @@ def test_batch_norms_that_are_frozen_stay_and_the_run_resumes_exactly(app, tune,
 
 @either_app
 def test_unfreezing_keeps_the_weights_and_the_state_of_the_optimizer(app, heads, tune, tmp_path):
-    """After the heads alone one epoch of all: momentum and counters go on, new layers start at 0."""
+    """After an epoch of the heads, one of all layers: momentum and counters go on, new layers start at 0."""
     whole = tune(shutil.copytree(heads.run, tmp_path / "run"), "--epochs=2", "--freeze=")
     assert "with another freeze: from a whole epoch" in whole.said
     assert (heads.updates, whole.updates) == (0, 3)
     still = [name for name in heads.left if "backbone" in name]
     moving = [name for name in heads.left if name not in still]
     assert still and moving
-    for path, values in values_of(app.load_trained(heads.run)[0]).items():  # --ema_decay=0: those of the end
+    for path, values in values_of(app.load_trained(heads.run)[0]).items():  # --ema_decay=0: the final weights
         np.testing.assert_array_equal(whole.begun[path], values, err_msg=path)
-    by_place = dict(zip(heads.left, whole.restored.values(), strict=True))  # optimizers are numbered
+    by_place = dict(zip(heads.left, whole.restored.values(), strict=True))  # paths differ in a number
     for name, values in heads.left.items():
         np.testing.assert_array_equal(by_place[name], values, err_msg=name)
     assert all(not heads.left[name].any() for name in still)
@@ -203,7 +203,7 @@ def test_unfreezing_keeps_the_weights_and_the_state_of_the_optimizer(app, heads,
 def test_the_recipe_is_in_the_metadata(heads, earlier, source):
     found = model_metadata.read(heads.run)
     assert found["recipe"]["freeze"] == "^backbone"
-    assert found["recipe"]["init_from"] == earlier.run.name  # the name alone: metadata names no directories
+    assert found["recipe"]["init_from"] == earlier.run.name  # only the name: metadata contain no directories
     assert found["train_data"] == source.fingerprint
     assert model_metadata.read(heads.run / "checkpoints")["state"]["step"] == 3
     assert model_metadata.read(heads.run / "checkpoints")["anchors"] == found["anchors"]
@@ -222,7 +222,7 @@ def test_weights_that_run_otherwise_say_so(app, heads, capsys):
 
 @either_app
 def test_weights_of_an_earlier_version_load(app, earlier, tmp_path, capsys):
-    """As files were written before there was metadata."""
+    """Earlier versions wrote only some of the metadata."""
     metadata = model_metadata.read(earlier.run)
     kept = ("app", "num_classes", "label_map", "config", "eval_data", "epoch")
     old = tmp_path / "old.weights.h5"

@@ -1,4 +1,4 @@
-"""DALI's GPU loader and the step: batches stay on the GPU from the loader to the loss."""
+"""Tests DALI's GPU loader and the training step: batches stay on the GPU from the loader to the loss."""
 
 import types
 from collections.abc import Callable
@@ -28,7 +28,7 @@ def config(app):
 
 @pytest.fixture
 def feed(app, config, source):
-    """feed(pipeline type) -> what train.py's loop takes its batches from."""
+    """feed(pipeline type) -> the input feed from which train.py's loop takes its batches."""
 
     def run(pipeline_type: str) -> input_feed.InputFeed:
         options = {"source": source, "config": config, "batch_size": 2, "training": True}
@@ -54,7 +54,7 @@ def test_batches_are_made_and_stay_on_the_gpu(feed):
     for name, tensor in {"images": images, **targets}.items():
         assert tensor.device.endswith("GPU:0"), name
         assert tensor.backing_device.endswith("GPU:0"), name  # where its memory is
-        assert tensor.dtype != tf.int32, name  # which would go to the host on its way into the step
+        assert tensor.dtype != tf.int32, name  # TensorFlow would copy int32 to the host before the step
 
 
 @pytest.mark.gpu
@@ -70,7 +70,7 @@ def test_nothing_returns_to_the_host_between_loader_and_loss(app, feed, config):
 
 
 def graphs_of(function: Callable, *arguments) -> list[graph_pb2.GraphDef]:
-    """What each device runs of a function that is compiled here for the first time."""
+    """Returns the graph that each device runs for a function that is compiled here for the first time."""
     context.context().enable_graph_collection()
     try:
         function(*arguments)
@@ -80,8 +80,8 @@ def graphs_of(function: Callable, *arguments) -> list[graph_pb2.GraphDef]:
 
 
 def sent_to_host(graph: graph_pb2.GraphDef) -> list[str]:
-    """Between devices it is a _Send to the CPU; on the GPU itself, for its kernels with operands on the host,
-    a _HostRecv."""
+    """Returns the names of the tensors that are copied to the host: by a _Send from the GPU to the CPU, or by
+    a _HostRecv on the GPU, for its kernels that take operands from the host."""
     names = []
     for node in graph.node:
         if node.op not in ("_Send", "_HostRecv"):
@@ -108,7 +108,7 @@ def test_the_loss_is_the_same_for_the_types_of_a_gpu_loader(app, feed, config):
 
 @pytest.mark.parametrize("device_id, expected", [(0, tf.int64), (None, tf.int32)])
 def test_only_a_gpu_loader_s_batches_lose_their_int32(app, config, monkeypatch, device_id, expected):
-    """Synthetic data are there once, and not copied at each step."""
+    """On a GPU, synthetic data are copied once and not at each step."""
     monkeypatch.setattr(loader, "tensorflow_device", lambda _: "/cpu:0")
     options = {"source": None, "config": config, "batch_size": 2, "training": True, "num_classes": 3}
     batches = app.package.loaders.SyntheticLoader(device_id=device_id, **options).iterator()
@@ -157,14 +157,14 @@ def test_on_a_gpu_images_are_decoded_whole_with_the_sizes_of_the_data(operators)
 
 
 def test_no_argument_of_a_gpu_operator_is_a_constant_on_the_gpu(operators):
-    """Each would be copied and waited for in every batch; its first input is the data."""
+    """Such a constant would be copied, with a wait, in every batch. The first input is the data."""
     for name, device, _, inputs in operators():
         if device == "gpu" and name == "Slice":
             assert "gpu" not in inputs[1:], name
 
 
 def test_a_dataset_builds_no_pipeline_of_its_own(app, config, source, monkeypatch):
-    """DALIDataset builds the one that it runs."""
+    """DALIDataset builds the pipeline that it runs."""
     monkeypatch.setattr(dali.Pipeline, "build", lambda self: pytest.fail("built"))
     loader = app.make_loader("dali_cpu", source=source, config=config, batch_size=2, training=True)
     images, _ = next(loader.iterator())

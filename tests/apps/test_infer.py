@@ -39,7 +39,7 @@ def test_a_directory_with_its_truth(infer, drawn, tmp_path):
     for image in truth["images"]:
         stem = image["file_name"].rpartition(".")[0]
         picture = PIL.Image.open(tmp_path / "out" / f"{stem}.png")
-        assert picture.width > 2 * image["width"]  # truth and detections, side by side
+        assert picture.width > 2 * image["width"]  # ground truth and detections, side by side
     assert (tmp_path / "out" / "contact_sheet.png").exists()
 
 
@@ -71,9 +71,9 @@ def test_files_of_the_same_name_get_a_picture_each(infer, drawn, tmp_path):
 
 @either_app
 def test_order_seconds_and_a_submission(infer, drawn, tmp_path, capsys):
-    """Twelve files whose names are numbers: what the server gets has those ids, all scores, no file names."""
+    """Twelve files whose names are numbers: the submission has these ids, all scores and no file names."""
     (tmp_path / "images").mkdir()
-    numbers = [140 - 7 * i for i in range(12)]  # as text 105 comes before 63
+    numbers = [140 - 7 * i for i in range(12)]  # sorted as text, 105 comes before 63
     for file, number in zip(sorted((drawn / "images").iterdir()), numbers, strict=True):
         (tmp_path / "images" / f"{number}{file.suffix}").write_bytes(file.read_bytes())
     target = tmp_path / "detections_test-dev2017_tiny_results.zip"
@@ -118,7 +118,7 @@ def clip(drawn, tmp_path_factory):
     cv2 = pytest.importorskip("cv2")
     directory = tmp_path_factory.mktemp("clip")
     (directory / "frames").mkdir()
-    code = cv2.VideoWriter_fourcc(*"FFV1")  # without loss
+    code = cv2.VideoWriter_fourcc(*"FFV1")  # a lossless codec
     writer = cv2.VideoWriter(str(directory / "clip.avi"), code, 5, (96, 64))
     for file in sorted((drawn / "images").iterdir())[:7]:
         writer.write(np.asarray(PIL.Image.open(file).convert("RGB").resize((96, 64)))[..., ::-1].copy())
@@ -131,7 +131,7 @@ def clip(drawn, tmp_path_factory):
 
 @either_app
 def test_a_video_is_its_frames(infer, clip, tmp_path, capsys):
-    """The same boxes as from the frames as files, in seven frames of which the last batch has three."""
+    """The boxes equal those of the frames as image files. There are seven frames, three in the last batch."""
     import cv2
 
     flags = ["--score_threshold=0", "--batch_size=4"]

@@ -1,8 +1,8 @@
-"""What the loaders of both apps promise: the same elements, exact resuming, equal steps and one order on all
-ranks, augmentation that is each rank's own; and that the tf.data twin gives what DALI gives.
+"""Tests the loaders of both apps: equal elements, exact resuming, the same steps and order on all ranks,
+different augmentation on each rank; and that the tf.data loader, the "twin", gives what DALI gives.
 
-Which images a rank reads is tested with the readers (tests/common/test_dali_ops.py, test_tf_readers.py); what
-one app's loaders promise in tests/efficientdet and tests/yolov4.
+The tests of the readers (tests/common/test_dali_ops.py, test_tf_readers.py) check which images a rank reads;
+tests/efficientdet and tests/yolov4 test what the loaders of only one app do.
 """
 
 import itertools
@@ -32,21 +32,21 @@ PLAIN = {  # hparams without anything random
     "yolov4": "jitter=0,flip_prob=0,hue=0,mosaic_prob=0,mixup_prob=0,cutmix_prob=0,multi_scale=1,"
     "saturation=1,exposure=1",
 }
-BOTH = {  # what draws from the random numbers of an image or of a batch, one at a time
+BOTH = {  # random changes that both loaders make to an image or a batch, tested one at a time
     "efficientdet": ("augmentation=scale_jitter", "flip_prob=0.5"),
     "yolov4": ("jitter=0.3", "hue=36", "mosaic_prob=0.5"),
 }
 AUGMENTATIONS = ("rotation=20.0", "auto_augment=rand", "cutout_prob=0.5")
-ONLY_DALI = {  # and what the tf.data twins refuse
+ONLY_DALI = {  # random changes that the tf.data loaders refuse
     "efficientdet": ("augmentation=min_iou_crop", "grid_mask_prob=0.5", "hue=60.0", *AUGMENTATIONS),
     "yolov4": ("mixup_prob=0.5", "cutmix_prob=0.5", *AUGMENTATIONS),
 }
-MORE_OF_DALI = {  # that test_pipeline.py and test_fresh_mosaic.py of the apps test
+MORE_OF_DALI = {  # also only in DALI; test_pipeline.py and test_fresh_mosaic.py of the apps test them
     "efficientdet": ("brightness=0.5", "contrast=0.5", "saturation=0.5"),
     "yolov4": ("mosaic_prob=0.5,mosaic_tiles=fresh",),
 }
 SIZES = {"efficientdet": (), "yolov4": ("multi_scale=1.4",)}
-LEVEL = {"efficientdet": IMAGENET_STD, "yolov4": 255}  # one in 0..255, of normalised pixels
+LEVEL = {"efficientdet": IMAGENET_STD, "yolov4": 255}  # factor from normalised pixels to levels in 0..255
 WHOLE = {"efficientdet": "antialias=true", "yolov4": "letterbox=true"}
 
 
@@ -73,13 +73,13 @@ def read(loader, steps):
 
 
 def image_ids(loader, steps):
-    """Image ids of each step, in order."""
+    """Returns the image ids of each step, in order."""
     return [targets["image_ids"].numpy().reshape(-1).tolist() for _, targets in read(loader, steps)]
 
 
 @pytest.fixture(scope="session")
 def twins(tmp_path_factory):
-    """16 times the same picture, with the same two boxes."""
+    """A data set of 16 copies of one picture with two boxes."""
     picture = np.random.default_rng(0).integers(0, 256, (60, 90, 3), np.uint8)
     boxes = [(0, (9, 9, 30, 30)), (0, (50, 20, 30, 35))]
     return write_coco(tmp_path_factory.mktemp("twins"), [(i, picture, boxes) for i in range(16)])
@@ -99,7 +99,7 @@ def test_all_ranks_take_equally_many_steps(make, source, pipeline_type):
 
 @pytest.mark.parametrize("pipeline_type", LOADERS)
 def test_the_order_follows_the_seed_and_nothing_else(app, make, source, pipeline_type):
-    """What the ranks read together in step k; random or not, and however many threads read it."""
+    """Both ranks together read the same images in each step, for any augmentation and number of threads."""
     everything = random_changes(app, pipeline_type)
 
     def order(changes, **options):
@@ -117,13 +117,13 @@ def test_the_order_follows_the_seed_and_nothing_else(app, make, source, pipeline
 @pytest.mark.parametrize("pipeline_type", LOADERS)
 def test_no_randomness_is_that_of_another_rank_seed_or_image(app, make, twins, pipeline_type):
     def draw(*changes, **given):
-        """Pixels and boxes of each image of a batch: MixUp of twins shows in the boxes alone."""
+        """Returns pixels and boxes of each image of a batch: MixUp of equal images changes only the boxes."""
         options = {"batch_size": 8, "num_shards": 2, "seed": 5} | given
         ((images, targets),) = read(make(twins, pipeline_type, changes, **options), 1)
         pairs = zip(images, targets["boxes"].numpy(), strict=True)
         return [image.tobytes() + boxes.tobytes() for image, boxes in pairs]
 
-    assert len({*draw(), *draw(shard_id=1), *draw(seed=6)}) == 1  # twins they are
+    assert len({*draw(), *draw(shard_id=1), *draw(seed=6)}) == 1  # all images are equal without a change
     for change in random_changes(app, pipeline_type):
         first = draw(change)
         assert len(set(first)) > 1, change
@@ -176,7 +176,7 @@ def test_synthetic_needs_no_source_and_repeats(make):
 
 @pytest.mark.parametrize("pipeline_type", LOADERS)
 def test_the_seed_decides_everything_and_a_saved_iterator_goes_on(app, make, source, tmp_path, pipeline_type):
-    """Saved in the middle of an epoch of six batches, and restored with another number of threads."""
+    """The iterator is saved in the middle of an epoch of six batches and restored with more threads."""
     changes = random_changes(app, pipeline_type) + SIZES[app.name]
     threads = iter((1, 2))
 
@@ -196,7 +196,7 @@ def test_every_epoch_has_another_seed_within_the_range(app):
 
 
 def evaluated(loader) -> dict[str, np.ndarray]:
-    """All that an epoch of evaluation gives, by name, for each image once, in the order of the ids."""
+    """Returns all arrays of an evaluation epoch by name, with each image once, ordered by image id."""
     batches = read(loader, loader.steps_per_epoch)
     joined = {name: np.concatenate([targets[name] for _, targets in batches]) for name in loader.target_spec}
     joined["images"] = np.concatenate([images for images, _ in batches])
@@ -206,14 +206,14 @@ def evaluated(loader) -> dict[str, np.ndarray]:
 
 
 def compare_twins(app, make, source, changes, batch_size) -> int:
-    """Asserts that both loaders give the same; returns how many anchors went to another box."""
+    """Asserts that both loaders give the same; returns how many anchors are assigned differently."""
     options = {"training": False, "batch_size": batch_size, "count_lost": True}
     expected, found = (evaluated(make(source, kind, [changes], **options)) for kind in LOADERS)
     levels = np.abs(found.pop("images") - expected.pop("images")) * LEVEL[app.name]
     assert levels.mean((1, 2, 3)).max() < 0.5
     for image, place in zip(levels, expected["letterbox"].astype(int), strict=True):
         top, left, height, width = place
-        # The filters end differently at the border.
+        # The border is not compared, because there the two resize filters differ.
         assert image[top + 1 : top + height - 1, left + 1 : left + width - 1].max() < 1.5
     moved = 0
     for name, values in expected.items():
@@ -233,11 +233,11 @@ def test_the_twin_equals_dali_on_drawn_images(app, make, source):
 
 
 def test_the_twin_equals_dali_on_photographs(app, make, coco128):
-    """A box right between two anchors goes to either by its last bit, which the readers do not share."""
+    """In a tie, the last bit of a box decides which anchor matches, and the readers round it differently."""
     source = open_coco(str(coco128 / "images"), str(coco128 / "instances.json"))
     nine = {"efficientdet": ",max_level=7,num_scales=3,aspect_ratios=1.0,2.0,0.5"}.get(app.name, "")
     changes = f"image_size=192x256,max_instances=20{nine}"  # with the anchors of the published models
-    assert compare_twins(app, make, source, changes, 16) <= 12  # of 1.2 million
+    assert compare_twins(app, make, source, changes, 16) <= 12  # of 1.2 million anchors
 
 
 def test_what_only_dali_has_is_refused(app, make, source):

@@ -1,4 +1,4 @@
-"""What the apps' evaluation does to an image is what tools/preprocess.py does when asked for it."""
+"""With the right operators, tools/preprocess.py gives the same images as the evaluation of the apps."""
 
 import dataclasses
 
@@ -11,7 +11,7 @@ from tools.preprocessing.image_source import open_image_source
 from tools.preprocessing.preprocessor import Preprocessor
 
 SETTING = {"efficientdet": "antialias", "yolov4": "letterbox"}
-OPS = {  # as docs/preprocessing.md has them, by the value of the setting
+OPS = {  # from docs/preprocessing.md, with {} for the part that depends on the setting
     "efficientdet": "fit:64x96,antialias={:d} | crop_mirror_normalize:64x96,x=0,y=0,fill=0,mean=imagenet",
     "yolov4": "{} | crop_mirror_normalize:std=255",
 }
@@ -37,5 +37,5 @@ def test_evaluation_and_preprocess_give_the_same_pixels(app, directory, api, set
     asked = Preprocessor(source=source, ops=f"decode:exif=ignore | {ops}", batch_size=3)
     found = np.stack([sample.image for sample in asked.samples(api)])
     assert found.dtype == expected.dtype
-    border = 1e-7 if app.name == "yolov4" else 0  # 127 divided before or after
+    border = 1e-7 if app.name == "yolov4" else 0  # the two round 127 / 255 differently
     np.testing.assert_allclose(found, expected, rtol=border, atol=border)

@@ -1,7 +1,7 @@
-"""The training command of each app: what it leaves behind, every kind of training, and what it refuses.
+"""Tests the training command of each app: the files of a run, every kind of training, refused input.
 
-That a stopped run goes on as if it never was is tested in tests/common/training/test_run.py and in
-tests/distributed/test_stop_and_resume.py; --init_from and --freeze in test_finetune.py.
+tests/common/training/test_run.py and tests/distributed/test_stop_and_resume.py test that a stopped run
+resumes exactly; test_finetune.py tests --init_from and --freeze.
 
 Also tests show_batch.py of each app.
 """
@@ -59,13 +59,13 @@ def test_what_a_run_leaves_behind(app, trained):
         metadata = weights.read_metadata(trained / name)
         assert LabelMap.from_json(metadata["label_map"]).category_ids == (3, 17, 90)
         config = hparams.from_json(type(published), metadata["config"])
-        assert config == expected and hash(config) == hash(expected)  # lists became tuples again
+        assert config == expected and hash(config) == hash(expected)  # json's lists are tuples again
 
 
 def test_the_flag_file_of_a_run_repeats_it(trained, command, tmp_path, capfd):
-    """The same command on the finished directory has nothing left to do and prints the earlier metrics.
+    """In the finished directory, the same command has nothing left to do and prints the earlier metrics.
 
-    What counts may be changed on the way.
+    --init_from and --coco_backend may change.
     """
     copy = shutil.copytree(trained, tmp_path / "copy")
     more = [f"--output_dir={copy}", "--init_from=gone.weights.h5", "--coco_backend=faster"]
@@ -75,7 +75,7 @@ def test_the_flag_file_of_a_run_repeats_it(trained, command, tmp_path, capfd):
 
 
 def test_another_run_is_refused_and_overwrites_nothing(app, trained, tiny_train, drawn, tmp_path):
-    """With --overwrite too, as long as anything else is wrong."""
+    """The same holds with --overwrite, if another flag is wrong."""
     copy = shutil.copytree(trained, tmp_path / "copy")
     said = refusal(tiny_train, drawn, copy, "--batch_size=2")
     assert re.search("batch_size was 4 and is now 2.*--overwrite", said)
@@ -90,13 +90,13 @@ def test_float16_and_no_averages_train_from_coco(app, take_steps, drawn):
 
 @slow_for("efficientdet")
 def test_bfloat16_and_accumulated_gradients_train_from_tfrecords(take_steps, drawn_records):
-    """The averages move once an update, which is every second step."""
+    """The weight averages are updated once per update of the weights, which is every second step."""
     assert take_steps(1, drawn_records) == 2
 
 
 @pytest.fixture
 def take_steps(app, tiny_train, drawn, tmp_path, monkeypatch):
-    """take_steps(number of the way, data) -> how often the averages moved in four steps."""
+    """take_steps(index in app.ways, data) -> how often the weight averages were updated in four steps."""
     made, init = [], AveragedWeights.__init__
 
     def remember(self, *arguments):
@@ -130,7 +130,7 @@ def test_synthetic_data_take_compiled_steps(tiny_train, tmp_path):
 
 @slow_for("efficientdet")
 def test_a_diverging_run_stops_and_its_step_can_be_repeated(app, tiny_train, tmp_path, monkeypatch, capsys):
-    """Steps 2, 4 and 5 are not numbers, of synthetic data; two in a row are too many."""
+    """Steps 2, 4 and 5 of synthetic data contain NaN; two such steps in a row are too many."""
     following, count = InputFeed.__next__, iter(range(1, 100))
 
     def poisoned(self):

@@ -1,4 +1,4 @@
-"""A small COCO document, ways to change it, and what a test asks of the result. For tests of coco.py."""
+"""A small COCO document, functions that change it, and checks of the result. For tests of coco.py."""
 
 import copy
 import functools
@@ -32,7 +32,7 @@ LARGE = 2**63 - 1
 
 
 def draw_images(directory):
-    """The image files of SMALL."""
+    """Writes the image files of SMALL."""
     (directory / "sub").mkdir()
     for image in SMALL["images"]:
         pixels = np.random.default_rng(image["width"]).integers(0, 255, (image["height"], image["width"], 3))
@@ -41,7 +41,7 @@ def draw_images(directory):
 
 
 def write_json(directory: pathlib.Path, document) -> pathlib.Path:
-    """Writes a document, or any text or bytes."""
+    """Writes a document, or any text or bytes, as instances.json."""
     path = directory / "instances.json"
     if isinstance(document, dict):
         document = json.dumps(document)
@@ -50,7 +50,7 @@ def write_json(directory: pathlib.Path, document) -> pathlib.Path:
 
 
 def changed(path, value, document=SMALL):
-    """A document with the value at `path` replaced, or removed where `value` is `...`."""
+    """Returns a document with the value at `path` replaced, or removed if `value` is `...`."""
     document = copy.deepcopy(document)
     parent = functools.reduce(operator.getitem, path[:-1], document)
     if value is ...:
@@ -61,7 +61,7 @@ def changed(path, value, document=SMALL):
 
 
 def refused(path, images_dir=None, **policy):
-    """What keeps a json from being loaded: {kind: issue}."""
+    """Asserts that a json is refused; returns the issues that stop the loading, {kind: issue}."""
     with pytest.raises(DataError) as error:
         load_coco(path, images_dir, policy=ImagePolicy(**policy))
     (issues,) = error.value.issues
@@ -72,7 +72,7 @@ def refused(path, images_dir=None, **policy):
 
 
 def assert_is(annotations, document):
-    """The annotations are those of a document, by plain loops."""
+    """Asserts that the annotations are those of a document, which plain loops read."""
     images, objects = document["images"], document["annotations"]
     assert annotations.image_ids.tolist() == [image["id"] for image in images]
     assert annotations.file_names == [image["file_name"] for image in images]

@@ -1,4 +1,4 @@
-"""COCO data sets of drawn pictures: flat rectangles, whose boxes are known."""
+"""Writes COCO data sets of pictures with flat rectangles, whose boxes are known."""
 
 import json
 import pathlib
@@ -12,7 +12,7 @@ GREY = (90, 110, 100)
 
 
 def draw_rectangle(random: np.random.Generator, height: int, width: int, color) -> tuple[np.ndarray, tuple]:
-    """A grey picture, uint8 (height, width, 3), with one rectangle; and its box, ltwh px."""
+    """Returns a grey picture, uint8 (height, width, 3), with one rectangle, and its box as ltwh pixels."""
     w, h = random.integers(width // 4, width // 2), random.integers(height // 4, height // 2)
     x, y = random.integers(0, width - w + 1), random.integers(0, height - h + 1)
     image = np.full((height, width, 3), GREY, np.uint8)
@@ -21,13 +21,13 @@ def draw_rectangle(random: np.random.Generator, height: int, width: int, color) 
 
 
 def write_coco(directory: pathlib.Path, pictures, suffixes=("png",), crowds=()) -> CocoSource:
-    """Writes pictures as files of these formats in turn, with a json.
+    """Writes pictures as image files, and a json; the formats of `suffixes` are used in rotation.
 
     Args:
-        directory: of all files.
-        pictures: (image id, uint8 image, [(class, ltwh px), ...]) each. Class k of six has the id 3 + 7 k.
-        suffixes: of the files.
-        crowds: numbers of the boxes that mark crowds.
+        directory: directory of all files.
+        pictures: list of (image id, uint8 image, [(class, ltwh px), ...]). Class k of six has the id 3 + 7 k.
+        suffixes: suffixes of the image files.
+        crowds: indices of the boxes that mark crowds.
     """
     images, annotations = [], []
     for row, (image_id, image, objects) in enumerate(pictures):

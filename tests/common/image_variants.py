@@ -1,6 +1,6 @@
-"""One picture in every way that image formats know to store it, written by Pillow, OpenCV, or by hand.
+"""One picture in all variants of the image formats, written by Pillow, OpenCV or functions of this file.
 
-VARIANTS are those that DALI decodes, REFUSED those that it refuses or turns into something else.
+DALI decodes VARIANTS correctly. It refuses the files of REFUSED or decodes them to other pixels.
 """
 
 import base64
@@ -22,7 +22,7 @@ RGBA = np.dstack([RGB, np.full_like(GREY, 200)])
 
 
 def pillow(image_format: str, pixels: np.ndarray = RGB, mode: str | None = None, **options) -> bytes:
-    """What Pillow writes, after a conversion to `mode`."""
+    """Encodes pixels with Pillow, after a conversion to `mode`."""
     stream = io.BytesIO()
     image = PIL.Image.fromarray(pixels)
     (image.convert(mode) if mode else image).save(stream, image_format, **options)
@@ -30,12 +30,12 @@ def pillow(image_format: str, pixels: np.ndarray = RGB, mode: str | None = None,
 
 
 def opencv(suffix: str, pixels: np.ndarray, *options: int) -> bytes:
-    """What OpenCV writes; it takes colours in the order blue, green, red."""
+    """Encodes RGB pixels with OpenCV, which takes them in the order blue, green, red."""
     return cv2.imencode(suffix, pixels[..., [2, 1, 0, 3][: pixels.shape[2]]], options)[1].tobytes()
 
 
 def exif(orientation: int, order: str = "<") -> bytes:
-    """An EXIF block with an orientation and nothing else, without the six bytes that begin it in a JPEG."""
+    """Returns an EXIF block with only an orientation, without the six bytes that precede it in a JPEG."""
     start = b"II*\0" if order == "<" else b"MM\0*"
     return start + struct.pack(f"{order}IHHHIHHI", 8, 1, 0x0112, 3, 1, orientation, 0, 0)
 
@@ -43,7 +43,7 @@ def exif(orientation: int, order: str = "<") -> bytes:
 def png(
     bits: int, color: int, rows: Sequence[bytes], *chunks: tuple[bytes, bytes], interlaced=False
 ) -> bytes:
-    """A PNG of WIDTH x HEIGHT pixels whose rows, filter bytes not included, are given; and other chunks."""
+    """Returns a PNG of WIDTH x HEIGHT pixels with these rows (without filter bytes) and other chunks."""
     header = struct.pack(">IIBBBBB", WIDTH, HEIGHT, bits, color, 0, 0, interlaced)
     data = zlib.compress(b"".join(b"\0" + row for row in rows))
     parts = [(b"IHDR", header), *chunks, (b"IDAT", data), (b"IEND", b"")]
@@ -51,7 +51,6 @@ def png(
 
 
 def chunk(name: bytes, content: bytes) -> bytes:
-    """A chunk of a PNG."""
     return struct.pack(">I", len(content)) + name + content + struct.pack(">I", zlib.crc32(name + content))
 
 
@@ -67,7 +66,7 @@ def _interlaced_png() -> bytes:
 def bmp(
     bits: int, rows: Sequence[bytes], *, header_size=40, compression=0, masks=(), palette=b"", top_down=False
 ) -> bytes:
-    """A BMP of WIDTH x HEIGHT pixels; `rows` from the bottom up, without their padding."""
+    """Returns a BMP of WIDTH x HEIGHT pixels; `rows` are given from the bottom up, without padding."""
     padded = rows if compression == 1 else [row.ljust(-(-len(row) // 4) * 4, b"\0") for row in rows]
     data = b"".join(padded)
     start = 14 + header_size + 4 * len(masks) + len(palette)
@@ -84,19 +83,19 @@ def bmp(
 def tiff(
     pixels, colors, *, bits=8, kind=1, planar=False, tiled=False, big=False, order="<", without=(), **tags
 ) -> bytes:
-    """An uncompressed TIFF.
+    """Returns an uncompressed TIFF.
 
     Args:
         pixels: array (HEIGHT, WIDTH, samples), integers of `bits` bits, or floats for kind 3.
         colors: photometric interpretation, 2 for RGB.
-        bits: of a sample.
-        kind: of a sample: 1 unsigned, 2 signed, 3 float.
-        planar: one strip for each sample.
-        tiled: tiles of 16 x 16 pixels in place of one strip.
-        big: 64-bit offsets.
-        order: of bytes.
+        bits: bits per sample.
+        kind: format of a sample: 1 unsigned, 2 signed, 3 float.
+        planar: writes one strip for each sample.
+        tiled: writes tiles of 16 x 16 pixels in place of one strip.
+        big: writes 64-bit offsets.
+        order: byte order.
         without: tags to leave out.
-        tags: more of them, `tag320=(...)`.
+        tags: additional tags, `tag320=(...)`.
     """
     samples = pixels.shape[2]
     parts = [pixels[..., i : i + 1] for i in range(samples)] if planar else [pixels]
@@ -142,23 +141,23 @@ def tiff(
 def _packed(pixels: np.ndarray, bits: int, kind: int, order: str) -> bytes:
     if kind == 3 or bits in (8, 16, 32, 64):
         return pixels.astype(f"{order}{'.uif'[kind]}{bits // 8}").tobytes()
-    values = pixels.reshape(len(pixels), -1).astype(np.int64)  # each row begins a byte
+    values = pixels.reshape(len(pixels), -1).astype(np.int64)  # each row starts at a whole byte
     digits = (values[..., None] >> np.arange(bits - 1, -1, -1) & 1).astype(np.uint8)
     return np.packbits(digits.reshape(len(pixels), -1), axis=1).tobytes()
 
 
 def _moved(codestream: bytes) -> bytes:
-    """A JPEG 2000 codestream whose picture begins at (3, 0) of its canvas."""
+    """Returns a JPEG 2000 codestream whose picture begins at (3, 0) of its canvas."""
     right, bottom = struct.unpack(">II", codestream[8:16])
     return codestream[:8] + struct.pack(">4I", right + 3, bottom, 3, 0) + codestream[24:]
 
 
 def scaled(pixels: np.ndarray, bits: int) -> np.ndarray:
-    """8-bit pixels in the range of another number of bits; (HEIGHT, WIDTH, samples)."""
+    """Scales 8-bit pixels to the range of another number of bits; returns (HEIGHT, WIDTH, samples)."""
     return np.round(np.atleast_3d(pixels) / 255.0 * (2**bits - 1)).astype(np.int64)
 
 
-# What nothing here writes: cjpeg -arithmetic; cjpeg -optimize -sample 4x2.
+# JPEGs that none of these libraries can write: by cjpeg -arithmetic; by cjpeg -optimize -sample 4x2.
 _ARITHMETIC_JPEG = base64.b64decode(
     "/9j/4AAQSkZJRgABAQAAAQABAAD/2wBDAAgGBgcGBQgHBwcJCQgKDBQNDAsLDBkSEw8UHRofHh0aHBwgJC4nICIsIxwcKDcp"
     "LDAxNDQ0Hyc5PTgyPC4zNDL/2wBDAQkJCQwLDBgNDRgyIRwhMjIyMjIyMjIyMjIyMjIyMjIyMjIyMjIyMjIyMjIyMjIyMjIy"
@@ -290,6 +289,6 @@ REFUSED = {
 
 
 def expected(name: str) -> np.ndarray:
-    """uint8 (HEIGHT, WIDTH, 3), what DALI should make of a variant."""
+    """Returns what DALI should decode from a variant, uint8 (HEIGHT, WIDTH, 3)."""
     grey = ("grey", "palette", "run-lengths", "without-sizes")
     return GREY_RGB if any(word in name for word in grey) or name == "tiff-float" else RGB

@@ -7,14 +7,14 @@ from common.labels import LabelMap
 
 
 def annotations(image_sizes, boxes, names=("cat", "dog", "cow"), crowds=(), areas=None):
-    """Annotations of images of (height, width), with ids 101, 102, ... and category ids 10, 20, ...
+    """Makes annotations of images of (height, width), with ids 101, 102, ... and category ids 10, 20, ...
 
     Args:
         image_sizes: one (height, width) per image.
         boxes: rows of (image, class, left, top, width, height) in pixels.
-        names: of the classes.
-        crowds: numbers of the boxes that mark a crowd.
-        areas: one per box; by default that of the box.
+        names: names of the classes.
+        crowds: indices of the boxes that mark a crowd.
+        areas: one area per box; by default the area of the box itself.
     """
     rows = np.array(boxes, np.float64).reshape(-1, 6)
     order = np.argsort(rows[:, 0], kind="stable")
@@ -35,7 +35,7 @@ def annotations(image_sizes, boxes, names=("cat", "dog", "cow"), crowds=(), area
 
 
 def random_annotations(rng, num_images, most_boxes, num_classes=3, smallest=0.02, largest=0.6):
-    """Images of random sizes, with 0 to `most_boxes` boxes whose sides are those shares of the image."""
+    """Makes images of random sizes with 0 to `most_boxes` boxes; their sides are shares of the image's."""
     sizes, rows = [], []
     for image in range(num_images):
         height, width = rng.integers(80, 700, 2).tolist()

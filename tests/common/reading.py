@@ -1,4 +1,4 @@
-"""What a DALI graph gives; numbered images for it, as files and as records; scripted random numbers."""
+"""Runs DALI graphs; makes numbered images as files and as records; replaces random numbers by given ones."""
 
 import json
 import pathlib
@@ -24,7 +24,7 @@ class Example(NamedTuple):
 
 
 def build(nodes, batch_size=1, seed=None):
-    """A pipeline that does nothing but read: `nodes()` makes its outputs."""
+    """Builds a pipeline whose outputs are those of `nodes()`."""
     pipeline = dali.Pipeline(batch_size, num_threads=1, device_id=None, seed=seed, enable_checkpointing=True)
     with pipeline:
         pipeline.set_outputs(*nodes())
@@ -33,7 +33,7 @@ def build(nodes, batch_size=1, seed=None):
 
 
 def run_graph(function, *inputs, device_id=None):
-    """Calls `function` in a graph on lists of one array per sample; the outputs of each sample."""
+    """Calls `function` in a graph on lists with one array per sample; returns the outputs of each sample."""
     pipeline = dali.Pipeline(len(inputs[0]), num_threads=2, device_id=device_id, prefetch_queue_depth=1)
     with pipeline:
         nodes = [fn.external_source(source=[batch], cycle=True, batch=True) for batch in inputs]
@@ -44,7 +44,7 @@ def run_graph(function, *inputs, device_id=None):
 
 
 def read(reader, count, batch_size=1, pipeline_seed=None, **options):
-    """The first `count` examples of a reader by DALI."""
+    """Returns the first `count` examples of a DALI reader."""
     pipeline = build(lambda: reader(**options), batch_size, pipeline_seed)
     examples = []
     while len(examples) < count:
@@ -61,7 +61,7 @@ def ids(examples):
 
 
 def numbered_images(directory: pathlib.Path, image_ids, category_ids=(5,), box=(1, 1, 2, 2)) -> CocoSource:
-    """Little images of these ids, with one and the same box of each category on each."""
+    """Writes small images with these ids; each image has one box of each category, always at `box`."""
     images = [
         {"id": image_id, "file_name": f"{number:02d}.png", "width": 8, "height": 9}
         for number, image_id in enumerate(image_ids)
@@ -77,7 +77,7 @@ def numbered_images(directory: pathlib.Path, image_ids, category_ids=(5,), box=(
 
 
 def first_images(source: CocoSource, size: int, kind: str, directory: pathlib.Path):
-    """A source of some kind ("coco", "images", "tfrecord") with the first images of another one."""
+    """Returns a source of a kind ("coco", "images", "tfrecord") with the first `size` images of `source`."""
     first = source.annotations.select(np.arange(source.size) < size)
     if kind == "coco":
         return CocoSource(source.images_dir, first)
@@ -89,7 +89,7 @@ def first_images(source: CocoSource, size: int, kind: str, directory: pathlib.Pa
 
 
 def assert_iterator_resumes(iterate, directory, before: int, after: int) -> None:
-    """What `iterate` makes continues where another one was saved after `before` steps."""
+    """Asserts that an iterator saved after `before` steps and restored gives the same `after` next steps."""
     iterator = iterate()
     for _ in range(before):
         next(iterator)
@@ -103,7 +103,7 @@ def assert_iterator_resumes(iterate, directory, before: int, after: int) -> None
 
 
 class Scripted(Random):
-    """Gives prepared numbers instead of random ones: of each draw the range, the shape and what it gives."""
+    """Returns prepared numbers in place of random ones; each draw is (low, high, shape, numbers)."""
 
     def __init__(self, *draws) -> None:
         self._draws = list(draws)

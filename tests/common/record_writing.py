@@ -1,4 +1,4 @@
-"""Records as other programs may write them, sound or not."""
+"""Writes records as other programs may write them, valid or not."""
 
 import io
 import os
@@ -12,7 +12,7 @@ LABELS = LabelMap((3, 17, 90), ("car", "cat", "toothbrush"))
 
 
 def png(width=100, height=50, color="white"):
-    """An encoded image, small on disk."""
+    """Returns an encoded image that is small on disk."""
     stream = io.BytesIO()
     PIL.Image.new("RGB", (width, height), color).save(stream, "PNG")
     return stream.getvalue()
@@ -33,7 +33,7 @@ def feature(value):
 
 
 def record(**changes):
-    """A sound record of one object: `object__area` stands for image/object/area; None removes a key."""
+    """Returns a valid record of one object. object__area=... sets image/object/area; None removes a key."""
     values = {"encoded": PNG, "source_id": b"42", "height": 50, "width": 100, "object__class__label": [17]}
     sides = {"xmin": [0.1], "xmax": [0.5], "ymin": [0.2], "ymax": [0.8]}
     values |= {f"object__bbox__{side}": edge for side, edge in sides.items()} | changes
@@ -43,14 +43,14 @@ def record(**changes):
 
 
 def of_boxes(*boxes, **changes):
-    """A record of boxes (xmin, ymin, xmax, ymax), of category 3 where `changes` do not give others."""
+    """Returns a record with boxes (xmin, ymin, xmax, ymax), of category 3 unless `changes` set others."""
     sides = zip(("xmin", "ymin", "xmax", "ymax"), map(list, zip(*boxes, strict=True)), strict=True)
     values = {f"object__bbox__{side}": edges for side, edges in sides}
     return record(**values | {"object__class__label": [3] * len(boxes)} | changes)
 
 
 def empty_record(image_id, **changes):
-    """An image without objects, as google/automl's converter writes it: no key of objects at all."""
+    """Returns a record without objects as google/automl's converter writes it: it has no object key."""
     keys = ("bbox__xmin", "bbox__xmax", "bbox__ymin", "bbox__ymax", "class__label")
     return record(source_id=b"%d" % image_id, **{f"object__{key}": None for key in keys}, **changes)
 
@@ -64,7 +64,7 @@ def write(path, *records):
 
 
 def flip(path, position):
-    """Turns one bit over."""
+    """Flips one bit of a file."""
     with open(path, "r+b") as stream:
         stream.seek(position, os.SEEK_END if position < 0 else os.SEEK_SET)
         (byte,) = stream.read(1)

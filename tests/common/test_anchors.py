@@ -1,4 +1,4 @@
-"""Anchors are those of the definition, one at a time, and as many as google/automl's models have."""
+"""Tests anchors against their definition in a plain loop, and their number against google/automl's models."""
 
 import dataclasses
 import math
@@ -13,8 +13,8 @@ RATIOS = [1.0, 2.0, 0.5]
 
 
 def brute_force(min_level, max_level, num_scales, ratios, anchor_scale, image_size):
-    """tlbr pixels, one anchor at a time, in the order level, row, column, scale, ratio."""
-    sizes = [image_size]  # of the levels 0, 1, 2, ...: each convolution of stride 2 halves, rounding up
+    """Computes anchors one by one: tlbr pixels, in the order level, row, column, scale, ratio."""
+    sizes = [image_size]  # sizes of levels 0, 1, 2, ...: a convolution of stride 2 halves a size, rounded up
     while len(sizes) <= max_level:
         sizes.append(tuple((side + 1) // 2 for side in sizes[-1]))
     boxes = []
@@ -34,7 +34,7 @@ def brute_force(min_level, max_level, num_scales, ratios, anchor_scale, image_si
 
 ANCHORS = [
     (3, 7, 3, RATIOS, 5.0, (128, 384)),
-    (3, 8, 3, RATIOS, 4.0, (130, 77)),  # no multiple of any stride
+    (3, 8, 3, RATIOS, 4.0, (130, 77)),  # not a multiple of any stride
     (2, 5, 2, [0.7, 1.4], 3.0, (64, 48)),
     (3, 7, 1, [1.0], 4.0, (5, 1)),  # smaller than a single stride
 ]
@@ -54,7 +54,7 @@ def test_anchors_are_those_of_the_definition_in_order(arguments):
     np.testing.assert_allclose(anchors.boxes_normalized, normalized, rtol=1e-6)
 
 
-# google/automl's efficientdet at the published image sizes
+# Number of anchors in google/automl's efficientdet at the published image sizes
 COUNTS = {"0": 49_104, "1": 76_725, "2": 110_484, "3": 150_381, "4": 196_416, "5": 306_900, "6": 306_900}
 COUNTS |= {"7": 441_936, "7x": 442_260}
 

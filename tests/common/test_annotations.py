@@ -1,4 +1,4 @@
-"""Annotations: target boxes against a plain loop, ground truth against pycocotools, plain reading."""
+"""Tests annotations: target boxes against a plain loop, ground truth against pycocotools, plain reading."""
 
 import dataclasses
 import itertools
@@ -93,7 +93,7 @@ def test_pycocotools_judges_our_ground_truth_like_the_original(drawn):
 
 
 def test_the_ground_truth_has_everything(small):
-    """Ids count from 1: pycocotools takes an annotation with id 0 for no match."""
+    """Ids start at 1, because pycocotools takes an annotation with id 0 for no match."""
     truth = small.ground_truth()
     assert truth["images"][1] == {"id": 7, "file_name": "sub/b\0 .jpg", "height": 40, "width": 30}
     ids = {"id": 2, "image_id": 42, "category_id": 20}
@@ -107,7 +107,7 @@ def test_the_ground_truth_has_everything(small):
 
 def test_the_fingerprint_is_of_the_content(small):
     others = {"issues": Issues(""), "label_map": LabelMap((10, 20), ("two", "nine"))}
-    others |= {"file_names": ["a.jpgsub/b\0 .jpg", "", ""]}  # the same letters
+    others |= {"file_names": ["a.jpgsub/b\0 .jpg", "", ""]}  # the same characters when joined
     for field in dataclasses.fields(small):
         value = others[field.name] if field.name in others else getattr(small, field.name)[::-1]
         is_other = dataclasses.replace(small, **{field.name: value}).fingerprint() != small.fingerprint()
@@ -148,7 +148,7 @@ def test_select(small, kept):
 
 
 def assert_same(path):
-    """The plain reader gives what the strict one gives, to the bit."""
+    """Asserts that the plain reader and the strict reader give the same bits."""
     plain, strict = read_coco(path), load_coco(path)
     for field in dataclasses.fields(Annotations):
         found, expected = getattr(plain, field.name), getattr(strict, field.name)
@@ -166,7 +166,7 @@ def test_real_data_are_read_as_by_the_strict_reader(name, request):
     assert_same(request.getfixturevalue(name) / "instances.json")
 
 
-# Images with the ids LARGE and 3, and nothing that may be missing.
+# Images with the ids LARGE and 3, without any optional key.
 IDS = {42: LARGE, 7: 3}
 GAPS = SMALL | {
     "images": [image | {"id": IDS[image["id"]]} for image in SMALL["images"]],

@@ -1,4 +1,4 @@
-"""Targets of boxes by DALI and by TensorFlow follow SSD's rule, in NumPy as oracle; decoding undoes them."""
+"""Tests box targets of DALI and TensorFlow against SSD's matching rule in NumPy; decoding undoes encoding."""
 
 import numpy as np
 import pytest
@@ -13,7 +13,7 @@ from tests.oracle import numpy_boxes
 RATIOS = [1.0, 2.0, 0.5]
 D0 = Anchors(3, 7, 3, RATIOS, 4.0, (128, 128))
 WIDE = Anchors(3, 7, 3, RATIOS, 4.0, (96, 160))
-ODD = Anchors(3, 7, 3, RATIOS, 5.0, (130, 77))  # no multiple of any stride, and the anchor scale of d7
+ODD = Anchors(3, 7, 3, RATIOS, 5.0, (130, 77))  # not multiples of any stride, and the anchor scale of d7
 D7X = Anchors(3, 8, 3, RATIOS, 4.0, (160, 128))  # one level more
 SPARSE = Anchors(3, 5, 1, [1.0], 0.1, (128, 96))  # most boxes touch no anchor
 
@@ -30,21 +30,21 @@ def random_boxes(rng, count, largest=0.4):
 
 
 def grid_boxes(rng, count):
-    """Corners on a coarse grid: many anchors are equally good, and many boxes too."""
+    """Boxes with corners on a coarse grid: many anchors, and many boxes, have equal overlaps."""
     cells = rng.choice([4, 8, 16])
     left_top = rng.integers(0, cells, (count, 2))
     return np.float32(np.concatenate([left_top, left_top + rng.integers(1, 4, (count, 2))], axis=1) / cells)
 
 
 def hard_images(rng, anchors):
-    """Boxes of many images, all of a kind that has gone wrong somewhere."""
+    """Returns the boxes of many images; each kind has caused an error in some implementation."""
     images = [
         NO_BOXES,
         np.float32([[0, 0, 1, 1]]),
         random_boxes(rng, 1),
         random_boxes(rng, 500, largest=0.1),
         np.repeat(random_boxes(rng, 3), 4, axis=0),  # identical
-        random_boxes(rng, 30, largest=0.011),  # tiny: every match is a forced one
+        random_boxes(rng, 30, largest=0.011),  # tiny: every match is below the threshold, so forced
         np.float32([[0.3, 0.3, 0.3 + 1e-6, 0.3 + 1e-6], [0.3, 0.3, 0.3 + 1e-4, 0.9]]),
         np.float32([[1.5, 1.5, 1.6, 1.6]]),  # no overlap with any anchor
         anchors.boxes_normalized[rng.integers(0, anchors.num_anchors, 20)],  # perfect matches
@@ -68,7 +68,7 @@ def largest(boxes, count):
 
 
 def overlaps(boxes, anchors):
-    """float32 (N, A): the IoU of every box with every anchor."""
+    """Returns the IoU of every box with every anchor, float32 (N, A)."""
     one, other = boxes[:, np.newaxis], anchors.boxes_normalized
     sides = np.minimum(one[..., 2:], other[..., 2:]) - np.maximum(one[..., :2], other[..., :2])
     intersection = np.maximum(sides, 0).prod(axis=-1)
@@ -77,7 +77,7 @@ def overlaps(boxes, anchors):
 
 
 def targets_by_the_rule(boxes, labels, anchors):
-    """Flat class targets (A,) and box targets (A, 4), float64."""
+    """Returns flat class targets (A,) and box targets (A, 4), float64."""
     owners = numpy_boxes.match(boxes, anchors.boxes_normalized)
     positive = owners >= 0
     classes, deltas = np.full(anchors.num_anchors, -1), np.zeros((anchors.num_anchors, 4))
@@ -101,7 +101,7 @@ def encode(images, labels, anchors, max_instances=box_encoder.MAX_INSTANCES):
 
 
 def encode_boxes_tf(boxes, labels, anchors, max_instances=box_encoder.MAX_INSTANCES):
-    """`encode_boxes` for one image, as the loader without DALI does it."""
+    """Encodes the boxes of one image as the loader without DALI does it."""
     boxes, labels, _ = tf_readers.select_boxes(boxes, labels, (0.0, 0.0), max_instances)
     boxes, classes = tf_readers.pad_boxes_tf(boxes, labels, max_instances)
     batch = encode_batch_tf(boxes[tf.newaxis], classes[tf.newaxis], anchors)
@@ -169,7 +169,7 @@ def test_targets_follow_the_rule_and_tensorflow_equals_dali(anchors):
 
 @pytest.mark.parametrize("anchors", [WIDE, SPARSE], ids=["wide", "sparse"])
 def test_a_batch_is_its_images_one_by_one(anchors):
-    """Equal boxes on several images do not compete."""
+    """Equal boxes on different images do not compete for anchors."""
     rng = np.random.default_rng(12)
     images = [boxes for boxes in hard_images(rng, anchors) if not len(boxes) or boxes.max() <= 1]
     images = [boxes.clip(0, 1)[:40] for boxes in images] + [grid_boxes(rng, 40)] * 2
@@ -182,8 +182,8 @@ def test_a_batch_is_its_images_one_by_one(anchors):
 
 @RUNS
 def test_an_iou_of_exactly_one_half_is_background(run):
-    squares = Anchors(3, 3, 1, [1.0], 4.0, (128, 128))  # of 32 pixels, every 8 pixels
-    # Two squares tall: five anchors inside it have an IoU of 1/2, and the last of them is forced.
+    squares = Anchors(3, 3, 1, [1.0], 4.0, (128, 128))  # anchors of 32 pixels, every 8 pixels
+    # The box is two anchors tall: five anchors inside it have an IoU of 1/2, and the last one is forced.
     exactly = np.float32([[44, 36, 76, 100]]) / 128
     shorter = np.float32([[44, 36, 76, 99.9]]) / 128
     exactly, shorter = run([exactly, shorter], [np.int32([1])] * 2, squares)
@@ -237,7 +237,7 @@ def test_decoding_takes_any_leading_shape_and_computes_in_float32():
 @pytest.mark.gpu
 @pytest.mark.parametrize("copied", [True, False])
 def test_gpu_equals_cpu(copied):
-    """Boxes there are encoded there, and boxes on the CPU can be."""
+    """Boxes on the GPU are encoded there; boxes on the CPU can also be encoded on the GPU."""
     rng = np.random.default_rng(8)
     images = hard_images(rng, ODD)
     labels = random_labels(rng, images)

@@ -1,4 +1,4 @@
-"""Box formats by example, overlaps against pycocotools and by hand, gradients by differences."""
+"""Tests box formats by example, IoUs against pycocotools and by hand, gradients by finite differences."""
 
 import keras
 import numpy as np
@@ -30,8 +30,8 @@ def test_conversions_by_example():
 def test_iou_agrees_with_pycocotools():
     rng = np.random.default_rng(1)
     a, b = random_boxes(rng, 40), random_boxes(rng, 30)
-    b[:10] = a[:10]  # equal ones, too
-    b[10:20] = a[10:20] * 0.5  # and smaller ones, partly inside
+    b[:10] = a[:10]  # some boxes are equal
+    b[10:20] = a[10:20] * 0.5  # some are smaller and partly inside
     ltwh = [np.concatenate([boxes[:, :2], boxes[:, 2:] - boxes[:, :2]], axis=1) for boxes in (a, b)]
     expected = coco_mask.iou(*ltwh, [0] * len(b))
     np.testing.assert_allclose(box_ops.iou(a[:, None], b[None]), expected, atol=1e-12)
@@ -40,12 +40,12 @@ def test_iou_agrees_with_pycocotools():
 
 
 def test_diou_ciou_by_hand():
-    # two 2 x 2 squares, one apart horizontally: enclosing box 5 x 2
+    # Two 2 x 2 squares with a horizontal gap of 1: the enclosing box is 5 x 2
     a, apart = [0.0, 0.0, 2.0, 2.0], [3.0, 0.0, 5.0, 2.0]
     assert float(box_ops.iou(a, apart)) == 0
     assert float(box_ops.diou(a, apart)) == pytest.approx(-9 / 29)
     assert float(box_ops.ciou(a, apart)) == pytest.approx(-9 / 29)  # same aspect ratio
-    # the upper half of the square: IoU 1/2, centres 1/2 apart, the square encloses both
+    # The upper half of the square: IoU 1/2, the centres are 1/2 apart, the square encloses both
     half = [0.0, 0.0, 2.0, 1.0]
     v = 4 / np.pi**2 * (np.arctan(2.0) - np.arctan(1.0)) ** 2
     assert float(box_ops.diou(a, half)) == pytest.approx(0.5 - 0.25 / 8)
@@ -64,7 +64,7 @@ def test_overlaps_are_one_for_equal_boxes_symmetric_and_free_of_place_and_scale(
     np.testing.assert_allclose(overlap(*small), overlap(a, b), atol=1e-4)
 
 
-# no area, a line, a point, inverted, denormal, far outside, sound: each with each, itself included
+# No area, a line, a point, inverted, tiny, denormal, far outside, valid; tests use all pairs of these
 DEGENERATE = [[0.5] * 4, [0.2, 0.3, 0.8, 0.3], [0.0] * 4, [0.8, 0.8, 0.2, 0.2]]
 DEGENERATE += [[0.5, 0.5, 0.5 + 1e-7, 0.5 + 1e-7], [0.0, 0.0, 1e-40, 1e-40]]
 DEGENERATE += [[-1e6, -1e6, 1e6, 1e6], [0.2, 0.2, 0.6, 0.6]]

@@ -1,7 +1,7 @@
-"""Which rank reads which images, in how many steps; which boxes are dropped and kept, by DALI and TensorFlow.
+"""Tests which rank reads which images in how many steps, and which boxes DALI and TensorFlow drop or keep.
 
-Shards are disjoint, together complete, and give as many steps on every rank: the arithmetic for all
-combinations of 1 to 8 ranks and 1 to 50 images, DALI's readers for some.
+Shards are disjoint, together complete, and have the same number of steps on every rank. This is computed
+for all combinations of 1 to 8 ranks and 1 to 50 images, and read with DALI for some of them.
 """
 
 import itertools
@@ -24,7 +24,7 @@ EPOCHS = 3
 
 
 def test_shards_and_steps_in_all_combinations():
-    """No argument of steps_per_epoch names the rank: they have to be enough for all."""
+    """steps_per_epoch does not know the rank, so its steps have to be enough for every rank."""
     for num_shards, size, batch_size in itertools.product(RANKS, range(1, MAX_SIZE + 1), range(1, 17)):
         if size < num_shards:
             continue
@@ -45,7 +45,7 @@ def numbered(tmp_path_factory):
 
 
 def read_ids(source, num_shards, count, batch_size, **options):
-    """The image ids that each rank reads. The readers of all ranks sit in one pipeline: that is quicker."""
+    """Returns the image ids that each rank reads. All readers are in one pipeline, which is faster."""
     pipeline = dali.Pipeline(batch_size, num_threads=1, device_id=None, prefetch_queue_depth=1)
     with pipeline:
         shards = [{"shard_id": i, "num_shards": num_shards, "name": f"reader{i}"} for i in range(num_shards)]
@@ -64,15 +64,15 @@ def test_each_rank_reads_its_part(numbered, kind, num_shards, size):
     source = first_images(numbered[0], size, kind, numbered[1])
     everything = sorted(source.annotations.image_ids)
 
-    # Evaluation: equal steps everywhere, twice: the second one begins where the first one did.
+    # Evaluation, twice: all ranks have equal steps, and the second evaluation starts with the same images.
     batch_size = (1, 3, 4, 7)[(size + num_shards) % 4]
     count = batch_size * steps_per_epoch(size, batch_size * num_shards, training=False)
     ranks = read_ids(source, num_shards, 2 * count, batch_size, training=False, seed=0)
     assert all(len(rank) == 2 * count and rank[:count] == rank[count:] for rank in ranks)
-    once = [image_id for rank in ranks for image_id in dict.fromkeys(rank)]  # without a rank's repeats
+    once = [image_id for rank in ranks for image_id in dict.fromkeys(rank)]  # without repeats of a rank
     assert sorted(once) == everything
 
-    # Training: each rank reads its part of each permutation, and then its part of the next.
+    # Training: in each epoch, each rank reads its part of one permutation of all images.
     if kind != "images":
         lengths = [len(range(*dali_ops.shard_range(size, rank, num_shards))) for rank in range(num_shards)]
         count = EPOCHS * max(lengths)
@@ -106,7 +106,7 @@ def test_what_is_not_a_box_is_dropped(run, select):
     bad += [[0.2, 0.2, 0.2, 0.8], [0.2, 0.2, 0.8, 0.2], [0, 0, 0, 0]]  # no width, no height, neither
     bad += [[0.8, 0.2, 0.2, 0.8], [0.2, 0.8, 0.8, 0.2]]  # inverted
     bad += [[INF] * 4, [-INF, -INF, INF, INF]]
-    bad += [[-3e38, 0, 3e38, 1], [0, -3e38, 1, 3e38]]  # finite, but not their sides
+    bad += [[-3e38, 0, 3e38, 1], [0, -3e38, 1, 3e38]]  # finite numbers, but infinite sides
     good = [[-0.0, 0.0, 1.0, 1.0], [0.5, 0.5, np.nextafter(np.float32(0.5), 1), 0.6], [-2, -2, 3, 3]]
     images = [np.float32(bad[:7] + good[:1] + bad[7:] + good[1:]), np.float32(bad), NO_BOXES]
     labels = [np.arange(len(boxes), dtype=np.int32) for boxes in images]
@@ -123,7 +123,7 @@ def test_height_and_width_are_measured_apart(run, select):
     boxes = np.float32([[0, 0, 0.25, 0.5], [0, 0, 0.125, 0.5], [0, 0, 0.25, 0.25], [0.5, 0.5, 0.75, 1]])
     min_size = (0.5, 0.25)  # height, width
     ((kept, labels, lost),) = run(lambda b, n: select(b, n, min_size, ALL), [boxes], [np.int32([1, 2, 3, 4])])
-    np.testing.assert_array_equal(labels, [1, 4])  # what is just large enough stays
+    np.testing.assert_array_equal(labels, [1, 4])  # boxes of exactly the minimum size stay
     np.testing.assert_array_equal(kept, boxes[[0, 3]])
     assert lost.tolist() == [2, 0] and lost.dtype == np.int32
 
@@ -134,7 +134,7 @@ def test_the_largest_are_kept_in_their_order_and_of_equal_ones_the_first(run, se
     rng = np.random.default_rng(3)
     images = [random_boxes(rng, n) for n in (500, 101, 100, 99, 1)]
     images += [NO_BOXES, np.repeat(random_boxes(rng, 1), 150, axis=0), grid_boxes(rng, 300)]
-    images[0][::2, 2] = images[0][::2, 0]  # without area: they do not count
+    images[0][::2, 2] = images[0][::2, 0]  # boxes without area do not count
     labels = random_labels(rng, images)
     results = run(lambda b, n: select(b, n, (0.0, 0.0), count), images, labels)
     for boxes, boxes_labels, (kept, kept_labels, lost) in zip(images, labels, results, strict=True):
@@ -153,7 +153,7 @@ def test_without_a_limit_dali_keeps_all():
 
 @SELECT
 def test_batches_of_images_with_at_most_one_box_left(run, select):
-    """DALI 2.4 reads other memory where it compares (1, 1), (0, 1) and (1, N) with (1, N) in one batch."""
+    """DALI 2.4 reads wrong memory if it compares (1, 1), (0, 1) and (1, N) with (1, N) in one batch."""
     random = np.random.default_rng(0)
     for _ in range(60):
         images = [random_boxes(random, n) for n in random.integers(0, 4, 4)]

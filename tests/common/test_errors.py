@@ -1,4 +1,4 @@
-"""One line and exit code 1 for the user's mistakes; a traceback for ours."""
+"""A user's mistake gives one line and exit code 1; an error of this project gives a traceback."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""A write gives the old file or the new one, never half of each; the cache is private and written once."""
+"""A write leaves the old file or the new one, never a mixture; the cache is private and written once."""
 
 import concurrent.futures
 import contextlib
@@ -15,7 +15,7 @@ from tests.common.training.small_model import full_disk
 
 
 def contents(directory):
-    """Path -> content of all files; nothing unfinished may stay."""
+    """Returns {path: content} of all files, and asserts that no temporary file is left."""
     assert not list(directory.glob(f"{files.TEMPORARY}*"))
     return {str(p.relative_to(directory)): p.read_text() for p in directory.rglob("*") if p.is_file()}
 
@@ -81,14 +81,14 @@ def test_unfinished_work_is_cleared_away_and_nothing_else(tmp_path):
 
 
 class Killed(BaseException):
-    """It is not caught, and nothing works any more."""
+    """Simulates a kill: the code does not catch it, and all later calls fail, too."""
 
 
 @pytest.mark.parametrize("names", [[], ["a", "b"]], ids=["file", "directory"])
 def test_a_kill_at_any_call_leaves_the_old_or_the_new(tmp_path, monkeypatch, names):
-    """At the n-th call of os.fsync or os.replace, for every n.
+    """Kills at the n-th call of os.fsync or os.replace, for every n.
 
-    A directory may also be gone: it cannot be replaced in one step, and the message tells this.
+    A directory cannot be replaced in one step, so it may also be missing; the message then reports this.
     """
     path, left = tmp_path / "x", 0
 
@@ -150,7 +150,7 @@ def test_many_writers_at_once(home):
         paths = set(pool.map(lambda _: files.store_cached(content, ".bin"), range(16)))
     (path,) = paths
     assert path.read_bytes() == content
-    assert list(path.parent.iterdir()) == [path]  # nothing unfinished stays
+    assert list(path.parent.iterdir()) == [path]  # no temporary file is left
 
 
 def test_the_temporary_directory_is_second_choice_unless_others_may_write_it(home, tmp_path):

@@ -1,4 +1,4 @@
-"""Overrides: types, commas, YAML's own traps, and messages that name the right key."""
+"""Tests overrides of hparams: types, commas, pitfalls of YAML, and messages that name the right key."""
 
 import dataclasses
 import re

@@ -1,4 +1,4 @@
-"""LabelMap: order, look-ups, files, and what is refused."""
+"""Tests LabelMap: order, look-ups, files, and what is refused."""
 
 import re
 

@@ -1,4 +1,4 @@
-"""Activations against formulas in NumPy's float64, batch norm against Keras' own layer; what XLA compiles."""
+"""Tests activations against float64 formulas in NumPy, batch norm against Keras' layer; what XLA compiles."""
 
 import keras
 import numpy as np
@@ -22,7 +22,7 @@ def sigmoid(z):
 
 
 FORMULAS = {Swish: lambda z: z * sigmoid(z), Mish: lambda z: z * np.tanh(np.log1p(np.exp(z)))}
-# of float16 and bfloat16: Swish computes in them, Mish its gate in float32
+# Swish computes in float16 or bfloat16 if it gets them; Mish computes its gate in float32.
 TOLERANCES = {"float32": 1e-5, "float16": 2e-2, "bfloat16": 1.5e-1}
 
 
@@ -43,7 +43,7 @@ def with_gradient(layer):
 
 
 def is_compiled(functions):
-    """Whether XLA has to compile one of a graph's functions."""
+    """Returns whether XLA has to compile one of a graph's functions."""
     return any(function.attr["_XlaMustCompile"].b for function in functions)
 
 
@@ -58,7 +58,7 @@ def either_way(request, monkeypatch):
 @pytest.mark.parametrize("dtype", TOLERANCES)
 @pytest.mark.parametrize("kind", FORMULAS)
 def test_values_and_gradients(either_way, kind, dtype, compiled):
-    """By the formula near 0; far out, 0 below and the number itself above."""
+    """Near 0 the values follow the formula; far below 0 they are 0, and far above 0 they equal the input."""
     far = [100, 1000, float(tf.as_dtype(dtype).max)]
     x = np.array([*np.linspace(-12, 12, 474), *far, *np.negative(far)]).reshape(4, 5, 6, 4)
     x, upstream = (tf.cast(values, dtype) for values in (x, np.random.default_rng(0).normal(size=x.shape)))
@@ -78,8 +78,8 @@ def test_values_and_gradients(either_way, kind, dtype, compiled):
 def test_what_is_fused_is_settled_by_the_size_of_an_image(monkeypatch, kind):
     monkeypatch.setattr(layers, "is_cpu_only", lambda: True)
     assert built(kind, (None, 256, 512, 1)).fuse  # 2**17 numbers
-    assert not built(kind, (64, 256, 511, 1)).fuse  # however many images
-    assert built(kind, (None, None, None, 8)).fuse  # training at several sizes
+    assert not built(kind, (64, 256, 511, 1)).fuse  # with any number of images
+    assert built(kind, (None, None, None, 8)).fuse  # unknown size: training at several sizes
     monkeypatch.setattr(layers, "is_cpu_only", lambda: False)
     assert not built(kind, (None, 256, 512, 1)).fuse
 
@@ -101,7 +101,7 @@ def test_images_of_any_size_and_what_xla_compiles(either_way, kind):
 
 @pytest.mark.parametrize("kind", FORMULAS)
 def test_models_are_saved_without_xla_and_loaded(monkeypatch, tmp_path, kind):
-    """No other runtime knows XLA's functions."""
+    """Other runtimes do not have XLA's functions."""
     monkeypatch.setattr(layers, "FUSE_FROM", 1)
     images = keras.Input((6, 4, 3))
     model = keras.Model(images, kind()(images))
@@ -121,7 +121,7 @@ def test_models_are_saved_without_xla_and_loaded(monkeypatch, tmp_path, kind):
 
 
 def make_pair(dtype=None):
-    """Keras' layer and ours, with the same variables."""
+    """Returns Keras' layer and our layer with the same variables."""
     rng = np.random.default_rng(0)
     pair = keras.layers.BatchNormalization(dtype=dtype, name="bn"), BatchNormalization(dtype=dtype, name="bn")
     weights = rng.uniform(0.5, 1.5, (4, CHANNELS))
@@ -136,7 +136,7 @@ def make_images(shape=(2, 3, 4, CHANNELS), dtype="float32"):
 
 
 def run_step(layer, images, training, jit_compile=False):
-    """Output, gradients of a loss by the input and the variables, and moving statistics after the step."""
+    """Returns outputs, gradients of a loss by input and variables, and moving statistics after the step."""
 
     @tf.function(jit_compile=jit_compile)
     def step(images):
@@ -211,7 +211,7 @@ def test_a_short_run_forgets_the_statistics_it_starts_with():
     assert momentum(0.99, 10_000)[0] == 0.99 and momentum(0.99, 3)[0] == 0.9 and momentum(0.8, 3)[0] == 0.8
     limited, model, norm = momentum(0.99, 400)
     assert limited == 0.95
-    # Their variance is a ten-thousandth of that at the start: at 0.99, 1.8 % of the start would hide it.
+    # The images' variance is 1e-4 of the initial one. At 0.99, 1.8 % of the initial variance would hide it.
     images = np.random.default_rng(0).normal(3.0, 0.01, (8, 4, 4, 2)).astype(np.float32)
     for _ in range(400):
         model(images, training=True)

@@ -1,4 +1,4 @@
-"""Where an image goes in a network input, against fractions in NumPy's oracle, and boxes there and back."""
+"""Tests letterbox positions against exact fractions in a NumPy oracle, and boxes mapped there and back."""
 
 import numpy as np
 from hypothesis import example, given, settings
@@ -9,15 +9,15 @@ from common import letterbox
 from tests.oracle import numpy_images
 
 SIDES = st.integers(1, 70_000)
-IMAGE_SIZES = st.tuples(st.integers(1, 2048), st.integers(1, 2048))  # of network inputs: height, width
-# The same examples on every run: a failure in CI is a failure here.
+IMAGE_SIZES = st.tuples(st.integers(1, 2048), st.integers(1, 2048))  # network inputs: height, width
+# Every run tests the same examples, so that a failure in CI can be repeated here.
 FIXED = settings(deadline=None, derandomize=True, database=None, max_examples=200)
 
 
 @FIXED
 @given(SIDES, SIDES, IMAGE_SIZES, st.booleans())
-@example(4, 2, (5, 9), False)  # 2.5 columns: halves go up
-@example(1, 10_000, (512, 512), True)  # 0.05 rows: a side never vanishes
+@example(4, 2, (5, 9), False)  # 2.5 columns: halves are rounded up
+@example(1, 10_000, (512, 512), True)  # 0.05 rows: a side has at least one pixel
 def test_geometry_is_that_of_the_oracle(height, width, image_size, centered):
     place = letterbox.geometry(height, width, image_size, centered)
     assert place == numpy_images.letterbox((height, width), image_size, centered=centered)
@@ -37,10 +37,10 @@ def test_boxes_come_back(boxes, data):
     batch = np.array(places)[:, np.newaxis]
     there = np.asarray(letterbox.boxes_to_letterbox(boxes, batch, image_size))
     back = np.asarray(letterbox.boxes_from_letterbox(there, batch, image_size))
-    # The network input holds float32: where the image is squeezed to a few pixels each counts for more.
+    # Boxes in the network input are float32; mapping them back multiplies the rounding error by `squeeze`.
     squeeze = np.tile([image_size[1] / places[0][3], image_size[0] / places[0][2]], 2)
     assert (np.abs(back - boxes) <= 5e-7 * squeeze).all()
-    for i, (top, left, new_height, new_width) in enumerate(places):  # one image is like a batch
+    for i, (top, left, new_height, new_width) in enumerate(places):  # one image without a batch dimension
         np.testing.assert_array_equal(letterbox.boxes_to_letterbox(boxes[i], places[i], image_size), there[i])
         whole_px = np.asarray(letterbox.boxes_to_letterbox([0, 0, 1, 1], places[i], image_size))
         expected = [left, top, left + new_width, top + new_height]

@@ -1,6 +1,6 @@
-"""Both readers by DALI give the same examples, in the order that is promised, and go on where they were.
+"""Both DALI readers give the same examples, in the documented order, and resume where they were saved.
 
-Which rank reads which images is in test_dali_ops.py.
+test_dali_ops.py tests which rank reads which images.
 """
 
 import dataclasses
@@ -23,14 +23,14 @@ from tools.conversion.coco_to_tfrecord import write_tfrecords
 
 
 def both_readers(source, directory):
-    """The readers of a json and of the records made from it."""
+    """Returns the readers of a json and of the records made from it."""
     records = write_tfrecords(source.annotations, source.images_dir, directory / "t", num_shards=3, seed=1)
     return source.read, functools.partial(tfrecord_reader, records, source.label_map)
 
 
 @pytest.fixture(scope="module")
 def numbered(tmp_path_factory):
-    """Thirteen images, by the kind of the source."""
+    """Sources of thirteen images: {kind of source: source}."""
     directory = tmp_path_factory.mktemp("numbered")
     source = numbered_images(directory, range(100, 113))
     return {kind: first_images(source, 13, kind, directory) for kind in ("coco", "tfrecord")}
@@ -61,8 +61,8 @@ def test_json_and_records_give_the_same(name, request, tmp_path):
 
 @pytest.mark.parametrize("category_ids", [[0, 65_536, 2**31 - 1], [5, 2**32 + 5, 2**63 - 1]])
 def test_ids_of_any_size_and_boxes_as_thin_as_they_come(tmp_path, category_ids):
-    """Category ids beyond DALI's lookup_table (65535) and its constants, image ids beyond its COCO reader,
-    and boxes under 0.1 pixel, which that drops unless told not to."""
+    """Tests category ids beyond DALI's lookup_table (65535) and its constants, image ids beyond its COCO
+    reader, and boxes below 0.1 pixel, which that reader drops by default."""
     image_ids = [0, 2**31 - 1, 2**31, 2**53 + 1, 2**63 - 1]
     source = numbered_images(tmp_path, image_ids, category_ids[::-1], box=[1, 1, 0.05, 3])
     for reader in both_readers(source, tmp_path):
@@ -94,7 +94,7 @@ def test_the_clean_json_is_made_once(drawn, tmp_path, monkeypatch):
     annotations = load_coco(drawn / "instances.json", drawn / "images")
 
     def made(annotations):
-        """The files that were made until a reader of these annotations was there."""
+        """Builds a reader of these annotations; returns all jsons that were made so far."""
         build(lambda: coco_reader(drawn / "images", annotations, training=False))
         return sorted((tmp_path / "dali-detection").glob("*.coco.json"))
 
@@ -103,7 +103,7 @@ def test_the_clean_json_is_made_once(drawn, tmp_path, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(readers, "_clean_json", None)
         assert made(dataclasses.replace(annotations, origin="elsewhere")) == [path]
-    # Other annotations, and another version of what is made of them.
+    # Other annotations, or another version of the clean json, make a new file.
     assert len(made(annotations.select(annotations.image_ids != 10))) == 2
     monkeypatch.setattr(readers, "_CLEAN_JSON", "next")
     assert len(made(annotations)) == 3
@@ -124,7 +124,7 @@ def test_shuffling_follows_the_seed_and_nothing_else(numbered, kind):
     assert len({*first, in_order}) == 4  # the first epoch is shuffled too
     assert epochs(seed=0, pipeline_seed=99) == epochs(seed=0, batch_size=5) == first
     for seed in (1, 2**31 - 1):
-        assert not epochs(seed=seed) & first  # not the same epochs in another order either
+        assert not epochs(seed=seed) & first  # no epoch is equal to one of seed 0
 
 
 @pytest.mark.parametrize("training", [True, False])

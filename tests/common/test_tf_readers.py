@@ -1,4 +1,4 @@
-"""The readers by tf.data give DALI's examples and pixels; every rank can compute their order."""
+"""The tf.data readers give DALI's examples and pixels, and every rank can compute their order."""
 
 import types
 
@@ -17,7 +17,7 @@ from tests.common.image_variants import HEIGHT, VARIANTS, WIDTH, exif, pillow
 from tests.common.reading import Example, assert_iterator_resumes, build, ids, read
 from tests.common.record_writing import empty_record, of_boxes, png, write
 
-COLORS = [(10 * i, 0, 0) for i in range(20)]  # of the images, by their ids
+COLORS = [(10 * i, 0, 0) for i in range(20)]  # colours of the images, by image id
 
 
 @pytest.fixture
@@ -48,7 +48,7 @@ def all_ids(source):
     indirect=["source"],
 )
 def test_evaluation_examples_are_dalis_in_dalis_order(source, num_shards, count):
-    """As many on every rank."""
+    """Every rank gets the same number of examples."""
     seen = []
     for shard_id in range(num_shards):
         options = {"shard_id": shard_id, "num_shards": num_shards, "training": False, "seed": 0}
@@ -64,7 +64,7 @@ def test_evaluation_examples_are_dalis_in_dalis_order(source, num_shards, count)
 
 
 def test_evaluation_repeats_a_shorter_shard_to_fill_its_steps(drawn):
-    """Twice: the second evaluation begins where the first one did."""
+    """There are two evaluations; the second one begins with the same image as the first one."""
     source = ImageListSource(list_images(str(drawn / "images")))
     loader = types.SimpleNamespace(opened_source=source, training=False, steps_per_epoch=2, batch_size=2)
     loader.shard_id, loader.num_shards, loader.seed = 1, 5, 0
@@ -76,7 +76,7 @@ def test_evaluation_repeats_a_shorter_shard_to_fill_its_steps(drawn):
 
 
 def google_example(image_id, num_objects, crowds=False):
-    """As google/automl efficientdet/dataset/create_coco_tfrecord.py writes it: no keys of no objects."""
+    """Returns a record as google/automl efficientdet/dataset/create_coco_tfrecord.py writes it."""
     image = {"encoded": png(64, 48, COLORS[image_id]), "height": 48, "width": 64}
     if not num_objects:
         return empty_record(image_id, **image)
@@ -92,7 +92,7 @@ def both_readers(source, count, **options):
 
 
 def test_records_of_googles_converter(tmp_path):
-    """A record without objects lacks their keys, on which DALI alone fails; the key of crowds is optional."""
+    """A record without objects has no object keys: DALI alone fails on it. The key of crowds is optional."""
     for f in range(2):
         examples = [google_example(10 * f + i, num_objects=i, crowds=f == 0) for i in range(4)]
         write(tmp_path / f"{f}.tfrecord", *examples)
@@ -151,7 +151,7 @@ def test_a_saved_iterator_goes_on_where_it_was(source, training, tmp_path):
         return iter(tf_readers.examples(source, **options).map(lambda e: e["image_id"]).prefetch(2))
 
     assert_iterator_resumes(iterate, tmp_path, before=4, after=20 if training else 2)
-    assert sum(file.stat().st_size for file in tmp_path.iterdir()) < 100_000  # no images in there
+    assert sum(file.stat().st_size for file in tmp_path.iterdir()) < 100_000  # the state contains no images
 
 
 @sources("coco", "tfrecord", "images")

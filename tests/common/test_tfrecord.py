@@ -1,4 +1,4 @@
-"""Records are found by their headers alone, damage is named with its place, and DALI's index is always right.
+"""Records are found by their headers only, damage is reported with its position, indexes are always correct.
 
 Oracles: DALI's own tool for indexes, TensorFlow for records, RFC 3720 for checksums.
 """
@@ -39,14 +39,14 @@ def walk(path):
 
 
 def only(issues):
-    """The single offender of the single kind that was found."""
+    """Returns the kind and the offender of the only issue."""
     (issue,) = issues
     (offender,) = issue.offenders
     return issue.kind, offender
 
 
 def header(length):
-    """The first 12 bytes of a record: its length, and a checksum of that."""
+    """Returns the first 12 bytes of a record: its length, and a checksum of the length."""
     return struct.pack("<QI", length, tfrecord.masked_crc32c(struct.pack("<Q", length)))
 
 
@@ -103,7 +103,7 @@ def test_the_digest_stands_for_the_content_and_the_time_for_the_state(tmp_path):
 
 
 def flipped(byte):
-    """The header of a record of 17 bytes with one wrong bit."""
+    """Returns the header of a record of 17 bytes with one wrong bit in `byte`."""
     return bytes(value ^ 16 * (i == byte) for i, value in enumerate(header(17)))
 
 
@@ -114,7 +114,7 @@ BAD_ENDS = [
     (header(300) + bytes(303), "file-truncated", "needs 316 bytes, but only 315 are left"),
     (header(2**31) + b"only this", "file-truncated", f"needs {2**31 + 16} bytes, but only 21 are left"),
     (header(2**64 - 1) + b"only this", "file-truncated", f"needs {2**64 + 15} bytes, but only 21 are left"),
-    (bytes(50), "not-a-record", "has length 0 with the wrong checksum 0x00000000"),  # of a crash, perhaps
+    (bytes(50), "not-a-record", "has length 0 with the wrong checksum 0x00000000"),  # perhaps after a crash
     (b"\x1f\x8b" + bytes(48), "not-a-record", f"has length {0x8B1F} with"),  # gzip's magic number
     *((flipped(i) + bytes(21), "not-a-record", f"has length {17 ^ 16 << 8 * i} with") for i in range(8)),
     *((flipped(i) + bytes(21), "not-a-record", "has length 17 with") for i in range(8, 12)),
@@ -123,7 +123,7 @@ BAD_ENDS = [
 
 @pytest.mark.parametrize(("tail", "kind", "text"), BAD_ENDS)
 def test_a_bad_end_is_named_with_its_place(tmp_path, tail, kind, text):
-    """Behind large records, which are skipped. A correct length of any size does not crash the reader."""
+    """It follows large records, which are skipped. A valid length of any size does not crash the reader."""
     path = write(tmp_path / "x", *[bytes(300_000)] * 5)
     with open(path, "ab") as stream:
         stream.write(tail)
@@ -166,7 +166,7 @@ def test_what_is_no_file_is_named_and_never_waited_for(tmp_path, monkeypatch):
 
     os.mkfifo(tmp_path / "pipe")
     write(tmp_path / "x", b"abc")
-    monkeypatch.setattr("builtins.open", forbidden)  # root may read everything
+    monkeypatch.setattr("builtins.open", forbidden)  # because root may read every file
     for name, words in (
         ("pipe", ": not a regular file"),
         (".", ": not a regular file"),
@@ -185,7 +185,7 @@ def written_index(file):
 
 
 def ensure(file):
-    """The path of its index, and what was found of which kind."""
+    """Returns the path of the file's index, and the issues, {kind: offenders}."""
     issues = Issues("")
     path = index_of(tfrecord.walk(file), issues)
     return path, {issue.kind: issue.offenders for issue in issues}
@@ -193,13 +193,13 @@ def ensure(file):
 
 @pytest.fixture
 def right(file):
-    """The right index of `file`, which is there."""
+    """The correct index of `file`; it is also written."""
     assert tfrecord.write_index(file) == f"{file}.idx"
     return written_index(file)
 
 
 def test_equals_the_index_of_dalis_tool(file, right, tmp_path, monkeypatch):
-    tool = pathlib.Path(sys.executable).parent / "tfrecord2idx"  # of DALI's wheel
+    tool = pathlib.Path(sys.executable).parent / "tfrecord2idx"  # a part of DALI's wheel
     if not tool.exists():
         pytest.skip("DALI's tfrecord2idx is not installed beside python")
     monkeypatch.setattr(sys, "argv", [str(tool), file, str(tmp_path / "reference")])
@@ -231,7 +231,7 @@ def test_a_wrong_index_is_made_again_and_said(file, right, index):
 
 @pytest.mark.parametrize("sizes", [(*SIZES, 9), SIZES[1:], (5, 1, 0, 300, 70_000)])
 def test_the_index_of_a_changed_file_is_made_again_and_said(file, right, sizes):
-    """Grown, shrunk, and swapped for a file of equal length whose times look older than the index."""
+    """The file has grown, shrunk, or is another one of equal length that looks older than the index."""
     write_random(file, sizes)
     os.utime(file, (1, 1))
     assert ensure(file) == (f"{file}.idx", {"index-stale": [file]})
@@ -253,7 +253,7 @@ def test_a_file_that_ends_before_its_index_was_copied_in_part(file, right):
     name = pathlib.Path(file).name
     assert only(walk(file)[1]) == ("index-longer", f"{file} has 3 records, {name}.idx lists 5")
     assert written_index(file) == right
-    for other in ((*SIZES[:2], 77), (*SIZES, 9), SIZES):  # changed, grown, and as it was
+    for other in ((*SIZES[:2], 77), (*SIZES, 9), SIZES):  # changed, grown, unchanged
         write_random(file, other)
         assert not list(walk(file)[1])
 
@@ -261,7 +261,7 @@ def test_a_file_that_ends_before_its_index_was_copied_in_part(file, right):
 def test_where_no_index_can_be_written_it_goes_to_the_cache(file, right, tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     os.unlink(f"{file}.idx")
-    os.mkdir(f"{file}.idx")  # stands for a read-only directory, which root could write all the same
+    os.mkdir(f"{file}.idx")  # in place of a read-only directory, in which root could still write
     path = pathlib.Path(ensure(file)[0])
     assert path.parent == tmp_path / "cache" / "dali-detection" and path.read_bytes() == right
 
@@ -287,7 +287,7 @@ def test_patterns(tmp_path):
 
     assert names(f"{tmp_path}/b*, {tmp_path}/a-?,{tmp_path}/b-0") == ["a-0", "b-0", "b-1"]
     assert names(f"{tmp_path}/**") == ["a-0", "b-0", "b-1", "deep/er/b-2"]
-    # Only files can be dropped.
+    # Without `**`, directories, pipes and broken links stay in the list: reading them is an error.
     (tmp_path / "b-3").mkdir()
     os.mkfifo(tmp_path / "b-4")
     (tmp_path / "b-5").symlink_to("nowhere")

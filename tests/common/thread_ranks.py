@@ -1,4 +1,4 @@
-"""Ranks that are threads of one process: a test of ranks without a launcher.
+"""Ranks that are threads of one process, for tests of ranks without a launcher.
 
 results = together(2, lambda ranks: ranks.gather(ranks.rank))
 """
@@ -18,7 +18,7 @@ TIMEOUT = 60  # seconds for the slowest rank
 
 
 class ThreadRanks(Ranks):
-    """One of several. What they tell each other is packed as it is between processes."""
+    """A rank that is a thread. The values that ranks exchange are packed as between processes."""
 
     strategy = "horovod"
 
@@ -55,10 +55,10 @@ class ThreadRanks(Ranks):
 
 
 def together(world_size: int, work: Callable[[Ranks], T]) -> list[T]:
-    """`work(ranks)` on so many threads; what each returned.
+    """Runs `work(ranks)` on `world_size` threads; returns what each thread returned.
 
     Raises:
-        The error that a thread raised; of several, that of the lowest rank. The other threads are released.
+        The error that a thread raised; if several did, that of the lowest rank. The other threads end.
     """
     barrier = threading.Barrier(world_size)
     table: list[Any] = [None] * world_size

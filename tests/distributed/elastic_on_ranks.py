@@ -1,12 +1,12 @@
-"""One rank of a run under Horovod Elastic that loses hosts or gains them.
+"""One rank of a run under Horovod Elastic whose hosts are lost or added.
 
     horovodrun ... python tests/distributed/elastic_on_ranks.py -- WHAT HOSTS_FILE [--flag=value ...]
 
 lose    YOLOv4 on two hosts: after the first epoch rank 0 dies
-grow    EfficientDet on one host: after the first epoch rank 0 names the other host, and goes on when Horovod
-        has told it
-light   no network: rank 0 of two dies while rank 1 waits for it in an all-reduce. That one waits until the
-        host is back. Then rank 1 has a problem while rank 0 waits.
+grow    EfficientDet on one host: after the first epoch rank 0 adds the other host to the file, and continues
+        when Horovod reports it
+light   without a network: rank 0 of two dies while rank 1 waits for it in an all-reduce. Rank 1 waits until
+        the host is back. Then rank 1 fails while rank 0 waits.
 """
 
 import dataclasses
@@ -73,7 +73,7 @@ def die() -> None:
 
 
 def wait_for_hosts(hooks: Hooks) -> None:
-    """Until the hook raises what tells Horovod to form the ring anew."""
+    """Waits until the hook raises the exception with which Horovod connects the ranks again."""
     while True:
         hooks.on_epoch(1)
         time.sleep(0.05)

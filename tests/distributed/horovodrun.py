@@ -1,4 +1,4 @@
-"""horovodrun without its first three seconds, in which a process looks whether Gloo was built in."""
+"""Starts horovodrun without its check whether Gloo was built in, which takes three seconds."""
 
 from horovod.runner import launch
 

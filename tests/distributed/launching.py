@@ -1,4 +1,4 @@
-"""Starts real ranks for tests, on this machine, small and quiet, and leaves none behind.
+"""Starts real ranks on this machine for tests, on CPUs, and leaves no process behind.
 
     result = launching.launch(2, [script, "--flag=value"], timeout=120)  # by horovodrun over Gloo
     assert result.returncode == 0, result.stderr
@@ -14,8 +14,8 @@
 
     results = launching.run_two_replicas("mirrored", [script], timeout=60)  # two CPU devices of one process
 
-horovodrun gives every rank a separate session, so neither its process group nor its children are all that
-there is to kill. Each job carries a mark in its environment, which all its processes inherit.
+horovodrun starts every rank in a separate session, so killing its process group or its children is not
+enough. Therefore each job has a mark in its environment, which all its processes inherit.
 """
 
 import contextlib
@@ -38,9 +38,9 @@ Words = Sequence[str | os.PathLike]
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 MARK = "DETECTION_TEST_JOB"
 SETTINGS = {"CUDA_VISIBLE_DEVICES": "", "TF_CPP_MIN_LOG_LEVEL": "3", "PYTHONPATH": str(ROOT)}
-# One thread a rank in an operation: the ranks share two cores, and sums come out the same every time.
+# One thread per operation: the ranks share two cores, and sums are the same every time.
 SETTINGS |= {"TF_NUM_INTRAOP_THREADS": "1", "OMP_NUM_THREADS": "1"}
-# Two CPU devices where others have two GPUs: nothing but this is different from the command line.
+# Two CPU devices in place of two GPUs. Everything else is as on the command line.
 TWO_DEVICES = """
 import sys, tensorflow as tf
 cpu = tf.config.list_physical_devices("CPU")[0]
@@ -52,14 +52,14 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 
 
 class Result(NamedTuple):
-    """What a job ended with. horovodrun's code is 1 for every code of a rank."""
+    """Exit code and output of a job. horovodrun's code is 1 for every code of a rank except 0."""
 
     returncode: int
     stdout: str
     stderr: str
 
     def stdout_of(self, rank: int) -> str:
-        """What one rank of horovodrun printed, without the prefix of each line."""
+        """Returns what one rank of horovodrun printed, without the prefix of each line."""
         return "".join(re.findall(rf"^\[{rank}\]<stdout>:(.*\n?)", self.stdout, re.MULTILINE))
 
     def stderr_of(self, rank: int) -> str:
@@ -67,9 +67,9 @@ class Result(NamedTuple):
 
 
 class Job(subprocess.Popen):
-    """A command at work, with all processes that it starts. Leaving the `with` kills what is left of them.
+    """A running command with all its processes. The end of the `with` block kills those that still run.
 
-    Its output goes to files: it can be read while the job runs, and never makes it wait.
+    Its output goes to files, so that tests can read it while the job runs, and writing never blocks the job.
     """
 
     def __init__(self, command: Words, env: Mapping[str, str], cwd: os.PathLike = ROOT) -> None:
@@ -80,22 +80,22 @@ class Job(subprocess.Popen):
         super().__init__(list(map(str, command)), env=env, cwd=cwd, start_new_session=True, **streams)
 
     def output(self) -> tuple[str, str]:
-        """stdout and stderr so far."""
+        """Returns stdout and stderr so far."""
         sizes = [os.fstat(file.fileno()).st_size for file in self._outputs]
-        # pread leaves alone the position in the file, which the job shares.
+        # pread does not move the file position, which the job shares.
         read = [os.pread(file.fileno(), size, 0) for file, size in zip(self._outputs, sizes, strict=True)]
         return read[0].decode(errors="replace"), read[1].decode(errors="replace")
 
     def wait_for(self, text: str, times: int = 1, timeout: float = 120) -> None:
-        """Waits until the ranks have printed a text so many times, all together."""
+        """Waits until all ranks together have printed a text `times` times."""
         deadline = time.monotonic() + timeout
         while self.output()[0].count(text) < times:
             if self.poll() is not None or time.monotonic() > deadline:
-                raise AssertionError(f"{text!r} did not come {times} times: {self._last_words()}")
+                raise AssertionError(f"{text!r} was not printed {times} times: {self._last_words()}")
             time.sleep(0.05)
 
     def finish(self, timeout: float) -> Result:
-        """Waits for the end; a job that takes longer is killed, and the test fails with its last words."""
+        """Waits for the end; a job that takes longer is killed, and the test fails with its last output."""
         try:
             self.wait(timeout)
         except subprocess.TimeoutExpired:
@@ -105,12 +105,12 @@ class Job(subprocess.Popen):
         return Result(self.returncode, *self.output())
 
     def processes(self) -> list[psutil.Process]:
-        """All that run, the command itself among them."""
+        """Returns all running processes, including the command itself."""
         every = psutil.process_iter(["environ"])  # None where this user may not read it
         return [process for process in every if (process.info["environ"] or {}).get(MARK) == self.mark]
 
     def kill_all(self) -> None:
-        """SIGKILL to every process that is left, horovodrun first: it would report the rest."""
+        """Kills all remaining processes, horovodrun first, because it would report the others."""
         if self.poll() is None:
             self.kill()
             self.wait()
@@ -132,13 +132,13 @@ class Job(subprocess.Popen):
 
 def start(np: int, arguments: Words, options: Words = ()) -> Job:
     """Starts this Python with the arguments on `np` ranks, by horovodrun with more options."""
-    # --disable-cache: its cache is a directory in the user's home.
+    # --disable-cache, because the cache is a directory in the user's home.
     horovodrun = [sys.executable, ROOT / "tests/distributed/horovodrun.py", "--gloo", "--disable-cache"]
     return Job([*horovodrun, *options, "-np", str(np), sys.executable, *arguments], SETTINGS)
 
 
 def launch(np: int, arguments: Words, *, timeout: float, options: Words = ()) -> Result:
-    """Runs what `start` starts to its end; after `timeout` seconds all is killed and the test fails."""
+    """Runs a job of `start` to its end; after `timeout` seconds it is killed and the test fails."""
     with start(np, arguments, options) as job:
         return job.finish(timeout)
 
@@ -150,10 +150,10 @@ def start_alone(arguments: Words, **env: str) -> Job:
 
 @contextlib.contextmanager
 def start_workers(arguments: Words, indexes: Sequence[int] = (0, 1)) -> Iterator:
-    """Starts some of the two workers of a cluster of tf.distribute: a Job for each index.
+    """Starts one or both of the two workers of a tf.distribute cluster; yields a Job for each index.
 
     Their ports stay bound here, without listening, so that no other process can get one before its worker
-    does; TensorFlow shares a port only where TF_GRPC_REUSE_PORT asks for it.
+    does. TensorFlow shares a bound port only with TF_GRPC_REUSE_PORT.
     """
     with contextlib.ExitStack() as stack:
         addresses = []
@@ -171,7 +171,7 @@ def start_workers(arguments: Words, indexes: Sequence[int] = (0, 1)) -> Iterator
 
 
 def run_two_replicas(strategy: str, arguments: Words, *, timeout: float) -> list[Result]:
-    """Runs this Python with the arguments on two replicas: horovodrun's result, or that of each process."""
+    """Runs Python with the arguments on two replicas; returns horovodrun's result or one for each process."""
     if strategy == "horovod":
         results = [launch(2, arguments, timeout=timeout)]
     elif strategy == "mirrored":
@@ -186,7 +186,7 @@ def run_two_replicas(strategy: str, arguments: Words, *, timeout: float) -> list
 
 
 def rank_pids(job: Job) -> dict[int, int]:
-    """{rank: pid} of the ranks that run under horovodrun by now; not what they start themselves."""
+    """Returns {rank: pid} of the ranks that run under horovodrun now, without their child processes."""
     found = {}
     for process in job.processes():
         # The launcher's helpers do not have the variable; a rank's own children inherit it.

@@ -1,4 +1,4 @@
-"""Both apps' trainings in small, by the flags of train.py."""
+"""Small training runs of both apps, by the flags of train.py."""
 
 import importlib
 import types
@@ -8,7 +8,7 @@ from absl import flags
 
 from common import args
 
-IMAGES = 12  # of the fixture `drawn`
+IMAGES = 12  # in the fixture `drawn`
 TINY = {
     "efficientdet": "fpn_cells=1,head_repeats=1,max_level=5,optimizer=sgd",
     "yolov4": "width=0.25,optimizer=sgd",
@@ -16,7 +16,7 @@ TINY = {
 
 
 def flag_values(program: str, *words: str) -> tuple[types.ModuleType, dict[str, Any]]:
-    """Module ("yolov4.eval") and flags of a command; the last of a flag given twice counts."""
+    """Returns the module and the flags of a command ("yolov4.eval"); a repeated flag has its last value."""
     module = importlib.import_module(program)
     fv = flags.FlagValues()
     module.define_flags(fv)
@@ -25,7 +25,7 @@ def flag_values(program: str, *words: str) -> tuple[types.ModuleType, dict[str, 
 
 
 def parsed(app: str, *words: str) -> tuple[types.ModuleType, args.Args]:
-    """Module and flags of `python <app>/train.py WORDS`."""
+    """Returns the module and the flags of `python <app>/train.py WORDS`."""
     module, values = flag_values(f"{app}.train", *words)
     return module, module.Args(**values)
 

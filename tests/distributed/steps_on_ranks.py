@@ -1,9 +1,9 @@
-"""Ten training steps of a small model in each case, under one strategy; run by test_ranks.py.
+"""Takes ten training steps of a small model in each case, under one strategy; test_ranks.py runs it.
 
     PYTHONPATH=. python tests/distributed/steps_on_ranks.py mirrored DIR
 
-Every rank writes DIR/<rank>.msgpack: {case: {what: value}}; of variables, one value per replica of the rank.
-Arrays become nested lists.
+Every rank writes DIR/<rank>.msgpack: {case: {name: value}}. A variable has one value for each replica of the
+rank. Arrays are written as nested lists.
 """
 
 import contextlib
@@ -28,7 +28,7 @@ from common.training.watchdog import Watchdog
 
 STEPS = 10
 GLOBAL_BATCH = 8
-BAD_STEP = 5  # of the case "statistics": one image of the last replica is not finite
+BAD_STEP = 5  # in the case "statistics", one image of the last replica is not finite
 
 sgd, adam, scaled = FusedSGD, FusedAdam, keras.optimizers.LossScaleOptimizer
 twice = {"gradient_accumulation_steps": 2}
@@ -38,12 +38,12 @@ CASES = {  # name: (the optimizer, whether batch normalisation is frozen)
     "overflow": (lambda: scaled(sgd(0.1, momentum=0.9), initial_scale=3e38), True),
     "statistics": (lambda: sgd(0.02, momentum=0.9), False),  # with a step that is skipped
 }
-AS_ON_GPU = "accumulated_on_gpu", "statistics_on_gpu"  # the same with updates that are compiled
+AS_ON_GPU = "accumulated_on_gpu", "statistics_on_gpu"  # the same cases with compiled updates
 CASES |= {name: CASES[name.removesuffix("_on_gpu")] for name in AS_ON_GPU}
 
 
 def copies(variables):
-    """For each variable the values of this process' replicas, stacked."""
+    """Returns for each variable the values of this process' replicas, stacked."""
     return [np.stack([np.asarray(v) for v in getattr(v, "values", [v])]) for v in variables]
 
 
@@ -56,10 +56,10 @@ def make_model(frozen):
 
 
 def make_batches(ranks, step, case):
-    """One batch for each replica of this process: its part of the global batch."""
+    """Returns one batch for each replica of this process: its part of the global batch."""
     random = np.random.RandomState(100 + step)
     images = random.randn(GLOBAL_BATCH, 8, 8, 3).astype(np.float32)
-    images *= np.linspace(0.5, 2.0, GLOBAL_BATCH, dtype=np.float32)[:, None, None, None]  # unlike on purpose
+    images *= np.linspace(0.5, 2.0, GLOBAL_BATCH, dtype=np.float32)[:, None, None, None]  # unequal on purpose
     if case.startswith("statistics") and step == BAD_STEP:
         images[-1, 0, 0, 0] = np.inf
     truth = random.randn(GLOBAL_BATCH, 3).astype(np.float32)
@@ -126,13 +126,13 @@ def run_case(ranks, case):
     }
     if isinstance(optimizer, scaled):
         seen["loss_scale"] = copies([optimizer.dynamic_scale.value])[0]
-    if ranks.rank == 0:  # alone: the others would be missed by a collective
+    if ranks.rank == 0:  # on one rank only, where a collective operation would hang
         seen["outputs"] = model(tf.ones((1, 8, 8, 3)), training=False).numpy()
     return seen
 
 
 def run_messages(ranks, directory):
-    """What passes between ranks outside of training."""
+    """Returns the results of exchanging objects, variables and errors between ranks."""
     mine = {"rank": ranks.rank, "bytes": bytes([ranks.rank]) * (5 + 1_000_003 * ranks.rank)}
     with ranks.scope():
         variables = [tf.Variable(tf.fill([2, 3], 1.0)), tf.Variable(7, dtype=tf.int64)]
@@ -172,7 +172,7 @@ def run_messages(ranks, directory):
 
 
 def run_compression(ranks):
-    """Gradients of rank 0 and rank 1 averaged, at full precision and as float16 on their way."""
+    """Averages the gradients of ranks 0 and 1, sent at full precision and as float16."""
     gradients = [tf.fill((2, 3), (ranks.rank + 2) / 3), tf.constant([ranks.rank, -1.0, 1e-3])]
     squeezed = HorovodRanks("fp16").average(gradients)
     return {
@@ -183,10 +183,10 @@ def run_compression(ranks):
 
 
 def run(strategy, directory):
-    """What one rank has seen of everything."""
+    """Runs all cases on one rank; returns its results."""
     ranks = distributed.start(strategy)
     with contextlib.ExitStack() as stack:
-        stack.enter_context(mock.patch.object(layers, "FUSE_FROM", 1))  # as for a large model
+        stack.enter_context(mock.patch.object(layers, "FUSE_FROM", 1))  # fused as in a large model
         if strategy == "horovod":
             stack.enter_context(Watchdog(ranks, step_timeout=100)).beat("training")
         results = {case: run_case(ranks, case) for case in CASES}

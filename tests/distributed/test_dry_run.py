@@ -1,4 +1,4 @@
-"""`--dry_run`: YOLOv4 for real, then every check against records that are wrong.
+"""Tests `--dry_run`: a real run of YOLOv4, then every check with wrong results.
 
 Also tests dry_run_process.py.
 """
@@ -29,7 +29,7 @@ YOLOV4 += ("--accumulate_steps=2", "--epochs=40")
 
 
 def start(app: str, *arguments: str) -> None:
-    """What `python <app>/train.py ARGUMENTS` does, in this process."""
+    """Does in this process what `python <app>/train.py ARGUMENTS` does."""
     module, a = parsed(app, *arguments)
     module.start(a)
 
@@ -41,7 +41,7 @@ def efficientdet(drawn, tmp_path) -> list[str]:
 
 
 def run_yolov4(records: pathlib.Path, directory: pathlib.Path, patch: pytest.MonkeyPatch, processes: int):
-    """(the DryRun, its lines by name) in a directory that it is to leave alone but for temporary/."""
+    """Returns (the DryRun, its lines by name). The run must leave nothing in `directory`."""
     (directory / "temporary").mkdir()
     data = [f"--{split}_file_pattern={records}-*.tfrecord" for split in ("train", "eval")]
     kept, report, before = [], dry_run.report, signal.getsignal(signal.SIGTERM)
@@ -58,7 +58,7 @@ def run_yolov4(records: pathlib.Path, directory: pathlib.Path, patch: pytest.Mon
 
 @pytest.fixture(scope="module")
 def one_process(drawn_records, tmp_path_factory):
-    """(the DryRun of one process, its lines): here, and without graphs, which test_two_processes has."""
+    """The DryRun of one process and its lines. It runs here without graphs; test_two_processes has them."""
 
     def in_this_process(command, environment, log_file):
         dry_run_process.main(command[-1])
@@ -72,7 +72,7 @@ def one_process(drawn_records, tmp_path_factory):
 
 @pytest.fixture
 def result(one_process):
-    """The DryRun of two processes that both do what the one did, on other images."""
+    """A DryRun of two processes, made from that of one: they have equal results, on different images."""
     dry = copy.deepcopy(one_process[0])
     dry.processes = 2
     for session in dry.sessions:
@@ -107,7 +107,7 @@ def test_the_numbers_are_those_of_the_real_flags(result):
     assert not any(problems)
     assert "6 on each rank, across one resume" in lines["steps"]
     assert "1 an epoch x 2 ranks x 6 images = 12 of 12" in lines["steps"]
-    # 12 images, 2 ranks x 6, of which 2 batches are an update
+    # a step has 2 ranks x 6 = 12 images; an update has 2 steps, so 24 images
     assert "0.032 x 24 images an update / 64 = 0.012" in lines["learning rate"]
     assert "8 different images in an epoch" in lines["sharding"]
     assert "each image once; AP 0." in lines["evaluation"]
@@ -118,11 +118,11 @@ def test_the_numbers_are_those_of_the_real_flags(result):
 
 
 def failing(result) -> list[str]:
-    """The names of the checks that fail."""
+    """Returns the names of the checks that fail."""
     return [name for name, check in dry_run.CHECKS.items() if check(result)[0]]
 
 
-FAULTS = {  # what is wrong: session, rank (None: a field of the session), name, the wrong value, the check
+FAULTS = {  # fault: (session, rank or None for the session itself, field, its change, the check)
     "a step less": (0, 1, "steps", lambda steps: steps[:-1], "steps"),
     "started anew": (1, 1, "steps", lambda steps: [1, *steps], "steps"),
     "an image twice": (0, 1, "image_ids", lambda ids: [*ids[:-1], ids[0]], "sharding"),
@@ -180,7 +180,7 @@ def test_bad_flags_are_reported_before_anything_starts(monkeypatch, efficientdet
 def test_one_process_needs_no_horovod_and_its_problem_is_the_dry_runs(
     monkeypatch, efficientdet, tmp_path, processes, message
 ):
-    """What only the model's own code finds: one line, from the process."""
+    """A fault that only the model's code finds: the process reports it in one line."""
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     with pytest.raises(UserError, match=message):
@@ -203,7 +203,7 @@ def test_a_session_that_fails_has_the_problem_of_the_rank_that_failed_first(code
 
 
 def test_interrupted_it_leaves_no_process_and_no_file(efficientdet, tmp_path, monkeypatch):
-    """SIGTERM once both ranks run: they are gone when the command is."""
+    """SIGTERM is sent when both ranks run; they have ended when the command ends."""
     (tmp_path / "rank").write_text(
         "import os, signal; open(f'{__file__}.{os.getpid()}', 'w'); signal.pause()"
     )

@@ -1,4 +1,4 @@
-"""Horovod and tf.distribute train as one process does on all the images, and pass messages."""
+"""Horovod and tf.distribute train like one process that gets all images, and pass messages."""
 
 import functools
 import re
@@ -17,14 +17,14 @@ from common.errors import UserError
 from tests.distributed import launching, steps_on_ranks
 
 TIMEOUT = 200  # seconds, for one strategy on a busy machine
-FROZEN = ("adam", "accumulated", "accumulated_on_gpu")  # batch normalisation is: one batch or two alike
+FROZEN = ("adam", "accumulated", "accumulated_on_gpu")  # frozen batch norms: one batch or two give the same
 TF_DISTRIBUTE = ("mirrored", "multi_worker")
 STRATEGIES = (*TF_DISTRIBUTE, "horovod")
 
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory):
-    """results(strategy): what each rank saw; every strategy runs once."""
+    """results(strategy) -> the results of each rank; every strategy runs once."""
 
     @functools.cache
     def of(strategy):
@@ -34,7 +34,7 @@ def results(tmp_path_factory):
         else:
             words = [steps_on_ranks.__file__, strategy, output]
             for result in launching.run_two_replicas(strategy, words, timeout=TIMEOUT):
-                # A watchdog does not report ranks that finish.
+                # The watchdog must not report ranks that finish.
                 assert not re.search(r"\brank\b|^(.*>:)?(error|warning)", result.stderr, re.MULTILINE)
         files = sorted(output.glob("*.msgpack"))
         return [msgspec.msgpack.decode(file.read_bytes()) for file in files]
@@ -43,7 +43,7 @@ def results(tmp_path_factory):
 
 
 def replicas(ranks, case, what):
-    """For each variable the values of all replicas of all ranks: (replicas, ...)."""
+    """Returns for each variable the values of all replicas of all ranks, as an array (replicas, ...)."""
     return [np.concatenate(parts) for parts in zip(*(rank[case][what] for rank in ranks), strict=True)]
 
 
@@ -73,7 +73,7 @@ def test_an_overflow_halves_the_loss_scale_on_all_replicas_and_moves_nothing(res
     (alone,) = results("none")
     for rank in results(strategy):
         seen = rank["overflow"]
-        assert seen["finite"] == [True]  # the loss is; the scaled gradients are the optimizer's matter
+        assert seen["finite"] == [True]  # the loss is finite; the optimizer handles its scaled gradients
         assert np.array_equal(seen["loss_scale"], np.full(len(seen["loss_scale"]), np.float32(3e38) / 2))
         assert seen["updates"] == 0
         for mine, theirs in zip(seen["weights"], alone["overflow"]["weights"], strict=True):
@@ -119,7 +119,7 @@ def test_with_batch_statistics_tf_distribute_and_horovod_agree_replica_by_replic
         pairs = zip(replicas(ranks, "statistics", what), replicas(horovod, "statistics", what), strict=True)
         for mine, theirs in pairs:
             np.testing.assert_allclose(mine, theirs, rtol=1e-5, atol=1e-5, err_msg=what)
-    outputs = [each[0]["statistics"]["outputs"] for each in (ranks, horovod)]  # rank 0 alone evaluated
+    outputs = [each[0]["statistics"]["outputs"] for each in (ranks, horovod)]  # only rank 0 evaluated
     np.testing.assert_allclose(*outputs, rtol=1e-4, atol=1e-5)
 
 
@@ -131,7 +131,7 @@ def test_compressed_gradients_come_back_as_float32_with_the_precision_of_float16
         for half, full in zip(seen["squeezed"], seen["full"], strict=True):
             np.testing.assert_allclose(half, full, rtol=2**-10)
         first = np.array(seen["squeezed"][0])
-        assert (first != seen["full"][0]).all()  # it did travel as float16
+        assert (first != seen["full"][0]).all()  # it was sent as float16
         assert (first.astype(np.float16) == first).all()
 
 
@@ -168,7 +168,7 @@ def test_each_rank_knows_its_place_and_gets_the_messages_of_all(results, strateg
 
 
 def test_sigterm_still_ends_a_worker(results):
-    """TensorFlow's notifier of preemptions would swallow it."""
+    """TensorFlow's preemption notifier would catch the signal."""
     for rank in results("multi_worker"):
         assert not int(rank["messages"]["caught_signals"], 16) & 1 << (signal.SIGTERM - 1)
 
@@ -180,7 +180,7 @@ def test_without_horovod_the_message_says_what_to_do(monkeypatch):
 
 
 def test_horovod_chooses_the_gpu_before_tensorflow_runs_anything(monkeypatch):
-    """Twice, as in an elastic run, where the local rank may change: a process keeps its GPU."""
+    """Horovod starts twice, as in an elastic run, where local ranks may change: a process keeps its GPU."""
     calls = []
     gpus = [types.SimpleNamespace(name=f"/physical_device:GPU:{i}") for i in range(4)]
     seen = list(gpus)

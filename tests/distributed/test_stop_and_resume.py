@@ -1,4 +1,4 @@
-"""A run that was killed, asked to stop, and killed again ends with the weights of one that never stopped."""
+"""A run that is killed, stopped and killed again ends with the weights of a run that never stopped."""
 
 import h5py
 import pytest
@@ -6,12 +6,12 @@ import tensorflow as tf
 
 from tests.soak import soak_kills
 
-# What else a checkpoint has to hold: half an update's gradients, and an evaluation after each epoch.
+# With these flags a checkpoint also holds the gradients of half an update and an evaluation per epoch.
 FLAGS = {1: ("--accumulate_steps=3", "--eval_every=1"), 2: ()}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("app", "ranks"), [("efficientdet", 1), ("yolov4", 2)])  # soak: all
+@pytest.mark.parametrize(("app", "ranks"), [("efficientdet", 1), ("yolov4", 2)])  # `make soak` runs all four
 def test_a_run_that_was_stopped_three_times_ends_with_the_same_bits(app, ranks, tmp_path):
     (line,) = soak_kills.stop_and_resume(
         app, ranks, rounds=1, directory=tmp_path, seed=ranks, flags=FLAGS[ranks]
@@ -21,7 +21,7 @@ def test_a_run_that_was_stopped_three_times_ends_with_the_same_bits(app, ranks, 
 
 
 def test_the_comparison_sees_one_bit(tmp_path):
-    """The proof is worth as much as what compares."""
+    """The test above is only as good as its comparison."""
     for name, value in (("a", 1.0), ("b", 1.0000001)):
         run = tmp_path / name
         (run / "checkpoints" / "00000002").mkdir(parents=True)

@@ -1,7 +1,7 @@
-"""train.py: two ranks with half the batch end with the weights of one, and one goes on with the run of two.
+"""train.py: two ranks with half the batch end with the weights of one, and one rank resumes the run of two.
 
-Each batch is the whole data set, so the order of images has no part in it; augmentation is off; batch norms
-are frozen, because each rank normalises by its own images.
+Each batch is the whole data set, so the order of the images does not matter. Augmentation is off. Batch norms
+are frozen, because each rank normalises by the statistics of its images.
 """
 
 import dataclasses
@@ -32,7 +32,7 @@ def app(request):
 
 @pytest.fixture(scope="module")
 def flags(app, drawn):
-    """flags(output_dir, strategy, replicas)"""
+    """flags(output_dir, strategy, replicas) -> the flags of a training."""
 
     def of(output_dir, strategy, replicas):
         plain = [f"--hparams={TINY[app]},{PLAIN[app]}", r"--freeze=\bbn", "--ema_decay=0.9"]
@@ -65,7 +65,7 @@ def by_two(app, flags, tmp_path_factory):
 
 def assert_same_training(run, alone):
     losses, wanted = ([float(row["loss"]) for row in rows_of(directory)] for directory in (run, alone))
-    assert wanted[-1] < 0.97 * wanted[0]  # it moves
+    assert wanted[-1] < 0.97 * wanted[0]  # the loss falls
     np.testing.assert_allclose(losses, wanted, rtol=1e-4)
     for row, other in zip(rows_of(run), rows_of(alone), strict=True):
         for name in ("epoch", "step", "learning_rate", "boxes_dropped", "boxes_over_limit"):

@@ -1,4 +1,4 @@
-"""A lost rank under horovodrun and under multi_worker: how soon the others end, and what they print."""
+"""Tests a lost rank under horovodrun and multi_worker: how soon the others end, and what they print."""
 
 import re
 import time
@@ -9,7 +9,7 @@ from common.distributed import tf_distribute
 from tests.distributed import launching, watched_steps
 
 SCRIPT = watched_steps.__file__
-STEP_TIMEOUT = 120  # seconds: longer than all that is measured, where something else ends the ranks
+STEP_TIMEOUT = 120  # seconds; longer than the measured times, in which something else ends the ranks
 HANGS = "error: rank 0 .*has not moved for 3 s"
 
 
@@ -31,12 +31,12 @@ def test_a_lost_rank_ends_horovodrun_in_time(act, step_timeout, message):
     assert result.returncode != 0
     assert re.search(message, result.stderr_of(0))
     for rank in (0, 1):
-        assert not re.search(r"^Traceback", result.stderr_of(rank), re.MULTILINE)  # horovodrun has its own
+        assert not re.search(r"^Traceback", result.stderr_of(rank), re.MULTILINE)  # horovodrun prints one
     assert (" in endless" in result.stderr_of(1)) == (act == "sleep")
 
 
 def test_a_killed_worker_ends_the_others_within_a_minute():
-    """Here a worker counts as dead after 5 s."""
+    """In this test a worker counts as dead after 5 s."""
     assert tf_distribute.HEARTBEAT_SECONDS <= 30
     with launching.start_workers([SCRIPT, "kill", "multi_worker", str(STEP_TIMEOUT)]) as (first, second):
         result = first.finish(200)
@@ -48,7 +48,7 @@ def test_a_killed_worker_ends_the_others_within_a_minute():
 
 
 def test_worker_0_does_not_wait_for_ever():
-    """Nor do the others: test_tf_config.py."""
+    """test_tf_config.py tests the same for the other workers."""
     with launching.start_workers([SCRIPT, "missing", "multi_worker", "120"], [0]) as (job,):
         result = job.finish(150)
     assert result.returncode == 1

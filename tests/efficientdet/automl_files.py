@@ -1,7 +1,7 @@
-"""Files as google/automl has them, written without TensorFlow's or Keras' classes for saving.
+"""Writes files in the formats of google/automl, without TensorFlow's or Keras' classes for saving.
 
 automl_d0_names.txt and automl_d0_outputs.txt were written by automl's own Keras model (tf2/
-efficientdet_keras.py, tf_keras 2.21): its variables, and its answers with the weights of `number`.
+efficientdet_keras.py, tf_keras 2.21). They hold its variables, and its outputs with the weights of `number`.
 """
 
 import dataclasses
@@ -16,7 +16,7 @@ from tensorflow.core.protobuf import trackable_object_graph_pb2
 from efficientdet.config import get_config
 
 HERE = pathlib.Path(__file__).parent
-# d0 with one pyramid cell and one convolution in its heads: its variables are some of d0's
+# d0 with one pyramid cell and one convolution in its heads: its variables are a part of those of d0
 SMALL_D0 = dataclasses.replace(
     get_config("efficientdet-d0"), fpn_cells=1, head_repeats=1, image_size=(72, 104)
 )
@@ -38,7 +38,7 @@ SHAPES = {
 
 
 def number(name, shape):
-    """The values of a variable; other names have others."""
+    """Returns the values of a variable, which depend on its name."""
     random = np.random.default_rng(zlib.crc32(name.encode()))
     kind = name.rpartition("/")[2]
     if kind == "gamma" or kind.startswith("WSM"):
@@ -58,7 +58,7 @@ def values_of(model):
 
 
 def write_h5(path, variables):
-    """As Keras 2 lays it out: the layers of the model are groups, names end in `:0`."""
+    """Writes variables as Keras 2 does: the layers of the model are groups, names end in `:0`."""
     with h5py.File(path, "w") as file:
         for name, values in variables.items():
             file[f"{name.split('/')[0]}/{name}:0"] = values
@@ -73,9 +73,9 @@ def write_tensors(prefix, tensors):
 
 
 def write_objects(prefix, variables, lost=None):
-    """tf.train.Checkpoint's: keys are paths of attributes; names stand in the graph, averages are slots.
+    """Writes a tf.train.Checkpoint: keys are attribute paths, names are in the graph, averages are slots.
 
-    `lost`: of the last variable's average "values", or the "attribute" that locates them, too.
+    `lost`: "values" omits those of the last variable's average, "attribute" also what locates them.
     """
     graph = trackable_object_graph_pb2.TrackableObjectGraph()
     root, tensors = graph.nodes.add(), {}

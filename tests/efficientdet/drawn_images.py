@@ -1,4 +1,4 @@
-"""Sizes and colours of drawn pictures with one red rectangle, which is found again in the pixels."""
+"""Sizes and colours of pictures with one red rectangle, and a function that finds it in the pixels."""
 
 import numpy as np
 
@@ -10,7 +10,7 @@ RED = (230, 20, 30)
 
 
 def find_rectangle(normalized: np.ndarray) -> np.ndarray | None:
-    """ltrb in pixels of what is nearer to red than to grey and to the padding; None for a few pixels."""
+    """Returns the ltrb box of the pixels nearer to red than to grey or padding; None if these are few."""
     colors = np.array([RED, GREY, IMAGENET_MEAN])
     pixels = normalized * IMAGENET_STD + IMAGENET_MEAN
     nearest = np.abs(pixels[:, :, np.newaxis] - colors).sum(-1).argmin(-1)

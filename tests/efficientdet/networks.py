@@ -1,4 +1,4 @@
-"""What a network gives with weights that every implementation of it can be given."""
+"""Outputs of a network with weights that every implementation of it can reproduce."""
 
 import zlib
 
@@ -7,15 +7,15 @@ import numpy as np
 
 
 def pseudo_random(shape, seed):
-    """float64 in (-0.5, 0.5), the same on every machine and for every version of NumPy."""
+    """Returns float64 numbers in (-0.5, 0.5), the same on every machine and for every version of NumPy."""
     index = np.arange(np.prod(shape), dtype=np.float64).reshape(shape) + seed
     return np.modf(np.abs(np.sin(index)) * 43758.5453)[0] - 0.5
 
 
 def summarize_outputs(model: keras.Model, training: bool) -> np.ndarray:
-    """(4, levels): mean absolute values and values [1, -1, -1, 5] of the class and of the box outputs.
+    """Returns (4, levels): mean absolute values and values [1, -1, -1, 5], of class and then of box outputs.
 
-    With the numbers of `pseudo_random` as weights, by their paths, and as two images.
+    The weights, by their paths, and the input of two images are numbers of `pseudo_random`.
     """
     for weight in model.weights:
         value = pseudo_random(weight.shape, zlib.crc32(weight.path.encode()))

@@ -1,4 +1,4 @@
-"""EfficientNet and MobileNet against keras.applications and torchvision's parameter counts.
+"""Tests EfficientNet and MobileNet against keras.applications and torchvision's parameter counts.
 
 import_weights/test_imagenet.py compares the features of EfficientNet, test_retinanet.py those of ResNet.
 
@@ -13,8 +13,8 @@ from common.errors import UserError
 from efficientdet.backbone import BACKBONES, extract_features, scaled_blocks
 from efficientdet.resnet import RESNETS
 
-# num_params of each model in torchvision's documentation, less what a detector leaves out: the classifier and
-# the last 1x1 convolution (from so many channels to so many) with its batch norm.
+# num_params of each model in torchvision's documentation, without the parts that a detector does not have:
+# the classifier, and the last 1x1 convolution (`last` to `features` channels) with its batch norm.
 TORCHVISION = {
     name: count - (features * 1000 + 1000) - (last * features + 2 * features)
     for name, last, features, count in [
@@ -44,7 +44,7 @@ def b1():
 
 
 def test_mobilenet_equals_keras_applications_with_the_same_weights():
-    """On odd sides, where Keras' padding is symmetric as well; the epsilon is PyTorch's 1e-5, Keras' 1e-3."""
+    """On odd sides Keras' padding is symmetric, too. The epsilon is PyTorch's 1e-5 here and 1e-3 in Keras."""
     reference = keras.applications.MobileNetV2(include_top=False, weights=None, input_shape=(65, 97, 3))
     taps = ["block_5_add", "block_12_add", "block_16_project_BN"]
     reference = keras.Model(reference.input, [reference.get_layer(tap).output for tap in taps])
@@ -68,7 +68,7 @@ def test_mobilenet_equals_keras_applications_with_the_same_weights():
 
 @pytest.mark.parametrize("name", [name for name in BACKBONES if name in TORCHVISION])
 def test_blocks_of_every_efficientnet_have_torchvisions_parameters(name):
-    """Counted from the blocks, without building the large ones."""
+    """The parameters are computed from the blocks, without building the large models."""
     blocks = scaled_blocks(BACKBONES[name])
     inputs = 8 * round(32 * BACKBONES[name].width / 8 + 1e-6)
     counted = 3 * 3 * 3 * inputs + 2 * inputs
@@ -82,7 +82,7 @@ def test_blocks_of_every_efficientnet_have_torchvisions_parameters(name):
 
 
 def test_resnets_are_as_deep_as_their_names_say():
-    """arXiv 1512.03385: stem, blocks of two or three convolutions, classifier; no projections."""
+    """arXiv 1512.03385 counts the stem, 2 or 3 convolutions a block, and the classifier; no projections."""
     for name in ("resnet-18", "resnet-34", "resnet-50", "resnet-101", "resnet-152"):
         depth = RESNETS[name]
         assert name == f"resnet-{2 + sum(depth.blocks) * (3 if depth.bottleneck else 2)}"
@@ -93,7 +93,7 @@ def test_resnets_are_as_deep_as_their_names_say():
     [("efficientnet-nano", [8, 16, 24, 56, 160]), ("resnet-nano", [32, 32, 64, 128, 256])],
 )
 def test_each_level_halves_the_size_rounding_up(name, channels):
-    """A side of one pixel stays; the other is odd on every level."""
+    """A side of one pixel stays one pixel; odd sides are rounded up."""
     shapes = build(name, (1, 131)).output_shape
     sides = [66, 33, 17, 9, 5]
     assert [shape[1:] for shape in shapes] == list(zip([1] * 5, sides, channels, strict=True))
@@ -110,13 +110,13 @@ def test_stochastic_depth_grows_linearly_and_is_off_for_the_smallest(b1):
     for name, drop in drops.items():
         index = int(name.split(".")[1].removeprefix("block_"))
         assert drop.rate == pytest.approx(0.2 * index / 23)
-        assert drop.noise_shape == (None, 1, 1, 1)  # whole images
+        assert drop.noise_shape == (None, 1, 1, 1)  # drops whole images
 
 
 def test_initial_kernels_are_normal_with_fan_out(b1):
     for name, fan_out in [
         ("backbone.stem.conv", 3 * 3 * 32),
-        ("backbone.block_14.depthwise.conv", 5 * 5),  # of each channel alone
+        ("backbone.block_14.depthwise.conv", 5 * 5),  # each channel separately
         ("backbone.block_17.project.conv", 192),
         ("backbone.block_17.se.expand", 1152),
     ]:

@@ -1,4 +1,4 @@
-"""The published rows, the rules between fields, and that configs and runs of earlier versions are read."""
+"""Tests the published configs, rules between fields, and reading configs and runs of earlier versions."""
 
 import dataclasses
 import json
@@ -13,7 +13,7 @@ from common.training.run_directory import Identity
 from efficientdet.config import DETECTION_FIELDS, LOADER_FIELDS, EfficientDetConfig, get_config
 from efficientdet.model_metadata import make_metadata
 
-# EfficientDetConfig before RetinaNet's fields, without what may change between two sittings.
+# Fields of EfficientDetConfig before those of RetinaNet, except those that may change when a run resumes.
 FIRST = """model_name image_size backbone fpn_channels fpn_cells head_repeats fpn_fusion bn_momentum min_level
 max_level num_scales aspect_ratios anchor_scale augmentation jitter_min jitter_max resize_min resize_max
 flip_prob grid_mask_prob brightness contrast saturation hue min_box_size max_instances focal_alpha focal_gamma
@@ -22,7 +22,7 @@ warmup_learning_rate warmup_epochs clip_norm ema_decay"""
 
 
 def test_efficientdet_has_the_published_rows():
-    """arXiv 1911.09070 table 1; d7x, and sums in place of weights: google/automl efficientdet/README.md."""
+    """arXiv 1911.09070 table 1; d7x, and the sum fusion: google/automl efficientdet/README.md."""
     rows = [get_config(f"efficientdet-d{size}") for size in (*range(8), "7x")]
     assert [row.image_size[0] for row in rows] == [512, 640, 768, 896, 1024, 1280, 1280, 1536, 1536]
     assert [row.image_size[1] for row in rows] == [row.image_size[0] for row in rows]
@@ -35,7 +35,7 @@ def test_efficientdet_has_the_published_rows():
 
 
 def differences(config) -> dict:
-    """What makes a run with this config another one than the run of the earlier version."""
+    """Returns the differences between a run with this config and the same run of the earlier version."""
     metadata = make_metadata(config, LabelMap.numbered(3), 3)
     identity = Identity.of(Args(), Ranks(), config, metadata, may_change=("epochs", *DETECTION_FIELDS))
     before = {name: metadata["config"][name] for name in FIRST.split()}

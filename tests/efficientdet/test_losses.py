@@ -1,4 +1,4 @@
-"""Losses against plain NumPy in float64, Keras, finite differences, and odtk's formula for RetinaNet."""
+"""Tests losses against float64 NumPy, Keras, finite differences, and odtk's formula for RetinaNet."""
 
 import dataclasses
 
@@ -14,7 +14,7 @@ CONFIG = dataclasses.replace(get_config("efficientdet-d0"), image_size=(64, 128)
 
 
 def numpy_focal(logits, classes, alpha=0.25, gamma=1.5, smoothing=0.0):
-    """arXiv 1708.02002 equation 5, element by element."""
+    """Computes the focal loss of arXiv 1708.02002 equation 5, element by element."""
     num_classes = logits.shape[-1] // classes.shape[-1]
     x = logits.astype(np.float64).reshape(-1, num_classes)
     y = (classes.reshape(-1, 1) == np.arange(num_classes)).astype(np.float64)
@@ -31,9 +31,9 @@ def numpy_huber(deltas, targets, classes, delta):
 
 
 def random_level(rng, num_classes=7, size=(2, 5, 3), anchors=9):
-    """Logits, class targets, deltas and box targets, of which a third is 0: aligned exactly.
+    """Returns logits, class targets, deltas and box targets. A third of the box targets is exactly 0.
 
-    google/automl leaves those out of the box loss.
+    google/automl leaves these out of the box loss.
     """
     logits = rng.normal(scale=4, size=(*size, anchors * num_classes)).astype(np.float32)
     classes = rng.integers(-1, num_classes, size=(*size, anchors)).astype(np.int32)
@@ -43,7 +43,7 @@ def random_level(rng, num_classes=7, size=(2, 5, 3), anchors=9):
 
 
 def random_batch(config, num_classes=3):
-    """The arguments of detection_loss for two images, the second without objects; and the levels."""
+    """Returns the arguments of detection_loss for two images, the second without objects; and the levels."""
     rng, count = np.random.default_rng(4), config.anchors_per_location
     levels = [random_level(rng, num_classes, (2, *size), count) for size in config.anchors.feature_sizes]
     targets = {"num_positives": tf.constant([3.0, 0.0])}
@@ -93,7 +93,7 @@ def test_l2_is_half_the_sum_of_squares_of_the_kernels():
     assert len(kernels) == 4  # convolution, depthwise, and both halves of the separable one
     expected = 4e-5 * sum(0.5 * np.sum(np.square(np.array(v))) for v in kernels)
     np.testing.assert_allclose(losses.l2_loss(model.trainable_variables, 4e-5), expected, rtol=1e-5)
-    assert losses.l2_loss([], 4e-5) == 0  # all frozen
+    assert losses.l2_loss([], 4e-5) == 0  # all weights are frozen
 
 
 def test_detection_loss_sums_levels_and_normalises_by_the_positives():
@@ -117,7 +117,7 @@ def test_the_number_of_positives_may_be_that_of_all_replicas():
 
 
 def test_retinanets_loss_is_odtks_but_for_one_more_positive():
-    """odtk/loss.py: sums of focal loss and smooth L1 over the number of positive anchors."""
+    """odtk/loss.py divides the sums of focal loss and smooth L1 by the number of positive anchors."""
     row = get_config("retinanet-rn18fpn")
     arguments, levels = random_batch(dataclasses.replace(row, image_size=(96, 160), min_level=5, max_level=5))
     ((logits, classes, deltas, box_targets),) = levels

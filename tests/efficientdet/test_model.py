@@ -1,4 +1,4 @@
-"""The model against google/automl's: outputs for the same weights, parameters, operations, resampling."""
+"""Tests the model against google/automl's: outputs for equal weights, parameters, operations, resampling."""
 
 import dataclasses
 
@@ -12,7 +12,7 @@ from efficientdet.config import get_config
 from efficientdet.model import FastFusion, build_model
 from tests.efficientdet.networks import summarize_outputs
 
-# What google/automl's Keras model (efficientdet/tf2/efficientdet_keras.py under tf_keras 2.21) gives in
+# Outputs of google/automl's Keras model (efficientdet/tf2/efficientdet_keras.py under tf_keras 2.21) in
 # training mode for 7 classes and 256 x 371 pixels; see networks.summarize_outputs.
 AUTOML_D0_SUM_FUSION_LEVEL_8 = [
     [0.49113, 0.44066, 0.46260, 0.45409, 0.39960, 0.30252],
@@ -27,12 +27,12 @@ ODD_SIZE = (65, 131)
 
 @pytest.fixture(scope="module", params=["efficientdet-nano", "retinanet-nano"])
 def nano(request):
-    """For three classes, at a size that is odd on several levels. Its weights are the initial ones."""
+    """A nano model with its initial weights, for three classes, at a size that is odd on several levels."""
     return build_model(request.param, 3, ODD_SIZE)
 
 
 def test_outputs_of_another_fusion_and_more_levels_equal_automl():
-    """test_automl_weights.py compares d0's own."""
+    """test_automl_weights.py compares the outputs of d0 itself."""
     config = dataclasses.replace(get_config("efficientdet-d0"), fpn_fusion="sum", max_level=8)
     model = build_model("efficientdet-d0", 7, (256, 371), config)
     found = summarize_outputs(model, training=True)
@@ -56,7 +56,7 @@ def test_d0_has_the_published_parameters_and_operations_at_its_default_size():
     options = tf.compat.v1.profiler.ProfileOptionBuilder.float_operation()
     options["output"] = "none"
     profile = tf.compat.v1.profiler.profile(function.graph, options=options)
-    # automl counts multiply-adds; its README says 2.54, and its Keras model gives 2.549 by the same profiler
+    # automl counts multiply-adds: 2.54 in its README, and 2.549 for its Keras model with the same profiler
     assert profile.total_float_ops / 2 / 1e9 == pytest.approx(2.54, abs=0.01)
 
 
@@ -91,7 +91,7 @@ def test_every_weight_gets_a_gradient(nano):
 
 
 def test_config_decides_size_levels_anchors_and_the_heads_layers():
-    """Heads share convolutions over the levels, but not their batch norm."""
+    """The heads share convolutions between levels, but each level has its batch norm."""
     config = dataclasses.replace(
         NANO, image_size=(64, 32), min_level=2, max_level=6, num_scales=2, aspect_ratios=(1.0, 3.0)
     )
@@ -113,7 +113,7 @@ BACKBONES = [
 
 @pytest.mark.parametrize(("name", "changes"), BACKBONES)
 def test_each_family_takes_the_backbones_of_the_other(name, changes):
-    """And has COCO's 90 classes and the size of its config by default."""
+    """By default the model has COCO's 90 classes and the size of its config."""
     config = dataclasses.replace(get_config(name), **SMALL, **changes)
     model, levels, k = build_model(name, config=config), config.anchors.levels, config.anchors_per_location
     assert model.input_shape == (None, 64, 96, 3)
@@ -155,10 +155,10 @@ def resample(features, size):
     return keras.Model(inputs, keras.layers.Identity()(outputs))(features)
 
 
-# Odd sizes lose a row or a column on the way up; a side of one pixel stays.
+# For odd sizes, upsampling drops a row or a column; a side of one pixel stays.
 @pytest.mark.parametrize("size", [(5, 8), (6, 7), (9, 10), (1, 6), (1, 1)])
 def test_resampling_is_that_of_automl(size):
-    """ResampleFeatureMap: resize_nearest_neighbor, and max pooling with a window of stride + 1, SAME."""
+    """automl's ResampleFeatureMap: resize_nearest_neighbor, and max pooling with window stride + 1, SAME."""
     half = tuple((side + 1) // 2 for side in size)
     rng = np.random.default_rng(0)
     coarse, fine = (rng.normal(size=(2, *shape, 4)).astype(np.float32) for shape in (half, size))

@@ -1,4 +1,4 @@
-"""The learning rate at chosen steps, clipping, accumulation and loss scaling, against hand arithmetic."""
+"""Tests learning rates at some steps, clipping, accumulation and loss scaling against hand calculations."""
 
 import dataclasses
 import math
@@ -16,7 +16,7 @@ RETINANET = get_config("retinanet-rn50fpn")
 
 
 def test_published_recipe_at_five_points():
-    """Batch 128 doubles the rate of batch 64: 0.016 at first, 0.16 after one epoch, then a cosine to 0."""
+    """Batch 128 doubles the rates of batch 64: 0.016 at first, 0.16 after one epoch, then a cosine to 0."""
     schedule = make_schedule(CONFIG, effective_batch=128, steps_per_epoch=100)
     points = {0: 0.016, 50: (0.016 + 0.16) / 2, 100: 0.16, 100 + 29900 // 2: 0.08, 30000: 0, 99999: 0}
     for step, expected in points.items():
@@ -27,7 +27,7 @@ def test_published_recipe_at_five_points():
     ("changes", "warmup_steps"), [({}, 10), ({"warmup_epochs": 3.0}, 10), ({"warmup_epochs": 0.0}, 0)]
 )
 def test_a_warm_up_of_all_or_nothing_is_finite(changes, warmup_steps):
-    """One epoch, where automl divides by zero: all of it is warm-up."""
+    """In a run of one epoch automl divides by zero; here the whole run is warm-up."""
     config = dataclasses.replace(CONFIG, epochs=1, **changes)
     schedule = make_schedule(config, 64, 10)
     assert schedule.warmup_steps == warmup_steps
@@ -37,7 +37,7 @@ def test_a_warm_up_of_all_or_nothing_is_finite(changes, warmup_steps):
 
 
 def odtk_rate(iteration: int) -> float:
-    """odtk/train.py, schedule, with its defaults (odtk/main.py)."""
+    """Returns the rate of odtk/train.py, schedule, with its defaults (odtk/main.py)."""
     if iteration <= 1000:
         return 0.01 * (0.9 * iteration / 1000 + 0.1)
     return 0.01 * 0.1 ** len([m for m in (60_000, 80_000) if m <= iteration])
@@ -45,7 +45,7 @@ def odtk_rate(iteration: int) -> float:
 
 @pytest.mark.parametrize("batch, accumulate", [(16, 1), (8, 1), (64, 1), (64, 4)])
 def test_retinanet_has_odtks_rates_for_every_batch(batch, accumulate):
-    """Four times the images an update: a quarter of the updates, at four times the rate."""
+    """With four times the images per update, a run has a quarter of the updates, at four times the rate."""
     steps_per_epoch = 1000 * 16 * accumulate // batch
     assert num_epochs(RETINANET, batch, steps_per_epoch, accumulate) == 90
     schedule = make_schedule(RETINANET, batch, steps_per_epoch, accumulate)

@@ -1,4 +1,4 @@
-"""How the stages of the DALI pipeline are put together, and that `dataset` gives what its graph gives.
+"""Tests how the DALI pipeline joins its stages, and that `dataset` gives the same as its graph.
 
 tests/oracle/test_efficientdet_oracle.py compares every stage of pipeline.py and crops.py with NumPy;
 test_loaders.py tests seeds, ranks and resuming.
@@ -32,7 +32,7 @@ def make(source, config=NANO, **options) -> EfficientDetPipeline:
 
 
 def first_batch(loader: EfficientDetPipeline) -> dict[str, np.ndarray]:
-    """From the DALI pipeline itself, by name."""
+    """Returns the first batch of the DALI pipeline itself, by name."""
     outputs = [np.asarray(output.as_tensor()) for output in loader.pipeline.run()]
     return dict(zip(loader.element_spec, outputs, strict=True))
 
@@ -57,7 +57,7 @@ def test_each_change_of_pixels_works_alone(rectangles):
 
 @pytest.mark.parametrize("training", [True, False])
 def test_dataset_gives_what_the_graph_gives_under_the_promised_names(rectangles, training):
-    """Targets are encoded after the graph there and by fn.box_encoder here."""
+    """`dataset` encodes targets after the graph; first_batch gets them from fn.box_encoder."""
     config = dataclasses.replace(NANO, augmentation="scale_jitter")
     loader = make(rectangles, config, training=training, count_lost=True, seed=5)
     names = ["num_positives", "boxes", "classes"]
@@ -88,7 +88,7 @@ def test_gpu_graph_gives_what_the_cpu_graph_gives(rectangles):
     for _ in range(3):
         for name, one, other in zip(cpu.element_spec, cpu.pipeline.run(), gpu.pipeline.run(), strict=True):
             one, other = np.asarray(one.as_tensor()), np.asarray(other.as_cpu().as_tensor())
-            if name == "images":  # every other one is a PNG: decoded alike, and resized alike to a level
+            if name == "images":  # every second image is a PNG: equal when decoded, to one level when resized
                 assert np.abs(one - other)[1::2].max() < 2.5 / 57
             else:
                 np.testing.assert_allclose(one, other, atol=1e-5, err_msg=name)

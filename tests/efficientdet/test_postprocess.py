@@ -1,4 +1,4 @@
-"""Candidates against brute force in NumPy: a top-k over everything, decoded in float64; what becomes of them.
+"""Tests NMS candidates against brute force (a top-k over all scores, decoded in float64), and detections.
 
 tests/common/test_nms.py compares the suppression with brute force.
 """
@@ -15,20 +15,20 @@ from efficientdet.postprocess import candidates, decode_all, detect
 
 CLASSES = 5
 SETTINGS = {"image_size": (128, 192), "max_level": 6, "nms_candidates": 2000, "score_threshold": 0.05}
-NINE = {"num_scales": 3, "aspect_ratios": (1.0, 2.0, 0.5)}  # anchors of a place, as the published models have
+NINE = {"num_scales": 3, "aspect_ratios": (1.0, 2.0, 0.5)}  # anchors per cell, as in the published models
 CONFIG = dataclasses.replace(get_config("efficientdet-nano"), **SETTINGS, **NINE)
 ANCHORS = CONFIG.anchors
 
 
 def random_outputs(batch_size=2, seed=0):
-    """Flat logits (B, A, C) and deltas (B, A, 4), so that many boxes overlap."""
+    """Returns flat logits (B, A, C) and deltas (B, A, 4); many of the boxes overlap."""
     rng = np.random.default_rng(seed)
     logits = rng.normal(-1.5, 1.5, (batch_size, ANCHORS.num_anchors, CLASSES)).astype(np.float32)
     return logits, rng.normal(0, 0.3, (batch_size, ANCHORS.num_anchors, 4)).astype(np.float32)
 
 
 def per_level(flat):
-    """(B, A, n) -> the tensors that the model gives, (B, h, w, 9 n)."""
+    """Splits (B, A, n) into the model's output tensors, (B, h, w, 9 n)."""
     levels, start = [], 0
     for height, width in ANCHORS.feature_sizes:
         size = height * width * 9
@@ -46,7 +46,7 @@ def sigmoid(logits):
 
 
 def decode_numpy(deltas):
-    """Deltas (A, 4) dy dx dh dw -> float64 (A, 4) ltrb normalised, from the anchors in tlbr pixels."""
+    """Decodes deltas (A, 4) dy dx dh dw to float64 (A, 4) ltrb normalised, from anchors in tlbr pixels."""
     top, left, bottom, right = ANCHORS.boxes.T.astype(np.float64)
     dy, dx, dh, dw = deltas.T.astype(np.float64)
     height, width = np.exp(dh) * (bottom - top), np.exp(dw) * (right - left)
@@ -55,7 +55,7 @@ def decode_numpy(deltas):
     return boxes_px / [192, 128, 192, 128]
 
 
-@pytest.mark.parametrize("count", [37, 30_000])  # 30,000 is more than all anchors and classes
+@pytest.mark.parametrize("count", [37, 30_000])  # 30,000 is more than anchors x classes
 def test_candidates_are_those_of_a_top_k_over_everything_ties_included(count):
     logits, deltas = random_outputs()
     logits = np.round(logits)  # about ten different values: almost everything is tied
@@ -103,7 +103,7 @@ def test_what_is_not_finite_is_no_detection_and_harms_no_other():
     logits[0, bad[2::5]] = np.inf
     deltas[0, bad[3::5], 1] = np.nan
     deltas[0, bad[4::5], 2] = 1000  # exp overflows
-    # Boxes are known only after the candidates are chosen: let all be candidates.
+    # Boxes are decoded only after the candidates are chosen, so all anchors have to be candidates.
     config = dataclasses.replace(CONFIG, nms_candidates=ANCHORS.num_anchors * CLASSES)
     found, expected = run(logits, deltas, config), run(quiet_logits, quiet_deltas, config)
     for one, other in zip(found, expected, strict=True):

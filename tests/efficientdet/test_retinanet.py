@@ -1,6 +1,6 @@
-"""RetinaNet: outputs against keras-hub's, and its rows against odtk and the paper.
+"""Tests RetinaNet: outputs against keras-hub's, and its configs against odtk and the paper.
 
-test_losses.py has its loss, test_optimization.py its learning rates, test_model.py what all networks share.
+test_losses.py tests its loss, test_optimization.py its learning rates, test_model.py what all networks share.
 
 Also tests resnet.py; retinanet_rows.py.
 """
@@ -12,7 +12,7 @@ from efficientdet.config import MODEL_NAMES, get_config
 from efficientdet.model import build_model
 from tests.efficientdet.networks import summarize_outputs
 
-# What keras-hub 0.32.0's ResNetBackbone and FeaturePyramid (use_p5=True) and, in the heads, tf.nn.conv2d give
+# Outputs of keras-hub 0.32.0's ResNetBackbone and FeaturePyramid (use_p5=True), with heads of tf.nn.conv2d,
 # for 7 classes and 160 x 288 pixels; see networks.summarize_outputs.
 KERAS_HUB = {
     "retinanet-rn18fpn": [
@@ -32,7 +32,7 @@ KERAS_HUB = {
 
 @pytest.mark.parametrize("name", KERAS_HUB)
 def test_outputs_equal_keras_hub(name):
-    """By every weight: test_model.py finds no idle one."""
+    """Every weight counts: test_model.py tests that each one changes the outputs."""
     model = build_model(name, 7, (160, 288))
     np.testing.assert_allclose(summarize_outputs(model, training=False), KERAS_HUB[name], atol=5e-5)
 

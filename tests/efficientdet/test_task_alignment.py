@@ -1,4 +1,4 @@
-"""Task-aligned assignment and its loss, box by box and anchor by anchor in plain NumPy (arXiv 2108.07755)."""
+"""Tests task-aligned assignment and its loss against loops over boxes and anchors (arXiv 2108.07755)."""
 
 import dataclasses
 

@@ -1,6 +1,6 @@
-"""The random stages of the tf.data twin against NumPy, given the draws.
+"""Tests the random stages of the tf.data loader against NumPy, with given random numbers.
 
-tests/apps/test_loaders.py compares the twin with DALI where nothing is random.
+tests/apps/test_loaders.py compares this loader with DALI where nothing is random.
 """
 
 import dataclasses

@@ -1,4 +1,4 @@
-"""What the tests of the examples read."""
+"""The data that the tests of the examples read."""
 
 import json
 
@@ -11,9 +11,9 @@ from tools.conversion.coco_to_tfrecord import write_tfrecords
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory) -> dict[str, tuple]:
-    """Reader -> (the app's source, the example's fields) of a hundred hard images.
+    """A hundred difficult images: {reader: (source of the app, fields of the example)}.
 
-    Image ids are in no order and above 2**31.
+    The image ids are not sorted and are above 2**31.
     """
     directory = tmp_path_factory.mktemp("fuzzed")
     write_fuzzed_set(directory)

@@ -1,4 +1,4 @@
-"""Runs an example as its only copied file."""
+"""Runs an example in a directory without any other file."""
 
 import pathlib
 import shutil

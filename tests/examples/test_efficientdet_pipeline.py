@@ -1,4 +1,4 @@
-"""examples/efficientdet_pipeline.py has the app's batches, bit for bit, and runs where nothing else is."""
+"""examples/efficientdet_pipeline.py gives the app's batches bit for bit, and runs without other files."""
 
 import dataclasses
 
@@ -14,9 +14,9 @@ from tests.examples.standalone import run_alone
 
 NAME = "efficientdet_pipeline.py"
 BATCH = 10
-STEPS = 4  # of three shards of a hundred images: the fourth begins another epoch
+STEPS = 4  # with three shards of a hundred images, the fourth step begins another epoch
 ALL_ON = {"grid_mask_prob": 0.7, "brightness": 0.3, "contrast": 0.2, "saturation": 0.5, "hue": 20.0}
-# (fields of the app's config, (shard_id, num_shards)), for one seed after the other.
+# (fields of the app's config, (shard_id, num_shards)); the seeds use them in rotation.
 VARIANTS = (
     (ALL_ON | {"image_size": (128, 192), "max_instances": 15}, (0, 1)),
     (ALL_ON | {"image_size": (200, 136), "brightness": 0.0, "flip_prob": 0.0, "min_box_size": 3.0}, (1, 3)),
@@ -29,7 +29,7 @@ VARIANTS = (
 
 
 def of_app_and_example(data, reader: str, crop: str, seed: int) -> tuple:
-    """The app's loader, and the example's config and shard for the same batches."""
+    """Returns the app's loader, and the example's config and shard for the same batches."""
     source, files = data[reader]
     fields, shard = VARIANTS[seed % len(VARIANTS)]
     fields = {"augmentation": crop, "resize_min": 60, "resize_max": 150} | fields
@@ -49,7 +49,7 @@ def of_app_and_example(data, reader: str, crop: str, seed: int) -> tuple:
 
 
 def arrays(pipeline) -> list[np.ndarray]:
-    """One batch of a pipeline."""
+    """Returns one batch of a pipeline."""
     return [np.asarray(output.as_tensor()) for output in pipeline.run()]
 
 

@@ -1,6 +1,6 @@
-"""examples/keras_fit.py, by each app's fit_model.py, trains as train.py: each step, and over two sessions.
+"""examples/keras_fit.py, with each app's fit_model.py, trains like train.py, also when it is resumed.
 
-Run as a program, this file trains a few steps by both loops and writes the losses of each.
+Run as a program, this file trains a few steps with both loops and writes the losses of each.
 """
 
 import dataclasses
@@ -37,7 +37,7 @@ FOR_YOLOV4 = {  # the changes that the example names
 
 
 def example_of(app):
-    """The example as a module, changed for the app as its docstring describes."""
+    """Returns the example as a module, changed for the app as its docstring describes."""
     source = (ROOT / "examples/keras_fit.py").read_text()
     for old, new in FOR_YOLOV4.items() if app == "yolov4" else ():
         assert old in source
@@ -50,7 +50,7 @@ def example_of(app):
 
 @pytest.mark.parametrize("app", ["efficientdet", pytest.param("yolov4", marks=pytest.mark.slow)])
 def test_a_continued_run_ends_as_train_py_does(app, drawn, tmp_path, monkeypatch):
-    """Each batch is the whole data set without augmentation: the order of images has no part in it."""
+    """Each batch is the whole data set without augmentation, so the order of images does not matter."""
     plain = "--ema_decay=0.9", f"--hparams={TINY[app]},{PLAIN[app]}"
     words = "--epochs=2", "--steps_per_epoch=1", "--eval_every=0", *coco_flags(drawn, "eval"), *plain
     train, a = parsed(app, *training_flags(app, drawn, tmp_path / "train", "none", IMAGES), *words)
@@ -64,7 +64,7 @@ def test_a_continued_run_ends_as_train_py_does(app, drawn, tmp_path, monkeypatch
         train.start(a)
         with monkeypatch.context() as patch:
             patch.setattr(Checkpoints, "save", lambda self: next(left) and save(self))
-            with pytest.raises(StopIteration):  # in place of the second checkpoint
+            with pytest.raises(StopIteration):  # raised in place of the second checkpoint
                 fit()
         fit()
     losses = [float(row["loss"]) for row in rows_of(tmp_path / "train")]
@@ -94,17 +94,17 @@ def test_each_step_has_the_loss_of_train_py(app, strategy, drawn, tmp_path):
     words = [__file__, app, *training_flags(app, drawn, tmp_path, strategy, 4), "--epochs=1"]
     more = ",multi_scale=2,learning_rate=0.008" if app == "yolov4" else ""
     words += ["--clip_norm=0.5", f"--hparams={TINY[app]}{more}"]
-    launcher = "horovod" if strategy == "horovod" else "mirrored"  # two devices, of which "none" takes one
+    launcher = "horovod" if strategy == "horovod" else "mirrored"  # two devices; the strategy "none" uses one
     launching.run_two_replicas(launcher, [*words, "--steps_per_epoch=20"], timeout=500)
     trained, fitted = json.loads((tmp_path / "losses.json").read_text())
     assert len(trained) == 20
     assert np.ptp(trained) > 0.01
-    # With every image size of YOLOv4 the two graphs differ in last digits, which its targets amplify.
+    # At the image sizes of YOLOv4 the two graphs differ in the last digits, and its targets amplify this.
     np.testing.assert_allclose(fitted, trained, rtol=1e-5 if app == "efficientdet" else 1e-3)
 
 
 def losses_of_both(app, words):
-    """Writes the loss of each step, the mean over all replicas: by train.py, and by `fit`."""
+    """Writes the loss of each step, as a mean over all replicas: first of train.py, then of `fit`."""
     example, after_step = example_of(app), Run.after_step
     on_batch_end = example.MovingAverage.on_train_batch_end
     trained, fitted = [], []
@@ -115,14 +115,14 @@ def losses_of_both(app, words):
 
     def note_fitted(self, batch, logs):
         fitted.append(float(np.mean(self.ranks.gather(logs["loss"]))))
-        self.model.reset_metrics()  # else it is the mean since the start of the epoch
+        self.model.reset_metrics()  # otherwise it would be the mean since the start of the epoch
         on_batch_end(self, batch, logs)
 
     module, a = parsed(app, *words)
     with (
         mock.patch.object(Run, "after_step", note_trained),
         mock.patch.object(example.MovingAverage, "on_train_batch_end", note_fitted),
-        # One strategy for both: the collectives of a second one would take the keys of the first.
+        # Both use one strategy, because a second one would reuse the keys of the first one's collectives.
         mock.patch.object(ranks, "start", functools.cache(ranks.start)),
         mock.patch.object(ranks.HorovodRanks, "close"),
     ):

@@ -1,4 +1,4 @@
-"""examples/yolov4_pipeline.py and yolov4_fresh_mosaic.py: the app's batches bit for bit; each runs alone."""
+"""examples/yolov4_pipeline.py and yolov4_fresh_mosaic.py give the app's batches; each runs alone."""
 
 import dataclasses
 import subprocess
@@ -14,10 +14,10 @@ from tests.examples.standalone import run_alone
 from yolov4.config import get_config
 from yolov4.pipeline import YOLOv4Pipeline
 
-BATCH, STEPS = 10, 4  # a third of the hundred images ends within four batches: the next epoch begins
+BATCH, STEPS = 10, 4  # four batches are more than a third of the hundred images: the next epoch begins
 MOSAICS = [(yolov4_pipeline, 0.0), (yolov4_pipeline, 0.6)]
 MOSAICS += [(yolov4_fresh_mosaic, 0.5), (yolov4_fresh_mosaic, 1.0)]
-# One for each seed in turn: fields of both configs, (shard_id, num_shards), and how the images are stored.
+# The seeds use them in rotation: fields of both configs, (shard_id, num_shards), and the kind of files.
 VARIANTS = (
     ({"image_size": (128, 192), "letterbox": True, "max_instances": 15}, (0, 1), "coco"),
     ({"image_size": (96, 96), "min_box_size": 3.0, "flip_prob": 0.0, "hue": 0.0}, (1, 3), "tfrecord"),

@@ -1,7 +1,7 @@
-"""A small sound data set to be spoilt: one thing in it goes wrong, chosen by a seed.
+"""A small valid data set in which one fault is made; a seed chooses where.
 
-Each fault is a function under `@fault(kind)`: it spoils a `DataSet` and returns what the report contains, at
-least: the id of the offender and the value or the file. Without a return value it must contain `words`.
+Each fault is a function with the decorator `@fault(kind)`. It damages a `DataSet` and returns texts that the
+report must contain: the id of the record, and the value or the file. If it returns None, `words` are used.
 """
 
 import dataclasses
@@ -18,15 +18,15 @@ LFS_POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a21461
 
 
 class DataSet:
-    """A sound COCO data set to be spoilt: six images, boxes within them, ids with gaps.
+    """A valid COCO data set to be damaged: six images, boxes inside them, ids with gaps.
 
     Attributes:
-        directory: it has images/ and, once written, instances.json.
-        random: seeded; chooses the victims.
-        document: the json to be.
-        content: the bytes of the json where they are not those of `document`.
-        image, annotation: the victims, never the first.
-        options: of the check, `decode` and others.
+        directory: directory of images/ and, after `write`, of instances.json.
+        random: seeded random numbers, which choose the victims.
+        document: content of the json.
+        content: bytes of the json, if a fault replaces those of `document`.
+        image, annotation: the victims, to which faults are applied; never the first ones.
+        options: options of the check, for example `decode`.
     """
 
     def __init__(self, directory: pathlib.Path, seed: int):
@@ -61,16 +61,16 @@ class DataSet:
 
     @property
     def file(self) -> pathlib.Path:
-        """The victim's image file."""
+        """The image file of the victim."""
         return self.images_dir / self.image["file_name"]
 
     @property
     def words(self) -> list[str]:
-        """How a report must name the victim's image."""
+        """Texts with which a report must name the victim's image."""
         return [f"image {self.image['id']} ('{self.image['file_name']}')"]
 
     def write(self) -> None:
-        """Writes the json, where no fault has put something else in its place."""
+        """Writes the json, unless a fault has put something else in its place."""
         if not self.json_path.exists() and not self.json_path.is_symlink():
             sound = json.dumps(self.document).encode()
             self.json_path.write_bytes(sound if self.content is None else self.content)
@@ -78,7 +78,7 @@ class DataSet:
 
 @dataclasses.dataclass(frozen=True)
 class Fault:
-    """One fault: its name, the kind that the report must give it, and how it is made."""
+    """One fault: its name, its kind in the report, and the function that makes it."""
 
     name: str
     kind: str
@@ -89,13 +89,13 @@ class Fault:
         return zlib.crc32(self.name.encode())
 
     def words(self, data) -> list[str]:
-        """Spoils the data; returns what the report must contain."""
+        """Damages the data; returns the texts that the report must contain."""
         words = self.spoil(data)
         return data.words if words is None else words
 
 
 def registry(faults: list[Fault]):
-    """The decorator `@fault(kind)`, which adds what it decorates to a list."""
+    """Returns the decorator `@fault(kind)`, which adds the decorated function to `faults`."""
 
     def fault(kind: str, name: str | None = None):
         def register(spoil: Callable):

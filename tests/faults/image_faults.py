@@ -19,7 +19,7 @@ AVIF = b"\0\0\0\x20ftypavif\0\0\0\0avifmif1" + bytes(500)
 
 
 def rewritten(name: str, kind: str, change: Callable[[bytes], bytes], *words: str) -> None:
-    """A fault: `change` makes other bytes of the image's. Damage is decoded."""
+    """Adds a fault: `change` replaces the bytes of the image. Damaged images are checked with `decode`."""
 
     def spoil(data):
         data.file.write_bytes(change(data.file.read_bytes()))

@@ -1,4 +1,4 @@
-"""Every fault of the corpus is reported before the first step: its kind, the file, the id of the offender."""
+"""Every fault is reported before the first training step, with its kind, the file and the record's id."""
 
 import pathlib
 
@@ -16,7 +16,7 @@ from tools.synthetic import draw_dataset
 
 FAULTS = [*image_faults.FAULTS, *json_faults.FAULTS]
 UNREADABLE = [fault for fault in FAULTS if KINDS[fault.kind].severity is Severity.IMAGE]
-PERMITTED = {"crowd", "image-without-boxes"}  # said of sound data, too
+PERMITTED = {"crowd", "image-without-boxes"}  # valid data may have these issues, too
 
 
 def open_data(data: DataSet, policy: ImagePolicy = ImagePolicy()):
@@ -25,7 +25,7 @@ def open_data(data: DataSet, policy: ImagePolicy = ImagePolicy()):
 
 
 def check_report(kind: str, issues: Issues, words: list[str]) -> None:
-    """The issue contains the words; the report has no other error and no other repair."""
+    """Asserts that the issue of this kind contains the words, and that all other issues are warnings."""
     allowed = {kind, "image-empty" if kind == "no-images" else ""}
     assert not [i.kind for i in issues if i.kind not in allowed and i.severity is not Severity.WARNING]
     line = issues[kind].line()
@@ -33,7 +33,7 @@ def check_report(kind: str, issues: Issues, words: list[str]) -> None:
 
 
 def what_is_found(given: DataFlags, options: dict) -> Issues:
-    """What opening the data for training finds, whether or not it stops."""
+    """Returns the issues that opening the data for training finds, even if they stop it."""
     try:
         return open_source(*given, policy=ImagePolicy(**options)).annotations.issues
     except DataError as error:
@@ -179,7 +179,7 @@ def test_the_corpus_is_large_and_complete():
     faults = [*FAULTS, *record_faults.FAULTS]
     assert len({fault.name for fault in faults}) == len(faults) >= 60
     below = {"eval-categories", "fewer-than-batch", "too-many-boxes"}
-    permissions = {"image-unreadable"}  # tests may run as root, whom nothing is forbidden
+    permissions = {"image-unreadable"}  # not tested, because root may read every file
     of_converters = {"label-file", "label-line", "label-turned", "label-missing"}  # test_voc.py, test_yolo.py
     of_converters |= {"polygon", "difficult", "voc-zero"}
     assert {fault.kind for fault in faults} | below | permissions | of_converters == set(KINDS)

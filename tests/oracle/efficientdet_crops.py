@@ -1,7 +1,7 @@
-"""Which window of an image EfficientDet's crops show, and how large, from their definitions and the draws.
+"""Computes EfficientDet's crops from their definitions and given random numbers.
 
-All return the window, (top, left, height, width) in pixels of the image, and (height, width) in the network
-input.
+All functions return the window, (top, left, height, width) in pixels of the image, and its (height, width) in
+the network input.
 """
 
 import math
@@ -15,14 +15,14 @@ Crop = tuple[tuple[int, ...], tuple[int, int]]
 
 
 def whole_image(size, image_size) -> Crop:
-    """All of the image, as large as fits."""
+    """Shows the whole image, as large as fits."""
     return (0, 0, *size), numpy_images.letterbox(size, image_size, centered=False)[2:]
 
 
 def jittered_crop(size, image_size, jitter, shares) -> Crop:
-    """google/automl efficientdet/dataloader.py: resize to `jitter` times what fits, crop what is too large.
+    """google/automl efficientdet/dataloader.py: resizes to `jitter` times the size that fits, then crops.
 
-    The crop is the nearest one that consists of whole pixels of the stored image.
+    The result is the nearest crop that consists of whole pixels of the stored image.
     """
     scale = jitter * min(image_size[0] / size[0], image_size[1] / size[1])
     starts, lengths, shown = [], [], []
@@ -30,22 +30,22 @@ def jittered_crop(size, image_size, jitter, shares) -> Crop:
         scaled = max(nearest(side * scale), 1)
         shown.append(min(scaled, limit))
         lengths.append(min(max(nearest(side * shown[-1] / scaled), 1), side))
-        places = side - lengths[-1] + 1  # where the crop may begin, each as often as the others
+        places = side - lengths[-1] + 1  # number of possible starts, all equally likely
         starts.append(min(int(share * places), places - 1))
     return (*starts, *lengths), tuple(shown)
 
 
 def resize_range_crop(size, image_size, drawn) -> Crop:
-    """The shorter side has the drawn number of whole pixels, unless that does not fit."""
+    """Resizes the shorter side to `drawn`, rounded down, or to a smaller size if that does not fit."""
     window, largest = whole_image(size, image_size)
-    # Halves are frequent here, and where they go is a matter of rounding: hence float32, as in the graph.
+    # float32 as in the graph: halves are frequent here, and the precision decides how they are rounded.
     scale = np.float32(math.floor(drawn)) / np.float32(min(size))
     scaled = [nearest(np.float32(side) * scale) for side in size]
     return window, tuple(map(min, scaled, largest))
 
 
 def cropped(size, image_size, anchor, shape) -> Crop:
-    """The whole pixels within the drawn crop (x, y, shares of the image), as large as fits."""
+    """Shows the whole pixels within a crop (x, y, as shares of the image), as large as fits."""
     starts, lengths = [], []
     for side, start, length in zip(size, anchor[::-1], shape[::-1], strict=True):
         first = min(math.ceil(start * side - 1e-3), side - 1)

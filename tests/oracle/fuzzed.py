@@ -1,4 +1,4 @@
-"""A hundred synthetic images of all shapes and formats with boxes of all kinds, and what is known of them."""
+"""A hundred synthetic images of all shapes and formats with boxes of all kinds, and their ground truth."""
 
 import json
 import pathlib
@@ -12,13 +12,13 @@ from common.datacheck.datasets import open_coco
 from common.datasets import CocoSource
 
 NUM_IMAGES = 100
-CATEGORY_IDS = (90, 3, 17)  # with gaps and in no order: class 0 is the 3
+CATEGORY_IDS = (90, 3, 17)  # with gaps and not sorted: class 0 is category 3
 SIZES = [(1, 1), (1, 37), (53, 1), (2, 2), (3, 5), (7, 300), (300, 7), (641, 427), (427, 641), (128, 192)]
-COUNTS = [0, 1, 1, 2, 2, 3, 5, 8, 13, 21, 34, 60, 99, 100, 101, 150, 200]  # boxes of an image
-FEW = 2  # boxes of an image that are mostly large, so that it can be cropped by their IoU with the crop
-MOST_DRAWN = 12  # boxes of an image that are seen in it
+COUNTS = [0, 1, 1, 2, 2, 3, 5, 8, 13, 21, 34, 60, 99, 100, 101, 150, 200]  # numbers of boxes in an image
+FEW = 2  # images with at most so many boxes have large ones, so that crops by their IoU exist
+MOST_DRAWN = 12  # boxes of an image that its pixels show
 
-# tests/common/image_variants.py has the other ways to store an image.
+# tests/common/image_variants.py has other ways to store an image.
 FORMATS = [("jpeg", mode) for mode in ("RGB", "L", "RGB", "CMYK")]
 FORMATS += [("png", mode) for mode in ("RGB", "RGBA", "P", "L")]
 KINDS = {"any": 0.6, "tiny": 0.15, "border": 0.12, "whole": 0.02, "outside": 0.08, "empty": 0.03}
@@ -27,7 +27,7 @@ LIES_ON_ITS_SIDE[0x0112] = 6
 
 
 class Annotated(NamedTuple):
-    """One image as training should see it: boxes clipped to the image, none without area, no crowds."""
+    """One image as training should get it: boxes clipped to the image, none without area, no crowds."""
 
     image_id: int
     pixels: np.ndarray  # uint8 (height, width, 3) RGB, as stored
@@ -40,7 +40,7 @@ class Annotated(NamedTuple):
 
 
 class FuzzedSet(NamedTuple):
-    """A source for loaders, and what is known of its images, by id in the order of the file."""
+    """A source for loaders, and the ground truth of its images, by id in the order of the json."""
 
     source: CocoSource
     images: dict[int, Annotated]
@@ -65,7 +65,7 @@ def write_fuzzed_set(directory: pathlib.Path) -> FuzzedSet:
             category_id, is_crowd = int(random.choice(CATEGORY_IDS)), int(random.random() < 0.02)
             of_image = {"image_id": image_id, "category_id": category_id}
             annotations.append(of_image | {"bbox": box, "iscrowd": is_crowd})
-    random.shuffle(annotations)  # they need not be grouped by image
+    random.shuffle(annotations)  # a json may list them in any order
     document = {
         "images": images,
         "annotations": [{"id": i, **annotation} for i, annotation in enumerate(annotations, 1)],
@@ -89,7 +89,7 @@ def _as_trained(image_id: int, path: pathlib.Path, annotations: list[dict]) -> A
 
 
 def draw_image(random: np.random.Generator, height: int, width: int, boxes_ltwh_px: Iterable) -> np.ndarray:
-    """uint8 (height, width, 3): a smooth background, and a flat rectangle for each box."""
+    """Draws a smooth background, and a flat rectangle for each box; returns uint8 (height, width, 3)."""
     coarse = random.integers(0, 256, (height // 24 + 2, width // 24 + 2, 3), np.uint8)
     image = np.array(Image.fromarray(coarse).resize((width, height), Image.Resampling.BICUBIC))
     for left, top, box_width, box_height in boxes_ltwh_px:
@@ -99,9 +99,9 @@ def draw_image(random: np.random.Generator, height: int, width: int, boxes_ltwh_
 
 
 def draw_box(random: np.random.Generator, height: int, width: int, smallest: float) -> list[float]:
-    """ltwh in pixels: of any size, tiny, at a border, the whole image, reaching outside, without area.
+    """Returns a random box, ltwh in pixels: any size, tiny, at a border, whole image, outside, without area.
 
-    Those of any size are at least the square of `smallest` times as large as the image, in both directions.
+    A side of a box of any size is at least `smallest` ** 2 of the image's side.
     """
     kind, limits = random.choice(list(KINDS), p=list(KINDS.values())), np.array([width, height], float)
     if kind == "whole":
@@ -117,6 +117,6 @@ def draw_box(random: np.random.Generator, height: int, width: int, smallest: flo
         start += random.choice([-1, 1], 2) * sides * random.uniform(0, 1.5, 2)
     elif kind == "empty":
         sides[random.integers(2)] = 0.0
-    if random.random() < 0.3:  # as people draw them
+    if random.random() < 0.3:  # whole pixels, as in labels made by people
         start, sides = np.round(start), np.round(sides)
     return [*start.tolist(), *sides.tolist()]

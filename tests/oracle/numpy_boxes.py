@@ -1,23 +1,23 @@
-"""What happens to boxes in both pipelines, in NumPy and float64, and how to compare with what came out.
+"""Changes boxes as both pipelines do, in NumPy and float64, and compares them with the outputs.
 
 Boxes are ltrb in pixels, of the stored image or of the network input.
 """
 
 import numpy as np
 
-PIXEL = 0.01  # boxes agree to this
-DOUBTFUL = 1e-3  # pixels around a threshold within which a box may stay or go
-DOUBTFUL_AREA = 1e-4  # likewise of the areas that max_instances chooses by, relative
+PIXEL = 0.01  # tolerance of boxes, in pixels
+DOUBTFUL = 1e-3  # pixels around a threshold in which a box may be kept or dropped
+DOUBTFUL_AREA = 1e-4  # the same for areas, by which max_instances chooses; relative
 MATCH_IOU = 0.5  # SSD (arXiv 1512.02325) section 2.2
 
 
 def swapped(yx: tuple[float, float]) -> np.ndarray:
-    """(y, x) -> x, y, x, y."""
+    """Returns (y, x) as x, y, x, y."""
     return np.float64([*yx[::-1]] * 2)
 
 
 def move(boxes_px: np.ndarray, window: tuple[int, ...], place: tuple[int, ...]) -> np.ndarray:
-    """Through the map that takes a window of the image to its place in the network input, and clipped to it.
+    """Maps boxes from a window of the image to its place in the network input, and clips them to the place.
 
     Args:
         boxes_px: (N, 4) in the stored image.
@@ -29,28 +29,28 @@ def move(boxes_px: np.ndarray, window: tuple[int, ...], place: tuple[int, ...]) 
 
 
 def adjoin(boxes_px: np.ndarray, window: tuple[int, ...]) -> np.ndarray:
-    """(N,): whether a box and the window have a border in common and nothing else, up to rounding."""
+    """Returns (N,): whether a box and the window have only a border in common, up to rounding."""
     corners = np.array([window[1], window[0], window[1] + window[3], window[0] + window[2]])
     sides = np.minimum(boxes_px[:, 2:], corners[2:]) - np.maximum(boxes_px[:, :2], corners[:2])
     return np.abs(sides.min(1, initial=np.inf)) < DOUBTFUL
 
 
 def flip(boxes_px: np.ndarray, width: float) -> np.ndarray:
-    """Left and right exchanged in an image of that width."""
+    """Exchanges left and right in an image of this width."""
     left, top, right, bottom = boxes_px.T
     return np.stack([width - right, top, width - left, bottom], axis=1)
 
 
 def assert_boxes(outputs, row: int, boxes_px, classes, config, where: str, adjoining: int = 0) -> None:
-    """The boxes that came out of an image are those that the config's rule leaves; the lost ones are counted.
+    """Asserts that the output boxes of an image are those that the config keeps; the lost ones are counted.
 
-    Boxes with a side below `min_box_size` go, then the smallest, until `max_instances` are left. The others
-    keep their order and their classes.
+    Boxes with a side below `min_box_size` are dropped, then the smallest until `max_instances` are left. The
+    others keep their order and their classes.
 
     Args:
-        outputs: of the pipeline, by name.
-        boxes_px, classes: of the image, all that show in the network input.
-        adjoining: of how many other boxes rounding decides whether they show.
+        outputs: outputs of the pipeline, by name.
+        boxes_px, classes: all boxes of the image that show in the network input, and their classes.
+        adjoining: number of other boxes that may show, depending on rounding.
     """
     got_classes, max_instances = outputs["classes"][row], config.max_instances
     count = (got_classes >= 0).sum()
@@ -78,15 +78,15 @@ def assert_boxes(outputs, row: int, boxes_px, classes, config, where: str, adjoi
         is_next = is_next and np.abs(got_px[found] - box_px).max() <= PIXEL
         assert is_next or not must, f"{where}: {box_px} of class {label} is not row {found} of {got_px}"
         found += is_next
-    assert found == count, f"{where}: {got_px[found]} comes from no box"
+    assert found == count, f"{where}: {got_px[found]} equals no expected box"
 
 
 def match(boxes: np.ndarray, anchors: np.ndarray) -> np.ndarray:
-    """(A,): which box each anchor is to find, -1 for none; SSD's rule by brute force over all pairs.
+    """Returns (A,): the box that each anchor is assigned to, -1 for none; SSD's rule for all pairs.
 
-    An anchor takes the box that it overlaps most if their IoU exceeds 1/2; every box gets its best anchor
-    at any IoU; of two boxes with the same best anchor the later one has it. Of equals the last one
-    wins. All in float32: where two compete, the last bit decides.
+    An anchor is assigned to the box with the highest IoU if this exceeds 1/2. Every box gets its best anchor
+    at any IoU; if two boxes have the same best anchor, the later box gets it. Of equal IoUs the last one
+    wins. All numbers are float32, because their last bit decides between nearly equal IoUs.
 
     Args:
         boxes, anchors: float32 (N, 4) and (A, 4), ltrb normalised, all with some area.
@@ -107,7 +107,7 @@ def match(boxes: np.ndarray, anchors: np.ndarray) -> np.ndarray:
 
 
 def deltas(boxes: np.ndarray, anchors: np.ndarray) -> np.ndarray:
-    """(P, 4) dy, dx, dh, dw of boxes relative to anchors (arXiv 1506.01497 section 3.1.2), ltrb each."""
+    """Returns dy, dx, dh, dw of boxes relative to anchors, all (P, 4) (arXiv 1506.01497 section 3.1.2)."""
     boxes, anchors = boxes.astype(np.float64), anchors.astype(np.float64)
     sizes = anchors[:, 2:] - anchors[:, :2]
     shifts = (boxes[:, :2] + boxes[:, 2:] - anchors[:, :2] - anchors[:, 2:]) / 2 / sizes

@@ -1,7 +1,7 @@
-"""What happens to pixels in both pipelines, in NumPy and float64, from the definitions.
+"""Changes pixels as both pipelines do, in NumPy and float64, from the definitions.
 
-Pixel i is the square from i to i + 1, and its value stands in the middle, at i + 1/2. Levels are 0..255 and
-whole after every stage, as the pipelines hand them on.
+Pixel i covers i to i + 1, and its value is that of its centre, i + 1/2. After every stage, levels are whole
+numbers in 0..255, as in the pipelines.
 """
 
 import fractions
@@ -15,26 +15,26 @@ _RED_LESS_LUMA, _BLUE_LESS_LUMA = [1, 0, 0] - _LUMA, [0, 0, 1] - _LUMA
 _IN_PHASE = 0.736 * _RED_LESS_LUMA - 0.268 * _BLUE_LESS_LUMA
 _QUADRATURE = 0.478 * _RED_LESS_LUMA + 0.413 * _BLUE_LESS_LUMA
 _RGB_TO_YIQ = np.stack([_LUMA, _IN_PHASE, _QUADRATURE])
-_GREY = 128.0  # what contrast leaves as it is
+_GREY = 128.0  # the level that contrast does not change
 
 
 def nearest(value: float) -> int:
-    """The nearest whole number, halves up."""
+    """Rounds to the nearest whole number, halves up."""
     return math.floor(value + 0.5)
 
 
 def whole_levels(values: np.ndarray) -> np.ndarray:
-    """The nearest of 0..255, uint8."""
+    """Rounds to the nearest level in 0..255, uint8."""
     return np.clip(np.rint(values), 0, 255).astype(np.uint8)
 
 
 def letterbox(
     size: tuple[int, int], image_size: tuple[int, int], *, centered: bool
 ) -> tuple[int, int, int, int]:
-    """Where an image of that size goes: top, left, and its height and width, as large as fits.
+    """Returns the position of an image of this size, as large as fits: top, left, height and width.
 
-    Sides are rounded to whole pixels, halves up, and are at least 1. In the middle an odd pixel is left over
-    below or on the right; otherwise the image is at the top left.
+    Sides are rounded to whole pixels, halves up, and are at least 1. A centred image has an odd pixel of
+    padding below it or on its right; other images are at the top left.
     """
     scale = min(fractions.Fraction(*sides) for sides in zip(image_size, size, strict=True))
     height, width = (max(math.floor(side * scale + fractions.Fraction(1, 2)), 1) for side in size)
@@ -44,19 +44,19 @@ def letterbox(
 
 
 def crop(image: np.ndarray, window: tuple[int, int, int, int]) -> np.ndarray:
-    """The part (top, left, height, width)."""
+    """Returns the part (top, left, height, width) of an image."""
     top, left, height, width = window
     assert 0 <= top < top + height <= image.shape[0] and 0 <= left < left + width <= image.shape[1]
     return image[top : top + height, left : left + width]
 
 
 def resample(rows: np.ndarray, new_length: int, antialias: bool = True) -> np.ndarray:
-    """(length, ...) -> float64 (new_length, ...): the first axis resized.
+    """Resizes the first axis: (length, ...) -> float64 (new_length, ...).
 
-    A new pixel is the mean of the old ones under a triangle around its middle, which reaches as far as the
-    distance of two pixels, old or new, whichever is larger: interpolation between the two nearest where the
-    image grows, no aliasing where it shrinks. Without antialiasing always of old ones: always interpolation.
-    Beyond the border the last pixel goes on.
+    A new pixel is the mean of old ones, weighted by a triangle around its centre. To each side the triangle
+    has the width of an old or of a new pixel, whichever is larger: enlarging interpolates between the two
+    nearest pixels, and shrinking has no aliasing. Without `antialias` it has the width of an old pixel,
+    which always interpolates. Beyond the border the last pixel is repeated.
     """
     step = len(rows) / new_length
     reach = max(step, 1.0) if antialias else 1.0
@@ -72,17 +72,17 @@ def resample(rows: np.ndarray, new_length: int, antialias: bool = True) -> np.nd
 
 
 def resize(image: np.ndarray, size: tuple[int, int], antialias: bool = True) -> np.ndarray:
-    """uint8 (h, w, 3) -> uint8 (*size, 3)."""
+    """Resizes uint8 (h, w, 3) to uint8 (*size, 3)."""
     columns = np.ascontiguousarray(resample(image, size[0], antialias).swapaxes(0, 1))
     return whole_levels(resample(columns, size[1], antialias).swapaxes(0, 1))
 
 
 def twist_color(image, *, hue=0.0, saturation=1.0, brightness=1.0, contrast=1.0) -> np.ndarray:
-    """Hue turned by so many degrees (red to yellow), saturation, then contrast around grey, then brightness.
+    """Turns the hue by `hue` degrees (red to yellow); then saturation, contrast around grey, brightness.
 
-    Hue and saturation are the angle and the length of a colour in the plane of I and Q; its luma stays.
+    In the plane of I and Q, hue is the angle of a colour, and saturation is its length; the luma stays.
     """
-    turn = np.exp(-1j * np.radians(hue)) * saturation  # yellow comes before red in the plane
+    turn = np.exp(-1j * np.radians(hue)) * saturation  # in this plane yellow has a smaller angle than red
     plane = np.array([[turn.real, -turn.imag], [turn.imag, turn.real]])
     matrix = np.eye(3)
     matrix[1:, 1:] = plane
@@ -91,10 +91,10 @@ def twist_color(image, *, hue=0.0, saturation=1.0, brightness=1.0, contrast=1.0)
 
 
 def mask_grid(image: np.ndarray, tile: int, ratio: float, angle: float, shift: np.ndarray) -> np.ndarray:
-    """GridMask (arXiv 2001.04086): a black square of `ratio * tile` in the first corner of every tile.
+    """GridMask (arXiv 2001.04086): paints a black square of side `ratio * tile` in a corner of every tile.
 
-    The tiles are a grid turned by `angle` (radians) about the first pixel, its origin moved by `shift` (x, y)
-    along its own axes. A pixel belongs to the square that its upper left corner is in.
+    The grid of tiles is turned by `angle` (radians) about the first pixel, and moved by `shift` (x, y) along
+    its axes. A pixel is black if its upper left corner is in a square.
     """
     y, x = np.indices(image.shape[:2])
     along = x * np.cos(angle) - y * np.sin(angle) - shift[0]
@@ -104,9 +104,9 @@ def mask_grid(image: np.ndarray, tile: int, ratio: float, angle: float, shift: n
 
 
 def assert_small(difference: np.ndarray, config, where: str, has_halves: bool = False) -> None:
-    """Tolerance in levels: the resize may round one the other way, which the colour's factors multiply.
+    """Asserts small differences of levels: the resize may round differently, which colour changes amplify.
 
-    `has_halves`: means of two images are not whole.
+    `has_halves`: the means of two images may have half levels.
     """
     highest, mean = (4.001, 0.5) if config.hue else (1.001, 0.1)
     if has_halves:
@@ -116,7 +116,7 @@ def assert_small(difference: np.ndarray, config, where: str, has_halves: bool = 
 
 
 def put(image: np.ndarray, top_left: tuple[int, int], canvas_size: tuple[int, int], fill: int) -> np.ndarray:
-    """A canvas of `fill` with the image at its place."""
+    """Returns a canvas of `fill` with the image at `top_left`."""
     canvas = np.full((*canvas_size, 3), fill, np.uint8)
     top, left = top_left
     height, width = image.shape[:2]

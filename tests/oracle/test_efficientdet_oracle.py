@@ -1,4 +1,4 @@
-"""EfficientDet's pipeline against NumPy on a hundred fuzzed images: every stage, given what it drew."""
+"""Tests every stage of EfficientDet's pipeline against NumPy on fuzzed images, given its random numbers."""
 
 import dataclasses
 import math
@@ -37,15 +37,15 @@ TRAININGS = {
 
 
 def shows_center(boxes_px, size, anchor, shape) -> np.ndarray:
-    """(N,): whether a box has its centre in the crop."""
+    """Returns (N,): whether a box has its centre in the crop."""
     centers = (boxes_px[:, :2] + boxes_px[:, 2:]) / 2 / size[::-1]
     return ((centers >= anchor) & (centers <= anchor + shape)).all(1)
 
 
 def assert_promise_of_crop(boxes_px, size, anchor, shape) -> None:
-    """SSD (arXiv 1512.02325) section 2.2: every box has an IoU of at least 0.1 with the crop.
+    """Asserts that every box has an IoU of at least 0.1 with the crop: SSD (arXiv 1512.02325) section 2.2.
 
-    The crop's sides are at least 0.3 of the image's, its aspect ratio is from 1/2 to 2.
+    The crop's sides are at least 0.3 of the image's; its aspect ratio is from 1/2 to 2.
     """
     crop_px = np.concatenate([anchor, anchor + shape]) * [*size[::-1], *size[::-1]]
     sides = np.minimum(boxes_px[:, 2:], crop_px[2:]) - np.maximum(boxes_px[:, :2], crop_px[:2])
@@ -57,7 +57,7 @@ def assert_promise_of_crop(boxes_px, size, anchor, shape) -> None:
 
 
 def batch_crops(config: EfficientDetConfig, images: list[Annotated], draws: Draws) -> list[tuple]:
-    """[(window, size in the network input, boxes that stay)] of a training batch."""
+    """Returns [(window, size in the network input, which boxes stay)] of a training batch."""
     sizes = [image.size for image in images]
     kept = [np.ones(len(image.boxes_px), bool) for image in images]
     if config.augmentation == "scale_jitter":
@@ -80,7 +80,7 @@ def batch_crops(config: EfficientDetConfig, images: list[Annotated], draws: Draw
 
 
 def batch_changes(config: EfficientDetConfig, count: int, draws: Draws) -> list[dict]:
-    """Flip, GridMask and colour as drawn for each image of a training batch."""
+    """Returns the random flip, GridMask and colour of each image of a training batch."""
     drawn = {"flip": np.zeros(count)}
     if config.flip_prob:
         drawn["flip"] = draws.coin(config.flip_prob)
@@ -99,7 +99,7 @@ def batch_changes(config: EfficientDetConfig, count: int, draws: Draws) -> list[
 
 
 def view_pixels(image: Annotated, window, size, antialias: bool, changes: dict) -> np.ndarray:
-    """uint8 (*size, 3): what the network input shows of the image."""
+    """Returns the part of the network input that shows the image, uint8 (*size, 3)."""
     pixels = numpy_images.resize(numpy_images.crop(image.pixels, window), size, antialias)
     if changes["flip"]:
         pixels = pixels[:, ::-1]
@@ -116,7 +116,7 @@ def view_pixels(image: Annotated, window, size, antialias: bool, changes: dict) 
 
 
 def check_pixels(got: np.ndarray, expected: np.ndarray, config: EfficientDetConfig, where: str) -> None:
-    """The view at the top left, the mean colour elsewhere, normalised."""
+    """Asserts that the normalised input has the view at the top left, and the mean colour elsewhere."""
     height, width = expected.shape[:2]
     outside = got.copy()
     outside[:height, :width] = 0
@@ -129,7 +129,7 @@ def check_pixels(got: np.ndarray, expected: np.ndarray, config: EfficientDetConf
 
 
 def check_targets(batch: Batch, row: int, where: str) -> None:
-    """The targets are SSD's for the padded boxes."""
+    """Asserts that the targets follow SSD's rule for the padded boxes."""
     outputs, levels = batch.outputs, ANCHORS.levels
     count = (outputs["classes"][row] >= 0).sum()
     boxes, classes = outputs["boxes"][row, :count], outputs["classes"][row, :count]
@@ -146,7 +146,7 @@ def check_targets(batch: Batch, row: int, where: str) -> None:
 
 
 def check(batch: Batch, row: int, image: Annotated, crop: tuple, changes: dict, config) -> None:
-    """All outputs of one image, given its crop and what else was drawn for it."""
+    """Checks all outputs of one image, given its crop and its other random numbers."""
     window, size, kept = crop
     where = f"image {image.image_id} {image.size}, window {window}, size {size}, {changes}"
     expected = view_pixels(image, window, size, config.antialias, changes)
@@ -184,7 +184,7 @@ def test_evaluation(fuzzed):
 
 
 def test_a_crop_of_less_than_a_pixel_shows_the_last_pixel():
-    """From 0.76 to 0.96 of three pixels."""
+    """The crop is from 0.76 to 0.96 of three pixels."""
     pipe = Pipeline(batch_size=1, num_threads=1, device_id=None)
     with pipe:
         pipe.set_outputs(*crops._whole_pixels(*(fn.constant(fdata=number) for number in (0.76, 0.2, 3.0))))

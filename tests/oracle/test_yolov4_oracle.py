@@ -1,4 +1,4 @@
-"""YOLOv4's pipeline against NumPy on a hundred fuzzed images: every stage, given what it drew.
+"""Tests every stage of YOLOv4's pipeline against NumPy on fuzzed images, given its random numbers.
 
 Also tests crops.py, color.py and mosaic.py of yolov4.
 """
@@ -36,12 +36,12 @@ TRAININGS["all, fresh mosaic"] = TRAININGS["all"] | {"mosaic_tiles": "fresh", "a
 
 
 class Canvas(NamedTuple):
-    """A finished network input; in the order that `darknet_mosaic` unpacks."""
+    """A finished network input; the fields have the order that `darknet_mosaic` unpacks."""
 
     pixels: np.ndarray  # uint8 (H, W, 3)
     boxes_px: np.ndarray  # float64 (N, 4)
     classes: np.ndarray  # int (N,)
-    place: tuple[int, int, int, int]  # of the image: top, left, height, width
+    place: tuple[int, int, int, int]  # the image's position: top, left, height, width
     source: str  # for messages
 
 
@@ -49,25 +49,25 @@ class Canvas(NamedTuple):
 
 
 def batch_size(config: YOLOv4Config, draws: Draws) -> tuple[int, int]:
-    """The network input of a batch: the shorter side any multiple of 32 in the range, and the same shape."""
+    """Returns the input size of a batch: the shorter side is a random multiple of 32, the shape stays."""
     if config.multi_scale == 1:
         return INPUT
     units = min(INPUT) / 32
     low, high = max(nearest(units / config.multi_scale), 1), nearest(units * config.multi_scale)
-    drawn = draws.uniform(0.0, float(high - low + 1))[0]  # the first image draws for all
+    drawn = draws.uniform(0.0, float(high - low + 1))[0]  # the first image's number decides for all
     shorter = low + math.floor(drawn)
     return tuple(32 * nearest(shorter * side / min(INPUT)) for side in INPUT)
 
 
 def whole_image(size, image_size, keep_aspect) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """(window, place) of all of the image: letterboxed in the middle, or stretched."""
+    """Returns (window, place) of the whole image: letterboxed in the middle, or stretched."""
     if keep_aspect:
         return (0, 0, *size), numpy_images.letterbox(size, image_size, centered=True)
     return (0, 0, *size), (0, 0, *image_size)
 
 
 def jittered_crop(size, image_size, first, last, keep_aspect) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Darknet's crop, moved by the drawn shares (y, x) at its first and at its last edges."""
+    """Returns Darknet's crop; the random shares (y, x) move its first and its last edges."""
     sides = zip(size, size[::-1], image_size, image_size[::-1], first.tolist(), last.tolist(), strict=True)
     axes = [darknet_axis(*of_axis, keep_aspect) for of_axis in sides]
     (top, height, to_top, to_height), (left, width, to_left, to_width) = axes
@@ -75,9 +75,9 @@ def jittered_crop(size, image_size, first, last, keep_aspect) -> tuple[tuple[int
 
 
 def draw_colors(config: YOLOv4Config, draws: Draws, count: int) -> np.ndarray | None:
-    """(B, count, 3): what is drawn to change the colours of so many images of each sample.
+    """Returns (B, count, 3): random colour changes for `count` images of each sample.
 
-    The factors are uniform in 1 .. limit, or one over that (src/utils.c, rand_scale).
+    The factors are uniform in 1 .. limit, or one divided by such a number (src/utils.c, rand_scale).
     """
     if not config.hue:
         return None
@@ -90,7 +90,7 @@ def draw_colors(config: YOLOv4Config, draws: Draws, count: int) -> np.ndarray | 
 
 
 def draw_views(config, readers, image_size, draws: Draws) -> Callable[[int, int], Canvas]:
-    """View, colour, padding and flip of the images of each reader: reader, row -> canvas."""
+    """Draws view, colour and flip of all readers' images; returns a function (reader, row) -> canvas."""
     count, shape = len(readers), (len(readers[0]), len(readers))  # (B, readers)
     if config.jitter:
         of_axis = [2] if count == 1 else [2, count]
@@ -113,7 +113,7 @@ def draw_views(config, readers, image_size, draws: Draws) -> Callable[[int, int]
 
 
 def canvas_of(image: Annotated, window, place, config, image_size, color=None, flip=0) -> Canvas:
-    """One image as a network input."""
+    """Makes a network input from one image."""
     pixels = numpy_images.resize(numpy_images.crop(image.pixels, window), place[2:], config.antialias)
     if color is not None:
         hue, saturation, exposure = color
@@ -128,16 +128,16 @@ def canvas_of(image: Annotated, window, place, config, image_size, color=None, f
 
 
 def mosaic(canvases: list[Canvas], numbers, cut_shares, image_size: tuple[int, int]) -> Canvas:
-    """Four of the canvases, cut at the nearest whole pixels."""
+    """Joins four of the canvases, cut at the nearest whole pixels."""
     cut = [nearest(share * side) for share, side in zip(cut_shares, image_size, strict=True)]
     source = f"mosaic cut at {cut} of " + " | ".join(canvases[number].source for number in numbers)
     return Canvas(*darknet_mosaic(canvases, numbers, *cut), (), source)
 
 
 def mix(config, canvases, image_size, draws: Draws, taken: np.ndarray) -> list[Canvas]:
-    """Mosaic, or else MixUp, or else CutMix of each canvas with others, by the drawn permutations.
+    """Mixes each canvas with others of random permutations: a mosaic, or else MixUp, or else CutMix.
 
-    A canvas that is `taken` stays.
+    A canvas marked in `taken` stays unchanged.
     """
     if not (config.mosaic_prob or config.mixup_prob or config.cutmix_prob):
         return canvases
@@ -169,7 +169,7 @@ def mix(config, canvases, image_size, draws: Draws, taken: np.ndarray) -> list[C
 
 
 def mixup(own: Canvas, other: Canvas) -> Canvas:
-    """Half of each (arXiv 1710.09412 with Darknet's constant share), the boxes of both."""
+    """Averages two canvases (arXiv 1710.09412 with Darknet's constant share); keeps the boxes of both."""
     pixels = (own.pixels.astype(np.float64) + other.pixels) / 2
     boxes_px = np.concatenate([own.boxes_px, other.boxes_px])
     classes = np.concatenate([own.classes, other.classes])
@@ -177,10 +177,10 @@ def mixup(own: Canvas, other: Canvas) -> Canvas:
 
 
 def cutmix(own: Canvas, other: Canvas, share: float, center: np.ndarray) -> Canvas:
-    """A rectangle of another canvas over the own one (arXiv 1905.04899).
+    """Puts a rectangle of the other canvas over the own one (arXiv 1905.04899).
 
-    It has that share of the area and the canvas' shape, less what is outside. Own boxes of which it covers
-    more than half are gone, and the other's boxes are clipped to it.
+    It has `share` of the area and the shape of the canvas, and is cut at its borders. Own boxes are dropped
+    if it covers more than half of them, and the boxes of the other canvas are clipped to it.
     """
     size = np.array(own.pixels.shape[:2])
     half = np.sqrt(share) / 2
@@ -204,7 +204,7 @@ def cutmix(own: Canvas, other: Canvas, share: float, center: np.ndarray) -> Canv
 
 
 def check(batch: Batch, row: int, canvas: Canvas, config: YOLOv4Config) -> None:
-    """Pixels, boxes, classes and counts of one network input."""
+    """Checks pixels, boxes, classes and counts of one network input."""
     outputs, where = batch.outputs, canvas.source
     got = outputs["images"][row]
     assert got.shape == canvas.pixels.shape, where

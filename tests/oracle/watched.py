@@ -1,7 +1,7 @@
-"""A loader's own DALI pipeline, whose batches also tell which images they are of and what was drawn for them.
+"""Runs a loader's DALI pipeline, and also returns the image ids and the random numbers of each batch.
 
-Nothing of the pipeline is replaced: while its graph is defined, what the random operators return is noted,
-and becomes further outputs.
+The pipeline itself is not changed: while its graph is defined, the outputs of its random operators are
+recorded, and become additional outputs.
 """
 
 from collections.abc import Iterator
@@ -16,7 +16,7 @@ from common.datasets import CocoSource
 from tests.oracle.fuzzed import Annotated, FuzzedSet
 
 BATCH = 25
-# Where each operator lives, its name, and which of its outputs are noted.
+# Operators: their module or class, their name, and which of their outputs are recorded.
 _OPERATORS = [
     (fn.random, "uniform", slice(1)),
     (fn.random, "coin_flip", slice(1)),
@@ -27,40 +27,40 @@ _OPERATORS = [
 
 
 class Draws:
-    """The draws of a batch, to be taken in the order in which the graph defines them."""
+    """The random numbers of a batch, to be taken in the order in which the graph defines them."""
 
     def __init__(self, draws: list[tuple[str, dict[str, Any], list[np.ndarray]]]) -> None:
         self._draws = list(draws)  # operator, options, values of each output
 
     def take(self, operator: str, **options: Any) -> Any:
-        """The values of the next draw, (B, ...), which must be by this operator with these options."""
+        """Returns the next values, (B, ...), which must come from this operator with these options."""
         drawn, given, values = self._draws.pop(0)
         assert (drawn, {name: given.get(name) for name in options}) == (operator, options)
         return values[0] if len(values) == 1 else values
 
     def uniform(self, low: float, high: float, **options: Any) -> Any:
-        """Numbers drawn from low .. high; where these are equal nothing is drawn."""
+        """Returns numbers from low .. high; if these are equal, the graph draws no number."""
         return self.take("uniform", range=(low, high), **options) if low < high else np.float32(low)
 
     def coin(self, probability: float) -> np.ndarray:
         return self.take("coin_flip", probability=probability)
 
     def finish(self) -> None:
-        """Nothing else was drawn."""
+        """Asserts that no random numbers are left."""
         assert not self._draws
 
 
 class Batch(NamedTuple):
-    """One batch, and where it comes from."""
+    """One batch, its image ids and its random numbers."""
 
     outputs: dict[str, np.ndarray]
     image_ids: list[int]  # in the order in which they were read
     draws: Draws
-    other_image_ids: list[list[int]]  # of each further reader
+    other_image_ids: list[list[int]]  # image ids of each further reader
 
 
 class Watched:
-    """The pipeline of an EfficientDetPipeline or YOLOv4Pipeline on the CPU, not yet built."""
+    """Runs the pipeline of an EfficientDetPipeline or YOLOv4Pipeline, not yet built, on the CPU."""
 
     def __init__(self, loader: Any) -> None:
         self._names = list(loader.element_spec)
@@ -94,12 +94,12 @@ class Watched:
 
 
 def run_epoch(make: type, fuzzed: FuzzedSet, **options: Any) -> Iterator[tuple[Batch, list[Annotated]]]:
-    """The batches of one epoch with their images; each image comes once, in evaluation in order.
+    """Yields the batches of one epoch with their images: each image once, in evaluation in order.
 
     Args:
         make: EfficientDetPipeline or YOLOv4Pipeline.
         fuzzed: the images.
-        options: of `make`.
+        options: options of `make`.
     """
     loader = make(source=fuzzed.source, batch_size=BATCH, count_lost=True, seed=7, **options)
     watched, seen = Watched(loader), []

@@ -1,11 +1,11 @@
-"""Stops training runs at random steps, starts them again, and compares what they end with, bit by bit.
+"""Stops training runs at random steps, restarts them, and compares their results bit by bit.
 
     python tests/soak/soak_kills.py --app=efficientdet --ranks=2 --rounds=20
 
-`make soak` runs it for both apps, alone and with two ranks; the tests call `stop_and_resume` for one round.
-A round is one run: stopped three times somewhere, by SIGKILL, by SIGTERM or SIGINT, and by SIGKILL, and
-started again by the same command each time, until it is done. With two ranks SIGKILL hits one, which has to
-end the other, or both; a signal that asks to stop goes to one rank or to both.
+`make soak` runs it for both apps, with one and two ranks; the tests call `stop_and_resume` for one round. A
+round is one run that is stopped three times (by SIGKILL, by SIGTERM or SIGINT, and by SIGKILL) and restarted
+each time by the same command, until it is done. With two ranks, a signal goes to one of them or to both. If
+SIGKILL ends one rank, the other one has to end, too.
 """
 
 import argparse
@@ -40,7 +40,7 @@ OWN = {"efficientdet": (), "yolov4": ("--close_mosaic=1",)}  # the loader change
 
 
 def command(app: str, ranks: int, data: pathlib.Path, output_dir: pathlib.Path, *flags: str) -> list[str]:
-    """train.py and its flags: everything that a checkpoint has to hold."""
+    """Returns train.py and flags that use everything that a checkpoint has to save."""
     given = training_flags(app, data, output_dir, "horovod" if ranks > 1 else "none", batch_size=2)
     given += [f"--eval_images={data}/images", f"--eval_annotations={data}/instances.json"]
     given += [f"--{name}={value}" for name, value in SETTINGS.items()]
@@ -52,19 +52,19 @@ def start(ranks: int, arguments: list[str]) -> launching.Job:
 
 
 def run(ranks: int, arguments: list[str]) -> None:
-    """Runs to the end."""
+    """Runs a training to its end."""
     with start(ranks, arguments) as job:
         result = job.finish(300)
     assert result.returncode == 0, result.stdout + result.stderr
 
 
 def saved_steps(output_dir: pathlib.Path) -> list[int]:
-    """Steps of the checkpoints that stand."""
+    """Returns the steps of the existing checkpoints."""
     return sorted({int(path.stem) for path in output_dir.glob("checkpoints/[0-9]*")})
 
 
 def what_it_ends_with(output_dir: pathlib.Path) -> dict[str, str]:
-    """Hashes of every array of the last checkpoint and weights, by name; and the whole of results.csv."""
+    """Returns hashes of all arrays of the last checkpoint and weights, by name; and all of results.csv."""
     arrays = {}
     manifests = output_dir.glob("checkpoints/[0-9]*/manifest.json")
     newest = max(manifests, key=lambda path: json.loads(path.read_text())["serial"]).parent
@@ -85,21 +85,21 @@ def what_it_ends_with(output_dir: pathlib.Path) -> dict[str, str]:
 def stop_and_resume(
     app: str, ranks: int, *, rounds: int, directory: pathlib.Path, seed: int = 0, flags: tuple[str, ...] = ()
 ) -> list[str]:
-    """Runs once unbroken, and `rounds` times stopped three times and started again.
+    """Trains one run without a stop, and `rounds` runs that are stopped three times and restarted.
 
     Args:
         app: efficientdet or yolov4.
-        ranks: 1, or processes under horovodrun.
-        rounds: runs that are broken.
-        directory: for data, runs and logs.
-        seed: of the places where they are stopped.
-        flags: more of train.py.
+        ranks: number of ranks; more than 1 run under horovodrun.
+        rounds: number of runs that are stopped.
+        directory: directory of data, runs and logs.
+        seed: seed of the times at which runs are stopped.
+        flags: additional flags of train.py.
 
     Returns:
-        One line for each round: where it was stopped.
+        One line for each round, with the steps at which it was stopped.
 
     Raises:
-        AssertionError: a run failed, or ended with anything else than the unbroken one.
+        AssertionError: a run failed, or its results differ from those of the run without a stop.
     """
     data = directory / "data"
     synthetic.draw_dataset(data, 37, seed=5)
@@ -128,17 +128,17 @@ def stop_and_resume(
 def _stop_somewhere(
     job: launching.Job, output_dir: pathlib.Path, ranks: int, how: str, draw: random.Random
 ) -> str:
-    """Waits for a checkpoint, then for a moment, then sends the signal; returns where."""
+    """Waits for a checkpoint and a random moment, then sends the signal; returns at which step."""
     before = (saved_steps(output_dir) or [0])[-1]
     ahead = [step for step in range(before + 1, EPOCHS * STEPS + 1) if step % SAVE_EVERY == 0]
-    awaited = draw.choice(ahead[: max(len(ahead) // 2, 1)] or [before])  # leaving some for the next time
+    awaited = draw.choice(ahead[: max(len(ahead) // 2, 1)] or [before])  # leaves steps for the next stops
     victims: dict[int, int] = {}
     while job.poll() is None and (saved_steps(output_dir) or [-1])[-1] < awaited:
-        if len(victims) < ranks:  # looked for before the moment comes: looking takes longer than a step
+        if len(victims) < ranks:  # searched in advance, because the search takes longer than a step
             victims = launching.rank_pids(job) if ranks > 1 else {0: job.pid}
         time.sleep(0.005)
     time.sleep(draw.random() * 0.1)
-    if ranks > 1 and victims and draw.random() < 0.7:  # one of them; the others have to notice
+    if ranks > 1 and victims and draw.random() < 0.7:  # only one rank; the others must notice
         victims = {rank: victims[rank] for rank in draw.sample(sorted(victims), 1)}
     for victim in victims.values():
         with contextlib.suppress(ProcessLookupError):

@@ -1,9 +1,9 @@
-"""Cuts saves short, by SIGKILL and by full disks, and looks each time what a new start finds.
+"""Interrupts saves, by SIGKILL and by full disks, and checks each time what a new start finds.
 
     python tests/soak/soak_saves.py --rounds=100
 
-`make soak` runs it; the tests call `kills` and `full_disks` for a few rounds. All that is saved tells its own
-step: every weight, average, slot and counter of step 7 is 7, and the data stand at 7.
+`make soak` runs it; the tests call `kills` and `full_disks` for a few rounds. All saved numbers equal their
+step: at step 7 every weight, average, slot and counter is 7, and so is the position in the data.
 """
 
 import argparse
@@ -33,11 +33,11 @@ from common.training.run_directory import saved as saved_checkpoints
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 STEPS_PER_EPOCH = 3
-UNITS = 40_000  # of the model; a checkpoint of it has 2 MB and takes about as long as starting to write one
+UNITS = 40_000  # units of the model; writing its checkpoint (2 MB) takes about as long as starting to write
 
 
 class Subject:
-    """A run in small whose every number is its step."""
+    """A small run in which every number is the step."""
 
     def __init__(self, directory: pathlib.Path, units: int = UNITS) -> None:
         layers = [keras.Input((4,)), keras.layers.Dense(units), keras.layers.BatchNormalization()]
@@ -53,7 +53,7 @@ class Subject:
         self.saved.iterators = [self.iterator]
 
     def restore(self) -> int:
-        """The step that was found, 0 for none; AssertionError unless all is of that step."""
+        """Returns the step of the checkpoint, 0 for none; AssertionError if any number is of another step."""
         if self.saved.find() is None:
             return 0
         self.saved.restore()
@@ -81,13 +81,13 @@ class Subject:
 
 
 def kills(directory: pathlib.Path, rounds: int, seed: int = 0) -> list[str]:
-    """Saves in a loop, is killed at a random moment, starts again; so many times.
+    """Starts processes that save in a loop, and kills each of them at a random moment.
 
     Returns:
-        One line for each: what had been saved and what was found.
+        One line for each round: the last saved step and the step that was found.
 
     Raises:
-        AssertionError: something was found that was never saved, or older than the last save that succeeded.
+        AssertionError: a found step was never saved, or is older than the last save that succeeded.
     """
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["tests.soak.soak_saves"])
@@ -123,7 +123,7 @@ def _save_until_killed(directory: pathlib.Path, pipe: Connection) -> None:
     while True:
         step = subject.step()
         start = time.monotonic()
-        # As a run does: once before the evaluation, once after it.
+        # A run also saves twice: before the evaluation and after it.
         assert subject.saved.save()
         assert subject.saved.save()
         pipe.send((step, time.monotonic() - start))
@@ -137,13 +137,13 @@ def _found(directory: pathlib.Path) -> int:
 
 
 def full_disks(directory: pathlib.Path, rounds: int, seed: int = 0) -> list[str] | None:
-    """Saves on a small disk that fills up, at another place each time, while a save is being written.
+    """Saves on a small disk that becomes full while a save is written, each time at another point.
 
     Returns:
-        One line for each; None where this user may not mount a disk in memory.
+        One line for each round; None if this user may not mount a disk in memory.
 
     Raises:
-        AssertionError: a save that failed cost anything, or stopped the run.
+        AssertionError: a failed save destroyed an earlier one, or stopped the run.
     """
     mount = f'mount -t tmpfs -o size=16m none "{directory}"'
     namespace = ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c"]
@@ -158,7 +158,7 @@ def full_disks(directory: pathlib.Path, rounds: int, seed: int = 0) -> list[str]
 
 
 def _save_on(disk: pathlib.Path, rounds: int, seed: int) -> None:
-    """In a separate namespace, where `disk` is small."""
+    """Runs in a separate namespace, where `disk` is small."""
     draw = random.Random(seed)
     run, filler = disk / "run", disk / "filler"
     subject = Subject(run)
@@ -175,7 +175,7 @@ def _save_on(disk: pathlib.Path, rounds: int, seed: int) -> None:
         assert found_step == step - 1, f"{step - 1} was saved and {found_step} was found"
         print(f"{free / size:4.0%} of the room for step {step}: it failed, found step {found_step}")
         filler.unlink()
-        assert subject.saved.save()  # the run goes on, and so do the saves
+        assert subject.saved.save()  # later saves work again
 
 
 def main() -> None:

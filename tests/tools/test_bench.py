@@ -1,4 +1,4 @@
-"""tools/bench.py compares two files that --json of the apps' bench.py wrote."""
+"""Tests tools/bench.py, which compares two files that --json of the apps' bench.py wrote."""
 
 import copy
 import json

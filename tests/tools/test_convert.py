@@ -1,4 +1,4 @@
-"""tools/convert.py: every direction there and back, flags that do nothing, and outputs that exist already.
+"""Tests tools/convert.py: every conversion and back, flags without effect, outputs that already exist.
 
 Also tests conversion/convert.py; conversion/options.py.
 """
@@ -57,7 +57,7 @@ def test_coco_to_records_and_back(drawn, tmp_path):
 
 
 def test_bccd_from_voc_to_records_is_what_its_own_json_is(bccd, tmp_path):
-    """Ids, names, sizes, boxes, areas, order: everything."""
+    """Ids, names, sizes, boxes, areas and order are equal."""
     train, test, images = (bccd / name for name in ("instances_train.json", "instances_test.json", "images"))
     voc = {"split": bccd / "test.txt", "label_map": train, "voc_pixels": "zero_based"}
     run("voc", "tfrecord", input=bccd / "annotations_voc", images=images, output=tmp_path / "v", **voc)
@@ -103,7 +103,7 @@ def test_images_that_cannot_be_used(yolo, tmp_path):
 
 @pytest.mark.parametrize(("source", "target"), [("coco", "coco"), ("coco", "tfrecord"), ("tfrecord", "coco")])
 def test_two_parts_of_smaller_images(drawn, drawn_records, tmp_path, source, target):
-    """They hold each image once, all categories, ids and crowds. An image of at most 103 pixels is copied."""
+    """The parts have each image once, and all categories, ids and crowds. Small images are copied."""
     before = contents_of(drawn / "images")
     given = {"input": drawn / "instances.json", "images": drawn / "images"}
     if source == "tfrecord":
@@ -152,7 +152,7 @@ def test_the_split_depends_on_names_seed_and_share_alone():
 
 
 def test_smaller_images_never_replace_the_originals(yolo, tmp_path):
-    """The boxes of YOLO's set become half as large. Then the small images are in the way, or the input."""
+    """YOLO's boxes become half as large. Later the small images already exist, or are the input."""
     given = {"input": yolo, "output": tmp_path / "x.json", "max_side": 20}
     run("yolo", "coco", **given)
     small = load_coco(tmp_path / "x.json", tmp_path / "images_20")

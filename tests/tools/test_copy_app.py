@@ -1,4 +1,4 @@
-"""Copies of both apps: their code fits together; minimal copies also run the demo and some of their tests."""
+"""Tests copies of both apps: their code fits together; minimal copies also run the demo and some tests."""
 
 import contextlib
 import importlib
@@ -19,7 +19,7 @@ from tools import copy_app
 from tools.imports import PRODUCT, ROOT
 
 LIMIT = 5_070  # code lines of the minimal copy
-NUM_COPIES = 6  # that lack some parts each; parts that follow each other in the table are in different ones
+NUM_COPIES = 6  # each copy lacks some parts; neighbours in the table of parts are missing in different copies
 COPIES = [(copy_app.APPS[i % 2], list(copy_app.PARTS)[i::NUM_COPIES]) for i in range(NUM_COPIES)]
 COPIES += [(app, []) for app in copy_app.APPS]
 QUICK = COPIES.pop(1)  # what `make test` checks: YOLOv4 without TFRecords, elastic training and export
@@ -28,7 +28,7 @@ LONG = [pytest.param(*copy, marks=pytest.mark.slow) for copy in COPIES]
 
 @contextlib.contextmanager
 def importable(project: pathlib.Path) -> Iterator[None]:
-    """Inside, `common`, `tools` and the apps are those of a copy; the project's own come back behind it."""
+    """Imports `common`, `tools` and the apps from a copy in the `with` block, then from the project again."""
 
     def own() -> set[str]:
         return {name for name in sys.modules if name.partition(".")[0] in PRODUCT}
@@ -48,8 +48,8 @@ def importable(project: pathlib.Path) -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def check(tmp_path_factory):
-    """check(app, project, product): names, imports and calls are sound, and every module can be imported."""
-    # Begins with what the project's own mypy found out about libraries, and serves all copies.
+    """check(app, project, product): names, imports and calls are valid, and every module can be imported."""
+    # All copies share this cache. It starts with the project's mypy cache, which contains the libraries.
     cache = tmp_path_factory.mktemp("types")
     if (ROOT / ".mypy_cache").exists():
         shutil.copytree(ROOT / ".mypy_cache", cache, dirs_exist_ok=True)
@@ -110,14 +110,14 @@ def test_a_copy_without_the_data_check_opens_data_plainly(minimal):
 
 
 def test_the_minimal_copy_is_a_project(minimal, tmp_path):
-    """It draws data, trains two steps, evaluates and infers, by its Makefile."""
+    """Its Makefile draws data, trains two steps, evaluates and infers."""
     _, project, _ = minimal
-    (tmp_path / ".ready").touch()  # the environment of this test serves
+    (tmp_path / ".ready").touch()  # the test's environment is used
     small = "DEMO_FLAGS=--epochs=1 --image_size=64 --batch_size=4 --steps_per_epoch=2"
     run("make", "demo", f"VENV={tmp_path}", f"RUN={sys.executable}", "DEMO_IMAGES=8", small, cwd=project)
     assert (project / "runs/demo/metrics.json").exists()
     run(sys.executable, "-m", "pytest", "-q", "--setup-plan", cwd=project)
-    # To run all would take minutes.
+    # All tests would take minutes.
     quick = ["tests/common/test_boxes.py", "tests/common/test_hparams.py"]
     assert "passed" in run(sys.executable, "-m", "pytest", "-q", "-x", *quick, cwd=project).stdout
 

@@ -1,4 +1,4 @@
-"""Errors by kind: plain loops find the same in random scenes, and pycocotools the same AP50; the files."""
+"""Tests kinds of errors against plain loops in random scenes, AP50 against pycocotools, and the files."""
 
 import collections
 import json
@@ -22,12 +22,12 @@ def overlap(detection, box):
     (x, y, width, height), (left, top, *sides) = detection["bbox"], box["bbox"]
     common = max(min(x + width, left + sides[0]) - max(x, left), 0)
     common *= max(min(y + height, top + sides[1]) - max(y, top), 0)
-    union = width * height + sides[0] * sides[1] - common  # in COCO's order: some IoUs are exactly 0.5
+    union = width * height + sides[0] * sides[1] - common  # COCO's order, as some IoUs are exactly 0.5
     return common / (width * height if box["iscrowd"] else union)
 
 
 def by_loops(truth, detections):
-    """(detection, kind, number of its box) of each that counts, the best first; kinds of boxes by number."""
+    """Returns [(detection, kind, index of its box)], best first, and {index of a box: its kind}."""
     found, ranks = [], collections.Counter()
     kinds = {k: MISSED for k, box in enumerate(truth["annotations"]) if not box["iscrowd"]}
     for detection in sorted(detections, key=lambda d: (-d["score"], d["bbox"])):
@@ -101,7 +101,7 @@ def test_plain_loops_find_the_same_kinds_and_confusions(scene, least):
 
 
 def mean_ap50(truth, detections):
-    """Over the five classes that had boxes; 1 for one that has lost all of them."""
+    """Returns the mean over the five classes that had boxes; a class that has none left counts as 1."""
     rows = coco_metrics.score(truth, detections).metrics["per_class"]
     return np.mean([abs(rows[f"class {category_id}"]["AP50"]) for category_id in IDS[:5]])
 
@@ -110,7 +110,7 @@ def test_ap50_with_and_without_errors_is_that_of_pycocotools(scene):
     truth, annotations, detections = scene
     found, boxes = error_analysis.match(annotations, detections)
     assert error_analysis.ap50(found, boxes) == pytest.approx(mean_ap50(truth, detections), abs=1e-12)
-    # Without equal scores, whose order would change with their boxes, and always below 100 of a class.
+    # No equal scores, whose order would depend on the boxes, and fewer than 100 detections of any class.
     scores = np.random.default_rng(0).permutation(len(detections)).tolist()
     some = [d | {"score": 0.001 * score} for d, score in zip(detections, scores, strict=True)][::2]
     expected, kinds = by_loops(truth, some)
@@ -120,7 +120,7 @@ def test_ap50_with_and_without_errors_is_that_of_pycocotools(scene):
         left = [box for k, box in enumerate(truth["annotations"]) if without != MISSED or k not in fixed]
         corrected = [detection for detection, kind, _ in expected if kind != without]
         for detection, kind, k in expected:
-            if kind == without and fixed.pop(k, 0) is None:  # the best-scored one
+            if kind == without and fixed.pop(k, 0) is None:  # the one with the best score
                 box = truth["annotations"][k]
                 corrected.append({**box, "score": detection["score"]})
         wanted = mean_ap50(truth | {"annotations": left}, corrected)
@@ -140,7 +140,7 @@ def test_the_least_score_is_that_with_the_best_f1(scene):
 
 @pytest.mark.parametrize("kind", ["coco", "tfrecord"])
 def test_the_report_of_drawn_images(drawn, drawn_records, tmp_path, kind):
-    """One box is detected twice, one in another class; a detection has a lower score than the given one."""
+    """One box is detected twice, one as another class; one detection has a score below `least`."""
     source = open_coco(drawn / "images", drawn / "instances.json")
     if kind == "tfrecord":
         source = open_tfrecords(f"{drawn_records}*.tfrecord")

@@ -1,4 +1,4 @@
-"""tools/gpu_check.py, and its cases.py, running.py and verdict.py, with stand-in cases and without a GPU."""
+"""Tests tools/gpu_check.py with its cases.py, running.py and verdict.py, by stand-ins, without a GPU."""
 
 import inspect
 import json
@@ -85,7 +85,7 @@ errors.run(lambda: running.run_all(cases, path, host='', retry=False) and None)
 def test_after_an_interrupt_only_what_is_left_runs(tmp_path):
     files = [tmp_path / f"count{number}" for number in range(3)]
     codes = [f"open({str(file)!r}, 'a').write('x'); print('{{}}')" for file in files]
-    # The second case hangs the first time; its file shows which time it is.
+    # The second case hangs in its first run, which writes its file; later runs find the file.
     codes[1] = (
         f"import os, time; again = os.path.exists({str(files[1])!r}); {codes[1]}; again or time.sleep(600)"
     )
@@ -162,7 +162,7 @@ def test_numbers_are_read_from_what_programs_leave(tmp_path, monkeypatch):
     assert cases._rates(tmp_path / "bench.json", "") == expected
 
 
-# --- the words ---
+# --- the verdict ---
 
 
 def row(stage: str, result: dict | float, status: str = "ok", message: str = "", **about) -> dict:
@@ -187,7 +187,7 @@ LOADING = [row("loading", n, app="net", num_threads=n, batch_size=64) for n in (
 BOTH = step(1000, data=3000, both=700, verdict="The model limits.")
 GONE = row("tests", {}, "failed", "exit code 1: No module named 'tensorflow'")
 TWO = row("nccl", 190, app="net", what="train.py", run="two-gpus")
-WORDS = {  # the last line -> its rows
+WORDS = {  # last line of the verdict -> rows
     "No libnvcuvid, so no JPEG engine works:": [facts(False, 0)],
     "No JPEG engine on this GPU:": [facts(True, 0)],
     "1 of 1 cases passed": [facts(True, 7)],

@@ -1,4 +1,4 @@
-"""tools/gpu_checks: parts.py, images.py and dali_alone.py on a CPU."""
+"""Tests tools/gpu_checks: parts.py, images.py and dali_alone.py on a CPU."""
 
 import json
 import subprocess

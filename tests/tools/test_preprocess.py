@@ -1,4 +1,4 @@
-"""preprocess.py: every source and every output by the command line, and what cannot be done in one line.
+"""Tests preprocess.py: every source and every output by the command line, and errors of one line.
 
 Also tests common/progress.py.
 """
@@ -25,7 +25,7 @@ from tools import preprocess
 from tools.preprocessing import outputs
 from tools.preprocessing.image_source import KINDS
 
-OPS = "--ops=pad:16x12,fill=9"  # all become 16 x 12
+OPS = "--ops=pad:16x12,fill=9"  # all images become 16 x 12
 
 
 def run(*arguments):
@@ -34,7 +34,7 @@ def run(*arguments):
 
 
 def given(case, directory, images=IMAGES):
-    """(the flags that name a source, the names of its images)."""
+    """Returns (the flags that name a source, the names of its images)."""
     kind, path, options, names = write_case(case, directory, images)
     values = {"source": kind, "input": path, **options}
     return [f"--{name}={value}" for name, value in values.items()], names
@@ -153,7 +153,7 @@ def test_a_message_replaces_half_a_progress_bar(capsys, monkeypatch):
 
 
 def test_sigterm_in_the_middle_of_writing_leaves_nothing(tree, tmp_path, monkeypatch):
-    """SIGTERM, as a scheduler sends it at its time limit."""
+    """A scheduler sends SIGTERM at its time limit."""
     _, values = flag_values("tools.preprocess", f"--input={tree}", f"--output={tmp_path}/new/")
     monkeypatch.setattr(preprocess.shared_flags, "values", lambda *_: values)
     monkeypatch.setattr(outputs.Output, "encode", lambda *_: os.kill(os.getpid(), signal.SIGTERM))

@@ -1,4 +1,4 @@
-"""Each rule of tools/pruning.py and unused.py, as a text before and after.
+"""Tests each rule of tools/pruning.py and unused.py with a text before and after.
 
 Also tests source_text.py.
 """

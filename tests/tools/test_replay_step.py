@@ -1,4 +1,4 @@
-"""Replay files: the batch of a skipped step, taken up again elsewhere."""
+"""Tests replay files: the batch of a skipped step, computed again in another process."""
 
 import pathlib
 import runpy
@@ -60,7 +60,7 @@ def test_the_file_holds_the_batch_and_the_weights(model, tmp_path):
     assert sorted(found.targets) == ["image_ids", "weight"]
     for saved, weight in zip(found.weights, weights, strict=True):
         np.testing.assert_array_equal(saved, weight)
-    # The same loss, in another process' model, as that step had.
+    # A model of another process gives the loss of that step.
     with tf.GradientTape() as tape:
         expected = loss_values(model)(images, targets)["loss"]
     norm = tf.linalg.global_norm(tape.gradient(expected, model.trainable_variables))
@@ -98,7 +98,7 @@ def test_the_newest_files_stay_and_a_full_disk_costs_only_the_file(model, tmp_pa
     monkeypatch.setattr(results, "write_bytes", full_disk)
     assert save(tmp_path, model, 200) is None
     assert "No space left on device; training continues" in capsys.readouterr().err
-    assert save(None, model, 7) is None  # not rank 0
+    assert save(None, model, 7) is None  # only rank 0 has a directory
 
 
 def test_other_files_are_refused(model, tmp_path):

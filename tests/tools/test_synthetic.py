@@ -1,4 +1,4 @@
-"""Synthetic data: valid COCO, true boxes and areas, all sizes and classes, equal bytes for equal seeds."""
+"""Tests synthetic data: valid COCO, true boxes and areas, all sizes and classes, equal bytes for a seed."""
 
 import json
 import sys
@@ -17,7 +17,7 @@ from tools import synthetic
 
 @pytest.fixture(scope="module")
 def drawing():
-    """80 pictures, and the pixels of each object before later ones are painted over it."""
+    """80 pictures, and the number of pixels of each object before later objects cover it."""
     full, find_place = [], synthetic._find_place
 
     def remember(rng, solid, owner, full_areas):
@@ -41,7 +41,7 @@ def test_another_seed_gives_another_picture(pictures):
 
 
 def test_the_command_draws_valid_coco_and_the_beginning_of_what_it_draws_of_more_images(tmp_path):
-    """In another process, to the same bytes."""
+    """Another process draws the same bytes."""
     command = f"tools/synthetic.py --output_dir={tmp_path}/a --num_images=2 --seed=3".split()
     assert f"drew 2 images: {tmp_path}/a/instances.json" in run(sys.executable, *command).stdout
     coco = COCO(synthetic.draw_dataset(tmp_path / "b", num_images=4, seed=3))
@@ -95,11 +95,11 @@ def test_hidden_objects_show_at_least_the_promised_share(drawing):
     pictures, full = drawing
     shares = np.concatenate([p.areas for p in pictures]) / full
     assert shares.min() >= synthetic.MIN_VISIBLE
-    assert (shares < 0.9).sum() > 20  # and some are hidden
+    assert (shares < 0.9).sum() > 20  # some objects are partly hidden
 
 
 def test_the_box_is_the_rectangle_around_the_painted_pixels(monkeypatch):
-    """Black backgrounds, one white object, no shadow: the pixels show where the object is."""
+    """Backgrounds are black, and there is one white object without a shadow, so pixels show its position."""
     monkeypatch.setattr(synthetic, "MAX_OBJECTS", 1)
     monkeypatch.setattr(synthetic, "_background", lambda rng, h, w: np.zeros((h, w, 3), np.float32))
     monkeypatch.setattr(synthetic, "_fill", lambda rng, mask, _: np.full((*mask.shape, 3), 255, np.float32))
@@ -129,7 +129,7 @@ SHAPES = [("disk", 0.785), ("ring", 0.548), ("triangle", 0.5), ("cross", 0.51)]
 
 @pytest.mark.parametrize(("name", "share"), SHAPES)
 def test_the_shapes_are_told_apart_by_their_filling(name, share):
-    """Share of its box that a shape fills: (pi/4, pi/4 (1 - .55^2), 1/2, ...) by elementary geometry."""
+    """A shape fills this share of its box, by geometry: pi/4, pi/4 (1 - .55^2), 1/2, ..."""
     rng = np.random.default_rng(0)
     found = [synthetic._shape_mask(rng, name, 640).mean() / 255 for _ in range(60)]
     if name in ("disk", "ring"):

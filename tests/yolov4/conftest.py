@@ -7,11 +7,11 @@ from yolov4.model import build_model
 
 @pytest.fixture(scope="session")
 def rectangles(tmp_path_factory: pytest.TempPathFactory):
-    """The source of the drawn rectangles, written once."""
+    """The source of the images of rectangles, written once."""
     return write_rectangles(tmp_path_factory.mktemp("rectangles"))
 
 
 @pytest.fixture(scope="session")
 def published_yolov4() -> keras.Model:
-    """YOLOv4 as it is published, for tests that do not change it."""
+    """The published YOLOv4, for tests that do not change it."""
     return build_model("yolov4", 80, (608, 608))

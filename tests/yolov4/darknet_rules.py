@@ -1,6 +1,6 @@
-"""The rules of AlexeyAB/darknet in plain loops and float64: what the tests compare to.
+"""The rules of AlexeyAB/darknet in plain loops and float64, to which tests compare.
 
-The crop and the mosaic are those of src/data.c, all else of src/yolo_layer.c.
+The crop and the mosaic follow src/data.c, everything else follows src/yolo_layer.c.
 """
 
 import itertools
@@ -10,10 +10,10 @@ import numpy as np
 
 
 def darknet_axis(side, other_side, out, other_out, first_draw, last_draw, keep_aspect):
-    """(start, length) of the window and of the place: load_data_detection for one axis, in whole pixels."""
+    """Returns (start, length) of the window and of its place for one axis, in pixels: load_data_detection."""
     before, after = side * first_draw, side * last_draw  # pleft and pright
     if keep_aspect:
-        missing = other_side * out / other_out - side  # to the shape of the network input
+        missing = other_side * out / other_out - side  # missing to the network input's shape
         if missing > 0:
             before, after = before - missing / 2, after - missing / 2
     before, after = math.floor(before + 0.5), math.floor(after + 0.5)
@@ -26,7 +26,7 @@ def darknet_axis(side, other_side, out, other_out, first_draw, last_draw, keep_a
 
 
 def darknet_mosaic(canvases, sources, cut_y, cut_x):
-    """load_data_detection with use_mixup == 3, but boxes clipped to their tile: (image, boxes px, labels)."""
+    """Follows load_data_detection with use_mixup == 3, but clips boxes to tiles: (image, boxes, labels)."""
     height, width = canvases[0][0].shape[:2]
     out = np.zeros_like(canvases[0][0])
     all_boxes, all_labels = [], []
@@ -35,7 +35,7 @@ def darknet_mosaic(canvases, sources, cut_y, cut_x):
         left_shift, top_shift = min(cut_x, left), min(cut_y, top)
         right_shift = min(width - cut_x, width - left - place_width)
         bottom_shift = min(height - cut_y, height - top - place_height)
-        # What is added to a position in the image to get the one in the canvas.
+        # Added to a position in the mosaic, these give the position in the canvas.
         dx = width - cut_x - right_shift if tile in (0, 2) else left_shift - cut_x
         dy = height - cut_y - bottom_shift if tile in (0, 1) else top_shift - cut_y
         rows = range(cut_y) if tile in (0, 1) else range(cut_y, height)
@@ -64,9 +64,9 @@ def shape_iou(width, height, anchor, image_size):
 
 
 def assign(boxes, classes, config, head, grid_size, num_classes):
-    """One image and head -> {(row, column, k): numbers of the boxes that train it, in their order}.
+    """Returns {(row, column, k): indices of the boxes that train it, in order} for one image and head.
 
-    With config.neighbour_cells, which Darknet has not: those in their own cells, in the nearest column, row.
+    With config.neighbour_cells (not in Darknet): boxes of the own cell, then of the nearest column, then row.
     """
     rows, columns = grid_size
     stride = config.strides[head]
@@ -102,7 +102,7 @@ def sigmoid(x):
 
 
 def decode(raw, config, head, row, column, k, grid_size):
-    """Raw x, y, w, h of one prediction -> ltrb, normalised."""
+    """Decodes raw x, y, w, h of one prediction to ltrb, normalised."""
     stride, scale = config.strides[head], config.scale_xy[head]
     width, height = config.anchor_sizes[config.masks[head][k]]
     x = (column + scale * sigmoid(raw[0]) - (scale - 1) / 2) / grid_size[1]
@@ -122,7 +122,7 @@ def iou(a, b):
 
 
 def ciou_terms(a, b):
-    """(IoU, distance term, aspect term v, its weight alpha) of arXiv 1911.08287."""
+    """Returns (IoU, distance term, aspect term v, its weight alpha) of arXiv 1911.08287."""
     overlap = iou(a, b)
     hull = (max(a[2], b[2]) - min(a[0], b[0])) ** 2 + (max(a[3], b[3]) - min(a[1], b[1])) ** 2
     distance = ((a[0] + a[2] - b[0] - b[2]) ** 2 + (a[1] + a[3] - b[1] - b[3]) ** 2) / 4
@@ -132,7 +132,7 @@ def ciou_terms(a, b):
 
 
 def best_ious(raw, boxes, classes, config, head):
-    """One image: best IoU of every prediction (h, w, K) with a valid box; 0 where no class exceeds 0.25."""
+    """Returns the best IoU of each prediction (h, w, K) with a valid box; 0 if no class exceeds 0.25."""
     rows, columns, anchors, outputs = raw.shape
     best = np.zeros((rows, columns, anchors))
     for row, column, k in np.ndindex(rows, columns, anchors):
@@ -146,9 +146,9 @@ def best_ious(raw, boxes, classes, config, head):
 
 
 def losses(heads, boxes, classes, config, constants=None):
-    """(box, objectness, class) loss of a batch, with normalisers, and what the gradient takes as constant.
+    """Returns the (box, objectness, class) loss of a batch, with normalisers, and constants of the gradient.
 
-    `constants` of an earlier call keeps that: the ignore mask, the IoU that is a target, and the
+    `constants` of an earlier call are used again: the ignore mask, the IoU that is a target, and the
     weights alpha of the aspect term.
     """
     sums = np.zeros(3)
@@ -197,11 +197,11 @@ def cross_entropy(logits, targets):
 
 
 def box_delta(raw, box, config, head, cell, grid_size):
-    """Darknet's delta of the raw x, y, width, height (4,) of one prediction for one box, before clip_value.
+    """Returns Darknet's delta of raw x, y, width, height (4,) of a prediction for a box, before clip_value.
 
-    src/box.c dx_box_iou and src/yolo_layer.c delta_yolo_box. Not followed: the sign of the enclosing box's
-    part of the delta of x and y, which is against the derivative there; and, where the boxes lie apart in
-    both directions, the product of two negative sides for an intersection.
+    It follows src/box.c dx_box_iou and src/yolo_layer.c delta_yolo_box, with two differences. For x and y the
+    part of the enclosing box has the sign of its derivative, which is wrong in Darknet. For boxes that are
+    apart in both directions the intersection is 0, and not the product of two negative sides.
     """
     prediction = decode(raw, config, head, *cell, grid_size)
     delta = np.zeros(4)

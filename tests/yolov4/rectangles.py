@@ -1,4 +1,4 @@
-"""Images with one flat rectangle in the colour of its class; where these are found again in a batch."""
+"""Writes images with one flat rectangle in the colour of its class, and finds rectangles in batches."""
 
 import dataclasses
 
@@ -19,7 +19,7 @@ BATCH = 6
 
 
 def write_rectangles(directory):
-    """24 images of five shapes, with ids 1000, 1007, ..."""
+    """Writes 24 images of five shapes, with ids 1000, 1007, ..."""
     random = np.random.default_rng(0)
     pictures = []
     for i in range(24):
@@ -35,7 +35,7 @@ def make(source, kind="dali_cpu", config=PLAIN, **options):
 
 
 def batches(loader, count: int) -> list[dict[str, np.ndarray]]:
-    """Batches by name."""
+    """Returns batches, {name: array} each."""
     return [
         {"images": images.numpy(), **{name: tensor.numpy() for name, tensor in targets.items()}}
         for images, targets in loader.dataset().take(count)
@@ -47,7 +47,7 @@ def read(source, kind="dali_cpu", config=PLAIN, count=1, **options) -> list[dict
 
 
 def assert_equal(one: list[dict], other: list[dict]) -> None:
-    """Batches, bit by bit."""
+    """Asserts that batches are equal bit by bit."""
     for batch, again in zip(one, other, strict=True):
         assert batch.keys() == again.keys()
         for name in batch:
@@ -55,19 +55,19 @@ def assert_equal(one: list[dict], other: list[dict]) -> None:
 
 
 def nearest_color(image: np.ndarray) -> np.ndarray:
-    """int (H, W): which of COLORS; more for what is nearer to the background or the padding."""
+    """Returns indices into COLORS, int (H, W); higher ones are nearer to the background or the padding."""
     palette = np.array([*COLORS, GREY, (FILL,) * 3])
     return np.abs(image[:, :, np.newaxis] * 255 - palette).sum(-1).argmin(-1)
 
 
 def find_rectangle(mask: np.ndarray) -> np.ndarray:
-    """ltrb in pixels."""
+    """Returns the box of a mask, ltrb in pixels."""
     ys, xs = np.nonzero(mask)
     return np.array([xs.min(), ys.min(), xs.max() + 1, ys.max() + 1])
 
 
 def painted(shape: tuple[int, int], boxes: np.ndarray, classes: np.ndarray, grow: float) -> np.ndarray:
-    """bool (classes, H, W): the pixels whose centres lie in boxes that grew by `grow` pixels on each side."""
+    """Returns bool (classes, H, W): pixels whose centres are in boxes enlarged by `grow` on each side."""
     height, width = shape
     y, x = np.mgrid[:height, :width] + 0.5
     masks = np.zeros((len(COLORS), height, width), bool)
@@ -77,7 +77,7 @@ def painted(shape: tuple[int, int], boxes: np.ndarray, classes: np.ndarray, grow
 
 
 def count_found(batch: dict[str, np.ndarray]) -> int:
-    """Asserts that every colour fills the boxes of its class, to 1.5 pixels, and shows nowhere else."""
+    """Asserts that every colour fills the boxes of its class, to 1.5 pixels, and is nowhere else."""
     rows = (batch[name] for name in ("images", "boxes", "classes", "num_boxes"))
     for image, boxes, classes, count in zip(*rows, strict=True):
         assert (classes[:count] >= 0).all() and (classes[count:] == -1).all() and (boxes[count:] == -1).all()

@@ -1,4 +1,4 @@
-"""The numbers of cfg/yolov4.cfg and cfg/yolov4-tiny.cfg, training sizes, and settings that are refused."""
+"""Tests the values of cfg/yolov4.cfg and cfg/yolov4-tiny.cfg, training sizes, and refused settings."""
 
 import dataclasses
 import json
@@ -54,7 +54,7 @@ def test_the_nano_of_6eb6d8f_can_be_had():
     config = override(get_config("yolov4-nano"), older)
     fixture = pathlib.Path(__file__).parents[1] / "fixtures" / "6eb6d8f" / "fixed.json"
     wanted = json.loads(fixture.read_text())["batch yolov4-nano"]["config"]
-    for field in wanted.keys() - {"image_size", *LOADER_FIELDS}:  # a small batch was drawn with it
+    for field in wanted.keys() - {"image_size", *LOADER_FIELDS}:  # the fixture's batch has other values
         assert json.loads(json.dumps(getattr(config, field))) == wanted[field], field
 
 

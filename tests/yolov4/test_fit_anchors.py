@@ -1,4 +1,4 @@
-"""The command that fits anchors: what it reports, which flag it prints, and when the old anchors stay."""
+"""Tests the command that fits anchors: its report, the flag that it prints, when the old anchors stay."""
 
 import json
 import re
@@ -16,7 +16,7 @@ from yolov4.fit_anchors import box_sizes, suggest, trained_iou
 
 
 def write(path, sizes, image_size=(480, 640)):
-    """A json with one image and a box of each (width, height)."""
+    """Writes a json with one image and a box of each (width, height)."""
     document = annotations([image_size], [(0, 0, 0, 0, *size) for size in sizes]).ground_truth()
     path.write_text(json.dumps(document))
     return str(path)
@@ -27,7 +27,7 @@ def shape_fit(sizes, anchors):
 
 
 def test_no_start_of_plain_k_means_is_better():
-    """Against the best of single runs from other seeds, and against the published anchors."""
+    """Compares the anchors with the published ones, and with the best of single runs from other seeds."""
     random = np.random.default_rng(1)
     sizes = np.exp(random.normal(3.5, 0.8, (800, 2)))
     fitted = shape_fit(sizes, fit_anchors(sizes, 9))
@@ -37,10 +37,10 @@ def test_no_start_of_plain_k_means_is_better():
 
 @pytest.mark.parametrize(("keep_aspect", "expected"), [(False, (50, 50)), (True, (50, 40))])
 def test_sizes_are_those_in_the_network_input(tmp_path, keep_aspect, expected):
-    """A box of 100 x 80 in an image of 640 x 512, shown at 320 x 320: stretched, or at half its size."""
+    """A box of 100 x 80 in an image of 640 x 512, shown at 320 x 320: it is stretched, or halved."""
     path = write(tmp_path / "a.json", [(100, 80), (0, 9)], (512, 640))
     sizes = box_sizes(load_coco(path, None), (320, 320), keep_aspect)
-    np.testing.assert_allclose(sizes, [expected], rtol=1e-6)  # the one without area is not trained on
+    np.testing.assert_allclose(sizes, [expected], rtol=1e-6)  # a box without area is not used
 
 
 def test_the_command_prints_what_to_type(tmp_path, capsys):
@@ -74,7 +74,7 @@ def test_bad_input_is_one_line(tmp_path, options, message):
 
 
 def test_anchors_that_fit_are_left_alone(tmp_path, capsys):
-    """Boxes of the very sizes of the model's own anchors, and a little off them."""
+    """The boxes have the sizes of the model's anchors, changed by up to 10 %."""
     random = np.random.default_rng(3)
     own = np.array(get_config("yolov4").anchor_sizes)
     sizes = np.concatenate([own * random.uniform(0.9, 1.1, own.shape) for _ in range(20)])
@@ -85,7 +85,7 @@ def test_anchors_that_fit_are_left_alone(tmp_path, capsys):
 
 
 def test_no_box_is_lost_to_an_anchor_that_no_head_has(tmp_path, capsys):
-    """All these fit the first anchor of tiny best, which is 10 x 14."""
+    """The best anchor of all these boxes is the first one of tiny, 10 x 14."""
     path = write(tmp_path / "a.json", [(12 + x, 15 + 2 * x) for x in np.linspace(0, 1, 60)], (416, 416))
     text = suggest(annotations=path, model_name="yolov4-tiny")
     lines = capsys.readouterr().out.splitlines()
@@ -96,7 +96,7 @@ def test_no_box_is_lost_to_an_anchor_that_no_head_has(tmp_path, capsys):
 
 
 def test_trained_iou_by_hand():
-    """Among tiny's anchors 10 x 14 has no head; 23 x 27 has."""
+    """Tiny's anchor 10 x 14 belongs to no head; 23 x 27 belongs to one."""
     tiny = get_config("yolov4-tiny")
     sizes = np.array([[10.0, 14.0], [23.0, 27.0], [344.0, 638.0]])
     np.testing.assert_allclose(trained_iou(sizes, tiny), [0, 1, 0.5])

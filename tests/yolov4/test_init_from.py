@@ -1,4 +1,4 @@
-"""Starting from weights of other classes: ours, Darknet's, whole and partial."""
+"""Tests starting from weights of other classes: our files and Darknet's, whole and partial."""
 
 import dataclasses
 
@@ -34,7 +34,7 @@ def save(model, path, names, config=NANO):
 
 
 def check(before, source, after, names, source_names):
-    """Everything but the heads is `source`'s; the heads' rows by name."""
+    """Asserts that the heads' class rows are copied by name, and everything else from `source`."""
     for path, value in after.items():
         if not path.startswith(HEADS):
             np.testing.assert_array_equal(value, source[path], err_msg=path)
@@ -79,7 +79,7 @@ def test_heads_with_another_number_of_anchors_are_made_anew(tmp_path):
 
 
 def test_weights_that_hardly_fit_are_refused_and_nothing_is_taken(tmp_path):
-    """The heads' biases and a few layers alone would fit, and be a worse start than none."""
+    """Only the heads' biases and a few layers would fit, which is a worse start than random weights."""
     wider, file = dataclasses.replace(NANO, width=0.25), tmp_path / "given.weights.h5"
     save(make_model(2, wider), file, ("a", "b"), wider)
     model = make_model(2, seed=1)
@@ -107,7 +107,7 @@ def test_imagenet_is_darknets_backbone(tmp_path, monkeypatch):
 
     file = tmp_path / imagenet.CSP_DARKNET53
     save_darknet(source, file)
-    blocks = blocks_of(source)[:72]  # of layers 0 to 104 in cfg/csdarknet53-omega.cfg
+    blocks = blocks_of(source)[:72]  # layers 0 to 104 in cfg/csdarknet53-omega.cfg
     file.write_bytes(file.read_bytes()[: 20 + 4 * sum(np.size(v) for block in blocks for v in block)])
     init_from(model, label_map("a"), "imagenet", config)
     for path, value in values_of(model).items():

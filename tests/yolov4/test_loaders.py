@@ -1,6 +1,6 @@
-"""What the loaders by DALI and by tf.data promise alike: boxes that move with the pixels, sizes of batches.
+"""Tests what the DALI loader and the tf.data loader have in common: moving boxes, sizes of batches.
 
-tests/apps/test_loaders.py has what both apps promise.
+tests/apps/test_loaders.py tests what the loaders of both apps have in common.
 """
 
 import dataclasses
@@ -42,7 +42,7 @@ VIEWS = {
 @pytest.mark.parametrize("name", VIEWS)
 @BOTH
 def test_boxes_and_pixels_move_together(rectangles, kind, name):
-    # Every rectangle that shows has a box, however small.
+    # min_box_size is so small that every visible rectangle has a box.
     config = dataclasses.replace(PLAIN, **VIEWS[name], min_box_size=0.01)
     found = read(rectangles, kind, config, 6)
     assert sum(map(count_found, found)) >= (50 if "mosaic" in name else 30)
@@ -54,7 +54,7 @@ def test_boxes_and_pixels_move_together(rectangles, kind, name):
 
 @BOTH
 def test_each_colour_setting_changes_what_it_names(tmp_path, kind):
-    """Grey, on the left, has no hue and no saturation."""
+    """The left half is grey, which has no hue and no saturation."""
     image = np.full((*INPUT, 3), 100, np.uint8)
     image[:, 96:] = 130, 90, 50
     source = write_coco(tmp_path, [(i, image, [(0, (9, 9, 30, 30))]) for i in range(1, 9)])
@@ -93,7 +93,7 @@ def test_ranks_draw_the_same_sizes_and_every_image_is_augmented_anew(tmp_path, k
     sizes = [[batch["images"].shape for batch in rank] for rank in ranks]
     assert sizes[0] == sizes[1] and len(set(sizes[0])) > 1
     pictures = [picture.tobytes() for rank in ranks for batch in rank for picture in batch["images"]]
-    assert len(set(pictures)) == 32  # of one and the same image
+    assert len(set(pictures)) == 32  # all made from one image
 
 
 @BOTH

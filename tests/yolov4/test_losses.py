@@ -1,4 +1,4 @@
-"""Losses against NumPy in float64, central differences, Darknet's own deltas, and hard input."""
+"""Tests losses against float64 NumPy, central differences and Darknet's deltas, and on hard input."""
 
 import dataclasses
 
@@ -21,16 +21,16 @@ TINY = dataclasses.replace(
     neighbour_cells=True,
     scale_xy=(2.0, 2.0),
 )
-# Normalisers that differ, so that no two can be mistaken for each other; and many predictions are ignored.
+# The normalisers differ, so that an exchange of two is noticed; and many predictions are ignored.
 WEIGHTED = dataclasses.replace(
     YOLOV4, iou_normalizer=0.5, obj_normalizer=0.7, cls_normalizer=1.3, ignore_thresh=0.3
 )
-LIMITED = dataclasses.replace(DARKNET, max_delta=1e-3)  # limits gradients and leaves the values as they are
+LIMITED = dataclasses.replace(DARKNET, max_delta=1e-3)  # limits gradients, does not change losses
 NUM_CLASSES = 3
 NAMES = ["box_loss", "objectness_loss", "class_loss"]
 
-# left, top, right, bottom, class: two that share every prediction, one of another class there, small and
-# large, at the border
+# left, top, right, bottom, class: two boxes that share every prediction, a third one there of another class,
+# a small and a large one, boxes at the border
 BOXES = [
     (0.30, 0.30, 0.60, 0.80, 0),
     (0.31, 0.31, 0.60, 0.80, 0),
@@ -42,7 +42,7 @@ BOXES = [
 
 
 def make_targets(images, max_instances=8):
-    """Rows (left, top, right, bottom, class) of each image -> targets as the loader gives them."""
+    """Makes the targets of the loader from rows (left, top, right, bottom, class) of each image."""
     boxes = np.full((len(images), max_instances, 4), -1, np.float32)
     classes = np.full((len(images), max_instances), -1, np.int32)
     for b, rows in enumerate(images):
@@ -53,14 +53,14 @@ def make_targets(images, max_instances=8):
 
 
 def make_heads(config, batch, image_size, seed=0, scale=0.7):
-    """Raw outputs of every head."""
+    """Returns random raw outputs of every head."""
     rng = np.random.default_rng(seed)
     grids = [(image_size[0] // stride, image_size[1] // stride) for stride in config.strides]
     return [np.float32(rng.normal(0, scale, (batch, *grid, 3, 5 + NUM_CLASSES))) for grid in grids]
 
 
 def value_and_gradients(heads, targets, config, scale=1.0, mode="eager"):
-    """Values by name, and the gradients of scale * detection_loss by each head."""
+    """Returns values by name, and the gradients of scale * detection_loss by each head."""
 
     def run(heads, targets):
         with tf.GradientTape() as tape:
@@ -86,7 +86,7 @@ def value_and_gradients(heads, targets, config, scale=1.0, mode="eager"):
     ids=["darknet, its gradient limited", "weighted", "tiny", "tiny-xla"],
 )
 def test_values_against_numpy(config, mode):
-    """A non-square batch: crowded, one box, none."""
+    """The images are not square; they have many boxes, one box and none."""
     targets = make_targets([BOXES, BOXES[3:4], []])
     heads = make_heads(config, 3, (96, 64))
     values, _ = value_and_gradients(heads, targets, config, mode=mode)
@@ -98,7 +98,7 @@ def test_values_against_numpy(config, mode):
 
 @pytest.mark.parametrize("config", [WEIGHTED, TINY], ids=["weighted", "tiny"])
 def test_gradients_against_central_differences(config):
-    """By every raw number, with what the gradient takes as constant (alpha, the ignore mask) held."""
+    """Varies every raw number; what the gradient takes as constant (alpha, the ignore mask) stays fixed."""
     targets = make_targets([BOXES[:5]])
     heads = make_heads(config, 1, (32, 64), seed=1)
     _, gradients = value_and_gradients(heads, targets, config)
@@ -119,7 +119,7 @@ def test_gradients_against_central_differences(config):
 
 
 def test_box_gradients_are_darknets_deltas():
-    """As dx_box_iou gives them for boxes that overlap, contain each other or lie apart."""
+    """They are those of dx_box_iou for boxes that overlap, contain each other or lie apart."""
     rows = [*BOXES, (0.51, 0.51, 0.53, 0.55, 0)]
     targets = make_targets([rows, []])
     boxes, classes = targets["boxes"][0].numpy().astype(float), targets["classes"][0].numpy()
@@ -154,7 +154,7 @@ def box_gradients(heads, targets, config, **more):
 
 @pytest.mark.parametrize("config", [WEIGHTED, TINY], ids=["weighted", "tiny"])
 def test_max_delta_limits_each_box_before_anything_multiplies_it(config):
-    """Not the sum of boxes that share a prediction, nor the mean over the batch, nor the loss scale."""
+    """It does not limit the sum of boxes that share a prediction, the mean of the batch or the loss scale."""
     heads, scale = make_heads(config, 1, (64, 96), seed=3), 32768.0
     rows = BOXES[:5]
     whole = make_targets([rows])

@@ -1,7 +1,7 @@
-"""Pieces without area, and batches without boxes.
+"""Tests rectangles without area, and batches without boxes.
 
-Which images are mixed, their pixels and boxes, and how often each way of mixing comes, are compared with
-NumPy's in tests/oracle/test_yolov4_oracle.py.
+tests/oracle/test_yolov4_oracle.py compares with NumPy which images are mixed, their pixels and boxes, and how
+often each kind of mixing occurs.
 """
 
 import dataclasses
@@ -19,7 +19,7 @@ OFF = dataclasses.replace(get_config("yolov4"), mosaic_prob=0.0, mixup_prob=0.0,
 
 
 def test_a_rectangle_without_area_is_no_piece():
-    """On the GPU it would cover what lies to its right and below."""
+    """On a GPU such a rectangle would cover everything to its right and below it."""
 
     def define(size):
         pieces = mixing.random_rectangle(fn.batch_permutation(), fn.random.coin_flip(probability=1.0), size)

@@ -1,4 +1,4 @@
-"""The networks against AlexeyAB/darknet's: layers, parameters, operations, arithmetic of single layers.
+"""Tests the networks against AlexeyAB/darknet's: layers, parameters, operations, single layers.
 
 Also tests network.py.
 """
@@ -17,8 +17,8 @@ from yolov4.network import describe
 TINY = get_config("yolov4-tiny")
 NANO = get_config("yolov4-nano")
 
-# cfg/yolov4.cfg and cfg/yolov4-tiny.cfg, a word for each section. 64x3/2 is a convolution with 64 filters of
-# 3 x 3 and stride 2; m: mish, l: leaky, !: linear without batch norm; r: route (h: the second of two
+# cfg/yolov4.cfg and cfg/yolov4-tiny.cfg, one word for each section. 64x3/2 is a convolution with 64 filters
+# of 3 x 3 and stride 2; m: mish, l: leaky, !: linear without batch norm; r: route (h: the second of two
 # groups), s: shortcut, p: maxpool, u: upsample, y: yolo with its mask.
 DARKNET = {
     "yolov4": """
@@ -42,7 +42,7 @@ DARKNET = {
 
 
 def word(layer, config):
-    """A layer as a word of the table above; positive numbers of layers as Darknet's relative ones."""
+    """Returns a layer as a word of the table above; numbers of other layers are relative and negative."""
     back = ",".join(str(index - layer.index) for index in layer.inputs)
     options = layer.options
     stride = "/2" if options.get("stride") == 2 else ""
@@ -69,7 +69,7 @@ def word(layer, config):
 @pytest.mark.parametrize("name", list(DARKNET))
 def test_layers_are_those_of_the_public_cfg(name):
     expected = DARKNET[name].split()
-    for index, text in enumerate(expected):  # r85, r54 and r-1,23 name layers by their numbers
+    for index, text in enumerate(expected):  # r85, r54 and r-1,23 have absolute layer numbers
         if text[0] == "r" and not text.endswith("h"):
             numbers = [int(number) for number in text[1:].split(",")]
             expected[index] = "r" + ",".join(str(n if n < 0 else n - index) for n in numbers)
@@ -85,7 +85,7 @@ def convolutions(model):
 
 
 def billions_of_operations(model):
-    """Two for each multiply-add of the convolutions, as Darknet counts."""
+    """Counts two operations for each multiply-add of a convolution, as Darknet does."""
     return sum(
         2 * np.prod(layer.output.shape[1:3]) * np.prod(layer.kernel.shape) / 1e9
         for layer in convolutions(model)
@@ -106,7 +106,7 @@ def test_networks_have_the_published_sizes(published_yolov4):
 
 
 def test_widths_give_multiples_of_eight():
-    """The nearest, and 8 at least: 0.3 of 32, 64, 512 is 9.6, 19.2, 153.6."""
+    """The nearest multiple, at least 8: 0.3 of 32, 64, 512 is 9.6, 19.2, 153.6."""
     layers = describe(dataclasses.replace(TINY, width=0.3), 4)
     channels = [layer.channels for layer in layers if "batch_normalize" in layer.options]
     assert channels[:3] == [8, 16, 16] and 152 in channels
@@ -115,7 +115,6 @@ def test_widths_give_multiples_of_eight():
 
 
 def test_any_size_and_a_model_rebuilt_from_its_description_are_the_same_network():
-    """One model for all sizes, and each gives what a model of that size gives."""
     images = np.random.default_rng(0).random((2, 64, 128, 3), np.float32)
     thin = dataclasses.replace(TINY, width=0.25)
     fixed = build_model("yolov4-tiny", 3, (64, 128), config=thin)
@@ -163,7 +162,7 @@ def test_everything_else_starts_as_in_darknet():
         elif layer.name in ("head.layer_30.conv", "head.layer_37.conv", "head.layer_45.conv"):
             np.testing.assert_array_equal(layer.bias, 3 * [0, 0, 0, 0, -3, 0, 0])
     heads = build_model("yolov4-nano", 2, (64, 64))(np.zeros((1, 64, 64, 3), np.float32))
-    np.testing.assert_allclose(heads[0][..., 4], NANO.objectness_bias)  # of no image at all
+    np.testing.assert_allclose(heads[0][..., 4], NANO.objectness_bias)  # for an input of zeros
 
 
 def test_heads_and_variables_are_float32_under_mixed_precision():
@@ -176,7 +175,7 @@ def test_heads_and_variables_are_float32_under_mixed_precision():
         keras.config.set_dtype_policy(before)
     heads = model(np.ones((2, 32, 64, 3), np.float32), training=True)
     assert {head.dtype for head in heads} == {tf.float32}
-    for head in heads:  # and have the digits of float32
+    for head in heads:  # with the precision of float32
         assert not np.array_equal(head, tf.cast(tf.cast(head, tf.float16), tf.float32))
     assert {weight.dtype for weight in model.weights} == {"float32"}
     kinds = ("conv", "bn", "mish", "leaky", "add", "pool", "upsample", "concat")
@@ -187,7 +186,7 @@ def test_heads_and_variables_are_float32_under_mixed_precision():
 
 
 def test_a_compiled_convolution_with_mish_gives_the_same(published_yolov4):
-    """TensorFlow 2.21 fuses x * tanh(softplus(x)) with the layers before it, and a CPU has no such kernel."""
+    """TensorFlow 2.21 fuses x * tanh(softplus(x)) with earlier layers, but a CPU has no such kernel."""
     mish = published_yolov4.get_layer("backbone.layer_0.mish")
     model = keras.Model(published_yolov4.input, mish.output)
     images = np.random.default_rng(0).random((1, 608, 608, 3), np.float32)

@@ -1,4 +1,4 @@
-"""The learning rate at chosen updates, momentum and accumulation, against hand arithmetic."""
+"""Tests learning rates at some updates, momentum and accumulation against hand calculations."""
 
 import dataclasses
 
@@ -10,7 +10,7 @@ from tests.common.training.optimizer_steps import updates
 from yolov4.config import get_config
 from yolov4.optimization import BurnIn, make_optimizer, make_schedule
 
-# cfg/yolov4.cfg with the run rounded to 500,000 batches of 64, so that the steps are its 400,000 and 450,000
+# cfg/yolov4.cfg with a run of 500,000 batches of 64, so that its steps are at 400,000 and 450,000
 CONFIG = dataclasses.replace(get_config("yolov4"), epochs=250)
 STEPS_PER_EPOCH = 2000
 
@@ -20,7 +20,7 @@ def rate(schedule, number):
     return float(schedule(number - 1))
 
 
-# The burn-in is of the power 4: (1 / 1000)**4 and (1 / 2)**4 of the rate.
+# {update: rate}. In the burn-in of power 4 the first rates are (1 / 1000)**4 and (1 / 2)**4 of 0.0013.
 PUBLISHED = {1: 0.0013e-12, 500: 0.0013 / 16, 1000: 0.0013, 399_999: 0.0013}
 PUBLISHED |= {400_000: 0.00013, 449_999: 0.00013, 450_000: 0.000013}
 COSINE = {500: 0.0013 / 2, 1000: 0.0013, 250_500: 0.0013 / 2, 500_000: 0.0, 600_000: 0.0}
@@ -50,7 +50,7 @@ def test_burn_in_takes_no_more_than_a_tenth_of_the_run():
 
 
 def test_accumulated_batches_share_the_rate_of_their_update():
-    """Burn-in and steps count updates: four batches of 16 go the way of one of 64."""
+    """Burn-in and steps count updates: four batches of 16 have the rate of one batch of 64."""
     plain = make_schedule(CONFIG, 64, 20)
     accumulated = make_schedule(CONFIG, 64, 80, accumulate_steps=4)
     for update in (0, 1, 30, 499, 500, 3999, 4000, 4999):
@@ -77,7 +77,7 @@ def test_schedule_survives_serialisation(lr_schedule):
 
 @pytest.mark.parametrize("precision", ["float32", "mixed_float16"])
 def test_momentum_is_that_of_the_recipe(precision):
-    """The second of two equal steps carries 0.949 of the first; tiny's carries 0.9."""
+    """The second of two equal steps adds 0.949 times the first one, or 0.9 times for tiny."""
     for model_name, momentum in [("yolov4", 0.949), ("yolov4-tiny", 0.9)]:
         optimizer = make_optimizer(get_config(model_name), 1.0, precision=precision)
         first, second = updates(optimizer, [[1.0, -2.0]] * 2)

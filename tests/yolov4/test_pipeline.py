@@ -1,7 +1,7 @@
-"""What the graph of the DALI pipeline holds, and that `dataset` gives what it gives.
+"""Tests the stages in the graph of the DALI pipeline, and that `dataset` gives the same as this graph.
 
-All stages are compared with NumPy's in tests/oracle/test_yolov4_oracle.py, and pixels with boxes in
-test_loaders.py.
+tests/oracle/test_yolov4_oracle.py compares all stages with NumPy, and test_loaders.py compares pixels with
+boxes.
 """
 
 import dataclasses
@@ -32,7 +32,7 @@ def test_stages_that_are_off_are_not_in_the_graph(rectangles):
 def test_batch_of_one(rectangles):
     config = dataclasses.replace(PLAIN, mosaic_prob=0.5, mixup_prob=1.0, cutmix_prob=1.0, min_box_size=2.0)
     counts = [int(batch["num_boxes"][0]) for batch in read(rectangles, config=config, count=40, batch_size=1)]
-    assert min(counts) <= 1 and max(counts) > 1  # mosaics of one image; nothing else to mix it with
+    assert min(counts) <= 1 and max(counts) > 1  # mosaics of one image, because the batch has no other
     config = dataclasses.replace(config, mosaic_prob=0.0)
     for batch in read(rectangles, config=config, count=12, batch_size=1):
         assert batch["num_boxes"] == 1
@@ -50,7 +50,7 @@ def test_the_dataset_gives_what_the_pipeline_of_the_loader_gives(rectangles, tra
 @pytest.mark.gpu
 @pytest.mark.parametrize("training, tiles", [(False, "batch"), (True, "batch"), (True, "fresh")])
 def test_gpu_graph_gives_what_the_cpu_graph_gives(rectangles, training, tiles):
-    """The same random numbers, so the same mosaics; PNGs are decoded alike, and resized alike to a level."""
+    """Equal random numbers give equal mosaics; PNGs are decoded equally, and resized equally to a level."""
     config = dataclasses.replace(PLAIN, letterbox=True, **ALL, **MIXED, mosaic_tiles=tiles)
     cpu = make(rectangles, config=config, training=training)
     gpu = make(rectangles, "dali_gpu", config, training=training)

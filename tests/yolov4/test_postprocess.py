@@ -1,4 +1,4 @@
-"""Decoding against Darknet's rule written out number by number; detections against brute force.
+"""Tests decoding against Darknet's rule, number by number, and detections against brute force.
 
 Also tests decoding.py.
 """
@@ -20,7 +20,7 @@ CONFIG = dataclasses.replace(get_config("yolov4"), **SETTINGS)
 
 
 def random_heads(config=CONFIG, batch_size=2, num_classes=4, seed=0, objectness=-0.5):
-    """Raw outputs with boxes that overlap a lot."""
+    """Returns raw outputs whose boxes overlap a lot."""
     rng = np.random.default_rng(seed)
     heads = []
     for stride in config.strides:
@@ -33,7 +33,7 @@ def random_heads(config=CONFIG, batch_size=2, num_classes=4, seed=0, objectness=
 
 
 def silent_heads(config=CONFIG, num_classes=4):
-    """One image where nothing is detected, to write detections into."""
+    """Returns raw outputs of one image without detections, into which a test writes some."""
     heads = random_heads(config, 1, num_classes)
     for head in heads:
         head[..., 4:] = -20
@@ -46,7 +46,7 @@ def run(heads, config):
 
 
 def decode_numpy(heads, config, image):
-    """Boxes (N, 4) and scores (N, C) of one image, one prediction after the other."""
+    """Decodes one image, one prediction at a time; returns boxes (N, 4) and scores (N, C)."""
     boxes, scores = [], []
     for number, head in enumerate(heads):
         raw = head[image].astype(np.float64)
@@ -58,7 +58,7 @@ def decode_numpy(heads, config, image):
 
 
 def detect_numpy(heads, config, image):
-    """One image: scores, classes and boxes of the detections, the best first."""
+    """Returns scores, classes and boxes of the detections of one image, best first."""
     boxes, scores = decode_numpy(heads, config, image)
     if config.nms_candidates < scores.size:
         scores = np.where(scores >= np.sort(scores.ravel())[-config.nms_candidates], scores, 0)
@@ -104,7 +104,7 @@ def test_heads_of_another_model_size_or_order_are_refused():
     with pytest.raises(ValueError, match="3 heads, but yolov4-tiny has 2"):
         decode_heads(heads, "yolov4-tiny", (96, 160))
     for wrong, message in (
-        (heads[::-1], "24, 40"),  # as if of an image of 24 x 40
+        (heads[::-1], "24, 40"),  # like those of an image of 24 x 40
         ([heads[0], heads[2], heads[1]], "a head of shape"),
         ([head.reshape(*head.shape[:3], -1) for head in heads], "a head of shape"),
         ([head[..., :5] for head in heads], "at least 6"),
@@ -141,7 +141,7 @@ def test_one_graph_detects_in_batches_and_images_of_any_size():
         config = dataclasses.replace(CONFIG, image_size=image_size)
         heads = random_heads(config, batch_size)
         for head in heads:
-            head[1:2, ..., 4] = -20  # nothing
+            head[1:2, ..., 4] = -20  # no detection
         found = compiled(heads)
         assert found.boxes.shape == (batch_size, 300, 4)
         assert found.count[0] > 10 and not found.count[1:2].numpy().any()
@@ -172,7 +172,7 @@ def test_what_is_not_finite_is_no_detection_and_harms_no_other(method, dtype):
         flat, quiet_flat = head.reshape(-1, 9), quiet_head.reshape(-1, 9)
         for start, (number, value) in enumerate(values):
             bad = slice(start, None, 3 * len(values))
-            flat[bad, 4] += 3  # they would win
+            flat[bad, 4] += 3  # they would have the best scores
             flat[bad, number] = value
             quiet_flat[bad, 4] = -np.inf
     actual = run(heads, config)

@@ -1,4 +1,4 @@
-"""The line and the picture about the first batch of a run, by counts worked out by hand."""
+"""Tests the line and the picture of a run's first batch; the expected counts are computed by hand."""
 
 import numpy as np
 import tensorflow as tf
@@ -9,15 +9,15 @@ from yolov4 import show_batch
 from yolov4.config import get_config
 from yolov4.predict import to_pixels
 
-# The images are 64 pixels high, 96 wide: 4 x 6 cells at stride 16, 2 x 3 at stride 32. That the model is of
-# another size makes no difference: with multi-scale the first batch is, too.
+# The images have 64 x 96 pixels (height x width): 4 x 6 cells at stride 16, 2 x 3 at stride 32. The model has
+# another size, as in multi-scale training.
 TINY = get_config("yolov4-tiny")
 LABELS = LabelMap((1, 2), ("cat", "dog"))
 SCALE = np.array([96, 64, 96, 64])
 
 
 def batch(boxes_px: list[list[tuple]]) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
-    """Boxes in pixels by image; their classes take turns."""
+    """Makes a batch of images with these boxes, in pixels; their classes alternate."""
     boxes = np.full((len(boxes_px), 5, 4), -1, np.float32)
     classes = np.full((len(boxes_px), 5), -1, np.int32)
     for i, rows in enumerate(boxes_px):
@@ -29,8 +29,8 @@ def batch(boxes_px: list[list[tuple]]) -> tuple[tf.Tensor, dict[str, tf.Tensor]]
 
 
 def test_the_line_counts_what_boxes_train(tmp_path):
-    # yolov4-tiny's anchors: 10,14 trains nothing, 81,82 both heads, 23,27 the finer one
-    one, other = (40, 10, 63, 37), (41, 10, 62, 37)  # both in one cell and anchor: one prediction
+    # yolov4-tiny's anchors: 10,14 is in no head, 81,82 in both heads, 23,27 in the finer one
+    one, other = (40, 10, 63, 37), (41, 10, 62, 37)  # the same cell and anchor: one prediction
     images, targets = batch([[(20, 20, 30, 34), (0, 0, 81, 64), one], [one, other], []])
     path = tmp_path / "sheet.png"
     line = show_batch.report(images, targets, TINY, LABELS, path)

@@ -1,4 +1,4 @@
-"""Assignment and ignore mask against a plain transcription of Darknet's rules, by hand and at random.
+"""Tests assignment and ignore mask against a plain transcription of Darknet's rules, and by hand.
 
 Also tests efficientdet/grid_matching.py.
 """
@@ -14,7 +14,7 @@ from yolov4.config import get_config
 
 CONFIGS = {name: get_config(name) for name in ("yolov4", "yolov4-tiny")}
 NUM_CLASSES = 5
-HEIGHT, WIDTH = 256, 512  # of the table's image: whole cells, so that borders are exact in float32
+HEIGHT, WIDTH = 256, 512  # size of the table's image: whole cells, so that borders are exact in float32
 
 # centre x, centre y, width, height in pixels, class
 TABLE = {
@@ -38,13 +38,13 @@ TABLE = {
     "centre outside": (-1, 100, 36, 75, 0),
 }
 
-# Worked out by hand: (head, anchor, row, column) of everything that the box trains.
+# Computed by hand: (head, anchor, row, column) of all predictions that a box trains.
 EXPECTED = {
     "yolov4": {
         "smallest anchor": {(0, 0, 7, 12), (0, 1, 7, 12)},  # IoU with anchor 1: 192 / 684 = 0.28
         # 684 / 2700 = 0.253, 36 * 28 / 2812 = 0.36; 36 * 55 / 4900 = 0.40, 2700 / 10512 = 0.257
         "anchor 3 of yolov4": {(1, 3, 6, 18), (0, 1, 12, 37), (0, 2, 12, 37), (1, 4, 6, 18), (1, 5, 6, 18)},
-        "one pixel": {(0, 0, 0, 0)},  # 1 / 192: the best, though nowhere near the threshold
+        "one pixel": {(0, 0, 0, 0)},  # 1 / 192: the best one, although far below the threshold
         "centre a hair before it": {
             (0, 0, 11, 7), (0, 1, 11, 7), (0, 2, 11, 7), (1, 3, 5, 3), (1, 4, 5, 3)
         },
@@ -52,7 +52,7 @@ EXPECTED = {
     },
     "yolov4-tiny": {
         "smallest anchor": set(),  # anchor 0 belongs to no head
-        "anchor 3 of tiny": {(0, 3, 8, 2), (1, 3, 4, 1)},  # anchor 3 belongs to both
+        "anchor 3 of tiny": {(0, 3, 8, 2), (1, 3, 4, 1)},  # anchor 3 belongs to both heads
         "same cell, other anchor": {(0, 1, 8, 2)},
         "centre on both borders": {(1, 4, 7, 15)},
     },
@@ -68,7 +68,7 @@ def table_boxes():
 
 
 def assign(boxes, classes, config, head, grid_size):
-    """One image -> Assignment of arrays without the batch axis."""
+    """Assigns the boxes of one image; returns an Assignment of arrays without the batch axis."""
     one_image = np.asarray(boxes, np.float32)[None], np.asarray(classes, np.int32)[None]
     batch = targets.assign_targets(*one_image, config, head, grid_size=grid_size, num_classes=NUM_CLASSES)
     return targets.Assignment(*(value[0].numpy() for value in batch))
@@ -79,7 +79,7 @@ def grid(config, head, height=HEIGHT, width=WIDTH):
 
 
 def predictions_of(assignment, config, head):
-    """For each box the set of (head, anchor, row, column) that it trains."""
+    """Returns for each box the set of (head, anchor, row, column) that it trains."""
     return [
         {
             (head, config.masks[head][k], int(assignment.rows[m]), int(assignment.columns[m]))
@@ -90,7 +90,7 @@ def predictions_of(assignment, config, head):
 
 
 def check(assignment, boxes, classes, config, head, grid_size):
-    """All fields of an Assignment against the transcription. Returns the number of trained boxes."""
+    """Checks all fields of an Assignment against the transcription; returns the number of trained boxes."""
     expected = darknet_rules.assign(boxes, classes, config, head, grid_size, NUM_CLASSES)
     found = {}
     for m, k in zip(*np.nonzero(assignment.assigned), strict=True):
@@ -122,7 +122,7 @@ def test_table_by_hand(model_name):
 
 @pytest.mark.parametrize("model_name", [*CONFIGS, "yolov4-nano"])
 def test_a_crowded_image_against_the_transcription(model_name):
-    """The table, and 150 boxes at random: many meet in a cell, and many of them in one prediction."""
+    """The table and 150 random boxes: many of them share a cell, and many of these a prediction."""
     config = get_config(model_name)
     rng = np.random.default_rng(0)
     sizes = np.exp(rng.uniform(np.log(0.01), 0, (150, 2)))
@@ -152,7 +152,7 @@ def test_of_equal_anchors_the_first_is_best():
 
 
 def test_a_centre_that_rounds_to_one_stays_inside():
-    """A clipped box of one float's width at the right border has its centre at 1 in float32."""
+    """A clipped box at the right border that is one float wide has its centre at 1 in float32."""
     edge = float(np.nextafter(np.float32(1), np.float32(0)))
     config = CONFIGS["yolov4"]
     assignment = assign([[edge, edge, 1, 1], [0.9, 0.9, 1.1, 1.1]], [0, 0], config, 0, (52, 52))
@@ -161,7 +161,7 @@ def test_a_centre_that_rounds_to_one_stays_inside():
 
 
 def numpy_to_raw(boxes, rng, config, head, grid_size):
-    """Raw outputs whose boxes lie about the given ones, in some cells and anchors; noise elsewhere."""
+    """Returns raw outputs with boxes near the given ones in some cells and anchors, and noise elsewhere."""
     rows, columns = grid_size
     stride, scale = config.strides[head], config.scale_xy[head]
     raw = rng.normal(0, 1, (rows, columns, len(config.masks[head]), 5 + NUM_CLASSES))
@@ -181,7 +181,7 @@ def numpy_to_raw(boxes, rng, config, head, grid_size):
 
 @pytest.mark.parametrize("model_name", CONFIGS)
 def test_ignore_mask_against_brute_force(model_name):
-    """More boxes than one chunk holds, none at all, few; invalid ones among them; a non-square image."""
+    """More boxes than a chunk has, none at all, few; some are invalid; the images are not square."""
     config = CONFIGS[model_name]
     rng = np.random.default_rng(5)
     counts = np.array([37, 0, 3], np.int32)
@@ -210,7 +210,7 @@ def test_ignore_mask_against_brute_force(model_name):
 
 
 def test_ignore_mask_needs_a_class_but_no_objectness_and_skips_padding():
-    """The rows beyond num_boxes cost no time, with any content."""
+    """Rows after num_boxes are not computed, with any content."""
     config = CONFIGS["yolov4"]
     boxes, classes = np.zeros((1, 200, 4), np.float32), np.zeros((1, 200), np.int32)
     boxes[0, 150] = 0.3, 0.3, 0.55, 0.6
@@ -218,6 +218,6 @@ def test_ignore_mask_needs_a_class_but_no_objectness_and_skips_padding():
     raw[..., 4] = -50.0
     for logit, count, expected in [(-1.11, 200, False), (-1.08, 200, True), (0, 100, False)]:  # 0.248, 0.253
         raw[..., 5:] = -50.0
-        raw[..., 5 + 3] = logit  # another class than the box's does as well
+        raw[..., 5 + 3] = logit  # a class other than that of the box counts, too
         found = targets.ignore_mask(raw[None], boxes, classes, np.array([count]), config, 2)
         assert found.numpy().any() == expected

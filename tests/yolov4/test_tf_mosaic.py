@@ -1,4 +1,4 @@
-"""Mosaic of the tf.data twin against Darknet's copying loop in NumPy, and what chance decides."""
+"""Tests the tf.data mosaic against Darknet's copying loop in NumPy, and its random choices."""
 
 import numpy as np
 import pytest
@@ -14,14 +14,14 @@ FILL = 127
 
 
 def draw_canvas(random, size, index):
-    """Noise with padding of FILL around: (image, boxes_px, labels of their own, place, size)."""
+    """Returns noise with padding of FILL around it: (image, boxes_px, unique labels, place, size)."""
     sides = [random.integers(side // 4, side + 1) for side in size]
     starts = [random.integers(0, side - shown + 1) for side, shown in zip(size, sides, strict=True)]
     (top, left), (height, width) = starts, sides
     image = np.full((*size, 3), FILL, np.uint8)
     image[top : top + height, left : left + width] = random.integers(0, 256, (height, width, 3))
     corners = np.sort(random.integers(0, (width + 1, height + 1), (index % 4, 2, 2)), axis=1)
-    boxes = (corners + [left, top]).reshape(-1, 4).astype(np.float32)  # none in every fourth
+    boxes = (corners + [left, top]).reshape(-1, 4).astype(np.float32)  # every fourth canvas has none
     labels = 4 * index + np.arange(1, index % 4 + 1, dtype=np.int32)
     return image, boxes, labels, np.int32([top, left, height, width]), np.int32(size)
 
@@ -53,14 +53,14 @@ def test_mosaic_is_darknet_s(drawn, canvases, tiles, cut):
     np.testing.assert_array_equal(mixed.labels[real], labels)
     np.testing.assert_array_equal(mixed.boxes_px[real], boxes)
     padding = mixed.boxes_px[~real]
-    assert not (padding[:, 2:] - padding[:, :2]).any()  # stays without area
+    assert not (padding[:, 2:] - padding[:, :2]).any()  # padding boxes have no area
 
 
 # --- a whole batch ---
 
 
 def mixer(canvases: Canvases, mosaic_prob=0.0):
-    """A function from a seed to images, boxes and labels."""
+    """Returns a function from a seed to images, boxes and labels."""
     run = tf.function(lambda seed: tf_mosaic.mix(canvases, mosaic_prob, Random(seed, 5)))
     return lambda seed=0: tuple(tensor.numpy() for tensor in run(tf.constant(seed)))
 

@@ -1,6 +1,6 @@
-"""What only a whole run shows: every part of the recipe is in the weights that it saves.
+"""Tests that every part of the recipe shows in the weights that a run saves.
 
-tests/apps/test_train.py has all that both apps promise.
+tests/apps/test_train.py tests what the training of both apps has in common.
 """
 
 import numpy as np
@@ -16,7 +16,7 @@ from yolov4.model_metadata import make_metadata
 
 
 def test_l2_momentum_averages_and_the_last_step_are_in_the_saved_weights(tmp_path):
-    """Two epochs of one update each, on nothing but L2, tell all four by the kernels of last.weights.h5."""
+    """After two epochs of one update, with only the L2 loss, the kernels of last.weights.h5 show all four."""
     decay = 0.1  # learning rate times weight decay
     config = hparams.override(get_config("yolov4-tiny"), "width=0.125")
     model = build_model("yolov4-tiny", 2, config=config)

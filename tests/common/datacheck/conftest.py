@@ -1,4 +1,4 @@
-"""The small COCO document and its image files."""
+"""Fixtures: the small COCO document and its image files."""
 
 import pytest
 
@@ -12,5 +12,5 @@ def images(tmp_path_factory):
 
 @pytest.fixture
 def small(tmp_path):
-    """Writes a variant of SMALL and returns its path."""
+    """A function that writes a variant of SMALL and returns its path."""
     return lambda document=SMALL: write_json(tmp_path, document)

@@ -1,4 +1,4 @@
-"""COCO jsons that are accepted: what is read, repaired, reported and cached; and their image files."""
+"""Tests accepted COCO jsons: what is read, repaired, reported and cached; and the checks of their images."""
 
 import contextlib
 import io
@@ -76,7 +76,7 @@ REMARKS = [
     (["annotations", 3, "bbox"], [1, 2, 0, 4], "box-empty", [f"{LAST}1.0, 2.0, 0.0, 4.0] in 20 x 10"]),
     (["annotations", 3, "bbox"], [1, 2, 3, 0], "box-empty", [f"{LAST}1.0, 2.0, 3.0, 0.0]"]),
     (["annotations", 3, "bbox"], [20, 2, 3, 4], "box-empty", [f"{LAST}20.0, "]),
-    (["annotations", 1, "bbox"], [0, 0, 25, 10], "box-outside", []),  # a crowd: not trained on
+    (["annotations", 1, "bbox"], [0, 0, 25, 10], "box-outside", []),  # a crowd is not used in training
     (["annotations", 1, "bbox"], [0, 0, 0, 10], "box-empty", []),
     (["annotations", 0, "iscrowd"], 1, "crowd", ["annotation 5 (image 42) has bbox", FIRST]),
     (["annotations", 3, "image_id"], 7, "image-without-boxes", ["image 42 ('a.jpg')"]),

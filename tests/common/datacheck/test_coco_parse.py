@@ -1,4 +1,4 @@
-"""COCO jsons that are refused: every fault is named with its record; then hypothesis changes anything."""
+"""Tests refused COCO jsons: each fault is reported with its record. Then hypothesis makes random changes."""
 
 import contextlib
 import copy
@@ -103,7 +103,7 @@ def test_every_fault_is_listed(small, images):
     boxes = ([1, 2, -3, 4], [1, 2, 3], [1, 2, 3, NAN], [19, 2, 3, 4])
     changes = [{"bbox": box} for box in boxes]
     changes += [{"bbox": [1, 2, 3, "4"], "category_id": None}, {"category_id": 5, "id": 1}]
-    changes += [{"image_id": i} for i in (14, 15, 16)]  # more than ids are lost
+    changes += [{"image_id": i} for i in (14, 15, 16)]  # more unknown ids than images whose id is unusable
     sound = {"image_id": 42, "category_id": 2, "bbox": [1, 2, 3, 4]}
     document["annotations"] += [{"id": i} | sound | change for i, change in enumerate(changes, 20)]
     document["categories"] += [{"id": 9, "name": "again"}, {"id": 10}]
@@ -137,7 +137,7 @@ def test_image_files_are_looked_at_as_far_as_they_are_known(small, images):
 
 
 def test_a_lost_id_is_one_fault(small):
-    """A reference to a record whose own id is unusable is not reported again; other unknown ids are."""
+    """A reference to a record whose id is unusable is not a second fault; any other unknown id is a fault."""
     document = changed(["images", 1, "id"], "7")
     assert list(refused(small(document))) == ["wrong-type"]
     document["annotations"][3]["image_id"] = 8
@@ -198,7 +198,7 @@ def test_numbers_that_are_too_large(small, number):
 
 @pytest.mark.parametrize("literal", ["NaN", "-Infinity"])
 def test_literals_of_pythons_json(small, literal):
-    """It is reported in every place that is read. Within strings it means nothing."""
+    """NaN and -Infinity are reported wherever a value is read. Inside a string they have no meaning."""
     document = changed(["info"], {"a": "NaN", "b": "an NaN", "c": "NaN, Infinity"})
     text = json.dumps(changed(["annotations", 3, "segmentation"], [[77, 0], [77]], document))
     assert_is(load_coco(small(text.replace("77", literal))), document)
@@ -218,7 +218,7 @@ def test_literals_of_pythons_json(small, literal):
 
 @pytest.mark.parametrize("bad", [b"\xff", b"\xed\xa0\x80", b"\\ud800"])
 def test_what_is_no_text(small, bad):
-    """Bytes that are not UTF-8, and half a surrogate pair."""
+    """Tests bytes that are not UTF-8, and half a surrogate pair."""
     text = json.dumps(SMALL).encode()
     (offender,) = refused(small(text.replace(b"sub/b.jpg", b"sub/" + bad)))["wrong-type"].offenders
     assert offender.startswith("image 7 ('sub/\\ud") and "UTF-8" in offender
@@ -235,7 +235,7 @@ def test_a_byte_order_mark_is_no_matter(small, literal):
 
 
 def test_a_list_given_twice_is_named(small):
-    """Also where nothing is in the other one."""
+    """A list that is given twice is an error even if one of the two is empty."""
     text = json.dumps(SMALL)
     for key in ("images", "annotations", "categories"):
         for more in ([], SMALL[key]):
@@ -249,7 +249,7 @@ def test_a_list_given_twice_is_named(small):
 
 
 def test_keys_that_nobody_needs_may_be_repeated(small):
-    """And those of the lists may stand elsewhere, as text or in what is skipped."""
+    """The names of the lists may also appear elsewhere, as text or in values that are skipped."""
     skipped = {"annotations": [], "images": '"images": []', "categories": {"categories": []}}
     text = json.dumps(changed(["info"], [skipped, skipped, "annotations"]))
     assert_is(load_coco(small(f'{{"info": 1, "Images": [], "": 2, "": 3, {text[1:]}')), SMALL)
@@ -276,10 +276,10 @@ def test_boxes_that_are_fractions(small):
         "annotation 1 (image 7) has bbox [0.05, 0.1, 0.2, 0.9] in 30 x 40 pixels",
         "annotation 8 (image 42) has bbox [-0.01, 0.0, 0.3, 0.3] in 20 x 10 pixels",
     ]
-    # One is enough, and what else is wrong hides nothing.
+    # One box is enough, and other faults do not hide the error.
     document["annotations"] = document["annotations"][:1]
     assert list(refused(small(document))) == ["boxes-not-in-pixels"]
-    # Unusable boxes tell nothing about the unit of the others.
+    # Unusable boxes are ignored when the unit is checked.
     stopping = refused(small(with_boxes([*FRACTIONS[:2], [20, 10, -8, 5], [1, 2, NAN, 4]])))
     counts = {"box-not-finite": 1, "box-negative": 1, "boxes-not-in-pixels": 2}
     assert {kind: issue.count for kind, issue in stopping.items()} == counts
@@ -292,7 +292,7 @@ def test_one_box_of_more_than_a_pixel_is_in_pixels(small, box):
 
 
 def test_small_boxes_that_are_no_fractions(small):
-    """Boxes in images of one pixel, or without any area."""
+    """Boxes in images of one pixel, and boxes without area, are not taken for fractions."""
     document = with_boxes([[0, 0, 1, 1]] * 4)
     for row in range(2):
         document["images"][row] |= {"width": 1, "height": 1}
@@ -304,15 +304,15 @@ CORNERS, INSIDE = [60, 50, 90, 70], [10, 10, 20, 20]
 
 
 CORNERS_OR_NOT = [
-    (7, 8, CORNERS, True),  # 8 boxes, and half of them, reach outside
+    (7, 8, CORNERS, True),  # 8 of 16 boxes reach outside: at least 8, and at least half
     (7, 9, CORNERS, False),
     (7, 0, INSIDE, False),
     (7, 0, [10, 10, 91.5, 20], True),  # more than a pixel outside
     (7, 0, [10, 10, 91, 71], False),
-    (8, 0, [-1, -1, 101, 81], True),  # as corners, at most a pixel outside
+    (8, 0, [-1, -1, 101, 81], True),  # read as corners, at most a pixel outside
     (8, 0, [-1.5, 5, 90, 20], False),
     (8, 0, [5, 5, 20, 81.5], False),
-    (8, 0, [20, 5, 20, 30], False),  # as corners, without a width
+    (8, 0, [20, 5, 20, 30], False),  # read as corners, it has no width
 ]
 
 
@@ -341,7 +341,7 @@ def test_a_missing_json(tmp_path):
     assert set(stopping) == {"file-unreadable", "no-image-directory"}
 
 
-# --- any change: refused, or read as it is ---
+# --- any change: refused, or read correctly ---
 
 NUMBERS = (0, -1, 1, 2, 7, 9, 42, 2**31, LARGE, LARGE + 1, 10**30, 1.5, -0.0, 1e300, NAN, INF)
 OTHERS = (..., None, True, "", "7", "\ud800", "a.jpg", "ä" * 300, [], {}, [[[]]], [{}])
@@ -350,7 +350,7 @@ VALUES = st.sampled_from([*NUMBERS, *OTHERS, *BOXES, [1, 2, 3, "4"], [1, 2, NAN,
 BYTES = st.sampled_from(
     [b"NaN", b"Infinity", b"-", b"null", b"1e999", b'"', b"[", b"}", b"\\u", b"0", b"\xff"]
 )
-# The same examples on every run: a failure in CI is a failure here.
+# Every run tests the same examples, so that a failure in CI can be repeated here.
 FIXED = settings(max_examples=200, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 
 
@@ -363,7 +363,7 @@ def paths(value, path=()):
 
 
 def read_or_refused(path):
-    """The annotations; None where issues keep the json from being loaded."""
+    """Returns the annotations, or None if issues stop the loading."""
     try:
         return load_coco(path)
     except DataError as error:

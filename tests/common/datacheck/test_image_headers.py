@@ -1,4 +1,4 @@
-"""Headers and ends of images, against the decoder that will read them: DALI's, on the CPU."""
+"""Tests the checks of image headers and ends against DALI's CPU decoder, which reads the images later."""
 
 import io
 import struct
@@ -17,7 +17,7 @@ from common.datacheck.issues import KINDS, Fault, Severity
 from tests.common.image_variants import HEIGHT, REFUSED, RGB, WIDTH, bmp, chunk, exif, expected, pillow, tiff
 from tests.common.image_variants import VARIANTS as DECODED
 
-# DALI decodes these, and the check refuses them all the same: formats that hardly any data set uses.
+# DALI decodes these formats, but the check refuses them, because hardly any data set uses them.
 RARE = (
     *("bmp-run-lengths", "ppm", "jpeg2000-rgb-16", "tiff-big-big-endian", "tiff-planar", "tiff-float"),
     *("tiff-without-sizes", "tiff-zstandard", "tiff-pages", "tiff-five-samples"),
@@ -28,7 +28,7 @@ EVERY_PIXEL = ImagePolicy(decode=True)
 
 
 def decode_by_dali(*encoded: bytes) -> list[tuple[np.ndarray, np.ndarray]]:
-    """Each image whole, and in the way of the pipelines: its size asked for, then the window of that size."""
+    """Decodes each image whole, and as the pipelines do: reads its size, then a window of that size."""
 
     @pipeline_def(batch_size=len(encoded), num_threads=2, device_id=None, prefetch_queue_depth=1)
     def pipeline():
@@ -106,7 +106,7 @@ def test_every_cut_is_found_without_decoding(name):
     encoded = VARIANTS[name]
     end = len(encoded)
     if name == "jpeg-several-pictures":
-        end = encoded.index(b"\xff\xd9") + 2  # DALI reads the first picture
+        end = encoded.index(b"\xff\xd9") + 2  # DALI reads only the first picture
     for cut in sorted({*range(1, min(end, 700), 3), *range(1, end, 7), *range(end - 100, end)}):
         facts = inspect(encoded[:cut])
         assert facts.fault, cut
@@ -166,7 +166,7 @@ PIXELS = chunk(b"IDAT", zlib.compress(bytes(HEIGHT * (1 + 3 * WIDTH))))
 
 
 def _png_with(*chunks: bytes, color=2) -> bytes:
-    """A PNG whose chunks between IHDR and IEND are given."""
+    """Returns a PNG with the given chunks between IHDR and IEND."""
     header = chunk(b"IHDR", struct.pack(">IIBBBBB", WIDTH, HEIGHT, 8, color, 0, 0, 0))
     return b"\x89PNG\r\n\x1a\n" + b"".join((header, *chunks, chunk(b"IEND", b"")))
 
@@ -233,12 +233,12 @@ CODESTREAM = VARIANTS["jpeg2000"].index(b"\xff\x4f\xff\x51")
 
 
 def _jpeg_frame(position: int, value: bytes) -> bytes:
-    """The JPEG with other bytes in its frame header: 2 bits, 3 height, 5 width, 7 components."""
+    """Returns the JPEG with a changed frame header. Positions: 2 bits, 3 height, 5 width, 7 components."""
     return _changed("jpeg", FRAME + 2 + position, value)
 
 
 def _lossless() -> bytes:
-    """The JPEG with the frame of a lossless one, which has no quantization tables."""
+    """Returns the JPEG with the frame header of a lossless one, without quantization tables."""
     return SOUND_JPEG[:TABLES] + _jpeg_frame(-1, b"\xc3")[FRAME:]
 
 
@@ -262,10 +262,10 @@ BAD_HEADERS = [
     (tiff(RGB, 2, without=(256,)), "unsupported-format"),
     (tiff(RGB, 2, tag258=(8, 8, 16)), "unsupported-format"),
     (tiff(RGB, 2, tag259=(34712,)), "unsupported-format"),
-    (tiff(RGB, 2).replace(b"\x11\x01\x04\0", b"\x11\x01\x02\0"), "unsupported-format"),  # offsets as text
+    (tiff(RGB, 2).replace(b"\x11\x01\x04\0", b"\x11\x01\x02\0"), "unsupported-format"),  # offsets typed ASCII
     (_changed("jpeg2000", CODESTREAM + 3, b"\x52"), "image-damaged"),
     (VARIANTS["jpeg2000"].replace(b"ihdr", b"xxxx"), "image-damaged"),  # Pillow does not read it
-    # Tiles without a width or height, by which nvImageCodec would divide: a signal would end the process.
+    # Tiles of width or height 0: nvImageCodec would divide by it, and a signal would end the process.
     (_changed("jpeg2000", CODESTREAM + 24, bytes(4)), "image-damaged"),
     (_changed("jpeg2000", CODESTREAM + 28, bytes(4)), "image-damaged"),
 ]
@@ -276,7 +276,7 @@ def test_faults_of_headers(encoded, kind, capfd):
     facts = inspect(encoded)
     assert facts.fault == kind and facts.detail, facts
     assert inspect(encoded, EVERY_PIXEL) == facts
-    assert not capfd.readouterr().err  # nvImageCodec's own words
+    assert not capfd.readouterr().err  # no message of nvImageCodec
 
 
 def test_sides_that_libjpeg_does_not_take():
@@ -309,7 +309,7 @@ def test_rare_headers_that_dali_decodes_are_no_faults():
 def test_no_bytes_lead_to_an_exception(data):
     encoded = bytearray(VARIANTS[data.draw(st.sampled_from(sorted(VARIANTS)))])
     for _ in range(data.draw(st.integers(1, 4))):
-        # Most headers are short.
+        # Half of the changes are in the first 150 bytes, because most headers are short.
         position = data.draw(st.integers(0, min(len(encoded) - 1, data.draw(st.sampled_from([150, 5000])))))
         encoded[position] = data.draw(st.integers(0, 255))
     facts = inspect(bytes(encoded), ImagePolicy(decode=True, max_megapixels=1))

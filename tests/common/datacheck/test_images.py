@@ -1,4 +1,4 @@
-"""Images: what decoding shows, which files are opened, what the cache keeps, and how annotations differ."""
+"""Tests image checks: damage found by decoding, opened files, the cache, differences from annotations."""
 
 import os
 import pathlib
@@ -24,12 +24,12 @@ from tests.common.image_variants import GREY, HEIGHT, RGB, VARIANTS, WIDTH, chun
 EVERY_PIXEL = ImagePolicy(decode=True)
 JPEG = ImageFacts("JPEG", HEIGHT, WIDTH)
 PNG = ImageFacts("PNG", HEIGHT, WIDTH)
-DAMAGED = VARIANTS["jpeg"][:-60] + b"\xff\xd9" + bytes(56) + b"\xff\xd9"  # shows in decoding only
+DAMAGED = VARIANTS["jpeg"][:-60] + b"\xff\xd9" + bytes(56) + b"\xff\xd9"  # damage that only decoding shows
 
 
 # --- every pixel: JPEG ---
 
-NOISE = np.random.default_rng(5).integers(0, 256, (96, 128, 3), np.uint8)  # a photograph has as many codes
+NOISE = np.random.default_rng(5).integers(0, 256, (96, 128, 3), np.uint8)  # as many codes as a photograph
 NOISY_JPEGS = {
     "baseline": pillow("JPEG", NOISE, quality=90),
     "progressive": pillow("JPEG", NOISE, progressive=True),
@@ -44,7 +44,7 @@ FOREIGN = np.random.default_rng(1).bytes(10_000).replace(b"\xff", b"\xfe")  # a 
 @pytest.mark.parametrize("piece", [b"\xff\xd9" + bytes(58), bytes(10_000), b"", FOREIGN])
 @pytest.mark.parametrize("name", NOISY_JPEGS)
 def test_damage_in_the_scan_of_a_jpeg(name, piece):
-    """An early end, zeros, a lost piece, or a foreign one, as after a broken copy."""
+    """The scan has an early end, zeros, a missing piece or one of another file, as after a failed copy."""
     sound = NOISY_JPEGS[name]
     assert not inspect(sound, EVERY_PIXEL).fault
     at, size = (sound.index(b"\xff\xda") + 14 + len(sound)) // 2, len(sound) // 4
@@ -52,7 +52,7 @@ def test_damage_in_the_scan_of_a_jpeg(name, piece):
     facts = inspect(damaged, EVERY_PIXEL)
     assert facts.fault == "image-damaged" and facts.detail
     assert (facts.height, facts.width) == NOISE.shape[:2]
-    assert not inspect(damaged).fault or name == "progressive"  # whose tables may have been hit
+    assert not inspect(damaged).fault or name == "progressive"  # its tables may be damaged
 
 
 @pytest.mark.parametrize("name", ["jpeg", "jpeg-cmyk", "jpeg-progressive"])
@@ -95,14 +95,14 @@ def _with_noise(encoded: bytes) -> bytes:
 
 
 def _shorter_webp(encoded: bytes) -> bytes:
-    """With a piece lost and right lengths."""
+    """Returns the WebP with less data and correct lengths in its header."""
     data = encoded[20 : 20 + len(encoded) // 2 // 2 * 2]
     header = struct.pack("<4sI8sI", b"RIFF", 12 + len(data), encoded[8:16], len(data))
     return header + data
 
 
 def _overwritten(encoded: bytes, mark: bytes, offset: int, piece: bytes) -> bytes:
-    """With other bytes behind a mark."""
+    """Replaces the bytes that begin `offset` bytes after the start of `mark`."""
     at = encoded.index(mark) + offset
     return encoded[:at] + piece + encoded[at + len(piece) :]
 
@@ -124,7 +124,7 @@ DAMAGED_INSIDE = {
 
 @pytest.mark.parametrize("name", DAMAGED_INSIDE)
 def test_damage_that_only_decoding_shows(name):
-    """Also where the checksums of a PNG are right, and its data too short or none."""
+    """Includes PNGs with correct checksums whose data are too short or not deflate data."""
     assert not inspect(_png_of(zlib.compress(BLACK)), EVERY_PIXEL).fault
     assert not inspect(DAMAGED_INSIDE[name]).fault
     facts = inspect(DAMAGED_INSIDE[name], EVERY_PIXEL)
@@ -141,7 +141,7 @@ def test_the_limit_of_pillow_does_not_count(monkeypatch, recwarn):
 
 
 def test_another_size_in_the_data_than_in_the_header_is_not_decoded(monkeypatch):
-    """Pillow believes the box, the codestream is what was checked against the limit."""
+    """Pillow uses the size in the JP2 box; the limit was checked against the size in the codestream."""
     real = PIL.Image.Image.height
     monkeypatch.setattr(PIL.Image.Image, "height", property(lambda image: 10_000 * real.fget(image)))
     facts = inspect(VARIANTS["jpeg2000"], EVERY_PIXEL)
@@ -160,7 +160,7 @@ def test_nothing_above_the_limit_is_decoded(monkeypatch):
 
 
 def _deep(largest: int) -> dict[str, bytes]:
-    """16-bit images whose largest value is `largest`."""
+    """Returns 16-bit images whose largest value is `largest`."""
     grey = (GREY.astype(int) * largest // GREY.max()).astype(np.uint16)
     assert grey.max() == largest
     rgb, alpha = np.dstack([grey // 3, grey // 2, grey]), np.full_like(grey, 65535)
@@ -190,7 +190,7 @@ def test_12_bit_data_in_16_bits(name, decode):
 def test_an_image_without_light():
     assert not inspect(pillow("PNG", np.zeros((9, 9), np.uint16))).fault
     assert not inspect(tiff(np.zeros((HEIGHT, WIDTH, 1), np.int64), 1, bits=16)).fault
-    # Pillow keeps the upper bits of colours: black may be 8-bit data.
+    # Of 16-bit colours Pillow keeps the upper 8 bits. If these are 0, the values may be below 4096.
     assert inspect(opencv(".png", np.zeros((9, 9, 3), np.uint16))).fault == "image-12-bit"
 
 
@@ -207,7 +207,7 @@ def opened_name(stream) -> str:
 
 @pytest.fixture
 def looks(monkeypatch):
-    """The names of the files that were opened, in no particular order."""
+    """The list of the names of the files that are opened, in no particular order."""
     opened = []
     real = images._inspect
 
@@ -339,7 +339,7 @@ def test_only_changed_and_new_files_are_looked_at_again(tmp_path, looks):
     write(tmp_path, d=VARIANTS["png"])
     assert inspect_files(tmp_path, ["d", "b"]) == [PNG, JPEG]
     assert sorted(looks[3:]) == ["b", "d"]
-    # Another file of the same size and time.
+    # The file is replaced by another one of the same size and time.
     before = (tmp_path / "c").stat()
     write(tmp_path, c=bytes(before.st_size))
     os.utime(tmp_path / "c", ns=(before.st_atime_ns, before.st_mtime_ns))
@@ -431,7 +431,7 @@ def test_progress_is_shown_when_it_takes_long(tmp_path, monkeypatch, capsys):
 
 
 def check(facts: list[ImageFacts], sizes: list[tuple[int, int]], names: list[str] | None = None):
-    """Which can be used, and what is found, of images that the annotations give these sizes and names."""
+    """Returns which images are usable, and the issues, if the annotations have these sizes and names."""
     issues = Issues("test")
     names = names or [""] * len(facts)
     annotated = [CocoImage(i, names[i], width, height) for i, (height, width) in enumerate(sizes)]
@@ -442,7 +442,7 @@ def check(facts: list[ImageFacts], sizes: list[tuple[int, int]], names: list[str
 
 def test_sound_images_are_nothing_to_speak_of():
     assert check([JPEG, PNG], [(HEIGHT, WIDTH)] * 2, ["a.jpg", "b.png"]) == ([True, True], {})
-    assert check([JPEG], [(0, 0)]) == ([True], {})  # its size is not reported
+    assert check([JPEG], [(0, 0)]) == ([True], {})  # annotations without a size
     assert check([], []) == ([], {})
 
 

@@ -1,4 +1,4 @@
-"""One TFRecord record: the fields that are read, and each error with its place, key and value."""
+"""Tests single TFRecord records: the fields that are read, and errors with record, key and value."""
 
 import math
 
@@ -37,7 +37,7 @@ def test_what_a_record_says():
     assert example.lacks == 0
 
 
-NO_VALUES = tf.train.Feature(int64_list=tf.train.Int64List())  # the key is there, with nothing for the box
+NO_VALUES = tf.train.Feature(int64_list=tf.train.Int64List())  # the key exists, but has no value for the box
 NO_BOXES = {f"object__bbox__{side}": [] for side in ("xmin", "ymin", "xmax", "ymax")}
 
 
@@ -149,7 +149,7 @@ def test_nothing_but_areas_is_there():
 
 @pytest.mark.parametrize("content", [b"\xff\xff\xff", b"", b"\x12\x03abc"])
 def test_what_is_no_example(content):
-    """The last two are messages without any field that an Example has."""
+    """The last two contents are valid messages, but without any field of an Example."""
     example, encoded, issues = parsed(content)
     (issue,) = issues
     assert issue.kind == "not-an-example"

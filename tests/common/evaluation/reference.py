@@ -1,4 +1,4 @@
-"""COCO's numbers as the demo of pycocotools finds them."""
+"""COCO metrics, computed as the demo of pycocotools does it."""
 
 import contextlib
 import copy
@@ -9,7 +9,7 @@ from pycocotools.cocoeval import COCOeval
 
 
 def by_pycocotools(truth, detections):
-    """The 12 numbers and the precision (IoU, recall, category, area, detections) of two COCO documents."""
+    """Returns the 12 metrics and the precision (IoU, recall, category, area, detections)."""
     truth, detections = copy.deepcopy((truth, detections))
     for annotation in truth["annotations"]:
         annotation["id"] += 1  # pycocotools takes 0 for "no match"

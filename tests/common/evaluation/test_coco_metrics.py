@@ -1,4 +1,4 @@
-"""COCO's numbers: both backends against pycocotools as its demo calls it, on hard inputs; and their files."""
+"""Tests COCO metrics and their files: both backends against pycocotools, called as in its demo."""
 
 import copy
 import importlib.metadata
@@ -18,7 +18,7 @@ from tests.common.evaluation.reference import by_pycocotools
 
 CATEGORIES = [{"id": i, "name": f"class {i}"} for i in (0, 2, 3, 17, 90, 2**31 + 5, 2**53 + 1)]
 IDS = [category["id"] for category in CATEGORIES]
-# Sides whose products are the borders of COCO's areas, 32**2 and 96**2, one below and one above; and nothing.
+# Sides whose products are at, below and above the limits of COCO's areas, 32**2 and 96**2; and empty boxes.
 SIDES = [
     *((32, 32), (16, 64), (96, 96), (48, 192), (31, 33), (95, 97), (33, 33), (97, 97)),
     *((1, 1), (0, 40), (0, 0)),
@@ -32,7 +32,7 @@ def faster():
 
 
 def hard_truth(seed=0, num_images=60):
-    """Crowds, gaps in all ids, images and classes without truth, areas on the borders, equal boxes."""
+    """Truth with crowds, gaps in all ids, images and classes without boxes, areas at limits, equal boxes."""
     rng = np.random.default_rng(seed)
     ids = np.sort(rng.choice(1000, num_images, replace=False))
     images = [{"id": int(i) if i % 3 else 2**53 + 1 + int(i), "width": 640, "height": 480} for i in ids]
@@ -55,7 +55,7 @@ def hard_truth(seed=0, num_images=60):
 
 
 def plain_truth():
-    """The truth without crowds and without boxes that have no pixels or reach outside; areas are boxes."""
+    """The truth without crowds, empty boxes and boxes that reach outside; each area is that of the box."""
     truth = hard_truth()
     boxes = [a for a in truth["annotations"] if min(a["bbox"][2:]) > 0 and a["bbox"][1] + a["bbox"][3] < 480]
     plain = [a | {"iscrowd": 0, "area": a["bbox"][2] * a["bbox"][3]} for a in boxes]
@@ -63,7 +63,7 @@ def plain_truth():
 
 
 def hard_detections(truth, seed=0):
-    """Exact hits, halves (an IoU of exactly 0.5), shifted boxes, repeats, noise; many equal scores."""
+    """Returns exact boxes, halves (IoU exactly 0.5), shifted ones, repeats, noise; many have equal scores."""
     rng = np.random.default_rng(100 + seed)
     detections = []
 
@@ -81,7 +81,7 @@ def hard_detections(truth, seed=0):
                 [left, top, width / 2, height],
                 [left + shift[0], top + shift[1], width * math.exp(rng.normal(0, 0.1)), height],
                 [left, top, 0.75 * width, height],
-                [left + width / 4, top + height / 4, width / 2, height / 2],  # all that a crowd asks for
+                [left + width / 4, top + height / 4, width / 2, height / 2],  # inside: a match for a crowd
             ][kind]
             category_id = annotation["category_id"] if rng.random() < 0.9 else int(rng.choice(IDS))
             add(annotation["image_id"], category_id, box)
@@ -89,9 +89,9 @@ def hard_detections(truth, seed=0):
         for _ in range(rng.integers(0, 8)):
             sides = SIDES[rng.integers(len(SIDES))]
             add(image["id"], int(rng.choice(IDS)), [*rng.uniform(0, 300, 2), *sides])
-    # More than the 100 that count, of one class in one image: where the class is, and where it is not.
+    # More detections of a class than the 100 that count: in an image with this class, in images without.
     crowded = truth["annotations"][0]
-    empty = [image["id"] for image in truth["images"][-9:]]  # they follow each other, without any truth
+    empty = [image["id"] for image in truth["images"][-9:]]  # consecutive images without ground truth
     for image_id in (crowded["image_id"], *empty[2:4]):
         for _ in range(rng.integers(90, 150)):
             box = [*rng.uniform(0, 300, 2), *rng.uniform(5, 200, 2)]
@@ -173,7 +173,7 @@ def test_sizes_without_truth_are_minus_one_and_shown_as_such(backend):
     truth["annotations"] = [a for a in truth["annotations"] if a["area"] > 96**2]
     metrics = coco_metrics.score(truth, perfect(truth), backend).metrics
     assert metrics["APs"] == metrics["APm"] == metrics["ARs"] == metrics["ARm"] == coco_metrics.NO_TRUTH
-    assert metrics["AP"] == pytest.approx(1.0, abs=1e-12)  # the classes without truth do not count
+    assert metrics["AP"] == pytest.approx(1.0, abs=1e-12)  # classes without ground truth do not count
     count = sum(a["category_id"] == 17 for a in truth["annotations"])
     shown = coco_metrics.format_table(metrics | {"AP50": 0.2564})
     table = [line.split() for line in shown.splitlines()]
@@ -213,7 +213,7 @@ def test_the_version_that_is_asked_for_is_the_pinned_one():
 
 
 def results_of(boxes, classes, scores=0.5, image_ids=(9,), seen=None, sizes=(100, 200), categories=3):
-    """to_results of images of one size, (height, width)."""
+    """Calls to_results for images that all have the size `sizes`, (height, width)."""
     boxes = np.array(boxes, np.float32).reshape(len(image_ids), -1, 4)
     classes = np.array(classes, np.int32).reshape(boxes.shape[:2])
     scores = np.broadcast_to(scores, classes.shape)
@@ -242,7 +242,7 @@ def test_to_results_gives_back_the_truth_in_pixels_and_category_ids():
         assert result["category_id"] == annotation["category_id"]
         np.testing.assert_allclose(result["bbox"], annotation["bbox"], atol=0.011)
     assert seen == set(by_image)
-    json.dumps(results)  # plain numbers only
+    json.dumps(results)  # fails for NumPy's numbers
 
 
 def test_repeated_images_are_reported_once():
@@ -269,7 +269,7 @@ def test_detections_that_are_not_finite_are_refused_with_the_image(bad, place):
         results_of([[0, 0, 1, 1], box], [0, 0], [[0.5], [score]], image_ids=[8, 9])
 
 
-# --- the files ---
+# --- files ---
 
 
 def test_the_order_of_detections_changes_neither_numbers_nor_bytes(tmp_path):
@@ -288,7 +288,7 @@ def test_the_order_of_detections_changes_neither_numbers_nor_bytes(tmp_path):
 
 
 def test_detections_are_written_one_a_line_and_nothing_is_lost(tmp_path):
-    """infer.py adds the file's name; a name may hold anything."""
+    """infer.py adds the name of the file, which may contain any character."""
     last = {"image_id": 2**60 + 1, "category_id": 7, "bbox": [0.1, 2.25, 3.0, 1e-7], "score": 0.1}
     middle, first = last | {"score": 0.2, "file_name": 'a\nb\u2028"}'}, last | {"image_id": 3, "score": 1.0}
     coco_metrics.write_detections([last, middle, first], tmp_path / "detections.json")

@@ -1,4 +1,4 @@
-"""Pictures: boxes and names where they belong, sheets of images, curves."""
+"""Tests pictures: boxes and names at the right place, sheets of images, curves."""
 
 import matplotlib
 import numpy as np
@@ -15,17 +15,17 @@ def blank(height=120, width=200, value=0):
 
 
 def pixels_of(image, colour):
-    """Rows and columns of the pixels that have exactly this colour."""
+    """Returns the rows and columns of the pixels that have exactly this colour."""
     return np.nonzero((image == np.array(colour, np.uint8)).all(axis=-1))
 
 
 def draw_one(box, index=0, names=NAMES, scores=None):
-    """One box of a class on black."""
+    """Draws one box of a class on black."""
     return drawing.draw_boxes(blank(), np.array([box]), np.array([index]), names, scores)
 
 
 def around(picture, colour):
-    """The box around all pixels of this colour."""
+    """Returns the box around all pixels of this colour."""
     rows, columns = pixels_of(picture, colour)
     return columns.min(), rows.min(), columns.max() + 1, rows.max() + 1
 
@@ -63,7 +63,7 @@ def test_padding_is_not_drawn_whatever_it_holds():
 
 @pytest.mark.parametrize("box", [[30, 50, 90, 90], [0, 0, 40, 40], [190, 110, 200, 120], [60, 3, 199, 60]])
 def test_names_are_written_whole_and_inside_the_image(box):
-    def ink(where):  # the white letters, wherever they are
+    def ink(where):  # number of white pixels, those of the letters
         return (draw_one(where, 2) > 200).all(axis=-1).sum()
 
     assert ink(box) == ink([5, 60, 20, 80]) > 50
@@ -137,7 +137,7 @@ def test_png_keeps_every_pixel(tmp_path):
 
 @pytest.fixture
 def figures(monkeypatch):
-    """The figures that are saved meanwhile."""
+    """The list of the figures that are saved during the test."""
     saved, save = [], drawing.save_figure
     monkeypatch.setattr(
         drawing, "save_figure", lambda figure, path: saved.append(figure) or save(figure, path)

@@ -1,6 +1,6 @@
-"""Evaluation by many ranks: what one process finds, for any number of ranks; no rank is left waiting.
+"""Evaluation by any number of ranks finds what one process finds, and no rank is left waiting.
 
-The ranks are threads that read real shards; what the network would find in an image is drawn beforehand.
+The ranks are threads that read real shards; the detections of the network are random and made in advance.
 """
 
 import dataclasses
@@ -26,15 +26,15 @@ from common.evaluation import evaluate as evaluation
 from tests.common.evaluation.reference import by_pycocotools
 from tests.common.thread_ranks import together
 
-ROWS = 14  # of detections per image, padding included
-SCORES = (0.25, 0.5, 0.75)  # few: most detections have an equal
+ROWS = 14  # detections per image, including padding
+SCORES = (0.25, 0.5, 0.75)  # few, so that most scores occur twice
 
 
 # --- ranks, loaders and networks of these tests ---
 
 
 def on_ranks(count, work):
-    """What work(ranks) returned or raised on each of `count` ranks."""
+    """Returns what work(ranks) returned or raised on each of `count` ranks."""
 
     def outcome(ranks):
         try:
@@ -47,13 +47,13 @@ def on_ranks(count, work):
 
 @pytest.fixture(autouse=True)
 def silent(monkeypatch):
-    """Bars redirect stdout, which belongs to all threads."""
+    """Disables progress bars, which redirect the stdout of all threads."""
     bar = types.SimpleNamespace(step=lambda: None)
     monkeypatch.setattr(evaluation.progress, "Bar", lambda title, total: bar)
 
 
 class ShardLoader:
-    """The images of one shard as their ids alone."""
+    """A loader of one shard that gives image ids in place of images."""
 
     training = saveable = False
     element_spec = None
@@ -76,10 +76,10 @@ class ShardLoader:
 
 
 class Network:
-    """Finds in an image what was drawn for its id.
+    """Returns the detections that were made in advance for the id of an image.
 
-    The truth twice, each shifted, sometimes of another class; nothing at all in every fifth image. Scores are
-    few, so that equal ones meet in one image and class.
+    They are its truth twice, each box shifted and some of another class; every fifth image has no detection.
+    There are only a few scores, so that equal ones occur in one image and class.
     """
 
     def __init__(self, source):
@@ -112,13 +112,13 @@ class Network:
 
 @pytest.fixture(scope="module")
 def drawn_source(drawn):
-    """Twelve images with everything that data may hold, gaps in their category ids among it."""
+    """Twelve images with every kind of valid data, for example gaps in the category ids."""
     return open_coco(str(drawn / "images"), str(drawn / "instances.json"))
 
 
 @pytest.fixture(scope="module", params=["files", "records"])
 def source(request, drawn_source, drawn_records):
-    """Those images, and as records, in an order of their own."""
+    """The twelve images as files, or as records in another order."""
     if request.param == "files":
         return drawn_source
     records = open_tfrecords(f"{drawn_records}*.tfrecord")
@@ -127,7 +127,7 @@ def source(request, drawn_source, drawn_records):
 
 
 def on_shard(run, source, ranks, batch_size, network, explain=plain.explain, shard=None, **options):
-    """`run`, predict or evaluate, over a rank's shard of a source; `shard` is (id, number)."""
+    """Calls `run` (predict or evaluate) on a rank's shard of a source; `shard` is (index, number)."""
     loader = ShardLoader(source, batch_size, *(shard or (ranks.rank, ranks.world_size)))
     label_map = network.source.label_map
     return run(network, loader, label_map, explain=explain, ranks=ranks, **options)
@@ -142,7 +142,7 @@ predict = functools.partial(on_shard, evaluation.predict, title="x")
 
 @pytest.fixture(scope="module")
 def alone(source):
-    """(network, what a single process finds)."""
+    """The network, and the results of a single process."""
     network = Network(source)
     return network, evaluate(source, Ranks(), 1, network)
 
@@ -204,7 +204,7 @@ def test_images_without_annotations(drawn, drawn_source, count):
 
 
 def problem_of(outcomes, culprit):
-    """The one line with which all ranks ended."""
+    """Returns the error of rank `culprit`, with which all other ranks must have ended as well."""
     line = str(outcomes[culprit])
     assert isinstance(outcomes[culprit], UserError), line
     others = [outcome for rank, outcome in enumerate(outcomes) if rank != culprit]
@@ -267,7 +267,7 @@ def test_a_wrong_shard_is_our_mistake_and_found_on_all_ranks(drawn_source, shard
 
 
 def test_on_batch_is_called_alike_on_all_ranks_whatever_happens(drawn_source):
-    """It may itself do what needs all ranks: so they agree that one of them was asked to stop."""
+    """on_batch may itself call all ranks: in this way they agree that one of them was asked to stop."""
     network = Network(drawn_source)
     network.table[int(drawn_source.annotations.image_ids[0])][0][0, 0] = np.inf
     calls = {rank: [] for rank in range(3)}

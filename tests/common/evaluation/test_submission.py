@@ -1,4 +1,4 @@
-"""Results files for the COCO server: what is in them, and what is refused."""
+"""Tests results files for the COCO server: their content, and what is refused."""
 
 import json
 import operator

@@ -1,4 +1,4 @@
-"""Videos, drawn and written here by OpenCV."""
+"""Tests videos that OpenCV writes here."""
 
 import sys
 
@@ -17,7 +17,7 @@ COLOURS = [(200, 30, 30), (30, 200, 30), (30, 30, 200), (200, 200, 30), (30, 200
 
 @pytest.fixture(scope="module")
 def clip(tmp_path_factory):
-    """Five frames of one colour each, Motion JPEG."""
+    """A Motion JPEG video of five frames, each of one colour."""
     path = tmp_path_factory.mktemp("video") / "clip.avi"
     writer = cv2.VideoWriter(str(path), cv2.VideoWriter_fourcc(*"MJPG"), 10, SIZE[::-1])
     for colour in COLOURS:

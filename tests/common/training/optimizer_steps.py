@@ -1,11 +1,11 @@
-"""What an optimizer does to two numbers that begin at zero."""
+"""Applies an optimizer to a variable of two zeros."""
 
 import keras
 import numpy as np
 
 
 def updates(optimizer: keras.optimizers.Optimizer, gradients: list[list[float]]) -> list[np.ndarray]:
-    """The variable, float32 (2,), after each of the gradients."""
+    """Returns the variable, float32 (2,), after each of the gradients."""
     variable = keras.Variable(np.zeros(2, np.float32))
     optimizer.build([variable])
     seen = []

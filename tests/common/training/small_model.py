@@ -1,4 +1,4 @@
-"""A small network with every kind of variable; what a run has logged; a disk that cuts files short."""
+"""A small network with every kind of variable, the rows of results.csv, and simulated full disks."""
 
 import contextlib
 import csv
@@ -13,14 +13,14 @@ import numpy as np
 
 
 def make_model(units: int = 6, seed: int = 0) -> keras.Sequential:
-    """Convolution, batch norm and dropout: trainable weights, statistics, and random state."""
+    """Builds convolution, batch norm and dropout: trainable weights, statistics, and random state."""
     keras.utils.set_random_seed(seed)
     layers = [keras.layers.Conv2D(units, 3), keras.layers.BatchNormalization(), keras.layers.Dropout(0.3)]
     return keras.Sequential([keras.Input((8, 8, 3)), *layers, keras.layers.Flatten(), keras.layers.Dense(2)])
 
 
 def values(*objects) -> list[np.ndarray]:
-    """The variables of models, optimizers and averages."""
+    """Returns the variables of models, optimizers and averages."""
     return [np.asarray(variable) for thing in objects for variable in thing.variables]
 
 
@@ -30,19 +30,19 @@ def assert_same(left, right) -> None:
 
 
 def rows_of(run: pathlib.Path) -> list[dict[str, str]]:
-    """results.csv."""
+    """Returns the rows of results.csv."""
     with (run / "results.csv").open(newline="") as file:
         return list(csv.DictReader(file))
 
 
 def full_disk(*_) -> None:
-    """In place of a function that writes."""
+    """Replaces a function that writes, as if the disk were full."""
     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 @contextlib.contextmanager
 def files_end_at(size: int) -> Iterator[None]:
-    """Every file ends at `size` bytes: a real error of the file system, in TensorFlow's writer too."""
+    """Limits all files to `size` bytes: a real error of the file system, also for TensorFlow's writer."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
     try:

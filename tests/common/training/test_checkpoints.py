@@ -1,4 +1,4 @@
-"""Checkpoints restore a run bit for bit; damage, full disks and kills never cost what was saved before."""
+"""Checkpoints restore a run bit for bit; damage, full disks and kills never destroy earlier checkpoints."""
 
 import errno
 import itertools
@@ -35,7 +35,7 @@ OPTIMIZERS = {
 
 
 def fail_at_call(monkeypatch, owner, name, number):
-    """From its call `number` on, counted from 0, a function finds the disk broken. Returns its calls."""
+    """Lets a function raise I/O errors from its call `number` on, counted from 0. Returns its calls."""
     real, calls = getattr(owner, name), []
 
     def call(*args, **kwargs):
@@ -49,13 +49,13 @@ def fail_at_call(monkeypatch, owner, name, number):
 
 
 def shuffled_images():
-    """Batches of three of seven images, in another order in each epoch."""
+    """Returns batches of three of seven images, in another order in each epoch."""
     numbers = tf.data.Dataset.range(7).shuffle(7, seed=5).repeat()
     return numbers.map(lambda number: tf.fill([8, 8, 3], tf.cast(number, tf.float32) / 7)).batch(3)
 
 
 class Training:
-    """A run in small: model, optimizer, averaged weights, data, and what is restored of them.
+    """A small run: model, optimizer, averaged weights, data, and its checkpoints.
 
     Without `make_dataset` the data of rank r are r, r + 100, r + 200, ...
     """
@@ -74,7 +74,7 @@ class Training:
         self.start()
 
     def start(self, identity=None):
-        """As a new process would, but for the time that takes."""
+        """Starts as a new process would, but faster."""
         directory = self._directory if self.ranks.rank == 0 else None
         parts = {"model": self.model, "optimizer": self.optimizer, "averaged": self.averaged}
         parts["identity"] = identity or Identity({"num_ranks": self.ranks.world_size})
@@ -83,10 +83,10 @@ class Training:
         return self
 
     def resume(self, boundary=False):
-        """The step from which it goes on, None for a new run; `boundary`: as with another identity."""
+        """Returns the restored step, or None for a new run; `boundary`: the identity has changed."""
         if boundary:
             self.start(Identity({"num_ranks": 1, "seed": "now"}))
-            self.saved._metadata["identity"] = {"num_ranks": 1}  # what it saves goes on as before
+            self.saved._metadata["identity"] = {"num_ranks": 1}  # its checkpoints have the earlier identity
         if self.saved.find() is None:
             return None
         self.saved.restore()
@@ -107,7 +107,7 @@ class Training:
         return self
 
     def set_all(self, number):
-        """Every variable that is saved becomes `number`: what is restored tells when it was saved."""
+        """Sets every saved variable to `number`, so that a restored value shows when it was saved."""
         for variable in [*self.model.weights, *self.optimizer.variables, *self.averaged.variables]:
             variable.assign(tf.cast(tf.fill(variable.shape, number), variable.dtype))
         return self
@@ -129,7 +129,7 @@ def steps(directory):
 
 @pytest.mark.parametrize("kind", ["accumulating", "loss scale"])
 def test_a_resumed_run_goes_on_bit_for_bit(tmp_path, kind):
-    """In the middle of an epoch of three images a batch and seven in all."""
+    """Resumes in the middle of an epoch, with batches of three of seven images."""
     through = Training(tmp_path, shuffled_images, kind=kind)
     for _ in range(3):
         through.step()
@@ -139,7 +139,7 @@ def test_a_resumed_run_goes_on_bit_for_bit(tmp_path, kind):
     expected_batches = [through.step() for _ in range(5)]
 
     resumed = Training(tmp_path, shuffled_images, kind=kind)
-    resumed.step()  # the earlier state is overwritten
+    resumed.step()  # restoring overwrites this step
     resumed.saved.state["other"] = 1
     assert resumed.saved.find() == []
     resumed.saved.restore()
@@ -152,14 +152,14 @@ def test_without_a_checkpoint_nothing_is_found(tmp_path):
     assert Training(tmp_path).resume() is Training(tmp_path).resume(boundary=True) is None
 
 
-# --- which stay, and which is found ---
+# --- which checkpoints stay, and which is found ---
 
 
 SAVED = [
-    ((7, 99_999_999, 100_000_001, 100_000_002), (100_000_001, 100_000_002)),  # longer than padded to
+    ((7, 99_999_999, 100_000_001, 100_000_002), (100_000_001, 100_000_002)),  # longer than the padding
     ((1, 2, 3), (2, 3)),  # no whole epoch yet
-    ((3, 4, 5, 6, 7), (4, 6, 7)),  # the newest whole epoch, besides two
-    ((3, 4, 5, 8, 9), (8, 9)),  # which is one of the two
+    ((3, 4, 5, 6, 7), (4, 6, 7)),  # the newest whole epoch, and the two newest
+    ((3, 4, 5, 8, 9), (8, 9)),  # the newest whole epoch is one of the two newest
 ]
 
 
@@ -180,7 +180,7 @@ def test_the_newest_stay_and_the_newest_whole_epoch(tmp_path, saved, staying):
 
 
 def test_a_run_that_went_back_to_a_whole_epoch_leaves_the_other_way_behind(tmp_path, capfd):
-    """It may save lower steps than before, and the same ones again."""
+    """The run may then save lower steps than before, and the same steps again."""
     first = Training(tmp_path)
     for step in (4, 6, 7):
         assert first.save(step)
@@ -201,7 +201,7 @@ def test_a_run_that_went_back_to_a_whole_epoch_leaves_the_other_way_behind(tmp_p
 
 
 def test_the_last_to_be_saved_is_the_newest_whatever_its_step(tmp_path):
-    """As when a killed process did not come to removing what it had left behind."""
+    """A process that was killed before it removed later steps leaves such checkpoints."""
     training = Training(tmp_path)
     for step in (350, 170):
         assert training.save(step, step_in_epoch=1)
@@ -251,7 +251,7 @@ def test_where_all_are_damaged_no_variable_is_touched(tmp_path):
 
 
 def test_what_a_checkpoint_holds(tmp_path):
-    """Checksums as sha256sum checks them, a manifest for people, and nothing twice for a single rank."""
+    """It has checksums for sha256sum, a readable manifest, and no value twice if there is one rank."""
     assert Training(tmp_path, metadata={"flags": {"batch_size": 4}}).save(5)
     directory = tmp_path / "checkpoints" / "00000005"
     subprocess.run(["sha256sum", "--check", "--strict", "SHA256SUMS"], cwd=directory, check=True)
@@ -290,7 +290,7 @@ def test_other_versions_are_named_and_restored(tmp_path, monkeypatch, capfd):
 
 # --- disks in trouble ---
 
-CALLS = {  # without os.scandir: whether an error of it can be seen depends on the version of Python
+CALLS = {  # not os.scandir: how pathlib and shutil use it depends on the version of Python
     os: ("mkdir", "open", "fsync", "replace"),
     shutil: ("rmtree",),
     pathlib.Path: ("iterdir", "open", "write_bytes", "write_text"),
@@ -304,7 +304,7 @@ PLACES = [(owner, name) for owner, names in CALLS.items() for name in names]
     ids=["a step once more", "a new step"],
 )
 def test_trouble_at_any_call_of_a_save_costs_that_save_alone(tmp_path, capfd, step, places):
-    """Every function that touches the disk fails at its n-th call and ever after, for every n."""
+    """Every function that accesses the disk fails from its n-th call on, for every n."""
     failed = 0
     training = Training(tmp_path)
     assert training.save(1) and training.save(2)
@@ -324,7 +324,7 @@ def test_trouble_at_any_call_of_a_save_costs_that_save_alone(tmp_path, capfd, st
             # Every checkpoint that is found is complete, and every save that reported success is found.
             assert found == (step, 30) if worked else found in ((2, 2), (step, 30))
             if number == 0:
-                assert training.save(4)  # the run goes on, and so do the saves
+                assert training.save(4)  # later saves work again
                 assert training.start().resume() == 4
             if len(calls) <= number:
                 break
@@ -355,7 +355,7 @@ def test_a_users_files_stay_and_leftovers_of_a_killed_save_go(tmp_path):
 
 
 def see_own_images(training):
-    """Each rank gets back its statistics, their averages, its seeds and its data position."""
+    """Gives a rank its own statistics, averages of them, seeds and data position."""
     training.set_all(1)
     number = training.ranks.rank + 5
     statistics = moving_statistics(training.model)
@@ -416,12 +416,12 @@ def test_another_number_of_ranks_goes_on_from_a_whole_epoch(tmp_path, before, no
         training = Training(tmp_path, ranks=ranks)
         training.saved.iterators = ()
         assert training.resume() == 4
-        assert int(training.optimizer.iterations) == 4  # for the learning rate
+        assert int(training.optimizer.iterations) == 4  # the learning rate depends on it
         return own_things(training)
 
     for rank, own in enumerate(together(now, resume)):
-        assert own["statistics"] == [5, 50]  # those of rank 0
-        assert own["next"] == rank  # from the start
+        assert own["statistics"] == [5, 50]  # statistics of rank 0
+        assert own["next"] == rank  # the data start again
 
 
 def test_a_failed_save_is_known_to_all_ranks_and_said_once(tmp_path, capfd):
@@ -458,7 +458,7 @@ def test_what_rank_0_cannot_read_ends_all(tmp_path):
 
 
 def _die_at_call(directory, function, number, pipe):
-    """Saves step 2 once more, in a process that kills itself at its n-th call of a function."""
+    """Saves the restored step once more, in a process that kills itself at its n-th call of a function."""
     subject = soak_saves.Subject(directory, units=9)
     subject.restore()
     real, left = getattr(os, function), number
@@ -477,7 +477,7 @@ def _die_at_call(directory, function, number, pipe):
 
 @pytest.mark.parametrize("function", ["replace", pytest.param("fsync", marks=pytest.mark.slow), "rmdir"])
 def test_a_kill_at_any_call_leaves_one_of_each_step(tmp_path, function):
-    """The step is saved once more, as before and after an evaluation: the only one before it may not go."""
+    """A step is saved twice, as before and after an evaluation; a kill must not remove the first save."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["tests.soak.soak_saves"])
     for number in range(20):

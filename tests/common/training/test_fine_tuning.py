@@ -1,4 +1,4 @@
-"""Which weights --init_from takes, that class rows follow names, and what --freeze stops."""
+"""Tests which weights --init_from takes, that class rows follow names, and which layers --freeze stops."""
 
 import keras
 import numpy as np
@@ -12,7 +12,7 @@ from common.training import fine_tuning
 from common.training.fine_tuning import VOC_SPELLINGS, ClassRows, Report, coco_label_map, freeze, transfer
 
 PATHS = ("head/kernel", "head/bias")
-# the 20 classes of Pascal VOC as COCO spells them
+# The 20 classes of Pascal VOC, spelled as in COCO
 VOC = {"person", "bird", "cat", "cow", "dog", "horse", "sheep", "airplane", "bicycle", "boat", "bus", "car"}
 VOC |= {"motorcycle", "train", "bottle", "chair", "dining table", "potted plant", "couch", "tv"}
 
@@ -55,7 +55,7 @@ def test_rows_follow_the_names(first):
 
 
 def test_rows_of_another_number_of_anchors_are_not_mixed_up():
-    """Two anchors with three classes, three with two: the shapes agree, the meaning does not."""
+    """2 anchors with 3 classes and 3 anchors with 2 classes have equal shapes but different meanings."""
     model, source = make_model(6), values_of(make_model(6))
     for weight in model.weights:
         weight.assign(weight + 1)
@@ -93,7 +93,7 @@ def test_little_that_fits_is_an_error(names):
 
 
 def test_classes_are_found_in_the_other_spelling():
-    """COCO to Pascal VOC: all of its 20 have a row, and an equal name goes before another spelling."""
+    """All 20 VOC classes are found in COCO; a class with the same name has priority over another spelling."""
     voc = sorted(VOC_SPELLINGS.get(name, name) for name in coco_label_map().names if name in VOC)
     assert len(voc) == 20
     model, source = make_model(20), values_of(make_model(80))
@@ -101,10 +101,10 @@ def test_classes_are_found_in_the_other_spelling():
     report = transfer(model, source, rows, label_map(*voc), coco_label_map().names, "coco")
     assert not report.new_classes
     expected = {"aeroplane": 4, "sofa": 57, "tvmonitor": 62, "person": 0, "diningtable": 60}
-    for name, line in expected.items():  # of Darknet's data/coco.names, counted from 0
+    for name, line in expected.items():  # lines of Darknet's data/coco.names, counted from 0
         assert values_of(model)["head/bias"][voc.index(name)] == source["head/bias"][line]
     back, source = make_model(3), values_of(model)
-    both = [*voc, "couch"][1:]  # 20 rows: no aeroplane
+    both = [*voc, "couch"][1:]  # 20 rows, without aeroplane
     report = transfer(back, source, rows, label_map("couch", "tv", "airplane"), both, "voc")
     assert report.new_classes == ("airplane",)
     assert values_of(back)["head/bias"][0] == source["head/bias"][19]
@@ -114,7 +114,7 @@ def test_classes_are_found_in_the_other_spelling():
 def test_long_lists_are_cut():
     model, source = make_model(9), values_of(make_model(2))
     report = transfer(model, source, ClassRows(PATHS, 1, 1), label_map(*"abcdefghi"), ("x", "y"), "run")
-    assert report.made_anew == PATHS  # not one row of them was taken
+    assert report.made_anew == PATHS  # no row of these layers was taken
     assert str(report).endswith("new classes: a, b, c, d, e and 4 more")
 
 

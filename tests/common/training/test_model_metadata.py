@@ -1,4 +1,4 @@
-"""Metadata of weights files: written, read from every kind of file, compared and printed; the commit.
+"""Tests metadata of weights files: writing, reading from every kind of file, comparing, printing; the commit.
 
 Also tests model_metadata.py of each app; tools/describe_weights.py.
 """
@@ -29,7 +29,7 @@ APPS = {"efficientdet": "efficientdet-nano", "yolov4": "yolov4-nano"}
 
 
 def of_app(app, **changes):
-    """The metadata of an app's smallest model, some fields of its config replaced."""
+    """Returns the metadata of an app's smallest model, with some fields of its config replaced."""
     config = importlib.import_module(f"{app}.config").get_config(APPS[app])
     make = importlib.import_module(f"{app}.model_metadata").make_metadata
     return make(dataclasses.replace(config, **changes), LABELS, 3)
@@ -60,9 +60,9 @@ def test_it_holds_what_is_needed_to_run_the_model_elsewhere(app):
     assert found["project"]["version"] == common.__version__
     pixels = found["preprocessing"]
     assert len(pixels["mean_rgb"]) == len(pixels["stddev_rgb"]) == len(pixels["fill_rgb"]) == 3
-    red = {"efficientdet": (123.675, 58.395), "yolov4": (0, 255)}[app]  # of ImageNet: torchvision's times 255
+    red = {"efficientdet": (123.675, 58.395), "yolov4": (0, 255)}[app]  # ImageNet: torchvision's values x 255
     assert (pixels["mean_rgb"][0], pixels["stddev_rgb"][0]) == pytest.approx(red)
-    # levels 3..6: 8x12, 4x6, 2x3, 1x2 cells of one anchor; strides 8 to 32, of three
+    # cells: 8x12, 4x6, 2x3, 1x2. EfficientDet: levels 3..6, 1 anchor each; YOLOv4: strides 8..32, 3 each
     count = {"efficientdet": 96 + 24 + 6 + 2, "yolov4": 3 * (96 + 24 + 6)}[app]
     assert found["anchors"]["count"] == count
 
@@ -157,7 +157,7 @@ def test_two_files_are_compared(weights, made, tmp_path, capsys):
 
 @pytest.mark.skipif(not shutil.which("git"), reason="git is not installed")
 def test_a_tree_has_its_own_commit_and_no_other(tmp_path, monkeypatch):
-    """A copy of the project within another repository is at none of its commits."""
+    """A copy of the project inside another repository must not report a commit of that repository."""
     outer, inner, worktree = tmp_path / "outer", tmp_path / "outer" / "project", tmp_path / "worktree"
     inner.mkdir(parents=True)
     (outer / "file").touch()
@@ -174,7 +174,7 @@ def test_a_tree_has_its_own_commit_and_no_other(tmp_path, monkeypatch):
 
     def commit_of(root):
         monkeypatch.setattr(model_metadata, "ROOT", root)
-        return model_metadata.commit.__wrapped__()  # not the one in its cache
+        return model_metadata.commit.__wrapped__()  # without its cache
 
     assert commit_of(outer) == commit_of(worktree) == head
     assert commit_of(inner) is None

@@ -1,4 +1,4 @@
-"""The metadata of exported files: where each format has them, and what damaged files lead to."""
+"""Tests metadata of exported files: where each format stores them, and the errors for damaged files."""
 
 import json
 import zipfile

@@ -1,6 +1,6 @@
-"""The optimizers take Keras' steps, and AveragedWeights follows its recurrence, over the ranks too.
+"""The optimizers take the steps of Keras' optimizers; AveragedWeights follows its formula, also over ranks.
 
-What the optimizers do with the recipe of an app is tested with that app.
+The tests of each app check the optimizers with the recipe of the app.
 """
 
 import keras
@@ -79,7 +79,7 @@ def test_fused_optimizers_take_the_steps_of_keras(fused, reference, options, com
 
 @pytest.mark.parametrize("fused", [FusedSGD, FusedAdam])
 def test_a_constant_learning_rate_in_one_function_traced_twice(fused):
-    """What the variables of an update share must not outlive the graph that it is in."""
+    """Values that an update computes once for all variables must not be used in another graph."""
     variable = keras.Variable([1.0, 2.0])
     optimizer = fused(0.5, 0.9)
     optimizer.build([variable])
@@ -87,7 +87,7 @@ def test_a_constant_learning_rate_in_one_function_traced_twice(fused):
     for twice in (False, True):
         step(tf.constant([1.0, 1.0]), twice)
     assert int(optimizer.iterations) == 2
-    assert np.all(np.array(variable) < [0.1, 1.1])  # either step takes half or more
+    assert np.all(np.array(variable) < [0.1, 1.1])  # each step subtracts at least a half
 
 
 def test_a_norm_that_is_infinite_makes_nan_of_all_as_in_keras():
@@ -115,7 +115,7 @@ def values(model):
 
 
 def test_averages_equal_the_recurrence_in_numpy():
-    """With a decay of 0.5 both branches of its minimum count: from update 8 on it is 0.5."""
+    """A decay of 0.5 tests both sides of min(0.5, (1 + n) / (10 + n)): from update 8 on it is 0.5."""
     model, decay = small_model(), 0.5
     averaged = AveragedWeights(model, decay)
     update = tf.function(averaged.update)
@@ -127,7 +127,7 @@ def test_averages_equal_the_recurrence_in_numpy():
         update()
         d = min(decay, (1 + n) / (10 + n))
         expected = [d * a + (1 - d) * w for a, w in zip(expected, values(model), strict=True)]
-    averaged.update(moved=tf.constant(False))  # as for a batch that is only accumulated
+    averaged.update(moved=tf.constant(False))  # as for a batch whose gradients are only accumulated
     with averaged.swapped_in():
         for got, want, weight in zip(values(model), expected, model.weights, strict=True):
             np.testing.assert_allclose(got, want, rtol=2e-5, atol=1e-6, err_msg=weight.path)
@@ -137,7 +137,7 @@ def test_averages_equal_the_recurrence_in_numpy():
 
 @pytest.mark.parametrize("precision", ["float32", "mixed_float16"])
 def test_the_first_average_is_one_part_in_ten_of_the_old_in_float32(precision):
-    """(1 + 0) / (10 + 0) for every decay, as tf.train.ExponentialMovingAverage with num_updates=0."""
+    """The first decay is (1 + 0) / (10 + 0), as in tf.train.ExponentialMovingAverage with num_updates=0."""
     keras.mixed_precision.set_global_policy(precision)
     try:
         model = small_model()
@@ -145,7 +145,7 @@ def test_the_first_average_is_one_part_in_ten_of_the_old_in_float32(precision):
         keras.mixed_precision.set_global_policy("float32")
     averaged = AveragedWeights(model, 0.9998)
     start = model.weights[0].numpy()
-    model.weights[0].assign(start + 1e-5)  # lost in float16
+    model.weights[0].assign(start + 1e-5)  # too small for float16
     averaged.update()
     with averaged.swapped_in():
         np.testing.assert_allclose(model.weights[0].numpy() - start, 0.9e-5, atol=2e-7)
@@ -153,13 +153,13 @@ def test_the_first_average_is_one_part_in_ten_of_the_old_in_float32(precision):
 
 @pytest.mark.parametrize("decay", [0.0, 0.9])
 def test_statistics_are_averaged_over_the_ranks_while_swapped_in(decay):
-    """NumPy's mean of what the ranks have; the rest is its average; after it nothing has changed."""
+    """Statistics become the mean over the ranks, other weights their average; afterwards all are restored."""
 
     def work(ranks):
         model = small_model()
         for number in (0, 50):
             for index, weight in enumerate(model.weights):
-                of_rank = 100 * ranks.rank if "moving" in weight.path else 0  # all else is the same on all
+                of_rank = 100 * ranks.rank if "moving" in weight.path else 0  # others are equal on all ranks
                 random = np.random.default_rng(number + index + of_rank)
                 weight.assign(random.uniform(0.5, 2.0, weight.shape))
             if number == 0:
@@ -184,7 +184,7 @@ def test_statistics_are_averaged_over_the_ranks_while_swapped_in(decay):
 def test_averages_of_come_in_the_order_asked_for():
     model = small_model()
     averaged = AveragedWeights(model, 0.9)
-    assert len(averaged.variables) == len(model.weights) + 1  # and their count
+    assert len(averaged.variables) == len(model.weights) + 1  # and the number of updates
     for index, weight in enumerate(model.weights):
         weight.assign(tf.fill(weight.shape, float(index)))
     averaged.update()

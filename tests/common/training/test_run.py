@@ -1,4 +1,4 @@
-"""A run that is stopped anywhere goes on as if it never was: the loop of train.py on a tiny network.
+"""A run that is stopped anywhere resumes exactly: the loop of train.py on a tiny network.
 
 Also tests input_feed.py.
 """
@@ -26,19 +26,19 @@ from common.training.run import Run, start_process
 from common.training.watchdog import Watchdog
 from tests.common.training.small_model import assert_same, full_disk, rows_of, values
 
-pytestmark = pytest.mark.timeout(120)  # a mistake in the loop may make it endless
-STEPS = 4  # of an epoch
+pytestmark = pytest.mark.timeout(120)  # an error in the loop may make it endless
+STEPS = 4  # in an epoch
 
 
 @pytest.fixture(autouse=True)
 def without_pictures(monkeypatch):
-    """They are tested with the functions that draw them, and take most of the time."""
+    """Removes the drawing of curves, which takes most of the time and is tested elsewhere."""
     for name in ("loss_curves", "pr_curves"):
-        monkeypatch.setattr(drawing, name, lambda *_: None, raising=False)  # a copy may have none
+        monkeypatch.setattr(drawing, name, lambda *_: None, raising=False)  # a copied app may lack them
 
 
 class Loader:
-    """Shuffled rows of numbers; `sign` is a setting that changes with the epoch."""
+    """Loads shuffled rows of numbers; `sign` is a setting that changes with the epoch."""
 
     pipeline_type, size, steps_per_epoch = "tensorflow", 12, 3
 
@@ -54,7 +54,7 @@ class Loader:
 
 
 class Session:
-    """One process of a run: trains as the apps' train.py does; `seen` are its image ids, step by step."""
+    """One process of a run, which trains like the apps' train.py; `seen` has the image ids of each step."""
 
     def __init__(self, directory, *, saveable=True, turn=None, epochs=3, aps=None, hooks=Hooks(), **flags):
         self.seen, self.opened = [], []
@@ -111,7 +111,7 @@ class Session:
         self.run.ema.update()
 
     def _evaluation(self):
-        """AP by `aps`, else by the weights as they are."""
+        """Returns the AP of `aps`, or without `aps` a number that the weights determine."""
         number = float(np.tanh(np.abs(np.asarray(self.model.weights[-2])).sum()))
         ap = self._aps[self.run.state["epoch"]] if self._aps else number
         return Evaluation({**dict.fromkeys(coco_metrics.NAMES, ap), "per_class": {}}, [], {})
@@ -129,7 +129,7 @@ def interrupt_at_step(monkeypatch, number):
 
 
 def assert_same_runs(one, other):
-    """Weights, rows and checkpoints of two sessions."""
+    """Asserts that two sessions have equal weights, rows and checkpoints."""
     assert_same(values(one.model), values(other.model))
     paths = [pathlib.Path(session.a.output_dir) for session in (one, other)]
     for read in (log_of, state_of):
@@ -152,7 +152,7 @@ def test_what_a_run_leaves_behind(tmp_path, capfd):
     assert (steps, epochs) == (list(range(1, 13)), [1, 2, 3])
     rows = rows_of(tmp_path)
     assert [(row["epoch"], row["step"]) for row in rows] == [("1", "4"), ("2", "8"), ("3", "12")]
-    assert [bool(row["AP"]) for row in rows] == [False, True, True]  # every second, and the last
+    assert [bool(row["AP"]) for row in rows] == [False, True, True]  # every second epoch, and the last
     rates = [0.1 * 0.9 ** (n / 3) for n in (3, 7, 11)]  # of the last batch: the schedule counts from 0
     assert [float(row["learning_rate"]) for row in rows] == pytest.approx(rates)
     assert float(rows[-1]["AP"]) == pytest.approx(metrics["AP"], rel=1e-5)
@@ -187,15 +187,15 @@ def test_weights_of_the_files_are_the_averages(tmp_path):
 
 
 def test_evaluations_within_an_epoch_are_neither_repeated_nor_lost(tmp_path, monkeypatch, capfd):
-    """An evaluation every 3 steps, stopped in one, right after one and later."""
+    """A run evaluates every 3 steps and is stopped in an evaluation, right after one, and later."""
     flags = {"eval_every_steps": 3, "eval_every": 2, "patience": 9, "save_every": 0}
     unbroken, restarts = Session(tmp_path / "unbroken", **flags), []
     with monkeypatch.context() as patch:
         patch.setattr(EpochLog, "restart_clock", lambda log: restarts.append(log))
         unbroken.train()
-    assert len(restarts) == 3  # images_per_second is without the evaluations after steps 3, 6 and 9
+    assert len(restarts) == 3  # images_per_second excludes the evaluations after steps 3, 6 and 9
     rows = rows_of(tmp_path / "unbroken")
-    assert [row["step"] for row in rows if row["AP"]] == ["3", "6", "8", "9", "12"]  # 8, 12: epochs
+    assert [row["step"] for row in rows if row["AP"]] == ["3", "6", "8", "9", "12"]  # 8 and 12 end epochs
     assert [row["epoch"] for row in rows] == ["0.75", "1", "1.5", "2", "2.25", "3"]
     assert [row["step"] for row in rows if row["loss"]] == ["4", "8", "12"]
     assert "step 6: AP" in capfd.readouterr().err
@@ -228,19 +228,19 @@ def test_evaluations_within_an_epoch_are_neither_repeated_nor_lost(tmp_path, mon
 
 @pytest.mark.parametrize("saveable", [True, False])
 def test_stopped_within_an_epoch_it_sees_the_same_images(tmp_path, monkeypatch, saveable, capfd):
-    """Where a loader cannot save its place, as on a GPU, what was trained on is read again.
+    """A loader that cannot save its position, as on a GPU, reads again the images it was trained on.
 
-    Every epoch of such a loader has another seed; any loader is opened anew for an epoch with other settings.
+    Each epoch of such a loader has another seed. Any loader is opened again for an epoch with other settings.
     """
     flags = {"saveable": saveable, "turn": 2, "save_every": 2, "eval_every": 0}
     unbroken = Session(tmp_path / "unbroken", **flags)
     unbroken.train()
     assert "from epoch 3 on: sign=-1.0" in capfd.readouterr().err
-    # one for first_batch.png, and one for each epoch
+    # loaders for first_batch.png and for the first epoch
     first = [(0, 1.0), (0, 1.0)]
     assert unbroken.opened == ([*first, (2, -1.0)] if saveable else [*first, (1, 1.0), (2, -1.0)])
     done = 0
-    for stop, saved in ((5, 4), (7, 6), (11, 10)):  # the first between two epochs
+    for stop, saved in ((5, 4), (7, 6), (11, 10)):  # step 4 ends an epoch
         broken = Session(tmp_path / "broken", **flags)
         with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
             interrupt_at_step(patch, stop)
@@ -277,7 +277,7 @@ def test_patience_ends_a_run_once(tmp_path, capfd):
     again = Session(tmp_path, **flags, patience=2)
     assert again.train()["AP"] == 0.3
     assert again.seen == [] and "nothing left to train" in capfd.readouterr().err
-    Session(tmp_path, **flags | {"epochs": 5}).train()  # without it the run goes on
+    Session(tmp_path, **flags | {"epochs": 5}).train()  # without --patience the run continues
     assert "epoch 5: AP 40.0" in capfd.readouterr().err
 
 
@@ -330,7 +330,7 @@ def test_a_signal_stops_it_with_everything_saved(tmp_path, monkeypatch, where):
                 stop()
 
         monkeypatch.setattr(Watchdog, "beat", stopped)
-    step = 6 if where == "step" else 4  # step 6 tells the other ranks what came after step 5
+    step = 6 if where == "step" else 4  # other ranks get a signal of step 5 in step 6
     with pytest.raises(StoppedError, match=f"stopped by SIGTERM; saved after step {step}"):
         session.train()
     assert state_of(tmp_path)["step"] == step

@@ -1,4 +1,4 @@
-"""The same command resumes a run; another run, or another's files, are refused and survive --overwrite."""
+"""The same command resumes a run. Other runs are refused; --overwrite keeps files that no run wrote."""
 
 import dataclasses
 import json
@@ -29,10 +29,10 @@ def claim(path, identity, **flags):
 def test_the_same_run_is_taken_up_again(tmp_path):
     path = tmp_path / "runs" / "mine"
     assert not check(path, IDENTITY)
-    assert not (path / "run.json").exists()  # looking leaves no trace
+    assert not (path / "run.json").exists()  # `check` writes nothing
     claim(path, IDENTITY)
     (path / "results.csv").write_text("epoch\n")
-    assert not check(path, IDENTITY)  # without a checkpoint
+    assert not check(path, IDENTITY)  # no checkpoint yet
     (path / "checkpoints" / "00000001").mkdir(parents=True)
     assert check(path, IDENTITY)
     assert claim(path, IDENTITY) == path
@@ -91,7 +91,7 @@ def test_a_new_field_with_its_default_does_not_make_another_run(tmp_path):
     claim(tmp_path, identity_of(Config(8)))
     older = json.loads((tmp_path / "run.json").read_text())
     assert older.pop("freeze_batch_norm") is False
-    assert not identity_of(Config(8)).differences(older)  # a flag that there was not
+    assert not identity_of(Config(8)).differences(older)  # runs of earlier versions do not have this flag
     for config in (LaterConfig(8), LaterConfig(8, epochs=3), Config(8, epochs=3)):
         check(tmp_path, identity_of(config))
     for config, message in (
@@ -109,7 +109,7 @@ def test_a_directory_with_other_files_is_refused_and_they_survive_overwrite(tmp_
     (tmp_path / "checkpoints" / "00000001").mkdir(parents=True)
     (tmp_path / "best.weights.h5").write_text("")
     assert not check(tmp_path, Identity({"seed": 1}), overwrite=True)
-    assert (tmp_path / "best.weights.h5").exists()  # only `claim` removes
+    assert (tmp_path / "best.weights.h5").exists()  # only `claim` removes files
     claim(tmp_path, Identity({"seed": 1}), overwrite=True)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["run.json", "thesis.tex"]
     assert (tmp_path / "thesis.tex").read_text() == "years of work"

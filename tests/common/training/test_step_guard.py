@@ -1,4 +1,4 @@
-"""A step that is not finite changes nothing and is named; too many in a row end the run."""
+"""A step that is not finite changes no variable and is reported; too many in a row end the run."""
 
 import keras
 import numpy as np
@@ -14,7 +14,7 @@ from tests.common.training.small_model import assert_same
 
 
 class Pair(Ranks):
-    """Rank 0 of two, whose other rank has the images 77 and 78, and a finite loss or none."""
+    """Rank 0 of two. The other rank has the images 77 and 78, and a loss that is finite or not."""
 
     world_size = 2
 
@@ -26,7 +26,7 @@ class Pair(Ranks):
 
 
 class Training:
-    """A convolution and a batch norm that learn the mean of an image, as the apps' train.py trains."""
+    """Trains a convolution and a batch norm to output a wanted number, as the apps' train.py trains."""
 
     def __init__(self, *, loss_scale=None, every_gradient=True, accumulate_steps=None):
         keras.utils.set_random_seed(3)
@@ -94,7 +94,7 @@ BAD_STEPS = [
     ({"image": np.inf}, 2),
     ({"gradient": np.nan}, None),
     ({"gradient": np.inf}, 2),
-    ({"gradient": 1e25}, None),  # whose norm overflows
+    ({"gradient": 1e25}, None),  # its norm overflows
 ]
 
 
@@ -134,7 +134,7 @@ def test_float16_leaves_overflowing_gradients_to_the_loss_scale():
     assert training.step(*batch(gradient=np.inf), GO_ON).finite
     assert float(training.optimizer.dynamic_scale) == 2.0
     assert not training.step(*batch(wanted=np.nan), GO_ON).finite
-    assert float(training.optimizer.dynamic_scale) == 2.0  # the scale is not to blame
+    assert float(training.optimizer.dynamic_scale) == 2.0  # the loss is the cause, not the scale
 
 
 def test_a_collapsed_loss_scale_is_named():
@@ -142,7 +142,7 @@ def test_a_collapsed_loss_scale_is_named():
     guard = step_guard.StepGuard(training.ranks, limit=2)
     for _ in range(10):
         training.step(*batch(gradient=np.inf), GO_ON)
-    guard.check_weights(training.model, training.optimizer, 10)  # 2**-8 is the least
+    guard.check_weights(training.model, training.optimizer, 10)  # the lowest allowed scale is 2**-8
     training.step(*batch(gradient=np.inf), GO_ON)
     with pytest.raises(UserError, match=r"loss scale has fallen below 0\.00390625.*mixed_bfloat16"):
         guard.check_weights(training.model, training.optimizer, 11)
@@ -172,7 +172,7 @@ def test_skipped_steps_are_named_and_too_many_in_a_row_end_the_run(capsys):
 
     bad, good = batch(wanted=np.nan), batch()
     run(bad, bad, good, bad, bad, good)  # never more than two in a row
-    assert saved == [(1, True), (4, True)]  # the first of each row
+    assert saved == [(1, True), (4, True)]  # the first step of each series
     said = capsys.readouterr().err
     assert "step 1 is skipped: the loss is not finite; image ids 10, 11, 12, 13 (rank 0)\n" in said
     assert said.count("is skipped") == 4
@@ -182,7 +182,7 @@ def test_skipped_steps_are_named_and_too_many_in_a_row_end_the_run(capsys):
 
 @pytest.mark.parametrize("other_is_finite", [False, True])
 def test_the_rank_whose_loss_it_was_is_named(capsys, other_is_finite):
-    """The loss of one rank is finite, the average over both is not; the bad rank saves its batch."""
+    """The loss of one rank is finite, the mean of both is not; only the bad rank saves its batch."""
     saved = []
 
     def save_batch(step, images, targets):
@@ -209,7 +209,7 @@ def test_at_most_sixteen_images_are_named(capsys):
 def test_any_rank_may_ask_for_a_stop(alone):
     training, guard = alone
     images, targets = batch()
-    half = tf.constant(0.5)  # the mean, where one of two asks
+    half = tf.constant(0.5)  # the mean of two ranks, of which one asks
     for asked, stops in ((GO_ON, False), (half, True), (GO_ON, True)):
         guard.check(1, training.step(images, targets, asked), images, targets)
         guard.check_weights(training.model, training.optimizer, 1)

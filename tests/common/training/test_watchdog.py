@@ -1,4 +1,4 @@
-"""Signals that stop a run; the watchdog in real processes whose ranks gather by files, without TensorFlow."""
+"""Tests stop signals, and the watchdog in real processes that exchange files, without TensorFlow."""
 
 import os
 import pathlib
@@ -72,7 +72,7 @@ errors.run(main, positional=True)
 
 
 class Ranks:
-    """So many processes, each with its own act; what they printed."""
+    """Starts one process for each of `acts` and reads what they print."""
 
     def __init__(self, directory, *acts, on_loss="exit"):
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "cwd": ROOT}
@@ -91,7 +91,7 @@ class Ranks:
             process.kill()
 
     def end(self, rank=0):
-        """Exit code and stderr of a rank."""
+        """Returns the exit code and stderr of a rank."""
         process = self.processes[rank]
         return process.wait(timeout=30), process.stderr.read()
 
@@ -112,7 +112,7 @@ def test_a_hanging_process_ends_with_its_stack_and_one_line(tmp_path):
 
 @pytest.mark.parametrize("act", ["unlimited", "allowed", "slow"])
 def test_nothing_ends_a_process_that_may_take_its_time(tmp_path, act):
-    """Without a limit, with a longer one, and with beats in time; suspended or not."""
+    """The process has no limit, a longer one, or beats in time; it may also be suspended."""
     with Ranks(tmp_path, act) as ranks:
         if act == "slow":
             ranks.processes[0].send_signal(signal.SIGSTOP)
@@ -123,7 +123,7 @@ def test_nothing_ends_a_process_that_may_take_its_time(tmp_path, act):
 
 @pytest.mark.parametrize("on_loss", ["exit", "report"])
 def test_a_stopped_rank_is_killed_by_the_rank_that_waits_for_it(tmp_path, on_loss):
-    """Under Horovod Elastic the operation of the waiting rank then fails; here it has none."""
+    """Under Horovod Elastic the operation of the waiting rank then fails; this test has no such operation."""
     with Ranks(tmp_path, "hang" if on_loss == "exit" else "sleep", "hang", on_loss=on_loss) as ranks:
         ranks.processes[1].send_signal(signal.SIGSTOP)
         code, stderr = ranks.end(0)
@@ -136,7 +136,7 @@ FAILURES = [
     ("user error", "brief", "error: the disk is full", False),
     ("bug", "brief", "KeyError: 'a typo'", True),
     ("lost", "slow", "error: another rank is stopped or dead; rank 0 (", False),
-    ("lost, named late", "brief", "error: rank 1 (", False),  # which ends a moment later
+    ("lost, named late", "brief", "error: rank 1 (", False),  # the other rank ends a moment later
 ]
 
 

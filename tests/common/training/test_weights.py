@@ -1,4 +1,4 @@
-"""Weights files come back whole with their metadata; damage, other models and full disks are noticed."""
+"""Weights files keep all weights and metadata; damage, other models and full disks are reported."""
 
 import re
 
@@ -23,7 +23,7 @@ def test_weights_and_metadata_come_back(path):
     weights.save(model, path, metadata)
     assert weights.load(other, path) == weights.read_metadata(path) == metadata
     assert_same([w.numpy() for w in other.weights], [w.numpy() for w in model.weights])
-    make_model(seed=2).load_weights(path)  # the file is Keras' own
+    make_model(seed=2).load_weights(path)  # Keras can read the file
     with h5py.File(path) as file:
         assert "layers" in file
 

@@ -1,4 +1,4 @@
-"""EfficientNets trained on ImageNet: against keras.applications' own network, and the authors' names."""
+"""Tests EfficientNets trained on ImageNet against keras.applications' network, and the authors' names."""
 
 import hashlib
 import pathlib
@@ -19,7 +19,7 @@ from efficientdet.init_from import init_from
 from tests.efficientdet.automl_files import SMALL_D0, number, values_of, write_h5, write_tensors
 
 CLASSES = LabelMap((1, 2, 3), ("cat", "dog", "cow"))
-# last blocks of levels 1 to 5, ours and Keras'
+# The last layer of levels 1 to 5: our name, Keras' name
 TAPS = {
     "backbone.block_0.project.bn": "block1a_project_bn",
     "backbone.block_2.add": "block2b_add",
@@ -29,7 +29,7 @@ TAPS = {
 }
 
 
-# As in the published files: standard deviations in the place of variances (tensorflow/tensorflow issue 49930)
+# The published files have standard deviations in place of variances (tensorflow/tensorflow issue 49930)
 NORMALIZATION = {
     "normalization/mean": (0.485, 0.456, 0.406),
     "normalization/variance": (0.229, 0.224, 0.225),
@@ -38,7 +38,7 @@ NORMALIZATION = {
 
 @pytest.fixture(scope="module")
 def b0():
-    """Keras' own network with numbers everywhere."""
+    """Keras' network with the published normalization and the weights of `number`."""
     network = keras.applications.EfficientNetB0(
         weights=None, include_top=False, input_shape=(*SMALL_D0.image_size, 3), name="b0"
     )
@@ -52,7 +52,7 @@ def b0():
 
 
 def write_keras(path, network, form):
-    """As efficientnetb0_notop.h5 is laid out: a group for each layer, `:0`, depthwise_kernel."""
+    """Writes a file like efficientnetb0_notop.h5: a group for each layer, `:0`, depthwise_kernel."""
     with h5py.File(path, "w") as file:
         root = file.create_group("model_weights") if form == "whole model" else file
         root.attrs["layer_names"] = [layer.name for layer in network.layers]
@@ -90,7 +90,7 @@ def test_features_of_an_image_are_those_of_keras_own_network(fresh, notop, monke
     ours = keras.Model(fresh.input, [fresh.get_layer(name).output for name in TAPS])(normalised)
     theirs = keras.Model(network.input, [network.get_layer(name).output for name in TAPS.values()])(image)
     for found, expected in zip(ours, theirs, strict=True):
-        assert np.std(expected) > 0.1  # or there would be little to compare
+        assert np.std(expected) > 0.1  # constant outputs would prove little
         np.testing.assert_allclose(found, expected, rtol=0, atol=1e-5 * np.abs(expected).max())
 
 
@@ -137,7 +137,7 @@ def test_other_files_of_keras_have_the_same_numbers(fresh, b0, notop, tmp_path, 
 
 @pytest.mark.parametrize("prefix", ["efficientnet-b0", "efficientnet-b0/model"])
 def test_the_authors_checkpoint_has_the_names_of_automl(fresh, variables, tmp_path, prefix):
-    """tensorflow/tpu models/official/efficientnet: averages, RMSProp's slots and a classifier beside."""
+    """tensorflow/tpu models/official/efficientnet also saves averages, RMSProp's slots and a classifier."""
     backbone = {k: values for k, values in variables.items() if k.startswith("efficientnet-b0/")}
     tensors = {"global_step": np.int64(3), f"{prefix}/head/dense/bias": np.zeros(1000, np.float32)}
     for name, values in backbone.items():

@@ -1,4 +1,4 @@
-"""ResNet and MobileNetV2 from safetensors: features against torchvision's and timm's own networks."""
+"""Tests ResNet and MobileNetV2 from safetensors: features against torchvision's and timm's networks."""
 
 import pathlib
 import zlib
@@ -26,7 +26,7 @@ def torch_values(name, shape):
 
 
 def write(path, backbone):
-    """A file as timm publishes it, and what the network answers: (levels, 3)."""
+    """Writes a file as timm publishes it; returns its path and the outputs of timm's network, (levels, 3)."""
     tensors, outputs = {"fc.bias": np.zeros(1000, np.float32)}, []
     for line in NETWORKS:
         of, layer, *rest = line.split()

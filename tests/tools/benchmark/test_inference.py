@@ -1,4 +1,4 @@
-"""Inference by stages: the stages of the product, in its order; the reported times add up."""
+"""Tests inference by stages: the product's stages in their order; the reported times add up."""
 
 import types
 
@@ -9,7 +9,7 @@ from tools.benchmark import inference
 
 
 def test_every_stage_sees_what_the_one_before_gave(monkeypatch):
-    """A loader, a network and a post-processing of plain tensors; the whole takes a new batch each time."""
+    """Loader, network and post-processing use plain tensors; "whole" takes a new batch at each call."""
 
     class Loader:
         pipeline_type, batch_size = "dali_cpu", 1

@@ -1,4 +1,4 @@
-"""Rounds of a benchmark, with small Python programs as candidates, which keep to the protocol.
+"""Tests rounds of a benchmark with small Python programs as candidates, which follow the protocol.
 
 Also tests protocol.py; worker.py; tools/processes.py.
 """
@@ -13,7 +13,7 @@ import pytest
 from tools.benchmark import rounds
 from tools.benchmark.rounds import Command
 
-# Writes down the time of each of its steps.
+# A candidate that logs the time of each of its steps.
 LOGGING = """
 import sys, time
 print("some library's chatter"); print("ready", flush=True)
@@ -34,7 +34,7 @@ def measure(tmp_path, commands, **options):
 
 
 def window_of(tmp_path, command, **options):
-    """What one round measures."""
+    """Returns the window and the peak memory that one round measures."""
     found = measure(tmp_path, [command], rounds=1, **options)[command.name]
     return found["windows"][0], found["peak_bytes"]
 
@@ -45,7 +45,7 @@ def test_one_runs_at_a_time_and_every_second_round_backwards(tmp_path):
     assert list(measured) == ["a", "b", "c"]
     steps = sorted((float(line), log.name) for log in logs for line in log.read_text().splitlines()[:-1])
     turns = [name for name, _ in itertools.groupby(name for _, name in steps)]
-    assert "".join(turns) == "abcbabc"  # two turns of c meet, and two of a
+    assert "".join(turns) == "abcbabc"  # rounds are abc, cba, abc: two turns of c are adjacent, and two of a
     for name, log in zip("abc", logs, strict=True):
         windows = measured[name]["windows"]
         assert len(windows) == 3
@@ -129,7 +129,7 @@ def test_a_result_is_one_line_of_json(tmp_path):
 
 
 def test_nobody_is_left_behind_after_an_interruption(tmp_path, monkeypatch):
-    """Its output ends when all processes that write to it have ended, those that it has started too."""
+    """The output of a candidate ends when all processes that write to it have ended, also its children."""
     outputs = []
 
     def interrupted(candidate, *_):

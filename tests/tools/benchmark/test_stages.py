@@ -1,4 +1,4 @@
-"""The CPU time of a batch, wherever it is made."""
+"""Tests the CPU time of a batch, in any thread that makes it."""
 
 import queue
 import threading
@@ -16,7 +16,7 @@ def burn(seconds: float) -> None:
 
 
 def test_the_cost_of_a_batch_is_that_of_making_it_wherever_it_is_made():
-    """A loader with a queue makes batches ahead: only those that were taken are counted."""
+    """A loader with a queue makes batches in advance; only batches that were taken are counted."""
     ready: queue.Queue = queue.Queue(maxsize=3)
     made = []
 
@@ -30,7 +30,7 @@ def test_the_cost_of_a_batch_is_that_of_making_it_wherever_it_is_made():
     threading.Thread(target=make, daemon=True).start()
     cost = stages.cost(ready.get, seconds=0.2, settle=4)
     assert cost.cpu_ms == pytest.approx(20.0, rel=0.25)
-    assert cost.ms >= 18  # those that lay in the queue would look free
+    assert cost.ms >= 18  # batches that were ready in the queue would seem free
 
 
 def test_work_of_the_caller_counts():

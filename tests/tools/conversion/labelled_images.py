@@ -1,4 +1,4 @@
-"""Small sets of labelled images: their files, and a reader called with paths in place of strings."""
+"""Writes small sets of labelled images; calls readers with paths in place of strings."""
 
 import functools
 import os
@@ -16,7 +16,7 @@ WIDTH, HEIGHT = 40, 20
 
 
 def put(directory, name, content):
-    """Writes a picture, text or bytes to a file, whose directory is made."""
+    """Writes a picture, text or bytes to a file, and makes its directory."""
     path = directory / name
     path.parent.mkdir(parents=True, exist_ok=True)
     if isinstance(content, PIL.Image.Image):
@@ -26,7 +26,7 @@ def put(directory, name, content):
 
 
 def contents_of(directory):
-    """Name -> bytes of the files in a directory."""
+    """Returns {name: bytes} of the files in a directory."""
     return {path.name: path.read_bytes() for path in directory.iterdir() if path.is_file()}
 
 
@@ -35,7 +35,7 @@ def picture():
 
 
 def put_yolo(directory):
-    """images/ and labels/ of a (a cat) and b (a dog), and classes.txt."""
+    """Writes images/ and labels/ of a (a cat) and b (a dog), and classes.txt."""
     for stem, label in (("a", "0 0.5 0.5 0.25 0.5"), ("b", "1 0.25 0.5 0.5 1")):
         put(directory, f"images/{stem}.png", picture())
         put(directory, f"labels/{stem}.txt", label + "\n")
@@ -44,7 +44,7 @@ def put_yolo(directory):
 
 
 def calls(read):
-    """(A reader of sets, its messages about flags and about faults), each called with a path."""
+    """Returns three functions of a path: the reader of sets, its messages about flags, those about faults."""
 
     def call(path, *, policy=ImagePolicy(), **options):
         return read(options_of(input=path, **options), policy)

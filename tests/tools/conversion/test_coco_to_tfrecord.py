@@ -1,4 +1,4 @@
-"""The converter: what is in the records, that the bytes depend on the input alone, and what is refused."""
+"""Tests the converter: content of the records, that the bytes depend only on the input, refused input."""
 
 import json
 import os
@@ -24,7 +24,7 @@ from tools.conversion.coco_to_tfrecord import write_tfrecords
 
 @pytest.fixture
 def data(drawn, tmp_path):
-    """A copy of the synthetic set, for tests that spoil it."""
+    """A copy of the synthetic set, for tests that damage it."""
     return shutil.copytree(drawn, tmp_path / "data")
 
 
@@ -34,13 +34,13 @@ def write(directory, prefix, num_shards=3, **options):
 
 
 def records(files):
-    """{image id: its example} by TensorFlow's own reader."""
+    """Returns {image id: example}, read by TensorFlow."""
     examples = map(tf.train.Example.FromString, tf.data.TFRecordDataset(files).as_numpy_iterator())
     return {int(e.features.feature["image/source_id"].bytes_list.value[0]): e for e in examples}
 
 
 def test_every_image_with_its_objects(data, tmp_path):
-    """The format is that of the content: 00.jpg holds a PNG."""
+    """The format is that of the content: 00.jpg contains a PNG."""
     PIL.Image.open(data / "images" / "00.jpg").save(data / "images" / "00.jpg", format="PNG")
     files = write(data, tmp_path / "sub" / "t")
     document = json.loads((data / "instances.json").read_text())
@@ -125,7 +125,7 @@ def test_what_fails_halfway_leaves_the_old_set_whole(drawn, tmp_path, monkeypatc
     monkeypatch.setattr(coco_to_tfrecord, "threading", one_event)
     monkeypatch.setattr(coco_to_tfrecord, "_serialize", serialize)
     assert str(error.args[-1]) in refusal(write, drawn, tmp_path / "t", num_workers=1, error=type(error))
-    assert is_over.is_set() and len(seen) <= 6  # the others stop, after the image that they are at
+    assert is_over.is_set() and len(seen) <= 6  # the other workers stop after their current image
     assert contents_of(tmp_path) == before
 
 
@@ -145,7 +145,7 @@ def test_a_set_that_was_replaced_by_halves_looks_unfinished(drawn, tmp_path, mon
 
 
 def test_shards_are_written_at_once(drawn, tmp_path, monkeypatch):
-    """As many as there are workers: each waits until all are at it."""
+    """As many as there are workers: each worker waits until all others write their shard."""
     together = threading.Barrier(3, timeout=30)
     real = coco_to_tfrecord.write_index
 

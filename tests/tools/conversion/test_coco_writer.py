@@ -1,4 +1,4 @@
-"""COCO json from Annotations, and images out of TFRecords: equal, safe names, nothing overwritten or left."""
+"""Tests COCO jsons from Annotations and images from TFRecords: equal, safe names, no overwriting."""
 
 import dataclasses
 import json
@@ -20,12 +20,12 @@ JPEG = pillow("JPEG")
 
 
 def named(*names):
-    """Annotations of images 101, 102, ... with these names."""
+    """Returns Annotations of images 101, 102, ... with these names."""
     return dataclasses.replace(annotations([(20, 30)] * len(names), []), file_names=list(names))
 
 
 def write_records(path, *images):
-    """A record file of (image id, name, bytes)."""
+    """Writes a record file of images, each (image id, name, bytes)."""
     records = ({"source_id": b"%d" % i, "filename": name.encode(), "encoded": e} for i, name, e in images)
     return record_writing.write(path, *(record_writing.record(**record) for record in records))
 
@@ -50,7 +50,7 @@ def test_what_is_read_again_is_equal(drawn, tmp_path):
 
 UNUSABLE = [
     *("../up.jpg", "sub/../../up.jpg", "/etc/passwd", "", ".", "..", "nul\0.jpg", "line\nfeed.jpg"),
-    "sub//b.jpg",  # taken
+    "sub//b.jpg",  # another image has this name
 ]
 
 
@@ -96,7 +96,7 @@ def test_a_fault_on_the_way_leaves_nothing(two, tmp_path):
 
 
 def test_boxes_of_fractions_become_pixels_again():
-    """What COCO has, two decimals, and whole pixels, survive float32 fractions of images up to 640 pixels."""
+    """Boxes with two decimals, as in COCO, and whole pixels survive as float32 fractions of 640 pixels."""
     random = np.random.default_rng(5)
     left_top = np.round(random.uniform(0, 300, (500, 2)), 2)
     boxes = np.concatenate([left_top, np.round(random.uniform(1, 150, (500, 2)), 2)], axis=1)
@@ -111,6 +111,6 @@ def test_boxes_of_fractions_become_pixels_again():
     found = round_boxes(annotations([(480, 640)], rows, areas=areas.astype(np.float32)))
     np.testing.assert_array_equal(found.boxes_ltwh_px, boxes)
     np.testing.assert_array_equal(found.areas.astype(np.float32), areas.astype(np.float32))
-    assert np.mean(found.areas == areas) > 0.5  # float32 has seven digits, these have up to nine
+    assert np.mean(found.areas == areas) > 0.5  # float32 has seven digits, these areas have up to nine
     own_areas = round_boxes(annotations([(480, 640)], rows)).areas
     np.testing.assert_array_equal(own_areas, boxes[:, 2] * boxes[:, 3])

@@ -1,4 +1,4 @@
-"""Smaller images: drawn rectangles are where their boxes are, colours stay, and what is not shrunk."""
+"""Tests smaller images: rectangles stay at their boxes, colours stay, and which images are not shrunk."""
 
 import io
 
@@ -14,7 +14,7 @@ from tests.common.made_annotations import annotations
 from tests.refusal import refusal
 from tools.conversion.shrinking import shrink_annotations, shrink_image, shrunk_sizes, write_shrunk
 
-RECTANGLES = [  # size, box ltwh in pixels, longest side, size expected
+RECTANGLES = [  # image size, box ltwh in pixels, longest side, expected size
     ((3001, 4001), (3100, 2300, 850, 650), 500, (375, 500)),  # decoded at a quarter
     ((301, 403), (50, 40, 200, 100), 150, (112, 150)),
     ((403, 301), (50, 40, 200, 100), 400, (400, 299)),
@@ -31,7 +31,7 @@ def encoded(picture, image_format, **options):
 @pytest.mark.parametrize("image_format", ["JPEG", "PNG"])
 @pytest.mark.parametrize(("size", "box", "max_side", "expected"), RECTANGLES)
 def test_a_rectangle_is_where_its_box_is(image_format, size, box, max_side, expected):
-    """Its white pixels are as many as the box has, around the centre of the box."""
+    """The white pixels have the area and the centre of the box."""
     picture = PIL.Image.new("RGB", size[::-1])
     picture.paste("white", (*box[:2], box[0] + box[2], box[1] + box[3]))
     image = PIL.Image.open(io.BytesIO(shrink_image(encoded(picture, image_format), "x", max_side)))
@@ -52,7 +52,7 @@ VARIANTS = [name for name in image_variants.VARIANTS if name.startswith(("jpeg-"
 
 @pytest.mark.parametrize("name", VARIANTS)
 def test_colours_are_those_that_training_sees(name):
-    """Without alpha, of 16 bits rounded to eight; decoders differ in how they turn CMYK into RGB."""
+    """Alpha is dropped, 16 bits are rounded to 8; decoders differ in the conversion of CMYK to RGB."""
     half = shrink_image(image_variants.VARIANTS[name], name, image_variants.WIDTH // 2)
     assert not inspect(half, ImagePolicy(decode=True)).fault
     pixels = np.asarray(PIL.Image.open(io.BytesIO(half)).convert("RGB")).astype(int)

@@ -1,4 +1,4 @@
-"""Pascal VOC: the devkit's arithmetic, the image of an xml file, and what is refused."""
+"""Tests Pascal VOC: the devkit's arithmetic, the image of an xml file, and refused input."""
 
 import shutil
 
@@ -15,7 +15,7 @@ WITH_DOCTYPE = '<!DOCTYPE annotation [<!ENTITY x SYSTEM "/etc/passwd">]><annotat
 
 
 def xml_of(filename="a.png", size=(HEIGHT, WIDTH), objects=()):
-    """An annotation file: size is (height, width), objects are (name, xmin, ymin, xmax, ymax, difficult)."""
+    """Returns an xml file: size is (height, width), objects are (name, xmin, ymin, xmax, ymax, difficult)."""
     lines = ["<annotation>", f"<filename>{filename}</filename>"]
     if size is not None:
         lines.append(f"<size><width>{size[1]}</width><height>{size[0]}</height><depth>3</depth></size>")
@@ -32,7 +32,7 @@ def write(directory, stem, text):
 
 @pytest.fixture
 def made(tmp_path):
-    """A set of two images, a and b, one object in each: cat, dog."""
+    """A set of two images, a and b, with one object each: cat, dog."""
     for stem, name in (("a", "cat"), ("b", "dog")):
         put(tmp_path, f"JPEGImages/{stem}.png", picture())
         write(tmp_path, stem, xml_of(f"{stem}.png", objects=[(name, *CAT[1:])]))
@@ -44,7 +44,7 @@ read_voc, refused, faults = calls(voc.read_voc)
 
 
 def test_overlaps_are_those_of_the_devkit(made):
-    """VOCevaldet.m counts pixels (max - min + 1); pycocotools multiplies sides."""
+    """VOCevaldet.m counts pixels (max - min + 1), while pycocotools multiplies sides."""
     boxes = np.random.default_rng(3).integers(1, 20, (12, 2, 2))
     boxes = np.sort(boxes, axis=1).reshape(12, 4)
     write(made, "a", xml_of(objects=[("cat", *box, 0) for box in boxes.tolist()]))
@@ -71,7 +71,7 @@ def test_a_label_map_fixes_ids_and_refuses_other_names(made):
     assert read_voc(made, label_map=made / "both")[0].category_ids.tolist() == [9, 5]
     LabelMap((5,), ("dog",)).save(made / "dog")
     assert "a.xml object 1 'cat' is none of 1 categories" in faults(made, label_map=made / "dog")
-    write(made, "a", "<annotation>")  # outside the split: it stops only where the ids depend on it
+    write(made, "a", "<annotation>")  # not in the split: an error only if the ids depend on it
     assert read_voc(made, split="one", label_map=made / "dog")[0].file_names == ["b.png"]
     assert "a.xml is not valid xml: no element found: line 1" in faults(made, split="one")
 
@@ -81,7 +81,7 @@ def test_difficult_objects(made, difficult, boxes, crowds):
     write(made, "a", xml_of(objects=[(*CAT[:5], 1)]))
     found, _ = read_voc(made, difficult=difficult)
     assert (found.num_boxes, int(found.is_crowd.sum())) == (boxes, crowds)
-    assert found.label_map.names == ("cat", "dog")  # even if its objects are left out
+    assert found.label_map.names == ("cat", "dog")  # even if all its objects are left out
     assert found.issues["difficult"].offenders == [f"{made}/Annotations/a.xml object 1 'cat': {difficult}"]
 
 

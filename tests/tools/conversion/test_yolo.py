@@ -1,4 +1,4 @@
-"""YOLO's labels: boxes, polygons, EXIF turns, where files lie, and what is refused.
+"""Tests YOLO's labels: boxes, polygons, EXIF orientation, layouts of directories, and refused input.
 
 Also tests yolo_layout.py.
 """
@@ -94,14 +94,14 @@ def test_exif_turns_must_be_decided(made):
     stored = picture()
     stored.getexif()[0x0112] = 6
     stored.save(made / "images" / "c.jpg", exif=stored.getexif())
-    put(made, "labels/c.txt", "1 0.25 0.375 0.5 0.25\n")  # of the turned image, 20 x 40: 0, 10, 10, 10
+    put(made, "labels/c.txt", "1 0.25 0.375 0.5 0.25\n")  # in the turned image, 20 x 40: 0, 10, 10, 10
     message = faults(made)
     assert "image 'c.jpg' (" in message and "has orientation 6" in message and "--yolo_pixels" in message
     for pixels, box in (("stored", [0, 5, 20, 5]), ("turned", [10, 10, 10, 10])):
         found, _ = read_yolo(made, yolo_pixels=pixels)
         assert found.boxes_ltwh_px[2].tolist() == box
         assert found.image_sizes[2].tolist() == [20, 40]
-    put(made, "labels/c.txt", "")  # nothing to decide
+    put(made, "labels/c.txt", "")  # no boxes, so --yolo_pixels does not matter
     assert read_yolo(made)[0].num_images == 3
 
 
@@ -202,7 +202,7 @@ def test_data_yaml_with_several_places_and_gaps(made):
 
 def test_darknet_lists(made, monkeypatch):
     monkeypatch.chdir(made)
-    put(made, "labels/other.txt", "0 0.5 0.5 1 1")  # of another list
+    put(made, "labels/other.txt", "0 0.5 0.5 1 1")  # a label of another list
     absolute_and_repeated = f"images/b.png\n{made}/images/a.png\nimages/../images/b.png"
     for lines in ("images/b.png\n../images/a.png\n", absolute_and_repeated):
         put(made, "lists/train.txt", lines)

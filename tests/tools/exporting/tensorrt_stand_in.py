@@ -1,7 +1,7 @@
 """Stand-ins for TensorRT 10.16 and CUDA's runtime: a plan is its ONNX file, which ONNX Runtime runs.
 
-The names are those of tensorrt_cu12_bindings 10.16.1.11, as few as our code needs: any other one fails.
-Copies and runs wait in the stream until it is synchronised, as CUDA may let them.
+Only those names of tensorrt_cu12_bindings 10.16.1.11 exist that our code needs; any other name fails.
+Copies and runs wait in the stream until it is synchronised, as CUDA permits.
 """
 # ruff: noqa: N802 NVIDIA's names
 

@@ -1,4 +1,4 @@
-"""Suppression inside ONNX against a plain loop: ties, the cut, nothing found, numbers that are not finite.
+"""Tests NMS inside ONNX against a plain loop: ties, the limit, no detections, numbers that are not finite.
 
 Also tests onnx_graphs.py.
 """
@@ -17,7 +17,7 @@ CANDIDATES, DETECTIONS, CLASSES, IOU, THRESHOLD = 40, 6, 5, 0.5, 0.1
 
 
 def _parts() -> Exportable:
-    """A detector without a network: its raw outputs are the candidates, (B, K, 6)."""
+    """Returns a detector without a network: its raw outputs are the candidates, (B, K, 6)."""
 
     def candidates(raw):
         return raw[0][..., :4], raw[0][..., 4], tf.cast(raw[0][..., 5], tf.int32)
@@ -58,7 +58,7 @@ def _run(session, raw):
 
 
 def _by_loop(candidates: np.ndarray) -> list[np.ndarray]:
-    """Rows of the detections, the best first, in NumPy's float64."""
+    """Returns the rows of the detections, best first, computed in float64 by NumPy."""
     rows = candidates[np.isfinite(candidates).all(axis=1)]
     limits = {"num_classes": CLASSES, "max_detections": DETECTIONS}
     limits |= {"score_threshold": THRESHOLD, "iou_threshold": IOU}
@@ -67,7 +67,7 @@ def _by_loop(candidates: np.ndarray) -> list[np.ndarray]:
 
 
 def _random_candidates(seed: int) -> np.ndarray:
-    """Many overlaps of three classes, every score twice or more, boxes that reach outside the image."""
+    """Returns many overlapping boxes of three classes with repeated scores; some reach outside the image."""
     random = np.random.default_rng(seed)
     corners = random.uniform(-0.2, 0.7, (CANDIDATES, 2))
     boxes = np.concatenate([corners, corners + random.uniform(0.2, 0.6, (CANDIDATES, 2))], axis=1)
@@ -92,14 +92,14 @@ def test_it_finds_what_a_loop_finds(session):
     raw = np.stack([_random_candidates(seed) for seed in range(20)])
     found = _run(session, raw)
     expected = [_by_loop(candidates) for candidates in raw]
-    assert DETECTIONS in map(len, expected)  # the cut is there
+    assert DETECTIONS in map(len, expected)  # the limit is reached
     for number, rows in enumerate(expected):
         _check(found, number, rows)
 
 
 def test_nothing_and_little_in_one_batch(session):
     nothing = _random_candidates(0)
-    nothing[:, 4] = THRESHOLD  # at the threshold is not above it
+    nothing[:, 4] = THRESHOLD  # a score at the threshold is not above it
     little = _random_candidates(1)
     little[2:, 4] = 0.0
     broken = _random_candidates(2)
@@ -120,7 +120,7 @@ def test_the_plugin_node_is_as_tensorrt_reads_it():
     expected |= {"plugin_version": b"1", "background_class": -1, "max_output_boxes": DETECTIONS}
     expected |= {"iou_threshold": pytest.approx(IOU), "score_threshold": pytest.approx(THRESHOLD)}
     assert attributes == expected
-    # all that it reads is written before it, all that it writes is read after it
+    # Its inputs are outputs of earlier nodes, and its outputs are inputs of later nodes.
     position = list(model.graph.node).index(node)
     before = {name for other in list(model.graph.node)[:position] for name in other.output}
     after = {name for other in list(model.graph.node)[position + 1 :] for name in other.input}

@@ -1,4 +1,4 @@
-"""Which flags of export.py go together, and how two sets of detections are compared.
+"""Tests which flags of export.py can be combined, and how two sets of detections are compared.
 
 Also tests tensorrt.py without TensorRT, and how common/evaluation/exported.py chooses the GPU for ONNX files.
 """
@@ -88,17 +88,17 @@ def _detections(*rows):
 
 A, B = (0.1, 0.1, 0.4, 0.5, 0.9, 0), (0.2, 0.3, 0.9, 0.8, 0.9, 1)
 LAST, BETTER = (0.5, 0.5, 0.6, 0.6, 0.2, 0), (0.5, 0.5, 0.6, 0.6, 0.3, 0)
-SAME_SCORE = (0.7, 0.1, 0.9, 0.3, 0.2, 0)  # as LAST
+SAME_SCORE = (0.7, 0.1, 0.9, 0.3, 0.2, 0)  # the score of LAST
 
 
 DIFFERENCES = [
-    ([A, B], [B, A], 100, 0),  # order
+    ([A, B], [B, A], 100, 0),  # another order
     ([], [A], 100, 0),
     ([A], [(0.1, 0.1, 0.4, 0.52, 0.9, 0)], 100, 0.02),
     ([A], [(*A[:4], 0.85, 0)], 100, 0.05),
     ([A], [(*A[:5], 1)], 100, 0.9),  # another class
     ([A, B], [A], 100, 0.9),
-    # Which of two equal scores is cut off is chance; one that is clearly better must be there.
+    # At the limit, either of two equal scores may be cut off; one that is clearly better must be there.
     ([A, LAST], [A, SAME_SCORE], 2, 0),
     ([A, LAST], [A, SAME_SCORE], 3, 0.2),
     ([A, BETTER], [A, SAME_SCORE], 2, 0.3),

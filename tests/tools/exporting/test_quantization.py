@@ -1,4 +1,4 @@
-"""FP16 and INT8 of a small network."""
+"""Tests FP16 and INT8 of a small network."""
 
 import numpy as np
 import onnx
@@ -14,7 +14,7 @@ SHAPE = (2, 16, 24, 3)
 
 @pytest.fixture
 def network():
-    """Two convolutions, the first with kernels of very different sizes."""
+    """Two convolutions, the first with kernels of very different magnitudes."""
     random = np.random.default_rng(1)
     sizes = np.geomspace(0.01, 10, 8)
     first = (random.standard_normal((3, 3, 3, 8)) * sizes).astype(np.float32)
@@ -37,23 +37,23 @@ def _run(model, images):
 
 
 def _relative_error(network, other):
-    """By channel: the mean error as a share of the mean size."""
+    """Returns for each channel the mean error as a share of the mean absolute value."""
     one, two = (_run(model, _images(9)) for model in (network, other))
     return np.abs(one - two).mean(axis=(0, 1, 2)) / np.abs(one).mean(axis=(0, 1, 2))
 
 
 def test_int8_is_near(network):
     int8 = quantization.to_int8(network, iter([_images(0), _images(1)]), tensorrt=False)
-    assert 1e-4 < _relative_error(network, int8).max() < 0.05  # INT8, and near
+    assert 1e-4 < _relative_error(network, int8).max() < 0.05  # not equal, but near
     nodes = int8.graph.node
     quantized = {name for node in nodes if node.op_type == "DequantizeLinear" for name in node.output}
     first, last = [node for node in nodes if node.op_type == "Conv"]
     assert set(first.input[:2]) <= quantized
-    assert not set(last.input) & quantized  # it gives the scores
+    assert not set(last.input) & quantized  # it computes the scores
 
 
 def test_convolutions_may_share_a_bias():
-    """ONNX Runtime makes copies of it, whose names must not be those of other tensors."""
+    """ONNX Runtime makes copies of a shared bias, whose names must not be those of other tensors."""
     random = np.random.default_rng(4)
     tensors = [NETWORK_INPUT, *(f"x{number}" for number in range(9)), "raw_0"]
     nodes, constants = [], {"x": np.zeros(3, np.float32)}
@@ -79,7 +79,7 @@ def test_convolutions_may_share_a_bias():
 
 
 def test_tensorrt_wants_neither_zero_points_nor_int32(network):
-    """Nor output ranges of convolutions that an activation function follows."""
+    """TensorRT also refuses output ranges of convolutions that an activation function follows."""
     graph = quantization.to_int8(network, iter([_images(0)]), tensorrt=True).graph
     values = {tensor.name: onnx.numpy_helper.to_array(tensor) for tensor in graph.initializer}
     points = [values[node.input[2]] for node in graph.node if node.op_type.endswith("quantizeLinear")]

@@ -17,13 +17,13 @@ def opened(kind, path, on_report=lambda issues: None, **options):
 
 
 def refused(kind, path, said, error=UserError, **options):
-    """Opening fails with one line."""
+    """Asserts that opening fails with one line, which matches `said`."""
     found = refusal(opened, kind, path, error=error, **options)
     assert re.search(said, found) and "\n" not in found, found
 
 
 def check(source, images, labels, *, by_python=False):
-    """Both APIs and Python read these encoded images; `by_python`: no reader of DALI takes part."""
+    """Asserts that both APIs and Python read these images; with `by_python` no DALI reader is used."""
     assert (source.reader is None) == by_python
     want = list(zip(images, labels, strict=True))
     steps = -(-len(want) // 3)
@@ -33,7 +33,7 @@ def check(source, images, labels, *, by_python=False):
 
 
 def by_pipeline(call, batches, batch_size=3):
-    """[(image, label)] of each batch."""
+    """Returns [(image, label)] of each batch, read by a pipeline."""
     pipeline = build(call, batch_size)
     return [run(pipeline) for _ in range(batches)]
 
@@ -58,7 +58,7 @@ def _pairs(images, labels):
 
 
 def by_dynamic(call, batch_size=3, **options):
-    """The same of one epoch, or more."""
+    """Returns [(image, label)] of each batch of one epoch or more, read by the Dynamic API."""
     batches = call.in_dynamic(batch_size, **options)
     return [_pairs(images.tensors, labels.tensors) for images, labels in batches]
 
@@ -68,7 +68,7 @@ def flat(batches):
 
 
 def keys(samples):
-    """Samples as what can be compared and counted."""
+    """Returns samples in a form that can be compared and counted."""
     return [(image.shape, image.tobytes(), int(label)) for image, label in samples]
 
 

@@ -1,4 +1,4 @@
-"""Images in every kind of source, written by other programs than ours or from the formats' specifications.
+"""Writes images into every kind of source, by other programs or from the specifications of the formats.
 
 Each `write_*` takes an empty directory, encoded images and their labels, and returns (--input, names).
 """
@@ -19,17 +19,17 @@ from tests.common.image_variants import pillow
 from tests.common.record_writing import feature, write
 
 COUNT = 7
-LABELS = [5, 0, 70_000, 3, 2**24, 5, 11]  # in no order, with gaps; float32 holds them all
+LABELS = [5, 0, 70_000, 3, 2**24, 5, 11]  # not sorted, with gaps; float32 can hold all of them
 RECORDIO_MAGIC = struct.pack("<I", 0xCED7230A)
 
 
 def pixels(number):
-    """uint8 (8 + number, 12, 3), no two alike."""
+    """Returns uint8 (8 + number, 12, 3); each number gives other pixels."""
     return np.random.default_rng(number).integers(0, 256, (8 + number, 12, 3), np.uint8)
 
 
 def png(number, extra=b""):
-    """`pixels` as PNG; `extra` stands in a separate chunk, after which nothing else changes."""
+    """Encodes `pixels` as PNG; `extra` is in a separate chunk, and nothing else changes."""
     info = PngInfo()
     if extra:
         info.add(b"exTr", extra)
@@ -49,14 +49,14 @@ def put(directory, names, images):
 
 
 def write_files(directory, images, labels):
-    """Labels are directories' numbers, so those of LABELS do not fit: `labels_of` returns theirs."""
+    """The labels are the numbers of directories and so not LABELS: `labels_of` returns them."""
     names = [f"{'b ü' if number >= 3 else 'a'}/{number} ü.png" for number in range(len(images))]
     put(directory, names, images)
     return os.fspath(directory), names
 
 
 def write_coco(directory, images, labels):
-    """Whose labels are not passed on."""
+    """Writes a json and images; the source of COCO gives no labels."""
     names = [f"{(number * 3) % 7}.png" for number in range(len(images))]
     put(directory / "images", names, images)
     rows = [{"id": 90 - i, "file_name": name, "width": 12, "height": 8 + i} for i, name in enumerate(names)]
@@ -67,7 +67,7 @@ def write_coco(directory, images, labels):
 
 
 def write_numpy(directory, images, labels):
-    """The pixels, every other file in Fortran's order."""
+    """Writes the pixels, every second file in Fortran's order."""
     names = [f"{number}.npy" for number in range(len(images))]
     for number, name in enumerate(names):
         order = np.asfortranarray if number % 2 else np.ascontiguousarray
@@ -79,14 +79,14 @@ def write_numpy(directory, images, labels):
 
 
 def example(image, label=None, **more):
-    """A record like ImageNet's."""
+    """Returns a record like ImageNet's."""
     labels = {} if label is None else {"image/class/label": label}
     features = {key: feature(value) for key, value in {"image/encoded": image, **labels, **more}.items()}
     return tf.train.Example(features=tf.train.Features(feature=features)).SerializeToString()
 
 
 def write_tfrecord(directory, images, labels):
-    """Two files."""
+    """Writes two files."""
     names = [f"n0{number}.JPEG" for number in range(len(images))]
     rows = zip(images, labels, names, strict=True)
     records = [example(image, label, **{"image/filename": name.encode()}) for image, label, name in rows]
@@ -96,13 +96,13 @@ def write_tfrecord(directory, images, labels):
 
 
 def varint(number):
-    """A whole number in protobuf: seven bits a byte, the lowest first; 64 bits where it is negative."""
+    """Encodes an integer as in protobuf: seven bits a byte, lowest first; 64 bits if it is negative."""
     low, more = number % 2**64 & 127, number % 2**64 >> 7
     return bytes([low | 128]) + varint(more) if more else bytes([low])
 
 
 def message(*fields):
-    """A message of protobuf: (number of a field, whole number or bytes)."""
+    """Encodes a protobuf message; a field is (its number, an integer or bytes)."""
     encoded = b""
     for field, value in fields:
         is_bytes = isinstance(value, bytes)
@@ -112,19 +112,19 @@ def message(*fields):
 
 
 def datum(image, label=None):
-    """Caffe's record; `encoded` is true."""
+    """Returns Caffe's record, in which `encoded` is true."""
     return message((1, 3), (4, image), *([] if label is None else [(5, label)]), (7, 1))
 
 
 def tensor(kind, *numbers):
-    """Caffe2's TensorProto of numbers, packed."""
+    """Returns Caffe2's TensorProto of numbers, packed."""
     data_type, field = {"float": (1, 3), "int32": (2, 4), "int64": (10, 10)}[kind]
     packed = [struct.pack("<f", number) if kind == "float" else varint(number) for number in numbers]
     return message((2, data_type), (field, b"".join(packed)))
 
 
 def tensors(image, *numbers):
-    """Caffe2's record: TensorProtos of an image and of numbers."""
+    """Returns Caffe2's record: TensorProtos of an image and of numbers."""
     return message(*((1, each) for each in (message((2, 4), (6, image)), *numbers)))
 
 
@@ -133,7 +133,7 @@ def labelled_tensors(image, label):
 
 
 def write_values(directory, values):
-    """An LMDB of {key: value}, put in no order."""
+    """Writes an LMDB of {key: value}; the keys are not added in their order."""
     path = os.fsencode(directory)
     with lmdb.open(path, map_size=2**22) as environment, environment.begin(write=True) as transaction:
         for key in sorted(values, key=lambda key: key[::-1]):
@@ -142,14 +142,14 @@ def write_values(directory, values):
 
 
 def write_caffe(directory, images, labels, make=datum):
-    """Keys as convert_imageset makes them, file names that are not ASCII among them."""
+    """Writes keys as convert_imageset makes them, also of file names that are not ASCII."""
     keys = [f"{number:08d}_ü {number}.png" for number in range(len(images))]
     values = {k.encode(): make(*sample) for k, *sample in zip(keys, images, labels, strict=True)}
     return write_values(directory, values), keys
 
 
 def record(data):
-    """dmlc-core's recordio.h: cut wherever the magic number stands at a multiple of four bytes."""
+    """Cuts data as dmlc-core's recordio.h: wherever the magic number is at a multiple of four bytes."""
     cuts = [at for at in range(0, len(data) - 3, 4) if data[at : at + 4] == RECORDIO_MAGIC]
     kinds = [1, *[2] * (len(cuts) - 1), 3] if cuts else [0]
     frames = b""
@@ -160,19 +160,19 @@ def record(data):
 
 
 def image_record(image, label, number=0, labels=()):
-    """An image's record with one label, or with several (mxnet.recordio.pack)."""
+    """Returns an image's record with one label, or with several (mxnet.recordio.pack)."""
     many = struct.pack(f"<{len(labels)}f", *labels)
     return record(struct.pack("<IfQQ", len(labels), label, number, 0) + many + image)
 
 
 def write_recordio(directory, images, labels):
-    """One file."""
+    """Writes one file."""
     (directory / "x.rec").write_bytes(b"".join(map(image_record, images, labels, range(len(images)))))
     return os.fspath(directory / "x.rec"), [f"x.rec-{number}" for number in range(len(images))]
 
 
 def write_tar(path, files):
-    """{name: content}; None is a directory."""
+    """Writes (name, content) pairs; the content None makes a directory."""
     with tarfile.open(path, "w") as archive:
         for name, content in files:
             member = tarfile.TarInfo(name)
@@ -183,7 +183,7 @@ def write_tar(path, files):
 
 
 def write_webdataset(directory, images, labels):
-    """Two archives, without indexes."""
+    """Writes two archives without indexes."""
     names = [f"train/{number} ü.png" for number in range(len(images))]
     files = [("train", None)]
     for image, label, name in zip(images, labels, names, strict=True):
@@ -198,7 +198,7 @@ def write_webdataset(directory, images, labels):
 
 
 def write_python(directory, images, labels, name):
-    """A module that gives the samples in two ways."""
+    """Writes a module that gives the samples in two ways."""
     (directory / "given.py").write_text(f"samples = {list(zip(images, labels, strict=True))}\n{_MODULE}")
     return f"{directory / 'given.py'}:{name}", [f"sample-{number}" for number in range(len(images))]
 
@@ -215,7 +215,7 @@ def generator():
 """
 
 
-# kind of test -> (--source, writer)
+# case -> (--source, function that writes it)
 WRITERS = {
     "files": ("files", write_files),
     "coco": ("coco", write_coco),
@@ -231,7 +231,7 @@ WRITERS = {
 
 
 def write_case(case, directory, images=IMAGES):
-    """(--source, --input, other options, names) of the images, written in a new directory."""
+    """Writes the images in a new directory; returns (--source, --input, other options, names)."""
     directory.mkdir(exist_ok=True)
     kind, write = WRITERS[case]
     path, names = write(directory, images, LABELS)
@@ -239,7 +239,7 @@ def write_case(case, directory, images=IMAGES):
 
 
 def labels_of(case):
-    """The labels that a source gives, of LABELS."""
+    """Returns the labels that a source gives if LABELS were written."""
     if case == "files":
         return [int(number >= 3) for number in range(COUNT)]
     return [-1] * COUNT if case in ("coco", "numpy") else LABELS

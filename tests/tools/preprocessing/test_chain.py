@@ -1,4 +1,4 @@
-"""--ops as text: what is read, what is refused and how.
+"""Tests --ops as text: what is parsed, and the errors for everything else.
 
 Also tests arguments.py.
 """

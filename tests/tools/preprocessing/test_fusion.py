@@ -1,4 +1,4 @@
-"""A fused chain against the same chain step by step, which DALI's own operators compute."""
+"""Tests a fused chain against the same chain computed step by step by DALI's operators."""
 
 import numpy as np
 import PIL.Image
@@ -12,7 +12,7 @@ from tools.preprocessing import chain
 from tools.preprocessing.fusion import fuse
 from tools.preprocessing.preprocessor import Preprocessor
 
-# Height, width: either side shorter; sides that come out as half a pixel, and that the crop halves again.
+# Height, width: the height or the width is the shorter side; some sizes and crops are half pixels.
 SIZES = ((96, 171), (200, 131), (48, 51), (48, 50), (64, 64), (30, 200), (225, 40), (151, 97))
 CHAINS = (
     "resize:short=24 | crop:20x20",
@@ -23,11 +23,11 @@ CHAINS = (
     "decode:bgr | resize:short=40 | crop:31x40 | crop_mirror_normalize:mean=imagenet",
     "resize:short=24 | crop:20x23 | crop_mirror_normalize:mean=9,std=60/61/62 | layout:CHW",
 )
-ALONE = (  # what must stay as it is
+ALONE = (  # chains that must not be fused
     "",
     "resize:short=24",
     "crop:20x20",
-    "resize:short=24 | crop:25x20",  # an error where the image is narrow
+    "resize:short=24 | crop:25x20",  # an error if the image is narrow
     "resize:short=20..30 | crop:24x24",
     "resize:20x20 | crop:10x10",
     "resize:short=24,interp=nearest | crop:20x20",
@@ -42,7 +42,7 @@ ALONE = (  # what must stay as it is
 
 @pytest.fixture(scope="module")
 def source(tmp_path_factory):
-    """JPEGs, subsampled in each way and turned in each way, and every other format."""
+    """JPEGs with all subsamplings and all EXIF orientations, and images of all other formats."""
     directory = tmp_path_factory.mktemp("images")
     for seed, size in enumerate(SIZES * 3):
         exif = PIL.Image.Exif()
@@ -55,7 +55,7 @@ def source(tmp_path_factory):
 
 
 def images(source, ops, *, fused, api="pipeline"):
-    """In levels of the image, float32."""
+    """Returns the images of a chain, fused or not, in levels of the image, float32."""
     work = Preprocessor(source=source, ops=ops, batch_size=32)
     whole = chain.parse(ops)
     work.chain = fuse(whole) if fused else whole
@@ -71,7 +71,7 @@ def differences(ones, others):
 
 @pytest.mark.parametrize("ops", CHAINS)
 def test_pixels_are_those_of_the_steps(source, ops):
-    """Images of every format, EXIF and subsampling agree to one level of rounding."""
+    """Images of all formats, EXIF orientations and subsamplings agree to one level of rounding."""
     assert source.size > 75
     found = images(source, ops, fused=True)
     off = differences(images(source, ops, fused=False), found)
@@ -96,7 +96,7 @@ def test_a_preprocessor_decodes_only_a_part(source):
 
 
 def test_a_random_window_is_anywhere_and_as_large_as_asked(tmp_path):
-    """In a picture whose two channels hold the position of each pixel."""
+    """In the picture, two channels contain the position of each pixel."""
     y, x = np.mgrid[0:120, 0:240]
     ramp = np.stack([y * 2, x, 0 * x], axis=-1).astype(np.uint8)
     PIL.Image.fromarray(ramp).save(tmp_path / "a.png")

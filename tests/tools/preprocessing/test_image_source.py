@@ -1,4 +1,4 @@
-"""Every source names or leaves out unusable images; anything that is not a source is an error."""
+"""Every source reports or leaves out unusable images; anything that is not a source is an error."""
 
 import pytest
 
@@ -9,7 +9,7 @@ from tests.tools.preprocessing.reading import by_dynamic, by_pipeline, flat, key
 from tests.tools.preprocessing.source_writing import IMAGES, labels_of, write_case
 from tools.preprocessing.reading import Part
 
-# what the message calls it, where not by its name
+# (case, what the message calls the image if not by its name)
 CASES = [
     *((case, "") for case in ("files", "coco", "lmdb-caffe", "lmdb-caffe2", "webdataset")),
     ("external-function", "sample-2"),

@@ -1,4 +1,4 @@
-"""Every operator of --ops: equal in both of DALI's APIs, and equal to someone else's arithmetic.
+"""Tests every operator of --ops: equal in both of DALI's APIs, and equal to independent computations.
 
 Also tests apis.py.
 """
@@ -15,7 +15,7 @@ from tests.tools.preprocessing.reading import opened
 from tools.preprocessing.options import APIS
 from tools.preprocessing.preprocessor import Preprocessor
 
-# Operators without a random draw, beside those whose pixels are computed below.
+# Operators without random numbers, in addition to those whose pixels are computed below.
 FIXED = (
     "decode_region:rel_start=0.1/0.2,rel_shape=0.5/0.3 | resize:70x70,mode=not_smaller,interp=nearest",
     "warp_affine:angle=20,scale=1.2,shear=5/0,translate=3/-4,fill=114 | warp_affine:scale=0.5,size=50x60",
@@ -50,7 +50,7 @@ def by_api(source, ops, api, *, batch_size=2, seed=0):
 
 
 def run(source, ops):
-    """The images that come out of the pipeline; those of the Dynamic API are equal."""
+    """Returns the images of the pipeline; asserts that those of the Dynamic API are equal."""
     found, dynamic = (by_api(source, ops, api) for api in APIS)
     for a, b, _ in zip(found, dynamic, PICTURES, strict=True):
         assert a.dtype == b.dtype
@@ -65,18 +65,17 @@ def test_same_pixels_in_both_apis(source, ops):
 
 @pytest.mark.parametrize("ops", DRAWN)
 def test_draws_follow_the_seed(source, ops):
-    """In either API: the same again for the same seed, others for another, and not one draw for all."""
     for api in APIS:
         first, again, other = (by_api(source, ops, api, seed=seed) for seed in (5, 5, 6))
         assert all(np.array_equal(a, b) for a, b in zip(first, again, strict=True))
         assert not all(np.array_equal(a, b) for a, b in zip(first, other, strict=True))
 
 
-# --- someone else's arithmetic ---
+# --- independent computations ---
 
 
 def _pillow(image, size, filter_):
-    """In float32: of integers Pillow rounds between its two passes."""
+    """Resizes with Pillow in float32, because for integers Pillow rounds between its two passes."""
     channels = [PIL.Image.fromarray(channel) for channel in image.astype(np.float32).transpose(2, 0, 1)]
     channels = [channel.resize(size[::-1], filter_) for channel in channels]
     return np.clip(np.stack([np.asarray(channel) for channel in channels], axis=-1), 0, 255)
@@ -87,12 +86,12 @@ FILTERS = [("linear", "BILINEAR"), ("triangular", "BILINEAR"), ("cubic", "BICUBI
 
 @pytest.mark.parametrize(("interp", "filter_"), FILTERS)
 def test_resize_is_pillows(source, interp, filter_):
-    """Pillow's filters average over what an output pixel covers, too."""
+    """Pillow's filters, too, average over the area of an output pixel."""
     for found, image in zip(run(source, f"resize:20x30,interp={interp}"), PICTURES, strict=True):
         error = np.abs(found - _pillow(image, (20, 30), PIL.Image.Resampling[filter_]))
         assert found.shape == (20, 30, 3)
         assert error.mean() < 0.5
-        assert error.max() < 5  # beside the sharp corner: DALI's weights are looked up
+        assert error.max() < 5  # at the sharp corner: DALI reads its weights from a table
 
 
 @pytest.mark.parametrize("centered", [False, True])
@@ -109,7 +108,7 @@ def test_letterbox(source, centered):
 
 
 def middle(image):
-    """DALI rounds half a pixel up."""
+    """Returns the crop of 20 x 30 in the middle; DALI rounds half a pixel up."""
     top, left = ((side - crop + 1) // 2 for side, crop in zip(image.shape, (20, 30), strict=False))
     return image[top : top + 20, left : left + 30]
 
@@ -132,7 +131,7 @@ def mirrored(image):
     return (image[:30, 19::-1] - (1.0, 2, 3)) / 4
 
 
-EXPECTED = [  # ops, what they make of an image, tolerance
+EXPECTED = [  # ops, a function that computes the expected image, tolerance
     ("flip", lambda image: image[:, ::-1], 0),
     ("flip:horizontal=0,vertical=1", lambda image: image[::-1], 0),
     ("flip:vertical=1", lambda image: image[::-1, ::-1], 0),
@@ -169,7 +168,7 @@ def test_pixels_are_those_of_numpy_and_opencv(source, ops, expected, tolerance):
 
 
 def test_warp_affine(source):
-    """Turned about the centre like fn.rotate, scaled up, moved to the right and down."""
+    """It rotates about the centre like fn.rotate; positive translations go to the right and down."""
     for turned, rotated, moved, matrix, image in zip(
         run(source, "warp_affine:angle=25,fill=0"),
         run(source, "rotate:25,keep_size=1,fill=0"),
@@ -191,7 +190,7 @@ def test_warp_affine(source):
 
 
 def test_bgr_images_keep_their_colours(source):
-    """An operator is told which channel is which."""
+    """Each operator gets the order of the channels."""
     tolerances = {"color_twist:saturation=0.3,hue=40": 1, "crop_mirror_normalize:mean=imagenet": 0}
     for ops, tolerance in tolerances.items():
         for rgb, bgr in zip(run(source, ops), run(source, f"decode:bgr | {ops}"), strict=True):
@@ -203,7 +202,7 @@ def test_bgr_images_keep_their_colours(source):
 
 @pytest.fixture(scope="module")
 def many(tmp_path_factory):
-    """many(ops, api): 800 images, 4 x 8 with a ramp from left to right, whose pixels tell what was drawn."""
+    """many(ops, api) -> 800 images of 4 x 8 with a ramp from left to right, which shows random numbers."""
     directory = tmp_path_factory.mktemp("many")
     ramp = np.tile(np.arange(8, dtype=np.uint8)[:, None] * 20 + 30, (4, 1, 3))  # mean 100
     PIL.Image.fromarray(ramp).save(directory / "a.png")

@@ -1,4 +1,4 @@
-"""Outputs read back by NumPy, Pillow and tf.data; what is refused; nothing half-written stays."""
+"""Tests outputs, read again by NumPy, Pillow and tf.data; refused input; no unfinished files are left."""
 
 import collections
 import csv
@@ -24,13 +24,13 @@ EVERY_OUTPUT = ["x.npz", "x.npy", "x.png", "x.jpg", "pictures", "x.tfrecord"]
 
 
 def images(count, shape=(20, 31, 3), dtype=np.uint8):
-    """Images of which no two are alike, nor symmetric."""
+    """Returns images that are all different and not symmetric."""
     random = np.random.default_rng(3)
     return [random.integers(0, 256, shape).astype(dtype) for _ in range(count)]
 
 
 def samples(of, names=None, labels=None):
-    """The images `of` as samples, one at a time."""
+    """Returns the images `of` as samples, one at a time."""
     names = names or [f"{i}.jpg" for i in range(len(of))]
     rows = zip(names, labels or [-1] * len(of), of, strict=True)
     return (Sample(i, *row) for i, row in enumerate(rows))
@@ -41,7 +41,7 @@ def output(path, **options):
 
 
 def left(directory):
-    """All files below a directory, hidden ones too."""
+    """Returns all files below a directory, also hidden ones."""
     return sorted(p.relative_to(directory).as_posix() for p in directory.rglob("*") if not p.is_dir())
 
 
@@ -67,7 +67,7 @@ def test_an_npz_is_one_array_in_the_order_of_the_images(tmp_path, shape, dtype, 
 
 
 def test_images_are_not_gathered_in_memory(tmp_path):
-    """60 MB of images, two or three of which live at a time."""
+    """Of 60 MB of images, only two or three are in memory at a time."""
     of = (Sample(i, f"{i}.jpg", -1, np.full((1000, 1000, 3), i, np.uint8)) for i in range(20))
     tracemalloc.start()
     output(tmp_path / "x.npz").write(of, 20)
@@ -121,7 +121,7 @@ def test_a_directory_keeps_its_other_files(tmp_path):
 
 
 def test_a_sheet_shows_every_image_in_order(tmp_path):
-    """Nine images of one colour each stand in three rows of three."""
+    """Nine images, each of one colour, are in three rows of three."""
     colours = np.array([(25 * i, 255 - 20 * i, 30) for i in range(9)], np.uint8)
     of = [np.full((40, 40, 3), colour) for colour in colours]
     line = output(tmp_path / "x.png").write(samples(of), 9)
@@ -153,7 +153,7 @@ SHARDS = [(None, [5], "png", 0), (1, [5], "jpeg", 6), (2, [2, 3], "png", 0), (5,
 
 
 def columns_of(files):
-    """Key without "image/" -> its values in all records."""
+    """Returns {key without "image/": its values in all records}."""
     columns = collections.defaultdict(list)
     for record in tf.data.TFRecordDataset(files):
         features = tf.train.Example.FromString(record.numpy()).features.feature
@@ -165,7 +165,7 @@ def columns_of(files):
 @pytest.mark.parametrize(("num_shards", "sizes", "image_format", "tolerance"), SHARDS)
 def test_tf_data_reads_what_was_written(tmp_path, num_shards, sizes, image_format, tolerance):
     """Shards are equal parts, in the order of the images, each with its index."""
-    of = [np.repeat(RAMP + np.uint8(20 * i), 40 + i, axis=1) for i in range(5)]  # smooth, as JPEG likes it
+    of = [np.repeat(RAMP + np.uint8(20 * i), 40 + i, axis=1) for i in range(5)]  # smooth, for JPEG
     options = {"has_labels": True, "label_names": {0: "cat", 1: "dog"}, "image_format": image_format}
     out = output(tmp_path / "x.tfrecord", output_shards=num_shards, **options)
     out.write(samples(of, NAMES, [0, 1, -1, 5, 0]), 5)
@@ -197,12 +197,12 @@ def test_without_labels_records_have_none(tmp_path):
     assert columns_of([f"{tmp_path}/x.tfrecord"]).keys() == names
 
 
-# --- nothing half-written stays ---
+# --- no unfinished files are left ---
 
 
 @pytest.mark.parametrize("name", EVERY_OUTPUT)
 def test_an_interruption_or_a_full_disk_leaves_nothing(tmp_path, name):
-    """No file of this process may be longer than 64 KB: the system's own way to refuse a write (EFBIG)."""
+    """Files of this process are limited to 64 KB, so the system itself refuses a write (EFBIG)."""
 
     def until_the_third():
         yield from samples(images(2))
@@ -283,7 +283,7 @@ def test_a_directory_may_have_a_dot_in_its_name(tmp_path):
 
 
 def test_a_place_that_cannot_be_written_is_one_line(tmp_path):
-    """Not even root can make files in /proc, or in the place of a directory."""
+    """Even root cannot make a file in /proc, or where a directory is."""
     (tmp_path / "0.png").mkdir()
     places = {"/proc/self/x.npz": "", "/proc/self/pictures": "pictures: ", tmp_path: r"0\.png: "}
     for path, where in places.items():

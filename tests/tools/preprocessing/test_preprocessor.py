@@ -1,4 +1,4 @@
-"""A source and a chain at work: every image once, resumed exactly, in TensorFlow, and what goes wrong."""
+"""Tests a source with a chain: every image once, exact resuming, TensorFlow, and errors."""
 
 import itertools
 
@@ -49,7 +49,7 @@ def test_shards_share_the_images(source, api):
 
 @BOTH_APIS
 def test_samples_begin_anew_each_time(source, api):
-    """Independent of what was read before: of 5 images this shard has 2, and the other a batch more."""
+    """Earlier reading has no effect. Of 5 images this shard has 2, and the other one a batch more."""
     work = Preprocessor(source=source, ops="resize:8x8", batch_size=2, num_shards=2)
     first = read(work, api)
     assert read(work, api) == first
@@ -67,7 +67,7 @@ def test_ranks_draw_differently(tmp_path):
 
 
 def test_a_pipeline_goes_on_where_it_was_and_the_dataset_is_the_pipeline(source):
-    """Order and draws: three batches, then the rest from the checkpoint, as if never interrupted."""
+    """Order and random numbers: the batches after a checkpoint are those of an uninterrupted run."""
     options = {"source": source, "ops": RANDOM, "batch_size": 2, "training": True, "seed": 4}
     pipeline = Preprocessor(**options).pipeline
     begun = [pipeline.run() for _ in range(3)]
@@ -90,7 +90,7 @@ def test_the_dynamic_api_goes_on_for_epochs(source):
 
 @pytest.mark.parametrize("case", ["tfrecord", "lmdb-caffe", "webdataset", "external-function"])
 def test_tensorflow_gets_every_source(tmp_path, case):
-    """What Python reads comes by a generator, all else by DALIDataset."""
+    """Sources that Python reads use a generator, all others DALIDataset."""
     kind, path, _, _ = write_case(case, tmp_path)
     options = {"source": opened(kind, path), "batch_size": COUNT}
     for images, labels in Preprocessor(ops="pad:16x12,fill=9", **options).dataset().take(2):
@@ -143,5 +143,5 @@ def test_on_a_gpu_the_pixels_are_the_same(source, api):
     on_cpu = Preprocessor(source=source, ops=ops).samples()
     on_gpu = Preprocessor(source=source, ops=ops, device="gpu", device_id=0).samples(api)
     for a, b in zip(on_cpu, on_gpu, strict=True):
-        # Rounding: PNG is lossless, so decoding is equal.
+        # Only rounding differs: PNG is lossless, so decoding is equal.
         np.testing.assert_allclose(a.image, b.image, atol=3 / 57)

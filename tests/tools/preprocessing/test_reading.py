@@ -1,4 +1,4 @@
-"""Every source: the same images from both APIs and from Python, in parts, in order and shuffled."""
+"""Tests every source: both APIs and Python read the same images, in parts, in order and shuffled."""
 
 import collections
 import functools
@@ -16,7 +16,7 @@ from tools.preprocessing.reading import Part
 
 @pytest.fixture(scope="module")
 def written(tmp_path_factory):
-    """written(case): the source of seven images, opened once, and the names that it should have."""
+    """written(case) -> the source of seven images, opened once, and the names that it should have."""
 
     @functools.cache
     def of(case):
@@ -27,7 +27,7 @@ def written(tmp_path_factory):
 
 
 def expected(case):
-    """All samples, in order."""
+    """Returns all samples, in order."""
     images = [np.frombuffer(image, np.uint8) for image in IMAGES]
     if case == "numpy":
         images = [pixels(number) for number in range(COUNT)]
@@ -42,7 +42,7 @@ def test_what_is_said_of_the_images(written, case):
     assert source.labels.dtype == np.int32 and source.labels.tolist() == labels_of(case)
     assert source.label_names == ({0: "a", 1: "b ü"} if case == "files" else {})
     assert source.is_decoded == (case == "numpy")
-    # Python reads only what DALI cannot.
+    # Python reads only sources that DALI cannot read.
     assert (source.reader is None) == case.startswith("external")
     loaded = zip(map(source.load, range(COUNT)), source.labels, strict=True)
     assert keys(loaded) == expected(case)
@@ -50,7 +50,7 @@ def test_what_is_said_of_the_images(written, case):
 
 @pytest.mark.parametrize("case", WRITERS)
 def test_every_image_once_in_order_by_both_apis(written, case):
-    """Two shards have 3 and 4 images: both give two batches of three, the last image repeated, for ever."""
+    """Two shards have 3 and 4 images: both repeat two batches of three, which repeat the last image."""
     for shard_id, (begin, end) in enumerate([(0, 3), (3, 7)]):
         call = Part(written(case)[0], shard_id=shard_id, num_shards=2)
         assert (call.begin, call.size) == (begin, end - begin)
@@ -65,7 +65,7 @@ def test_every_image_once_in_order_by_both_apis(written, case):
 @pytest.mark.parametrize("case", [case for case in WRITERS if case != "external-generator"])
 def test_training_goes_through_all_images_in_a_new_order_each_epoch(written, case):
     source, _ = written(case)
-    passed_on = case.startswith("lmdb")  # its readers pass their parts on
+    passed_on = case.startswith("lmdb")  # LMDB readers take the next shard in each epoch
     epochs = [[] for _ in range(3)]
     for shard_id in range(2):
         call = Part(source, shard_id=shard_id, num_shards=2, training=True, seed=5)
@@ -106,7 +106,7 @@ def test_a_pipeline_goes_on_where_it_was_and_a_graph_reads_the_same(written, tmp
     assert [keys(run(resumed)) for _ in range(4)] == rest
 
     kind, path, _, _ = write_case(case, tmp_path)
-    # With checkpointing, DALI 2.4 permutes later epochs otherwise.
+    # With checkpointing, DALI 2.4 shuffles later epochs differently.
     graph = dali.Pipeline(3, 1, None, enable_checkpointing=True)
     with graph:
         graph.set_outputs(*Part(open_image_source(kind, path), **part).in_graph("mine"))

@@ -1,4 +1,4 @@
-"""What is a picture, and file names made of any names."""
+"""Tests what counts as a picture, and file names that are made from any names."""
 
 import numpy as np
 import pytest
@@ -36,8 +36,8 @@ def test_what_is_no_picture_is_told_with_the_remedy(shape, dtype, layout, told):
 def test_files_are_named_after_their_sources():
     names = {
         "cats/a.jpg": "cats/a.png",
-        "cats/a.webp": "cats/a-2.png",  # one stem
-        "cats/a-2.jpg": "cats/a-2-2.png",  # whose name is taken
+        "cats/a.webp": "cats/a-2.png",  # the same stem
+        "cats/a-2.jpg": "cats/a-2-2.png",  # this name is taken
         "日本/übung.tiff": "日本/übung.png",
         "n01440764_10026": "n01440764_10026.png",  # a record's key
         "video.0001": "video.0001.png",

@@ -1,4 +1,4 @@
-"""Reports on data that are made up."""
+"""Reports on invented data."""
 
 import numpy as np
 

@@ -1,4 +1,4 @@
-"""What anchors match, miss and lose, counted again with the encoder of the loaders, image by image.
+"""Tests the numbers of matched, missed and lost boxes against the loaders' encoder, image by image.
 
 Also tests efficientdet/anchor_templates.py.
 """
@@ -26,7 +26,7 @@ def ends_of_levels(anchors):
 
 
 def by_the_encoder(truth, anchors, max_instances):
-    """The same numbers from encode_boxes_tf on dense tensors, in a loop over images."""
+    """Computes the numbers of the report with encode_boxes_tf, in a loop over images."""
     levels = np.zeros((3, len(anchors.levels)), int)  # reached, best, positives
     num = {"unreached": 0, "lost": 0, "over_limit": 0}
     targets, ends = truth.target_boxes, ends_of_levels(anchors)
@@ -38,7 +38,7 @@ def by_the_encoder(truth, anchors, max_instances):
         place = np.float32((0, 0, *fit(height, width, anchors.image_size)))
         mine = slice(targets.row_splits[i], targets.row_splits[i + 1])
         boxes = np.asarray(boxes_to_letterbox(targets.boxes[mine], place, anchors.image_size))
-        numbers = tf.range(1, len(boxes) + 1)  # as labels: each box is known again
+        numbers = tf.range(1, len(boxes) + 1)  # as labels, which identify the boxes
         encoded = encode_boxes_tf(boxes, numbers, anchors, max_instances)
         kept = encoded.classes.numpy()[encoded.classes.numpy() >= 0]
         owners = np.concatenate([of.numpy().ravel() for of in encoded.class_targets])
@@ -55,7 +55,7 @@ def by_the_encoder(truth, anchors, max_instances):
 
 @pytest.mark.parametrize(("anchors", "most_boxes", "largest"), [(SQUARE, 12, 0.9), (WIDE, 150, 0.15)])
 def test_everything_is_what_the_encoder_does(monkeypatch, anchors, most_boxes, largest):
-    """Where anchors are square, and where they are wide and boxes crowded."""
+    """Tests square anchors, and wide anchors with crowded boxes."""
     monkeypatch.setattr(anchor_report, "_BOXES_AT_ONCE", 7)
     rng = np.random.default_rng(0)
     truth = random_annotations(rng, 10, most_boxes, num_classes=4, smallest=0.01, largest=largest)
@@ -94,7 +94,7 @@ def test_boxes_that_lose_to_an_identical_one_are_missed():
 
 
 def test_what_training_drops_is_counted():
-    """At most max_instances boxes, of 1 pixel of the network at least: here 1.5 pixels are 0.96."""
+    """It drops boxes over max_instances, and boxes under 1 pixel of the input: here 1.5 pixels are 0.96."""
     rows = [(0, 0, 5 * i, 5, 20 + i, 30) for i in range(9)] + [(1, 1, 10, 10, 1.5, 60)]
     truth = annotations([(200, 200)] * 2, rows)
     for options, counts in (({"max_instances": 6}, (3, 1)), ({"min_box_size": 0.9}, (0, 0))):
@@ -116,7 +116,7 @@ def test_without_a_box(rows):
 
 def test_the_nearest_anchor_of_each_kind_overlaps_most():
     boxes = np.concatenate(hard_images(np.random.default_rng(9), WIDE))
-    boxes = boxes[(boxes[:, 2:] - boxes[:, :2]).min(axis=1) > 1e-3]  # of less, float32 knows little
+    boxes = boxes[(boxes[:, 2:] - boxes[:, :2]).min(axis=1) > 1e-3]  # smaller ones are inexact in float32
     levels = np.split(overlaps(boxes, WIDE), ends_of_levels(WIDE)[:-1], axis=1)
     by_kind = [of.reshape(len(boxes), -1, WIDE.anchors_per_location).max(axis=1) for of in levels]
     found = anchor_report.template_iou(boxes, WIDE)
@@ -130,7 +130,7 @@ def test_other_scales_are_tried():
     assert list(report.fits) == [1.0, 1.5, 2.0, 2.5, 3.0, 3.5, 4.0, 5.0, 6.0, 8.0]
     best = max(report.fits, key=lambda scale: report.fits[scale].reached)
     assert best < 3 and report.fits[best].mean_iou > report.fits[3.5].mean_iou + 0.02
-    # training with that scale really does better on all
+    # anchors of that scale miss fewer of all boxes
     again = anchor_report.examine(truth, dataclasses.replace(given, anchor_scale=best))
     assert again.fits[best] == report.fits[best]
     assert len(again.unreached) == round((1 - again.fits[best].reached) * 5) < len(report.unreached)

@@ -1,4 +1,4 @@
-"""One data set, or two together: what is printed and written, of sound data and of faulty.
+"""Tests what is printed and written for one data set or two, for valid and for faulty data.
 
 Also tests tools/check_data.py.
 """
@@ -12,7 +12,7 @@ from tools.report import check_and_report
 
 
 def test_two_sound_data_sets(drawn, drawn_records, tmp_path, capsys):
-    """A COCO json and TFRecords; the report of the second has another name."""
+    """A COCO json and TFRecords; the second report gets another name."""
     data = DataFlags(str(drawn / "images"), str(drawn / "instances.json"))
     evaluation = DataFlags(file_pattern=f"{drawn_records}-*.tfrecord")
     report = tmp_path / "a.html"
@@ -29,7 +29,7 @@ def test_two_sound_data_sets(drawn, drawn_records, tmp_path, capsys):
 
 
 def test_faults_alone_make_a_page(tmp_path):
-    """Reports of two data sets; without figures of data that cannot be used."""
+    """The page reports both data sets; data that cannot be used have no figures."""
     (tmp_path / "a.json").write_text('{"images": [], "annotations": [], "categories": [}')
     (tmp_path / "b.json").write_text("")
     data = [DataFlags(str(tmp_path), str(tmp_path / f"{name}.json")) for name in "ab"]

@@ -1,4 +1,4 @@
-"""The figures show the numbers of the report, and can be drawn of extreme data."""
+"""Tests that figures show the numbers of the report, and that extreme data can be drawn."""
 
 import numpy as np
 import pytest
@@ -27,7 +27,7 @@ def test_figures_of_extreme_data(case):
 
 
 def drawn(title, report):
-    """The axes of one panel."""
+    """Draws one panel; returns its axes."""
     axes = Figure().subplots()
     figures.PANELS[title](axes, *report)
     return axes
@@ -54,7 +54,7 @@ def test_bars_are_the_numbers_of_the_report():
 
 
 def test_classes_are_named_where_there_is_room_and_rare_ones_are_seen():
-    """More than a hundred times as many boxes of one class need a logarithmic axis."""
+    """With more than a hundred times as many boxes of one class, the axis is logarithmic."""
     rows = [(0, 0, 1, 1, 9, 9)] * 101 + [(0, 1, 1, 1, 9, 9)]
     axes = drawn("boxes of each class", report_of(annotations([(90, 80)], rows, ["x" * 40, "dog"])))
     assert [label.get_text() for label in axes.get_xticklabels()] == ["x" * 11 + "…" + "x" * 10, "dog"]

@@ -1,4 +1,4 @@
-"""The report as a page: all is in it, it needs nothing else, no data are taken for markup."""
+"""Tests the page of the report: it is complete, needs no other file, and no data become markup."""
 
 import base64
 import dataclasses
@@ -20,7 +20,7 @@ PICTURE = np.zeros((9, 9, 3), np.uint8)
 
 
 class ParsedPage(html.parser.HTMLParser):
-    """Tags with their attributes, the text outside of style, and whether all tags are closed in order."""
+    """Collects tags with attributes, and the text outside of style; tags must be closed in order."""
 
     def __init__(self, content):
         super().__init__()

@@ -1,4 +1,4 @@
-"""The sheet of images with their boxes: which images, where the boxes are, and files that cannot be read."""
+"""Tests the sheet of images: which images, where the boxes are, and files that cannot be read."""
 
 import numpy as np
 
@@ -27,7 +27,7 @@ def test_boxes_are_drawn_where_they_are(monkeypatch):
     sheet = pictures.sheet(truth, lambda row: black)
     assert sheet.shape == (400, 3 * 466, 3)
     rows, columns = np.nonzero((sheet == np.array(drawing.class_colour(1))).all(axis=-1))
-    # shown at half its size, below a caption of 24
+    # shown at half size, below a caption of 24 pixels
     assert (columns.min(), columns.max() + 1, rows.min() - 24, rows.max() + 1 - 24) == (115, 345, 75, 225)
 
 

@@ -1,4 +1,4 @@
-"""Numbers of data sets, counted again by pycocotools, by NumPy and by hand."""
+"""Tests the numbers of data sets against pycocotools, NumPy, and counts by hand."""
 
 import time
 
@@ -12,11 +12,11 @@ from tools.report.statistics import describe
 
 
 def test_areas_and_classes_are_those_of_pycocotools_on_coco128(coco128):
-    """Here the areas are of outlines, and there are crowds and classes without boxes."""
+    """In COCO128 areas are those of outlines, and there are crowds and classes without boxes."""
     found = describe(load_coco(coco128 / "instances.json", None))
     coco = COCO(str(coco128 / "instances.json"))
     ranges = {"small": (-0.5, 32**2), "medium": (32**2 - 1e-9, 96**2), "large": (96**2 - 1e-9, 1e10)}
-    for size, area_range in ranges.items():  # getAnnIds leaves both limits out
+    for size, area_range in ranges.items():  # getAnnIds excludes both limits
         assert found.by_area[size] == len(coco.getAnnIds(areaRng=area_range, iscrowd=False)), size
     for of in found.classes:
         ids = coco.getAnnIds(catIds=[of.category_id], iscrowd=False)
@@ -28,7 +28,7 @@ def test_areas_and_classes_are_those_of_pycocotools_on_coco128(coco128):
 
 
 def test_shapes_by_hand():
-    """The fourth box is clipped: it counts with what is left of it.
+    """The fourth box is clipped: only its part inside the image counts.
 
     A crowd, a box without area and a box outside its image do not count.
     """

@@ -1,4 +1,4 @@
-"""The report as text: known numbers are in it, it fits a terminal, and what stops training comes first."""
+"""Tests the report as text: it has known numbers, fits a terminal, and begins with what stops training."""
 
 import re
 

@@ -1,4 +1,4 @@
-"""TFRecord, RecordIO and WebDataset: odd but sound contents are read, all else is refused in a line."""
+"""Tests TFRecord, RecordIO and WebDataset: unusual valid content is read, all else is a one-line error."""
 
 import os
 import struct
@@ -65,7 +65,7 @@ MAGIC = [writing.png(i, extra=bytes(i) + writing.RECORDIO_MAGIC * i + b"end") fo
 
 
 def test_records_in_parts(tmp_path):
-    """The magic number at every distance, some of them at multiples of four bytes."""
+    """The images contain the magic number at all distances, also at multiples of four bytes."""
     path = rec(tmp_path / "x.rec", *(writing.image_record(image, i) for i, image in enumerate(MAGIC)))
     assert path.read_bytes().count(writing.RECORDIO_MAGIC) > COUNT + 5
     check(opened("recordio", path), MAGIC, list(range(COUNT)))

@@ -1,4 +1,4 @@
-"""Trees, lists and NumPy files: what is found, in which order, with which label, and what is refused.
+"""Tests trees, lists and NumPy files: which images are found, their order and labels, refused input.
 
 Also tests base.py.
 """

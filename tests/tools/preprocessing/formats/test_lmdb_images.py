@@ -1,4 +1,4 @@
-"""LMDB of Caffe and Caffe2: sound contents of any form are read, all else is refused in a line."""
+"""Tests LMDB of Caffe and Caffe2: valid content of any form is read, all else is a one-line error."""
 
 import os
 
@@ -23,7 +23,7 @@ FORMS = [
     (datum, NEGATIVE),
     (writing.labelled_tensors, NEGATIVE),
     (lambda image, label: tensors(image, tensor("float", label)), LABELS),
-    (lambda image, label: writing.message((4, image), (5, label)), LABELS),  # not said to be encoded
+    (lambda image, label: writing.message((4, image), (5, label)), LABELS),  # without the field `encoded`
 ]
 
 
@@ -35,7 +35,7 @@ def test_dali_reads_labels_of_every_form_by_directory_or_file(tmp_path, make, la
 
 
 ODD = [
-    (datum(IMAGES[3]), -1),  # DALI would hand on the label before
+    (datum(IMAGES[3]), -1),  # DALI would return the previous label
     (tensors(IMAGES[3], tensor("int32", 6)), 6),
     (tensors(IMAGES[3], tensor("float", 6.0)), 6),
     (tensors(IMAGES[3], tensor("int32", 6, 7)), -1),
@@ -50,7 +50,7 @@ def test_python_reads_values_of_several_forms(tmp_path, odd, label):
 
 @pytest.mark.parametrize("numbers", [[tensor("int64", 6)], [tensor("int32", 6), tensor("int32", 1, 2, 3, 4)]])
 def test_python_reads_what_dali_would_misread_even_if_all_are_alike(tmp_path, numbers):
-    """A label of 64 bits, a box; and a file of another name, for DALI knows directories only."""
+    """A label of 64 bits, a box, and a file of another name, because DALI opens only directories."""
     path = values(tmp_path, tensors(IMAGES[0], *numbers))
     check(opened("lmdb", path), IMAGES[:1], [6], by_python=True)
     values(tmp_path / "b", datum(IMAGES[0], 6))
@@ -91,7 +91,7 @@ ENDS = [
 
 @pytest.mark.parametrize(("end", "said"), ENDS)
 def test_a_truncated_lmdb_is_refused(tmp_path, end, said):
-    """LMDB maps its file: to read behind its end would kill this process, and DALI's, by SIGBUS."""
+    """LMDB maps its file: reading beyond the end would kill this process, and DALI's, by SIGBUS."""
     path = values(tmp_path, *map(datum, IMAGES * 9, LABELS * 9))
     assert opened("lmdb", path).size == 63
     os.truncate(f"{path}/data.mdb", end if end > 0 else os.path.getsize(f"{path}/data.mdb") + end)
@@ -101,7 +101,7 @@ def test_a_truncated_lmdb_is_refused(tmp_path, end, said):
 def test_a_damaged_page_of_an_lmdb_is_said(tmp_path):
     path = values(tmp_path, *map(datum, IMAGES * 9, LABELS * 9))
     content = bytearray((tmp_path / "data.mdb").read_bytes())
-    for kind in range(2 * 4096 + 10, len(content), 4096):  # of each page behind the two of the header
+    for kind in range(2 * 4096 + 10, len(content), 4096):  # in each page after the two of the header
         content[kind : kind + 2] = b"\x08\x00"
     (tmp_path / "data.mdb").write_bytes(content)
     refused("lmdb", path, r"data\.mdb cannot be read as LMDB \(.*\): copy or write it again")
