@@ -108,7 +108,7 @@ def test_ranks_meet_where_the_hosts_own_name_means_nothing(tmp_path):
     rename = 'echo nowhere.invalid >/proc/sys/kernel/hostname; exec "$@"'
     own_name = ["unshare", "--uts", "sh", "-c", rename, "sh"]
     if subprocess.run([*own_name, "true"], capture_output=True).stderr:
-        pytest.skip("only root may name a host")
+        pytest.skip("only root can change the host name")
     script = tmp_path / "meet.py"
     script.write_text(
         "import socket\nimport horovod.tensorflow as hvd\nhvd.init()\n"

@@ -68,7 +68,7 @@ def test_help_shows_the_most_used_flags_first(app, command):
 
 
 def heavy_imports(*command: str) -> set[str]:
-    """Which of TensorFlow, Keras and DALI a command imports."""
+    """Returns which of TensorFlow, Keras and DALI a command imports."""
     program = [sys.executable, "-X", "importtime", *command]
     done = subprocess.run(program, cwd=ROOT, capture_output=True, text=True)
     imported = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
@@ -80,7 +80,7 @@ def test_commands_import_neither_tensorflow_nor_dali_before_they_know_their_flag
     programs += ["tools/describe_weights.py", "tools/replay_step.py", "tools/bench.py"]
     modules = [name.removesuffix(".py").replace("/", ".") for name in programs]
     assert len(modules) > 20
-    modules = [name for name in modules if not name.endswith("train")]  # imports them after its flags
+    modules = [name for name in modules if not name.endswith("train")]  # train.py does so after its flags
     assert heavy_imports("yolov4/train.py", "--help") == set()
     assert heavy_imports("-c", f"import {', '.join(modules)}") == set()
 

@@ -60,7 +60,7 @@ def test_batches_are_made_and_stay_on_the_gpu(feed):
 @pytest.mark.gpu
 def test_nothing_returns_to_the_host_between_loader_and_loss(app, feed, config):
     if app.name == "yolov4":
-        pytest.skip("the host asks for a number of boxes: it decides when a loop of the loss ends")
+        pytest.skip("the host reads a number of boxes, which decides when a loop of the loss ends")
     images, targets = next(feed("dali_gpu"))
     with tf.device("/gpu:0"):
         model = build_model(app.model_name, NUM_CLASSES, config=config)

@@ -99,7 +99,7 @@ def kills(directory: pathlib.Path, rounds: int, seed: int = 0) -> list[str]:
         victim.start()
         its.close()
         found = ours.recv()
-        assert found in (finished, finished + 1), f"{finished} was saved and {found} was found"
+        assert found in (finished, finished + 1), f"step {finished} was saved, but step {found} was found"
         for _ in range(draw.randint(1, 4)):
             finished, seconds = ours.recv()
         time.sleep(draw.random() * seconds)
@@ -172,7 +172,7 @@ def _save_on(disk: pathlib.Path, rounds: int, seed: int) -> None:
         filler.write_bytes(bytes(max(shutil.disk_usage(disk).free - free, 0)))
         assert not subject.saved.save()
         found_step = Subject(run).restore()
-        assert found_step == step - 1, f"{step - 1} was saved and {found_step} was found"
+        assert found_step == step - 1, f"step {step - 1} was saved, but step {found_step} was found"
         print(f"{free / size:4.0%} of the room for step {step}: it failed, found step {found_step}")
         filler.unlink()
         assert subject.saved.save()  # later saves work again
