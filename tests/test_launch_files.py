@@ -219,7 +219,7 @@ def test_slurm_says_what_is_missing(cluster):
 
 
 def test_the_pattern_for_signals_finds_the_ranks_alone(tmp_path):
-    """It does not find horovodrun, its helpers and shells, whose command lines contain train.py, too."""
+    """The pattern does not match horovodrun, its helpers and shells, whose commands contain train.py, too."""
     assert RANKS_PATTERN in MPIJOB.read_text() and RANKS_PATTERN in PAGES["distributed"]
     script = tmp_path / "train.py"
     script.write_text("import signal; print('ready', flush=True); signal.pause()")

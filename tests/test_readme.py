@@ -102,7 +102,7 @@ def check_flags(words: list[str], on_a_page: bool = True) -> None:
     program, arguments = program_of(words)
     fv = known_flags(program)
     left = fv([program, *arguments])[1:]
-    assert not left or program == "tools/describe_weights.py", left  # its arguments are files
+    assert not left or program == "tools/describe_weights.py", left  # this program's arguments are files
     if on_a_page and program.endswith("/train.py") and not fv.help:
         check_recipe(words, fv)
     for file in fv.flagfile:
@@ -154,7 +154,7 @@ def test_other_commands_are_known():
 
 @pytest.mark.parametrize("name", PAGES)
 def test_flags_in_the_text_exist(name, capsys):
-    """They may be flags of any program of this project, of horovodrun, or of a few others."""
+    """Flags may be those of any program of this project, of horovodrun, or of a few others."""
     programs = [*sorted({program_of(words)[0] for words in PROGRAMS.values()}), "tools/copy_app.py"]
     known = {flag for program in programs for flag in known_flags(program)}
     with mock.patch.object(sys, "argv", ["horovodrun", "--help"]), pytest.raises(SystemExit):

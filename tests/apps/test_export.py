@@ -82,7 +82,7 @@ def _last_layers(app, model, raw):
 
 @pytest.fixture(scope="module")
 def by_weights(app, decided, command, drawn, tmp_path_factory):
-    """Metrics and detections of the weights with the exported NMS, ordered by image id and score."""
+    """Metrics and detections of the weights with the NMS of the exports, ordered by image id and score."""
     directory = tmp_path_factory.mktemp("by_weights")
     name = "hard" if app.name == "efficientdet" else "greedy"
     flags = [f"--weights={decided}", f"--output_dir={directory}", f"--hparams=nms_method={name}"]

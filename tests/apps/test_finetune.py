@@ -134,7 +134,7 @@ def test_freeze_keeps_the_named_layers_still(app, heads, earlier):
 
 @either_app
 def test_frozen_batch_norms_normalise_with_what_they_had(app):
-    """Also in a training step with the fused kernel, the output for an image does not depend on its batch."""
+    """The output for an image does not depend on its batch, even in a training step with the fused kernel."""
     model, _ = build(app, 3)
     fine_tuning.freeze(model, "^backbone")
     layers = [layer for layer in model.layers if isinstance(layer, BatchNormalization)]

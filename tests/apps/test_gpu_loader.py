@@ -157,7 +157,7 @@ def test_on_a_gpu_images_are_decoded_whole_with_the_sizes_of_the_data(operators)
 
 
 def test_no_argument_of_a_gpu_operator_is_a_constant_on_the_gpu(operators):
-    """Such a constant would be copied, with a wait, in every batch. The first input is the data."""
+    """A constant would be copied, with a wait, in every batch. The first input is the data."""
     for name, device, _, inputs in operators():
         if device == "gpu" and name == "Slice":
             assert "gpu" not in inputs[1:], name

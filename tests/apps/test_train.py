@@ -75,7 +75,7 @@ def test_the_flag_file_of_a_run_repeats_it(trained, command, tmp_path, capfd):
 
 
 def test_another_run_is_refused_and_overwrites_nothing(app, trained, tiny_train, drawn, tmp_path):
-    """The same holds with --overwrite, if another flag is wrong."""
+    """Even with --overwrite nothing is overwritten if another flag is wrong."""
     copy = shutil.copytree(trained, tmp_path / "copy")
     said = refusal(tiny_train, drawn, copy, "--batch_size=2")
     assert re.search("batch_size was 4 and is now 2.*--overwrite", said)

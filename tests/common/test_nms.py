@@ -72,12 +72,12 @@ def suppress_numpy(boxes, scores, classes, method, **changes):
 @pytest.mark.parametrize(("num_classes", "max_detections", "beta"), [(1, 400, 0.6), (5, 20, 1), (80, 400, 4)])
 @METHODS
 def test_equals_brute_force(method, num_classes, max_detections, beta):
-    """Includes best boxes without area, and images without a score above the threshold."""
+    """In some images the best boxes have no area, and in some no score is above the threshold."""
     changes = {"method": method, "num_classes": num_classes, "max_detections": max_detections, "beta": beta}
     boxes, scores, classes = random_candidates(batch_size=4, num_classes=num_classes)
     boxes[:, :3] = [[0.5, 0.5, 0.5, 0.5], [0.5, 0.5, 0.5, 0.5], [0.5, 0.1, 0.5, 0.9]]
     scores[:, :3], classes[:, :3] = 1, 0
-    if method == "gaussian":  # it computes scores, and rounding could change the order of equal ones
+    if method == "gaussian":  # Soft-NMS changes scores: rounding could reorder equal ones
         scores += np.arange(300, dtype=np.float32) * 1e-5
     scores[1], scores[3] = SETTINGS["score_threshold"], 0
     actual = run(boxes, scores, classes, **changes)

@@ -131,7 +131,7 @@ def test_compressed_gradients_come_back_as_float32_with_the_precision_of_float16
         for half, full in zip(seen["squeezed"], seen["full"], strict=True):
             np.testing.assert_allclose(half, full, rtol=2**-10)
         first = np.array(seen["squeezed"][0])
-        assert (first != seen["full"][0]).all()  # it was sent as float16
+        assert (first != seen["full"][0]).all()  # the gradient was sent as float16
         assert (first.astype(np.float16) == first).all()
 
 

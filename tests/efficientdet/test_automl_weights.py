@@ -274,7 +274,7 @@ def test_command_keeps_cocos_80(files, variables, tmp_path, capsys):
 
 
 def test_command_takes_a_label_map(files, tmp_path, monkeypatch, small_d0):
-    monkeypatch.setattr("efficientdet.model.build_model", lambda *_, **__: small_d0)  # it has three classes
+    monkeypatch.setattr("efficientdet.model.build_model", lambda *_, **__: small_d0)  # has three classes
     given = [*SMALL, f"--weights={files['h5']}", f"--label_map={tmp_path}/map.json"]
     LabelMap((1, 2, 90), ("one", "two", "ninety")).save(tmp_path / "map.json")
     command(*given, f"--output={tmp_path}/three.weights.h5")

@@ -110,7 +110,7 @@ def test_a_copy_without_the_data_check_opens_data_plainly(minimal):
 
 
 def test_the_minimal_copy_is_a_project(minimal, tmp_path):
-    """Its Makefile draws data, trains two steps, evaluates and infers."""
+    """The copy's Makefile draws data, trains two steps, evaluates and infers."""
     _, project, _ = minimal
     (tmp_path / ".ready").touch()  # the test's environment is used
     small = "DEMO_FLAGS=--epochs=1 --image_size=64 --batch_size=4 --steps_per_epoch=2"

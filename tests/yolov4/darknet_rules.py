@@ -10,7 +10,7 @@ import numpy as np
 
 
 def darknet_axis(side, other_side, out, other_out, first_draw, last_draw, keep_aspect):
-    """Returns (start, length) of the window and of its place for one axis, in pixels: load_data_detection."""
+    """Returns (start, length) of the window and its place on one axis, in pixels, as load_data_detection."""
     before, after = side * first_draw, side * last_draw  # pleft and pright
     if keep_aspect:
         missing = other_side * out / other_out - side  # missing to the network input's shape
@@ -26,7 +26,7 @@ def darknet_axis(side, other_side, out, other_out, first_draw, last_draw, keep_a
 
 
 def darknet_mosaic(canvases, sources, cut_y, cut_x):
-    """Follows load_data_detection with use_mixup == 3, but clips boxes to tiles: (image, boxes, labels)."""
+    """As load_data_detection with use_mixup == 3, but boxes are clipped; returns (image, boxes, labels)."""
     height, width = canvases[0][0].shape[:2]
     out = np.zeros_like(canvases[0][0])
     all_boxes, all_labels = [], []

@@ -119,7 +119,7 @@ def test_gradients_against_central_differences(config):
 
 
 def test_box_gradients_are_darknets_deltas():
-    """They are those of dx_box_iou for boxes that overlap, contain each other or lie apart."""
+    """The deltas are those of dx_box_iou for boxes that overlap, contain each other or lie apart."""
     rows = [*BOXES, (0.51, 0.51, 0.53, 0.55, 0)]
     targets = make_targets([rows, []])
     boxes, classes = targets["boxes"][0].numpy().astype(float), targets["classes"][0].numpy()
@@ -154,7 +154,7 @@ def box_gradients(heads, targets, config, **more):
 
 @pytest.mark.parametrize("config", [WEIGHTED, TINY], ids=["weighted", "tiny"])
 def test_max_delta_limits_each_box_before_anything_multiplies_it(config):
-    """It does not limit the sum of boxes that share a prediction, the mean of the batch or the loss scale."""
+    """Each box is limited: not the sum of boxes with one prediction, the batch mean or the scaled loss."""
     heads, scale = make_heads(config, 1, (64, 96), seed=3), 32768.0
     rows = BOXES[:5]
     whole = make_targets([rows])

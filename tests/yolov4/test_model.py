@@ -42,7 +42,7 @@ DARKNET = {
 
 
 def word(layer, config):
-    """Returns a layer as a word of the table above; numbers of other layers are relative and negative."""
+    """Returns a layer as a word of the table above; other layers have relative, negative numbers."""
     back = ",".join(str(index - layer.index) for index in layer.inputs)
     options = layer.options
     stride = "/2" if options.get("stride") == 2 else ""

@@ -124,7 +124,7 @@ DAMAGED_INSIDE = {
 
 @pytest.mark.parametrize("name", DAMAGED_INSIDE)
 def test_damage_that_only_decoding_shows(name):
-    """Includes PNGs with correct checksums whose data are too short or not deflate data."""
+    """Some PNGs have correct checksums, but data that are too short or not deflate data."""
     assert not inspect(_png_of(zlib.compress(BLACK)), EVERY_PIXEL).fault
     assert not inspect(DAMAGED_INSIDE[name]).fault
     facts = inspect(DAMAGED_INSIDE[name], EVERY_PIXEL)

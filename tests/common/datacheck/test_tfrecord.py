@@ -330,7 +330,7 @@ def relabel(tmp_path, file):
 
 @pytest.mark.parametrize("change", [swap, relabel, lambda tmp_path, file: os.utime(file, (5, 5))])
 def test_changed_files_are_read_again(tmp_path, reads, change):
-    """They are read even if size and time are the old ones, as after cp -p or rsync -t."""
+    """Changed files are read even if size and time are the old ones, as after cp -p or rsync -t."""
     file = write(tmp_path / "a", record())
     before = os.stat(file)
     first = open_records(file)

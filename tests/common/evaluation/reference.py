@@ -9,7 +9,7 @@ from pycocotools.cocoeval import COCOeval
 
 
 def by_pycocotools(truth, detections):
-    """Returns the 12 metrics and the precision (IoU, recall, category, area, detections)."""
+    """Returns the 12 metrics, and the precision as an array (IoU, recall, category, area, detections)."""
     truth, detections = copy.deepcopy((truth, detections))
     for annotation in truth["annotations"]:
         annotation["id"] += 1  # pycocotools takes 0 for "no match"

@@ -251,7 +251,7 @@ def test_where_all_are_damaged_no_variable_is_touched(tmp_path):
 
 
 def test_what_a_checkpoint_holds(tmp_path):
-    """It has checksums for sha256sum, a readable manifest, and no value twice if there is one rank."""
+    """A checkpoint has checksums for sha256sum, a readable manifest, and of one rank no value twice."""
     assert Training(tmp_path, metadata={"flags": {"batch_size": 4}}).save(5)
     directory = tmp_path / "checkpoints" / "00000005"
     subprocess.run(["sha256sum", "--check", "--strict", "SHA256SUMS"], cwd=directory, check=True)

@@ -14,7 +14,7 @@ from tests.common.training.small_model import assert_same
 
 
 class Pair(Ranks):
-    """Rank 0 of two. The other rank has the images 77 and 78, and a loss that is finite or not."""
+    """Rank 0 of two ranks. The other rank has the images 77 and 78, and a loss that is finite or not."""
 
     world_size = 2
 

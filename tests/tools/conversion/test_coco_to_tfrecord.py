@@ -145,7 +145,7 @@ def test_a_set_that_was_replaced_by_halves_looks_unfinished(drawn, tmp_path, mon
 
 
 def test_shards_are_written_at_once(drawn, tmp_path, monkeypatch):
-    """As many as there are workers: each worker waits until all others write their shard."""
+    """Three workers write three shards: each worker waits until all others write theirs."""
     together = threading.Barrier(3, timeout=30)
     real = coco_to_tfrecord.write_index
 

@@ -120,7 +120,7 @@ def test_the_plugin_node_is_as_tensorrt_reads_it():
     expected |= {"plugin_version": b"1", "background_class": -1, "max_output_boxes": DETECTIONS}
     expected |= {"iou_threshold": pytest.approx(IOU), "score_threshold": pytest.approx(THRESHOLD)}
     assert attributes == expected
-    # Its inputs are outputs of earlier nodes, and its outputs are inputs of later nodes.
+    # The NMS node reads outputs of earlier nodes, and later nodes read its outputs.
     position = list(model.graph.node).index(node)
     before = {name for other in list(model.graph.node)[:position] for name in other.output}
     after = {name for other in list(model.graph.node)[position + 1 :] for name in other.input}

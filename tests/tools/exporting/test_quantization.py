@@ -49,7 +49,7 @@ def test_int8_is_near(network):
     quantized = {name for node in nodes if node.op_type == "DequantizeLinear" for name in node.output}
     first, last = [node for node in nodes if node.op_type == "Conv"]
     assert set(first.input[:2]) <= quantized
-    assert not set(last.input) & quantized  # it computes the scores
+    assert not set(last.input) & quantized  # the last convolution computes the scores
 
 
 def test_convolutions_may_share_a_bias():

@@ -168,7 +168,7 @@ def test_pixels_are_those_of_numpy_and_opencv(source, ops, expected, tolerance):
 
 
 def test_warp_affine(source):
-    """It rotates about the centre like fn.rotate; positive translations go to the right and down."""
+    """Rotation is about the centre as in fn.rotate; positive translations go to the right and down."""
     for turned, rotated, moved, matrix, image in zip(
         run(source, "warp_affine:angle=25,fill=0"),
         run(source, "rotate:25,keep_size=1,fill=0"),

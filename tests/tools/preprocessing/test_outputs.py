@@ -67,7 +67,7 @@ def test_an_npz_is_one_array_in_the_order_of_the_images(tmp_path, shape, dtype, 
 
 
 def test_images_are_not_gathered_in_memory(tmp_path):
-    """Of 60 MB of images, only two or three are in memory at a time."""
+    """Only two or three of the 60 MB of images are in memory at a time."""
     of = (Sample(i, f"{i}.jpg", -1, np.full((1000, 1000, 3), i, np.uint8)) for i in range(20))
     tracemalloc.start()
     output(tmp_path / "x.npz").write(of, 20)

@@ -94,7 +94,7 @@ def test_boxes_that_lose_to_an_identical_one_are_missed():
 
 
 def test_what_training_drops_is_counted():
-    """It drops boxes over max_instances, and boxes under 1 pixel of the input: here 1.5 pixels are 0.96."""
+    """Training drops boxes over max_instances, and those under 1 pixel of the input; 1.5 pixels are 0.96."""
     rows = [(0, 0, 5 * i, 5, 20 + i, 30) for i in range(9)] + [(1, 1, 10, 10, 1.5, 60)]
     truth = annotations([(200, 200)] * 2, rows)
     for options, counts in (({"max_instances": 6}, (3, 1)), ({"min_box_size": 0.9}, (0, 0))):
