@@ -20,7 +20,7 @@ def rectangles(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def variables():
-    """The variables of google/automl's d0 that the small one has: {name: values}."""
+    """The variables of google/automl's d0 that the small d0 has: {name: values}."""
     return {name: number(name, shape) for name, shape in SHAPES.items()}
 
 

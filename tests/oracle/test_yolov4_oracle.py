@@ -177,10 +177,10 @@ def mixup(own: Canvas, other: Canvas) -> Canvas:
 
 
 def cutmix(own: Canvas, other: Canvas, share: float, center: np.ndarray) -> Canvas:
-    """Puts a rectangle of the other canvas over the own one (arXiv 1905.04899).
+    """Puts a rectangle of `other` over `own` (arXiv 1905.04899).
 
-    It has `share` of the area and the shape of the canvas, and is cut at its borders. Own boxes are dropped
-    if it covers more than half of them, and the boxes of the other canvas are clipped to it.
+    The rectangle has `share` of the area and the shape of the canvas, and is cut at its borders. Own boxes
+    are dropped if it covers more than half of them; the boxes of `other` are clipped to it.
     """
     size = np.array(own.pixels.shape[:2])
     half = np.sqrt(share) / 2

@@ -146,7 +146,7 @@ def best_ious(raw, boxes, classes, config, head):
 
 
 def losses(heads, boxes, classes, config, constants=None):
-    """Returns the (box, objectness, class) loss of a batch, with normalisers, and constants of the gradient.
+    """Returns the normalised (box, objectness, class) loss of a batch, and the constants of its gradient.
 
     `constants` of an earlier call are used again: the ignore mask, the IoU that is a target, and the
     weights alpha of the aspect term.

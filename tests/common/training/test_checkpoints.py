@@ -49,7 +49,7 @@ def fail_at_call(monkeypatch, owner, name, number):
 
 
 def shuffled_images():
-    """Returns batches of three of seven images, in another order in each epoch."""
+    """Returns a data set of seven images in batches of three; each epoch has another order."""
     numbers = tf.data.Dataset.range(7).shuffle(7, seed=5).repeat()
     return numbers.map(lambda number: tf.fill([8, 8, 3], tf.cast(number, tf.float32) / 7)).batch(3)
 
