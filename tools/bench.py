@@ -1,10 +1,10 @@
-r"""Compares two benchmarks, and checks that they measured the same.
+r"""Compares two benchmark files, and checks that both were measured under the same conditions.
 
     python efficientdet/bench.py --train_images=my/images --train_annotations=my/instances.json --json=a.json
     python tools/bench.py compare a.json b.json
 
-The first command is an app's bench.py, which measures (tools/benchmark/measuring.py). Numbers of one run are
-comparable. Between two runs on one machine, differences under 10 % mean nothing.
+The first command is an app's bench.py, which measures and writes a.json (tools/benchmark/measuring.py). The
+numbers in one file are comparable. Between two files of one machine, differences under 10 % mean nothing.
 """
 
 import json
@@ -21,7 +21,7 @@ from tools.benchmark.summary import FORMAT, Record
 
 
 def read(path: str) -> Record:
-    """The content of a `--json` file; UserError for anything else."""
+    """Reads a `--json` file of bench.py; raises UserError if the file is anything else."""
     try:
         record = json.loads(pathlib.Path(path).read_bytes())
     except OSError as error:
@@ -29,12 +29,12 @@ def read(path: str) -> Record:
     except ValueError as error:
         raise UserError(f"{path} is not JSON: {error}") from error
     if not isinstance(record, dict) or record.get("format") != FORMAT:
-        raise UserError(f"{path} is not a benchmark of this version: bench.py --json=FILE writes one")
+        raise UserError(f"{path} is not a benchmark of this version: write one with bench.py --json=FILE")
     return record
 
 
 def compare(old_path: str, new_path: str) -> str:
-    """The text that `python tools/bench.py compare OLD.json NEW.json` prints."""
+    """Returns the text that `python tools/bench.py compare OLD.json NEW.json` prints."""
     old, new = read(old_path), read(new_path)
     lines = [
         f"{word}: {path}: {each['title']}, {each['when']}, commit {each['commit']}"
@@ -53,12 +53,12 @@ def compare(old_path: str, new_path: str) -> str:
         for name in before
         if name in after and before[name]
     ]
-    table = report.align([["", "old", "new", "ratio"], *rows]) if rows else "nothing that both have measured"
+    table = report.align([["", "old", "new", "ratio"], *rows]) if rows else "the files have no common number"
     return "\n".join(lines) + "\n\n" + table
 
 
 def differences(old: Record, new: Record) -> list[str]:
-    """What differs in app, hardware, data and settings, a line each."""
+    """Lists the differences in app, hardware, data and settings, one line each."""
     found = changes("app", {"name": old["app"]}, {"name": new["app"]})
     for part in ("machine", "data", "settings"):
         found += changes(part, old[part], new[part])
@@ -66,7 +66,7 @@ def differences(old: Record, new: Record) -> list[str]:
 
 
 def changes(part: str, old: Record, new: Record) -> list[str]:
-    """The values that are not the same, a line each."""
+    """Lists the keys whose values differ, one line each."""
     keys = (old.keys() | new.keys()) - {"memory_bytes", "summary"}
     return [
         f"{part}: {key} was {old.get(key)}, is {new.get(key)}"
@@ -76,7 +76,7 @@ def changes(part: str, old: Record, new: Record) -> list[str]:
 
 
 def numbers(benchmark: Record) -> dict[str, float]:
-    """The medians of the candidates and stages that did not fail, by what they are."""
+    """Returns name -> median, for the measurements of all candidates and stages that did not fail."""
     found = {}
     for name, each in summary.succeeded(benchmark["candidates"]).items():
         found[f"{name}: images/s"] = each["images_per_second"]["median"]

@@ -1,15 +1,15 @@
-r"""Checks a data set before a long run: what is wrong with it, and what is in it.
+r"""Checks a data set before a long run, and reports its errors and its contents.
 
     python tools/check_data.py --images=coco/train2017 \
         --annotations=coco/annotations/instances_train2017.json --decode --report=report.html
 
-or --file_pattern='records/train-*.tfrecord'. With --eval_images and --eval_annotations (or
---eval_file_pattern) it also checks a second set, and that both mean the same categories. It ends with exit
-code 1 and a list of everything that would make training wrong; or it prints what there is, what training
-mends, and how well the anchors of an EfficientDet at --image_size fit.
+For TFRecords, give --file_pattern='records/train-*.tfrecord' instead. With --eval_images and
+--eval_annotations (or --eval_file_pattern) it also checks evaluation data, whose categories must exist in the
+first set. If training would go wrong, it lists all errors and ends with exit code 1. Otherwise it prints
+statistics, what training corrects, and how well the anchors of an EfficientDet at --image_size fit the boxes.
 
-Every training does the same check, without --decode, and remembers the result for unchanged files. --decode
-checks every pixel, which alone finds damage in the middle of an image; its result is remembered, too.
+Every training run makes the same check without --decode, and caches the result for unchanged files. --decode
+decodes every image completely: only this finds damage in the middle of a file. Its result is cached, too.
 """
 
 import pathlib
@@ -30,29 +30,29 @@ from tools.report import check_and_report
 
 
 def define_flags(fv: flags.FlagValues) -> None:
-    """The flags of this command."""
-    for prefix, which in (("", "Data to check"), ("eval_", "Evaluation data to check with it")):
+    """Defines the flags of this command."""
+    for prefix, which in (("", "Data to check"), ("eval_", "Evaluation data, checked as well")):
         flags.DEFINE_string(f"{prefix}images", None, f"{which}: directory of images.", flag_values=fv)
         flags.DEFINE_string(f"{prefix}annotations", None, f"{which}: COCO json.", flag_values=fv)
         flags.DEFINE_string(f"{prefix}file_pattern", None, f"{which}: glob of TFRecords.", flag_values=fv)
-    flags.DEFINE_string("label_map", None, "Class names for TFRecords.", flag_values=fv)
+    flags.DEFINE_string("label_map", None, "Categories of TFRecords: json or .pbtxt file.", flag_values=fv)
     shared_flags.define(fv, shared_flags.Args, shared_flags.IMAGE_FLAGS)
-    flags.DEFINE_bool("decode", False, "Check every pixel of every image.", flag_values=fv)
-    flags.DEFINE_string("report", None, "Page to write, .html.", flag_values=fv)
+    flags.DEFINE_bool("decode", False, "Decode every image completely to find damage.", flag_values=fv)
+    flags.DEFINE_string("report", None, "Report to write, an .html file.", flag_values=fv)
     flags.DEFINE_string(
-        "image_size", "512", "Network input for the anchors, N or HxW in pixels.", flag_values=fv
+        "image_size", "512", "Network input size for the anchors, N or HxW in pixels.", flag_values=fv
     )
-    flags.DEFINE_float("anchor_scale", 4.0, "Scale of the anchors.", lower_bound=0.1, flag_values=fv)
+    flags.DEFINE_float("anchor_scale", 4.0, "Smallest anchor, in strides.", lower_bound=0.1, flag_values=fv)
     # google/automl efficientdet/hparams_config.py: aspect_ratios
     flags.DEFINE_list("aspect_ratios", ["1", "2", "0.5"], "Width / height of the anchors.", flag_values=fv)
     flags.DEFINE_integer("num_scales", 3, "Anchor scales per octave.", lower_bound=1, flag_values=fv)
-    flags.DEFINE_integer("min_level", 3, "First level of the anchors.", lower_bound=0, flag_values=fv)
-    flags.DEFINE_integer("max_level", 7, "Last level of the anchors.", lower_bound=0, flag_values=fv)
-    flags.DEFINE_integer("max_instances", 100, "Boxes kept per image.", lower_bound=1, flag_values=fv)
+    flags.DEFINE_integer("min_level", 3, "Lowest pyramid level with anchors.", lower_bound=0, flag_values=fv)
+    flags.DEFINE_integer("max_level", 7, "Highest pyramid level with anchors.", lower_bound=0, flag_values=fv)
+    flags.DEFINE_integer("max_instances", 100, "Max. boxes kept per image.", lower_bound=1, flag_values=fv)
 
 
 def main() -> None:
-    """The command."""
+    """Runs the command."""
     fv = flags.FLAGS
     try:
         ratios, image_size = tuple(map(float, fv.aspect_ratios)), hparams.parse_image_size(fv.image_size)

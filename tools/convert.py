@@ -1,4 +1,4 @@
-r"""Converts data sets: Pascal VOC, YOLO txt, COCO and TFRecords to COCO json or to TFRecords.
+r"""Converts a data set from Pascal VOC, YOLO txt, COCO json or TFRecords to COCO json or TFRecords.
 
     python tools/convert.py --from=voc --to=coco --input=VOCdevkit/VOC2012 --split=train \
         --output=voc/instances_train.json
@@ -10,14 +10,14 @@ r"""Converts data sets: Pascal VOC, YOLO txt, COCO and TFRecords to COCO json or
     python tools/convert.py --from=coco --to=coco --input=my/instances.json --images=my/images \
         --output=my/small/instances.json --max_side=1024 --holdout=0.2
 
-It lists everything that is wrong with the input, with its file, before it writes anything. voc.py, yolo.py
-and labels.py in tools/conversion/ describe what becomes of ids, difficult objects, polygons and so on. A COCO
-json goes with the images where they lie, and its file names are relative to the directory that is printed;
-only images in TFRecords are written anew, to `images` beside --output.
+The command lists all errors in the input, with their files, before it writes anything. voc.py, yolo.py and
+labels.py in tools/conversion/ describe how ids, difficult objects, polygons and so on are converted. For a
+COCO json, images are not copied: its file names are relative to the directory that the command prints. Only
+images from TFRecords are written as new files, into the directory `images` next to --output.
 
---max_side=N makes larger images smaller (shrinking.py): in the records, or as files in `images_N` beside the
-json. --holdout=F writes two outputs in place of one, OUTPUT_train and OUTPUT_val. The second holds that share
-of the images. The split depends on file names and --seed alone.
+--max_side=N scales larger images down (shrinking.py): in the TFRecords, or as files in `images_N` next to the
+json. --holdout=F splits the images and writes two outputs: OUTPUT_train, and OUTPUT_val with the share F of
+the images. The split depends only on the file names and --seed.
 """
 
 import pathlib
@@ -37,13 +37,13 @@ from tools.conversion.options import Options, define_flags, refuse_idle_flags
 
 
 def main() -> None:
-    """The command."""
+    """Runs the command."""
     refuse_idle_flags(flags.FLAGS)
     values = shared_flags.values(flags.FLAGS, define_flags)
     source, target = values.pop("from"), values.pop("to")
     options = Options(**values)
     written, images_dir = convert(source, target, options)
-    annotations = next(iter(written.values()))  # each part has the issues of the whole
+    annotations = next(iter(written.values()))  # all parts have the same issues: those of the whole
     issues = Issues(annotations.origin)
     issues.extend(annotations.issues)
     log_issues(issues)

@@ -1,12 +1,12 @@
-"""Copies one app into a new directory, with what it imports, its tests, pins and set-up.
+"""Copies one app into a new directory, with the files that it imports, its tests, pins and set-up.
 
     python tools/copy_app.py efficientdet my_project
     python tools/copy_app.py yolov4 my_project --without=tfrecord,tf_pipeline
-    python tools/copy_app.py efficientdet my_project --minimal    # without all parts that can be left out
+    python tools/copy_app.py efficientdet my_project --minimal    # leaves out every optional part
 
-The copy is a project: `make setup`, `make demo` and `make test` work in it. It lacks the files and flags of
-the parts that are left out, the code and the tests that use them (tools/pruning.py), and functions that only
-other apps and tools call (tools/unused.py).
+The copy is a complete project: `make setup`, `make demo` and `make test` work in it. It does not have the
+files and flags of parts that are left out, nor the code and tests that use them (tools/pruning.py). Functions
+that only other apps and tools call are not copied either (tools/unused.py).
 """
 
 import ast
@@ -34,7 +34,7 @@ from tools.pruning import Lost, prune
 from tools.unused import unused
 
 APPS = ("efficientdet", "yolov4")
-# What can be left out, and its files. {app} is the name of the app.
+# Part that can be left out -> its files. {app} is the name of the app.
 PARTS = {
     "datacheck": ("common/datacheck/*.py",),
     "tfrecord": ("common/*tfrecord*.py", "tools/conversion/coco_to_tfrecord.py"),
@@ -66,7 +66,7 @@ PARTS = {
     "faster_coco": (),
     "error_analysis": ("tools/error_analysis.py",),
 }
-# Their flags; what two parts need goes with both.
+# Part -> its flags. With two parts as key, the flags are removed only if both parts are left out.
 PART_FLAGS = {
     "tfrecord": ("input_type", "label_map", "train_file_pattern", "eval_file_pattern"),
     "horovod": ("compression",),
@@ -82,7 +82,7 @@ PART_FLAGS = {
     "faster_coco": ("coco_backend",),
 }
 AUGMENTING = ("rotation", "auto_augment", "cutout_prob", "rand_augment_ops", "rand_augment_magnitude")
-# Their functions, classes, methods and fields in files that stay.
+# Part -> its functions, classes, methods and fields in files that stay in the copy.
 PART_NAMES = {
     "datacheck": ("common/args.py:ImagePolicy",),
     "tfrecord": (
@@ -106,7 +106,7 @@ PART_NAMES = {
         for name in ("PRESETS", "_NONE", *(f"{config}.{field}" for field in AUGMENTING))
     ),
 }
-# The values of other flags and of fields of the configs that need them; what tests name.
+# Part -> the values of other flags and of config fields that need it, and names by which tests refer to it.
 PART_CHOICES = {
     "tfrecord": ("tfrecord",),
     "tf_pipeline": ("tensorflow",),
@@ -118,8 +118,8 @@ PART_CHOICES = {
     "curves": ("loss_curves", "pr_curves"),
     "faster_coco": ("faster",),
 }
-NAMES_PACKAGES = "common/training/run_directory.py"  # "tensorflow" is not a --pipeline_type there
-# Parts that need another one, and go with it.
+NAMES_PACKAGES = "common/training/run_directory.py"  # here "tensorflow" is a package, not a --pipeline_type
+# Part -> the parts that need it and are left out with it.
 LEFT_OUT_ALONG = {
     "datacheck": ["tfrecord"],
     "tf_pipeline": ["video", "export", "bench"],
@@ -127,22 +127,22 @@ LEFT_OUT_ALONG = {
     "horovod": ["elastic", "dry_run"],
     "fine_tuning": ["import_weights"],
 }
-# Without the data check, its opener is replaced by the plain one, which has functions of the same names.
+# Without the data check, imports of CHECKED are changed to common/datasets.py, which has the same functions.
 CHECKED = "common/datacheck/datasets.py"
 CHECKED_IMPORT = re.compile(r"from common\.datacheck(?= import datasets$|\.datasets import)", re.MULTILINE)
 OWN_FLAG = re.compile(r"^    (\w+): .* = (?:\w+\.)?flag\(", re.MULTILINE)
-# Recipes that need a part.
+# Part -> the recipes (files of flags) that need it.
 RECIPES = {
     "retinanet": ["retinanet*.txt"],
     "fine_tuning": ["finetune*.txt"],
     "horovod": ["*_8x*.txt", "*_coco_*gpu.txt", "retinanet_coco.txt"],
 }
-# Programs that no import leads to: started as processes, or by the user.
+# Programs that the apps do not import: other processes run them, or the user does.
 TOOLS = (
     *("tools/synthetic.py", "tools/dry_run_process.py", "tools/replay_step.py"),
     "tools/conversion/coco_to_tfrecord.py",
 )
-# Copied as they are: the set-up with its pins and hashes, and the licence.
+# Copied without changes: the set-up with its pins and hashes, and the licence.
 SETUP = ("docker/setup_env.sh", "docker/build_horovod.sh", "docker/locks", "LICENSE", ".gitignore")
 
 
@@ -150,22 +150,22 @@ def define_flags(fv: flags.FlagValues) -> None:
     flags.DEFINE_list(
         "without", [], f"Parts to leave out: {', '.join(PARTS)}. Default: none.", flag_values=fv
     )
-    flags.DEFINE_bool("minimal", False, "Leave out every part that can be left out.", flag_values=fv)
+    flags.DEFINE_bool("minimal", False, "Leave out all parts that --without accepts.", flag_values=fv)
 
 
 def copy(app: str, directory: pathlib.Path, without: Iterable[str] = ()) -> list[str]:
-    """Writes the copy.
+    """Copies an app into a directory.
 
     Args:
         app: "efficientdet" or "yolov4".
-        directory: is made; must not exist or be empty.
-        without: names in PARTS.
+        directory: directory to create; if it exists, it must be empty.
+        without: parts to leave out, names in PARTS.
 
     Returns:
-        The product's files of the copy, as paths below it.
+        The copied files except tests and set-up, as paths relative to `directory`.
 
     Raises:
-        UserError: no such app or part, or the directory has files.
+        UserError: the app or a part does not exist, or the directory has files.
     """
     if app not in APPS:
         raise errors.unknown("app", app, APPS)
@@ -173,7 +173,7 @@ def copy(app: str, directory: pathlib.Path, without: Iterable[str] = ()) -> list
         if part not in PARTS:
             raise errors.unknown("part", part, PARTS)
     if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
-        raise errors.UserError(f"{directory} exists and is not an empty directory: name a new one")
+        raise errors.UserError(f"{directory} exists and is not an empty directory: choose a new one")
     without = dict.fromkeys(name for part in without for name in (part, *LEFT_OUT_ALONG.get(part, ())))
     lost = _lost(without)
     left_out = left_out_files(app, without)
@@ -182,7 +182,7 @@ def copy(app: str, directory: pathlib.Path, without: Iterable[str] = ()) -> list
     for path, text in {**product, **tests}.items():
         _write(directory / path, text)
     for folder in {pathlib.Path(path).parent for path in tests}:
-        for beside in (ROOT / folder).glob("*.txt"):  # numbers that tests compare with
+        for beside in (ROOT / folder).glob("*.txt"):  # expected numbers of the tests
             _write(directory / folder / beside.name, beside.read_text())
     needing = _left_out_of(RECIPES, without)
     flag_names, choices = (_left_out_of(parts, without) for parts in (PART_FLAGS, PART_CHOICES))
@@ -209,9 +209,9 @@ def copy(app: str, directory: pathlib.Path, without: Iterable[str] = ()) -> list
 
 
 def _lost(without: Iterable[str]) -> dict[str, Lost]:
-    """Path -> what a file cannot use without these parts."""
+    """Returns path -> the names that this file can no longer use without these parts."""
     lost_flags = _left_out_of(PART_FLAGS, without)
-    words = [name for name in lost_flags if name != "label_map"]  # metadata has a key of this name, too
+    words = [name for name in lost_flags if name != "label_map"]  # also a key of the metadata, which stays
     choices = [*words, *_left_out_of(PART_CHOICES, without)]
     fields = [f for kind in (args.Args, args.EvalArgs, args.InferArgs) for f in dataclasses.fields(kind)]
     defaults = {field.name: field.default for field in fields if field.name in lost_flags}
@@ -225,12 +225,12 @@ def _lost(without: Iterable[str]) -> dict[str, Lost]:
 
 
 def _left_out_of(table: Mapping[str, Sequence[str]], without: Iterable[str]) -> list[str]:
-    """What goes with these parts."""
+    """Returns the names in those rows of a table whose parts are all left out."""
     return [name for parts, names in table.items() if {*parts.split()} <= {*without} for name in names]
 
 
 def left_out_files(app: str, without: Iterable[str]) -> frozenset[str]:
-    """The files of these parts."""
+    """Returns the files that belong to these parts."""
     patterns = [pattern.format(app=app) for part in without for pattern in PARTS[part]]
     folders = ("common", app, "tools", "tests")
     every = [path for path in python_files(*folders) if not path.endswith("__init__.py")]
@@ -238,7 +238,7 @@ def left_out_files(app: str, without: Iterable[str]) -> frozenset[str]:
 
 
 def _product(app: str, left_out: frozenset[str], lost: dict[str, Lost]) -> dict[str, str]:
-    """Path -> text of the product's files; adds to `lost` what is lost in each."""
+    """Returns path -> text of the copied files except tests; `lost` gets the names that each file loses."""
 
     def read_with_opener(path: str) -> str:
         if path in left_out:
@@ -248,7 +248,7 @@ def _product(app: str, left_out: frozenset[str], lost: dict[str, Lost]) -> dict[
     commands = [path for path in python_files(app) if path.count("/") == 1]
     entries = {*commands, *TOOLS} - left_out
     texts = {path: read_with_opener(path) for path in closure(entries, read_with_opener) - left_out}
-    for path, text in texts.items():  # a command's own flag may have the name of one in common/args.py
+    for path, text in texts.items():  # a command's own flag with the name of a lost one stays
         own = set(OWN_FLAG.findall(text)) if path != "common/args.py" else set()
         lost[path] = lost[path]._replace(flags={k: v for k, v in lost[path].flags.items() if k not in own})
     project = {path: read(path) for path in python_files(*FOLDERS)}
@@ -256,7 +256,7 @@ def _product(app: str, left_out: frozenset[str], lost: dict[str, Lost]) -> dict[
     while before != texts:
         before = texts
         for path, scope, name in unused(texts, project):
-            if path in TOOLS and not name.startswith("_"):  # what users import
+            if path in TOOLS and not name.startswith("_"):  # users may import it
                 continue
             lost[path].names.setdefault(scope, set()).add(f"self.{name}" if scope else name)
         prune(texts := dict(texts), lost, lambda path: path not in left_out)
@@ -268,7 +268,7 @@ def _product(app: str, left_out: frozenset[str], lost: dict[str, Lost]) -> dict[
 def _tests(
     app: str, product: Mapping[str, str], lost: dict[str, Lost], without: Iterable[str]
 ) -> dict[str, str]:
-    """Path -> text of the tests of these files and of their helpers, without what needs lost names."""
+    """Returns path -> text of the tests of these files and of their helpers, without uses of lost names."""
     left_out, wanted = left_out_files(app, without), {"tests/__init__.py", "tests/conftest.py"}
     for module in product:
         folder, _, name = module.rpartition("/")
@@ -284,7 +284,7 @@ def _tests(
     for path in texts:
         words = [*lost[path].words, *others, *without]
         lost[path] = lost[path]._replace(names={"": {*methods}}, words=words, is_test=True)
-    for _ in range(2):  # again without the fixtures that are gone, which tests name as parameters only
+    for _ in range(2):  # the second pass removes tests whose fixtures the first pass removed
         prune(texts, lost, lambda path: path in product or path.startswith("tests/"))
         for conftest in [path for path in texts if path.endswith("conftest.py")]:
             for path in [path for path in texts if path.startswith(conftest.removesuffix("conftest.py"))]:
@@ -296,7 +296,7 @@ def _tests(
 
 
 def _lost_methods(product: Mapping[str, str], lost: Mapping[str, Lost]) -> Iterator[str]:
-    """What tests call: "LabelMap.load" and, where nothing else has a method of this name, ".load"."""
+    """Yields lost methods as tests call them: "LabelMap.load", and ".load" if the copy calls no "load"."""
     called = {
         node.attr
         for text in product.values()
@@ -311,7 +311,7 @@ def _lost_methods(product: Mapping[str, str], lost: Mapping[str, Lost]) -> Itera
 
 
 def tidied(texts: Mapping[str, str]) -> dict[str, str]:
-    """Python files without imports and variables that nothing uses, formatted; by the set-up's ruff."""
+    """Returns the Python files without unused imports and variables, formatted by the installed ruff."""
     with tempfile.TemporaryDirectory() as directory:
         for path, text in {"pyproject.toml": read("pyproject.toml"), **texts}.items():
             _write(pathlib.Path(directory, path), text)
@@ -329,7 +329,7 @@ def _write(path: pathlib.Path, text: str) -> None:
 
 def main(*arguments: str) -> None:
     if len(arguments) != 2:
-        raise errors.UserError("name an app and a directory: tools/copy_app.py efficientdet my_project")
+        raise errors.UserError("give an app and a directory: tools/copy_app.py efficientdet my_project")
     app, directory = arguments
     without = list(PARTS) if flags.FLAGS.minimal else flags.FLAGS.without
     product = copy(app, pathlib.Path(directory), without)

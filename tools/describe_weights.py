@@ -1,7 +1,7 @@
 """Prints what a weights file, a checkpoint or an exported model records about its training.
 
 python tools/describe_weights.py runs/mine                    classes, anchors, recipe, versions, ...
-python tools/describe_weights.py runs/mine other.weights.h5   what differs
+python tools/describe_weights.py runs/mine other.weights.h5   the differences
 python tools/describe_weights.py runs/mine --json             the stored JSON
 """
 
@@ -22,20 +22,20 @@ from common.training import model_metadata
 
 
 def describe(metadata: Mapping[str, Any]) -> str:
-    """The metadata as lines of a name and a value."""
+    """Formats the metadata as lines, each with a name and a value."""
     rows = model_metadata.fields(metadata)
     width = max(map(len, rows), default=0)
     return "\n".join(f"{name:{width}}  {value}" for name, value in rows.items())
 
 
 def define_flags(fv: flags.FlagValues) -> None:
-    flags.DEFINE_bool("json", False, "Print it as JSON, as it is stored.", flag_values=fv)
+    flags.DEFINE_bool("json", False, "Print the metadata as JSON, as it is stored.", flag_values=fv)
 
 
 def show(*paths: str, json: bool = False) -> None:
     """Prints the metadata of one file or directory, or the differences between two."""
     if not 1 <= len(paths) <= 2:
-        raise errors.UserError("name a weights file, run, checkpoint or exported model; or two to compare")
+        raise errors.UserError("give one weights file, run, checkpoint or exported model; or two to compare")
     try:
         metadata, *others = map(model_metadata.read, paths)
     except OSError as error:

@@ -1,11 +1,11 @@
-"""`train.py --dry_run=N`: the real flags with N processes on this machine, before a cluster is booked.
+"""`train.py --dry_run=N`: tries a run's flags with N processes on this machine, before a cluster is used.
 
     python efficientdet/train.py --flagfile=... --output_dir=runs/d0 --dry_run=2
 
-N processes on CPUs (dry_run_process.py) train the real model under the real flags, but on small images, for a
-few steps, on a few images of the data. They do so twice: the second session resumes the first. The report
-compares what they did with what they should have done, a line for each check. All of it happens in a
-temporary directory; nothing is written to --output_dir.
+N processes on CPUs (dry_run_process.py) train the real model with the real flags, but only for a few steps on
+a few images, with a small network input. They train in two sessions, and the second one resumes the first.
+The report has one line for each check, which compares the recorded behaviour with the expected one. All files
+are in a temporary directory; nothing is written to --output_dir.
 """
 
 import dataclasses
@@ -34,21 +34,21 @@ from common.training.input_feed import open_splits
 from tools.dry_run_process import small_data, small_flags
 from tools.processes import ended_afterwards
 
-EPOCHS = (2, 3)  # at the end of each session
-STOP_SECONDS = 15.0  # horovodrun kills its ranks 5 s after SIGTERM
-CHECKPOINTS = 3  # on the disk at once, at most: two that stay, one that is being written
+EPOCHS = (2, 3)  # --epochs of the first and of the second session
+STOP_SECONDS = 15.0  # from SIGTERM to SIGKILL: horovodrun needs 5 s to kill its ranks
+CHECKPOINTS = 3  # the most that are on the disk at once: two that are kept, one that is being written
 _PROCESS = pathlib.Path(__file__).with_name("dry_run_process.py")
 
 
 @dataclasses.dataclass
 class Session:
-    """What one start of all processes did.
+    """The results of one session, in which all processes are started once.
 
     Attributes:
-        flags: of the small run.
-        ranks: what each rank observed (dry_run_process.main), in the order of the ranks.
-        saved_step: of the newest whole checkpoint; None where there is none.
-        checkpoint_bytes: its size.
+        flags: the flags of the small run.
+        ranks: what each rank recorded (dry_run_process.main), in the order of the ranks.
+        saved_step: the step of the newest complete checkpoint; None if there is none.
+        checkpoint_bytes: the size of this checkpoint.
     """
 
     flags: Args
@@ -59,13 +59,13 @@ class Session:
 
 @dataclasses.dataclass
 class DryRun:
-    """All that the checks compare.
+    """The data that the checks compare.
 
     Attributes:
-        flags, config, processes: of the real run.
-        images: of the real data.
-        small_epoch: steps of an epoch of the small run.
-        sessions: the two.
+        flags, config, processes: those of the real run.
+        images: the number of training images of the real run.
+        small_epoch: the number of steps in an epoch of the small run.
+        sessions: the two sessions of the small run.
     """
 
     flags: Args
@@ -77,25 +77,25 @@ class DryRun:
 
 
 def run(module: str, config: Any, a: Args, processes: int, open_datasets: Callable) -> None:
-    """Trains twice on a small scale and prints what was checked, a line each, to stdout.
+    """Trains in two small sessions and prints one line for each check to stdout.
 
     Args:
-        module: of the app's train.py: "efficientdet.train".
-        config: that the run would have.
-        a: its flags.
-        processes: their number, --dry_run.
-        open_datasets: opens and checks the data: see input_feed.open_splits.
+        module: the module of the app's train.py, for example "efficientdet.train".
+        config: the configuration of the real run.
+        a: the flags of the real run.
+        processes: the number of processes, --dry_run.
+        open_datasets: function that opens and checks the data: see input_feed.open_splits.
 
     Raises:
         UserError: a check failed; the flags or the data cannot be used; Horovod is missing.
-        RuntimeError: a process failed; its traceback.
+        RuntimeError: a process failed; the message has its traceback.
     """
     if not a.output_dir:
         raise UserError("--output_dir is missing: name a directory for checkpoints and results")
     launcher = _launcher(processes)
     ranks = Ranks()
     ranks.num_replicas = processes
-    # As Ctrl-C: the processes end, and the temporary directory is removed.
+    # SIGTERM has the effect of Ctrl-C: the processes end, and the temporary directory is removed.
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     with tempfile.TemporaryDirectory(prefix="dry-run-") as name:
         directory = pathlib.Path(name)
@@ -130,7 +130,7 @@ def report(dry: DryRun) -> None:
 
 
 def _check_steps(dry: DryRun) -> tuple[str, str]:
-    """All ranks take the same steps, and the second session continues where the first ended."""
+    """Checks that all ranks take the same steps, and that the second session continues after the first."""
     problem, done = "", 0
     for epochs, session in zip(EPOCHS, dry.sessions, strict=True):
         wanted = list(range(done + 1, epochs * dry.small_epoch + 1))
@@ -140,22 +140,22 @@ def _check_steps(dry: DryRun) -> tuple[str, str]:
     a = dry.flags
     real = a.steps_per_epoch or steps_per_epoch(dry.images, a.batch_size * dry.processes, training=True)
     return problem, (
-        f"{done} on each rank, across one resume; the real run: {real} an epoch x {dry.processes} ranks x "
+        f"{done} on each rank, across one resume; the real run: {real} per epoch x {dry.processes} ranks x "
         f"{a.batch_size} images = {real * dry.processes * a.batch_size} of {dry.images}"
     )
 
 
 def _check_sharding(dry: DryRun) -> tuple[str, str]:
-    """No image of an epoch is trained on twice, on one rank or on two."""
+    """Checks that no image is trained on twice in an epoch, on one rank or on two."""
     if dry.flags.pipeline_type == "synthetic":
         return "", "synthetic data: no shards"
     ids = sorted(image for rank in dry.sessions[0].ranks for image in rank["image_ids"])
-    problem = f"an image of the epoch {ids} comes twice" if len(set(ids)) < len(ids) else ""
+    problem = f"an image id occurs twice in an epoch: {ids}" if len(set(ids)) < len(ids) else ""
     return problem, f"{len(ids)} different images in an epoch"
 
 
 def _check_learning_rate(dry: DryRun) -> tuple[str, str]:
-    """The schedule's peak is the recipe's rate, scaled by the images of an update."""
+    """Checks that the peak learning rate is the recipe's, scaled by the number of images per update."""
     config, small = dry.config, dry.sessions[0].flags
 
     def peak(flags: Args) -> tuple[int, float]:
@@ -167,13 +167,13 @@ def _check_learning_rate(dry: DryRun) -> tuple[str, str]:
     problem = "" if right else f"the peaks of the ranks are {peaks} instead of {peak(small)[1]:g}"
     effective_batch, rate = peak(dry.flags)
     return problem, (
-        f"the real run: {config.learning_rate:g} x {effective_batch} images an update / "
+        f"the real run: {config.learning_rate:g} x {effective_batch} images per update / "
         f"{config.reference_batch} = {rate:.6g}"
     )
 
 
 def _check_weights(dry: DryRun) -> tuple[str, str]:
-    """After the last step all ranks have the same trainable weights, bit for bit."""
+    """Checks that all ranks have the same trainable weights after the last step, bit for bit."""
     hashes = [[rank["weights"] for rank in session.ranks] for session in dry.sessions]
     same = all(len(set(of_ranks)) == 1 for of_ranks in hashes)
     values, compression = dry.sessions[0].ranks[0]["trainable_values"], dry.flags.compression
@@ -181,21 +181,21 @@ def _check_weights(dry: DryRun) -> tuple[str, str]:
     problem = "" if same else f"the ranks' weights differ; their hashes are {hashes}"
     return problem, (
         f"{values:,} trainable values are the same on {dry.processes} ranks; gradients: "
-        f"{megabytes:.1f} MB a step and rank (--compression={compression})"
+        f"{megabytes:.1f} MB per step and rank (--compression={compression})"
     )
 
 
 def _check_evaluation(dry: DryRun) -> tuple[str, str]:
-    """All ranks have the same AP. (An evaluation fails unless each image is seen on one rank.)"""
+    """Checks that all ranks have the same AP. (Evaluation fails unless exactly one rank has each image.)"""
     scores = [[rank["AP"] for rank in session.ranks] for session in dry.sessions]
     problem = "" if all(len(set(of_ranks)) == 1 for of_ranks in scores) else f"the APs are {scores}"
     if scores[-1][0] is None:
-        return problem, "none: no evaluation data are given"
-    return problem, f"each image once; AP {scores[-1][0]:.3f} on every rank"
+        return problem, "no AP: no evaluation data are given"
+    return problem, f"each image evaluated once; AP {scores[-1][0]:.3f} on every rank"
 
 
 def _check_saving(dry: DryRun) -> tuple[str, str]:
-    """The newest checkpoint is of the last step, and --output_dir has room for the real ones."""
+    """Checks that the newest checkpoint is of the last step, and that --output_dir has room for real ones."""
     problem, last, path = "", dry.sessions[-1], pathlib.Path(dry.flags.output_dir).absolute()
     for epochs, session in zip(EPOCHS, dry.sessions, strict=True):
         wanted = epochs * dry.small_epoch
@@ -207,10 +207,10 @@ def _check_saving(dry: DryRun) -> tuple[str, str]:
         problem = f"--output_dir={dry.flags.output_dir}: {place} cannot be written to"
     elif free < CHECKPOINTS * size:
         problem = f"{place} has {free:.0f} MB free, and checkpoints take {CHECKPOINTS} times {size:.0f} MB"
-    return problem, f"{size:.1f} MB a checkpoint; {free:,.0f} MB free at --output_dir"
+    return problem, f"{size:.1f} MB per checkpoint; {free:,.0f} MB free at --output_dir"
 
 
-CHECKS: dict[str, Callable[[DryRun], tuple[str, str]]] = {  # -> (problem, or ""; what to report)
+CHECKS: dict[str, Callable[[DryRun], tuple[str, str]]] = {  # return (problem or "", text to print)
     "steps": _check_steps,
     "sharding": _check_sharding,
     "learning rate": _check_learning_rate,
@@ -223,7 +223,7 @@ CHECKS: dict[str, Callable[[DryRun], tuple[str, str]]] = {  # -> (problem, or ""
 
 
 def _launcher(processes: int) -> list[str]:
-    """The words before `python tools/dry_run_process.py`."""
+    """Returns the command that starts `python tools/dry_run_process.py` N times; empty for one process."""
     if processes == 1:
         return []
     path = f"{pathlib.Path(sys.executable).parent}:{os.environ['PATH']}"
@@ -236,7 +236,7 @@ def _launcher(processes: int) -> list[str]:
 def _run_session(
     module: str, launcher: list[str], processes: int, directory: pathlib.Path, a: Args
 ) -> Session:
-    """Runs all processes to the end of an epoch, and collects what they and the run directory hold."""
+    """Runs all processes to the end of epoch `a.epochs`; reads their records and the newest checkpoint."""
     records = directory / f"to_epoch_{a.epochs}"
     records.mkdir()
     (records / "spec.json").write_text(json.dumps({"module": module, "flags": dataclasses.asdict(a)}))
@@ -262,7 +262,7 @@ def _run_session(
 
 
 def _run_processes(command: list[str], environment: dict[str, str], log_file: pathlib.Path) -> int:
-    """Runs the processes to their end, even if this one is stopped. Returns their exit code."""
+    """Runs the processes and returns their exit code. Ends them if this process is interrupted."""
     with log_file.open("wb") as stream:
         process = subprocess.Popen(
             command, env=environment, stdout=stream, stderr=subprocess.STDOUT, start_new_session=True
@@ -272,7 +272,7 @@ def _run_processes(command: list[str], environment: dict[str, str], log_file: pa
 
 
 def _failure(text: str, code: int) -> Exception:
-    """The error of the rank that failed first, from the output of all: lines that begin with the rank."""
+    """Finds the error of the rank that failed first in the output of all ranks, whose lines name the rank."""
     first = re.search(r"^(?:\[\d+\]<std(?:err|out)>:)?(error: |Traceback)(.*)$", text, re.MULTILINE)
     if first and first[1] == "error: ":
         return UserError(first[2])

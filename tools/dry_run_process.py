@@ -1,8 +1,8 @@
-"""The small run of `--dry_run`: its flags and data; and, as a command, one of its processes.
+"""Makes the flags and data of the small run of `--dry_run`. As a command, it is one process of that run.
 
     horovodrun -np 2 python tools/dry_run_process.py SPEC.json
 
-Trains under the flags in SPEC.json and writes what it observed to `rank_<rank>.json` beside it.
+The command trains with the flags in SPEC.json and writes a record, `rank_<rank>.json`, to the same directory.
 """
 
 import hashlib
@@ -19,7 +19,7 @@ if not __package__:  # run as a script: import from the repo root, exactly as th
 from common.progress import import_tensorflow
 
 if __name__ == "__main__":
-    import_tensorflow()  # without its first lines
+    import_tensorflow()  # hides TensorFlow's start-up messages
 
 import numpy as np
 import PIL.Image
@@ -33,15 +33,15 @@ from tools.conversion.coco_writer import write_coco
 if TYPE_CHECKING:
     from common.training.run import Run
 
-IMAGES_PER_PROCESS = 4  # and one more, so that the shards are uneven
+IMAGES_PER_PROCESS = 4  # plus one image in total, so that the shards have different sizes
 SIDE = 128  # pixels of the shorter side of the network input
-STRIDE = 32  # sides are multiples of it, as YOLOv4 requires
+STRIDE = 32  # sides of the network input are multiples of 32, as YOLOv4 requires
 MAX_BATCH = 2
 MAX_STEPS = 3
 
 
 def small_image_size(image_size: tuple[int, int]) -> tuple[int, int]:
-    """(height, width) of about the same shape with a shorter side of SIDE pixels, never larger.
+    """Returns a (height, width) of about the same aspect ratio, with a shorter side of at most SIDE pixels.
 
     >>> small_image_size((512, 512)), small_image_size((384, 640)), small_image_size((64, 96))
     ((128, 128), (128, 224), (64, 96))
@@ -54,7 +54,7 @@ def small_image_size(image_size: tuple[int, int]) -> tuple[int, int]:
 
 
 def small_flags(a: Args, config: Any, processes: int, size: int) -> dict[str, Any]:
-    """The flags that differ from the real ones, the data apart."""
+    """Returns the flags of the small run that differ from the real ones, except those of the data."""
     batch = min(a.batch_size, MAX_BATCH)
     images = min(size, IMAGES_PER_PROCESS * processes + 1)
     height, width = small_image_size(config.image_size)
@@ -74,7 +74,7 @@ def small_flags(a: Args, config: Any, processes: int, size: int) -> dict[str, An
         "overwrite": False,
         "step_timeout": 600.0,  # the first step compiles, and the processes share the CPUs
         "elastic": False,
-        # One process needs no Horovod, which a laptop may not have.
+        # One process runs without Horovod, which may not be installed.
         "strategy": "horovod" if processes > 1 else "none",
         "compression": a.compression if processes > 1 else "none",
     }
@@ -84,7 +84,7 @@ def small_flags(a: Args, config: Any, processes: int, size: int) -> dict[str, An
 
 
 def small_data(directory: pathlib.Path, split: str, source: Source, processes: int) -> dict[str, Any]:
-    """Writes the first images that have objects as files with a COCO json. The flags that name them."""
+    """Writes the first images that have objects, with a COCO json, and returns the flags of these data."""
     annotations = source.annotations
     empty = np.diff(annotations.target_boxes.row_splits) == 0
     rows = np.sort(np.argsort(empty, kind="stable")[: IMAGES_PER_PROCESS * processes + 1])
@@ -107,12 +107,12 @@ def small_data(directory: pathlib.Path, split: str, source: Source, processes: i
 
 
 def main(spec_file: str) -> None:
-    """Trains and writes what this rank observed."""
+    """Trains, and writes the record of this rank."""
     spec = json.loads(pathlib.Path(spec_file).read_bytes())
     train = importlib.import_module(spec["module"])
     runs: list[Run] = []
     steps: list[int] = []
-    image_ids: list[int] = []  # of the first epoch
+    image_ids: list[int] = []  # trained on in the first epoch
 
     def on_step(run: "Run", images: Any, targets: Any) -> None:
         runs.append(run)

@@ -1,23 +1,23 @@
-"""Where a detector goes wrong: its errors by kind, after TIDE (arXiv 2008.08115). `eval.py --errors` runs it.
+"""Counts a detector's errors by kind, after TIDE (arXiv 2008.08115). `eval.py --errors` runs this module.
 
-Detections and boxes are matched as COCO does at IoU 0.5: in each image and class, by falling score, a
-detection takes the free box that it overlaps most; the best 100 count. One without a box that lies in a crowd
-of its class is ignored; crowds are not boxes. Every other detection is of the first kind whose rule holds:
+As in COCO at IoU 0.5, the 100 highest-scored detections of each image and class are matched, in this order,
+each to the unmatched box that it overlaps most. Crowds are not matched: an unmatched detection inside a crowd
+of its class is ignored. Every other detection has the first kind in this table whose rule holds:
 
-    correct          it has a box
+    correct          matched to a box
     localisation     IoU of 0.1 to 0.5 with the box of its class that it overlaps most
     classification   IoU of 0.5 or more with a box of another class
-    duplicate        IoU of 0.5 or more with a box of its class, which a better-scored detection has
+    duplicate        IoU of 0.5 or more with a box of its class that a higher-scored detection is matched to
     background       IoU below 0.1 with every box
     both             IoU of 0.1 to 0.5 with a box of another class
 
-A box is correct if a detection has it. Otherwise it is of the kind of the best-scored localisation or
-classification error that overlaps it most, and missed if there is none.
+A matched box is correct. Any other box has the kind of the highest-scored localisation or classification
+error that overlaps it more than other boxes. Without such an error it is missed.
 
-Detections below a least score are neither counted nor drawn. By default it is the score with the best F1 of
-all classes together. dAP50 covers all scores: what AP50 would gain without the errors of a kind. Of a box's
-localisation and classification errors the best-scored one then becomes correct, and the other errors of the
-kind vanish. Missed boxes leave the ground truth; a class that has no other boxes then has AP50 1.
+Detections below a score threshold are neither counted nor drawn. The default threshold is the one with the
+best F1 of all classes together. dAP50 uses all scores: it is the gain in AP50 if all errors of one kind are
+removed. But a localisation or classification error that determines the kind of a box becomes correct instead.
+Missed boxes are removed from the ground truth; a class that has no other boxes then has AP50 1.
 """
 
 import io
@@ -35,38 +35,38 @@ from common.annotations import Annotations
 from common.datasets import Source
 from common.evaluation import coco_metrics, drawing
 
-FOREGROUND, BACKGROUND_BELOW = 0.5, 0.1  # IoU; TIDE's t_f and t_b
+FOREGROUND, BACKGROUND_BELOW = 0.5, 0.1  # IoU thresholds; TIDE's t_f and t_b
 MAX_DETECTIONS = 100  # per class and image; pycocotools cocoeval.py, Params.setDetParams: maxDets
-MATRIX_CLASSES = 80  # of more classes the picture of the matrix has those with most errors
-NAME_LENGTH = 20  # characters of a class name in it
+MATRIX_CLASSES = 80  # if there are more classes, the picture of the matrix shows those with most errors
+NAME_LENGTH = 20  # characters of a class name in the picture
 WORST = 8  # images in errors.png
 
 IGNORED, CORRECT, CLASSIFICATION, LOCALISATION, BOTH, DUPLICATE, BACKGROUND, MISSED = range(-1, 7)
-KINDS = {  # from CORRECT on; the colours are from Paul Tol's schemes (personal.sron.nl/~pault)
+KINDS = {  # kind, from CORRECT on -> meaning, colour of Paul Tol's schemes (personal.sron.nl/~pault)
     "correct": ("", "#228833"),
-    "classification": ("right place, wrong class", "#4477aa"),
+    "classification": ("good box, wrong class", "#4477aa"),
     "localisation": ("right class, poor box", "#ccbb44"),
     "both": ("wrong class and poor box", "#aa3377"),
-    "duplicate": ("one more box of an object", "#66ccee"),
-    "background": ("no object there", "#ee7733"),
-    "missed": ("object not found, and in neither of the first two", "#cc3311"),
+    "duplicate": ("another detection of a found object", "#66ccee"),
+    "background": ("no object at the box", "#ee7733"),
+    "missed": ("object not found, and not counted in the first two rows", "#cc3311"),
 }
-# A detection or a box of the ground truth: image is a row of the annotations, class is 0-based, target is the
-# row of the box that a detection has or overlaps most, box is ltwh in pixels.
+# A detection or a ground-truth box: image is the row of its image in the annotations, class is 0-based,
+# target is the row of the box that the detection is matched to or overlaps most, box is ltwh in pixels.
 _NAMES = ("image", "class", "kind", "target", "score", "box")
 ROW = np.dtype({"names": _NAMES, "formats": ("i8", "i8", "i8", "i8", "f8", "4f8")})
 
 
 def match(annotations: Annotations, results: Sequence[dict[str, Any]]) -> tuple[np.ndarray, np.ndarray]:
-    """Compares detections with the ground truth.
+    """Matches detections to ground-truth boxes, and determines the kind of each detection.
 
     Args:
-        annotations: of M boxes, crowds included.
-        results: in COCO results format; those of categories that the annotations do not have are left out.
+        annotations: the annotations, with M boxes including crowds.
+        results: detections in COCO results format; those of unknown categories are left out.
 
     Returns:
-        The detections that are not ignored, ROW (N,), by image id and falling score (equal ones as
-        coco_metrics has them, so that AP50 is the same); the boxes, ROW (M,).
+        The detections that are not ignored, ROW (N,), sorted by image id and descending score (equal scores
+        in the order of coco_metrics, so that AP50 is the same); the ground-truth boxes, ROW (M,).
     """
     truth = np.zeros(annotations.num_boxes, ROW)
     truth["image"], truth["box"] = annotations.box_image, annotations.boxes_ltwh_px
@@ -91,10 +91,10 @@ def match(annotations: Annotations, results: Sequence[dict[str, Any]]) -> tuple[
 
 
 def _judge(found: np.ndarray, truth: np.ndarray) -> None:
-    """Sets kind and target of the detections in one image, from its boxes."""
+    """Sets kind and target of the detections `found` in one image, from its ground-truth boxes `truth`."""
     is_late = np.tril(found["class"][:, None] == found["class"]).sum(axis=1) > MAX_DETECTIONS
     crowd = np.append(truth["kind"] == IGNORED, True)
-    overlap = np.zeros((len(found), len(crowd)))  # (D, M + 1): the last column is for no box
+    overlap = np.zeros((len(found), len(crowd)))  # (D, M + 1): the last column means "no box"
     overlap[:, :-1] = np.reshape(mask.iou(found["box"], truth["box"], crowd[:-1]), (len(found), len(truth)))
     same = found["class"][:, None] == np.append(truth["class"], -1)
     own, other = np.where(same & ~crowd, overlap, 0), np.where(same | crowd, 0, overlap)
@@ -108,20 +108,20 @@ def _judge(found: np.ndarray, truth: np.ndarray) -> None:
     )
     found["target"] = np.where(found["kind"] == CLASSIFICATION, other.argmax(axis=1), own.argmax(axis=1))
     for row in np.flatnonzero((near >= FOREGROUND) & ~is_late):
-        best = np.flatnonzero(own[row] == own[row].max())[-1]  # COCO takes the last of equals
+        best = np.flatnonzero(own[row] == own[row].max())[-1]  # of equal IoUs COCO takes the last
         if own[row, best] >= FOREGROUND:
-            own[:, best] = 0  # it is taken
+            own[:, best] = 0  # so that no other detection is matched to this box
             found["kind"][row], found["target"][row] = CORRECT, best
 
 
 def kinds_of_boxes(found: np.ndarray, truth: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The kinds of boxes: IGNORED, CORRECT, CLASSIFICATION, LOCALISATION or MISSED.
+    """Returns the kinds of ground-truth boxes: IGNORED, CORRECT, CLASSIFICATION, LOCALISATION or MISSED.
 
     Args:
-        found, truth: of `match`; `found` may be a part of it.
+        found, truth: results of `match`; `found` may be a part of the detections.
 
     Returns:
-        int (M,), the kinds; int (K,), the rows of the detections that decide them, where one does.
+        int (M,), the kinds; int (K,), the rows of the detections that determine the kinds of K boxes.
     """
     order = np.lexsort((-found["score"], found["kind"] != CORRECT))
     order = order[np.isin(found["kind"][order], (CORRECT, CLASSIFICATION, LOCALISATION))]
@@ -132,7 +132,7 @@ def kinds_of_boxes(found: np.ndarray, truth: np.ndarray) -> tuple[np.ndarray, np
 
 
 def ap50(found: np.ndarray, truth: np.ndarray, without: int | None = None) -> float:
-    """AP50 as pycocotools finds it, in 0..1; or as it would be without the errors of one kind."""
+    """Returns AP50 in 0..1 as pycocotools computes it, or as it would be without the errors of one kind."""
     kinds, deciding = kinds_of_boxes(found, truth)
     found, fixed = found.copy(), deciding[found["kind"][deciding] == without]
     found["class"][fixed], found["kind"][fixed] = truth["class"][found["target"][fixed]], CORRECT
@@ -150,22 +150,22 @@ def ap50(found: np.ndarray, truth: np.ndarray, without: int | None = None) -> fl
 
 
 def best_score(found: np.ndarray, truth: np.ndarray) -> float:
-    """The least score with the best F1, of all classes together; 0 without detections."""
+    """Returns the score threshold with the highest F1 of all classes together; 0 without detections."""
     scores = np.sort(found["score"])[::-1]
-    kept = np.searchsorted(-scores, -scores, side="right")  # how many have this score or a better one
+    kept = np.searchsorted(-scores, -scores, side="right")  # how many have this score or a higher one
     correct = np.searchsorted(-np.sort(found["score"][found["kind"] == CORRECT])[::-1], -scores, side="right")
     f1 = 2 * correct / (kept + np.count_nonzero(truth["kind"] != IGNORED))
     return float(scores[f1.argmax()]) if len(scores) else 0.0
 
 
 def confusion_matrix(found: np.ndarray, truth: np.ndarray, num_classes: int) -> np.ndarray:
-    """How often boxes of each class are detected as each class.
+    """Counts how often boxes of each class are detected as each class.
 
-    Each detection counts once: in the row of the class of its box, or of the box for which it has a wrong
-    class, else in that of the background. A box without such a detection counts in the last column.
+    Correct detections and classification errors count in the row of their box's class, other detections in
+    the background's row. A box without a correct detection or classification error counts in the last column.
 
     Returns:
-        int (C + 1, C + 1): rows are classes of boxes, columns those of detections; background is last.
+        int (C + 1, C + 1): rows are ground-truth classes, columns detected classes; the background is last.
     """
     matrix = np.zeros((num_classes + 1, num_classes + 1), int)
     hits = np.isin(found["kind"], (CORRECT, CLASSIFICATION))
@@ -177,7 +177,7 @@ def confusion_matrix(found: np.ndarray, truth: np.ndarray, num_classes: int) -> 
 
 
 def draw_matrix(matrix: np.ndarray, names: Sequence[str], path: pathlib.Path) -> None:
-    """Draws counts, int (C + 1, C + 1), on the share that they are of their row, as a colour."""
+    """Draws a confusion matrix, int (C + 1, C + 1): counts as numbers, shares of each row as colours."""
     errors = matrix.sum(axis=0) + matrix.sum(axis=1) - 2 * matrix.diagonal()
     most = np.argsort(-errors[:-1], kind="stable")[:MATRIX_CLASSES]
     shown = [*np.sort(most).tolist(), len(errors) - 1]
@@ -196,7 +196,7 @@ def draw_matrix(matrix: np.ndarray, names: Sequence[str], path: pathlib.Path) ->
 
 
 def draw_worst(found: np.ndarray, truth: np.ndarray, source: Source, path: pathlib.Path) -> None:
-    """Draws the images with most errors: their boxes, and beside them the detections, coloured by kind."""
+    """Draws the images with most errors twice: with their boxes and with the detections, coloured by kind."""
     wrong = found["image"][found["kind"] != CORRECT], truth["image"][truth["kind"] == MISSED]
     errors = np.bincount(np.concatenate(wrong), minlength=source.size)
     worst = [image for image in np.argsort(-errors, kind="stable")[:WORST].tolist() if errors[image]]
@@ -214,7 +214,7 @@ def draw_worst(found: np.ndarray, truth: np.ndarray, source: Source, path: pathl
             axes.set_title(title, fontsize="small", parse_math=False)
             axes.imshow(pixels)
             shown = (boxes["image"] == image) & (boxes["kind"] != IGNORED)
-            for box in boxes[shown][::-1]:  # the best on top
+            for box in boxes[shown][::-1]:  # so that the highest score is on top
                 colour, (x, y, *sides) = colours[box["kind"]], box["box"]
                 axes.add_patch(Rectangle((x, y), *sides, fill=False, edgecolor=colour, linewidth=2))
                 label = names[box["class"]] + (f" {box['score']:.2f}" if boxes is found else "")
@@ -230,11 +230,11 @@ def report(
     Args:
         source: the evaluation data.
         results: the detections in COCO results format.
-        directory: to write into.
-        least: the least score that is counted and drawn; None: the one with the best F1.
+        directory: the directory to write into.
+        least: the lowest score that is counted and drawn; None: the one with the best F1.
 
     Returns:
-        The table, to print.
+        The table of errors, to print.
     """
     label_map = source.label_map
     every, truth = match(source.annotations, results)
@@ -261,7 +261,7 @@ def report(
     draw_matrix(matrix, names, directory / "confusion_matrix.png")
     draw_worst(found, truth, source, directory / "errors.png")
     lines = [
-        f"{len(found)} detections from a score of {least:g} on ({origin}), {counts[CORRECT]} correct; "
+        f"{len(found)} detections with a score of at least {least:g} ({origin}), {counts[CORRECT]} correct; "
         f"{boxes.sum()} boxes, {boxes[CORRECT]} found",
         "errors           count  dAP50",
     ]

@@ -1,12 +1,12 @@
-r"""Tries everything that needs a GPU: one command for the first host that has one. It never ran on a GPU.
+r"""Tries everything that needs a GPU, on the first host that has one. This command has never run on a GPU.
 
     python tools/gpu_check.py --output_dir=runs/gpu-check
     python tools/gpu_check.py --dali_only                         # without TensorFlow
     python tools/gpu_check.py --stages=decoding,loading --images=my/images --annotations=my/instances.json
 
-Each case runs in a separate process, with a time limit: a crash is one line, and the next case runs. After
-a stop the same command goes on where it was. It writes gpu_check.json, logs/ and rows.md, tables for
-docs/benchmarks.md, and reports at the end what works, what is slow and which flag to change.
+Each case runs in a separate process with a time limit, so that the next case also runs after a crash. If the
+command is interrupted, start it again: it continues with the next case. It writes gpu_check.json, logs/ and
+rows.md (tables for docs/benchmarks.md), and reports what works, what is slow and which flag to change.
 """
 
 import dataclasses
@@ -30,21 +30,21 @@ _COUNT = "from nvidia.dali import backend; print(backend.GetCUDADeviceCount())"
 
 @dataclasses.dataclass(frozen=True)
 class Args:
-    """The flags."""
+    """The flags of this command."""
 
-    output_dir: str = flag("runs/gpu-check", "Directory of all that is written.")
-    stages: str = flag(",".join(cases.STAGES), "Stages to run, with commas.")
-    dali_only: bool = flag(False, "Only the stages that need no TensorFlow.")
-    retry: bool = flag(False, "Run those again that did not pass.")
-    images: str | None = flag(None, "Directory of photographs, for rates. Default: drawn ones.")
+    output_dir: str = flag("runs/gpu-check", "Directory of all output files.")
+    stages: str = flag(",".join(cases.STAGES), "Stages to run, comma-separated.")
+    dali_only: bool = flag(False, "Run only the stages that do not use TensorFlow.")
+    retry: bool = flag(False, "Rerun the cases that did not pass.")
+    images: str | None = flag(None, "Directory of photographs for timings. Default: synthetic images.")
     annotations: str | None = flag(None, "COCO json of --images.")
 
 
 def check(a: Args) -> list[str]:
-    """Runs what has no row yet, writes the files, and returns the words.
+    """Runs the cases that have no result yet, writes the files, and returns the lines of the report.
 
     Raises:
-        UserError: no GPU, or flags or files that cannot be used.
+        UserError: DALI sees no GPU, or flags or files cannot be used.
     """
     stages = cases.DALI_ALONE if a.dali_only else tuple(filter(None, a.stages.split(",")))
     for name in stages:
@@ -66,14 +66,14 @@ def check(a: Args) -> list[str]:
 
 
 def count_gpus() -> int:
-    """The GPUs that DALI sees, in a separate process.
+    """Returns the number of GPUs that DALI sees. A separate process counts them.
 
     Raises:
-        UserError: none, or DALI is not installed.
+        UserError: DALI sees no GPU, or cannot be imported.
     """
     done = subprocess.run([sys.executable, "-c", _COUNT], capture_output=True, text=True)
     if done.returncode:
-        raise UserError(f"DALI does not start ({done.stderr.strip().rpartition(chr(10))[2]}): make setup")
+        raise UserError(f"DALI does not start ({done.stderr.strip().rpartition(chr(10))[2]}): run make setup")
     if not (gpus := int(done.stdout)):
         raise UserError(
             "no GPU: this command needs one that DALI sees (nvidia-smi lists those of the driver)"
@@ -82,7 +82,7 @@ def count_gpus() -> int:
 
 
 def draw(output: pathlib.Path, *, photos: bool) -> None:
-    """The data that do not stand yet, and the script that names the hosts of elastic training."""
+    """Draws the data that do not exist yet, and writes the script that lists hosts for elastic training."""
     images.draw_kinds(output / "kinds")
     images.draw(output / "train", 600, seed=1)
     images.draw(output / "eval", 100, seed=2)

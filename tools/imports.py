@@ -1,4 +1,4 @@
-"""Which files of this project import which, by parsing the sources.
+"""Finds which files of this project import which other files, by parsing the sources.
 
 A path is relative to the project's root and has forward slashes: "common/boxes.py".
 """
@@ -13,7 +13,7 @@ PRODUCT = ("common", "efficientdet", "yolov4", "tools")  # the folders of the pr
 
 
 def python_files(*folders: str) -> list[str]:
-    """All .py files below these folders of the project, sorted."""
+    """Returns all .py files below these folders of the project, sorted."""
     return sorted(
         path.relative_to(ROOT).as_posix() for folder in folders for path in (ROOT / folder).rglob("*.py")
     )
@@ -24,7 +24,7 @@ def read(path: str) -> str:
 
 
 def imports(path: str) -> frozenset[str]:
-    """The project's files that one file imports, inside functions included, under TYPE_CHECKING not."""
+    """Returns the project's files that a file imports, also inside functions, but not under TYPE_CHECKING."""
     return _imports(read(path)) - {path}
 
 
@@ -35,7 +35,7 @@ def _imports(text: str) -> frozenset[str]:
 
 
 def _imported_names(tree: ast.Module) -> Iterator[tuple[str, str | None]]:
-    """(module, name) of every import of a file: `import a.b` gives ("a.b", None)."""
+    """Yields (module, name) for every import in a file; for `import a.b` it is ("a.b", None)."""
     unused = {
         id(node)
         for branch in ast.walk(tree)
@@ -54,7 +54,7 @@ def _imported_names(tree: ast.Module) -> Iterator[tuple[str, str | None]]:
 
 @functools.cache
 def imported_files(text: str) -> tuple[tuple[str, str, str | None], ...]:
-    """(name, file, name in the file) of the imports of this project's files; None: the file itself."""
+    """Returns (local name, file, name in the file) of each import from this project; None: the whole file."""
     found = []
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.Import | ast.ImportFrom):
@@ -72,7 +72,7 @@ def _module_of(path: str) -> str:
 
 
 def _files_of(module: str, name: str | None) -> Iterator[str]:
-    """The file of a module, of the packages around it, and of `name` where that is a module, too."""
+    """Yields the files of a module, of the packages that contain it, and of `name` if it is a submodule."""
     parts = module.split(".")
     if parts[0] not in (*PRODUCT, "tests", "examples"):
         return
@@ -90,7 +90,7 @@ def _existing(path: str) -> Iterator[str]:
 
 
 def closure(paths: Iterable[str], read: Callable[[str], str] = read) -> set[str]:
-    """These files and all that they import, directly or not; `read` gives a file's text."""
+    """Returns these files and all files that they import, also indirectly; `read` returns a file's text."""
     seen: set[str] = set()
     left = list(paths)
     while left:

@@ -1,4 +1,4 @@
-r"""Image preprocessing with DALI: any source, a chain of operators, any output.
+r"""Preprocesses images with DALI: reads them from a source, applies a chain of operators, and writes them.
 
     python tools/preprocess.py --source=files --input=photos --output=small.npz \
         --ops="resize:short=256 | crop:224x224 | crop_mirror_normalize:mean=imagenet"
@@ -6,8 +6,8 @@ r"""Image preprocessing with DALI: any source, a chain of operators, any output.
         --ops="resize:128x128 | rotate:angle=-10..10,fill=114 | flip:p=0.5"
     python tools/preprocess.py --list_ops
 
-The same chain runs in DALI's Pipeline API (a graph, prefetched: throughput) or its Dynamic API (imperative:
-exploration). In Python: `open_image_source` and `Preprocessor`, see preprocessing/preprocessor.py.
+The same chain runs in DALI's Pipeline API (a graph with prefetching, for throughput) or its Dynamic API
+(imperative, to explore). In Python use `open_image_source` and `Preprocessor`: preprocessing/preprocessor.py.
 """
 
 import glob
@@ -30,14 +30,14 @@ from tools.preprocessing.options import ACCEPTED, define_flags
 
 
 def preprocess(a: types.SimpleNamespace) -> None:
-    """The command.
+    """Runs the command.
 
     Args:
         a: the values of the flags, by their names.
 
     Raises:
-        UserError: flags that cannot be used, an image that an operator refuses.
-        DataError: images that cannot be used.
+        UserError: flags cannot be used, or an operator rejects an image.
+        DataError: images cannot be used.
     """
     import_tensorflow()
     from nvidia.dali import backend
@@ -52,10 +52,10 @@ def preprocess(a: types.SimpleNamespace) -> None:
         print(chain.describe())
         return
     if not a.input:
-        raise UserError("--input is missing: name a directory, file or glob of images")
+        raise UserError("--input is missing: give a directory, file or glob of images")
     if not a.output:
-        raise UserError(f"--output is missing: name {ACCEPTED}")
-    color = chain.parse(a.ops).color  # an error in --ops comes before images are checked
+        raise UserError(f"--output is missing: give {ACCEPTED}")
+    color = chain.parse(a.ops).color  # reports errors in --ops before images are checked
     if a.device == "gpu" and not backend.GetCUDADeviceCount():
         raise UserError("--device=gpu: DALI sees no GPU here; use --device=cpu")
     policy = ImagePolicy(a.on_bad_image, a.max_megapixels, a.decode)
@@ -80,7 +80,7 @@ def preprocess(a: types.SimpleNamespace) -> None:
 
 
 def main() -> None:
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # leaves as little behind as Ctrl-C
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # cleans up as after Ctrl-C
     preprocess(types.SimpleNamespace(**shared_flags.values(flags.FLAGS, define_flags)))
 
 

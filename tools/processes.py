@@ -9,11 +9,11 @@ from collections.abc import Iterator
 
 @contextlib.contextmanager
 def ended_afterwards(process: subprocess.Popen, grace: float = 0.0) -> Iterator[None]:
-    """Ends a process and its group when the block is left: by its end, an error or an interrupt.
+    """Ends a process and its process group after the `with` block, also after an error or an interrupt.
 
     Args:
-        process: the leader of its group.
-        grace: seconds from SIGTERM to SIGKILL; 0: no SIGTERM. A second Ctrl-C cuts them short. Horovod's
+        process: the leader of its process group.
+        grace: seconds from SIGTERM to SIGKILL; 0: no SIGTERM. A second Ctrl-C ends this wait. Horovod's
             launcher starts its ranks in another session, and ends them within 5 s of SIGTERM
             (GRACEFUL_TERMINATION_TIME_S in horovod/runner/common/util/safe_shell_exec.py).
     """

@@ -1,15 +1,15 @@
-"""Removes the code that uses names which were left out of a copy.
+"""Removes code that uses names that were left out of a copy.
 
     from common.distributed import elastic     the module was left out: removed
     if a.elastic:                              the flag was left out: removed with its body
         return elastic.run(train, a)
     return train(a)                            stays
 
-For each use it removes the smallest piece around it that the rest can do without: an entry of a list or a
-dictionary, an argument by keyword, a parameter, an operand of `or` and `and`, a branch of `x if y else z`, or
-the statement. In a test a flag has its default, and what is not there is false. What only removed statements
-define is lost, too: variables, attributes of self, functions without a body or a result. Where the rest would
-mean something else, it raises UnsoundError.
+For each use, the smallest piece of code around it that can be removed is removed: an entry of a list or a
+dictionary, a keyword argument, a parameter, an operand of `or` and `and`, a branch of `x if y else z`, or the
+statement. In a condition, a lost flag has its default value, and any other lost name is false. Names that
+only removed statements define are lost, too: variables, attributes of self, functions without a body or a
+result. If the remaining code would mean something else, UnsoundError is raised.
 """
 
 import ast
@@ -24,22 +24,22 @@ from tools.source_text import SourceText
 LISTS = (ast.List, ast.Tuple, ast.Set)
 DEFINITIONS = (ast.FunctionDef, ast.ClassDef)
 ENDS = (ast.Return, ast.Raise, ast.Continue, ast.Break)
-FLAG_OWNERS = ("a", "self._a")  # what the product calls its Args
+FLAG_OWNERS = ("a", "self._a")  # names of Args objects in the apps' code
 
 
 class UnsoundError(Exception):
-    """Something uses a lost name, and nothing around it can go: the message names the line."""
+    """A lost name is used, and no code around this use can be removed: the message names the line."""
 
 
 class Lost(NamedTuple):
-    """What a file cannot use.
+    """The names that a file can no longer use.
 
     Attributes:
-        names: per scope ("" is the module, "Run.save" a method), as the file has them: "elastic",
-            "loader.synthetic_boxes", "self._is_video"; ".encoded": of anything. `pruned` adds to them.
-        flags: `a.elastic`, and the fields of Args; with their defaults.
-        words: strings in lists, keys and comparisons: names of flags and their values.
-        is_test: functions go as a whole, and keywords, parameters and all strings count, too.
+        names: scope ("" is the module, "Run.save" a method) -> names as the file writes them: "elastic",
+            "loader.synthetic_boxes", "self._is_video"; ".encoded" of any object. `pruned` adds names.
+        flags: flag -> default, for uses such as `a.elastic` and for the fields of Args.
+        words: strings to remove from lists, keys and comparisons: names of flags and their values.
+        is_test: the file is a test: whole functions go; keywords, parameters and all strings are uses, too.
     """
 
     names: dict[str, set[str]]
@@ -48,18 +48,18 @@ class Lost(NamedTuple):
     is_test: bool = False
 
     def has(self, name: str, scope: str) -> bool:
-        """Whether a name is lost in a scope or one around it."""
+        """Returns whether a name is lost in a scope or in a scope around it."""
         inner = scope.split(".")
         around = ["", *(".".join(inner[: i + 1]) for i in range(len(inner)))]
         return any(name in self.names.get(scope, ()) for scope in around)
 
     def defines(self, name: str, scope: str) -> bool:
-        """Whether it is the definition in this scope that is lost."""
+        """Returns whether a name is lost in exactly this scope, so that its definition must be removed."""
         return name in self.names.get(scope, ())
 
     @property
     def size(self) -> int:
-        """How many names are lost."""
+        """The number of lost names."""
         return sum(map(len, self.names.values()))
 
     def add(self, name: str, scope: str) -> None:
@@ -68,7 +68,7 @@ class Lost(NamedTuple):
 
 
 class Place(NamedTuple):
-    """A node, and the nodes around it from the outside in, each with the field that leads on."""
+    """A node, and all nodes around it, the outermost first, each with the field that holds the next node."""
 
     node: Any  # of ast's classes, which have different fields
     above: tuple[tuple[Any, str], ...] = ()
@@ -82,7 +82,7 @@ class Place(NamedTuple):
         return ".".join(node.name for node, _ in self.above if isinstance(node, DEFINITIONS))
 
     def walk(self) -> Iterator["Place"]:
-        """This and all places inside, in the order of the text."""
+        """Yields this place and all places inside it, in the order of the text."""
         left = [self]
         while left:
             place = left.pop()
@@ -94,15 +94,15 @@ class Place(NamedTuple):
 
 
 def prune(texts: dict[str, str], lost: Mapping[str, Lost], has: Callable[[str], bool]) -> None:
-    """Prunes files in place, until nothing in them uses a name that is gone.
+    """Prunes files in place, until no file uses a lost name.
 
     Args:
         texts: path -> text.
-        lost: path -> what is lost in it; names are added.
-        has: whether the copy has a file of this project.
+        lost: path -> names that are lost in this file; more names are added.
+        has: function that returns whether the copy has a file of this project.
     """
     known = -1
-    sound: dict[str, int] = {}  # path -> how many names were lost in it when it was last pruned
+    sound: dict[str, int] = {}  # path -> number of its lost names when it was last pruned
     while known != (known := sum(lost_here.size for lost_here in lost.values())):
         for path, text in texts.items():
             for name, file, attribute in imported_files(text):
@@ -121,19 +121,19 @@ def prune(texts: dict[str, str], lost: Mapping[str, Lost], has: Callable[[str], 
 
 
 def pruned(text: str, lost: Lost) -> str:
-    """The text without what uses lost names; adds to `lost.names` what is lost with it."""
+    """Returns the text without code that uses lost names; adds the names that this code defined to `lost`."""
     names = {name.rpartition(".")[2] for found in lost.names.values() for name in found}
     used = set(re.findall(r"\w+", text))
     if not any(
         word in (used if word.isidentifier() else text) for word in (*names, *lost.flags, *lost.words)
     ):
-        return text  # most files name nothing that is lost: no need to parse them
+        return text  # most files use no lost name: saves the time to parse them
     while place := next((p for p in Place(ast.parse(text)).walk() if _is_lost(p, lost)), None):
         edit = _Edit(text, lost)
         try:
             in_body = any(isinstance(n, DEFINITIONS) and f == "body" for n, f in place.above)
             if lost.is_test and (in_body or isinstance(place.node, ast.arg)):
-                raise UnsoundError("a test goes as a whole")
+                raise UnsoundError("a test is removed as a whole")
             text = edit.without_use(place)
         except UnsoundError as error:
             if not lost.is_test:
@@ -145,7 +145,7 @@ def pruned(text: str, lost: Lost) -> str:
 
 
 def _is_lost(place: Place, lost: Lost) -> bool:
-    """Whether a node is itself the use of a lost name."""
+    """Returns whether this node itself, not a node inside it, uses or defines a lost name."""
     node, (parent, field) = place.node, place.above[-1] if place.above else (None, "")
     match node:
         case ast.Name(ctx=ast.Load()) | ast.Attribute(ctx=ast.Load()):
@@ -158,7 +158,7 @@ def _is_lost(place: Place, lost: Lost) -> bool:
         case ast.AnnAssign(target=ast.Name(id=name), value=ast.Call(func=maker)):
             is_flag = name in lost.flags and ast.unparse(maker).endswith("flag")
             return is_flag or (isinstance(parent, ast.Module) and lost.defines(name, ""))
-        case ast.AnnAssign(target=ast.Name(id=name)):  # of a module, or a field of a class
+        case ast.AnnAssign(target=ast.Name(id=name)):  # variable of a module, or field of a class
             return lost.defines("self." * isinstance(parent, ast.ClassDef) + name, place.scope)
         case ast.arg() | ast.keyword() if lost.is_test:
             return node.arg in lost.words or (isinstance(node, ast.arg) and lost.has(node.arg, ""))
@@ -176,7 +176,7 @@ def _is_lost(place: Place, lost: Lost) -> bool:
 
 
 def _stored(node: ast.AST, without: ast.AST | None = None) -> set[str]:
-    """The variables and attributes that are assigned inside of a node, except within another one."""
+    """Returns the variables and attributes that are assigned inside `node`, but not inside `without`."""
     if node is without:
         return set()
     found = set().union(*(_stored(child, without) for child in ast.iter_child_nodes(node)))
@@ -185,25 +185,25 @@ def _stored(node: ast.AST, without: ast.AST | None = None) -> set[str]:
 
 
 class _Edit(SourceText):
-    """One file; its methods return the new text."""
+    """Edits one file; the methods return the new text."""
 
     def __init__(self, text: str, lost: Lost) -> None:
         super().__init__(text)
         self._lost = lost
 
     def without_use(self, place: Place) -> str:
-        """The text without the smallest thing around one lost node that can go."""
+        """Returns the text without the smallest piece around one lost node that can be removed."""
         if isinstance(place.node, ast.stmt):
             return self.without_statement(place)
         leaf, attribute = place.node, getattr(place.node, "attr", "")
         flag = attribute if attribute in self._lost.flags else ""
-        # What the node is worth in a test: a flag has its default; what is not there is false; None: unknown.
+        # The node's truth value in a condition: a flag has its default, other names are false; None: unknown.
         is_true: bool | None = bool(self._lost.flags.get(flag))
         while True:
             node, (parent, field), above = place.node, place.above[-1], place.up
             match parent:
                 case ast.BoolOp() | ast.IfExp() | ast.If() if is_true is None and field in ("values", "test"):
-                    raise UnsoundError("a test whose result is not known")
+                    raise UnsoundError("a condition whose result is not known")
                 case ast.BoolOp():
                     if isinstance(parent.op, ast.Or) != is_true:
                         return self.without_item(parent.values, node)
@@ -218,7 +218,7 @@ class _Edit(SourceText):
                         return self.replaced(self.span(parent), self.cut(*self.span(left)))
                     is_true = False
                 case ast.Call() if field == "args" and self._must_stay(leaf, above):
-                    raise UnsoundError("a lost argument by position: give it by keyword")
+                    raise UnsoundError("a lost positional argument: give it by keyword")
                 case ast.Dict():
                     entries = list(zip(parent.keys, parent.values, strict=True))
                     return self.without_item(entries, next(entry for entry in entries if node in entry))
@@ -237,9 +237,9 @@ class _Edit(SourceText):
                 case ast.Call(func=ast.Name(id=name) | ast.Attribute(attr=name)) if field == "func":
                     is_true = False if name.startswith("is_") else None
                 case ast.withitem() | ast.ExceptHandler() | ast.match_case() | ast.Module() | ast.While():
-                    raise UnsoundError(f"nothing can go inside of {type(parent).__name__}")
+                    raise UnsoundError(f"nothing inside {type(parent).__name__} can be removed")
                 case _ if field in ("ifs", "decorator_list", "returns", "bases"):
-                    raise UnsoundError("without it the rest means something else")
+                    raise UnsoundError("without it the remaining code means something else")
                 case ast.stmt():
                     return self.without_statement(above)
                 case ast.NamedExpr():
@@ -249,7 +249,7 @@ class _Edit(SourceText):
             place = above
 
     def _compare(self, leaf: ast.AST, flag: str, operator: ast.cmpop, right: ast.expr) -> bool | None:
-        """The result of a comparison with a lost name, flag or word; None: unknown."""
+        """Returns the result of a comparison with a lost name, flag or word; None: unknown."""
         if not flag:
             if isinstance(leaf, ast.Constant) or isinstance(operator, ast.In | ast.NotIn):  # in a lost table
                 return isinstance(operator, ast.NotEq | ast.NotIn)
@@ -271,13 +271,13 @@ class _Edit(SourceText):
                 return None
 
     def _must_stay(self, leaf: ast.AST, call: Place) -> bool:
-        """Whether a call with a lost argument by position must stay: a flag, or a local for a result."""
+        """Tells if a call must stay: it loses a flag, or it loses a local variable and its result is used."""
         if isinstance(leaf, ast.Name) and not self._lost.defines(leaf.id, ""):
             return isinstance(call.above[-1][0], ast.Return | ast.Assign)
         return getattr(leaf, "attr", "") in self._lost.flags
 
     def without_statement(self, place: Place) -> str:
-        """The text without a statement, and without what it leaves empty."""
+        """Returns the text without a statement, and without the block or function that would be empty."""
         node, (parent, field) = place.node, place.above[-1]
         around = [place.above[0][0], *(n for n, _ in place.above if isinstance(n, DEFINITIONS))]
         kept = _stored(around[-1], node) | {n for n in _stored(around[:2][-1], node) if "." in n}
@@ -288,11 +288,11 @@ class _Edit(SourceText):
             for name in _stored(node) - kept:
                 self._lost.add(name, place.scope)
         if isinstance(node, ast.AugAssign):
-            raise UnsoundError("a value that is changed here")
+            raise UnsoundError("a variable that is changed here and stays")
         if isinstance(node, ast.Return) and parent is around[-1]:
             results = [n for n in ast.walk(around[-1]) if isinstance(n, ast.Return | ast.Yield)]
             if len(results) > 1:
-                raise UnsoundError("a result that only some calls have")
+                raise UnsoundError("a function that would return a result only in some cases")
             return self.without_statement(place.up)
         block = [statement for statement in getattr(parent, field) if statement is not node]
         left = [s for s in block if not (isinstance(s, ast.Expr) and isinstance(s.value, ast.Constant))]
@@ -301,15 +301,15 @@ class _Edit(SourceText):
         if field == "orelse":
             return self.without_lines(parent.body[-1].end_lineno + 1, node.end_lineno)
         if field != "body" or getattr(parent, "orelse", None) or getattr(parent, "finalbody", None):
-            raise UnsoundError("the block that it stands in would be empty")
+            raise UnsoundError("the block around it would be empty")
         return self.without_statement(place.up)
 
     def _without_test(self, place: Place, is_true: bool) -> str:
-        """The text with an `if` replaced by the branch that is left of it."""
+        """Returns the text with an `if` replaced by the branch that is always taken."""
         node, (parent, field) = place.node, place.above[-1]
         is_elif = self.cut(*self.span(node)).startswith(b"elif")
         if is_true and is_elif:
-            raise UnsoundError("elif of what is always true")
+            raise UnsoundError("an elif whose condition is always true")
         if not is_true and not node.orelse:
             return self.without_statement(place)
         if not is_true and self.cut(*self.span(node.orelse[0])).startswith(b"elif"):
@@ -327,19 +327,19 @@ class _Edit(SourceText):
         return b"".join([*self._lines[: node.lineno - 1], inner, *self._lines[end:]]).decode()
 
     def _without_parameter(self, place: Place, node: ast.AST) -> str:
-        """The text without a parameter, which is lost in its function."""
+        """Returns the text without a parameter, whose name is then lost in the function."""
         a = place.node
         plain = [*a.posonlyargs, *a.args]
         defaults = [*[None] * (len(plain) - len(a.defaults)), *a.defaults, *a.kw_defaults]
         items = list(zip([*plain, *a.kwonlyargs], defaults, strict=True))
         item = next((item for item in items if node in item), None)
-        if item is None or item[1] is None:  # the function cannot be called without
+        if item is None or item[1] is None:  # a required parameter: removes the function
             return self.without_statement(place.up)
         self._lost.add(item[0].arg, Place(node, (*place.above, (place.node, ""))).scope)
         return self.without_item(items, item)
 
     def _is_list(self, place: Place, leaf: ast.AST) -> bool:
-        """Whether elements can go: a tuple can be a row of a table, or several values; a list, a command."""
+        """Returns whether elements can be removed: not from a table's row, a tuple of values or a command."""
         parent = place.above[-1][0]
         if str(getattr(leaf, "value", "")).startswith("--"):
             return False

@@ -1,9 +1,9 @@
-"""Runs the step of a skipped batch again and prints where its numbers stop being finite.
+"""Repeats the training step of a skipped batch and prints where its numbers stop being finite.
 
     python tools/replay_step.py runs/mine/skipped/step_00000123.npz
 
-Nothing else is needed: the file holds images, targets, weights and the model's configuration
-(common/training/results.py).
+No other file is needed: training (common/training/results.py) writes images, targets, weights and the model's
+configuration into this one.
 """
 
 import functools
@@ -30,17 +30,17 @@ if TYPE_CHECKING:
     import tensorflow as tf
 
 APPS = ("efficientdet", "yolov4")
-SHOWN = 8  # lines of a kind
+SHOWN = 8  # lines for each kind of tensor
 LossValues = Callable[["tf.Tensor", dict[str, "tf.Tensor"]], dict[str, "tf.Tensor"]]
 
 
 class SkippedStep(NamedTuple):
-    """What the file of a skipped step holds.
+    """The contents of the file of a skipped step.
 
     Attributes:
-        metadata: of the run's weights files, with "step" and "rank".
-        images: (B, H, W, 3), as the loader gave them.
-        targets: by name.
+        metadata: the metadata of the run's weights files, with "step" and "rank".
+        images: (B, H, W, 3), as the loader returned them.
+        targets: name -> array.
         weights: values of `model.variables`, in their order.
     """
 
@@ -51,10 +51,10 @@ class SkippedStep(NamedTuple):
 
 
 def read(path: str | os.PathLike) -> SkippedStep:
-    """Reads a file of Results.save_skipped. It has no pickled objects: opening one runs no code.
+    """Reads a file that Results.save_skipped wrote. Pickled objects are refused, so no code can be run.
 
     Raises:
-        UserError: it is missing, damaged or another file.
+        UserError: the file is missing, damaged or not the file of a skipped step.
     """
     try:
         with np.load(path, allow_pickle=False) as file:
@@ -73,15 +73,15 @@ def replay(skipped: SkippedStep, model: "keras.Model", loss_values: LossValues) 
     """Runs the step again, without an update, and finds where numbers stop being finite.
 
     Args:
-        skipped: what `read` returned.
-        model: as it was built for that run; it gets the weights of the file.
-        loss_values: (images, targets) -> scalars, "loss" among them, of the model in training.
+        skipped: the result of `read`.
+        model: the model, built as for that run; the weights of the file are assigned to it.
+        loss_values: function (images, targets) -> the model's scalars in training, including "loss".
 
     Returns:
-        Lines: the input, the scalars, the first layers and the gradients that are not finite.
+        Lines: the scalars; and the inputs, weights, layers and gradients that are not finite.
 
     Raises:
-        UserError: the weights are of another model.
+        UserError: the weights are those of another model.
     """
     import keras
     import tensorflow as tf
@@ -90,7 +90,7 @@ def replay(skipped: SkippedStep, model: "keras.Model", loss_values: LossValues) 
         for variable, weight in zip(model.variables, skipped.weights, strict=True):
             variable.assign(weight)
     except ValueError as error:
-        raise UserError("the file's weights do not fit the model: it is of another version") from error
+        raise UserError("the file's weights do not fit the model: another version wrote the file") from error
     images = tf.constant(skipped.images)
     targets = {name: tf.constant(value) for name, value in skipped.targets.items()}
     about, ids = skipped.metadata, np.ravel(skipped.targets["image_ids"])
@@ -113,7 +113,7 @@ def replay(skipped: SkippedStep, model: "keras.Model", loss_values: LossValues) 
 
 
 def _not_finite(kind: str, tensors: Mapping[str, Any]) -> list[str]:
-    """Lines about the tensors that are not finite, the first few."""
+    """Returns a line for each tensor that is not finite: at most SHOWN, then the number of the others."""
     lines = []
     for name, tensor in tensors.items():
         finite = np.isfinite(np.asarray(tensor, np.float32))
@@ -126,7 +126,7 @@ def _not_finite(kind: str, tensors: Mapping[str, Any]) -> list[str]:
 def main(*files: str) -> None:
     """Prints the lines of `replay` for the file of a skipped step."""
     if len(files) != 1:
-        raise UserError(f"{len(files)} files: give one, python tools/replay_step.py FILE")
+        raise UserError(f"give one file, not {len(files)}: python tools/replay_step.py FILE")
     skipped = read(files[0])
     import_tensorflow()
     import keras
@@ -136,7 +136,7 @@ def main(*files: str) -> None:
     metadata = skipped.metadata
     app = metadata.get("app")
     if app not in APPS:
-        raise UserError(f"{files[0]} is of {app!r}, not of {' or '.join(APPS)}")
+        raise UserError(f"{files[0]} is of the app {app!r}, not of {' or '.join(APPS)}")
     train, table = importlib.import_module(f"{app}.train"), importlib.import_module(f"{app}.config")
     row = table.get_config(metadata["config"]["model_name"])
     config = hparams.from_json(type(row), metadata["config"])

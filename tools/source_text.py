@@ -1,4 +1,4 @@
-"""The text of a Python file, and where the nodes of its syntax tree stand in it."""
+"""Edits the text of a Python file at the positions of the nodes of its syntax tree."""
 
 import ast
 import re
@@ -7,19 +7,19 @@ from typing import Any
 
 
 class SourceText:
-    """One file, as bytes, because the columns of ast count those; its methods return the new text."""
+    """One file as bytes, because ast counts columns in bytes. The methods return the new text."""
 
     def __init__(self, text: str) -> None:
         self._text = text.encode()
         self._lines = self._text.splitlines(keepends=True)
 
     def without_item(self, items: Sequence, item: object, comma: bytes = b"") -> str:
-        """The text without one of several things that commas, `or` or `and` separate.
+        """Returns the text without one of several items that commas, `or` or `and` separate.
 
         Args:
-            items: nodes, or tuples of nodes that go together: a key and its value.
-            item: one of them.
-            comma: what must follow the other one of two, in a tuple.
+            items: nodes, or tuples of nodes that belong together: a key and its value.
+            item: the item to remove.
+            comma: b"," if a tuple of two loses one: the remaining item must be followed by a comma.
         """
         groups = [item if isinstance(item, tuple) else (item,) for item in items]  # key and value, ...
         spans = [self.span(*filter(None, group)) for group in groups]
@@ -44,7 +44,7 @@ class SourceText:
         return sum(len(text) for text in self._lines[: line - 1])
 
     def span(self, *nodes: Any) -> tuple[int, int]:
-        """Where nodes start and end, with parentheses around them and the stars before."""
+        """Returns where nodes start and end in the text, including parentheses around them and a `**`."""
         starts = [self._offset(n.lineno) + n.col_offset for n in nodes]
         ends = [self._offset(n.end_lineno) + n.end_col_offset for n in nodes]
         start, end = min(starts), max(ends)
@@ -61,25 +61,25 @@ class SourceText:
         return end + self._text[end:].startswith(b",")
 
     def cut(self, start: int, end: int) -> bytes:
-        """What stands there."""
+        """Returns the bytes from `start` to `end`."""
         return self._text[start:end]
 
     def replaced(self, span: tuple[int, int], by: bytes) -> str:
-        """The text with something else there."""
+        """Returns the text with the bytes of `span` replaced."""
         return (self._text[: span[0]] + by + self._text[span[1] :]).decode()
 
     def first_line(self, node: ast.stmt) -> int:
-        """The first line of a statement, its decorators and a comment above it unless that is a heading."""
+        """Returns a statement's first line, with its decorators and a comment above that is not a heading."""
         first = min([node.lineno, *(d.lineno for d in getattr(node, "decorator_list", ()))])
         while re.match(rb" *# (?!---)", self._lines[first - 2] if first > 1 else b""):
             first -= 1
         return first
 
     def else_line(self, node: ast.If) -> int:
-        """The line of the `else:` of an if."""
+        """Returns the line number of the `else:` of an `if`."""
         numbers = range((node.body[-1].end_lineno or 0) + 1, node.orelse[0].lineno + 1)
         return next(n for n in numbers if self._lines[n - 1].strip().startswith(b"else:"))
 
     def without_lines(self, first: int, last: int) -> str:
-        """The text without these lines, from 1, both included."""
+        """Returns the text without the lines `first` to `last`, both included; line numbers start at 1."""
         return b"".join(self._lines[: first - 1] + self._lines[last:]).decode()

@@ -1,15 +1,15 @@
-"""Draws a small data set in COCO format: the default data, which needs no download.
+"""Draws a small synthetic data set in COCO format, for demos and tests without a download.
 
     python tools/synthetic.py --output_dir=data/shapes --num_images=300 --seed=0
 
-writes `images/*.jpg` and `instances.json`. Five shapes of any colour and texture lie on textured backgrounds,
-cover each other and reach over the border. Like real data it has category ids with gaps, small and large
-boxes, non-square images, images without objects, and occlusion.
-The ground truth of an object is the box around its full extent, hidden parts included, clipped to the image.
-No object is drawn that would leave less than MIN_VISIBLE of itself, or of an object below it, in sight.
-`area` is the number of visible pixels.
+The command writes `images/*.jpg` and `instances.json`. Shapes of five classes, in random colours and
+textures, lie on textured backgrounds. They overlap and may exceed the image. Like real data, the set has
+category ids with gaps, small and large boxes, non-square images, images without objects, and occlusion.
+The ground truth of an object is the box around its full extent, with hidden parts, clipped to the image. An
+object is left out if less than MIN_VISIBLE of it, or of an object below it, would be visible. `area` is the
+number of visible pixels.
 
-Image i depends on the seed and on i alone, so a shorter data set is the beginning of a longer one.
+Image i depends only on the seed and on i, so a shorter data set is the beginning of a longer one.
 """
 
 import dataclasses
@@ -30,14 +30,14 @@ from common.files import user_errors, write_bytes
 
 CATEGORIES = {2: "disk", 3: "ring", 5: "triangle", 8: "cross", 13: "star"}  # ids with gaps, as in COCO
 MIN_OBJECT, MAX_OBJECT = 12, 250  # sides of an object, pixels
-MAX_OBJECTS = 10  # an image
+MAX_OBJECTS = 10  # in an image
 EMPTY_IMAGES = 0.05  # share of images without objects
 MIN_VISIBLE = 0.4  # share of an object's pixels that stay visible
 JPEG_QUALITY = 90
 
 _MAX_ASPECT = 4 / 3
-_ATTEMPTS = 20  # at placing an object before it is left out
-_OVERSAMPLING = 4  # of the masks, for smooth edges
+_ATTEMPTS = 20  # to find a position for an object before it is left out
+_OVERSAMPLING = 4  # masks are drawn in this multiple of their size, for smooth edges
 
 _Shape = tuple[int, ...]
 _Place = tuple[int, int]  # top, left
@@ -46,17 +46,17 @@ _Slices = tuple[slice, slice]
 
 @dataclasses.dataclass(frozen=True)
 class Style:
-    """How large images are, and how much of the camera's noise is on them."""
+    """The range of image sizes, and the strength of the camera noise."""
 
     heights: tuple[int, int]  # smallest and largest, pixels
     widths: tuple[int, int]
-    noise: float  # standard deviation, levels
+    noise: float  # standard deviation, in levels of 0..255
 
 
 Rng = np.random.Generator
 STYLES = {
     "small": Style((240, 640), (240, 640), 2.0),
-    # As many pixels as photographs of COCO, and with its noise nearly as many bytes: for timing.
+    # For timing: as many pixels as COCO's photographs, and through the noise nearly as many bytes.
     "photo": Style((480, 768), (640, 1024), 8.0),
 }
 
@@ -77,10 +77,10 @@ def draw_dataset(
     """Draws images into `output_dir`/images and writes their ground truth to `output_dir`/instances.json.
 
     Returns:
-        The path of instances.json. It is written last: where it stands, the images do.
+        The path of instances.json. It is written last: if it exists, all images exist.
 
     Raises:
-        UserError: an output directory that cannot be written.
+        UserError: the output directory cannot be written.
     """
     output_dir = pathlib.Path(output_dir)
     images: list[dict] = []
@@ -105,11 +105,11 @@ def draw_dataset(
 
 
 def draw_picture(seed: int, index: int, style: Style = STYLES["small"]) -> Picture:
-    """Draws image number `index` of the data set of `seed`; the same arguments give the same picture."""
+    """Draws image number `index` of the data set with this seed; equal arguments result in equal pictures."""
     rng = np.random.default_rng((seed, index))
     height, width = (int(rng.integers(low, high + 1)) for low, high in (style.heights, style.widths))
     canvas = _background(rng, height, width)
-    owner = np.full((height, width), -1, np.int16)  # which object each pixel shows
+    owner = np.full((height, width), -1, np.int16)  # index of the object that each pixel shows, or -1
     full_areas: list[int] = []
     boxes: list[tuple] = []
     category_ids: list[int] = []
@@ -132,7 +132,7 @@ def draw_picture(seed: int, index: int, style: Style = STYLES["small"]) -> Pictu
         boxes.append(_clipped_box(solid, *placed, height, width))
         category_ids.append(category_id)
 
-    canvas += rng.normal(0, style.noise, canvas.shape[:2])[..., None]  # the camera's noise lies on everything
+    canvas += rng.normal(0, style.noise, canvas.shape[:2])[..., None]  # camera noise on the whole image
     return Picture(
         image=np.clip(canvas, 0, 255).astype(np.uint8),
         boxes_ltwh_px=np.array(boxes, np.int32).reshape(-1, 4),
@@ -149,13 +149,13 @@ def _on_circle(angles: np.ndarray) -> np.ndarray:
 
 
 def _rotation(angle: float) -> np.ndarray:
-    """Turns row vectors (x, y) clockwise on the screen, where y points down."""
+    """Returns a matrix that rotates row vectors (x, y) clockwise in the image, where y points down."""
     return np.array([[math.cos(angle), math.sin(angle)], [-math.sin(angle), math.cos(angle)]])
 
 
 _CIRCLE = _on_circle(np.linspace(0, 2 * math.pi, 96, endpoint=False))
-_ARM = np.array([[0.3, -1], [0.3, -0.3], [1, -0.3]])  # of the cross
-# Polygons (points, 2) of (x, y) about the origin, y downwards: the shape, then its hole where it has one.
+_ARM = np.array([[0.3, -1], [0.3, -0.3], [1, -0.3]])  # one arm of the cross
+# Polygons (points, 2) of (x, y) around the origin, y downwards: the outline, then the hole if there is one.
 _OUTLINES = {
     "disk": [_CIRCLE],
     "ring": [_CIRCLE, 0.55 * _CIRCLE],
@@ -166,7 +166,7 @@ _OUTLINES = {
 
 
 def _shape_mask(rng: Rng, name: str, shorter_side: int) -> np.ndarray:
-    """The coverage of one slightly turned and stretched shape, uint8 (h, w), tight around it."""
+    """Returns the mask of one slightly rotated and stretched shape, uint8 (h, w), tight around the shape."""
     largest = min(MAX_OBJECT, 0.7 * shorter_side) / math.sqrt(_MAX_ASPECT)
     size = _log_uniform(rng, MIN_OBJECT * math.sqrt(_MAX_ASPECT), largest)
     aspect = _log_uniform(rng, 1 / _MAX_ASPECT, _MAX_ASPECT)
@@ -183,7 +183,7 @@ def _shape_mask(rng: Rng, name: str, shorter_side: int) -> np.ndarray:
 
 
 def _find_place(rng: Rng, solid: np.ndarray, owner: np.ndarray, full_areas: list[int]) -> _Place | None:
-    """A (top, left) where the object shows enough of itself and hides no other too much, or None."""
+    """Returns a (top, left) where enough of the object and of all objects below it is visible, or None."""
     for _ in range(_ATTEMPTS):
         # Up to a third of each side may lie outside the image.
         top, left = (
@@ -206,7 +206,7 @@ def _visible_areas(owner: np.ndarray, num_objects: int) -> np.ndarray:
 
 
 def _overlap(image_shape: _Shape, patch_shape: _Shape, top: int, left: int) -> tuple[_Slices, _Slices]:
-    """The slices of the image and of the patch at (top, left) that lie on each other."""
+    """Returns the slices of the image and of the patch at (top, left) in which the two overlap."""
     bottom = min(top + patch_shape[0], image_shape[0])
     right = min(left + patch_shape[1], image_shape[1])
     view = slice(max(top, 0), bottom), slice(max(left, 0), right)
@@ -215,7 +215,7 @@ def _overlap(image_shape: _Shape, patch_shape: _Shape, top: int, left: int) -> t
 
 
 def _clipped_box(solid: np.ndarray, top: int, left: int, height: int, width: int) -> tuple[int, ...]:
-    """The ltwh box, in pixels of the image, around the object's full extent, clipped to the image."""
+    """Returns the ltwh box, in pixels of the image, around the full object, clipped to the image."""
     rows, columns = np.flatnonzero(solid.any(axis=1)), np.flatnonzero(solid.any(axis=0))
     y0, y1 = max(top + rows[0], 0), min(top + rows[-1] + 1, height)
     x0, x1 = max(left + columns[0], 0), min(left + columns[-1] + 1, width)
@@ -226,7 +226,7 @@ def _clipped_box(solid: np.ndarray, top: int, left: int, height: int, width: int
 
 
 def _background(rng: Rng, height: int, width: int) -> np.ndarray:
-    """A colour gradient under several octaves of noise and, at times, stripes; float32 (H, W, 3)."""
+    """Returns a colour gradient with several octaves of noise and sometimes stripes; float32 (H, W, 3)."""
     first, second = (_colour(rng, saturation=(0.05, 0.45), value=(0.25, 0.9)) for _ in range(2))
     canvas = _gradient(rng, height, width, first, second)
     strength = rng.uniform(10, 35)
@@ -240,10 +240,10 @@ def _background(rng: Rng, height: int, width: int) -> np.ndarray:
 
 
 def _fill(rng: Rng, mask: np.ndarray, surroundings: np.ndarray) -> np.ndarray:
-    """The paint of one object, float32 (h, w, 3): a gradient, perhaps a texture, and a darker rim."""
+    """Returns the colours of one object, float32 (h, w, 3): a gradient, often a texture, a darker rim."""
     height, width = mask.shape
     candidates = [_colour(rng, saturation=(0.45, 1), value=(0.45, 1)) for _ in range(4)]
-    colour = max(candidates, key=lambda of: np.abs(of - surroundings).sum())  # it must stand out
+    colour = max(candidates, key=lambda of: np.abs(of - surroundings).sum())  # most contrast
     paint = _gradient(rng, height, width, colour, colour * rng.uniform(0.5, 0.95))
     kind = rng.choice(["plain", "stripes", "noise", "checks"], p=[0.4, 0.25, 0.2, 0.15])
     contrast = rng.uniform(15, 45)
@@ -256,13 +256,13 @@ def _fill(rng: Rng, mask: np.ndarray, surroundings: np.ndarray) -> np.ndarray:
         crossing = _stripes(rng, height, width, period) + _stripes(rng, height, width, period)
         paint += contrast * np.sign(crossing)[..., None]
     rim = 3 if min(height, width) < 48 else 5
-    padded = Image.fromarray(np.pad(mask, rim))  # the image's edge is the object's edge
+    padded = Image.fromarray(np.pad(mask, rim))  # the rim also follows the mask's border
     inside = np.asarray(padded.filter(ImageFilter.MinFilter(rim)))[rim:-rim, rim:-rim, None] / np.float32(255)
     return np.clip(paint * (0.45 + 0.55 * inside), 0, 255)
 
 
 def _cast_shadow(canvas: np.ndarray, mask: np.ndarray, top: int, left: int) -> None:
-    """Darkens the canvas softly, below and to the right of the object that will lie at (top, left)."""
+    """Draws a soft shadow on the canvas, below and to the right of the object to be drawn at (top, left)."""
     blur = 1 + min(mask.shape) // 25
     margin = 3 * blur
     soft = Image.fromarray(np.pad(mask, margin)).filter(ImageFilter.GaussianBlur(blur))
@@ -283,19 +283,19 @@ def _stripes(rng: Rng, height: int, width: int, period: float) -> np.ndarray:
 
 
 def _ramp(height: int, width: int, angle: float) -> np.ndarray:
-    """Distance in pixels along the direction `angle`, float32 (height, width)."""
+    """Returns each pixel's distance in pixels along the direction `angle`, float32 (height, width)."""
     y = np.arange(height, dtype=np.float32)[:, None] * np.float32(math.sin(angle))
     return y + np.arange(width, dtype=np.float32) * np.float32(math.cos(angle))
 
 
 def _smooth_noise(rng: Rng, height: int, width: int, cells: int) -> np.ndarray:
-    """Standard normal values on a `cells` x `cells` grid, interpolated to float32 (height, width)."""
+    """Returns normal noise on a `cells` x `cells` grid, interpolated to float32 (height, width)."""
     grid = Image.fromarray(rng.standard_normal((cells, cells), dtype=np.float32))
     return np.asarray(grid.resize((width, height), Image.Resampling.BILINEAR))
 
 
 def _colour(rng: Rng, saturation: tuple[float, float], value: tuple[float, float]) -> np.ndarray:
-    """A random colour of any hue, float32 (3,) RGB in 0..255."""
+    """Returns a random colour of any hue, float32 (3,) RGB in 0..255."""
     offsets = np.array([0, 2 / 3, 1 / 3])
     hue = np.clip(np.abs((rng.random() + offsets) % 1 * 6 - 3) - 1, 0, 1)  # HSV's hue as RGB
     mixed = 1 - rng.uniform(*saturation) * (1 - hue)
@@ -310,16 +310,16 @@ def _log_uniform(rng: Rng, low: float, high: float) -> float:
 
 
 def define_flags(fv: flags.FlagValues) -> None:
-    """The flags of this command."""
-    flags.DEFINE_string("output_dir", None, "Where to write images/ and instances.json.", flag_values=fv)
+    """Defines the flags of this command."""
+    flags.DEFINE_string("output_dir", None, "Directory for images/ and instances.json.", flag_values=fv)
     flags.DEFINE_integer("num_images", 300, "Number of images to draw.", lower_bound=1, flag_values=fv)
-    flags.DEFINE_integer("seed", 0, "The same seed draws the same images.", lower_bound=0, flag_values=fv)
-    flags.DEFINE_enum("style", "small", STYLES, "small, or photo: as large as COCO's.", flag_values=fv)
+    flags.DEFINE_integer("seed", 0, "Seed; equal seeds draw equal images.", lower_bound=0, flag_values=fv)
+    flags.DEFINE_enum("style", "small", STYLES, "Image sizes; photo: those of COCO.", flag_values=fv)
     flags.mark_flag_as_required("output_dir", flag_values=fv)
 
 
 def main() -> None:
-    """The command."""
+    """Runs the command."""
     fv = flags.FLAGS
     path = draw_dataset(fv.output_dir, fv.num_images, fv.seed, fv.style)
     print(f"drew {fv.num_images} images: {path}")

@@ -1,7 +1,7 @@
-"""Which definitions of a copy's files nothing refers to any more, by name.
+"""Finds definitions in the files of a copy that nothing refers to any more, by their names.
 
-A name counts wherever it is read: as a variable, an attribute or a word in a string. What the whole project
-does not refer to either is there for users and stays, as do methods that another library calls.
+A name counts as used wherever it is read: as a variable, an attribute or a whole string. Definitions that the
+complete project does not use either are for users and stay. Methods that another library calls stay, too.
 """
 
 import ast
@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 
 
 def unused(texts: Mapping[str, str], project: Mapping[str, str]) -> Iterator[tuple[str, str, str]]:
-    """(path, scope, name) of what nothing else in these files refers to, but something in all the project."""
+    """Yields (path, scope, name) of definitions that the project uses, but nothing else in `texts` uses."""
     places: list[dict[str, list[tuple[str, str]]]] = [collections.defaultdict(list) for _ in range(2)]
     for uses, files in zip(places, (texts, project), strict=True):
         for path, text in files.items():
@@ -30,7 +30,7 @@ def unused(texts: Mapping[str, str], project: Mapping[str, str]) -> Iterator[tup
 
 
 def _plain_classes(project: Mapping[str, str]) -> set[str]:
-    """The classes whose bases are in the project, too: no other library calls their methods."""
+    """Returns the classes whose bases are all in the project: no other library calls their methods."""
     bases = {name: of for text in project.values() for name, of in _classes(text).items()}
     plain: set[str] = {"abc.ABC", "NamedTuple"}
     while new := {name for name in bases.keys() - plain if bases[name] <= plain}:
@@ -40,14 +40,14 @@ def _plain_classes(project: Mapping[str, str]) -> set[str]:
 
 @functools.cache
 def _classes(text: str) -> dict[str, set[str]]:
-    """A file's classes and the names of their bases."""
+    """Returns class -> names of its bases, for the classes of a file."""
     classes = (node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.ClassDef))
     return {node.name: {ast.unparse(base) for base in node.bases} for node in classes}
 
 
 @functools.cache
 def _references(text: str) -> tuple[list[tuple[str, str]], list[tuple[str, str]]]:
-    """(scope, name) of a file's definitions, and of all names that it reads, in strings, too."""
+    """Returns (scope, name) of a file's definitions, and of all names that it reads, also as strings."""
     defined: list[tuple[str, str]] = []
     read: list[tuple[str, str]] = []
 

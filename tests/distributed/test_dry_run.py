@@ -106,15 +106,15 @@ def test_the_numbers_are_those_of_the_real_flags(result):
     lines = dict(zip(dry_run.CHECKS, lines, strict=True))
     assert not any(problems)
     assert "6 on each rank, across one resume" in lines["steps"]
-    assert "1 an epoch x 2 ranks x 6 images = 12 of 12" in lines["steps"]
+    assert "1 per epoch x 2 ranks x 6 images = 12 of 12" in lines["steps"]
     # a step has 2 ranks x 6 = 12 images; an update has 2 steps, so 24 images
-    assert "0.032 x 24 images an update / 64 = 0.012" in lines["learning rate"]
+    assert "0.032 x 24 images per update / 64 = 0.012" in lines["learning rate"]
     assert "8 different images in an epoch" in lines["sharding"]
-    assert "each image once; AP 0." in lines["evaluation"]
+    assert "each image evaluated once; AP 0." in lines["evaluation"]
     values = result.sessions[0].ranks[0]["trainable_values"]
-    assert values > 50_000 and f"{values * 4 / 1e6:.1f} MB a step" in lines["weights"]
+    assert values > 50_000 and f"{values * 4 / 1e6:.1f} MB per step" in lines["weights"]
     result.flags = dataclasses.replace(result.flags, compression="fp16")
-    assert f"{values * 2 / 1e6:.1f} MB a step" in dry_run.CHECKS["weights"](result)[1]
+    assert f"{values * 2 / 1e6:.1f} MB per step" in dry_run.CHECKS["weights"](result)[1]
 
 
 def failing(result) -> list[str]:

@@ -69,7 +69,7 @@ def test_bccd_from_voc_to_records_is_what_its_own_json_is(bccd, tmp_path):
 def test_yolo_to_records_and_another_prefix_is_not_in_the_way(yolo, tmp_path):
     for name in ("a-more", "a", "[a]"):
         run("yolo", "tfrecord", input=yolo, output=tmp_path / name)
-    assert "is there already" in refused("yolo", "tfrecord", input=yolo, output=tmp_path / "[a]")
+    assert "exists already" in refused("yolo", "tfrecord", input=yolo, output=tmp_path / "[a]")
     found = open_tfrecords(f"{tmp_path}/a-0*.tfrecord").annotations
     assert found.label_map == LabelMap((1, 2), ("cat", "dog"))
     assert sorted(found.file_names) == ["a.png", "b.png"]
@@ -83,7 +83,7 @@ def test_output_that_is_there_stays_unless_told(yolo, tmp_path, target):
     before = contents_of(output.parent)
     (yolo / "labels" / "a.txt").write_text("")
     said = refused("yolo", target, input=yolo, output=output)
-    assert said.endswith(" is there already: choose another --output, or --overwrite")
+    assert said.endswith(" exists already: choose another --output, or give --overwrite")
     assert contents_of(output.parent) == before
     run("yolo", target, input=yolo, output=output, overwrite=True)
     after = contents_of(output.parent)
@@ -158,7 +158,7 @@ def test_smaller_images_never_replace_the_originals(yolo, tmp_path):
     small = load_coco(tmp_path / "x.json", tmp_path / "images_20")
     assert sorted(small.boxes_ltwh_px.tolist()) == [[0, 0, 10, 10], [7.5, 2.5, 5, 5]]
     (tmp_path / "x.json").rename(tmp_path / "y.json")
-    assert "images_20/a.png is there already" in refused("yolo", "coco", **given)
+    assert "images_20/a.png exists already" in refused("yolo", "coco", **given)
     run("yolo", "coco", **given, overwrite=True)
     again = {**given, "input": tmp_path / "y.json", "images": tmp_path / "set" / ".." / "images_20"}
     assert "images_20 holds the original images" in refused("coco", "coco", **again, overwrite=True)
@@ -167,8 +167,8 @@ def test_smaller_images_never_replace_the_originals(yolo, tmp_path):
 IMPOSSIBLE = [
     ("coco", "coco", {}, "--from=coco --to=coco: there is nothing to convert"),
     ("coco", "tfrecord", {}, "--from=coco needs --images=DIR"),
-    ("voc", "coco", {}, "JPEGImages is not a directory: give that of the images as --images=DIR"),
-    ("voc", "coco", {"images": "."}, "no xml file there"),
+    ("voc", "coco", {}, "JPEGImages is not a directory: give the images' directory as --images=DIR"),
+    ("voc", "coco", {"images": "."}, "contains no xml file"),
     ("tfrecord", "coco", {"input": "gone*"}, "no file matches"),
     ("yolo", "coco", {"output": "."}, "--output=. is a directory: add the name of the json"),
     ("yolo", "coco", {"output": "new/"}, "--output=new/ is a directory: add the name of the json"),
@@ -209,7 +209,7 @@ def test_flags_that_do_nothing_are_refused(arguments, name, monkeypatch):
     fv(["convert", *arguments, "--input=gone", "--output=x.json"])
     monkeypatch.setattr(flags, "FLAGS", fv)
     said = refusal(command.main, error=(UserError, OSError))
-    assert said.startswith(f"--{name} does nothing from ") == bool(name)
+    assert said.startswith(f"--{name} has no effect from ") == bool(name)
 
 
 def test_the_command_in_another_process_writes_the_same_bytes(drawn, tmp_path):

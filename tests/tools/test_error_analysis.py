@@ -157,7 +157,7 @@ def test_the_report_of_drawn_images(drawn, drawn_records, tmp_path, kind):
     names, matrix = found["confusion_matrix"]["classes"], np.array(found["confusion_matrix"]["counts"])
     assert names == [*source.label_map.names, "background"] and matrix.shape == (4, 4)
     assert matrix.sum() == 3 + number - 2
-    assert f"3 detections from a score of 0.5 on (given), 1 correct; {number} boxes, 1 found" in text
+    assert f"3 detections with a score of at least 0.5 (given), 1 correct; {number} boxes, 1 found" in text
     assert len(text.splitlines()) == 8
     with PIL.Image.open(tmp_path / "errors.png") as sheet:
         colours = {colour for _, colour in sheet.convert("RGB").getcolors(2**24)}

@@ -103,8 +103,8 @@ def test_the_newest_files_stay_and_a_full_disk_costs_only_the_file(model, tmp_pa
 
 def test_other_files_are_refused(model, tmp_path):
     other = save(tmp_path / "other", model, 2, metadata={"app": "other"})
-    assert "is of 'other', not of efficientdet or yolov4" in refusal(replay_step.main, other)
-    assert "2 files: give one" in refusal(replay_step.main, other, other)
+    assert "is of the app 'other', not of efficientdet or yolov4" in refusal(replay_step.main, other)
+    assert "give one file, not 2:" in refusal(replay_step.main, other, other)
     path, bad = pathlib.Path(save(tmp_path, model, 1)), tmp_path / "bad.npz"
     np.savez(bad, metadata="{}")
     for content in (bad.read_bytes(), b"", b"PK\3\4 nothing", path.read_bytes()[:900]):

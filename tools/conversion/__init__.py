@@ -1,1 +1,1 @@
-"""What stands behind convert.py: other formats in, COCO json out."""
+"""The code of convert.py: reads other formats and writes COCO json or TFRecords."""

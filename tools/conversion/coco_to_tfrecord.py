@@ -1,12 +1,12 @@
-"""Annotations and image files as TFRecords in the schema of TensorFlow Object Detection, with DALI indexes.
+"""Writes annotations and images as TFRecords in TensorFlow Object Detection's schema, with DALI indexes.
 
 `python tools/convert.py --to=tfrecord --output=records/train --num_shards=256` writes
 records/train-00000-of-00256.tfrecord, its .idx, and so on, and records/train.label_map.json. The keys are
-those of google/automl efficientdet/dataset/create_coco_tfrecord.py, so either project reads the files of the
-other; the label is the COCO category id. Unlike there, images are shuffled, boxes that reach outside are
-clipped and not dropped, and images without objects have all keys, with empty lists.
+those of google/automl efficientdet/dataset/create_coco_tfrecord.py, so each project can read the other's
+files. The label is the COCO category id. Differences from that script: images are shuffled, boxes that reach
+outside are clipped instead of dropped, and images without objects have all keys, with empty lists.
 
-The bytes depend on the images, the annotations, the number of shards and the seed, and on nothing else.
+The bytes depend only on the images, the annotations, the number of shards and the seed.
 """
 
 import concurrent.futures
@@ -29,7 +29,7 @@ from common.files import write_into
 from common.tfrecord import AREA_KEY, BOX_KEYS, CROWD_KEY, LABEL_KEY, framed, write_index
 from tools.conversion.shrinking import shrink_image
 
-_FORMATS = {"JPEG": b"jpeg", "PNG": b"png"}  # as images.py calls it -> image/format
+_FORMATS = {"JPEG": b"jpeg", "PNG": b"png"}  # format in images.py -> image/format
 
 
 def write_tfrecords(
@@ -44,26 +44,26 @@ def write_tfrecords(
 ) -> list[str]:
     """Writes `<prefix>-00000-of-<num_shards>.tfrecord` ... with indexes, and `<prefix>.label_map.json`.
 
-    Nothing appears before everything is written. The label map comes last, so that a set without one is an
-    unfinished set.
+    No file appears before all files are complete. The label map appears last, so a set without one is
+    incomplete.
 
     Args:
-        annotations: what `load_coco` returned; with `max_side`, what `shrink_annotations` made of it.
-        images_dir: what their file names refer to.
-        prefix: directory (made if missing) and beginning of the names.
+        annotations: the result of `load_coco`; with `max_side`, that of `shrink_annotations`.
+        images_dir: the directory that their file names are relative to.
+        prefix: directory (created if missing) and beginning of the file names.
         num_shards: number of files, at most one per image.
-        seed: of the order of the images.
-        max_side: longest side in pixels; larger images are made smaller.
-        num_workers: threads that read images, and shards that are written at once; no influence on the
-            result.
+        seed: seed of the order of the images.
+        max_side: longest side in pixels; larger images are scaled down.
+        num_workers: number of threads; each reads the images of one shard and writes it. The number does not
+            change the result.
 
     Returns:
-        The record files.
+        The paths of the record files.
 
     Raises:
-        UserError: an image is damaged, neither JPEG nor PNG, or has another size than the annotations have;
-            or files of another set are in the way.
-        OSError: the disk.
+        UserError: an image is damaged, is neither JPEG nor PNG, or has another size than in the annotations;
+            or files of another set have the same prefix.
+        OSError: a file cannot be read or written.
     """
     directory, name = os.path.split(prefix)
     if not name:
@@ -97,7 +97,7 @@ def _write_shards(
     max_side: int | None,
     num_workers: int,
 ) -> None:
-    """Writes files of records with their indexes, `num_workers` at a time. A failure stops all of them."""
+    """Writes record files with their indexes, `num_workers` files at a time. A failure stops all threads."""
     bar = progress.Bar("Writing records", annotations.num_images)
     lock = threading.Lock()
     is_over = threading.Event()
@@ -120,16 +120,16 @@ def _write_shards(
 
 
 def _serialize(annotations: Annotations, row: int, images_dir: str, max_side: int | None) -> bytes:
-    """The record of one image: its bytes as they are unless it is too large, its boxes clipped; boxes without
-    area are left out."""
+    """Returns the record of an image. The image keeps its bytes unless it is larger than `max_side`. Boxes
+    are clipped; those without area are left out."""
     path = pathlib.Path(images_dir, annotations.file_names[row])
     encoded = shrink_image(path.read_bytes(), str(path), max_side)
     facts = images.inspect(encoded, ImagePolicy(max_megapixels=math.inf))
     height, width = annotations.image_sizes[row].tolist()
     if facts.image_format not in _FORMATS:
-        raise UserError(f"{path} is {facts.image_format}: TFRecords hold JPEG and PNG, convert it")
+        raise UserError(f"{path} is {facts.image_format}: TFRecords hold only JPEG and PNG, convert it")
     if facts.fault or (facts.height, facts.width) != (height, width):
-        raise UserError(f"{path} is damaged, or is not of {width} x {height} pixels as in its annotations")
+        raise UserError(f"{path} is damaged, or its size is not {width} x {height} as in its annotations")
     begin, end = annotations.row_splits[row : row + 2]
     boxes = annotations.clipped_boxes[0][begin:end]
     kept = (boxes[:, 2] > boxes[:, 0]) & (boxes[:, 3] > boxes[:, 1])
@@ -155,12 +155,12 @@ def _serialize(annotations: Annotations, row: int, images_dir: str, max_side: in
         for kind, lists in (("bytes_list", strings), ("int64_list", integers), ("float_list", floats))
         for key, values in lists.items()
     }
-    # Protobuf's maps have no order unless asked.
+    # Without deterministic=True, the order of the keys in the bytes is not defined.
     return tf.train.Example(features={"feature": features}).SerializeToString(deterministic=True)
 
 
 def refuse_other_set(directory: pathlib.Path, name: str, own: Collection[str]) -> None:
-    """UserError where `directory` holds shards `<name>-...` that are not `own`: a glob over two sets with one
+    """Raises UserError if `directory` has shards `<name>-...` other than `own`: a glob over two sets with one
     prefix would read every image twice."""
     shard = re.compile(re.escape(name) + r"-[^-]*-of-[^-]*\.tfrecord")
     for path in sorted(directory.glob("*.tfrecord")):

@@ -1,4 +1,4 @@
-"""Annotations as a COCO json, and TFRecords as the image files that such a json needs.
+"""Writes annotations as a COCO json, and extracts the images of TFRecords as files for such a json.
 
 Format: https://cocodataset.org/#format-data
 """
@@ -17,16 +17,16 @@ from common.datacheck import images
 from common.errors import UserError
 from common.files import write_bytes, write_into
 
-_DECIMALS = 3  # of pixels: float32 fractions of an image of 10,000 pixels carry no more
+_DECIMALS = 3  # of a pixel: float32 fractions of a side of 10,000 pixels have no more precision
 
 
 def write_coco(annotations: Annotations, path: str | os.PathLike) -> None:
-    """Writes a COCO json: what `load_coco` reads from it is equal. It appears when it is complete.
+    """Writes a COCO json from which `load_coco` reads equal annotations. It appears when it is complete.
 
     Annotations get ids from 1 in their order; file names stay relative to the directory of images.
 
     Raises:
-        OSError: the disk.
+        OSError: the file cannot be written.
     """
     path = pathlib.Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -41,24 +41,24 @@ def extract_images(
     change: Callable[[bytes, str], bytes] = lambda encoded, name: encoded,
     overwrite: bool = False,
 ) -> Annotations:
-    """Writes the images in TFRecords as files, all or none; byte for byte, unless `change` changes them.
+    """Writes the images in TFRecords as files, all or none. Their bytes stay the same without `change`.
 
-    A file has the name that its record gives it, sub-directories included. Where the name of any image is
-    missing, would leave the directory, or is another image's, all are named `<image id>.<format>`.
+    Each file has the name in its record, with sub-directories. If any name is missing, leads out of the
+    directory or occurs twice, all files are named `<image id>.<format>`.
 
     Args:
         files: record files that `open_records` has accepted.
-        annotations: what it found in them.
-        directory: where the images go; made if need be.
-        change: of an encoded image and its name, what to write in its place.
-        overwrite: replace files that have these names.
+        annotations: the annotations that `open_records` found in them.
+        directory: the directory for the images; created if missing.
+        change: function (encoded image, its name) -> the bytes to write.
+        overwrite: whether to replace existing files with these names.
 
     Returns:
-        The annotations with the names of the files.
+        The annotations with the names of the written files.
 
     Raises:
-        UserError: a file is in the way.
-        OSError: the disk.
+        UserError: a file exists already.
+        OSError: a file cannot be read or written.
     """
     import tensorflow as tf
 
@@ -78,8 +78,8 @@ def extract_images(
             names[row] = given[row] if given else f"{image_id}.{suffix}"
             if os.path.lexists(os.path.join(directory, names[row])) and not overwrite:
                 raise UserError(
-                    f"{os.path.join(directory, names[row])} is there already: choose another directory by"
-                    " --images=DIR, or --overwrite"
+                    f"{os.path.join(directory, names[row])} exists already: choose another directory with"
+                    " --images=DIR, or give --overwrite"
                 )
             file = staged / names[row]
             file.parent.mkdir(parents=True, exist_ok=True)
@@ -92,16 +92,16 @@ def extract_images(
 
 
 def file_names(annotations: Annotations) -> list[str] | None:
-    """The names of the files of the images; None unless all are different and inside the directory."""
+    """Returns the file names of the images; None unless all are different and inside the directory."""
     names = [str(pathlib.PurePosixPath(name)) for name in annotations.file_names]  # "" becomes "."
     usable = "." not in names and not any(map(images.path_fault, names))
     return names if usable and len(set(names)) == len(names) else None
 
 
 def round_boxes(annotations: Annotations) -> Annotations:
-    """Boxes that were read as float32 fractions, rounded to thousandths of a pixel.
+    """Rounds boxes that were read as float32 fractions to thousandths of a pixel.
 
-    So 68.0000019 becomes 68 again. Areas of float32 likewise lose the digits that it cannot carry.
+    For example, 68.0000019 becomes 68 again. Areas are rounded to the precision of float32.
     """
     boxes = annotations.boxes_ltwh_px
     edges = np.round(np.concatenate([boxes[:, :2], boxes[:, :2] + boxes[:, 2:]], axis=1), _DECIMALS)

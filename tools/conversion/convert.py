@@ -1,4 +1,4 @@
-"""Reads a data set in one format and writes it in another, with smaller images and in two parts if asked."""
+"""Reads a data set in one format and writes it in another, optionally with smaller images or in two parts."""
 
 import functools
 import glob
@@ -24,19 +24,19 @@ def convert(source: str, target: str, options: Options) -> tuple[dict[str, Annot
     """Converts a data set.
 
     Args:
-        source, target: --from and --to.
+        source, target: the formats, --from and --to.
         options: the other flags.
 
     Returns:
-        The name of each output (two with --holdout) with its annotations; and the directory of the images.
+        Name of an output (two with --holdout) -> its annotations; and the directory of the images.
 
     Raises:
-        DataError: everything that is wrong with the input.
-        UserError: flags that do not go together, files that are missing or in the way, the disk.
+        DataError: the input has errors; the message lists all of them.
+        UserError: flags exclude each other, files are missing or exist already, or cannot be read or written.
     """
     output, max_side, holdout = options.output, options.max_side, options.holdout
     if source == target and (target == "tfrecord" or max_side is holdout is None):
-        hint = "coco to coco is for --max_side and --holdout"
+        hint = "coco to coco needs --max_side or --holdout"
         raise UserError(f"--from={source} --to={target}: there is nothing to convert; {hint}")
     if output.endswith("/") or (target == "coco" and os.path.isdir(output)):
         raise UserError(f"--output={output} is a directory: add {_NAMES[target]}")
@@ -49,23 +49,23 @@ def convert(source: str, target: str, options: Options) -> tuple[dict[str, Annot
     endings = ("",) if target == "coco" else (".label_map.json", "-[0-9]*-of-[0-9]*.tfrecord")
     in_the_way = [path for name in outputs for end in endings for path in glob.glob(glob.escape(name) + end)]
     if in_the_way and not options.overwrite:
-        raise UserError(f"{in_the_way[0]} is there already: choose another --output, or --overwrite")
+        raise UserError(f"{in_the_way[0]} exists already: choose another --output, or give --overwrite")
     policy = ImagePolicy(options.on_bad_image, options.max_megapixels)
     try:
         annotations, images_dir = _READERS[source](options, policy)
         parts = [annotations] if holdout is None else split(annotations, holdout, options.seed)
         if max_side is not None:
-            if target == "coco" and source != "tfrecord":  # whose images were written when they were read
+            if target == "coco" and source != "tfrecord":  # TFRecords' images are already written
                 original_dir, images_dir = images_dir, f"{os.path.dirname(output) or '.'}/images_{max_side}"
                 write_shrunk(annotations, original_dir, images_dir, max_side, overwrite=options.overwrite)
             parts = [shrink_annotations(part, max_side) for part in parts]
         written = dict(zip(outputs, parts, strict=True))
-        # The smaller part first: it may have fewer images than --num_shards.
+        # Smaller part first: if it has fewer images than --num_shards, this fails before anything is written.
         for name, part in sorted(written.items(), key=lambda item: item[1].num_images):
             if target == "coco":
                 write_coco(part, name)
             else:
-                import_tensorflow()  # takes seconds, and only records need it
+                import_tensorflow()  # slow, and only TFRecords need it
                 from tools.conversion.coco_to_tfrecord import write_tfrecords
 
                 shards = {"num_shards": options.num_shards, "seed": options.seed}
@@ -78,13 +78,13 @@ def convert(source: str, target: str, options: Options) -> tuple[dict[str, Annot
 def split(annotations: Annotations, holdout: float, seed: int) -> list[Annotations]:
     """Splits a data set by image into one for training and one for evaluation, in this order.
 
-    Held out are the images whose hashes of seed and file name come first: neither the order of the images nor
-    the machine has an influence.
+    The images with the smallest hashes of seed and file name are held out, so the split depends neither on
+    the order of the images nor on the machine.
 
     Args:
-        annotations: of images with file names.
+        annotations: annotations of images with file names.
         holdout: share of the images for evaluation, above 0 and below 1; their number is rounded.
-        seed: another one gives another split.
+        seed: seed of the split.
 
     Raises:
         UserError: a part would have no image.
@@ -116,5 +116,5 @@ def _read_tfrecords(options: Options, policy: ImagePolicy) -> tuple[Annotations,
 
 
 _NAMES = {"coco": "the name of the json", "tfrecord": "the beginning of the file names"}
-# Format -> a function of (options, policy) that gives the annotations and the directory of the images.
+# Format -> a function of (options, policy) that returns the annotations and the directory of the images.
 _READERS = {"voc": read_voc, "yolo": read_yolo, "coco": _read_coco, "tfrecord": _read_tfrecords}

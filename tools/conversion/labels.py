@@ -1,8 +1,8 @@
-"""Images with a label file each, as Pascal VOC and YOLO have them, made into Annotations.
+"""Builds Annotations from images that have one label file each, as in Pascal VOC and YOLO.
 
-The two formats name no image ids. An image's id is the number that the digits of its name make
-(2007_000027.jpg: 2007000027), so that it is the same in every split; unless two images would share one or a
-name has no digits, or too many: then images are numbered from 1 in their order.
+The two formats have no image ids. The id of an image is the number that the digits of its name form
+(2007_000027.jpg: 2007000027), so that it is the same in every split. If two images would have the same id, or
+a name has no digits or too many, all images are numbered from 1 in their order.
 """
 
 import dataclasses
@@ -21,16 +21,16 @@ from common.datacheck.issues import Issues
 from common.errors import UserError
 from common.labels import LabelMap, is_text
 
-_MAX_IMAGE_ID = 2**31 - 1  # DALI takes these as they are
+_MAX_IMAGE_ID = 2**31 - 1  # DALI keeps ids up to this one unchanged
 
 
 class LabelledImage(NamedTuple):
     """An image and the file of its labels.
 
     Attributes:
-        file_name: relative to the directory of images.
-        label_file: where its objects are read, for messages.
-        size: (height, width) in pixels according to the label file; 0 where it has none.
+        file_name: path relative to the directory of images.
+        label_file: path of the file with its objects, also used in messages.
+        size: (height, width) in pixels according to the label file; 0 if the file does not contain it.
     """
 
     file_name: str
@@ -41,12 +41,12 @@ class LabelledImage(NamedTuple):
         return f"image {self.file_name!r} ({self.label_file})"
 
 
-Box = tuple[float, float, float, float]  # left, top, width, height; in an Object in pixels
+Box = tuple[float, float, float, float]  # left, top, width, height; pixels if it is part of an Object
 Object = tuple[Box, int, bool]  # box, category id, is a crowd
 
 
 def image_ids(file_names: Sequence[str]) -> list[int]:
-    """An id for each image; the module docstring has the rule."""
+    """Returns an id for each image, by the rule in the module docstring."""
     digits = [re.sub(r"[^0-9]", "", pathlib.PurePath(name).stem) for name in file_names]
     ids = [int(number) if 0 < len(number) < 19 else _MAX_IMAGE_ID + 1 for number in digits]
     if len(set(ids)) == len(ids) and max(ids, default=0) <= _MAX_IMAGE_ID:
@@ -55,11 +55,11 @@ def image_ids(file_names: Sequence[str]) -> list[int]:
 
 
 def read_lines(path: str) -> list[str]:
-    """The lines of a text file without surrounding blanks, up to the last that is not blank.
+    """Returns the lines of a text file without surrounding blanks, up to the last line that is not blank.
 
     Raises:
-        UserError: it is not UTF-8.
-        OSError: it cannot be read.
+        UserError: the file is not UTF-8.
+        OSError: the file cannot be read.
     """
     try:
         text = pathlib.Path(path).read_text(encoding="utf-8-sig")
@@ -69,13 +69,13 @@ def read_lines(path: str) -> list[str]:
 
 
 def find_listed(path: str, find: Callable[[str], str | None], kind: str, issues: Issues) -> list[str]:
-    """What the lines of a list name, each once, in their order.
+    """Returns the items that the lines of a list file name, each once, in the order of the lines.
 
     Args:
-        path: of the list.
-        find: returns the object that a line names, or None.
-        kind: kind of issue for these lines.
-        issues: gets them.
+        path: path of the list file.
+        find: function that returns the item of a line, or None if it does not exist.
+        kind: kind of issue for lines whose item does not exist.
+        issues: these issues are added here.
     """
     found: dict[str, None] = {}
     for number, line in enumerate(read_lines(path), 1):
@@ -97,14 +97,14 @@ def make_annotations(
     """Checks the image files, reads the objects, and keeps the images that can be used.
 
     Args:
-        images: all of them.
-        images_dir: what their names are relative to.
+        images: all images of the data set.
+        images_dir: the directory that their names are relative to.
         label_map: the categories.
-        read_objects: the objects of an image. It adds what is wrong with them to `issues`.
-        issues: what was found before; its policy is about images that cannot be used.
+        read_objects: function that returns the objects of an image, and adds errors in them to `issues`.
+        issues: the issues found so far; its policy tells what to do with images that cannot be used.
 
     Raises:
-        DataError: the errors in `issues`, or no image, or no box.
+        DataError: `issues` has errors, or no image can be used, or no image has a box.
     """
     names = [image.file_name if is_text(image.file_name) else "" for image in images]
     for image, name in zip(images, names, strict=True):

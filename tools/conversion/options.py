@@ -1,4 +1,4 @@
-"""The flags of tools/convert.py, and which of them a format uses. Imports neither TensorFlow nor DALI."""
+"""The flags of tools/convert.py, and which formats use them. Imports neither TensorFlow nor DALI."""
 
 import dataclasses
 
@@ -8,7 +8,7 @@ from common import args as shared_flags
 from common.args import flag
 from common.errors import UserError
 
-# Format -> the flags that mean something for it alone.
+# Format -> the flags that it uses, without those that all formats use.
 READ = {
     "voc": ("images", "split", "label_map", "difficult", "voc_pixels"),
     "yolo": ("split", "label_map", "names", "yolo_pixels"),
@@ -20,44 +20,44 @@ WRITTEN = {"coco": (), "tfrecord": ("num_shards", "seed")}
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-    """The flags but --from and --to. absl insists on --input and --output."""
+    """All flags except --from and --to. absl requires --input and --output."""
 
     input: str = flag(
         None,
         "voc: directory with Annotations/ and JPEGImages/, or of xml files. yolo: directory with images/ and "
-        "labels/, data.yaml, or list of images. coco: json. tfrecord: glob.",
+        "labels/, data.yaml, or file with a list of images. coco: json. tfrecord: glob.",
     )
     output: str = flag(None, "coco: json to write. tfrecord: prefix of the files to write.")
     images: str | None = flag(
-        None, "Images. voc, coco: their directory. tfrecord: where they go; default: images beside --output."
+        None, "Directory of the images. tfrecord: they are written there; default: images next to --output."
     )
     split: str | None = flag(
-        None, "voc: NAME of ImageSets/Main/NAME.txt, or path of a list of names. yolo: train, val, ..."
+        None, "voc: NAME of ImageSets/Main/NAME.txt, or path of such a list. yolo: train, val, ..."
     )
-    label_map: str | None = flag(None, "voc, yolo: ids of the class names. tfrecord: class names of the ids.")
-    names: str | None = flag(None, "yolo: file of class names, one a line, or a data.yaml.")
+    label_map: str | None = flag(None, "voc, yolo, tfrecord: json or .pbtxt file of the categories.")
+    names: str | None = flag(None, "yolo: file with one class name per line, or a data.yaml.")
     difficult: str = flag(
-        "keep", "voc: what becomes of objects marked difficult.", choices=("keep", "crowd", "drop")
+        "keep", "voc: what to do with objects marked difficult.", choices=("keep", "crowd", "drop")
     )
     voc_pixels: str = flag(
         "one_based",
-        "voc: pixels count from 1, or edges from 0 (labelImg).",
+        "voc coordinates. one_based: pixels from 1; zero_based: edges from 0 (labelImg).",
         choices=("one_based", "zero_based"),
     )
     yolo_pixels: str | None = flag(
-        None, "yolo: pixels that labels of images with an EXIF turn refer to.", choices=("stored", "turned")
+        None, "yolo: whether labels refer to stored or to EXIF-rotated images.", choices=("stored", "turned")
     )
-    num_shards: int = flag(1, "tfrecord: number of files.", low=1)
-    seed: int = flag(0, "Seed of --holdout, and of the order of the images in tfrecord.", low=0)
-    max_side: int | None = flag(None, "Longest side in pixels; larger images are written smaller.", low=1)
+    num_shards: int = flag(1, "tfrecord: number of files to write.", low=1)
+    seed: int = flag(0, "Seed of --holdout, and of the image order in TFRecords.", low=0)
+    max_side: int | None = flag(None, "Longest side in pixels; larger images are scaled down.", low=1)
     holdout: float | None = flag(None, "Share of images for evaluation: writes OUTPUT_train and OUTPUT_val.")
-    overwrite: bool = flag(False, "Replace files that are there already.")
+    overwrite: bool = flag(False, "Replace existing files.")
     on_bad_image: str = "stop"
     max_megapixels: float = shared_flags.MAX_MEGAPIXELS
 
 
 def define_flags(fv: flags.FlagValues) -> None:
-    """The flags of tools/convert.py."""
+    """Defines the flags of tools/convert.py."""
     flags.DEFINE_enum("from", None, list(READ), "Format of the input.", flag_values=fv)
     flags.DEFINE_enum("to", None, list(WRITTEN), "Format of the output.", flag_values=fv)
     own = [field.name for field in dataclasses.fields(Options) if "help" in field.metadata]
@@ -67,10 +67,10 @@ def define_flags(fv: flags.FlagValues) -> None:
 
 
 def refuse_idle_flags(fv: flags.FlagValues) -> None:
-    """UserError for a flag that is given and does nothing in this direction."""
+    """Raises UserError if a given flag has no effect for these two formats."""
     source, target = str(fv["from"].value), str(fv["to"].value)
     of_holdout = ("seed",) if fv["holdout"].present else ()
     special = {name for names in (*READ.values(), *WRITTEN.values()) for name in names}
     for name in sorted(special - {*READ[source], *WRITTEN[target], *of_holdout}):
         if fv[name].present:
-            raise UserError(f"--{name} does nothing from {source} to {target}: leave it out")
+            raise UserError(f"--{name} has no effect from {source} to {target}: remove the flag")

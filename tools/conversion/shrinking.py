@@ -1,9 +1,9 @@
-"""Smaller images and their annotations, as --max_side=N of tools/convert.py writes them.
+"""Scales images and their annotations down, for --max_side=N of tools/convert.py.
 
-An image whose longer side exceeds N gets N pixels there and keeps its aspect ratio, up to whole pixels. All
-others keep their bytes. JPEGs become JPEGs of quality 95 without chroma subsampling, PNGs become PNGs. Pixels
-are those that training sees: never turned (the EXIF orientation stays), of 16 bits rounded to eight, without
-alpha.
+An image whose longer side exceeds N pixels is scaled until this side has N pixels. The aspect ratio is kept,
+except for rounding to whole pixels. All other images keep their bytes. JPEGs become JPEGs of quality 95
+without chroma subsampling, PNGs become PNGs. The pixels are those that training sees: not rotated (the EXIF
+orientation is kept), rounded from 16 to 8 bits, without alpha.
 """
 
 import dataclasses
@@ -21,18 +21,18 @@ from common.errors import UserError
 from common.files import write_into
 
 _OPTIONS: dict[str, dict[str, int]] = {"JPEG": {"quality": 95, "subsampling": 0}, "PNG": {}}
-_ORIENTATION = 0x0112  # EXIF's tag
+_ORIENTATION = 0x0112  # EXIF tag
 
 
 def shrunk_sizes(sizes: np.ndarray, max_side: int) -> np.ndarray:
-    """Sizes (I, 2) in pixels -> int32 (I, 2), those of images whose longer side is at most `max_side`."""
+    """Scales sizes (I, 2) in pixels down so that the longer side is at most `max_side`; int32 (I, 2)."""
     longest = sizes.max(axis=1, keepdims=True)
     smaller = np.maximum(np.rint(sizes.astype(np.float64) * max_side / longest), 1)
     return np.where(longest > max_side, smaller, sizes).astype(np.int32)
 
 
 def shrink_annotations(annotations: Annotations, max_side: int) -> Annotations:
-    """The annotations of the smaller images: boxes and areas scale by the ratios of the whole pixels."""
+    """Returns the smaller images' annotations: boxes and areas are scaled by the ratio of the image sizes."""
     sizes = shrunk_sizes(annotations.image_sizes, max_side)
     before, after = (s[annotations.box_image].astype(np.float64) for s in (annotations.image_sizes, sizes))
     xyxy = [1, 0, 1, 0]
@@ -45,10 +45,10 @@ def shrink_annotations(annotations: Annotations, max_side: int) -> Annotations:
 
 
 def shrink_image(encoded: bytes, name: str, max_side: int | None) -> bytes:
-    """An encoded image whose longer side is at most `max_side`; the same bytes where it is so already.
+    """Returns an encoded image whose longer side is at most `max_side`: the same bytes if it is small enough.
 
     Raises:
-        UserError: a larger image is damaged, or neither JPEG nor PNG; with `name`.
+        UserError: a larger image is damaged, or neither JPEG nor PNG; the message has `name`.
     """
     if max_side is None:
         return encoded
@@ -56,14 +56,14 @@ def shrink_image(encoded: bytes, name: str, max_side: int | None) -> bytes:
     if max(facts.height, facts.width) <= max_side:
         return encoded
     if facts.image_format not in _OPTIONS:
-        raise UserError(f"{name} is {facts.image_format}: --max_side reads JPEG and PNG, convert it")
+        raise UserError(f"{name} is {facts.image_format}: --max_side reads only JPEG and PNG, convert it")
     height, width = shrunk_sizes(np.array([[facts.height, facts.width]]), max_side)[0].tolist()
-    # The function itself: PIL.Image.open refuses large images by a setting of the whole process.
+    # Calls the function of the format: PIL.Image.open refuses large images because of a process-wide setting.
     open_picture, _ = PIL.Image.OPEN[facts.image_format]
     try:
         picture: PIL.Image.Image = open_picture(io.BytesIO(encoded), "")
         profile = picture.info.get("icc_profile")
-        # libjpeg decodes to a half, a quarter or an eighth: the smallest that is twice as large as wanted.
+        # libjpeg can decode at 1/2, 1/4 or 1/8: uses the smallest that is at least twice the wanted size.
         drafted = picture.draft(None, (2 * width, 2 * height))
         picture = _as_8_bit(picture)
     except PILLOW_ERRORS as error:
@@ -78,7 +78,7 @@ def shrink_image(encoded: bytes, name: str, max_side: int | None) -> bytes:
 
 
 def _as_8_bit(picture: PIL.Image.Image) -> PIL.Image.Image:
-    """The picture as 8-bit grey, RGB or CMYK. Pillow filters no palettes, and weights colours by alpha."""
+    """Converts to 8-bit grey, RGB or CMYK: Pillow cannot filter palettes, and weights colours by alpha."""
     picture.load()
     if picture.mode.startswith("I"):
         return PIL.Image.fromarray(np.rint(np.asarray(picture) / 257).astype(np.uint8))
@@ -90,24 +90,24 @@ def _as_8_bit(picture: PIL.Image.Image) -> PIL.Image.Image:
 def write_shrunk(
     annotations: Annotations, images_dir: str, directory: str, max_side: int, *, overwrite: bool = False
 ) -> None:
-    """Writes the images to another directory by the same names, all or none.
+    """Writes the images to another directory under the same names, all or none.
 
     Args:
-        annotations: has the names.
-        images_dir: where the images are, and stay as they are.
-        directory: where they go; made if need be.
+        annotations: the annotations, with the file names.
+        images_dir: directory of the original images, which are not changed.
+        directory: directory to write to; created if missing.
         max_side: longest side in pixels.
-        overwrite: replace files that have these names.
+        overwrite: whether to replace existing files with these names.
 
     Raises:
-        UserError: the directories are the same, a file is in the way, or `shrink_image` raises it.
-        OSError: the disk.
+        UserError: the directories are the same, a file exists already, or `shrink_image` raises it.
+        OSError: a file cannot be read or written.
     """
     if os.path.realpath(directory) == os.path.realpath(images_dir):
         raise UserError(f"{directory} holds the original images: choose --output in another directory")
     for place in (os.path.join(directory, name) for name in annotations.file_names):
         if os.path.lexists(place) and not overwrite:
-            raise UserError(f"{place} is there already: choose another --output, or --overwrite")
+            raise UserError(f"{place} exists already: choose another --output, or give --overwrite")
 
     def write(staged: pathlib.Path) -> None:
         def write_one(name: str) -> None:

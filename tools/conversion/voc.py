@@ -1,13 +1,13 @@
-"""Pascal VOC: one xml file for each image, in Annotations/, and the images in JPEGImages/.
+"""Reads Pascal VOC: one xml file for each image, in Annotations/, and the images in JPEGImages/.
 
-Coordinates of VOC count pixels from 1 and include the last one: a box over the whole image is 1, 1, width,
-height, and is width = xmax - xmin + 1 pixels wide (VOCdevkit, VOCcode/VOCevaldet.m; so does Detectron2,
-detectron2/data/datasets/pascal_voc.py). Many tools write the same files with edges that are counted from 0
-(labelImg; BCCD's boxes are meant so): --voc_pixels chooses.
+VOC's coordinates count pixels from 1, and a box includes its last pixel: a box over the whole image is 1, 1,
+width, height, and it is width = xmax - xmin + 1 pixels wide (VOCdevkit, VOCcode/VOCevaldet.m; also
+Detectron2, detectron2/data/datasets/pascal_voc.py). Many tools write the same files with edges that are
+counted from 0 (labelImg; also the data set BCCD). --voc_pixels selects one of the two.
 
-Objects marked `difficult` are kept as they are by default, as in Detectron2 and in TensorFlow Object
+By default objects marked `difficult` are kept like all others, as in Detectron2 and in TensorFlow Object
 Detection (dataset_tools/create_pascal_tf_record.py). The devkit's evaluation counts them neither as found nor
-as missed; the nearest that COCO has is a crowd. An object's parts (head, hand, foot) are left out.
+as missed; in COCO the most similar thing is a crowd. An object's parts (head, hand, foot) are left out.
 """
 
 import math
@@ -30,29 +30,29 @@ _WHOLE_NUMBER = re.compile(r"\d{1,9}(\.0*)?")
 
 
 def read_voc(options: Options, policy: ImagePolicy = ImagePolicy()) -> tuple[Annotations, str]:
-    """Reads and checks a set in the format of Pascal VOC.
+    """Reads and checks a data set in the format of Pascal VOC.
 
-    The image of an xml file is the one of the same name; only where there is none does its `filename` count,
-    which copies and renamed files often carry wrongly. Without --label_map, category ids are 1, 2, ... in
-    alphabetic order of all names in all xml files of all splits, so that the ids of two splits agree.
+    The image of an xml file is the one of the same name. Its `filename` is used only if that image does not
+    exist, because it is often wrong in copied and renamed files. Without --label_map, category ids are 1, 2,
+    ... in alphabetic order of all names in all xml files of all splits, so that the ids of two splits agree.
 
     Returns:
-        The annotations, and the directory that their file names refer to.
+        The annotations, and the directory that their file names are relative to.
 
     Raises:
-        DataError: everything that is wrong, with the file.
-        UserError, OSError: files or directories that are not there.
+        DataError: the data have errors; the message lists all of them with their files.
+        UserError, OSError: files or directories do not exist.
     """
     directory = options.input
     xml_dir = os.path.join(directory, "Annotations")
     xml_dir = xml_dir if os.path.isdir(xml_dir) else directory
     images_dir = options.images or os.path.join(directory, "JPEGImages")
     if not os.path.isdir(images_dir):
-        raise UserError(f"{images_dir} is not a directory: give that of the images as --images=DIR")
+        raise UserError(f"{images_dir} is not a directory: give the images' directory as --images=DIR")
     issues = Issues(directory, policy)
     stems = sorted(name.removesuffix(".xml") for name in os.listdir(xml_dir) if name.endswith(".xml"))
     if not stems:
-        raise UserError(f"--input={directory}: no xml file there")
+        raise UserError(f"--input={directory} contains no xml file")
     wanted = _read_split(directory, options.split, stems, issues) if options.split else stems
     documents = _read_documents(xml_dir, wanted if options.label_map else stems, issues)
     if options.label_map:
@@ -79,7 +79,7 @@ def _text(element: Element, path: str) -> str:
 
 
 def _read_split(directory: str, split: str, stems: Iterable[str], issues: Issues) -> list[str]:
-    """The names in a list. Per-class lists of VOC have 1, -1 or 0 behind the name: all their names count."""
+    """Returns all names in a list file, also those that 1, -1 or 0 follows in VOC's per-class lists."""
     path = os.path.join(directory, "ImageSets", "Main", f"{split}.txt")
     if not os.path.isfile(path):
         if not os.path.isfile(split):
@@ -95,7 +95,7 @@ def _read_split(directory: str, split: str, stems: Iterable[str], issues: Issues
 
 
 class _NoDoctype(ElementTree.TreeBuilder):
-    """Refuses a document type: its entities could expand to gigabytes or name other files."""
+    """Refuses a document type, because its entities could expand to gigabytes or name other files."""
 
     def doctype(self, name: str, *_: object) -> None:
         raise ValueError(f"declares a document type ({name}), which is refused: its entities are not safe")
@@ -134,19 +134,19 @@ def _find_images(
         is_own = stem not in by_stem or os.path.splitext(named)[0] == stem
         name = named if named in names and is_own else by_stem.get(stem)
         if name != named and stem in ambiguous:
-            issues.add("label-file", f"{path}: several images are called {stem!r}: name one as <filename>")
+            issues.add("label-file", f"{path}: several images are called {stem!r}: set one as <filename>")
             continue
         if name is None:
             issues.add("image-missing", f"{path}: no image {stem!r} in {images_dir}")
         elif owners.setdefault(name, path) != path:
-            issues.add("label-file", f"{path}: its image {name!r} is that of {owners[name]} already")
+            issues.add("label-file", f"{path}: its image {name!r} already belongs to {owners[name]}")
         else:
             images[LabelledImage(name, path, _read_size(document))] = document
     return images
 
 
 def _read_size(document: Element) -> tuple[int, int]:
-    """(height, width) in pixels; 0 for a side that is missing or is not a whole number."""
+    """Returns (height, width) in pixels; 0 for a side that is missing or is not a whole number."""
     sides = [_text(document, f"size/{side}") for side in ("height", "width")]
     height, width = (int(float(side)) if _WHOLE_NUMBER.fullmatch(side) else 0 for side in sides)
     return height, width
@@ -169,7 +169,7 @@ def _read_objects(
             issues.add("label-line", f"{where} has {', '.join(_SIDES)} = {', '.join(map(repr, sides))}")
             continue
         if name not in category_ids:
-            issues.add("unknown-category", f"{where} is none of {len(category_ids)} categories")
+            issues.add("unknown-category", f"{where} is not one of {len(category_ids)} categories")
             continue
         if min(box[:2]) < 0 < first:
             issues.add("voc-zero", f"{where} begins at {sides[0]}, {sides[1]}")
@@ -181,16 +181,16 @@ def _read_objects(
 
 
 def _parse_box(sides: Iterable[str], first: int) -> Box | None:
-    """Left, top, width, height in pixels; None for what is not a box.
+    """Returns left, top, width, height in pixels; None if the numbers are not a box.
 
     Args:
         sides: xmin, ymin, xmax, ymax.
-        first: number of the first pixel; with 1 a box includes its last pixel.
+        first: number of the first pixel, 0 or 1; if it is 1, a box includes its last pixel.
     """
     try:
         left, top, right, bottom = map(float, sides)
     except ValueError:
         return None
-    if not (-math.inf < left <= right < math.inf and -math.inf < top <= bottom < math.inf):  # NaN neither
+    if not (-math.inf < left <= right < math.inf and -math.inf < top <= bottom < math.inf):  # also for NaN
         return None
     return left - first, top - first, right - left + first, bottom - top + first

@@ -1,15 +1,15 @@
-"""YOLO's text labels: one .txt for each image, one line `class cx cy w h` for each object.
+"""Reads YOLO's text labels: one .txt for each image, with one line `class cx cy w h` for each object.
 
 The four numbers are the centre and the size of the box as fractions of the image's width and height. An image
-with an empty label file, or without any, holds no object. Label files are where Darknet and Ultralytics look:
-in `labels` where the image's path has `images` (or `JPEGImages`), else beside the image.
+has no objects if its label file is empty or missing. The label file is where Darknet and Ultralytics expect
+it: the image's path with `labels` in place of `images` (or `JPEGImages`), else next to the image.
 
 A line with more numbers is read as a polygon, `class x1 y1 x2 y2 x3 y3 ...` (Ultralytics' segmentation and
-oriented boxes), and gives its bounding box. Six numbers are refused: a confidence belongs to a detection.
+oriented boxes), and converted to its bounding box. Six numbers are refused: a label has no confidence.
 
-Labels do not contain the size of their image; its header does. Nor do they tell whether an EXIF turn had been
-applied when they were drawn: Ultralytics and OpenCV apply it, others do not. Such images are refused unless
---yolo_pixels is given.
+Labels do not contain the size of their image; it is read from the image's header. Labels do not tell either
+whether the image was rotated by its EXIF orientation before it was labelled: Ultralytics and OpenCV do this,
+other programs do not. Images with an EXIF rotation are refused unless --yolo_pixels is given.
 
 Source: AlexeyAB/darknet README "How to train"; https://docs.ultralytics.com/datasets/detect/ and
 ultralytics/data/utils.py (verify_image_label).
@@ -31,26 +31,26 @@ from tools.conversion.labels import Box, LabelledImage, Object, make_annotations
 from tools.conversion.options import Options
 from tools.conversion.yolo_layout import find_files, find_names, label_file_of, read_names
 
-_SHOWN = 60  # characters of a line that a message shows
-_FARTHEST = 1.0  # how far outside a box may reach, in images: farther are pixels that were not normalised
-_DECIMALS = 6  # of pixels: what is beyond comes from multiplying, files have six decimals of a whole image
-# EXIF orientations that, undone, mirror left and right, or top and bottom; from 5 on after a transposition.
+_SHOWN = 60  # characters of a label line that a message shows
+_FARTHEST = 1.0  # limit outside the image, in image sides; larger numbers must be pixels, not fractions
+_DECIMALS = 6  # of a pixel; more are rounding errors, because files have six decimals of an image side
+# EXIF orientations whose removal mirrors left and right, or top and bottom; from 5 on, it transposes first.
 _MIRROR_X = (2, 3, 7, 8)
 _MIRROR_Y = (3, 4, 6, 7)
 
 
 def read_yolo(options: Options, policy: ImagePolicy = ImagePolicy()) -> tuple[Annotations, str]:
-    """Reads and checks a set with YOLO's labels.
+    """Reads and checks a data set with YOLO's labels.
 
-    yolo_layout.py lists what --input may name. Without --label_map, class 0 is category 1, class 1 category
-    2, and so on.
+    yolo_layout.py lists what --input can be. Without --label_map, class 0 becomes category 1, class 1
+    becomes category 2, and so on.
 
     Returns:
-        The annotations, and the directory that their file names refer to.
+        The annotations, and the directory that their file names are relative to.
 
     Raises:
-        DataError: everything that is wrong, with file and line.
-        UserError, OSError: files or directories that are not there, or no class names.
+        DataError: the data have errors; the message lists all of them with file and line.
+        UserError, OSError: files or directories do not exist, or class names are missing.
     """
     issues = Issues(options.input, policy)
     files, images_dir = find_files(options.input, options.split, issues)
@@ -72,7 +72,7 @@ def read_yolo(options: Options, policy: ImagePolicy = ImagePolicy()) -> tuple[An
         image = LabelledImage(os.path.relpath(file, images_dir), label_file_of(file))
         other = images.setdefault(image.label_file, image)
         if other != image:
-            twice = f"{image.label_file} is of both {other.file_name!r} and {image.file_name!r}"
+            twice = f"{image.label_file} belongs to {other.file_name!r} and to {image.file_name!r}"
             issues.add("label-file", twice)
     annotations = make_annotations(
         list(images.values()),
@@ -108,7 +108,7 @@ def _read_objects(
         try:
             class_index, box = parse_line(words)
             if class_index not in category_ids:
-                raise ValueError(f"has class {words[0]} of {len(category_ids)}")
+                raise ValueError(f"has class {words[0]}, which is not one of the {len(category_ids)} classes")
         except ValueError as error:
             issues.add("label-line", f"{where} {error}")
             continue
@@ -129,19 +129,19 @@ def _read_objects(
 
 
 def parse_line(words: list[str]) -> tuple[float, Box]:
-    """The class and the box of a label, (left, top, width, height) as fractions of the image.
+    """Returns the class and the box of a label line, (left, top, width, height) as fractions of the image.
 
     Raises:
-        ValueError: what is wrong with it.
+        ValueError: the line is not a label; the message tells why.
     """
     if len(words) < 5 or len(words) % 2 == 0:
-        shapes = "a box is class cx cy w h without a confidence, a polygon class x1 y1 x2 y2 ..."
+        shapes = "a box is class cx cy w h without a confidence, a polygon is class x1 y1 x2 y2 ..."
         raise ValueError(f"has {len(words)} numbers: {shapes}")
     try:
         class_index, *numbers = map(float, words)
     except ValueError:
         raise ValueError("holds something that is not a number") from None
-    if not all(abs(number - 0.5) <= 0.5 + _FARTHEST for number in numbers):  # nor NaN
+    if not all(abs(number - 0.5) <= 0.5 + _FARTHEST for number in numbers):  # or NaN
         raise ValueError("is not normalised: the numbers are fractions of the image's width and height")
     if len(words) > 5:
         left, top = min(numbers[::2]), min(numbers[1::2])
@@ -153,8 +153,8 @@ def parse_line(words: list[str]) -> tuple[float, Box]:
 
 
 def turn_back(boxes_ltwh: np.ndarray, orientation: int) -> np.ndarray:
-    """Boxes (N, 4) as fractions of an image that was turned by its EXIF orientation, 1 to 8, as fractions of
-    the stored one."""
+    """Converts boxes (N, 4) from fractions of the image rotated by its EXIF orientation, 1 to 8, to fractions
+    of the stored image."""
     left, top, width, height = boxes_ltwh.T
     if orientation >= 5:
         left, top, width, height = top, left, height, width

@@ -1,14 +1,14 @@
-"""Where the images, the labels and the class names of a set with YOLO's labels are.
+"""Finds the images, the labels and the class names of a data set with YOLO's labels.
 
-What can be named:
+A data set is given as one of these:
 
-- a directory with images/ and labels/; `split` chooses images/<split>, or <split>/images as Roboflow has it.
-  Or a directory with images and their labels side by side;
-- Ultralytics' data.yaml: `path`, `names`, and for each split a directory, a list of images, or several;
-- Darknet's list of images, one path a line (train.txt).
+- a directory with images/ and labels/; `split` selects images/<split>, or <split>/images as in Roboflow's
+  exports. Or a directory that has the images and their labels together;
+- Ultralytics' data.yaml: `path`, `names`, and for each split one or more directories or lists of images;
+- Darknet's list of images, one path per line (train.txt).
 
-Class names come from the file that is named, else from the data.yaml, else from data.yaml, classes.txt or
-obj.names in the directory, or labels/classes.txt (labelImg).
+The class names are in the file --names, else in the given data.yaml, else in the first of these files that
+exists in the directory: data.yaml, classes.txt, obj.names, labels/classes.txt (labelImg).
 """
 
 import functools
@@ -29,19 +29,19 @@ _IMAGE_FOLDERS = ("images", "JPEGImages")  # Darknet, src/utils.c replace_image_
 
 
 def find_files(path: str, split: str | None, issues: Issues) -> tuple[list[str], str]:
-    """Finds the images of a set.
+    """Finds the images of a data set.
 
     Args:
-        path: one of what the module lists.
-        split: of a directory or a data.yaml, whose default is "train".
-        issues: gets images that a list names and that are not there.
+        path: path of the data set, see the module docstring.
+        split: name of a split of a directory or a data.yaml; the default of a data.yaml is "train".
+        issues: images that a list names and that do not exist are added here.
 
     Returns:
-        Absolute paths of the images, those of directories sorted, those of lists in their order; and the
-        directory that holds all of them.
+        Absolute paths of the images: those of a directory sorted, those of a list in its order; and the
+        directory that contains all of them.
 
     Raises:
-        UserError: something is not there, or a file cannot be understood.
+        UserError: a file or directory does not exist, or a file cannot be parsed.
     """
     path = os.path.abspath(path)
     if os.path.isdir(path):
@@ -68,7 +68,7 @@ def find_files(path: str, split: str | None, issues: Issues) -> tuple[list[str],
 
 
 def label_file_of(image: str) -> str:
-    """The path of an image's labels, whether there are any or not."""
+    """Returns the path of an image's label file, which may not exist."""
     path = pathlib.PurePath(image).with_suffix(".txt")
     folders = list(path.parent.parts)
     for number in reversed(range(len(folders))):
@@ -80,7 +80,7 @@ def label_file_of(image: str) -> str:
 
 
 def find_names(path: str) -> str:
-    """The file that names the classes of a set: a data.yaml itself, or the first of the usual files."""
+    """Returns the file with the class names of a data set: its data.yaml, or the first of the usual files."""
     if path.endswith(_YAML):
         return path
     directory = path if os.path.isdir(path) else os.path.dirname(path)
@@ -88,19 +88,19 @@ def find_names(path: str) -> str:
         if os.path.isfile(os.path.join(directory, name)):
             return os.path.join(directory, name)
     raise UserError(
-        f"nothing names the classes of {path}: give --names=FILE, one name a line, or a data.yaml"
+        f"no class names for {path}: give --names=FILE with one name per line, or a data.yaml"
         f" (none of {', '.join(_NAME_FILES)} is in {directory})"
     )
 
 
 def read_names(path: str) -> dict[int, str]:
-    """Class -> name, from a file with one name a line or a data.yaml; UserError where that is not in it."""
+    """Reads class -> name from a file with one name per line or a data.yaml; UserError if it has no names."""
     if not path.endswith(_YAML):
         return dict(enumerate(read_lines(path)))
     given = _read_yaml(path).get("names")
     names = dict(enumerate(given)) if isinstance(given, list) else given
     if not isinstance(names, dict) or not all(isinstance(key, int) for key in names):
-        raise UserError(f"{path} has names {given!r}: it needs a list, or 0: name and so on")
+        raise UserError(f"{path} has names {given!r}: it needs a list, or a mapping such as 0: cat")
     return names
 
 
@@ -123,12 +123,12 @@ def _yaml_places(path: str, split: str) -> list[str]:
     document = _read_yaml(path)
     entries = document.get(split)
     if not entries:
-        raise UserError(f"{path} has no {split!r}: name a split that it has by --split")
+        raise UserError(f"{path} has no split {split!r}: choose one of its splits by --split")
     beside = os.path.dirname(path)
     roots = [os.path.join(beside, str(document.get("path") or "")), beside]
     places = []
     for entry in entries if isinstance(entries, list) else [entries]:
-        # Roboflow writes ../train/images in a data.yaml that stands beside train/.
+        # Roboflow writes ../train/images in a data.yaml that is in the same directory as train/.
         spellings = [str(entry), str(entry).removeprefix("../")]
         choices = [os.path.normpath(os.path.join(root, spelt)) for spelt in spellings for root in roots]
         place = next(filter(os.path.exists, choices), None)
@@ -142,7 +142,7 @@ def _read_yaml(path: str) -> dict[str, Any]:
     try:
         document = yaml.safe_load(pathlib.Path(path).read_text(encoding="utf-8-sig"))
     except (yaml.YAMLError, ValueError) as error:
-        raise UserError(f"{path} is not YAML that can be read: {' '.join(str(error).split())}") from error
+        raise UserError(f"{path} cannot be read as YAML: {' '.join(str(error).split())}") from error
     if not isinstance(document, dict):
         raise UserError(f"{path} is not a data.yaml: it holds no keys")
     if "kpt_shape" in document:
@@ -151,8 +151,8 @@ def _read_yaml(path: str) -> dict[str, Any]:
 
 
 def _find(line: str, list_file: str) -> str | None:
-    """The image that a line names; relative paths start at the list or, as in Darknet, at the working
-    directory."""
+    """Returns the image of a line, or None. Relative paths start at the list file or, as in Darknet, at the
+    working directory."""
     places = (os.path.dirname(list_file), os.getcwd())
     choices = [os.path.normpath(os.path.join(place, line)) for place in places]
     return next(filter(os.path.exists, choices), None)

@@ -1,1 +1,1 @@
-"""Trained detectors as files that run without this project: saved_model, ONNX, LiteRT, TensorRT."""
+"""Exports trained detectors to files that run without this project: saved_model, ONNX, LiteRT, TensorRT."""

@@ -1,9 +1,9 @@
-"""What an exported detector is made of, and the parts put together by TensorFlow operations.
+"""The parts of an exported detector, and the whole detector, built of these parts in TensorFlow.
 
     images, image_sizes -> input -> network -> decoding -> suppression -> boxes in pixels of the originals
 
-Each app fills in an `Exportable`; the formats join its parts in their own ways. Suppression is the hard one
-of common/nms.py: no format has the soft one.
+Each app makes an `Exportable`; each format joins its parts in a different way. Suppression is always the hard
+NMS of common/nms.py, because no format supports Soft-NMS.
 """
 
 import dataclasses
@@ -20,19 +20,19 @@ Outputs = dict[str, tf.Tensor]
 
 @dataclasses.dataclass(frozen=True)
 class Exportable:
-    """One app's trained network, cut where formats need it. Batches are (B, ...), boxes ltrb.
+    """The trained network of one app, split into the parts that formats need. Boxes are ltrb.
 
     Attributes:
-        model: the network; it is what has variables.
+        model: the network, which has the variables.
         image_size: (height, width) of the network input.
         num_classes: C.
-        score_threshold, nms_iou, max_detections: of suppression.
-        resize: uint8 (B, h, w, 3), any one size -> uint8 (B, H, W, 3), each image at its place.
-        place: int32 (B, 2), heights and widths of original images -> int32 (B, 4), where each lies in the
+        score_threshold, nms_iou, max_detections: parameters of NMS.
+        resize: uint8 (B, h, w, 3), images of one size -> uint8 (B, H, W, 3), the images in the network input.
+        place: int32 (B, 2), heights and widths of original images -> int32 (B, 4), position of each in the
             network input: top, left, height, width.
-        normalize: uint8 (B, H, W, 3) and whether a pixel belongs to the image, bool (B, H, W, 1) -> what the
-            network takes, float32 (B, H, W, 3).
-        network: the images that `normalize` gives -> the raw outputs.
+        normalize: uint8 (B, H, W, 3), and bool (B, H, W, 1), whether a pixel belongs to the image -> input of
+            the network, float32 (B, H, W, 3).
+        network: result of `normalize` -> the raw outputs.
         candidates: raw outputs -> the best K predictions in descending order: boxes float32 (B, K, 4),
             normalised to the network input, scores float32 (B, K), classes int32 (B, K).
         decode_all: raw outputs -> all N predictions: boxes float32 (B, N, 4), scores float32 (B, N, C).
@@ -53,9 +53,9 @@ class Exportable:
 
 
 def network_input(parts: Exportable, images: tf.Tensor, image_sizes: tf.Tensor) -> tf.Tensor:
-    """uint8 images at their places in the network input -> what the network takes.
+    """Converts uint8 images, placed in the network input as by `resize`, to the input of the network.
 
-    Pixels around an image count as training's padding, with any value.
+    Pixels outside an image are handled as the padding in training; their values do not matter.
     """
     places = parts.place(image_sizes)[:, tf.newaxis]  # (B, 1, 4)
     top, left, height, width = tf.unstack(places, axis=-1)
@@ -67,14 +67,14 @@ def network_input(parts: Exportable, images: tf.Tensor, image_sizes: tf.Tensor) 
 
 
 def to_pixels(parts: Exportable, boxes: tf.Tensor, image_sizes: tf.Tensor) -> tf.Tensor:
-    """Boxes (B, N, 4), normalised to the network input -> pixels of the original images, clipped to them."""
+    """Converts boxes (B, N, 4), normalised to the network input, to clipped boxes in pixels of the images."""
     places = parts.place(image_sizes)[:, tf.newaxis]
     boxes = box_ops.clip(letterbox.boxes_from_letterbox(boxes, places, parts.image_size))
     return boxes * tf.cast(tf.gather(image_sizes, [1, 0, 1, 0], axis=1), tf.float32)[:, tf.newaxis]
 
 
 def name_outputs(parts: Exportable, found: nms.Detections, image_sizes: tf.Tensor) -> Outputs:
-    """The named outputs of `detect`."""
+    """Returns the outputs of `detect` by name."""
     is_detection = (found.classes >= 0)[..., tf.newaxis]
     return {
         "boxes": tf.where(is_detection, to_pixels(parts, found.boxes, image_sizes), 0.0),
@@ -85,17 +85,17 @@ def name_outputs(parts: Exportable, found: nms.Detections, image_sizes: tf.Tenso
 
 
 def detect(parts: Exportable, images: tf.Tensor, image_sizes: tf.Tensor) -> Outputs:
-    """The whole detector with hard suppression.
+    """Runs the whole detector with hard NMS.
 
     Args:
-        images: uint8 (B, H, W, 3), each at its place in the network input, which follows from its size.
+        images: uint8 (B, H, W, 3), each placed in the network input where `place` puts an image of its size.
         image_sizes: int32 (B, 2), heights and widths of the original images.
 
     Returns:
         boxes: float32 (B, D, 4), ltrb, in pixels of the original image; 0 in the padding.
         scores: float32 (B, D), the best first; 0 in the padding.
         classes: int32 (B, D), 0-based; -1 in the padding.
-        count: int32 (B,), how many are not padding.
+        count: int32 (B,), number of detections without the padding.
     """
     raw = parts.network(network_input(parts, images, image_sizes))
     boxes, scores, classes = parts.candidates(raw)
@@ -113,22 +113,22 @@ def detect(parts: Exportable, images: tf.Tensor, image_sizes: tf.Tensor) -> Outp
 
 
 def name_raw_outputs(parts: Exportable, raw: list[tf.Tensor], image_sizes: tf.Tensor) -> Outputs:
-    """The named outputs of `detect_raw`."""
+    """Returns the outputs of `detect_raw` by name."""
     boxes, scores = parts.decode_all(raw)
     return {"boxes": to_pixels(parts, boxes, image_sizes), "scores": scores}
 
 
 def detect_raw(parts: Exportable, images: tf.Tensor, image_sizes: tf.Tensor) -> Outputs:
-    """The detector without suppression: boxes (B, N, 4) as in `detect`, and scores (B, N, C)."""
+    """Runs the detector without NMS; returns boxes (B, N, 4) as in `detect`, and scores (B, N, C)."""
     raw = parts.network(network_input(parts, images, image_sizes))
     return name_raw_outputs(parts, raw, image_sizes)
 
 
-DETECT = {"standard": detect, "none": detect_raw}  # by --nms
+DETECT = {"standard": detect, "none": detect_raw}  # --nms -> function
 
 
 def signature(parts: Exportable, batch_size: int | None) -> list[tf.TensorSpec]:
-    """Of `detect` and `detect_raw`."""
+    """Returns the input signature of `detect` and `detect_raw`."""
     return [
         tf.TensorSpec([batch_size, *parts.image_size, 3], tf.uint8, name="images"),
         tf.TensorSpec([batch_size, 2], tf.int32, name="image_sizes"),

@@ -1,4 +1,4 @@
-"""One export from weights to a checked file: the shared part of both apps' export.py."""
+"""Exports weights to a file and compares the file with the weights. Both apps' export.py use this module."""
 
 import dataclasses
 import functools
@@ -27,10 +27,10 @@ from tools.exporting import tensorflow_files, tensorrt, verify
 from tools.exporting.export_graph import Exportable
 from tools.exporting.options import Options
 
-DRAWN_IMAGES = 8  # for comparison where the user names none
+DRAWN_IMAGES = 8  # synthetic images for the comparison, if the user gives none
 _CALIBRATION_BATCH = 4
 
-OpenLoader = Callable[..., BaseLoader]  # of (pipeline_type, source=, batch_size=)
+OpenLoader = Callable[..., BaseLoader]  # called as f(pipeline_type, source=, batch_size=)
 
 
 def export(
@@ -40,20 +40,20 @@ def export(
     make_loader: OpenLoader,
     nms_method: str,
 ) -> pathlib.Path:
-    """Writes the file and compares it with the weights. Results go to stdout.
+    """Writes the exported file and compares it with the weights. Prints the results to stdout.
 
     Args:
-        app: of predict.py.
+        app: the app, from its predict.py.
         options: the flags.
-        make_exportable, make_loader: of export_parts.py and loaders.py.
+        make_exportable, make_loader: the app's functions in export_parts.py and loaders.py.
         nms_method: the app's name of the NMS that is exported.
 
     Returns:
         The file or directory that was written.
 
     Raises:
-        UserError: flags that exclude each other; images are missing, the output cannot be written, a package
-            is missing; or a float32 file differs from the weights: it stays, but no engine is built from it.
+        UserError: flags exclude each other; images or a package are missing; the output cannot be written; or
+            a float32 file differs from the weights: then it stays, but no engine is built from it.
     """
     options.check()
     share_gpu_memory()
@@ -66,7 +66,7 @@ def export(
     if options.verify_annotations:
         evaluation = open_source(options.verify_images, options.verify_annotations, split="verify")
         check_labels(label_map, evaluation)
-    # TensorFlow's default on recent GPUs rounds to 10 bits, and the comparison would measure that
+    # TF32, TensorFlow's default on recent GPUs, rounds to 10 bits: the comparison would measure this rounding
     tf.config.experimental.enable_tensor_float_32_execution(False)
     open_loader = functools.partial(make_loader, config=config, training=False, with_targets=False)
     metadata = weights.read_metadata(weights_file)
@@ -75,17 +75,17 @@ def export(
     hard = app.make_detect(model, config)
     largest = _compare(parts, options, options.verified_file, hard, app.to_pixels, open_loader)
     if evaluation:
-        detectors = {"weights, hard suppression": hard}
+        detectors = {"weights, hard NMS": hard}
         if config != trained_config:
-            detectors["weights, as they detect in training"] = app.make_detect(model, trained_config)
+            detectors["weights, NMS of the training"] = app.make_detect(model, trained_config)
         file = runtimes.make_detect(runtimes.open_runner(options.file), app.to_pixels)
         loader = functools.partial(open_loader, "auto", source=evaluation, batch_size=8)
         _compare_ap(detectors | {str(options.file): file}, options.quantize, loader, label_map)
-    if options.quantize == "none" and not largest <= verify.FLOAT_LIMIT:  # NaN is too far, too
+    if options.quantize == "none" and not largest <= verify.FLOAT_LIMIT:  # also for NaN
         raise UserError(
             f"{options.verified_file} is written, but differs from the weights by {largest:.1e}, more than "
-            f"{verify.FLOAT_LIMIT:g}. A network of a few epochs may, by rounding; trust it only if "
-            "--verify_annotations shows the same AP"
+            f"{verify.FLOAT_LIMIT:g}. This can be rounding if the network trained for only a few epochs: use "
+            "the file only if --verify_annotations shows the same AP"
         )
     if options.format == "tensorrt":
         tensorrt.build(options.verified_file, options.file, parts.image_size)
@@ -102,7 +102,7 @@ def _write(parts: Exportable, options: Options, metadata: dict[str, Any], open_l
     if output.exists() and not may_replace:
         raise UserError(f"--output={output} exists and is not a {options.format} that may be replaced")
     if options.format == "tensorrt":
-        output.unlink(missing_ok=True)  # an older engine would be read with the metadata of the new ONNX file
+        output.unlink(missing_ok=True)  # the metadata of the new ONNX file would not fit an older engine
     log(f"writing {options.verified_file}")
     about = {
         "format": options.format,
@@ -135,7 +135,7 @@ def _write(parts: Exportable, options: Options, metadata: dict[str, Any], open_l
 
 
 def _quantizer(options: Options, open_loader: OpenLoader) -> Callable | None:
-    """A function from the network in float32, an ONNX model, to the quantised one; None for no change."""
+    """Returns a function that quantises the float32 network, an ONNX model; None: no quantisation."""
     from tools.exporting import quantization
 
     if options.quantize == "fp16":
@@ -144,7 +144,7 @@ def _quantizer(options: Options, open_loader: OpenLoader) -> Callable | None:
         return None
     source = open_images(options.calibration_images)
     loader = open_loader("auto", source=source, batch_size=_CALIBRATION_BATCH)
-    log(f"measuring ranges on {loader.size} images")
+    log(f"measuring the ranges of activations on {loader.size} images")
     batches = (np.asarray(images) for images, _ in verify.batches(loader))
     return functools.partial(quantization.to_int8, batches=batches, tensorrt=options.format == "tensorrt")
 
@@ -157,7 +157,7 @@ def _compare(
     to_pixels: verify.ToPixels,
     open_loader: OpenLoader,
 ) -> float:
-    """Prints and returns the largest difference from the weights; 0 where nothing here runs the file."""
+    """Prints and returns the largest difference from the weights; 0 if only TensorRT can run the file."""
     if options.suppression == "efficientnms_trt" and file.suffix == ".onnx":
         print(f"{file} is not compared with the weights: only TensorRT runs its plugin")
         return 0.0
@@ -171,7 +171,7 @@ def _compare(
             largest = verify.largest_raw_difference(parts, run, to_pixels, loader)
         else:
             largest = verify.largest_difference(parts, detect, run, to_pixels, loader)
-    what = "largest difference from the weights, of scores and of boxes as shares of the image"
+    what = "largest difference from the weights, in scores or in box coordinates / image size"
     print(f"{file.name}: {what}: {largest:.1e} ({source.size} images)")
     return largest
 
@@ -182,11 +182,11 @@ def _compare_ap(
     open_loader: Callable[[], BaseLoader],
     label_map: LabelMap,
 ) -> None:
-    """Prints AP of the weights, with hard suppression first, and of the exported file, which is the last."""
+    """Prints the AP of each detector. The first one is the weights with hard NMS, the last one the file."""
     aps = []
     for name, detect in detectors.items():
         aps.append(evaluate(detect, open_loader(), label_map, explain=explain).metrics["AP"])
         print(f"AP {aps[-1]:.4f}  {name}")
     limit, apart = verify.AP_LIMITS.get(quantize), abs(aps[0] - aps[-1])
     if limit and apart > limit:
-        print(f"AP differs by {apart:.4f}: MORE than {limit:g}")
+        print(f"AP differs by {apart:.4f}: MORE than the limit of {limit:g}")

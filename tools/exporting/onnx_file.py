@@ -1,4 +1,4 @@
-"""ONNX: one .onnx file for ONNX Runtime, TensorRT and other programs, with any batch size."""
+"""Writes one .onnx file for ONNX Runtime, TensorRT and other programs, for any batch size."""
 
 import json
 import pathlib
@@ -28,12 +28,12 @@ def write(
     metadata: dict[str, Any],
     quantize: Callable[[onnx.ModelProto], onnx.ModelProto] | None = None,
 ) -> None:
-    """Writes `path`.
+    """Writes the ONNX file `path`.
 
     Args:
         nms: standard, efficientnms_trt or none.
-        metadata: what JSON can hold, for metadata_props.
-        quantize: turns the network, and nothing before or after it, into one of fewer bits.
+        metadata: values that JSON supports, for metadata_props.
+        quantize: function that quantises the network; the parts before and after it are not quantised.
     """
     images, image_sizes = export_graph.signature(parts, None)
     network_input = tf.TensorSpec([None, *parts.image_size, 3], tf.float32, NETWORK_INPUT)

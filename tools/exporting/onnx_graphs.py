@@ -1,6 +1,6 @@
-"""From TensorFlow functions to one ONNX graph: parts converted one by one, joined by the names of ports.
+"""Converts TensorFlow functions to ONNX one by one, and joins these parts by the names of their tensors.
 
-Parts that are separate can be quantised separately, and what TensorFlow has no operation for is a part
+A separate part can be quantised alone. An ONNX operation that TensorFlow does not have becomes a part that is
 written by hand.
 """
 
@@ -16,17 +16,17 @@ import tensorflow as tf
 import tf2onnx
 from onnx import helper
 
-OPSET = 17  # of ONNX's operators; tf2onnx 1.17 writes up to 18
+OPSET = 17  # version of ONNX's operators; tf2onnx 1.17 writes up to 18
 
 Function = Callable[..., dict[str, tf.Tensor]]
 
 
 def convert(function: Function, inputs: Sequence[tf.TensorSpec]) -> onnx.ModelProto:
-    """A TensorFlow function as an ONNX model.
+    """Converts a TensorFlow function to an ONNX model.
 
     Args:
-        function: takes one tensor per spec; what it returns has the names of the model's outputs.
-        inputs: their names are those of the model's inputs.
+        function: takes one tensor per spec; the keys of its result become the names of the model's outputs.
+        inputs: specs, whose names become the names of the model's inputs.
     """
     logging.getLogger("tf2onnx").setLevel(logging.ERROR)
     with contextlib.redirect_stdout(io.StringIO()):
@@ -42,7 +42,7 @@ def convert(function: Function, inputs: Sequence[tf.TensorSpec]) -> onnx.ModelPr
 
 
 def output_specs(function: Function, inputs: Sequence[tf.TensorSpec]) -> dict[str, tf.TensorSpec]:
-    """The outputs of a function by name, in the order of their names."""
+    """Returns name -> spec of a function's outputs, sorted by name."""
     found = tf.function(function).get_concrete_function(*inputs).structured_outputs
     return {name: tf.TensorSpec(found[name].shape, found[name].dtype, name) for name in sorted(found)}
 
@@ -53,7 +53,7 @@ def by_hand(
     outputs: Sequence[tf.TensorSpec],
     constants: dict[str, np.ndarray],
 ) -> onnx.ModelProto:
-    """A part of one operation."""
+    """Returns a part that consists of one ONNX operation."""
     graph = helper.make_graph(
         [node],
         "by_hand",
@@ -66,11 +66,11 @@ def by_hand(
 
 
 def join(models: Sequence[onnx.ModelProto], inputs: Sequence[str], outputs: Sequence[str]) -> onnx.ModelProto:
-    """One model of several, in the order in which they run: ports of the same name are one.
+    """Joins models, in the order in which they run: inputs and outputs of the same name are connected.
 
     Args:
-        models: parts; all other names within them may coincide.
-        inputs, outputs: ports of the whole.
+        models: parts; their internal names may be equal.
+        inputs, outputs: names of the inputs and outputs of the joined model.
     """
     kept: dict[str, Any] = {"rename_inputs": False, "rename_outputs": False, "rename_value_infos": False}
     graphs = [
@@ -100,5 +100,5 @@ def _port(spec: tf.TensorSpec) -> onnx.ValueInfoProto:
 
 
 def _where(_: Any, node: Any, *__: Any) -> None:
-    """tf.where as ONNX's Where. tf2onnx would multiply by 0 and 1 and add, and 0 times a NaN is a NaN."""
+    """Converts tf.where to ONNX's Where. tf2onnx would multiply by 0 or 1 and add, but 0 times NaN is NaN."""
     node.type = "Where"

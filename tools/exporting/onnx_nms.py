@@ -1,4 +1,4 @@
-"""Suppression inside an ONNX graph: by ONNX's own operation, or by TensorRT's plugin."""
+"""Builds the NMS of an ONNX graph, with ONNX's own operation or with TensorRT's plugin."""
 
 import numpy as np
 import onnx
@@ -16,10 +16,10 @@ PLUGIN_DOMAIN = "TRT"  # TensorRT's parser finds plugins by the operation's name
 
 
 def standard(parts: Exportable, raw: list[tf.TensorSpec]) -> list[onnx.ModelProto]:
-    """Raw outputs and image_sizes -> boxes, scores, classes, count: equal to export_graph.detect.
+    """Returns parts: raw outputs, image_sizes -> boxes, scores, classes, count; equal to export_graph.detect.
 
-    ONNX's operation keeps the best, but the order of what it returns is open. So it only gives the candidates
-    that stay, and these are taken in the candidates' own order. Of equal scores both take the first
+    ONNX's NonMaxSuppression does not define the order of its results. So it only selects the candidates to
+    keep, and TopK sorts these by score. Of equal scores, ONNX's and TensorFlow's TopK take the first
     (https://onnx.ai/onnx/operators/onnx__TopK.html).
     """
 
@@ -72,9 +72,9 @@ def standard(parts: Exportable, raw: list[tf.TensorSpec]) -> list[onnx.ModelProt
 
 
 def efficientnms_trt(parts: Exportable, raw: list[tf.TensorSpec]) -> list[onnx.ModelProto]:
-    """The same by TensorRT's plugin EfficientNMS_TRT, which nothing but TensorRT can run.
+    """Returns the same as `standard`, but with the plugin EfficientNMS_TRT, which only TensorRT can run.
 
-    It suppresses among all predictions, not among the best only. Its inputs, outputs and attributes:
+    The plugin gets all predictions, not only the best ones. Its inputs, outputs and attributes:
     https://github.com/NVIDIA/TensorRT/tree/main/plugin/efficientNMSPlugin
     """
 
@@ -100,7 +100,7 @@ def efficientnms_trt(parts: Exportable, raw: list[tf.TensorSpec]) -> list[onnx.M
         tf.TensorSpec([None, detections], tf.float32, "detection_scores"),
         tf.TensorSpec([None, detections], tf.int32, "detection_classes"),
     ]
-    given = onnx_graphs.output_specs(decode, raw)  # in the order of the plugin
+    given = onnx_graphs.output_specs(decode, raw)  # boxes, scores: the plugin's order
     plugin = helper.make_node(
         "EfficientNMS_TRT",
         list(given),
@@ -109,7 +109,7 @@ def efficientnms_trt(parts: Exportable, raw: list[tf.TensorSpec]) -> list[onnx.M
         domain=PLUGIN_DOMAIN,
         plugin_version="1",
         background_class=-1,
-        box_coding=0,  # corners; which axis comes first does not matter to it
+        box_coding=0,  # corners; the result is the same with x or y first
         class_agnostic=0,
         iou_threshold=float(parts.nms_iou),
         max_output_boxes=detections,
@@ -124,7 +124,7 @@ def efficientnms_trt(parts: Exportable, raw: list[tf.TensorSpec]) -> list[onnx.M
 
 
 def none(parts: Exportable, raw: list[tf.TensorSpec]) -> list[onnx.ModelProto]:
-    """Raw outputs and image_sizes -> all boxes and scores: equal to export_graph.detect_raw."""
+    """Returns a part: raw outputs, image_sizes -> all boxes and scores; equal to export_graph.detect_raw."""
 
     def finish(*tensors: tf.Tensor) -> Outputs:
         *raw, image_sizes = tensors

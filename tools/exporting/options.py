@@ -1,4 +1,4 @@
-"""The flags of export.py, and which of them go together. Imports neither TensorFlow nor DALI."""
+"""The flags of export.py, and which of them can be combined. Imports neither TensorFlow nor DALI."""
 
 import dataclasses
 import pathlib
@@ -12,12 +12,12 @@ NMS = ("standard", "efficientnms_trt", "none")
 
 
 class Format(NamedTuple):
-    """What a format can hold.
+    """What a format supports.
 
     Attributes:
-        suffix: of its file; "" where it is a directory.
-        quantize, nms: values of the two flags that it takes; the first of `nms` is the default.
-        calibrates: whether int8 needs ranges that are measured on images.
+        suffix: suffix of the exported file; "" if it is a directory.
+        quantize, nms: supported values of these two flags; the first of `nms` is the default.
+        calibrates: whether int8 needs ranges of activations, measured on images.
     """
 
     suffix: str
@@ -36,28 +36,28 @@ FORMATS = {
 
 @dataclasses.dataclass(frozen=True)
 class Options(TrainedArgs):
-    """The flags, and what follows from their values. `check` insists on `format` and `output`."""
+    """The flags, and values derived from them. `check` raises an error without `format` or `output`."""
 
     format: str = flag(None, "Format of the exported file.", choices=tuple(FORMATS))
-    output: str = flag(None, "Exported file; for saved_model a directory. An existing one is replaced.")
+    output: str = flag(None, "Path of the exported file; saved_model: directory. Existing ones are replaced.")
     quantize: str = flag(
         "none",
-        "fp16: half the bytes. int8: a quarter; onnx and tensorrt measure ranges on --calibration_images.",
+        "Size of the weights. fp16: half. int8: a quarter; onnx and tensorrt need --calibration_images.",
         choices=QUANTIZE,
     )
     calibration_images: str | None = flag(
-        None, "Typical images for --quantize=int8: a directory or a glob; about a hundred."
+        None, "Directory or glob of about a hundred typical images, for --quantize=int8."
     )
     nms: str | None = flag(
         None,
-        "Suppression by standard operations, by TensorRT's plugin, or none: all boxes and scores come out. "
+        "NMS by standard operations or by TensorRT's plugin; none: all boxes and scores are returned. "
         "Default: the plugin for tensorrt, else standard.",
         choices=NMS,
     )
     verify_images: str | None = flag(
-        None, "Images to compare the exported file with the weights on. Default: eight synthetic ones."
+        None, "Images on which file and weights are compared. Default: eight synthetic images."
     )
-    verify_annotations: str | None = flag(None, "COCO json of --verify_images: compares AP, too.")
+    verify_annotations: str | None = flag(None, "COCO json of --verify_images, to compare AP, too.")
 
     @property
     def file(self) -> pathlib.Path:
@@ -65,7 +65,7 @@ class Options(TrainedArgs):
 
     @property
     def verified_file(self) -> pathlib.Path:
-        """The file that is compared with the weights: the output, or the ONNX file of an engine."""
+        """The file that is compared with the weights: the output; for an engine, the ONNX file next to it."""
         return self.file.with_suffix(".onnx") if self.format == "tensorrt" else self.file
 
     @property
@@ -74,30 +74,30 @@ class Options(TrainedArgs):
 
     @property
     def suppression(self) -> str:
-        """--nms or its default."""
+        """The value of --nms, or its default for the format."""
         return self.nms or FORMATS[self.format].nms[0]
 
     def check(self) -> None:
-        """Raises a UserError where a flag is missing or two exclude each other."""
+        """Raises UserError if a flag is missing or two flags exclude each other."""
         if self.format not in FORMATS:
             raise UserError(f"--format={self.format}: it must be one of {', '.join(FORMATS)}")
         suffix, quantize, nms, _ = FORMATS[self.format]
         if not self.output or (suffix and self.file.suffix != suffix):
             place = f"a file that ends in {suffix}" if suffix else "a directory"
-            raise UserError(f"--output={self.output}: name {place} for --format={self.format}")
+            raise UserError(f"--output={self.output}: give {place} for --format={self.format}")
         for name, value, known in (("quantize", self.quantize, quantize), ("nms", self.suppression, nms)):
             if value not in known:
-                raise UserError(f"--{name}={value}: --format={self.format} has only {', '.join(known)}")
+                raise UserError(f"--{name}={value}: --format={self.format} supports only {', '.join(known)}")
         if self.verify_annotations and not self.verify_images:
             raise UserError("--verify_annotations needs --verify_images, the directory of its images")
         if self.verify_annotations and (self.suppression != "standard" or self.format == "tensorrt"):
             raise UserError(
-                "--verify_annotations needs detections that run here: not those of "
-                f"--format={self.format} --nms={self.suppression}"
+                f"--verify_annotations cannot check --format={self.format} --nms={self.suppression}: "
+                "it needs a file with NMS that runs without TensorRT"
             )
         if self.needs_calibration and not self.calibration_images:
             raise UserError("--quantize=int8 needs --calibration_images: a directory of typical images")
         if self.calibration_images and not self.needs_calibration:
             raise UserError(
-                f"nothing is calibrated for --format={self.format} --quantize={self.quantize}: drop the flag"
+                f"--calibration_images has no effect for --format={self.format} --quantize={self.quantize}"
             )

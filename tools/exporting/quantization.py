@@ -1,9 +1,9 @@
-"""FP16 and INT8 of the network inside an ONNX file; what surrounds it stays in float32.
+"""Quantises the network inside an ONNX file to FP16 or INT8; the parts before and after it stay in float32.
 
-INT8, for ONNX Runtime and TensorRT: ranges measured on the user's images, written as Q and DQ nodes. Only
-convolutions and matrix products become INT8, weights by channel, activations by tensor
-(https://onnxruntime.ai/docs/performance/model-optimizations/quantization.html). Those that give the raw
-outputs do not: 256 values are too few to order boxes by their scores.
+INT8 is for ONNX Runtime and TensorRT. Ranges are measured on the user's images and written as Q and DQ nodes.
+Only convolutions and matrix products become INT8, with one range per channel of weights and per tensor of
+activations (https://onnxruntime.ai/docs/performance/model-optimizations/quantization.html). The layers that
+compute the raw outputs stay in float32: 256 values are too few to sort boxes by their scores.
 """
 
 import logging
@@ -19,21 +19,21 @@ _QUANTIZED = ["Conv", "MatMul"]
 
 
 def to_fp16(network: onnx.ModelProto) -> onnx.ModelProto:
-    """Half precision for weights and arithmetic; inputs and outputs stay in float32."""
+    """Converts weights and arithmetic to half precision; inputs and outputs stay in float32."""
     from onnxruntime.transformers.float16 import convert_float_to_float16
 
     return convert_float_to_float16(network, keep_io_types=True)
 
 
 def to_int8(network: onnx.ModelProto, batches: Iterator[np.ndarray], *, tensorrt: bool) -> onnx.ModelProto:
-    """INT8 by ranges that are measured.
+    """Converts the network to INT8, with ranges that are measured on `batches`.
 
     Args:
-        network: in float32; its input is NETWORK_INPUT.
-        batches: of network input, float32 (B, H, W, 3).
-        tensorrt: as TensorRT wants it. Activations around 0, which wastes range where most are positive.
-            Biases in float32: its DequantizeLinear takes no INT32 (microsoft/onnxruntime issue 17738). What
-            convolutions give to activation functions in float32.
+        network: the float32 network; its input is NETWORK_INPUT.
+        batches: batches of network input, float32 (B, H, W, 3).
+        tensorrt: whether the result is for TensorRT. Then ranges of activations are symmetric around 0, which
+            wastes range if most are positive; biases are float32, because its DequantizeLinear takes no INT32
+            (microsoft/onnxruntime issue 17738); outputs of convolutions stay in float32.
     """
     from onnxruntime.quantization import CalibrationDataReader, QuantFormat, QuantType, quantize_static
     from onnxruntime.quantization.shape_inference import quant_pre_process
@@ -43,7 +43,7 @@ def to_int8(network: onnx.ModelProto, batches: Iterator[np.ndarray], *, tensorrt
             images = next(batches, None)
             return None if images is None else {NETWORK_INPUT: images}
 
-    logging.getLogger().setLevel(logging.ERROR)  # onnxruntime.quantization writes to the root
+    logging.getLogger().setLevel(logging.ERROR)  # onnxruntime.quantization logs to the root
     with tempfile.TemporaryDirectory() as folder:
         before, simplified, after = (pathlib.Path(folder, f"{name}.onnx") for name in ("a", "b", "c"))
         onnx.save(network, before)
@@ -71,9 +71,9 @@ def to_int8(network: onnx.ModelProto, batches: Iterator[np.ndarray], *, tensorrt
 
 
 def _separate_biases(graph: onnx.GraphProto) -> None:
-    """Gives each convolution a bias that no other one shares.
+    """Makes sure that no two convolutions share a bias tensor.
 
-    ONNX Runtime would make copies, and call that of `tensor_6` perhaps `tensor_69`, which may be another one.
+    ONNX Runtime would copy a shared one, and the copy of `tensor_6` may get an existing name, `tensor_69`.
     """
     constants = {constant.name: constant for constant in graph.initializer}
     for number, node in enumerate(graph.node):
@@ -84,7 +84,7 @@ def _separate_biases(graph: onnx.GraphProto) -> None:
 
 
 def _last_nodes(graph: onnx.GraphProto) -> list[str]:
-    """Names of the convolutions and products with no other one between them and an output."""
+    """Returns names of convolutions and matrix products with no other one between them and an output."""
     makers = {name: node for node in graph.node for name in node.output}
     waiting = [port.name for port in graph.output]
     seen, last = set(), []

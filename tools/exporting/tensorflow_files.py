@@ -1,17 +1,17 @@
-"""saved_model, TensorFlow's own format, and LiteRT (TensorFlow Lite).
+"""Writes saved_model, TensorFlow's own format, and LiteRT (TensorFlow Lite).
 
-A saved_model is the only one that takes images of any size:
+Of all formats, only saved_model takes images of any size:
 
     detector = tf.saved_model.load("detector")
     found = detector.signatures["serving_default"](images=images)  # uint8 (B, h, w, 3), any one size
 
-Its signature `resized` is the one that the other formats have: images at their places in the network input,
-and their original sizes.
+Its second signature, `resized`, has the inputs of the other formats: images that are already placed in the
+network input, and their original sizes.
 
-LiteRT is one .tflite file for phones and small boards, one image at a time. Quantised
+LiteRT is one .tflite file for phones and small boards. It takes one image at a time. Its quantisation
 (https://ai.google.dev/edge/litert/models/post_training_quantization): fp16 stores the weights in half the
-bytes; int8 stores them in a quarter and multiplies by 8-bit activations, whose range it takes from each image
-(dynamic range), so that it needs no calibration, and decoding stays in float.
+bytes. int8 stores them in a quarter and multiplies by 8-bit activations. Their range is taken from each image
+(dynamic range), so int8 needs no calibration. Decoding stays in float.
 """
 
 import json
@@ -31,11 +31,11 @@ ANY_SIZE = "serving_default"
 
 
 def write_saved_model(parts: Exportable, path: pathlib.Path, *, nms: str, metadata: dict[str, Any]) -> None:
-    """Writes the directory `path`, which is empty.
+    """Writes a saved_model into the empty directory `path`.
 
     Args:
         nms: standard or none.
-        metadata: what JSON can hold, for assets.extra.
+        metadata: values that JSON supports, for assets.extra.
     """
     detect = DETECT[nms]
 
@@ -63,15 +63,15 @@ def write_saved_model(parts: Exportable, path: pathlib.Path, *, nms: str, metada
 def write_litert(
     parts: Exportable, path: pathlib.Path, *, nms: str, metadata: dict[str, Any], quantize: str
 ) -> None:
-    """Writes `path`.
+    """Writes the .tflite file `path`.
 
     Args:
         nms: standard or none.
-        metadata: what JSON can hold, for the archive at the file's end.
+        metadata: values that JSON supports, for the zip archive at the end of the file.
         quantize: none, fp16 or int8.
     """
     specs = signature(parts, 1)
-    # The converter leaves Keras' variables out, so they become constants before, which loses the names.
+    # The converter leaves out Keras' variables, so they become constants first. That loses the output names.
     whole = tf.function(
         lambda images, image_sizes: DETECT[nms](parts, images, image_sizes), input_signature=specs
     ).get_concrete_function()
@@ -81,7 +81,7 @@ def write_litert(
         lambda images, image_sizes: dict(zip(names, frozen(images, image_sizes), strict=True)),
         input_signature=specs,
     ).get_concrete_function()
-    with tempfile.TemporaryDirectory() as folder:  # of a bare function it would not keep the names either
+    with tempfile.TemporaryDirectory() as folder:  # a bare function would lose the names, too
         options = tf.saved_model.SaveOptions(experimental_custom_gradients=False)
         tf.saved_model.save(tf.Module(), folder, signatures=function, options=options)
         converter = tf.lite.TFLiteConverter.from_saved_model(folder)

@@ -1,11 +1,11 @@
-"""TensorRT (never run): an engine for the GPU of this machine, built from the ONNX file beside it.
+"""Builds a TensorRT engine for the GPU of this machine from an ONNX file. This has never run on a GPU.
 
-Written against TensorRT 10.16, tested with a stand-in. The network is strongly typed: every tensor has the
-type that the ONNX file gives it. So FP16 is what quantization.py wrote as FP16, INT8 are Q and DQ nodes
-(explicit quantisation), and boxes in pixels stay in float32. TensorRT 11 knows only such networks, and its
-BuilderFlag has no FP16 and INT8 any more:
+Written for TensorRT 10.16, tested with a stand-in. The network is strongly typed: every tensor has the type
+that it has in the ONNX file. So FP16 tensors are those that quantization.py wrote as FP16, INT8 comes from Q
+and DQ nodes (explicit quantisation), and boxes in pixels stay in float32. TensorRT 11 supports only such
+networks, and its BuilderFlag no longer has FP16 and INT8:
 https://docs.nvidia.com/deeplearning/tensorrt/11.4.0/api/migration/tensorrt-10x-to-11x-python-api-reference.html
-Convolutions in float32 run as TF32, TensorRT's default, which has 10 bits after the point.
+Convolutions in float32 run as TF32, TensorRT's default, which has a mantissa of 10 bits.
 """
 
 import pathlib
@@ -17,7 +17,7 @@ from common.progress import log
 
 
 def trtexec(onnx_file: pathlib.Path, engine: pathlib.Path, image_size: tuple[int, int]) -> str:
-    """The command that builds the same engine by TensorRT's own tool."""
+    """Returns the command that builds the same engine with TensorRT's own tool, trtexec."""
     height, width = image_size
     shapes = [
         f"--{bound}Shapes=images:{batch}x{height}x{width}x3,image_sizes:{batch}x2"
@@ -27,31 +27,31 @@ def trtexec(onnx_file: pathlib.Path, engine: pathlib.Path, image_size: tuple[int
     return " ".join(words + shapes)
 
 
-_BATCHES = (1, 1, 16)  # the smallest, the one to be fast at, the largest
+_BATCHES = (1, 1, 16)  # batch sizes: smallest, optimal, largest
 
 
 def build(onnx_file: pathlib.Path, engine: pathlib.Path, image_size: tuple[int, int]) -> None:
-    """Builds the engine.
+    """Builds the engine and writes it.
 
     Raises:
-        UserError: TensorRT is not installed, or refuses the file.
+        UserError: TensorRT is not installed, or cannot use the ONNX file.
     """
     try:
         import tensorrt as trt
     except ImportError as error:
         raise UserError(
             f"TensorRT is not installed, so no engine was built: pip install {TENSORRT} and run this "
-            "command again, or build it from the ONNX file, which is written: "
+            "command again, or build it from the ONNX file, which exists now: "
             f"{trtexec(onnx_file, engine, image_size)}"
         ) from error
     logger = trt.Logger(trt.Logger.WARNING)
-    trt.init_libnvinfer_plugins(logger, "")  # EfficientNMS_TRT is one
+    trt.init_libnvinfer_plugins(logger, "")  # registers EfficientNMS_TRT
     builder = trt.Builder(logger)
     # TensorRT 10 needs the flag, 11 ignores it.
     network = builder.create_network(1 << int(trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED))
     parser = trt.OnnxParser(network, logger)
     if not parser.parse(onnx_file.read_bytes()):
-        raise UserError(f"TensorRT {trt.__version__} does not take {onnx_file}: {parser.get_error(0).desc()}")
+        raise UserError(f"TensorRT {trt.__version__} cannot read {onnx_file}: {parser.get_error(0).desc()}")
     config = builder.create_builder_config()
     profile = builder.create_optimization_profile()
     profile.set_shape("images", *[(batch, *image_size, 3) for batch in _BATCHES])
@@ -60,5 +60,5 @@ def build(onnx_file: pathlib.Path, engine: pathlib.Path, image_size: tuple[int, 
     log("building the TensorRT engine: this takes minutes")
     plan = builder.build_serialized_network(network, config)
     if plan is None:
-        raise UserError(f"TensorRT {trt.__version__} could not build an engine from {onnx_file}: see above")
+        raise UserError(f"TensorRT {trt.__version__} could not build an engine from {onnx_file}: see its log")
     write_bytes(engine, bytes(plan))

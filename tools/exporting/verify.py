@@ -1,4 +1,4 @@
-"""Does the exported file find what the weights find? The same images through both, and AP beside AP."""
+"""Compares the detections of an exported file with those of the weights; defines limits of the difference."""
 
 import itertools
 from collections.abc import Callable, Iterator
@@ -11,7 +11,7 @@ from common.evaluation.exported import Run, make_detect
 from common.loader import BaseLoader
 from tools.exporting.export_graph import Exportable, detect_raw
 
-FLOAT_LIMIT = 1e-4  # for boxes as shares of the image, and for scores
+FLOAT_LIMIT = 1e-4  # largest difference of scores, and of box coordinates as shares of the image size
 AP_LIMITS = {"none": 1e-3, "int8": 0.01}
 
 Detections = tuple[np.ndarray, np.ndarray, np.ndarray]  # boxes (D, 4), scores (D,), classes (D,) of one image
@@ -21,17 +21,17 @@ ToPixels = Callable[[tf.Tensor], tf.Tensor]  # images of a loader -> uint8
 def largest_difference(
     parts: Exportable, detect: Detect, run: Run, to_pixels: ToPixels, loader: BaseLoader
 ) -> float:
-    """The largest difference of an exported file from the weights over a loader's images.
+    """Returns the largest difference between the detections of an exported file and of the weights.
 
     Args:
-        parts: what was exported.
-        detect: detection by the weights.
-        run: the exported file.
+        parts: the exported parts.
+        detect: function that detects with the weights.
+        run: function that runs the exported file.
         to_pixels: images of the loader -> uint8.
-        loader: of evaluation images.
+        loader: loader of evaluation images.
 
     Returns:
-        The larger of the differences of box sides, as shares of the image, and of scores.
+        The largest difference of scores, or that of box coordinates / image size if it is larger.
     """
     largest = 0.0
     for images, extra in batches(loader):
@@ -43,10 +43,10 @@ def largest_difference(
 
 
 def difference(wanted: Detections, found: Detections, max_detections: int) -> float:
-    """The largest distance of a wanted detection from the nearest found one of its class.
+    """Returns the largest distance from a wanted detection to the nearest found one of the same class.
 
-    The order does not matter: equal scores may change places. A missing detection counts with its score,
-    unless a full list has no room for a score like it.
+    The order is ignored, because detections of equal scores may swap. The distance of a missing detection is
+    its score; it is ignored if the list of found detections is full and has no lower scores.
     """
     boxes, scores, classes = found
     lowest = scores.min() if len(scores) == max_detections else 0.0
@@ -62,7 +62,7 @@ def difference(wanted: Detections, found: Detections, max_detections: int) -> fl
 
 
 def largest_raw_difference(parts: Exportable, run: Run, to_pixels: ToPixels, loader: BaseLoader) -> float:
-    """The same without suppression, where the order is fixed: row by row."""
+    """Returns the largest difference of the outputs without NMS, whose rows have the same order in both."""
     reference = tf.function(lambda *given: detect_raw(parts, *given), reduce_retracing=True)
     largest = 0.0
     for images, extra in batches(loader):
@@ -76,7 +76,7 @@ def largest_raw_difference(parts: Exportable, run: Run, to_pixels: ToPixels, loa
 
 
 def batches(loader: BaseLoader) -> Iterator[tuple[tf.Tensor, dict[str, tf.Tensor]]]:
-    """One epoch of the loader."""
+    """Yields the batches of one epoch of the loader."""
     return itertools.islice(loader.iterator(), loader.steps_per_epoch)  # tf.data's take has no GPU kernel
 
 

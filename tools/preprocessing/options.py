@@ -17,26 +17,26 @@ ACCEPTED = (
 
 @dataclasses.dataclass(frozen=True)
 class Args:
-    """The flags of this command, beside those of `args.BATCH_FLAGS`."""
+    """The flags of this command, except those in `args.BATCH_FLAGS`."""
 
-    source: str = flag("files", "Kind of --input.", choices=SOURCES)
-    input: str | None = flag(None, "A directory, file or glob; for external FILE.py:name or module:name.")
-    images: str | None = flag(None, "coco: directory of the images, where --input is the json.")
-    annotations: str | None = flag(None, "coco: the json, where --input is the directory of the images.")
+    source: str = flag("files", "Format of --input.", choices=SOURCES)
+    input: str | None = flag(None, "Directory, file or glob; for external: FILE.py:name or module:name.")
+    images: str | None = flag(None, "coco: directory of the images, if --input is the json.")
+    annotations: str | None = flag(None, "coco: the json, if --input is the directory of the images.")
     ops: str = flag("", "Chain of operators; --list_ops shows them.")
     list_ops: bool = flag(False, "Show all operators with their arguments.")
-    api: str = flag("pipeline", "pipeline: a graph, prefetched; dynamic: operator by operator.", choices=APIS)
-    device: str = flag("cpu", "Where images are, from the decoder on.", choices=("cpu", "gpu"))
-    output: str | None = flag(None, f"Where images go: {ACCEPTED}.")
-    overwrite: bool = flag(False, "Replace --output.")
-    image_format: str | None = flag(None, "Format of pictures. Default: png.", choices=IMAGE_FORMATS)
+    api: str = flag("pipeline", "pipeline: prefetching graph; dynamic: one operator at a time.", choices=APIS)
+    device: str = flag("cpu", "Device of the decoded images and the operators.", choices=("cpu", "gpu"))
+    output: str | None = flag(None, f"Output: {ACCEPTED}.")
+    overwrite: bool = flag(False, "Replace an existing --output.")
+    image_format: str | None = flag(None, "Format of written images. Default: png.", choices=IMAGE_FORMATS)
     jpeg_quality: int | None = flag(None, "Quality of JPEGs. Default: 95.", low=1, high=100)
-    output_shards: int | None = flag(None, "Number of record files.", low=1)
-    seed: int = flag(0, "Seed of random draws.", low=0, high=shared_flags.MAX_SEED)
-    decode: bool = flag(False, "Check every pixel of every image before anything runs.")
+    output_shards: int | None = flag(None, "Number of TFRecord files.", low=1)
+    seed: int = flag(0, "Seed of the random operators.", low=0, high=shared_flags.MAX_SEED)
+    decode: bool = flag(False, "Decode every image completely before the start, to find damage.")
 
 
 def define_flags(fv: flags.FlagValues) -> None:
-    """All flags of this command."""
+    """Defines all flags of this command."""
     shared_flags.define(fv, Args)
     shared_flags.define(fv, shared_flags.Args, shared_flags.BATCH_FLAGS)

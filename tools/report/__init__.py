@@ -1,1 +1,1 @@
-"""The report of check_data: statistics, anchors, tables, figures, pictures, the page."""
+"""Makes the report of check_data: statistics, anchors, tables, figures, pictures and the page."""

@@ -1,9 +1,9 @@
-"""What the anchors of a network can do with a data set, before anything is trained.
+"""Measures how well the anchors of a network fit the boxes of a data set, before any training.
 
-Which boxes each level matches, which boxes no anchor reaches, which lose their anchors to other boxes, and
-how well anchors of other scales would fit. Images are letterboxed whole to one network input, as in
-evaluation. The matching is that of training (common/box_encoder.py) in NumPy, so that the data check need not
-import TensorFlow. efficientdet-nano's task-aligned assignment is another one.
+Counts the boxes that each level matches, the boxes that overlap no anchor enough, and the boxes whose best
+anchor is assigned to another box; shows how well other anchor scales would fit. Whole images are letterboxed
+to one network input, as in evaluation. The matching is that of training (common/box_encoder.py), in NumPy, so
+that the check needs no TensorFlow. The task-aligned assignment of efficientdet-nano differs from it.
 """
 
 import dataclasses
@@ -17,7 +17,7 @@ from efficientdet.anchor_templates import templates
 from tools.report.network_boxes import network_boxes, sample_images
 from yolov4.anchor_fit import Fit
 
-SCALES = (1.0, 1.5, 2.0, 2.5, 3.0, 4.0, 5.0, 6.0, 8.0)  # of anchors that are tried
+SCALES = (1.0, 1.5, 2.0, 2.5, 3.0, 4.0, 5.0, 6.0, 8.0)  # anchor scales that are tried
 _BOXES_AT_ONCE = 4096
 
 
@@ -25,12 +25,12 @@ class Level(NamedTuple):
     """The anchors of one pyramid level and the boxes that they match.
 
     Attributes:
-        level: l, of stride 2**l.
+        level: the level l, with stride 2**l.
         anchors: number of anchors.
-        smallest, largest: square root of their areas in pixels of the network input.
-        reached: boxes that some anchor of this level overlaps by more than MATCH_IOU.
-        best: boxes whose best anchor is of this level.
-        positives: anchors that own a box.
+        smallest, largest: square root of the anchors' areas in pixels of the network input.
+        reached: number of boxes that have an IoU above MATCH_IOU with an anchor of this level.
+        best: number of boxes whose best anchor is on this level.
+        positives: number of anchors to which a box is assigned.
     """
 
     level: int
@@ -44,22 +44,22 @@ class Level(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class AnchorReport:
-    """What the anchors match in a sample of the images.
+    """How the anchors match the boxes in a sample of the images.
 
-    Boxes are the square roots of their areas in pixels of the network input, float (N,).
+    Arrays of boxes hold the square roots of their areas in pixels of the network input, float (N,).
 
     Attributes:
         anchors: the given anchors.
-        max_instances: boxes that are kept per image.
-        images, images_with_boxes: in the sample, and in the data set.
-        boxes: true boxes of the sample without crowds; those without area are among them.
+        max_instances: largest number of boxes that are kept per image.
+        images, images_with_boxes: number of images in the sample; and of those with boxes in the data set.
+        boxes: number of boxes in the sample, without crowds, but with boxes that have no area.
         too_small: boxes dropped because a side is below min_box_size.
-        over_limit: boxes beyond max_instances.
-        unreached: boxes that no anchor overlaps by more than MATCH_IOU; only their best anchor trains them.
-        lost: boxes that own no anchor, because other boxes own their best one. They train nothing.
-        levels: one for each.
-        fits: anchor scale -> how well the best anchors fit the boxes that training keeps; the given one among
-            SCALES.
+        over_limit: boxes dropped because their image has more than max_instances.
+        unreached: boxes that have no anchor with an IoU above MATCH_IOU; only their best anchor trains them.
+        lost: boxes without any anchor, because their best one is assigned to another box. They train nothing.
+        levels: one entry for each level.
+        fits: anchor scale -> how well the best anchors fit the boxes that training keeps, for SCALES and the
+            given scale.
     """
 
     anchors: Anchors
@@ -88,11 +88,11 @@ def examine(
 
     Args:
         annotations: the whole data set.
-        anchors: those of the network at its image size.
-        max_instances: boxes kept per image, the largest first.
-        min_box_size: pixels of the network input; boxes with a shorter side are dropped.
-        max_images: size of the sample, of images with boxes.
-        seed: chooses the sample.
+        anchors: anchors of the network at its image size.
+        max_instances: largest number of boxes kept per image, the largest boxes first.
+        min_box_size: length in pixels of the network input; boxes with a shorter side are dropped.
+        max_images: largest number of images in the sample; all of them have boxes.
+        seed: seed of the random sample.
     """
     network = network_boxes(
         sample_images(annotations, max_images, np.random.default_rng(seed)),
@@ -131,18 +131,18 @@ def match(
     Args:
         boxes: float32 (M, 4), ltrb normalised to the network input, each with an area.
         image: int (M,), the image of each box, ascending.
-        anchors: those of the network input.
-        iou: (M, T), what `template_iou` returns for these boxes.
+        anchors: anchors of the network input.
+        iou: (M, T), the result of `template_iou` for these boxes.
 
     Returns:
-        int (P,), the assigned anchors; and int (P,), the index of the box of each.
+        int (P,), the assigned anchors; int (P,), the index of the box to which each anchor is assigned.
     """
-    best = np.full(len(boxes), anchors.num_anchors - 1)  # of a box that overlaps none
+    best = np.full(len(boxes), anchors.num_anchors - 1)  # for a box that overlaps no anchor
     box, anchor, overlap = _candidates(boxes, anchors, iou)
-    last = _last_of_each(box, overlap, anchor)  # of equals the last anchor
+    last = _last_of_each(box, overlap, anchor)  # of equal IoUs the last anchor
     best[box[last]] = anchor[last]
     above = overlap > MATCH_IOU
-    # Above any IoU: the best anchor of each box. Of equal boxes an anchor takes the last.
+    # With 2.0 the best anchor of each box is above any IoU. Of equal boxes an anchor takes the last.
     box = np.concatenate([box[above], np.arange(len(boxes))])
     place = image[box] * anchors.num_anchors + np.concatenate([anchor[above], best])
     chosen = _last_of_each(place, np.concatenate([overlap[above], np.full(len(boxes), 2.0)]), box)
@@ -150,22 +150,22 @@ def match(
 
 
 def _last_of_each(group: np.ndarray, *keys: np.ndarray) -> np.ndarray:
-    """The index of the element of each group that comes last in the order of the keys."""
+    """Returns, for each group, the index of the element that is last in the order of the keys."""
     order = np.lexsort([*reversed(keys), group])
     return order[np.flatnonzero(np.diff(group[order], append=-1))]
 
 
 def _candidates(boxes: np.ndarray, anchors: Anchors, iou: np.ndarray) -> tuple[np.ndarray, ...]:
-    """Pairs of a box and an anchor with their IoU: all that can match, without looking at all pairs.
+    """Finds all pairs of a box and an anchor that can match, and their IoU, without computing all pairs.
 
-    An intersection of a certain size bounds how far apart the two centres are, along each axis.
+    The intersection that a match needs limits the distance of the two centres along each axis.
 
     Returns:
         int (C,), the box; int (C,), the anchor; float32 (C,), their IoU.
     """
     kinds, k = templates(anchors), anchors.anchors_per_location
     found = [(np.zeros(0, int), np.zeros(0, int), np.zeros(0, np.float32))]
-    # The factor allows for float32, in which the coordinates of a tiny box have few digits.
+    # The slack is for rounding: in float32 the coordinates of a tiny box have few digits.
     sides = (boxes[:, 2:] - boxes[:, :2]).astype(np.float64)
     slack = np.minimum(1e-3 + 2e-6 * (1 / sides).sum(axis=1), 0.9)
     least = np.minimum(MATCH_IOU, iou.max(axis=1, initial=0)) * (1 - slack)
@@ -193,18 +193,18 @@ def _candidates(boxes: np.ndarray, anchors: Anchors, iou: np.ndarray) -> tuple[n
 
 
 def _iou(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """float32 (C,), with the rounding of fn.box_encoder: the last bit decides which of two boxes wins."""
+    """Returns the IoU, float32 (C,), rounded as in fn.box_encoder: its last bit can decide which box wins."""
     common = np.maximum(np.minimum(a[:, 2:], b[:, 2:]) - np.maximum(a[:, :2], b[:, :2]), 0).prod(axis=1)
     areas = [(of[:, 2:] - of[:, :2]).prod(axis=1) for of in (a, b)]
     return common / (areas[0] + areas[1] - common)
 
 
 def template_iou(boxes: np.ndarray, anchors: Anchors) -> np.ndarray:
-    """float64 (M, T): of each level, scale and ratio the IoU of the nearest anchor, which overlaps most.
+    """Returns the IoU of each box with the nearest, that is best, anchor of each template; float64 (M, T).
 
     Args:
         boxes: float32 (M, 4), ltrb normalised to the network input, each with an area.
-        anchors: those of the network input.
+        anchors: anchors of the network input; each level, scale and ratio is a template.
     """
     kinds = templates(anchors)
     iou = np.zeros((len(boxes), len(kinds.sizes)))
@@ -224,7 +224,7 @@ def _levels(anchors: Anchors, iou: np.ndarray, owned: np.ndarray) -> tuple[Level
     k = anchors.anchors_per_location
     counts = [height * width * k for height, width in anchors.feature_sizes]
     by_level = iou.reshape(len(iou), len(counts), k).max(axis=2)
-    best = len(counts) - 1 - by_level[:, ::-1].argmax(axis=1)  # the last of equals, as in matching
+    best = len(counts) - 1 - by_level[:, ::-1].argmax(axis=1)  # of equal IoUs the last, as in `match`
     sides = np.sqrt(templates(anchors).sizes.prod(axis=1) * np.prod(anchors.image_size))
     columns = {
         "level": np.array(anchors.levels),

@@ -1,4 +1,4 @@
-"""Checks a data set, or training and evaluation data together, and reports what is in them."""
+"""Checks a data set, or training and evaluation data together, and reports their contents."""
 
 import collections
 import pathlib
@@ -22,19 +22,19 @@ def check(
     report: str | None = None,
     max_instances: int = MAX_INSTANCES,
 ) -> str:
-    """Checks one data set, or two that belong together; prints, writes the report, and returns the text.
+    """Checks one data set, or two that belong together. Returns and prints the text; writes any `report`.
 
     Args:
-        data, evaluation: where they are; `evaluation` may name nothing.
-        anchors: the anchors to match.
-        policy: about images that cannot be used.
-        label_map: class names for TFRecords.
-        report: file to write; that of the evaluation data gets `_eval` before its suffix.
-        max_instances: boxes kept per image.
+        data, evaluation: flags with the paths of the data; those of `evaluation` may be None.
+        anchors: anchors to match to the boxes.
+        policy: what to do with images that cannot be used.
+        label_map: file of the categories of TFRecords.
+        report: file to write; the file for the evaluation data has `_eval` before the suffix.
+        max_instances: largest number of boxes kept per image.
 
     Raises:
-        DataError: everything that would make training wrong; the report is written before.
-        UserError: flags that cannot be used.
+        DataError: the data would make training wrong; the report has been written, with all errors.
+        UserError: flags cannot be used.
     """
     if report:
         page.check_suffix(report)
@@ -69,7 +69,7 @@ def check(
 
 
 def _formats(source: Source, policy: ImagePolicy) -> dict[str, int]:
-    """How many images have which format, which the check has just seen and remembered."""
+    """Counts the images of each format, which the preceding check has put into the cache."""
     if isinstance(source, CocoSource):
         facts = inspect_files(source.images_dir, source.annotations.file_names, policy)
         return collections.Counter(fact.image_format for fact in facts)

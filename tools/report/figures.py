@@ -1,7 +1,7 @@
-"""The figures of a data report: how classes, boxes and images are distributed, and what anchors match.
+"""Draws the figures of a data report: distributions of classes, boxes and images, and matches of anchors.
 
-All are one uint8 picture, WIDTH pixels wide. Nothing here touches pyplot, so it works without a display and
-in threads.
+All figures are panels of one uint8 picture, WIDTH pixels wide. pyplot is not used, so drawing works without a
+display and in threads.
 """
 
 import warnings
@@ -18,17 +18,17 @@ from tools.report.tables import number, shorten
 
 WIDTH = 1400  # pixels
 _DPI = 100
-_HEIGHT = 3.9  # inches of a panel
+_HEIGHT = 3.9  # of a panel, in inches
 _COLOUR = "#4477aa"
 _ACCENT = "#cc6677"
 
-NAMED_CLASSES = 24  # of more classes the names would lie on each other
-NAME_LENGTH = 22  # characters of a class name
+NAMED_CLASSES = 24  # with more classes the names would overlap, so they are not shown
+NAME_LENGTH = 22  # characters of a class name that are shown
 BINS_PER_DOUBLING = 4
 
 
 def draw(statistics: DataStatistics, anchors: AnchorReport) -> np.ndarray:
-    """uint8 (H, WIDTH, 3): PANELS, two in a row."""
+    """Draws PANELS, two in a row, as uint8 (H, WIDTH, 3)."""
     rows = -(-len(PANELS) // 2)
     layout = ConstrainedLayoutEngine(w_pad=0.1, h_pad=0.1)  # inches
     figure = Figure(figsize=(WIDTH / _DPI, rows * _HEIGHT), dpi=_DPI, layout=layout)
@@ -38,7 +38,7 @@ def draw(statistics: DataStatistics, anchors: AnchorReport) -> np.ndarray:
         axes.spines[["top", "right"]].set_visible(False)
         panel(axes, statistics, anchors)
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "Glyph")  # of a script that the font does not have
+        warnings.filterwarnings("ignore", "Glyph")  # the font lacks characters of some scripts
         canvas.draw()
     return np.asarray(canvas.buffer_rgba())[..., :3]
 
@@ -55,7 +55,7 @@ def _classes(axes: Axes, statistics: DataStatistics, _: AnchorReport) -> None:
     names = [shorten(of.name, NAME_LENGTH) for of in statistics.classes]
     axes.set_xticks(range(len(names)), names, rotation=45, ha="right", fontsize="small")
     for label in axes.get_xticklabels():
-        label.set_parse_math(False)  # a dollar sign is a letter in a name
+        label.set_parse_math(False)  # in a name, $ does not begin a formula
 
 
 def _box_sizes(axes: Axes, statistics: DataStatistics, _: AnchorReport) -> None:
@@ -94,14 +94,14 @@ def _levels(axes: Axes, _: DataStatistics, anchors: AnchorReport) -> None:
 
 
 def _histogram(axes: Axes, values: np.ndarray, label: str, lines: tuple[float, ...]) -> None:
-    """Bars over a logarithmic axis, BINS_PER_DOUBLING from x to 2 x, and vertical lines."""
+    """Draws a histogram with a logarithmic axis, BINS_PER_DOUBLING bins from x to 2 x, and vertical lines."""
     axes.set(xlabel=label, ylabel="boxes")
     axes.set_xscale("log", base=2)
     axes.xaxis.set_major_formatter(lambda value, _: number(value))
     for line in lines:
         axes.axvline(line, color=_ACCENT, linestyle="--", linewidth=1)
     if len(values):
-        # The powers of two around the values, so that a value never lies outside by rounding.
+        # The outer edges are powers of two, so that rounding cannot move a value out of the bins.
         low, high = np.floor(np.log2(values.min())), np.floor(np.log2(values.max())) + 1
         edges = 2.0 ** np.linspace(low, high, int(high - low) * BINS_PER_DOUBLING + 1)
         axes.hist(values, edges.tolist(), color=_COLOUR, edgecolor="white")

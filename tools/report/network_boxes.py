@@ -1,6 +1,6 @@
-"""The boxes of a data set in the input of a network, and those that training drops.
+"""Converts the boxes of a data set to the input of a network, and finds those that training drops.
 
-Images are whole, letterboxed to the top left corner as in evaluation of EfficientDet.
+Whole images are letterboxed, in the top left corner, as in the evaluation of EfficientDet.
 """
 
 import dataclasses
@@ -19,8 +19,8 @@ class NetworkBoxes:
         sample: the annotations of the images.
         image_size: (height, width) of the network input.
         boxes: float32 (M, 4), ltrb normalised to the network input.
-        image: int (M,), ascending.
-        too_small, over_limit: bool (M,), boxes that training drops for min_box_size, for max_instances.
+        image: int (M,), image of each box, ascending.
+        too_small, over_limit: bool (M,), boxes that training drops because of min_box_size, max_instances.
     """
 
     sample: Annotations
@@ -32,21 +32,21 @@ class NetworkBoxes:
 
     @property
     def kept(self) -> np.ndarray:
-        """int (K,): the boxes that training keeps."""
+        """The indices of the boxes that training keeps, int (K,)."""
         return np.flatnonzero(~(self.too_small | self.over_limit))
 
     @property
     def num_true(self) -> int:
-        """True boxes without crowds; those without area, which have no target, are among them."""
+        """The number of boxes without crowds. It includes boxes without area, which training drops."""
         return int(np.count_nonzero(~self.sample.is_crowd))
 
     def sides_px(self, numbers: np.ndarray) -> np.ndarray:
-        """float (N,): square roots of the areas of these boxes, in pixels of the network input."""
+        """Returns the square roots of the boxes' areas, in pixels of the network input; float (N,)."""
         return np.sqrt(_sides(self.boxes[numbers]).prod(axis=1) * np.prod(self.image_size))
 
 
 def sample_images(annotations: Annotations, max_images: int, random: np.random.Generator) -> Annotations:
-    """The images that have a true box, or `max_images` of them at random."""
+    """Selects the images with boxes that are not crowds; if there are too many, a random `max_images`."""
     images = np.unique(annotations.box_image[~annotations.is_crowd])
     if len(images) > max_images:
         images = random.choice(images, max_images, replace=False)
@@ -60,13 +60,13 @@ def network_boxes(
     max_instances: int,
     min_box_size: float,
 ) -> NetworkBoxes:
-    """Puts the boxes to train on into a network input.
+    """Converts the boxes for training from their images to a network input.
 
     Args:
-        sample: the images.
+        sample: annotations of the images.
         image_size: (height, width) of the network input.
-        max_instances: boxes kept per image, the largest first, of equals the first.
-        min_box_size: pixels of the network input; boxes with a shorter side are dropped.
+        max_instances: largest number of boxes kept per image: the largest boxes; of equal ones, the first.
+        min_box_size: length in pixels of the network input; boxes with a shorter side are dropped.
     """
     targets = sample.target_boxes
     image = np.repeat(np.arange(sample.num_images), np.diff(targets.row_splits))
@@ -86,5 +86,5 @@ def network_boxes(
 
 
 def _sides(boxes: np.ndarray) -> np.ndarray:
-    """(M, 4) ltrb -> (M, 2) widths and heights."""
+    """Returns widths and heights, (M, 2), of boxes (M, 4) ltrb."""
     return boxes[:, 2:] - boxes[:, :2]

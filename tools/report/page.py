@@ -1,7 +1,7 @@
 """Writes a data report: as text for a terminal, or as an HTML page.
 
-The page needs nothing else: no script, no style sheet, no file, no network. Names of classes and files come
-from the data and may hold markup; Jinja2 escapes them.
+The page needs no script, no style sheet, no other file and no network. Names of classes and files come from
+the data and may contain markup, so Jinja2 escapes them.
 """
 
 import base64
@@ -22,11 +22,11 @@ from common.errors import UserError
 from common.files import user_errors, write_bytes
 from tools.report.tables import SHOWN, Section, Table, printable
 
-COLUMNS = 100  # letters in a line of the text
+COLUMNS = 100  # characters in a line of the text
 
 
 def format_text(sections: Sequence[Section]) -> str:
-    """Everything but pictures and lists of offenders, and SHOWN rows of a table."""
+    """Returns the report as text, without pictures and lists of offenders, with SHOWN rows per table."""
     text = io.StringIO()
     console = Console(file=text, width=COLUMNS, color_system=None)
     for title, items in sections:
@@ -54,11 +54,11 @@ def write(path: str | os.PathLike, sections: Sequence[Section]) -> None:
     """Writes a report, atomically, as one page that needs no other file.
 
     Args:
-        path: ends in .html.
-        sections: what it holds.
+        path: path of the page, which must end in .html.
+        sections: the contents.
 
     Raises:
-        UserError: another suffix, or the file cannot be written.
+        UserError: the path has another suffix, or the file cannot be written.
     """
     check_suffix(path)
     environment = jinja2.Environment(
@@ -76,13 +76,13 @@ def write(path: str | os.PathLike, sections: Sequence[Section]) -> None:
 
 
 def check_suffix(path: str | os.PathLike) -> None:
-    """UserError unless the name of a report ends in .html."""
+    """Raises UserError unless the name of a report ends in .html."""
     if pathlib.Path(path).suffix.lower() != ".html":
         raise UserError(f"--report={os.fspath(path)}: its name must end in .html")
 
 
 def _png(image: np.ndarray) -> str:
-    """A picture as the page holds it: PNG in base64."""
+    """Encodes a picture for the page, as PNG in base64."""
     stream = io.BytesIO()
     PIL.Image.fromarray(image).save(stream, "PNG")
     return base64.b64encode(stream.getvalue()).decode()

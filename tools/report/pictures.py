@@ -1,6 +1,6 @@
-"""A sheet of some images of a data set with their boxes.
+"""Draws a sheet of some images of a data set with their boxes.
 
-The sheet shows the images with most boxes first, then others by chance.
+The sheet shows the images with most boxes first, then randomly chosen ones.
 """
 
 import io
@@ -14,10 +14,10 @@ from common.annotations import Annotations
 from common.evaluation.drawing import BACKGROUND, draw_boxes, font
 from tools.report.tables import printable, shorten
 
-MOST = 3  # images with most boxes
-OTHERS = 6  # any others with boxes
-NAMED_BOXES = 25  # of more boxes in one image the names would cover everything
-NAME_LENGTH = 24  # characters of a class name
+MOST = 3  # number of images with most boxes
+OTHERS = 6  # number of random other images with boxes
+NAMED_BOXES = 25  # with more boxes in an image, class names would cover it and are not shown
+NAME_LENGTH = 24  # characters of a class name that are shown
 _COLUMNS = 3  # images in a row
 _TILE = (466, 400)  # pixels of an image with its caption, width and height
 _GAP = 6
@@ -25,14 +25,14 @@ _CAPTION_HEIGHT = 24
 
 
 def sheet(annotations: Annotations, encoded: Callable[[int], bytes]) -> np.ndarray | None:
-    """uint8 (H, W, 3): images with their boxes, and above each its id and number of boxes.
+    """Draws images with their boxes, and above each image its id, file name and number of boxes.
 
     Args:
-        annotations: of the data set.
-        encoded: gives the image file of a row of the annotations. Files that cannot be read are left out.
+        annotations: annotations of the data set.
+        encoded: function that returns the encoded image of a row. Images that cannot be read are left out.
 
     Returns:
-        The sheet, three images wide; None where no image can be shown.
+        The sheet, uint8 (H, W, 3), three images wide; None if no image can be shown.
     """
     tiles = []
     for row in choose(annotations):
@@ -41,7 +41,7 @@ def sheet(annotations: Annotations, encoded: Callable[[int], bytes]) -> np.ndarr
                 picture.draft("RGB", (2 * _TILE[0], 2 * _TILE[1]))
                 tiles.append(_tile(annotations, row, picture.convert("RGB")))
         except (OSError, ValueError, PIL.Image.DecompressionBombError):
-            continue  # the check names what is wrong with the file
+            continue  # the data check reports the file
     if not tiles:
         return None
     tiles += [np.full_like(tiles[0], 255)] * (-len(tiles) % _COLUMNS)
@@ -50,7 +50,7 @@ def sheet(annotations: Annotations, encoded: Callable[[int], bytes]) -> np.ndarr
 
 
 def choose(annotations: Annotations, seed: int = 0) -> list[int]:
-    """The rows of the images of a sheet: the MOST with most boxes, then OTHERS that have any."""
+    """Returns the rows of the images of a sheet: MOST images with most boxes, OTHERS with any boxes."""
     counts = np.diff(annotations.target_boxes.row_splits)
     most = np.argsort(-counts, kind="stable")[:MOST]
     others = np.setdiff1d(np.flatnonzero(counts), most)
@@ -59,7 +59,7 @@ def choose(annotations: Annotations, seed: int = 0) -> list[int]:
 
 
 def _tile(annotations: Annotations, row: int, image: PIL.Image.Image) -> np.ndarray:
-    """The image with its boxes and a caption above it, uint8 (400, 466, 3)."""
+    """Draws the image with its boxes and a caption above it, uint8 (400, 466, 3)."""
     targets = annotations.target_boxes
     own = slice(targets.row_splits[row], targets.row_splits[row + 1])
     image = ImageOps.contain(image, (_TILE[0] - _GAP, _TILE[1] - _GAP - _CAPTION_HEIGHT))

@@ -1,4 +1,4 @@
-"""What a data set holds, in numbers: images, boxes, classes, sizes, shapes, crowding.
+"""Computes statistics of a data set: images, boxes, classes, sizes, shapes, boxes per image.
 
 Boxes are those that a network is trained on (`Annotations.target_boxes`): clipped to their image, with an
 area, without crowds.
@@ -13,11 +13,11 @@ import numpy as np
 from common.annotations import Annotations, TargetBoxes
 
 SMALL, LARGE = 32.0**2, 96.0**2  # pycocotools cocoeval.py, Params.setDetParams: areaRng
-CROWDED = (0, 1, 2, 3, 5, 9, 17, 33, 65, 129, 257, 513, 1025)  # where the bins of boxes per image begin
+CROWDED = (0, 1, 2, 3, 5, 9, 17, 33, 65, 129, 257, 513, 1025)  # first value of each bin of boxes per image
 
 
 class ClassCount(NamedTuple):
-    """Boxes of one class, and the images that have any."""
+    """The number of boxes of one class, and of images that have such boxes."""
 
     category_id: int
     name: str
@@ -27,20 +27,20 @@ class ClassCount(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class DataStatistics:
-    """The numbers of one data set of I images and M boxes.
+    """The statistics of one data set of I images and M boxes.
 
     Attributes:
-        origin: where the annotations were read from.
-        targets: the boxes, with how many were clipped, dropped or left out.
-        classes: the most frequent first; those without boxes too.
-        formats: image format -> images; empty if they were not counted.
+        origin: path from which the annotations were read.
+        targets: the boxes, with the numbers of boxes that were clipped, dropped or left out.
+        classes: all classes, also those without boxes, the most frequent first.
+        formats: image format -> number of images; empty if they were not counted.
         image_sizes: int (I, 2), height and width in pixels.
-        frequent_sizes: (height, width, images) of all different sizes, the most frequent first.
+        frequent_sizes: (height, width, number of images) of each size, the most frequent first.
         boxes_per_image: int (I,).
-        box_sides_px: float (M,), square root of the area in pixels of the image.
+        box_sides_px: float (M,), square root of the box area in pixels of the image.
         box_aspects: float (M,), width / height in pixels.
-        by_area: boxes by COCO's areas: small (below 32 x 32), medium (below 96 x 96), large. The area is that
-            of the annotations (of the outline, where there is one), as pycocotools takes it.
+        by_area: number of boxes by COCO's areas: small (below 32 x 32), medium (below 96 x 96), large. The
+            area is that in the annotations (of the outline if there is one), as in pycocotools.
     """
 
     origin: str
@@ -64,7 +64,7 @@ class DataStatistics:
 
     @property
     def crowding(self) -> dict[str, int]:
-        """Number of boxes, "3-4" -> images that have so many."""
+        """Range of the number of boxes, such as "3-4" -> number of images with so many boxes."""
         largest = int(self.boxes_per_image.max(initial=0))
         starts = [start for start in CROWDED if start <= largest]
         ends = [start - 1 for start in starts[1:]] + [largest]
@@ -74,7 +74,7 @@ class DataStatistics:
 
 
 def describe(annotations: Annotations, formats: Mapping[str, int] = {}) -> DataStatistics:
-    """The numbers of a data set; `formats` counts its image files by format."""
+    """Computes the statistics of a data set; `formats`: image format -> number of image files."""
     targets = annotations.target_boxes
     counts = np.diff(targets.row_splits)
     image = np.repeat(np.arange(annotations.num_images), counts)
@@ -100,7 +100,7 @@ def describe(annotations: Annotations, formats: Mapping[str, int] = {}) -> DataS
 def _classes(annotations: Annotations, image: np.ndarray) -> tuple[ClassCount, ...]:
     classes, label_map = annotations.target_boxes.classes, annotations.label_map
     boxes = np.bincount(classes, minlength=label_map.num_classes)
-    pairs = np.unique(np.stack([classes, image]), axis=1)  # each class once for an image
+    pairs = np.unique(np.stack([classes, image]), axis=1)  # a class counts once per image
     images = np.bincount(pairs[0], minlength=label_map.num_classes)
     columns = label_map.category_ids, label_map.names, boxes.tolist(), images.tolist()
     counts = [ClassCount(*row) for row in zip(*columns, strict=True)]
@@ -108,6 +108,6 @@ def _classes(annotations: Annotations, image: np.ndarray) -> tuple[ClassCount, .
 
 
 def _target_areas(annotations: Annotations) -> np.ndarray:
-    """The areas of the boxes that `target_boxes` keeps."""
+    """Returns the areas of the boxes that `target_boxes` keeps."""
     *_, has_area = annotations.clipped_boxes
     return annotations.areas[has_area & ~annotations.is_crowd]

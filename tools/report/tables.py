@@ -1,4 +1,4 @@
-"""A data report as sections of lines, tables, lists and pictures; page.py writes them."""
+"""Makes a data report as sections of lines, tables, lists and pictures; page.py writes the sections."""
 
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
@@ -9,7 +9,7 @@ from common.datacheck.issues import KINDS, Issue, Severity
 from tools.report.anchor_report import AnchorReport
 from tools.report.statistics import DataStatistics
 
-SHOWN = 12  # rows of a long table in the text; the page has all
+SHOWN = 12  # rows of a long table in the text; the page has all rows
 QUANTILES = (0, 0.05, 0.25, 0.5, 0.75, 0.95, 1)
 
 
@@ -18,7 +18,7 @@ class Table(NamedTuple):
 
     Attributes:
         header: titles of the columns; empty for rows of a name and a text, both aligned to the left.
-        rows: as many cells each.
+        rows: rows, all with the same number of cells.
     """
 
     header: tuple[str, ...]
@@ -26,7 +26,7 @@ class Table(NamedTuple):
 
 
 class Offenders(NamedTuple):
-    """What is wrong in one way, a line each; only the page has such lists."""
+    """All offenders of one kind of issue, one line each; only the page has such lists."""
 
     title: str
     texts: Sequence[str]
@@ -36,7 +36,7 @@ Item = str | Table | Offenders | np.ndarray  # an array is a picture, uint8 (H, 
 
 
 class Section(NamedTuple):
-    """A title and what follows it."""
+    """A title and the items below it."""
 
     title: str
     items: Sequence[Item]
@@ -48,7 +48,7 @@ def sections(
     issues: Iterable[Issue],
     pictures: Sequence[np.ndarray] = (),
 ) -> list[Section]:
-    """The whole report on one data set."""
+    """Returns the whole report on one data set."""
     sizes = [(f"{h} x {w}", f"{count:,}") for h, w, count in statistics.frequent_sizes]
     names = ", ".join(shorten(of.name, 24) for of in statistics.classes if not of.boxes)
     return [
@@ -62,7 +62,7 @@ def sections(
 
 
 def overview(statistics: DataStatistics) -> Table:
-    """What there is, in words."""
+    """Returns a table of the contents of a data set: images, boxes, classes, formats."""
     targets = statistics.targets
     empty = sum(not of.boxes for of in statistics.classes)
     crowding, formats = (
@@ -86,7 +86,7 @@ def overview(statistics: DataStatistics) -> Table:
 
 
 def spreads(statistics: DataStatistics) -> Table:
-    """Quantiles of sizes and shapes."""
+    """Returns a table of quantiles of the sizes and shapes of images and boxes."""
     heights, widths = statistics.image_sizes.T
     values = {
         "image height": heights,
@@ -101,7 +101,7 @@ def spreads(statistics: DataStatistics) -> Table:
 
 
 def class_table(statistics: DataStatistics) -> Table:
-    """All classes, the most frequent first."""
+    """Returns a table of all classes, the most frequent first."""
     rows = [
         _row(
             shorten(of.name, 50),
@@ -116,7 +116,7 @@ def class_table(statistics: DataStatistics) -> Table:
 
 
 def anchor_items(anchors: AnchorReport) -> list[Item]:
-    """Which anchors, which boxes are matched to them, and how well other scales would fit."""
+    """Describes the anchors, the boxes that they match, and how well anchors of other scales would fit."""
     given, total = anchors.anchors, anchors.boxes
     height, width = given.image_size
     ratios = ", ".join(f"{ratio:g}" for ratio in given.aspect_ratios)
@@ -127,10 +127,10 @@ def anchor_items(anchors: AnchorReport) -> list[Item]:
         )
         for of in anchors.levels
     ]
-    header = ("level", "stride", "anchors", "side in pixels", "IoU > 0.5", "of all", "best here", "own a box")
+    header = ("level", "stride", "anchors", "side in pixels", "IoU > 0.5", "of all", "best here", "assigned")
     groups = {
-        "without an anchor: others own their best": anchors.lost,
-        "reached by no anchor: IoU below 0.5": anchors.unreached,
+        "no anchor: another box has the best one": anchors.lost,
+        "no anchor with an IoU above 0.5": anchors.unreached,
         "dropped: a side below min_box_size": anchors.too_small,
         f"dropped: beyond max_instances={anchors.max_instances}": anchors.over_limit,
     }
@@ -153,7 +153,7 @@ def anchor_items(anchors: AnchorReport) -> list[Item]:
 
 
 def issue_items(issues: Iterable[Issue]) -> list[Item]:
-    """A line for each kind with the first offenders, what stops first; and lists of all that are kept."""
+    """Returns a line for each kind of issue, errors first, and a list of the offenders of each kind."""
     items: list[Item] = []
     for of in sorted(issues, key=lambda of: (not of.stops, of.severity is Severity.WARNING)):
         items.append(f"{of.severity.value}: {of.line(shown=3)}")
@@ -163,23 +163,23 @@ def issue_items(issues: Iterable[Issue]) -> list[Item]:
 
 
 def shorten(text: str, length: int) -> str:
-    """A longer text with an ellipsis in its middle: long names often differ at their end."""
+    """Shortens a longer text by an ellipsis in its middle, because long names often differ at their end."""
     text, end = printable(text), (length - 1) // 2
     return text if len(text) <= length else text[: length - 1 - end] + "…" + text[len(text) - end :]
 
 
 def printable(text: str) -> str:
-    """A question mark for each character that cannot be printed."""
+    """Replaces each character that cannot be printed by a question mark."""
     return "".join(letter if letter.isprintable() else "?" for letter in text)
 
 
 def percent(part: float, whole: float) -> str:
-    """12.5 %, or a dash of nothing."""
+    """Formats a share like "12.5 %"; as "-" if `whole` is 0."""
     return f"{100 * part / whole:.1f} %" if whole else "-"
 
 
 def number(value: float) -> str:
-    """Three or four digits: 0.58, 15.0, 1,024."""
+    """Formats a number with three or four digits: 0.58, 15.2, 1,024."""
     return f"{value:,.0f}" if value >= 100 or value == int(value) else f"{value:.3g}"
 
 

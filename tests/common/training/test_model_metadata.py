@@ -152,7 +152,7 @@ def test_two_files_are_compared(weights, made, tmp_path, capsys):
     assert capsys.readouterr().out == "config.nms_iou: first 0.5, second 0.6\n"
     describe_weights.show(str(other), str(other))
     assert capsys.readouterr().out == "nothing differs\n"
-    assert "name a weights file" in refusal(describe_weights.show)
+    assert "give one weights file" in refusal(describe_weights.show)
 
 
 @pytest.mark.skipif(not shutil.which("git"), reason="git is not installed")

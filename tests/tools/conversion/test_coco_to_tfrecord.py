@@ -93,9 +93,9 @@ def test_images_are_shuffled_by_the_seed_and_workers_change_nothing(drawn, tmp_p
 
 
 SPOILT = [
-    (lambda file: PIL.Image.new("RGB", (33, 44)).save(file), "is damaged, or is not of 143 x 67 pixels"),
+    (lambda file: PIL.Image.new("RGB", (33, 44)).save(file), "is damaged, or its size is not 143 x 67 as in"),
     (lambda file: file.write_bytes(file.read_bytes()[:-30]), "is damaged"),
-    (lambda file: PIL.Image.open(file).save(file, "BMP"), "is BMP: TFRecords hold JPEG and PNG"),
+    (lambda file: PIL.Image.open(file).save(file, "BMP"), "is BMP: TFRecords hold only JPEG and PNG"),
 ]
 
 

@@ -80,7 +80,7 @@ def test_files_in_the_way(two, tmp_path):
     (tmp_path / "elsewhere.jpg").write_text("not to be touched")
     (tmp_path / "images" / "b.jpg").symlink_to(tmp_path / "elsewhere.jpg")
     given = [two], named("a.jpg", "b.jpg"), tmp_path / "images"
-    assert "images/b.jpg is there already" in refusal(extract_images, *given)
+    assert "images/b.jpg exists already" in refusal(extract_images, *given)
     assert sorted(os.listdir(tmp_path / "images")) == ["b.jpg", "mine.txt"]
     extract_images(*given, overwrite=True)
     assert sorted(os.listdir(tmp_path / "images")) == ["a.jpg", "b.jpg", "mine.txt"]

@@ -70,7 +70,7 @@ def test_a_label_map_fixes_ids_and_refuses_other_names(made):
     LabelMap((5, 9), ("dog", "cat")).save(made / "both")
     assert read_voc(made, label_map=made / "both")[0].category_ids.tolist() == [9, 5]
     LabelMap((5,), ("dog",)).save(made / "dog")
-    assert "a.xml object 1 'cat' is none of 1 categories" in faults(made, label_map=made / "dog")
+    assert "a.xml object 1 'cat' is not one of 1 categories" in faults(made, label_map=made / "dog")
     write(made, "a", "<annotation>")  # not in the split: an error only if the ids depend on it
     assert read_voc(made, split="one", label_map=made / "dog")[0].file_names == ["b.png"]
     assert "a.xml is not valid xml: no element found: line 1" in faults(made, split="one")
@@ -113,7 +113,7 @@ def test_of_images_that_differ_in_their_suffix_the_filename_chooses(made):
     shutil.copy(made / "JPEGImages" / "a.png", made / "JPEGImages" / "a.jpg")
     assert read_voc(made)[0].file_names == ["a.png", "b.png"]
     write(made, "a", xml_of("gone.png", objects=[CAT]))
-    assert "a.xml: several images are called 'a': name one as <filename>" in faults(made)
+    assert "a.xml: several images are called 'a': set one as <filename>" in faults(made)
 
 
 @pytest.mark.parametrize("size", [None, (0, 0), (0, 40), ("", ""), (20.0, 40), ("tall", 40)])
@@ -162,7 +162,7 @@ REFUSED = [
     (spoilt_box(">12<", ">inf<"), "= '3', '4', '10', 'inf'"),
     (spoilt_box(">12<", ">2<"), "object 1 'cat' has xmin, ymin, xmax, ymax = '3', '4', '10', '2'"),
     (spoilt_box(">10<", ">1<"), "object 1 'cat' has xmin, ymin, xmax, ymax = '3', '4', '1', '12'"),
-    (spoilt_box("<name>cat</name>", ""), "a.xml object 1 '' is none of"),
+    (spoilt_box("<name>cat</name>", ""), "a.xml object 1 '' is not one of"),
 ]
 
 
@@ -181,7 +181,7 @@ def test_everything_is_listed_at_once(made):
     for expected in (
         "a.xml object 2 'dog' has xmin, ymin, xmax, ymax = '1', '2', 'x', '4'",
         "c.xml is not valid xml: no element found: line 1",
-        f"z.xml: its image 'b.png' is that of {made}/Annotations/b.xml already",
+        f"z.xml: its image 'b.png' already belongs to {made}/Annotations/b.xml",
         "'b.png' (",
     ):
         assert expected in message, message

@@ -54,7 +54,7 @@ def test_a_label_map_gives_ids_by_name(made):
     LabelMap((7, 8, 9), ("bird", "dog", "cat")).save(made / "all")
     assert read_yolo(made, label_map=made / "all")[0].category_ids.tolist() == [9, 8]
     LabelMap((7,), ("dog",)).save(made / "dog")
-    assert "a.txt line 1 '0 0.5 0.5 0.25 0.5' has class 0 of 1" in faults(made, label_map=made / "dog")
+    assert "a.txt line 1 '0 0.5 0.5 0.25 0.5' has class 0, which" in faults(made, label_map=made / "dog")
 
 
 def test_polygons_give_their_bounding_box(made):
@@ -112,8 +112,8 @@ REFUSED = [
     ("0 nan 0.5 0.2 0.2", "line 1 '0 nan 0.5 0.2 0.2' is not normalised"),
     ("0 2.1 0.5 0.2 0.2", "line 1 '0 2.1 0.5 0.2 0.2' is not normalised"),
     ("0 10 10 20 10 20 20", "is not normalised"),
-    ("0.5 0.5 0.5 0.2 0.2", "has class 0.5 of 2"),
-    ("2 0.5 0.5 0.2 0.2", "line 1 '2 0.5 0.5 0.2 0.2' has class 2 of 2"),
+    ("0.5 0.5 0.5 0.2 0.2", "has class 0.5, which is not one of the 2"),
+    ("2 0.5 0.5 0.2 0.2", "line 1 '2 0.5 0.5 0.2 0.2' has class 2, which is not one of the 2"),
     ("0 0.5 0.5 -0.2 0.2", "line 1 '0 0.5 0.5 -0.2 0.2' has a negative side"),
     ("0 0.5 0.5 0.2 -0.2", "has a negative side"),
     (b"\xff\xfe\x00", "a.txt is not UTF-8 text"),
@@ -131,8 +131,8 @@ def test_everything_is_listed_at_once(made):
     put(made, "images/a.jpg", picture())
     put(made, "images/b.png", b"no image")
     message = faults(made)
-    assert "a.txt is of both 'a.jpg' and 'a.png'" in message
-    for expected in ("line 1 '0 1 2'", "line 2 ", "has class 5 of 2", "'b.png'"):
+    assert "a.txt belongs to 'a.jpg' and to 'a.png'" in message
+    for expected in ("line 1 '0 1 2'", "line 2 ", "has class 5, which is not one of the 2 ", "'b.png'"):
         assert expected in message, message
 
 
@@ -217,12 +217,12 @@ REFUSED_YAML = [
     ("train: images\nnames: [cat, cat]", "categories 1 and 2 have the same name 'cat'"),
     ("train: images\nnames: {cat: 0}", "has names {'cat': 0}"),
     ("train: images\nnames: []", "no categories"),
-    ("val: images\nnames: [cat]", "data.yaml has no 'train'"),
+    ("val: images\nnames: [cat]", "data.yaml has no split 'train'"),
     ("train: pictures\nnames: [cat]", "train is 'pictures', but "),
     ("train: images\nkpt_shape: [17, 3]\nnames: [cat, dog]", "labels of poses are not read"),
     ("- a", "is not a data.yaml: it holds no keys"),
-    ("a: [", "is not YAML that can be read"),
-    ("!!python/object/apply:os.system [true]", "is not YAML that can be read"),
+    ("a: [", "cannot be read as YAML"),
+    ("!!python/object/apply:os.system [true]", "cannot be read as YAML"),
 ]
 
 
@@ -235,7 +235,7 @@ def test_data_yaml_that_is_refused(made, text, message):
 
 def test_names_and_input_that_are_refused(made):
     os.remove(made / "classes.txt")
-    assert "nothing names the classes of " in refused(made)
+    assert "no class names for " in refused(made)
     for text, said in (("cat\n\ndog\n\n", ": category 2 has the name ''"), (b"\xff", " is not UTF-8 text")):
         put(made, "n.names", text)
         assert f"{made}/n.names{said}" in refused(made, names=made / "n.names")

@@ -27,17 +27,17 @@ TRUTH = {"verify_annotations": "x", "verify_images": "y"}
 SENSELESS = [
     ({"format": None}, "--format=None: it must be one of saved_model, onnx, litert, tensorrt"),
     ({"format": "tflite"}, "--format=tflite: it must be one of"),
-    ({"output": None}, r"--output=None: name a file that ends in \.onnx for --format=onnx"),
-    ({"output": "a.tflite"}, r"--output=a\.tflite: name a file that ends in \.onnx"),
-    (SAVED_MODEL | {"output": None}, "--output=None: name a directory for --format=saved_model"),
-    (SAVED_MODEL | {"quantize": "fp16"}, "--quantize=fp16: --format=saved_model has only none"),
-    (LITERT | {"nms": "efficientnms_trt"}, "--nms=efficientnms_trt: --format=litert has only standard"),
+    ({"output": None}, r"--output=None: give a file that ends in \.onnx for --format=onnx"),
+    ({"output": "a.tflite"}, r"--output=a\.tflite: give a file that ends in \.onnx"),
+    (SAVED_MODEL | {"output": None}, "--output=None: give a directory for --format=saved_model"),
+    (SAVED_MODEL | {"quantize": "fp16"}, "--quantize=fp16: --format=saved_model supports only none"),
+    (LITERT | {"nms": "efficientnms_trt"}, "--nms=efficientnms_trt: --format=litert supports only standard"),
     ({"quantize": "int8"}, "needs --calibration_images"),
-    ({"calibration_images": "x"}, "nothing is calibrated for --format=onnx --quantize=none"),
-    (LITERT | {"quantize": "int8", "calibration_images": "x"}, "nothing is calibrated"),
+    ({"calibration_images": "x"}, "--calibration_images has no effect for --format=onnx --quantize=none"),
+    (LITERT | {"quantize": "int8", "calibration_images": "x"}, "--calibration_images has no effect"),
     ({"verify_annotations": "x"}, "needs --verify_images"),
-    (TRUTH | {"nms": "none"}, "detections that run here"),
-    (TRUTH | TENSORRT | {"nms": "standard"}, "detections that run here"),
+    (TRUTH | {"nms": "none"}, "a file with NMS that runs without TensorRT"),
+    (TRUTH | TENSORRT | {"nms": "standard"}, "a file with NMS that runs without TensorRT"),
 ]
 
 

@@ -57,7 +57,7 @@ def test_text_of_known_data():
         "3,069 anchors at 128x128: 3 scales per octave, aspect ratios 1, 2, 0.5, anchor scale 4",
         "2 of 2 images with boxes, 4 boxes",
         "with --anchor_scale mean best IoU boxes with an IoU above 0.5\n",
-        "without an anchor: others own their best 1 25.0 % 2.56\n",
+        "no anchor: another box has the best one 1 25.0 % 2.56\n",
         "Warning: image without boxes: image 103 ('3.jpg')",
     ):
         assert expected in words, expected
