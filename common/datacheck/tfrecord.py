@@ -146,7 +146,7 @@ def find_label_map(files: Sequence[str]) -> str:
     found = sorted(filter(os.path.isfile, (f"{prefix}.label_map.json" for prefix in prefixes)))
     if not found:
         raise UserError(
-            f"no label map beside {files[0]} ({min(prefixes)}.label_map.json): give --label_map=FILE (json or"
+            f"no label map next to {files[0]} ({min(prefixes)}.label_map.json): give --label_map=FILE (json or"
             " pbtxt), or convert the data again if the conversion did not finish"
         )
     if len({LabelMap.load(path) for path in found}) > 1:

@@ -243,7 +243,7 @@ def look_up(names: list[str], known: Mapping[str, int], origin: str) -> list[int
     left_out = image_ids.count(None)
     if left_out == len(names):
         raise UserError(f"{origin} lists none of the {len(names)} images, for example not {names[0]!r}")
-    log(f"{origin} lists {len(known)} images: {len(names) - left_out} are here; {left_out} files left out")
+    log(f"{origin} lists {len(known)} images: {len(names) - left_out} found; {left_out} other files skipped")
     return image_ids
 
 

@@ -10,7 +10,7 @@ saved_model directory    assets.extra/passport.json
 *.onnx                   metadata_props["passport"]
 *.tflite                 passport.json in the zip archive at the file's end, where TensorFlow Lite expects
                          such files (https://www.tensorflow.org/lite/models/convert/metadata)
-*.plan                   in the *.onnx file beside it, from which it was built
+*.plan                   in the *.onnx file next to it, from which it was built
 
 Weights and checkpoints with a wrong checksum are refused. Exported files have no checksum.
 """
@@ -142,7 +142,7 @@ def _read_exported(path: pathlib.Path) -> dict[str, Any]:
     if path.suffix == ".plan":
         path = path.with_suffix(".onnx")
         if not path.exists():
-            raise UserError(f"{path} is missing: it holds the metadata of the .plan file beside it")
+            raise UserError(f"{path} is missing: it holds the metadata of the .plan file next to it")
     try:
         if path.is_dir():
             text = (path / SAVED_MODEL_FOLDER / FILE).read_bytes()

@@ -194,8 +194,8 @@ def _check_free(directory: pathlib.Path, overwrite: bool) -> None:
     if in_the_way:
         raise UserError(
             f"--output_dir={directory} is not the directory of a run (run.json is missing) and not empty "
-            f"({', '.join(in_the_way[:3])}): choose another one; --overwrite allows other files there, but "
-            "none that is named like a file of a run"
+            f"({', '.join(in_the_way[:3])}): choose another one; --overwrite accepts other files there, "
+            "but no files that have the names of a run's files"
         )
 
 

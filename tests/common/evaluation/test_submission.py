@@ -54,7 +54,7 @@ def test_ids_from_an_image_list_without_annotations(tmp_path, capsys):
     assert look_up(["a/c.jpg", "x/b.jpg"], known, "f") == [4, 9]
     assert look_up(["d.jpg", "b.jpg", "e.jpg"], known, "f") == [None, 9, None]
     said = capsys.readouterr().err.splitlines()
-    assert said[1] == "f lists 2 images: 1 are here; 2 files left out"
+    assert said[1] == "f lists 2 images: 1 found; 2 other files skipped"
     with pytest.raises(UserError, match=r"f lists none of the 2 images, for example not 'd\.jpg'"):
         look_up(["d.jpg", "e.jpg"], known, "f")
 
