@@ -33,7 +33,7 @@ class Kind(NamedTuple):
     """One kind of issue.
 
     Attributes:
-        severity: the consequence.
+        severity: what happens because of the issue.
         what: the name of the issue in messages, in the singular.
         remedy: what the user can do about it, or what was done; a sentence without full stop.
     """

@@ -146,8 +146,8 @@ def find_label_map(files: Sequence[str]) -> str:
     found = sorted(filter(os.path.isfile, (f"{prefix}.label_map.json" for prefix in prefixes)))
     if not found:
         raise UserError(
-            f"no label map next to {files[0]} ({min(prefixes)}.label_map.json): give --label_map=FILE (json or"
-            " pbtxt), or convert the data again if the conversion did not finish"
+            f"no label map next to {files[0]} ({min(prefixes)}.label_map.json): give --label_map=FILE (json"
+            " or pbtxt), or convert the data again if the conversion did not finish"
         )
     if len({LabelMap.load(path) for path in found}) > 1:
         raise UserError(f"label maps {found[0]} and {found[1]} differ: give --label_map=FILE")

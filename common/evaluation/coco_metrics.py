@@ -122,7 +122,7 @@ def score(
         coco_backend: "pycocotools" or "faster".
 
     Raises:
-        UserError: the ground truth has no boxes besides crowds; or the backend is not installed.
+        UserError: the ground truth has no boxes except crowds; or the backend is not installed.
         KeyError: a detection is of an image that the ground truth does not have.
     """
     check_backend(coco_backend)

@@ -189,7 +189,7 @@ class InputFeed:
             log(f"  with another {', '.join(changed)}: from a whole epoch; differs from an uninterrupted run")
 
     def begin_epoch(self) -> None:
-        """Opens new loaders if the present ones cannot continue, or if arguments besides the seed change."""
+        """Opens new loaders if the present ones cannot continue, or if arguments except the seed change."""
         state = self._checkpoints.state
         old, new = state["loader"], dict(self._loader_kwargs(state["epoch"]))
         changed = [f"{name}={new[name]}" for name in new if name != "seed" and new[name] != old.get(name)]
