@@ -91,7 +91,7 @@ def run(module: str, config: Any, a: Args, processes: int, open_datasets: Callab
         RuntimeError: a process failed; the message has its traceback.
     """
     if not a.output_dir:
-        raise UserError("--output_dir is missing: name a directory for checkpoints and results")
+        raise UserError("--output_dir is missing: give a directory for checkpoints and results")
     launcher = _launcher(processes)
     ranks = Ranks()
     ranks.num_replicas = processes

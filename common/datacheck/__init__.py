@@ -1,5 +1,5 @@
-"""Finds what is wrong with a data set. Apps and tools import it, each in one place; `common` does not."""
+"""Checks data sets for errors. Apps and tools import this package; the rest of `common` does not."""
 
 import os
 
-os.environ.setdefault("PYNVIMGCODEC_VERBOSITY", "0")  # else it prints a line for each bad image
+os.environ.setdefault("PYNVIMGCODEC_VERBOSITY", "0")  # else nvImageCodec prints a line for each bad image

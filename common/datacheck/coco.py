@@ -1,8 +1,8 @@
 """Reads and checks a COCO json of instances: values, ids, references, categories, boxes, image files.
 
-DALI's COCO reader accepts a truncated json, an unknown category or a missing key, and trains on the rest. So
-DALI reads a json that readers.py writes from the result of `load_coco`. All errors are reported together with
-the ids.
+DALI's COCO reader accepts a truncated json, an unknown category or a missing key, and reads the remaining
+data. So DALI never reads the user's json, but one that readers.py writes from the result of `load_coco`.
+All errors are reported together, with the ids of the records.
 
 Format: https://cocodataset.org/#format-data
 """
@@ -22,9 +22,9 @@ from common.datacheck.images import check_files
 from common.datacheck.issues import Issues
 from common.labels import MAX_CATEGORY_ID, LabelMap, category_faults
 
-LARGE_ID = 2**31  # DALI takes smaller ones
-_FRACTION = 1.05  # edges of boxes that are fractions: rounding may put them a little outside
-_MANY = 8  # with this many boxes outside their images, corners in place of sides are assumed
+LARGE_ID = 2**31  # DALI only accepts smaller ids
+_FRACTION = 1.05  # upper limit for edges of normalised boxes; rounding may move them slightly above 1
+_MANY = 8  # least number of boxes outside their images for which the boxes are reported as x1y1x2y2
 
 
 def load_coco(
@@ -35,20 +35,20 @@ def load_coco(
 ) -> Annotations:
     """Reads and checks a COCO json of instances.
 
-    `area` (default: of the box), `iscrowd` (default: 0) and the annotations' `id` may be missing. Boxes that
-    reach outside or have no area are accepted and noted; boxes with a negative side are not.
+    Annotations may lack `area` (default: the area of the box), `iscrowd` (default: 0) and `id`. Boxes that
+    reach outside their image or have no area are accepted and reported. A negative side is an error.
 
     Args:
-        json_path: the annotations.
-        images_dir: the directory that `file_name` refers to; None leaves the image files unchecked.
-        policy: about images that cannot be used.
+        json_path: path of the json.
+        images_dir: the directory that `file_name` is relative to; if None, image files are not checked.
+        policy: what to do with images that cannot be used.
 
     Returns:
-        The annotations; with on_bad_image="skip", of the usable images. Their `issues` list what was fixed,
-        skipped or is remarkable.
+        The annotations; with on_bad_image="skip", only those of usable images. Their `issues` list what was
+        fixed or skipped, and the warnings.
 
     Raises:
-        DataError: everything that would make training wrong, in the json and in the image files.
+        DataError: the json or the image files have errors; the message lists all of them.
     """
     issues = Issues(os.fspath(json_path), policy)
     lists = coco_parse.parse(issues.origin, issues)
@@ -69,7 +69,7 @@ def load_coco(
 
 
 def _check(lists: dict[str, list | None], table: "_Objects", issues: Issues) -> None:
-    """Checks the lists of `coco_parse.parse` against each other, each as far as it can be used."""
+    """Checks the lists from `coco_parse.parse` and the references between them; a list may be None."""
     for key, kind in (("images", "no-images"), ("annotations", "no-boxes")):
         if lists[key] == []:
             issues.add(kind, f"`{key}` is empty")
@@ -91,10 +91,10 @@ class _Objects:
     """The annotations of a json as arrays.
 
     Attributes:
-        rows: from `table_of`, (N,); NONE and NaN stand for what was reported.
+        rows: array (N,) from `table_of`; NONE and NaN replace values that were reported as errors.
         sizes: int64 (I, 2), width and height of the images.
-        image_row: int64 (N,), the place of each image in `images`; NONE where it is unknown.
-        is_negative: bool (N,), boxes with a negative side.
+        image_row: int64 (N,), index into `images` of each annotation's image; NONE if it does not exist.
+        is_negative: bool (N,), whether a side of the box is negative.
     """
 
     image_row: np.ndarray
@@ -105,7 +105,7 @@ class _Objects:
         self.is_negative = np.any(rows["bbox"][:, 2:] < 0, axis=1)
 
     def name(self, row: int) -> str:
-        """An annotation in words: `annotation 7 (image 3)`."""
+        """Returns the name of an annotation for messages, for example `annotation 7 (image 3)`."""
         known = {key: self.rows[key][row].item() for key in ("id", "image_id")}
         known = {key: number for key, number in known.items() if number != NONE}
         return coco_parse.record_name(known, "annotations", row)
@@ -119,14 +119,14 @@ class _Objects:
 
 
 def _image_name(images: Sequence[CocoImage], row: int) -> str:
-    """`image 12 ('a.jpg')`."""
+    """Returns the name of an image for messages, for example `image 12 ('a.jpg')`."""
     known = {"id": images[row].id, "file_name": images[row].file_name}
     known = {key: value for key, value in known.items() if value not in (NONE, "")}
     return coco_parse.record_name(known, "images", row)
 
 
 def _check_categories(categories: list[Any], issues: Issues) -> np.ndarray:
-    """Returns int64 (C,), the ids that annotations may have; NONE where one was reported."""
+    """Checks the categories and returns their ids, int64 (C,); NONE replaces an invalid id."""
     issues.add_each("bad-category", list(category_faults(categories)), str)
     found = [category.get("id") if isinstance(category, dict) else None for category in categories]
     ids = [i if type(i) is int and 0 <= i <= MAX_CATEGORY_ID else NONE for i in found]
@@ -138,22 +138,22 @@ def _check_categories(categories: list[Any], issues: Issues) -> np.ndarray:
 
 
 def _check_references(objects: _Objects, kind: str, known: np.ndarray, issues: Issues) -> np.ndarray:
-    """Looks for annotations of images or categories that are not there.
+    """Reports annotations whose image or category does not exist.
 
     Args:
         objects: the annotations.
-        kind: what to find: "unknown-image" or "unknown-category".
-        known: int64 (K,), the ids of all images or categories; NONE where one was reported.
-        issues: where to.
+        kind: the kind of issue to report, "unknown-image" or "unknown-category".
+        known: int64 (K,), the ids of all images or categories; NONE replaces an invalid id.
+        issues: receives the unknown references.
 
     Returns:
-        int64 (N,), the place in `known` of what each annotation refers to; NONE where it is not there.
+        int64 (N,), index into `known` of each annotation's image or category; NONE if it does not exist.
     """
     of = kind.removeprefix("unknown-")
     ids = objects.rows[f"{of}_id"]
     rows = np.where(ids == NONE, NONE, find_rows(ids, known))
     unknown = np.flatnonzero((rows == NONE) & (ids != NONE))
-    # The record of an unknown id may have been reported already. Then it is not reported again.
+    # Each image or category with an invalid or repeated id, reported before, may explain one unknown id.
     num_lost = len(known) - len(np.unique(known[known != NONE]))
     if len(known) and len(np.unique(ids[unknown])) > num_lost:
         text = "{} has {}_id {}, which no {} has".format
@@ -162,9 +162,9 @@ def _check_references(objects: _Objects, kind: str, known: np.ndarray, issues: I
 
 
 def _check_unit(objects: _Objects, issues: Issues) -> None:
-    """Looks for boxes in another unit or form: all of them fractions, or corners in place of sides."""
+    """Reports boxes in a wrong format: normalised coordinates, or x1y1x2y2 instead of ltwh."""
     boxes = objects.rows["bbox"]
-    # Objects without an image have the row NONE, -1, and take the appended False.
+    # The index of objects without an image is NONE, which is -1: it selects the appended False.
     is_larger = np.append(np.all(objects.sizes > 1, axis=1), False)[objects.image_row]
     rows = np.flatnonzero(is_larger & ~objects.is_negative & ~np.isnan(boxes[:, 0]))
     left_top, sides = np.split(boxes[rows], 2, axis=1)
@@ -173,8 +173,8 @@ def _check_unit(objects: _Objects, issues: Issues) -> None:
     if is_within.all() and np.all(sides > 0, axis=1).any():
         issues.add_each("boxes-not-in-pixels", rows, objects.name_in_image)
         return
-    # Corners in place of sides: half of the boxes reach far outside, and as corners all would fit.
-    limits = objects.sizes[objects.image_row[rows]] + 1.0  # (M, 2) width, height, and a pixel
+    # Boxes are probably x1y1x2y2 if at least half of them reach outside as ltwh, and all fit as x1y1x2y2.
+    limits = objects.sizes[objects.image_row[rows]] + 1.0  # (M, 2) width, height; tolerance: one pixel
     is_outside = np.any(left_top + sides > limits, axis=1)
     would_fit = np.all((left_top >= -1) & (sides > left_top) & (sides <= limits), axis=1)
     outside = rows[is_outside]
@@ -185,28 +185,28 @@ def _check_unit(objects: _Objects, issues: Issues) -> None:
 def finish(
     annotations: Annotations, name_image: Callable[[int], str], name_box: Callable[[int], str], issues: Issues
 ) -> Annotations:
-    """Adds what is fixed and what is remarkable, or that no image or box can be used.
+    """Reports fixes and warnings for valid annotations, or that no image or box can be used.
 
     Args:
-        annotations: of the images that can be used, without errors.
-        name_image: image i in words.
-        name_box: box i and its image in words.
-        issues: gets no-images, no-boxes, box-outside, box-empty, crowd, image-without-boxes and large-id.
+        annotations: the annotations of the usable images, without errors.
+        name_image: i -> the name of image i for messages.
+        name_box: i -> the name of box i and its image for messages.
+        issues: receives no-images, no-boxes, box-outside, box-empty, crowd, image-without-boxes, large-id.
 
     Returns:
-        The annotations with their issues.
+        The annotations, with `issues` in their attribute `issues`.
 
     Raises:
-        DataError: there is nothing to read or to train on.
+        DataError: no image or no box can be used.
     """
     boxes, is_clipped, has_area = annotations.clipped_boxes
     is_crowd = annotations.is_crowd
     is_target = has_area & ~is_crowd
     if not annotations.num_images:
         left_out = sum(issue.count for issue in issues if issue.skipped)
-        issues.add("no-images", f"all {left_out} are left out")
+        issues.add("no-images", f"all {left_out} images are skipped")
     elif not is_target.any():
-        issues.add("no-boxes", f"none of {len(boxes)} boxes is more than a crowd or an empty box")
+        issues.add("no-boxes", f"each of the {len(boxes)} boxes is a crowd or has no area")
     counts = np.bincount(annotations.box_image[is_target], minlength=annotations.num_images)
     for kind, which, name in (
         ("box-outside", is_target & is_clipped, name_box),

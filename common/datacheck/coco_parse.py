@@ -1,8 +1,8 @@
-"""The bytes of a COCO json -> its records as structs, and every value that cannot be used.
+"""Parses a COCO json into structs and reports every value that cannot be used.
 
-A sound json is decoded by msgspec, which is fast and skips polygons. Where that fails, Python's json reads it
-again, which takes more (NaN, bytes that are not UTF-8), and each value of each record is checked: each fault
-is reported with the record's id, and the other values are used.
+msgspec decodes a valid json; it is fast and skips polygons. If msgspec fails, Python's json reads the file
+again, because it accepts more (NaN, bytes that are not UTF-8). Then each value of each record is checked.
+Invalid values are reported with the id of their record; the other values are used.
 
 Decoding is strict: "12" and true are not numbers, and 1.5 is not an id.
 """
@@ -29,19 +29,19 @@ from common.labels import is_text
 
 _REPR = reprlib.Repr()
 _REPR.maxlist, _REPR.maxdict, _REPR.maxstring = 8, 4, 80
-_shown = _REPR.repr  # a value in a message, not too long
-_NEAR = 20  # characters shown before and after the place of a fault
-_DIGITS = 4000  # of an integer that are read: Python refuses many more, and no value has so many
+_shown = _REPR.repr  # shortens a value for a message
+_NEAR = 20  # characters that a message shows before and after an error
+_DIGITS = 4000  # digits that are read of an integer, because Python raises an error above 4300
 _NO_JSON = (
     ("file-empty", rb"\s*\Z"),
     ("file-lfs-pointer", rb"version https://git-lfs"),
     ("file-gzip", rb"\x1f\x8b"),
-    # With a byte order mark or the bracket of an object; a UTF-32 mark begins like that of UTF-16.
+    # UTF-16 with a byte order mark or an opening bracket; (?!\0\0) excludes the mark of UTF-32.
     ("json-utf-16", rb"\xff\xfe(?!\0\0)|\xfe\xff|\{\0[^\0]\0|\0\{\0[^\0]"),
 )
-_PART = re.compile(r"[\w.+\\-]*\s*")  # what is left of a number, a literal or an escape that is cut
+_PART = re.compile(r"[\w.+\\-]*\s*")  # the rest of a number, literal or escape in a truncated file
 LISTS: dict[str, Any] = {"images": CocoImage, "annotations": CocoObject, "categories": Any}
-# What a struct gets in place of a value that was reported.
+# The values that replace invalid ones in a struct.
 _NOTHING: dict[type[msgspec.Struct], dict[str, Any]] = {
     CocoImage: {"id": NONE, "file_name": "", "width": 0, "height": 0},
     CocoObject: {"image_id": NONE, "category_id": NONE, "bbox": (math.nan,) * 4},
@@ -52,16 +52,16 @@ def parse(path: str, issues: Issues) -> dict[str, list | None]:
     """Reads and decodes a COCO json.
 
     Args:
-        path: of the json.
-        issues: gets file-*, json-*, repeated-key, missing-key, wrong-type, box-length and box-not-finite.
+        path: path of the json.
+        issues: receives file-*, json-*, repeated-key, missing-key, wrong-type, box-length, box-not-finite.
 
     Returns:
-        The records of `images` and `annotations` as structs, those of `categories` as they are; values that
-        were reported are those of _NOTHING. None for a list that was reported.
+        `images` and `annotations` as lists of structs, `categories` as a list of JSON values. Values of
+        _NOTHING replace invalid values; None replaces an invalid list.
     """
     try:
         content = _read(path)
-        if all(content.count(f'"{key}"'.encode()) == 1 for key in LISTS):  # it would keep the last of two
+        if all(content.count(f'"{key}"'.encode()) == 1 for key in LISTS):  # msgspec drops repeated lists
             with contextlib.suppress(ValueError, RecursionError):  # msgspec's errors are ValueErrors
                 return msgspec.structs.asdict(msgspec.json.decode(content, type=CocoFile))
         document = _load(content, issues)
@@ -72,7 +72,7 @@ def parse(path: str, issues: Issues) -> dict[str, list | None]:
 
 
 def _read(path: str) -> bytes:
-    """The bytes of a file that may be a json, without a byte order mark. Never waits for a pipe."""
+    """Reads a file without its byte order mark; Fault if it cannot be a json. Never waits for a pipe."""
     try:
         mode = os.stat(path).st_mode
         if not stat.S_ISREG(mode):
@@ -88,8 +88,8 @@ def _read(path: str) -> bytes:
 
 
 def _load(content: bytes, issues: Issues) -> dict[str, Any]:
-    """What Python's json reads; Fault where it is not an object. A list that is given more than once is an
-    Ellipsis."""
+    """Parses the content with Python's json; Fault if it is not a JSON object. An Ellipsis replaces a list
+    whose key is repeated."""
 
     def to_dict(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         found = dict(pairs)
@@ -115,12 +115,12 @@ def _load(content: bytes, issues: Issues) -> dict[str, Any]:
         raise Fault("json-malformed", f"{error.msg} at byte {position}, near {near!r}") from error
     if not isinstance(document, dict):
         head = text[: 2 * _NEAR]
-        raise Fault("wrong-type", f"the file begins with {head!r}: an object of three lists is needed")
+        raise Fault("wrong-type", f"the file begins with {head!r}: an object with three lists is needed")
     return document
 
 
 def _list(document: dict[str, Any], key: str, struct: Any, issues: Issues) -> list | None:
-    """The records of one list."""
+    """Returns the records of one list, with invalid values replaced; None if the list is invalid."""
     records = document.get(key)
     if key not in document:
         issues.add("missing-key", f"the file has no list `{key}`")
@@ -134,7 +134,7 @@ def _list(document: dict[str, Any], key: str, struct: Any, issues: Issues) -> li
 
 
 def _salvaged(record: Any, struct: type[msgspec.Struct], key: str, number: int, issues: Issues) -> Any:
-    """What is good in a record, with an issue for each value that is not."""
+    """Returns the struct of a record with its valid values; adds an issue for each invalid value."""
     good = dict(_NOTHING[struct])
     if not isinstance(record, dict):
         issues.add("wrong-type", f"{key}[{number}] is {_shown(record)}: an object is needed")
@@ -155,7 +155,7 @@ _FIELDS = {struct: msgspec.structs.fields(struct) for struct in _NOTHING}
 
 
 def record_name(record: dict[str, Any], key: str, number: int) -> str:
-    """`annotation 3 (image 7)`, or, without an id, `annotations[2] (no id, image 7)`."""
+    """Returns `annotation 3 (image 7)` for messages, or, without an id, `annotations[2] (no id, image 7)`."""
     record_id = record.get("id")
     has_id = type(record_id) is int and record_id >= 0
     about = [] if has_id else [f"id {_shown(record_id)}" if "id" in record else "no id"]
@@ -168,7 +168,7 @@ def record_name(record: dict[str, Any], key: str, number: int) -> str:
 
 
 def _checked(value: Any, field: msgspec.structs.FieldInfo) -> Any:
-    """A good value; Fault with the value and what was expected."""
+    """Returns a valid value as the field's type; raises Fault, which names the value, if it is invalid."""
     has = f"has {field.name} {_shown(value)}"
     if field.name == "bbox" and isinstance(value, list):
         if len(value) != 4:
@@ -179,7 +179,7 @@ def _checked(value: Any, field: msgspec.structs.FieldInfo) -> Any:
     if isinstance(value, float) and not math.isfinite(value):
         raise Fault("wrong-type", f"{has}: a finite number is needed")
     if isinstance(value, str) and not is_text(value):
-        raise Fault("wrong-type", f"{has}, which no UTF-8 can spell")
+        raise Fault("wrong-type", f"{has}, which cannot be encoded in UTF-8")
     try:
         return msgspec.convert(value, field.type)
     except ValueError as error:

@@ -1,4 +1,4 @@
-"""Opens and checks the data that flags name: common/datasets.py with the data check in it.
+"""Opens and checks the data sets that flags name: common/datasets.py with the data check added.
 
 All errors of the training and evaluation data are reported together, before anything is built or written.
 """
@@ -34,18 +34,18 @@ class CheckedOpener(plain.Opener):
     def open_coco(
         self, images: str | os.PathLike, annotations: str | os.PathLike, policy: ImagePolicy = ImagePolicy()
     ) -> CocoSource:
-        """The checked images and annotations of a COCO json; DataError as `load_coco`."""
+        """Opens and checks the images and annotations of a COCO json; raises DataError like `load_coco`."""
         return CocoSource(os.fspath(images), load_coco(annotations, images, policy=policy))
 
     def open_tfrecords(
         self, pattern: str, label_map: str | None = None, policy: ImagePolicy = ImagePolicy()
     ) -> "TFRecordSource":
-        """The checked records of a glob; DataError as `tfrecord.open_records`.
+        """Opens and checks the record files of a glob; raises DataError like `tfrecord.open_records`.
 
         Args:
             pattern: glob of the record files.
-            label_map: file of the categories; by default `<prefix>.label_map.json` (tools/convert.py).
-            policy: about images that cannot be used.
+            label_map: file with the categories; default: tools/convert.py's `<prefix>.label_map.json`.
+            policy: what to do with images that cannot be used.
         """
         import_tensorflow()  # takes seconds, and only records need it
         from common.datacheck import tfrecord
@@ -55,25 +55,25 @@ class CheckedOpener(plain.Opener):
         return tfrecord.open_records(files, labels, policy=policy)
 
     def open_images(self, images: str, policy: ImagePolicy = ImagePolicy()) -> ImageListSource:
-        """The images that --images means, checked, for inference; UserError where none can be used."""
+        """Opens and checks the images that --images names, for inference; UserError if none is usable."""
         files, issues = plain.list_images(images), Issues(f"--images={images}", policy)
         facts = inspect_files(os.curdir, files, policy)
         pairs = zip(files, facts, strict=True)
         usable = [file for file, fact in pairs if not add_fault(fact, repr(file), issues)]
         if not usable:
-            issues.add("no-images", f"none of {len(facts)} can be read")
+            issues.add("no-images", f"none of the {len(facts)} images can be read")
         issues.raise_if_stopping()
         log_issues(issues)
         return ImageListSource(usable)
 
     def join(self, errors: Sequence[UserError]) -> UserError:
-        """One error with the faults of all data sets; one of the flags comes first."""
+        """Returns the first error in the flags or, if there is none, one error with all data issues."""
         of_flags = [error for error in errors if not isinstance(error, DataError)]
         of_data = [issues for error in errors if isinstance(error, DataError) for issues in error.issues]
         return of_flags[0] if of_flags else DataError(*of_data)
 
     def refuse(self, origin: str, kind: str, offenders: Sequence[str]) -> None:
-        """DataError where there are offenders of a kind."""
+        """Raises DataError with an issue of this kind if there are offenders."""
         issues = Issues(origin)
         issues.add_each(kind, offenders, str)
         issues.raise_if_stopping()
@@ -82,7 +82,7 @@ class CheckedOpener(plain.Opener):
         """Checks that a training set fills one batch of all ranks, and logs images with too many boxes.
 
         Raises:
-            DataError: fewer images than one batch of all ranks, which would repeat images.
+            DataError: one batch of all ranks needs more images than there are, and would repeat some.
         """
         super().check_sizes(source, batch_size, num_replicas, max_instances)
         annotations = source.annotations
@@ -90,12 +90,12 @@ class CheckedOpener(plain.Opener):
         issues.add_each(
             "too-many-boxes",
             np.flatnonzero(counts > max_instances),
-            lambda i: f"{annotations.image_name(i)} has {counts[i]}, kept are {max_instances}",
+            lambda i: f"{annotations.image_name(i)} has {counts[i]}, of which {max_instances} are kept",
         )
         log_issues(issues)
 
 
-# The functions and types of common/datasets.py, by the same names.
+# The functions of common/datasets.py under the same names, here with the data check.
 _CHECKED = CheckedOpener()
 open_coco, open_images = _CHECKED.open_coco, _CHECKED.open_images
 open_tfrecords = _CHECKED.open_tfrecords
@@ -105,7 +105,7 @@ check_labels, check_sizes = _CHECKED.check_labels, _CHECKED.check_sizes
 
 
 def log_issues(issues: Issues) -> None:
-    """Logs what was found in a data set, with a few of the offenders."""
+    """Logs the issues of a data set, each with at most three offenders."""
     for issue in issues:
         log(f"{issues.origin}: {issue.line(shown=3)}")
 
@@ -114,23 +114,23 @@ def log_issues(issues: Issues) -> None:
 
 
 def explain(error: Exception, source: Source | None, pipeline_type: str) -> UserError:
-    """Finds the images that cannot be read, by decoding all of them again, after the error was logged.
+    """Logs the error of a loader, then decodes all images again to find those that cannot be read.
 
     Args:
-        error: what the loader raised.
-        source: what it was reading.
-        pipeline_type: which loader it was.
+        error: the exception that the loader raised.
+        source: the data set that the loader was reading.
+        pipeline_type: the loader's type, for example dali_cpu.
 
     Returns:
-        The error to raise: it names the images with their files, records and ids; or, where all can be
-        decoded, the loader's own error.
+        The error to raise. It names the images that cannot be read, with their files, records and ids; if
+        all images can be decoded, it is the loader's own error.
     """
     stopped = plain.explain(error, source, pipeline_type)
     if source is None or source.name == "video":
         return stopped
     log(f"{stopped}\nDecoding the images to find the damaged one; interrupt if that takes too long")
     issues = Issues(source.annotations.origin)
-    others = []  # which plain TensorFlow does not decode
+    others = []  # names and formats of images that TensorFlow cannot decode
     found = in_threads(functools.partial(_decode, source), range(source.size), DECODERS)
     for row, facts in enumerate(found):
         name = source.image_name(row)
@@ -139,7 +139,7 @@ def explain(error: Exception, source: Source | None, pipeline_type: str) -> User
     if issues.stopping:
         return DataError(issues)
     if pipeline_type == "tensorflow" and others:
-        return UserError(f"--pipeline_type=tensorflow reads JPEG and PNG, and {others[0]}: use dali_cpu")
+        return UserError(f"--pipeline_type=tensorflow reads JPEG and PNG, but {others[0]}: use dali_cpu")
     return stopped
 
 

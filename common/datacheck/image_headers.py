@@ -1,9 +1,9 @@
-"""What the header and the end of an encoded image show, without decoding it.
+"""Checks the header and the end of an encoded image without decoding it.
 
-Pillow reads the headers; nvImageCodec, the codec library of DALI, parses those of which it refuses more.
-Added here: the end of the file, and the variants that DALI 2.4 refuses or decodes wrongly without an error
-(lossless JPEG, JPEG 2000 of 9 to 16 bits, TIFFs with floats or JPEG inside, BMPs with swapped masks, PNMs of
-another maximum). These and other rare variants are unsupported; test_image_headers.py compares with DALI.
+Pillow reads the headers. Where nvImageCodec, DALI's codec library, rejects more headers, it reads them too.
+This module also checks the end of the file, and reports rare variants as unsupported. DALI 2.4 rejects some
+of them or decodes them wrongly without an error: lossless JPEG, JPEG 2000 with 9 to 16 bits, TIFF with floats
+or JPEG inside, BMP with swapped masks, PNM with an unusual maximum. test_image_headers.py compares with DALI.
 """
 
 import functools
@@ -22,10 +22,10 @@ from PIL.ImageFile import ImageFile
 
 from common.datacheck.issues import Fault
 
-warnings.filterwarnings("ignore", module="PIL.TiffImagePlugin")  # of damaged tags, in EXIF too
-# What Pillow raises for damaged images.
+warnings.filterwarnings("ignore", module="PIL.TiffImagePlugin")  # about damaged tags, also in EXIF
+# The exceptions that Pillow raises for damaged images.
 PILLOW_ERRORS = (OSError, SyntaxError, ValueError, TypeError, KeyError, EOFError, struct.error, zlib.error)
-_HEAD = 8192  # bytes that are read at once: most headers end within them
+_HEAD = 8192  # bytes of the first read; most headers are shorter
 
 Plugin = TypeVar("Plugin", bound=ImageFile)
 damaged = functools.partial(Fault, "image-damaged")
@@ -34,14 +34,14 @@ unsupported = functools.partial(Fault, "unsupported-format")
 
 
 class ImageFacts(msgspec.Struct, gc=False, array_like=True):
-    """What an image file contains.
+    """The properties of an image file that the check found, and its fault.
 
     Attributes:
-        image_format: Pillow's name of it, "JPEG" for files with several pictures, too; "" where unknown.
-        height, width: of the stored pixels, before any EXIF turn; 0 where unknown.
-        orientation: of EXIF or TIFF, 1 to 8; 1 where there is none.
-        fault: a row of issues.KINDS (severity IMAGE); "" where there is none.
-        detail: of the fault, in words.
+        image_format: Pillow's name of the format, "JPEG" also for files with several pictures; "" if unknown.
+        height, width: size of the stored pixels, before any EXIF rotation; 0 if unknown.
+        orientation: orientation tag of EXIF or TIFF, 1 to 8; 1 if there is none.
+        fault: key of issues.KINDS (with severity IMAGE); "" without a fault.
+        detail: text that describes the fault.
     """
 
     image_format: str = ""
@@ -53,15 +53,15 @@ class ImageFacts(msgspec.Struct, gc=False, array_like=True):
 
 
 class Encoded:
-    """An encoded image, of which as few bytes as possible are read.
+    """Gives access to an encoded image, and reads as few of its bytes as possible.
 
     Args:
-        stream: holds the image and nothing else.
+        stream: binary stream that holds the image and nothing else.
 
     Attributes:
-        facts: what is known of the image.
-        is_16_bit: samples are 16 bits wide, and DALI keeps the upper eight.
-        pixels_at: where the data of the first scan of a JPEG begin.
+        facts: what is known about the image so far.
+        is_16_bit: whether samples have 16 bits, of which DALI keeps the upper eight.
+        pixels_at: offset at which the data of a JPEG's first scan begin.
     """
 
     def __init__(self, stream: BinaryIO):
@@ -71,7 +71,7 @@ class Encoded:
         self.head = self.at(0, min(self.size, _HEAD))
 
     def at(self, offset: int, count: int) -> bytes:
-        """`count` bytes from `offset` on; Fault where there are not so many."""
+        """Returns `count` bytes from `offset` on; raises Fault if the file is too short."""
         content = b""
         if offset + count <= self.size:
             self.stream.seek(offset)
@@ -81,16 +81,16 @@ class Encoded:
         return content
 
     def whole(self) -> bytes:
-        """All bytes."""
+        """Returns all bytes."""
         return self.at(0, self.size)
 
 
 def read_header(image: Encoded) -> None:
-    """Fills in what the header shows.
+    """Reads the header and fills in `image.facts`.
 
     Raises:
-        Fault: the image is cut off, or cannot be used for another reason that shows without decoding. What
-            was found before stands in `image.facts`.
+        Fault: the image is cut off, or has another fault that is visible without decoding. `image.facts`
+            then holds what was read before the fault.
     """
     if not image.head:
         raise Fault("image-empty")
@@ -104,7 +104,7 @@ def read_header(image: Encoded) -> None:
 
 
 def _open(image: Encoded, plugin: type[Plugin]) -> Plugin:
-    """Pillow's view of the header; fills in size and orientation."""
+    """Lets Pillow read the header; fills in size and orientation; returns Pillow's image."""
     image.stream.seek(0)
     try:
         picture = plugin(image.stream)
@@ -113,25 +113,25 @@ def _open(image: Encoded, plugin: type[Plugin]) -> Plugin:
             raise truncated(f"its header does not end within its {image.size} bytes") from error
         is_rare = plugin is TiffImagePlugin.TiffImageFile or re.match("cannot handle|Unsupported", str(error))
         fault = unsupported if is_rare else damaged
-        raise fault(f"a {image.facts.image_format} whose header Pillow does not read ({error})") from error
+        raise fault(f"Pillow cannot read the {image.facts.image_format} header ({error})") from error
     if max(picture.size) >= 2**31:
-        raise damaged(f"{picture.width} x {picture.height} pixels")
+        raise damaged(f"its header has {picture.width} x {picture.height} pixels")
     image.facts.width, image.facts.height = picture.size
     image.facts.orientation = _orientation(picture.info.get("exif", b""))
     return picture
 
 
 def _parse_as_dali(image: Encoded, header: bytes) -> None:
-    """Fills in the size by nvImageCodec; Fault where DALI refuses the header."""
+    """Fills in the size that nvImageCodec reads; raises Fault if it rejects the header, as DALI would."""
     try:
         stream = nvimgcodec.CodeStream(header)
         image.facts.height, image.facts.width = stream.height, stream.width
     except RuntimeError as error:
-        raise damaged(f"a {image.facts.image_format} whose header DALI does not read") from error
+        raise damaged(f"DALI cannot read the {image.facts.image_format} header") from error
 
 
 def _orientation(exif: bytes) -> int:
-    """The orientation in an EXIF block, 1 to 8; 1 where there is none or it makes no sense."""
+    """Returns the orientation in an EXIF block, 1 to 8; 1 if it is missing or invalid."""
     block = PIL.Image.Exif()
     try:
         block.load(exif)
@@ -146,14 +146,14 @@ def _valid(orientation: object) -> int:
 
 # --- JPEG: https://www.w3.org/Graphics/JPEG/itu-t81.pdf, annex B ---
 
-_LONGEST_SIDE = 65500  # of libjpeg
-END = b"\xff\xd9"  # also of JPEG 2000; data of a scan do not contain it
+_LONGEST_SIDE = 65500  # pixels, the limit of libjpeg
+END = b"\xff\xd9"  # end marker of JPEG and JPEG 2000; the data of a scan never contain it
 
 
 def _jpeg(image: Encoded) -> None:
     picture = _open(image, JpegImagePlugin.JpegImageFile)
-    # Pillow stops behind the header of the first scan. The end of a thumbnail in EXIF lies before it, ends of
-    # further pictures behind it.
+    # Pillow stops after the header of the first scan. The end marker of an EXIF thumbnail is before this
+    # position; those of the picture and of further pictures are after it.
     scan = image.pixels_at = image.stream.tell()
     _parse_as_dali(image, image.at(0, scan))
     if max(picture.size) > _LONGEST_SIDE or not picture.quantization:
@@ -171,10 +171,10 @@ _IEND = b"\0\0\0\0IEND\xaeB`\x82"
 
 def _png(image: Encoded) -> None:
     is_whole = image.size > 45 and image.at(image.size - 12, 12) == _IEND
-    if not is_whole and _IEND not in image.whole():  # something may follow it
+    if not is_whole and _IEND not in image.whole():  # other data may follow
         raise truncated(f"a PNG without its last chunk, {image.size} bytes")
     if not _open(image, PngImagePlugin.PngImageFile).tile:
-        raise damaged("a PNG without a picture")
+        raise damaged("a PNG without pixel data")
     image.is_16_bit = image.head[24] == 16
 
 
@@ -184,8 +184,8 @@ def _png(image: Encoded) -> None:
 def _webp(image: Encoded) -> None:
     end = 8 + int.from_bytes(image.at(4, 4), "little")
     if image.size < end:
-        raise truncated(f"a WebP of {end} bytes of which {image.size} are there")
-    # Pillow would read the whole file, and refuse large pictures.
+        raise truncated(f"a WebP of {end} bytes, of which only {image.size} are in the file")
+    # Not with Pillow, which would read the whole file and reject large pictures.
     _parse_as_dali(image, image.head)
     at = 12
     while image.at(12, 4) == b"VP8X" and at + 8 <= end:
@@ -205,14 +205,14 @@ def _bmp(image: Encoded) -> None:
     layout, *options = arguments if isinstance(arguments, tuple) else (arguments,)
     if decoder != "raw" or layout not in _BMP_LAYOUTS:
         raise unsupported(f"BMP with the layout {layout}, decoder {decoder}")
-    end = start + options[0] * image.facts.height  # bytes of a row
+    end = start + options[0] * image.facts.height  # options[0] is the number of bytes of a row
     if image.size < end:
-        raise truncated(f"a BMP of {end} bytes of which {image.size} are there")
+        raise truncated(f"a BMP of {end} bytes, of which only {image.size} are in the file")
 
 
 # --- TIFF: https://www.itu.int/itudoc/itu-t/com16/tiff-fx/docs/tiff6.pdf ---
 
-_PLAIN = (1, 5, 8, 32946, 32773)  # compressions: none, LZW, Deflate (2), PackBits
+_PLAIN = (1, 5, 8, 32946, 32773)  # compressions: none, LZW, Deflate (two codes), PackBits
 # Photometric interpretation, samples and bits per sample: grey, RGB with or without alpha, palette.
 _LAYOUTS = ((1, 1, 8), (1, 1, 16), (2, 3, 8), (2, 3, 16), (2, 4, 8), (3, 1, 8))
 
@@ -224,18 +224,18 @@ def _tiff(image: Encoded) -> None:
     is_plain = compression in _PLAIN and layout in _LAYOUTS and sample_formats == {1} and planar == 1
     at, length = (273, 279) if 273 in tags else (324, 325)
     offsets, sizes = tags.get(at, ()), tags.get(length, ())
-    are_numbers = all(isinstance(number, int) for number in (*offsets, *sizes))  # damage: text
+    are_numbers = all(isinstance(number, int) for number in (*offsets, *sizes))  # text if damaged
     if not is_plain or tags.next or not are_numbers or not sizes or len(sizes) != len(offsets):
         raise unsupported(
             f"TIFF with compression {compression}, photometric interpretation, samples and bits {layout},"
             f" sample formats {sample_formats}, planar configuration {planar}, next page at {tags.next}"
         )
     image.is_16_bit = layout[2] == 16
-    image.facts.height, image.facts.width = tags[257], tags[256]  # Pillow's are turned
+    image.facts.height, image.facts.width = tags[257], tags[256]  # Pillow's size is after rotation
     image.facts.orientation = _valid(tags.get(274))
     end = max(map(sum, zip(offsets, sizes, strict=True)))
     if end > image.size:
-        raise truncated(f"a TIFF of at least {end} bytes of which {image.size} are there")
+        raise truncated(f"a TIFF of at least {end} bytes, of which only {image.size} are in the file")
 
 
 # --- JPEG 2000: ISO/IEC 15444-1, annexes A (the codestream) and I (the boxes around it) ---
@@ -251,10 +251,10 @@ def _jpeg2000(image: Encoded) -> None:
         raise damaged("a JPEG 2000 file whose tiles have no width or height")
     _parse_as_dali(image, content)
     has_offset, count = any(stream[12:20]), int.from_bytes(stream[36:38])
-    parts = stream[38 : 38 + 3 * count]  # of each component: bits - 1, distances across and down
-    is_grey_stream = count == 1 and not boxes  # which DALI refuses
+    parts = stream[38 : 38 + 3 * count]  # per component: bits - 1, horizontal and vertical subsampling
+    is_grey_stream = count == 1 and not boxes  # DALI rejects these
     if has_offset or is_grey_stream or set(parts) != {7, 1}:
-        raise unsupported(f"JPEG 2000 with {count} components that are not plain 8 bits")
+        raise unsupported(f"JPEG 2000, {count} components, with unusual bits, subsampling or offset")
     if END not in stream[38 + 3 * count :]:
         raise truncated(f"a JPEG 2000 file without its end-of-codestream marker, {image.size} bytes")
 

@@ -1,12 +1,12 @@
-"""Checks images before anything decodes them: format, size, orientation, damage, whether DALI can use them.
+"""Checks images before they are used: format, size, orientation, damage, and whether DALI can decode them.
 
-A check reads the header and the end (image_headers.py); on demand, and always of 16-bit images, every pixel.
-A JPEG has no checksum: damage shows only where it leads to a code that does not exist, or to another number
-of blocks than the picture has. A third of mixed damage to photographs does (of 1500 in coco128); the rest
-cannot be detected. Decoders of WebP and JPEG 2000 accept even more. PNG has checksums; BMP has neither
-checksums nor codes.
+The check reads the header and the end of an image (image_headers.py). It decodes the pixels on request, and
+those of 16-bit images always. A JPEG has no checksum: a decoder notices damage only if it causes an invalid
+code or a wrong number of blocks. In 1500 tests with mixed damage to photographs of coco128, it noticed a
+third; the rest cannot be detected. Decoders of WebP and JPEG 2000 notice even less. PNG has checksums.
+BMP has neither checksums nor codes.
 
-The cache keeps the results for a file until its size or times change.
+The result for a file is cached until its size, its times or its inode change.
 """
 
 import concurrent.futures
@@ -33,13 +33,13 @@ from common.datacheck.issues import Fault, Issues
 from common.files import file_type, load_cached, save_cached
 from common.progress import Bar
 
-_VERSION = 5  # of the rules by which images are judged, for what the cache keeps
+_VERSION = 5  # raise it when the check changes: cached results of other versions are not used
 _CHUNK = 64  # files that a thread takes at once
-_ONE_LARGE = threading.Lock()  # images of more than 25 megapixels are decoded one at a time, for memory
+_ONE_LARGE = threading.Lock()  # only one image above 25 megapixels is decoded at a time, to save memory
 _CORES = len(os.sched_getaffinity(0))
-_READERS, DECODERS = min(8 * _CORES, 32), _CORES + 2  # threads
-_SLOW = (20_000, 500)  # images from which on a progress bar is shown: headers only, every pixel
-_SWAPS_SIDES = 5  # the first of the EXIF orientations that do
+_READERS, DECODERS = min(8 * _CORES, 32), _CORES + 2  # threads that only read headers, threads that decode
+_SLOW = (20_000, 500)  # a progress bar is shown for more images: limits without and with decoding
+_SWAPS_SIDES = 5  # EXIF orientations from this one on swap width and height
 _FORMAT_OF = PIL.Image.registered_extensions() | {".mpo": "JPEG", ".dib": "BMP", ".heic": "HEIF"}
 
 
@@ -47,7 +47,7 @@ _FORMAT_OF = PIL.Image.registered_extensions() | {".mpo": "JPEG", ".dib": "BMP",
 
 
 def inspect(encoded: bytes | memoryview, policy: ImagePolicy = ImagePolicy()) -> ImageFacts:
-    """Inspects an image in memory, as deep as `policy` asks; one that is too large is never decoded."""
+    """Inspects an image in memory, as thoroughly as `policy` asks; never decodes one that is too large."""
     return _inspect(io.BytesIO(encoded), policy)
 
 
@@ -64,7 +64,7 @@ def _inspect(stream: BinaryIO, policy: ImagePolicy) -> ImageFacts:
 
 
 def limited(facts: ImageFacts, max_megapixels: float) -> ImageFacts:
-    """The facts, at fault where the image is too large."""
+    """Returns the facts; adds the fault "image-too-large" if the image exceeds the limit."""
     megapixels = facts.height * facts.width / 1e6
     if facts.fault or megapixels <= max_megapixels:
         return facts
@@ -73,17 +73,17 @@ def limited(facts: ImageFacts, max_megapixels: float) -> ImageFacts:
 
 
 _NO_DAMAGE = re.compile("Unknown Adobe|Warning: unknown JFIF|Invalid SOS parameters|.*bad ICC marker")
-_UNKNOWN_TO_TURBOJPEG = re.compile(".*(subsampling|color conversion)")  # libjpeg decodes these
+_UNKNOWN_TO_TURBOJPEG = re.compile(".*(subsampling|color conversion)")  # Pillow decodes these
 _EXTRANEOUS = re.compile(r"Corrupt JPEG data: (\d+) extraneous bytes before marker 0xd9")
 
 
 def _check_pixels(image: Encoded, decode: bool) -> None:
-    """Decodes an image whose header is sound: every image if `decode`, otherwise only those of 16 bits.
+    """Decodes an image with a valid header: always if it has 16 bits, else only if `decode` is true.
 
     Raises:
-        Fault: damage; or 12-bit data in 16 bits: no value reaches 4096, so DALI, which keeps the upper eight
-            bits, would make it almost black. A grey image that is 0 throughout passes; in colour, where
-            Pillow gives only the upper bits, it does not.
+        Fault: the data are damaged; or no value of a 16-bit image reaches 4096: DALI keeps the upper eight
+            bits, so the image would be almost black. An all-zero grey image passes. An all-zero colour
+            image does not, because Pillow returns only the upper eight bits of colours.
     """
     if image.is_16_bit:
         if picture := _load(image):
@@ -95,17 +95,17 @@ def _check_pixels(image: Encoded, decode: bool) -> None:
 
 
 def _load(image: Encoded) -> PIL.Image.Image | None:
-    """The image as Pillow decodes it; None for WebP of more than 179 megapixels, which it never decodes."""
+    """Decodes the image with Pillow; returns None for WebP above 179 megapixels, which Pillow rejects."""
     facts, content = image.facts, image.whole()
-    # The function itself: PIL.Image.open refuses large images by a setting of the whole process.
+    # Not PIL.Image.open, which rejects large images because of a setting of the whole process.
     open_picture, _ = PIL.Image.OPEN[facts.image_format]
     try:
         if facts.image_format == "PNG":
-            open_picture(io.BytesIO(content), "").verify()  # the checksums
+            open_picture(io.BytesIO(content), "").verify()  # compares the checksums
         picture = open_picture(io.BytesIO(content), "")
-        # A TIFF may be turned. Nothing may need more memory than the header was checked for.
+        # The memory must not exceed what the header promises. Pillow may rotate a TIFF, so compare areas.
         if picture.height * picture.width != facts.height * facts.width:
-            raise damaged(f"its header has {facts.width} x {facts.height} and {picture.size} pixels")
+            raise damaged(f"it has {facts.width} x {facts.height} pixels, but Pillow reads {picture.size}")
         with _ONE_LARGE if facts.height * facts.width > 25e6 else contextlib.nullcontext():
             picture.load()
     except PILLOW_ERRORS as error:
@@ -118,7 +118,7 @@ def _load(image: Encoded) -> PIL.Image.Image | None:
 def _check_jpeg(image: Encoded) -> None:
     content = image.whole()
     try:
-        # A grey picture of an eighth of the size needs all codes, and three quarters of the time.
+        # Decoding to grey at an eighth of the size still reads all codes, in three quarters of the time.
         simplejpeg.decode_jpeg(content, colorspace="GRAY", min_height=1, min_width=1, min_factor=8)
     except ValueError as error:
         message = str(error)
@@ -129,7 +129,7 @@ def _check_jpeg(image: Encoded) -> None:
 
 
 def _is_padding(scan: bytes, message: str) -> bool:
-    """Whether TurboJPEG warns of a run of equal bytes before the end, with which some cameras fill up."""
+    """Whether the warning is about equal bytes before the end marker, which some cameras write as padding."""
     extraneous, end = _EXTRANEOUS.match(message), scan.find(image_headers.END)
     return extraneous is not None and len(set(scan[end - int(extraneous[1]) : end])) == 1
 
@@ -138,7 +138,7 @@ def _check_range(picture: PIL.Image.Image) -> None:
     values = np.asarray(picture)
     if picture.mode.startswith("I"):
         about, largest = "", int(values.max())
-    else:  # of colours Pillow keeps the upper eight bits
+    else:  # Pillow keeps only the upper eight bits of colours
         colors = values[..., :-1] if picture.mode in ("LA", "RGBA", "RGBX") else values
         about, largest = "about ", int(colors.max()) * 256 + 255
     if 0 < largest < 4096:
@@ -149,9 +149,9 @@ def _check_range(picture: PIL.Image.Image) -> None:
 
 
 def in_threads(function: Callable, parts: Sequence, threads: int, title: str | None = None) -> Iterator[Any]:
-    """What `function` returns for each part, in order, with a progress bar where there is a title."""
+    """Yields the result of `function` for each part, in order; shows a progress bar if there is a title."""
     bar = Bar(title, len(parts)) if title else None
-    with concurrent.futures.ThreadPoolExecutor(threads) as pool:  # a forked TensorFlow would hang
+    with concurrent.futures.ThreadPoolExecutor(threads) as pool:  # not processes: TensorFlow hangs after fork
         for found in pool.map(function, parts):
             yield found
             if bar:
@@ -159,13 +159,13 @@ def in_threads(function: Callable, parts: Sequence, threads: int, title: str | N
 
 
 class _Entry(msgspec.Struct, gc=False, array_like=True):
-    """What was found in a file.
+    """The cached result for one file.
 
     Attributes:
-        state: size, times of its content and of its inode in ns, the inode's number: size and time of the
-            content alone survive tar, rsync and os.utime. None where the fault may pass.
-        decoded: whether every pixel was decoded, or that could find nothing else.
-        facts: what was found.
+        state: size, mtime and ctime in ns, inode number. Size and mtime alone are not enough, because tar,
+            rsync and os.utime can restore them. None if the fault may be temporary.
+        decoded: whether all pixels were decoded, or need not be because of a fault in the header.
+        facts: the result of the check.
     """
 
     state: tuple[int, int, int, int] | None
@@ -176,25 +176,25 @@ class _Entry(msgspec.Struct, gc=False, array_like=True):
 def inspect_files(
     images_dir: str | os.PathLike, names: Sequence[str], policy: ImagePolicy = ImagePolicy()
 ) -> list[ImageFacts]:
-    """Inspects image files in parallel, and keeps the results in the cache.
+    """Inspects image files in parallel, and caches the results.
 
     Only regular files are opened: a pipe would block the reader.
 
     Args:
-        images_dir: the directory of the images; the cache keeps a file for each.
-        names: paths below it, for none of which `path_fault` holds, or absolute ones; links may lead
-            elsewhere.
-        policy: how deep to look. Files that were decoded before and are unchanged are not decoded again.
+        images_dir: the directory of the images; each directory has its own cache file.
+        names: paths below `images_dir` for which `path_fault` is false, or absolute paths; symbolic links
+            may lead elsewhere.
+        policy: how thoroughly to check. Unchanged files that were decoded before are not decoded again.
 
     Returns:
-        One for each name, in order.
+        The facts about each file, in the order of `names`.
 
     Raises:
-        UserError: the disk has not enough space for the cache.
+        UserError: no directory for the cache is writable.
     """
     digest = hashlib.sha256(os.fsencode(os.path.realpath(images_dir))).hexdigest()[:32]
     cache = f"files-{_VERSION}-{digest}.msgpack"
-    try:  # names need not be UTF-8, which msgpack's text must be
+    try:  # names are stored as bytes: they need not be UTF-8, which msgpack's strings must be
         known = msgspec.msgpack.decode(load_cached(cache) or b"", type=dict[bytes, _Entry])
     except msgspec.MsgspecError:
         known = {}
@@ -210,7 +210,7 @@ def inspect_files(
     try:
         for entries in in_threads(look, chunks, DECODERS if policy.decode else _READERS, title):
             found |= entries
-    finally:  # an interrupted check is not lost
+    finally:  # keep the results of an interrupted check, too
         kept = {os.fsencode(name): entry for name, entry in found.items() if entry.state}
         if any(known.get(name) is not entry for name, entry in kept.items()):
             save_cached(cache, msgspec.msgpack.encode(known | kept))
@@ -225,13 +225,13 @@ def _look(path: str, known: _Entry | None, policy: ImagePolicy) -> _Entry:
         state = (status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino)
         if known and known.state == state and known.decoded >= policy.decode:
             return known
-        # Should a pipe have taken the file's place just now, it does not block.
+        # O_NONBLOCK: opening must not block if a pipe has just replaced the file.
         with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as stream:
             facts = _inspect(stream, policy)
     except OSError as error:
         fault, detail = "image-unreadable", error.strerror or str(error)
         if isinstance(error, FileNotFoundError | NotADirectoryError):
-            fault, detail = "image-missing", "a symbolic link to nothing" if os.path.islink(path) else ""
+            fault, detail = "image-missing", "a dangling symbolic link" if os.path.islink(path) else ""
         return _Entry(None, False, ImageFacts(fault=fault, detail=detail))
     is_kept = facts.fault != "image-too-large"
     return _Entry(state if is_kept else None, policy.decode or facts.fault != "", facts)
@@ -241,13 +241,13 @@ def _look(path: str, known: _Entry | None, policy: ImagePolicy) -> _Entry:
 
 
 def path_fault(name: str) -> bool:
-    """Whether a file name leaves the image directory, or cannot stand in a list of files: absolute, with
-    `..`, a NUL or a line feed."""
+    """Whether a file name may leave the image directory (it is absolute or has `..`), or cannot be written
+    to a list of files (it has a NUL or a line feed)."""
     return name.startswith("/") or "\0" in name or "\n" in name or (".." in name and ".." in name.split("/"))
 
 
 def add_fault(facts: ImageFacts, name: str, issues: Issues) -> bool:
-    """Adds the fault, if there is one, of an image with this name; returns whether there is one."""
+    """Adds the image's fault, if it has one, to `issues` under this name; returns whether it has one."""
     if facts.fault:
         issues.add(facts.fault, f"{name}: {facts.detail}" if facts.detail else name)
     return bool(facts.fault)
@@ -256,16 +256,16 @@ def add_fault(facts: ImageFacts, name: str, issues: Issues) -> bool:
 def check_files(
     images_dir: str | os.PathLike, images: Sequence[CocoImage], describe: Callable[[int], str], issues: Issues
 ) -> tuple[np.ndarray, list[ImageFacts]]:
-    """Inspects image files and compares them with what annotations contain (`inspect_files`, `check_images`).
+    """Inspects image files (`inspect_files`) and compares them with the annotations (`check_images`).
 
     Args:
         images_dir: the directory of the images.
-        images: I, by the annotations; a file name "" where there is none.
-        describe: gives the name of image i in messages.
-        issues: gets what is at fault or remarkable, by its policy.
+        images: the I images of the annotations; `file_name` is "" if it is missing.
+        describe: i -> the name of image i for messages.
+        issues: receives errors and warnings; its policy sets how thoroughly images are checked.
 
     Returns:
-        bool (I,), which images can be decoded; and what is known of each.
+        bool (I,), whether each image can be decoded; and the facts about each image.
     """
     names = [image.file_name for image in images]
     outside = ImageFacts(fault="path-leaves-directory", detail=f"it is not below {os.fspath(images_dir)}")
@@ -285,13 +285,13 @@ def check_images(
     """Compares images with their annotations.
 
     Args:
-        facts: of I images; None where another fault was reported.
-        images: by the annotations: sizes, 0 where they have none, and file names, "" where there is none.
-        describe: gives the name of image i in messages: `image 12 ('a.jpg')`.
-        issues: gets what is at fault or remarkable.
+        facts: the facts about I images; None for an image with another fault, already reported.
+        images: the same images in the annotations. Unknown sizes are 0, unknown file names are "".
+        describe: i -> the name of image i for messages, for example `image 12 ('a.jpg')`.
+        issues: receives errors and warnings.
 
     Returns:
-        bool (I,), which images can be decoded.
+        bool (I,), whether each image can be decoded.
     """
     for i, (fact, image) in enumerate(zip(facts, images, strict=True)):
         if fact is None or add_fault(fact, describe(i), issues):

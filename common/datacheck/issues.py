@@ -1,8 +1,8 @@
-"""What can be wrong or remarkable in a data set: every kind that is looked for, in words.
+"""Defines all kinds of errors and warnings that the data check can report, with their texts.
 
-An issue has a kind (a row of KINDS), a count, and the offenders in words with their ids. Errors stop a run,
-and all of them are listed at once. Four kinds are fixed in what DALI gets (boxes clipped, boxes dropped, ids
-renumbered, categories sorted), never in the user's files. The rest are warnings.
+An issue has a kind (a key of KINDS), a count, and a text with the id of each offender. Errors stop a run, and
+all of them are listed at once. Four kinds are fixed in the data that DALI reads, never in the user's files:
+boxes are clipped or dropped, ids renumbered, categories sorted. The other kinds are warnings.
 """
 
 import collections
@@ -15,15 +15,15 @@ from common.args import ImagePolicy
 from common.errors import UserError
 
 SHOWN = 5  # offenders that a message names before it counts the rest
-KEPT = 1000  # offenders that are remembered, for the report
-_REPEATS = 4  # places of a repeated key that are named
+KEPT = 1000  # offenders that are stored for the report
+_REPEATS = 4  # rows with the same key that a message names
 
 
 class Severity(enum.Enum):
-    """What a kind of issue leads to."""
+    """The consequence of an issue."""
 
     ERROR = "Error"
-    IMAGE = "Error, or the image is skipped"  # by --on_bad_image
+    IMAGE = "Error, or the image is skipped"  # --on_bad_image decides
     FIXED = "Fixed"
     SKIPPED = "Skipped"
     WARNING = "Warning"
@@ -33,9 +33,9 @@ class Kind(NamedTuple):
     """One kind of issue.
 
     Attributes:
-        severity: what it leads to.
-        what: in a few words, in the singular.
-        remedy: what the user can do about it, or what was done; a sentence without its full stop.
+        severity: what happens because of the issue.
+        what: the name of the issue in messages, in the singular.
+        remedy: what the user can do about it, or what was done; a sentence without full stop.
     """
 
     severity: Severity
@@ -52,25 +52,25 @@ _ERRORS = {
     "file-gzip": ("gzip-compressed file", "gunzip it"),
     "json-malformed": ("annotations file is not valid JSON", "copy or export it again"),
     "json-utf-16": ("annotations file is UTF-16", "save it as UTF-8"),
-    "repeated-key": ("key given more than once", "merge the lists: readers of JSON keep only the last"),
+    "repeated-key": ("repeated key", "merge the lists: readers of JSON keep only the last"),
     "missing-key": ("missing key", "export the annotations in COCO's format, with this key"),
     "wrong-type": ("value of the wrong type or out of range", "correct the value"),
-    "repeated-image-id": ("image id given more than once", "make image ids unique"),
-    "repeated-annotation-id": ("annotation id given more than once", "make annotation ids unique"),
+    "repeated-image-id": ("repeated image id", "make image ids unique"),
+    "repeated-annotation-id": ("repeated annotation id", "make annotation ids unique"),
     "bad-category": ("category that cannot be used", "correct `categories`"),
     "unknown-image": ("annotation of an unknown image", "add the image or remove the annotation"),
     "unknown-category": ("annotation of an unknown category", "add the category or remove the annotation"),
     "box-length": ("box that does not have four numbers", "COCO's bbox is [left, top, width, height]"),
     "box-not-finite": ("box with a number that is NaN or infinite", "correct or remove it"),
     "box-negative": ("box with a negative side", "COCO's bbox is [left, top, width, height]: correct it"),
-    "boxes-not-in-pixels": ("box within one pixel, as all boxes", "fractions? COCO's bbox is in pixels"),
-    "boxes-of-corners": ("box that would fit as left, top, right, bottom", "COCO's bbox has width, height"),
+    "boxes-not-in-pixels": ("box that is normalised, like all others", "COCO's bbox is in pixels"),
+    "boxes-of-corners": ("box that only fits as x1, y1, x2, y2", "COCO's bbox is [left, top, width, height]"),
     "no-images": ("no usable image", "there is nothing to read: check the data"),
     "no-boxes": ("no usable box", "there is nothing to train on: check the annotations"),
     "no-image-directory": ("image directory does not exist", "correct the path"),
     "path-leaves-directory": ("file_name that leaves the image directory", "use relative paths below it"),
-    "image-size-differs": ("image of another size than in the annotations", "correct width and height there"),
-    "image-turned": ("image with the size of its EXIF turn in the annotations", "turn pixels or boxes"),
+    "image-size-differs": ("image whose size differs from the annotations", "correct width and height there"),
+    "image-turned": ("image whose annotated size is that after EXIF rotation", "rotate pixels or boxes"),
     "no-record-file": ("no file matches", "check the path, and quote the pattern in the shell"),
     "not-a-record": ("not a TFRecord: the checksum of a length is wrong", "copy or write the file again"),
     "record-damaged": ("record whose checksum is wrong", "copy or write the file again"),
@@ -78,17 +78,17 @@ _ERRORS = {
     "record-key-missing": ("record that lacks a key", "use TensorFlow Object Detection's schema"),
     "record-key-type": ("record with a key of the wrong type", "use TensorFlow Object Detection's schema"),
     "record-ragged": ("record whose lists of boxes differ in length", "write one value per box in each list"),
-    "record-value": ("record with an impossible value", "correct the value"),
-    "box-in-pixels": ("box more than an image beyond its image", "records hold fractions, not pixels"),
-    "index-longer": ("record file that ends before its index does", "copy the file or remove the index"),
+    "record-value": ("record with an invalid value", "correct the value"),
+    "box-in-pixels": ("box with an edge above 2", "normalise the boxes: records do not hold pixels"),
+    "index-longer": ("record file with fewer records than its index", "copy the file, or remove the index"),
     "label-file": ("label file that cannot be used", "correct or remove it"),
     "label-line": ("label that cannot be used", "correct or remove it"),
-    "label-turned": ("labelled image with an EXIF turn", "give --yolo_pixels=stored or --yolo_pixels=turned"),
-    "eval-categories": ("category that training does not know by this id and name", "make ids mean the same"),
+    "label-turned": ("labelled image with EXIF orientation", "set --yolo_pixels to stored or to turned"),
+    "eval-categories": ("category without the same id and name in training", "use the training's categories"),
     "fewer-than-batch": ("fewer images than one batch of all ranks", "lower --batch_size or use fewer ranks"),
 }
 _BAD_IMAGES = {
-    "image-missing": ("missing image file", "correct the image directory, copy it there"),
+    "image-missing": ("missing image file", "correct the image directory, or copy the file there"),
     "image-not-a-file": ("image that is not a regular file", "put a file there"),
     "image-unreadable": ("image file that cannot be read", "correct its permissions"),
     "image-empty": ("empty image file", "copy it again"),
@@ -97,30 +97,30 @@ _BAD_IMAGES = {
     "unsupported-format": ("image format that DALI does not decode", "convert it to JPEG or PNG"),
     "image-truncated": ("image that is cut off", "copy it again"),
     "image-damaged": ("image with damaged data", "copy it again"),
-    "image-too-large": ("image larger than --max_megapixels", "raise the limit if that is its size"),
+    "image-too-large": ("image larger than --max_megapixels", "raise the limit if the size is correct"),
     "image-12-bit": ("16-bit image with values below 4096, almost black in DALI", "convert it to 8 bits"),
 }
 _FIXES = {
     "box-outside": ("box that reaches outside its image", "it is clipped to the image"),
     "box-empty": ("box without area inside its image", "it is dropped"),
-    "large-id": ("id above 2^31", "DALI gets other numbers, results keep the ids"),
-    "category-order": ("categories are not in the order of their ids", "classes follow the ids"),
+    "large-id": ("id above 2^31", "it is renumbered for DALI; results keep the original id"),
+    "category-order": ("categories are not in the order of their ids", "classes are sorted by id"),
 }
 _WARNINGS = {
-    "crowd": ("crowd", "it is not a target; evaluation ignores what lies in it"),
-    "image-without-boxes": ("image without boxes", "it trains as background"),
+    "crowd": ("crowd", "training ignores it; evaluation ignores detections inside it"),
+    "image-without-boxes": ("image without boxes", "training uses it as background"),
     "too-many-boxes": ("image with more boxes than max_instances", "its largest boxes are kept for training"),
-    "repeated-file": ("file that several images name", "it is read for each of them"),
-    "exif-turn": ("image with an EXIF turn", "the tag is ignored: boxes refer to the stored pixels"),
-    "wrong-extension": ("file name that does not fit its format", "the content counts"),
+    "repeated-file": ("file that several images name", "it is read once for each image"),
+    "exif-turn": ("image with an EXIF orientation", "the tag is ignored: boxes refer to the stored pixels"),
+    "wrong-extension": ("file name extension that does not match the format", "the extension is ignored"),
     "shard-missing": ("missing record file of a numbered set", "check that the copy is complete"),
-    "index-made": ("record file that had no index", "it was made"),
-    "index-stale": ("record file with a wrong index", "the index was made again"),
-    "record-completed": ("record without the keys of its boxes", "a complete copy is read in its place"),
-    "label-missing": ("image without a label file", "it is taken to hold no object"),
-    "polygon": ("polygon in place of a box", "its bounding box is taken"),
+    "index-made": ("record file without an index", "the index was written"),
+    "index-stale": ("record file with a wrong index", "the index was written again"),
+    "record-completed": ("record that lacks keys of its boxes", "a completed copy is read instead"),
+    "label-missing": ("image without a label file", "it is used as an image without objects"),
+    "polygon": ("polygon instead of a box", "its bounding box is used"),
     "difficult": ("object marked difficult", "see --difficult"),
-    "voc-zero": ("box that begins before pixel 1, the first of VOC", "perhaps --voc_pixels=zero_based"),
+    "voc-zero": ("box with an edge below 1, VOC's first pixel", "check whether --voc_pixels=zero_based fits"),
 }
 KINDS = {kind: Kind(Severity.ERROR, *row) for kind, row in _ERRORS.items()}
 KINDS |= {kind: Kind(Severity.FIXED, *row) for kind, row in _FIXES.items()}
@@ -130,13 +130,13 @@ KINDS |= {kind: Kind(Severity.WARNING, *row) for kind, row in _WARNINGS.items()}
 
 @dataclasses.dataclass
 class Issue:
-    """What was found of one kind.
+    """All offenders of one kind.
 
     Attributes:
         kind: a key of KINDS.
-        count: how many.
-        offenders: the first KEPT of them in words, each with its id; no final full stop.
-        skipped: an unreadable image that --on_bad_image=skip left out.
+        count: the number of offenders.
+        offenders: texts that describe the first KEPT offenders, each with its id and without full stop.
+        skipped: whether the offenders are unreadable images that --on_bad_image=skip leaves out.
     """
 
     kind: str
@@ -146,7 +146,7 @@ class Issue:
 
     @property
     def severity(self) -> Severity:
-        """What it leads to here; SKIPPED where images were left out."""
+        """The severity of the kind, or SKIPPED if the images were left out."""
         return Severity.SKIPPED if self.skipped else KINDS[self.kind].severity
 
     @property
@@ -154,7 +154,7 @@ class Issue:
         return self.severity in (Severity.ERROR, Severity.IMAGE)
 
     def line(self, shown: int = SHOWN) -> str:
-        """`box with a negative side (2): annotation 7 (image 3) ...; annotation 9 ... . Correct it.`"""
+        """Returns a line such as `box with a negative side (2): annotation 7; annotation 9. Correct it`."""
         kind = KINDS[self.kind]
         count = f" ({self.count})" if self.count > 1 else ""
         named = "; ".join(self.offenders[:shown])
@@ -166,17 +166,17 @@ class Issue:
 
 
 class Fault(Exception):  # noqa: N818 (a property of the data, not an error of the program)
-    """Why a file or an image cannot be used: a kind of issue, and words to stand behind its name."""
+    """Tells why a file or an image cannot be used: the kind of issue, and a detail for the message."""
 
     def __init__(self, kind: str, detail: str = ""):
         super().__init__(kind, detail)
 
 
 class DataError(UserError):
-    """Data that would make training wrong.
+    """The error for data that would make training wrong.
 
     Attributes:
-        issues: everything that was found, by data set; the message lists what stops.
+        issues: one `Issues` for each data set; the message lists only the issues that stop the run.
     """
 
     def __init__(self, *issues: "Issues"):
@@ -188,11 +188,11 @@ class DataError(UserError):
 
 
 class Issues:
-    """What was found in one data set, by kind in the order of KINDS.
+    """The issues of one data set; iterates over them in the order of KINDS.
 
     Args:
-        origin: the file or the pattern, for messages.
-        policy: how images are checked. Skipped images are not errors.
+        origin: the annotations file or the pattern of the record files, for messages.
+        policy: how images are checked, and whether bad images are errors or skipped.
     """
 
     def __init__(self, origin: str, policy: ImagePolicy = ImagePolicy()):
@@ -200,11 +200,11 @@ class Issues:
         self._of_kind: dict[str, Issue] = {}
 
     def add(self, kind: str, offender: str) -> None:
-        """One offender, by id and value in words: `annotation 7 (image 3) has bbox [1, 2, -3, 4]`."""
+        """Adds one offender, described by a text such as `annotation 7 (image 3) has bbox [1, 2, -3, 4]`."""
         self.add_many(kind, 1, [offender])
 
     def add_many(self, kind: str, count: int, offenders: Iterable[str]) -> None:
-        """`count` offenders, of which `offenders` names all or the first KEPT; nothing where count is 0."""
+        """Adds `count` offenders; `offenders` describes all, or at least the first KEPT. `count` may be 0."""
         skipped = KINDS[kind].severity is Severity.IMAGE and self.policy.on_bad_image == "skip"
         if not count:
             return
@@ -214,17 +214,17 @@ class Issues:
         issue.offenders += [text for text, _ in zip(offenders, range(room), strict=False)]
 
     def add_each(self, kind: str, items: Collection[Any], describe: Callable[[Any], str]) -> None:
-        """Adds one offender per item, as text from `describe`."""
+        """Adds one offender per item; `describe` turns an item into its text."""
         self.add_many(kind, len(items), map(describe, items))
 
     def add_repeats(self, kind: str, what: str, keys: Iterable[Any], name: Callable[[int], str]) -> None:
-        """Keys that are given more than once, but not "" and -1, which stand for what was reported.
+        """Adds each key that occurs more than once, except "" and -1, which replace invalid keys.
 
         Args:
-            kind: of the issue.
-            what: that has the keys: "image".
-            keys: of all rows.
-            name: gives a row in words.
+            kind: the kind of issue.
+            what: the word before the key in messages, for example "image".
+            keys: the key of each row.
+            name: row -> the name of the row for messages.
         """
         rows_of = collections.defaultdict(list)
         for row, key in enumerate(keys):
@@ -235,7 +235,7 @@ class Issues:
                 self.add(kind, f"{what} {key!r} is given {len(rows)} times: {', '.join(named)}")
 
     def extend(self, other: Iterable[Issue]) -> None:
-        """Adds what was found elsewhere in the same data set."""
+        """Adds issues that were found elsewhere in the same data set."""
         for issue in other:
             self.add_many(issue.kind, issue.count, issue.offenders)
             self._of_kind[issue.kind].skipped = issue.skipped
@@ -244,7 +244,7 @@ class Issues:
         return iter([self._of_kind[kind] for kind in KINDS if kind in self._of_kind])
 
     def __getitem__(self, kind: str) -> Issue:
-        """What was found of a kind: a count of 0 where nothing was."""
+        """Returns the issue of a kind; its count is 0 if nothing was found."""
         return self._of_kind.get(kind) or Issue(kind)
 
     @property
@@ -252,6 +252,6 @@ class Issues:
         return [issue for issue in self if issue.stops]
 
     def raise_if_stopping(self) -> None:
-        """DataError with everything that stops."""
+        """Raises DataError if any issues stop the run; the error lists all of them."""
         if self.stopping:
             raise DataError(self)

@@ -1,12 +1,12 @@
-"""Opens TFRecords for DALI: checks everything in them, and refuses what DALI would misread.
+"""Opens TFRecords for DALI: checks all of their content, and rejects what DALI would misread.
 
-DALI checks no CRC. It returns uninitialised memory, or dies, at a record that lacks a key which is asked
-for; and the records that google/automl writes of images without objects do. Such records are fixed: a
-complete copy of each goes to the cache directory and is read in place of the original, which its file's
-index then leaves out. Images that cannot be used are left out in the same way, if --on_bad_image=skip.
+DALI checks no CRC. If a record lacks a requested key, DALI returns uninitialised memory or crashes. Records
+that google/automl writes for images without objects lack such keys. They are fixed: DALI reads a completed
+copy from the cache directory, and the index of the original file omits the original record. With
+--on_bad_image=skip, the index also omits records whose images cannot be used.
 
-The cache also keeps what was read, under a hash of everything that it depends on, so the next start does not
-read the data. A result with faults that the user must correct in the files is not kept.
+The cache also stores the parsed records, under a hash of everything that they depend on, so the next start
+does not read the data. A result with errors that the user must correct in the files is not stored.
 """
 
 import collections
@@ -41,9 +41,9 @@ from common.files import get_or_create, load_cached, save_cached, store_cached
 from common.labels import LabelMap
 from common.tfrecord import BOX_KEYS, CROWD_KEY, LABEL_KEY, RecordFile, Records
 
-_VERSION = 7  # raise it when what is kept changes, or any check, those of images.py included
-_THREADS = 16  # files that are walked at once
-_NO_RECORDS = (".idx", ".json", ".pbtxt")  # what lies beside record files
+_VERSION = 7  # raise it when the cached content or any check changes, also a check of images.py
+_THREADS = 16  # files whose record headers are read at once
+_NO_RECORDS = (".idx", ".json", ".pbtxt")  # suffixes of other files that are next to record files
 _SHARD = re.compile(r"(?P<prefix>.*-)(?P<shard>\d{1,9})-of-(?P<count>\d{1,5})(?P<suffix>[^/]*)", re.DOTALL)
 
 
@@ -52,11 +52,11 @@ class TFRecordSource(Source):
     """TFRecords in the schema of TensorFlow Object Detection.
 
     Attributes:
-        records: what is read of the user's files.
-        annotations: of all records that are read, in the order of those files.
-        rows: int64 (I,), the row of the annotations that each of `records.spans` belongs to.
-        names: of the records in words, one per row: `a.tfrecord record 5 (image 12)`.
-        formats: how many images have a format, by Pillow's name of it, the most frequent first.
+        records: the files, indexes and spans that DALI reads.
+        annotations: the annotations of all records that are read, in the order of the user's files.
+        rows: int64 (I,), index into the annotations' images for each of `records.spans`.
+        names: the name of each image's record for messages: `a.tfrecord record 5 (image 12)`.
+        formats: Pillow's name of a format -> the number of images that have it, the most frequent first.
     """
 
     records: Records
@@ -68,7 +68,7 @@ class TFRecordSource(Source):
 
     @functools.cached_property
     def fingerprint(self) -> str:
-        # Sizes and order, not paths: the same records may lie elsewhere tomorrow.
+        # Hashes sizes and order but not paths, because the user may move the files.
         digest = hashlib.sha256(self.annotations.fingerprint().encode())
         digest.update(self.records.spans.tobytes())
         return digest.hexdigest()
@@ -87,13 +87,13 @@ class TFRecordSource(Source):
 
 
 def expand_pattern(pattern: str) -> list[str]:
-    """What a glob (several with commas between them) matches, sorted: equal on all ranks.
+    """Returns the files that a glob matches, or several with commas between them; the same on all ranks.
 
-    Pipes, directories and dangling links are among it, for `walk_files` to name; directories that `**`
-    passes through are not.
+    The files are sorted. They include pipes, directories and dangling links, which `walk_files` reports,
+    but not directories that match a final `**`.
 
     Raises:
-        DataError: every pattern that matches nothing.
+        DataError: a pattern matches nothing; the message lists all such patterns.
     """
     issues, files = Issues(pattern), set()
     for part in [part.strip() for part in pattern.split(",") if part.strip()] or [pattern]:
@@ -106,14 +106,14 @@ def expand_pattern(pattern: str) -> list[str]:
 
 
 def walk_files(files: Sequence[str | os.PathLike], issues: Issues) -> list[RecordFile]:
-    """Where the records of files stand. Faults, and files that end before their index, are added."""
+    """Finds the records in each file; reports damaged files, and indexes that list further records."""
     walked = list(in_threads(tfrecord.walk, files, _THREADS))
     for file in walked:
         if file.fault:
             issues.add(*file.fault)
     for file in walked if not issues.stopping else ():
         path, listed = pathlib.Path(f"{file.path}.idx"), b""
-        with contextlib.suppress(OSError):  # index_of makes another
+        with contextlib.suppress(OSError):  # index_of replaces an unreadable index
             listed = path.read_bytes() if path.is_file() else b""
         num_listed, count = listed.count(b"\n"), len(file.spans)
         if num_listed > count and listed.startswith(tfrecord.format_index(file.spans)):
@@ -122,7 +122,7 @@ def walk_files(files: Sequence[str | os.PathLike], issues: Issues) -> list[Recor
 
 
 def index_of(file: RecordFile, issues: Issues) -> str:
-    """The path of a file's index, which is made where it is missing or wrong."""
+    """Returns the path of a file's index; writes the index if it is missing or wrong."""
     path, made = tfrecord.ensure_index(file.path, file.spans)
     if made:
         issues.add(made, file.path)
@@ -130,7 +130,7 @@ def index_of(file: RecordFile, issues: Issues) -> str:
 
 
 def missing_shards(files: Sequence[str | os.PathLike]) -> list[str]:
-    """The files that the names of the others promise: `train-00002-of-00004` is one of four."""
+    """Returns the missing files of numbered sets: `train-00002-of-00004` belongs to a set of four."""
     known = {os.fspath(file) for file in files}
     missing: set[str] = set()
     for match in filter(None, map(_SHARD.fullmatch, known)):
@@ -141,16 +141,16 @@ def missing_shards(files: Sequence[str | os.PathLike]) -> list[str]:
 
 
 def find_label_map(files: Sequence[str]) -> str:
-    """The label map beside record files, as the converter writes it; UserError for none or two."""
+    """Returns the path of the converter's label map next to the files; UserError if there is none or two."""
     prefixes = {re.sub(r"(-\d+-of-\d+)?(\.tfrecords?)?$", "", file) for file in files}
     found = sorted(filter(os.path.isfile, (f"{prefix}.label_map.json" for prefix in prefixes)))
     if not found:
         raise UserError(
-            f"no label map beside {files[0]} ({min(prefixes)}.label_map.json): give --label_map=FILE, json or"
-            " pbtxt; or the conversion did not finish"
+            f"no label map next to {files[0]} ({min(prefixes)}.label_map.json): give --label_map=FILE (json"
+            " or pbtxt), or convert the data again if the conversion did not finish"
         )
     if len({LabelMap.load(path) for path in found}) > 1:
-        raise UserError(f"{found[0]} and {found[1]} differ: give --label_map=FILE")
+        raise UserError(f"label maps {found[0]} and {found[1]} differ: give --label_map=FILE")
     return found[0]
 
 
@@ -162,17 +162,17 @@ def open_records(
 ) -> TFRecordSource:
     """Checks record files, their indexes, every annotation and every image in them.
 
-    Data are read once; the result is kept while the files stay as they are. At every start, all lengths and
-    the checksums that are stored with the data are compared.
+    The data are read once, and the result is cached until the files change. At every start, the lengths of
+    all records and the stored checksums of their data are compared with those of the cached result.
 
     Args:
         files: the record files.
-        label_map: of the category ids in the records.
-        policy: about images that cannot be used.
+        label_map: the categories of the ids in the records.
+        policy: what to do with images that cannot be used.
 
     Raises:
-        DataError: everything that would make training wrong, in all files: file, record, image id, key and
-            value.
+        DataError: the files have errors that would make training wrong. The message lists all of them, with
+            file, record, image id, key and value.
     """
     issues = Issues(name_files(files), policy)
     walked = walk_files(files, issues)
@@ -188,7 +188,7 @@ def open_records(
         return f"{names[annotations.box_image[row]]} has {tfrecord_scan.box_name(boxes[row])}"
 
     annotations = finish(annotations, names.__getitem__, name_box, issues)
-    # DALI is asked for crowds only where there are any.
+    # DALI reads the key of crowds only if there are crowds, so only then all records need this key.
     has_crowds = bool(annotations.is_crowd.any())
     least = LACKS_CROWDS if has_crowds else LACKS_BOXES
     lacking = np.array([example.lacks >= least for example in examples]) & is_usable
@@ -203,12 +203,12 @@ def open_records(
 
 
 def _read(walked: Sequence[RecordFile], label_map: LabelMap, issues: Issues) -> list[Example]:
-    """`tfrecord_scan.scan`, or what it found before."""
+    """Returns the result of `tfrecord_scan.scan`, from the cache if it is there."""
     state = [(os.fsencode(file.path), file.size, file.mtime_ns, file.digest) for file in walked]
     of_policy = (issues.policy.decode, issues.policy.max_megapixels)
     key = msgspec.msgpack.encode((_VERSION, label_map.to_json(), of_policy, state))
     name = f"{hashlib.sha256(key).hexdigest()[:32]}.records"
-    with contextlib.suppress(msgspec.MsgspecError):  # there is none, or it is damaged
+    with contextlib.suppress(msgspec.MsgspecError):  # no cached result, or a damaged one
         return msgspec.msgpack.decode(load_cached(name) or b"", type=list[Example])
     examples = tfrecord_scan.scan(walked, frozenset(label_map.category_ids), issues)
     if not issues.stopping:
@@ -223,17 +223,17 @@ def _lay_out(
     lacking: np.ndarray,
     issues: Issues,
 ) -> tuple[tuple[str, ...], tuple[str, ...], np.ndarray, np.ndarray]:
-    """What is read; makes what is missing.
+    """Selects the files and spans that DALI reads; writes missing indexes and completed copies.
 
     Args:
         walked: the user's files.
-        counts: int64 (R,), objects of each record in them.
-        is_usable: bool (R,), which records are read.
-        lacking: bool (R,), which of these must be completed first.
-        issues: gets the indexes that were made.
+        counts: int64 (R,), the number of objects in each record of these files.
+        is_usable: bool (R,), whether the record is read.
+        lacking: bool (R,), whether the record is read, but must be completed first.
+        issues: receives the indexes that were written.
 
     Returns:
-        Files, indexes and spans of `Records`; int64 (I,), which record each span belongs to.
+        Files, indexes and spans of `Records`; int64 (I,), the number (0 to R - 1) of each span's record.
     """
     layout = []
     begins = np.cumsum([len(file.spans) for file in walked])[:-1]
@@ -253,12 +253,12 @@ def _lay_out(
 
 
 def _index(spans: np.ndarray) -> str:
-    """The path of an index in the cache, of some records of a file."""
+    """Writes an index of these records to the cache, and returns its path."""
     return os.fspath(store_cached(tfrecord.format_index(spans), ".idx"))
 
 
 def _complete_copy(file: RecordFile, is_copied: np.ndarray, counts: np.ndarray) -> str:
-    """Copies some records of `file` to the cache directory, each with all keys that DALI is asked for."""
+    """Copies some records of `file` to the cache and adds missing keys that DALI reads; returns the path."""
 
     def make() -> bytes:
         spans = zip(file.spans[is_copied].tolist(), counts[is_copied].tolist(), strict=True)
@@ -270,12 +270,12 @@ def _complete_copy(file: RecordFile, is_copied: np.ndarray, counts: np.ndarray) 
 
 
 def complete(record: bytes, num_objects: int) -> bytes:
-    """The record with all keys of objects that DALI is asked for: none of its objects is a crowd."""
+    """Returns the record with all keys of objects that DALI reads. It marks no object as a crowd."""
     crowds = tf.train.Int64List(value=[0] * num_objects)
     features = {CROWD_KEY: tf.train.Feature(int64_list=crowds)}
     if not num_objects:
         features[LABEL_KEY] = tf.train.Feature(int64_list=tf.train.Int64List())
         features |= dict.fromkeys(BOX_KEYS, tf.train.Feature(float_list=tf.train.FloatList()))
     addition = tf.train.Example(features=tf.train.Features(feature=features)).SerializeToString()
-    # Protobuf reads two messages in a row as one; of a key in both, the later value counts.
+    # Protobuf parses two concatenated messages as one. If both have a key, the later value is used.
     return record + addition

@@ -1,7 +1,7 @@
-"""Reads record files once: annotations, checksums of the data, headers of the images, and all that is wrong.
+"""Reads record files once, and checks the checksums of the data, the annotations and the image headers.
 
-The schema is that of TensorFlow Object Detection (common/tfrecord.py). All keys of the objects may be missing
-where an image has none.
+The schema is that of TensorFlow Object Detection (common/tfrecord.py). A record of an image without objects
+may lack all keys of objects.
 """
 
 import itertools
@@ -23,30 +23,30 @@ from common.datacheck.issues import Issues
 from common.labels import LabelMap
 from common.tfrecord import AREA_KEY, BOX_KEYS, CROWD_KEY, LABEL_KEY, RecordFile
 
-LACKS_CROWDS, LACKS_BOXES = 1, 2  # which keys that DALI asks for a record does not have
+LACKS_CROWDS, LACKS_BOXES = 1, 2  # which of the keys that DALI reads a record lacks
 _THREADS = min(16, os.cpu_count() or 1)
-_PART = 64  # records that a thread has in memory at a time
-_FARTHEST = 2  # fraction of an image: boxes that reach farther are in pixels
-_SLOW_BYTES = 2**29  # of files from which on a progress bar is shown
+_PART = 64  # records that a thread keeps in memory at a time
+_FARTHEST = 2  # largest edge of a normalised box; boxes with a larger edge are probably in pixels
+_SLOW_BYTES = 2**29  # a progress bar is shown if all files together are larger
 _MAX_ID, _MAX_DIGITS = 2**63 - 1, 19
-_SHOWN, _SHOWN_BYTES = 8, 40  # values in a message, bytes of one
+_SHOWN, _SHOWN_BYTES = 8, 40  # values that a message shows, bytes that it shows of each
 
 
 # --- one record ---
 
 
 class Example(msgspec.Struct, gc=False, array_like=True):
-    """What one record contains.
+    """The content of one record.
 
     Attributes:
-        name: of the record, for messages: `a.tfrecord record 5 (image 12)`.
-        image_id: NONE where it was reported.
-        file_name: "" where there is none.
-        image_size: height and width in pixels, 0 where either was reported.
-        objects: rows of OBJECT, whose boxes are ltrb as stored, in fractions of the image; none where
-            anything about the objects was reported.
-        lacks: 0, LACKS_CROWDS, or LACKS_BOXES where any other key is missing.
-        facts: of its image; None where that was reported.
+        name: the name of the record for messages: `a.tfrecord record 5 (image 12)`.
+        image_id: the image id; NONE if it is invalid.
+        file_name: the file name; "" if there is none.
+        image_size: (height, width) in pixels; (0, 0) if one of them is invalid.
+        objects: rows of OBJECT, with boxes ltrb normalised as they are stored; empty if any value or key of
+            the objects is invalid.
+        lacks: LACKS_BOXES if a key of boxes or labels is missing, LACKS_CROWDS if only that of crowds, or 0.
+        facts: the facts about the image; None if the record has no valid image data.
     """
 
     name: str
@@ -64,11 +64,11 @@ def _is_id(text: bytes) -> bool:
 
 _ID_KEY, _NAME_KEY, _IMAGE_KEY = "image/source_id", "image/filename", "image/encoded"
 _SIZE_KEYS = ("image/height", "image/width")
-_ONE = (_ID_KEY, *_SIZE_KEYS, _IMAGE_KEY)  # keys with one value
-_NEEDED = (LABEL_KEY, *BOX_KEYS)  # with one value per object; the next two may be left out
+_ONE = (_ID_KEY, *_SIZE_KEYS, _IMAGE_KEY)  # keys with exactly one value
+_NEEDED = (LABEL_KEY, *BOX_KEYS)  # keys with one value per object; CROWD_KEY and AREA_KEY are optional
 _LISTS = (*_NEEDED, CROWD_KEY, AREA_KEY)
 _PIXELS = range(1, 2**31)
-# Of each key: the kind of its values, which can be used, and what they must be.
+# For each key: the type of its values, a test of one value, and the rule that a message shows.
 _KEYS = {
     _ID_KEY: ("bytes_list", _is_id, f"image ids are decimal digits, up to {_MAX_ID}"),
     **dict.fromkeys(_SIZE_KEYS, ("int64_list", _PIXELS.__contains__, "it must be one number of pixels")),
@@ -82,24 +82,24 @@ _KEYS = {
 
 
 def parse(record: bytes, name: str, known: frozenset[int], issues: Issues) -> tuple[Example, bytes | None]:
-    """Reads a serialized tf.train.Example, and hands on its encoded image: None where that was reported.
+    """Parses a serialized tf.train.Example. Also returns its encoded image, or None if that is invalid.
 
     Args:
         record: the data of one record.
-        name: of the record, `a.tfrecord record 5`.
-        known: the category ids that its labels may have.
-        issues: gets everything that cannot be used, and what was found in its place.
+        name: the name of the record for messages, `a.tfrecord record 5`.
+        known: the category ids that labels may have.
+        issues: receives every missing or invalid value, with the value that was found.
     """
     example, values, absent = Example(name), {}, set()
     try:
         features = tf.train.Example.FromString(record).features.feature
-        if not features:  # bytes of other kinds may pass for a message without any field that is known
+        if not features:  # other bytes may parse as a message without known fields
             raise ValueError("it has no feature")
     except Exception as error:  # google.protobuf.message.DecodeError, whose module TensorFlow hides
         issues.add("not-an-example", f"{name} ({len(record)} bytes): {error}")
         return example, None
     for key, (kind, is_right, rule) in _KEYS.items():
-        found = features[key].WhichOneof("kind")  # protobuf makes an empty one where there is none
+        found = features[key].WhichOneof("kind")  # for a missing key, protobuf makes an empty feature
         of_key = getattr(features[key], found or kind).value
         if found is None:
             absent.add(key)
@@ -131,7 +131,7 @@ def parse(record: bytes, name: str, known: frozenset[int], issues: Issues) -> tu
 def _add_objects(
     example: Example, values: dict[str, Sequence[Any]], absent: set[str], issues: Issues
 ) -> None:
-    """Fills in the objects, where there is one value per box under every key."""
+    """Fills in `example.objects`; reports keys that are missing or do not have one value per box."""
     lengths = {key: len(values[key]) for key in _LISTS}
     fullest = max(lengths, key=lengths.__getitem__)
     count = lengths[fullest]
@@ -144,7 +144,7 @@ def _add_objects(
         listed = ", ".join(f"{key} {n}" for key, n in given.items())
         issues.add("record-ragged", f"{example.name} has lists of these lengths: {listed}")
     elif not missing:
-        # Copies: the values themselves would keep the whole record in memory.
+        # Copies the values, because references would keep the whole record in memory.
         boxes = zip(*(values[key] for key in BOX_KEYS), strict=True)
         others = (list(values[CROWD_KEY]) or [0] * count, list(values[AREA_KEY]) or [math.nan] * count)
         ids = ([example.image_id] * count, values[LABEL_KEY])
@@ -164,24 +164,24 @@ def _shown(values: Sequence[Any]) -> str:
 
 
 def name_files(files: Sequence[str | os.PathLike]) -> str:
-    """Several files in a few words."""
+    """Returns a short name of one or several files for messages."""
     first = os.fspath(files[0])
     return first if len(files) == 1 else f"{first} and {len(files) - 1} more files"
 
 
 def box_name(box: Sequence[float]) -> str:
-    """A box as records store it, in words."""
+    """Describes a box, with the edges as records store them, for messages."""
     return f"the box xmin, ymin, xmax, ymax = {[round(float(edge), 6) for edge in box]}"
 
 
 def scan(files: Sequence[RecordFile], known: frozenset[int], issues: Issues) -> list[Example]:
-    """Reads record files.
+    """Reads and checks all records of the files.
 
     Args:
-        files: what `walk` found; of damaged files, the records before the damage are read.
+        files: results of `walk`; of damaged files, the records before the damage are read.
         known: the category ids that labels may have.
-        issues: gets what is wrong with single records, but not with their images; its policy sets how deep
-            images are checked.
+        issues: receives the errors in single records, but not those in images; its policy sets how
+            thoroughly images are checked.
     """
     parts = [(file, begin) for file in files for begin in range(0, len(file.spans), _PART)]
     title = "Checking records" if sum(file.size for file in files) > _SLOW_BYTES else None
@@ -198,13 +198,13 @@ def check(examples: Sequence[Example], label_map: LabelMap, issues: Issues) -> t
     """Checks the records of all files together.
 
     Args:
-        examples: of all records.
+        examples: the parsed records of all files.
         label_map: the categories.
-        issues: gets faults of ids, boxes and images.
+        issues: receives errors in ids, boxes and images.
 
     Returns:
-        The annotations of all records, and bool (I,), which images can be used. Where `issues` stop, rows
-        of what was reported mean nothing.
+        The annotations of all records; and bool (I,), whether each image can be used. If there are errors,
+        the annotations of invalid records are meaningless.
     """
     table = np.array(list(itertools.chain.from_iterable(e.objects for e in examples)), OBJECT)
     boxes, box_image = table["bbox"], np.repeat(np.arange(len(examples)), [len(e.objects) for e in examples])
@@ -223,7 +223,7 @@ def check(examples: Sequence[Example], label_map: LabelMap, issues: Issues) -> t
 def _scan_part(
     file: RecordFile, begin: int, known: frozenset[int], policy: ImagePolicy
 ) -> tuple[list[Example], Issues]:
-    """_PART records of a file from `begin` on, and what is wrong with them."""
+    """Reads up to _PART records of a file from number `begin` on; returns them and their issues."""
     issues, examples = Issues(file.path), []
     try:
         for number in range(begin, min(begin + _PART, len(file.spans))):
@@ -234,18 +234,18 @@ def _scan_part(
             if encoded is not None:
                 example.facts = images.inspect(encoded, policy)
             examples.append(example)
-    except OSError as error:  # the file has gone
+    except OSError as error:  # for example, the file was removed
         issues.add("file-unreadable", f"{file.path}: {error.strerror}")
     return examples, issues
 
 
 def read_record(file: RecordFile, number: int, issues: Issues) -> bytes | None:
-    """The data of a record; None where it is damaged, which is reported. OSError where the file has gone."""
+    """Returns the data of a record; None if it is damaged, which is reported. OSError if the file is gone."""
     offset, size = file.spans[number].tolist()
     record = tfrecord.read_record(file.path, offset, size)
     if tfrecord.masked_crc32c(record) == file.checksums[number]:
         return record
-    checksum = f"the checksum {file.checksums[number]:#010x}, not that of its data"
+    checksum = f"the checksum {file.checksums[number]:#010x}, which does not match its data"
     issues.add("record-damaged", f"{file.name(number)} at byte {offset} has {checksum}")
     return None
 

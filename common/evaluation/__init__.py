@@ -1,1 +1,1 @@
-"""From detections to COCO's numbers and pictures."""
+"""Computes COCO metrics from detections, and draws pictures."""

@@ -1,12 +1,12 @@
-"""Detections to COCO's numbers, by pycocotools or by faster-coco-eval, with checks of their input.
+"""Computes COCO metrics from detections with pycocotools or faster-coco-eval, and checks the input of both.
 
-pycocotools gives AP 1.0 to boxes that are NaN, raises IndexError for an empty list, never matches the
-annotation whose id is 0, and counts an image twice that is reported twice. `to_results` and `score` prevent
-all of that. faster-coco-eval (github.com/MiXaiLL76/faster_coco_eval) is optional: the extra `faster-coco` of
-pyproject.toml. It has the same algorithm in C++ and gives pycocotools' numbers to 1e-12.
+pycocotools gives NaN boxes AP 1.0, raises IndexError for an empty list, never matches an annotation with id
+0, and counts an image twice if it is reported twice. `to_results` and `score` prevent all of this.
+faster-coco-eval (github.com/MiXaiLL76/faster_coco_eval) is optional: it is the extra `faster-coco` in
+pyproject.toml. It has the same algorithm in C++, and its numbers equal those of pycocotools to 1e-12.
 
-The numbers depend on the detections alone, not on the order in which ranks or batches delivered them, and the
-two files written here have the same bytes for the same detections.
+The metrics depend only on the detections, not on the order in which ranks or batches return them. The two
+files that this module writes have the same bytes for the same detections.
 """
 
 import collections
@@ -31,7 +31,7 @@ FASTER_VERSION = "1.8.0"  # compared with pycocotools in tests/common/evaluation
 
 # The order of COCOeval.stats (pycocotools cocoeval.py: _summarizeDets).
 NAMES = ("AP", "AP50", "AP75", "APs", "APm", "APl", "AR1", "AR10", "AR100", "ARs", "ARm", "ARl")
-NO_TRUTH = -1.0  # pycocotools' value where no ground truth counts, for example APs without small boxes
+NO_TRUTH = -1.0  # pycocotools' value of a metric without ground truth, such as APs without small boxes
 
 
 def to_results(
@@ -43,21 +43,21 @@ def to_results(
     label_map: LabelMap,
     seen: set[int],
 ) -> list[dict[str, Any]]:
-    """One batch of detections -> COCO results: original category ids, ltwh boxes in original pixels.
+    """Converts a batch of detections to COCO results: original category ids, ltwh boxes in original pixels.
 
-    An image whose id is in `seen` is skipped (evaluation shards are padded with repeated images), the others
-    are added to it. Boxes are clipped to the image; what is left without area is dropped. Boxes are rounded
-    to 0.01 pixel and scores to 6 decimals here, so that what is evaluated is exactly what is written.
+    Images with ids in `seen` are skipped, because evaluation shards are padded with repeated images; other
+    ids are added to `seen`. Boxes are clipped to the image, and dropped if they then have no area. Boxes are
+    rounded to 0.01 pixel and scores to 6 decimals, so that the evaluated detections equal the written ones.
 
     Args:
         boxes: (B, D, 4) float, ltrb normalised to the original image.
         scores: (B, D) float.
-        classes: (B, D) int, 0-based; -1 is padding. Classes beyond the label map (rows that a larger
-            `--num_classes` added, of no category) are left out.
+        classes: (B, D) int, 0-based; -1 is padding. Classes beyond the label map, which exist with a larger
+            `--num_classes`, have no category and are left out.
         image_ids: (B,) int.
         image_sizes: (B, 2) int, (height, width) of the original images in pixels.
-        label_map: gives the category ids.
-        seen: image ids that have been reported; updated.
+        label_map: the map from classes to category ids.
+        seen: ids of the images that were reported before; it is updated.
 
     Raises:
         ValueError: a box or a score is NaN or infinite; the message names the image.
@@ -69,7 +69,7 @@ def to_results(
     boxes, scores, classes = boxes[rows], scores[rows], classes[rows]
 
     real = (classes >= 0) & (classes < label_map.num_classes)
-    image = np.nonzero(real)[0]  # (N,), as all that follow
+    image = np.nonzero(real)[0]  # (N,), like all arrays that follow
     boxes, scores, classes = boxes[real].astype(np.float64), scores[real].astype(np.float64), classes[real]
     finite = np.isfinite(boxes).all(axis=1) & np.isfinite(scores)
     if not finite.all():
@@ -83,14 +83,14 @@ def to_results(
 
 
 class Evaluation(NamedTuple):
-    """Detections and what they are worth.
+    """Detections and their metrics.
 
     Attributes:
-        metrics: NAMES -> float in 0..1, or NO_TRUTH where no ground truth counts; and `per_class`: class name
-            -> AP, AP50, and `num_boxes`, the number of boxes without crowds.
-        results: the detections, as they were given.
-        curves: class name -> the curve whose area is AP50: interpolated precision at IoU 0.50 and recalls
-            0, 0.01 .. 1, 101 floats. Classes without ground truth are left out.
+        metrics: each of NAMES -> float in 0..1, or NO_TRUTH if it has no ground truth; and `per_class`: class
+            name -> AP, AP50, and `num_boxes`, the number of boxes without crowds.
+        results: the detections that were evaluated.
+        curves: class name -> 101 floats, the interpolated precision at IoU 0.50 for the recalls 0, 0.01 .. 1.
+            The area under this curve is AP50. Classes without ground truth are left out.
     """
 
     metrics: dict[str, Any]
@@ -99,7 +99,7 @@ class Evaluation(NamedTuple):
 
 
 def check_backend(coco_backend: str) -> None:
-    """UserError where --coco_backend=faster is asked for and the right version is not installed."""
+    """Raises UserError if --coco_backend=faster is given and the required version is not installed."""
     installed = [package.version for package in importlib.metadata.distributions(name="faster-coco-eval")]
     if coco_backend == "faster" and FASTER_VERSION not in installed:
         raise UserError(
@@ -112,17 +112,17 @@ def check_backend(coco_backend: str) -> None:
 def score(
     ground_truth: dict[str, Any], detections: list[dict[str, Any]], coco_backend: str = "pycocotools"
 ) -> Evaluation:
-    """COCO's box metrics of `detections`, and their precision-recall curves.
+    """Computes COCO's box metrics and the precision-recall curves of `detections`.
 
     Args:
-        ground_truth: a COCO dict: images, annotations, categories. `iscrowd` and `area` may be missing (0,
-            and width times height). It is not changed.
+        ground_truth: a COCO dict: images, annotations, categories. `iscrowd` (default: 0) and `area`
+            (default: width times height) may be missing. It is not changed.
         detections: COCO results: image_id, category_id, bbox (ltwh, pixels), score. The list may be empty.
-            Those of categories that the ground truth does not have do not count.
+            Detections of categories that are not in the ground truth are ignored.
         coco_backend: "pycocotools" or "faster".
 
     Raises:
-        UserError: the ground truth holds no box at all; or the backend is not installed.
+        UserError: the ground truth has no boxes except crowds; or the backend is not installed.
         KeyError: a detection is of an image that the ground truth does not have.
     """
     check_backend(coco_backend)
@@ -137,14 +137,14 @@ def score(
     image_ids = sorted(image["id"] for image in ground_truth["images"])
     num_boxes = collections.Counter(a["category_id"] for a in annotations if not a.get("iscrowd", 0))
     if not num_boxes:
-        raise UserError("the evaluation data hold no box but crowds: give other --eval_annotations")
+        raise UserError("the evaluation data hold no box except crowds: give other --eval_annotations")
     ids = image_ids, [category["id"] for category in categories]
     with contextlib.redirect_stdout(io.StringIO()):  # both packages print their progress
         evaluator = evaluator_class(_index(annotations, *ids), _index(_sorted(detections), *ids), "bbox")
         evaluator.evaluate()
         evaluator.accumulate()
         evaluator.summarize()
-    # (IoU thresholds, recalls, categories) of all sizes and 100 detections; -1 without ground truth
+    # (IoU thresholds, recalls, categories), for all box sizes and 100 detections; -1 without ground truth
     precision = evaluator.eval["precision"][:, :, :, 0, -1]
     metrics: dict[str, Any] = dict(zip(NAMES, map(float, evaluator.stats[:12]), strict=True))
     metrics["per_class"], curves = {}, {}
@@ -160,7 +160,7 @@ def score(
 
 
 def format_table(metrics: dict[str, Any]) -> str:
-    """The 12 numbers and one line per class as text; `-` without ground truth."""
+    """Returns a text with the 12 metrics and one line per class; `-` is a metric without ground truth."""
     width = max(len(name) for name in [*metrics["per_class"], "class"])
     lines = [f"{name:5} {_percent(metrics[name])}" for name in NAMES]
     lines += ["", f"{'class':{width}}     AP   AP50   boxes"]
@@ -170,37 +170,37 @@ def format_table(metrics: dict[str, Any]) -> str:
 
 
 def write_metrics(metrics: dict[str, Any], path: str | os.PathLike) -> None:
-    """Writes `metrics` as JSON with sorted keys, numbers to 6 decimals; atomic, the same bytes every time."""
+    """Writes `metrics` atomically as JSON with sorted keys and 6 decimals; equal metrics give equal bytes."""
     exact = json.dumps(metrics, allow_nan=False)
     rounded = json.loads(exact, parse_float=lambda text: round(float(text), 6))
     write_bytes(path, (json.dumps(rounded, indent=2, sort_keys=True) + "\n").encode())
 
 
 def write_detections(detections: list[dict[str, Any]], path: str | os.PathLike) -> None:
-    """Writes `encode_detections` atomically."""
+    """Writes the bytes of `encode_detections` to a file, atomically."""
     write_bytes(path, encode_detections(detections))
 
 
 def encode_detections(detections: list[dict[str, Any]]) -> bytes:
-    """COCO results as JSON, one a line, ordered by image, category and falling score.
+    """Encodes COCO results as JSON, one per line, sorted by image, category and descending score.
 
-    The bytes do not depend on the order of the list: any number of ranks writes the same file.
+    The bytes do not depend on the order of the list, so any number of ranks writes the same file.
     """
-    encoder = msgspec.json.Encoder(order="sorted", enc_hook=np.generic.item)  # NumPy's numbers, too
+    encoder = msgspec.json.Encoder(order="sorted", enc_hook=np.generic.item)  # hook for NumPy's numbers
     lines = encoder.encode_lines(_sorted(detections)).rstrip(b"\n")
-    return b"[\n" + lines.replace(b"\n", b",\n") + b"\n]\n"  # JSON has no other line ends
+    return b"[\n" + lines.replace(b"\n", b",\n") + b"\n]\n"  # JSON values have no line feeds
 
 
 def _sorted(detections: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """By image, category, falling score, and box."""
+    """Sorts by image, category, descending score, and box."""
     return sorted(detections, key=lambda d: (d["image_id"], d["category_id"], -d["score"], d["bbox"]))
 
 
 def _index(rows: list[dict[str, Any]], image_ids: list[int], category_ids: list[int]) -> COCO:
-    """Annotations or detections of the known categories as an index of pycocotools.
+    """Builds a pycocotools index of the annotations or detections whose categories are known.
 
-    All ids become numbers from 1 in their order: COCOeval takes a match with annotation 0 for none, and
-    faster-coco-eval stores ids as doubles, which are exact to 2**53 only.
+    All ids are renumbered from 1 in their order: COCOeval treats a match with annotation 0 as no match, and
+    faster-coco-eval stores ids as doubles, which are exact only up to 2**53.
     """
     images = {image_id: number for number, image_id in enumerate(image_ids, start=1)}
     categories = {category_id: number for number, category_id in enumerate(category_ids, start=1)}

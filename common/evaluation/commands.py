@@ -1,4 +1,4 @@
-"""What eval.py and infer.py of both apps do; each app gives its `open_detector` and `make_loader`."""
+"""The work of eval.py and infer.py for both apps. Each app passes its `open_detector` and `make_loader`."""
 
 import collections
 import os
@@ -39,17 +39,17 @@ def evaluate_weights(
     explain: Explain,
     report_errors: ReportErrors | None = None,
 ) -> dict[str, Any]:
-    """Evaluates weights on the given data, prints and writes the result.
+    """Evaluates weights on the evaluation data; prints and writes the result.
 
     Args:
         a: the flags.
-        open_detector, make_loader: the app's.
-        open_source: opens and checks the evaluation data, for a network that was trained on these classes.
+        open_detector, make_loader: functions of the app.
+        open_source: (flags, trained classes) -> the evaluation data, opened and checked.
         explain: see `evaluate.predict`.
-        report_errors: writes and returns what --errors asks for.
+        report_errors: writes the files of --errors and returns a text to print.
 
     Returns:
-        COCO's numbers: see coco_metrics.Evaluation.
+        COCO's metrics: see coco_metrics.Evaluation.
     """
     share_gpu_memory()
     coco_metrics.check_backend(a.coco_backend)
@@ -77,11 +77,11 @@ def infer(
     open_images: Callable[..., ImageListSource],
     explain: Explain,
 ) -> list[dict[str, Any]]:
-    """Detects in images or a video, draws and writes.
+    """Detects objects in images or a video; draws and writes the results.
 
     Args:
         a: the flags.
-        open_detector, make_loader: the app's.
+        open_detector, make_loader: functions of the app.
         open_images: opens and checks the images that --images names.
         explain: see `evaluate.predict`.
 
@@ -102,24 +102,24 @@ def infer(
 
 def _loader_options(a: EvalArgs | InferArgs) -> dict[str, Any]:
     if a.pipeline_type == "synthetic":
-        raise UserError("--pipeline_type=synthetic is for training speed only: use auto")
+        raise UserError("--pipeline_type=synthetic only measures training speed: use auto")
     names = ("batch_size", "num_threads", "prefetch", *DECODER_FLAGS)
     return {name: getattr(a, name) for name in names} | {"training": False, "with_targets": False}
 
 
 class Job:
-    """What infer.py detects in, images or a video, and what it writes about them.
+    """One run of infer.py: opens the images or the video, and writes the results.
 
     Args:
         a, open_images: see `infer`.
 
     Attributes:
-        source: what the loader reads.
-        pipeline_type: --pipeline_type, or the only one that reads a video.
-        categories: of --image_info or --annotations, that the trained classes must have.
+        source: the data source for the loader.
+        pipeline_type: --pipeline_type, or "tensorflow" for a video.
+        categories: those of --image_info or --annotations, which must include the trained classes; or None.
 
     Raises:
-        UserError: flags missing, or that do not go together; files that cannot be used.
+        UserError: flags are missing or contradict each other, or files cannot be used.
     """
 
     def __init__(self, a: InferArgs, open_images: Callable[..., ImageListSource]) -> None:
@@ -141,7 +141,7 @@ class Job:
         directories = {pathlib.Path(file).resolve().parent for file in self.source.files}
         if a.draw and output.resolve() in directories:
             raise UserError(f"--output_dir={output} holds the images: pictures would replace them")
-        self._directory = make_output_directory(output)  # before a submission that goes into it
+        self._directory = make_output_directory(output)  # now, because --submission may be inside it
         if a.submission:
             given = [path for path in (a.annotations, a.image_info) if path]
             submission.check_path(a.submission, [output / "detections.json", *given])
@@ -149,19 +149,19 @@ class Job:
     def _check_flags(self) -> None:
         a = self._a
         if not a.images:
-            raise UserError("--images is missing: name an image, a directory, a glob or a video")
+            raise UserError("--images is missing: give an image, a directory, a glob or a video")
         if not a.output_dir:
-            raise UserError("--output_dir is missing: name a directory for the pictures")
+            raise UserError("--output_dir is missing: give a directory for the pictures")
         if a.annotations and a.image_info:
-            raise UserError("--annotations and --image_info both give the ids of images: give one of them")
+            raise UserError("--annotations and --image_info both define image ids: give one of them")
         for name in ("annotations", "image_info", "submission"):
             if self._is_video and getattr(a, name):
-                raise UserError(f"--{name} is for images, and --images={a.images} is a video")
+                raise UserError(f"--{name} is for images, but --images={a.images} is a video")
         if self._is_video and a.pipeline_type not in ("auto", "tensorflow"):
             raise UserError(f"--pipeline_type={a.pipeline_type} reads no videos: leave it out")
 
     def _with_ids(self, source: ImageListSource) -> tuple[ImageListSource, list[dict[str, Any]]]:
-        """The images without those that a given list lacks, and the id and the file name of each."""
+        """Returns the images, without those that a given list lacks, and the id and file name of each."""
         a = self._a
         base = os.path.commonpath([pathlib.Path(file).parent for file in source.files])
         names = [os.path.relpath(file, base) for file in source.files]
@@ -179,16 +179,16 @@ class Job:
         about: dict[Any, dict[str, Any]] = {}
         for image_id, name, _ in found:
             if image_id in about:
-                raise UserError(f"{about[image_id]['file_name']!r} and {name!r} are both image {image_id}")
+                raise UserError(f"{about[image_id]['file_name']!r} and {name!r} both have the id {image_id}")
             about[image_id] = {"image_id": image_id, "file_name": name}
         return ImageListSource([file for *_, file in found]), list(about.values())
 
     def write(self, found: list[dict[str, Any]], label_map: LabelMap) -> list[dict[str, Any]]:
-        """Writes all files, prints where, and returns the content of detections.json.
+        """Writes all files, prints their paths, and returns the content of detections.json.
 
         Args:
-            found: COCO results whose image_id is a position in the source.
-            label_map: of the trained classes.
+            found: COCO results; image_id is the index of an image in the source.
+            label_map: the trained classes.
         """
         a = self._a
         results = [result | self._about[result["image_id"]] for result in found]
@@ -205,7 +205,7 @@ class Job:
         return results
 
     def _draw(self, results: list[dict[str, Any]], label_map: LabelMap) -> Iterator[np.ndarray]:
-        """Each image with its detections, to the right of its ground truth where there is any."""
+        """Yields each image with its detections and, to the left, with its ground truth if there is any."""
         pixels = self._video.frames() if self._video else map(drawing.read_image, self.source.files)
         detections = _by_image(results)
         boxes = _by_image(self._truth.ground_truth()["annotations"] if self._truth else ())
@@ -221,7 +221,7 @@ class Job:
             bar.step()
 
     def _save_pictures(self, pictures: Iterator[np.ndarray]) -> None:
-        """The video with boxes; or a picture of each image, and a contact sheet of the first ones."""
+        """Writes the video with boxes, or a picture of each image and a contact sheet of the first ones."""
         if source := self._video:
             target = self._directory / f"{pathlib.Path(self._a.images).stem}.mp4"
             write_file(target, lambda temporary: video.write_video(temporary, source, pictures))
@@ -234,21 +234,21 @@ class Job:
 
 
 def look_up(names: list[str], known: Mapping[str, int], origin: str) -> list[int | None]:
-    """The ids of files, by their path below their common directory, else by name; None if unknown.
+    """Returns the ids of files, found by their relative path or else by their name; None if unknown.
 
     Raises:
-        UserError: none is known.
+        UserError: no file is known.
     """
     image_ids = [known.get(name, known.get(os.path.basename(name))) for name in names]
     left_out = image_ids.count(None)
     if left_out == len(names):
-        raise UserError(f"{origin} knows none of the {len(names)} images, not even {names[0]!r}")
-    log(f"{origin} lists {len(known)} images: {len(names) - left_out} are here; {left_out} files left out")
+        raise UserError(f"{origin} lists none of the {len(names)} images, for example not {names[0]!r}")
+    log(f"{origin} lists {len(known)} images: {len(names) - left_out} found; {left_out} other files skipped")
     return image_ids
 
 
 def _by_image(rows: Iterable[dict[str, Any]]) -> dict[int, list[dict[str, Any]]]:
-    """Detections or annotations by the id of their image; an empty list for any other id."""
+    """Groups detections or annotations by the id of their image; any other id has an empty list."""
     grouped = collections.defaultdict(list)
     for row in rows:
         grouped[row["image_id"]].append(row)
@@ -256,7 +256,7 @@ def _by_image(rows: Iterable[dict[str, Any]]) -> dict[int, list[dict[str, Any]]]
 
 
 def _picture_names(about: list[dict[str, Any]]) -> list[str]:
-    """a/dog.jpg -> a_dog, or a_dog.jpg where the shorter name is taken twice."""
+    """Names the pictures: a/dog.jpg -> a_dog, or a_dog.jpg if two pictures would be named a_dog."""
     flat = [image["file_name"].replace(os.sep, "_") for image in about]
     stems = [os.path.splitext(name)[0] for name in flat]
     count = collections.Counter([SHEET, *stems])

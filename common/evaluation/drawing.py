@@ -1,6 +1,6 @@
-"""Pictures: boxes on images, sheets of images, precision-recall and loss curves.
+"""Draws boxes on images, contact sheets of images, precision-recall curves and loss curves.
 
-Images are uint8 (H, W, 3) RGB NumPy arrays. Without pyplot it works without a display and in threads.
+Images are uint8 (H, W, 3) RGB NumPy arrays. Without pyplot, drawing needs no display and works in threads.
 """
 
 import colorsys
@@ -24,9 +24,9 @@ _new_figure = functools.partial(Figure, figsize=(8.0, 5.0), dpi=120, layout="tig
 
 
 def class_colour(index: int) -> tuple[int, int, int]:
-    """The RGB colour of a class; classes that follow each other are far apart on the colour circle."""
-    hue = (0.58 + index * 0.618034) % 1  # steps of the golden ratio never meet
-    light = 0.85 - 0.25 * (index // 7 % 2)  # and later ones darker
+    """Returns the RGB colour of a class; the hues of consecutive classes are far apart."""
+    hue = (0.58 + index * 0.618034) % 1  # steps of the golden ratio never repeat a hue
+    light = 0.85 - 0.25 * (index // 7 % 2)  # seven lighter colours, then seven darker ones
     red, green, blue = colorsys.hsv_to_rgb(hue, 0.9, light)
     return int(255 * red), int(255 * green), int(255 * blue)
 
@@ -38,14 +38,14 @@ def draw_boxes(
     names: Sequence[str],
     scores: np.ndarray | None = None,
 ) -> np.ndarray:
-    """Draws boxes with the names of their classes, and scores where there are any.
+    """Draws boxes with the names of their classes and, if given, their scores.
 
     Args:
         image: uint8 (H, W, 3); it is not changed.
-        boxes_px: (N, 4) ltrb in pixels; may reach outside the image.
+        boxes_px: (N, 4) ltrb in pixels; boxes may reach outside the image.
         classes: (N,) int, 0-based; rows of -1 are padding and are not drawn.
-        names: by class; a class beyond them is shown as its number.
-        scores: (N,) float, or None. The best box is drawn on top.
+        names: the name of each class; a class without a name is shown as its number.
+        scores: (N,) float, or None. The box with the best score is drawn on top.
 
     Returns:
         uint8 (H, W, 3).
@@ -57,13 +57,13 @@ def draw_boxes(
     draw = ImageDraw.Draw(picture)
     line = max(2, round(min(picture.size) / 200))
     draw.font = font(max(11, round(min(picture.size) / 32)))
-    # A box without width is still shown, as a line; a side outside the image is shown along its edge.
+    # Clips boxes, so that a side outside the image is drawn along its edge. A box without width is a line.
     clipped = np.clip(boxes_px, 0, picture.size * 2)
     for row in rows:
         left, top, right, bottom = clipped[row]
         corners = left, top, max(right - 1, left), max(bottom - 1, top)  # the last pixel inside
         draw.rectangle(corners, outline=class_colour(int(classes[row])), width=line)
-    for row in rows:  # no box hides a name
+    for row in rows:  # a second loop, so that no box hides a label
         index = int(classes[row])
         name = names[index] if index < len(names) else str(index)
         text = name if scores is None else f"{name} {scores[row]:.2f}"
@@ -72,7 +72,7 @@ def draw_boxes(
 
 
 def draw_results(image: np.ndarray, results: Sequence[Mapping[str, Any]], label_map: LabelMap) -> np.ndarray:
-    """`draw_boxes` for one image's detections in COCO results format, or its annotations, without scores."""
+    """Draws the detections of one image, in COCO results format, or its annotations, which have no scores."""
     boxes_ltwh_px = np.array([result["bbox"] for result in results], np.float32).reshape(-1, 4)
     classes = label_map.classes_of([result["category_id"] for result in results])
     scores = np.array([result["score"] for result in results if "score" in result])
@@ -90,7 +90,7 @@ def save_batch(
         images: uint8 (B, H, W, 3).
         boxes: float (B, N, 4), ltrb normalised.
         classes: int (B, N), 0-based; -1 in the padding.
-        names: by class.
+        names: the name of each class.
         path: a .png file.
     """
     height, width = images.shape[1:3]
@@ -100,12 +100,12 @@ def save_batch(
 
 
 def contact_sheet(images: Sequence[np.ndarray], columns: int = 4, width: int = 1280) -> np.ndarray:
-    """Puts images of any sizes on one sheet of equal tiles, each as large as its tile allows.
+    """Puts images of any size on a sheet of equal tiles. Each image is as large as its tile allows.
 
     Args:
-        images: uint8 (H, W, 3) each; at least one. A tile has their mean aspect ratio.
-        columns: images in a row; the last row may have fewer.
-        width: of the sheet in pixels.
+        images: at least one, uint8 (H, W, 3) each. Tiles have the mean aspect ratio of the images.
+        columns: number of images in a row; the last row may have fewer.
+        width: width of the sheet in pixels.
 
     Returns:
         uint8 (H, `width`, 3).
@@ -124,7 +124,7 @@ def contact_sheet(images: Sequence[np.ndarray], columns: int = 4, width: int = 1
 
 
 def read_image(path: str | os.PathLike) -> np.ndarray:
-    """uint8 (H, W, 3) of an image file."""
+    """Reads an image file as uint8 (H, W, 3)."""
     return np.asarray(Image.open(path).convert("RGB"))
 
 
@@ -134,10 +134,10 @@ def save_png(image: np.ndarray, path: str | os.PathLike) -> None:
 
 
 def pr_curves(curves: Mapping[str, Sequence[float]], path: str | os.PathLike) -> None:
-    """Draws precision over recall of each class and, of several, their mean.
+    """Draws the precision-recall curve of each class and, if there are several, their mean.
 
     Args:
-        curves: class name -> 101 precisions, at recalls 0, 0.01 .. 1: coco_metrics.score.
+        curves: class name -> 101 precisions at the recalls 0, 0.01 .. 1; see coco_metrics.score.
         path: a .png file.
     """
     figure = _new_figure()
@@ -156,11 +156,11 @@ def pr_curves(curves: Mapping[str, Sequence[float]], path: str | os.PathLike) ->
 
 
 def loss_curves(rows: Sequence[Mapping[str, Any]], path: str | os.PathLike) -> None:
-    """Draws the losses of a results.csv over its epochs, and the AP beside them where it was evaluated.
+    """Draws the losses in the rows of a results.csv over the epochs, and AP if there were evaluations.
 
     Args:
-        rows: with "epoch"; drawn are all columns whose name ends in `loss`, and AP and AP50. Empty cells, "",
-            are left out.
+        rows: rows with "epoch". The columns whose names end in `loss`, AP and AP50 are drawn, without empty
+            cells, "".
         path: a .png file.
     """
     names = list(dict.fromkeys(name for row in rows for name, value in row.items() if value != ""))
@@ -179,7 +179,7 @@ def loss_curves(rows: Sequence[Mapping[str, Any]], path: str | os.PathLike) -> N
 
 
 def _draw_label(draw: ImageDraw.ImageDraw, text: str, colour: tuple, left: float, top: float) -> None:
-    """Text on the colour of the class: above the box where there is room, else inside; never cut off."""
+    """Draws text on the colour of its class, above the box if there is room, else inside; never cut off."""
     *_, width, height = (side + 4 for side in draw.textbbox((0, 0), text, anchor="lt"))
     x = max(min(left, draw.im.size[0] - width), 0)
     y = top - height if top >= height else min(top, draw.im.size[1] - height)
@@ -189,10 +189,10 @@ def _draw_label(draw: ImageDraw.ImageDraw, text: str, colour: tuple, left: float
 
 
 def font(size: int) -> ImageFont.FreeTypeFont:
-    """Matplotlib's, because Pillow's own knows Latin letters only."""
+    """Returns Matplotlib's font, because Pillow's own font has only Latin letters."""
     return ImageFont.truetype(pathlib.Path(matplotlib.get_data_path()) / "fonts/ttf/DejaVuSans.ttf", size)
 
 
 def save_figure(figure: Figure, path: str | os.PathLike) -> None:
-    # Without the version of matplotlib in it the same curves are the same bytes.
+    # Leaves out the version of matplotlib, so that equal curves give equal bytes.
     write_file(path, lambda temporary: figure.savefig(temporary, format="png", metadata={"Software": None}))

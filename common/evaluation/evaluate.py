@@ -1,9 +1,9 @@
-"""From a network that detects to COCO's numbers: what training, eval.py and infer.py share.
+"""Detects in all images of a loader and computes COCO metrics, for training, eval.py and infer.py.
 
     loader = make_loader(..., training=False, shard_id=ranks.rank, num_shards=ranks.world_size)
     metrics, results, curves = evaluate(detect, loader, label_map, explain=explain, ranks=ranks)
 
-Each rank detects in its own part of the images, the parts are put together on every rank, and what comes out
+Each rank detects in its own shard of the images, and receives the detections of all other ranks. The result
 is the same for any number of ranks and any batch size.
 """
 
@@ -27,13 +27,13 @@ from common.loader import BaseLoader
 if TYPE_CHECKING:
     from common.datasets import Source
 
-# Each app's make_detect returns one. It takes the first two tensors of an evaluation loader's batch, images
-# (B, H, W, 3) and letterbox (B, 4), the place of each image in the network input. It returns boxes (B, D, 4)
-# ltrb, normalised to the original image and clipped to it; scores (B, D); classes (B, D), 0-based, -1 in the
-# padding; whether all outputs of the network were finite (B,).
+# The function that each app's make_detect returns. Its arguments are two tensors of an evaluation batch: the
+# images (B, H, W, 3), and the letterbox (B, 4), which is the position of each image in the network input. It
+# returns boxes (B, D, 4) ltrb, normalised to the original image and clipped to it; scores (B, D); classes
+# (B, D), 0-based, -1 in the padding; and whether all outputs of the network were finite (B,).
 Detect = Callable[[tf.Tensor, tf.Tensor], tuple[tf.Tensor, ...]]
 OnBatch = Callable[[int, int], None]  # (batches done, batches in all)
-# (what a loader raised, what it read, --pipeline_type) -> the error that names the images
+# (exception of a loader, its source, --pipeline_type) -> the error that names the images
 Explain = Callable[[Exception, "Source | None", str], UserError]
 ALONE = Ranks()
 
@@ -51,24 +51,24 @@ def predict(
     """Runs `detect` over the loader's images, each exactly once. All ranks call it together.
 
     Args:
-        detect: what the app's make_detect returned.
+        detect: the function that the app's make_detect returned.
         loader: an evaluation loader of this rank's shard: shard_id is the rank, num_shards the world size.
-        label_map: of the trained classes.
-        title: of the progress bar.
-        ranks: all that detect together; by default this process alone.
-        on_batch: called after every batch, on all ranks alike, also after a problem: it may do what needs
-            all ranks. What it raises passes through, so it must raise on all ranks at the same batch.
-        explain: makes the UserError of what the loader raised; the data check's names the images.
+        label_map: the trained classes.
+        title: title of the progress bar.
+        ranks: the ranks that detect together; by default only this process.
+        on_batch: called after every batch, equally often on all ranks, even after an error, so it may make
+            collective calls. It must raise its exceptions on all ranks after the same batch.
+        explain: turns an exception of the loader into a UserError; that of the data check names the images.
 
     Returns:
-        Detections of all images in COCO results format, the same list on every rank: by rising image id, and
-        those of one image as `detect` gave them.
+        Detections of all images in COCO results format, the same list on every rank. They are sorted by
+        image id; those of one image keep the order of `detect`.
 
     Raises:
-        UserError: an image cannot be decoded, or the network gives NaN or infinity for it, which would count
-            as no detection. On all ranks, once they are through with their shards.
+        UserError: an image cannot be decoded, or the network's output for it has NaN or infinity, which
+            would count as no detection. It is raised on all ranks after they have finished their shards.
     """
-    seen: set[int] = set()  # the last batch of a shard is filled up with repeats
+    seen: set[int] = set()  # the last batch of a shard is padded with repeated images
     batches = _detect_batches(detect, loader, explain)
     results: list[dict[str, Any]] = []
     problem = None
@@ -98,7 +98,7 @@ def predict(
 def _detect_batches(
     detect: Detect, loader: BaseLoader, explain: Explain
 ) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray]]:
-    """(boxes, scores, classes, image ids, image sizes) of each batch; what can be wrong is a UserError."""
+    """Yields (boxes, scores, classes, image ids, image sizes) of each batch; all errors are UserErrors."""
     batches = loader.iterator()
     while True:
         try:
@@ -127,18 +127,18 @@ def evaluate(
     """Detects in the loader's images and scores the detections. All ranks call it together.
 
     Args:
-        detect: what the app's make_detect returned.
+        detect: the function that the app's make_detect returned.
         loader: an evaluation loader of this rank's shard, whose source has annotations.
-        label_map: of the trained classes.
-        ranks: all that detect together; by default this process alone.
+        label_map: the trained classes.
+        ranks: the ranks that detect together; by default only this process.
         coco_backend: see coco_metrics.score.
-        options: explain and on_batch of `predict`.
+        options: the arguments explain and on_batch of `predict`.
 
     Returns:
-        The same on every rank. Rank 0 scores; meanwhile the others wait.
+        The evaluation, the same on every rank. Rank 0 computes it while the others wait.
 
     Raises:
-        UserError: see `predict`; or the data hold no box, or rank 0 lacks the backend. On all ranks.
+        UserError: on all ranks: an error of `predict`; the data hold no box; or rank 0 lacks the backend.
     """
     results = predict(detect, loader, label_map, title="evaluating", ranks=ranks, **options)
     scores: tuple[Any, ...] = ()
@@ -146,11 +146,11 @@ def evaluate(
         if ranks.rank == 0:
             ground_truth = loader.opened_source.annotations.ground_truth()
             scores = coco_metrics.score(ground_truth, results, coco_backend)._replace(results=[])
-    return Evaluation(*ranks.broadcast_object(scores))._replace(results=results)  # which all ranks have
+    return Evaluation(*ranks.broadcast_object(scores))._replace(results=results)  # all ranks have them
 
 
 def write_evaluation(directory: pathlib.Path, metrics: dict, results: list[dict], curves: dict) -> None:
-    """metrics.json, detections.json and pr_curves.png; the same evaluation gives the same bytes."""
+    """Writes metrics.json, detections.json and pr_curves.png; equal evaluations give equal bytes."""
     coco_metrics.write_metrics(metrics, directory / "metrics.json")
     coco_metrics.write_detections(results, directory / "detections.json")
     drawing.pr_curves(curves, directory / "pr_curves.png")

@@ -1,5 +1,5 @@
-"""Runs exported files: saved_model by TensorFlow, .onnx by ONNX Runtime, .tflite by LiteRT, .plan by
-TensorRT. Engines have never run: that code is written against TensorRT 10.16 and tested with stand-ins.
+"""Runs exported models: saved_model with TensorFlow, .onnx with ONNX Runtime, .tflite with LiteRT, .plan with
+TensorRT. The code for TensorRT 10.16 has never run a real engine; its tests replace TensorRT and CUDA.
 
 run = open_runner(pathlib.Path("detector.onnx"))
 found = run(images, image_sizes)  # boxes, scores, classes, count: tools/exporting/export_graph.py, detect
@@ -20,12 +20,12 @@ from common.progress import log_once
 Found = dict[str, np.ndarray]
 Run = Callable[[np.ndarray, np.ndarray], Found]  # images uint8 (B, H, W, 3), image_sizes int32 (B, 2)
 
-RESIZED = "resized"  # the signature of a saved_model for images at their places in the network input
+RESIZED = "resized"  # signature of a saved_model for images that are already letterboxed
 TENSORRT = "'tensorrt-cu12==10.16.*'"  # for CUDA 12, as TensorFlow's wheels are; quoted for the shell
 
 
 def open_runner(path: pathlib.Path) -> Run:
-    """A function that runs the exported detector.
+    """Returns a function that runs the exported detector.
 
     Raises:
         UserError: the file is damaged, does not fit this GPU, or the package that runs it is missing.
@@ -40,25 +40,25 @@ def open_runner(path: pathlib.Path) -> Run:
         raise UserError(f"running {path} needs {missing}") from error
     except Exception as error:  # the packages raise many classes for damaged files
         reason = str(error).strip().partition("\n")[0]
-        raise UserError(f"{path} cannot be opened, export it again: {reason}") from error
+        raise UserError(f"{path} cannot be opened: {reason}; export the model again") from error
 
 
 def make_detect(run: Run, to_pixels: Callable[[tf.Tensor], tf.Tensor]) -> Callable[..., tuple]:
-    """An exported detector as a function for common.evaluation.evaluate.
+    """Returns an exported detector as a function for common.evaluation.evaluate.
 
-    Its second input is the size of the original, from which it computes the place of the image in the network
-    input. The size of that place, given as the size of the original, gives boxes in pixels of the place.
+    An exported detector uses the size of the original image to compute the letterbox and to scale the boxes.
+    Here it gets the resized image's size: the letterbox is the same, and boxes are in resized pixels.
 
     Args:
-        run: of `open_runner`.
-        to_pixels: images of the app's loader, normalised -> uint8.
+        run: the function that `open_runner` returned.
+        to_pixels: normalised images of the app's loader -> uint8.
     """
 
     def detect(images: tf.Tensor, letterbox: tf.Tensor) -> tuple[np.ndarray, ...]:
         sizes = np.asarray(letterbox)[:, 2:].astype(np.int32)
         found = run(np.asarray(to_pixels(images)), sizes)
         boxes = found["boxes"] / sizes[:, np.newaxis, [1, 0, 1, 0]].astype(np.float32)
-        # The file turns output that is not finite into no detection and does not return it.
+        # The file does not return whether outputs are finite; those that are not give no detections.
         return boxes, found["scores"], found["classes"], np.ones(len(sizes), bool)
 
     return detect
@@ -68,7 +68,7 @@ def _open_saved_model(path: pathlib.Path) -> Run:
     loaded = tf.saved_model.load(str(path))
     function = loaded.signatures[RESIZED]
 
-    # The default keeps `loaded`, and with it the variables, as long as the function.
+    # The default argument keeps `loaded` and its variables alive as long as the function.
     def run(images: np.ndarray, image_sizes: np.ndarray, _kept: Any = loaded) -> Found:
         found = function(images=tf.constant(images), image_sizes=tf.constant(image_sizes))
         return {name: value.numpy() for name, value in found.items()}
@@ -79,13 +79,13 @@ def _open_saved_model(path: pathlib.Path) -> Run:
 def _open_onnx(path: pathlib.Path) -> Run:
     import onnxruntime
 
-    onnxruntime.preload_dlls()  # CUDA's libraries from TensorFlow's wheels
+    onnxruntime.preload_dlls()  # loads CUDA's libraries from TensorFlow's wheels
     cuda, cpu = "CUDAExecutionProvider", "CPUExecutionProvider"
-    # TF32 rounds to 10 bits, and a float32 file would differ from its weights by more than export.py allows.
+    # TF32 rounds to 10 bits, so outputs would differ from those of the weights by more than export.py allows.
     on_gpu = [(cuda, {"use_tf32": "0"})] if cuda in onnxruntime.get_available_providers() else []
     session = onnxruntime.InferenceSession(path, providers=[*on_gpu, cpu])
     if cuda not in session.get_providers() and tf.config.list_physical_devices("GPU"):
-        # From 1.27 on, the metadata of onnxruntime-gpu ask for CUDA 13; TensorFlow's wheels bring CUDA 12.
+        # Not a newer version: onnxruntime-gpu 1.27 requires CUDA 13, but TensorFlow's wheels have CUDA 12.
         instead = "pip uninstall onnxruntime; pip install 'onnxruntime-gpu==1.26.*'"
         log_once(f"ONNX Runtime runs on the CPU here. To use the GPU: {instead}")
     names = [output.name for output in session.get_outputs()]
@@ -114,7 +114,7 @@ def _open_litert(path: pathlib.Path) -> Run:
 
 
 def _open_engine(path: pathlib.Path) -> Run:
-    """Never run. The order of calls is that of NVIDIA's samples:
+    """Opens a TensorRT engine. This code has never run; its order of calls is that of NVIDIA's samples:
     https://github.com/NVIDIA/TensorRT/blob/release/10.16/samples/python/common_runtime.py
     """
     import tensorrt as trt
@@ -125,11 +125,11 @@ def _open_engine(path: pathlib.Path) -> Run:
     engine = trt.Runtime(logger).deserialize_cuda_engine(path.read_bytes())
     context = engine and engine.create_execution_context()
     if context is None:  # TensorRT has written its reason to stderr
-        raise ValueError(f"TensorRT {trt.__version__} takes engines of this version and kind of GPU only")
+        raise ValueError(f"TensorRT {trt.__version__} takes only engines of this version and GPU model")
     inputs = ("images", "image_sizes")
     for name in inputs:
         context.set_input_shape(name, engine.get_tensor_profile_shape(name, 0)[2])  # the largest
-    # Memory for the largest batch serves smaller ones, too. No shape depends on what is detected.
+    # Memory for the largest batch also serves smaller ones, because no shape depends on the detections.
     on_host: Found = {}
     on_gpu: dict[str, int] = {}
     for number in range(engine.num_io_tensors):
@@ -163,9 +163,9 @@ def _open_engine(path: pathlib.Path) -> Run:
 
 
 class _Gpu:
-    """Memory and a stream of the GPU by CUDA's runtime.
+    """Memory and a stream of the GPU, by calls of CUDA's runtime library.
 
-    TensorFlow's and TensorRT's wheels bring it and load it; ctypes needs no other package.
+    The wheels of TensorFlow and TensorRT contain and load this library; ctypes needs no other package.
     """
 
     def __init__(self) -> None:
@@ -180,5 +180,5 @@ class _Gpu:
             raise RuntimeError(f"{name}: {self.library.cudaGetErrorString(code).decode()}")
 
     def copy(self, to: int, source: int, size: int) -> None:
-        """Between host and GPU, in the order of the stream; CUDA finds the direction (cudaMemcpyDefault)."""
+        """Copies between host and GPU in stream order; CUDA finds the direction (4, cudaMemcpyDefault)."""
         self.call("cudaMemcpyAsync", c_void_p(to), c_void_p(source), c_size_t(size), 4, self.stream)

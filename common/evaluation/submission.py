@@ -1,11 +1,11 @@
-"""A results file for the COCO server, for test-dev and for any other image list without annotations.
+"""Writes a results file for the COCO server, for test-dev or another image list without annotations.
 
     python efficientdet/infer.py --weights=d0.weights.h5 --images=coco/test2017 --nodraw --output_dir=found \
         --image_info=coco/annotations/image_info_test-dev2017.json \
         --submission=detections_test-dev2017_d0_results.zip
 
-A list of {"image_id", "category_id", "bbox": [left, top, width, height], "score"} in original pixels, as a
-.json or alone in a .zip: https://cocodataset.org/#format-results and https://cocodataset.org/#upload
+The file lists {"image_id", "category_id", "bbox": [left, top, width, height], "score"} in original pixels,
+a .json or the only file in a .zip: https://cocodataset.org/#format-results, https://cocodataset.org/#upload
 """
 
 import collections
@@ -24,7 +24,7 @@ from common.evaluation import coco_metrics
 from common.files import user_errors, write_bytes
 from common.labels import LabelMap
 
-MAX_DETECTIONS = 100  # an image: pycocotools cocoeval.py, Params.setDetParams: the last of maxDets
+MAX_DETECTIONS = 100  # per image: the last of maxDets in pycocotools cocoeval.py, Params.setDetParams
 
 
 class _Image(msgspec.Struct):
@@ -38,13 +38,13 @@ class _Document(msgspec.Struct):
 
 
 def read_image_info(path: str | os.PathLike) -> tuple[dict[str, int], LabelMap | None]:
-    """A json with COCO's `images`, which needs no annotations: image_info_test-dev2017.
+    """Reads a json with COCO's `images`, such as image_info_test-dev2017.json. It may lack annotations.
 
     Returns:
-        The ids of the images by file name; the categories, None where the file names none.
+        File name -> image id; and the categories, or None if the file has none.
 
     Raises:
-        UserError: the file is missing or something else.
+        UserError: the file is missing or has no `images`.
     """
     try:
         document = msgspec.json.decode(pathlib.Path(path).read_bytes(), type=_Document)
@@ -55,49 +55,49 @@ def read_image_info(path: str | os.PathLike) -> tuple[dict[str, int], LabelMap |
 
 
 def ids_by_name(names: Sequence[str]) -> list[int]:
-    """Ids that the file names are, as COCO's: 000000000139.jpg is image 139.
+    """Returns the ids in file names like COCO's: 000000000139.jpg is image 139.
 
     Raises:
-        UserError: a name is not a number.
+        UserError: a file name is not a number.
     """
     for name in names:
         if not re.fullmatch(r"[0-9]{1,18}", pathlib.Path(name).stem):
             raise UserError(
-                f"--submission needs the ids of images, and {name!r} is not a number: give "
+                f"--submission needs image ids, but the file name {name!r} is not a number: give "
                 "--image_info=FILE, a json that lists images with id and file_name"
             )
     return [int(pathlib.Path(name).stem) for name in names]
 
 
 def check_path(path: str, others: Iterable[str | os.PathLike]) -> None:
-    """UserError unless `path` ends in .json or .zip in a directory, and is none of `others`."""
+    """Raises UserError unless `path` is a .json or .zip in an existing directory, and none of `others`."""
     file = pathlib.Path(path)
     if file.suffix not in (".json", ".zip"):
         raise UserError(f"--submission={path} must end in .json or .zip")
     if not file.parent.is_dir():
-        raise UserError(f"--submission={path}: no directory {file.parent}")
+        raise UserError(f"--submission={path}: the directory {file.parent} is missing")
     if file.resolve() in [pathlib.Path(other).resolve() for other in others]:
-        raise UserError(f"--submission={path} is another file of this command: name another one")
+        raise UserError(f"--submission={path} is another file of this command: choose another name")
 
 
 def check_categories(categories: LabelMap, label_map: LabelMap, file: str) -> None:
-    """UserError where trained classes are not among the categories of `file`: they would count as wrong."""
+    """Raises UserError if a trained class is not a category of `file`: its detections would be wrong."""
     for difference in categories.differences(label_map, here=f"in {file}"):
-        raise UserError(f"the weights' {difference}: give weights of these categories")
+        raise UserError(f"the weights' {difference}: give weights that were trained on these categories")
 
 
 def write(path: str, results: Iterable[dict[str, Any]]) -> int:
     """Writes the best MAX_DETECTIONS of each image, atomically.
 
     Args:
-        path: ends in .json, or .zip, in which there is one .json of the same name.
-        results: COCO results, with the ids of images that the server knows; other keys are left out.
+        path: a path that ends in .json, or in .zip for an archive of one .json with the same name.
+        results: COCO results with the image ids of the server; further keys are not written.
 
     Returns:
-        How many detections were written.
+        The number of detections that were written.
 
     Raises:
-        UserError: it cannot be written.
+        UserError: the file cannot be written.
     """
     count: collections.Counter[int] = collections.Counter()
     kept = []
@@ -109,7 +109,7 @@ def write(path: str, results: Iterable[dict[str, Any]]) -> int:
     file = pathlib.Path(path)
     if file.suffix == ".zip":
         archived = io.BytesIO()
-        with zipfile.ZipFile(archived, "w") as archive:  # ZipInfo without a date: the same bytes
+        with zipfile.ZipFile(archived, "w") as archive:  # no dates: equal bytes every time
             archive.writestr(zipfile.ZipInfo(f"{file.stem}.json"), content, zipfile.ZIP_DEFLATED)
         content = archived.getvalue()
     with user_errors(f"--submission={path}"):

@@ -1,7 +1,7 @@
-"""Videos for infer.py: the frames as a data source, and the same video with boxes.
+"""Reads the frames of a video as a data source for infer.py, and writes the video with boxes.
 
-OpenCV decodes. Frames reach the network through the tf.data loader, which resizes and normalises them like
-images.
+OpenCV decodes the frames. Then the tf.data loader resizes and normalises them for the network, as it does
+with images.
 """
 
 import os
@@ -19,19 +19,19 @@ from common.errors import UserError
 from common.progress import log
 
 SUFFIXES = (".mp4", ".m4v", ".mov", ".avi", ".mkv", ".webm", ".mpg", ".mpeg", ".wmv")
-_QUIET = {"OPENCV_LOG_LEVEL": "ERROR", "OPENCV_FFMPEG_LOGLEVEL": "-8"}  # AV_LOG_QUIET: the errors are ours
+_QUIET = {"OPENCV_LOG_LEVEL": "ERROR", "OPENCV_FFMPEG_LOGLEVEL": "-8"}  # AV_LOG_QUIET; errors are UserErrors
 _CODEC = "mp4v"  # MPEG-4 part 2: every build of OpenCV writes it
-_FALLBACK_RATE = 25.0  # frames a second, where the file names none
+_FALLBACK_RATE = 25.0  # frames per second, if the file has no frame rate
 
 
 class VideoSource(Source):
     """The frames of one video, in order, for the tf.data loader.
 
     Args:
-        path: the file.
+        path: path of the video.
         num_frames: number of frames that can be decoded.
-        frame_rate: frames a second.
-        height, width: of the frames in pixels, as they are shown.
+        frame_rate: frames per second.
+        height, width: size of the decoded frames in pixels.
     """
 
     name = "video"
@@ -42,10 +42,10 @@ class VideoSource(Source):
         self.files = [path]
 
     def read(self, *, training: bool, **options: Any) -> Nodes:
-        raise UserError(f"--images={self.path}: DALI reads no videos, --pipeline_type=tensorflow does")
+        raise UserError(f"--images={self.path}: DALI reads no videos; use --pipeline_type=tensorflow")
 
     def about(self) -> list[dict[str, Any]]:
-        """What detections.json holds about each frame besides its detections; its number is the image id."""
+        """Returns what detections.json has about each frame; the number of the frame is its image id."""
         name = os.path.basename(self.path)
         return [
             {"image_id": i, "frame": i, "seconds": round(i / self.frame_rate, 3), "file_name": name}
@@ -53,22 +53,22 @@ class VideoSource(Source):
         ]
 
     def frames(self) -> Iterator[np.ndarray]:
-        """uint8 (H, W, 3) RGB, one frame after the other."""
+        """Yields the frames in order, uint8 (H, W, 3) RGB."""
         capture = _opencv().VideoCapture(self.path)
         for _ in range(self.size):
             success, frame = capture.read()
             if not success:
                 raise UserError(f"--images={self.path}: the file has changed while it was read")
-            yield frame[..., ::-1]  # BGR
+            yield frame[..., ::-1]  # BGR -> RGB
 
     def examples(self, **_: Any) -> tf.data.Dataset:
-        """The frames for tf_readers.examples, in one shard."""
+        """Returns the frames as one shard, in the format of tf_readers.examples."""
         frame_spec = tf.TensorSpec((self.height, self.width, 3), tf.uint8)
         frames = tf.data.Dataset.from_generator(self.frames, output_signature=frame_spec)
         boxes, labels = tf.zeros((0, 4)), tf.zeros((0,), tf.int32)
 
         def example(number: tf.Tensor, frame: tf.Tensor) -> dict[str, tf.Tensor]:
-            png = tf.io.encode_png(frame, compression=0)  # without loss, and decoded again at once
+            png = tf.io.encode_png(frame, compression=0)  # lossless; the loader decodes it again
             return {"encoded": png, "boxes": boxes, "labels": labels, "image_id": number}
 
         return frames.enumerate().map(example)
@@ -78,7 +78,7 @@ def open_video(path: str) -> VideoSource:
     """Decodes a whole video once, to count its frames.
 
     Raises:
-        UserError: no decoder is installed, or there is nothing to decode.
+        UserError: OpenCV is not installed, or no frame can be decoded.
     """
     if not os.path.isfile(path):
         raise UserError(f"--images={path}: no such file")
@@ -86,7 +86,7 @@ def open_video(path: str) -> VideoSource:
     capture = cv2.VideoCapture(path)
     success, first = capture.read()
     if not success:
-        raise UserError(f"--images={path}: no frame of it can be decoded: it is damaged, or not a video")
+        raise UserError(f"--images={path}: no frame can be decoded: the file is damaged, or not a video")
     count = 1
     while capture.grab():
         count += 1
@@ -98,7 +98,7 @@ def open_video(path: str) -> VideoSource:
 
 
 def write_video(path: str | os.PathLike, source: VideoSource, frames: Iterable[np.ndarray]) -> None:
-    """Writes frames, uint8 (H, W, 3) RGB, of the size and rate of `source` to an .mp4 file.
+    """Writes frames, uint8 (H, W, 3) RGB, to an .mp4 file with the size and frame rate of `source`.
 
     Raises:
         OSError: OpenCV cannot write there.

@@ -1,1 +1,1 @@
-"""The training loop's parts: checkpoints, EMA, step guard, logs, weights files."""
+"""The parts of the training loop: checkpoints, EMA, step guard, logs, weights files."""

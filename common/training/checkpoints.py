@@ -1,4 +1,4 @@
-"""Checkpoints: everything that a run needs to go on as if it had never stopped, at any step.
+"""Saves and restores checkpoints: the complete state from which a run continues as if it had never stopped.
 
     runs/mine/
         run.json               what this run is (run_directory.py)
@@ -6,9 +6,9 @@
         best.weights.h5        the weights of the best evaluation (weights.py)
         last.weights.h5        the weights of the last epoch
 
-Each is written beside the old one and renamed into place, with checksums; a damaged checkpoint gives way to
-the one before it. Only rank 0 reads and writes: hosts need not share a disk. What the other ranks have of
-their own travels to it, and back.
+All are written under a temporary name, then renamed, and have checksums. If a checkpoint is damaged, the one
+before it is used. Only rank 0 reads and writes files, so hosts need not share a disk; the other ranks send
+their own state to rank 0, and receive it from there.
 """
 
 import contextlib
@@ -28,7 +28,7 @@ from common.layers import moving_statistics
 from common.training import optimizers, run_directory
 from common.training import weights as weight_files
 
-KEEP = 2  # checkpoints; the newest one between two epochs stays anyway
+KEEP = 2  # newest checkpoints that are kept; the newest one between two epochs is kept, too
 _SHARED = "state"
 _OWN = "rank"
 
@@ -36,24 +36,24 @@ _OWN = "rank"
 class Checkpoints:
     """Saves and restores the whole state of a run.
 
-    All ranks make one, and call `find`, `restore` and `save` together. Call `find` before the first `save`.
+    Each rank has one, and all ranks call `find`, `restore` and `save` together. Call `find` before `save`.
 
     Args:
         directory: the run directory; None on all ranks but rank 0.
-        ranks: of the run.
+        ranks: the ranks of the run.
         model: a built model.
-        optimizer: built for all the variables that ever train.
-        averaged: the model's averages.
-        metadata: what the manifest holds besides: that of the weights files, the flags.
-        identity: of the run; in the manifest, too.
+        optimizer: an optimizer that is built for all variables that are ever trained.
+        averaged: the moving averages of the model's weights.
+        metadata: further content of the manifest: the metadata of the weights files, and the flags.
+        identity: the identity of the run, which the manifest also holds.
 
     Attributes:
-        state: counters and other values, as JSON can hold them, to be read and changed in place: "step",
-            "epoch" (epochs done), "step_in_epoch" (0 between two epochs), ...
-        iterators: of the data; their positions are saved. Empty where that is impossible.
-        resharded: whether `find` found what another number of ranks saved.
-        data_anew: whether the data start anew with the epoch: the positions that `find` found are of other
-            ranks, or of another graph of DALI's.
+        state: counters and other JSON values, which the caller reads and changes in place: "step", "epoch"
+            (epochs done), "step_in_epoch" (0 between two epochs), ...
+        iterators: iterators of the data, whose positions are saved; empty if they cannot be saved.
+        resharded: whether another number of ranks saved the checkpoint that `find` found.
+        data_anew: whether the epoch must read its data from the start, because the saved positions are
+            those of another number of ranks or of another DALI graph.
 
     Raises:
         UserError: the directory cannot be written to.
@@ -79,7 +79,7 @@ class Checkpoints:
         self._variables = [v.value for v in [*model.weights, *optimizer.variables]] + [*averaged.variables]
         self._shared = tf.train.Checkpoint(model=model, optimizer=optimizer, averaged=averaged)
         self._seeds = random_states(model)  # tf.train.Checkpoint misses them
-        # Rank 0's are among the shared ones.
+        # The shared part of the checkpoint holds the statistics of rank 0.
         statistics = moving_statistics(model) if ranks.rank else []
         self._statistics = [*statistics, *averaged.averages_of(statistics)]
         with ranks.raise_on_any_rank():
@@ -90,16 +90,16 @@ class Checkpoints:
                     files.remove_unfinished(self._directory)
 
     def find(self) -> list[str] | None:
-        """Looks for the checkpoint to go on from, the newest, and makes its `state` that of the run.
+        """Finds the newest checkpoint to continue from, and copies its `state` to this object.
 
-        Where the run is not quite the one that was saved (another number of ranks, another --freeze), it is
-        the newest of an epoch's end.
+        If values in the identity have changed (the number of ranks, --freeze), it finds the newest checkpoint
+        that was saved at the end of an epoch.
 
         Returns:
-            What has changed since it was saved, by names in the identity; None for a new run.
+            The names of the values in the identity that have changed since then; None for a new run.
 
         Raises:
-            UserError: there are checkpoints, and none can be used.
+            UserError: there are checkpoints, but none can be used.
         """
         found = None
         with self._ranks.raise_on_any_rank():
@@ -120,14 +120,13 @@ class Checkpoints:
         return changed
 
     def restore(self) -> None:
-        """Restores the variables and the positions of `iterators` that `find` found.
+        """Restores the variables and the positions of `iterators` from the checkpoint that `find` found.
 
-        With another number of ranks, the state of single ranks is ignored: all start with the moving
-        statistics of rank 0, and their data start where `iterators` are. The learning rate is then that of
-        `state["step"]`.
+        If the number of ranks has changed, all ranks start with the moving statistics of rank 0, `iterators`
+        keep their present positions, and the learning rate is that of `state["step"]`.
 
         Raises:
-            UserError: it is of another model.
+            UserError: the checkpoint belongs to another model.
         """
         parts: list[dict[str, bytes]] = []
         name, manifest = self._found
@@ -148,7 +147,7 @@ class Checkpoints:
         if self.resharded:
             inner = getattr(self._optimizer, "inner_optimizer", self._optimizer)
             for optimizer in {self._optimizer, inner}:
-                optimizer._iterations.assign(self.state["step"])  # accumulation makes `iterations` another
+                optimizer._iterations.assign(self.state["step"])  # not `iterations`, which counts updates
             return
         with self._ranks.raise_on_any_rank(), _in_memory() as prefix:
             for suffix, content in parts[self._ranks.rank].items():
@@ -158,10 +157,10 @@ class Checkpoints:
     def save(self) -> bool:
         """Writes the checkpoint of `state["step"]`.
 
-        A full disk costs this checkpoint, with one warning, and neither the run nor those before.
+        If the disk is full, logs a warning and writes nothing; training continues, old checkpoints stay.
 
         Returns:
-            Whether it was written; the same on all ranks.
+            Whether the checkpoint was written; the same on all ranks.
         """
         with _in_memory() as prefix:
             self._own().write(prefix)
@@ -176,7 +175,7 @@ class Checkpoints:
                 problem = weight_files.reason(error)
                 progress.log(
                     f"warning: the checkpoint of step {self.state['step']} cannot be written: {problem}; "
-                    "training continues, what was saved before is intact"
+                    "training continues, earlier checkpoints are intact"
                 )
         return self._ranks.broadcast_object(problem) is None
 
@@ -221,7 +220,7 @@ class Checkpoints:
 
 @contextlib.contextmanager
 def _in_memory() -> Iterator[str]:
-    """A prefix for files of a tf.train.Checkpoint, in TensorFlow's file system in memory: no disk is full."""
+    """Yields a path prefix in TensorFlow's in-memory file system, so a full disk cannot cause an error."""
     directory = f"ram://{uuid.uuid4().hex}"
     try:
         yield f"{directory}/part"

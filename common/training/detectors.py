@@ -1,4 +1,4 @@
-"""Opens what eval.py and infer.py take as --weights: a file that train.py or export.py wrote."""
+"""Opens the file that --weights of eval.py and infer.py names, and that train.py or export.py wrote."""
 
 import pathlib
 from typing import Any
@@ -18,11 +18,11 @@ def open_detector(
 ) -> Opened:
     """Opens a detector for the evaluation loader; arguments and errors are those of `App.load`.
 
-    `path` may also be an exported saved_model directory, .onnx, .tflite or .plan file, whose size, config
-    and suppression cannot change any more: `defaults` do not concern it.
+    `path` may also be an exported model: a saved_model directory, or an .onnx, .tflite or .plan file. Its
+    input size, config and NMS cannot change, so `defaults` have no effect on it.
 
     Returns:
-        The function that detects, its config, the trained classes, and the file that was read.
+        The detection function, its config, the trained classes, and the file that was read.
     """
     file = pathlib.Path(path or "")
     if model_metadata.is_exported(file):
@@ -36,7 +36,7 @@ def _open_exported(app: App, file: pathlib.Path, image_size: str | None, spec: s
     config = app.read_config(metadata, file)
     for flag, value in (("image_size", image_size), ("hparams", spec)):
         if value:
-            raise UserError(f"--{flag}={value} cannot change {file}: export the weights again with it")
+            raise UserError(f"--{flag}={value} cannot change {file}: export again with this flag")
     nms = metadata.get("export", {}).get("nms")
     if nms != "standard" and (nms, file.suffix) != ("efficientnms_trt", ".plan"):
         raise UserError(f"{file} was exported with --nms={nms}: export it with --nms=standard")

@@ -1,6 +1,6 @@
-"""--init_from: weights of one model as the start of another, with any classes.
+"""Fine-tuning: --init_from starts a model from the weights of another one, which may have other classes.
 
---freeze and --freeze_batch_norm: layers that do not train.
+--freeze and --freeze_batch_norm exclude layers from training.
 """
 
 import dataclasses
@@ -18,20 +18,20 @@ from common.errors import UserError
 from common.labels import LabelMap
 from common.progress import log
 
-# Of the model's weights. A backbone alone has more (efficientdet-d0's 44 %); what has less is of another
-# model, and a few layers of it amid random ones are a worse start than none.
+# Least share of the model's weights that a file must hold; a backbone alone has more (efficientdet-d0: 44 %).
+# A file with less is of another model: a few of its layers among random ones are a worse start than none.
 LEAST_SHARE = 0.3
 
 
 @dataclasses.dataclass(frozen=True)
 class ClassRows:
-    """Which weights have numbers of single classes: their last axis holds those of each anchor side by side.
+    """Tells which weights have one value per class. Their last axis is anchors x (first + classes).
 
     Attributes:
-        paths: of these weights.
-        anchors: per location, of the model to start.
-        source_anchors: per location, of the model that was trained.
-        first: how many other numbers each anchor has before those of its classes; they are always taken.
+        paths: the paths of these weights.
+        anchors: number of anchors per location in the model to initialise.
+        source_anchors: number of anchors per location in the source model.
+        first: number of values per anchor that come before those of the classes; they are always copied.
     """
 
     paths: Collection[str]
@@ -41,13 +41,13 @@ class ClassRows:
 
 
 class Report(NamedTuple):
-    """What became of every weight. Its text is one short paragraph.
+    """Tells which weights were copied. `str` gives a short paragraph for the log.
 
     Attributes:
-        origin: where the weights come from, as the paragraph names it.
-        taken: paths of the model's weights that have the source's values. Those with rows of classes are
-            among them when any row was taken.
-        made_anew: paths of the model's other weights.
+        origin: the name of the source in this paragraph.
+        taken: paths of the model's weights that were copied from the source. A weight with values per
+            class is among them if any of its values was copied.
+        made_anew: paths of the other weights, which keep their initial values.
         new_classes: names of the model's classes that the source does not have.
     """
 
@@ -74,22 +74,21 @@ def transfer(
     source_names: Sequence[str],
     origin: str,
 ) -> Report:
-    """Copies every weight whose path and shape agree; the others keep their initial values.
+    """Copies every weight with the same path and shape in `source`; other weights keep their initial values.
 
-    The weights of `rows` are taken class by class: the rows of classes with the same name (in COCO's or in
-    Pascal VOC's spelling) are copied, at any place in either model; those of new classes keep their
-    initial values.
+    The weights in `rows` are copied class by class. Classes are matched by name (in COCO's or Pascal VOC's
+    spelling); their indexes in the two models may differ. New classes keep their initial values.
 
     Args:
-        model: the model to start.
+        model: the model to initialise.
         source: path of a weight -> its values.
-        rows: which weights have a row for each class.
+        rows: which weights have a value for each class.
         label_map: the model's classes.
-        source_names: the classes of `source` in their order; "" for a row without one.
-        origin: where `source` comes from, as messages begin: "--init_from=runs/mine".
+        source_names: the class names of `source` by class index; "" for an unused index.
+        origin: name of the source with which messages begin, for example "--init_from=runs/mine".
 
     Raises:
-        UserError: less than LEAST_SHARE of the model's weights are in `source`; none is assigned then.
+        UserError: `source` holds less than LEAST_SHARE of the model's weights; the model is unchanged.
     """
     places = [find_class(name, source_names) for name in label_map.names]
     taken = {}
@@ -102,7 +101,7 @@ def transfer(
     if len(taken) < len(model.weights) * LEAST_SHARE:
         raise UserError(
             f"{origin}: only {len(taken)} of the {len(model.weights)} weights of {model.name} "
-            "are in it: give weights of the same model"
+            "are in this file: give weights of the same model"
         )
     for weight in model.weights:
         if weight.path in taken:
@@ -118,22 +117,22 @@ def transfer(
 def set_initial_weights(
     a: Args, ranks: Ranks, resumed: bool, model: keras.Model, init_from: Callable[[str], Report]
 ) -> None:
-    """Loads --init_from on rank 0 of a new run, whose weights `Run` broadcasts, and freezes layers.
+    """Loads --init_from on rank 0 of a new run (`Run` then broadcasts the weights), and freezes layers.
 
     Args:
         a: the flags.
-        ranks: of the run.
-        resumed: whether it continues from a checkpoint.
-        model: with all layers trainable.
-        init_from: loads a file into the model.
+        ranks: the ranks of the run.
+        resumed: whether the run continues from a checkpoint.
+        model: the model, with all layers trainable.
+        init_from: path of a file -> loads its weights into the model and returns a report.
 
     Raises:
-        UserError: on every rank: the file cannot be used; the pattern of --freeze matches no layer, or all;
-            --freeze_batch_norm without weights to start from.
+        UserError: on every rank: the file cannot be used; --freeze matches no layer, or all layers;
+            --freeze_batch_norm is given without weights to start from.
     """
     with ranks.raise_on_any_rank():
         if a.freeze_batch_norm and not (a.init_from or resumed):
-            raise UserError("--freeze_batch_norm keeps the statistics of trained weights: name --init_from")
+            raise UserError("--freeze_batch_norm needs the statistics of trained weights: add --init_from")
         if a.init_from and resumed:
             log(f"--init_from={a.init_from} is not read again: this run continues from its checkpoint")
         elif a.init_from and ranks.rank == 0:
@@ -145,9 +144,9 @@ def set_initial_weights(
 
 
 def freeze_batch_norms(model: keras.Model) -> None:
-    """Stops all batch norms: they normalise with the statistics that they have, and nothing of them trains.
+    """Freezes all batch norms: they normalise with their present statistics, and their weights do not train.
 
-    NVIDIA/retinanet-examples trains so, from ImageNet weights and with small batches
+    NVIDIA/retinanet-examples does the same when it trains from ImageNet weights with small batches
     (odtk/backbones/layers.py, FixedBatchNorm2d).
     """
     for layer in model.layers:
@@ -156,17 +155,17 @@ def freeze_batch_norms(model: keras.Model) -> None:
 
 
 def freeze(model: keras.Model, pattern: str) -> str:
-    """Stops the layers whose name matches from training, their batch norms from updating.
+    """Freezes the layers whose names match: their weights do not train, nor do batch norms update statistics.
 
     Args:
         model: a built model.
         pattern: a regular expression that is searched for in the names of the layers.
 
     Returns:
-        One line that names them.
+        One line for the log that names the frozen layers.
 
     Raises:
-        UserError: the pattern is none, matches no layer, or leaves nothing to train.
+        UserError: the pattern is not a regular expression, matches no layer, or leaves nothing to train.
     """
     try:
         frozen = [layer for layer in model.layers if layer.weights and re.search(pattern, layer.name)]
@@ -185,12 +184,12 @@ def freeze(model: keras.Model, pattern: str) -> str:
 def _copy_rows(
     own: np.ndarray, source: np.ndarray, rows: ClassRows, places: Sequence[int | None]
 ) -> np.ndarray | None:
-    """`own` with `source`'s numbers in place of those that both have; None where there are none.
+    """Returns `own` with the values of shared classes replaced by those of `source`; None if nothing fits.
 
     Args:
-        own, source: (..., anchors x (first + C)), C of each its own.
-        rows: how the last axis is made.
-        places: for each class of `own` its index among those of `source`.
+        own, source: arrays (..., anchors x (first + C)); the number of classes C may differ.
+        rows: the layout of the last axis.
+        places: the index in `source` of each class of `own`; None for a new class.
     """
     nothing_fits = not rows.first and all(place is None for place in places)
     if own.shape[:-1] != source.shape[:-1] or rows.anchors != rows.source_anchors or nothing_fits:
@@ -207,7 +206,7 @@ def _copy_rows(
 # --- the 80 classes of COCO, and the other spellings of Pascal VOC ---
 
 # The categories of instances_val2017.json.
-_UNUSED = (12, 26, 29, 30, 45, 66, 68, 69, 71, 83)  # of the ids 1 to 90
+_UNUSED = (12, 26, 29, 30, 45, 66, 68, 69, 71, 83)  # ids from 1 to 90 without a category
 _NAMES = """
 person, bicycle, car, motorcycle, airplane, bus, train, truck, boat, traffic light, fire hydrant, stop
 sign, parking meter, bench, bird, cat, dog, horse, sheep, cow, elephant, bear, zebra, giraffe, backpack,
@@ -221,13 +220,14 @@ _IDS = tuple(i for i in range(1, 91) if i not in _UNUSED)
 
 
 def coco_label_map() -> LabelMap:
-    """Class 0..79 <-> COCO's category id 1..90 <-> COCO's name."""
+    """Returns the map of COCO's classes 0..79, their category ids 1..90 and their names."""
     return LabelMap(_IDS, tuple(" ".join(_NAMES.split()).split(", ")))
 
 
 NUM_COCO_CLASSES = len(_IDS)
 
-# COCO: Pascal VOC (host.robots.ox.ac.uk/pascal/VOC/voc2012, section 2). VOC's other 14 names are COCO's, too.
+# COCO's name: Pascal VOC's name (host.robots.ox.ac.uk/pascal/VOC/voc2012, section 2). VOC's other 14 names
+# are the same in COCO.
 VOC_SPELLINGS = {
     "motorcycle": "motorbike",
     "airplane": "aeroplane",
@@ -240,7 +240,7 @@ _OTHER_SPELLINGS = VOC_SPELLINGS | {voc: coco for coco, voc in VOC_SPELLINGS.ite
 
 
 def find_class(name: str, names: Sequence[str]) -> int | None:
-    """Where `name` stands in `names`: as it is, else in the other of COCO's and Pascal VOC's spellings.
+    """Returns the index in `names` of `name`, else of its other spelling (COCO or Pascal VOC), else None.
 
     >>> find_class("sofa", ["cat", "couch"]), find_class("couch", ["sofa", "couch"]), find_class("cow", [])
     (1, 1, None)

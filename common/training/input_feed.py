@@ -1,17 +1,17 @@
-"""The data of a run: opened and checked, then batches for the replicas of this process.
+"""Opens and checks the data of a run, and feeds batches to the replicas of this process.
 
     data = open_splits(a, ranks, open_datasets, max_instances=100, synthetic_classes=90)
     feed = InputFeed(ranks, open_loader, loader_kwargs, steps_per_epoch)
     feed.resume(checkpoints)
-    images, targets = next(feed)  # from the place that a checkpoint holds
+    images, targets = next(feed)  # continues at the position in the checkpoint
 
-tf.train.Checkpoint can save the iterators of DALI on a CPU and of tf.data. It cannot save those of DALI on a
-GPU: there every epoch opens its loaders anew, with another seed, and a run that was stopped within an epoch
-reads the batches that it had trained on again and drops them. The result is as exact; it costs part of an
-epoch's loading, and the images that do not fill an epoch's last batch.
+tf.train.Checkpoint can save iterators of tf.data and of DALI on a CPU, but not of DALI on a GPU. There each
+epoch opens new loaders with another seed; images that do not fill the last batch of an epoch are not used. A
+run that was stopped within an epoch reads the batches of this epoch again, and drops those that it has
+trained on. The result is the same as without the stop, but this loading takes time.
 
-There a thread fetches the next batch while the device trains, and opens the loaders of the next epoch. A
-place is a number of steps, so that batch is not part of it: a run that is resumed fetches it again.
+On a GPU, a thread fetches the next batch while the device trains, and also opens the loaders of the next
+epoch. The saved position is a number of steps. A resumed run fetches the batch of its next step again.
 """
 
 from collections.abc import Callable, Mapping
@@ -36,9 +36,9 @@ class Data(NamedTuple):
     """The data of a run.
 
     Attributes:
-        train, evaluation: their sources; None where they are synthetic, or not given.
+        train, evaluation: the sources of both data sets; None if synthetic or not given.
         label_map: the classes of the training data.
-        num_classes: of the model: those, or more (--num_classes).
+        num_classes: number of classes of the model; with --num_classes it may exceed that of `label_map`.
     """
 
     train: Source | None
@@ -55,17 +55,17 @@ def open_splits(
     max_instances: int,
     synthetic_classes: int,
 ) -> Data:
-    """Opens and checks the data; one rank of each host first, so that the others find its caches.
+    """Opens and checks the data, first on one rank of each host, so that the other ranks find its caches.
 
     Args:
         a: the flags.
-        ranks: of the run.
-        open_datasets: datasets.open_datasets, the data check.
-        max_instances: boxes of an image that are kept.
+        ranks: the ranks of the run.
+        open_datasets: `open_datasets` of common/datacheck/datasets.py.
+        max_instances: number of boxes per image that are kept.
         synthetic_classes: number of classes of synthetic data.
 
     Raises:
-        UserError: on every rank, if any rank cannot use its flags or data; it names every bad file.
+        UserError: on every rank, if any rank cannot use its flags or data; the message names every bad file.
     """
     train_set: Source | None = None
     eval_set: Source | None = None
@@ -78,11 +78,11 @@ def open_splits(
             )
             label_map = train_set.label_map
             if eval_set:
-                check_shards(eval_set.size, ranks.world_size)  # now, and not after an epoch of training
+                check_shards(eval_set.size, ranks.world_size)  # before training, not after the first epoch
         num_classes = a.num_classes or label_map.num_classes
         if num_classes < label_map.num_classes:
             raise UserError(
-                f"--num_classes={num_classes}: the data have {label_map.num_classes} classes; leave it out"
+                f"--num_classes={num_classes}: the data have {label_map.num_classes} classes; omit the flag"
             )
     return Data(train_set, eval_set, label_map, num_classes)
 
@@ -98,14 +98,14 @@ def open_loader(
     device_index: int = 0,
     **of_epoch: Any,
 ) -> BaseLoader:
-    """The training loader of one replica of this process, or the evaluation loader of this rank.
+    """Opens the training loader of one replica of this process, or the evaluation loader of this rank.
 
     Args:
-        classes: as for make_loader.
-        a, ranks, config, data: of the run.
-        training: which of the two.
-        device_index: the replica's, in `ranks.local_replicas`, which holds the number of its shard.
-        of_epoch: the app's `epoch_kwargs`.
+        classes: the loader classes of the app, see make_loader.
+        a, ranks, config, data: flags, ranks, config and data of the run.
+        training: whether to open the training loader or the evaluation loader.
+        device_index: index of the replica in `ranks.local_replicas`, which holds the number of its shard.
+        of_epoch: further arguments of the loader, from the app's `epoch_kwargs`.
     """
     if training:
         shard_id, num_shards = ranks.local_replicas[device_index], ranks.num_replicas
@@ -129,21 +129,21 @@ def open_loader(
 
 
 class InputFeed:
-    """One loader for each local replica; an iterator of (images, targets). `resume` opens the loaders.
+    """Iterates over (images, targets), from one loader per local replica. `resume` opens the loaders.
 
     Args:
-        ranks: of the run: the replicas are the shards.
+        ranks: the ranks of the run; each replica reads one shard.
         open_loader: (device_index=index, **others) -> the training loader of a replica of this process.
-        loader_kwargs: number of epochs done -> the other arguments of loaders that are opened then, as JSON
-            can hold them: the seed, ...
-        steps_per_epoch: batches of one replica in an epoch; None: the size of the data.
+        loader_kwargs: number of epochs done -> the other arguments of the loaders for the next epoch, as
+            JSON values: the seed, ...
+        steps_per_epoch: batches per epoch and replica; None: the size of the data decides.
 
     Attributes:
-        size: images of all shards together.
-        pipeline_type: of the loaders.
-        steps_per_epoch: as given, or by the size.
-        identity: what must be equal for a run to resume.
-        num_epochs: after which no further loaders are opened; None: not known.
+        size: number of images in all shards together.
+        pipeline_type: the loaders' pipeline type.
+        steps_per_epoch: the argument, or the value for the size of the data.
+        identity: values that must be the same when the run resumes.
+        num_epochs: number of epochs of the run, after which no loaders are opened; None: not known.
     """
 
     def __init__(
@@ -160,19 +160,19 @@ class InputFeed:
         self.identity = {"pipeline_type": self.pipeline_type, "steps_per_epoch": self.steps_per_epoch}
         if self.pipeline_type.startswith("dali"):
             self.identity["dali_graph"] = DALI_GRAPH
-        self._saveable, self._taken = loader.saveable, 0  # batches of the loaders that are open
+        self._saveable, self._taken = loader.saveable, 0  # taken: batches from the open loaders
         self.num_epochs: int | None = None
         self._thread = ThreadPoolExecutor(1, "input_feed")
         self._ahead: Future[list[Batch]] | None = None
 
     def resume(self, checkpoints: Checkpoints) -> None:
-        """Restores the newest checkpoint, if there is one, and opens the data at the place that is next.
+        """Restores the newest checkpoint, if there is one, and opens the data at the next position.
 
         Raises:
-            UserError: there are checkpoints, and none can be used.
+            UserError: there are checkpoints, but none can be used.
         """
         self._checkpoints, state, changed = checkpoints, checkpoints.state, checkpoints.find()
-        if checkpoints.resharded:  # other ranks under --elastic
+        if checkpoints.resharded:  # --elastic: the number of ranks, and so of steps, has changed
             state["step"] = state["epoch"] * self.steps_per_epoch
         if changed is None or checkpoints.data_anew or not (self._saveable or state["step_in_epoch"]):
             state["loader"] = dict(self._loader_kwargs(state["epoch"]))
@@ -186,10 +186,10 @@ class InputFeed:
         within = f" and {state['step_in_epoch']} steps" if state["step_in_epoch"] else ""
         log(f"resumed after epoch {state['epoch']}{within} (step {state['step']})")
         if changed:
-            log(f"  with another {', '.join(changed)}: from a whole epoch, not as if it had never stopped")
+            log(f"  with another {', '.join(changed)}: from a whole epoch; differs from an uninterrupted run")
 
     def begin_epoch(self) -> None:
-        """Opens the loaders anew where they cannot go on, or where the epoch wants more than another seed."""
+        """Opens new loaders if the present ones cannot continue, or if arguments except the seed change."""
         state = self._checkpoints.state
         old, new = state["loader"], dict(self._loader_kwargs(state["epoch"]))
         changed = [f"{name}={new[name]}" for name in new if name != "seed" and new[name] != old.get(name)]
@@ -200,7 +200,7 @@ class InputFeed:
             self._open()
 
     def __next__(self) -> Batch:
-        """(images, targets), one batch for each local replica.
+        """Returns (images, targets), one batch for each local replica.
 
         Raises:
             tf.errors.OpError: the loader stopped, for example at a damaged image.
@@ -214,13 +214,13 @@ class InputFeed:
         return self._ranks.feed(batches)
 
     def close(self) -> None:
-        """Waits for what the thread does, and ends it."""
+        """Waits for the present task of the thread, and ends the thread."""
         self._thread.shutdown(cancel_futures=True)
 
     def _open(self) -> None:
-        """Opens the loaders that the state names; checkpoints hold their places, where that is possible."""
+        """Opens loaders with the arguments in the state; checkpoints save their positions if possible."""
         kwargs, self._taken = self._checkpoints.state["loader"], 0
-        if self._ahead is None:  # else the thread opens them
+        if self._ahead is None:  # else the thread opens the loaders
             self._open_loaders(kwargs)
         self._checkpoints.iterators = self._iterators if self._saveable else ()
 

@@ -1,16 +1,16 @@
 """Metadata of weights files, checkpoints and exported models: classes, config, anchors, recipe, versions.
 
-The metadata is a dictionary that JSON can hold. Files of earlier versions lack some keys and load all the
-same. Each kind of file has its own place for it:
+The metadata is a dictionary of JSON values. Files of earlier versions lack some keys, but can be loaded.
+Where each kind of file stores the metadata:
 
 *.weights.h5             the metadata of weights.py
 run directory            its best weights, else the last, else the newest checkpoint
 checkpoints/00001200     manifest.json
 saved_model directory    assets.extra/passport.json
 *.onnx                   metadata_props["passport"]
-*.tflite                 passport.json in the zip archive at the file's end, TensorFlow Lite's own place
-                         for such files (https://www.tensorflow.org/lite/models/convert/metadata)
-*.plan                   those of the *.onnx file beside it, from which it was built
+*.tflite                 passport.json in the zip archive at the file's end, where TensorFlow Lite expects
+                         such files (https://www.tensorflow.org/lite/models/convert/metadata)
+*.plan                   in the *.onnx file next to it, from which it was built
 
 Weights and checkpoints with a wrong checksum are refused. Exported files have no checksum.
 """
@@ -34,13 +34,13 @@ if TYPE_CHECKING:
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 
-# Flags of train.py that decide what a run computes and that no field of the config holds.
+# Flags of train.py that affect the result of a run and are not fields of the config.
 RECIPE_FLAGS: tuple[str, ...] = ("batch_size", "accumulate_steps", "precision", "strategy", "pipeline_type")
 RECIPE_FLAGS += ("init_from", "freeze", "freeze_batch_norm", "seed")
-# How the names of the `fields` begin that `differences` compares. The anchors follow from the config.
+# `differences` compares `fields` whose names begin like this; not the anchors, which the config determines.
 COMPARED: tuple[str, ...] = ("app", "num_classes", "train_data", "eval_data", "class ")
 COMPARED += ("config.", "preprocessing.", "versions.", "export.")
-KEY = "passport"  # the name of the metadata in exported files since the first version
+KEY = "passport"  # the metadata's key in exported files, unchanged since the first version
 FILE = "passport.json"
 SAVED_MODEL_FOLDER = "assets.extra"  # TensorFlow ignores this folder: saved_model/README.md
 
@@ -55,23 +55,23 @@ def make(
     eval_source: "Source | None" = None,
     recipe: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """The metadata of a model of this process; each app's model_metadata.py gives the first two arguments.
+    """Makes the metadata of a model in memory; each app's model_metadata.py supplies the first two arguments.
 
     Args:
         app: "efficientdet" or "yolov4".
-        describe: config -> `anchors` (what a box output is relative to) and `preprocessing` (what is done to
-            the pixels of an image before the network sees them), in words and numbers.
-        config: of the model as it runs, a dataclass.
-        label_map: of the trained classes.
-        num_classes: rows of the class outputs; at least those of the label map.
-        source, eval_source: the data, where they are known.
-        recipe: flags of train.py; those of RECIPE_FLAGS are kept.
+        describe: config -> a dict of `anchors` (what box outputs are relative to) and `preprocessing` (how
+            pixels are processed before the network), as text and numbers.
+        config: the present config of the model, a dataclass.
+        label_map: the trained classes.
+        num_classes: number of class outputs, at least that of the label map.
+        source, eval_source: the training and evaluation data, if known.
+        recipe: flags of train.py, of which those in RECIPE_FLAGS are kept.
 
     Returns:
-        What JSON can hold; keys without a value are left out, so that `old | make(...)` keeps what was known.
+        A dict of JSON values. Keys without a value are left out, so `old | make(...)` keeps their old values.
     """
     recipe = {name: recipe[name] for name in RECIPE_FLAGS if recipe.get(name) is not None} if recipe else {}
-    if "init_from" in recipe:  # weights are published, names of directories are private
+    if "init_from" in recipe:  # without directories, because weights may be published
         recipe["init_from"] = pathlib.Path(recipe["init_from"]).name
     about = describe(config)
     pixels = {"color": "RGB, 0 to 255", "network_sees": "(pixel - mean) / stddev"}
@@ -93,8 +93,8 @@ def make(
 
 @functools.cache
 def commit() -> str | None:
-    """The commit of this tree, with a + where tracked files differ from it; None outside a git checkout."""
-    # The two paths keep git from a repository around this tree.
+    """Returns the commit of this checkout, with a + if tracked files differ from it; None without git."""
+    # Given both paths, git does not search parent directories for another repository.
     git = ["git", f"--git-dir={ROOT / '.git'}", f"--work-tree={ROOT}"]
     describe = [*git, "describe", "--always", "--abbrev=40", "--dirty=+", "--exclude=*"]
     try:
@@ -105,7 +105,7 @@ def commit() -> str | None:
 
 
 def read(path: str | pathlib.Path) -> dict[str, Any]:
-    """The metadata of a file or directory.
+    """Reads the metadata of a file or directory.
 
     Args:
         path: a weights file, a run directory (its best weights, else the last, else the newest checkpoint), a
@@ -113,7 +113,7 @@ def read(path: str | pathlib.Path) -> dict[str, Any]:
             .tflite, .plan.
 
     Raises:
-        UserError: there is nothing there, it is damaged, or it has no metadata of this project.
+        UserError: the path does not exist, is damaged, or has no metadata of this project.
     """
     path = pathlib.Path(path)
     if not path.exists():
@@ -142,7 +142,7 @@ def _read_exported(path: pathlib.Path) -> dict[str, Any]:
     if path.suffix == ".plan":
         path = path.with_suffix(".onnx")
         if not path.exists():
-            raise UserError(f"{path} is missing: it holds the classes of the .plan file beside it")
+            raise UserError(f"{path} is missing: it holds the metadata of the .plan file next to it")
     try:
         if path.is_dir():
             text = (path / SAVED_MODEL_FOLDER / FILE).read_bytes()
@@ -161,11 +161,11 @@ def _read_exported(path: pathlib.Path) -> dict[str, Any]:
 
 
 def differences(saved: Mapping, now: Mapping, words: tuple[str, str] = ("saved", "now")) -> list[str]:
-    """`config.nms_iou: saved 0.5, now 0.6`, one line for each field that both have and that differs.
+    """Returns a line for each field that differs and is in both: `config.nms_iou: saved 0.5, now 0.6`.
 
     Args:
-        saved, now: metadata.
-        words: what each is called.
+        saved, now: the two metadata to compare.
+        words: the names of the two in the lines.
     """
     before, after = fields(saved), fields(now)
     return [
@@ -179,7 +179,7 @@ def differences(saved: Mapping, now: Mapping, words: tuple[str, str] = ("saved",
 
 
 def fields(metadata: Mapping[str, Any]) -> dict[str, Any]:
-    """All values by name: "app", "config.nms_iou", and of each class "class 0": "category 3, car"."""
+    """Returns name -> value, for example of "app", "config.nms_iou" and "class 0" ("category 3, car")."""
     found = run_directory.flatten(metadata)
     if "label_map" in metadata:
         label_map = LabelMap.from_json(found.pop("label_map"))

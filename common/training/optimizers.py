@@ -1,4 +1,4 @@
-"""The optimizer that both apps build: SGD with momentum or Adam, clipped, accumulating, with loss scaling."""
+"""Both apps' optimizer (SGD or Adam; clipping, gradient accumulation, loss scaling) and weight averages."""
 
 import contextlib
 import functools
@@ -14,23 +14,23 @@ _ALONE = Ranks()
 
 
 class _Fused(keras.optimizers.Optimizer):
-    """What both share: numbers that are the same for all variables of an update, and clipping."""
+    """The base of both optimizers: clipping, and numbers that all variables of an update share."""
 
     def _clip_gradients(self, gradients: list[tf.Tensor]) -> list[tf.Tensor]:
-        # Keras calls this once an update, before the update_step of each variable, and in the same graph.
+        # Keras calls this first in each update, in the same graph as update_step. So it resets the numbers.
         self._numbers: tuple[tf.Tensor, ...] = ()
         if self.clipnorm or not self.global_clipnorm:
             return super()._clip_gradients(gradients)
-        # Keras' own takes five operations a gradient, this two; both are NaN where the norm is infinite.
+        # Two operations per gradient instead of Keras' five, also NaN if the norm is infinite.
         norm = tf.linalg.global_norm(gradients)
         scale = self.global_clipnorm / tf.maximum(norm, self.global_clipnorm) + (norm - norm)
         return [gradient * scale for gradient in gradients]
 
 
 class FusedSGD(_Fused, keras.optimizers.SGD):
-    """`keras.optimizers.SGD` with momentum, one TensorFlow operation a variable where Keras writes eight.
+    """`keras.optimizers.SGD` with momentum, in one TensorFlow operation per variable instead of eight.
 
-    Fewer passes over the memory, and a graph that is traced and optimised sooner.
+    This reads and writes memory fewer times, and the graph is traced and optimised faster.
     """
 
     def update_step(self, gradient: tf.Tensor, variable: keras.Variable, learning_rate: tf.Tensor) -> None:
@@ -50,14 +50,14 @@ class FusedSGD(_Fused, keras.optimizers.SGD):
 
 
 class FusedAdam(_Fused, keras.optimizers.Adam):
-    """`keras.optimizers.Adam`, one TensorFlow operation a variable where Keras writes thirty."""
+    """`keras.optimizers.Adam`, in one TensorFlow operation per variable instead of thirty."""
 
     def update_step(self, gradient: tf.Tensor, variable: keras.Variable, learning_rate: tf.Tensor) -> None:
         if not self._numbers:
             constants = [tf.constant(x, tf.float32) for x in (self.beta_1, self.beta_2, self.epsilon, 0.0)]
             learning_rate = tf.convert_to_tensor(learning_rate)
             step = tf.cast(tf.convert_to_tensor(self.iterations) + 1, learning_rate.dtype)
-            # arXiv 1412.6980, the end of section 2
+            # bias correction: arXiv 1412.6980, the end of section 2
             corrected = learning_rate * tf.sqrt(1 - self.beta_2**step) / (1 - self.beta_1**step)
             self._numbers = corrected, *constants
         rate, beta_1, beta_2, epsilon, zero = (tf.cast(x, variable.dtype) for x in self._numbers)
@@ -66,7 +66,7 @@ class FusedAdam(_Fused, keras.optimizers.Adam):
             var=variable.handle,
             m=self._momentums[index].value.handle,
             v=self._velocities[index].value.handle,
-            beta1_power=zero,  # the learning rate is corrected already
+            beta1_power=zero,  # no bias correction: the learning rate is already corrected
             beta2_power=zero,
             lr=rate,
             beta1=beta_1,
@@ -77,7 +77,7 @@ class FusedAdam(_Fused, keras.optimizers.Adam):
 
 
 def last_learning_rate(optimizer: keras.optimizers.Optimizer) -> float:
-    """The learning rate of the last batch; accumulated batches count, because they move the schedule."""
+    """Returns the learning rate of the last batch; accumulated batches count, they advance the schedule."""
     inner = getattr(optimizer, "inner_optimizer", optimizer)
     batches = int(tf.convert_to_tensor(inner._iterations))  # `iterations` counts updates only
     return float(inner._learning_rate(max(batches - 1, 0)))
@@ -93,18 +93,18 @@ def make_optimizer(
     accumulate_steps: int = 1,
     initial_loss_scale: float = 2.0**15,
 ) -> keras.optimizers.Optimizer:
-    """SGD with momentum or Adam, inside a loss-scale optimizer for float16.
+    """Makes SGD with momentum or Adam, wrapped in a loss-scale optimizer for float16.
 
-    Clipping sits in the inner optimizer, so it sees unscaled, accumulated gradients.
+    The inner optimizer clips the gradients after they were unscaled and accumulated.
 
     Args:
         name: sgd or adam.
-        schedule: learning rate by micro-step: Keras asks it for every batch, accumulated ones too.
-        momentum: of SGD; Adam's beta_1.
+        schedule: number of batches done -> learning rate. Accumulated batches count.
+        momentum: momentum of SGD, or beta_1 of Adam.
         clip_norm: largest global norm of the gradients; 0 turns clipping off.
-        precision: float32, mixed_bfloat16 or mixed_float16; the last gets the loss scale.
-        accumulate_steps: batches whose gradients are averaged into one update.
-        initial_loss_scale: of float16; it halves at every overflow and doubles after 2000 updates without.
+        precision: float32, mixed_bfloat16 or mixed_float16; only mixed_float16 uses loss scaling.
+        accumulate_steps: number of batches whose gradients are averaged into one update.
+        initial_loss_scale: halved at each overflow, doubled after 2000 updates without overflow.
     """
     common = {
         "learning_rate": schedule,
@@ -125,7 +125,7 @@ class AveragedWeights(tf.Module):
 
     Args:
         model: a built model. The averages start as its weights.
-        decay: at least 0 and below 1, for example 0.9998; 0 turns averaging off: nothing here does anything.
+        decay: at least 0 and below 1, for example 0.9998; 0 turns averaging off, and averages are not kept.
     """
 
     def __init__(self, model: keras.Model, decay: float):
@@ -133,7 +133,7 @@ class AveragedWeights(tf.Module):
         self.decay = decay
         floats = [w.value for w in model.weights if keras.backend.is_float_dtype(w.dtype)] if decay else []
         statistics = moving_statistics(model)
-        self._weights = lambda: floats  # as an attribute they would count as variables of this module
+        self._weights = lambda: floats  # not a list attribute: tf.Module would track and save it
         self._statistics = lambda: statistics
         variable = functools.partial(
             tf.Variable, trainable=False, aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA
@@ -147,11 +147,11 @@ class AveragedWeights(tf.Module):
     def update(self, moved: tf.Tensor | bool = True) -> None:
         """Moves the averages towards the weights after an optimizer step; works in a tf.function.
 
-        Every replica calls it and moves its own averages, which differ in their moving statistics only.
+        Every replica calls it for its own averages, which differ only in those of moving statistics.
 
         Args:
-            moved: whether the optimizer did move the weights. A tensor and no `if`, because replicas cannot
-                agree on the number of updates inside a branch.
+            moved: whether the optimizer has changed the weights; may be a tensor. The code has no branch on
+                it, because replicas cannot synchronise the number of updates inside a branch.
         """
         if not self.decay:
             return
@@ -166,17 +166,17 @@ class AveragedWeights(tf.Module):
         self._num_updates.assign_add(tf.cast(moved, tf.int64))
 
     def averages_of(self, variables: Sequence[tf.Variable]) -> list[tf.Variable]:
-        """The averages of some of the model's variables, in their order; [] where averaging is off."""
+        """Returns the averages of these variables of the model, in their order; [] if averaging is off."""
         pairs = zip(self._averages, self._weights(), strict=True)
         averages = {id(weight): average for average, weight in pairs}
         return [averages[id(variable)] for variable in variables] if averages else []
 
     @contextlib.contextmanager
     def swapped_in(self, ranks: Ranks = _ALONE) -> Iterator[None]:
-        """Inside this context the model has the averaged weights; after it, its own again, bit for bit.
+        """Gives the model the averaged weights inside this context, and then its own again, bit for bit.
 
-        Moving statistics are besides averaged over the ranks, each of which has seen other images; so all
-        ranks enter this together. Without averaging, that is all that happens.
+        Moving statistics are also averaged over the ranks, because each rank has seen other images, so all
+        ranks enter this context together. Only this is done if averaging of weights is off.
         """
         statistics = self._statistics()
         means = ranks.mean_over_ranks(self.averages_of(statistics) or statistics)
@@ -189,7 +189,7 @@ class AveragedWeights(tf.Module):
             yield
         finally:
             _assign(self._weights(), own)
-            ranks.run(_assign, statistics, own_statistics)  # replicas have their own
+            ranks.run(_assign, statistics, own_statistics)  # each replica has its own statistics
 
 
 def _assign(variables: Sequence[tf.Variable], values: Sequence[tf.Tensor]) -> None:

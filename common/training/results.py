@@ -1,13 +1,13 @@
-"""What a run leaves besides its checkpoints.
+"""Writes the files of a run other than its checkpoints.
 
-    results.csv, tensorboard/, loss_curves.png      of each epoch, and each evaluation within one
+    results.csv, tensorboard/, loss_curves.png      values of each epoch and of evaluations within an epoch
     best.weights.h5     the weights of the best evaluation
     last.weights.h5     the weights of the last epoch
-    metrics.json, detections.json, pr_curves.png    of the last evaluation
-    flags.txt, first_batch.png
+    metrics.json, detections.json, pr_curves.png    results of the last evaluation
+    flags.txt, first_batch.png                      the flags; the images and boxes of the first batch
     skipped/step_00000123.npz   what tools/replay_step.py needs to run a skipped step again
 
-A full disk costs the file that was to be written, neither the run nor what was saved before.
+If the disk is full, a file is not written; training continues, and earlier files stay intact.
 """
 
 import csv
@@ -33,24 +33,24 @@ from common.files import write_bytes
 from common.training import weights as weight_files
 
 T = TypeVar("T")
-SHOW_EVERY = 10  # steps
-KEPT_STEPS = 2  # files of skipped steps: the newest
+SHOW_EVERY = 10  # steps between two updates of the means in the progress bar
+KEPT_STEPS = 2  # number of newest files of skipped steps to keep
 _STEPS, _SKIPPED = "steps", "skipped_steps"
-_COUNTED = "boxes_"  # how the names of counts begin: their sum is logged; of other scalars the mean
-_RENAMED = {"boxes_truncated": "boxes_over_limit"}  # in checkpoints and logs of earlier versions
+_COUNTED = "boxes_"  # scalars whose names begin like this are counts and logged as sums, others as means
+_RENAMED = {"boxes_truncated": "boxes_over_limit"}  # name in checkpoints and logs of earlier versions -> name
 
 
 class EpochLog:
-    """One epoch: sums of its steps' scalars, kept on the device; its progress bar; its rate.
+    """Sums the scalars of an epoch's steps on the device, shows a progress bar, measures images per second.
 
-    All scalars that the training step returns are logged by name: the mean over the steps that were taken,
-    and of those whose names begin with "boxes_" the sum.
+    All scalars that the training step returns are logged by name: as the mean over the steps that were not
+    skipped, or as the sum if the name begins with "boxes_".
 
     Args:
-        title: of the progress bar.
-        steps: of the epoch.
-        done: steps that were done before the run was stopped.
-        totals: what `totals` gave then; {} at the start of an epoch.
+        title: title of the progress bar.
+        steps: number of steps in the epoch.
+        done: number of steps that were done before the run was stopped.
+        totals: the result of `totals` at that time; {} at the start of an epoch.
     """
 
     def __init__(self, title: str, steps: int, done: int, totals: Mapping[str, float]) -> None:
@@ -58,15 +58,15 @@ class EpochLog:
         self._sums = {_RENAMED.get(name, name): tf.constant(v, tf.float32) for name, v in totals.items()}
         self._bar = progress.Bar(title, steps, done=done)
         self._shown: dict[str, float] = {}
-        self._times: list[tuple[float, int]] = []  # seconds and number of the steps that the rate is of
+        self._times: list[tuple[float, int]] = []  # (seconds, step): the rate is computed from these
 
     def add(self, step: int, values: Mapping[str, tf.Tensor], finite: tf.Tensor) -> None:
-        """Adds one step. Every SHOW_EVERY steps it shows the means, which waits for the device.
+        """Adds one step. Every SHOW_EVERY steps it updates the means, and waits for the device to do so.
 
         Args:
-            step: its number in the epoch, from 1.
-            values: its scalars.
-            finite: whether it was taken.
+            step: number of the step in the epoch, from 1.
+            values: scalars of the step.
+            finite: whether the step was taken; False if it was skipped.
         """
         taken = tf.cast(finite, tf.float32)
         for name, value in {**values, _STEPS: taken, _SKIPPED: 1.0 - taken}.items():
@@ -77,11 +77,11 @@ class EpochLog:
         self._bar.step(self._shown)
 
     def restart_clock(self) -> None:
-        """The rate is that of the steps from here on, without the next one, which may compile."""
+        """Measures the rate anew, from the end of the next step on, because that step may compile."""
         self._times.clear()
 
     def row(self, batch_size: int, num_replicas: int, *, learning_rate: float) -> dict[str, float]:
-        """What results.csv has of the epoch. Counts and the rate are those of all replicas."""
+        """Returns the epoch's values for results.csv. Counts and rate are those of all replicas together."""
         rate = math.nan
         if len(self._times) > 1:
             (start, first), (end, last) = self._times[0], self._times[-1]
@@ -92,11 +92,11 @@ class EpochLog:
         return self._means() | measured | counts | {_SKIPPED: totals[_SKIPPED]}
 
     def totals(self) -> dict[str, float]:
-        """What a checkpoint within the epoch holds."""
+        """Returns the sums so far, for a checkpoint within the epoch."""
         return {name: float(value) for name, value in self._sums.items()}
 
     def _means(self) -> dict[str, float]:
-        """NaN where no step was taken."""
+        """Returns the means over the steps that were taken; NaN if there were none."""
         totals = self.totals()
         steps = totals.pop(_STEPS) or math.nan
         names = [name for name in totals if name != _SKIPPED and not name.startswith(_COUNTED)]
@@ -108,10 +108,10 @@ class Results:
 
     Args:
         directory: the run directory; None on all ranks but rank 0.
-        model: whose weights are saved.
-        metadata: of the weights files.
-        state: of the checkpoint. Rows of results.csv that are later (of a run that was stopped between its
-            row and its checkpoint) are dropped, so that none is repeated.
+        model: the model whose weights are saved.
+        metadata: metadata of the weights files.
+        state: state of the checkpoint. Later rows of results.csv are dropped, because a run that was stopped
+            between a row and its checkpoint writes this row again.
     """
 
     def __init__(
@@ -124,24 +124,24 @@ class Results:
         self._directory, self._model, self._metadata = directory, model, dict(metadata)
         self._state = state
         if directory:
-            done = max(state["epoch"], state.get("evaluated", 0))  # fractional after an evaluation within one
+            done = max(state["epoch"], state.get("evaluated", 0))  # fractional within an epoch
             self._rows = [r for r in _read_rows(directory / "results.csv") if float(r["epoch"]) <= done]
             self._events = tf.summary.create_file_writer(str(directory / "tensorboard"))
 
     def save_flags(self, flag_values: dict[str, Any]) -> None:
-        """flags.txt."""
+        """Writes flags.txt."""
         self._try(lambda path: write_bytes(path / "flags.txt", flagfile(flag_values)))
 
     def save_first_batch(self, show_batch: Callable[..., str], images: Any, targets: Any) -> None:
-        """first_batch.png, which `show_batch(images, targets, path=path)` draws and describes in one line."""
+        """Writes first_batch.png with `show_batch(images, targets, path=path)`; logs the line it returns."""
         self._try(lambda path: progress.log(show_batch(images, targets, path=path / "first_batch.png")))
 
     def save_row(self, epoch: float, values: Mapping[str, float]) -> None:
-        """A row of results.csv, in TensorBoard and the curves, too.
+        """Adds a row to results.csv, TensorBoard and the curves.
 
         Args:
-            epoch: epochs done: 2 for the second one, 1.25 for an evaluation after a quarter of it.
-            values: name -> value; the names become columns. Values that are not finite stay empty.
+            epoch: number of epochs done: 2 after the second one, 1.25 after a quarter of the second one.
+            values: name -> value; the names become columns. Values that are not finite give empty cells.
         """
         step = self._state["step"]
 
@@ -158,12 +158,12 @@ class Results:
         self._try(save)
 
     def save_weights(self, name: str, **metadata: Any) -> None:
-        """The model's present weights."""
+        """Saves the model's present weights as the file `name`."""
         about = {"epoch": self._state["epoch"] + 1, "step": self._state["step"], **metadata}
         self._try(lambda path: weight_files.save(self._model, path / name, self._metadata | about))
 
     def save_evaluation(self, evaluation: Evaluation, is_best: bool) -> None:
-        """The evaluation's files; if it is the best so far, the model's weights."""
+        """Writes the files of an evaluation and, if it is the best so far, the model's weights."""
 
         def save(directory: pathlib.Path) -> None:
             if is_best:
@@ -173,17 +173,17 @@ class Results:
         self._try(save)
 
     def save_skipped(self, ranks: Ranks, step: int, images: Any, targets: Any) -> str | None:
-        """The batch of a skipped step, and the weights that it met; all ranks call it together.
+        """Saves the batch of a skipped step and the present weights; all ranks call it together.
 
-        On a GPU a result is read some steps later, so the weights include the updates that were made since.
+        On a GPU, results are read some steps later, so the weights include updates after the skipped step.
 
         Args:
-            ranks: of the run.
-            step: its number.
-            images, targets: of one replica in this step; None on ranks whose batch is not the one.
+            ranks: the ranks of the run.
+            step: number of the step.
+            images, targets: the batch of one replica; None on ranks that do not have this batch.
 
         Returns:
-            The file, on rank 0; None elsewhere, and where it could not be written.
+            The path of the file on rank 0; None on other ranks, or if it could not be written.
         """
         content = None
         if images is not None:
@@ -207,7 +207,7 @@ class Results:
         return self._try(save)
 
     def _table(self) -> str:
-        """results.csv, the metrics in its last columns."""
+        """Returns the content of results.csv, with the metrics in the last columns."""
         columns = list(dict.fromkeys(name for row in self._rows for name in row))
         columns.sort(key=lambda name: name in coco_metrics.NAMES)
         text = io.StringIO()
@@ -221,22 +221,22 @@ class Results:
             return None
         try:
             return save(self._directory)
-        except (OSError, tf.errors.OpError) as error:  # TensorBoard's writer is TensorFlow's
+        except (OSError, tf.errors.OpError) as error:  # the latter from TensorBoard's writer
             reason = weight_files.reason(error)
-            progress.log(f"warning: {reason}; training continues, what was saved before is intact")
+            progress.log(f"warning: {reason}; training continues, earlier files are intact")
             return None
 
 
 def note_metric(state: dict[str, Any], metric: float, eval_data: str | None = None) -> bool:
-    """Remembers one evaluation, for the best weights and --patience.
+    """Records the metric of one evaluation in `state`, for the best weights and --patience.
 
     Args:
-        state: of the checkpoint, changed in place: `best_metric` and `without_gain`, evaluations since then.
+        state: state of the checkpoint; changes `best_metric` and `without_gain` (evaluations since the best).
         metric: higher is better; a value that is not finite never counts as better.
-        eval_data: fingerprint of the data. Metrics of other data do not compare: this one is then the best.
+        eval_data: fingerprint of the evaluation data; if it has changed, earlier metrics are ignored.
 
     Returns:
-        Whether it is the best so far.
+        Whether this metric is the best so far.
     """
     comparable = state.get("eval_data", eval_data) == eval_data
     best = state.get("best_metric", -math.inf) if comparable else -math.inf
@@ -249,14 +249,14 @@ def note_metric(state: dict[str, Any], metric: float, eval_data: str | None = No
 
 
 def out_of_patience(state: Mapping[str, Any], patience: int) -> str | None:
-    """Why the run ends, once `patience` evaluations in a row brought nothing better; 0: it never does."""
+    """Returns why the run ends, if `patience` evaluations in a row brought no better AP; 0: never ends it."""
     without_gain = state.get("without_gain", 0)
     if not 0 < patience <= without_gain:
         return None
     best = 100 * state.get("best_metric", math.nan)
     return (
-        f"ends after epoch {state['epoch']}: {without_gain} evaluations without a better AP than {best:.1f} "
-        f"(--patience={patience}); the best weights are kept"
+        f"training ends after epoch {state['epoch']}: {without_gain} evaluations without a better AP than "
+        f"{best:.1f} (--patience={patience}); the best weights are kept"
     )
 
 

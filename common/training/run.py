@@ -1,8 +1,8 @@
-"""The state that every training run has: directory, checkpoints, log, EMA, step guard, signals, watchdog.
+"""Runs a training for both apps: directory, checkpoints, log, EMA, step guard, signals, watchdog.
 
-The loop itself is in each app's train.py. Saving, averaging and evaluating are collective operations, so
-every rank calls these methods in the same order. What decides it (steps, --save_every, a stop, --patience) is
-the same on all ranks.
+The training loop is in each app's train.py. Saving, averaging and evaluating are collective operations, so
+every rank must call these methods in the same order. The order depends only on values that all ranks share:
+steps, --save_every, stop requests, --patience.
 """
 
 import contextlib
@@ -27,19 +27,19 @@ from common.progress import log
 from common.training import checkpoints, input_feed, optimizers, results, run_directory, step_guard, weights
 from common.training.watchdog import StopSignals, Watchdog
 
-LONG_SECONDS = 1800.0  # that compiling a step, or scoring an evaluation, may take at most
+LONG_SECONDS = 1800.0  # the watchdog's limit for compiling a step and for scoring an evaluation
 
 
 def start_process(a: Args) -> Ranks:
-    """Joins this process to its run. Call it before TensorFlow does anything else.
+    """Connects this process to the other ranks of the run. Call it before TensorFlow runs anything.
 
     Raises:
-        UserError: --output_dir is missing; compression without Horovod; or see distributed.start.
+        UserError: --output_dir is missing; --compression without Horovod; an error of `distributed.start`.
     """
     if not a.output_dir:
-        raise UserError("--output_dir is missing: name a directory for checkpoints and results")
+        raise UserError("--output_dir is missing: give a directory for checkpoints and results")
     if a.compression != "none" and a.strategy != "horovod":
-        raise UserError(f"--compression={a.compression} is Horovod's: it needs --strategy=horovod")
+        raise UserError(f"--compression={a.compression} needs Horovod: add --strategy=horovod")
     distributed.reproducible()
     ranks = distributed.start(strategy=a.strategy, compression=a.compression)
     progress.be_quiet(ranks.rank > 0)
@@ -49,28 +49,28 @@ def start_process(a: Args) -> Ranks:
 
 
 class Run:
-    """One training run. Making it claims the directory and restores the newest checkpoint, if there is one.
+    """One training run. Creating it claims the directory and restores the newest checkpoint, if there is one.
 
-    All ranks then have the weights of rank 0, and the data are open at the place that is next.
+    Afterwards all ranks have the weights of rank 0, and the data are open at the position of the next step.
 
     Args:
         a: the flags.
-        ranks: of the run.
-        model: built, with its initial weights, its frozen layers frozen.
-        optimizer: built for all the variables that ever train.
-        hooks: of elastic training and the dry run.
+        ranks: the ranks of the run.
+        model: a built model with initial weights, in which the layers of --freeze are already frozen.
+        optimizer: an optimizer that is built for all variables that are ever trained.
+        hooks: callbacks of elastic training and of the dry run.
         ema_decay: see AveragedWeights.
-        identity: of the run, which run_directory.check has found to be that of the directory.
-        metadata: of the weights files; it has "eval_data" where there are evaluation data.
-        feed: of the training data.
+        identity: the identity of the run, already compared with the directory by run_directory.check.
+        metadata: metadata of the weights files, with "eval_data" if there are evaluation data.
+        feed: supplies the training batches.
         explain: error of a loader -> the UserError that names the images.
         show_batch: (images, targets, path=path) -> writes a picture of the first batch; returns one line.
 
     Attributes:
-        ranks, model, optimizer: as given.
+        ranks, model, optimizer: the arguments.
         ema: the averaged weights.
         state: "epoch" (epochs done), "step", "step_in_epoch" and other plain values that checkpoints hold.
-        metrics: of the last evaluation; of a run with nothing left to train, those of metrics.json.
+        metrics: metrics of the last evaluation; if nothing was left to train, those of metrics.json.
 
     Raises:
         UserError: the directory cannot be written to, or no checkpoint in it can be used.
@@ -98,7 +98,7 @@ class Run:
         self._hooks = hooks
         self._explain, self._show_batch = explain, show_batch
         with ranks.raise_on_any_rank():
-            # Until here nothing is written or overwritten.
+            # `claim` is the first call that writes to the directory or overwrites files.
             directory = None if ranks.rank else run_directory.claim(a, identity)
         ranks.broadcast([variable.value for variable in [*model.weights, *optimizer.variables]])
         distributed.seed_per_rank(model, ranks.rank)
@@ -116,11 +116,11 @@ class Run:
         feed.resume(self._checkpoints)
         self.state = state = self._checkpoints.state
         if a.elastic and state["step"] == 0:
-            self._checkpoints.save()  # where to go back to when a host is lost in the first epoch
+            self._checkpoints.save()  # the run returns to it if a host is lost in the first epoch
         if a.elastic and state["epoch"] < hooks.expected_epochs:
             raise UserError(
                 f"--output_dir={a.output_dir} has {state['epoch']} of the {hooks.expected_epochs} "
-                "epochs that were trained: with --elastic it must lie where all hosts see it"
+                "epochs that were trained: --elastic needs a directory that all hosts share"
             )
         self._results = results.Results(directory, model, metadata, state)
         self._results.save_flags(flags)
@@ -133,11 +133,11 @@ class Run:
         self._watchdog = self._exit_stack.enter_context(
             Watchdog(self.ranks, step_timeout=self._a.step_timeout, on_loss=self._hooks.lost_ranks)
         )
-        self._exit_stack.callback(self._feed.close)  # while the watchdog still looks
+        self._exit_stack.callback(self._feed.close)  # first on exit, while the watchdog still limits it
         return self
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
-        """After an error this makes no collective call, because other ranks may be gone.
+        """Ends the run. After an error it makes no collective call, because other ranks may be gone.
 
         Raises:
             UserError: training is done, but its last checkpoint could not be written.
@@ -153,17 +153,17 @@ class Run:
 
     @property
     def stop_requested(self) -> tf.Tensor:
-        """1.0 once this rank got a signal, else 0.0; the training step tells the other ranks."""
+        """1.0 after this rank has received a signal, else 0.0. The training step tells the other ranks."""
         return tf.constant(1.0 if self._signals.received else 0.0)
 
     def epochs(self, num_epochs: int) -> Iterator[int]:
-        """The numbers (from 1) of the epochs that are left, until --patience ends them."""
+        """Yields the number (from 1) of each remaining epoch; ends early if --patience is exceeded."""
         self._num_epochs = self._feed.num_epochs = num_epochs
         state, patience = self.state, self._a.patience
         end = None if state["step_in_epoch"] else results.out_of_patience(state, patience)
         if end or state["epoch"] >= num_epochs:
-            why = end or f"has its {state['epoch']} epochs"
-            log(f"{self._a.output_dir} {why}: nothing left to train")
+            why = end or f"all {state['epoch']} epochs are done"
+            log(f"{self._a.output_dir}: {why}; nothing left to train")
             path = pathlib.Path(self._a.output_dir, "metrics.json")
             self.metrics = json.loads(path.read_text()) if path.exists() else None
             return
@@ -186,9 +186,9 @@ class Run:
         return self._is_within_epoch() or self.is_evaluation_due()
 
     def batches(self) -> Iterator[tuple[Any, Any]]:
-        """(images, targets) of each step up to the next evaluation or the end of the epoch.
+        """Yields (images, targets) of each step up to the next evaluation or the end of the epoch.
 
-        A batch is read when `after_step` is through with the one before: a checkpoint holds that place.
+        A batch is read only after `after_step` of the batch before, which may save the data's position.
 
         Raises:
             UserError: the loader stopped, for example at a damaged image.
@@ -209,7 +209,7 @@ class Run:
 
         Raises:
             UserError: too many steps in a row were skipped, or a stopped run cannot be saved.
-            StoppedError: a signal came to any rank; everything is saved.
+            StoppedError: any rank has received a signal; everything is saved.
         """
         state, a = self.state, self._a
         self._compiled = True
@@ -228,7 +228,7 @@ class Run:
     def is_evaluation_due(self) -> bool:
         """Whether to evaluate now: by --eval_every_steps, --eval_every, or because the run ends.
 
-        An evaluation that is done and saved is not due again, in this session or after resuming.
+        An evaluation that was done and saved is not due again, neither in this session nor after resuming.
         """
         state, a = self.state, self._a
         if (
@@ -244,14 +244,14 @@ class Run:
 
     @contextlib.contextmanager
     def evaluating(self) -> Iterator[OnBatch]:
-        """Around an evaluation: the model has its averaged weights. Gives what to call after each batch.
+        """Gives the model averaged weights during an evaluation; yields a function to call after each batch.
 
         Raises:
-            StoppedError: a signal came to any rank. Nothing is lost: all steps were saved before.
+            StoppedError: any rank has received a signal. Nothing is lost: all steps were saved before.
         """
         if self._is_within_epoch():
             log("")  # ends the line of the progress bar
-        self._save()  # an evaluation is long: stopping it must not cost training
+        self._save()  # an evaluation is long; if it is stopped, no training step must be lost
 
         def on_batch(done: int, total: int) -> None:
             self._beat("evaluating", LONG_SECONDS if done == total else 0.0)
@@ -260,14 +260,14 @@ class Run:
                 raise StoppedError(self._signals.message(self.state["step"]))
 
         self._beat("evaluating", LONG_SECONDS)
-        with self.ema.swapped_in(self.ranks):  # every rank: moving statistics are averaged over them
+        with self.ema.swapped_in(self.ranks):  # on every rank: it averages moving statistics over the ranks
             yield on_batch
         if self._is_within_epoch():
             self._epoch.restart_clock()  # images_per_second is the rate of the steps after this evaluation
-            self._save()  # the evaluation, too, is done
+            self._save()  # so that a resumed run does not evaluate again
 
     def save_evaluation(self, evaluation: Evaluation) -> None:
-        """Keeps an evaluation: its files, its row in the log, the weights if they are the best so far."""
+        """Saves an evaluation: its files, its row in the log, and the weights if they are the best so far."""
         state, self.metrics = self.state, evaluation.metrics
         state["evaluated"] = self._progress()
         is_best = results.note_metric(state, self.metrics["AP"], self._metadata.get("eval_data"))
@@ -282,13 +282,13 @@ class Run:
         log(f"{when}: AP {100 * scores['AP']:.1f}, AP50 {100 * scores['AP50']:.1f}")
 
     def end_epoch(self) -> None:
-        """Ends an epoch: its row in the log, its weights, its checkpoint."""
+        """Ends an epoch: writes its row in the log, its weights and its checkpoint."""
         state, epoch = self.state, self.state["epoch"] + 1
         replicas, rate = self.ranks.num_replicas, optimizers.last_learning_rate(self.optimizer)
-        # Before they replace those of the last epoch:
+        # Checked before these weights replace those of the epoch before.
         self._guard.check_weights(self.model, self.optimizer, state["step"])
         row = self._epoch.row(self._a.batch_size, replicas, learning_rate=rate) | self._scores
-        with self.ema.swapped_in(self.ranks):  # every rank, as in `evaluating`
+        with self.ema.swapped_in(self.ranks):  # on every rank, as in `evaluating`
             self._results.save_row(epoch, row)
             self._results.save_weights(weights.LAST)
         state.update(epoch=epoch, step_in_epoch=0)
@@ -299,14 +299,14 @@ class Run:
         return self.state["step_in_epoch"] < self._feed.steps_per_epoch
 
     def _progress(self) -> float:
-        """Epochs done, with the part of the present one."""
+        """Returns the number of epochs done, including the finished fraction of the present one."""
         return round(self.state["epoch"] + self.state["step_in_epoch"] / self._feed.steps_per_epoch, 6)
 
     def _beat(self, doing: str, at_least: float = 0.0) -> None:
         self._watchdog.beat(doing, epoch=self.state["epoch"] + 1, step=self.state["step"], at_least=at_least)
 
     def _save(self) -> None:
-        """Writes a checkpoint. Every rank: each has its data position and random seeds in it."""
+        """Writes a checkpoint. Every rank calls it, because it holds each rank's data position and seeds."""
         state = self.state
         self._beat("saving")
         self._guard.check_weights(self.model, self.optimizer, state["step"])
@@ -314,12 +314,12 @@ class Run:
         self._saved = self._checkpoints.save()
 
     def _save_skipped(self, step: int, images: Any, targets: Any) -> str | None:
-        """The file of a skipped step, for tools/replay_step.py."""
+        """Writes the file of a skipped step for tools/replay_step.py; returns its path."""
         return self._results.save_skipped(self.ranks, step, images, targets)
 
     def _require_saved(self) -> None:
-        """Before a run ends: UserError on all ranks if its last checkpoint could not be written."""
+        """Raises UserError on all ranks if the last checkpoint was not written. Called before a run ends."""
         if not self._saved:
             raise UserError(
-                f"the last checkpoint is not in {self._a.output_dir}: make room and run the same command"
+                f"the last checkpoint is unsaved: make room in {self._a.output_dir} and run the same command"
             )

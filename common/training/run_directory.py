@@ -1,16 +1,16 @@
-"""The directory of one run: the same command resumes it, another one is refused. The files of checkpoints.
+"""Manages a run's directory and checkpoint files. The same command resumes the run, others are refused.
 
-    run.json                  what the run is: its Identity
+    run.json                  the Identity of the run
     checkpoints/00001200/
-        manifest.json         step, epoch, counters; what the run is; versions of the libraries
+        manifest.json         step, epoch, counters; the Identity; versions of the libraries
         state.*               weights, averages, optimizer, loss scale: the same on all ranks
         rank_0.* ...          what differs between ranks: data position, random seeds, and on ranks above 0
-                              moving statistics; by tf.train.Checkpoint, as state.* is
+                              moving statistics; written by tf.train.Checkpoint, like state.*
         SHA256SUMS            written last; `sha256sum -c` reads it
 
-The newest checkpoint is the one that was saved last, at any step: a run that went back to the end of an
-epoch may save lower steps than before. A step that is saved again, as before and after an evaluation, has
-another directory (00001200.7, the seventh save of the run), so that no save replaces what it may not reach.
+The newest checkpoint is the one that was saved last, at any step: a run that went back to the end of
+an epoch may save lower steps than before. If a step is saved again, for example after an evaluation, the new
+checkpoint gets another directory (00001200.7 for the seventh save of the run) and never replaces the old one.
 """
 
 import dataclasses
@@ -32,13 +32,12 @@ from common.errors import UserError
 if TYPE_CHECKING:
     from common.distributed.ranks import Ranks
 
-# What a run makes in its directory. --overwrite removes only this, and only where there is a run.json: a
-# mistyped directory survives.
+# --overwrite removes only these files, and only if there is a run.json: a wrong --output_dir does no harm.
 RUN = "run.json"
 _DATA = ("checkpoints", "skipped", "tensorboard", "best.weights.h5", "last.weights.h5", "results.csv")
 _TEXTS = ("flags.txt", "init_from.txt", "metrics.json", "detections.json")
 _PICTURES = ("first_batch.png", "loss_curves.png", "pr_curves.png")
-RUN_FILES = (*_DATA, *_TEXTS, *_PICTURES, RUN)  # in this order: an interrupted removal can be repeated
+RUN_FILES = (*_DATA, *_TEXTS, *_PICTURES, RUN)  # removal in this order can be interrupted and repeated
 IDENTITY_FLAGS = ("batch_size", "accumulate_steps", "precision", "freeze", "freeze_batch_norm", "seed")
 MAY_CHANGE = ("freeze", "freeze_batch_norm", "dali_graph")
 MAY_CHANGE_IF_ELASTIC = (*MAY_CHANGE, "num_replicas", "num_ranks", "steps_per_epoch")
@@ -46,21 +45,21 @@ _SHOWN_CHARACTERS = 60
 
 MANIFEST = "manifest.json"
 _CHECKSUMS = "SHA256SUMS"
-# The step; then the serial if another save of this step was there (6eb6d8f: .new).
+# The step; then the serial number, if this step was saved before (commit 6eb6d8f wrote .new instead).
 _NAME = re.compile(r"\d+(\.\d+|\.new)?")
-_SERIAL = "serial"  # key of the manifest: counts the saves of a run
+_SERIAL = "serial"  # key of the manifest: the number of the save in its run
 _LIBRARIES = ("tensorflow", "keras", "nvidia-dali-cuda120", "numpy", "horovod")
-UNIMPORTANT = ("python", "horovod")  # of `versions`: another one changes no result, so nothing reports it
+UNIMPORTANT = ("python", "horovod")  # `versions` that do not affect results; changes are not reported
 
 
 @dataclasses.dataclass(frozen=True)
 class Identity:
-    """What makes two runs different: config, data, batch size, seed, ...
+    """The values that tell one run from another: config, data, batch size, seed, ...
 
     Attributes:
-        values: name -> value, in JSON's types; those of a mapping are compared name by name.
-        defaults: "config.name", or the name of a flag -> the value of runs that were saved before there was
-            this field or flag, so that a new one with its default does not invalidate them.
+        values: name -> JSON value; mappings are compared key by key.
+        defaults: "config.name", or the name of a flag -> its value in runs that were saved before the field
+            or flag existed, so that these runs can still be resumed.
     """
 
     values: Mapping[str, Any]
@@ -77,9 +76,9 @@ class Identity:
         may_change: Collection[str],
         **others: Any,
     ) -> "Identity":
-        """That of a run with these flags, ranks, config without the fields that `may_change`, and others.
+        """Makes the identity from flags, ranks, `others`, and the config without the fields in `may_change`.
 
-        `metadata` is that of the weights files: it has the config in JSON's types.
+        `metadata` is that of the weights files, which holds the config as JSON values.
         """
         fields = [field for field in dataclasses.fields(config) if field.name not in may_change]
         values = {
@@ -95,7 +94,7 @@ class Identity:
         return cls(values, json.loads(json.dumps(defaults | {"freeze_batch_norm": False})))
 
     def differences(self, saved: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
-        """Name -> (what it was in `saved`, what it is now); names inside a mapping have dots."""
+        """Returns name -> (value in `saved`, value now) where they differ; names in mappings have dots."""
         was, now = {**self.defaults, **flatten(saved)}, flatten(self.values)
         names = sorted(was.keys() | now.keys())
         pairs = {name: (was.get(name, "absent"), now.get(name, "absent")) for name in names}
@@ -112,24 +111,24 @@ def flatten(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def check(a: Args, ranks: "Ranks", identity: Identity) -> bool:
-    """Whether this run was in --output_dir before and left a checkpoint. Only looks; see `claim`.
+    """Makes and checks --output_dir; returns whether it has a checkpoint of this run. Writes no files.
 
-    All ranks call it together. Only rank 0 reads the directory: hosts need not share a disk.
+    All ranks call it together. Only rank 0 reads the directory, so hosts need not share a disk.
 
     Args:
-        a: the flags: --output_dir; --overwrite: start anew where another run, or the same, was, and leave
-            other files alone.
-        ranks: of the run.
-        identity: of the run. MAY_CHANGE may differ between two sessions of one run: it continues, but not
-            bit for bit.
+        a: the flags. --overwrite starts anew in a directory that holds a run, and keeps files that are not
+            of a run.
+        ranks: the ranks of the run.
+        identity: the identity of the run. Values in MAY_CHANGE may differ from the last session; then the
+            run continues, but not bit for bit.
 
     Raises:
-        UserError: the directory holds another run, or files of something else, or cannot be made; or the
-            ranks differ in flags or data.
+        UserError: the directory holds another run or other files, or cannot be made; or the ranks differ in
+            flags or data.
     """
     with ranks.raise_on_any_rank():
         differing = identity.differences(ranks.broadcast_object(identity.values))
-        if differing:  # other data on one host would train unnoticed
+        if differing:  # otherwise different data on one host would go unnoticed
             raise UserError(
                 f"rank {ranks.rank} and rank 0 do not have the same {', '.join(differing)}: give all ranks "
                 "the same flags and the same data"
@@ -149,9 +148,9 @@ def _check_directory(a: Args, identity: Identity) -> bool:
 
 
 def claim(a: Args, identity: Identity) -> pathlib.Path:
-    """Makes --output_dir this run's, when all else is known to be in order.
+    """Takes over --output_dir for this run. Called after all other checks have passed.
 
-    Removes what it overwrites, and writes the identity.
+    With --overwrite, removes the files of the old run. Writes run.json.
 
     Returns:
         The directory.
@@ -175,7 +174,7 @@ def _check_same_run(file: pathlib.Path, identity: Identity, may_change: Collecti
     try:
         found = identity.differences(json.loads(file.read_bytes()))
     except (ValueError, AttributeError) as error:
-        raise UserError(f"{file} is damaged: --overwrite starts anew") from error
+        raise UserError(f"{file} is damaged: give --overwrite to start anew") from error
     refused = []
     for name, (was, now) in found.items():
         if name not in may_change:
@@ -183,43 +182,44 @@ def _check_same_run(file: pathlib.Path, identity: Identity, may_change: Collecti
             refused.append(f"{name} is not the same" if long else f"{name} was {was} and is now {now}")
     if refused:
         raise UserError(
-            f"--output_dir={file.parent} holds another run: {'; '.join(refused)}. Name another one, or "
-            "give --overwrite to start anew"
+            f"--output_dir={file.parent} holds another run: {'; '.join(refused)}. Choose another one, "
+            "or give --overwrite to start anew"
         )
 
 
 def _check_free(directory: pathlib.Path, overwrite: bool) -> None:
-    """No run was here: the directory is empty, or with --overwrite nothing in it bears a run's names."""
+    """Raises UserError unless the directory is empty or, with --overwrite, has no file named like a run's."""
     names = sorted(path.name for path in directory.iterdir() if not path.name.startswith("."))
     in_the_way = [name for name in names if name in RUN_FILES or not overwrite]
     if in_the_way:
         raise UserError(
             f"--output_dir={directory} is not the directory of a run (run.json is missing) and not empty "
-            f"({', '.join(in_the_way[:3])}): name another one; --overwrite puts a run beside other files"
+            f"({', '.join(in_the_way[:3])}): choose another one; --overwrite accepts other files there, "
+            "but no files that have the names of a run's files"
         )
 
 
 def saved(directory: pathlib.Path) -> list[pathlib.Path]:
-    """The checkpoints in a directory, in the order in which they were saved; none where it does not exist.
+    """Returns the checkpoints in a directory in the order in which they were saved; [] if it does not exist.
 
-    Those whose manifest is damaged come last.
+    Checkpoints with a damaged manifest are last.
 
     Raises:
-        OSError: a manifest exists and cannot be read, so the order is unknown.
+        OSError: a manifest exists but cannot be read, so the order is unknown.
     """
     found = [path for path in directory.glob("[0-9]*") if _NAME.fullmatch(path.name) and path.is_dir()]
     return sorted(found, key=_serial)
 
 
 def newest(directory: pathlib.Path, *, boundary: bool = False) -> pathlib.Path | None:
-    """The newest checkpoint that is whole; None where there is none at all.
+    """Returns the newest undamaged checkpoint; None if the directory has no checkpoints.
 
     Args:
-        directory: of the checkpoints.
-        boundary: only those that were saved between two epochs.
+        directory: the directory of the checkpoints.
+        boundary: whether to consider only checkpoints that were saved between two epochs.
 
     Raises:
-        UserError: there are some, and none can be used.
+        UserError: there are checkpoints, but none can be used.
         OSError: see `saved`.
     """
     found = saved(directory)
@@ -230,25 +230,25 @@ def newest(directory: pathlib.Path, *, boundary: bool = False) -> pathlib.Path |
         elif not boundary or at_boundary(path):
             return path
     if found:
-        wanted = "whole and saved between two epochs: use the flags of before, or" if boundary else "whole:"
-        raise UserError(f"no checkpoint in {directory} is {wanted} --overwrite starts anew")
+        wanted = "undamaged and saved between epochs: use the old flags, or" if boundary else "undamaged:"
+        raise UserError(f"no checkpoint in {directory} is {wanted} give --overwrite to start anew")
     return None
 
 
 def read_manifest(path: pathlib.Path) -> dict[str, Any]:
-    """manifest.json of one checkpoint."""
+    """Reads manifest.json of one checkpoint."""
     return json.loads((path / MANIFEST).read_bytes())
 
 
 def at_boundary(path: pathlib.Path) -> bool:
-    """Whether a whole checkpoint was saved between two epochs."""
+    """Whether an undamaged checkpoint was saved between two epochs."""
     return read_manifest(path)["state"].get("step_in_epoch", 0) == 0
 
 
 def damage(path: pathlib.Path) -> str | None:
-    """What is wrong with a checkpoint's files; None if nothing is.
+    """Returns what is wrong with a checkpoint's files; None if nothing is.
 
-    Asked before TensorFlow reads it, which restores a part of the variables before it meets the damage.
+    Called before TensorFlow reads the files, because TensorFlow would restore variables up to the damage.
     """
     try:
         expected = (path / _CHECKSUMS).read_text().splitlines(keepends=True)
@@ -262,10 +262,10 @@ def damage(path: pathlib.Path) -> str | None:
 def write(
     directory: pathlib.Path, step: int, manifest: Mapping, writer: Callable[[pathlib.Path], Any]
 ) -> None:
-    """Makes the checkpoint of a step: all of it or nothing. `writer` writes all but manifest and checksums.
+    """Writes a checkpoint, completely or not at all. `writer` writes all files but manifest and checksums.
 
     Raises:
-        OSError: the disk is full, ...; what was there before is kept.
+        OSError: the disk is full, ...; older checkpoints are kept.
     """
     serial = 1 + max((s for s in map(_serial, saved(directory)) if math.isfinite(s)), default=0)
 
@@ -279,10 +279,10 @@ def write(
 
 
 def prune(directory: pathlib.Path, keep: int) -> None:
-    """Removes all but the newest `keep`, at least 1, and the newest that was saved between two epochs.
+    """Removes all checkpoints except the newest `keep` (at least 1) and the newest one between two epochs.
 
     Raises:
-        OSError: one of them cannot be removed, or nothing is known about them.
+        OSError: a checkpoint cannot be removed, or a manifest cannot be read.
     """
     found = [path for path in saved(directory) if math.isfinite(_serial(path))]
     staying = {*found[-keep:], *[path for path in found if at_boundary(path)][-1:]}
@@ -292,7 +292,7 @@ def prune(directory: pathlib.Path, keep: int) -> None:
 
 
 def remove_newer(path: pathlib.Path) -> None:
-    """Removes the checkpoints that were passed over for this one: damaged, or not between two epochs."""
+    """Removes the checkpoints newer than this one, which are damaged or were saved within an epoch."""
     found = saved(path.parent)
     for newer in found[found.index(path) + 1 :]:
         files.remove_directory(newer)
@@ -300,13 +300,13 @@ def remove_newer(path: pathlib.Path) -> None:
 
 @functools.cache
 def versions() -> dict[str, str]:
-    """Versions of Python and of the libraries that decide what a step computes."""
+    """Returns the versions of Python and of the libraries that can affect the result of a step."""
     installed = {found.name: found.version for found in importlib.metadata.distributions()}
     return {"python": platform.python_version()} | {k: installed[k] for k in _LIBRARIES if k in installed}
 
 
 def _serial(path: pathlib.Path) -> float:
-    """Infinite where it is damaged: such a checkpoint is examined first, and rejected."""
+    """Returns the serial number. A damaged manifest gives infinity, so it is checked first and rejected."""
     try:
         return int(read_manifest(path)[_SERIAL])
     except (FileNotFoundError, ValueError, KeyError):

@@ -1,4 +1,4 @@
-"""Steps that are not finite do not reach the weights.
+"""Skips training steps that are not finite, so that they do not change the weights.
 
     step = guarded_step(ranks, gradients_of, update, model, variables, xla=False, every_gradient=True)
     guard = StepGuard(ranks, limit=10, save_batch=save_batch)
@@ -6,9 +6,9 @@
         result = step(images, targets, stop_requested)
         guard.check(number, result, images, targets)
 
-A step whose loss or gradients are not finite changes nothing: neither weights nor optimizer, averages or
-moving statistics. It is logged with its image ids; too many in a row end the run, with the checkpoint before
-them intact and the first of their batches in a file (results.py, tools/replay_step.py).
+A step whose loss or gradients are not finite changes nothing: no weights, optimizer variables, averages or
+moving statistics. It is logged with its image ids. Too many skipped steps in a row end the run. Then the last
+checkpoint is intact, and a file has the batch of the first of these steps (results.py, tools/replay_step.py).
 """
 
 from collections.abc import Callable, Sequence
@@ -22,19 +22,19 @@ from common.distributed.ranks import Ranks
 from common.errors import UserError
 from common.layers import is_cpu_only, moving_statistics
 
-MIN_LOSS_SCALE = 2.0**-8  # lowering the scale further does not help
+MIN_LOSS_SCALE = 2.0**-8  # if gradients overflow with this loss scale, a lower one does not help
 SHOWN_IDS = 16
-LOOK_EVERY = 5  # steps on a GPU; their batches stay in memory
+LOOK_EVERY = 5  # steps between two checks on a GPU; their batches stay in memory until then
 
 
 class StepResult(NamedTuple):
     """The result of one step, still on its device.
 
     Attributes:
-        values: float32 scalars by name, in the order of the app, averaged over the replicas; 0 in a step that
-            was skipped.
+        values: name -> float32 scalar in the order of the app, averaged over the replicas; 0 if the step was
+            skipped.
         finite: whether the step was taken; the same on all ranks.
-        own_finite: bool (R,), whether the loss of each of this rank's replicas was finite.
+        own_finite: bool (R,), whether the loss was finite on each of this rank's R replicas.
         stop: whether any rank asked for a stop.
     """
 
@@ -54,18 +54,18 @@ def guarded_step(
     xla: bool,
     every_gradient: bool,
 ) -> Callable[[Any, Any, tf.Tensor], StepResult]:
-    """The compiled training step: gradients of a batch, then the update if everything is finite.
+    """Returns the compiled training step: it computes gradients and applies them if everything is finite.
 
     Args:
-        ranks: of the run.
+        ranks: the ranks of the run.
         gradients_of: (images, targets) -> the gradients, averaged over the replicas, and float scalars of
-            this replica, "loss" among them. It runs on every replica.
+            this replica, including "loss". It runs on every replica.
         update: applies the gradients, on every replica.
-        model: whose moving statistics a skipped step leaves as they were.
+        model: the model, whose moving statistics a skipped step does not change.
         updated: all variables that `update` changes.
-        xla: compile the update, on a GPU.
-        every_gradient: check the gradients' norm too. Not under float16: its loss scale wants to see
-            overflows.
+        xla: whether to compile the update on a GPU with XLA.
+        every_gradient: whether to check the norm of the gradients, too. False for float16, whose loss scale
+            must see overflows.
 
     Returns:
         step(images, targets, asked) -> StepResult; `asked` is Run.stop_requested.
@@ -76,7 +76,7 @@ def guarded_step(
     def forward(images: Any, targets: Any, asked: tf.Tensor) -> tuple[list, dict, tf.Tensor]:
         gradients, values = gradients_of(images, targets)
         own_finite = tf.math.is_finite(values["loss"])
-        means = ranks.mean(values | {"stop": asked})  # every rank: one message for all scalars of the step
+        means = ranks.mean(values | {"stop": asked})  # on every rank: one collective call for all scalars
         return gradients, {name: means[name] for name in (*values, "stop")}, own_finite
 
     def put_back(before: list[tf.Tensor]) -> None:
@@ -85,9 +85,9 @@ def guarded_step(
 
     @tf.function(jit_compile=xla, autograph=False)
     def update_or_restore(gradients: list, finite: tf.Tensor, before: list) -> tf.Tensor:
-        """For GPUs: there the host would wait for a branch to be chosen."""
+        """Updates and restores without a branch, because on a GPU the host would wait for its condition."""
         if every_gradient:
-            # Their norm, by which they are clipped, overflows before they do, and makes NaN of all of them.
+            # Clipping divides by the norm, which may overflow before any gradient does: then all become NaN.
             finite &= tf.math.is_finite(tf.linalg.global_norm(gradients))
         old = [variable.read_value() for variable in updated]
         update(gradients)
@@ -97,13 +97,13 @@ def guarded_step(
 
     def on_replicas(function: Callable[[Any], None], argument: Any) -> tf.Tensor:
         ranks.run(function, argument)
-        return tf.zeros([])  # both branches of a tf.cond return alike
+        return tf.zeros([])  # both branches of a tf.cond must return the same types
 
     @tf.function(reduce_retracing=True, autograph=False)
     def step(images: Any, targets: Any, asked: tf.Tensor) -> StepResult:
         before = ranks.run(lambda: [tf.convert_to_tensor(variable) for variable in statistics])
         gradients, values, own_finite = ranks.run(forward, images, targets, asked)
-        # Averages over the replicas: the same on all of them, and not finite where one of them is not.
+        # These are averages over the replicas: equal on all replicas, not finite if one replica's is not.
         values = ranks.first(values)
         finite = tf.math.is_finite(values["loss"])
         if not with_branch:
@@ -122,14 +122,14 @@ def guarded_step(
 class StepGuard:
     """Checks each step's result on the host, and counts the steps that were skipped.
 
-    A check waits until the device has done all its work, so on a GPU it covers LOOK_EVERY steps at once,
-    all ranks at the same ones.
+    A check waits until the device has done all its work. So on a GPU, LOOK_EVERY steps are checked together,
+    the same steps on all ranks.
 
     Args:
-        ranks: of the run.
-        limit: steps in a row that may be skipped; one more ends the run.
-        save_batch: (step, images, targets) -> the file with the batch. Called for the first skipped step of a
-            row, on every rank, with None where another rank has the batch.
+        ranks: the ranks of the run.
+        limit: number of consecutive steps that may be skipped; one more ends the run.
+        save_batch: (step, images, targets) -> the file with the batch. Called on every rank for the first of
+            consecutive skipped steps, with None for images and targets if another rank has the batch.
 
     Attributes:
         stop: whether a rank asked for a stop.
@@ -140,13 +140,13 @@ class StepGuard:
     ) -> None:
         self.stop = False
         self._ranks, self._limit, self._save_batch = ranks, limit, save_batch
-        self._in_a_row = 0  # steps that were skipped
+        self._in_a_row = 0  # consecutive skipped steps
         self._batch_file: str | None = None
         self._look_every = 1 if is_cpu_only() else LOOK_EVERY
         self._waiting: list[tuple[int, StepResult, Any, Any]] = []
 
     def check(self, step: int, result: StepResult, images: Any, targets: Any) -> None:
-        """Checks the result of a step (on a GPU, the results of LOOK_EVERY steps after the last of them).
+        """Checks the result of a step; on a GPU, the results of LOOK_EVERY steps after the last of them.
 
         Raises:
             UserError: more than `limit` steps in a row were skipped.
@@ -156,7 +156,7 @@ class StepGuard:
             self._look()
 
     def check_weights(self, model: keras.Model, optimizer: keras.optimizers.Optimizer, step: int) -> None:
-        """Before each save: UserError on all ranks if a weight of any is not finite, or float16 overflows."""
+        """Raises UserError on all ranks if a weight on one is not finite, or float16 always overflows."""
         self._look()
         with self._ranks.raise_on_any_rank():
             scale = getattr(optimizer, "dynamic_scale", None)  # of a LossScaleOptimizer
@@ -170,7 +170,7 @@ class StepGuard:
                 if not bool(tf.reduce_all(tf.math.is_finite(tf.cast(weight.value, tf.float32)))):
                     raise UserError(
                         f"after step {step} the weight {weight.path} is not finite: lower --learning_rate; "
-                        "the checkpoints before it are intact"
+                        "the checkpoints before this step are intact"
                     )
 
     def _look(self) -> None:
@@ -191,7 +191,7 @@ class StepGuard:
             replicas += [(rank, place, *about) for place, about in enumerate(of_rank)]
         bad = [replica for replica in replicas if not replica[2]]
         what = "the loss is not finite" if bad else "a gradient is not finite"
-        bad = bad or replicas  # which images caused a gradient that is not finite is unknown
+        bad = bad or replicas  # it is unknown which images caused the gradient
         if self._in_a_row == 1:
             rank, place, *_ = bad[0]
             batch = [self._ranks.local(part)[place] for part in (images, targets)]
@@ -201,9 +201,9 @@ class StepGuard:
         if self._in_a_row > self._limit:
             replay = f": python tools/replay_step.py {self._batch_file}" if self._batch_file else ""
             raise UserError(
-                f"{self._in_a_row} steps in a row were skipped, the last is step {step}: {what}. The weights "
-                "and the checkpoints are those before them. Lower --learning_rate or check the data; run the "
-                f"first again{replay}"
+                f"{self._in_a_row} steps in a row were skipped, the last is step {step}: {what}. They have "
+                "not changed weights or checkpoints. Lower --learning_rate or check the data; run the "
+                f"first of these steps again{replay}"
             )
 
 

@@ -1,4 +1,4 @@
-"""A trained network: its weights in a model, and the function that detects with it."""
+"""Loads a trained network, and makes the function that detects with it."""
 
 import dataclasses
 import pathlib
@@ -25,14 +25,14 @@ class App:
     """The parts of an app that a trained network needs.
 
     Attributes:
-        name: as metadata hold it.
+        name: the name of the app in metadata.
         config_class: the app's config, a dataclass.
-        detection_fields: fields of the config that do not change what was trained.
+        detection_fields: fields of the config that affect only detection, not training.
         build_model: (model name, number of classes, config) -> the network.
-        make_metadata: of model_metadata.py.
-        postprocess: (outputs of the network, config) -> detections in the network input.
-        mean_rgb, stddev_rgb: what the loaders subtract from pixels 0..255, and then divide by.
-        converter: the command that makes a weights file of published weights.
+        make_metadata: the function in the app's model_metadata.py.
+        postprocess: (outputs of the network, config) -> detections, normalised to the network input.
+        mean_rgb, stddev_rgb: loaders normalise pixels 0..255 to (pixel - mean_rgb) / stddev_rgb.
+        converter: the command that converts published weights to a weights file.
     """
 
     name: str
@@ -46,14 +46,14 @@ class App:
     converter: str
 
     def make_detect(self, model: keras.Model, config: Any) -> "Detect":
-        """A compiled function from a batch of the evaluation loader to detections; see evaluate.Detect."""
+        """Returns a compiled function that detects in batches of the evaluation loader: evaluate.Detect."""
         network, to_detections = self.make_halves(model, config)
         return tf.function(
             lambda images, letterbox_px: to_detections(network(images), letterbox_px), reduce_retracing=True
         )
 
     def make_halves(self, model: keras.Model, config: Any) -> tuple[Callable, Callable]:
-        """`make_detect` as two compiled functions: images -> outputs; outputs, letterbox -> detections."""
+        """Returns `make_detect` in two parts: images -> outputs, and (outputs, letterbox) -> detections."""
 
         @tf.function(reduce_retracing=True)
         def network(images: tf.Tensor) -> Any:
@@ -71,35 +71,35 @@ class App:
         return network, to_detections
 
     def to_pixels(self, images: tf.Tensor) -> tf.Tensor:
-        """Images of the loaders, normalised float (..., 3) -> uint8 RGB."""
+        """Converts images of the loaders, normalised float (..., 3), to uint8 RGB."""
         pixels = tf.round(tf.cast(images, tf.float32) * self.stddev_rgb + self.mean_rgb)
         return tf.cast(tf.clip_by_value(pixels, 0.0, 255.0), tf.uint8)
 
     def load(
         self, path: str | None, image_size: str | None = None, spec: str | None = None, **defaults: Any
     ) -> tuple[keras.Model, Any, LabelMap, pathlib.Path]:
-        """The model that weights were saved from, with them in it.
+        """Builds the model of a weights file and loads its weights.
 
         Args:
             path: a `.weights.h5` file of this project, or a run directory.
-            image_size: N or HxW to run it at another size.
-            spec: --hparams of the detection, for example `nms_method=hard`; what was trained cannot change.
-            defaults: fields of the config to use instead of the trained ones where `spec` has none.
+            image_size: N or HxW, to run the model at another size.
+            spec: --hparams for detection, such as `nms_method=hard`; only fields of detection may change.
+            defaults: values that replace those of the saved config, unless `spec` sets the field.
 
         Returns:
             The model, its config, the trained classes, and the weights file that was read.
 
         Raises:
-            UserError: the file is missing, damaged or not of this app, or cannot be changed like this.
+            UserError: the file is missing, damaged or of another app; `image_size` or `spec` cannot be used.
         """
         if not path:
-            raise UserError("--weights is missing: name a .weights.h5 file or a run directory")
+            raise UserError("--weights is missing: give a .weights.h5 file or a run directory")
         file = weights.find(path)
         if file.suffix != ".h5":
             raise UserError(f"{file} is not a .weights.h5 file; convert other weights with {self.converter}")
         metadata = weights.read_metadata(file)
         config = hparams.replace(self.read_config(metadata, file), defaults)
-        metadata["config"] |= defaults  # they are not differences to report
+        metadata["config"] |= defaults  # so that they are not reported as differences
         if image_size:
             config = hparams.replace(config, {"image_size": image_size})
         config = hparams.override(config, spec, only=self.detection_fields)
@@ -109,11 +109,11 @@ class App:
         now = self.make_metadata(config, label_map, metadata["num_classes"])
         changed = model_metadata.differences(metadata, now)
         if changed:
-            log("\n  ".join([f"{file} runs otherwise than it was saved:", *changed]))
+            log("\n  ".join([f"{file} runs with other settings than it was saved with:", *changed]))
         return model, config, label_map, file
 
     def read_config(self, metadata: Mapping[str, Any], file: pathlib.Path) -> Any:
-        """The config that a file was saved with; UserError where another app saved it."""
+        """Returns the config that a file was saved with; UserError if another app saved the file."""
         if metadata.get("app") != self.name:
             raise UserError(f"{file} was saved by {metadata.get('app')!r}, not by {self.name}")
         return hparams.from_json(self.config_class, metadata["config"])

@@ -1,20 +1,20 @@
-"""Ends a run from outside: by a signal, because it hangs, or because it has lost a rank.
+"""Ends a run after a signal, or because it hangs or has lost a rank.
 
     with StopSignals() as signals, Watchdog(ranks, step_timeout=600) as watchdog:
         for ...:
-            watchdog.beat("training", epoch=epoch, step=step)  # at each step, batch of evaluation, save
+            watchdog.beat("training", epoch=epoch, step=step)  # at each step, evaluation batch and save
             result = step(images, targets, signals.received is not None)  # tells the other ranks
 
-SIGTERM and SIGINT ask for a stop, of all ranks after the same step. A run that hangs or has lost a rank ends
-with exit code 1, the stacks of the rank's threads and one line.
+SIGTERM and SIGINT stop all ranks after the same step. A run that hangs or has lost a rank ends with exit
+code 1 and one line with the reason; a rank that hangs also prints the stacks of its threads.
 
-A collective operation waits for all ranks. Each rank therefore limits the time between its own beats; when
-the limit has passed, the rank ends, and the launcher (horovodrun, Slurm) or TensorFlow's coordination service
-ends the others. A dead rank raises an error in the collective operations of the others at once (Horovod) or
-after 30 s (multi_worker). Horovod's stall inspector names the ranks that an operation waits for.
+A collective operation waits for all ranks. Therefore each rank limits the time between its own calls of
+`beat`. When the limit has passed, the rank ends, and the launcher (horovodrun, Slurm) or TensorFlow's
+coordination service ends the others. If a rank dies, collective operations of the others raise an error at
+once (Horovod) or after 30 s (multi_worker). Horovod's stall inspector names the ranks that are missing.
 
-Nothing can run in a stopped process (SIGSTOP), and launchers wait for it without end. So the ranks of the
-same host kill it when they end.
+A stopped process (SIGSTOP) cannot end itself, and launchers wait for it without limit. So when the other
+ranks on its host end, they kill it.
 """
 
 import contextlib
@@ -35,20 +35,20 @@ from common.errors import OtherRankError, StoppedError, UserError, is_lost_rank
 if TYPE_CHECKING:
     from common.distributed.ranks import Ranks  # imports TensorFlow, which is not needed here
 
-TICK = 0.5  # seconds
-NAMING_SECONDS = 1.0  # to find out which rank of this host is gone
+TICK = 0.5  # seconds between two checks of the time limit
+NAMING_SECONDS = 1.0  # time to find out which rank of this host is gone
 CONTINUE = "run the same command to continue from the last checkpoint"
 _LOST = (psutil.STATUS_STOPPED, psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
 
 
 class StopSignals:
-    """While this is entered, SIGTERM and SIGINT request a stop; a second SIGINT interrupts at once.
+    """A context in which SIGTERM and SIGINT request a stop; SIGINT after such a signal interrupts at once.
 
     Args:
-        quiet: print nothing: for all ranks but the first.
+        quiet: whether to print nothing; True on all ranks but the first.
 
     Attributes:
-        received: name of the signal that came, or None.
+        received: name of the signal that this process has received, or None.
     """
 
     def __init__(self, *, quiet: bool = False) -> None:
@@ -57,7 +57,7 @@ class StopSignals:
         self._before: dict[int, Any] = {}
 
     def __enter__(self) -> "StopSignals":
-        if threading.current_thread() is threading.main_thread():  # Python allows handlers nowhere else
+        if threading.current_thread() is threading.main_thread():  # Python allows handlers only there
             for number in (signal.SIGTERM, signal.SIGINT):
                 self._before[number] = signal.signal(number, self._handle)
         return self
@@ -71,7 +71,7 @@ class StopSignals:
         return any(ranks.gather(self.received is not None))
 
     def message(self, step: int) -> str:
-        """The last line of a run that was stopped; another rank may have got the signal."""
+        """Returns the last line of a run that was stopped by a signal to this rank or to another one."""
         by = self.received or "a signal to another rank"
         return f"stopped by {by}; saved after step {step}: run the same command to go on"
 
@@ -84,21 +84,21 @@ class StopSignals:
 
 
 class Watchdog:
-    """Limits the time between two beats of this rank. All ranks make theirs together.
+    """Limits the time between two calls of `beat` on this rank. All ranks create their watchdogs together.
 
-    The limit holds from the first `beat` on. It counts only time in which this process runs: a job that was
-    suspended continues.
+    The limit applies from the first `beat` on. Only time in which this process runs counts, so a suspended
+    job can continue later.
 
     Args:
-        ranks: of the run.
+        ranks: the ranks of the run.
         step_timeout: seconds that a rank may take between two beats; 0: no limit.
-        on_loss: what the loss of another rank means. exit: this process ends with code 1. report: the error
-            of the collective operation propagates (Horovod Elastic continues without the rank).
+        on_loss: what happens if another rank is lost. exit: this process ends with code 1. report: the error
+            of the collective operation propagates (Horovod Elastic continues without the lost rank).
     """
 
     def __init__(self, ranks: "Ranks", *, step_timeout: float, on_loss: str = "exit") -> None:
         host = socket.gethostname()
-        # The time at which a process began tells it from one with its number in another container.
+        # The start time distinguishes a process from one with the same pid in another container.
         processes = ranks.gather([host, os.getpid(), psutil.Process().create_time()])
         names = [f"rank {i} ({name}, pid {pid})" for i, (name, pid, _) in enumerate(processes)]
         self._name, self._alone = names[ranks.rank], len(names) == 1
@@ -110,19 +110,19 @@ class Watchdog:
                     self._neighbours[name] = process
         self._exits = on_loss == "exit"
         self._step_timeout = step_timeout
-        self._limit = 0.0  # until the next beat; 0: none
+        self._limit = 0.0  # seconds until the next beat; 0: no limit
         self._beats = 0
         self._at = "starting"
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
 
     def beat(self, doing: str, *, epoch: int = 0, step: int = 0, at_least: float = 0.0) -> None:
-        """Restarts the limit: this rank begins a step, a batch of evaluation, a save.
+        """Restarts the time limit. Called when this rank begins a step, an evaluation batch or a save.
 
         Args:
-            doing: what it begins, in a word.
-            epoch, step: where the run is.
-            at_least: seconds that this may take, where they are more than `step_timeout`.
+            doing: name of the work that begins, in one word.
+            epoch, step: present epoch and step.
+            at_least: limit in seconds for this work, if it is longer than `step_timeout`.
         """
         self._at = f"{doing}, epoch {epoch}, step {step}"
         self._limit = self._step_timeout and max(self._step_timeout, at_least)
@@ -133,10 +133,10 @@ class Watchdog:
         return self
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
-        """Ends this process where only this rank has failed: the others may wait for it in an operation.
+        """Ends this process if only this rank has failed, because the others may wait for it.
 
-        Makes no collective call. Errors that all ranks raise together propagate, as do those of a single
-        process and, with on_loss="report", all.
+        Makes no collective call. Other errors propagate: those that all ranks raise together, those of a
+        single process, and with on_loss="report" all errors.
         """
         self._closing.set()
         self._thread.join()
@@ -149,7 +149,7 @@ class Watchdog:
         if isinstance(error, UserError):
             _end(f"error: {error}")
         if error and is_lost_rank(error):
-            # The connections of a killed process close a moment before its status changes.
+            # Waits, because connections of a killed process close a moment before its status changes.
             deadline = time.monotonic() + NAMING_SECONDS
             while self._neighbours and not lost and time.monotonic() < deadline:
                 time.sleep(0.05)
@@ -161,7 +161,7 @@ class Watchdog:
     def _watch(self) -> None:
         beats, waited = 0, 0.0
         while not self._closing.wait(TICK):
-            # Ticks are counted, and not time: in a suspended process there are none.
+            # Counts ticks instead of time, because a suspended process has no ticks.
             waited = waited + TICK if self._beats == beats else 0.0
             beats = self._beats
             if not self._limit or waited < self._limit:
@@ -169,15 +169,15 @@ class Watchdog:
             lost, killed = self._kill_stopped()
             if killed and not self._exits:
                 waited = 0.0
-                continue  # Horovod notices their death
+                continue  # Horovod notices that the killed ranks are gone
             faulthandler.dump_traceback(file=2)
-            why = "if it waits for another rank, see that one's stacks"
+            why = "if it waits for another rank, see the stacks of that rank"
             why = f"{lost} is stopped or dead" if lost else why
             limit = f"{self._limit:g} s (--step_timeout)"
-            _end(f"error: {self._name}, {self._at}, has not moved for {limit}: {why}; {CONTINUE}")
+            _end(f"error: {self._name}, {self._at}, made no progress for {limit}: {why}; {CONTINUE}")
 
     def _kill_stopped(self) -> tuple[str, bool]:
-        """Kills the stopped ranks of this host. The stopped or dead ones by name; whether any was stopped."""
+        """Kills stopped ranks of this host. Returns the names of lost ranks, and whether one was stopped."""
         lost, stopped = [], False
         for name, process in self._neighbours.items():
             status = psutil.STATUS_DEAD
@@ -192,11 +192,11 @@ class Watchdog:
 
 
 def _end(text: str) -> None:
-    """Ends the process. sys.exit would wait for other ranks, in Horovod's and TensorFlow's own clean-up."""
+    """Prints the text and ends the process at once; with sys.exit, libraries would wait for other ranks."""
     _print(text)
     sys.stdout.flush()
     os._exit(1)
 
 
 def _print(text: str) -> None:
-    os.write(2, f"{text}\n".encode())  # the main thread may hang with the lock of sys.stderr
+    os.write(2, f"{text}\n".encode())  # sys.stderr may be locked by a main thread that hangs

@@ -1,7 +1,7 @@
-"""Weights files: Keras' own format, written whole or not at all, with metadata and a checksum inside.
+"""Saves and loads weights files in Keras' format, completely or not at all, with metadata and a checksum.
 
-Keras writes in place, so that a kill or a full disk loses the old file too, and it loads a `.weights.h5` with
-a flipped bit, or with surplus layers, without an error.
+Keras alone writes in place, so a kill or a full disk also destroys the old file. It also loads a
+`.weights.h5` with a flipped bit or with surplus layers without an error.
 """
 
 import hashlib
@@ -26,11 +26,11 @@ if TYPE_CHECKING:
 BEST = "best.weights.h5"
 LAST = "last.weights.h5"
 
-# A weights file ends with this and the SHA-256 of all bytes before it. HDF5 readers, Keras' among them,
-# ignore what follows their own data. It is checked before HDF5 sees the file, which a damaged one can crash.
+# A weights file ends with this and the SHA-256 of all bytes before it. HDF5 readers, including Keras', ignore
+# bytes after their own data. The hash is checked before HDF5 opens the file: a damaged file can crash HDF5.
 _SEAL = b"\nsha256="
 _SEAL_BYTES = len(_SEAL) + 64
-_HEADER = "detection_metadata"  # a dataset: HDF5 attributes end at 64 KB
+_HEADER = "detection_metadata"  # name of a dataset; HDF5 attributes are limited to 64 KB
 
 
 def save(model: "keras.Model", path: str | os.PathLike, metadata: Mapping[str, Any]) -> None:
@@ -38,18 +38,18 @@ def save(model: "keras.Model", path: str | os.PathLike, metadata: Mapping[str, A
 
     Args:
         model: a built model.
-        path: ends in `.weights.h5`.
-        metadata: what JSON can hold; for example the label map and the config.
+        path: a path that ends in `.weights.h5`.
+        metadata: a dict of JSON values, for example the label map and the config.
 
     Raises:
-        OSError: it could not be written; what stood at `path` still does.
+        OSError: the file could not be written; an older file at `path` is kept.
     """
     header = json.dumps({"metadata": dict(metadata), "weights": _manifest(model)}).encode()
-    # What the file takes at most: the values, and a generous HDF5 overhead for each.
+    # Upper bound of the file size: the values, and a generous HDF5 overhead for each weight.
     values = sum(4096 + weight.value.dtype.size * math.prod(weight.shape) for weight in model.weights)
 
     def write(temporary: pathlib.Path) -> None:
-        with temporary.open("wb") as file:  # HDF5 can crash the process on a full disk
+        with temporary.open("wb") as file:  # reserves space: on a full disk HDF5 can crash
             os.posix_fallocate(file.fileno(), 0, 2**20 + values + len(header))
         model.save_weights(temporary)
         with h5py.File(temporary, "r+") as file:
@@ -65,7 +65,7 @@ def save(model: "keras.Model", path: str | os.PathLike, metadata: Mapping[str, A
 
 
 def load(model: "keras.Model", path: str | os.PathLike) -> dict[str, Any]:
-    """Loads what `save` wrote into a model of the same structure.
+    """Loads a file that `save` wrote into a model of the same structure.
 
     Returns:
         The metadata.
@@ -77,21 +77,21 @@ def load(model: "keras.Model", path: str | os.PathLike) -> dict[str, Any]:
     for in_file, in_model in itertools.zip_longest(header["weights"], _manifest(model), fillvalue=()):
         if in_file[1:] != in_model[1:]:
             found, wanted = (weight[::2] or "nothing" for weight in (in_file, in_model))
-            raise UserError(f"weights {path} do not fit the model: {found} where the model has {wanted}")
+            raise UserError(f"weights {path} do not fit: they have {found} where the model has {wanted}")
     model.load_weights(path)
     return header["metadata"]
 
 
 def read_metadata(path: str | os.PathLike) -> dict[str, Any]:
-    """The metadata of a weights file; UserError where it is missing, damaged or not of this project."""
+    """Reads the metadata of a weights file; UserError if it is missing, damaged or not of this project."""
     return _read_header(path)["metadata"]
 
 
 def find(path: str | os.PathLike) -> pathlib.Path:
-    """The weights file that `path` means: itself, or the best (else the last) one of a run directory.
+    """Returns `path` if it is a file, or the best (else the last) weights file of a run directory.
 
     Raises:
-        UserError: there is none.
+        UserError: the file is missing.
     """
     path = pathlib.Path(path)
     for name in (BEST, LAST):
@@ -105,33 +105,33 @@ def find(path: str | os.PathLike) -> pathlib.Path:
 
 
 def download(address: str, name: str, checksum: str | None = None) -> str:
-    """The path of a public file, ~/.keras/models/NAME, downloaded if it is not there.
+    """Downloads a public file to ~/.keras/models/NAME unless it is there; returns its path.
 
     Args:
-        address: of the file.
-        name: under which it is kept.
-        checksum: its MD5 or SHA-256 in hexadecimal digits; None where none is published.
+        address: URL of the file.
+        name: file name of the copy.
+        checksum: MD5 or SHA-256 of the file in hexadecimal digits; None if none is published.
 
     Raises:
-        UserError: it cannot be downloaded, or its checksum is another.
+        UserError: the file cannot be downloaded, or its checksum is wrong.
     """
-    import keras  # tools/describe_weights.py does without
+    import keras  # not at the top, because tools/describe_weights.py works without Keras
 
     try:
         return keras.utils.get_file(name, address, cache_subdir="models", file_hash=checksum)
     except Exception as error:  # get_file raises a plain Exception without a network
         problem = reason(error).rpartition(" -- ")[2].rstrip(".")
         raise UserError(
-            f"--init_from=imagenet: {address} cannot be downloaded ({problem}). Get it elsewhere and put it "
-            f"at ~/.keras/models/{name}"
+            f"--init_from=imagenet: {address} cannot be downloaded ({problem}). Copy it from another "
+            f"machine to ~/.keras/models/{name}"
         ) from error
 
 
 def _manifest(model: "keras.Model") -> list[list[Any]]:
-    """[path, name, shape] of every weight in order: Keras loads a file with surplus layers without an error.
+    """Returns [path, name, shape] of every weight in order; a comparison of two models finds surplus layers.
 
-    Two models built in one process have different paths where layers have no names of their own, so the path
-    ("dense_1/kernel") is for messages and the name ("kernel") for comparison.
+    Paths are not compared, because layers without explicit names get different paths in each model of a
+    process. So the path ("dense_1/kernel") is for messages, and the name ("kernel") for comparison.
     """
     return [[weight.path, weight.name, list(weight.shape)] for weight in model.weights]
 
@@ -149,7 +149,7 @@ def _read_header(path: str | os.PathLike) -> dict[str, Any]:
 
 
 def reason(error: Exception) -> str:
-    """One line of what went wrong; h5py and TensorFlow write several, about their insides."""
+    """Returns one line that describes the error; h5py and TensorFlow add lines about their internals."""
     number = getattr(error, "errno", None)
     text = os.strerror(number) if number else str(error).strip().splitlines()[0]
     return re.sub(r"\{\{function_node .*?\}\} | \[Op:\w+\]", "", text)

@@ -203,9 +203,9 @@ def test_tensorrt(decided, command, drawn, by_weights, tmp_path, monkeypatch, ca
     _check_a_cut_file_is_refused(command, drawn, plan, plan)
     monkeypatch.setattr(tensorrt_stand_in, "__version__", "10.16.0.72")
     *_, said = refusal(exported.open_runner, plan).partition("detector.plan cannot ")
-    assert ": TensorRT 10.16.0.72 takes engines of this" in said
+    assert ": TensorRT 10.16.0.72 takes only engines of this" in said
     onnx.unlink()
-    with pytest.raises(UserError, match=r"detector\.onnx is missing: it holds the classes"):
+    with pytest.raises(UserError, match=r"detector\.onnx is missing: it holds the metadata"):
         command("infer", f"--weights={plan}", f"--images={drawn}/images", f"--output_dir={tmp_path}/found")
 
 

@@ -215,7 +215,7 @@ def test_weights_that_run_otherwise_say_so(app, heads, capsys):
     assert capsys.readouterr().err == ""
     app.package.predict.load_trained(str(heads.run), "64x64", f"nms_method={app.other_nms}")
     said = capsys.readouterr().err.splitlines()
-    assert re.search(r"last\.weights\.h5 runs otherwise than it was saved:$", said[0])
+    assert re.search(r"last\.weights\.h5 runs with other settings than it was saved with:$", said[0])
     assert said[1] == "  config.image_size: saved [96, 64], now [64, 64]"
     assert re.fullmatch(rf"  config\.nms_method: saved \w+, now {app.other_nms}", said[2])
 

@@ -83,7 +83,7 @@ def test_the_label_map_is_found_or_asked_for_and_one_for_all_files(drawn_records
     assert "differ: give --label_map" in refusal(open_source, file_pattern=f"{tmp_path}/[ab]/*.tfrecord")
     pattern = f"{tmp_path}/a/*.tfrecord"
     (tmp_path / "a" / "drawn.label_map.json").rename(tmp_path / "labels.json")
-    with pytest.raises(UserError, match=r"no label map beside .*drawn.label_map.json.*--label_map=FILE"):
+    with pytest.raises(UserError, match=r"no label map next to .*drawn.label_map.json.*--label_map=FILE"):
         open_source(file_pattern=pattern)
     found = open_source(file_pattern=pattern, label_map=str(tmp_path / "labels.json"))
     assert found.label_map.names == ("car", "cat", "toothbrush")

@@ -10,7 +10,7 @@ from tests.distributed import launching, watched_steps
 
 SCRIPT = watched_steps.__file__
 STEP_TIMEOUT = 120  # seconds; longer than the measured times, in which something else ends the ranks
-HANGS = "error: rank 0 .*has not moved for 3 s"
+HANGS = "error: rank 0 .*made no progress for 3 s"
 
 
 def seconds_since_the_misdeed(stderr: str) -> float:

@@ -111,7 +111,7 @@ def no_image_can_be_read(data):
     for file in data.images_dir.iterdir():
         file.write_bytes(b"")
     data.options["on_bad_image"] = "skip"
-    return ["all 6 are left out"]
+    return ["all 6 images are skipped"]
 
 
 @fault("repeated-file")

@@ -121,4 +121,4 @@ def image_without_boxes(data):
 def nothing_but_crowds(data):
     for annotation in data.document["annotations"]:
         annotation["iscrowd"] = 1
-    return ["none of 12 boxes is more than a crowd"]
+    return ["each of the 12 boxes is a crowd or has no area"]

@@ -137,7 +137,7 @@ def test_more_boxes_than_the_maximum(two, capsys):
     assert not capsys.readouterr().err
     check_sizes(source, batch_size=1, num_replicas=1, max_instances=21)
     said = capsys.readouterr().err
-    assert f"image {two[0].annotation['image_id']} (" in said and ") has 22, kept are 21. " in said
+    assert f"image {two[0].annotation['image_id']} (" in said and ") has 22, of which 21 are kept. " in said
 
 
 # --- no false alarms ---

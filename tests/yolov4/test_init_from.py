@@ -85,7 +85,7 @@ def test_weights_that_hardly_fit_are_refused_and_nothing_is_taken(tmp_path):
     model = make_model(2, seed=1)
     before = values_of(model)
     for config, message in (
-        (NANO, r"only \d+ of the 121 weights of yolov4-nano are in it"),
+        (NANO, r"only \d+ of the 121 weights of yolov4-nano are in this file"),
         (get_config("yolov4"), r"given.weights.h5 is a yolov4-nano: start a yolov4 from weights of the same"),
     ):
         with pytest.raises(UserError, match=message):
@@ -101,7 +101,7 @@ def test_imagenet_is_darknets_backbone(tmp_path, monkeypatch):
     monkeypatch.setattr(keras.src.backend.config, "_KERAS_DIR", str(tmp_path))
     monkeypatch.setattr(imagenet, "DARKNET_FILES", f"file://{tmp_path}/")
     with pytest.raises(
-        UserError, match=r"^--init_from=imagenet: file://.*105 cannot be downloaded .* put it "
+        UserError, match=r"^--init_from=imagenet: file://.*105 cannot be downloaded .* Copy it "
     ):
         init_from(model, label_map("a"), "imagenet", config)
 

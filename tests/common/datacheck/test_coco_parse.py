@@ -86,7 +86,7 @@ def test_nothing_but_crowds_and_empty_boxes(small):
     for an_object in document["annotations"][1:]:
         an_object["iscrowd"] = 1
     stopping = refused(small(document))
-    assert list(stopping) == ["no-boxes"] and "none of 4 boxes" in stopping["no-boxes"].offenders[0]
+    assert list(stopping) == ["no-boxes"] and "each of the 4 boxes" in stopping["no-boxes"].offenders[0]
 
 
 # --- many faults ---
@@ -178,7 +178,7 @@ NO_JSON = [
     (b'{"x": NaN, "a": [1, "b', "file-truncated", 'it ends after 22 bytes with \'{"x": NaN, '),
     (json.dumps(SMALL)[:300], "file-truncated", f"after 300 bytes with {json.dumps(SMALL)[260:300]!r}"),
     (b'{"x": ' + b"[" * 100_000, "json-malformed", "nested too deeply"),
-    (b"[]", "wrong-type", "the file begins with '[]': an object of three lists is needed"),
+    (b"[]", "wrong-type", "the file begins with '[]': an object with three lists is needed"),
 ]
 
 

@@ -47,7 +47,7 @@ def test_images_alone_are_checked_or_left_out(data, capsys):
         open_images(f"{data}/images")
     assert open_images(f"{data}/images", ImagePolicy("skip")).size == 11
     assert f"{bad}Left out" in capsys.readouterr().err
-    with pytest.raises(DataError, match="no usable image: none of 1 can be read"):
+    with pytest.raises(DataError, match="no usable image: none of the 1 images can be read"):
         open_images(f"{data}/images/00.jpg", ImagePolicy("skip"))
 
 
@@ -93,7 +93,7 @@ def test_where_all_is_well_the_loader_is_quoted(data):
 def test_plain_tensorflow_and_another_format(data):
     with PIL.Image.open(data / "images/02.jpg") as image:
         image.save(data / "images/02.jpg", "WEBP")
-    said = "--pipeline_type=tensorflow reads JPEG and PNG, and image 16 ('02.jpg') is WEBP: use dali_cpu"
+    said = "--pipeline_type=tensorflow reads JPEG and PNG, but image 16 ('02.jpg') is WEBP: use dali_cpu"
     assert explained(coco(data), "tensorflow") == said
     assert "stopped" in explained(coco(data))
 

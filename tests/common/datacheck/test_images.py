@@ -283,7 +283,7 @@ def test_what_is_no_regular_file_is_never_opened(tmp_path, looks):
         *facts, circle = inspect_files(tmp_path, names, EVERY_PIXEL)
     assert [(fact.fault, fact.detail) for fact in facts] == [
         *(("image-not-a-file", what) for what in ("a pipe", "a directory", "a device", "a socket")),
-        *(("image-missing", what) for what in ("a symbolic link to nothing", "")),
+        *(("image-missing", what) for what in ("a dangling symbolic link", "")),
     ]
     assert circle.fault == "image-unreadable" and "symbolic links" in circle.detail
     assert looks == []

@@ -175,11 +175,11 @@ def test_boxes_that_no_box_can_be(tmp_path):
 
 
 def test_nothing_to_train_on(tmp_path):
-    nothing = "none of {} boxes is more than a crowd or an empty box"
+    nothing = "each of the {} boxes is a crowd or has no area"
     assert refused(write(tmp_path / "a", empty_record(1)))["no-boxes"] == [nothing.format(0)]
     assert refused(write(tmp_path / "b", record(object__is_crowd=[1])))["no-boxes"] == [nothing.format(1)]
     found = refused(write(tmp_path / "c", record(encoded=b"no")), policy=SKIP)
-    assert found["no-images"] == ["all 1 are left out"]
+    assert found["no-images"] == ["all 1 images are skipped"]
 
 
 # --- repairs and warnings ---

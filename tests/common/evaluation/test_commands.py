@@ -51,5 +51,5 @@ def test_a_full_disk_is_one_line_and_earlier_results_stand(images, draw, monkeyp
 
 
 def test_two_files_of_one_image_are_refused(images):
-    with pytest.raises(UserError, match=r"'007\.jpg' and '7\.jpg' are both image 7"):
+    with pytest.raises(UserError, match=r"'007\.jpg' and '7\.jpg' both have the id 7"):
         job(images, images / "out", draw=False, submission=str(images / "a.zip"))

@@ -54,8 +54,8 @@ def test_ids_from_an_image_list_without_annotations(tmp_path, capsys):
     assert look_up(["a/c.jpg", "x/b.jpg"], known, "f") == [4, 9]
     assert look_up(["d.jpg", "b.jpg", "e.jpg"], known, "f") == [None, 9, None]
     said = capsys.readouterr().err.splitlines()
-    assert said[1] == "f lists 2 images: 1 are here; 2 files left out"
-    with pytest.raises(UserError, match=r"f knows none of the 2 images, not even 'd\.jpg'"):
+    assert said[1] == "f lists 2 images: 1 found; 2 other files skipped"
+    with pytest.raises(UserError, match=r"f lists none of the 2 images, for example not 'd\.jpg'"):
         look_up(["d.jpg", "e.jpg"], known, "f")
 
 
@@ -92,7 +92,7 @@ def test_a_bad_image_list_is_one_line(tmp_path, text, message):
 
 def test_bad_places(tmp_path):
     assert "must end in .json or .zip" in refusal(submission.check_path, str(tmp_path / "results.txt"), [])
-    with pytest.raises(UserError, match=r"no directory /nowhere"):
+    with pytest.raises(UserError, match=r"the directory /nowhere is missing"):
         submission.check_path("/nowhere/detections_test-dev2017_x_results.zip", [])
     submission.check_path(str(tmp_path / "mine.zip"), [])
     others = [tmp_path / "x.json", tmp_path / "d" / ".." / "info.json"]

@@ -175,7 +175,7 @@ def test_the_newest_stay_and_the_newest_whole_epoch(tmp_path, saved, staying):
     if boundaries:
         assert again.resume(boundary=True) == again.number == max(boundaries)
     else:
-        with pytest.raises(UserError, match=r"no checkpoint in .* is whole and saved between two epochs"):
+        with pytest.raises(UserError, match=r"no checkpoint in .* is undamaged and saved between epochs"):
             again.resume(boundary=True)
 
 
@@ -191,7 +191,7 @@ def test_a_run_that_went_back_to_a_whole_epoch_leaves_the_other_way_behind(tmp_p
         assert not back.save(5)
     said = capfd.readouterr().err
     assert said.startswith("warning: the checkpoint of step 5 cannot be written: ")
-    assert said.endswith("File too large; training continues, what was saved before is intact\n")
+    assert said.endswith("File too large; training continues, earlier checkpoints are intact\n")
     assert back.save(5)
     assert steps(tmp_path) == ["00000004", "00000005"]
     again = Training(tmp_path)
@@ -245,7 +245,7 @@ def test_where_all_are_damaged_no_variable_is_touched(tmp_path):
     for path in (tmp_path / "checkpoints").iterdir():
         (path / "state.index").write_bytes(b"")
     before = training.set_all(5).everything()
-    with pytest.raises(UserError, match=r"no checkpoint in .* is whole"):
+    with pytest.raises(UserError, match=r"no checkpoint in .* is undamaged"):
         training.start().resume()
     assert_same(training.everything(), before)
 

@@ -86,7 +86,7 @@ def test_other_shapes_and_missing_weights_are_made_anew():
 def test_little_that_fits_is_an_error(names):
     model, source = make_model(3), {"other": np.zeros(3)} | {name: np.zeros(6) for name in names}
     before = values_of(model)
-    with pytest.raises(UserError, match=rf"^there: only {len(names)} of the 4 weights of small are in it"):
+    with pytest.raises(UserError, match=rf"^there: only {len(names)} of the 4 weights of small are in this"):
         transfer(model, source, ClassRows((), 1, 1), label_map("a"), ("a",), "there")
     for path, value in before.items():
         np.testing.assert_array_equal(values_of(model)[path], value)

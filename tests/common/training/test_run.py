@@ -172,7 +172,7 @@ def test_what_a_run_leaves_behind(tmp_path, capfd):
     again = Session(tmp_path, eval_every=2)
     assert again.train()["AP"] == pytest.approx(metrics["AP"], abs=1e-6)  # metrics.json is rounded
     assert again.seen == []
-    assert f"{tmp_path} has its 3 epochs: nothing left to train" in capfd.readouterr().err
+    assert f"{tmp_path}: all 3 epochs are done; nothing left to train" in capfd.readouterr().err
 
 
 def test_weights_of_the_files_are_the_averages(tmp_path):
@@ -264,7 +264,7 @@ def test_another_freeze_goes_on_from_the_last_whole_epoch(tmp_path, monkeypatch,
     Session(tmp_path, **flags, freeze="x").train()
     said = capfd.readouterr().err
     assert "resumed after epoch 1 (step 4)\n" in said
-    assert "  with another freeze: from a whole epoch, not as if it had never stopped\n" in said
+    assert "  with another freeze: from a whole epoch; differs from an uninterrupted run\n" in said
     assert [row["step"] for row in rows_of(tmp_path)] == ["4", "8", "12"]
 
 
@@ -338,7 +338,7 @@ def test_a_signal_stops_it_with_everything_saved(tmp_path, monkeypatch, where):
 
 def test_a_run_that_ends_without_its_last_checkpoint_fails(tmp_path, monkeypatch):
     monkeypatch.setattr(run_directory, "write", full_disk)
-    with pytest.raises(UserError, match=r"^the last checkpoint is not in .*: make room and run the same"):
+    with pytest.raises(UserError, match=r"^the last checkpoint is unsaved: make room in .* and run the same"):
         Session(tmp_path, epochs=1).train()
 
 
@@ -364,8 +364,8 @@ def test_compiling_and_scoring_get_their_longer_time(tmp_path, monkeypatch):
 
 
 BAD_FLAGS = [
-    ({}, "^--output_dir is missing: name a directory"),
-    ({"output_dir": "x", "compression": "fp16"}, "^--compression=fp16 is Horovod's: it needs --strategy"),
+    ({}, "^--output_dir is missing: give a directory"),
+    ({"output_dir": "x", "compression": "fp16"}, "^--compression=fp16 needs Horovod: add --strategy"),
 ]
 
 
@@ -376,7 +376,7 @@ def test_flags_that_cannot_be(flags, message):
 
 
 def test_elastic_saves_before_the_first_epoch_and_needs_what_was_trained(tmp_path):
-    with pytest.raises(UserError, match="has 0 of the 2 epochs that were trained: with --elastic"):
+    with pytest.raises(UserError, match="has 0 of the 2 epochs that were trained: --elastic needs"):
         Session(tmp_path, elastic=True, hooks=Hooks(expected_epochs=2)).train()
     assert state_of(tmp_path)["step"] == 0
 

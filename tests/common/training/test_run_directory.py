@@ -49,13 +49,13 @@ def test_another_run_is_refused_with_what_differs(tmp_path):
         "config.image_size was [512, 512] and is now [640, 512]",
         "seed was 0 and is now absent",
     ]
-    holds = f"--output_dir={tmp_path} holds another run: {'; '.join(differences)}. Name another one, or give "
-    assert str(caught.value) == f"{holds}--overwrite to start anew"
+    holds = f"--output_dir={tmp_path} holds another run: {'; '.join(differences)}. Choose another one, or "
+    assert str(caught.value) == f"{holds}give --overwrite to start anew"
 
 
 def test_long_values_are_named_and_not_shown(tmp_path):
     claim(tmp_path, Identity({"data": "864dbb" * 11, "seed": 1}))
-    with pytest.raises(UserError, match=r"holds another run: data is not the same\. Name"):
+    with pytest.raises(UserError, match=r"holds another run: data is not the same\. Choose"):
         check(tmp_path, Identity({"data": "241152" * 11, "seed": 1}))
 
 

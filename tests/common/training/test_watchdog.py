@@ -107,7 +107,7 @@ def test_a_hanging_process_ends_with_its_stack_and_one_line(tmp_path):
     assert " in endless" in stderr
     (line,) = [line for line in stderr.splitlines() if line.startswith("error: ")]
     assert f"{ranks.name(0)}, training, epoch 2, step 7" in line
-    assert "has not moved for 1 s (--step_timeout)" in line and "run the same command" in line
+    assert "made no progress for 1 s (--step_timeout)" in line and "run the same command" in line
 
 
 @pytest.mark.parametrize("act", ["unlimited", "allowed", "slow"])

@@ -155,7 +155,7 @@ REFUSED = [
     ("<html></html>", "a.xml is not valid xml: an annotation of Pascal VOC does not begin with <html>"),
     ('<?xml version="1.0" encoding="klingon"?><annotation/>', "a.xml is not valid xml: "),
     (WITH_DOCTYPE, "a.xml is not valid xml: declares a document type (annotation)"),
-    (xml_of(size=(21, WIDTH)), "image of another size than in the annotations: image 'a.png' ("),
+    (xml_of(size=(21, WIDTH)), "image whose size differs from the annotations: image 'a.png' ("),
     (spoilt_box("bndbox>", "box>"), "object 1 'cat' has xmin, ymin, xmax, ymax = '', '', '', ''"),
     (spoilt_box(">12<", ">twelve<"), "= '3', '4', '10', 'twelve'"),
     (spoilt_box(">12<", ">nan<"), "= '3', '4', '10', 'nan'"),
