@@ -1,4 +1,4 @@
-# Each target is one visible command. `make demo` and `make test` do all their own set-up.
+# Each target is a short list of commands. `make demo` and `make test` first set up everything that they need.
 PYTHON ?=
 VENV := .venv
 RUN := $(VENV)/bin/python
@@ -22,22 +22,22 @@ APPS := efficientdet yolov4
 
 .PHONY: help setup horovod torch demo demo-yolov4 demo-clean check test test-long test-all test-gpu gpu-check bench soak pictures docker docker-test lint format clean
 
-help:  ## what there is to make
+help:  ## lists all targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
 
-setup: $(VENV)/.ready  ## the virtual environment with every pinned package (about 3.5 GB)
+setup: $(VENV)/.ready  ## creates the virtual environment with every pinned package (about 3.5 GB)
 
 $(VENV)/.ready: pyproject.toml docker/setup_env.sh $(wildcard docker/locks/*.txt)
 	@PYTHON="$(PYTHON)" docker/setup_env.sh $(VENV) dev export faster-coco
 	@touch $@
 
-horovod: $(VENV)/.horovod  ## Horovod for many processes: compiled once (two minutes on two cores), then cached
+horovod: $(VENV)/.horovod  ## installs Horovod for many processes: compiled once (two minutes on two cores), then cached
 
 $(VENV)/.horovod: $(VENV)/.ready docker/build_horovod.sh
 	@docker/build_horovod.sh $(VENV)
 	@touch $@
 
-torch: $(TORCH)/.ready  ## PyTorch and DALI in an environment of their own, for examples/pytorch_loader.py (2 GB on CPUs, a minute)
+torch: $(TORCH)/.ready  ## creates another environment with PyTorch and DALI, for examples/pytorch_loader.py (2 GB on CPUs, a minute)
 
 $(TORCH)/.ready: pyproject.toml | setup
 	$(RUN) -m venv $(TORCH)
@@ -47,12 +47,12 @@ $(TORCH)/.ready: pyproject.toml | setup
 	  nvidia-dali-cuda120 numpy pillow torch
 	@touch $@
 
-# $(1): app, $(2): directory of its demo. Trains, or goes on. A run of another version could not go on, because its model,
-# recipe or images differ: the demo starts anew.
+# $(1): app, $(2): directory of its demo. Trains, or resumes a run. A run of another version of the code cannot be resumed,
+# because its model, recipe or images differ. Then the demo starts again.
 define train_demo
 	@version=$$(cat tools/synthetic.py $(1)/*.py $(1)/flags/demo.txt | cksum); overwrite=false; \
 	if [ -e "$(2)/run.json" ] && [ "$$version" != "$$(cat "$(2)/.version" 2>/dev/null)" ]; then \
-	  echo "$(2) holds a run of another version: starting anew"; overwrite=true; \
+	  echo "$(2) contains a run of another version: starting again"; overwrite=true; \
 	fi; \
 	mkdir -p "$(2)" && echo "$$version" >"$(2)/.version" && \
 	$(RUN) $(1)/train.py --flagfile=$(1)/flags/demo.txt --output_dir="$(2)" --overwrite=$$overwrite $(DEMO_FLAGS)
@@ -78,7 +78,7 @@ $(DEMO_DATA)/train/instances.json: Makefile tools/synthetic.py | setup
 $(DEMO_DATA)/eval/instances.json: Makefile tools/synthetic.py | setup
 	$(RUN) tools/synthetic.py --output_dir=$(DEMO_DATA)/eval --num_images=$(DEMO_EVAL_IMAGES) --seed=2
 
-pictures: setup  ## draws the pictures of the pages anew (docs/accuracy.md has the commands that make BCCD's directory)
+pictures: setup  ## draws the pictures of docs/ again (docs/accuracy.md has the commands that create the BCCD directory)
 	$(RUN) efficientdet/train.py --model_name=efficientdet-nano --image_size=256x320 --batch_size=8 --epochs=43 --seed=1 \
 	  --train_images=$(BCCD)/images/train2017 --train_annotations=$(BCCD)/annotations/instances_train2017.json \
 	  --output_dir=$(PICTURES)/bccd --overwrite
@@ -95,46 +95,46 @@ pictures: setup  ## draws the pictures of the pages anew (docs/accuracy.md has t
 	  $(PICTURES)/detections/contact_sheet.png docs/detections.jpg \
 	  $(PICTURES)/bccd/loss_curves.png docs/loss_curves.jpg $(PICTURES)/bccd/first_batch.png docs/first_batch.jpg
 
-demo-clean:  ## forgets the demos' data and runs, so that the next one starts anew
+demo-clean:  ## deletes the demos' data and runs, so that the next demo starts from the beginning
 	rm -rf $(DEMO) $(DEMO_YOLOV4) $(DEMO_DATA)
 
-check: horovod  ## what a change must not break: older runs, equal bits, resuming, two ranks (7 minutes on two cores that others use, too)
+check: horovod  ## tests what a change must not break: older runs, equal bits, resuming, two ranks (7 minutes on two shared cores)
 	$(RUN) -m pytest $(CHECKS) -k 'not three_times or yolov4'
 
-test: lint horovod  ## lint, then all tests but the long ones, in JOBS=2 processes of up to 3 GB each
+test: lint horovod  ## runs lint, then all tests except the long ones, in JOBS=2 processes of up to 3 GB each
 	CUDA_VISIBLE_DEVICES= $(RUN) -m pytest --numprocesses=$(JOBS) --dist=loadfile -m 'not slow'
 
-test-long: horovod torch  ## only the long tests: the pages' commands, comparisons of runs, copies of the apps
+test-long: horovod torch  ## runs only the long tests: the commands of the pages, comparisons of runs, copies of the apps
 	CUDA_VISIBLE_DEVICES= $(RUN) -m pytest --numprocesses=$(JOBS) --dist=loadfile -m slow
 
-test-all: test test-long  ## all tests
+test-all: test test-long  ## runs all tests
 
-test-gpu: horovod  ## only the tests that need a GPU
+test-gpu: horovod  ## runs only the tests that need a GPU
 	$(RUN) -m pytest -m gpu
 
 gpu-check: setup  ## tests everything that needs a GPU and reports which flags to change; resumes (hours; never ran)
 	-@$(MAKE) --no-print-directory horovod
 	$(RUN) tools/gpu_check.py --output_dir=$(GPU_CHECK) $(GPU_CHECK_FLAGS)
 
-bench: setup  ## how fast loaders, training steps and both together are, and each stage of a loader (15 minutes on two cores)
+bench: setup  ## measures loaders, training steps and both together, and each stage of a loader (15 minutes on two cores)
 	$(RUN) efficientdet/bench.py --batch_size=8 --json=$(BENCH)/efficientdet.json $(BENCH_FLAGS)
 	$(RUN) yolov4/bench.py --image_size=416 --batch_size=4 --json=$(BENCH)/yolov4.json $(BENCH_FLAGS)
 
-soak: setup horovod  ## runs killed at random steps and started again, and saves that are cut short (about two hours)
+soak: setup horovod  ## kills runs at random steps and starts them again, and interrupts saves (about two hours)
 	$(RUN) tests/soak/soak_kills.py --app=efficientdet --ranks=1 --rounds=20
 	$(RUN) tests/soak/soak_kills.py --app=efficientdet --ranks=2 --rounds=20
 	$(RUN) tests/soak/soak_kills.py --app=yolov4 --ranks=1 --rounds=20
 	$(RUN) tests/soak/soak_kills.py --app=yolov4 --ranks=2 --rounds=20
 	$(RUN) tests/soak/soak_saves.py --rounds=100
 
-docker:  ## the images dali-detection:cpu and dali-detection (needs Docker)
+docker:  ## builds the images dali-detection:cpu and dali-detection (needs Docker)
 	docker build -f docker/Dockerfile.cpu -t dali-detection:cpu .
 	docker build -f docker/Dockerfile -t dali-detection .
 
-docker-test:  ## builds the CPU image without Docker and tries it (root; apt: buildah debootstrap; half an hour)
+docker-test:  ## builds the CPU image without Docker and tests it (root; apt: buildah debootstrap; half an hour)
 	docker/build_without_docker.sh
 
-lint: setup  ## what ruff, mypy, codespell, shellcheck and hadolint find
+lint: setup  ## runs ruff, mypy, codespell, shellcheck and hadolint
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/mypy
@@ -142,9 +142,9 @@ lint: setup  ## what ruff, mypy, codespell, shellcheck and hadolint find
 	$(VENV)/bin/shellcheck docker/*.sh .ci/run
 	$(VENV)/bin/hadolint docker/Dockerfile docker/Dockerfile.cpu
 
-format: setup  ## ruff's formatting and safe fixes
+format: setup  ## applies ruff's formatting and safe fixes
 	$(VENV)/bin/ruff check --fix .
 	$(VENV)/bin/ruff format .
 
-clean: demo-clean  ## the demos, the virtual environment and the caches; other runs stay
+clean: demo-clean  ## deletes the demos, the virtual environment and the caches; other runs stay
 	rm -rf $(VENV) .pytest_cache .ruff_cache .mypy_cache .hypothesis

@@ -1,1 +1,1 @@
-"""Commands that are not part of an app."""
+"""Commands that compare the apps with other programs."""

@@ -3,11 +3,11 @@ r"""Trains this project's models and other programs on the same data and budget,
     python benchmarks/accuracy.py --rows=d0 --output_dir=runs/accuracy
 
 docs/accuracy.md has the method, the data and how to install the other programs. benchmarks/accuracy.yaml has
-the command lines of every program. A run is a training and a detection, each a script in bash. Runs follow
-one another, and the programs of a row take turns. The detections, in COCO's results format, are scored here.
+the command lines of every program. A run is a training script and a detection script in bash. Only one run is
+active at a time, and the programs of a row take turns. This command scores their detections (COCO results).
 
-A finished run is a file, OUTPUT_DIR/ROW/DATA/PROGRAM/SEED/result.json, and is not repeated as long as its
-commands stay the same; an interrupted one starts anew. `log.txt` beside it holds what the program printed.
+A finished run has the file OUTPUT_DIR/ROW/DATA/PROGRAM/SEED/result.json. It is not repeated if its commands
+are the same. An interrupted run starts again. `log.txt` in the same directory has the output of the program.
 """
 
 import dataclasses
@@ -54,9 +54,9 @@ class AccuracyArgs:
 
     rows: str = flag("", "Rows of the table, comma-separated. Default: all.")
     seeds: str = flag("1,2,3", "Seeds, comma-separated.")
-    settings: str = flag("", "Replaces settings of the rows, k=v,k=v: to try commands out.")
+    settings: str = flag("", "Settings that replace those of the rows, k=v,k=v, for a trial.")
     table: str = flag("benchmarks/accuracy.yaml", "YAML file of the rows.")
-    output_dir: str = flag("runs/accuracy", "Directory of the data sets (in data/) and of all runs.")
+    output_dir: str = flag("runs/accuracy", "Directory with the data sets (in data/) and all runs.")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,10 +65,10 @@ class Job:
 
     Attributes:
         name: row, data set, program, seed.
-        directory: of the run.
+        directory: directory of the run.
         truth: COCO json of the evaluation images.
-        needs: a file of the program; where it does not exist, the program is not installed.
-        commands: "train" and "detect": scripts. The second leaves detections.json in `directory`.
+        needs: a file of the program. If it does not exist, the program is not installed.
+        commands: the scripts "train" and "detect". "detect" writes detections.json into `directory`.
         budget: seconds that the training may take, {"cpu": ...} or {"wall": ...}.
     """
 
@@ -80,19 +80,19 @@ class Job:
     budget: dict[str, float]
 
     def record(self) -> dict[str, Any] | None:
-        """What result.json holds of the finished run; None where there is none with these commands."""
+        """Returns the content of result.json; None if no run with these commands has finished."""
         path = self.directory / RESULT
         record = json.loads(path.read_bytes()) if path.exists() else {}
         return record if record.get("commands") == self.commands else None
 
 
 def jobs_of(a: AccuracyArgs, name: str, row: dict[str, Any]) -> Iterator[Job]:
-    """All runs of a row of the table, seed by seed, the programs in turns."""
+    """Yields all runs of a row of the table: for each seed and data set, one run per program."""
     output = pathlib.Path(a.output_dir).resolve()
     given = dict(pair.partition("=")[::2] for pair in a.settings.split(",") if pair)
     for seed, data in itertools.product(a.seeds.split(","), row["data"]):
         folder = output / "data" / row["data"][data].get("directory", data)
-        with user_errors(f"{folder}: docs/accuracy.md has the commands that make it"):
+        with user_errors(f"{folder}: docs/accuracy.md has the commands that create it"):
             num_classes = len((folder / "names.txt").read_text().splitlines())
         values = {"python": sys.executable, "peers": ROOT / "peers", "data": folder, "seed": seed}
         values |= {"num_classes": num_classes, **row["settings"], **row["data"][data], **given}
@@ -109,7 +109,7 @@ def run_script(script: str, output: Any, budget: dict[str, float]) -> dict[str, 
     """Runs a script in a process group and returns its seconds, {"wall": ..., "cpu": ...}.
 
     Raises:
-        SubprocessError: it failed, or used more time than `budget` allows. Its processes are ended.
+        SubprocessError: the script failed, or used more time than `budget` allows. Its processes are ended.
     """
     limit = f"ulimit -t {budget['cpu']:.0f}\n" if "cpu" in budget else ""
     start, before = time.monotonic(), resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -126,7 +126,7 @@ def run_script(script: str, output: Any, budget: dict[str, float]) -> dict[str, 
 
 
 def run(job: Job) -> dict[str, Any]:
-    """Trains, detects and scores, and returns the record that result.json then holds."""
+    """Trains, detects and scores. Writes the record to result.json and returns it."""
     shutil.rmtree(job.directory, ignore_errors=True)
     job.directory.mkdir(parents=True)
     with (job.directory / "log.txt").open("wb") as output:
@@ -141,7 +141,7 @@ def run(job: Job) -> dict[str, Any]:
 
 
 def mean_and_interval(values: list[float]) -> str:
-    """The mean and, for at least two values, half the width of its 95 % interval by Student's t."""
+    """Formats the mean and, for at least two values, half its 95 % confidence interval (Student's t)."""
     mean = f"{statistics.mean(values):.1f}"
     if len(values) < 2:
         return mean
@@ -149,7 +149,7 @@ def mean_and_interval(values: list[float]) -> str:
 
 
 def table(jobs: list[Job]) -> str:
-    """The finished runs as a table in Markdown."""
+    """Returns a Markdown table of the finished runs."""
     lines = [f"| data | program | {' | '.join(METRICS)} | CPU s | wall s | seeds | commit |"]
     lines.append("|---|---|" + "--:|" * (len(METRICS) + 4))
     for of_one in dict.fromkeys(job.name[1:3] for job in jobs):
@@ -163,7 +163,7 @@ def table(jobs: list[Job]) -> str:
 
 
 def compare(a: AccuracyArgs) -> int:
-    """Runs what is not finished and prints the tables; returns 1 where a run failed, else 0."""
+    """Executes all runs that are not finished, and prints the tables. Returns 1 if a run failed, else 0."""
     with user_errors(f"--table={a.table}"):
         rows = yaml.safe_load(pathlib.Path(a.table).read_text())
     names = a.rows.split(",") if a.rows else list(rows)
@@ -171,7 +171,7 @@ def compare(a: AccuracyArgs) -> int:
         raise unknown("row", strange.pop(), rows)
     jobs = [job for name in names for job in jobs_of(a, name, rows[name])]
     left = [job for job in jobs if not job.record()]
-    log(f"{len(jobs)} runs, {len(jobs) - len(left)} of them finished before")
+    log(f"{len(jobs)} runs, {len(jobs) - len(left)} of them already finished")
     failed = 0
     for number, job in enumerate(left, start=1):
         title = f"[{number}/{len(left)}] {', '.join(job.name)}"
@@ -191,7 +191,7 @@ def compare(a: AccuracyArgs) -> int:
 
 def main() -> int:
     """The command."""
-    # SIGTERM unwinds the stack, so that a running script ends, too.
+    # SIGTERM raises SystemExit, so that a running script is ended as well.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     return compare(AccuracyArgs(**shared_flags.values(flags.FLAGS, define_flags)))
 

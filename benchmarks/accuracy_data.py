@@ -1,13 +1,13 @@
-r"""Writes a COCO data set in the forms that the programs of benchmarks/accuracy.py read.
+r"""Writes a COCO data set in the formats that the programs of benchmarks/accuracy.py read.
 
     python benchmarks/accuracy_data.py --output_dir=runs/accuracy/data/bccd \
         --train_images=bccd/images --train_annotations=bccd/instances_train.json \
         --eval_images=bccd/images --eval_annotations=bccd/instances_val.json
 
-The directories are those of COCO, because Darknet replaces `images/train2017` by `labels/train2017` in a
-path, and Ultralytics `images` by `labels`. Files are named by the ids of their images, and categories are
-numbered from 1: then a program that writes COCO results needs no table of ids. `records/` has TFRecords,
-data.yaml is Ultralytics' description, and the text files are Darknet's lists of images and of names.
+The directories have COCO's names. Darknet finds the labels of `images/train2017` in `labels/train2017`, and
+Ultralytics those of `images` in `labels`. File names are image ids, and categories are numbered from 1. So a
+program that writes COCO results needs no table of ids. `records/` has TFRecords, data.yaml describes the
+data for Ultralytics, and the text files are Darknet's lists of images and class names.
 """
 
 import dataclasses
@@ -40,7 +40,7 @@ TRAIN, EVAL = "train2017", "val2017"
 class DataArgs:
     """The flags."""
 
-    output_dir: str = flag("", "Directory of the data set that is written.")
+    output_dir: str = flag("", "Directory to which the data set is written.")
     train_images: str = flag("", "Directory of training images.")
     train_annotations: str = flag("", "COCO json of the training images.")
     eval_images: str = flag("", "Directory of evaluation images.")
@@ -51,8 +51,8 @@ def write_split(annotations: Annotations, images_dir: str, output: pathlib.Path,
     """Writes images, labels, json and records of one split, and the list of its images.
 
     Args:
-        annotations: what `load_coco` returned.
-        images_dir: what their file names refer to.
+        annotations: the result of `load_coco`.
+        images_dir: directory of the images.
         output: directory of the data set.
         split: TRAIN or EVAL.
     """
@@ -90,14 +90,14 @@ def write_split(annotations: Annotations, images_dir: str, output: pathlib.Path,
 
 
 def write_data_set(a: DataArgs) -> None:
-    """Writes both splits and what describes them; UserError for data that cannot be used."""
+    """Writes both splits and their descriptions. Raises UserError for data that cannot be used."""
     for name, value in dataclasses.asdict(a).items():
         if not value:
             raise UserError(f"--{name} is missing")
     train = load_coco(a.train_annotations, a.train_images)
     evaluation = load_coco(a.eval_annotations, a.eval_images)
     if train.label_map != evaluation.label_map:
-        raise UserError(f"{a.train_annotations} and {a.eval_annotations} have other categories")
+        raise UserError(f"{a.train_annotations} and {a.eval_annotations} have different categories")
     output = make_output_directory(a.output_dir).resolve()
     with user_errors(f"--output_dir={output}"):
         write_split(train, a.train_images, output, TRAIN)
@@ -110,7 +110,7 @@ def write_data_set(a: DataArgs) -> None:
             "val": f"images/{EVAL}",
             "names": dict(enumerate(names)),
         }
-        (output / "data.yaml").write_text(json.dumps(yolo))  # JSON is YAML
+        (output / "data.yaml").write_text(json.dumps(yolo))  # JSON is also YAML
 
 
 def main() -> None:

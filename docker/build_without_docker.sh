@@ -6,7 +6,7 @@
 #   sudo docker/build_without_docker.sh --keep          keeps the image and prints where
 #
 # Needs root and the apt packages buildah and debootstrap. buildah reads the Dockerfile and runs its commands in a chroot.
-# debootstrap creates Debian bookworm from its packages, instead of the image debian:bookworm-slim. Then the script runs in
+# debootstrap creates Debian bookworm from its packages, instead of the image debian:bookworm-slim. Then the script tests in
 # the image, as its user: imports of all packages, docker/healthcheck.sh with one and two processes, a second host through
 # the image's ssh server, and `make demo` with a few images. All files are in one directory under TMPDIR (/var/tmp), which
 # is removed at the end.
@@ -26,7 +26,7 @@ for argument in "$@"; do
   case $argument in
     --whole-demo) whole_demo=1 ;;
     --keep) keep=1 ;;
-    *) fail "$argument: docker/build_without_docker.sh knows --whole-demo and --keep" ;;
+    *) fail "$argument: docker/build_without_docker.sh accepts --whole-demo and --keep" ;;
   esac
 done
 [ "$(id -u)" = 0 ] || fail "a chroot needs root: sudo docker/build_without_docker.sh"
@@ -49,7 +49,7 @@ finish() {
 }
 trap finish EXIT
 
-# The pip settings of this machine that are valid in the image: web addresses and their certificates.
+# Prints the pip settings of this machine that also work in the image: web addresses and their certificates.
 pip_settings() {
   local python=${PYTHON:-python3}
   "$python" -m pip config list 2>/dev/null | sed -nE "s/^[^.]+\.((extra-)?index-url|trusted-host)='(https?:.*)'\$/\1 = \3/p" |
@@ -82,7 +82,7 @@ container=$(run_buildah from localhost/dali-detection:cpu)
 inside() { run_buildah run --isolation chroot "$container" -- "$@"; }
 run_buildah images --format '{{.Name}} {{.Size}}' >&2
 
-say "the stack"
+say "versions of the packages"
 inside python -c 'import os, nvidia.dali.plugin.tf, horovod.tensorflow as hvd, nvidia.dali, tensorflow
 assert os.getuid() != 0 and hvd.gloo_built()
 print("TensorFlow", tensorflow.__version__, "DALI", nvidia.dali.__version__, "Horovod with Gloo, uid", os.getuid())'
@@ -117,8 +117,8 @@ inside make demo DEMO_IMAGES=12 DEMO_EVAL_IMAGES=6 DEMO_FLAGS="--epochs=1 --imag
 inside make demo-clean
 
 if [ "$whole_demo" ]; then
-  say "make demo, the whole of it"
+  say "make demo, complete"
   inside make demo
   inside make demo-clean
 fi
-say "all of it ran"
+say "all tests passed"

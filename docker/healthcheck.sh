@@ -21,7 +21,7 @@ for argument in "$@"; do
     --ranks=[1-9] | --ranks=[1-9][0-9]) ranks=${argument#--ranks=} ;;
     --gpu) gpu=1 ;;
     *)
-      echo "error: $argument: docker/healthcheck.sh knows --ranks=N (below 100) and --gpu" >&2
+      echo "error: $argument: docker/healthcheck.sh accepts --ranks=N (below 100) and --gpu" >&2
       exit 1
       ;;
   esac

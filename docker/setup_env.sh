@@ -25,7 +25,7 @@ find_python() {
       return
     fi
   done
-  fail "no Python 3.11, 3.12 or 3.13 found (tried: ${candidates[*]}). Install one, or name it: make setup PYTHON=/path/to/python3.11"
+  fail "no Python 3.11, 3.12 or 3.13 found (tried: ${candidates[*]}). Install one, or give its path: make setup PYTHON=/path/to/python3.11"
 }
 
 # Prints the requirements of the named extras ("" is the default set), one per line.
@@ -46,7 +46,7 @@ say "virtual environment in $venv ($("$python" --version))"
 "$python" -m venv "$venv" || fail "$python has no working venv module: on Debian and Ubuntu, apt install python3-venv"
 
 if command -v nvidia-smi >/dev/null && nvidia-smi -L >/dev/null 2>&1; then
-  say "NVIDIA GPU found: TensorFlow comes with its CUDA libraries"
+  say "NVIDIA GPU found: installing TensorFlow with its CUDA libraries"
   extras+=(gpu)
 fi
 say "packages (about 1.3 GB to download the first time; a few minutes)"

@@ -36,7 +36,7 @@ fail() {
   exit 1
 }
 [ -x "$horovodrun" ] || fail "there is no $horovodrun in $PWD: run make horovod there first"
-[ $# -gt 0 ] || fail "name a script and its flags: sbatch docker/slurm.sh efficientdet/train.py --..."
+[ $# -gt 0 ] || fail "give a script and its flags: sbatch docker/slurm.sh efficientdet/train.py --..."
 
 gpus=${SLURM_GPUS_ON_NODE:?ask for GPUs: --gpus-per-node=N}
 hosts=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | sed "s/\$/:$gpus/" | paste -sd, -)

@@ -2,8 +2,8 @@
 
     srun --ntasks-per-node=8 python docker/slurm_rank.py efficientdet/train.py --flagfile=...
 
-horovodrun normally tells each rank its number and where the ranks meet. Here Slurm's variables give the
-number. The first rank also runs Horovod's rendezvous server, in a second process that ends with the rank.
+horovodrun normally gives each rank its number and the address of Horovod's rendezvous server. Here the number
+comes from Slurm's variables, and the first rank runs the server in a second process that ends with the rank.
 
 docker/slurm_srun.sh sets DETECTION_HOSTS (the hosts of the job, comma-separated, in Slurm's order) and
 DETECTION_PORT. HOROVOD_GLOO_IFACE and NCCL_SOCKET_IFNAME choose the network interface. The default is the
@@ -19,7 +19,7 @@ import time
 
 import psutil
 
-START_SECONDS = 300  # an image's first start on a node can take minutes
+START_SECONDS = 300  # the first start of an image on a node can take minutes
 
 
 def interface_to(host: str) -> str:

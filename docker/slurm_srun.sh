@@ -33,7 +33,7 @@ fail() {
   printf 'error: %s\n' "$*" >&2
   exit 1
 }
-[ $# -gt 0 ] || fail "name a script and its flags: sbatch docker/slurm_srun.sh efficientdet/train.py --..."
+[ $# -gt 0 ] || fail "give a script and its flags: sbatch docker/slurm_srun.sh efficientdet/train.py --..."
 python=.venv/bin/python
 container=()
 if [ -n "${IMAGE:-}" ]; then

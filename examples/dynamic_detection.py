@@ -5,12 +5,12 @@
 
 The program draws its own images or reads a COCO data set. It writes `steps.png`: a row for each image of the
 last batch and a column for each step, with the boxes. Then it saves a checkpoint. The same command continues
-from there, and makes the batches of a run without the stop, bit for bit.
+from the checkpoint. Its batches equal those of a run without a stop, bit for bit.
 
-The Pipeline API builds a graph that runs later. Here every call computes at once, so NumPy can do the rest:
-the numbers of each image and the choice of boxes. All random numbers are arguments. From the same numbers
-efficientdet/pipeline.py makes the same batches, bit for bit, if the json lists its categories by id. The file
-needs nvidia-dali 2.4, NumPy and Pillow, and nothing else of the repository.
+The Pipeline API builds a graph that runs later. Here every call computes at once, so NumPy can compute the
+windows and select the boxes. All random numbers are arguments. With the same numbers efficientdet/pipeline.py
+makes the same batches, bit for bit, if the json lists its categories in the order of their ids. This file
+needs nvidia-dali 2.4, NumPy and Pillow, and nothing else from the repository.
 
 EfficientDet: arXiv 1911.09070. Scale jitter, anchors and constants are those of google/automl efficientdet:
 dataloader.py, tf2/anchors.py, hparams_config.py.
@@ -42,7 +42,7 @@ MATCH_IOU = 0.5
 MIN_BOX_SIZE = 1.0  # pixels of the network input
 MAX_BOXES = 100  # rows of the padded boxes
 SWAP_XY = np.eye(4, dtype=np.float32)[[1, 0, 3, 2]]  # dx dy dw dh -> dy dx dh dw
-TILE = 256  # pixels, of the pictures
+TILE = 256  # side of each picture in steps.png, pixels
 
 Size = tuple[int, int]  # height, width
 
@@ -58,10 +58,10 @@ class Read(NamedTuple):
 
 
 class Draws(NamedTuple):
-    """All random numbers of B images, float32."""
+    """All random numbers for B images, float32."""
 
     jitter: np.ndarray  # (B,)
-    position: np.ndarray  # (B, 2), 0 to 1: top and left of the window, relative to the room that there is
+    position: np.ndarray  # (B, 2), 0 to 1: top and left of the window, relative to the free space
     flip: np.ndarray  # (B,), 0 or 1
     color: np.ndarray  # (B, 4): factors of brightness, contrast and saturation; hue in degrees
 
@@ -76,24 +76,24 @@ def draw_numbers(rng: ndd.random.RNG, batch_size: int) -> Draws:
 
 
 class Stream:
-    """Shuffled batches without end. A new process continues from a checkpoint. `step` counts the batches."""
+    """An endless stream of shuffled batches that can be saved and restored. `step` counts the batches."""
 
     def __init__(self, images: str, annotations: str, batch_size: int, seed: int = 0) -> None:
         content = pathlib.Path(annotations).read_bytes()
         try:
-            json.loads(content)  # DALI can read a json that was cut off without an error
+            json.loads(content)  # DALI may not report that a json is cut off
         except ValueError as error:
             raise ValueError(f"{annotations}: {error}") from None
         self._data = f"{hashlib.sha256(content).hexdigest()[:16]}, batch size {batch_size}, seed {seed}"
         self.step, self._batch_size, self._rng = 0, batch_size, ndd.random.RNG(seed=seed)
-        self._reader = ndd.readers.COCO(  # refuses image ids above 2**31
+        self._reader = ndd.readers.COCO(  # rejects image ids above 2**31
             file_root=images,
             annotations_file=annotations,
             ltrb=True,
             ratio=True,
             image_ids=True,
             include_iscrowd=False,
-            size_threshold=0.0,  # by default boxes under 0.1 pixel vanish
+            size_threshold=0.0,  # by default boxes under 0.1 pixel are dropped
             shuffle_after_epoch=True,  # shuffles the first epoch, too
             shuffle_after_epoch_seed=seed,
             enable_checkpointing=True,
@@ -112,10 +112,10 @@ class Stream:
         return checkpoint.save(pattern)
 
     def restore(self, pattern: str) -> str:
-        """Continues from the newest file of a pattern; FileNotFoundError: there is none."""
+        """Continues from the newest file of a pattern, and returns its name. FileNotFoundError: no file."""
         checkpoint = ndd.checkpoint.Checkpoint()
         path = checkpoint.load(pattern)
-        self._register(checkpoint)  # this is what sets the states
+        self._register(checkpoint)  # this also restores the states
         return path
 
     def _register(self, checkpoint: ndd.checkpoint.Checkpoint) -> ndd.checkpoint.Checkpoint:
@@ -123,7 +123,7 @@ class Stream:
             checkpoint.register(stateful, name)
         return checkpoint
 
-    # A checkpoint takes any object with these methods. DALI alone would restore onto other data silently.
+    # A checkpoint accepts any object with these methods. DALI itself does not notice if the data differ.
     def get_state(self, *, cuda_stream: object = None) -> str:
         return json.dumps([self.step, self._data])
 
@@ -131,7 +131,7 @@ class Stream:
         self.step, data = json.loads(state)
         if data != self._data:
             raise ValueError(
-                f"the checkpoint is of data {data}, not of {self._data}: use another --output_dir"
+                f"the checkpoint is for data {data}, not for {self._data}: use another --output_dir"
             )
 
 
@@ -139,16 +139,16 @@ class Stream:
 
 
 def stored_sizes(jpegs: ndd.Batch) -> np.ndarray:
-    """float32 (B, 2): height and width by the files' headers, before EXIF turns them, as in the boxes."""
+    """Returns float32 (B, 2): height and width from the file headers, to which boxes refer. Ignores EXIF."""
     return to_numpy(ndd.peek_image_shape(jpegs, adjust_orientation=False))[:, :2].astype(np.float32)
 
 
 def jittered_windows(sizes: np.ndarray, draws: Draws, image_size: Size) -> tuple[np.ndarray, np.ndarray]:
-    """Scales images at random, and uses a random part of what is then larger than the network input.
+    """Chooses a random scale for each image, and a random window if it is then larger than the network input.
 
     Returns:
-        int32 (B, 4), top, left, height, width in pixels of the stored image; int32 (B, 2), height and width
-        in the network input.
+        The windows, int32 (B, 4): top, left, height, width in pixels of the stored image; and int32 (B, 2),
+        their height and width in the network input.
     """
     limit = np.float32(image_size)
     scales = draws.jitter * (limit / sizes).min(1)
@@ -163,13 +163,13 @@ def jittered_windows(sizes: np.ndarray, draws: Draws, image_size: Size) -> tuple
 
 
 def decode(jpegs: ndd.Batch, windows: np.ndarray) -> ndd.Batch:
-    """uint8 (h, w, 3) RGB: only the window is decoded."""
+    """Decodes only the window, to uint8 (h, w, 3) RGB."""
     part = {"start": to_dali(windows[:, :2]), "shape": to_dali(windows[:, 2:]), "axes": [0, 1]}
     return ndd.decoders.image_slice(jpegs, **part, output_type=types.RGB, adjust_orientation=False)
 
 
 def boxes_to_window(boxes: ndd.Batch, sizes: np.ndarray, windows: np.ndarray) -> ndd.Batch:
-    """Boxes normalised by the image -> normalised by the window and clipped to it."""
+    """Converts boxes from normalised by the image to normalised by the window, and clips them to it."""
     boxes_px = boxes * xyxy(sizes) - xyxy(windows[:, :2])
     return ndd.math.clamp(boxes_px / xyxy(windows[:, 2:]), 0.0, 1.0)
 
@@ -185,7 +185,7 @@ def change_color(images: ndd.Batch, draws: Draws) -> ndd.Batch:
 
 
 def normalize_and_pad(images: ndd.Batch, image_size: Size) -> ndd.Batch:
-    """float32 (H, W, 3): the image at the top left, 0 (the mean colour) elsewhere."""
+    """Returns float32 (H, W, 3): the normalised image at the top left, and 0 (the mean colour) elsewhere."""
     place = {"crop": [float(side) for side in image_size], "crop_pos_x": 0.0, "crop_pos_y": 0.0}
     options = {"mean": MEAN.tolist(), "std": STD.tolist(), "dtype": types.FLOAT, "output_layout": "HWC"}
     return ndd.crop_mirror_normalize(images, **place, **options, out_of_bounds_policy="pad", fill_values=0.0)
@@ -195,7 +195,7 @@ def normalize_and_pad(images: ndd.Batch, image_size: Size) -> ndd.Batch:
 
 
 def select_boxes(boxes: ndd.Batch, labels: ndd.Batch, image_size: Size) -> tuple[ndd.Batch, ndd.Batch]:
-    """Drops small boxes and keeps the MAX_BOXES largest. A graph of the Pipeline API has no boxes[kept]."""
+    """Drops small boxes and keeps the MAX_BOXES largest. The Pipeline API has no indexing like rows[kept]."""
     smallest = np.float32(MIN_BOX_SIZE / np.array(image_size[::-1]))
     chosen_boxes, chosen_labels = [], []
     for rows, classes in zip(map(np.asarray, boxes.tensors), map(np.asarray, labels.tensors), strict=True):
@@ -208,12 +208,12 @@ def select_boxes(boxes: ndd.Batch, labels: ndd.Batch, image_size: Size) -> tuple
 
 
 class Constant(tuple):
-    """Numbers for an operator. ndd checks each item of a plain list in every call, here 196,416 of them."""
+    """Numbers for an operator. In a plain list, ndd would check all 196,416 numbers in every call."""
 
 
 @functools.cache
 def anchor_boxes(image_size: Size) -> tuple[Constant, list[Size]]:
-    """A * 4 numbers, ltrb normalised, ordered level, row, column, octave, ratio; (rows, columns) by level."""
+    """Returns normalised ltrb by level, row, column, octave, ratio; and each level's (rows, columns)."""
     boxes, cells = [], [(-(-image_size[0] // 2**level), -(-image_size[1] // 2**level)) for level in LEVELS]
     for rows, columns in cells:
         stride = np.array(image_size) / (rows, columns)  # y, x
@@ -223,17 +223,17 @@ def anchor_boxes(image_size: Size) -> tuple[Constant, list[Size]]:
         centers = (centers * stride)[:, :, np.newaxis]  # (rows, columns, 1, 2)
         boxes.append(np.concatenate([centers - half, centers + half], -1)[..., [1, 0, 3, 2]].reshape(-1, 4))
     normalized = np.concatenate(boxes).astype(np.float32) / np.float32([*image_size[::-1]] * 2)
-    return Constant(normalized.ravel().tolist()), cells
+    return Constant(normalized.ravel().tolist()), cells  # A * 4 numbers
 
 
 def encode(boxes: ndd.Batch, labels: ndd.Batch, image_size: Size) -> dict[str, ndd.Batch]:
-    """What the loss compares to.
+    """Makes the targets of the loss.
 
     Returns:
         boxes: float32 (MAX_BOXES, 4), padded with -1. classes: int32 (MAX_BOXES,), 0-based, padded with -1.
-        num_positives: float32 (), how many anchors own a box. For each level of h x w cells class_targets_3
-        to _7: int32 (h, w, 9), 0-based, -1 for background; and box_targets_3 to _7: float32 (h, w, 36), the
-        (dy, dx, dh, dw) of each anchor in turn.
+        num_positives: float32 (), number of anchors that are matched to a box. For each level of h x w cells
+        class_targets_3 to _7: int32 (h, w, 9), 0-based, -1 for background; and box_targets_3 to _7: float32
+        (h, w, 36), (dy, dx, dh, dw) for each of the 9 anchors.
     """
     anchors, cells = anchor_boxes(image_size)
     deltas, targets = ndd.box_encoder(boxes, labels, anchors=anchors, criteria=MATCH_IOU, offset=True)
@@ -257,9 +257,9 @@ def encode(boxes: ndd.Batch, labels: ndd.Batch, image_size: Size) -> dict[str, n
 def training_batch(
     read: Read, draws: Draws, image_size: Size, look: Callable[..., object] = lambda step, images, boxes: None
 ) -> dict[str, ndd.Batch]:
-    """The network's input `images`, float32 (H, W, 3), and what `encode` returns.
+    """Returns the network input `images`, float32 (H, W, 3), and the targets of `encode`.
 
-    `look` gets each step's name, images and boxes, which are normalised by these images.
+    Calls `look(step, images, boxes)` after each step. The boxes are normalised by the size of these images.
     """
     sizes = stored_sizes(read.jpegs)
     windows, shown = jittered_windows(sizes, draws, image_size)
@@ -277,17 +277,17 @@ def training_batch(
 
 
 def xyxy(yx: np.ndarray) -> ndd.Batch:
-    """(B, 2), y and x -> float32 (1, 4) of each image: x, y, x, y."""
+    """Converts (B, 2), y and x, to float32 (1, 4) for each image: x, y, x, y."""
     return to_dali(np.float32(yx)[:, np.newaxis, [1, 0, 1, 0]])
 
 
 def to_dali(values: np.ndarray) -> ndd.Batch:
-    """One sample for each row; DALI refuses arrays with gaps."""
+    """Makes a batch with one sample per row. DALI rejects arrays that are not contiguous."""
     return ndd.as_batch(np.ascontiguousarray(values))
 
 
 def to_numpy(batch: ndd.Batch) -> np.ndarray:
-    """Samples of equal shapes as one array."""
+    """Stacks samples of equal shape to one array."""
     return np.stack([np.asarray(tensor) for tensor in batch.tensors])
 
 
@@ -295,7 +295,7 @@ def to_numpy(batch: ndd.Batch) -> np.ndarray:
 
 
 def draw_column(step: str, images: ndd.Batch, boxes: ndd.Batch) -> np.ndarray:
-    """uint8 (h, w, 3): the images with their boxes, below each other."""
+    """Draws images with their boxes below each other, uint8 (h, w, 3)."""
     tiles = []
     for pixels, rectangles in zip(
         map(np.asarray, images.tensors), map(np.asarray, boxes.tensors), strict=True
@@ -314,7 +314,7 @@ def draw_column(step: str, images: ndd.Batch, boxes: ndd.Batch) -> np.ndarray:
 
 
 def draw_data(directory: pathlib.Path) -> tuple[str, str]:
-    """Draws 20 images of ellipses, always the same, with a COCO json; returns the paths of both."""
+    """Draws the same 20 images of ellipses at each call. Returns their directory and their COCO json."""
     random, images, annotations = np.random.default_rng(0), [], []
     directory.mkdir(parents=True, exist_ok=True)
     for number in range(20):
@@ -337,14 +337,14 @@ def draw_data(directory: pathlib.Path) -> tuple[str, str]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--output_dir", default="dynamic_detection", help="for the picture and checkpoints")
+    parser.add_argument("--output_dir", default="dynamic_detection", help="directory for all output")
     parser.add_argument("--images", help="directory of images; without it the program draws some")
     parser.add_argument("--annotations", help="COCO json of these images")
     parser.add_argument("--batch_size", type=int, default=4)
     parser.add_argument("--steps", type=int, default=3, help="batches to make before the program stops")
     args = parser.parse_args()
     if bool(args.images) != bool(args.annotations) or min(args.batch_size, args.steps) < 1:
-        raise ValueError("use --images and --annotations together, --batch_size and --steps of at least 1")
+        raise ValueError("use --images with --annotations; --batch_size and --steps must be at least 1")
     output_dir = pathlib.Path(args.output_dir)
     data = (args.images, args.annotations) if args.images else draw_data(output_dir / "data")
     output_dir.mkdir(parents=True, exist_ok=True)
@@ -371,7 +371,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    # By default ndd computes in a daemon thread. A program that ends meanwhile can abort: 1 run in 10 did.
+    # By default ndd computes in a daemon thread. 1 run in 10 aborted, because it ended before the thread.
     with ndd.EvalMode.sync_cpu:
         try:
             main()

@@ -5,8 +5,8 @@ r"""EfficientDet's training pipeline (arXiv 1911.09070) in DALI, in one file to 
     python efficientdet_pipeline.py --file_pattern='train-*.tfrecord' --annotations=train.label_map.json
 
 For training only: images are shuffled and have no ids. Evaluation is in the app. Run tools/check_data.py
-first, for DALI takes damaged data without an error. On a CPU a batch equals that of efficientdet/pipeline.py
-bit for bit; the GPU branch was not run. It has, in this order, with K = 9 anchors in a cell of each level l:
+first, because DALI accepts damaged data without an error. CPU batches equal efficientdet/pipeline.py's
+bit for bit. The GPU branch was not run. Outputs in order, with K = 9 anchors per cell of each level l:
 
     images           float32 (B, H, W, 3): RGB, normalised, at the top left; 0, the mean colour, elsewhere
     num_positives    float32 (B,): anchors that are matched to a box
@@ -39,7 +39,7 @@ column = functools.partial(fn.expand_dims, axes=[1])  # (N,) -> (N, 1)
 
 @dataclasses.dataclass(frozen=True)
 class Config:
-    """The data, and what happens to them. Sizes are (height, width) in pixels."""
+    """The data and the augmentation. Sizes are (height, width) in pixels."""
 
     annotations: str  # COCO json; with TFRecords, any json that has the same `categories`
     images: str = ""  # directory of the files that the json names
@@ -47,23 +47,23 @@ class Config:
     batch_size: int = 8
     image_size: tuple[int, int] = (512, 512)
     crop: str = "scale_jitter"  # one of CROPS
-    jitter: tuple[float, float] = (0.1, 2.0)  # scale_jitter: 1 is the largest image that fits
-    resize: tuple[int, int] = (320, 512)  # resize_range: pixels of the shorter side
+    jitter: tuple[float, float] = (0.1, 2.0)  # scale_jitter: range of sizes; 1 is the largest that fits
+    resize: tuple[int, int] = (320, 512)  # resize_range: range of the shorter side in pixels
     flip_prob: float = 0.5
     grid_mask_prob: float = 0.0
     color: tuple[float, float, float] = (0.0, 0.0, 0.0)  # brightness, contrast, saturation: 1 - x .. 1 + x
-    hue: float = 0.0  # degrees: -x .. x
+    hue: float = 0.0  # in degrees: -x .. x
     min_box_size: float = 1.0  # pixels of the network input; smaller boxes are dropped
-    max_instances: int = 100  # boxes of an image; the largest stay
+    max_instances: int = 100  # maximum number of boxes in an image; the largest are kept
     levels: tuple[int, ...] = (3, 4, 5, 6, 7)  # of the feature pyramid
     anchor_scale: float = 4.0  # side of the smallest square anchor, in strides
-    num_threads: int = 4  # of the CPU
-    device_id: int | None = None  # of the GPU; None for the CPU
+    num_threads: int = 4  # CPU threads
+    device_id: int | None = None  # number of the GPU; None: use the CPU
     seed: int = 0
 
 
 def make_pipeline(config: Config, shard_id: int = 0, num_shards: int = 1) -> Pipeline:
-    """Rank `shard_id` of `num_shards` reads its part. Below, a node stands for one image or its boxes."""
+    """Makes the pipeline for shard `shard_id` of `num_shards`. A node stands for one image or its boxes."""
     order = {"shard_id": shard_id, "num_shards": num_shards, "name": "reader"}
     order |= {"shuffle_after_epoch": True, "shuffle_after_epoch_seed": config.seed}
     seed = int(np.random.SeedSequence([config.seed, shard_id]).generate_state(1)[0])
@@ -73,7 +73,7 @@ def make_pipeline(config: Config, shard_id: int = 0, num_shards: int = 1) -> Pip
         size = fn.peek_image_shape(jpegs, adjust_orientation=False)[0:2] * 1.0  # (height, width) as stored
         window, new_size, boxes, labels = random_crop(config, size, boxes, labels)
         images = fn.resize(decode(jpegs, window, on_gpu), size=new_size * 1.0)
-        # Of the image in 0..1 -> of the window in 0..1, clipped to it -> of the network input in 0..1.
+        # Boxes in 0..1 of the image -> in 0..1 of the window, clipped to it -> in 0..1 of the network input.
         boxes = math.clamp((boxes * xyxy(size) - xyxy(window[0:2])) / xyxy(window[2:4]), 0.0, 1.0)
         images, boxes = augment(config, images, boxes)
         place = {"crop": config.image_size, "crop_pos_x": 0, "crop_pos_y": 0, "out_of_bounds_policy": "pad"}
@@ -87,7 +87,7 @@ def make_pipeline(config: Config, shard_id: int = 0, num_shards: int = 1) -> Pip
     return pipeline
 
 
-def uniform(low: float, high: float, shape: tuple[int, ...] = ()):  # DALI refuses an empty range
+def uniform(low: float, high: float, shape: tuple[int, ...] = ()):  # DALI rejects an empty range
     return fn.random.uniform(range=(low, high), shape=shape) if low < high else float(low)
 
 
@@ -95,9 +95,9 @@ def xyxy(yx):  # (2,) or (n, 2) -> float32 (1, 4) or (n, 4), to scale or to move
     return fn.coord_transform(fn.reshape(yx, shape=[-1, 2]), M=[0, 1, 1, 0, 0, 1, 1, 0])
 
 
-# Readers return encoded images; boxes float32 (N, 4), ltrb in 0..1, with an area; labels int32 (N,), from 1.
+# Readers return encoded images; boxes float32 (N, 4), ltrb in 0..1, not empty; labels int32 (N,), 1-based.
 def read_coco(config: Config, order: dict):
-    """Reads a json without crowds and with images numbered: DALI sorts by id, refuses ids above 2**31."""
+    """Reads a json without crowds and with new image ids: DALI sorts by id and rejects ids above 2**31."""
     document = json.loads(pathlib.Path(config.annotations).read_bytes())
     label_of = {i: label for label, i in enumerate(sorted(c["id"] for c in document["categories"]), 1)}
     row_of = {image["id"]: row for row, image in enumerate(document["images"])}
@@ -115,14 +115,14 @@ def read_coco(config: Config, order: dict):
     ]
     path = tempfile.mkdtemp(dir=SCRATCH.name) + "/clean.json"
     pathlib.Path(path).write_text(json.dumps(document))
-    # By default labels follow the order of `categories`. The threshold drops only boxes without an area.
+    # avoid_class_remapping keeps our labels. size_threshold only drops boxes without an area.
     options = {"avoid_class_remapping": True, "size_threshold": 1e-30, "ltrb": True, "ratio": True}
     jpegs, boxes, labels = fn.readers.coco(file_root=config.images, annotations_file=path, **options, **order)
     return jpegs, math.clamp(boxes, 0.0, 1.0), labels
 
 
 def read_tfrecords(config: Config, order: dict):
-    """Every record needs all of these keys, and each file <file>.idx, made by DALI's tfrecord2idx."""
+    """Reads TFRecords with all keys below. Each file needs an index <file>.idx from DALI's tfrecord2idx."""
     sides = [f"image/object/bbox/{side}" for side in ("xmin", "ymin", "xmax", "ymax")]
     category, crowd = "image/object/class/label", "image/object/is_crowd"
     features = {"image/encoded": tfrecord.FixedLenFeature([], tfrecord.string, "")}
@@ -130,30 +130,30 @@ def read_tfrecords(config: Config, order: dict):
     features |= dict.fromkeys([category, crowd], tfrecord.VarLenFeature(tfrecord.int64, 0))
     files = sorted(name for name in glob.glob(config.file_pattern) if not name.endswith((".idx", ".json")))
     if not files:
-        raise FileNotFoundError(f"file_pattern={config.file_pattern} matches no file: name TFRecords")
+        raise FileNotFoundError(f"file_pattern={config.file_pattern} matches no file: give a TFRecord glob")
     options = {"path": files, "index_path": [f"{name}.idx" for name in files], "features": features}
     options |= {"random_shuffle": True, "initial_fill": 1024, "seed": config.seed}
-    record = fn.readers.tfrecord(**options, **order)  # `order` shuffles files, `options` shuffle records
+    record = fn.readers.tfrecord(**options, **order)  # `order` shuffles files, `options` records
     categories = json.loads(pathlib.Path(config.annotations).read_bytes())["categories"]
     ids = np.int32(sorted(category["id"] for category in categories))
     is_same = int32(column(record[category]) == constant(ids))  # (N, categories)
     labels = int_sum(is_same * constant(np.arange(1, len(ids) + 1, dtype=np.int32)), axes=[1])
     boxes = math.clamp(fn.stack(*(record[side] for side in sides), axis=1), 0.0, 1.0)
-    boxes = boxes * column((record[crowd] == 0) & (labels > 0))  # crowds and other categories lose their area
+    boxes = boxes * column((record[crowd] == 0) & (labels > 0))  # drops crowds and other categories
     return record["image/encoded"], *select_boxes(boxes, labels)
 
 
 def decode(jpegs, window, on_gpu: bool):
-    """uint8 (h, w, 3) RGB. EXIF must not turn the pixels: boxes would stay behind."""
+    """Decodes the window, uint8 (h, w, 3) RGB. Ignores EXIF rotation, because the boxes are not rotated."""
     part = {"start": window[0:2], "shape": window[2:4], "axes": [0, 1]}
     if not on_gpu:
         return fn.decoders.image_slice(jpegs, adjust_orientation=False, **part)
-    options = {"device": "mixed", "jpeg_fancy_upsampling": True}  # chroma as on a CPU
+    options = {"device": "mixed", "jpeg_fancy_upsampling": True}  # interpolates chroma, as on a CPU
     return fn.slice(fn.decoders.image(jpegs, adjust_orientation=False, **options), **part)
 
 
 def random_crop(config: Config, size, boxes, labels):
-    """A window of the stored image, int32 (4,), top, left, height, width; its new size; boxes and labels."""
+    """Returns a window of the image, int32 (4,): top, left, height, width; its new size; boxes and labels."""
     assert config.crop in CROPS, config.crop
     limit = constant(np.int32(config.image_size))
     if config.crop == "scale_jitter":  # a random part of the image at a random scale (google/automl)
@@ -165,7 +165,7 @@ def random_crop(config: Config, size, boxes, labels):
         top_left = fn.stack(*(math.floor(uniform(0.0, 1.0) * (free[axis] + 1.0)) for axis in (0, 1)))
         return int32(fn.cat(math.min(top_left, free), sides)), int32(new_size), boxes, labels
     top_left, sides = constant(np.int32([0, 0])), int32(size)
-    if config.crop == "min_iou_crop":  # every box overlaps it by this IoU, or it is the whole image (SSD)
+    if config.crop == "min_iou_crop":  # as in SSD: with a minimum IoU with each box, or the whole image
         choices = {"thresholds": [0.1, 0.3, 0.5, 0.7, 0.9], "scaling": [0.3, 1.0], "aspect_ratio": [0.5, 2.0]}
         layout = {"bbox_layout": "xyXY", "input_shape": sides, "shape_layout": "HW"}
         start, shape, boxes, labels = fn.random_bbox_crop(boxes, labels, **choices, **layout, num_attempts=20)
@@ -182,7 +182,7 @@ def random_crop(config: Config, size, boxes, labels):
 
 
 def augment(config: Config, images, boxes):
-    """Flip, GridMask (arXiv 2001.04086) and colour of uint8 (h, w, 3). Add your own here."""
+    """Applies flip, GridMask (arXiv 2001.04086) and colour to uint8 (h, w, 3). Add your own steps here."""
     if config.flip_prob:
         coin = fn.random.coin_flip(probability=config.flip_prob)
         images, boxes = fn.flip(images, horizontal=coin), fn.bb_flip(boxes, horizontal=coin, ltrb=True)
@@ -199,14 +199,14 @@ def augment(config: Config, images, boxes):
 
 
 def select_boxes(boxes, labels, min_size=0.0, limit: int = 2**14):
-    """Drops boxes without area or with a side below `min_size`; keeps the `limit` largest, in their order."""
+    """Drops boxes without area or with a side below `min_size`. Keeps the `limit` largest, in their order."""
     number = constant(np.arange(2**14, dtype=np.int32))[: boxes.shape()[0]]  # (N,), at most 2**14
     sides, smallest = boxes[:, 2:4] - boxes[:, 0:2], constant(np.maximum(np.float32(min_size), 2.0**-126))
     is_large = fn.reductions.min(int32(sides >= smallest), axes=[1])
     area, is_before = sides[:, 0] * sides[:, 1] * is_large, column(number) < number  # (N,), (N, N)
     is_larger = (column(area) > area) | ((column(area) == area) & is_before)
     kept = is_large * (int_sum(int32(is_larger), axes=[0]) < limit)
-    # DALI has no boxes[kept]: a matrix of 0 and 1 moves them to their new rows, bit by bit.
+    # DALI cannot index boxes[kept]. Instead, a matrix of 0 and 1 moves the bits of boxes to their new rows.
     row = int_sum(is_before * column(kept), axes=[0])
     move = (kept * (column(number) == row))[: int_sum(kept)]  # (M, N)
     bits = int_sum(fn.expand_dims(move, axes=[2]) * fn.reinterpret(boxes, dtype=types.INT32), axes=[1])
@@ -214,7 +214,7 @@ def select_boxes(boxes, labels, min_size=0.0, limit: int = 2**14):
 
 
 def make_anchors(config: Config):
-    """For each level float32 (h, w, K, 4), ltrb in 0..1; K is scale by ratio (google/automl anchors.py)."""
+    """Yields float32 (h, w, K, 4) per level: ltrb in 0..1; K is scale x ratio (google/automl anchors.py)."""
     scales, ratios = 2.0 ** (np.arange(3) / 3), np.sqrt([1.0, 2.0, 0.5])
     for level in config.levels:
         h, w = (-(-side // 2**level) for side in config.image_size)
@@ -226,7 +226,7 @@ def make_anchors(config: Config):
 
 
 def encode(config: Config, boxes, labels) -> list:
-    """The number of positives, then the class and box targets of each level; boxes are matched as in SSD."""
+    """Returns the number of positives, and class and box targets of each level. Matches boxes as in SSD."""
     levels, start = list(make_anchors(config)), 0
     anchors = np.concatenate([level.ravel() for level in levels]).tolist()
     deltas, classes = fn.box_encoder(boxes, labels, anchors=anchors, criteria=0.5, offset=True)
@@ -240,7 +240,7 @@ def encode(config: Config, boxes, labels) -> list:
 
 
 def make_dataset(config: Config, shard_id: int = 0, num_shards: int = 1):
-    """tf.data without end, of (images, the rest by name); on a GPU, where it has no `map`, of tuples."""
+    """Returns endless tf.data of (images, dict of the rest); tuples on a GPU, where `map` is missing."""
     import nvidia.dali.plugin.tf as dali_tf
     import tensorflow as tf
 
@@ -258,7 +258,7 @@ def make_dataset(config: Config, shard_id: int = 0, num_shards: int = 1):
 
 
 def draw_synthetic(directory: str) -> dict:
-    """Writes images of ellipses and their json; returns the fields of Config that name them."""
+    """Writes images of ellipses and their json. Returns the fields of Config that name them."""
     random, images, objects = np.random.default_rng(0), [], []
     for number in range(16):
         image = Image.new("RGB", (480, 360), "silver")
@@ -276,10 +276,10 @@ def draw_synthetic(directory: str) -> dict:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description="Draws a batch with its boxes.", exit_on_error=False)
     parser.add_argument("--images", default="", help="directory of images (default: synthetic images)")
-    parser.add_argument("--file_pattern", default="", help="TFRecords, in place of --images")
-    parser.add_argument("--annotations", default="", help="COCO json; for TFRecords, their categories")
+    parser.add_argument("--file_pattern", default="", help="TFRecords, instead of --images")
+    parser.add_argument("--annotations", default="", help="COCO json; for TFRecords, the categories")
     parser.add_argument("--crop", choices=CROPS, default=CROPS[0], help="which part of an image is used")
-    parser.add_argument("--output", default="batch.png", help="the picture")
+    parser.add_argument("--output", default="batch.png", help="file of the picture")
     try:
         fields = vars(parser.parse_args())
         output = fields.pop("output")
@@ -296,5 +296,5 @@ if __name__ == "__main__":
         Image.fromarray(np.vstack([np.hstack(pictures[:4]), np.hstack(pictures[4:])])).save(output)
     except (LookupError, TypeError, json.JSONDecodeError) as error:
         raise SystemExit(f"error: {fields['annotations']} is not a COCO json: {error!r}") from None
-    except (OSError, RuntimeError, ValueError, argparse.ArgumentError) as error:  # DALI's have many lines
+    except (OSError, RuntimeError, ValueError, argparse.ArgumentError) as error:  # DALI's messages are long
         raise SystemExit("error: " + str(error).split("encountered:")[-1].strip().splitlines()[0]) from None

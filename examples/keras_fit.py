@@ -1,17 +1,17 @@
-r"""Trains EfficientDet by Keras' `fit` and callbacks on batches from DALI, with the losses of train.py.
+r"""Trains EfficientDet with Keras' `fit` and callbacks on batches from DALI, with the losses of train.py.
 
     python examples/keras_fit.py --flagfile=efficientdet/flags/demo.txt --output_dir=runs/demo-keras-fit
     horovodrun -np 2 python examples/keras_fit.py --strategy=horovod ...  # or alone, --strategy=mirrored
 
-The flags are train.py's, except those in WITHOUT. The weights are train.py's: eval.py, infer.py and export.py
-read them. The same command on the same directory continues after the last whole epoch.
+The flags are those of train.py, without those in WITHOUT. eval.py, infer.py and export.py read the weights.
+The same command with the same directory continues after the last complete epoch.
 
-What `fit` cannot do; use train.py for it:
-- Resume within an epoch: `fit` makes the iterator of the data, and no checkpoint can hold its position. The
+`fit` cannot do the following; use train.py instead:
+- Resume within an epoch: `fit` creates the iterator of the data, so no checkpoint contains its position. The
   next run repeats the whole epoch, with images in another order.
-- Skip a step that is not finite: callbacks come after the update. The run ends with that epoch, unsaved.
-- Save and stop at a signal, or end the ranks that wait for a lost one (the watchdog).
-- Change the data between epochs, such as YOLOv4's last ones without mosaic; train by multi_worker.
+- Skip a step whose loss is not finite: callbacks run after the update. The run ends with this epoch, unsaved.
+- Save and stop at a signal, or end ranks that wait for a lost rank (the watchdog).
+- Change the data between epochs, such as YOLOv4's last epochs without mosaic. Train with multi_worker.
 
 For YOLOv4, import from `yolov4`, call `FitModel(network, config)`, and take the epochs from config.epochs.
 """
@@ -56,7 +56,7 @@ define_flags = functools.partial(args.define, args_class=Args, names=NAMES)
 
 
 def averaging(optimizer: keras.optimizers.Optimizer, ranks: Ranks) -> keras.optimizers.Optimizer:
-    """The optimizer, with gradients averaged over all replicas before it unscales and clips them.
+    """Makes the optimizer average the gradients over all replicas before it unscales and clips them.
 
     Horovod's DistributedOptimizer does not work with Keras 3. Under tf.distribute, Keras would clip the
     gradients of each replica, and then add them up.
@@ -64,7 +64,7 @@ def averaging(optimizer: keras.optimizers.Optimizer, ranks: Ranks) -> keras.opti
 
     class Averaging(type(optimizer)):
         def apply(self, grads, trainable_variables=None):
-            in_sync = tf.distribute.get_strategy().num_replicas_in_sync  # FitModel divides the loss by it
+            in_sync = tf.distribute.get_strategy().num_replicas_in_sync  # FitModel divides the loss by this
             means = ranks.average(grads)  # under Horovod: hvd.grouped_allreduce(grads, op=hvd.Average)
             super().apply([gradient * in_sync for gradient in means], trainable_variables)
 
@@ -74,7 +74,7 @@ def averaging(optimizer: keras.optimizers.Optimizer, ranks: Ranks) -> keras.opti
 
 
 class RankCallback(keras.callbacks.Callback):
-    """All ranks call these in the same order, so they may communicate."""
+    """Base class. All ranks call their callbacks in the same order, so callbacks may communicate."""
 
     def __init__(self, ranks: Ranks, ema: AveragedWeights, checkpoints: Checkpoints, results: Results):
         super().__init__()
@@ -82,7 +82,7 @@ class RankCallback(keras.callbacks.Callback):
 
 
 class Synchronize(RankCallback):
-    """Ranks start alike and report their mean loss: for Horovod's callbacks, which fail with Keras 3."""
+    """Gives all ranks equal weights, and averages their losses. Horovod's callbacks fail with Keras 3."""
 
     def on_train_begin(self, logs: dict | None = None) -> None:
         variables = [v.value for v in [*self.model.weights, *self.model.optimizer.variables]]
@@ -97,7 +97,7 @@ class Synchronize(RankCallback):
 
 
 class MovingAverage(RankCallback):
-    """Moves the averaged weights after each update. Keras' own `use_ema` lacks the moving statistics."""
+    """Updates the averaged weights after each step. Keras' `use_ema` omits batch norm's moving statistics."""
 
     def on_train_begin(self, logs: dict | None = None) -> None:
         self._update = tf.function(lambda moved: self.ranks.run(self.ema.update, moved))
@@ -105,11 +105,11 @@ class MovingAverage(RankCallback):
 
     def on_train_batch_end(self, batch: int, logs: dict | None = None) -> None:
         before, self._updates = self._updates, tf.convert_to_tensor(self.model.optimizer.iterations)
-        self._update(self._updates > before)  # a gradient that overflows float16 makes no update
+        self._update(self._updates > before)  # no update if a gradient overflows float16
 
 
 class CocoMetrics(RankCallback):
-    """COCO's metrics of the averaged weights, by pycocotools, in the logs and in train.py's files."""
+    """Adds COCO metrics of the averaged weights, by pycocotools, to the logs and to train.py's files."""
 
     def __init__(self, *run, score, eval_every: int):
         super().__init__(*run)
@@ -126,7 +126,7 @@ class CocoMetrics(RankCallback):
 
 
 class Checkpoint(RankCallback):
-    """Saves after each epoch; continues from there. BackupAndRestore knows neither averages nor ranks."""
+    """Saves after each epoch and resumes. BackupAndRestore supports neither averaged weights nor ranks."""
 
     def on_train_begin(self, logs: dict | None = None) -> None:
         if self.checkpoints.state["epoch"]:
@@ -140,9 +140,9 @@ class Checkpoint(RankCallback):
 
 
 def fit(a: Args) -> None:
-    """Trains one model; see the flags of the same names."""
+    """Trains one model. The fields of `a` are the flags of the same names."""
     if a.strategy == "multi_worker":
-        raise errors.UserError("--strategy=multi_worker: Keras 3's fit cannot read its data; use horovod")
+        raise errors.UserError("--strategy=multi_worker does not work with Keras 3's fit: use horovod")
     ranks = start_process(a)
     config = hparams.resolve(get_config(a.model_name), a, preset=PRESETS[a.augmentation_preset])
     limits = {"max_instances": config.max_instances, "synthetic_classes": 90}
@@ -154,14 +154,14 @@ def fit(a: Args) -> None:
 
     with ranks.scope():
         network = make_model(config, data.num_classes, config.epochs * steps)
-        schedule = make_schedule(config, batch_size, steps)  # the optimizer asks it at each step
+        schedule = make_schedule(config, batch_size, steps)  # the optimizer calls it at each step
         optimizer = averaging(make_optimizer(config, schedule, precision=a.precision), ranks)
         optimizer.build(network.trainable_variables)
         model = FitModel(network, config, ranks)
-        model.compile(optimizer, jit_compile=False)  # XLA cannot compile the messages between ranks
+        model.compile(optimizer, jit_compile=False)  # XLA cannot compile messages between ranks
         ema = AveragedWeights(network, config.ema_decay)
 
-    # The directory is new or that of the same run, which continues.
+    # The directory must be new, or belong to the same run, which then continues.
     about = data.label_map, data.num_classes, data.train, data.evaluation, dataclasses.asdict(a)
     metadata = make_metadata(config, *about)
     facts = {"loop": "keras_fit", "pipeline_type": loader.pipeline_type, "steps_per_epoch": steps}
@@ -185,7 +185,7 @@ def fit(a: Args) -> None:
 
     epochs_done = checkpoints.state["epoch"]
     epoch = epoch_kwargs(config, a.seed, epochs_done)
-    mode = tf.distribute.InputReplicationMode.PER_REPLICA  # each has a DALI pipeline and a shard
+    mode = tf.distribute.InputReplicationMode.PER_REPLICA  # each replica has a DALI pipeline and a shard
     setup = tf.distribute.InputOptions(experimental_fetch_to_device=False, experimental_replication_mode=mode)
     batches = model.distribute_strategy.distribute_datasets_from_function(
         lambda context: open_train_loader(device_index=context.input_pipeline_id, **epoch).dataset(), setup

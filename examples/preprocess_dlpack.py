@@ -1,10 +1,10 @@
-r"""DALI's results in NumPy and TensorFlow without copying them, and arrays of theirs in DALI: DLPack.
+r"""Passes DALI's results to NumPy and TensorFlow without a copy, and their arrays to DALI, by DLPack.
 
     python examples/preprocess_dlpack.py
 
-DLPack (https://dmlc.github.io/dlpack) is how libraries hand each other a tensor as it lies in memory. All
-tensors of DALI offer it, to PyTorch (pytorch_loader.py), JAX and CuPy likewise; and on a GPU, with
-`Preprocessor(..., device="gpu", device_id=0)`, where only NumPy drops out.
+With DLPack (https://dmlc.github.io/dlpack) libraries share tensors in memory. All DALI tensors support it.
+PyTorch (pytorch_loader.py), JAX and CuPy work in the same way. With a GPU, and
+`Preprocessor(..., device="gpu", device_id=0)`, all of them work except NumPy.
 """
 
 import os
@@ -30,7 +30,7 @@ BATCH_SIZE = 4
 
 
 def address(tensor: object) -> int:
-    """Where the first number of anything that speaks DLPack lies in memory."""
+    """Returns the memory address of a tensor that supports DLPack."""
     return np.from_dlpack(tensor).ctypes.data
 
 
@@ -43,37 +43,37 @@ def main() -> None:
         images, _ = next(work.dynamic())
         outputs, _ = work.pipeline.run()
 
-    # --- DALI to NumPy. A batch is a list of tensors, which may differ in size: each is handed over alone.
+    # --- DALI to NumPy. A batch is a list of tensors, which may differ in size. Each is passed separately.
     first = np.from_dlpack(images.tensors[0])
     assert first.shape == (64, 48, 3) and address(images.tensors[0]) == first.ctypes.data
-    # It is DALI's memory: read-only, and valid as long as a reference exists.
+    # The array uses DALI's memory. It is read-only, and valid as long as a reference exists.
     assert not first.flags.writeable
-    # Where all images are equally large, `as_tensor` makes one tensor of the batch.
+    # If all images have the same size, `as_tensor` makes one tensor of the batch.
     batch = ndd.as_tensor(images)
     whole = np.from_dlpack(batch)
     np.testing.assert_array_equal(whole[0], first)
-    print(f"NumPy: {whole.dtype} {whole.shape}, at the address that DALI has it at")
+    print(f"NumPy: {whole.dtype} {whole.shape}, at the same address as in DALI")
 
-    # --- DALI to TensorFlow, which wants the capsule rather than the tensor.
+    # --- DALI to TensorFlow, which needs the DLPack capsule instead of the tensor.
     tensor = tf.experimental.dlpack.from_dlpack(batch.__dlpack__())
     assert address(tensor) == address(batch)
     np.testing.assert_array_equal(tensor, whole)
     print(f"TensorFlow: {tensor.dtype.name} {tensor.shape}, at the same address")
 
-    # --- A pipeline's results are given away likewise: as_tensor(), or one image after the other.
+    # --- The results of a pipeline are passed in the same way: by as_tensor(), or image by image.
     from_pipeline = np.from_dlpack(outputs.as_tensor())
     np.testing.assert_array_equal(from_pipeline, whole)
 
-    # --- NumPy and TensorFlow to DALI. `as_tensor` takes an array without gaps as it lies, `tensor` copies.
+    # --- NumPy and TensorFlow to DALI. `as_tensor` shares a contiguous array, and `tensor` copies it.
     mine = np.arange(64 * 48 * 3, dtype=np.uint8).reshape(64, 48, 3)
     theirs = tf.reverse(tf.constant(mine), axis=[1])  # left and right
     for array in (mine, theirs):
         assert address(ndd.as_tensor(array)) == address(array)
     assert address(ndd.tensor(mine)) != address(mine)
-    # They go through DALI's operators like any image.
+    # DALI's operators accept these arrays like any image.
     flipped = ndd.flip(ndd.as_tensor(mine, layout="HWC"), horizontal=1)
     np.testing.assert_array_equal(np.from_dlpack(flipped), theirs)
-    print("DALI: arrays of NumPy and TensorFlow, where they lie; flipped, the one is the other")
+    print("DALI: arrays of NumPy and TensorFlow, without a copy; flipped, one equals the other")
 
 
 if __name__ == "__main__":

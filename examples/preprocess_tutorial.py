@@ -1,4 +1,4 @@
-r"""From pictures on a disk to a training step, by DALI: a tutorial to be read from top to bottom, and run.
+r"""From images on a disk to a training step, with DALI: a tutorial to read from top to bottom, and to run.
 
     python examples/preprocess_tutorial.py --output_dir=runs/preprocess-tutorial
 
@@ -10,7 +10,7 @@ r"""From pictures on a disk to a training step, by DALI: a tutorial to be read f
     6  put the pipeline inside TensorFlow
     7  train on it
 
-Nothing is downloaded and no GPU is needed; it takes seconds. Each step asserts what it claims.
+Nothing is downloaded and no GPU is needed; it takes seconds. Each step checks its claims by assertions.
 """
 
 import os
@@ -42,22 +42,22 @@ from tools.preprocessing.preprocessor import Preprocessor
 
 NUM_IMAGES = 24
 BATCH_SIZE = 8
-SHORT_SIDE, CROP = 72, (64, 48)  # pixels; (height, width), and not square: a swapped pair would show
+SHORT_SIDE, CROP = 72, (64, 48)  # pixels; (height, width), not square, to notice swaps
 
 
 # The pipeline of this tutorial. The function below is called once and computes nothing: each `fn` call adds a
-# node to a graph, which DALI runs later, in its own threads and some batches ahead of the reader.
+# node to a graph. DALI runs the graph later, in its threads, and prefetches some batches.
 @pipeline_def
 def shapes_pipeline(files: list[str], label_map: LabelMap) -> tuple[DataNode, DataNode, DataNode]:
-    """Images uint8 (64, 48, 3), the number of objects in each, float32 (), and the image ids, int64 ()."""
-    # `readers.tfrecord_reader` calls fn.readers.tfrecord with the index beside each file. DALI trusts every
-    # index and never checks a checksum: check records of other writers first, with `open_tfrecords`.
-    # training=False reads in order, each image once an epoch.
+    """Returns images, uint8 (64, 48, 3), their numbers of objects, float32 (), and their ids, int64 ()."""
+    # `readers.tfrecord_reader` calls fn.readers.tfrecord with the index of each file. DALI trusts indexes and
+    # does not verify checksums, so check records of other programs first, with `open_tfrecords`.
+    # training=False reads in order, each image once per epoch.
     jpegs, _, labels, image_ids = readers.tfrecord_reader(files, label_map, training=False)
     images = fn.decoders.image(jpegs, output_type=types.RGB)
     images = fn.resize(images, resize_shorter=SHORT_SIDE)  # the other side follows the aspect ratio
     images = fn.crop(images, crop=CROP)  # from the middle
-    counts = fn.cast(labels.shape()[0], dtype=types.FLOAT)  # labels are (N,), N differs from image to image
+    counts = fn.cast(labels.shape()[0], dtype=types.FLOAT)  # labels are (N,); N differs between images
     return images, counts, image_ids
 
 
@@ -75,33 +75,33 @@ def main() -> None:
     annotations = load_coco(annotations_file, images_dir)
     print(f"1. {annotations.summary()}: {annotations_file}")
 
-    # --- 2. TFRecords: many images in few files, which disks and networks like. The images go in as they are,
-    # still compressed, and in a shuffled order: readers of records cannot shuffle well afterwards.
+    # --- 2. TFRecords: many images in few files, which are fast to read from disks and networks. The images
+    # stay compressed. The writer shuffles them, because readers of records cannot shuffle well afterwards.
     files = write_tfrecords(annotations, images_dir, output_dir / "records" / "shapes", num_shards=2)
     label_map = LabelMap.load(output_dir / "records" / "shapes.label_map.json")
 
-    # A record file has no table of contents, so DALI needs one beside it: a text file with a line for each
-    # record, `offset size` in bytes, which the writer made. By it a record is fetched from the middle:
+    # A record file has no table of contents, so the writer also made an index for DALI: a text file with a
+    # line for each record, `offset size` in bytes. With it, a record can be read from the middle of the file:
     lines = pathlib.Path(f"{files[0]}.idx").read_text().splitlines()
     offset, size = map(int, lines[3].split())
     with open(files[0], "rb") as stream:
         stream.seek(offset)
         framed = stream.read(size)
-    # Around the record itself stand its length and checksums: 12 bytes before, 4 after.
+    # Length and checksums surround the record: 12 bytes before it, 4 bytes after it.
     features = tf.train.Example.FromString(framed[12:-4]).features.feature
     file_name = features["image/filename"].bytes_list.value[0].decode()
     assert features["image/encoded"].bytes_list.value[0] == (images_dir / file_name).read_bytes()
     assert [len(lines), NUM_IMAGES - len(lines)] == [NUM_IMAGES // 2] * 2
     print(f"2. {len(files)} record files, {len(lines)} lines in {files[0]}.idx; the fourth is {file_name}")
 
-    # --- 3. The pipeline alone. device_id=None is a machine without a GPU.
+    # --- 3. The pipeline alone. device_id=None runs it without a GPU.
     pipeline = shapes_pipeline(files, label_map, batch_size=BATCH_SIZE, num_threads=2, device_id=None)
     pipeline.build()
-    epoch_size = pipeline.epoch_size("reader")  # a pipeline never ends: count
+    epoch_size = pipeline.epoch_size("reader")  # a pipeline never ends, so count batches
     standalone, counts, image_ids = [], [], []
     for _ in range(epoch_size // BATCH_SIZE):
         image_batch, count_batch, id_batch = pipeline.run()
-        # A batch is a list of tensors, since images may differ in size. These do not: as_array() stacks them.
+        # A batch is a list of tensors. These have the same size, so as_array() can stack them.
         standalone.append(image_batch.as_array())
         counts.append(count_batch.as_array())
         image_ids.append(id_batch.as_array())
@@ -113,9 +113,9 @@ def main() -> None:
     assert sorted(rows) == list(range(NUM_IMAGES))
     np.testing.assert_array_equal(counts, np.diff(annotations.row_splits)[rows])
 
-    # --- 4. The short way. A source, a line of operators, and what is to become of the images: --source,
-    # --ops and --output of tools/preprocess.py. `OPS` does what the function above does, but
-    # of each image no more is decoded and resized than the crop shows: rounding may move a level by one.
+    # --- 4. The short way. A source, a line of operators and an output, like --source, --ops and --output of
+    # tools/preprocess.py. `OPS` does the same as the function above. But it only decodes and resizes the part
+    # of an image that the crop shows, so rounding may change a level by one.
     source = open_image_source("tfrecord", ",".join(files))
     work = Preprocessor(source=source, ops=OPS, batch_size=BATCH_SIZE)
     for name in ("sheet.png", "images.npz"):
@@ -124,21 +124,21 @@ def main() -> None:
     short_way = np.load(output_dir / "images.npz")["images"]
     np.testing.assert_allclose(short_way, standalone, rtol=0, atol=1)
 
-    # --- 5. Imperatively. The Dynamic API has the same operators, and runs them as they are called: for
-    # trying things out, where a graph shows nothing before it runs. First by hand, the record of step 2 ...
+    # --- 5. Imperatively. The Dynamic API has the same operators, and runs each at once. This is useful for
+    # experiments, because a graph shows nothing before it runs. First the record of step 2, step by step ...
     encoded = np.frombuffer(features["image/encoded"].bytes_list.value[0], np.uint8)
     image = ndd.decoders.image(encoded)
     smaller = ndd.resize(image, resize_shorter=SHORT_SIDE)
     by_hand = np.array(ndd.crop(smaller, crop=CROP))
     print(f"5. {file_name}: {image.shape} decoded, {smaller.shape} resized, {by_hand.shape} cropped")
     np.testing.assert_array_equal(by_hand, standalone[3])
-    # ... then everything, by the same description as in step 4.
+    # ... then all images, by the same operators as in step 4.
     dynamic = np.concatenate([np.stack([np.array(t) for t in batch.tensors]) for batch, _ in work.dynamic()])
     np.testing.assert_array_equal(dynamic, short_way)
 
-    # --- 6. Inside TensorFlow. A DALIDataset is a tf.data.Dataset that runs the graph; TensorFlow wants to
-    # know shapes and dtypes of what comes out beforehand. The dataset runs a copy of the pipeline, so it is
-    # given a fresh one, not the one of step 3.
+    # --- 6. Inside TensorFlow. A DALIDataset is a tf.data.Dataset that runs the graph. TensorFlow must know
+    # shapes and dtypes of its outputs in advance. The dataset runs a copy of the pipeline, so it needs a new
+    # pipeline, not that of step 3.
     with tf.device("/cpu:0"):
         dataset = dali_tf.DALIDataset(
             pipeline=shapes_pipeline(files, label_map, batch_size=BATCH_SIZE, num_threads=2, device_id=None),
@@ -148,18 +148,18 @@ def main() -> None:
             num_threads=2,
             device_id=None,
         )
-    batches = list(dataset.take(epoch_size // BATCH_SIZE))  # it never ends, either
+    batches = list(dataset.take(epoch_size // BATCH_SIZE))  # a dataset never ends, either
     np.testing.assert_array_equal(np.concatenate([images for images, _, _ in batches]), standalone)
     np.testing.assert_array_equal(np.concatenate([ids for _, _, ids in batches]), image_ids)
     print(f"6. tf.data: {dataset.element_spec[0]}, the same {NUM_IMAGES} images")
-    # A `Preprocessor` makes such a dataset, too.
+    # A `Preprocessor` can also make such a dataset.
     images, _ = next(iter(work.dataset()))
     np.testing.assert_array_equal(images, short_way[:BATCH_SIZE])
 
-    # --- 7. Training. From here on it is a dataset like any other: what a model asks for is added by `map`.
-    # This one learns to count objects, and two steps will not teach it. (To train for longer, read with
-    # training=True, which shuffles.) Real models are in efficientdet/ and yolov4/, whose pipelines are longer
-    # and made in the same way.
+    # --- 7. Training. The dataset is like any other: `map` converts its elements to what a model needs. This
+    # model counts objects, and two steps are too few to learn that. (To train for longer, read with
+    # training=True, which shuffles.) Real models are in efficientdet/ and yolov4/. Their pipelines are
+    # longer, but made in the same way.
     examples = dataset.map(lambda images, counts, image_ids: (tf.cast(images, tf.float32) / 255, counts))
     keras.utils.set_random_seed(0)
     model = keras.Sequential(
@@ -172,7 +172,7 @@ def main() -> None:
     )
     model.compile(optimizer="sgd", loss="mse")
     before = [weight.copy() for weight in model.get_weights()]
-    history = model.fit(examples, steps_per_epoch=2, shuffle=False, verbose=0)  # steps: it never ends
+    history = model.fit(examples, steps_per_epoch=2, shuffle=False, verbose=0)  # the dataset never ends
     loss = history.history["loss"][-1]
     assert np.isfinite(loss)
     assert all((old != new).any() for old, new in zip(before, model.get_weights(), strict=True))
@@ -181,7 +181,7 @@ def main() -> None:
 
 def define_flags(fv: flags.FlagValues) -> None:
     """The flag of this tutorial."""
-    flags.DEFINE_string("output_dir", "runs/preprocess-tutorial", "Where everything goes.", flag_values=fv)
+    flags.DEFINE_string("output_dir", "runs/preprocess-tutorial", "Directory for all output.", flag_values=fv)
 
 
 if __name__ == "__main__":

@@ -3,12 +3,12 @@
     python pytorch_loader.py                         # draws its images
     torchrun --nproc-per-node 2 pytorch_loader.py    # the same on two ranks
 
-Copy this file and efficientdet_pipeline.py. They need DALI, NumPy, Pillow and PyTorch, not TensorFlow:
+Copy this file and efficientdet_pipeline.py. They need DALI, NumPy, Pillow and PyTorch, but not TensorFlow:
 `make torch` of this project installs them into .venv/torch. With a `device_id` in `Config` the batches are on
-that GPU. Move the network there as well.
+that GPU. Move the network to the same GPU.
 
 torchvision's detection models take `list(batch["images"].permute(0, 3, 1, 2)), detection_targets(batch)`.
-Make them with image_mean=[0, 0, 0], image_std=[1, 1, 1]: the images are normalised already.
+Make them with image_mean=[0, 0, 0], image_std=[1, 1, 1], because the images are already normalised.
 """
 
 import dataclasses
@@ -36,12 +36,12 @@ OUTPUTS += [f"{kind}_targets_{level}" for level in LEVELS for kind in ("class", 
 
 
 def make_loader(config: Config, rank: int = 0, num_ranks: int = 1) -> DALIGenericIterator:
-    """Iterates over one rank's part of each epoch. A batch is a list of one dict of tensors.
+    """Returns an iterator over one rank's shard of each epoch. A batch is a list of one dict of tensors.
 
-    The reader, by its name, gives the length of an epoch. FILL completes the last batch with the next epoch's
-    first images, which then do not come again. All ranks have equally many batches, and no image is lost;
-    PARTIAL would lose these. For evaluation use PARTIAL, and a reader in order with pad_last_batch=True and
-    stick_to_shard=True. The tensors are DALI's memory, handed over by DLPack without a copy.
+    `reader_name` determines the length of an epoch. FILL completes the last batch with first images of the
+    next epoch, which does not repeat them. So all ranks have equally many batches, and no image is lost.
+    PARTIAL would lose these images. For evaluation use PARTIAL, and a reader in order with pad_last_batch
+    and stick_to_shard set to True. The tensors use DALI's memory by DLPack, without a copy.
     """
     pipeline = make_pipeline(config, rank, num_ranks)
     pipeline.build()
@@ -50,7 +50,7 @@ def make_loader(config: Config, rank: int = 0, num_ranks: int = 1) -> DALIGeneri
 
 
 def detection_targets(batch: dict[str, torch.Tensor]) -> list[dict[str, torch.Tensor]]:
-    """The objects of each image in torchvision's format, without padding.
+    """Returns the objects of each image in torchvision's format, without padding.
 
     boxes float32 (N, 4): left, top, right, bottom in pixels; labels int64 (N,), 1-based in the order of
     category ids. N can be 0.
@@ -64,7 +64,7 @@ def detection_targets(batch: dict[str, torch.Tensor]) -> list[dict[str, torch.Te
 
 
 class Detector(torch.nn.Module):
-    """For each level of h x w cells: class logits (B, h, w, K * C) and box deltas (B, h, w, K * 4)."""
+    """Returns class logits (B, h, w, K * C) and box deltas (B, h, w, K * 4) for each level of h x w cells."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -72,10 +72,10 @@ class Detector(torch.nn.Module):
         self.stages = torch.nn.ModuleList(torch.nn.Conv2d(*pair, 3, stride=2, padding=1) for pair in pairs)
         self.classes = torch.nn.Conv2d(64, ANCHORS_PER_CELL * NUM_CLASSES, 3, padding=1)
         self.boxes = torch.nn.Conv2d(64, ANCHORS_PER_CELL * 4, 3, padding=1)
-        torch.nn.init.constant_(self.classes.bias, -4.6)  # most anchors are background
+        torch.nn.init.constant_(self.classes.bias, -4.6)  # low scores at first: most anchors are background
 
     def forward(self, images: torch.Tensor) -> list[tuple]:
-        features, outputs = images.permute(0, 3, 1, 2), []  # PyTorch's channels are first
+        features, outputs = images.permute(0, 3, 1, 2), []  # PyTorch expects channels first
         for level, stage in enumerate(self.stages, 1):
             features = stage(features).relu()
             if level in LEVELS:
@@ -85,7 +85,7 @@ class Detector(torch.nn.Module):
 
 
 def detection_loss(outputs: list, batch: dict[str, torch.Tensor]) -> torch.Tensor:
-    """Focal loss (arXiv 1708.02002) of all anchors and L1 loss of matched ones, per matched anchor."""
+    """Adds focal loss (arXiv 1708.02002) of all anchors and L1 loss of matched ones, per matched anchor."""
     losses = []
     for level, (logits, deltas) in zip(LEVELS, outputs, strict=True):
         classes, box_targets = batch[f"class_targets_{level}"], batch[f"box_targets_{level}"]
@@ -99,7 +99,7 @@ def detection_loss(outputs: list, batch: dict[str, torch.Tensor]) -> torch.Tenso
 
 
 def check_epochs(config: Config) -> None:
-    """Asserts that the parts of two ranks hold every image once per epoch, with the boxes of the json."""
+    """Asserts that two ranks together read every image once per epoch, with the boxes of the json."""
     document = json.loads(pathlib.Path(config.annotations).read_bytes())
     scales = {image["id"]: SIZE / max(image["width"], image["height"]) for image in document["images"]}
     expected = {image_id: [] for image_id in scales}
@@ -112,11 +112,11 @@ def check_epochs(config: Config) -> None:
         targets = [target for loader in loaders for (batch,) in loader for target in detection_targets(batch)]
         found = [torch.column_stack([target["boxes"], target["labels"]]).tolist() for target in targets]
         for image, truth in zip(sorted(found), sorted(expected.values()), strict=True):
-            np.testing.assert_allclose(image, truth, atol=1)  # the sides of images are rounded to pixels
+            np.testing.assert_allclose(image, truth, atol=1)  # because sides of images are rounded
 
 
 def main() -> None:
-    """Trains, and asserts that the loss falls; torchrun sets the variables of the environment."""
+    """Trains, and asserts that the loss falls. torchrun sets the environment variables."""
     rank, num_ranks = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
     with tempfile.TemporaryDirectory() as directory:
         draw_synthetic(directory)  # images, and instances.json

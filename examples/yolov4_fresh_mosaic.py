@@ -4,10 +4,10 @@ r"""YOLOv4's training pipeline in DALI with mosaics of freshly read images, in o
     python yolov4_fresh_mosaic.py --images=train2017 --annotations=instances_train2017.json
 
 For training only: images are shuffled and have no ids. Evaluation is in the app. Run tools/check_data.py
-first, for DALI takes damaged data without an error. Each mosaic is of four images that are read for it, in
-four orders, as in Darknet (github.com/AlexeyAB/darknet src/data.c). yolov4_pipeline.py takes them from the
-batch. Only what a tile shows is decoded. On a CPU a batch equals that of yolov4/pipeline.py with
-mosaic_tiles=fresh bit for bit; the GPU branch was not run. It has, in this order:
+first, because DALI accepts damaged data without an error. A mosaic shows four newly read images, as in
+Darknet (github.com/AlexeyAB/darknet src/data.c): four readers read the data in different orders. In
+yolov4_pipeline.py the four images are in the batch. Only what a tile shows is decoded. CPU batches equal
+those of yolov4/pipeline.py with mosaic_tiles=fresh bit for bit. The GPU branch was not run. Outputs in order:
 
     images     float32 (B, H, W, 3): RGB in 0..1
     boxes      float32 (B, max_instances, 4): left, top, right, bottom in 0..1; padded with -1
@@ -26,7 +26,7 @@ import numpy as np
 from nvidia.dali import Pipeline, fn, math, types
 from PIL import Image, ImageDraw
 
-PIXEL = np.frombuffer(b"P6\n1 1\n255\n\0\0\0", np.uint8)  # an image of one pixel
+PIXEL = np.frombuffer(b"P6\n1 1\n255\n\0\0\0", np.uint8)  # an encoded image of one pixel
 RANGES = {"jitter": (0, 0.499), "flip_prob": (0, 1), "mosaic_prob": (0, 1), "image_size": (1, 2**14)}
 RANGES |= {"hue": (0, 180), "saturation": (1, 100), "exposure": (1, 100)}
 SCRATCH = tempfile.TemporaryDirectory()  # for files that only DALI reads; removed at exit
@@ -38,7 +38,7 @@ column = functools.partial(fn.expand_dims, axes=[1])  # (N,) -> (N, 1)
 
 @dataclasses.dataclass(frozen=True)
 class Config:
-    """The data, and what happens to them (Darknet's cfg/yolov4.cfg). Sizes are (height, width) in pixels."""
+    """The data and the augmentation (Darknet's cfg/yolov4.cfg). Sizes are (height, width) in pixels."""
 
     annotations: str  # COCO json
     images: str = ""  # directory of the files that the json names
@@ -47,19 +47,19 @@ class Config:
     letterbox: bool = False  # keep the aspect ratio and pad; False: stretch
     jitter: float = 0.3  # each edge of the crop moves by up to this share of the image
     flip_prob: float = 0.5
-    hue: float = 36.0  # degrees: -x .. x
-    saturation: float = 1.5  # a factor from 1 .. x, or one over it
-    exposure: float = 1.5  # of the brightness, likewise
+    hue: float = 36.0  # in degrees: -x .. x
+    saturation: float = 1.5  # a factor in 1 .. x, or its inverse
+    exposure: float = 1.5  # the same for brightness
     mosaic_prob: float = 0.5
     min_box_size: float = 1.0  # pixels of the network input; smaller boxes are dropped
-    max_instances: int = 200  # boxes of an image; the largest stay
-    num_threads: int = 4  # of the CPU
-    device_id: int | None = None  # of the GPU; None for the CPU
+    max_instances: int = 200  # maximum number of boxes in an image; the largest are kept
+    num_threads: int = 4  # CPU threads
+    device_id: int | None = None  # number of the GPU; None: use the CPU
     seed: int = 0
 
 
 def make_pipeline(config: Config, shard_id: int = 0, num_shards: int = 1) -> Pipeline:
-    """Rank `shard_id` of `num_shards` reads its part. Below, a node stands for one image, or for all four."""
+    """Makes the pipeline for shard `shard_id` of `num_shards`. A node stands for one image, or all four."""
     for name, (low, high) in RANGES.items():
         if not low <= np.min(value := getattr(config, name)) <= np.max(value) <= high:
             raise ValueError(f"{name}={value}: use {low} to {high}")
@@ -76,7 +76,7 @@ def make_pipeline(config: Config, shard_id: int = 0, num_shards: int = 1) -> Pip
         readers = [read_coco(config, clean_json, order) for order in orders]
         jpegs, boxes, labels = map(list, zip(*readers, strict=True))
         is_mosaic = fn.random.coin_flip(probability=config.mosaic_prob)
-        if config.mosaic_prob < 1:  # elsewhere the others are images of one pixel, which cost nothing
+        if config.mosaic_prob < 1:  # without a mosaic, the others are only one pixel, to save time
             pixel = constant(PIXEL)[: len(PIXEL) * (1 - is_mosaic)]
             jpegs[1:] = [fn.cat(file[: file.shape()[0] * is_mosaic], pixel) for file in jpegs[1:]]
         shapes = [fn.peek_image_shape(file, adjust_orientation=False) for file in jpegs]
@@ -87,14 +87,14 @@ def make_pipeline(config: Config, shard_id: int = 0, num_shards: int = 1) -> Pip
             window, roi, size = (columns[:, tile] for columns in views)
             roi = {"roi_start": roi[0:2], "roi_end": roi[2:4]}
             images.append(fn.resize(decode(jpegs[tile], window, on_gpu), size=size, **roi))
-            # Boxes of the image in 0..1, clipped to the crop -> in pixels of the sample, clipped to the tile.
+            # Boxes in 0..1 of the image, clipped to the crop -> in pixels of the sample, clipped to the tile.
             mirrored, crop_low, crop_high, scale, shift, low, high = (rows[tile] for rows in maps)
             shown = fn.bb_flip(math.clamp(boxes[tile], crop_low, crop_high), horizontal=mirrored, ltrb=True)
             boxes_px.append(math.clamp(shown * scale + shift, low, high))
         first, *rest = augment(config, images)
         grey = fn.reshape(fn.full(127 / 255, shape=[*config.image_size, 3]), layout="HWC")
         grey = grey.gpu() if on_gpu else grey
-        # The first image is pasted last: without a mosaic it covers the others.
+        # The first image is pasted last, because without a mosaic it must cover the others.
         corners = fn.cat(0 * targets[:1], targets[1:], targets[:1])
         images = fn.multi_paste(grey, *rest, first, out_anchors=corners, output_size=config.image_size)
         boxes_px, labels = fn.cat(*boxes_px), fn.cat(*labels)
@@ -106,7 +106,7 @@ def make_pipeline(config: Config, shard_id: int = 0, num_shards: int = 1) -> Pip
     return pipeline
 
 
-def uniform(low: float, high: float, shape: tuple[int, ...] = ()):  # DALI refuses an empty range
+def uniform(low: float, high: float, shape: tuple[int, ...] = ()):  # DALI rejects an empty range
     return fn.random.uniform(range=(low, high), shape=shape) if low < high else float(low)
 
 
@@ -115,16 +115,16 @@ def xyxy(yx):  # (2,) or (n, 2) -> float32 (1, 4) or (n, 4), to scale or to move
 
 
 def read_coco(config: Config, clean_json: str, order: dict):
-    """An encoded image; boxes float32 (N, 4), ltrb in 0..1, with an area; labels int32 (N,), from 1."""
+    """Returns an encoded image; boxes float32 (N, 4), ltrb in 0..1, not empty; labels int32 (N,), 1-based."""
     files = {"file_root": config.images, "annotations_file": clean_json}
-    # By default labels follow the order of `categories`. The threshold drops only boxes without an area.
+    # avoid_class_remapping keeps our labels. size_threshold only drops boxes without an area.
     options = {"avoid_class_remapping": True, "size_threshold": 1e-30, "ltrb": True, "ratio": True}
     jpegs, boxes, labels = fn.readers.coco(**files, **options, **order)
     return jpegs, math.clamp(boxes, 0.0, 1.0), labels
 
 
 def write_clean_json(path: str) -> str:
-    """Writes a json without crowds and with images numbered: DALI sorts by id, refuses ids above 2**31."""
+    """Writes a json without crowds and with new image ids: DALI sorts by id and rejects ids above 2**31."""
     document = json.loads(pathlib.Path(path).read_bytes())
     label_of = {i: label for label, i in enumerate(sorted(c["id"] for c in document["categories"]), 1)}
     row_of = {image["id"]: row for row, image in enumerate(document["images"])}
@@ -146,23 +146,23 @@ def write_clean_json(path: str) -> str:
 
 
 def decode(jpegs, window, on_gpu: bool):
-    """uint8 (h, w, 3) RGB. EXIF must not turn the pixels: boxes would stay behind."""
+    """Decodes the window, uint8 (h, w, 3) RGB. Ignores EXIF rotation, because the boxes are not rotated."""
     part = {"start": window[0:2], "shape": window[2:4], "axes": [0, 1]}
     if not on_gpu:
         return fn.decoders.image_slice(jpegs, adjust_orientation=False, **part)
-    options = {"device": "mixed", "jpeg_fancy_upsampling": True}  # chroma as on a CPU
+    options = {"device": "mixed", "jpeg_fancy_upsampling": True}  # interpolates chroma, as on a CPU
     return fn.slice(fn.decoders.image(jpegs, adjust_orientation=False, **options), **part)
 
 
-# Numbers of the four images are columns: (2, 4) is a row of four y and a row of four x.
+# Each column belongs to one of the four images: (2, 4) is a row of four y and a row of four x.
 def random_crop(config: Config, sizes, input_size):
-    """The windows of the images and their places in the network input, (4, 4): top, left, height, width."""
+    """Returns windows of the images and their positions in the input, (4, 4): top, left, height, width."""
     growth = 0.0
-    if config.letterbox:  # first the window grows to the shape of the network input, at both ends
+    if config.letterbox:  # first the window grows at both ends to the aspect ratio of the input
         height, width = config.image_size
         growth = math.max(fn.stack(sizes[1] * height / width, sizes[0] * width / height) - sizes, 0.0) / 2
     moves = [uniform(-config.jitter, config.jitter, (2, 4)) * sizes for _ in range(2)]
-    start, inset = (int32(math.floor(move - growth + 0.5)) for move in moves)  # half up
+    start, inset = (int32(math.floor(move - growth + 0.5)) for move in moves)  # rounds half up
     length = math.max(sizes - inset - start, 1)
     first, last = math.max(start, 0), math.min(start + length, sizes)  # inside the image
     low, high = ((2 * input_size * (edge - start) + length) // (2 * length) for edge in (first, last))
@@ -171,7 +171,7 @@ def random_crop(config: Config, sizes, input_size):
 
 
 def tiles_of(config: Config, sizes, is_mosaic):
-    """What is decoded of each image, and its new size; the map of its boxes; the corner where it goes."""
+    """Returns for each image the part to decode and its new size, the map of its boxes, its tile's corner."""
     input_size = constant(np.int32(config.image_size)[:, np.newaxis])  # (2, 1)
     cut = int32(math.floor(column(uniform(0.2, 0.8, (2,))) * input_size + 0.5))
     cut = cut * is_mosaic + input_size * (1 - is_mosaic)
@@ -181,7 +181,7 @@ def tiles_of(config: Config, sizes, is_mosaic):
     coins = fn.random.coin_flip(probability=config.flip_prob, shape=[4]) if config.flip_prob else 0
     flips = constant(np.int32([[0] * 4, [1] * 4])) * coins
     place = place + flips * (input_size - new_length - 2 * place)
-    # In pixels of the four canvases: where the tile starts, and what shows there of the image.
+    # In pixels of the four canvases: the start of the tile, and the part of the image that it shows.
     is_first = constant(np.int32([[1, 1, 0, 0], [1, 0, 1, 0]]))
     after = input_size - place - new_length
     tile = is_first * (rest - math.min(rest, after)) + (1 - is_first) * math.min(cut, place)
@@ -189,19 +189,19 @@ def tiles_of(config: Config, sizes, is_mosaic):
     tile_size = math.max(is_first * cut + (1 - is_first) * rest, 1)
     size = math.min(tile + tile_size, place + new_length) - shown
     to_target = (1 - is_first) * cut - tile
-    # Without a mosaic the other tiles are one pixel under the first one.
+    # Without a mosaic, each of the other three tiles is one pixel, hidden under the first tile.
     there = math.max(constant(np.int32([1, 0, 0, 0])), is_mosaic)
     size = size * there + 1 - there
     target = shown + to_target
     target = target * there + target[:, 0:1] * (1 - there)
-    # In pixels of the stored images, from the window's start: what shows, and around it the filter's reach.
+    # In pixels of the stored images, from the window's start: the shown part, with a margin for the filter.
     part = shown - place + flips * (new_length - size - 2 * (shown - place))
     scale = length / new_length
     roi_start, roi_end = part * scale, (part + size) * scale
     reach = math.max(scale, 1.0) + 1.0
     first = math.max(int32(math.floor(roi_start - reach)), 0)
     last = math.min(int32(math.ceil(roi_end + reach)), length)
-    turn = flips * (roi_end - roi_start)  # fn.resize mirrors where the start is right of the end
+    turn = flips * (roi_end - roi_start)  # fn.resize mirrors if the start is right of the end
     roi_start, roi_end = roi_start - first + turn, roi_end - first - turn
     flipped_start = start + flips * (sizes - length - 2 * start)
     views = fn.cat(start + first, last - first), fn.cat(roi_start, roi_end), size * 1.0
@@ -212,7 +212,7 @@ def tiles_of(config: Config, sizes, is_mosaic):
 
 
 def augment(config: Config, images: list) -> list:
-    """uint8 0..255 -> float32 0..1, each with another hue, saturation and brightness. Add your own here."""
+    """Changes hue, saturation, brightness: uint8 0..255 -> float32 0..1. Add your own steps here."""
     hue, result = uniform(-config.hue, config.hue, (4,)), []
     saturation, brightness = (
         uniform(1.0, limit, (4,)) ** (1 - 2 * fn.random.coin_flip(probability=0.5, shape=[4]))
@@ -226,14 +226,14 @@ def augment(config: Config, images: list) -> list:
 
 
 def select_boxes(boxes, labels, min_size=0.0, limit: int = 2**14):
-    """Drops boxes without area or with a side below `min_size`; keeps the `limit` largest, in their order."""
+    """Drops boxes without area or with a side below `min_size`. Keeps the `limit` largest, in their order."""
     number = constant(np.arange(2**14, dtype=np.int32))[: boxes.shape()[0]]  # (N,), at most 2**14
     sides, smallest = boxes[:, 2:4] - boxes[:, 0:2], constant(np.maximum(np.float32(min_size), 2.0**-126))
     is_large = fn.reductions.min(int32(sides >= smallest), axes=[1])
     area, is_before = sides[:, 0] * sides[:, 1] * is_large, column(number) < number  # (N,), (N, N)
     is_larger = (column(area) > area) | ((column(area) == area) & is_before)
     kept = is_large * (int_sum(int32(is_larger), axes=[0]) < limit)
-    # DALI has no boxes[kept]: a matrix of 0 and 1 moves them to their new rows, bit by bit.
+    # DALI cannot index boxes[kept]. Instead, a matrix of 0 and 1 moves the bits of boxes to their new rows.
     row = int_sum(is_before * column(kept), axes=[0])
     move = (kept * (column(number) == row))[: int_sum(kept)]  # (M, N)
     bits = int_sum(fn.expand_dims(move, axes=[2]) * fn.reinterpret(boxes, dtype=types.INT32), axes=[1])
@@ -241,7 +241,7 @@ def select_boxes(boxes, labels, min_size=0.0, limit: int = 2**14):
 
 
 def make_dataset(config: Config, shard_id: int = 0, num_shards: int = 1):
-    """tf.data without end, of (images, the rest by name); on a GPU, where it has no `map`, of tuples."""
+    """Returns endless tf.data of (images, dict of the rest); tuples on a GPU, where `map` is missing."""
     import nvidia.dali.plugin.tf as dali_tf
     import tensorflow as tf
 
@@ -256,7 +256,7 @@ def make_dataset(config: Config, shard_id: int = 0, num_shards: int = 1):
 
 
 def draw_synthetic(directory: str) -> dict:
-    """Writes images of ellipses and their json; returns the fields of Config that name them."""
+    """Writes images of ellipses and their json. Returns the fields of Config that name them."""
     random, images, objects = np.random.default_rng(0), [], []
     for number in range(16):
         image = Image.new("RGB", (480, 360), "silver")
@@ -278,7 +278,7 @@ if __name__ == "__main__":
     parser.add_argument("--image_size", type=int, nargs=2, default=(416, 416), help="height, width in pixels")
     parser.add_argument("--letterbox", action="store_true", help="keep the aspect ratio")
     parser.add_argument("--mosaic_prob", type=float, default=0.5, help="share of the images that are mosaics")
-    parser.add_argument("--output", default="batch.png", help="the picture")
+    parser.add_argument("--output", default="batch.png", help="file of the picture")
     try:
         fields = vars(parser.parse_args())
         output = fields.pop("output")
@@ -294,5 +294,5 @@ if __name__ == "__main__":
         Image.fromarray(np.vstack([np.hstack(pictures[:4]), np.hstack(pictures[4:])])).save(output)
     except (LookupError, TypeError, json.JSONDecodeError) as error:
         raise SystemExit(f"error: {fields['annotations']} is not a COCO json: {error!r}") from None
-    except (OSError, RuntimeError, ValueError, argparse.ArgumentError) as error:  # DALI's have many lines
+    except (OSError, RuntimeError, ValueError, argparse.ArgumentError) as error:  # DALI's messages are long
         raise SystemExit("error: " + str(error).split("encountered:")[-1].strip().splitlines()[0]) from None

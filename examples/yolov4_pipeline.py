@@ -5,9 +5,9 @@ r"""YOLOv4's training pipeline (arXiv 2004.10934) in DALI, in one file to copy.
     python yolov4_pipeline.py --file_pattern='train-*.tfrecord' --annotations=train.label_map.json
 
 For training only: images are shuffled and have no ids. Evaluation is in the app. Run tools/check_data.py
-first, for DALI takes damaged data without an error. Crop, flip, colour and mosaic are those of Darknet
-(github.com/AlexeyAB/darknet src/data.c). On a CPU a batch equals that of yolov4/pipeline.py bit for bit; the
-GPU branch was not run. The app also has MixUp, CutMix and many sizes. A batch has, in this order:
+first, because DALI accepts damaged data without an error. Crop, flip, colour and mosaic are those of
+Darknet (github.com/AlexeyAB/darknet src/data.c). On a CPU, batches equal those of yolov4/pipeline.py, bit for
+bit. The GPU branch was not run. The app also has MixUp, CutMix and many sizes. A batch has, in this order:
 
     images     float32 (B, H, W, 3): RGB in 0..1
     boxes      float32 (B, max_instances, 4): left, top, right, bottom in 0..1; padded with -1
@@ -27,7 +27,7 @@ import numpy as np
 from nvidia.dali import Pipeline, fn, math, tfrecord, types
 from PIL import Image, ImageDraw
 
-GREY = [127 / 255] * 3  # around the image: Darknet's src/image.c, letterbox_image
+GREY = [127 / 255] * 3  # padding, as in letterbox_image of Darknet's src/image.c
 RANGES = {"jitter": (0, 0.499), "flip_prob": (0, 1), "mosaic_prob": (0, 1), "image_size": (1, 2**14)}
 RANGES |= {"hue": (0, 180), "saturation": (1, 100), "exposure": (1, 100)}
 SCRATCH = tempfile.TemporaryDirectory()  # for files that only DALI reads; removed at exit
@@ -39,7 +39,7 @@ column = functools.partial(fn.expand_dims, axes=[1])  # (N,) -> (N, 1)
 
 @dataclasses.dataclass(frozen=True)
 class Config:
-    """The data, and what happens to them (Darknet's cfg/yolov4.cfg). Sizes are (height, width) in pixels."""
+    """The data and the augmentation (Darknet's cfg/yolov4.cfg). Sizes are (height, width) in pixels."""
 
     annotations: str  # COCO json; with TFRecords, any json that has the same `categories`
     images: str = ""  # directory of the files that the json names
@@ -49,19 +49,19 @@ class Config:
     letterbox: bool = False  # keep the aspect ratio and pad; False: stretch
     jitter: float = 0.3  # each edge of the crop moves by up to this share of the image
     flip_prob: float = 0.5
-    hue: float = 36.0  # degrees: -x .. x
-    saturation: float = 1.5  # a factor from 1 .. x, or one over it
-    exposure: float = 1.5  # of the brightness, likewise
+    hue: float = 36.0  # in degrees: -x .. x
+    saturation: float = 1.5  # a factor in 1 .. x, or its inverse
+    exposure: float = 1.5  # the same for brightness
     mosaic_prob: float = 0.5
     min_box_size: float = 1.0  # pixels of the network input; smaller boxes are dropped
-    max_instances: int = 200  # boxes of an image; the largest stay
-    num_threads: int = 4  # of the CPU
-    device_id: int | None = None  # of the GPU; None for the CPU
+    max_instances: int = 200  # maximum number of boxes in an image; the largest are kept
+    num_threads: int = 4  # CPU threads
+    device_id: int | None = None  # number of the GPU; None: use the CPU
     seed: int = 0
 
 
 def make_pipeline(config: Config, shard_id: int = 0, num_shards: int = 1) -> Pipeline:
-    """Rank `shard_id` of `num_shards` reads its part. Below, a node stands for one image or its boxes."""
+    """Makes the pipeline for shard `shard_id` of `num_shards`. A node stands for one image or its boxes."""
     for name, (low, high) in RANGES.items():
         if not low <= np.min(value := getattr(config, name)) <= np.max(value) <= high:
             raise ValueError(f"{name}={value}: use {low} to {high}")
@@ -75,7 +75,7 @@ def make_pipeline(config: Config, shard_id: int = 0, num_shards: int = 1) -> Pip
         window, place, mirrored = random_crop(config, size)
         new_size = fn.stack(place[2], place[3] * (1 - 2 * mirrored))  # a negative width mirrors
         images = fn.resize(decode(jpegs, window, on_gpu), size=new_size * 1.0)
-        # Of the image in 0..1 -> of the window in 0..1, clipped to it -> in pixels of the network input.
+        # Boxes in 0..1 of the image -> in 0..1 of the window, clipped -> in pixels of the network input.
         boxes = math.clamp((boxes * xyxy(size) - xyxy(window[0:2])) / xyxy(window[2:4]), 0.0, 1.0)
         boxes_px = fn.bb_flip(boxes, horizontal=mirrored, ltrb=True) * xyxy(place[2:4]) + xyxy(place[0:2])
         canvas = {"start": -place[0:2], "shape": config.image_size, "axes": [0, 1], "fill_values": GREY}
@@ -90,7 +90,7 @@ def make_pipeline(config: Config, shard_id: int = 0, num_shards: int = 1) -> Pip
     return pipeline
 
 
-def uniform(low: float, high: float, shape: tuple[int, ...] = ()):  # DALI refuses an empty range
+def uniform(low: float, high: float, shape: tuple[int, ...] = ()):  # DALI rejects an empty range
     return fn.random.uniform(range=(low, high), shape=shape) if low < high else float(low)
 
 
@@ -98,9 +98,9 @@ def xyxy(yx):  # (2,) or (n, 2) -> float32 (1, 4) or (n, 4), to scale or to move
     return fn.coord_transform(fn.reshape(yx, shape=[-1, 2]), M=[0, 1, 1, 0, 0, 1, 1, 0])
 
 
-# Readers return encoded images; boxes float32 (N, 4), ltrb in 0..1, with an area; labels int32 (N,), from 1.
+# Readers return encoded images; boxes float32 (N, 4), ltrb in 0..1, not empty; labels int32 (N,), 1-based.
 def read_coco(config: Config, order: dict):
-    """Reads a json without crowds and with images numbered: DALI sorts by id, refuses ids above 2**31."""
+    """Reads a json without crowds and with new image ids: DALI sorts by id and rejects ids above 2**31."""
     document = json.loads(pathlib.Path(config.annotations).read_bytes())
     label_of = {i: label for label, i in enumerate(sorted(c["id"] for c in document["categories"]), 1)}
     row_of = {image["id"]: row for row, image in enumerate(document["images"])}
@@ -118,14 +118,14 @@ def read_coco(config: Config, order: dict):
     ]
     path = tempfile.mkdtemp(dir=SCRATCH.name) + "/clean.json"
     pathlib.Path(path).write_text(json.dumps(document))
-    # By default labels follow the order of `categories`. The threshold drops only boxes without an area.
+    # avoid_class_remapping keeps our labels. size_threshold only drops boxes without an area.
     options = {"avoid_class_remapping": True, "size_threshold": 1e-30, "ltrb": True, "ratio": True}
     jpegs, boxes, labels = fn.readers.coco(file_root=config.images, annotations_file=path, **options, **order)
     return jpegs, math.clamp(boxes, 0.0, 1.0), labels
 
 
 def read_tfrecords(config: Config, order: dict):
-    """Every record needs all of these keys, and each file <file>.idx, made by DALI's tfrecord2idx."""
+    """Reads TFRecords with all keys below. Each file needs an index <file>.idx from DALI's tfrecord2idx."""
     sides = [f"image/object/bbox/{side}" for side in ("xmin", "ymin", "xmax", "ymax")]
     category, crowd = "image/object/class/label", "image/object/is_crowd"
     features = {"image/encoded": tfrecord.FixedLenFeature([], tfrecord.string, "")}
@@ -133,40 +133,40 @@ def read_tfrecords(config: Config, order: dict):
     features |= dict.fromkeys([category, crowd], tfrecord.VarLenFeature(tfrecord.int64, 0))
     files = sorted(name for name in glob.glob(config.file_pattern) if not name.endswith((".idx", ".json")))
     if not files:
-        raise FileNotFoundError(f"file_pattern={config.file_pattern} matches no file: name TFRecords")
+        raise FileNotFoundError(f"file_pattern={config.file_pattern} matches no file: give a TFRecord glob")
     options = {"path": files, "index_path": [f"{name}.idx" for name in files], "features": features}
     options |= {"random_shuffle": True, "initial_fill": 1024, "seed": config.seed}
-    record = fn.readers.tfrecord(**options, **order)  # `order` shuffles files, `options` shuffle records
+    record = fn.readers.tfrecord(**options, **order)  # `order` shuffles files, `options` records
     categories = json.loads(pathlib.Path(config.annotations).read_bytes())["categories"]
     ids = np.int32(sorted(category["id"] for category in categories))
     is_same = int32(column(record[category]) == constant(ids))  # (N, categories)
     labels = int_sum(is_same * constant(np.arange(1, len(ids) + 1, dtype=np.int32)), axes=[1])
     boxes = math.clamp(fn.stack(*(record[side] for side in sides), axis=1), 0.0, 1.0)
-    boxes = boxes * column((record[crowd] == 0) & (labels > 0))  # crowds and other categories lose their area
+    boxes = boxes * column((record[crowd] == 0) & (labels > 0))  # drops crowds and other categories
     return record["image/encoded"], *select_boxes(boxes, labels)
 
 
 def decode(jpegs, window, on_gpu: bool):
-    """uint8 (h, w, 3) RGB. EXIF must not turn the pixels: boxes would stay behind."""
+    """Decodes the window, uint8 (h, w, 3) RGB. Ignores EXIF rotation, because the boxes are not rotated."""
     part = {"start": window[0:2], "shape": window[2:4], "axes": [0, 1]}
     if not on_gpu:
         return fn.decoders.image_slice(jpegs, adjust_orientation=False, **part)
-    options = {"device": "mixed", "jpeg_fancy_upsampling": True}  # chroma as on a CPU
+    options = {"device": "mixed", "jpeg_fancy_upsampling": True}  # interpolates chroma, as on a CPU
     return fn.slice(fn.decoders.image(jpegs, adjust_orientation=False, **options), **part)
 
 
 def random_crop(config: Config, size):
-    """The window of the image that is used, its place in the network input, and 1 if it is mirrored.
+    """Returns a window of the image, its position in the network input, and 1 if it is mirrored, else 0.
 
-    Both are int32 (4,): top, left, height, width. Each edge of the window moves in or out by up to `jitter`
-    times the side of the image. Outside the image is padding.
+    Window and position are int32 (4,): top, left, height, width. Each edge of the window moves in or out by
+    up to `jitter` times the side of the image. What is outside the image is padded.
     """
     height, width = config.image_size
     input_size, growth = constant(np.int32(config.image_size)), 0.0
-    if config.letterbox:  # first the window grows to the shape of the network input, at both ends
+    if config.letterbox:  # first the window grows at both ends to the aspect ratio of the input
         growth = math.max(fn.stack(size[1] * height / width, size[0] * width / height) - size, 0.0) / 2
     moves = [uniform(-config.jitter, config.jitter, (2,)) * size for _ in range(2)]
-    start, inset = (int32(math.floor(move - growth + 0.5)) for move in moves)  # half up
+    start, inset = (int32(math.floor(move - growth + 0.5)) for move in moves)  # rounds half up
     length = math.max(size - inset - start, 1)
     first, last = math.max(start, 0), math.min(start + length, size)  # inside the image
     low, high = ((2 * input_size * (edge - start) + length) // (2 * length) for edge in (first, last))
@@ -178,7 +178,7 @@ def random_crop(config: Config, size):
 
 
 def augment(config: Config, images):
-    """uint8 0..255 -> float32 0..1, with another hue, saturation and brightness. Add your own here."""
+    """Changes hue, saturation, brightness: uint8 0..255 -> float32 0..1. Add your own steps here."""
     hue = uniform(-config.hue, config.hue)
     saturation, brightness = (
         uniform(1.0, limit) ** (1 - 2 * fn.random.coin_flip(probability=0.5))
@@ -189,21 +189,21 @@ def augment(config: Config, images):
 
 
 def mosaic(config: Config, images, boxes_px, labels, place):
-    """Makes some samples of four canvases of the batch, which comes in another order.
+    """Shuffles the batch. With probability `mosaic_prob`, makes a sample from four canvases of the batch.
 
-    A cut point divides a sample into four tiles. The upper left one shows the lower right part of its canvas,
-    or what is above and left of the padding there; the others likewise. Boxes are clipped to their tile.
+    A cut point divides the sample into four tiles. The upper left tile shows the lower right part of its
+    canvas, without the padding there; the others also show the opposite part. Boxes are clipped to tiles.
     """
-    # A sample does not know its number in the batch. So its own is drawn too, and the others differ from it.
+    # DALI does not give a sample its number in the batch, so `own` is random. The others differ from it.
     own = fn.batch_permutation()
     others = [fn.batch_permutation(no_fixed_points=True) for _ in range(3)]
     sources = [own, *(fn.permute_batch(own, indices=other) for other in others)]
     input_size = constant(np.int32(config.image_size))
     is_mosaic = fn.random.coin_flip(probability=config.mosaic_prob)
     cut = int32(math.floor(uniform(0.2, 0.8, (2,)) * input_size + 0.5))
-    cut = input_size + (cut - input_size) * is_mosaic  # else the first tile is the whole canvas
+    cut = input_size + (cut - input_size) * is_mosaic  # without a mosaic the first tile is the whole canvas
     rest = input_size - cut
-    # (4, 2), y and x of each tile: the padding on either side of its image; its start, size and target.
+    # (4, 2), y and x of each tile: padding before and after the image; start in the canvas, size, target.
     place = fn.stack(*(fn.permute_batch(place, indices=source) for source in sources))
     before, after = place[:, 0:2], input_size - place[:, 0:2] - place[:, 2:4]
     is_first = constant(np.int32([[1, 1], [1, 0], [0, 1], [0, 0]]))
@@ -220,14 +220,14 @@ def mosaic(config: Config, images, boxes_px, labels, place):
 
 
 def select_boxes(boxes, labels, min_size=0.0, limit: int = 2**14):
-    """Drops boxes without area or with a side below `min_size`; keeps the `limit` largest, in their order."""
+    """Drops boxes without area or with a side below `min_size`. Keeps the `limit` largest, in their order."""
     number = constant(np.arange(2**14, dtype=np.int32))[: boxes.shape()[0]]  # (N,), at most 2**14
     sides, smallest = boxes[:, 2:4] - boxes[:, 0:2], constant(np.maximum(np.float32(min_size), 2.0**-126))
     is_large = fn.reductions.min(int32(sides >= smallest), axes=[1])
     area, is_before = sides[:, 0] * sides[:, 1] * is_large, column(number) < number  # (N,), (N, N)
     is_larger = (column(area) > area) | ((column(area) == area) & is_before)
     kept = is_large * (int_sum(int32(is_larger), axes=[0]) < limit)
-    # DALI has no boxes[kept]: a matrix of 0 and 1 moves them to their new rows, bit by bit.
+    # DALI cannot index boxes[kept]. Instead, a matrix of 0 and 1 moves the bits of boxes to their new rows.
     row = int_sum(is_before * column(kept), axes=[0])
     move = (kept * (column(number) == row))[: int_sum(kept)]  # (M, N)
     bits = int_sum(fn.expand_dims(move, axes=[2]) * fn.reinterpret(boxes, dtype=types.INT32), axes=[1])
@@ -235,7 +235,7 @@ def select_boxes(boxes, labels, min_size=0.0, limit: int = 2**14):
 
 
 def make_dataset(config: Config, shard_id: int = 0, num_shards: int = 1):
-    """tf.data without end, of (images, the rest by name); on a GPU, where it has no `map`, of tuples."""
+    """Returns endless tf.data of (images, dict of the rest); tuples on a GPU, where `map` is missing."""
     import nvidia.dali.plugin.tf as dali_tf
     import tensorflow as tf
 
@@ -250,7 +250,7 @@ def make_dataset(config: Config, shard_id: int = 0, num_shards: int = 1):
 
 
 def draw_synthetic(directory: str) -> dict:
-    """Writes images of ellipses and their json; returns the fields of Config that name them."""
+    """Writes images of ellipses and their json. Returns the fields of Config that name them."""
     random, images, objects = np.random.default_rng(0), [], []
     for number in range(16):
         image = Image.new("RGB", (480, 360), "silver")
@@ -268,12 +268,12 @@ def draw_synthetic(directory: str) -> dict:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description="Draws a batch with its boxes.", exit_on_error=False)
     parser.add_argument("--images", default="", help="directory of images (default: synthetic images)")
-    parser.add_argument("--file_pattern", default="", help="TFRecords, in place of --images")
-    parser.add_argument("--annotations", default="", help="COCO json; for TFRecords, their categories")
+    parser.add_argument("--file_pattern", default="", help="TFRecords, instead of --images")
+    parser.add_argument("--annotations", default="", help="COCO json; for TFRecords, the categories")
     parser.add_argument("--image_size", type=int, nargs=2, default=(416, 416), help="height, width in pixels")
     parser.add_argument("--letterbox", action="store_true", help="keep the aspect ratio")
     parser.add_argument("--mosaic_prob", type=float, default=0.5, help="share of the images that are mosaics")
-    parser.add_argument("--output", default="batch.png", help="the picture")
+    parser.add_argument("--output", default="batch.png", help="file of the picture")
     try:
         fields = vars(parser.parse_args())
         output = fields.pop("output")
@@ -290,5 +290,5 @@ if __name__ == "__main__":
         Image.fromarray(np.vstack([np.hstack(pictures[:4]), np.hstack(pictures[4:])])).save(output)
     except (LookupError, TypeError, json.JSONDecodeError) as error:
         raise SystemExit(f"error: {fields['annotations']} is not a COCO json: {error!r}") from None
-    except (OSError, RuntimeError, ValueError, argparse.ArgumentError) as error:  # DALI's have many lines
+    except (OSError, RuntimeError, ValueError, argparse.ArgumentError) as error:  # DALI's messages are long
         raise SystemExit("error: " + str(error).split("encountered:")[-1].strip().splitlines()[0]) from None

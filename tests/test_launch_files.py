@@ -210,7 +210,7 @@ def test_srun_starts_the_ranks_in_a_container(cluster):
 
 def test_slurm_says_what_is_missing(cluster):
     with sbatch(cluster) as job:
-        assert job.finish(timeout=60).stderr.startswith("error: name a script and its flags")
+        assert job.finish(timeout=60).stderr.startswith("error: give a script and its flags")
     (cluster / ".venv").unlink()
     with sbatch(cluster, "app/train.py") as job:
         result = job.finish(timeout=60)

@@ -318,7 +318,7 @@ def test_make_demo_end_to_end(tmp_path, app):
     (run_directory / "run.json").write_text("{}")  # a run of another version
     done = make(app, tmp_path, DEMO_IMAGES=12, DEMO_EVAL_IMAGES=6, DEMO_FLAGS=flags_of_demo)
     assert done.returncode == 0, done.stderr[-3000:]
-    assert "a run of another version: starting anew" in done.stdout
+    assert "a run of another version: starting again" in done.stdout
     assert "AP50" in done.stdout
     assert "AP50" in json.loads((run_directory / "metrics.json").read_text())
     for picture in ("first_batch.png", "loss_curves.png", "pr_curves.png", "pictures/contact_sheet.png"):

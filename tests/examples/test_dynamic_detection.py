@@ -80,7 +80,7 @@ def test_a_stream_stopped_anywhere_continues_bit_for_bit(fuzzed, tmp_path):
     assert len({batch["images"].tobytes() for batch in whole}) == 11
     image_ids = np.concatenate([batch["image_ids"] for batch in whole]).reshape(-1)[:300].reshape(3, 100)
     assert (np.sort(image_ids) == list(fuzzed.images)).all()  # each epoch has every image once
-    with pytest.raises(ValueError, match=r"batch size 30, seed 0, not of .* batch size 30, seed 1"):
+    with pytest.raises(ValueError, match=r"batch size 30, seed 0, not for .* batch size 30, seed 1"):
         example.Stream(*data, 30, seed=1).restore(pattern)
 
 

@@ -49,7 +49,7 @@ def test_ratios_of_new_to_old(write):
     new["versions"]["tensorflow"] = "2.22.0"
     new["other_cores"] = 0.5
     text = bench.compare(write("old.json", RECORD), write("new.json", new))
-    assert "Other work took 0.5 of 2 cores during the new run" in text and "during the old" not in text
+    assert "Other processes used 0.5 of 2 cores during the new run" in text and "during the old" not in text
     rows = [line.rsplit(maxsplit=3) for line in text.splitlines()[-4:]]
     assert rows == [
         ["data dali_cpu: images/s", "50", "75", "1.50"],

@@ -194,15 +194,15 @@ WORDS = {  # last line of the verdict -> rows
     "Decoding alone makes 5000 images/s: --hw_decoder_load=0.45.": [decode(5000, 0.45), decode(4000)],
     "Decoding alone makes 4000 images/s: --hw_decoder_load=0.65.": [decode(4100, 0.45), decode(4000)],
     "--roi_decoding is 1.25 times as fast as without: use it.": [decode(4000), decode(5000, roi=True)],
-    "Decoding windows does not work (crashed): leave": [decode(4000), decode(9, 0.3, "crashed", roi=True)],
+    "--roi_decoding does not work (crashed): leave it": [decode(4000), decode(9, 0.3, "crashed", roi=True)],
     "net: the loader makes 8 images/s with --num_threads=8 --batch_size=64, 2 with": LOADING,
     "net: --precision=bf is 1.80 times as fast as float32, batch 64: use it.": [step(100), step(180, "bf")],
     "net: --xla is 1.03 times as fast as float32, batch 64: leave it": [step(100), step(103, xla=True)],
     "net: --batch_size=128 is 1.20 times as fast as": [step(100, xla=True), step(120, xla=True, batch=128)],
-    "net: float32: The model limits. Together they reach 70% of the slower one.": [BOTH],
+    "net: float32: The model limits. Loader and step together reach 70% of the slower rate.": [BOTH],
     "net: train.py two-gpus: images_per_second 190.": [TWO],
     "net: AP a.plan: AP 0.25.": [row("exports", {"AP": 0.25}, app="net", what="AP", file="a.plan")],
-    "A package is missing: install it, or give --dali_only.": [GONE],
+    "A package is missing: install it, or use --dali_only.": [GONE],
     "row 0: timed out: after 3 s": [row("graphs", {}, "timed out", "after 3 s")],
 }
 

@@ -105,7 +105,7 @@ def test_a_gpu_that_is_not_there_is_one_line(tree, tmp_path, monkeypatch):
 
 def test_the_list_of_operators(capsys):
     run("--list_ops")
-    assert "crop_mirror_normalize: crop, mirror" in capsys.readouterr().out
+    assert "crop_mirror_normalize: Crops, mirrors" in capsys.readouterr().out
 
 
 # --- outputs ---

@@ -1,1 +1,1 @@
-"""What the bench command is made of."""
+"""The parts of each app's bench.py."""

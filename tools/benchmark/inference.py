@@ -1,7 +1,7 @@
-"""How long inference takes, stage by stage, at any batch size: 1 for latency, 8 for throughput.
+"""Measures how long each stage of inference takes at one batch size: 1 for latency, 8 for throughput.
 
-Stages run alone, one after another, each again and again on the same batch, in interleaved rounds. The whole
-runs as in infer.py, where the loader works ahead while the network computes.
+Each stage is measured alone and repeats its work on the same batch. A round measures all stages once. The
+stage "whole" is complete inference as in infer.py: the loader prepares batches while the network computes.
 """
 
 import statistics
@@ -17,23 +17,23 @@ from common.loader import BaseLoader
 from tools.benchmark import stages
 from tools.benchmark.summary import Record
 
-# images -> outputs of the network; those, letterbox -> what Detect returns
+# (images -> outputs of the network), (these outputs, letterbox -> detections, as Detect returns them)
 Halves = tuple[Callable[[tf.Tensor], Any], Callable[[Any, tf.Tensor], tuple[tf.Tensor, ...]]]
 
 
 def measure(loader: BaseLoader, halves: Halves, label_map: LabelMap, a: Any) -> Record:
-    """Measures every stage and the whole, after some batches that compile and warm up.
+    """Measures each stage and complete inference, after a few batches that compile and warm up.
 
     Args:
-        loader: an evaluation loader without targets. It never ends, so its data may be few.
-        halves: of the app's make_detect (predict.make_halves).
-        label_map: of the classes.
-        a: the flags: prefetch, rounds, seconds.
+        loader: an evaluation loader without targets. It repeats its data, so a small data set is enough.
+        halves: the network and its post-processing, from the app's predict.make_halves.
+        label_map: the classes.
+        a: the flags prefetch, rounds and seconds.
 
     Returns:
-        batch_size. num_rounds; num_batches: the least that was timed in one of them. stages: by name in their
-        order, milliseconds for one batch: wall_ms (median of the rounds), lowest_ms, highest_ms, cpu_ms
-        (median). latency_ms: sum of the stages. images_per_second: of the whole, median of the rounds.
+        batch_size, num_rounds, and num_batches: the smallest number of batches timed in one round. stages:
+        name -> milliseconds per batch: wall_ms and cpu_ms (medians over the rounds), lowest_ms, highest_ms.
+        latency_ms: sum of the stages. images_per_second: median rate of complete inference.
     """
     functions = _functions(stages.load(loader), halves, label_map)
     cuts, batch = {}, None
@@ -55,7 +55,7 @@ def measure(loader: BaseLoader, halves: Halves, label_map: LabelMap, a: Any) -> 
 
 
 def _functions(load: stages.Advance, halves: Halves, label_map: LabelMap) -> dict[str, Callable[[Any], Any]]:
-    """The stages: functions of what the stage before returns."""
+    """Returns stage -> function. Each function takes the result of the previous stage."""
     network, to_detections = halves
 
     def to_results(found: tuple[Any, dict[str, tf.Tensor]]) -> list[dict[str, Any]]:
@@ -73,7 +73,7 @@ def _functions(load: stages.Advance, halves: Halves, label_map: LabelMap) -> dic
 
 
 def _chain(functions: Iterable[Callable[[Any], Any]], value: Any) -> stages.Advance:
-    """A function that hands the value from function to function and waits for the devices."""
+    """Returns a function that applies all functions in order, first to `value`, and waits for the devices."""
 
     def advance() -> Any:
         found = value

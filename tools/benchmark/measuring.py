@@ -1,8 +1,8 @@
-"""What an app's bench.py does: measures loaders, the training step and both together, prints and writes it.
+"""Implements each app's bench.py: measures loaders and the training step, prints and writes the results.
 
-Candidates: each loader alone, the step on a synthetic batch, the step fed by each loader, and each command of
-`--baseline`. Each runs in a separate process, one after another (rounds.py). After them come the stages of
-each DALI loader (stages.py) and inference (inference.py).
+The candidates are each loader alone, the training step on a synthetic batch, the step with each loader, and
+each command of `--baseline`. They run one after another, each in a separate process (rounds.py). After that,
+bench.py measures the stages of each DALI loader (stages.py) and inference (inference.py).
 """
 
 import dataclasses
@@ -32,17 +32,17 @@ from tools.benchmark.rounds import Command
 from tools.benchmark.summary import Record
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-SAMPLE = 200  # images of which the size in bytes is read
+SAMPLE = 200  # number of images whose file sizes are averaged
 _NOT_OF_CANDIDATES = ("what", "pipeline_types", "baseline", "json", "synthetic_images", "role")  # flags
-_SETTINGS = ("num_classes", "batch_size", "num_threads", "prefetch", "precision", "xla")  # flags
+_SETTINGS = ("num_classes", "batch_size", "num_threads", "prefetch", "precision", "xla")  # flags to record
 
 
 def start(app: App, a: BenchArgs) -> None:
-    """Measures everything that the flags ask for, prints it, and writes it to --json; or is one candidate
-    (--role).
+    """Measures what the flags select, prints the results, and writes them to --json. With --role, this
+    process is one candidate that bench.py has started, and only runs that candidate.
 
     Raises:
-        UserError: flags or data that cannot be used, or nothing could be measured.
+        UserError: the flags or the data cannot be used, or nothing could be measured.
     """
     if a.role:
         worker.work(app, a, a.role)
@@ -62,7 +62,7 @@ def start(app: App, a: BenchArgs) -> None:
     with tempfile.TemporaryDirectory(prefix="bench-") as name:
         logs = pathlib.Path(name)
         candidates = rounds.measure([*own, *baselines], rounds=a.rounds, seconds=a.seconds, logs=logs)
-        dali = [each for each in types if each != "tensorflow"]  # loaders with a graph to cut
+        dali = [each for each in types if each != "tensorflow"]  # loaders whose graph can be truncated
         results = {
             part: {each: rounds.result(_command(app, a, f"{part}:{each}"), logs) for each in measured}
             for part, measured in (("stages", dali), ("inference", types))
@@ -84,7 +84,7 @@ def start(app: App, a: BenchArgs) -> None:
 
 
 def parse_baselines(texts: Sequence[str]) -> list[Command]:
-    """The values of --baseline; UserError for one that is not NAME=COMMAND, or a name given twice."""
+    """Parses the values of --baseline. Raises UserError if one is not NAME=COMMAND or repeats a name."""
     baselines: dict[str, Command] = {}
     for text in texts:
         name, _, line = text.partition("=")
@@ -94,13 +94,13 @@ def parse_baselines(texts: Sequence[str]) -> list[Command]:
             raise UserError(f"--baseline={text!r}: {error}") from error
         name = f"baseline {name.strip()}"
         if not arguments or name in ("baseline ", *baselines):
-            raise UserError(f"--baseline={text!r} is not NAME=COMMAND with a new name")
+            raise UserError(f"--baseline={text!r} is not NAME=COMMAND, or repeats a NAME")
         baselines[name] = Command(name, arguments, settle=3)
     return list(baselines.values())
 
 
 def draw(count: int) -> pathlib.Path:
-    """Images as large as COCO's, in the user's cache directory, drawn once."""
+    """Draws synthetic images as large as COCO's into the user's cache, unless they exist there."""
     directory = cache_directory() / f"bench-images-{count}"
     if not (directory / "instances.json").exists():
         log(f"no data are given: drawing {count} images into {directory}")
@@ -109,7 +109,7 @@ def draw(count: int) -> pathlib.Path:
 
 
 def chosen(kind: str, text: str, known: Sequence[str]) -> list[str]:
-    """The words of a list with commas, each once; UserError for an unknown one."""
+    """Splits a comma-separated list and removes duplicates. Raises UserError for an unknown name."""
     names = dict.fromkeys(name.strip() for name in text.split(",") if name.strip())
     for name in names:
         if name not in known:
@@ -118,7 +118,7 @@ def chosen(kind: str, text: str, known: Sequence[str]) -> list[str]:
 
 
 def _command(app: App, a: BenchArgs, role: str) -> Command:
-    """The command line of this bench.py, with the same values of its flags, as one candidate."""
+    """Returns the command that runs this bench.py as one candidate, with the same flags."""
     arguments = [sys.executable, str(ROOT / app.name / "bench.py"), f"--role={role}"]
     for field in dataclasses.fields(a):
         value = getattr(a, field.name)
@@ -130,11 +130,11 @@ def _command(app: App, a: BenchArgs, role: str) -> Command:
 def _with_data(
     app: App, a: BenchArgs, config: Any, types: Sequence[str], *, needed: bool
 ) -> tuple[BenchArgs, Source | None]:
-    """The flags with data and number of classes, and the data, checked once for all candidates.
+    """Checks the data once for all candidates. Returns the flags, with the data filled in, and the data.
 
     Args:
         types: the loaders to measure.
-        needed: draws data where none are given.
+        needed: whether to draw synthetic data if the flags name no data.
     """
     given = a.train_images or a.train_annotations or a.train_file_pattern
     if needed and not given:
@@ -149,7 +149,7 @@ def _with_data(
 
 
 def _describe(source: Source) -> Record:
-    """What the images are like."""
+    """Describes the data: counts, and average size of the files and images."""
     rows = np.unique(np.linspace(0, source.size - 1, min(source.size, SAMPLE)).astype(int)).tolist()
     return {
         "summary": source.annotations.summary(),

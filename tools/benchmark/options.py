@@ -1,4 +1,4 @@
-"""The flags of an app's bench.py, and the app that it measures. Imports neither TensorFlow nor DALI."""
+"""The flags of each app's bench.py, and what it needs of the app. Imports neither TensorFlow nor DALI."""
 
 import dataclasses
 import importlib
@@ -13,23 +13,23 @@ from common.args import flag
 from common.progress import import_tensorflow
 
 WHAT = ("data", "model", "both", "stages", "inference")
-TYPES = ("dali_gpu", "dali_cpu", "tensorflow")  # that read data
+TYPES = ("dali_gpu", "dali_cpu", "tensorflow")  # pipeline types that read data
 _OF_TRAINING = (
     *("image_size", "num_classes", "hparams", "precision", "xla"),
     *("input_type", "label_map", "train_images", "train_annotations", "train_file_pattern"),
     *shared_flags.BATCH_FLAGS,
     *shared_flags.DECODER_FLAGS,
-)  # flags of train.py that bench.py has, too
+)  # flags that bench.py shares with train.py
 
 
 class App(NamedTuple):
-    """The app that its bench.py measures.
+    """An app that its bench.py measures.
 
     Attributes:
-        name: of the app's directory.
-        num_classes: of the published model, for a synthetic batch without data.
-        stages: of its DALI graph; see stages.stage_nodes.
-        fixed: fields of the config that differ from train.py's.
+        name: directory of the app.
+        num_classes: number of classes of the published model, for a synthetic batch without data.
+        stages: the stages of the app's DALI graph; see stages.stage_nodes.
+        fixed: config fields that differ from train.py's config, and their values.
     """
 
     name: str
@@ -38,33 +38,33 @@ class App(NamedTuple):
     fixed: Mapping[str, Any]
 
     def module(self, name: str) -> Any:
-        """The app's module of this name, such as "train"."""
+        """Imports the app's module of this name, such as "train"."""
         return importlib.import_module(f"{self.name}.{name}")
 
     def make_config(self, a: shared_flags.Args) -> Any:
-        """The config that train.py makes of these flags, except for `self.fixed`."""
+        """Returns the config that train.py makes from these flags, with the values of `self.fixed`."""
         row = self.module("config").get_config(a.model_name)
         return hparams.replace(hparams.resolve(row, a), self.fixed)
 
 
 @dataclasses.dataclass(frozen=True)
 class BenchArgs(shared_flags.Args):
-    """The flags of bench.py. Flags of train.py that it does not have keep their defaults."""
+    """The flags of bench.py. Flags that only train.py has keep their defaults."""
 
     what: str = flag("data,model,both,stages", f"What to measure, comma-separated, from {','.join(WHAT)}.")
     pipeline_types: str | None = flag(
         None, f"Loaders to measure, comma-separated, from {','.join(TYPES)}. Default: all that run here."
     )
-    rounds: int = flag(5, "How often each is measured.", low=1)
-    seconds: float = flag(5.0, "Least seconds of a measurement.", low=0.01)
-    synthetic_images: int = flag(256, "Number of images that are drawn if no data are given.", low=1)
-    json: str | None = flag(None, "File for all that was measured.")
+    rounds: int = flag(5, "Number of rounds. Each round measures everything once.", low=1)
+    seconds: float = flag(5.0, "Minimum duration of each measurement in seconds.", low=0.01)
+    synthetic_images: int = flag(256, "Number of synthetic images to draw if no data are given.", low=1)
+    json: str | None = flag(None, "JSON file to write with all results.")
     baseline: Sequence[str] = ()
-    role: str | None = flag(None, "Not for users: the candidate that this process measures.")
+    role: str | None = flag(None, "Internal, not for users: the candidate that this process runs.")
 
 
 def flags_of(app: App) -> Callable[[flags.FlagValues], None]:
-    """The function that defines all flags of an app's bench.py."""
+    """Returns the function that defines all flags of an app's bench.py."""
 
     def define(fv: flags.FlagValues) -> None:
         names = app.module("config").MODEL_NAMES
@@ -72,8 +72,8 @@ def flags_of(app: App) -> Callable[[flags.FlagValues], None]:
         own = ("what", "pipeline_types", "rounds", "seconds", "synthetic_images", "json", "role")
         shared_flags.define(fv, BenchArgs, [*_OF_TRAINING, *own])
         help_text = (
-            "NAME=COMMAND: another program to measure; may be repeated. It prints `ready`, then `step N` "
-            "after every N images until it is killed."
+            "NAME=COMMAND: another program to measure; may be repeated. The program must print `ready`, then "
+            "`step N` after every N images, until it is killed."
         )
         flags.DEFINE_multi_string("baseline", [], help_text, flag_values=fv)
 

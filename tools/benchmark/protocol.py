@@ -1,4 +1,4 @@
-"""A candidate's side of the protocol of rounds.py. Imports no library: memory is part of what is measured."""
+"""The candidate's side of rounds.py's protocol. Imports no library, because memory is measured as well."""
 
 import contextlib
 import os
@@ -6,15 +6,15 @@ import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
-WARM_UP = 3  # steps before `ready`: the first compiles, and on a GPU the next ones still allocate
+WARM_UP = 3  # steps before `ready`: the first compiles, and on a GPU the next ones still allocate memory
 
 
 def tell_steps(advance: Callable[[], Any], batch_size: int | None = None) -> None:
-    """Makes batches until it is killed, and prints a line for each.
+    """Makes batches until the process is killed, and prints a line for each batch.
 
     Args:
         advance: makes a batch.
-        batch_size: its images; None: as many as `advance` returns.
+        batch_size: number of images in a batch; None: the length of what `advance` returns.
     """
     with own_stdout() as tell:
         for _ in range(WARM_UP):
@@ -27,7 +27,7 @@ def tell_steps(advance: Callable[[], Any], batch_size: int | None = None) -> Non
 
 @contextlib.contextmanager
 def own_stdout() -> Iterator[Callable[[str], object]]:
-    """A function that prints a line to stdout. What libraries print in this block goes to stderr."""
+    """Yields a function that prints a line to stdout. What libraries print in this block goes to stderr."""
     with os.fdopen(os.dup(1), "wb", buffering=0) as pipe:
         os.dup2(2, 1)
         try:

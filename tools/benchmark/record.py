@@ -1,4 +1,4 @@
-"""The content of a `--json` file: what was measured, when, by which software, on which machine and data."""
+"""Makes the content of a `--json` file: results, time, versions of the software, machine and data."""
 
 import contextlib
 import datetime
@@ -20,14 +20,14 @@ from tools.benchmark.summary import FORMAT, Record
 
 
 def make(app: str, a: Any, *, candidates: dict[str, Record], **about: Any) -> Record:
-    """A record without a verdict.
+    """Makes a record. The caller adds the verdict.
 
     Args:
-        app: whose bench.py measured, or "preprocess".
-        a: the flags: `rounds` and `seconds`.
-        candidates: as rounds.measure returns them.
-        about: title: what was measured, for readers; data: what the images are like, "summary" in words;
-            settings: what decides the numbers, besides machine and data; stages and inference, if measured.
+        app: the app whose bench.py measured, or "preprocess".
+        a: the flags `rounds` and `seconds`.
+        candidates: the result of rounds.measure.
+        about: title: one line about the measurement; data: facts about the images, with a "summary" to print;
+            settings: other values on which the results depend; stages and inference, if measured.
     """
     return {
         "format": FORMAT,
@@ -65,11 +65,11 @@ def publish(record: Record, text: str, path: str | None) -> None:
 
 
 def machine() -> Record:
-    """The hardware; `cores` are those that this process may use: its affinity, its container's quota."""
+    """Describes the hardware. `cores`: how many this process may use, by its affinity and container quota."""
     model = re.search(r"model name\s*: (.+)", pathlib.Path("/proc/cpuinfo").read_text())
     gpus = map(tf.config.experimental.get_device_details, tf.config.list_physical_devices("GPU"))
     cores = float(len(psutil.Process().cpu_affinity()))
-    with contextlib.suppress(OSError, ValueError):  # the quota may be "max"
+    with contextlib.suppress(OSError, ValueError):  # without a quota the file is missing or has "max"
         quota, period = pathlib.Path("/sys/fs/cgroup/cpu.max").read_text().split()
         cores = min(cores, int(quota) / int(period))
     return {

@@ -1,12 +1,12 @@
-"""The text of a benchmark: a table of candidates, those of stages and inference, and a verdict."""
+"""Formats a benchmark as text: tables of candidates, stages and inference, and a verdict."""
 
 from collections.abc import Mapping, Sequence
 
 from tools.benchmark import summary
 from tools.benchmark.summary import Record
 
-QUIET = 0.1  # share of the cores that other work may take
-ADVICE = {  # which flag to change, by what limits training
+QUIET = 0.1  # share of the cores that other processes may use without a warning
+ADVICE = {  # what limits training -> which flags to change
     "the loader": "--pipeline_type=dali_gpu, a higher --num_threads, or a smaller --image_size",
     "the model": "a larger --batch_size, --precision=mixed_float16, or a smaller --image_size",
     "the CPU that they share": "a smaller --image_size, or --pipeline_type=dali_gpu",
@@ -14,7 +14,7 @@ ADVICE = {  # which flag to change, by what limits training
 
 
 def tables(record: Record) -> str:
-    """All tables and the verdict, as printed."""
+    """Returns the text to print: all tables and the verdict."""
     parts = [heading(record)]
     if record["candidates"]:
         baselines = [name for name in summary.succeeded(record["candidates"]) if name.startswith("baseline ")]
@@ -27,7 +27,7 @@ def tables(record: Record) -> str:
 
 
 def heading(record: Record) -> str:
-    """What was measured on which machine and data."""
+    """Returns the title, and a line about the machine and the data."""
     machine = record["machine"]
     hardware = ", ".join([machine["cpu"], f"{machine['cores']:g} cores", *machine["gpus"]])
     return f"{record['title']}\n{hardware}; {record['data']['summary']}"
@@ -36,12 +36,12 @@ def heading(record: Record) -> str:
 def candidate_table(
     candidates: dict[str, Record], *, beside: str = "", more: Mapping[str, Mapping[str, str]] = {}
 ) -> str:
-    """A line each.
+    """Returns a table with one line per candidate.
 
     Args:
-        candidates: by name.
-        beside: the one that the column of ratios compares with; "": the first that did not fail.
-        more: columns that follow: header -> candidate -> cell.
+        candidates: name -> record.
+        beside: the candidate that has ratio 1 in the column of ratios; "": the first that did not fail.
+        more: additional columns at the right: header -> candidate -> cell.
     """
     good = summary.succeeded(candidates)
     first = beside or next(iter(good), "")
@@ -56,7 +56,7 @@ def candidate_table(
 
 
 def stage_table(name: str, stages: Sequence[Record]) -> str:
-    """What each stage of a loader costs."""
+    """Returns a table of the cost of each stage of a loader."""
     rows = [[f"{name} by stage", "CPU ms/image (min..max)", "share", "so far", "images/s so far"]]
     for stage in stages:
         cost, so_far = stage["cpu_ms_per_image"], stage["cpu_ms_so_far"]
@@ -67,7 +67,7 @@ def stage_table(name: str, stages: Sequence[Record]) -> str:
 
 
 def inference_table(name: str, times: Sequence[Record]) -> str:
-    """Detecting with one loader: by stage, at each batch size."""
+    """Returns a table of inference with one loader: a line per stage, a column per batch size."""
     rows = [[f"inference with {name}, ms/batch", *(f"batch {each['batch_size']}" for each in times)]]
     for stage in times[0]["stages"]:
         rows.append([stage, *(f"{each['stages'][stage]['wall_ms']:.1f}" for each in times)])
@@ -77,7 +77,7 @@ def inference_table(name: str, times: Sequence[Record]) -> str:
 
 
 def align(rows: Sequence[Sequence[str]]) -> str:
-    """Columns: the first to the left, the others to the right."""
+    """Aligns the first column to the left and the others to the right."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = []
     for first, *rest in rows:
@@ -87,7 +87,7 @@ def align(rows: Sequence[Sequence[str]]) -> str:
 
 
 def verdict(record: Record) -> list[str]:
-    """A line for each loader: what limits training with it, and which flag to change."""
+    """Returns a line for each loader: what limits the training speed, and which flag to change."""
     candidates = summary.succeeded(record["candidates"])
     types = [name.removeprefix("data ") for name in candidates if name.startswith("data ")]
     loaders = [_of_loader(record, candidates, name) for name in types if "model" in candidates]
@@ -95,11 +95,11 @@ def verdict(record: Record) -> list[str]:
 
 
 def other_work(record: Record, when: str = "") -> list[str]:
-    """A line where other work took more than QUIET of the cores; `when`: words for the run, or ""."""
+    """Warns if other processes used more than QUIET of the cores. `when` names the run, or is ""."""
     others, cores = record["other_cores"], record["machine"]["cores"]
     if others <= QUIET * cores:
         return []
-    return [f"Other work took {others:.2g} of {cores:g} cores{when}: measure again where nothing else runs."]
+    return [f"Other processes used {others:.2g} of {cores:g} cores{when}: measure again on an idle machine."]
 
 
 def _of_loader(record: Record, candidates: dict[str, Record], name: str) -> str:
@@ -122,5 +122,5 @@ def _spread(values: Record) -> str:
 
 
 def _number(value: float) -> str:
-    """Three significant digits."""
+    """Formats with three significant digits."""
     return f"{value:.0f}" if value >= 100 else f"{value:.3g}"

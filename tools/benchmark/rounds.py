@@ -1,12 +1,12 @@
 """Runs candidates one after another, each in a separate process, in interleaved rounds.
 
-A candidate is any command that keeps to this protocol:
+A candidate is any command that follows this protocol:
 
-    it sets itself up, warms up by a few steps, and prints the line `ready`
-    from then on it prints `step N` after every N images, flushed, until it is killed
+    it starts, runs a few steps to warm up, and prints the line `ready`
+    then it prints and flushes the line `step N` after every N images, until it is killed
 
-Other lines are ignored. In each round every candidate is started, measured and killed, so that only one uses
-the machine. Every second round runs them in reverse order: a machine that slows down slows all of them.
+Other lines are ignored. Each round starts, measures and kills every candidate, so that only one uses the
+machine at a time. Every second round runs in reverse order: then a machine that slows down affects all alike.
 """
 
 import contextlib
@@ -28,9 +28,9 @@ from tools.benchmark import summary
 from tools.benchmark.summary import Record, Window
 from tools.processes import ended_afterwards
 
-START_TIMEOUT = 1800.0  # seconds until `ready`: data are checked, a network is compiled
+START_TIMEOUT = 1800.0  # seconds until `ready`: candidates check data and compile a network
 STEP_TIMEOUT = 600.0  # seconds between two steps
-_END_TIMEOUT = 10.0  # seconds until a process that has closed its output has ended
+_END_TIMEOUT = 10.0  # seconds in which a process must end after it has closed its output
 
 
 class CandidateError(Exception):
@@ -43,7 +43,7 @@ class Command(NamedTuple):
     Attributes:
         name: its name in reports.
         arguments: program and arguments.
-        settle: steps to skip before the clock starts: batches that a loader prefetched during the warm-up.
+        settle: number of steps to skip before timing starts: the loader prefetched their batches.
     """
 
     name: str
@@ -54,17 +54,17 @@ class Command(NamedTuple):
 def measure(
     commands: Sequence[Command], *, rounds: int, seconds: float, logs: pathlib.Path
 ) -> dict[str, Record]:
-    """Measures all candidates, `rounds` times.
+    """Measures all candidates once per round.
 
     Args:
-        commands: names must differ.
-        rounds: how often each is started.
-        seconds: length of a window, at least.
-        logs: an existing directory for their stderr.
+        commands: commands with different names.
+        rounds: number of rounds.
+        seconds: minimum length of a window, the timed part of a round.
+        logs: an existing directory for the candidates' stderr.
 
     Returns:
-        By name, in the order of `commands`: summary.candidate. One that fails has the record
-        {"error": reason}, and the others go on.
+        Name -> record of summary.candidate, in the order of `commands`. A candidate that fails has the record
+        {"error": reason}, and the others are still measured.
     """
     windows: dict[str, list[Window]] = {command.name: [] for command in commands}
     peaks, failed = dict.fromkeys(windows, 0), {}
@@ -88,7 +88,7 @@ def measure(
 
 
 def result(command: Command, logs: pathlib.Path) -> Any:
-    """What a command that measures prints at its end, one line of JSON; {"error": reason} where it fails."""
+    """Runs a command that prints one line of JSON. Returns its value, or {"error": reason} if it fails."""
     log(f"starting {command.name}")
     try:
         with _started(command, logs) as candidate:
@@ -104,10 +104,10 @@ def _failure(name: str, error: CandidateError) -> Record:
 
 @contextlib.contextmanager
 def _started(command: Command, logs: pathlib.Path) -> Iterator["Candidate"]:
-    """Starts a command; afterwards kills it and all processes that it has started.
+    """Starts a command. When the block ends, kills the command and all processes that it has started.
 
     Raises:
-        CandidateError: it cannot be started.
+        CandidateError: the command cannot be started.
     """
     stderr = logs / "stderr.txt"
     pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE}
@@ -125,7 +125,7 @@ class Candidate:
 
     Args:
         process: the command, with a pipe for its stdout.
-        stderr: the file of its stderr.
+        stderr: the file that contains the command's stderr.
     """
 
     def __init__(self, process: psutil.Popen, stderr: pathlib.Path) -> None:
@@ -134,17 +134,17 @@ class Candidate:
         threading.Thread(target=self._read, daemon=True).start()
 
     def wait_for(self, pattern: bytes, timeout: float | None) -> re.Match[bytes]:
-        """The next line of its output that matches; others are ignored.
+        """Returns the next line of the command's output that matches. Ignores other lines.
 
         Raises:
-            CandidateError: no line within `timeout` seconds (None: no limit), or it has ended.
+            CandidateError: no line came within `timeout` seconds (None: no limit), or the command has ended.
         """
         found = None
         while not found:
             try:
                 line = self._lines.get(timeout=timeout)
             except queue.Empty:
-                reason = f"no line from it within {timeout:.0f} s: {self._last_words()}"
+                reason = f"it printed no line within {timeout:.0f} s: {self._last_words()}"
                 raise CandidateError(reason) from None
             if line is None:
                 raise CandidateError(self._why_ended())
@@ -152,11 +152,11 @@ class Candidate:
         return found
 
     def window(self, seconds: float, settle: int) -> Window:
-        """Measures whole steps that take at least so many seconds together, after `settle` others."""
+        """Skips `settle` steps, then measures whole steps for at least `seconds`."""
         start = time.monotonic()
         for settled in range(settle):
             if settled and time.monotonic() - start > seconds / 2:
-                break  # the queue of a loader with such slow steps is soon full again
+                break  # with such slow steps the loader soon fills its queue again
             self._step()
         start, cpu, machine = time.monotonic(), self.usage()[0], _machine_cpu_seconds()
         images, end = 0, start
@@ -167,13 +167,13 @@ class Candidate:
         return Window(images, end - start, cpu, max(machine - cpu, 0.0))
 
     def usage(self) -> tuple[float, int]:
-        """CPU seconds, ended children included, and peak resident bytes, summed over all its processes."""
+        """Returns CPU seconds (with ended children) and peak resident bytes, for all of its processes."""
         cpu_seconds, peak = 0.0, 0
         with contextlib.suppress(psutil.NoSuchProcess):
             for process in [self._process, *self._process.children(recursive=True)]:
                 with contextlib.suppress(psutil.NoSuchProcess, OSError):
-                    cpu_seconds += sum(process.cpu_times()[:4])  # user and system; the same of children
-                    # psutil has the current memory only; VmHWM is the peak (proc(5)).
+                    cpu_seconds += sum(process.cpu_times()[:4])  # user and system; the same for children
+                    # psutil only has the current memory. VmHWM is the peak (see proc(5)).
                     status = pathlib.Path(f"/proc/{process.pid}/status").read_text()
                     found = re.search(r"VmHWM:\s+(\d+) kB", status)
                     peak += int(found[1]) * 1024 if found else 0
@@ -193,20 +193,20 @@ class Candidate:
         try:
             code = self._process.wait(_END_TIMEOUT)
         except psutil.TimeoutExpired:
-            return "it has closed its output and still runs"
+            return "it has closed its output but still runs"
         if code == -signal.SIGKILL:
-            return "killed, as the system does where memory runs out"
+            return "killed (SIGKILL): the system does this when memory runs out"
         how = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
         return f"{how}: {self._last_words()}"
 
     def _last_words(self) -> str:
-        """The last line of stderr, or our own error message where there is one."""
+        """Returns the last line of stderr that starts with `error: `, else the last line."""
         lines = [line for line in self._stderr.read_text(errors="replace").splitlines() if line.strip()]
         errors = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
         return (errors or lines or ["its stderr is empty"])[-1].strip()
 
 
 def _machine_cpu_seconds() -> float:
-    """CPU time of everything on this machine since its start, and what its host took from it (steal)."""
+    """Returns CPU seconds of all processes since the machine started, and those lost to its host (steal)."""
     times = psutil.cpu_times()
     return times.user + times.nice + times.system + times.irq + times.softirq + times.steal

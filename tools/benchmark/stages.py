@@ -1,9 +1,9 @@
-"""What each stage of a DALI loader costs: the loader's own graph, truncated after each stage.
+"""Measures what each stage of a DALI loader costs, with the loader's graph truncated after each stage.
 
-A truncated graph gives what its stage gives; DALI leaves out unused operators. The stage costs the
-CPU time of its graph minus that of the graph before it. All graphs live in one process and are measured in
-turn. Each measurement starts and ends with full queues and no work going on, so the CPU time is that of as
-many batches as were taken. inference.py measures its stages in the same way.
+A truncated graph outputs the result of one stage, without the operators that this result does not need. The
+cost of a stage is the CPU time of its graph minus that of the previous, shorter graph. All graphs run in one
+process, one after another. Each measurement starts and ends with full queues and idle threads, so its CPU
+time is that of the batches that were taken. inference.py measures its stages in the same way.
 """
 
 import dataclasses
@@ -21,13 +21,13 @@ from common.loader import BaseLoader
 from tools.benchmark.protocol import WARM_UP
 from tools.benchmark.summary import Record, spread
 
-SHARE = 1 / 3  # of --seconds for each cut in each round: CPU time needs less than a rate
+SHARE = 1 / 3  # share of --seconds for each cut in each round: CPU time needs shorter runs than a rate
 Advance = Callable[[], object]  # makes one batch
 _QUIET = 0.05  # seconds without work after which a queue counts as full
 
 
 class Cost(NamedTuple):
-    """What one batch cost in one round: CPU time, time by the clock; and how many batches were timed."""
+    """Average CPU time and wall time of a batch in one round, and the number of batches that were timed."""
 
     cpu_ms: float
     ms: float
@@ -35,21 +35,21 @@ class Cost(NamedTuple):
 
 
 def load(loader: BaseLoader) -> Advance:
-    """A function that takes a batch from the loader's dataset."""
+    """Returns a function that takes a batch from the loader's dataset."""
     batches = loader.iterator()
 
     def advance() -> object:
         batch = next(batches)
         if loader.pipeline_type == "dali_gpu":
-            tf.test.experimental.sync_devices()  # the batch is handed over before it is there
+            tf.test.experimental.sync_devices()  # `next` returns before the GPU has finished
         return batch
 
     return advance
 
 
 def cuts(loader: Any, stages: Mapping[str, str]) -> dict[str, Advance]:
-    """All cuts of a DALI loader in their order: its graph after each stage, then its dataset without targets
-    and with them.
+    """Returns the cuts of a DALI loader in order: its graph truncated after each stage, then the loader's
+    dataset without targets, then the dataset with targets.
 
     Args:
         loader: EfficientDetPipeline or YOLOv4Pipeline.
@@ -62,19 +62,19 @@ def cuts(loader: Any, stages: Mapping[str, str]) -> dict[str, Advance]:
 
 
 def stage_nodes(pipeline: Any, stages: Mapping[str, str]) -> dict[str, list[DataNode]]:
-    """What each stage makes.
+    """Finds the outputs of each stage.
 
     Args:
-        pipeline: a dali.Pipeline, built; its first output are the images.
-        stages: stage -> regex of the operators that end it, by their names without numbers, as in
-            `__ImageSlice_56`. A stage without operators in this graph ends where the one before it ends. The
-            last stage ends with the images.
+        pipeline: a built dali.Pipeline, whose first output is the images.
+        stages: stage -> regex for names of its last operators, such as "ImageSlice" for `__ImageSlice_56`.
+            A stage without them ends where the previous stage ends. The last stage ends with the images.
 
     Returns:
-        Stage -> outputs of the operators that match last, and of the arithmetic that only they feed.
+        Stage -> outputs of its last operators. If only an arithmetic operator uses such an output, the output
+        of the arithmetic operator instead.
     """
     images = pipeline._graph_outputs[0]
-    # In the order in which the outputs need them: what the images need comes first.
+    # `_ops` is in the order in which outputs need operators, so the operators of the images come first.
     names = [operator.name for operator in pipeline._ops]
     upstream = pipeline._ops[: names.index(images.source.name) + 1]
     kinds = [re.sub(r"^_*|_\d+$", "", operator.name) for operator in upstream]
@@ -96,7 +96,7 @@ def stage_nodes(pipeline: Any, stages: Mapping[str, str]) -> dict[str, list[Data
 
 
 def truncate_at(pipeline: dali.Pipeline, nodes: list[DataNode]) -> dali.Pipeline:
-    """The part of a pipeline's graph that these nodes need, built with the same settings."""
+    """Builds the part of a pipeline's graph that computes `nodes`, with the same settings."""
     names = ("num_threads", "device_id", "seed", "prefetch_queue_depth")
     options = {name: getattr(pipeline, name) for name in names}
     part = dali.Pipeline(batch_size=pipeline.max_batch_size, exec_dynamic=True, **options)
@@ -106,11 +106,11 @@ def truncate_at(pipeline: dali.Pipeline, nodes: list[DataNode]) -> dali.Pipeline
 
 
 def measure(cuts: Mapping[str, Advance], a: Any) -> list[dict[str, Cost]]:
-    """Measures all cuts in turn, in rounds: for each round the cost of each cut, by its stage.
+    """Measures all cuts once per round. Returns last stage of a cut -> its cost, for each round.
 
     Args:
-        cuts: in their order, by the stage that comes last in each.
-        a: the flags: prefetch, rounds, seconds.
+        cuts: last stage of a cut -> function that makes a batch, in order.
+        a: the flags prefetch, rounds and seconds.
     """
     for advance in cuts.values():
         for _ in range(WARM_UP):
@@ -120,7 +120,7 @@ def measure(cuts: Mapping[str, Advance], a: Any) -> list[dict[str, Cost]]:
 
 
 def cost(advance: Advance, seconds: float, settle: int) -> Cost:
-    """Takes batches for at least so many seconds, after `settle` batches that were ready before."""
+    """Takes `settle` prefetched batches, then batches for at least `seconds`. Returns the cost of a batch."""
     _wait_until_quiet()
     cpu = time.process_time()
     for _ in range(settle):
@@ -136,7 +136,7 @@ def cost(advance: Advance, seconds: float, settle: int) -> Cost:
 
 
 def summarize(rounds: Sequence[Mapping[str, Cost]], batch_size: int) -> list[Record]:
-    """What each stage costs more than the one before it, and what the loader costs so far, for an image."""
+    """Returns the cost per image that each stage adds, and the cost of the loader up to that stage."""
     found, before = [], np.zeros(len(rounds))
     for stage in rounds[0]:
         cpu_ms, ms, _ = np.array([costs[stage] for costs in rounds]).T / batch_size
@@ -146,7 +146,7 @@ def summarize(rounds: Sequence[Mapping[str, Cost]], batch_size: int) -> list[Rec
                 "cpu_ms_per_image": spread((cpu_ms - before).tolist()),
                 "cpu_ms_so_far": float(np.median(cpu_ms)),
                 "images_per_second": float(np.median(1000 / ms)),
-                "instead": False,  # a key of the format: older files have stages beside the loader's own
+                "instead": False,  # the format requires it; in older files it marks alternative stages
             }
         )
         before = cpu_ms

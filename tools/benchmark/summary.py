@@ -1,35 +1,35 @@
-"""Numbers of one benchmark: medians over the rounds, and ratios between candidates of the same run."""
+"""Computes the results of a benchmark: medians over the rounds, and ratios between candidates of a run."""
 
 import statistics
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
-FORMAT = 1  # of a `--json` file: raise it when an old one can no longer be read
+FORMAT = 1  # version of `--json` files: increase it when old files can no longer be read
 
 Record = dict[str, Any]  # a part of a `--json` file: plain dicts and lists
 
 
 class Window(NamedTuple):
-    """What one candidate did in one round."""
+    """The timed part of one round of one candidate."""
 
     images: int
     seconds: float
-    cpu_seconds: float  # user and system, of all its processes
-    other_cpu_seconds: float = 0.0  # of everything else on this machine
+    cpu_seconds: float  # user and system time of all processes of the candidate
+    other_cpu_seconds: float = 0.0  # of all other processes on this machine
 
 
 def spread(values: Iterable[float]) -> Record:
-    """Median, smallest and largest."""
+    """Returns median, minimum and maximum."""
     values = list(values)
     return {"median": statistics.median(values), "min": min(values), "max": max(values)}
 
 
 def candidate(windows: Sequence[Window], peak_bytes: int) -> Record:
-    """The record of one candidate; one that failed has the record {"error": reason} instead.
+    """Makes the record of a candidate that did not fail. (A failed one has the record {"error": reason}.)
 
     Args:
         windows: one for each round.
-        peak_bytes: highest resident memory of a round, summed over its processes, start-up included.
+        peak_bytes: highest resident memory in any round, with start-up, summed over its processes.
     """
     return {
         "images_per_second": spread(w.images / w.seconds for w in windows),
@@ -41,18 +41,18 @@ def candidate(windows: Sequence[Window], peak_bytes: int) -> Record:
 
 
 def succeeded(candidates: dict[str, Any]) -> dict[str, Any]:
-    """Those that did not fail."""
+    """Returns the candidates that did not fail."""
     return {name: each for name, each in candidates.items() if "error" not in each}
 
 
 def ratio(record: Record, other: Record) -> float:
-    """How many times as many images a second as another candidate of the same run: the median of rounds."""
+    """Returns the ratio of images/s to another candidate of the same run: the median over the rounds."""
     rates, others = ([w["images"] / w["seconds"] for w in each["windows"]] for each in (record, other))
     return statistics.median(a / b for a, b in zip(rates, others, strict=True))
 
 
 def ratios(candidates: dict[str, Record]) -> dict[str, dict[str, float]]:
-    """`ratio` of every two that did not fail: [one][other]."""
+    """Returns `ratio` of each pair of candidates that did not fail, as [name][other name]."""
     good = succeeded(candidates)
     return {
         name: {other: ratio(each, good[other]) for other in good if other != name}
@@ -61,6 +61,6 @@ def ratios(candidates: dict[str, Record]) -> dict[str, dict[str, float]]:
 
 
 def other_cores(candidates: dict[str, Record]) -> float:
-    """Cores that other work kept busy while a candidate ran: the median of all windows."""
+    """Returns how many cores other processes used during the windows of all candidates: the median."""
     windows = [w for each in candidates.values() for w in each.get("windows", [])]
     return statistics.median([w["other_cpu_seconds"] / w["seconds"] for w in windows] or [0.0])

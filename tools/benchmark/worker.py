@@ -1,6 +1,6 @@
-"""One candidate of an app's bench.py, in a separate process: a loader, a training step, or both.
+"""Runs one candidate of an app's bench.py in a separate process: a loader, a training step, or both.
 
-It keeps to the protocol of rounds.py, as a baseline's script does.
+The candidate follows the protocol in rounds.py, as the program of a --baseline does.
 """
 
 import dataclasses
@@ -30,9 +30,9 @@ def work(app: App, a: Any, role: str) -> None:
     """Runs one candidate until it is killed, or measures stages or inference and prints one line of JSON.
 
     Args:
-        app: whose bench.py this is.
+        app: the app whose bench.py this is.
         a: the flags, options.BenchArgs.
-        role: model, data:TYPE, both:TYPE, stages:TYPE or inference:TYPE, with a pipeline type.
+        role: model, data:TYPE, both:TYPE, stages:TYPE or inference:TYPE. TYPE is a pipeline type.
     """
     what, _, pipeline_type = role.partition(":")
     a = dataclasses.replace(a, pipeline_type=pipeline_type or "synthetic")
@@ -73,7 +73,7 @@ def _tell_result(measure: Callable[[], Any]) -> None:
 def _make_step(
     app: App, config: Any, model: keras.Model, loader: BaseLoader, ranks: Ranks, a: args.Args
 ) -> Callable[[], None]:
-    """A function that takes a batch from the loader, and train.py's step of a new model with it."""
+    """Returns a function that takes a batch from the loader and runs train.py's step on a new model."""
     schedule = app.module("optimization").make_schedule(config, a.batch_size, loader.steps_per_epoch)
     optimizer = app.module("optimization").make_optimizer(config, schedule, precision=a.precision)
     optimizer.build(model.trainable_variables)
@@ -88,7 +88,7 @@ def _make_step(
 
     def advance() -> None:
         images, targets = ahead.pop().result() if ahead else next(batches)
-        if not loader.saveable:  # as training does: InputFeed
+        if not loader.saveable:  # a thread takes the next batch, as InputFeed does in training
             ahead.append(thread.submit(next, batches))
         guard.check(next(numbers), step(images, targets, stop_requested), images, targets)
 

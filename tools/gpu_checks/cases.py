@@ -1,4 +1,4 @@
-"""What tools/gpu_check.py tries. The first stages need DALI alone. None ever ran on a GPU."""
+"""The cases that tools/gpu_check.py runs. The first stages only need DALI. No case ever ran on a GPU."""
 
 import csv
 import dataclasses
@@ -17,26 +17,26 @@ from tools.gpu_checks.running import ROOT, Case
 
 DALI_ALONE = ("facts", "decoding", "graphs", "loading")
 STAGES = (*DALI_ALONE, "tests", "training", "nccl", "evaluation", "exports")
-LOADS = (0.0, 0.3, 0.45, 0.65, 1.0)  # hw_decoder_load
-# app -> model, side of its input, batch size
+LOADS = (0.0, 0.3, 0.45, 0.65, 1.0)  # values of --hw_decoder_load
+# app -> model, side of its square input in pixels, batch size
 MODELS = {"efficientdet": ("efficientdet-d0", 512, 64), "yolov4": ("yolov4", 608, 16)}
-# precision, --xla, factor of the batch size
+# (--precision, --xla, factor by which the batch size is multiplied)
 ARITHMETIC = (
     *itertools.product(("float32", "mixed_bfloat16", "mixed_float16"), (False, True), (1,)),
     ("mixed_bfloat16", True, 2),
 )
 SHORT = {"epochs": 2, "steps_per_epoch": 60, "save_every": 0, "eval_every": 0}
-COMPILING = 1800.0  # seconds, where XLA or TensorRT compiles
+COMPILING = 1800.0  # time limit in seconds of cases in which XLA or TensorRT compiles
 
 
 def all_cases(output: pathlib.Path, images: str, annotations: str, gpus: int, cores: int) -> list[Case]:
-    """All cases.
+    """Returns all cases, sorted by stage.
 
     Args:
-        output: an absolute path; holds the synthetic data kinds/, train/ and eval/, and hosts.sh.
-        images, annotations: photographs for rates, in COCO's format.
-        gpus: two processes need two.
-        cores: for the loaders' threads.
+        output: absolute path of the directory with the synthetic data kinds/, train/ and eval/, and hosts.sh.
+        images, annotations: photographs in COCO's format, with which rates are measured.
+        gpus: number of GPUs. Cases with two processes need two.
+        cores: number of CPU cores, which limits the loaders' threads.
     """
     photos = {"images": images, "annotations": annotations}
     cases = [part("facts", "facts"), part("training", "tensorflow"), part("nccl", "nccl"), *_gpu_tests()]
@@ -49,14 +49,14 @@ def all_cases(output: pathlib.Path, images: str, annotations: str, gpus: int, co
 
 
 def part(stage: str, what: str, **options: Any) -> Case:
-    """A case of parts.py; its name leaves out paths among the arguments."""
+    """Returns a case that runs a function of parts.py. The name of the case omits arguments with paths."""
     about = {name: value for name, value in options.items() if "/" not in str(value)}
     command = python("-m", "tools.gpu_checks.parts", what, json.dumps(options))
     return Case(stage, {"what": what, **about}, command, limit=300.0)
 
 
 def python(*words: object, **flags: Any) -> list[str]:
-    """The command line of a Python program."""
+    """Returns the command line of a Python program."""
     values = {name: str(value).lower() if isinstance(value, bool) else value for name, value in flags.items()}
     return [sys.executable, *map(str, words), *(f"--{name}={value}" for name, value in values.items())]
 
@@ -81,14 +81,14 @@ def _dali_alone(app: str, output: pathlib.Path, photos: dict, cores: int) -> Ite
     sizes = [(threads, batch) for threads in sorted({2, max(cores // 2, 1), cores})]
     for threads, size in (*sizes, (cores, batch // 4), (cores, batch * 2)):
         yield part("loading", "rate", app=app, num_threads=threads, batch_size=size, **photos)
-    # The recipe's loader, yolov4/flags/yolov4_coco.txt.
+    # The recipe yolov4/flags/yolov4_coco.txt uses this loader.
     fresh: list[dict] = [{"hparams": "mosaic_tiles=fresh"}] if app == "yolov4" else []
     for more in ({"roi_decoding": True}, *fresh):
         yield part("loading", "rate", app=app, num_threads=cores, batch_size=batch, **more, **photos)
 
 
 def _bench(app: str, output: pathlib.Path, photos: dict) -> Iterator[Case]:
-    """bench.py: the step alone, with any arithmetic; loader, step and both, with two."""
+    """Yields runs of bench.py: the step for all of ARITHMETIC; loader, step and both for two of its rows."""
     model, _, batch = MODELS[app]
     data = {f"train_{name}": value for name, value in photos.items()}
     for what, choices in (("model", ARITHMETIC), ("data,model,both", ARITHMETIC[2:4])):
@@ -101,7 +101,7 @@ def _bench(app: str, output: pathlib.Path, photos: dict) -> Iterator[Case]:
 
 
 def _rates(path: pathlib.Path, _: str) -> dict[str, Any]:
-    """images/s of bench.py's candidates (data, model, both), and its verdict."""
+    """Returns images/s of bench.py's candidates (data, model, both), and its verdict."""
     record = json.loads(path.read_bytes())
     good = summary.succeeded(record["candidates"])
     found = {
@@ -112,11 +112,11 @@ def _rates(path: pathlib.Path, _: str) -> dict[str, Any]:
 
 
 def _train(app: str, output: pathlib.Path, photos: dict, gpus: int) -> Iterator[Case]:
-    """train.py: the demo, whose AP counts; two epochs of the published model; each kind of distribution."""
+    """Yields runs of train.py: the demo, for its AP; two epochs of the published model; each --strategy."""
     model, _, batch = MODELS[app]
     data = {f"train_{name}": value for name, value in photos.items()} | SHORT
     if app == "yolov4":
-        data |= {"hparams": "multi_scale=1"}  # XLA would compile fourteen sizes
+        data |= {"hparams": "multi_scale=1"}  # else XLA would compile fourteen image sizes
     bfloat16 = data | {"model_name": model, "batch_size": batch, "precision": "mixed_bfloat16"}
     nano = data | {"model_name": f"{app}-nano", "batch_size": 8}
     runs: dict[str, dict] = {
@@ -144,7 +144,7 @@ def _train(app: str, output: pathlib.Path, photos: dict, gpus: int) -> Iterator[
 
 
 def _split(output: pathlib.Path, name: str) -> dict[str, str]:
-    """The flags of the drawn training or evaluation data."""
+    """Returns the flags that name the synthetic training or evaluation data."""
     place = f"{output}/{name}"
     return {f"{name}_images": f"{place}/images", f"{name}_annotations": f"{place}/instances.json"}
 
@@ -160,7 +160,7 @@ def _with_nccl(directory: pathlib.Path, output: str) -> dict[str, Any]:
 
 
 def _trained(app: str, output: pathlib.Path) -> Iterator[Case]:
-    """eval.py and infer.py, with the weights that the demo trained."""
+    """Yields runs of eval.py and infer.py with the weights of the demo."""
     weights, drawn = f"{output}/{app}-demo", f"{output}/eval"
     for pipeline_type in ("dali_gpu", "dali_cpu"):
         yield _evaluate("evaluation", app, output, weights, pipeline_type=pipeline_type)
@@ -183,7 +183,7 @@ def _metrics(directory: pathlib.Path, _: str) -> dict[str, Any]:
 
 
 def _exports(app: str, output: pathlib.Path) -> Iterator[Case]:
-    """The demo's files are evaluated; those of the published model, hardly trained, are timed."""
+    """Yields exports. Files of the demo are evaluated; files of the barely trained full model are timed."""
     for run, quantize in itertools.product(("demo", "bfloat16"), ("none", "fp16", "int8")):
         kind, suffix = ("onnx", ".onnx") if quantize == "none" else ("tensorrt", ".plan")
         file = f"{output}/{app}-{run}-{quantize}{suffix}"

@@ -1,10 +1,10 @@
-"""Stand-ins for TensorFlow and Keras: with them both apps' DALI graphs build and run without the packages.
+"""Stand-ins for TensorFlow and Keras. With them, the DALI graphs of both apps run without these packages.
 
     dali_alone.install()
     from efficientdet.pipeline import EfficientDetPipeline
 
-Its `.pipeline` runs, its `.dataset()` does not. On a bare machine DALI is 0.5 GB of packages, and TensorFlow
-with CUDA 3.4 GB more.
+The `.pipeline` of this class then works, but `.dataset()` does not. On a new machine, DALI needs 0.5 GB of
+packages, and TensorFlow with CUDA needs another 3.4 GB.
 """
 
 import sys
@@ -15,7 +15,7 @@ _MODULES = ("tensorflow", "keras", "nvidia.dali.plugin", "nvidia.dali.plugin.tf"
 
 
 class _Anything(type):
-    """A class of which each attribute is such a class again: a base, a decorator, a type in a signature."""
+    """A class whose attributes are again such classes. They serve as base classes, decorators and types."""
 
     def __getattr__(cls, name: str) -> Any:
         if name.startswith("__"):
@@ -25,7 +25,7 @@ class _Anything(type):
         return found
 
     def __call__(cls, *args: Any, **options: Any) -> Any:
-        """A decorator returns what it decorates; everything else makes an object."""
+        """Returns a decorated function unchanged. Any other call makes an object."""
         if len(args) == 1 and callable(args[0]) and not options:
             return args[0]
         return super().__call__(*args, **options)
@@ -42,6 +42,6 @@ class _Module(types.ModuleType):
 
 
 def install() -> None:
-    """Puts the stand-ins into sys.modules, before anything imports the real packages."""
+    """Puts the stand-ins into sys.modules. Call it before anything imports the real packages."""
     for name in _MODULES:
         sys.modules[name] = _Module(name)

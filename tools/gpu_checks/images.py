@@ -1,4 +1,4 @@
-"""The images of tools/gpu_check.py: drawn ones, and one of every kind of file that is decoded differently."""
+"""Draws the images of tools/gpu_check.py, in all file formats that decoders treat differently."""
 
 import json
 import pathlib
@@ -9,7 +9,7 @@ from tools import synthetic
 
 _TURNED = Image.Exif()
 _TURNED[0x0112] = 6  # the tag Orientation: a quarter turn
-# Kind of file -> suffix, Pillow's mode, Pillow's options.
+# File format -> suffix, mode of the Pillow image, options of its `save`.
 KINDS: dict[str, tuple[str, str, dict]] = {
     "4:2:0": (".jpg", "RGB", {"subsampling": 2}),
     "4:4:4": (".jpg", "RGB", {"subsampling": 0}),
@@ -20,22 +20,22 @@ KINDS: dict[str, tuple[str, str, dict]] = {
     "PNG": (".png", "RGB", {}),
     "grey PNG": (".png", "L", {}),
 }
-BATCHES = 3  # of one image of each kind; the last one is without boxes
+BATCHES = 3  # number of batches with one image per format; images of the last batch have no boxes
 
 
 def kind_of(image_id: int) -> str:
-    """The kind of an image of `draw_kinds`."""
+    """Returns the file format, a key of KINDS, of an image from `draw_kinds`."""
     return list(KINDS)[(image_id - 1) % len(KINDS)]
 
 
 def draw(directory: pathlib.Path, num_images: int, seed: int, style: str = "small") -> None:
-    """images/ and instances.json of tools/synthetic.py, where they do not stand yet."""
+    """Writes images/ and instances.json by tools/synthetic.py, unless they exist."""
     if not (directory / "instances.json").exists():
         synthetic.draw_dataset(directory, num_images, seed, style)
 
 
 def draw_kinds(directory: pathlib.Path) -> None:
-    """images/ and instances.json: BATCHES times all kinds in turn, where they do not stand yet."""
+    """Writes images/ and instances.json, unless they exist: BATCHES times one image of each format."""
     if (directory / "instances.json").exists():
         return
     drawn = json.loads(synthetic.draw_dataset(directory / "drawn", BATCHES * len(KINDS), seed=3).read_bytes())

@@ -1,9 +1,9 @@
-"""The measurements of tools/gpu_check.py that no other command makes. They never ran on a GPU.
+"""Measurements for tools/gpu_check.py that no other command makes. They never ran on a GPU.
 
     python -m tools.gpu_checks.parts decode '{"images": "my/images", "load": 0.65, "roi": false}'
 
-Prints what the function of that name returns, as JSON in the last line. The key "error" in it means that the
-case did not pass. With "device": "cpu" those by DALI run without a GPU.
+Calls the function of that name with these arguments, and prints its result as JSON in the last line. "error"
+in a result means that the case did not pass. With "device": "cpu", functions with DALI run without a GPU.
 """
 
 import collections
@@ -24,12 +24,12 @@ import numpy as np
 from tools.gpu_checks import dali_alone
 from tools.gpu_checks.images import BATCHES, KINDS, kind_of
 
-# Mean difference of a batch's pixels that passes, in levels of 0 to 255. A GPU resizes with other rounding;
-# nvJPEG rounds the inverse DCT in its own way and may repeat chroma samples, where libjpeg-turbo interpolates
-# them: 0.1 to 0.3 levels on drawn photographs. CMYK has several conversions to RGB.
+# Largest mean pixel difference that passes, in levels from 0 to 255. GPUs round differently in resizing and
+# in the inverse DCT, and nvJPEG may repeat chroma samples that libjpeg-turbo interpolates. This changes
+# synthetic photographs by 0.1 to 0.3 levels. For CMYK, several conversions to RGB are in use.
 TOLERANCE = {"PNG": 0.5, "grey PNG": 0.5, "CMYK": 3.0}
-OTHERS = 1.5  # of the kinds that TOLERANCE does not name, and of training batches
-BOXES = 1e-5  # largest difference of all other tensors
+OTHERS = 1.5  # the same for all other file formats and for training batches
+BOXES = 1e-5  # largest difference that passes in all other tensors, such as boxes
 _HARDWARE = 3  # NVJPEG_BACKEND_HARDWARE of nvjpeg.h
 
 Result = dict[str, Any]
@@ -39,7 +39,7 @@ Result = dict[str, Any]
 
 
 def facts() -> Result:
-    """GPUs, driver, the newest CUDA that it knows, cores, libraries, JPEG engines (None: no libnvjpeg)."""
+    """Returns GPUs, driver, its newest CUDA version, cores, libraries, JPEG engines (None: no libnvjpeg)."""
     query = "nvidia-smi --query-gpu=name,driver_version,memory.total --format=csv,noheader"
     code, said = subprocess.getstatusoutput(query)
     return {
@@ -52,7 +52,7 @@ def facts() -> Result:
 
 
 def tensorflow(device: str = "GPU") -> Result:
-    """What TensorFlow was built with; XLA compiles a function that needs CUDA's libdevice and assembler."""
+    """Compiles by XLA a function that needs CUDA's libdevice and assembler. Returns CUDA, cuDNN versions."""
     import tensorflow as tf
 
     if not tf.config.list_physical_devices(device):
@@ -63,14 +63,14 @@ def tensorflow(device: str = "GPU") -> Result:
 
 
 def nccl() -> Result:
-    """The NCCL that Horovod was built with, its NCCL_VERSION_CODE."""
-    from horovod.common.util import nccl_built  # asks in a separate process
+    """Returns the NCCL_VERSION_CODE of the NCCL in Horovod."""
+    from horovod.common.util import nccl_built  # loads Horovod in a separate process
 
     return {"nccl": nccl_built()} if nccl_built() else {"error": "Horovod has no NCCL"}
 
 
 def cores() -> int:
-    """CPU cores that this process may use."""
+    """Returns the number of CPU cores that this process may use."""
     return len(os.sched_getaffinity(0))
 
 
@@ -81,7 +81,7 @@ def _library(name: str) -> Any:
 
 
 def _jpeg_engines() -> int | None:
-    """The first GPU's; 0 where nvJPEG refuses its hardware backend, as nvImageCodec asks (hw_decoder.cpp)."""
+    """Counts the first GPU's JPEG engines as nvImageCodec does (hw_decoder.cpp): 0 without hardware."""
     from nvidia import dali
 
     package = pathlib.Path(dali.__file__).parents[1] / "nvjpeg"
@@ -99,12 +99,12 @@ def _jpeg_engines() -> int | None:
 
 
 def decode(images: str, annotations: str, load: float, roi: bool, device: str = "gpu") -> Result:
-    """Decodes the middle 3/4 of each side as training does. nvImageCodec 0.9 may crash there (its issue 55).
+    """Decodes the middle 3/4 of each side, as in training. nvImageCodec 0.9 may crash with roi (issue 55).
 
     Args:
-        images, annotations: photographs, in COCO's format.
+        images, annotations: photographs in COCO's format.
         load: hw_decoder_load, the share of the images that the JPEG engines get.
-        roi: whether a GPU decodes only the middle, and not all of the image before it cuts.
+        roi: whether a GPU decodes only the middle, instead of decoding the whole image and cropping it.
         device: gpu or cpu.
     """
     options: Result = {"training": True, "batch_size": 64, "hw_decoder_load": load, "roi_decoding": roi}
@@ -122,17 +122,17 @@ def decode(images: str, annotations: str, load: float, roi: bool, device: str = 
 def compare(
     app: str, images: str, annotations: str, training: bool, device: str = "gpu", **more: Any
 ) -> Result:
-    """Three batches of the GPU's graph and the CPU's: boxes and targets equal, pixels within TOLERANCE.
+    """Compares three batches of the GPU and CPU graphs. BOXES limits boxes and targets, TOLERANCE pixels.
 
     Args:
         app: efficientdet or yolov4.
-        images, annotations: of images.draw_kinds.
-        training: the graph of training, or of evaluation.
-        device: of the second graph.
-        more: options of the second loader.
+        images, annotations: the data of images.draw_kinds.
+        training: whether to compare the training graphs; False: the evaluation graphs.
+        device: device of the second graph; the first one runs on the CPU.
+        more: further options of the second loader.
 
     Returns:
-        Mean difference in levels by kind of file; "batch" for training, where images mix.
+        File format -> mean difference in levels. Training mixes images, so it has one value, "batch".
         error: what differs too much.
     """
     options: Result = {"training": training, "batch_size": len(KINDS), "name_images": True}
@@ -140,7 +140,7 @@ def compare(
     gpu = _loader(app, images, annotations, device=device, **options, **more)
     from common.dali_ops import IMAGENET_STD
 
-    unit = 255.0 if app == "yolov4" else np.array(IMAGENET_STD, np.float32)  # of the pixels, in levels
+    unit = 255.0 if app == "yolov4" else np.array(IMAGENET_STD, np.float32)  # levels per unit of pixels
     off, wrong = collections.defaultdict(list), {}
     for _ in range(BATCHES):
         one, other = _batch(cpu), _batch(gpu)
@@ -158,13 +158,13 @@ def compare(
 
 
 def rate(app: str, images: str, annotations: str, seconds: float = 5.0, **options: Any) -> Result:
-    """How fast the training graph is, without the hand-over to TensorFlow; `options`: of the loader."""
+    """Measures the speed of the training graph alone, without TensorFlow. `options` are for `_loader`."""
     loader = _loader(app, images, annotations, training=True, **options)
     return _rate(loader.pipeline, loader.batch_size, seconds)
 
 
 def _loader(app: str, images: str, annotations: str, device: str = "gpu", **options: Any) -> Any:
-    """The loader by DALI of the app's default model, without TensorFlow; `options`: its own, and hparams."""
+    """Makes the DALI loader of the app's default model. `options`: fields of the loader, and --hparams."""
     dali_alone.install()
     from common.datasets import open_source
     from common.hparams import override
@@ -181,13 +181,13 @@ def _loader(app: str, images: str, annotations: str, device: str = "gpu", **opti
 
 
 def _batch(loader: Any) -> dict[str, np.ndarray]:
-    """The next batch by the names of its tensors."""
+    """Returns the next batch as name -> tensor."""
     outputs = [np.asarray(output.as_cpu().as_tensor()) for output in loader.pipeline.run()]
     return dict(zip(loader.element_spec, outputs, strict=True))
 
 
 def _rate(pipeline: Any, batch_size: int, seconds: float = 5.0) -> Result:
-    """Runs a built dali.Pipeline for so long, after five batches that allocate and fill its queue."""
+    """Measures the speed of a built dali.Pipeline, after five batches that allocate and fill its queue."""
     for _ in range(5):
         pipeline.run()
     start, cpu, images = time.monotonic(), time.process_time(), 0
@@ -207,11 +207,11 @@ def _rate(pipeline: Any, batch_size: int, seconds: float = 5.0) -> Result:
 
 
 def latency(file: str, side: int) -> Result:
-    """Milliseconds from host memory to host memory: the median of 50 batches, after five to warm up.
+    """Measures milliseconds from host memory to host memory: the median of 50 batches, after five to warm up.
 
     Args:
-        file: what export.py wrote, .onnx or .plan.
-        side: of its square input, pixels.
+        file: a file of export.py, .onnx or .plan.
+        side: side of the model's square input in pixels.
     """
     import onnxruntime
 
@@ -226,7 +226,7 @@ def latency(file: str, side: int) -> Result:
             times.append(time.perf_counter())
         found[f"ms_batch_{batch}"] = round(1000 * statistics.median(np.diff(times)[5:].tolist()), 2)
     if file.endswith(".onnx") and "CUDAExecutionProvider" not in onnxruntime.get_available_providers():
-        found["error"] = "it ran on the CPU: install onnxruntime-gpu in place of onnxruntime"
+        found["error"] = "the model ran on the CPU: install onnxruntime-gpu instead of onnxruntime"
     return found
 
 

@@ -1,4 +1,4 @@
-"""Runs cases one after another, each in a separate process; their rows are kept in gpu_check.json."""
+"""Runs cases one after another, each in a separate process, and keeps a row for each in gpu_check.json."""
 
 import dataclasses
 import functools
@@ -18,32 +18,32 @@ from common.files import write_bytes
 from tools.processes import ended_afterwards
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-# Lines that tell why a program ended: our own, Python's, TensorFlow's, pytest's.
+# Lines that state why a program failed: errors of this project, Python, TensorFlow and pytest.
 _REASON = re.compile(r"^error: |\b\w*(Error|Exception|Aborted)\b|^FAILED |^F\d{4} ")
 
 GRACE = 10.0  # seconds from SIGTERM to SIGKILL
 
 _tell = functools.partial(print, file=sys.stderr, flush=True)
-Row = dict[str, Any]  # the fields of a case, and: status, message, seconds, result
-Read = Callable[[str], dict[str, Any]]  # stdout -> result, with "error" where the case did not pass
+Row = dict[str, Any]  # stage, about, command, host; status, message, seconds, result
+Read = Callable[[str], dict[str, Any]]  # stdout -> result; "error" in it: the case did not pass
 
 
 def last_json(output: str) -> dict[str, Any]:
-    """The object that a part of this folder prints in its last line."""
+    """Returns the JSON object that parts.py prints in its last line."""
     return dict(json.loads(output.strip().rpartition("\n")[2]))
 
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """One thing to try.
+    """One command to run.
 
     Attributes:
-        stage: what --stages selects.
-        about: what distinguishes it within its stage.
+        stage: name of the stage, for --stages.
+        about: values that distinguish the case from the others of its stage.
         command: program and arguments; it runs in the project's folder.
-        read: parses its output. An exception is the case's failure.
-        limit: seconds.
-        left_out: why it cannot run on this machine; "" for one that can.
+        read: parses the output. If it raises an exception, the case fails.
+        limit: time limit in seconds.
+        left_out: why the case cannot run on this machine; "" if it can.
     """
 
     stage: str
@@ -55,25 +55,25 @@ class Case:
 
     @property
     def name(self) -> str:
-        """Unique among the cases."""
+        """A name that no other case has."""
         about = self.about.items()
         return " ".join([self.stage, *(v if isinstance(v, str) else f"{k}={v}" for k, v in about)])
 
 
 def run_all(cases: Sequence[Case], path: pathlib.Path, *, host: str, retry: bool) -> dict[str, Row]:
-    """Runs the cases without a row of the same command and host; after each it writes the file, and tells it.
+    """Runs all cases that have no row for the same command and host. Saves and reports each result at once.
 
     Args:
-        cases: their names differ.
-        path: gpu_check.json.
-        host: how many GPUs, and which.
-        retry: runs those again that did not pass.
+        cases: cases with different names.
+        path: path of gpu_check.json.
+        host: number and names of the GPUs.
+        retry: whether to repeat cases that did not pass.
 
     Returns:
-        The rows of this host in the file, by name.
+        Name -> row, for all rows of this host in the file.
 
     Raises:
-        UserError: the file is damaged.
+        UserError: gpu_check.json is damaged.
     """
     try:
         rows = json.loads(path.read_bytes()) if path.exists() else {}
@@ -93,7 +93,7 @@ def run_all(cases: Sequence[Case], path: pathlib.Path, *, host: str, retry: bool
 
 
 def run(case: Case, logs: pathlib.Path) -> Row:
-    """Runs one case to its end, its failure or its limit; its output stays in `logs`."""
+    """Runs one case until it ends, fails or reaches its time limit. Keeps its output in `logs`."""
     row: Row = {"status": "left out", "message": case.left_out, "seconds": 0.0, "result": {}}
     if case.left_out:
         return row
@@ -114,13 +114,13 @@ def run(case: Case, logs: pathlib.Path) -> Row:
             status = "failed" if message else "ok"
     except subprocess.TimeoutExpired:
         status, message = "timed out", f"after {case.limit:g} s"
-    except Exception as error:  # a missing program, or unreadable output of one that failed
+    except Exception as error:  # the program is missing, or `read` cannot parse its output
         status, message = "failed", f"no result: {type(error).__name__}: {error}"
     return row | {"status": status, "message": message, "seconds": round(time.monotonic() - start, 1)}
 
 
 def _wait(case: Case, stdout: Any, stderr: Any) -> int:
-    """Its exit code. All that it started ends with it, with its limit (TimeoutExpired) and an interrupt."""
+    """Returns the exit code. Ends all processes of the case, also at the limit (TimeoutExpired) or Ctrl-C."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     streams = {"stdin": subprocess.DEVNULL, "stdout": stdout, "stderr": stderr}
     process = subprocess.Popen(case.command, cwd=ROOT, env=environment, start_new_session=True, **streams)
@@ -129,6 +129,6 @@ def _wait(case: Case, stdout: Any, stderr: Any) -> int:
 
 
 def _reason(text: str) -> str:
-    """The last line that tells one, else the last line."""
+    """Returns the last line that states a reason, else the last line."""
     lines = [line.strip() for line in text.splitlines() if line.strip()] or ["no output"]
     return ([line for line in lines if _REASON.search(line)] or lines)[-1].removeprefix("error: ")[:300]

@@ -1,4 +1,4 @@
-"""The rows of gpu_check.json in words (what works, what is slow, which flag to change) and as tables."""
+"""Reports on gpu_check.json in sentences (what works, what is slow, which flag to change) and in tables."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -6,19 +6,19 @@ from typing import Any
 from common.args import LoaderArgs
 from tools.gpu_checks.running import Row
 
-PAYS = 1.05  # times as fast: less is noise
+PAYS = 1.05  # smallest speed-up at which a flag is recommended: less is noise
 DEFAULT_LOAD = LoaderArgs.hw_decoder_load
-_TOLD = ("training", "nccl", "evaluation", "exports")  # stages with numbers that need no comparison
+_TOLD = ("training", "nccl", "evaluation", "exports")  # stages with results to report, not compare
 Rows = Mapping[str, Row]
 
 
 def words(rows: Rows) -> list[str]:
-    """A line for each thing worth knowing. A line is missing where its rows did not pass."""
+    """Returns the lines of the report. A line is missing if the rows that it needs did not pass."""
     bad = {name: row for name, row in rows.items() if row["status"] not in ("ok", "left out")}
     lines = [f"{len(rows) - len(bad)} of {len(rows)} cases passed or were left out."]
     lines += [f"{name}: {row['status']}: {row['message']}" for name, row in bad.items()]
     if any("No module named" in row["message"] for row in bad.values()):
-        lines.append("A package is missing: install it, or give --dali_only.")
+        lines.append("A package is missing: install it, or use --dali_only.")
     lines += [*_host(rows), *_decoding(rows)]
     for app in dict.fromkeys(row["about"]["app"] for row in rows.values() if "app" in row["about"]):
         for describe in (_loading, _arithmetic, _bottleneck, _results):
@@ -27,7 +27,7 @@ def words(rows: Rows) -> list[str]:
 
 
 def tables(rows: Rows) -> str:
-    """A Markdown table for each stage."""
+    """Returns a Markdown table for each stage."""
     lines = []
     for stage in dict.fromkeys(row["stage"] for row in rows.values()):
         of_stage = {name: row for name, row in rows.items() if row["stage"] == stage}
@@ -40,7 +40,7 @@ def tables(rows: Rows) -> str:
 
 
 def _passed(rows: Rows, stage: str, **about: Any) -> list[tuple[dict, dict]]:
-    """(about, result) of the rows of a stage that passed and that `about` describes."""
+    """Returns (about, result) of the rows of a stage that passed and have the values in `about`."""
     return [
         (row["about"], row["result"])
         for row in rows.values()
@@ -68,7 +68,7 @@ def _decoding(rows: Rows) -> Iterator[str]:
         yield f"Decoding alone makes {whole[best]:.0f} images/s: --hw_decoder_load={best:g}."
     of_windows = [row for row in rows.values() if row["about"].get("roi") or row["about"].get("roi_decoding")]
     if bad := [row for row in of_windows if row["status"] != "ok"]:
-        yield f"Decoding windows does not work ({bad[0]['status']}): leave --roi_decoding off."
+        yield f"--roi_decoding does not work ({bad[0]['status']}): leave it off."
     elif whole and windows:
         yield _advice("--roi_decoding", max(windows.values()) / max(whole.values()))
 
@@ -91,7 +91,7 @@ def _loading(rows: Rows, app: str) -> Iterator[str]:
 
 
 def _arithmetic(rows: Rows, app: str) -> Iterator[str]:
-    """Each choice beside the one that differs in one flag."""
+    """Compares runs that differ in only one flag."""
     rates = {
         (about["precision"], about["xla"], about["batch_size"]): result["model"]
         for about, result in _passed(rows, "training", app=app, what="model")
@@ -112,11 +112,11 @@ def _bottleneck(rows: Rows, app: str) -> Iterator[str]:
     for about, result in _passed(rows, "training", app=app, what="data,model,both"):
         share = result["both"] / min(result["data"], result["model"])
         kind = f"{about['precision']}{', XLA' * about['xla']}"
-        yield f"{kind}: {result['verdict']} Together they reach {share:.0%} of the slower one."
+        yield f"{kind}: {result['verdict']} Loader and step together reach {share:.0%} of the slower rate."
 
 
 def _results(rows: Rows, app: str) -> Iterator[str]:
-    """Rates of train.py, also with two GPUs; AP of weights and exported files, and how long those take."""
+    """Yields rates of train.py, also on two GPUs; AP of weights and exported files; times of these files."""
     for about, result in (found for stage in _TOLD for found in _passed(rows, stage, app=app)):
         if result and about.get("what") in ("train.py", "AP", "time"):
             name = " ".join(value for key, value in about.items() if key != "app")

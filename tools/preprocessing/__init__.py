@@ -1,1 +1,1 @@
-"""What stands behind preprocess.py: images in, a chain of operators, and what becomes of the results."""
+"""The parts of preprocess.py: image sources, the chain of operators, and outputs."""

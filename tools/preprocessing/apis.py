@@ -1,9 +1,9 @@
-"""DALI's two APIs with one interface, for the operators of `--ops`.
+"""One interface to DALI's two APIs, for the operators of `--ops`.
 
 GRAPH            the Pipeline API, nvidia.dali.fn: nodes of a graph that runs later, prefetched
 Dynamic(seed)    the Dynamic API, nvidia.dali.experimental.dynamic: batches, computed at once
 
-Operators have the same names and arguments in both. The methods are what differs.
+Operators have the same names and arguments in both APIs. The methods below cover the differences.
 """
 
 import operator
@@ -19,30 +19,30 @@ from common.dali_ops import Data
 
 
 class Api(dali_ops.Api):
-    """The Pipeline API. Seeds are the pipeline's.
+    """The Pipeline API. Random operators use the seed of the pipeline.
 
     Attributes:
-        math: min, max, floor and the like.
+        math: a module with min, max, floor and similar functions.
     """
 
     math: Any = dali_math
 
     def decoder_device(self, device: str) -> str:
-        """What a decoder calls "cpu" or "gpu"."""
+        """Returns the name that decoders use for the device "cpu" or "gpu"."""
         return "mixed" if device == "gpu" else "cpu"
 
     def size(self, images: Data) -> Data:
-        """int64 (2,): (height, width) of each image (H, W, C)."""
+        """Returns (height, width) of each image (H, W, C), int64 (2,)."""
         shape = images.shape()
         return fn.stack(shape[0], shape[1])
 
     def draw(self, name: str, *images: Data, **arguments: Any) -> Data:
-        """Calls an operator that draws random numbers, by its name below `ops`: "random.uniform"."""
+        """Calls a random operator by its name in the API's module, such as "random.uniform"."""
         return operator.attrgetter(name)(fn)(*images, **arguments)
 
 
 class Dynamic(Api):
-    """The Dynamic API. Set `batch_size` to that of the current batch."""
+    """The Dynamic API. The caller must set `batch_size` to the size of the current batch."""
 
     ops = ndd
     math = ndd.math

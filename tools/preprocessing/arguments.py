@@ -1,7 +1,7 @@
-"""Arguments of the operators of `--ops`: what they may be, from text to a value, random draws.
+"""Arguments of the operators in `--ops`: allowed values, parsing of text, and random values.
 
-Names and types are those of DALI's schemas; RULES has what the schemas lack, OWN the arguments that DALI does
-not have. A range, `0.8..1.2`, is a number drawn for each image, where the schema takes one for each image.
+Names and types come from DALI's schemas. RULES adds what the schemas lack, and OWN adds arguments that DALI
+does not have. A range such as `0.8..1.2` is a random number for each image, if DALI accepts one per image.
 """
 
 import math
@@ -15,7 +15,7 @@ from common.errors import UserError, unknown
 from tools.preprocessing.apis import Api
 
 MAX_SIDE = 65_535  # pixels: the largest side of a JPEG
-IMAGENET = "imagenet"  # as --ops names ImageNet's mean and standard deviation
+IMAGENET = "imagenet"  # in --ops: the mean or the standard deviation of ImageNet
 _DTYPES = ("uint8", "int16", "int32", "int64", "float16", "float")
 WORDS = {  # kind of argument -> word -> value
     "flag": {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False},
@@ -36,22 +36,22 @@ _NUMBER = r"[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?"
 
 
 class Range(NamedTuple):
-    """A number drawn for each image, from low to high."""
+    """A random number from low to high for each image."""
 
     low: float
     high: float
 
 
 class Argument(NamedTuple):
-    """What an argument may be.
+    """The values that an argument accepts.
 
     Attributes:
-        kind: a key of WORDS; "word" (any); "number"; "numbers" (`1/2/3`); "statistics" (numbers, or
+        kind: a key of WORDS; "word" (any word); "number"; "numbers" (`1/2/3`); "statistics" (numbers, or
             `imagenet`); "sides" (`HEIGHTxWIDTH` in pixels, or one number for both); "limits" (`low..high`,
-            for an operator that draws itself).
-        may_vary: whether it may be drawn for each image.
-        is_integer: whether DALI takes int32.
-        low, high: the least and the greatest number.
+            for an operator that draws the random number itself).
+        may_vary: whether a Range is allowed, with a random value for each image.
+        is_integer: whether DALI expects int32.
+        low, high: the smallest and the largest allowed number.
     """
 
     kind: str
@@ -62,14 +62,14 @@ class Argument(NamedTuple):
 
     @property
     def is_whole(self) -> bool:
-        """Whether numbers have no fraction."""
+        """Whether only whole numbers are allowed."""
         return self.is_integer or self.kind == "sides"
 
     def parse(self, text: str) -> Any:
-        """Text -> a number, a Range, a tuple of them, or the value of a word.
+        """Converts text to a number, a Range, a tuple of numbers and Ranges, or the value of a word.
 
         Raises:
-            UserError: it is none of these, or out of range.
+            UserError: the text is none of these, or a number is not allowed.
         """
         words = WORDS.get(self.kind, {})
         if words and text.lower() not in words:
@@ -92,12 +92,12 @@ class Argument(NamedTuple):
             is_right = is_right and all(map(float.is_integer, values))
         if not is_right or not values or (len(values) > 1 and not self.may_vary):
             limits = f" from {self.low:g} to {self.high:g}" if self.low > -math.inf else ""
-            ranges = ", or a range of them, as 0.8..1.2" if self.may_vary else ""
+            ranges = ", or a range such as 0.8..1.2" if self.may_vary else ""
             raise UserError(f"{text!r} is not a {'whole ' * self.is_whole}number{limits}{ranges}")
         return values[0] if len(set(values)) == 1 else Range(*values)
 
     def draw(self, api: Api, value: Any) -> Any:
-        """What the operator gets: `value`, with numbers drawn for each image in place of a Range."""
+        """Returns `value` for the operator, with a random number per image in place of each Range."""
         if isinstance(value, Range):
             drawn = self._drawn(api, value)
         elif isinstance(value, tuple) and any(isinstance(part, Range) for part in value):
@@ -112,7 +112,7 @@ class Argument(NamedTuple):
     def _drawn(self, api: Api, limits: Range) -> Data:
         if not self.is_whole:
             return api.draw("random.uniform", range=tuple(limits))
-        # Both ends are included. float32 may round the upper end up to itself.
+        # Both ends are included. float32 may round up to `high + 1`, hence the `min` below.
         drawn = api.math.floor(api.draw("random.uniform", range=(limits.low, limits.high + 1.0)))
         return api.math.min(drawn, limits.high)
 
@@ -128,7 +128,7 @@ _KINDS = {  # the schema's type -> (kind, is_integer)
     types.DALIDataType.INTERP_TYPE: ("interpolation", False),
     types.DALIDataType.TENSOR_LAYOUT: ("layout", False),
 }
-# Arguments of DALI that describe no pixels, or that `--ops` expresses otherwise.
+# DALI's arguments that do not affect pixels, or that `--ops` expresses in another way.
 _LEFT_OUT = re.compile(
     "seed|preserve|save_attrs|minibatch_size|affine|pad_output|depthwise|axis|axes|axis_names|resize_[xy]|"
     "end|rel_end|normalized_.*|adjust_orientation|cache_.*|.*_(hint|padding|jpeg2k|z|d)"
@@ -157,7 +157,7 @@ OWN = {
     "scale": Argument("number", may_vary=True, low=1e-3),
     "translate": Argument("numbers", may_vary=True),
 }
-# Shorter names: each stands for the first of these that an operator has.
+# Short name -> full names. The short name means the first full name that the operator has.
 ALIASES = {
     "size": ("crop", "shape"),
     "fill": ("fill_values", "fill_value"),
@@ -174,7 +174,7 @@ ALIASES = {
 
 
 def of_schema(schema_name: str) -> dict[str, Argument]:
-    """The arguments of one of DALI's operators, by its schema ("CropMirrorNormalize")."""
+    """Returns the arguments of a DALI operator, from the name of its schema ("CropMirrorNormalize")."""
     schema = backend.GetSchema(schema_name)
     found = {}
     for name in schema.GetArgumentNames():

@@ -1,10 +1,10 @@
-"""`--ops`: a chain of operators, read from text and applied in either of DALI's APIs.
+"""Parses `--ops`, a chain of operators, and applies it in either of DALI's two APIs.
 
     resize:short=256 | crop:224x224 | color_twist:brightness=0.8..1.2 | flip:p=0.5
 
-Operators are separated by `|`, an operator's arguments by `,`; `name=value`, or for the first one often just
-the value. `low..high` is a random number for each image; `/` or `x` separates the numbers of a list. There
-are not expressions.
+`|` separates operators, and `,` separates an operator's arguments. An argument is `name=value`. The first one
+can often be just the value. `low..high` is a random number for each image. `/` or `x` separates the numbers
+of a list. Expressions are not supported.
 """
 
 import dataclasses
@@ -26,7 +26,7 @@ class Step(NamedTuple):
     arguments: dict[str, Any]
 
     def apply(self, api: Api, images: Data, **fixed: str) -> Data:
-        """Draws what is random and calls the operator; `fixed` are arguments that the chain knows."""
+        """Draws random arguments and calls the operator. `fixed`: arguments that the chain adds."""
         known = self.operator.arguments
         drawn = {name: known[name].draw(api, value) for name, value in self.arguments.items()}
         return self.operator.apply(api, images, drawn | fixed)
@@ -34,13 +34,13 @@ class Step(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Chain:
-    """What is done to an image, in order.
+    """All operators that are applied to an image, in order.
 
     Attributes:
-        decoder: the first step; it is left out where a source has arrays instead of encoded images.
-        steps: the others.
-        color: what the channels mean.
-        layout: "HWC" or "CHW", of what comes out.
+        decoder: the first step. It is not applied if a source has arrays instead of encoded images.
+        steps: all other steps.
+        color: the meaning of the channels: RGB, BGR or gray.
+        layout: layout of the result, "HWC" or "CHW".
     """
 
     decoder: Step
@@ -49,15 +49,13 @@ class Chain:
     layout: str
 
     def apply(self, api: Api, images: Data, *, is_decoded: bool = False, device: str = "cpu") -> Data:
-        """
-        Args:
-            api: of `images`.
-            images: uint8 (bytes,), encoded; or (H, W, C) where `is_decoded`.
-            is_decoded: nothing is to be decoded.
-            device: "cpu", or "gpu": images are there from the decoder on.
+        """Applies all operators, and returns images in `layout`.
 
-        Returns:
-            Images in `layout`.
+        Args:
+            api: the API to which `images` belong.
+            images: encoded images, uint8 (bytes,), or arrays (H, W, C).
+            is_decoded: whether images are arrays, so that the decoder is not applied.
+            device: "cpu", or "gpu": images are on the GPU from the decoder on.
         """
         if not is_decoded:
             images = self.decoder.apply(api, images, device=device)
@@ -75,17 +73,17 @@ class Chain:
 
 
 def parse(ops: str, *, is_decoded: bool = False) -> Chain:
-    """Reads `--ops`; an empty text is decoding alone.
+    """Parses `--ops`. An empty text means only decoding.
 
     Raises:
-        UserError: an operator or argument that is not known, with the nearest one that is; a value that does
-            not fit; operators in an order that cannot work.
+        UserError: an operator or argument is unknown (the message suggests a similar one), a value is not
+            allowed, or the operators cannot work in this order.
     """
     steps = [_step(text.strip()) for text in ops.split("|")] if ops.strip() else []
     decoder = Step(OPERATORS["decode"], {})
     if steps and steps[0].operator.name in DECODERS:
         if is_decoded:
-            raise UserError(f"--ops: {ops}: there is nothing to decode, this source has arrays")
+            raise UserError(f"--ops: {ops}: remove the decoder: the images of this source are arrays")
         decoder = steps.pop(0)
     color = decoder.arguments.get("color", types.RGB)
     layout = "HWC"
@@ -94,9 +92,9 @@ def parse(ops: str, *, is_decoded: bool = False) -> Chain:
         if operator.name in DECODERS:
             raise UserError(f"--ops: {operator.name} must be the first operator: images are decoded once")
         if operator.name in NEED_RGB and color == types.GRAY:
-            raise UserError(f"--ops: {operator.name} needs colour images, and they are decoded to gray")
+            raise UserError(f"--ops: {operator.name} needs colour images, but decode makes gray ones")
         if layout != "HWC" and operator.name != "layout":
-            raise UserError(f"--ops: {operator.name} comes after the channels went first: put it before")
+            raise UserError(f"--ops: {operator.name} needs the layout HWC: put it before the change to CHW")
         target = arguments.get("output_layout", layout)
         if operator.name == "layout" and target == layout:
             raise UserError(f"--ops: layout:{target}: images are {layout} already")
@@ -105,7 +103,7 @@ def parse(ops: str, *, is_decoded: bool = False) -> Chain:
 
 
 def _name_statistics(arguments: dict[str, Any], color: types.DALIImageType) -> None:
-    """Puts numbers in the order of the channels for `imagenet`; mean=imagenet brings std=imagenet."""
+    """Replaces `imagenet` by numbers in the order of the channels. mean=imagenet implies std=imagenet."""
     if arguments.get("mean") == IMAGENET:
         arguments.setdefault("std", IMAGENET)
     for name, numbers in (("mean", IMAGENET_MEAN), ("std", IMAGENET_STD)):
@@ -143,7 +141,7 @@ def _arguments(operator: Operator, items: list[str]) -> dict[str, Any]:
 
 
 def describe() -> str:
-    """All operators with their arguments, for --list_ops."""
+    """Returns the text of --list_ops: all operators with their arguments."""
     lines = []
     for operator in OPERATORS.values():
         lines.append(f"{operator.name}: {operator.about}")

@@ -1,9 +1,9 @@
-"""Decode, resize and crop made into one step, where a chain begins with `resize:short=... | crop:...`.
+"""Combines decode, resize and crop into one step if a chain begins with `resize:short=... | crop:...`.
 
-Of each image no more is decoded and resized than the crop will show. The arithmetic is DALI's
+This step decodes and resizes only the part of an image that the crop shows. It computes sizes as DALI does
 (AdjustOutputSize and CalculateSampleParams in dali/operators/image/resize/resize_attr_base.cc,
-CalculateAnchor in dali/operators/image/crop/crop_attr.h), so that the pixels are those of the separate steps,
-but for levels that rounding moves by one.
+CalculateAnchor in dali/operators/image/crop/crop_attr.h). So its pixels are those of the separate steps, but
+rounding may change a level by one.
 """
 
 import dataclasses
@@ -16,16 +16,16 @@ from tools.preprocessing.arguments import Range
 from tools.preprocessing.chain import Chain, Step
 from tools.preprocessing.operators import OPERATORS, Arguments, decode_region
 
-# Output pixels that an interpolation covers to either side; nearest is left out, for its pixels jump.
+# Radius of each interpolation in output pixels. Nearest is left out: a tiny shift can change its pixels.
 _RADIUS = dict.fromkeys((types.INTERP_LINEAR, types.INTERP_TRIANGULAR), 1)
 _RADIUS |= {types.INTERP_CUBIC: 2, types.INTERP_LANCZOS3: 3}
-_MARGIN = 3.0  # source pixels more: chroma is interpolated, too
+_MARGIN = 3.0  # additional source pixels, because chroma is interpolated as well
 _RESIZE = {"resize_shorter", "antialias", "interp_type"}
 _CROP = {"crop", "crop_pos_x", "crop_pos_y"}
 
 
 def fuse(chain: Chain) -> Chain:
-    """The same chain; decoder, resize and crop are one step where the crop is inside any resized image."""
+    """Returns the chain, with decoder, resize and crop as one step if the crop is always in the image."""
     names = [step.operator.name for step in (chain.decoder, *chain.steps[:2])]
     if names != ["decode", "resize", "crop"]:
         return chain
@@ -43,21 +43,21 @@ def fuse(chain: Chain) -> Chain:
 
 
 def _decode_resize_crop(api: Api, encoded: Data, arguments: Arguments) -> Data:
-    """uint8 (bytes,) -> uint8 (height, width, C) of the window."""
+    """Converts uint8 (bytes,) to uint8 (height, width, C), the crop."""
     how = {name: value for name, value in arguments.items() if name not in _RESIZE | _CROP}
     shape = api.ops.peek_image_shape(encoded, adjust_orientation=how.get("exif", True))
     size = api.ops.cast(api.part(shape, slice(0, 2)), dtype=types.FLOAT)  # height, width
     scale = arguments["resize_shorter"] / api.math.min(api.part(size, 0), api.part(size, 1))
-    resized, pixel = api.math.floor(size * scale + 0.5), 1.0 / scale  # an output pixel in pixels of the image
+    resized, pixel = api.math.floor(size * scale + 0.5), 1.0 / scale  # an output pixel, in image pixels
     crop = api.ops.stack(*(scale * 0 + side for side in arguments["crop"]))
     place = api.ops.stack(*(scale * 0 + arguments.get(name, 0.5) for name in ("crop_pos_y", "crop_pos_x")))
-    room = api.ops.cast(resized - crop, dtype=types.FLOAT64)  # as crop does; of float32 a half may come out
+    room = api.ops.cast(resized - crop, dtype=types.FLOAT64)  # as in crop; float32 could round to a half
     corner = api.ops.cast(api.math.floor(room * place + 0.5), dtype=types.FLOAT)
-    # Where a side came out as a fraction, resize keeps the scale and the centre, and moves both ends.
+    # `size * scale` was rounded to whole pixels: resize keeps scale and centre, and moves both ends.
     start = (size - resized * pixel) * 0.5 + corner * pixel
     end = start + crop * pixel
     radius = _RADIUS[arguments.get("interp_type", types.INTERP_LINEAR)]
-    margin = pixel * radius + (radius + _MARGIN)  # where it is enlarged, a pixel of the image counts
+    margin = pixel * radius + (radius + _MARGIN)  # the second term is for enlarged images
     low = api.ops.cast(api.math.max(start - margin, 0.0), dtype=types.INT32)
     high = api.ops.cast(api.math.min(end + margin, size), dtype=types.INT32)
     images = decode_region(api, encoded, how | {"start": low, "end": high})

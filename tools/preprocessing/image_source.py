@@ -1,10 +1,10 @@
-"""The images that --source and --input name, checked before anything reads them.
+"""Opens the images that --source and --input name, and checks all of them before anything reads them.
 
     source = open_image_source("files", "photos")
     images, labels = Part(source).in_graph()               # in a pipeline
     for images, labels in Part(source).in_dynamic(32):     # in the Dynamic API
 
-Images that cannot be used are named and counted. They stop everything or are left out: common/datacheck.
+The check reports images that cannot be used. They stop the program or are left out: see common/datacheck.
 """
 
 from collections.abc import Callable
@@ -47,14 +47,14 @@ def open_image_source(
 
     Args:
         kind: a key of KINDS.
-        path: --input: a path, a glob, or a Python name.
-        policy: about images that cannot be used.
-        annotations, images: of a COCO json, the part of it that `path` is not.
-        on_report: called with what was left out, repaired or is unusual.
+        path: the value of --input: a path, a glob, or a Python name.
+        policy: what to do about images that cannot be used.
+        annotations, images: for kind "coco", the json or the directory of images, whichever `path` is not.
+        on_report: called with the issues: images that were left out or repaired, or are unusual.
 
     Raises:
-        UserError: no such kind, no such input, or one that cannot be read.
-        DataError: images that cannot be used, where the policy is to stop; or none can be used.
+        UserError: the kind is unknown, or the input does not exist or cannot be read.
+        DataError: an image cannot be used and the policy is to stop; or no image can be used.
     """
     if kind not in KINDS:
         raise unknown("source", kind, KINDS)
@@ -75,16 +75,16 @@ def open_image_source(
     forms = {image.form if image.is_array else "encoded": image.name for image in kept}
     if len(forms) > 1:  # a batch of DALI has one dtype
         listed = " and ".join(f"{name!r} is {form}" for form, name in forms.items())
-        raise UserError(f"{path}: {listed}: give images of one kind")
+        raise UserError(f"{path}: {listed}: all images must be of one type")
     labelled = {image.label is not None for image in kept}
-    # DALI's readers misread images of which only some have a label, and file names that are not UTF-8.
+    # DALI's readers misread the data if only some images have a label, or if a file name is not UTF-8.
     can_read = len(labelled) == 1 and all(image.file.isprintable() for image in kept)
     reader = content.make_reader(kept, labelled.pop()) if can_read else None
     return ImageSource(kind, kept, content, reader, opening.label_names, kept[0].is_array)
 
 
 def _inspect(content: Any, policy: ImagePolicy) -> ImageFacts:
-    """What a check finds in the content of an image."""
+    """Checks the content of an image, unless `content` already is the result of a check."""
     if isinstance(content, ImageFacts):
         return content
     if isinstance(content, np.ndarray) and content.ndim == 3:

@@ -1,7 +1,7 @@
-"""The operators of `--ops`: DALI's, with the arguments of their schemas, and a few that are made of several.
+"""The operators of `--ops`: DALI's operators with the arguments of their schemas, and a few combinations.
 
-TABLE has a row for each. A function of the same name in CALLS calls it, (api, images, drawn arguments) ->
-images; without one it is DALI's operator as it is.
+_ROWS has a row for each operator. Its function `call`, (api, images, drawn arguments) -> images, runs the
+operator. A row without `call` runs DALI's operator of the same name directly.
 """
 
 from collections.abc import Callable, Mapping
@@ -23,12 +23,12 @@ class Operator(NamedTuple):
     """An operator of `--ops`.
 
     Attributes:
-        name: in `--ops`.
+        name: the name in `--ops`.
         first: the argument whose name may be left out; "" for none.
         needs: arguments of which at least one must be given.
-        arguments: by their names.
+        arguments: name -> Argument.
         about: one line for --list_ops.
-        apply: (api, images, drawn arguments) -> images.
+        apply: function (api, images, drawn arguments) -> images.
     """
 
     name: str
@@ -39,7 +39,7 @@ class Operator(NamedTuple):
     apply: Callable[[Api, Data, Arguments], Data]
 
     def full_name(self, name: str) -> str:
-        """The argument that a name or an alias stands for; UserError for an unknown one."""
+        """Returns the argument that a name or alias means. Raises UserError for an unknown one."""
         full = [each for each in (name, *ALIASES.get(name, ())) if each in self.arguments]
         if not full:
             aliases = [
@@ -49,21 +49,21 @@ class Operator(NamedTuple):
         return full[0]
 
 
-# --- calls that are more than DALI's operator ---
+# --- calls that do more than call DALI's operator; --list_ops prints their docstrings ---
 
 
 def decode(api: Api, encoded: Data, arguments: Arguments) -> Data:
-    """All of the image: uint8 (H, W, 3), or (H, W, 1) for gray; EXIF turns it unless exif=ignore."""
+    """Decodes all of the image: uint8 (H, W, 3), or (H, W, 1) for gray. EXIF turns it unless exif=ignore."""
     return api.ops.decoders.image(encoded, **_decoding(api, arguments))
 
 
 def decode_random_crop(api: Api, encoded: Data, arguments: Arguments) -> Data:
-    """A part of a random area and aspect ratio; no more of the file is decoded."""
+    """Decodes only a part of the image, with a random area and aspect ratio."""
     return api.draw("decoders.image_random_crop", encoded, **_decoding(api, arguments))
 
 
 def decode_region(api: Api, encoded: Data, arguments: Arguments) -> Data:
-    """The part at start, row/column, with shape, height/width, in pixels; or rel_start and rel_shape."""
+    """Decodes the part at start (row/column) with shape (height/width) in pixels, or rel_start, rel_shape."""
     return api.ops.decoders.image_slice(encoded, axes=[0, 1], **_decoding(api, arguments))
 
 
@@ -74,17 +74,17 @@ def _decoding(api: Api, arguments: Arguments) -> Arguments:
 
 
 def crop(api: Api, images: Data, arguments: Arguments) -> Data:
-    """HEIGHTxWIDTH from the middle, or at x and y (0..1: at random); fill pads smaller images."""
+    """Crops HEIGHTxWIDTH in the middle, or at x and y (0..1: at random); fill pads smaller images."""
     return api.ops.crop(images, **_filled(arguments))
 
 
 def _filled(arguments: Arguments) -> Arguments:
-    """A crop with a colour for what is outside the image is meant to reach there."""
+    """Lets a crop reach outside the image if the arguments give a colour for that area."""
     return {"out_of_bounds_policy": "pad"} | arguments if "fill_values" in arguments else arguments
 
 
 def crop_mirror_normalize(api: Api, images: Data, arguments: Arguments) -> Data:
-    """crop, mirror with probability p, (pixels - mean) / std for pixels in 0..255; HWC unless layout=CHW."""
+    """Crops, mirrors with probability p, subtracts mean, divides by std (0..255). HWC unless layout=CHW."""
     arguments = {"output_layout": "HWC", **_filled(arguments)}
     if "p" in arguments:
         arguments["mirror"] = _coin(api, arguments.pop("p"))
@@ -92,7 +92,7 @@ def crop_mirror_normalize(api: Api, images: Data, arguments: Arguments) -> Data:
 
 
 def flip(api: Api, images: Data, arguments: Arguments) -> Data:
-    """Left and right; or with the probabilities p (left and right) and p_vertical."""
+    """Swaps left and right; or at random, with the probabilities p (left and right) and p_vertical."""
     chances = {"p": "horizontal", "p_vertical": "vertical"}
     drawn = {chances[name]: _coin(api, p) for name, p in arguments.items() if name in chances}
     fixed = {name: value for name, value in arguments.items() if name not in chances}
@@ -100,27 +100,27 @@ def flip(api: Api, images: Data, arguments: Arguments) -> Data:
 
 
 def _coin(api: Api, probability: float) -> Data:
-    """int32 1 or 0 for each image."""
+    """Draws int32 1 or 0 for each image."""
     return api.draw("random.coin_flip", probability=probability)
 
 
 def pad(api: Api, images: Data, arguments: Arguments) -> Data:
-    """Below and to the right, to at least HEIGHTxWIDTH."""
+    """Pads below and to the right, to at least HEIGHTxWIDTH."""
     return api.ops.pad(images, axis_names="HW", **arguments)
 
 
 def random_resized_crop(api: Api, images: Data, arguments: Arguments) -> Data:
-    """A part of a random area and aspect ratio, resized to HEIGHTxWIDTH."""
+    """Crops a part with a random area and aspect ratio, and resizes it to HEIGHTxWIDTH."""
     return api.draw("random_resized_crop", images, **arguments)
 
 
 def fit(api: Api, images: Data, arguments: Arguments) -> Data:
-    """As large as fits in HEIGHTxWIDTH; the aspect ratio stays."""
+    """Resizes to the largest size that fits in HEIGHTxWIDTH. The aspect ratio stays."""
     return _fitted(api, images, **arguments)[0]
 
 
 def letterbox(api: Api, images: Data, arguments: Arguments) -> Data:
-    """fit, then fill up to HEIGHTxWIDTH: at the top left, or in the middle with centered=1."""
+    """Resizes as fit does, then pads to HEIGHTxWIDTH: at the top left, or in the middle with centered=1."""
     fill = arguments.pop("fill", [0.0])
     images, top_left = _fitted(api, images, **arguments)
     return dali_ops.place(images, top_left, arguments["size"], fill, api)
@@ -134,7 +134,7 @@ def _fitted(
     antialias: bool = True,
     interp_type: types.DALIInterpType = types.INTERP_LINEAR,
 ) -> tuple[Data, Data]:
-    """The image as large as fits; its (top, left) in the letterbox."""
+    """Returns the resized image, and its (top, left) in the letterbox."""
     found, limits = api.size(images), (api.math.min, api.math.max)
     sides = api.part(found, 0), api.part(found, 1)
     top, left, height, width = letterbox_geometry.geometry(*sides, (size[0], size[1]), centered, *limits)
@@ -143,7 +143,7 @@ def _fitted(
     return images, api.ops.stack(top, left)
 
 
-MOVES = {  # in this order: DALI's transform, its argument
+MOVES = {  # in the order of their use: argument -> DALI's transform, its argument
     "angle": ("rotation", "angle"),
     "shear": ("shear", "angles"),
     "scale": ("scale", "scale"),
@@ -152,14 +152,14 @@ MOVES = {  # in this order: DALI's transform, its argument
 
 
 def warp_affine(api: Api, images: Data, arguments: Arguments) -> Data:
-    """By angle and shear (degrees), scale about the centre, translate (pixels); or a matrix of 6 numbers."""
+    """Applies angle, shear (degrees), scale about the centre, translate (pixels); or a matrix (6 numbers)."""
     moves = {name: arguments.pop(name) for name in MOVES if name in arguments}
     matrix = arguments.pop("matrix", None)
     if matrix is not None and moves:
-        raise UserError(f"--ops: warp_affine: matrix and {min(moves)} exclude each other: leave one out")
+        raise UserError(f"--ops: warp_affine: matrix and {min(moves)} exclude each other: remove one")
     size = api.ops.cast(api.size(images), dtype=types.FLOAT)
     if not moves:
-        if isinstance(matrix, list):  # the same for each image
+        if isinstance(matrix, list):  # constant numbers, the same for all images
             matrix = api.ops.stack(*(api.part(size, 0) * 0.0 + number for number in matrix))
         return api.ops.warp_affine(images, matrix=api.ops.reshape(matrix, shape=[2, 3]), **arguments)
     center = api.ops.stack(api.part(size, 1) * 0.5, api.part(size, 0) * 0.5)  # x, y
@@ -167,7 +167,7 @@ def warp_affine(api: Api, images: Data, arguments: Arguments) -> Data:
         transform, argument = MOVES[name]
         about = {} if name == "translate" else {"center": center}
         if name == "angle":
-            value = -value  # as fn.rotate: counter-clockwise; the transform turns y downwards
+            value = -value  # counter-clockwise, as fn.rotate; the transform is clockwise
         if name == "scale":
             value = [value, value] if isinstance(value, float) else api.ops.stack(value, value)
         before = () if matrix is None else (matrix,)
@@ -176,7 +176,7 @@ def warp_affine(api: Api, images: Data, arguments: Arguments) -> Data:
 
 
 def layout(api: Api, images: Data, arguments: Arguments) -> Data:
-    """CHW: channels first; HWC: channels last."""
+    """Changes the layout. CHW: channels first; HWC: channels last."""
     perm = [2, 0, 1] if arguments["output_layout"] == "CHW" else [1, 2, 0]
     return api.ops.transpose(images, perm=perm)
 
@@ -193,7 +193,7 @@ def _row(
     schema: str | None = None,
     call: Callable[[Api, Data, Arguments], Data] | None = None,
 ) -> Operator:
-    """An operator; `own` are arguments beside those of DALI's schema, which is named like it ("": none)."""
+    """Makes an operator with the arguments of DALI's schema (default: by its name; "": none) and of `own`."""
     schema = name.title().replace("_", "") if schema is None else schema
     arguments = {**(of_schema(schema) if schema else {}), **own}
     about = call.__doc__ or name if call else backend.GetSchema(schema).Dox()
@@ -235,5 +235,5 @@ _ROWS = (
 )
 OPERATORS = {row.name: row for row in _ROWS}
 DECODERS = ("decode", "decode_random_crop", "decode_region")
-# These take the channels for red, green and blue, even if told that they are not (DALI 2.4 on a CPU).
+# These interpret channels as red, green, blue, even if told that they are not (DALI 2.4 on a CPU).
 NEED_RGB = ("color_twist", "saturation", "hue", "hsv", "jpeg_compression_distortion")

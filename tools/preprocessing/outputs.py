@@ -1,9 +1,9 @@
-"""Where preprocessed images go, chosen by --output.
+"""Writes preprocessed images to the file or directory that --output names.
 
 x.npz, x.npy            one array of all images, and x.npz.csv with their names and labels
 x.png, x.jpg            one contact sheet of the first images
 x.tfrecord              records with an index; with --output_shards x-00000-of-00004.tfrecord ...
-a directory             a picture of each image, named after its source
+a directory             one picture per image, named after the source image
 
 output = check_output("small.npz", overwrite=False, inputs=files)   # UserError before anything runs
 print(output.write(samples, total))
@@ -45,16 +45,16 @@ _SHEET_WIDTH = 1280  # pixels
 
 @dataclasses.dataclass(frozen=True)
 class Output:
-    """A place for samples, checked before anything runs.
+    """An output for samples, checked before anything runs.
 
     Attributes:
-        path: --output.
-        kind: how it is written.
-        files: what is written, without indexes and tables; the directory for pictures.
-        encoding: of pictures and records, as Pillow takes it.
-        is_bgr: three channels are blue, green, red; in pictures they become red, green, blue.
-        label_names: by label; may be empty.
-        has_labels: whether records have labels.
+        path: the value of --output.
+        kind: the kind of output.
+        files: the files to write, without indexes and tables; for pictures, their directory.
+        encoding: options of Pillow's `save` for pictures and records.
+        is_bgr: whether three channels are blue, green, red. Pictures are written as red, green, blue.
+        label_names: label -> name; may be empty.
+        has_labels: whether records contain labels.
     """
 
     path: str
@@ -66,17 +66,17 @@ class Output:
     has_labels: bool
 
     def write(self, samples: Iterable[Sample], total: int) -> str:
-        """Writes all samples, or after any failure nothing.
+        """Writes all samples. If anything fails, writes nothing.
 
         Args:
-            samples: in the order of their positions; read one at a time, for a sheet not to the end.
-            total: how many there are.
+            samples: samples in order of position, read one by one. A sheet reads only the first ones.
+            total: number of samples.
 
         Returns:
-            One line about what was written where.
+            One line that states what was written, and where.
 
         Raises:
-            UserError: samples that this output cannot hold; the disk.
+            UserError: a sample does not fit this output, or the files cannot be written.
         """
         if total < len(self.files):
             raise UserError(f"--output_shards={len(self.files)} is not in 1..{total}, the number of images")
@@ -88,7 +88,7 @@ class Output:
             directory.mkdir(parents=True, exist_ok=True)
             write_into(directory, lambda staged: told.append(self.kind.write(self, staged, counted, total)))
         except BaseException as error:
-            progress.log("")  # a bar that stopped half-way has not ended its line
+            progress.log("")  # ends the line of an unfinished progress bar
             if not isinstance(error, OSError):
                 raise
             name = os.path.basename(error.filename2 or error.filename or "")
@@ -97,7 +97,7 @@ class Output:
         return told[0]
 
     def encode(self, picture: np.ndarray) -> bytes:
-        """uint8 (H, W, 3) RGB or (H, W) -> the content of a picture's file."""
+        """Encodes a picture, uint8 (H, W, 3) RGB or (H, W), as the content of a file."""
         stream = io.BytesIO()
         Image.fromarray(picture).save(stream, **self.encoding)
         return stream.getvalue()
@@ -115,31 +115,31 @@ def check_output(
     output_shards: int | None = None,
     is_bgr: bool = False,
 ) -> Output:
-    """The output that the flags describe; nothing is written yet.
+    """Checks the flags, and returns the output that they describe. Does not write anything.
 
     Args:
-        output: --output.
-        overwrite: files that exist may be replaced; in a directory other files stay.
-        inputs: the files that are read, or directories of them, which are never replaced.
+        output: the value of --output.
+        overwrite: whether existing files may be replaced. Other files in a directory stay.
+        inputs: files that are read, or their directories. They are never replaced.
         has_labels, label_names, is_bgr: as in `Output`.
-        image_format: of IMAGE_FORMATS, for pictures and records; None: png.
+        image_format: one of IMAGE_FORMATS, for pictures and records; None: png.
         jpeg_quality: 1 to 100; None: JPEG_QUALITY.
-        output_shards: number of record files; None: one file of just this name.
+        output_shards: number of record files; None: one file with exactly the name `output`.
 
     Raises:
-        UserError: what --output names cannot be written, exists or is the input; a flag that does nothing
-            for it.
+        UserError: the output cannot be written, exists or is an input; or a flag has no effect on this
+            output.
     """
     stem, suffix = os.path.splitext(output)
     kind = PICTURES if output.endswith("/") or os.path.isdir(output) else KINDS.get(suffix.lower())
     if kind is None and (not output or re.fullmatch(r"\.[A-Za-z]\w{0,7}", suffix)):
-        raise UserError(f"--output={output}: name {ACCEPTED} (which ends in /)")
+        raise UserError(f"--output={output}: use {ACCEPTED} (which ends in /)")
     kind = kind or PICTURES
     is_jpeg = image_format == "jpeg" or (kind is SHEET and suffix.lower() != ".png")
     flags = {"image_format": image_format, "jpeg_quality": jpeg_quality, "output_shards": output_shards}
     for name, value in flags.items():
         if value is not None and (name not in kind.flags or (name == "jpeg_quality" and not is_jpeg)):
-            raise UserError(f"--{name} does nothing for --output={output}: leave it out")
+            raise UserError(f"--{name} does nothing for --output={output}: remove the flag")
     files = [pathlib.Path(output)]
     if output_shards is not None:
         ends = [f"-{shard:05d}-of-{output_shards:05d}{suffix}" for shard in range(output_shards)]
@@ -155,7 +155,7 @@ def check_output(
 def _check_target(
     target: pathlib.Path, kind: "Kind", *, overwrite: bool, inputs: Sequence[str | os.PathLike]
 ) -> None:
-    """UserError where a file, or the directory of pictures, exists or is the input."""
+    """Raises UserError if a file, or the directory of pictures, exists or is an input."""
     if not os.path.lexists(target) or (target.is_dir() and not any(target.iterdir())):
         return
     real = pathlib.Path(os.path.realpath(target))
@@ -163,25 +163,25 @@ def _check_target(
         path = pathlib.Path(os.path.realpath(given))
         lies_in = kind is PICTURES and real in path.parents
         if path == real or lies_in or (path in real.parents and path.is_dir()):
-            raise UserError(f"--output={target} is or holds a file of the input ({given}): name another")
+            raise UserError(f"--output={target} could replace a file of the input {given}: use another path")
     if not overwrite:
-        raise UserError(f"{target} exists: name another --output, or replace it by --overwrite")
+        raise UserError(f"{target} exists: choose another --output, or replace it with --overwrite")
 
 
 def _counted(samples: Iterable[Sample], total: int) -> Iterator[Sample]:
-    """The same samples, with a progress bar."""
+    """Yields the same samples, and shows a progress bar."""
     bar = progress.Bar("Preprocessing", total)
     for sample in samples:
         bar.step()
         yield sample
 
 
-# --- writers: into a directory that takes its place when all is written; they return a line about it ---
+# --- writers: write files into `staged`, from where they move at the end; return a line about the files ---
 
 
 def _write_array(output: Output, staged: pathlib.Path, samples: Iterator[Sample], total: int) -> str:
-    """One array (N, ...) of the images' dtype, as NumPy's format has it (numpy/lib/format.py), never held in
-    memory; and a table with position, name, label (empty: none) and the label's name of each row."""
+    """Writes one array (N, ...) in NumPy's format (numpy/lib/format.py), image by image to save memory. Also
+    writes a table: the position, the name, the label (empty: none) and the label's name of each image."""
     path, table = output.files[0], pathlib.Path(f"{output.files[0]}.csv")
     first = None
     with (
@@ -199,8 +199,8 @@ def _write_array(output: Output, staged: pathlib.Path, samples: Iterator[Sample]
                 np.lib.format.write_array_header_1_0(stream, header)
             if image.shape != first.image.shape or image.dtype != first.image.dtype:
                 raise UserError(
-                    f"{first.describe()}, {sample.describe()}: an array needs all of one size and type; a"
-                    " resize, crop or letterbox to one size at the end of --ops makes them so"
+                    f"{first.describe()}, {sample.describe()}: an array needs images of one size and"
+                    " dtype: add a resize, crop or letterbox to one size at the end of --ops"
                 )
             stream.write(np.ascontiguousarray(image).data)
             label = sample.label if sample.label >= 0 else ""
@@ -214,7 +214,7 @@ def _array_stream(path: pathlib.Path) -> Iterator[IO[bytes]]:
         with path.open("wb") as stream:
             yield stream
         return
-    # A member of unknown size may grow beyond 2 GiB only if it is announced.
+    # zipfile does not know the size in advance. Without force_zip64 it would be limited to 2 GiB.
     with zipfile.ZipFile(path, "w") as archive, archive.open("images.npy", "w", force_zip64=True) as stream:
         yield stream
 
@@ -229,13 +229,13 @@ def _write_pictures(output: Output, staged: pathlib.Path, samples: Iterator[Samp
 
 
 def _write_sheet(output: Output, staged: pathlib.Path, samples: Iterator[Sample], total: int) -> str:
-    """The first SHEET_IMAGES images on one picture; a single image as it is."""
+    """Writes the first SHEET_IMAGES images as one picture. A single image stays unchanged."""
     pictures = []
     for sample in samples:
         image = Image.fromarray(sample.picture(is_bgr=output.is_bgr))
         if total > 1:
             image = image.convert("RGB")
-            image.thumbnail((_SHEET_WIDTH, _SHEET_WIDTH))  # 64 photographs would fill gigabytes
+            image.thumbnail((_SHEET_WIDTH, _SHEET_WIDTH))  # else 64 photographs could take gigabytes
         pictures.append(np.asarray(image))
     columns = min(math.ceil(math.sqrt(len(pictures))), _SHEET_COLUMNS)  # about as many as rows
     sheet = drawing.contact_sheet(pictures, columns, _SHEET_WIDTH) if total > 1 else pictures[0]
@@ -244,7 +244,7 @@ def _write_sheet(output: Output, staged: pathlib.Path, samples: Iterator[Sample]
 
 
 def _write_records(output: Output, staged: pathlib.Path, samples: Iterator[Sample], total: int) -> str:
-    """Each file has equally many images or one more, in the order of the source."""
+    """Writes images in the order of the source. All files have the same number of images, or one more."""
     for shard, file in enumerate(output.files):
         begin, end = shard_range(total, shard, len(output.files))
         with (staged / file.name).open("wb") as stream:
@@ -255,9 +255,9 @@ def _write_records(output: Output, staged: pathlib.Path, samples: Iterator[Sampl
 
 
 def _record(output: Output, sample: Sample) -> bytes:
-    """The keys of tensorflow/models research/slim/datasets/dataset_utils.py, image_to_tfexample, with the
-    name and the position of the source in image/filename and image/source_id, and image/class/text where
-    labels have names."""
+    """Makes a record with the keys of image_to_tfexample in tensorflow/models
+    research/slim/datasets/dataset_utils.py. image/filename is the name of the source image, image/source_id
+    its position. image/class/text is added if labels have names."""
     picture = sample.picture(is_bgr=output.is_bgr)
     values: dict[str, bytes | int] = {
         "image/encoded": output.encode(picture),
@@ -276,16 +276,16 @@ def _record(output: Output, sample: Sample) -> bytes:
         feature = example.features.feature[key]
         kind = feature.bytes_list if isinstance(value, bytes) else feature.int64_list
         kind.value.append(value)
-    return example.SerializeToString(deterministic=True)  # protobuf's maps have no order unless asked
+    return example.SerializeToString(deterministic=True)  # else the order of protobuf's maps varies
 
 
 class Kind(NamedTuple):
-    """How an output is written.
+    """A kind of output.
 
     Attributes:
-        write: (output, directory, samples, their number) -> a line about it.
-        beside: suffix of a second file for each; "" for none.
-        flags: those that matter.
+        write: function (output, directory, samples, number of samples) -> a line about the files.
+        beside: suffix of a second file that is written with each file; "" for none.
+        flags: flags that have an effect.
     """
 
     write: Callable[[Output, pathlib.Path, Iterator[Sample], int], str]

@@ -1,4 +1,4 @@
-"""Runs a chain of operators over a source: by a pipeline, imperatively, as NumPy, or as tf.data.
+"""Applies a chain of operators to the images of a source. Four interfaces return the results:
 
 p = Preprocessor(source=open_image_source("files", "photos"), ops="resize:short=256 | crop:224x224")
 images, labels = p.pipeline.run()        # DALI's Pipeline API
@@ -29,28 +29,28 @@ from tools.preprocessing.fusion import fuse
 from tools.preprocessing.reading import Part
 from tools.preprocessing.samples import Sample
 
-_FAILURES = (RuntimeError, ValueError, TypeError, MemoryError)  # of DALI and NumPy
+_FAILURES = (RuntimeError, ValueError, TypeError, MemoryError)  # that DALI and NumPy raise
 
 
 @dataclasses.dataclass(kw_only=True, eq=False)
 class Preprocessor:
-    """Images of a source, preprocessed.
+    """Preprocesses the images of a source.
 
     Attributes:
-        source: what `open_image_source` returns.
+        source: the result of `open_image_source`.
         ops: a chain of operators, see chain.py.
         batch_size: images per batch.
-        training: shuffled without end; otherwise in order (common/readers.py).
-        device: "cpu", or "gpu": images are there from the decoder on.
+        training: whether images are shuffled and repeated without end; else in order (common/readers.py).
+        device: "cpu", or "gpu": images are on the GPU from the decoder on.
         device_id: number of the GPU; None on a CPU.
-        num_threads, prefetch: DALI's CPU threads; batches made ahead, in a pipeline.
-        shard_id, num_shards: this rank's share of the source.
-        seed: of order and random draws; 0 is a valid seed.
-        chain: what `ops` does.
-        size: images of this shard in one epoch.
+        num_threads, prefetch: number of DALI's CPU threads, and of batches that a pipeline makes in advance.
+        shard_id, num_shards: this rank's shard of the source, and the number of shards.
+        seed: seed of the order and of random arguments; 0 is a valid seed.
+        chain: the operators of `ops`.
+        size: number of images of this shard in one epoch.
 
     Raises:
-        UserError: --ops cannot be read; fewer images than shards.
+        UserError: --ops is not valid, or there are fewer images than shards.
     """
 
     source: ImageSource
@@ -75,22 +75,22 @@ class Preprocessor:
             self.chain = fuse(self.chain)
         self._part = Part(self.source, self.shard_id, self.num_shards, self.training, self.seed)
         self.size = self._part.size
-        # Other draws on every rank; the order is the same on all.
+        # Random arguments differ between ranks. The order of the images is the same on all ranks.
         self._seed = int(np.random.SeedSequence([self.seed, self.shard_id]).generate_state(1)[0])
 
     # --- DALI ---
 
     @functools.cached_property
     def pipeline(self) -> dali.Pipeline:
-        """Built; its outputs are images, and labels int32 (). It never ends: `size` is one epoch."""
+        """The built pipeline. Outputs images, and labels int32 (), endlessly. `size` images are an epoch."""
         return self._build()
 
     def restored(self, checkpoint: str) -> dali.Pipeline:
-        """Continues where `pipeline.checkpoint()` of an equal pipeline was taken: order and draws."""
+        """Returns a pipeline that continues exactly from `pipeline.checkpoint()` of an equal pipeline."""
         return self._build(checkpoint=checkpoint)
 
     def dynamic(self, *, epochs: int = 1) -> Iterator[tuple[ndd.Batch, ndd.Batch]]:
-        """Batches of images and labels, made as they are asked for; the last of an epoch may be shorter."""
+        """Yields batches of images and labels, computed on demand. An epoch's last batch may be smaller."""
         ndd.set_num_threads(self.num_threads)
         api = Dynamic(self._seed)
         for encoded, labels in self._part.in_dynamic(self.batch_size, epochs=epochs):
@@ -100,16 +100,16 @@ class Preprocessor:
     # --- NumPy ---
 
     def samples(self, api: str = "pipeline") -> Iterator[Sample]:
-        """Every image of this shard once, in the source's order.
+        """Yields every image of this shard once, in the source's order.
 
         Args:
             api: "pipeline" or "dynamic".
 
         Raises:
-            UserError: an image that an operator refuses, by its name.
+            UserError: an operator fails on an image. The message names the image.
         """
         if self.training:
-            raise ValueError("training order has no positions: read `pipeline` or `dynamic`")
+            raise ValueError("samples() needs training=False: use `pipeline` or `dynamic`")
         position = self._part.begin
         try:
             for image in self._images(api):
@@ -120,12 +120,12 @@ class Preprocessor:
             raise self._explain(error, position) from error
 
     def _images(self, api: str) -> Iterator[np.ndarray]:
-        """All images of an epoch."""
+        """Yields all images of an epoch."""
         if api == "dynamic":
             for images, _ in self.dynamic():
                 yield from map(np.array, images.cpu().tensors)
             return
-        # Not `self.pipeline`, which may be anywhere in its epoch.
+        # A new pipeline, because `self.pipeline` may be in the middle of an epoch.
         pipeline = self._build(checkpointing=False)
         for begin in range(0, self.size, self.batch_size):
             batch = pipeline.run()[0].as_cpu()
@@ -135,10 +135,10 @@ class Preprocessor:
     # --- TensorFlow ---
 
     def dataset(self) -> tf.data.Dataset:
-        """(images, labels) as tf.data; it never ends. All images of a batch must come out equally large.
+        """Returns an endless tf.data.Dataset of (images, labels). The images of a batch must have one size.
 
-        DALIDataset takes no graph with Python in it: what Python reads comes from the pipeline by
-        `from_generator`, and its position cannot be saved.
+        DALIDataset does not accept a graph that calls Python. If Python reads the source, the dataset uses
+        `from_generator` instead, and its position cannot be saved.
         """
         dtype = tf.as_dtype(self._alone(self._part.begin).dtype)
         images = tf.TensorSpec((self.batch_size, None, None, None), dtype)
@@ -181,28 +181,28 @@ class Preprocessor:
         return self.chain.apply(api, encoded, is_decoded=self.source.is_decoded, device=self.device)
 
     def _alone(self, position: int) -> np.ndarray:
-        """One image, alone in its batch."""
+        """Returns one image, preprocessed in a batch of one."""
         alone = copy.copy(self)
         alone.batch_size, alone._part = 1, Part(self.source, position, self.source.size)
         return np.array(alone._build(checkpointing=False).run()[0].as_cpu()[0])
 
     def _explain(self, error: Exception, position: int) -> UserError:
-        """Names the image of the batch from `position` on that fails, by running each alone."""
+        """Names the image that fails in the batch that begins at `position`, by running each image alone."""
         for suspect in range(position, min(position + self.batch_size, self._part.begin + self.size)):
             try:
                 self._alone(suspect)
             except _FAILURES as found:
                 return UserError(f"image {suspect} ({self.source.images[suspect].name!r}): {_reason(found)}")
-        return UserError(f"one of the images from {position} on, or what was drawn for it: {_reason(error)}")
+        return UserError(f"an image from {position} on, or its random arguments, failed: {_reason(error)}")
 
 
 def _reason(error: Exception) -> str:
-    """DALI's reason, without tracebacks and places in its source, and what helps."""
+    """Returns DALI's reason without tracebacks and source locations. Adds a remedy if one is known."""
     text = str(error.__cause__ or error)  # the Dynamic API has the reason in the cause
     operator = re.search(r"operator `nvidia\.dali\.fn\.([\w.]+)`", text)
     _, _, said = text.removeprefix("Multiple exceptions:").rpartition("encountered:")
     first = next((line.strip() for line in said.splitlines() if line.strip()), "")
     first = re.sub(r'^(N4dali\w+: )?(Assert on ".*?" failed: )?', "", first).rstrip(".")
     if operator and operator[1].startswith("crop") and first.startswith("Slice can't be placed"):
-        first = "the window reaches beyond the image; fill=0 pads smaller images"
+        first = "the crop reaches beyond the image; fill=0 pads smaller images"
     return f"{operator[1]}: {first}" if operator else first

@@ -1,13 +1,13 @@
 """Reads a source: in a DALI graph (`fn`), or for the Dynamic API (`ndd`).
 
-A graph has one of DALI's readers where there is one that reads the source correctly. Otherwise, and for the
-Dynamic API, Python reads image by image. All give the same two outputs, and without training in one order:
+A graph uses one of DALI's readers if one reads the source correctly. Otherwise, and for the Dynamic API,
+Python reads the images one by one. Both have these two outputs, and without training the same order:
 
     images  uint8 (bytes,), an encoded image; or (H, W, C), uint8 or float32
-    labels  int32 (), -1 where there is none
+    labels  int32 (), -1 for an image without a label
 
-Order and parts are those of common/readers.py. LMDB is permuted within the buffer alone, and each epoch a
-rank reads the part of the next one.
+Order and shards are those of common/readers.py, except for LMDB. LMDB is only shuffled within a buffer, and
+after each epoch a rank reads the shard of the next rank.
 """
 
 import dataclasses
@@ -28,17 +28,17 @@ from tools.preprocessing.formats.base import NO_LABEL, ImageSource
 
 @dataclasses.dataclass(frozen=True)
 class Part:
-    """What a rank reads of a source.
+    """The shard of a source that one rank reads.
 
     Attributes:
-        source: of the images.
-        shard_id: the part to read, the rank.
-        num_shards: number of parts, the number of ranks.
-        training: shuffled without end, or in order (common/readers.py).
-        seed: of the shuffling, the same on all ranks; 0 is a valid seed.
+        source: the source of the images.
+        shard_id: number of the shard, the rank.
+        num_shards: number of shards, the number of ranks.
+        training: whether images are shuffled and repeated without end; else in order (common/readers.py).
+        seed: seed of the shuffling, the same on all ranks; 0 is a valid seed.
 
     Raises:
-        UserError: fewer images than shards; an iterable that cannot be shuffled.
+        UserError: there are fewer images than shards, or training cannot shuffle an iterable.
     """
 
     source: ImageSource
@@ -57,20 +57,20 @@ class Part:
 
     @property
     def begin(self) -> int:
-        """The position of the first image, without training."""
+        """Position of the first image of this shard, without training."""
         return shard_range(self.source.size, self.shard_id, self.num_shards)[0]
 
     @property
     def size(self) -> int:
-        """Images of an epoch."""
+        """Number of images of this shard in one epoch."""
         return shard_range(self.source.size, self.shard_id, self.num_shards)[1] - self.begin
 
     def in_graph(self, name: str = "reader") -> tuple[DataNode, DataNode]:
-        """(images, labels) inside a DALI graph, without end. Its pipeline resumes exactly from a checkpoint.
+        """Returns endless (images, labels) in a DALI graph, whose pipeline resumes exactly from a checkpoint.
 
         Args:
-            name: of the operator, unique in its pipeline, for `pipeline.epoch_size(name)`; what Python reads
-                has none.
+            name: name of the reader, unique in its pipeline, for `pipeline.epoch_size(name)`. It is not used
+                if Python reads the images.
         """
         reader = self.source.reader
         if reader is None:
@@ -101,10 +101,10 @@ class Part:
         return dali_ops.order(self.training, self.seed, in_container=operator not in ("file", "numpy"))
 
     def _in_batches(self, batch_size: int, batch: int, row: int) -> int:
-        """The position of an image of an endless stream of batches.
+        """Returns the position of image number `row` of a batch in an endless stream of batches.
 
-        Training reads one epoch's part after another, across batches. Evaluation repeats the last image
-        until all shards have the same number of batches, and begins anew.
+        In training, a batch may contain the end of one epoch and the start of the next. Evaluation repeats
+        the shard's last image until all shards have the same number of batches, then starts again.
         """
         if self.training:
             return self._position(*divmod(batch * batch_size + row, self.size))
@@ -116,7 +116,7 @@ class Part:
         return int(_permutation(self.source.size, self.seed, epoch)[place]) if self.training else place
 
     def in_dynamic(self, batch_size: int, *, epochs: int = 1) -> Iterator[tuple[ndd.Batch, ndd.Batch]]:
-        """(images, labels) in batches of ndd; the last of an epoch may be shorter."""
+        """Yields (images, labels) in batches of ndd. The last batch of an epoch may be smaller."""
         for epoch in range(epochs):
             for first in range(0, self.size, batch_size):
                 places = range(first, min(first + batch_size, self.size))

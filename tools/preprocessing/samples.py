@@ -1,4 +1,4 @@
-"""One preprocessed image, as a picture, and file names made of the names of sources."""
+"""A preprocessed image and its conversion to a picture; file names from the names of source images."""
 
 import os
 import re
@@ -8,20 +8,20 @@ import numpy as np
 
 from common.errors import UserError
 
-# jpeg, jp2, tiff, npy, ...; in img.0001 or a key like v1.25 the dot belongs to the name
+# Matches jpeg, jp2, tiff, npy, ...; in img.0001 or a key like v1.25 the dot is a part of the name.
 _SUFFIX = re.compile(r"(?<=.)\.[A-Za-z][A-Za-z0-9]{0,4}$")
-_MAX_BYTES = 230  # of a name without suffix: file systems take 255 with it, and a number may follow
+_MAX_BYTES = 230  # of a name without suffix and added number; file systems accept 255 with both
 
 
 class Sample(NamedTuple):
     """One preprocessed image.
 
     Attributes:
-        position: of its source image in the source, from 0.
-        name: of the source image: "cats/a.jpg", a record's key, ...
-        label: -1 for none.
+        position: position of the source image in the source, from 0.
+        name: name of the source image: "cats/a.jpg", a record's key, ...
+        label: the label; -1 for none.
         image: (H, W, C), (H, W), or (C, H, W); any dtype.
-        layout: of the image: "HWC" or "CHW".
+        layout: layout of the image: "HWC" or "CHW".
     """
 
     position: int
@@ -31,22 +31,22 @@ class Sample(NamedTuple):
     layout: str = "HWC"
 
     def describe(self) -> str:
-        """Which sample it is, its dtype and shape, for messages."""
+        """Returns position, name, dtype and shape, for messages."""
         shape = " x ".join(map(str, self.image.shape))
         return f"image {self.position} ({self.name!r}) is {self.image.dtype} {shape} ({self.layout})"
 
     def picture(self, *, is_bgr: bool = False) -> np.ndarray:
-        """The image as a file format takes it: uint8 (H, W, 3) RGB or (H, W), contiguous.
+        """Returns the image as picture files need it: contiguous uint8, (H, W, 3) RGB or (H, W).
 
         Raises:
-            UserError: it has another dtype, layout or number of channels.
+            UserError: the image has another dtype, layout or number of channels.
         """
         image, channels = self.image, self.image.shape[2:]
         is_picture = image.dtype == np.uint8 and self.layout == "HWC" and image.size
         if not is_picture or channels not in ((), (1,), (3,)):
             raise UserError(
-                f"{self.describe()}, and pictures are uint8, height x width x 3 or 1: leave"
-                " crop_mirror_normalize, cast and layout out of --ops, or write an .npz"
+                f"{self.describe()}, but pictures need uint8, height x width x 3 or 1: remove"
+                " crop_mirror_normalize, cast and layout from --ops, or write an .npz"
             )
         if channels == (1,):
             image = image[..., 0]
@@ -54,13 +54,13 @@ class Sample(NamedTuple):
 
 
 class FileNames:
-    """Gives every source's name a file name: its own path with another suffix, where that can be.
+    """Makes file names from the names of source images: the same path with another suffix, if possible.
 
-    It stays below the directory, is not hidden, has only printable characters, and no two are the
-    same: the second a.jpg is a-2.png.
+    A file name stays inside the output directory, is not hidden, has only printable characters, and is
+    unique: the second a.jpg becomes a-2.png.
 
     Args:
-        suffix: of all files, ".png".
+        suffix: suffix of all file names, such as ".png".
     """
 
     def __init__(self, suffix: str):
@@ -68,7 +68,7 @@ class FileNames:
         self._last: dict[str, int] = {}  # path without suffix -> the number of the last file that has it
 
     def of(self, name: str) -> str:
-        """The relative path for the next source; no later one gets the same."""
+        """Returns the relative path for the next source image. No other image gets the same path."""
         parts = [part for part in name.split("/") if part.strip(". ")] or ["image"]
         parts[-1] = _SUFFIX.sub("", parts[-1])
         stem = free = "/".join(map(_safe, parts))

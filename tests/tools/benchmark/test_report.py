@@ -107,7 +107,7 @@ def test_verdict_names_what_limits_and_the_flag(data, model, limit, advice):
 
 def test_verdict_says_that_other_work_ran_and_nothing_more_without_a_model():
     """Other work is reported if it took more than a tenth of the cores."""
-    told = "Other work took 0.6 of 2 cores: measure again where nothing else runs."
+    told = "Other processes used 0.6 of 2 cores: measure again on an idle machine."
     for other, verdict in ((6.0, [told]), (2.0, [])):
         windows = [Window(100, 10.0, 15.0, seconds) for seconds in (1.0, other, 7.0)]
         busy = summary.candidate(windows, 1)

@@ -96,11 +96,11 @@ def test_work_of_others_is_seen(tmp_path):
 FAILURES = {
     "says why": ("import sys; print('nonsense', file=sys.stderr); sys.exit('error: no data')", "1: no data"),
     "traceback": ("raise KeyError('boxes')", "exit code 1: KeyError: 'boxes'"),
-    "killed": ("import os; os.kill(os.getpid(), 9)", "killed, as the system does where memory runs out"),
+    "killed": ("import os; os.kill(os.getpid(), 9)", "killed (SIGKILL): the system does this when"),
     "crashed": ("import os; os.kill(os.getpid(), 11)", "killed by SIGSEGV: its stderr is empty"),
     "later": ("print('ready')\nfor _ in range(20): print('step 1')", "exit code 0: its stderr is empty"),
-    "closed": ("import os, time; os.close(1); time.sleep(100)", "closed its output and still runs"),
-    "silent": ("import time; print('ready'); time.sleep(100)", "no line from it within 0 s"),
+    "closed": ("import os, time; os.close(1); time.sleep(100)", "closed its output but still runs"),
+    "silent": ("import time; print('ready'); time.sleep(100)", "it printed no line within 0 s"),
 }
 
 

@@ -43,7 +43,7 @@ REFUSED = [
     ("resize:shrt=3", "unknown argument 'shrt': did you mean 'short'?"),
     ("resize", "give size or resize_shorter or resize_longer"),
     ("resize:2.5", "'2.5' is not a whole number"),
-    ("resize:short=0", "'0' is not a number from 1 to 65535, or a range of them, as 0.8..1.2"),
+    ("resize:short=0", "'0' is not a number from 1 to 65535, or a range such as 0.8..1.2"),
     ("resize:65536x1", "'65536' is not a whole number from 1 to 65535"),
     ("resize:3,interp=bilinear", "unknown value 'bilinear': did you mean"),
     ("resize:short=3,short=4", "short is given twice"),
@@ -53,9 +53,9 @@ REFUSED = [
     ("cast:uint9", "unknown value 'uint9': did you mean 'uint8'?"),
     ("crop_mirror_normalize:std=0/1/1", "'0' is not a number from 1e-06 to inf"),
     ("jpeg_compression_distortion:0..50", "is not a whole number from 1 to 100"),
-    ("decode:gray | hue:3", "hue needs colour images, and they are decoded to gray"),
+    ("decode:gray | hue:3", "hue needs colour images, but decode makes gray ones"),
     ("crop:3 | decode", "decode must be the first operator"),
-    ("layout:CHW | crop:3", "crop comes after the channels went first"),
+    ("layout:CHW | crop:3", "crop needs the layout HWC: put it before the change to CHW"),
     ("layout:HWC", "images are HWC already"),
 ]
 
@@ -67,7 +67,7 @@ def test_what_cannot_be_read_is_refused_in_one_line(ops, said):
 
 
 def test_arrays_are_not_decoded():
-    assert "nothing to decode" in refusal(chain.parse, "decode:bgr", is_decoded=True)
+    assert "remove the decoder" in refusal(chain.parse, "decode:bgr", is_decoded=True)
 
 
 def test_the_list_of_operators_names_all_with_their_arguments():

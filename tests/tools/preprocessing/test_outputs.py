@@ -227,7 +227,7 @@ def test_an_interruption_or_a_full_disk_leaves_nothing(tmp_path, name):
 @pytest.mark.parametrize("name", EVERY_OUTPUT)
 def test_what_is_there_is_not_overwritten_without_being_told(tmp_path, name):
     output(tmp_path / name).write(samples(images(2)), 2)
-    assert "exists: name another --output, or replace it by --overwrite" in refusal(output, tmp_path / name)
+    assert "exists: choose another --output, or replace it with --" in refusal(output, tmp_path / name)
     other = images(5)[3:]
     output(tmp_path / name, overwrite=True).write(samples(other), 2)
     if name == "x.npz":

@@ -30,7 +30,7 @@ NO_PICTURES = [
 def test_what_is_no_picture_is_told_with_the_remedy(shape, dtype, layout, told):
     said = refusal(Sample(7, "a.jpg", -1, np.ones(shape, dtype), layout).picture)
     assert f"image 7 ('a.jpg') is {told}" in said
-    assert "leave crop_mirror_normalize, cast and layout out of --ops" in said
+    assert "remove crop_mirror_normalize, cast and layout from --ops" in said
 
 
 def test_files_are_named_after_their_sources():

@@ -1,1 +1,1 @@
-"""What stands behind image_source.py: one module a kind of source."""
+"""The kinds of sources that image_source.py opens."""

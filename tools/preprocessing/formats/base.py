@@ -1,4 +1,4 @@
-"""What all sources of images have in common."""
+"""Classes and functions that all image sources share."""
 
 import dataclasses
 import functools
@@ -22,11 +22,11 @@ class Image(NamedTuple):
     """One image of a source.
 
     Attributes:
-        name: as the data have it: it may be repeated, or lead out of a directory.
-        file: path of the file that holds it; "" where there is none.
-        label: None where it has none.
-        place: numbers that locate it in its file; each format has its own.
-        form: dtype of an array; or the form of its record, where a format has several.
+        name: name in the data. It may not be unique, and may be a path outside the directory.
+        file: path of the file that contains the image; "" if there is none.
+        label: the label; None if there is none.
+        place: numbers that locate the image in its file. Each format uses different numbers.
+        form: dtype of an array; or the type of its record, if the format has several types.
     """
 
     name: str
@@ -37,7 +37,7 @@ class Image(NamedTuple):
 
     @property
     def is_array(self) -> bool:
-        """Whether it is decoded."""
+        """Whether the image is an array, not an encoded image."""
         return self.form in ("uint8", "float32")
 
 
@@ -45,11 +45,11 @@ class Reader(NamedTuple):
     """A reader operator of DALI and its arguments.
 
     Attributes:
-        operator: its name in fn.readers.
-        arguments: all but its name, order and shards.
-        image: which of its outputs is the image: a position, or a key of TFRecord's dict.
-        label: which of its outputs is the label, one number in a list; None: there is none.
-        label_is_text: the label is written in decimal digits.
+        operator: name of the operator in fn.readers.
+        arguments: its arguments, except name, order and shards.
+        image: position of the output with the image, or its key in TFRecord's dict.
+        label: the same for the label, a list with one number; None if images have no labels.
+        label_is_text: whether the label is written in decimal digits.
     """
 
     operator: str
@@ -63,14 +63,14 @@ Found = tuple[Image, str, bytes | memoryview | np.ndarray | ImageFacts]
 
 
 class Content(NamedTuple):
-    """What a format finds, before it is known which images can be used.
+    """All images that a format finds. Those that cannot be used are not yet removed.
 
     Attributes:
-        images: each with its description for messages, and its content or what a check of it found.
-        load: reads one: uint8 (bytes,), encoded; or an array (H, W, C).
-        make_reader: (images that are kept, whether they have labels) -> DALI's reader of them; None where it
-            would misread them.
-        can_shuffle: the images can be read in any order.
+        images: each image, its description for messages, and its content or the result of a check.
+        load: reads one image: encoded, uint8 (bytes,), or an array (H, W, C).
+        make_reader: function (images to read, whether they have labels) -> DALI's reader of these images, or
+            None if DALI would misread them.
+        can_shuffle: whether the images can be read in any order.
     """
 
     images: Iterable[Found]
@@ -81,13 +81,13 @@ class Content(NamedTuple):
 
 @dataclasses.dataclass
 class Opening:
-    """A source that is being opened: flags of these names, and what is found.
+    """A source while it is opened: values of flags, and what was found.
 
     Attributes:
-        path: --input.
-        policy: about images that cannot be used.
-        issues: about all images and files.
-        label_names: by label.
+        path, annotations, images: the values of --input, --annotations and --images.
+        policy: what to do about images that cannot be used.
+        issues: issues of all images and files.
+        label_names: label -> name.
     """
 
     path: str
@@ -98,7 +98,7 @@ class Opening:
     label_names: Mapping[int, str]
 
     def containers(self) -> Iterator[str]:
-        """The files that --input names by a glob, or by several with commas between them."""
+        """Yields the files that --input names by a glob, or by several comma-separated globs."""
         for file in expand_pattern(self.path):
             check_file(file)
             yield file
@@ -108,15 +108,15 @@ class Opening:
 class ImageSource:
     """Images in a fixed order, from files or containers, each with a name and perhaps a label.
 
-    All were checked before, and can be used.
+    All images were checked and can be used.
 
     Attributes:
-        kind: as in --source.
-        images: of the source.
-        content: how to read them.
-        reader: DALI's reader of these images; None where no reader of DALI reads them correctly.
-        label_names: by label; {} where they have none.
-        is_decoded: images are arrays.
+        kind: the value of --source.
+        images: the images, in order.
+        content: functions that read the images.
+        reader: DALI's reader of these images; None if no reader of DALI reads them correctly.
+        label_names: label -> name; {} if labels have no names.
+        is_decoded: whether the images are arrays.
     """
 
     kind: str
@@ -133,16 +133,16 @@ class ImageSource:
 
     @functools.cached_property
     def labels(self) -> np.ndarray:
-        """int32 (size,), NO_LABEL where an image has none."""
+        """The labels of all images, int32 (size,); NO_LABEL if an image has none."""
         return np.array([NO_LABEL if i.label is None else i.label for i in self.images], np.int32)
 
     @property
     def files(self) -> Sequence[str]:
-        """The files that are read."""
+        """The files that contain the images."""
         return list(dict.fromkeys(image.file for image in self.images if image.file))
 
     def load(self, position: int) -> np.ndarray:
-        """Reads an image without DALI: uint8 (bytes,), encoded; or an array (H, W, C)."""
+        """Reads an image without DALI: encoded, uint8 (bytes,), or an array (H, W, C)."""
         image = self.images[position]
         try:
             return self.content.load(image)
@@ -151,25 +151,25 @@ class ImageSource:
 
 
 def check_label(label: float, owner: str) -> int:
-    """The label as a whole number; UserError where it is not an int32."""
-    if not (-(2**31) <= label < 2**31 and label == int(label)):  # a NaN is neither
+    """Returns the label as an int. Raises UserError if it is not a whole number in int32."""
+    if not (-(2**31) <= label < 2**31 and label == int(label)):  # also True for NaN
         raise UserError(f"{owner} has the label {label}: labels are whole numbers within 32 bits")
     return int(label)
 
 
 def check_file(file: str) -> None:
-    """Raises UserError for an empty file, and for anything that is not a regular file."""
+    """Raises UserError if the path is an empty file, or not a regular file."""
     if not os.path.isfile(file) or not os.path.getsize(file):
-        raise UserError(f"{file} is missing, empty or no regular file: copy or write it again")
+        raise UserError(f"{file} is missing, empty or not a regular file: copy or write it again")
 
 
 def store_indexes(images: Sequence[Image], head: str, line: Callable[[int, Image], str]) -> dict[str, str]:
-    """Writes DALI's index of each file of images to the cache.
+    """Writes into the cache the index that DALI needs for each file with images.
 
     Args:
-        images: those to be read.
-        head: of the text, before the lines; `{}` is their number.
-        line: (number of the image, image) -> its line.
+        images: the images to read.
+        head: text before the lines of an index; `{}` becomes the number of lines.
+        line: function (number of the image, image) -> line of the index.
 
     Returns:
         File -> path of its index.
@@ -184,12 +184,12 @@ def store_indexes(images: Sequence[Image], head: str, line: Callable[[int, Image
 
 
 def mapped(file: str) -> memoryview:
-    """The content of a file that is not empty, read when it is used."""
+    """Maps a file that is not empty into memory. Its content is only read when it is used."""
     return np.memmap(file, np.uint8, mode="r").data
 
 
 def read_bytes(path: str, offset: int = 0, size: int = -1) -> np.ndarray:
-    """Part of a file, uint8 (size,)."""
+    """Reads a part of a file as uint8 (size,)."""
     with open(path, "rb") as stream:
         stream.seek(offset)
         return np.frombuffer(stream.read(size), np.uint8)

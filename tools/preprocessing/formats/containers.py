@@ -1,18 +1,18 @@
-"""Images in TFRecords, in MXNet's RecordIO, and in tar archives as WebDataset has them.
+"""Images in TFRecords, in MXNet's RecordIO files, and in WebDataset's tar archives.
 
-TFRecords are in the schema of TensorFlow Object Detection or of ImageNet's records: `image/encoded` is read;
-`image/filename` is its name, and `image/class/label` its label where it has one.
+TFRecords have the schema of TensorFlow Object Detection or of ImageNet's records. `image/encoded` is the
+image, `image/filename` its name, and `image/class/label` its label, if present.
 
-RecordIO (dmlc-core include/dmlc/recordio.h): a record is a magic number, a word with its length and which
-part of a record it is, the data, and zeros up to a multiple of four bytes. Where data hold the magic number,
-it is left out and the record is cut there. The header of an image: python/mxnet/recordio.py (IRHeader) of
-apache/mxnet.
+RecordIO (dmlc-core include/dmlc/recordio.h): a record has one or several parts. A part is a magic number, a
+word with the length of the data and the type of the part, the data, and zeros up to a multiple of four bytes.
+If the data contain the magic number, the record is split there and the number is left out. The header of an
+image is IRHeader in python/mxnet/recordio.py of apache/mxnet.
 
 WebDataset (webdataset/webdataset README, and dali/operators/reader/loader/webdataset_loader.cc of
-NVIDIA/DALI): `0001.jpg` and `0001.cls`, its label in digits. A sample is files that follow each other and
-have the same path up to the first dot of their name.
+NVIDIA/DALI): a sample is, for example, `0001.jpg` and `0001.cls`, which contains the label in digits. The
+files of a sample follow each other, and have the same path up to the first dot of the file name.
 
-Indexes beside the files are not used: DALI gets one of the images that are read, from the cache.
+Index files beside the data are not used. DALI gets an index of the images to read, from the cache.
 """
 
 import itertools
@@ -36,14 +36,14 @@ from tools.preprocessing.formats.base import Content, Found, Image, Opening, Rea
 
 _LABEL_KEY = "image/class/label"
 _MAGIC = struct.pack("<I", 0xCED7230A)
-_WHOLE, _FIRST, _LAST = 0, 1, 3  # parts of a record of RecordIO; 2 is a middle one
+_WHOLE, _FIRST, _LAST = 0, 1, 3  # types of the parts of a RecordIO record; 2 is a middle part
 
 
 # --- TFRecord ---
 
 
 def open_tfrecord(opening: Opening) -> Content:
-    """--source=tfrecord: a glob of record files, or several with commas between them."""
+    """Opens --source=tfrecord: a glob of record files, or several comma-separated globs."""
     return Content(_examples(opening), _load_example, _tfrecord_reader)
 
 
@@ -61,7 +61,7 @@ def _examples(opening: Opening) -> Iterator[Found]:
 
 
 def _parse_example(record: bytes, owner: str) -> tuple[bytes, str, int | None]:
-    """(encoded image, file name, label) of a record."""
+    """Returns (encoded image, file name, label) of a record."""
     try:
         features = tf.train.Example.FromString(record).features.feature
     except Exception as error:  # google.protobuf.message.DecodeError, whose module TensorFlow hides
@@ -69,7 +69,7 @@ def _parse_example(record: bytes, owner: str) -> tuple[bytes, str, int | None]:
     encoded, labels = features["image/encoded"].bytes_list.value, features[_LABEL_KEY].int64_list.value
     kind = features[_LABEL_KEY].WhichOneof("kind")
     if len(encoded) != 1 or len(labels) > 1 or kind not in (None, "int64_list"):
-        raise UserError(f"{owner} lacks one image/encoded (bytes) and at most one {_LABEL_KEY} (int64)")
+        raise UserError(f"{owner} needs one image/encoded (bytes) and at most one {_LABEL_KEY} (int64)")
     name = b"".join(features["image/filename"].bytes_list.value).decode("utf-8", "replace")
     return encoded[0], name, base.check_label(labels[0], owner) if labels else None
 
@@ -91,7 +91,7 @@ def _tfrecord_reader(images: Sequence[Image], labelled: bool) -> Reader:
 
 
 def open_recordio(opening: Opening) -> Content:
-    """--source=recordio: a glob of .rec files, or several with commas between them."""
+    """Opens --source=recordio: a glob of .rec files, or several comma-separated globs."""
     return Content(_recordio(opening), _load_recordio, _recordio_reader)
 
 
@@ -112,14 +112,14 @@ def _load_recordio(image: Image) -> np.ndarray:
 
 def _recordio_reader(images: Sequence[Image], labelled: bool) -> Reader | None:
     indexes = base.store_indexes(images, "", lambda number, image: f"{number}\t{image.place[0]}\n")
-    if len(indexes) > 1:  # DALI 2.4 looks for the last record in the wrong file if it is alone there
+    if len(indexes) > 1:  # DALI 2.4 reads the wrong file if the last one has one record
         return None
     arguments = {"path": list(indexes), "index_path": list(indexes.values())}
     return Reader("mxnet", arguments, label=1 if labelled else None)
 
 
 def _walk(content: bytes | memoryview, file: str) -> Iterator[tuple[int, int, bytes]]:
-    """(begin, size with frames, data) of each record."""
+    """Yields (begin, size with headers and padding, data) of each record."""
     at = 0
     while at < len(content):
         begin, kind = at, _FIRST
@@ -137,9 +137,9 @@ def _walk(content: bytes | memoryview, file: str) -> Iterator[tuple[int, int, by
 
 
 def _split(record: bytes, owner: str) -> tuple[tuple[float, ...], bytes]:
-    """(labels, encoded image) of a record."""
+    """Returns (labels, encoded image) of a record."""
     try:
-        count, label = struct.unpack_from("<If16x", record)  # number of labels that follow; two ids
+        count, label = struct.unpack_from("<If16x", record)  # number of further labels; a label; two ids
         labels = struct.unpack_from(f"<{count}f", record, 24) if count else (label,)
     except (struct.error, MemoryError, OverflowError) as error:
         raise UserError(f"{owner} ({len(record)} bytes) is not an image record: {error}") from error
@@ -150,7 +150,7 @@ def _split(record: bytes, owner: str) -> tuple[tuple[float, ...], bytes]:
 
 
 def open_webdataset(opening: Opening) -> Content:
-    """--source=webdataset: a glob of tar files, or several with commas between them."""
+    """Opens --source=webdataset: a glob of tar files, or several comma-separated globs."""
     return Content(_samples(opening), _load_member, _webdataset_reader)
 
 
@@ -166,7 +166,7 @@ def _samples(opening: Opening) -> Iterator[Found]:
                 digits = bytes(content[begin:end]).rstrip()
                 if not digits.isdigit():
                     raise UserError(
-                        f"{file}: {member.name!r} holds {digits[:20]!r}: a label is a number in digits"
+                        f"{file}: {member.name!r} contains {digits[:20]!r}: a label must be decimal digits"
                     )
                 label, place = base.check_label(int(digits), f"{file}: {member.name!r}"), (begin, len(digits))
             member = next((found[suffix] for suffix in IMAGE_SUFFIXES if suffix in found), None)
@@ -181,7 +181,7 @@ def _samples(opening: Opening) -> Iterator[Found]:
 
 
 def _members(file: str, content: memoryview) -> Iterator[tarfile.TarInfo]:
-    """The files of an archive, without links and names that begin with a dot."""
+    """Yields the files of an archive, without links and names that begin with a dot."""
     try:
         with tarfile.open(file, "r:", errorlevel=2) as archive:
             members = archive.getmembers()
@@ -189,7 +189,7 @@ def _members(file: str, content: memoryview) -> Iterator[tarfile.TarInfo]:
     except tarfile.TarError as error:
         raise UserError(f"{file} is not a complete plain tar archive ({error}): write it again") from error
     block = content[end : end + tarfile.BLOCKSIZE]
-    if len(block) < tarfile.BLOCKSIZE or any(block):  # tarfile takes any other header for the end
+    if len(block) < tarfile.BLOCKSIZE or any(block):  # tarfile also ends at a damaged header
         raise UserError(f"{file} is damaged or cut off at byte {end}: copy or write it again")
     for member in members:
         if member.isfile() and not member.issparse() and not os.path.basename(member.name).startswith("."):
@@ -197,7 +197,7 @@ def _members(file: str, content: memoryview) -> Iterator[tarfile.TarInfo]:
 
 
 def _key(name: str) -> str:
-    """ "a/b" of "a/b.seg.png"."""
+    """Returns the key of a sample, "a/b" for the file "a/b.seg.png"."""
     directory, slash, name = name.rpartition("/")
     return directory + slash + name.partition(".")[0]
 

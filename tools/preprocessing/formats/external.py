@@ -1,11 +1,11 @@
-"""Images that a user's Python gives: encoded, or as arrays (H, W, C) of uint8 or float32.
+"""Images from a user's Python code: encoded, or arrays (H, W, C) of uint8 or float32.
 
 --input names a sequence, a function that takes DALI's SampleInfo or BatchInfo, an iterable, or a function
-without arguments that makes one. Each step gives a sample, `image` or `(image, label)`, or a batch: a list of
-samples, `(images, labels)`, or an array (N, H, W, C). Samples are numbered through all steps.
+without arguments that returns an iterable. Each step returns a sample or a batch. A sample is `image` or
+`(image, label)`. A batch is a list of samples, `(images, labels)`, or an array (N, H, W, C).
 
-Samples are asked for by number, so a pipeline over them resumes exactly, if the same number gives the same
-sample. An iterable is run through again up to there.
+Samples are numbered across all steps, and a pipeline requests them by number. It resumes exactly if a number
+always returns the same sample. An iterable is then iterated from its start up to this number.
 """
 
 import functools
@@ -26,19 +26,19 @@ from common.errors import UserError
 from tools.preprocessing.formats import base
 from tools.preprocessing.formats.base import Content, Found, Image, Opening
 
-_MOST = 1_000_000  # steps: what gives more is taken to have no end
-_WANTED = "an image is bytes, uint8 (bytes,), or uint8 or float32 (height, width, channels)"
+_MOST = 1_000_000  # steps: an input with more steps is considered endless
+_WANTED = "an image must be bytes, uint8 (bytes,), or uint8 or float32 (height, width, channels)"
 _Sample = tuple[np.ndarray, int | None]
 
 
 def open_external(opening: Opening) -> Content:
-    """--source=external: `FILE.py:name` or `package.module:name`."""
+    """Opens --source=external: `FILE.py:name` or `package.module:name`."""
     path = opening.path
     step, can_shuffle = _function_of(_imported(path), path)
 
-    @functools.lru_cache(maxsize=1)  # the samples of a batch are asked for one by one
+    @functools.lru_cache(maxsize=1)  # because the samples of a batch are requested one by one
     def samples(number: int) -> list[_Sample] | None:
-        """Those of a step; None behind the last one."""
+        """Returns the samples of a step; None after the last step."""
         owner = f"{path}: step {number}"
         try:
             item = step(number)
@@ -58,13 +58,13 @@ def open_external(opening: Opening) -> Content:
                 image = Image(f"sample-{count}", "", label, (number, place), _form(array))
                 yield image, image.name, array
                 count += 1
-        raise UserError(f"{path} goes on after {_MOST} steps: raise StopIteration at the end")
+        raise UserError(f"{path} has more than {_MOST} steps: raise StopIteration at the end")
 
     def load(image: Image) -> np.ndarray:
         number, place = image.place
         found = samples(number) or []
         if place >= len(found) or _form(found[place][0]) != image.form:
-            raise UserError(f"{path}: {image.name} was {image.form} before, and is not any more")
+            raise UserError(f"{path}: {image.name} was {image.form} when it was checked, but differs now")
         return found[place][0]
 
     return Content(images(), load, lambda *_: None, can_shuffle)
@@ -73,14 +73,14 @@ def open_external(opening: Opening) -> Content:
 def _imported(path: str) -> Any:
     place, _, name = path.rpartition(":")
     if not place or not name:
-        raise UserError(f"--input={path} names nothing in Python: FILE.py:name or package.module:name")
+        raise UserError(f"--input={path} must be FILE.py:name or package.module:name")
     try:
         if place.endswith(".py"):
             module_name = f"external_{os.path.basename(place).removesuffix('.py')}"
             spec = importlib.util.spec_from_file_location(module_name, place)
-            assert spec and spec.loader  # as its name ends in .py
+            assert spec and spec.loader  # true, because the name ends in .py
             module = importlib.util.module_from_spec(spec)
-            sys.modules[module_name] = module  # dataclasses look there
+            sys.modules[module_name] = module  # dataclasses need this
             spec.loader.exec_module(module)
         else:
             module = importlib.import_module(place)
@@ -90,7 +90,7 @@ def _imported(path: str) -> Any:
 
 
 def _function_of(found: Any, path: str) -> tuple[Callable[[int], Any], bool]:
-    """(number -> step, raising StopIteration behind the last one; whether in any order)."""
+    """Returns a function number -> step, with StopIteration after the last; and whether any order works."""
     if hasattr(found, "__len__") and hasattr(found, "__getitem__"):
         return lambda number: found[number] if number < len(found) else next(iter(())), True
     if isinstance(found, Iterable) and not isinstance(found, Iterator | type):
@@ -106,13 +106,13 @@ def _function_of(found: Any, path: str) -> tuple[Callable[[int], Any], bool]:
         if len(needed) == 1:
             return lambda number: found(types.SampleInfo(number, 0, number, 0)), True
     raise UserError(
-        f"--input={path} is {getattr(found, '__name__', type(found).__name__)!r}: name a sequence, an"
-        " iterable that is not used up by one pass, or a function of SampleInfo, BatchInfo or no argument"
+        f"--input={path} is {getattr(found, '__name__', type(found).__name__)!r}: use a sequence, an"
+        " iterable that can be iterated repeatedly, or a function of SampleInfo, BatchInfo or no argument"
     )
 
 
 class _Iterable:
-    """The steps of an iterable, by number. Asked for one that has gone by, it runs the iterable again."""
+    """Returns the steps of an iterable by number. Starts the iterable again for an earlier number."""
 
     def __init__(self, make: Callable[[], Iterable]) -> None:
         self._make, self._next, self._left = make, 0, iter(())
@@ -129,7 +129,7 @@ def _form(image: np.ndarray) -> str:
 
 
 def _items(item: Any, owner: str) -> list[Any]:
-    """What a step gave, as a list of `image` or `(image, label)`."""
+    """Converts the result of a step to a list of `image` or `(image, label)`."""
     if isinstance(item, list):
         return item
     images, labels = item if isinstance(item, tuple) and len(item) == 2 else (item, None)
@@ -139,7 +139,7 @@ def _items(item: Any, owner: str) -> list[Any]:
         return list(images)
     labels = np.ravel(labels)
     if len(labels) != len(images):
-        raise UserError(f"{owner} gave {len(images)} images, and not as many labels")
+        raise UserError(f"{owner} returned {len(images)} images, but a different number of labels")
     return list(zip(images, labels, strict=True))
 
 
@@ -150,11 +150,11 @@ def _sample(item: Any, owner: str) -> _Sample:
     kind = (image.ndim, image.dtype.name) if isinstance(image, np.ndarray) else ()
     if kind not in ((1, "uint8"), (3, "uint8"), (3, "float32")) or (image.ndim == 3 and not image.size):
         what = f"{image.dtype} of the shape {image.shape}" if kind else type(image).__name__
-        raise UserError(f"{owner} gave {what}: {_WANTED}")
+        raise UserError(f"{owner} returned {what}: {_WANTED}")
     if label is not None:
         label = np.asarray(label)
         if label.size != 1 or label.dtype.kind not in "iuf":
-            raise UserError(f"{owner} gave the label {label.tolist()!r}: a label is one whole number")
+            raise UserError(f"{owner} returned the label {label.tolist()!r}: use one whole number")
         label = base.check_label(label.item(), owner)
     return np.ascontiguousarray(image), label
 

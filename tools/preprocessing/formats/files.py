@@ -19,24 +19,24 @@ from tools.preprocessing.formats.base import Content, Found, Image, Opening, Rea
 
 
 def open_files(opening: Opening) -> Content:
-    """--source=files: a directory, a file or a glob."""
+    """Opens --source=files: a directory, a file or a glob."""
     return _checked(opening, _find(opening, IMAGE_SUFFIXES))
 
 
 def open_list(opening: Opening) -> Content:
-    """--source=list: a text file."""
+    """Opens --source=list: a text file with paths."""
     return _checked(opening, _listed(opening.path))
 
 
 def open_coco(opening: Opening) -> Content:
-    """--source=coco: a json and the directory of its images; boxes are checked, and not handed on.
+    """Opens --source=coco: a json and the directory of its images. Boxes are checked, but not used.
 
-    --input is either of the two, --annotations or --images the other.
+    --input is the json, with --images=DIR, or the directory, with --annotations=FILE.
     """
     if bool(opening.annotations) == bool(opening.images):
         raise UserError(
-            f"--source=coco --input={opening.path} needs one more: --annotations=FILE,"
-            " or --images=DIR where the input is the json"
+            f"--source=coco --input={opening.path} needs one more flag: --annotations=FILE,"
+            " or --images=DIR if --input is the json"
         )
     directory = opening.images or opening.path
     annotations = coco.load_coco(opening.annotations or opening.path, directory, policy=opening.policy)
@@ -47,7 +47,7 @@ def open_coco(opening: Opening) -> Content:
 
 
 def open_numpy(opening: Opening) -> Content:
-    """--source=numpy: a directory of .npy files, one, or a glob; they have no labels."""
+    """Opens --source=numpy: a directory of .npy files, one file, or a glob. The images have no labels."""
     images = [image._replace(label=None) for image in _find(opening, (".npy",))]
     opening.label_names = {}
     return Content(map(_check_array, images), _load_array, _numpy_reader)
@@ -71,11 +71,11 @@ def _file_reader(images: Sequence[Image], labelled: bool) -> Reader:
 
 
 def _find(opening: Opening, suffixes: tuple[str, ...]) -> list[Image]:
-    """What --input names: a file, a glob, or a directory with all below it, in the order of their names.
+    """Returns the files that --input names, sorted by name: a file, a glob, or a directory and all below it.
 
-    In a directory a file's label is the number of the first directory on its way, of all that are there, by
-    name. Files beside these directories have none, nor has any file where no directory holds one. Names that
-    begin with a dot are left out; symbolic links are followed.
+    In a directory, each subdirectory is a class. Sorted by name, they have the labels 0, 1, 2, and so on. All
+    files below a subdirectory have its label, and other files have no label. No file has a label if all are
+    directly in the directory. Names that begin with a dot are left out; symbolic links are followed.
     """
     path = opening.path
     if os.path.isdir(path):
@@ -98,7 +98,7 @@ def _find(opening: Opening, suffixes: tuple[str, ...]) -> list[Image]:
 
 
 def _below(directory: str, suffixes: tuple[str, ...], above: frozenset[str] = frozenset()) -> Iterator[str]:
-    """Files, directory by directory; `above`: real paths of the directories on the way, against cycles."""
+    """Yields files, directory by directory. `above`: real paths of the parents, to detect cycles."""
     here = os.path.realpath(directory)
     for entry in sorted(os.scandir(directory), key=lambda entry: entry.name) if here not in above else ():
         if entry.name[0] == ".":
@@ -110,16 +110,16 @@ def _below(directory: str, suffixes: tuple[str, ...], above: frozenset[str] = fr
 
 
 def _listed(path: str) -> list[Image]:
-    """The files of a text file: on each line a path, or a path, blanks and a whole number, its label.
+    """Reads a text file with a path on each line, or a path, blanks and the label, a whole number.
 
-    Either all lines have a label or none has. Paths are relative to the list, and may hold blanks, but not
-    begin or end with one. Empty lines and lines that begin with # are left out (`./#1.jpg` is a file).
+    Either all lines have a label or none. Paths are relative to the list. They may contain blanks, but not
+    begin or end with one. Empty lines and lines that begin with # are left out (`./#1.jpg` is a path).
     """
     text = pathlib.Path(path).read_text("utf-8-sig", "surrogateescape")
     lines = [line for line in map(str.strip, text.split("\n")) if line and line[0] != "#"]
     if not lines or "\0" in text:
         raise UserError(
-            f"--input={path} is not a list of files: write a path in each line, or path and label"
+            f"--input={path} is not a list of files: write a path, or path and label, on each line"
         )
     directory, images = os.path.dirname(os.path.abspath(path)), []
     for line in lines:
@@ -128,7 +128,7 @@ def _listed(path: str) -> list[Image]:
         images.append(Image(match[1] if match else line, "", label))
     bare = [line for line, image in zip(lines, images, strict=True) if image.label is None]
     if bare and len(bare) < len(lines):
-        raise UserError(f"{path}: {bare[0]!r} has no label, and others have: give all or none")
+        raise UserError(f"{path}: {bare[0]!r} has no label, but other lines have: use all or none")
     return [i._replace(file=os.path.normpath(os.path.join(directory, i.name))) for i in images]
 
 
@@ -138,13 +138,13 @@ def _listed(path: str) -> list[Image]:
 def _check_array(image: Image) -> Found:
     fault = detail = ""
     try:
-        base.check_file(image.file)  # a pipe would block
+        base.check_file(image.file)  # np.load would wait for a pipe
         array = np.load(image.file, mmap_mode="r", allow_pickle=False)
         if array.dtype in ("u1", "<f4") and array.ndim == 3 and array.size:
             return image._replace(form=array.dtype.name), repr(image.name), array
         fault = "unsupported-format"
-        detail = f"{array.dtype} {array.shape}: uint8 or float32 (height, width, channels) is read"
-    except Exception as error:  # a damaged header raises anything that Python's parser can
+        detail = f"{array.dtype} {array.shape}: uint8 or float32 (height, width, channels) is needed"
+    except Exception as error:  # NumPy parses the header as Python: any error can occur
         fault, detail = "not-an-image", " ".join(f"NumPy cannot read it: {error}".split())
     return image, repr(image.name), ImageFacts(fault=fault, detail=detail)
 

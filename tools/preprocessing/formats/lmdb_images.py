@@ -1,7 +1,7 @@
-"""Images in an LMDB of Caffe or Caffe2, in the order of its keys.
+"""Images in an LMDB database of Caffe or Caffe2, in the order of its keys.
 
-Schemas of the values: Datum in BVLC/caffe src/caffe/proto/caffe.proto, TensorProtos in
-caffe2/proto/caffe2.proto of pytorch/pytorch. Their fields are read by number.
+A value is a protobuf message: Datum of BVLC/caffe (src/caffe/proto/caffe.proto), or TensorProtos of
+pytorch/pytorch (caffe2/proto/caffe2.proto). The fields of a message are read by number.
 """
 
 import collections
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 _NAME = "data.mdb"
 _PACKAGE = "lmdb==3.0.0"
-_READERS = {  # form of all values -> DALI's reader
+_READERS = {  # form of all values in a file -> DALI's reader
     "caffe": Reader("caffe", {}, label=1),
     "caffe-alone": Reader("caffe", {"label_available": False}),
     "caffe2": Reader("caffe2", {}, label=1),
@@ -36,7 +36,7 @@ _NUMBERS = {_FLOAT: 3, _INT32: 4, _INT64: 10}  # data_type -> field of TensorPro
 
 
 def open_lmdb(opening: Opening) -> Content:
-    """--source=lmdb: the directory of one, or its file."""
+    """Opens --source=lmdb: the directory of a database, or its file."""
     path = opening.path
     file = os.path.abspath(os.path.join(path, _NAME) if os.path.isdir(path) else path)
     base.check_file(file)
@@ -44,7 +44,7 @@ def open_lmdb(opening: Opening) -> Content:
         count = transaction.stat()["entries"]
 
     def reader(images: Sequence[Image], labelled: bool) -> Reader | None:
-        # DALI reads all values of a directory's data.mdb as the same form, and cannot leave out any.
+        # DALI only reads data.mdb of a directory. It needs one form of values, and cannot leave out values.
         directory, name = os.path.split(file)
         found = _READERS.get(images[0].form)
         if found is None or name != _NAME or [image.form for image in images] != count * [images[0].form]:
@@ -57,7 +57,7 @@ def open_lmdb(opening: Opening) -> Content:
 def _values(file: str) -> Iterator[Found]:
     with _reading(file) as transaction:
         for entry in transaction.cursor():
-            key, value = map(bytes, entry)  # they are bytes: buffers were not asked for
+            key, value = map(bytes, entry)  # already bytes, because buffers=True is not set
             owner = f"{file}: record {os.fsdecode(key)!r}"
             encoded, label, form = _parse(value, owner)
             label = None if label is None else base.check_label(label, owner)
@@ -72,7 +72,7 @@ def _load(image: Image) -> np.ndarray:
 
 @contextlib.contextmanager
 def _reading(file: str) -> "Iterator[lmdb.Transaction]":
-    """A transaction; UserError for a file that is cut off, damaged, or no LMDB."""
+    """Yields a transaction. Raises UserError for a file that is cut off, damaged, or not an LMDB database."""
     try:
         import lmdb
     except ImportError as error:
@@ -82,7 +82,7 @@ def _reading(file: str) -> "Iterator[lmdb.Transaction]":
         with lmdb.open(os.fsencode(file), **options) as environment:
             needed = (environment.info()["last_pgno"] + 1) * environment.stat()["psize"]
             size = os.path.getsize(file)
-            if size < needed:  # reading behind the end of a memory map kills the process, DALI's too
+            if size < needed:  # reading a mapped file beyond its end kills the process
                 raise UserError(f"{file} is cut off: it has {size} bytes of {needed}: copy it again")
             with environment.begin() as transaction:
                 yield transaction
@@ -91,17 +91,17 @@ def _reading(file: str) -> "Iterator[lmdb.Transaction]":
 
 
 def _parse(value: bytes, owner: str) -> tuple[bytes, float | None, str]:
-    """(encoded image, label, form) of a value; form: a key of _READERS, "" where DALI would misread it."""
+    """Returns (encoded image, label, form). form: a key of _READERS; "" if DALI would misread the value."""
     try:
         fields = _fields(value)
         tensors = [_fields(tensor) for tensor in fields[1] if isinstance(tensor, bytes)]
         encoded = b"".join(tensors[0][6] if tensors else fields[4])
     except (DecodeError, TypeError) as error:
         raise UserError(f"{owner} is neither Caffe's Datum nor Caffe2's TensorProtos: {error}") from error
-    if not tensors:  # a Datum: data and label are 4 and 5
+    if not tensors:  # a Datum: field 4 is the data, field 5 the label
         label = _number(fields[5], _INT32)
         return encoded, label, "caffe-alone" if label is None else "caffe"
-    # TensorProtos: an image, its label; DALI takes a third tensor for a box.
+    # TensorProtos: the image, then its label. DALI interprets a third tensor as a box.
     label, form = None, "caffe2-alone"
     if len(tensors) > 1:
         kind = (tensors[1][2] or [0])[0]
@@ -111,7 +111,7 @@ def _parse(value: bytes, owner: str) -> tuple[bytes, float | None, str]:
 
 
 def _fields(message: bytes) -> dict[int, list[Any]]:
-    """Number of a field -> its values as protobuf writes them: whole numbers without sign, or bytes."""
+    """Returns field number -> values as protobuf encodes them: unsigned whole numbers, or bytes."""
     found: dict[int, list[Any]] = collections.defaultdict(list)
     for field in UnknownFieldSet(Empty.FromString(message)):
         found[field.field_number].append(field.data)
@@ -119,7 +119,7 @@ def _fields(message: bytes) -> dict[int, list[Any]]:
 
 
 def _number(values: list[Any], kind: int) -> float | None:
-    """The number of a field that holds one, packed or not; None for any other."""
+    """Returns the number of a field, packed or not; None if the field does not have exactly one."""
     packed = values[0] if len(values) == 1 else b""
     if isinstance(packed, int) and kind == _FLOAT:
         packed = (packed % 2**32).to_bytes(4, "little")
@@ -127,7 +127,7 @@ def _number(values: list[Any], kind: int) -> float | None:
         number = packed
     elif kind == _FLOAT:
         return struct.unpack("<f", packed)[0] if len(packed) == 4 else None
-    elif sum(byte < 128 for byte in packed) == 1:  # seven bits a byte; the last byte of a number is below 128
+    elif sum(byte < 128 for byte in packed) == 1:  # seven bits per byte; only the last byte is below 128
         number = sum((byte & 127) << 7 * place for place, byte in enumerate(packed))
     else:
         return None

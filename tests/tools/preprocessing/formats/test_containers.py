@@ -26,9 +26,9 @@ def test_records_of_object_detection(tmp_path):
 REFUSED_RECORDS = [
     (b"text", "x record 1 is not a tf.train.Example"),
     (writing.example(IMAGES[0], 2**31), "x record 1 has the label 2147483648: labels are whole numbers"),
-    (writing.example(IMAGES[0], b"cat"), r"x record 1 lacks .* at most one image/class/label \(int64\)"),
-    (writing.example(IMAGES[0], [1, 2]), "x record 1 lacks one image/encoded"),
-    (record(encoded=None), "x record 1 lacks one image/encoded"),
+    (writing.example(IMAGES[0], b"cat"), r"x record 1 needs .* at most one image/class/label \(int64\)"),
+    (writing.example(IMAGES[0], [1, 2]), "x record 1 needs one image/encoded"),
+    (record(encoded=None), "x record 1 needs one image/encoded"),
     (writing.example(b""), "empty image file: .*x record 1"),
 ]
 
@@ -157,4 +157,4 @@ def test_archives_that_are_refused(tmp_path):
         compressed.add(path)
     refused("webdataset", tmp_path / "z.tar", "is not a complete plain tar archive")
     os.mkfifo(tmp_path / "pipe.tar")
-    refused("webdataset", tmp_path / "pipe.tar", "empty or no regular file")
+    refused("webdataset", tmp_path / "pipe.tar", "empty or not a regular file")

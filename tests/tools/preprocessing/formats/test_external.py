@@ -64,19 +64,19 @@ def test_an_object_within_an_object_of_a_module():
 WRONG = [
     ("def given(info):\n    raise ValueError('out of\\nluck')", "step 0 raised ValueError: out of luck$"),
     ("def given():\n    yield images[0]\n    yield 1 / 0", "step 1 raised ZeroDivisionError: division"),
-    ("given = ['a.png']", "step 0 gave str: an image is bytes"),
-    ("given = [np.zeros((4, 4), np.uint8)]", r"step 0 gave uint8 of the shape \(4, 4\): an image is"),
-    ("given = [np.zeros((0, 4, 3), np.uint8)]", r"step 0 gave uint8 of the shape \(0, 4, 3\)"),
+    ("given = ['a.png']", "step 0 returned str: an image must be bytes"),
+    ("given = [np.zeros((4, 4), np.uint8)]", r"step 0 returned uint8 of the shape \(4, 4\): an image must"),
+    ("given = [np.zeros((0, 4, 3), np.uint8)]", r"step 0 returned uint8 of the shape \(0, 4, 3\)"),
     ("given = [(images[0], 2**31)]", "step 0 has the label 2147483648: labels are whole numbers"),
     ("given = [(images[0], -2**31 - 1)]", "step 0 has the label -2147483649: labels are whole numbers"),
     ("given = [(images[0], float('nan'))]", "step 0 has the label nan"),
-    ("given = [(images[0], 'cat')]", "step 0 gave the label 'cat': a label is one whole number"),
-    ("given = [(images[0], [1, 2])]", r"step 0 gave the label \[1, 2\]"),
-    ("given = [(images, [1, 2])]", "step 0 gave 3 images, and not as many labels"),
+    ("given = [(images[0], 'cat')]", "step 0 returned the label 'cat': use one whole number"),
+    ("given = [(images[0], [1, 2])]", r"step 0 returned the label \[1, 2\]"),
+    ("given = [(images, [1, 2])]", "step 0 returned 3 images, but a different number of labels"),
     ("given = [images[0], np.zeros((4, 4, 3), np.uint8)]", "'sample-0' is encoded and 'sample-1' is"),
-    ("given = 7", "is 'int': name a sequence, an iterable"),
-    ("given = iter(images)", "is 'list_iterator': name a sequence, an iterable that is not used up"),
-    ("class given:\n    pass", "is 'given': name a sequence"),
+    ("given = 7", "is 'int': use a sequence, an iterable"),
+    ("given = iter(images)", "is 'list_iterator': use a sequence, an iterable that can be iterated"),
+    ("class given:\n    pass", "is 'given': use a sequence"),
     ("def given(a, b):\n    pass", "or a function of SampleInfo, BatchInfo or no argument"),
     ("given_ = 1", "importing it raised AttributeError: .* has no attribute 'given'"),
 ]
@@ -89,13 +89,13 @@ def test_what_is_wrong_is_said_in_one_line(tmp_path, code, said):
 
 def test_names_that_are_none_of_python():
     for path in ("code.py", ":name", "module:"):
-        refused("external", path, "names nothing in Python: FILE.py:name")
+        refused("external", path, "must be FILE.py:name or package.module:name")
 
 
 def test_what_has_no_end_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(external, "_MOST", 20)
     endless = path_of(tmp_path, "def given(info):\n    return images[0]")
-    refused("external", endless, "goes on after 20 steps: raise StopIteration at the end")
+    refused("external", endless, "has more than 20 steps: raise StopIteration at the end")
     assert opened(tmp_path, "given = images[:1] * 20").size == 20
 
 
@@ -111,6 +111,6 @@ def given(info):
 
 def test_samples_that_change_are_named_while_a_pipeline_runs(tmp_path):
     part = Part(opened(tmp_path, CHANGING))
-    said = "code.py:given: sample-{} was encoded before, and is not any more"
+    said = "code.py:given: sample-{} was encoded when it was checked, but differs now"
     assert said.format(1) in refusal(by_dynamic, part)
     assert said.format(0) in refusal(by_pipeline, part, 1)

@@ -107,8 +107,8 @@ def test_lines_of_a_list(tmp_path):
 def test_lists_that_are_refused(tmp_path):
     put(tmp_path, "a.png", "b.png")
     for text, said in (
-        ("# nothing\n\n", "is not a list of files: write a path in each line"),
-        ("a.png 1\nb.png\n", r"'b\.png' has no label, and others have"),
+        ("# nothing\n\n", "is not a list of files: write a path, or path and label"),
+        ("a.png 1\nb.png\n", r"'b\.png' has no label, but other lines have"),
         ("a.png 1\nb.png 2147483648\n", "has the label 2147483648: labels are whole"),
         ("\udc89PNG\0\0", "is not a list of files"),
         ("a.png\nnowhere.png", "missing image file: 'nowhere.png'"),
@@ -164,5 +164,5 @@ def test_either_part_of_coco_may_be_the_input(tmp_path):
     json_path = os.fspath(tmp_path / "instances.json")
     assert list(labels_by_name(path, "coco", annotations=json_path)) == names
     assert list(labels_by_name(json_path, "coco", images=path)) == names
-    refused("coco", path, "needs one more: --annotations=FILE")
-    refused("coco", path, "needs one more: --annotations=FILE", annotations=json_path, images=path)
+    refused("coco", path, "needs one more flag: --annotations=FILE")
+    refused("coco", path, "needs one more flag: --annotations=FILE", annotations=json_path, images=path)
