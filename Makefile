@@ -23,7 +23,7 @@ APPS := efficientdet yolov4
 .PHONY: help setup horovod torch demo demo-yolov4 demo-clean check test test-long test-all test-gpu gpu-check bench soak pictures docker docker-test lint format clean
 
 help:  ## lists all targets
-	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
+	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
 
 setup: $(VENV)/.ready  ## creates the virtual environment with every pinned package (about 3.5 GB)
 

@@ -23,7 +23,7 @@ def make(app: str, a: Any, *, candidates: dict[str, Record], **about: Any) -> Re
     """Makes a record. The caller adds the verdict.
 
     Args:
-        app: the app whose bench.py measured, or "preprocess".
+        app: the app whose bench.py measured.
         a: the flags `rounds` and `seconds`.
         candidates: the result of rounds.measure.
         about: title: one line about the measurement; data: facts about the images, with a "summary" to print;
