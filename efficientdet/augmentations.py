@@ -18,7 +18,7 @@ from common.dali_ops import int32, uniform
 if TYPE_CHECKING:
     from efficientdet.config import EfficientDetConfig
 
-# These are left out: they move pixels, but not boxes. Rotation, crop and flip are separate stages.
+# These operations are left out: they move pixels, but not boxes. Rotation, crop and flip are other stages.
 MOVES_PIXELS = ("shear_x", "shear_y", "translate_x", "translate_y", "rotate")
 RAND_AUGMENT = [op for op in rand_augment.get_rand_augment_suite() if op.name not in MOVES_PIXELS]
 TRIVIAL_AUGMENT = [

@@ -86,7 +86,7 @@ def convert(a: Args) -> None:
         UserError: a flag or a file cannot be used, or the output exists.
     """
     if not a.weights or not a.output or not a.model_name:
-        raise UserError("--weights, --output and --model_name are needed: the input, the output and the model")
+        raise UserError("--weights, --output and --model_name are needed: the input, the output, the model")
     if not a.output.endswith(".weights.h5"):
         raise UserError(f"--output={a.output} must end in .weights.h5")
     if os.path.exists(a.output):

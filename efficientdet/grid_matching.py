@@ -120,7 +120,7 @@ def encode_batch_tf(boxes: tf.Tensor, classes: tf.Tensor, anchors: Anchors) -> E
         anchors: those of the network input that the boxes are normalised to.
 
     Returns:
-        The targets of all images: as those of one image, with the batch as the first axis.
+        The targets of the batch: each tensor of EncodedBoxes has the batch as its first axis.
     """
     batch_size, num_anchors = boxes.shape[0], anchors.num_anchors
     rows = tf.where(classes >= 0)  # (R, 2) image, row

@@ -4,7 +4,7 @@
 
 Each stage has the rules of the same stage in pipeline.py, with other random numbers. On evaluation images,
 where nothing is random, decoded pixels and targets are equal, and resized pixels differ by less than one
-level on average. The published recipes work with this pipeline. All other loader settings need DALI.
+level on average. The published recipes work with this pipeline. Other loader settings need DALI.
 
 All random numbers are functions of (seed, shard, running index of the image), so that a restored iterator
 continues exactly as the saved one would have.

@@ -97,7 +97,7 @@ def train(a: Args, hooks: Hooks = Hooks()) -> dict | None:
     epochs = num_epochs(config, effective_batch, feed.steps_per_epoch, accumulate_steps)
     config = hparams.replace(config, {"epochs": epochs})  # some recipes set iterations instead
 
-    # --- Run: is it new, resumed at any step, or refused? Only makes the directory ----------------
+    # --- Run: new, resumed at any step, or refused. So far only its directory is created ----------
     metadata = make_metadata(
         config, data.label_map, data.num_classes, data.train, data.evaluation, dataclasses.asdict(a)
     )

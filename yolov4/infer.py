@@ -7,8 +7,8 @@ Writes one picture per image, or the video with boxes, and detections.json (boxe
 image, original category ids; images in sorted order). With --annotations, each picture shows the ground truth
 on the left. --submission writes a results file for the COCO server (common/evaluation/submission.py).
 
-NMS has an IoU threshold of 0.45 here, but of 0.6 in eval.py and with --submission. --hparams=nms_iou=0.6
-changes it.
+NMS has an IoU threshold of 0.45 here, but of 0.6 in eval.py and with --submission. To set another one, use
+--hparams=nms_iou=0.6.
 """
 
 import functools

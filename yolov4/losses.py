@@ -34,11 +34,11 @@ def box_loss(
 
     config.box_gradient chooses the gradient for the raw outputs. "exact" is the derivative of the loss.
     "darknet" is what Darknet's delta_yolo_box uses instead, and what iou_normalizer 0.07 and max_delta 5 were
-    tuned for: the derivative by the box in units of the image, as if its centre and sides were the raw
-    outputs (`_darknet_derivative`). For the centre, it is larger by columns / slope of the sigmoid; for the
-    sides, by image side / anchor side. For yolov4 at 608, that is 3 times for the sides of the largest
-    anchor, and 270 times for the centre of the smallest. With the exact gradient, 0.07 is too small to move
-    the boxes, compared with the other two losses; about 2 works.
+    tuned for: the derivative with respect to the box in units of the image, as if its centre and sides were
+    the raw outputs (`_darknet_derivative`). For the centre, it is larger by columns / slope of the sigmoid;
+    for the sides, by image side / anchor side. For yolov4 at 608, that is 3 times for the sides of the
+    largest anchor, and 270 times for the centre of the smallest. With the exact gradient, 0.07 is too small
+    to move the boxes, compared with the other two losses; about 2 works.
 
     config.size_weighting multiplies the loss of a box by 2 - width * height, so that small boxes count more.
     Darknet passes this factor to delta_yolo_box, but uses it only for a squared error. So without
@@ -212,7 +212,7 @@ def _decode(
 def _exact_derivative(
     offsets: tf.Tensor, boxes: tf.Tensor, decode: Callable[[tf.Tensor], tf.Tensor]
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    """Returns the CIoU (...) of `decode(offsets)` with `boxes`, and its derivative (..., 4) by `offsets`."""
+    """Returns the CIoU (...) of `decode(offsets)` with `boxes`, and its gradient (..., 4) for `offsets`."""
     with tf.GradientTape() as tape:
         tape.watch(offsets)
         ciou = box_ops.ciou(decode(offsets), boxes)
@@ -224,10 +224,10 @@ def _darknet_derivative(
 ) -> tuple[tf.Tensor, tf.Tensor]:
     """Returns the CIoU as above, and what Darknet uses as its derivative (src/yolo_layer.c, delta_yolo_box).
 
-    The derivative by the normalised centre x, centre y, width and height of the box is used for the raw
-    outputs. The sides are multiplied by the exponential of the raw output, but not by the anchor. The IoU
+    The derivative with respect to the normalised centre x, centre y, width and height of the box is used for
+    the raw outputs. The sides are multiplied by the exponential of the raw output, not by the anchor. The IoU
     term counts twice for the sides; the aspect term lacks its divisor width**2 + height**2, as in the CIoU
-    paper. One difference: src/box.c dx_box_iou has the wrong sign where the centre moves the enclosing box.
+    paper. One difference: dx_box_iou in src/box.c has a wrong sign where the centre moves the enclosing box.
     """
     boxes_cxcywh = box_ops.ltrb_to_cxcywh(decode(offsets))
     with tf.GradientTape(persistent=True) as tape:

@@ -6,7 +6,7 @@ Each stage has the rules of the same stage in pipeline.py, with other random num
 where nothing is random, decoded pixels and boxes are equal, and resized pixels differ by less than one level
 on average. Colours are changed in true HSV, as in Darknet; DALI's change is a linear approximation.
 
-Darknet's recipe works with this pipeline. All other loader settings need DALI.
+Darknet's recipe works with this pipeline. Other loader settings need DALI.
 
 All random numbers are functions of (seed, shard, running index of the image or batch), so that a restored
 iterator continues exactly as the saved one would have.

@@ -104,7 +104,7 @@ def train(a: Args, hooks: Hooks = Hooks()) -> dict | None:
     accumulate_steps = max(a.accumulate_steps, 1)
     effective_batch = ranks.num_replicas * a.batch_size * accumulate_steps
 
-    # --- Run: is it new, resumed at any step, or refused? Only makes the directory ----------------
+    # --- Run: new, resumed at any step, or refused. So far only its directory is created ----------
     metadata = make_metadata(
         config, data.label_map, data.num_classes, data.train, data.evaluation, dataclasses.asdict(a)
     )

@@ -37,7 +37,7 @@ _LAYERS = {
     r"(class|box)_net\.bn_(\d+)\.level_(\d+)": r"\1_net/\1-\2-bn-\3",
     r"(class|box)_net\.predict": r"\1_net/\1-predict",
 }
-# our layer of a backbone block -> automl's numbered layers, in blocks (with expansion, without expansion)
+# our layer in a backbone block -> automl's layer, which has a number: (with expansion, without expansion)
 _BLOCK_LAYERS = {
     "expand.conv": ("conv2d", None),
     "expand.bn": ("tpu_batch_normalization", None),

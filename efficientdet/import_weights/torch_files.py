@@ -29,7 +29,7 @@ _VARIABLES = {
 _RESNET_STEM = {"backbone.stem.conv": "conv1", "backbone.stem.bn": "bn1"}
 _RESNET_LAYER = re.compile(r"backbone\.stage_(\d)\.block_(\d+)\.(?:conv_(\d)|project)(\.bn)?")
 _MOBILENET_STEM = {"backbone.stem.conv": "conv_stem", "backbone.stem.bn": "bn1"}
-# (convolution, its batch norm) in blocks with expansion, and in blocks without
+# our layer -> (convolution, its batch norm): in blocks with expansion, then in blocks without
 _EXPANDING = {"expand": ("conv_pw", "bn1"), "depthwise": ("conv_dw", "bn2"), "project": ("conv_pwl", "bn3")}
 _PLAIN = {"depthwise": ("conv_dw", "bn1"), "project": ("conv_pw", "bn2")}
 
