@@ -1,4 +1,4 @@
-"""The grids of equal anchors that `Anchors` consists of. Imports neither TensorFlow nor DALI."""
+"""The anchor shapes that `Anchors` repeats in grids. This module imports neither TensorFlow nor DALI."""
 
 import functools
 from typing import NamedTuple
@@ -9,12 +9,12 @@ from common.anchors import Anchors
 
 
 class Templates(NamedTuple):
-    """The T = L * k anchors of the first cell of each level; the others repeat them in every cell.
+    """The T = L * k anchors of the first cells of all levels. All other cells repeat these anchors.
 
     Attributes:
-        sizes: float64 (T, 2), width and height, divided by those of the image.
-        cells: int64 (T, 2), number of columns and of rows of their level.
-        first: int64 (T,), index of the anchor in `boxes`.
+        sizes: float64 (T, 2), width and height, normalised by the image.
+        cells: int64 (T, 2), numbers of columns and rows of the level.
+        first: int64 (T,), index of the anchor in `Anchors.boxes`.
     """
 
     sizes: np.ndarray
@@ -24,7 +24,7 @@ class Templates(NamedTuple):
 
 @functools.lru_cache(maxsize=16)
 def templates(anchors: Anchors) -> Templates:
-    """The templates of these anchors."""
+    """Returns the templates of `anchors`."""
     k = anchors.anchors_per_location
     cells = np.array(anchors.feature_sizes, np.int64)  # (L, 2): rows, columns
     starts = np.concatenate([[0], np.cumsum(cells.prod(axis=1) * k)[:-1]])

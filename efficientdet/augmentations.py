@@ -1,4 +1,4 @@
-"""Augmentations that are off by default, in DALI: rotation, RandAugment and TrivialAugment, cutout.
+"""Augmentations in DALI that are off by default: rotation, RandAugment and TrivialAugment, cutout.
 
     --augmentation_preset=strong
     --hparams=rotation=5,cutout_prob=0.5
@@ -18,34 +18,34 @@ from common.dali_ops import int32, uniform
 if TYPE_CHECKING:
     from efficientdet.config import EfficientDetConfig
 
-# These move pixels, and boxes would not follow. Rotation, crop and flip are stages with boxes.
+# These operations are left out: they move pixels, but not boxes. Rotation, crop and flip are other stages.
 MOVES_PIXELS = ("shear_x", "shear_y", "translate_x", "translate_y", "rotate")
 RAND_AUGMENT = [op for op in rand_augment.get_rand_augment_suite() if op.name not in MOVES_PIXELS]
 TRIVIAL_AUGMENT = [
     op for op in trivial_augment.get_trivial_augment_wide_suite() if op.name not in MOVES_PIXELS
 ]
-CUTOUT_SIDE = (0.1, 0.4)  # of the shorter side; the paper has 0.25 and 0.5 (arXiv 1708.04552 section 4.1)
+CUTOUT_SIDE = (0.1, 0.4)  # of the image's shorter side; paper: 0.25 and 0.5 (arXiv 1708.04552 section 4.1)
 
 
 def random_rotation(
     images: DataNode, boxes: DataNode, labels: DataNode, degrees: float, fill: float
 ) -> tuple[DataNode, DataNode, DataNode]:
-    """Turns an image about its centre by -degrees .. degrees; its size stays.
+    """Rotates an image about its centre by -degrees to degrees. The size of the image does not change.
 
     Args:
         images: uint8 (h, w, 3).
         boxes: float32 (N, 4), ltrb normalised by the image; some may have no area.
         labels: int32 (N,), 1-based.
         degrees: the largest angle.
-        fill: the level of the corners that the image leaves.
+        fill: the level of the empty corners.
 
     Returns:
-        The image; the boxes that enclose the turned boxes, clipped to the image; their labels. Boxes without
-        area come out without area or not at all.
+        The image; the boxes that enclose the rotated boxes, clipped to the image; their labels. Boxes without
+        area are dropped or still have no area.
     """
     angle = uniform(-degrees, degrees)
     sides = boxes[:, 2:4] - boxes[:, 0:2]
-    # fn.bbox_rotate gives an area to boxes that have only a width or a height. Label 0 marks these.
+    # fn.bbox_rotate gives an area to boxes with only a width or a height. Label 0 marks them, to undo this.
     labels = labels * fn.reductions.min(int32(sides > 0), axes=[1])
     rotated: Any = fn.bbox_rotate(
         boxes, labels, angle=angle, input_shape=images.shape()[0:2], keep_size=True, remove_threshold=0.0
@@ -56,20 +56,20 @@ def random_rotation(
 
 
 def is_conditional(config: "EfficientDetConfig") -> bool:
-    """Whether samples of a batch go through different operators, which a pipeline must be told."""
+    """Returns whether samples of a batch use different operators, as DALI's enable_conditionals allows."""
     return config.auto_augment != "none"
 
 
 def auto_augment(images: DataNode, config: "EfficientDetConfig") -> DataNode:
-    """RandAugment (arXiv 1909.13719) or TrivialAugment (arXiv 2103.10158) without what moves pixels.
+    """Applies RandAugment (arXiv 1909.13719) or TrivialAugment (arXiv 2103.10158), without MOVES_PIXELS.
 
     Args:
         images: uint8 (h, w, 3).
         config: `auto_augment` names the method.
 
-    Each sample goes through its own operations only: see `is_conditional`.
+    Each sample runs only its own operations: see `is_conditional`.
     """
-    # DALI 2.4 calls two of its operators by deprecated names, and its warnings ignore Python's filters.
+    # Hides warnings of DALI 2.4, which uses deprecated names of two operators and ignores Python's filters.
     with warnings.catch_warnings(record=True):
         if config.auto_augment == "trivial":
             images = trivial_augment.apply_trivial_augment(TRIVIAL_AUGMENT, images)
@@ -80,12 +80,12 @@ def auto_augment(images: DataNode, config: "EfficientDetConfig") -> DataNode:
 
 
 def random_cutout(images: DataNode, prob: float, fill: tuple[float, ...]) -> DataNode:
-    """Fills one square of an image, anywhere and partly outside at times; boxes stay (arXiv 1708.04552).
+    """Fills a random square, which may be partly outside the image; boxes do not change (arXiv 1708.04552).
 
     Args:
         images: (h, w, 3), any dtype.
-        prob: share of the images that have a square.
-        fill: its colour.
+        prob: probability that an image gets a square.
+        fill: colour of the square.
     """
     chosen = fn.random.coin_flip(probability=prob)
     size = fn.cast(images.shape()[0:2], dtype=types.FLOAT)

@@ -1,11 +1,11 @@
-r"""google/automl's EfficientDet checkpoints, d0 to d7x: TensorFlow's, of either version, and .h5 files.
+r"""Converts google/automl's EfficientDet weights, d0 to d7x: checkpoints of TensorFlow 1 or 2, and .h5 files.
 
     python efficientdet/automl_weights.py --model_name=efficientdet-d0 --weights=efficientdet-d0.h5 \
         --output=d0.weights.h5
 
-Its 90 class outputs are COCO's category ids 1 .. 90, of which COCO uses 80: those are kept, under their names
-and ids. A model that automl trained on other data needs its --label_map. eval.py, infer.py and export.py read
-what is written; train.py reads both with --init_from. The AdvProp checkpoints expect another normalisation.
+automl's class outputs are COCO's category ids 1 to 90. COCO uses 80 of them; only these are kept, with their
+names and ids. A model of other data needs a --label_map. eval.py, infer.py and export.py read the output;
+train.py --init_from reads both files. Do not use AdvProp checkpoints: they need another normalisation.
 """
 
 import dataclasses
@@ -35,34 +35,34 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True)
 class Args:
-    """The flags."""
+    """The flags of this command."""
 
-    weights: str | None = flag(None, "automl's: a .h5 file, a checkpoint or its directory.")
-    output: str | None = flag(None, "The file to write; ends in .weights.h5.")
-    model_name: str | None = flag(None, "One of efficientdet-d0 .. d7x.")
-    image_size: str | None = flag(None, "N or HxW in pixels. Default: the model's.")
+    weights: str | None = flag(None, "Weights of automl: a .h5 file, a checkpoint or its directory.")
+    output: str | None = flag(None, "The file to write; must end in .weights.h5.")
+    model_name: str | None = flag(None, "Model: one of efficientdet-d0 .. d7x.")
+    image_size: str | None = flag(None, "Network input, N or HxW in pixels. Default: the model's.")
     label_map: str | None = flag(
-        None, "Names of the classes by category id (output 1 has id 1). Default: COCO's for 90 outputs."
+        None, "Class names by category id (the first output has id 1). Default: COCO's for 90 outputs."
     )
     hparams: str | None = flag(None, "Hyper-parameters, k=v,k=v or a YAML file.")
 
 
 def load_automl(model: "keras.Model", path: str | os.PathLike) -> "Report":
-    """Loads a checkpoint of google/automl into the same model.
+    """Loads a checkpoint of google/automl into a model of the same size.
 
-    A model with as many classes as the file gets all of them in their order; one with 80 gets COCO's 80 out
-    of 90. One with another class count keeps its last layer of the class head; init_from.py takes its rows by
-    name.
+    A model with as many classes as the file gets all of them in their order; a model with 80 gets COCO's 80
+    out of 90. With another number of classes, the last layer of the class head does not change; init_from.py
+    copies its rows by class name.
 
     Args:
-        model: what `build_model` made.
+        model: a model that `build_model` made.
         path: a .h5 file, the prefix of a checkpoint (`efficientdet-d0/model`), or a directory with one.
 
     Returns:
-        What became of every weight.
+        A report of the weights that were copied and of those that were not.
 
     Raises:
-        UserError: the file is damaged, or of another model; nothing was assigned then.
+        UserError: the file is damaged or belongs to another model. No weight was changed.
     """
     from common.training.fine_tuning import NUM_COCO_CLASSES, coco_label_map
     from efficientdet.import_weights.automl import class_names, read_automl
@@ -80,13 +80,13 @@ def load_automl(model: "keras.Model", path: str | os.PathLike) -> "Report":
 
 
 def convert(a: Args) -> None:
-    """Writes a checkpoint of automl as a weights file of this project.
+    """Converts a checkpoint of automl to a weights file of this project.
 
     Raises:
-        UserError: anything that the user gave and that cannot be used; a file in the way.
+        UserError: a flag or a file cannot be used, or the output exists.
     """
     if not a.weights or not a.output or not a.model_name:
-        raise UserError("--weights, --output and --model_name are needed: the two files, and the model")
+        raise UserError("--weights, --output and --model_name are needed: the input, the output, the model")
     if not a.output.endswith(".weights.h5"):
         raise UserError(f"--output={a.output} must end in .weights.h5")
     if os.path.exists(a.output):
@@ -124,14 +124,14 @@ def _read_label_map(path: str | None, num_classes: int) -> LabelMap | None:
     first, last = label_map.category_ids[0], label_map.category_ids[-1]
     if not 1 <= first <= last <= num_classes:
         raise UserError(
-            f"--label_map={path}: its ids go from {first} to {last}, but the file has outputs for 1 to "
+            f"--label_map={path}: its ids go from {first} to {last}, but --weights has outputs for ids 1 to "
             f"{num_classes}"
         )
     return label_map
 
 
 def define_flags(fv: flags.FlagValues) -> None:
-    """The absl flags of `Args`."""
+    """Defines the absl flags of `Args`."""
     args.define(fv, Args)
 
 

@@ -1,10 +1,10 @@
 """EfficientNet (arXiv 1905.11946) as EfficientDet's backbone: features of strides 2 to 32.
 
-The other backbones are in resnet.py and mobilenet.py; `extract_features` makes any of them.
+`extract_features` also builds the other backbones, which are in resnet.py and mobilenet.py.
 
 Structure, initialisation and drop rates follow google/automl efficientdet/backbone/efficientnet_model.py and
-efficientnet_builder.py. Each feature is the output of a whole block (the narrow, projected tensor), not the
-expanded tensor inside the next one, which is what one usually taps in `keras.applications`.
+efficientnet_builder.py. Each feature is the output of a whole block (the narrow, projected tensor). With
+`keras.applications` people usually take the expanded tensor inside the next block instead.
 """
 
 import math
@@ -18,7 +18,7 @@ from efficientdet import mobilenet, resnet
 
 
 class Scaling(NamedTuple):
-    """How a backbone is scaled from B0."""
+    """The factors that scale EfficientNet-B0 to another size."""
 
     width: float
     depth: float
@@ -42,7 +42,7 @@ NAMES = (*BACKBONES, *resnet.RESNETS, *mobilenet.MOBILENETS)
 
 
 class _Stage(NamedTuple):
-    """A run of like blocks; only the first one strides."""
+    """A sequence of equal blocks. `stride` is that of the first block; the others have stride 1."""
 
     repeats: int
     kernel: int
@@ -67,18 +67,18 @@ _SQUEEZE_RATIO = 0.25  # of the block's input channels
 def extract_features(
     images: keras.KerasTensor, backbone: str, bn_momentum: float = 0.99
 ) -> dict[int, keras.KerasTensor]:
-    """Puts the backbone on `images`.
+    """Applies a new backbone to `images`.
 
     Args:
         images: (B, H, W, 3), normalised.
         backbone: one of NAMES.
-        bn_momentum: of the batch norms.
+        bn_momentum: momentum of the batch norms.
 
     Returns:
-        Level l = 1 .. 5 -> (B, ceil(H / 2**l), ceil(W / 2**l), C_l), the last block output of that size.
+        A dict from level l = 1 to 5 to (B, ceil(H / 2**l), ceil(W / 2**l), C_l), its last block's output.
 
     Raises:
-        UserError: no such backbone.
+        UserError: `backbone` is unknown.
     """
     if backbone not in NAMES:
         raise unknown("backbone", backbone, NAMES)
@@ -95,7 +95,7 @@ def extract_features(
 
     features, level = {}, 1
     for index, block in enumerate(blocks):
-        # Stochastic depth (arXiv 1603.09382): the chance to be dropped grows linearly, from 0 at block 0
+        # Stochastic depth (arXiv 1603.09382): the drop rate grows linearly with the block, from 0 at block 0
         drop_rate = 0.0 if scaling.survival is None else (1 - scaling.survival) * index / len(blocks)
         level += block.stride == 2
         x = _mbconv(x, block, drop_rate, bn_momentum, f"backbone.block_{index}")
@@ -104,14 +104,14 @@ def extract_features(
 
 
 def batch_norm(name: str, momentum: float) -> keras.layers.Layer:
-    """Batch normalisation as everywhere in EfficientDet (google/automl efficientdet/tf2/util_keras.py)."""
+    """Batch normalisation with EfficientDet's epsilon (google/automl efficientdet/tf2/util_keras.py)."""
     return BatchNormalization(momentum=momentum, epsilon=1e-3, name=name)
 
 
 def _mbconv(
     x: keras.KerasTensor, block: _Stage, drop_rate: float, bn_momentum: float, name: str
 ) -> keras.KerasTensor:
-    """Mobile inverted bottleneck: expand, filter each channel, weigh the channels, project, add the input."""
+    """Mobile inverted bottleneck: expansion, depthwise convolution, channel weights, projection, shortcut."""
     layers = keras.layers
     inputs, input_filters = x, x.shape[-1]
     expanded_filters = input_filters * block.expansion
@@ -145,7 +145,7 @@ def _mbconv(
     x = batch_norm(f"{name}.project.bn", bn_momentum)(x)
     if block.stride == 1 and block.filters == input_filters:
         if drop_rate > 0:
-            # whole images of the batch lose this block; the others are scaled up to keep the mean
+            # drops this block for whole images of the batch; scales the others up to keep the mean
             x = layers.Dropout(drop_rate, noise_shape=(None, 1, 1, 1), name=f"{name}.drop")(x)
         x = layers.Add(name=f"{name}.add")([x, inputs])
     return x
@@ -166,12 +166,12 @@ def _convolution(
 
 
 def _initializer() -> keras.initializers.Initializer:
-    """A new initializer for every layer: each one draws the same numbers at every use."""
+    """Returns a new initializer for each layer: a reused one would give all layers the same values."""
     return keras.initializers.VarianceScaling(2.0, "fan_out", "untruncated_normal")
 
 
 def scaled_blocks(scaling: Scaling) -> list[_Stage]:
-    """One entry per block: the stages of B0, widened and repeated."""
+    """Returns one entry per block: the stages of B0 with scaled filters and repeats."""
     blocks = []
     for stage in _STAGES:
         block = stage._replace(repeats=1, filters=_round_filters(stage.filters, scaling.width))
@@ -181,7 +181,7 @@ def scaled_blocks(scaling: Scaling) -> list[_Stage]:
 
 
 def _round_filters(filters: int, width: float) -> int:
-    """The nearest multiple of 8 to `width * filters`, but never less than 90 % of it."""
+    """Rounds `width * filters` to the nearest multiple of 8, but never below 90 % of it."""
     scaled = filters * width
     rounded = max(8, int(scaled + 4) // 8 * 8)
     return rounded + 8 if rounded < 0.9 * scaled else rounded

@@ -1,10 +1,10 @@
-r"""How fast EfficientDet loads and trains on this machine, and what each stage costs.
+r"""Measures how fast EfficientDet loads and trains on this machine, and what each stage costs.
 
     python efficientdet/bench.py --model_name=efficientdet-d0 --batch_size=8 \
         --train_images=my/images --train_annotations=my/instances.json --json=runs/bench/d0.json
 
-Without data it draws some. How it measures: tools/benchmark/measuring.py.
-Two --json files side by side: python tools/bench.py compare OLD.json NEW.json
+Without data flags it measures on synthetic images. tools/benchmark/measuring.py explains the method.
+To compare two --json files: python tools/bench.py compare OLD.json NEW.json
 """
 
 import pathlib

@@ -1,7 +1,7 @@
-"""The EfficientDet and RetinaNet families as a table, and every hyper-parameter with its source.
+"""The table of EfficientDet and RetinaNet models, and every hyper-parameter with its source.
 
-Structure and recipe: EfficientDet (arXiv 1911.09070) and google/automl efficientdet/hparams_config.py;
-RetinaNet (arXiv 1708.02002) and NVIDIA/retinanet-examples, odtk/. What differs between the two is a setting.
+Sources: EfficientDet (arXiv 1911.09070) and google/automl efficientdet/hparams_config.py; RetinaNet (arXiv
+1708.02002) and NVIDIA/retinanet-examples, odtk/. All differences between the two are fields of the config.
 Any field can be changed from the command line: --hparams=jitter_min=0.5,nms_method=hard
 """
 
@@ -17,20 +17,20 @@ from efficientdet.retinanet_rows import RETINANETS
 
 @dataclasses.dataclass(frozen=True)
 class EfficientDetConfig:
-    """One model of the families together with its training recipe. Sizes are (height, width) in pixels."""
+    """The configuration of one model: its structure and recipe. Sizes are (height, width) in pixels."""
 
     # --- the network ---
     model_name: str
     image_size: tuple[int, int]
     backbone: str  # one of backbone.NAMES
     fpn_channels: Count
-    fpn_cells: Count  # of efficientdet's pyramid; retinanet has one way down
+    fpn_cells: Count  # number of BiFPN cells; architecture=retinanet ignores it
     head_repeats: Count
-    architecture: Literal["efficientdet", "retinanet"] = "efficientdet"  # model.py, retinanet.py
-    # fast: learned, normalised weights; sum: no weights (d6 and above, for stability)
+    architecture: Literal["efficientdet", "retinanet"] = "efficientdet"  # see model.py, retinanet.py
+    # fast: weighted sum with learned, normalised weights; sum: plain sum (d6 and larger, for stability)
     fpn_fusion: Literal["fast", "sum"] = "fast"
-    separable: bool = True  # the convolutions of BiFPN and heads
-    bn_momentum: ShareBelowOne = 0.99  # google/automl efficientdet/tf2/util_keras.py
+    separable: bool = True  # use separable convolutions in BiFPN and heads
+    bn_momentum: ShareBelowOne = 0.99  # as in google/automl efficientdet/tf2/util_keras.py
     min_level: int = 3
     max_level: int = 7
 
@@ -39,63 +39,63 @@ class EfficientDetConfig:
     aspect_ratios: tuple[float, ...] = (1.0, 2.0, 0.5)  # width / height
     anchor_scale: float = 4.0
 
-    # --- what the loader does to a training image ---
+    # --- loader: preprocessing and augmentation of training images ---
     augmentation: Literal["scale_jitter", "min_iou_crop", "resize_range", "none"] = "scale_jitter"
-    jitter_min: float = 0.1  # scale_jitter: image scale relative to the network input
-    jitter_max: float = 2.0
-    antialias: bool = True  # where an image shrinks, in training and test; google/automl's resizing does not
-    # resize_range: the shorter side in pixels, cut to what fits, so suit it to image_size. RetinaNet's rows
-    # have 640 to 1024 for inputs of 1280; this is about that for inputs half as large.
+    jitter_min: float = 0.1  # scale_jitter: smallest scale; 1 fits the image into the network input
+    jitter_max: float = 2.0  # scale_jitter: largest scale
+    antialias: bool = True  # when an image shrinks, in training and evaluation; google/automl has none
+    # resize_range: limits of the shorter side in pixels. Images that do not fit image_size are shrunk to fit.
+    # Adapt the limits to image_size: RetinaNet has 640 to 1024 for 1280; these defaults suit half that size.
     resize_min: int = 320
     resize_max: int = 512
     flip_prob: Share = 0.5
-    grid_mask_prob: Share = 0.0  # GridMask (arXiv 2001.04086); automl leaves it off
-    brightness: Share = 0.0  # each colour factor is drawn from 1 - x .. 1 + x
-    contrast: Share = 0.0
-    saturation: Share = 0.0
-    hue: NotNegative = 0.0  # degrees, drawn from -x .. x
-    rotation: NotNegative = 0.0  # degrees, drawn from -x .. x, about the centre of the crop
-    # RandAugment (arXiv 1909.13719) or TrivialAugment (arXiv 2103.10158), without what moves pixels
+    grid_mask_prob: Share = 0.0  # probability of GridMask (arXiv 2001.04086); automl leaves it off
+    brightness: Share = 0.0  # random factor between 1 - brightness and 1 + brightness
+    contrast: Share = 0.0  # random factor between 1 - contrast and 1 + contrast
+    saturation: Share = 0.0  # random factor between 1 - saturation and 1 + saturation
+    hue: NotNegative = 0.0  # random angle between -hue and hue degrees
+    rotation: NotNegative = 0.0  # random from -rotation to rotation degrees, about the crop's centre
+    # RandAugment (arXiv 1909.13719) or TrivialAugment (arXiv 2103.10158), without operations that move pixels
     auto_augment: Literal["none", "rand", "trivial"] = "none"
-    rand_augment_ops: Count = 2  # operations of each image; as the paper's ResNet-50 (section 4.3)
-    rand_augment_magnitude: CountOrZero = 9  # their strength, 0 to 30; likewise
-    cutout_prob: Share = 0.0  # of one filled square (arXiv 1708.04552)
+    rand_augment_ops: Count = 2  # operations per image; 2 as for ResNet-50 in the paper (section 4.3)
+    rand_augment_magnitude: CountOrZero = 9  # strength of the operations, 0 to 30; 9 as for ResNet-50, too
+    cutout_prob: Share = 0.0  # probability of one filled square (arXiv 1708.04552)
     min_box_size: NotNegative = 1.0  # pixels of the network input; smaller boxes are dropped and counted
     max_instances: Count = 100  # boxes kept per image, the largest first; the rest are dropped and counted
 
     # --- loss ---
-    # max_iou: an anchor learns the box that it overlaps, by focal and Huber loss; task_aligned: the box that
-    # it predicts best (task_alignment.py), where only the last two of the numbers below count
+    # max_iou: assigns boxes to anchors by IoU; focal and Huber loss. task_aligned: assigns by the predictions
+    # (task_alignment.py); of the loss fields below, only box_loss_weight and weight_decay have an effect.
     assignment: Literal["max_iou", "task_aligned"] = "max_iou"
     focal_alpha: Share = 0.25
     focal_gamma: NotNegative = 1.5
     label_smoothing: Share = 0.0
     huber_delta: NotNegative = 0.1
     box_loss_weight: NotNegative = 50.0
-    weight_decay: NotNegative = 4e-5  # times half the sum of squares of the kernels (automl tf2/train_lib.py)
+    weight_decay: NotNegative = 4e-5  # factor on half the sum of squared kernels (automl tf2/train_lib.py)
 
     # --- optimisation ---
     optimizer: Literal["sgd", "adam"] = "sgd"
-    momentum: ShareBelowOne = 0.9  # adam: beta_1
-    learning_rate: NotNegative = 0.08  # per reference_batch images, scaled linearly
+    momentum: ShareBelowOne = 0.9  # of SGD; beta_1 of Adam
+    learning_rate: NotNegative = 0.08  # for reference_batch images per update; else scaled linearly
     reference_batch: Count = 64
-    warmup_learning_rate: NotNegative = 0.008  # where the warm-up starts, scaled like learning_rate
+    warmup_learning_rate: NotNegative = 0.008  # at the start of the warm-up; scaled like learning_rate
     warmup_epochs: NotNegative = 1.0
-    epochs: CountOrZero = 300  # 0: as many as come nearest to `iterations`
+    epochs: CountOrZero = 300  # 0: the number of epochs that is nearest to `iterations`
     lr_schedule: Literal["cosine", "milestones"] = "cosine"
-    # Length of the run in updates of reference_batch images. A run of another length stretches iterations,
-    # milestones and warmup_iterations (odtk's --schedule).
+    # Length of the run in updates of reference_batch images. If `epochs` sets another length, milestones and
+    # warmup_iterations keep their shares of the run, as with odtk's --schedule.
     iterations: CountOrZero = 0
-    milestones: tuple[int, ...] = ()  # iterations after which the rate falls
-    warmup_iterations: CountOrZero = 0  # above 0: in place of warmup_epochs
-    lr_step_factor: NotNegative = 0.1  # milestones
-    clip_norm: NotNegative = 10.0  # global norm; 0: off
-    ema_decay: ShareBelowOne = 0.9998  # 0: off
+    milestones: tuple[int, ...] = ()  # iterations at which the learning rate falls
+    warmup_iterations: CountOrZero = 0  # if above 0, replaces warmup_epochs
+    lr_step_factor: NotNegative = 0.1  # factor on the learning rate at each milestone
+    clip_norm: NotNegative = 10.0  # largest global norm of the gradients; 0: off
+    ema_decay: ShareBelowOne = 0.9998  # decay of the averaged weights; 0: off
 
     # --- detections ---
     nms_method: Literal["gaussian", "hard"] = "gaussian"
-    nms_iou: Share = 0.5  # hard
-    nms_sigma: NotNegative = 0.5  # gaussian
+    nms_iou: Share = 0.5  # IoU threshold of nms_method=hard
+    nms_sigma: NotNegative = 0.5  # sigma of nms_method=gaussian (Soft-NMS)
     score_threshold: Share = 0.001
     nms_candidates: Count = 1000
     max_detections: Count = 100
@@ -111,7 +111,7 @@ class EfficientDetConfig:
             "0 < resize_min <= resize_max": 0 < self.resize_min <= self.resize_max,
             "0 < jitter_min <= jitter_max": 0 < self.jitter_min <= self.jitter_max,
             "epochs or iterations of at least 1": self.epochs or self.iterations,
-            "milestones from 1 to iterations in order": right,
+            "milestones from 1 to iterations in ascending order": right,
             "warmup_iterations <= iterations": self.warmup_iterations <= self.iterations,
             "rand_augment_magnitude of at most 30": self.rand_augment_magnitude <= 30,
         }
@@ -130,16 +130,16 @@ class EfficientDetConfig:
 
 
 _FIELDS = [field.name for field in dataclasses.fields(EfficientDetConfig)]
-# What the loader does to a training image: the fields of that section, which ends where the loss begins.
+# The names of all fields of the loader's section, which ends before the loss section.
 LOADER_FIELDS = _FIELDS[_FIELDS.index("augmentation") : _FIELDS.index("assignment")]
-# The last section. eval.py and infer.py take these fields, and a resumed run may change them.
+# The names of the fields that may change after training: in eval.py, infer.py and a resumed run.
 DETECTION_FIELDS = tuple(_FIELDS[_FIELDS.index("nms_method") :])
 
 _SUM = {"fpn_fusion": "sum"}
-# Not published: the same parts at a size that a laptop trains in minutes. At 256 pixels objects are
-# small, so its anchors are too; a short run from scratch learns faster with Adam and little scale jitter;
-# and after a few hundred steps a momentum of 0.99 would still hold much of the initial variance of 1.
-# Plain convolutions and one anchor a place with task-aligned targets gave the best AP for the same CPU time.
+# Not published: a small EfficientDet that a laptop trains in minutes. Objects are small at 256 pixels, so the
+# anchors are small, too. A short run from scratch learns faster with Adam and little scale jitter. With
+# bn_momentum 0.99, moving variances would still contain much of their initial 1 after a few hundred steps.
+# Plain convolutions and one task-aligned anchor per cell gave the best AP for the same CPU time.
 _NANO = {
     "separable": False,
     "bn_momentum": 0.9,
@@ -158,7 +158,7 @@ _NANO = {
     "epochs": 30,
 }
 
-# model: image side, backbone, BiFPN channels, BiFPN cells, head repeats, and what else differs.
+# model: (image side, backbone, BiFPN channels, BiFPN cells, head repeats, other fields that differ)
 # arXiv 1911.09070 table 1; google/automl efficientdet/hparams_config.py efficientdet_model_param_dict.
 _TABLE: dict[str, tuple[int, str, int, int, int, dict]] = {
     "efficientdet-d0": (512, "efficientnet-b0", 64, 3, 3, {}),
@@ -176,8 +176,8 @@ _TABLE: dict[str, tuple[int, str, int, int, int, dict]] = {
 
 MODEL_NAMES = tuple(_TABLE)
 
-# --augmentation_preset: what replaces fields of a model's row. Ours, from no paper; docs/training.md has
-# their cost and their effect on a small data set.
+# Values of --augmentation_preset: the fields that each preset changes. The presets are not from a paper.
+# docs/training.md has their cost, and their effect on a small data set.
 _NONE = {
     "augmentation": "none",
     "flip_prob": 0.0,
@@ -193,7 +193,7 @@ PRESETS: dict[str, dict] = {
 
 
 def get_config(model_name: str) -> EfficientDetConfig:
-    """The published configuration of `model_name`; UserError with the nearest name for an unknown one."""
+    """Returns the configuration of a model. For an unknown name, UserError suggests the most similar name."""
     if model_name not in _TABLE:
         raise unknown("model", model_name, MODEL_NAMES)
     side, backbone, channels, cells, repeats, other = _TABLE[model_name]

@@ -1,8 +1,8 @@
-"""Crops of EfficientDet's training images, in DALI: which window of an image is used, and at which size.
+"""Crops of EfficientDet's training images in DALI: which window of an image is used, and at which size.
 
-Scale jitter follows google/automl efficientdet/dataloader.py; the other two follow NVIDIA/retinanet-examples
-odtk/dali.py and odtk/data.py. Windows are whole pixels of the stored image: only these are decoded, and boxes
-are mapped exactly as the pixels are.
+Scale jitter follows google/automl efficientdet/dataloader.py; min_iou_crop and resize_range follow
+NVIDIA/retinanet-examples odtk/dali.py and odtk/data.py. Windows are whole pixels of the stored image: only
+these are decoded, and boxes are mapped exactly as the pixels are.
 """
 
 from typing import Any, NamedTuple
@@ -17,9 +17,9 @@ from efficientdet.config import EfficientDetConfig
 
 # min_iou_crop: NVIDIA/retinanet-examples odtk/dali.py RandomBBoxCrop.
 CROP_THRESHOLDS = (0.1, 0.3, 0.5, 0.7, 0.9)
-CROP_SCALING = (0.3, 1.0)  # of the image's sides
+CROP_SCALING = (0.3, 1.0)  # sides of the crop / sides of the image
 CROP_ASPECT = (0.5, 2.0)  # width / height in pixels, as SSD (arXiv 1512.02325 section 2.2)
-CROP_ATTEMPTS = 20  # at one threshold, before another one, or no crop at all, is drawn
+CROP_ATTEMPTS = 20  # attempts at one threshold, before another threshold, or no crop, is drawn
 
 
 class CropResize(NamedTuple):
@@ -30,22 +30,22 @@ class CropResize(NamedTuple):
 
 
 def source_size(jpegs: DataNode) -> DataNode:
-    """float32 (2,): (height, width) of the stored image, from its header; EXIF does not turn it."""
+    """Reads float32 (2,), (height, width) of the stored image, from its header; ignores EXIF orientation."""
     return fn.cast(fn.peek_image_shape(jpegs, adjust_orientation=False)[0:2], dtype=types.FLOAT)
 
 
 def whole_image(size: DataNode, image_size: tuple[int, int]) -> CropResize:
-    """The whole image, as large as fits: the letterbox of evaluation and inference."""
+    """Takes the whole image, as large as fits: the letterbox of evaluation and inference."""
     return _fit(fn.cat([0, 0], int32(size)), image_size)
 
 
 def jittered_crop(
     size: DataNode, image_size: tuple[int, int], jitter_min: float, jitter_max: float
 ) -> CropResize:
-    """Scale jitter: the image at a random scale; what is larger than the network input is cropped at random.
+    """Scale jitter: takes the image at a random scale, and a random crop if it exceeds the network input.
 
-    A scale of 1 is the letterbox. automl crops the resized image; the window here is the same crop in pixels
-    of the stored image, so that only it is decoded, rounded to whole pixels.
+    A scale of 1 is the letterbox. automl crops the resized image. The window here is the same crop in pixels
+    of the stored image, rounded to whole pixels, so that only the window is decoded.
     """
     jitter = uniform(jitter_min, jitter_max)
     scale = jitter * dali_math.min(image_size[0] / size[0], image_size[1] / size[1])
@@ -67,7 +67,7 @@ def _jittered_side(side: DataNode, scale: DataNode, limit: int) -> tuple[DataNod
 def resize_range_crop(
     size: DataNode, image_size: tuple[int, int], resize_min: int, resize_max: int
 ) -> CropResize:
-    """The whole image with its shorter side at a random number of pixels, at most as large as fits."""
+    """Takes the whole image with a shorter side from resize_min to resize_max, or as large as fits."""
     shorter = dali_math.floor(uniform(float(resize_min), resize_max + 1.0))
     scale = shorter / dali_math.min(size[0], size[1])
     whole = whole_image(size, image_size)
@@ -77,36 +77,36 @@ def resize_range_crop(
 def min_iou_crop(
     size: DataNode, boxes: DataNode, labels: DataNode, image_size: tuple[int, int]
 ) -> tuple[CropResize, DataNode, DataNode]:
-    """A random crop, shown as large as fits (SSD, arXiv 1512.02325 section 2.2).
+    """Takes a random crop, as large as fits (SSD, arXiv 1512.02325 section 2.2).
 
-    Every box overlaps it by one of CROP_THRESHOLDS, drawn at random, or the image is not cropped: of images
-    with more than a handful of boxes, hardly any is.
+    Every box must overlap the crop by a random one of CROP_THRESHOLDS; else the image is not cropped. So
+    images with many boxes are hardly ever cropped.
 
     Returns:
-        The crop; the boxes whose centre is in it, still normalised by the image; their labels.
+        The crop; the boxes whose centre is in the crop, still normalised by the image; their labels.
     """
-    outputs: Any = fn.random_bbox_crop(  # DALI's types do not tell that it has four
+    outputs: Any = fn.random_bbox_crop(  # DALI's type hints do not show four outputs
         boxes,
         labels,
         bbox_layout="xyXY",
         input_shape=int32(size),
-        shape_layout="HW",  # the default is (width, height), and silently so
+        shape_layout="HW",  # the default is (width, height), without a warning
         aspect_ratio=list(CROP_ASPECT),
         thresholds=list(CROP_THRESHOLDS),
         scaling=list(CROP_SCALING),
-        allow_no_crop=True,  # so the search ends; total_num_attempts would end it with an empty crop
+        allow_no_crop=True,  # ends the search; total_num_attempts would end it with an empty crop
         num_attempts=CROP_ATTEMPTS,
     )
     anchor, shape, boxes, labels = outputs
-    boxes = boxes * fn.cat(shape, shape) + fn.cat(anchor, anchor)  # they come back relative to the crop
-    # Anchor and shape are x, y in every layout. Boxes come clipped to the crop: stay inside it.
+    boxes = boxes * fn.cat(shape, shape) + fn.cat(anchor, anchor)  # they are relative to the crop
+    # Anchor and shape are (x, y) in all layouts. The window is rounded inwards: boxes are cut at the crop.
     top, height = _whole_pixels(anchor[1], shape[1], size[0])
     left, width = _whole_pixels(anchor[0], shape[0], size[1])
     return _fit(int32(fn.stack(top, left, height, width)), image_size), boxes, labels
 
 
 def _whole_pixels(start: DataNode, length: DataNode, side: DataNode) -> tuple[DataNode, DataNode]:
-    rounding = 1e-3  # 0.25 * 400 must not become 101 by a float32 hair
+    rounding = 1e-3  # 0.25 * 400 must not become 101 by a rounding error of float32
     first = dali_math.clamp(dali_math.ceil(start * side - rounding), 0.0, side - 1.0)
     last = dali_math.clamp(dali_math.floor((start + length) * side + rounding), first + 1.0, side)
     return first, last - first
@@ -120,7 +120,7 @@ def _fit(window: DataNode, image_size: tuple[int, int]) -> CropResize:
 def random_crop(
     config: EfficientDetConfig, size: DataNode, boxes: DataNode, labels: DataNode
 ) -> tuple[CropResize, DataNode, DataNode]:
-    """The crop that `config.augmentation` names; its boxes, still normalised by the image; their labels."""
+    """Returns the crop that `config.augmentation` names; its boxes, normalised by the image; their labels."""
     if config.augmentation == "min_iou_crop":
         return min_iou_crop(size, boxes, labels, config.image_size)
     if config.augmentation == "scale_jitter":

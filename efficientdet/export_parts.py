@@ -1,4 +1,4 @@
-"""A trained EfficientDet, cut where exported formats need it; see tools/exporting/export_graph.py."""
+"""Splits a trained EfficientDet into the parts that formats need; see tools/exporting/export_graph.py."""
 
 import keras
 import tensorflow as tf
@@ -10,7 +10,7 @@ from tools.exporting.export_graph import Exportable
 
 
 def make_exportable(model: keras.Model, config: EfficientDetConfig) -> Exportable:
-    """The parts of `model`; preprocessing is that of the plain tf.data loader on evaluation images."""
+    """Returns the parts of `model`. They preprocess as the plain tf.data loader does in evaluation."""
     height, width = config.image_size
 
     def place(image_sizes: tf.Tensor) -> tf.Tensor:

@@ -1,18 +1,17 @@
-"""Which anchor owns which box, for a whole batch, without looking at every pair of the two.
+"""Assigns the boxes of a whole batch to anchors without comparing all pairs of boxes and anchors.
 
-The rule is that of fn.box_encoder (common/box_encoder.py), and the numbers are its numbers, bit for bit. Only
-the search is another: the anchors of one kind, that is of one level, scale and ratio, form a regular grid, so
-that
+The rule and the IoUs are those of fn.box_encoder (common/box_encoder.py), bit for bit. Only the search
+differs. The anchors of one template, that is of one level, scale and ratio, form a regular grid. So
 
-- the best of a kind for a box is the one whose centre is nearest, and its IoU decides whether any of the
-  kind matters;
-- an IoU above t needs an intersection above t / (1 + t) times the sum of both areas, which bounds how far
-  apart the centres may be, separately along each axis: a small rectangle of cells.
+- the best anchor of a template for a box has the nearest centre; if its IoU is too low, no other anchor of
+  the template matches;
+- an IoU above t needs an intersection above t / (1 + t) times the sum of both areas. This limits the distance
+  of the centres along each axis, so only a small rectangle of cells can match.
 
-fn.box_encoder computes the IoU of all N x A pairs; here a few hundred of them are left for a box, for any A.
+fn.box_encoder computes the IoU of all N x A pairs. Here a few hundred pairs per box remain, for any A.
 
-`encode_batch_tf` makes the targets of it, after a graph that ends with the padded boxes, and for the loader
-without DALI.
+`encode_batch_tf` makes targets from these matches: after a DALI graph that ends with the padded boxes, and in
+the loader without DALI.
 """
 
 import numpy as np
@@ -27,31 +26,31 @@ from efficientdet.anchor_templates import templates
 def match(
     boxes: tf.Tensor, images: tf.Tensor, anchors: Anchors, match_iou: float
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    """The anchors that own a box, and which.
+    """Finds the positive anchors and the box that each of them is assigned to.
 
     Args:
         boxes: float32 (R, 4) ltrb normalised, all with an area; R may be 0.
-        images: int32 (R,), which image of the batch each box is on.
-        anchors: A of them for each image.
-        match_iou: an anchor owns the box that it overlaps most, if by more than this; and each box has its
-            best anchor at any IoU. Of equals the last counts.
+        images: int32 (R,), the index in the batch of each box' image.
+        anchors: the A anchors of each image.
+        match_iou: an anchor is assigned to its best box if their IoU is above this. In addition, each box
+            gets its best anchor at any IoU. Of equal IoUs the last counts.
 
     Returns:
-        owned: int32 (P,), image * A + anchor, each once.
-        owners: int32 (P,), the index of the box that each owns.
+        owned: int32 (P,), image * A + anchor of each positive anchor, without repetitions.
+        owners: int32 (P,), the index of the box of each positive anchor.
     """
     owner, anchor = _candidates(boxes, anchors, match_iou)  # (C,)
-    # Where two boxes compete for an anchor, a difference in the last bit decides: `iou` has DALI's bits.
+    # If two boxes compete for an anchor, the last bit of the IoU may decide: `iou` gives DALI's exact bits.
     overlap = box_ops.iou(tf.gather(boxes, owner), tf.gather(anchors.boxes_normalized, anchor))
 
-    # Each box' best anchor, the last of equals; of a box that overlaps none, all anchors are equal.
+    # The best anchor of each box, the last of equal IoUs. A box that overlaps no anchor gets the last anchor.
     num_boxes = tf.shape(boxes)[0]
     best = tf.math.unsorted_segment_max(overlap, owner, num_boxes)
     is_best = (overlap == tf.gather(best, owner)) & (overlap > 0)
     best_anchor = tf.math.unsorted_segment_max(tf.where(is_best, anchor, -1), owner, num_boxes)
     best_anchor = tf.where(best_anchor < 0, anchors.num_anchors - 1, best_anchor)
 
-    # Each anchor's best box, the last of equals. Whose best anchor it is goes before all others, hence the 2.
+    # The best box of each anchor, the last of equal IoUs. A box whose best anchor it is counts with IoU 2.
     above = tf.where(overlap > match_iou)[:, 0]
     overlap = tf.concat([tf.gather(overlap, above), tf.fill([num_boxes], 2.0)], axis=0)
     owner = tf.concat([tf.gather(owner, above), tf.range(num_boxes)], axis=0)
@@ -65,7 +64,7 @@ def match(
 
 
 def _candidates(boxes: tf.Tensor, anchors: Anchors, match_iou: float) -> tuple[tf.Tensor, tf.Tensor]:
-    """Pairs of a box and an anchor, int32 (C,) each: all that match, and each box' best with its equals."""
+    """Returns pairs of box and anchor, int32 (C,) each: all that match, and the best anchors of each box."""
     kinds = templates(anchors)
     kind_sizes = tf.constant(kinds.sizes, tf.float32)  # (T, 2)
     strides = tf.constant(1.0 / kinds.cells, tf.float32)
@@ -73,7 +72,7 @@ def _candidates(boxes: tf.Tensor, anchors: Anchors, match_iou: float) -> tuple[t
     sizes = boxes[:, tf.newaxis, 2:] - boxes[:, tf.newaxis, :2]  # (R, 1, 2)
     centers = (boxes[:, tf.newaxis, :2] + boxes[:, tf.newaxis, 2:]) * 0.5
 
-    # The nearest anchor of each kind, and the IoU with it.
+    # The nearest anchor of each template, and its IoU.
     middle = centers / strides - 0.5  # (R, T, 2) in cells
     nearest = tf.clip_by_value(tf.round(middle), 0.0, last_cells)
     distance = tf.abs((nearest + 0.5) * strides - centers)
@@ -82,24 +81,24 @@ def _candidates(boxes: tf.Tensor, anchors: Anchors, match_iou: float) -> tuple[t
     intersection = overlap[..., 0] * overlap[..., 1]  # (R, T)
     areas = sizes[..., 0] * sizes[..., 1] + kind_sizes[:, 0] * kind_sizes[:, 1]
     iou = intersection / (areas - intersection)
-    # float32 knows coordinates to about 1e-7: of the overlap with a tiny box that is a large share.
+    # The error of float32 coordinates, about 1e-7, is a large share of a tiny box: lower the threshold.
     slack = tf.minimum(1e-4 + 2e-6 * tf.reduce_sum(1.0 / sizes, axis=-1), 0.9)  # (R, 1)
     wanted = tf.minimum(match_iou, tf.reduce_max(iou, axis=1, keepdims=True)) * (1.0 - slack)
 
-    # The cells of a kind from which an anchor overlaps as much as is wanted, if along the other axis it does
-    # so by as much as it can. While one of the two contains the other, moving it changes nothing: all these
-    # cells are equals of the nearest.
-    enough = areas * wanted / (1.0 + wanted)  # intersection
+    # The cells whose anchor can reach the wanted IoU along one axis if the overlap along the other axis is as
+    # large as possible. While one of box and anchor contains the other, moving does not change the IoU: all
+    # these cells are as good as the nearest.
+    enough = areas * wanted / (1.0 + wanted)  # the least intersection
     reach = half_sum - enough[..., tf.newaxis] / tf.maximum(overlap[..., ::-1], 1e-12)
     reach = reach / strides + 1e-3
     low = tf.clip_by_value(tf.math.ceil(middle - reach), 0.0, last_cells)
     high = tf.clip_by_value(tf.floor(middle + reach), 0.0, last_cells)
 
-    pairs = tf.where((iou >= wanted) & (iou > 0))  # (S, 2) box, kind
+    pairs = tf.where((iou >= wanted) & (iou > 0))  # (S, 2) box, template
     low = tf.cast(tf.gather_nd(low, pairs), tf.int32)  # (S, 2) column, row
     spans = tf.cast(tf.gather_nd(high, pairs), tf.int32) - low + 1
     counts = spans[:, 0] * spans[:, 1]
-    index = tf.repeat(tf.range(tf.shape(counts)[0]), counts)  # (C,) which rectangle
+    index = tf.repeat(tf.range(tf.shape(counts)[0]), counts)  # (C,) index of the rectangle
     within = tf.range(tf.shape(index)[0]) - tf.gather(tf.cumsum(counts, exclusive=True), index)
     columns = tf.gather(spans[:, 0], index)
     cell = tf.gather(low, index) + tf.stack([within % columns, within // columns], axis=1)  # (C, 2)
@@ -111,9 +110,9 @@ def _candidates(boxes: tf.Tensor, anchors: Anchors, match_iou: float) -> tuple[t
 
 
 def encode_batch_tf(boxes: tf.Tensor, classes: tf.Tensor, anchors: Anchors) -> EncodedBoxes:
-    """The targets of a batch from its padded boxes, by TensorFlow operations: for `tf.data.Dataset.map`.
+    """Encodes the targets of a batch from its padded boxes in TensorFlow, for `tf.data.Dataset.map`.
 
-    They are those of `encode_boxes`, every owner the same, deltas equal to 1e-6, at a fraction of the cost.
+    The targets are those of `encode_boxes` (equal matches, deltas equal to 1e-6) at a fraction of the cost.
 
     Args:
         boxes: float32 (B, max_instances, 4), B static, ltrb normalised, within the image, each with an area.
@@ -121,7 +120,7 @@ def encode_batch_tf(boxes: tf.Tensor, classes: tf.Tensor, anchors: Anchors) -> E
         anchors: those of the network input that the boxes are normalised to.
 
     Returns:
-        As of one image, with the batch first.
+        The targets of the batch: each tensor of EncodedBoxes has the batch as its first axis.
     """
     batch_size, num_anchors = boxes.shape[0], anchors.num_anchors
     rows = tf.where(classes >= 0)  # (R, 2) image, row
@@ -149,5 +148,5 @@ def encode_batch_tf(boxes: tf.Tensor, classes: tf.Tensor, anchors: Anchors) -> E
         box_targets.append(tf.reshape(level_deltas, [batch_size, height, width, k * 4]))
     num_positives = tf.math.bincount(owned // num_anchors, minlength=batch_size, dtype=tf.float32)
     num_positives = tf.ensure_shape(num_positives, [batch_size])
-    # Tuples, because tf.data would stack a list.
+    # Tuples, because tf.data would stack lists into one tensor.
     return EncodedBoxes(num_positives, boxes, classes, tuple(class_targets), tuple(box_targets))

@@ -1,4 +1,4 @@
-"""`--init_from`: weights of an earlier run, of google/automl or of ImageNet as a starting point."""
+"""`--init_from`: starts a model from weights of an earlier run, of google/automl or of ImageNet."""
 
 import pathlib
 from collections.abc import Mapping
@@ -19,22 +19,22 @@ from efficientdet.predict import load_trained
 
 
 def init_from(model: keras.Model, label_map: LabelMap, weights: str, backbone: str = "") -> Report:
-    """Copies every weight whose name and shape agree; of the class head, the rows of classes of equal names.
+    """Copies each weight with the same name and shape; in the class head, rows of classes with the same name.
 
     Args:
-        model: the model to start.
-        label_map: its classes.
+        model: the model that gets the weights.
+        label_map: the classes of the model.
         weights: a weights file of this project (.weights.h5) or a run directory; or published weights:
-            google/automl's EfficientDet of the same size, as a .h5 file, a checkpoint of TensorFlow or a
-            directory with one; for the backbone alone, an EfficientNet in the same forms, or a ResNet or
-            MobileNetV2 of PyTorch (.safetensors). "imagenet": the backbone's public file, downloaded.
-        backbone: of the model, one of backbone.NAMES.
+            google/automl's EfficientDet of the same size, as a .h5 file, a TensorFlow checkpoint or a
+            directory with one checkpoint; for the backbone only, an EfficientNet in one of these forms, or a
+            ResNet or MobileNetV2 of PyTorch (.safetensors). "imagenet" downloads the backbone's public file.
+        backbone: the model's backbone, one of backbone.NAMES.
 
     Returns:
-        What became of every weight.
+        A report of the weights that were copied and of those that were not.
 
     Raises:
-        UserError: the file cannot be read, is of another model, or nothing in it fits.
+        UserError: the file cannot be read, belongs to another model, or nothing in it fits.
     """
     origin = f"--init_from={weights}"
     if _is_ours(pathlib.Path(weights)):
@@ -52,7 +52,7 @@ def init_from(model: keras.Model, label_map: LabelMap, weights: str, backbone: s
     if is_backbone(file):
         return _assign_backbone(model, read_backbone(file, model), label_map, origin)
     raise UserError(
-        f"{origin} is neither of google/automl's EfficientDet nor an EfficientNet; "
+        f"{origin} contains neither google/automl's EfficientDet nor an EfficientNet; "
         "this project's weights end in .weights.h5"
     )
 
@@ -72,6 +72,6 @@ def _assign_backbone(
 def assign(
     model: keras.Model, contents: Contents, label_map: LabelMap, names: tuple[str, ...], origin: str
 ) -> Report:
-    """Puts `contents` into a model: class rows by name (fine_tuning.py), all else as it is."""
+    """Copies `contents` to a model: class rows by class name (fine_tuning.py), other weights unchanged."""
     rows = ClassRows(CLASS_WEIGHTS, anchors_of(model), contents.anchors)
     return transfer(model, contents.values, rows, label_map, names, origin)

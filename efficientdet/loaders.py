@@ -1,6 +1,6 @@
-"""The loader that `--pipeline_type` names: an object with `.dataset()`, `.size`, `.steps_per_epoch`.
+"""Makes the loader that `--pipeline_type` names: an object with `.dataset()`, `.size`, `.steps_per_epoch`.
 
-The types are those of common/loader.py. Targets of synthetic data are encoded for real.
+common/loader.py resolves the types. The targets of synthetic data are encoded from random boxes.
 """
 
 import dataclasses
@@ -20,19 +20,19 @@ from efficientdet.tf_pipeline import EfficientDetTFPipeline
 
 
 def epoch_kwargs(config: EfficientDetConfig, seed: int, epochs_done: int) -> dict[str, Any]:
-    """Arguments of `open_loader` for a training loader that is opened after so many epochs."""
+    """Returns the arguments of `open_loader` for a training loader that starts after `epochs_done` epochs."""
     return {"seed": (seed + epochs_done) % (MAX_SEED + 1)}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class SyntheticLoader(EfficientDetLoader):
-    """One batch of noise with random boxes, repeated. Needs no files."""
+    """Repeats one batch of noise with random boxes. Needs no files."""
 
     pipeline_type = "synthetic"
     size = SYNTHETIC_IMAGES
 
     def dataset(self) -> tf.data.Dataset:
-        """tf.data of (images, targets), the same batch without end."""
+        """Endless tf.data of (images, targets) that repeats the same batch."""
         return synthetic_dataset(self, self._example)
 
     def _example(self, random: np.random.Generator) -> dict[str, np.ndarray]:

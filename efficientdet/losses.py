@@ -1,9 +1,9 @@
-"""Focal loss on every anchor, Huber loss on the matched ones, L2 on the kernels.
+"""Focal loss of all anchors, Huber loss of the positive anchors, L2 loss of the kernels.
 
-EfficientDet (arXiv 1911.09070) section 5.1 with the constants of google/automl tf2/train_lib.py; focal loss:
-arXiv 1708.02002.
-One departure: automl masks the box loss by `box_targets != 0`, which drops the coordinates of an anchor that
-is aligned exactly with its box; here an anchor is positive where its class target is not background.
+Sources: EfficientDet (arXiv 1911.09070) section 5.1, with the constants of google/automl tf2/train_lib.py;
+focal loss: arXiv 1708.02002.
+One difference: automl masks the box loss by `box_targets != 0`, which drops coordinates that an anchor
+matches exactly. Here an anchor is positive if its class target is not background.
 """
 
 from collections.abc import Callable, Sequence
@@ -13,8 +13,8 @@ import tensorflow as tf
 
 from efficientdet.config import EfficientDetConfig
 
-# From this many logits on, XLA compiles the focal loss on a CPU (on a GPU --xla decides): one loop in
-# place of a dozen passes over memory. Below, the second that compiling takes would not be won back.
+# From this many logits on, XLA compiles the focal loss on a CPU (on a GPU --xla decides): one loop instead of
+# a dozen passes over memory. For fewer logits, compiling takes more time (a second) than it saves.
 FUSE_FROM = 2**20
 
 
@@ -26,15 +26,14 @@ def focal_loss(
     gamma: float,
     label_smoothing: float = 0.0,
 ) -> tf.Tensor:
-    """Sum of the sigmoid focal loss over one level.
+    """Returns the sum of the sigmoid focal loss over one level.
 
     Args:
-        logits: (B, h, w, k * C), anchor-major as the class head gives them.
+        logits: (B, h, w, k * C) of the class head, the C values of an anchor side by side.
         class_targets: int (B, h, w, k), 0-based class of each anchor, -1 for background.
         alpha: weight of the positive terms; the negative ones weigh 1 - alpha.
         gamma: exponent of the modulating factor (1 - p_t).
-        label_smoothing: moves the targets of the cross-entropy towards 0.5; the modulating factor keeps the
-            hard ones.
+        label_smoothing: moves the targets of the cross-entropy, not of the modulating factor, towards 0.5.
 
     Returns:
         float32 scalar, not normalised.
@@ -51,16 +50,16 @@ def _focal_loss(
 ) -> tf.Tensor:
     num_classes = logits.shape[-1] // class_targets.shape[-1]
     logits = tf.reshape(logits, [-1, num_classes])  # (B h w k, C)
-    # one_hot, because TensorFlow compares int32 on the host even where all else is on a GPU
+    # one_hot, because TensorFlow would compare int32 on the host, even if all tensors are on a GPU
     positive = tf.one_hot(tf.reshape(class_targets, [-1]), num_classes, True, False, dtype=tf.bool)
-    # With z = -x where the target is 1 and x where it is 0: 1 - p_t = sigmoid(z) and cross-entropy =
-    # softplus(z), so the loss is finite with a finite gradient for every finite logit, and costs two
-    # transcendental functions.
+    # Let z = -x where the target is 1, and z = x where it is 0. Then 1 - p_t = sigmoid(z) and cross-entropy =
+    # softplus(z). So loss and gradient are finite for every finite logit x, and only two transcendental
+    # functions are computed.
     z = tf.where(positive, -logits, logits)
     cross_entropy = tf.nn.softplus(z)
     modulation = tf.exp(gamma * (z - cross_entropy))  # log sigmoid(z) = z - softplus(z)
     if label_smoothing:
-        # smoothing moves half of it from the target to its opposite, whose cross-entropy is softplus(-z)
+        # the opposite target gets the weight label_smoothing / 2; softplus(-z) = softplus(z) - z
         cross_entropy = cross_entropy - 0.5 * label_smoothing * z
     return tf.reduce_sum(tf.where(positive, alpha, 1.0 - alpha) * modulation * cross_entropy)
 
@@ -68,7 +67,7 @@ def _focal_loss(
 def _fused_focal_loss(
     logits: tf.Tensor, class_targets: tf.Tensor, alpha: float, gamma: float, label_smoothing: float
 ) -> tf.Tensor:
-    """`_focal_loss` compiled together with its gradient: else all intermediate tensors go through memory."""
+    """Compiles `_focal_loss` with its gradient, so that intermediate tensors do not go through memory."""
 
     @tf.custom_gradient
     def of(logits: tf.Tensor) -> tuple[tf.Tensor, Callable[[tf.Tensor], tf.Tensor]]:
@@ -91,13 +90,13 @@ def _loss_and_gradient(
 def box_loss(
     deltas: tf.Tensor, box_targets: tf.Tensor, class_targets: tf.Tensor, *, delta: float
 ) -> tf.Tensor:
-    """Sum of the Huber loss over the four box deltas of every positive anchor of one level.
+    """Returns the sum of the Huber loss over the four box deltas of every positive anchor of one level.
 
     Args:
-        deltas: (B, h, w, k * 4) from the box head.
-        box_targets: (B, h, w, k * 4).
+        deltas: (B, h, w, k * 4) of the box head.
+        box_targets: (B, h, w, k * 4), the deltas to learn.
         class_targets: int (B, h, w, k); an anchor is positive where this is not -1.
-        delta: where the loss turns from quadratic to linear.
+        delta: the error at which the loss changes from quadratic to linear.
 
     Returns:
         float32 scalar, not normalised.
@@ -114,8 +113,8 @@ def box_loss(
 def l2_loss(variables: Sequence[keras.Variable], weight_decay: float) -> tf.Tensor:
     """`weight_decay` times half the sum of squares of every convolution kernel.
 
-    As google/automl tf2/train_lib.py _reg_l2_loss.
-    Biases, batch-norm parameters and fusion weights are left alone.
+    As in google/automl tf2/train_lib.py _reg_l2_loss.
+    Biases, batch-norm parameters and fusion weights have no weight decay.
     """
     kernels = [v for v in variables if v.name.endswith("kernel")]
     if not kernels:  # all frozen
@@ -124,13 +123,13 @@ def l2_loss(variables: Sequence[keras.Variable], weight_decay: float) -> tf.Tens
 
 
 def num_positives_share(targets: dict[str, tf.Tensor], num_replicas: int = 1) -> tf.Tensor:
-    """float32 scalar: what one replica's batch adds to the number that the loss is divided by.
+    """Returns one replica's share of the number by which the loss is divided, a float32 scalar.
 
-    Its mean over the replicas is (P + 1) / num_replicas, P the positive anchors of all of them. Dividing each
-    replica's sum by that mean, and averaging the gradients, is dividing the sum over all by P + 1: where the
-    objects lie unevenly, it is not the mean of each replica's own loss.
+    The mean of the shares is (P + 1) / num_replicas, where P counts the positive anchors of all replicas.
+    Each replica divides its sum by this mean, and the gradients are averaged. So the sum over all replicas is
+    divided by P + 1. This differs from the mean of the replicas' own losses if their P differ.
     """
-    # plus one as in automl: a batch without any object still has a finite loss
+    # the 1 is automl's: it keeps the loss of a batch without objects finite
     return tf.reduce_sum(targets["num_positives"]) + 1.0 / num_replicas
 
 
@@ -141,14 +140,14 @@ def detection_loss(
     config: EfficientDetConfig,
     num_positives: tf.Tensor | None = None,
 ) -> dict[str, tf.Tensor]:
-    """Class and box loss of a batch, both normalised by P + 1, P positive anchors; the box loss by 4 (P + 1).
+    """Returns the losses of a batch with P positive anchors: class sum / (P + 1) and box sum / (4 (P + 1)).
 
     Args:
-        class_logits: per level (B, h, w, k * C).
-        box_deltas: per level (B, h, w, k * 4).
-        targets: as the loader gives them: num_positives (B,), class_targets_<level>, box_targets_<level>.
-        config: names the levels and holds the constants.
-        num_positives: the mean of `num_positives_share` over the replicas; None for a batch on its own.
+        class_logits: one (B, h, w, k * C) per level.
+        box_deltas: one (B, h, w, k * 4) per level.
+        targets: the loader's num_positives (B,), class_targets_<level> and box_targets_<level>.
+        config: holds the levels and the constants of the loss.
+        num_positives: the mean of `num_positives_share` over the replicas; None: only this batch counts.
 
     Returns:
         float32 scalars `class_loss`, `box_loss` (before its weight) and `detection_loss` (their weighted

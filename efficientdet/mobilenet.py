@@ -1,8 +1,8 @@
 """MobileNetV2 (arXiv 1801.04381) as a detector's backbone: features of strides 2 to 32.
 
-The variant is torchvision's (models/mobilenetv2.py) of width 1, tapped where NVIDIA/retinanet-examples does
-(odtk/backbones/fpn.py MobileNetV2FPN, outputs 6, 13, 17): at the narrow output of a level's last block. The
-1280 channels before the classifier are left out.
+The network is torchvision's (models/mobilenetv2.py) of width 1. As in NVIDIA/retinanet-examples
+(odtk/backbones/fpn.py MobileNetV2FPN, outputs 6, 13, 17), a feature is the narrow output of a level's last
+block. The convolution to 1280 channels before the classifier is left out.
 """
 
 from typing import NamedTuple
@@ -15,7 +15,7 @@ MOBILENETS = ("mobilenet-v2",)
 
 
 class _Stage(NamedTuple):
-    """A run of like blocks; only the first one strides."""
+    """A sequence of equal blocks. `stride` is that of the first block; the others have stride 1."""
 
     expansion: int
     filters: int
@@ -36,7 +36,7 @@ STAGES = (  # arXiv 1801.04381 table 2
 
 
 def extract_features(images: keras.KerasTensor, bn_momentum: float) -> dict[int, keras.KerasTensor]:
-    """Puts MobileNetV2 on `images` (B, H, W, 3), normalised; see backbone.extract_features."""
+    """Applies MobileNetV2 to normalised `images` (B, H, W, 3); see backbone.extract_features."""
     x = _activated(images, _STEM_FILTERS, 3, 2, bn_momentum, "backbone.stem")
     features, level, block = {}, 1, 0
     for stage in STAGES:
@@ -52,7 +52,7 @@ def extract_features(images: keras.KerasTensor, bn_momentum: float) -> dict[int,
 def _inverted_residual(
     x: keras.KerasTensor, stage: _Stage, stride: int, bn_momentum: float, name: str
 ) -> keras.KerasTensor:
-    """Expand, filter each channel, project; and the input (arXiv 1801.04381 figure 4 d)."""
+    """Expansion, depthwise convolution, projection and shortcut (arXiv 1801.04381 figure 4 d)."""
     inputs, channels = x, x.shape[-1] * stage.expansion
     if stage.expansion != 1:
         x = _activated(x, channels, 1, 1, bn_momentum, f"{name}.expand")

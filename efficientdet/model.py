@@ -1,14 +1,14 @@
-"""EfficientDet (arXiv 1911.09070): EfficientNet, BiFPN, and class and box heads shared by all levels.
+"""EfficientDet (arXiv 1911.09070): EfficientNet, BiFPN, and class and box heads that all levels share.
 
     model = build_model("efficientdet-d0", num_classes=90)
     class_logits, box_deltas = model(images)  # images: normalised, (B, 512, 512, 3)
 
 Structure and initialisation follow google/automl efficientdet/tf2/efficientdet_keras.py and fpn_configs.py,
-so that its published weights fit. The model is an ordinary functional `keras.Model`. The names of its layers
-give their place: `backbone.block_3.project.bn`, `fpn.cell_0.node_2.conv`, `class_net.bn_1.level_5`,
-`box_net.predict`. (Dots, because Keras allows no slashes.)
+so that its published weights fit. The model is an ordinary functional `keras.Model`. Layer names show the
+layer's position in the network: `backbone.block_3.project.bn`, `fpn.cell_0.node_2.conv`,
+`class_net.bn_1.level_5`, `box_net.predict`. (They have dots, because Keras allows no slashes.)
 
-A RetinaNet (config.architecture) has another pyramid and other convolutions in its heads: retinanet.py.
+With config.architecture "retinanet", the pyramid and the heads' convolutions are those of retinanet.py.
 """
 
 import dataclasses
@@ -25,7 +25,7 @@ from efficientdet.config import EfficientDetConfig, get_config
 FUSION_EPSILON = 1e-4  # arXiv 1911.09070 section 3.3
 CLASS_PRIOR = 0.01  # each class' probability at the start of training (arXiv 1708.02002 section 4.1)
 
-# The weights with numbers of single classes, (..., k * C); a plain kernel is RetinaNet's.
+# Weights with values per class, (..., k * C). Only separable convolutions have a pointwise_kernel.
 CLASS_WEIGHTS = ("class_net.predict/pointwise_kernel", "class_net.predict/kernel", "class_net.predict/bias")
 
 
@@ -35,22 +35,22 @@ def build_model(
     image_size: tuple[int, int] | None = None,
     config: EfficientDetConfig | None = None,
 ) -> keras.Model:
-    """Builds one model of the families with fresh weights, under the current Keras dtype policy.
+    """Builds one model of the families with new weights, under the current Keras dtype policy.
 
     Args:
-        model_name: a row of config.MODEL_NAMES.
-        num_classes: C; automl's COCO models have 90, one for each possible category id.
-        image_size: (height, width) of the images, of any size; the config's own when None.
-        config: the model's configuration where it differs from the published one.
+        model_name: one of config.MODEL_NAMES.
+        num_classes: C; automl's COCO models have 90, one per category id up to 90.
+        image_size: (height, width) of the images, of any size; None: that of the config.
+        config: the model's configuration; None: the one that `model_name` has.
 
     Returns:
-        Model from images (B, height, width, 3) to (class logits, box deltas): two lists with one float32
-        tensor per level, finest first. Level l has (h, w) = (ceil(height / 2**l), ceil(width / 2**l)) places.
-        Logits are (B, h, w, anchors_per_location * C), an anchor's classes next to each other; deltas are
-        (B, h, w, anchors_per_location * 4), an anchor's (dy, dx, log dh, log dw) next to each other.
+        A model from images (B, height, width, 3) to (class logits, box deltas): two lists with one float32
+        tensor per level, finest first. Level l has (h, w) = (ceil(height / 2**l), ceil(width / 2**l)) cells.
+        Logits are (B, h, w, anchors_per_location * C), the C values of an anchor side by side. Deltas are
+        (B, h, w, anchors_per_location * 4), each anchor's (dy, dx, log dh, log dw) side by side.
 
     Raises:
-        UserError: no such model.
+        UserError: `model_name` is unknown.
     """
     config = config or get_config(model_name)
     config = dataclasses.replace(config, image_size=image_size or config.image_size)
@@ -75,14 +75,14 @@ def build_model(
 
 
 def anchors_of(model: keras.Model) -> int:
-    """Anchors per location of what `build_model` made."""
+    """Returns the anchors per location of a model that `build_model` made."""
     return model.get_layer("box_net.predict").bias.shape[0] // 4
 
 
 def _pyramid(
     features: dict[int, keras.KerasTensor], config: EfficientDetConfig
 ) -> dict[int, keras.KerasTensor]:
-    """The backbone's features of the levels in use, and coarser ones made from its last."""
+    """Returns the backbone's features of the levels in use, and makes coarser levels from the last one."""
     pyramid = {level: x for level, x in features.items() if config.min_level <= level <= config.max_level}
     for level in range(max(features) + 1, config.max_level + 1):
         x = pyramid[level - 1]
@@ -94,10 +94,10 @@ def _pyramid(
 def _bifpn_cell(
     features: dict[int, keras.KerasTensor], config: EfficientDetConfig, name: str
 ) -> dict[int, keras.KerasTensor]:
-    """One pass down the pyramid and one up again (arXiv 1911.09070 figure 3).
+    """Builds one BiFPN cell: a top-down pass, then a bottom-up pass (arXiv 1911.09070 figure 3).
 
-    Nodes are numbered in the order of google/automl tf2/fpn_configs.py bifpn_config: with levels 3 .. 7,
-    nodes 0 .. 3 are levels 6 .. 3 on the way down, nodes 4 .. 7 are levels 4 .. 7 on the way up.
+    Nodes are numbered as in google/automl tf2/fpn_configs.py bifpn_config: for levels 3 to 7, nodes 0 to 3
+    are levels 6 to 3 of the top-down pass, and nodes 4 to 7 are levels 4 to 7 of the bottom-up pass.
     """
     lowest, highest = config.min_level, config.max_level
     names = (f"{name}.node_{node}" for node in itertools.count())
@@ -109,7 +109,7 @@ def _bifpn_cell(
     up = {lowest: down[lowest]}
     for level in range(lowest + 1, highest + 1):
         inputs = [features[level], down[level], up[level - 1]]
-        if level == highest:  # the way down starts here: `down` is the feature itself
+        if level == highest:  # has no top-down node: down[level] is features[level]
             inputs = [features[level], up[level - 1]]
         up[level] = _bifpn_node(inputs, features[level], config, next(names))
     return up
@@ -118,7 +118,7 @@ def _bifpn_cell(
 def _bifpn_node(
     inputs: list[keras.KerasTensor], target: keras.KerasTensor, config: EfficientDetConfig, name: str
 ) -> keras.KerasTensor:
-    """Brings `inputs` to the height and width of `target`, fuses them and filters the result."""
+    """Resizes `inputs` to the height and width of `target`, fuses them and applies a convolution."""
     size = target.shape[1:3]
     inputs = [_resample(x, size, config, f"{name}.input_{index}") for index, x in enumerate(inputs)]
     if config.fpn_fusion == "fast":
@@ -135,7 +135,7 @@ def _bifpn_node(
 class FastFusion(keras.layers.Layer):
     """Fast normalised fusion (arXiv 1911.09070 section 3.3): sum(relu(w_i) * x_i) / (sum(relu(w_j)) + 1e-4).
 
-    Takes a list of N tensors of one shape, returns one tensor of that shape. The N weights start at 1.
+    Takes a list of N tensors of the same shape, returns one tensor of that shape. The N weights start at 1.
     """
 
     def build(self, input_shapes: list[tuple]) -> None:
@@ -144,7 +144,7 @@ class FastFusion(keras.layers.Layer):
         )
 
     def call(self, inputs: list[keras.KerasTensor]) -> keras.KerasTensor:
-        weights = keras.ops.relu(self.fusion_weights)  # in float32 for features of any type
+        weights = keras.ops.relu(self.fusion_weights)  # in float32, also for float16 features
         shares = keras.ops.cast(weights / (keras.ops.sum(weights) + FUSION_EPSILON), inputs[0].dtype)
         return sum(x * share for x, share in zip(inputs, keras.ops.unstack(shares), strict=True))
 
@@ -155,10 +155,10 @@ class FastFusion(keras.layers.Layer):
 def _resample(
     x: keras.KerasTensor, size: tuple[int, int], config: EfficientDetConfig, name: str
 ) -> keras.KerasTensor:
-    """Brings `x` to (B, *size, fpn_channels): a 1x1 convolution where the channels differ, then the size.
+    """Changes `x` to (B, *size, fpn_channels): first a 1x1 convolution if the channels differ, then resizing.
 
-    `size` is one level finer or coarser than `x`, or the same. Finer is nearest neighbour: every value twice,
-    and one row or column less where the size is odd. Coarser is a 3x3 maximum of stride 2.
+    `size` is that of `x`, or that of the next finer or coarser level. Upsampling repeats every value (nearest
+    neighbour) and crops a row or column if the size is odd. Downsampling is 3x3 max pooling of stride 2.
     """
     layers = keras.layers
     if x.shape[-1] != config.fpn_channels:
@@ -174,7 +174,7 @@ def _resample(
             x = layers.Cropping2D(surplus, name=f"{name}.crop")(x)
     elif size[0] < height or size[1] < width:
         strides = (-(-height // size[0]), -(-width // size[1]))
-        pool_size = (strides[0] + 1, strides[1] + 1)  # a side of 1 pixel keeps stride 1, and its value
+        pool_size = (strides[0] + 1, strides[1] + 1)  # a side of 1 pixel has stride 1 and keeps its value
         x = layers.MaxPooling2D(pool_size, strides, padding="same", name=f"{name}.pool")(x)
     return x
 
@@ -187,7 +187,7 @@ def _head(
     bias: float,
     name: str,
 ) -> list[keras.KerasTensor]:
-    """Predicts `filters` numbers for each place of each level: shared convolutions, batch norm per level.
+    """Predicts `filters` numbers per cell of each level. Levels share convolutions, but not batch norms.
 
     RetinaNet's convolutions are not separable and have no batch norm.
     """
@@ -206,7 +206,7 @@ def _head(
             if not plain:
                 x = batch_norm(f"{name}.bn_{i}.level_{level}", config.bn_momentum)(x)
             x = activate(name=f"{name}.{activation}_{i}.level_{level}")(x)
-        # float32 also under mixed precision: the loss takes logarithms of these
+        # float32, also under mixed precision: the loss takes logarithms of these outputs
         outputs.append(keras.layers.Identity(dtype="float32", name=f"{name}.level_{level}")(predict(x)))
     return outputs
 

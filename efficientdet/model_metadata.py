@@ -9,7 +9,7 @@ from efficientdet.config import EfficientDetConfig
 
 
 def describe(config: EfficientDetConfig) -> dict[str, Any]:
-    """What box outputs are relative to, and what is done to the pixels of an image; see `make`."""
+    """Describes the anchors of box outputs, and the preprocessing of images; see `model_metadata.make`."""
     return {
         "anchors": {
             "count": config.anchors.num_anchors,

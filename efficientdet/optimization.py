@@ -1,6 +1,6 @@
-"""Learning rate and optimizer of both recipes.
+"""Learning rate and optimizer of the EfficientDet and RetinaNet recipes.
 
-EfficientDet: google/automl tf2/train_lib.py, corrected. RetinaNet: NVIDIA/retinanet-examples odtk/train.py.
+Sources: google/automl tf2/train_lib.py, corrected in `Warmup`; NVIDIA/retinanet-examples odtk/train.py.
 """
 
 import dataclasses
@@ -18,16 +18,16 @@ from efficientdet.config import EfficientDetConfig
 class Warmup(keras.optimizers.schedules.LearningRateSchedule):
     """Linear warm-up, then half a cosine down to zero, or a constant rate that falls at each milestone.
 
-    automl's cosine runs over `step / (total - warmup)`: it jumps where the warm-up ends and divides by zero
-    when the run is one epoch long. Here it runs over `(step - warmup) / (total - warmup)`. Milestones are
+    automl's cosine depends on `step / (total - warmup)`: it jumps at the end of the warm-up, and divides by
+    zero if the run has one epoch. Here it depends on `(step - warmup) / (total - warmup)`. Milestones are
     those of odtk/train.py, schedule.
 
     Args:
         peak: learning rate at the end of the warm-up.
         start: learning rate at step 0.
-        warmup_steps: may be 0.
-        total_steps: where the cosine reaches 0; later steps stay there.
-        milestones: steps from which on the rate is multiplied by `factor`, once for each; None: the cosine.
+        warmup_steps: number of steps of the warm-up; may be 0.
+        total_steps: the step at which the cosine reaches 0; later steps keep it.
+        milestones: steps at which the rate is multiplied by `factor`; None: the rate follows the cosine.
         factor: see `milestones`.
     """
 
@@ -57,9 +57,9 @@ class Warmup(keras.optimizers.schedules.LearningRateSchedule):
 def num_epochs(
     config: EfficientDetConfig, effective_batch: int, steps_per_epoch: int, accumulate_steps: int = 1
 ) -> int:
-    """`config.epochs`, or the whole number of epochs, at least 1, that is nearest to `config.iterations`.
+    """Returns `config.epochs`; if it is 0, the number of epochs (at least 1) nearest to `config.iterations`.
 
-    Iterations are of `reference_batch` images: a larger batch takes fewer of them, at a higher rate.
+    An iteration has `reference_batch` images. A larger batch takes fewer updates, at a higher learning rate.
     """
     if config.epochs:
         return config.epochs
@@ -70,10 +70,10 @@ def num_epochs(
 def make_schedule(
     config: EfficientDetConfig, effective_batch: int, steps_per_epoch: int, accumulate_steps: int = 1
 ) -> Warmup:
-    """The recipe's schedule with its learning rates scaled linearly to `effective_batch` images an update.
+    """Returns the recipe's schedule, with rates scaled linearly to `effective_batch` images per update.
 
-    Steps are micro-steps (batches): with gradient accumulation Keras counts those, so an epoch stays an
-    epoch. What the config counts in iterations keeps its share of the run, however long that is.
+    Its steps are batches, because Keras counts batches even with gradient accumulation. Numbers that the
+    config gives in iterations keep their share of the run, which may have any length.
     """
     scale = effective_batch / config.reference_batch
     peak, start = config.learning_rate * scale, config.warmup_learning_rate * scale
@@ -91,6 +91,6 @@ def make_schedule(
 def make_optimizer(
     config: EfficientDetConfig, schedule: keras.optimizers.schedules.LearningRateSchedule, **options: Any
 ) -> keras.optimizers.Optimizer:
-    """SGD with momentum (the recipe) or Adam; `options` are those of common/training/optimizers.py."""
+    """Returns SGD with momentum (the recipe's) or Adam. `options`: see common/training/optimizers.py."""
     options |= {"momentum": config.momentum, "clip_norm": config.clip_norm}
     return optimizers.make_optimizer(config.optimizer, schedule, **options)

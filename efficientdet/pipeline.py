@@ -1,13 +1,13 @@
-"""EfficientDet's input pipeline in DALI: image files and their boxes in, normalised images and targets out.
+"""EfficientDet's input pipeline in DALI: turns image files and boxes into normalised images and targets.
 
     pipeline = EfficientDetPipeline(source=source, config=config, batch_size=16, training=True)
     images, targets = next(iter(pipeline.dataset()))
 
-A training image goes through a random crop, a resize, flip, GridMask and colour; an evaluation image is used
-whole and never changes. Both end at the top left of the network input, the rest in the mean colour,
-normalised. Boxes are mapped exactly as the pixels are.
+A training image is cropped at random, resized, flipped and changed by GridMask and colour. An evaluation
+image is used whole, without random changes. The image is placed at the top left of the network input; the
+rest is padding in the mean colour. Boxes are mapped exactly as the pixels are.
 
-The graph is a sequence of the functions below and in crops.py, which see one sample each (DALI's convention).
+The graph calls the functions below and in crops.py. Each function sees one sample (DALI's convention).
 EfficientDet: arXiv 1911.09070.
 """
 
@@ -45,9 +45,9 @@ from efficientdet.grid_matching import encode_batch_tf
 
 MEAN_RGB, STDDEV_RGB = IMAGENET_MEAN, IMAGENET_STD
 
-# GridMask (arXiv 2001.04086): squares of 0.4 of a tile are blacked out, the paper's r = 0.6. The 10 degrees
-# are those of google/automl efficientdet/aug/gridmask.py. Tiles are relative to the shorter side of the
-# network input.
+# GridMask (arXiv 2001.04086) blacks out one square per tile; its side is 0.4 of the tile's (the paper's r =
+# 0.6). The angle is from google/automl efficientdet/aug/gridmask.py. Tile sides are relative to the shorter
+# side of the network input.
 GRID_MASK_RATIO = 0.4
 GRID_MASK_TILE = (0.2, 0.6)
 GRID_MASK_ANGLE = math.radians(10)
@@ -57,10 +57,10 @@ GRID_MASK_ANGLE = math.radians(10)
 
 
 def boxes_to_window(boxes: DataNode, size: DataNode, window: DataNode) -> DataNode:
-    """Boxes normalised by the image -> normalised by the window and clipped to it.
+    """Converts boxes normalised by the image to boxes normalised by the window, clipped to the window.
 
-    As in google/automl a box stays as long as any of it shows, wherever its centre is. What is left of it
-    may be nothing: `select_boxes` comes later.
+    As in google/automl, a box is kept if any part of it is inside the window, wherever its centre is. Boxes
+    outside keep no area; `select_boxes` drops them later.
     """
     boxes_px = boxes * xyxy(size) - xyxy(window[0:2])
     return dali_math.clamp(boxes_px / xyxy(window[2:4]), 0.0, 1.0)
@@ -70,14 +70,14 @@ def boxes_to_window(boxes: DataNode, size: DataNode, window: DataNode) -> DataNo
 
 
 def random_flip(images: DataNode, boxes: DataNode, prob: float) -> tuple[DataNode, DataNode]:
-    """Mirrors left and right, pixels and boxes together."""
+    """Mirrors images and boxes horizontally with probability `prob`."""
     coin = fn.random.coin_flip(probability=prob)
     flipped = fn.flip(images, horizontal=coin)
     return flipped, fn.bb_flip(boxes, horizontal=coin, ltrb=True)
 
 
 def random_grid_mask(images: DataNode, image_size: tuple[int, int], prob: float) -> DataNode:
-    """Blacks out a randomly turned and shifted grid of squares; boxes stay (arXiv 2001.04086)."""
+    """Blacks out a randomly rotated and shifted grid of squares; boxes do not change (arXiv 2001.04086)."""
     tile = uniform(*GRID_MASK_TILE) * float(min(image_size))
     chosen = fn.cast(fn.random.coin_flip(probability=prob), dtype=types.FLOAT)
     return fn.grid_mask(
@@ -93,7 +93,7 @@ def random_grid_mask(images: DataNode, image_size: tuple[int, int], prob: float)
 def random_color(
     images: DataNode, brightness: float, contrast: float, saturation: float, hue: float
 ) -> DataNode:
-    """Factors drawn from 1 - x .. 1 + x, hue turned by -hue .. hue degrees."""
+    """Changes colours at random: three factors from 1 - x to 1 + x, and the hue by -hue to hue degrees."""
     return fn.color_twist(
         images,
         brightness=uniform(1 - brightness, 1 + brightness),
@@ -107,12 +107,12 @@ def random_color(
 
 
 def pad_and_normalize(images: DataNode, image_size: tuple[int, int]) -> DataNode:
-    """uint8 (h, w, 3) -> float32 (H, W, 3): the crop at the top left, 0 (the mean colour) elsewhere."""
+    """Normalises uint8 (h, w, 3) and pads it at the right and bottom with 0, the mean: float32 (H, W, 3)."""
     return normalize(images, MEAN_RGB, STDDEV_RGB, image_size=image_size)
 
 
 def boxes_to_input(boxes: DataNode, size: DataNode, image_size: tuple[int, int]) -> DataNode:
-    """Boxes normalised by the crop -> normalised by the network input, whose top left the crop fills."""
+    """Converts boxes normalised by the crop to the network input, which has the crop at its top left."""
     return boxes * xyxy(size / types.Constant(np.array(image_size, np.float32), device="cpu"))
 
 
@@ -122,10 +122,10 @@ def boxes_to_input(boxes: DataNode, size: DataNode, image_size: tuple[int, int])
 def augment(
     config: EfficientDetConfig, images: DataNode, boxes: DataNode, labels: DataNode
 ) -> tuple[DataNode, DataNode, DataNode]:
-    """The random changes, each absent from the graph where it is off. A new stage goes here.
+    """Applies the random changes. A stage that is off is not in the graph. Add a new stage here.
 
     Args:
-        config: has a field for each stage.
+        config: has the fields of each stage.
         images: uint8 (h, w, 3), a resized crop.
         boxes: float32 (N, 4), ltrb normalised by the crop.
         labels: int32 (N,), 1-based.
@@ -147,7 +147,7 @@ def augment(
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class EfficientDetLoader(BaseLoader):
-    """The options and the targets of all loaders of this app."""
+    """Base of all loaders of this app: their options and the shapes of their targets."""
 
     config: EfficientDetConfig
 
@@ -166,20 +166,20 @@ class EfficientDetLoader(BaseLoader):
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class EfficientDetPipeline(DaliOptions, EfficientDetLoader):
-    """The loader by DALI. Its options are the fields of the two classes in common/loader.py."""
+    """The DALI loader. Its options are those of EfficientDetLoader and of common.loader.DaliOptions."""
 
     @functools.cached_property
     def pipeline(self) -> dali.Pipeline:
-        """The DALI pipeline, built; its outputs are named and ordered as in `element_spec`."""
+        """The built DALI pipeline. Its outputs have the names and the order of `element_spec`."""
         pipeline = self._define(list(self.element_spec), encode_boxes=True)
         pipeline.build()
         return pipeline
 
     def dataset(self) -> tf.data.Dataset:
-        """tf.data of (images, targets): float32 (B, H, W, 3), and the other outputs by name. Never ends.
+        """Endless tf.data of (images, targets): float32 (B, H, W, 3), and the other outputs by name.
 
-        On a CPU the targets are encoded after the graph: fn.box_encoder, which compares every box with every
-        anchor, costs as much there as the pixels do.
+        On a CPU, TensorFlow encodes the targets after the graph: fn.box_encoder compares every box with every
+        anchor, which would take as long as all work on the pixels.
         """
         targets_spec = self.target_spec
         encode_after = self.device == "cpu" and "num_positives" in targets_spec
@@ -195,12 +195,12 @@ class EfficientDetPipeline(DaliOptions, EfficientDetLoader):
         return batches
 
     def _define(self, names: list[str], *, encode_boxes: bool) -> dali.Pipeline:
-        @dali.pipeline_def(  # type: ignore[call-overload]  # whose type stub lacks exec_dynamic
+        @dali.pipeline_def(  # type: ignore[call-overload]  # its type stub lacks exec_dynamic
             batch_size=self.batch_size,
             num_threads=self.num_threads,
             device_id=self.device_id,
             prefetch_queue_depth=self.prefetch,
-            # Another augmentation on every rank; the reader has the seed itself.
+            # Each rank augments with another seed. The reader uses self.seed: all ranks shuffle alike.
             seed=int(np.random.SeedSequence([self.seed, self.shard_id]).generate_state(1)[0]),
             exec_dynamic=True,
             enable_checkpointing=self.saveable,
@@ -230,7 +230,7 @@ class EfficientDetPipeline(DaliOptions, EfficientDetLoader):
         boxes = boxes_to_input(boxes, crop.size, config.image_size)
 
         rows = config.max_instances
-        limit = self.opened_source.annotations.limit(rows)  # choosing the largest costs a fifth of this graph
+        limit = self.opened_source.annotations.limit(rows)  # None, if unneeded, saves a fifth of the time
         boxes, labels, lost = select_boxes(boxes, labels, min_box_size(config), limit)
         if encode_boxes:
             encoded = box_encoder.encode_selected(boxes, labels, config.anchors, rows, device=self.device)
@@ -258,14 +258,14 @@ class EfficientDetPipeline(DaliOptions, EfficientDetLoader):
 
 
 def min_box_size(config: EfficientDetConfig) -> tuple[float, float]:
-    """Smallest (height, width) of a box to learn, relative to the network input."""
+    """Returns the least (height, width) of a box to train on, relative to the network input."""
     height, width = config.image_size
     return config.min_box_size / height, config.min_box_size / width
 
 
-@do_not_convert  # DALI's AutoGraph, which auto_augment needs, does not know zip(..., strict=True)
+@do_not_convert  # DALI's AutoGraph, which auto_augment needs, fails on zip(..., strict=True)
 def target_dict(encoded: box_encoder.EncodedBoxes, anchors: Anchors) -> dict[str, Any]:
-    """Names for the encoder's tensors, class and box targets of each level interleaved."""
+    """Returns the encoder's tensors by name: for each level its class and box targets."""
     targets = {"num_positives": encoded.num_positives, "boxes": encoded.boxes, "classes": encoded.classes}
     for level, classes, boxes in zip(anchors.levels, encoded.class_targets, encoded.box_targets, strict=True):
         targets[f"class_targets_{level}"] = classes
@@ -276,6 +276,6 @@ def target_dict(encoded: box_encoder.EncodedBoxes, anchors: Anchors) -> dict[str
 def add_targets(
     images: tf.Tensor, targets: dict[str, tf.Tensor], anchors: Anchors
 ) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
-    """A batch whose `targets` hold padded boxes and classes, and what is encoded from them as well."""
+    """Adds to a batch the anchor targets that are encoded from its padded boxes and classes."""
     encoded = encode_batch_tf(targets["boxes"], targets["classes"], anchors)
     return images, targets | target_dict(encoded, anchors)

@@ -1,7 +1,7 @@
-"""From the heads' outputs to detections: the best candidates, their boxes, non-maximum suppression per class.
+"""Turns the heads' outputs into detections: best candidates, their boxes, non-maximum suppression per class.
 
 Follows google/automl efficientdet/tf2/postprocess.py (postprocess_per_class), with two differences: an anchor
-may be several classes at once, as in training, and suppression is among the best `nms_candidates` only.
+can be a candidate for several classes, as in training, and only the best `nms_candidates` enter NMS.
 """
 
 import tensorflow as tf
@@ -19,13 +19,13 @@ def detect(
 ) -> nms.Detections:
     """Turns the outputs of the model into detections, by TensorFlow operations.
 
-    What is not finite, be it a logit or a coordinate, never becomes a detection.
+    A prediction with a logit or coordinate that is not finite never becomes a detection.
 
     Args:
-        class_logits: per level (B, h, w, anchors_per_location * C), any float type.
-        box_deltas: per level (B, h, w, anchors_per_location * 4).
+        class_logits: one (B, h, w, anchors_per_location * C) per level, of any float type.
+        box_deltas: one (B, h, w, anchors_per_location * 4) per level.
         config: nms_method, nms_iou, nms_sigma, score_threshold, nms_candidates and max_detections are used.
-        anchors: those of the images that went into the model.
+        anchors: the anchors for the size of the images that the model received.
     """
     num_classes = class_logits[0].shape[-1] // anchors.anchors_per_location
     boxes, scores, classes = candidates(class_logits, box_deltas, config, anchors)
@@ -48,7 +48,7 @@ def candidates(
     config: EfficientDetConfig,
     anchors: Anchors,
 ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-    """The best K predictions of an image, before suppression, in descending order; arguments as in `detect`.
+    """Returns the best K predictions of each image before NMS, in descending order; arguments as in `detect`.
 
     Returns:
         boxes float32 (B, K, 4), ltrb, normalised to the network input, not clipped; scores float32 (B, K);
@@ -67,7 +67,7 @@ def candidates(
 def decode_all(
     class_logits: list[tf.Tensor], box_deltas: list[tf.Tensor], anchors: Anchors
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    """Every anchor's box and scores, without NMS.
+    """Decodes the box and the scores of every anchor, without NMS.
 
     Returns:
         boxes float32 (B, A, 4), ltrb, normalised to the network input, not clipped; scores float32 (B, A, C).

@@ -1,4 +1,4 @@
-"""From weights to detections, for evaluation during training, eval.py and infer.py."""
+"""Turns weights into detections, for evaluation during training, eval.py and infer.py."""
 
 import tensorflow as tf
 
@@ -12,7 +12,7 @@ from efficientdet.model_metadata import make_metadata
 
 
 def detect(outputs: tuple[list[tf.Tensor], list[tf.Tensor]], config: EfficientDetConfig) -> nms.Detections:
-    """Detections in the network input, from the outputs of the network; see `postprocess.detect`."""
+    """Turns the network's outputs into detections in the network input; see `postprocess.detect`."""
     return postprocess.detect(*outputs, config, config.anchors)
 
 

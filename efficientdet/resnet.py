@@ -1,8 +1,8 @@
 """ResNet (arXiv 1512.03385) as a detector's backbone: features of strides 2 to 32.
 
-The variant is torchvision's (models/resnet.py), which NVIDIA/retinanet-examples uses: a bottleneck strides in
-its 3x3 convolution, where the paper strides in the 1x1 before it. Padding is the same on both sides, as in
-PyTorch, so that weights trained there mean the same here.
+The network is torchvision's (models/resnet.py), which NVIDIA/retinanet-examples uses: a bottleneck has its
+stride in the 3x3 convolution, while the paper has it in the 1x1 convolution before. Both sides of an image
+have equal padding, as in PyTorch, so that weights from PyTorch give the same features.
 """
 
 from typing import NamedTuple
@@ -13,34 +13,34 @@ from common.layers import BatchNormalization
 
 
 class Depth(NamedTuple):
-    """How many blocks each of the four stages has, and of which kind."""
+    """The number of blocks in each of the four stages, and their type."""
 
     blocks: tuple[int, int, int, int]
     bottleneck: bool
-    filters: int = 64  # of the first stage; each later one has twice as many
-    widest: int = 512  # no stage has more
-    is_stem_pooled: bool = True  # else the stem is small, and the first stage strides like the others
+    filters: int = 64  # of the first stage; each later stage has twice as many
+    widest: int = 512  # limit of the filters of a stage
+    is_stem_pooled: bool = True  # False: a smaller stem without pooling, and stride 2 in the first stage
 
 
 RESNETS = {  # arXiv 1512.03385 table 1
     "resnet-nano": Depth((1, 1, 1, 1), False, 32),  # not published: for tests and laptops
-    "resnet-pico": Depth((1, 1, 1, 1), False, 32, 96, False),  # likewise
+    "resnet-pico": Depth((1, 1, 1, 1), False, 32, 96, False),  # not published, either
     "resnet-18": Depth((2, 2, 2, 2), False),
     "resnet-34": Depth((3, 4, 6, 3), False),
     "resnet-50": Depth((3, 4, 6, 3), True),
     "resnet-101": Depth((3, 4, 23, 3), True),
     "resnet-152": Depth((3, 8, 36, 3), True),
 }
-_WIDENING = 4  # a bottleneck's output over its inner channels
+_WIDENING = 4  # a bottleneck's output channels divided by its inner channels
 _BN_EPSILON = 1e-5  # PyTorch's
 
 
 def extract_features(
     images: keras.KerasTensor, backbone: str, bn_momentum: float
 ) -> dict[int, keras.KerasTensor]:
-    """Puts a ResNet on `images` (B, H, W, 3), normalised; see backbone.extract_features.
+    """Applies a ResNet to normalised `images` (B, H, W, 3); see backbone.extract_features.
 
-    Level 1 is the stem, before its pooling; levels 2 to 5 are the stages, C2 to C5 of RetinaNet.
+    Level 1 is the stem before its pooling. Levels 2 to 5 are the stages, RetinaNet's C2 to C5.
     """
     depth = RESNETS[backbone]
     filters, kernel = (depth.filters, 7) if depth.is_stem_pooled else (depth.filters // 2, 3)
@@ -50,7 +50,7 @@ def extract_features(
     features = {1: x}
 
     if depth.is_stem_pooled:
-        # After a ReLU nothing is below 0: zeros around the image never are the maximum.
+        # After a ReLU no value is below 0, so zeros as padding do not change the maximum.
         x = keras.layers.ZeroPadding2D(1, name="backbone.stem.pad")(x)
         x = keras.layers.MaxPooling2D(3, 2, name="backbone.stem.pool")(x)
     for stage, blocks in enumerate(depth.blocks, 1):
@@ -66,9 +66,9 @@ def extract_features(
 def convolution(
     x: keras.KerasTensor, filters: int, kernel: int, stride: int, name: str, groups: int = 1
 ) -> keras.KerasTensor:
-    """A convolution without bias that leaves ceil(side / stride) places, padded alike on both sides.
+    """Convolution without bias and with equal padding on both sides; output sides are ceil(side / stride).
 
-    `groups` is 1, or the number of channels for a filter on each; then `filters` is that number, too.
+    `groups` is 1, or the number of channels for a depthwise convolution; `filters` is then the same number.
     """
     if stride > 1 and kernel > 1:
         x = pad_for_stride(x, kernel, name)
@@ -81,24 +81,24 @@ def convolution(
 
 
 def pad_for_stride(x: keras.KerasTensor, kernel: int, name: str) -> keras.KerasTensor:
-    """The zeros around the input of a "valid" convolution that strides.
+    """Pads the input of a strided "valid" convolution with the same number of zeros on both sides.
 
-    Keras' own "same" would put one row more below than above where it strides over an even side.
+    Keras' "same" padding would add one row more at the bottom than at the top if the side is even.
     """
     return keras.layers.ZeroPadding2D(kernel // 2, name=f"{name}.pad")(x)
 
 
 def batch_norm(x: keras.KerasTensor, momentum: float, name: str) -> keras.KerasTensor:
-    """Batch normalisation with PyTorch's epsilon."""
+    """Applies batch normalisation with PyTorch's epsilon."""
     return BatchNormalization(momentum=momentum, epsilon=_BN_EPSILON, name=name)(x)
 
 
 def _block(
     x: keras.KerasTensor, filters: int, stride: int, bottleneck: bool, bn_momentum: float, name: str
 ) -> keras.KerasTensor:
-    """Two 3x3 convolutions; or 1x1 to few channels, 3x3, 1x1 to many; and the input (figure 5).
+    """A residual block: two 3x3 convolutions, or a bottleneck of 1x1, 3x3 and 1x1 (figure 5).
 
-    The input is projected where the output has another shape (option B of arXiv 1512.03385).
+    The shortcut has a projection if the output has another shape (option B of arXiv 1512.03385).
     """
     convolutions = [(filters, 3, stride), (filters, 3, 1)]  # channels, kernel, stride
     if bottleneck:

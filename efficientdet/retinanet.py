@@ -1,20 +1,20 @@
-"""RetinaNet's pyramid and heads (arXiv 1708.02002): a plain way down, and convolutions without any norm.
+"""RetinaNet's feature pyramid and head convolutions (arXiv 1708.02002), which have no batch norm.
 
     model = build_model("retinanet-rn50fpn", num_classes=80)
 
-Structure and initialisation follow NVIDIA/retinanet-examples, odtk/backbones/fpn.py and odtk/model.py: levels
-3 to 5 from the backbone's (Feature Pyramid Network, arXiv 1612.03144), level 6 from C5 and level 7 from level
-6 by convolutions of stride 2. Anchors, loss, pipeline and detection are EfficientDet's code with this model's
-constants; config.py has them, and what differs from odtk in effect is this:
+Structure and initialisation follow NVIDIA/retinanet-examples, odtk/backbones/fpn.py and odtk/model.py. Levels
+3 to 5 come from the backbone (Feature Pyramid Network, arXiv 1612.03144). Convolutions of stride 2 make level
+6 from C5, and level 7 from level 6. Anchors, loss, pipeline and detection are EfficientDet's code with the
+constants in config.py. The differences from odtk are:
 
-- An anchor below IoU 0.5 with every box is background; odtk ignores it from 0.4 on. And every box owns at
-  least its best anchor; in odtk a box whose anchors all stay below 0.5 trains nothing.
-- The loss is divided by the number of positive anchors plus one; in odtk by that number, 1 for a level
-  without any.
-- odtk starts from ImageNet weights and keeps all batch norms frozen. From random weights they have to train;
-  --init_from with --freeze_batch_norm keeps them.
-- Weight decay is for kernels; in odtk for biases, too.
-- Training images are resized whole and linearly; odtk's DALI loader crops them first and resizes cubically.
+- An anchor whose IoU with every box is below 0.5 is background; odtk ignores anchors from 0.4 to 0.5. Every
+  box is assigned to at least its best anchor; in odtk a box whose best IoU is below 0.5 trains nothing.
+- The loss is divided by the number of positive anchors plus one; in odtk by that number, or 1 if a level has
+  none.
+- odtk starts from ImageNet weights and freezes all batch norms. Here they train, because the weights may be
+  random; --init_from with --freeze_batch_norm freezes them.
+- Weight decay applies to kernels only; in odtk also to biases.
+- Training images are resized whole, linearly; odtk's DALI loader crops them first and resizes cubically.
 """
 
 import keras
@@ -27,15 +27,15 @@ HEAD_STDDEV = 0.01  # odtk/model.py initialize_layer; arXiv 1708.02002 section 4
 def pyramid(
     features: dict[int, keras.KerasTensor], channels: int, min_level: int, max_level: int
 ) -> dict[int, keras.KerasTensor]:
-    """The feature pyramid.
+    """Builds the feature pyramid.
 
     Args:
-        features: the backbone's, by level; level l has a size of ceil(side / 2**l).
-        channels: of every output.
-        min_level, max_level: of the outputs; levels above the backbone's last are made from it.
+        features: the backbone's features by level; the sides of level l are ceil(side / 2**l).
+        channels: number of channels of each output.
+        min_level, max_level: levels of the outputs; those above the backbone's last level are made from it.
 
     Returns:
-        Level -> (B, h, w, channels), in no particular order.
+        A dict from level to (B, h, w, channels), in no particular order.
     """
     last = max(features)
     merged, outputs = None, {}
@@ -58,7 +58,7 @@ def pyramid(
 
 
 def head_convolution(filters: int, bias: float, name: str) -> keras.layers.Layer:
-    """A 3x3 convolution of a head."""
+    """Returns a 3x3 convolution of a head."""
     return keras.layers.Conv2D(
         filters,
         3,
@@ -72,7 +72,7 @@ def head_convolution(filters: int, bias: float, name: str) -> keras.layers.Layer
 def _convolution(
     x: keras.KerasTensor, filters: int, kernel: int, stride: int, name: str
 ) -> keras.KerasTensor:
-    """With bias, initialised by Glorot's rule (odtk/backbones/fpn.py init_layer: xavier_uniform_)."""
+    """Convolution with bias and Glorot initialisation (odtk/backbones/fpn.py init_layer: xavier_uniform_)."""
     if stride > 1:
         x = pad_for_stride(x, kernel, name)
     padding = "same" if stride == 1 else "valid"
@@ -80,7 +80,7 @@ def _convolution(
 
 
 def _upsample(x: keras.KerasTensor, size: tuple[int, int], name: str) -> keras.KerasTensor:
-    """Every value twice each way; one row or column less where `size` is odd."""
+    """Doubles both sides by repeating every value; crops a row or column where `size` is odd."""
     x = keras.layers.UpSampling2D(2, name=f"{name}.upsample")(x)
     surplus = tuple((0, side - wanted) for side, wanted in zip(x.shape[1:3], size, strict=True))
     if surplus != ((0, 0), (0, 0)):

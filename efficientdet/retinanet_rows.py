@@ -1,14 +1,14 @@
-"""RetinaNet's rows of the table in config.py: structure and recipe, with their sources.
+"""The rows of RetinaNet models in the table of config.py: structure and recipe, with their sources.
 
-arXiv 1708.02002; NVIDIA/retinanet-examples is odtk here, and its defaults are those of odtk/main.py.
+Sources: arXiv 1708.02002, and NVIDIA/retinanet-examples, called odtk here, with the defaults of odtk/main.py.
 """
 
 _RETINANET = {
     "architecture": "retinanet",
-    "bn_momentum": 0.9,  # torchvision's 0.1, which is the share of the new value
+    "bn_momentum": 0.9,  # torchvision's 0.1: PyTorch's momentum is the share of the new value
     "focal_gamma": 2.0,  # odtk/loss.py
-    "huber_delta": 0.11,  # odtk/model.py: SmoothL1Loss(beta=0.11), which is the Huber loss over its delta,
-    "box_loss_weight": 4 / 0.11,  # summed over the four coordinates, where losses.py takes their mean
+    "huber_delta": 0.11,  # odtk/model.py: SmoothL1Loss(beta=0.11) is the Huber loss divided by 0.11
+    "box_loss_weight": 4 / 0.11,  # 4, because odtk sums over four coordinates and losses.py averages them
     "weight_decay": 1e-4,
     "clip_norm": 0.0,
     "nms_method": "hard",
@@ -19,7 +19,7 @@ _RECIPE = {
     "resize_max": 1024,
     "learning_rate": 0.01,
     "reference_batch": 16,  # 2 images on each of 8 GPUs
-    "warmup_learning_rate": 0.001,  # odtk/train.py, schedule: from a tenth
+    "warmup_learning_rate": 0.001,  # odtk/train.py, schedule: starts at a tenth
     "epochs": 0,
     "lr_schedule": "milestones",
     "iterations": 90_000,  # 12.2 epochs of COCO train2017
@@ -27,19 +27,19 @@ _RECIPE = {
     "warmup_iterations": 1000,
     "ema_decay": 0.0,
 }
-# Not published. Small anchors, little jitter and Adam have the reasons of efficientdet-nano in config.py.
+# Not published. config.py explains the small anchors, the little jitter and Adam at efficientdet-nano.
 _NANO = {
     "anchor_scale": 2.0,
     "jitter_min": 0.8,
     "jitter_max": 1.25,
     "optimizer": "adam",
-    "learning_rate": 0.012,  # of 64 images: heads without norm bear less than the other nano
+    "learning_rate": 0.012,  # for 64 images; efficientdet-nano has more, because its heads have norms
     "warmup_learning_rate": 0.001,
     "clip_norm": 10.0,
     "ema_decay": 0.99,
     "epochs": 30,
 }
-_SIDE = 1280  # of odtk's export; its training goes up to 1333, padded to 1408
+_SIDE = 1280  # side of odtk's exported models; its training resizes to at most 1333 and pads to 1408
 _BACKBONES = {  # odtk/backbones/fpn.py
     "rn18": "resnet-18",
     "rn34": "resnet-34",
@@ -49,8 +49,8 @@ _BACKBONES = {  # odtk/backbones/fpn.py
     "mobilenetv2": "mobilenet-v2",
 }
 
-# model: image side, backbone, channels of the pyramid, 1, head repeats, and what else differs from the
-# defaults of config.EfficientDetConfig.
+# model: (image side, backbone, channels of the pyramid, 1, head repeats, other fields that differ from the
+# defaults of config.EfficientDetConfig)
 RETINANETS: dict[str, tuple[int, str, int, int, int, dict]] = {
     f"retinanet-{name}fpn": (_SIDE, backbone, 256, 1, 4, _RETINANET | _RECIPE)
     for name, backbone in _BACKBONES.items()

@@ -1,4 +1,4 @@
-"""The first augmented batch of a run: a picture with its boxes, and one line of counts."""
+"""Shows the first augmented batch of a run: a picture with its boxes, and one line of counts."""
 
 import pathlib
 
@@ -10,16 +10,16 @@ from efficientdet.predict import to_pixels
 
 
 def report(images: tf.Tensor, targets: dict[str, tf.Tensor], label_map: LabelMap, path: pathlib.Path) -> str:
-    """Writes a contact sheet of the batch to `path` and counts what its boxes match.
+    """Writes a contact sheet of the batch to `path`, and counts the anchors that its boxes match.
 
     Args:
         images: float32 (B, H, W, 3), normalised.
-        targets: as the training loader gives them.
+        targets: the outputs of the training loader.
         label_map: names of the classes.
         path: a .png file.
 
     Returns:
-        One line: images, boxes and the anchors that match a box by IoU (not those of a task-aligned loss).
+        One line: numbers of images, boxes, and anchors that match a box by IoU (not those of task_aligned).
     """
     boxes, classes = targets["boxes"].numpy(), targets["classes"].numpy()
     drawing.save_batch(to_pixels(images).numpy(), boxes, classes, label_map.names, path)

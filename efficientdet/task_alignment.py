@@ -1,14 +1,14 @@
-"""Task-aligned learning (arXiv 2108.07755): a box trains the anchors that already predict it best.
+"""Task-aligned learning (arXiv 2108.07755): assigns each box to the anchors that already predict it best.
 
-The overlap of an anchor with a box, which the loader's targets follow, does not know what the network sees
-there. Here an anchor's alignment with a box is score**alpha * IoU**beta of its prediction. The best
-anchors of each box learn it, and the class target is the alignment, so that the score tells how good the box
-is. One anchor per place is enough.
+The loader assigns boxes by the IoU with anchors, which does not depend on the network. Here the alignment of
+an anchor with a box is score**alpha * IoU**beta of the anchor's prediction. A box is assigned to the anchors
+with the best alignment. Their class target follows the alignment, so that the score tells how good the
+predicted box is. One anchor per cell is enough.
 
 ALPHA, BETA, ANCHORS_PER_BOX and the plain cross-entropy are those of YOLOv8 (ultralytics/utils/tal.py,
-loss.py). The paper has alpha 1, 13 anchors a box, and a focal loss. Boxes learn by CIoU (arXiv 1911.08287).
-Two departures from YOLOv8: the overlap in the alignment is the IoU, not the CIoU, and the loss is divided by
-the loader's positive anchors, not by the sum of the qualities: all replicas know that number beforehand.
+loss.py). The paper has alpha 1, 13 anchors per box and a focal loss. The box loss uses CIoU (arXiv
+1911.08287). Two differences from YOLOv8: the alignment uses IoU instead of CIoU, and the loss is divided by
+the loader's number of positive anchors, which all replicas know in advance, instead of the sum of qualities.
 """
 
 import functools
@@ -25,20 +25,20 @@ from efficientdet.config import EfficientDetConfig
 
 ALPHA, BETA = 0.5, 6.0  # exponents of score and IoU
 ANCHORS_PER_BOX = 10
-# Pixels: a shorter side counts as this long, or no anchor's centre might be inside the box.
+# Pixels. A shorter side of a box counts as this long: else the box might contain no anchor's centre.
 MIN_SIDE = 8.0
-# Numbers of boxes that images seldom exceed. They are static shapes, or XLA would compile for each batch.
+# Numbers of boxes that few images exceed. XLA compiles for these static shapes instead of for each batch.
 FEW_BOXES = (16, 48)
-# Of (dy, dx, dh, dw). The sides are logarithms: more would only overflow.
+# Limits of (dy, dx, dh, dw). dh and dw are logarithms: larger values could make the box overflow.
 LARGEST_DELTAS = (math.inf, math.inf, 4.0, 4.0)
 
 
 class Assignment(NamedTuple):
-    """What each anchor of a batch learns.
+    """The box and class targets of each anchor of a batch.
 
     Attributes:
-        boxes: float32 (B, A, 4), ltrb normalised; means nothing where `quality` is 0.
-        quality: float32 (B, A, C), 0 to 1, the class targets; above 0 for at most one class of an anchor.
+        boxes: float32 (B, A, 4), ltrb normalised; undefined where `quality` is 0.
+        quality: float32 (B, A, C), the class targets, 0 to 1; above 0 for at most one class of an anchor.
     """
 
     boxes: tf.Tensor
@@ -52,10 +52,10 @@ def detection_loss(
     config: EfficientDetConfig,
     num_positives: tf.Tensor | None = None,
 ) -> dict[str, tf.Tensor]:
-    """The loss that `config.assignment` names: losses.detection_loss, whose arguments and results it shares.
+    """Returns the loss that `config.assignment` names. Arguments and results: see losses.detection_loss.
 
-    Task-aligned, both parts are sums over the batch, divided by the loader's P + 1: cross-entropy of all
-    classes of all anchors, and 1 - CIoU of the assigned ones, weighted by their quality.
+    For task_aligned, the class loss is the cross-entropy of all classes of all anchors; the box loss is 1 -
+    CIoU of the assigned anchors, weighted by quality. Both are sums, divided by the loader's P + 1.
     """
     if config.assignment == "max_iou":
         return losses.detection_loss(class_logits, box_deltas, targets, config, num_positives)
@@ -93,21 +93,21 @@ def assign(
     classes: tf.Tensor,
     image_size: tuple[int, int],
 ) -> Assignment:
-    """Gives each box the anchors that are best aligned with it, among those with their centre inside.
+    """Assigns each box to the best-aligned anchors among those whose centre is inside the box.
 
-    An anchor that several boxes want goes to the box that its prediction overlaps most. The best-aligned
-    anchor of a box gets the largest IoU of the box's anchors as its target. The others get less, in
-    proportion to their alignment.
+    An anchor that several boxes want is assigned to the box that its prediction overlaps most. The class
+    target of a box's best-aligned anchor is the largest IoU of the box's anchors. Its other anchors have
+    lower targets, in proportion to their alignment.
 
     Args:
-        predicted: float32 (B, A, 4), ltrb normalised, what the anchors predict now.
-        scores: float32 (B, A, C), likewise.
-        centers: float32 (A, 2), x and y of the anchors.
+        predicted: float32 (B, A, 4), ltrb normalised, the boxes that the anchors predict now.
+        scores: float32 (B, A, C), the scores that the anchors predict now.
+        centers: float32 (A, 2), x and y of the anchors' centres, normalised.
         boxes: float32 (B, N, 4), ltrb normalised, padded with -1.
         classes: int32 (B, N), 0-based, -1 for padding.
         image_size: (height, width) of the network input in pixels.
     """
-    # Most rows are padding, behind the boxes: leave out what no image of the batch needs.
+    # Most rows are padding, after the boxes: leave out rows that are padding in all images of the batch.
     num_boxes = tf.reduce_max(tf.math.count_nonzero(classes >= 0, axis=1, dtype=tf.int32))
     lengths = [length for length in FEW_BOXES if length < classes.shape[1]]
     index = tf.math.count_nonzero(num_boxes > tf.constant(lengths, tf.int32), dtype=tf.int32)
@@ -128,7 +128,7 @@ def _assign(
     classes: tf.Tensor,
     image_size: tuple[int, int],
 ) -> Assignment:
-    """`assign` to all rows of `boxes`."""
+    """Does what `assign` describes, for all rows of `boxes`."""
     middles, half_sides = (boxes[..., :2] + boxes[..., 2:]) / 2, (boxes[..., 2:] - boxes[..., :2]) / 2
     reach = tf.maximum(half_sides, MIN_SIDE / 2 / tf.constant(image_size[::-1], tf.float32))
     inside = tf.reduce_all(tf.abs(centers - middles[:, :, tf.newaxis]) < reach[:, :, tf.newaxis], axis=-1)
@@ -145,7 +145,7 @@ def _assign(
     alignment, iou = alignment * owned, iou * owned
     largest = tf.reduce_max(alignment, axis=-1, keepdims=True)
     quality = tf.math.divide_no_nan(alignment, largest) * tf.reduce_max(iou, axis=-1, keepdims=True)
-    # Gathered, because a GPU's products in TF32 would round the boxes to 11 bits.
+    # tf.gather, because a matrix product in a GPU's TF32 would round the boxes to 11 bits.
     return Assignment(
         boxes=tf.gather(boxes, owner, batch_dims=1),
         quality=tf.reduce_sum(quality, axis=1)[..., tf.newaxis] * tf.gather(labels, owner, batch_dims=1),

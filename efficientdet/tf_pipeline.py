@@ -1,13 +1,13 @@
-"""The same input pipeline in plain tf.data: what the DALI pipeline is measured against.
+"""The input pipeline in plain tf.data, with which benchmarks compare the DALI pipeline.
 
     --pipeline_type=tensorflow
 
-Stage for stage the twin of pipeline.py: the same rules, other random numbers. On evaluation images, where
-nothing is random, decoded pixels are equal, resized ones differ by less than a level on average, and targets
-are equal. It has what the published recipes need: all other loader settings work with DALI only.
+Each stage has the rules of the same stage in pipeline.py, with other random numbers. On evaluation images,
+where nothing is random, decoded pixels and targets are equal, and resized pixels differ by less than one
+level on average. The published recipes work with this pipeline. Other loader settings need DALI.
 
-All random numbers are functions of (seed, shard, running index of the image), so that a saved and restored
-iterator goes on exactly as it would have.
+All random numbers are functions of (seed, shard, running index of the image), so that a restored iterator
+continues exactly as the saved one would have.
 """
 
 import dataclasses
@@ -28,7 +28,7 @@ from efficientdet import pipeline
 from efficientdet.config import LOADER_FIELDS, EfficientDetConfig, get_config
 from efficientdet.crops import CropResize
 
-# What the twin does of the loader's settings. A change of any other loader setting is refused.
+# The loader fields that this pipeline supports. It refuses a changed value of any other loader field.
 FIELDS = {"augmentation", "jitter_min", "jitter_max", "resize_min", "resize_max", "antialias", "flip_prob"}
 FIELDS |= {"min_box_size", "max_instances"}
 
@@ -37,14 +37,14 @@ FIELDS |= {"min_box_size", "max_instances"}
 
 
 def whole_image(size: tf.Tensor, image_size: tuple[int, int]) -> CropResize:
-    """The whole image, as large as fits."""
+    """Takes the whole image, as large as fits."""
     return _fit(tf.concat([[0.0, 0.0], size], 0), image_size)
 
 
 def jittered_crop(
     size: tf.Tensor, image_size: tuple[int, int], jitter_min: float, jitter_max: float, random: Random
 ) -> CropResize:
-    """The image at a random scale; what is larger than the network input is cropped at random."""
+    """Takes the image at a random scale, and a random crop if it exceeds the network input."""
     limit = tf.constant(image_size, tf.float32)
     scale = random.uniform(jitter_min, jitter_max) * tf.reduce_min(limit / size)
     scaled = tf.maximum(tf.floor(size * scale + 0.5), 1.0)
@@ -57,7 +57,7 @@ def jittered_crop(
 def resize_range_crop(
     size: tf.Tensor, image_size: tuple[int, int], resize_min: int, resize_max: int, random: Random
 ) -> CropResize:
-    """The whole image with its shorter side at a random number of pixels, at most as large as fits."""
+    """Takes the whole image with a shorter side from resize_min to resize_max, or as large as fits."""
     shorter = tf.floor(random.uniform(resize_min, resize_max + 1.0))
     whole = whole_image(size, image_size)
     return whole._replace(size=tf.minimum(whole.size, tf.floor(size * shorter / tf.reduce_min(size) + 0.5)))
@@ -75,7 +75,7 @@ def _fit(window: tf.Tensor, image_size: tuple[int, int]) -> CropResize:
 def random_flip(
     image: tf.Tensor, boxes: tf.Tensor, prob: float, random: Random
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    """Mirrors left and right, pixels and boxes together."""
+    """Mirrors an image and its boxes horizontally with probability `prob`."""
     left, top, right, bottom = tf.unstack(boxes, axis=1)
     mirrored = tf.stack([1 - right, top, 1 - left, bottom], axis=1)
     chosen = random.uniform(0.0, 1.0) < prob
@@ -86,13 +86,13 @@ def random_flip(
 
 
 def pad_and_normalize(image: tf.Tensor, image_size: tuple[int, int]) -> tf.Tensor:
-    """uint8 (h, w, 3) -> float32 (H, W, 3): the crop at the top left, 0 (the mean colour) elsewhere."""
+    """Normalises uint8 (h, w, 3) and pads it at the right and bottom with 0, the mean: float32 (H, W, 3)."""
     normalized = (tf.cast(image, tf.float32) - pipeline.MEAN_RGB) / pipeline.STDDEV_RGB
     return tf.image.pad_to_bounding_box(normalized, 0, 0, *image_size)
 
 
 def boxes_to_input(boxes: tf.Tensor, size: tf.Tensor, image_size: tuple[int, int]) -> tf.Tensor:
-    """Boxes normalised by the crop -> normalised by the network input, whose top left the crop fills."""
+    """Converts boxes normalised by the crop to the network input, which has the crop at its top left."""
     return boxes * xyxy(size / tf.constant(image_size, tf.float32))
 
 
@@ -100,7 +100,7 @@ def boxes_to_input(boxes: tf.Tensor, size: tf.Tensor, image_size: tuple[int, int
 
 
 def random_crop(config: EfficientDetConfig, size: tf.Tensor, random: Random) -> CropResize:
-    """The crop that `config.augmentation` names."""
+    """Returns the crop that `config.augmentation` names."""
     if config.augmentation == "scale_jitter":
         return jittered_crop(size, config.image_size, config.jitter_min, config.jitter_max, random)
     if config.augmentation == "resize_range":
@@ -110,7 +110,7 @@ def random_crop(config: EfficientDetConfig, size: tf.Tensor, random: Random) -> 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class EfficientDetTFPipeline(pipeline.EfficientDetLoader):
-    """The loader without DALI. Options and elements are those of EfficientDetPipeline."""
+    """The loader without DALI. Its options and outputs are those of EfficientDetPipeline."""
 
     pipeline_type = "tensorflow"
 
@@ -120,7 +120,7 @@ class EfficientDetTFPipeline(pipeline.EfficientDetLoader):
             refuse_changes(self.config, get_config(self.config.model_name), LOADER_FIELDS, done)
 
     def dataset(self) -> tf.data.Dataset:
-        """tf.data of (images, targets), without end. Evaluation: every epoch is `steps_per_epoch` batches."""
+        """Endless tf.data of (images, targets). In evaluation, an epoch has `steps_per_epoch` batches."""
         options = tf.data.Options()
         options.threading.private_threadpool_size = self.num_threads
         return (
@@ -167,7 +167,7 @@ class EfficientDetTFPipeline(pipeline.EfficientDetLoader):
     def _finish(
         self, images: tf.Tensor, targets: dict[str, tf.Tensor]
     ) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
-        """Encodes the boxes of a batch, where targets are wanted, and keeps what `element_spec` names."""
+        """Encodes the boxes of a batch if targets are wanted, and keeps only outputs in `element_spec`."""
         if "num_positives" in self.element_spec:
             images, targets = pipeline.add_targets(images, targets, self.config.anchors)
         spec = self.target_spec

@@ -5,7 +5,7 @@ r"""Trains EfficientDet (arXiv 1911.09070): DALI loads, Keras trains, pycocotool
         --eval_images=coco/val2017 --eval_annotations=coco/annotations/instances_val2017.json \
         --output_dir=runs/d0
 
-The same command on the same directory resumes. Recipes: --flagfile=efficientdet/flags/d0_coco.txt.
+The same command with the same --output_dir resumes. Recipes: --flagfile=efficientdet/flags/d0_coco.txt.
 Many GPUs (docs/distributed.md): horovodrun -np 8 python efficientdet/train.py --strategy=horovod ...
 """
 
@@ -28,17 +28,17 @@ from efficientdet.config import DETECTION_FIELDS, MODEL_NAMES, PRESETS, Efficien
 
 @dataclasses.dataclass(frozen=True)
 class Args(args.Args):
-    """The flags; those that both apps share, with their defaults and help texts, are in common/args.py."""
+    """The flags. Those that both apps share, with defaults and help texts, are in common/args.py."""
 
     model_name: str = args.model_name_flag(MODEL_NAMES, "efficientdet-d0")
 
 
 def define_flags(fv: flags.FlagValues) -> None:
-    """The absl flags of `Args`."""
+    """Defines the absl flags of `Args`."""
     args.define(fv, Args)
 
 
-if __name__ == "__main__":  # the flags first, because the imports below take seconds
+if __name__ == "__main__":  # check the flags first, because the imports below take seconds
     args.install(define_flags)
     errors.parse_flags()
     import_tensorflow()
@@ -71,17 +71,17 @@ def train(a: Args, hooks: Hooks = Hooks()) -> dict | None:
 
     Args:
         a: the flags.
-        hooks: what elastic training and the dry run add.
+        hooks: functions that elastic training and the dry run add.
 
     Returns:
         The metrics of the last evaluation (coco_metrics.score), or None without evaluation data.
 
     Raises:
-        UserError: flags or data cannot be used; before the first step wherever possible.
-        StoppedError: a signal came, and everything is saved.
+        UserError: flags or data cannot be used. It is raised before the first step where possible.
+        StoppedError: a signal stopped the run; everything is saved.
     """
     ranks = start_process(a)
-    # The model's row in the table < --augmentation_preset < --hparams < flags.
+    # Later ones replace earlier ones: the model's row in config.py, --augmentation_preset, --hparams, flags.
     config = hparams.resolve(get_config(a.model_name), a, preset=PRESETS[a.augmentation_preset])
 
     # --- Data -------------------------------------------------------------------------------------
@@ -95,9 +95,9 @@ def train(a: Args, hooks: Hooks = Hooks()) -> dict | None:
     accumulate_steps = max(a.accumulate_steps, 1)
     effective_batch = ranks.num_replicas * a.batch_size * accumulate_steps
     epochs = num_epochs(config, effective_batch, feed.steps_per_epoch, accumulate_steps)
-    config = hparams.replace(config, {"epochs": epochs})  # a recipe may count them in iterations
+    config = hparams.replace(config, {"epochs": epochs})  # some recipes set iterations instead
 
-    # --- Run: new, resumed at any step, or refused. Only the directory is made here --------------
+    # --- Run: new, resumed at any step, or refused. So far only its directory is created ----------
     metadata = make_metadata(
         config, data.label_map, data.num_classes, data.train, data.evaluation, dataclasses.asdict(a)
     )
@@ -113,10 +113,10 @@ def train(a: Args, hooks: Hooks = Hooks()) -> dict | None:
         optimizer = ranks.wrap_optimizer(
             make_optimizer(config, schedule, precision=a.precision, accumulate_steps=a.accumulate_steps)
         )
-        optimizer.build(model.trainable_variables)  # for all variables: a resumed run may unfreeze layers
+        optimizer.build(model.trainable_variables)  # includes frozen layers: a resumed run may unfreeze them
     log(
         f"{a.model_name} at {config.image_size[0]}x{config.image_size[1]}, {data.num_classes} classes, "
-        f"{model.count_params():,} parameters; {feed.size} images by {feed.pipeline_type}\n"
+        f"{model.count_params():,} parameters; {feed.size} images, loaded by {feed.pipeline_type}\n"
         f"learning rate {schedule.peak:.6g} = {config.learning_rate:g} x {effective_batch} images an update "
         f"/ {config.reference_batch}{ranks.describe()}"
     )
@@ -147,16 +147,16 @@ def train(a: Args, hooks: Hooks = Hooks()) -> dict | None:
     )
 
     # --- The loop: every rank makes the same calls in the same order -----------------------------------
-    with run:  # signals, watchdog
-        for _ in run.epochs(config.epochs):  # from the resumed one on; --patience may end them
-            while run.epoch_is_unfinished():  # once, or once for each of --eval_every_steps
+    with run:  # handles signals, runs the watchdog
+        for _ in run.epochs(config.epochs):  # starts at the resumed epoch; --patience may end the loop
+            while run.epoch_is_unfinished():  # once, or once per evaluation of --eval_every_steps
                 for images, targets in run.batches():
                     result = train_step(images, targets, run.stop_requested)
                     run.after_step(result, images, targets)  # shows progress, saves, stops
                 if run.is_evaluation_due():
-                    with run.evaluating() as on_batch:  # the model has its averaged weights
+                    with run.evaluating() as on_batch:  # here the model has the averaged weights
                         run.save_evaluation(evaluate_model(open_eval_loader(), on_batch=on_batch))
-            run.end_epoch()  # results.csv, last weights, checkpoint
+            run.end_epoch()  # writes results.csv, last weights and a checkpoint
     return run.metrics
 
 
@@ -170,7 +170,7 @@ def make_train_step(
     precision: str,
     xla: bool,
 ) -> Callable[[Any, Any, tf.Tensor], step_guard.StepResult]:
-    """One step, compiled; skipped if it is not finite. All scalars in `values` are logged by name."""
+    """Returns the compiled step, which skips non-finite results. All `values` are logged by name."""
 
     def forward_backward(images: tf.Tensor, targets: dict, num_positives: tf.Tensor) -> tuple[list, dict]:
         with tf.GradientTape() as tape:
@@ -182,19 +182,19 @@ def make_train_step(
         forward_backward = tf.function(forward_backward, jit_compile=True, autograph=False)
 
     def gradients_of(images: tf.Tensor, targets: dict) -> tuple[list, dict]:
-        # Every rank: objects lie unevenly over the replicas, so all divide by the same number of positives.
+        # All ranks call this: replicas have different numbers of positives, but divide by the same number.
         share = losses.num_positives_share(targets, ranks.num_replicas)
         num_positives = ranks.mean({"share": share})["share"]
         gradients, values = forward_backward(images, targets, num_positives)
         lost = tf.cast(tf.reduce_sum(targets["lost"], axis=0), tf.float32)
         values |= {"boxes_dropped": lost[0], "boxes_over_limit": lost[1]}
-        # Every rank: gradients are averaged before the optimizer unscales and clips them.
+        # All ranks call this: gradients are averaged before the optimizer unscales and clips them.
         return ranks.average(gradients), values
 
     def update(gradients: list[tf.Tensor]) -> None:
         updates = tf.convert_to_tensor(optimizer.iterations)
         optimizer.apply(gradients, model.trainable_variables)
-        # Neither an accumulated batch nor an overflow under float16 is an update.
+        # No update of the averages for an accumulated batch, or after an overflow under float16.
         ema.update(moved=tf.convert_to_tensor(optimizer.iterations) > updates)
 
     updated = [v.value for v in [*model.trainable_variables, *optimizer.variables]] + [*ema.variables]
@@ -210,13 +210,13 @@ def loss_values(
     targets: dict[str, tf.Tensor],
     num_positives: tf.Tensor | None = None,
 ) -> dict[str, tf.Tensor]:
-    """One forward pass in training. tools/replay_step.py runs it, too, on a model of `make_model`.
+    """Runs one forward pass in training mode. tools/replay_step.py calls it, too, on a model of `make_model`.
 
     Args:
-        model: with images -> (class logits, box deltas), each per level.
-        config: of the model.
+        model: maps images to (class logits, box deltas), with one tensor per level each.
+        config: the model's config.
         images: float32 (B, H, W, 3), normalised.
-        targets: as the training loader gives them.
+        targets: the outputs of the training loader.
         num_positives: see task_alignment.detection_loss.
 
     Returns:
@@ -229,12 +229,12 @@ def loss_values(
 
 
 def make_model(config: EfficientDetConfig, num_classes: int, num_steps: int = 10**9) -> keras.Model:
-    """The network as it is trained for `num_steps` steps."""
+    """Builds the network for a training of `num_steps` steps: a short one has a lower batch-norm momentum."""
     return limit_bn_momentum(build_model(config.model_name, num_classes, config=config), num_steps)
 
 
 def start(a: Args) -> dict | None:
-    """A dry run, elastic training or training, as the flags ask. Returns the metrics of training."""
+    """Starts a dry run, elastic training or training, depending on the flags. Returns the metrics."""
     if a.dry_run:
         config = hparams.resolve(get_config(a.model_name), a, preset=PRESETS[a.augmentation_preset])
         dry_run.run("efficientdet.train", config, a, a.dry_run, datasets.open_datasets)

@@ -1,22 +1,22 @@
-"""Anchor shapes that fit the boxes of a data set, by k-means, and when new anchors are worth having.
+"""Fits anchor shapes to the boxes of a data set by k-means, and tells whether new anchors are worth using.
 
-The distance is 1 - IoU of shapes on one centre, as in YOLOv2 (arXiv 1612.08242 section 2) and in Darknet's
-calc_anchors (AlexeyAB/darknet src/detector.c).
+The distance of two shapes is 1 - their IoU with equal centres, as in YOLOv2 (arXiv 1612.08242 section 2) and
+in Darknet's calc_anchors (AlexeyAB/darknet src/detector.c).
 """
 
 import dataclasses
 
 import numpy as np
 
-MAX_BOXES = 50_000  # more are sampled: they would move the anchors by less than a pixel
-STARTS = 10  # k-means ends in the nearest optimum, so the best of several
+MAX_BOXES = 50_000  # of more boxes a sample is used: the others would move the anchors by less than a pixel
+STARTS = 10  # k-means ends in a local optimum, so the best of several runs is used
 MAX_ROUNDS = 200
 
-REACHED_IOU = 0.5  # an anchor reaches a box where their IoU is above this
-MARGIN = 0.02  # of the mean IoU: less is not worth other anchors
-MIN_ERRORS = 2.0  # and the gain must be this many standard errors
-MAX_FALL = 0.01  # of the share of boxes reached: one box in a hundred decides nothing
-MIN_BOXES = 20  # of fewer even the standard error is not known
+REACHED_IOU = 0.5  # an anchor reaches a box if their IoU is above this
+MARGIN = 0.02  # least gain of the mean IoU for which new anchors are worth using
+MIN_ERRORS = 2.0  # the gain must also be at least this many standard errors
+MAX_FALL = 0.01  # largest accepted fall of the share of reached boxes: one in a hundred
+MIN_BOXES = 20  # new anchors are not used for fewer boxes: even the standard error would be uncertain
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,7 +35,7 @@ class Fit:
 
     @classmethod
     def of(cls, best_iou: np.ndarray) -> "Fit":
-        """From the IoU (N,) of every box with its best anchor."""
+        """Computes the fit from the IoU (N,) of every box with its best anchor."""
         if not len(best_iou):
             return cls(0.0, 0.0, 0)
         return cls(float(best_iou.mean()), float((best_iou > REACHED_IOU).mean()), len(best_iou))
@@ -45,10 +45,10 @@ class Fit:
 
 
 def beats(new_iou: np.ndarray, old_iou: np.ndarray) -> bool:
-    """Whether new anchors fit the same boxes better than the old ones, beyond the noise.
+    """Returns whether new anchors fit the same boxes better than the old ones, by more than noise.
 
-    The mean IoU gains at least MARGIN and MIN_ERRORS standard errors. The share of boxes reached must not
-    fall by more than MAX_FALL.
+    The mean IoU must gain at least MARGIN and at least MIN_ERRORS standard errors. The share of boxes that
+    are reached must not fall by more than MAX_FALL.
 
     Args:
         new_iou, old_iou: float (N,), the IoU of each box with its best anchor.
@@ -62,9 +62,9 @@ def beats(new_iou: np.ndarray, old_iou: np.ndarray) -> bool:
 
 
 def split(box_image: np.ndarray, random: np.random.Generator) -> np.ndarray:
-    """bool (N,): the half of the boxes that anchors are fitted to; the other half judges them.
+    """Returns bool (N,): the half of the boxes to fit anchors to. The other half is for evaluating them.
 
-    Boxes of one image resemble each other, so they stay together, unless there is only one image.
+    The boxes of an image are similar, so they are in the same half, unless there is only one image.
     """
     different, image = np.unique(box_image, return_inverse=True)
     groups = image if len(different) > 1 else np.arange(len(box_image))
@@ -75,7 +75,7 @@ def split(box_image: np.ndarray, random: np.random.Generator) -> np.ndarray:
 
 
 def fit_anchors(sizes: np.ndarray, count: int, seed: int = 0) -> np.ndarray:
-    """`count` anchors for boxes of these sizes, by k-means with the distance 1 - IoU.
+    """Fits `count` anchors to boxes of these sizes, by k-means with the distance 1 - IoU.
 
     Args:
         sizes: (N, 2), widths and heights, at least `count` different ones.
@@ -106,6 +106,6 @@ def _k_means(sizes: np.ndarray, anchors: np.ndarray) -> np.ndarray:
 
 
 def shape_iou(sizes: np.ndarray, anchors: np.ndarray) -> np.ndarray:
-    """IoU of every size (N, 2) with every anchor (A, 2) on one centre, (N, A)."""
+    """Returns the IoU (N, A) of every size (N, 2) with every anchor (A, 2), with equal centres."""
     common = np.minimum(sizes[:, None], anchors[None]).prod(2)
     return common / (sizes.prod(1)[:, None] + anchors.prod(1)[None] - common)

@@ -1,4 +1,4 @@
-"""Levels and colours, in DALI: uint8 0..255 in, float32 0..1 out."""
+"""Changes of colours in DALI: from uint8 in 0..255 to float32 in 0..1."""
 
 from nvidia.dali import fn, types
 from nvidia.dali import math as dali_math
@@ -8,14 +8,14 @@ from common.dali_ops import normalize, uniform
 
 
 def to_unit(images: DataNode) -> DataNode:
-    """uint8 (H, W, 3), 0..255 -> float32, 0..1."""
+    """Converts uint8 (H, W, 3) in 0..255 to float32 in 0..1."""
     return normalize(images, [0.0] * 3, [255.0] * 3)
 
 
 def random_hsv(images: list[DataNode], hue: float, saturation: float, exposure: float) -> list[DataNode]:
-    """`change_hsv`, drawn anew for each image: -hue .. hue degrees, and twice a `random_factor`.
+    """Applies `change_hsv` to each image, with random -hue to hue degrees and two values of `random_factor`.
 
-    If none of the three changes anything, nothing is drawn at random.
+    If none of the three can change an image, no random numbers are drawn.
     """
     if not hue and saturation == exposure == 1:
         return [to_unit(image) for image in images]
@@ -31,19 +31,19 @@ def random_hsv(images: list[DataNode], hue: float, saturation: float, exposure: 
 def change_hsv(
     images: DataNode, degrees: DataNode | float, saturation: DataNode, brightness: DataNode
 ) -> DataNode:
-    """Turns the hue, multiplies saturation and brightness: uint8 0..255 -> float32 0..1.
+    """Turns the hue, multiplies saturation and brightness: from uint8 in 0..255 to float32 in 0..1.
 
-    fn.hsv is a linear map of RGB that comes near to hue, saturation and value: a colour's hue turns by up to
-    half as much again as it should, or as much less, its saturation grows away from the grey of the same
-    luma. Brightness is exact. Darknet goes through HSV (src/image_opencv.cpp, image_data_augmentation).
+    fn.hsv is a linear map of RGB that approximates changes in HSV: a colour's hue turns by up to 50 % more or
+    less than `degrees`, and its saturation changes relative to the grey of the same luma. Brightness is
+    exact. Darknet converts to HSV and back (src/image_opencv.cpp, image_data_augmentation).
 
-    On a CPU fn.hsv takes two to three times as long if it has to round to uint8.
+    The output is not uint8, because rounding makes fn.hsv two to three times as slow on a CPU.
     """
     changed = fn.hsv(images, hue=degrees, saturation=saturation, value=brightness / 255.0, dtype=types.FLOAT)
     return dali_math.min(dali_math.max(changed, 0.0), 1.0)  # `clamp` takes three times as long
 
 
 def random_factor(limit: float, count: int) -> DataNode:
-    """(count,), uniform in 1 .. limit, or one over that, each half of the time (src/utils.c, rand_scale)."""
+    """Returns (count,) factors, uniform in 1 .. limit, half of them inverted (src/utils.c, rand_scale)."""
     inverted = fn.random.coin_flip(probability=0.5, shape=[count])
     return uniform(1.0, limit, [count]) ** (1 - 2 * inverted)

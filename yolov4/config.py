@@ -1,6 +1,6 @@
-"""The YOLOv4 family as a table, and every hyper-parameter with its source.
+"""The table of YOLOv4 models, and every hyper-parameter with its source.
 
-Structure and recipe: YOLOv4 (arXiv 2004.10934) and AlexeyAB/darknet cfg/yolov4.cfg, cfg/yolov4-tiny.cfg.
+Sources: YOLOv4 (arXiv 2004.10934) and AlexeyAB/darknet cfg/yolov4.cfg, cfg/yolov4-tiny.cfg.
 Any field can be changed from the command line: --hparams=jitter=0.2,nms_method=diou
 """
 
@@ -12,89 +12,89 @@ from common import hparams
 from common.errors import unknown
 from common.hparams import AtLeastOne, Count, CountOrZero, NotNegative, Positive, Share, ShareBelowOne
 
-MAX_MULTI_SCALE = 4.0  # sixteen times the pixels: more is a typing error
-STRIDE = 32  # of the coarsest head: both sides of the network input are multiples of it
-# Around the image: src/image.c, letterbox_image fills 0.5. (Darknet's training loader fills a jittered crop
-# with the image's mean: src/image_opencv.cpp, image_data_augmentation. Ours looks like its evaluation.)
+MAX_MULTI_SCALE = 4.0  # gives sixteen times the pixels: a larger value is a typing error
+STRIDE = 32  # stride of the coarsest head: both sides of the network input are multiples of it
+# Level of the padding around an image: 0.5 as in Darknet's evaluation (src/image.c, letterbox_image). Its
+# training pads a jittered crop with the image's mean (src/image_opencv.cpp, image_data_augmentation).
 FILL = 127
 
 
 @dataclasses.dataclass(frozen=True)
 class YOLOv4Config:
-    """One model of the family together with its training recipe. Sizes are (height, width) in pixels."""
+    """The configuration of one model: its structure and recipe. Sizes are (height, width) in pixels."""
 
     # --- the network ---
     model_name: str
     image_size: tuple[int, int]
-    # csp_darknet53: with SPP and PANet, three heads; csp_darknet_tiny: two heads; csp_darknet_nano: three
+    # csp_darknet53: SPP, PANet and three heads; csp_darknet_tiny: two heads; csp_darknet_nano: three heads
     backbone: Literal["csp_darknet53", "csp_darknet_tiny", "csp_darknet_nano"]
     width: Positive = 1.0  # factor on the number of channels
-    bn_momentum: ShareBelowOne = 0.99  # src/batchnorm_layer.c, forward_batchnorm_layer_gpu
+    bn_momentum: ShareBelowOne = 0.99  # as in src/batchnorm_layer.c, forward_batchnorm_layer_gpu
     objectness_bias: float = 0.0  # initial bias of the objectness logits; Darknet's biases all start at 0
 
-    # --- heads: one row of masks and one scale_xy for each, finest stride first ---
+    # --- heads: one row of masks and one scale_xy per head, finest stride first ---
     anchors: tuple[float, ...] = ()  # width, height, width, height, ... in pixels of the network input
-    masks: tuple[tuple[int, ...], ...] = ()  # which anchors each head predicts
-    scale_xy: tuple[float, ...] = ()  # a predicted centre reaches (scale_xy - 1) / 2 cells outside its cell
-    iou_thresh: Share = 1.0  # shape IoU above which other anchors train a box as well; 1: only the best one
-    neighbour_cells: bool = False  # a box trains the nearest column's and the nearest row's cell, too
-    ignore_thresh: Share = 0.7  # IoU with any box above which a free prediction is not called background
+    masks: tuple[tuple[int, ...], ...] = ()  # the indices of each head's anchors
+    scale_xy: tuple[float, ...] = ()  # centres can be (scale_xy - 1) / 2 cells outside their cell
+    iou_thresh: Share = 1.0  # assign a box also to anchors with a larger shape IoU; 1: only to the best
+    neighbour_cells: bool = False  # assign a box also to the cells in the nearest column and the nearest row
+    ignore_thresh: Share = 0.7  # unassigned predictions with a larger IoU with a box are not background
 
-    # --- what the loader does to a training image ---
-    antialias: bool = True  # where an image shrinks, in training and test; Darknet's resizing does not
+    # --- loader: preprocessing and augmentation of training images ---
+    antialias: bool = True  # when an image shrinks, in training and evaluation; Darknet has none
     letterbox: bool = False  # keep the aspect ratio and pad; False: stretch, as Darknet's letter_box=0
-    jitter: NotNegative = 0.3  # each edge of the crop moves in or out by up to this share of the image
+    jitter: NotNegative = 0.3  # each edge of the crop moves in or out by up to this share of the image's side
     flip_prob: Share = 0.5
-    hue: NotNegative = 36.0  # degrees, drawn from -x .. x; Darknet's 0.1 of the circle
-    saturation: AtLeastOne = 1.5  # factor drawn from 1 .. x, or one over it, each half of the time
-    exposure: AtLeastOne = 1.5  # of the brightness, likewise
-    rotation: NotNegative = 0.0  # degrees, drawn from -x .. x, about the centre of the crop
-    # RandAugment (arXiv 1909.13719) or TrivialAugment (arXiv 2103.10158), without what moves pixels
+    hue: NotNegative = 36.0  # random angle between -hue and hue degrees; 36 is Darknet's 0.1 of the circle
+    saturation: AtLeastOne = 1.5  # random factor between 1 and saturation, inverted with probability 0.5
+    exposure: AtLeastOne = 1.5  # random factor on the brightness, chosen as for saturation
+    rotation: NotNegative = 0.0  # random from -rotation to rotation degrees, about the crop's centre
+    # RandAugment (arXiv 1909.13719) or TrivialAugment (arXiv 2103.10158), without operations that move pixels
     auto_augment: Literal["none", "rand", "trivial"] = "none"
-    rand_augment_ops: Count = 2  # operations of each image; as the paper's ResNet-50 (section 4.3)
-    rand_augment_magnitude: CountOrZero = 9  # their strength, 0 to 30; likewise
-    cutout_prob: Share = 0.0  # of one filled square (arXiv 1708.04552)
-    mosaic_prob: Share = 0.5  # src/data.c, load_data_detection: every second batch; here every second image
-    # batch: tiles are other images of the batch; fresh: three more images are read for each sample
+    rand_augment_ops: Count = 2  # operations per image; 2 as for ResNet-50 in the paper (section 4.3)
+    rand_augment_magnitude: CountOrZero = 9  # strength of the operations, 0 to 30; 9 as for ResNet-50, too
+    cutout_prob: Share = 0.0  # probability of one filled square (arXiv 1708.04552)
+    mosaic_prob: Share = 0.5  # per image; Darknet decides per batch (src/data.c, load_data_detection)
+    # batch: the tiles show other images of the batch; fresh: three more images are read for each sample
     mosaic_tiles: Literal["batch", "fresh"] = "batch"
-    close_mosaic: CountOrZero = 0  # the last epochs without mosaic, MixUp and CutMix
+    close_mosaic: CountOrZero = 0  # number of last epochs without mosaic, MixUp and CutMix
     mixup_prob: Share = 0.0
     cutmix_prob: Share = 0.0
-    multi_scale: AtLeastOne = 1.0  # each batch has a size from image_size / x to image_size * x
+    multi_scale: AtLeastOne = 1.0  # random factor on image_size per batch: 1 / multi_scale to multi_scale
     min_box_size: NotNegative = 1.0  # pixels of the network input; smaller boxes are dropped and counted
     max_instances: Count = 200  # boxes kept per image, the largest first (src/parser.c, parse_yolo: max)
 
     # --- loss ---
     iou_normalizer: NotNegative = 0.07
     obj_normalizer: NotNegative = 1.0
-    # Objectness target of what a box trains: 1 - objectness_iou * (1 - IoU). 0: as in Darknet; 1: as in
-    # ultralytics/yolov5 utils/loss.py
+    # Objectness target of an assigned prediction: 1 - objectness_iou * (1 - IoU with its box). 0: as in
+    # Darknet; 1: as in ultralytics/yolov5 utils/loss.py
     objectness_iou: Share = 0.0
     cls_normalizer: NotNegative = 1.0
     box_gradient: Literal["exact", "darknet"] = "darknet"  # gradient of the box loss (losses.py)
-    size_weighting: bool = False  # the box loss of each box times 2 - its share of the image (losses.py)
-    max_delta: NotNegative = 0.0  # largest gradient of the box loss by a raw output; 0: no limit
+    size_weighting: bool = False  # multiply the loss of each box by 2 - its share of the image (losses.py)
+    max_delta: NotNegative = 0.0  # largest gradient of the box loss for each raw output; 0: no limit
     label_smoothing: Share = 0.0
-    weight_decay: NotNegative = 5e-4  # times half the sum of squares of the kernels
+    weight_decay: NotNegative = 5e-4  # factor on half the sum of squared kernels
 
     # --- optimisation ---
     optimizer: Literal["sgd", "adam"] = "sgd"
-    momentum: ShareBelowOne = 0.949  # adam: beta_1
-    learning_rate: NotNegative = 0.0013  # per reference_batch images, scaled linearly
+    momentum: ShareBelowOne = 0.949  # of SGD; beta_1 of Adam
+    learning_rate: NotNegative = 0.0013  # for reference_batch images per update; else scaled linearly
     reference_batch: Count = 64
     lr_schedule: Literal["steps", "cosine"] = "steps"
-    lr_steps: tuple[float, ...] = (0.8, 0.9)  # shares of the run after which the rate falls
-    lr_step_factor: NotNegative = 0.1
-    burn_in_steps: CountOrZero = 1000  # updates; no longer than a tenth of the run
-    burn_in_power: NotNegative = 4.0
-    epochs: Count = 271  # 500,500 batches of 64 images of the 118,287 of COCO train2017
-    clip_norm: NotNegative = 0.0  # global norm; 0: off
-    ema_decay: ShareBelowOne = 0.0  # 0: off
+    lr_steps: tuple[float, ...] = (0.8, 0.9)  # shares of the run after which the learning rate falls
+    lr_step_factor: NotNegative = 0.1  # factor on the learning rate at each of lr_steps
+    burn_in_steps: CountOrZero = 1000  # updates of the warm-up, at most a tenth of the run
+    burn_in_power: NotNegative = 4.0  # exponent of the warm-up
+    epochs: Count = 271  # 500,500 batches of 64 images on COCO train2017, which has 118,287 images
+    clip_norm: NotNegative = 0.0  # largest global norm of the gradients; 0: off
+    ema_decay: ShareBelowOne = 0.0  # decay of the averaged weights; 0: off
 
     # --- detections ---
     nms_method: Literal["greedy", "diou"] = "greedy"
     nms_iou: Share = 0.6
-    diou_beta: Positive = 0.6  # src/parser.c, parse_yolo: beta_nms
+    diou_beta: Positive = 0.6  # exponent of nms_method=diou (src/parser.c, parse_yolo: beta_nms)
     score_threshold: Share = 0.001
     nms_candidates: Count = 1000
     max_detections: Count = 100
@@ -111,18 +111,18 @@ class YOLOv4Config:
             f"masks and scale_xy for the {heads} heads of backbone": (
                 len(self.masks) == len(self.scale_xy) == heads
             ),
-            "masks of one length": len(lengths) == 1,
+            "masks of the same length": len(lengths) == 1,
             "anchors as pairs of numbers": self.anchors and len(self.anchors) % 2 == 0,
             "anchors above 0": min(self.anchors, default=0) > 0,
-            "masks that name some of anchors": all(0 <= anchor < self.num_anchors for anchor in named),
-            "scale_xy of at least 1, and of 2 with neighbour_cells": (
+            "masks with indices of existing anchors": all(0 <= anchor < self.num_anchors for anchor in named),
+            "scale_xy of at least 1, and at least 2 with neighbour_cells": (
                 min(self.scale_xy, default=0) >= 1 + self.neighbour_cells
             ),
             f"multi_scale of at most {MAX_MULTI_SCALE}": self.multi_scale <= MAX_MULTI_SCALE,
-            "lr_steps above 0 and up to 1 in order": shares == sorted(shares) and 0.0 not in self.lr_steps,
+            "lr_steps above 0, up to 1 and ascending": shares == sorted(shares) and 0.0 not in self.lr_steps,
             "rand_augment_magnitude of at most 30": self.rand_augment_magnitude <= 30,
-            "rotation of 0 where mosaic_tiles is fresh": not self.rotation or self.mosaic_tiles == "batch",
-            "jitter below 0.5 or nothing may be left of the image": self.jitter < 0.5,
+            "rotation of 0 when mosaic_tiles is fresh": not self.rotation or self.mosaic_tiles == "batch",
+            "jitter below 0.5, else a crop may be empty": self.jitter < 0.5,
         }
         hparams.require(self, rules)
 
@@ -146,12 +146,12 @@ class YOLOv4Config:
 
     @property
     def size_range(self) -> tuple[int, int]:
-        """Smallest and largest shorter side of a training batch, in units of STRIDE."""
+        """The smallest and the largest shorter side of training batches, in units of STRIDE."""
         side = min(self.image_size) / STRIDE
         return max(math.floor(side / self.multi_scale + 0.5), 1), math.floor(side * self.multi_scale + 0.5)
 
     def bucket(self, units: int) -> tuple[int, int]:
-        """The training size whose shorter side is `units` times STRIDE; the other one is rounded to it."""
+        """The training size whose shorter side is `units` * STRIDE; the longer one is rounded to STRIDE."""
         shorter = min(self.image_size)
         height, width = (STRIDE * math.floor(units * side / shorter + 0.5) for side in self.image_size)
         return height, width
@@ -164,15 +164,15 @@ HEAD_STRIDES = {
 }
 
 _FIELDS = [field.name for field in dataclasses.fields(YOLOv4Config)]
-# What the loader does to a training image: the fields of that section.
+# The names of all fields of the loader's section, which ends before the loss section.
 LOADER_FIELDS = _FIELDS[_FIELDS.index("antialias") : _FIELDS.index("iou_normalizer")]
 
-# What may change after training: eval.py and infer.py take these, and a resumed run may have others.
+# The names of the fields that may change after training: in eval.py, infer.py and a resumed run.
 DETECTION_FIELDS = tuple(_FIELDS[_FIELDS.index("nms_method") :])
 
 
-# cfg/yolov4-tiny.cfg. Its masks name anchor 3 twice and anchor 0 never: a box that fits anchor 3 best trains
-# both heads, one that fits anchor 0 best trains none.
+# As cfg/yolov4-tiny.cfg. Both masks contain anchor 3, no mask contains anchor 0: a box whose best anchor is 3
+# is assigned in both heads, and a box whose best anchor is 0 in no head.
 _TINY = {
     "backbone": "csp_darknet_tiny",
     "anchors": (10, 14, 23, 27, 37, 58, 81, 82, 135, 169, 344, 319),
@@ -193,10 +193,10 @@ _YOLOV4 = {
     "max_delta": 5.0,
     "multi_scale": 1.4,  # random=1: src/detector.c, train_detector
 }
-# Not published: a network like tiny's with half the channels, at a size that a laptop trains in minutes, and
-# anchors to match. A short run from scratch learns faster with Adam; and after a few hundred steps a momentum
-# of 0.99 would still hold much of the initial variance of 1. Boxes and classes weigh more than objectness, or
-# they would learn late beside thousands of predictions (docs/yolov4.md).
+# Not published: like yolov4-tiny with half the channels and smaller anchors; a laptop trains it in minutes. A
+# short run from scratch learns faster with Adam. With bn_momentum 0.99, moving variances would still contain
+# much of their initial 1 after a few hundred steps. Boxes and classes have larger weights than objectness:
+# else they learn late, because thousands of predictions have an objectness loss (docs/yolov4.md).
 _NANO = _TINY | {
     "backbone": "csp_darknet_nano",
     "width": 0.5,
@@ -225,7 +225,7 @@ _NANO = _TINY | {
     "ema_decay": 0.99,
     "epochs": 30,
 }
-_TABLE: dict[str, tuple[int, dict]] = {  # model: image side, and what differs from the defaults
+_TABLE: dict[str, tuple[int, dict]] = {  # model: (image side, fields that differ from the defaults)
     "yolov4": (608, _YOLOV4),
     "yolov4-tiny": (416, _TINY),
     "yolov4-nano": (256, _NANO),
@@ -233,8 +233,8 @@ _TABLE: dict[str, tuple[int, dict]] = {  # model: image side, and what differs f
 
 MODEL_NAMES = tuple(_TABLE)
 
-# --augmentation_preset: what replaces fields of a model's row. Ours, from no paper; docs/training.md has
-# their cost and their effect on a small data set.
+# Values of --augmentation_preset: the fields that each preset changes. The presets are not from a paper.
+# docs/training.md has their cost, and their effect on a small data set.
 _NONE = {
     "saturation": 1.0,
     "exposure": 1.0,
@@ -250,7 +250,7 @@ PRESETS: dict[str, dict] = {
 
 
 def get_config(model_name: str) -> YOLOv4Config:
-    """The published configuration of `model_name`; UserError with the nearest name for an unknown one."""
+    """Returns the configuration of a model. For an unknown name, UserError suggests the most similar name."""
     if model_name not in _TABLE:
         raise unknown("model", model_name, MODEL_NAMES)
     side, other = _TABLE[model_name]

@@ -1,9 +1,9 @@
-"""Darknet's .weights files, in and out.
+"""Converts Darknet's .weights files to weights of this project, and back.
 
     python yolov4/darknet_weights.py --weights=yolov4.weights --model_name=yolov4 --output=yolov4.weights.h5
     python yolov4/darknet_weights.py --weights=runs/mine --output=mine.weights
 
-The second command writes mine.cfg and mine.names beside it; AlexeyAB/darknet and OpenCV read all three.
+The second command also writes mine.cfg and mine.names. AlexeyAB/darknet and OpenCV read all three files.
 import_weights/darknet_files.py describes the format.
 """
 
@@ -35,26 +35,26 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True)
 class Args:
-    """The flags; --model_name, --image_size and --hparams are for weights from Darknet.
+    """The flags of this command. --model_name, --image_size and --hparams are for weights from Darknet.
 
-    `convert` refuses to go without `weights` or `output`.
+    `convert` needs `weights` and `output`.
     """
 
-    weights: str = flag(None, "A .weights file, or this project's weights or run directory.")
-    output: str = flag(None, "Ends in .weights.h5 (from Darknet) or .weights (to Darknet).")
-    model_name: str | None = flag(None, f"From Darknet: one of {', '.join(MODEL_NAMES)}.")
-    image_size: str | None = flag(None, "From Darknet: N or HxW in pixels. Default: the model's.")
-    hparams: str | None = flag(None, "From Darknet: hyper-parameters, k=v,k=v or a YAML file.")
+    weights: str = flag(None, "Input: Darknet's .weights file, or this project's weights or run directory.")
+    output: str = flag(None, "Output: a .weights.h5 file (from Darknet) or a .weights file (to Darknet).")
+    model_name: str | None = flag(None, f"For Darknet's weights: model, one of {', '.join(MODEL_NAMES)}.")
+    image_size: str | None = flag(None, "For Darknet's weights: N or HxW in pixels. Default: the model's.")
+    hparams: str | None = flag(None, "For Darknet's weights: hyper-parameters, k=v,k=v or a YAML file.")
 
 
 def load_darknet(model: "keras.Model", path: str | os.PathLike) -> "Contents":
-    """Loads a .weights file, or one that ends early (yolov4.conv.137, yolov4-tiny.conv.29).
+    """Loads a .weights file, or a partial one (yolov4.conv.137, yolov4-tiny.conv.29), into a model.
 
-    A file of the same network with another class count is loaded up to the last convolution of each head,
-    which keeps its values (init_from.py takes their rows one by one).
+    If the file has another number of classes, all weights are loaded except those of the last convolution of
+    each head (init_from.py copies their rows by class name).
 
     Raises:
-        UserError: see `read_darknet`; nothing was assigned then.
+        UserError: see `read_darknet`. No weight was changed.
     """
     from yolov4.import_weights.darknet_files import blocks_of, read_darknet
 
@@ -74,10 +74,10 @@ def save_darknet(model: "keras.Model", path: str | os.PathLike, seen: int = 0) -
 
 
 def convert(a: Args) -> None:
-    """Converts from Darknet or to Darknet, by what `output` ends in.
+    """Converts from Darknet or to Darknet, depending on the suffix of `output`.
 
     Raises:
-        UserError: anything that the user gave and that cannot be used; a file in the way.
+        UserError: a flag or a file cannot be used, or the output exists.
     """
     if not a.weights or not a.output:
         raise UserError("--weights and --output are both needed: the file to read and the file to write")
@@ -94,7 +94,7 @@ def convert(a: Args) -> None:
 
 def _from_darknet(a: Args) -> None:
     if not a.model_name:
-        raise UserError(f"--model_name is missing: {a.weights} is of which of {', '.join(MODEL_NAMES)}?")
+        raise UserError(f"--model_name is missing: give the model of {a.weights}: {', '.join(MODEL_NAMES)}")
     _refuse_existing(a.output)
     import_tensorflow()
     from common.training.fine_tuning import NUM_COCO_CLASSES
@@ -109,8 +109,8 @@ def _from_darknet(a: Args) -> None:
     total, num_classes = len(blocks_of(model)), contents.num_classes
     if num_classes is None or contents.convolutions < total:
         raise UserError(
-            f"weights {a.weights} end after {contents.convolutions} of {total} convolutions: start a "
-            "training from them with --init_from"
+            f"weights {a.weights} have only {contents.convolutions} of {total} convolutions: use them with "
+            "--init_from of train.py"
         )
     if num_classes != NUM_COCO_CLASSES:
         model = build_model(a.model_name, num_classes, config=config)
@@ -126,7 +126,7 @@ def _from_darknet(a: Args) -> None:
 
 def _to_darknet(a: Args) -> None:
     if a.model_name or a.image_size or a.hparams:
-        raise UserError("our weights know their model: leave out --model_name, --image_size and --hparams")
+        raise UserError("the weights contain their model: leave out --model_name, --image_size and --hparams")
     file = pathlib.Path(a.output)
     cfg, names = file.with_suffix(".cfg"), file.with_suffix(".names")
     _refuse_existing(file, cfg, names)
@@ -150,7 +150,7 @@ def _refuse_existing(*files: str | os.PathLike) -> None:
 
 
 def define_flags(fv: flags.FlagValues) -> None:
-    """The absl flags of `Args`."""
+    """Defines the absl flags of `Args`."""
     args.define(fv, Args)
 
 

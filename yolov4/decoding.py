@@ -1,7 +1,7 @@
-"""What the numbers of a head mean: from raw outputs to boxes.
+"""Decodes the raw outputs of a head to boxes.
 
-AlexeyAB/darknet src/yolo_layer.c, get_yolo_box and forward_yolo_layer: a cell's box has its centre in the
-cell, or up to (scale_xy - 1) / 2 of a cell beyond it, and the sides of its anchor times an exponential.
+As in AlexeyAB/darknet src/yolo_layer.c, get_yolo_box and forward_yolo_layer: the centre of a box is in its
+cell, or up to (scale_xy - 1) / 2 cells outside. Its sides are those of the anchor times an exponential.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -12,8 +12,8 @@ if TYPE_CHECKING:
     from yolov4.config import YOLOv4Config
 
 
-# Raw widths and heights are cut here, where a box is e**10 times its anchor: the exponential of a network
-# that diverges stays finite.
+# Limit of raw widths and heights: a box is at most e**10 times its anchor. This keeps the exponential finite
+# if a network diverges.
 MAX_LOG_SIZE = 10.0
 
 
@@ -26,13 +26,13 @@ def decode_offsets(
     grid_size: tuple[Any, Any],
     image_size: tuple[Any, Any],
 ) -> tf.Tensor:
-    """Raw x, y, width and height of single predictions -> boxes.
+    """Decodes raw x, y, width and height of single predictions to boxes.
 
     Args:
         offsets: (..., 4), raw outputs.
-        rows, columns: (...), the cell of each.
-        anchor_sizes: (..., 2), width and height of each one's anchor in pixels of the network input.
-        scale_xy: of the head.
+        rows, columns: (...), the cell of each prediction.
+        anchor_sizes: (..., 2), width and height of each prediction's anchor in pixels of the network input.
+        scale_xy: the head's scale_xy in the config.
         grid_size: (rows, columns) of the head.
         image_size: (height, width) of the network input in pixels.
 
@@ -54,10 +54,10 @@ def decode_offsets(
 
 
 def decode_boxes(raw: tf.Tensor, config: "YOLOv4Config", head: int) -> tf.Tensor:
-    """All boxes of one head.
+    """Decodes all boxes of one head.
 
     Args:
-        raw: (B, h, w, K, 5 + C) of head number `head`; the network input was h and w times its stride.
+        raw: (B, h, w, K, 5 + C), the output of head `head` for h * stride x w * stride pixels.
 
     Returns:
         float32 (B, h, w, K, 4), ltrb, normalised to the network input, not clipped.

@@ -4,11 +4,11 @@ r"""Writes a trained YOLOv4 as a file that runs without this project, and checks
     python yolov4/export.py --weights=runs/demo-yolov4 --format=onnx --quantize=int8 \
         --calibration_images=runs/demo-data/train/images --output=small.onnx
 
-Formats: saved_model (images of any size), onnx, litert and tensorrt (images at their places in the network
-input, as the loaders make them, and the sizes of the originals). The outputs are boxes (ltrb, in pixels of
-the original), scores, classes (0-based, named in the metadata) and their number. The file contains NMS per
-class for every training: DIoU-NMS is unsupported. --verify_annotations prints what that costs in AP.
-A float32 file that differs from the weights by more than 1e-4 is an error.
+Formats: saved_model takes images of any size. onnx, litert and tensorrt take images that are placed in the
+network input, as the loaders do it, and the sizes of the originals. The outputs are boxes (ltrb, in pixels of
+the original), scores, classes (0-based, named in the metadata) and their number. Exported NMS is always
+greedy NMS per class, because the formats lack DIoU-NMS; --verify_annotations prints how much AP that costs. A
+float32 file whose outputs differ from the weights' by more than 1e-4 is an error.
 """
 
 import pathlib
@@ -31,7 +31,7 @@ def define_flags(fv: flags.FlagValues) -> None:
 
 
 def export(**given: Any) -> pathlib.Path:
-    """Exports weights; `given`: fields of Options. Returns the path of the exported file."""
+    """Exports weights and returns the path of the exported file. `given` are fields of Options."""
     from tools.exporting import exporter
     from yolov4.export_parts import make_exportable
     from yolov4.loaders import make_loader

@@ -1,4 +1,4 @@
-"""A trained YOLOv4, cut where exported formats need it; see tools/exporting/export_graph.py."""
+"""Splits a trained YOLOv4 into the parts that formats need; see tools/exporting/export_graph.py."""
 
 import keras
 import tensorflow as tf
@@ -10,8 +10,8 @@ from yolov4.config import FILL, YOLOv4Config
 
 
 def make_exportable(model: keras.Model, config: YOLOv4Config) -> Exportable:
-    """The parts of `model`; preprocessing is that of the plain tf.data loader on evaluation images."""
-    image_size = config.image_size  # numbers: a tensor from outside would be one more input
+    """Returns the parts of `model`. They preprocess as the plain tf.data loader does in evaluation."""
+    image_size = config.image_size  # plain numbers: a tensor would become an input of the exported graph
 
     def place(image_sizes: tf.Tensor) -> tf.Tensor:
         if config.letterbox:

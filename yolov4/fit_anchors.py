@@ -1,11 +1,11 @@
-r"""Anchors for your own data: the sizes that fit its boxes best, by k-means on their shapes.
+r"""Fits anchors to the boxes of your own data, by k-means on their shapes.
 
     python yolov4/fit_anchors.py --model_name=yolov4 --image_size=608 \
         --annotations=coco/annotations/instances_train2017.json
 
-Prints how well the model's own anchors fit, by the IoU of shapes. If new anchors fit boxes better that they
-were not fitted to, it prints the --hparams that takes them. Anchors are in pixels of the network input, so
-they belong to one --image_size, and to stretched or to letterboxed images.
+Prints how well the model's own anchors fit, by the IoU of shapes. If anchors fitted to half of the images fit
+the other half better, the command prints the --hparams with new anchors. Anchors are in pixels of the network
+input, so they fit only one --image_size, and either stretched or letterboxed images.
 """
 
 import pathlib
@@ -28,8 +28,8 @@ from yolov4.config import MODEL_NAMES, YOLOv4Config, get_config
 
 def define_flags(fv: flags.FlagValues) -> None:
     flags.DEFINE_string("annotations", None, "COCO json of the training images.", flag_values=fv)
-    flags.DEFINE_string("model_name", "yolov4", f"One of {', '.join(MODEL_NAMES)}.", flag_values=fv)
-    flags.DEFINE_string("image_size", None, "N or HxW in pixels. Default: the model's.", flag_values=fv)
+    flags.DEFINE_string("model_name", "yolov4", f"Model: one of {', '.join(MODEL_NAMES)}.", flag_values=fv)
+    flags.DEFINE_string("image_size", None, "Size: N or HxW in pixels. Default: the model's.", flag_values=fv)
     flags.DEFINE_bool("letterbox", False, "Images will be letterboxed, not stretched.", flag_values=fv)
     flags.DEFINE_integer("seed", 0, "Seed of the starting points; default 0.", lower_bound=0, flag_values=fv)
 
@@ -42,10 +42,9 @@ def suggest(
     letterbox: bool = False,
     seed: int = 0,
 ) -> str:
-    """Fits, reports and returns `anchors=...`, or "" where the model's own anchors fit; see the flags of the
-    same names."""
+    """Prints the fit and returns `anchors=...`, or "" if the model's own anchors fit. Arguments: flags."""
     if not annotations:
-        raise errors.UserError("--annotations is missing: name the COCO json of the training images")
+        raise errors.UserError("--annotations is missing: give the COCO json of the training images")
     config = get_config(model_name)
     if image_size:
         config = hparams.replace(config, {"image_size": hparams.parse_image_size(image_size)})
@@ -54,7 +53,7 @@ def suggest(
     sizes, count = box_sizes(found, config.image_size, letterbox), config.num_anchors
     if len(np.unique(sizes, axis=0)) < count:
         raise errors.UserError(
-            f"{annotations} has boxes of fewer than {count} sizes: too few for {count} anchors"
+            f"{annotations}: its boxes have fewer than {count} sizes, too few for {count} anchors"
         )
     height, width = config.image_size
     print(f"{len(sizes)} boxes at {height}x{width}")
@@ -66,15 +65,15 @@ def suggest(
         half = with_fitted_anchors(sizes[is_fitted], config, seed)
     own_iou, new_iou = (trained_iou(sizes[~is_fitted], anchors) for anchors in (config, half))
     print(f"the anchors of {model_name}, on half of the images: {Fit.of(own_iou)}")
-    print(f"anchors fitted to the other half, there: {Fit.of(new_iou)}")
+    print(f"new anchors, fitted to the other half, on the same images: {Fit.of(new_iou)}")
     if not anchor_fit.beats(new_iou, own_iou):
-        print(f"the anchors of {model_name} fit: others are not worth it")
+        print(f"the anchors of {model_name} fit: new anchors are not clearly better")
         return ""
     fitted = with_fitted_anchors(sizes, config, seed)
     if headless := sorted(set(range(count)) - _with_head(config)):
         print(
-            f"no head of {model_name} has anchor {', '.join(map(str, headless))}, so it is of one pixel: a "
-            "box that fits it best trains nothing, unless with iou_thresh=0.213"
+            f"no head of {model_name} uses anchor {', '.join(map(str, headless))}, so its size is 1x1: boxes "
+            "that fit it best are assigned to no anchor, unless you also set iou_thresh=0.213"
         )
     text = "anchors=" + ",".join(f"{side:g}" for side in fitted.anchors)
     print(f"--hparams={text}")
@@ -82,9 +81,9 @@ def suggest(
 
 
 def with_fitted_anchors(sizes: np.ndarray, config: YOLOv4Config, seed: int) -> YOLOv4Config:
-    """The config with anchors fitted to boxes of these sizes (N, 2), in whole pixels, the smallest first.
+    """Returns the config with anchors fitted to boxes of these sizes (N, 2), in whole pixels, smallest first.
 
-    Anchors that no head has are of one pixel: a box that fits one of them best trains nothing.
+    Anchors that no head uses have a size of one pixel: boxes that fit them best are not assigned.
     """
     with_head = sorted(_with_head(config))
     anchors = np.ones((config.num_anchors, 2))
@@ -93,7 +92,7 @@ def with_fitted_anchors(sizes: np.ndarray, config: YOLOv4Config, seed: int) -> Y
 
 
 def trained_iou(sizes: np.ndarray, config: YOLOv4Config) -> np.ndarray:
-    """IoU by shape of boxes of these sizes (N, 2) with the best anchor that they train, (N,); 0 for none."""
+    """Returns the shape IoU (N,) of boxes of these sizes (N, 2) with their best assigned anchor, else 0."""
     fit_of = shape_iou(sizes, np.array(config.anchor_sizes))
     with_head = sorted(_with_head(config))
     trains = np.isin(fit_of.argmax(1), with_head) | (fit_of[:, with_head].max(1) > config.iou_thresh)
@@ -105,9 +104,9 @@ def _with_head(config: YOLOv4Config) -> set[int]:
 
 
 def box_sizes(annotations: Annotations, image_size: tuple[int, int], keep_aspect: bool) -> np.ndarray:
-    """Widths and heights of all boxes to train on, float64 (N, 2), in pixels of the network input."""
+    """Returns widths and heights of all boxes to train on, float64 (N, 2), in pixels of the network input."""
     targets = annotations.target_boxes
-    inner = np.full((annotations.num_images, 2), image_size, float)  # height, width of each image there
+    inner = np.full((annotations.num_images, 2), image_size, float)  # (height, width) of each image in it
     if keep_aspect:
         height, width = annotations.image_sizes.astype(np.int64).T
         inner = np.stack(fit(height, width, image_size, np.minimum, np.maximum), axis=1)

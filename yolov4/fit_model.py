@@ -1,4 +1,4 @@
-"""The network as a model for Keras' `fit`; examples/keras_fit.py trains by it as train.py does.
+"""Wraps the network for Keras' `fit`; examples/keras_fit.py trains with it as train.py does.
 
 model = FitModel(build_model("yolov4-tiny", num_classes, config=config), config)
 model.compile(optimizer)
@@ -15,14 +15,14 @@ from yolov4.config import YOLOv4Config
 
 
 class FitModel(keras.Model):
-    """A model of `build_model` whose loss is the recipe's. Shares the network's layers and weights.
+    """A model of `build_model` with the recipe's loss. It shares the network's layers and weights.
 
-    `compute_loss` is overridden rather than `train_step`: on a model compiled without a loss, Keras would
-    otherwise report 0.
+    It overrides `compute_loss` instead of `train_step`: else Keras would report a loss of 0, because the
+    model is compiled without a loss.
 
     Args:
-        network: what build_model returned.
-        config: the constants of the loss.
+        network: the model that build_model returned.
+        config: holds the constants of the loss.
     """
 
     def __init__(self, network: keras.Model, config: YOLOv4Config):

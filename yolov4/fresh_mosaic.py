@@ -1,22 +1,22 @@
-"""Mosaics of four freshly read images, in DALI: --hparams=mosaic_tiles=fresh, as Darknet makes them.
+"""Mosaics of four freshly read images in DALI, as Darknet makes them: --hparams=mosaic_tiles=fresh.
 
-The same mosaic as in mosaic.py, with the same crops, flips, colours and cut points; but its four canvases are
-of four images that four readers read for it, and none of these canvases is ever made. A tile is a
-rectangle of one, so it is known before anything is decoded which pixels of the stored image it shows: just
-these, and what the filter of the resize reaches beyond them, are decoded, resized and coloured. All four
-together are as many pixels as one canvas. What grows is the reading and the part of the decoding that no
-window spares: a JPEG is a single stream of bits, and all rows above a window must be read off it.
+The mosaic is that of mosaic.py, with the same crops, flips, colours and cut points. But four readers read
+four images for it, and the whole canvases of these images are never made. A tile is a rectangle of its
+canvas, so the pixels of the stored image that it shows are known before decoding. Only these pixels, and a
+margin for the filter of the resize, are decoded, resized and coloured. The four tiles together have as many
+pixels as one canvas. The extra cost is the reading, and a part of the decoding: a JPEG is one stream of bits,
+so all rows above a window must be read from it, too.
 
-A sample without a mosaic is one tile, the whole canvas of the first reader's image. The images
-that the others have read for it are not used.
+A sample that is not a mosaic has one tile: the whole canvas of the first reader's image. The images of the
+other readers are not used.
 
-An epoch has as many steps as ever: the first reader goes once through the data, sharded among the ranks and
-in the order that it always has. The other three read the same shards, each in another order, so an
-image is read four times in an epoch. By chance two tiles show the same image, in about 6 / N of the
-mosaics of N images; Darknet draws its four likewise. From TFRecords each reader holds another buffer, and
-they walk through few files side by side (common/readers.py): write many, and shuffled.
+The number of steps per epoch does not change: the first reader reads the data once, sharded among the ranks,
+in its usual order. The other three read the same shards in other orders, so each image is read four times per
+epoch. In about 6 / N of the mosaics of N images, two tiles show the same image by chance, as in Darknet. With
+TFRecords, each reader has its own shuffle buffer, and if there are few files, all readers are at similar
+positions. So write many files of shuffled images (common/readers.py).
 
-Tiles are columns here: int32 (2, 4) is a row of four y and a row of four x.
+Arrays have one column per tile: int32 (2, 4) is a row of four y and a row of four x.
 """
 
 from collections.abc import Callable
@@ -32,14 +32,14 @@ from yolov4.config import YOLOv4Config
 from yolov4.crops import CropResize, source_sizes, training_crop
 from yolov4.mosaic import IS_FIRST, TILES, Objects, random_cut, tile_starts
 
-_STRIPS = 8  # divides the height of any network input: these are multiples of 32
+_STRIPS = 8  # divides the height of every network input, which is a multiple of 32
 
-# What stands for an image that is not shown: one pixel as PNM.
+# A PNM file of one pixel. It replaces the file of an image that is not shown.
 _NOTHING = np.frombuffer(b"P6\n1 1\n255\n\0\0\0", np.uint8)
 
 
 class Example(NamedTuple):
-    """What a reader gives."""
+    """The outputs of one reader."""
 
     jpegs: DataNode  # uint8 (bytes,)
     boxes: DataNode  # float32 (N, 4), ltrb normalised
@@ -47,25 +47,24 @@ class Example(NamedTuple):
 
 
 class Tiles(NamedTuple):
-    """Which part of each image is decoded and resized, where it goes, and the map of its boxes.
+    """For each tile: the part of the image to decode and resize, its position, and the map of its boxes.
 
-    A box b, normalised by its image, is first clipped to the crop, and flipped if the
-    image is; then it goes to b * scale + shift in pixels of the mosaic, and is clipped to its tile, which is
-    empty if it is not there.
+    A box b, normalised by its image, is clipped to the crop, and flipped if the image is flipped. Then it is
+    b * scale + shift in pixels of the mosaic, and is clipped to its tile. An absent tile is empty.
     """
 
     window: DataNode  # int32 (4, 4): top, left, height, width in pixels of the stored image
-    roi_start: DataNode  # float32 (2, 4): what is resized, in pixels of the window; right of
-    roi_end: DataNode  # float32 (2, 4): where it ends, if it is flipped
+    roi_start: DataNode  # float32 (2, 4): start of the part to resize, in pixels of the window
+    roi_end: DataNode  # float32 (2, 4): its end, which is left of the start if the image is flipped
     size: DataNode  # float32 (2, 4): height, width in the mosaic, at least 1
     target: DataNode  # int32 (2, 4): top, left in the mosaic
-    # float32 (6, 4, 4): low and high ends of the crop, scale, shift, low and high ends of the tile; of each a
-    # column x, y, x, y for every tile
+    # float32 (6, 4, 4): low and high ends of the crop, scale, shift, low and high ends of the tile, each with
+    # a column (x, y, x, y) per tile
     boxes: DataNode
 
 
 def reader_seeds(seed: int) -> list[int]:
-    """The seeds of the orders, the same on all ranks, at most args.MAX_SEED; the first is the loader's."""
+    """Returns the readers' seeds, equal on all ranks and at most args.MAX_SEED; the first is the loader's."""
     others = [np.random.SeedSequence([seed, number]).generate_state(1)[0] for number in range(1, TILES)]
     return [seed, *(int(other) % 2**31 for other in others)]
 
@@ -79,18 +78,18 @@ def make(
     decoder: Decoder,
     fill: float,
 ) -> tuple[DataNode, Objects, DataNode]:
-    """Mosaics of the samples that chance chooses, plain canvases of the first reader's images otherwise.
+    """Makes each sample a mosaic with probability `mosaic_prob`, else the canvas of the first reader's image.
 
     Args:
-        examples: of the four readers.
-        config: decides how often, and how an image is cropped and flipped.
+        examples: the outputs of the four readers.
+        config: sets mosaic_prob, and how images are cropped and flipped.
         image_size: int32 (2,), (H, W) of the network input.
-        augment: uint8 crops, float32 in [0, 1] out: pipeline.augment_pixels.
-        decoder: of the images.
-        fill: the level around the images.
+        augment: pipeline.augment_pixels, which turns uint8 crops into float32 in [0, 1].
+        decoder: decodes the images.
+        fill: the level of the padding, 0 to 1.
 
     Returns:
-        float32 (H, W, 3); the objects, boxes without area among them; int32 (), 1 for a mosaic.
+        The image, float32 (H, W, 3); its objects, some with boxes without area; int32 (), 1 for a mosaic.
     """
     chosen = fn.random.coin_flip(probability=config.mosaic_prob)
     cut = random_cut(image_size)
@@ -130,15 +129,15 @@ def tiles_of(
     image_size: DataNode,
     chosen: DataNode,
 ) -> Tiles:
-    """The tiles of a mosaic; where `chosen` is 0, the first is the whole canvas and the others are not there.
+    """Returns the tiles of a mosaic; if `chosen` is 0, one tile with the whole canvas, and absent tiles.
 
     Args:
-        sizes: int32 (2, 4), of the stored images.
-        crop: of each image, (4, 4), before it is flipped.
-        flips: int32 (2, 4), 1 for x where an image is flipped; None: none is.
+        sizes: int32 (2, 4), the sizes of the stored images.
+        crop: the crop of each image, (4, 4), before flipping.
+        flips: int32 (2, 4), 1 in the row of x for a flipped image; None: no image is flipped.
         cut: int32 (2, 1), from `random_cut`.
-        image_size: int32 (2, 1).
-        chosen: int32 (), 1 or 0.
+        image_size: int32 (2, 1), the size of the network input.
+        chosen: int32 (), 1 for a mosaic, else 0.
     """
     first = types.Constant(IS_FIRST.T.copy(), device="cpu")
     cut = cut * chosen + image_size * (1 - chosen)
@@ -149,19 +148,19 @@ def tiles_of(
         before = before + flips * (image_size - place_size - 2 * before)
     after = image_size - before - place_size
 
-    # What shows of each image, in pixels of its canvas: the common part of the tile and of the image's place.
+    # The visible part of each image in pixels of its canvas: the intersection of its tile and its place.
     start = tile_starts(first, cut, rest, before, after)
     shift = (1 - first) * cut - start  # from the canvas to the mosaic
     shown = dali_math.max(start, before)
     end = start + dali_math.max(first * cut + (1 - first) * rest, 1)
     size = dali_math.min(end, before + place_size) - shown
     target = shown + shift
-    # An absent tile is one pixel, hidden under the first tile, which is pasted last, and has no boxes.
+    # An absent tile is one pixel without boxes. The first tile, which is pasted last, covers it.
     there = dali_math.max(types.Constant(np.array([1, 0, 0, 0], np.int32), device="cpu"), chosen)
     size = size * there + (1 - there)
     target = target * there + target[:, 0:1] * (1 - there)
 
-    # The same in pixels of the stored image, counted from the window, with the reach of the filter around.
+    # The same part in pixels of the stored image, relative to the crop, plus a margin for the resize filter.
     part = shown - before
     if flips is not None:
         part = part + flips * (place_size - size - 2 * part)
@@ -197,14 +196,14 @@ def tiles_of(
 
 
 def _only_where(chosen: DataNode, jpegs: list[DataNode]) -> list[DataNode]:
-    """The files where `chosen` is 1, files of one pixel where it is 0: to decode these costs nothing."""
+    """Returns the files if `chosen` is 1, else files of one pixel, whose decoding takes no time."""
     instead = types.Constant(_NOTHING, device="cpu")[: len(_NOTHING) * (1 - chosen)]
     return [fn.cat(file[: file.shape(dtype=types.INT32)[0] * chosen], instead) for file in jpegs]
 
 
 def _resize(window: DataNode, tiles: Tiles, number: int, antialias: bool) -> DataNode:
-    """uint8 (h, w, 3): what one tile shows, flipped as it is. As if it were cut out of the whole canvas."""
-    resized: Any = fn.resize(  # DALI's types allow for two outputs
+    """Returns one tile, uint8 (h, w, 3), flipped if its image is, as if it were cut from the whole canvas."""
+    resized: Any = fn.resize(  # DALI's type hints allow two outputs
         window,
         size=tiles.size[:, number],
         roi_start=tiles.roi_start[:, number],
@@ -216,12 +215,12 @@ def _resize(window: DataNode, tiles: Tiles, number: int, antialias: bool) -> Dat
 
 
 def _paste(images: list[DataNode], tiles: Tiles, image_size: DataNode, fill: float | None) -> DataNode:
-    """float32 (H, W, 3): the images at their places, the first over all others, `fill` around them."""
+    """Pastes the images into float32 (H, W, 3): the first over all others, and `fill` around them."""
     first, *others = images
     anchors = fn.transpose(tiles.target, perm=[1, 0])  # (4, 2)
     targets = [anchors[1:], anchors[0:1]]
     if fill is not None:
-        # A strip, as often as needed: a whole canvas would be written for every sample.
+        # One strip is pasted several times, because a whole canvas would be written for every sample.
         rows = image_size[0] // _STRIPS
         strip = fn.reshape(fn.full(fill, shape=fn.stack(rows, image_size[1], 3)), layout="HWC")
         others = [strip.gpu() if first.device == "gpu" else strip] * _STRIPS + others

@@ -1,14 +1,14 @@
-"""Draws what a trained YOLOv4 finds in images, or in a video.
+"""Detects objects in images or in a video with a trained YOLOv4, and draws them.
 
     python yolov4/infer.py --weights=runs/demo-yolov4 --images='photos/*.jpg' --output_dir=found
     python yolov4/infer.py --weights=runs/demo-yolov4 --images=clip.mp4 --output_dir=found
 
-Writes one picture per image, or the video with boxes, and detections.json (original pixels, original category
-ids; images in sorted order). With --annotations the ground truth is drawn beside the detections. --submission
-writes a results file for the COCO server (common/evaluation/submission.py).
+Writes one picture per image, or the video with boxes, and detections.json (boxes in pixels of the original
+image, original category ids; images in sorted order). With --annotations, each picture shows the ground truth
+on the left. --submission writes a results file for the COCO server (common/evaluation/submission.py).
 
-Boxes of one class are suppressed at an IoU of 0.45 (in eval.py and for --submission: 0.6);
---hparams=nms_iou=0.6 changes that.
+NMS has an IoU threshold of 0.45 here, but of 0.6 in eval.py and with --submission. To set another one, use
+--hparams=nms_iou=0.6.
 """
 
 import functools
@@ -26,8 +26,8 @@ from common import errors
 from common.args import InferArgs
 from common.progress import import_tensorflow
 
-# For pictures, where two boxes on one object disturb more than a lost one: darknet src/detector.c,
-# test_detector. eval.py keeps the 0.6 of COCO results.
+# For pictures, in which two boxes on one object are worse than a missing box: darknet src/detector.c,
+# test_detector. eval.py uses 0.6, as for COCO results.
 PICTURE_NMS_IOU = 0.45
 
 
@@ -36,7 +36,7 @@ def define_flags(fv: flags.FlagValues) -> None:
 
 
 def infer(**given: Any) -> list[dict]:
-    """Detects, draws and writes; `given`: fields of InferArgs. Returns the detections (COCO results)."""
+    """Detects, draws, writes, and returns the detections (COCO results). `given` are fields of InferArgs."""
     from common.datacheck import datasets
     from common.evaluation import commands
     from common.training.detectors import open_detector

@@ -1,4 +1,4 @@
-"""`--init_from`: weights of an earlier run, of Darknet or of ImageNet as a starting point, of any classes."""
+"""`--init_from`: starts a model from weights of an earlier run, of Darknet or of ImageNet."""
 
 import pathlib
 
@@ -16,21 +16,21 @@ BOX_ROWS = 5  # x, y, width, height and objectness come before the classes and d
 
 
 def init_from(model: keras.Model, label_map: LabelMap, weights: str, config: YOLOv4Config) -> Report:
-    """Copies every weight whose name and shape agree; of the heads, the rows of classes of equal names.
+    """Copies each weight with the same name and shape; in the heads, rows of classes with the same name.
 
-    The rows of the boxes and of objectness are always taken.
+    The rows of boxes and objectness are always copied.
 
     Args:
-        model: the model to start.
-        label_map: its classes.
-        weights: a weights file of this project, a run directory, or a file of Darknet's: .weights, or one
-            that ends early (yolov4.conv.137, yolov4-tiny.conv.29). The classes of a .weights file stand in
-            the .names file beside it; without one, 80 classes are COCO's, and others are not known.
-            "imagenet": the backbone's public file, downloaded.
-        config: the model's.
+        model: the model that gets the weights.
+        label_map: the classes of the model.
+        weights: a weights file of this project, a run directory, or a file of Darknet: .weights, or a partial
+            one (yolov4.conv.137, yolov4-tiny.conv.29). The .names file next to a .weights file has its class
+            names. Without it, 80 classes are COCO's, and other classes have no names. "imagenet" downloads
+            the backbone's public file.
+        config: the model's config.
 
     Returns:
-        What became of every weight.
+        A report of the weights that were copied and of those that were not.
 
     Raises:
         UserError: the file cannot be read, or nothing in it fits.
@@ -51,7 +51,7 @@ def init_from(model: keras.Model, label_map: LabelMap, weights: str, config: YOL
         values, num_classes = contents.values, contents.num_classes
         known = read_label_map(weights, num_classes) if num_classes else None
         names = known.names if known else ()
-    # the last convolutions of the heads, the only ones without batch norm
+    # the last convolutions of the heads: only these have a bias, because they have no batch norm
     heads = [layer.name for layer in model.layers if layer.name.endswith(".conv") and layer.use_bias]
     paths = [f"{head}/{variable}" for head in heads for variable in ("kernel", "bias")]
     rows = ClassRows(paths, config.anchors_per_location, anchors, first=BOX_ROWS)

@@ -1,6 +1,6 @@
-"""The loader that `--pipeline_type` names: an object with `.dataset()`, `.size`, `.steps_per_epoch`.
+"""Makes the loader that `--pipeline_type` names: an object with `.dataset()`, `.size`, `.steps_per_epoch`.
 
-The types are those of common/loader.py.
+common/loader.py resolves the types.
 """
 
 import dataclasses
@@ -20,9 +20,9 @@ from yolov4.tf_pipeline import YOLOv4TFPipeline
 
 
 def epoch_kwargs(config: YOLOv4Config, seed: int, epochs_done: int) -> dict[str, Any]:
-    """Arguments of `open_loader` for a training loader that is opened after so many epochs.
+    """Returns the arguments of `open_loader` for a training loader that starts after `epochs_done` epochs.
 
-    The last `config.close_mosaic` epochs have no mosaic, MixUp and CutMix.
+    The last `config.close_mosaic` epochs have no mosaic, MixUp or CutMix.
     """
     mixes = bool(config.mosaic_prob or config.mixup_prob or config.cutmix_prob)
     mosaic = mixes and epochs_done < config.epochs - config.close_mosaic
@@ -31,7 +31,7 @@ def epoch_kwargs(config: YOLOv4Config, seed: int, epochs_done: int) -> dict[str,
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class SyntheticLoader(YOLOv4Loader):
-    """One batch of noise with random boxes, repeated, always of config.image_size. Needs no files."""
+    """Repeats one batch of noise of config.image_size, with random boxes. Needs no files."""
 
     pipeline_type = "synthetic"
     size = SYNTHETIC_IMAGES
@@ -41,7 +41,7 @@ class SyntheticLoader(YOLOv4Loader):
         return self.config.image_size
 
     def dataset(self) -> tf.data.Dataset:
-        """tf.data of (images, targets), the same batch without end."""
+        """Endless tf.data of (images, targets) that repeats the same batch."""
         return synthetic_dataset(self, self._example)
 
     def _example(self, random: np.random.Generator) -> dict[str, np.ndarray]:

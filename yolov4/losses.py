@@ -1,7 +1,7 @@
-"""CIoU on the predictions that a box trains, cross-entropy for objectness and classes, L2 on the kernels.
+"""CIoU loss of assigned predictions, cross-entropy of objectness and classes, L2 loss of the kernels.
 
-YOLOv4 (arXiv 2004.10934) section 3.4 with the constants of AlexeyAB/darknet cfg/yolov4.cfg, and the rules of
-its src/yolo_layer.c; targets.py decides which predictions a box trains.
+Sources: YOLOv4 (arXiv 2004.10934) section 3.4, with the constants of AlexeyAB/darknet cfg/yolov4.cfg and the
+rules of Darknet's src/yolo_layer.c. targets.py assigns boxes to predictions.
 """
 
 import functools
@@ -27,29 +27,29 @@ def box_loss(
     *,
     grid_size: tuple[tf.Tensor | int, tf.Tensor | int],
 ) -> tf.Tensor:
-    """Sum of 1 - CIoU over the predictions that each box trains, times iou_normalizer.
+    """Returns the sum of 1 - CIoU over the assigned predictions, times iou_normalizer.
 
-    CIoU compares aspect ratios of normalised sides, as Darknet does: on a network input that is not square
-    they are not the ratios in pixels.
+    CIoU compares the aspect ratios of normalised sides, as in Darknet. If the network input is not square,
+    these differ from the ratios in pixels.
 
-    config.box_gradient chooses the gradient of the raw outputs. "exact" is the derivative of the loss.
-    "darknet" is what Darknet's delta_yolo_box takes for it, and what its iou_normalizer of 0.07 and max_delta
-    of 5 are made for: the derivative by the box itself, in units of the image, as if the raw outputs were
-    its centre and sides (`_darknet_derivative`). That is larger than the exact one by the number of columns
-    over the slope of the sigmoid, and by the image over the anchor: 3 times for the sides of the largest
-    anchor of yolov4 at 608, 270 times for the centre of the smallest. Under the exact derivative 0.07 hardly
-    moves the boxes beside the sums of the other two losses; 2 is about right.
+    config.box_gradient chooses the gradient for the raw outputs. "exact" is the derivative of the loss.
+    "darknet" is what Darknet's delta_yolo_box uses instead, and what iou_normalizer 0.07 and max_delta 5 were
+    tuned for: the derivative with respect to the box in units of the image, as if its centre and sides were
+    the raw outputs (`_darknet_derivative`). For the centre, it is larger by columns / slope of the sigmoid;
+    for the sides, by image side / anchor side. For yolov4 at 608, that is 3 times for the sides of the
+    largest anchor, and 270 times for the centre of the smallest. With the exact gradient, 0.07 is too small
+    to move the boxes, compared with the other two losses; about 2 works.
 
     config.size_weighting multiplies the loss of a box by 2 - width * height, so that small boxes count more.
-    Darknet hands this factor to delta_yolo_box, which uses it in its squared-error branch only: without the
-    weighting the loss is Darknet's.
-    config.max_delta limits the gradient of each box by each raw output, weights included, as clip_value does
-    there. Where boxes share a prediction and iou_thresh is below 1, their sum is divided by the number of
-    their classes (averages_yolo_deltas; that counts, under label smoothing, improbable classes as well).
+    Darknet passes this factor to delta_yolo_box, but uses it only for a squared error. So without
+    size_weighting the loss is Darknet's.
+    config.max_delta limits the gradient of each box for each raw output, after all factors, like Darknet's
+    clip_value. If iou_thresh is below 1, the losses of boxes that share a prediction are divided by the
+    number of their classes (averages_yolo_deltas, which with label smoothing counts improbable classes, too).
 
     Args:
         offsets: (B, M, K, 4), raw outputs of the predictions `assignment.cells`.
-        assignment: of M boxes to this head.
+        assignment: the assignment of M boxes to this head.
         config: holds the anchors and constants.
         head: number of the head, the finest stride first.
         grid_size: (rows, columns) of the head.
@@ -62,8 +62,8 @@ def box_loss(
     weight = config.iou_normalizer * (2.0 - area if config.size_weighting else tf.ones_like(area))
     decode = functools.partial(_decode, assignment=assignment, config=config, head=head, grid_size=grid_size)
 
-    # The derivative is worked out in the forward pass, so that what comes after (the mean over the batch, the
-    # loss scale of float16) multiplies one that is cut already.
+    # The forward pass computes and clips the derivative, so that later factors (the mean over the batch, the
+    # loss scale of float16) multiply the clipped derivative.
     @tf.custom_gradient
     def loss_of_each(offsets: tf.Tensor) -> tuple[tf.Tensor, Callable[[tf.Tensor], tf.Tensor]]:
         ciou, derivative = _DERIVATIVES[config.box_gradient](offsets, boxes, decode)
@@ -82,23 +82,23 @@ def box_loss(
 def objectness_loss(
     logits: tf.Tensor, assignment: Assignment, ignored: tf.Tensor, shortfall: tf.Tensor | None = None
 ) -> tf.Tensor:
-    """Sum of the cross-entropy of one head's objectness, before obj_normalizer.
+    """Returns the sum of the cross-entropy of one head's objectness, before obj_normalizer.
 
-    The target is 1, or 1 - `shortfall`, where a box trains the prediction. If several do, it counts once,
-    with the first box's target. It is 0 elsewhere, except where `ignored` takes a prediction out of the sum.
+    The target of an assigned prediction is 1, or 1 - `shortfall`. A prediction of several boxes counts once,
+    with the target of the first box. All others have the target 0, but those in `ignored` are not summed.
 
     Args:
         logits: (B, h, w, K).
-        assignment: of the boxes to this head.
-        ignored: bool (B, h, w, K), `targets.ignore_mask`.
-        shortfall: float32 (B, M, K), how far the target of what each box trains lies below 1.
+        assignment: the assignment of the boxes to this head.
+        ignored: bool (B, h, w, K), from `targets.ignore_mask`.
+        shortfall: float32 (B, M, K), 1 minus the target of each assigned prediction; None: zeros.
 
     Returns:
         float32 scalar.
     """
     logits = tf.cast(logits, tf.float32)
     shape = tf.shape(logits, tf.int64)
-    # int64, because TensorFlow adds int32 on the host even where all else is on a GPU
+    # int64, because TensorFlow would add int32 on the host, even if all tensors are on a GPU
     first = tf.range(shape[0])[:, None, None] * tf.reduce_prod(shape[1:])
     cells = tf.reshape(first + tf.cast(assignment.cells, tf.int64), [-1, 1])
 
@@ -113,13 +113,13 @@ def objectness_loss(
 
 
 def class_loss(logits: tf.Tensor, assignment: Assignment, *, label_smoothing: float = 0.0) -> tf.Tensor:
-    """Sum of the cross-entropy of the classes over the predictions of one head that boxes train.
+    """Returns the sum of the cross-entropy of the classes over the assigned predictions of one head.
 
     Each prediction counts once, with the classes of all its boxes as targets (delta_yolo_class).
 
     Args:
-        logits: (B, M, K, C), of the predictions `assignment.cells`.
-        assignment: of the boxes to this head.
+        logits: (B, M, K, C), class logits of the predictions `assignment.cells`.
+        assignment: the assignment of the boxes to this head.
         label_smoothing: moves all targets towards 0.5.
 
     Returns:
@@ -130,7 +130,7 @@ def class_loss(logits: tf.Tensor, assignment: Assignment, *, label_smoothing: fl
     z = tf.where(assignment.class_targets, -logits, logits)
     cross_entropy = tf.nn.softplus(z)
     if label_smoothing:
-        # smoothing moves half of it from the target to its opposite, whose cross-entropy is softplus(-z)
+        # the opposite target gets the weight label_smoothing / 2; softplus(-z) = softplus(z) - z
         cross_entropy -= 0.5 * label_smoothing * z
     return tf.reduce_sum(tf.where(assignment.owner[..., None], cross_entropy, 0.0))
 
@@ -138,14 +138,14 @@ def class_loss(logits: tf.Tensor, assignment: Assignment, *, label_smoothing: fl
 def detection_loss(
     heads: Sequence[tf.Tensor], targets: dict[str, tf.Tensor], config: "YOLOv4Config"
 ) -> dict[str, tf.Tensor]:
-    """Box, objectness and class loss of a batch.
+    """Returns the box, objectness and class loss of a batch.
 
-    Sums over all predictions of an image, averaged over the images of the batch: Darknet's learning rates
-    mean that.
+    Each is the sum over all predictions of an image, averaged over the images of the batch. Darknet's
+    learning rates are tuned for this.
 
     Args:
         heads: raw outputs (B, h, w, K, 5 + C), finest stride first: x, y, width, height, objectness, classes.
-        targets: as the loader gives them: boxes (B, M, 4), classes (B, M), num_boxes (B,).
+        targets: the loader's boxes (B, M, 4), classes (B, M) and num_boxes (B,).
         config: holds the anchors and constants.
 
     Returns:
@@ -184,8 +184,8 @@ def detection_loss(
 def l2_loss(variables: Sequence[keras.Variable], weight_decay: float) -> tf.Tensor:
     """`weight_decay` times half the sum of squares of every convolution kernel.
 
-    As Darknet's src/convolutional_layer.c, update_convolutional_layer, which shrinks the kernels by the
-    learning rate times `weight_decay`. Biases and batch-norm parameters are left alone.
+    As in Darknet's src/convolutional_layer.c, update_convolutional_layer, which shrinks the kernels by the
+    learning rate times `weight_decay`. Biases and batch-norm parameters have no weight decay.
     """
     kernels = [v for v in variables if v.name.endswith("kernel")]
     if not kernels:  # all frozen
@@ -196,7 +196,7 @@ def l2_loss(variables: Sequence[keras.Variable], weight_decay: float) -> tf.Tens
 def _decode(
     offsets: tf.Tensor, assignment: Assignment, config: "YOLOv4Config", head: int, grid_size: tuple
 ) -> tf.Tensor:
-    """Raw outputs (B, M, K, 4) of the predictions `assignment.cells` -> their boxes, (B, M, K, 4)."""
+    """Decodes raw outputs (B, M, K, 4) of the predictions `assignment.cells` to boxes (B, M, K, 4)."""
     stride = config.strides[head]
     return decode_offsets(
         offsets,
@@ -212,7 +212,7 @@ def _decode(
 def _exact_derivative(
     offsets: tf.Tensor, boxes: tf.Tensor, decode: Callable[[tf.Tensor], tf.Tensor]
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    """CIoU (...) of the boxes `decode(offsets)` and `boxes`, and its derivative by the offsets (..., 4)."""
+    """Returns the CIoU (...) of `decode(offsets)` with `boxes`, and its gradient (..., 4) for `offsets`."""
     with tf.GradientTape() as tape:
         tape.watch(offsets)
         ciou = box_ops.ciou(decode(offsets), boxes)
@@ -222,12 +222,12 @@ def _exact_derivative(
 def _darknet_derivative(
     offsets: tf.Tensor, boxes: tf.Tensor, decode: Callable[[tf.Tensor], tf.Tensor]
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    """CIoU as above, and what Darknet takes for its derivative (src/yolo_layer.c, delta_yolo_box).
+    """Returns the CIoU as above, and what Darknet uses as its derivative (src/yolo_layer.c, delta_yolo_box).
 
-    By centre x, centre y, width and height of the box, normalised, and passed on to the raw outputs as it is;
-    by the sides times the exponential of the raw output, without the anchor. IoU counts twice by the sides,
-    and the aspect term is without its divisor width**2 + height**2, as in the CIoU paper. One departure:
-    src/box.c dx_box_iou has the wrong sign where the centre moves the enclosing box; here it is right.
+    The derivative with respect to the normalised centre x, centre y, width and height of the box is used for
+    the raw outputs. The sides are multiplied by the exponential of the raw output, not by the anchor. The IoU
+    term counts twice for the sides; the aspect term lacks its divisor width**2 + height**2, as in the CIoU
+    paper. One difference: dx_box_iou in src/box.c has a wrong sign where the centre moves the enclosing box.
     """
     boxes_cxcywh = box_ops.ltrb_to_cxcywh(decode(offsets))
     with tf.GradientTape(persistent=True) as tape:

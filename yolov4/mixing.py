@@ -1,12 +1,12 @@
-"""Images made of several: pieces of canvases pasted together, CutMix and MixUp, in DALI.
+"""Makes one image from several, in DALI: mosaic, CutMix and MixUp.
 
-A canvas is a finished network input: float32 (H, W, 3), with boxes in its pixels. All canvases of a batch
-have one size. A piece is a rectangle of a canvas and the place where it goes; an image is a list of pieces,
-each pasted over those before it. A single piece as large as the canvas is a plain copy: only the samples that
-are made of several cost more. mosaic.py cuts its tiles as such pieces.
+A canvas is a finished network input: float32 (H, W, 3), with boxes in pixels of the canvas. All canvases of a
+batch have the same size. A piece is a rectangle of a canvas and its position in the new image. A new image is
+a list of pieces; later pieces cover earlier ones. A single piece as large as the canvas is a plain copy, so
+only samples with several pieces cost more. mosaic.py defines its tiles as pieces.
 
-CutMix: arXiv 1905.04899. MixUp: arXiv 1710.09412, with Darknet's constant half and half (AlexeyAB/darknet
-src/data.c, load_data_detection: blend_images_cv, blend_truth).
+CutMix: arXiv 1905.04899. MixUp: arXiv 1710.09412, with Darknet's constant weights of one half
+(AlexeyAB/darknet src/data.c, load_data_detection: blend_images_cv, blend_truth).
 """
 
 import dataclasses
@@ -21,7 +21,7 @@ from yolov4.config import YOLOv4Config
 from yolov4.crops import round_half_up
 from yolov4.mosaic import Objects, Pieces
 
-COVERED = 0.5  # boxes of which CutMix hides a larger share are removed
+COVERED = 0.5  # a box is removed if CutMix covers a larger share of it
 
 
 def mix(
@@ -32,18 +32,18 @@ def mix(
     image_size: DataNode,
     taken: DataNode | None = None,
 ) -> tuple[DataNode, Objects]:
-    """Makes mosaics, or else MixUps, or else CutMixes of some samples with others of the batch.
+    """Makes some samples a mosaic, a MixUp or a CutMix with other samples of the batch.
 
     Args:
-        config: decides how often; what never happens is not in the graph.
-        images: float32 (H, W, 3), all of one size.
-        objects: of each.
-        place: int32 (4,), where the image lies; the rest is padding. Mosaics need it.
+        config: sets the probabilities. The graph has no operations for a probability of 0.
+        images: float32 (H, W, 3), the canvases, all of the same size.
+        objects: the objects of each canvas.
+        place: int32 (4,), place of the image in its canvas; the rest is padding. Only mosaics need it.
         image_size: int32 (2,), (H, W).
-        taken: int32 (), 1 for a canvas that is to stay as it is; others may show a part of it.
+        taken: int32 (), 1 for a canvas that must not change. Other samples may still show a part of it.
 
     Returns:
-        Images and their objects. The batch comes in another order.
+        The images and their objects, in another order within the batch.
     """
     sources = draw_sources(mosaic.TILES if config.mosaic_prob else 2)
     groups = [whole(sources[0], image_size)]
@@ -70,22 +70,22 @@ def mix(
     if config.mixup_prob:
         images = mixup(images, canvases, blended)
         parts += objects_of(objects, blended)
-    # No zip(..., strict=True) here: DALI's AutoGraph, which auto_augment needs, does not know it.
+    # No zip(..., strict=True) here: DALI's AutoGraph, which auto_augment needs, fails on it.
     return images, Objects(fn.cat(*(p.boxes_px for p in parts)), fn.cat(*(p.labels for p in parts)))
 
 
 def images_of_one(config: YOLOv4Config) -> int:
-    """How many images at most have objects in one mixed image."""
+    """Returns the largest number of images whose objects can be in one mixed image."""
     images = mosaic.TILES if config.mosaic_prob else 1
     return images * 2 if config.mixup_prob or config.cutmix_prob else images
 
 
 def draw_sources(count: int) -> list[DataNode]:
-    """Canvases for an image made of up to `count`: indices into the batch, int32 () nodes.
+    """Draws `count` canvases for each new image: indices into the batch, int32 () nodes.
 
-    The first is the sample's own. The others are not, unless the batch has no other, but may be the same
-    among themselves. No node of DALI holds a sample's own index, so a permutation stands in for it: the batch
-    comes out in another order.
+    The first is the image's main canvas. The others differ from it, unless the batch has only one canvas, but
+    two of them may be the same. A DALI graph cannot read a sample's own index, so a random permutation
+    chooses the main canvases: the order within the batch changes.
     """
     own = fn.batch_permutation()
     others = [fn.batch_permutation(no_fixed_points=True) for _ in range(count - 1)]
@@ -93,21 +93,21 @@ def draw_sources(count: int) -> list[DataNode]:
 
 
 def whole(source: DataNode, image_size: DataNode) -> Pieces:
-    """One piece, the whole canvas."""
+    """Returns one piece: the whole canvas."""
     size = fn.expand_dims(image_size, axes=[0])
     return Pieces([source], size * 0, size, size * 0, 1)
 
 
 def paste(canvases: DataNode, groups: list[Pieces]) -> DataNode:
-    """The image that consists of these pieces, float32 (H, W, 3); together they must cover it.
+    """Pastes pieces into an image, float32 (H, W, 3), which they must cover completely.
 
     Args:
-        canvases: on the CPU or the GPU, all of one size.
-        groups: the pieces; where they overlap the later one shows.
+        canvases: all canvases of the batch, of the same size, on the CPU or the GPU.
+        groups: the pieces; later pieces cover earlier ones.
     """
 
-    # Each sample has as many regions as it has pieces. Regions without area, always the same number of them,
-    # would do on a CPU; but fn.multi_paste's GPU kernel lets them cover what lies to their right or below.
+    # Each sample has as many regions as pieces. A constant number of regions, some without area, would work
+    # on a CPU. But in fn.multi_paste's GPU kernel, regions without area cover what is right of them or below.
     def join(arrays: list[DataNode]) -> DataNode:
         rows = [arrays[i][: group.count] for i, group in enumerate(groups)]
         return fn.cat(*rows, axis=0) if len(rows) > 1 else rows[0]
@@ -122,11 +122,11 @@ def paste(canvases: DataNode, groups: list[Pieces]) -> DataNode:
 
 
 def objects_of(canvas: Objects, pieces: Pieces) -> list[Objects]:
-    """The objects of each piece: its canvas' boxes, clipped to it and moved with it.
+    """Returns the objects of each piece: the boxes of its canvas, clipped to the piece and moved with it.
 
-    A box outside its piece comes back without area, and so do all boxes of a piece that is not there.
+    Boxes outside their piece get no area, and so do all boxes of an absent piece.
     """
-    # The tiles of a mosaic that are not there have no area anyway.
+    # Absent tiles of a mosaic already have no area; other absent pieces get no area by count 0.
     sizes = pieces.sizes if len(pieces.sources) > 1 else pieces.sizes * pieces.count
     starts, ends, shifts = (
         fn.coord_transform(corners, M=YX_TO_XYXY)  # float32 (R, 4)
@@ -135,16 +135,16 @@ def objects_of(canvas: Objects, pieces: Pieces) -> list[Objects]:
     result = []
     for row, source in enumerate(pieces.sources):
         boxes_px, labels = (fn.permute_batch(node, indices=source) for node in canvas)
-        # Borders are whole pixels: no box reaches a hair into the next piece.
+        # Borders of pieces are whole pixels, so a clipped box does not reach into the next piece.
         clipped_px = dali_math.clamp(boxes_px, starts[row], ends[row])
         result.append(Objects(clipped_px + shifts[row], labels))
     return result
 
 
 def random_rectangle(source: DataNode, chosen: DataNode, image_size: DataNode) -> Pieces:
-    """CutMix's one piece of another canvas, which stays where it was; none where `chosen` is 0.
+    """Draws CutMix's piece of another canvas, which keeps its position; it is absent if `chosen` is 0.
 
-    Its share of the area is uniform, its shape the canvas', its centre anywhere; what lies outside is cut.
+    Its area is uniform, its aspect ratio that of the canvas, its centre anywhere; parts outside are cut.
     """
     half = dali_math.sqrt(uniform(0.0, 1.0)) * image_size / 2
     center = fn.random.uniform(range=(0.0, 1.0), shape=[2]) * image_size
@@ -167,14 +167,14 @@ def hide_covered(objects: Objects, rectangle: Pieces) -> Objects:
 
 
 def mixup(images: DataNode, canvases: DataNode, pieces: Pieces) -> DataNode:
-    """Half of the image and half of another canvas.
+    """Averages each image with another canvas.
 
     Args:
         images: float32 (H, W, 3).
-        canvases: what to mix them with, the whole of `pieces`' one source; where that is not there, the image
-            stays.
+        canvases: all canvases of the batch.
+        pieces: one whole canvas to average with; if it is absent, the image does not change.
     """
-    rows = pieces.sizes[0, 0] * pieces.count  # the sum takes time: none is computed where none is wanted
+    rows = pieces.sizes[0, 0] * pieces.count  # no rows without MixUp, because the sum takes time
     own = images[:rows]
     other = fn.permute_batch(canvases, indices=pieces.sources[0])[:rows]
     return fn.cat(0.5 * (own + other), images[rows:], axis=0)

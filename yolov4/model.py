@@ -1,11 +1,11 @@
-"""YOLOv4 (arXiv 2004.10934): CSPDarknet53 with SPP, PANet and three heads; YOLOv4-tiny and a smaller sibling.
+"""YOLOv4 (arXiv 2004.10934): CSPDarknet53 with SPP, PANet and three heads; also YOLOv4-tiny and yolov4-nano.
 
     model = build_model("yolov4", num_classes=80)
     raw_heads = model(images)  # images: RGB in [0, 1], (B, 608, 608, 3)
 
-network.py lists the layers. The model is an ordinary functional `keras.Model`; the names of its
-layers give their place, and their numbers are Darknet's: `backbone.layer_0.conv`, `backbone.layer_0.bn`,
-`neck.layer_105.conv`, `head.layer_138.conv`. (Dots, because Keras allows no slashes.)
+network.py lists the layers. The model is an ordinary functional `keras.Model`. Layer names show the layer's
+part of the network and Darknet's layer number: `backbone.layer_0.conv`, `backbone.layer_0.bn`,
+`neck.layer_105.conv`, `head.layer_138.conv`. (They have dots, because Keras allows no slashes.)
 """
 
 import dataclasses
@@ -31,22 +31,22 @@ def build_model(
     config: YOLOv4Config | None = None,
     any_size: bool = False,
 ) -> keras.Model:
-    """Builds one model of the family with fresh weights, under the current Keras dtype policy.
+    """Builds one model of the family with new weights, under the current Keras dtype policy.
 
     Args:
-        model_name: a row of config.MODEL_NAMES.
+        model_name: one of config.MODEL_NAMES.
         num_classes: C.
-        image_size: (height, width) of the images, multiples of 32; the config's own when None.
-        config: the model's configuration where it differs from the published one.
+        image_size: (height, width) of the images, multiples of 32; None: that of the config.
+        config: the model's configuration; None: the one that `model_name` has.
         any_size: leave the images' height and width open, for training at several sizes.
 
     Returns:
-        Model from images (B, height, width, 3) in [0, 1] to the raw heads, float32, finest stride first: for
-        stride s (B, height / s, width / s, K, 5 + C), K anchors per place, each with x, y, width, height,
-        objectness and C class logits, nothing activated; decoding.py turns them into boxes.
+        A model from images (B, height, width, 3) in [0, 1] to a list of raw float32 heads, finest stride
+        first. The head of stride s is (B, height / s, width / s, K, 5 + C): x, y, width, height, objectness
+        and C class logits of K anchors per cell, without activation. decoding.py decodes them to boxes.
 
     Raises:
-        UserError: no such model.
+        UserError: `model_name` is unknown.
         ValueError: `image_size` is not a multiple of 32.
     """
     config = config or get_config(model_name)
@@ -65,7 +65,7 @@ def build_model(
             case "route" if others:
                 x = keras.layers.Concatenate(name=f"{name}.concat")([x, *others])
             case "route" if layer.options:
-                x = x[..., -layer.channels :]  # the last group
+                x = x[..., -layer.channels :]  # the last group of channels
             case "shortcut":
                 x = keras.layers.Add(name=f"{name}.add")([x, *others])
             case "maxpool":
@@ -84,11 +84,11 @@ def _convolution(
     x: keras.KerasTensor, options: Mapping[str, Any], config: YOLOv4Config, name: str
 ) -> keras.KerasTensor:
     size, stride, activation = options["size"], options["stride"], options["activation"]
-    is_head = activation == "linear"  # the only ones without batch norm
+    is_head = activation == "linear"  # only these convolutions have no batch norm
     padding = "same"
     if stride == 2:
-        # Darknet pads both sides, Keras' "same" only the bottom and the right, which moves all by a pixel.
-        # Both sides are even here, and the windows never reach the padding at the bottom and the right.
+        # Darknet pads all sides. Keras' "same" would pad only bottom and right, which shifts all by a pixel.
+        # Sides are even here, so no window reaches a padding at bottom or right: pad top and left only.
         pad = size // 2
         x = keras.layers.ZeroPadding2D(((pad, 0), (pad, 0)), name=f"{name}.pad")(x)
         padding = "valid"
@@ -102,8 +102,8 @@ def _convolution(
         # make_convolutional_layer; Keras' limit is sqrt(3 * scale / fan_in)
         kernel_initializer=keras.initializers.VarianceScaling(2 / 3, "fan_in", "uniform"),
         bias_initializer=_head_bias(options["filters"], config) if is_head else keras.initializers.Zeros(),
-        # float32 also under mixed precision: boxes and losses take exponentials of these, and equal scores
-        # of few digits would make the order of detections arbitrary
+        # float32, also under mixed precision: boxes and losses take exponentials of these outputs, and
+        # float16 scores would often be equal, which makes the order of detections arbitrary
         dtype="float32" if is_head else None,
         name=f"{name}.conv",
     )(x)
@@ -124,7 +124,7 @@ def _head_bias(outputs: int, config: YOLOv4Config) -> keras.initializers.Initial
 
 @keras.saving.register_keras_serializable("dali_detection")
 class SplitAnchors(keras.layers.Layer):
-    """(B, h, w, K * n) -> (B, h, w, K, n), also where h and w are not known before the run."""
+    """Reshapes (B, h, w, K * n) to (B, h, w, K, n), also if h and w are unknown when the model is built."""
 
     def __init__(self, anchors_per_location: int, **options: Any):
         super().__init__(**options)

@@ -1,9 +1,9 @@
-"""Mosaic: one training image of four, each at its own scale, in DALI.
+"""Mosaic in DALI: one training image made from four images, each at its own scale.
 
 AlexeyAB/darknet src/data.c, load_data_detection and blend_truth_mosaic; YOLOv4, arXiv 2004.10934, figure 3.
 
-A random cut point divides the image into four tiles. Each shows a part of another canvas, a finished training
-image of the batch, at that canvas' own scale:
+A random cut point divides the image into four tiles. Each tile shows a part of another canvas (a finished
+training image of the batch) at the scale of that canvas:
 
                 cut_x                     the canvas of tile 0
     +-------------+-----------------+     +-------------------------------+
@@ -29,13 +29,13 @@ image of the batch, at that canvas' own scale:
     right_shift  = min(W - cut_x, padding on the right)    left_shift = min(cut_x, padding on the left)
     bottom_shift = min(H - cut_y, padding at the bottom)   top_shift  = min(cut_y, padding at the top)
 
-So padding shows only where an image is smaller than its tile.
+So a tile shows padding only if the image is smaller than the tile.
 
-Boxes move with their tile and are clipped to it. Darknet clips them to the whole image only, unless
-mosaic_bound=1, and so leaves boxes on a neighbour's pixels. It reads four new images for each mosaic, moves
-half of them towards the cut point before it crops them, and a batch of it is all mosaics or none; here the
-four are of one batch, so that nothing is decoded or cropped for a mosaic, and each image is one or not by its
-own chance.
+Boxes move with their tile and are clipped to the tile. Darknet clips them only to the whole image (unless
+mosaic_bound=1), so boxes can lie on pixels of another tile. Darknet also reads four new images for each
+mosaic, and moves half of them towards the cut point before cropping. In Darknet either all images of a batch
+are mosaics or none. Here the four images are from one batch, so a mosaic needs no extra decoding or cropping,
+and each sample is a mosaic with probability mosaic_prob.
 """
 
 import dataclasses
@@ -48,15 +48,15 @@ from nvidia.dali.data_node import DataNode
 
 from yolov4.crops import round_half_up
 
-MIN_OFFSET = 0.2  # of either side: the cut point keeps this far from the border (src/data.c: min_offset)
+MIN_OFFSET = 0.2  # least distance of the cut point from a border / side of the image (src/data.c: min_offset)
 TILES = 4
 
-# Whether a tile is the upper, and whether it is the left one.
+# For each tile: whether it is an upper tile, and whether it is a left tile.
 IS_FIRST = np.array([[1, 1], [1, 0], [0, 1], [0, 0]], np.int32)
 
 
 class Objects(NamedTuple):
-    """The objects of one canvas, or image."""
+    """The objects of one canvas or of one new image."""
 
     boxes_px: DataNode  # float32 (N, 4), ltrb
     labels: DataNode  # int32 (N,)
@@ -64,20 +64,20 @@ class Objects(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Pieces:
-    """Rectangles of canvases and where they go. int32 nodes on the CPU, in pixels.
+    """Rectangles of canvases and their positions in a new image. int32 nodes on the CPU, in pixels.
 
-    Of the R that are described the first `count` are there.
+    There are R pieces. Only the first `count` of them are present; the others are absent.
     """
 
-    sources: list[DataNode]  # R times (): which canvas of the batch
+    sources: list[DataNode]  # R nodes (): index of the canvas in the batch
     starts: DataNode  # (R, 2): top, left in the canvas
-    sizes: DataNode  # (R, 2): height, width; above 0 where the piece is there
-    targets: DataNode  # (R, 2): top, left in the image
+    sizes: DataNode  # (R, 2): height, width; above 0 if the piece is present
+    targets: DataNode  # (R, 2): top, left in the new image
     count: DataNode | int  # ()
 
 
 def random_cut(image_size: DataNode) -> DataNode:
-    """int32 (2,): (cut_y, cut_x) in whole pixels."""
+    """Draws the cut point: int32 (2,), (cut_y, cut_x) in whole pixels."""
     share = fn.random.uniform(range=(MIN_OFFSET, 1.0 - MIN_OFFSET), shape=[2])
     return round_half_up(share * image_size)
 
@@ -85,17 +85,17 @@ def random_cut(image_size: DataNode) -> DataNode:
 def tiles(
     sources: list[DataNode], places: DataNode, cut: DataNode, image_size: DataNode, chosen: DataNode
 ) -> Pieces:
-    """The four pieces of a mosaic; the whole canvas of the first source where `chosen` is 0.
+    """Returns the four pieces of a mosaic; if `chosen` is 0, only one piece: the whole first canvas.
 
     Args:
-        sources: four int32 (), which canvases of the batch.
-        places: int32 (4,), where the image lies in each canvas: top, left, height, width in pixels. What is
-            around it is padding.
+        sources: four int32 (), the indices of the canvases in the batch.
+        places: int32 (4,), top, left, height, width in pixels of the image in its canvas. The rest of the
+            canvas is padding.
         cut: int32 (2,), from `random_cut`.
-        image_size: int32 (2,), of the canvases.
-        chosen: int32 (), 1 or 0.
+        image_size: int32 (2,), the size of the canvases.
+        chosen: int32 (), 1 for a mosaic, else 0.
     """
-    # With the cut point at the lower right corner tile 0 is the whole canvas, and the others are not there.
+    # With the cut point at the lower right corner, tile 0 is the whole canvas and the other tiles are absent.
     cut = image_size + (cut - image_size) * chosen
     rest = image_size - cut
     place = fn.stack(*(fn.permute_batch(places, indices=source) for source in sources))  # (4, 4)
@@ -115,12 +115,12 @@ def tiles(
 def tile_starts(
     is_first: DataNode, cut: DataNode, rest: DataNode, before: DataNode, after: DataNode
 ) -> DataNode:
-    """Where each tile starts in its canvas. All are int32 nodes that broadcast; rows and columns are alike.
+    """Returns where each tile starts in its canvas, for rows and columns. All are int32 nodes that broadcast.
 
     Args:
-        is_first: 1 for the upper, or left, tiles.
-        cut, rest: the length of these, and of the others.
-        before, after: the padding above, or on the left, and at the other end.
+        is_first: 1 for the upper (left) tiles, else 0.
+        cut, rest: height (width) of the upper (left) tiles; that of the lower (right) tiles.
+        before, after: padding above (on the left); padding below (on the right).
     """
     first_start = rest - dali_math.min(rest, after)
     second_start = dali_math.min(cut, before)

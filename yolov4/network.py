@@ -2,9 +2,9 @@
 
     for layer in describe(get_config("yolov4"), num_classes=80): print(layer)
 
-One description, two readers: model.py makes Keras layers of it, import_weights/darknet_cfg.py a .cfg file.
-A .weights file has its convolutions in this order. Structure and numbering are those of AlexeyAB/darknet
-cfg/yolov4.cfg and cfg/yolov4-tiny.cfg.
+model.py makes Keras layers from this list, and import_weights/darknet_cfg.py a .cfg file. A .weights file has
+the convolutions in this order. Structure and numbering are those of AlexeyAB/darknet cfg/yolov4.cfg and
+cfg/yolov4-tiny.cfg.
 """
 
 import dataclasses
@@ -24,16 +24,16 @@ class Layer:
     Attributes:
         kind: the section's name.
             convolutional: padded by size // 2 on both sides; then batch norm or a bias; then `activation`.
-            route: its inputs side by side in the channels, or group `group_id` of a single one's `groups`.
-            shortcut: the sum of its two inputs.
-            maxpool: the maximum over size x size; what lies outside never is the maximum.
-            upsample: every value twice in both directions.
+            route: concatenates the channels of its inputs, or takes group `group_id` of one input's `groups`.
+            shortcut: adds its two inputs.
+            maxpool: takes the maximum over size x size; padding is ignored.
+            upsample: repeats every value in both directions.
             yolo: marks its input as the raw output of head number `head`, counted from the finest stride.
         part: backbone, neck or head.
-        index: Darknet's number: it counts routes and shortcuts too.
-        inputs: numbers of the layers that it reads; the first layer reads the image.
-        channels: of its output.
-        options: of the section, by Darknet's names. Only a yolo layer's `head` is not one of Darknet's.
+        index: Darknet's layer number, which counts routes and shortcuts, too.
+        inputs: indices of the layers that it reads; empty for the first layer, which reads the image.
+        channels: number of channels of its output.
+        options: the section's options by Darknet's names. Only `head` of a yolo layer is not Darknet's.
     """
 
     kind: str
@@ -45,7 +45,7 @@ class Layer:
 
 
 def describe(config: YOLOv4Config, num_classes: int) -> list[Layer]:
-    """The layers of a model in Darknet's order, and so its convolutions in the order of a .weights file."""
+    """Lists the layers of a model in Darknet's order, in which a .weights file has the convolutions."""
     layers: list[Layer] = []
     outputs = config.anchors_per_location * (5 + num_classes)
     neck = _Part(layers, "neck", config.width, "leaky")
@@ -60,7 +60,7 @@ def describe(config: YOLOv4Config, num_classes: int) -> list[Layer]:
 
 @dataclasses.dataclass
 class _Part:
-    """Appends layers of one part of the network. What a layer reads need not be the layer before it."""
+    """Appends the layers of one part of the network. A layer can read any earlier layer."""
 
     layers: list[Layer]
     name: str
@@ -68,21 +68,21 @@ class _Part:
     activation: str
 
     def conv(self, x: Layer | None, filters: int, size: int, stride: int = 1) -> Layer:
-        """Convolution, batch norm, activation; `filters` times the width of the model."""
+        """Appends convolution, batch norm and activation; `filters` is multiplied by the model's width."""
         channels = max(8 * math.floor(self.width * filters / 8 + 0.5), 8)
         options = {"size": size, "stride": stride, "pad": 1, "activation": self.activation}
         inputs = [x] if x else []
         return self._append("convolutional", inputs, channels, batch_normalize=1, filters=channels, **options)
 
     def predict(self, x: Layer, filters: int, outputs: int, head: int) -> None:
-        """The raw numbers of a head: a 3 x 3 convolution and a linear one."""
+        """Appends a head: a 3 x 3 convolution, and a linear 1 x 1 convolution with the raw outputs."""
         x = self.conv(x, filters, 3)
         options = {"filters": outputs, "size": 1, "stride": 1, "pad": 1, "activation": "linear"}
         x = self._append("convolutional", [x], outputs, **options)
         self._append("yolo", [x], outputs, head=head)
 
     def half(self, x: Layer) -> Layer:
-        """The second half of the channels."""
+        """Appends a layer that takes the second half of the channels."""
         return self._append("route", [x], x.channels // 2, groups=2, group_id=1)
 
     def concat(self, *inputs: Layer) -> Layer:
@@ -99,7 +99,7 @@ class _Part:
 
     def _append(self, kind: str, inputs: Sequence[Layer], channels: int, **options: Any) -> Layer:
         if inputs and kind != "route" and inputs[0] is not self.layers[-1]:
-            # Darknet's layers read the one before them; a route steps back to any other
+            # In Darknet a layer reads the one before it; a route makes any earlier layer the one before
             self.concat(inputs[0])
         numbers = tuple(x.index for x in inputs)
         layer = Layer(kind, self.name, len(self.layers), numbers, channels, options)
@@ -145,34 +145,34 @@ def _csp_stage(part: _Part, x: Layer, filters: int, blocks: int, branch: int) ->
 
 
 def _spp(part: _Part, x: Layer) -> Layer:
-    """Spatial pyramid pooling between three convolutions and three more (arXiv 1903.08589 figure 2)."""
+    """Three convolutions, spatial pyramid pooling, three convolutions (arXiv 1903.08589 figure 2)."""
     x = _bottlenecks(part, x, 512, count=3)
     pooled = [part.max_pool(x, size, stride=1) for size in (5, 9, 13)]
     return _bottlenecks(part, part.concat(*reversed(pooled), x), 512, count=3)
 
 
 def _top_down(part: _Part, coarse: Layer, fine: Layer, filters: int) -> Layer:
-    """PANet's first path (arXiv 1803.01534 figure 1), which concatenates where PANet adds."""
+    """One step of PANet's top-down path (arXiv 1803.01534 figure 1), with concatenation instead of a sum."""
     coarse = part.upsample(part.conv(coarse, filters, 1))
     fine = part.conv(fine, filters, 1)
     return _bottlenecks(part, part.concat(fine, coarse), filters, count=5)
 
 
 def _bottom_up(part: _Part, fine: Layer, coarse: Layer, filters: int) -> Layer:
-    """PANet's second path."""
+    """One step of PANet's bottom-up path, with concatenation instead of a sum."""
     fine = part.conv(fine, filters, 3, stride=2)
     return _bottlenecks(part, part.concat(fine, coarse), filters, count=5)
 
 
 def _bottlenecks(part: _Part, x: Layer, filters: int, count: int) -> Layer:
-    """`count` convolutions, in turn 1 x 1 and 3 x 3 with twice the filters."""
+    """`count` convolutions that alternate between 1 x 1 and 3 x 3 with twice the filters."""
     for i in range(count):
         x = part.conv(x, 2 * filters, 3) if i % 2 else part.conv(x, filters, 1)
     return x
 
 
 def _yolov4_tiny(backbone: _Part, neck: _Part, head: _Part, outputs: int) -> None:
-    """A small CSP backbone (arXiv 2011.08036 section 3.3), one path down and two heads."""
+    """A small CSP backbone (arXiv 2011.08036 section 3.3), a top-down path and two heads."""
     x = backbone.conv(None, 32, 3, stride=2)
     x = backbone.conv(x, 64, 3, stride=2)
     x, _ = _tiny_stage(backbone, x, 64)
@@ -187,7 +187,7 @@ def _yolov4_tiny(backbone: _Part, neck: _Part, head: _Part, outputs: int) -> Non
 
 
 def _yolov4_nano(backbone: _Part, neck: _Part, head: _Part, outputs: int) -> None:
-    """Ours: tiny with a third head, as in cfg/yolov4-tiny-3l.cfg, and with less at the coarse strides."""
+    """Not published: tiny with a third head (cfg/yolov4-tiny-3l.cfg) and fewer channels at coarse strides."""
     x = backbone.conv(None, 32, 3, stride=2)
     x = backbone.conv(x, 64, 3, stride=2)
     x, _ = _tiny_stage(backbone, x, 64)
@@ -204,7 +204,7 @@ def _yolov4_nano(backbone: _Part, neck: _Part, head: _Part, outputs: int) -> Non
 
 
 def _tiny_stage(part: _Part, x: Layer, filters: int) -> tuple[Layer, Layer]:
-    """One CSP stage whose branch takes half of the channels: (its output at half the size, its feature)."""
+    """One CSP stage, whose branch has half of the channels. Returns (output at half the size, feature)."""
     x = part.conv(x, filters, 3)
     first = part.conv(part.half(x), filters // 2, 3)
     second = part.conv(first, filters // 2, 3)

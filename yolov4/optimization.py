@@ -1,8 +1,8 @@
 """Learning rate and optimizer of the YOLOv4 recipe: AlexeyAB/darknet src/network.c, get_current_rate.
 
-Keras multiplies the gradient by the learning rate before it enters the velocity, Darknet the velocity
-afterwards (src/convolutional_layer.c, update_convolutional_layer): under a constant rate the two are one;
-where the rate falls, Keras still moves at the old rate for about 1 / (1 - momentum) updates.
+Keras multiplies the gradient by the learning rate before adding it to the velocity. Darknet multiplies the
+velocity (src/convolutional_layer.c, update_convolutional_layer). With a constant rate the updates are equal.
+When the rate falls, Keras still uses the old rate for about 1 / (1 - momentum) updates.
 """
 
 import dataclasses
@@ -15,28 +15,28 @@ from keras import ops
 from common.training import optimizers
 from yolov4.config import YOLOv4Config
 
-# The loss is a sum over all predictions of an image: under Keras' 2**15 the first updates of a run overflow
-# float16, at 416 by more than seven halvings.
+# The loss is a sum over all predictions of an image. With Keras' initial scale of 2**15, the first updates
+# would overflow float16 (at 416 pixels even after seven halvings of the scale).
 INITIAL_LOSS_SCALE = 32.0
 
 
 @dataclasses.dataclass(eq=False)
 class BurnIn(keras.optimizers.schedules.LearningRateSchedule):
-    """A power of the update's number up to the peak, then steps down or half a cosine to zero.
+    """A burn-in by a power of the update's number up to the peak, then steps down or half a cosine to zero.
 
-    As in Darknet, the first update is number 1: it counts its own images before it asks for the rate
-    (train_network_datum). So no update is lost at a rate of zero, and number `burn_in` has the full rate.
+    As in Darknet, which counts the images of an update before it computes the rate (train_network_datum), the
+    first update has number 1. So no update has a rate of zero, and update `burn_in` has the full rate.
 
     Args:
-        peak: learning rate once the burn-in is over.
-        burn_in: number of the update that has the full rate; may be 0.
-        power: of the burn-in.
+        peak: learning rate after the burn-in.
+        burn_in: number of the first update with the full rate; may be 0.
+        power: exponent of the burn-in.
         total: number of the last update.
-        boundaries: numbers of the updates from which on the rate is multiplied by `factor`, once for each;
-            None: a cosine from the end of the burn-in to 0 at `total`.
+        boundaries: numbers of the updates at which the rate is multiplied by `factor`; None: the rate follows
+            a cosine from the end of the burn-in to 0 at `total`.
         factor: see `boundaries`.
-        accumulate_steps: micro-steps of one update. The schedule is called with micro-steps, counted from 0:
-            Keras counts those.
+        accumulate_steps: batches per update. Keras calls the schedule with the number of the batch, counted
+            from 0.
     """
 
     peak: float
@@ -66,10 +66,10 @@ class BurnIn(keras.optimizers.schedules.LearningRateSchedule):
 def make_schedule(
     config: YOLOv4Config, effective_batch: int, steps_per_epoch: int, accumulate_steps: int = 1
 ) -> BurnIn:
-    """The recipe's schedule with its learning rate scaled linearly to `effective_batch` images an update.
+    """Returns the recipe's schedule, with its rate scaled linearly to `effective_batch` images per update.
 
-    `steps_per_epoch` counts batches, `accumulate_steps` of which make an update; the burn-in counts updates,
-    and takes no more than a tenth of the run.
+    `steps_per_epoch` counts batches; an update has `accumulate_steps` batches. The burn-in counts updates,
+    and is at most a tenth of the run.
     """
     total = max(config.epochs * steps_per_epoch // accumulate_steps, 1)
     steps = config.lr_schedule == "steps"
@@ -87,7 +87,7 @@ def make_schedule(
 def make_optimizer(
     config: YOLOv4Config, schedule: keras.optimizers.schedules.LearningRateSchedule, **options: Any
 ) -> keras.optimizers.Optimizer:
-    """SGD with momentum (the recipe) or Adam; `options` are those of common/training/optimizers.py."""
+    """Returns SGD with momentum (the recipe's) or Adam. `options`: see common/training/optimizers.py."""
     options |= {"momentum": config.momentum, "clip_norm": config.clip_norm}
     return optimizers.make_optimizer(
         config.optimizer, schedule, **options, initial_loss_scale=INITIAL_LOSS_SCALE

@@ -1,15 +1,15 @@
-"""YOLOv4's input pipeline in DALI: image files and their boxes in, images in [0, 1] and padded boxes out.
+"""YOLOv4's input pipeline in DALI: turns image files and boxes into images in [0, 1] and padded boxes.
 
     pipeline = YOLOv4Pipeline(source=source, config=config, batch_size=16, training=True)
     images, targets = next(iter(pipeline.dataset()))
 
-A training image goes through a random crop, colour and flip, as in Darknet;
-then some become mosaics, MixUps or CutMixes with others of their batch (mixing.py, mosaic.py). A mosaic can
-also be of three more images that are read for it (fresh_mosaic.py). An evaluation image is shown whole,
-stretched or letterboxed, and never changes. Boxes pass through the very map that the pixels pass through.
+A training image is cropped, coloured and flipped at random, as in Darknet. Then some samples become a mosaic,
+MixUp or CutMix with other images of the batch (mixing.py, mosaic.py), or a mosaic with three more images that
+are read for it (fresh_mosaic.py). An evaluation image is used whole, stretched or letterboxed, without random
+changes. Boxes are mapped exactly as the pixels are.
 
-The graph is a sequence of the functions below and in crops.py, which see one sample each (DALI's convention).
-Images may be on the GPU; boxes and all that decides where pixels go are on the CPU.
+The graph calls the functions below and in crops.py. Each function sees one sample (DALI's convention).
+Images may be on the GPU. Boxes, crop windows and places are always on the CPU.
 YOLOv4: arXiv 2004.10934. Darknet: github.com/AlexeyAB/darknet.
 """
 
@@ -39,10 +39,10 @@ from yolov4.mosaic import Objects
 
 
 def boxes_to_window(boxes: DataNode, size: DataNode, window: DataNode) -> DataNode:
-    """Boxes normalised by the image -> normalised by the window and clipped to it.
+    """Converts boxes normalised by the image to boxes normalised by the window, clipped to the window.
 
-    A box stays as long as any of it shows, wherever its centre is. What is left of it may be nothing:
-    `select_boxes` comes later.
+    A box is kept if any part of it is inside the window, wherever its centre is. Boxes outside keep no area;
+    `select_boxes` drops them later.
     """
     boxes_px = boxes * xyxy(size) - xyxy(window[0:2])
     return dali_math.clamp(boxes_px / xyxy(window[2:4]), 0.0, 1.0)
@@ -52,17 +52,17 @@ def boxes_to_window(boxes: DataNode, size: DataNode, window: DataNode) -> DataNo
 
 
 def pad(images: DataNode, place: DataNode, image_size: DataNode) -> DataNode:
-    """float32 (h, w, 3) -> float32 (H, W, 3): the image at its place, FILL around it."""
+    """Puts float32 (h, w, 3) at its place in float32 (H, W, 3), and FILL around it."""
     return dali_ops.place(images, place[0:2], image_size, [FILL / 255] * 3)
 
 
 def boxes_to_input(boxes: DataNode, place: DataNode) -> DataNode:
-    """Boxes normalised by the window -> in pixels of the network input, where the window has that place."""
+    """Converts boxes normalised by the window to pixels of the network input; the window fills `place`."""
     return boxes * xyxy(place[2:4]) + xyxy(place[0:2])
 
 
 def random_flip(place: DataNode, image_size: DataNode, prob: float) -> tuple[DataNode, DataNode]:
-    """Whether an image is mirrored left and right, int32 () 1 or 0; its place in the network input if so."""
+    """Returns int32 (), 1 with probability `prob` to mirror the image, else 0; and its place after that."""
     coin = fn.random.coin_flip(probability=prob)
     top, left, height, width = (place[i] for i in range(4))
     return coin, fn.stack(top, left + coin * (image_size[1] - width - 2 * left), height, width)
@@ -74,18 +74,18 @@ def random_flip(place: DataNode, image_size: DataNode, prob: float) -> tuple[Dat
 def augment(
     config: YOLOv4Config, images: DataNode, boxes: DataNode, labels: DataNode
 ) -> tuple[DataNode, DataNode, DataNode]:
-    """Rotation, then the stages that keep pixels in place. A new stage goes here. Mosaics come afterwards.
+    """Rotates an image, then applies `augment_pixels`. Add a new stage here. Mosaics are made later.
 
-    With `mosaic_tiles=fresh` this is not called: there all images have `augment_pixels` alone.
+    `mosaic_tiles=fresh` does not call this function, only `augment_pixels`.
 
     Args:
-        config: has a field for each stage.
+        config: has the fields of each stage.
         images: uint8 (h, w, 3), a resized and flipped crop.
-        boxes: float32 (N, 4), ltrb normalised by the crop; some without area. On the CPU, as labels are.
-        labels: int32 (N,), 1-based.
+        boxes: float32 (N, 4), ltrb normalised by the crop, on the CPU; some may have no area.
+        labels: int32 (N,), 1-based, on the CPU.
 
     Returns:
-        float32 (h, w, 3) in [0, 1]; the boxes; the labels.
+        The image, float32 (h, w, 3) in [0, 1]; its boxes; their labels.
     """
     if config.rotation:
         images, boxes, labels = random_rotation(images, boxes, labels, config.rotation, FILL)
@@ -94,7 +94,7 @@ def augment(
 
 
 def augment_pixels(config: YOLOv4Config, images: list[DataNode]) -> list[DataNode]:
-    """The stages of `augment` that move nothing, for one image or the four of a fresh mosaic."""
+    """Applies the stages that move no pixels, to one image or to the four images of a fresh mosaic."""
     if config.auto_augment != "none":
         images = auto_augment(images, config)
     images = random_hsv(images, config.hue, config.saturation, config.exposure)
@@ -105,12 +105,12 @@ def augment_pixels(config: YOLOv4Config, images: list[DataNode]) -> list[DataNod
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class YOLOv4Loader(BaseLoader):
-    """The options and the targets of all loaders of this app.
+    """Base of all loaders of this app: their options and the shapes of their targets.
 
     Attributes:
-        mosaic: False for the last epochs: no mosaic, and no MixUp and CutMix either. Only images of a batch
-            are mixed: in a batch of one a mosaic is made of four pieces of the image, and there is no MixUp
-            and no CutMix.
+        mosaic: False in the last epochs: no mosaic, MixUp or CutMix. Only images of one batch are mixed,
+            except with mosaic_tiles=fresh. So in a batch of one, a mosaic has four pieces of the same image,
+            and there is no MixUp or CutMix.
     """
 
     config: YOLOv4Config
@@ -123,7 +123,7 @@ class YOLOv4Loader(BaseLoader):
 
     @property
     def mixed_config(self) -> YOLOv4Config:
-        """The config with the probabilities of mosaic, MixUp and CutMix that hold here."""
+        """The config with the probabilities of mosaic, MixUp and CutMix that this loader uses."""
         config = self.config
         if not (self.training and self.mosaic):
             return dataclasses.replace(config, mosaic_prob=0.0, mixup_prob=0.0, cutmix_prob=0.0)
@@ -141,31 +141,31 @@ class YOLOv4Loader(BaseLoader):
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class YOLOv4Pipeline(DaliOptions, YOLOv4Loader):
-    """The loader by DALI. Its options are those of YOLOv4Loader and of common.loader.DaliOptions.
+    """The DALI loader. Its options are those of YOLOv4Loader and of common.loader.DaliOptions.
 
-    With `name_images` a freshly read mosaic has the image id of its first tile.
+    With `name_images`, a mosaic of freshly read images has the image id of its first tile.
     """
 
     @functools.cached_property
     def pipeline(self) -> dali.Pipeline:
-        """The DALI pipeline, built; its outputs are named and ordered as in `element_spec`."""
+        """The built DALI pipeline. Its outputs have the names and the order of `element_spec`."""
         pipeline = self._define(list(self.element_spec))
         pipeline.build()
         return pipeline
 
     def dataset(self) -> tf.data.Dataset:
-        """tf.data of (images, targets): float32 (B, H, W, 3), and the other outputs by name. Never ends."""
+        """Endless tf.data of (images, targets): float32 (B, H, W, 3), and the other outputs by name."""
         spec = self.element_spec["images"], self.target_spec
         pipeline = self._define(["images", *sorted(self.target_spec)])
         return from_pipeline(pipeline, spec, device_id=self.device_id)
 
     def _define(self, names: list[str]) -> dali.Pipeline:
-        @dali.pipeline_def(  # type: ignore[call-overload]  # which does not know exec_dynamic
+        @dali.pipeline_def(  # type: ignore[call-overload]  # its type stub lacks exec_dynamic
             batch_size=self.batch_size,
             num_threads=self.num_threads,
             device_id=self.device_id,
             prefetch_queue_depth=self.prefetch,
-            # Another augmentation on every rank; the reader has the seed itself.
+            # Each rank augments with another seed. The reader uses self.seed: all ranks shuffle alike.
             seed=_mixed_seed(self.seed, self.shard_id, 1),
             exec_dynamic=True,
             enable_checkpointing=self.saveable,
@@ -201,7 +201,7 @@ class YOLOv4Pipeline(DaliOptions, YOLOv4Loader):
     def _canvases(
         self, mixed: YOLOv4Config, image_size: DataNode
     ) -> tuple[DataNode, Objects, dict[str, DataNode]]:
-        """One image each, mixed with others of the batch; what is known of the image."""
+        """Defines samples of one image, mixed within the batch; also returns ids, sizes, letterboxes."""
         config = self.config
         jpegs, boxes, labels, image_ids = self._read(self.seed)
         size = source_size(jpegs)
@@ -234,7 +234,7 @@ class YOLOv4Pipeline(DaliOptions, YOLOv4Loader):
     def _fresh_mosaics(
         self, mixed: YOLOv4Config, image_size: DataNode
     ) -> tuple[DataNode, Objects, dict[str, DataNode]]:
-        """Some of four images, the others of one; then mixed with others of the batch; the first's ids."""
+        """Defines samples of one or four read images, mixed within the batch; also returns the first ids."""
         examples, image_ids = [], []
         for number, seed in enumerate(fresh_mosaic.reader_seeds(self.seed)):
             *nodes, ids = self._read(seed, f"reader_{number}" if number else "reader")

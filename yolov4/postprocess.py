@@ -1,7 +1,7 @@
-"""From the heads' outputs to detections: the best candidates, their boxes, non-maximum suppression per class.
+"""Turns the heads' outputs into detections: best candidates, their boxes, non-maximum suppression per class.
 
-Follows AlexeyAB/darknet src/yolo_layer.c, get_yolo_detections, with one difference: suppression is among the
-best `nms_candidates` only. Its greedynms is our diou: see common/nms.py.
+Follows AlexeyAB/darknet src/yolo_layer.c, get_yolo_detections, with one difference: only the best
+`nms_candidates` enter NMS. Darknet's greedynms is diou here: see common/nms.py.
 """
 
 import math
@@ -19,20 +19,20 @@ _METHODS = {"greedy": "hard", "diou": "diou"}  # nms_method -> its name in commo
 def decode_heads(
     raw: list[tf.Tensor], model_name: str, image_size: tuple[int, int]
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    """All boxes and scores of a published model, without NMS.
+    """Decodes all boxes and scores of a published model, without NMS.
 
     Args:
-        raw: per head (B, h, w, K, 5 + C), finest stride first, any float type.
-        model_name: whose anchors and scales to use.
+        raw: one (B, h, w, K, 5 + C) per head, finest stride first, of any float type.
+        model_name: the model whose anchors and scale_xy are used.
         image_size: (height, width) of the network input that gave `raw`.
 
     Returns:
         boxes: float32 (B, N, 4), ltrb, normalised to the network input, not clipped.
         scores: float32 (B, N, C), objectness times class probability.
-        In both N counts heads, finest stride first, then rows, columns and anchors.
+        The N predictions are ordered by head (finest stride first), row, column and anchor.
 
     Raises:
-        ValueError: the shapes of `raw` are not those of this model at this size.
+        ValueError: the shapes of `raw` do not fit this model and size.
     """
     config = get_config(model_name)
     heads = [tf.convert_to_tensor(head) for head in raw]
@@ -54,15 +54,15 @@ def decode_all(heads: list[tf.Tensor], config: YOLOv4Config) -> tuple[tf.Tensor,
 def detect(heads: list[tf.Tensor], config: YOLOv4Config) -> nms.Detections:
     """Turns the outputs of the model into detections, by TensorFlow operations.
 
-    What is not finite, be it a logit or a coordinate, never becomes a detection.
+    A prediction with a logit or coordinate that is not finite never becomes a detection.
 
     Args:
-        heads: per head (B, h, w, K, 5 + C), finest stride first, any float type; h and w may be unknown.
-        config: its anchors, masks and scale_xy; nms_method, nms_iou, diou_beta, score_threshold,
-            nms_candidates and max_detections.
+        heads: one (B, h, w, K, 5 + C) per head, finest stride first, of any float type; h, w may be unknown.
+        config: anchors, masks, scale_xy, nms_method, nms_iou, diou_beta, score_threshold, nms_candidates and
+            max_detections are used.
 
     Raises:
-        ValueError: the heads are not those of `config`.
+        ValueError: the shapes of the heads do not fit `config`.
     """
     heads = [tf.convert_to_tensor(head) for head in heads]
     boxes, scores, classes = candidates(heads, config)
@@ -80,7 +80,7 @@ def detect(heads: list[tf.Tensor], config: YOLOv4Config) -> nms.Detections:
 
 
 def candidates(heads: list[tf.Tensor], config: YOLOv4Config) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-    """The best K predictions of an image, before suppression, in descending order; arguments as in `detect`.
+    """Returns the best K predictions of each image before NMS, in descending order; arguments as in `detect`.
 
     Returns:
         boxes float32 (B, K, 4), ltrb, normalised to the network input, not clipped; scores float32 (B, K);
@@ -95,12 +95,12 @@ def candidates(heads: list[tf.Tensor], config: YOLOv4Config) -> tuple[tf.Tensor,
 
 
 def _best_of_head(raw: tf.Tensor, config: YOLOv4Config, head: int) -> tuple[tf.Tensor, tf.Tensor]:
-    """The R = min(nms_candidates, h * w * K) best-scored predictions of one head, ordered by position.
+    """Decodes the R = min(nms_candidates, h * w * K) predictions of one head with the best scores.
 
-    No other prediction of this head can be among the candidates, so no other is decoded.
+    No other prediction of this head can be among the candidates. The results are ordered by position.
 
     Returns:
-        boxes (B, R, 4), with a NaN where the raw numbers are not finite; scores (B, R, C), 0 for such.
+        boxes (B, R, 4), with NaN if a raw output is not finite; scores (B, R, C), 0 if a logit is not finite.
     """
     shape = tf.shape(raw)
     grid_height, grid_width, num_anchors = shape[1], shape[2], config.anchors_per_location
@@ -112,7 +112,7 @@ def _best_of_head(raw: tf.Tensor, config: YOLOv4Config, head: int) -> tuple[tf.T
     sizes = tf.constant([config.anchor_sizes[anchor] for anchor in config.masks[head]], tf.float32)
     stride = config.strides[head]
     boxes = decode_offsets(
-        # a sigmoid or a limit would make a box of infinity
+        # NaN, because the sigmoid or the limit would turn infinity into a valid box
         tf.where(tf.math.is_finite(offsets), offsets, math.nan),
         rows=index // (num_anchors * grid_width),
         columns=index // num_anchors % grid_width,
@@ -125,12 +125,12 @@ def _best_of_head(raw: tf.Tensor, config: YOLOv4Config, head: int) -> tuple[tf.T
 
 
 def _probability(logits: tf.Tensor) -> tf.Tensor:
-    """Sigmoid in float32; 0 for what is not finite."""
+    """Returns the sigmoid in float32; 0 for logits that are not finite."""
     return tf.sigmoid(nms.without_nonfinite(tf.cast(logits, tf.float32)))
 
 
 def _check_shapes(heads: list[tf.Tensor], config: YOLOv4Config, image_size: Sequence[int | None]) -> None:
-    """ValueError unless these are the heads of `config` for an input of `image_size`; None is unknown."""
+    """Raises ValueError if the heads do not fit `config` and `image_size`, whose unknown sides are None."""
     if len(heads) != len(config.strides):
         raise ValueError(f"{len(heads)} heads, but {config.model_name} has {len(config.strides)}")
     if any(side and side % STRIDE for side in image_size):
@@ -140,6 +140,6 @@ def _check_shapes(heads: list[tf.Tensor], config: YOLOv4Config, image_size: Sequ
         expected = [None, *grid, config.anchors_per_location, heads[0].shape[-1]]
         if not head.shape.is_compatible_with(expected) or head.shape[-1] < 6:
             raise ValueError(
-                f"a head of shape {tuple(head.shape)}: {config.model_name} at stride {stride} "
-                f"for image_size={tuple(image_size)} gives {tuple(expected)}, the last at least 6"
+                f"a head has the shape {tuple(head.shape)}, but {config.model_name} at stride {stride} "
+                f"for image_size={tuple(image_size)} needs {tuple(expected)}, the last axis at least 6"
             )

@@ -1,4 +1,4 @@
-"""From weights to detections, for evaluation during training, eval.py and infer.py."""
+"""Turns weights into detections, for evaluation during training, eval.py and infer.py."""
 
 from common.training import trained
 from yolov4 import postprocess

@@ -1,4 +1,4 @@
-"""The first augmented batch of a run: a picture with its boxes, and one line of counts."""
+"""Shows the first augmented batch of a run: a picture with its boxes, and one line of counts."""
 
 import pathlib
 
@@ -19,18 +19,18 @@ def report(
     label_map: LabelMap,
     path: pathlib.Path,
 ) -> str:
-    """Writes a contact sheet of the batch to `path` and counts what its boxes train.
+    """Writes a contact sheet of the batch to `path`, and counts the predictions that its boxes train.
 
     Args:
         images: float32 (B, H, W, 3), in [0, 1].
-        targets: as the training loader gives them.
-        config: names the heads and anchors.
+        targets: the outputs of the training loader.
+        config: holds the heads and anchors.
         label_map: names of the classes.
         path: a .png file.
 
     Returns:
-        One line: images, boxes, the predictions that boxes train in each head, and how many boxes train none
-            (nothing is trained to find those).
+        One line: the numbers of images, boxes, assigned predictions of each head, and boxes that are assigned
+        to no prediction (the network does not learn these).
     """
     image_size = tuple(images.shape[1:3])
     boxes, classes = targets["boxes"].numpy(), targets["classes"].numpy()

@@ -1,13 +1,13 @@
-"""Which predictions a box trains: AlexeyAB/darknet src/yolo_layer.c, process_batch.
+"""Assigns boxes to predictions: AlexeyAB/darknet src/yolo_layer.c, process_batch.
 
-A box belongs to the anchor whose shape fits it best, of all the anchors of all heads, and to the cell that
-holds its centre; only heads whose mask names that anchor train it. Where iou_thresh is below 1, so does every
-other anchor that fits better than iou_thresh. All boxes of a batch are worked out at once, in static shapes:
-nothing is compacted, so XLA can compile it.
+A box is assigned to the cell that contains its centre, and to the anchor with the best shape IoU among the
+anchors of all heads. Only a head whose mask contains this anchor learns the box. If iou_thresh is below 1,
+the box is also assigned to every anchor whose shape IoU is above iou_thresh. All boxes of a batch are
+assigned at once, in static shapes, so that XLA can compile it.
 
-With neighbour_cells, which Darknet does not have, a box trains the cells in the nearest column and row, too
-(ultralytics/yolov5 utils/loss.py, build_targets): three times as many predictions learn its place. A scale_xy
-of 2 lets their centres reach it.
+With neighbour_cells, which Darknet does not have, a box is also assigned to the cells in the nearest column
+and in the nearest row (ultralytics/yolov5 utils/loss.py, build_targets): three times as many predictions
+learn it. With scale_xy 2, their centres can reach the centre of the box.
 """
 
 import math
@@ -21,42 +21,42 @@ from yolov4.decoding import decode_boxes
 if TYPE_CHECKING:
     from yolov4.config import YOLOv4Config
 
-# src/yolo_layer.c, process_batch: a prediction none of whose classes is this probable is background, however
-# well its box fits. compare_yolo_class leaves the objectness out.
+# src/yolo_layer.c, process_batch: a prediction is background, even if its box fits, unless a class has more
+# than this probability, without the objectness as a factor (compare_yolo_class).
 IGNORE_CLASS_PROBABILITY = 0.25
 
-IGNORE_CHUNK = 16  # boxes that are compared with all predictions at a time
+IGNORE_CHUNK = 16  # number of boxes that are compared with all predictions at once
 
 
 class Assignment(NamedTuple):
-    """What M boxes of B images train in one head of K anchors, h x w cells and C classes.
+    """The assignment of M boxes of B images to the predictions of a head: K anchors, h x w cells, C classes.
 
-    With neighbour_cells there are 3 M rows: all boxes in their own cells, in the nearest column, in the
-    nearest row. Where `assigned` is false, cells, class_targets and num_classes mean nothing.
+    With neighbour_cells, M is 3 times as large: all boxes in their own cells, then in the nearest column,
+    then in the nearest row. Where `assigned` is false, cells, class_targets and num_classes are undefined.
     """
 
-    boxes: tf.Tensor  # float32 (B, M, 4), ltrb, normalised; any box where it is not valid
-    assigned: tf.Tensor  # bool (B, M, K): this box trains this anchor in its cell
-    rows: tf.Tensor  # int32 (B, M): the box's cell
-    columns: tf.Tensor  # int32 (B, M)
-    cells: tf.Tensor  # int32 (B, M, K): position of the prediction among the head's h * w * K
-    owner: tf.Tensor  # bool (B, M, K): the first of the boxes that train this very prediction
-    class_targets: tf.Tensor  # bool (B, M, K, C): the classes of all boxes that train this prediction
-    num_classes: tf.Tensor  # float32 (B, M, K): how many these are
+    boxes: tf.Tensor  # float32 (B, M, 4), ltrb, normalised; the whole image for an invalid box
+    assigned: tf.Tensor  # bool (B, M, K): whether the box is assigned to this anchor in its cell
+    rows: tf.Tensor  # int32 (B, M): the row of the box's cell
+    columns: tf.Tensor  # int32 (B, M): the column of the box's cell
+    cells: tf.Tensor  # int32 (B, M, K): index of the prediction among the head's h * w * K predictions
+    owner: tf.Tensor  # bool (B, M, K): whether the box is the first that is assigned to this prediction
+    class_targets: tf.Tensor  # bool (B, M, K, C): the classes of all boxes assigned to this prediction
+    num_classes: tf.Tensor  # float32 (B, M, K): the number of these classes
 
 
 def valid_boxes(boxes: tf.Tensor, classes: tf.Tensor, num_classes: int) -> tf.Tensor:
-    """bool (B, M): boxes that can be trained on.
+    """Returns bool (B, M): which boxes can be used in training.
 
-    Those with both sides above 0, finite, with their centre inside the image and a class from 0 to
-    num_classes - 1. Padding is not.
+    A valid box is finite. Its sides are above 0, its centre is inside the image, and its class is from 0 to
+    num_classes - 1. Padding is not valid.
     """
     left, top, right, bottom = tf.unstack(tf.cast(boxes, tf.float32), axis=-1)
     center_x, center_y = (left + right) / 2, (top + bottom) / 2
-    # every comparison with NaN is false
+    # a box with NaN is not inside: every comparison with NaN is false
     inside = (center_x >= 0) & (center_x <= 1) & (center_y >= 0) & (center_y <= 1)
     extended = (right > left) & (bottom > top) & tf.reduce_all(tf.math.is_finite(boxes), axis=-1)
-    classes = tf.cast(classes, tf.float32)  # TensorFlow compares int32 on the host, even beside a GPU
+    classes = tf.cast(classes, tf.float32)  # TensorFlow would compare int32 on the host, not on a GPU
     return inside & extended & (classes >= 0) & (classes < num_classes)
 
 
@@ -69,18 +69,18 @@ def assign_targets(
     grid_size: tuple[tf.Tensor | int, tf.Tensor | int],
     num_classes: int,
 ) -> Assignment:
-    """The predictions of one head that each box trains.
+    """Assigns each box to predictions of one head.
 
-    A centre exactly on the right or bottom border of the image belongs to the last cell; Darknet would go
-    to a cell outside of the grid.
+    A centre exactly on the right or bottom border of the image is in the last cell; Darknet would use a cell
+    outside the grid.
 
     Args:
-        boxes: float32 (B, M, 4), ltrb, normalised to the network input, padded; invalid boxes
-            (`valid_boxes`) are assigned nowhere.
+        boxes: float32 (B, M, 4), ltrb, normalised to the network input, padded. Boxes that `valid_boxes`
+            rejects are not assigned.
         classes: int (B, M), 0-based, -1 in the padding.
-        config: names the anchors.
+        config: holds the anchors and iou_thresh.
         head: number of the head, the finest stride first.
-        grid_size: (rows, columns) of the head; the network input has its stride times as many pixels.
+        grid_size: (rows, columns) of the head, which are the sides of the network input / stride.
         num_classes: C.
     """
     valid = valid_boxes(boxes, classes, num_classes)
@@ -97,7 +97,7 @@ def assign_targets(
     fitting = _fitting_anchors(boxes[..., 2:] - boxes[..., :2], config, head, grid * config.strides[head])
     assigned = fitting & valid[..., None]  # (B, M, K)
 
-    # Products of 0 and 1 count, without rounding, the boxes that meet in a prediction.
+    # These matrix products of 0 and 1 count the boxes of the same prediction; they are exact.
     same_cell = tf.cast(cell[:, :, None] == cell[:, None, :], tf.float32)  # (B, M, M)
     earlier = tf.linalg.band_part(same_cell, -1, 0) - tf.linalg.band_part(same_cell, 0, 0)
     assigned_number = tf.cast(assigned, tf.float32)
@@ -124,7 +124,7 @@ def assign_targets(
 def _with_neighbours(
     position: tf.Tensor, centers: tf.Tensor, valid: tf.Tensor, grid: tf.Tensor
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    """Cells (B, 3 M, 2) of M boxes: their own, in the nearest column, in the nearest row; which are valid.
+    """Returns cells (B, 3 M, 2) of M boxes (own, nearest column, nearest row), and which of them are valid.
 
     `position` and `centers` (B, M, 2) are in units of cells, `grid` (2,) is (columns, rows).
     """
@@ -143,17 +143,17 @@ def ignore_mask(
     config: "YOLOv4Config",
     head: int,
 ) -> tf.Tensor:
-    """bool (B, h, w, K): predictions too good to be called background, though no box need own them.
+    """Returns bool (B, h, w, K): predictions that are too good to count as background, assigned or not.
 
-    Their IoU with some true box is above ignore_thresh, and some class has a probability above
+    Their IoU with a ground-truth box is above ignore_thresh, and some class has a probability above
     IGNORE_CLASS_PROBABILITY.
 
     Args:
-        raw: (B, h, w, K, 5 + C), outputs of head number `head`. No gradient flows back to it.
+        raw: (B, h, w, K, 5 + C), outputs of head number `head`. They get no gradient from here.
         boxes, classes: as for `assign_targets`.
-        num_boxes: int (B,), boxes beyond these are padding. Only the padding that the fullest image of the
-            batch has is skipped: the time follows its number of boxes, the memory a chunk of IGNORE_CHUNK.
-        config: names the anchors and the thresholds.
+        num_boxes: int (B,), number of boxes before the padding. The time depends on the largest of them, the
+            memory on IGNORE_CHUNK, the number of boxes in one chunk.
+        config: holds the anchors and ignore_thresh.
         head: number of the head, the finest stride first.
     """
     raw = tf.stop_gradient(raw)
@@ -162,7 +162,7 @@ def ignore_mask(
     predictions = tf.reshape(decode_boxes(raw, config, head), [batch, 1, num_predictions, 4])
 
     valid = valid_boxes(boxes, classes, raw.shape[-1] - 5)
-    # a box without area has an IoU of 0 with everything
+    # invalid boxes get no area, so their IoU is 0
     boxes = tf.where(valid[..., None], tf.cast(boxes, tf.float32), 0.0)
     padding = -boxes.shape[1] % IGNORE_CHUNK
     boxes = tf.pad(boxes, [[0, 0], [0, padding], [0, 0]])
@@ -188,17 +188,17 @@ def ignore_mask(
 def _fitting_anchors(
     sizes: tf.Tensor, config: "YOLOv4Config", head: int, image_size_wh: tf.Tensor
 ) -> tf.Tensor:
-    """Width and height of boxes (B, M, 2) -> which anchors of one head they train by shape, bool (B, M, K).
+    """Returns bool (B, M, K): which anchors of one head fit boxes of these sizes (width, height), (B, M, 2).
 
-    The best of all heads' anchors, and those that fit better than iou_thresh, by the IoU that box and anchor
-    have with their centres on each other. Of equally good anchors the first is best.
+    The shape IoU of box and anchor is their IoU if both have the same centre. An anchor fits if its shape IoU
+    is the best of all heads' anchors, or is above iou_thresh. Of equally good anchors the first is the best.
     """
     anchors = tf.constant(config.anchor_sizes, tf.float32) / image_size_wh  # (A, 2)
     common = tf.minimum(sizes[..., None, :], anchors)
     intersection = common[..., 0] * common[..., 1]
     areas = (sizes[..., 0] * sizes[..., 1])[..., None]
     fit = intersection / (areas + anchors[:, 0] * anchors[:, 1] - intersection)
-    # argmax promises nothing about ties
+    # no argmax, because it does not define which of equal values it takes
     numbers = tf.range(config.num_anchors, dtype=tf.float32)
     is_best = fit == tf.reduce_max(fit, axis=-1, keepdims=True)
     best = tf.reduce_min(tf.where(is_best, numbers, float(config.num_anchors)), axis=-1)  # (B, M)

@@ -1,7 +1,7 @@
-"""Mosaic in plain TensorFlow: the twin of mosaic.py.
+"""Mosaic in plain TensorFlow, with the rules of mosaic.py.
 
-Mosaics are made of the finished canvases of one batch, for the samples that were drawn. Rows of boxes without
-any area are padding, as in `tf.data.Dataset.padded_batch`; boxes that are cut away become such rows.
+Randomly chosen samples become mosaics of the finished canvases of one batch. Rows of boxes without area are
+padding, as in `tf.data.Dataset.padded_batch`; boxes outside their tile become such rows.
 """
 
 from typing import NamedTuple
@@ -18,7 +18,7 @@ class Canvases(NamedTuple):
     images: tf.Tensor  # uint8 (B, H, W, 3)
     boxes_px: tf.Tensor  # float32 (B, N, 4), ltrb
     labels: tf.Tensor  # int32 (B, N), 1-based
-    places: tf.Tensor  # int32 (B, 4): where the image lies, (top, left, height, width) in pixels
+    places: tf.Tensor  # int32 (B, 4): (top, left, height, width) of the image in its canvas, in pixels
 
 
 class Mixed(NamedTuple):
@@ -30,14 +30,14 @@ class Mixed(NamedTuple):
 
 
 def mix(canvases: Canvases, mosaic_prob: float, random: Random) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-    """Makes mosaics of randomly drawn samples; the others stay.
+    """Makes randomly chosen samples mosaics; the others stay unchanged.
 
-    A sample alone in its batch becomes a mosaic of four pieces of itself.
+    In a batch of one, a mosaic has four pieces of the same canvas.
 
     Args:
-        canvases: of the batch.
-        mosaic_prob: share of the samples that become a mosaic.
-        random: for everything that is drawn here.
+        canvases: the canvases of the batch.
+        mosaic_prob: probability that a sample becomes a mosaic.
+        random: the source of all random numbers.
 
     Returns:
         uint8 (B, H, W, 3), images; float32 (B, 4 N, 4), boxes in pixels; int32 (B, 4 N), their labels.
@@ -71,30 +71,30 @@ def mix(canvases: Canvases, mosaic_prob: float, random: Random) -> tuple[tf.Tens
 
 
 def random_others(batch_size: int, random: Random) -> tf.Tensor:
-    """int32 (B,): another canvas for each sample, its own only where the batch has no other."""
+    """Returns int32 (B,): another canvas for each sample, or its own if the batch has no other."""
     order = random.permutation(batch_size)
     return tf.scatter_nd(order[:, tf.newaxis], tf.roll(order, 1, axis=0), [batch_size])
 
 
 def random_cuts(batch_size: int, size: tf.Tensor, random: Random) -> tf.Tensor:
-    """int32 (B, 2): the row and the column at which the tiles of each mosaic meet."""
+    """Returns int32 (B, 2): row and column of the cut point of each mosaic."""
     shares = random.uniform(MIN_OFFSET, 1.0 - MIN_OFFSET, (batch_size, 2))
     return tf.cast(tf.round(shares * tf.cast(size, tf.float32)), tf.int32)
 
 
 def mosaic(canvases: Canvases, tiles: tf.Tensor, cut: tf.Tensor) -> Mixed:
-    """Four pieces around a point (Darknet src/data.c, load_data_detection, blend_truth_mosaic).
+    """Makes a mosaic of four pieces (Darknet src/data.c, load_data_detection, blend_truth_mosaic).
 
-    Each piece is the corner of its canvas that faces the point, at its own scale, moved inwards past the
-    padding there. Boxes move with their piece and end with it.
+    Each piece is the corner of its canvas that is next to the cut point, at the canvas' scale, moved inwards
+    past the padding. Boxes move with their piece and are clipped to it.
 
     Args:
-        tiles: int32 (4,), the rows of the canvases: top left, top right, bottom left, bottom right.
-        cut: int32 (2,), row and column of the point.
+        tiles: int32 (4,), indices of the canvases: top left, top right, bottom left, bottom right.
+        cut: int32 (2,), row and column of the cut point.
     """
     size = tf.shape(canvases.images)[1:3]
     pieces, boxes_px = [], []
-    for i, is_first in enumerate(IS_FIRST):  # the same sums as in mosaic.tiles
+    for i, is_first in enumerate(IS_FIRST):  # the same formulas as in mosaic.tiles
         before = canvases.places[tiles[i], :2]
         after = size - before - canvases.places[tiles[i], 2:]
         rest = size - cut

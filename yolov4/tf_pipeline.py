@@ -1,15 +1,15 @@
-"""The same input pipeline in plain tf.data: what the DALI pipeline is measured against.
+"""The input pipeline in plain tf.data, with which benchmarks compare the DALI pipeline.
 
     --pipeline_type=tensorflow
 
-Stage for stage the twin of pipeline.py: the same rules, other random numbers. On evaluation images, where
-nothing is random, decoded pixels are equal, resized ones differ by less than a level on average, and boxes
-are equal. Colour is turned in true HSV, as Darknet does; DALI's is a linear approximation of it.
+Each stage has the rules of the same stage in pipeline.py, with other random numbers. On evaluation images,
+where nothing is random, decoded pixels and boxes are equal, and resized pixels differ by less than one level
+on average. Colours are changed in true HSV, as in Darknet; DALI's change is a linear approximation.
 
-It has what Darknet's recipe needs: all other loader settings work with DALI only.
+Darknet's recipe works with this pipeline. Other loader settings need DALI.
 
-All random numbers are functions of (seed, shard, running index of the image or the batch), so that a saved
-and restored iterator goes on exactly as it would have.
+All random numbers are functions of (seed, shard, running index of the image or batch), so that a restored
+iterator continues exactly as the saved one would have.
 """
 
 import dataclasses
@@ -30,7 +30,7 @@ from yolov4 import pipeline, tf_mosaic
 from yolov4.config import FILL, LOADER_FIELDS, YOLOv4Config, get_config
 from yolov4.crops import CropResize
 
-# What the twin does of the loader's settings. A change of any other loader setting is refused.
+# The loader fields that this pipeline supports. It refuses a changed value of any other loader field.
 FIELDS = {"antialias", "letterbox", "jitter", "flip_prob", "hue", "saturation", "exposure", "mosaic_prob"}
 FIELDS |= {"close_mosaic", "multi_scale", "min_box_size", "max_instances"}
 
@@ -38,7 +38,7 @@ FIELDS |= {"close_mosaic", "multi_scale", "min_box_size", "max_instances"}
 
 
 def input_size(config: YOLOv4Config, training: bool, random: Random) -> tf.Tensor:
-    """int32 (2,): (height, width) of the network input, drawn for every training batch at multi_scale > 1."""
+    """Returns int32 (2,), (height, width) of the network input: random in training at multi_scale > 1."""
     if not training or config.multi_scale == 1:
         return tf.constant(config.image_size)
     low, high = config.size_range
@@ -47,7 +47,7 @@ def input_size(config: YOLOv4Config, training: bool, random: Random) -> tf.Tenso
 
 
 def whole_image(size: tf.Tensor, image_size: tf.Tensor, keep_aspect: bool) -> CropResize:
-    """The whole image: as large as fits and in the middle, or stretched over the network input.
+    """Takes the whole image: centred and as large as fits, or stretched over the network input.
 
     Args:
         size: int32 (2,), (height, width) of the stored image.
@@ -62,9 +62,9 @@ def whole_image(size: tf.Tensor, image_size: tf.Tensor, keep_aspect: bool) -> Cr
 def jittered_crop(
     size: tf.Tensor, image_size: tf.Tensor, jitter: float, keep_aspect: bool, random: Random
 ) -> CropResize:
-    """A random crop of the image, inwards or outwards, stretched over the network input.
+    """Takes a random crop, which may reach outside the image, and stretches it over the network input.
 
-    As in crops.py, with the same roundings.
+    As in crops.py, with the same rounding.
     """
     sides = tf.cast(size, tf.float32)
     moved = random.uniform(-jitter, jitter, (2, 2)) * sides  # rows: top and left, bottom and right
@@ -73,7 +73,7 @@ def jittered_crop(
         moved -= (tf.reduce_max(sides / shape) * shape - sides) / 2
     moved = tf.cast(tf.floor(moved + 0.5), tf.int32)
     start, length = moved[0], tf.maximum(size - moved[1] - moved[0], 1)
-    first, last = tf.maximum(start, 0), tf.minimum(start + length, size)  # of the crop, in the image
+    first, last = tf.maximum(start, 0), tf.minimum(start + length, size)  # of the crop inside the image
 
     def to_input(position: tf.Tensor) -> tf.Tensor:
         return (2 * image_size * (position - start) + length) // (2 * length)
@@ -87,7 +87,7 @@ def jittered_crop(
 
 
 def random_hsv(image: tf.Tensor, hue: float, saturation: float, exposure: float, random: Random) -> tf.Tensor:
-    """Turns the hue by -hue .. hue degrees, multiplies saturation and brightness by `random_factor`."""
+    """Turns the hue by -hue to hue degrees, multiplies saturation and brightness by `random_factor`s."""
     hsv = tf.image.rgb_to_hsv(tf.cast(image, tf.float32) / 255)
     h, s, v = tf.unstack(hsv, axis=-1)
     h = tf.math.floormod(h + random.uniform(-hue, hue) / 360, 1.0)
@@ -97,7 +97,7 @@ def random_hsv(image: tf.Tensor, hue: float, saturation: float, exposure: float,
 
 
 def random_factor(limit: float, random: Random) -> tf.Tensor:
-    """Uniform in 1 .. limit, or one over that, each half of the time (Darknet src/utils.c, rand_scale)."""
+    """Returns a factor, uniform in 1 .. limit, half of the time inverted (src/utils.c, rand_scale)."""
     factor = random.uniform(1.0, limit)
     return tf.where(random.uniform(0.0, 1.0) < 0.5, factor, 1.0 / factor)
 
@@ -106,21 +106,21 @@ def random_factor(limit: float, random: Random) -> tf.Tensor:
 
 
 def pad(image: tf.Tensor, place: tf.Tensor, image_size: tf.Tensor) -> tf.Tensor:
-    """uint8 (h, w, 3) -> uint8 (H, W, 3): the image at its place, FILL around it."""
+    """Puts uint8 (h, w, 3) at its place in uint8 (H, W, 3), and FILL around it."""
     top, left, height, width = tf.unstack(place)
     below, beside = image_size[0] - top - height, image_size[1] - left - width
     return tf.pad(image, [[top, below], [left, beside], [0, 0]], constant_values=FILL)
 
 
 def boxes_to_input(boxes: tf.Tensor, place: tf.Tensor) -> tf.Tensor:
-    """Boxes normalised by the window -> pixels of the network input, where the window has that place."""
+    """Converts boxes normalised by the window to pixels of the network input; the window fills `place`."""
     return boxes * xyxy(place[2:]) + xyxy(place[:2])
 
 
 def random_flip(
     image: tf.Tensor, boxes_px: tf.Tensor, place: tf.Tensor, prob: float, random: Random
 ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-    """Mirrors left and right: pixels, boxes and the place of the image together."""
+    """Mirrors the canvas, its boxes and the place of the image horizontally with probability `prob`."""
     width = tf.shape(image)[1]
     left, top, right, bottom = tf.unstack(boxes_px, axis=1)
     side = tf.cast(width, tf.float32)
@@ -137,7 +137,7 @@ def random_flip(
 def finish_boxes(
     boxes_px: tf.Tensor, labels: tf.Tensor, image_size: tf.Tensor, config: YOLOv4Config
 ) -> dict[str, tf.Tensor]:
-    """Drops small boxes, keeps the largest of the others, pads.
+    """Drops small boxes, keeps the largest of the others, and pads to max_instances.
 
     Args:
         boxes_px: float32 (N, 4), ltrb; rows without area are padding.
@@ -157,7 +157,7 @@ def finish_boxes(
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class YOLOv4TFPipeline(pipeline.YOLOv4Loader):
-    """The loader without DALI. Options and elements are those of YOLOv4Pipeline."""
+    """The loader without DALI. Its options and outputs are those of YOLOv4Pipeline."""
 
     pipeline_type = "tensorflow"
 
@@ -166,7 +166,7 @@ class YOLOv4TFPipeline(pipeline.YOLOv4Loader):
             refuse_changes(self.config, get_config(self.config.model_name), LOADER_FIELDS, FIELDS)
 
     def dataset(self) -> tf.data.Dataset:
-        """tf.data of (images, targets), without end. Evaluation: every epoch is `steps_per_epoch` batches."""
+        """Endless tf.data of (images, targets). In evaluation, an epoch has `steps_per_epoch` batches."""
         options = tf.data.Options()
         options.threading.private_threadpool_size = self.num_threads
         parallel = {"num_parallel_calls": self.num_threads, "deterministic": True}
@@ -174,7 +174,7 @@ class YOLOv4TFPipeline(pipeline.YOLOv4Loader):
             loader_examples(self)
             .enumerate()
             .map(self._preprocess, **parallel)
-            .padded_batch(self.batch_size, drop_remainder=True)  # boxes with rows of 0
+            .padded_batch(self.batch_size, drop_remainder=True)  # pads boxes with rows of 0
             .enumerate()
             .map(self._finish, **parallel)
             .prefetch(self.prefetch)
@@ -182,7 +182,7 @@ class YOLOv4TFPipeline(pipeline.YOLOv4Loader):
         )
 
     def _preprocess(self, index: tf.Tensor, example: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
-        """One image and its boxes on their canvas."""
+        """Makes the canvas of one image, with its boxes."""
         config = self.config
         encoded, boxes = example["encoded"], example["boxes"]
         size = tf_readers.image_size_tf(encoded)
@@ -214,7 +214,7 @@ class YOLOv4TFPipeline(pipeline.YOLOv4Loader):
     def _finish(
         self, index: tf.Tensor, batch: dict[str, tf.Tensor]
     ) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
-        """What is made of the batch as a whole, and its last form."""
+        """Makes the mosaics of a batch, and returns (images, targets) as in `element_spec`."""
         images, boxes_px, labels = batch["images"], batch["boxes_px"], batch["labels"]
         mosaic_prob = self.mixed_config.mosaic_prob
         if mosaic_prob:
@@ -240,6 +240,6 @@ class YOLOv4TFPipeline(pipeline.YOLOv4Loader):
         return outputs.pop("images"), outputs
 
     def _input_size(self, batch_index: tf.Tensor) -> tf.Tensor:
-        # The size of a batch is the same on all ranks: they wait for each other.
+        # A batch has the same size on all ranks, because they wait for each other.
         random = Random(batch_index, self.seed, 0, 1)
         return input_size(self.config, self.training, random)

@@ -5,7 +5,7 @@ r"""Trains YOLOv4 (arXiv 2004.10934): DALI loads, Keras trains, pycocotools eval
         --eval_images=coco/val2017 --eval_annotations=coco/annotations/instances_val2017.json \
         --output_dir=runs/yolov4
 
-The same command on the same directory resumes. Recipes: --flagfile=yolov4/flags/yolov4_coco.txt.
+The same command with the same --output_dir resumes. Recipes: --flagfile=yolov4/flags/yolov4_coco.txt.
 Many GPUs (docs/distributed.md): horovodrun -np 8 python yolov4/train.py --strategy=horovod ...
 """
 
@@ -28,23 +28,23 @@ from yolov4.config import DETECTION_FIELDS, MODEL_NAMES, PRESETS, YOLOv4Config, 
 
 @dataclasses.dataclass(frozen=True)
 class Args(args.Args):
-    """The flags; those that both apps share, with their defaults and help texts, are in common/args.py."""
+    """The flags. Those that both apps share, with defaults and help texts, are in common/args.py."""
 
     model_name: str = args.model_name_flag(MODEL_NAMES, "yolov4")
     letterbox: bool | None = args.flag(
-        None, "Keep the aspect ratio of images and pad; off: stretch. Default: the recipe's, which is off."
+        None, "Keep the aspect ratio of images and pad them; off: stretch them. Default: the recipe's, off."
     )
     close_mosaic: int | None = args.flag(
-        None, "Last epochs without mosaic, MixUp and CutMix. Default: the recipe's.", low=0
+        None, "Number of last epochs without mosaic, MixUp and CutMix. Default: the recipe's.", low=0
     )
 
 
 def define_flags(fv: flags.FlagValues) -> None:
-    """The absl flags of `Args`."""
+    """Defines the absl flags of `Args`."""
     args.define(fv, Args)
 
 
-if __name__ == "__main__":  # the flags first, because the imports below take seconds
+if __name__ == "__main__":  # check the flags first, because the imports below take seconds
     args.install(define_flags)
     errors.parse_flags()
     import_tensorflow()
@@ -77,17 +77,17 @@ def train(a: Args, hooks: Hooks = Hooks()) -> dict | None:
 
     Args:
         a: the flags.
-        hooks: what elastic training and the dry run add.
+        hooks: functions that elastic training and the dry run add.
 
     Returns:
         The metrics of the last evaluation (coco_metrics.score), or None without evaluation data.
 
     Raises:
-        UserError: flags or data cannot be used; before the first step wherever possible.
-        StoppedError: a signal came, and everything is saved.
+        UserError: flags or data cannot be used. It is raised before the first step where possible.
+        StoppedError: a signal stopped the run; everything is saved.
     """
     ranks = start_process(a)
-    # The model's row in the table < --augmentation_preset < --hparams < flags.
+    # Later ones replace earlier ones: the model's row in config.py, --augmentation_preset, --hparams, flags.
     config = hparams.resolve(get_config(a.model_name), a, preset=PRESETS[a.augmentation_preset])
 
     # --- Data -------------------------------------------------------------------------------------
@@ -96,7 +96,7 @@ def train(a: Args, hooks: Hooks = Hooks()) -> dict | None:
     )
     mixes = config.mosaic_prob or config.mixup_prob or config.cutmix_prob
     if mixes and config.epochs <= config.close_mosaic:
-        log(f"no mosaic, MixUp or CutMix: off for the last {config.close_mosaic} epochs (close_mosaic)")
+        log(f"no mosaic, MixUp or CutMix in this run: close_mosaic={config.close_mosaic} covers all epochs")
     loader_kwargs = functools.partial(epoch_kwargs, config, a.seed)
     open_train_loader = functools.partial(open_loader, a, ranks, config, data, training=True)
     open_eval_loader = functools.cache(lambda: open_loader(a, ranks, config, data, training=False))
@@ -104,7 +104,7 @@ def train(a: Args, hooks: Hooks = Hooks()) -> dict | None:
     accumulate_steps = max(a.accumulate_steps, 1)
     effective_batch = ranks.num_replicas * a.batch_size * accumulate_steps
 
-    # --- Run: new, resumed at any step, or refused. Only the directory is made here --------------
+    # --- Run: new, resumed at any step, or refused. So far only its directory is created ----------
     metadata = make_metadata(
         config, data.label_map, data.num_classes, data.train, data.evaluation, dataclasses.asdict(a)
     )
@@ -120,10 +120,10 @@ def train(a: Args, hooks: Hooks = Hooks()) -> dict | None:
         optimizer = ranks.wrap_optimizer(
             make_optimizer(config, schedule, precision=a.precision, accumulate_steps=a.accumulate_steps)
         )
-        optimizer.build(model.trainable_variables)  # for all variables: a resumed run may unfreeze layers
+        optimizer.build(model.trainable_variables)  # includes frozen layers: a resumed run may unfreeze them
     log(
         f"{a.model_name} at {config.image_size[0]}x{config.image_size[1]}, {data.num_classes} classes, "
-        f"{model.count_params():,} parameters; {feed.size} images by {feed.pipeline_type}\n"
+        f"{model.count_params():,} parameters; {feed.size} images, loaded by {feed.pipeline_type}\n"
         f"learning rate {schedule.peak:.6g} = {config.learning_rate:g} x {effective_batch} images an update "
         f"/ {config.reference_batch}{ranks.describe()}"
     )
@@ -154,16 +154,16 @@ def train(a: Args, hooks: Hooks = Hooks()) -> dict | None:
     )
 
     # --- The loop: every rank makes the same calls in the same order -----------------------------------
-    with run:  # signals, watchdog
-        for _ in run.epochs(config.epochs):  # from the resumed one on; --patience may end them
-            while run.epoch_is_unfinished():  # once, or once for each of --eval_every_steps
+    with run:  # handles signals, runs the watchdog
+        for _ in run.epochs(config.epochs):  # starts at the resumed epoch; --patience may end the loop
+            while run.epoch_is_unfinished():  # once, or once per evaluation of --eval_every_steps
                 for images, targets in run.batches():
                     result = train_step(images, targets, run.stop_requested)
                     run.after_step(result, images, targets)  # shows progress, saves, stops
                 if run.is_evaluation_due():
-                    with run.evaluating() as on_batch:  # the model has its averaged weights
+                    with run.evaluating() as on_batch:  # here the model has the averaged weights
                         run.save_evaluation(evaluate_model(open_eval_loader(), on_batch=on_batch))
-            run.end_epoch()  # results.csv, last weights, checkpoint
+            run.end_epoch()  # writes results.csv, last weights and a checkpoint
     return run.metrics
 
 
@@ -177,7 +177,7 @@ def make_train_step(
     precision: str,
     xla: bool,
 ) -> Callable[[Any, Any, tf.Tensor], step_guard.StepResult]:
-    """One step, compiled; skipped if it is not finite. All scalars in `values` are logged by name."""
+    """Returns the compiled step, which skips non-finite results. All `values` are logged by name."""
 
     def forward_backward(images: tf.Tensor, targets: dict) -> tuple[list, dict]:
         with tf.GradientTape() as tape:
@@ -192,13 +192,13 @@ def make_train_step(
         gradients, values = forward_backward(images, targets)  # the loss is a mean over images
         lost = tf.cast(tf.reduce_sum(targets["lost"], axis=0), tf.float32)
         values |= {"boxes_dropped": lost[0], "boxes_over_limit": lost[1]}
-        # Every rank: gradients are averaged before the optimizer unscales and clips them.
+        # All ranks call this: gradients are averaged before the optimizer unscales and clips them.
         return ranks.average(gradients), values
 
     def update(gradients: list[tf.Tensor]) -> None:
         updates = tf.convert_to_tensor(optimizer.iterations)
         optimizer.apply(gradients, model.trainable_variables)
-        # Neither an accumulated batch nor an overflow under float16 is an update.
+        # No update of the averages for an accumulated batch, or after an overflow under float16.
         ema.update(moved=tf.convert_to_tensor(optimizer.iterations) > updates)
 
     updated = [v.value for v in [*model.trainable_variables, *optimizer.variables]] + [*ema.variables]
@@ -210,13 +210,13 @@ def make_train_step(
 def loss_values(
     model: keras.Model, config: YOLOv4Config, images: tf.Tensor, targets: dict[str, tf.Tensor]
 ) -> dict[str, tf.Tensor]:
-    """One forward pass in training. tools/replay_step.py runs it, too, on a model of `make_model`.
+    """Runs one forward pass in training mode. tools/replay_step.py calls it, too, on a model of `make_model`.
 
     Args:
-        model: with images -> raw heads, one per level.
-        config: of the model.
+        model: maps images to a list of raw heads, one per stride.
+        config: the model's config.
         images: float32 (B, H, W, 3), in [0, 1].
-        targets: as the training loader gives them.
+        targets: the outputs of the training loader.
 
     Returns:
         float32 scalars: "loss", which is minimised, and its parts.
@@ -228,13 +228,13 @@ def loss_values(
 
 
 def make_model(config: YOLOv4Config, num_classes: int, num_steps: int = 10**9) -> keras.Model:
-    """The network as it is trained for `num_steps` steps: at several sizes, where the recipe has them."""
+    """Builds the network for a training of `num_steps` steps; with multi_scale, for any input size."""
     model = build_model(config.model_name, num_classes, config=config, any_size=config.multi_scale > 1)
     return limit_bn_momentum(model, num_steps)
 
 
 def start(a: Args) -> dict | None:
-    """A dry run, elastic training or training, as the flags ask. Returns the metrics of training."""
+    """Starts a dry run, elastic training or training, depending on the flags. Returns the metrics."""
     if a.dry_run:
         config = hparams.resolve(get_config(a.model_name), a, preset=PRESETS[a.augmentation_preset])
         dry_run.run("yolov4.train", config, a, a.dry_run, datasets.open_datasets)

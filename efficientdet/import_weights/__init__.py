@@ -1,1 +1,1 @@
-"""Published weights in: google/automl's checkpoints, ImageNet backbones of Keras and PyTorch."""
+"""Reads published weights: google/automl's checkpoints, ImageNet backbones of Keras and PyTorch."""

@@ -1,10 +1,10 @@
-"""google/automl's EfficientDet checkpoints: what it calls the weights of our model, and their values.
+"""Reads google/automl's EfficientDet checkpoints: maps the weights of our models to automl's names.
 
-Its names come from efficientdet/tf2/efficientdet_keras.py and efficientdet/backbone/efficientnet_model.py;
-those of TensorFlow 1 (efficientdet/efficientdet_arch.py) are the same. Order and meaning of the numbers agree
-throughout: anchors (tf2/anchors.py) by level, row, column, scale, ratio; box outputs dy, dx, log dh, log dw.
+The names come from efficientdet/tf2/efficientdet_keras.py and efficientdet/backbone/efficientnet_model.py;
+those in TensorFlow 1 (efficientdet/efficientdet_arch.py) are equal. Values have the same order and meaning:
+anchors (tf2/anchors.py) by level, row, column, scale, ratio; box outputs dy, dx, log dh, log dw.
 
-Class output i of its models is category id i + 1: COCO's 80 classes are spread over 90 of them.
+Class output i of automl's models is category id i + 1: COCO's 80 classes are 80 of the 90 outputs.
 """
 
 import math
@@ -21,7 +21,7 @@ from common.training.fine_tuning import coco_label_map
 from efficientdet.import_weights.tf_files import ForeignWeights, take
 
 NUM_COCO_ROWS = 90  # google/automl efficientdet/hparams_config.py: num_classes
-BACKBONE = "backbone"  # in place of efficientnet-b0 and its like
+BACKBONE = "backbone"  # replaces efficientnet-b0 and so on
 
 # our layer -> automl's layer
 _LAYERS = {
@@ -37,7 +37,7 @@ _LAYERS = {
     r"(class|box)_net\.bn_(\d+)\.level_(\d+)": r"\1_net/\1-\2-bn-\3",
     r"(class|box)_net\.predict": r"\1_net/\1-predict",
 }
-# Our layer of a backbone's block -> automl's, where the block expands and where it does not: automl counts.
+# our layer in a backbone block -> automl's layer, which has a number: (with expansion, without expansion)
 _BLOCK_LAYERS = {
     "expand.conv": ("conv2d", None),
     "expand.bn": ("tpu_batch_normalization", None),
@@ -51,13 +51,13 @@ _BLOCK_LAYERS = {
 _BLOCK = re.compile(r"backbone\.block_(\d+)\.(\w+\.\w+)")
 _PARTS = re.compile(r"(?:^|/)((?:efficientnet-[a-z0-9]+|resample_p\d+|fpn_cells|class_net|box_net)/.+)$")
 _BACKBONE = re.compile(r"^efficientnet-[a-z0-9]+/(?:model/)?")
-# the numbers that follow repeat where a node's inputs come from
+# matches the two last numbers, too: they only repeat where the inputs of a node come from
 _RESAMPLE = re.compile(r"/resample_(\d+)_\d+_\d+/")
 _COMBINE = re.compile(r"/op_after_combine\d+/")
 
 
 def canonical(name: str) -> str | None:
-    """A name without the parts that differ between releases; None for a variable outside of the network.
+    """Returns a name without the parts that differ between releases; None if it is not a network weight.
 
     >>> canonical("efficientnet-b0/model/blocks_0/conv2d/kernel")
     'backbone/blocks_0/conv2d/kernel'
@@ -72,9 +72,9 @@ def canonical(name: str) -> str | None:
 
 
 def automl_names(model: keras.Model) -> dict[str, tuple[str, ...]]:
-    """Path of a weight -> the canonical name of its variable; fusion weights are one variable each.
+    """Maps the path of each weight to the canonical names of its variables (several for fusion weights).
 
-    Weights that automl does not have (another family's) are left out.
+    Weights that automl does not have, of another model family, are left out.
     """
     layers = {layer.name for layer in model.layers}
     names = {}
@@ -106,13 +106,13 @@ def _automl_layer(layer: str, layers: Collection[str]) -> str | None:
 
 
 class Contents(NamedTuple):
-    """What a checkpoint holds for a model.
+    """The values of a checkpoint for a model.
 
     Attributes:
-        values: path of a weight -> array. Those of the last layers have the file's classes and anchors in
-            their last axis.
-        anchors: per location, of the file.
-        num_classes: of the file.
+        values: path of a weight -> array. In the last layers, the last axis has the classes and anchors of
+            the file, not of the model.
+        anchors: anchors per location in the file.
+        num_classes: number of classes in the file.
     """
 
     values: dict[str, np.ndarray]
@@ -121,12 +121,12 @@ class Contents(NamedTuple):
 
 
 def is_automl(file: ForeignWeights) -> bool:
-    """Whether a file is of automl's EfficientDet, of any size."""
+    """Returns whether a file contains automl's EfficientDet, of any size."""
     return "class_net/class-predict/bias" in map(canonical, file.shapes)
 
 
 def count_outputs(file: ForeignWeights) -> tuple[int, int]:
-    """Classes, and anchors per location, of one of automl's models; UserError for any other file."""
+    """Returns classes and anchors per location of one of automl's models; UserError for any other file."""
     if not is_automl(file):
         raise UserError(f"weights {file.path} are not of google/automl's EfficientDet")
     shapes = file.renamed(canonical).shapes
@@ -134,19 +134,19 @@ def count_outputs(file: ForeignWeights) -> tuple[int, int]:
     boxes = math.prod(shapes.get("box_net/box-predict/bias", ()))
     anchors, rest = divmod(boxes, 4)
     if rest or not anchors or not rows or rows % anchors:
-        raise UserError(f"weights {file.path}: {rows} class outputs do not go with {boxes} box outputs")
+        raise UserError(f"weights {file.path}: {rows} class outputs do not match {boxes} box outputs")
     return rows // anchors, anchors
 
 
 def read_automl(file: ForeignWeights, model: keras.Model) -> Contents:
-    """The values for every weight of a model.
+    """Reads the values of all weights of a model.
 
     Args:
-        file: of the same model, with any number of classes.
-        model: what `build_model` made; it is not changed.
+        file: weights of the same model, with any number of classes.
+        model: a model that `build_model` made; it is not changed.
 
     Raises:
-        UserError: the file is damaged, or of another model.
+        UserError: the file is damaged or belongs to another model.
     """
     num_classes, anchors = count_outputs(file)
     file, wanted = file.renamed(canonical), automl_names(model)
@@ -161,11 +161,11 @@ def read_automl(file: ForeignWeights, model: keras.Model) -> Contents:
 
 
 def class_names(num_classes: int, label_map: LabelMap | None = None) -> tuple[str, ...]:
-    """The names of automl's class outputs: output i is category id i + 1; "" if that category does not exist.
+    """Returns the names of automl's class outputs: output i is category id i + 1; "" for an unused id.
 
     Args:
-        num_classes: outputs.
-        label_map: the categories; COCO's where there are 90 outputs and nothing else is known.
+        num_classes: number of class outputs.
+        label_map: the categories; None: COCO's if there are 90 outputs, else no names are known.
     """
     if label_map is None and num_classes == NUM_COCO_ROWS:
         label_map = coco_label_map()

@@ -1,9 +1,9 @@
-"""Backbones trained on ImageNet: the public files of `--init_from=imagenet`, and how EfficientNet's are read.
+"""Backbones trained on ImageNet: downloads the files of `--init_from=imagenet`, and reads EfficientNet's.
 
 EfficientNet has two public forms: Keras' (`efficientnetb0_notop.h5`, keras.applications, b0 to b7) and the
 checkpoints of its authors (tensorflow/tpu models/official/efficientnet), whose names are those of
-google/automl's EfficientDet. Both were trained on the input of this project, RGB normalised by ImageNet's
-mean and standard deviation; the AdvProp checkpoints were not. torch_files.py reads ResNet and MobileNetV2.
+google/automl's EfficientDet. Both were trained on RGB normalised by ImageNet's mean and standard deviation,
+as in this project; AdvProp checkpoints were not. torch_files.py reads ResNet and MobileNetV2.
 """
 
 import re
@@ -30,8 +30,8 @@ KERAS_MD5 = {
     "efficientnet-b7": "cbcfe4450ddf6f3ad90b1b398090fe4a",
 }
 TIMM_FILES = "https://huggingface.co/timm/"
-# Repository, and the SHA-256 of its model.safetensors that huggingface.co shows; None: none was found.
-# tv_in1k is torchvision's IMAGENET1K_V1 (timm/models/resnet.py), where NVIDIA/retinanet-examples starts.
+# (repository, SHA-256 of its model.safetensors as huggingface.co shows it, or None if it shows none).
+# tv_in1k is torchvision's IMAGENET1K_V1 (timm/models/resnet.py), which NVIDIA/retinanet-examples starts from.
 TIMM_SHA256: dict[str, tuple[str, str | None]] = {
     "resnet-18": ("resnet18.tv_in1k", "694f673df6520a3158624e8a89af086f59923ee4cd7436fe5bc3bc71d295ad81"),
     "resnet-34": ("resnet34.tv_in1k", "0bb82595a564991a9d424708b33f5d843f5aaed7f6c0886ff10849ff97022235"),
@@ -48,7 +48,7 @@ _BLOCK = re.compile(r"^(block\d[a-z])_")
 
 
 def download(backbone: str) -> str:
-    """The path of a backbone's public file, downloaded to ~/.keras/models if it is not there.
+    """Returns the path of a backbone's public file; downloads it to ~/.keras/models if it is not there.
 
     Args:
         backbone: one of backbone.NAMES.
@@ -63,27 +63,27 @@ def download(backbone: str) -> str:
         name, checksum = TIMM_SHA256[backbone]
         address = f"{TIMM_FILES}{name}/resolve/main/model.safetensors"
         return weight_files.download(address, f"{name}.safetensors", checksum)
-    raise UserError(f"--init_from=imagenet has no weights of {backbone}: name a file or a run directory")
+    raise UserError(f"--init_from=imagenet has no weights of {backbone}: give a file or a run directory")
 
 
 def is_backbone(file: ForeignWeights) -> bool:
-    """Whether a file is an EfficientNet in one of the two forms."""
+    """Returns whether a file is an EfficientNet in one of the two forms."""
     names = filter(None, map(canonical, file.shapes))
     return bool(_keras_blocks(file.shapes)) or any(name.startswith(f"{BACKBONE}/") for name in names)
 
 
 def read_backbone(file: ForeignWeights, model: keras.Model) -> dict[str, np.ndarray]:
-    """The values for the backbone of a model.
+    """Reads the values of a model's backbone.
 
     Args:
-        file: of an EfficientNet, its classifier or not.
-        model: what `build_model` made; it is not changed.
+        file: weights of an EfficientNet, with or without its classifier.
+        model: a model that `build_model` made; it is not changed.
 
     Returns:
-        Path of a weight -> array, for every weight of the backbone.
+        A dict from path to array, for every weight of the backbone.
 
     Raises:
-        UserError: the file is damaged, or of another backbone.
+        UserError: the file is damaged or belongs to another backbone.
     """
     blocks = _keras_blocks(file.shapes)
     if blocks:
@@ -95,17 +95,17 @@ def read_backbone(file: ForeignWeights, model: keras.Model) -> dict[str, np.ndar
 
 
 def _keras_blocks(names: Iterable[str]) -> list[str]:
-    """block1a, block2a, block2b, ...: in the order of the network."""
+    """Returns the block names (block1a, block2a, block2b, ...) in the order of the network."""
     return sorted({match[1] for match in map(_BLOCK.match, names) if match})
 
 
 def _keras_names(
     model: keras.Model, blocks: list[str], known: Mapping[str, tuple[int, ...]]
 ) -> dict[str, tuple[str, ...]]:
-    """Path of a weight of our backbone -> its name in keras/src/applications/efficientnet.py.
+    """Maps the path of each backbone weight to its name in keras/src/applications/efficientnet.py.
 
-    For example `block_1.expand.conv` -> `block2a_expand_conv`; only the depthwise convolution and its batch
-    norm have names of another kind. Keras 2 calls a depthwise kernel `depthwise_kernel`, Keras 3 `kernel`.
+    For example `block_1.expand.conv` -> `block2a_expand_conv`. Only the depthwise convolution and its batch
+    norm have other names. Keras 2 calls a depthwise kernel `depthwise_kernel`, Keras 3 `kernel`.
     """
     names: dict[str, tuple[str, ...]] = {}
     for weight in model.weights:

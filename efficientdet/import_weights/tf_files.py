@@ -1,15 +1,15 @@
-"""Weights that others have saved: TensorFlow's checkpoints and Keras 2's .h5 files, as names and arrays.
+"""Reads weights of other projects, TensorFlow checkpoints and Keras 2's .h5 files, as names and arrays.
 
-Four layouts come to the same names, for example `efficientnet-b0/stem/conv2d/kernel`:
+Four layouts give the same names, for example `efficientnet-b0/stem/conv2d/kernel`:
 
-- a checkpoint of TensorFlow 1's Saver has them as they are;
-- one of tf.train.Checkpoint (Keras' save_weights) has paths of attributes, and the names in the graph of its
-  objects (tensorflow/core/protobuf/trackable_object_graph.proto, full_name);
-- a .h5 file of Keras' save_weights has them below a group for each layer, with `:0` at the end;
-- one of Keras' model.save has all that below `model_weights`.
+- a checkpoint of TensorFlow 1's Saver has the names themselves;
+- a checkpoint of tf.train.Checkpoint (Keras' save_weights) has attribute paths; the names are in its object
+  graph (tensorflow/core/protobuf/trackable_object_graph.proto, full_name);
+- a .h5 file of Keras' save_weights has the names in a group for each layer, with `:0` at the end;
+- a .h5 file of Keras' model.save has the same in the group `model_weights`.
 
-Where a variable has an average over the training (`<name>/ExponentialMovingAverage`, or an optimizer's slot
-`average`), the average is what counts: it is what its authors evaluated.
+If a variable has a moving average (`<name>/ExponentialMovingAverage`, or an optimizer's slot `average`), the
+average is read, because the authors evaluated the averages.
 """
 
 import contextlib
@@ -32,18 +32,18 @@ from common.training import weights as weight_files
 _AVERAGE = "/ExponentialMovingAverage"  # tf.train.ExponentialMovingAverage
 _AVERAGE_SLOT = "average"  # tensorflow_addons' MovingAverage, which automl's Keras training uses
 _GRAPH = "_CHECKPOINTABLE_OBJECT_GRAPH"
-# What h5py, TensorFlow's reader and protobuf raise for damaged files.
+# The errors that h5py, TensorFlow's reader and protobuf raise for damaged files.
 _DAMAGED = (tf.errors.OpError, DecodeError, OSError, RuntimeError, LookupError, ValueError, TypeError)
 
 
 class ForeignWeights(NamedTuple):
-    """What a file or a checkpoint holds.
+    """The variables in a file or checkpoint of another project.
 
     Attributes:
-        path: as it was given.
+        path: the path that the user gave.
         shapes: name of a variable -> its shape.
-        stored: name -> under which key its values stand, those of its average where there is one.
-        read: keys -> arrays in their order; raises UserError where the file is damaged.
+        stored: name of a variable -> key of its values, or of its average if there is one.
+        read: returns the arrays of some keys, in the same order; UserError if the file is damaged.
     """
 
     path: str
@@ -52,7 +52,7 @@ class ForeignWeights(NamedTuple):
     read: Callable[[Iterable[str]], list[np.ndarray]]
 
     def renamed(self, rename: Callable[[str], str | None]) -> "ForeignWeights":
-        """The same with other names of variables; those whose new name is None are left out."""
+        """Returns the same weights with new names. Variables whose new name is None are left out."""
         names = {name: rename(name) for name in self.shapes}
         return self._replace(
             shapes={new: self.shapes[name] for name, new in names.items() if new},
@@ -61,11 +61,11 @@ class ForeignWeights(NamedTuple):
 
 
 def open_weights(path: str | os.PathLike) -> ForeignWeights:
-    """Reads names and shapes; the values follow when they are asked for.
+    """Reads names and shapes. `ForeignWeights.read` reads the values later.
 
     Args:
         path: a .h5 file; or a checkpoint: its prefix (`efficientdet-d0/model`), one of its files, or a
-            directory with one.
+            directory with one checkpoint.
 
     Raises:
         UserError: the file is missing or damaged.
@@ -79,8 +79,8 @@ def open_weights(path: str | os.PathLike) -> ForeignWeights:
     if not pathlib.Path(path).exists():
         raise UserError(f"weights {path}: no such file, run directory or checkpoint")
     raise UserError(
-        f"weights {path}: damaged, or neither a run directory of this project, "
-        "a .h5 file nor a single checkpoint"
+        f"weights {path}: the file is damaged, or is not a run directory of this project, "
+        "a .h5 file or a single checkpoint"
     )
 
 
@@ -90,19 +90,19 @@ def take(
     wanted: Mapping[str, tuple[str, ...]],
     lengths: Mapping[str, int] = MappingProxyType({}),
 ) -> dict[str, np.ndarray]:
-    """The values for some of a model's weights.
+    """Reads the values of some of a model's weights.
 
     Args:
-        file: where they are.
-        model: gives the shapes; it is not changed.
-        wanted: path of a weight -> the name of its variable, or the names of those that it stacks.
-        lengths: path of a weight -> of its last axis in the file, where it is not the model's.
+        file: the file to read.
+        model: has the expected shapes; it is not changed.
+        wanted: path of a weight -> the names of its variables in the file; several are stacked to one.
+        lengths: path of a weight -> length of its last axis in the file, if it differs from the model's.
 
     Returns:
-        Path of a weight -> float32 array.
+        A dict from path to float32 array.
 
     Raises:
-        UserError: the file is damaged, or of another model: one is missing or of another shape.
+        UserError: the file is damaged or belongs to another model: a variable is missing, or a shape differs.
     """
     weights = [weight for weight in model.weights if weight.path in wanted]
     problem = f"weights {file.path} do not fit {model.name}"
@@ -110,11 +110,11 @@ def take(
         names = wanted[weight.path]
         for name in names:
             if name not in file.shapes:
-                raise UserError(f"{problem}: {name} is not in it")
+                raise UserError(f"{problem}: {name} is not in the file")
         shape = file.shapes[names[0]] if len(names) == 1 else (len(names), *file.shapes[names[0]])
         expected = (*weight.shape[:-1], lengths.get(weight.path, weight.shape[-1]))
         if shape != expected:
-            raise UserError(f"{problem}: {names[0]} is {shape} in it and {expected} in the model")
+            raise UserError(f"{problem}: {names[0]} is {shape} in the file and {expected} in the model")
     arrays = iter(file.read(file.stored[name] for weight in weights for name in wanted[weight.path]))
     values = {}
     for weight in weights:
@@ -133,7 +133,7 @@ def _check_numbers(path: str, name: str, values: np.ndarray) -> None:
 
 @contextlib.contextmanager
 def _in_one_line(path: str, problem: str) -> Iterator[None]:
-    """Turns the errors of a damaged file into a UserError."""
+    """Converts the errors of a damaged file to a UserError of one line."""
     try:
         yield
     except _DAMAGED as error:
@@ -158,7 +158,7 @@ def _open_h5(path: str) -> ForeignWeights:
 
 
 def _find_prefix(path: pathlib.Path) -> str | None:
-    """The prefix of a checkpoint's files (`<prefix>.index`, `<prefix>.data-00000-of-00001`)."""
+    """Returns the prefix of a checkpoint's files (`<prefix>.index`, `<prefix>.data-00000-of-00001`)."""
     if path.is_dir():
         latest = tf.train.latest_checkpoint(path)
         if latest:
@@ -172,8 +172,8 @@ def _find_prefix(path: pathlib.Path) -> str | None:
 
 
 def _open_checkpoint(path: str, prefix: str) -> ForeignWeights:
-    def read(keys: Iterable[str]) -> list[Any]:  # arrays; bytes of the graph
-        with _in_one_line(path, "the checkpoint is not whole"):
+    def read(keys: Iterable[str]) -> list[Any]:  # arrays, or bytes of the object graph
+        with _in_one_line(path, "the checkpoint is incomplete"):
             return [reader.get_tensor(key) for key in keys]
 
     with _in_one_line(path, "the checkpoint is damaged"):
@@ -186,14 +186,14 @@ def _open_checkpoint(path: str, prefix: str) -> ForeignWeights:
         averages = {key.removesuffix(_AVERAGE): key for key in by_key if key.endswith(_AVERAGE)}
     for name, key in averages.items():
         if key not in by_key:
-            raise UserError(f"weights {path}: the file is not whole: the average of {name} has no values")
+            raise UserError(f"weights {path}: the file is incomplete: the average of {name} has no values")
     stored = {name: key for name, key in (raw | averages).items() if key in by_key}
     shapes = {name: tuple(by_key[key]) for name, key in stored.items()}
     return ForeignWeights(path, shapes, stored, read)
 
 
 def _names_of_objects(path: str, graph: bytes) -> tuple[dict[str, str], dict[str, str]]:
-    """Name of a variable -> key of its values, and of their average ("": lost), from the graph saved."""
+    """Reads the object graph: name of a variable -> key of its values, and of its average ("": missing)."""
     with _in_one_line(path, "the checkpoint is damaged"):
         nodes = trackable_object_graph_pb2.TrackableObjectGraph.FromString(graph).nodes
     keys = [{a.full_name: a.checkpoint_key for a in node.attributes if a.full_name} for node in nodes]

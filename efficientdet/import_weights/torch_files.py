@@ -1,9 +1,9 @@
-"""ResNet and MobileNetV2 trained on ImageNet by PyTorch projects, as a start for RetinaNet's backbone.
+"""Reads PyTorch projects' ResNet and MobileNetV2, trained on ImageNet, as a start for RetinaNet's backbone.
 
-PyTorch Image Models (timm) publishes them as safetensors at huggingface.co/timm: torchvision's ResNets under
-torchvision's names (models/resnet.py), and MobileNetV2, which timm trained and named
-(models/_efficientnet_blocks.py). Their input is this project's: RGB normalised by ImageNet's mean and
-standard deviation. PyTorch's own files are pickles, which can run code when they are read: they are refused.
+PyTorch Image Models (timm) publishes them as safetensors at huggingface.co/timm: torchvision's ResNets with
+torchvision's names (models/resnet.py), and timm's MobileNetV2 with timm's names
+(models/_efficientnet_blocks.py). Their input is that of this project: RGB normalised by ImageNet's mean and
+standard deviation. PyTorch's own files are refused: they are pickles, which can run code when they are read.
 """
 
 import os
@@ -29,21 +29,21 @@ _VARIABLES = {
 _RESNET_STEM = {"backbone.stem.conv": "conv1", "backbone.stem.bn": "bn1"}
 _RESNET_LAYER = re.compile(r"backbone\.stage_(\d)\.block_(\d+)\.(?:conv_(\d)|project)(\.bn)?")
 _MOBILENET_STEM = {"backbone.stem.conv": "conv_stem", "backbone.stem.bn": "bn1"}
-# A convolution and its batch norm, of a block that expands and of one that does not
+# our layer -> (convolution, its batch norm): in blocks with expansion, then in blocks without
 _EXPANDING = {"expand": ("conv_pw", "bn1"), "depthwise": ("conv_dw", "bn2"), "project": ("conv_pwl", "bn3")}
 _PLAIN = {"depthwise": ("conv_dw", "bn1"), "project": ("conv_pw", "bn2")}
 
 
 def read_torch(path: str | os.PathLike, model: keras.Model, backbone: str) -> dict[str, np.ndarray]:
-    """The values for the backbone of a model.
+    """Reads the values of a model's backbone.
 
     Args:
-        path: a .safetensors file of such a network, its classifier or not.
-        model: what `build_model` made; it is not changed.
-        backbone: of the model, one of backbone.NAMES.
+        path: a .safetensors file of such a network, with or without its classifier.
+        model: a model that `build_model` made; it is not changed.
+        backbone: the model's backbone, one of backbone.NAMES.
 
     Returns:
-        Path of a weight -> float32 array in Keras' layout, for every weight of the backbone.
+        A dict from path to float32 array in Keras' layout, for every weight of the backbone.
 
     Raises:
         UserError: the file is damaged or belongs to another network, or the backbone has no such file.
@@ -53,7 +53,7 @@ def read_torch(path: str | os.PathLike, model: keras.Model, backbone: str) -> di
     elif backbone in mobilenet.MOBILENETS:
         name_of = _mobilenet_name
     else:
-        raise UserError(f"weights {path}: safetensors are for ResNets and MobileNetV2, not for {backbone}")
+        raise UserError(f"weights {path}: safetensors files fit ResNets and MobileNetV2, not {backbone}")
     wanted = {}
     for weight in model.weights:
         layer, _, variable = weight.path.rpartition("/")
@@ -65,18 +65,18 @@ def read_torch(path: str | os.PathLike, model: keras.Model, backbone: str) -> di
 def _open(path: str | os.PathLike) -> ForeignWeights:
     try:
         arrays = {name: _keras_layout(array) for name, array in load_file(path).items()}
-    except (OSError, SafetensorError, AttributeError) as error:  # the last: a type that NumPy lacks
+    except (OSError, SafetensorError, AttributeError) as error:  # the last: a dtype that NumPy lacks
         raise UserError(
-            f"weights {path}: no whole safetensors file ({weight_files.reason(error)})"
+            f"weights {path}: not a complete safetensors file ({weight_files.reason(error)})"
         ) from error
     shapes, stored = {name: array.shape for name, array in arrays.items()}, {name: name for name in arrays}
     return ForeignWeights(os.fspath(path), shapes, stored, lambda keys: [arrays[key] for key in keys])
 
 
 def _keras_layout(array: np.ndarray) -> np.ndarray:
-    """A kernel (output, input, h, w) as Keras has it: (h, w, input, output), depthwise (h, w, channels, 1).
+    """Converts a kernel (output, input, h, w) to Keras' (h, w, input, output), depthwise (h, w, channels, 1).
 
-    In these networks a filter has one input only where it is depthwise.
+    In these networks only depthwise filters have one input channel.
     """
     if array.ndim != 4:
         return array
@@ -84,7 +84,7 @@ def _keras_layout(array: np.ndarray) -> np.ndarray:
 
 
 def _resnet_name(layer: str) -> str:
-    """`backbone.stage_1.block_0.conv_0.bn` -> `layer1.0.bn1`."""
+    """Maps a layer's name to PyTorch's: `backbone.stage_1.block_0.conv_0.bn` -> `layer1.0.bn1`."""
     match = _RESNET_LAYER.fullmatch(layer)
     if not match:
         return _RESNET_STEM[layer]
@@ -97,7 +97,7 @@ def _resnet_name(layer: str) -> str:
 
 
 def _mobilenet_name(layer: str) -> str:
-    """`backbone.block_1.expand.conv` -> `blocks.1.0.conv_pw`."""
+    """Maps a layer's name to PyTorch's: `backbone.block_1.expand.conv` -> `blocks.1.0.conv_pw`."""
     if layer in _MOBILENET_STEM:
         return _MOBILENET_STEM[layer]
     block, part, kind = layer.removeprefix("backbone.block_").split(".")

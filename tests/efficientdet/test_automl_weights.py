@@ -89,7 +89,7 @@ def test_an_average_without_values_is_an_error(tmp_path, lost):
     """The average is not silently replaced by the raw values or by random ones."""
     names = "class_net/class-predict/bias", "box_net/box-predict/bias"
     prefix = automl_files.write_objects(tmp_path / "ckpt-7", dict.fromkeys(names, np.float32([3])), lost=lost)
-    with pytest.raises(UserError, match=r"not whole: the average of box_net/box-predict/bias .* no values"):
+    with pytest.raises(UserError, match=r"incomplete: the average of box_net/box-predict/bias .* no values"):
         open_weights(prefix)
 
 
@@ -174,8 +174,8 @@ def test_another_model_is_refused_by_its_first_difference(fresh, files):
     narrow = file.shapes | {"resample_p6/conv2d/kernel": (1, 1, 320, 32)}
     other = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1, name="dense")], name="other")
     for model, shapes, message in [
-        (fresh, shallow, r"efficientdet-d0: backbone/blocks_15/\S+ is not in it"),
-        (fresh, narrow, r"resample_p6/conv2d/kernel is \(1, 1, 320, 32\) in it and \(1, 1, 320, 64\)"),
+        (fresh, shallow, r"efficientdet-d0: backbone/blocks_15/\S+ is not in the file"),
+        (fresh, narrow, r"resample_p6/conv2d/kernel is \(1, 1, 320, 32\) in the file and \(1, 1, 320, 64\)"),
         (other, file.shapes, "other: automl's models have no other/dense/kernel"),
     ]:
         assert re.search(f"do not fit .*{message}", refusal(read_automl, file._replace(shapes=shapes), model))
@@ -185,7 +185,7 @@ def test_another_model_is_refused_by_its_first_difference(fresh, files):
 def test_class_and_box_outputs_must_go_together(files, head, size):
     file, sizes = open_weights(files["h5"]), {"class": 810, "box": 36} | {head: size}
     shapes = file.shapes | {f"{head}_net/{head}-predict/bias": (size,)}
-    message = f"{sizes['class']} class outputs do not go with {sizes['box']} box outputs"
+    message = f"{sizes['class']} class outputs do not match {sizes['box']} box outputs"
     assert re.search(message, refusal(count_outputs, file._replace(shapes=shapes)))
 
 
@@ -218,11 +218,11 @@ def flip_a_bit(content: bytes) -> bytes:
 
 
 DAMAGE = [
-    ("model.data-00000-of-00001", None, "", "the checkpoint is not whole"),
-    ("model.data-00000-of-00001", lambda content: content[:1_000_000], "", "the checkpoint is not whole"),
-    ("model.data-00000-of-00001", flip_a_bit, "", "the checkpoint is not whole"),
+    ("model.data-00000-of-00001", None, "", "the checkpoint is incomplete"),
+    ("model.data-00000-of-00001", lambda content: content[:1_000_000], "", "the checkpoint is incomplete"),
+    ("model.data-00000-of-00001", flip_a_bit, "", "the checkpoint is incomplete"),
     ("model.index", lambda content: content[:1_000], "model", "the checkpoint is damaged"),
-    ("model.index", None, "", "neither a run directory of this project"),
+    ("model.index", None, "", "is not a run directory of this project"),
     ("model.index", None, "model", "no such file"),
 ]
 
@@ -239,12 +239,12 @@ def test_checkpoints_that_are_not_whole_are_one_line(fresh, files, tmp_path, fil
 
 def test_other_files_are_one_line(fresh, tmp_path):
     other = write_h5(tmp_path / "other.h5", {"a/b/kernel": np.ones(3)})
-    assert_refused(fresh, other, "neither of google/automl's")
+    assert_refused(fresh, other, "neither google/automl's")
     small = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
     weights.save(small, tmp_path / "their.weights.h5", {"app": "yolov4"})
     assert_refused(fresh, tmp_path / "their.weights.h5", "saved by 'yolov4', not by efficientdet")
     (tmp_path / "empty").mkdir()
-    assert_refused(fresh, tmp_path / "empty", "neither a run directory of this project")
+    assert_refused(fresh, tmp_path / "empty", "is not a run directory of this project")
 
 
 # --- the command -----------------------------------------------------------------------------------
@@ -281,7 +281,7 @@ def test_command_takes_a_label_map(files, tmp_path, monkeypatch, small_d0):
     metadata = model_metadata.read(tmp_path / "three.weights.h5")
     assert LabelMap.from_json(metadata["label_map"]).names == ("one", "two", "ninety")
     LabelMap((2, 91), ("two", "more")).save(tmp_path / "map.json")
-    with pytest.raises(UserError, match=r"ids go from 2 to 91, but the file has outputs for 1 to 90"):
+    with pytest.raises(UserError, match=r"ids go from 2 to 91, but --weights has outputs for ids 1 to 90"):
         command(*given, f"--output={tmp_path}/x.weights.h5")
 
 

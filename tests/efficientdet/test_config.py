@@ -74,7 +74,7 @@ def test_sections_of_the_fields():
         ({"jitter_min": 0.0}, "need 0 < jitter_min <= jitter_max"),
         ({"jitter_min": 2.1}, "need 0 < jitter_min <= jitter_max"),
         ({"epochs": 0, "iterations": 0, "milestones": ()}, "need epochs or iterations of at least 1"),
-        ({"milestones": (80_000, 60_000)}, "in order"),
+        ({"milestones": (80_000, 60_000)}, "in ascending order"),
         ({"milestones": (0, 60_000)}, "from 1 to iterations"),
         ({"milestones": (60_000, 90_001)}, "from 1 to iterations"),
         ({"lr_schedule": "cosine", "iterations": 0, "epochs": 3}, "need milestones from 1 to iterations"),

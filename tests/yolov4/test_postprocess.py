@@ -105,8 +105,8 @@ def test_heads_of_another_model_size_or_order_are_refused():
         decode_heads(heads, "yolov4-tiny", (96, 160))
     for wrong, message in (
         (heads[::-1], "24, 40"),  # like those of an image of 24 x 40
-        ([heads[0], heads[2], heads[1]], "a head of shape"),
-        ([head.reshape(*head.shape[:3], -1) for head in heads], "a head of shape"),
+        ([heads[0], heads[2], heads[1]], "a head has the shape"),
+        ([head.reshape(*head.shape[:3], -1) for head in heads], "a head has the shape"),
         ([head[..., :5] for head in heads], "at least 6"),
     ):
         with pytest.raises(ValueError, match=message):

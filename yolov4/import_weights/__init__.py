@@ -1,1 +1,1 @@
-"""Published weights in: Darknet's files and its ImageNet backbone."""
+"""Reads published weights: Darknet's files and its ImageNet backbone."""

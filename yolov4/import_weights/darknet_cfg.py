@@ -1,9 +1,9 @@
-"""A model as a .cfg file, which AlexeyAB/darknet and OpenCV (cv2.dnn.readNetFromDarknet) read.
+"""Writes a model as a .cfg file for AlexeyAB/darknet and OpenCV (cv2.dnn.readNetFromDarknet).
 
     text = cfg_text(get_config("yolov4"), num_classes=80)
 
-The layers are network.py's. The file describes the network and its detections. To train further with Darknet,
-add a recipe to [net] and [yolo], for example that of Darknet's own cfg/yolov4.cfg.
+The layers are those of network.py. The file describes the network and its NMS, but no training. To train
+further with Darknet, add a recipe to [net] and [yolo], for example that of Darknet's cfg/yolov4.cfg.
 """
 
 from typing import Any
@@ -13,7 +13,7 @@ from yolov4.network import IMAGE_CHANNELS, Layer, describe
 
 
 def cfg_text(config: YOLOv4Config, num_classes: int) -> str:
-    """The complete text of the .cfg file of a model."""
+    """Returns the complete text of a model's .cfg file."""
     height, width = config.image_size
     net = {"batch": 1, "width": width, "height": height, "channels": IMAGE_CHANNELS}
     sections = [_section("net", net | {"letter_box": int(config.letterbox)})]
@@ -41,7 +41,7 @@ def _yolo(head: int, config: YOLOv4Config, num_classes: int) -> dict[str, Any]:
         "classes": num_classes,
         "num": config.num_anchors,
         "scale_x_y": config.scale_xy[head],
-        # its greedynms is not plain IoU: common/nms.py
+        # Darknet's greedynms does not use plain IoU: common/nms.py
         "nms_kind": {"greedy": "default", "diou": "diounms"}[config.nms_method],
         "beta_nms": config.diou_beta,
     }

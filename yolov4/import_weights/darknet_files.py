@@ -1,12 +1,12 @@
-"""Darknet's .weights files, byte by byte, and the .names files beside them.
+"""Reads and writes Darknet's .weights files, and reads the .names files next to them.
 
-A .weights file (AlexeyAB/darknet src/parser.c, load_weights_upto and save_weights_upto) is three int32, the
-major, minor and revision of its version; how many images training has seen; and for every convolution in the
-order of the .cfg: batch norm's beta, gamma, mean and variance, or a bias without batch norm, then
-the kernel (output, input, height, width); float32, little endian.
+A .weights file (AlexeyAB/darknet src/parser.c, load_weights_upto and save_weights_upto) starts with three
+int32 (major, minor and revision of its version) and the number of images that training has seen. Then it has,
+for every convolution in the order of the .cfg: beta, gamma, mean and variance of the batch norm, or a bias if
+there is none; then the kernel (output, input, height, width). They are float32, little endian.
 
-Darknet has COCO's 80 classes (data/coco.names) in the order of COCO's category ids, which have gaps, and six
-of them as Pascal VOC spells them. The names here are COCO's own.
+Darknet's data/coco.names has COCO's 80 classes in the order of COCO's category ids, which have gaps, six of
+them with Pascal VOC's spelling. This project uses COCO's names.
 """
 
 import itertools
@@ -31,14 +31,14 @@ _CONVOLUTION = re.compile(r"\w+\.layer_(\d+)\.conv")
 
 
 class Contents(NamedTuple):
-    """What a .weights file holds.
+    """The contents of a .weights file.
 
     Attributes:
-        values: path of a variable of the model -> array in Keras' layout. Where the file has another class
-            count, the last axis of the last convolutions' arrays differs from the variable's.
-        convolutions: how many, from the first one on.
-        num_classes: None where the file ends before the first head.
-        seen: how many images training has seen.
+        values: path of a variable of the model -> array in Keras' layout. If the file has another number of
+            classes, the last axis of the last convolutions differs from the model's.
+        convolutions: number of convolutions in the file, counted from the first of the network.
+        num_classes: number of classes; None if the file ends before the first head.
+        seen: number of images that training has seen.
     """
 
     values: dict[str, np.ndarray]
@@ -48,11 +48,11 @@ class Contents(NamedTuple):
 
 
 def read_darknet(path: str | os.PathLike, model: keras.Model) -> Contents:
-    """Reads a .weights file of `model`'s network: a whole one, of any class count, or one that ends early.
+    """Reads a .weights file of `model`'s network: a complete one with any class count, or a partial one.
 
     Args:
         path: the file.
-        model: what `build_model` made; it is not changed.
+        model: a model that `build_model` made; it is not changed.
 
     Raises:
         UserError: the file is missing; its size is neither that of the whole network with any class count
@@ -68,7 +68,7 @@ def read_darknet(path: str | os.PathLike, model: keras.Model) -> Contents:
     if found is None:
         raise UserError(
             f"weights {path} have {len(content):,} bytes, but {model.name} with {numbers - 5} classes has "
-            f"{header + 4 * sum(map(_size, blocks)):,}: the file is cut short, or of another network"
+            f"{header + 4 * sum(map(_size, blocks)):,}: the file is cut off or belongs to another network"
         )
     convolutions, num_classes = found
     numbers_left = np.frombuffer(content, "<f4", offset=header)
@@ -83,7 +83,7 @@ def read_darknet(path: str | os.PathLike, model: keras.Model) -> Contents:
                 raise UserError(f"weights {path}: {variable.path} is not finite: the file is damaged")
             if variable.name == "moving_variance" and array.min() < 0:
                 raise UserError(
-                    f"weights {path}: {variable.path} is negative: the file is of another network"
+                    f"weights {path}: {variable.path} is negative: the file belongs to another network"
                 )
             if axes:  # a kernel
                 height, width, inputs = axes
@@ -97,12 +97,12 @@ def save_darknet(model: keras.Model, path: str | os.PathLike, seen: int = 0) -> 
 
     Args:
         model: the model.
-        path: ends in `.weights` by custom.
-        seen: images that training has seen. Darknet goes on from there when it trains further, so 0 starts
-            its schedule anew.
+        path: the file to write; ends in `.weights` by convention.
+        seen: number of images that training has seen. Darknet continues its schedule from this number, so 0
+            restarts the schedule.
 
     Raises:
-        OSError: it could not be written; what stood at `path` still does.
+        OSError: the file could not be written; an older file at `path` is unchanged.
     """
 
     def write(temporary: pathlib.Path) -> None:
@@ -116,7 +116,7 @@ def save_darknet(model: keras.Model, path: str | os.PathLike, seen: int = 0) -> 
 
 
 def blocks_of(model: keras.Model) -> list[list[keras.Variable]]:
-    """The variables of each convolution, in the order of the file."""
+    """Returns the variables of each convolution, in the order of the file."""
     layers = {layer.name: layer for layer in model.layers}
     numbered = sorted((int(match[1]), name) for name in layers if (match := _CONVOLUTION.fullmatch(name)))
     blocks = []
@@ -138,7 +138,7 @@ def _size(block: list[keras.Variable]) -> int:
 def _fit(
     blocks: list[list[keras.Variable]], floats: int, anchors: int, num_classes: int
 ) -> tuple[int, int] | None:
-    """(convolutions, class count) of a file with so many numbers; None: it is not of this network."""
+    """Returns (convolutions, classes) of a file with `floats` numbers; None if it is not of this network."""
     per_output = sum(math.prod(v.shape[:-1]) for block in blocks if _is_head(block) for v in block)
     more_classes, rest = divmod(floats - sum(map(_size, blocks)), anchors * per_output)
     if not rest and num_classes + more_classes >= 1:
@@ -148,7 +148,7 @@ def _fit(
 
 
 def _read_header(content: bytes) -> tuple[int, int]:
-    """(bytes, images seen). Versions before 0.2 counted the images in 32 bits."""
+    """Returns (bytes of the header, images seen). Versions before 0.2 counted the images in 32 bits."""
     if len(content) < 20:
         return 20, 0
     major, minor, _, seen = struct.unpack_from("<iiiQ", content)
@@ -158,15 +158,15 @@ def _read_header(content: bytes) -> tuple[int, int]:
 
 
 def read_label_map(weights: str | os.PathLike, num_classes: int) -> LabelMap | None:
-    """The classes of a .weights file: from the .names file beside it, one name a line, or the 80 of COCO.
+    """Returns the classes of a .weights file, from the .names file next to it (one name per line), or COCO's.
 
-    A .names file of the 80, in either spelling, gets COCO's names and category ids, another one ids 1, 2, ...
+    COCO's 80 classes, in either spelling, get COCO's names and category ids. Other classes get ids 1, 2, ...
 
     Returns:
-        None without such a file and with `num_classes` other than 80.
+        The classes; None if there is no such file and `num_classes` is not 80.
 
     Raises:
-        UserError: the .names file cannot be read, names a class twice, or has not `num_classes` names.
+        UserError: the .names file cannot be read, has a class twice, or does not have `num_classes` names.
     """
     coco = coco_label_map()
     file = pathlib.Path(weights).with_suffix(".names")

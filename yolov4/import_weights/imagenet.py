@@ -1,7 +1,7 @@
-"""YOLOv4's backbone trained on ImageNet: the public file of `--init_from=imagenet`.
+"""Downloads YOLOv4's backbone trained on ImageNet, the public file of `--init_from=imagenet`.
 
-It is the first 105 layers of Darknet's classifier (cfg/csdarknet53-omega.cfg), trained on RGB in [0, 1] as
-YOLOv4 is; AlexeyAB/darknet issue 5804 names the address. `yolov4.conv.137` and `yolov4-tiny.conv.29` are not
+It has the first 105 layers of Darknet's classifier (cfg/csdarknet53-omega.cfg), trained on RGB in [0, 1] as
+YOLOv4 is; AlexeyAB/darknet issue 5804 has its address. `yolov4.conv.137` and `yolov4-tiny.conv.29` are not
 from ImageNet: Darknet cut them from weights trained on COCO (issue 5885; build/darknet/x64/partial.cmd).
 """
 
@@ -13,14 +13,14 @@ CSP_DARKNET53 = "csdarknet53-omega.conv.105"  # no checksum is published; the re
 
 
 def download(backbone: str) -> str:
-    """The path of a backbone's public file, downloaded to ~/.keras/models if it is not there.
+    """Returns the path of a backbone's public file; downloads it to ~/.keras/models if it is not there.
 
     Args:
-        backbone: of the model's config.
+        backbone: the backbone in the model's config.
 
     Raises:
         UserError: the backbone has no published file, or the download fails.
     """
     if backbone != "csp_darknet53":
-        raise UserError(f"--init_from=imagenet has no weights of {backbone}: name a file or a run directory")
+        raise UserError(f"--init_from=imagenet has no weights of {backbone}: give a file or a run directory")
     return weight_files.download(DARKNET_FILES + CSP_DARKNET53, CSP_DARKNET53)

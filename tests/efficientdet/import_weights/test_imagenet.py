@@ -154,9 +154,9 @@ def test_the_authors_checkpoint_has_the_names_of_automl(fresh, variables, tmp_pa
 
 
 OTHERS = [
-    ("block6a_se_expand/bias", None, "block6a_se_expand/bias is not in it"),
-    ("block7a_", None, "block 15_expand_conv/kernel is not in it"),  # a smaller network
-    ("stem_conv/kernel", (3, 3, 3, 40), r"is \(3, 3, 3, 40\) in it and \(3, 3, 3, 32\) in the model"),
+    ("block6a_se_expand/bias", None, "block6a_se_expand/bias is not in the file"),
+    ("block7a_", None, "block 15_expand_conv/kernel is not in the file"),  # a smaller network
+    ("stem_conv/kernel", (3, 3, 3, 40), r"is \(3, 3, 3, 40\) in the file and \(3, 3, 3, 32\) in the model"),
 ]
 
 

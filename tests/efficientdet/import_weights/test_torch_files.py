@@ -60,11 +60,11 @@ def test_features_equal_those_of_torchvision_and_timm(backbone, tmp_path):
 def test_files_that_are_cut_or_of_another_network_are_refused(tmp_path):
     path, _ = write(tmp_path / "model.safetensors", "resnet-18")
     model = keras.Model(inputs := keras.Input((64, 64, 3)), extract_features(inputs, "resnet-50"))
-    with pytest.raises(UserError, match=r"do not fit .*: layer1\.0\.conv1\.weight is \(3, 3, 64, 64\) in it"):
+    with pytest.raises(UserError, match=r"do not fit .*: layer1\.0\.conv1\.weight is \(3, 3, 64, 64\) in"):
         read_torch(path, model, "resnet-50")
-    with pytest.raises(UserError, match=r"^weights .*: safetensors are for .*, not for efficientnet-b0$"):
+    with pytest.raises(UserError, match=r"^weights .*: safetensors files fit .*, not efficientnet-b0$"):
         read_torch(path, model, "efficientnet-b0")
     for content in (path.read_bytes()[:-1], b"\x80\x02}q\x00.", b""):  # cut short; a pickle; nothing
         path.write_bytes(content)
-        with pytest.raises(UserError, match=r"^weights .*: no whole safetensors file \([^\n]*\)$"):
+        with pytest.raises(UserError, match=r"^weights .*: not a complete safetensors file \([^\n]*\)$"):
             read_torch(path, model, "resnet-50")
