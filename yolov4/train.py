@@ -124,7 +124,7 @@ def train(a: Args, hooks: Hooks = Hooks()) -> dict | None:
     log(
         f"{a.model_name} at {config.image_size[0]}x{config.image_size[1]}, {data.num_classes} classes, "
         f"{model.count_params():,} parameters; {feed.size} images, loaded by {feed.pipeline_type}\n"
-        f"learning rate {schedule.peak:.6g} = {config.learning_rate:g} x {effective_batch} images an update "
+        f"learning rate {schedule.peak:.6g} = {config.learning_rate:g} x {effective_batch} images per update "
         f"/ {config.reference_batch}{ranks.describe()}"
     )
     load = functools.partial(init_from, model, data.label_map, config=config)
