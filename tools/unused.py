@@ -1,7 +1,8 @@
-"""Finds definitions in the files of a copy that nothing refers to any more, by their names.
+"""Finds definitions that tools/copy_app.py can remove: the project uses them, but the copied files do not.
 
-A name counts as used wherever it is read: as a variable, an attribute or a whole string. Definitions that the
-complete project does not use either are for users and stay. Methods that another library calls stay, too.
+Only names are compared. A name counts as used wherever it is read: as a variable, an attribute or a whole
+string. Not reported are definitions that the whole project does not use (they are for users of the project)
+and methods that another library may call.
 """
 
 import ast

@@ -42,7 +42,9 @@ class Args:
 
     weights: str = flag(None, "Input: Darknet's .weights file, or this project's weights or run directory.")
     output: str = flag(None, "Output: a .weights.h5 file (from Darknet) or a .weights file (to Darknet).")
-    model_name: str | None = flag(None, f"For Darknet's weights: model, one of {', '.join(MODEL_NAMES)}.")
+    model_name: str | None = flag(
+        None, f"For Darknet's weights: name of the model, one of {', '.join(MODEL_NAMES)}."
+    )
     image_size: str | None = flag(None, "For Darknet's weights: N or HxW in pixels. Default: the model's.")
     hparams: str | None = flag(None, "For Darknet's weights: hyper-parameters, k=v,k=v or a YAML file.")
 

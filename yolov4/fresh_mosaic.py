@@ -202,7 +202,10 @@ def _only_where(chosen: DataNode, jpegs: list[DataNode]) -> list[DataNode]:
 
 
 def _resize(window: DataNode, tiles: Tiles, number: int, antialias: bool) -> DataNode:
-    """Returns one tile, uint8 (h, w, 3), flipped if its image is, as if it were cut from the whole canvas."""
+    """Resizes a window to one tile, uint8 (h, w, 3), and flips it if its image is flipped.
+
+    The pixels equal those of the same part of the whole canvas.
+    """
     resized: Any = fn.resize(  # DALI's type hints allow two outputs
         window,
         size=tiles.size[:, number],

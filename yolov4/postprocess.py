@@ -52,7 +52,7 @@ def decode_all(heads: list[tf.Tensor], config: YOLOv4Config) -> tuple[tf.Tensor,
 
 
 def detect(heads: list[tf.Tensor], config: YOLOv4Config) -> nms.Detections:
-    """Turns the outputs of the model into detections, by TensorFlow operations.
+    """Turns the outputs of the model into detections, with TensorFlow operations.
 
     A prediction with a logit or coordinate that is not finite never becomes a detection.
 

@@ -48,7 +48,7 @@ def run(train: Callable[[Any, Hooks], Any], a: Any) -> Any:
         OtherRankError: another rank failed and reports the reason.
     """
     if a.strategy != "horovod":
-        raise UserError("--elastic is Horovod's: it needs --strategy=horovod")
+        raise UserError("--elastic works only with Horovod: add --strategy=horovod")
     if os.environ.get("HOROVOD_ELASTIC") != "1":  # set by horovodrun
         return train(a, Hooks())
     hvd = initialize()  # call this before the state below uses a GPU

@@ -106,5 +106,5 @@ def test_only_an_elastic_run_goes_on_with_another_number_of_ranks(app, by_two, f
 
 def test_elastic_training_needs_horovod(app, flags, tmp_path):
     module, a = parsed(app, *flags(tmp_path / "run", "none", 2), "--elastic")
-    with pytest.raises(UserError, match="--elastic is Horovod's: it needs --strategy=horovod"):
+    with pytest.raises(UserError, match="--elastic works only with Horovod: add --strategy=horovod"):
         module.start(a)

@@ -153,7 +153,7 @@ class ImageSource:
 def check_label(label: float, owner: str) -> int:
     """Returns the label as an int. Raises UserError if it is not a whole number in int32."""
     if not (-(2**31) <= label < 2**31 and label == int(label)):  # also True for NaN
-        raise UserError(f"{owner} has the label {label}: labels are whole numbers within 32 bits")
+        raise UserError(f"{owner} has the label {label}: a label must be a whole number that fits in int32")
     return int(label)
 
 
