@@ -132,9 +132,7 @@ def set_initial_weights(
     """
     with ranks.raise_on_any_rank():
         if a.freeze_batch_norm and not (a.init_from or resumed):
-            raise UserError(
-                "--freeze_batch_norm needs trained weights, whose statistics it keeps: add --init_from"
-            )
+            raise UserError("--freeze_batch_norm needs trained weights: add --init_from")
         if a.init_from and resumed:
             log(f"--init_from={a.init_from} is not read again: this run continues from its checkpoint")
         elif a.init_from and ranks.rank == 0:

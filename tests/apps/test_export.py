@@ -38,8 +38,8 @@ def decided(app, drawn, source, tmp_path_factory):
     model = _module(app, "model").build_model(app.model_name, 3, config=config)
     random = np.random.default_rng(3)
     for weight in model.weights:
-        # With new weights, YOLOv4's features hardly differ between cells; random gammas change that. EfficientDet
-        # does not need them, and they would increase its rounding errors to 1e-3.
+        # With new weights, YOLOv4's features hardly differ between cells; random gammas change that.
+        # EfficientDet does not need them, and they would increase its rounding errors to 1e-3.
         if app.name == "yolov4" and weight.path.endswith("bn/gamma"):
             weight.assign(random.uniform(0.5, 3, weight.shape) * random.choice([-1, 1], weight.shape))
     parts = _module(app, "export_parts").make_exportable(model, config)

@@ -89,7 +89,7 @@ def first_images(source: CocoSource, size: int, kind: str, directory: pathlib.Pa
 
 
 def assert_iterator_resumes(iterate, directory, before: int, after: int) -> None:
-    """Asserts that an iterator saved after `before` steps and restored gives the same `after` next steps."""
+    """Saves an iterator after `before` steps, restores it, and compares the next `after` batches of both."""
     iterator = iterate()
     for _ in range(before):
         next(iterator)

@@ -41,7 +41,8 @@ class Options:
     )
     voc_pixels: str = flag(
         "one_based",
-        "voc coordinates. one_based: pixels from 1; zero_based: edges from 0 (labelImg).",
+        "voc: one_based: pixel numbers from 1, the last pixel included (VOC). zero_based: positions of the "
+        "edges, from 0 (labelImg).",
         choices=("one_based", "zero_based"),
     )
     yolo_pixels: str | None = flag(

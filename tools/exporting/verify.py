@@ -31,7 +31,7 @@ def largest_difference(
         loader: loader of evaluation images.
 
     Returns:
-        The largest difference of scores, or that of box coordinates / image size if it is larger.
+        The larger of two numbers: the largest difference of scores, and of box coordinates / image size.
     """
     largest = 0.0
     for images, extra in batches(loader):

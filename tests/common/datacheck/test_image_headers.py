@@ -233,7 +233,10 @@ CODESTREAM = VARIANTS["jpeg2000"].index(b"\xff\x4f\xff\x51")
 
 
 def _jpeg_frame(position: int, value: bytes) -> bytes:
-    """Returns the JPEG with a changed frame header. Positions: 2 bits, 3 height, 5 width, 7 components."""
+    """Returns the JPEG with a changed frame header.
+
+    Positions count bytes after the marker: bits at 2, height at 3, width at 5, number of components at 7.
+    """
     return _changed("jpeg", FRAME + 2 + position, value)
 
 

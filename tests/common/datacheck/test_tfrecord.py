@@ -307,7 +307,8 @@ def test_a_second_start_reads_no_data(tmp_path, reads):
     files = [write(tmp_path / str(i), numbered(10 + i), empty_record(20 + i)) for i in range(3)]
     first = open_records(*files)
     assert len(reads) == 3
-    # The second start reads only the frames of the records: changed data in between are not noticed.
+    # The second start reads only the length and the stored checksums of each record. It does not notice
+    # the changed data.
     content, times = bytearray(pathlib.Path(files[0]).read_bytes()), os.stat(files[0])
     content[50:60] = bytes(10)
     pathlib.Path(files[0]).write_bytes(content)
