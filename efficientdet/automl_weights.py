@@ -4,8 +4,9 @@ r"""Converts google/automl's EfficientDet weights, d0 to d7x: checkpoints of Ten
         --output=d0.weights.h5
 
 automl's class outputs are COCO's category ids 1 to 90. COCO uses 80 of them; only these are kept, with their
-names and ids. A model of other data needs a --label_map. eval.py, infer.py and export.py read the output;
-train.py --init_from reads both files. Do not use AdvProp checkpoints: they need another normalisation.
+names and ids. For a model of other data, --label_map gives the names. eval.py, infer.py and export.py read
+the output. train.py --init_from reads the output, and also automl's file. Do not use AdvProp checkpoints:
+they need another normalisation.
 """
 
 import dataclasses
@@ -51,8 +52,8 @@ def load_automl(model: "keras.Model", path: str | os.PathLike) -> "Report":
     """Loads a checkpoint of google/automl into a model of the same size.
 
     A model with as many classes as the file gets all of them in their order; a model with 80 gets COCO's 80
-    out of 90. With another number of classes, the last layer of the class head does not change; init_from.py
-    copies its rows by class name.
+    out of 90. With another number of classes, the last layer of the class head keeps its values. (`init_from`
+    copies this layer in another way: for each class, the row with the same class name.)
 
     Args:
         model: a model that `build_model` made.

@@ -75,7 +75,7 @@ def extract_features(
         bn_momentum: momentum of the batch norms.
 
     Returns:
-        A dict from level l = 1 to 5 to (B, ceil(H / 2**l), ceil(W / 2**l), C_l), its last block's output.
+        A dict from level l (1 to 5) to the output of its last block, (B, ceil(H / 2**l), ceil(W / 2**l), C).
 
     Raises:
         UserError: `backbone` is unknown.
@@ -145,7 +145,7 @@ def _mbconv(
     x = batch_norm(f"{name}.project.bn", bn_momentum)(x)
     if block.stride == 1 and block.filters == input_filters:
         if drop_rate > 0:
-            # drops this block for whole images of the batch; scales the others up to keep the mean
+            # drops this block for some images of the batch, and scales it up for the others to keep the mean
             x = layers.Dropout(drop_rate, noise_shape=(None, 1, 1, 1), name=f"{name}.drop")(x)
         x = layers.Add(name=f"{name}.add")([x, inputs])
     return x

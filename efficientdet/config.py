@@ -43,9 +43,9 @@ class EfficientDetConfig:
     augmentation: Literal["scale_jitter", "min_iou_crop", "resize_range", "none"] = "scale_jitter"
     jitter_min: float = 0.1  # scale_jitter: smallest scale; 1 fits the image into the network input
     jitter_max: float = 2.0  # scale_jitter: largest scale
-    antialias: bool = True  # when an image shrinks, in training and evaluation; google/automl has none
+    antialias: bool = True  # smooth images that shrink, in training and evaluation; google/automl does not
     # resize_range: limits of the shorter side in pixels. Images that do not fit image_size are shrunk to fit.
-    # Adapt the limits to image_size: RetinaNet has 640 to 1024 for 1280; these defaults suit half that size.
+    # Adapt the limits to image_size: RetinaNet has 640 to 1024 at 1280; these defaults suit half of 1280.
     resize_min: int = 320
     resize_max: int = 512
     flip_prob: Share = 0.5
@@ -57,8 +57,8 @@ class EfficientDetConfig:
     rotation: NotNegative = 0.0  # random from -rotation to rotation degrees, about the crop's centre
     # RandAugment (arXiv 1909.13719) or TrivialAugment (arXiv 2103.10158), without operations that move pixels
     auto_augment: Literal["none", "rand", "trivial"] = "none"
-    rand_augment_ops: Count = 2  # operations per image; 2 as for ResNet-50 in the paper (section 4.3)
-    rand_augment_magnitude: CountOrZero = 9  # strength of the operations, 0 to 30; 9 as for ResNet-50, too
+    rand_augment_ops: Count = 2  # operations per image; the paper has 2 for ResNet-50 (section 4.3)
+    rand_augment_magnitude: CountOrZero = 9  # strength of operations, 0 to 30; the paper has 9 for ResNet-50
     cutout_prob: Share = 0.0  # probability of one filled square (arXiv 1708.04552)
     min_box_size: NotNegative = 1.0  # pixels of the network input; smaller boxes are dropped and counted
     max_instances: Count = 100  # boxes kept per image, the largest first; the rest are dropped and counted
@@ -77,7 +77,7 @@ class EfficientDetConfig:
     # --- optimisation ---
     optimizer: Literal["sgd", "adam"] = "sgd"
     momentum: ShareBelowOne = 0.9  # of SGD; beta_1 of Adam
-    learning_rate: NotNegative = 0.08  # for reference_batch images per update; else scaled linearly
+    learning_rate: NotNegative = 0.08  # for reference_batch images per update; scaled with their number
     reference_batch: Count = 64
     warmup_learning_rate: NotNegative = 0.008  # at the start of the warm-up; scaled like learning_rate
     warmup_epochs: NotNegative = 1.0
@@ -87,7 +87,7 @@ class EfficientDetConfig:
     # warmup_iterations keep their shares of the run, as with odtk's --schedule.
     iterations: CountOrZero = 0
     milestones: tuple[int, ...] = ()  # iterations at which the learning rate falls
-    warmup_iterations: CountOrZero = 0  # if above 0, replaces warmup_epochs
+    warmup_iterations: CountOrZero = 0  # length of the warm-up; if above 0, it replaces warmup_epochs
     lr_step_factor: NotNegative = 0.1  # factor on the learning rate at each milestone
     clip_norm: NotNegative = 10.0  # largest global norm of the gradients; 0: off
     ema_decay: ShareBelowOne = 0.9998  # decay of the averaged weights; 0: off

@@ -19,7 +19,7 @@ from efficientdet.config import EfficientDetConfig
 CROP_THRESHOLDS = (0.1, 0.3, 0.5, 0.7, 0.9)
 CROP_SCALING = (0.3, 1.0)  # sides of the crop / sides of the image
 CROP_ASPECT = (0.5, 2.0)  # width / height in pixels, as SSD (arXiv 1512.02325 section 2.2)
-CROP_ATTEMPTS = 20  # attempts at one threshold, before another threshold, or no crop, is drawn
+CROP_ATTEMPTS = 20  # crops to try with one threshold; then DALI draws another threshold, or no crop
 
 
 class CropResize(NamedTuple):
@@ -67,7 +67,7 @@ def _jittered_side(side: DataNode, scale: DataNode, limit: int) -> tuple[DataNod
 def resize_range_crop(
     size: DataNode, image_size: tuple[int, int], resize_min: int, resize_max: int
 ) -> CropResize:
-    """Takes the whole image with a shorter side from resize_min to resize_max, or as large as fits."""
+    """Takes the whole image. Draws its shorter side from resize_min to resize_max, but shrinks it to fit."""
     shorter = dali_math.floor(uniform(float(resize_min), resize_max + 1.0))
     scale = shorter / dali_math.min(size[0], size[1])
     whole = whole_image(size, image_size)
@@ -79,8 +79,8 @@ def min_iou_crop(
 ) -> tuple[CropResize, DataNode, DataNode]:
     """Takes a random crop, as large as fits (SSD, arXiv 1512.02325 section 2.2).
 
-    Every box must overlap the crop by a random one of CROP_THRESHOLDS; else the image is not cropped. So
-    images with many boxes are hardly ever cropped.
+    DALI draws one of CROP_THRESHOLDS or "no crop". With every box, the crop must have an IoU of at least the
+    threshold. If no such crop is found, DALI draws again. So images with many boxes are rarely cropped.
 
     Returns:
         The crop; the boxes whose centre is in the crop, still normalised by the image; their labels.
@@ -99,7 +99,7 @@ def min_iou_crop(
     )
     anchor, shape, boxes, labels = outputs
     boxes = boxes * fn.cat(shape, shape) + fn.cat(anchor, anchor)  # they are relative to the crop
-    # Anchor and shape are (x, y) in all layouts. The window is rounded inwards: boxes are cut at the crop.
+    # Anchor and shape are (x, y) in all layouts. DALI clips boxes to the crop, so round the window inwards.
     top, height = _whole_pixels(anchor[1], shape[1], size[0])
     left, width = _whole_pixels(anchor[0], shape[0], size[1])
     return _fit(int32(fn.stack(top, left, height, width)), image_size), boxes, labels

@@ -24,8 +24,8 @@ class FitModel(keras.Model):
     Args:
         network: the model that build_model returned.
         config: holds the constants of the loss.
-        ranks: the ranks that train together, whose replicas divide by the same number of positives, as in
-            train.py. None: each replica divides by the positives of its batch.
+        ranks: the ranks that train together. All their replicas divide the loss by the same number of
+            positives, as in train.py. None: each replica divides it by the positives of its own batch.
     """
 
     def __init__(self, network: keras.Model, config: EfficientDetConfig, ranks: Ranks | None = None):

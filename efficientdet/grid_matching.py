@@ -50,7 +50,7 @@ def match(
     best_anchor = tf.math.unsorted_segment_max(tf.where(is_best, anchor, -1), owner, num_boxes)
     best_anchor = tf.where(best_anchor < 0, anchors.num_anchors - 1, best_anchor)
 
-    # The best box of each anchor, the last of equal IoUs. A box whose best anchor it is counts with IoU 2.
+    # The best box of each anchor, the last of equal IoUs. A box has IoU 2 with its own best anchor.
     above = tf.where(overlap > match_iou)[:, 0]
     overlap = tf.concat([tf.gather(overlap, above), tf.fill([num_boxes], 2.0)], axis=0)
     owner = tf.concat([tf.gather(owner, above), tf.range(num_boxes)], axis=0)
@@ -86,8 +86,8 @@ def _candidates(boxes: tf.Tensor, anchors: Anchors, match_iou: float) -> tuple[t
     wanted = tf.minimum(match_iou, tf.reduce_max(iou, axis=1, keepdims=True)) * (1.0 - slack)
 
     # The cells whose anchor can reach the wanted IoU along one axis if the overlap along the other axis is as
-    # large as possible. While one of box and anchor contains the other, moving does not change the IoU: all
-    # these cells are as good as the nearest.
+    # large as possible. If the anchor contains the box, or the box the anchor, a move does not change the
+    # IoU: all cells for which this is so are as good as the nearest.
     enough = areas * wanted / (1.0 + wanted)  # the least intersection
     reach = half_sum - enough[..., tf.newaxis] / tf.maximum(overlap[..., ::-1], 1e-12)
     reach = reach / strides + 1e-3
@@ -112,7 +112,7 @@ def _candidates(boxes: tf.Tensor, anchors: Anchors, match_iou: float) -> tuple[t
 def encode_batch_tf(boxes: tf.Tensor, classes: tf.Tensor, anchors: Anchors) -> EncodedBoxes:
     """Encodes the targets of a batch from its padded boxes in TensorFlow, for `tf.data.Dataset.map`.
 
-    The targets are those of `encode_boxes` (equal matches, deltas equal to 1e-6) at a fraction of the cost.
+    The targets are those of `encode_boxes` (equal matches; deltas differ by 1e-6 or less) at lower cost.
 
     Args:
         boxes: float32 (B, max_instances, 4), B static, ltrb normalised, within the image, each with an area.

@@ -127,7 +127,8 @@ def num_positives_share(targets: dict[str, tf.Tensor], num_replicas: int = 1) ->
 
     The mean of the shares is (P + 1) / num_replicas, where P counts the positive anchors of all replicas.
     Each replica divides its sum by this mean, and the gradients are averaged. So the sum over all replicas is
-    divided by P + 1. This differs from the mean of the replicas' own losses if their P differ.
+    divided by P + 1. This differs from the mean of the replicas' own losses if the replicas have different
+    numbers of positives.
     """
     # the 1 is automl's: it keeps the loss of a batch without objects finite
     return tf.reduce_sum(targets["num_positives"]) + 1.0 / num_replicas

@@ -35,7 +35,7 @@ def build_model(
     image_size: tuple[int, int] | None = None,
     config: EfficientDetConfig | None = None,
 ) -> keras.Model:
-    """Builds one model of the families with new weights, under the current Keras dtype policy.
+    """Builds an EfficientDet or a RetinaNet with new weights, under the current Keras dtype policy.
 
     Args:
         model_name: one of config.MODEL_NAMES.

@@ -26,7 +26,7 @@ class Warmup(keras.optimizers.schedules.LearningRateSchedule):
         peak: learning rate at the end of the warm-up.
         start: learning rate at step 0.
         warmup_steps: number of steps of the warm-up; may be 0.
-        total_steps: the step at which the cosine reaches 0; later steps keep it.
+        total_steps: the step at which the cosine reaches 0; later steps also have a rate of 0.
         milestones: steps at which the rate is multiplied by `factor`; None: the rate follows the cosine.
         factor: see `milestones`.
     """

@@ -112,7 +112,7 @@ def pad_and_normalize(images: DataNode, image_size: tuple[int, int]) -> DataNode
 
 
 def boxes_to_input(boxes: DataNode, size: DataNode, image_size: tuple[int, int]) -> DataNode:
-    """Converts boxes normalised by the crop to the network input, which has the crop at its top left."""
+    """Normalises boxes by the network input instead of the crop. The crop is at the top left of the input."""
     return boxes * xyxy(size / types.Constant(np.array(image_size, np.float32), device="cpu"))
 
 
@@ -230,7 +230,7 @@ class EfficientDetPipeline(DaliOptions, EfficientDetLoader):
         boxes = boxes_to_input(boxes, crop.size, config.image_size)
 
         rows = config.max_instances
-        limit = self.opened_source.annotations.limit(rows)  # None, if unneeded, saves a fifth of the time
+        limit = self.opened_source.annotations.limit(rows)  # None, if not needed, saves a fifth of the time
         boxes, labels, lost = select_boxes(boxes, labels, min_box_size(config), limit)
         if encode_boxes:
             encoded = box_encoder.encode_selected(boxes, labels, config.anchors, rows, device=self.device)

@@ -24,7 +24,7 @@ class Depth(NamedTuple):
 
 RESNETS = {  # arXiv 1512.03385 table 1
     "resnet-nano": Depth((1, 1, 1, 1), False, 32),  # not published: for tests and laptops
-    "resnet-pico": Depth((1, 1, 1, 1), False, 32, 96, False),  # not published, either
+    "resnet-pico": Depth((1, 1, 1, 1), False, 32, 96, False),  # not published: for efficientdet-nano
     "resnet-18": Depth((2, 2, 2, 2), False),
     "resnet-34": Depth((3, 4, 6, 3), False),
     "resnet-50": Depth((3, 4, 6, 3), True),

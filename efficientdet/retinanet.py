@@ -9,10 +9,10 @@ constants in config.py. The differences from odtk are:
 
 - An anchor whose IoU with every box is below 0.5 is background; odtk ignores anchors from 0.4 to 0.5. Every
   box is assigned to at least its best anchor; in odtk a box whose best IoU is below 0.5 trains nothing.
-- The loss is divided by the number of positive anchors plus one; in odtk by that number, or 1 if a level has
-  none.
-- odtk starts from ImageNet weights and freezes all batch norms. Here they train, because the weights may be
-  random; --init_from with --freeze_batch_norm freezes them.
+- The loss is divided by the number of positive anchors plus one. odtk divides by the number of positive
+  anchors, or by 1 if a level has none.
+- odtk starts from ImageNet weights and freezes all batch norms. Here batch norms train, because the weights
+  may be random; --init_from with --freeze_batch_norm freezes the batch norms.
 - Weight decay applies to kernels only; in odtk also to biases.
 - Training images are resized whole, linearly; odtk's DALI loader crops them first and resizes cubically.
 """

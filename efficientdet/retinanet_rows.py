@@ -33,7 +33,7 @@ _NANO = {
     "jitter_min": 0.8,
     "jitter_max": 1.25,
     "optimizer": "adam",
-    "learning_rate": 0.012,  # for 64 images; efficientdet-nano has more, because its heads have norms
+    "learning_rate": 0.012,  # at 64 images; higher for efficientdet-nano, whose heads have batch norms
     "warmup_learning_rate": 0.001,
     "clip_norm": 10.0,
     "ema_decay": 0.99,
@@ -49,8 +49,8 @@ _BACKBONES = {  # odtk/backbones/fpn.py
     "mobilenetv2": "mobilenet-v2",
 }
 
-# model: (image side, backbone, channels of the pyramid, 1, head repeats, other fields that differ from the
-# defaults of config.EfficientDetConfig)
+# model: (image side, backbone, pyramid channels, unused BiFPN cells, head repeats, other fields that differ
+# from the defaults of config.EfficientDetConfig)
 RETINANETS: dict[str, tuple[int, str, int, int, int, dict]] = {
     f"retinanet-{name}fpn": (_SIDE, backbone, 256, 1, 4, _RETINANET | _RECIPE)
     for name, backbone in _BACKBONES.items()

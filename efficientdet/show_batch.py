@@ -19,7 +19,7 @@ def report(images: tf.Tensor, targets: dict[str, tf.Tensor], label_map: LabelMap
         path: a .png file.
 
     Returns:
-        One line: numbers of images, boxes, and anchors that match a box by IoU (not those of task_aligned).
+        One line: numbers of images, boxes, and anchors that match by IoU (task_aligned trains other anchors).
     """
     boxes, classes = targets["boxes"].numpy(), targets["classes"].numpy()
     drawing.save_batch(to_pixels(images).numpy(), boxes, classes, label_map.names, path)

@@ -25,7 +25,7 @@ from efficientdet.config import EfficientDetConfig
 
 ALPHA, BETA = 0.5, 6.0  # exponents of score and IoU
 ANCHORS_PER_BOX = 10
-# Pixels. A shorter side of a box counts as this long: else the box might contain no anchor's centre.
+# In pixels. A side of a box below this counts as this: else the box might contain no anchor's centre.
 MIN_SIDE = 8.0
 # Numbers of boxes that few images exceed. XLA compiles for these static shapes instead of for each batch.
 FEW_BOXES = (16, 48)
@@ -55,7 +55,8 @@ def detection_loss(
     """Returns the loss that `config.assignment` names. Arguments and results: see losses.detection_loss.
 
     For task_aligned, the class loss is the cross-entropy of all classes of all anchors; the box loss is 1 -
-    CIoU of the assigned anchors, weighted by quality. Both are sums, divided by the loader's P + 1.
+    CIoU of the assigned anchors, weighted by quality. Both sums are divided by the loader's number of
+    positive anchors plus 1.
     """
     if config.assignment == "max_iou":
         return losses.detection_loss(class_logits, box_deltas, targets, config, num_positives)

@@ -57,7 +57,7 @@ def jittered_crop(
 def resize_range_crop(
     size: tf.Tensor, image_size: tuple[int, int], resize_min: int, resize_max: int, random: Random
 ) -> CropResize:
-    """Takes the whole image with a shorter side from resize_min to resize_max, or as large as fits."""
+    """Takes the whole image. Draws its shorter side from resize_min to resize_max, but shrinks it to fit."""
     shorter = tf.floor(random.uniform(resize_min, resize_max + 1.0))
     whole = whole_image(size, image_size)
     return whole._replace(size=tf.minimum(whole.size, tf.floor(size * shorter / tf.reduce_min(size) + 0.5)))
@@ -92,7 +92,7 @@ def pad_and_normalize(image: tf.Tensor, image_size: tuple[int, int]) -> tf.Tenso
 
 
 def boxes_to_input(boxes: tf.Tensor, size: tf.Tensor, image_size: tuple[int, int]) -> tf.Tensor:
-    """Converts boxes normalised by the crop to the network input, which has the crop at its top left."""
+    """Normalises boxes by the network input instead of the crop. The crop is at the top left of the input."""
     return boxes * xyxy(size / tf.constant(image_size, tf.float32))
 
 

@@ -81,7 +81,7 @@ def train(a: Args, hooks: Hooks = Hooks()) -> dict | None:
         StoppedError: a signal stopped the run; everything is saved.
     """
     ranks = start_process(a)
-    # Later ones replace earlier ones: the model's row in config.py, --augmentation_preset, --hparams, flags.
+    # Each replaces values of those before it: the row in config.py, --augmentation_preset, --hparams, flags.
     config = hparams.resolve(get_config(a.model_name), a, preset=PRESETS[a.augmentation_preset])
 
     # --- Data -------------------------------------------------------------------------------------
@@ -170,7 +170,7 @@ def make_train_step(
     precision: str,
     xla: bool,
 ) -> Callable[[Any, Any, tf.Tensor], step_guard.StepResult]:
-    """Returns the compiled step, which skips non-finite results. All `values` are logged by name."""
+    """Returns the compiled step, which skips non-finite results. The run logs every value by its name."""
 
     def forward_backward(images: tf.Tensor, targets: dict, num_positives: tf.Tensor) -> tuple[list, dict]:
         with tf.GradientTape() as tape:
@@ -229,7 +229,7 @@ def loss_values(
 
 
 def make_model(config: EfficientDetConfig, num_classes: int, num_steps: int = 10**9) -> keras.Model:
-    """Builds the network for a training of `num_steps` steps: a short one has a lower batch-norm momentum."""
+    """Builds the network for a training of `num_steps` steps; a short one has less batch-norm momentum."""
     return limit_bn_momentum(build_model(config.model_name, num_classes, config=config), num_steps)
 
 

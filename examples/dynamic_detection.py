@@ -33,8 +33,8 @@ from PIL import Image, ImageDraw
 IMAGE_SIZE = (512, 512)  # of the network input, height and width
 JITTER = (0.1, 2.0)  # size of the image relative to the largest that fits into the network input
 FLIP_PROB = 0.5
-COLOR = (0.3, 0.3, 0.5)  # brightness, contrast, saturation: factors from 1 - x to 1 + x. The recipe has 0.
-HUE = 20.0  # degrees, from -x to x. The recipe has 0.
+COLOR = (0.3, 0.3, 0.5)  # brightness, contrast, saturation: factors from 1 - x to 1 + x. Recipe: x = 0.
+HUE = 20.0  # degrees, from -x to x. Recipe: x = 0.
 MEAN, STD = np.array([[0.485, 0.456, 0.406], [0.229, 0.224, 0.225]]) * 255  # of ImageNet, RGB
 LEVELS = range(3, 8)  # of the feature pyramid
 OCTAVES, RATIOS, ANCHOR_SCALE = 2 ** (np.arange(3) / 3), (1.0, 2.0, 0.5), 4.0  # ratios are width / height
@@ -139,7 +139,7 @@ class Stream:
 
 
 def stored_sizes(jpegs: ndd.Batch) -> np.ndarray:
-    """Returns float32 (B, 2): height and width from the file headers, to which boxes refer. Ignores EXIF."""
+    """Returns float32 (B, 2): height and width in the file headers. Like the boxes, they ignore EXIF."""
     return to_numpy(ndd.peek_image_shape(jpegs, adjust_orientation=False))[:, :2].astype(np.float32)
 
 

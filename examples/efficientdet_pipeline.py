@@ -51,7 +51,7 @@ class Config:
     resize: tuple[int, int] = (320, 512)  # resize_range: range of the shorter side in pixels
     flip_prob: float = 0.5
     grid_mask_prob: float = 0.0
-    color: tuple[float, float, float] = (0.0, 0.0, 0.0)  # brightness, contrast, saturation: 1 - x .. 1 + x
+    color: tuple[float, float, float] = (0.0, 0.0, 0.0)  # brightness, contrast, saturation: by 1 +- x
     hue: float = 0.0  # in degrees: -x .. x
     min_box_size: float = 1.0  # pixels of the network input; smaller boxes are dropped
     max_instances: int = 100  # maximum number of boxes in an image; the largest are kept
@@ -97,7 +97,7 @@ def xyxy(yx):  # (2,) or (n, 2) -> float32 (1, 4) or (n, 4), to scale or to move
 
 # Readers return encoded images; boxes float32 (N, 4), ltrb in 0..1, not empty; labels int32 (N,), 1-based.
 def read_coco(config: Config, order: dict):
-    """Reads a json without crowds and with new image ids: DALI sorts by id and rejects ids above 2**31."""
+    """Reads a json without its crowds. Renumbers images: DALI sorts by id and rejects ids above 2**31."""
     document = json.loads(pathlib.Path(config.annotations).read_bytes())
     label_of = {i: label for label, i in enumerate(sorted(c["id"] for c in document["categories"]), 1)}
     row_of = {image["id"]: row for row, image in enumerate(document["images"])}
@@ -133,7 +133,7 @@ def read_tfrecords(config: Config, order: dict):
         raise FileNotFoundError(f"file_pattern={config.file_pattern} matches no file: give a TFRecord glob")
     options = {"path": files, "index_path": [f"{name}.idx" for name in files], "features": features}
     options |= {"random_shuffle": True, "initial_fill": 1024, "seed": config.seed}
-    record = fn.readers.tfrecord(**options, **order)  # `order` shuffles files, `options` records
+    record = fn.readers.tfrecord(**options, **order)  # `order` shuffles files, `options` shuffles records
     categories = json.loads(pathlib.Path(config.annotations).read_bytes())["categories"]
     ids = np.int32(sorted(category["id"] for category in categories))
     is_same = int32(column(record[category]) == constant(ids))  # (N, categories)
@@ -240,7 +240,7 @@ def encode(config: Config, boxes, labels) -> list:
 
 
 def make_dataset(config: Config, shard_id: int = 0, num_shards: int = 1):
-    """Returns endless tf.data of (images, dict of the rest); tuples on a GPU, where `map` is missing."""
+    """Returns endless tf.data of (images, dict of other outputs); on a GPU, which lacks `map`, of tuples."""
     import nvidia.dali.plugin.tf as dali_tf
     import tensorflow as tf
 
@@ -277,7 +277,7 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description="Draws a batch with its boxes.", exit_on_error=False)
     parser.add_argument("--images", default="", help="directory of images (default: synthetic images)")
     parser.add_argument("--file_pattern", default="", help="TFRecords, instead of --images")
-    parser.add_argument("--annotations", default="", help="COCO json; for TFRecords, the categories")
+    parser.add_argument("--annotations", default="", help="COCO json; with TFRecords, json of the categories")
     parser.add_argument("--crop", choices=CROPS, default=CROPS[0], help="which part of an image is used")
     parser.add_argument("--output", default="batch.png", help="file of the picture")
     try:

@@ -59,7 +59,7 @@ class Config:
 
 
 def make_pipeline(config: Config, shard_id: int = 0, num_shards: int = 1) -> Pipeline:
-    """Makes the pipeline for shard `shard_id` of `num_shards`. A node stands for one image, or all four."""
+    """Makes the pipeline for shard `shard_id` of `num_shards`. A node is one image, or a mosaic's four."""
     for name, (low, high) in RANGES.items():
         if not low <= np.min(value := getattr(config, name)) <= np.max(value) <= high:
             raise ValueError(f"{name}={value}: use {low} to {high}")
@@ -76,7 +76,7 @@ def make_pipeline(config: Config, shard_id: int = 0, num_shards: int = 1) -> Pip
         readers = [read_coco(config, clean_json, order) for order in orders]
         jpegs, boxes, labels = map(list, zip(*readers, strict=True))
         is_mosaic = fn.random.coin_flip(probability=config.mosaic_prob)
-        if config.mosaic_prob < 1:  # without a mosaic, the others are only one pixel, to save time
+        if config.mosaic_prob < 1:  # without a mosaic, one pixel replaces the other images, to save time
             pixel = constant(PIXEL)[: len(PIXEL) * (1 - is_mosaic)]
             jpegs[1:] = [fn.cat(file[: file.shape()[0] * is_mosaic], pixel) for file in jpegs[1:]]
         shapes = [fn.peek_image_shape(file, adjust_orientation=False) for file in jpegs]
@@ -124,7 +124,7 @@ def read_coco(config: Config, clean_json: str, order: dict):
 
 
 def write_clean_json(path: str) -> str:
-    """Writes a json without crowds and with new image ids: DALI sorts by id and rejects ids above 2**31."""
+    """Copies a json without its crowds. Renumbers images: DALI sorts by id and rejects ids above 2**31."""
     document = json.loads(pathlib.Path(path).read_bytes())
     label_of = {i: label for label, i in enumerate(sorted(c["id"] for c in document["categories"]), 1)}
     row_of = {image["id"]: row for row, image in enumerate(document["images"])}
@@ -241,7 +241,7 @@ def select_boxes(boxes, labels, min_size=0.0, limit: int = 2**14):
 
 
 def make_dataset(config: Config, shard_id: int = 0, num_shards: int = 1):
-    """Returns endless tf.data of (images, dict of the rest); tuples on a GPU, where `map` is missing."""
+    """Returns endless tf.data of (images, dict of other outputs); on a GPU, which lacks `map`, of tuples."""
     import nvidia.dali.plugin.tf as dali_tf
     import tensorflow as tf
 

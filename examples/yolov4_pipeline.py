@@ -100,7 +100,7 @@ def xyxy(yx):  # (2,) or (n, 2) -> float32 (1, 4) or (n, 4), to scale or to move
 
 # Readers return encoded images; boxes float32 (N, 4), ltrb in 0..1, not empty; labels int32 (N,), 1-based.
 def read_coco(config: Config, order: dict):
-    """Reads a json without crowds and with new image ids: DALI sorts by id and rejects ids above 2**31."""
+    """Reads a json without its crowds. Renumbers images: DALI sorts by id and rejects ids above 2**31."""
     document = json.loads(pathlib.Path(config.annotations).read_bytes())
     label_of = {i: label for label, i in enumerate(sorted(c["id"] for c in document["categories"]), 1)}
     row_of = {image["id"]: row for row, image in enumerate(document["images"])}
@@ -136,7 +136,7 @@ def read_tfrecords(config: Config, order: dict):
         raise FileNotFoundError(f"file_pattern={config.file_pattern} matches no file: give a TFRecord glob")
     options = {"path": files, "index_path": [f"{name}.idx" for name in files], "features": features}
     options |= {"random_shuffle": True, "initial_fill": 1024, "seed": config.seed}
-    record = fn.readers.tfrecord(**options, **order)  # `order` shuffles files, `options` records
+    record = fn.readers.tfrecord(**options, **order)  # `order` shuffles files, `options` shuffles records
     categories = json.loads(pathlib.Path(config.annotations).read_bytes())["categories"]
     ids = np.int32(sorted(category["id"] for category in categories))
     is_same = int32(column(record[category]) == constant(ids))  # (N, categories)
@@ -191,8 +191,8 @@ def augment(config: Config, images):
 def mosaic(config: Config, images, boxes_px, labels, place):
     """Shuffles the batch. With probability `mosaic_prob`, makes a sample from four canvases of the batch.
 
-    A cut point divides the sample into four tiles. The upper left tile shows the lower right part of its
-    canvas, without the padding there; the others also show the opposite part. Boxes are clipped to tiles.
+    A cut point divides the sample into four tiles. Each tile shows the opposite corner of its canvas, without
+    the padding there: the upper left tile shows the lower right corner. Boxes are clipped to their tile.
     """
     # DALI does not give a sample its number in the batch, so `own` is random. The others differ from it.
     own = fn.batch_permutation()
@@ -235,7 +235,7 @@ def select_boxes(boxes, labels, min_size=0.0, limit: int = 2**14):
 
 
 def make_dataset(config: Config, shard_id: int = 0, num_shards: int = 1):
-    """Returns endless tf.data of (images, dict of the rest); tuples on a GPU, where `map` is missing."""
+    """Returns endless tf.data of (images, dict of other outputs); on a GPU, which lacks `map`, of tuples."""
     import nvidia.dali.plugin.tf as dali_tf
     import tensorflow as tf
 
@@ -269,7 +269,7 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description="Draws a batch with its boxes.", exit_on_error=False)
     parser.add_argument("--images", default="", help="directory of images (default: synthetic images)")
     parser.add_argument("--file_pattern", default="", help="TFRecords, instead of --images")
-    parser.add_argument("--annotations", default="", help="COCO json; for TFRecords, the categories")
+    parser.add_argument("--annotations", default="", help="COCO json; with TFRecords, json of the categories")
     parser.add_argument("--image_size", type=int, nargs=2, default=(416, 416), help="height, width in pixels")
     parser.add_argument("--letterbox", action="store_true", help="keep the aspect ratio")
     parser.add_argument("--mosaic_prob", type=float, default=0.5, help="share of the images that are mosaics")

@@ -8,7 +8,8 @@ import dataclasses
 
 import numpy as np
 
-MAX_BOXES = 50_000  # of more boxes a sample is used: the others would move the anchors by less than a pixel
+# With more boxes, only a sample is used: all of them would move the anchors by less than a pixel.
+MAX_BOXES = 50_000
 STARTS = 10  # k-means ends in a local optimum, so the best of several runs is used
 MAX_ROUNDS = 200
 

@@ -24,7 +24,7 @@ RAND_AUGMENT = [op for op in rand_augment.get_rand_augment_suite() if op.name no
 TRIVIAL_AUGMENT = [
     op for op in trivial_augment.get_trivial_augment_wide_suite() if op.name not in MOVES_PIXELS
 ]
-CUTOUT_SIDE = (0.1, 0.4)  # of the image's shorter side; paper: 0.25 and 0.5 (arXiv 1708.04552 section 4.1)
+CUTOUT_SIDE = (0.1, 0.4)  # / the image's shorter side; arXiv 1708.04552 section 4.1 has 0.25 and 0.5
 
 
 def random_rotation(
@@ -40,8 +40,8 @@ def random_rotation(
         fill: the level of the empty corners.
 
     Returns:
-        The image; the boxes that enclose the rotated boxes, clipped to the image; their labels. Boxes without
-        area are dropped or still have no area.
+        The image; the boxes that enclose the rotated boxes, clipped to the image; their labels. A box
+        without area is dropped, or is returned without area.
     """
     angle = uniform(-degrees, degrees)
     sides = boxes[:, 2:4] - boxes[:, 0:2]
@@ -56,7 +56,7 @@ def random_rotation(
 
 
 def is_conditional(config: "YOLOv4Config") -> bool:
-    """Returns whether samples of a batch use different operators, as DALI's enable_conditionals allows."""
+    """Returns whether samples of a batch may use different operators: DALI's enable_conditionals."""
     return config.auto_augment != "none"
 
 
@@ -70,7 +70,7 @@ def auto_augment(images: list[DataNode], config: "YOLOv4Config") -> list[DataNod
     Each sample runs only its own operations: see `is_conditional`.
     """
     ops, magnitude = config.rand_augment_ops, config.rand_augment_magnitude
-    # Hides warnings of DALI 2.4, which uses deprecated names of two operators and ignores Python's filters.
+    # DALI 2.4 warns here that it uses two deprecated names itself, and ignores Python's filters: hide it.
     with warnings.catch_warnings(record=True):
         if config.auto_augment == "trivial":
             return [trivial_augment.apply_trivial_augment(TRIVIAL_AUGMENT, image) for image in images]

@@ -13,9 +13,9 @@ def to_unit(images: DataNode) -> DataNode:
 
 
 def random_hsv(images: list[DataNode], hue: float, saturation: float, exposure: float) -> list[DataNode]:
-    """Applies `change_hsv` to each image, with random -hue to hue degrees and two values of `random_factor`.
+    """Applies `change_hsv` to each image. The hue turns at random by -hue to hue degrees.
 
-    If none of the three can change an image, no random numbers are drawn.
+    Saturation and brightness get a `random_factor`. If hue is 0 and both limits are 1, nothing is drawn.
     """
     if not hue and saturation == exposure == 1:
         return [to_unit(image) for image in images]

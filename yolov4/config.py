@@ -41,7 +41,7 @@ class YOLOv4Config:
     ignore_thresh: Share = 0.7  # unassigned predictions with a larger IoU with a box are not background
 
     # --- loader: preprocessing and augmentation of training images ---
-    antialias: bool = True  # when an image shrinks, in training and evaluation; Darknet has none
+    antialias: bool = True  # smooth images that shrink, in training and evaluation; Darknet does not
     letterbox: bool = False  # keep the aspect ratio and pad; False: stretch, as Darknet's letter_box=0
     jitter: NotNegative = 0.3  # each edge of the crop moves in or out by up to this share of the image's side
     flip_prob: Share = 0.5
@@ -51,8 +51,8 @@ class YOLOv4Config:
     rotation: NotNegative = 0.0  # random from -rotation to rotation degrees, about the crop's centre
     # RandAugment (arXiv 1909.13719) or TrivialAugment (arXiv 2103.10158), without operations that move pixels
     auto_augment: Literal["none", "rand", "trivial"] = "none"
-    rand_augment_ops: Count = 2  # operations per image; 2 as for ResNet-50 in the paper (section 4.3)
-    rand_augment_magnitude: CountOrZero = 9  # strength of the operations, 0 to 30; 9 as for ResNet-50, too
+    rand_augment_ops: Count = 2  # operations per image; the paper has 2 for ResNet-50 (section 4.3)
+    rand_augment_magnitude: CountOrZero = 9  # strength of operations, 0 to 30; the paper has 9 for ResNet-50
     cutout_prob: Share = 0.0  # probability of one filled square (arXiv 1708.04552)
     mosaic_prob: Share = 0.5  # per image; Darknet decides per batch (src/data.c, load_data_detection)
     # batch: the tiles show other images of the batch; fresh: three more images are read for each sample
@@ -72,7 +72,7 @@ class YOLOv4Config:
     objectness_iou: Share = 0.0
     cls_normalizer: NotNegative = 1.0
     box_gradient: Literal["exact", "darknet"] = "darknet"  # gradient of the box loss (losses.py)
-    size_weighting: bool = False  # multiply the loss of each box by 2 - its share of the image (losses.py)
+    size_weighting: bool = False  # multiply each box loss by 2 minus the box's share of the image
     max_delta: NotNegative = 0.0  # largest gradient of the box loss for each raw output; 0: no limit
     label_smoothing: Share = 0.0
     weight_decay: NotNegative = 5e-4  # factor on half the sum of squared kernels
@@ -80,7 +80,7 @@ class YOLOv4Config:
     # --- optimisation ---
     optimizer: Literal["sgd", "adam"] = "sgd"
     momentum: ShareBelowOne = 0.949  # of SGD; beta_1 of Adam
-    learning_rate: NotNegative = 0.0013  # for reference_batch images per update; else scaled linearly
+    learning_rate: NotNegative = 0.0013  # for reference_batch images per update; scaled with their number
     reference_batch: Count = 64
     lr_schedule: Literal["steps", "cosine"] = "steps"
     lr_steps: tuple[float, ...] = (0.8, 0.9)  # shares of the run after which the learning rate falls
@@ -196,7 +196,7 @@ _YOLOV4 = {
 # Not published: like yolov4-tiny with half the channels and smaller anchors; a laptop trains it in minutes. A
 # short run from scratch learns faster with Adam. With bn_momentum 0.99, moving variances would still contain
 # much of their initial 1 after a few hundred steps. Boxes and classes have larger weights than objectness:
-# else they learn late, because thousands of predictions have an objectness loss (docs/yolov4.md).
+# else they are learned late, because thousands of predictions have an objectness loss (docs/yolov4.md).
 _NANO = _TINY | {
     "backbone": "csp_darknet_nano",
     "width": 0.5,

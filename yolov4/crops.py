@@ -4,7 +4,7 @@ The jitter follows AlexeyAB/darknet src/data.c, load_data_detection. Windows and
 the window is decoded, and boxes are mapped exactly as the pixels are. Sizes are int32 nodes (height, width).
 The size of the network input is a node, too, because it may change from batch to batch.
 
-Several images at once are columns: (2, N) sizes, (2, 1) for the network input, (4, N) crops.
+For N images at once, each image is a column: sizes are (2, N), crops (4, N), the network input's size (2, 1).
 """
 
 from typing import TYPE_CHECKING, NamedTuple
@@ -46,11 +46,11 @@ def source_sizes(jpegs: list[DataNode]) -> DataNode:
 def input_size(config: "YOLOv4Config", training: bool, seed: int) -> DataNode:
     """Returns int32 (2,), (height, width) of the network input: random per training batch at multi_scale > 1.
 
-    All ranks use the same `seed` and so the same size: else they would wait for the rank with large images.
+    All ranks use the same `seed` and so the same size: ranks with small images would wait for the others.
 
     The shorter side is uniform over the multiples of 32 from image_size / multi_scale to image_size *
     multi_scale; the aspect ratio stays. Darknet (src/detector.c, train_detector, random=1) draws one size for
-    ten batches, rounds up by one step more, and draws small sizes more often.
+    ten batches, adds 32 pixels after rounding, and draws small sizes more often.
     """
     if not training or config.multi_scale == 1:
         return types.Constant(np.array(config.image_size, np.int32), device="cpu")

@@ -52,8 +52,8 @@ class Args:
 def load_darknet(model: "keras.Model", path: str | os.PathLike) -> "Contents":
     """Loads a .weights file, or a partial one (yolov4.conv.137, yolov4-tiny.conv.29), into a model.
 
-    If the file has another number of classes, all weights are loaded except those of the last convolution of
-    each head (init_from.py copies their rows by class name).
+    If the file has another number of classes, the last convolution of each head keeps its values, and all
+    other weights are loaded. (`init_from` copies for each class the rows with the same class name.)
 
     Raises:
         UserError: see `read_darknet`. No weight was changed.

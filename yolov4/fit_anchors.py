@@ -42,7 +42,7 @@ def suggest(
     letterbox: bool = False,
     seed: int = 0,
 ) -> str:
-    """Prints the fit and returns `anchors=...`, or "" if the model's own anchors fit. Arguments: flags."""
+    """Prints the fit. Returns "anchors=..." for --hparams; "" if the model's own fit. Arguments: flags."""
     if not annotations:
         raise errors.UserError("--annotations is missing: give the COCO json of the training images")
     config = get_config(model_name)
@@ -92,7 +92,7 @@ def with_fitted_anchors(sizes: np.ndarray, config: YOLOv4Config, seed: int) -> Y
 
 
 def trained_iou(sizes: np.ndarray, config: YOLOv4Config) -> np.ndarray:
-    """Returns the shape IoU (N,) of boxes of these sizes (N, 2) with their best assigned anchor, else 0."""
+    """Returns the shape IoU (N,) of boxes (N, 2) with the best anchor of a head; 0 for boxes not assigned."""
     fit_of = shape_iou(sizes, np.array(config.anchor_sizes))
     with_head = sorted(_with_head(config))
     trains = np.isin(fit_of.argmax(1), with_head) | (fit_of[:, with_head].max(1) > config.iou_thresh)
@@ -106,7 +106,7 @@ def _with_head(config: YOLOv4Config) -> set[int]:
 def box_sizes(annotations: Annotations, image_size: tuple[int, int], keep_aspect: bool) -> np.ndarray:
     """Returns widths and heights of all boxes to train on, float64 (N, 2), in pixels of the network input."""
     targets = annotations.target_boxes
-    inner = np.full((annotations.num_images, 2), image_size, float)  # (height, width) of each image in it
+    inner = np.full((annotations.num_images, 2), image_size, float)  # each image's height and width
     if keep_aspect:
         height, width = annotations.image_sizes.astype(np.int64).T
         inner = np.stack(fit(height, width, image_size, np.minimum, np.maximum), axis=1)

@@ -50,7 +50,7 @@ class Tiles(NamedTuple):
     """For each tile: the part of the image to decode and resize, its position, and the map of its boxes.
 
     A box b, normalised by its image, is clipped to the crop, and flipped if the image is flipped. Then it is
-    b * scale + shift in pixels of the mosaic, and is clipped to its tile. An absent tile is empty.
+    b * scale + shift in pixels of the mosaic, and is clipped to its tile. An absent tile has no boxes.
     """
 
     window: DataNode  # int32 (4, 4): top, left, height, width in pixels of the stored image
@@ -223,7 +223,7 @@ def _paste(images: list[DataNode], tiles: Tiles, image_size: DataNode, fill: flo
     anchors = fn.transpose(tiles.target, perm=[1, 0])  # (4, 2)
     targets = [anchors[1:], anchors[0:1]]
     if fill is not None:
-        # One strip is pasted several times, because a whole canvas would be written for every sample.
+        # One strip of padding is pasted several times: DALI fills it anew for every sample, so it is small.
         rows = image_size[0] // _STRIPS
         strip = fn.reshape(fn.full(fill, shape=fn.stack(rows, image_size[1], 3)), layout="HWC")
         others = [strip.gpu() if first.device == "gpu" else strip] * _STRIPS + others

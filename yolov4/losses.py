@@ -33,12 +33,12 @@ def box_loss(
     these differ from the ratios in pixels.
 
     config.box_gradient chooses the gradient for the raw outputs. "exact" is the derivative of the loss.
-    "darknet" is what Darknet's delta_yolo_box uses instead, and what iou_normalizer 0.07 and max_delta 5 were
-    tuned for: the derivative with respect to the box in units of the image, as if its centre and sides were
-    the raw outputs (`_darknet_derivative`). For the centre, it is larger by columns / slope of the sigmoid;
-    for the sides, by image side / anchor side. For yolov4 at 608, that is 3 times for the sides of the
-    largest anchor, and 270 times for the centre of the smallest. With the exact gradient, 0.07 is too small
-    to move the boxes, compared with the other two losses; about 2 works.
+    "darknet" is the gradient of Darknet's delta_yolo_box, for which iou_normalizer 0.07 and max_delta 5 were
+    tuned. It uses the derivative for centre and sides, in units of the image, as the derivative for the raw
+    outputs (`_darknet_derivative`). It is larger than the exact derivative: for the centre, by columns /
+    slope of the sigmoid; for the sides, by image side / anchor side. For yolov4 at 608, it is 3 times as
+    large for the sides with the largest anchor, and 270 times for the centre with the smallest. With the
+    exact gradient, 0.07 is too small to move the boxes, compared with the other two losses; about 2 works.
 
     config.size_weighting multiplies the loss of a box by 2 - width * height, so that small boxes count more.
     Darknet passes this factor to delta_yolo_box, but uses it only for a squared error. So without
@@ -84,8 +84,9 @@ def objectness_loss(
 ) -> tf.Tensor:
     """Returns the sum of the cross-entropy of one head's objectness, before obj_normalizer.
 
-    The target of an assigned prediction is 1, or 1 - `shortfall`. A prediction of several boxes counts once,
-    with the target of the first box. All others have the target 0, but those in `ignored` are not summed.
+    The target of an assigned prediction is 1, or 1 - `shortfall`. A prediction with several assigned boxes
+    counts once, with the target of the first box. Unassigned predictions have the target 0; the sum leaves
+    out those in `ignored`.
 
     Args:
         logits: (B, h, w, K).
@@ -225,9 +226,10 @@ def _darknet_derivative(
     """Returns the CIoU as above, and what Darknet uses as its derivative (src/yolo_layer.c, delta_yolo_box).
 
     The derivative with respect to the normalised centre x, centre y, width and height of the box is used for
-    the raw outputs. The sides are multiplied by the exponential of the raw output, not by the anchor. The IoU
-    term counts twice for the sides; the aspect term lacks its divisor width**2 + height**2, as in the CIoU
-    paper. One difference: dx_box_iou in src/box.c has a wrong sign where the centre moves the enclosing box.
+    the raw outputs. The derivative for a side is multiplied by the exponential of the raw output, but not by
+    the anchor. The IoU term counts twice for the sides; the aspect term lacks its divisor width**2 +
+    height**2, as in the CIoU paper. One difference: in Darknet, dx_box_iou (src/box.c) has a wrong sign where
+    the centre moves the enclosing box; here the sign is right.
     """
     boxes_cxcywh = box_ops.ltrb_to_cxcywh(decode(offsets))
     with tf.GradientTape(persistent=True) as tape:

@@ -124,9 +124,9 @@ def paste(canvases: DataNode, groups: list[Pieces]) -> DataNode:
 def objects_of(canvas: Objects, pieces: Pieces) -> list[Objects]:
     """Returns the objects of each piece: the boxes of its canvas, clipped to the piece and moved with it.
 
-    Boxes outside their piece get no area, and so do all boxes of an absent piece.
+    Boxes outside their piece, and all boxes of an absent piece, get no area.
     """
-    # Absent tiles of a mosaic already have no area; other absent pieces get no area by count 0.
+    # Absent tiles of a mosaic already have no area. Other absent pieces lose it by their count of 0.
     sizes = pieces.sizes if len(pieces.sources) > 1 else pieces.sizes * pieces.count
     starts, ends, shifts = (
         fn.coord_transform(corners, M=YX_TO_XYXY)  # float32 (R, 4)
@@ -144,7 +144,7 @@ def objects_of(canvas: Objects, pieces: Pieces) -> list[Objects]:
 def random_rectangle(source: DataNode, chosen: DataNode, image_size: DataNode) -> Pieces:
     """Draws CutMix's piece of another canvas, which keeps its position; it is absent if `chosen` is 0.
 
-    Its area is uniform, its aspect ratio that of the canvas, its centre anywhere; parts outside are cut.
+    Its area and centre are uniform, and its aspect ratio is that of the canvas. Parts outside are cut off.
     """
     half = dali_math.sqrt(uniform(0.0, 1.0)) * image_size / 2
     center = fn.random.uniform(range=(0.0, 1.0), shape=[2]) * image_size

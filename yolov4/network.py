@@ -24,7 +24,7 @@ class Layer:
     Attributes:
         kind: the section's name.
             convolutional: padded by size // 2 on both sides; then batch norm or a bias; then `activation`.
-            route: concatenates the channels of its inputs, or takes group `group_id` of one input's `groups`.
+            route: concatenates the channels of its inputs, or takes part `group_id` of `groups` parts of one.
             shortcut: adds its two inputs.
             maxpool: takes the maximum over size x size; padding is ignored.
             upsample: repeats every value in both directions.
@@ -99,7 +99,7 @@ class _Part:
 
     def _append(self, kind: str, inputs: Sequence[Layer], channels: int, **options: Any) -> Layer:
         if inputs and kind != "route" and inputs[0] is not self.layers[-1]:
-            # In Darknet a layer reads the one before it; a route makes any earlier layer the one before
+            # In Darknet a layer reads the layer before it. To read an earlier layer, add a route to it.
             self.concat(inputs[0])
         numbers = tuple(x.index for x in inputs)
         layer = Layer(kind, self.name, len(self.layers), numbers, channels, options)

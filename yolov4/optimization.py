@@ -22,7 +22,7 @@ INITIAL_LOSS_SCALE = 32.0
 
 @dataclasses.dataclass(eq=False)
 class BurnIn(keras.optimizers.schedules.LearningRateSchedule):
-    """A burn-in by a power of the update's number up to the peak, then steps down or half a cosine to zero.
+    """The rate rises in the burn-in by a power of the update's number, then falls in steps or by a cosine.
 
     As in Darknet, which counts the images of an update before it computes the rate (train_network_datum), the
     first update has number 1. So no update has a rate of zero, and update `burn_in` has the full rate.

@@ -62,7 +62,7 @@ def boxes_to_input(boxes: DataNode, place: DataNode) -> DataNode:
 
 
 def random_flip(place: DataNode, image_size: DataNode, prob: float) -> tuple[DataNode, DataNode]:
-    """Returns int32 (), 1 with probability `prob` to mirror the image, else 0; and its place after that."""
+    """Draws int32 (), 1 (mirror) with probability `prob`, else 0. Also returns the image's new place."""
     coin = fn.random.coin_flip(probability=prob)
     top, left, height, width = (place[i] for i in range(4))
     return coin, fn.stack(top, left + coin * (image_size[1] - width - 2 * left), height, width)
@@ -108,9 +108,9 @@ class YOLOv4Loader(BaseLoader):
     """Base of all loaders of this app: their options and the shapes of their targets.
 
     Attributes:
-        mosaic: False in the last epochs: no mosaic, MixUp or CutMix. Only images of one batch are mixed,
-            except with mosaic_tiles=fresh. So in a batch of one, a mosaic has four pieces of the same image,
-            and there is no MixUp or CutMix.
+        mosaic: use mosaic, MixUp and CutMix; False in the last epochs (close_mosaic). Only images of one
+            batch are mixed, except with mosaic_tiles=fresh. So in a batch of one, a mosaic has four pieces of
+            the same image, and there is no MixUp or CutMix.
     """
 
     config: YOLOv4Config
@@ -201,7 +201,7 @@ class YOLOv4Pipeline(DaliOptions, YOLOv4Loader):
     def _canvases(
         self, mixed: YOLOv4Config, image_size: DataNode
     ) -> tuple[DataNode, Objects, dict[str, DataNode]]:
-        """Defines samples of one image, mixed within the batch; also returns ids, sizes, letterboxes."""
+        """Defines samples from one image each, then mixes them. Also returns ids, sizes and letterboxes."""
         config = self.config
         jpegs, boxes, labels, image_ids = self._read(self.seed)
         size = source_size(jpegs)
@@ -234,7 +234,7 @@ class YOLOv4Pipeline(DaliOptions, YOLOv4Loader):
     def _fresh_mosaics(
         self, mixed: YOLOv4Config, image_size: DataNode
     ) -> tuple[DataNode, Objects, dict[str, DataNode]]:
-        """Defines samples of one or four read images, mixed within the batch; also returns the first ids."""
+        """Defines samples from one or four images each, then mixes them. Also returns ids of first images."""
         examples, image_ids = [], []
         for number, seed in enumerate(fresh_mosaic.reader_seeds(self.seed)):
             *nodes, ids = self._read(seed, f"reader_{number}" if number else "reader")

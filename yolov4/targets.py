@@ -21,8 +21,8 @@ from yolov4.decoding import decode_boxes
 if TYPE_CHECKING:
     from yolov4.config import YOLOv4Config
 
-# src/yolo_layer.c, process_batch: a prediction is background, even if its box fits, unless a class has more
-# than this probability, without the objectness as a factor (compare_yolo_class).
+# src/yolo_layer.c, process_batch: a prediction whose box fits is still background if no class has more than
+# this probability, without the objectness as a factor (compare_yolo_class).
 IGNORE_CLASS_PROBABILITY = 0.25
 
 IGNORE_CHUNK = 16  # number of boxes that are compared with all predictions at once
@@ -151,7 +151,7 @@ def ignore_mask(
     Args:
         raw: (B, h, w, K, 5 + C), outputs of head number `head`. They get no gradient from here.
         boxes, classes: as for `assign_targets`.
-        num_boxes: int (B,), number of boxes before the padding. The time depends on the largest of them, the
+        num_boxes: int (B,), number of boxes before the padding. The time depends on the largest number, the
             memory on IGNORE_CHUNK, the number of boxes in one chunk.
         config: holds the anchors and ignore_thresh.
         head: number of the head, the finest stride first.

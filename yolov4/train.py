@@ -87,7 +87,7 @@ def train(a: Args, hooks: Hooks = Hooks()) -> dict | None:
         StoppedError: a signal stopped the run; everything is saved.
     """
     ranks = start_process(a)
-    # Later ones replace earlier ones: the model's row in config.py, --augmentation_preset, --hparams, flags.
+    # Each replaces values of those before it: the row in config.py, --augmentation_preset, --hparams, flags.
     config = hparams.resolve(get_config(a.model_name), a, preset=PRESETS[a.augmentation_preset])
 
     # --- Data -------------------------------------------------------------------------------------
@@ -177,7 +177,7 @@ def make_train_step(
     precision: str,
     xla: bool,
 ) -> Callable[[Any, Any, tf.Tensor], step_guard.StepResult]:
-    """Returns the compiled step, which skips non-finite results. All `values` are logged by name."""
+    """Returns the compiled step, which skips non-finite results. The run logs every value by its name."""
 
     def forward_backward(images: tf.Tensor, targets: dict) -> tuple[list, dict]:
         with tf.GradientTape() as tape:

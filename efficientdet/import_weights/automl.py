@@ -1,8 +1,8 @@
 """Reads google/automl's EfficientDet checkpoints: maps the weights of our models to automl's names.
 
 The names come from efficientdet/tf2/efficientdet_keras.py and efficientdet/backbone/efficientnet_model.py;
-those in TensorFlow 1 (efficientdet/efficientdet_arch.py) are equal. Values have the same order and meaning:
-anchors (tf2/anchors.py) by level, row, column, scale, ratio; box outputs dy, dx, log dh, log dw.
+those in TensorFlow 1 (efficientdet/efficientdet_arch.py) are equal. As in our models, the anchors
+(tf2/anchors.py) are ordered by level, row, column, scale, ratio; box outputs are dy, dx, log dh, log dw.
 
 Class output i of automl's models is category id i + 1: COCO's 80 classes are 80 of the 90 outputs.
 """
@@ -51,7 +51,7 @@ _BLOCK_LAYERS = {
 _BLOCK = re.compile(r"backbone\.block_(\d+)\.(\w+\.\w+)")
 _PARTS = re.compile(r"(?:^|/)((?:efficientnet-[a-z0-9]+|resample_p\d+|fpn_cells|class_net|box_net)/.+)$")
 _BACKBONE = re.compile(r"^efficientnet-[a-z0-9]+/(?:model/)?")
-# matches the two last numbers, too: they only repeat where the inputs of a node come from
+# `canonical` keeps the first of the three numbers. The other two only repeat where the input comes from.
 _RESAMPLE = re.compile(r"/resample_(\d+)_\d+_\d+/")
 _COMBINE = re.compile(r"/op_after_combine\d+/")
 
@@ -74,7 +74,7 @@ def canonical(name: str) -> str | None:
 def automl_names(model: keras.Model) -> dict[str, tuple[str, ...]]:
     """Maps the path of each weight to the canonical names of its variables (several for fusion weights).
 
-    Weights that automl does not have, of another model family, are left out.
+    Weights that automl does not have, because the model is of another family, are left out.
     """
     layers = {layer.name for layer in model.layers}
     names = {}

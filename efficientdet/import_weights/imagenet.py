@@ -104,8 +104,8 @@ def _keras_names(
 ) -> dict[str, tuple[str, ...]]:
     """Maps the path of each backbone weight to its name in keras/src/applications/efficientnet.py.
 
-    For example `block_1.expand.conv` -> `block2a_expand_conv`. Only the depthwise convolution and its batch
-    norm have other names. Keras 2 calls a depthwise kernel `depthwise_kernel`, Keras 3 `kernel`.
+    For example `block_1.expand.conv` -> `block2a_expand_conv`. Only the depthwise convolution (dwconv) and
+    its batch norm (bn) have other names. A depthwise kernel is `depthwise_kernel` in Keras 2, `kernel` in 3.
     """
     names: dict[str, tuple[str, ...]] = {}
     for weight in model.weights:

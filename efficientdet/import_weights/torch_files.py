@@ -74,9 +74,10 @@ def _open(path: str | os.PathLike) -> ForeignWeights:
 
 
 def _keras_layout(array: np.ndarray) -> np.ndarray:
-    """Converts a kernel (output, input, h, w) to Keras' (h, w, input, output), depthwise (h, w, channels, 1).
+    """Converts a kernel (output, input, h, w) to Keras' layout.
 
-    In these networks only depthwise filters have one input channel.
+    This is (h, w, input, output), or (h, w, channels, 1) for a depthwise convolution. In these networks only
+    depthwise filters have one input channel.
     """
     if array.ndim != 4:
         return array

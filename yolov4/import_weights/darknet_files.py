@@ -3,10 +3,10 @@
 A .weights file (AlexeyAB/darknet src/parser.c, load_weights_upto and save_weights_upto) starts with three
 int32 (major, minor and revision of its version) and the number of images that training has seen. Then it has,
 for every convolution in the order of the .cfg: beta, gamma, mean and variance of the batch norm, or a bias if
-there is none; then the kernel (output, input, height, width). They are float32, little endian.
+there is none; then the kernel (output, input, height, width). All numbers are float32, little endian.
 
-Darknet's data/coco.names has COCO's 80 classes in the order of COCO's category ids, which have gaps, six of
-them with Pascal VOC's spelling. This project uses COCO's names.
+Darknet's data/coco.names has COCO's 80 classes in the order of COCO's category ids, although the ids have
+gaps. Six class names have Pascal VOC's spelling. This project uses COCO's names.
 """
 
 import itertools
