@@ -24,7 +24,7 @@ RAND_AUGMENT = [op for op in rand_augment.get_rand_augment_suite() if op.name no
 TRIVIAL_AUGMENT = [
     op for op in trivial_augment.get_trivial_augment_wide_suite() if op.name not in MOVES_PIXELS
 ]
-CUTOUT_SIDE = (0.1, 0.4)  # / the image's shorter side; arXiv 1708.04552 section 4.1 has 0.25 and 0.5
+CUTOUT_SIDE = (0.1, 0.4)  # share of the image's shorter side; 0.25, 0.5 in arXiv 1708.04552 section 4.1
 
 
 def random_rotation(
@@ -56,7 +56,7 @@ def random_rotation(
 
 
 def is_conditional(config: "EfficientDetConfig") -> bool:
-    """Returns whether samples of a batch may use different operators: DALI's enable_conditionals."""
+    """Returns whether samples of a batch may use different operators (DALI's enable_conditionals)."""
     return config.auto_augment != "none"
 
 
@@ -69,7 +69,8 @@ def auto_augment(images: DataNode, config: "EfficientDetConfig") -> DataNode:
 
     Each sample runs only its own operations: see `is_conditional`.
     """
-    # DALI 2.4 warns here that it uses two deprecated names itself, and ignores Python's filters: hide it.
+    # DALI 2.4 itself uses deprecated names of two operators, and warns about them even if Python's filters
+    # forbid it. Recording the warnings hides them.
     with warnings.catch_warnings(record=True):
         if config.auto_augment == "trivial":
             images = trivial_augment.apply_trivial_augment(TRIVIAL_AUGMENT, images)

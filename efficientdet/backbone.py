@@ -75,7 +75,7 @@ def extract_features(
         bn_momentum: momentum of the batch norms.
 
     Returns:
-        A dict from level l (1 to 5) to the output of its last block, (B, ceil(H / 2**l), ceil(W / 2**l), C).
+        A dict from level l = 1 to 5 to its last block's output, (B, ceil(H / 2**l), ceil(W / 2**l), C_l).
 
     Raises:
         UserError: `backbone` is unknown.

@@ -77,7 +77,7 @@ class EfficientDetConfig:
     # --- optimisation ---
     optimizer: Literal["sgd", "adam"] = "sgd"
     momentum: ShareBelowOne = 0.9  # of SGD; beta_1 of Adam
-    learning_rate: NotNegative = 0.08  # for reference_batch images per update; scaled with their number
+    learning_rate: NotNegative = 0.08  # for reference_batch images per update; linear in their number
     reference_batch: Count = 64
     warmup_learning_rate: NotNegative = 0.008  # at the start of the warm-up; scaled like learning_rate
     warmup_epochs: NotNegative = 1.0

@@ -50,7 +50,7 @@ def match(
     best_anchor = tf.math.unsorted_segment_max(tf.where(is_best, anchor, -1), owner, num_boxes)
     best_anchor = tf.where(best_anchor < 0, anchors.num_anchors - 1, best_anchor)
 
-    # The best box of each anchor, the last of equal IoUs. A box has IoU 2 with its own best anchor.
+    # The best box of each anchor, the last of equal IoUs. A box gets IoU 2 with its own best anchor.
     above = tf.where(overlap > match_iou)[:, 0]
     overlap = tf.concat([tf.gather(overlap, above), tf.fill([num_boxes], 2.0)], axis=0)
     owner = tf.concat([tf.gather(owner, above), tf.range(num_boxes)], axis=0)

@@ -230,7 +230,7 @@ class EfficientDetPipeline(DaliOptions, EfficientDetLoader):
         boxes = boxes_to_input(boxes, crop.size, config.image_size)
 
         rows = config.max_instances
-        limit = self.opened_source.annotations.limit(rows)  # None, if not needed, saves a fifth of the time
+        limit = self.opened_source.annotations.limit(rows)  # None (no limit needed) saves a fifth of the time
         boxes, labels, lost = select_boxes(boxes, labels, min_box_size(config), limit)
         if encode_boxes:
             encoded = box_encoder.encode_selected(boxes, labels, config.anchors, rows, device=self.device)

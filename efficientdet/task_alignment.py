@@ -25,7 +25,7 @@ from efficientdet.config import EfficientDetConfig
 
 ALPHA, BETA = 0.5, 6.0  # exponents of score and IoU
 ANCHORS_PER_BOX = 10
-# In pixels. A side of a box below this counts as this: else the box might contain no anchor's centre.
+# In pixels. Shorter sides of a box count as this long: else the box might contain no anchor's centre.
 MIN_SIDE = 8.0
 # Numbers of boxes that few images exceed. XLA compiles for these static shapes instead of for each batch.
 FEW_BOXES = (16, 48)

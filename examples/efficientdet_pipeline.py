@@ -51,7 +51,7 @@ class Config:
     resize: tuple[int, int] = (320, 512)  # resize_range: range of the shorter side in pixels
     flip_prob: float = 0.5
     grid_mask_prob: float = 0.0
-    color: tuple[float, float, float] = (0.0, 0.0, 0.0)  # brightness, contrast, saturation: by 1 +- x
+    color: tuple[float, float, float] = (0.0, 0.0, 0.0)  # brightness, contrast, saturation: factors 1 +- x
     hue: float = 0.0  # in degrees: -x .. x
     min_box_size: float = 1.0  # pixels of the network input; smaller boxes are dropped
     max_instances: int = 100  # maximum number of boxes in an image; the largest are kept

@@ -59,7 +59,7 @@ class Config:
 
 
 def make_pipeline(config: Config, shard_id: int = 0, num_shards: int = 1) -> Pipeline:
-    """Makes the pipeline for shard `shard_id` of `num_shards`. A node is one image, or a mosaic's four."""
+    """Makes a pipeline for shard `shard_id` of `num_shards`. A node is one image, or all four of a mosaic."""
     for name, (low, high) in RANGES.items():
         if not low <= np.min(value := getattr(config, name)) <= np.max(value) <= high:
             raise ValueError(f"{name}={value}: use {low} to {high}")

@@ -72,7 +72,7 @@ class YOLOv4Config:
     objectness_iou: Share = 0.0
     cls_normalizer: NotNegative = 1.0
     box_gradient: Literal["exact", "darknet"] = "darknet"  # gradient of the box loss (losses.py)
-    size_weighting: bool = False  # multiply each box loss by 2 minus the box's share of the image
+    size_weighting: bool = False  # multiply each box loss by 2 minus the box's share of the image (losses.py)
     max_delta: NotNegative = 0.0  # largest gradient of the box loss for each raw output; 0: no limit
     label_smoothing: Share = 0.0
     weight_decay: NotNegative = 5e-4  # factor on half the sum of squared kernels
@@ -80,7 +80,7 @@ class YOLOv4Config:
     # --- optimisation ---
     optimizer: Literal["sgd", "adam"] = "sgd"
     momentum: ShareBelowOne = 0.949  # of SGD; beta_1 of Adam
-    learning_rate: NotNegative = 0.0013  # for reference_batch images per update; scaled with their number
+    learning_rate: NotNegative = 0.0013  # for reference_batch images per update; linear in their number
     reference_batch: Count = 64
     lr_schedule: Literal["steps", "cosine"] = "steps"
     lr_steps: tuple[float, ...] = (0.8, 0.9)  # shares of the run after which the learning rate falls

@@ -42,7 +42,7 @@ def suggest(
     letterbox: bool = False,
     seed: int = 0,
 ) -> str:
-    """Prints the fit. Returns "anchors=..." for --hparams; "" if the model's own fit. Arguments: flags."""
+    """Prints the fit. Returns "anchors=..." for --hparams, or "" to keep the model's. Arguments: flags."""
     if not annotations:
         raise errors.UserError("--annotations is missing: give the COCO json of the training images")
     config = get_config(model_name)
@@ -106,7 +106,7 @@ def _with_head(config: YOLOv4Config) -> set[int]:
 def box_sizes(annotations: Annotations, image_size: tuple[int, int], keep_aspect: bool) -> np.ndarray:
     """Returns widths and heights of all boxes to train on, float64 (N, 2), in pixels of the network input."""
     targets = annotations.target_boxes
-    inner = np.full((annotations.num_images, 2), image_size, float)  # each image's height and width
+    inner = np.full((annotations.num_images, 2), image_size, float)  # (height, width) of images in the input
     if keep_aspect:
         height, width = annotations.image_sizes.astype(np.int64).T
         inner = np.stack(fit(height, width, image_size, np.minimum, np.maximum), axis=1)

@@ -126,7 +126,7 @@ def objects_of(canvas: Objects, pieces: Pieces) -> list[Objects]:
 
     Boxes outside their piece, and all boxes of an absent piece, get no area.
     """
-    # Absent tiles of a mosaic already have no area. Other absent pieces lose it by their count of 0.
+    # Absent tiles of a mosaic already have no area. Other absent pieces lose their area by a count of 0.
     sizes = pieces.sizes if len(pieces.sources) > 1 else pieces.sizes * pieces.count
     starts, ends, shifts = (
         fn.coord_transform(corners, M=YX_TO_XYXY)  # float32 (R, 4)

@@ -118,9 +118,9 @@ def tile_starts(
     """Returns where each tile starts in its canvas, for rows and columns. All are int32 nodes that broadcast.
 
     Args:
-        is_first: rows: 1 for the upper tiles; columns: 1 for the left tiles; else 0.
-        cut, rest: rows: heights of the upper and the lower tiles; columns: widths of the left and the right.
-        before, after: rows: padding above and below the image; columns: padding on its left and right.
+        is_first: 1 for the upper tiles (rows) or the left tiles (columns), else 0.
+        cut, rest: heights of the upper and the lower tiles (rows), or widths of the left and right (columns).
+        before, after: padding above and below the image (rows), or on its left and right (columns).
     """
     first_start = rest - dali_math.min(rest, after)
     second_start = dali_math.min(cut, before)

@@ -24,7 +24,8 @@ class Layer:
     Attributes:
         kind: the section's name.
             convolutional: padded by size // 2 on both sides; then batch norm or a bias; then `activation`.
-            route: concatenates the channels of its inputs, or takes part `group_id` of `groups` parts of one.
+            route: concatenates the channels of its inputs; or splits the channels of one input into `groups`
+                parts, and takes part `group_id`.
             shortcut: adds its two inputs.
             maxpool: takes the maximum over size x size; padding is ignored.
             upsample: repeats every value in both directions.

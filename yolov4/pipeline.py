@@ -201,7 +201,7 @@ class YOLOv4Pipeline(DaliOptions, YOLOv4Loader):
     def _canvases(
         self, mixed: YOLOv4Config, image_size: DataNode
     ) -> tuple[DataNode, Objects, dict[str, DataNode]]:
-        """Defines samples from one image each, then mixes them. Also returns ids, sizes and letterboxes."""
+        """Defines samples from one image each, mixed in the batch. Also returns ids, sizes and letterboxes."""
         config = self.config
         jpegs, boxes, labels, image_ids = self._read(self.seed)
         size = source_size(jpegs)
@@ -234,7 +234,7 @@ class YOLOv4Pipeline(DaliOptions, YOLOv4Loader):
     def _fresh_mosaics(
         self, mixed: YOLOv4Config, image_size: DataNode
     ) -> tuple[DataNode, Objects, dict[str, DataNode]]:
-        """Defines samples from one or four images each, then mixes them. Also returns ids of first images."""
+        """Defines samples from one or four images each, mixed in the batch. Also returns the first ids."""
         examples, image_ids = [], []
         for number, seed in enumerate(fresh_mosaic.reader_seeds(self.seed)):
             *nodes, ids = self._read(seed, f"reader_{number}" if number else "reader")
