@@ -201,7 +201,7 @@ class YOLOv4Pipeline(DaliOptions, YOLOv4Loader):
     def _canvases(
         self, mixed: YOLOv4Config, image_size: DataNode
     ) -> tuple[DataNode, Objects, dict[str, DataNode]]:
-        """Defines samples from one image each, mixed in the batch. Also returns ids, sizes and letterboxes."""
+        """Defines samples from one image each, mixed in the batch. Also returns ids, sizes, letterboxes."""
         config = self.config
         jpegs, boxes, labels, image_ids = self._read(self.seed)
         size = source_size(jpegs)
