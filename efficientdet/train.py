@@ -229,7 +229,7 @@ def loss_values(
 
 
 def make_model(config: EfficientDetConfig, num_classes: int, num_steps: int = 10**9) -> keras.Model:
-    """Builds the network for a training of `num_steps` steps; in a short one, batch norms adapt faster."""
+    """Builds the network for a training of `num_steps` steps; a short one lowers batch-norm momentum."""
     return limit_bn_momentum(build_model(config.model_name, num_classes, config=config), num_steps)
 
 

@@ -193,7 +193,7 @@ def _open_checkpoint(path: str, prefix: str) -> ForeignWeights:
 
 
 def _names_of_objects(path: str, graph: bytes) -> tuple[dict[str, str], dict[str, str]]:
-    """Reads two dicts of the object graph, from variable names to keys of values and of averages ("": none)."""
+    """Reads two dicts of the object graph, from variable names to keys of values, of averages ("": none)."""
     with _in_one_line(path, "the checkpoint is damaged"):
         nodes = trackable_object_graph_pb2.TrackableObjectGraph.FromString(graph).nodes
     keys = [{a.full_name: a.checkpoint_key for a in node.attributes if a.full_name} for node in nodes]
