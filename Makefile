@@ -65,7 +65,7 @@ demo: setup $(DEMO_DATA)/train/instances.json $(DEMO_DATA)/eval/instances.json  
 	$(RUN) efficientdet/infer.py --weights=$(DEMO) --images=$(DEMO_DATA)/eval/images \
 	  --annotations=$(DEMO_DATA)/eval/instances.json --output_dir=$(DEMO)/pictures --score_threshold=0.3
 
-demo-yolov4: setup $(DEMO_DATA)/train/instances.json $(DEMO_DATA)/eval/instances.json  ## the same with YOLOv4
+demo-yolov4: setup $(DEMO_DATA)/train/instances.json $(DEMO_DATA)/eval/instances.json  ## does the same as `make demo`, with YOLOv4
 	$(call train_demo,yolov4,$(DEMO_YOLOV4))
 	$(RUN) yolov4/eval.py --weights=$(DEMO_YOLOV4) --eval_images=$(DEMO_DATA)/eval/images \
 	  --eval_annotations=$(DEMO_DATA)/eval/instances.json
@@ -98,7 +98,7 @@ pictures: setup  ## draws the pictures of docs/ again (docs/accuracy.md has the 
 demo-clean:  ## deletes the demos' data and runs, so that the next demo starts from the beginning
 	rm -rf $(DEMO) $(DEMO_YOLOV4) $(DEMO_DATA)
 
-check: horovod  ## tests what a change must not break: older runs, equal bits, resuming, two ranks (7 minutes on two shared cores)
+check: horovod  ## tests what a change must not break: resuming (also older runs), bit-identical results, two ranks (7 minutes on two shared cores)
 	$(RUN) -m pytest $(CHECKS) -k 'not three_times or yolov4'
 
 test: lint horovod  ## runs lint, then all tests except the long ones, in JOBS=2 processes of up to 3 GB each
@@ -112,7 +112,7 @@ test-all: test test-long  ## runs all tests
 test-gpu: horovod  ## runs only the tests that need a GPU
 	$(RUN) -m pytest -m gpu
 
-gpu-check: setup  ## tests everything that needs a GPU and reports which flags to change; resumes (hours; never ran)
+gpu-check: setup  ## tests everything that needs a GPU and reports which flags to change; an interrupted check continues (takes hours; never ran)
 	-@$(MAKE) --no-print-directory horovod
 	$(RUN) tools/gpu_check.py --output_dir=$(GPU_CHECK) $(GPU_CHECK_FLAGS)
 

@@ -3,8 +3,9 @@ r"""Trains this project's models and other programs on the same data and budget,
     python benchmarks/accuracy.py --rows=d0 --output_dir=runs/accuracy
 
 docs/accuracy.md has the method, the data and how to install the other programs. benchmarks/accuracy.yaml has
-the command lines of every program. A run is a training script and a detection script in bash. Only one run is
-active at a time, and the programs of a row take turns. This command scores their detections (COCO results).
+the rows: each names data sets, and programs with their command lines. A run is a training and a detection
+script in bash. One run is active at a time; the programs of a row take turns. Detections are COCO results,
+which this command scores.
 
 A finished run has the file OUTPUT_DIR/ROW/DATA/PROGRAM/SEED/result.json. It is not repeated if its commands
 are the same. An interrupted run starts again. `log.txt` in the same directory has the output of the program.
@@ -54,7 +55,7 @@ class AccuracyArgs:
 
     rows: str = flag("", "Rows of the table, comma-separated. Default: all.")
     seeds: str = flag("1,2,3", "Seeds, comma-separated.")
-    settings: str = flag("", "Settings that replace those of the rows, k=v,k=v, for a trial.")
+    settings: str = flag("", "For trials: settings that replace those of the rows, as k=v,k=v.")
     table: str = flag("benchmarks/accuracy.yaml", "YAML file of the rows.")
     output_dir: str = flag("runs/accuracy", "Directory with the data sets (in data/) and all runs.")
 

@@ -4,10 +4,11 @@ r"""Writes a COCO data set in the formats that the programs of benchmarks/accura
         --train_images=bccd/images --train_annotations=bccd/instances_train.json \
         --eval_images=bccd/images --eval_annotations=bccd/instances_val.json
 
-The directories have COCO's names. Darknet finds the labels of `images/train2017` in `labels/train2017`, and
-Ultralytics those of `images` in `labels`. File names are image ids, and categories are numbered from 1. So a
-program that writes COCO results needs no table of ids. `records/` has TFRecords, data.yaml describes the
-data for Ultralytics, and the text files are Darknet's lists of images and class names.
+The directories have COCO's names, with which Darknet finds the labels of `images/train2017` in
+`labels/train2017`. Ultralytics finds labels by replacing `images` by `labels` in a path. File names are image
+ids, and categories are numbered from 1. So a program that writes COCO results needs no table of ids.
+`records/` has TFRecords, data.yaml describes the data for Ultralytics, and the text files are Darknet's lists
+of images and class names.
 """
 
 import dataclasses

@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# The entry point of the images. It runs any command unchanged. Under horovodrun, stopping the container saves first.
+# The images' entry point. It runs any command unchanged. With horovodrun, stopping the container first saves a checkpoint.
 #
 #   docker run ... dali-detection:cpu horovodrun -np 2 python efficientdet/train.py ...
 #
-# SIGTERM to horovodrun would kill its ranks after five seconds, saved or not (docs/distributed.md). This script sends it to
-# the ranks of this host instead. All ranks save the same step and end, then horovodrun ends. Allow time for that:
-# docker stop -t 300.
+# SIGTERM makes horovodrun kill its ranks after five seconds, even if they have not saved (docs/distributed.md). This script
+# therefore sends SIGTERM to the ranks of this host. All ranks save the same step and end, then horovodrun ends. Allow time
+# for this: docker stop -t 300.
 set -euo pipefail
 
 [ "$(basename -- "${1:-}")" = horovodrun ] || exec "$@"

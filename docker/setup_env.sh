@@ -50,7 +50,7 @@ if command -v nvidia-smi >/dev/null && nvidia-smi -L >/dev/null 2>&1; then
   extras+=(gpu)
 fi
 say "packages (about 1.3 GB to download the first time; a few minutes)"
-# The default sets have a lock with the hash of every file, including indirect dependencies.
+# For the extras of `make setup` and of the images, a lock file has the hash of every file, also of indirect dependencies.
 lock="$here/docker/locks/$(printf '%s\n' "${extras[@]}" | sort | paste -sd+).txt"
 if [ -f "$lock" ]; then
   cp "$lock" "$venv/requirements.txt"
@@ -78,7 +78,7 @@ if ! plugin_works; then
   say "DALI's TensorFlow plugin (its shipped binary)"
   # The plugin contains a binary for this TensorFlow. Its installer searches TensorFlow's library for "GCC:" with `strings`,
   # but clang built this TensorFlow, so the installer would compile, which needs CUDA headers. A replacement for `strings`,
-  # for this one command, makes the installer choose its binary, which it then tests.
+  # for this one command, makes the installer choose its binary, which the installer then tests.
   shim=$(mktemp -d)
   trap 'rm -rf "$shim"' EXIT
   printf '#!/bin/sh\necho "GCC: (GNU) 13.1.0"\n' >"$shim/strings"

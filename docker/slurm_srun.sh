@@ -11,7 +11,7 @@
 #
 # IMAGE: a squashfs file or an image name that `srun --container-image` accepts. If it is empty, the ranks use .venv in the
 # directory in which you call sbatch, which must be on a disk that all nodes share.
-# MOUNTS: what `srun --container-mounts` mounts. docs/distributed.md explains both and the alternatives.
+# MOUNTS: what `srun --container-mounts` mounts. docs/distributed.md explains IMAGE, MOUNTS and alternatives.
 #
 # Five minutes before the time limit Slurm signals the ranks. They save the same step and exit with 75. This script then
 # requeues the job, and the same command resumes. A job that ends with an error is not requeued, because the error would

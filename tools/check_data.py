@@ -5,8 +5,8 @@ r"""Checks a data set before a long run, and reports its errors and its contents
 
 For TFRecords, give --file_pattern='records/train-*.tfrecord' instead. With --eval_images and
 --eval_annotations (or --eval_file_pattern) it also checks evaluation data, whose categories must exist in the
-first set. If training would go wrong, it lists all errors and ends with exit code 1. Otherwise it prints
-statistics, what training corrects, and how well the anchors of an EfficientDet at --image_size fit the boxes.
+training data. If training would go wrong, it lists all errors and ends with exit code 1. Otherwise it prints
+statistics, defects that training corrects, and how well EfficientDet's anchors at --image_size fit the boxes.
 
 Every training run makes the same check without --decode, and caches the result for unchanged files. --decode
 decodes every image completely: only this finds damage in the middle of a file. Its result is cached, too.

@@ -43,7 +43,7 @@ def main() -> None:
     source, target = values.pop("from"), values.pop("to")
     options = Options(**values)
     written, images_dir = convert(source, target, options)
-    annotations = next(iter(written.values()))  # all parts have the same issues: those of the whole
+    annotations = next(iter(written.values()))  # both parts of a split data set have the issues of the whole
     issues = Issues(annotations.origin)
     issues.extend(annotations.issues)
     log_issues(issues)

@@ -66,7 +66,7 @@ PARTS = {
     "faster_coco": (),
     "error_analysis": ("tools/error_analysis.py",),
 }
-# Part -> its flags. With two parts as key, the flags are removed only if both parts are left out.
+# Part -> its flags. If a key names two parts, its flags are removed only if both parts are left out.
 PART_FLAGS = {
     "tfrecord": ("input_type", "label_map", "train_file_pattern", "eval_file_pattern"),
     "horovod": ("compression",),
@@ -106,7 +106,7 @@ PART_NAMES = {
         for name in ("PRESETS", "_NONE", *(f"{config}.{field}" for field in AUGMENTING))
     ),
 }
-# Part -> the values of other flags and of config fields that need it, and names by which tests refer to it.
+# Part -> values of other flags and of config fields that need this part, and names that tests use for it.
 PART_CHOICES = {
     "tfrecord": ("tfrecord",),
     "tf_pipeline": ("tensorflow",),
@@ -211,7 +211,7 @@ def copy(app: str, directory: pathlib.Path, without: Iterable[str] = ()) -> list
 def _lost(without: Iterable[str]) -> dict[str, Lost]:
     """Returns path -> the names that this file can no longer use without these parts."""
     lost_flags = _left_out_of(PART_FLAGS, without)
-    words = [name for name in lost_flags if name != "label_map"]  # also a key of the metadata, which stays
+    words = [name for name in lost_flags if name != "label_map"]  # the metadata's key "label_map" stays
     choices = [*words, *_left_out_of(PART_CHOICES, without)]
     fields = [f for kind in (args.Args, args.EvalArgs, args.InferArgs) for f in dataclasses.fields(kind)]
     defaults = {field.name: field.default for field in fields if field.name in lost_flags}
@@ -248,7 +248,7 @@ def _product(app: str, left_out: frozenset[str], lost: dict[str, Lost]) -> dict[
     commands = [path for path in python_files(app) if path.count("/") == 1]
     entries = {*commands, *TOOLS} - left_out
     texts = {path: read_with_opener(path) for path in closure(entries, read_with_opener) - left_out}
-    for path, text in texts.items():  # a command's own flag with the name of a lost one stays
+    for path, text in texts.items():  # a command's own flag stays, although a lost one has its name
         own = set(OWN_FLAG.findall(text)) if path != "common/args.py" else set()
         lost[path] = lost[path]._replace(flags={k: v for k, v in lost[path].flags.items() if k not in own})
     project = {path: read(path) for path in python_files(*FOLDERS)}

@@ -272,7 +272,7 @@ def _run_processes(command: list[str], environment: dict[str, str], log_file: pa
 
 
 def _failure(text: str, code: int) -> Exception:
-    """Finds the error of the rank that failed first in the output of all ranks, whose lines name the rank."""
+    """Returns the first error in the output of all ranks. A prefix of each line in it names the rank."""
     first = re.search(r"^(?:\[\d+\]<std(?:err|out)>:)?(error: |Traceback)(.*)$", text, re.MULTILINE)
     if first and first[1] == "error: ":
         return UserError(first[2])

@@ -1,8 +1,8 @@
 """Counts a detector's errors by kind, after TIDE (arXiv 2008.08115). `eval.py --errors` runs this module.
 
-As in COCO at IoU 0.5, the 100 highest-scored detections of each image and class are matched, in this order,
-each to the unmatched box that it overlaps most. Crowds are not matched: an unmatched detection inside a crowd
-of its class is ignored. Every other detection has the first kind in this table whose rule holds:
+As in COCO at IoU 0.5, the 100 highest-scored detections of each image and class are matched, the highest
+score first, each to the unmatched box of its class that it overlaps most. Crowds are not matched; unmatched
+detections in a crowd of their class are ignored. All others have the first kind below whose rule holds:
 
     correct          matched to a box
     localisation     IoU of 0.1 to 0.5 with the box of its class that it overlaps most
@@ -11,13 +11,13 @@ of its class is ignored. Every other detection has the first kind in this table 
     background       IoU below 0.1 with every box
     both             IoU of 0.1 to 0.5 with a box of another class
 
-A matched box is correct. Any other box has the kind of the highest-scored localisation or classification
-error that overlaps it more than other boxes. Without such an error it is missed.
+Each localisation or classification error belongs to the box that it overlaps most. A matched box is correct.
+Any other box has the kind of the highest-scored error that belongs to it. Without such an error it is missed.
 
 Detections below a score threshold are neither counted nor drawn. The default threshold is the one with the
 best F1 of all classes together. dAP50 uses all scores: it is the gain in AP50 if all errors of one kind are
 removed. But a localisation or classification error that determines the kind of a box becomes correct instead.
-Missed boxes are removed from the ground truth; a class that has no other boxes then has AP50 1.
+For the kind "missed", the missed boxes are removed; a class that has no other boxes then has AP50 1.
 """
 
 import io
@@ -42,7 +42,7 @@ NAME_LENGTH = 20  # characters of a class name in the picture
 WORST = 8  # images in errors.png
 
 IGNORED, CORRECT, CLASSIFICATION, LOCALISATION, BOTH, DUPLICATE, BACKGROUND, MISSED = range(-1, 7)
-KINDS = {  # kind, from CORRECT on -> meaning, colour of Paul Tol's schemes (personal.sron.nl/~pault)
+KINDS = {  # kinds from CORRECT on -> meaning, colour of Paul Tol's schemes (personal.sron.nl/~pault)
     "correct": ("", "#228833"),
     "classification": ("good box, wrong class", "#4477aa"),
     "localisation": ("right class, poor box", "#ccbb44"),
@@ -51,8 +51,8 @@ KINDS = {  # kind, from CORRECT on -> meaning, colour of Paul Tol's schemes (per
     "background": ("no object at the box", "#ee7733"),
     "missed": ("object not found, and not counted in the first two rows", "#cc3311"),
 }
-# A detection or a ground-truth box: image is the row of its image in the annotations, class is 0-based,
-# target is the row of the box that the detection is matched to or overlaps most, box is ltwh in pixels.
+# Fields of detections and ground-truth boxes. `image` is the image's index in the annotations, `class` is
+# 0-based, `target` is the index of the box that a detection is matched to or overlaps most, `box` is ltwh px.
 _NAMES = ("image", "class", "kind", "target", "score", "box")
 ROW = np.dtype({"names": _NAMES, "formats": ("i8", "i8", "i8", "i8", "f8", "4f8")})
 
@@ -121,7 +121,7 @@ def kinds_of_boxes(found: np.ndarray, truth: np.ndarray) -> tuple[np.ndarray, np
         found, truth: results of `match`; `found` may be a part of the detections.
 
     Returns:
-        int (M,), the kinds; int (K,), the rows of the detections that determine the kinds of K boxes.
+        int (M,), the kinds; int (K,), the indices of the detections that determine the kinds of K boxes.
     """
     order = np.lexsort((-found["score"], found["kind"] != CORRECT))
     order = order[np.isin(found["kind"][order], (CORRECT, CLASSIFICATION, LOCALISATION))]
@@ -231,7 +231,7 @@ def report(
         source: the evaluation data.
         results: the detections in COCO results format.
         directory: the directory to write into.
-        least: the lowest score that is counted and drawn; None: the one with the best F1.
+        least: the lowest score that is counted and drawn; None: the threshold with the best F1.
 
     Returns:
         The table of errors, to print.

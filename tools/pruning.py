@@ -36,10 +36,10 @@ class Lost(NamedTuple):
 
     Attributes:
         names: scope ("" is the module, "Run.save" a method) -> names as the file writes them: "elastic",
-            "loader.synthetic_boxes", "self._is_video"; ".encoded" of any object. `pruned` adds names.
+            "loader.synthetic_boxes", "self._is_video"; ".encoded" for every object. `pruned` adds names.
         flags: flag -> default, for uses such as `a.elastic` and for the fields of Args.
         words: strings to remove from lists, keys and comparisons: names of flags and their values.
-        is_test: the file is a test: whole functions go; keywords, parameters and all strings are uses, too.
+        is_test: whether this is a test. Then whole functions go; keywords, parameters, all strings are uses.
     """
 
     names: dict[str, set[str]]
@@ -271,7 +271,7 @@ class _Edit(SourceText):
                 return None
 
     def _must_stay(self, leaf: ast.AST, call: Place) -> bool:
-        """Tells if a call must stay: it loses a flag, or it loses a local variable and its result is used."""
+        """Returns whether a call must stay: it loses a flag, or a local variable while its result is used."""
         if isinstance(leaf, ast.Name) and not self._lost.defines(leaf.id, ""):
             return isinstance(call.above[-1][0], ast.Return | ast.Assign)
         return getattr(leaf, "attr", "") in self._lost.flags

@@ -19,7 +19,7 @@ class SourceText:
         Args:
             items: nodes, or tuples of nodes that belong together: a key and its value.
             item: the item to remove.
-            comma: b"," if a tuple of two loses one: the remaining item must be followed by a comma.
+            comma: b"," for a tuple of two, because a comma must follow the item that remains.
         """
         groups = [item if isinstance(item, tuple) else (item,) for item in items]  # key and value, ...
         spans = [self.span(*filter(None, group)) for group in groups]

@@ -314,7 +314,7 @@ def define_flags(fv: flags.FlagValues) -> None:
     flags.DEFINE_string("output_dir", None, "Directory for images/ and instances.json.", flag_values=fv)
     flags.DEFINE_integer("num_images", 300, "Number of images to draw.", lower_bound=1, flag_values=fv)
     flags.DEFINE_integer("seed", 0, "Seed; equal seeds draw equal images.", lower_bound=0, flag_values=fv)
-    flags.DEFINE_enum("style", "small", STYLES, "Image sizes; photo: those of COCO.", flag_values=fv)
+    flags.DEFINE_enum("style", "small", STYLES, "Image sizes. photo: like COCO's.", flag_values=fv)
     flags.mark_flag_as_required("output_dir", flag_values=fv)
 
 

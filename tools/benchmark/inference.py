@@ -17,7 +17,7 @@ from common.loader import BaseLoader
 from tools.benchmark import stages
 from tools.benchmark.summary import Record
 
-# (images -> outputs of the network), (these outputs, letterbox -> detections, as Detect returns them)
+# Two functions: images -> network outputs; (these outputs, letterbox) -> detections, as Detect returns them.
 Halves = tuple[Callable[[tf.Tensor], Any], Callable[[Any, tf.Tensor], tuple[tf.Tensor, ...]]]
 
 
@@ -31,9 +31,10 @@ def measure(loader: BaseLoader, halves: Halves, label_map: LabelMap, a: Any) -> 
         a: the flags prefetch, rounds and seconds.
 
     Returns:
-        batch_size, num_rounds, and num_batches: the smallest number of batches timed in one round. stages:
-        name -> milliseconds per batch: wall_ms and cpu_ms (medians over the rounds), lowest_ms, highest_ms.
-        latency_ms: sum of the stages. images_per_second: median rate of complete inference.
+        A record. `num_batches` is the smallest number of batches timed in one round. `stages` maps a name to
+        milliseconds per batch: wall_ms and cpu_ms (medians over the rounds), lowest_ms, highest_ms.
+        `latency_ms` is the sum of the stages, `images_per_second` the median rate of complete inference.
+        `batch_size` and `num_rounds` are those of the measurement.
     """
     functions = _functions(stages.load(loader), halves, label_map)
     cuts, batch = {}, None

@@ -26,8 +26,9 @@ def make(app: str, a: Any, *, candidates: dict[str, Record], **about: Any) -> Re
         app: the app whose bench.py measured.
         a: the flags `rounds` and `seconds`.
         candidates: the result of rounds.measure.
-        about: title: one line about the measurement; data: facts about the images, with a "summary" to print;
-            settings: other values on which the results depend; stages and inference, if measured.
+        about: further entries. `title` is one line about the measurement; `data` has facts about the images,
+            with a "summary" to print; `settings` has other values on which the results depend; `stages` and
+            `inference` are given if they were measured.
     """
     return {
         "format": FORMAT,
@@ -65,7 +66,7 @@ def publish(record: Record, text: str, path: str | None) -> None:
 
 
 def machine() -> Record:
-    """Describes the hardware. `cores`: how many this process may use, by its affinity and container quota."""
+    """Describes the hardware. `cores` counts those that the affinity and the container's quota allow."""
     model = re.search(r"model name\s*: (.+)", pathlib.Path("/proc/cpuinfo").read_text())
     gpus = map(tf.config.experimental.get_device_details, tf.config.list_physical_devices("GPU"))
     cores = float(len(psutil.Process().cpu_affinity()))

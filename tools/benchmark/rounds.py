@@ -43,7 +43,7 @@ class Command(NamedTuple):
     Attributes:
         name: its name in reports.
         arguments: program and arguments.
-        settle: number of steps to skip before timing starts: the loader prefetched their batches.
+        settle: number of steps to skip before timing starts, because the loader has prefetched their batches.
     """
 
     name: str
@@ -156,7 +156,7 @@ class Candidate:
         start = time.monotonic()
         for settled in range(settle):
             if settled and time.monotonic() - start > seconds / 2:
-                break  # with such slow steps the loader soon fills its queue again
+                break  # steps are so slow that the loader refills its queue meanwhile: no need to empty it
             self._step()
         start, cpu, machine = time.monotonic(), self.usage()[0], _machine_cpu_seconds()
         images, end = 0, start
@@ -167,7 +167,7 @@ class Candidate:
         return Window(images, end - start, cpu, max(machine - cpu, 0.0))
 
     def usage(self) -> tuple[float, int]:
-        """Returns CPU seconds (with ended children) and peak resident bytes, for all of its processes."""
+        """Returns CPU seconds (with ended children) and peak resident bytes of the command's processes."""
         cpu_seconds, peak = 0.0, 0
         with contextlib.suppress(psutil.NoSuchProcess):
             for process in [self._process, *self._process.children(recursive=True)]:
@@ -207,6 +207,6 @@ class Candidate:
 
 
 def _machine_cpu_seconds() -> float:
-    """Returns CPU seconds of all processes since the machine started, and those lost to its host (steal)."""
+    """Returns all processes' CPU seconds since the machine started, plus those lost to its host (steal)."""
     times = psutil.cpu_times()
     return times.user + times.nice + times.system + times.irq + times.softirq + times.steal

@@ -29,7 +29,7 @@ def candidate(windows: Sequence[Window], peak_bytes: int) -> Record:
 
     Args:
         windows: one for each round.
-        peak_bytes: highest resident memory in any round, with start-up, summed over its processes.
+        peak_bytes: highest resident memory in any round, summed over all processes; start-up is included.
     """
     return {
         "images_per_second": spread(w.images / w.seconds for w in windows),

@@ -17,11 +17,11 @@ from common.datacheck import images
 from common.errors import UserError
 from common.files import write_bytes, write_into
 
-_DECIMALS = 3  # of a pixel: float32 fractions of a side of 10,000 pixels have no more precision
+_DECIMALS = 3  # of coordinates in pixels: float32 fractions of a 10,000-pixel side are not more precise
 
 
 def write_coco(annotations: Annotations, path: str | os.PathLike) -> None:
-    """Writes a COCO json from which `load_coco` reads equal annotations. It appears when it is complete.
+    """Writes a COCO json from which `load_coco` reads equal annotations. The file appears once complete.
 
     Annotations get ids from 1 in their order; file names stay relative to the directory of images.
 

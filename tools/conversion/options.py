@@ -24,15 +24,15 @@ class Options:
 
     input: str = flag(
         None,
-        "voc: directory with Annotations/ and JPEGImages/, or of xml files. yolo: directory with images/ and "
-        "labels/, data.yaml, or file with a list of images. coco: json. tfrecord: glob.",
+        "voc: directory with Annotations/ and JPEGImages/, or directory of xml files. yolo: directory with "
+        "images/ and labels/, a data.yaml, or a list of images. coco: json file. tfrecord: glob of files.",
     )
     output: str = flag(None, "coco: json to write. tfrecord: prefix of the files to write.")
     images: str | None = flag(
-        None, "Directory of the images. tfrecord: they are written there; default: images next to --output."
+        None, "Directory of the images. tfrecord: where to write them; default: images/ next to --output."
     )
     split: str | None = flag(
-        None, "voc: NAME of ImageSets/Main/NAME.txt, or path of such a list. yolo: train, val, ..."
+        None, "voc: NAME of ImageSets/Main/NAME.txt, or path of such a list. yolo: a split: train, val, ..."
     )
     label_map: str | None = flag(None, "voc, yolo, tfrecord: json or .pbtxt file of the categories.")
     names: str | None = flag(None, "yolo: file with one class name per line, or a data.yaml.")
@@ -41,8 +41,8 @@ class Options:
     )
     voc_pixels: str = flag(
         "one_based",
-        "voc: one_based: pixel numbers from 1, the last pixel included (VOC). zero_based: positions of the "
-        "edges, from 0 (labelImg).",
+        "voc: meaning of the coordinates. one_based: numbers of a box's first and last pixel, from 1 (VOC). "
+        "zero_based: positions of its edges, from 0 (labelImg).",
         choices=("one_based", "zero_based"),
     )
     yolo_pixels: str | None = flag(

@@ -78,7 +78,7 @@ def shrink_image(encoded: bytes, name: str, max_side: int | None) -> bytes:
 
 
 def _as_8_bit(picture: PIL.Image.Image) -> PIL.Image.Image:
-    """Converts to 8-bit grey, RGB or CMYK: Pillow cannot filter palettes, and weights colours by alpha."""
+    """Converts to 8-bit grey, RGB or CMYK. (Pillow cannot filter palettes; it weights colours by alpha.)"""
     picture.load()
     if picture.mode.startswith("I"):
         return PIL.Image.fromarray(np.rint(np.asarray(picture) / 257).astype(np.uint8))

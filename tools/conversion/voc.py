@@ -32,9 +32,9 @@ _WHOLE_NUMBER = re.compile(r"\d{1,9}(\.0*)?")
 def read_voc(options: Options, policy: ImagePolicy = ImagePolicy()) -> tuple[Annotations, str]:
     """Reads and checks a data set in the format of Pascal VOC.
 
-    The image of an xml file is the one of the same name. Its `filename` is used only if that image does not
-    exist, because it is often wrong in copied and renamed files. Without --label_map, category ids are 1, 2,
-    ... in alphabetic order of all names in all xml files of all splits, so that the ids of two splits agree.
+    An image has the same name as its xml file. The element `filename` in the xml is used only if no image has
+    this name, because it is often wrong in copied and renamed files. Without --label_map, category ids are 1,
+    2, ... in alphabetic order of all names in the xml files of all splits, so that the ids of splits agree.
 
     Returns:
         The annotations, and the directory that their file names are relative to.
@@ -79,7 +79,7 @@ def _text(element: Element, path: str) -> str:
 
 
 def _read_split(directory: str, split: str, stems: Iterable[str], issues: Issues) -> list[str]:
-    """Returns all names in a list file, also those that 1, -1 or 0 follows in VOC's per-class lists."""
+    """Returns all names in a list file. In VOC's per-class lists, it ignores the 1, -1 or 0 after a name."""
     path = os.path.join(directory, "ImageSets", "Main", f"{split}.txt")
     if not os.path.isfile(path):
         if not os.path.isfile(split):

@@ -32,9 +32,9 @@ from tools.conversion.options import Options
 from tools.conversion.yolo_layout import find_files, find_names, label_file_of, read_names
 
 _SHOWN = 60  # characters of a label line that a message shows
-_FARTHEST = 1.0  # limit outside the image, in image sides; larger numbers must be pixels, not fractions
-_DECIMALS = 6  # of a pixel; more are rounding errors, because files have six decimals of an image side
-# EXIF orientations whose removal mirrors left and right, or top and bottom; from 5 on, it transposes first.
+_FARTHEST = 1.0  # how far boxes may reach outside, in image sides; larger numbers must be in pixels
+_DECIMALS = 6  # of coordinates in pixels; more would be rounding errors: files have six decimals of a side
+# EXIF orientations whose removal swaps left and right, or top and bottom; from 5 on, it first swaps x and y.
 _MIRROR_X = (2, 3, 7, 8)
 _MIRROR_Y = (3, 4, 6, 7)
 

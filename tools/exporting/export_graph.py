@@ -53,7 +53,7 @@ class Exportable:
 
 
 def network_input(parts: Exportable, images: tf.Tensor, image_sizes: tf.Tensor) -> tf.Tensor:
-    """Converts uint8 images, placed in the network input as by `resize`, to the input of the network.
+    """Converts uint8 images, which were already placed as by `resize`, to the input of the network.
 
     Pixels outside an image are handled as the padding in training; their values do not matter.
     """

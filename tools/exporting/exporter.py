@@ -53,7 +53,7 @@ def export(
 
     Raises:
         UserError: flags exclude each other; images or a package are missing; the output cannot be written; or
-            a float32 file differs from the weights: then it stays, but no engine is built from it.
+            a float32 file differs from the weights: the file stays, but no engine is built from it.
     """
     options.check()
     share_gpu_memory()

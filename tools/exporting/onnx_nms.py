@@ -16,7 +16,7 @@ PLUGIN_DOMAIN = "TRT"  # TensorRT's parser finds plugins by the operation's name
 
 
 def standard(parts: Exportable, raw: list[tf.TensorSpec]) -> list[onnx.ModelProto]:
-    """Returns parts: raw outputs, image_sizes -> boxes, scores, classes, count; equal to export_graph.detect.
+    """Returns parts that compute the outputs of export_graph.detect from the raw outputs and image_sizes.
 
     ONNX's NonMaxSuppression does not define the order of its results. So it only selects the candidates to
     keep, and TopK sorts these by score. Of equal scores, ONNX's and TensorFlow's TopK take the first
@@ -124,7 +124,7 @@ def efficientnms_trt(parts: Exportable, raw: list[tf.TensorSpec]) -> list[onnx.M
 
 
 def none(parts: Exportable, raw: list[tf.TensorSpec]) -> list[onnx.ModelProto]:
-    """Returns a part: raw outputs, image_sizes -> all boxes and scores; equal to export_graph.detect_raw."""
+    """Returns a part that computes export_graph.detect_raw's outputs from raw outputs and image_sizes."""
 
     def finish(*tensors: tf.Tensor) -> Outputs:
         *raw, image_sizes = tensors

@@ -39,10 +39,10 @@ class Options(TrainedArgs):
     """The flags, and values derived from them. `check` raises an error without `format` or `output`."""
 
     format: str = flag(None, "Format of the exported file.", choices=tuple(FORMATS))
-    output: str = flag(None, "Path of the exported file; saved_model: directory. Existing ones are replaced.")
+    output: str = flag(None, "File to write (saved_model: directory). An existing one is replaced.")
     quantize: str = flag(
         "none",
-        "Size of the weights. fp16: half. int8: a quarter; onnx and tensorrt need --calibration_images.",
+        "fp16 halves the size of the weights. int8 quarters it; onnx and tensorrt need --calibration_images.",
         choices=QUANTIZE,
     )
     calibration_images: str | None = flag(
@@ -50,14 +50,14 @@ class Options(TrainedArgs):
     )
     nms: str | None = flag(
         None,
-        "NMS by standard operations or by TensorRT's plugin; none: all boxes and scores are returned. "
-        "Default: the plugin for tensorrt, else standard.",
+        "standard: NMS by standard operations. efficientnms_trt: by TensorRT's plugin. none: all boxes and "
+        "scores are returned. Default: efficientnms_trt for tensorrt, else standard.",
         choices=NMS,
     )
     verify_images: str | None = flag(
         None, "Images on which file and weights are compared. Default: eight synthetic images."
     )
-    verify_annotations: str | None = flag(None, "COCO json of --verify_images, to compare AP, too.")
+    verify_annotations: str | None = flag(None, "COCO json of --verify_images. With it, AP is also compared.")
 
     @property
     def file(self) -> pathlib.Path:

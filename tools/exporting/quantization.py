@@ -32,8 +32,8 @@ def to_int8(network: onnx.ModelProto, batches: Iterator[np.ndarray], *, tensorrt
         network: the float32 network; its input is NETWORK_INPUT.
         batches: batches of network input, float32 (B, H, W, 3).
         tensorrt: whether the result is for TensorRT. Then ranges of activations are symmetric around 0, which
-            wastes range if most are positive; biases are float32, because its DequantizeLinear takes no INT32
-            (microsoft/onnxruntime issue 17738); outputs of convolutions stay in float32.
+            wastes range if most activations are positive. Biases are float32, because DequantizeLinear takes
+            no INT32 in TensorRT (microsoft/onnxruntime issue 17738). Outputs of convolutions stay in float32.
     """
     from onnxruntime.quantization import CalibrationDataReader, QuantFormat, QuantType, quantize_static
     from onnxruntime.quantization.shape_inference import quant_pre_process
@@ -73,7 +73,7 @@ def to_int8(network: onnx.ModelProto, batches: Iterator[np.ndarray], *, tensorrt
 def _separate_biases(graph: onnx.GraphProto) -> None:
     """Makes sure that no two convolutions share a bias tensor.
 
-    ONNX Runtime would copy a shared one, and the copy of `tensor_6` may get an existing name, `tensor_69`.
+    ONNX Runtime would copy a shared one, and the copy of `tensor_6` may get the name of another, `tensor_69`.
     """
     constants = {constant.name: constant for constant in graph.initializer}
     for number, node in enumerate(graph.node):
@@ -84,7 +84,7 @@ def _separate_biases(graph: onnx.GraphProto) -> None:
 
 
 def _last_nodes(graph: onnx.GraphProto) -> list[str]:
-    """Returns names of convolutions and matrix products with no other one between them and an output."""
+    """Returns the names of convolutions and matrix products that come last on the paths to the outputs."""
     makers = {name: node for node in graph.node for name in node.output}
     waiting = [port.name for port in graph.output]
     seen, last = set(), []

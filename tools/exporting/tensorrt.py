@@ -1,9 +1,9 @@
 """Builds a TensorRT engine for the GPU of this machine from an ONNX file. This has never run on a GPU.
 
-Written for TensorRT 10.16, tested with a stand-in. The network is strongly typed: every tensor has the type
-that it has in the ONNX file. So FP16 tensors are those that quantization.py wrote as FP16, INT8 comes from Q
-and DQ nodes (explicit quantisation), and boxes in pixels stay in float32. TensorRT 11 supports only such
-networks, and its BuilderFlag no longer has FP16 and INT8:
+The code is written for TensorRT 10.16 and was tested with a stand-in. The network is strongly typed: every
+tensor has the type that it has in the ONNX file. So FP16 tensors are those that quantization.py wrote as
+FP16, INT8 comes from Q and DQ nodes (explicit quantisation), and boxes in pixels stay in float32. TensorRT 11
+supports only such networks, and its BuilderFlag no longer has FP16 and INT8:
 https://docs.nvidia.com/deeplearning/tensorrt/11.4.0/api/migration/tensorrt-10x-to-11x-python-api-reference.html
 Convolutions in float32 run as TF32, TensorRT's default, which has a mantissa of 10 bits.
 """

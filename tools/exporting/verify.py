@@ -46,7 +46,7 @@ def difference(wanted: Detections, found: Detections, max_detections: int) -> fl
     """Returns the largest distance from a wanted detection to the nearest found one of the same class.
 
     The order is ignored, because detections of equal scores may swap. The distance of a missing detection is
-    its score; it is ignored if the list of found detections is full and has no lower scores.
+    its score. It is left out if the list of found detections is full and has no lower scores.
     """
     boxes, scores, classes = found
     lowest = scores.min() if len(scores) == max_detections else 0.0
@@ -62,7 +62,7 @@ def difference(wanted: Detections, found: Detections, max_detections: int) -> fl
 
 
 def largest_raw_difference(parts: Exportable, run: Run, to_pixels: ToPixels, loader: BaseLoader) -> float:
-    """Returns the largest difference of the outputs without NMS, whose rows have the same order in both."""
+    """Returns the largest difference without NMS. The file and the weights return rows in the same order."""
     reference = tf.function(lambda *given: detect_raw(parts, *given), reduce_retracing=True)
     largest = 0.0
     for images, extra in batches(loader):

@@ -49,7 +49,7 @@ def open_image_source(
         kind: a key of KINDS.
         path: the value of --input: a path, a glob, or a Python name.
         policy: what to do about images that cannot be used.
-        annotations, images: for kind "coco", the json or the directory of images, whichever `path` is not.
+        annotations, images: for kind "coco", one of them: the json, or the images if `path` is the json.
         on_report: called with the issues: images that were left out or repaired, or are unusual.
 
     Raises:

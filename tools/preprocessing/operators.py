@@ -193,7 +193,7 @@ def _row(
     schema: str | None = None,
     call: Callable[[Api, Data, Arguments], Data] | None = None,
 ) -> Operator:
-    """Makes an operator with the arguments of DALI's schema (default: by its name; "": none) and of `own`."""
+    """Makes an operator with `own` and a DALI schema's arguments (default: schema of its name; "": none)."""
     schema = name.title().replace("_", "") if schema is None else schema
     arguments = {**(of_schema(schema) if schema else {}), **own}
     about = call.__doc__ or name if call else backend.GetSchema(schema).Dox()

@@ -1,7 +1,7 @@
 """Reads a source: in a DALI graph (`fn`), or for the Dynamic API (`ndd`).
 
 A graph uses one of DALI's readers if one reads the source correctly. Otherwise, and for the Dynamic API,
-Python reads the images one by one. Both have these two outputs, and without training the same order:
+Python reads the images one by one. Both ways have two outputs, and without training the same order:
 
     images  uint8 (bytes,), an encoded image; or (H, W, C), uint8 or float32
     labels  int32 (), -1 for an image without a label

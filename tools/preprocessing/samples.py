@@ -10,7 +10,7 @@ from common.errors import UserError
 
 # Matches jpeg, jp2, tiff, npy, ...; in img.0001 or a key like v1.25 the dot is a part of the name.
 _SUFFIX = re.compile(r"(?<=.)\.[A-Za-z][A-Za-z0-9]{0,4}$")
-_MAX_BYTES = 230  # of a name without suffix and added number; file systems accept 255 with both
+_MAX_BYTES = 230  # of a name, to which suffix and number are added; file systems accept 255 in total
 
 
 class Sample(NamedTuple):

@@ -3,7 +3,7 @@
 Counts the boxes that each level matches, the boxes that overlap no anchor enough, and the boxes whose best
 anchor is assigned to another box; shows how well other anchor scales would fit. Whole images are letterboxed
 to one network input, as in evaluation. The matching is that of training (common/box_encoder.py), in NumPy, so
-that the check needs no TensorFlow. The task-aligned assignment of efficientdet-nano differs from it.
+that the check needs no TensorFlow. But efficientdet-nano trains with task-aligned assignment instead.
 """
 
 import dataclasses
@@ -46,12 +46,13 @@ class Level(NamedTuple):
 class AnchorReport:
     """How the anchors match the boxes in a sample of the images.
 
-    Arrays of boxes hold the square roots of their areas in pixels of the network input, float (N,).
+    Attributes that are arrays have the square roots of the boxes' areas in pixels of the input, float (N,).
 
     Attributes:
         anchors: the given anchors.
         max_instances: largest number of boxes that are kept per image.
-        images, images_with_boxes: number of images in the sample; and of those with boxes in the data set.
+        images: number of images in the sample.
+        images_with_boxes: number of images with boxes in the data set.
         boxes: number of boxes in the sample, without crowds, but with boxes that have no area.
         too_small: boxes dropped because a side is below min_box_size.
         over_limit: boxes dropped because their image has more than max_instances.
@@ -142,7 +143,7 @@ def match(
     last = _last_of_each(box, overlap, anchor)  # of equal IoUs the last anchor
     best[box[last]] = anchor[last]
     above = overlap > MATCH_IOU
-    # With 2.0 the best anchor of each box is above any IoU. Of equal boxes an anchor takes the last.
+    # Each box gets its best anchor, with the overlap 2.0, above any IoU. Of equal overlaps the last box wins.
     box = np.concatenate([box[above], np.arange(len(boxes))])
     place = image[box] * anchors.num_anchors + np.concatenate([anchor[above], best])
     chosen = _last_of_each(place, np.concatenate([overlap[above], np.full(len(boxes), 2.0)]), box)
@@ -156,7 +157,7 @@ def _last_of_each(group: np.ndarray, *keys: np.ndarray) -> np.ndarray:
 
 
 def _candidates(boxes: np.ndarray, anchors: Anchors, iou: np.ndarray) -> tuple[np.ndarray, ...]:
-    """Finds all pairs of a box and an anchor that can match, and their IoU, without computing all pairs.
+    """Finds all pairs of a box and an anchor that can match, and their IoU, without trying all pairs.
 
     The intersection that a match needs limits the distance of the two centres along each axis.
 

@@ -22,7 +22,7 @@ def check(
     report: str | None = None,
     max_instances: int = MAX_INSTANCES,
 ) -> str:
-    """Checks one data set, or two that belong together. Returns and prints the text; writes any `report`.
+    """Checks one data set, or two that belong together. Prints and returns the text; writes a given `report`.
 
     Args:
         data, evaluation: flags with the paths of the data; those of `evaluation` may be None.

@@ -20,7 +20,7 @@ class NetworkBoxes:
         image_size: (height, width) of the network input.
         boxes: float32 (M, 4), ltrb normalised to the network input.
         image: int (M,), image of each box, ascending.
-        too_small, over_limit: bool (M,), boxes that training drops because of min_box_size, max_instances.
+        too_small, over_limit: bool (M,), boxes that training drops due to min_box_size, or to max_instances.
     """
 
     sample: Annotations
@@ -46,7 +46,7 @@ class NetworkBoxes:
 
 
 def sample_images(annotations: Annotations, max_images: int, random: np.random.Generator) -> Annotations:
-    """Selects the images with boxes that are not crowds; if there are too many, a random `max_images`."""
+    """Selects images with boxes that are not crowds: all, or `max_images` random ones if there are more."""
     images = np.unique(annotations.box_image[~annotations.is_crowd])
     if len(images) > max_images:
         images = random.choice(images, max_images, replace=False)

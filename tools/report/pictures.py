@@ -29,7 +29,7 @@ def sheet(annotations: Annotations, encoded: Callable[[int], bytes]) -> np.ndarr
 
     Args:
         annotations: annotations of the data set.
-        encoded: function that returns the encoded image of a row. Images that cannot be read are left out.
+        encoded: function (index in `annotations`) -> encoded image. Images that cannot be read are left out.
 
     Returns:
         The sheet, uint8 (H, W, 3), three images wide; None if no image can be shown.
@@ -50,7 +50,7 @@ def sheet(annotations: Annotations, encoded: Callable[[int], bytes]) -> np.ndarr
 
 
 def choose(annotations: Annotations, seed: int = 0) -> list[int]:
-    """Returns the rows of the images of a sheet: MOST images with most boxes, OTHERS with any boxes."""
+    """Returns the indices of images for a sheet: MOST with most boxes, then OTHERS random ones with boxes."""
     counts = np.diff(annotations.target_boxes.row_splits)
     most = np.argsort(-counts, kind="stable")[:MOST]
     others = np.setdiff1d(np.flatnonzero(counts), most)

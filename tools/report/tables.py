@@ -26,7 +26,7 @@ class Table(NamedTuple):
 
 
 class Offenders(NamedTuple):
-    """All offenders of one kind of issue, one line each; only the page has such lists."""
+    """A line for each offender (image, file, ...) of one kind of issue; only the page has such lists."""
 
     title: str
     texts: Sequence[str]

@@ -22,7 +22,7 @@ class Image(NamedTuple):
     """One image of a source.
 
     Attributes:
-        name: name in the data. It may not be unique, and may be a path outside the directory.
+        name: name in the data. It can occur several times, and can be a path outside the directory.
         file: path of the file that contains the image; "" if there is none.
         label: the label; None if there is none.
         place: numbers that locate the image in its file. Each format uses different numbers.
@@ -48,7 +48,7 @@ class Reader(NamedTuple):
         operator: name of the operator in fn.readers.
         arguments: its arguments, except name, order and shards.
         image: position of the output with the image, or its key in TFRecord's dict.
-        label: the same for the label, a list with one number; None if images have no labels.
+        label: position or key of the output with the label, a list of one number; None without labels.
         label_is_text: whether the label is written in decimal digits.
     """
 

@@ -90,7 +90,7 @@ def _imported(path: str) -> Any:
 
 
 def _function_of(found: Any, path: str) -> tuple[Callable[[int], Any], bool]:
-    """Returns a function number -> step, with StopIteration after the last; and whether any order works."""
+    """Returns a function number -> step (StopIteration at the end), and whether steps work in any order."""
     if hasattr(found, "__len__") and hasattr(found, "__getitem__"):
         return lambda number: found[number] if number < len(found) else next(iter(())), True
     if isinstance(found, Iterable) and not isinstance(found, Iterator | type):

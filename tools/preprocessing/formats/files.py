@@ -110,7 +110,7 @@ def _below(directory: str, suffixes: tuple[str, ...], above: frozenset[str] = fr
 
 
 def _listed(path: str) -> list[Image]:
-    """Reads a text file with a path on each line, or a path, blanks and the label, a whole number.
+    """Reads a text file. Each line has a path, or a path, blanks and a label, which is a whole number.
 
     Either all lines have a label or none. Paths are relative to the list. They may contain blanks, but not
     begin or end with one. Empty lines and lines that begin with # are left out (`./#1.jpg` is a path).

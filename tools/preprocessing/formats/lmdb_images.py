@@ -44,7 +44,7 @@ def open_lmdb(opening: Opening) -> Content:
         count = transaction.stat()["entries"]
 
     def reader(images: Sequence[Image], labelled: bool) -> Reader | None:
-        # DALI only reads data.mdb of a directory. It needs one form of values, and cannot leave out values.
+        # DALI only reads a file data.mdb in a directory, needs one form of values, and cannot skip values.
         directory, name = os.path.split(file)
         found = _READERS.get(images[0].form)
         if found is None or name != _NAME or [image.form for image in images] != count * [images[0].form]:
