@@ -86,7 +86,7 @@ def resolve(config: Config, a: Any, preset: Mapping[str, Any] | None = None) -> 
 
 
 def replace(config: Config, values: Mapping[str, Any], *, strict: bool = True) -> Config:
-    """Does `dataclasses.replace`; UserError if a value does not fit its field or the config's own checks.
+    """Calls `dataclasses.replace`; UserError if a value does not fit its field or the config's own checks.
 
     Args:
         config: a frozen dataclass instance.

@@ -161,7 +161,7 @@ class Job:
             raise UserError(f"--pipeline_type={a.pipeline_type} reads no videos: leave it out")
 
     def _with_ids(self, source: ImageListSource) -> tuple[ImageListSource, list[dict[str, Any]]]:
-        """Returns the images (only those in --annotations or --image_info, if given), their ids and names."""
+        """Returns the images (only those in --annotations or --image_info, if given) with ids and names."""
         a = self._a
         base = os.path.commonpath([pathlib.Path(file).parent for file in source.files])
         names = [os.path.relpath(file, base) for file in source.files]

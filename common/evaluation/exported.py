@@ -58,7 +58,7 @@ def make_detect(run: Run, to_pixels: Callable[[tf.Tensor], tf.Tensor]) -> Callab
         sizes = np.asarray(letterbox)[:, 2:].astype(np.int32)
         found = run(np.asarray(to_pixels(images)), sizes)
         boxes = found["boxes"] / sizes[:, np.newaxis, [1, 0, 1, 0]].astype(np.float32)
-        # Exported models do not return whether outputs are finite. Outputs that are not give no detections.
+        # Exported models do not return whether outputs are finite. Non-finite outputs give no detections.
         return boxes, found["scores"], found["classes"], np.ones(len(sizes), bool)
 
     return detect
