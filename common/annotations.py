@@ -1,8 +1,8 @@
 """The annotations of a data set as arrays, read from COCO json or from TFRecords.
 
 `Annotations` keeps the original boxes, because pycocotools needs them as ground truth.
-`Annotations.target_boxes` has the boxes for training: they are clipped to their image, and boxes without any
-area and crowds are left out.
+`Annotations.target_boxes` has the boxes for training: they are clipped to their image. Crowds and boxes
+without area are left out.
 """
 
 import dataclasses
@@ -105,8 +105,8 @@ class Annotations:
 
     @functools.cached_property
     def clipped_boxes(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """All boxes as float32 (N, 4), ltrb normalised and clipped to [0, 1]; bool (N,), whether clipping
-        changed the box; bool (N,), whether the clipped box has an area."""
+        """Three arrays: float32 (N, 4), all boxes, ltrb normalised and clipped to [0, 1]; bool (N,), whether
+        clipping changed the box; bool (N,), whether the clipped box has an area."""
         left_top, size = np.split(self.boxes_ltwh_px, 2, axis=1)
         # (N, 4) width, height, width, height
         limits = self.image_sizes[self.box_image][:, [1, 0, 1, 0]].astype(np.float64)
@@ -117,7 +117,7 @@ class Annotations:
         return clipped, np.any(boxes != clipped, axis=1), has_area
 
     def limit(self, max_instances: int, images: int = 1) -> int | None:
-        """Returns `max_instances`, or None if no group of `images` images can have more boxes than that."""
+        """Returns `max_instances` if groups of images can have more boxes, else None. images: group size."""
         most = int(np.diff(self.target_boxes.row_splits).max(initial=0))
         return max_instances if images * most > max_instances else None
 

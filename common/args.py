@@ -89,13 +89,15 @@ class LoaderArgs:
         None, "CPU threads per loader. Default: an equal share of the cores, at most 16.", low=1
     )
     prefetch: int = flag(2, "Number of batches that the loader prepares ahead.", low=1)
-    on_bad_image: str = flag("stop", "Unreadable images: stop, or skip and report.", choices=("stop", "skip"))
-    max_megapixels: float = flag(MAX_MEGAPIXELS, "Megapixels above which images are unreadable.", low=0.0)
+    on_bad_image: str = flag(
+        "stop", "What to do with unreadable images: stop, or skip and report them.", choices=("stop", "skip")
+    )
+    max_megapixels: float = flag(MAX_MEGAPIXELS, "Images with more megapixels count as unreadable.", low=0.0)
     hw_decoder_load: float = flag(
         0.65, "Share of the JPEGs that the GPU's JPEG engines decode (A100 and later).", low=0.0, high=1.0
     )
     roi_decoding: bool = flag(
-        False, "Also on a GPU, decode only the needed part of an image. Can crash with DALI 2.4."
+        False, "On a GPU, decode only the needed part of an image, as CPUs do. Can crash with DALI 2.4."
     )
 
 
@@ -105,7 +107,9 @@ class EvaluationArgs:
 
     group = "Evaluation"
 
-    input_type: str | None = flag(None, "Data format. Default: from the flags.", choices=("coco", "tfrecord"))
+    input_type: str | None = flag(
+        None, "Data format. Default: the format whose flags are given.", choices=("coco", "tfrecord")
+    )
     eval_images: str | None = flag(None, "Directory of evaluation images (COCO).")
     eval_annotations: str | None = flag(None, "COCO json of the evaluation images.")
     eval_file_pattern: str | None = flag(None, "Glob of evaluation TFRecords. Missing DALI indexes are made.")
@@ -132,7 +136,7 @@ class TrainingArgs:
     epochs: int | None = flag(None, "Number of epochs. Default: the recipe's.", low=1)
     steps_per_epoch: int | None = flag(None, "Batches per epoch. Default: one pass over the data.", low=1)
     learning_rate: float | None = flag(
-        None, "Learning rate at reference_batch, scaled to the used batch. Default: the recipe's.", low=0.0
+        None, "Learning rate for reference_batch images; else scaled. Default: the recipe's.", low=0.0
     )
     precision: str = flag(
         "float32", "Dtype policy of the network.", choices=("float32", "mixed_float16", "mixed_bfloat16")
@@ -208,7 +212,7 @@ class InferArgs(TrainedArgs, LoaderArgs):
     draw: bool = flag(True, "Draw the detections on the images or on the video.")
     submission: str | None = flag(None, "Results file to write for the COCO server, .json or .zip.")
     image_info: str | None = flag(
-        None, "COCO json with the image ids. Default: --annotations, or file names that are numbers."
+        None, "COCO json with the image ids. Default: --annotations, or else the numbers in the file names."
     )
     score_threshold: float = flag(0.3, "Minimum score; does not affect --submission.", low=0.0, high=1.0)
 

@@ -1,9 +1,10 @@
 """Encodes ground-truth boxes as anchor targets, and decodes the heads' outputs to boxes.
 
 `encode_boxes` runs in a DALI graph, with `fn.box_encoder`; efficientdet/grid_matching.py computes the same
-tensors with TensorFlow. Anchors are assigned as in SSD (arXiv 1512.02325, section 2.2): each to the box that
-it overlaps most, if the IoU exceeds 0.5; and each box gets its best anchor at any IoU. Deltas are those of
-Faster R-CNN (arXiv 1506.01497, section 3.1.2) in TensorFlow's order, (dy, dx, dh, dw).
+tensors with TensorFlow. Anchors are assigned as in SSD (arXiv 1512.02325, section 2.2): an anchor is assigned
+to the box that it overlaps most, if their IoU exceeds 0.5. In addition, each box gets the anchor with the
+largest IoU, even if it is below 0.5. Deltas are those of Faster R-CNN (arXiv 1506.01497, section 3.1.2) in
+TensorFlow's order, (dy, dx, dh, dw).
 """
 
 import math
@@ -54,15 +55,16 @@ def encode_boxes(
 
     Drops boxes without area first (fn.box_encoder would return infinite deltas for them). Then keeps the
     `max_instances` largest boxes, so that the padded boxes and the anchor targets describe the same boxes.
-    If several anchors fit a box equally well, the last one is used; so is the last of several boxes that
-    fit an anchor equally well. A box can stay without an anchor, if another box gets its best anchor.
+    If several anchors fit a box equally well, the box gets the last of them. If several boxes fit an anchor
+    equally well, the last box gets the anchor. A box can stay without an anchor, if another box gets its best
+    anchor.
 
     Args:
         boxes: float32 (N, 4), ltrb normalised; N may be 0.
         labels: int32 (N,), 1-based.
         anchors: the anchors of the network input that the boxes are normalised to.
         max_instances: number of rows of the padded boxes and classes.
-        device: "cpu" or "gpu", which encodes and holds the results. Default: the device of `boxes`.
+        device: the device that encodes and holds the results, "cpu" or "gpu". Default: that of `boxes`.
             Boxes are always selected on the CPU, so boxes that are still on the CPU need no extra copy.
     """
     selected = select_boxes(boxes.cpu(), labels.cpu(), max_instances=max_instances)
@@ -74,7 +76,7 @@ def encode_boxes(
 def encode_selected(
     boxes: DataNode, labels: DataNode, anchors: Anchors, max_instances: int, *, device: str
 ) -> EncodedBoxes:
-    """`encode_boxes` for selected boxes: on the CPU, all with an area, at most `max_instances`."""
+    """`encode_boxes` for at most `max_instances` boxes, which all have an area and are on the CPU."""
     padded_boxes, padded_classes = pad_boxes(boxes, labels, max_instances)
     if device == "gpu":
         boxes, labels = boxes.gpu(), labels.gpu()
@@ -90,7 +92,7 @@ def encode_selected(
     class_targets, box_targets = [], []
     for start, size, (height, width) in level_slices(anchors):
         k = anchors.anchors_per_location
-        # Keyword arguments: as inputs, start and shape would be GPU constants, each with a blocking copy.
+        # Keyword arguments, not inputs: DALI would copy each input to the GPU as a constant, and wait for it.
         part: dict[str, Any] = {"start": [start], "shape": [size], "axes": [0]}
         level_targets, level_deltas = fn.slice(targets, **part), fn.slice(deltas, **part)
         class_targets.append(fn.reshape(level_targets, shape=[height, width, k]))
@@ -127,7 +129,7 @@ def decode_boxes(deltas: Any, anchors: Anchors) -> Any:
 
 
 def decode_deltas(deltas: Any, prior: Any) -> Any:
-    """`decode_boxes` for deltas (..., 4) and their anchors `prior`, (..., 4), ltrb normalised."""
+    """`decode_boxes` for deltas (..., 4) that are relative to anchors `prior`, (..., 4), ltrb normalised."""
     dy, dx, dh, dw = ops.unstack(ops.cast(deltas, "float32"), 4, axis=-1)
     left, top, right, bottom = ops.unstack(prior, 4, axis=-1)
     width, height = right - left, bottom - top

@@ -19,7 +19,7 @@ IMAGENET_MEAN = (0.485 * 255, 0.456 * 255, 0.406 * 255)
 IMAGENET_STD = (0.229 * 255, 0.224 * 255, 0.225 * 255)
 
 _FLOAT32_MAX = float(np.finfo(np.float32).max)
-_MAX_ROWS = 2**14  # boxes in an image; more are an error: selecting from N boxes needs N x N numbers
+_MAX_ROWS = 2**14  # most boxes that an image may have, because selecting from N boxes needs N x N numbers
 _NUMBERS = np.arange(1, _MAX_ROWS + 1, dtype=np.int32)[np.newaxis]
 YX_TO_XYXY = [0, 1, 1, 0, 0, 1, 1, 0]  # a matrix for fn.coord_transform, row by row
 
@@ -246,7 +246,7 @@ class Selected(NamedTuple):
 
     boxes: DataNode  # float32 (M, 4)
     labels: DataNode  # int32 (M,)
-    lost: DataNode  # int32 (2,), numbers of dropped boxes: smaller than min_size; beyond max_instances
+    lost: DataNode  # int32 (2,), how many boxes were dropped because of min_size, and of max_instances
 
 
 def select_boxes(
@@ -264,7 +264,7 @@ def select_boxes(
         boxes: float32 (N, 4), ltrb.
         labels: int32 (N,).
         min_size: smallest (height, width) that is kept, in the unit of the boxes.
-        max_instances: number of boxes to keep at most: the largest, and the first of equals. None: all.
+        max_instances: keep at most this many, the largest; if areas are equal, the first. None: keep all.
 
     Returns:
         The kept boxes in their original order, with their labels, and the numbers of dropped boxes.
@@ -288,8 +288,8 @@ def select_boxes(
     num_kept = fn.reductions.sum(kept, dtype=types.INT32)
     # DALI graphs cannot compute boxes[kept]. Instead, multiply the rows by a matrix with one 1 in each row.
     place = fn.reductions.sum(is_before * fn.expand_dims(kept, axes=[1]), axes=[0], dtype=types.INT32) * kept
-    # Slice to M rows only after the comparison: DALI 2.4 reads wrong memory if it compares (1, N) with (1, 1)
-    # for one image of a batch and (1, 1) with (0, 1) for another.
+    # Slice to M rows only after the comparison: DALI 2.4 reads wrong memory if it compares arrays of the
+    # shapes (1, N) and (1, 1) for one image of a batch, and of (1, 1) and (0, 1) for another image.
     is_source = (fn.expand_dims(place, axes=[0]) == column[:count])[:num_kept]  # (M, N)
     # Multiply the coordinates' bits as integers: the products are exact, and 0 times the bits of NaN is 0.
     bits = fn.expand_dims(is_source, axes=[2]) * fn.reinterpret(boxes, dtype=types.INT32)  # (M, N, 4)
@@ -311,7 +311,7 @@ def int32(values: DataNode) -> DataNode:
 
 
 def uniform(low: float, high: float, shape: list[int] | None = None) -> DataNode | float:
-    """Returns random numbers from low to high: for each sample, one or an array of this `shape`."""
+    """Returns for each sample a random number from low to high, or an array of this `shape` of them."""
     if low < high:
         return fn.random.uniform(range=(low, high), shape=shape)
     return float(low)  # DALI refuses an empty range

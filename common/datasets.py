@@ -1,8 +1,8 @@
 """`Source`, an opened data set, and functions that open the data set of the flags without checking it.
 
-`Source.read` reads a data set with DALI, `tf_readers.examples` reads it without. Other code need not know its
-format. The apps import `common.datacheck.datasets` instead: it has the same functions with checks of every
-annotation and image. tools/copy_app.py changes this import in copies that leave out the data check.
+`Source.read` reads a data set with DALI, `tf_readers.examples` without DALI. No other code depends on the
+data set's format. The apps import `common.datacheck.datasets` instead. It has the same functions, which also
+check every annotation and image. tools/copy_app.py changes this import in copies without the data check.
 """
 
 import abc
@@ -49,7 +49,7 @@ class Source(abc.ABC):
 
     @functools.cached_property
     def fingerprint(self) -> str:
-        """SHA-256 (hex) of ids, annotations and reading order; a run resumes only with an equal one."""
+        """SHA-256 (hex) of ids, annotations and reading order. A run resumes only if it has not changed."""
         return self.annotations.fingerprint()
 
     def image_name(self, row: int) -> str:
@@ -144,7 +144,7 @@ class Opener:
             raise UserError(f"{origin}: {kind.replace('-', ' ')}: {offenders[0]}")
 
     def check_sizes(self, source: Source, batch_size: int, num_replicas: int, max_instances: int) -> None:
-        """Raises UserError if the images do not fill one batch of all ranks: it would repeat images."""
+        """Raises UserError if `source` has too few images for one batch of all ranks, so that some repeat."""
         if source.size < batch_size * num_replicas:
             ranks = f" x {num_replicas} ranks" if num_replicas > 1 else ""
             found = f"{source.size} images, --batch_size={batch_size}{ranks}"
@@ -231,7 +231,7 @@ class Opener:
     def open_datasets(
         self, a: Args, *, num_replicas: int, max_instances: int
     ) -> tuple[Source, Source | None]:
-        """Opens and logs the training and the evaluation data of train.py; None without evaluation data.
+        """Opens and logs the training data and the evaluation data (None if not given) of train.py.
 
         Args:
             a: the flags.

@@ -73,7 +73,7 @@ def resolve(config: Config, a: Any, preset: Mapping[str, Any] | None = None) -> 
 
     Args:
         config: the model's row in the table of models, a frozen dataclass.
-        a: the flags as attributes. A flag with a field's name sets the field, if it is not None or "".
+        a: the flags as attributes. A flag with a field's name sets the field, unless the flag is None or "".
         preset: name -> value of fields that the preset changes.
 
     Raises:
@@ -86,7 +86,7 @@ def resolve(config: Config, a: Any, preset: Mapping[str, Any] | None = None) -> 
 
 
 def replace(config: Config, values: Mapping[str, Any], *, strict: bool = True) -> Config:
-    """`dataclasses.replace`; UserError if a value fails its field's annotation or the config's own checks.
+    """Calls `dataclasses.replace`; UserError if a value does not fit its field or the config's own checks.
 
     Args:
         config: a frozen dataclass instance.
@@ -113,7 +113,7 @@ def check(config: Any) -> None:
 
 
 def require(config: Any, rules: Mapping[str, Any]) -> None:
-    """Raises ValueError for the first rule whose value is false; a rule's text names its fields."""
+    """Raises ValueError for the first broken rule. `rules`: text with names of fields -> whether it holds."""
     for rule, holds in rules.items():
         if not holds:
             values = [f"{name}={value}" for name, value in vars(config).items() if name in rule.split()]

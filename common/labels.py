@@ -137,7 +137,7 @@ def category_faults(categories: Sequence[Any]) -> Iterator[str]:
 
 
 def is_text(name: str) -> bool:
-    """Returns whether UTF-8 can encode the name: not if it has half a surrogate pair, which JSON can hold."""
+    """Whether UTF-8 can encode the name. It cannot encode half a surrogate pair, which JSON can contain."""
     return name.encode(errors="ignore").decode() == name
 
 

@@ -26,10 +26,10 @@ class BatchNormalization(keras.layers.BatchNormalization):
     Inputs are (B, H, W, C). Keras' own code runs if the fused kernel cannot do the work: for other ranks or
     axes, a mask, no scale, no centre, batch renormalisation, and statistics synchronised over replicas.
 
-    The kernel returns the unbiased variance, n / (n - 1) times the biased one (Bessel's correction); tf.keras
-    averaged it. Keras 3 averages the biased variance, as does google/automl on TPUs, which trained the
-    published models (efficientdet/utils.py: TpuBatchNormalization is not fused). So does this layer: at the
-    coarse levels n is small (8 for two images of 2 x 2 cells), so the two variances differ a lot.
+    For n values, the kernel returns the unbiased variance, n / (n - 1) times the biased one (Bessel's
+    correction), and tf.keras averaged it. This layer averages the biased variance, as Keras 3 does, and as
+    google/automl did on TPUs for the published models (efficientdet/utils.py: TpuBatchNormalization is not
+    fused). At the coarse levels n is small (8 for two images of 2 x 2 cells), so the variances differ a lot.
     """
 
     def call(self, inputs: tf.Tensor, training: bool | None = None, mask: Any = None) -> tf.Tensor:
@@ -60,7 +60,7 @@ class BatchNormalization(keras.layers.BatchNormalization):
 
 
 def is_cpu_only() -> bool:
-    """Returns whether TensorFlow sees no GPU. On a CPU, XLA always works; a GPU needs more parts of CUDA."""
+    """Returns whether TensorFlow sees no GPU. On a CPU, XLA always works; on a GPU it needs more of CUDA."""
     return not tf.config.list_physical_devices("GPU")
 
 
@@ -73,9 +73,10 @@ def moving_statistics(model: keras.Model) -> list[tf.Variable]:
 def limit_bn_momentum(model: keras.Model, num_steps: int) -> keras.Model:
     """Lowers the momentum of all batch norms for a run of fewer than 2,000 steps, but not below 0.9.
 
-    Moving means start at 0, moving variances at 1. After n steps, the share momentum**n of these values is
-    left: 1.5 % after 420 steps at 0.99, which exceeds the variance of many layers. An EfficientDet-D0 of 420
-    steps had AP 11.4 with these statistics and 40.8 with new ones, on the same images (docs/accuracy.md).
+    Moving means start at 0, moving variances at 1. After n steps, the share momentum**n of these initial
+    values is left. After 420 steps at 0.99 it is 1.5 % of the variance 1, which is more than the variance of
+    many layers. An EfficientDet-D0 trained for 420 steps had AP 11.4 with these statistics, and AP 40.8 with
+    statistics computed again for the same weights, on the same images (docs/accuracy.md).
 
     Args:
         model: the network; it is changed.
@@ -94,9 +95,10 @@ def limit_bn_momentum(model: keras.Model, num_steps: int) -> keras.Model:
 class _Activation(keras.layers.Layer):
     """An activation layer, (B, ..., C) -> (B, ..., C). `build` decides once whether XLA compiles it.
 
-    The shapes in `call` must not decide: in training at several image sizes, the first step knows them and
-    later steps do not, so a resumed run would round differently. Such a model has unknown sides and compiles
-    all its activations, again for each size. Inference never uses XLA, because this part is exported.
+    The shapes in `call` must not decide: in training at several image sizes, they are known in the first step
+    of a session but not later, so a resumed run would round differently. A model for several sizes has
+    unknown sides, so XLA compiles all its activations, again for each size. Inference never uses XLA, because
+    its graph is also exported.
     """
 
     def build(self, input_shape: tuple[int | None, ...]) -> None:

@@ -46,7 +46,7 @@ def fit(
         minimum, maximum: functions of this library that return the smaller and the larger of two numbers.
     """
     input_height, input_width = image_size
-    # Compute each side as if the other side filled the input, then limit it to the input's side.
+    # For each side, assume that the other side fills the input; then limit the result to the input's side.
     new_height = (2 * input_width * height + width) // (2 * width)
     new_width = (2 * input_height * width + height) // (2 * height)
     return maximum(minimum(new_height, input_height), 1), maximum(minimum(new_width, input_width), 1)

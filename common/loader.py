@@ -52,9 +52,9 @@ class BaseLoader:
         hw_decoder_load, roi_decoding: options of DALI on a GPU, see dali_ops.Decoder.
         num_classes: number of classes of synthetic data.
         checkpointing: lets tf.train.Checkpoint save `iterator()`; has no effect on a GPU.
-        seed: sets the order, the same on all ranks, and the augmentation, different on each. 0 is valid.
+        seed: sets the order, which is equal on all ranks, and the augmentation, which is not. 0 is valid.
         with_targets: False: batches only have images, image_ids, image_sizes and letterbox.
-        count_lost: adds `lost`, int32 (B, 2): boxes dropped by min_box_size; boxes beyond max_instances.
+        count_lost: adds `lost`, int32 (B, 2): how many boxes min_box_size and max_instances removed.
         name_images: adds `image_ids` to training batches; evaluation batches always have them.
     """
 
@@ -155,7 +155,7 @@ class DaliOptions(BaseLoader):
     """The additional options of loaders that use DALI.
 
     Attributes:
-        device: "cpu" or "gpu", which decodes and processes the images. "": derived from device_id.
+        device: where images are decoded and processed, "cpu" or "gpu". "": derived from device_id.
     """
 
     device: str = ""
@@ -273,7 +273,7 @@ def from_pipeline(
     Args:
         pipeline: must not be built or run, because DALIDataset builds its own copy.
         element_spec: shapes and dtypes of a batch, (images, targets). The pipeline's outputs must have the
-            order in which tf.nest flattens it: the images, then the targets sorted by name. Axes of size one
+            order of tf.nest.flatten(element_spec): the images, then the targets by name. Axes of size one
             that are not in element_spec are removed from DALI's outputs.
         device_id: GPU of the pipeline; None for a pipeline without a GPU.
     """
@@ -288,7 +288,7 @@ def from_pipeline(
             prefetch_queue_depth=pipeline.prefetch_queue_depth,
         )
         if device_id is not None:
-            return _OnGPU(flat, element_spec)  # on the GPU, so that its iterators are there, too
+            return _OnGPU(flat, element_spec)  # made on the GPU, so that its iterators are on the GPU
         return flat.map(lambda *tensors: tf.nest.pack_sequence_as(element_spec, tensors))
 
 

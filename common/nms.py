@@ -4,9 +4,10 @@ Both apps take two steps: `top_candidates` selects the K best of all scores, and
 candidates with the better boxes of the same class in the image. There are three methods:
     hard: drops a box if its IoU with a better box exceeds iou_threshold.
     gaussian: multiplies a box's score by exp(-IoU**2 / sigma) per better box (Soft-NMS, arXiv 1704.04503).
-    diou: drops a box if IoU - (d**2 / c**2)**beta exceeds iou_threshold. d is the distance of the centres, c
-        the diagonal of the box around both, so boxes of neighbouring objects survive (arXiv 1911.08287,
-        section 3.3, has no exponent; beta is from AlexeyAB/darknet src/box.c, box_diounms).
+    diou: drops a box if IoU - (d**2 / c**2)**beta exceeds iou_threshold. d is the distance of the two boxes'
+        centres, c the diagonal of the box around both boxes. Boxes of neighbouring objects survive, because
+        their d is large (arXiv 1911.08287, section 3.3, which has no exponent; beta is from
+        AlexeyAB/darknet src/box.c, box_diounms).
 
 Darknet uses other names (src/box.c, diounms_sort). Its nms_kind=greedynms does not use plain IoU but box_diou
 with a fixed exponent of 0.6, which equals diou with beta 0.6 here. If a cfg has no nms_kind, Darknet uses
@@ -43,7 +44,7 @@ class Detections(NamedTuple):
 
 
 def top_candidates(levels: Sequence[tf.Tensor], count: int) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-    """Returns the K = min(count, N * C) best scores or logits. Equals one top-k over all, also for ties.
+    """Returns the K = min(count, N * C) best scores or logits, with ties as in one top-k over all of them.
 
     The `count` best scores are all in the `count` rows with the largest maxima. So the costly sorting first
     handles N numbers instead of N * C, and then only the scores of these rows.
@@ -68,7 +69,8 @@ def top_candidates(levels: Sequence[tf.Tensor], count: int) -> tuple[tf.Tensor, 
 def top_rows(maxima: tf.Tensor, count: int) -> tf.Tensor:
     """Returns the positions of the R = min(count, N) largest numbers of (B, N): int32 (B, R).
 
-    The positions ascend, so a later top-k breaks ties as one over all. Non-finite numbers are chosen last.
+    The positions ascend, so a top-k of these rows breaks ties like one of all rows. Non-finite numbers are
+    chosen last.
     """
     _, rows = tf.math.top_k(without_nonfinite(maxima), tf.minimum(count, tf.shape(maxima)[1]))
     return tf.sort(rows, axis=1)
@@ -148,9 +150,9 @@ def only_finite(boxes: tf.Tensor, scores: tf.Tensor) -> tuple[tf.Tensor, tf.Tens
 def moved_apart(boxes: tf.Tensor, classes: tf.Tensor, num_classes: int) -> tf.Tensor:
     """Moves the boxes (B, K, 4) of each class to a separate region, so boxes of two classes never overlap.
 
-    Then suppression across all classes works within each class. Boxes are clipped far outside the image. The
-    regions form a square grid, so coordinates are small and precise: with 90 classes, boxes within the image
-    and 512 pixels per side, float32 resolves 1/1000 pixel.
+    Then suppression across all classes works within each class. Boxes that reach far outside the image are
+    clipped. The regions form a square grid, so coordinates are small and precise: with 90 classes, boxes
+    within the image and 512 pixels per side, float32 resolves 1/1000 pixel.
     """
     boxes = tf.clip_by_value(boxes, *_NEIGHBOURHOOD)
     columns = math.ceil(math.sqrt(num_classes))

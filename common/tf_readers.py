@@ -1,4 +1,4 @@
-"""Readers that only use tf.data, for the loaders without DALI and to check DALI's readers; random numbers.
+"""Readers and random numbers of TensorFlow, for the loaders without DALI and to check DALI's readers.
 
 `examples` returns the examples of a data set as a tf.data dataset of dicts:
 

@@ -283,7 +283,7 @@ def tfrecord_reader(
     )
     boxes = dali_math.clamp(fn.stack(*(record[key] for key in BOX_KEYS), axis=1), 0.0, 1.0)
     labels = _labels(record[LABEL_KEY], label_map)
-    if records.has_crowds:  # removes their area, so that select_boxes drops them
+    if records.has_crowds:  # sets the area of crowds to 0, so that select_boxes drops them
         no_crowd = fn.cast(record[CROWD_KEY] == 0, dtype=types.FLOAT)
         boxes = boxes * fn.expand_dims(no_crowd, axes=[1])
     if records.has_crowds or records.has_empty_boxes:
@@ -299,7 +299,7 @@ def parse_integer(digits: DataNode) -> DataNode:
 
 
 def _labels(category_ids: DataNode, label_map: LabelMap) -> DataNode:
-    """Converts category ids, int64 (N,), to labels, int32 (N,). fn.lookup_table refuses ids above 65535."""
+    """Converts category ids, int64 (N,), to labels, int32 (N,). Unlike fn.lookup_table, takes any id."""
     labels = types.Constant(np.arange(1, label_map.num_classes + 1, dtype=np.int32), device="cpu")
     is_same = fn.expand_dims(category_ids, axes=[1]) == _constant(np.array(label_map.category_ids))  # (N, C)
     found = fn.reductions.sum(fn.cast(is_same, dtype=types.INT32) * labels, axes=[1])

@@ -24,7 +24,7 @@ from common.labels import MAX_CATEGORY_ID, LabelMap, category_faults
 
 LARGE_ID = 2**31  # DALI only accepts smaller ids
 _FRACTION = 1.05  # upper limit for edges of normalised boxes; rounding may move them slightly above 1
-_MANY = 8  # least number of boxes outside their images for which the boxes are reported as x1y1x2y2
+_MANY = 8  # boxes are reported as x1y1x2y2 only if at least this many reach outside their images
 
 
 def load_coco(
@@ -153,7 +153,7 @@ def _check_references(objects: _Objects, kind: str, known: np.ndarray, issues: I
     ids = objects.rows[f"{of}_id"]
     rows = np.where(ids == NONE, NONE, find_rows(ids, known))
     unknown = np.flatnonzero((rows == NONE) & (ids != NONE))
-    # Each image or category with an invalid or repeated id, reported before, may explain one unknown id.
+    # Images or categories with invalid or repeated ids were reported before. Each may explain one unknown id.
     num_lost = len(known) - len(np.unique(known[known != NONE]))
     if len(known) and len(np.unique(ids[unknown])) > num_lost:
         text = "{} has {}_id {}, which no {} has".format
@@ -173,7 +173,8 @@ def _check_unit(objects: _Objects, issues: Issues) -> None:
     if is_within.all() and np.all(sides > 0, axis=1).any():
         issues.add_each("boxes-not-in-pixels", rows, objects.name_in_image)
         return
-    # Boxes are probably x1y1x2y2 if at least half of them reach outside as ltwh, and all fit as x1y1x2y2.
+    # Boxes are probably x1y1x2y2 if at least half of them, read as ltwh, reach outside their images, and all
+    # of them fit if they are read as x1y1x2y2.
     limits = objects.sizes[objects.image_row[rows]] + 1.0  # (M, 2) width, height; tolerance: one pixel
     is_outside = np.any(left_top + sides > limits, axis=1)
     would_fit = np.all((left_top >= -1) & (sides > left_top) & (sides <= limits), axis=1)
@@ -185,7 +186,7 @@ def _check_unit(objects: _Objects, issues: Issues) -> None:
 def finish(
     annotations: Annotations, name_image: Callable[[int], str], name_box: Callable[[int], str], issues: Issues
 ) -> Annotations:
-    """Reports fixes and warnings for valid annotations, or that no image or box can be used.
+    """Reports fixes and warnings for valid annotations, or an error if no image or no box can be used.
 
     Args:
         annotations: the annotations of the usable images, without errors.

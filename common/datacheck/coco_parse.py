@@ -168,7 +168,7 @@ def record_name(record: dict[str, Any], key: str, number: int) -> str:
 
 
 def _checked(value: Any, field: msgspec.structs.FieldInfo) -> Any:
-    """Returns a valid value as the field's type; raises Fault, which names the value, if it is invalid."""
+    """Converts a value to the field's type. If it is invalid, raises a Fault that names the value."""
     has = f"has {field.name} {_shown(value)}"
     if field.name == "bbox" and isinstance(value, list):
         if len(value) != 4:

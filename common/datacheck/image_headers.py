@@ -1,9 +1,10 @@
 """Checks the header and the end of an encoded image without decoding it.
 
-Pillow reads the headers. Where nvImageCodec, DALI's codec library, rejects more headers, it reads them too.
-This module also checks the end of the file, and reports rare variants as unsupported. DALI 2.4 rejects some
-of them or decodes them wrongly without an error: lossless JPEG, JPEG 2000 with 9 to 16 bits, TIFF with floats
-or JPEG inside, BMP with swapped masks, PNM with an unusual maximum. test_image_headers.py compares with DALI.
+Pillow reads the headers. If nvImageCodec, DALI's codec library, rejects more headers of a format than Pillow,
+nvImageCodec reads them, too. This module also checks the end of the file, and reports rare variants as
+unsupported. DALI 2.4 rejects some of them or decodes them wrongly without an error: lossless JPEG, JPEG 2000
+with 9 to 16 bits, TIFF with floats or JPEG inside, BMP with swapped masks, PNM with an unusual maximum.
+test_image_headers.py compares with DALI.
 """
 
 import functools
@@ -122,7 +123,7 @@ def _open(image: Encoded, plugin: type[Plugin]) -> Plugin:
 
 
 def _parse_as_dali(image: Encoded, header: bytes) -> None:
-    """Fills in the size that nvImageCodec reads; raises Fault if it rejects the header, as DALI would."""
+    """Fills in the size that nvImageCodec reads; raises Fault if nvImageCodec, and so DALI, rejects it."""
     try:
         stream = nvimgcodec.CodeStream(header)
         image.facts.height, image.facts.width = stream.height, stream.width
@@ -185,7 +186,7 @@ def _webp(image: Encoded) -> None:
     end = 8 + int.from_bytes(image.at(4, 4), "little")
     if image.size < end:
         raise truncated(f"a WebP of {end} bytes, of which only {image.size} are in the file")
-    # Not with Pillow, which would read the whole file and reject large pictures.
+    # Pillow is not used here: it would read the whole file and reject large pictures.
     _parse_as_dali(image, image.head)
     at = 12
     while image.at(12, 4) == b"VP8X" and at + 8 <= end:

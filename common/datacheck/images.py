@@ -1,9 +1,9 @@
 """Checks images before they are used: format, size, orientation, damage, and whether DALI can decode them.
 
-The check reads the header and the end of an image (image_headers.py). It decodes the pixels on request, and
-those of 16-bit images always. A JPEG has no checksum: a decoder notices damage only if it causes an invalid
-code or a wrong number of blocks. In 1500 tests with mixed damage to photographs of coco128, it noticed a
-third; the rest cannot be detected. Decoders of WebP and JPEG 2000 notice even less. PNG has checksums.
+The check reads the header and the end of an image (image_headers.py). It decodes 16-bit images always, and
+others on request. A JPEG has no checksum: a decoder notices damage only if it causes an invalid code or a
+wrong number of blocks. In 1500 tests with mixed damage to photographs of coco128, the decoder noticed a third
+of the cases; the rest cannot be detected. Decoders of WebP and JPEG 2000 notice even less. PNG has checksums.
 BMP has neither checksums nor codes.
 
 The result for a file is cached until its size, its times or its inode change.
@@ -81,9 +81,9 @@ def _check_pixels(image: Encoded, decode: bool) -> None:
     """Decodes an image with a valid header: always if it has 16 bits, else only if `decode` is true.
 
     Raises:
-        Fault: the data are damaged; or no value of a 16-bit image reaches 4096: DALI keeps the upper eight
-            bits, so the image would be almost black. An all-zero grey image passes. An all-zero colour
-            image does not, because Pillow returns only the upper eight bits of colours.
+        Fault: the data are damaged; or no value of a 16-bit image reaches 4096. Such an image would be
+            almost black, because DALI keeps only the upper eight bits. A grey image of zeros is accepted. A
+            colour image of zeros is not, because Pillow returns only the upper eight bits of colours.
     """
     if image.is_16_bit:
         if picture := _load(image):

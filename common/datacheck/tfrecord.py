@@ -1,9 +1,9 @@
 """Opens TFRecords for DALI: checks all of their content, and rejects what DALI would misread.
 
 DALI checks no CRC. If a record lacks a requested key, DALI returns uninitialised memory or crashes. Records
-that google/automl writes for images without objects lack such keys. They are fixed: DALI reads a completed
-copy from the cache directory, and the index of the original file omits the original record. With
---on_bad_image=skip, the index also omits records whose images cannot be used.
+that google/automl writes for images without objects lack such keys. For such a record, the cache directory
+gets a copy with all keys. DALI reads this copy, and the index of the original file omits the original record.
+With --on_bad_image=skip, the index also omits records whose images cannot be used.
 
 The cache also stores the parsed records, under a hash of everything that they depend on, so the next start
 does not read the data. A result with errors that the user must correct in the files is not stored.
@@ -54,7 +54,7 @@ class TFRecordSource(Source):
     Attributes:
         records: the files, indexes and spans that DALI reads.
         annotations: the annotations of all records that are read, in the order of the user's files.
-        rows: int64 (I,), index into the annotations' images for each of `records.spans`.
+        rows: int64 (I,), the index of each record's image in `annotations`, in the order of `records.spans`.
         names: the name of each image's record for messages: `a.tfrecord record 5 (image 12)`.
         formats: Pillow's name of a format -> the number of images that have it, the most frequent first.
     """
@@ -87,10 +87,10 @@ class TFRecordSource(Source):
 
 
 def expand_pattern(pattern: str) -> list[str]:
-    """Returns the files that a glob matches, or several with commas between them; the same on all ranks.
+    """Returns the files that match a glob, or any of several globs with commas between them.
 
-    The files are sorted. They include pipes, directories and dangling links, which `walk_files` reports,
-    but not directories that match a final `**`.
+    The files are sorted, so their order is the same on all ranks. They include pipes, directories and
+    dangling links, which `walk_files` reports, but not directories that match a final `**`.
 
     Raises:
         DataError: a pattern matches nothing; the message lists all such patterns.
@@ -106,7 +106,7 @@ def expand_pattern(pattern: str) -> list[str]:
 
 
 def walk_files(files: Sequence[str | os.PathLike], issues: Issues) -> list[RecordFile]:
-    """Finds the records in each file; reports damaged files, and indexes that list further records."""
+    """Finds the records in each file; reports damaged files, and indexes with more records than the file."""
     walked = list(in_threads(tfrecord.walk, files, _THREADS))
     for file in walked:
         if file.fault:
@@ -141,7 +141,8 @@ def missing_shards(files: Sequence[str | os.PathLike]) -> list[str]:
 
 
 def find_label_map(files: Sequence[str]) -> str:
-    """Returns the path of the converter's label map next to the files; UserError if there is none or two."""
+    """Returns the path of the converter's label map next to the files; UserError if there is none or two
+    differ."""
     prefixes = {re.sub(r"(-\d+-of-\d+)?(\.tfrecords?)?$", "", file) for file in files}
     found = sorted(filter(os.path.isfile, (f"{prefix}.label_map.json" for prefix in prefixes)))
     if not found:

@@ -23,7 +23,7 @@ from common.datacheck.issues import Issues
 from common.labels import LabelMap
 from common.tfrecord import AREA_KEY, BOX_KEYS, CROWD_KEY, LABEL_KEY, RecordFile
 
-LACKS_CROWDS, LACKS_BOXES = 1, 2  # which of the keys that DALI reads a record lacks
+LACKS_CROWDS, LACKS_BOXES = 1, 2  # values of Example.lacks
 _THREADS = min(16, os.cpu_count() or 1)
 _PART = 64  # records that a thread keeps in memory at a time
 _FARTHEST = 2  # largest edge of a normalised box; boxes with a larger edge are probably in pixels
@@ -45,7 +45,8 @@ class Example(msgspec.Struct, gc=False, array_like=True):
         image_size: (height, width) in pixels; (0, 0) if one of them is invalid.
         objects: rows of OBJECT, with boxes ltrb normalised as they are stored; empty if any value or key of
             the objects is invalid.
-        lacks: LACKS_BOXES if a key of boxes or labels is missing, LACKS_CROWDS if only that of crowds, or 0.
+        lacks: LACKS_BOXES if a key of boxes or labels is missing; LACKS_CROWDS if only the key of crowds is
+            missing or has no values; 0 if all these keys are complete.
         facts: the facts about the image; None if the record has no valid image data.
     """
 
@@ -82,7 +83,7 @@ _KEYS = {
 
 
 def parse(record: bytes, name: str, known: frozenset[int], issues: Issues) -> tuple[Example, bytes | None]:
-    """Parses a serialized tf.train.Example. Also returns its encoded image, or None if that is invalid.
+    """Parses a serialized tf.train.Example. Also returns its encoded image; None if the image is invalid.
 
     Args:
         record: the data of one record.

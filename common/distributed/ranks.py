@@ -44,7 +44,8 @@ class Ranks:
         world_size: number of processes.
         num_replicas: number of devices that train, in all processes together.
         local_replicas: global indexes of this process' replicas; also the shards of the data that it loads.
-        can_compile_updates: whether XLA can compile updates; not in tf.distribute, which shares loss scales.
+        can_compile_updates: whether XLA can compile updates. It cannot under tf.distribute, whose replicas
+            share the loss scale.
     """
 
     strategy = "none"
@@ -311,12 +312,13 @@ def unpack(data: np.ndarray) -> Any:
 def reproducible() -> None:
     """Makes a training step on the same CPU bit-identical, independent of the load of the machine.
 
-    In a step of these apps, only sums of three or more tensors depend on timing; gradients have many of them.
-    AddNOp (tensorflow/core/kernels/aggregate_ops.cc) starts with the first term that no other operator needs.
-    If a graph is expected to need more than 80% of its device's memory (of 256 MB on a CPU), SchedulingPass
-    (tensorflow/core/grappler/optimizers/memory_optimizer.cc) adds the terms as they arrive. A sum of two
-    does not depend on their order. So longer sums are made of sums of two, and the optimizer that would join
-    them again (arithmetic_optimizer.cc, AddOpsRewriteStage) is off. The step is equally fast.
+    In a step of these apps, only sums of three or more tensors depend on timing; gradients have many such
+    sums. AddNOp (tensorflow/core/kernels/aggregate_ops.cc) starts with the first term that no other operator
+    needs. If a graph is expected to need more than 80% of its device's memory (a CPU counts as 256 MB),
+    SchedulingPass (tensorflow/core/grappler/optimizers/memory_optimizer.cc) adds the terms as they arrive. A
+    sum of two terms does not depend on their order. So this function makes longer sums of sums of two, and
+    turns off the optimizer that would join them (arithmetic_optimizer.cc, AddOpsRewriteStage). The step is
+    equally fast.
 
     A different number of threads, another type of CPU and --xla can still change the last digits. On a GPU,
     other kernels also add in any order, so this function does nothing. TensorFlow's solution for GPUs is

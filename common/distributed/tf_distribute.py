@@ -47,7 +47,7 @@ _ACROSS_REPLICAS = ("_backend_update_step", "_apply_weight_decay", "_backend_inc
 class StrategyRanks(Ranks):
     """The devices of this process, together with those of the other processes of the cluster.
 
-    A single device trains as one replica, also as a cluster of one worker. If a worker has not started
+    A single device is one replica, also in a cluster of one worker. If a worker has not started
     after START_SECONDS, the others exit with code 1.
 
     Args:
@@ -125,7 +125,7 @@ class StrategyRanks(Ranks):
         return _all_reduce("MEAN", tensors)
 
     def _gather_bytes(self, data: np.ndarray) -> list[np.ndarray]:
-        """Sums arrays in which each rank fills its own part: collectives support few dtypes and shapes."""
+        """Sums arrays in which each rank fills its part, as collectives support few dtypes and shapes."""
         sizes = np.zeros(self.world_size, np.int64)
         sizes[self.rank] = data.size
         sizes = self._sum_over_ranks(sizes).numpy()

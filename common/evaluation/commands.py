@@ -161,7 +161,7 @@ class Job:
             raise UserError(f"--pipeline_type={a.pipeline_type} reads no videos: leave it out")
 
     def _with_ids(self, source: ImageListSource) -> tuple[ImageListSource, list[dict[str, Any]]]:
-        """Returns the images, without those that a given list lacks, and the id and file name of each."""
+        """Returns the images (only those in --annotations or --image_info, if given) with ids and names."""
         a = self._a
         base = os.path.commonpath([pathlib.Path(file).parent for file in source.files])
         names = [os.path.relpath(file, base) for file in source.files]
@@ -234,7 +234,7 @@ class Job:
 
 
 def look_up(names: list[str], known: Mapping[str, int], origin: str) -> list[int | None]:
-    """Returns the ids of files, found by their relative path or else by their name; None if unknown.
+    """Returns the id of each file: that of its relative path in `known`, else that of its name, else None.
 
     Raises:
         UserError: no file is known.

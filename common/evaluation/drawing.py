@@ -57,7 +57,7 @@ def draw_boxes(
     draw = ImageDraw.Draw(picture)
     line = max(2, round(min(picture.size) / 200))
     draw.font = font(max(11, round(min(picture.size) / 32)))
-    # Clips boxes, so that a side outside the image is drawn along its edge. A box without width is a line.
+    # Clips boxes: a side outside the image is drawn along the image's edge. A box without width is a line.
     clipped = np.clip(boxes_px, 0, picture.size * 2)
     for row in rows:
         left, top, right, bottom = clipped[row]
@@ -159,8 +159,8 @@ def loss_curves(rows: Sequence[Mapping[str, Any]], path: str | os.PathLike) -> N
     """Draws the losses in the rows of a results.csv over the epochs, and AP if there were evaluations.
 
     Args:
-        rows: rows with "epoch". The columns whose names end in `loss`, AP and AP50 are drawn, without empty
-            cells, "".
+        rows: rows with the key "epoch". The columns AP, AP50 and those whose names end in `loss` are drawn.
+            Empty cells are "" and are left out.
         path: a .png file.
     """
     names = list(dict.fromkeys(name for row in rows for name, value in row.items() if value != ""))

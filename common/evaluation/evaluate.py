@@ -58,7 +58,7 @@ def predict(
         ranks: the ranks that detect together; by default only this process.
         on_batch: called after every batch, equally often on all ranks, even after an error, so it may make
             collective calls. It must raise its exceptions on all ranks after the same batch.
-        explain: turns an exception of the loader into a UserError; that of the data check names the images.
+        explain: turns an exception of the loader into a UserError, which can name the damaged images.
 
     Returns:
         Detections of all images in COCO results format, the same list on every rank. They are sorted by
@@ -146,7 +146,7 @@ def evaluate(
         if ranks.rank == 0:
             ground_truth = loader.opened_source.annotations.ground_truth()
             scores = coco_metrics.score(ground_truth, results, coco_backend)._replace(results=[])
-    return Evaluation(*ranks.broadcast_object(scores))._replace(results=results)  # all ranks have them
+    return Evaluation(*ranks.broadcast_object(scores))._replace(results=results)  # all ranks have the results
 
 
 def write_evaluation(directory: pathlib.Path, metrics: dict, results: list[dict], curves: dict) -> None:

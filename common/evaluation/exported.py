@@ -47,7 +47,7 @@ def make_detect(run: Run, to_pixels: Callable[[tf.Tensor], tf.Tensor]) -> Callab
     """Returns an exported detector as a function for common.evaluation.evaluate.
 
     An exported detector uses the size of the original image to compute the letterbox and to scale the boxes.
-    Here it gets the resized image's size: the letterbox is the same, and boxes are in resized pixels.
+    Here it gets the size of the resized image: the letterbox is the same, and boxes are in its pixels.
 
     Args:
         run: the function that `open_runner` returned.
@@ -58,7 +58,7 @@ def make_detect(run: Run, to_pixels: Callable[[tf.Tensor], tf.Tensor]) -> Callab
         sizes = np.asarray(letterbox)[:, 2:].astype(np.int32)
         found = run(np.asarray(to_pixels(images)), sizes)
         boxes = found["boxes"] / sizes[:, np.newaxis, [1, 0, 1, 0]].astype(np.float32)
-        # The file does not return whether outputs are finite; those that are not give no detections.
+        # Exported models do not return whether outputs are finite. Non-finite outputs give no detections.
         return boxes, found["scores"], found["classes"], np.ones(len(sizes), bool)
 
     return detect

@@ -4,8 +4,8 @@
         --image_info=coco/annotations/image_info_test-dev2017.json \
         --submission=detections_test-dev2017_d0_results.zip
 
-The file lists {"image_id", "category_id", "bbox": [left, top, width, height], "score"} in original pixels,
-a .json or the only file in a .zip: https://cocodataset.org/#format-results, https://cocodataset.org/#upload
+The file lists {"image_id", "category_id", "bbox": [left, top, width, height], "score"} in original pixels.
+It is a .json or the only file in a .zip: https://cocodataset.org/#format-results, https://cocodataset.org/#upload
 """
 
 import collections
@@ -70,7 +70,7 @@ def ids_by_name(names: Sequence[str]) -> list[int]:
 
 
 def check_path(path: str, others: Iterable[str | os.PathLike]) -> None:
-    """Raises UserError unless `path` is a .json or .zip in an existing directory, and none of `others`."""
+    """Raises UserError unless `path` is a .json or .zip in an existing directory, and is not in `others`."""
     file = pathlib.Path(path)
     if file.suffix not in (".json", ".zip"):
         raise UserError(f"--submission={path} must end in .json or .zip")

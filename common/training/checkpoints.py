@@ -28,7 +28,7 @@ from common.layers import moving_statistics
 from common.training import optimizers, run_directory
 from common.training import weights as weight_files
 
-KEEP = 2  # newest checkpoints that are kept; the newest one between two epochs is kept, too
+KEEP = 2  # number of newest checkpoints to keep; the newest one from the end of an epoch is also kept
 _SHARED = "state"
 _OWN = "rank"
 

@@ -19,13 +19,13 @@ from common.labels import LabelMap
 from common.progress import log
 
 # Least share of the model's weights that a file must hold; a backbone alone has more (efficientdet-d0: 44 %).
-# A file with less is of another model: a few of its layers among random ones are a worse start than none.
+# A file with less is of another model. To copy a few of its layers among random ones is worse than nothing.
 LEAST_SHARE = 0.3
 
 
 @dataclasses.dataclass(frozen=True)
 class ClassRows:
-    """Tells which weights have one value per class. Their last axis is anchors x (first + classes).
+    """Tells which weights have one value per class. Their last axis has anchors * (first + classes) values.
 
     Attributes:
         paths: the paths of these weights.
@@ -155,7 +155,7 @@ def freeze_batch_norms(model: keras.Model) -> None:
 
 
 def freeze(model: keras.Model, pattern: str) -> str:
-    """Freezes the layers whose names match: their weights do not train, nor do batch norms update statistics.
+    """Freezes the layers whose names match: weights do not train, and batch norms keep their statistics.
 
     Args:
         model: a built model.

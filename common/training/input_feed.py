@@ -5,10 +5,10 @@
     feed.resume(checkpoints)
     images, targets = next(feed)  # continues at the position in the checkpoint
 
-tf.train.Checkpoint can save iterators of tf.data and of DALI on a CPU, but not of DALI on a GPU. There each
-epoch opens new loaders with another seed; images that do not fill the last batch of an epoch are not used. A
-run that was stopped within an epoch reads the batches of this epoch again, and drops those that it has
-trained on. The result is the same as without the stop, but this loading takes time.
+tf.train.Checkpoint can save iterators of tf.data and of DALI on a CPU, but not of DALI on a GPU. So on a GPU
+each epoch opens new loaders with another seed; images that do not fill the last batch of an epoch are not
+used. A run that was stopped within an epoch reads the batches of this epoch again, and drops the batches that
+it has trained on. The result is the same as without the stop, but this loading takes time.
 
 On a GPU, a thread fetches the next batch while the device trains, and also opens the loaders of the next
 epoch. The saved position is a number of steps. A resumed run fetches the batch of its next step again.
@@ -104,7 +104,7 @@ def open_loader(
         classes: the loader classes of the app, see make_loader.
         a, ranks, config, data: flags, ranks, config and data of the run.
         training: whether to open the training loader or the evaluation loader.
-        device_index: index of the replica in `ranks.local_replicas`, which holds the number of its shard.
+        device_index: index in `ranks.local_replicas`, whose values are the shards of the replicas.
         of_epoch: further arguments of the loader, from the app's `epoch_kwargs`.
     """
     if training:
@@ -160,7 +160,7 @@ class InputFeed:
         self.identity = {"pipeline_type": self.pipeline_type, "steps_per_epoch": self.steps_per_epoch}
         if self.pipeline_type.startswith("dali"):
             self.identity["dali_graph"] = DALI_GRAPH
-        self._saveable, self._taken = loader.saveable, 0  # taken: batches from the open loaders
+        self._saveable, self._taken = loader.saveable, 0  # _taken: number of batches from the open loaders
         self.num_epochs: int | None = None
         self._thread = ThreadPoolExecutor(1, "input_feed")
         self._ahead: Future[list[Batch]] | None = None

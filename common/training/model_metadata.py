@@ -37,7 +37,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 # Flags of train.py that affect the result of a run and are not fields of the config.
 RECIPE_FLAGS: tuple[str, ...] = ("batch_size", "accumulate_steps", "precision", "strategy", "pipeline_type")
 RECIPE_FLAGS += ("init_from", "freeze", "freeze_batch_norm", "seed")
-# `differences` compares `fields` whose names begin like this; not the anchors, which the config determines.
+# `differences` compares values with these prefixes. It skips the anchors, which the config determines.
 COMPARED: tuple[str, ...] = ("app", "num_classes", "train_data", "eval_data", "class ")
 COMPARED += ("config.", "preprocessing.", "versions.", "export.")
 KEY = "passport"  # the metadata's key in exported files, unchanged since the first version

@@ -21,7 +21,7 @@ class _Fused(keras.optimizers.Optimizer):
         self._numbers: tuple[tf.Tensor, ...] = ()
         if self.clipnorm or not self.global_clipnorm:
             return super()._clip_gradients(gradients)
-        # Two operations per gradient instead of Keras' five, also NaN if the norm is infinite.
+        # Two operations per gradient instead of Keras' five. As with Keras, an infinite norm gives NaN.
         norm = tf.linalg.global_norm(gradients)
         scale = self.global_clipnorm / tf.maximum(norm, self.global_clipnorm) + (norm - norm)
         return [gradient * scale for gradient in gradients]
@@ -77,7 +77,7 @@ class FusedAdam(_Fused, keras.optimizers.Adam):
 
 
 def last_learning_rate(optimizer: keras.optimizers.Optimizer) -> float:
-    """Returns the learning rate of the last batch; accumulated batches count, they advance the schedule."""
+    """Returns the learning rate of the last batch. Accumulated batches also advance the schedule."""
     inner = getattr(optimizer, "inner_optimizer", optimizer)
     batches = int(tf.convert_to_tensor(inner._iterations))  # `iterations` counts updates only
     return float(inner._learning_rate(max(batches - 1, 0)))
@@ -147,7 +147,7 @@ class AveragedWeights(tf.Module):
     def update(self, moved: tf.Tensor | bool = True) -> None:
         """Moves the averages towards the weights after an optimizer step; works in a tf.function.
 
-        Every replica calls it for its own averages, which differ only in those of moving statistics.
+        Every replica calls it for its own averages. Only averages of moving statistics differ between them.
 
         Args:
             moved: whether the optimizer has changed the weights; may be a tensor. The code has no branch on
@@ -175,8 +175,8 @@ class AveragedWeights(tf.Module):
     def swapped_in(self, ranks: Ranks = _ALONE) -> Iterator[None]:
         """Gives the model the averaged weights inside this context, and then its own again, bit for bit.
 
-        Moving statistics are also averaged over the ranks, because each rank has seen other images, so all
-        ranks enter this context together. Only this is done if averaging of weights is off.
+        Moving statistics are also averaged over the ranks, because each rank has seen other images. So all
+        ranks enter this context together. If weights are not averaged, only the statistics are replaced.
         """
         statistics = self._statistics()
         means = ranks.mean_over_ranks(self.averages_of(statistics) or statistics)

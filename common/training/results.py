@@ -249,7 +249,7 @@ def note_metric(state: dict[str, Any], metric: float, eval_data: str | None = No
 
 
 def out_of_patience(state: Mapping[str, Any], patience: int) -> str | None:
-    """Returns why the run ends, if `patience` evaluations in a row brought no better AP; 0: never ends it."""
+    """Returns why the run ends if `patience` evaluations in a row had no better AP, else None; 0: never."""
     without_gain = state.get("without_gain", 0)
     if not 0 < patience <= without_gain:
         return None

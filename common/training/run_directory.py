@@ -292,7 +292,7 @@ def prune(directory: pathlib.Path, keep: int) -> None:
 
 
 def remove_newer(path: pathlib.Path) -> None:
-    """Removes the checkpoints newer than this one, which are damaged or were saved within an epoch."""
+    """Removes all checkpoints newer than this one. They are damaged or were saved within an epoch."""
     found = saved(path.parent)
     for newer in found[found.index(path) + 1 :]:
         files.remove_directory(newer)
@@ -306,7 +306,7 @@ def versions() -> dict[str, str]:
 
 
 def _serial(path: pathlib.Path) -> float:
-    """Returns the serial number. A damaged manifest gives infinity, so it is checked first and rejected."""
+    """Returns the serial number; infinity if the manifest is damaged, so that `newest` first rejects it."""
     try:
         return int(read_manifest(path)[_SERIAL])
     except (FileNotFoundError, ValueError, KeyError):

@@ -64,8 +64,8 @@ def guarded_step(
         model: the model, whose moving statistics a skipped step does not change.
         updated: all variables that `update` changes.
         xla: whether to compile the update on a GPU with XLA.
-        every_gradient: whether to check the norm of the gradients, too. False for float16, whose loss scale
-            must see overflows.
+        every_gradient: whether to check also the norm of the gradients. False for float16, because the loss
+            scale must see gradients that overflow.
 
     Returns:
         step(images, targets, asked) -> StepResult; `asked` is Run.stop_requested.
@@ -87,7 +87,7 @@ def guarded_step(
     def update_or_restore(gradients: list, finite: tf.Tensor, before: list) -> tf.Tensor:
         """Updates and restores without a branch, because on a GPU the host would wait for its condition."""
         if every_gradient:
-            # Clipping divides by the norm, which may overflow before any gradient does: then all become NaN.
+            # The norm may overflow before any gradient does. Clipping would then make all gradients NaN.
             finite &= tf.math.is_finite(tf.linalg.global_norm(gradients))
         old = [variable.read_value() for variable in updated]
         update(gradients)
@@ -103,7 +103,7 @@ def guarded_step(
     def step(images: Any, targets: Any, asked: tf.Tensor) -> StepResult:
         before = ranks.run(lambda: [tf.convert_to_tensor(variable) for variable in statistics])
         gradients, values, own_finite = ranks.run(forward, images, targets, asked)
-        # These are averages over the replicas: equal on all replicas, not finite if one replica's is not.
+        # Averages over the replicas: equal on all of them, and not finite if any replica's value is not.
         values = ranks.first(values)
         finite = tf.math.is_finite(values["loss"])
         if not with_branch:

@@ -63,7 +63,7 @@ class App:
         def to_detections(outputs: Any, letterbox_px: tf.Tensor) -> tuple[tf.Tensor, ...]:
             boxes, scores, classes, _ = self.postprocess(outputs, config)
             boxes = letterbox.boxes_from_letterbox(boxes, letterbox_px[:, None], config.image_size)
-            # A sum is finite only if all its terms are, and costs less than a test of each of them.
+            # A sum is finite only if all its terms are finite, and costs less than a test of each term.
             floats = [tf.cast(output, tf.float32) for output in tf.nest.flatten(outputs)]
             sums = [tf.reduce_sum(output, axis=list(range(1, output.shape.rank))) for output in floats]
             return box_ops.clip(boxes), scores, classes, tf.math.is_finite(tf.add_n(sums))

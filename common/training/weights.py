@@ -30,7 +30,7 @@ LAST = "last.weights.h5"
 # bytes after their own data. The hash is checked before HDF5 opens the file: a damaged file can crash HDF5.
 _SEAL = b"\nsha256="
 _SEAL_BYTES = len(_SEAL) + 64
-_HEADER = "detection_metadata"  # name of a dataset; HDF5 attributes are limited to 64 KB
+_HEADER = "detection_metadata"  # an HDF5 dataset, because HDF5 attributes are limited to 64 KB
 
 
 def save(model: "keras.Model", path: str | os.PathLike, metadata: Mapping[str, Any]) -> None:
