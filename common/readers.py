@@ -57,7 +57,7 @@ def coco_reader(
     """Reads image files with the annotations of `datacheck.coco.load_coco`, inside a DALI graph.
 
     DALI does not read the user's json, but a new one made from the checked annotations: with image ids from 0
-    in the order of the file (DALI refuses ids above 2**31), labels, clipped boxes and no crowds. The new json
+    in the order of the file (DALI rejects 2**31 and more), labels, clipped boxes and no crowds. The new json
     is kept in the user's cache directory.
 
     Args:

@@ -195,14 +195,13 @@ class EfficientDetPipeline(DaliOptions, EfficientDetLoader):
         return batches
 
     def _define(self, names: list[str], *, encode_boxes: bool) -> dali.Pipeline:
-        @dali.pipeline_def(  # type: ignore[call-overload]  # its type stub lacks exec_dynamic
+        @dali.pipeline_def(
             batch_size=self.batch_size,
             num_threads=self.num_threads,
-            device_id=self.device_id,
+            device_id=self.device_id,  # type: ignore[arg-type]  # the type stub lacks None
             prefetch_queue_depth=self.prefetch,
             # Each rank augments with another seed. The reader uses self.seed: all ranks shuffle alike.
             seed=int(np.random.SeedSequence([self.seed, self.shard_id]).generate_state(1)[0]),
-            exec_dynamic=True,
             enable_checkpointing=self.saveable,
             enable_conditionals=is_conditional(self.config),
         )

@@ -4,7 +4,7 @@ r"""YOLOv4's training pipeline in DALI with mosaics of freshly read images, in o
     python yolov4_fresh_mosaic.py --images=train2017 --annotations=instances_train2017.json
 
 For training only: images are shuffled and have no ids. Evaluation is in the app. Run tools/check_data.py
-first, because DALI accepts damaged data without an error. A mosaic shows four newly read images, as in
+first, because DALI may accept damaged data without an error. A mosaic shows four newly read images, as in
 Darknet (github.com/AlexeyAB/darknet src/data.c): four readers read the data in different orders. In
 yolov4_pipeline.py the four images are in the batch. Only what a tile shows is decoded. CPU batches equal
 those of yolov4/pipeline.py with mosaic_tiles=fresh bit for bit. The GPU branch was not run. Outputs in order:
@@ -124,7 +124,7 @@ def read_coco(config: Config, clean_json: str, order: dict):
 
 
 def write_clean_json(path: str) -> str:
-    """Copies a json without its crowds. Renumbers images: DALI sorts by id and rejects ids above 2**31."""
+    """Copies a json without its crowds. Renumbers images: DALI sorts by id and rejects ids >= 2**31."""
     document = json.loads(pathlib.Path(path).read_bytes())
     label_of = {i: label for label, i in enumerate(sorted(c["id"] for c in document["categories"]), 1)}
     row_of = {image["id"]: row for row, image in enumerate(document["images"])}
@@ -233,7 +233,8 @@ def select_boxes(boxes, labels, min_size=0.0, limit: int = 2**14):
     area, is_before = sides[:, 0] * sides[:, 1] * is_large, column(number) < number  # (N,), (N, N)
     is_larger = (column(area) > area) | ((column(area) == area) & is_before)
     kept = is_large * (int_sum(int32(is_larger), axes=[0]) < limit)
-    # DALI cannot index boxes[kept]. Instead, a matrix of 0 and 1 moves the bits of boxes to their new rows.
+    # DALI has no boxes[kept]: a matrix of 0 and 1 moves the bits of boxes. Slice it last: DALI 2.4 compares
+    # slices of different shapes wrongly.
     row = int_sum(is_before * column(kept), axes=[0])
     move = (kept * (column(number) == row))[: int_sum(kept)]  # (M, N)
     bits = int_sum(fn.expand_dims(move, axes=[2]) * fn.reinterpret(boxes, dtype=types.INT32), axes=[1])

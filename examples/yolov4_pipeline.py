@@ -5,7 +5,7 @@ r"""YOLOv4's training pipeline (arXiv 2004.10934) in DALI, in one file to copy.
     python yolov4_pipeline.py --file_pattern='train-*.tfrecord' --annotations=train.label_map.json
 
 For training only: images are shuffled and have no ids. Evaluation is in the app. Run tools/check_data.py
-first, because DALI accepts damaged data without an error. Crop, flip, colour and mosaic are those of
+first, because DALI may accept damaged data without an error. Crop, flip, colour and mosaic are those of
 Darknet (github.com/AlexeyAB/darknet src/data.c). On a CPU, batches equal those of yolov4/pipeline.py, bit for
 bit. The GPU branch was not run. The app also has MixUp, CutMix and many sizes. A batch has, in this order:
 
@@ -100,7 +100,7 @@ def xyxy(yx):  # (2,) or (n, 2) -> float32 (1, 4) or (n, 4), to scale or to move
 
 # Readers return encoded images; boxes float32 (N, 4), ltrb in 0..1, not empty; labels int32 (N,), 1-based.
 def read_coco(config: Config, order: dict):
-    """Reads a json without its crowds. Renumbers images: DALI sorts by id and rejects ids above 2**31."""
+    """Reads a json without its crowds. Renumbers images: DALI sorts by id and rejects ids >= 2**31."""
     document = json.loads(pathlib.Path(config.annotations).read_bytes())
     label_of = {i: label for label, i in enumerate(sorted(c["id"] for c in document["categories"]), 1)}
     row_of = {image["id"]: row for row, image in enumerate(document["images"])}
@@ -227,7 +227,8 @@ def select_boxes(boxes, labels, min_size=0.0, limit: int = 2**14):
     area, is_before = sides[:, 0] * sides[:, 1] * is_large, column(number) < number  # (N,), (N, N)
     is_larger = (column(area) > area) | ((column(area) == area) & is_before)
     kept = is_large * (int_sum(int32(is_larger), axes=[0]) < limit)
-    # DALI cannot index boxes[kept]. Instead, a matrix of 0 and 1 moves the bits of boxes to their new rows.
+    # DALI has no boxes[kept]: a matrix of 0 and 1 moves the bits of boxes. Slice it last: DALI 2.4 compares
+    # slices of different shapes wrongly.
     row = int_sum(is_before * column(kept), axes=[0])
     move = (kept * (column(number) == row))[: int_sum(kept)]  # (M, N)
     bits = int_sum(fn.expand_dims(move, axes=[2]) * fn.reinterpret(boxes, dtype=types.INT32), axes=[1])

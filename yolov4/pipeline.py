@@ -160,14 +160,13 @@ class YOLOv4Pipeline(DaliOptions, YOLOv4Loader):
         return from_pipeline(pipeline, spec, device_id=self.device_id)
 
     def _define(self, names: list[str]) -> dali.Pipeline:
-        @dali.pipeline_def(  # type: ignore[call-overload]  # its type stub lacks exec_dynamic
+        @dali.pipeline_def(
             batch_size=self.batch_size,
             num_threads=self.num_threads,
-            device_id=self.device_id,
+            device_id=self.device_id,  # type: ignore[arg-type]  # the type stub lacks None
             prefetch_queue_depth=self.prefetch,
             # Each rank augments with another seed. The reader uses self.seed: all ranks shuffle alike.
             seed=_mixed_seed(self.seed, self.shard_id, 1),
-            exec_dynamic=True,
             enable_checkpointing=self.saveable,
             enable_conditionals=is_conditional(self.config),
         )
