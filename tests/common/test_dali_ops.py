@@ -69,7 +69,7 @@ def test_each_rank_reads_its_part(numbered, kind, num_shards, size):
     count = batch_size * steps_per_epoch(size, batch_size * num_shards, training=False)
     ranks = read_ids(source, num_shards, 2 * count, batch_size, training=False, seed=0)
     assert all(len(rank) == 2 * count and rank[:count] == rank[count:] for rank in ranks)
-    once = [image_id for rank in ranks for image_id in dict.fromkeys(rank)]  # without images that a rank repeats
+    once = [image_id for rank in ranks for image_id in dict.fromkeys(rank)]  # without repeats within a rank
     assert sorted(once) == everything
 
     # Training: in each epoch, each rank reads its part of one permutation of all images.

@@ -13,7 +13,7 @@ METHODS = pytest.mark.parametrize("method", ["hard", "gaussian", "diou"])
 
 
 def random_candidates(batch_size=2, count=300, num_classes=5, seed=0):
-    """Returns boxes and rounded scores. The boxes lie around a few centres; many overlap or have equal scores."""
+    """Returns boxes around a few centres, with rounded scores: many boxes overlap or have equal scores."""
     rng = np.random.default_rng(seed)
     centers = rng.uniform(0, 1, (batch_size, 12, 2))
     centers = np.take_along_axis(centers, rng.integers(0, 12, (batch_size, count, 1)), axis=1)

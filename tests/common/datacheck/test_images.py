@@ -44,7 +44,7 @@ FOREIGN = np.random.default_rng(1).bytes(10_000).replace(b"\xff", b"\xfe")  # a 
 @pytest.mark.parametrize("piece", [b"\xff\xd9" + bytes(58), bytes(10_000), b"", FOREIGN])
 @pytest.mark.parametrize("name", NOISY_JPEGS)
 def test_damage_in_the_scan_of_a_jpeg(name, piece):
-    """As after a failed copy, the scan ends early, lacks a piece, or contains zeros or another file's data."""
+    """As after a failed copy, the scan ends early, lacks a piece, or has zeros or another file's data."""
     sound = NOISY_JPEGS[name]
     assert not inspect(sound, EVERY_PIXEL).fault
     at, size = (sound.index(b"\xff\xda") + 14 + len(sound)) // 2, len(sound) // 4

@@ -111,7 +111,7 @@ class Session:
         self.run.ema.update()
 
     def _evaluation(self):
-        """Returns an evaluation with the AP that `aps` has for the epoch, or else an AP made from the weights."""
+        """Returns an evaluation. Its AP is the epoch's from `aps`, or else made from the weights."""
         number = float(np.tanh(np.abs(np.asarray(self.model.weights[-2])).sum()))
         ap = self._aps[self.run.state["epoch"]] if self._aps else number
         return Evaluation({**dict.fromkeys(coco_metrics.NAMES, ap), "per_class": {}}, [], {})

@@ -49,7 +49,7 @@ def test_shards_share_the_images(source, api):
 
 @BOTH_APIS
 def test_samples_begin_anew_each_time(source, api):
-    """Earlier reading has no effect. This shard has 2 of 5 images, in one batch; the other has two batches."""
+    """Earlier reading has no effect. This shard has 2 of 5 images, one batch; the other has two batches."""
     work = Preprocessor(source=source, ops="resize:8x8", batch_size=2, num_shards=2)
     first = read(work, api)
     assert read(work, api) == first
