@@ -20,7 +20,7 @@ COCO_IMAGES = 118_287  # train2017, with the 1,021 that have no boxes
 
 
 def darknet(peak: float, images_an_update: int, updates_an_epoch: int, epochs: int) -> tuple:
-    """Returns Darknet's rates: 1000 updates of burn-in, power 4; at 80 % and 90 % the rate drops tenfold."""
+    """Returns Darknet's rates: burn-in of power 4 over 1000 updates, drops to a tenth at 80 % and 90 %."""
     burn_in = 1000 / updates_an_epoch
     rates = [(burn_in / 2, peak / 16), (burn_in, peak), (epochs * 2 / 3, peak)]
     rates += [(epochs * 0.85, peak / 10), (epochs * 0.95, peak / 100)]

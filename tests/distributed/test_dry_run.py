@@ -58,7 +58,7 @@ def run_yolov4(records: pathlib.Path, directory: pathlib.Path, patch: pytest.Mon
 
 @pytest.fixture(scope="module")
 def one_process(drawn_records, tmp_path_factory):
-    """The DryRun of one process and its lines. It has no graphs here; test_two_processes uses graphs."""
+    """The DryRun of one process, run without graphs, and its lines; test_two_processes runs with graphs."""
 
     def in_this_process(command, environment, log_file):
         dry_run_process.main(command[-1])

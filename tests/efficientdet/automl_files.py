@@ -1,7 +1,7 @@
 """Writes files in the formats of google/automl, without TensorFlow's or Keras' classes for saving.
 
 automl_d0_names.txt and automl_d0_outputs.txt were written by automl's own Keras model (tf2/
-efficientdet_keras.py, tf_keras 2.21). They hold its variable names, and its outputs for weights by `number`.
+efficientdet_keras.py, tf_keras 2.21). They list its variables and its outputs for weights of `number`.
 """
 
 import dataclasses

@@ -13,7 +13,7 @@ def pseudo_random(shape, seed):
 
 
 def summarize_outputs(model: keras.Model, training: bool) -> np.ndarray:
-    """Returns (4, levels): the mean absolute and the element [1, -1, -1, 5] of class, then of box outputs.
+    """Returns (4, levels): mean absolute values and elements [1, -1, -1, 5] of class, then of box outputs.
 
     `pseudo_random` makes the two input images, and each weight with its path as the seed.
     """

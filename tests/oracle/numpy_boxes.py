@@ -42,7 +42,7 @@ def flip(boxes_px: np.ndarray, width: float) -> np.ndarray:
 
 
 def assert_boxes(outputs, row: int, boxes_px, classes, config, where: str, adjoining: int = 0) -> None:
-    """Asserts that the output boxes of an image are those that the config keeps, and checks the lost count.
+    """Asserts that an image has the output boxes that the config keeps, and the right count of lost boxes.
 
     Boxes with a side below `min_box_size` are dropped, then the smallest until `max_instances` are left. The
     others keep their order and their classes.

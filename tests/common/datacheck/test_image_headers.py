@@ -235,8 +235,8 @@ CODESTREAM = VARIANTS["jpeg2000"].index(b"\xff\x4f\xff\x51")
 def _jpeg_frame(position: int, value: bytes) -> bytes:
     """Returns the JPEG with a changed frame header.
 
-    `position` counts bytes after the marker. The header has the bits per sample at 2, the height at 3, the
-    width at 5, and the number of components at 7.
+    `position` counts bytes after the marker: byte 2 has the bits per sample, the height starts at byte 3 and
+    the width at byte 5, and byte 7 has the number of components.
     """
     return _changed("jpeg", FRAME + 2 + position, value)
 

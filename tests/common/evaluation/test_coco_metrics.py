@@ -32,7 +32,7 @@ def faster():
 
 
 def hard_truth(seed=0, num_images=60):
-    """Returns truth with crowds, gaps in ids, images and classes without boxes, limit areas, equal boxes."""
+    """Truth with crowds, gaps in all ids, images and classes without boxes, areas at limits, equal boxes."""
     rng = np.random.default_rng(seed)
     ids = np.sort(rng.choice(1000, num_images, replace=False))
     images = [{"id": int(i) if i % 3 else 2**53 + 1 + int(i), "width": 640, "height": 480} for i in ids]

@@ -158,8 +158,8 @@ def test_without_a_checkpoint_nothing_is_found(tmp_path):
 SAVED = [
     ((7, 99_999_999, 100_000_001, 100_000_002), (100_000_001, 100_000_002)),  # more digits than usual
     ((1, 2, 3), (2, 3)),  # no whole epoch yet
-    ((3, 4, 5, 6, 7), (4, 6, 7)),  # 4 ends the newest whole epoch; 6 and 7 are the two newest
-    ((3, 4, 5, 8, 9), (8, 9)),  # 8 ends the newest whole epoch and is one of the two newest
+    ((3, 4, 5, 6, 7), (4, 6, 7)),  # step 4 ends the newest whole epoch; steps 6 and 7 are the two newest
+    ((3, 4, 5, 8, 9), (8, 9)),  # step 8 ends the newest whole epoch and is one of the two newest
 ]
 
 
