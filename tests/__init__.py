@@ -1,1 +1,1 @@
-"""A package, so that it is found before the `tests` that tf2onnx installs."""
+"""Makes this directory a package, so that Python finds it before the package `tests` of tf2onnx."""

@@ -22,7 +22,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # before TensorFlow is impor
 _CACHE = tempfile.TemporaryDirectory(prefix="detection-tests-")
 os.environ["XDG_CACHE_HOME"] = _CACHE.name
 
-if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # a background job; its children would ignore it, too
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # background job: its children would ignore SIGINT
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 with contextlib.suppress(OSError):  # without a driver

@@ -87,7 +87,7 @@ def test_what_is_copied_is_there_and_no_more(path):
 
 
 def test_the_context_is_what_the_apps_need():
-    """Everything is excluded except a few names, all folders of code: no data, no run, no key, no history."""
+    """Only four files and the folders of code are included, so no data, run, key or history gets in."""
     lines = [line for line in (ROOT / ".dockerignore").read_text().splitlines() if not line.startswith("#")]
     assert lines[0] == "*"
     allowed = {line[1:] for line in lines if line.startswith("!")}
@@ -97,7 +97,7 @@ def test_the_context_is_what_the_apps_need():
 
 
 def test_the_two_images_are_twins():
-    """The last stages differ only in names and in what a GPU needs; make and the scripts find the same."""
+    """The last stages differ only in names and in what a GPU needs; make and scripts find the same files."""
     gpu, cpu = (stages(path)[-1] for path in DOCKERFILES)
     for name in ("COPY", "USER", "ENTRYPOINT", "CMD", "WORKDIR"):
         assert of(gpu, name) == of(cpu, name), name

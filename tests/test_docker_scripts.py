@@ -104,7 +104,8 @@ def test_stopping_horovodrun_lets_its_ranks_save_and_no_others(tmp_path):
 
 @pytest.mark.slow
 def test_ranks_meet_where_the_hosts_own_name_means_nothing(tmp_path):
-    """As in a chroot. Unpatched, Horovod 0.28.1 looks up this name even with an interface given: code 139."""
+    """As in a chroot, the host's own name cannot be resolved. Without our patch, Horovod 0.28.1 looks it up
+    even if an interface is given, and ends with code 139."""
     rename = 'echo nowhere.invalid >/proc/sys/kernel/hostname; exec "$@"'
     own_name = ["unshare", "--uts", "sh", "-c", rename, "sh"]
     if subprocess.run([*own_name, "true"], capture_output=True).stderr:

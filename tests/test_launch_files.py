@@ -82,7 +82,7 @@ def test_slurms_options():
     assert {"signal", "requeue"} <= set(options)
     assert (options["nodes"], options["gpus-per-node"]) == ("2", "8")  # the recipe's 16 GPUs; see ranks_of
     assert options["ntasks-per-node"] == "1"  # horovodrun starts the ranks
-    assert re.fullmatch(r"B:TERM@\d+", options["signal"])  # only the script, which signals the ranks
+    assert re.fullmatch(r"B:TERM@\d+", options["signal"])  # B: only the script gets it; it signals the ranks
 
 
 # --- docker/slurm.sh at work ----------------------------------------------------------------------

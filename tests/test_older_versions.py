@@ -57,7 +57,7 @@ GRADIENT_RTOL = {"yolov4-tiny": 1e-2}  # leaky ReLU and maxima: a rounding error
 OTHER_GRADIENT_RTOL = 1e-3
 FIXED_BOX_ATOL, FIXED_SCORE_ATOL = 2e-3, 2e-4  # after batch norms with the statistics of four images
 RUN_RTOL = 1e-3  # a dozen updates on batches of two images
-# Relative to the largest weight of the array. Leaky ReLU and maxima again: 9e-3 between CPUs of two makers.
+# Relative to the largest weight of an array. Due to leaky ReLU and maxima, CPUs of two makers differ by 9e-3.
 WEIGHT_ATOL = {"efficientdet": 1e-3, "yolov4": 2e-2}
 SCORE_ATOL, BOX_ATOL_PX, METRIC_ATOL = 2e-5, 1e-2, 1e-6
 PIXEL_ATOL = 1e-3  # mean difference of normalised pixels: one grey level is 0.004 to 0.017

@@ -32,7 +32,8 @@ RUN_HERE = (
     *("README", "data", "training", "export", "yolov4", "preprocessing", "troubleshooting"),
     *("benchmarks", "architecture", "examples"),
 )
-# Pages that need other hosts, Docker, a copy of the project (test_customize.py) or hours; or no commands.
+# Pages whose commands need other hosts, Docker, a copy of the project (test_customize.py) or hours, and pages
+# without commands.
 NOT_RUN_HERE = (
     *("distributed", "containers", "copy_this", "accuracy", "licences", "performance_notes", "CONTRIBUTING"),
     *("flags", "config", "customize"),
@@ -146,7 +147,7 @@ def test_every_page_is_looked_at():
 
 
 def test_other_commands_are_known():
-    """Every command starts with a program whose commands are tested."""
+    """Every command starts with a program whose commands other tests check."""
     for name in RUN_HERE:
         for command in commands(PAGES[name]):
             assert command.removeprefix(".venv/bin/").split()[0] in ("python", "make", "horovodrun"), command

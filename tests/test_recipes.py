@@ -20,15 +20,15 @@ COCO_IMAGES = 118_287  # train2017, with the 1,021 that have no boxes
 
 
 def darknet(peak: float, images_an_update: int, updates_an_epoch: int, epochs: int) -> tuple:
-    """Returns Darknet's rates: burn-in of 1000 updates, power 4; a tenth from 80 %, a hundredth from 90 %."""
+    """Returns Darknet's rates: burn-in of power 4 over 1000 updates, drops to a tenth at 80 % and 90 %."""
     burn_in = 1000 / updates_an_epoch
     rates = [(burn_in / 2, peak / 16), (burn_in, peak), (epochs * 2 / 3, peak)]
     rates += [(epochs * 0.85, peak / 10), (epochs * 0.95, peak / 100)]
     return images_an_update, updates_an_epoch, rates
 
 
-# Recipe -> (images an update, updates an epoch, [(epoch, rate), ...]). EfficientDet: linear warm-up from
-# 0.008 for 64 images, then half a cosine, which has half the peak in the middle of the other epochs.
+# Recipe -> (images an update, updates an epoch, [(epoch, rate), ...]). EfficientDet warms up linearly from
+# 0.008 for 64 images. Half a cosine follows, which has half the peak in the middle of the other epochs.
 EXPECTED = {
     "efficientdet/d0_coco": (64, 1848, [(0, 0.008), (0.5, 0.044), (1, 0.08), (150.5, 0.04), (300, 0)]),
     "efficientdet/d0_coco_8xv100": (512, 231, [(0, 0.064), (2.5, 0.382), (5, 0.7), (152.5, 0.35), (300, 0)]),

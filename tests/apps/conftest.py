@@ -120,7 +120,7 @@ either_app = pytest.mark.parametrize("app", list(APPS)[-1:], indirect=True, scop
 
 
 def slow_for(*names: str) -> pytest.MarkDecorator:
-    """Runs a test for both apps, and marks it as slow for `names`: there a faster test checks the same."""
+    """Runs a test for both apps. It is slow for those in `names`, for which a faster test checks the same."""
     params = [pytest.param(name, marks=pytest.mark.slow if name in names else ()) for name in APPS]
     return pytest.mark.parametrize("app", params, indirect=True, scope="session")
 

@@ -42,7 +42,7 @@ def test_boxes_enclose_what_they_enclosed_before_a_rotation(augmentations):
     drawn = [rectangles(random, *(int(n) for n in random.integers(90, 260, 2)), i % 5) for i in range(30)]
     images = [image for image, _ in drawn]
     sizes = [np.float32(image.shape[1::-1] * 2) for image in images]
-    no_area = np.float32([[0.2, 0.2, 0.2, 0.9], [0.5, 0.5, 0.5, 0.5]])  # a crop leaves such boxes outside it
+    no_area = np.float32([[0.2, 0.2, 0.2, 0.9], [0.5, 0.5, 0.5, 0.5]])  # like boxes outside a crop
     boxes = [np.concatenate([px / size, no_area]) for (_, px), size in zip(drawn, sizes, strict=True)]
     labels = [np.arange(1, len(of_image) + 1, dtype=np.int32) for of_image in boxes]
 

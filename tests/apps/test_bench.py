@@ -134,7 +134,7 @@ def operators(pipeline) -> set[str]:
 
 
 def test_a_cut_graph_is_the_product_s_graph(app, bench, drawn):
-    """Each truncated graph is a part of the next one, and the last one gives the same images as the whole."""
+    """Each truncated graph is a part of the next one, and the last one gives the whole graph's images."""
     whole = open_loader(bench, drawn, WHOLE[app.name]).pipeline
     nodes = stages.stage_nodes(whole, bench.APP.stages)
     assert list(nodes) == STAGES[app.name]
@@ -146,7 +146,7 @@ def test_a_cut_graph_is_the_product_s_graph(app, bench, drawn):
     np.testing.assert_array_equal(images, whole.run()[0].as_array())
     jpegs = [bytes(np.asarray(jpeg)[:2]) for jpeg in cuts["read"].run()[0]]
     assert set(jpegs) <= {b"\xff\xd8", b"\x89P"}
-    for stage, operator in (("decode", "ImageSlice"), ("resize", "Resize")):  # and missing one stage earlier
+    for stage, operator in (("decode", "ImageSlice"), ("resize", "Resize")):  # the stage before lacks it
         before = STAGES[app.name][STAGES[app.name].index(stage) - 1]
         assert any(operator in name for name in operators(cuts[stage]))
         assert not any(operator in name for name in operators(cuts[before]))

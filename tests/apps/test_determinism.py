@@ -25,8 +25,8 @@ from common.distributed import ranks
 from common.training.optimizers import AveragedWeights
 from tests.conftest import ROOT
 
-# Model name, image side, batch size, and changes that make the model smaller. Without them TensorFlow's
-# optimizer expects EfficientDet's step to need more memory than the 256 MB that it assumes for a CPU.
+# Model name, image side, batch size, and changes that make the model smaller. Without such changes,
+# TensorFlow's optimizer expects EfficientDet's step to need more than the 256 MB that it assumes for a CPU.
 MODELS = {
     "efficientdet": ("efficientdet-d0", 128, 16, {"fpn_cells": 1, "head_repeats": 1}),
     "yolov4": ("yolov4-tiny", 128, 4, {}),

@@ -38,8 +38,8 @@ def decided(app, drawn, source, tmp_path_factory):
     model = _module(app, "model").build_model(app.model_name, 3, config=config)
     random = np.random.default_rng(3)
     for weight in model.weights:
-        # With new weights, YOLOv4's features hardly differ between cells; random gammas change that.
-        # EfficientDet does not need them, and they would increase its rounding errors to 1e-3.
+        # With new weights, YOLOv4's features are nearly equal in all cells, so random gammas spread them.
+        # EfficientDet needs no random gammas, which would increase its rounding errors to 1e-3.
         if app.name == "yolov4" and weight.path.endswith("bn/gamma"):
             weight.assign(random.uniform(0.5, 3, weight.shape) * random.choice([-1, 1], weight.shape))
     parts = _module(app, "export_parts").make_exportable(model, config)
@@ -93,7 +93,10 @@ def by_weights(app, decided, command, drawn, tmp_path_factory):
 
 
 def _check_same(found, expected):
-    """Asserts that 99.5 % agree: scores to 1e-4, boxes to 0.03 px (1e-4 is 0.015 px, plus rounding)."""
+    """Asserts that 99.5 % of the detections agree: scores to 1e-4, boxes to 0.03 px.
+
+    1e-4 of the image is 0.015 px; rounding may add as much.
+    """
     assert len(found) == len(expected) > 500
     assert np.std([detection["score"] for detection in expected]) > 0.01  # far above 1e-4
 
@@ -168,7 +171,7 @@ def test_saved_model_takes_images_of_any_size(decided, command, drawn, by_weight
         out = {name: value.numpy()[0] for name, value in detect(images=tf.constant(pixels[None])).items()}
         for row in range(out["count"]):
             left, top, right, bottom = map(float, out["boxes"][row])
-            if left == right or top == bottom:  # wholly outside the image; eval.py drops it, too
+            if left == right or top == bottom:  # such a box is outside; eval.py drops it, too
                 continue
             about = {"image_id": image["id"], "category_id": labels.category_ids[out["classes"][row]]}
             box = [left, top, right - left, bottom - top]
@@ -212,7 +215,7 @@ def test_tensorrt(decided, command, drawn, by_weights, tmp_path, monkeypatch, ca
 
 @slow_for("yolov4")
 def test_litert(decided, command, drawn, by_weights, tmp_path, monkeypatch):
-    """A difference from the weights above the limit is an error of one line, and the file is kept.
+    """If the file differs from the weights by more than the limit, one line says so, and the file is kept.
 
     The limit is set so low that rounding alone exceeds it.
     """

@@ -107,7 +107,7 @@ def heads(tune, tmp_path_factory) -> Tuned:
 
 
 def test_init_from_copies_classes_by_name(app, heads, earlier):
-    """The data have other ids, another order, two classes less and a new one: car, cat, toothbrush."""
+    """The data have car, cat, toothbrush: other ids, another order, two classes less, and cat is new."""
     before, after = values_of(earlier.model), heads.begun
     report = next(line for line in heads.said.splitlines() if line.startswith("--init_from"))
     total = len(earlier.model.weights)
@@ -134,7 +134,7 @@ def test_freeze_keeps_the_named_layers_still(app, heads, earlier):
 
 @either_app
 def test_frozen_batch_norms_normalise_with_what_they_had(app):
-    """The output for an image does not depend on its batch, even in a training step with the fused kernel."""
+    """An output does not depend on the rest of the batch, even in a training step with the fused kernel."""
     model, _ = build(app, 3)
     fine_tuning.freeze(model, "^backbone")
     layers = [layer for layer in model.layers if isinstance(layer, BatchNormalization)]
@@ -181,7 +181,7 @@ def test_batch_norms_that_are_frozen_stay_and_the_run_resumes_exactly(app, tune,
 
 @either_app
 def test_unfreezing_keeps_the_weights_and_the_state_of_the_optimizer(app, heads, tune, tmp_path):
-    """After an epoch of the heads, one of all layers: momentum and counters go on, new layers start at 0."""
+    """The heads train for an epoch, then all layers: momentum and counters go on, new layers start at 0."""
     whole = tune(shutil.copytree(heads.run, tmp_path / "run"), "--epochs=2", "--freeze=")
     assert "with another freeze: from a whole epoch" in whole.said
     assert (heads.updates, whole.updates) == (0, 3)

@@ -80,7 +80,7 @@ def test_commands_import_neither_tensorflow_nor_dali_before_they_know_their_flag
     programs += ["tools/describe_weights.py", "tools/replay_step.py", "tools/bench.py"]
     modules = [name.removesuffix(".py").replace("/", ".") for name in programs]
     assert len(modules) > 20
-    modules = [name for name in modules if not name.endswith("train")]  # train.py does so after its flags
+    modules = [name for name in modules if not name.endswith("train")]  # train.py imports them after flags
     assert heavy_imports("yolov4/train.py", "--help") == set()
     assert heavy_imports("-c", f"import {', '.join(modules)}") == set()
 

@@ -80,8 +80,8 @@ def graphs_of(function: Callable, *arguments) -> list[graph_pb2.GraphDef]:
 
 
 def sent_to_host(graph: graph_pb2.GraphDef) -> list[str]:
-    """Returns the names of the tensors that are copied to the host: by a _Send from the GPU to the CPU, or by
-    a _HostRecv on the GPU, for its kernels that take operands from the host."""
+    """Returns the names of the tensors that are copied to the host. A _Send copies them from the GPU to the
+    CPU; a _HostRecv copies them for kernels of the GPU that read operands from the host."""
     names = []
     for node in graph.node:
         if node.op not in ("_Send", "_HostRecv"):
@@ -157,7 +157,7 @@ def test_on_a_gpu_images_are_decoded_whole_with_the_sizes_of_the_data(operators)
 
 
 def test_no_argument_of_a_gpu_operator_is_a_constant_on_the_gpu(operators):
-    """A constant would be copied, with a wait, in every batch. The first input is the data."""
+    """Every batch would copy such a constant and wait for the copy. The first input is the data."""
     for name, device, _, inputs in operators():
         if device == "gpu" and name == "Slice":
             assert "gpu" not in inputs[1:], name

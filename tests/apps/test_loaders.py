@@ -41,7 +41,7 @@ ONLY_DALI = {  # random changes that the tf.data loaders refuse
     "efficientdet": ("augmentation=min_iou_crop", "grid_mask_prob=0.5", "hue=60.0", *AUGMENTATIONS),
     "yolov4": ("mixup_prob=0.5", "cutmix_prob=0.5", *AUGMENTATIONS),
 }
-MORE_OF_DALI = {  # also only in DALI; test_pipeline.py and test_fresh_mosaic.py of the apps test them
+MORE_OF_DALI = {  # more of these, which test_pipeline.py and test_fresh_mosaic.py of the apps test
     "efficientdet": ("brightness=0.5", "contrast=0.5", "saturation=0.5"),
     "yolov4": ("mosaic_prob=0.5,mosaic_tiles=fresh",),
 }
@@ -117,7 +117,7 @@ def test_the_order_follows_the_seed_and_nothing_else(app, make, source, pipeline
 @pytest.mark.parametrize("pipeline_type", LOADERS)
 def test_no_randomness_is_that_of_another_rank_seed_or_image(app, make, twins, pipeline_type):
     def draw(*changes, **given):
-        """Returns pixels and boxes of each image of a batch: MixUp of equal images changes only the boxes."""
+        """Returns pixels and boxes of each image, because MixUp of equal images changes only the boxes."""
         options = {"batch_size": 8, "num_shards": 2, "seed": 5} | given
         ((images, targets),) = read(make(twins, pipeline_type, changes, **options), 1)
         pairs = zip(images, targets["boxes"].numpy(), strict=True)

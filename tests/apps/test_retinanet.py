@@ -8,7 +8,7 @@ from tests.apps.conftest import coco_flags, eagerly
 from tests.common.training.small_model import rows_of
 from tests.distributed.small_apps import parsed, training_flags
 
-# Five updates, one less than two epochs of the twelve synthetic images have; a network that traces quickly.
+# Training takes five updates; two epochs of the twelve synthetic images have six. The network traces quickly.
 RECIPE = (
     "epochs=0,iterations=5,milestones=2,4,warmup_iterations=1,lr_schedule=milestones,reference_batch=4,"
     "learning_rate=0.001,augmentation=resize_range,resize_min=40,resize_max=64,antialias=false,"

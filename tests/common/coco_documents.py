@@ -72,7 +72,7 @@ def refused(path, images_dir=None, **policy):
 
 
 def assert_is(annotations, document):
-    """Asserts that the annotations are those of a document, which plain loops read."""
+    """Asserts that the annotations equal those that plain loops read from a document."""
     images, objects = document["images"], document["annotations"]
     assert annotations.image_ids.tolist() == [image["id"] for image in images]
     assert annotations.file_names == [image["file_name"] for image in images]

@@ -43,7 +43,7 @@ def exif(orientation: int, order: str = "<") -> bytes:
 def png(
     bits: int, color: int, rows: Sequence[bytes], *chunks: tuple[bytes, bytes], interlaced=False
 ) -> bytes:
-    """Returns a PNG of WIDTH x HEIGHT pixels with these rows (without filter bytes) and other chunks."""
+    """Returns a PNG of WIDTH x HEIGHT pixels; `rows` have no filter bytes, and `chunks` are added."""
     header = struct.pack(">IIBBBBB", WIDTH, HEIGHT, bits, color, 0, 0, interlaced)
     data = zlib.compress(b"".join(b"\0" + row for row in rows))
     parts = [(b"IHDR", header), *chunks, (b"IDAT", data), (b"IEND", b"")]

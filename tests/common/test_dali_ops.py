@@ -1,7 +1,7 @@
 """Tests which rank reads which images in how many steps, and which boxes DALI and TensorFlow drop or keep.
 
-Shards are disjoint, together complete, and have the same number of steps on every rank. This is computed
-for all combinations of 1 to 8 ranks and 1 to 50 images, and read with DALI for some of them.
+The shards are disjoint and together have all images; every rank has the same number of steps. The tests
+compute this for all combinations of 1 to 8 ranks and 1 to 50 images, and read some of them with DALI.
 """
 
 import itertools
@@ -69,7 +69,7 @@ def test_each_rank_reads_its_part(numbered, kind, num_shards, size):
     count = batch_size * steps_per_epoch(size, batch_size * num_shards, training=False)
     ranks = read_ids(source, num_shards, 2 * count, batch_size, training=False, seed=0)
     assert all(len(rank) == 2 * count and rank[:count] == rank[count:] for rank in ranks)
-    once = [image_id for rank in ranks for image_id in dict.fromkeys(rank)]  # without repeats of a rank
+    once = [image_id for rank in ranks for image_id in dict.fromkeys(rank)]  # without repeats within a rank
     assert sorted(once) == everything
 
     # Training: in each epoch, each rank reads its part of one permutation of all images.
@@ -153,7 +153,7 @@ def test_without_a_limit_dali_keeps_all():
 
 @SELECT
 def test_batches_of_images_with_at_most_one_box_left(run, select):
-    """DALI 2.4 reads wrong memory if it compares (1, 1), (0, 1) and (1, N) with (1, N) in one batch."""
+    """DALI 2.4 reads wrong memory if one batch compares (1, N) with (1, 1) and also (1, 1) with (0, 1)."""
     random = np.random.default_rng(0)
     for _ in range(60):
         images = [random_boxes(random, n) for n in random.integers(0, 4, 4)]

@@ -211,7 +211,8 @@ def test_a_short_run_forgets_the_statistics_it_starts_with():
     assert momentum(0.99, 10_000)[0] == 0.99 and momentum(0.99, 3)[0] == 0.9 and momentum(0.8, 3)[0] == 0.8
     limited, model, norm = momentum(0.99, 400)
     assert limited == 0.95
-    # The images' variance is 1e-4 of the initial one. At 0.99, 1.8 % of the initial variance would hide it.
+    # The images' variance is 1e-4 of the initial variance. With a momentum of 0.99, the moving variance would
+    # keep 1.8 % of the initial variance, which would hide that of the images.
     images = np.random.default_rng(0).normal(3.0, 0.01, (8, 4, 4, 2)).astype(np.float32)
     for _ in range(400):
         model(images, training=True)

@@ -31,7 +31,7 @@ def test_types_that_cannot_be(monkeypatch):
 
 
 def test_tensorflow_counts_the_gpus_that_it_sees(monkeypatch):
-    """Under Horovod a rank sees one GPU, which is TensorFlow's GPU 0; DALI uses CUDA's number of it."""
+    """Under Horovod a rank sees one GPU. TensorFlow calls it GPU 0, but DALI uses its CUDA number."""
     for visible, device_id, expected in (([0, 1], 1, "/gpu:1"), ([3], 3, "/gpu:0"), ([], None, "/cpu:0")):
         gpus = [types.SimpleNamespace(name=f"/physical_device:GPU:{number}") for number in visible]
         monkeypatch.setattr(tf.config, "get_visible_devices", lambda kind, gpus=gpus: gpus)

@@ -13,7 +13,7 @@ METHODS = pytest.mark.parametrize("method", ["hard", "gaussian", "diou"])
 
 
 def random_candidates(batch_size=2, count=300, num_classes=5, seed=0):
-    """Returns boxes around a few centres, so that many overlap, and coarse scores, so that many are equal."""
+    """Returns boxes around a few centres, with rounded scores: many boxes overlap or have equal scores."""
     rng = np.random.default_rng(seed)
     centers = rng.uniform(0, 1, (batch_size, 12, 2))
     centers = np.take_along_axis(centers, rng.integers(0, 12, (batch_size, count, 1)), axis=1)
@@ -125,7 +125,7 @@ def test_diou_at_the_threshold_itself(beta):
 
 @pytest.mark.parametrize(("method", "overlap"), [("hard", 9 / 16), ("diou", 9 / 16 - 1 / 64)])
 def test_boxes_are_cut_at_eight_sides_of_the_image(method, overlap):
-    """The first box is cut to 16 x 16 image sides, the second one to 12 x 12 in a corner of the first."""
+    """The first box is cut to 16 x 16 image sides, the second one to 12 x 12 of these, in a corner."""
     candidates = np.float32([[[-99, -99, 99, 99], [-4, -4, 99, 99]]]), np.float32([[0.9, 0.8]]), [[0, 0]]
     for threshold, count in ((overlap - 1e-6, 1), (overlap + 1e-6, 2)):
         assert run(*candidates, method=method, beta=1.0, iou_threshold=threshold).count == [count]

@@ -92,7 +92,7 @@ def both_readers(source, count, **options):
 
 
 def test_records_of_googles_converter(tmp_path):
-    """A record without objects has no object keys: DALI alone fails on it. The key of crowds is optional."""
+    """A record without objects has no object keys; DALI's reader fails on it. The crowd key is optional."""
     for f in range(2):
         examples = [google_example(10 * f + i, num_objects=i, crowds=f == 0) for i in range(4)]
         write(tmp_path / f"{f}.tfrecord", *examples)

@@ -80,7 +80,7 @@ def test_records_of_any_size_are_found_as_by_tensorflow(tmp_path, sizes):
 
 
 def test_no_data_are_read(tmp_path):
-    """The scan reads only the frame of a record: this one claims 2**40 bytes."""
+    """The scan reads only lengths and checksums, not the data: this record claims to have 2**40 bytes."""
     path = tmp_path / "large"
     path.write_bytes(header(2**40))
     os.truncate(path, 2**40 + 16)
@@ -123,7 +123,7 @@ BAD_ENDS = [
 
 @pytest.mark.parametrize(("tail", "kind", "text"), BAD_ENDS)
 def test_a_bad_end_is_named_with_its_place(tmp_path, tail, kind, text):
-    """The bad end follows large records, which are skipped. A valid length of any size causes no crash."""
+    """The bad end follows large records, whose data are skipped. No length, however large, causes a crash."""
     path = write(tmp_path / "x", *[bytes(300_000)] * 5)
     with open(path, "ab") as stream:
         stream.write(tail)
@@ -217,7 +217,7 @@ def test_an_index_holds_numbers_of_any_length():
 
 def test_a_good_index_is_left_alone(file, right):
     before = os.stat(f"{file}.idx")
-    os.utime(file)  # the index is older now, and still right
+    os.utime(file)  # the index is now older than the file, but still right
     assert ensure(file) == (f"{file}.idx", {})
     assert os.stat(f"{file}.idx").st_ino == before.st_ino
 
@@ -231,7 +231,7 @@ def test_a_wrong_index_is_made_again_and_said(file, right, index):
 
 @pytest.mark.parametrize("sizes", [(*SIZES, 9), SIZES[1:], (5, 1, 0, 300, 70_000)])
 def test_the_index_of_a_changed_file_is_made_again_and_said(file, right, sizes):
-    """The file has grown, shrunk, or is another one of equal length that looks older than the index."""
+    """The file has grown or shrunk, or another file of equal length and an older time has replaced it."""
     write_random(file, sizes)
     os.utime(file, (1, 1))
     assert ensure(file) == (f"{file}.idx", {"index-stale": [file]})

@@ -18,7 +18,7 @@ TIMEOUT = 60  # seconds for the slowest rank
 
 
 class ThreadRanks(Ranks):
-    """A rank that is a thread. The values that ranks exchange are packed as between processes."""
+    """A rank that is a thread. Exchanged values are packed, as between processes."""
 
     strategy = "horovod"
 

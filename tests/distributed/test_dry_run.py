@@ -58,7 +58,7 @@ def run_yolov4(records: pathlib.Path, directory: pathlib.Path, patch: pytest.Mon
 
 @pytest.fixture(scope="module")
 def one_process(drawn_records, tmp_path_factory):
-    """The DryRun of one process and its lines. It runs here without graphs; test_two_processes has them."""
+    """The DryRun of one process, run without graphs, and its lines; test_two_processes runs with graphs."""
 
     def in_this_process(command, environment, log_file):
         dry_run_process.main(command[-1])
@@ -72,7 +72,7 @@ def one_process(drawn_records, tmp_path_factory):
 
 @pytest.fixture
 def result(one_process):
-    """A DryRun of two processes, made from that of one: they have equal results, on different images."""
+    """A DryRun of two processes, made from a DryRun of one: results are equal, image ids are different."""
     dry = copy.deepcopy(one_process[0])
     dry.processes = 2
     for session in dry.sessions:
@@ -180,7 +180,7 @@ def test_bad_flags_are_reported_before_anything_starts(monkeypatch, efficientdet
 def test_one_process_needs_no_horovod_and_its_problem_is_the_dry_runs(
     monkeypatch, efficientdet, tmp_path, processes, message
 ):
-    """A fault that only the model's code finds: the process reports it in one line."""
+    """The process reports in one line a fault that only the model's code finds."""
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     with pytest.raises(UserError, match=message):

@@ -17,7 +17,7 @@ from common.errors import UserError
 from tests.distributed import launching, steps_on_ranks
 
 TIMEOUT = 200  # seconds, for one strategy on a busy machine
-FROZEN = ("adam", "accumulated", "accumulated_on_gpu")  # frozen batch norms: one batch or two give the same
+FROZEN = ("adam", "accumulated", "accumulated_on_gpu")  # frozen batch norms: half batches give the same
 TF_DISTRIBUTE = ("mirrored", "multi_worker")
 STRATEGIES = (*TF_DISTRIBUTE, "horovod")
 
@@ -180,7 +180,7 @@ def test_without_horovod_the_message_says_what_to_do(monkeypatch):
 
 
 def test_horovod_chooses_the_gpu_before_tensorflow_runs_anything(monkeypatch):
-    """Horovod starts twice, as in an elastic run, where local ranks may change: a process keeps its GPU."""
+    """Horovod starts twice, as in an elastic run. Local ranks may change, but a process keeps its GPU."""
     calls = []
     gpus = [types.SimpleNamespace(name=f"/physical_device:GPU:{i}") for i in range(4)]
     seen = list(gpus)

@@ -6,7 +6,7 @@ import tensorflow as tf
 
 from tests.soak import soak_kills
 
-# With these flags a checkpoint also holds the gradients of half an update and an evaluation per epoch.
+# With these flags a checkpoint also holds gradients of an unfinished update; every epoch is evaluated.
 FLAGS = {1: ("--accumulate_steps=3", "--eval_every=1"), 2: ()}
 
 

@@ -1,4 +1,4 @@
-"""train.py: two ranks with half the batch end with the weights of one, and one rank resumes the run of two.
+"""train.py: two ranks with half batches end with the weights of one rank; one rank resumes a run of two.
 
 Each batch is the whole data set, so the order of the images does not matter. Augmentation is off. Batch norms
 are frozen, because each rank normalises by the statistics of its images.

@@ -1,7 +1,7 @@
 """Writes files in the formats of google/automl, without TensorFlow's or Keras' classes for saving.
 
 automl_d0_names.txt and automl_d0_outputs.txt were written by automl's own Keras model (tf2/
-efficientdet_keras.py, tf_keras 2.21). They hold its variables, and its outputs with the weights of `number`.
+efficientdet_keras.py, tf_keras 2.21). They list its variables and its outputs for weights of `number`.
 """
 
 import dataclasses
@@ -73,9 +73,10 @@ def write_tensors(prefix, tensors):
 
 
 def write_objects(prefix, variables, lost=None):
-    """Writes a tf.train.Checkpoint: keys are attribute paths, names are in the graph, averages are slots.
+    """Writes a tf.train.Checkpoint. Keys are attribute paths, the graph has the names, averages are slots.
 
-    `lost`: "values" omits those of the last variable's average, "attribute" also what locates them.
+    `lost` damages the average of the last variable: "values" omits its values, "attribute" also its node's
+    attribute, which locates the values.
     """
     graph = trackable_object_graph_pb2.TrackableObjectGraph()
     root, tensors = graph.nodes.add(), {}

@@ -10,7 +10,7 @@ RED = (230, 20, 30)
 
 
 def find_rectangle(normalized: np.ndarray) -> np.ndarray | None:
-    """Returns the ltrb box of the pixels nearer to red than to grey or padding; None if these are few."""
+    """Returns the ltrb box of the pixels nearer to red than to grey or padding; None if there are few."""
     colors = np.array([RED, GREY, IMAGENET_MEAN])
     pixels = normalized * IMAGENET_STD + IMAGENET_MEAN
     nearest = np.abs(pixels[:, :, np.newaxis] - colors).sum(-1).argmin(-1)

@@ -13,9 +13,9 @@ def pseudo_random(shape, seed):
 
 
 def summarize_outputs(model: keras.Model, training: bool) -> np.ndarray:
-    """Returns (4, levels): mean absolute values and values [1, -1, -1, 5], of class and then of box outputs.
+    """Returns (4, levels): mean absolute values and elements [1, -1, -1, 5] of class, then of box outputs.
 
-    The weights, by their paths, and the input of two images are numbers of `pseudo_random`.
+    `pseudo_random` makes the two input images, and each weight with its path as the seed.
     """
     for weight in model.weights:
         value = pseudo_random(weight.shape, zlib.crc32(weight.path.encode()))

@@ -145,11 +145,11 @@ def test_other_anchors_remake_both_last_layers(fresh, variables, tmp_path):
 
 
 def test_classes_of_another_training_have_no_names(fresh, variables, tmp_path):
-    """27 numbers per cell for 9 anchors are always 3 classes."""
+    """27 class outputs per cell for 9 anchors always mean 3 classes."""
     fewer = {name: variables[name][..., :27] for name in PREDICT.values()}
     file = write_h5(tmp_path / "mine.h5", variables | fewer)
     assert init_from(fresh, PETS, str(file)).new_classes == PETS.names
-    assert not load_automl(fresh, file).new_classes  # the same number: they are read in their order
+    assert not load_automl(fresh, file).new_classes  # as many as the model has: read in order
     bias = fresh.get_layer("class_net.predict").bias
     np.testing.assert_array_equal(bias, fewer["class_net/class-predict/bias"])
 

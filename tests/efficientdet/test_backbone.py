@@ -44,7 +44,7 @@ def b1():
 
 
 def test_mobilenet_equals_keras_applications_with_the_same_weights():
-    """On odd sides Keras' padding is symmetric, too. The epsilon is PyTorch's 1e-5 here and 1e-3 in Keras."""
+    """Keras, too, pads odd sides symmetrically. The epsilon is PyTorch's 1e-5 here and 1e-3 in Keras."""
     reference = keras.applications.MobileNetV2(include_top=False, weights=None, input_shape=(65, 97, 3))
     taps = ["block_5_add", "block_12_add", "block_16_project_BN"]
     reference = keras.Model(reference.input, [reference.get_layer(tap).output for tap in taps])

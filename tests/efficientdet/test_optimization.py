@@ -37,7 +37,7 @@ def test_a_warm_up_of_all_or_nothing_is_finite(changes, warmup_steps):
 
 
 def odtk_rate(iteration: int) -> float:
-    """Returns the rate of odtk/train.py, schedule, with its defaults (odtk/main.py)."""
+    """Returns the learning rate of odtk/train.py (`schedule`) with the defaults of odtk/main.py."""
     if iteration <= 1000:
         return 0.01 * (0.9 * iteration / 1000 + 0.1)
     return 0.01 * 0.1 ** len([m for m in (60_000, 80_000) if m <= iteration])

@@ -43,7 +43,7 @@ def assert_same_bits(got: dict[str, np.ndarray], expected: dict[str, np.ndarray]
 
 
 def test_the_same_numbers_give_the_batches_of_the_pipeline_api(fuzzed, tmp_path):
-    """All outputs for a hundred images are equal. The example reads the checked json, as DALI in the app."""
+    """All outputs for a hundred images are equal. The example reads the checked json, as the app does."""
     checked = tmp_path / "checked.json"
     checked.write_bytes(readers._clean_json(fuzzed.source.annotations))
     config = dataclasses.replace(get_config("efficientdet-d0"), image_size=SIZE, **COLOR)

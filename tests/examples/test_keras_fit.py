@@ -99,7 +99,7 @@ def test_each_step_has_the_loss_of_train_py(app, strategy, drawn, tmp_path):
     trained, fitted = json.loads((tmp_path / "losses.json").read_text())
     assert len(trained) == 20
     assert np.ptp(trained) > 0.01
-    # At the image sizes of YOLOv4 the two graphs differ in the last digits, and its targets amplify this.
+    # At YOLOv4's image sizes both loops' graphs differ in the last digits, and its targets amplify this.
     np.testing.assert_allclose(fitted, trained, rtol=1e-5 if app == "efficientdet" else 1e-3)
 
 
@@ -122,7 +122,7 @@ def losses_of_both(app, words):
     with (
         mock.patch.object(Run, "after_step", note_trained),
         mock.patch.object(example.MovingAverage, "on_train_batch_end", note_fitted),
-        # Both use one strategy, because a second one would reuse the keys of the first one's collectives.
+        # Both loops share a strategy: a second one would reuse the keys of the first one's collectives.
         mock.patch.object(ranks, "start", functools.cache(ranks.start)),
         mock.patch.object(ranks.HorovodRanks, "close"),
     ):

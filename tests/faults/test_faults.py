@@ -154,7 +154,7 @@ def test_no_false_alarm_on_real_data(coco128, bccd):
     for path in paths:
         found.extend(annotations_of(path).issues)
     assert {issue.kind for issue in found} <= PERMITTED | {"box-outside", "box-empty"}
-    assert found["box-empty"].count == 2  # BCCD's two
+    assert found["box-empty"].count == 2  # two in BCCD
     assert all("0.0] in " in text or ", 0.0, " in text for text in found["box-empty"].offenders)
 
 

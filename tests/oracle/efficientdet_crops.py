@@ -45,7 +45,7 @@ def resize_range_crop(size, image_size, drawn) -> Crop:
 
 
 def cropped(size, image_size, anchor, shape) -> Crop:
-    """Shows the whole pixels within a crop (x, y, as shares of the image), as large as fits."""
+    """Shows the pixels that are wholly within a crop (x, y, as shares of the image), as large as fits."""
     starts, lengths = [], []
     for side, start, length in zip(size, anchor[::-1], shape[::-1], strict=True):
         first = min(math.ceil(start * side - 1e-3), side - 1)

@@ -15,7 +15,7 @@ NUM_IMAGES = 100
 CATEGORY_IDS = (90, 3, 17)  # with gaps and not sorted: class 0 is category 3
 SIZES = [(1, 1), (1, 37), (53, 1), (2, 2), (3, 5), (7, 300), (300, 7), (641, 427), (427, 641), (128, 192)]
 COUNTS = [0, 1, 1, 2, 2, 3, 5, 8, 13, 21, 34, 60, 99, 100, 101, 150, 200]  # numbers of boxes in an image
-FEW = 2  # images with at most so many boxes have large ones, so that crops by their IoU exist
+FEW = 2  # images with at most this number of boxes have large boxes, so that crops by IoU exist
 MOST_DRAWN = 12  # boxes of an image that its pixels show
 
 # tests/common/image_variants.py has other ways to store an image.
@@ -101,7 +101,7 @@ def draw_image(random: np.random.Generator, height: int, width: int, boxes_ltwh_
 def draw_box(random: np.random.Generator, height: int, width: int, smallest: float) -> list[float]:
     """Returns a random box, ltwh in pixels: any size, tiny, at a border, whole image, outside, without area.
 
-    A side of a box of any size is at least `smallest` ** 2 of the image's side.
+    For the kind "any", each side is at least `smallest` ** 2 of the image's side.
     """
     kind, limits = random.choice(list(KINDS), p=list(KINDS.values())), np.array([width, height], float)
     if kind == "whole":

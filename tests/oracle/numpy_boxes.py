@@ -7,7 +7,7 @@ import numpy as np
 
 PIXEL = 0.01  # tolerance of boxes, in pixels
 DOUBTFUL = 1e-3  # pixels around a threshold in which a box may be kept or dropped
-DOUBTFUL_AREA = 1e-4  # the same for areas, by which max_instances chooses; relative
+DOUBTFUL_AREA = 1e-4  # the same as a share of an area; max_instances compares areas
 MATCH_IOU = 0.5  # SSD (arXiv 1512.02325) section 2.2
 
 
@@ -42,7 +42,7 @@ def flip(boxes_px: np.ndarray, width: float) -> np.ndarray:
 
 
 def assert_boxes(outputs, row: int, boxes_px, classes, config, where: str, adjoining: int = 0) -> None:
-    """Asserts that the output boxes of an image are those that the config keeps; the lost ones are counted.
+    """Asserts that an image has the output boxes that the config keeps, and the right count of lost boxes.
 
     Boxes with a side below `min_box_size` are dropped, then the smallest until `max_instances` are left. The
     others keep their order and their classes.

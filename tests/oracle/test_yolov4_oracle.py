@@ -77,7 +77,7 @@ def jittered_crop(size, image_size, first, last, keep_aspect) -> tuple[tuple[int
 def draw_colors(config: YOLOv4Config, draws: Draws, count: int) -> np.ndarray | None:
     """Returns (B, count, 3): random colour changes for `count` images of each sample.
 
-    The factors are uniform in 1 .. limit, or one divided by such a number (src/utils.c, rand_scale).
+    The factors are uniform in 1 .. limit, or the inverse of such a number (src/utils.c, rand_scale).
     """
     if not config.hue:
         return None

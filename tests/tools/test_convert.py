@@ -152,7 +152,7 @@ def test_the_split_depends_on_names_seed_and_share_alone():
 
 
 def test_smaller_images_never_replace_the_originals(yolo, tmp_path):
-    """YOLO's boxes become half as large. Later the small images already exist, or are the input."""
+    """Boxes are halved. Small images are overwritten only by --overwrite, and never if they are the input."""
     given = {"input": yolo, "output": tmp_path / "x.json", "max_side": 20}
     run("yolo", "coco", **given)
     small = load_coco(tmp_path / "x.json", tmp_path / "images_20")

@@ -101,7 +101,7 @@ def test_plain_loops_find_the_same_kinds_and_confusions(scene, least):
 
 
 def mean_ap50(truth, detections):
-    """Returns the mean over the five classes that had boxes; a class that has none left counts as 1."""
+    """Returns the mean over the five classes that had boxes; a class without boxes now counts as 1."""
     rows = coco_metrics.score(truth, detections).metrics["per_class"]
     return np.mean([abs(rows[f"class {category_id}"]["AP50"]) for category_id in IDS[:5]])
 

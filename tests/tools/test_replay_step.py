@@ -60,7 +60,7 @@ def test_the_file_holds_the_batch_and_the_weights(model, tmp_path):
     assert sorted(found.targets) == ["image_ids", "weight"]
     for saved, weight in zip(found.weights, weights, strict=True):
         np.testing.assert_array_equal(saved, weight)
-    # A model of another process gives the loss of that step.
+    # A new model, as in another process, gives the loss of the saved step.
     with tf.GradientTape() as tape:
         expected = loss_values(model)(images, targets)["loss"]
     norm = tf.linalg.global_norm(tape.gradient(expected, model.trainable_variables))

@@ -10,7 +10,7 @@ import numpy as np
 
 
 def darknet_axis(side, other_side, out, other_out, first_draw, last_draw, keep_aspect):
-    """Returns (start, length) of the window and its place on one axis, in pixels, as load_data_detection."""
+    """Returns start and length, on one axis in pixels, of load_data_detection's window and of its place."""
     before, after = side * first_draw, side * last_draw  # pleft and pright
     if keep_aspect:
         missing = other_side * out / other_out - side  # missing to the network input's shape
@@ -26,7 +26,7 @@ def darknet_axis(side, other_side, out, other_out, first_draw, last_draw, keep_a
 
 
 def darknet_mosaic(canvases, sources, cut_y, cut_x):
-    """As load_data_detection with use_mixup == 3, but boxes are clipped; returns (image, boxes, labels)."""
+    """Mixes as load_data_detection with use_mixup == 3, but clips boxes; returns (image, boxes, labels)."""
     height, width = canvases[0][0].shape[:2]
     out = np.zeros_like(canvases[0][0])
     all_boxes, all_labels = [], []
@@ -66,7 +66,8 @@ def shape_iou(width, height, anchor, image_size):
 def assign(boxes, classes, config, head, grid_size, num_classes):
     """Returns {(row, column, k): indices of the boxes that train it, in order} for one image and head.
 
-    With config.neighbour_cells (not in Darknet): boxes of the own cell, then of the nearest column, then row.
+    With config.neighbour_cells (not in Darknet), boxes whose centre is in the cell come first, then boxes of
+    the nearest column, then boxes of the nearest row.
     """
     rows, columns = grid_size
     stride = config.strides[head]
@@ -148,8 +149,8 @@ def best_ious(raw, boxes, classes, config, head):
 def losses(heads, boxes, classes, config, constants=None):
     """Returns the normalised (box, objectness, class) loss of a batch, and the constants of its gradient.
 
-    `constants` of an earlier call are used again: the ignore mask, the IoU that is a target, and the
-    weights alpha of the aspect term.
+    `constants` of an earlier call are used in place of new ones: the ignore mask, the IoU that is the target
+    of the objectness, and alpha, the weight of the aspect term.
     """
     sums = np.zeros(3)
     kept = {}
@@ -199,9 +200,9 @@ def cross_entropy(logits, targets):
 def box_delta(raw, box, config, head, cell, grid_size):
     """Returns Darknet's delta of raw x, y, width, height (4,) of a prediction for a box, before clip_value.
 
-    It follows src/box.c dx_box_iou and src/yolo_layer.c delta_yolo_box, with two differences. For x and y the
-    part of the enclosing box has the sign of its derivative, which is wrong in Darknet. For boxes that are
-    apart in both directions the intersection is 0, and not the product of two negative sides.
+    It follows src/box.c dx_box_iou and src/yolo_layer.c delta_yolo_box, with two differences. Darknet has the
+    wrong sign in the enclosing box's term for x and y; here the sign is right. For boxes that are apart in
+    both directions, the intersection is 0 here, and a product of two negative sides in Darknet.
     """
     prediction = decode(raw, config, head, *cell, grid_size)
     delta = np.zeros(4)

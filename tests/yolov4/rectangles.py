@@ -55,7 +55,7 @@ def assert_equal(one: list[dict], other: list[dict]) -> None:
 
 
 def nearest_color(image: np.ndarray) -> np.ndarray:
-    """Returns indices into COLORS, int (H, W); higher ones are nearer to the background or the padding."""
+    """Returns the index of the nearest colour, int (H, W); indices beyond COLORS are grey or padding."""
     palette = np.array([*COLORS, GREY, (FILL,) * 3])
     return np.abs(image[:, :, np.newaxis] * 255 - palette).sum(-1).argmin(-1)
 
@@ -77,7 +77,7 @@ def painted(shape: tuple[int, int], boxes: np.ndarray, classes: np.ndarray, grow
 
 
 def count_found(batch: dict[str, np.ndarray]) -> int:
-    """Asserts that every colour fills the boxes of its class, to 1.5 pixels, and is nowhere else."""
+    """Asserts that each colour fills the boxes of its class, to 1.5 pixels, and is nowhere else."""
     rows = (batch[name] for name in ("images", "boxes", "classes", "num_boxes"))
     for image, boxes, classes, count in zip(*rows, strict=True):
         assert (classes[:count] >= 0).all() and (classes[count:] == -1).all() and (boxes[count:] == -1).all()

@@ -37,7 +37,7 @@ def test_no_start_of_plain_k_means_is_better():
 
 @pytest.mark.parametrize(("keep_aspect", "expected"), [(False, (50, 50)), (True, (50, 40))])
 def test_sizes_are_those_in_the_network_input(tmp_path, keep_aspect, expected):
-    """A box of 100 x 80 in an image of 640 x 512, shown at 320 x 320: it is stretched, or halved."""
+    """An image of 640 x 512, with a box of 100 x 80, is stretched to 320 x 320, or halved to fit into it."""
     path = write(tmp_path / "a.json", [(100, 80), (0, 9)], (512, 640))
     sizes = box_sizes(load_coco(path, None), (320, 320), keep_aspect)
     np.testing.assert_allclose(sizes, [expected], rtol=1e-6)  # a box without area is not used
@@ -85,7 +85,7 @@ def test_anchors_that_fit_are_left_alone(tmp_path, capsys):
 
 
 def test_no_box_is_lost_to_an_anchor_that_no_head_has(tmp_path, capsys):
-    """The best anchor of all these boxes is the first one of tiny, 10 x 14."""
+    """The best anchor of all these boxes is tiny's first one, 10 x 14, which no head has."""
     path = write(tmp_path / "a.json", [(12 + x, 15 + 2 * x) for x in np.linspace(0, 1, 60)], (416, 416))
     text = suggest(annotations=path, model_name="yolov4-tiny")
     lines = capsys.readouterr().out.splitlines()

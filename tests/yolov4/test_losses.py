@@ -29,8 +29,8 @@ LIMITED = dataclasses.replace(DARKNET, max_delta=1e-3)  # limits gradients, does
 NUM_CLASSES = 3
 NAMES = ["box_loss", "objectness_loss", "class_loss"]
 
-# left, top, right, bottom, class: two boxes that share every prediction, a third one there of another class,
-# a small and a large one, boxes at the border
+# (left, top, right, bottom, class). Two boxes share every prediction; a third box of another class is there,
+# too. There are also a small box, a large one, and boxes at the border.
 BOXES = [
     (0.30, 0.30, 0.60, 0.80, 0),
     (0.31, 0.31, 0.60, 0.80, 0),
@@ -154,7 +154,7 @@ def box_gradients(heads, targets, config, **more):
 
 @pytest.mark.parametrize("config", [WEIGHTED, TINY], ids=["weighted", "tiny"])
 def test_max_delta_limits_each_box_before_anything_multiplies_it(config):
-    """Each box is limited: not the sum of boxes with one prediction, the batch mean or the scaled loss."""
+    """max_delta limits each box, not the sum over a prediction's boxes, the batch mean or the scaled loss."""
     heads, scale = make_heads(config, 1, (64, 96), seed=3), 32768.0
     rows = BOXES[:5]
     whole = make_targets([rows])

@@ -42,7 +42,7 @@ DARKNET = {
 
 
 def word(layer, config):
-    """Returns a layer as a word of the table above; other layers have relative, negative numbers."""
+    """Returns a layer as a word of the table above, with relative (negative) numbers of other layers."""
     back = ",".join(str(index - layer.index) for index in layer.inputs)
     options = layer.options
     stride = "/2" if options.get("stride") == 2 else ""

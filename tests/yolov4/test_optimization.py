@@ -10,7 +10,7 @@ from tests.common.training.optimizer_steps import updates
 from yolov4.config import get_config
 from yolov4.optimization import BurnIn, make_optimizer, make_schedule
 
-# cfg/yolov4.cfg with a run of 500,000 batches of 64, so that its steps are at 400,000 and 450,000
+# cfg/yolov4.cfg with a run of 500,000 batches of 64, so that the rate drops at 400,000 and 450,000
 CONFIG = dataclasses.replace(get_config("yolov4"), epochs=250)
 STEPS_PER_EPOCH = 2000
 
@@ -20,7 +20,7 @@ def rate(schedule, number):
     return float(schedule(number - 1))
 
 
-# {update: rate}. In the burn-in of power 4 the first rates are (1 / 1000)**4 and (1 / 2)**4 of 0.0013.
+# {update: rate}. The burn-in has power 4: updates 1 and 500 have (1 / 1000)**4 and (1 / 2)**4 of 0.0013.
 PUBLISHED = {1: 0.0013e-12, 500: 0.0013 / 16, 1000: 0.0013, 399_999: 0.0013}
 PUBLISHED |= {400_000: 0.00013, 449_999: 0.00013, 450_000: 0.000013}
 COSINE = {500: 0.0013 / 2, 1000: 0.0013, 250_500: 0.0013 / 2, 500_000: 0.0, 600_000: 0.0}

@@ -29,8 +29,8 @@ def batch(boxes_px: list[list[tuple]]) -> tuple[tf.Tensor, dict[str, tf.Tensor]]
 
 
 def test_the_line_counts_what_boxes_train(tmp_path):
-    # yolov4-tiny's anchors: 10,14 is in no head, 81,82 in both heads, 23,27 in the finer one
-    one, other = (40, 10, 63, 37), (41, 10, 62, 37)  # the same cell and anchor: one prediction
+    # Of yolov4-tiny's anchors, no head has 10,14; both heads have 81,82; only the finer head has 23,27.
+    one, other = (40, 10, 63, 37), (41, 10, 62, 37)  # both train the same prediction
     images, targets = batch([[(20, 20, 30, 34), (0, 0, 81, 64), one], [one, other], []])
     path = tmp_path / "sheet.png"
     line = show_batch.report(images, targets, TINY, LABELS, path)

@@ -42,9 +42,10 @@ TABLE = {
 EXPECTED = {
     "yolov4": {
         "smallest anchor": {(0, 0, 7, 12), (0, 1, 7, 12)},  # IoU with anchor 1: 192 / 684 = 0.28
-        # 684 / 2700 = 0.253, 36 * 28 / 2812 = 0.36; 36 * 55 / 4900 = 0.40, 2700 / 10512 = 0.257
+        # IoUs with anchors 1 and 2: 684 / 2700 = 0.253, 36 * 28 / 2812 = 0.36; with 4 and 5:
+        # 36 * 55 / 4900 = 0.40, 2700 / 10512 = 0.257
         "anchor 3 of yolov4": {(1, 3, 6, 18), (0, 1, 12, 37), (0, 2, 12, 37), (1, 4, 6, 18), (1, 5, 6, 18)},
-        "one pixel": {(0, 0, 0, 0)},  # 1 / 192: the best one, although far below the threshold
+        "one pixel": {(0, 0, 0, 0)},  # IoU 1 / 192: the best anchor, although below the threshold
         "centre a hair before it": {
             (0, 0, 11, 7), (0, 1, 11, 7), (0, 2, 11, 7), (1, 3, 5, 3), (1, 4, 5, 3)
         },
@@ -122,7 +123,7 @@ def test_table_by_hand(model_name):
 
 @pytest.mark.parametrize("model_name", [*CONFIGS, "yolov4-nano"])
 def test_a_crowded_image_against_the_transcription(model_name):
-    """The table and 150 random boxes: many of them share a cell, and many of these a prediction."""
+    """The table and 150 random boxes: many share a cell, and many share a prediction, too."""
     config = get_config(model_name)
     rng = np.random.default_rng(0)
     sizes = np.exp(rng.uniform(np.log(0.01), 0, (150, 2)))
@@ -181,7 +182,7 @@ def numpy_to_raw(boxes, rng, config, head, grid_size):
 
 @pytest.mark.parametrize("model_name", CONFIGS)
 def test_ignore_mask_against_brute_force(model_name):
-    """More boxes than a chunk has, none at all, few; some are invalid; the images are not square."""
+    """One image has more boxes than a chunk, one none, one a few. Some are invalid. No image is square."""
     config = CONFIGS[model_name]
     rng = np.random.default_rng(5)
     counts = np.array([37, 0, 3], np.int32)
@@ -210,7 +211,7 @@ def test_ignore_mask_against_brute_force(model_name):
 
 
 def test_ignore_mask_needs_a_class_but_no_objectness_and_skips_padding():
-    """Rows after num_boxes are not computed, with any content."""
+    """Boxes after num_boxes are skipped, whatever they contain."""
     config = CONFIGS["yolov4"]
     boxes, classes = np.zeros((1, 200, 4), np.float32), np.zeros((1, 200), np.int32)
     boxes[0, 150] = 0.3, 0.3, 0.55, 0.6

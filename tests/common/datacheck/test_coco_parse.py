@@ -103,7 +103,7 @@ def test_every_fault_is_listed(small, images):
     boxes = ([1, 2, -3, 4], [1, 2, 3], [1, 2, 3, NAN], [19, 2, 3, 4])
     changes = [{"bbox": box} for box in boxes]
     changes += [{"bbox": [1, 2, 3, "4"], "category_id": None}, {"category_id": 5, "id": 1}]
-    changes += [{"image_id": i} for i in (14, 15, 16)]  # more unknown ids than images whose id is unusable
+    changes += [{"image_id": i} for i in (14, 15, 16)]  # more unknown ids than images with an unusable id
     sound = {"image_id": 42, "category_id": 2, "bbox": [1, 2, 3, 4]}
     document["annotations"] += [{"id": i} | sound | change for i, change in enumerate(changes, 20)]
     document["categories"] += [{"id": 9, "name": "again"}, {"id": 10}]
@@ -198,7 +198,7 @@ def test_numbers_that_are_too_large(small, number):
 
 @pytest.mark.parametrize("literal", ["NaN", "-Infinity"])
 def test_literals_of_pythons_json(small, literal):
-    """NaN and -Infinity are reported wherever a value is read. Inside a string they have no meaning."""
+    """NaN and -Infinity are reported wherever a value is read. Inside a string they are just text."""
     document = changed(["info"], {"a": "NaN", "b": "an NaN", "c": "NaN, Infinity"})
     text = json.dumps(changed(["annotations", 3, "segmentation"], [[77, 0], [77]], document))
     assert_is(load_coco(small(text.replace("77", literal))), document)

@@ -28,7 +28,7 @@ EVERY_PIXEL = ImagePolicy(decode=True)
 
 
 def decode_by_dali(*encoded: bytes) -> list[tuple[np.ndarray, np.ndarray]]:
-    """Decodes each image whole, and as the pipelines do: reads its size, then a window of that size."""
+    """Decodes each image whole, and as the pipelines do, which read its size and a window of that size."""
 
     @pipeline_def(batch_size=len(encoded), num_threads=2, device_id=None, prefetch_queue_depth=1)
     def pipeline():
@@ -235,7 +235,8 @@ CODESTREAM = VARIANTS["jpeg2000"].index(b"\xff\x4f\xff\x51")
 def _jpeg_frame(position: int, value: bytes) -> bytes:
     """Returns the JPEG with a changed frame header.
 
-    Positions count bytes after the marker: bits at 2, height at 3, width at 5, number of components at 7.
+    `position` counts bytes after the marker: byte 2 has the bits per sample, the height starts at byte 3 and
+    the width at byte 5, and byte 7 has the number of components.
     """
     return _changed("jpeg", FRAME + 2 + position, value)
 
@@ -265,10 +266,10 @@ BAD_HEADERS = [
     (tiff(RGB, 2, without=(256,)), "unsupported-format"),
     (tiff(RGB, 2, tag258=(8, 8, 16)), "unsupported-format"),
     (tiff(RGB, 2, tag259=(34712,)), "unsupported-format"),
-    (tiff(RGB, 2).replace(b"\x11\x01\x04\0", b"\x11\x01\x02\0"), "unsupported-format"),  # offsets typed ASCII
+    (tiff(RGB, 2).replace(b"\x11\x01\x04\0", b"\x11\x01\x02\0"), "unsupported-format"),  # offsets are ASCII
     (_changed("jpeg2000", CODESTREAM + 3, b"\x52"), "image-damaged"),
     (VARIANTS["jpeg2000"].replace(b"ihdr", b"xxxx"), "image-damaged"),  # Pillow does not read it
-    # Tiles of width or height 0: nvImageCodec would divide by it, and a signal would end the process.
+    # The tiles have width or height 0. nvImageCodec would divide by 0, and a signal would end the process.
     (_changed("jpeg2000", CODESTREAM + 24, bytes(4)), "image-damaged"),
     (_changed("jpeg2000", CODESTREAM + 28, bytes(4)), "image-damaged"),
 ]

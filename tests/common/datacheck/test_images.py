@@ -44,7 +44,7 @@ FOREIGN = np.random.default_rng(1).bytes(10_000).replace(b"\xff", b"\xfe")  # a 
 @pytest.mark.parametrize("piece", [b"\xff\xd9" + bytes(58), bytes(10_000), b"", FOREIGN])
 @pytest.mark.parametrize("name", NOISY_JPEGS)
 def test_damage_in_the_scan_of_a_jpeg(name, piece):
-    """The scan has an early end, zeros, a missing piece or one of another file, as after a failed copy."""
+    """As after a failed copy, the scan ends early, lacks a piece, or has zeros or another file's data."""
     sound = NOISY_JPEGS[name]
     assert not inspect(sound, EVERY_PIXEL).fault
     at, size = (sound.index(b"\xff\xda") + 14 + len(sound)) // 2, len(sound) // 4
@@ -52,7 +52,7 @@ def test_damage_in_the_scan_of_a_jpeg(name, piece):
     facts = inspect(damaged, EVERY_PIXEL)
     assert facts.fault == "image-damaged" and facts.detail
     assert (facts.height, facts.width) == NOISE.shape[:2]
-    assert not inspect(damaged).fault or name == "progressive"  # its tables may be damaged
+    assert not inspect(damaged).fault or name == "progressive"  # it has tables between scans
 
 
 @pytest.mark.parametrize("name", ["jpeg", "jpeg-cmyk", "jpeg-progressive"])

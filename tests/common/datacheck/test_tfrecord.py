@@ -162,7 +162,7 @@ def test_a_flipped_bit_is_found_and_hides_nothing(tmp_path, position):
 
 
 def test_boxes_that_no_box_can_be(tmp_path):
-    """A box in pixels is detected by any edge, even if the other edges could be fractions."""
+    """One edge is enough to detect a box in pixels, even if the other edges could be fractions."""
     boxes = {
         "box-not-finite": ([float("nan"), 0.1, 0.2, 0.2], [float("inf"), 0.1, 0.2, 0.2]),
         "box-negative": ([0.6, 0.2, 0.5, 0.9], [0.6, 0.2, 0.7, 0.1], [30.0, 0.1, 20.0, 0.5]),

@@ -32,7 +32,7 @@ def faster():
 
 
 def hard_truth(seed=0, num_images=60):
-    """Returns crowds, gaps in all ids, images and classes without boxes, areas at limits, and equal boxes."""
+    """Truth with crowds, gaps in all ids, images and classes without boxes, areas at limits, equal boxes."""
     rng = np.random.default_rng(seed)
     ids = np.sort(rng.choice(1000, num_images, replace=False))
     images = [{"id": int(i) if i % 3 else 2**53 + 1 + int(i), "width": 640, "height": 480} for i in ids]
@@ -63,7 +63,7 @@ def plain_truth():
 
 
 def hard_detections(truth, seed=0):
-    """Returns exact boxes, halves (IoU exactly 0.5), shifted ones, repeats, noise; many have equal scores."""
+    """Returns exact, halved (IoU exactly 0.5), shifted, repeated and random boxes; many have equal scores."""
     rng = np.random.default_rng(100 + seed)
     detections = []
 
@@ -89,7 +89,8 @@ def hard_detections(truth, seed=0):
         for _ in range(rng.integers(0, 8)):
             sides = SIDES[rng.integers(len(SIDES))]
             add(image["id"], int(rng.choice(IDS)), [*rng.uniform(0, 300, 2), *sides])
-    # More detections of a class than the 100 that count: in an image with this class, in images without.
+    # One image with objects of a class, and two images without, have more detections of it than the 100 that
+    # count.
     crowded = truth["annotations"][0]
     empty = [image["id"] for image in truth["images"][-9:]]  # consecutive images without ground truth
     for image_id in (crowded["image_id"], *empty[2:4]):

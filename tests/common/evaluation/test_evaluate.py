@@ -78,8 +78,8 @@ class ShardLoader:
 class Network:
     """Returns the detections that were made in advance for the id of an image.
 
-    They are its truth twice, each box shifted and some of another class; every fifth image has no detection.
-    There are only a few scores, so that equal ones occur in one image and class.
+    Each true box is detected twice, with shifted edges and sometimes as another class. Every fifth image has
+    no detection. The scores have only a few values, so that equal scores occur in one image and class.
     """
 
     def __init__(self, source):
@@ -204,7 +204,7 @@ def test_images_without_annotations(drawn, drawn_source, count):
 
 
 def problem_of(outcomes, culprit):
-    """Returns the error of rank `culprit`, with which all other ranks must have ended as well."""
+    """Returns the error of rank `culprit`; asserts that all other ranks ended because of it."""
     line = str(outcomes[culprit])
     assert isinstance(outcomes[culprit], UserError), line
     others = [outcome for rank, outcome in enumerate(outcomes) if rank != culprit]
@@ -267,7 +267,7 @@ def test_a_wrong_shard_is_our_mistake_and_found_on_all_ranks(drawn_source, shard
 
 
 def test_on_batch_is_called_alike_on_all_ranks_whatever_happens(drawn_source):
-    """on_batch may itself call all ranks: in this way they agree that one of them was asked to stop."""
+    """on_batch may communicate with all ranks, for example to agree on a stop that one rank was asked for."""
     network = Network(drawn_source)
     network.table[int(drawn_source.annotations.image_ids[0])][0][0, 0] = np.inf
     calls = {rank: [] for rank in range(3)}

@@ -36,13 +36,13 @@ def rows_of(run: pathlib.Path) -> list[dict[str, str]]:
 
 
 def full_disk(*_) -> None:
-    """Replaces a function that writes, as if the disk were full."""
+    """Stands in for a function that writes, and raises the error of a full disk."""
     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 @contextlib.contextmanager
 def files_end_at(size: int) -> Iterator[None]:
-    """Limits all files to `size` bytes: a real error of the file system, also for TensorFlow's writer."""
+    """Limits all files to `size` bytes, so that longer writes really fail, also those of TensorFlow."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
     try:

@@ -35,7 +35,7 @@ OPTIMIZERS = {
 
 
 def fail_at_call(monkeypatch, owner, name, number):
-    """Lets a function raise I/O errors from its call `number` on, counted from 0. Returns its calls."""
+    """Makes a function raise I/O errors from call `number` (counted from 0) on. Returns the list of calls."""
     real, calls = getattr(owner, name), []
 
     def call(*args, **kwargs):
@@ -83,7 +83,7 @@ class Training:
         return self
 
     def resume(self, boundary=False):
-        """Returns the restored step, or None for a new run; `boundary`: the identity has changed."""
+        """Returns the restored step, or None for a new run; `boundary` simulates a changed identity."""
         if boundary:
             self.start(Identity({"num_ranks": 1, "seed": "now"}))
             self.saved._metadata["identity"] = {"num_ranks": 1}  # its checkpoints have the earlier identity
@@ -129,7 +129,7 @@ def steps(directory):
 
 @pytest.mark.parametrize("kind", ["accumulating", "loss scale"])
 def test_a_resumed_run_goes_on_bit_for_bit(tmp_path, kind):
-    """Resumes in the middle of an epoch, with batches of three of seven images."""
+    """Resumes in the middle of an epoch, which has seven images in batches of three."""
     through = Training(tmp_path, shuffled_images, kind=kind)
     for _ in range(3):
         through.step()
@@ -139,7 +139,7 @@ def test_a_resumed_run_goes_on_bit_for_bit(tmp_path, kind):
     expected_batches = [through.step() for _ in range(5)]
 
     resumed = Training(tmp_path, shuffled_images, kind=kind)
-    resumed.step()  # restoring overwrites this step
+    resumed.step()  # restoring overwrites what this step changes
     resumed.saved.state["other"] = 1
     assert resumed.saved.find() == []
     resumed.saved.restore()
@@ -156,10 +156,10 @@ def test_without_a_checkpoint_nothing_is_found(tmp_path):
 
 
 SAVED = [
-    ((7, 99_999_999, 100_000_001, 100_000_002), (100_000_001, 100_000_002)),  # longer than the padding
+    ((7, 99_999_999, 100_000_001, 100_000_002), (100_000_001, 100_000_002)),  # more digits than usual
     ((1, 2, 3), (2, 3)),  # no whole epoch yet
-    ((3, 4, 5, 6, 7), (4, 6, 7)),  # the newest whole epoch, and the two newest
-    ((3, 4, 5, 8, 9), (8, 9)),  # the newest whole epoch is one of the two newest
+    ((3, 4, 5, 6, 7), (4, 6, 7)),  # step 4 ends the newest whole epoch; steps 6 and 7 are the two newest
+    ((3, 4, 5, 8, 9), (8, 9)),  # step 8 ends the newest whole epoch and is one of the two newest
 ]
 
 
@@ -201,7 +201,7 @@ def test_a_run_that_went_back_to_a_whole_epoch_leaves_the_other_way_behind(tmp_p
 
 
 def test_the_last_to_be_saved_is_the_newest_whatever_its_step(tmp_path):
-    """A process that was killed before it removed later steps leaves such checkpoints."""
+    """A process that is killed before it removes the checkpoints of later steps leaves them behind."""
     training = Training(tmp_path)
     for step in (350, 170):
         assert training.save(step, step_in_epoch=1)
@@ -251,7 +251,7 @@ def test_where_all_are_damaged_no_variable_is_touched(tmp_path):
 
 
 def test_what_a_checkpoint_holds(tmp_path):
-    """A checkpoint has checksums for sha256sum, a readable manifest, and of one rank no value twice."""
+    """sha256sum can check a checkpoint; the manifest is readable; with one rank no value is stored twice."""
     assert Training(tmp_path, metadata={"flags": {"batch_size": 4}}).save(5)
     directory = tmp_path / "checkpoints" / "00000005"
     subprocess.run(["sha256sum", "--check", "--strict", "SHA256SUMS"], cwd=directory, check=True)
@@ -355,7 +355,7 @@ def test_a_users_files_stay_and_leftovers_of_a_killed_save_go(tmp_path):
 
 
 def see_own_images(training):
-    """Gives a rank its own statistics, averages of them, seeds and data position."""
+    """Gives a rank statistics, averages of statistics, seeds and a data position that no other rank has."""
     training.set_all(1)
     number = training.ranks.rank + 5
     statistics = moving_statistics(training.model)
@@ -458,7 +458,7 @@ def test_what_rank_0_cannot_read_ends_all(tmp_path):
 
 
 def _die_at_call(directory, function, number, pipe):
-    """Saves the restored step once more, in a process that kills itself at its n-th call of a function."""
+    """Restores a step and saves it again; kills its own process at call `number` of the function."""
     subject = soak_saves.Subject(directory, units=9)
     subject.restore()
     real, left = getattr(os, function), number

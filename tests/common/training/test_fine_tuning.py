@@ -1,4 +1,4 @@
-"""Tests which weights --init_from takes, that class rows follow names, and which layers --freeze stops."""
+"""Tests which weights --init_from takes, copying class rows by name, and which layers --freeze stops."""
 
 import keras
 import numpy as np

@@ -115,7 +115,7 @@ def values(model):
 
 
 def test_averages_equal_the_recurrence_in_numpy():
-    """A decay of 0.5 tests both sides of min(0.5, (1 + n) / (10 + n)): from update 8 on it is 0.5."""
+    """The decay is min(0.5, (1 + n) / (10 + n)). From update 8 on it is 0.5, so both sides are tested."""
     model, decay = small_model(), 0.5
     averaged = AveragedWeights(model, decay)
     update = tf.function(averaged.update)
@@ -159,7 +159,7 @@ def test_statistics_are_averaged_over_the_ranks_while_swapped_in(decay):
         model = small_model()
         for number in (0, 50):
             for index, weight in enumerate(model.weights):
-                of_rank = 100 * ranks.rank if "moving" in weight.path else 0  # others are equal on all ranks
+                of_rank = 100 * ranks.rank if "moving" in weight.path else 0  # the rest is equal on all ranks
                 random = np.random.default_rng(number + index + of_rank)
                 weight.assign(random.uniform(0.5, 2.0, weight.shape))
             if number == 0:

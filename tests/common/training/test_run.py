@@ -111,7 +111,7 @@ class Session:
         self.run.ema.update()
 
     def _evaluation(self):
-        """Returns the AP of `aps`, or without `aps` a number that the weights determine."""
+        """Returns an evaluation. Its AP is the epoch's from `aps`, or else made from the weights."""
         number = float(np.tanh(np.abs(np.asarray(self.model.weights[-2])).sum()))
         ap = self._aps[self.run.state["epoch"]] if self._aps else number
         return Evaluation({**dict.fromkeys(coco_metrics.NAMES, ap), "per_class": {}}, [], {})
@@ -187,7 +187,7 @@ def test_weights_of_the_files_are_the_averages(tmp_path):
 
 
 def test_evaluations_within_an_epoch_are_neither_repeated_nor_lost(tmp_path, monkeypatch, capfd):
-    """A run evaluates every 3 steps and is stopped in an evaluation, right after one, and later."""
+    """A run evaluates every 3 steps. It is stopped in an evaluation, right after one, and in a later step."""
     flags = {"eval_every_steps": 3, "eval_every": 2, "patience": 9, "save_every": 0}
     unbroken, restarts = Session(tmp_path / "unbroken", **flags), []
     with monkeypatch.context() as patch:
@@ -228,7 +228,7 @@ def test_evaluations_within_an_epoch_are_neither_repeated_nor_lost(tmp_path, mon
 
 @pytest.mark.parametrize("saveable", [True, False])
 def test_stopped_within_an_epoch_it_sees_the_same_images(tmp_path, monkeypatch, saveable, capfd):
-    """A loader that cannot save its position, as on a GPU, reads again the images it was trained on.
+    """A loader that cannot save its position, as on a GPU, reads the images before that position again.
 
     Each epoch of such a loader has another seed. Any loader is opened again for an epoch with other settings.
     """
@@ -330,7 +330,7 @@ def test_a_signal_stops_it_with_everything_saved(tmp_path, monkeypatch, where):
                 stop()
 
         monkeypatch.setattr(Watchdog, "beat", stopped)
-    step = 6 if where == "step" else 4  # other ranks get a signal of step 5 in step 6
+    step = 6 if where == "step" else 4  # all ranks know in step 6 of a signal in step 5
     with pytest.raises(StoppedError, match=f"stopped by SIGTERM; saved after step {step}"):
         session.train()
     assert state_of(tmp_path)["step"] == step

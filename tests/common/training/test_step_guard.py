@@ -14,7 +14,7 @@ from tests.common.training.small_model import assert_same
 
 
 class Pair(Ranks):
-    """Rank 0 of two ranks. The other rank has the images 77 and 78, and a loss that is finite or not."""
+    """Rank 0 of two ranks. The other has the images 77 and 78, and a finite loss if `other_is_finite`."""
 
     world_size = 2
 
@@ -26,7 +26,7 @@ class Pair(Ranks):
 
 
 class Training:
-    """Trains a convolution and a batch norm to output a wanted number, as the apps' train.py trains."""
+    """Trains a convolution and a batch norm to output a wanted number, by the steps of the apps' train.py."""
 
     def __init__(self, *, loss_scale=None, every_gradient=True, accumulate_steps=None):
         keras.utils.set_random_seed(3)
@@ -182,7 +182,7 @@ def test_skipped_steps_are_named_and_too_many_in_a_row_end_the_run(capsys):
 
 @pytest.mark.parametrize("other_is_finite", [False, True])
 def test_the_rank_whose_loss_it_was_is_named(capsys, other_is_finite):
-    """The loss of one rank is finite, the mean of both is not; only the bad rank saves its batch."""
+    """Only one rank has a finite loss, so the mean is not finite. Only the bad rank saves its batch."""
     saved = []
 
     def save_batch(step, images, targets):
@@ -209,7 +209,7 @@ def test_at_most_sixteen_images_are_named(capsys):
 def test_any_rank_may_ask_for_a_stop(alone):
     training, guard = alone
     images, targets = batch()
-    half = tf.constant(0.5)  # the mean of two ranks, of which one asks
+    half = tf.constant(0.5)  # the mean over two ranks if one of them asks to stop
     for asked, stops in ((GO_ON, False), (half, True), (GO_ON, True)):
         guard.check(1, training.step(images, targets, asked), images, targets)
         guard.check_weights(training.model, training.optimizer, 1)

@@ -112,7 +112,7 @@ def test_a_hanging_process_ends_with_its_stack_and_one_line(tmp_path):
 
 @pytest.mark.parametrize("act", ["unlimited", "allowed", "slow"])
 def test_nothing_ends_a_process_that_may_take_its_time(tmp_path, act):
-    """The process has no limit, a longer one, or beats in time; it may also be suspended."""
+    """The process has no limit, has a longer one, or beats in time, although it is suspended for a while."""
     with Ranks(tmp_path, act) as ranks:
         if act == "slow":
             ranks.processes[0].send_signal(signal.SIGSTOP)

@@ -1,4 +1,4 @@
-"""Tests the CPU time of a batch, in any thread that makes it."""
+"""Tests the CPU time of a batch, whichever thread makes it."""
 
 import queue
 import threading

@@ -44,7 +44,7 @@ def put_yolo(directory):
 
 
 def calls(read):
-    """Returns three functions of a path: the reader of sets, its messages about flags, those about faults."""
+    """Returns three functions of a path: `read` itself, its message about flags, its message about faults."""
 
     def call(path, *, policy=ImagePolicy(), **options):
         return read(options_of(input=path, **options), policy)

@@ -96,7 +96,7 @@ def test_a_fault_on_the_way_leaves_nothing(two, tmp_path):
 
 
 def test_boxes_of_fractions_become_pixels_again():
-    """Boxes with two decimals, as in COCO, and whole pixels survive as float32 fractions of 640 pixels."""
+    """Boxes in whole pixels or with two decimals, as in COCO, survive as float32 fractions of 640 pixels."""
     random = np.random.default_rng(5)
     left_top = np.round(random.uniform(0, 300, (500, 2)), 2)
     boxes = np.concatenate([left_top, np.round(random.uniform(1, 150, (500, 2)), 2)], axis=1)

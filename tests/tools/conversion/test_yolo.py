@@ -143,7 +143,7 @@ def test_images_that_cannot_be_read_or_named_are_left_out_on_demand(made):
     assert "'a.png'" in message and "'\\udcff.png' (" in message and "its name is not UTF-8" in message
     found, _ = read_yolo(made, policy=SKIP)
     assert found.file_names == ["b.png"] and found.boxes_ltwh_px.tolist() == [[0, 0, 20, 20]]
-    shutil.copy(made / "images" / "b.png", made / "images" / "c\nd.png")  # DALI would split it
+    shutil.copy(made / "images" / "b.png", made / "images" / "c\nd.png")  # DALI would split this name
     assert "'c\\nd.png' (" in faults(made, policy=SKIP)
 
 

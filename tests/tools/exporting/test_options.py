@@ -98,7 +98,7 @@ DIFFERENCES = [
     ([A], [(*A[:4], 0.85, 0)], 100, 0.05),
     ([A], [(*A[:5], 1)], 100, 0.9),  # another class
     ([A, B], [A], 100, 0.9),
-    # At the limit, either of two equal scores may be cut off; one that is clearly better must be there.
+    # If the limit divides two equal scores, either detection may be cut off. A clearly better one must stay.
     ([A, LAST], [A, SAME_SCORE], 2, 0),
     ([A, LAST], [A, SAME_SCORE], 3, 0.2),
     ([A, BETTER], [A, SAME_SCORE], 2, 0.3),

@@ -49,7 +49,7 @@ def put(directory, names, images):
 
 
 def write_files(directory, images, labels):
-    """The labels are the numbers of directories and so not LABELS: `labels_of` returns them."""
+    """The labels are the numbers of directories, not LABELS; `labels_of` returns them."""
     names = [f"{'b ü' if number >= 3 else 'a'}/{number} ü.png" for number in range(len(images))]
     put(directory, names, images)
     return os.fspath(directory), names
@@ -142,14 +142,14 @@ def write_values(directory, values):
 
 
 def write_caffe(directory, images, labels, make=datum):
-    """Writes keys as convert_imageset makes them, also of file names that are not ASCII."""
+    """Writes the keys that convert_imageset makes, also from file names that are not ASCII."""
     keys = [f"{number:08d}_ü {number}.png" for number in range(len(images))]
     values = {k.encode(): make(*sample) for k, *sample in zip(keys, images, labels, strict=True)}
     return write_values(directory, values), keys
 
 
 def record(data):
-    """Cuts data as dmlc-core's recordio.h: wherever the magic number is at a multiple of four bytes."""
+    """Splits data as dmlc-core's recordio.h does: where the magic number is at a multiple of four bytes."""
     cuts = [at for at in range(0, len(data) - 3, 4) if data[at : at + 4] == RECORDIO_MAGIC]
     kinds = [1, *[2] * (len(cuts) - 1), 3] if cuts else [0]
     frames = b""

@@ -12,7 +12,7 @@ from tools.preprocessing import chain
 from tools.preprocessing.fusion import fuse
 from tools.preprocessing.preprocessor import Preprocessor
 
-# Height, width: the height or the width is the shorter side; some sizes and crops are half pixels.
+# (height, width). Either can be the shorter side; some resized sizes and crop positions end in one half.
 SIZES = ((96, 171), (200, 131), (48, 51), (48, 50), (64, 64), (30, 200), (225, 40), (151, 97))
 CHAINS = (
     "resize:short=24 | crop:20x20",
@@ -55,7 +55,7 @@ def source(tmp_path_factory):
 
 
 def images(source, ops, *, fused, api="pipeline"):
-    """Returns the images of a chain, fused or not, in levels of the image, float32."""
+    """Returns the images of a chain, fused or not, float32; normalised values are scaled to grey levels."""
     work = Preprocessor(source=source, ops=ops, batch_size=32)
     whole = chain.parse(ops)
     work.chain = fuse(whole) if fused else whole
@@ -104,7 +104,7 @@ def test_a_random_window_is_anywhere_and_as_large_as_asked(tmp_path):
     source = opened("list", tmp_path / "list.txt")
     found = np.stack(images(source, "resize:short=30..60 | crop:30x30,x=0.2..0.6,y=0..1", fused=True))
     tops, lefts = found[:, 0, :, 0].mean(axis=-1) / 2, found[:, :, 0, 1].mean(axis=-1)
-    spans = found[:, :, -1, 1].mean(axis=-1) - lefts  # 29 pixels of an image 60 to 120 wide, in 240
+    spans = found[:, :, -1, 1].mean(axis=-1) - lefts  # 29 pixels, each 2 to 4 pixels of the picture
     assert 58 - 2 < spans.min() < 68 and 106 < spans.max() < 116 + 2
     share = lefts / (240 - spans * 30 / 29)
     assert 0.18 < share.min() < 0.25 and 0.55 < share.max() < 0.62

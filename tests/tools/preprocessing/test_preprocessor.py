@@ -49,7 +49,7 @@ def test_shards_share_the_images(source, api):
 
 @BOTH_APIS
 def test_samples_begin_anew_each_time(source, api):
-    """Earlier reading has no effect. Of 5 images this shard has 2, and the other one a batch more."""
+    """Earlier reading has no effect. This shard has 2 of 5 images, one batch; the other has two batches."""
     work = Preprocessor(source=source, ops="resize:8x8", batch_size=2, num_shards=2)
     first = read(work, api)
     assert read(work, api) == first
@@ -121,7 +121,7 @@ def test_an_image_that_an_operator_refuses_is_named(source, api, ops, said):
 
 @BOTH_APIS
 def test_what_was_drawn_may_be_at_fault(source, api):
-    """The reason is printed even if no single image fails: flip does not accept float16."""
+    """Flip does not accept float16. This reason is printed even if no image fails when it is tried alone."""
     said = []
     for seed in range(6):
         work = Preprocessor(source=source, ops="cast:float16 | flip:0.5", batch_size=5, seed=seed)

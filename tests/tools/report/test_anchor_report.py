@@ -27,7 +27,7 @@ def ends_of_levels(anchors):
 
 def by_the_encoder(truth, anchors, max_instances):
     """Computes the numbers of the report with encode_boxes_tf, in a loop over images."""
-    levels = np.zeros((3, len(anchors.levels)), int)  # reached, best, positives
+    levels = np.zeros((3, len(anchors.levels)), int)  # boxes reached, best anchors, positive anchors
     num = {"unreached": 0, "lost": 0, "over_limit": 0}
     targets, ends = truth.target_boxes, ends_of_levels(anchors)
 
@@ -94,7 +94,7 @@ def test_boxes_that_lose_to_an_identical_one_are_missed():
 
 
 def test_what_training_drops_is_counted():
-    """Training drops boxes over max_instances, and those under 1 pixel of the input; 1.5 pixels are 0.96."""
+    """Training drops boxes over max_instances, and boxes below 1 pixel: here 1.5 image pixels become 0.96."""
     rows = [(0, 0, 5 * i, 5, 20 + i, 30) for i in range(9)] + [(1, 1, 10, 10, 1.5, 60)]
     truth = annotations([(200, 200)] * 2, rows)
     for options, counts in (({"max_instances": 6}, (3, 1)), ({"min_box_size": 0.9}, (0, 0))):
@@ -130,7 +130,7 @@ def test_other_scales_are_tried():
     assert list(report.fits) == [1.0, 1.5, 2.0, 2.5, 3.0, 3.5, 4.0, 5.0, 6.0, 8.0]
     best = max(report.fits, key=lambda scale: report.fits[scale].reached)
     assert best < 3 and report.fits[best].mean_iou > report.fits[3.5].mean_iou + 0.02
-    # anchors of that scale miss fewer of all boxes
+    # Anchors of the best scale miss fewer boxes than the given anchors.
     again = anchor_report.examine(truth, dataclasses.replace(given, anchor_scale=best))
     assert again.fits[best] == report.fits[best]
     assert len(again.unreached) == round((1 - again.fits[best].reached) * 5) < len(report.unreached)

@@ -50,7 +50,7 @@ def test_python_reads_values_of_several_forms(tmp_path, odd, label):
 
 @pytest.mark.parametrize("numbers", [[tensor("int64", 6)], [tensor("int32", 6), tensor("int32", 1, 2, 3, 4)]])
 def test_python_reads_what_dali_would_misread_even_if_all_are_alike(tmp_path, numbers):
-    """A label of 64 bits, a box, and a file of another name, because DALI opens only directories."""
+    """DALI would misread 64-bit labels and boxes. It opens only directories, no file of another name."""
     path = values(tmp_path, tensors(IMAGES[0], *numbers))
     check(opened("lmdb", path), IMAGES[:1], [6], by_python=True)
     values(tmp_path / "b", datum(IMAGES[0], 6))
