@@ -227,7 +227,7 @@ class HorovodRanks(Ranks):
         self._hvd.broadcast_variables(list(variables), root_rank=0)
 
     # Not with Horovod's allgather_object, which counts bytes in int32 (at most 2 GiB for all ranks together),
-    # makes a tensor of them element by element (a second for 60 MB), and uses pickle.
+    # makes a tensor of them element by element (a second for 60 MB), and it pickles.
     def _gather_bytes(self, data: np.ndarray) -> list[np.ndarray]:
         with tf.device("CPU"):
             sizes = self._hvd.allgather(tf.constant([data.size], tf.int64)).numpy()
@@ -295,7 +295,7 @@ def random_states(model: keras.Model) -> list[tf.Variable]:
     return [variable.value for variable in model.variables if id(variable) not in weights]
 
 
-# Both use MessagePack, because pickle could run code from the data.
+# Both use MessagePack, because a pickle could run code from the data.
 def pack(value: Any) -> np.ndarray:
     """Encodes a plain value as uint8 (bytes,); raises TypeError for anything else."""
     return np.frombuffer(msgspec.msgpack.encode(value), np.uint8)

@@ -125,7 +125,8 @@ def test_stages_are_one_line_of_json(app, bench, drawn, capfd):
     (line,) = capfd.readouterr().out.splitlines()
     found = {stage["stage"]: stage for stage in json.loads(line)}
     assert list(found) == [*STAGES[app.name], "hand-over", "targets"]
-    assert found["decode"]["cpu_ms_per_image"]["median"] > 0
+    # The cost of a later stage is a difference of two measurements, which noise can make negative.
+    assert found["read"]["cpu_ms_per_image"]["median"] > 0
     assert "stages of dali_cpu" in report.stage_table("stages of dali_cpu", list(found.values()))
 
 
