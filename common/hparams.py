@@ -91,7 +91,7 @@ def replace(config: Config, values: Mapping[str, Any], *, strict: bool = True) -
     Args:
         config: a frozen dataclass instance.
         values: field name -> new value; image_size in any form that `parse_image_size` takes.
-        strict: False: convert text to the type of its field.
+        strict: if False, text is converted to the type of its field.
     """
     annotations = typing.get_type_hints(type(config), include_extras=True)
     if "image_size" in values:

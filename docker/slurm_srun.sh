@@ -45,7 +45,9 @@ fi
 
 DETECTION_HOSTS=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | paste -sd, -)
 DETECTION_PORT=$((20000 + SLURM_JOB_ID % 10000)) # of Horovod's rendezvous server on the first node
-export DETECTION_HOSTS DETECTION_PORT
+# By default Gloo waits 30 s for the other ranks, but a node that must first unpack the image can start later than that.
+HOROVOD_GLOO_TIMEOUT_SECONDS=${HOROVOD_GLOO_TIMEOUT_SECONDS:-300}
+export DETECTION_HOSTS DETECTION_PORT HOROVOD_GLOO_TIMEOUT_SECONDS
 
 # --kill-on-bad-exit=0: the first rank that exits with 75 must not end rank 0, which may still be saving. --wait: ranks that
 # remain 600 s after the first exit are ended.

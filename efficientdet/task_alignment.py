@@ -25,7 +25,7 @@ from efficientdet.config import EfficientDetConfig
 
 ALPHA, BETA = 0.5, 6.0  # exponents of score and IoU
 ANCHORS_PER_BOX = 10
-# In pixels. Shorter sides of a box count as this long: else the box might contain no anchor's centre.
+# In pixels. A smaller width or height of a box counts as this: else it might contain no anchor's centre.
 MIN_SIDE = 8.0
 # Numbers of boxes that few images exceed. XLA compiles for these static shapes instead of for each batch.
 FEW_BOXES = (16, 48)

@@ -44,7 +44,7 @@ def whole_image(size: tf.Tensor, image_size: tuple[int, int]) -> CropResize:
 def jittered_crop(
     size: tf.Tensor, image_size: tuple[int, int], jitter_min: float, jitter_max: float, random: Random
 ) -> CropResize:
-    """Takes the image at a random scale, and a random crop if it exceeds the network input."""
+    """Scales the image at random. If it is then larger than the network input, takes a random crop of it."""
     limit = tf.constant(image_size, tf.float32)
     scale = random.uniform(jitter_min, jitter_max) * tf.reduce_min(limit / size)
     scaled = tf.maximum(tf.floor(size * scale + 0.5), 1.0)

@@ -129,7 +129,7 @@ def _check_jpeg(image: Encoded) -> None:
 
 
 def _is_padding(scan: bytes, message: str) -> bool:
-    """Whether the warning is about equal bytes before the end marker, which some cameras write as padding."""
+    """Whether the warning is about one repeated byte before the end marker, as some cameras write it."""
     extraneous, end = _EXTRANEOUS.match(message), scan.find(image_headers.END)
     return extraneous is not None and len(set(scan[end - int(extraneous[1]) : end])) == 1
 

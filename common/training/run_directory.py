@@ -94,7 +94,7 @@ class Identity:
         return cls(values, json.loads(json.dumps(defaults | {"freeze_batch_norm": False})))
 
     def differences(self, saved: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
-        """Returns name -> (value in `saved`, value now) where they differ; names in mappings have dots."""
+        """Returns name -> (value in `saved`, value now) where they differ. Nested names: `config.seed`."""
         was, now = {**self.defaults, **flatten(saved)}, flatten(self.values)
         names = sorted(was.keys() | now.keys())
         pairs = {name: (was.get(name, "absent"), now.get(name, "absent")) for name in names}

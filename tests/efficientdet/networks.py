@@ -13,9 +13,10 @@ def pseudo_random(shape, seed):
 
 
 def summarize_outputs(model: keras.Model, training: bool) -> np.ndarray:
-    """Returns (4, levels): mean absolute values and elements [1, -1, -1, 5] of class, then of box outputs.
+    """Returns (4, levels). Rows: the mean absolute value of the class output, its element [1, -1, -1, 5], and
+    the same two numbers of the box output.
 
-    `pseudo_random` makes the two input images, and each weight with its path as the seed.
+    `pseudo_random` makes the two input images and the weights. A weight's seed is the CRC-32 of its path.
     """
     for weight in model.weights:
         value = pseudo_random(weight.shape, zlib.crc32(weight.path.encode()))

@@ -1,4 +1,4 @@
-"""Tests smaller images: rectangles stay at their boxes, colours stay, and which images are not shrunk."""
+"""Tests the shrinking of images: boxes still fit their rectangles, and colours stay."""
 
 import io
 
