@@ -107,7 +107,7 @@ def heads(tune, tmp_path_factory) -> Tuned:
 
 
 def test_init_from_copies_classes_by_name(app, heads, earlier):
-    """The data have car, cat, toothbrush. Ids and order differ, two earlier classes are missing, cat is new."""
+    """The data have car, cat, toothbrush. Ids and order differ; two earlier classes are gone, cat is new."""
     before, after = values_of(earlier.model), heads.begun
     report = next(line for line in heads.said.splitlines() if line.startswith("--init_from"))
     total = len(earlier.model.weights)
