@@ -89,9 +89,7 @@ class LoaderArgs:
         None, "CPU threads per loader. Default: an equal share of the cores, at most 16.", low=1
     )
     prefetch: int = flag(2, "Number of batches that the loader prepares ahead.", low=1)
-    on_bad_image: str = flag(
-        "stop", "What to do with unreadable images: stop, or skip and report them.", choices=("stop", "skip")
-    )
+    on_bad_image: str = flag("stop", "Unreadable images: stop, or skip and report.", choices=("stop", "skip"))
     max_megapixels: float = flag(MAX_MEGAPIXELS, "Images with more megapixels count as unreadable.", low=0.0)
     hw_decoder_load: float = flag(
         0.65, "Share of the JPEGs that the GPU's JPEG engines decode (A100 and later).", low=0.0, high=1.0
@@ -107,9 +105,7 @@ class EvaluationArgs:
 
     group = "Evaluation"
 
-    input_type: str | None = flag(
-        None, "Data format. Default: the format whose flags are given.", choices=("coco", "tfrecord")
-    )
+    input_type: str | None = flag(None, "Data format. Default: by the flags.", choices=("coco", "tfrecord"))
     eval_images: str | None = flag(None, "Directory of evaluation images (COCO).")
     eval_annotations: str | None = flag(None, "COCO json of the evaluation images.")
     eval_file_pattern: str | None = flag(None, "Glob of evaluation TFRecords. Missing DALI indexes are made.")

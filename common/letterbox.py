@@ -2,8 +2,8 @@
 
 The image is placed in the top left corner (google/automl efficientdet/dataloader.py) or in the centre
 (Darknet src/image.c, letterbox_image). Four integers in pixels of the network input describe its position and
-size: (top, left, height, width). Boxes are scaled by these integers, so `boxes_from_letterbox` is the exact
-inverse of `boxes_to_letterbox`. Python, DALI and TensorFlow use the same integer formula.
+size: (top, left, height, width). Boxes are scaled by these integers. Python, DALI and TensorFlow use the same
+integer formula.
 """
 
 from collections.abc import Callable
@@ -52,8 +52,8 @@ def fit(
     return maximum(minimum(new_height, input_height), 1), maximum(minimum(new_width, input_width), 1)
 
 
-def boxes_to_letterbox(boxes: Any, letterbox: Any, image_size: tuple[int, int]) -> Any:
-    """Converts boxes normalised by the original image to boxes normalised by the network input.
+def boxes_from_letterbox(boxes: Any, letterbox: Any, image_size: tuple[int, int]) -> Any:
+    """Converts boxes normalised by the network input to boxes normalised by the original image, unclipped.
 
     Args:
         boxes: (..., 4), ltrb.
@@ -66,27 +66,9 @@ def boxes_to_letterbox(boxes: Any, letterbox: Any, image_size: tuple[int, int]) 
     """
     from keras import ops
 
-    scale, shift = _scale_and_shift(letterbox, image_size)
-    return ops.cast(boxes, "float32") * scale + shift
-
-
-def boxes_from_letterbox(boxes: Any, letterbox: Any, image_size: tuple[int, int]) -> Any:
-    """Converts boxes normalised by the network input to boxes normalised by the original image, unclipped.
-
-    The inverse of `boxes_to_letterbox`, with the same arguments.
-    """
-    from keras import ops
-
-    scale, shift = _scale_and_shift(letterbox, image_size)
-    return (ops.cast(boxes, "float32") - shift) / scale
-
-
-def _scale_and_shift(letterbox: Any, image_size: tuple[int, int]) -> tuple[Any, Any]:
-    """Returns (scale, shift), (..., 4) each. Converted ltrb boxes are boxes * scale + shift."""
-    from keras import ops
-
     top, left, height, width = ops.unstack(ops.cast(letterbox, "float32"), 4, axis=-1)
     input_height, input_width = image_size
     x, y = width / input_width, height / input_height
     dx, dy = left / input_width, top / input_height
-    return ops.stack([x, y, x, y], axis=-1), ops.stack([dx, dy, dx, dy], axis=-1)
+    scale, shift = ops.stack([x, y, x, y], axis=-1), ops.stack([dx, dy, dx, dy], axis=-1)
+    return (ops.cast(boxes, "float32") - shift) / scale

@@ -193,9 +193,8 @@ def _check_free(directory: pathlib.Path, overwrite: bool) -> None:
     in_the_way = [name for name in names if name in RUN_FILES or not overwrite]
     if in_the_way:
         raise UserError(
-            f"--output_dir={directory} is not the directory of a run (run.json is missing) and not empty "
-            f"({', '.join(in_the_way[:3])}): choose another one; --overwrite accepts other files there, "
-            "but no files that have the names of a run's files"
+            f"--output_dir={directory} holds files ({', '.join(in_the_way[:3])}), but no run (no run.json): "
+            "choose another one. With --overwrite it may hold files that are not named like those of a run"
         )
 
 

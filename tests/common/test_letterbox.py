@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as st_numpy
 
 from common import letterbox
-from tests.oracle import numpy_images
+from tests.oracle import numpy_boxes, numpy_images
 
 SIDES = st.integers(1, 70_000)
 IMAGE_SIZES = st.tuples(st.integers(1, 2048), st.integers(1, 2048))  # network inputs: height, width
@@ -35,13 +35,13 @@ def test_boxes_come_back(boxes, data):
     (height, width), image_size = data.draw(st.tuples(SIDES, SIDES)), data.draw(IMAGE_SIZES)
     places = [letterbox.geometry(height, width, image_size, centered) for centered in (False, True)]
     batch = np.array(places)[:, np.newaxis]
-    there = np.asarray(letterbox.boxes_to_letterbox(boxes, batch, image_size))
+    there = np.asarray(numpy_boxes.to_letterbox(boxes, batch, image_size))
     back = np.asarray(letterbox.boxes_from_letterbox(there, batch, image_size))
     # Boxes in the network input are float32; mapping them back multiplies the rounding error by `squeeze`.
     squeeze = np.tile([image_size[1] / places[0][3], image_size[0] / places[0][2]], 2)
     assert (np.abs(back - boxes) <= 5e-7 * squeeze).all()
     for i, (top, left, new_height, new_width) in enumerate(places):  # one image without a batch dimension
-        np.testing.assert_array_equal(letterbox.boxes_to_letterbox(boxes[i], places[i], image_size), there[i])
-        whole_px = np.asarray(letterbox.boxes_to_letterbox([0, 0, 1, 1], places[i], image_size))
+        np.testing.assert_array_equal(numpy_boxes.to_letterbox(boxes[i], places[i], image_size), there[i])
+        whole_px = np.asarray(numpy_boxes.to_letterbox([0, 0, 1, 1], places[i], image_size))
         expected = [left, top, left + new_width, top + new_height]
         np.testing.assert_allclose(whole_px * [*image_size[::-1], *image_size[::-1]], expected, atol=1e-3)

@@ -4,6 +4,7 @@ Boxes are ltrb in pixels, of the stored image or of the network input.
 """
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 PIXEL = 0.01  # tolerance of boxes, in pixels
 DOUBTFUL = 1e-3  # pixels around a threshold in which a box may be kept or dropped
@@ -14,6 +15,19 @@ MATCH_IOU = 0.5  # SSD (arXiv 1512.02325) section 2.2
 def swapped(yx: tuple[float, float]) -> np.ndarray:
     """Returns (y, x) as x, y, x, y."""
     return np.float64([*yx[::-1]] * 2)
+
+
+def to_letterbox(boxes: ArrayLike, place: ArrayLike, image_size: tuple[int, int]) -> np.ndarray:
+    """Converts boxes normalised by an image to float32 boxes normalised by the network input.
+
+    Args:
+        boxes: (..., 4).
+        place: (..., 4), top, left, height, width of the image in the network input, in pixels.
+        image_size: height, width of the network input.
+    """
+    shares = np.float32(place) / np.float32(image_size * 2)
+    top, left, height, width = np.moveaxis(shares, -1, 0)
+    return np.float32(boxes) * np.stack([width, height] * 2, -1) + np.stack([left, top] * 2, -1)
 
 
 def move(boxes_px: np.ndarray, window: tuple[int, ...], place: tuple[int, ...]) -> np.ndarray:

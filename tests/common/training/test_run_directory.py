@@ -104,7 +104,7 @@ def test_a_new_field_with_its_default_does_not_make_another_run(tmp_path):
 
 def test_a_directory_with_other_files_is_refused_and_they_survive_overwrite(tmp_path):
     (tmp_path / "thesis.tex").write_text("years of work")
-    assert "not empty (thesis.tex)" in refusal(check, tmp_path, IDENTITY)
+    assert "holds files (thesis.tex), but no run" in refusal(check, tmp_path, IDENTITY)
     claim(tmp_path, IDENTITY, overwrite=True)
     (tmp_path / "checkpoints" / "00000001").mkdir(parents=True)
     (tmp_path / "best.weights.h5").write_text("")
@@ -129,9 +129,7 @@ def test_overwrite_spares_what_no_run_made(tmp_path):
     (tmp_path / "checkpoints").mkdir()
     (tmp_path / "checkpoints" / "other_model.pt").write_text("precious")
     (tmp_path / "resnet.weights.h5").write_text("precious")
-    assert "run.json is missing) and not empty (checkpoints)" in refusal(
-        check, tmp_path, IDENTITY, overwrite=True
-    )
+    assert "holds files (checkpoints), but no run" in refusal(check, tmp_path, IDENTITY, overwrite=True)
     assert (tmp_path / "checkpoints" / "other_model.pt").exists()
     (tmp_path / "checkpoints").rename(tmp_path / "mine")
     for _ in range(2):

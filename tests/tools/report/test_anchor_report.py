@@ -10,9 +10,10 @@ import pytest
 import tensorflow as tf
 
 from common.anchors import Anchors
-from common.letterbox import boxes_to_letterbox, fit
+from common.letterbox import fit
 from tests.common.made_annotations import annotations, random_annotations
 from tests.common.test_box_encoder import encode_boxes_tf, hard_images, overlaps
+from tests.oracle.numpy_boxes import to_letterbox
 from tools.report import anchor_report
 
 RATIOS = (1.0, 2.0, 0.5)
@@ -37,7 +38,7 @@ def by_the_encoder(truth, anchors, max_instances):
     for i, (height, width) in enumerate(truth.image_sizes.tolist()):
         place = np.float32((0, 0, *fit(height, width, anchors.image_size)))
         mine = slice(targets.row_splits[i], targets.row_splits[i + 1])
-        boxes = np.asarray(boxes_to_letterbox(targets.boxes[mine], place, anchors.image_size))
+        boxes = np.asarray(to_letterbox(targets.boxes[mine], place, anchors.image_size))
         numbers = tf.range(1, len(boxes) + 1)  # as labels, which identify the boxes
         encoded = encode_boxes_tf(boxes, numbers, anchors, max_instances)
         kept = encoded.classes.numpy()[encoded.classes.numpy() >= 0]

@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 
 from common import tf_readers
-from common.letterbox import boxes_to_letterbox, geometry
+from common.letterbox import geometry
 from tests.common.made_annotations import annotations, random_annotations
+from tests.oracle.numpy_boxes import to_letterbox
 from tools.report import network_boxes as module
 
 PLAIN = {"max_instances": 100, "min_box_size": 0.0}
@@ -24,7 +25,7 @@ def test_boxes_go_where_the_image_goes():
         place = geometry(height, width, image_size, False)
         mine = shown.image == i
         original = targets.boxes[targets.row_splits[i] : targets.row_splits[i + 1]]
-        expected = np.asarray(boxes_to_letterbox(original, place, image_size))
+        expected = np.asarray(to_letterbox(original, place, image_size))
         np.testing.assert_allclose(shown.boxes[mine], expected, atol=1e-7)
 
 
