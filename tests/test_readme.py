@@ -163,6 +163,7 @@ def test_flags_in_the_text_exist(name, capsys):
     known |= set(re.findall(r"--([\w-]+)", capsys.readouterr().out)) | {"nodes", "shm-size"}
     known |= {"tf_xla_persistent_cache_directory", "python", "logdir"}  # of other programs
     known |= {"account", "partition", "signal", "time", "gang-scheduling", "device"}  # of sbatch, Docker
+    known |= {"for", "timeout", "cascade"}  # of kubectl
     text = "" if name == "containers" else PAGES[name]  # that page has Docker's, too
     assert set(re.findall(r"(?<![\w-])--([a-z][\w-]+)(?==)", text)) <= known
 
