@@ -25,7 +25,10 @@ def test_records_of_object_detection(tmp_path):
 
 REFUSED_RECORDS = [
     (b"text", "x record 1 is not a tf.train.Example"),
-    (writing.example(IMAGES[0], 2**31), "x record 1 has the label 2147483648: a label must be a whole number"),
+    (
+        writing.example(IMAGES[0], 2**31),
+        "x record 1 has the label 2147483648: a label must be a whole number",
+    ),
     (writing.example(IMAGES[0], b"cat"), r"x record 1 needs .* at most one image/class/label \(int64\)"),
     (writing.example(IMAGES[0], [1, 2]), "x record 1 needs one image/encoded"),
     (record(encoded=None), "x record 1 needs one image/encoded"),
