@@ -1,4 +1,4 @@
-"""examples/yolov4_pipeline.py and yolov4_fresh_mosaic.py give the app's batches; each runs alone."""
+"""examples/yolov4_pipeline.py gives the app's batches and runs alone."""
 
 import dataclasses
 import subprocess
@@ -8,15 +8,13 @@ import numpy as np
 import PIL.Image
 import pytest
 
-from examples import yolov4_fresh_mosaic, yolov4_pipeline
+from examples import yolov4_pipeline
 from tests.conftest import ROOT
 from tests.examples.standalone import run_alone
 from yolov4.config import get_config
 from yolov4.pipeline import YOLOv4Pipeline
 
 BATCH, STEPS = 10, 4  # four batches are more than a third of the hundred images: the next epoch begins
-MOSAICS = [(yolov4_pipeline, 0.0), (yolov4_pipeline, 0.6)]
-MOSAICS += [(yolov4_fresh_mosaic, 0.5), (yolov4_fresh_mosaic, 1.0)]
 # The seeds use them in rotation: fields of both configs, (shard_id, num_shards), and the kind of files.
 VARIANTS = (
     ({"image_size": (128, 192), "letterbox": True, "max_instances": 15}, (0, 1), "coco"),
@@ -33,20 +31,17 @@ def arrays(pipeline) -> list[np.ndarray]:
 @pytest.mark.parametrize(
     "seeds", [range(2), pytest.param(range(2, 50), marks=pytest.mark.slow)], ids=["2", "50"]
 )
-@pytest.mark.parametrize(("example", "mosaic_prob"), MOSAICS)
-def test_batches_are_those_of_the_app(data, example, mosaic_prob, seeds):
+@pytest.mark.parametrize("mosaic_prob", [0.0, 0.6])
+def test_batches_are_those_of_the_app(data, mosaic_prob, seeds):
     for seed in seeds:
         fields, shard, reader = VARIANTS[seed % len(VARIANTS)]
-        fields, tiles = fields | {"mosaic_prob": mosaic_prob}, "batch"
-        if example is yolov4_fresh_mosaic:
-            tiles, reader = "fresh", "coco"
+        fields = fields | {"mosaic_prob": mosaic_prob}
         source, files = data[reader]
-        config = dataclasses.replace(get_config("yolov4"), multi_scale=1.0, mosaic_tiles=tiles, **fields)
+        config = dataclasses.replace(get_config("yolov4"), multi_scale=1.0, **fields)
         options = {"source": source, "config": config, "batch_size": BATCH, "training": True, "seed": seed}
         app = YOLOv4Pipeline(**options, shard_id=shard[0], num_shards=shard[1])
-        pipeline = example.make_pipeline(
-            example.Config(**files, **fields, batch_size=BATCH, seed=seed), *shard
-        )
+        copied = yolov4_pipeline.Config(**files, **fields, batch_size=BATCH, seed=seed)
+        pipeline = yolov4_pipeline.make_pipeline(copied, *shard)
         for step in range(STEPS):
             for name, expected, got in zip(
                 app.element_spec, arrays(app.pipeline), arrays(pipeline), strict=True
@@ -56,11 +51,11 @@ def test_batches_are_those_of_the_app(data, example, mosaic_prob, seeds):
                 assert got.tobytes() == expected.tobytes(), where
 
 
-@pytest.mark.parametrize("example", [yolov4_pipeline, yolov4_fresh_mosaic])
-def test_the_dataset_has_the_batches_by_name_and_all_can_be_off(data, example):
+def test_the_dataset_has_the_batches_by_name_and_all_can_be_off(data):
     fields = {"image_size": (64, 96), "jitter": 0.0, "hue": 0.0, "saturation": 1.0, "exposure": 1.0}
-    config = example.Config(**data["coco"][1], **fields, batch_size=4)
-    batches, pipeline = iter(example.make_dataset(config, 1, 2)), example.make_pipeline(config, 1, 2)
+    config = yolov4_pipeline.Config(**data["coco"][1], **fields, batch_size=4)
+    batches = iter(yolov4_pipeline.make_dataset(config, 1, 2))
+    pipeline = yolov4_pipeline.make_pipeline(config, 1, 2)
     for images, targets in [next(batches) for _ in range(2)]:
         assert list(targets) == ["boxes", "classes", "num_boxes"]
         for tensor, expected in zip([images, *targets.values()], arrays(pipeline), strict=True):
@@ -74,9 +69,9 @@ def test_the_dataset_has_the_batches_by_name_and_all_can_be_off(data, example):
         "efficientdet_pipeline.py --annotations=JSON --file_pattern=../*.toml": "pyproject.toml.idx: No such",
         "yolov4_pipeline.py --annotations=JSON --file_pattern=no-*": "file_pattern=no-* matches no file",
         "yolov4_pipeline.py --annotations=JSON": "either --images or",
-        "yolov4_fresh_mosaic.py --annotations=JSON --images=nowhere": "failed: nowhere/",
-        "yolov4_fresh_mosaic.py --annotations=../Makefile --images=.": "Makefile is not a COCO json",
-        "yolov4_fresh_mosaic.py --mosaic_prob=2": "mosaic_prob=2.0: use 0 to 1",
+        "yolov4_pipeline.py --annotations=JSON --images=nowhere": "failed: nowhere/",
+        "yolov4_pipeline.py --annotations=../Makefile --images=.": "Makefile is not a COCO json",
+        "yolov4_pipeline.py --mosaic_prob=2": "mosaic_prob=2.0: use 0 to 1",
     }.items(),
 )
 def test_bad_input_gets_one_line(data, command, message):
@@ -85,15 +80,11 @@ def test_bad_input_gets_one_line(data, command, message):
     assert done.returncode == 1 and done.stderr.count("\n") == 1 and message in done.stderr, done.stderr
 
 
-@pytest.mark.parametrize(
-    ("name", "reader"),
-    [("yolov4_pipeline.py", None), ("yolov4_pipeline.py", "tfrecord")]
-    + [("yolov4_fresh_mosaic.py", None), ("yolov4_fresh_mosaic.py", "coco")],
-)
-def test_the_file_alone_draws_a_batch(data, name, reader, tmp_path):
+@pytest.mark.parametrize("reader", [None, "coco", "tfrecord"])
+def test_the_file_alone_draws_a_batch(data, reader, tmp_path):
     flags = [f"--{flag}={value}" for flag, value in data[reader][1].items()] if reader else []
-    run_alone(name, tmp_path, "--letterbox", "--image_size", 128, 192, *flags)
+    run_alone("yolov4_pipeline.py", tmp_path, "--letterbox", "--image_size", 128, 192, *flags)
     picture = np.asarray(PIL.Image.open(tmp_path / "alone" / "batch.png"))
     assert picture.shape == (2 * 128, 4 * 192, 3)
     assert (picture == (255, 0, 0)).all(-1).sum() > 500  # the boxes of the first class
-    assert len((ROOT / "examples" / name).read_text().splitlines()) <= 300
+    assert len((ROOT / "examples/yolov4_pipeline.py").read_text().splitlines()) <= 300
