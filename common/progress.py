@@ -42,6 +42,8 @@ class Bar:
     def __init__(self, title: str, total: int, done: int = 0):
         self._title, self._total, self._done = title, total, done
         self._start, self._shown_at, self._first = time.monotonic(), 0.0, done
+        if done < total:
+            self._show("")  # the first step may take long, for example to compile
 
     def step(self, values: dict[str, float] | None = None) -> None:
         """Counts one step and shows `values`, which are not averaged."""
@@ -52,14 +54,23 @@ class Bar:
         if not sys.stderr.isatty():
             if is_last:
                 log(f"{self._title}: {self._total} steps in {seconds:.0f} s{text}")
-        elif not _quiet and (is_last or now - self._shown_at >= 1):
+        elif is_last or now - self._shown_at >= 1:
             self._shown_at = now
             left = seconds / (self._done - self._first) * (self._total - self._done)
-            bar = "=" * (_BAR_WIDTH * self._done // self._total)
-            times = f"{seconds:.0f} s" if is_last else f"{left:.0f} s left"
-            line = f"{self._title}: {self._done}/{self._total} [{bar:{_BAR_WIDTH}}] {times}{text}"
-            line = line[: shutil.get_terminal_size().columns - 1]  # longer lines could not be overwritten
-            print(f"\r{line}\033[K", end="\n" if is_last else "", file=sys.stderr, flush=True)
+            self._show((f"{seconds:.0f} s" if is_last else f"{left:.0f} s left") + text)
+            if is_last and not _quiet:
+                print(file=sys.stderr, flush=True)
+
+    def _show(self, text: str) -> None:
+        bar = "=" * (_BAR_WIDTH * self._done // self._total)
+        show_until_next(f"{self._title}: {self._done}/{self._total} [{bar:{_BAR_WIDTH}}] {text}")
+
+
+def show_until_next(text: str) -> None:
+    """Shows a line on a terminal until the next line replaces it. Prints nothing elsewhere."""
+    if sys.stderr.isatty() and not _quiet:
+        text = text[: shutil.get_terminal_size().columns - 1]  # longer lines could not be replaced
+        print(f"\r{text}\033[K", end="", file=sys.stderr, flush=True)
 
 
 def import_tensorflow() -> None:
@@ -71,6 +82,7 @@ def import_tensorflow() -> None:
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     if logging.get_verbosity() >= logging.DEBUG or "tensorflow" in sys.modules:
         return
+    show_until_next("importing TensorFlow")
     sys.stderr.flush()
     stderr, failed = os.dup(2), True
     with tempfile.TemporaryFile() as captured:
@@ -83,6 +95,7 @@ def import_tensorflow() -> None:
         finally:
             os.dup2(stderr, 2)
             os.close(stderr)
+            show_until_next("")
             captured.seek(0)
             if failed:
                 os.write(2, captured.read())

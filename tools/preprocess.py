@@ -39,6 +39,10 @@ def preprocess(a: types.SimpleNamespace) -> None:
         UserError: flags cannot be used, or an operator rejects an image.
         DataError: images cannot be used.
     """
+    if not (a.input or a.list_ops):
+        raise UserError("--input is missing: give a directory, file or glob of images")
+    if not (a.output or a.list_ops):
+        raise UserError(f"--output is missing: give {ACCEPTED}")
     import_tensorflow()
     from nvidia.dali import backend
     from nvidia.dali import types as dali_types
@@ -51,10 +55,6 @@ def preprocess(a: types.SimpleNamespace) -> None:
     if a.list_ops:
         print(chain.describe())
         return
-    if not a.input:
-        raise UserError("--input is missing: give a directory, file or glob of images")
-    if not a.output:
-        raise UserError(f"--output is missing: give {ACCEPTED}")
     color = chain.parse(a.ops).color  # reports errors in --ops before images are checked
     if a.device == "gpu" and not backend.GetCUDADeviceCount():
         raise UserError("--device=gpu: DALI sees no GPU here; use --device=cpu")

@@ -41,8 +41,10 @@ def export(**given: Any) -> pathlib.Path:
 
 
 def main() -> None:
+    given = shared_flags.values(flags.FLAGS, define_flags)
+    Options(**given).check()  # also done by `export`, but the import takes seconds
     import_tensorflow()
-    export(**shared_flags.values(flags.FLAGS, define_flags))
+    export(**given)
 
 
 if __name__ == "__main__":

@@ -147,7 +147,9 @@ class Run:
             if self.ranks.rank == 0:
                 if self.metrics is not None:
                     print(coco_metrics.format_table(self.metrics))
-                print(f"results are in {self._a.output_dir}")
+                output, app = self._a.output_dir, self._metadata["app"]
+                print(f"results are in {output}; to detect objects:")
+                print(f"python {app}/infer.py --weights={output} --images=DIR --output_dir={output}/infer")
             self.ranks.close()
             self._require_saved()
 

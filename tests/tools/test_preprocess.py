@@ -149,7 +149,9 @@ def test_a_message_replaces_half_a_progress_bar(capsys, monkeypatch):
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     progress.Bar("decoding", 5).step()
     progress.log("stopped")
-    assert re.fullmatch(r"\rdecoding: 1/5 .*\x1b\[K\r\x1b\[Kstopped\n", capsys.readouterr().err)
+    assert re.fullmatch(
+        r"\rdecoding: 0/5 .*\rdecoding: 1/5 .*\x1b\[K\r\x1b\[Kstopped\n", capsys.readouterr().err
+    )
 
 
 def test_sigterm_in_the_middle_of_writing_leaves_nothing(tree, tmp_path, monkeypatch):

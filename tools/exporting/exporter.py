@@ -73,6 +73,7 @@ def export(
     metadata |= app.make_metadata(config, label_map, metadata["num_classes"])
     _write(parts, options, metadata, open_loader)
     hard = app.make_detect(model, config)
+    log(f"comparing {options.verified_file} with the weights")
     largest = _compare(parts, options, options.verified_file, hard, app.to_pixels, open_loader)
     if evaluation:
         detectors = {"weights, hard NMS": hard}

@@ -80,7 +80,8 @@ class Options(TrainedArgs):
     def check(self) -> None:
         """Raises UserError if a flag is missing or two flags exclude each other."""
         if self.format not in FORMATS:
-            raise UserError(f"--format={self.format}: it must be one of {', '.join(FORMATS)}")
+            problem = f"={self.format} is unknown" if self.format else " is missing"
+            raise UserError(f"--format{problem}: use one of {', '.join(FORMATS)}")
         suffix, quantize, nms, _ = FORMATS[self.format]
         if not self.output or (suffix and self.file.suffix != suffix):
             place = f"a file that ends in {suffix}" if suffix else "a directory"

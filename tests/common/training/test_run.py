@@ -159,7 +159,8 @@ def test_what_a_run_leaves_behind(tmp_path, capfd):
     said = capfd.readouterr()
     assert "boxes in first_batch.png: 2\n" in said.err and said.err.count("first_batch") == 1
     assert f"epoch 3: AP {100 * metrics['AP']:.1f}, AP50 {100 * metrics['AP']:.1f}\n" in said.err
-    assert f"results are in {tmp_path}\n" in said.out and "AP50" in said.out
+    assert f"results are in {tmp_path}; " in said.out and "AP50" in said.out
+    assert f"\npython a/infer.py --weights={tmp_path} --images=" in said.out
     assert "--eval_every=2" in (tmp_path / "flags.txt").read_text().splitlines()
     last = weights.read_metadata(tmp_path / weights.LAST)
     assert (last["app"], last["epoch"], last["step"]) == ("a", 3, 12)

@@ -25,8 +25,8 @@ TRUTH = {"verify_annotations": "x", "verify_images": "y"}
 
 
 SENSELESS = [
-    ({"format": None}, "--format=None: it must be one of saved_model, onnx, litert, tensorrt"),
-    ({"format": "tflite"}, "--format=tflite: it must be one of"),
+    ({"format": None}, "--format is missing: use one of saved_model, onnx, litert, tensorrt"),
+    ({"format": "tflite"}, "--format=tflite is unknown: use one of"),
     ({"output": None}, r"--output=None: give a file that ends in \.onnx for --format=onnx"),
     ({"output": "a.tflite"}, r"--output=a\.tflite: give a file that ends in \.onnx"),
     (SAVED_MODEL | {"output": None}, "--output=None: give a directory for --format=saved_model"),
