@@ -9,12 +9,12 @@ from common.anchors import Anchors
 
 
 class Templates(NamedTuple):
-    """The T = L * k anchors of the first cells of all levels. All other cells repeat these anchors.
+    """The k anchors of the first cell of each level, T = L * k in total. All other cells repeat them.
 
     Attributes:
-        sizes: float64 (T, 2), width and height, normalised by the image.
-        cells: int64 (T, 2), numbers of columns and rows of the level.
-        first: int64 (T,), index of the anchor in `Anchors.boxes`.
+        sizes: float64 (T, 2), width and height of the anchor, normalised by the image.
+        cells: int64 (T, 2), numbers of columns and rows of the anchor's level.
+        first: int64 (T,), index in `Anchors.boxes` of the anchor in the first cell.
     """
 
     sizes: np.ndarray

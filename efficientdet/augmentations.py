@@ -18,13 +18,14 @@ from common.dali_ops import int32, uniform
 if TYPE_CHECKING:
     from efficientdet.config import EfficientDetConfig
 
-# These operations are left out: they move pixels, but not boxes. Rotation, crop and flip are other stages.
+# DALI's operations that would move the pixels, but not the boxes. They are left out: rotation, crop and flip
+# are stages of their own.
 MOVES_PIXELS = ("shear_x", "shear_y", "translate_x", "translate_y", "rotate")
 RAND_AUGMENT = [op for op in rand_augment.get_rand_augment_suite() if op.name not in MOVES_PIXELS]
 TRIVIAL_AUGMENT = [
     op for op in trivial_augment.get_trivial_augment_wide_suite() if op.name not in MOVES_PIXELS
 ]
-CUTOUT_SIDE = (0.1, 0.4)  # share of the image's shorter side; 0.25, 0.5 in arXiv 1708.04552 section 4.1
+CUTOUT_SIDE = (0.1, 0.4)  # side / the image's shorter side; arXiv 1708.04552 section 4.1 has 0.25 and 0.5
 
 
 def random_rotation(
@@ -45,7 +46,7 @@ def random_rotation(
     """
     angle = uniform(-degrees, degrees)
     sides = boxes[:, 2:4] - boxes[:, 0:2]
-    # fn.bbox_rotate gives an area to boxes with only a width or a height. Label 0 marks them, to undo this.
+    # fn.bbox_rotate gives an area to boxes without area. Label 0 marks them, so that the last line undoes it.
     labels = labels * fn.reductions.min(int32(sides > 0), axes=[1])
     rotated: Any = fn.bbox_rotate(
         boxes, labels, angle=angle, input_shape=images.shape()[0:2], keep_size=True, remove_threshold=0.0

@@ -43,7 +43,7 @@ class Args:
     model_name: str | None = flag(None, "Model: one of efficientdet-d0 .. d7x.")
     image_size: str | None = flag(None, "Network input, N or HxW in pixels. Default: the model's.")
     label_map: str | None = flag(
-        None, "Class names by category id (the first output has id 1). Default: COCO's for 90 outputs."
+        None, "File of class names and ids; output 1 has id 1. Default: COCO's if there are 90 outputs."
     )
     hparams: str | None = flag(None, "Hyper-parameters, k=v,k=v or a YAML file.")
 
@@ -51,9 +51,9 @@ class Args:
 def load_automl(model: "keras.Model", path: str | os.PathLike) -> "Report":
     """Loads a checkpoint of google/automl into a model of the same size.
 
-    A model with as many classes as the file gets all of them in their order; a model with 80 gets COCO's 80
-    out of 90. With another number of classes, the last layer of the class head keeps its values. (`init_from`
-    copies this layer in another way: for each class, the row with the same class name.)
+    If the model has as many classes as the file, all are copied in their order. A model with 80 classes gets
+    COCO's 80 of the file's 90. Any other model keeps the values of the last layer of its class head.
+    (`init_from` copies this layer in another way: for each class, the row with the same class name.)
 
     Args:
         model: a model that `build_model` made.

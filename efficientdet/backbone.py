@@ -61,7 +61,7 @@ _STAGES = (  # arXiv 1905.11946 table 1
     _Stage(4, 5, 2, 6, 192),
     _Stage(1, 3, 1, 6, 320),
 )
-_SQUEEZE_RATIO = 0.25  # of the block's input channels
+_SQUEEZE_RATIO = 0.25  # squeezed channels / the block's input channels
 
 
 def extract_features(
@@ -99,7 +99,7 @@ def extract_features(
         drop_rate = 0.0 if scaling.survival is None else (1 - scaling.survival) * index / len(blocks)
         level += block.stride == 2
         x = _mbconv(x, block, drop_rate, bn_momentum, f"backbone.block_{index}")
-        features[level] = x  # a later block of the same level replaces it
+        features[level] = x  # so the last block of each level remains
     return features
 
 

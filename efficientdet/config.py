@@ -45,7 +45,7 @@ class EfficientDetConfig:
     jitter_max: float = 2.0  # scale_jitter: largest scale
     antialias: bool = True  # smooth images that shrink, in training and evaluation; google/automl does not
     # resize_range: limits of the shorter side in pixels. Images that do not fit image_size are shrunk to fit.
-    # Adapt the limits to image_size: RetinaNet has 640 to 1024 at 1280; these defaults suit half of 1280.
+    # The limits must suit image_size: RetinaNet uses 640 to 1024 for 1280, and the defaults are for 640.
     resize_min: int = 320
     resize_max: int = 512
     flip_prob: Share = 0.5
@@ -64,8 +64,8 @@ class EfficientDetConfig:
     max_instances: Count = 100  # boxes kept per image, the largest first; the rest are dropped and counted
 
     # --- loss ---
-    # max_iou: assigns boxes to anchors by IoU; focal and Huber loss. task_aligned: assigns by the predictions
-    # (task_alignment.py); of the loss fields below, only box_loss_weight and weight_decay have an effect.
+    # max_iou assigns boxes to anchors by IoU, with focal and Huber loss. task_aligned assigns boxes by the
+    # predictions (task_alignment.py), and uses no other loss fields than box_loss_weight and weight_decay.
     assignment: Literal["max_iou", "task_aligned"] = "max_iou"
     focal_alpha: Share = 0.25
     focal_gamma: NotNegative = 1.5
@@ -77,7 +77,7 @@ class EfficientDetConfig:
     # --- optimisation ---
     optimizer: Literal["sgd", "adam"] = "sgd"
     momentum: ShareBelowOne = 0.9  # of SGD; beta_1 of Adam
-    learning_rate: NotNegative = 0.08  # for reference_batch images per update; linear in their number
+    learning_rate: NotNegative = 0.08  # for reference_batch images per update; scales linearly with them
     reference_batch: Count = 64
     warmup_learning_rate: NotNegative = 0.008  # at the start of the warm-up; scaled like learning_rate
     warmup_epochs: NotNegative = 1.0

@@ -1,8 +1,8 @@
 """Crops of EfficientDet's training images in DALI: which window of an image is used, and at which size.
 
 Scale jitter follows google/automl efficientdet/dataloader.py; min_iou_crop and resize_range follow
-NVIDIA/retinanet-examples odtk/dali.py and odtk/data.py. Windows are whole pixels of the stored image: only
-these are decoded, and boxes are mapped exactly as the pixels are.
+NVIDIA/retinanet-examples odtk/dali.py and odtk/data.py. Only the window is decoded. Its edges are at whole
+pixels of the stored image, so that boxes are mapped exactly as the pixels are.
 """
 
 from typing import Any, NamedTuple
@@ -35,17 +35,17 @@ def source_size(jpegs: DataNode) -> DataNode:
 
 
 def whole_image(size: DataNode, image_size: tuple[int, int]) -> CropResize:
-    """Takes the whole image, as large as fits: the letterbox of evaluation and inference."""
+    """Takes the whole image, scaled to fit the network input, as evaluation and inference do."""
     return _fit(fn.cat([0, 0], int32(size)), image_size)
 
 
 def jittered_crop(
     size: DataNode, image_size: tuple[int, int], jitter_min: float, jitter_max: float
 ) -> CropResize:
-    """Scale jitter: takes the image at a random scale, and a random crop if it exceeds the network input.
+    """Scale jitter: scales the image at random. If it is then too large, takes a random crop of it.
 
-    A scale of 1 is the letterbox. automl crops the resized image. The window here is the same crop in pixels
-    of the stored image, rounded to whole pixels, so that only the window is decoded.
+    A scale of 1 fits the image into the network input. automl resizes first, then crops. This function maps
+    the crop back to whole pixels of the stored image, so that only these are decoded.
     """
     jitter = uniform(jitter_min, jitter_max)
     scale = jitter * dali_math.min(image_size[0] / size[0], image_size[1] / size[1])
@@ -77,7 +77,7 @@ def resize_range_crop(
 def min_iou_crop(
     size: DataNode, boxes: DataNode, labels: DataNode, image_size: tuple[int, int]
 ) -> tuple[CropResize, DataNode, DataNode]:
-    """Takes a random crop, as large as fits (SSD, arXiv 1512.02325 section 2.2).
+    """Takes a random crop (SSD, arXiv 1512.02325 section 2.2), scaled to fit the network input.
 
     DALI draws one of CROP_THRESHOLDS or "no crop". With every box, the crop must have an IoU of at least the
     threshold. If no such crop is found, DALI draws again. So images with many boxes are rarely cropped.
@@ -90,15 +90,15 @@ def min_iou_crop(
         labels,
         bbox_layout="xyXY",
         input_shape=int32(size),
-        shape_layout="HW",  # the default is (width, height), without a warning
+        shape_layout="HW",  # DALI expects (width, height) by default, and does not check it
         aspect_ratio=list(CROP_ASPECT),
         thresholds=list(CROP_THRESHOLDS),
         scaling=list(CROP_SCALING),
-        allow_no_crop=True,  # ends the search; total_num_attempts would end it with an empty crop
+        allow_no_crop=True,  # so that the search ends; total_num_attempts would return an empty crop
         num_attempts=CROP_ATTEMPTS,
     )
     anchor, shape, boxes, labels = outputs
-    boxes = boxes * fn.cat(shape, shape) + fn.cat(anchor, anchor)  # they are relative to the crop
+    boxes = boxes * fn.cat(shape, shape) + fn.cat(anchor, anchor)  # DALI's boxes are relative to the crop
     # Anchor and shape are (x, y) in all layouts. DALI clips boxes to the crop, so round the window inwards.
     top, height = _whole_pixels(anchor[1], shape[1], size[0])
     left, width = _whole_pixels(anchor[0], shape[0], size[1])

@@ -7,8 +7,8 @@ r"""Writes a trained EfficientDet as a file that runs without this project, and 
 Formats: saved_model takes images of any size. onnx, litert and tensorrt take images that are placed in the
 network input, as the loaders do it, and the sizes of the originals. The outputs are boxes (ltrb, in pixels of
 the original), scores, classes (0-based, named in the metadata) and their number. Exported NMS is always hard
-NMS per class, because the formats lack Soft-NMS; --verify_annotations prints how much AP that costs. A
-float32 file whose outputs differ by more than 1e-4 from those of the weights makes the command fail.
+NMS per class, because the formats lack Soft-NMS; --verify_annotations prints how much AP that costs.
+The command fails if the outputs of a float32 file differ by more than 1e-4 from those of the weights.
 """
 
 import pathlib

@@ -10,8 +10,8 @@ differs. The anchors of one template, that is of one level, scale and ratio, for
 
 fn.box_encoder computes the IoU of all N x A pairs. Here a few hundred pairs per box remain, for any A.
 
-`encode_batch_tf` makes targets from these matches: after a DALI graph that ends with the padded boxes, and in
-the loader without DALI.
+`encode_batch_tf` makes targets from these matches. It is used in the loader without DALI, and after a DALI
+graph that returns padded boxes instead of targets.
 """
 
 import numpy as np
@@ -50,7 +50,7 @@ def match(
     best_anchor = tf.math.unsorted_segment_max(tf.where(is_best, anchor, -1), owner, num_boxes)
     best_anchor = tf.where(best_anchor < 0, anchors.num_anchors - 1, best_anchor)
 
-    # The best box of each anchor, the last of equal IoUs. A box gets IoU 2 with its own best anchor.
+    # The best box of each anchor, the last of equal IoUs. An IoU of 2 keeps the best anchor of each box.
     above = tf.where(overlap > match_iou)[:, 0]
     overlap = tf.concat([tf.gather(overlap, above), tf.fill([num_boxes], 2.0)], axis=0)
     owner = tf.concat([tf.gather(owner, above), tf.range(num_boxes)], axis=0)
@@ -81,13 +81,13 @@ def _candidates(boxes: tf.Tensor, anchors: Anchors, match_iou: float) -> tuple[t
     intersection = overlap[..., 0] * overlap[..., 1]  # (R, T)
     areas = sizes[..., 0] * sizes[..., 1] + kind_sizes[:, 0] * kind_sizes[:, 1]
     iou = intersection / (areas - intersection)
-    # The error of float32 coordinates, about 1e-7, is a large share of a tiny box: lower the threshold.
+    # For a tiny box, the rounding of float32 coordinates (1e-7) changes the IoU. So lower the threshold.
     slack = tf.minimum(1e-4 + 2e-6 * tf.reduce_sum(1.0 / sizes, axis=-1), 0.9)  # (R, 1)
     wanted = tf.minimum(match_iou, tf.reduce_max(iou, axis=1, keepdims=True)) * (1.0 - slack)
 
     # The cells whose anchor can reach the wanted IoU along one axis if the overlap along the other axis is as
-    # large as possible. If the anchor contains the box, or the box the anchor, a move does not change the
-    # IoU: all cells for which this is so are as good as the nearest.
+    # large as possible. As long as the anchor contains the box, or the box the anchor, the IoU is the same in
+    # every cell. So several cells can be as good as the nearest.
     enough = areas * wanted / (1.0 + wanted)  # the least intersection
     reach = half_sum - enough[..., tf.newaxis] / tf.maximum(overlap[..., ::-1], 1e-12)
     reach = reach / strides + 1e-3

@@ -19,7 +19,7 @@ from efficientdet.predict import load_trained
 
 
 def init_from(model: keras.Model, label_map: LabelMap, weights: str, backbone: str = "") -> Report:
-    """Copies each weight with the same name and shape; in the class head, rows of classes with the same name.
+    """Copies each weight with the same name and shape. In the class head, classes are matched by their names.
 
     Args:
         model: the model that gets the weights.
@@ -72,6 +72,6 @@ def _assign_backbone(
 def assign(
     model: keras.Model, contents: Contents, label_map: LabelMap, names: tuple[str, ...], origin: str
 ) -> Report:
-    """Copies `contents` to a model: class rows by class name (fine_tuning.py), other weights unchanged."""
+    """Copies all weights of `contents` to a model. Classes are matched by their names (fine_tuning.py)."""
     rows = ClassRows(CLASS_WEIGHTS, anchors_of(model), contents.anchors)
     return transfer(model, contents.values, rows, label_map, names, origin)

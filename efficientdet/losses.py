@@ -130,7 +130,7 @@ def num_positives_share(targets: dict[str, tf.Tensor], num_replicas: int = 1) ->
     divided by P + 1. This differs from the mean of the replicas' own losses if the replicas have different
     numbers of positives.
     """
-    # the 1 is automl's: it keeps the loss of a batch without objects finite
+    # automl adds this 1, too: it keeps the loss of a batch without objects finite
     return tf.reduce_sum(targets["num_positives"]) + 1.0 / num_replicas
 
 

@@ -109,7 +109,7 @@ def _bifpn_cell(
     up = {lowest: down[lowest]}
     for level in range(lowest + 1, highest + 1):
         inputs = [features[level], down[level], up[level - 1]]
-        if level == highest:  # has no top-down node: down[level] is features[level]
+        if level == highest:  # the highest level has no top-down node
             inputs = [features[level], up[level - 1]]
         up[level] = _bifpn_node(inputs, features[level], config, next(names))
     return up

@@ -72,8 +72,8 @@ def make_schedule(
 ) -> Warmup:
     """Returns the recipe's schedule, with rates scaled linearly to `effective_batch` images per update.
 
-    Its steps are batches, because Keras counts batches even with gradient accumulation. Numbers that the
-    config gives in iterations keep their share of the run, which may have any length.
+    Its steps are batches, because Keras counts batches even with gradient accumulation. If the run is longer
+    or shorter than config.iterations, then milestones and warmup_iterations are scaled with it.
     """
     scale = effective_batch / config.reference_batch
     peak, start = config.learning_rate * scale, config.warmup_learning_rate * scale

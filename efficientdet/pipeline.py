@@ -93,7 +93,7 @@ def random_grid_mask(images: DataNode, image_size: tuple[int, int], prob: float)
 def random_color(
     images: DataNode, brightness: float, contrast: float, saturation: float, hue: float
 ) -> DataNode:
-    """Changes colours at random: three factors from 1 - x to 1 + x, and the hue by -hue to hue degrees."""
+    """Turns the hue by -hue to hue degrees. The other arguments x give random factors from 1 - x to 1 + x."""
     return fn.color_twist(
         images,
         brightness=uniform(1 - brightness, 1 + brightness),
@@ -178,8 +178,8 @@ class EfficientDetPipeline(DaliOptions, EfficientDetLoader):
     def dataset(self) -> tf.data.Dataset:
         """Endless tf.data of (images, targets): float32 (B, H, W, 3), and the other outputs by name.
 
-        On a CPU, TensorFlow encodes the targets after the graph: fn.box_encoder compares every box with every
-        anchor, which would take as long as all work on the pixels.
+        On a CPU, TensorFlow encodes the targets after the graph. In the graph, fn.box_encoder would compare
+        every box with every anchor, and take as long as all work on the pixels.
         """
         targets_spec = self.target_spec
         encode_after = self.device == "cpu" and "num_positives" in targets_spec

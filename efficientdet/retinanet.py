@@ -32,7 +32,7 @@ def pyramid(
     Args:
         features: the backbone's features by level; the sides of level l are ceil(side / 2**l).
         channels: number of channels of each output.
-        min_level, max_level: levels of the outputs; those above the backbone's last level are made from it.
+        min_level, max_level: levels of the outputs; levels above the backbone's are made from its last level.
 
     Returns:
         A dict from level to (B, h, w, channels), in no particular order.

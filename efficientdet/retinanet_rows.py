@@ -5,7 +5,7 @@ Sources: arXiv 1708.02002, and NVIDIA/retinanet-examples, called odtk here, with
 
 _RETINANET = {
     "architecture": "retinanet",
-    "bn_momentum": 0.9,  # torchvision's 0.1: PyTorch's momentum is the share of the new value
+    "bn_momentum": 0.9,  # as torchvision's 0.1: in PyTorch, this is the share of the new value
     "focal_gamma": 2.0,  # odtk/loss.py
     "huber_delta": 0.11,  # odtk/model.py: SmoothL1Loss(beta=0.11) is the Huber loss divided by 0.11
     "box_loss_weight": 4 / 0.11,  # 4, because odtk sums over four coordinates and losses.py averages them
@@ -27,13 +27,13 @@ _RECIPE = {
     "warmup_iterations": 1000,
     "ema_decay": 0.0,
 }
-# Not published. config.py explains the small anchors, the little jitter and Adam at efficientdet-nano.
+# Not published. For the reasons of small anchors, little jitter and Adam see `_NANO` in config.py.
 _NANO = {
     "anchor_scale": 2.0,
     "jitter_min": 0.8,
     "jitter_max": 1.25,
     "optimizer": "adam",
-    "learning_rate": 0.012,  # at 64 images; higher for efficientdet-nano, whose heads have batch norms
+    "learning_rate": 0.012,  # for 64 images; higher in efficientdet-nano, because its heads have batch norms
     "warmup_learning_rate": 0.001,
     "clip_norm": 10.0,
     "ema_decay": 0.99,

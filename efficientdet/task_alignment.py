@@ -27,9 +27,9 @@ ALPHA, BETA = 0.5, 6.0  # exponents of score and IoU
 ANCHORS_PER_BOX = 10
 # In pixels. A smaller width or height of a box counts as this: else it might contain no anchor's centre.
 MIN_SIDE = 8.0
-# Numbers of boxes that few images exceed. XLA compiles for these static shapes instead of for each batch.
+# Few images have more boxes. Padding beyond one of these numbers is cut, so XLA compiles only a few shapes.
 FEW_BOXES = (16, 48)
-# Limits of (dy, dx, dh, dw). dh and dw are logarithms: larger values could make the box overflow.
+# Limits of (dy, dx, dh, dw). dh and dw are logarithms: with larger values, the sides could overflow.
 LARGEST_DELTAS = (math.inf, math.inf, 4.0, 4.0)
 
 
@@ -97,8 +97,8 @@ def assign(
     """Assigns each box to the best-aligned anchors among those whose centre is inside the box.
 
     An anchor that several boxes want is assigned to the box that its prediction overlaps most. The class
-    target of a box's best-aligned anchor is the largest IoU of the box's anchors. Its other anchors have
-    lower targets, in proportion to their alignment.
+    target of a box's best-aligned anchor is the largest IoU of the box's anchors. The other anchors of the
+    box have lower targets, in proportion to their alignment.
 
     Args:
         predicted: float32 (B, A, 4), ltrb normalised, the boxes that the anchors predict now.

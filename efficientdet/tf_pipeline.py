@@ -2,9 +2,9 @@
 
     --pipeline_type=tensorflow
 
-Each stage has the rules of the same stage in pipeline.py, with other random numbers. On evaluation images,
-where nothing is random, decoded pixels and targets are equal, and resized pixels differ by less than one
-level on average. The published recipes work with this pipeline. Other loader settings need DALI.
+Each stage has the rules of the same stage in pipeline.py, with other random numbers. In evaluation,
+nothing is random: decoded pixels and targets equal DALI's, and resized pixels differ by less than one level
+on average. The published recipes work with this pipeline. Other loader settings need DALI.
 
 All random numbers are functions of (seed, shard, running index of the image), so that a restored iterator
 continues exactly as the saved one would have.
@@ -37,7 +37,7 @@ FIELDS |= {"min_box_size", "max_instances"}
 
 
 def whole_image(size: tf.Tensor, image_size: tuple[int, int]) -> CropResize:
-    """Takes the whole image, as large as fits."""
+    """Takes the whole image, scaled to fit the network input."""
     return _fit(tf.concat([[0.0, 0.0], size], 0), image_size)
 
 

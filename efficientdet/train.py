@@ -81,7 +81,7 @@ def train(a: Args, hooks: Hooks = Hooks()) -> dict | None:
         StoppedError: a signal stopped the run; everything is saved.
     """
     ranks = start_process(a)
-    # Each replaces values of those before it: the row in config.py, --augmentation_preset, --hparams, flags.
+    # Later sources win: the model's row in config.py, then --augmentation_preset, --hparams, other flags.
     config = hparams.resolve(get_config(a.model_name), a, preset=PRESETS[a.augmentation_preset])
 
     # --- Data -------------------------------------------------------------------------------------
@@ -210,7 +210,7 @@ def loss_values(
     targets: dict[str, tf.Tensor],
     num_positives: tf.Tensor | None = None,
 ) -> dict[str, tf.Tensor]:
-    """Runs one forward pass in training mode. tools/replay_step.py calls it, too, on a model of `make_model`.
+    """Runs one forward pass in training mode. tools/replay_step.py also calls it for a model of `make_model`.
 
     Args:
         model: maps images to (class logits, box deltas), with one tensor per level each.
@@ -229,7 +229,7 @@ def loss_values(
 
 
 def make_model(config: EfficientDetConfig, num_classes: int, num_steps: int = 10**9) -> keras.Model:
-    """Builds the network for a training of `num_steps` steps; a short one lowers batch-norm momentum."""
+    """Builds the network for a training of `num_steps` steps; if they are few, lowers batch-norm momentum."""
     return limit_bn_momentum(build_model(config.model_name, num_classes, config=config), num_steps)
 
 

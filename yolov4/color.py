@@ -15,7 +15,7 @@ def to_unit(images: DataNode) -> DataNode:
 def random_hsv(images: list[DataNode], hue: float, saturation: float, exposure: float) -> list[DataNode]:
     """Applies `change_hsv` to each image. The hue turns at random by -hue to hue degrees.
 
-    Saturation and brightness get a `random_factor` each. With hue 0 and factors 1, no numbers are drawn.
+    Saturation and brightness get a `random_factor` each. With hue 0 and limits 1, images are only converted.
     """
     if not hue and saturation == exposure == 1:
         return [to_unit(image) for image in images]

@@ -14,8 +14,8 @@ from common.hparams import AtLeastOne, Count, CountOrZero, NotNegative, Positive
 
 MAX_MULTI_SCALE = 4.0  # gives sixteen times the pixels: a larger value is a typing error
 STRIDE = 32  # stride of the coarsest head: both sides of the network input are multiples of it
-# Level of the padding around an image: 0.5 as in Darknet's evaluation (src/image.c, letterbox_image). Its
-# training pads a jittered crop with the image's mean (src/image_opencv.cpp, image_data_augmentation).
+# Level of the padding around an image, half of 255 as in Darknet's evaluation (src/image.c, letterbox_image).
+# Its training pads a jittered crop with the image's mean (src/image_opencv.cpp, image_data_augmentation).
 FILL = 127
 
 
@@ -35,10 +35,10 @@ class YOLOv4Config:
     # --- heads: one row of masks and one scale_xy per head, finest stride first ---
     anchors: tuple[float, ...] = ()  # width, height, width, height, ... in pixels of the network input
     masks: tuple[tuple[int, ...], ...] = ()  # the indices of each head's anchors
-    scale_xy: tuple[float, ...] = ()  # centres can be (scale_xy - 1) / 2 cells outside their cell
-    iou_thresh: Share = 1.0  # assign a box also to anchors with a larger shape IoU; 1: only to the best
+    scale_xy: tuple[float, ...] = ()  # box centres can be (scale_xy - 1) / 2 cells outside their cell
+    iou_thresh: Share = 1.0  # anchors above this shape IoU get the box, too; 1: only the best anchor
     neighbour_cells: bool = False  # assign a box also to the cells in the nearest column and the nearest row
-    ignore_thresh: Share = 0.7  # unassigned predictions with a larger IoU with a box are not background
+    ignore_thresh: Share = 0.7  # an unassigned prediction above this IoU with a box is not background
 
     # --- loader: preprocessing and augmentation of training images ---
     antialias: bool = True  # smooth images that shrink, in training and evaluation; Darknet does not
@@ -47,15 +47,15 @@ class YOLOv4Config:
     flip_prob: Share = 0.5
     hue: NotNegative = 36.0  # random angle between -hue and hue degrees; 36 is Darknet's 0.1 of the circle
     saturation: AtLeastOne = 1.5  # random factor between 1 and saturation, inverted with probability 0.5
-    exposure: AtLeastOne = 1.5  # random factor on the brightness, chosen as for saturation
+    exposure: AtLeastOne = 1.5  # brightness factor between 1 and exposure, inverted with probability 0.5
     rotation: NotNegative = 0.0  # random from -rotation to rotation degrees, about the crop's centre
     # RandAugment (arXiv 1909.13719) or TrivialAugment (arXiv 2103.10158), without operations that move pixels
     auto_augment: Literal["none", "rand", "trivial"] = "none"
     rand_augment_ops: Count = 2  # operations per image; the paper has 2 for ResNet-50 (section 4.3)
     rand_augment_magnitude: CountOrZero = 9  # strength of operations, 0 to 30; the paper has 9 for ResNet-50
     cutout_prob: Share = 0.0  # probability of one filled square (arXiv 1708.04552)
-    mosaic_prob: Share = 0.5  # per image; Darknet decides per batch (src/data.c, load_data_detection)
-    # batch: the tiles show other images of the batch; fresh: three more images are read for each sample
+    mosaic_prob: Share = 0.5  # probability per image; in Darknet per batch (src/data.c, load_data_detection)
+    # The other three images of a mosaic. batch: images of the same batch; fresh: images that are read for it
     mosaic_tiles: Literal["batch", "fresh"] = "batch"
     close_mosaic: CountOrZero = 0  # number of last epochs without mosaic, MixUp and CutMix
     mixup_prob: Share = 0.0
@@ -67,8 +67,8 @@ class YOLOv4Config:
     # --- loss ---
     iou_normalizer: NotNegative = 0.07
     obj_normalizer: NotNegative = 1.0
-    # Objectness target of an assigned prediction: 1 - objectness_iou * (1 - IoU with its box). 0: as in
-    # Darknet; 1: as in ultralytics/yolov5 utils/loss.py
+    # Objectness target of an assigned prediction: 1 - objectness_iou * (1 - IoU with its box). Darknet's rule
+    # is objectness_iou = 0; that of ultralytics/yolov5 (utils/loss.py) is objectness_iou = 1
     objectness_iou: Share = 0.0
     cls_normalizer: NotNegative = 1.0
     box_gradient: Literal["exact", "darknet"] = "darknet"  # gradient of the box loss (losses.py)
@@ -80,7 +80,7 @@ class YOLOv4Config:
     # --- optimisation ---
     optimizer: Literal["sgd", "adam"] = "sgd"
     momentum: ShareBelowOne = 0.949  # of SGD; beta_1 of Adam
-    learning_rate: NotNegative = 0.0013  # for reference_batch images per update; linear in their number
+    learning_rate: NotNegative = 0.0013  # for reference_batch images per update; scales linearly with them
     reference_batch: Count = 64
     lr_schedule: Literal["steps", "cosine"] = "steps"
     lr_steps: tuple[float, ...] = (0.8, 0.9)  # shares of the run after which the learning rate falls
@@ -171,8 +171,8 @@ LOADER_FIELDS = _FIELDS[_FIELDS.index("antialias") : _FIELDS.index("iou_normaliz
 DETECTION_FIELDS = tuple(_FIELDS[_FIELDS.index("nms_method") :])
 
 
-# As cfg/yolov4-tiny.cfg. Both masks contain anchor 3, no mask contains anchor 0: a box whose best anchor is 3
-# is assigned in both heads, and a box whose best anchor is 0 in no head.
+# As in cfg/yolov4-tiny.cfg, anchor 3 is in both masks, and anchor 0 in none. So a box whose best anchor is 3
+# is assigned in both heads, but a box whose best anchor is 0 is assigned in no head.
 _TINY = {
     "backbone": "csp_darknet_tiny",
     "anchors": (10, 14, 23, 27, 37, 58, 81, 82, 135, 169, 344, 319),
@@ -181,7 +181,7 @@ _TINY = {
     "mosaic_prob": 0.0,
     "momentum": 0.9,
     "learning_rate": 0.00261,
-    "epochs": 1082,  # 2,000,200 batches of 64
+    "epochs": 1082,  # 2,000,200 batches of 64 images
 }
 
 _YOLOV4 = {
@@ -191,7 +191,7 @@ _YOLOV4 = {
     "scale_xy": (1.2, 1.1, 1.05),
     "iou_thresh": 0.213,
     "max_delta": 5.0,
-    "multi_scale": 1.4,  # random=1: src/detector.c, train_detector
+    "multi_scale": 1.4,  # random=1 in the cfg: src/detector.c, train_detector
 }
 # Not published: like yolov4-tiny with half the channels and smaller anchors; a laptop trains it in minutes. A
 # short run from scratch learns faster with Adam. With bn_momentum 0.99, moving variances would still contain

@@ -58,7 +58,7 @@ def input_size(config: "YOLOv4Config", training: bool, seed: int) -> DataNode:
     sizes = np.array([config.bucket(units) for units in range(low, high + 1)], np.int32)
     drawn = fn.random.uniform(range=(0.0, float(len(sizes))), seed=seed)
     drawn = dali_math.min(int32(dali_math.floor(drawn)), len(sizes) - 1)  # a cast alone would round
-    # Every sample has a random number: all use that of the first sample.
+    # DALI draws a number for each sample. All samples use that of the first one.
     drawn = fn.permute_batch(drawn, indices=types.Constant(0, device="cpu"))
     return types.Constant(sizes, device="cpu")[drawn]
 
@@ -91,7 +91,7 @@ def jittered_crop(
     start = round_half_up(_jitter(jitter, count) * size - longer / 2)
     end = size - round_half_up(_jitter(jitter, count) * size - longer / 2)
     length = dali_math.max(end - start, 1)
-    first, last = dali_math.max(start, 0), dali_math.min(start + length, size)  # of the crop inside the image
+    first, last = dali_math.max(start, 0), dali_math.min(start + length, size)  # the crop's part in the image
     # Rounds to the nearest pixel of the network input, halves up, in integer arithmetic.
     ends = (2 * image_size * (fn.stack(first, last) - start) + length) // (2 * length)
     place = dali_math.min(ends[0], image_size - 1)

@@ -42,7 +42,7 @@ def suggest(
     letterbox: bool = False,
     seed: int = 0,
 ) -> str:
-    """Prints the fit. Returns "anchors=..." for --hparams, or "" to keep the model's. Arguments: flags."""
+    """Prints the fit. Returns new "anchors=..." for --hparams, or "" if the model's own anchors fit."""
     if not annotations:
         raise errors.UserError("--annotations is missing: give the COCO json of the training images")
     config = get_config(model_name)
@@ -64,8 +64,8 @@ def suggest(
     if len(np.unique(sizes[is_fitted], axis=0)) >= count:
         half = with_fitted_anchors(sizes[is_fitted], config, seed)
     own_iou, new_iou = (trained_iou(sizes[~is_fitted], anchors) for anchors in (config, half))
-    print(f"the anchors of {model_name}, on half of the images: {Fit.of(own_iou)}")
-    print(f"new anchors, fitted to the other half, on the same images: {Fit.of(new_iou)}")
+    print(f"one half of the images with the anchors of {model_name}: {Fit.of(own_iou)}")
+    print(f"the same half with new anchors, fitted to the other half: {Fit.of(new_iou)}")
     if not anchor_fit.beats(new_iou, own_iou):
         print(f"the anchors of {model_name} fit: new anchors are not clearly better")
         return ""
@@ -73,7 +73,7 @@ def suggest(
     if headless := sorted(set(range(count)) - _with_head(config)):
         print(
             f"no head of {model_name} uses anchor {', '.join(map(str, headless))}, so its size is 1x1: boxes "
-            "that fit it best are assigned to no anchor, unless you also set iou_thresh=0.213"
+            "that fit 1x1 best are assigned to no anchor (with iou_thresh=0.213, they can get another anchor)"
         )
     text = "anchors=" + ",".join(f"{side:g}" for side in fitted.anchors)
     print(f"--hparams={text}")
@@ -83,7 +83,7 @@ def suggest(
 def with_fitted_anchors(sizes: np.ndarray, config: YOLOv4Config, seed: int) -> YOLOv4Config:
     """Returns the config with anchors fitted to boxes of these sizes (N, 2), in whole pixels, smallest first.
 
-    Anchors that no head uses have a size of one pixel: boxes that fit them best are not assigned.
+    Anchors that no head uses get the size 1x1: boxes that fit this size best are not assigned.
     """
     with_head = sorted(_with_head(config))
     anchors = np.ones((config.num_anchors, 2))
@@ -92,7 +92,7 @@ def with_fitted_anchors(sizes: np.ndarray, config: YOLOv4Config, seed: int) -> Y
 
 
 def trained_iou(sizes: np.ndarray, config: YOLOv4Config) -> np.ndarray:
-    """Returns the shape IoU (N,) of boxes (N, 2) with the best anchor of a head; 0 for boxes not assigned."""
+    """Returns the IoU (N,) of shapes (N, 2) with their best anchor of any head; 0 for boxes not assigned."""
     fit_of = shape_iou(sizes, np.array(config.anchor_sizes))
     with_head = sorted(_with_head(config))
     trains = np.isin(fit_of.argmax(1), with_head) | (fit_of[:, with_head].max(1) > config.iou_thresh)

@@ -1,18 +1,18 @@
 """Mosaics of four freshly read images in DALI, as Darknet makes them: --hparams=mosaic_tiles=fresh.
 
 The mosaic is that of mosaic.py, with the same crops, flips, colours and cut points. But four readers read
-four images for it, and the whole canvases of these images are never made. A tile is a rectangle of its
+four images for it, and their canvases (whole network inputs) are never made. A tile is a rectangle of a
 canvas, so the pixels of the stored image that it shows are known before decoding. Only these pixels, and a
 margin for the filter of the resize, are decoded, resized and coloured. The four tiles together have as many
 pixels as one canvas. The extra cost is the reading, and a part of the decoding: a JPEG is one stream of bits,
-so all rows above a window must be read from it, too.
+so the decoder must also read all rows above the window.
 
 A sample that is not a mosaic has one tile: the whole canvas of the first reader's image. The images of the
 other readers are not used.
 
 The number of steps per epoch does not change: the first reader reads the data once, sharded among the ranks,
 in its usual order. The other three read the same shards in other orders, so each image is read four times per
-epoch. In about 6 / N of the mosaics of N images, two tiles show the same image by chance, as in Darknet. With
+epoch. With N images, two tiles of about 6 / N of the mosaics show the same image, as in Darknet. With
 TFRecords, each reader has its own shuffle buffer, and if there are few files, all readers are at similar
 positions. So write many files of shuffled images (common/readers.py).
 
@@ -49,8 +49,8 @@ class Example(NamedTuple):
 class Tiles(NamedTuple):
     """For each tile: the part of the image to decode and resize, its position, and the map of its boxes.
 
-    A box b, normalised by its image, is clipped to the crop, and flipped if the image is flipped. Then it is
-    b * scale + shift in pixels of the mosaic, and is clipped to its tile. An absent tile has no boxes.
+    A box b, normalised by its image, is clipped to the crop, and flipped if the image is flipped. Then
+    b * scale + shift, clipped to the tile, is the box in pixels of the mosaic. An absent tile has no boxes.
     """
 
     window: DataNode  # int32 (4, 4): top, left, height, width in pixels of the stored image

@@ -16,17 +16,17 @@ BOX_ROWS = 5  # x, y, width, height and objectness come before the classes and d
 
 
 def init_from(model: keras.Model, label_map: LabelMap, weights: str, config: YOLOv4Config) -> Report:
-    """Copies each weight with the same name and shape; in the heads, rows of classes with the same name.
+    """Copies each weight with the same name and shape. In the heads, classes are matched by their names.
 
-    The rows of boxes and objectness are always copied.
+    The outputs for boxes and objectness are always copied.
 
     Args:
         model: the model that gets the weights.
         label_map: the classes of the model.
         weights: a weights file of this project, a run directory, or a file of Darknet: .weights, or a partial
             one (yolov4.conv.137, yolov4-tiny.conv.29). The .names file next to a .weights file has its class
-            names. Without it, 80 classes are COCO's, and other classes have no names. "imagenet" downloads
-            the backbone's public file.
+            names. Without a .names file, 80 classes get COCO's names, and any other number of classes gets
+            none. "imagenet" downloads the backbone's public file.
         config: the model's config.
 
     Returns:

@@ -1,6 +1,6 @@
 """Makes the loader that `--pipeline_type` names: an object with `.dataset()`, `.size`, `.steps_per_epoch`.
 
-common/loader.py resolves the types.
+common/loader.py chooses the type for `auto`.
 """
 
 import dataclasses

@@ -36,16 +36,17 @@ def box_loss(
     "darknet" is the gradient of Darknet's delta_yolo_box, for which iou_normalizer 0.07 and max_delta 5 were
     tuned. It uses the derivative for centre and sides, in units of the image, as the derivative for the raw
     outputs (`_darknet_derivative`). It is larger than the exact derivative: for the centre, by columns /
-    slope of the sigmoid; for the sides, by image side / anchor side. For yolov4 at 608, it is 3 times as
-    large for the sides with the largest anchor, and 270 times for the centre with the smallest. With the
-    exact gradient, 0.07 is too small to move the boxes, compared with the other two losses; about 2 works.
+    slope of scale_xy * sigmoid; for the sides, by image side / anchor side, and its IoU term twice as much.
+    For yolov4 at 608, the factor is about 3 for the sides of the largest anchor (2 * 608 / 401), and at least
+    253 for the centre in the finest head (76 columns / slope 0.3). With the exact gradient, 0.07 is too small
+    to move the boxes, compared with the other two losses; an iou_normalizer of about 2 works.
 
     config.size_weighting multiplies the loss of a box by 2 - width * height, so that small boxes count more.
     Darknet passes this factor to delta_yolo_box, but uses it only for a squared error. So without
     size_weighting the loss is Darknet's.
     config.max_delta limits the gradient of each box for each raw output, after all factors, like Darknet's
     clip_value. If iou_thresh is below 1, the losses of boxes that share a prediction are divided by the
-    number of their classes (averages_yolo_deltas, which with label smoothing counts improbable classes, too).
+    number of their classes. (With label smoothing, averages_yolo_deltas counts improbable classes, too.)
 
     Args:
         offsets: (B, M, K, 4), raw outputs of the predictions `assignment.cells`.
@@ -223,7 +224,7 @@ def _exact_derivative(
 def _darknet_derivative(
     offsets: tf.Tensor, boxes: tf.Tensor, decode: Callable[[tf.Tensor], tf.Tensor]
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    """Returns the CIoU as above, and what Darknet uses as its derivative (src/yolo_layer.c, delta_yolo_box).
+    """Returns the CIoU, and what Darknet uses as its derivative for `offsets` (yolo_layer.c, delta_yolo_box).
 
     The derivative with respect to the normalised centre x, centre y, width and height of the box is used for
     the raw outputs. The derivative for a side is multiplied by the exponential of the raw output, but not by

@@ -155,7 +155,7 @@ def random_rectangle(source: DataNode, chosen: DataNode, image_size: DataNode) -
 
 
 def hide_covered(objects: Objects, rectangle: Pieces) -> Objects:
-    """Sets boxes to zero area if the rectangle covers more than the share COVERED of them."""
+    """Sets the area of a box to 0 if the rectangle covers more than the share COVERED of it."""
     boxes_px, labels = objects
     top_left, size = rectangle.targets[0], rectangle.sizes[0] * rectangle.count
     bottom_right = top_left + size

@@ -115,7 +115,7 @@ def tiles(
 def tile_starts(
     is_first: DataNode, cut: DataNode, rest: DataNode, before: DataNode, after: DataNode
 ) -> DataNode:
-    """Returns where each tile starts in its canvas, for rows and columns. All are int32 nodes that broadcast.
+    """Returns where each tile starts in its canvas, for rows and columns. Arguments are int32 and broadcast.
 
     Args:
         is_first: 1 for the upper tiles (rows) or the left tiles (columns), else 0.

@@ -200,7 +200,7 @@ class YOLOv4Pipeline(DaliOptions, YOLOv4Loader):
     def _canvases(
         self, mixed: YOLOv4Config, image_size: DataNode
     ) -> tuple[DataNode, Objects, dict[str, DataNode]]:
-        """Defines samples from one image each, mixed in the batch. Also returns ids, sizes, letterboxes."""
+        """Defines canvases of one image each, then mixes them. Also returns ids, sizes and letterboxes."""
         config = self.config
         jpegs, boxes, labels, image_ids = self._read(self.seed)
         size = source_size(jpegs)
@@ -233,7 +233,7 @@ class YOLOv4Pipeline(DaliOptions, YOLOv4Loader):
     def _fresh_mosaics(
         self, mixed: YOLOv4Config, image_size: DataNode
     ) -> tuple[DataNode, Objects, dict[str, DataNode]]:
-        """Defines samples from one or four images each, mixed in the batch. Also returns the first ids."""
+        """Defines samples of one or four read images, then mixes them. Also returns ids of first images."""
         examples, image_ids = [], []
         for number, seed in enumerate(fresh_mosaic.reader_seeds(self.seed)):
             *nodes, ids = self._read(seed, f"reader_{number}" if number else "reader")

@@ -41,7 +41,7 @@ def decode_heads(
 
 
 def decode_all(heads: list[tf.Tensor], config: YOLOv4Config) -> tuple[tf.Tensor, tf.Tensor]:
-    """`decode_heads` for the heads of any config."""
+    """Does what `decode_heads` does, for the heads of any config."""
     boxes, scores = [], []
     for number, head in enumerate(heads):
         batch_size = tf.shape(head)[0]

@@ -7,7 +7,7 @@ assigned at once, in static shapes, so that XLA can compile it.
 
 With neighbour_cells, which Darknet does not have, a box is also assigned to the cells in the nearest column
 and in the nearest row (ultralytics/yolov5 utils/loss.py, build_targets): three times as many predictions
-learn it. With scale_xy 2, their centres can reach the centre of the box.
+learn the box. With scale_xy 2, the centres of their boxes can reach its centre.
 """
 
 import math

@@ -2,8 +2,8 @@
 
     --pipeline_type=tensorflow
 
-Each stage has the rules of the same stage in pipeline.py, with other random numbers. On evaluation images,
-where nothing is random, decoded pixels and boxes are equal, and resized pixels differ by less than one level
+Each stage has the rules of the same stage in pipeline.py, with other random numbers. In evaluation,
+nothing is random: decoded pixels and boxes equal DALI's, and resized pixels differ by less than one level
 on average. Colours are changed in true HSV, as in Darknet; DALI's change is a linear approximation.
 
 Darknet's recipe works with this pipeline. Other loader settings need DALI.
@@ -73,7 +73,7 @@ def jittered_crop(
         moved -= (tf.reduce_max(sides / shape) * shape - sides) / 2
     moved = tf.cast(tf.floor(moved + 0.5), tf.int32)
     start, length = moved[0], tf.maximum(size - moved[1] - moved[0], 1)
-    first, last = tf.maximum(start, 0), tf.minimum(start + length, size)  # of the crop inside the image
+    first, last = tf.maximum(start, 0), tf.minimum(start + length, size)  # the crop's part in the image
 
     def to_input(position: tf.Tensor) -> tf.Tensor:
         return (2 * image_size * (position - start) + length) // (2 * length)

@@ -87,7 +87,7 @@ def train(a: Args, hooks: Hooks = Hooks()) -> dict | None:
         StoppedError: a signal stopped the run; everything is saved.
     """
     ranks = start_process(a)
-    # Each replaces values of those before it: the row in config.py, --augmentation_preset, --hparams, flags.
+    # Later sources win: the model's row in config.py, then --augmentation_preset, --hparams, other flags.
     config = hparams.resolve(get_config(a.model_name), a, preset=PRESETS[a.augmentation_preset])
 
     # --- Data -------------------------------------------------------------------------------------
@@ -210,7 +210,7 @@ def make_train_step(
 def loss_values(
     model: keras.Model, config: YOLOv4Config, images: tf.Tensor, targets: dict[str, tf.Tensor]
 ) -> dict[str, tf.Tensor]:
-    """Runs one forward pass in training mode. tools/replay_step.py calls it, too, on a model of `make_model`.
+    """Runs one forward pass in training mode. tools/replay_step.py also calls it for a model of `make_model`.
 
     Args:
         model: maps images to a list of raw heads, one per stride.

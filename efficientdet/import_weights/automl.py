@@ -1,7 +1,7 @@
 """Reads google/automl's EfficientDet checkpoints: maps the weights of our models to automl's names.
 
 The names come from efficientdet/tf2/efficientdet_keras.py and efficientdet/backbone/efficientnet_model.py;
-those in TensorFlow 1 (efficientdet/efficientdet_arch.py) are equal. As in our models, the anchors
+efficientdet/efficientdet_arch.py (TensorFlow 1) has the same names. As in our models, the anchors
 (tf2/anchors.py) are ordered by level, row, column, scale, ratio; box outputs are dy, dx, log dh, log dw.
 
 Class output i of automl's models is category id i + 1: COCO's 80 classes are 80 of the 90 outputs.
@@ -21,7 +21,7 @@ from common.training.fine_tuning import coco_label_map
 from efficientdet.import_weights.tf_files import ForeignWeights, take
 
 NUM_COCO_ROWS = 90  # google/automl efficientdet/hparams_config.py: num_classes
-BACKBONE = "backbone"  # replaces efficientnet-b0 and so on
+BACKBONE = "backbone"  # stands for efficientnet-b0, -b1, ... in canonical names
 
 # our layer -> automl's layer
 _LAYERS = {
@@ -37,7 +37,7 @@ _LAYERS = {
     r"(class|box)_net\.bn_(\d+)\.level_(\d+)": r"\1_net/\1-\2-bn-\3",
     r"(class|box)_net\.predict": r"\1_net/\1-predict",
 }
-# our layer in a backbone block -> automl's layer, which has a number: (with expansion, without expansion)
+# our layer in a backbone block -> automl's name for it in (a block with expansion, a block without)
 _BLOCK_LAYERS = {
     "expand.conv": ("conv2d", None),
     "expand.bn": ("tpu_batch_normalization", None),

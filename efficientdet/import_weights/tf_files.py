@@ -95,7 +95,7 @@ def take(
     Args:
         file: the file to read.
         model: has the expected shapes; it is not changed.
-        wanted: path of a weight -> the names of its variables in the file; several are stacked to one.
+        wanted: path of a weight -> names of its variables in the file; several are stacked to one array.
         lengths: path of a weight -> length of its last axis in the file, if it differs from the model's.
 
     Returns:
@@ -193,7 +193,7 @@ def _open_checkpoint(path: str, prefix: str) -> ForeignWeights:
 
 
 def _names_of_objects(path: str, graph: bytes) -> tuple[dict[str, str], dict[str, str]]:
-    """Reads two dicts of the object graph, from variable names to keys of values, of averages ("": none)."""
+    """Returns two dicts by variable name: the keys of values, and the keys of averages ("" if missing)."""
     with _in_one_line(path, "the checkpoint is damaged"):
         nodes = trackable_object_graph_pb2.TrackableObjectGraph.FromString(graph).nodes
     keys = [{a.full_name: a.checkpoint_key for a in node.attributes if a.full_name} for node in nodes]

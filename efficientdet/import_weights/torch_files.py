@@ -29,7 +29,7 @@ _VARIABLES = {
 _RESNET_STEM = {"backbone.stem.conv": "conv1", "backbone.stem.bn": "bn1"}
 _RESNET_LAYER = re.compile(r"backbone\.stage_(\d)\.block_(\d+)\.(?:conv_(\d)|project)(\.bn)?")
 _MOBILENET_STEM = {"backbone.stem.conv": "conv_stem", "backbone.stem.bn": "bn1"}
-# our layer -> (convolution, its batch norm): in blocks with expansion, then in blocks without
+# our layer -> timm's (convolution, batch norm). _EXPANDING is for blocks with expansion, _PLAIN for others.
 _EXPANDING = {"expand": ("conv_pw", "bn1"), "depthwise": ("conv_dw", "bn2"), "project": ("conv_pwl", "bn3")}
 _PLAIN = {"depthwise": ("conv_dw", "bn1"), "project": ("conv_pw", "bn2")}
 
@@ -38,7 +38,7 @@ def read_torch(path: str | os.PathLike, model: keras.Model, backbone: str) -> di
     """Reads the values of a model's backbone.
 
     Args:
-        path: a .safetensors file of such a network, with or without its classifier.
+        path: a .safetensors file of a ResNet or a MobileNetV2, with or without its classifier.
         model: a model that `build_model` made; it is not changed.
         backbone: the model's backbone, one of backbone.NAMES.
 
@@ -65,7 +65,7 @@ def read_torch(path: str | os.PathLike, model: keras.Model, backbone: str) -> di
 def _open(path: str | os.PathLike) -> ForeignWeights:
     try:
         arrays = {name: _keras_layout(array) for name, array in load_file(path).items()}
-    except (OSError, SafetensorError, AttributeError) as error:  # the last: a dtype that NumPy lacks
+    except (OSError, SafetensorError, AttributeError) as error:  # AttributeError: NumPy lacks the dtype
         raise UserError(
             f"weights {path}: not a complete safetensors file ({weight_files.reason(error)})"
         ) from error
