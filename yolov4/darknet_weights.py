@@ -96,7 +96,7 @@ def convert(a: Args) -> None:
 
 def _from_darknet(a: Args) -> None:
     if not a.model_name:
-        raise UserError(f"--model_name is missing: {a.weights} needs one of {', '.join(MODEL_NAMES)}")
+        raise UserError(f"--model_name is missing: choose one of {', '.join(MODEL_NAMES)} for {a.weights}")
     _refuse_existing(a.output)
     import_tensorflow()
     from common.training.fine_tuning import NUM_COCO_CLASSES
