@@ -65,7 +65,7 @@ class Anchors:
 
     @functools.cached_property
     def boxes(self) -> np.ndarray:
-        """float32 (A, 4), tlbr in pixels of the network input; ordered level, row, column, scale, ratio."""
+        """float32 (A, 4), tlbr in input pixels; sorted by level, row, column, scale, then aspect ratio."""
         boxes = np.concatenate([self._boxes_tlbr_px(*size) for size in self.feature_sizes]).astype(np.float32)
         boxes.setflags(write=False)
         return boxes

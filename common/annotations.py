@@ -117,7 +117,7 @@ class Annotations:
         return clipped, np.any(boxes != clipped, axis=1), has_area
 
     def limit(self, max_instances: int, images: int = 1) -> int | None:
-        """Returns `max_instances` if groups of images can have more boxes, else None. images: group size."""
+        """Returns `max_instances`; None if no group of `images` images can have more boxes than that."""
         most = int(np.diff(self.target_boxes.row_splits).max(initial=0))
         return max_instances if images * most > max_instances else None
 

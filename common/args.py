@@ -89,7 +89,7 @@ class LoaderArgs:
         None, "CPU threads per loader. Default: an equal share of the cores, at most 16.", low=1
     )
     prefetch: int = flag(2, "Number of batches that the loader prepares ahead.", low=1)
-    on_bad_image: str = flag("stop", "Unreadable images: stop, or skip and report.", choices=("stop", "skip"))
+    on_bad_image: str = flag("stop", "On unreadable images: stop, or skip and log.", choices=("stop", "skip"))
     max_megapixels: float = flag(MAX_MEGAPIXELS, "Images with more megapixels count as unreadable.", low=0.0)
     hw_decoder_load: float = flag(
         0.65, "Share of the JPEGs that the GPU's JPEG engines decode (A100 and later).", low=0.0, high=1.0
@@ -105,7 +105,7 @@ class EvaluationArgs:
 
     group = "Evaluation"
 
-    input_type: str | None = flag(None, "Data format. Default: by the flags.", choices=("coco", "tfrecord"))
+    input_type: str | None = flag(None, "Data format. Default: auto-detected.", choices=("coco", "tfrecord"))
     eval_images: str | None = flag(None, "Directory of evaluation images (COCO).")
     eval_annotations: str | None = flag(None, "COCO json of the evaluation images.")
     eval_file_pattern: str | None = flag(None, "Glob of evaluation TFRecords. Missing DALI indexes are made.")
@@ -132,7 +132,7 @@ class TrainingArgs:
     epochs: int | None = flag(None, "Number of epochs. Default: the recipe's.", low=1)
     steps_per_epoch: int | None = flag(None, "Batches per epoch. Default: one pass over the data.", low=1)
     learning_rate: float | None = flag(
-        None, "Learning rate for reference_batch images; else scaled. Default: the recipe's.", low=0.0
+        None, "Learning rate for reference_batch images/update; else scaled. Default: the recipe's.", low=0.0
     )
     precision: str = flag(
         "float32", "Dtype policy of the network.", choices=("float32", "mixed_float16", "mixed_bfloat16")
@@ -141,7 +141,7 @@ class TrainingArgs:
     ema_decay: float | None = flag(None, "Decay of the weights' EMA; 0: off. Default: the recipe's.")
     clip_norm: float | None = flag(None, "Global norm to clip gradients to; 0: off. Default: the recipe's.")
     accumulate_steps: int = flag(0, "Batches whose gradients make one weight update; 0: off.", low=0)
-    init_from: str | None = flag(None, "Weights to start from. Heads of new classes start untrained.")
+    init_from: str | None = flag(None, "Weights to start from. Head outputs for new classes start untrained.")
     freeze: str | None = flag(None, "Regular expression. Layers with a matching name are not trained.")
     freeze_batch_norm: bool = flag(False, "Keep statistics, scales and offsets of all batch norms unchanged.")
     eval_every: int = flag(1, "Epochs between evaluations; 0: only after the last epoch.", low=0)
@@ -172,7 +172,7 @@ class ProcessArgs:
 
 @dataclasses.dataclass(frozen=True)
 class Args(NetworkArgs, LoaderArgs, EvaluationArgs, TrainingArgs, ProcessArgs):
-    """The flags of train.py that both apps share; bench.py takes some."""
+    """The flags of train.py that both apps share; bench.py takes some of them."""
 
     group = "Network"
 
@@ -192,9 +192,9 @@ class EvalArgs(TrainedArgs, LoaderArgs, EvaluationArgs):
     """The flags of eval.py."""
 
     output_dir: str | None = flag(None, "Directory for the results. Default: the run directory.")
-    errors: bool = flag(False, "Print error types; write errors.json, confusion_matrix.png, errors.png.")
+    errors: bool = flag(False, "Print types of errors; write errors.json, confusion_matrix.png, errors.png.")
     errors_min_score: float | None = flag(
-        None, "Minimum score of detections in --errors. Default: the one with the best F1.", low=0.0, high=1.0
+        None, "Minimum score of detections in --errors. Default: that of the best F1.", low=0.0, high=1.0
     )
 
 
@@ -292,7 +292,7 @@ def values(fv: flags.FlagValues, define_flags: Callable[[flags.FlagValues], None
 def flagfile(flag_values: dict) -> bytes:
     """Returns `--name=value` lines for `--flagfile=`. Flags without a value are left out.
 
-    --overwrite is left out, too: a repeated command must not delete the run.
+    --overwrite is also left out: a repeated command must not delete the run.
     """
     given = {k: v for k, v in sorted(flag_values.items()) if v is not None and k != "overwrite"}
     return "".join(f"--{name}={value}\n" for name, value in given.items()).encode()

@@ -3,8 +3,8 @@
 `encode_boxes` runs in a DALI graph, with `fn.box_encoder`; efficientdet/grid_matching.py computes the same
 tensors with TensorFlow. Anchors are assigned as in SSD (arXiv 1512.02325, section 2.2): an anchor is assigned
 to the box that it overlaps most, if their IoU exceeds 0.5. In addition, each box gets the anchor with the
-largest IoU, even if it is below 0.5. Deltas are those of Faster R-CNN (arXiv 1506.01497, section 3.1.2) in
-TensorFlow's order, (dy, dx, dh, dw).
+largest IoU, even if this IoU is below 0.5. Deltas are those of Faster R-CNN (arXiv 1506.01497, section
+3.1.2), in TensorFlow's order (dy, dx, dh, dw).
 """
 
 import math
@@ -92,7 +92,7 @@ def encode_selected(
     class_targets, box_targets = [], []
     for start, size, (height, width) in level_slices(anchors):
         k = anchors.anchors_per_location
-        # Keyword arguments, not inputs: DALI would copy each input to the GPU as a constant, and wait for it.
+        # Passed as keyword arguments: DALI would copy each input to the GPU as a constant, and wait for it.
         part: dict[str, Any] = {"start": [start], "shape": [size], "axes": [0]}
         level_targets, level_deltas = fn.slice(targets, **part), fn.slice(deltas, **part)
         class_targets.append(fn.reshape(level_targets, shape=[height, width, k]))

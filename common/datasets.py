@@ -1,8 +1,8 @@
-"""`Source`, an opened data set, and functions that open the data set of the flags without checking it.
+"""`Source`, an opened data set, and functions that open the data sets that flags name, without checks.
 
 `Source.read` reads a data set with DALI, `tf_readers.examples` without DALI. No other code depends on the
-data set's format. The apps import `common.datacheck.datasets` instead. It has the same functions, which also
-check every annotation and image. tools/copy_app.py changes this import in copies without the data check.
+data set's format. The apps import `common.datacheck.datasets`, whose functions have the same names and also
+check every annotation and image. If tools/copy_app.py copies an app without this check, it imports this file.
 """
 
 import abc
@@ -144,7 +144,7 @@ class Opener:
             raise UserError(f"{origin}: {kind.replace('-', ' ')}: {offenders[0]}")
 
     def check_sizes(self, source: Source, batch_size: int, num_replicas: int, max_instances: int) -> None:
-        """Raises UserError if `source` has too few images for one batch of all ranks, so that some repeat."""
+        """Raises UserError if `source` has fewer images than one batch of all ranks needs."""
         if source.size < batch_size * num_replicas:
             ranks = f" x {num_replicas} ranks" if num_replicas > 1 else ""
             found = f"{source.size} images, --batch_size={batch_size}{ranks}"

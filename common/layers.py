@@ -1,8 +1,8 @@
 """Batch norm, Swish and Mish for both networks. On a CPU they train faster than Keras' own layers.
 
-BatchNormalization: Keras 3's own layer computes with elementary TensorFlow operations, under mixed precision
-in float32. The layer here uses TensorFlow's fused kernel, which reads and writes the activations in their own
-dtype and computes the statistics in float32.
+BatchNormalization: Keras 3's own layer uses elementary TensorFlow operations, and computes in float32 under
+mixed precision. The layer here uses TensorFlow's fused kernel, which reads and writes activations in their
+own dtype and computes the statistics in float32.
 
 Swish and Mish: as elementary operations they took a fifth of EfficientDet's training step on a CPU, because
 each operation reads and writes the whole tensor. For large tensors XLA compiles these operations into one
@@ -27,9 +27,10 @@ class BatchNormalization(keras.layers.BatchNormalization):
     axes, a mask, no scale, no centre, batch renormalisation, and statistics synchronised over replicas.
 
     For n values, the kernel returns the unbiased variance, n / (n - 1) times the biased one (Bessel's
-    correction), and tf.keras averaged it. This layer averages the biased variance, as Keras 3 does, and as
-    google/automl did on TPUs for the published models (efficientdet/utils.py: TpuBatchNormalization is not
-    fused). At the coarse levels n is small (8 for two images of 2 x 2 cells), so the variances differ a lot.
+    correction). The moving variance of tf.keras averages the unbiased one. This layer averages the biased
+    one, as Keras 3 does, and as google/automl did on TPUs for the published models (efficientdet/utils.py:
+    TpuBatchNormalization is not fused). At the coarse levels n is small (8 for two images of 2 x 2 cells), so
+    the variances differ a lot.
     """
 
     def call(self, inputs: tf.Tensor, training: bool | None = None, mask: Any = None) -> tf.Tensor:
@@ -74,9 +75,9 @@ def limit_bn_momentum(model: keras.Model, num_steps: int) -> keras.Model:
     """Lowers the momentum of all batch norms for a run of fewer than 2,000 steps, but not below 0.9.
 
     Moving means start at 0, moving variances at 1. After n steps, the share momentum**n of these initial
-    values is left. After 420 steps at 0.99 it is 1.5 % of the variance 1, which is more than the variance of
-    many layers. An EfficientDet-D0 trained for 420 steps had AP 11.4 with these statistics, and AP 40.8 with
-    statistics computed again for the same weights, on the same images (docs/accuracy.md).
+    values is left. With momentum 0.99, 420 steps leave 1.5 % of the initial variance 1, which is more than
+    the variance of many layers. An EfficientDet-D0 trained for 420 steps had AP 11.4 with these statistics,
+    and AP 40.8 with statistics computed again for the same weights, on the same images (docs/accuracy.md).
 
     Args:
         model: the network; it is changed.

@@ -52,7 +52,7 @@ class BaseLoader:
         hw_decoder_load, roi_decoding: options of DALI on a GPU, see dali_ops.Decoder.
         num_classes: number of classes of synthetic data.
         checkpointing: lets tf.train.Checkpoint save `iterator()`; has no effect on a GPU.
-        seed: sets the order, which is equal on all ranks, and the augmentation, which is not. 0 is valid.
+        seed: sets the order, equal on all ranks, and the augmentation, different on each. 0 is valid.
         with_targets: False: batches only have images, image_ids, image_sizes and letterbox.
         count_lost: adds `lost`, int32 (B, 2): how many boxes min_box_size and max_instances removed.
         name_images: adds `image_ids` to training batches; evaluation batches always have them.

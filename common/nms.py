@@ -3,7 +3,7 @@
 Both apps take two steps: `top_candidates` selects the K best of all scores, and `suppress` compares these
 candidates with the better boxes of the same class in the image. There are three methods:
     hard: drops a box if its IoU with a better box exceeds iou_threshold.
-    gaussian: multiplies a box's score by exp(-IoU**2 / sigma) per better box (Soft-NMS, arXiv 1704.04503).
+    gaussian: multiplies a score by exp(-IoU**2 / sigma) for each better box (Soft-NMS, arXiv 1704.04503).
     diou: drops a box if IoU - (d**2 / c**2)**beta exceeds iou_threshold. d is the distance of the two boxes'
         centres, c the diagonal of the box around both boxes. Boxes of neighbouring objects survive, because
         their d is large (arXiv 1911.08287, section 3.3, which has no exponent; beta is from
@@ -44,7 +44,7 @@ class Detections(NamedTuple):
 
 
 def top_candidates(levels: Sequence[tf.Tensor], count: int) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-    """Returns the K = min(count, N * C) best scores or logits, with ties as in one top-k over all of them.
+    """Returns the K = min(count, N * C) best scores or logits. Ties are broken as in a top-k of all scores.
 
     The `count` best scores are all in the `count` rows with the largest maxima. So the costly sorting first
     handles N numbers instead of N * C, and then only the scores of these rows.
@@ -69,7 +69,7 @@ def top_candidates(levels: Sequence[tf.Tensor], count: int) -> tuple[tf.Tensor, 
 def top_rows(maxima: tf.Tensor, count: int) -> tf.Tensor:
     """Returns the positions of the R = min(count, N) largest numbers of (B, N): int32 (B, R).
 
-    The positions ascend, so a top-k of these rows breaks ties like one of all rows. Non-finite numbers are
+    The positions ascend, so a top-k of these rows breaks ties as a top-k of all does. Non-finite numbers are
     chosen last.
     """
     _, rows = tf.math.top_k(without_nonfinite(maxima), tf.minimum(count, tf.shape(maxima)[1]))

@@ -8,8 +8,8 @@ made again if it is wrong.
 
 The schema is that of tensorflow/models research/object_detection/dataset_tools/create_coco_tf_record.py and
 google/automl efficientdet/dataset/create_coco_tfrecord.py. `image/object/class/label` holds COCO category ids
-and `image/source_id` the image id in decimal digits. Optional: `image/filename`, `image/object/is_crowd`,
-`image/object/area`.
+and `image/source_id` the image id in decimal digits. The keys `image/filename`, `image/object/is_crowd` and
+`image/object/area` are optional.
 """
 
 import dataclasses
@@ -40,8 +40,8 @@ CROWD_KEY = "image/object/is_crowd"
 AREA_KEY = "image/object/area"
 DALI_KEYS = (*BOX_KEYS, LABEL_KEY, CROWD_KEY)  # DALI needs all these keys in every record; they may be empty
 
-FRAME = 16  # bytes of a record that are not data: 8 + 4 before, 4 after
-HEADER = 12
+FRAME = 16  # bytes of a record that are not data: 8 + 4 before the data, 4 after them
+HEADER = 12  # bytes of a record before its data
 _MAGIC = ((b"\x1f\x8b", "file-gzip"), (b"version http", "file-lfs-pointer"))
 
 

@@ -1,7 +1,7 @@
 """Reads and checks a COCO json of instances: values, ids, references, categories, boxes, image files.
 
 DALI's COCO reader accepts a truncated json, an unknown category or a missing key, and reads the remaining
-data. So DALI never reads the user's json, but one that readers.py writes from the result of `load_coco`.
+data. So DALI never reads the user's json, but a json that readers.py writes from the result of `load_coco`.
 All errors are reported together, with the ids of the records.
 
 Format: https://cocodataset.org/#format-data
@@ -153,7 +153,8 @@ def _check_references(objects: _Objects, kind: str, known: np.ndarray, issues: I
     ids = objects.rows[f"{of}_id"]
     rows = np.where(ids == NONE, NONE, find_rows(ids, known))
     unknown = np.flatnonzero((rows == NONE) & (ids != NONE))
-    # Images or categories with invalid or repeated ids were reported before. Each may explain one unknown id.
+    # Images or categories with invalid or repeated ids are already reported. Each of them may explain one
+    # unknown id. So unknown ids are reported only if there are more of them than of these entries.
     num_lost = len(known) - len(np.unique(known[known != NONE]))
     if len(known) and len(np.unique(ids[unknown])) > num_lost:
         text = "{} has {}_id {}, which no {} has".format

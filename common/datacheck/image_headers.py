@@ -225,7 +225,7 @@ def _tiff(image: Encoded) -> None:
     is_plain = compression in _PLAIN and layout in _LAYOUTS and sample_formats == {1} and planar == 1
     at, length = (273, 279) if 273 in tags else (324, 325)
     offsets, sizes = tags.get(at, ()), tags.get(length, ())
-    are_numbers = all(isinstance(number, int) for number in (*offsets, *sizes))  # text if damaged
+    are_numbers = all(isinstance(number, int) for number in (*offsets, *sizes))  # text in damaged files
     if not is_plain or tags.next or not are_numbers or not sizes or len(sizes) != len(offsets):
         raise unsupported(
             f"TIFF with compression {compression}, photometric interpretation, samples and bits {layout},"

@@ -83,7 +83,7 @@ def _check_pixels(image: Encoded, decode: bool) -> None:
     Raises:
         Fault: the data are damaged; or no value of a 16-bit image reaches 4096. Such an image would be
             almost black, because DALI keeps only the upper eight bits. A grey image of zeros is accepted. A
-            colour image of zeros is not, because Pillow returns only the upper eight bits of colours.
+            colour image that Pillow reads as zeros is not, because Pillow drops the lower eight bits.
     """
     if image.is_16_bit:
         if picture := _load(image):
@@ -285,7 +285,7 @@ def check_images(
     """Compares images with their annotations.
 
     Args:
-        facts: the facts about I images; None for an image with another fault, already reported.
+        facts: the facts about I images; None for an image whose fault is already reported.
         images: the same images in the annotations. Unknown sizes are 0, unknown file names are "".
         describe: i -> the name of image i for messages, for example `image 12 ('a.jpg')`.
         issues: receives errors and warnings.

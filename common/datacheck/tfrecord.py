@@ -141,8 +141,8 @@ def missing_shards(files: Sequence[str | os.PathLike]) -> list[str]:
 
 
 def find_label_map(files: Sequence[str]) -> str:
-    """Returns the path of the converter's label map next to the files; UserError if there is none or two
-    differ."""
+    """Returns the path of the converter's label map next to the files; UserError if there is none, or
+    if several label maps differ."""
     prefixes = {re.sub(r"(-\d+-of-\d+)?(\.tfrecords?)?$", "", file) for file in files}
     found = sorted(filter(os.path.isfile, (f"{prefix}.label_map.json" for prefix in prefixes)))
     if not found:
@@ -271,7 +271,7 @@ def _complete_copy(file: RecordFile, is_copied: np.ndarray, counts: np.ndarray) 
 
 
 def complete(record: bytes, num_objects: int) -> bytes:
-    """Returns the record with all keys of objects that DALI reads. It marks no object as a crowd."""
+    """Returns the record with all keys that DALI reads for objects; the added keys mark no crowds."""
     crowds = tf.train.Int64List(value=[0] * num_objects)
     features = {CROWD_KEY: tf.train.Feature(int64_list=crowds)}
     if not num_objects:

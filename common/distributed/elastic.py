@@ -82,7 +82,7 @@ def run(train: Callable[[Any, Hooks], Any], a: Any) -> Any:
                 with contextlib.suppress(RuntimeError, OSError):  # ignored: a lost launcher ends all ranks
                     http_client.put_data_into_kvstore(*server, *_PLACE, f"rank {hvd.rank()}: {error}")
                 raise
-            with contextlib.suppress(RuntimeError, OSError):  # raised if no error is stored
+            with contextlib.suppress(RuntimeError, OSError):  # these mean that no error is stored
                 raise OtherRankError(http_client.read_data_from_kvstore(*server, *_PLACE)) from error
             raise HorovodInternalError(str(error)) from error
 

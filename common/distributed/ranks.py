@@ -44,8 +44,8 @@ class Ranks:
         world_size: number of processes.
         num_replicas: number of devices that train, in all processes together.
         local_replicas: global indexes of this process' replicas; also the shards of the data that it loads.
-        can_compile_updates: whether XLA can compile updates. It cannot under tf.distribute, whose replicas
-            share the loss scale.
+        can_compile_updates: whether XLA can compile weight updates; not under tf.distribute, because its
+            replicas share the loss scale.
     """
 
     strategy = "none"
@@ -216,7 +216,7 @@ class HorovodRanks(Ranks):
         self._compression = hvd.Compression.fp16 if compression == "fp16" else hvd.Compression.none
 
     def gpu_number(self, replica: int) -> int:
-        # Not the local rank: Slurm may show each process only its own GPU, and elastic runs change ranks.
+        # Not the local rank: Slurm may show a process only its own GPU, and ranks change in elastic runs.
         visible = tf.config.get_visible_devices("GPU")
         return int(visible[0].name.rpartition(":")[2]) if visible else 0
 
@@ -226,8 +226,8 @@ class HorovodRanks(Ranks):
     def broadcast(self, variables: Sequence[tf.Variable]) -> None:
         self._hvd.broadcast_variables(list(variables), root_rank=0)
 
-    # Not with Horovod's allgather_object, which counts bytes in int32 (at most 2 GiB for all ranks together),
-    # makes a tensor of them element by element (a second for 60 MB), and it pickles.
+    # Horovod's allgather_object is not used: it counts bytes in int32 (at most 2 GiB for all ranks together),
+    # copies them to a tensor one by one (a second for 60 MB), and uses pickle.
     def _gather_bytes(self, data: np.ndarray) -> list[np.ndarray]:
         with tf.device("CPU"):
             sizes = self._hvd.allgather(tf.constant([data.size], tf.int64)).numpy()
@@ -295,7 +295,7 @@ def random_states(model: keras.Model) -> list[tf.Variable]:
     return [variable.value for variable in model.variables if id(variable) not in weights]
 
 
-# Both use MessagePack, because a pickle could run code from the data.
+# `pack` and `unpack` use MessagePack, because a pickle could run code from the data.
 def pack(value: Any) -> np.ndarray:
     """Encodes a plain value as uint8 (bytes,); raises TypeError for anything else."""
     return np.frombuffer(msgspec.msgpack.encode(value), np.uint8)
@@ -316,9 +316,9 @@ def reproducible() -> None:
     sums. AddNOp (tensorflow/core/kernels/aggregate_ops.cc) starts with the first term that no other operator
     needs. If a graph is expected to need more than 80% of its device's memory (a CPU counts as 256 MB),
     SchedulingPass (tensorflow/core/grappler/optimizers/memory_optimizer.cc) adds the terms as they arrive. A
-    sum of two terms does not depend on their order. So this function makes longer sums of sums of two, and
-    turns off the optimizer that would join them (arithmetic_optimizer.cc, AddOpsRewriteStage). The step is
-    equally fast.
+    sum of two terms does not depend on their order. So this function splits longer sums into sums of two, and
+    turns off the graph optimizer that would join them again (arithmetic_optimizer.cc, AddOpsRewriteStage).
+    The step is equally fast.
 
     A different number of threads, another type of CPU and --xla can still change the last digits. On a GPU,
     other kernels also add in any order, so this function does nothing. TensorFlow's solution for GPUs is

@@ -1,4 +1,4 @@
-"""Ranks with tf.distribute: all devices of a process train together, and so do all hosts of a cluster.
+"""Ranks with tf.distribute: all devices of a process, and all hosts of a cluster, train together.
 
 mirrored      MirroredStrategy: one process with all its GPUs, or else with its logical CPU devices
 multi_worker  MultiWorkerMirroredStrategy: one process per host with all its GPUs, or else with one CPU
@@ -92,7 +92,7 @@ class StrategyRanks(Ranks):
 
         if not tf.executing_eagerly():
             return on_replicas()
-        # Without a graph, replicas would run in sequence. Calling the tf.function would warn of retracing.
+        # Without a graph, replicas would run in sequence. A direct call of tf.function warns of retracing.
         return tf.function(on_replicas, autograph=False).get_concrete_function()()
 
     def local(self, value: T) -> list[T]:
@@ -106,7 +106,7 @@ class StrategyRanks(Ranks):
         Keras' own methods would sum the clipped gradients over the replicas again, and cannot accumulate
         gradients in a graph (they merge replicas inside a tf.cond).
         """
-        plain = getattr(optimizer, "inner_optimizer", optimizer)  # the one in a LossScaleOptimizer
+        plain = getattr(optimizer, "inner_optimizer", optimizer)  # unwraps a LossScaleOptimizer
         (base,) = [c for c in type(plain).__mro__ if c.__name__ == "BaseOptimizer"]
         for name in _ACROSS_REPLICAS:
             setattr(plain, name, types.MethodType(getattr(base, name), plain))
@@ -125,7 +125,7 @@ class StrategyRanks(Ranks):
         return _all_reduce("MEAN", tensors)
 
     def _gather_bytes(self, data: np.ndarray) -> list[np.ndarray]:
-        """Sums arrays in which each rank fills its part, as collectives support few dtypes and shapes."""
+        """Sums arrays that are 0 outside a rank's own part: collectives support few dtypes and shapes."""
         sizes = np.zeros(self.world_size, np.int64)
         sizes[self.rank] = data.size
         sizes = self._sum_over_ranks(sizes).numpy()

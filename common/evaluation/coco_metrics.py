@@ -52,8 +52,8 @@ def to_results(
     Args:
         boxes: (B, D, 4) float, ltrb normalised to the original image.
         scores: (B, D) float.
-        classes: (B, D) int, 0-based; -1 is padding. Classes beyond the label map, which exist with a larger
-            `--num_classes`, have no category and are left out.
+        classes: (B, D) int, 0-based; -1 is padding. If --num_classes exceeds the size of the label map, the
+            further classes have no category and are left out.
         image_ids: (B,) int.
         image_sizes: (B, 2) int, (height, width) of the original images in pixels.
         label_map: the map from classes to category ids.
@@ -116,7 +116,7 @@ def score(
 
     Args:
         ground_truth: a COCO dict: images, annotations, categories. `iscrowd` (default: 0) and `area`
-            (default: width times height) may be missing. It is not changed.
+            (default: width times height) may be missing. The dict is not changed.
         detections: COCO results: image_id, category_id, bbox (ltwh, pixels), score. The list may be empty.
             Detections of categories that are not in the ground truth are ignored.
         coco_backend: "pycocotools" or "faster".

@@ -24,10 +24,10 @@ from common.progress import Bar, log
 SHEET = "contact_sheet"
 SHEET_PICTURES = 6
 
-# (--weights, --image_size, --hparams) -> detect, config, label map, the file that was read; detectors.py
+# (--weights, --image_size, --hparams) -> detect, config, label map, the file that was read (see detectors.py)
 OpenDetector = Callable[[str | None, str | None, str | None], tuple[Detect, Any, LabelMap, pathlib.Path]]
 MakeLoader = Callable[..., BaseLoader]
-# (evaluation data, COCO results, output directory, --errors_min_score) -> text; tools/error_analysis.py
+# (evaluation data, COCO results, output directory, --errors_min_score) -> text (tools/error_analysis.py)
 ReportErrors = Callable[[Source, list[dict[str, Any]], pathlib.Path, float | None], str]
 
 
@@ -116,7 +116,8 @@ class Job:
     Attributes:
         source: the data source for the loader.
         pipeline_type: --pipeline_type, or "tensorflow" for a video.
-        categories: those of --image_info or --annotations, which must include the trained classes; or None.
+        categories: categories that must include the trained classes: those of --image_info, or, for a
+            --submission, those of --annotations; None if there is nothing to compare.
 
     Raises:
         UserError: flags are missing or contradict each other, or files cannot be used.
@@ -234,7 +235,7 @@ class Job:
 
 
 def look_up(names: list[str], known: Mapping[str, int], origin: str) -> list[int | None]:
-    """Returns the id of each file: that of its relative path in `known`, else that of its name, else None.
+    """Looks up files in `known`, by relative path or else by name. Returns their ids; None: unknown file.
 
     Raises:
         UserError: no file is known.

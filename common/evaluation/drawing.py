@@ -1,6 +1,7 @@
 """Draws boxes on images, contact sheets of images, precision-recall curves and loss curves.
 
-Images are uint8 (H, W, 3) RGB NumPy arrays. Without pyplot, drawing needs no display and works in threads.
+Images are uint8 (H, W, 3) RGB NumPy arrays. This module does not use pyplot, so drawing needs no display
+and works in threads.
 """
 
 import colorsys

@@ -89,8 +89,8 @@ def predict(
     found = list(itertools.chain.from_iterable(seen_by_rank))
     if not len(found) == len(set(found)) == loader.size:
         raise RuntimeError(
-            f"{len(found)} images were evaluated, {len(set(found))} different ones, and the data have "
-            f"{loader.size}: does each rank read only its shard?"
+            f"{len(found)} images were evaluated, {len(set(found))} of them different, but the data have "
+            f"{loader.size}: check that each rank reads only its own shard"
         )
     return sorted(itertools.chain.from_iterable(parts), key=operator.itemgetter("image_id"))
 

@@ -47,7 +47,8 @@ def make_detect(run: Run, to_pixels: Callable[[tf.Tensor], tf.Tensor]) -> Callab
     """Returns an exported detector as a function for common.evaluation.evaluate.
 
     An exported detector uses the size of the original image to compute the letterbox and to scale the boxes.
-    Here it gets the size of the resized image: the letterbox is the same, and boxes are in its pixels.
+    Here the detector gets the size of the resized image instead: the letterbox is the same, and the boxes are
+    in pixels of the resized image.
 
     Args:
         run: the function that `open_runner` returned.

@@ -19,7 +19,8 @@ from common.errors import UserError
 from common.progress import log
 
 SUFFIXES = (".mp4", ".m4v", ".mov", ".avi", ".mkv", ".webm", ".mpg", ".mpeg", ".wmv")
-_QUIET = {"OPENCV_LOG_LEVEL": "ERROR", "OPENCV_FFMPEG_LOGLEVEL": "-8"}  # AV_LOG_QUIET; errors are UserErrors
+# OpenCV logs only errors and FFmpeg nothing (-8 is AV_LOG_QUIET), because this module raises UserErrors.
+_QUIET = {"OPENCV_LOG_LEVEL": "ERROR", "OPENCV_FFMPEG_LOGLEVEL": "-8"}
 _CODEC = "mp4v"  # MPEG-4 part 2: every build of OpenCV writes it
 _FALLBACK_RATE = 25.0  # frames per second, if the file has no frame rate
 

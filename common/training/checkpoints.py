@@ -6,9 +6,9 @@
         best.weights.h5        the weights of the best evaluation (weights.py)
         last.weights.h5        the weights of the last epoch
 
-All are written under a temporary name, then renamed, and have checksums. If a checkpoint is damaged, the one
-before it is used. Only rank 0 reads and writes files, so hosts need not share a disk; the other ranks send
-their own state to rank 0, and receive it from there.
+All are written under a temporary name, then renamed. Checkpoints and weights files have checksums. If a
+checkpoint is damaged, the one before it is used. Only rank 0 reads and writes files, so hosts need not share
+a disk; the other ranks send their own state to rank 0, and receive it from there.
 """
 
 import contextlib
@@ -147,7 +147,8 @@ class Checkpoints:
         if self.resharded:
             inner = getattr(self._optimizer, "inner_optimizer", self._optimizer)
             for optimizer in {self._optimizer, inner}:
-                optimizer._iterations.assign(self.state["step"])  # not `iterations`, which counts updates
+                # `_iterations` counts batches, `iterations` counts updates.
+                optimizer._iterations.assign(self.state["step"])
             return
         with self._ranks.raise_on_any_rank(), _in_memory() as prefix:
             for suffix, content in parts[self._ranks.rank].items():

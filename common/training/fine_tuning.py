@@ -19,7 +19,7 @@ from common.labels import LabelMap
 from common.progress import log
 
 # Least share of the model's weights that a file must hold; a backbone alone has more (efficientdet-d0: 44 %).
-# A file with less is of another model. To copy a few of its layers among random ones is worse than nothing.
+# A file with less is of another model. A few of its layers among random ones would be worse than nothing.
 LEAST_SHARE = 0.3
 
 
@@ -240,7 +240,9 @@ _OTHER_SPELLINGS = VOC_SPELLINGS | {voc: coco for coco, voc in VOC_SPELLINGS.ite
 
 
 def find_class(name: str, names: Sequence[str]) -> int | None:
-    """Returns the index in `names` of `name`, else of its other spelling (COCO or Pascal VOC), else None.
+    """Returns the index of `name` in `names`, or else the index of its other spelling, or else None.
+
+    COCO and Pascal VOC spell some classes differently.
 
     >>> find_class("sofa", ["cat", "couch"]), find_class("couch", ["sofa", "couch"]), find_class("cow", [])
     (1, 1, None)

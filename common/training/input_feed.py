@@ -141,7 +141,7 @@ class InputFeed:
     Attributes:
         size: number of images in all shards together.
         pipeline_type: the loaders' pipeline type.
-        steps_per_epoch: the argument, or the value for the size of the data.
+        steps_per_epoch: the argument or, if it is None, the number of batches for one pass over the data.
         identity: values that must be the same when the run resumes.
         num_epochs: number of epochs of the run, after which no loaders are opened; None: not known.
     """
@@ -186,10 +186,10 @@ class InputFeed:
         within = f" and {state['step_in_epoch']} steps" if state["step_in_epoch"] else ""
         log(f"resumed after epoch {state['epoch']}{within} (step {state['step']})")
         if changed:
-            log(f"  with another {', '.join(changed)}: from a whole epoch; differs from an uninterrupted run")
+            log(f"  changed: {', '.join(changed)}; the run goes on from an epoch's end, not bit-identically")
 
     def begin_epoch(self) -> None:
-        """Opens new loaders if the present ones cannot continue, or if arguments except the seed change."""
+        """Opens new loaders if the present ones cannot continue, or if any argument but the seed changes."""
         state = self._checkpoints.state
         old, new = state["loader"], dict(self._loader_kwargs(state["epoch"]))
         changed = [f"{name}={new[name]}" for name in new if name != "seed" and new[name] != old.get(name)]

@@ -3,7 +3,7 @@
 The metadata is a dictionary of JSON values. Files of earlier versions lack some keys, but can be loaded.
 Where each kind of file stores the metadata:
 
-*.weights.h5             the metadata of weights.py
+*.weights.h5             an HDF5 dataset in the file (weights.py)
 run directory            its best weights, else the last, else the newest checkpoint
 checkpoints/00001200     manifest.json
 saved_model directory    assets.extra/passport.json
@@ -161,7 +161,7 @@ def _read_exported(path: pathlib.Path) -> dict[str, Any]:
 
 
 def differences(saved: Mapping, now: Mapping, words: tuple[str, str] = ("saved", "now")) -> list[str]:
-    """Returns a line for each field that differs and is in both: `config.nms_iou: saved 0.5, now 0.6`.
+    """Returns a line for each field that both have and that differs: `config.nms_iou: saved 0.5, now 0.6`.
 
     Args:
         saved, now: the two metadata to compare.

@@ -17,7 +17,7 @@ class _Fused(keras.optimizers.Optimizer):
     """The base of both optimizers: clipping, and numbers that all variables of an update share."""
 
     def _clip_gradients(self, gradients: list[tf.Tensor]) -> list[tf.Tensor]:
-        # Keras calls this first in each update, in the same graph as update_step. So it resets the numbers.
+        # Keras calls this first in each update, in the same graph as update_step, so reset the numbers here.
         self._numbers: tuple[tf.Tensor, ...] = ()
         if self.clipnorm or not self.global_clipnorm:
             return super()._clip_gradients(gradients)

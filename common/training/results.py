@@ -37,7 +37,7 @@ SHOW_EVERY = 10  # steps between two updates of the means in the progress bar
 KEPT_STEPS = 2  # number of newest files of skipped steps to keep
 _STEPS, _SKIPPED = "steps", "skipped_steps"
 _COUNTED = "boxes_"  # scalars whose names begin like this are counts and logged as sums, others as means
-_RENAMED = {"boxes_truncated": "boxes_over_limit"}  # name in checkpoints and logs of earlier versions -> name
+_RENAMED = {"boxes_truncated": "boxes_over_limit"}  # name in older checkpoints and logs -> name
 
 
 class EpochLog:
@@ -249,7 +249,10 @@ def note_metric(state: dict[str, Any], metric: float, eval_data: str | None = No
 
 
 def out_of_patience(state: Mapping[str, Any], patience: int) -> str | None:
-    """Returns why the run ends if `patience` evaluations in a row had no better AP, else None; 0: never."""
+    """Returns why the run ends if the last `patience` evaluations had no better AP, else None.
+
+    A `patience` of 0 never ends a run.
+    """
     without_gain = state.get("without_gain", 0)
     if not 0 < patience <= without_gain:
         return None

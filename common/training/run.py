@@ -116,7 +116,7 @@ class Run:
         feed.resume(self._checkpoints)
         self.state = state = self._checkpoints.state
         if a.elastic and state["step"] == 0:
-            self._checkpoints.save()  # the run returns to it if a host is lost in the first epoch
+            self._checkpoints.save()  # the run returns here if a host is lost in the first epoch
         if a.elastic and state["epoch"] < hooks.expected_epochs:
             raise UserError(
                 f"--output_dir={a.output_dir} has {state['epoch']} of the {hooks.expected_epochs} "
@@ -133,7 +133,7 @@ class Run:
         self._watchdog = self._exit_stack.enter_context(
             Watchdog(self.ranks, step_timeout=self._a.step_timeout, on_loss=self._hooks.lost_ranks)
         )
-        self._exit_stack.callback(self._feed.close)  # first on exit, while the watchdog still limits it
+        self._exit_stack.callback(self._feed.close)  # runs first on exit, under the watchdog's limit
         return self
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:

@@ -45,7 +45,7 @@ _SHOWN_CHARACTERS = 60
 
 MANIFEST = "manifest.json"
 _CHECKSUMS = "SHA256SUMS"
-# The step; then the serial number, if this step was saved before (commit 6eb6d8f wrote .new instead).
+# A name is the step. If this step was saved before, the serial number follows (.new in commit 6eb6d8f).
 _NAME = re.compile(r"\d+(\.\d+|\.new)?")
 _SERIAL = "serial"  # key of the manifest: the number of the save in its run
 _LIBRARIES = ("tensorflow", "keras", "nvidia-dali-cuda120", "numpy", "horovod")
@@ -182,19 +182,19 @@ def _check_same_run(file: pathlib.Path, identity: Identity, may_change: Collecti
             refused.append(f"{name} is not the same" if long else f"{name} was {was} and is now {now}")
     if refused:
         raise UserError(
-            f"--output_dir={file.parent} holds another run: {'; '.join(refused)}. Choose another one, "
+            f"--output_dir={file.parent} holds another run: {'; '.join(refused)}. Choose another directory, "
             "or give --overwrite to start anew"
         )
 
 
 def _check_free(directory: pathlib.Path, overwrite: bool) -> None:
-    """Raises UserError unless the directory is empty or, with --overwrite, has no file named like a run's."""
+    """Raises UserError if the directory holds files; with --overwrite, only if a run uses their names."""
     names = sorted(path.name for path in directory.iterdir() if not path.name.startswith("."))
     in_the_way = [name for name in names if name in RUN_FILES or not overwrite]
     if in_the_way:
         raise UserError(
             f"--output_dir={directory} holds files ({', '.join(in_the_way[:3])}), but no run (no run.json): "
-            "choose another one. With --overwrite it may hold files that are not named like those of a run"
+            "choose another directory. --overwrite accepts only files whose names no run uses"
         )
 
 
@@ -225,12 +225,12 @@ def newest(directory: pathlib.Path, *, boundary: bool = False) -> pathlib.Path |
     for path in reversed(found):
         problem = damage(path)
         if problem:
-            progress.log(f"checkpoint {path} is damaged ({problem}): trying the one before")
+            progress.log(f"checkpoint {path} is damaged ({problem}): trying the one before it")
         elif not boundary or at_boundary(path):
             return path
     if found:
-        wanted = "undamaged and saved between epochs: use the old flags, or" if boundary else "undamaged:"
-        raise UserError(f"no checkpoint in {directory} is {wanted} give --overwrite to start anew")
+        wanted = " from an epoch's end, which changed flags need: use the old flags, or" if boundary else ":"
+        raise UserError(f"{directory} has no undamaged checkpoint{wanted} give --overwrite to start anew")
     return None
 
 
@@ -305,7 +305,7 @@ def versions() -> dict[str, str]:
 
 
 def _serial(path: pathlib.Path) -> float:
-    """Returns the serial number; infinity if the manifest is damaged, so that `newest` first rejects it."""
+    """Returns the serial number; infinity if the manifest is damaged: `newest` then rejects it first."""
     try:
         return int(read_manifest(path)[_SERIAL])
     except (FileNotFoundError, ValueError, KeyError):

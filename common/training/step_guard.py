@@ -103,7 +103,7 @@ def guarded_step(
     def step(images: Any, targets: Any, asked: tf.Tensor) -> StepResult:
         before = ranks.run(lambda: [tf.convert_to_tensor(variable) for variable in statistics])
         gradients, values, own_finite = ranks.run(forward, images, targets, asked)
-        # Averages over the replicas: equal on all of them, and not finite if any replica's value is not.
+        # Averages are equal on all replicas. If a value is not finite on one, its average is not finite.
         values = ranks.first(values)
         finite = tf.math.is_finite(values["loss"])
         if not with_branch:
@@ -156,7 +156,7 @@ class StepGuard:
             self._look()
 
     def check_weights(self, model: keras.Model, optimizer: keras.optimizers.Optimizer, step: int) -> None:
-        """Raises UserError on all ranks if a weight on one is not finite, or float16 always overflows."""
+        """Raises UserError on all ranks if any has a non-finite weight, or if float16 always overflows."""
         self._look()
         with self._ranks.raise_on_any_rank():
             scale = getattr(optimizer, "dynamic_scale", None)  # of a LossScaleOptimizer

@@ -41,7 +41,7 @@ def test_a_run_goes_on_from_its_last_epoch_with_the_ranks_that_there_are(
     said = result.stdout + result.stderr
     assert result.returncode == 0, said
     assert re.findall(r"resumed after epoch (\d+) ", said) == ["1"]
-    assert "with another num_ranks, num_replicas, steps_per_epoch" in said
+    assert "changed: num_ranks, num_replicas, steps_per_epoch" in said
     images = [int(n) for n in re.findall(r"learning rate \S+ = \S+ x (\d+) images", said)]
     assert images == [BATCH_SIZE * before, BATCH_SIZE * after]
     rows = [(int(row["epoch"]), int(row["step"])) for row in rows_of(run)]

@@ -99,7 +99,7 @@ def test_only_an_elastic_run_goes_on_with_another_number_of_ranks(app, by_two, f
     said = capsys.readouterr().err
     # An epoch of the single rank has two steps.
     assert f"resumed after epoch {EPOCHS} (step {2 * EPOCHS})" in said
-    assert "with another num_ranks, num_replicas, steps_per_epoch" in said
+    assert "changed: num_ranks, num_replicas, steps_per_epoch" in said
     nothing_left = dataclasses.replace(a, epochs=EPOCHS)
     assert module.train(nothing_left, Hooks(expected_epochs=EPOCHS)) is None
 

@@ -259,8 +259,8 @@ def test_a_wrong_shard_is_our_mistake_and_found_on_all_ranks(drawn_source, shard
 
     for outcome in on_ranks(2, work):
         assert isinstance(outcome, RuntimeError)
-        evaluated = f"{images} images were evaluated, {12 // num_shards} different ones"
-        assert f"{evaluated}, and the data have 12" in str(outcome)
+        evaluated = f"{images} images were evaluated, {12 // num_shards} of them different"
+        assert f"{evaluated}, but the data have 12" in str(outcome)
 
 
 # --- after every batch ---

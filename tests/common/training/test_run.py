@@ -265,7 +265,7 @@ def test_another_freeze_goes_on_from_the_last_whole_epoch(tmp_path, monkeypatch,
     Session(tmp_path, **flags, freeze="x").train()
     said = capfd.readouterr().err
     assert "resumed after epoch 1 (step 4)\n" in said
-    assert "  with another freeze: from a whole epoch; differs from an uninterrupted run\n" in said
+    assert "  changed: freeze; the run goes on from an epoch's end, not bit-identically\n" in said
     assert [row["step"] for row in rows_of(tmp_path)] == ["4", "8", "12"]
 
 

@@ -49,8 +49,8 @@ def test_another_run_is_refused_with_what_differs(tmp_path):
         "config.image_size was [512, 512] and is now [640, 512]",
         "seed was 0 and is now absent",
     ]
-    holds = f"--output_dir={tmp_path} holds another run: {'; '.join(differences)}. Choose another one, or "
-    assert str(caught.value) == f"{holds}give --overwrite to start anew"
+    holds = f"--output_dir={tmp_path} holds another run: {'; '.join(differences)}. Choose another directory, "
+    assert str(caught.value) == f"{holds}or give --overwrite to start anew"
 
 
 def test_long_values_are_named_and_not_shown(tmp_path):
