@@ -78,7 +78,7 @@ $(DEMO_DATA)/train/instances.json: Makefile tools/synthetic.py | setup
 $(DEMO_DATA)/eval/instances.json: Makefile tools/synthetic.py | setup
 	$(RUN) tools/synthetic.py --output_dir=$(DEMO_DATA)/eval --num_images=$(DEMO_EVAL_IMAGES) --seed=2
 
-pictures: setup  ## draws the pictures of docs/ again (docs/accuracy.md has the commands that create the BCCD directory)
+pictures: setup $(DEMO_DATA)/eval/instances.json  ## draws the pictures of docs/ again (docs/accuracy.md has the commands that create the BCCD directory)
 	$(RUN) efficientdet/train.py --model_name=efficientdet-nano --image_size=256x320 --batch_size=8 --epochs=43 --seed=1 \
 	  --train_images=$(BCCD)/images/train2017 --train_annotations=$(BCCD)/annotations/instances_train2017.json \
 	  --output_dir=$(PICTURES)/bccd --overwrite
@@ -91,8 +91,14 @@ pictures: setup  ## draws the pictures of docs/ again (docs/accuracy.md has the 
 	  --ops="letterbox:192x192,fill=114,centered=1"
 	$(RUN) tools/preprocess.py --input=$(PICTURES)/shapes/images --output=docs/preprocess.jpg --overwrite --seed=1 \
 	  --ops="color_twist:brightness=0.7..1.3,hue=-30..30 | flip:p=0.5 | letterbox:192x192,fill=114,centered=1"
+	$(RUN) efficientdet/infer.py --weights=efficientdet/demo.weights.h5 --images='$(DEMO_DATA)/eval/images/0000[23][1268].jpg' \
+	  --annotations=$(DEMO_DATA)/eval/instances.json --output_dir=$(PICTURES)/demo --score_threshold=0.3
+	$(RUN) -c 'import base64, io, re, sys; import numpy as np; from PIL import Image, ImageOps; \
+	  pngs = map(base64.b64decode, re.findall("image/png;base64,([^\"]+)", open(sys.argv[1]).read())); \
+	  parts = [np.asarray(Image.open(io.BytesIO(png)).convert("RGB"))[:, :1398] for png in pngs]; \
+	  ImageOps.contain(Image.fromarray(np.concatenate(parts)), (1000, 2000)).save(sys.argv[2])' $(PICTURES)/report.html docs/report.jpg
 	$(RUN) -c 'import sys; from PIL import Image; [Image.open(a).convert("RGB").save(b, quality=85) for a, b in zip(sys.argv[1::2], sys.argv[2::2])]' \
-	  $(PICTURES)/detections/contact_sheet.png docs/detections.jpg \
+	  $(PICTURES)/detections/contact_sheet.png docs/detections.jpg $(PICTURES)/demo/contact_sheet.png docs/demo.jpg \
 	  $(PICTURES)/bccd/loss_curves.png docs/loss_curves.jpg $(PICTURES)/bccd/first_batch.png docs/first_batch.jpg
 
 demo-clean:  ## deletes the demos' data and runs, so that the next demo starts from the beginning
