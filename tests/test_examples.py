@@ -72,7 +72,7 @@ def test_the_current_code_beside_the_older_one_runs(tmp_path):
     graph, around = (re.findall(r"^\|.*? \| `([^`]+)` \|", table, re.MULTILINE) for table in tables)
     around.remove(around[-1])  # of PyTorch, in examples/pytorch_loader.py
     body = textwrap.indent("\n".join(graph), "    ")
-    (imports,) = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+    imports = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)[-1]
     code = [imports, "@pipeline_def", "def training_pipeline():", body, "    return outputs", *around]
     exec("\n".join(code), names)
     assert len(graph) == 12 and names["num_images"] == 8 and names["is_dense"]
