@@ -9,7 +9,7 @@ training data. If training would go wrong, it lists all errors and ends with exi
 statistics, defects that training corrects, and how well EfficientDet's anchors at --image_size fit the boxes.
 
 Every training run makes the same check without --decode, and caches the result for unchanged files. --decode
-decodes every image completely: only this finds damage in the middle of a file. Its result is cached, too.
+decodes every image completely: only this finds damage in the middle of a file. This is cached as well.
 """
 
 import pathlib
@@ -42,7 +42,7 @@ def define_flags(fv: flags.FlagValues) -> None:
     flags.DEFINE_string(
         "image_size", "512", "Network input size for the anchors, N or HxW in pixels.", flag_values=fv
     )
-    flags.DEFINE_float("anchor_scale", 4.0, "Smallest anchor, in strides.", lower_bound=0.1, flag_values=fv)
+    flags.DEFINE_float("anchor_scale", 4.0, "Min. anchor side, in strides.", lower_bound=0.1, flag_values=fv)
     # google/automl efficientdet/hparams_config.py: aspect_ratios
     flags.DEFINE_list("aspect_ratios", ["1", "2", "0.5"], "Width / height of the anchors.", flag_values=fv)
     flags.DEFINE_integer("num_scales", 3, "Anchor scales per octave.", lower_bound=1, flag_values=fv)

@@ -11,9 +11,9 @@ r"""Converts a data set from Pascal VOC, YOLO txt, COCO json or TFRecords to COC
         --output=my/small/instances.json --max_side=1024 --holdout=0.2
 
 The command lists all errors in the input, with their files, before it writes anything. voc.py, yolo.py and
-labels.py in tools/conversion/ describe how ids, difficult objects, polygons and so on are converted. For a
-COCO json, images are not copied: its file names are relative to the directory that the command prints. Only
-images from TFRecords are written as new files, into the directory `images` next to --output.
+labels.py in tools/conversion/ describe how ids, difficult objects, polygons and so on are converted. With
+--to=coco, images stay where they are, and the command prints the directory to which the json's file names
+are relative. Only images from TFRecords are written as files, into the directory `images` next to --output.
 
 --max_side=N scales larger images down (shrinking.py): in the TFRecords, or as files in `images_N` next to the
 json. --holdout=F splits the images and writes two outputs: OUTPUT_train, and OUTPUT_val with the share F of

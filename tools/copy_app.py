@@ -137,7 +137,7 @@ RECIPES = {
     "fine_tuning": ["finetune*.txt"],
     "horovod": ["*_8x*.txt", "*_coco_*gpu.txt", "retinanet_coco.txt"],
 }
-# Programs that the apps do not import: other processes run them, or the user does.
+# Programs that no app imports. Processes of the apps run them, or the user runs them.
 TOOLS = (
     *("tools/synthetic.py", "tools/dry_run_process.py", "tools/replay_step.py"),
     "tools/conversion/coco_to_tfrecord.py",
@@ -248,7 +248,7 @@ def _product(app: str, left_out: frozenset[str], lost: dict[str, Lost]) -> dict[
     commands = [path for path in python_files(app) if path.count("/") == 1]
     entries = {*commands, *TOOLS} - left_out
     texts = {path: read_with_opener(path) for path in closure(entries, read_with_opener) - left_out}
-    for path, text in texts.items():  # a command's own flag stays, although a lost one has its name
+    for path, text in texts.items():  # a command keeps its own flag if a lost flag has the same name
         own = set(OWN_FLAG.findall(text)) if path != "common/args.py" else set()
         lost[path] = lost[path]._replace(flags={k: v for k, v in lost[path].flags.items() if k not in own})
     project = {path: read(path) for path in python_files(*FOLDERS)}
@@ -296,7 +296,7 @@ def _tests(
 
 
 def _lost_methods(product: Mapping[str, str], lost: Mapping[str, Lost]) -> Iterator[str]:
-    """Yields lost methods as tests call them: "LabelMap.load", and ".load" if the copy calls no "load"."""
+    """Yields lost methods as tests name them: "LabelMap.load"; also ".load" if the copy uses no "load"."""
     called = {
         node.attr
         for text in product.values()

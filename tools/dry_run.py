@@ -195,7 +195,7 @@ def _check_evaluation(dry: DryRun) -> tuple[str, str]:
 
 
 def _check_saving(dry: DryRun) -> tuple[str, str]:
-    """Checks that the newest checkpoint is of the last step, and that --output_dir has room for real ones."""
+    """Checks that the last step was saved, and that --output_dir has room for the real run's checkpoints."""
     problem, last, path = "", dry.sessions[-1], pathlib.Path(dry.flags.output_dir).absolute()
     for epochs, session in zip(EPOCHS, dry.sessions, strict=True):
         wanted = epochs * dry.small_epoch
@@ -272,7 +272,7 @@ def _run_processes(command: list[str], environment: dict[str, str], log_file: pa
 
 
 def _failure(text: str, code: int) -> Exception:
-    """Returns the first error in the output of all ranks. A prefix of each line in it names the rank."""
+    """Returns the first error in the output of all ranks, in which a prefix of each line names the rank."""
     first = re.search(r"^(?:\[\d+\]<std(?:err|out)>:)?(error: |Traceback)(.*)$", text, re.MULTILINE)
     if first and first[1] == "error: ":
         return UserError(first[2])

@@ -1,8 +1,9 @@
 """Counts a detector's errors by kind, after TIDE (arXiv 2008.08115). `eval.py --errors` runs this module.
 
-As in COCO at IoU 0.5, the 100 highest-scored detections of each image and class are matched, the highest
-score first, each to the unmatched box of its class that it overlaps most. Crowds are not matched; unmatched
-detections in a crowd of their class are ignored. All others have the first kind below whose rule holds:
+As in COCO at IoU 0.5, only the 100 detections with the highest scores count in each image and class. In
+descending order of scores, each is matched to the unmatched box of its class that it overlaps most. Crowds
+are not matched, and an unmatched detection in a crowd of its class is ignored. Each other detection has one
+kind, the first in this list whose rule holds:
 
     correct          matched to a box
     localisation     IoU of 0.1 to 0.5 with the box of its class that it overlaps most
@@ -12,12 +13,14 @@ detections in a crowd of their class are ignored. All others have the first kind
     both             IoU of 0.1 to 0.5 with a box of another class
 
 Each localisation or classification error belongs to the box that it overlaps most. A matched box is correct.
-Any other box has the kind of the highest-scored error that belongs to it. Without such an error it is missed.
+Any other box has the kind of the highest-scored error that belongs to it. A box without such an error is
+missed.
 
 Detections below a score threshold are neither counted nor drawn. The default threshold is the one with the
-best F1 of all classes together. dAP50 uses all scores: it is the gain in AP50 if all errors of one kind are
-removed. But a localisation or classification error that determines the kind of a box becomes correct instead.
-For the kind "missed", the missed boxes are removed; a class that has no other boxes then has AP50 1.
+best F1 of all classes together. dAP50 uses detections of all scores: it is the gain in AP50 if the errors of
+one kind are removed. One exception: a localisation or classification error that determines the kind of a box
+becomes a correct detection. For the kind "missed", the missed boxes are removed; a class that has no other
+boxes then has AP50 1.
 """
 
 import io
@@ -49,10 +52,11 @@ KINDS = {  # kinds from CORRECT on -> meaning, colour of Paul Tol's schemes (per
     "both": ("wrong class and poor box", "#aa3377"),
     "duplicate": ("another detection of a found object", "#66ccee"),
     "background": ("no object at the box", "#ee7733"),
-    "missed": ("object not found, and not counted in the first two rows", "#cc3311"),
+    "missed": ("object not found, not even with a wrong class or a poor box", "#cc3311"),
 }
-# Fields of detections and ground-truth boxes. `image` is the image's index in the annotations, `class` is
-# 0-based, `target` is the index of the box that a detection is matched to or overlaps most, `box` is ltwh px.
+# Fields of detections and ground-truth boxes. `image`: index of the image in the annotations. `class`: 0-based.
+# `target`, only for detections: index of the box that the detection is matched to or overlaps most.
+# `box`: left, top, width and height in pixels.
 _NAMES = ("image", "class", "kind", "target", "score", "box")
 ROW = np.dtype({"names": _NAMES, "formats": ("i8", "i8", "i8", "i8", "f8", "4f8")})
 

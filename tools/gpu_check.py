@@ -1,4 +1,4 @@
-r"""Tries everything that needs a GPU, on the first host that has one. This command has never run on a GPU.
+r"""Tries everything that needs a GPU: for your first host with a GPU. This command has never run on one.
 
     python tools/gpu_check.py --output_dir=runs/gpu-check
     python tools/gpu_check.py --dali_only                         # without TensorFlow
@@ -76,7 +76,7 @@ def count_gpus() -> int:
         raise UserError(f"DALI does not start ({done.stderr.strip().rpartition(chr(10))[2]}): run make setup")
     if not (gpus := int(done.stdout)):
         raise UserError(
-            "no GPU: this command needs one that DALI sees (nvidia-smi lists those of the driver)"
+            "no GPU: DALI sees none, but this command needs one (nvidia-smi lists the driver's GPUs)"
         )
     return gpus
 

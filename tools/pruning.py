@@ -1,4 +1,4 @@
-"""Removes code that uses names that were left out of a copy.
+"""Removes code of a copied app (tools/copy_app.py) that uses lost names: names left out of the copy.
 
     from common.distributed import elastic     the module was left out: removed
     if a.elastic:                              the flag was left out: removed with its body
@@ -8,8 +8,8 @@
 For each use, the smallest piece of code around it that can be removed is removed: an entry of a list or a
 dictionary, a keyword argument, a parameter, an operand of `or` and `and`, a branch of `x if y else z`, or the
 statement. In a condition, a lost flag has its default value, and any other lost name is false. Names that
-only removed statements define are lost, too: variables, attributes of self, functions without a body or a
-result. If the remaining code would mean something else, UnsoundError is raised.
+only removed statements define are also lost: variables, attributes of self, and functions whose body or
+result was removed. If the remaining code would mean something else, UnsoundError is raised.
 """
 
 import ast
@@ -36,10 +36,12 @@ class Lost(NamedTuple):
 
     Attributes:
         names: scope ("" is the module, "Run.save" a method) -> names as the file writes them: "elastic",
-            "loader.synthetic_boxes", "self._is_video"; ".encoded" for every object. `pruned` adds names.
+            "loader.synthetic_boxes", "self._is_video"; ".encoded" means this attribute of any object.
+            `pruned` adds names.
         flags: flag -> default, for uses such as `a.elastic` and for the fields of Args.
         words: strings to remove from lists, keys and comparisons: names of flags and their values.
-        is_test: whether this is a test. Then whole functions go; keywords, parameters, all strings are uses.
+        is_test: whether the file is a test. Then a use removes the whole test function, and keywords,
+            parameters and all strings count as uses.
     """
 
     names: dict[str, set[str]]
@@ -68,7 +70,7 @@ class Lost(NamedTuple):
 
 
 class Place(NamedTuple):
-    """A node, and all nodes around it, the outermost first, each with the field that holds the next node."""
+    """A node, and all nodes around it, outermost first: each with its field that contains the next node."""
 
     node: Any  # of ast's classes, which have different fields
     above: tuple[tuple[Any, str], ...] = ()
@@ -251,7 +253,8 @@ class _Edit(SourceText):
     def _compare(self, leaf: ast.AST, flag: str, operator: ast.cmpop, right: ast.expr) -> bool | None:
         """Returns the result of a comparison with a lost name, flag or word; None: unknown."""
         if not flag:
-            if isinstance(leaf, ast.Constant) or isinstance(operator, ast.In | ast.NotIn):  # in a lost table
+            # No value equals a lost word, and a lost table contains no value.
+            if isinstance(leaf, ast.Constant) or isinstance(operator, ast.In | ast.NotIn):
                 return isinstance(operator, ast.NotEq | ast.NotIn)
             is_none = isinstance(right, ast.Constant) and right.value is None
             return isinstance(operator, ast.Is) if is_none else None
@@ -271,13 +274,16 @@ class _Edit(SourceText):
                 return None
 
     def _must_stay(self, leaf: ast.AST, call: Place) -> bool:
-        """Returns whether a call must stay: it loses a flag, or a local variable while its result is used."""
+        """Returns whether a call must stay without one of its arguments: a flag, or a local variable.
+
+        For a local variable, the call must stay only if its result is returned or assigned.
+        """
         if isinstance(leaf, ast.Name) and not self._lost.defines(leaf.id, ""):
             return isinstance(call.above[-1][0], ast.Return | ast.Assign)
         return getattr(leaf, "attr", "") in self._lost.flags
 
     def without_statement(self, place: Place) -> str:
-        """Returns the text without a statement, and without the block or function that would be empty."""
+        """Returns the text without a statement, and without a block or function that this makes empty."""
         node, (parent, field) = place.node, place.above[-1]
         around = [place.above[0][0], *(n for n, _ in place.above if isinstance(n, DEFINITIONS))]
         kept = _stored(around[-1], node) | {n for n in _stored(around[:2][-1], node) if "." in n}

@@ -2,8 +2,8 @@
 
     python tools/replay_step.py runs/mine/skipped/step_00000123.npz
 
-No other file is needed: training (common/training/results.py) writes images, targets, weights and the model's
-configuration into this one.
+No other file is needed. When training skips a step, common/training/results.py writes the images, targets,
+weights and the model's configuration into this file.
 """
 
 import functools

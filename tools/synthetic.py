@@ -56,7 +56,7 @@ class Style:
 Rng = np.random.Generator
 STYLES = {
     "small": Style((240, 640), (240, 640), 2.0),
-    # For timing: as many pixels as COCO's photographs, and through the noise nearly as many bytes.
+    # For timing: as many pixels as COCO's photographs and, because of the noise, nearly as many bytes.
     "photo": Style((480, 768), (640, 1024), 8.0),
 }
 
@@ -314,7 +314,7 @@ def define_flags(fv: flags.FlagValues) -> None:
     flags.DEFINE_string("output_dir", None, "Directory for images/ and instances.json.", flag_values=fv)
     flags.DEFINE_integer("num_images", 300, "Number of images to draw.", lower_bound=1, flag_values=fv)
     flags.DEFINE_integer("seed", 0, "Seed; equal seeds draw equal images.", lower_bound=0, flag_values=fv)
-    flags.DEFINE_enum("style", "small", STYLES, "Image sizes. photo: like COCO's.", flag_values=fv)
+    flags.DEFINE_enum("style", "small", STYLES, "Image sizes: small, or photo (as in COCO).", flag_values=fv)
     flags.mark_flag_as_required("output_dir", flag_values=fv)
 
 

@@ -132,7 +132,7 @@ def test_the_command_with_stand_in_cases(tmp_path, monkeypatch):
     decode = Case("decoding", {"load": 0.3, "roi": False}, [sys.executable, "-c", GOOD])
     monkeypatch.setattr(cases, "all_cases", lambda *_: [decode, case("not by DALI alone", GOOD)])
     _, words = gpu_check.check(gpu_check.Args(output_dir=str(tmp_path), dali_only=True))
-    assert words == "Decoding alone makes 7 images/s: --hw_decoder_load=0.3."
+    assert words == "Decoding alone makes 7 images/s: use --hw_decoder_load=0.3."
     assert "| decoding load=0.3 roi=False | ok | 7 |" in (tmp_path / "rows.md").read_text().splitlines()
 
 
@@ -191,8 +191,8 @@ WORDS = {  # last line of the verdict -> rows
     "No libnvcuvid, so no JPEG engine works:": [facts(False, 0)],
     "No JPEG engine on this GPU:": [facts(True, 0)],
     "1 of 1 cases passed": [facts(True, 7)],
-    "Decoding alone makes 5000 images/s: --hw_decoder_load=0.45.": [decode(5000, 0.45), decode(4000)],
-    "Decoding alone makes 4000 images/s: --hw_decoder_load=0.65.": [decode(4100, 0.45), decode(4000)],
+    "Decoding alone makes 5000 images/s: use --hw_decoder_load=0.45.": [decode(5000, 0.45), decode(4000)],
+    "Decoding alone makes 4000 images/s: use --hw_decoder_load=0.65.": [decode(4100, 0.45), decode(4000)],
     "--roi_decoding is 1.25 times as fast as without: use it.": [decode(4000), decode(5000, roi=True)],
     "--roi_decoding does not work (crashed): leave it": [decode(4000), decode(9, 0.3, "crashed", roi=True)],
     "net: the loader makes 8 images/s with --num_threads=8 --batch_size=64, 2 with": LOADING,

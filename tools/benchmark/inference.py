@@ -1,4 +1,4 @@
-"""Measures how long each stage of inference takes at one batch size: 1 for latency, 8 for throughput.
+"""Measures the time of each stage of inference at one batch size: 1 for latency, --batch_size for throughput.
 
 Each stage is measured alone and repeats its work on the same batch. A round measures all stages once. The
 stage "whole" is complete inference as in infer.py: the loader prepares batches while the network computes.

@@ -1,4 +1,4 @@
-"""The candidate's side of rounds.py's protocol. Imports no library, because memory is measured as well."""
+"""The protocol of rounds.py, for the measured process. Imports no library, as its memory is measured, too."""
 
 import contextlib
 import os

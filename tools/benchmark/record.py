@@ -66,7 +66,7 @@ def publish(record: Record, text: str, path: str | None) -> None:
 
 
 def machine() -> Record:
-    """Describes the hardware. `cores` counts those that the affinity and the container's quota allow."""
+    """Describes the hardware. `cores` is the number that the affinity and the container's quota allow."""
     model = re.search(r"model name\s*: (.+)", pathlib.Path("/proc/cpuinfo").read_text())
     gpus = map(tf.config.experimental.get_device_details, tf.config.list_physical_devices("GPU"))
     cores = float(len(psutil.Process().cpu_affinity()))

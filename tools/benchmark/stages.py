@@ -21,7 +21,7 @@ from common.loader import BaseLoader
 from tools.benchmark.protocol import WARM_UP
 from tools.benchmark.summary import Record, spread
 
-SHARE = 1 / 3  # of --seconds, for each truncated graph per round: CPU times need shorter runs than rates
+SHARE = 1 / 3  # share of --seconds that a graph runs in a round: CPU times need shorter runs than rates
 Advance = Callable[[], object]  # makes one batch
 _QUIET = 0.05  # seconds without work after which a queue counts as full
 
@@ -67,7 +67,7 @@ def stage_nodes(pipeline: Any, stages: Mapping[str, str]) -> dict[str, list[Data
     Args:
         pipeline: a built dali.Pipeline, whose first output is the images.
         stages: stage -> regex for names of its last operators, such as "ImageSlice" for `__ImageSlice_56`.
-            A stage without a match ends where the previous stage ends. The last one outputs the images.
+            A stage without a match ends where the previous stage ends. The last stage outputs the images.
 
     Returns:
         Stage -> outputs of its last operators. If only an arithmetic operator uses such an output, the output
@@ -106,7 +106,7 @@ def truncate_at(pipeline: dali.Pipeline, nodes: list[DataNode]) -> dali.Pipeline
 
 
 def measure(cuts: Mapping[str, Advance], a: Any) -> list[dict[str, Cost]]:
-    """Measures all cuts once per round. Returns, for each round, last stage of a cut -> cost.
+    """Measures all cuts (truncated graphs) once per round. Returns, per round, last stage of a cut -> cost.
 
     Args:
         cuts: last stage of a cut -> function that makes a batch, in order.

@@ -4,7 +4,7 @@
 records/train-00000-of-00256.tfrecord, its .idx, and so on, and records/train.label_map.json. The keys are
 those of google/automl efficientdet/dataset/create_coco_tfrecord.py, so each project can read the other's
 files. The label is the COCO category id. Differences from that script: images are shuffled, boxes that reach
-outside are clipped instead of dropped, and images without objects have all keys, with empty lists.
+outside the image are clipped, not dropped, and images without objects have all keys, with empty lists.
 
 The bytes depend only on the images, the annotations, the number of shards and the seed.
 """
@@ -116,7 +116,7 @@ def _write_shards(
         try:
             list(writers.map(write, shards))
         finally:
-            is_over.set()  # after an interrupt, too
+            is_over.set()  # also after an interrupt
 
 
 def _serialize(annotations: Annotations, row: int, images_dir: str, max_side: int | None) -> bytes:

@@ -99,7 +99,7 @@ def file_names(annotations: Annotations) -> list[str] | None:
 
 
 def round_boxes(annotations: Annotations) -> Annotations:
-    """Rounds boxes that were read as float32 fractions to thousandths of a pixel.
+    """Rounds boxes to thousandths of a pixel, because TFRecords store them as float32 fractions.
 
     For example, 68.0000019 becomes 68 again. Areas are rounded to the precision of float32.
     """

@@ -41,7 +41,7 @@ class LabelledImage(NamedTuple):
         return f"image {self.file_name!r} ({self.label_file})"
 
 
-Box = tuple[float, float, float, float]  # left, top, width, height; pixels if it is part of an Object
+Box = tuple[float, float, float, float]  # left, top, width, height: pixels; in yolo.parse_line fractions
 Object = tuple[Box, int, bool]  # box, category id, is a crowd
 
 

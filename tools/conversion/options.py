@@ -29,7 +29,7 @@ class Options:
     )
     output: str = flag(None, "coco: json to write. tfrecord: prefix of the files to write.")
     images: str | None = flag(
-        None, "Directory of the images. tfrecord: where to write them; default: images/ next to --output."
+        None, "Directory of the images. --from=tfrecord writes them there; default: images/ next to --output."
     )
     split: str | None = flag(
         None, "voc: NAME of ImageSets/Main/NAME.txt, or path of such a list. yolo: a split: train, val, ..."

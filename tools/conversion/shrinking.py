@@ -58,12 +58,12 @@ def shrink_image(encoded: bytes, name: str, max_side: int | None) -> bytes:
     if facts.image_format not in _OPTIONS:
         raise UserError(f"{name} is {facts.image_format}: --max_side reads only JPEG and PNG, convert it")
     height, width = shrunk_sizes(np.array([[facts.height, facts.width]]), max_side)[0].tolist()
-    # Calls the function of the format: PIL.Image.open refuses large images because of a process-wide setting.
+    # Calls Pillow's function for this format, because PIL.Image.open refuses large images (a global setting).
     open_picture, _ = PIL.Image.OPEN[facts.image_format]
     try:
         picture: PIL.Image.Image = open_picture(io.BytesIO(encoded), "")
         profile = picture.info.get("icc_profile")
-        # libjpeg can decode at 1/2, 1/4 or 1/8: uses the smallest that is at least twice the wanted size.
+        # libjpeg can decode at 1/2, 1/4 or 1/8 of the size. Uses the smallest that is at least twice as wanted.
         drafted = picture.draft(None, (2 * width, 2 * height))
         picture = _as_8_bit(picture)
     except PILLOW_ERRORS as error:
@@ -78,7 +78,7 @@ def shrink_image(encoded: bytes, name: str, max_side: int | None) -> bytes:
 
 
 def _as_8_bit(picture: PIL.Image.Image) -> PIL.Image.Image:
-    """Converts to 8-bit grey, RGB or CMYK. (Pillow cannot filter palettes; it weights colours by alpha.)"""
+    """Converts to 8-bit grey, RGB or CMYK: Pillow scales palettes badly, and weights colours by alpha."""
     picture.load()
     if picture.mode.startswith("I"):
         return PIL.Image.fromarray(np.rint(np.asarray(picture) / 257).astype(np.uint8))

@@ -134,7 +134,7 @@ def _find_images(
         is_own = stem not in by_stem or os.path.splitext(named)[0] == stem
         name = named if named in names and is_own else by_stem.get(stem)
         if name != named and stem in ambiguous:
-            issues.add("label-file", f"{path}: several images are called {stem!r}: set one as <filename>")
+            issues.add("label-file", f"{path}: several images are called {stem!r}: name one in <filename>")
             continue
         if name is None:
             issues.add("image-missing", f"{path}: no image {stem!r} in {images_dir}")

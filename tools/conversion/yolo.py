@@ -7,8 +7,8 @@ it: the image's path with `labels` in place of `images` (or `JPEGImages`), else 
 A line with more numbers is read as a polygon, `class x1 y1 x2 y2 x3 y3 ...` (Ultralytics' segmentation and
 oriented boxes), and converted to its bounding box. Six numbers are refused: a label has no confidence.
 
-Labels do not contain the size of their image; it is read from the image's header. Labels do not tell either
-whether the image was rotated by its EXIF orientation before it was labelled: Ultralytics and OpenCV do this,
+Labels do not contain the size of their image; it is read from the image's header. Labels also do not tell
+whether the image was rotated by its EXIF orientation before it was labelled: Ultralytics and OpenCV rotate,
 other programs do not. Images with an EXIF rotation are refused unless --yolo_pixels is given.
 
 Source: AlexeyAB/darknet README "How to train"; https://docs.ultralytics.com/datasets/detect/ and
@@ -32,9 +32,10 @@ from tools.conversion.options import Options
 from tools.conversion.yolo_layout import find_files, find_names, label_file_of, read_names
 
 _SHOWN = 60  # characters of a label line that a message shows
-_FARTHEST = 1.0  # how far boxes may reach outside, in image sides; larger numbers must be in pixels
-_DECIMALS = 6  # of coordinates in pixels; more would be rounding errors: files have six decimals of a side
-# EXIF orientations whose removal swaps left and right, or top and bottom; from 5 on, it first swaps x and y.
+_FARTHEST = 1.0  # how far boxes may reach outside, in image sides; larger numbers are taken for pixels
+_DECIMALS = 6  # of coordinates in pixels; more are rounding errors, because labels have six decimals
+# EXIF orientations. To undo those in the first list, left and right are swapped; to undo those in the second,
+# top and bottom. For orientations from 5 on, x and y are swapped before that.
 _MIRROR_X = (2, 3, 7, 8)
 _MIRROR_Y = (3, 4, 6, 7)
 

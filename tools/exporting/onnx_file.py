@@ -32,7 +32,7 @@ def write(
 
     Args:
         nms: standard, efficientnms_trt or none.
-        metadata: values that JSON supports, for metadata_props.
+        metadata: values that JSON supports. They become metadata_props of the file.
         quantize: function that quantises the network; the parts before and after it are not quantised.
     """
     images, image_sizes = export_graph.signature(parts, None)

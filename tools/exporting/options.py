@@ -42,7 +42,8 @@ class Options(TrainedArgs):
     output: str = flag(None, "File to write (saved_model: directory). An existing one is replaced.")
     quantize: str = flag(
         "none",
-        "fp16 halves the size of the weights. int8 quarters it; onnx and tensorrt need --calibration_images.",
+        "fp16 halves the size of the weights, int8 quarters it. For onnx and tensorrt, int8 needs "
+        "--calibration_images.",
         choices=QUANTIZE,
     )
     calibration_images: str | None = flag(

@@ -43,7 +43,7 @@ def to_int8(network: onnx.ModelProto, batches: Iterator[np.ndarray], *, tensorrt
             images = next(batches, None)
             return None if images is None else {NETWORK_INPUT: images}
 
-    logging.getLogger().setLevel(logging.ERROR)  # onnxruntime.quantization logs to the root
+    logging.getLogger().setLevel(logging.ERROR)  # onnxruntime.quantization uses the root logger
     with tempfile.TemporaryDirectory() as folder:
         before, simplified, after = (pathlib.Path(folder, f"{name}.onnx") for name in ("a", "b", "c"))
         onnx.save(network, before)
@@ -73,7 +73,7 @@ def to_int8(network: onnx.ModelProto, batches: Iterator[np.ndarray], *, tensorrt
 def _separate_biases(graph: onnx.GraphProto) -> None:
     """Makes sure that no two convolutions share a bias tensor.
 
-    ONNX Runtime would copy a shared one, and the copy of `tensor_6` may get the name of another, `tensor_69`.
+    ONNX Runtime copies a shared bias. The copy of `tensor_6` may get the name of another tensor, `tensor_69`.
     """
     constants = {constant.name: constant for constant in graph.initializer}
     for number, node in enumerate(graph.node):

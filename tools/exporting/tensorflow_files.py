@@ -35,7 +35,7 @@ def write_saved_model(parts: Exportable, path: pathlib.Path, *, nms: str, metada
 
     Args:
         nms: standard or none.
-        metadata: values that JSON supports, for assets.extra.
+        metadata: values that JSON supports. They become a file in assets.extra.
     """
     detect = DETECT[nms]
 
@@ -81,7 +81,7 @@ def write_litert(
         lambda images, image_sizes: dict(zip(names, frozen(images, image_sizes), strict=True)),
         input_signature=specs,
     ).get_concrete_function()
-    with tempfile.TemporaryDirectory() as folder:  # a bare function would lose the names, too
+    with tempfile.TemporaryDirectory() as folder:  # a bare function would also lose the output names
         options = tf.saved_model.SaveOptions(experimental_custom_gradients=False)
         tf.saved_model.save(tf.Module(), folder, signatures=function, options=options)
         converter = tf.lite.TFLiteConverter.from_saved_model(folder)

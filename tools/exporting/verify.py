@@ -46,7 +46,7 @@ def difference(wanted: Detections, found: Detections, max_detections: int) -> fl
     """Returns the largest distance from a wanted detection to the nearest found one of the same class.
 
     The order is ignored, because detections of equal scores may swap. The distance of a missing detection is
-    its score. It is left out if the list of found detections is full and has no lower scores.
+    its score. A missing detection is left out if the list of found ones is full and has no lower scores.
     """
     boxes, scores, classes = found
     lowest = scores.min() if len(scores) == max_detections else 0.0
@@ -77,7 +77,7 @@ def largest_raw_difference(parts: Exportable, run: Run, to_pixels: ToPixels, loa
 
 def batches(loader: BaseLoader) -> Iterator[tuple[tf.Tensor, dict[str, tf.Tensor]]]:
     """Yields the batches of one epoch of the loader."""
-    return itertools.islice(loader.iterator(), loader.steps_per_epoch)  # tf.data's take has no GPU kernel
+    return itertools.islice(loader.iterator(), loader.steps_per_epoch)  # tf.data's `take` lacks a GPU kernel
 
 
 def _by_image(found: tuple[tf.Tensor, ...]) -> Iterator[Detections]:

@@ -88,7 +88,7 @@ def _dali_alone(app: str, output: pathlib.Path, photos: dict, cores: int) -> Ite
 
 
 def _bench(app: str, output: pathlib.Path, photos: dict) -> Iterator[Case]:
-    """Yields runs of bench.py: the step for all rows of ARITHMETIC; loader, step and both for two of them."""
+    """Yields runs of bench.py: the step for each row of ARITHMETIC; for two rows also loader, and both."""
     model, _, batch = MODELS[app]
     data = {f"train_{name}": value for name, value in photos.items()}
     for what, choices in (("model", ARITHMETIC), ("data,model,both", ARITHMETIC[2:4])):

@@ -28,7 +28,7 @@ from tools.gpu_checks.images import BATCHES, KINDS, kind_of
 # in the inverse DCT, and nvJPEG may repeat chroma samples that libjpeg-turbo interpolates. This changes
 # synthetic photographs by 0.1 to 0.3 levels. For CMYK, several conversions to RGB are in use.
 TOLERANCE = {"PNG": 0.5, "grey PNG": 0.5, "CMYK": 3.0}
-OTHERS = 1.5  # the same for all other file formats and for training batches
+OTHERS = 1.5  # the limit for all other file formats and for training batches
 BOXES = 1e-5  # largest difference that passes in all other tensors, such as boxes
 _HARDWARE = 3  # NVJPEG_BACKEND_HARDWARE of nvjpeg.h
 
@@ -39,7 +39,7 @@ Result = dict[str, Any]
 
 
 def facts() -> Result:
-    """Returns GPUs, driver, its newest CUDA version, cores, libraries, JPEG engines (None: no libnvjpeg)."""
+    """Returns GPUs, driver, the newest CUDA version for this driver, cores, libraries and JPEG engines."""
     query = "nvidia-smi --query-gpu=name,driver_version,memory.total --format=csv,noheader"
     code, said = subprocess.getstatusoutput(query)
     return {
@@ -81,7 +81,7 @@ def _library(name: str) -> Any:
 
 
 def _jpeg_engines() -> int | None:
-    """Counts the first GPU's JPEG engines as nvImageCodec does (hw_decoder.cpp): 0 without hardware."""
+    """Counts JPEG engines of the first GPU, as nvImageCodec does (hw_decoder.cpp). None: no libnvjpeg."""
     from nvidia import dali
 
     package = pathlib.Path(dali.__file__).parents[1] / "nvjpeg"
@@ -99,12 +99,13 @@ def _jpeg_engines() -> int | None:
 
 
 def decode(images: str, annotations: str, load: float, roi: bool, device: str = "gpu") -> Result:
-    """Decodes the middle 3/4 of each side, as in training. nvImageCodec 0.9 may crash with roi (issue 55).
+    """Measures how fast the middle 3/4 of each side is decoded. In training, windows are decoded like this.
 
     Args:
         images, annotations: photographs in COCO's format.
         load: hw_decoder_load, the share of the images that the JPEG engines get.
-        roi: whether a GPU decodes only the middle, instead of decoding the whole image and cropping it.
+        roi: whether a GPU decodes only the middle, instead of decoding the whole image and cropping it. With
+            nvImageCodec 0.9 this may crash (issue 55).
         device: gpu or cpu.
     """
     options: Result = {"training": True, "batch_size": 64, "hw_decoder_load": load, "roi_decoding": roi}
@@ -122,7 +123,7 @@ def decode(images: str, annotations: str, load: float, roi: bool, device: str = 
 def compare(
     app: str, images: str, annotations: str, training: bool, device: str = "gpu", **more: Any
 ) -> Result:
-    """Compares three batches of the GPU and CPU graphs. BOXES limits boxes and targets, TOLERANCE pixels.
+    """Compares three batches of the GPU and the CPU graph. Limits: TOLERANCE, OTHERS for pixels; else BOXES.
 
     Args:
         app: efficientdet or yolov4.
@@ -132,8 +133,8 @@ def compare(
         more: further options of the second loader.
 
     Returns:
-        File format -> mean difference in levels. Training mixes images, so it has one value, "batch".
-        error: what differs too much.
+        File format -> mean difference in levels. Training mixes images, so the only key is then "batch". The
+        key "error" is added if something differs too much.
     """
     options: Result = {"training": training, "batch_size": len(KINDS), "name_images": True}
     cpu = _loader(app, images, annotations, device="cpu", **options)

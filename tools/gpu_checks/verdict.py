@@ -51,7 +51,7 @@ def _passed(rows: Rows, stage: str, **about: Any) -> list[tuple[dict, dict]]:
 def _host(rows: Rows) -> Iterator[str]:
     for _, facts in _passed(rows, "facts"):
         if not facts["libnvcuvid"]:
-            yield "No libnvcuvid, so no JPEG engine works: NVIDIA_DRIVER_CAPABILITIES needs video."
+            yield "No libnvcuvid, so no JPEG engine works: add video to NVIDIA_DRIVER_CAPABILITIES."
         elif not facts["jpeg_engines"]:
             yield "No JPEG engine on this GPU: --hw_decoder_load changes nothing."
 
@@ -65,7 +65,7 @@ def _decoding(rows: Rows) -> Iterator[str]:
         best = max(whole, key=whole.__getitem__)
         if whole[best] <= PAYS * whole.get(DEFAULT_LOAD, 0):
             best = DEFAULT_LOAD
-        yield f"Decoding alone makes {whole[best]:.0f} images/s: --hw_decoder_load={best:g}."
+        yield f"Decoding alone makes {whole[best]:.0f} images/s: use --hw_decoder_load={best:g}."
     of_windows = [row for row in rows.values() if row["about"].get("roi") or row["about"].get("roi_decoding")]
     if bad := [row for row in of_windows if row["status"] != "ok"]:
         yield f"--roi_decoding does not work ({bad[0]['status']}): leave it off."

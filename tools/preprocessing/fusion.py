@@ -3,7 +3,7 @@
 This step decodes and resizes only the part of an image that the crop shows. It computes sizes as DALI does
 (AdjustOutputSize and CalculateSampleParams in dali/operators/image/resize/resize_attr_base.cc,
 CalculateAnchor in dali/operators/image/crop/crop_attr.h). So its pixels are those of the separate steps, but
-rounding may change a level by one.
+rounding may change a value by one level.
 """
 
 import dataclasses
@@ -51,7 +51,7 @@ def _decode_resize_crop(api: Api, encoded: Data, arguments: Arguments) -> Data:
     resized, pixel = api.math.floor(size * scale + 0.5), 1.0 / scale  # an output pixel, in image pixels
     crop = api.ops.stack(*(scale * 0 + side for side in arguments["crop"]))
     place = api.ops.stack(*(scale * 0 + arguments.get(name, 0.5) for name in ("crop_pos_y", "crop_pos_x")))
-    room = api.ops.cast(resized - crop, dtype=types.FLOAT64)  # as in crop: float32 could round to x.5
+    room = api.ops.cast(resized - crop, dtype=types.FLOAT64)  # as DALI's crop; float32 could give x.5
     corner = api.ops.cast(api.math.floor(room * place + 0.5), dtype=types.FLOAT)
     # `resized` is rounded to whole pixels. Resize keeps scale and centre, so both ends of the image move.
     start = (size - resized * pixel) * 0.5 + corner * pixel

@@ -53,7 +53,7 @@ class Operator(NamedTuple):
 
 
 def decode(api: Api, encoded: Data, arguments: Arguments) -> Data:
-    """Decodes all of the image: uint8 (H, W, 3), or (H, W, 1) for gray. EXIF turns it unless exif=ignore."""
+    """Decodes the whole image: uint8 (H, W, 3), gray (H, W, 1). Rotates it by EXIF unless exif=ignore."""
     return api.ops.decoders.image(encoded, **_decoding(api, arguments))
 
 
@@ -63,7 +63,7 @@ def decode_random_crop(api: Api, encoded: Data, arguments: Arguments) -> Data:
 
 
 def decode_region(api: Api, encoded: Data, arguments: Arguments) -> Data:
-    """Decodes the part at start (row/column) with shape (height/width) in pixels, or rel_start, rel_shape."""
+    """Decodes a part: start=TOP/LEFT and shape=HEIGHT/WIDTH in pixels, or as shares rel_start, rel_shape."""
     return api.ops.decoders.image_slice(encoded, axes=[0, 1], **_decoding(api, arguments))
 
 
@@ -74,7 +74,7 @@ def _decoding(api: Api, arguments: Arguments) -> Arguments:
 
 
 def crop(api: Api, images: Data, arguments: Arguments) -> Data:
-    """Crops HEIGHTxWIDTH in the middle, or at x and y (0..1: at random); fill pads smaller images."""
+    """Crops HEIGHTxWIDTH in the middle, or at x and y from 0 to 1 (random: 0..1). fill pads small images."""
     return api.ops.crop(images, **_filled(arguments))
 
 
@@ -84,7 +84,7 @@ def _filled(arguments: Arguments) -> Arguments:
 
 
 def crop_mirror_normalize(api: Api, images: Data, arguments: Arguments) -> Data:
-    """Crops, mirrors with probability p, subtracts mean, divides by std (0..255). HWC unless layout=CHW."""
+    """Crops, mirrors with probability p, subtracts mean, divides by std (in 0..255). Default layout: HWC."""
     arguments = {"output_layout": "HWC", **_filled(arguments)}
     if "p" in arguments:
         arguments["mirror"] = _coin(api, arguments.pop("p"))
@@ -92,7 +92,7 @@ def crop_mirror_normalize(api: Api, images: Data, arguments: Arguments) -> Data:
 
 
 def flip(api: Api, images: Data, arguments: Arguments) -> Data:
-    """Swaps left and right; or at random, with the probabilities p (left and right) and p_vertical."""
+    """Swaps left and right. p, p_vertical: probabilities to swap left and right, or top and bottom."""
     chances = {"p": "horizontal", "p_vertical": "vertical"}
     drawn = {chances[name]: _coin(api, p) for name, p in arguments.items() if name in chances}
     fixed = {name: value for name, value in arguments.items() if name not in chances}
@@ -120,7 +120,7 @@ def fit(api: Api, images: Data, arguments: Arguments) -> Data:
 
 
 def letterbox(api: Api, images: Data, arguments: Arguments) -> Data:
-    """Resizes as fit does, then pads to HEIGHTxWIDTH: at the top left, or in the middle with centered=1."""
+    """Resizes as fit does, then pads to HEIGHTxWIDTH: below and to the right; centered=1: on all sides."""
     fill = arguments.pop("fill", [0.0])
     images, top_left = _fitted(api, images, **arguments)
     return dali_ops.place(images, top_left, arguments["size"], fill, api)
@@ -152,7 +152,7 @@ MOVES = {  # in the order of their use: argument -> DALI's transform, its argume
 
 
 def warp_affine(api: Api, images: Data, arguments: Arguments) -> Data:
-    """Applies angle, shear (degrees), scale about the centre, translate (pixels); or a matrix (6 numbers)."""
+    """Applies angle, shear (degrees) and scale about the centre; translate (pixels); or matrix, 6 numbers."""
     moves = {name: arguments.pop(name) for name in MOVES if name in arguments}
     matrix = arguments.pop("matrix", None)
     if matrix is not None and moves:
@@ -193,7 +193,7 @@ def _row(
     schema: str | None = None,
     call: Callable[[Api, Data, Arguments], Data] | None = None,
 ) -> Operator:
-    """Makes an operator with `own` and a DALI schema's arguments (default: schema of its name; "": none)."""
+    """Makes an operator. Its arguments: `own`, and those of a DALI schema (None: of its name; "": none)."""
     schema = name.title().replace("_", "") if schema is None else schema
     arguments = {**(of_schema(schema) if schema else {}), **own}
     about = call.__doc__ or name if call else backend.GetSchema(schema).Dox()
@@ -235,5 +235,5 @@ _ROWS = (
 )
 OPERATORS = {row.name: row for row in _ROWS}
 DECODERS = ("decode", "decode_random_crop", "decode_region")
-# These interpret channels as red, green, blue, even if told that they are not (DALI 2.4 on a CPU).
+# These interpret channels as red, green, blue, even if an argument says BGR (DALI 2.4 on a CPU).
 NEED_RGB = ("color_twist", "saturation", "hue", "hsv", "jpeg_compression_distortion")

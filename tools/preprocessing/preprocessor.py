@@ -40,7 +40,7 @@ class Preprocessor:
         source: the result of `open_image_source`.
         ops: a chain of operators, see chain.py.
         batch_size: images per batch.
-        training: whether images are shuffled and repeated without end; else in order (common/readers.py).
+        training: whether images are shuffled, endlessly. If not, they are read in order (common/readers.py).
         device: "cpu", or "gpu": images are on the GPU from the decoder on.
         device_id: number of the GPU; None on a CPU.
         num_threads, prefetch: number of DALI's CPU threads, and of batches that a pipeline makes in advance.
@@ -198,7 +198,7 @@ class Preprocessor:
 
 def _reason(error: Exception) -> str:
     """Returns DALI's reason without tracebacks and source locations. Adds a remedy if one is known."""
-    text = str(error.__cause__ or error)  # the Dynamic API has the reason in the cause
+    text = str(error.__cause__ or error)  # the Dynamic API keeps the reason in __cause__
     operator = re.search(r"operator `nvidia\.dali\.fn\.([\w.]+)`", text)
     _, _, said = text.removeprefix("Multiple exceptions:").rpartition("encountered:")
     first = next((line.strip() for line in said.splitlines() if line.strip()), "")

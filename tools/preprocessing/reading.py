@@ -34,7 +34,7 @@ class Part:
         source: the source of the images.
         shard_id: number of the shard, the rank.
         num_shards: number of shards, the number of ranks.
-        training: whether images are shuffled and repeated without end; else in order (common/readers.py).
+        training: whether images are shuffled, endlessly. If not, they are read in order (common/readers.py).
         seed: seed of the shuffling, the same on all ranks; 0 is a valid seed.
 
     Raises:

@@ -69,7 +69,7 @@ def check(
 
 
 def _formats(source: Source, policy: ImagePolicy) -> dict[str, int]:
-    """Counts the images of each format, which the preceding check has put into the cache."""
+    """Counts the images of each format. The check before has put the formats into the cache."""
     if isinstance(source, CocoSource):
         facts = inspect_files(source.images_dir, source.annotations.file_names, policy)
         return collections.Counter(fact.image_format for fact in facts)

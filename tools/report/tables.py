@@ -26,7 +26,7 @@ class Table(NamedTuple):
 
 
 class Offenders(NamedTuple):
-    """A line for each offender (image, file, ...) of one kind of issue; only the page has such lists."""
+    """A line for each offender (image, file, ...) of one kind of issue. Only the HTML page has them."""
 
     title: str
     texts: Sequence[str]

@@ -113,7 +113,7 @@ def test_of_images_that_differ_in_their_suffix_the_filename_chooses(made):
     shutil.copy(made / "JPEGImages" / "a.png", made / "JPEGImages" / "a.jpg")
     assert read_voc(made)[0].file_names == ["a.png", "b.png"]
     write(made, "a", xml_of("gone.png", objects=[CAT]))
-    assert "a.xml: several images are called 'a': set one as <filename>" in faults(made)
+    assert "a.xml: several images are called 'a': name one in <filename>" in faults(made)
 
 
 @pytest.mark.parametrize("size", [None, (0, 0), (0, 40), ("", ""), (20.0, 40), ("tall", 40)])

@@ -112,7 +112,7 @@ def _load_recordio(image: Image) -> np.ndarray:
 
 def _recordio_reader(images: Sequence[Image], labelled: bool) -> Reader | None:
     indexes = base.store_indexes(images, "", lambda number, image: f"{number}\t{image.place[0]}\n")
-    if len(indexes) > 1:  # DALI 2.4 reads the wrong file if the last one has one record
+    if len(indexes) > 1:  # DALI 2.4 reads a wrong file if the last file has only one record
         return None
     arguments = {"path": list(indexes), "index_path": list(indexes.values())}
     return Reader("mxnet", arguments, label=1 if labelled else None)
@@ -189,7 +189,7 @@ def _members(file: str, content: memoryview) -> Iterator[tarfile.TarInfo]:
     except tarfile.TarError as error:
         raise UserError(f"{file} is not a complete plain tar archive ({error}): write it again") from error
     block = content[end : end + tarfile.BLOCKSIZE]
-    if len(block) < tarfile.BLOCKSIZE or any(block):  # tarfile also ends at a damaged header
+    if len(block) < tarfile.BLOCKSIZE or any(block):  # tarfile takes a damaged header for the end
         raise UserError(f"{file} is damaged or cut off at byte {end}: copy or write it again")
     for member in members:
         if member.isfile() and not member.issparse() and not os.path.basename(member.name).startswith("."):

@@ -5,7 +5,7 @@ without arguments that returns an iterable. Each step returns a sample or a batc
 `(image, label)`. A batch is a list of samples, `(images, labels)`, or an array (N, H, W, C).
 
 Samples are numbered across all steps, and a pipeline requests them by number. It resumes exactly if a number
-always returns the same sample. An iterable is then iterated from its start up to this number.
+always returns the same sample. To resume, it iterates an iterable from its start up to the next number.
 """
 
 import functools
@@ -27,7 +27,7 @@ from tools.preprocessing.formats import base
 from tools.preprocessing.formats.base import Content, Found, Image, Opening
 
 _MOST = 1_000_000  # steps: an input with more steps is considered endless
-_WANTED = "an image must be bytes, uint8 (bytes,), or uint8 or float32 (height, width, channels)"
+_WANTED = "an image must be bytes, or an array: uint8 (bytes,), or uint8 or float32 (height, width, channels)"
 _Sample = tuple[np.ndarray, int | None]
 
 

@@ -31,7 +31,8 @@ def open_list(opening: Opening) -> Content:
 def open_coco(opening: Opening) -> Content:
     """Opens --source=coco: a json and the directory of its images. Boxes are checked, but not used.
 
-    --input is the json, with --images=DIR, or the directory, with --annotations=FILE.
+    Either --input is the json and --images is the directory, or --input is the directory and --annotations is
+    the json.
     """
     if bool(opening.annotations) == bool(opening.images):
         raise UserError(
