@@ -2,8 +2,8 @@ r"""Trains this project's models and other programs on the same data and budget,
 
     python benchmarks/accuracy.py --rows=d0 --output_dir=runs/accuracy
 
-docs/accuracy.md has the method, the data and how to install the other programs. benchmarks/accuracy.yaml has
-the rows: each names data sets, and programs with their command lines. A run is a training and a detection
+docs/accuracy.md has the method, the data and how to install the other programs. benchmarks/accuracy.yaml is a
+table: each row names data sets, and programs with their command lines. A run is a training and a detection
 script in bash. One run is active at a time; the programs of a row take turns. Detections are COCO results,
 which this command scores.
 

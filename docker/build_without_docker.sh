@@ -11,7 +11,7 @@
 # the image's ssh server, and `make demo` with a few images. All files are in one directory under TMPDIR (/var/tmp), which
 # is removed at the end.
 #
-# The base contains this machine's pip and apt settings (mirrors, certificates), and so does a kept image. Do not publish it.
+# The image contains this machine's pip and apt settings (mirrors, certificates). Do not publish a kept image.
 set -euo pipefail
 
 cd "$(dirname "$0")/.."
@@ -93,8 +93,8 @@ inside docker/healthcheck.sh
 inside docker/healthcheck.sh --ranks=2
 
 say "two hosts, of which the second is reached by ssh"
-# The key is mounted as Kubernetes does it: owned by root and readable. horovodrun does not recognise 127.0.0.2 as this host.
-# shellcheck disable=SC2016 # the variable is that shell's
+# The key is mounted as Kubernetes does it: owned by root and readable. horovodrun takes 127.0.0.2 for another host.
+# shellcheck disable=SC2016 # the shell in the container expands the variable
 run_buildah run --isolation chroot --user root "$container" -- sh -euc '
   keys=/home/detection/.ssh
   mkdir $keys

@@ -33,8 +33,8 @@ from PIL import Image, ImageDraw
 IMAGE_SIZE = (512, 512)  # of the network input, height and width
 JITTER = (0.1, 2.0)  # size of the image relative to the largest that fits into the network input
 FLIP_PROB = 0.5
-COLOR = (0.3, 0.3, 0.5)  # brightness, contrast, saturation: factors from 1 - x to 1 + x. Recipe: x = 0.
-HUE = 20.0  # degrees, from -x to x. Recipe: x = 0.
+COLOR = (0.3, 0.3, 0.5)  # x of brightness, contrast, saturation: factors 1 - x to 1 + x. In training: 0.
+HUE = 20.0  # x in degrees: hue changes by -x to x. In training: 0.
 MEAN, STD = np.array([[0.485, 0.456, 0.406], [0.229, 0.224, 0.225]]) * 255  # of ImageNet, RGB
 LEVELS = range(3, 8)  # of the feature pyramid
 OCTAVES, RATIOS, ANCHOR_SCALE = 2 ** (np.arange(3) / 3), (1.0, 2.0, 0.5), 4.0  # ratios are width / height
@@ -94,7 +94,7 @@ class Stream:
             image_ids=True,
             include_iscrowd=False,
             size_threshold=0.0,  # by default boxes under 0.1 pixel are dropped
-            shuffle_after_epoch=True,  # shuffles the first epoch, too
+            shuffle_after_epoch=True,  # also shuffles the first epoch
             shuffle_after_epoch_seed=seed,
             enable_checkpointing=True,
         )
@@ -123,7 +123,7 @@ class Stream:
             checkpoint.register(stateful, name)
         return checkpoint
 
-    # A checkpoint accepts any object with these methods. DALI itself does not notice if the data differ.
+    # A checkpoint accepts any object with these methods. They refuse other data, which DALI does not notice.
     def get_state(self, *, cuda_stream: object = None) -> str:
         return json.dumps([self.step, self._data])
 
@@ -139,12 +139,12 @@ class Stream:
 
 
 def stored_sizes(jpegs: ndd.Batch) -> np.ndarray:
-    """Returns float32 (B, 2): height and width in the file headers. Like the boxes, they ignore EXIF."""
+    """Returns float32 (B, 2): height and width in the file headers. Boxes and sizes ignore EXIF rotation."""
     return to_numpy(ndd.peek_image_shape(jpegs, adjust_orientation=False))[:, :2].astype(np.float32)
 
 
 def jittered_windows(sizes: np.ndarray, draws: Draws, image_size: Size) -> tuple[np.ndarray, np.ndarray]:
-    """Chooses a random scale for each image, and a random window if it is then larger than the network input.
+    """Chooses a random scale for each image, and a random window if the scaled image exceeds the input size.
 
     Returns:
         The windows, int32 (B, 4): top, left, height, width in pixels of the stored image; and int32 (B, 2),
@@ -195,7 +195,7 @@ def normalize_and_pad(images: ndd.Batch, image_size: Size) -> ndd.Batch:
 
 
 def select_boxes(boxes: ndd.Batch, labels: ndd.Batch, image_size: Size) -> tuple[ndd.Batch, ndd.Batch]:
-    """Drops small boxes and keeps the MAX_BOXES largest. The Pipeline API has no indexing like rows[kept]."""
+    """Drops small boxes and keeps the MAX_BOXES largest. Uses rows[kept], which the Pipeline API lacks."""
     smallest = np.float32(MIN_BOX_SIZE / np.array(image_size[::-1]))
     chosen_boxes, chosen_labels = [], []
     for rows, classes in zip(map(np.asarray, boxes.tensors), map(np.asarray, labels.tensors), strict=True):
@@ -208,12 +208,12 @@ def select_boxes(boxes: ndd.Batch, labels: ndd.Batch, image_size: Size) -> tuple
 
 
 class Constant(tuple):
-    """Numbers for an operator. In a plain list, ndd would check all 196,416 numbers in every call."""
+    """A tuple of numbers for an operator. Of a list, ndd would check all 196,416 numbers in every call."""
 
 
 @functools.cache
 def anchor_boxes(image_size: Size) -> tuple[Constant, list[Size]]:
-    """Returns normalised ltrb by level, row, column, octave, ratio; and each level's (rows, columns)."""
+    """Returns the anchors, normalised ltrb, in the order of `cells`; and (rows, columns) of each level."""
     boxes, cells = [], [(-(-image_size[0] // 2**level), -(-image_size[1] // 2**level)) for level in LEVELS]
     for rows, columns in cells:
         stride = np.array(image_size) / (rows, columns)  # y, x
@@ -223,7 +223,7 @@ def anchor_boxes(image_size: Size) -> tuple[Constant, list[Size]]:
         centers = (centers * stride)[:, :, np.newaxis]  # (rows, columns, 1, 2)
         boxes.append(np.concatenate([centers - half, centers + half], -1)[..., [1, 0, 3, 2]].reshape(-1, 4))
     normalized = np.concatenate(boxes).astype(np.float32) / np.float32([*image_size[::-1]] * 2)
-    return Constant(normalized.ravel().tolist()), cells  # A * 4 numbers
+    return Constant(normalized.ravel().tolist()), cells  # 4 numbers for each anchor
 
 
 def encode(boxes: ndd.Batch, labels: ndd.Batch, image_size: Size) -> dict[str, ndd.Batch]:
@@ -371,7 +371,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    # By default ndd computes in a daemon thread. With DALI 2.4 on a CPU, 1 run in 10 aborted at its end.
+    # By default ndd computes in a daemon thread: with DALI 2.4 on a CPU, 1 run in 10 then aborted at exit.
     with ndd.EvalMode.sync_cpu:
         try:
             main()

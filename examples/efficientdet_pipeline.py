@@ -87,7 +87,7 @@ def make_pipeline(config: Config, shard_id: int = 0, num_shards: int = 1) -> Pip
     return pipeline
 
 
-def uniform(low: float, high: float, shape: tuple[int, ...] = ()):  # DALI rejects an empty range
+def uniform(low: float, high: float, shape: tuple[int, ...] = ()):  # DALI rejects low == high
     return fn.random.uniform(range=(low, high), shape=shape) if low < high else float(low)
 
 
@@ -165,7 +165,7 @@ def random_crop(config: Config, size, boxes, labels):
         top_left = fn.stack(*(math.floor(uniform(0.0, 1.0) * (free[axis] + 1.0)) for axis in (0, 1)))
         return int32(fn.cat(math.min(top_left, free), sides)), int32(new_size), boxes, labels
     top_left, sides = constant(np.int32([0, 0])), int32(size)
-    if config.crop == "min_iou_crop":  # as in SSD: with a minimum IoU with each box, or the whole image
+    if config.crop == "min_iou_crop":  # as in SSD: a window with a minimum IoU with each box, or the image
         choices = {"thresholds": [0.1, 0.3, 0.5, 0.7, 0.9], "scaling": [0.3, 1.0], "aspect_ratio": [0.5, 2.0]}
         layout = {"bbox_layout": "xyXY", "input_shape": sides, "shape_layout": "HW"}
         start, shape, boxes, labels = fn.random_bbox_crop(boxes, labels, **choices, **layout, num_attempts=20)
@@ -206,7 +206,7 @@ def select_boxes(boxes, labels, min_size=0.0, limit: int = 2**14):
     area, is_before = sides[:, 0] * sides[:, 1] * is_large, column(number) < number  # (N,), (N, N)
     is_larger = (column(area) > area) | ((column(area) == area) & is_before)
     kept = is_large * (int_sum(int32(is_larger), axes=[0]) < limit)
-    # DALI has no boxes[kept]: a matrix moves the bits of boxes. Slice last: DALI 2.4 miscompares slices.
+    # DALI has no boxes[kept], so a 0/1 matrix moves the bits. Sliced last: DALI 2.4 compares slices wrongly.
     row = int_sum(is_before * column(kept), axes=[0])
     move = (kept * (column(number) == row))[: int_sum(kept)]  # (M, N)
     bits = int_sum(fn.expand_dims(move, axes=[2]) * fn.reinterpret(boxes, dtype=types.INT32), axes=[1])
@@ -240,7 +240,7 @@ def encode(config: Config, boxes, labels) -> list:
 
 
 def make_dataset(config: Config, shard_id: int = 0, num_shards: int = 1):
-    """Returns endless tf.data of (images, dict of other outputs); on a GPU, which lacks `map`, of tuples."""
+    """Returns endless tf.data of (images, dict of other outputs); on a GPU, where `map` fails, of tuples."""
     import nvidia.dali.plugin.tf as dali_tf
     import tensorflow as tf
 

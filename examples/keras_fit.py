@@ -3,7 +3,7 @@ r"""Trains EfficientDet with Keras' `fit` and callbacks on batches from DALI, wi
     python examples/keras_fit.py --flagfile=efficientdet/flags/demo.txt --output_dir=runs/demo-keras-fit
     horovodrun -np 2 python examples/keras_fit.py --strategy=horovod ...  # or alone, --strategy=mirrored
 
-The flags are those of train.py, without those in WITHOUT. eval.py, infer.py and export.py read the weights.
+All flags of train.py work, except those in WITHOUT below. eval.py, infer.py, export.py read the weights.
 The same command with the same directory continues after the last complete epoch.
 
 `fit` cannot do the following; use train.py instead:
@@ -11,7 +11,7 @@ The same command with the same directory continues after the last complete epoch
   next run repeats the whole epoch, with images in another order.
 - Skip a step whose loss is not finite: callbacks run after the update. The run ends with this epoch, unsaved.
 - Save and stop at a signal, or end ranks that wait for a lost rank (the watchdog).
-- Change the data between epochs, such as YOLOv4's last epochs without mosaic. Train with multi_worker.
+- Train with --strategy=multi_worker, or change the data between epochs (YOLOv4's last epochs have no mosaic).
 
 For YOLOv4, import from `yolov4`, call `FitModel(network, config)`, and take the epochs from config.epochs.
 """
@@ -109,7 +109,7 @@ class MovingAverage(RankCallback):
 
 
 class CocoMetrics(RankCallback):
-    """Adds COCO metrics of the averaged weights, by pycocotools, to the logs and to train.py's files."""
+    """Adds COCO metrics of the averaged weights, by pycocotools, to the logs and the files of train.py."""
 
     def __init__(self, *run, score, eval_every: int):
         super().__init__(*run)

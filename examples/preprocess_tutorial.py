@@ -115,7 +115,7 @@ def main() -> None:
 
     # --- 4. The short way. A source, a line of operators and an output, like --source, --ops and --output of
     # tools/preprocess.py. `OPS` does the same as the function above. But it only decodes and resizes the part
-    # of an image that the crop shows, so rounding may change a level by one.
+    # of an image that the crop shows, so rounding may change a value by one.
     source = open_image_source("tfrecord", ",".join(files))
     work = Preprocessor(source=source, ops=OPS, batch_size=BATCH_SIZE)
     for name in ("sheet.png", "images.npz"):
@@ -148,7 +148,7 @@ def main() -> None:
             num_threads=2,
             device_id=None,
         )
-    batches = list(dataset.take(epoch_size // BATCH_SIZE))  # a dataset never ends, either
+    batches = list(dataset.take(epoch_size // BATCH_SIZE))  # like a pipeline, it never ends
     np.testing.assert_array_equal(np.concatenate([images for images, _, _ in batches]), standalone)
     np.testing.assert_array_equal(np.concatenate([ids for _, _, ids in batches]), image_ids)
     print(f"6. tf.data: {dataset.element_spec[0]}, the same {NUM_IMAGES} images")

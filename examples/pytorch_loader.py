@@ -38,10 +38,10 @@ OUTPUTS += [f"{kind}_targets_{level}" for level in LEVELS for kind in ("class", 
 def make_loader(config: Config, rank: int = 0, num_ranks: int = 1) -> DALIGenericIterator:
     """Returns an iterator over one rank's shard of each epoch. A batch is a list of one dict of tensors.
 
-    `reader_name` determines the length of an epoch. FILL completes the last batch with first images of the
-    next epoch, which does not repeat them. So all ranks have equally many batches, and no image is lost.
-    PARTIAL would lose these images. For evaluation use PARTIAL, and a reader in order with pad_last_batch
-    and stick_to_shard set to True. The tensors use DALI's memory by DLPack, without a copy.
+    `reader_name` determines the length of an epoch. FILL completes the last batch with the first images of
+    the next epoch, and that epoch does not repeat them. So all ranks have equally many batches, and no image
+    is lost. PARTIAL would lose the images that FILL takes. For evaluation use PARTIAL, and a reader in order
+    with pad_last_batch and stick_to_shard set to True. The tensors share DALI's memory by DLPack.
     """
     pipeline = make_pipeline(config, rank, num_ranks)
     pipeline.build()
@@ -85,7 +85,7 @@ class Detector(torch.nn.Module):
 
 
 def detection_loss(outputs: list, batch: dict[str, torch.Tensor]) -> torch.Tensor:
-    """Adds focal loss (arXiv 1708.02002) of all anchors and L1 loss of matched ones, per matched anchor."""
+    """Returns focal loss (arXiv 1708.02002) of all anchors + L1 loss of matched ones, per matched anchor."""
     losses = []
     for level, (logits, deltas) in zip(LEVELS, outputs, strict=True):
         classes, box_targets = batch[f"class_targets_{level}"], batch[f"box_targets_{level}"]

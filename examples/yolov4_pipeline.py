@@ -51,7 +51,7 @@ class Config:
     flip_prob: float = 0.5
     hue: float = 36.0  # in degrees: -x .. x
     saturation: float = 1.5  # a factor in 1 .. x, or its inverse
-    exposure: float = 1.5  # the same for brightness
+    exposure: float = 1.5  # brightness: a factor in 1 .. x, or its inverse
     mosaic_prob: float = 0.5
     min_box_size: float = 1.0  # pixels of the network input; smaller boxes are dropped
     max_instances: int = 200  # maximum number of boxes in an image; the largest are kept
@@ -90,7 +90,7 @@ def make_pipeline(config: Config, shard_id: int = 0, num_shards: int = 1) -> Pip
     return pipeline
 
 
-def uniform(low: float, high: float, shape: tuple[int, ...] = ()):  # DALI rejects an empty range
+def uniform(low: float, high: float, shape: tuple[int, ...] = ()):  # DALI rejects low == high
     return fn.random.uniform(range=(low, high), shape=shape) if low < high else float(low)
 
 
@@ -194,7 +194,7 @@ def mosaic(config: Config, images, boxes_px, labels, place):
     A cut point divides the sample into four tiles. Each tile shows the opposite corner of its canvas, without
     the padding there: the upper left tile shows the lower right corner. Boxes are clipped to their tile.
     """
-    # DALI does not give a sample its number in the batch, so `own` is random. The others differ from it.
+    # A sample does not know its number in the batch, so `own` is a random one. The others differ from `own`.
     own = fn.batch_permutation()
     others = [fn.batch_permutation(no_fixed_points=True) for _ in range(3)]
     sources = [own, *(fn.permute_batch(own, indices=other) for other in others)]
@@ -236,7 +236,7 @@ def select_boxes(boxes, labels, min_size=0.0, limit: int = 2**14):
 
 
 def make_dataset(config: Config, shard_id: int = 0, num_shards: int = 1):
-    """Returns endless tf.data of (images, dict of other outputs); on a GPU, which lacks `map`, of tuples."""
+    """Returns endless tf.data of (images, dict of other outputs); on a GPU, where `map` fails, of tuples."""
     import nvidia.dali.plugin.tf as dali_tf
     import tensorflow as tf
 

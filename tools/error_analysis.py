@@ -54,7 +54,7 @@ KINDS = {  # kinds from CORRECT on -> meaning, colour of Paul Tol's schemes (per
     "background": ("no object at the box", "#ee7733"),
     "missed": ("object not found, not even with a wrong class or a poor box", "#cc3311"),
 }
-# Fields of detections and ground-truth boxes. `image`: index of the image in the annotations. `class`: 0-based.
+# Fields of detections and of ground-truth boxes. `image`: image's index in the annotations. `class`: 0-based.
 # `target`, only for detections: index of the box that the detection is matched to or overlaps most.
 # `box`: left, top, width and height in pixels.
 _NAMES = ("image", "class", "kind", "target", "score", "box")
