@@ -29,7 +29,7 @@ with contextlib.suppress(OSError):  # without a driver
     ctypes.CDLL("libcuda.so.1")
     import tensorflow as tf
 
-    # TensorFlow refuses this after its first operation, and some test modules run one when they are imported.
+    # Here, because TensorFlow refuses it after its first operation, which some test modules run on import.
     for gpu in tf.config.list_physical_devices("GPU"):
         tf.config.experimental.set_memory_growth(gpu, True)
 

@@ -87,7 +87,7 @@ def test_what_is_copied_is_there_and_no_more(path):
 
 
 def test_the_context_is_what_the_apps_need():
-    """Only four files and the folders of code are included, so no data, run, key or history gets in."""
+    """Docker's context has only four files and the folders of code, so no data, run, key or history."""
     lines = [line for line in (ROOT / ".dockerignore").read_text().splitlines() if not line.startswith("#")]
     assert lines[0] == "*"
     allowed = {line[1:] for line in lines if line.startswith("!")}
@@ -97,7 +97,7 @@ def test_the_context_is_what_the_apps_need():
 
 
 def test_the_two_images_are_twins():
-    """The last stages differ only in names and in what a GPU needs; make and scripts find the same files."""
+    """Both last stages differ only in names and in what a GPU needs; make and scripts find the same files."""
     gpu, cpu = (stages(path)[-1] for path in DOCKERFILES)
     for name in ("COPY", "USER", "ENTRYPOINT", "CMD", "WORKDIR"):
         assert of(gpu, name) == of(cpu, name), name
@@ -124,7 +124,8 @@ def test_make_finds_its_environment_ready(path):
 
 
 def test_compose_checks_a_device_before_it_trains():
-    """compose-spec's schema/compose-spec.json (1.x) has these names; the page describes the validation."""
+    """A service waits for its check. The names are those of compose-spec's schema/compose-spec.json (1.x);
+    docs/containers.md says how the file was validated."""
     for device in ("cpu", "gpu"):
         service, check = COMPOSE["services"][device], COMPOSE["services"][f"check-{device}"]
         for each in (service, check):

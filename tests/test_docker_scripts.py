@@ -47,7 +47,7 @@ def test_an_environment_that_cannot_train_is_unhealthy(tmp_path, breaks, argumen
 
 @pytest.mark.parametrize("engines", [1, 0])
 def test_a_run_that_leaves_nothing_is_unhealthy_and_missing_jpeg_engines_are_a_warning(tmp_path, engines):
-    """Stand-ins for TensorFlow and DALI see a GPU; the driver's library exists or not."""
+    """Stand-ins for TensorFlow and DALI see a GPU; the driver's JPEG library exists in one of two cases."""
     stand_ins = (
         "import ctypes, sys; from unittest import mock; "
         f"ctypes.CDLL = mock.Mock(side_effect={None if engines else 'OSError'}); sys.modules |= "

@@ -62,7 +62,7 @@ def test_pytorch_trains_on_every_rank(launcher, monkeypatch):
 
 
 def test_the_current_code_beside_the_older_one_runs(tmp_path):
-    """Runs the second column of the tables: first the body of a pipeline, then the code that runs it."""
+    """Runs the second column of the page's tables: first the body of a pipeline, then the code around it."""
     annotations = synthetic.draw_dataset(tmp_path, num_images=8, seed=0)
     model = keras.Sequential([keras.layers.Flatten(), keras.layers.Dense(2)])
     model.compile(loss="mse")

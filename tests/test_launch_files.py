@@ -38,7 +38,7 @@ def test_their_training_commands_have_flags_that_exist():
 
 
 def test_mpijob_is_what_the_operator_reads():
-    """Fields and rules of kubeflow/mpi-operator: pkg/apis/kubeflow/v2beta1/types.go, .../validation.go."""
+    """mpijob.yaml obeys kubeflow/mpi-operator: pkg/apis/kubeflow/v2beta1/types.go, .../validation.go."""
     job = yaml.safe_load(MPIJOB.read_text())
     assert (job["apiVersion"], job["kind"]) == ("kubeflow.org/v2beta1", "MPIJob")
     assert re.fullmatch(r"[a-z]([-a-z0-9]*[a-z0-9])?", job["metadata"]["name"])
@@ -219,7 +219,7 @@ def test_slurm_says_what_is_missing(cluster):
 
 
 def test_the_pattern_for_signals_finds_the_ranks_alone(tmp_path):
-    """The pattern does not match horovodrun, its helpers and shells, whose commands contain train.py, too."""
+    """The pattern matches only ranks, not horovodrun, its helpers and shells, which also name train.py."""
     assert RANKS_PATTERN in MPIJOB.read_text() and RANKS_PATTERN in PAGES["distributed"]
     script = tmp_path / "train.py"
     script.write_text("import signal; print('ready', flush=True); signal.pause()")

@@ -84,7 +84,7 @@ def copy(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
 @pytest.mark.slow
 @pytest.mark.parametrize("app", ["efficientdet", "yolov4"])
 def test_a_run_that_was_stopped_in_an_epoch_goes_on_from_the_epoch_before(app, copy, monkeypatch, capfd):
-    """DALI's graphs have changed since 6eb6d8f, so a position saved in an old graph cannot be restored."""
+    """The run resumes at an epoch's end: DALI's graphs have changed, so old positions cannot be restored."""
     monkeypatch.chdir(copy)
     module, a = small_apps.parsed(app, f"--flagfile=runs/{app}/flags.txt")
     module.start(a)

@@ -91,7 +91,7 @@ def gpus_of(recipe: str) -> int:
 def check_recipe(words: list[str], fv: flags.FlagValues) -> None:
     """Checks a COCO recipe's number of GPUs; recipes and many ranks must have separate evaluation data."""
     recipes = [file for file in fv.flagfile if "_coco" in file]
-    if fv.strategy not in ("mirrored", "multi_worker"):  # one process for many GPUs
+    if fv.strategy not in ("mirrored", "multi_worker"):  # these have one process for many GPUs
         assert all(gpus_of(recipe) == ranks_of(words) for recipe in recipes), recipes
     if recipes or ranks_of(words) > 1 or fv.strategy != "none":
         names = [f"{split}_{kind}" for split in ("train", "eval") for kind in ("images", "annotations")]
@@ -155,7 +155,7 @@ def test_other_commands_are_known():
 
 @pytest.mark.parametrize("name", PAGES)
 def test_flags_in_the_text_exist(name, capsys):
-    """Flags may be those of any program of this project, of horovodrun, or of a few others."""
+    """Flags in a page are those of programs of this project, of horovodrun, or of a few others."""
     programs = [*sorted({program_of(words)[0] for words in PROGRAMS.values()}), "tools/copy_app.py"]
     known = {flag for program in programs for flag in known_flags(program)}
     with mock.patch.object(sys, "argv", ["horovodrun", "--help"]), pytest.raises(SystemExit):
@@ -310,7 +310,7 @@ def test_the_command_for_two_processes_runs(project):
 @pytest.mark.slow
 @pytest.mark.parametrize("app", DEMOS)
 def test_make_demo_end_to_end(tmp_path, app):
-    """Runs the real target on a few images for one epoch. No test checks the accuracy of the whole demo."""
+    """Runs `make demo` itself on few images for one epoch. No test checks the accuracy of the whole demo."""
     flags_of_demo = "--epochs=1 --image_size=64"
     for split in ("train", "eval"):
         data = tmp_path / "data" / split

@@ -120,7 +120,7 @@ either_app = pytest.mark.parametrize("app", list(APPS)[-1:], indirect=True, scop
 
 
 def slow_for(*names: str) -> pytest.MarkDecorator:
-    """Runs a test for both apps. It is slow for those in `names`, for which a faster test checks the same."""
+    """Decorator: the test runs for both apps. It is marked slow for `names`, which a faster test covers."""
     params = [pytest.param(name, marks=pytest.mark.slow if name in names else ()) for name in APPS]
     return pytest.mark.parametrize("app", params, indirect=True, scope="session")
 
@@ -131,7 +131,7 @@ def eagerly() -> Iterator[None]:
     tf.config.run_functions_eagerly(True)
     try:
         with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "Even though the")  # tf.data still builds a graph
+            warnings.filterwarnings("ignore", "Even though the")  # says that tf.data still builds a graph
             yield
     finally:
         tf.config.run_functions_eagerly(False)

@@ -42,7 +42,7 @@ def test_boxes_enclose_what_they_enclosed_before_a_rotation(augmentations):
     drawn = [rectangles(random, *(int(n) for n in random.integers(90, 260, 2)), i % 5) for i in range(30)]
     images = [image for image, _ in drawn]
     sizes = [np.float32(image.shape[1::-1] * 2) for image in images]
-    no_area = np.float32([[0.2, 0.2, 0.2, 0.9], [0.5, 0.5, 0.5, 0.5]])  # like boxes outside a crop
+    no_area = np.float32([[0.2, 0.2, 0.2, 0.9], [0.5, 0.5, 0.5, 0.5]])  # crops give outside boxes no area
     boxes = [np.concatenate([px / size, no_area]) for (_, px), size in zip(drawn, sizes, strict=True)]
     labels = [np.arange(1, len(of_image) + 1, dtype=np.int32) for of_image in boxes]
 
@@ -65,7 +65,7 @@ def test_boxes_enclose_what_they_enclosed_before_a_rotation(augmentations):
                 outwards = (found[label] - expected) * (-1, -1, 1, 1)
                 assert (outwards > -1.5).all()
                 is_whole = min(expected[:2]) > 0 and (expected[2:] < size[2:]).all()
-                assert not is_whole or (outwards < 2.0).all()  # a cut rectangle can be smaller than its box
+                assert not is_whole or (outwards < 2.0).all()  # at the border a rectangle may be smaller
                 whole += is_whole
     assert turned > 25 and whole > 30
 

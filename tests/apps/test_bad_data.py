@@ -64,7 +64,7 @@ def test_evaluation_and_inference_stop_too(with_bad_images, trained, command, tm
 
 @slow_for("efficientdet")
 def test_training_lists_every_fault_without_a_traceback(app, faulty, tmp_path):
-    """Runs the command as a user types it: as a separate process and in another directory."""
+    """Run as by a user, in another directory, the command lists all faults and exits with code 1."""
     command = [sys.executable, f"{ROOT}/{app.name}/train.py", f"--model_name={app.model_name}"]
     command += [*coco_flags(faulty.directory, "train"), f"--output_dir={tmp_path}/run"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)

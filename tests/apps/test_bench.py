@@ -72,7 +72,10 @@ def source_of(directory: pathlib.Path):
 
 
 def test_the_command_measures_processes(drawn, tmp_path):
-    """Runs one app only: the tests below cover the differences of the other app inside the test process."""
+    """bench.py of EfficientDet, started as a process, measures a loader and a baseline program.
+
+    The tests below cover the differences of YOLOv4's bench.py inside the test process.
+    """
     app = APPS["efficientdet"]
     baseline = f"--baseline=theirs={sys.executable} -uc {shlex.quote(BASELINE)}"
     arguments = small(app, drawn, "--what=data", "--pipeline_types=dali_cpu", "--rounds=1", baseline)
@@ -135,7 +138,7 @@ def operators(pipeline) -> set[str]:
 
 
 def test_a_cut_graph_is_the_product_s_graph(app, bench, drawn):
-    """Each truncated graph is a part of the next one, and the last one gives the whole graph's images."""
+    """A graph cut after a stage contains all earlier cuts; the last one gives the whole graph's images."""
     whole = open_loader(bench, drawn, WHOLE[app.name]).pipeline
     nodes = stages.stage_nodes(whole, bench.APP.stages)
     assert list(nodes) == STAGES[app.name]
@@ -147,7 +150,7 @@ def test_a_cut_graph_is_the_product_s_graph(app, bench, drawn):
     np.testing.assert_array_equal(images, whole.run()[0].as_array())
     jpegs = [bytes(np.asarray(jpeg)[:2]) for jpeg in cuts["read"].run()[0]]
     assert set(jpegs) <= {b"\xff\xd8", b"\x89P"}
-    for stage, operator in (("decode", "ImageSlice"), ("resize", "Resize")):  # the stage before lacks it
+    for stage, operator in (("decode", "ImageSlice"), ("resize", "Resize")):  # missing in the stage before
         before = STAGES[app.name][STAGES[app.name].index(stage) - 1]
         assert any(operator in name for name in operators(cuts[stage]))
         assert not any(operator in name for name in operators(cuts[before]))

@@ -82,7 +82,7 @@ def test_a_missing_backend_is_said_before_the_work(command, drawn, monkeypatch):
 
 
 def test_every_image_once_and_an_error_where_the_network_gives_nan(app, trained, source):
-    """Twelve images in batches of five: the repeated images that fill the last batch must not count."""
+    """Of 12 images in batches of 5 each counts once, although repeats fill the last one; NaN is an error."""
     model, config, labels, _ = app.load_trained(trained)
     options = {"source": source, "config": config, "training": False, "with_targets": False}
     loader, detect = app.make_loader("dali_cpu", batch_size=5, **options), app.make_detect(model, config)
@@ -111,7 +111,7 @@ def test_other_categories_are_refused(trained, drawn, command, tmp_path):
 
 
 def test_what_was_trained_cannot_be_changed_by_hparams(app, evaluation, tmp_path):
-    """Weights would load with other anchors without an error, but every box would be decoded wrongly."""
+    """Hparams of the network are refused: with other anchors weights would load, but decode boxes wrongly."""
     name, value = app.own_hparam
     with pytest.raises(UserError, match=rf"'{name}' cannot be changed here.*nms_method"):
         evaluation(tmp_path, f"--hparams={name}={value}")

@@ -95,10 +95,10 @@ def by_weights(app, decided, command, drawn, tmp_path_factory):
 def _check_same(found, expected):
     """Asserts that 99.5 % of the detections agree: scores to 1e-4, boxes to 0.03 px.
 
-    1e-4 of the image is 0.015 px; rounding may add as much.
+    A box edge that differs by 1e-4 of the image side is 0.015 px off; rounding may add as much.
     """
     assert len(found) == len(expected) > 500
-    assert np.std([detection["score"] for detection in expected]) > 0.01  # far above 1e-4
+    assert np.std([detection["score"] for detection in expected]) > 0.01  # far above the tolerance of 1e-4
 
     def key(detection):
         return detection["image_id"], detection["category_id"]
@@ -171,7 +171,7 @@ def test_saved_model_takes_images_of_any_size(decided, command, drawn, by_weight
         out = {name: value.numpy()[0] for name, value in detect(images=tf.constant(pixels[None])).items()}
         for row in range(out["count"]):
             left, top, right, bottom = map(float, out["boxes"][row])
-            if left == right or top == bottom:  # such a box is outside; eval.py drops it, too
+            if left == right or top == bottom:  # eval.py also drops such boxes outside the image
                 continue
             about = {"image_id": image["id"], "category_id": labels.category_ids[out["classes"][row]]}
             box = [left, top, right - left, bottom - top]
@@ -186,7 +186,10 @@ def test_saved_model_takes_images_of_any_size(decided, command, drawn, by_weight
 
 @slow_for("efficientdet")
 def test_tensorrt(decided, command, drawn, by_weights, tmp_path, monkeypatch, capsys):
-    """Uses stand-ins for TensorRT and CUDA. A wrong shape, version or missing file is a one-line error."""
+    """With stand-ins for TensorRT and CUDA, a plan gives the detections of the weights.
+
+    A wrong shape, a wrong version or a missing file is a one-line error.
+    """
     tensorrt_stand_in.install(monkeypatch)
     plan, onnx = tmp_path / "detector.plan", tmp_path / "detector.onnx"
     flags = ["--format=tensorrt", "--nms=standard", f"--verify_images={drawn}/images/0[01].jpg"]
@@ -215,7 +218,7 @@ def test_tensorrt(decided, command, drawn, by_weights, tmp_path, monkeypatch, ca
 
 @slow_for("yolov4")
 def test_litert(decided, command, drawn, by_weights, tmp_path, monkeypatch):
-    """If the file differs from the weights by more than the limit, one line says so, and the file is kept.
+    """A .tflite file that differs from the weights by more than the limit is kept, and one line says so.
 
     The limit is set so low that rounding alone exceeds it.
     """

@@ -107,7 +107,7 @@ def heads(tune, tmp_path_factory) -> Tuned:
 
 
 def test_init_from_copies_classes_by_name(app, heads, earlier):
-    """The data have car, cat, toothbrush. Ids and order differ; two earlier classes are gone, cat is new."""
+    """Car and toothbrush keep their weights under new ids and in a new order; cow and emu go, cat is new."""
     before, after = values_of(earlier.model), heads.begun
     report = next(line for line in heads.said.splitlines() if line.startswith("--init_from"))
     total = len(earlier.model.weights)
@@ -134,7 +134,7 @@ def test_freeze_keeps_the_named_layers_still(app, heads, earlier):
 
 @either_app
 def test_frozen_batch_norms_normalise_with_what_they_had(app):
-    """An output does not depend on the rest of the batch, even in a training step with the fused kernel."""
+    """A frozen layer's output ignores the rest of the batch, even in training and with the fused kernel."""
     model, _ = build(app, 3)
     fine_tuning.freeze(model, "^backbone")
     layers = [layer for layer in model.layers if isinstance(layer, BatchNormalization)]
@@ -161,7 +161,7 @@ def test_frozen_batch_norms_normalise_with_what_they_had(app):
 
 @slow_for("efficientdet")
 def test_batch_norms_that_are_frozen_stay_and_the_run_resumes_exactly(app, tune, tmp_path, monkeypatch):
-    """Statistics, scales, offsets and their averages stay; all other weights train."""
+    """--freeze_batch_norm keeps statistics, scales, offsets and their averages; all other weights train."""
     flags = ("--epochs=2", "--freeze_batch_norm", "--ema_decay=0.9")
     whole = tune(tmp_path / "whole", *flags)
     model = app.load_trained(whole.run)[0]
@@ -181,7 +181,7 @@ def test_batch_norms_that_are_frozen_stay_and_the_run_resumes_exactly(app, tune,
 
 @either_app
 def test_unfreezing_keeps_the_weights_and_the_state_of_the_optimizer(app, heads, tune, tmp_path):
-    """The heads train for an epoch, then all layers: momentum and counters go on, new layers start at 0."""
+    """When all layers train after the heads, momentum and counters go on; the momentum of new layers is 0."""
     whole = tune(shutil.copytree(heads.run, tmp_path / "run"), "--epochs=2", "--freeze=")
     assert "changed: freeze; the run goes on from an epoch's end" in whole.said
     assert (heads.updates, whole.updates) == (0, 3)
@@ -190,7 +190,7 @@ def test_unfreezing_keeps_the_weights_and_the_state_of_the_optimizer(app, heads,
     assert still and moving
     for path, values in values_of(app.load_trained(heads.run)[0]).items():  # --ema_decay=0: the final weights
         np.testing.assert_array_equal(whole.begun[path], values, err_msg=path)
-    by_place = dict(zip(heads.left, whole.restored.values(), strict=True))  # paths differ in a number
+    by_place = dict(zip(heads.left, whole.restored.values(), strict=True))  # paths of runs differ in a number
     for name, values in heads.left.items():
         np.testing.assert_array_equal(by_place[name], values, err_msg=name)
     assert all(not heads.left[name].any() for name in still)
@@ -222,7 +222,7 @@ def test_weights_that_run_otherwise_say_so(app, heads, capsys):
 
 @either_app
 def test_weights_of_an_earlier_version_load(app, earlier, tmp_path, capsys):
-    """Earlier versions wrote only some of the metadata."""
+    """Weights of earlier versions, which wrote only some of the metadata, can be loaded."""
     metadata = model_metadata.read(earlier.run)
     kept = ("app", "num_classes", "label_map", "config", "eval_data", "epoch")
     old = tmp_path / "old.weights.h5"

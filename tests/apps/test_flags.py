@@ -32,7 +32,7 @@ def test_help_shows_the_flags(app):
 
 
 def test_importing_defines_no_flags():
-    """Two apps that define flags on import could not be imported in one process."""
+    """Importing an app defines no flags: two apps that did so could not be imported in one process."""
     assert "model_name" not in flags.FLAGS
     assert "weights" not in flags.FLAGS
 

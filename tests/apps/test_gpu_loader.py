@@ -108,7 +108,7 @@ def test_the_loss_is_the_same_for_the_types_of_a_gpu_loader(app, feed, config):
 
 @pytest.mark.parametrize("device_id, expected", [(0, tf.int64), (None, tf.int32)])
 def test_only_a_gpu_loader_s_batches_lose_their_int32(app, config, monkeypatch, device_id, expected):
-    """On a GPU, synthetic data are copied once and not at each step."""
+    """Synthetic batches for a GPU have int64 in place of int32, and are copied once, not at each step."""
     monkeypatch.setattr(loader, "tensorflow_device", lambda _: "/cpu:0")
     options = {"source": None, "config": config, "batch_size": 2, "training": True, "num_classes": 3}
     batches = app.package.loaders.SyntheticLoader(device_id=device_id, **options).iterator()
@@ -157,14 +157,14 @@ def test_on_a_gpu_images_are_decoded_whole_with_the_sizes_of_the_data(operators)
 
 
 def test_no_argument_of_a_gpu_operator_is_a_constant_on_the_gpu(operators):
-    """Every batch would copy such a constant and wait for the copy. The first input is the data."""
+    """No argument of Slice is a GPU constant, for whose copy each batch would wait. Input 0 is the data."""
     for name, device, _, inputs in operators():
         if device == "gpu" and name == "Slice":
             assert "gpu" not in inputs[1:], name
 
 
 def test_a_dataset_builds_no_pipeline_of_its_own(app, config, source, monkeypatch):
-    """DALIDataset builds the pipeline that it runs."""
+    """The loader builds no pipeline itself, because DALIDataset builds the pipeline that it runs."""
     monkeypatch.setattr(dali.Pipeline, "build", lambda self: pytest.fail("built"))
     loader = app.make_loader("dali_cpu", source=source, config=config, batch_size=2, training=True)
     images, _ = next(loader.iterator())

@@ -71,7 +71,7 @@ def test_files_of_the_same_name_get_a_picture_each(infer, drawn, tmp_path):
 
 @either_app
 def test_order_seconds_and_a_submission(infer, drawn, tmp_path, capsys):
-    """Twelve files whose names are numbers: the submission has these ids, all scores and no file names."""
+    """For 12 files named by numbers, the submission has these as ids, all scores, and no file names."""
     (tmp_path / "images").mkdir()
     numbers = [140 - 7 * i for i in range(12)]  # sorted as text, 105 comes before 63
     for file, number in zip(sorted((drawn / "images").iterdir()), numbers, strict=True):
@@ -131,7 +131,7 @@ def clip(drawn, tmp_path_factory):
 
 @either_app
 def test_a_video_is_its_frames(infer, clip, tmp_path, capsys):
-    """The boxes equal those of the frames as image files. There are seven frames, three in the last batch."""
+    """A video gives the boxes that its seven frames give as image files. The last batch has three frames."""
     import cv2
 
     flags = ["--score_threshold=0", "--batch_size=4"]

@@ -41,7 +41,7 @@ ONLY_DALI = {  # random changes that the tf.data loaders refuse
     "efficientdet": ("augmentation=min_iou_crop", "grid_mask_prob=0.5", "hue=60.0", *AUGMENTATIONS),
     "yolov4": ("mixup_prob=0.5", "cutmix_prob=0.5", *AUGMENTATIONS),
 }
-MORE_OF_DALI = {  # more of these, which test_pipeline.py and test_fresh_mosaic.py of the apps test
+MORE_OF_DALI = {  # tf.data refuses these, too; the apps' test_pipeline.py, test_fresh_mosaic.py test them
     "efficientdet": ("brightness=0.5", "contrast=0.5", "saturation=0.5"),
     "yolov4": ("mosaic_prob=0.5,mosaic_tiles=fresh",),
 }
@@ -117,7 +117,7 @@ def test_the_order_follows_the_seed_and_nothing_else(app, make, source, pipeline
 @pytest.mark.parametrize("pipeline_type", LOADERS)
 def test_no_randomness_is_that_of_another_rank_seed_or_image(app, make, twins, pipeline_type):
     def draw(*changes, **given):
-        """Returns pixels and boxes of each image, because MixUp of equal images changes only the boxes."""
+        """Returns pixels and boxes of each image: of equal images MixUp changes only the boxes."""
         options = {"batch_size": 8, "num_shards": 2, "seed": 5} | given
         ((images, targets),) = read(make(twins, pipeline_type, changes, **options), 1)
         pairs = zip(images, targets["boxes"].numpy(), strict=True)
@@ -176,7 +176,7 @@ def test_synthetic_needs_no_source_and_repeats(make):
 
 @pytest.mark.parametrize("pipeline_type", LOADERS)
 def test_the_seed_decides_everything_and_a_saved_iterator_goes_on(app, make, source, tmp_path, pipeline_type):
-    """The iterator is saved in the middle of an epoch of six batches and restored with more threads."""
+    """An iterator saved after 4 of 6 batches and restored with more threads gives the batches that follow."""
     changes = random_changes(app, pipeline_type) + SIZES[app.name]
     threads = iter((1, 2))
 
@@ -233,7 +233,7 @@ def test_the_twin_equals_dali_on_drawn_images(app, make, source):
 
 
 def test_the_twin_equals_dali_on_photographs(app, make, coco128):
-    """In a tie, the last bit of a box decides which anchor matches, and the readers round it differently."""
+    """The loaders agree except for ties between anchors: readers round a box differently in its last bit."""
     source = open_coco(str(coco128 / "images"), str(coco128 / "instances.json"))
     nine = {"efficientdet": ",max_level=7,num_scales=3,aspect_ratios=1.0,2.0,0.5"}.get(app.name, "")
     changes = f"image_size=192x256,max_instances=20{nine}"  # with the anchors of the published models

@@ -30,7 +30,7 @@ def run(drawn, tmp_path_factory):
 def test_iterations_decide_the_number_of_epochs_and_the_rates(run):
     rows = rows_of(run)
     assert [int(row["step"]) for row in rows] == [3, 6]
-    # Five iterations become six steps: milestones 2 and 4 become 2.4 and 4.8, rounded to steps 2 and 5
+    # A run of six steps replaces five iterations: milestones 2 and 4 become 2.4 and 4.8, rounded to 2 and 5.
     assert [float(row["learning_rate"]) for row in rows] == pytest.approx([1e-4, 1e-5], rel=1e-4)
     assert all(np.isfinite(float(row["loss"])) for row in rows)
 

@@ -75,7 +75,7 @@ def test_the_flag_file_of_a_run_repeats_it(trained, command, tmp_path, capfd):
 
 
 def test_another_run_is_refused_and_overwrites_nothing(app, trained, tiny_train, drawn, tmp_path):
-    """Even with --overwrite nothing is overwritten if another flag is wrong."""
+    """A changed flag is refused. Even with --overwrite nothing is overwritten if another flag is wrong."""
     copy = shutil.copytree(trained, tmp_path / "copy")
     said = refusal(tiny_train, drawn, copy, "--batch_size=2")
     assert re.search("batch_size was 4 and is now 2.*--overwrite", said)
@@ -130,7 +130,7 @@ def test_synthetic_data_take_compiled_steps(tiny_train, tmp_path):
 
 @slow_for("efficientdet")
 def test_a_diverging_run_stops_and_its_step_can_be_repeated(app, tiny_train, tmp_path, monkeypatch, capsys):
-    """Steps 2, 4 and 5 of synthetic data contain NaN; two such steps in a row are too many."""
+    """A run whose steps 2, 4 and 5 contain NaN stops after step 5: two bad steps in a row are too many."""
     following, count = InputFeed.__next__, iter(range(1, 100))
 
     def poisoned(self):

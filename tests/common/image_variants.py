@@ -157,7 +157,7 @@ def scaled(pixels: np.ndarray, bits: int) -> np.ndarray:
     return np.round(np.atleast_3d(pixels) / 255.0 * (2**bits - 1)).astype(np.int64)
 
 
-# JPEGs that none of these libraries can write: by cjpeg -arithmetic; by cjpeg -optimize -sample 4x2.
+# JPEGs that none of these libraries can write, made by cjpeg -arithmetic and cjpeg -optimize -sample 4x2.
 _ARITHMETIC_JPEG = base64.b64decode(
     "/9j/4AAQSkZJRgABAQAAAQABAAD/2wBDAAgGBgcGBQgHBwcJCQgKDBQNDAsLDBkSEw8UHRofHh0aHBwgJC4nICIsIxwcKDcp"
     "LDAxNDQ0Hyc5PTgyPC4zNDL/2wBDAQkJCQwLDBgNDRgyIRwhMjIyMjIyMjIyMjIyMjIyMjIyMjIyMjIyMjIyMjIyMjIyMjIy"

@@ -35,7 +35,7 @@ def annotations(image_sizes, boxes, names=("cat", "dog", "cow"), crowds=(), area
 
 
 def random_annotations(rng, num_images, most_boxes, num_classes=3, smallest=0.02, largest=0.6):
-    """Makes images of random sizes with 0 to `most_boxes` boxes, whose sides are shares of the image's."""
+    """Makes images of random sizes with 0 to `most_boxes` boxes, whose sides are parts of the image's."""
     sizes, rows = [], []
     for image in range(num_images):
         height, width = rng.integers(80, 700, 2).tolist()

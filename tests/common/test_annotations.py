@@ -93,7 +93,7 @@ def test_pycocotools_judges_our_ground_truth_like_the_original(drawn):
 
 
 def test_the_ground_truth_has_everything(small):
-    """Ids start at 1, because pycocotools takes an annotation with id 0 for no match."""
+    """The dict has all fields. Ids start at 1: pycocotools takes an annotation with id 0 for no match."""
     truth = small.ground_truth()
     assert truth["images"][1] == {"id": 7, "file_name": "sub/b\0 .jpg", "height": 40, "width": 30}
     ids = {"id": 2, "image_id": 42, "category_id": 20}

@@ -13,8 +13,8 @@ from tests.oracle import numpy_boxes
 RATIOS = [1.0, 2.0, 0.5]
 D0 = Anchors(3, 7, 3, RATIOS, 4.0, (128, 128))
 WIDE = Anchors(3, 7, 3, RATIOS, 4.0, (96, 160))
-ODD = Anchors(3, 7, 3, RATIOS, 5.0, (130, 77))  # not multiples of any stride, and the anchor scale of d7
-D7X = Anchors(3, 8, 3, RATIOS, 4.0, (160, 128))  # one level more
+ODD = Anchors(3, 7, 3, RATIOS, 5.0, (130, 77))  # no multiples of a stride; the anchor scale is that of d7
+D7X = Anchors(3, 8, 3, RATIOS, 4.0, (160, 128))  # one level more than the others
 SPARSE = Anchors(3, 5, 1, [1.0], 0.1, (128, 96))  # most boxes touch no anchor
 
 NO_BOXES = np.zeros((0, 4), np.float32)
@@ -169,7 +169,7 @@ def test_targets_follow_the_rule_and_tensorflow_equals_dali(anchors):
 
 @pytest.mark.parametrize("anchors", [WIDE, SPARSE], ids=["wide", "sparse"])
 def test_a_batch_is_its_images_one_by_one(anchors):
-    """Equal boxes on different images do not compete for anchors."""
+    """Images in a batch are encoded as alone: equal boxes on different images do not compete for anchors."""
     rng = np.random.default_rng(12)
     images = [boxes for boxes in hard_images(rng, anchors) if not len(boxes) or boxes.max() <= 1]
     images = [boxes.clip(0, 1)[:40] for boxes in images] + [grid_boxes(rng, 40)] * 2
@@ -238,7 +238,7 @@ def test_decoding_takes_any_leading_shape_and_computes_in_float32():
 @pytest.mark.gpu
 @pytest.mark.parametrize("copied", [True, False])
 def test_gpu_equals_cpu(copied):
-    """Boxes on the GPU are encoded there; boxes on the CPU can also be encoded on the GPU."""
+    """The GPU encodes boxes as the CPU does, both boxes on the GPU and boxes on the CPU."""
     rng = np.random.default_rng(8)
     images = hard_images(rng, ODD)
     labels = random_labels(rng, images)

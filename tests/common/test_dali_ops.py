@@ -24,7 +24,7 @@ EPOCHS = 3
 
 
 def test_shards_and_steps_in_all_combinations():
-    """steps_per_epoch does not know the rank, so its steps have to be enough for every rank."""
+    """The steps of steps_per_epoch, which does not know the rank, are enough for the shard of every rank."""
     for num_shards, size, batch_size in itertools.product(RANKS, range(1, MAX_SIZE + 1), range(1, 17)):
         if size < num_shards:
             continue
@@ -153,7 +153,8 @@ def test_without_a_limit_dali_keeps_all():
 
 @SELECT
 def test_batches_of_images_with_at_most_one_box_left(run, select):
-    """DALI 2.4 reads wrong memory if one batch compares (1, N) with (1, 1) and also (1, 1) with (0, 1)."""
+    """The right boxes stay, although DALI 2.4 reads wrong memory if one batch compares (1, N) with (1, 1)
+    and also (1, 1) with (0, 1)."""
     random = np.random.default_rng(0)
     for _ in range(60):
         images = [random_boxes(random, n) for n in random.integers(0, 4, 4)]

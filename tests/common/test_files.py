@@ -81,7 +81,7 @@ def test_unfinished_work_is_cleared_away_and_nothing_else(tmp_path):
 
 
 class Killed(BaseException):
-    """Simulates a kill: the code does not catch it, and all later calls fail, too."""
+    """Simulates a kill: no code catches this exception, and all later calls raise it."""
 
 
 @pytest.mark.parametrize("names", [[], ["a", "b"]], ids=["file", "directory"])

@@ -77,8 +77,8 @@ def test_values_and_gradients(either_way, kind, dtype, compiled):
 @pytest.mark.parametrize("kind", FORMULAS)
 def test_what_is_fused_is_settled_by_the_size_of_an_image(monkeypatch, kind):
     monkeypatch.setattr(layers, "is_cpu_only", lambda: True)
-    assert built(kind, (None, 256, 512, 1)).fuse  # 2**17 numbers
-    assert not built(kind, (64, 256, 511, 1)).fuse  # with any number of images
+    assert built(kind, (None, 256, 512, 1)).fuse  # 2**17 numbers an image are enough
+    assert not built(kind, (64, 256, 511, 1)).fuse  # fewer numbers an image, however many images
     assert built(kind, (None, None, None, 8)).fuse  # unknown size: training at several sizes
     monkeypatch.setattr(layers, "is_cpu_only", lambda: False)
     assert not built(kind, (None, 256, 512, 1)).fuse
@@ -101,7 +101,7 @@ def test_images_of_any_size_and_what_xla_compiles(either_way, kind):
 
 @pytest.mark.parametrize("kind", FORMULAS)
 def test_models_are_saved_without_xla_and_loaded(monkeypatch, tmp_path, kind):
-    """Other runtimes do not have XLA's functions."""
+    """Saved models can be loaded, and contain none of XLA's functions, which other runtimes do not have."""
     monkeypatch.setattr(layers, "FUSE_FROM", 1)
     images = keras.Input((6, 4, 3))
     model = keras.Model(images, kind()(images))

@@ -43,7 +43,7 @@ def test_tensorflow_counts_the_gpus_that_it_sees(monkeypatch):
 )
 def test_a_loader_takes_its_share_of_the_cores(monkeypatch, cores, loaders_here, expected):
     monkeypatch.setattr(args.os, "sched_getaffinity", lambda _: range(cores))
-    # 6 of 64 cores: a launcher gave them to this rank. 48 of 64: all 8 ranks of the job share them.
+    # If a rank may use 6 of 64 cores, it has them alone from a launcher; if 48 of 64, all 8 ranks share them.
     monkeypatch.setattr(args.os, "cpu_count", lambda: 64 if cores in (6, 48) else cores)
     assert args.default_threads(loaders_here) == expected
 

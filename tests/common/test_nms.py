@@ -72,7 +72,7 @@ def suppress_numpy(boxes, scores, classes, method, **changes):
 @pytest.mark.parametrize(("num_classes", "max_detections", "beta"), [(1, 400, 0.6), (5, 20, 1), (80, 400, 4)])
 @METHODS
 def test_equals_brute_force(method, num_classes, max_detections, beta):
-    """In some images the best boxes have no area, and in some no score is above the threshold."""
+    """NMS keeps what brute force keeps, even if the best boxes have no area or all scores are too low."""
     changes = {"method": method, "num_classes": num_classes, "max_detections": max_detections, "beta": beta}
     boxes, scores, classes = random_candidates(batch_size=4, num_classes=num_classes)
     boxes[:, :3] = [[0.5, 0.5, 0.5, 0.5], [0.5, 0.5, 0.5, 0.5], [0.5, 0.1, 0.5, 0.9]]
@@ -125,7 +125,7 @@ def test_diou_at_the_threshold_itself(beta):
 
 @pytest.mark.parametrize(("method", "overlap"), [("hard", 9 / 16), ("diou", 9 / 16 - 1 / 64)])
 def test_boxes_are_cut_at_eight_sides_of_the_image(method, overlap):
-    """The first box is cut to 16 x 16 image sides, the second one to 12 x 12 of these, in a corner."""
+    """Boxes are clipped to 16 x 16 image sides; the second one then has 12 x 12, in a corner of the first."""
     candidates = np.float32([[[-99, -99, 99, 99], [-4, -4, 99, 99]]]), np.float32([[0.9, 0.8]]), [[0, 0]]
     for threshold, count in ((overlap - 1e-6, 1), (overlap + 1e-6, 2)):
         assert run(*candidates, method=method, beta=1.0, iou_threshold=threshold).count == [count]

@@ -61,8 +61,8 @@ def test_json_and_records_give_the_same(name, request, tmp_path):
 
 @pytest.mark.parametrize("category_ids", [[0, 65_536, 2**31 - 1], [5, 2**32 + 5, 2**63 - 1]])
 def test_ids_of_any_size_and_boxes_as_thin_as_they_come(tmp_path, category_ids):
-    """Some category ids are too large for DALI's lookup_table (65535) or constants (32 bits), and some image
-    ids for its COCO reader (2**31). Boxes are below 0.1 pixel; by default that reader drops them."""
+    """Both readers keep category ids above the limits of DALI's lookup_table (65535) and constants (32 bits),
+    image ids above that of its COCO reader (2**31), and boxes below 0.1 pixel, which it drops by default."""
     image_ids = [0, 2**31 - 1, 2**31, 2**53 + 1, 2**63 - 1]
     source = numbered_images(tmp_path, image_ids, category_ids[::-1], box=[1, 1, 0.05, 3])
     for reader in both_readers(source, tmp_path):
@@ -124,7 +124,7 @@ def test_shuffling_follows_the_seed_and_nothing_else(numbered, kind):
     assert len({*first, in_order}) == 4  # the first epoch is shuffled too
     assert epochs(seed=0, pipeline_seed=99) == epochs(seed=0, batch_size=5) == first
     for seed in (1, 2**31 - 1):
-        assert not epochs(seed=seed) & first  # no epoch has the order of one of seed 0
+        assert not epochs(seed=seed) & first  # all orders differ from those of seed 0
 
 
 @pytest.mark.parametrize("training", [True, False])

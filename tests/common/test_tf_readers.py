@@ -48,7 +48,7 @@ def all_ids(source):
     indirect=["source"],
 )
 def test_evaluation_examples_are_dalis_in_dalis_order(source, num_shards, count):
-    """Every rank gets the same number of examples."""
+    """Each rank gets the examples of DALI's reader in the same order, and all ranks get equally many."""
     seen = []
     for shard_id in range(num_shards):
         options = {"shard_id": shard_id, "num_shards": num_shards, "training": False, "seed": 0}
@@ -64,7 +64,7 @@ def test_evaluation_examples_are_dalis_in_dalis_order(source, num_shards, count)
 
 
 def test_evaluation_repeats_a_shorter_shard_to_fill_its_steps(drawn):
-    """There are two evaluations; the second one begins with the same image as the first one."""
+    """A shard of two images fills two batches of two; the next evaluation begins with the same image."""
     source = ImageListSource(list_images(str(drawn / "images")))
     loader = types.SimpleNamespace(opened_source=source, training=False, steps_per_epoch=2, batch_size=2)
     loader.shard_id, loader.num_shards, loader.seed = 1, 5, 0
@@ -92,7 +92,7 @@ def both_readers(source, count, **options):
 
 
 def test_records_of_googles_converter(tmp_path):
-    """A record without objects has no object keys; DALI's reader fails on it. The crowd key is optional."""
+    """Records may lack the crowd key or, without objects, all object keys, on which DALI's reader fails."""
     for f in range(2):
         examples = [google_example(10 * f + i, num_objects=i, crowds=f == 0) for i in range(4)]
         write(tmp_path / f"{f}.tfrecord", *examples)

@@ -123,7 +123,7 @@ BAD_ENDS = [
 
 @pytest.mark.parametrize(("tail", "kind", "text"), BAD_ENDS)
 def test_a_bad_end_is_named_with_its_place(tmp_path, tail, kind, text):
-    """The bad end follows large records, whose data are skipped. No length, however large, causes a crash."""
+    """A bad end after large records, whose data are skipped, is reported. No length causes a crash."""
     path = write(tmp_path / "x", *[bytes(300_000)] * 5)
     with open(path, "ab") as stream:
         stream.write(tail)
@@ -231,7 +231,7 @@ def test_a_wrong_index_is_made_again_and_said(file, right, index):
 
 @pytest.mark.parametrize("sizes", [(*SIZES, 9), SIZES[1:], (5, 1, 0, 300, 70_000)])
 def test_the_index_of_a_changed_file_is_made_again_and_said(file, right, sizes):
-    """The file has grown or shrunk, or another file of equal length and an older time has replaced it."""
+    """The index is rewritten if the file grew, shrank, or was replaced by an older one of equal length."""
     write_random(file, sizes)
     os.utime(file, (1, 1))
     assert ensure(file) == (f"{file}.idx", {"index-stale": [file]})

@@ -171,7 +171,7 @@ def start_workers(arguments: Words, indexes: Sequence[int] = (0, 1)) -> Iterator
 
 
 def run_two_replicas(strategy: str, arguments: Words, *, timeout: float) -> list[Result]:
-    """Runs Python with the arguments on two replicas; returns horovodrun's result or one for each process."""
+    """Runs Python with the arguments on two replicas; returns one result for each command that it started."""
     if strategy == "horovod":
         results = [launch(2, arguments, timeout=timeout)]
     elif strategy == "mirrored":

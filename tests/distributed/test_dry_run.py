@@ -180,7 +180,7 @@ def test_bad_flags_are_reported_before_anything_starts(monkeypatch, efficientdet
 def test_one_process_needs_no_horovod_and_its_problem_is_the_dry_runs(
     monkeypatch, efficientdet, tmp_path, processes, message
 ):
-    """The process reports in one line a fault that only the model's code finds."""
+    """A dry run of one process needs no Horovod; a fault that only the model's code finds is one line."""
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     with pytest.raises(UserError, match=message):

@@ -23,7 +23,7 @@ def launch(directory, hosts, what, *flags, cooldown=600) -> launching.Result:
     script.write_text(f"#!/bin/sh\ncat '{hosts_file}'\n")
     script.chmod(0o755)
     options = ["--min-np", "1", "--max-np", "2", "--host-discovery-script", script]
-    # Without the interface, horovodrun would ask two hosts, one by one, which interface they share.
+    # --network-interface: horovodrun need not ask the two hosts, one by one, which interface they share.
     options += ["--network-interface", "lo", "--blacklist-cooldown-range", str(cooldown), str(cooldown + 1)]
     command = [elastic_on_ranks.__file__, "--", what, hosts_file, *flags]
     return launching.launch(len(hosts), command, options=options, timeout=TIMEOUT)
@@ -34,7 +34,7 @@ def launch(directory, hosts, what, *flags, cooldown=600) -> launching.Result:
 def test_a_run_goes_on_from_its_last_epoch_with_the_ranks_that_there_are(
     drawn: pathlib.Path, tmp_path, what, before, after
 ):
-    """One run loses rank 0, which writes the files; another run gets a new host."""
+    """A run goes on after it lost rank 0, which writes the files; another run, after it got a new host."""
     run = tmp_path / "run"
     flags = training_flags(APPS[what], drawn, run, "horovod", BATCH_SIZE)
     result = launch(tmp_path, HOSTS[:before], what, *flags, "--elastic", f"--epochs={EPOCHS}")

@@ -17,7 +17,7 @@ from common.errors import UserError
 from tests.distributed import launching, steps_on_ranks
 
 TIMEOUT = 200  # seconds, for one strategy on a busy machine
-FROZEN = ("adam", "accumulated", "accumulated_on_gpu")  # frozen batch norms: half batches give the same
+FROZEN = ("adam", "accumulated", "accumulated_on_gpu")  # with frozen batch norms half batches give the same
 TF_DISTRIBUTE = ("mirrored", "multi_worker")
 STRATEGIES = (*TF_DISTRIBUTE, "horovod")
 
@@ -168,7 +168,7 @@ def test_each_rank_knows_its_place_and_gets_the_messages_of_all(results, strateg
 
 
 def test_sigterm_still_ends_a_worker(results):
-    """TensorFlow's preemption notifier would catch the signal."""
+    """No handler catches SIGTERM in a worker, as TensorFlow's preemption notifier would."""
     for rank in results("multi_worker"):
         assert not int(rank["messages"]["caught_signals"], 16) & 1 << (signal.SIGTERM - 1)
 
@@ -180,7 +180,7 @@ def test_without_horovod_the_message_says_what_to_do(monkeypatch):
 
 
 def test_horovod_chooses_the_gpu_before_tensorflow_runs_anything(monkeypatch):
-    """Horovod starts twice, as in an elastic run. Local ranks may change, but a process keeps its GPU."""
+    """In two starts, as in an elastic run, a process keeps its GPU, although its local rank may change."""
     calls = []
     gpus = [types.SimpleNamespace(name=f"/physical_device:GPU:{i}") for i in range(4)]
     seen = list(gpus)

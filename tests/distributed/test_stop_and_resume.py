@@ -21,7 +21,7 @@ def test_a_run_that_was_stopped_three_times_ends_with_the_same_bits(app, ranks, 
 
 
 def test_the_comparison_sees_one_bit(tmp_path):
-    """The test above is only as good as its comparison."""
+    """The comparison in the test above, what_it_ends_with, sees a difference in the last bits of a weight."""
     for name, value in (("a", 1.0), ("b", 1.0000001)):
         run = tmp_path / name
         (run / "checkpoints" / "00000002").mkdir(parents=True)

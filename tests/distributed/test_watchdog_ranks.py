@@ -36,7 +36,7 @@ def test_a_lost_rank_ends_horovodrun_in_time(act, step_timeout, message):
 
 
 def test_a_killed_worker_ends_the_others_within_a_minute():
-    """In this test a worker counts as dead after 5 s."""
+    """If a worker is killed, the other one ends within a minute; here it counts as dead after 5 s."""
     assert tf_distribute.HEARTBEAT_SECONDS <= 30
     with launching.start_workers([SCRIPT, "kill", "multi_worker", str(STEP_TIMEOUT)]) as (first, second):
         result = first.finish(200)
@@ -48,7 +48,7 @@ def test_a_killed_worker_ends_the_others_within_a_minute():
 
 
 def test_worker_0_does_not_wait_for_ever():
-    """test_tf_config.py tests the same for the other workers."""
+    """Worker 0 ends with an error if worker 1 is missing. test_tf_config.py tests a missing worker 0."""
     with launching.start_workers([SCRIPT, "missing", "multi_worker", "120"], [0]) as (job,):
         result = job.finish(150)
     assert result.returncode == 1

@@ -76,7 +76,7 @@ def test_answers_are_those_of_automls_own_model(d0, files):
 
 @pytest.mark.parametrize("form", ["checkpoint", "directory", "index", "averages", "objects"])
 def test_every_form_has_the_same_numbers(variables, files, form):
-    """Where a file has averages of the variables, these are read."""
+    """All forms of files give the same values; where a file has averages of the variables, these are read."""
     file = open_weights(files[form])
     known = {name: shape for name, shape in file.shapes.items() if canonical(name) and name in SHAPES}
     assert known == SHAPES
@@ -86,7 +86,7 @@ def test_every_form_has_the_same_numbers(variables, files, form):
 
 @pytest.mark.parametrize("lost", ["values", "attribute"])
 def test_an_average_without_values_is_an_error(tmp_path, lost):
-    """The average is not silently replaced by the raw values or by random ones."""
+    """An average without values is an error, and is not silently replaced by raw or random values."""
     names = "class_net/class-predict/bias", "box_net/box-predict/bias"
     prefix = automl_files.write_objects(tmp_path / "ckpt-7", dict.fromkeys(names, np.float32([3])), lost=lost)
     with pytest.raises(UserError, match=r"incomplete: the average of box_net/box-predict/bias .* no values"):
@@ -135,7 +135,7 @@ def test_other_classes_remake_one_layer_only(fresh, files):
 
 
 def test_other_anchors_remake_both_last_layers(fresh, variables, tmp_path):
-    """The file has two anchor scales, the model three."""
+    """If the file has two anchor scales and the model three, both last layers are made anew."""
     last = {path.replace("class", "box"): name.replace("class", "box") for path, name in PREDICT.items()}
     last |= PREDICT
     values = {name: variables[name] for name in last.values()}
@@ -145,11 +145,11 @@ def test_other_anchors_remake_both_last_layers(fresh, variables, tmp_path):
 
 
 def test_classes_of_another_training_have_no_names(fresh, variables, tmp_path):
-    """27 class outputs per cell for 9 anchors always mean 3 classes."""
+    """A file with 27 class outputs per cell for 9 anchors has 3 classes, whose names are not known."""
     fewer = {name: variables[name][..., :27] for name in PREDICT.values()}
     file = write_h5(tmp_path / "mine.h5", variables | fewer)
     assert init_from(fresh, PETS, str(file)).new_classes == PETS.names
-    assert not load_automl(fresh, file).new_classes  # as many as the model has: read in order
+    assert not load_automl(fresh, file).new_classes  # as many classes as in the model: read in order
     bias = fresh.get_layer("class_net.predict").bias
     np.testing.assert_array_equal(bias, fewer["class_net/class-predict/bias"])
 

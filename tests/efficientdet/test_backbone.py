@@ -44,7 +44,7 @@ def b1():
 
 
 def test_mobilenet_equals_keras_applications_with_the_same_weights():
-    """Keras, too, pads odd sides symmetrically. The epsilon is PyTorch's 1e-5 here and 1e-3 in Keras."""
+    """Outputs equal Keras', which also pads symmetrically; variances offset its epsilon, 1e-3 to our 1e-5."""
     reference = keras.applications.MobileNetV2(include_top=False, weights=None, input_shape=(65, 97, 3))
     taps = ["block_5_add", "block_12_add", "block_16_project_BN"]
     reference = keras.Model(reference.input, [reference.get_layer(tap).output for tap in taps])
@@ -103,7 +103,7 @@ def test_stochastic_depth_grows_linearly_and_is_off_for_the_smallest(b1):
     nano = build("efficientnet-nano")
     assert not [layer for layer in nano.layers if isinstance(layer, keras.layers.Dropout)]
     num_blocks = sum(layer.name.endswith("project.bn") for layer in b1.layers)
-    assert num_blocks == 23  # B1 of arXiv 1905.11946: ceil(1.1 x 1, 2, 2, 3, 3, 4, 1)
+    assert num_blocks == 23  # B1 of arXiv 1905.11946: sum of ceil(1.1 n), n = 1, 2, 2, 3, 3, 4, 1
     residual = [layer.name for layer in b1.layers if layer.name.endswith(".add")]
     drops = {layer.name: layer for layer in b1.layers if isinstance(layer, keras.layers.Dropout)}
     assert set(drops) == {name.replace(".add", ".drop") for name in residual}

@@ -22,7 +22,7 @@ warmup_learning_rate warmup_epochs clip_norm ema_decay"""
 
 
 def test_efficientdet_has_the_published_rows():
-    """Sources: arXiv 1911.09070 table 1; for d7x and the sum fusion google/automl efficientdet/README.md."""
+    """Values are from arXiv 1911.09070 table 1; d7x, sum fusion from google/automl efficientdet/README.md."""
     rows = [get_config(f"efficientdet-d{size}") for size in (*range(8), "7x")]
     assert [row.image_size[0] for row in rows] == [512, 640, 768, 896, 1024, 1280, 1280, 1536, 1536]
     assert [row.image_size[1] for row in rows] == [row.image_size[0] for row in rows]

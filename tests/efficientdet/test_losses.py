@@ -33,7 +33,7 @@ def numpy_huber(deltas, targets, classes, delta):
 def random_level(rng, num_classes=7, size=(2, 5, 3), anchors=9):
     """Returns logits, class targets, deltas and box targets. A third of the box targets is exactly 0.
 
-    google/automl leaves these out of the box loss.
+    google/automl leaves box targets of exactly 0 out of the box loss.
     """
     logits = rng.normal(scale=4, size=(*size, anchors * num_classes)).astype(np.float32)
     classes = rng.integers(-1, num_classes, size=(*size, anchors)).astype(np.int32)
@@ -108,7 +108,7 @@ def test_detection_loss_sums_levels_and_normalises_by_the_positives():
 
 
 def test_the_number_of_positives_may_be_that_of_all_replicas():
-    """The mean share of two replicas with 3 and 7 positives is (3 + 7 + 1) / 2."""
+    """The loss can use the mean share of replicas: with 3 and 7 positives this is (3 + 7 + 1) / 2."""
     shares = [losses.num_positives_share({"num_positives": tf.constant([n])}, 2) for n in (3.0, 7.0)]
     assert float(sum(shares)) == 11
     arguments, _ = random_batch(CONFIG)
@@ -117,7 +117,7 @@ def test_the_number_of_positives_may_be_that_of_all_replicas():
 
 
 def test_retinanets_loss_is_odtks_but_for_one_more_positive():
-    """odtk/loss.py divides the sums of focal loss and smooth L1 by the number of positive anchors."""
+    """odtk/loss.py divides the sums of focal loss and smooth L1 by the positive anchors, we by one more."""
     row = get_config("retinanet-rn18fpn")
     arguments, levels = random_batch(dataclasses.replace(row, image_size=(96, 160), min_level=5, max_level=5))
     ((logits, classes, deltas, box_targets),) = levels

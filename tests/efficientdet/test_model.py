@@ -32,7 +32,7 @@ def nano(request):
 
 
 def test_outputs_of_another_fusion_and_more_levels_equal_automl():
-    """test_automl_weights.py compares the outputs of d0 itself."""
+    """D0 with sum fusion and level 8 equals automl's; test_automl_weights.py compares the plain d0."""
     config = dataclasses.replace(get_config("efficientdet-d0"), fpn_fusion="sum", max_level=8)
     model = build_model("efficientdet-d0", 7, (256, 371), config)
     found = summarize_outputs(model, training=True)
@@ -113,7 +113,7 @@ BACKBONES = [
 
 @pytest.mark.parametrize(("name", "changes"), BACKBONES)
 def test_each_family_takes_the_backbones_of_the_other(name, changes):
-    """By default the model has COCO's 90 classes and the size of its config."""
+    """A model with another family's backbone has, by default, COCO's 90 classes and its config's size."""
     config = dataclasses.replace(get_config(name), **SMALL, **changes)
     model, levels, k = build_model(name, config=config), config.anchors.levels, config.anchors_per_location
     assert model.input_shape == (None, 64, 96, 3)

@@ -57,7 +57,7 @@ def test_each_change_of_pixels_works_alone(rectangles):
 
 @pytest.mark.parametrize("training", [True, False])
 def test_dataset_gives_what_the_graph_gives_under_the_promised_names(rectangles, training):
-    """`dataset` encodes targets after the graph; first_batch gets them from fn.box_encoder."""
+    """`dataset`, which encodes targets after the graph, gives what first_batch gets from fn.box_encoder."""
     config = dataclasses.replace(NANO, augmentation="scale_jitter")
     loader = make(rectangles, config, training=training, count_lost=True, seed=5)
     names = ["num_positives", "boxes", "classes"]

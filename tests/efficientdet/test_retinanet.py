@@ -32,7 +32,7 @@ KERAS_HUB = {
 
 @pytest.mark.parametrize("name", KERAS_HUB)
 def test_outputs_equal_keras_hub(name):
-    """Every weight counts: test_model.py tests that each one changes the outputs."""
+    """Outputs equal keras-hub's; test_model.py tests that each weight changes the outputs."""
     model = build_model(name, 7, (160, 288))
     np.testing.assert_allclose(summarize_outputs(model, training=False), KERAS_HUB[name], atol=5e-5)
 

@@ -16,7 +16,7 @@ NAME = "efficientdet_pipeline.py"
 BATCH = 10
 STEPS = 4  # with three shards of a hundred images, the fourth step begins another epoch
 ALL_ON = {"grid_mask_prob": 0.7, "brightness": 0.3, "contrast": 0.2, "saturation": 0.5, "hue": 20.0}
-# (fields of the app's config, (shard_id, num_shards)); the seeds use them in rotation.
+# A variant is (fields of the app's config, (shard_id, num_shards)); the seeds use the variants in rotation.
 VARIANTS = (
     (ALL_ON | {"image_size": (128, 192), "max_instances": 15}, (0, 1)),
     (ALL_ON | {"image_size": (200, 136), "brightness": 0.0, "flip_prob": 0.0, "min_box_size": 3.0}, (1, 3)),

@@ -50,7 +50,8 @@ def example_of(app):
 
 @pytest.mark.parametrize("app", ["efficientdet", pytest.param("yolov4", marks=pytest.mark.slow)])
 def test_a_continued_run_ends_as_train_py_does(app, drawn, tmp_path, monkeypatch):
-    """Each batch is the whole data set without augmentation, so the order of images does not matter."""
+    """A continued `fit` ends as train.py does. Each batch is the whole data set without augmentation, so the
+    order of images does not matter."""
     plain = "--ema_decay=0.9", f"--hparams={TINY[app]},{PLAIN[app]}"
     words = "--epochs=2", "--steps_per_epoch=1", "--eval_every=0", *coco_flags(drawn, "eval"), *plain
     train, a = parsed(app, *training_flags(app, drawn, tmp_path / "train", "none", IMAGES), *words)

@@ -15,7 +15,7 @@ from yolov4.config import get_config
 from yolov4.pipeline import YOLOv4Pipeline
 
 BATCH, STEPS = 10, 4  # four batches are more than a third of the hundred images: the next epoch begins
-# The seeds use them in rotation: fields of both configs, (shard_id, num_shards), and the kind of files.
+# Variants, which the seeds use in rotation: fields of both configs, (shard_id, num_shards), kind of files.
 VARIANTS = (
     ({"image_size": (128, 192), "letterbox": True, "max_instances": 15}, (0, 1), "coco"),
     ({"image_size": (96, 96), "min_box_size": 3.0, "flip_prob": 0.0, "hue": 0.0}, (1, 3), "tfrecord"),

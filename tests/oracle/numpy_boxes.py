@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 PIXEL = 0.01  # tolerance of boxes, in pixels
-DOUBTFUL = 1e-3  # pixels around a threshold in which a box may be kept or dropped
+DOUBTFUL = 1e-3  # pixels; a box that is nearer to a threshold may be kept or dropped
 DOUBTFUL_AREA = 1e-4  # the same as a share of an area; max_instances compares areas
 MATCH_IOU = 0.5  # SSD (arXiv 1512.02325) section 2.2
 

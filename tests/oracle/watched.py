@@ -16,7 +16,7 @@ from common.datasets import CocoSource
 from tests.oracle.fuzzed import Annotated, FuzzedSet
 
 BATCH = 25
-# Operators: their module or class, their name, and which of their outputs are recorded.
+# For each operator its module or class, its name, and which of its outputs are recorded.
 _OPERATORS = [
     (fn.random, "uniform", slice(1)),
     (fn.random, "coin_flip", slice(1)),

@@ -57,7 +57,7 @@ def test_coco_to_records_and_back(drawn, tmp_path):
 
 
 def test_bccd_from_voc_to_records_is_what_its_own_json_is(bccd, tmp_path):
-    """Ids, names, sizes, boxes, areas and order are equal."""
+    """Records from BCCD's VOC xml equal those from its json: ids, names, sizes, boxes, areas and order."""
     train, test, images = (bccd / name for name in ("instances_train.json", "instances_test.json", "images"))
     voc = {"split": bccd / "test.txt", "label_map": train, "voc_pixels": "zero_based"}
     run("voc", "tfrecord", input=bccd / "annotations_voc", images=images, output=tmp_path / "v", **voc)
@@ -152,7 +152,7 @@ def test_the_split_depends_on_names_seed_and_share_alone():
 
 
 def test_smaller_images_never_replace_the_originals(yolo, tmp_path):
-    """Boxes are halved. Small images are overwritten only by --overwrite, and never if they are the input."""
+    """Shrunk images are overwritten only by --overwrite, never if they are the input. Boxes are halved."""
     given = {"input": yolo, "output": tmp_path / "x.json", "max_side": 20}
     run("yolo", "coco", **given)
     small = load_coco(tmp_path / "x.json", tmp_path / "images_20")
@@ -213,7 +213,7 @@ def test_flags_that_do_nothing_are_refused(arguments, name, monkeypatch):
 
 
 def test_the_command_in_another_process_writes_the_same_bytes(drawn, tmp_path):
-    """Protobuf's maps must not be written in order of their hashes, which differ from process to process."""
+    """Bytes are equal: protobuf's maps are not written in the order of hashes, which differ by process."""
     shutil.copytree(drawn, tmp_path / "data")
     images, instances = tmp_path / "data" / "images", tmp_path / "data" / "instances.json"
     annotations = load_coco(instances, images)

@@ -101,7 +101,7 @@ def test_plain_loops_find_the_same_kinds_and_confusions(scene, least):
 
 
 def mean_ap50(truth, detections):
-    """Returns the mean over the five classes that had boxes; a class without boxes now counts as 1."""
+    """Returns the mean over five classes; one that has lost all its boxes, so AP50 -1, counts as 1."""
     rows = coco_metrics.score(truth, detections).metrics["per_class"]
     return np.mean([abs(rows[f"class {category_id}"]["AP50"]) for category_id in IDS[:5]])
 
@@ -140,7 +140,7 @@ def test_the_least_score_is_that_with_the_best_f1(scene):
 
 @pytest.mark.parametrize("kind", ["coco", "tfrecord"])
 def test_the_report_of_drawn_images(drawn, drawn_records, tmp_path, kind):
-    """One box is detected twice, one as another class; one detection has a score below `least`."""
+    """Reports one box detected twice and one as another class, not a detection with a score below `least`."""
     source = open_coco(drawn / "images", drawn / "instances.json")
     if kind == "tfrecord":
         source = open_tfrecords(f"{drawn_records}*.tfrecord")

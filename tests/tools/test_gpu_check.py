@@ -85,7 +85,7 @@ errors.run(lambda: running.run_all(cases, path, host='', retry=False) and None)
 def test_after_an_interrupt_only_what_is_left_runs(tmp_path):
     files = [tmp_path / f"count{number}" for number in range(3)]
     codes = [f"open({str(file)!r}, 'a').write('x'); print('{{}}')" for file in files]
-    # The second case hangs in its first run, which writes its file; later runs find the file.
+    # The second case writes a file and hangs in its first run. Later runs find the file and do not hang.
     codes[1] = (
         f"import os, time; again = os.path.exists({str(files[1])!r}); {codes[1]}; again or time.sleep(600)"
     )

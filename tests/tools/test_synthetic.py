@@ -41,7 +41,7 @@ def test_another_seed_gives_another_picture(pictures):
 
 
 def test_the_command_draws_valid_coco_and_the_beginning_of_what_it_draws_of_more_images(tmp_path):
-    """Another process draws the same bytes."""
+    """The command, in a process of its own, draws the first images of the larger set, byte for byte."""
     command = f"tools/synthetic.py --output_dir={tmp_path}/a --num_images=2 --seed=3".split()
     assert f"drew 2 images: {tmp_path}/a/instances.json" in run(sys.executable, *command).stdout
     coco = COCO(synthetic.draw_dataset(tmp_path / "b", num_images=4, seed=3))
@@ -129,7 +129,7 @@ SHAPES = [("disk", 0.785), ("ring", 0.548), ("triangle", 0.5), ("cross", 0.51)]
 
 @pytest.mark.parametrize(("name", "share"), SHAPES)
 def test_the_shapes_are_told_apart_by_their_filling(name, share):
-    """A shape fills this share of its box, by geometry: pi/4, pi/4 (1 - .55^2), 1/2, ..."""
+    """Each shape fills the share of its box that geometry gives: pi/4, pi/4 (1 - .55^2), 1/2, ..."""
     rng = np.random.default_rng(0)
     found = [synthetic._shape_mask(rng, name, 640).mean() / 255 for _ in range(60)]
     if name in ("disk", "ring"):

@@ -10,7 +10,7 @@ import numpy as np
 
 
 def darknet_axis(side, other_side, out, other_out, first_draw, last_draw, keep_aspect):
-    """Returns start and length, on one axis in pixels, of load_data_detection's window and of its place."""
+    """Returns start and length in pixels, on one axis, of Darknet's window and its place in the input."""
     before, after = side * first_draw, side * last_draw  # pleft and pright
     if keep_aspect:
         missing = other_side * out / other_out - side  # missing to the network input's shape

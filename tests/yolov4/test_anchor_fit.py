@@ -26,10 +26,10 @@ GAINS = [
     (OWN + 0.01, False),  # certain, but too small
     (OWN - 0.05, False),
     (np.where(OWN > 0.5, 0.95, OWN), True),  # the same boxes are reached, with higher IoUs
-    (np.where(OWN > 0.505, 0.95, np.minimum(OWN, 0.5)), True),  # nearly the same boxes
+    (np.where(OWN > 0.505, 0.95, np.minimum(OWN, 0.5)), True),  # nearly the same boxes are reached
     (MORE_REACHED, True),
-    (MORE_REACHED - 0.1 * (OWN > 0.7), False),  # about the same mean
-    (np.where(OWN > 0.6, OWN + 0.2, np.minimum(OWN, 0.49)), False),  # a better mean, fewer reached
+    (MORE_REACHED - 0.1 * (OWN > 0.7), False),  # more boxes are reached, the mean is nearly the same
+    (np.where(OWN > 0.6, OWN + 0.2, np.minimum(OWN, 0.49)), False),  # fewer boxes are reached, the mean grows
 ]
 
 

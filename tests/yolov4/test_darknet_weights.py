@@ -33,7 +33,7 @@ SPREAD |= {"moving_variance": (0.3, 2.0), "bias": (-1.2, 1.2)}
 
 def make_trained(name, num_classes, directory):
     """Returns a model with random numbers in all weights, and its file."""
-    # narrow: OpenCV's importer and the layout of a file are the same at any width
+    # Narrow models are enough: OpenCV's importer and the layout of a file are the same at any width.
     config = dataclasses.replace(get_config(name), width=0.25 if name == "yolov4" else get_config(name).width)
     model = build_model(name, num_classes, config=config, any_size=True)
     random = np.random.default_rng(0)

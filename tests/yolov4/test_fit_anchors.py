@@ -74,7 +74,7 @@ def test_bad_input_is_one_line(tmp_path, options, message):
 
 
 def test_anchors_that_fit_are_left_alone(tmp_path, capsys):
-    """The boxes have the sizes of the model's anchors, changed by up to 10 %."""
+    """No anchors are suggested for boxes with the sizes of the model's anchors, changed by up to 10 %."""
     random = np.random.default_rng(3)
     own = np.array(get_config("yolov4").anchor_sizes)
     sizes = np.concatenate([own * random.uniform(0.9, 1.1, own.shape) for _ in range(20)])
@@ -85,7 +85,7 @@ def test_anchors_that_fit_are_left_alone(tmp_path, capsys):
 
 
 def test_no_box_is_lost_to_an_anchor_that_no_head_has(tmp_path, capsys):
-    """The best anchor of all these boxes is tiny's first one, 10 x 14, which no head has."""
+    """New anchors train boxes whose best anchor is tiny's first one, 10 x 14, which no head has."""
     path = write(tmp_path / "a.json", [(12 + x, 15 + 2 * x) for x in np.linspace(0, 1, 60)], (416, 416))
     text = suggest(annotations=path, model_name="yolov4-tiny")
     lines = capsys.readouterr().out.splitlines()
@@ -96,7 +96,7 @@ def test_no_box_is_lost_to_an_anchor_that_no_head_has(tmp_path, capsys):
 
 
 def test_trained_iou_by_hand():
-    """Tiny's anchor 10 x 14 belongs to no head; 23 x 27 belongs to one."""
+    """Only anchors of heads count: tiny's anchor 10 x 14 belongs to no head; 23 x 27 belongs to one."""
     tiny = get_config("yolov4-tiny")
     sizes = np.array([[10.0, 14.0], [23.0, 27.0], [344.0, 638.0]])
     np.testing.assert_allclose(trained_iou(sizes, tiny), [0, 1, 0.5])

@@ -29,8 +29,8 @@ LIMITED = dataclasses.replace(DARKNET, max_delta=1e-3)  # limits gradients, does
 NUM_CLASSES = 3
 NAMES = ["box_loss", "objectness_loss", "class_loss"]
 
-# (left, top, right, bottom, class). Two boxes share every prediction; a third box of another class is there,
-# too. There are also a small box, a large one, and boxes at the border.
+# (left, top, right, bottom, class). The first two boxes share every prediction; the third one has about the
+# same place and another class. There are also a small box, a large one, and boxes at the border.
 BOXES = [
     (0.30, 0.30, 0.60, 0.80, 0),
     (0.31, 0.31, 0.60, 0.80, 0),
@@ -86,7 +86,7 @@ def value_and_gradients(heads, targets, config, scale=1.0, mode="eager"):
     ids=["darknet, its gradient limited", "weighted", "tiny", "tiny-xla"],
 )
 def test_values_against_numpy(config, mode):
-    """The images are not square; they have many boxes, one box and none."""
+    """Losses equal darknet_rules.py's for images that are not square, with many boxes, one box and none."""
     targets = make_targets([BOXES, BOXES[3:4], []])
     heads = make_heads(config, 3, (96, 64))
     values, _ = value_and_gradients(heads, targets, config, mode=mode)

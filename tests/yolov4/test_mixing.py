@@ -19,7 +19,7 @@ OFF = dataclasses.replace(get_config("yolov4"), mosaic_prob=0.0, mixup_prob=0.0,
 
 
 def test_a_rectangle_without_area_is_no_piece():
-    """On a GPU such a rectangle would cover everything to its right and below it."""
+    """A rectangle without area is not pasted: on a GPU it would cover all to its right and below it."""
 
     def define(size):
         pieces = mixing.random_rectangle(fn.batch_permutation(), fn.random.coin_flip(probability=1.0), size)

@@ -106,7 +106,7 @@ def test_networks_have_the_published_sizes(published_yolov4):
 
 
 def test_widths_give_multiples_of_eight():
-    """The nearest multiple, at least 8: 0.3 of 32, 64, 512 is 9.6, 19.2, 153.6."""
+    """Widths are the nearest multiple of 8, at least 8: 0.3 of 32, 64, 512 is 9.6, 19.2, 153.6."""
     layers = describe(dataclasses.replace(TINY, width=0.3), 4)
     channels = [layer.channels for layer in layers if "batch_normalize" in layer.options]
     assert channels[:3] == [8, 16, 16] and 152 in channels
@@ -140,7 +140,7 @@ def test_names_say_the_part_and_darknets_number(published_yolov4):
 
 
 def test_kernels_start_uniform_as_in_darknet():
-    """src/convolutional_layer.c: rand_uniform(-1, 1) * sqrt(2 / (size * size * c))."""
+    """Kernels start as in src/convolutional_layer.c: rand_uniform(-1, 1) * sqrt(2 / (size * size * c))."""
     model = build_model("yolov4-tiny", 80, (64, 64))
     for layer in convolutions(model):
         kernel = np.asarray(layer.kernel)
@@ -186,7 +186,7 @@ def test_heads_and_variables_are_float32_under_mixed_precision():
 
 
 def test_a_compiled_convolution_with_mish_gives_the_same(published_yolov4):
-    """TensorFlow 2.21 fuses x * tanh(softplus(x)) with earlier layers, but a CPU has no such kernel."""
+    """Compiled Mish works. TensorFlow 2.21 would fuse x * tanh(softplus(x)), but a CPU has no such kernel."""
     mish = published_yolov4.get_layer("backbone.layer_0.mish")
     model = keras.Model(published_yolov4.input, mish.output)
     images = np.random.default_rng(0).random((1, 608, 608, 3), np.float32)

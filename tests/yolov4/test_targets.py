@@ -123,7 +123,7 @@ def test_table_by_hand(model_name):
 
 @pytest.mark.parametrize("model_name", [*CONFIGS, "yolov4-nano"])
 def test_a_crowded_image_against_the_transcription(model_name):
-    """The table and 150 random boxes: many share a cell, and many share a prediction, too."""
+    """The table and 150 random boxes are assigned as transcribed; many share a cell or a prediction."""
     config = get_config(model_name)
     rng = np.random.default_rng(0)
     sizes = np.exp(rng.uniform(np.log(0.01), 0, (150, 2)))
@@ -153,7 +153,7 @@ def test_of_equal_anchors_the_first_is_best():
 
 
 def test_a_centre_that_rounds_to_one_stays_inside():
-    """A clipped box at the right border that is one float wide has its centre at 1 in float32."""
+    """A box one float wide at the right border, with its centre at 1 in float32, is in the last column."""
     edge = float(np.nextafter(np.float32(1), np.float32(0)))
     config = CONFIGS["yolov4"]
     assignment = assign([[edge, edge, 1, 1], [0.9, 0.9, 1.1, 1.1]], [0, 0], config, 0, (52, 52))
@@ -182,7 +182,7 @@ def numpy_to_raw(boxes, rng, config, head, grid_size):
 
 @pytest.mark.parametrize("model_name", CONFIGS)
 def test_ignore_mask_against_brute_force(model_name):
-    """One image has more boxes than a chunk, one none, one a few. Some are invalid. No image is square."""
+    """Images are not square; one has more boxes than a chunk, one none, one a few. Some boxes are invalid."""
     config = CONFIGS[model_name]
     rng = np.random.default_rng(5)
     counts = np.array([37, 0, 3], np.int32)

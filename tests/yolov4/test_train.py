@@ -16,7 +16,7 @@ from yolov4.model_metadata import make_metadata
 
 
 def test_l2_momentum_averages_and_the_last_step_are_in_the_saved_weights(tmp_path):
-    """Two epochs of one update use only the L2 loss. The kernels of last.weights.h5 show all four parts."""
+    """After two updates by L2 loss alone, last.weights.h5 shows L2, momentum, averages and the last step."""
     decay = 0.1  # learning rate times weight decay
     config = hparams.override(get_config("yolov4-tiny"), "width=0.125")
     model = build_model("yolov4-tiny", 2, config=config)

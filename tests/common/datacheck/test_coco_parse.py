@@ -218,7 +218,7 @@ def test_literals_of_pythons_json(small, literal):
 
 @pytest.mark.parametrize("bad", [b"\xff", b"\xed\xa0\x80", b"\\ud800"])
 def test_what_is_no_text(small, bad):
-    """Tests bytes that are not UTF-8, and half a surrogate pair."""
+    """Bytes that are not UTF-8 and half a surrogate pair are errors, but not in values that nobody reads."""
     text = json.dumps(SMALL).encode()
     (offender,) = refused(small(text.replace(b"sub/b.jpg", b"sub/" + bad)))["wrong-type"].offenders
     assert offender.startswith("image 7 ('sub/\\ud") and "UTF-8" in offender
@@ -276,7 +276,7 @@ def test_boxes_that_are_fractions(small):
         "annotation 1 (image 7) has bbox [0.05, 0.1, 0.2, 0.9] in 30 x 40 pixels",
         "annotation 8 (image 42) has bbox [-0.01, 0.0, 0.3, 0.3] in 20 x 10 pixels",
     ]
-    # One box is enough, and other faults do not hide the error.
+    # A single box of fractions is enough for this error, and other faults do not hide it.
     document["annotations"] = document["annotations"][:1]
     assert list(refused(small(document))) == ["boxes-not-in-pixels"]
     # Unusable boxes are ignored when the unit is checked.
@@ -304,7 +304,7 @@ CORNERS, INSIDE = [60, 50, 90, 70], [10, 10, 20, 20]
 
 
 CORNERS_OR_NOT = [
-    (7, 8, CORNERS, True),  # 8 of 16 boxes reach outside: at least 8, and at least half
+    (7, 8, CORNERS, True),  # 8 of 16 boxes reach outside: 8 boxes, and half of all, are enough
     (7, 9, CORNERS, False),
     (7, 0, INSIDE, False),
     (7, 0, [10, 10, 91.5, 20], True),  # more than a pixel outside

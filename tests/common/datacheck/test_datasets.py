@@ -54,7 +54,7 @@ def test_images_alone_are_checked_or_left_out(data, capsys):
 def test_damage_is_found_by_file_and_id(data, capsys):
     damage(data / "images/01.jpg")
     damage(data / "images/04.jpg")
-    source = coco(data)  # opens without a warning
+    source = coco(data)  # opening does not notice the damage
     error = datasets.explain(ERROR, source, "dali_cpu")
     assert isinstance(error, DataError) and "decoders.image" not in str(error)
     assert "decoders.image`\nDecoding the images to find the damaged one" in capsys.readouterr().err

@@ -44,7 +44,7 @@ FOREIGN = np.random.default_rng(1).bytes(10_000).replace(b"\xff", b"\xfe")  # a 
 @pytest.mark.parametrize("piece", [b"\xff\xd9" + bytes(58), bytes(10_000), b"", FOREIGN])
 @pytest.mark.parametrize("name", NOISY_JPEGS)
 def test_damage_in_the_scan_of_a_jpeg(name, piece):
-    """As after a failed copy, the scan ends early, lacks a piece, or has zeros or another file's data."""
+    """Decoding finds scans of failed copies: cut short, without a piece, with zeros or with foreign data."""
     sound = NOISY_JPEGS[name]
     assert not inspect(sound, EVERY_PIXEL).fault
     at, size = (sound.index(b"\xff\xda") + 14 + len(sound)) // 2, len(sound) // 4
@@ -52,7 +52,7 @@ def test_damage_in_the_scan_of_a_jpeg(name, piece):
     facts = inspect(damaged, EVERY_PIXEL)
     assert facts.fault == "image-damaged" and facts.detail
     assert (facts.height, facts.width) == NOISE.shape[:2]
-    assert not inspect(damaged).fault or name == "progressive"  # it has tables between scans
+    assert not inspect(damaged).fault or name == "progressive"  # tables between its scans show the damage
 
 
 @pytest.mark.parametrize("name", ["jpeg", "jpeg-cmyk", "jpeg-progressive"])
@@ -124,7 +124,7 @@ DAMAGED_INSIDE = {
 
 @pytest.mark.parametrize("name", DAMAGED_INSIDE)
 def test_damage_that_only_decoding_shows(name):
-    """Some PNGs have correct checksums, but data that are too short or not deflate data."""
+    """Only decoding finds this damage. Some PNGs have right checksums, but too few or no deflate data."""
     assert not inspect(_png_of(zlib.compress(BLACK)), EVERY_PIXEL).fault
     assert not inspect(DAMAGED_INSIDE[name]).fault
     facts = inspect(DAMAGED_INSIDE[name], EVERY_PIXEL)
@@ -141,7 +141,7 @@ def test_the_limit_of_pillow_does_not_count(monkeypatch, recwarn):
 
 
 def test_another_size_in_the_data_than_in_the_header_is_not_decoded(monkeypatch):
-    """Pillow uses the size in the JP2 box; the limit was checked against the size in the codestream."""
+    """A JP2 box is not decoded if Pillow finds another size there than the checked one in the codestream."""
     real = PIL.Image.Image.height
     monkeypatch.setattr(PIL.Image.Image, "height", property(lambda image: 10_000 * real.fget(image)))
     facts = inspect(VARIANTS["jpeg2000"], EVERY_PIXEL)

@@ -217,7 +217,7 @@ def test_a_turned_image_and_a_wrong_name_are_said(tmp_path):
 
 
 def test_records_that_dali_cannot_read_are_mended(tmp_path):
-    """Records without objects lack the object keys, and only some records have the crowd key."""
+    """Copies complete the records that lack object keys, because they have no objects, or the crowd key."""
     boxes = ([0.1, 0.2, 0.3, 0.4], [0.2, 0.3, 0.4, 0.5])
     crowds = {"object__class__label": [17, 3], "object__is_crowd": [1, 0]}
     a = write(tmp_path / "a", of_boxes(*boxes, source_id=b"1", **crowds), empty_record(2), numbered(3))
@@ -400,7 +400,7 @@ def test_a_file_that_changes_while_it_is_read(tmp_path, monkeypatch, left):
 
 
 def test_issues_of_a_copy_are_its_own(tmp_path):
-    """Messages use the file names of the flags, not the names that were cached."""
+    """Messages about a renamed file use the new name, which the flags have, not the name that was cached."""
     file = write(tmp_path / "a", record(), empty_record(2))
     open_records(file)
     os.rename(file, tmp_path / "b")

@@ -149,7 +149,7 @@ def test_nothing_but_areas_is_there():
 
 @pytest.mark.parametrize("content", [b"\xff\xff\xff", b"", b"\x12\x03abc"])
 def test_what_is_no_example(content):
-    """The last two contents are valid messages, but without any field of an Example."""
+    """Bytes that are no Example are refused, also if they are a valid message without any of its fields."""
     example, encoded, issues = parsed(content)
     (issue,) = issues
     assert issue.kind == "not-an-example"

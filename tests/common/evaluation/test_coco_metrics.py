@@ -55,7 +55,7 @@ def hard_truth(seed=0, num_images=60):
 
 
 def plain_truth():
-    """Returns hard_truth without crowds, empty boxes and boxes that reach outside; areas are box areas."""
+    """Returns hard_truth without crowds, empty boxes and boxes that reach outside; `area` is the box area."""
     truth = hard_truth()
     boxes = [a for a in truth["annotations"] if min(a["bbox"][2:]) > 0 and a["bbox"][1] + a["bbox"][3] < 480]
     plain = [a | {"iscrowd": 0, "area": a["bbox"][2] * a["bbox"][3]} for a in boxes]
@@ -89,8 +89,8 @@ def hard_detections(truth, seed=0):
         for _ in range(rng.integers(0, 8)):
             sides = SIDES[rng.integers(len(SIDES))]
             add(image["id"], int(rng.choice(IDS)), [*rng.uniform(0, 300, 2), *sides])
-    # One image with objects of a class, and two images without, have more detections of it than the 100 that
-    # count.
+    # Three images have more detections of a class than the 100 that count. One of them has objects of this
+    # class, two have none.
     crowded = truth["annotations"][0]
     empty = [image["id"] for image in truth["images"][-9:]]  # consecutive images without ground truth
     for image_id in (crowded["image_id"], *empty[2:4]):
@@ -289,7 +289,7 @@ def test_the_order_of_detections_changes_neither_numbers_nor_bytes(tmp_path):
 
 
 def test_detections_are_written_one_a_line_and_nothing_is_lost(tmp_path):
-    """infer.py adds the name of the file, which may contain any character."""
+    """Each detection is one line, even if the file name, which infer.py adds, contains a line break."""
     last = {"image_id": 2**60 + 1, "category_id": 7, "bbox": [0.1, 2.25, 3.0, 1e-7], "score": 0.1}
     middle, first = last | {"score": 0.2, "file_name": 'a\nb\u2028"}'}, last | {"image_id": 3, "score": 1.0}
     coco_metrics.write_detections([last, middle, first], tmp_path / "detections.json")

@@ -127,7 +127,7 @@ def source(request, drawn_source, drawn_records):
 
 
 def on_shard(run, source, ranks, batch_size, network, explain=plain.explain, shard=None, **options):
-    """Calls `run` (predict or evaluate) on a rank's shard of a source; `shard` is (index, number)."""
+    """Calls `run` (predict or evaluate) on a shard (index, number), by default that of the rank."""
     loader = ShardLoader(source, batch_size, *(shard or (ranks.rank, ranks.world_size)))
     label_map = network.source.label_map
     return run(network, loader, label_map, explain=explain, ranks=ranks, **options)
@@ -267,7 +267,7 @@ def test_a_wrong_shard_is_our_mistake_and_found_on_all_ranks(drawn_source, shard
 
 
 def test_on_batch_is_called_alike_on_all_ranks_whatever_happens(drawn_source):
-    """on_batch may communicate with all ranks, for example to agree on a stop that one rank was asked for."""
+    """Even on an error all ranks call on_batch alike: it may communicate, for example to agree on a stop."""
     network = Network(drawn_source)
     network.table[int(drawn_source.annotations.image_ids[0])][0][0, 0] = np.inf
     calls = {rank: [] for rank in range(3)}

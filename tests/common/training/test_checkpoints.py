@@ -129,7 +129,7 @@ def steps(directory):
 
 @pytest.mark.parametrize("kind", ["accumulating", "loss scale"])
 def test_a_resumed_run_goes_on_bit_for_bit(tmp_path, kind):
-    """Resumes in the middle of an epoch, which has seven images in batches of three."""
+    """A run resumed within an epoch of seven images in batches of three takes the same steps, bit for bit."""
     through = Training(tmp_path, shuffled_images, kind=kind)
     for _ in range(3):
         through.step()
@@ -180,7 +180,7 @@ def test_the_newest_stay_and_the_newest_whole_epoch(tmp_path, saved, staying):
 
 
 def test_a_run_that_went_back_to_a_whole_epoch_leaves_the_other_way_behind(tmp_path, capfd):
-    """The run may then save lower steps than before, and the same steps again."""
+    """A run that goes back to an epoch's end removes later checkpoints; it may save lower or equal steps."""
     first = Training(tmp_path)
     for step in (4, 6, 7):
         assert first.save(step)
@@ -201,7 +201,7 @@ def test_a_run_that_went_back_to_a_whole_epoch_leaves_the_other_way_behind(tmp_p
 
 
 def test_the_last_to_be_saved_is_the_newest_whatever_its_step(tmp_path):
-    """A process that is killed before it removes the checkpoints of later steps leaves them behind."""
+    """The checkpoint that was saved last is restored, even if a killed process left one of a later step."""
     training = Training(tmp_path)
     for step in (350, 170):
         assert training.save(step, step_in_epoch=1)
@@ -304,7 +304,7 @@ PLACES = [(owner, name) for owner, names in CALLS.items() for name in names]
     ids=["a step once more", "a new step"],
 )
 def test_trouble_at_any_call_of_a_save_costs_that_save_alone(tmp_path, capfd, step, places):
-    """Every function that accesses the disk fails from its n-th call on, for every n."""
+    """At whichever call a disk function begins to fail, only that save is lost; earlier checkpoints stay."""
     failed = 0
     training = Training(tmp_path)
     assert training.save(1) and training.save(2)

@@ -55,7 +55,7 @@ def test_rows_follow_the_names(first):
 
 
 def test_rows_of_another_number_of_anchors_are_not_mixed_up():
-    """2 anchors with 3 classes and 3 anchors with 2 classes have equal shapes but different meanings."""
+    """A head of 2 anchors and 3 classes takes no weights from one of 3 and 2, although shapes are equal."""
     model, source = make_model(6), values_of(make_model(6))
     for weight in model.weights:
         weight.assign(weight + 1)

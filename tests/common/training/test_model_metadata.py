@@ -62,7 +62,7 @@ def test_it_holds_what_is_needed_to_run_the_model_elsewhere(app):
     assert len(pixels["mean_rgb"]) == len(pixels["stddev_rgb"]) == len(pixels["fill_rgb"]) == 3
     red = {"efficientdet": (123.675, 58.395), "yolov4": (0, 255)}[app]  # ImageNet: torchvision's values x 255
     assert (pixels["mean_rgb"][0], pixels["stddev_rgb"][0]) == pytest.approx(red)
-    # cells: 8x12, 4x6, 2x3, 1x2. EfficientDet: levels 3..6, 1 anchor each; YOLOv4: strides 8..32, 3 each
+    # Strides 8 to 64 have 8x12, 4x6, 2x3, 1x2 cells. EfficientDet has 1 anchor a cell; YOLOv4 3 to stride 32.
     count = {"efficientdet": 96 + 24 + 6 + 2, "yolov4": 3 * (96 + 24 + 6)}[app]
     assert found["anchors"]["count"] == count
 

@@ -79,7 +79,7 @@ def test_fused_optimizers_take_the_steps_of_keras(fused, reference, options, com
 
 @pytest.mark.parametrize("fused", [FusedSGD, FusedAdam])
 def test_a_constant_learning_rate_in_one_function_traced_twice(fused):
-    """Values that an update computes once for all variables must not be used in another graph."""
+    """Each trace of a step computes the values that all variables share, and uses none of another trace."""
     variable = keras.Variable([1.0, 2.0])
     optimizer = fused(0.5, 0.9)
     optimizer.build([variable])
@@ -115,7 +115,7 @@ def values(model):
 
 
 def test_averages_equal_the_recurrence_in_numpy():
-    """The decay is min(0.5, (1 + n) / (10 + n)). From update 8 on it is 0.5, so both sides are tested."""
+    """Tests both terms of the decay, min(0.5, (1 + n) / (10 + n)), which is 0.5 from update 8 on."""
     model, decay = small_model(), 0.5
     averaged = AveragedWeights(model, decay)
     update = tf.function(averaged.update)
@@ -153,7 +153,7 @@ def test_the_first_average_is_one_part_in_ten_of_the_old_in_float32(precision):
 
 @pytest.mark.parametrize("decay", [0.0, 0.9])
 def test_statistics_are_averaged_over_the_ranks_while_swapped_in(decay):
-    """Statistics become the mean over the ranks, other weights their average; afterwards all are restored."""
+    """While swapped in, statistics are means over the ranks, weights are averages; then all are restored."""
 
     def work(ranks):
         model = small_model()

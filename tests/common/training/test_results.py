@@ -51,10 +51,10 @@ def test_patience_ends_a_run_after_so_many_evaluations_without_gain(metrics, pat
 
 
 def test_a_row_of_an_epoch_has_means_sums_and_a_rate(monkeypatch):
-    """The epoch was resumed after step 2: these are steps 3 to 6, of which step 5 was skipped."""
+    """The row covers an epoch that was resumed after step 2. Of its new steps, 3 to 6, step 5 was skipped."""
     seconds = iter((10.0, 12.0, 13.0, 14.0))
     monkeypatch.setattr(results, "time", types.SimpleNamespace(monotonic=lambda: next(seconds)))
-    before = {"loss": 3.0, "boxes_truncated": 1.0, "steps": 2.0, "skipped_steps": 0.0}  # an older column name
+    before = {"loss": 3.0, "boxes_truncated": 1.0, "steps": 2.0, "skipped_steps": 0.0}  # older column name
     log = EpochLog("epoch 1/1", 6, 2, before)
     for step, loss in ((3, 4.0), (4, 5.0), (5, 0.0), (6, 6.0)):
         values = {"loss": tf.constant(loss), "boxes_over_limit": tf.constant(2.0 * (loss > 0))}

@@ -111,7 +111,7 @@ class Session:
         self.run.ema.update()
 
     def _evaluation(self):
-        """Returns an evaluation. Its AP is the epoch's from `aps`, or else made from the weights."""
+        """Returns an evaluation with the AP that `aps` has for the epoch, or one made from the weights."""
         number = float(np.tanh(np.abs(np.asarray(self.model.weights[-2])).sum()))
         ap = self._aps[self.run.state["epoch"]] if self._aps else number
         return Evaluation({**dict.fromkeys(coco_metrics.NAMES, ap), "per_class": {}}, [], {})
@@ -188,7 +188,7 @@ def test_weights_of_the_files_are_the_averages(tmp_path):
 
 
 def test_evaluations_within_an_epoch_are_neither_repeated_nor_lost(tmp_path, monkeypatch, capfd):
-    """A run evaluates every 3 steps. It is stopped in an evaluation, right after one, and in a later step."""
+    """Stopped in an evaluation, right after one, or later, a run still evaluates once every 3 steps."""
     flags = {"eval_every_steps": 3, "eval_every": 2, "patience": 9, "save_every": 0}
     unbroken, restarts = Session(tmp_path / "unbroken", **flags), []
     with monkeypatch.context() as patch:

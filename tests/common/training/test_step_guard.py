@@ -134,7 +134,7 @@ def test_float16_leaves_overflowing_gradients_to_the_loss_scale():
     assert training.step(*batch(gradient=np.inf), GO_ON).finite
     assert float(training.optimizer.dynamic_scale) == 2.0
     assert not training.step(*batch(wanted=np.nan), GO_ON).finite
-    assert float(training.optimizer.dynamic_scale) == 2.0  # the loss is the cause, not the scale
+    assert float(training.optimizer.dynamic_scale) == 2.0  # the loss is NaN at any scale
 
 
 def test_a_collapsed_loss_scale_is_named():
@@ -182,7 +182,7 @@ def test_skipped_steps_are_named_and_too_many_in_a_row_end_the_run(capsys):
 
 @pytest.mark.parametrize("other_is_finite", [False, True])
 def test_the_rank_whose_loss_it_was_is_named(capsys, other_is_finite):
-    """Only one rank has a finite loss, so the mean is not finite. Only the bad rank saves its batch."""
+    """Of two ranks only one has a finite loss. The other one is named, and it alone saves its batch."""
     saved = []
 
     def save_batch(step, images, targets):

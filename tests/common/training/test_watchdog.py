@@ -112,7 +112,7 @@ def test_a_hanging_process_ends_with_its_stack_and_one_line(tmp_path):
 
 @pytest.mark.parametrize("act", ["unlimited", "allowed", "slow"])
 def test_nothing_ends_a_process_that_may_take_its_time(tmp_path, act):
-    """The process has no limit, has a longer one, or beats in time, although it is suspended for a while."""
+    """A process goes on that has no limit, has a longer one, or beats in time after it was suspended."""
     with Ranks(tmp_path, act) as ranks:
         if act == "slow":
             ranks.processes[0].send_signal(signal.SIGSTOP)
@@ -123,7 +123,7 @@ def test_nothing_ends_a_process_that_may_take_its_time(tmp_path, act):
 
 @pytest.mark.parametrize("on_loss", ["exit", "report"])
 def test_a_stopped_rank_is_killed_by_the_rank_that_waits_for_it(tmp_path, on_loss):
-    """Under Horovod Elastic the operation of the waiting rank then fails; this test has no such operation."""
+    """A waiting rank kills a stopped one; under Horovod Elastic its own operation would then fail."""
     with Ranks(tmp_path, "hang" if on_loss == "exit" else "sleep", "hang", on_loss=on_loss) as ranks:
         ranks.processes[1].send_signal(signal.SIGSTOP)
         code, stderr = ranks.end(0)

@@ -137,7 +137,8 @@ def test_other_files_of_keras_have_the_same_numbers(fresh, b0, notop, tmp_path, 
 
 @pytest.mark.parametrize("prefix", ["efficientnet-b0", "efficientnet-b0/model"])
 def test_the_authors_checkpoint_has_the_names_of_automl(fresh, variables, tmp_path, prefix):
-    """tensorflow/tpu models/official/efficientnet also saves averages, RMSProp's slots and a classifier."""
+    """The averages are taken from checkpoints that tensorflow/tpu models/official/efficientnet saves, but not
+    RMSProp's slots and the classifier."""
     backbone = {k: values for k, values in variables.items() if k.startswith("efficientnet-b0/")}
     tensors = {"global_step": np.int64(3), f"{prefix}/head/dense/bias": np.zeros(1000, np.float32)}
     for name, values in backbone.items():

@@ -9,7 +9,7 @@ from tools.benchmark import inference
 
 
 def test_every_stage_sees_what_the_one_before_gave(monkeypatch):
-    """Loader, network and post-processing use plain tensors; "whole" takes a new batch at each call."""
+    """Each stage gets what the one before gave, on plain tensors; "whole" takes a new batch at each call."""
 
     class Loader:
         pipeline_type, batch_size = "dali_cpu", 1

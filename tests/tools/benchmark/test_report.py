@@ -98,7 +98,7 @@ LIMITS = [
 
 @pytest.mark.parametrize(("data", "model", "limit", "advice"), LIMITS)
 def test_verdict_names_what_limits_and_the_flag(data, model, limit, advice):
-    """`data` and `model` are (images/s, CPU milliseconds per image)."""
+    """The verdict names the limit and a flag; `data` and `model` are (images/s, CPU ms per image)."""
     data, model = (candidate(rate, cpu_ms=cpu_ms) for rate, cpu_ms in (data, model))
     (line,) = record(data_dali_cpu=data, model=model)["verdict"]
     assert line.startswith(f"dali_cpu: {limit} limits training") and advice in line

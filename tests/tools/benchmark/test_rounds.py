@@ -129,7 +129,7 @@ def test_a_result_is_one_line_of_json(tmp_path):
 
 
 def test_nobody_is_left_behind_after_an_interruption(tmp_path, monkeypatch):
-    """The output of a candidate ends when all processes that write to it have ended, also its children."""
+    """After an interruption a candidate's output ends, so it and all its child processes have ended."""
     outputs = []
 
     def interrupted(candidate, *_):

@@ -16,7 +16,7 @@ def burn(seconds: float) -> None:
 
 
 def test_the_cost_of_a_batch_is_that_of_making_it_wherever_it_is_made():
-    """A loader with a queue makes batches in advance; only batches that were taken are counted."""
+    """A batch costs what making it takes, even if a thread made it in advance; only taken batches count."""
     ready: queue.Queue = queue.Queue(maxsize=3)
     made = []
 

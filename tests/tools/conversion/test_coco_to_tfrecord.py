@@ -40,7 +40,7 @@ def records(files):
 
 
 def test_every_image_with_its_objects(data, tmp_path):
-    """The format is that of the content: 00.jpg contains a PNG."""
+    """Records have all images and objects. The format is that of the content: 00.jpg contains a PNG."""
     PIL.Image.open(data / "images" / "00.jpg").save(data / "images" / "00.jpg", format="PNG")
     files = write(data, tmp_path / "sub" / "t")
     document = json.loads((data / "instances.json").read_text())

@@ -31,7 +31,7 @@ def encoded(picture, image_format, **options):
 @pytest.mark.parametrize("image_format", ["JPEG", "PNG"])
 @pytest.mark.parametrize(("size", "box", "max_side", "expected"), RECTANGLES)
 def test_a_rectangle_is_where_its_box_is(image_format, size, box, max_side, expected):
-    """The white pixels have the area and the centre of the box."""
+    """In a smaller image the white pixels have the area and the centre of the smaller box."""
     picture = PIL.Image.new("RGB", size[::-1])
     picture.paste("white", (*box[:2], box[0] + box[2], box[1] + box[3]))
     image = PIL.Image.open(io.BytesIO(shrink_image(encoded(picture, image_format), "x", max_side)))

@@ -44,7 +44,7 @@ read_voc, refused, faults = calls(voc.read_voc)
 
 
 def test_overlaps_are_those_of_the_devkit(made):
-    """VOCevaldet.m counts pixels (max - min + 1), while pycocotools multiplies sides."""
+    """IoUs equal those of VOCevaldet.m, which counts pixels (max - min + 1); pycocotools multiplies sides."""
     boxes = np.random.default_rng(3).integers(1, 20, (12, 2, 2))
     boxes = np.sort(boxes, axis=1).reshape(12, 4)
     write(made, "a", xml_of(objects=[("cat", *box, 0) for box in boxes.tolist()]))
@@ -81,7 +81,7 @@ def test_difficult_objects(made, difficult, boxes, crowds):
     write(made, "a", xml_of(objects=[(*CAT[:5], 1)]))
     found, _ = read_voc(made, difficult=difficult)
     assert (found.num_boxes, int(found.is_crowd.sum())) == (boxes, crowds)
-    assert found.label_map.names == ("cat", "dog")  # even if all its objects are left out
+    assert found.label_map.names == ("cat", "dog")  # "cat" stays even if all its objects are left out
     assert found.issues["difficult"].offenders == [f"{made}/Annotations/a.xml object 1 'cat': {difficult}"]
 
 

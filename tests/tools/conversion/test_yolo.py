@@ -94,7 +94,7 @@ def test_exif_turns_must_be_decided(made):
     stored = picture()
     stored.getexif()[0x0112] = 6
     stored.save(made / "images" / "c.jpg", exif=stored.getexif())
-    put(made, "labels/c.txt", "1 0.25 0.375 0.5 0.25\n")  # in the turned image, 20 x 40: 0, 10, 10, 10
+    put(made, "labels/c.txt", "1 0.25 0.375 0.5 0.25\n")  # ltwh 0, 10, 10, 10 in the turned 20 x 40
     message = faults(made)
     assert "image 'c.jpg' (" in message and "has orientation 6" in message and "--yolo_pixels" in message
     for pixels, box in (("stored", [0, 5, 20, 5]), ("turned", [10, 10, 10, 10])):

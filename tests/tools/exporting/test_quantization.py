@@ -79,7 +79,7 @@ def test_convolutions_may_share_a_bias():
 
 
 def test_tensorrt_wants_neither_zero_points_nor_int32(network):
-    """TensorRT also refuses output ranges of convolutions that an activation function follows."""
+    """Zero points are int8 0. TensorRT also refuses output ranges of convolutions before an activation."""
     graph = quantization.to_int8(network, iter([_images(0)]), tensorrt=True).graph
     values = {tensor.name: onnx.numpy_helper.to_array(tensor) for tensor in graph.initializer}
     points = [values[node.input[2]] for node in graph.node if node.op_type.endswith("quantizeLinear")]

@@ -96,7 +96,7 @@ def test_a_preprocessor_decodes_only_a_part(source):
 
 
 def test_a_random_window_is_anywhere_and_as_large_as_asked(tmp_path):
-    """In the picture, two channels contain the position of each pixel."""
+    """Random crops have the asked sizes and places, which two channels of the picture show for each pixel."""
     y, x = np.mgrid[0:120, 0:240]
     ramp = np.stack([y * 2, x, 0 * x], axis=-1).astype(np.uint8)
     PIL.Image.fromarray(ramp).save(tmp_path / "a.png")
@@ -104,7 +104,7 @@ def test_a_random_window_is_anywhere_and_as_large_as_asked(tmp_path):
     source = opened("list", tmp_path / "list.txt")
     found = np.stack(images(source, "resize:short=30..60 | crop:30x30,x=0.2..0.6,y=0..1", fused=True))
     tops, lefts = found[:, 0, :, 0].mean(axis=-1) / 2, found[:, :, 0, 1].mean(axis=-1)
-    spans = found[:, :, -1, 1].mean(axis=-1) - lefts  # 29 pixels, each 2 to 4 pixels of the picture
+    spans = found[:, :, -1, 1].mean(axis=-1) - lefts  # 29 steps of 2 to 4 pixels of the picture
     assert 58 - 2 < spans.min() < 68 and 106 < spans.max() < 116 + 2
     share = lefts / (240 - spans * 30 / 29)
     assert 0.18 < share.min() < 0.25 and 0.55 < share.max() < 0.62

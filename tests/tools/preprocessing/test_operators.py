@@ -86,7 +86,7 @@ FILTERS = [("linear", "BILINEAR"), ("triangular", "BILINEAR"), ("cubic", "BICUBI
 
 @pytest.mark.parametrize(("interp", "filter_"), FILTERS)
 def test_resize_is_pillows(source, interp, filter_):
-    """Like DALI's, Pillow's filters average over the area of an output pixel."""
+    """Resizing agrees with Pillow, whose filters, like DALI's, average over the area of an output pixel."""
     for found, image in zip(run(source, f"resize:20x30,interp={interp}"), PICTURES, strict=True):
         error = np.abs(found - _pillow(image, (20, 30), PIL.Image.Resampling[filter_]))
         assert found.shape == (20, 30, 3)
@@ -190,7 +190,7 @@ def test_warp_affine(source):
 
 
 def test_bgr_images_keep_their_colours(source):
-    """Each operator is told the order of the channels."""
+    """With BGR images operators give the same colours, because each is told the order of the channels."""
     tolerances = {"color_twist:saturation=0.3,hue=40": 1, "crop_mirror_normalize:mean=imagenet": 0}
     for ops, tolerance in tolerances.items():
         for rgb, bgr in zip(run(source, ops), run(source, f"decode:bgr | {ops}"), strict=True):

@@ -202,7 +202,7 @@ def test_without_labels_records_have_none(tmp_path):
 
 @pytest.mark.parametrize("name", EVERY_OUTPUT)
 def test_an_interruption_or_a_full_disk_leaves_nothing(tmp_path, name):
-    """Files of this process are limited to 64 KB, so the system itself refuses a write (EFBIG)."""
+    """Nothing is left. Files of this process are limited to 64 KB, so the system refuses a write (EFBIG)."""
 
     def until_the_third():
         yield from samples(images(2))
@@ -283,7 +283,7 @@ def test_a_directory_may_have_a_dot_in_its_name(tmp_path):
 
 
 def test_a_place_that_cannot_be_written_is_one_line(tmp_path):
-    """Even root cannot make a file in /proc, or where a directory is."""
+    """Each error is one line. Even root cannot make a file in /proc, or where a directory is."""
     (tmp_path / "0.png").mkdir()
     places = {"/proc/self/x.npz": "", "/proc/self/pictures": "pictures: ", tmp_path: r"0\.png: "}
     for path, where in places.items():

@@ -49,7 +49,7 @@ def test_shards_share_the_images(source, api):
 
 @BOTH_APIS
 def test_samples_begin_anew_each_time(source, api):
-    """Earlier reading has no effect. This shard has 2 of 5 images, one batch; the other has two batches."""
+    """Each reading starts anew. One shard has 2 of 5 images, in one batch; the other one has two batches."""
     work = Preprocessor(source=source, ops="resize:8x8", batch_size=2, num_shards=2)
     first = read(work, api)
     assert read(work, api) == first
@@ -67,7 +67,7 @@ def test_ranks_draw_differently(tmp_path):
 
 
 def test_a_pipeline_goes_on_where_it_was_and_the_dataset_is_the_pipeline(source):
-    """Order and random numbers: the batches after a checkpoint are those of an uninterrupted run."""
+    """A pipeline restored from a checkpoint has the order and random numbers of an uninterrupted run."""
     options = {"source": source, "ops": RANDOM, "batch_size": 2, "training": True, "seed": 4}
     pipeline = Preprocessor(**options).pipeline
     begun = [pipeline.run() for _ in range(3)]
@@ -90,7 +90,7 @@ def test_the_dynamic_api_goes_on_for_epochs(source):
 
 @pytest.mark.parametrize("case", ["tfrecord", "lmdb-caffe", "webdataset", "external-function"])
 def test_tensorflow_gets_every_source(tmp_path, case):
-    """Sources that Python reads use a generator, all others DALIDataset."""
+    """TensorFlow gets all images: by a generator if Python reads the source, by DALIDataset otherwise."""
     kind, path, _, _ = write_case(case, tmp_path)
     options = {"source": opened(kind, path), "batch_size": COUNT}
     for images, labels in Preprocessor(ops="pad:16x12,fill=9", **options).dataset().take(2):
@@ -121,7 +121,7 @@ def test_an_image_that_an_operator_refuses_is_named(source, api, ops, said):
 
 @BOTH_APIS
 def test_what_was_drawn_may_be_at_fault(source, api):
-    """Flip does not accept float16. This reason is printed even if no image fails when it is tried alone."""
+    """The message says that flip takes no float16, even if no image fails when it is tried alone."""
     said = []
     for seed in range(6):
         work = Preprocessor(source=source, ops="cast:float16 | flip:0.5", batch_size=5, seed=seed)

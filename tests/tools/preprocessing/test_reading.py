@@ -50,7 +50,7 @@ def test_what_is_said_of_the_images(written, case):
 
 @pytest.mark.parametrize("case", WRITERS)
 def test_every_image_once_in_order_by_both_apis(written, case):
-    """Two shards have 3 and 4 images. Pipelines read two batches of three, filled with the last image."""
+    """Shards have 3 and 4 images; in an epoch pipelines read two batches of 3, filled with the last image."""
     for shard_id, (begin, end) in enumerate([(0, 3), (3, 7)]):
         call = Part(written(case)[0], shard_id=shard_id, num_shards=2)
         assert (call.begin, call.size) == (begin, end - begin)

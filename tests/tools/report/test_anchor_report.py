@@ -56,7 +56,7 @@ def by_the_encoder(truth, anchors, max_instances):
 
 @pytest.mark.parametrize(("anchors", "most_boxes", "largest"), [(SQUARE, 12, 0.9), (WIDE, 150, 0.15)])
 def test_everything_is_what_the_encoder_does(monkeypatch, anchors, most_boxes, largest):
-    """Tests square anchors, and wide anchors with crowded boxes."""
+    """The report equals the loaders' encoder, for square anchors, and for wide anchors with crowded boxes."""
     monkeypatch.setattr(anchor_report, "_BOXES_AT_ONCE", 7)
     rng = np.random.default_rng(0)
     truth = random_annotations(rng, 10, most_boxes, num_classes=4, smallest=0.01, largest=largest)
@@ -95,7 +95,7 @@ def test_boxes_that_lose_to_an_identical_one_are_missed():
 
 
 def test_what_training_drops_is_counted():
-    """Training drops boxes over max_instances, and boxes below 1 pixel: here 1.5 image pixels become 0.96."""
+    """Counts what training drops: boxes over max_instances, or below 1 pixel (1.5 of the image are 0.96)."""
     rows = [(0, 0, 5 * i, 5, 20 + i, 30) for i in range(9)] + [(1, 1, 10, 10, 1.5, 60)]
     truth = annotations([(200, 200)] * 2, rows)
     for options, counts in (({"max_instances": 6}, (3, 1)), ({"min_box_size": 0.9}, (0, 0))):

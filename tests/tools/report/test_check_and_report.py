@@ -12,7 +12,7 @@ from tools.report import check_and_report
 
 
 def test_two_sound_data_sets(drawn, drawn_records, tmp_path, capsys):
-    """A COCO json and TFRecords; the second report gets another name."""
+    """A COCO json and TFRecords get one text and two reports, the second one under another name."""
     data = DataFlags(str(drawn / "images"), str(drawn / "instances.json"))
     evaluation = DataFlags(file_pattern=f"{drawn_records}-*.tfrecord")
     report = tmp_path / "a.html"

@@ -32,7 +32,7 @@ def test_boxes_are_drawn_where_they_are(monkeypatch):
 
 
 def test_classes_are_named_unless_there_are_too_many_boxes(monkeypatch):
-    """More than 25 names would cover everything."""
+    """A picture with more than 25 boxes has no class names, which would cover everything."""
     named = []
     monkeypatch.setattr(
         pictures, "draw_boxes", lambda image, boxes, classes, names: named.append(names) or image

@@ -32,7 +32,7 @@ def test_values_are_those_of_the_public_cfg(name):
     assert len(yolo) == len(public_yolo)
     for ours, theirs in zip(yolo, public_yolo, strict=True):
         assert theirs.items() <= ours.items()
-        assert ours["nms_kind"] == "default"  # public greedynms is not our greedy: common/nms.py
+        assert ours["nms_kind"] == "default"  # Darknet's greedynms is not our greedy: see common/nms.py
 
 
 def test_the_size_and_the_classes_are_those_asked_for():

@@ -68,7 +68,7 @@ MAGIC = [writing.png(i, extra=bytes(i) + writing.RECORDIO_MAGIC * i + b"end") fo
 
 
 def test_records_in_parts(tmp_path):
-    """The images contain the magic number at many offsets, also at multiples of four bytes."""
+    """Records are read whole although images contain the magic number, also at multiples of four bytes."""
     path = rec(tmp_path / "x.rec", *(writing.image_record(image, i) for i, image in enumerate(MAGIC)))
     assert path.read_bytes().count(writing.RECORDIO_MAGIC) > COUNT + 5
     check(opened("recordio", path), MAGIC, list(range(COUNT)))

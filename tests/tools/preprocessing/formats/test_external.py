@@ -47,7 +47,7 @@ ARRAY_CODES = [
 
 @pytest.mark.parametrize(("dtype", "code", "expected"), ARRAY_CODES)
 def test_arrays_alone_in_batches_and_with_labels(tmp_path, dtype, code, expected):
-    """`expected` has the height, value and label of each image."""
+    """Arrays of all forms are read; `expected` has the height, value and label of each image."""
     source = opened(tmp_path, ARRAYS.format(dtype) + code)
     assert source.is_decoded and source.size == len(expected)
     for read in (flat(by_pipeline(Part(source), 1, source.size)), flat(by_dynamic(Part(source)))):

@@ -50,7 +50,7 @@ def test_python_reads_values_of_several_forms(tmp_path, odd, label):
 
 @pytest.mark.parametrize("numbers", [[tensor("int64", 6)], [tensor("int32", 6), tensor("int32", 1, 2, 3, 4)]])
 def test_python_reads_what_dali_would_misread_even_if_all_are_alike(tmp_path, numbers):
-    """DALI would misread 64-bit labels and boxes. It opens only directories, no file of another name."""
+    """Python reads 64-bit labels and boxes, which DALI misreads, and a file; DALI opens only directories."""
     path = values(tmp_path, tensors(IMAGES[0], *numbers))
     check(opened("lmdb", path), IMAGES[:1], [6], by_python=True)
     values(tmp_path / "b", datum(IMAGES[0], 6))
@@ -91,7 +91,7 @@ ENDS = [
 
 @pytest.mark.parametrize(("end", "said"), ENDS)
 def test_a_truncated_lmdb_is_refused(tmp_path, end, said):
-    """LMDB maps its file: reading beyond the end would kill this process, and DALI's, by SIGBUS."""
+    """LMDB maps its file, so reading beyond a too early end would kill this process, or DALI's, by SIGBUS."""
     path = values(tmp_path, *map(datum, IMAGES * 9, LABELS * 9))
     assert opened("lmdb", path).size == 63
     os.truncate(f"{path}/data.mdb", end if end > 0 else os.path.getsize(f"{path}/data.mdb") + end)
