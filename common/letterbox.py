@@ -10,25 +10,6 @@ from collections.abc import Callable
 from typing import Any
 
 
-def geometry(
-    height: Any,
-    width: Any,
-    image_size: tuple[int, int],
-    centered: bool = False,
-    minimum: Callable[[Any, Any], Any] = min,
-    maximum: Callable[[Any, Any], Any] = max,
-) -> tuple[Any, Any, Any, Any]:
-    """Returns where an image of `height` x `width` pixels is in a network input. Arguments as for `fit`.
-
-    Returns:
-        (top, left, new height, new width) in pixels of the network input; top = left = 0 if not `centered`.
-    """
-    new_height, new_width = fit(height, width, image_size, minimum, maximum)
-    share = 1 if centered else 0  # a factor, because in a DALI graph even a 0 must be a node
-    top, left = share * ((image_size[0] - new_height) // 2), share * ((image_size[1] - new_width) // 2)
-    return top, left, new_height, new_width
-
-
 def fit(
     height: Any,
     width: Any,

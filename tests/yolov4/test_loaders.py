@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from common import letterbox
 from tests.common.drawn_sets import write_coco
+from tests.oracle import numpy_images
 from tests.yolov4.rectangles import (
     ALL,
     BATCH,
@@ -78,7 +78,7 @@ def test_a_letterboxed_training_image_lies_in_the_centre_and_colour_leaves_the_p
             left, top, right, bottom = find_rectangle(~is_padding).tolist()
             assert not is_padding[top:bottom, left:right].any(0).all()
             seen.add((top, left, bottom - top, right - left))
-    assert seen == {letterbox.geometry(*size, INPUT, centered=True) for size in SIZES}
+    assert seen == {numpy_images.letterbox(size, INPUT, centered=True) for size in SIZES}
 
 
 # --- ranks, seeds, epochs ---

@@ -135,12 +135,14 @@ def _fitted(
     interp_type: types.DALIInterpType = types.INTERP_LINEAR,
 ) -> tuple[Data, Data]:
     """Returns the resized image, and its (top, left) in the letterbox."""
-    found, limits = api.size(images), (api.math.min, api.math.max)
+    found = api.size(images)
     sides = api.part(found, 0), api.part(found, 1)
-    top, left, height, width = letterbox_geometry.geometry(*sides, (size[0], size[1]), centered, *limits)
+    limits = api.math.min, api.math.max
+    height, width = letterbox_geometry.fit(*sides, (size[0], size[1]), *limits)
     new_size = api.ops.stack(height, width)
     images = dali_ops.resize(images, new_size, antialias=antialias, interpolation=interp_type, api=api)
-    return images, api.ops.stack(top, left)
+    top_left = api.ops.stack((size[0] - height) // 2, (size[1] - width) // 2)
+    return images, top_left if centered else 0 * new_size
 
 
 MOVES = {  # in the order of their use: argument -> DALI's transform, its argument

@@ -8,7 +8,7 @@ import dataclasses
 import numpy as np
 
 from common.annotations import Annotations
-from common.letterbox import geometry
+from common.letterbox import fit
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -71,13 +71,9 @@ def network_boxes(
     targets = sample.target_boxes
     image = np.repeat(np.arange(sample.num_images), np.diff(targets.row_splits))
     height, width = sample.image_sizes.astype(np.int64).T
-    sides = geometry(height, width, image_size, False, np.minimum, np.maximum)
-    place = np.stack(np.broadcast_arrays(*sides), axis=1)  # top, left, height, width
-    top, left, new_height, new_width = np.split(
-        (place / np.tile(image_size, 2)).astype(np.float32), 4, axis=1
-    )
-    scale, shift = np.hstack([new_width, new_height] * 2), np.hstack([left, top] * 2)
-    boxes = targets.boxes * scale[image] + shift[image]
+    new_height, new_width = fit(height, width, image_size, np.minimum, np.maximum)
+    scale = (np.stack([new_width, new_height], axis=1) / image_size[::-1]).astype(np.float32)
+    boxes = targets.boxes * np.tile(scale, 2)[image]
     large = np.all(_sides(boxes) * np.array(image_size[::-1], np.float32) >= min_box_size, axis=1)
     order = np.lexsort((-_sides(boxes).prod(axis=1), ~large, image))
     rank = np.empty(len(boxes), np.int64)

@@ -8,8 +8,8 @@ import numpy as np
 import PIL.Image
 import pytest
 
-from common import letterbox as letterbox_lib
 from common.dali_ops import IMAGENET_MEAN, IMAGENET_STD
+from tests.oracle import numpy_images
 from tests.tools.preprocessing.pictures_on_disk import PICTURES, write
 from tests.tools.preprocessing.reading import opened
 from tools.preprocessing.options import APIS
@@ -99,7 +99,7 @@ def test_letterbox(source, centered):
     fill, options = ((1, 2, 3), ",fill=1/2/3,centered=1") if centered else ((0, 0, 0), "")
     boxed = run(source, f"letterbox:33x50{options}")
     for found, fitted, image in zip(boxed, run(source, "fit:33x50"), PICTURES, strict=True):
-        top, left, height, width = letterbox_lib.geometry(*image.shape[:2], (33, 50), centered)
+        top, left, height, width = numpy_images.letterbox(image.shape[:2], (33, 50), centered=centered)
         expected = np.full((33, 50, 3), fill, np.uint8)
         expected[top : top + height, left : left + width] = fitted
         np.testing.assert_array_equal(found, expected)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from common import tf_readers
-from common.letterbox import geometry
+from common.letterbox import fit
 from tests.common.made_annotations import annotations, random_annotations
 from tests.oracle.numpy_boxes import to_letterbox
 from tools.report import network_boxes as module
@@ -22,7 +22,7 @@ def test_boxes_go_where_the_image_goes():
     shown = network_boxes(truth, image_size)
     targets = truth.target_boxes
     for i, (height, width) in enumerate(truth.image_sizes.tolist()):
-        place = geometry(height, width, image_size, False)
+        place = (0, 0, *fit(height, width, image_size))
         mine = shown.image == i
         original = targets.boxes[targets.row_splits[i] : targets.row_splits[i + 1]]
         expected = np.asarray(to_letterbox(original, place, image_size))
