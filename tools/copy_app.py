@@ -89,8 +89,6 @@ PART_NAMES = {
         "common/datasets.py:Opener.open_tfrecords",
         "common/datacheck/datasets.py:open_tfrecords",
         "common/datacheck/datasets.py:CheckedOpener.open_tfrecords",
-        "tools/conversion/coco_writer.py:extract_images",
-        "tools/conversion/coco_writer.py:file_names",
     ),
     "tfrecord import_weights": ("common/labels.py:LabelMap.load",),
     "elastic dry_run": ("common/distributed/ranks.py:Hooks",),

@@ -1,4 +1,4 @@
-"""Writes annotations as a COCO json, and extracts the images of TFRecords as files for such a json.
+"""Writes annotations as a COCO json, and the images of such a json as files.
 
 Format: https://cocodataset.org/#format-data
 """
@@ -11,9 +11,9 @@ from collections.abc import Callable, Sequence
 import msgspec
 import numpy as np
 
-from common import progress
 from common.annotations import Annotations
 from common.datacheck import images
+from common.datasets import Source
 from common.errors import UserError
 from common.files import write_bytes, write_into
 
@@ -33,69 +33,49 @@ def write_coco(annotations: Annotations, path: str | os.PathLike) -> None:
     write_bytes(path, msgspec.json.encode(annotations.ground_truth()) + b"\n")
 
 
-def extract_images(
-    files: Sequence[str | os.PathLike],
-    annotations: Annotations,
-    directory: str | os.PathLike,
-    *,
-    change: Callable[[bytes, str], bytes] = lambda encoded, name: encoded,
-    overwrite: bool = False,
-) -> Annotations:
-    """Writes the images in TFRecords as files, all or none. Their bytes stay the same without `change`.
-
-    Each file has the name in its record, with sub-directories. If any name is missing, leads out of the
-    directory or occurs twice, all files are named `<image id>.<format>`.
+def write_images(
+    directory: str, names: Sequence[str], encoded: Callable[[int], bytes], *, overwrite: bool = False
+) -> None:
+    """Writes images as files, all or none.
 
     Args:
-        files: record files that `open_records` has accepted.
-        annotations: the annotations that `open_records` found in them.
         directory: the directory for the images; created if missing.
-        change: function (encoded image, its name) -> the bytes to write.
+        names: the paths of the files in it.
+        encoded: function that returns the content of file number i.
         overwrite: whether to replace existing files with these names.
-
-    Returns:
-        The annotations with the names of the written files.
 
     Raises:
         UserError: a file exists already.
-        OSError: a file cannot be read or written.
+        OSError: a file cannot be written, or `encoded` raises it.
     """
-    import tensorflow as tf
-
-    given, names = file_names(annotations), [""] * annotations.num_images
-    rows = {image_id: row for row, image_id in enumerate(annotations.image_ids.tolist())}
+    for place in (os.path.join(directory, name) for name in names):
+        if os.path.lexists(place) and not overwrite:
+            hint = "choose another directory by --images or --output, or give --overwrite"
+            raise UserError(f"{place} exists already: {hint}")
 
     def write(staged: pathlib.Path) -> None:
-        bar = progress.Bar("Extracting images", len(rows))
-        for record in tf.data.TFRecordDataset([os.fspath(file) for file in files]).as_numpy_iterator():
-            features = tf.train.Example.FromString(record).features.feature
-            image_id = int(features["image/source_id"].bytes_list.value[0])
-            if image_id not in rows:  # left out by --on_bad_image=skip
-                continue
-            row, encoded = rows[image_id], features["image/encoded"].bytes_list.value[0]
-            suffix = images.inspect(encoded).image_format.lower()
-            suffix = "jpg" if suffix == "jpeg" else suffix
-            names[row] = given[row] if given else f"{image_id}.{suffix}"
-            if os.path.lexists(os.path.join(directory, names[row])) and not overwrite:
-                raise UserError(
-                    f"{os.path.join(directory, names[row])} exists already: choose another directory with"
-                    " --images=DIR, or give --overwrite"
-                )
-            file = staged / names[row]
+        def write_one(number: int) -> None:
+            file = staged / names[number]
             file.parent.mkdir(parents=True, exist_ok=True)
-            file.write_bytes(change(encoded, annotations.image_name(row)))
-            bar.step()
+            file.write_bytes(encoded(number))
 
-    pathlib.Path(directory).mkdir(parents=True, exist_ok=True)
+        list(images.in_threads(write_one, range(len(names)), images.DECODERS, "Writing images"))
+
+    os.makedirs(directory, exist_ok=True)
     write_into(directory, write)
-    return dataclasses.replace(annotations, file_names=names)
 
 
-def file_names(annotations: Annotations) -> list[str] | None:
-    """Returns the file names of the images; None unless all are different and inside the directory."""
-    names = [str(pathlib.PurePosixPath(name)) for name in annotations.file_names]  # "" becomes "."
-    usable = "." not in names and not any(map(images.path_fault, names))
-    return names if usable and len(set(names)) == len(names) else None
+def file_names(source: Source) -> list[str]:
+    """Returns the file names in the records of TFRecords, with sub-directories.
+
+    If any name is missing, leads out of the directory or occurs twice, all are `<image id>.<format>` instead.
+    """
+    names = [str(pathlib.PurePosixPath(name)) for name in source.annotations.file_names]  # "" becomes "."
+    if "." not in names and not any(map(images.path_fault, names)) and len(set(names)) == len(names):
+        return names
+    formats = [images.inspect(source.encoded(row)).image_format for row in range(source.size)]
+    suffixes = ["jpg" if image_format == "JPEG" else image_format.lower() for image_format in formats]
+    return [f"{i}.{suffix}" for i, suffix in zip(source.annotations.image_ids, suffixes, strict=True)]
 
 
 def round_boxes(annotations: Annotations) -> Annotations:

@@ -1,6 +1,6 @@
 """Reads a data set in one format and writes it in another, optionally with smaller images or in two parts."""
 
-import functools
+import dataclasses
 import glob
 import hashlib
 import os
@@ -13,7 +13,7 @@ from common.datacheck.coco import load_coco
 from common.datacheck.datasets import open_tfrecords
 from common.errors import UserError
 from common.progress import import_tensorflow
-from tools.conversion.coco_writer import extract_images, round_boxes, write_coco
+from tools.conversion.coco_writer import file_names, round_boxes, write_coco, write_images
 from tools.conversion.options import Options
 from tools.conversion.shrinking import shrink_annotations, shrink_image, write_shrunk
 from tools.conversion.voc import read_voc
@@ -108,11 +108,13 @@ def _read_coco(options: Options, policy: ImagePolicy) -> tuple[Annotations, str]
 def _read_tfrecords(options: Options, policy: ImagePolicy) -> tuple[Annotations, str]:
     source = open_tfrecords(options.input, options.label_map, policy)
     directory = options.images or os.path.join(os.path.dirname(options.output), "images")
-    annotations, files = round_boxes(source.annotations), source.records.files
-    change = functools.partial(shrink_image, max_side=options.max_side)
-    return extract_images(
-        files, annotations, directory, change=change, overwrite=options.overwrite
-    ), directory
+    annotations = dataclasses.replace(round_boxes(source.annotations), file_names=file_names(source))
+
+    def encoded(row: int) -> bytes:
+        return shrink_image(source.encoded(row), annotations.image_name(row), options.max_side)
+
+    write_images(directory, annotations.file_names, encoded, overwrite=options.overwrite)
+    return annotations, directory
 
 
 _NAMES = {"coco": "the name of the json", "tfrecord": "the beginning of the file names"}

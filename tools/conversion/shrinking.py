@@ -16,9 +16,9 @@ import PIL.Image
 
 from common.annotations import Annotations
 from common.datacheck.image_headers import PILLOW_ERRORS
-from common.datacheck.images import DECODERS, in_threads, inspect
+from common.datacheck.images import inspect
 from common.errors import UserError
-from common.files import write_into
+from tools.conversion.coco_writer import write_images
 
 _OPTIONS: dict[str, dict[str, int]] = {"JPEG": {"quality": 95, "subsampling": 0}, "PNG": {}}
 _ORIENTATION = 0x0112  # EXIF tag
@@ -105,17 +105,9 @@ def write_shrunk(
     """
     if os.path.realpath(directory) == os.path.realpath(images_dir):
         raise UserError(f"{directory} holds the original images: choose --output in another directory")
-    for place in (os.path.join(directory, name) for name in annotations.file_names):
-        if os.path.lexists(place) and not overwrite:
-            raise UserError(f"{place} exists already: choose another --output, or give --overwrite")
 
-    def write(staged: pathlib.Path) -> None:
-        def write_one(name: str) -> None:
-            original, file = pathlib.Path(images_dir, name), staged / name
-            file.parent.mkdir(parents=True, exist_ok=True)
-            file.write_bytes(shrink_image(original.read_bytes(), str(original), max_side))
+    def shrunk(row: int) -> bytes:
+        original = pathlib.Path(images_dir, annotations.file_names[row])
+        return shrink_image(original.read_bytes(), str(original), max_side)
 
-        list(in_threads(write_one, annotations.file_names, DECODERS, "Writing images"))
-
-    os.makedirs(directory, exist_ok=True)
-    write_into(directory, write)
+    write_images(directory, annotations.file_names, shrunk, overwrite=overwrite)

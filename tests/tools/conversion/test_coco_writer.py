@@ -1,20 +1,19 @@
-"""Tests COCO jsons from Annotations and images from TFRecords: equal, safe names, no overwriting."""
+"""Tests COCO jsons from Annotations, and files of images: equal, safe names, no overwriting."""
 
 import dataclasses
 import json
 import os
+import types
 
 import numpy as np
 import pytest
-import tensorflow as tf
 
 from common.datacheck.coco import load_coco
-from tests.common import record_writing
 from tests.common.image_variants import pillow
 from tests.common.made_annotations import annotations
 from tests.common.record_writing import PNG
 from tests.refusal import refusal
-from tools.conversion.coco_writer import extract_images, file_names, round_boxes, write_coco
+from tools.conversion.coco_writer import file_names, round_boxes, write_coco, write_images
 
 JPEG = pillow("JPEG")
 
@@ -24,16 +23,11 @@ def named(*names):
     return dataclasses.replace(annotations([(20, 30)] * len(names), []), file_names=list(names))
 
 
-def write_records(path, *images):
-    """Writes a record file of images, each (image id, name, bytes)."""
-    records = ({"source_id": b"%d" % i, "filename": name.encode(), "encoded": e} for i, name, e in images)
-    return record_writing.write(path, *(record_writing.record(**record) for record in records))
-
-
-@pytest.fixture
-def two(tmp_path):
-    """A record file of two images."""
-    return write_records(tmp_path / "r", (101, "a.jpg", JPEG), (102, "b.jpg", JPEG))
+def source_of(images):
+    """Returns a source of images 101, 102, ... from their names and bytes."""
+    return types.SimpleNamespace(
+        annotations=named(*images), size=len(images), encoded=list(images.values()).__getitem__
+    )
 
 
 def test_what_is_read_again_is_equal(drawn, tmp_path):
@@ -56,42 +50,28 @@ UNUSABLE = [
 
 @pytest.mark.parametrize("name", UNUSABLE)
 def test_names_stay_unless_one_leaves_the_directory_or_is_taken(name):
-    given = ["a.jpg", "sub/./b.jpg", "grün 1.jpg", "no_suffix"]
-    assert file_names(named(*given)) == ["a.jpg", "sub/b.jpg", "grün 1.jpg", "no_suffix"]
-    assert file_names(named(*given, name)) is None
+    given = {"a.jpg": JPEG, "sub/./b.jpg": JPEG, "grün 1.jpg": PNG}
+    assert file_names(source_of(given)) == ["a.jpg", "sub/b.jpg", "grün 1.jpg"]
+    assert file_names(source_of(given | {name: JPEG})) == ["101.jpg", "102.jpg", "103.png", "104.jpg"]
 
 
-def test_names_by_id_where_a_record_gives_none(tmp_path):
-    file = write_records(tmp_path / "r", (101, "x.jpg", JPEG), (102, "", PNG), (103, "2.png", JPEG))
-    found = extract_images([file], named("x.jpg", "", "2.png"), tmp_path / "images")
-    assert found.file_names == ["101.jpg", "102.png", "103.jpg"]
-    assert [(tmp_path / "images" / name).read_bytes() for name in found.file_names] == [JPEG, PNG, JPEG]
-
-
-def test_records_that_were_left_out_leave_no_image(tmp_path):
-    file = write_records(tmp_path / "r", (101, "a.jpg", JPEG), (99, "b.jpg", b""), (102, "s/c.jpg", JPEG))
-    extract_images([file], named("a.jpg", "s/c.jpg"), tmp_path / "images")
-    assert sorted(os.listdir(tmp_path / "images")) == ["a.jpg", "s"]
-
-
-def test_files_in_the_way(two, tmp_path):
+def test_files_in_the_way(tmp_path):
     (tmp_path / "images").mkdir()
     (tmp_path / "images" / "mine.txt").write_text("mine")
     (tmp_path / "elsewhere.jpg").write_text("not to be touched")
     (tmp_path / "images" / "b.jpg").symlink_to(tmp_path / "elsewhere.jpg")
-    given = [two], named("a.jpg", "b.jpg"), tmp_path / "images"
-    assert "images/b.jpg exists already" in refusal(extract_images, *given)
+    given = f"{tmp_path}/images", ["a.jpg", "b.jpg"], [JPEG, PNG].__getitem__
+    assert "images/b.jpg exists already" in refusal(write_images, *given)
     assert sorted(os.listdir(tmp_path / "images")) == ["b.jpg", "mine.txt"]
-    extract_images(*given, overwrite=True)
+    write_images(*given, overwrite=True)
     assert sorted(os.listdir(tmp_path / "images")) == ["a.jpg", "b.jpg", "mine.txt"]
-    assert (tmp_path / "images" / "b.jpg").read_bytes() == JPEG
+    assert (tmp_path / "images" / "b.jpg").read_bytes() == PNG
     assert (tmp_path / "elsewhere.jpg").read_text() == "not to be touched"
 
 
-def test_a_fault_on_the_way_leaves_nothing(two, tmp_path):
-    record_writing.flip(two, -100)
-    with pytest.raises(tf.errors.DataLossError):
-        extract_images([two], named("a.jpg", "b.jpg"), tmp_path / "images")
+def test_a_fault_on_the_way_leaves_nothing(tmp_path):
+    with pytest.raises(IndexError):
+        write_images(f"{tmp_path}/images", ["a.jpg", "sub/b.jpg"], [JPEG].__getitem__)
     assert not os.listdir(tmp_path / "images")
 
 
