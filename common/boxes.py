@@ -23,12 +23,6 @@ def ltrb_to_tlbr(boxes: Any) -> Any:
     return ops.stack([top, left, bottom, right], axis=-1)
 
 
-def ltwh_to_ltrb(boxes_ltwh: Any) -> Any:
-    """Converts (..., 4) left, top, width, height (the COCO json's format) to left, top, right, bottom."""
-    left, top, width, height = _split(boxes_ltwh)
-    return ops.stack([left, top, left + width, top + height], axis=-1)
-
-
 def ltrb_to_cxcywh(boxes: Any) -> Any:
     """Converts (..., 4) left, top, right, bottom to the YOLO heads' centre x, centre y, width, height."""
     left, top, right, bottom = _split(boxes)

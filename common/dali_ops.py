@@ -186,20 +186,17 @@ def place(
 
 
 def normalize(
-    images: Data,
+    images: DataNode,
     mean: Sequence[float],
     std: Sequence[float],
-    *,
     image_size: Sequence[int] | None = None,
-    api: Api = GRAPH,
-) -> Data:
+) -> DataNode:
     """Returns (pixels - mean) / std, padded with zeros at the bottom and right to `image_size`, if given.
 
     Args:
         images: (h, w, C).
         mean, std: one number for each channel, for pixels in 0..255.
         image_size: (height, width) of the result; None: the size of `images`.
-        api: the API that `images` belongs to.
 
     Returns:
         float32 (height, width, C).
@@ -213,7 +210,7 @@ def normalize(
             "out_of_bounds_policy": "pad",
             "fill_values": 0.0,
         }
-    return api.ops.crop_mirror_normalize(
+    return fn.crop_mirror_normalize(
         images, mean=list(mean), std=list(std), dtype=types.FLOAT, output_layout="HWC", **placed
     )
 

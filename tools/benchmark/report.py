@@ -1,6 +1,6 @@
 """Formats a benchmark as text: tables of candidates, stages and inference, and a verdict."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from tools.benchmark import summary
 from tools.benchmark.summary import Record
@@ -17,8 +17,7 @@ def tables(record: Record) -> str:
     """Returns the text to print: all tables and the verdict."""
     parts = [heading(record)]
     if record["candidates"]:
-        baselines = [name for name in summary.succeeded(record["candidates"]) if name.startswith("baseline ")]
-        parts.append(candidate_table(record["candidates"], beside=next(iter(baselines), "")))
+        parts.append(candidate_table(record["candidates"]))
     for kind, table in (("stages", stage_table), ("inference", inference_table)):
         for name, found in record[kind].items():
             failed = "error" in found
@@ -33,24 +32,15 @@ def heading(record: Record) -> str:
     return f"{record['title']}\n{hardware}; {record['data']['summary']}"
 
 
-def candidate_table(
-    candidates: dict[str, Record], *, beside: str = "", more: Mapping[str, Mapping[str, str]] = {}
-) -> str:
-    """Returns a table with one line per candidate.
-
-    Args:
-        candidates: name -> record.
-        beside: the candidate that has ratio 1 in the column of ratios; "": the first that did not fail.
-        more: additional columns at the right: header -> candidate -> cell.
-    """
+def candidate_table(candidates: dict[str, Record]) -> str:
+    """Returns a table with one line per candidate. Ratios are to the first baseline or else the first line."""
     good = summary.succeeded(candidates)
-    first = beside or next(iter(good), "")
-    rows = [["", "images/s (min..max)", "CPU ms/image", "cores", "peak MB", f"x {first}", *more]]
+    first = next((name for name in good if name.startswith("baseline ")), next(iter(good), ""))
+    rows = [["", "images/s (min..max)", "CPU ms/image", "cores", "peak MB", f"x {first}"]]
     for name, each in good.items():
         cells = [name, _spread(each["images_per_second"]), _spread(each["cpu_ms_per_image"])]
         cells += [f"{each['cores']['median']:.2f}", f"{each['peak_bytes'] / 1e6:.0f}"]
-        cells.append(f"{summary.ratio(each, candidates[first]):.3g}")
-        rows.append([*cells, *(column.get(name, "") for column in more.values())])
+        rows.append([*cells, f"{summary.ratio(each, candidates[first]):.3g}"])
     failed = [f"{name}: failed: {each['error']}" for name, each in candidates.items() if name not in good]
     return "\n".join([*([align(rows)] if good else []), *failed])
 

@@ -54,13 +54,12 @@ def write(path: str | os.PathLike, sections: Sequence[Section]) -> None:
     """Writes a report, atomically, as one page that needs no other file.
 
     Args:
-        path: path of the page, which must end in .html.
+        path: path of the page.
         sections: the contents.
 
     Raises:
-        UserError: the path has another suffix, or the file cannot be written.
+        UserError: the file cannot be written.
     """
-    check_suffix(path)
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(pathlib.Path(__file__).parent),
         autoescape=True,

@@ -81,14 +81,6 @@ def test_offenders_without_ids_are_named_by_their_place(small):
     assert refused(small(document))["box-length"].offenders == [expected]
 
 
-def test_nothing_but_crowds_and_empty_boxes(small):
-    document = changed(steps("annotations.0.bbox"), [1, 2, 0, 4])
-    for an_object in document["annotations"][1:]:
-        an_object["iscrowd"] = 1
-    stopping = refused(small(document))
-    assert list(stopping) == ["no-boxes"] and "each of the 4 boxes" in stopping["no-boxes"].offenders[0]
-
-
 # --- many faults ---
 
 
