@@ -185,36 +185,6 @@ def place(
     )
 
 
-def normalize(
-    images: DataNode,
-    mean: Sequence[float],
-    std: Sequence[float],
-    image_size: Sequence[int] | None = None,
-) -> DataNode:
-    """Returns (pixels - mean) / std, padded with zeros at the bottom and right to `image_size`, if given.
-
-    Args:
-        images: (h, w, C).
-        mean, std: one number for each channel, for pixels in 0..255.
-        image_size: (height, width) of the result; None: the size of `images`.
-
-    Returns:
-        float32 (height, width, C).
-    """
-    placed = {}
-    if image_size is not None:
-        placed = {
-            "crop": [float(side) for side in image_size],
-            "crop_pos_x": 0.0,
-            "crop_pos_y": 0.0,
-            "out_of_bounds_policy": "pad",
-            "fill_values": 0.0,
-        }
-    return fn.crop_mirror_normalize(
-        images, mean=list(mean), std=list(std), dtype=types.FLOAT, output_layout="HWC", **placed
-    )
-
-
 # --- boxes ---
 
 

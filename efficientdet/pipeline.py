@@ -30,7 +30,6 @@ from common.dali_ops import (
     IMAGENET_MEAN,
     IMAGENET_STD,
     int32,
-    normalize,
     pad_boxes,
     resize,
     select_boxes,
@@ -108,7 +107,18 @@ def random_color(
 
 def pad_and_normalize(images: DataNode, image_size: tuple[int, int]) -> DataNode:
     """Normalises uint8 (h, w, 3) and pads it at the right and bottom with 0, the mean: float32 (H, W, 3)."""
-    return normalize(images, MEAN_RGB, STDDEV_RGB, image_size=image_size)
+    return fn.crop_mirror_normalize(
+        images,
+        mean=list(MEAN_RGB),
+        std=list(STDDEV_RGB),
+        crop=[float(side) for side in image_size],
+        crop_pos_x=0.0,
+        crop_pos_y=0.0,
+        out_of_bounds_policy="pad",
+        fill_values=0.0,
+        dtype=types.FLOAT,
+        output_layout="HWC",
+    )
 
 
 def boxes_to_input(boxes: DataNode, size: DataNode, image_size: tuple[int, int]) -> DataNode:

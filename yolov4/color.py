@@ -4,12 +4,12 @@ from nvidia.dali import fn, types
 from nvidia.dali import math as dali_math
 from nvidia.dali.data_node import DataNode
 
-from common.dali_ops import normalize, uniform
+from common.dali_ops import uniform
 
 
 def to_unit(images: DataNode) -> DataNode:
     """Converts uint8 (H, W, 3) in 0..255 to float32 in 0..1."""
-    return normalize(images, [0.0] * 3, [255.0] * 3)
+    return fn.crop_mirror_normalize(images, std=[255.0] * 3, dtype=types.FLOAT, output_layout="HWC")
 
 
 def random_hsv(images: list[DataNode], hue: float, saturation: float, exposure: float) -> list[DataNode]:
