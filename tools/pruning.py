@@ -23,7 +23,6 @@ from tools.source_text import SourceText
 
 LISTS = (ast.List, ast.Tuple, ast.Set)
 DEFINITIONS = (ast.FunctionDef, ast.ClassDef)
-ENDS = (ast.Return, ast.Raise, ast.Continue, ast.Break)
 FLAG_OWNERS = ("a", "self._a")  # names of Args objects in the apps' code
 
 
@@ -258,20 +257,10 @@ class _Edit(SourceText):
                 return isinstance(operator, ast.NotEq | ast.NotIn)
             is_none = isinstance(right, ast.Constant) and right.value is None
             return isinstance(operator, ast.Is) if is_none else None
-        default = self._lost.flags[flag]
-        try:
-            value = ast.literal_eval(right)
-        except ValueError:
-            return None
-        match operator:
-            case ast.Is() | ast.Eq():
-                return bool(default == value)
-            case ast.IsNot() | ast.NotEq():
-                return bool(default != value)
-            case ast.In() | ast.NotIn():
-                return (default in value) == isinstance(operator, ast.In)
-            case _:
-                return None
+        is_equal = isinstance(operator, ast.Is | ast.Eq)
+        if isinstance(right, ast.Constant) and (is_equal or isinstance(operator, ast.IsNot | ast.NotEq)):
+            return (self._lost.flags[flag] == right.value) == is_equal
+        return None
 
     def _must_stay(self, leaf: ast.AST, call: Place) -> bool:
         """Returns whether a call must stay without one of its arguments: a flag, or a local variable.
@@ -304,15 +293,13 @@ class _Edit(SourceText):
         left = [s for s in block if not (isinstance(s, ast.Expr) and isinstance(s.value, ast.Constant))]
         if left or isinstance(parent, ast.Module):
             return self.without_lines(self.first_line(node), node.end_lineno)
-        if field == "orelse":
-            return self.without_lines(parent.body[-1].end_lineno + 1, node.end_lineno)
         if field != "body" or getattr(parent, "orelse", None) or getattr(parent, "finalbody", None):
             raise UnsoundError("the block around it would be empty")
         return self.without_statement(place.up)
 
     def _without_test(self, place: Place, is_true: bool) -> str:
         """Returns the text with an `if` replaced by the branch that is always taken."""
-        node, (parent, field) = place.node, place.above[-1]
+        node = place.node
         is_elif = self.cut(*self.span(node)).startswith(b"elif")
         if is_true and is_elif:
             raise UnsoundError("an elif whose condition is always true")
@@ -326,11 +313,8 @@ class _Edit(SourceText):
         last = left[-1].end_lineno
         if is_elif:
             return self.without_lines(node.lineno, first - 2)
-        end = node.end_lineno
-        if isinstance(left[-1], ENDS):  # the rest of the block is never reached
-            end = getattr(parent, field)[-1].end_lineno
         inner = b"".join(line.removeprefix(b"    ") for line in self._lines[first - 1 : last])
-        return b"".join([*self._lines[: node.lineno - 1], inner, *self._lines[end:]]).decode()
+        return b"".join([*self._lines[: node.lineno - 1], inner, *self._lines[node.end_lineno :]]).decode()
 
     def _without_parameter(self, place: Place, node: ast.AST) -> str:
         """Returns the text without a parameter, whose name is then lost in the function."""
