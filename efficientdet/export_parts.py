@@ -32,7 +32,7 @@ def make_exportable(model: keras.Model, config: EfficientDetConfig) -> Exportabl
         class_logits, box_deltas = model(images, training=False)
         return [*class_logits, *box_deltas]
 
-    def halves(raw: list[tf.Tensor]) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
+    def halves(raw: list[tf.Tensor]) -> postprocess.Outputs:
         levels = len(raw) // 2
         return raw[:levels], raw[levels:]
 
@@ -47,6 +47,6 @@ def make_exportable(model: keras.Model, config: EfficientDetConfig) -> Exportabl
         place=place,
         normalize=normalize,
         network=network,
-        candidates=lambda raw: postprocess.candidates(*halves(raw), config, config.anchors),
-        decode_all=lambda raw: postprocess.decode_all(*halves(raw), config.anchors),
+        candidates=lambda raw: postprocess.candidates(halves(raw), config),
+        decode_all=lambda raw: postprocess.decode_all(halves(raw), config),
     )

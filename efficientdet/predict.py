@@ -1,8 +1,5 @@
 """Turns weights into detections, for evaluation during training, eval.py and infer.py."""
 
-import tensorflow as tf
-
-from common import nms
 from common.dali_ops import IMAGENET_MEAN, IMAGENET_STD
 from common.training import trained
 from efficientdet import postprocess
@@ -10,19 +7,13 @@ from efficientdet.config import DETECTION_FIELDS, EfficientDetConfig
 from efficientdet.model import build_model
 from efficientdet.model_metadata import make_metadata
 
-
-def detect(outputs: tuple[list[tf.Tensor], list[tf.Tensor]], config: EfficientDetConfig) -> nms.Detections:
-    """Turns the network's outputs into detections in the network input; see `postprocess.detect`."""
-    return postprocess.detect(*outputs, config, config.anchors)
-
-
 APP = trained.App(
     name="efficientdet",
     config_class=EfficientDetConfig,
     detection_fields=DETECTION_FIELDS,
     build_model=build_model,
     make_metadata=make_metadata,
-    postprocess=detect,
+    postprocess=postprocess.detect,
     mean_rgb=IMAGENET_MEAN,
     stddev_rgb=IMAGENET_STD,
     converter="python efficientdet/automl_weights.py",

@@ -38,7 +38,7 @@ def per_level(flat):
 
 
 def run(logits, deltas, config):
-    return detect(per_level(logits), per_level(deltas), config, ANCHORS)
+    return detect((per_level(logits), per_level(deltas)), config)
 
 
 def sigmoid(logits):
@@ -60,7 +60,7 @@ def test_candidates_are_those_of_a_top_k_over_everything_ties_included(count):
     logits, deltas = random_outputs()
     logits = np.round(logits)  # about ten different values: almost everything is tied
     config = dataclasses.replace(CONFIG, nms_candidates=count)
-    boxes, scores, classes = candidates(per_level(logits), per_level(deltas), config, ANCHORS)
+    boxes, scores, classes = candidates((per_level(logits), per_level(deltas)), config)
     for i in range(len(logits)):
         flat = logits[i].ravel()
         top = np.argsort(-flat, kind="stable")[:count]
@@ -76,8 +76,8 @@ def test_detections_are_what_suppression_leaves_of_the_candidates(method):
     config = dataclasses.replace(CONFIG, nms_candidates=700, **rule, **limits)
     outputs = [per_level(flat) for flat in random_outputs()]
     options = {"num_classes": CLASSES, "method": method, "iou_threshold": 0.4, "sigma": 0.3}
-    expected = nms.suppress(*candidates(*outputs, config, ANCHORS), **options, **limits)
-    found = detect(*outputs, config, ANCHORS)
+    expected = nms.suppress(*candidates(outputs, config), **options, **limits)
+    found = detect(outputs, config)
     assert found.boxes.shape == (2, 150, 4)
     for one, other in zip(found, expected, strict=True):
         np.testing.assert_array_equal(one, other)
@@ -85,7 +85,7 @@ def test_detections_are_what_suppression_leaves_of_the_candidates(method):
 
 def test_every_anchor_can_be_decoded_without_suppression():
     logits, deltas = random_outputs()
-    boxes, scores = decode_all(per_level(np.float16(logits)), per_level(deltas), ANCHORS)
+    boxes, scores = decode_all((per_level(np.float16(logits)), per_level(deltas)), CONFIG)
     assert scores.dtype == np.float32
     np.testing.assert_allclose(scores, sigmoid(np.float16(logits)), rtol=1e-5)
     for found, of_image in zip(boxes, deltas, strict=True):
@@ -122,7 +122,7 @@ def test_half_precision_outputs_are_computed_with_in_float32():
 def test_graph_of_any_batch_size():
     shapes = [(None, height, width, 9) for height, width in ANCHORS.feature_sizes]
     specs = [[tf.TensorSpec((*shape[:3], 9 * n), tf.float32) for shape in shapes] for n in (CLASSES, 4)]
-    compiled = tf.function(lambda *outputs: detect(*outputs, CONFIG, ANCHORS), input_signature=specs)
+    compiled = tf.function(lambda *outputs: detect(outputs, CONFIG), input_signature=specs)
     logits, deltas = random_outputs()
     together = compiled(per_level(logits), per_level(deltas))
     assert together.boxes.shape == (2, 100, 4)
