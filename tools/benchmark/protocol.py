@@ -4,25 +4,19 @@ import contextlib
 import os
 import sys
 from collections.abc import Callable, Iterator
-from typing import Any
 
 WARM_UP = 3  # steps before `ready`: the first compiles, and on a GPU the next ones still allocate memory
 
 
-def tell_steps(advance: Callable[[], Any], batch_size: int | None = None) -> None:
-    """Makes batches until the process is killed, and prints a line for each batch.
-
-    Args:
-        advance: makes a batch.
-        batch_size: number of images in a batch; None: the length of what `advance` returns.
-    """
+def tell_steps(advance: Callable[[], object], batch_size: int) -> None:
+    """Makes batches of `batch_size` images until the process is killed, and prints a line for each batch."""
     with own_stdout() as tell:
         for _ in range(WARM_UP):
             advance()
         tell("ready")
         while True:
-            batch = advance()
-            tell(f"step {len(batch) if batch_size is None else batch_size}")
+            advance()
+            tell(f"step {batch_size}")
 
 
 @contextlib.contextmanager
