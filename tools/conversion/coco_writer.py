@@ -13,7 +13,6 @@ import numpy as np
 
 from common.annotations import Annotations
 from common.datacheck import images
-from common.datasets import Source
 from common.errors import UserError
 from common.files import write_bytes, write_into
 
@@ -65,17 +64,18 @@ def write_images(
     write_into(directory, write)
 
 
-def file_names(source: Source) -> list[str]:
+def file_names(annotations: Annotations, encoded: Callable[[int], bytes]) -> list[str]:
     """Returns the file names in the records of TFRecords, with sub-directories.
 
     If any name is missing, leads out of the directory or occurs twice, all are `<image id>.<format>` instead.
+    `encoded` returns the bytes of image number i.
     """
-    names = [str(pathlib.PurePosixPath(name)) for name in source.annotations.file_names]  # "" becomes "."
+    names = [str(pathlib.PurePosixPath(name)) for name in annotations.file_names]  # "" becomes "."
     if "." not in names and not any(map(images.path_fault, names)) and len(set(names)) == len(names):
         return names
-    formats = [images.inspect(source.encoded(row)).image_format for row in range(source.size)]
+    formats = [images.inspect(encoded(row)).image_format for row in range(len(names))]
     suffixes = ["jpg" if image_format == "JPEG" else image_format.lower() for image_format in formats]
-    return [f"{i}.{suffix}" for i, suffix in zip(source.annotations.image_ids, suffixes, strict=True)]
+    return [f"{i}.{suffix}" for i, suffix in zip(annotations.image_ids, suffixes, strict=True)]
 
 
 def round_boxes(annotations: Annotations) -> Annotations:

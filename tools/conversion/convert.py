@@ -108,12 +108,13 @@ def _read_coco(options: Options, policy: ImagePolicy) -> tuple[Annotations, str]
 def _read_tfrecords(options: Options, policy: ImagePolicy) -> tuple[Annotations, str]:
     source = open_tfrecords(options.input, options.label_map, policy)
     directory = options.images or os.path.join(os.path.dirname(options.output), "images")
-    annotations = dataclasses.replace(round_boxes(source.annotations), file_names=file_names(source))
+    names = file_names(source.annotations, source.encoded)
+    annotations = dataclasses.replace(round_boxes(source.annotations), file_names=names)
 
     def encoded(row: int) -> bytes:
         return shrink_image(source.encoded(row), annotations.image_name(row), options.max_side)
 
-    write_images(directory, annotations.file_names, encoded, overwrite=options.overwrite)
+    write_images(directory, names, encoded, overwrite=options.overwrite)
     return annotations, directory
 
 

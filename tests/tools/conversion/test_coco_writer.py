@@ -3,7 +3,6 @@
 import dataclasses
 import json
 import os
-import types
 
 import numpy as np
 import pytest
@@ -21,13 +20,6 @@ JPEG = pillow("JPEG")
 def named(*names):
     """Returns Annotations of images 101, 102, ... with these names."""
     return dataclasses.replace(annotations([(20, 30)] * len(names), []), file_names=list(names))
-
-
-def source_of(images):
-    """Returns a source of images 101, 102, ... from their names and bytes."""
-    return types.SimpleNamespace(
-        annotations=named(*images), size=len(images), encoded=list(images.values()).__getitem__
-    )
 
 
 def test_what_is_read_again_is_equal(drawn, tmp_path):
@@ -50,9 +42,9 @@ UNUSABLE = [
 
 @pytest.mark.parametrize("name", UNUSABLE)
 def test_names_stay_unless_one_leaves_the_directory_or_is_taken(name):
-    given = {"a.jpg": JPEG, "sub/./b.jpg": JPEG, "grün 1.jpg": PNG}
-    assert file_names(source_of(given)) == ["a.jpg", "sub/b.jpg", "grün 1.jpg"]
-    assert file_names(source_of(given | {name: JPEG})) == ["101.jpg", "102.jpg", "103.png", "104.jpg"]
+    given, encoded = ["a.jpg", "sub/./b.jpg", "grün 1.jpg"], [JPEG, JPEG, PNG, JPEG].__getitem__
+    assert file_names(named(*given), encoded) == ["a.jpg", "sub/b.jpg", "grün 1.jpg"]
+    assert file_names(named(*given, name), encoded) == ["101.jpg", "102.jpg", "103.png", "104.jpg"]
 
 
 def test_files_in_the_way(tmp_path):
