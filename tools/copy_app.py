@@ -89,6 +89,8 @@ PART_NAMES = {
         "common/datasets.py:Opener.open_tfrecords",
         "common/datacheck/datasets.py:open_tfrecords",
         "common/datacheck/datasets.py:CheckedOpener.open_tfrecords",
+        "tools/conversion/coco_writer.py:write_images",
+        "tools/conversion/coco_writer.py:file_names",
     ),
     "tfrecord import_weights": ("common/labels.py:LabelMap.load",),
     "elastic dry_run": ("common/distributed/ranks.py:Hooks",),
