@@ -40,16 +40,13 @@ def export(
     make_loader: OpenLoader,
     nms_method: str,
 ) -> pathlib.Path:
-    """Writes the exported file and compares it with the weights. Prints the results to stdout.
+    """Writes the exported file, compares it with the weights, prints the results, and returns its path.
 
     Args:
         app: the app, from its predict.py.
         options: the flags.
         make_exportable, make_loader: the app's functions in export_parts.py and loaders.py.
         nms_method: the app's name of the NMS that is exported.
-
-    Returns:
-        The file or directory that was written.
 
     Raises:
         UserError: flags exclude each other; images or a package are missing; the output cannot be written; or
