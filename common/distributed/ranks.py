@@ -227,7 +227,7 @@ class HorovodRanks(Ranks):
         self._hvd.broadcast_variables(list(variables), root_rank=0)
 
     # Horovod's allgather_object is not used: it counts bytes in int32 (at most 2 GiB for all ranks together),
-    # copies them to a tensor one by one (a second for 60 MB), and uses pickle.
+    # uses pickle and copies them to a tensor one by one (a second for 60 MB).
     def _gather_bytes(self, data: np.ndarray) -> list[np.ndarray]:
         with tf.device("CPU"):
             sizes = self._hvd.allgather(tf.constant([data.size], tf.int64)).numpy()
