@@ -1,1 +1,1 @@
-"""EfficientDet: data, model, losses, training, evaluation and inference, one file each."""
+"""The EfficientDet app. Data, model, losses, training, evaluation and inference have one file each."""

@@ -1,4 +1,4 @@
-"""The anchor shapes that `Anchors` repeats in grids. This module imports neither TensorFlow nor DALI."""
+"""The anchor shapes that common/anchors.py repeats in every grid cell. This module imports neither TensorFlow nor DALI."""
 
 import functools
 from typing import NamedTuple
@@ -9,12 +9,11 @@ from common.anchors import Anchors
 
 
 class Templates(NamedTuple):
-    """The k anchors of the first cell of each level, T = L * k in total. All other cells repeat them.
-
+    """The k anchors of the first cell of each of L levels. All other cells of a level repeat their shapes.
     Attributes:
-        sizes: float64 (T, 2), width and height of the anchor, normalised by the image.
-        cells: int64 (T, 2), numbers of columns and rows of the anchor's level.
-        first: int64 (T,), index in `Anchors.boxes` of the anchor in the first cell.
+        sizes: float64 (T, 2), width and height of the T = L * k anchors, normalised by the image.
+        cells: int64 (T, 2), the number of columns and the number of rows of each anchor's level.
+        first: int64 (T,), the index of each anchor in `Anchors.boxes`.
     """
 
     sizes: np.ndarray

@@ -3,10 +3,11 @@ r"""Converts google/automl's EfficientDet weights, d0 to d7x: checkpoints of Ten
     python efficientdet/automl_weights.py --model_name=efficientdet-d0 --weights=efficientdet-d0.h5 \
         --output=d0.weights.h5
 
-automl's class outputs are COCO's category ids 1 to 90. COCO uses 80 of them; only these are kept, with their
-names and ids. For a model of other data, --label_map gives the names. eval.py, infer.py and export.py read
-the output. train.py --init_from reads the output, and also automl's file. Do not use AdvProp checkpoints:
-they need another normalisation.
+automl's models have a class output for each of COCO's category ids 1 to 90. COCO uses only 80 of the ids. The
+converted model has only these 80 classes, with their names and ids. If automl's model was trained on other
+data, --label_map gives the names of its classes. eval.py, infer.py and export.py read the converted file.
+train.py --init_from reads the converted file or automl's. Do not use AdvProp checkpoints: they were trained
+on images with another normalisation.
 """
 
 import dataclasses
@@ -51,19 +52,19 @@ class Args:
 def load_automl(model: "keras.Model", path: str | os.PathLike) -> "Report":
     """Loads a checkpoint of google/automl into a model of the same size.
 
-    If the model has as many classes as the file, all are copied in their order. A model with 80 classes gets
-    COCO's 80 of the file's 90. Any other model keeps the values of the last layer of its class head.
-    (`init_from` copies this layer in another way: for each class, the row with the same class name.)
+    If model and file have the same number of classes, all class outputs are copied in the same order. If the
+    model has 80 classes and the file 90, the outputs of COCO's 80 classes are copied. Otherwise the last
+    layer of the class head keeps its values. (`init_from` differs: it matches the classes by their names.)
 
     Args:
         model: a model that `build_model` made.
-        path: a .h5 file, the prefix of a checkpoint (`efficientdet-d0/model`), or a directory with one.
+        path: a .h5 file, a checkpoint's prefix (`efficientdet-d0/model`), or a directory with one checkpoint.
 
     Returns:
         A report of the weights that were copied and of those that were not.
 
     Raises:
-        UserError: the file is damaged or belongs to another model. No weight was changed.
+        UserError: the file is damaged or belongs to another model. The model has not been changed.
     """
     from common.training.fine_tuning import NUM_COCO_CLASSES, coco_label_map
     from efficientdet.import_weights.automl import class_names, read_automl
@@ -99,7 +100,7 @@ def convert(a: Args) -> None:
     from efficientdet.model import build_model
     from efficientdet.model_metadata import make_metadata
 
-    # automl's loader resizes without antialiasing (efficientdet/dataloader.py: tf.image.resize)
+    # Like automl's loader, resize without antialiasing (efficientdet/dataloader.py: tf.image.resize).
     config = hparams.resolve(hparams.replace(get_config(a.model_name), {"antialias": False}), a)
     file = open_weights(a.weights)
     num_classes, _ = count_outputs(file)

@@ -3,8 +3,7 @@
 `extract_features` also builds the other backbones, which are in resnet.py and mobilenet.py.
 
 Structure, initialisation and drop rates follow google/automl efficientdet/backbone/efficientnet_model.py and
-efficientnet_builder.py. Each feature is the output of a whole block (the narrow, projected tensor). With
-`keras.applications` people usually take the expanded tensor inside the next block instead.
+efficientnet_builder.py. Each feature is the output of a whole block: the narrow tensor after the projection.
 """
 
 import math
@@ -22,11 +21,11 @@ class Scaling(NamedTuple):
 
     width: float
     depth: float
-    survival: float | None  # probability that the last block survives stochastic depth; None: it is off
+    survival: float | None  # probability that stochastic depth keeps the last block; None: no stochastic depth
 
 
-# efficientnet_builder.py efficientnet_params. EfficientDet turns stochastic depth off for B0 only
-# (tf2/efficientdet_keras.py EfficientDetNet).
+# The factors are from google/automl efficientnet_builder.py, efficientnet_params. As in EfficientDet, B0 has no
+# stochastic depth, but B1 and larger backbones have it (tf2/efficientdet_keras.py, EfficientDetNet).
 BACKBONES = {
     "efficientnet-nano": Scaling(0.5, 0.5, None),  # not published: for tests and laptops
     "efficientnet-b0": Scaling(1.0, 1.0, None),
@@ -42,7 +41,7 @@ NAMES = (*BACKBONES, *resnet.RESNETS, *mobilenet.MOBILENETS)
 
 
 class _Stage(NamedTuple):
-    """A sequence of equal blocks. `stride` is that of the first block; the others have stride 1."""
+    """A sequence of equal blocks. `stride` is the stride of the first block; the others have stride 1."""
 
     repeats: int
     kernel: int
@@ -75,7 +74,7 @@ def extract_features(
         bn_momentum: momentum of the batch norms.
 
     Returns:
-        A dict from level l = 1 to 5 to its last block's output, (B, ceil(H / 2**l), ceil(W / 2**l), C_l).
+        A dict: level l (1 to 5) -> output of the level's last block, (B, ceil(H / 2**l), ceil(W / 2**l), C_l).
 
     Raises:
         UserError: `backbone` is unknown.
@@ -95,23 +94,23 @@ def extract_features(
 
     features, level = {}, 1
     for index, block in enumerate(blocks):
-        # Stochastic depth (arXiv 1603.09382): the drop rate grows linearly with the block, from 0 at block 0
+        # Stochastic depth (arXiv 1603.09382): the drop rate grows linearly with the block's index, from 0.
         drop_rate = 0.0 if scaling.survival is None else (1 - scaling.survival) * index / len(blocks)
         level += block.stride == 2
         x = _mbconv(x, block, drop_rate, bn_momentum, f"backbone.block_{index}")
-        features[level] = x  # so the last block of each level remains
+        features[level] = x  # later blocks of the same level overwrite this: the last one remains
     return features
 
 
 def batch_norm(name: str, momentum: float) -> keras.layers.Layer:
-    """Batch normalisation with EfficientDet's epsilon (google/automl efficientdet/tf2/util_keras.py)."""
+    """Returns a batch norm with EfficientDet's epsilon (google/automl efficientdet/tf2/util_keras.py)."""
     return BatchNormalization(momentum=momentum, epsilon=1e-3, name=name)
 
 
 def _mbconv(
     x: keras.KerasTensor, block: _Stage, drop_rate: float, bn_momentum: float, name: str
 ) -> keras.KerasTensor:
-    """Mobile inverted bottleneck: expansion, depthwise convolution, channel weights, projection, shortcut."""
+    """Applies expansion, depthwise convolution, squeeze and excitation, projection and a shortcut."""
     layers = keras.layers
     inputs, input_filters = x, x.shape[-1]
     expanded_filters = input_filters * block.expansion
@@ -145,7 +144,8 @@ def _mbconv(
     x = batch_norm(f"{name}.project.bn", bn_momentum)(x)
     if block.stride == 1 and block.filters == input_filters:
         if drop_rate > 0:
-            # drops this block for some images of the batch, and scales it up for the others to keep the mean
+            # Sets the block's output to 0 for some images of the batch. It is scaled up for the others, so
+            # that the mean stays the same.
             x = layers.Dropout(drop_rate, noise_shape=(None, 1, 1, 1), name=f"{name}.drop")(x)
         x = layers.Add(name=f"{name}.add")([x, inputs])
     return x
@@ -166,12 +166,12 @@ def _convolution(
 
 
 def _initializer() -> keras.initializers.Initializer:
-    """Returns a new initializer for each layer: a reused one would give all layers the same values."""
+    """Returns a new initializer. Layers that share an initializer would start with the same values."""
     return keras.initializers.VarianceScaling(2.0, "fan_out", "untruncated_normal")
 
 
 def scaled_blocks(scaling: Scaling) -> list[_Stage]:
-    """Returns one entry per block: the stages of B0 with scaled filters and repeats."""
+    """Returns one entry per block: B0's stages with a scaled number of filters and of blocks."""
     blocks = []
     for stage in _STAGES:
         block = stage._replace(repeats=1, filters=_round_filters(stage.filters, scaling.width))

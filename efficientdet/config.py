@@ -27,7 +27,8 @@ class EfficientDetConfig:
     fpn_cells: Count  # number of BiFPN cells; architecture=retinanet ignores it
     head_repeats: Count
     architecture: Literal["efficientdet", "retinanet"] = "efficientdet"  # see model.py, retinanet.py
-    # fast: weighted sum with learned, normalised weights; sum: plain sum (d6 and larger, for stability)
+    # How a node of BiFPN adds its inputs. fast: with learned, normalised weights; sum: without weights, which
+    # is more stable (d6 and larger)
     fpn_fusion: Literal["fast", "sum"] = "fast"
     separable: bool = True  # use separable convolutions in BiFPN and heads
     bn_momentum: ShareBelowOne = 0.99  # as in google/automl efficientdet/tf2/util_keras.py
@@ -43,9 +44,10 @@ class EfficientDetConfig:
     augmentation: Literal["scale_jitter", "min_iou_crop", "resize_range", "none"] = "scale_jitter"
     jitter_min: float = 0.1  # scale_jitter: smallest scale; 1 fits the image into the network input
     jitter_max: float = 2.0  # scale_jitter: largest scale
-    antialias: bool = True  # smooth images that shrink, in training and evaluation; google/automl does not
-    # resize_range: limits of the shorter side in pixels. Images that do not fit image_size are shrunk to fit.
-    # The limits must suit image_size: RetinaNet uses 640 to 1024 for 1280, and the defaults are for 640.
+    antialias: bool = True  # smooth images when they shrink, in training and evaluation; google/automl does not
+    # resize_range: the shorter side of an image is drawn between these limits, in pixels. An image that is then
+    # too large for image_size is shrunk to fit. Choose limits that suit image_size: the defaults are for 640,
+    # and RetinaNet uses 640 and 1024 for 1280.
     resize_min: int = 320
     resize_max: int = 512
     flip_prob: Share = 0.5
@@ -64,8 +66,9 @@ class EfficientDetConfig:
     max_instances: Count = 100  # boxes kept per image, the largest first; the rest are dropped and counted
 
     # --- loss ---
-    # max_iou assigns boxes to anchors by IoU, with focal and Huber loss. task_aligned assigns boxes by the
-    # predictions (task_alignment.py), and uses no other loss fields than box_loss_weight and weight_decay.
+    # max_iou assigns boxes to anchors by their IoU, and uses focal and Huber loss. task_aligned assigns boxes to
+    # the anchors that predict them best (task_alignment.py). Of the loss fields below, it uses only
+    # box_loss_weight and weight_decay.
     assignment: Literal["max_iou", "task_aligned"] = "max_iou"
     focal_alpha: Share = 0.25
     focal_gamma: NotNegative = 1.5
@@ -83,8 +86,8 @@ class EfficientDetConfig:
     warmup_epochs: NotNegative = 1.0
     epochs: CountOrZero = 300  # 0: the number of epochs that is nearest to `iterations`
     lr_schedule: Literal["cosine", "milestones"] = "cosine"
-    # Length of the run in updates of reference_batch images. If `epochs` sets another length, milestones and
-    # warmup_iterations keep their shares of the run, as with odtk's --schedule.
+    # Length of the run in updates of reference_batch images. If `epochs` makes the run longer or shorter,
+    # milestones and warmup_iterations are scaled with it, as with odtk's --schedule.
     iterations: CountOrZero = 0
     milestones: tuple[int, ...] = ()  # iterations at which the learning rate falls
     warmup_iterations: CountOrZero = 0  # length of the warm-up; if above 0, it replaces warmup_epochs
@@ -138,8 +141,8 @@ DETECTION_FIELDS = tuple(_FIELDS[_FIELDS.index("nms_method") :])
 _SUM = {"fpn_fusion": "sum"}
 # Not published: a small EfficientDet that a laptop trains in minutes. Objects are small at 256 pixels, so the
 # anchors are small, too. A short run from scratch learns faster with Adam and little scale jitter. With
-# bn_momentum 0.99, moving variances would still contain much of their initial 1 after a few hundred steps.
-# Plain convolutions and one task-aligned anchor per cell gave the best AP for the same CPU time.
+# bn_momentum 0.99, moving variances would still be close to their initial 1 after a few hundred steps. Plain
+# convolutions and one task-aligned anchor per cell gave the best AP for the same CPU time.
 _NANO = {
     "separable": False,
     "bn_momentum": 0.9,
@@ -158,8 +161,8 @@ _NANO = {
     "epochs": 30,
 }
 
-# model: (image side, backbone, BiFPN channels, BiFPN cells, head repeats, other fields that differ)
-# arXiv 1911.09070 table 1; google/automl efficientdet/hparams_config.py efficientdet_model_param_dict.
+# model: (image side, backbone, BiFPN channels, BiFPN cells, head repeats, fields that differ from the defaults)
+# From arXiv 1911.09070 table 1; google/automl efficientdet/hparams_config.py efficientdet_model_param_dict.
 _TABLE: dict[str, tuple[int, str, int, int, int, dict]] = {
     "efficientdet-d0": (512, "efficientnet-b0", 64, 3, 3, {}),
     "efficientdet-d1": (640, "efficientnet-b1", 88, 4, 3, {}),

@@ -18,7 +18,7 @@ from efficientdet.config import EfficientDetConfig
 # min_iou_crop: NVIDIA/retinanet-examples odtk/dali.py RandomBBoxCrop.
 CROP_THRESHOLDS = (0.1, 0.3, 0.5, 0.7, 0.9)
 CROP_SCALING = (0.3, 1.0)  # sides of the crop / sides of the image
-CROP_ASPECT = (0.5, 2.0)  # width / height in pixels, as SSD (arXiv 1512.02325 section 2.2)
+CROP_ASPECT = (0.5, 2.0)  # width / height in pixels, as in SSD (arXiv 1512.02325 section 2.2)
 CROP_ATTEMPTS = 20  # crops to try with one threshold; then DALI draws another threshold, or no crop
 
 
@@ -35,17 +35,17 @@ def source_size(jpegs: DataNode) -> DataNode:
 
 
 def whole_image(size: DataNode, image_size: tuple[int, int]) -> CropResize:
-    """Takes the whole image, scaled to fit the network input, as evaluation and inference do."""
+    """Takes the whole image, scaled to fit the network input. Evaluation and inference use only this."""
     return _fit(fn.cat([0, 0], int32(size)), image_size)
 
 
 def jittered_crop(
     size: DataNode, image_size: tuple[int, int], jitter_min: float, jitter_max: float
 ) -> CropResize:
-    """Scale jitter: scales the image at random. If it is then too large, takes a random crop of it.
+    """Scales the image at random. If it is then larger than the network input, takes a random crop of it.
 
-    A scale of 1 fits the image into the network input. automl resizes first, then crops. This function maps
-    the crop back to whole pixels of the stored image, so that only these are decoded.
+    At scale 1 the image just fits into the network input. automl resizes the whole image, then crops. This
+    function maps the crop to whole pixels of the stored image, so that only these pixels are decoded.
     """
     jitter = uniform(jitter_min, jitter_max)
     scale = jitter * dali_math.min(image_size[0] / size[0], image_size[1] / size[1])
@@ -67,7 +67,10 @@ def _jittered_side(side: DataNode, scale: DataNode, limit: int) -> tuple[DataNod
 def resize_range_crop(
     size: DataNode, image_size: tuple[int, int], resize_min: int, resize_max: int
 ) -> CropResize:
-    """Takes the whole image. Draws its shorter side from resize_min to resize_max, but shrinks it to fit."""
+    """Takes the whole image, and draws the length of its shorter side from resize_min to resize_max.
+
+    An image that is then larger than the network input is shrunk to fit.
+    """
     shorter = dali_math.floor(uniform(float(resize_min), resize_max + 1.0))
     scale = shorter / dali_math.min(size[0], size[1])
     whole = whole_image(size, image_size)
@@ -79,8 +82,8 @@ def min_iou_crop(
 ) -> tuple[CropResize, DataNode, DataNode]:
     """Takes a random crop (SSD, arXiv 1512.02325 section 2.2), scaled to fit the network input.
 
-    DALI draws one of CROP_THRESHOLDS or "no crop". With every box, the crop must have an IoU of at least the
-    threshold. If no such crop is found, DALI draws again. So images with many boxes are rarely cropped.
+    DALI draws one of CROP_THRESHOLDS, or "no crop". The IoU of the crop with every box must be at least the
+    threshold. If DALI finds no such crop, it draws again. So images with many boxes are rarely cropped.
 
     Returns:
         The crop; the boxes whose centre is in the crop, still normalised by the image; their labels.
@@ -90,23 +93,24 @@ def min_iou_crop(
         labels,
         bbox_layout="xyXY",
         input_shape=int32(size),
-        shape_layout="HW",  # DALI expects (width, height) by default, and does not check it
+        shape_layout="HW",  # DALI expects (width, height) by default, and does not check the order
         aspect_ratio=list(CROP_ASPECT),
         thresholds=list(CROP_THRESHOLDS),
         scaling=list(CROP_SCALING),
-        allow_no_crop=True,  # so that the search ends; total_num_attempts would return an empty crop
+        allow_no_crop=True,  # so that the search ends (total_num_attempts would end it with an empty crop)
         num_attempts=CROP_ATTEMPTS,
     )
     anchor, shape, boxes, labels = outputs
     boxes = boxes * fn.cat(shape, shape) + fn.cat(anchor, anchor)  # DALI's boxes are relative to the crop
-    # Anchor and shape are (x, y) in all layouts. DALI clips boxes to the crop, so round the window inwards.
+    # In `anchor` and `shape`, x comes first in all layouts. DALI has clipped the boxes to the crop, so the
+    # window must not reach outside the crop: round it inwards.
     top, height = _whole_pixels(anchor[1], shape[1], size[0])
     left, width = _whole_pixels(anchor[0], shape[0], size[1])
     return _fit(int32(fn.stack(top, left, height, width)), image_size), boxes, labels
 
 
 def _whole_pixels(start: DataNode, length: DataNode, side: DataNode) -> tuple[DataNode, DataNode]:
-    rounding = 1e-3  # 0.25 * 400 must not become 101 by a rounding error of float32
+    rounding = 1e-3  # so that ceil does not return 101 if float32 makes 0.25 * 400 slightly more than 100
     first = dali_math.clamp(dali_math.ceil(start * side - rounding), 0.0, side - 1.0)
     last = dali_math.clamp(dali_math.floor((start + length) * side + rounding), first + 1.0, side)
     return first, last - first

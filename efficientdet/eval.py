@@ -3,10 +3,10 @@ r"""Evaluates a trained EfficientDet with pycocotools: the 12 COCO numbers and a
     python efficientdet/eval.py --weights=runs/demo-efficientdet \
         --eval_images=runs/demo-data/eval/images --eval_annotations=runs/demo-data/eval/instances.json
 
---weights also accepts a file of export.py: a saved_model directory, an .onnx, .tflite or .plan file. Writes
-metrics.json, detections.json (COCO results: original pixels, original category ids) and pr_curves.png.
---errors also prints a table of error types, and writes errors.json, confusion_matrix.png and errors.png with
-the worst images (tools/error_analysis.py).
+--weights also accepts a file of export.py: a saved_model directory, an .onnx, .tflite or .plan file. The
+command writes metrics.json, detections.json (COCO results with boxes in pixels of the original images and
+the original category ids) and pr_curves.png. With --errors, it also prints a table of error types, and writes
+errors.json, confusion_matrix.png and errors.png, which shows the worst images (tools/error_analysis.py).
 """
 
 import functools
@@ -30,7 +30,7 @@ def define_flags(fv: flags.FlagValues) -> None:
 
 
 def evaluate_weights(**given: Any) -> dict:
-    """Evaluates weights. `given` are fields of EvalArgs. Returns COCO's numbers (coco_metrics.Evaluation)."""
+    """Evaluates weights and returns COCO's numbers (coco_metrics.Evaluation). `given`: fields of EvalArgs."""
     from common.datacheck import datasets
     from common.evaluation import commands
     from common.training.detectors import open_detector

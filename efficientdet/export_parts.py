@@ -1,4 +1,4 @@
-"""Splits a trained EfficientDet into the parts that formats need; see tools/exporting/export_graph.py."""
+"""Splits a trained EfficientDet into the parts that tools/exporting/export_graph.py puts into exported files."""
 
 import keras
 import tensorflow as tf
@@ -10,7 +10,7 @@ from tools.exporting.export_graph import Exportable
 
 
 def make_exportable(model: keras.Model, config: EfficientDetConfig) -> Exportable:
-    """Returns the parts of `model`. They preprocess as the plain tf.data loader does in evaluation."""
+    """Returns the parts of `model`. They preprocess images as the plain tf.data loader does in evaluation."""
     height, width = config.image_size
 
     def place(image_sizes: tf.Tensor) -> tf.Tensor:

@@ -16,16 +16,16 @@ from efficientdet.config import EfficientDetConfig
 
 
 class FitModel(keras.Model):
-    """A model of `build_model` with the recipe's loss. It shares the network's layers and weights.
+    """Adds the recipe's loss to a model of `build_model`, whose layers and weights it shares.
 
-    It overrides `compute_loss` instead of `train_step`: else Keras would report a loss of 0, because the
-    model is compiled without a loss.
+    The class overrides `compute_loss`, so that Keras reports this loss. If it overrode `train_step`, Keras
+    would report a loss of 0, because the model is compiled without a loss.
 
     Args:
         network: the model that build_model returned.
         config: holds the constants of the loss.
         ranks: the ranks that train together. All their replicas divide the loss by the same number of
-            positives, as in train.py. None: each replica divides it by the positives of its own batch.
+            positive anchors, as in train.py. None: each replica counts only the positive anchors of its batch.
     """
 
     def __init__(self, network: keras.Model, config: EfficientDetConfig, ranks: Ranks | None = None):
@@ -36,11 +36,11 @@ class FitModel(keras.Model):
     def compute_loss(
         self, x: Any, y: dict, y_pred: list, sample_weight: Any = None, training: bool = True
     ) -> tf.Tensor:
-        """The scalar loss of one replica's batch; `y` is the loader's dict of targets."""
+        """Returns the scalar loss of one replica's batch. `y` is the loader's dict of targets."""
         class_logits, box_deltas = y_pred[: self._num_levels], y_pred[self._num_levels :]
         share = losses.num_positives_share(y, self._ranks.num_replicas)
         num_positives = self._ranks.mean({"share": share})["share"]
         parts = task_alignment.detection_loss(class_logits, box_deltas, y, self._config, num_positives)
         loss = parts["detection_loss"] + losses.l2_loss(self.trainable_variables, self._config.weight_decay)
-        # Keras sums the gradients of the replicas of a tf.distribute strategy.
+        # With a tf.distribute strategy, Keras sums the replicas' gradients. The division makes this a mean.
         return loss / tf.distribute.get_strategy().num_replicas_in_sync

@@ -1,14 +1,16 @@
 """Assigns the boxes of a whole batch to anchors without comparing all pairs of boxes and anchors.
 
-The rule and the IoUs are those of fn.box_encoder (common/box_encoder.py), bit for bit. Only the search
-differs. The anchors of one template, that is of one level, scale and ratio, form a regular grid. So
+The matches equal those of DALI's fn.box_encoder (common/box_encoder.py), and the IoUs are equal bit for bit.
+Only the search for matches differs. A template is one level, scale and aspect ratio. The anchors of a
+template form a regular grid. So
 
-- the best anchor of a template for a box has the nearest centre; if its IoU is too low, no other anchor of
-  the template matches;
+- for a given box, the best anchor of a template is the one with the nearest centre; if its IoU with the box
+  is too low, no other anchor of the template matches the box;
 - an IoU above t needs an intersection above t / (1 + t) times the sum of both areas. This limits the distance
-  of the centres along each axis, so only a small rectangle of cells can match.
+  between the centres of box and anchor along each axis, so only a small rectangle of cells can match.
 
-fn.box_encoder computes the IoU of all N x A pairs. Here a few hundred pairs per box remain, for any A.
+fn.box_encoder computes the IoU of all pairs of N boxes and A anchors. Here only a few hundred pairs per box
+remain, for any A.
 
 `encode_batch_tf` makes targets from these matches. It is used in the loader without DALI, and after a DALI
 graph that returns padded boxes instead of targets.
@@ -33,24 +35,25 @@ def match(
         images: int32 (R,), the index in the batch of each box' image.
         anchors: the A anchors of each image.
         match_iou: an anchor is assigned to its best box if their IoU is above this. In addition, each box
-            gets its best anchor at any IoU. Of equal IoUs the last counts.
+            gets its best anchor at any IoU. If IoUs are equal, the last anchor or box wins.
 
     Returns:
-        owned: int32 (P,), image * A + anchor of each positive anchor, without repetitions.
+        owned: int32 (P,), the positive anchors as numbers image * A + anchor, each of them once.
         owners: int32 (P,), the index of the box of each positive anchor.
     """
     owner, anchor = _candidates(boxes, anchors, match_iou)  # (C,)
-    # If two boxes compete for an anchor, the last bit of the IoU may decide: `iou` gives DALI's exact bits.
+    # The last bit of the IoU may decide which of two boxes gets an anchor. `iou` computes DALI's exact bits.
     overlap = box_ops.iou(tf.gather(boxes, owner), tf.gather(anchors.boxes_normalized, anchor))
 
-    # The best anchor of each box, the last of equal IoUs. A box that overlaps no anchor gets the last anchor.
+    # Find each box's best anchor, the last one if IoUs are equal. A box without overlap gets the last anchor.
     num_boxes = tf.shape(boxes)[0]
     best = tf.math.unsorted_segment_max(overlap, owner, num_boxes)
     is_best = (overlap == tf.gather(best, owner)) & (overlap > 0)
     best_anchor = tf.math.unsorted_segment_max(tf.where(is_best, anchor, -1), owner, num_boxes)
     best_anchor = tf.where(best_anchor < 0, anchors.num_anchors - 1, best_anchor)
 
-    # The best box of each anchor, the last of equal IoUs. An IoU of 2 keeps the best anchor of each box.
+    # Find each anchor's best box, the last one if IoUs are equal. The pairs from above get an IoU of 2, so that
+    # each box keeps its best anchor.
     above = tf.where(overlap > match_iou)[:, 0]
     overlap = tf.concat([tf.gather(overlap, above), tf.fill([num_boxes], 2.0)], axis=0)
     owner = tf.concat([tf.gather(owner, above), tf.range(num_boxes)], axis=0)
@@ -64,7 +67,10 @@ def match(
 
 
 def _candidates(boxes: tf.Tensor, anchors: Anchors, match_iou: float) -> tuple[tf.Tensor, tf.Tensor]:
-    """Returns pairs of box and anchor, int32 (C,) each: all that match, and the best anchors of each box."""
+    """Returns candidate pairs: the indices of their boxes and of their anchors, int32 (C,) each.
+
+    The candidates contain all pairs that match, and each box with its best anchors.
+    """
     kinds = templates(anchors)
     kind_sizes = tf.constant(kinds.sizes, tf.float32)  # (T, 2)
     strides = tf.constant(1.0 / kinds.cells, tf.float32)
@@ -81,14 +87,14 @@ def _candidates(boxes: tf.Tensor, anchors: Anchors, match_iou: float) -> tuple[t
     intersection = overlap[..., 0] * overlap[..., 1]  # (R, T)
     areas = sizes[..., 0] * sizes[..., 1] + kind_sizes[:, 0] * kind_sizes[:, 1]
     iou = intersection / (areas - intersection)
-    # For a tiny box, the rounding of float32 coordinates (1e-7) changes the IoU. So lower the threshold.
+    # For a tiny box, the rounding of float32 coordinates (1e-7) changes the IoU. So lower the threshold a bit.
     slack = tf.minimum(1e-4 + 2e-6 * tf.reduce_sum(1.0 / sizes, axis=-1), 0.9)  # (R, 1)
     wanted = tf.minimum(match_iou, tf.reduce_max(iou, axis=1, keepdims=True)) * (1.0 - slack)
 
-    # The cells whose anchor can reach the wanted IoU along one axis if the overlap along the other axis is as
-    # large as possible. As long as the anchor contains the box, or the box the anchor, the IoU is the same in
-    # every cell. So several cells can be as good as the nearest.
-    enough = areas * wanted / (1.0 + wanted)  # the least intersection
+    # Along each axis, find the cells whose anchors can reach the wanted IoU if the overlap along the other axis
+    # is as large as possible. Several cells can have the same IoU as the nearest cell: all those in which the
+    # anchor contains the box, or the box contains the anchor.
+    enough = areas * wanted / (1.0 + wanted)  # the least intersection that gives the wanted IoU
     reach = half_sum - enough[..., tf.newaxis] / tf.maximum(overlap[..., ::-1], 1e-12)
     reach = reach / strides + 1e-3
     low = tf.clip_by_value(tf.math.ceil(middle - reach), 0.0, last_cells)
@@ -98,7 +104,7 @@ def _candidates(boxes: tf.Tensor, anchors: Anchors, match_iou: float) -> tuple[t
     low = tf.cast(tf.gather_nd(low, pairs), tf.int32)  # (S, 2) column, row
     spans = tf.cast(tf.gather_nd(high, pairs), tf.int32) - low + 1
     counts = spans[:, 0] * spans[:, 1]
-    index = tf.repeat(tf.range(tf.shape(counts)[0]), counts)  # (C,) index of the rectangle
+    index = tf.repeat(tf.range(tf.shape(counts)[0]), counts)  # (C,) index of the candidate's row in `pairs`
     within = tf.range(tf.shape(index)[0]) - tf.gather(tf.cumsum(counts, exclusive=True), index)
     columns = tf.gather(spans[:, 0], index)
     cell = tf.gather(low, index) + tf.stack([within % columns, within // columns], axis=1)  # (C, 2)
@@ -112,12 +118,12 @@ def _candidates(boxes: tf.Tensor, anchors: Anchors, match_iou: float) -> tuple[t
 def encode_batch_tf(boxes: tf.Tensor, classes: tf.Tensor, anchors: Anchors) -> EncodedBoxes:
     """Encodes the targets of a batch from its padded boxes in TensorFlow, for `tf.data.Dataset.map`.
 
-    The targets are those of `encode_boxes` (equal matches; deltas differ by 1e-6 or less) at lower cost.
+    This takes less time than `encode_boxes`. The matches are the same; the deltas differ by 1e-6 or less.
 
     Args:
-        boxes: float32 (B, max_instances, 4), B static, ltrb normalised, within the image, each with an area.
+        boxes: float32 (B, max_instances, 4) with a static B, ltrb normalised, within the image, with an area.
         classes: int32 (B, max_instances), 0-based, -1 for padding.
-        anchors: those of the network input that the boxes are normalised to.
+        anchors: the anchors of the network input. The boxes are normalised by this input.
 
     Returns:
         The targets of the batch: each tensor of EncodedBoxes has the batch as its first axis.

@@ -3,9 +3,9 @@
     python efficientdet/infer.py --weights=runs/demo-efficientdet --images='photos/*.jpg' --output_dir=found
     python efficientdet/infer.py --weights=runs/demo-efficientdet --images=clip.mp4 --output_dir=found
 
-Writes one picture per image, or the video with boxes, and detections.json (boxes in pixels of the original
-image, original category ids; images in sorted order). With --annotations, each picture shows the ground truth
-on the left. --submission writes a results file for the COCO server (common/evaluation/submission.py).
+The command writes one picture per image, or the video with boxes, and detections.json. Its boxes are in
+pixels of the original images, its category ids are the original ones, and its images are in sorted order.
+With --annotations, each picture shows the ground truth on the left. --submission writes a results file for the COCO server (common/evaluation/submission.py).
 """
 
 import functools
@@ -29,7 +29,7 @@ def define_flags(fv: flags.FlagValues) -> None:
 
 
 def infer(**given: Any) -> list[dict]:
-    """Detects, draws, writes, and returns the detections (COCO results). `given` are fields of InferArgs."""
+    """Writes the files, and returns the detections as COCO results. `given` are fields of InferArgs."""
     from common.datacheck import datasets
     from common.evaluation import commands
     from common.training.detectors import open_detector

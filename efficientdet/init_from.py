@@ -1,4 +1,4 @@
-"""`--init_from`: starts a model from weights of an earlier run, of google/automl or of ImageNet."""
+"""Implements --init_from: a model starts from weights of an earlier run, google/automl or ImageNet."""
 
 import pathlib
 from collections.abc import Mapping
@@ -19,7 +19,7 @@ from efficientdet.predict import load_trained
 
 
 def init_from(model: keras.Model, label_map: LabelMap, weights: str, backbone: str = "") -> Report:
-    """Copies each weight with the same name and shape. In the class head, classes are matched by their names.
+    """Copies each weight of the same name and shape. In the class head, classes are matched by their names.
 
     Args:
         model: the model that gets the weights.

@@ -32,7 +32,7 @@ class SyntheticLoader(EfficientDetLoader):
     size = SYNTHETIC_IMAGES
 
     def dataset(self) -> tf.data.Dataset:
-        """Endless tf.data of (images, targets) that repeats the same batch."""
+        """Returns an endless tf.data.Dataset of (images, targets) that repeats the same batch."""
         return synthetic_dataset(self, self._example)
 
     def _example(self, random: np.random.Generator) -> dict[str, np.ndarray]:

@@ -2,8 +2,8 @@
 
 Sources: EfficientDet (arXiv 1911.09070) section 5.1, with the constants of google/automl tf2/train_lib.py;
 focal loss: arXiv 1708.02002.
-One difference: automl masks the box loss by `box_targets != 0`, which drops coordinates that an anchor
-matches exactly. Here an anchor is positive if its class target is not background.
+One difference: automl's box loss covers the coordinates with `box_targets != 0`, so it leaves out coordinates
+in which anchor and box are equal. Here it covers all anchors whose class target is not background.
 """
 
 from collections.abc import Callable, Sequence
@@ -13,8 +13,8 @@ import tensorflow as tf
 
 from efficientdet.config import EfficientDetConfig
 
-# From this many logits on, XLA compiles the focal loss on a CPU (on a GPU --xla decides): one loop instead of
-# a dozen passes over memory. For fewer logits, compiling takes more time (a second) than it saves.
+# On a CPU, XLA compiles the focal loss if there are at least this many logits. (On a GPU, --xla decides.) It is
+# then one loop instead of a dozen passes over memory. For fewer logits, compiling takes longer than it saves.
 FUSE_FROM = 2**20
 
 
@@ -50,7 +50,7 @@ def _focal_loss(
 ) -> tf.Tensor:
     num_classes = logits.shape[-1] // class_targets.shape[-1]
     logits = tf.reshape(logits, [-1, num_classes])  # (B h w k, C)
-    # one_hot, because TensorFlow would compare int32 on the host, even if all tensors are on a GPU
+    # Use one_hot instead of ==, because TensorFlow compares int32 on the host, even if the tensors are on a GPU.
     positive = tf.one_hot(tf.reshape(class_targets, [-1]), num_classes, True, False, dtype=tf.bool)
     # Let z = -x where the target is 1, and z = x where it is 0. Then 1 - p_t = sigmoid(z) and cross-entropy =
     # softplus(z). So loss and gradient are finite for every finite logit x, and only two transcendental
@@ -59,7 +59,7 @@ def _focal_loss(
     cross_entropy = tf.nn.softplus(z)
     modulation = tf.exp(gamma * (z - cross_entropy))  # log sigmoid(z) = z - softplus(z)
     if label_smoothing:
-        # the opposite target gets the weight label_smoothing / 2; softplus(-z) = softplus(z) - z
+        # The opposite target gets the weight label_smoothing / 2; its loss is softplus(-z) = softplus(z) - z.
         cross_entropy = cross_entropy - 0.5 * label_smoothing * z
     return tf.reduce_sum(tf.where(positive, alpha, 1.0 - alpha) * modulation * cross_entropy)
 
@@ -67,7 +67,7 @@ def _focal_loss(
 def _fused_focal_loss(
     logits: tf.Tensor, class_targets: tf.Tensor, alpha: float, gamma: float, label_smoothing: float
 ) -> tf.Tensor:
-    """Compiles `_focal_loss` with its gradient, so that intermediate tensors do not go through memory."""
+    """Computes `_focal_loss` and its gradient in one compiled loop, so that memory holds no other tensors."""
 
     @tf.custom_gradient
     def of(logits: tf.Tensor) -> tuple[tf.Tensor, Callable[[tf.Tensor], tf.Tensor]]:
@@ -111,13 +111,13 @@ def box_loss(
 
 
 def l2_loss(variables: Sequence[keras.Variable], weight_decay: float) -> tf.Tensor:
-    """`weight_decay` times half the sum of squares of every convolution kernel.
+    """Returns `weight_decay` times half the sum of the squares of all values of convolution kernels.
 
-    As in google/automl tf2/train_lib.py _reg_l2_loss.
-    Biases, batch-norm parameters and fusion weights have no weight decay.
+    As in google/automl (tf2/train_lib.py, _reg_l2_loss), biases, batch-norm parameters and fusion weights have
+    no weight decay.
     """
     kernels = [v for v in variables if v.name.endswith("kernel")]
-    if not kernels:  # all frozen
+    if not kernels:  # all layers are frozen
         return tf.zeros([])
     return weight_decay * tf.add_n([tf.nn.l2_loss(tf.cast(v.value, tf.float32)) for v in kernels])
 
@@ -126,11 +126,10 @@ def num_positives_share(targets: dict[str, tf.Tensor], num_replicas: int = 1) ->
     """Returns one replica's share of the number by which the loss is divided, a float32 scalar.
 
     The mean of the shares is (P + 1) / num_replicas, where P counts the positive anchors of all replicas.
-    Each replica divides its sum by this mean, and the gradients are averaged. So the sum over all replicas is
-    divided by P + 1. This differs from the mean of the replicas' own losses if the replicas have different
-    numbers of positives.
+    Each replica divides its summed loss by this mean, and the gradients are averaged. The result is the same
+    as if a single replica divided the loss of all images by P + 1.
     """
-    # automl adds this 1, too: it keeps the loss of a batch without objects finite
+    # As in automl, 1 is added to P: it keeps the loss of a batch without objects finite.
     return tf.reduce_sum(targets["num_positives"]) + 1.0 / num_replicas
 
 
@@ -141,14 +140,17 @@ def detection_loss(
     config: EfficientDetConfig,
     num_positives: tf.Tensor | None = None,
 ) -> dict[str, tf.Tensor]:
-    """Returns the losses of a batch with P positive anchors: class sum / (P + 1) and box sum / (4 (P + 1)).
+    """Returns the losses of a batch.
+
+    If P anchors are positive, the sum of the class losses is divided by P + 1, and the sum of the box losses
+    by 4 (P + 1).
 
     Args:
         class_logits: one (B, h, w, k * C) per level.
         box_deltas: one (B, h, w, k * 4) per level.
         targets: the loader's num_positives (B,), class_targets_<level> and box_targets_<level>.
         config: holds the levels and the constants of the loss.
-        num_positives: the mean of `num_positives_share` over the replicas; None: only this batch counts.
+        num_positives: the mean of `num_positives_share` over the replicas; None: the value for this batch.
 
     Returns:
         float32 scalars `class_loss`, `box_loss` (before its weight) and `detection_loss` (their weighted

@@ -15,7 +15,7 @@ MOBILENETS = ("mobilenet-v2",)
 
 
 class _Stage(NamedTuple):
-    """A sequence of equal blocks. `stride` is that of the first block; the others have stride 1."""
+    """A sequence of equal blocks. `stride` is the stride of the first block; the others have stride 1."""
 
     expansion: int
     filters: int
@@ -44,7 +44,7 @@ def extract_features(images: keras.KerasTensor, bn_momentum: float) -> dict[int,
             stride = stage.stride if repeat == 0 else 1
             level += stride == 2
             x = _inverted_residual(x, stage, stride, bn_momentum, f"backbone.block_{block}")
-            features[level] = x  # so the last block of each level remains
+            features[level] = x  # later blocks of the same level overwrite this: the last one remains
             block += 1
     return features
 

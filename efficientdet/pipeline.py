@@ -186,10 +186,10 @@ class EfficientDetPipeline(DaliOptions, EfficientDetLoader):
         return pipeline
 
     def dataset(self) -> tf.data.Dataset:
-        """Endless tf.data of (images, targets): float32 (B, H, W, 3), and the other outputs by name.
+        """Returns an endless dataset of (float32 images (B, H, W, 3), dict of all other outputs by name).
 
-        On a CPU, TensorFlow encodes the targets after the graph. In the graph, fn.box_encoder would compare
-        every box with every anchor, and take as long as all work on the pixels.
+        On a CPU, DALI's graph returns boxes, and TensorFlow then encodes the targets. Inside the graph,
+        fn.box_encoder would compare every box with every anchor, and take as long as all work on the pixels.
         """
         targets_spec = self.target_spec
         encode_after = self.device == "cpu" and "num_positives" in targets_spec

@@ -57,7 +57,10 @@ def jittered_crop(
 def resize_range_crop(
     size: tf.Tensor, image_size: tuple[int, int], resize_min: int, resize_max: int, random: Random
 ) -> CropResize:
-    """Takes the whole image. Draws its shorter side from resize_min to resize_max, but shrinks it to fit."""
+    """Takes the whole image, and draws the length of its shorter side from resize_min to resize_max.
+
+    An image that is then larger than the network input is shrunk to fit.
+    """
     shorter = tf.floor(random.uniform(resize_min, resize_max + 1.0))
     whole = whole_image(size, image_size)
     return whole._replace(size=tf.minimum(whole.size, tf.floor(size * shorter / tf.reduce_min(size) + 0.5)))
@@ -120,7 +123,7 @@ class EfficientDetTFPipeline(pipeline.EfficientDetLoader):
             refuse_changes(self.config, get_config(self.config.model_name), LOADER_FIELDS, done)
 
     def dataset(self) -> tf.data.Dataset:
-        """Endless tf.data of (images, targets). In evaluation, an epoch has `steps_per_epoch` batches."""
+        """Returns an endless dataset of (images, targets). An evaluation takes `steps_per_epoch` batches."""
         options = tf.data.Options()
         options.threading.private_threadpool_size = self.num_threads
         return (

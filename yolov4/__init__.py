@@ -1,1 +1,1 @@
-"""YOLOv4: data, model, losses, training, evaluation and inference, one file each."""
+"""The YOLOv4 app. Data, model, losses, training, evaluation and inference have one file each."""

@@ -18,14 +18,14 @@ from common.dali_ops import int32, uniform
 if TYPE_CHECKING:
     from yolov4.config import YOLOv4Config
 
-# DALI's operations that would move the pixels, but not the boxes. They are left out: rotation, crop and flip
-# are stages of their own.
+# Operations of DALI's RandAugment and TrivialAugment that move pixels. They are left out, because DALI does not
+# move the boxes with the pixels. (Rotation, crop and flip are separate stages, which also move the boxes.)
 MOVES_PIXELS = ("shear_x", "shear_y", "translate_x", "translate_y", "rotate")
 RAND_AUGMENT = [op for op in rand_augment.get_rand_augment_suite() if op.name not in MOVES_PIXELS]
 TRIVIAL_AUGMENT = [
     op for op in trivial_augment.get_trivial_augment_wide_suite() if op.name not in MOVES_PIXELS
 ]
-CUTOUT_SIDE = (0.1, 0.4)  # side / the image's shorter side; arXiv 1708.04552 section 4.1 has 0.25 and 0.5
+CUTOUT_SIDE = (0.1, 0.4)  # square's side / image's shorter side; arXiv 1708.04552 section 4.1: 0.25 and 0.5
 
 
 def random_rotation(
@@ -38,15 +38,15 @@ def random_rotation(
         boxes: float32 (N, 4), ltrb normalised by the image; some may have no area.
         labels: int32 (N,), 1-based.
         degrees: the largest angle.
-        fill: the level of the empty corners.
+        fill: the grey level that fills the empty corners.
 
     Returns:
         The image; the boxes that enclose the rotated boxes, clipped to the image; their labels. A box
-        without area is dropped, or is returned without area.
+        that had no area is either dropped or still has no area.
     """
     angle = uniform(-degrees, degrees)
     sides = boxes[:, 2:4] - boxes[:, 0:2]
-    # fn.bbox_rotate gives an area to boxes without area. Label 0 marks them, so that the last line undoes it.
+    # fn.bbox_rotate gives an area to boxes that had none. Label 0 marks them; the last line removes the area.
     labels = labels * fn.reductions.min(int32(sides > 0), axes=[1])
     rotated: Any = fn.bbox_rotate(
         boxes, labels, angle=angle, input_shape=images.shape()[0:2], keep_size=True, remove_threshold=0.0
@@ -57,22 +57,22 @@ def random_rotation(
 
 
 def is_conditional(config: "YOLOv4Config") -> bool:
-    """Returns whether samples of a batch may use different operators (DALI's enable_conditionals)."""
+    """Returns whether DALI may run different operators for the samples of a batch (enable_conditionals)."""
     return config.auto_augment != "none"
 
 
 def auto_augment(images: list[DataNode], config: "YOLOv4Config") -> list[DataNode]:
-    """Applies RandAugment (arXiv 1909.13719) or TrivialAugment (arXiv 2103.10158), without MOVES_PIXELS.
+    """Applies RandAugment (arXiv 1909.13719) or TrivialAugment (arXiv 2103.10158), except MOVES_PIXELS.
 
     Args:
         images: uint8 (h, w, 3): one image, or the four of a mosaic.
-        config: `auto_augment` names the method.
+        config: the field `auto_augment` names the method.
 
-    Each sample runs only its own operations: see `is_conditional`.
+    For each sample, only the operations that were drawn for this sample run: see `is_conditional`.
     """
     ops, magnitude = config.rand_augment_ops, config.rand_augment_magnitude
-    # DALI 2.4 itself uses deprecated names of two operators, and warns about them even if Python's filters
-    # forbid it. Recording the warnings hides them.
+    # DALI 2.4 calls two of its own operators by deprecated names, and warns about this even if Python's
+    # filters forbid it. The warnings are recorded, so that nobody sees them.
     with warnings.catch_warnings(record=True):
         if config.auto_augment == "trivial":
             return [trivial_augment.apply_trivial_augment(TRIVIAL_AUGMENT, image) for image in images]

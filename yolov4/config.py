@@ -41,7 +41,7 @@ class YOLOv4Config:
     ignore_thresh: Share = 0.7  # an unassigned prediction above this IoU with a box is not background
 
     # --- loader: preprocessing and augmentation of training images ---
-    antialias: bool = True  # smooth images that shrink, in training and evaluation; Darknet does not
+    antialias: bool = True  # smooth images when they shrink, in training and evaluation; Darknet does not
     letterbox: bool = False  # keep the aspect ratio and pad; False: stretch, as Darknet's letter_box=0
     jitter: NotNegative = 0.3  # each edge of the crop moves in or out by up to this share of the image's side
     flip_prob: Share = 0.5

@@ -56,7 +56,7 @@ def load_darknet(model: "keras.Model", path: str | os.PathLike) -> "Contents":
     other weights are loaded. (`init_from` copies for each class the rows with the same class name.)
 
     Raises:
-        UserError: see `read_darknet`. No weight was changed.
+        UserError: the file cannot be used (see `read_darknet`). The model has not been changed.
     """
     from yolov4.import_weights.darknet_files import blocks_of, read_darknet
 
@@ -104,7 +104,7 @@ def _from_darknet(a: Args) -> None:
     from yolov4.model import build_model
     from yolov4.model_metadata import make_metadata
 
-    # Darknet resizes without antialiasing (src/image.c: resize_image)
+    # Like Darknet, resize without antialiasing (src/image.c: resize_image).
     config = hparams.resolve(hparams.replace(get_config(a.model_name), {"antialias": False}), a)
     model = build_model(a.model_name, config=config)
     contents = read_darknet(a.weights, model)

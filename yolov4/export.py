@@ -4,10 +4,11 @@ r"""Writes a trained YOLOv4 as a file that runs without this project, and checks
     python yolov4/export.py --weights=runs/demo-yolov4 --format=onnx --quantize=int8 \
         --calibration_images=runs/demo-data/train/images --output=small.onnx
 
-Formats: saved_model takes images of any size. onnx, litert and tensorrt take images that are placed in the
-network input, as the loaders do it, and the sizes of the originals. The outputs are boxes (ltrb, in pixels of
-the original), scores, classes (0-based, named in the metadata) and their number. Exported NMS is always
-greedy NMS per class, because the formats lack DIoU-NMS; --verify_annotations prints how much AP that costs.
+Formats: saved_model takes images of any size. onnx, litert and tensorrt take images that are already placed
+in the network input, as the loaders place them, and the sizes of the original images. The outputs are boxes
+(ltrb, in pixels of the original), scores, classes (0-based, named in the metadata) and the number of boxes.
+Exported NMS is always greedy NMS per class, because the formats lack DIoU-NMS. --verify_annotations prints
+how much AP this costs.
 The command fails if the outputs of a float32 file differ by more than 1e-4 from those of the weights.
 """
 
@@ -42,7 +43,7 @@ def export(**given: Any) -> pathlib.Path:
 
 def main() -> None:
     given = shared_flags.values(flags.FLAGS, define_flags)
-    Options(**given).check()  # also done by `export`, but the import takes seconds
+    Options(**given).check()  # `export` checks them too, but only after imports that take seconds
     import_tensorflow()
     export(**given)
 

@@ -1,4 +1,4 @@
-"""Splits a trained YOLOv4 into the parts that formats need; see tools/exporting/export_graph.py."""
+"""Splits a trained YOLOv4 into the parts that tools/exporting/export_graph.py puts into exported files."""
 
 import keras
 import tensorflow as tf
@@ -10,7 +10,7 @@ from yolov4.config import FILL, YOLOv4Config
 
 
 def make_exportable(model: keras.Model, config: YOLOv4Config) -> Exportable:
-    """Returns the parts of `model`. They preprocess as the plain tf.data loader does in evaluation."""
+    """Returns the parts of `model`. They preprocess images as the plain tf.data loader does in evaluation."""
     image_size = config.image_size  # plain numbers: a tensor would become an input of the exported graph
 
     def place(image_sizes: tf.Tensor) -> tf.Tensor:

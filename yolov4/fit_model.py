@@ -15,10 +15,10 @@ from yolov4.config import YOLOv4Config
 
 
 class FitModel(keras.Model):
-    """A model of `build_model` with the recipe's loss. It shares the network's layers and weights.
+    """Adds the recipe's loss to a model of `build_model`, whose layers and weights it shares.
 
-    It overrides `compute_loss` instead of `train_step`: else Keras would report a loss of 0, because the
-    model is compiled without a loss.
+    The class overrides `compute_loss`, so that Keras reports this loss. If it overrode `train_step`, Keras
+    would report a loss of 0, because the model is compiled without a loss.
 
     Args:
         network: the model that build_model returned.
@@ -32,8 +32,8 @@ class FitModel(keras.Model):
     def compute_loss(
         self, x: Any, y: dict, y_pred: list, sample_weight: Any = None, training: bool = True
     ) -> tf.Tensor:
-        """The scalar loss of one replica's batch; `y` is the loader's dict of targets."""
+        """Returns the scalar loss of one replica's batch. `y` is the loader's dict of targets."""
         loss = losses.detection_loss(y_pred, y, self._config)["detection_loss"]
         loss += losses.l2_loss(self.trainable_variables, self._config.weight_decay)
-        # Keras sums the gradients of the replicas of a tf.distribute strategy.
+        # With a tf.distribute strategy, Keras sums the replicas' gradients. The division makes this a mean.
         return loss / tf.distribute.get_strategy().num_replicas_in_sync

@@ -1,4 +1,4 @@
-"""`--init_from`: starts a model from weights of an earlier run, of Darknet or of ImageNet."""
+"""Implements --init_from: a model starts from weights of an earlier run, Darknet or ImageNet."""
 
 import pathlib
 
@@ -16,7 +16,7 @@ BOX_ROWS = 5  # x, y, width, height and objectness come before the classes and d
 
 
 def init_from(model: keras.Model, label_map: LabelMap, weights: str, config: YOLOv4Config) -> Report:
-    """Copies each weight with the same name and shape. In the heads, classes are matched by their names.
+    """Copies each weight of the same name and shape. In the heads, classes are matched by their names.
 
     The outputs for boxes and objectness are always copied.
 

@@ -41,7 +41,7 @@ class SyntheticLoader(YOLOv4Loader):
         return self.config.image_size
 
     def dataset(self) -> tf.data.Dataset:
-        """Endless tf.data of (images, targets) that repeats the same batch."""
+        """Returns an endless tf.data.Dataset of (images, targets) that repeats the same batch."""
         return synthetic_dataset(self, self._example)
 
     def _example(self, random: np.random.Generator) -> dict[str, np.ndarray]:

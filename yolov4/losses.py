@@ -132,7 +132,7 @@ def class_loss(logits: tf.Tensor, assignment: Assignment, *, label_smoothing: fl
     z = tf.where(assignment.class_targets, -logits, logits)
     cross_entropy = tf.nn.softplus(z)
     if label_smoothing:
-        # the opposite target gets the weight label_smoothing / 2; softplus(-z) = softplus(z) - z
+        # The opposite target gets the weight label_smoothing / 2; its loss is softplus(-z) = softplus(z) - z.
         cross_entropy -= 0.5 * label_smoothing * z
     return tf.reduce_sum(tf.where(assignment.owner[..., None], cross_entropy, 0.0))
 
@@ -184,13 +184,13 @@ def detection_loss(
 
 
 def l2_loss(variables: Sequence[keras.Variable], weight_decay: float) -> tf.Tensor:
-    """`weight_decay` times half the sum of squares of every convolution kernel.
+    """Returns `weight_decay` times half the sum of the squares of all values of convolution kernels.
 
     As in Darknet's src/convolutional_layer.c, update_convolutional_layer, which shrinks the kernels by the
     learning rate times `weight_decay`. Biases and batch-norm parameters have no weight decay.
     """
     kernels = [v for v in variables if v.name.endswith("kernel")]
-    if not kernels:  # all frozen
+    if not kernels:  # all layers are frozen
         return tf.zeros([])
     return weight_decay * tf.add_n([tf.nn.l2_loss(tf.cast(v.value, tf.float32)) for v in kernels])
 

@@ -154,7 +154,7 @@ class YOLOv4Pipeline(DaliOptions, YOLOv4Loader):
         return pipeline
 
     def dataset(self) -> tf.data.Dataset:
-        """Endless tf.data of (images, targets): float32 (B, H, W, 3), and the other outputs by name."""
+        """Returns an endless dataset of (float32 images (B, H, W, 3), dict of all other outputs by name)."""
         spec = self.element_spec["images"], self.target_spec
         pipeline = self._define(["images", *sorted(self.target_spec)])
         return from_pipeline(pipeline, spec, device_id=self.device_id)

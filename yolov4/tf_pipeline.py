@@ -166,7 +166,7 @@ class YOLOv4TFPipeline(pipeline.YOLOv4Loader):
             refuse_changes(self.config, get_config(self.config.model_name), LOADER_FIELDS, FIELDS)
 
     def dataset(self) -> tf.data.Dataset:
-        """Endless tf.data of (images, targets). In evaluation, an epoch has `steps_per_epoch` batches."""
+        """Returns an endless dataset of (images, targets). An evaluation takes `steps_per_epoch` batches."""
         options = tf.data.Options()
         options.threading.private_threadpool_size = self.num_threads
         parallel = {"num_parallel_calls": self.num_threads, "deterministic": True}

@@ -1,10 +1,11 @@
 """Reads google/automl's EfficientDet checkpoints: maps the weights of our models to automl's names.
 
 The names come from efficientdet/tf2/efficientdet_keras.py and efficientdet/backbone/efficientnet_model.py;
-efficientdet/efficientdet_arch.py (TensorFlow 1) has the same names. As in our models, the anchors
-(tf2/anchors.py) are ordered by level, row, column, scale, ratio; box outputs are dy, dx, log dh, log dw.
+efficientdet/efficientdet_arch.py (TensorFlow 1) has the same names. automl and our models order the anchors
+in the same way, by level, row, column, scale, ratio (tf2/anchors.py), and both have the box outputs dy, dx,
+log dh, log dw.
 
-Class output i of automl's models is category id i + 1: COCO's 80 classes are 80 of the 90 outputs.
+Class output i of automl's models belongs to category id i + 1: COCO's 80 classes are 80 of the 90 outputs.
 """
 
 import math
@@ -57,7 +58,7 @@ _COMBINE = re.compile(r"/op_after_combine\d+/")
 
 
 def canonical(name: str) -> str | None:
-    """Returns a name without the parts that differ between releases; None if it is not a network weight.
+    """Removes from a variable's name the parts that differ between releases; None for other than weights.
 
     >>> canonical("efficientnet-b0/model/blocks_0/conv2d/kernel")
     'backbone/blocks_0/conv2d/kernel'
@@ -72,9 +73,9 @@ def canonical(name: str) -> str | None:
 
 
 def automl_names(model: keras.Model) -> dict[str, tuple[str, ...]]:
-    """Maps the path of each weight to the canonical names of its variables (several for fusion weights).
+    """Maps the path of each weight of a model to the canonical names of automl's variables for this weight.
 
-    Weights that automl does not have, because the model is of another family, are left out.
+    Fusion weights have several variables in automl. Weights without any variable in automl are left out.
     """
     layers = {layer.name for layer in model.layers}
     names = {}
@@ -106,11 +107,11 @@ def _automl_layer(layer: str, layers: Collection[str]) -> str | None:
 
 
 class Contents(NamedTuple):
-    """The values of a checkpoint for a model.
+    """The values that a checkpoint has for the weights of a model.
 
     Attributes:
-        values: path of a weight -> array. In the last layers, the last axis has the classes and anchors of
-            the file, not of the model.
+        values: path of a weight -> array. In the heads' last layers, the length of the last axis depends on
+            the classes and anchors of the file, not on those of the model.
         anchors: anchors per location in the file.
         num_classes: number of classes in the file.
     """
@@ -126,7 +127,7 @@ def is_automl(file: ForeignWeights) -> bool:
 
 
 def count_outputs(file: ForeignWeights) -> tuple[int, int]:
-    """Returns classes and anchors per location of one of automl's models; UserError for any other file."""
+    """Returns the numbers of classes and of anchors per location. UserError if the file is not automl's."""
     if not is_automl(file):
         raise UserError(f"weights {file.path} are not of google/automl's EfficientDet")
     shapes = file.renamed(canonical).shapes
@@ -153,7 +154,7 @@ def read_automl(file: ForeignWeights, model: keras.Model) -> Contents:
     without = [weight.path for weight in model.weights if weight.path not in wanted]
     if without:
         raise UserError(f"weights {file.path} do not fit {model.name}: automl's models have no {without[0]}")
-    lengths = {}  # (..., k * C) and (..., k * 4)
+    lengths = {}  # of the last axes: k * C for classes, k * 4 for boxes
     for variable in ("pointwise_kernel", "bias"):
         lengths[f"class_net.predict/{variable}"] = anchors * num_classes
         lengths[f"box_net.predict/{variable}"] = anchors * 4
@@ -161,11 +162,11 @@ def read_automl(file: ForeignWeights, model: keras.Model) -> Contents:
 
 
 def class_names(num_classes: int, label_map: LabelMap | None = None) -> tuple[str, ...]:
-    """Returns the names of automl's class outputs: output i is category id i + 1; "" for an unused id.
+    """Returns the names of automl's class outputs. Output i has the name of category id i + 1, "" if unused.
 
     Args:
         num_classes: number of class outputs.
-        label_map: the categories; None: COCO's if there are 90 outputs, else no names are known.
+        label_map: the categories; None: COCO's categories if there are 90 outputs, else all names are "".
     """
     if label_map is None and num_classes == NUM_COCO_ROWS:
         label_map = coco_label_map()

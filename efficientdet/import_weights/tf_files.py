@@ -1,15 +1,15 @@
 """Reads weights of other projects, TensorFlow checkpoints and Keras 2's .h5 files, as names and arrays.
 
-Four layouts give the same names, for example `efficientnet-b0/stem/conv2d/kernel`:
+A variable gets the same name, for example `efficientnet-b0/stem/conv2d/kernel`, from each of four layouts:
 
-- a checkpoint of TensorFlow 1's Saver has the names themselves;
-- a checkpoint of tf.train.Checkpoint (Keras' save_weights) has attribute paths; the names are in its object
-  graph (tensorflow/core/protobuf/trackable_object_graph.proto, full_name);
-- a .h5 file of Keras' save_weights has the names in a group for each layer, with `:0` at the end;
-- a .h5 file of Keras' model.save has the same in the group `model_weights`.
+- a checkpoint of TensorFlow 1's Saver contains these names;
+- a checkpoint of tf.train.Checkpoint (Keras' save_weights) contains attribute paths; the names are in its
+  object graph (tensorflow/core/protobuf/trackable_object_graph.proto, full_name);
+- a .h5 file of Keras' save_weights has a group for each layer with these names, and `:0` at their end;
+- a .h5 file of Keras' model.save has all these groups in a group `model_weights`.
 
 If a variable has a moving average (`<name>/ExponentialMovingAverage`, or an optimizer's slot `average`), the
-average is read, because the authors evaluated the averages.
+average is read instead of the variable, because the authors evaluated the averages.
 """
 
 import contextlib
@@ -42,8 +42,8 @@ class ForeignWeights(NamedTuple):
     Attributes:
         path: the path that the user gave.
         shapes: name of a variable -> its shape.
-        stored: name of a variable -> key of its values, or of its average if there is one.
-        read: returns the arrays of some keys, in the same order; UserError if the file is damaged.
+        stored: name of a variable -> key of its moving average, or of its values if there is no average.
+        read: function that returns the arrays of given keys, in order; UserError if the file is damaged.
     """
 
     path: str
@@ -61,7 +61,7 @@ class ForeignWeights(NamedTuple):
 
 
 def open_weights(path: str | os.PathLike) -> ForeignWeights:
-    """Reads names and shapes. `ForeignWeights.read` reads the values later.
+    """Reads the names and shapes of a file's variables. `ForeignWeights.read` reads the values later.
 
     Args:
         path: a .h5 file; or a checkpoint: its prefix (`efficientdet-d0/model`), one of its files, or a
@@ -95,7 +95,7 @@ def take(
     Args:
         file: the file to read.
         model: has the expected shapes; it is not changed.
-        wanted: path of a weight -> names of its variables in the file; several are stacked to one array.
+        wanted: path of a weight -> names of its variables in the file, which are stacked if there are several.
         lengths: path of a weight -> length of its last axis in the file, if it differs from the model's.
 
     Returns:
@@ -193,7 +193,7 @@ def _open_checkpoint(path: str, prefix: str) -> ForeignWeights:
 
 
 def _names_of_objects(path: str, graph: bytes) -> tuple[dict[str, str], dict[str, str]]:
-    """Returns two dicts by variable name: the keys of values, and the keys of averages ("" if missing)."""
+    """Returns two dicts: variable name -> key of its values, and -> key of its average ("" if missing)."""
     with _in_one_line(path, "the checkpoint is damaged"):
         nodes = trackable_object_graph_pb2.TrackableObjectGraph.FromString(graph).nodes
     keys = [{a.full_name: a.checkpoint_key for a in node.attributes if a.full_name} for node in nodes]

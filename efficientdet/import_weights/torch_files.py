@@ -1,9 +1,9 @@
-"""Reads PyTorch projects' ResNet and MobileNetV2, trained on ImageNet, as a start for RetinaNet's backbone.
+"""Reads the ImageNet weights of PyTorch's ResNets and MobileNetV2, from which RetinaNet's training starts.
 
 PyTorch Image Models (timm) publishes them as safetensors at huggingface.co/timm: torchvision's ResNets with
 torchvision's names (models/resnet.py), and timm's MobileNetV2 with timm's names
-(models/_efficientnet_blocks.py). Their input is that of this project: RGB normalised by ImageNet's mean and
-standard deviation. PyTorch's own files are refused: they are pickles, which can run code when they are read.
+(models/_efficientnet_blocks.py). They expect the same input as our models: RGB normalised by ImageNet's mean
+and standard deviation. PyTorch's own files are refused: they are pickles, which can run code when they are read.
 """
 
 import os
@@ -46,7 +46,7 @@ def read_torch(path: str | os.PathLike, model: keras.Model, backbone: str) -> di
         A dict from path to float32 array in Keras' layout, for every weight of the backbone.
 
     Raises:
-        UserError: the file is damaged or belongs to another network, or the backbone has no such file.
+        UserError: the file is damaged or belongs to another network, or `backbone` is another type of network.
     """
     if backbone in resnet.RESNETS:
         name_of = _resnet_name
@@ -76,8 +76,8 @@ def _open(path: str | os.PathLike) -> ForeignWeights:
 def _keras_layout(array: np.ndarray) -> np.ndarray:
     """Converts a kernel (output, input, h, w) to Keras' layout.
 
-    This is (h, w, input, output), or (h, w, channels, 1) for a depthwise convolution. In these networks only
-    depthwise filters have one input channel.
+    Keras' layout is (h, w, input, output), or (h, w, channels, 1) for a depthwise convolution. In these
+    networks, a kernel with one input channel is always depthwise.
     """
     if array.ndim != 4:
         return array
