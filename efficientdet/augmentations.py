@@ -18,8 +18,8 @@ from common.dali_ops import int32, uniform
 if TYPE_CHECKING:
     from efficientdet.config import EfficientDetConfig
 
-# Operations of DALI's RandAugment and TrivialAugment that move pixels. They are left out, because DALI does not
-# move the boxes with the pixels. (Rotation, crop and flip are separate stages, which also move the boxes.)
+# Operations of DALI's RandAugment and TrivialAugment that move pixels. They are left out, because DALI does
+# not move the boxes with the pixels. (Rotation, crop and flip are separate stages that also move the boxes.)
 MOVES_PIXELS = ("shear_x", "shear_y", "translate_x", "translate_y", "rotate")
 RAND_AUGMENT = [op for op in rand_augment.get_rand_augment_suite() if op.name not in MOVES_PIXELS]
 TRIVIAL_AUGMENT = [

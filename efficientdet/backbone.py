@@ -21,11 +21,11 @@ class Scaling(NamedTuple):
 
     width: float
     depth: float
-    survival: float | None  # probability that stochastic depth keeps the last block; None: no stochastic depth
+    survival: float | None  # probability that the last block is kept; None: no stochastic depth
 
 
-# The factors are from google/automl efficientnet_builder.py, efficientnet_params. As in EfficientDet, B0 has no
-# stochastic depth, but B1 and larger backbones have it (tf2/efficientdet_keras.py, EfficientDetNet).
+# The factors are from google/automl efficientnet_builder.py, efficientnet_params. As in EfficientDet, B0 has
+# no stochastic depth, but B1 and larger backbones have it (tf2/efficientdet_keras.py, EfficientDetNet).
 BACKBONES = {
     "efficientnet-nano": Scaling(0.5, 0.5, None),  # not published: for tests and laptops
     "efficientnet-b0": Scaling(1.0, 1.0, None),
@@ -74,7 +74,7 @@ def extract_features(
         bn_momentum: momentum of the batch norms.
 
     Returns:
-        A dict: level l (1 to 5) -> output of the level's last block, (B, ceil(H / 2**l), ceil(W / 2**l), C_l).
+        A dict: level l, 1 to 5 -> output of the level's last block, (B, ceil(H / 2**l), ceil(W / 2**l), C_l).
 
     Raises:
         UserError: `backbone` is unknown.

@@ -45,9 +45,9 @@ class EfficientDetConfig:
     jitter_min: float = 0.1  # scale_jitter: smallest scale; 1 fits the image into the network input
     jitter_max: float = 2.0  # scale_jitter: largest scale
     antialias: bool = True  # smooth images when they shrink, in training and evaluation; google/automl does not
-    # resize_range: the shorter side of an image is drawn between these limits, in pixels. An image that is then
-    # too large for image_size is shrunk to fit. Choose limits that suit image_size: the defaults are for 640,
-    # and RetinaNet uses 640 and 1024 for 1280.
+    # resize_range: the shorter side of an image is drawn between these limits, in pixels. An image that is
+    # then too large for image_size is shrunk to fit. Choose limits that suit image_size: the defaults are for
+    # 640, and RetinaNet uses 640 and 1024 for 1280.
     resize_min: int = 320
     resize_max: int = 512
     flip_prob: Share = 0.5
@@ -66,8 +66,8 @@ class EfficientDetConfig:
     max_instances: Count = 100  # boxes kept per image, the largest first; the rest are dropped and counted
 
     # --- loss ---
-    # max_iou assigns boxes to anchors by their IoU, and uses focal and Huber loss. task_aligned assigns boxes to
-    # the anchors that predict them best (task_alignment.py). Of the loss fields below, it uses only
+    # max_iou assigns boxes to anchors by their IoU, and uses focal and Huber loss. task_aligned assigns boxes
+    # to the anchors that predict them best (task_alignment.py). Of the loss fields below, it uses only
     # box_loss_weight and weight_decay.
     assignment: Literal["max_iou", "task_aligned"] = "max_iou"
     focal_alpha: Share = 0.25
@@ -161,7 +161,7 @@ _NANO = {
     "epochs": 30,
 }
 
-# model: (image side, backbone, BiFPN channels, BiFPN cells, head repeats, fields that differ from the defaults)
+# model: (image side, backbone, BiFPN channels, BiFPN cells, head repeats, other fields with changed values)
 # From arXiv 1911.09070 table 1; google/automl efficientdet/hparams_config.py efficientdet_model_param_dict.
 _TABLE: dict[str, tuple[int, str, int, int, int, dict]] = {
     "efficientdet-d0": (512, "efficientnet-b0", 64, 3, 3, {}),

@@ -25,7 +25,7 @@ class FitModel(keras.Model):
         network: the model that build_model returned.
         config: holds the constants of the loss.
         ranks: the ranks that train together. All their replicas divide the loss by the same number of
-            positive anchors, as in train.py. None: each replica counts only the positive anchors of its batch.
+            positive anchors, as in train.py. None: each replica counts only its own positive anchors.
     """
 
     def __init__(self, network: keras.Model, config: EfficientDetConfig, ranks: Ranks | None = None):

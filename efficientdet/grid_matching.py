@@ -52,8 +52,8 @@ def match(
     best_anchor = tf.math.unsorted_segment_max(tf.where(is_best, anchor, -1), owner, num_boxes)
     best_anchor = tf.where(best_anchor < 0, anchors.num_anchors - 1, best_anchor)
 
-    # Find each anchor's best box, the last one if IoUs are equal. The pairs from above get an IoU of 2, so that
-    # each box keeps its best anchor.
+    # Find each anchor's best box, the last one if IoUs are equal. The pairs from above get an IoU of 2, so
+    # that each box keeps its best anchor.
     above = tf.where(overlap > match_iou)[:, 0]
     overlap = tf.concat([tf.gather(overlap, above), tf.fill([num_boxes], 2.0)], axis=0)
     owner = tf.concat([tf.gather(owner, above), tf.range(num_boxes)], axis=0)
@@ -91,9 +91,9 @@ def _candidates(boxes: tf.Tensor, anchors: Anchors, match_iou: float) -> tuple[t
     slack = tf.minimum(1e-4 + 2e-6 * tf.reduce_sum(1.0 / sizes, axis=-1), 0.9)  # (R, 1)
     wanted = tf.minimum(match_iou, tf.reduce_max(iou, axis=1, keepdims=True)) * (1.0 - slack)
 
-    # Along each axis, find the cells whose anchors can reach the wanted IoU if the overlap along the other axis
-    # is as large as possible. Several cells can have the same IoU as the nearest cell: all those in which the
-    # anchor contains the box, or the box contains the anchor.
+    # Along each axis, find the cells whose anchors can reach the wanted IoU if the overlap along the other
+    # axis is as large as possible. Several cells can have the same IoU as the nearest cell: all those in
+    # which the anchor contains the box, or the box contains the anchor.
     enough = areas * wanted / (1.0 + wanted)  # the least intersection that gives the wanted IoU
     reach = half_sum - enough[..., tf.newaxis] / tf.maximum(overlap[..., ::-1], 1e-12)
     reach = reach / strides + 1e-3

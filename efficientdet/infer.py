@@ -5,7 +5,8 @@
 
 The command writes one picture per image, or the video with boxes, and detections.json. Its boxes are in
 pixels of the original images, its category ids are the original ones, and its images are in sorted order.
-With --annotations, each picture shows the ground truth on the left. --submission writes a results file for the COCO server (common/evaluation/submission.py).
+With --annotations, each picture shows the ground truth on the left. --submission writes a results file for
+the COCO server (common/evaluation/submission.py).
 """
 
 import functools

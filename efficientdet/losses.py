@@ -13,8 +13,8 @@ import tensorflow as tf
 
 from efficientdet.config import EfficientDetConfig
 
-# On a CPU, XLA compiles the focal loss if there are at least this many logits. (On a GPU, --xla decides.) It is
-# then one loop instead of a dozen passes over memory. For fewer logits, compiling takes longer than it saves.
+# On a CPU, XLA compiles the focal loss if there are at least this many logits: one loop instead of a dozen
+# passes over memory. For fewer logits, compiling takes longer than it saves. (On a GPU, --xla decides.)
 FUSE_FROM = 2**20
 
 
@@ -50,7 +50,7 @@ def _focal_loss(
 ) -> tf.Tensor:
     num_classes = logits.shape[-1] // class_targets.shape[-1]
     logits = tf.reshape(logits, [-1, num_classes])  # (B h w k, C)
-    # Use one_hot instead of ==, because TensorFlow compares int32 on the host, even if the tensors are on a GPU.
+    # one_hot replaces ==, because TensorFlow compares int32 on the host, even if the tensors are on a GPU.
     positive = tf.one_hot(tf.reshape(class_targets, [-1]), num_classes, True, False, dtype=tf.bool)
     # Let z = -x where the target is 1, and z = x where it is 0. Then 1 - p_t = sigmoid(z) and cross-entropy =
     # softplus(z). So loss and gradient are finite for every finite logit x, and only two transcendental
@@ -113,8 +113,8 @@ def box_loss(
 def l2_loss(variables: Sequence[keras.Variable], weight_decay: float) -> tf.Tensor:
     """Returns `weight_decay` times half the sum of the squares of all values of convolution kernels.
 
-    As in google/automl (tf2/train_lib.py, _reg_l2_loss), biases, batch-norm parameters and fusion weights have
-    no weight decay.
+    As in google/automl (tf2/train_lib.py, _reg_l2_loss), biases, batch-norm parameters and fusion weights
+    have no weight decay.
     """
     kernels = [v for v in variables if v.name.endswith("kernel")]
     if not kernels:  # all layers are frozen

@@ -25,7 +25,7 @@ from efficientdet.config import EfficientDetConfig, get_config
 FUSION_EPSILON = 1e-4  # arXiv 1911.09070 section 3.3
 CLASS_PRIOR = 0.01  # each class' probability at the start of training (arXiv 1708.02002 section 4.1)
 
-# Weights with values per class, (..., k * C). Only separable convolutions have a pointwise_kernel.
+# Weights whose last axis has values for each class, k * C. Only separable convolutions have a pointwise_kernel.
 CLASS_WEIGHTS = ("class_net.predict/pointwise_kernel", "class_net.predict/kernel", "class_net.predict/bias")
 
 
@@ -40,7 +40,7 @@ def build_model(
     Args:
         model_name: one of config.MODEL_NAMES.
         num_classes: C; automl's COCO models have 90, one per category id up to 90.
-        image_size: (height, width) of the images, of any size; None: that of the config.
+        image_size: (height, width) of the images, of any size; None: the size in the config.
         config: the model's configuration; None: the one that `model_name` has.
 
     Returns:
@@ -82,7 +82,7 @@ def anchors_of(model: keras.Model) -> int:
 def _pyramid(
     features: dict[int, keras.KerasTensor], config: EfficientDetConfig
 ) -> dict[int, keras.KerasTensor]:
-    """Returns the backbone's features of the levels in use, and makes coarser levels from the last one."""
+    """Returns the features of all levels in use. The backbone's last level is resized to make coarser ones."""
     pyramid = {level: x for level, x in features.items() if config.min_level <= level <= config.max_level}
     for level in range(max(features) + 1, config.max_level + 1):
         x = pyramid[level - 1]
@@ -135,7 +135,7 @@ def _bifpn_node(
 class FastFusion(keras.layers.Layer):
     """Fast normalised fusion (arXiv 1911.09070 section 3.3): sum(relu(w_i) * x_i) / (sum(relu(w_j)) + 1e-4).
 
-    Takes a list of N tensors of the same shape, returns one tensor of that shape. The N weights start at 1.
+    The layer takes N tensors of the same shape and returns one tensor of this shape. The N weights start at 1.
     """
 
     def build(self, input_shapes: list[tuple]) -> None:
@@ -144,7 +144,7 @@ class FastFusion(keras.layers.Layer):
         )
 
     def call(self, inputs: list[keras.KerasTensor]) -> keras.KerasTensor:
-        weights = keras.ops.relu(self.fusion_weights)  # in float32, also for float16 features
+        weights = keras.ops.relu(self.fusion_weights)  # computed in float32, even if the features are float16
         shares = keras.ops.cast(weights / (keras.ops.sum(weights) + FUSION_EPSILON), inputs[0].dtype)
         return sum(x * share for x, share in zip(inputs, keras.ops.unstack(shares), strict=True))
 
@@ -157,7 +157,7 @@ def _resample(
 ) -> keras.KerasTensor:
     """Changes `x` to (B, *size, fpn_channels): first a 1x1 convolution if the channels differ, then resizing.
 
-    `size` is that of `x`, or that of the next finer or coarser level. Upsampling repeats every value (nearest
+    `size` is the size of `x` or of the next finer or coarser level. Upsampling repeats every value (nearest
     neighbour) and crops a row or column if the size is odd. Downsampling is 3x3 max pooling of stride 2.
     """
     layers = keras.layers
@@ -206,7 +206,7 @@ def _head(
             if not plain:
                 x = batch_norm(f"{name}.bn_{i}.level_{level}", config.bn_momentum)(x)
             x = activate(name=f"{name}.{activation}_{i}.level_{level}")(x)
-        # float32, also under mixed precision: the loss takes logarithms of these outputs
+        # These outputs are float32 even under mixed precision, because the loss takes their logarithms.
         outputs.append(keras.layers.Identity(dtype="float32", name=f"{name}.level_{level}")(predict(x)))
     return outputs
 

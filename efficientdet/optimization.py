@@ -1,6 +1,6 @@
 """Learning rate and optimizer of the EfficientDet and RetinaNet recipes.
 
-Sources: google/automl tf2/train_lib.py, corrected in `Warmup`; NVIDIA/retinanet-examples odtk/train.py.
+Sources: google/automl tf2/train_lib.py (`Warmup` corrects its cosine); NVIDIA/retinanet-examples odtk/train.py.
 """
 
 import dataclasses
@@ -18,9 +18,9 @@ from efficientdet.config import EfficientDetConfig
 class Warmup(keras.optimizers.schedules.LearningRateSchedule):
     """Linear warm-up, then half a cosine down to zero, or a constant rate that falls at each milestone.
 
-    automl's cosine depends on `step / (total - warmup)`: it jumps at the end of the warm-up, and divides by
-    zero if the run has one epoch. Here it depends on `(step - warmup) / (total - warmup)`. Milestones are
-    those of odtk/train.py, schedule.
+    automl's cosine depends on `step / (total - warmup)`, so the rate jumps at the end of the warm-up, and a
+    run of one epoch divides by zero. Here the cosine depends on `(step - warmup) / (total - warmup)`. The
+    milestones work as in odtk/train.py, schedule.
 
     Args:
         peak: learning rate at the end of the warm-up.
@@ -59,7 +59,8 @@ def num_epochs(
 ) -> int:
     """Returns `config.epochs`; if it is 0, the number of epochs (at least 1) nearest to `config.iterations`.
 
-    An iteration has `reference_batch` images. A larger batch takes fewer updates, at a higher learning rate.
+    An iteration is an update with `reference_batch` images. A run with larger batches has fewer updates, but a
+    higher learning rate.
     """
     if config.epochs:
         return config.epochs
@@ -72,7 +73,7 @@ def make_schedule(
 ) -> Warmup:
     """Returns the recipe's schedule, with rates scaled linearly to `effective_batch` images per update.
 
-    Its steps are batches, because Keras counts batches even with gradient accumulation. If the run is longer
+    The schedule counts batches, because Keras does so even with gradient accumulation. If the run is longer
     or shorter than config.iterations, then milestones and warmup_iterations are scaled with it.
     """
     scale = effective_batch / config.reference_batch
@@ -91,6 +92,6 @@ def make_schedule(
 def make_optimizer(
     config: EfficientDetConfig, schedule: keras.optimizers.schedules.LearningRateSchedule, **options: Any
 ) -> keras.optimizers.Optimizer:
-    """Returns SGD with momentum (the recipe's) or Adam. `options`: see common/training/optimizers.py."""
+    """Returns SGD with momentum, as in the recipe, or Adam. `options`: see common/training/optimizers.py."""
     options |= {"momentum": config.momentum, "clip_norm": config.clip_norm}
     return optimizers.make_optimizer(config.optimizer, schedule, **options)

@@ -3,9 +3,9 @@
     pipeline = EfficientDetPipeline(source=source, config=config, batch_size=16, training=True)
     images, targets = next(iter(pipeline.dataset()))
 
-A training image is cropped at random, resized, flipped and changed by GridMask and colour. An evaluation
-image is used whole, without random changes. The image is placed at the top left of the network input; the
-rest is padding in the mean colour. Boxes are mapped exactly as the pixels are.
+A training image is cropped at random, resized and flipped. Then GridMask blacks out squares, and the colours
+are changed. An evaluation image is used whole, without random changes. Each image is placed at the top left of
+the network input; the rest is padding in the mean colour. Boxes are mapped exactly as the pixels are.
 
 The graph calls the functions below and in crops.py. Each function sees one sample (DALI's convention).
 EfficientDet: arXiv 1911.09070.
@@ -44,9 +44,9 @@ from efficientdet.grid_matching import encode_batch_tf
 
 MEAN_RGB, STDDEV_RGB = IMAGENET_MEAN, IMAGENET_STD
 
-# GridMask (arXiv 2001.04086) blacks out one square per tile; its side is 0.4 of the tile's (the paper's r =
-# 0.6). The angle is from google/automl efficientdet/aug/gridmask.py. Tile sides are relative to the shorter
-# side of the network input.
+# GridMask (arXiv 2001.04086) divides the image into tiles and blacks out one square in each tile. The square's
+# side is 0.4 of the tile's side (r = 0.6 in the paper). The tile's side is drawn from 0.2 to 0.6 of the shorter
+# side of the network input. The limit of the angle is from google/automl efficientdet/aug/gridmask.py.
 GRID_MASK_RATIO = 0.4
 GRID_MASK_TILE = (0.2, 0.6)
 GRID_MASK_ANGLE = math.radians(10)
@@ -59,7 +59,7 @@ def boxes_to_window(boxes: DataNode, size: DataNode, window: DataNode) -> DataNo
     """Converts boxes normalised by the image to boxes normalised by the window, clipped to the window.
 
     As in google/automl, a box is kept if any part of it is inside the window, wherever its centre is. Boxes
-    outside keep no area; `select_boxes` drops them later.
+    outside the window lose their area, and `select_boxes` drops them later.
     """
     boxes_px = boxes * xyxy(size) - xyxy(window[0:2])
     return dali_math.clamp(boxes_px / xyxy(window[2:4]), 0.0, 1.0)
@@ -92,7 +92,10 @@ def random_grid_mask(images: DataNode, image_size: tuple[int, int], prob: float)
 def random_color(
     images: DataNode, brightness: float, contrast: float, saturation: float, hue: float
 ) -> DataNode:
-    """Turns the hue by -hue to hue degrees. The other arguments x give random factors from 1 - x to 1 + x."""
+    """Changes brightness, contrast and saturation by random factors, and turns the hue by a random angle.
+
+    The angle is from -hue to hue degrees. The factor for an argument x is from 1 - x to 1 + x.
+    """
     return fn.color_twist(
         images,
         brightness=uniform(1 - brightness, 1 + brightness),
@@ -106,7 +109,7 @@ def random_color(
 
 
 def pad_and_normalize(images: DataNode, image_size: tuple[int, int]) -> DataNode:
-    """Normalises uint8 (h, w, 3) and pads it at the right and bottom with 0, the mean: float32 (H, W, 3)."""
+    """Normalises uint8 (h, w, 3), then pads right and bottom with 0, the mean colour: float32 (H, W, 3)."""
     return fn.crop_mirror_normalize(
         images,
         mean=list(MEAN_RGB),
@@ -132,7 +135,7 @@ def boxes_to_input(boxes: DataNode, size: DataNode, image_size: tuple[int, int])
 def augment(
     config: EfficientDetConfig, images: DataNode, boxes: DataNode, labels: DataNode
 ) -> tuple[DataNode, DataNode, DataNode]:
-    """Applies the random changes. A stage that is off is not in the graph. Add a new stage here.
+    """Applies the random changes. A stage that is off adds no operations. New stages belong here.
 
     Args:
         config: has the fields of each stage.
@@ -157,7 +160,7 @@ def augment(
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class EfficientDetLoader(BaseLoader):
-    """Base of all loaders of this app: their options and the shapes of their targets."""
+    """The base class of this app's loaders, with their options and the shapes of their targets."""
 
     config: EfficientDetConfig
 
@@ -210,7 +213,7 @@ class EfficientDetPipeline(DaliOptions, EfficientDetLoader):
             num_threads=self.num_threads,
             device_id=self.device_id,  # type: ignore[arg-type]  # the type stub lacks None
             prefetch_queue_depth=self.prefetch,
-            # Each rank augments with another seed. The reader uses self.seed: all ranks shuffle alike.
+            # Each rank augments with another seed. The reader uses self.seed, so all ranks shuffle alike.
             seed=int(np.random.SeedSequence([self.seed, self.shard_id]).generate_state(1)[0]),
             enable_checkpointing=self.saveable,
             enable_conditionals=is_conditional(self.config),
@@ -239,7 +242,7 @@ class EfficientDetPipeline(DaliOptions, EfficientDetLoader):
         boxes = boxes_to_input(boxes, crop.size, config.image_size)
 
         rows = config.max_instances
-        limit = self.opened_source.annotations.limit(rows)  # None (no limit needed) saves a fifth of the time
+        limit = self.opened_source.annotations.limit(rows)  # None, if all boxes fit, saves a fifth of the time
         boxes, labels, lost = select_boxes(boxes, labels, min_box_size(config), limit)
         if encode_boxes:
             encoded = box_encoder.encode_selected(boxes, labels, config.anchors, rows, device=self.device)
@@ -274,7 +277,7 @@ def min_box_size(config: EfficientDetConfig) -> tuple[float, float]:
 
 @do_not_convert  # DALI's AutoGraph, which auto_augment needs, fails on zip(..., strict=True)
 def target_dict(encoded: box_encoder.EncodedBoxes, anchors: Anchors) -> dict[str, Any]:
-    """Returns the encoder's tensors by name: for each level its class and box targets."""
+    """Returns the encoder's tensors in a dict by name, among them each level's class and box targets."""
     targets = {"num_positives": encoded.num_positives, "boxes": encoded.boxes, "classes": encoded.classes}
     for level, classes, boxes in zip(anchors.levels, encoded.class_targets, encoded.box_targets, strict=True):
         targets[f"class_targets_{level}"] = classes
@@ -285,6 +288,6 @@ def target_dict(encoded: box_encoder.EncodedBoxes, anchors: Anchors) -> dict[str
 def add_targets(
     images: tf.Tensor, targets: dict[str, tf.Tensor], anchors: Anchors
 ) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
-    """Adds to a batch the anchor targets that are encoded from its padded boxes and classes."""
+    """Encodes the padded boxes and classes of a batch as targets of the anchors, and adds these targets."""
     encoded = encode_batch_tf(targets["boxes"], targets["classes"], anchors)
     return images, targets | target_dict(encoded, anchors)

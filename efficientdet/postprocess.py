@@ -21,8 +21,8 @@ def detect(outputs: Outputs, config: EfficientDetConfig) -> nms.Detections:
 
     Args:
         outputs: the outputs of the model, for images of config.image_size.
-        config: the anchors, nms_method, nms_iou, nms_sigma, score_threshold, nms_candidates and
-            max_detections are used.
+        config: `detect` uses its anchors, nms_method, nms_iou, nms_sigma, score_threshold, nms_candidates and
+            max_detections.
     """
     boxes, scores, classes = candidates(outputs, config)
     return nms.suppress(

@@ -1,8 +1,8 @@
 """ResNet (arXiv 1512.03385) as a detector's backbone: features of strides 2 to 32.
 
 The network is torchvision's (models/resnet.py), which NVIDIA/retinanet-examples uses: a bottleneck has its
-stride in the 3x3 convolution, while the paper has it in the 1x1 convolution before. Both sides of an image
-have equal padding, as in PyTorch, so that weights from PyTorch give the same features.
+stride in the 3x3 convolution, while the paper has it in the 1x1 convolution before. Convolutions pad opposite
+sides of an image equally, as in PyTorch, so that weights from PyTorch give the same features.
 """
 
 from typing import NamedTuple
@@ -13,7 +13,7 @@ from common.layers import BatchNormalization
 
 
 class Depth(NamedTuple):
-    """The number of blocks in each of the four stages, and their type."""
+    """The number of blocks in each of the four stages, the type of the blocks, and their widths."""
 
     blocks: tuple[int, int, int, int]
     bottleneck: bool
@@ -66,7 +66,7 @@ def extract_features(
 def convolution(
     x: keras.KerasTensor, filters: int, kernel: int, stride: int, name: str, groups: int = 1
 ) -> keras.KerasTensor:
-    """Convolution without bias and with equal padding on both sides; output sides are ceil(side / stride).
+    """Applies a convolution without bias, with equal padding on both sides. Sides become ceil(side / stride).
 
     `groups` is 1, or the number of channels for a depthwise convolution; `filters` is then the same number.
     """
@@ -96,9 +96,9 @@ def batch_norm(x: keras.KerasTensor, momentum: float, name: str) -> keras.KerasT
 def _block(
     x: keras.KerasTensor, filters: int, stride: int, bottleneck: bool, bn_momentum: float, name: str
 ) -> keras.KerasTensor:
-    """A residual block: two 3x3 convolutions, or a bottleneck of 1x1, 3x3 and 1x1 (figure 5).
+    """Applies a residual block: two 3x3 convolutions, or a bottleneck of 1x1, 3x3 and 1x1 convolutions.
 
-    The shortcut has a projection if the output has another shape (option B of arXiv 1512.03385).
+    If input and output differ in shape, the shortcut has a projection (arXiv 1512.03385, option B).
     """
     convolutions = [(filters, 3, stride), (filters, 3, 1)]  # channels, kernel, stride
     if bottleneck:

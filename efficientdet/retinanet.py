@@ -4,17 +4,18 @@
 
 Structure and initialisation follow NVIDIA/retinanet-examples, odtk/backbones/fpn.py and odtk/model.py. Levels
 3 to 5 come from the backbone (Feature Pyramid Network, arXiv 1612.03144). Convolutions of stride 2 make level
-6 from C5, and level 7 from level 6. Anchors, loss, pipeline and detection are EfficientDet's code with the
-constants in config.py. The differences from odtk are:
+6 from C5, the backbone's last feature, and level 7 from level 6. Anchors, loss, pipeline and detection are
+EfficientDet's code with RetinaNet's constants (config.py). The differences from odtk are:
 
-- An anchor whose IoU with every box is below 0.5 is background; odtk ignores anchors from 0.4 to 0.5. Every
-  box is assigned to at least its best anchor; in odtk a box whose best IoU is below 0.5 trains nothing.
+- An anchor whose best IoU with a box is below 0.5 is background; odtk ignores it if the IoU is above 0.4.
+  Every box is assigned to at least its best anchor; in odtk, a box without an IoU of 0.5 has no anchor.
 - The loss is divided by the number of positive anchors plus one. odtk divides by the number of positive
   anchors, or by 1 if a level has none.
 - odtk starts from ImageNet weights and freezes all batch norms. Here batch norms train, because the weights
   may be random; --init_from with --freeze_batch_norm freezes the batch norms.
-- Weight decay applies to kernels only; in odtk also to biases.
-- Training images are resized whole, linearly; odtk's DALI loader crops them first and resizes cubically.
+- Weight decay applies to kernels only; in odtk it also applies to biases.
+- Training images are not cropped, and are resized with linear interpolation. odtk's DALI loader crops them
+  first, and resizes them with cubic interpolation.
 """
 
 import keras
@@ -32,7 +33,7 @@ def pyramid(
     Args:
         features: the backbone's features by level; the sides of level l are ceil(side / 2**l).
         channels: number of channels of each output.
-        min_level, max_level: levels of the outputs; levels above the backbone's are made from its last level.
+        min_level, max_level: levels of the outputs. Levels that the backbone lacks are made from its last one.
 
     Returns:
         A dict from level to (B, h, w, channels), in no particular order.
@@ -72,7 +73,7 @@ def head_convolution(filters: int, bias: float, name: str) -> keras.layers.Layer
 def _convolution(
     x: keras.KerasTensor, filters: int, kernel: int, stride: int, name: str
 ) -> keras.KerasTensor:
-    """Convolution with bias and Glorot initialisation (odtk/backbones/fpn.py init_layer: xavier_uniform_)."""
+    """Applies a convolution with bias and Glorot initialisation (odtk/backbones/fpn.py, init_layer)."""
     if stride > 1:
         x = pad_for_stride(x, kernel, name)
     padding = "same" if stride == 1 else "valid"

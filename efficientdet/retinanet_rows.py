@@ -5,7 +5,7 @@ Sources: arXiv 1708.02002, and NVIDIA/retinanet-examples, called odtk here, with
 
 _RETINANET = {
     "architecture": "retinanet",
-    "bn_momentum": 0.9,  # as torchvision's 0.1: in PyTorch, this is the share of the new value
+    "bn_momentum": 0.9,  # same as torchvision's 0.1, because PyTorch's momentum is the share of the new value
     "focal_gamma": 2.0,  # odtk/loss.py
     "huber_delta": 0.11,  # odtk/model.py: SmoothL1Loss(beta=0.11) is the Huber loss divided by 0.11
     "box_loss_weight": 4 / 0.11,  # 4, because odtk sums over four coordinates and losses.py averages them
@@ -19,7 +19,7 @@ _RECIPE = {
     "resize_max": 1024,
     "learning_rate": 0.01,
     "reference_batch": 16,  # 2 images on each of 8 GPUs
-    "warmup_learning_rate": 0.001,  # odtk/train.py, schedule: starts at a tenth
+    "warmup_learning_rate": 0.001,  # a tenth of the learning rate, as in odtk/train.py, schedule
     "epochs": 0,
     "lr_schedule": "milestones",
     "iterations": 90_000,  # 12.2 epochs of COCO train2017
@@ -27,19 +27,19 @@ _RECIPE = {
     "warmup_iterations": 1000,
     "ema_decay": 0.0,
 }
-# Not published. For the reasons of small anchors, little jitter and Adam see `_NANO` in config.py.
+# Not a published model. `_NANO` in config.py says why it has small anchors, little jitter and Adam.
 _NANO = {
     "anchor_scale": 2.0,
     "jitter_min": 0.8,
     "jitter_max": 1.25,
     "optimizer": "adam",
-    "learning_rate": 0.012,  # for 64 images; higher in efficientdet-nano, because its heads have batch norms
+    "learning_rate": 0.012,  # for 64 images; efficientdet-nano has a higher rate, as its heads have batch norms
     "warmup_learning_rate": 0.001,
     "clip_norm": 10.0,
     "ema_decay": 0.99,
     "epochs": 30,
 }
-_SIDE = 1280  # side of odtk's exported models; its training resizes to at most 1333 and pads to 1408
+_SIDE = 1280  # side of odtk's exported models; odtk's training resizes to at most 1333 and pads to 1408
 _BACKBONES = {  # odtk/backbones/fpn.py
     "rn18": "resnet-18",
     "rn34": "resnet-34",

@@ -19,7 +19,8 @@ def report(images: tf.Tensor, targets: dict[str, tf.Tensor], label_map: LabelMap
         path: a .png file.
 
     Returns:
-        One line: numbers of images, boxes, and anchors that match by IoU (task_aligned trains other anchors).
+        One line with the numbers of images, of boxes, and of anchors that match a box by their IoU. (With
+        assignment=task_aligned, other anchors are trained.)
     """
     boxes, classes = targets["boxes"].numpy(), targets["classes"].numpy()
     drawing.save_batch(to_pixels(images).numpy(), boxes, classes, label_map.names, path)

@@ -1,9 +1,9 @@
 """Task-aligned learning (arXiv 2108.07755): assigns each box to the anchors that already predict it best.
 
-The loader assigns boxes by the IoU with anchors, which does not depend on the network. Here the alignment of
+The loader assigns boxes by their IoU with anchors, which does not depend on the network. Here the alignment of
 an anchor with a box is score**alpha * IoU**beta of the anchor's prediction. A box is assigned to the anchors
-with the best alignment. Their class target follows the alignment, so that the score tells how good the
-predicted box is. One anchor per cell is enough.
+with the best alignment. The class target of these anchors grows with the alignment, so that the network learns
+scores that tell how good a predicted box is. One anchor per cell is enough.
 
 ALPHA, BETA, ANCHORS_PER_BOX and the plain cross-entropy are those of YOLOv8 (ultralytics/utils/tal.py,
 loss.py). The paper has alpha 1, 13 anchors per box and a focal loss. The box loss uses CIoU (arXiv
@@ -25,9 +25,10 @@ from efficientdet.config import EfficientDetConfig
 
 ALPHA, BETA = 0.5, 6.0  # exponents of score and IoU
 ANCHORS_PER_BOX = 10
-# In pixels. A smaller width or height of a box counts as this: else it might contain no anchor's centre.
+# In pixels. Smaller widths and heights of boxes count as this, so that each box contains an anchor's centre.
 MIN_SIDE = 8.0
-# Few images have more boxes. Padding beyond one of these numbers is cut, so XLA compiles only a few shapes.
+# The boxes of a batch are padded to one of these numbers, or to max_instances if an image has more boxes. So
+# XLA compiles only a few shapes.
 FEW_BOXES = (16, 48)
 # Limits of (dy, dx, dh, dw). dh and dw are logarithms: with larger values, the sides could overflow.
 LARGEST_DELTAS = (math.inf, math.inf, 4.0, 4.0)
@@ -146,7 +147,7 @@ def _assign(
     alignment, iou = alignment * owned, iou * owned
     largest = tf.reduce_max(alignment, axis=-1, keepdims=True)
     quality = tf.math.divide_no_nan(alignment, largest) * tf.reduce_max(iou, axis=-1, keepdims=True)
-    # tf.gather, because a matrix product in a GPU's TF32 would round the boxes to 11 bits.
+    # tf.gather copies the boxes exactly. A matrix product in a GPU's TF32 would round them to 11 bits.
     return Assignment(
         boxes=tf.gather(boxes, owner, batch_dims=1),
         quality=tf.reduce_sum(quality, axis=1)[..., tf.newaxis] * tf.gather(labels, owner, batch_dims=1),

@@ -2,7 +2,7 @@
 
     --pipeline_type=tensorflow
 
-Each stage has the rules of the same stage in pipeline.py, with other random numbers. In evaluation,
+Each stage has the rules of the same stage in pipeline.py, but draws other random numbers. In evaluation,
 nothing is random: decoded pixels and targets equal DALI's, and resized pixels differ by less than one level
 on average. The published recipes work with this pipeline. Other loader settings need DALI.
 
@@ -89,7 +89,7 @@ def random_flip(
 
 
 def pad_and_normalize(image: tf.Tensor, image_size: tuple[int, int]) -> tf.Tensor:
-    """Normalises uint8 (h, w, 3) and pads it at the right and bottom with 0, the mean: float32 (H, W, 3)."""
+    """Normalises uint8 (h, w, 3), then pads right and bottom with 0, the mean colour: float32 (H, W, 3)."""
     normalized = (tf.cast(image, tf.float32) - pipeline.MEAN_RGB) / pipeline.STDDEV_RGB
     return tf.image.pad_to_bounding_box(normalized, 0, 0, *image_size)
 
@@ -170,7 +170,7 @@ class EfficientDetTFPipeline(pipeline.EfficientDetLoader):
     def _finish(
         self, images: tf.Tensor, targets: dict[str, tf.Tensor]
     ) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
-        """Encodes the boxes of a batch if targets are wanted, and keeps only outputs in `element_spec`."""
+        """Adds the anchors' targets if `element_spec` has them; returns only outputs that it has."""
         if "num_positives" in self.element_spec:
             images, targets = pipeline.add_targets(images, targets, self.config.anchors)
         spec = self.target_spec

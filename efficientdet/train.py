@@ -5,7 +5,7 @@ r"""Trains EfficientDet (arXiv 1911.09070): DALI loads, Keras trains, pycocotool
         --eval_images=coco/val2017 --eval_annotations=coco/annotations/instances_val2017.json \
         --output_dir=runs/d0
 
-The same command with the same --output_dir resumes. Recipes: --flagfile=efficientdet/flags/d0_coco.txt.
+The same command with the same --output_dir resumes the run. Recipes: --flagfile=efficientdet/flags/d0_coco.txt.
 Many GPUs (docs/distributed.md): horovodrun -np 8 python efficientdet/train.py --strategy=horovod ...
 """
 
@@ -71,14 +71,14 @@ def train(a: Args, hooks: Hooks = Hooks()) -> dict | None:
 
     Args:
         a: the flags.
-        hooks: functions that elastic training and the dry run add.
+        hooks: functions of elastic training or a dry run that this function and its `Run` call.
 
     Returns:
         The metrics of the last evaluation (coco_metrics.score), or None without evaluation data.
 
     Raises:
         UserError: flags or data cannot be used. It is raised before the first step where possible.
-        StoppedError: a signal stopped the run; everything is saved.
+        StoppedError: a signal stopped the run, after everything was saved.
     """
     ranks = start_process(a)
     # Later sources win: the model's row in config.py, then --augmentation_preset, --hparams, other flags.
@@ -95,7 +95,7 @@ def train(a: Args, hooks: Hooks = Hooks()) -> dict | None:
     accumulate_steps = max(a.accumulate_steps, 1)
     effective_batch = ranks.num_replicas * a.batch_size * accumulate_steps
     epochs = num_epochs(config, effective_batch, feed.steps_per_epoch, accumulate_steps)
-    config = hparams.replace(config, {"epochs": epochs})  # some recipes set iterations instead
+    config = hparams.replace(config, {"epochs": epochs})  # some recipes set config.iterations, not epochs
 
     # --- Run: new, resumed at any step, or refused. So far only its directory is created ----------
     metadata = make_metadata(
@@ -170,7 +170,7 @@ def make_train_step(
     precision: str,
     xla: bool,
 ) -> Callable[[Any, Any, tf.Tensor], step_guard.StepResult]:
-    """Returns the compiled step, which skips non-finite results. The run logs every value by its name."""
+    """Returns the compiled step. It skips non-finite updates, and returns values that the run logs by name."""
 
     def forward_backward(images: tf.Tensor, targets: dict, num_positives: tf.Tensor) -> tuple[list, dict]:
         with tf.GradientTape() as tape:
@@ -182,7 +182,7 @@ def make_train_step(
         forward_backward = tf.function(forward_backward, jit_compile=True, autograph=False)
 
     def gradients_of(images: tf.Tensor, targets: dict) -> tuple[list, dict]:
-        # All ranks call this: replicas have different numbers of positives, but divide by the same number.
+        # All ranks call this: each replica has its own number of positives, but all divide by the mean.
         share = losses.num_positives_share(targets, ranks.num_replicas)
         num_positives = ranks.mean({"share": share})["share"]
         gradients, values = forward_backward(images, targets, num_positives)
@@ -194,7 +194,7 @@ def make_train_step(
     def update(gradients: list[tf.Tensor]) -> None:
         updates = tf.convert_to_tensor(optimizer.iterations)
         optimizer.apply(gradients, model.trainable_variables)
-        # No update of the averages for an accumulated batch, or after an overflow under float16.
+        # The averages move only if the weights did: not while batches accumulate or float16 overflows.
         ema.update(moved=tf.convert_to_tensor(optimizer.iterations) > updates)
 
     updated = [v.value for v in [*model.trainable_variables, *optimizer.variables]] + [*ema.variables]
@@ -210,7 +210,7 @@ def loss_values(
     targets: dict[str, tf.Tensor],
     num_positives: tf.Tensor | None = None,
 ) -> dict[str, tf.Tensor]:
-    """Runs one forward pass in training mode. tools/replay_step.py also calls it for a model of `make_model`.
+    """Runs one forward pass in training mode, and returns the losses. tools/replay_step.py uses it, too.
 
     Args:
         model: maps images to (class logits, box deltas), with one tensor per level each.
@@ -229,7 +229,7 @@ def loss_values(
 
 
 def make_model(config: EfficientDetConfig, num_classes: int, num_steps: int = 10**9) -> keras.Model:
-    """Builds the network for a training of `num_steps` steps; if they are few, lowers batch-norm momentum."""
+    """Builds the network for a run of `num_steps` steps. A short run gets a lower batch-norm momentum."""
     return limit_bn_momentum(build_model(config.model_name, num_classes, config=config), num_steps)
 
 

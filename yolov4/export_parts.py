@@ -1,4 +1,4 @@
-"""Splits a trained YOLOv4 into the parts that tools/exporting/export_graph.py puts into exported files."""
+"""Splits a trained YOLOv4 into parts, from which tools/exporting/export_graph.py makes exported files."""
 
 import keras
 import tensorflow as tf

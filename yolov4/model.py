@@ -36,7 +36,7 @@ def build_model(
     Args:
         model_name: one of config.MODEL_NAMES.
         num_classes: C.
-        image_size: (height, width) of the images, multiples of 32; None: that of the config.
+        image_size: (height, width) of the images, multiples of 32; None: the size in the config.
         config: the model's configuration; None: the one that `model_name` has.
         any_size: leave the images' height and width open, for training at several sizes.
 

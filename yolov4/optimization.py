@@ -87,7 +87,7 @@ def make_schedule(
 def make_optimizer(
     config: YOLOv4Config, schedule: keras.optimizers.schedules.LearningRateSchedule, **options: Any
 ) -> keras.optimizers.Optimizer:
-    """Returns SGD with momentum (the recipe's) or Adam. `options`: see common/training/optimizers.py."""
+    """Returns SGD with momentum, as in the recipe, or Adam. `options`: see common/training/optimizers.py."""
     options |= {"momentum": config.momentum, "clip_norm": config.clip_norm}
     return optimizers.make_optimizer(
         config.optimizer, schedule, **options, initial_loss_scale=INITIAL_LOSS_SCALE

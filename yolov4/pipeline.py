@@ -41,8 +41,8 @@ from yolov4.mosaic import Objects
 def boxes_to_window(boxes: DataNode, size: DataNode, window: DataNode) -> DataNode:
     """Converts boxes normalised by the image to boxes normalised by the window, clipped to the window.
 
-    A box is kept if any part of it is inside the window, wherever its centre is. Boxes outside keep no area;
-    `select_boxes` drops them later.
+    A box is kept if any part of it is inside the window, wherever its centre is. Boxes outside the window lose
+    their area, and `select_boxes` drops them later.
     """
     boxes_px = boxes * xyxy(size) - xyxy(window[0:2])
     return dali_math.clamp(boxes_px / xyxy(window[2:4]), 0.0, 1.0)
@@ -105,7 +105,7 @@ def augment_pixels(config: YOLOv4Config, images: list[DataNode]) -> list[DataNod
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class YOLOv4Loader(BaseLoader):
-    """Base of all loaders of this app: their options and the shapes of their targets.
+    """The base class of this app's loaders, with their options and the shapes of their targets.
 
     Attributes:
         mosaic: use mosaic, MixUp and CutMix; False in the last epochs (close_mosaic). Only images of one
@@ -165,7 +165,7 @@ class YOLOv4Pipeline(DaliOptions, YOLOv4Loader):
             num_threads=self.num_threads,
             device_id=self.device_id,  # type: ignore[arg-type]  # the type stub lacks None
             prefetch_queue_depth=self.prefetch,
-            # Each rank augments with another seed. The reader uses self.seed: all ranks shuffle alike.
+            # Each rank augments with another seed. The reader uses self.seed, so all ranks shuffle alike.
             seed=_mixed_seed(self.seed, self.shard_id, 1),
             enable_checkpointing=self.saveable,
             enable_conditionals=is_conditional(self.config),

@@ -58,8 +58,8 @@ def detect(heads: list[tf.Tensor], config: YOLOv4Config) -> nms.Detections:
 
     Args:
         heads: one (B, h, w, K, 5 + C) per head, finest stride first, of any float type; h, w may be unknown.
-        config: anchors, masks, scale_xy, nms_method, nms_iou, diou_beta, score_threshold, nms_candidates and
-            max_detections are used.
+        config: `detect` uses its anchors, masks, scale_xy, nms_method, nms_iou, diou_beta, score_threshold,
+            nms_candidates and max_detections.
 
     Raises:
         ValueError: the shapes of the heads do not fit `config`.

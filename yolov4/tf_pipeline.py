@@ -2,7 +2,7 @@
 
     --pipeline_type=tensorflow
 
-Each stage has the rules of the same stage in pipeline.py, with other random numbers. In evaluation,
+Each stage has the rules of the same stage in pipeline.py, but draws other random numbers. In evaluation,
 nothing is random: decoded pixels and boxes equal DALI's, and resized pixels differ by less than one level
 on average. Colours are changed in true HSV, as in Darknet; DALI's change is a linear approximation.
 

@@ -5,7 +5,7 @@ r"""Trains YOLOv4 (arXiv 2004.10934): DALI loads, Keras trains, pycocotools eval
         --eval_images=coco/val2017 --eval_annotations=coco/annotations/instances_val2017.json \
         --output_dir=runs/yolov4
 
-The same command with the same --output_dir resumes. Recipes: --flagfile=yolov4/flags/yolov4_coco.txt.
+The same command with the same --output_dir resumes the run. Recipes: --flagfile=yolov4/flags/yolov4_coco.txt.
 Many GPUs (docs/distributed.md): horovodrun -np 8 python yolov4/train.py --strategy=horovod ...
 """
 
@@ -77,14 +77,14 @@ def train(a: Args, hooks: Hooks = Hooks()) -> dict | None:
 
     Args:
         a: the flags.
-        hooks: functions that elastic training and the dry run add.
+        hooks: functions of elastic training or a dry run that this function and its `Run` call.
 
     Returns:
         The metrics of the last evaluation (coco_metrics.score), or None without evaluation data.
 
     Raises:
         UserError: flags or data cannot be used. It is raised before the first step where possible.
-        StoppedError: a signal stopped the run; everything is saved.
+        StoppedError: a signal stopped the run, after everything was saved.
     """
     ranks = start_process(a)
     # Later sources win: the model's row in config.py, then --augmentation_preset, --hparams, other flags.
@@ -177,7 +177,7 @@ def make_train_step(
     precision: str,
     xla: bool,
 ) -> Callable[[Any, Any, tf.Tensor], step_guard.StepResult]:
-    """Returns the compiled step, which skips non-finite results. The run logs every value by its name."""
+    """Returns the compiled step. It skips non-finite updates, and returns values that the run logs by name."""
 
     def forward_backward(images: tf.Tensor, targets: dict) -> tuple[list, dict]:
         with tf.GradientTape() as tape:
@@ -198,7 +198,7 @@ def make_train_step(
     def update(gradients: list[tf.Tensor]) -> None:
         updates = tf.convert_to_tensor(optimizer.iterations)
         optimizer.apply(gradients, model.trainable_variables)
-        # No update of the averages for an accumulated batch, or after an overflow under float16.
+        # The averages move only if the weights did: not while batches accumulate or float16 overflows.
         ema.update(moved=tf.convert_to_tensor(optimizer.iterations) > updates)
 
     updated = [v.value for v in [*model.trainable_variables, *optimizer.variables]] + [*ema.variables]
@@ -210,7 +210,7 @@ def make_train_step(
 def loss_values(
     model: keras.Model, config: YOLOv4Config, images: tf.Tensor, targets: dict[str, tf.Tensor]
 ) -> dict[str, tf.Tensor]:
-    """Runs one forward pass in training mode. tools/replay_step.py also calls it for a model of `make_model`.
+    """Runs one forward pass in training mode, and returns the losses. tools/replay_step.py uses it, too.
 
     Args:
         model: maps images to a list of raw heads, one per stride.
@@ -228,7 +228,7 @@ def loss_values(
 
 
 def make_model(config: YOLOv4Config, num_classes: int, num_steps: int = 10**9) -> keras.Model:
-    """Builds the network for a training of `num_steps` steps; with multi_scale, for any input size."""
+    """Builds the network for a run of `num_steps` steps. With multi_scale, it accepts any input size."""
     model = build_model(config.model_name, num_classes, config=config, any_size=config.multi_scale > 1)
     return limit_bn_momentum(model, num_steps)
 

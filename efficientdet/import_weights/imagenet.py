@@ -31,8 +31,8 @@ KERAS_MD5 = {
     "efficientnet-b7": "cbcfe4450ddf6f3ad90b1b398090fe4a",
 }
 TIMM_FILES = "https://huggingface.co/timm/"
-# (repository, SHA-256 of its model.safetensors or None). The SHA-256 is from huggingface.co, but for ResNet-18
-# and -34 from other projects.
+# (repository, SHA-256 of its model.safetensors or None). The SHA-256 is from huggingface.co, but for
+# ResNet-18 and -34 from other projects.
 # tv_in1k is torchvision's IMAGENET1K_V1 (timm/models/resnet.py), which NVIDIA/retinanet-examples starts from.
 TIMM_SHA256: dict[str, tuple[str, str | None]] = {
     "resnet-18": ("resnet18.tv_in1k", "694f673df6520a3158624e8a89af086f59923ee4cd7436fe5bc3bc71d295ad81"),

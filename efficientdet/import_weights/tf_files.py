@@ -95,7 +95,7 @@ def take(
     Args:
         file: the file to read.
         model: has the expected shapes; it is not changed.
-        wanted: path of a weight -> names of its variables in the file, which are stacked if there are several.
+        wanted: path of a weight -> names of its variables in the file; several variables are stacked.
         lengths: path of a weight -> length of its last axis in the file, if it differs from the model's.
 
     Returns:

@@ -3,7 +3,8 @@
 PyTorch Image Models (timm) publishes them as safetensors at huggingface.co/timm: torchvision's ResNets with
 torchvision's names (models/resnet.py), and timm's MobileNetV2 with timm's names
 (models/_efficientnet_blocks.py). They expect the same input as our models: RGB normalised by ImageNet's mean
-and standard deviation. PyTorch's own files are refused: they are pickles, which can run code when they are read.
+and standard deviation. PyTorch's own files are refused: they are pickles, which can run code when they are
+read.
 """
 
 import os
@@ -46,7 +47,7 @@ def read_torch(path: str | os.PathLike, model: keras.Model, backbone: str) -> di
         A dict from path to float32 array in Keras' layout, for every weight of the backbone.
 
     Raises:
-        UserError: the file is damaged or belongs to another network, or `backbone` is another type of network.
+        UserError: the file is damaged or belongs to another network, or `backbone` is of another type.
     """
     if backbone in resnet.RESNETS:
         name_of = _resnet_name
