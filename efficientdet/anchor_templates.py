@@ -1,4 +1,4 @@
-"""The anchor shapes that common/anchors.py repeats in every grid cell; imports neither TensorFlow nor DALI."""
+"""The anchor shapes that common/anchors.py repeats in every cell; imports neither TensorFlow nor DALI."""
 
 import functools
 from typing import NamedTuple

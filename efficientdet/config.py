@@ -44,7 +44,7 @@ class EfficientDetConfig:
     augmentation: Literal["scale_jitter", "min_iou_crop", "resize_range", "none"] = "scale_jitter"
     jitter_min: float = 0.1  # scale_jitter: smallest scale; 1 fits the image into the network input
     jitter_max: float = 2.0  # scale_jitter: largest scale
-    antialias: bool = True  # smooth images when they shrink, in training and evaluation; google/automl does not
+    antialias: bool = True  # smooth images that are shrunk, in training and evaluation; automl does not
     # resize_range: the shorter side of an image is drawn between these limits, in pixels. An image that is
     # then too large for image_size is shrunk to fit. Choose limits that suit image_size: the defaults are for
     # 640, and RetinaNet uses 640 and 1024 for 1280.

@@ -1,4 +1,4 @@
-"""Splits a trained EfficientDet into parts, from which tools/exporting/export_graph.py makes exported files."""
+"""Splits a trained EfficientDet into parts, which tools/exporting/export_graph.py writes to files."""
 
 import keras
 import tensorflow as tf

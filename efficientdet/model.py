@@ -25,7 +25,7 @@ from efficientdet.config import EfficientDetConfig, get_config
 FUSION_EPSILON = 1e-4  # arXiv 1911.09070 section 3.3
 CLASS_PRIOR = 0.01  # each class' probability at the start of training (arXiv 1708.02002 section 4.1)
 
-# Weights whose last axis has values for each class, k * C. Only separable convolutions have a pointwise_kernel.
+# Weights whose last axis has values for each class, k * C. A pointwise_kernel is of a separable convolution.
 CLASS_WEIGHTS = ("class_net.predict/pointwise_kernel", "class_net.predict/kernel", "class_net.predict/bias")
 
 
@@ -82,7 +82,7 @@ def anchors_of(model: keras.Model) -> int:
 def _pyramid(
     features: dict[int, keras.KerasTensor], config: EfficientDetConfig
 ) -> dict[int, keras.KerasTensor]:
-    """Returns the features of all levels in use. The backbone's last level is resized to make coarser ones."""
+    """Returns the features of all levels in use. Coarser levels are made from the backbone's last level."""
     pyramid = {level: x for level, x in features.items() if config.min_level <= level <= config.max_level}
     for level in range(max(features) + 1, config.max_level + 1):
         x = pyramid[level - 1]
@@ -135,7 +135,7 @@ def _bifpn_node(
 class FastFusion(keras.layers.Layer):
     """Fast normalised fusion (arXiv 1911.09070 section 3.3): sum(relu(w_i) * x_i) / (sum(relu(w_j)) + 1e-4).
 
-    The layer takes N tensors of the same shape and returns one tensor of this shape. The N weights start at 1.
+    The layer takes N tensors of the same shape and returns one of this shape. The N weights w_i start at 1.
     """
 
     def build(self, input_shapes: list[tuple]) -> None:

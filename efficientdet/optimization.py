@@ -1,6 +1,6 @@
 """Learning rate and optimizer of the EfficientDet and RetinaNet recipes.
 
-Sources: google/automl tf2/train_lib.py (`Warmup` corrects its cosine); NVIDIA/retinanet-examples odtk/train.py.
+Sources: google/automl tf2/train_lib.py (corrected in `Warmup`); NVIDIA/retinanet-examples odtk/train.py.
 """
 
 import dataclasses
@@ -59,8 +59,8 @@ def num_epochs(
 ) -> int:
     """Returns `config.epochs`; if it is 0, the number of epochs (at least 1) nearest to `config.iterations`.
 
-    An iteration is an update with `reference_batch` images. A run with larger batches has fewer updates, but a
-    higher learning rate.
+    An iteration is an update with `reference_batch` images. A run with larger batches has fewer updates, but
+    a higher learning rate.
     """
     if config.epochs:
         return config.epochs

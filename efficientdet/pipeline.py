@@ -4,8 +4,8 @@
     images, targets = next(iter(pipeline.dataset()))
 
 A training image is cropped at random, resized and flipped. Then GridMask blacks out squares, and the colours
-are changed. An evaluation image is used whole, without random changes. Each image is placed at the top left of
-the network input; the rest is padding in the mean colour. Boxes are mapped exactly as the pixels are.
+are changed. An evaluation image is used whole, without random changes. Each image is placed at the top left
+of the network input; the rest is padding in the mean colour. Boxes are mapped exactly as the pixels are.
 
 The graph calls the functions below and in crops.py. Each function sees one sample (DALI's convention).
 EfficientDet: arXiv 1911.09070.
@@ -44,9 +44,9 @@ from efficientdet.grid_matching import encode_batch_tf
 
 MEAN_RGB, STDDEV_RGB = IMAGENET_MEAN, IMAGENET_STD
 
-# GridMask (arXiv 2001.04086) divides the image into tiles and blacks out one square in each tile. The square's
-# side is 0.4 of the tile's side (r = 0.6 in the paper). The tile's side is drawn from 0.2 to 0.6 of the shorter
-# side of the network input. The limit of the angle is from google/automl efficientdet/aug/gridmask.py.
+# GridMask (arXiv 2001.04086) divides the image into tiles and blacks out one square in each tile. The side of
+# the square is 0.4 of the tile's side (r = 0.6 in the paper). The tile's side is relative to the shorter side
+# of the network input. The limit of the angle is from google/automl efficientdet/aug/gridmask.py.
 GRID_MASK_RATIO = 0.4
 GRID_MASK_TILE = (0.2, 0.6)
 GRID_MASK_ANGLE = math.radians(10)
@@ -242,7 +242,7 @@ class EfficientDetPipeline(DaliOptions, EfficientDetLoader):
         boxes = boxes_to_input(boxes, crop.size, config.image_size)
 
         rows = config.max_instances
-        limit = self.opened_source.annotations.limit(rows)  # None, if all boxes fit, saves a fifth of the time
+        limit = self.opened_source.annotations.limit(rows)  # if all boxes fit: None, to save time
         boxes, labels, lost = select_boxes(boxes, labels, min_box_size(config), limit)
         if encode_boxes:
             encoded = box_encoder.encode_selected(boxes, labels, config.anchors, rows, device=self.device)

@@ -33,7 +33,7 @@ def pyramid(
     Args:
         features: the backbone's features by level; the sides of level l are ceil(side / 2**l).
         channels: number of channels of each output.
-        min_level, max_level: levels of the outputs. Levels that the backbone lacks are made from its last one.
+        min_level, max_level: levels of the outputs; those that the backbone lacks are made from its last.
 
     Returns:
         A dict from level to (B, h, w, channels), in no particular order.

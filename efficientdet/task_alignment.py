@@ -1,9 +1,9 @@
 """Task-aligned learning (arXiv 2108.07755): assigns each box to the anchors that already predict it best.
 
-The loader assigns boxes by their IoU with anchors, which does not depend on the network. Here the alignment of
-an anchor with a box is score**alpha * IoU**beta of the anchor's prediction. A box is assigned to the anchors
-with the best alignment. The class target of these anchors grows with the alignment, so that the network learns
-scores that tell how good a predicted box is. One anchor per cell is enough.
+The loader assigns boxes by their IoU with anchors, which does not depend on the network. Here the alignment
+of an anchor with a box is score**alpha * IoU**beta of the anchor's prediction. A box is assigned to the
+anchors with the best alignment. The class target of these anchors grows with the alignment, so that the
+network learns scores that tell how good a predicted box is. One anchor per cell is enough.
 
 ALPHA, BETA, ANCHORS_PER_BOX and the plain cross-entropy are those of YOLOv8 (ultralytics/utils/tal.py,
 loss.py). The paper has alpha 1, 13 anchors per box and a focal loss. The box loss uses CIoU (arXiv

@@ -5,7 +5,7 @@ r"""Trains EfficientDet (arXiv 1911.09070): DALI loads, Keras trains, pycocotool
         --eval_images=coco/val2017 --eval_annotations=coco/annotations/instances_val2017.json \
         --output_dir=runs/d0
 
-The same command with the same --output_dir resumes the run. Recipes: --flagfile=efficientdet/flags/d0_coco.txt.
+The same command with the same --output_dir resumes. For recipes: --flagfile=efficientdet/flags/d0_coco.txt.
 Many GPUs (docs/distributed.md): horovodrun -np 8 python efficientdet/train.py --strategy=horovod ...
 """
 
@@ -170,7 +170,7 @@ def make_train_step(
     precision: str,
     xla: bool,
 ) -> Callable[[Any, Any, tf.Tensor], step_guard.StepResult]:
-    """Returns the compiled step. It skips non-finite updates, and returns values that the run logs by name."""
+    """Returns the compiled step. It skips non-finite updates, and returns the values that the run logs."""
 
     def forward_backward(images: tf.Tensor, targets: dict, num_positives: tf.Tensor) -> tuple[list, dict]:
         with tf.GradientTape() as tape:

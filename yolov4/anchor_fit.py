@@ -8,7 +8,8 @@ import dataclasses
 
 import numpy as np
 
-# With more boxes, only a sample is used: all of them would move the anchors by less than a pixel.
+# If there are more boxes, only a sample of this size is used: with all boxes, the anchors would differ by less
+# than a pixel.
 MAX_BOXES = 50_000
 STARTS = 10  # k-means ends in a local optimum, so the best of several runs is used
 MAX_ROUNDS = 200
@@ -16,8 +17,8 @@ MAX_ROUNDS = 200
 REACHED_IOU = 0.5  # an anchor reaches a box if their IoU is above this
 MARGIN = 0.02  # least gain of the mean IoU for which new anchors are worth using
 MIN_ERRORS = 2.0  # the gain must also be at least this many standard errors
-MAX_FALL = 0.01  # largest accepted fall of the share of reached boxes: one in a hundred
-MIN_BOXES = 20  # new anchors are not used for fewer boxes: even the standard error would be uncertain
+MAX_FALL = 0.01  # largest accepted fall of the share of reached boxes
+MIN_BOXES = 20  # with fewer boxes, no anchors are suggested: even the standard error would be uncertain
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,9 +64,9 @@ def beats(new_iou: np.ndarray, old_iou: np.ndarray) -> bool:
 
 
 def split(box_image: np.ndarray, random: np.random.Generator) -> np.ndarray:
-    """Returns bool (N,): the half of the boxes to fit anchors to. The other half is for evaluating them.
+    """Splits N boxes into two halves, bool (N,): True for fitting anchors, False for evaluating them.
 
-    The boxes of an image are similar, so they are in the same half, unless there is only one image.
+    All boxes of an image are in the same half, because they are similar, unless there is only one image.
     """
     different, image = np.unique(box_image, return_inverse=True)
     groups = image if len(different) > 1 else np.arange(len(box_image))

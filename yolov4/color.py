@@ -1,4 +1,4 @@
-"""Changes of colours in DALI: from uint8 in 0..255 to float32 in 0..1."""
+"""Changes colours in DALI. All functions take images as uint8 in 0..255 and return float32 in 0..1."""
 
 from nvidia.dali import fn, types
 from nvidia.dali import math as dali_math
@@ -15,7 +15,8 @@ def to_unit(images: DataNode) -> DataNode:
 def random_hsv(images: list[DataNode], hue: float, saturation: float, exposure: float) -> list[DataNode]:
     """Applies `change_hsv` to each image. The hue turns at random by -hue to hue degrees.
 
-    Saturation and brightness get a `random_factor` each. With hue 0 and limits 1, images are only converted.
+    Saturation and brightness are each multiplied by a `random_factor`; `saturation` and `exposure` are their
+    limits. With hue 0 and both limits 1, images are only converted to float32.
     """
     if not hue and saturation == exposure == 1:
         return [to_unit(image) for image in images]
@@ -31,7 +32,7 @@ def random_hsv(images: list[DataNode], hue: float, saturation: float, exposure: 
 def change_hsv(
     images: DataNode, degrees: DataNode | float, saturation: DataNode, brightness: DataNode
 ) -> DataNode:
-    """Turns the hue, multiplies saturation and brightness: from uint8 in 0..255 to float32 in 0..1.
+    """Turns the hue and multiplies saturation and brightness. Takes uint8 in 0..255, returns float32 in 0..1.
 
     fn.hsv is a linear map of RGB that approximates changes in HSV: a colour's hue turns by up to 50 % more or
     less than `degrees`, and its saturation changes relative to the grey of the same luma. Brightness is
@@ -44,6 +45,6 @@ def change_hsv(
 
 
 def random_factor(limit: float, count: int) -> DataNode:
-    """Returns (count,) factors, uniform in 1 .. limit, half of them inverted (src/utils.c, rand_scale)."""
+    """Returns (count,) factors from 1 to limit, each inverted with probability 0.5 (src/utils.c, rand_scale)."""
     inverted = fn.random.coin_flip(probability=0.5, shape=[count])
     return uniform(1.0, limit, [count]) ** (1 - 2 * inverted)

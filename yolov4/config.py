@@ -12,10 +12,10 @@ from common import hparams
 from common.errors import unknown
 from common.hparams import AtLeastOne, Count, CountOrZero, NotNegative, Positive, Share, ShareBelowOne
 
-MAX_MULTI_SCALE = 4.0  # gives sixteen times the pixels: a larger value is a typing error
+MAX_MULTI_SCALE = 4.0  # up to sixteen times as many pixels: a larger multi_scale must be a typing error
 STRIDE = 32  # stride of the coarsest head: both sides of the network input are multiples of it
-# Level of the padding around an image, half of 255 as in Darknet's evaluation (src/image.c, letterbox_image).
-# Its training pads a jittered crop with the image's mean (src/image_opencv.cpp, image_data_augmentation).
+# Grey level of the padding: half of 255, as in Darknet's evaluation (src/image.c, letterbox_image). Darknet's
+# training pads with the image's mean instead (src/image_opencv.cpp, image_data_augmentation).
 FILL = 127
 
 
@@ -36,12 +36,12 @@ class YOLOv4Config:
     anchors: tuple[float, ...] = ()  # width, height, width, height, ... in pixels of the network input
     masks: tuple[tuple[int, ...], ...] = ()  # the indices of each head's anchors
     scale_xy: tuple[float, ...] = ()  # box centres can be (scale_xy - 1) / 2 cells outside their cell
-    iou_thresh: Share = 1.0  # anchors above this shape IoU get the box, too; 1: only the best anchor
+    iou_thresh: Share = 1.0  # a box is also assigned to anchors above this shape IoU; 1: only to its best anchor
     neighbour_cells: bool = False  # assign a box also to the cells in the nearest column and the nearest row
     ignore_thresh: Share = 0.7  # an unassigned prediction above this IoU with a box is not background
 
     # --- loader: preprocessing and augmentation of training images ---
-    antialias: bool = True  # smooth images when they shrink, in training and evaluation; Darknet does not
+    antialias: bool = True  # smooth images that are shrunk, in training and evaluation; Darknet does not
     letterbox: bool = False  # keep the aspect ratio and pad; False: stretch, as Darknet's letter_box=0
     jitter: NotNegative = 0.3  # each edge of the crop moves in or out by up to this share of the image's side
     flip_prob: Share = 0.5
@@ -55,7 +55,7 @@ class YOLOv4Config:
     rand_augment_magnitude: CountOrZero = 9  # strength of operations, 0 to 30; the paper has 9 for ResNet-50
     cutout_prob: Share = 0.0  # probability of one filled square (arXiv 1708.04552)
     mosaic_prob: Share = 0.5  # probability per image; in Darknet per batch (src/data.c, load_data_detection)
-    # The other three images of a mosaic. batch: images of the same batch; fresh: images that are read for it
+    # Where a mosaic gets its other three images. batch: from the same batch; fresh: they are read for it
     mosaic_tiles: Literal["batch", "fresh"] = "batch"
     close_mosaic: CountOrZero = 0  # number of last epochs without mosaic, MixUp and CutMix
     mixup_prob: Share = 0.0
@@ -151,7 +151,7 @@ class YOLOv4Config:
         return max(math.floor(side / self.multi_scale + 0.5), 1), math.floor(side * self.multi_scale + 0.5)
 
     def bucket(self, units: int) -> tuple[int, int]:
-        """The training size whose shorter side is `units` * STRIDE; the longer one is rounded to STRIDE."""
+        """The training size whose shorter side is `units` * STRIDE. The longer side is a multiple of it, too."""
         shorter = min(self.image_size)
         height, width = (STRIDE * math.floor(units * side / shorter + 0.5) for side in self.image_size)
         return height, width
@@ -193,9 +193,9 @@ _YOLOV4 = {
     "max_delta": 5.0,
     "multi_scale": 1.4,  # random=1 in the cfg: src/detector.c, train_detector
 }
-# Not published: like yolov4-tiny with half the channels and smaller anchors; a laptop trains it in minutes. A
-# short run from scratch learns faster with Adam. With bn_momentum 0.99, moving variances would still contain
-# much of their initial 1 after a few hundred steps. Boxes and classes have larger weights than objectness:
+# Not a published model: yolov4-tiny with half the channels and smaller anchors, which a laptop trains in
+# minutes. A short run from scratch learns faster with Adam. With bn_momentum 0.99, moving variances would still
+# be close to their initial 1 after a few hundred steps. Boxes and classes have larger weights than objectness:
 # else they are learned late, because thousands of predictions have an objectness loss (docs/yolov4.md).
 _NANO = _TINY | {
     "backbone": "csp_darknet_nano",

@@ -4,7 +4,8 @@ The jitter follows AlexeyAB/darknet src/data.c, load_data_detection. Windows and
 the window is decoded, and boxes are mapped exactly as the pixels are. Sizes are int32 nodes (height, width).
 The size of the network input is a node, too, because it may change from batch to batch.
 
-For N images at once, each image is a column: sizes are (2, N), crops (4, N), the network input's size (2, 1).
+The functions also process N images at once. Then each image is a column: sizes are (2, N) nodes, crops (4, N),
+and the size of the network input is (2, 1).
 """
 
 from typing import TYPE_CHECKING, NamedTuple
@@ -44,9 +45,10 @@ def source_sizes(jpegs: list[DataNode]) -> DataNode:
 
 
 def input_size(config: "YOLOv4Config", training: bool, seed: int) -> DataNode:
-    """Returns int32 (2,), (height, width) of the network input: random per training batch at multi_scale > 1.
+    """Returns int32 (2,), (height, width) of the network input; random for training with multi_scale > 1.
 
-    All ranks use the same `seed` and so the same size: ranks with small images would wait for the others.
+    All ranks use the same `seed`, so a batch has the same size on all ranks. Otherwise, ranks with a small
+    size would wait for the others.
 
     The shorter side is uniform over the multiples of 32 from image_size / multi_scale to image_size *
     multi_scale; the aspect ratio stays. Darknet (src/detector.c, train_detector, random=1) draws one size for
@@ -57,8 +59,8 @@ def input_size(config: "YOLOv4Config", training: bool, seed: int) -> DataNode:
     low, high = config.size_range
     sizes = np.array([config.bucket(units) for units in range(low, high + 1)], np.int32)
     drawn = fn.random.uniform(range=(0.0, float(len(sizes))), seed=seed)
-    drawn = dali_math.min(int32(dali_math.floor(drawn)), len(sizes) - 1)  # a cast alone would round
-    # DALI draws a number for each sample. All samples use that of the first one.
+    drawn = dali_math.min(int32(dali_math.floor(drawn)), len(sizes) - 1)  # floor, because a cast rounds
+    # DALI draws a number for each sample. All samples use the number of the first sample.
     drawn = fn.permute_batch(drawn, indices=types.Constant(0, device="cpu"))
     return types.Constant(sizes, device="cpu")[drawn]
 
@@ -80,8 +82,8 @@ def jittered_crop(
     """Takes a random crop, which may reach outside the image, and stretches it over the network input.
 
     Each edge moves independently by up to `jitter` times the image's side. Parts of the crop outside the
-    image are padding. With keep_aspect, the crop first grows equally at both ends of the side that is too
-    short for the network input; then only the jitter changes the aspect ratio.
+    image are padding. With keep_aspect, the crop also grows, equally at both ends of one side, to the aspect
+    ratio of the network input. So only the jitter distorts the image.
 
     `count` is the number of columns; None for a single image.
     """
@@ -91,8 +93,8 @@ def jittered_crop(
     start = round_half_up(_jitter(jitter, count) * size - longer / 2)
     end = size - round_half_up(_jitter(jitter, count) * size - longer / 2)
     length = dali_math.max(end - start, 1)
-    first, last = dali_math.max(start, 0), dali_math.min(start + length, size)  # the crop's part in the image
-    # Rounds to the nearest pixel of the network input, halves up, in integer arithmetic.
+    first, last = dali_math.max(start, 0), dali_math.min(start + length, size)  # the part that is in the image
+    # Round to the nearest pixel of the network input (halves up), in integer arithmetic.
     ends = (2 * image_size * (fn.stack(first, last) - start) + length) // (2 * length)
     place = dali_math.min(ends[0], image_size - 1)
     place_size = dali_math.max(ends[1] - place, 1)

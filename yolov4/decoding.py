@@ -1,7 +1,8 @@
 """Decodes the raw outputs of a head to boxes.
 
 As in AlexeyAB/darknet src/yolo_layer.c, get_yolo_box and forward_yolo_layer: the centre of a box is in its
-cell, or up to (scale_xy - 1) / 2 cells outside. Its sides are those of the anchor times an exponential.
+cell, or up to (scale_xy - 1) / 2 cells outside. The box's width is the anchor's width times the exponential of
+a raw output, and the same is true for the height.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -57,7 +58,7 @@ def decode_boxes(raw: tf.Tensor, config: "YOLOv4Config", head: int) -> tf.Tensor
     """Decodes all boxes of one head.
 
     Args:
-        raw: (B, h, w, K, 5 + C), the output of head `head` for h * stride x w * stride pixels.
+        raw: (B, h, w, K, 5 + C), the output of head `head` for inputs of h * stride x w * stride pixels.
 
     Returns:
         float32 (B, h, w, K, 4), ltrb, normalised to the network input, not clipped.

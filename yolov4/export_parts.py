@@ -1,4 +1,4 @@
-"""Splits a trained YOLOv4 into parts, from which tools/exporting/export_graph.py makes exported files."""
+"""Splits a trained YOLOv4 into parts, which tools/exporting/export_graph.py writes to files."""
 
 import keras
 import tensorflow as tf

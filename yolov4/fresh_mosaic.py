@@ -1,22 +1,22 @@
 """Mosaics of four freshly read images in DALI, as Darknet makes them: --hparams=mosaic_tiles=fresh.
 
-The mosaic is that of mosaic.py, with the same crops, flips, colours and cut points. But four readers read
-four images for it, and their canvases (whole network inputs) are never made. A tile is a rectangle of a
-canvas, so the pixels of the stored image that it shows are known before decoding. Only these pixels, and a
+A mosaic has the same crops, flips, colours and cut points as in mosaic.py. But its four images come from four
+readers, and their canvases (whole network inputs) are never made. Each tile is a rectangle of a canvas, so
+this module knows before decoding which pixels of the stored image the tile shows. Only these pixels, and a
 margin for the filter of the resize, are decoded, resized and coloured. The four tiles together have as many
-pixels as one canvas. The extra cost is the reading, and a part of the decoding: a JPEG is one stream of bits,
-so the decoder must also read all rows above the window.
+pixels as one canvas. A mosaic costs more reading than a plain image, and more decoding: a JPEG is one stream
+of bits, so the decoder must also read all rows above the wanted pixels.
 
 A sample that is not a mosaic has one tile: the whole canvas of the first reader's image. The images of the
 other readers are not used.
 
 The number of steps per epoch does not change: the first reader reads the data once, sharded among the ranks,
 in its usual order. The other three read the same shards in other orders, so each image is read four times per
-epoch. With N images, two tiles of about 6 / N of the mosaics show the same image, as in Darknet. With
-TFRecords, each reader has its own shuffle buffer, and if there are few files, all readers are at similar
+epoch. With N images, about 6 / N of the mosaics show the same image in two tiles, as in Darknet. With
+TFRecords, each reader has its own shuffle buffer. If there are few files, all readers read from similar
 positions. So write many files of shuffled images (common/readers.py).
 
-Arrays have one column per tile: int32 (2, 4) is a row of four y and a row of four x.
+Arrays have one column per tile. For example, int32 (2, 4) has a row of four y and a row of four x.
 """
 
 from collections.abc import Callable
@@ -55,7 +55,7 @@ class Tiles(NamedTuple):
 
     window: DataNode  # int32 (4, 4): top, left, height, width in pixels of the stored image
     roi_start: DataNode  # float32 (2, 4): start of the part to resize, in pixels of the window
-    roi_end: DataNode  # float32 (2, 4): its end, which is left of the start if the image is flipped
+    roi_end: DataNode  # float32 (2, 4): end of this part, left of its start if the image is flipped
     size: DataNode  # float32 (2, 4): height, width in the mosaic, at least 1
     target: DataNode  # int32 (2, 4): top, left in the mosaic
     # float32 (6, 4, 4): low and high ends of the crop, scale, shift, low and high ends of the tile, each with
@@ -64,7 +64,7 @@ class Tiles(NamedTuple):
 
 
 def reader_seeds(seed: int) -> list[int]:
-    """Returns the readers' seeds, equal on all ranks and at most args.MAX_SEED; the first is the loader's."""
+    """Returns the readers' seeds, at most args.MAX_SEED and the same on all ranks. The first one is `seed`."""
     others = [np.random.SeedSequence([seed, number]).generate_state(1)[0] for number in range(1, TILES)]
     return [seed, *(int(other) % 2**31 for other in others)]
 
@@ -129,7 +129,7 @@ def tiles_of(
     image_size: DataNode,
     chosen: DataNode,
 ) -> Tiles:
-    """Returns the tiles of a mosaic; if `chosen` is 0, one tile with the whole canvas, and absent tiles.
+    """Returns the tiles of a mosaic. If `chosen` is 0, the first tile is the whole canvas; others are absent.
 
     Args:
         sizes: int32 (2, 4), the sizes of the stored images.
@@ -148,7 +148,7 @@ def tiles_of(
         before = before + flips * (image_size - place_size - 2 * before)
     after = image_size - before - place_size
 
-    # The visible part of each image in pixels of its canvas: the intersection of its tile and its place.
+    # Intersect the tile and the place of each image: the visible part of the image, in pixels of its canvas.
     start = tile_starts(first, cut, rest, before, after)
     shift = (1 - first) * cut - start  # from the canvas to the mosaic
     shown = dali_math.max(start, before)
@@ -160,7 +160,7 @@ def tiles_of(
     size = size * there + (1 - there)
     target = target * there + target[:, 0:1] * (1 - there)
 
-    # The same part in pixels of the stored image, relative to the crop, plus a margin for the resize filter.
+    # Convert this part to pixels of the stored image, relative to the crop. Add a margin for the resize filter.
     part = shown - before
     if flips is not None:
         part = part + flips * (place_size - size - 2 * part)
@@ -204,7 +204,7 @@ def _only_where(chosen: DataNode, jpegs: list[DataNode]) -> list[DataNode]:
 def _resize(window: DataNode, tiles: Tiles, number: int, antialias: bool) -> DataNode:
     """Resizes a window to one tile, uint8 (h, w, 3), and flips it if its image is flipped.
 
-    The pixels equal those of the same part of the whole canvas.
+    The pixels are the same as if the whole canvas were made and then cut.
     """
     resized: Any = fn.resize(  # DALI's type hints allow two outputs
         window,
@@ -223,7 +223,7 @@ def _paste(images: list[DataNode], tiles: Tiles, image_size: DataNode, fill: flo
     anchors = fn.transpose(tiles.target, perm=[1, 0])  # (4, 2)
     targets = [anchors[1:], anchors[0:1]]
     if fill is not None:
-        # One strip of padding is pasted several times: DALI fills it anew for every sample, so it is small.
+        # DALI fills the padding anew for every sample. So it fills only a strip, which is pasted repeatedly.
         rows = image_size[0] // _STRIPS
         strip = fn.reshape(fn.full(fill, shape=fn.stack(rows, image_size[1], 3)), layout="HWC")
         others = [strip.gpu() if first.device == "gpu" else strip] * _STRIPS + others

@@ -27,8 +27,8 @@ from common import errors
 from common.args import InferArgs
 from common.progress import import_tensorflow
 
-# For pictures, in which two boxes on one object are worse than a missing box: darknet src/detector.c,
-# test_detector. eval.py uses 0.6, as for COCO results.
+# The IoU threshold of NMS for pictures is from darknet src/detector.c, test_detector. In a picture, two boxes
+# on one object are worse than a missing box. eval.py uses 0.6, as Darknet does for COCO results.
 PICTURE_NMS_IOU = 0.45
 
 

@@ -12,7 +12,7 @@ from yolov4.import_weights.darknet_files import read_darknet, read_label_map
 from yolov4.import_weights.imagenet import download
 from yolov4.predict import load_trained
 
-BOX_ROWS = 5  # x, y, width, height and objectness come before the classes and do not depend on them
+BOX_ROWS = 5  # an anchor's rows for x, y, width, height and objectness, which come before those of classes
 
 
 def init_from(model: keras.Model, label_map: LabelMap, weights: str, config: YOLOv4Config) -> Report:
@@ -51,7 +51,7 @@ def init_from(model: keras.Model, label_map: LabelMap, weights: str, config: YOL
         values, num_classes = contents.values, contents.num_classes
         known = read_label_map(weights, num_classes) if num_classes else None
         names = known.names if known else ()
-    # the last convolutions of the heads: only these have a bias, because they have no batch norm
+    # Find the last convolutions of the heads. Only these have a bias, because they have no batch norm.
     heads = [layer.name for layer in model.layers if layer.name.endswith(".conv") and layer.use_bias]
     paths = [f"{head}/{variable}" for head in heads for variable in ("kernel", "bias")]
     rows = ClassRows(paths, config.anchors_per_location, anchors, first=BOX_ROWS)

@@ -41,8 +41,8 @@ from yolov4.mosaic import Objects
 def boxes_to_window(boxes: DataNode, size: DataNode, window: DataNode) -> DataNode:
     """Converts boxes normalised by the image to boxes normalised by the window, clipped to the window.
 
-    A box is kept if any part of it is inside the window, wherever its centre is. Boxes outside the window lose
-    their area, and `select_boxes` drops them later.
+    A box is kept if any part of it is inside the window, wherever its centre is. Boxes outside the window
+    lose their area, and `select_boxes` drops them later.
     """
     boxes_px = boxes * xyxy(size) - xyxy(window[0:2])
     return dali_math.clamp(boxes_px / xyxy(window[2:4]), 0.0, 1.0)

@@ -73,7 +73,7 @@ def jittered_crop(
         moved -= (tf.reduce_max(sides / shape) * shape - sides) / 2
     moved = tf.cast(tf.floor(moved + 0.5), tf.int32)
     start, length = moved[0], tf.maximum(size - moved[1] - moved[0], 1)
-    first, last = tf.maximum(start, 0), tf.minimum(start + length, size)  # the crop's part in the image
+    first, last = tf.maximum(start, 0), tf.minimum(start + length, size)  # the part that is in the image
 
     def to_input(position: tf.Tensor) -> tf.Tensor:
         return (2 * image_size * (position - start) + length) // (2 * length)
@@ -87,7 +87,7 @@ def jittered_crop(
 
 
 def random_hsv(image: tf.Tensor, hue: float, saturation: float, exposure: float, random: Random) -> tf.Tensor:
-    """Turns the hue by -hue to hue degrees, multiplies saturation and brightness by `random_factor`s."""
+    """Turns the hue by -hue to hue degrees. Multiplies saturation and brightness by a `random_factor` each."""
     hsv = tf.image.rgb_to_hsv(tf.cast(image, tf.float32) / 255)
     h, s, v = tf.unstack(hsv, axis=-1)
     h = tf.math.floormod(h + random.uniform(-hue, hue) / 360, 1.0)
@@ -97,7 +97,7 @@ def random_hsv(image: tf.Tensor, hue: float, saturation: float, exposure: float,
 
 
 def random_factor(limit: float, random: Random) -> tf.Tensor:
-    """Returns a factor, uniform in 1 .. limit, half of the time inverted (src/utils.c, rand_scale)."""
+    """Returns a factor from 1 to limit, inverted with probability 0.5 (src/utils.c, rand_scale)."""
     factor = random.uniform(1.0, limit)
     return tf.where(random.uniform(0.0, 1.0) < 0.5, factor, 1.0 / factor)
 

@@ -5,7 +5,7 @@ r"""Trains YOLOv4 (arXiv 2004.10934): DALI loads, Keras trains, pycocotools eval
         --eval_images=coco/val2017 --eval_annotations=coco/annotations/instances_val2017.json \
         --output_dir=runs/yolov4
 
-The same command with the same --output_dir resumes the run. Recipes: --flagfile=yolov4/flags/yolov4_coco.txt.
+The same command with the same --output_dir resumes. For recipes: --flagfile=yolov4/flags/yolov4_coco.txt.
 Many GPUs (docs/distributed.md): horovodrun -np 8 python yolov4/train.py --strategy=horovod ...
 """
 
@@ -177,7 +177,7 @@ def make_train_step(
     precision: str,
     xla: bool,
 ) -> Callable[[Any, Any, tf.Tensor], step_guard.StepResult]:
-    """Returns the compiled step. It skips non-finite updates, and returns values that the run logs by name."""
+    """Returns the compiled step. It skips non-finite updates, and returns the values that the run logs."""
 
     def forward_backward(images: tf.Tensor, targets: dict) -> tuple[list, dict]:
         with tf.GradientTape() as tape:

@@ -6,7 +6,7 @@ for every convolution in the order of the .cfg: beta, gamma, mean and variance o
 there is none; then the kernel (output, input, height, width). All numbers are float32, little endian.
 
 Darknet's data/coco.names has COCO's 80 classes in the order of COCO's category ids, although the ids have
-gaps. Six class names have Pascal VOC's spelling. This project uses COCO's names.
+gaps. In this file, six class names have Pascal VOC's spelling. This project uses COCO's names.
 """
 
 import itertools
@@ -128,7 +128,7 @@ def blocks_of(model: keras.Model) -> list[list[keras.Variable]]:
 
 
 def _is_head(block: list[keras.Variable]) -> bool:
-    return len(block) == 2  # the only convolutions without batch norm
+    return len(block) == 2  # kernel and bias: only the heads' last convolutions have no batch norm
 
 
 def _size(block: list[keras.Variable]) -> int:
@@ -160,7 +160,7 @@ def _read_header(content: bytes) -> tuple[int, int]:
 def read_label_map(weights: str | os.PathLike, num_classes: int) -> LabelMap | None:
     """Returns the classes of a .weights file, from the .names file next to it (one name per line), or COCO's.
 
-    COCO's 80 classes, in either spelling, get COCO's names and category ids. Other classes get ids 1, 2, ...
+    COCO's 80 classes, in COCO's or Darknet's spelling, get COCO's names and ids. Others get ids 1, 2, ...
 
     Returns:
         The classes; None if there is no such file and `num_classes` is not 80.

@@ -1,8 +1,9 @@
-"""Downloads YOLOv4's backbone trained on ImageNet, the public file of `--init_from=imagenet`.
+"""Downloads YOLOv4's backbone that was trained on ImageNet, for --init_from=imagenet.
 
-It has the first 105 layers of Darknet's classifier (cfg/csdarknet53-omega.cfg), trained on RGB in [0, 1] as
-YOLOv4 is; AlexeyAB/darknet issue 5804 has its address. `yolov4.conv.137` and `yolov4-tiny.conv.29` are not
-from ImageNet: Darknet cut them from weights trained on COCO (issue 5885; build/darknet/x64/partial.cmd).
+The file has the first 105 layers of Darknet's classifier (cfg/csdarknet53-omega.cfg), which was trained on RGB
+in [0, 1], like YOLOv4. Its address is from AlexeyAB/darknet issue 5804. The other public files are not
+from ImageNet: yolov4.conv.137 and yolov4-tiny.conv.29 were cut from weights trained on COCO (issue 5885;
+build/darknet/x64/partial.cmd).
 """
 
 from common.errors import UserError
