@@ -94,7 +94,7 @@ def _candidates(boxes: tf.Tensor, anchors: Anchors, match_iou: float) -> tuple[t
     # Along each axis, find the cells whose anchors can reach the wanted IoU if the overlap along the other
     # axis is as large as possible. Several cells can have the same IoU as the nearest cell: all those in
     # which the anchor contains the box, or the box the anchor.
-    enough = areas * wanted / (1.0 + wanted)  # the least intersection that gives the wanted IoU
+    enough = areas * wanted / (1.0 + wanted)  # the least intersection for the wanted IoU
     reach = half_sum - enough[..., tf.newaxis] / tf.maximum(overlap[..., ::-1], 1e-12)
     reach = reach / strides + 1e-3
     low = tf.clip_by_value(tf.math.ceil(middle - reach), 0.0, last_cells)

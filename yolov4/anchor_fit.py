@@ -8,8 +8,8 @@ import dataclasses
 
 import numpy as np
 
-# If there are more boxes, only a sample of this size is used: with all boxes, the anchors would differ by less
-# than a pixel.
+# If there are more boxes, only a sample of this size is used: with all boxes, the anchors would differ by
+# less than a pixel.
 MAX_BOXES = 50_000
 STARTS = 10  # k-means ends in a local optimum, so the best of several runs is used
 MAX_ROUNDS = 200

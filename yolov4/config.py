@@ -36,7 +36,7 @@ class YOLOv4Config:
     anchors: tuple[float, ...] = ()  # width, height, width, height, ... in pixels of the network input
     masks: tuple[tuple[int, ...], ...] = ()  # the indices of each head's anchors
     scale_xy: tuple[float, ...] = ()  # box centres can be (scale_xy - 1) / 2 cells outside their cell
-    iou_thresh: Share = 1.0  # a box is also assigned to anchors above this shape IoU; 1: only to its best anchor
+    iou_thresh: Share = 1.0  # a box also gets anchors above this shape IoU; 1: only its best anchor
     neighbour_cells: bool = False  # assign a box also to the cells in the nearest column and the nearest row
     ignore_thresh: Share = 0.7  # an unassigned prediction above this IoU with a box is not background
 
@@ -151,7 +151,7 @@ class YOLOv4Config:
         return max(math.floor(side / self.multi_scale + 0.5), 1), math.floor(side * self.multi_scale + 0.5)
 
     def bucket(self, units: int) -> tuple[int, int]:
-        """The training size whose shorter side is `units` * STRIDE. The longer side is a multiple of it, too."""
+        """The training size whose shorter side is `units` * STRIDE; rounds the longer side to STRIDE, too."""
         shorter = min(self.image_size)
         height, width = (STRIDE * math.floor(units * side / shorter + 0.5) for side in self.image_size)
         return height, width
@@ -194,9 +194,10 @@ _YOLOV4 = {
     "multi_scale": 1.4,  # random=1 in the cfg: src/detector.c, train_detector
 }
 # Not a published model: yolov4-tiny with half the channels and smaller anchors, which a laptop trains in
-# minutes. A short run from scratch learns faster with Adam. With bn_momentum 0.99, moving variances would still
-# be close to their initial 1 after a few hundred steps. Boxes and classes have larger weights than objectness:
-# else they are learned late, because thousands of predictions have an objectness loss (docs/yolov4.md).
+# minutes. A short run from scratch learns faster with Adam. With bn_momentum 0.99, moving variances would
+# still be close to their initial 1 after a few hundred steps. Boxes and classes have larger weights than
+# objectness: else they are learned late, because thousands of predictions have an objectness loss
+# (docs/yolov4.md).
 _NANO = _TINY | {
     "backbone": "csp_darknet_nano",
     "width": 0.5,

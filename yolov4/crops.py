@@ -4,8 +4,8 @@ The jitter follows AlexeyAB/darknet src/data.c, load_data_detection. Windows and
 the window is decoded, and boxes are mapped exactly as the pixels are. Sizes are int32 nodes (height, width).
 The size of the network input is a node, too, because it may change from batch to batch.
 
-The functions also process N images at once. Then each image is a column: sizes are (2, N) nodes, crops (4, N),
-and the size of the network input is (2, 1).
+The functions also process N images at once. Then each image is a column: sizes are (2, N) nodes, crops are
+(4, N), and the size of the network input is (2, 1).
 """
 
 from typing import TYPE_CHECKING, NamedTuple
@@ -94,7 +94,7 @@ def jittered_crop(
     end = size - round_half_up(_jitter(jitter, count) * size - longer / 2)
     length = dali_math.max(end - start, 1)
     first, last = dali_math.max(start, 0), dali_math.min(start + length, size)  # the part that is in the image
-    # Round to the nearest pixel of the network input (halves up), in integer arithmetic.
+    # Round to the nearest pixel of the network input, halves up, in integer arithmetic.
     ends = (2 * image_size * (fn.stack(first, last) - start) + length) // (2 * length)
     place = dali_math.min(ends[0], image_size - 1)
     place_size = dali_math.max(ends[1] - place, 1)

@@ -1,8 +1,8 @@
 """Decodes the raw outputs of a head to boxes.
 
 As in AlexeyAB/darknet src/yolo_layer.c, get_yolo_box and forward_yolo_layer: the centre of a box is in its
-cell, or up to (scale_xy - 1) / 2 cells outside. The box's width is the anchor's width times the exponential of
-a raw output, and the same is true for the height.
+cell, or up to (scale_xy - 1) / 2 cells outside. The box's width is the anchor's width times the exponential
+of a raw output, and the same is true for the height.
 """
 
 from typing import TYPE_CHECKING, Any

@@ -3,9 +3,9 @@ r"""Fits anchors to the boxes of your own data, by k-means on their shapes.
     python yolov4/fit_anchors.py --model_name=yolov4 --image_size=608 \
         --annotations=coco/annotations/instances_train2017.json
 
-The command prints how well the model's own anchors fit, by the IoU of shapes. It also fits new anchors to half
-of the images. If these fit the other half better, it prints --hparams with new anchors. Anchors are in pixels
-of the network input, so they fit only one --image_size, and either stretched or letterboxed images.
+The command prints how well the model's own anchors fit, by the IoU of shapes. It also fits new anchors to
+half of the images. If these fit the other half better, it prints --hparams with new anchors. Anchors are in
+pixels of the network input, so they fit only one --image_size, and either stretched or letterboxed images.
 """
 
 import pathlib
@@ -42,7 +42,7 @@ def suggest(
     letterbox: bool = False,
     seed: int = 0,
 ) -> str:
-    """Prints how well anchors fit. Returns "anchors=..." for --hparams, or "" if new anchors are no better."""
+    """Prints how well anchors fit. Returns "anchors=..." for --hparams; "" if new anchors are no better."""
     if not annotations:
         raise errors.UserError("--annotations is missing: give the COCO json of the training images")
     config = get_config(model_name)

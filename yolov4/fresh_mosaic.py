@@ -64,7 +64,7 @@ class Tiles(NamedTuple):
 
 
 def reader_seeds(seed: int) -> list[int]:
-    """Returns the readers' seeds, at most args.MAX_SEED and the same on all ranks. The first one is `seed`."""
+    """Returns the readers' seeds, at most args.MAX_SEED, the same on all ranks. The first one is `seed`."""
     others = [np.random.SeedSequence([seed, number]).generate_state(1)[0] for number in range(1, TILES)]
     return [seed, *(int(other) % 2**31 for other in others)]
 
@@ -160,7 +160,7 @@ def tiles_of(
     size = size * there + (1 - there)
     target = target * there + target[:, 0:1] * (1 - there)
 
-    # Convert this part to pixels of the stored image, relative to the crop. Add a margin for the resize filter.
+    # Convert this part to pixels of the stored image, relative to the crop; add a margin for the filter.
     part = shown - before
     if flips is not None:
         part = part + flips * (place_size - size - 2 * part)

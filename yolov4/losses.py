@@ -29,24 +29,24 @@ def box_loss(
 ) -> tf.Tensor:
     """Returns the sum of 1 - CIoU over the assigned predictions, times iou_normalizer.
 
-    CIoU compares the aspect ratios of normalised sides, as in Darknet. If the network input is not square,
-    these differ from the ratios in pixels.
+    CIoU compares aspect ratios. As in Darknet, the sides are normalised, so if the network input is not
+    square, the ratios differ from those in pixels.
 
     config.box_gradient chooses the gradient for the raw outputs. "exact" is the derivative of the loss.
     "darknet" is the gradient of Darknet's delta_yolo_box, for which iou_normalizer 0.07 and max_delta 5 were
-    tuned. It uses the derivative for centre and sides, in units of the image, as the derivative for the raw
-    outputs (`_darknet_derivative`). It is larger than the exact derivative: for the centre, by columns /
-    slope of scale_xy * sigmoid; for the sides, by image side / anchor side, and its IoU term twice as much.
-    For yolov4 at 608, the factor is about 3 for the sides of the largest anchor (2 * 608 / 401), and at least
-    253 for the centre in the finest head (76 columns / slope 0.3). With the exact gradient, 0.07 is too small
-    to move the boxes, compared with the other two losses; an iou_normalizer of about 2 works.
+    tuned. Darknet computes the derivative for the box's centre and sides, in units of the image, and uses it
+    as if it were the derivative for the raw outputs (`_darknet_derivative`). Compared with the exact
+    gradient, the centre's gradient is larger by columns / slope of scale_xy * sigmoid. That of the sides is
+    larger by image side / anchor side, and its IoU term by twice this factor. For yolov4 at 608 pixels, the
+    factor is about 3 for the sides of the largest anchor (2 * 608 / 401), and at least 253 for the centre in
+    the finest head (76 columns / slope 0.3). With the exact gradient, an iou_normalizer of 0.07 makes the box
+    loss too weak, compared with the other two losses; about 2 works.
 
     config.size_weighting multiplies the loss of a box by 2 - width * height, so that small boxes count more.
-    Darknet passes this factor to delta_yolo_box, but uses it only for a squared error. So without
-    size_weighting the loss is Darknet's.
-    config.max_delta limits the gradient of each box for each raw output, after all factors, like Darknet's
-    clip_value. If iou_thresh is below 1, the losses of boxes that share a prediction are divided by the
-    number of their classes. (With label smoothing, averages_yolo_deltas counts improbable classes, too.)
+    Darknet has this factor, but uses it only for a squared error. So without size_weighting, the loss is
+    Darknet's. config.max_delta limits the gradient of each box for each raw output, after all factors, like
+    Darknet's clip_value. If iou_thresh is below 1, the losses of boxes that share a prediction are divided by
+    the number of their classes.
 
     Args:
         offsets: (B, M, K, 4), raw outputs of the predictions `assignment.cells`.
@@ -56,15 +56,15 @@ def box_loss(
         grid_size: (rows, columns) of the head.
 
     Returns:
-        float32 scalar. Its gradient is finite for any boxes and offsets (fix_nan_inf).
+        float32 scalar. Its gradient is finite for any boxes and offsets (in Darknet: fix_nan_inf).
     """
     boxes = assignment.boxes[:, :, None, :]  # (B, M, 1, 4)
     area = box_ops.area(boxes)
     weight = config.iou_normalizer * (2.0 - area if config.size_weighting else tf.ones_like(area))
     decode = functools.partial(_decode, assignment=assignment, config=config, head=head, grid_size=grid_size)
 
-    # The forward pass computes and clips the derivative, so that later factors (the mean over the batch, the
-    # loss scale of float16) multiply the clipped derivative.
+    # The forward pass computes and clips the derivative. So later factors (the mean over the batch, the loss
+    # scale of float16) do not influence how it is clipped.
     @tf.custom_gradient
     def loss_of_each(offsets: tf.Tensor) -> tuple[tf.Tensor, Callable[[tf.Tensor], tf.Tensor]]:
         ciou, derivative = _DERIVATIVES[config.box_gradient](offsets, boxes, decode)
@@ -100,7 +100,7 @@ def objectness_loss(
     """
     logits = tf.cast(logits, tf.float32)
     shape = tf.shape(logits, tf.int64)
-    # int64, because TensorFlow would add int32 on the host, even if all tensors are on a GPU
+    # int64, because TensorFlow adds int32 on the host, even if all tensors are on a GPU
     first = tf.range(shape[0])[:, None, None] * tf.reduce_prod(shape[1:])
     cells = tf.reshape(first + tf.cast(assignment.cells, tf.int64), [-1, 1])
 
@@ -128,7 +128,7 @@ def class_loss(logits: tf.Tensor, assignment: Assignment, *, label_smoothing: fl
         float32 scalar, before cls_normalizer.
     """
     logits = tf.cast(logits, tf.float32)
-    # with z = -x where the target is 1 and x where it is 0, the cross-entropy is softplus(z)
+    # Let z = -x where the target is 1, and z = x where it is 0. Then the cross-entropy is softplus(z).
     z = tf.where(assignment.class_targets, -logits, logits)
     cross_entropy = tf.nn.softplus(z)
     if label_smoothing:
@@ -142,8 +142,8 @@ def detection_loss(
 ) -> dict[str, tf.Tensor]:
     """Returns the box, objectness and class loss of a batch.
 
-    Each is the sum over all predictions of an image, averaged over the images of the batch. Darknet's
-    learning rates are tuned for this.
+    Each loss is a sum over all predictions of an image, averaged over the images of the batch. Darknet's
+    learning rates are tuned for such losses.
 
     Args:
         heads: raw outputs (B, h, w, K, 5 + C), finest stride first: x, y, width, height, objectness, classes.
@@ -226,11 +226,11 @@ def _darknet_derivative(
 ) -> tuple[tf.Tensor, tf.Tensor]:
     """Returns the CIoU, and what Darknet uses as its derivative for `offsets` (yolo_layer.c, delta_yolo_box).
 
-    The derivative with respect to the normalised centre x, centre y, width and height of the box is used for
-    the raw outputs. The derivative for a side is multiplied by the exponential of the raw output, but not by
-    the anchor. The IoU term counts twice for the sides; the aspect term lacks its divisor width**2 +
+    Darknet uses the derivative for the box's normalised centre x, centre y, width and height as the derivative
+    for the raw outputs. It multiplies the derivative for a side by the exponential of the raw output, but not
+    by the anchor's side. The IoU term counts twice for the sides. The aspect term is not divided by width**2 +
     height**2, as in the CIoU paper. One difference: in Darknet, dx_box_iou (src/box.c) has a wrong sign where
-    the centre moves the enclosing box; here the sign is right.
+    the centre moves the enclosing box. Here the sign is right.
     """
     boxes_cxcywh = box_ops.ltrb_to_cxcywh(decode(offsets))
     with tf.GradientTape(persistent=True) as tape:

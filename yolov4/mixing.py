@@ -83,9 +83,9 @@ def images_of_one(config: YOLOv4Config) -> int:
 def draw_sources(count: int) -> list[DataNode]:
     """Draws `count` canvases for each new image: indices into the batch, int32 () nodes.
 
-    The first is the image's main canvas. The others differ from it, unless the batch has only one canvas, but
-    two of them may be the same. A DALI graph cannot read a sample's own index, so a random permutation
-    chooses the main canvases: the order within the batch changes.
+    The first is the image's main canvas. The others differ from the main canvas, unless the batch has only
+    one canvas, but two of the others may be the same. A DALI graph cannot read a sample's own index, so a
+    random permutation chooses the main canvases. So the order within the batch changes.
     """
     own = fn.batch_permutation()
     others = [fn.batch_permutation(no_fixed_points=True) for _ in range(count - 1)]
@@ -126,7 +126,7 @@ def objects_of(canvas: Objects, pieces: Pieces) -> list[Objects]:
 
     Boxes outside their piece, and all boxes of an absent piece, get no area.
     """
-    # Absent tiles of a mosaic already have no area. Other absent pieces lose their area by a count of 0.
+    # Absent tiles of a mosaic already have no area. Other absent pieces get no area by a factor `count` of 0.
     sizes = pieces.sizes if len(pieces.sources) > 1 else pieces.sizes * pieces.count
     starts, ends, shifts = (
         fn.coord_transform(corners, M=YX_TO_XYXY)  # float32 (R, 4)
@@ -135,16 +135,17 @@ def objects_of(canvas: Objects, pieces: Pieces) -> list[Objects]:
     result = []
     for row, source in enumerate(pieces.sources):
         boxes_px, labels = (fn.permute_batch(node, indices=source) for node in canvas)
-        # Borders of pieces are whole pixels, so a clipped box does not reach into the next piece.
+        # The borders of pieces are whole pixels, so a clipped box does not reach into the next piece.
         clipped_px = dali_math.clamp(boxes_px, starts[row], ends[row])
         result.append(Objects(clipped_px + shifts[row], labels))
     return result
 
 
 def random_rectangle(source: DataNode, chosen: DataNode, image_size: DataNode) -> Pieces:
-    """Draws CutMix's piece of another canvas, which keeps its position; it is absent if `chosen` is 0.
+    """Draws the rectangle that CutMix copies from another canvas to the same position; absent if not chosen.
 
-    Its area and centre are uniform, and its aspect ratio is that of the canvas. Parts outside are cut off.
+    Its area and centre are uniform, and its aspect ratio is that of the canvas. Parts outside the canvas are
+    cut off. If `chosen` is 0, the rectangle is absent.
     """
     half = dali_math.sqrt(uniform(0.0, 1.0)) * image_size / 2
     center = fn.random.uniform(range=(0.0, 1.0), shape=[2]) * image_size
@@ -172,9 +173,9 @@ def mixup(images: DataNode, canvases: DataNode, pieces: Pieces) -> DataNode:
     Args:
         images: float32 (H, W, 3).
         canvases: all canvases of the batch.
-        pieces: one whole canvas to average with; if it is absent, the image does not change.
+        pieces: the other canvas as one whole piece. If the piece is absent, the image does not change.
     """
-    rows = pieces.sizes[0, 0] * pieces.count  # no rows without MixUp, because the sum takes time
+    rows = pieces.sizes[0, 0] * pieces.count  # 0 rows without MixUp, because a sum takes time
     own = images[:rows]
     other = fn.permute_batch(canvases, indices=pieces.sources[0])[:rows]
     return fn.cat(0.5 * (own + other), images[rows:], axis=0)

@@ -87,8 +87,8 @@ def _convolution(
     is_head = activation == "linear"  # only these convolutions have no batch norm
     padding = "same"
     if stride == 2:
-        # Darknet pads all sides. Keras' "same" would pad only bottom and right, which shifts all by a pixel.
-        # Sides are even here, so no window reaches a padding at bottom or right: pad top and left only.
+        # Darknet pads all sides. Keras' "same" would pad only bottom and right, and shift the output by a
+        # pixel. Sides are even here, so no window reaches a padding at bottom or right: pad top and left only.
         pad = size // 2
         x = keras.layers.ZeroPadding2D(((pad, 0), (pad, 0)), name=f"{name}.pad")(x)
         padding = "valid"
@@ -98,12 +98,12 @@ def _convolution(
         strides=stride,
         padding=padding,
         use_bias=is_head,
-        # uniform in +-sqrt(2 / (size * size * input_channels)): src/convolutional_layer.c,
-        # make_convolutional_layer; Keras' limit is sqrt(3 * scale / fan_in)
+        # Weights are uniform in +-sqrt(2 / (size * size * input_channels)), as in src/convolutional_layer.c,
+        # make_convolutional_layer. Keras' limit is sqrt(3 * scale / fan_in), so scale is 2 / 3.
         kernel_initializer=keras.initializers.VarianceScaling(2 / 3, "fan_in", "uniform"),
         bias_initializer=_head_bias(options["filters"], config) if is_head else keras.initializers.Zeros(),
-        # float32, also under mixed precision: boxes and losses take exponentials of these outputs, and
-        # float16 scores would often be equal, which makes the order of detections arbitrary
+        # Heads are float32 even under mixed precision, because boxes and losses take exponentials of their
+        # outputs, and float16 scores would often be equal, which makes the order of detections arbitrary.
         dtype="float32" if is_head else None,
         name=f"{name}.conv",
     )(x)

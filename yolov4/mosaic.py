@@ -1,6 +1,6 @@
 """Mosaic in DALI: one training image made from four images, each at its own scale.
 
-AlexeyAB/darknet src/data.c, load_data_detection and blend_truth_mosaic; YOLOv4, arXiv 2004.10934, figure 3.
+Sources: AlexeyAB/darknet src/data.c, load_data_detection and blend_truth_mosaic; arXiv 2004.10934 figure 3.
 
 A random cut point divides the image into four tiles. Each tile shows a part of another canvas (a finished
 training image of the batch) at the scale of that canvas:
@@ -115,11 +115,11 @@ def tiles(
 def tile_starts(
     is_first: DataNode, cut: DataNode, rest: DataNode, before: DataNode, after: DataNode
 ) -> DataNode:
-    """Returns where each tile starts in its canvas, for rows and columns. Arguments are int32 and broadcast.
+    """Returns at which row, or at which column, each tile starts in its canvas. Arguments are int32 nodes.
 
     Args:
         is_first: 1 for the upper tiles (rows) or the left tiles (columns), else 0.
-        cut, rest: heights of the upper and the lower tiles (rows), or widths of the left and right (columns).
+        cut, rest: heights of upper and lower tiles (rows), or widths of left and right tiles (columns).
         before, after: padding above and below the image (rows), or on its left and right (columns).
     """
     first_start = rest - dali_math.min(rest, after)

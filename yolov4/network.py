@@ -46,7 +46,7 @@ class Layer:
 
 
 def describe(config: YOLOv4Config, num_classes: int) -> list[Layer]:
-    """Lists the layers of a model in Darknet's order, in which a .weights file has the convolutions."""
+    """Lists the layers of a model in Darknet's order. A .weights file has the convolutions in this order."""
     layers: list[Layer] = []
     outputs = config.anchors_per_location * (5 + num_classes)
     neck = _Part(layers, "neck", config.width, "leaky")
@@ -100,7 +100,7 @@ class _Part:
 
     def _append(self, kind: str, inputs: Sequence[Layer], channels: int, **options: Any) -> Layer:
         if inputs and kind != "route" and inputs[0] is not self.layers[-1]:
-            # In Darknet a layer reads the layer before it. To read an earlier layer, add a route to it.
+            # In Darknet, a layer reads the layer before it. So that it reads an earlier one, add a route.
             self.concat(inputs[0])
         numbers = tuple(x.index for x in inputs)
         layer = Layer(kind, self.name, len(self.layers), numbers, channels, options)
@@ -109,7 +109,7 @@ class _Part:
 
 
 def _yolov4(backbone: _Part, neck: _Part, head: _Part, outputs: int) -> None:
-    """CSPDarknet53, SPP, PANet and three heads of YOLOv3."""
+    """Appends YOLOv4: CSPDarknet53, SPP, PANet and three heads like those of YOLOv3."""
     c3, c4, c5 = _csp_darknet53(backbone)  # strides 8, 16, 32
     top5 = _spp(neck, c5)
     top4 = _top_down(neck, top5, c4, 256)
@@ -122,7 +122,7 @@ def _yolov4(backbone: _Part, neck: _Part, head: _Part, outputs: int) -> None:
 
 
 def _csp_darknet53(part: _Part) -> tuple[Layer, Layer, Layer]:
-    """Darknet-53 (arXiv 1804.02767 table 1) with a cross-stage connection around each stage (1911.11929)."""
+    """Appends Darknet-53 (arXiv 1804.02767 table 1) with cross-stage connections (arXiv 1911.11929)."""
     x = part.conv(None, 32, 3)
     x = _csp_stage(part, x, 64, blocks=1, branch=64)
     x = _csp_stage(part, x, 128, blocks=2, branch=64)
@@ -133,7 +133,7 @@ def _csp_darknet53(part: _Part) -> tuple[Layer, Layer, Layer]:
 
 
 def _csp_stage(part: _Part, x: Layer, filters: int, blocks: int, branch: int) -> Layer:
-    """Halves the size; one branch goes through `blocks` residual blocks, the other around them."""
+    """Appends a stage that halves the size. One branch has `blocks` residual blocks, the other goes past them."""
     x = part.conv(x, filters, 3, stride=2)
     around = part.conv(x, branch, 1)
     x = part.conv(x, branch, 1)
@@ -146,34 +146,34 @@ def _csp_stage(part: _Part, x: Layer, filters: int, blocks: int, branch: int) ->
 
 
 def _spp(part: _Part, x: Layer) -> Layer:
-    """Three convolutions, spatial pyramid pooling, three convolutions (arXiv 1903.08589 figure 2)."""
+    """Appends three convolutions, spatial pyramid pooling and three convolutions (arXiv 1903.08589 fig. 2)."""
     x = _bottlenecks(part, x, 512, count=3)
     pooled = [part.max_pool(x, size, stride=1) for size in (5, 9, 13)]
     return _bottlenecks(part, part.concat(*reversed(pooled), x), 512, count=3)
 
 
 def _top_down(part: _Part, coarse: Layer, fine: Layer, filters: int) -> Layer:
-    """One step of PANet's top-down path (arXiv 1803.01534 figure 1), with concatenation instead of a sum."""
+    """Appends a step of PANet's top-down path (arXiv 1803.01534 figure 1). It concatenates instead of adding."""
     coarse = part.upsample(part.conv(coarse, filters, 1))
     fine = part.conv(fine, filters, 1)
     return _bottlenecks(part, part.concat(fine, coarse), filters, count=5)
 
 
 def _bottom_up(part: _Part, fine: Layer, coarse: Layer, filters: int) -> Layer:
-    """One step of PANet's bottom-up path, with concatenation instead of a sum."""
+    """Appends a step of PANet's bottom-up path. It concatenates instead of adding."""
     fine = part.conv(fine, filters, 3, stride=2)
     return _bottlenecks(part, part.concat(fine, coarse), filters, count=5)
 
 
 def _bottlenecks(part: _Part, x: Layer, filters: int, count: int) -> Layer:
-    """`count` convolutions that alternate between 1 x 1 and 3 x 3 with twice the filters."""
+    """Appends `count` convolutions: in turn 1 x 1 with `filters` filters, and 3 x 3 with twice as many."""
     for i in range(count):
         x = part.conv(x, 2 * filters, 3) if i % 2 else part.conv(x, filters, 1)
     return x
 
 
 def _yolov4_tiny(backbone: _Part, neck: _Part, head: _Part, outputs: int) -> None:
-    """A small CSP backbone (arXiv 2011.08036 section 3.3), a top-down path and two heads."""
+    """Appends YOLOv4-tiny: a small CSP backbone (arXiv 2011.08036 section 3.3), a top-down path, two heads."""
     x = backbone.conv(None, 32, 3, stride=2)
     x = backbone.conv(x, 64, 3, stride=2)
     x, _ = _tiny_stage(backbone, x, 64)
@@ -188,7 +188,7 @@ def _yolov4_tiny(backbone: _Part, neck: _Part, head: _Part, outputs: int) -> Non
 
 
 def _yolov4_nano(backbone: _Part, neck: _Part, head: _Part, outputs: int) -> None:
-    """Not published: tiny with a third head (cfg/yolov4-tiny-3l.cfg) and fewer channels at coarse strides."""
+    """Appends yolov4-nano: tiny with a third head (cfg/yolov4-tiny-3l.cfg), fewer channels at coarse strides."""
     x = backbone.conv(None, 32, 3, stride=2)
     x = backbone.conv(x, 64, 3, stride=2)
     x, _ = _tiny_stage(backbone, x, 64)
@@ -205,7 +205,7 @@ def _yolov4_nano(backbone: _Part, neck: _Part, head: _Part, outputs: int) -> Non
 
 
 def _tiny_stage(part: _Part, x: Layer, filters: int) -> tuple[Layer, Layer]:
-    """One CSP stage, whose branch has half of the channels. Returns (output at half the size, feature)."""
+    """Appends a CSP stage with half of the channels in its branch. Returns (output at half size, feature)."""
     x = part.conv(x, filters, 3)
     first = part.conv(part.half(x), filters // 2, 3)
     second = part.conv(first, filters // 2, 3)

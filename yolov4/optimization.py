@@ -1,8 +1,8 @@
 """Learning rate and optimizer of the YOLOv4 recipe: AlexeyAB/darknet src/network.c, get_current_rate.
 
 Keras multiplies the gradient by the learning rate before adding it to the velocity. Darknet multiplies the
-velocity (src/convolutional_layer.c, update_convolutional_layer). With a constant rate the updates are equal.
-When the rate falls, Keras still uses the old rate for about 1 / (1 - momentum) updates.
+velocity (src/convolutional_layer.c, update_convolutional_layer). With a constant rate, the updates are equal.
+After the rate has fallen, the old rate still acts in Keras for about 1 / (1 - momentum) updates.
 """
 
 import dataclasses
@@ -15,14 +15,14 @@ from keras import ops
 from common.training import optimizers
 from yolov4.config import YOLOv4Config
 
-# The loss is a sum over all predictions of an image. With Keras' initial scale of 2**15, the first updates
-# would overflow float16 (at 416 pixels even after seven halvings of the scale).
+# The loss is a sum over all predictions of an image, so it is large. With Keras' initial loss scale of 2**15,
+# the first updates would overflow float16 (at 416 pixels even after seven halvings of the scale).
 INITIAL_LOSS_SCALE = 32.0
 
 
 @dataclasses.dataclass(eq=False)
 class BurnIn(keras.optimizers.schedules.LearningRateSchedule):
-    """The rate rises in the burn-in by a power of the update's number, then falls in steps or by a cosine.
+    """In the burn-in, the rate is a power of the update's number. Then it falls in steps or by a cosine.
 
     As in Darknet, which counts the images of an update before it computes the rate (train_network_datum), the
     first update has number 1. So no update has a rate of zero, and update `burn_in` has the full rate.

@@ -62,7 +62,7 @@ def boxes_to_input(boxes: DataNode, place: DataNode) -> DataNode:
 
 
 def random_flip(place: DataNode, image_size: DataNode, prob: float) -> tuple[DataNode, DataNode]:
-    """Draws int32 (), 1 (mirror) with probability `prob`, else 0. Also returns the image's new place."""
+    """Returns int32 (), 1 (mirror) with probability `prob`, else 0; and the image's place after mirroring."""
     coin = fn.random.coin_flip(probability=prob)
     top, left, height, width = (place[i] for i in range(4))
     return coin, fn.stack(top, left + coin * (image_size[1] - width - 2 * left), height, width)
@@ -74,9 +74,9 @@ def random_flip(place: DataNode, image_size: DataNode, prob: float) -> tuple[Dat
 def augment(
     config: YOLOv4Config, images: DataNode, boxes: DataNode, labels: DataNode
 ) -> tuple[DataNode, DataNode, DataNode]:
-    """Rotates an image, then applies `augment_pixels`. Add a new stage here. Mosaics are made later.
+    """Rotates an image, then applies `augment_pixels`. New stages belong here. Mosaics are made later.
 
-    `mosaic_tiles=fresh` does not call this function, only `augment_pixels`.
+    With mosaic_tiles=fresh, `augment_pixels` is called without this function.
 
     Args:
         config: has the fields of each stage.
@@ -200,7 +200,7 @@ class YOLOv4Pipeline(DaliOptions, YOLOv4Loader):
     def _canvases(
         self, mixed: YOLOv4Config, image_size: DataNode
     ) -> tuple[DataNode, Objects, dict[str, DataNode]]:
-        """Defines canvases of one image each, then mixes them. Also returns ids, sizes and letterboxes."""
+        """Makes canvases of one image each, then mixes them. Also returns ids, sizes and letterboxes."""
         config = self.config
         jpegs, boxes, labels, image_ids = self._read(self.seed)
         size = source_size(jpegs)
@@ -233,7 +233,7 @@ class YOLOv4Pipeline(DaliOptions, YOLOv4Loader):
     def _fresh_mosaics(
         self, mixed: YOLOv4Config, image_size: DataNode
     ) -> tuple[DataNode, Objects, dict[str, DataNode]]:
-        """Defines samples of one or four read images, then mixes them. Also returns ids of first images."""
+        """Makes samples of one or four read images, then mixes them. Also returns the ids of first images."""
         examples, image_ids = [], []
         for number, seed in enumerate(fresh_mosaic.reader_seeds(self.seed)):
             *nodes, ids = self._read(seed, f"reader_{number}" if number else "reader")

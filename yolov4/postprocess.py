@@ -1,7 +1,7 @@
 """Turns the heads' outputs into detections: best candidates, their boxes, non-maximum suppression per class.
 
 Follows AlexeyAB/darknet src/yolo_layer.c, get_yolo_detections, with one difference: only the best
-`nms_candidates` enter NMS. Darknet's greedynms is diou here: see common/nms.py.
+`nms_candidates` enter NMS. Darknet's greedynms is called nms_method=diou here: see common/nms.py.
 """
 
 import math

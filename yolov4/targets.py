@@ -3,11 +3,11 @@
 A box is assigned to the cell that contains its centre, and to the anchor with the best shape IoU among the
 anchors of all heads. Only a head whose mask contains this anchor learns the box. If iou_thresh is below 1,
 the box is also assigned to every anchor whose shape IoU is above iou_thresh. All boxes of a batch are
-assigned at once, in static shapes, so that XLA can compile it.
+assigned at once, with static shapes, so that XLA can compile the assignment.
 
 With neighbour_cells, which Darknet does not have, a box is also assigned to the cells in the nearest column
-and in the nearest row (ultralytics/yolov5 utils/loss.py, build_targets): three times as many predictions
-learn the box. With scale_xy 2, the centres of their boxes can reach its centre.
+and in the nearest row (ultralytics/yolov5 utils/loss.py, build_targets). So three times as many predictions
+learn the box. If scale_xy is 2, their boxes can have the same centre as the box.
 """
 
 import math
@@ -21,8 +21,8 @@ from yolov4.decoding import decode_boxes
 if TYPE_CHECKING:
     from yolov4.config import YOLOv4Config
 
-# src/yolo_layer.c, process_batch: a prediction whose box fits is still background if no class has more than
-# this probability, without the objectness as a factor (compare_yolo_class).
+# As in src/yolo_layer.c, process_batch, a prediction whose box fits is still background if no class has more
+# than this probability. The objectness is not a factor of this probability (compare_yolo_class).
 IGNORE_CLASS_PROBABILITY = 0.25
 
 IGNORE_CHUNK = 16  # number of boxes that are compared with all predictions at once
@@ -53,10 +53,10 @@ def valid_boxes(boxes: tf.Tensor, classes: tf.Tensor, num_classes: int) -> tf.Te
     """
     left, top, right, bottom = tf.unstack(tf.cast(boxes, tf.float32), axis=-1)
     center_x, center_y = (left + right) / 2, (top + bottom) / 2
-    # a box with NaN is not inside: every comparison with NaN is false
+    # A box with NaN is not inside, because every comparison with NaN is false.
     inside = (center_x >= 0) & (center_x <= 1) & (center_y >= 0) & (center_y <= 1)
     extended = (right > left) & (bottom > top) & tf.reduce_all(tf.math.is_finite(boxes), axis=-1)
-    classes = tf.cast(classes, tf.float32)  # TensorFlow would compare int32 on the host, not on a GPU
+    classes = tf.cast(classes, tf.float32)  # because TensorFlow compares int32 on the host, not on a GPU
     return inside & extended & (classes >= 0) & (classes < num_classes)
 
 
@@ -97,7 +97,7 @@ def assign_targets(
     fitting = _fitting_anchors(boxes[..., 2:] - boxes[..., :2], config, head, grid * config.strides[head])
     assigned = fitting & valid[..., None]  # (B, M, K)
 
-    # These matrix products of 0 and 1 count the boxes of the same prediction; they are exact.
+    # The matrix products below count the boxes of the same prediction. They are exact, as all factors are 0 or 1.
     same_cell = tf.cast(cell[:, :, None] == cell[:, None, :], tf.float32)  # (B, M, M)
     earlier = tf.linalg.band_part(same_cell, -1, 0) - tf.linalg.band_part(same_cell, 0, 0)
     assigned_number = tf.cast(assigned, tf.float32)
@@ -143,13 +143,12 @@ def ignore_mask(
     config: "YOLOv4Config",
     head: int,
 ) -> tf.Tensor:
-    """Returns bool (B, h, w, K): predictions that are too good to count as background, assigned or not.
-
+    """Returns bool (B, h, w, K): which predictions are too good to count as background.
     Their IoU with a ground-truth box is above ignore_thresh, and some class has a probability above
     IGNORE_CLASS_PROBABILITY.
 
     Args:
-        raw: (B, h, w, K, 5 + C), outputs of head number `head`. They get no gradient from here.
+        raw: (B, h, w, K, 5 + C), outputs of head number `head`. No gradient flows back to them.
         boxes, classes: as for `assign_targets`.
         num_boxes: int (B,), number of boxes before the padding. The time depends on the largest number, the
             memory on IGNORE_CHUNK, the number of boxes in one chunk.
@@ -162,7 +161,7 @@ def ignore_mask(
     predictions = tf.reshape(decode_boxes(raw, config, head), [batch, 1, num_predictions, 4])
 
     valid = valid_boxes(boxes, classes, raw.shape[-1] - 5)
-    # invalid boxes get no area, so their IoU is 0
+    # Invalid boxes get no area, so their IoU is 0.
     boxes = tf.where(valid[..., None], tf.cast(boxes, tf.float32), 0.0)
     padding = -boxes.shape[1] % IGNORE_CHUNK
     boxes = tf.pad(boxes, [[0, 0], [0, padding], [0, 0]])
@@ -198,7 +197,7 @@ def _fitting_anchors(
     intersection = common[..., 0] * common[..., 1]
     areas = (sizes[..., 0] * sizes[..., 1])[..., None]
     fit = intersection / (areas + anchors[:, 0] * anchors[:, 1] - intersection)
-    # no argmax, because it does not define which of equal values it takes
+    # argmax is of no use here: TensorFlow does not define which of several equal values it takes.
     numbers = tf.range(config.num_anchors, dtype=tf.float32)
     is_best = fit == tf.reduce_max(fit, axis=-1, keepdims=True)
     best = tf.reduce_min(tf.where(is_best, numbers, float(config.num_anchors)), axis=-1)  # (B, M)

@@ -85,8 +85,8 @@ def random_cuts(batch_size: int, size: tf.Tensor, random: Random) -> tf.Tensor:
 def mosaic(canvases: Canvases, tiles: tf.Tensor, cut: tf.Tensor) -> Mixed:
     """Makes a mosaic of four pieces (Darknet src/data.c, load_data_detection, blend_truth_mosaic).
 
-    Each piece is the corner of its canvas that is next to the cut point, at the canvas' scale, moved inwards
-    past the padding. Boxes move with their piece and are clipped to it.
+    Each piece is cut from a corner of its canvas, without a change of scale. If the corner is padding, the
+    piece is moved inwards (see mosaic.py). Boxes move with their piece and are clipped to the piece.
 
     Args:
         tiles: int32 (4,), indices of the canvases: top left, top right, bottom left, bottom right.

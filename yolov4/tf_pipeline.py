@@ -87,7 +87,7 @@ def jittered_crop(
 
 
 def random_hsv(image: tf.Tensor, hue: float, saturation: float, exposure: float, random: Random) -> tf.Tensor:
-    """Turns the hue by -hue to hue degrees. Multiplies saturation and brightness by a `random_factor` each."""
+    """Turns the hue by -hue to hue degrees; multiplies saturation and brightness by random factors."""
     hsv = tf.image.rgb_to_hsv(tf.cast(image, tf.float32) / 255)
     h, s, v = tf.unstack(hsv, axis=-1)
     h = tf.math.floormod(h + random.uniform(-hue, hue) / 360, 1.0)
@@ -97,7 +97,7 @@ def random_hsv(image: tf.Tensor, hue: float, saturation: float, exposure: float,
 
 
 def random_factor(limit: float, random: Random) -> tf.Tensor:
-    """Returns a factor from 1 to limit, inverted with probability 0.5 (src/utils.c, rand_scale)."""
+    """Returns a factor from 1 to limit, inverted with probability 0.5 (utils.c, rand_scale)."""
     factor = random.uniform(1.0, limit)
     return tf.where(random.uniform(0.0, 1.0) < 0.5, factor, 1.0 / factor)
 
@@ -240,6 +240,6 @@ class YOLOv4TFPipeline(pipeline.YOLOv4Loader):
         return outputs.pop("images"), outputs
 
     def _input_size(self, batch_index: tf.Tensor) -> tf.Tensor:
-        # A batch has the same size on all ranks, because they wait for each other.
+        # A batch has the same size on all ranks, because fast ranks would wait for slow ones.
         random = Random(batch_index, self.seed, 0, 1)
         return input_size(self.config, self.training, random)
