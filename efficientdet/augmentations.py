@@ -71,7 +71,7 @@ def auto_augment(images: DataNode, config: "EfficientDetConfig") -> DataNode:
     For each sample, only the operations that were drawn for this sample run: see `is_conditional`.
     """
     # DALI 2.4 calls two of its own operators by deprecated names, and warns about this even if Python's
-    # filters forbid it. The warnings are recorded, so that nobody sees them.
+    # filters forbid it. Recording the warnings keeps them out of the output.
     with warnings.catch_warnings(record=True):
         if config.auto_augment == "trivial":
             images = trivial_augment.apply_trivial_augment(TRIVIAL_AUGMENT, images)

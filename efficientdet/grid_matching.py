@@ -87,13 +87,13 @@ def _candidates(boxes: tf.Tensor, anchors: Anchors, match_iou: float) -> tuple[t
     intersection = overlap[..., 0] * overlap[..., 1]  # (R, T)
     areas = sizes[..., 0] * sizes[..., 1] + kind_sizes[:, 0] * kind_sizes[:, 1]
     iou = intersection / (areas - intersection)
-    # For a tiny box, the rounding of float32 coordinates (1e-7) changes the IoU. So lower the threshold a bit.
+    # For a tiny box, the rounding of float32 coordinates (1e-7) changes the IoU, so lower the threshold.
     slack = tf.minimum(1e-4 + 2e-6 * tf.reduce_sum(1.0 / sizes, axis=-1), 0.9)  # (R, 1)
     wanted = tf.minimum(match_iou, tf.reduce_max(iou, axis=1, keepdims=True)) * (1.0 - slack)
 
     # Along each axis, find the cells whose anchors can reach the wanted IoU if the overlap along the other
     # axis is as large as possible. Several cells can have the same IoU as the nearest cell: all those in
-    # which the anchor contains the box, or the box the anchor.
+    # which the anchor contains the box, or vice versa.
     enough = areas * wanted / (1.0 + wanted)  # the least intersection for the wanted IoU
     reach = half_sum - enough[..., tf.newaxis] / tf.maximum(overlap[..., ::-1], 1e-12)
     reach = reach / strides + 1e-3

@@ -72,7 +72,7 @@ def auto_augment(images: list[DataNode], config: "YOLOv4Config") -> list[DataNod
     """
     ops, magnitude = config.rand_augment_ops, config.rand_augment_magnitude
     # DALI 2.4 calls two of its own operators by deprecated names, and warns about this even if Python's
-    # filters forbid it. The warnings are recorded, so that nobody sees them.
+    # filters forbid it. Recording the warnings keeps them out of the output.
     with warnings.catch_warnings(record=True):
         if config.auto_augment == "trivial":
             return [trivial_augment.apply_trivial_augment(TRIVIAL_AUGMENT, image) for image in images]

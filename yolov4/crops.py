@@ -93,7 +93,7 @@ def jittered_crop(
     start = round_half_up(_jitter(jitter, count) * size - longer / 2)
     end = size - round_half_up(_jitter(jitter, count) * size - longer / 2)
     length = dali_math.max(end - start, 1)
-    first, last = dali_math.max(start, 0), dali_math.min(start + length, size)  # the part that is in the image
+    first, last = dali_math.max(start, 0), dali_math.min(start + length, size)  # the part in the image
     # Round to the nearest pixel of the network input, halves up, in integer arithmetic.
     ends = (2 * image_size * (fn.stack(first, last) - start) + length) // (2 * length)
     place = dali_math.min(ends[0], image_size - 1)

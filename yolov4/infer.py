@@ -28,7 +28,7 @@ from common.args import InferArgs
 from common.progress import import_tensorflow
 
 # The IoU threshold of NMS for pictures is from darknet src/detector.c, test_detector. In a picture, two boxes
-# on one object are worse than a missing box. eval.py uses 0.6, as Darknet does for COCO results.
+# on one object are worse than a missing box. eval.py uses 0.6, the threshold for COCO results.
 PICTURE_NMS_IOU = 0.45
 
 

@@ -226,11 +226,11 @@ def _darknet_derivative(
 ) -> tuple[tf.Tensor, tf.Tensor]:
     """Returns the CIoU, and what Darknet uses as its derivative for `offsets` (yolo_layer.c, delta_yolo_box).
 
-    Darknet uses the derivative for the box's normalised centre x, centre y, width and height as the derivative
-    for the raw outputs. It multiplies the derivative for a side by the exponential of the raw output, but not
-    by the anchor's side. The IoU term counts twice for the sides. The aspect term is not divided by width**2 +
-    height**2, as in the CIoU paper. One difference: in Darknet, dx_box_iou (src/box.c) has a wrong sign where
-    the centre moves the enclosing box. Here the sign is right.
+    Darknet uses the derivative for the box's normalised centre x, centre y, width and height as the
+    derivative for the raw outputs. It multiplies the derivative for a side by the exponential of the raw
+    output, but not by the anchor's side. The IoU term counts twice for the sides. As in the CIoU paper, the
+    aspect term is not divided by width**2 + height**2. One difference: in Darknet, dx_box_iou (src/box.c) has
+    a wrong sign where the centre moves the enclosing box. Here the sign is right.
     """
     boxes_cxcywh = box_ops.ltrb_to_cxcywh(decode(offsets))
     with tf.GradientTape(persistent=True) as tape:

@@ -142,8 +142,7 @@ def objects_of(canvas: Objects, pieces: Pieces) -> list[Objects]:
 
 
 def random_rectangle(source: DataNode, chosen: DataNode, image_size: DataNode) -> Pieces:
-    """Draws the rectangle that CutMix copies from another canvas to the same position; absent if not chosen.
-
+    """Draws the rectangle that CutMix copies from another canvas to the same position.
     Its area and centre are uniform, and its aspect ratio is that of the canvas. Parts outside the canvas are
     cut off. If `chosen` is 0, the rectangle is absent.
     """

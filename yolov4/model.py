@@ -88,7 +88,7 @@ def _convolution(
     padding = "same"
     if stride == 2:
         # Darknet pads all sides. Keras' "same" would pad only bottom and right, and shift the output by a
-        # pixel. Sides are even here, so no window reaches a padding at bottom or right: pad top and left only.
+        # pixel. Sides are even here, so no window would reach padding at bottom or right: pad top and left.
         pad = size // 2
         x = keras.layers.ZeroPadding2D(((pad, 0), (pad, 0)), name=f"{name}.pad")(x)
         padding = "valid"

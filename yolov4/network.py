@@ -133,7 +133,7 @@ def _csp_darknet53(part: _Part) -> tuple[Layer, Layer, Layer]:
 
 
 def _csp_stage(part: _Part, x: Layer, filters: int, blocks: int, branch: int) -> Layer:
-    """Appends a stage that halves the size. One branch has `blocks` residual blocks, the other goes past them."""
+    """Appends a stage that halves the size. One branch has `blocks` residual blocks, the other has none."""
     x = part.conv(x, filters, 3, stride=2)
     around = part.conv(x, branch, 1)
     x = part.conv(x, branch, 1)
@@ -146,21 +146,21 @@ def _csp_stage(part: _Part, x: Layer, filters: int, blocks: int, branch: int) ->
 
 
 def _spp(part: _Part, x: Layer) -> Layer:
-    """Appends three convolutions, spatial pyramid pooling and three convolutions (arXiv 1903.08589 fig. 2)."""
+    """Appends 3 convolutions, spatial pyramid pooling and 3 convolutions (arXiv 1903.08589 figure 2)."""
     x = _bottlenecks(part, x, 512, count=3)
     pooled = [part.max_pool(x, size, stride=1) for size in (5, 9, 13)]
     return _bottlenecks(part, part.concat(*reversed(pooled), x), 512, count=3)
 
 
 def _top_down(part: _Part, coarse: Layer, fine: Layer, filters: int) -> Layer:
-    """Appends a step of PANet's top-down path (arXiv 1803.01534 figure 1). It concatenates instead of adding."""
+    """Appends a step of PANet's top-down path (arXiv 1803.01534 figure 1), but concatenates, not adds."""
     coarse = part.upsample(part.conv(coarse, filters, 1))
     fine = part.conv(fine, filters, 1)
     return _bottlenecks(part, part.concat(fine, coarse), filters, count=5)
 
 
 def _bottom_up(part: _Part, fine: Layer, coarse: Layer, filters: int) -> Layer:
-    """Appends a step of PANet's bottom-up path. It concatenates instead of adding."""
+    """Appends a step of PANet's bottom-up path (arXiv 1803.01534 figure 1), but concatenates, not adds."""
     fine = part.conv(fine, filters, 3, stride=2)
     return _bottlenecks(part, part.concat(fine, coarse), filters, count=5)
 
@@ -173,7 +173,7 @@ def _bottlenecks(part: _Part, x: Layer, filters: int, count: int) -> Layer:
 
 
 def _yolov4_tiny(backbone: _Part, neck: _Part, head: _Part, outputs: int) -> None:
-    """Appends YOLOv4-tiny: a small CSP backbone (arXiv 2011.08036 section 3.3), a top-down path, two heads."""
+    """Appends YOLOv4-tiny: a CSP backbone (arXiv 2011.08036 section 3.3), a top-down path and two heads."""
     x = backbone.conv(None, 32, 3, stride=2)
     x = backbone.conv(x, 64, 3, stride=2)
     x, _ = _tiny_stage(backbone, x, 64)
@@ -188,7 +188,7 @@ def _yolov4_tiny(backbone: _Part, neck: _Part, head: _Part, outputs: int) -> Non
 
 
 def _yolov4_nano(backbone: _Part, neck: _Part, head: _Part, outputs: int) -> None:
-    """Appends yolov4-nano: tiny with a third head (cfg/yolov4-tiny-3l.cfg), fewer channels at coarse strides."""
+    """Appends yolov4-nano: like tiny, but with three heads (cfg/yolov4-tiny-3l.cfg) and fewer channels."""
     x = backbone.conv(None, 32, 3, stride=2)
     x = backbone.conv(x, 64, 3, stride=2)
     x, _ = _tiny_stage(backbone, x, 64)

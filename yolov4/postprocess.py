@@ -112,7 +112,7 @@ def _best_of_head(raw: tf.Tensor, config: YOLOv4Config, head: int) -> tuple[tf.T
     sizes = tf.constant([config.anchor_sizes[anchor] for anchor in config.masks[head]], tf.float32)
     stride = config.strides[head]
     boxes = decode_offsets(
-        # NaN, because the sigmoid or the limit would turn infinity into a valid box
+        # NaN, because decoding would turn infinity into a valid box (by its sigmoid and its size limit)
         tf.where(tf.math.is_finite(offsets), offsets, math.nan),
         rows=index // (num_anchors * grid_width),
         columns=index // num_anchors % grid_width,

@@ -97,7 +97,7 @@ def assign_targets(
     fitting = _fitting_anchors(boxes[..., 2:] - boxes[..., :2], config, head, grid * config.strides[head])
     assigned = fitting & valid[..., None]  # (B, M, K)
 
-    # The matrix products below count the boxes of the same prediction. They are exact, as all factors are 0 or 1.
+    # The matrix products below count boxes of the same prediction. They are exact: all factors are 0 or 1.
     same_cell = tf.cast(cell[:, :, None] == cell[:, None, :], tf.float32)  # (B, M, M)
     earlier = tf.linalg.band_part(same_cell, -1, 0) - tf.linalg.band_part(same_cell, 0, 0)
     assigned_number = tf.cast(assigned, tf.float32)

@@ -73,7 +73,7 @@ def jittered_crop(
         moved -= (tf.reduce_max(sides / shape) * shape - sides) / 2
     moved = tf.cast(tf.floor(moved + 0.5), tf.int32)
     start, length = moved[0], tf.maximum(size - moved[1] - moved[0], 1)
-    first, last = tf.maximum(start, 0), tf.minimum(start + length, size)  # the part that is in the image
+    first, last = tf.maximum(start, 0), tf.minimum(start + length, size)  # the part in the image
 
     def to_input(position: tf.Tensor) -> tf.Tensor:
         return (2 * image_size * (position - start) + length) // (2 * length)
