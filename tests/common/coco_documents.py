@@ -1,4 +1,4 @@
-"""A small COCO document, functions that change it, and checks of the result. For tests of coco.py."""
+"""Helpers for tests of coco.py: a small COCO document, functions that change it, and checks of the result."""
 
 import copy
 import functools
@@ -32,7 +32,7 @@ LARGE = 2**63 - 1
 
 
 def draw_images(directory):
-    """Writes the image files of SMALL."""
+    """Writes an image file for each image of the document SMALL."""
     (directory / "sub").mkdir()
     for image in SMALL["images"]:
         pixels = np.random.default_rng(image["width"]).integers(0, 255, (image["height"], image["width"], 3))
@@ -41,7 +41,7 @@ def draw_images(directory):
 
 
 def write_json(directory: pathlib.Path, document) -> pathlib.Path:
-    """Writes a document, or any text or bytes, as instances.json."""
+    """Writes `document`, a dict, text or bytes, to the file instances.json; returns its path."""
     path = directory / "instances.json"
     if isinstance(document, dict):
         document = json.dumps(document)
@@ -50,7 +50,7 @@ def write_json(directory: pathlib.Path, document) -> pathlib.Path:
 
 
 def changed(path, value, document=SMALL):
-    """Returns a document with the value at `path` replaced, or removed if `value` is `...`."""
+    """Returns a copy of `document` with the value at `path` replaced; if `value` is `...`, it is removed."""
     document = copy.deepcopy(document)
     parent = functools.reduce(operator.getitem, path[:-1], document)
     if value is ...:
@@ -61,7 +61,7 @@ def changed(path, value, document=SMALL):
 
 
 def refused(path, images_dir=None, **policy):
-    """Asserts that a json is refused; returns the issues that stop the loading, {kind: issue}."""
+    """Asserts that load_coco refuses a json file; returns the issues that are errors, {kind: issue}."""
     with pytest.raises(DataError) as error:
         load_coco(path, images_dir, policy=ImagePolicy(**policy))
     (issues,) = error.value.issues
@@ -72,7 +72,7 @@ def refused(path, images_dir=None, **policy):
 
 
 def assert_is(annotations, document):
-    """Asserts that the annotations equal those that plain loops read from a document."""
+    """Asserts that the annotations have the content of a document, which plain loops read."""
     images, objects = document["images"], document["annotations"]
     assert annotations.image_ids.tolist() == [image["id"] for image in images]
     assert annotations.file_names == [image["file_name"] for image in images]

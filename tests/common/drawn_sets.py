@@ -1,4 +1,4 @@
-"""Writes COCO data sets of pictures with flat rectangles, whose boxes are known."""
+"""Writes COCO data sets whose pictures show rectangles of one colour, so that the true boxes are known."""
 
 import json
 import pathlib
@@ -12,7 +12,7 @@ GREY = (90, 110, 100)
 
 
 def draw_rectangle(random: np.random.Generator, height: int, width: int, color) -> tuple[np.ndarray, tuple]:
-    """Returns a grey picture, uint8 (height, width, 3), with one rectangle, and its box as ltwh pixels."""
+    """Returns a grey picture, uint8 (height, width, 3), with one rectangle; and the rectangle as ltwh pixels."""
     w, h = random.integers(width // 4, width // 2), random.integers(height // 4, height // 2)
     x, y = random.integers(0, width - w + 1), random.integers(0, height - h + 1)
     image = np.full((height, width, 3), GREY, np.uint8)
@@ -21,13 +21,13 @@ def draw_rectangle(random: np.random.Generator, height: int, width: int, color) 
 
 
 def write_coco(directory: pathlib.Path, pictures, suffixes=("png",), crowds=()) -> CocoSource:
-    """Writes pictures as image files, and a json; the formats of `suffixes` are used in rotation.
+    """Writes a COCO data set: the pictures as image files, in the formats of `suffixes` in turn, and a json.
 
     Args:
-        directory: directory of all files.
-        pictures: list of (image id, uint8 image, [(class, ltwh px), ...]). Class k of six has the id 3 + 7 k.
-        suffixes: suffixes of the image files.
-        crowds: indices of the boxes that mark crowds.
+        directory: directory in which all files are written.
+        pictures: list of (image id, uint8 image, [(class, ltwh px), ...]). Class k, 0 to 5, has id 3 + 7 k.
+        suffixes: suffixes of the image files: the first image gets the first suffix, and so on.
+        crowds: indices of the boxes that mark crowds, counted over all pictures.
     """
     images, annotations = [], []
     for row, (image_id, image, objects) in enumerate(pictures):

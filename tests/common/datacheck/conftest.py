@@ -1,4 +1,4 @@
-"""Fixtures: the small COCO document and its image files."""
+"""Fixtures that write the small COCO document SMALL and its image files."""
 
 import pytest
 
@@ -12,5 +12,5 @@ def images(tmp_path_factory):
 
 @pytest.fixture
 def small(tmp_path):
-    """A function that writes a variant of SMALL and returns its path."""
+    """A function that writes SMALL, or a given document in its place, to a json file and returns the path."""
     return lambda document=SMALL: write_json(tmp_path, document)

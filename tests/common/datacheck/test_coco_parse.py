@@ -1,4 +1,7 @@
-"""Tests refused COCO jsons: each fault is reported with its record. Then hypothesis makes random changes."""
+"""Tests that wrong COCO jsons are refused, and that each fault is reported with its record.
+
+At the end of the file, hypothesis makes random changes of a json.
+"""
 
 import contextlib
 import copy
@@ -21,7 +24,7 @@ def steps(path):
     return [int(step) if step.isdigit() else step for step in path.split(".")]
 
 
-# --- one fault ---
+# --- jsons with one fault ---
 
 
 ONE_FAULT = [
@@ -81,7 +84,7 @@ def test_offenders_without_ids_are_named_by_their_place(small):
     assert refused(small(document))["box-length"].offenders == [expected]
 
 
-# --- many faults ---
+# --- jsons with many faults ---
 
 
 def test_every_fault_is_listed(small, images):
@@ -95,7 +98,7 @@ def test_every_fault_is_listed(small, images):
     boxes = ([1, 2, -3, 4], [1, 2, 3], [1, 2, 3, NAN], [19, 2, 3, 4])
     changes = [{"bbox": box} for box in boxes]
     changes += [{"bbox": [1, 2, 3, "4"], "category_id": None}, {"category_id": 5, "id": 1}]
-    changes += [{"image_id": i} for i in (14, 15, 16)]  # more unknown ids than images with an unusable id
+    changes += [{"image_id": i} for i in (14, 15, 16)]  # no image has these ids
     sound = {"image_id": 42, "category_id": 2, "bbox": [1, 2, 3, 4]}
     document["annotations"] += [{"id": i} | sound | change for i, change in enumerate(changes, 20)]
     document["categories"] += [{"id": 9, "name": "again"}, {"id": 10}]
@@ -129,7 +132,7 @@ def test_image_files_are_looked_at_as_far_as_they_are_known(small, images):
 
 
 def test_a_lost_id_is_one_fault(small):
-    """A reference to a record whose id is unusable is not a second fault; any other unknown id is a fault."""
+    """Tests that a wrong id is reported only once, and not for the annotations that refer to its record."""
     document = changed(["images", 1, "id"], "7")
     assert list(refused(small(document))) == ["wrong-type"]
     document["annotations"][3]["image_id"] = 8
@@ -140,7 +143,7 @@ def test_a_lost_id_is_one_fault(small):
     assert set(refused(small(document))) == {"bad-category", "unknown-category"}
 
 
-# --- not json ---
+# --- files that are not valid json ---
 
 
 def test_a_json_cut_anywhere_is_an_error(small):
@@ -190,7 +193,7 @@ def test_numbers_that_are_too_large(small, number):
 
 @pytest.mark.parametrize("literal", ["NaN", "-Infinity"])
 def test_literals_of_pythons_json(small, literal):
-    """NaN and -Infinity are reported wherever a value is read. Inside a string they are just text."""
+    """Tests that NaN and -Infinity are errors in values that are read, but not inside strings."""
     document = changed(["info"], {"a": "NaN", "b": "an NaN", "c": "NaN, Infinity"})
     text = json.dumps(changed(["annotations", 3, "segmentation"], [[77, 0], [77]], document))
     assert_is(load_coco(small(text.replace("77", literal))), document)
@@ -210,7 +213,7 @@ def test_literals_of_pythons_json(small, literal):
 
 @pytest.mark.parametrize("bad", [b"\xff", b"\xed\xa0\x80", b"\\ud800"])
 def test_what_is_no_text(small, bad):
-    """Bytes that are not UTF-8 and half a surrogate pair are errors, but not in values that nobody reads."""
+    """Tests that invalid UTF-8 and half a surrogate pair are errors, but only in values that are read."""
     text = json.dumps(SMALL).encode()
     (offender,) = refused(small(text.replace(b"sub/b.jpg", b"sub/" + bad)))["wrong-type"].offenders
     assert offender.startswith("image 7 ('sub/\\ud") and "UTF-8" in offender
@@ -227,7 +230,7 @@ def test_a_byte_order_mark_is_no_matter(small, literal):
 
 
 def test_a_list_given_twice_is_named(small):
-    """A list that is given twice is an error even if one of the two is empty."""
+    """Tests that it is an error if the json has the key images, annotations or categories twice."""
     text = json.dumps(SMALL)
     for key in ("images", "annotations", "categories"):
         for more in ([], SMALL[key]):
@@ -241,7 +244,7 @@ def test_a_list_given_twice_is_named(small):
 
 
 def test_keys_that_nobody_needs_may_be_repeated(small):
-    """The names of the lists may also appear elsewhere, as text or in values that are skipped."""
+    """Tests that keys that are not read may appear twice, and may contain the names of the three lists."""
     skipped = {"annotations": [], "images": '"images": []', "categories": {"categories": []}}
     text = json.dumps(changed(["info"], [skipped, skipped, "annotations"]))
     assert_is(load_coco(small(f'{{"info": 1, "Images": [], "": 2, "": 3, {text[1:]}')), SMALL)
@@ -268,10 +271,10 @@ def test_boxes_that_are_fractions(small):
         "annotation 1 (image 7) has bbox [0.05, 0.1, 0.2, 0.9] in 30 x 40 pixels",
         "annotation 8 (image 42) has bbox [-0.01, 0.0, 0.3, 0.3] in 20 x 10 pixels",
     ]
-    # A single box of fractions is enough for this error, and other faults do not hide it.
+    # A single box of fractions is enough for this error, even if other annotations have other faults.
     document["annotations"] = document["annotations"][:1]
     assert list(refused(small(document))) == ["boxes-not-in-pixels"]
-    # Unusable boxes are ignored when the unit is checked.
+    # Boxes that are not finite or have a negative side do not count when the unit is checked.
     stopping = refused(small(with_boxes([*FRACTIONS[:2], [20, 10, -8, 5], [1, 2, NAN, 4]])))
     counts = {"box-not-finite": 1, "box-negative": 1, "boxes-not-in-pixels": 2}
     assert {kind: issue.count for kind, issue in stopping.items()} == counts
@@ -284,7 +287,7 @@ def test_one_box_of_more_than_a_pixel_is_in_pixels(small, box):
 
 
 def test_small_boxes_that_are_no_fractions(small):
-    """Boxes in images of one pixel, and boxes without area, are not taken for fractions."""
+    """Tests that boxes in images of one pixel, and boxes without area, are not reported as fractions."""
     document = with_boxes([[0, 0, 1, 1]] * 4)
     for row in range(2):
         document["images"][row] |= {"width": 1, "height": 1}
@@ -295,16 +298,17 @@ def test_small_boxes_that_are_no_fractions(small):
 CORNERS, INSIDE = [60, 50, 90, 70], [10, 10, 20, 20]
 
 
+# Rows: number of boxes that are CORNERS, number of boxes INSIDE, one more box, whether the json is refused.
 CORNERS_OR_NOT = [
-    (7, 8, CORNERS, True),  # 8 of 16 boxes reach outside: 8 boxes, and half of all, are enough
+    (7, 8, CORNERS, True),  # 8 of 16 boxes reach outside the image: just enough
     (7, 9, CORNERS, False),
     (7, 0, INSIDE, False),
-    (7, 0, [10, 10, 91.5, 20], True),  # more than a pixel outside
+    (7, 0, [10, 10, 91.5, 20], True),  # reaches more than a pixel outside
     (7, 0, [10, 10, 91, 71], False),
-    (8, 0, [-1, -1, 101, 81], True),  # read as corners, at most a pixel outside
+    (8, 0, [-1, -1, 101, 81], True),  # as corners, it reaches at most a pixel outside
     (8, 0, [-1.5, 5, 90, 20], False),
     (8, 0, [5, 5, 20, 81.5], False),
-    (8, 0, [20, 5, 20, 30], False),  # read as corners, it has no width
+    (8, 0, [20, 5, 20, 30], False),  # as corners, it has no width
 ]
 
 
@@ -321,7 +325,7 @@ def test_boxes_of_corners(small, num_corners, num_inside, last, is_refused):
         assert_is(load_coco(small(document)), document)
 
 
-# --- not a file ---
+# --- paths that are no json file ---
 
 
 def test_a_missing_json(tmp_path):
@@ -333,7 +337,7 @@ def test_a_missing_json(tmp_path):
     assert set(stopping) == {"file-unreadable", "no-image-directory"}
 
 
-# --- any change: refused, or read correctly ---
+# --- random changes: the json is refused or read correctly ---
 
 NUMBERS = (0, -1, 1, 2, 7, 9, 42, 2**31, LARGE, LARGE + 1, 10**30, 1.5, -0.0, 1e300, NAN, INF)
 OTHERS = (..., None, True, "", "7", "\ud800", "a.jpg", "ä" * 300, [], {}, [[[]]], [{}])
@@ -342,7 +346,7 @@ VALUES = st.sampled_from([*NUMBERS, *OTHERS, *BOXES, [1, 2, 3, "4"], [1, 2, NAN,
 BYTES = st.sampled_from(
     [b"NaN", b"Infinity", b"-", b"null", b"1e999", b'"', b"[", b"}", b"\\u", b"0", b"\xff"]
 )
-# Every run tests the same examples, so that a failure in CI can be repeated here.
+# derandomize: hypothesis tests the same examples in every run, so a failure in CI can be repeated.
 FIXED = settings(max_examples=200, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 
 
@@ -355,7 +359,7 @@ def paths(value, path=()):
 
 
 def read_or_refused(path):
-    """Returns the annotations, or None if issues stop the loading."""
+    """Returns the annotations, or None if load_coco refuses the json."""
     try:
         return load_coco(path)
     except DataError as error:

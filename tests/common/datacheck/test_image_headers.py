@@ -1,4 +1,4 @@
-"""Tests the checks of image headers and ends against DALI's CPU decoder, which reads the images later."""
+"""Tests that the checks of image headers and ends accept only images that DALI's CPU decoder can read."""
 
 import io
 import struct
@@ -17,7 +17,7 @@ from common.datacheck.issues import KINDS, Fault, Severity
 from tests.common.image_variants import HEIGHT, REFUSED, RGB, WIDTH, bmp, chunk, exif, expected, pillow, tiff
 from tests.common.image_variants import VARIANTS as DECODED
 
-# DALI decodes these formats, but the check refuses them, because hardly any data set uses them.
+# DALI decodes these formats, but the image check refuses them, because hardly any data set uses them.
 RARE = (
     *("bmp-run-lengths", "ppm", "jpeg2000-rgb-16", "tiff-big-big-endian", "tiff-planar", "tiff-float"),
     *("tiff-without-sizes", "tiff-zstandard", "tiff-pages", "tiff-five-samples"),
@@ -28,7 +28,7 @@ EVERY_PIXEL = ImagePolicy(decode=True)
 
 
 def decode_by_dali(*encoded: bytes) -> list[tuple[np.ndarray, np.ndarray]]:
-    """Decodes each image whole, and as the pipelines do, which read its size and a window of that size."""
+    """Decodes each image twice: as a whole, and as a window of the image's size, like the pipelines."""
 
     @pipeline_def(batch_size=len(encoded), num_threads=2, device_id=None, prefetch_queue_depth=1)
     def pipeline():
@@ -98,7 +98,7 @@ def test_no_tiff_passes_that_dali_refuses(photometric, samples):
     assert not passing or all(whole.shape == RGB.shape for whole, _ in decode_by_dali(*passing))
 
 
-# --- ends ---
+# --- truncated files and bytes after the end ---
 
 
 @pytest.mark.parametrize("name", VARIANTS)
@@ -106,7 +106,7 @@ def test_every_cut_is_found_without_decoding(name):
     encoded = VARIANTS[name]
     end = len(encoded)
     if name == "jpeg-several-pictures":
-        end = encoded.index(b"\xff\xd9") + 2  # DALI reads only the first picture
+        end = encoded.index(b"\xff\xd9") + 2  # DALI reads only the first picture of this file
     for cut in sorted({*range(1, min(end, 700), 3), *range(1, end, 7), *range(end - 100, end)}):
         facts = inspect(encoded[:cut])
         assert facts.fault, cut
@@ -233,16 +233,16 @@ CODESTREAM = VARIANTS["jpeg2000"].index(b"\xff\x4f\xff\x51")
 
 
 def _jpeg_frame(position: int, value: bytes) -> bytes:
-    """Returns the JPEG with a changed frame header.
+    """Returns a valid JPEG with changed bytes in its frame header.
 
-    `position` counts bytes after the marker: byte 2 has the bits per sample, the height starts at byte 3 and
-    the width at byte 5, and byte 7 has the number of components.
+    `position` counts the bytes after the header's marker: byte 2 is the number of bits per sample, the height
+    starts at byte 3, the width starts at byte 5, and byte 7 is the number of components.
     """
     return _changed("jpeg", FRAME + 2 + position, value)
 
 
 def _lossless() -> bytes:
-    """Returns the JPEG with the frame header of a lossless one, without quantization tables."""
+    """Returns a JPEG whose frame header says that it is lossless, and which has no quantization tables."""
     return SOUND_JPEG[:TABLES] + _jpeg_frame(-1, b"\xc3")[FRAME:]
 
 
@@ -266,10 +266,11 @@ BAD_HEADERS = [
     (tiff(RGB, 2, without=(256,)), "unsupported-format"),
     (tiff(RGB, 2, tag258=(8, 8, 16)), "unsupported-format"),
     (tiff(RGB, 2, tag259=(34712,)), "unsupported-format"),
-    (tiff(RGB, 2).replace(b"\x11\x01\x04\0", b"\x11\x01\x02\0"), "unsupported-format"),  # offsets are ASCII
+    # The TIFF tag with the offsets of the strips has the type ASCII.
+    (tiff(RGB, 2).replace(b"\x11\x01\x04\0", b"\x11\x01\x02\0"), "unsupported-format"),
     (_changed("jpeg2000", CODESTREAM + 3, b"\x52"), "image-damaged"),
-    (VARIANTS["jpeg2000"].replace(b"ihdr", b"xxxx"), "image-damaged"),  # Pillow does not read it
-    # The tiles have width or height 0. nvImageCodec would divide by 0, and a signal would end the process.
+    (VARIANTS["jpeg2000"].replace(b"ihdr", b"xxxx"), "image-damaged"),  # Pillow cannot read this file
+    # The JPEG 2000 tiles have width or height 0. nvImageCodec would divide by 0 and crash the process.
     (_changed("jpeg2000", CODESTREAM + 24, bytes(4)), "image-damaged"),
     (_changed("jpeg2000", CODESTREAM + 28, bytes(4)), "image-damaged"),
 ]
@@ -280,7 +281,7 @@ def test_faults_of_headers(encoded, kind, capfd):
     facts = inspect(encoded)
     assert facts.fault == kind and facts.detail, facts
     assert inspect(encoded, EVERY_PIXEL) == facts
-    assert not capfd.readouterr().err  # no message of nvImageCodec
+    assert not capfd.readouterr().err  # nvImageCodec prints no message
 
 
 def test_sides_that_libjpeg_does_not_take():
@@ -313,7 +314,7 @@ def test_rare_headers_that_dali_decodes_are_no_faults():
 def test_no_bytes_lead_to_an_exception(data):
     encoded = bytearray(VARIANTS[data.draw(st.sampled_from(sorted(VARIANTS)))])
     for _ in range(data.draw(st.integers(1, 4))):
-        # Half of the changes are in the first 150 bytes, because most headers are short.
+        # At least half of the changes are in the first 150 bytes, because most headers are short.
         position = data.draw(st.integers(0, min(len(encoded) - 1, data.draw(st.sampled_from([150, 5000])))))
         encoded[position] = data.draw(st.integers(0, 255))
     facts = inspect(bytes(encoded), ImagePolicy(decode=True, max_megapixels=1))

@@ -1,4 +1,4 @@
-"""Tests image checks: damage found by decoding, opened files, the cache, differences from annotations."""
+"""Tests image checks: damage that decoding finds, which files are opened, the cache, and wrong sizes."""
 
 import os
 import pathlib
@@ -24,12 +24,12 @@ from tests.common.image_variants import GREY, HEIGHT, RGB, VARIANTS, WIDTH, chun
 EVERY_PIXEL = ImagePolicy(decode=True)
 JPEG = ImageFacts("JPEG", HEIGHT, WIDTH)
 PNG = ImageFacts("PNG", HEIGHT, WIDTH)
-DAMAGED = VARIANTS["jpeg"][:-60] + b"\xff\xd9" + bytes(56) + b"\xff\xd9"  # damage that only decoding shows
+DAMAGED = VARIANTS["jpeg"][:-60] + b"\xff\xd9" + bytes(56) + b"\xff\xd9"  # only decoding finds this damage
 
 
-# --- every pixel: JPEG ---
+# --- checks that decode every pixel: JPEG ---
 
-NOISE = np.random.default_rng(5).integers(0, 256, (96, 128, 3), np.uint8)  # as many codes as a photograph
+NOISE = np.random.default_rng(5).integers(0, 256, (96, 128, 3), np.uint8)  # like photographs, it needs many JPEG codes
 NOISY_JPEGS = {
     "baseline": pillow("JPEG", NOISE, quality=90),
     "progressive": pillow("JPEG", NOISE, progressive=True),
@@ -38,13 +38,13 @@ NOISY_JPEGS = {
     "ycck": simplejpeg.encode_jpeg(np.dstack([NOISE, NOISE[..., :1]]), colorspace="CMYK"),
     "restart": opencv(".jpg", NOISE, cv2.IMWRITE_JPEG_RST_INTERVAL, 2),
 }
-FOREIGN = np.random.default_rng(1).bytes(10_000).replace(b"\xff", b"\xfe")  # a block of another file
+FOREIGN = np.random.default_rng(1).bytes(10_000).replace(b"\xff", b"\xfe")  # like a part of another file
 
 
 @pytest.mark.parametrize("piece", [b"\xff\xd9" + bytes(58), bytes(10_000), b"", FOREIGN])
 @pytest.mark.parametrize("name", NOISY_JPEGS)
 def test_damage_in_the_scan_of_a_jpeg(name, piece):
-    """Decoding finds scans of failed copies: cut short, without a piece, with zeros or with foreign data."""
+    """Tests that decoding finds a scan that is cut short, lacks a piece, or contains zeros or foreign data."""
     sound = NOISY_JPEGS[name]
     assert not inspect(sound, EVERY_PIXEL).fault
     at, size = (sound.index(b"\xff\xda") + 14 + len(sound)) // 2, len(sound) // 4
@@ -52,7 +52,8 @@ def test_damage_in_the_scan_of_a_jpeg(name, piece):
     facts = inspect(damaged, EVERY_PIXEL)
     assert facts.fault == "image-damaged" and facts.detail
     assert (facts.height, facts.width) == NOISE.shape[:2]
-    assert not inspect(damaged).fault or name == "progressive"  # tables between its scans show the damage
+    # Without decoding, the damage is found only in progressive JPEGs, which have tables between their scans.
+    assert not inspect(damaged).fault or name == "progressive"
 
 
 @pytest.mark.parametrize("name", ["jpeg", "jpeg-cmyk", "jpeg-progressive"])
@@ -70,7 +71,7 @@ def test_what_does_not_touch_the_pixels_is_no_damage():
     assert not inspect(VARIANTS["jpeg-rgb"].replace(b"JFIF", b"ABCD"), EVERY_PIXEL).fault
 
 
-# --- every pixel: the others ---
+# --- checks that decode every pixel: other formats ---
 
 
 def test_a_flipped_bit_anywhere_in_a_png():
@@ -81,7 +82,7 @@ def test_a_flipped_bit_anywhere_in_a_png():
             assert inspect(bytes(damaged), EVERY_PIXEL).fault, (name, position)
 
 
-BLACK = bytes(HEIGHT * (1 + 3 * WIDTH))  # the rows of a PNG
+BLACK = bytes(HEIGHT * (1 + 3 * WIDTH))  # uncompressed rows of a black PNG, each with a filter byte
 
 
 def _png_of(data: bytes) -> bytes:
@@ -95,14 +96,14 @@ def _with_noise(encoded: bytes) -> bytes:
 
 
 def _shorter_webp(encoded: bytes) -> bytes:
-    """Returns the WebP with less data and correct lengths in its header."""
+    """Returns a WebP whose image data are cut to half, and whose header has the new length."""
     data = encoded[20 : 20 + len(encoded) // 2 // 2 * 2]
     header = struct.pack("<4sI8sI", b"RIFF", 12 + len(data), encoded[8:16], len(data))
     return header + data
 
 
 def _overwritten(encoded: bytes, mark: bytes, offset: int, piece: bytes) -> bytes:
-    """Replaces the bytes that begin `offset` bytes after the start of `mark`."""
+    """Overwrites the bytes that begin `offset` bytes after the start of `mark` with `piece`."""
     at = encoded.index(mark) + offset
     return encoded[:at] + piece + encoded[at + len(piece) :]
 
@@ -124,7 +125,7 @@ DAMAGED_INSIDE = {
 
 @pytest.mark.parametrize("name", DAMAGED_INSIDE)
 def test_damage_that_only_decoding_shows(name):
-    """Only decoding finds this damage. Some PNGs have right checksums, but too few or no deflate data."""
+    """Tests that damaged files pass a check of headers and ends, but are found if the images are decoded."""
     assert not inspect(_png_of(zlib.compress(BLACK)), EVERY_PIXEL).fault
     assert not inspect(DAMAGED_INSIDE[name]).fault
     facts = inspect(DAMAGED_INSIDE[name], EVERY_PIXEL)
@@ -141,7 +142,7 @@ def test_the_limit_of_pillow_does_not_count(monkeypatch, recwarn):
 
 
 def test_another_size_in_the_data_than_in_the_header_is_not_decoded(monkeypatch):
-    """A JP2 box is not decoded if Pillow finds another size there than the checked one in the codestream."""
+    """Tests that a JPEG 2000 is an error if Pillow reads another size from it than the header check."""
     real = PIL.Image.Image.height
     monkeypatch.setattr(PIL.Image.Image, "height", property(lambda image: 10_000 * real.fget(image)))
     facts = inspect(VARIANTS["jpeg2000"], EVERY_PIXEL)
@@ -156,7 +157,7 @@ def test_nothing_above_the_limit_is_decoded(monkeypatch):
         assert facts.detail == f"{WIDTH} x {HEIGHT} pixels are 0.001872 megapixels, the limit is 0.001"
 
 
-# --- 12 bits in 16 ---
+# --- 16-bit images that use only 12 bits ---
 
 
 def _deep(largest: int) -> dict[str, bytes]:
@@ -190,7 +191,7 @@ def test_12_bit_data_in_16_bits(name, decode):
 def test_an_image_without_light():
     assert not inspect(pillow("PNG", np.zeros((9, 9), np.uint16))).fault
     assert not inspect(tiff(np.zeros((HEIGHT, WIDTH, 1), np.int64), 1, bits=16)).fault
-    # Of 16-bit colours Pillow keeps the upper 8 bits. If these are 0, the values may be below 4096.
+    # Pillow keeps only the upper 8 bits of 16-bit colours. If these bits are 0, all values are below 256.
     assert inspect(opencv(".png", np.zeros((9, 9, 3), np.uint16))).fault == "image-12-bit"
 
 
@@ -198,7 +199,7 @@ def test_16_bit_images_are_decoded_without_being_asked():
     assert inspect(_overwritten(VARIANTS["png-rgb-16"], b"IDAT", 10, bytes(200))).fault == "image-damaged"
 
 
-# --- files ---
+# --- which files are opened ---
 
 
 def opened_name(stream) -> str:
@@ -207,7 +208,7 @@ def opened_name(stream) -> str:
 
 @pytest.fixture
 def looks(monkeypatch):
-    """The list of the names of the files that are opened, in no particular order."""
+    """A list that gets the name of every file that the check opens, in no particular order."""
     opened = []
     real = images._inspect
 
@@ -326,7 +327,7 @@ def test_a_disk_that_fails_is_asked_again(tmp_path, monkeypatch):
     assert inspect_files(tmp_path, ["a"]) == [JPEG]
 
 
-# --- what is remembered ---
+# --- the cache of results ---
 
 
 def test_only_changed_and_new_files_are_looked_at_again(tmp_path, looks):
@@ -339,7 +340,7 @@ def test_only_changed_and_new_files_are_looked_at_again(tmp_path, looks):
     write(tmp_path, d=VARIANTS["png"])
     assert inspect_files(tmp_path, ["d", "b"]) == [PNG, JPEG]
     assert sorted(looks[3:]) == ["b", "d"]
-    # The file is replaced by another one of the same size and time.
+    # The file c is replaced by another file of the same size and modification time.
     before = (tmp_path / "c").stat()
     write(tmp_path, c=bytes(before.st_size))
     os.utime(tmp_path / "c", ns=(before.st_atime_ns, before.st_mtime_ns))
@@ -427,11 +428,11 @@ def test_progress_is_shown_when_it_takes_long(tmp_path, monkeypatch, capsys):
     assert "Checking images: 4 steps" in shown.err and shown.out == ""
 
 
-# --- against annotations ---
+# --- comparison with annotations ---
 
 
 def check(facts: list[ImageFacts], sizes: list[tuple[int, int]], names: list[str] | None = None):
-    """Returns which images are usable, and the issues, if the annotations have these sizes and names."""
+    """Compares image facts with annotated `sizes` and `names`; returns the usable images and the issues."""
     issues = Issues("test")
     names = names or [""] * len(facts)
     annotated = [CocoImage(i, names[i], width, height) for i, (height, width) in enumerate(sizes)]
@@ -442,7 +443,7 @@ def check(facts: list[ImageFacts], sizes: list[tuple[int, int]], names: list[str
 
 def test_sound_images_are_nothing_to_speak_of():
     assert check([JPEG, PNG], [(HEIGHT, WIDTH)] * 2, ["a.jpg", "b.png"]) == ([True, True], {})
-    assert check([JPEG], [(0, 0)]) == ([True], {})  # annotations without a size
+    assert check([JPEG], [(0, 0)]) == ([True], {})  # the annotations state no size
     assert check([], []) == ([], {})
 
 

@@ -1,4 +1,4 @@
-"""Tests issues: which are errors, how they are printed, and what is stored."""
+"""Tests the issues of a data check: which of them are errors, how they are printed, and what is stored."""
 
 import re
 
@@ -12,7 +12,7 @@ from tests.conftest import ROOT
 
 @pytest.fixture(params=["stop"])
 def issues(request):
-    """Issues of each severity, added in an order that differs from the one in KINDS."""
+    """Issues of every severity. They are added in another order than KINDS lists them."""
     issues = Issues("x.json", ImagePolicy(request.param))
     issues.add("crowd", "annotation 4 (image 1) is a crowd")
     issues.add("image-missing", "image 1 ('a.jpg')")
@@ -45,7 +45,6 @@ def test_every_kind_can_be_said():
 
 
 def test_every_kind_is_looked_for():
-    """Every kind in KINDS is reported somewhere in the code."""
     files = [*(ROOT / "common").rglob("*.py"), *(ROOT / "tools").rglob("*.py")]
     sources = "\n".join(path.read_text() for path in files if path.name != "issues.py")
     assert [kind for kind in KINDS if f'"{kind}"' not in sources] == []
@@ -79,14 +78,14 @@ def test_counts_go_on_where_offenders_are_no_longer_kept():
     issue = issues["crowd"]
     assert issue.count == 5 * KEPT + 2
     assert len(issue.offenders) == KEPT and issue.offenders[:2] == ["the first", "annotation 0"]
-    assert len(made) <= KEPT  # no texts are made for the rest
+    assert len(made) <= KEPT  # no text is made for offenders that are not stored
 
 
 def test_nothing_found_is_no_issue():
     issues = Issues("x")
     issues.add_many("crowd", 0, [])
     assert issues["crowd"].count == 0 and issues["crowd"].offenders == []
-    assert list(issues) == [] and issues.stopping == []  # reading issues["crowd"] adds nothing
+    assert list(issues) == [] and issues.stopping == []  # reading issues["crowd"] does not add an issue
     issues.raise_if_stopping()
 
 

@@ -1,4 +1,4 @@
-"""Opening TFRecords gives the content of the json that they were made from, or an error with all faults."""
+"""Tests that TFRecords have the content of the json they were made from, and that all faults are reported."""
 
 import os
 import pathlib
@@ -30,7 +30,7 @@ def open_records(*files, **options):
 
 
 def refused(*files, **options):
-    """Asserts that records are refused; returns the issues, {kind: offenders}."""
+    """Asserts that open_records refuses record files; returns the issues, {kind: offenders}."""
     with pytest.raises(DataError) as error:
         open_records(*files, **options)
     (issues,) = error.value.issues
@@ -43,7 +43,7 @@ def said(source):
 
 
 def read_back(source):
-    """Reads the records at the spans, in order; returns {image id: features}."""
+    """Reads every record of a source at its stored position (`spans`); returns {image id: features}."""
     read = {}
     for number, offset, size in source.records.spans.tolist():
         content = pathlib.Path(source.records.files[number]).read_bytes()[offset + 12 : offset + size - 4]
@@ -94,14 +94,14 @@ def test_progress_is_shown_of_large_sets_only(tmp_path, monkeypatch, capfd):
     open_records(file)
     assert "Checking records" not in capfd.readouterr().err
     monkeypatch.setattr(tfrecord_scan, "_SLOW_BYTES", os.path.getsize(file) - 1)
-    open_records(file, policy=SKIP)  # from the cache, so without a progress bar
+    open_records(file, policy=SKIP)  # reads the cache, so it shows no progress bar
     monkeypatch.setattr(tfrecord, "_VERSION", -1)
     open_records(file)
     shown = capfd.readouterr().err
     assert shown.count("Checking records: 3 steps") == 1
 
 
-# --- everything that is wrong, at once ---
+# --- all faults are reported together ---
 
 
 def test_faults_of_all_files_and_records_are_listed_together(tmp_path):
@@ -123,7 +123,7 @@ def test_faults_of_all_files_and_records_are_listed_together(tmp_path):
     os.mkfifo(pipe)
     files = (sound, cut, flipped, length, empty, many, pipe)
     found = refused(*files)
-    # The damaged record does not hide the one after it, whose id repeats that of a sound record.
+    # Records after a damaged record are read too: they have the ids 0 and 2, which sound records also have.
     assert found.pop("repeated-image-id") == [
         f"image {i} is given 2 times: {sound} record {i} (image {i}), {other} (image {i})"
         for i, other in ((0, f"{flipped} record 2"), (2, f"{many} record 3"))
@@ -145,7 +145,7 @@ def test_faults_of_all_files_and_records_are_listed_together(tmp_path):
     ids = [re.search("image (\\d+)\\)", text) for (text,) in found.values()]
     assert {match[1] for match in ids if match} == {"11", "30", "51", "54", "57"}
     assert not list(tmp_path.glob("*.idx"))  # refused files get no index
-    assert refused(*files).keys() > found.keys()  # the second check finds all faults again
+    assert refused(*files).keys() > found.keys()  # a second check of the same files reports all faults again
 
 
 @pytest.mark.parametrize("position", [12, 100, -5, -1])
@@ -162,7 +162,7 @@ def test_a_flipped_bit_is_found_and_hides_nothing(tmp_path, position):
 
 
 def test_boxes_that_no_box_can_be(tmp_path):
-    """One edge is enough to detect a box in pixels, even if the other edges could be fractions."""
+    """Tests which boxes are errors. A box is in pixels if one of its edges is, even if the others could be fractions."""
     boxes = {
         "box-not-finite": ([float("nan"), 0.1, 0.2, 0.2], [float("inf"), 0.1, 0.2, 0.2]),
         "box-negative": ([0.6, 0.2, 0.5, 0.9], [0.6, 0.2, 0.7, 0.1], [30.0, 0.1, 20.0, 0.5]),
@@ -217,7 +217,7 @@ def test_a_turned_image_and_a_wrong_name_are_said(tmp_path):
 
 
 def test_records_that_dali_cannot_read_are_mended(tmp_path):
-    """Copies complete the records that lack object keys, because they have no objects, or the crowd key."""
+    """Tests that records without object keys or without the crowd key are replaced by complete copies."""
     boxes = ([0.1, 0.2, 0.3, 0.4], [0.2, 0.3, 0.4, 0.5])
     crowds = {"object__class__label": [17, 3], "object__is_crowd": [1, 0]}
     a = write(tmp_path / "a", of_boxes(*boxes, source_id=b"1", **crowds), empty_record(2), numbered(3))
@@ -253,7 +253,7 @@ def test_mended_copies_of_changed_records_are_made_again(tmp_path):
 
 
 def bad_images(tmp_path):
-    """Writes two files that contain sound records and records whose image cannot be used."""
+    """Writes two record files. Both contain sound records and records whose image cannot be used."""
     outside = numbered(4, object__is_crowd=[0], object__bbox__xmax=[1.5])
     sound, cut = numbered(2, object__is_crowd=[0]), numbered(1, encoded=PNG[:-20])
     a = write(tmp_path / "a", cut, sound, numbered(3, encoded=b"GIF89a" + bytes(40)), outside)
@@ -273,7 +273,7 @@ def test_bad_images_are_left_out_on_demand(tmp_path):
     assert found.pop("box-outside").offenders[0].startswith(f"{a} record 3 (image 4) has the box")
     assert len(found) == 4 and all(issue.skipped and issue.count == 1 for issue in found.values())
     assert contents(tmp_path) == before
-    # An image of another size can be read, but it is an error even under SKIP.
+    # SKIP skips images that cannot be read. An image whose size differs from its record stays an error.
     c = write(tmp_path / "c", numbered(7, encoded=png(9, 9)))
     assert set(refused(a, b, c, policy=SKIP)) >= {"image-size-differs"}
 
@@ -283,15 +283,15 @@ def test_limits_are_the_policys(tmp_path):
     assert open_records(file).annotations.num_images == 2
     found = refused(file, policy=ImagePolicy(max_megapixels=0.01))
     assert found["image-too-large"][0].startswith(f"{file} record 1 (image 2): ")
-    open_records(file)  # the error above is not cached for other limits
+    open_records(file)  # the cache does not apply the error above to other limits
 
 
-# --- what is remembered ---
+# --- the cache of results ---
 
 
 @pytest.fixture
 def reads(monkeypatch):
-    """A list to which the path of each file is added when it is read."""
+    """A list that gets the path of each record file whenever the check reads the file's data."""
     read = []
     real = tfrecord_scan._scan_part
 
@@ -307,8 +307,8 @@ def test_a_second_start_reads_no_data(tmp_path, reads):
     files = [write(tmp_path / str(i), numbered(10 + i), empty_record(20 + i)) for i in range(3)]
     first = open_records(*files)
     assert len(reads) == 3
-    # The second start reads only the length and the stored checksums of each record. It does not notice
-    # the changed data.
+    # Opening the files again reads only the length and the stored checksums of each record, so it does not
+    # notice that data of the first file have changed.
     content, times = bytearray(pathlib.Path(files[0]).read_bytes()), os.stat(files[0])
     content[50:60] = bytes(10)
     pathlib.Path(files[0]).write_bytes(content)
@@ -325,13 +325,13 @@ def swap(tmp_path, file):
 
 
 def relabel(tmp_path, file):
-    """Writes other data of the same length, with a correct checksum."""
+    """Overwrites the file with a record of the same length but another label, and with correct checksums."""
     write(file, record(object__class__label=[3]))
 
 
 @pytest.mark.parametrize("change", [swap, relabel, lambda tmp_path, file: os.utime(file, (5, 5))])
 def test_changed_files_are_read_again(tmp_path, reads, change):
-    """Changed files are read even if size and time are the old ones, as after cp -p or rsync -t."""
+    """Tests that a changed file is read again even if its size and modification time are the same as before."""
     file = write(tmp_path / "a", record())
     before = os.stat(file)
     first = open_records(file)
@@ -394,13 +394,13 @@ def test_a_file_that_changes_while_it_is_read(tmp_path, monkeypatch, left):
         context.setattr(tfrecord, "walk_files", walk_files)
         ((offender,),) = refused(file).values()
     assert file in offender and ("record 1 at byte" if left else "No such file") in offender
-    pathlib.Path(file).write_bytes(content)  # the error during the change is not cached
+    pathlib.Path(file).write_bytes(content)  # the error from above was not cached
     os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns))
     assert open_records(file).annotations.num_images == 2
 
 
 def test_issues_of_a_copy_are_its_own(tmp_path):
-    """Messages about a renamed file use the new name, which the flags have, not the name that was cached."""
+    """Tests that messages about a renamed file name its new path, although the cache has its old path."""
     file = write(tmp_path / "a", record(), empty_record(2))
     open_records(file)
     os.rename(file, tmp_path / "b")

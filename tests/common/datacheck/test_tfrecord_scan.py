@@ -1,4 +1,4 @@
-"""Tests single TFRecord records: the fields that are read, and errors with record, key and value."""
+"""Tests how single TFRecord records are read, and that errors name the record, the key and the value."""
 
 import math
 
@@ -37,7 +37,7 @@ def test_what_a_record_says():
     assert example.lacks == 0
 
 
-NO_VALUES = tf.train.Feature(int64_list=tf.train.Int64List())  # the key exists, but has no value for the box
+NO_VALUES = tf.train.Feature(int64_list=tf.train.Int64List())  # a key with an empty list
 NO_BOXES = {f"object__bbox__{side}": [] for side in ("xmin", "ymin", "xmax", "ymax")}
 
 
@@ -149,7 +149,7 @@ def test_nothing_but_areas_is_there():
 
 @pytest.mark.parametrize("content", [b"\xff\xff\xff", b"", b"\x12\x03abc"])
 def test_what_is_no_example(content):
-    """Bytes that are no Example are refused, also if they are a valid message without any of its fields."""
+    """Tests that other data are refused, even if they parse as a protobuf message with none of Example's fields."""
     example, encoded, issues = parsed(content)
     (issue,) = issues
     assert issue.kind == "not-an-example"

@@ -1,4 +1,4 @@
-"""Tests COCO metrics and their files: both backends against pycocotools, called as in its demo."""
+"""Tests that both backends give pycocotools' COCO metrics, and tests the files of detections and metrics."""
 
 import copy
 import importlib.metadata
@@ -18,7 +18,7 @@ from tests.common.evaluation.reference import by_pycocotools
 
 CATEGORIES = [{"id": i, "name": f"class {i}"} for i in (0, 2, 3, 17, 90, 2**31 + 5, 2**53 + 1)]
 IDS = [category["id"] for category in CATEGORIES]
-# Sides whose products are at, below and above the limits of COCO's areas, 32**2 and 96**2; and empty boxes.
+# Sides of boxes whose areas are at, below and above COCO's limits 32**2 and 96**2; also boxes without area.
 SIDES = [
     *((32, 32), (16, 64), (96, 96), (48, 192), (31, 33), (95, 97), (33, 33), (97, 97)),
     *((1, 1), (0, 40), (0, 0)),
@@ -32,7 +32,7 @@ def faster():
 
 
 def hard_truth(seed=0, num_images=60):
-    """Truth with crowds, gaps in all ids, images and classes without boxes, areas at limits, equal boxes."""
+    """Returns truth with crowds, gaps in all ids, images and classes without boxes, and equal boxes."""
     rng = np.random.default_rng(seed)
     ids = np.sort(rng.choice(1000, num_images, replace=False))
     images = [{"id": int(i) if i % 3 else 2**53 + 1 + int(i), "width": 640, "height": 480} for i in ids]
@@ -42,7 +42,7 @@ def hard_truth(seed=0, num_images=60):
             width, height = SIDES[rng.integers(len(SIDES))] if rng.random() < 0.5 else rng.uniform(4, 250, 2)
             left, top = np.round(rng.uniform(0, 300, 2), rng.integers(0, 3)).tolist()
             annotation = {
-                "id": 3 * len(annotations),  # starts with 0, which pycocotools takes for "no match"
+                "id": 3 * len(annotations),  # includes id 0, which means "no match" in pycocotools
                 "image_id": image["id"],
                 "category_id": int(rng.choice(IDS[:5])),
                 "bbox": [left, top, float(width), float(height)],
@@ -55,7 +55,7 @@ def hard_truth(seed=0, num_images=60):
 
 
 def plain_truth():
-    """Returns hard_truth without crowds, empty boxes and boxes that reach outside; `area` is the box area."""
+    """Returns hard_truth() without crowds, empty boxes and boxes that reach outside; `area` is the box area."""
     truth = hard_truth()
     boxes = [a for a in truth["annotations"] if min(a["bbox"][2:]) > 0 and a["bbox"][1] + a["bbox"][3] < 480]
     plain = [a | {"iscrowd": 0, "area": a["bbox"][2] * a["bbox"][3]} for a in boxes]
@@ -63,7 +63,7 @@ def plain_truth():
 
 
 def hard_detections(truth, seed=0):
-    """Returns exact, halved (IoU exactly 0.5), shifted, repeated and random boxes; many have equal scores."""
+    """Returns detections: true boxes, halves of them (IoU 0.5), shifted and random boxes; many scores are equal."""
     rng = np.random.default_rng(100 + seed)
     detections = []
 
@@ -81,7 +81,7 @@ def hard_detections(truth, seed=0):
                 [left, top, width / 2, height],
                 [left + shift[0], top + shift[1], width * math.exp(rng.normal(0, 0.1)), height],
                 [left, top, 0.75 * width, height],
-                [left + width / 4, top + height / 4, width / 2, height / 2],  # inside: a match for a crowd
+                [left + width / 4, top + height / 4, width / 2, height / 2],  # inside the true box, so it matches if that is a crowd
             ][kind]
             category_id = annotation["category_id"] if rng.random() < 0.9 else int(rng.choice(IDS))
             add(annotation["image_id"], category_id, box)
@@ -89,8 +89,8 @@ def hard_detections(truth, seed=0):
         for _ in range(rng.integers(0, 8)):
             sides = SIDES[rng.integers(len(SIDES))]
             add(image["id"], int(rng.choice(IDS)), [*rng.uniform(0, 300, 2), *sides])
-    # Three images have more detections of a class than the 100 that count. One of them has objects of this
-    # class, two have none.
+    # Three images have more detections of one class than the 100 that count. One of these images has objects
+    # of this class, two have none.
     crowded = truth["annotations"][0]
     empty = [image["id"] for image in truth["images"][-9:]]  # consecutive images without ground truth
     for image_id in (crowded["image_id"], *empty[2:4]):
@@ -113,7 +113,7 @@ def numbers(metrics):
     return [metrics[name] for name in coco_metrics.NAMES]
 
 
-# --- the numbers ---
+# --- metrics ---
 
 
 @BACKENDS
@@ -174,7 +174,7 @@ def test_sizes_without_truth_are_minus_one_and_shown_as_such(backend):
     truth["annotations"] = [a for a in truth["annotations"] if a["area"] > 96**2]
     metrics = coco_metrics.score(truth, perfect(truth), backend).metrics
     assert metrics["APs"] == metrics["APm"] == metrics["ARs"] == metrics["ARm"] == coco_metrics.NO_TRUTH
-    assert metrics["AP"] == pytest.approx(1.0, abs=1e-12)  # classes without ground truth do not count
+    assert metrics["AP"] == pytest.approx(1.0, abs=1e-12)  # classes without ground truth are not part of the mean
     count = sum(a["category_id"] == 17 for a in truth["annotations"])
     shown = coco_metrics.format_table(metrics | {"AP50": 0.2564})
     table = [line.split() for line in shown.splitlines()]
@@ -210,11 +210,11 @@ def test_the_version_that_is_asked_for_is_the_pinned_one():
     assert project["optional-dependencies"]["faster-coco"] == [pinned]
 
 
-# --- from a batch of detections to results ---
+# --- to_results: from a batch of detections to COCO results ---
 
 
 def results_of(boxes, classes, scores=0.5, image_ids=(9,), seen=None, sizes=(100, 200), categories=3):
-    """Calls to_results for images that all have the size `sizes`, (height, width)."""
+    """Calls to_results for images that all have the same size, `sizes` = (height, width)."""
     boxes = np.array(boxes, np.float32).reshape(len(image_ids), -1, 4)
     classes = np.array(classes, np.int32).reshape(boxes.shape[:2])
     scores = np.broadcast_to(scores, classes.shape)
@@ -230,7 +230,7 @@ def test_to_results_gives_back_the_truth_in_pixels_and_category_ids():
         by_image[annotation["image_id"]].append(annotation)
     shape = len(by_image), max(map(len, by_image.values())) + 1
     boxes, scores = np.full((*shape, 4), np.nan), np.full(shape, np.nan)
-    classes = np.full(shape, -1)  # padding, whose boxes and scores may hold anything
+    classes = np.full(shape, -1)  # class -1 marks padding, whose boxes and scores may be NaN
     for i, annotations in enumerate(by_image.values()):
         for j, annotation in enumerate(annotations):
             left, top, width, height = annotation["bbox"]
@@ -243,7 +243,7 @@ def test_to_results_gives_back_the_truth_in_pixels_and_category_ids():
         assert result["category_id"] == annotation["category_id"]
         np.testing.assert_allclose(result["bbox"], annotation["bbox"], atol=0.011)
     assert seen == set(by_image)
-    json.dumps(results)  # fails for NumPy's numbers
+    json.dumps(results)  # json cannot write NumPy's numbers
 
 
 def test_repeated_images_are_reported_once():
@@ -270,7 +270,7 @@ def test_detections_that_are_not_finite_are_refused_with_the_image(bad, place):
         results_of([[0, 0, 1, 1], box], [0, 0], [[0.5], [score]], image_ids=[8, 9])
 
 
-# --- files ---
+# --- files of detections and metrics ---
 
 
 def test_the_order_of_detections_changes_neither_numbers_nor_bytes(tmp_path):
@@ -289,7 +289,7 @@ def test_the_order_of_detections_changes_neither_numbers_nor_bytes(tmp_path):
 
 
 def test_detections_are_written_one_a_line_and_nothing_is_lost(tmp_path):
-    """Each detection is one line, even if the file name, which infer.py adds, contains a line break."""
+    """Tests that each detection is one line of the file, even if the name of its image contains a line break."""
     last = {"image_id": 2**60 + 1, "category_id": 7, "bbox": [0.1, 2.25, 3.0, 1e-7], "score": 0.1}
     middle, first = last | {"score": 0.2, "file_name": 'a\nb\u2028"}'}, last | {"image_id": 3, "score": 1.0}
     coco_metrics.write_detections([last, middle, first], tmp_path / "detections.json")

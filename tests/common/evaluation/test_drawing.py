@@ -1,4 +1,4 @@
-"""Tests pictures: boxes and names at the right place, sheets of images, curves."""
+"""Tests pictures: drawn boxes and class names, sheets of images, and curves."""
 
 import matplotlib
 import numpy as np
@@ -20,12 +20,12 @@ def pixels_of(image, colour):
 
 
 def draw_one(box, index=0, names=NAMES, scores=None):
-    """Draws one box of a class on black."""
+    """Draws one box of class `index` on a black image."""
     return drawing.draw_boxes(blank(), np.array([box]), np.array([index]), names, scores)
 
 
 def around(picture, colour):
-    """Returns the box around all pixels of this colour."""
+    """Returns the smallest box (left, top, right, bottom) around all pixels of this colour."""
     rows, columns = pixels_of(picture, colour)
     return columns.min(), rows.min(), columns.max() + 1, rows.max() + 1
 
@@ -39,7 +39,7 @@ def test_the_drawn_rectangle_is_found_where_the_box_is(without_labels):
     image = blank()
     picture = drawing.draw_boxes(image, np.array([[30, 40, 150, 100]]), np.array([1]), NAMES)
     assert around(picture, drawing.class_colour(1)) == (30, 40, 150, 100)
-    assert (picture[50:90, 40:140] == 0).all()  # the border only
+    assert (picture[50:90, 40:140] == 0).all()  # only the border is drawn, the inside stays black
     assert (picture[:, :30] == 0).all()
     assert (image == 0).all()  # the input is not changed
 
@@ -63,7 +63,7 @@ def test_padding_is_not_drawn_whatever_it_holds():
 
 @pytest.mark.parametrize("box", [[30, 50, 90, 90], [0, 0, 40, 40], [190, 110, 200, 120], [60, 3, 199, 60]])
 def test_names_are_written_whole_and_inside_the_image(box):
-    def ink(where):  # number of white pixels, those of the letters
+    def ink(where):  # counts the white pixels, which are those of the letters
         return (draw_one(where, 2) > 200).all(axis=-1).sum()
 
     assert ink(box) == ink([5, 60, 20, 80]) > 50
@@ -116,7 +116,7 @@ def test_images_of_all_sizes_lie_on_the_sheet_in_order_without_distortion():
     boxes = {}
     for size, grey in zip(sizes, greys, strict=True):
         left, top, right, bottom = boxes[grey] = around(sheet, (grey,) * 3)
-        assert len(pixels_of(sheet, (grey,) * 3)[0]) == (right - left) * (bottom - top)  # a full rectangle
+        assert len(pixels_of(sheet, (grey,) * 3)[0]) == (right - left) * (bottom - top)  # the image is a full rectangle on the sheet
         assert (right - left) / (bottom - top) == pytest.approx(size[1] / size[0], rel=0.03)
     assert boxes[40][0] == 0
     assert boxes[40][2] < boxes[80][0] < boxes[80][2] < boxes[120][0]
@@ -137,7 +137,7 @@ def test_png_keeps_every_pixel(tmp_path):
 
 @pytest.fixture
 def figures(monkeypatch):
-    """The list of the figures that are saved during the test."""
+    """A list that gets every figure that is saved during the test."""
     saved, save = [], drawing.save_figure
     monkeypatch.setattr(
         drawing, "save_figure", lambda figure, path: saved.append(figure) or save(figure, path)
@@ -162,7 +162,7 @@ def test_precision_recall_curves_have_names_unless_they_are_many(figures, tmp_pa
     assert len(axes.lines) == num_classes + (num_classes > 1)
     for line in axes.lines:
         np.testing.assert_allclose(line.get_xydata().T, [np.linspace(0, 1, 101), precision])
-    assert matplotlib._pylab_helpers.Gcf.get_all_fig_managers() == []  # no global figure is left behind
+    assert matplotlib._pylab_helpers.Gcf.get_all_fig_managers() == []  # pyplot has no open figure
 
 
 def test_loss_curves_are_drawn_with_gaps_and_without_evaluation(figures, tmp_path):

@@ -1,6 +1,6 @@
-"""Evaluation by any number of ranks finds what one process finds, and no rank is left waiting.
+"""Tests that several ranks get the same evaluation as one process, and that errors end all ranks.
 
-The ranks are threads that read real shards; the detections of the network are random and made in advance.
+The ranks are threads. They read real shards, but the network is fake: its detections are made in advance.
 """
 
 import dataclasses
@@ -27,14 +27,14 @@ from tests.common.evaluation.reference import by_pycocotools
 from tests.common.thread_ranks import together
 
 ROWS = 14  # detections per image, including padding
-SCORES = (0.25, 0.5, 0.75)  # few, so that most scores occur twice
+SCORES = (0.25, 0.5, 0.75)  # few values, so that many detections have equal scores
 
 
-# --- ranks, loaders and networks of these tests ---
+# --- helpers: ranks, loaders and networks ---
 
 
 def on_ranks(count, work):
-    """Returns what work(ranks) returned or raised on each of `count` ranks."""
+    """Runs work(ranks) on `count` ranks; returns a list with the result, or the exception, of each rank."""
 
     def outcome(ranks):
         try:
@@ -47,13 +47,13 @@ def on_ranks(count, work):
 
 @pytest.fixture(autouse=True)
 def silent(monkeypatch):
-    """Disables progress bars, which redirect the stdout of all threads."""
+    """Disables progress bars, because a bar of one thread redirects the stdout of all threads."""
     bar = types.SimpleNamespace(step=lambda: None)
     monkeypatch.setattr(evaluation.progress, "Bar", lambda title, total: bar)
 
 
 class ShardLoader:
-    """A loader of one shard that gives image ids in place of images."""
+    """Loads the examples of one shard. In place of images it returns image ids, which Network expects."""
 
     training = saveable = False
     element_spec = None
@@ -76,10 +76,10 @@ class ShardLoader:
 
 
 class Network:
-    """Returns the detections that were made in advance for the id of an image.
+    """Stands in for a network: looks up, by image id, detections that were made in advance.
 
     Each true box is detected twice, with shifted edges and sometimes as another class. Every fifth image has
-    no detection. The scores have only a few values, so that equal scores occur in one image and class.
+    no detection. The scores have only a few values, so that one image has equal scores for the same class.
     """
 
     def __init__(self, source):
@@ -112,13 +112,13 @@ class Network:
 
 @pytest.fixture(scope="module")
 def drawn_source(drawn):
-    """Twelve images with every kind of valid data, for example gaps in the category ids."""
+    """A data set of twelve images, which has for example gaps in the category ids."""
     return open_coco(str(drawn / "images"), str(drawn / "instances.json"))
 
 
 @pytest.fixture(scope="module", params=["files", "records"])
 def source(request, drawn_source, drawn_records):
-    """The twelve images as files, or as records in another order."""
+    """The twelve images as image files, or as records in another order."""
     if request.param == "files":
         return drawn_source
     records = open_tfrecords(f"{drawn_records}*.tfrecord")
@@ -127,7 +127,7 @@ def source(request, drawn_source, drawn_records):
 
 
 def on_shard(run, source, ranks, batch_size, network, explain=plain.explain, shard=None, **options):
-    """Calls `run` (predict or evaluate) on a shard (index, number), by default that of the rank."""
+    """Calls `run`, predict or evaluate, on the rank's shard, or on `shard` = (index, number of shards)."""
     loader = ShardLoader(source, batch_size, *(shard or (ranks.rank, ranks.world_size)))
     label_map = network.source.label_map
     return run(network, loader, label_map, explain=explain, ranks=ranks, **options)
@@ -137,12 +137,12 @@ evaluate = functools.partial(on_shard, evaluation.evaluate)
 predict = functools.partial(on_shard, evaluation.predict, title="x")
 
 
-# --- the same numbers ---
+# --- several ranks give the results of one process ---
 
 
 @pytest.fixture(scope="module")
 def alone(source):
-    """The network, and the results of a single process."""
+    """Returns a network and the results that a single process gets with it."""
     network = Network(source)
     return network, evaluate(source, Ranks(), 1, network)
 
@@ -151,12 +151,12 @@ def test_a_single_process_finds_what_pycocotools_finds(source, alone, drawn):
     _, (metrics, results, _) = alone
     truth = json.loads((drawn / "instances.json").read_text())
     if source.name != "coco":
-        truth = source.annotations.ground_truth()  # records hold clipped boxes
+        truth = source.annotations.ground_truth()  # the boxes in records are clipped to the image
     written = json.loads(coco_metrics.encode_detections(results))
     stats, _ = by_pycocotools(truth, written)
     assert [metrics[name] for name in coco_metrics.NAMES] == pytest.approx(stats.tolist(), abs=1e-12, rel=0)
     assert 0.1 < metrics["AP"] < 0.9
-    # The order of equal scores matters here: in another order pycocotools gives another AP.
+    # Here the order of detections with equal scores matters: reversed, pycocotools gives other metrics.
     other, _ = by_pycocotools(truth, written[::-1])
     assert np.abs(other - stats).max() > 1e-3
 
@@ -169,14 +169,14 @@ def test_detections_come_by_image_id_and_then_as_the_network_gave_them(source, a
         rows = zip(scores.tolist(), classes.tolist(), strict=True)
         expected += [(image_id, source.label_map.category_ids[c], score) for score, c in rows if c >= 0]
     assert [(r["image_id"], r["category_id"], r["score"]) for r in results] == expected
-    assert len({r["image_id"] for r in results}) < source.size  # some have no detection
+    assert len({r["image_id"] for r in results}) < source.size  # some images have no detection
 
 
 @pytest.mark.parametrize(("count", "batch_size"), [(1, 5), (3, 1), (5, 2), (8, 5)])
 def test_any_ranks_and_batches_find_what_one_process_finds(source, alone, count, batch_size):
     network, expected = alone
     for found in on_ranks(count, lambda ranks: evaluate(source, ranks, batch_size, network)):
-        assert found == expected  # to the last bit, and in the same order
+        assert found == expected  # bit for bit, and in the same order
 
 
 def test_rank_0_counts_with_the_backend_that_is_asked_for(drawn_source, monkeypatch):
@@ -193,18 +193,18 @@ def test_rank_0_counts_with_the_backend_that_is_asked_for(drawn_source, monkeypa
 @pytest.mark.parametrize("count", [1, 5])
 def test_images_without_annotations(drawn, drawn_source, count):
     network = Network(drawn_source)
-    network.table = dict(enumerate(network.table.values()))  # image ids are positions in the list
+    network.table = dict(enumerate(network.table.values()))  # without annotations, an image's id is its position
     source = ImageListSource(tuple(map(str, sorted((drawn / "images").iterdir()))))
     first, *others = on_ranks(count, lambda ranks: predict(source, ranks, 2, network))
     assert len({r["image_id"] for r in first}) > 8
     assert all(other == first for other in others)
 
 
-# --- problems reach all ranks ---
+# --- an error on one rank ends all ranks ---
 
 
 def problem_of(outcomes, culprit):
-    """Returns the error of rank `culprit`; asserts that all other ranks ended because of it."""
+    """Returns the error of rank `culprit`; asserts that this error ended all other ranks."""
     line = str(outcomes[culprit])
     assert isinstance(outcomes[culprit], UserError), line
     others = [outcome for rank, outcome in enumerate(outcomes) if rank != culprit]
@@ -263,11 +263,11 @@ def test_a_wrong_shard_is_our_mistake_and_found_on_all_ranks(drawn_source, shard
         assert f"{evaluated}, but the data have 12" in str(outcome)
 
 
-# --- after every batch ---
+# --- on_batch, which is called after every batch ---
 
 
 def test_on_batch_is_called_alike_on_all_ranks_whatever_happens(drawn_source):
-    """Even on an error all ranks call on_batch alike: it may communicate, for example to agree on a stop."""
+    """Tests that all ranks call on_batch equally often, even after an error, because on_batch may communicate."""
     network = Network(drawn_source)
     network.table[int(drawn_source.annotations.image_ids[0])][0][0, 0] = np.inf
     calls = {rank: [] for rank in range(3)}

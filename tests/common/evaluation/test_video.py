@@ -1,4 +1,4 @@
-"""Tests videos that OpenCV writes here."""
+"""Tests reading of videos. The test videos are written by OpenCV."""
 
 import sys
 
@@ -62,7 +62,7 @@ def test_a_damaged_video_is_one_line(clip, tmp_path, content):
 def test_a_video_that_is_cut_short_says_how_many_frames_are_left(clip, tmp_path, capsys):
     path = tmp_path / "short.avi"
     content = clip.read_bytes()
-    path.write_bytes(content[: content.rindex(b"00dc", 0, content.index(b"idx1"))])  # the last frame is gone
+    path.write_bytes(content[: content.rindex(b"00dc", 0, content.index(b"idx1"))])  # cuts off the last frame
     assert video.open_video(str(path)).size == 4
     assert f"warning: only 4 of the 5 frames of {path} can be decoded" in capsys.readouterr().err
 
