@@ -12,7 +12,7 @@ GREY = (90, 110, 100)
 
 
 def draw_rectangle(random: np.random.Generator, height: int, width: int, color) -> tuple[np.ndarray, tuple]:
-    """Returns a grey picture, uint8 (height, width, 3), with one rectangle; and the rectangle as ltwh pixels."""
+    """Returns a grey picture, uint8 (height, width, 3), with a rectangle, and its position as ltwh pixels."""
     w, h = random.integers(width // 4, width // 2), random.integers(height // 4, height // 2)
     x, y = random.integers(0, width - w + 1), random.integers(0, height - h + 1)
     image = np.full((height, width, 3), GREY, np.uint8)

@@ -1,6 +1,6 @@
-"""One picture in all variants of the image formats, written by Pillow, OpenCV or functions of this file.
+"""Encodes one picture in many variants of the image formats, by Pillow, OpenCV or functions of this file.
 
-DALI decodes VARIANTS correctly. It refuses the files of REFUSED or decodes them to other pixels.
+DALI decodes the files in VARIANTS correctly. It refuses the files in REFUSED, or decodes wrong pixels.
 """
 
 import base64
@@ -22,7 +22,7 @@ RGBA = np.dstack([RGB, np.full_like(GREY, 200)])
 
 
 def pillow(image_format: str, pixels: np.ndarray = RGB, mode: str | None = None, **options) -> bytes:
-    """Encodes pixels with Pillow, after a conversion to `mode`."""
+    """Encodes RGB or grey pixels with Pillow, which first converts them to `mode`, if given."""
     stream = io.BytesIO()
     image = PIL.Image.fromarray(pixels)
     (image.convert(mode) if mode else image).save(stream, image_format, **options)
@@ -30,12 +30,12 @@ def pillow(image_format: str, pixels: np.ndarray = RGB, mode: str | None = None,
 
 
 def opencv(suffix: str, pixels: np.ndarray, *options: int) -> bytes:
-    """Encodes RGB pixels with OpenCV, which takes them in the order blue, green, red."""
+    """Encodes RGB pixels with OpenCV, which expects the channels in the order blue, green, red."""
     return cv2.imencode(suffix, pixels[..., [2, 1, 0, 3][: pixels.shape[2]]], options)[1].tobytes()
 
 
 def exif(orientation: int, order: str = "<") -> bytes:
-    """Returns an EXIF block with only an orientation, without the six bytes that precede it in a JPEG."""
+    """Returns EXIF data with only an orientation, without the six bytes that precede EXIF data in a JPEG."""
     start = b"II*\0" if order == "<" else b"MM\0*"
     return start + struct.pack(f"{order}IHHHIHHI", 8, 1, 0x0112, 3, 1, orientation, 0, 0)
 
@@ -43,7 +43,7 @@ def exif(orientation: int, order: str = "<") -> bytes:
 def png(
     bits: int, color: int, rows: Sequence[bytes], *chunks: tuple[bytes, bytes], interlaced=False
 ) -> bytes:
-    """Returns a PNG of WIDTH x HEIGHT pixels; `rows` have no filter bytes, and `chunks` are added."""
+    """Returns a PNG of WIDTH x HEIGHT pixels. `rows` have no filter bytes; `chunks` are additional chunks."""
     header = struct.pack(">IIBBBBB", WIDTH, HEIGHT, bits, color, 0, 0, interlaced)
     data = zlib.compress(b"".join(b"\0" + row for row in rows))
     parts = [(b"IHDR", header), *chunks, (b"IDAT", data), (b"IEND", b"")]
@@ -55,7 +55,7 @@ def chunk(name: bytes, content: bytes) -> bytes:
 
 
 def _interlaced_png() -> bytes:
-    starts = ((0, 0), (0, 4), (4, 0), (0, 2), (2, 0), (0, 1), (1, 0))  # row, column
+    starts = ((0, 0), (0, 4), (4, 0), (0, 2), (2, 0), (0, 1), (1, 0))  # (row, column) of Adam7's 7 passes
     steps = ((8, 8), (8, 8), (8, 4), (4, 4), (4, 2), (2, 2), (2, 1))
     rows = []
     for (top, left), (down, across) in zip(starts, steps, strict=True):
@@ -66,7 +66,7 @@ def _interlaced_png() -> bytes:
 def bmp(
     bits: int, rows: Sequence[bytes], *, header_size=40, compression=0, masks=(), palette=b"", top_down=False
 ) -> bytes:
-    """Returns a BMP of WIDTH x HEIGHT pixels; `rows` are given from the bottom up, without padding."""
+    """Returns a BMP of WIDTH x HEIGHT pixels. `rows` begins with the bottom row; rows have no padding."""
     padded = rows if compression == 1 else [row.ljust(-(-len(row) // 4) * 4, b"\0") for row in rows]
     data = b"".join(padded)
     start = 14 + header_size + 4 * len(masks) + len(palette)
@@ -90,12 +90,12 @@ def tiff(
         colors: photometric interpretation, 2 for RGB.
         bits: bits per sample.
         kind: format of a sample: 1 unsigned, 2 signed, 3 float.
-        planar: writes one strip for each sample.
-        tiled: writes tiles of 16 x 16 pixels in place of one strip.
-        big: writes 64-bit offsets.
-        order: byte order.
-        without: tags to leave out.
-        tags: additional tags, `tag320=(...)`.
+        planar: write one strip for each sample, for example for each colour, in place of one strip.
+        tiled: write tiles of 16 x 16 pixels in place of one strip.
+        big: write a BigTIFF, which has 64-bit offsets.
+        order: byte order, "<" or ">".
+        without: numbers of the tags to leave out.
+        tags: additional tags, for example `tag320=(...)` for tag 320.
     """
     samples = pixels.shape[2]
     parts = [pixels[..., i : i + 1] for i in range(samples)] if planar else [pixels]
@@ -115,7 +115,7 @@ def tiff(
     formats = {tag: "I" if tag in (273, 279, 324, 325) else "H" for tag in entries}
     packed = {tag: struct.pack(f"{order}{len(v)}{formats[tag]}", *v) for tag, v in entries.items()}
     room = struct.calcsize(offset)
-    start, counted, entry = (16, 8, 20) if big else (8, 2, 12)  # bytes
+    start, counted, entry = (16, 8, 20) if big else (8, 2, 12)  # sizes in bytes
     table = start + counted + len(entries) * entry + room
     outside = {tag: content for tag, content in packed.items() if len(content) > room}
     at = table + sum(map(len, outside.values()))
@@ -141,23 +141,23 @@ def tiff(
 def _packed(pixels: np.ndarray, bits: int, kind: int, order: str) -> bytes:
     if kind == 3 or bits in (8, 16, 32, 64):
         return pixels.astype(f"{order}{'.uif'[kind]}{bits // 8}").tobytes()
-    values = pixels.reshape(len(pixels), -1).astype(np.int64)  # each row starts at a whole byte
+    values = pixels.reshape(len(pixels), -1).astype(np.int64)  # each row of pixels starts a new byte
     digits = (values[..., None] >> np.arange(bits - 1, -1, -1) & 1).astype(np.uint8)
     return np.packbits(digits.reshape(len(pixels), -1), axis=1).tobytes()
 
 
 def _moved(codestream: bytes) -> bytes:
-    """Returns a JPEG 2000 codestream whose picture begins at (3, 0) of its canvas."""
+    """Returns a JPEG 2000 codestream whose picture is moved 3 pixels to the right on its reference grid."""
     right, bottom = struct.unpack(">II", codestream[8:16])
     return codestream[:8] + struct.pack(">4I", right + 3, bottom, 3, 0) + codestream[24:]
 
 
 def scaled(pixels: np.ndarray, bits: int) -> np.ndarray:
-    """Scales 8-bit pixels to the range of another number of bits; returns (HEIGHT, WIDTH, samples)."""
+    """Scales 8-bit pixels to the range of `bits` bits; returns an array (HEIGHT, WIDTH, samples)."""
     return np.round(np.atleast_3d(pixels) / 255.0 * (2**bits - 1)).astype(np.int64)
 
 
-# JPEGs that none of these libraries can write, made by cjpeg -arithmetic and cjpeg -optimize -sample 4x2.
+# JPEGs that Pillow and OpenCV cannot write, made by `cjpeg -arithmetic` and `cjpeg -optimize -sample 4x2`.
 _ARITHMETIC_JPEG = base64.b64decode(
     "/9j/4AAQSkZJRgABAQAAAQABAAD/2wBDAAgGBgcGBQgHBwcJCQgKDBQNDAsLDBkSEw8UHRofHh0aHBwgJC4nICIsIxwcKDcp"
     "LDAxNDQ0Hyc5PTgyPC4zNDL/2wBDAQkJCQwLDBgNDRgyIRwhMjIyMjIyMjIyMjIyMjIyMjIyMjIyMjIyMjIyMjIyMjIyMjIy"
@@ -289,6 +289,6 @@ REFUSED = {
 
 
 def expected(name: str) -> np.ndarray:
-    """Returns what DALI should decode from a variant, uint8 (HEIGHT, WIDTH, 3)."""
+    """Returns the pixels that DALI should decode from the variant `name`, uint8 (HEIGHT, WIDTH, 3)."""
     grey = ("grey", "palette", "run-lengths", "without-sizes")
     return GREY_RGB if any(word in name for word in grey) or name == "tiff-float" else RGB

@@ -1,4 +1,4 @@
-"""Annotations made in memory, for tests that need no files."""
+"""Makes Annotations in memory, for tests that need no image files and no json."""
 
 import numpy as np
 
@@ -7,11 +7,11 @@ from common.labels import LabelMap
 
 
 def annotations(image_sizes, boxes, names=("cat", "dog", "cow"), crowds=(), areas=None):
-    """Makes annotations of images of (height, width), with ids 101, 102, ... and category ids 10, 20, ...
+    """Makes Annotations. The images have the ids 101, 102, ..., and the classes have the ids 10, 20, ...
 
     Args:
         image_sizes: one (height, width) per image.
-        boxes: rows of (image, class, left, top, width, height) in pixels.
+        boxes: rows (image, class, left, top, width, height): two indices from 0, then pixels.
         names: names of the classes.
         crowds: indices of the boxes that mark a crowd.
         areas: one area per box; by default the area of the box itself.
@@ -35,7 +35,10 @@ def annotations(image_sizes, boxes, names=("cat", "dog", "cow"), crowds=(), area
 
 
 def random_annotations(rng, num_images, most_boxes, num_classes=3, smallest=0.02, largest=0.6):
-    """Makes images of random sizes with 0 to `most_boxes` boxes, whose sides are parts of the image's."""
+    """Makes Annotations of images of random sizes with 0 to `most_boxes` boxes each.
+
+    Each side of a box is `smallest` to `largest` times the side of its image.
+    """
     sizes, rows = [], []
     for image in range(num_images):
         height, width = rng.integers(80, 700, 2).tolist()

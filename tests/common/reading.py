@@ -1,4 +1,4 @@
-"""Runs DALI graphs; makes numbered images as files and as records; replaces random numbers by given ones."""
+"""Helpers: run DALI graphs, read data sets, make images with given ids, and replace random numbers."""
 
 import json
 import pathlib
@@ -24,7 +24,7 @@ class Example(NamedTuple):
 
 
 def build(nodes, batch_size=1, seed=None):
-    """Builds a pipeline whose outputs are those of `nodes()`."""
+    """Builds a DALI pipeline whose outputs are the nodes that `nodes()` returns."""
     pipeline = dali.Pipeline(batch_size, num_threads=1, device_id=None, seed=seed, enable_checkpointing=True)
     with pipeline:
         pipeline.set_outputs(*nodes())
@@ -33,7 +33,7 @@ def build(nodes, batch_size=1, seed=None):
 
 
 def run_graph(function, *inputs, device_id=None):
-    """Calls `function` in a graph on lists with one array per sample; returns the outputs of each sample."""
+    """Runs `function` in a DALI graph. Each input is a list with an array per sample; so is each output."""
     pipeline = dali.Pipeline(len(inputs[0]), num_threads=2, device_id=device_id, prefetch_queue_depth=1)
     with pipeline:
         nodes = [fn.external_source(source=[batch], cycle=True, batch=True) for batch in inputs]
@@ -61,7 +61,7 @@ def ids(examples):
 
 
 def numbered_images(directory: pathlib.Path, image_ids, category_ids=(5,), box=(1, 1, 2, 2)) -> CocoSource:
-    """Writes small images with these ids; each image has one box of each category, always at `box`."""
+    """Writes small images with these ids. Each image has one box per category, and all boxes are `box`."""
     images = [
         {"id": image_id, "file_name": f"{number:02d}.png", "width": 8, "height": 9}
         for number, image_id in enumerate(image_ids)
@@ -77,7 +77,7 @@ def numbered_images(directory: pathlib.Path, image_ids, category_ids=(5,), box=(
 
 
 def first_images(source: CocoSource, size: int, kind: str, directory: pathlib.Path):
-    """Returns a source of a kind ("coco", "images", "tfrecord") with the first `size` images of `source`."""
+    """Returns a source of `kind` "coco", "images" or "tfrecord" with the first `size` images of `source`."""
     first = source.annotations.select(np.arange(source.size) < size)
     if kind == "coco":
         return CocoSource(source.images_dir, first)
@@ -89,7 +89,7 @@ def first_images(source: CocoSource, size: int, kind: str, directory: pathlib.Pa
 
 
 def assert_iterator_resumes(iterate, directory, before: int, after: int) -> None:
-    """Saves an iterator after `before` steps, restores it, and compares the next `after` batches of both."""
+    """Asserts that an iterator, saved after `before` steps and restored, gives the same next batches."""
     iterator = iterate()
     for _ in range(before):
         next(iterator)
@@ -103,7 +103,7 @@ def assert_iterator_resumes(iterate, directory, before: int, after: int) -> None
 
 
 class Scripted(Random):
-    """Returns prepared numbers in place of random ones; each draw is (low, high, shape, numbers)."""
+    """Returns prepared numbers in place of random ones. Each of `draws` is (low, high, shape, numbers)."""
 
     def __init__(self, *draws) -> None:
         self._draws = list(draws)

@@ -1,4 +1,4 @@
-"""Tests anchors against their definition in a plain loop, and their number against google/automl's models."""
+"""Tests anchors against a plain loop, and the number of anchors against google/automl's EfficientDet."""
 
 import dataclasses
 import math
@@ -14,7 +14,7 @@ RATIOS = [1.0, 2.0, 0.5]
 
 def brute_force(min_level, max_level, num_scales, ratios, anchor_scale, image_size):
     """Computes anchors one by one: tlbr pixels, in the order level, row, column, scale, ratio."""
-    sizes = [image_size]  # sizes of levels 0, 1, 2, ...: a convolution of stride 2 halves a size, rounded up
+    sizes = [image_size]  # sizes of levels 0, 1, 2, ...: each is half of the one before, rounded up
     while len(sizes) <= max_level:
         sizes.append(tuple((side + 1) // 2 for side in sizes[-1]))
     boxes = []
@@ -36,7 +36,7 @@ ANCHORS = [
     (3, 7, 3, RATIOS, 5.0, (128, 384)),
     (3, 8, 3, RATIOS, 4.0, (130, 77)),  # not a multiple of any stride
     (2, 5, 2, [0.7, 1.4], 3.0, (64, 48)),
-    (3, 7, 1, [1.0], 4.0, (5, 1)),  # smaller than a single stride
+    (3, 7, 1, [1.0], 4.0, (5, 1)),  # the image is smaller than a stride
 ]
 
 

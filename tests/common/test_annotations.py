@@ -1,4 +1,4 @@
-"""Tests annotations: target boxes against a plain loop, ground truth against pycocotools, plain reading."""
+"""Tests Annotations: target boxes against a plain loop, ground truth against pycocotools, selected images."""
 
 import dataclasses
 import itertools
@@ -21,7 +21,7 @@ from tests.common.made_annotations import annotations as made
 
 @pytest.fixture
 def small():
-    """Three images, the second without boxes; a crowd; two issues."""
+    """Annotations of three images with a crowd and two issues. The second image has no boxes."""
     issues = Issues("small", ImagePolicy("skip"))
     issues.add("box-outside", "annotation 1 (image 7) has bbox [1.0]")
     issues.add("image-missing", "image 8")
@@ -39,7 +39,7 @@ def test_target_boxes_against_a_plain_loop():
     sizes = random.integers(1, 700, (20, 2))
     boxes = random.uniform(-100, 700, (500, 4))
     boxes[:, 2:] = np.abs(boxes[:, 2:]) * random.choice([0, 1e-7, 0.01, 1], (500, 2), p=[0.1, 0.1, 0.2, 0.6])
-    images = np.sort(random.choice([*range(1, 7), *range(8, 19)], 500))  # three images have none
+    images = np.sort(random.choice([*range(1, 7), *range(8, 19)], 500))  # three images have no boxes
     crowds = np.flatnonzero(random.uniform(size=500) < 0.1)
     rows = np.c_[images, random.integers(0, 2, 500), boxes]
     annotations = made(sizes, rows, ("a", "b"), crowds)
@@ -93,7 +93,7 @@ def test_pycocotools_judges_our_ground_truth_like_the_original(drawn):
 
 
 def test_the_ground_truth_has_everything(small):
-    """The dict has all fields. Ids start at 1: pycocotools takes an annotation with id 0 for no match."""
+    """Tests the dict's fields. Annotation ids start at 1, because id 0 means "no match" in pycocotools."""
     truth = small.ground_truth()
     assert truth["images"][1] == {"id": 7, "file_name": "sub/b\0 .jpg", "height": 40, "width": 30}
     ids = {"id": 2, "image_id": 42, "category_id": 20}
@@ -102,12 +102,12 @@ def test_the_ground_truth_has_everything(small):
     assert truth["categories"] == [{"id": 10, "name": "two"}, {"id": 20, "name": "neun 'ä\""}]
 
 
-# --- names and numbers ---
+# --- fingerprint, summary and image names ---
 
 
 def test_the_fingerprint_is_of_the_content(small):
     others = {"issues": Issues(""), "label_map": LabelMap((10, 20), ("two", "nine"))}
-    others |= {"file_names": ["a.jpgsub/b\0 .jpg", "", ""]}  # the same characters when joined
+    others |= {"file_names": ["a.jpgsub/b\0 .jpg", "", ""]}  # joined, these are the same characters
     for field in dataclasses.fields(small):
         value = others[field.name] if field.name in others else getattr(small, field.name)[::-1]
         is_other = dataclasses.replace(small, **{field.name: value}).fingerprint() != small.fingerprint()
@@ -126,7 +126,7 @@ def test_image_names(small):
     assert [small.image_name(row) for row in range(3)] == names
 
 
-# --- some of the images ---
+# --- select, which keeps some of the images ---
 
 
 @pytest.mark.parametrize("kept", [[1, 1, 1], [0, 1, 1], [0, 1, 0], [0, 0, 0]])
@@ -144,11 +144,11 @@ def test_select(small, kept):
     assert (selected.origin, selected.issues) == (small.origin, small.issues)
 
 
-# --- reading without a check ---
+# --- read_coco, which reads without a check ---
 
 
 def assert_same(path):
-    """Asserts that the plain reader and the strict reader give the same bits."""
+    """Asserts that read_coco, which checks nothing, and load_coco give the same annotations, bit for bit."""
     plain, strict = read_coco(path), load_coco(path)
     for field in dataclasses.fields(Annotations):
         found, expected = getattr(plain, field.name), getattr(strict, field.name)
@@ -166,7 +166,7 @@ def test_real_data_are_read_as_by_the_strict_reader(name, request):
     assert_same(request.getfixturevalue(name) / "instances.json")
 
 
-# Images with the ids LARGE and 3, without any optional key.
+# Replaces the image ids of SMALL by LARGE and 3. GAPS is a document without the optional keys.
 IDS = {42: LARGE, 7: 3}
 GAPS = SMALL | {
     "images": [image | {"id": IDS[image["id"]]} for image in SMALL["images"]],

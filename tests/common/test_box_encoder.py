@@ -1,4 +1,4 @@
-"""Tests box targets of DALI and TensorFlow against SSD's matching rule in NumPy; decoding undoes encoding."""
+"""Tests the box targets of DALI and TensorFlow against SSD's matching rule in NumPy, and box decoding."""
 
 import numpy as np
 import pytest
@@ -13,8 +13,8 @@ from tests.oracle import numpy_boxes
 RATIOS = [1.0, 2.0, 0.5]
 D0 = Anchors(3, 7, 3, RATIOS, 4.0, (128, 128))
 WIDE = Anchors(3, 7, 3, RATIOS, 4.0, (96, 160))
-ODD = Anchors(3, 7, 3, RATIOS, 5.0, (130, 77))  # no multiples of a stride; the anchor scale is that of d7
-D7X = Anchors(3, 8, 3, RATIOS, 4.0, (160, 128))  # one level more than the others
+ODD = Anchors(3, 7, 3, RATIOS, 5.0, (130, 77))  # sides that no stride divides; the anchor scale of d7
+D7X = Anchors(3, 8, 3, RATIOS, 4.0, (160, 128))  # has one level more than the others
 SPARSE = Anchors(3, 5, 1, [1.0], 0.1, (128, 96))  # most boxes touch no anchor
 
 NO_BOXES = np.zeros((0, 4), np.float32)
@@ -30,25 +30,25 @@ def random_boxes(rng, count, largest=0.4):
 
 
 def grid_boxes(rng, count):
-    """Boxes with corners on a coarse grid: many anchors, and many boxes, have equal overlaps."""
+    """Returns boxes with corners on a coarse grid, so that many boxes have equal IoUs with an anchor."""
     cells = rng.choice([4, 8, 16])
     left_top = rng.integers(0, cells, (count, 2))
     return np.float32(np.concatenate([left_top, left_top + rng.integers(1, 4, (count, 2))], axis=1) / cells)
 
 
 def hard_images(rng, anchors):
-    """Returns the boxes of many images; each kind has caused an error in some implementation."""
+    """Returns the boxes of many images, with special cases that are easy to encode wrongly."""
     images = [
         NO_BOXES,
         np.float32([[0, 0, 1, 1]]),
         random_boxes(rng, 1),
         random_boxes(rng, 500, largest=0.1),
-        np.repeat(random_boxes(rng, 3), 4, axis=0),  # identical
+        np.repeat(random_boxes(rng, 3), 4, axis=0),  # each box four times
         random_boxes(rng, 30, largest=0.011),  # tiny: each box gets only its best anchor, at a low IoU
         np.float32([[0.3, 0.3, 0.3 + 1e-6, 0.3 + 1e-6], [0.3, 0.3, 0.3 + 1e-4, 0.9]]),
         np.float32([[1.5, 1.5, 1.6, 1.6]]),  # no overlap with any anchor
-        anchors.boxes_normalized[rng.integers(0, anchors.num_anchors, 20)],  # perfect matches
-        np.float32([[-0.3, -0.2, 1.1, 1.4], [-0.01, 0.5, 0.2, 0.6]]),  # reaching outside
+        anchors.boxes_normalized[rng.integers(0, anchors.num_anchors, 20)],  # boxes that equal anchors
+        np.float32([[-0.3, -0.2, 1.1, 1.4], [-0.01, 0.5, 0.2, 0.6]]),  # boxes that reach outside the image
     ]
     images += [random_boxes(rng, int(count)) for count in rng.integers(1, 60, 6)]
     images += [grid_boxes(rng, int(count)) for count in rng.integers(1, 60, 6)]
@@ -59,7 +59,7 @@ def random_labels(rng, images):
     return [rng.integers(1, 91, len(boxes)).astype(np.int32) for boxes in images]
 
 
-# --- the rule in NumPy ---
+# --- the matching rule in NumPy ---
 
 
 def largest(boxes, count):
@@ -77,7 +77,7 @@ def overlaps(boxes, anchors):
 
 
 def targets_by_the_rule(boxes, labels, anchors):
-    """Returns flat class targets (A,) and box targets (A, 4), float64."""
+    """Returns the class targets (A,) and box targets (A, 4) of A anchors by the matching rule, float64."""
     owners = numpy_boxes.match(boxes, anchors.boxes_normalized)
     positive = owners >= 0
     classes, deltas = np.full(anchors.num_anchors, -1), np.zeros((anchors.num_anchors, 4))
@@ -86,7 +86,7 @@ def targets_by_the_rule(boxes, labels, anchors):
     return classes, deltas
 
 
-# --- running the code ---
+# --- encoding by DALI and by TensorFlow ---
 
 
 def encode(images, labels, anchors, max_instances=box_encoder.MAX_INSTANCES):
@@ -101,7 +101,7 @@ def encode(images, labels, anchors, max_instances=box_encoder.MAX_INSTANCES):
 
 
 def encode_boxes_tf(boxes, labels, anchors, max_instances=box_encoder.MAX_INSTANCES):
-    """Encodes the boxes of one image as the loader without DALI does it."""
+    """Encodes the boxes of one image with the functions of the loader that does not use DALI."""
     boxes, labels, _ = tf_readers.select_boxes(boxes, labels, (0.0, 0.0), max_instances)
     boxes, classes = tf_readers.pad_boxes_tf(boxes, labels, max_instances)
     batch = encode_batch_tf(boxes[tf.newaxis], classes[tf.newaxis], anchors)
@@ -169,7 +169,7 @@ def test_targets_follow_the_rule_and_tensorflow_equals_dali(anchors):
 
 @pytest.mark.parametrize("anchors", [WIDE, SPARSE], ids=["wide", "sparse"])
 def test_a_batch_is_its_images_one_by_one(anchors):
-    """Images in a batch are encoded as alone: equal boxes on different images do not compete for anchors."""
+    """Tests that an image gets the same targets alone and in a batch of images, even of images with equal boxes."""
     rng = np.random.default_rng(12)
     images = [boxes for boxes in hard_images(rng, anchors) if not len(boxes) or boxes.max() <= 1]
     images = [boxes.clip(0, 1)[:40] for boxes in images] + [grid_boxes(rng, 40)] * 2
@@ -238,7 +238,7 @@ def test_decoding_takes_any_leading_shape_and_computes_in_float32():
 @pytest.mark.gpu
 @pytest.mark.parametrize("copied", [True, False])
 def test_gpu_equals_cpu(copied):
-    """The GPU encodes boxes as the CPU does, both boxes on the GPU and boxes on the CPU."""
+    """Tests that the GPU gives the same targets as the CPU, for boxes in GPU memory and in CPU memory."""
     rng = np.random.default_rng(8)
     images = hard_images(rng, ODD)
     labels = random_labels(rng, images)

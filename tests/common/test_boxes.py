@@ -1,4 +1,4 @@
-"""Tests box formats by example, IoUs against pycocotools and by hand, gradients by finite differences."""
+"""Tests box formats by example, IoUs against pycocotools and by hand, and gradients of CIoU."""
 
 import keras
 import numpy as np
@@ -17,7 +17,7 @@ def random_boxes(rng, *shape):
 
 
 def test_conversions_by_example():
-    # a box from x 1 to 4, y 2 to 8
+    # This box reaches from 1 to 4 in x and from 2 to 8 in y.
     box = np.array([[1.0, 2.0, 4.0, 8.0]])
     np.testing.assert_array_equal(box_ops.ltrb_to_tlbr(box), [[2, 1, 8, 4]])
     np.testing.assert_array_equal(box_ops.ltrb_to_cxcywh(box), [[2.5, 5, 3, 6]])
@@ -30,7 +30,7 @@ def test_iou_agrees_with_pycocotools():
     rng = np.random.default_rng(1)
     a, b = random_boxes(rng, 40), random_boxes(rng, 30)
     b[:10] = a[:10]  # some boxes are equal
-    b[10:20] = a[10:20] * 0.5  # some are smaller and partly inside
+    b[10:20] = a[10:20] * 0.5  # some boxes are half as large as a box of `a`
     ltwh = [np.concatenate([boxes[:, :2], boxes[:, 2:] - boxes[:, :2]], axis=1) for boxes in (a, b)]
     expected = coco_mask.iou(*ltwh, [0] * len(b))
     np.testing.assert_allclose(box_ops.iou(a[:, None], b[None]), expected, atol=1e-12)
@@ -39,12 +39,12 @@ def test_iou_agrees_with_pycocotools():
 
 
 def test_diou_ciou_by_hand():
-    # Two 2 x 2 squares with a horizontal gap of 1: the enclosing box is 5 x 2
+    # The boxes are two 2 x 2 squares with a horizontal gap of 1. The box that encloses them is 5 x 2.
     a, apart = [0.0, 0.0, 2.0, 2.0], [3.0, 0.0, 5.0, 2.0]
     assert float(box_ops.iou(a, apart)) == 0
     assert float(box_ops.diou(a, apart)) == pytest.approx(-9 / 29)
     assert float(box_ops.ciou(a, apart)) == pytest.approx(-9 / 29)  # same aspect ratio
-    # The upper half of the square: IoU 1/2, the centres are 1/2 apart, the square encloses both
+    # `half` is the upper half of square `a`: their IoU is 1/2, and their centres are 1/2 apart.
     half = [0.0, 0.0, 2.0, 1.0]
     v = 4 / np.pi**2 * (np.arctan(2.0) - np.arctan(1.0)) ** 2
     assert float(box_ops.diou(a, half)) == pytest.approx(0.5 - 0.25 / 8)
@@ -59,11 +59,11 @@ def test_overlaps_are_one_for_equal_boxes_symmetric_and_free_of_place_and_scale(
     np.testing.assert_allclose(overlap(a, b), overlap(b, a), atol=1e-12)
     shift = [70, -20, 70, -20]
     np.testing.assert_allclose(overlap(a * 608 + shift, b * 608 + shift), overlap(a, b), atol=1e-9)
-    small = np.float32(a / 608), np.float32(b / 608)  # about one pixel
+    small = np.float32(a / 608), np.float32(b / 608)  # boxes with sides of about 1/608
     np.testing.assert_allclose(overlap(*small), overlap(a, b), atol=1e-4)
 
 
-# Boxes: no area, a line, a point, inverted, tiny, denormal, far outside, valid. Tests use all pairs of them.
+# Boxes: two points and a line, an inverted, a tiny, a denormal, a huge and a valid box. Tests use all pairs.
 DEGENERATE = [[0.5] * 4, [0.2, 0.3, 0.8, 0.3], [0.0] * 4, [0.8, 0.8, 0.2, 0.2]]
 DEGENERATE += [[0.5, 0.5, 0.5 + 1e-7, 0.5 + 1e-7], [0.0, 0.0, 1e-40, 1e-40]]
 DEGENERATE += [[-1e6, -1e6, 1e6, 1e6], [0.2, 0.2, 0.6, 0.6]]
@@ -92,7 +92,7 @@ def test_the_gradient_of_ciou_holds_alpha_constant():
         return 4 / np.pi**2 * (np.arctan((box[2] - box[0]) / (box[3] - box[1])) - np.arctan(0.7 / 0.4)) ** 2
 
     alpha = v(a) / (1 - box_ops.iou(a, b) + v(a))
-    for step in np.eye(4) * 1e-6:  # central differences of DIoU - alpha v
+    for step in np.eye(4) * 1e-6:  # central differences of DIoU - alpha v, with constant alpha
         high = box_ops.diou(a + step, b) - alpha * v(a + step)
         low = box_ops.diou(a - step, b) - alpha * v(a - step)
         np.testing.assert_allclose(gradient[step > 0][0], (high - low) / 2e-6, rtol=1e-6)

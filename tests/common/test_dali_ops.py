@@ -1,7 +1,7 @@
-"""Tests which rank reads which images in how many steps, and which boxes DALI and TensorFlow drop or keep.
+"""Tests which images each rank reads in how many steps, and which boxes DALI and TensorFlow drop.
 
-The shards are disjoint and together have all images; every rank has the same number of steps. The tests
-compute this for all combinations of 1 to 8 ranks and 1 to 50 images, and read some of them with DALI.
+The ranks' shards have no image in common and together have all images. All ranks take equally many steps.
+The tests compute this for all combinations of 1 to 8 ranks and 1 to 50 images; DALI reads some of them.
 """
 
 import itertools
@@ -24,7 +24,7 @@ EPOCHS = 3
 
 
 def test_shards_and_steps_in_all_combinations():
-    """The steps of steps_per_epoch, which does not know the rank, are enough for the shard of every rank."""
+    """Tests that the shards have all images, and that steps_per_epoch is enough for the largest shard."""
     for num_shards, size, batch_size in itertools.product(RANKS, range(1, MAX_SIZE + 1), range(1, 17)):
         if size < num_shards:
             continue
@@ -45,7 +45,7 @@ def numbered(tmp_path_factory):
 
 
 def read_ids(source, num_shards, count, batch_size, **options):
-    """Returns the image ids that each rank reads. All readers are in one pipeline, which is faster."""
+    """Returns a list of image ids for each rank. For speed, the readers of all ranks are in one pipeline."""
     pipeline = dali.Pipeline(batch_size, num_threads=1, device_id=None, prefetch_queue_depth=1)
     with pipeline:
         shards = [{"shard_id": i, "num_shards": num_shards, "name": f"reader{i}"} for i in range(num_shards)]
@@ -64,15 +64,15 @@ def test_each_rank_reads_its_part(numbered, kind, num_shards, size):
     source = first_images(numbered[0], size, kind, numbered[1])
     everything = sorted(source.annotations.image_ids)
 
-    # Evaluation, twice: all ranks have equal steps, and the second evaluation starts with the same images.
+    # Reads two evaluations: all ranks take equally many steps, and both evaluations read the same images.
     batch_size = (1, 3, 4, 7)[(size + num_shards) % 4]
     count = batch_size * steps_per_epoch(size, batch_size * num_shards, training=False)
     ranks = read_ids(source, num_shards, 2 * count, batch_size, training=False, seed=0)
     assert all(len(rank) == 2 * count and rank[:count] == rank[count:] for rank in ranks)
-    once = [image_id for rank in ranks for image_id in dict.fromkeys(rank)]  # without repeats within a rank
+    once = [image_id for rank in ranks for image_id in dict.fromkeys(rank)]  # ranks may read images twice
     assert sorted(once) == everything
 
-    # Training: in each epoch, each rank reads its part of one permutation of all images.
+    # Reads epochs of training: in each epoch, the ranks together read every image once.
     if kind != "images":
         lengths = [len(range(*dali_ops.shard_range(size, rank, num_shards))) for rank in range(num_shards)]
         count = EPOCHS * max(lengths)
@@ -82,7 +82,7 @@ def test_each_rank_reads_its_part(numbered, kind, num_shards, size):
             assert sorted(itertools.chain(*parts)) == everything
 
 
-# --- dropping and keeping boxes ---
+# --- which boxes are dropped ---
 
 
 def run_tf(function, images, labels):
@@ -103,10 +103,10 @@ SELECT = pytest.mark.parametrize(
 def test_what_is_not_a_box_is_dropped(run, select):
     sound = [0.2, 0.2, 0.8, 0.8]
     bad = [np.where(place, value, sound) for value in (NAN, INF, -INF) for place in np.eye(4, dtype=bool)]
-    bad += [[0.2, 0.2, 0.2, 0.8], [0.2, 0.2, 0.8, 0.2], [0, 0, 0, 0]]  # no width, no height, neither
-    bad += [[0.8, 0.2, 0.2, 0.8], [0.2, 0.8, 0.8, 0.2]]  # inverted
+    bad += [[0.2, 0.2, 0.2, 0.8], [0.2, 0.2, 0.8, 0.2], [0, 0, 0, 0]]  # without width, height, or both
+    bad += [[0.8, 0.2, 0.2, 0.8], [0.2, 0.8, 0.8, 0.2]]  # a negative width or height
     bad += [[INF] * 4, [-INF, -INF, INF, INF]]
-    bad += [[-3e38, 0, 3e38, 1], [0, -3e38, 1, 3e38]]  # finite numbers, but infinite sides
+    bad += [[-3e38, 0, 3e38, 1], [0, -3e38, 1, 3e38]]  # finite edges, but infinite sides
     good = [[-0.0, 0.0, 1.0, 1.0], [0.5, 0.5, np.nextafter(np.float32(0.5), 1), 0.6], [-2, -2, 3, 3]]
     images = [np.float32(bad[:7] + good[:1] + bad[7:] + good[1:]), np.float32(bad), NO_BOXES]
     labels = [np.arange(len(boxes), dtype=np.int32) for boxes in images]
@@ -153,8 +153,8 @@ def test_without_a_limit_dali_keeps_all():
 
 @SELECT
 def test_batches_of_images_with_at_most_one_box_left(run, select):
-    """The right boxes stay, although DALI 2.4 reads wrong memory if one batch compares (1, N) with (1, 1)
-    and also (1, 1) with (0, 1)."""
+    """Tests that a bug of DALI 2.4 is avoided: it reads wrong memory if a batch compares arrays of the shapes
+    (1, N) and (1, 1) and also arrays of the shapes (1, 1) and (0, 1)."""
     random = np.random.default_rng(0)
     for _ in range(60):
         images = [random_boxes(random, n) for n in random.integers(0, 4, 4)]

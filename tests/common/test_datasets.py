@@ -1,4 +1,4 @@
-"""Tests data sets opened by flags: what a source reports and reads, with and without a data check."""
+"""Tests data sets that are opened by flags: what they report and read, with and without a data check."""
 
 import shutil
 
@@ -23,7 +23,7 @@ def coco_flags(drawn):
 
 
 def test_what_sources_say_and_hand_out(drawn, drawn_records, coco_flags):
-    """`input_type` decides which data are opened if the flags name both kinds."""
+    """Tests the properties of each kind of data set. `input_type` chooses the kind if the flags name two."""
     given = {**coco_flags, "file_pattern": f"{drawn_records}-*"}
     coco, tfrecord = (open_source(**given, input_type=name) for name in ("coco", "tfrecord"))
     images = ImageListSource(list_images(str(drawn / "images")))

@@ -1,4 +1,4 @@
-"""A user's mistake gives one line and exit code 1; an error of this project gives a traceback."""
+"""Tests that a user's mistake ends a program with one line and code 1, and a bug with a traceback."""
 
 import subprocess
 import sys

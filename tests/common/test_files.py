@@ -1,4 +1,4 @@
-"""A write leaves the old file or the new one, never a mixture; the cache is private and written once."""
+"""Tests that a write leaves the old file or the new file, never a mixture, and tests the cache directory."""
 
 import concurrent.futures
 import contextlib
@@ -15,7 +15,7 @@ from tests.common.training.small_model import full_disk
 
 
 def contents(directory):
-    """Returns {path: content} of all files, and asserts that no temporary file is left."""
+    """Returns {path: content} of all files in `directory`; asserts that no temporary file is left."""
     assert not list(directory.glob(f"{files.TEMPORARY}*"))
     return {str(p.relative_to(directory)): p.read_text() for p in directory.rglob("*") if p.is_file()}
 
@@ -81,14 +81,14 @@ def test_unfinished_work_is_cleared_away_and_nothing_else(tmp_path):
 
 
 class Killed(BaseException):
-    """Simulates a kill: no code catches this exception, and all later calls raise it."""
+    """Simulates a kill of the process: no product code catches this exception."""
 
 
 @pytest.mark.parametrize("names", [[], ["a", "b"]], ids=["file", "directory"])
 def test_a_kill_at_any_call_leaves_the_old_or_the_new(tmp_path, monkeypatch, names):
-    """Kills at the n-th call of os.fsync or os.replace, for every n.
+    """Simulates a kill at the n-th call of os.fsync or os.replace, for every n.
 
-    A directory cannot be replaced in one step, so it may also be missing; the message then reports this.
+    A directory is replaced in two steps: between them, neither the old nor the new directory is there.
     """
     path, left = tmp_path / "x", 0
 

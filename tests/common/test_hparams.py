@@ -1,4 +1,4 @@
-"""Tests overrides of hparams: types, commas, pitfalls of YAML, and messages that name the right key."""
+"""Tests --hparams, which overrides fields of a config: types, commas, pitfalls of YAML, error messages."""
 
 import dataclasses
 import re

@@ -1,4 +1,4 @@
-"""Tests LabelMap: order, look-ups, files, and what is refused."""
+"""Tests LabelMap: the order of the classes, look-ups, files, and which input is refused."""
 
 import re
 

@@ -1,6 +1,6 @@
-"""Tests what loaders share: --pipeline_type, devices, --num_threads, and DALI pipelines as tf.data.
+"""Tests the common parts of loaders: --pipeline_type, devices, --num_threads, DALI pipelines as tf.data.
 
-test_dali_ops.py tests steps per epoch and shards, test_readers.py saved iterators.
+test_dali_ops.py tests the steps per epoch and the shards. test_readers.py tests saved iterators.
 """
 
 import types
@@ -31,7 +31,7 @@ def test_types_that_cannot_be(monkeypatch):
 
 
 def test_tensorflow_counts_the_gpus_that_it_sees(monkeypatch):
-    """Under Horovod a rank sees one GPU. TensorFlow calls it GPU 0, but DALI uses its CUDA number."""
+    """Tests that TensorFlow calls the only GPU that a rank sees GPU 0, even if its CUDA number is 3."""
     for visible, device_id, expected in (([0, 1], 1, "/gpu:1"), ([3], 3, "/gpu:0"), ([], None, "/cpu:0")):
         gpus = [types.SimpleNamespace(name=f"/physical_device:GPU:{number}") for number in visible]
         monkeypatch.setattr(tf.config, "get_visible_devices", lambda kind, gpus=gpus: gpus)
@@ -43,7 +43,7 @@ def test_tensorflow_counts_the_gpus_that_it_sees(monkeypatch):
 )
 def test_a_loader_takes_its_share_of_the_cores(monkeypatch, cores, loaders_here, expected):
     monkeypatch.setattr(args.os, "sched_getaffinity", lambda _: range(cores))
-    # If a rank may use 6 of 64 cores, it has them alone from a launcher; if 48 of 64, all 8 ranks share them.
+    # A rank that may use 6 of 64 cores uses them alone. 8 ranks that may use 48 of 64 cores share them.
     monkeypatch.setattr(args.os, "cpu_count", lambda: 64 if cores in (6, 48) else cores)
     assert args.default_threads(loaders_here) == expected
 
@@ -57,7 +57,7 @@ def test_gpus_that_tensorflow_cannot_use_are_named_once(monkeypatch, capsys):
 
 
 def random_pipeline() -> dali.Pipeline:
-    """Outputs random (2, 3) images, (1,) numbers in 10..20, and scalars in 20..30."""
+    """Builds a pipeline whose outputs are random: (2, 3) images, (1,) numbers in 10..20, and scalars in 20..30."""
     pipe = dali.Pipeline(4, num_threads=1, device_id=None, seed=1, exec_dynamic=True)
     with pipe:
         images = fn.random.uniform(range=(0.0, 1.0), shape=[2, 3])

@@ -1,4 +1,4 @@
-"""Tests NMS against brute force in float64, OpenCV, and a copy of Darknet's box_diou."""
+"""Tests NMS against a brute-force version in float64, against OpenCV, and against Darknet's box_diou."""
 
 import cv2
 import numpy as np
@@ -13,7 +13,7 @@ METHODS = pytest.mark.parametrize("method", ["hard", "gaussian", "diou"])
 
 
 def random_candidates(batch_size=2, count=300, num_classes=5, seed=0):
-    """Returns boxes around a few centres, with rounded scores: many boxes overlap or have equal scores."""
+    """Returns random boxes around a few centres, with rounded scores, so that many overlap or have equal scores."""
     rng = np.random.default_rng(seed)
     centers = rng.uniform(0, 1, (batch_size, 12, 2))
     centers = np.take_along_axis(centers, rng.integers(0, 12, (batch_size, count, 1)), axis=1)
@@ -39,7 +39,7 @@ def iou_numpy(box, boxes):
 
 
 def distance_numpy(box, boxes):
-    """Returns Darknet's d / c: squared distance of the centres / squared diagonal of the enclosing box."""
+    """Returns Darknet's d / c: the squared distance of the centres / the enclosing box's squared diagonal."""
     centers = (boxes[:, :2] + boxes[:, 2:]) / 2 - (box[:2] + box[2:]) / 2
     hull = np.maximum(box[2:], boxes[:, 2:]) - np.minimum(box[:2], boxes[:, :2])
     squared = np.sum(hull**2, axis=1)
@@ -47,7 +47,7 @@ def distance_numpy(box, boxes):
 
 
 def suppress_numpy(boxes, scores, classes, method, **changes):
-    """Returns the indices and scores of the boxes of one image that are kept, best first."""
+    """Runs NMS by brute force on one image; returns the indices and scores of the kept boxes, best first."""
     settings = SETTINGS | changes
     boxes, scores = boxes.astype(np.float64), scores.astype(np.float64)
     picked = []
@@ -72,12 +72,12 @@ def suppress_numpy(boxes, scores, classes, method, **changes):
 @pytest.mark.parametrize(("num_classes", "max_detections", "beta"), [(1, 400, 0.6), (5, 20, 1), (80, 400, 4)])
 @METHODS
 def test_equals_brute_force(method, num_classes, max_detections, beta):
-    """NMS keeps what brute force keeps, even if the best boxes have no area or all scores are too low."""
+    """Tests random boxes, with best boxes that have no area, and images whose scores are all too low."""
     changes = {"method": method, "num_classes": num_classes, "max_detections": max_detections, "beta": beta}
     boxes, scores, classes = random_candidates(batch_size=4, num_classes=num_classes)
     boxes[:, :3] = [[0.5, 0.5, 0.5, 0.5], [0.5, 0.5, 0.5, 0.5], [0.5, 0.1, 0.5, 0.9]]
     scores[:, :3], classes[:, :3] = 1, 0
-    if method == "gaussian":  # Soft-NMS changes scores: rounding could reorder equal ones
+    if method == "gaussian":  # Soft-NMS changes scores, and rounding could reorder equal scores
         scores += np.arange(300, dtype=np.float32) * 1e-5
     scores[1], scores[3] = SETTINGS["score_threshold"], 0
     actual = run(boxes, scores, classes, **changes)
@@ -118,14 +118,14 @@ def test_diou_at_the_threshold_itself(beta):
     edge = 0.5 - (0.125**2 / 0.5) ** beta
     assert run(*candidates, method="diou", beta=beta, iou_threshold=edge + 1e-6).count == [2]
     assert run(*candidates, method="diou", beta=beta, iou_threshold=edge - 1e-6).count == [1]
-    assert run(*candidates, method="diou", beta=1.0, iou_threshold=0.46875).count == [2]  # equal to the DIoU
+    assert run(*candidates, method="diou", beta=1.0, iou_threshold=0.46875).count == [2]  # the DIoU itself
     assert run(*candidates, method="hard", iou_threshold=0.5).count == [2]
     assert run(*candidates, method="hard", iou_threshold=0.49).count == [1]
 
 
 @pytest.mark.parametrize(("method", "overlap"), [("hard", 9 / 16), ("diou", 9 / 16 - 1 / 64)])
 def test_boxes_are_cut_at_eight_sides_of_the_image(method, overlap):
-    """Boxes are clipped to 16 x 16 image sides; the second one then has 12 x 12, in a corner of the first."""
+    """Boxes are clipped to 16 x 16 image sides: the first box keeps 16 x 16, the second 12 x 12 inside it."""
     candidates = np.float32([[[-99, -99, 99, 99], [-4, -4, 99, 99]]]), np.float32([[0.9, 0.8]]), [[0, 0]]
     for threshold, count in ((overlap - 1e-6, 1), (overlap + 1e-6, 2)):
         assert run(*candidates, method=method, beta=1.0, iou_threshold=threshold).count == [count]
@@ -140,7 +140,7 @@ def test_an_unknown_method():
 @pytest.mark.parametrize("sizes", [(400,), (250, 100, 45, 1, 4)])
 @pytest.mark.parametrize("known_shape", [True, False])
 def test_candidates_are_those_of_a_top_k_over_everything(count, sizes, known_shape):
-    scores = np.round(np.random.default_rng(1).normal(0, 2, (2, 400, 7))).astype(np.float32)  # many ties
+    scores = np.round(np.random.default_rng(1).normal(0, 2, (2, 400, 7))).astype(np.float32)  # many equal scores
     levels = np.split(scores, np.cumsum(sizes)[:-1], axis=1)
     specs = [tf.TensorSpec(level.shape if known_shape else (None, None, 7), tf.float32) for level in levels]
     compiled = tf.function(lambda *levels: nms.top_candidates(levels, count), input_signature=specs)

@@ -1,4 +1,4 @@
-"""Both DALI readers give the same examples, in the documented order, and resume where they were saved.
+"""Tests that DALI's readers of jsons and records give the same examples, and that they can be resumed.
 
 test_dali_ops.py tests which rank reads which images.
 """
@@ -23,20 +23,20 @@ from tools.conversion.coco_to_tfrecord import write_tfrecords
 
 
 def both_readers(source, directory):
-    """Returns the readers of a json and of the records made from it."""
+    """Returns a reader of the source, and a reader of records that are written from the same source."""
     records = write_tfrecords(source.annotations, source.images_dir, directory / "t", num_shards=3, seed=1)
     return source.read, functools.partial(tfrecord_reader, records, source.label_map)
 
 
 @pytest.fixture(scope="module")
 def numbered(tmp_path_factory):
-    """Sources of thirteen images: {kind of source: source}."""
+    """The same thirteen images as two sources: {kind of source: source}."""
     directory = tmp_path_factory.mktemp("numbered")
     source = numbered_images(directory, range(100, 113))
     return {kind: first_images(source, 13, kind, directory) for kind in ("coco", "tfrecord")}
 
 
-# --- what is read ---
+# --- examples ---
 
 
 @pytest.mark.parametrize("name", ["coco128", "drawn"])
@@ -61,8 +61,8 @@ def test_json_and_records_give_the_same(name, request, tmp_path):
 
 @pytest.mark.parametrize("category_ids", [[0, 65_536, 2**31 - 1], [5, 2**32 + 5, 2**63 - 1]])
 def test_ids_of_any_size_and_boxes_as_thin_as_they_come(tmp_path, category_ids):
-    """Both readers keep category ids above the limits of DALI's lookup_table (65535) and constants (32 bits),
-    image ids above that of its COCO reader (2**31), and boxes below 0.1 pixel, which it drops by default."""
+    """Tests category ids above DALI's limits (65535 in lookup_table, 32 bits in constants), image ids above 2**31,
+    the limit of DALI's COCO reader, and boxes below 0.1 pixel, which that reader drops by default."""
     image_ids = [0, 2**31 - 1, 2**31, 2**53 + 1, 2**63 - 1]
     source = numbered_images(tmp_path, image_ids, category_ids[::-1], box=[1, 1, 0.05, 3])
     for reader in both_readers(source, tmp_path):
@@ -86,7 +86,7 @@ def test_records_without_a_data_check_get_an_index_and_are_looked_through(tmp_pa
         build_reader(record(), record(object__is_crowd=[1]))
 
 
-# --- the json that DALI gets ---
+# --- the clean json, which is written for DALI ---
 
 
 def test_the_clean_json_is_made_once(drawn, tmp_path, monkeypatch):
@@ -94,7 +94,7 @@ def test_the_clean_json_is_made_once(drawn, tmp_path, monkeypatch):
     annotations = load_coco(drawn / "instances.json", drawn / "images")
 
     def made(annotations):
-        """Builds a reader of these annotations; returns all jsons that were made so far."""
+        """Builds a reader of these annotations; returns all clean jsons in the cache."""
         build(lambda: coco_reader(drawn / "images", annotations, training=False))
         return sorted((tmp_path / "dali-detection").glob("*.coco.json"))
 
@@ -103,7 +103,7 @@ def test_the_clean_json_is_made_once(drawn, tmp_path, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(readers, "_clean_json", None)
         assert made(dataclasses.replace(annotations, origin="elsewhere")) == [path]
-    # Other annotations, or another version of the clean json, make a new file.
+    # A new clean json is made for other annotations, and for another version of the clean json's format.
     assert len(made(annotations.select(annotations.image_ids != 10))) == 2
     monkeypatch.setattr(readers, "_CLEAN_JSON", "next")
     assert len(made(annotations)) == 3

@@ -1,4 +1,4 @@
-"""The tf.data readers give DALI's examples and pixels, and every rank can compute their order."""
+"""Tests that the tf.data readers give the examples and pixels of DALI's readers, and tests their order."""
 
 import types
 
@@ -17,7 +17,7 @@ from tests.common.image_variants import HEIGHT, VARIANTS, WIDTH, exif, pillow
 from tests.common.reading import Example, assert_iterator_resumes, build, ids, read
 from tests.common.record_writing import empty_record, of_boxes, png, write
 
-COLORS = [(10 * i, 0, 0) for i in range(20)]  # colours of the images, by image id
+COLORS = [(10 * i, 0, 0) for i in range(20)]  # the colour of image i is COLORS[i]
 
 
 @pytest.fixture
@@ -48,7 +48,7 @@ def all_ids(source):
     indirect=["source"],
 )
 def test_evaluation_examples_are_dalis_in_dalis_order(source, num_shards, count):
-    """Each rank gets the examples of DALI's reader in the same order, and all ranks get equally many."""
+    """Tests that each rank gets the same examples as from DALI's reader, in the same order."""
     seen = []
     for shard_id in range(num_shards):
         options = {"shard_id": shard_id, "num_shards": num_shards, "training": False, "seed": 0}
@@ -64,7 +64,7 @@ def test_evaluation_examples_are_dalis_in_dalis_order(source, num_shards, count)
 
 
 def test_evaluation_repeats_a_shorter_shard_to_fill_its_steps(drawn):
-    """A shard of two images fills two batches of two; the next evaluation begins with the same image."""
+    """Tests a shard of two images and evaluations of two batches of two: each evaluation starts at image 2."""
     source = ImageListSource(list_images(str(drawn / "images")))
     loader = types.SimpleNamespace(opened_source=source, training=False, steps_per_epoch=2, batch_size=2)
     loader.shard_id, loader.num_shards, loader.seed = 1, 5, 0
@@ -72,11 +72,11 @@ def test_evaluation_repeats_a_shorter_shard_to_fill_its_steps(drawn):
     assert list(found.as_numpy_iterator()) == [2, 3, 3, 2, 2, 3, 3, 2]
 
 
-# --- records of other writers ---
+# --- records that other programs wrote ---
 
 
 def google_example(image_id, num_objects, crowds=False):
-    """Returns a record as google/automl efficientdet/dataset/create_coco_tfrecord.py writes it."""
+    """Returns a record in the format of google/automl's efficientdet/dataset/create_coco_tfrecord.py."""
     image = {"encoded": png(64, 48, COLORS[image_id]), "height": 48, "width": 64}
     if not num_objects:
         return empty_record(image_id, **image)
@@ -92,7 +92,7 @@ def both_readers(source, count, **options):
 
 
 def test_records_of_googles_converter(tmp_path):
-    """Records may lack the crowd key or, without objects, all object keys, on which DALI's reader fails."""
+    """Tests records without the crowd key and, for images without objects, without all object keys."""
     for f in range(2):
         examples = [google_example(10 * f + i, num_objects=i, crowds=f == 0) for i in range(4)]
         write(tmp_path / f"{f}.tfrecord", *examples)
@@ -205,7 +205,7 @@ def test_tensorflow_decodes_bit_for_bit_as_dali_does(name):
         got = tf_readers.decode_image_tf(encoded, tf.constant([top, left, height, width]))
         assert got.dtype == tf.uint8 and got.shape == (height, width, 3)
         difference = np.asarray(got, int) - expected[top : top + height, left : left + width]
-        if width < WIDTH:  # the outermost columns lack their neighbours' chroma
+        if width < WIDTH:  # the outermost columns differ: chroma is interpolated without neighbours
             assert np.abs(difference).max() < 40
             difference = difference[:, 1:-1]
         np.testing.assert_array_equal(difference, 0)

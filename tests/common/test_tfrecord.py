@@ -1,6 +1,6 @@
-"""Records are found by their headers only, damage is reported with its position, indexes are always correct.
+"""Tests the search for records in TFRecord files, the reports of damage, and the index files.
 
-Oracles: DALI's own tool for indexes, TensorFlow for records, RFC 3720 for checksums.
+The expected results come from DALI's tool for indexes, TensorFlow's records and checksums in RFC 3720.
 """
 
 import gzip
@@ -39,7 +39,7 @@ def walk(path):
 
 
 def only(issues):
-    """Returns the kind and the offender of the only issue."""
+    """Asserts that there is one issue with one offender; returns the issue's kind and the offender."""
     (issue,) = issues
     (offender,) = issue.offenders
     return issue.kind, offender
@@ -54,7 +54,7 @@ def header(length):
 
 
 def test_the_checksum_is_that_of_the_published_vectors():
-    # RFC 3720 appendix B.4: CRC-32C of 32 zeros, of 32 ones and of 0 to 31; the mask is that of crc32c.h.
+    # RFC 3720, appendix B.4, has the CRC-32C of 32 bytes 0, of 32 bytes 255, and of the bytes 0 to 31.
     rows = [bytes(32), b"\xff" * 32, bytes(range(32))]
     crcs = (0x8A9136AA, 0x62A8AB43, 0x46DD794E)
     masked = [(((crc >> 15) | (crc << 17)) + 0xA282EAD8) & 0xFFFFFFFF for crc in crcs]
@@ -80,7 +80,7 @@ def test_records_of_any_size_are_found_as_by_tensorflow(tmp_path, sizes):
 
 
 def test_no_data_are_read(tmp_path):
-    """The scan reads only lengths and checksums, not the data: this record claims to have 2**40 bytes."""
+    """Tests that the scan does not read the data of records: the record here claims to have 2**40 bytes."""
     path = tmp_path / "large"
     path.write_bytes(header(2**40))
     os.truncate(path, 2**40 + 16)
@@ -103,7 +103,7 @@ def test_the_digest_stands_for_the_content_and_the_time_for_the_state(tmp_path):
 
 
 def flipped(byte):
-    """Returns the header of a record of 17 bytes with one wrong bit in `byte`."""
+    """Returns the header of a record of 17 bytes, with one wrong bit in byte number `byte`."""
     return bytes(value ^ 16 * (i == byte) for i, value in enumerate(header(17)))
 
 
@@ -114,7 +114,7 @@ BAD_ENDS = [
     (header(300) + bytes(303), "file-truncated", "needs 316 bytes, but only 315 are left"),
     (header(2**31) + b"only this", "file-truncated", f"needs {2**31 + 16} bytes, but only 21 are left"),
     (header(2**64 - 1) + b"only this", "file-truncated", f"needs {2**64 + 15} bytes, but only 21 are left"),
-    (bytes(50), "not-a-record", "has length 0 with the wrong checksum 0x00000000"),  # perhaps after a crash
+    (bytes(50), "not-a-record", "has length 0 with the wrong checksum 0x00000000"),  # zeros, as after a crash
     (b"\x1f\x8b" + bytes(48), "not-a-record", f"has length {0x8B1F} with"),  # gzip's magic number
     *((flipped(i) + bytes(21), "not-a-record", f"has length {17 ^ 16 << 8 * i} with") for i in range(8)),
     *((flipped(i) + bytes(21), "not-a-record", "has length 17 with") for i in range(8, 12)),
@@ -123,7 +123,7 @@ BAD_ENDS = [
 
 @pytest.mark.parametrize(("tail", "kind", "text"), BAD_ENDS)
 def test_a_bad_end_is_named_with_its_place(tmp_path, tail, kind, text):
-    """A bad end after large records, whose data are skipped, is reported. No length causes a crash."""
+    """Tests that a bad end of a file is reported with its position, even if it claims a huge length."""
     path = write(tmp_path / "x", *[bytes(300_000)] * 5)
     with open(path, "ab") as stream:
         stream.write(tail)
@@ -166,7 +166,7 @@ def test_what_is_no_file_is_named_and_never_waited_for(tmp_path, monkeypatch):
 
     os.mkfifo(tmp_path / "pipe")
     write(tmp_path / "x", b"abc")
-    monkeypatch.setattr("builtins.open", forbidden)  # because root may read every file
+    monkeypatch.setattr("builtins.open", forbidden)  # in place of file modes, which root may ignore
     for name, words in (
         ("pipe", ": not a regular file"),
         (".", ": not a regular file"),
@@ -185,7 +185,7 @@ def written_index(file):
 
 
 def ensure(file):
-    """Returns the path of the file's index, and the issues, {kind: offenders}."""
+    """Makes sure that the file has a correct index; returns the index's path, and the issues, {kind: offenders}."""
     issues = Issues("")
     path = index_of(tfrecord.walk(file), issues)
     return path, {issue.kind: issue.offenders for issue in issues}
@@ -193,13 +193,13 @@ def ensure(file):
 
 @pytest.fixture
 def right(file):
-    """The correct index of `file`; it is also written."""
+    """Writes the correct index of `file`, and returns its content."""
     assert tfrecord.write_index(file) == f"{file}.idx"
     return written_index(file)
 
 
 def test_equals_the_index_of_dalis_tool(file, right, tmp_path, monkeypatch):
-    tool = pathlib.Path(sys.executable).parent / "tfrecord2idx"  # a part of DALI's wheel
+    tool = pathlib.Path(sys.executable).parent / "tfrecord2idx"  # installed with DALI
     if not tool.exists():
         pytest.skip("DALI's tfrecord2idx is not installed beside python")
     monkeypatch.setattr(sys, "argv", [str(tool), file, str(tmp_path / "reference")])
@@ -231,7 +231,7 @@ def test_a_wrong_index_is_made_again_and_said(file, right, index):
 
 @pytest.mark.parametrize("sizes", [(*SIZES, 9), SIZES[1:], (5, 1, 0, 300, 70_000)])
 def test_the_index_of_a_changed_file_is_made_again_and_said(file, right, sizes):
-    """The index is rewritten if the file grew, shrank, or was replaced by an older one of equal length."""
+    """Tests a file that grew, shrank, or was replaced by an older file of the same length."""
     write_random(file, sizes)
     os.utime(file, (1, 1))
     assert ensure(file) == (f"{file}.idx", {"index-stale": [file]})
@@ -261,7 +261,7 @@ def test_a_file_that_ends_before_its_index_was_copied_in_part(file, right):
 def test_where_no_index_can_be_written_it_goes_to_the_cache(file, right, tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     os.unlink(f"{file}.idx")
-    os.mkdir(f"{file}.idx")  # in place of a read-only directory, in which root could still write
+    os.mkdir(f"{file}.idx")  # prevents writing, even by root
     path = pathlib.Path(ensure(file)[0])
     assert path.parent == tmp_path / "cache" / "dali-detection" and path.read_bytes() == right
 
@@ -287,7 +287,7 @@ def test_patterns(tmp_path):
 
     assert names(f"{tmp_path}/b*, {tmp_path}/a-?,{tmp_path}/b-0") == ["a-0", "b-0", "b-1"]
     assert names(f"{tmp_path}/**") == ["a-0", "b-0", "b-1", "deep/er/b-2"]
-    # Without `**`, directories, pipes and broken links stay in the list: reading them is an error.
+    # A pattern without `**` also finds directories, pipes and broken links, which give an error when read.
     (tmp_path / "b-3").mkdir()
     os.mkfifo(tmp_path / "b-4")
     (tmp_path / "b-5").symlink_to("nowhere")

@@ -1,4 +1,4 @@
-"""Ranks that are threads of one process, for tests of ranks without a launcher.
+"""Runs ranks as threads of one process, so that tests of several ranks need no launcher.
 
 results = together(2, lambda ranks: ranks.gather(ranks.rank))
 """
@@ -14,11 +14,11 @@ import tensorflow as tf
 from common.distributed.ranks import Ranks, pack, unpack
 
 T = TypeVar("T")
-TIMEOUT = 60  # seconds for the slowest rank
+TIMEOUT = 60  # seconds that a rank waits for the others
 
 
 class ThreadRanks(Ranks):
-    """A rank that is a thread. Exchanged values are packed, as between processes."""
+    """A rank that is a thread. Values are packed when ranks exchange them, as between processes."""
 
     strategy = "horovod"
 
@@ -58,7 +58,8 @@ def together(world_size: int, work: Callable[[Ranks], T]) -> list[T]:
     """Runs `work(ranks)` on `world_size` threads; returns what each thread returned.
 
     Raises:
-        The error that a thread raised; if several did, that of the lowest rank. The other threads end.
+        The error that a thread raised, or the error of the lowest rank, if several threads raised one. An
+            error also ends the threads that wait for each other.
     """
     barrier = threading.Barrier(world_size)
     table: list[Any] = [None] * world_size

@@ -29,7 +29,7 @@ DAMAGED = VARIANTS["jpeg"][:-60] + b"\xff\xd9" + bytes(56) + b"\xff\xd9"  # only
 
 # --- checks that decode every pixel: JPEG ---
 
-NOISE = np.random.default_rng(5).integers(0, 256, (96, 128, 3), np.uint8)  # like photographs, it needs many JPEG codes
+NOISE = np.random.default_rng(5).integers(0, 256, (96, 128, 3), np.uint8)  # as rich in JPEG codes as photos
 NOISY_JPEGS = {
     "baseline": pillow("JPEG", NOISE, quality=90),
     "progressive": pillow("JPEG", NOISE, progressive=True),
@@ -44,7 +44,7 @@ FOREIGN = np.random.default_rng(1).bytes(10_000).replace(b"\xff", b"\xfe")  # li
 @pytest.mark.parametrize("piece", [b"\xff\xd9" + bytes(58), bytes(10_000), b"", FOREIGN])
 @pytest.mark.parametrize("name", NOISY_JPEGS)
 def test_damage_in_the_scan_of_a_jpeg(name, piece):
-    """Tests that decoding finds a scan that is cut short, lacks a piece, or contains zeros or foreign data."""
+    """Tests that decoding finds a scan that is cut short, lacks a piece, or contains zeros or other data."""
     sound = NOISY_JPEGS[name]
     assert not inspect(sound, EVERY_PIXEL).fault
     at, size = (sound.index(b"\xff\xda") + 14 + len(sound)) // 2, len(sound) // 4

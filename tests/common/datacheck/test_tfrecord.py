@@ -162,7 +162,7 @@ def test_a_flipped_bit_is_found_and_hides_nothing(tmp_path, position):
 
 
 def test_boxes_that_no_box_can_be(tmp_path):
-    """Tests which boxes are errors. A box is in pixels if one of its edges is, even if the others could be fractions."""
+    """Tests which boxes are errors. A single large edge shows that a box is given in pixels."""
     boxes = {
         "box-not-finite": ([float("nan"), 0.1, 0.2, 0.2], [float("inf"), 0.1, 0.2, 0.2]),
         "box-negative": ([0.6, 0.2, 0.5, 0.9], [0.6, 0.2, 0.7, 0.1], [30.0, 0.1, 20.0, 0.5]),
@@ -331,7 +331,7 @@ def relabel(tmp_path, file):
 
 @pytest.mark.parametrize("change", [swap, relabel, lambda tmp_path, file: os.utime(file, (5, 5))])
 def test_changed_files_are_read_again(tmp_path, reads, change):
-    """Tests that a changed file is read again even if its size and modification time are the same as before."""
+    """Tests that a changed file is read again even if its size and modification time are unchanged."""
     file = write(tmp_path / "a", record())
     before = os.stat(file)
     first = open_records(file)

@@ -9,10 +9,10 @@ from pycocotools.cocoeval import COCOeval
 
 
 def by_pycocotools(truth, detections):
-    """Returns pycocotools' 12 metrics, and its precisions, an array (IoU, recall, class, area, max detections)."""
+    """Returns the 12 metrics, and the precision as an array (IoU, recall, class, area, max detections)."""
     truth, detections = copy.deepcopy((truth, detections))
     for annotation in truth["annotations"]:
-        annotation["id"] += 1  # no annotation may have id 0, which means "no match" in pycocotools
+        annotation["id"] += 1  # id 0 would mean "no match" in pycocotools
     with contextlib.redirect_stdout(io.StringIO()):
         coco = COCO()
         coco.dataset = truth

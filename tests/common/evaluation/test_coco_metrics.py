@@ -55,7 +55,7 @@ def hard_truth(seed=0, num_images=60):
 
 
 def plain_truth():
-    """Returns hard_truth() without crowds, empty boxes and boxes that reach outside; `area` is the box area."""
+    """Returns a truth without crowds, empty boxes and boxes that reach outside; each `area` is the box's."""
     truth = hard_truth()
     boxes = [a for a in truth["annotations"] if min(a["bbox"][2:]) > 0 and a["bbox"][1] + a["bbox"][3] < 480]
     plain = [a | {"iscrowd": 0, "area": a["bbox"][2] * a["bbox"][3]} for a in boxes]
@@ -63,7 +63,7 @@ def plain_truth():
 
 
 def hard_detections(truth, seed=0):
-    """Returns detections: true boxes, halves of them (IoU 0.5), shifted and random boxes; many scores are equal."""
+    """Returns true boxes, halves of true boxes (IoU 0.5), shifted and random boxes; many scores are equal."""
     rng = np.random.default_rng(100 + seed)
     detections = []
 
@@ -81,7 +81,7 @@ def hard_detections(truth, seed=0):
                 [left, top, width / 2, height],
                 [left + shift[0], top + shift[1], width * math.exp(rng.normal(0, 0.1)), height],
                 [left, top, 0.75 * width, height],
-                [left + width / 4, top + height / 4, width / 2, height / 2],  # inside the true box, so it matches if that is a crowd
+                [left + width / 4, top + height / 4, width / 2, height / 2],  # matches a crowd
             ][kind]
             category_id = annotation["category_id"] if rng.random() < 0.9 else int(rng.choice(IDS))
             add(annotation["image_id"], category_id, box)
@@ -174,7 +174,7 @@ def test_sizes_without_truth_are_minus_one_and_shown_as_such(backend):
     truth["annotations"] = [a for a in truth["annotations"] if a["area"] > 96**2]
     metrics = coco_metrics.score(truth, perfect(truth), backend).metrics
     assert metrics["APs"] == metrics["APm"] == metrics["ARs"] == metrics["ARm"] == coco_metrics.NO_TRUTH
-    assert metrics["AP"] == pytest.approx(1.0, abs=1e-12)  # classes without ground truth are not part of the mean
+    assert metrics["AP"] == pytest.approx(1.0, abs=1e-12)  # the mean of the classes with ground truth
     count = sum(a["category_id"] == 17 for a in truth["annotations"])
     shown = coco_metrics.format_table(metrics | {"AP50": 0.2564})
     table = [line.split() for line in shown.splitlines()]
@@ -289,7 +289,7 @@ def test_the_order_of_detections_changes_neither_numbers_nor_bytes(tmp_path):
 
 
 def test_detections_are_written_one_a_line_and_nothing_is_lost(tmp_path):
-    """Tests that each detection is one line of the file, even if the name of its image contains a line break."""
+    """Tests that each detection is one line of the file, even if a file name in it contains a line break."""
     last = {"image_id": 2**60 + 1, "category_id": 7, "bbox": [0.1, 2.25, 3.0, 1e-7], "score": 0.1}
     middle, first = last | {"score": 0.2, "file_name": 'a\nb\u2028"}'}, last | {"image_id": 3, "score": 1.0}
     coco_metrics.write_detections([last, middle, first], tmp_path / "detections.json")

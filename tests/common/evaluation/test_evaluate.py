@@ -193,7 +193,7 @@ def test_rank_0_counts_with_the_backend_that_is_asked_for(drawn_source, monkeypa
 @pytest.mark.parametrize("count", [1, 5])
 def test_images_without_annotations(drawn, drawn_source, count):
     network = Network(drawn_source)
-    network.table = dict(enumerate(network.table.values()))  # without annotations, an image's id is its position
+    network.table = dict(enumerate(network.table.values()))  # an image's id is its position here
     source = ImageListSource(tuple(map(str, sorted((drawn / "images").iterdir()))))
     first, *others = on_ranks(count, lambda ranks: predict(source, ranks, 2, network))
     assert len({r["image_id"] for r in first}) > 8
@@ -267,7 +267,7 @@ def test_a_wrong_shard_is_our_mistake_and_found_on_all_ranks(drawn_source, shard
 
 
 def test_on_batch_is_called_alike_on_all_ranks_whatever_happens(drawn_source):
-    """Tests that all ranks call on_batch equally often, even after an error, because on_batch may communicate."""
+    """Tests that all ranks call on_batch equally often, even after an error, because it may communicate."""
     network = Network(drawn_source)
     network.table[int(drawn_source.annotations.image_ids[0])][0][0, 0] = np.inf
     calls = {rank: [] for rank in range(3)}
