@@ -169,7 +169,7 @@ def test_targets_follow_the_rule_and_tensorflow_equals_dali(anchors):
 
 @pytest.mark.parametrize("anchors", [WIDE, SPARSE], ids=["wide", "sparse"])
 def test_a_batch_is_its_images_one_by_one(anchors):
-    """Tests that an image gets the same targets alone and in a batch of images, even of images with equal boxes."""
+    """Tests that an image gets the same targets alone and in a batch, even if all images have equal boxes."""
     rng = np.random.default_rng(12)
     images = [boxes for boxes in hard_images(rng, anchors) if not len(boxes) or boxes.max() <= 1]
     images = [boxes.clip(0, 1)[:40] for boxes in images] + [grid_boxes(rng, 40)] * 2

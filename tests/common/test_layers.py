@@ -1,4 +1,4 @@
-"""Tests activations against formulas in NumPy, batch norm against Keras' layer, and which layers XLA compiles."""
+"""Tests activations against formulas in NumPy, batch norm against Keras' layer, and what XLA compiles."""
 
 import keras
 import numpy as np
@@ -10,7 +10,7 @@ from common import layers
 from common.layers import BatchNormalization, Mish, Swish
 
 CHANNELS = 5
-# For each dtype policy, the tolerance of activations: about the rounding error of values up to 4.
+# Tolerances by dtype policy. For 16 bits, it is the distance between neighbouring numbers from 2 to 4.
 UNIT = {"float32": 2e-6, "mixed_float16": 2**-9, "mixed_bfloat16": 2**-6}
 
 
@@ -22,7 +22,7 @@ def sigmoid(z):
 
 
 FORMULAS = {Swish: lambda z: z * sigmoid(z), Mish: lambda z: z * np.tanh(np.log1p(np.exp(z)))}
-# Relative and absolute tolerances. Those of float16 and bfloat16 are large, because Swish computes in them.
+# Tolerances by dtype. Those of float16 and bfloat16 are large, because Swish computes in these dtypes.
 TOLERANCES = {"float32": 1e-5, "float16": 2e-2, "bfloat16": 1.5e-1}
 
 
@@ -136,7 +136,7 @@ def make_images(shape=(2, 3, 4, CHANNELS), dtype="float32"):
 
 
 def run_step(layer, images, training, jit_compile=False):
-    """Runs a layer; returns its outputs, the gradients by its input and variables, and its moving statistics."""
+    """Runs a layer; returns its outputs, gradients by its input and variables, and moving statistics."""
 
     @tf.function(jit_compile=jit_compile)
     def step(images):

@@ -57,7 +57,7 @@ def test_gpus_that_tensorflow_cannot_use_are_named_once(monkeypatch, capsys):
 
 
 def random_pipeline() -> dali.Pipeline:
-    """Builds a pipeline whose outputs are random: (2, 3) images, (1,) numbers in 10..20, and scalars in 20..30."""
+    """Builds a pipeline with random outputs: (2, 3) images, (1,) numbers in 10..20, and scalars in 20..30."""
     pipe = dali.Pipeline(4, num_threads=1, device_id=None, seed=1, exec_dynamic=True)
     with pipe:
         images = fn.random.uniform(range=(0.0, 1.0), shape=[2, 3])

@@ -13,7 +13,7 @@ METHODS = pytest.mark.parametrize("method", ["hard", "gaussian", "diou"])
 
 
 def random_candidates(batch_size=2, count=300, num_classes=5, seed=0):
-    """Returns random boxes around a few centres, with rounded scores, so that many overlap or have equal scores."""
+    """Returns boxes around a few centres, with rounded scores, so that many overlap or have equal scores."""
     rng = np.random.default_rng(seed)
     centers = rng.uniform(0, 1, (batch_size, 12, 2))
     centers = np.take_along_axis(centers, rng.integers(0, 12, (batch_size, count, 1)), axis=1)
@@ -140,7 +140,7 @@ def test_an_unknown_method():
 @pytest.mark.parametrize("sizes", [(400,), (250, 100, 45, 1, 4)])
 @pytest.mark.parametrize("known_shape", [True, False])
 def test_candidates_are_those_of_a_top_k_over_everything(count, sizes, known_shape):
-    scores = np.round(np.random.default_rng(1).normal(0, 2, (2, 400, 7))).astype(np.float32)  # many equal scores
+    scores = np.round(np.random.default_rng(1).normal(0, 2, (2, 400, 7))).astype(np.float32)  # with ties
     levels = np.split(scores, np.cumsum(sizes)[:-1], axis=1)
     specs = [tf.TensorSpec(level.shape if known_shape else (None, None, 7), tf.float32) for level in levels]
     compiled = tf.function(lambda *levels: nms.top_candidates(levels, count), input_signature=specs)

@@ -185,7 +185,7 @@ def written_index(file):
 
 
 def ensure(file):
-    """Makes sure that the file has a correct index; returns the index's path, and the issues, {kind: offenders}."""
+    """Writes the file's index if needed; returns the index's path and the issues, {kind: offenders}."""
     issues = Issues("")
     path = index_of(tfrecord.walk(file), issues)
     return path, {issue.kind: issue.offenders for issue in issues}

@@ -1,11 +1,11 @@
-"""Applies an optimizer to a variable of two zeros."""
+"""Applies an optimizer to a small variable."""
 
 import keras
 import numpy as np
 
 
 def updates(optimizer: keras.optimizers.Optimizer, gradients: list[list[float]]) -> list[np.ndarray]:
-    """Returns the variable, float32 (2,), after each of the gradients."""
+    """Applies `gradients` in turn to a variable of two zeros; returns its values after each gradient."""
     variable = keras.Variable(np.zeros(2, np.float32))
     optimizer.build([variable])
     seen = []

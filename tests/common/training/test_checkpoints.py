@@ -1,4 +1,4 @@
-"""Checkpoints restore a run bit for bit; damage, full disks and kills never destroy earlier checkpoints."""
+"""Tests that checkpoints restore a run bit for bit, and that they survive full disks and kills."""
 
 import errno
 import itertools
@@ -35,7 +35,7 @@ OPTIMIZERS = {
 
 
 def fail_at_call(monkeypatch, owner, name, number):
-    """Makes a function raise I/O errors from call `number` (counted from 0) on. Returns the list of calls."""
+    """Makes a function raise I/O errors from call `number` on (from 0); returns a list of all its calls."""
     real, calls = getattr(owner, name), []
 
     def call(*args, **kwargs):
@@ -49,15 +49,15 @@ def fail_at_call(monkeypatch, owner, name, number):
 
 
 def shuffled_images():
-    """Returns a data set of seven images in batches of three; each epoch has another order."""
+    """Returns a data set of seven images in batches of three. The images are shuffled again in each epoch."""
     numbers = tf.data.Dataset.range(7).shuffle(7, seed=5).repeat()
     return numbers.map(lambda number: tf.fill([8, 8, 3], tf.cast(number, tf.float32) / 7)).batch(3)
 
 
 class Training:
-    """A small run: model, optimizer, averaged weights, data, and its checkpoints.
+    """A small training run: model, optimizer, averaged weights, data and checkpoints.
 
-    Without `make_dataset` the data of rank r are r, r + 100, r + 200, ...
+    Without `make_dataset`, the data of rank r are the numbers r, r + 100, r + 200, ...
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class Training:
         self.start()
 
     def start(self, identity=None):
-        """Starts as a new process would, but faster."""
+        """Starts the run again, like a new process, but faster."""
         directory = self._directory if self.ranks.rank == 0 else None
         parts = {"model": self.model, "optimizer": self.optimizer, "averaged": self.averaged}
         parts["identity"] = identity or Identity({"num_ranks": self.ranks.world_size})
@@ -83,10 +83,13 @@ class Training:
         return self
 
     def resume(self, boundary=False):
-        """Returns the restored step, or None for a new run; `boundary` simulates a changed identity."""
+        """Restores a checkpoint; returns its step, or None if there is none.
+
+        `boundary` simulates a changed setting, with which only checkpoints from an epoch's end are restored.
+        """
         if boundary:
             self.start(Identity({"num_ranks": 1, "seed": "now"}))
-            self.saved._metadata["identity"] = {"num_ranks": 1}  # its checkpoints have the earlier identity
+            self.saved._metadata["identity"] = {"num_ranks": 1}  # as in the checkpoints
         if self.saved.find() is None:
             return None
         self.saved.restore()
@@ -107,7 +110,7 @@ class Training:
         return self
 
     def set_all(self, number):
-        """Sets every saved variable to `number`, so that a restored value shows when it was saved."""
+        """Sets every saved variable to `number`, by which a test recognizes the restored checkpoint."""
         for variable in [*self.model.weights, *self.optimizer.variables, *self.averaged.variables]:
             variable.assign(tf.cast(tf.fill(variable.shape, number), variable.dtype))
         return self
@@ -129,7 +132,7 @@ def steps(directory):
 
 @pytest.mark.parametrize("kind", ["accumulating", "loss scale"])
 def test_a_resumed_run_goes_on_bit_for_bit(tmp_path, kind):
-    """A run resumed within an epoch of seven images in batches of three takes the same steps, bit for bit."""
+    """Tests that a run that is resumed within an epoch takes the same steps as a run without a break."""
     through = Training(tmp_path, shuffled_images, kind=kind)
     for _ in range(3):
         through.step()
@@ -155,11 +158,12 @@ def test_without_a_checkpoint_nothing_is_found(tmp_path):
 # --- which checkpoints stay, and which is found ---
 
 
+# Rows: the steps that are saved, and the checkpoints that stay. An epoch has 4 steps.
 SAVED = [
     ((7, 99_999_999, 100_000_001, 100_000_002), (100_000_001, 100_000_002)),  # more digits than usual
-    ((1, 2, 3), (2, 3)),  # no whole epoch yet
-    ((3, 4, 5, 6, 7), (4, 6, 7)),  # step 4 ends the newest whole epoch; steps 6 and 7 are the two newest
-    ((3, 4, 5, 8, 9), (8, 9)),  # step 8 ends the newest whole epoch and is one of the two newest
+    ((1, 2, 3), (2, 3)),  # no step ends an epoch
+    ((3, 4, 5, 6, 7), (4, 6, 7)),  # step 4 ends an epoch; steps 6 and 7 are the two newest
+    ((3, 4, 5, 8, 9), (8, 9)),  # step 8 ends an epoch and is one of the two newest
 ]
 
 
@@ -180,7 +184,7 @@ def test_the_newest_stay_and_the_newest_whole_epoch(tmp_path, saved, staying):
 
 
 def test_a_run_that_went_back_to_a_whole_epoch_leaves_the_other_way_behind(tmp_path, capfd):
-    """A run that goes back to an epoch's end removes later checkpoints; it may save lower or equal steps."""
+    """Tests that a run that goes back to an epoch's end removes the later checkpoints, and can save again."""
     first = Training(tmp_path)
     for step in (4, 6, 7):
         assert first.save(step)
@@ -201,7 +205,7 @@ def test_a_run_that_went_back_to_a_whole_epoch_leaves_the_other_way_behind(tmp_p
 
 
 def test_the_last_to_be_saved_is_the_newest_whatever_its_step(tmp_path):
-    """The checkpoint that was saved last is restored, even if a killed process left one of a later step."""
+    """Tests that the checkpoint that was saved last is restored, even if another one has a later step."""
     training = Training(tmp_path)
     for step in (350, 170):
         assert training.save(step, step_in_epoch=1)
@@ -251,7 +255,7 @@ def test_where_all_are_damaged_no_variable_is_touched(tmp_path):
 
 
 def test_what_a_checkpoint_holds(tmp_path):
-    """sha256sum can check a checkpoint; the manifest is readable; with one rank no value is stored twice."""
+    """Tests a checkpoint's files: sha256sum can check them, and no value is stored twice."""
     assert Training(tmp_path, metadata={"flags": {"batch_size": 4}}).save(5)
     directory = tmp_path / "checkpoints" / "00000005"
     subprocess.run(["sha256sum", "--check", "--strict", "SHA256SUMS"], cwd=directory, check=True)
@@ -265,7 +269,7 @@ def test_what_a_checkpoint_holds(tmp_path):
     assert names == {"iterators", "seeds", "_CHECKPOINTABLE_OBJECT_GRAPH"}
 
 
-# --- what fits ---
+# --- checkpoints of other models and versions ---
 
 
 @pytest.mark.parametrize("change", [{"units": 7}, {"kind": "accumulating"}, {"decay": 0.0}])
@@ -288,9 +292,9 @@ def test_other_versions_are_named_and_restored(tmp_path, monkeypatch, capfd):
     assert warnings == [f"warning: keras was {now['keras']} and is now 9.9: last digits may differ"]
 
 
-# --- disks in trouble ---
+# --- failing disks ---
 
-CALLS = {  # not os.scandir: how pathlib and shutil use it depends on the version of Python
+CALLS = {  # without os.scandir, because its use by pathlib and shutil depends on Python's version
     os: ("mkdir", "open", "fsync", "replace"),
     shutil: ("rmtree",),
     pathlib.Path: ("iterdir", "open", "write_bytes", "write_text"),
@@ -304,7 +308,7 @@ PLACES = [(owner, name) for owner, names in CALLS.items() for name in names]
     ids=["a step once more", "a new step"],
 )
 def test_trouble_at_any_call_of_a_save_costs_that_save_alone(tmp_path, capfd, step, places):
-    """At whichever call a disk function begins to fail, only that save is lost; earlier checkpoints stay."""
+    """Tests that a failing disk costs only the current save, whichever function and call fails first."""
     failed = 0
     training = Training(tmp_path)
     assert training.save(1) and training.save(2)
@@ -321,7 +325,7 @@ def test_trouble_at_any_call_of_a_save_costs_that_save_alone(tmp_path, capfd, st
             said = capfd.readouterr().err
             assert said.count("warning: ") == (len(calls) > number), (name, number, said)
             found = training.set_all(0).start().resume(), training.number
-            # Every checkpoint that is found is complete, and every save that reported success is found.
+            # After a save that reported success, the new step is found. After a failed save, it may be step 2.
             assert found == (step, 30) if worked else found in ((2, 2), (step, 30))
             if number == 0:
                 assert training.save(4)  # later saves work again
@@ -355,7 +359,7 @@ def test_a_users_files_stay_and_leftovers_of_a_killed_save_go(tmp_path):
 
 
 def see_own_images(training):
-    """Gives a rank statistics, averages of statistics, seeds and a data position that no other rank has."""
+    """Gives each rank other statistics, averages of statistics, seeds, and another position in its data."""
     training.set_all(1)
     number = training.ranks.rank + 5
     statistics = moving_statistics(training.model)
@@ -420,8 +424,8 @@ def test_another_number_of_ranks_goes_on_from_a_whole_epoch(tmp_path, before, no
         return own_things(training)
 
     for rank, own in enumerate(together(now, resume)):
-        assert own["statistics"] == [5, 50]  # statistics of rank 0
-        assert own["next"] == rank  # the data start again
+        assert own["statistics"] == [5, 50]  # the statistics of rank 0
+        assert own["next"] == rank  # the data start from the beginning
 
 
 def test_a_failed_save_is_known_to_all_ranks_and_said_once(tmp_path, capfd):
@@ -458,7 +462,7 @@ def test_what_rank_0_cannot_read_ends_all(tmp_path):
 
 
 def _die_at_call(directory, function, number, pipe):
-    """Restores a step and saves it again; kills its own process at call `number` of the function."""
+    """Restores a step and saves it again; kills this process at call `number` of the function in os."""
     subject = soak_saves.Subject(directory, units=9)
     subject.restore()
     real, left = getattr(os, function), number
@@ -477,7 +481,7 @@ def _die_at_call(directory, function, number, pipe):
 
 @pytest.mark.parametrize("function", ["replace", pytest.param("fsync", marks=pytest.mark.slow), "rmdir"])
 def test_a_kill_at_any_call_leaves_one_of_each_step(tmp_path, function):
-    """A step is saved twice, as before and after an evaluation; a kill must not remove the first save."""
+    """Tests that a kill while a step is saved for the second time does not remove its first checkpoint."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["tests.soak.soak_saves"])
     for number in range(20):

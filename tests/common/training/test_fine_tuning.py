@@ -1,4 +1,4 @@
-"""Tests which weights --init_from takes, copying class rows by name, and which layers --freeze stops."""
+"""Tests which weights --init_from takes, how it copies the rows of classes, and what --freeze freezes."""
 
 import keras
 import numpy as np
@@ -12,7 +12,7 @@ from common.training import fine_tuning
 from common.training.fine_tuning import VOC_SPELLINGS, ClassRows, Report, coco_label_map, freeze, transfer
 
 PATHS = ("head/kernel", "head/bias")
-# The 20 classes of Pascal VOC, spelled as in COCO
+# The names that the 20 classes of Pascal VOC have in COCO.
 VOC = {"person", "bird", "cat", "cow", "dog", "horse", "sheep", "airplane", "bicycle", "boat", "bus", "car"}
 VOC |= {"motorcycle", "train", "bottle", "chair", "dining table", "potted plant", "couch", "tv"}
 
@@ -55,7 +55,7 @@ def test_rows_follow_the_names(first):
 
 
 def test_rows_of_another_number_of_anchors_are_not_mixed_up():
-    """A head of 2 anchors and 3 classes takes no weights from one of 3 and 2, although shapes are equal."""
+    """Tests that a head of 2 anchors and 3 classes takes nothing from a head of 3 anchors and 2 classes."""
     model, source = make_model(6), values_of(make_model(6))
     for weight in model.weights:
         weight.assign(weight + 1)
@@ -93,7 +93,7 @@ def test_little_that_fits_is_an_error(names):
 
 
 def test_classes_are_found_in_the_other_spelling():
-    """All 20 VOC classes are found in COCO; a class with the same name has priority over another spelling."""
+    """Tests that all 20 VOC classes are found in COCO, and that equal names go before other spellings."""
     voc = sorted(VOC_SPELLINGS.get(name, name) for name in coco_label_map().names if name in VOC)
     assert len(voc) == 20
     model, source = make_model(20), values_of(make_model(80))
@@ -101,7 +101,7 @@ def test_classes_are_found_in_the_other_spelling():
     report = transfer(model, source, rows, label_map(*voc), coco_label_map().names, "coco")
     assert not report.new_classes
     expected = {"aeroplane": 4, "sofa": 57, "tvmonitor": 62, "person": 0, "diningtable": 60}
-    for name, line in expected.items():  # lines of Darknet's data/coco.names, counted from 0
+    for name, line in expected.items():  # line numbers in Darknet's data/coco.names, from 0
         assert values_of(model)["head/bias"][voc.index(name)] == source["head/bias"][line]
     back, source = make_model(3), values_of(model)
     both = [*voc, "couch"][1:]  # 20 rows, without aeroplane
@@ -118,7 +118,7 @@ def test_long_lists_are_cut():
     assert str(report).endswith("new classes: a, b, c, d, e and 4 more")
 
 
-# --- the two flags ---
+# --- the flags --freeze and --init_from ---
 
 
 def test_freeze_stops_the_layers_that_match():

@@ -1,4 +1,4 @@
-"""Tests metadata of exported files: where each format stores them, and the errors for damaged files."""
+"""Tests metadata of exported models: where each file format stores them, and errors for damaged files."""
 
 import json
 import zipfile

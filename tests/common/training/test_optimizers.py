@@ -1,6 +1,6 @@
-"""The optimizers take the steps of Keras' optimizers; AveragedWeights follows its formula, also over ranks.
+"""Tests that our optimizers take the same steps as Keras' optimizers, and tests AveragedWeights.
 
-The tests of each app check the optimizers with the recipe of the app.
+The tests of each app check the optimizers with the app's settings.
 """
 
 import keras
@@ -79,7 +79,7 @@ def test_fused_optimizers_take_the_steps_of_keras(fused, reference, options, com
 
 @pytest.mark.parametrize("fused", [FusedSGD, FusedAdam])
 def test_a_constant_learning_rate_in_one_function_traced_twice(fused):
-    """Each trace of a step computes the values that all variables share, and uses none of another trace."""
+    """Tests that a step can be traced twice: no trace uses tensors that an earlier trace has computed."""
     variable = keras.Variable([1.0, 2.0])
     optimizer = fused(0.5, 0.9)
     optimizer.build([variable])
@@ -115,7 +115,7 @@ def values(model):
 
 
 def test_averages_equal_the_recurrence_in_numpy():
-    """Tests both terms of the decay, min(0.5, (1 + n) / (10 + n)), which is 0.5 from update 8 on."""
+    """Tests updates before and after the decay, min(0.5, (1 + n) / (10 + n)), has reached 0.5 at n = 8."""
     model, decay = small_model(), 0.5
     averaged = AveragedWeights(model, decay)
     update = tf.function(averaged.update)
@@ -127,7 +127,7 @@ def test_averages_equal_the_recurrence_in_numpy():
         update()
         d = min(decay, (1 + n) / (10 + n))
         expected = [d * a + (1 - d) * w for a, w in zip(expected, values(model), strict=True)]
-    averaged.update(moved=tf.constant(False))  # as for a batch whose gradients are only accumulated
+    averaged.update(moved=tf.constant(False))  # a step that moved no weight does not change averages
     with averaged.swapped_in():
         for got, want, weight in zip(values(model), expected, model.weights, strict=True):
             np.testing.assert_allclose(got, want, rtol=2e-5, atol=1e-6, err_msg=weight.path)
@@ -137,7 +137,7 @@ def test_averages_equal_the_recurrence_in_numpy():
 
 @pytest.mark.parametrize("precision", ["float32", "mixed_float16"])
 def test_the_first_average_is_one_part_in_ten_of_the_old_in_float32(precision):
-    """The first decay is (1 + 0) / (10 + 0), as in tf.train.ExponentialMovingAverage with num_updates=0."""
+    """Tests that the first update has the decay (1 + 0) / (10 + 0), and that averages are float32."""
     keras.mixed_precision.set_global_policy(precision)
     try:
         model = small_model()
@@ -153,13 +153,13 @@ def test_the_first_average_is_one_part_in_ten_of_the_old_in_float32(precision):
 
 @pytest.mark.parametrize("decay", [0.0, 0.9])
 def test_statistics_are_averaged_over_the_ranks_while_swapped_in(decay):
-    """While swapped in, statistics are means over the ranks, weights are averages; then all are restored."""
+    """Tests that statistics are averaged over the ranks while swapped in, and that all values come back."""
 
     def work(ranks):
         model = small_model()
         for number in (0, 50):
             for index, weight in enumerate(model.weights):
-                of_rank = 100 * ranks.rank if "moving" in weight.path else 0  # the rest is equal on all ranks
+                of_rank = 100 * ranks.rank if "moving" in weight.path else 0  # equal on all ranks
                 random = np.random.default_rng(number + index + of_rank)
                 weight.assign(random.uniform(0.5, 2.0, weight.shape))
             if number == 0:
@@ -184,7 +184,7 @@ def test_statistics_are_averaged_over_the_ranks_while_swapped_in(decay):
 def test_averages_of_come_in_the_order_asked_for():
     model = small_model()
     averaged = AveragedWeights(model, 0.9)
-    assert len(averaged.variables) == len(model.weights) + 1  # and the number of updates
+    assert len(averaged.variables) == len(model.weights) + 1  # one more: the number of updates
     for index, weight in enumerate(model.weights):
         weight.assign(tf.fill(weight.shape, float(index)))
     averaged.update()

@@ -1,4 +1,4 @@
-"""Tests what a run writes besides checkpoints: best weights, results.csv; --patience; a full disk."""
+"""Tests what a run writes besides checkpoints, best weights and results.csv, and tests --patience."""
 
 import math
 import types
@@ -51,10 +51,10 @@ def test_patience_ends_a_run_after_so_many_evaluations_without_gain(metrics, pat
 
 
 def test_a_row_of_an_epoch_has_means_sums_and_a_rate(monkeypatch):
-    """The row covers an epoch that was resumed after step 2. Of its new steps, 3 to 6, step 5 was skipped."""
+    """Tests the row of an epoch of six steps that was resumed after step 2, and whose step 5 was skipped."""
     seconds = iter((10.0, 12.0, 13.0, 14.0))
     monkeypatch.setattr(results, "time", types.SimpleNamespace(monotonic=lambda: next(seconds)))
-    before = {"loss": 3.0, "boxes_truncated": 1.0, "steps": 2.0, "skipped_steps": 0.0}  # older column name
+    before = {"loss": 3.0, "boxes_truncated": 1.0, "steps": 2.0, "skipped_steps": 0.0}  # has an old name
     log = EpochLog("epoch 1/1", 6, 2, before)
     for step, loss in ((3, 4.0), (4, 5.0), (5, 0.0), (6, 6.0)):
         values = {"loss": tf.constant(loss), "boxes_over_limit": tf.constant(2.0 * (loss > 0))}
@@ -93,7 +93,7 @@ def test_rows_columns_and_resume(tmp_path):
         {"epoch": "1", "step": "5", "loss": "2", "AP": ""},
         {"epoch": "2", "step": "5", "loss": "", "AP": "0.25"},
     ]
-    resumed = make_results(tmp_path, epoch=1)  # stopped after its second row, before its second checkpoint
+    resumed = make_results(tmp_path, epoch=1)  # as if stopped before the second checkpoint
     resumed.save_row(2, {"loss": 1.5, "AP": 0.5})
     assert [(row["epoch"], row["loss"]) for row in rows_of(tmp_path)] == [("1", "2"), ("2", "1.5")]
     assert list((tmp_path / "tensorboard").iterdir())
@@ -101,10 +101,10 @@ def test_rows_columns_and_resume(tmp_path):
 
 def test_metrics_are_the_last_columns_also_where_the_first_row_has_nothing_else(tmp_path):
     log = make_results(tmp_path)
-    log.save_row(0.5, {"AP": 0.1, "AP50": 0.2})  # --eval_every_steps
+    log.save_row(0.5, {"AP": 0.1, "AP50": 0.2})  # an evaluation within epoch 1
     log.save_row(1, {"loss": 2.0, "AP": 0.3, "AP50": 0.4})
     log.save_row(1.5, {"AP": 0.5, "AP50": 0.6})
     assert list(rows_of(tmp_path)[0]) == ["epoch", "step", "loss", "AP", "AP50"]
-    resumed = make_results(tmp_path, epoch=1, evaluated=0.5)  # stopped after the third row
+    resumed = make_results(tmp_path, epoch=1, evaluated=0.5)  # as if stopped after the third row
     resumed.save_row(1.5, {"AP": 0.5, "AP50": 0.6})
     assert [row["epoch"] for row in rows_of(tmp_path)] == ["0.5", "1", "1.5"]

@@ -1,4 +1,4 @@
-"""A run that is stopped anywhere resumes exactly: the loop of train.py on a tiny network.
+"""Tests the training loop with a tiny network: a run that is stopped anywhere can be resumed exactly.
 
 Also tests input_feed.py.
 """
@@ -26,19 +26,19 @@ from common.training.run import Run, start_process
 from common.training.watchdog import Watchdog
 from tests.common.training.small_model import assert_same, full_disk, rows_of, values
 
-pytestmark = pytest.mark.timeout(120)  # an error in the loop may make it endless
-STEPS = 4  # in an epoch
+pytestmark = pytest.mark.timeout(120)  # an error in the training loop may make it endless
+STEPS = 4  # steps per epoch
 
 
 @pytest.fixture(autouse=True)
 def without_pictures(monkeypatch):
-    """Removes the drawing of curves, which takes most of the time and is tested elsewhere."""
+    """Disables the drawing of curves, which would take most of the time. Other tests cover it."""
     for name in ("loss_curves", "pr_curves"):
-        monkeypatch.setattr(drawing, name, lambda *_: None, raising=False)  # a copied app may lack them
+        monkeypatch.setattr(drawing, name, lambda *_: None, raising=False)  # absent in copied apps
 
 
 class Loader:
-    """Loads shuffled rows of numbers; `sign` is a setting that changes with the epoch."""
+    """Loads shuffled rows of numbers in place of images. `sign` is a setting that may change by epoch."""
 
     pipeline_type, size, steps_per_epoch = "tensorflow", 12, 3
 
@@ -54,7 +54,7 @@ class Loader:
 
 
 class Session:
-    """One process of a run, which trains like the apps' train.py; `seen` has the image ids of each step."""
+    """One process of a run, with the loop of the apps' train.py. `seen` lists the image ids of each step."""
 
     def __init__(self, directory, *, saveable=True, turn=None, epochs=3, aps=None, hooks=Hooks(), **flags):
         self.seen, self.opened = [], []
@@ -111,7 +111,7 @@ class Session:
         self.run.ema.update()
 
     def _evaluation(self):
-        """Returns an evaluation with the AP that `aps` has for the epoch, or one made from the weights."""
+        """Returns a fake evaluation. Its AP is from `aps`, by epoch, or, without `aps`, from the weights."""
         number = float(np.tanh(np.abs(np.asarray(self.model.weights[-2])).sum()))
         ap = self._aps[self.run.state["epoch"]] if self._aps else number
         return Evaluation({**dict.fromkeys(coco_metrics.NAMES, ap), "per_class": {}}, [], {})
@@ -129,7 +129,7 @@ def interrupt_at_step(monkeypatch, number):
 
 
 def assert_same_runs(one, other):
-    """Asserts that two sessions have equal weights, rows and checkpoints."""
+    """Asserts that two sessions have equal weights, rows of results.csv, and checkpoints."""
     assert_same(values(one.model), values(other.model))
     paths = [pathlib.Path(session.a.output_dir) for session in (one, other)]
     for read in (log_of, state_of):
@@ -153,7 +153,7 @@ def test_what_a_run_leaves_behind(tmp_path, capfd):
     rows = rows_of(tmp_path)
     assert [(row["epoch"], row["step"]) for row in rows] == [("1", "4"), ("2", "8"), ("3", "12")]
     assert [bool(row["AP"]) for row in rows] == [False, True, True]  # every second epoch, and the last
-    rates = [0.1 * 0.9 ** (n / 3) for n in (3, 7, 11)]  # of the last batch: the schedule counts from 0
+    rates = [0.1 * 0.9 ** (n / 3) for n in (3, 7, 11)]  # at each epoch's last step, counted from 0
     assert [float(row["learning_rate"]) for row in rows] == pytest.approx(rates)
     assert float(rows[-1]["AP"]) == pytest.approx(metrics["AP"], rel=1e-5)
     said = capfd.readouterr()
@@ -188,15 +188,15 @@ def test_weights_of_the_files_are_the_averages(tmp_path):
 
 
 def test_evaluations_within_an_epoch_are_neither_repeated_nor_lost(tmp_path, monkeypatch, capfd):
-    """Stopped in an evaluation, right after one, or later, a run still evaluates once every 3 steps."""
+    """Tests that a run that is stopped in, right after or between evaluations evaluates as if not stopped."""
     flags = {"eval_every_steps": 3, "eval_every": 2, "patience": 9, "save_every": 0}
     unbroken, restarts = Session(tmp_path / "unbroken", **flags), []
     with monkeypatch.context() as patch:
         patch.setattr(EpochLog, "restart_clock", lambda log: restarts.append(log))
         unbroken.train()
-    assert len(restarts) == 3  # images_per_second excludes the evaluations after steps 3, 6 and 9
+    assert len(restarts) == 3  # the clock excludes the evaluations after steps 3, 6 and 9
     rows = rows_of(tmp_path / "unbroken")
-    assert [row["step"] for row in rows if row["AP"]] == ["3", "6", "8", "9", "12"]  # 8 and 12 end epochs
+    assert [row["step"] for row in rows if row["AP"]] == ["3", "6", "8", "9", "12"]  # 8, 12 end epochs
     assert [row["epoch"] for row in rows] == ["0.75", "1", "1.5", "2", "2.25", "3"]
     assert [row["step"] for row in rows if row["loss"]] == ["4", "8", "12"]
     assert "step 6: AP" in capfd.readouterr().err
@@ -229,15 +229,16 @@ def test_evaluations_within_an_epoch_are_neither_repeated_nor_lost(tmp_path, mon
 
 @pytest.mark.parametrize("saveable", [True, False])
 def test_stopped_within_an_epoch_it_sees_the_same_images(tmp_path, monkeypatch, saveable, capfd):
-    """A loader that cannot save its position, as on a GPU, reads the images before that position again.
+    """Tests a run that is stopped three times within an epoch and resumed, with both kinds of loaders.
 
-    Each epoch of such a loader has another seed. Any loader is opened again for an epoch with other settings.
+    A loader that cannot save its position gets another seed for each epoch. After a resumption it reads the
+    epoch's images again up to the position. Every loader is opened again if its settings change.
     """
     flags = {"saveable": saveable, "turn": 2, "save_every": 2, "eval_every": 0}
     unbroken = Session(tmp_path / "unbroken", **flags)
     unbroken.train()
     assert "from epoch 3 on: sign=-1.0" in capfd.readouterr().err
-    # loaders for first_batch.png and for the first epoch
+    # The first two loaders are those of first_batch.png and of the first epoch.
     first = [(0, 1.0), (0, 1.0)]
     assert unbroken.opened == ([*first, (2, -1.0)] if saveable else [*first, (1, 1.0), (2, -1.0)])
     done = 0
@@ -331,7 +332,7 @@ def test_a_signal_stops_it_with_everything_saved(tmp_path, monkeypatch, where):
                 stop()
 
         monkeypatch.setattr(Watchdog, "beat", stopped)
-    step = 6 if where == "step" else 4  # all ranks know in step 6 of a signal in step 5
+    step = 6 if where == "step" else 4  # a signal in step 5 stops all ranks after step 6
     with pytest.raises(StoppedError, match=f"stopped by SIGTERM; saved after step {step}"):
         session.train()
     assert state_of(tmp_path)["step"] == step

@@ -1,4 +1,4 @@
-"""The same command resumes a run. Other runs are refused; --overwrite keeps files that no run wrote."""
+"""Tests that the same command resumes a run, that other runs are refused, and what --overwrite removes."""
 
 import dataclasses
 import json
@@ -32,7 +32,7 @@ def test_the_same_run_is_taken_up_again(tmp_path):
     assert not (path / "run.json").exists()  # `check` writes nothing
     claim(path, IDENTITY)
     (path / "results.csv").write_text("epoch\n")
-    assert not check(path, IDENTITY)  # no checkpoint yet
+    assert not check(path, IDENTITY)  # there is no checkpoint yet
     (path / "checkpoints" / "00000001").mkdir(parents=True)
     assert check(path, IDENTITY)
     assert claim(path, IDENTITY) == path
@@ -91,7 +91,7 @@ def test_a_new_field_with_its_default_does_not_make_another_run(tmp_path):
     claim(tmp_path, identity_of(Config(8)))
     older = json.loads((tmp_path / "run.json").read_text())
     assert older.pop("freeze_batch_norm") is False
-    assert not identity_of(Config(8)).differences(older)  # runs of earlier versions do not have this flag
+    assert not identity_of(Config(8)).differences(older)  # earlier versions did not have this flag
     for config in (LaterConfig(8), LaterConfig(8, epochs=3), Config(8, epochs=3)):
         check(tmp_path, identity_of(config))
     for config, message in (

@@ -1,4 +1,4 @@
-"""A step that is not finite changes no variable and is reported; too many in a row end the run."""
+"""Tests that a step with NaN or infinity changes nothing, is reported, and that many of them end the run."""
 
 import keras
 import numpy as np
@@ -14,7 +14,7 @@ from tests.common.training.small_model import assert_same
 
 
 class Pair(Ranks):
-    """Rank 0 of two ranks. The other has the images 77 and 78, and a finite loss if `other_is_finite`."""
+    """Acts as rank 0 of two. Rank 1 has the images 77 and 78, and a finite loss if `other_is_finite`."""
 
     world_size = 2
 
@@ -26,7 +26,7 @@ class Pair(Ranks):
 
 
 class Training:
-    """Trains a convolution and a batch norm to output a wanted number, by the steps of the apps' train.py."""
+    """Trains a small network to output the numbers `wanted` of a batch, with guarded steps like train.py."""
 
     def __init__(self, *, loss_scale=None, every_gradient=True, accumulate_steps=None):
         keras.utils.set_random_seed(3)
@@ -79,7 +79,7 @@ GO_ON = tf.constant(0.0)
 
 @pytest.fixture
 def alone():
-    """A training on one rank, and a guard that saves no file."""
+    """Returns a training on one rank, and a StepGuard that saves no batches."""
     training = Training()
     return training, step_guard.StepGuard(training.ranks, limit=2)
 
@@ -94,7 +94,7 @@ BAD_STEPS = [
     ({"image": np.inf}, 2),
     ({"gradient": np.nan}, None),
     ({"gradient": np.inf}, 2),
-    ({"gradient": 1e25}, None),  # its norm overflows
+    ({"gradient": 1e25}, None),  # the gradient's norm overflows
 ]
 
 
@@ -107,7 +107,7 @@ def test_a_step_that_is_not_finite_changes_nothing(bad, accumulate_steps):
     before = training.everything()
     result = training.step(*batch(**bad), GO_ON)
     assert not result.finite
-    assert all(float(value) == 0.0 for value in result.values.values())  # sums over an epoch stay finite
+    assert all(float(value) == 0.0 for value in result.values.values())  # keeps an epoch's sums finite
     after = training.everything()
     assert_same(before, after)
     assert training.step(*batch(), GO_ON).finite
@@ -134,7 +134,7 @@ def test_float16_leaves_overflowing_gradients_to_the_loss_scale():
     assert training.step(*batch(gradient=np.inf), GO_ON).finite
     assert float(training.optimizer.dynamic_scale) == 2.0
     assert not training.step(*batch(wanted=np.nan), GO_ON).finite
-    assert float(training.optimizer.dynamic_scale) == 2.0  # the loss is NaN at any scale
+    assert float(training.optimizer.dynamic_scale) == 2.0  # at any scale, the loss is NaN
 
 
 def test_a_collapsed_loss_scale_is_named():
@@ -142,7 +142,7 @@ def test_a_collapsed_loss_scale_is_named():
     guard = step_guard.StepGuard(training.ranks, limit=2)
     for _ in range(10):
         training.step(*batch(gradient=np.inf), GO_ON)
-    guard.check_weights(training.model, training.optimizer, 10)  # the lowest allowed scale is 2**-8
+    guard.check_weights(training.model, training.optimizer, 10)  # the scale is 2**-8, the lowest allowed
     training.step(*batch(gradient=np.inf), GO_ON)
     with pytest.raises(UserError, match=r"loss scale has fallen below 0\.00390625.*mixed_bfloat16"):
         guard.check_weights(training.model, training.optimizer, 11)
@@ -168,11 +168,11 @@ def test_skipped_steps_are_named_and_too_many_in_a_row_end_the_run(capsys):
         guard = step_guard.StepGuard(training.ranks, limit=2, save_batch=save_batch)
         for number, (images, targets) in enumerate(batches, 1):
             guard.check(number, training.step(images, targets, GO_ON), images, targets)
-        guard.check_weights(training.model, training.optimizer, number)  # checks the last step, too
+        guard.check_weights(training.model, training.optimizer, number)  # also checks the last step
 
     bad, good = batch(wanted=np.nan), batch()
     run(bad, bad, good, bad, bad, good)  # never more than two in a row
-    assert saved == [(1, True), (4, True)]  # the first step of each series
+    assert saved == [(1, True), (4, True)]  # the first bad step of each series is saved
     said = capsys.readouterr().err
     assert "step 1 is skipped: the loss is not finite; image ids 10, 11, 12, 13 (rank 0)\n" in said
     assert said.count("is skipped") == 4
@@ -182,7 +182,7 @@ def test_skipped_steps_are_named_and_too_many_in_a_row_end_the_run(capsys):
 
 @pytest.mark.parametrize("other_is_finite", [False, True])
 def test_the_rank_whose_loss_it_was_is_named(capsys, other_is_finite):
-    """Of two ranks only one has a finite loss. The other one is named, and it alone saves its batch."""
+    """Tests two ranks, one of which has a NaN loss: it is named, and only this rank saves its batch."""
     saved = []
 
     def save_batch(step, images, targets):

@@ -1,4 +1,4 @@
-"""Tests stop signals, and the watchdog in real processes that exchange files, without TensorFlow."""
+"""Tests stop signals, and the watchdog. The ranks are processes that communicate by files."""
 
 import os
 import pathlib
@@ -13,7 +13,7 @@ from common.training.watchdog import StopSignals
 from tests.common.thread_ranks import together
 
 ROOT = pathlib.Path(__file__).parents[3]
-TIMEOUT = 1.0  # --step_timeout of these runs, seconds
+TIMEOUT = 1.0  # value of --step_timeout in these tests, in seconds
 
 WORKER = r"""
 import json, pathlib, sys, time
@@ -72,7 +72,7 @@ errors.run(main, positional=True)
 
 
 class Ranks:
-    """Starts one process for each of `acts` and reads what they print."""
+    """Starts a process for each of `acts`, which says what this rank does, and reads what it prints."""
 
     def __init__(self, directory, *acts, on_loss="exit"):
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "cwd": ROOT}
@@ -112,7 +112,7 @@ def test_a_hanging_process_ends_with_its_stack_and_one_line(tmp_path):
 
 @pytest.mark.parametrize("act", ["unlimited", "allowed", "slow"])
 def test_nothing_ends_a_process_that_may_take_its_time(tmp_path, act):
-    """A process goes on that has no limit, has a longer one, or beats in time after it was suspended."""
+    """Tests processes without a timeout, with a longer one, and with regular beats after a suspension."""
     with Ranks(tmp_path, act) as ranks:
         if act == "slow":
             ranks.processes[0].send_signal(signal.SIGSTOP)
@@ -123,7 +123,7 @@ def test_nothing_ends_a_process_that_may_take_its_time(tmp_path, act):
 
 @pytest.mark.parametrize("on_loss", ["exit", "report"])
 def test_a_stopped_rank_is_killed_by_the_rank_that_waits_for_it(tmp_path, on_loss):
-    """A waiting rank kills a stopped one; under Horovod Elastic its own operation would then fail."""
+    """Tests that a waiting rank kills a suspended rank. With on_loss="report", it goes on afterwards."""
     with Ranks(tmp_path, "hang" if on_loss == "exit" else "sleep", "hang", on_loss=on_loss) as ranks:
         ranks.processes[1].send_signal(signal.SIGSTOP)
         code, stderr = ranks.end(0)
@@ -136,7 +136,7 @@ FAILURES = [
     ("user error", "brief", "error: the disk is full", False),
     ("bug", "brief", "KeyError: 'a typo'", True),
     ("lost", "slow", "error: another rank is stopped or dead; rank 0 (", False),
-    ("lost, named late", "brief", "error: rank 1 (", False),  # the other rank ends a moment later
+    ("lost, named late", "brief", "error: rank 1 (", False),  # rank 1 ends while rank 0 searches
 ]
 
 

@@ -1,4 +1,4 @@
-"""Weights files keep all weights and metadata; damage, other models and full disks are reported."""
+"""Tests that weights files keep weights and metadata, and errors for damage, other models and full disks."""
 
 import re
 
