@@ -35,10 +35,7 @@ def annotations(image_sizes, boxes, names=("cat", "dog", "cow"), crowds=(), area
 
 
 def random_annotations(rng, num_images, most_boxes, num_classes=3, smallest=0.02, largest=0.6):
-    """Makes Annotations of images of random sizes with 0 to `most_boxes` boxes each.
-
-    Each side of a box is `smallest` to `largest` times the side of its image.
-    """
+    """Makes random Annotations. `smallest` and `largest` limit the sides of boxes, relative to the image."""
     sizes, rows = [], []
     for image in range(num_images):
         height, width = rng.integers(80, 700, 2).tolist()

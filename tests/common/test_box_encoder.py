@@ -44,7 +44,7 @@ def hard_images(rng, anchors):
         random_boxes(rng, 1),
         random_boxes(rng, 500, largest=0.1),
         np.repeat(random_boxes(rng, 3), 4, axis=0),  # each box four times
-        random_boxes(rng, 30, largest=0.011),  # tiny: each box gets only its best anchor, at a low IoU
+        random_boxes(rng, 30, largest=0.011),  # tiny boxes, which have a low IoU with all anchors
         np.float32([[0.3, 0.3, 0.3 + 1e-6, 0.3 + 1e-6], [0.3, 0.3, 0.3 + 1e-4, 0.9]]),
         np.float32([[1.5, 1.5, 1.6, 1.6]]),  # no overlap with any anchor
         anchors.boxes_normalized[rng.integers(0, anchors.num_anchors, 20)],  # boxes that equal anchors
@@ -183,8 +183,8 @@ def test_a_batch_is_its_images_one_by_one(anchors):
 @RUNS
 def test_an_iou_of_exactly_one_half_is_background(run):
     squares = Anchors(3, 3, 1, [1.0], 4.0, (128, 128))  # anchors of 32 pixels, every 8 pixels
-    # The box is two anchors tall. Five anchors inside it have an IoU of 1/2, which is not above the
-    # threshold, so the box gets only its best anchor: the last of the five.
+    # The first box is as wide as an anchor and twice as tall. Five anchors inside it have an IoU of 1/2. As
+    # this is not above the threshold, the box gets only its best anchor: the last of the five.
     exactly = np.float32([[44, 36, 76, 100]]) / 128
     shorter = np.float32([[44, 36, 76, 99.9]]) / 128
     exactly, shorter = run([exactly, shorter], [np.int32([1])] * 2, squares)

@@ -69,7 +69,7 @@ def test_each_rank_reads_its_part(numbered, kind, num_shards, size):
     count = batch_size * steps_per_epoch(size, batch_size * num_shards, training=False)
     ranks = read_ids(source, num_shards, 2 * count, batch_size, training=False, seed=0)
     assert all(len(rank) == 2 * count and rank[:count] == rank[count:] for rank in ranks)
-    once = [image_id for rank in ranks for image_id in dict.fromkeys(rank)]  # ranks may read images twice
+    once = [image_id for rank in ranks for image_id in dict.fromkeys(rank)]  # a rank may repeat images
     assert sorted(once) == everything
 
     # Reads epochs of training: in each epoch, the ranks together read every image once.
@@ -134,7 +134,7 @@ def test_the_largest_are_kept_in_their_order_and_of_equal_ones_the_first(run, se
     rng = np.random.default_rng(3)
     images = [random_boxes(rng, n) for n in (500, 101, 100, 99, 1)]
     images += [NO_BOXES, np.repeat(random_boxes(rng, 1), 150, axis=0), grid_boxes(rng, 300)]
-    images[0][::2, 2] = images[0][::2, 0]  # boxes without area do not count
+    images[0][::2, 2] = images[0][::2, 0]  # boxes without area are dropped
     labels = random_labels(rng, images)
     results = run(lambda b, n: select(b, n, (0.0, 0.0), count), images, labels)
     for boxes, boxes_labels, (kept, kept_labels, lost) in zip(images, labels, results, strict=True):

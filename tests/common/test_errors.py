@@ -1,4 +1,4 @@
-"""Tests that a user's mistake ends a program with one line and code 1, and a bug with a traceback."""
+"""Tests that a user's mistake ends a program with one line and exit code 1, and a bug with a traceback."""
 
 import subprocess
 import sys

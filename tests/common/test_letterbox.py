@@ -35,7 +35,7 @@ def test_boxes_come_back(boxes, data):
     # Boxes in the letterbox are float32. Mapping them back multiplies their rounding errors by `squeeze`.
     squeeze = np.tile([image_size[1] / places[0][3], image_size[0] / places[0][2]], 2)
     assert (np.abs(back - boxes) <= 5e-7 * squeeze).all()
-    for i, (top, left, new_height, new_width) in enumerate(places):  # boxes of one image, without batch
+    for i, (top, left, new_height, new_width) in enumerate(places):  # one image without a batch dimension
         np.testing.assert_array_equal(numpy_boxes.to_letterbox(boxes[i], places[i], image_size), there[i])
         whole_px = np.asarray(numpy_boxes.to_letterbox([0, 0, 1, 1], places[i], image_size))
         expected = [left, top, left + new_width, top + new_height]

@@ -31,7 +31,7 @@ def test_types_that_cannot_be(monkeypatch):
 
 
 def test_tensorflow_counts_the_gpus_that_it_sees(monkeypatch):
-    """Tests that TensorFlow calls the only GPU that a rank sees GPU 0, even if its CUDA number is 3."""
+    """Tests that a rank's only visible GPU is GPU 0 in TensorFlow, even if its CUDA number is 3."""
     for visible, device_id, expected in (([0, 1], 1, "/gpu:1"), ([3], 3, "/gpu:0"), ([], None, "/cpu:0")):
         gpus = [types.SimpleNamespace(name=f"/physical_device:GPU:{number}") for number in visible]
         monkeypatch.setattr(tf.config, "get_visible_devices", lambda kind, gpus=gpus: gpus)

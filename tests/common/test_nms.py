@@ -118,14 +118,14 @@ def test_diou_at_the_threshold_itself(beta):
     edge = 0.5 - (0.125**2 / 0.5) ** beta
     assert run(*candidates, method="diou", beta=beta, iou_threshold=edge + 1e-6).count == [2]
     assert run(*candidates, method="diou", beta=beta, iou_threshold=edge - 1e-6).count == [1]
-    assert run(*candidates, method="diou", beta=1.0, iou_threshold=0.46875).count == [2]  # the DIoU itself
+    assert run(*candidates, method="diou", beta=1.0, iou_threshold=0.46875).count == [2]  # equals the DIoU
     assert run(*candidates, method="hard", iou_threshold=0.5).count == [2]
     assert run(*candidates, method="hard", iou_threshold=0.49).count == [1]
 
 
 @pytest.mark.parametrize(("method", "overlap"), [("hard", 9 / 16), ("diou", 9 / 16 - 1 / 64)])
 def test_boxes_are_cut_at_eight_sides_of_the_image(method, overlap):
-    """Boxes are clipped to 16 x 16 image sides: the first box keeps 16 x 16, the second 12 x 12 inside it."""
+    """Tests that boxes are clipped to 16 x 16 image sides: the first becomes 16 x 16, the second 12 x 12."""
     candidates = np.float32([[[-99, -99, 99, 99], [-4, -4, 99, 99]]]), np.float32([[0.9, 0.8]]), [[0, 0]]
     for threshold, count in ((overlap - 1e-6, 1), (overlap + 1e-6, 2)):
         assert run(*candidates, method=method, beta=1.0, iou_threshold=threshold).count == [count]
@@ -136,7 +136,7 @@ def test_an_unknown_method():
         run(*random_candidates(), method="greedy")
 
 
-@pytest.mark.parametrize("count", [1, 37, 700, 5000])  # there are only 2800 candidates
+@pytest.mark.parametrize("count", [1, 37, 700, 5000])  # 5000 is more than all 2800 candidates
 @pytest.mark.parametrize("sizes", [(400,), (250, 100, 45, 1, 4)])
 @pytest.mark.parametrize("known_shape", [True, False])
 def test_candidates_are_those_of_a_top_k_over_everything(count, sizes, known_shape):

@@ -115,7 +115,7 @@ BAD_ENDS = [
     (header(2**31) + b"only this", "file-truncated", f"needs {2**31 + 16} bytes, but only 21 are left"),
     (header(2**64 - 1) + b"only this", "file-truncated", f"needs {2**64 + 15} bytes, but only 21 are left"),
     (bytes(50), "not-a-record", "has length 0 with the wrong checksum 0x00000000"),  # zeros, as after a crash
-    (b"\x1f\x8b" + bytes(48), "not-a-record", f"has length {0x8B1F} with"),  # gzip's magic number
+    (b"\x1f\x8b" + bytes(48), "not-a-record", f"has length {0x8B1F} with"),  # begins with gzip's magic number
     *((flipped(i) + bytes(21), "not-a-record", f"has length {17 ^ 16 << 8 * i} with") for i in range(8)),
     *((flipped(i) + bytes(21), "not-a-record", "has length 17 with") for i in range(8, 12)),
 ]
@@ -253,7 +253,7 @@ def test_a_file_that_ends_before_its_index_was_copied_in_part(file, right):
     name = pathlib.Path(file).name
     assert only(walk(file)[1]) == ("index-longer", f"{file} has 3 records, {name}.idx lists 5")
     assert written_index(file) == right
-    for other in ((*SIZES[:2], 77), (*SIZES, 9), SIZES):  # changed, grown, unchanged
+    for other in ((*SIZES[:2], 77), (*SIZES, 9), SIZES):  # files that changed, grew, or stayed the same
         write_random(file, other)
         assert not list(walk(file)[1])
 

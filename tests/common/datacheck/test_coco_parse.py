@@ -271,7 +271,7 @@ def test_boxes_that_are_fractions(small):
         "annotation 1 (image 7) has bbox [0.05, 0.1, 0.2, 0.9] in 30 x 40 pixels",
         "annotation 8 (image 42) has bbox [-0.01, 0.0, 0.3, 0.3] in 20 x 10 pixels",
     ]
-    # A single box of fractions is enough for this error, even if other annotations have other faults.
+    # A single box of fractions is enough for boxes-not-in-pixels, even next to other faults.
     document["annotations"] = document["annotations"][:1]
     assert list(refused(small(document))) == ["boxes-not-in-pixels"]
     # Boxes that are not finite or have a negative side do not count when the unit is checked.
@@ -305,10 +305,10 @@ CORNERS_OR_NOT = [
     (7, 0, INSIDE, False),
     (7, 0, [10, 10, 91.5, 20], True),  # reaches more than a pixel outside
     (7, 0, [10, 10, 91, 71], False),
-    (8, 0, [-1, -1, 101, 81], True),  # as corners, it reaches at most a pixel outside
+    (8, 0, [-1, -1, 101, 81], True),  # if the box is read as corners, it reaches at most a pixel outside
     (8, 0, [-1.5, 5, 90, 20], False),
     (8, 0, [5, 5, 20, 81.5], False),
-    (8, 0, [20, 5, 20, 30], False),  # as corners, it has no width
+    (8, 0, [20, 5, 20, 30], False),  # if the box is read as corners, it has no width
 ]
 
 

@@ -233,7 +233,7 @@ CODESTREAM = VARIANTS["jpeg2000"].index(b"\xff\x4f\xff\x51")
 
 
 def _jpeg_frame(position: int, value: bytes) -> bytes:
-    """Returns a valid JPEG with changed bytes in its frame header.
+    """Returns a JPEG whose frame header has other bytes, `value`, at `position`.
 
     `position` counts the bytes after the header's marker: byte 2 is the number of bits per sample, the height
     starts at byte 3, the width starts at byte 5, and byte 7 is the number of components.

@@ -81,7 +81,8 @@ def hard_detections(truth, seed=0):
                 [left, top, width / 2, height],
                 [left + shift[0], top + shift[1], width * math.exp(rng.normal(0, 0.1)), height],
                 [left, top, 0.75 * width, height],
-                [left + width / 4, top + height / 4, width / 2, height / 2],  # matches a crowd
+                # This box lies inside the true box, so it matches if the true box is a crowd.
+                [left + width / 4, top + height / 4, width / 2, height / 2],
             ][kind]
             category_id = annotation["category_id"] if rng.random() < 0.9 else int(rng.choice(IDS))
             add(annotation["image_id"], category_id, box)

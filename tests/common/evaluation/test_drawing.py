@@ -116,7 +116,7 @@ def test_images_of_all_sizes_lie_on_the_sheet_in_order_without_distortion():
     boxes = {}
     for size, grey in zip(sizes, greys, strict=True):
         left, top, right, bottom = boxes[grey] = around(sheet, (grey,) * 3)
-        assert len(pixels_of(sheet, (grey,) * 3)[0]) == (right - left) * (bottom - top)  # all of it is grey
+        assert len(pixels_of(sheet, (grey,) * 3)[0]) == (right - left) * (bottom - top)  # a full rectangle
         assert (right - left) / (bottom - top) == pytest.approx(size[1] / size[0], rel=0.03)
     assert boxes[40][0] == 0
     assert boxes[40][2] < boxes[80][0] < boxes[80][2] < boxes[120][0]

@@ -142,7 +142,7 @@ def test_a_resumed_run_goes_on_bit_for_bit(tmp_path, kind):
     expected_batches = [through.step() for _ in range(5)]
 
     resumed = Training(tmp_path, shuffled_images, kind=kind)
-    resumed.step()  # restoring overwrites what this step changes
+    resumed.step()  # changes variables, which are then restored
     resumed.saved.state["other"] = 1
     assert resumed.saved.find() == []
     resumed.saved.restore()
@@ -325,7 +325,7 @@ def test_trouble_at_any_call_of_a_save_costs_that_save_alone(tmp_path, capfd, st
             said = capfd.readouterr().err
             assert said.count("warning: ") == (len(calls) > number), (name, number, said)
             found = training.set_all(0).start().resume(), training.number
-            # After a save that reported success, the new step is found. After a failed save, it may be step 2.
+            # After a save that reported success, the new step is found. After a failed save it may be step 2.
             assert found == (step, 30) if worked else found in ((2, 2), (step, 30))
             if number == 0:
                 assert training.save(4)  # later saves work again

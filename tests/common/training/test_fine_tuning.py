@@ -104,7 +104,7 @@ def test_classes_are_found_in_the_other_spelling():
     for name, line in expected.items():  # line numbers in Darknet's data/coco.names, from 0
         assert values_of(model)["head/bias"][voc.index(name)] == source["head/bias"][line]
     back, source = make_model(3), values_of(model)
-    both = [*voc, "couch"][1:]  # 20 rows, without aeroplane
+    both = [*voc, "couch"][1:]  # 20 classes, without aeroplane
     report = transfer(back, source, rows, label_map("couch", "tv", "airplane"), both, "voc")
     assert report.new_classes == ("airplane",)
     assert values_of(back)["head/bias"][0] == source["head/bias"][19]

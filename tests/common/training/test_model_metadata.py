@@ -60,7 +60,7 @@ def test_it_holds_what_is_needed_to_run_the_model_elsewhere(app):
     assert found["project"]["version"] == common.__version__
     pixels = found["preprocessing"]
     assert len(pixels["mean_rgb"]) == len(pixels["stddev_rgb"]) == len(pixels["fill_rgb"]) == 3
-    red = {"efficientdet": (123.675, 58.395), "yolov4": (0, 255)}[app]  # torchvision's, times 255
+    red = {"efficientdet": (123.675, 58.395), "yolov4": (0, 255)}[app]  # (mean, stddev) of red
     assert (pixels["mean_rgb"][0], pixels["stddev_rgb"][0]) == pytest.approx(red)
     # Strides 8, 16, 32, 64 have 8x12, 4x6, 2x3, 1x2 cells. EfficientDet has 1 anchor per cell. YOLOv4 has 3
     # anchors per cell and no stride 64.

@@ -145,7 +145,7 @@ def test_the_first_average_is_one_part_in_ten_of_the_old_in_float32(precision):
         keras.mixed_precision.set_global_policy("float32")
     averaged = AveragedWeights(model, 0.9998)
     start = model.weights[0].numpy()
-    model.weights[0].assign(start + 1e-5)  # too small for float16
+    model.weights[0].assign(start + 1e-5)  # float16 would lose this
     averaged.update()
     with averaged.swapped_in():
         np.testing.assert_allclose(model.weights[0].numpy() - start, 0.9e-5, atol=2e-7)

@@ -1,4 +1,4 @@
-"""Tests what a run writes besides checkpoints, best weights and results.csv, and tests --patience."""
+"""Tests best weights, results.csv and --patience, and that a full disk does not end a run."""
 
 import math
 import types
@@ -54,7 +54,8 @@ def test_a_row_of_an_epoch_has_means_sums_and_a_rate(monkeypatch):
     """Tests the row of an epoch of six steps that was resumed after step 2, and whose step 5 was skipped."""
     seconds = iter((10.0, 12.0, 13.0, 14.0))
     monkeypatch.setattr(results, "time", types.SimpleNamespace(monotonic=lambda: next(seconds)))
-    before = {"loss": 3.0, "boxes_truncated": 1.0, "steps": 2.0, "skipped_steps": 0.0}  # has an old name
+    # Earlier versions named the column boxes_over_limit boxes_truncated.
+    before = {"loss": 3.0, "boxes_truncated": 1.0, "steps": 2.0, "skipped_steps": 0.0}
     log = EpochLog("epoch 1/1", 6, 2, before)
     for step, loss in ((3, 4.0), (4, 5.0), (5, 0.0), (6, 6.0)):
         values = {"loss": tf.constant(loss), "boxes_over_limit": tf.constant(2.0 * (loss > 0))}

@@ -188,7 +188,7 @@ def test_weights_of_the_files_are_the_averages(tmp_path):
 
 
 def test_evaluations_within_an_epoch_are_neither_repeated_nor_lost(tmp_path, monkeypatch, capfd):
-    """Tests that a run that is stopped in, right after or between evaluations evaluates as if not stopped."""
+    """Stops a run during an evaluation, right after one, and later. Resumed, it evaluates as if unbroken."""
     flags = {"eval_every_steps": 3, "eval_every": 2, "patience": 9, "save_every": 0}
     unbroken, restarts = Session(tmp_path / "unbroken", **flags), []
     with monkeypatch.context() as patch:
@@ -196,7 +196,7 @@ def test_evaluations_within_an_epoch_are_neither_repeated_nor_lost(tmp_path, mon
         unbroken.train()
     assert len(restarts) == 3  # the clock excludes the evaluations after steps 3, 6 and 9
     rows = rows_of(tmp_path / "unbroken")
-    assert [row["step"] for row in rows if row["AP"]] == ["3", "6", "8", "9", "12"]  # 8, 12 end epochs
+    assert [row["step"] for row in rows if row["AP"]] == ["3", "6", "8", "9", "12"]  # 8 and 12 end epochs
     assert [row["epoch"] for row in rows] == ["0.75", "1", "1.5", "2", "2.25", "3"]
     assert [row["step"] for row in rows if row["loss"]] == ["4", "8", "12"]
     assert "step 6: AP" in capfd.readouterr().err
@@ -242,7 +242,7 @@ def test_stopped_within_an_epoch_it_sees_the_same_images(tmp_path, monkeypatch, 
     first = [(0, 1.0), (0, 1.0)]
     assert unbroken.opened == ([*first, (2, -1.0)] if saveable else [*first, (1, 1.0), (2, -1.0)])
     done = 0
-    for stop, saved in ((5, 4), (7, 6), (11, 10)):  # step 4 ends an epoch
+    for stop, saved in ((5, 4), (7, 6), (11, 10)):  # saves every 2 steps, and at epochs' ends
         broken = Session(tmp_path / "broken", **flags)
         with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
             interrupt_at_step(patch, stop)

@@ -109,7 +109,7 @@ def test_a_directory_with_other_files_is_refused_and_they_survive_overwrite(tmp_
     (tmp_path / "checkpoints" / "00000001").mkdir(parents=True)
     (tmp_path / "best.weights.h5").write_text("")
     assert not check(tmp_path, Identity({"seed": 1}), overwrite=True)
-    assert (tmp_path / "best.weights.h5").exists()  # only `claim` removes files
+    assert (tmp_path / "best.weights.h5").exists()  # `check` removes no files, only `claim` does
     claim(tmp_path, Identity({"seed": 1}), overwrite=True)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["run.json", "thesis.tex"]
     assert (tmp_path / "thesis.tex").read_text() == "years of work"

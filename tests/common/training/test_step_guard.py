@@ -171,7 +171,7 @@ def test_skipped_steps_are_named_and_too_many_in_a_row_end_the_run(capsys):
         guard.check_weights(training.model, training.optimizer, number)  # also checks the last step
 
     bad, good = batch(wanted=np.nan), batch()
-    run(bad, bad, good, bad, bad, good)  # never more than two in a row
+    run(bad, bad, good, bad, bad, good)  # never more than two bad steps in a row
     assert saved == [(1, True), (4, True)]  # the first bad step of each series is saved
     said = capsys.readouterr().err
     assert "step 1 is skipped: the loss is not finite; image ids 10, 11, 12, 13 (rank 0)\n" in said
@@ -182,7 +182,7 @@ def test_skipped_steps_are_named_and_too_many_in_a_row_end_the_run(capsys):
 
 @pytest.mark.parametrize("other_is_finite", [False, True])
 def test_the_rank_whose_loss_it_was_is_named(capsys, other_is_finite):
-    """Tests two ranks, one of which has a NaN loss: it is named, and only this rank saves its batch."""
+    """Tests two ranks, one with a NaN loss: a message names this rank, and only this rank saves its batch."""
     saved = []
 
     def save_batch(step, images, targets):

@@ -72,7 +72,7 @@ errors.run(main, positional=True)
 
 
 class Ranks:
-    """Starts a process for each of `acts`, which says what this rank does, and reads what it prints."""
+    """Starts one process per rank. `acts` has one word for each rank, which says what its process does."""
 
     def __init__(self, directory, *acts, on_loss="exit"):
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "cwd": ROOT}
@@ -123,7 +123,7 @@ def test_nothing_ends_a_process_that_may_take_its_time(tmp_path, act):
 
 @pytest.mark.parametrize("on_loss", ["exit", "report"])
 def test_a_stopped_rank_is_killed_by_the_rank_that_waits_for_it(tmp_path, on_loss):
-    """Tests that a waiting rank kills a suspended rank. With on_loss="report", it goes on afterwards."""
+    """Tests that a waiting rank kills a suspended one. With on_loss="report" the waiting rank goes on."""
     with Ranks(tmp_path, "hang" if on_loss == "exit" else "sleep", "hang", on_loss=on_loss) as ranks:
         ranks.processes[1].send_signal(signal.SIGSTOP)
         code, stderr = ranks.end(0)
@@ -136,7 +136,8 @@ FAILURES = [
     ("user error", "brief", "error: the disk is full", False),
     ("bug", "brief", "KeyError: 'a typo'", True),
     ("lost", "slow", "error: another rank is stopped or dead; rank 0 (", False),
-    ("lost, named late", "brief", "error: rank 1 (", False),  # rank 1 ends while rank 0 searches
+    # Rank 1 ends while rank 0 still looks for the lost rank.
+    ("lost, named late", "brief", "error: rank 1 (", False),
 ]
 
 
