@@ -1,7 +1,8 @@
 """Writes files in the formats of google/automl, without TensorFlow's or Keras' classes for saving.
 
 automl_d0_names.txt and automl_d0_outputs.txt were written by automl's own Keras model (tf2/
-efficientdet_keras.py, tf_keras 2.21). They list its variables and its outputs for weights of `number`.
+efficientdet_keras.py, tf_keras 2.21). They list
+the variables of that model, and its outputs when `number` makes the values of the weights.
 """
 
 import dataclasses
@@ -16,7 +17,7 @@ from tensorflow.core.protobuf import trackable_object_graph_pb2
 from efficientdet.config import get_config
 
 HERE = pathlib.Path(__file__).parent
-# d0 with one pyramid cell and one convolution in its heads: its variables are a part of those of d0
+# A d0 with one pyramid cell and one convolution in each head: it has only a part of the variables of d0
 SMALL_D0 = dataclasses.replace(
     get_config("efficientdet-d0"), fpn_cells=1, head_repeats=1, image_size=(72, 104)
 )
@@ -38,7 +39,7 @@ SHAPES = {
 
 
 def number(name, shape):
-    """Returns the values of a variable, which depend on its name."""
+    """Returns pseudorandom values for a variable; the seed is its name."""
     random = np.random.default_rng(zlib.crc32(name.encode()))
     kind = name.rpartition("/")[2]
     if kind == "gamma" or kind.startswith("WSM"):
@@ -73,10 +74,11 @@ def write_tensors(prefix, tensors):
 
 
 def write_objects(prefix, variables, lost=None):
-    """Writes a tf.train.Checkpoint. Keys are attribute paths, the graph has the names, averages are slots.
+    """Writes a checkpoint as tf.train.Checkpoint does: the keys are attribute paths, and an object graph has
+    the names of the variables. The moving averages are slots of an optimizer.
 
-    `lost` damages the average of the last variable: "values" omits its values, "attribute" also its node's
-    attribute, which locates the values.
+    `lost` damages the average of the last variable: "values" omits the values, "attribute" omits both
+    the values and the attribute in the object graph that says where they are.
     """
     graph = trackable_object_graph_pb2.TrackableObjectGraph()
     root, tensors = graph.nodes.add(), {}

@@ -20,7 +20,7 @@ def rectangles(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def variables():
-    """The variables of google/automl's d0 that the small d0 has: {name: values}."""
+    """{name: values} of those variables of google/automl's d0 that the small d0 has, too."""
     return {name: number(name, shape) for name, shape in SHAPES.items()}
 
 

@@ -10,7 +10,8 @@ RED = (230, 20, 30)
 
 
 def find_rectangle(normalized: np.ndarray) -> np.ndarray | None:
-    """Returns the ltrb box of the pixels nearer to red than to grey or padding; None if there are few."""
+    """Returns the box (ltrb) of all pixels that are nearer to red than to grey or
+    padding; None if too few are."""
     colors = np.array([RED, GREY, IMAGENET_MEAN])
     pixels = normalized * IMAGENET_STD + IMAGENET_MEAN
     nearest = np.abs(pixels[:, :, np.newaxis] - colors).sum(-1).argmin(-1)

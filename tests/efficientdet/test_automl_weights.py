@@ -1,4 +1,4 @@
-"""Tests google/automl's checkpoints: all their forms, outputs of automl's model, class rows, wrong files.
+"""Tests reading of google/automl's checkpoints: all forms of files, the outputs, classes, and wrong files.
 
 Also tests import_weights/automl.py; tf_files.py.
 """
@@ -32,7 +32,7 @@ PETS = LabelMap((1, 2, 3), ("cat", "dog", "cow"))
 
 @pytest.fixture(scope="module")
 def files(variables, tmp_path_factory):
-    """Files of all forms with the same values: {form: path}."""
+    """{form of a checkpoint: path} of files that all give the same values."""
     directory = tmp_path_factory.mktemp("automl")
     averages = {"global_step": np.int64(7)}
     for name, values in variables.items():
@@ -76,7 +76,7 @@ def test_answers_are_those_of_automls_own_model(d0, files):
 
 @pytest.mark.parametrize("form", ["checkpoint", "directory", "index", "averages", "objects"])
 def test_every_form_has_the_same_numbers(variables, files, form):
-    """All forms of files give the same values; where a file has averages of the variables, these are read."""
+    """Tests that all forms of files give the same values. If a file has moving averages, these are read."""
     file = open_weights(files[form])
     known = {name: shape for name, shape in file.shapes.items() if canonical(name) and name in SHAPES}
     assert known == SHAPES
@@ -86,7 +86,8 @@ def test_every_form_has_the_same_numbers(variables, files, form):
 
 @pytest.mark.parametrize("lost", ["values", "attribute"])
 def test_an_average_without_values_is_an_error(tmp_path, lost):
-    """An average without values is an error, and is not silently replaced by raw or random values."""
+    """Tests that an average without values is an error, and is not silently replaced
+    by raw or random values."""
     names = "class_net/class-predict/bias", "box_net/box-predict/bias"
     prefix = automl_files.write_objects(tmp_path / "ckpt-7", dict.fromkeys(names, np.float32([3])), lost=lost)
     with pytest.raises(UserError, match=r"incomplete: the average of box_net/box-predict/bias .* no values"):
@@ -104,7 +105,7 @@ def test_every_variable_belongs_to_one_weight(d0):
 
 LABEL_MAPS = [
     (LabelMap((3, 17, 90), ("car", "cat", "toothbrush")), (2, 16, 89)),  # a json with COCO's ids
-    (LabelMap((1, 2, 3), ("zebra", "tram", "motorbike")), (23, None, 3)),  # other ids, VOC's spelling
+    (LabelMap((1, 2, 3), ("zebra", "tram", "motorbike")), (23, None, 3)),  # other ids; VOC says motorbike
     (LabelMap((24, 25, 26), ("person", "12", "traffic light")), (0, None, 9)),  # names have priority over ids
 ]
 
@@ -135,7 +136,7 @@ def test_other_classes_remake_one_layer_only(fresh, files):
 
 
 def test_other_anchors_remake_both_last_layers(fresh, variables, tmp_path):
-    """If the file has two anchor scales and the model three, both last layers are made anew."""
+    """Tests that both last layers are made anew if the file has two anchor scales and the model has three."""
     last = {path.replace("class", "box"): name.replace("class", "box") for path, name in PREDICT.items()}
     last |= PREDICT
     values = {name: variables[name] for name in last.values()}
@@ -149,7 +150,7 @@ def test_classes_of_another_training_have_no_names(fresh, variables, tmp_path):
     fewer = {name: variables[name][..., :27] for name in PREDICT.values()}
     file = write_h5(tmp_path / "mine.h5", variables | fewer)
     assert init_from(fresh, PETS, str(file)).new_classes == PETS.names
-    assert not load_automl(fresh, file).new_classes  # as many classes as in the model: read in order
+    assert not load_automl(fresh, file).new_classes  # the model also has 3 classes: taken in order
     bias = fresh.get_layer("class_net.predict").bias
     np.testing.assert_array_equal(bias, fewer["class_net/class-predict/bias"])
 
@@ -158,7 +159,7 @@ def test_classes_of_another_training_have_no_names(fresh, variables, tmp_path):
 
 
 def assert_refused(model, path, message):
-    """Asserts an error of one line that names the file, and that no weight is assigned."""
+    """Asserts that loading fails with one line that names the file, and that no weight changes."""
     before = values_of(model)
     with pytest.raises(UserError, match=message) as caught:
         init_from(model, PETS, str(path))
@@ -274,7 +275,7 @@ def test_command_keeps_cocos_80(files, variables, tmp_path, capsys):
 
 
 def test_command_takes_a_label_map(files, tmp_path, monkeypatch, small_d0):
-    monkeypatch.setattr("efficientdet.model.build_model", lambda *_, **__: small_d0)  # has three classes
+    monkeypatch.setattr("efficientdet.model.build_model", lambda *_, **__: small_d0)  # it has three classes
     given = [*SMALL, f"--weights={files['h5']}", f"--label_map={tmp_path}/map.json"]
     LabelMap((1, 2, 90), ("one", "two", "ninety")).save(tmp_path / "map.json")
     command(*given, f"--output={tmp_path}/three.weights.h5")

@@ -44,7 +44,8 @@ def b1():
 
 
 def test_mobilenet_equals_keras_applications_with_the_same_weights():
-    """Outputs equal Keras', which also pads symmetrically; variances offset its epsilon, 1e-3 to our 1e-5."""
+    """Tests that outputs equal those of Keras. Keras has the epsilon 1e-3 and we have 1e-5, so its variances
+    get smaller by the difference."""
     reference = keras.applications.MobileNetV2(include_top=False, weights=None, input_shape=(65, 97, 3))
     taps = ["block_5_add", "block_12_add", "block_16_project_BN"]
     reference = keras.Model(reference.input, [reference.get_layer(tap).output for tap in taps])
@@ -68,7 +69,7 @@ def test_mobilenet_equals_keras_applications_with_the_same_weights():
 
 @pytest.mark.parametrize("name", [name for name in BACKBONES if name in TORCHVISION])
 def test_blocks_of_every_efficientnet_have_torchvisions_parameters(name):
-    """The parameters are computed from the blocks, without building the large models."""
+    """Counts the parameters from the sizes of the blocks, without building the large models."""
     blocks = scaled_blocks(BACKBONES[name])
     inputs = 8 * round(32 * BACKBONES[name].width / 8 + 1e-6)
     counted = 3 * 3 * 3 * inputs + 2 * inputs
@@ -82,7 +83,8 @@ def test_blocks_of_every_efficientnet_have_torchvisions_parameters(name):
 
 
 def test_resnets_are_as_deep_as_their_names_say():
-    """arXiv 1512.03385 counts the stem, 2 or 3 convolutions a block, and the classifier; no projections."""
+    """As in arXiv 1512.03385, the depth counts the stem, the classifier, and 2 or 3
+    convolutions in each block."""
     for name in ("resnet-18", "resnet-34", "resnet-50", "resnet-101", "resnet-152"):
         depth = RESNETS[name]
         assert name == f"resnet-{2 + sum(depth.blocks) * (3 if depth.bottleneck else 2)}"
@@ -93,7 +95,6 @@ def test_resnets_are_as_deep_as_their_names_say():
     [("efficientnet-nano", [8, 16, 24, 56, 160]), ("resnet-nano", [32, 32, 64, 128, 256])],
 )
 def test_each_level_halves_the_size_rounding_up(name, channels):
-    """A side of one pixel stays one pixel; odd sides are rounded up."""
     shapes = build(name, (1, 131)).output_shape
     sides = [66, 33, 17, 9, 5]
     assert [shape[1:] for shape in shapes] == list(zip([1] * 5, sides, channels, strict=True))
@@ -103,26 +104,26 @@ def test_stochastic_depth_grows_linearly_and_is_off_for_the_smallest(b1):
     nano = build("efficientnet-nano")
     assert not [layer for layer in nano.layers if isinstance(layer, keras.layers.Dropout)]
     num_blocks = sum(layer.name.endswith("project.bn") for layer in b1.layers)
-    assert num_blocks == 23  # B1 of arXiv 1905.11946: sum of ceil(1.1 n), n = 1, 2, 2, 3, 3, 4, 1
+    assert num_blocks == 23  # arXiv 1905.11946: sum of ceil(1.1 n), B0 has n = 1, 2, 2, 3, 3, 4, 1 blocks
     residual = [layer.name for layer in b1.layers if layer.name.endswith(".add")]
     drops = {layer.name: layer for layer in b1.layers if isinstance(layer, keras.layers.Dropout)}
     assert set(drops) == {name.replace(".add", ".drop") for name in residual}
     for name, drop in drops.items():
         index = int(name.split(".")[1].removeprefix("block_"))
         assert drop.rate == pytest.approx(0.2 * index / 23)
-        assert drop.noise_shape == (None, 1, 1, 1)  # drops whole images
+        assert drop.noise_shape == (None, 1, 1, 1)  # drops a block's output for whole images
 
 
 def test_initial_kernels_are_normal_with_fan_out(b1):
     for name, fan_out in [
         ("backbone.stem.conv", 3 * 3 * 32),
-        ("backbone.block_14.depthwise.conv", 5 * 5),  # each channel separately
+        ("backbone.block_14.depthwise.conv", 5 * 5),  # depthwise: one output for each channel
         ("backbone.block_17.project.conv", 192),
         ("backbone.block_17.se.expand", 1152),
     ]:
         kernel = np.asarray(b1.get_layer(name).kernel)
         assert kernel.std() == pytest.approx(np.sqrt(2 / fan_out), rel=0.1)
-        assert np.abs(kernel).max() > 2.3 * kernel.std()  # not truncated
+        assert np.abs(kernel).max() > 2.3 * kernel.std()  # the distribution is not truncated
     twins = [np.asarray(b1.get_layer(f"backbone.block_{i}.expand.conv").kernel) for i in (17, 18)]
     assert not np.array_equal(*twins)
 

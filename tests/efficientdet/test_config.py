@@ -13,7 +13,8 @@ from common.training.run_directory import Identity
 from efficientdet.config import DETECTION_FIELDS, LOADER_FIELDS, EfficientDetConfig, get_config
 from efficientdet.model_metadata import make_metadata
 
-# Fields of EfficientDetConfig before RetinaNet was added, without those that a resumed run may change.
+# The fields that EfficientDetConfig had before RetinaNet was added. Left out are fields that may change when
+# a run is resumed.
 FIRST = """model_name image_size backbone fpn_channels fpn_cells head_repeats fpn_fusion bn_momentum min_level
 max_level num_scales aspect_ratios anchor_scale augmentation jitter_min jitter_max resize_min resize_max
 flip_prob grid_mask_prob brightness contrast saturation hue min_box_size max_instances focal_alpha focal_gamma
@@ -22,7 +23,8 @@ warmup_learning_rate warmup_epochs clip_norm ema_decay"""
 
 
 def test_efficientdet_has_the_published_rows():
-    """Values are from arXiv 1911.09070 table 1; d7x, sum fusion from google/automl efficientdet/README.md."""
+    """Values are from table 1 of arXiv 1911.09070. Those of d7x, and which rows have sum fusion, are from
+    efficientdet/README.md of google/automl."""
     rows = [get_config(f"efficientdet-d{size}") for size in (*range(8), "7x")]
     assert [row.image_size[0] for row in rows] == [512, 640, 768, 896, 1024, 1280, 1280, 1536, 1536]
     assert [row.image_size[1] for row in rows] == [row.image_size[0] for row in rows]
@@ -35,7 +37,8 @@ def test_efficientdet_has_the_published_rows():
 
 
 def differences(config) -> dict:
-    """Returns the differences between a run with this config and the same run of the earlier version."""
+    """Compares a run that has this config with the same run of a version that had only
+    the fields in FIRST."""
     metadata = make_metadata(config, LabelMap.numbered(3), 3)
     identity = Identity.of(Args(), Ranks(), config, metadata, may_change=("epochs", *DETECTION_FIELDS))
     before = {name: metadata["config"][name] for name in FIRST.split()}

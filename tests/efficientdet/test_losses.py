@@ -43,7 +43,7 @@ def random_level(rng, num_classes=7, size=(2, 5, 3), anchors=9):
 
 
 def random_batch(config, num_classes=3):
-    """Returns the arguments of detection_loss for two images, the second without objects; and the levels."""
+    """Returns (arguments of detection_loss, levels) for a batch of two images, the second without objects."""
     rng, count = np.random.default_rng(4), config.anchors_per_location
     levels = [random_level(rng, num_classes, (2, *size), count) for size in config.anchors.feature_sizes]
     targets = {"num_positives": tf.constant([3.0, 0.0])}
@@ -90,10 +90,10 @@ def test_l2_is_half_the_sum_of_squares_of_the_kernels():
     ]
     model = keras.Sequential([keras.Input((8, 8, 4)), *layers])
     kernels = [v for v in model.trainable_variables if v.ndim == 4]
-    assert len(kernels) == 4  # convolution, depthwise, and both halves of the separable one
+    assert len(kernels) == 4  # of a convolution, a depthwise and a separable convolution, which has two
     expected = 4e-5 * sum(0.5 * np.sum(np.square(np.array(v))) for v in kernels)
     np.testing.assert_allclose(losses.l2_loss(model.trainable_variables, 4e-5), expected, rtol=1e-5)
-    assert losses.l2_loss([], 4e-5) == 0  # all weights are frozen
+    assert losses.l2_loss([], 4e-5) == 0  # the model has no trainable weights
 
 
 def test_detection_loss_sums_levels_and_normalises_by_the_positives():
@@ -108,7 +108,8 @@ def test_detection_loss_sums_levels_and_normalises_by_the_positives():
 
 
 def test_the_number_of_positives_may_be_that_of_all_replicas():
-    """The loss can use the mean share of replicas: with 3 and 7 positives this is (3 + 7 + 1) / 2."""
+    """Tests that detection_loss can divide by the mean over all replicas. For two replicas with 3 and 7
+    positives this mean is (3 + 7 + 1) / 2."""
     shares = [losses.num_positives_share({"num_positives": tf.constant([n])}, 2) for n in (3.0, 7.0)]
     assert float(sum(shares)) == 11
     arguments, _ = random_batch(CONFIG)
@@ -117,7 +118,8 @@ def test_the_number_of_positives_may_be_that_of_all_replicas():
 
 
 def test_retinanets_loss_is_odtks_but_for_one_more_positive():
-    """odtk/loss.py divides the sums of focal loss and smooth L1 by the positive anchors, we by one more."""
+    """odtk/loss.py divides the sum of both losses by the number of positive anchors;
+    we divide by this number + 1."""
     row = get_config("retinanet-rn18fpn")
     arguments, levels = random_batch(dataclasses.replace(row, image_size=(96, 160), min_level=5, max_level=5))
     ((logits, classes, deltas, box_targets),) = levels

@@ -32,7 +32,7 @@ def nano(request):
 
 
 def test_outputs_of_another_fusion_and_more_levels_equal_automl():
-    """D0 with sum fusion and level 8 equals automl's; test_automl_weights.py compares the plain d0."""
+    """Compares d0 with sum fusion and level 8; test_automl_weights.py compares the plain d0."""
     config = dataclasses.replace(get_config("efficientdet-d0"), fpn_fusion="sum", max_level=8)
     model = build_model("efficientdet-d0", 7, (256, 371), config)
     found = summarize_outputs(model, training=True)
@@ -56,7 +56,8 @@ def test_d0_has_the_published_parameters_and_operations_at_its_default_size():
     options = tf.compat.v1.profiler.ProfileOptionBuilder.float_operation()
     options["output"] = "none"
     profile = tf.compat.v1.profiler.profile(function.graph, options=options)
-    # automl counts multiply-adds: 2.54 in its README, and 2.549 for its Keras model with the same profiler
+    # google/automl counts billions of multiply-adds: 2.54 in its README. This profiler
+    # gives 2.549 for its model.
     assert profile.total_float_ops / 2 / 1e9 == pytest.approx(2.54, abs=0.01)
 
 
@@ -91,7 +92,7 @@ def test_every_weight_gets_a_gradient(nano):
 
 
 def test_config_decides_size_levels_anchors_and_the_heads_layers():
-    """The heads share convolutions between levels, but each level has its batch norm."""
+    """Tests, too, that all levels share the convolutions of a head, but have separate batch norms."""
     config = dataclasses.replace(
         NANO, image_size=(64, 32), min_level=2, max_level=6, num_scales=2, aspect_ratios=(1.0, 3.0)
     )
@@ -113,7 +114,6 @@ BACKBONES = [
 
 @pytest.mark.parametrize(("name", "changes"), BACKBONES)
 def test_each_family_takes_the_backbones_of_the_other(name, changes):
-    """A model with another family's backbone has, by default, COCO's 90 classes and its config's size."""
     config = dataclasses.replace(get_config(name), **SMALL, **changes)
     model, levels, k = build_model(name, config=config), config.anchors.levels, config.anchors_per_location
     assert model.input_shape == (None, 64, 96, 3)
@@ -155,10 +155,11 @@ def resample(features, size):
     return keras.Model(inputs, keras.layers.Identity()(outputs))(features)
 
 
-# For odd sizes, upsampling drops a row or a column; a side of one pixel stays.
+# If a side of the finer level is odd, upsampling drops a row or a column. A side of one pixel is not changed.
 @pytest.mark.parametrize("size", [(5, 8), (6, 7), (9, 10), (1, 6), (1, 1)])
 def test_resampling_is_that_of_automl(size):
-    """automl's ResampleFeatureMap: resize_nearest_neighbor, and max pooling with window stride + 1, SAME."""
+    """automl's ResampleFeatureMap uses resize_nearest_neighbor, and max pooling of
+    stride + 1 pixels with SAME."""
     half = tuple((side + 1) // 2 for side in size)
     rng = np.random.default_rng(0)
     coarse, fine = (rng.normal(size=(2, *shape, 4)).astype(np.float32) for shape in (half, size))

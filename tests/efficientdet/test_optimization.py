@@ -16,7 +16,8 @@ RETINANET = get_config("retinanet-rn50fpn")
 
 
 def test_published_recipe_at_five_points():
-    """Batch 128 doubles the rates of batch 64: 0.016 at first, 0.16 after one epoch, then a cosine to 0."""
+    """With batch 128, rates are twice those of batch 64: 0.016 at first, 0.16 after
+    one epoch, then a cosine to 0."""
     schedule = make_schedule(CONFIG, effective_batch=128, steps_per_epoch=100)
     points = {0: 0.016, 50: (0.016 + 0.16) / 2, 100: 0.16, 100 + 29900 // 2: 0.08, 30000: 0, 99999: 0}
     for step, expected in points.items():
@@ -27,7 +28,8 @@ def test_published_recipe_at_five_points():
     ("changes", "warmup_steps"), [({}, 10), ({"warmup_epochs": 3.0}, 10), ({"warmup_epochs": 0.0}, 0)]
 )
 def test_a_warm_up_of_all_or_nothing_is_finite(changes, warmup_steps):
-    """In a run of one epoch automl divides by zero; here the whole run is warm-up."""
+    """Tests that rates are finite without warm-up, and if the whole run is warm-up
+    (automl divides by zero then)."""
     config = dataclasses.replace(CONFIG, epochs=1, **changes)
     schedule = make_schedule(config, 64, 10)
     assert schedule.warmup_steps == warmup_steps
@@ -45,7 +47,8 @@ def odtk_rate(iteration: int) -> float:
 
 @pytest.mark.parametrize("batch, accumulate", [(16, 1), (8, 1), (64, 1), (64, 4)])
 def test_retinanet_has_odtks_rates_for_every_batch(batch, accumulate):
-    """With four times the images per update, a run has a quarter of the updates, at four times the rate."""
+    """odtk has batch 16. With batch 64, a run has a quarter of the updates, and four
+    times the learning rate."""
     steps_per_epoch = 1000 * 16 * accumulate // batch
     assert num_epochs(RETINANET, batch, steps_per_epoch, accumulate) == 90
     schedule = make_schedule(RETINANET, batch, steps_per_epoch, accumulate)
@@ -56,7 +59,7 @@ def test_retinanet_has_odtks_rates_for_every_batch(batch, accumulate):
 
 def test_a_shorter_run_keeps_the_shares_of_its_warm_up_and_milestones():
     config = dataclasses.replace(RETINANET, epochs=9)
-    schedule = make_schedule(config, 16, 1000)  # a tenth of the iterations
+    schedule = make_schedule(config, 16, 1000)  # the run has a tenth of odtk's iterations
     for iteration in (0, 500, 1000, 59_990, 60_000, 79_990, 80_000):
         assert float(schedule(iteration // 10)) == pytest.approx(odtk_rate(iteration), rel=1e-5)
 

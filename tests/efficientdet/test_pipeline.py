@@ -1,4 +1,4 @@
-"""Tests how the DALI pipeline joins its stages, and that `dataset` gives the same as its graph.
+"""Tests that the stages of the DALI pipeline work together, and that `dataset` gives what its graph gives.
 
 tests/oracle/test_efficientdet_oracle.py compares every stage of pipeline.py and crops.py with NumPy;
 test_loaders.py tests seeds, ranks and resuming.
@@ -32,7 +32,7 @@ def make(source, config=NANO, **options) -> EfficientDetPipeline:
 
 
 def first_batch(loader: EfficientDetPipeline) -> dict[str, np.ndarray]:
-    """Returns the first batch of the DALI pipeline itself, by name."""
+    """Returns {name: array} of the first batch, directly from the DALI pipeline."""
     outputs = [np.asarray(output.as_tensor()) for output in loader.pipeline.run()]
     return dict(zip(loader.element_spec, outputs, strict=True))
 
@@ -52,12 +52,13 @@ def test_each_change_of_pixels_works_alone(rectangles):
         np.testing.assert_array_equal(plain["boxes"], other["boxes"])
         differs = np.abs(plain["images"] - other["images"]).max(-1) > 0.01
         assert low < differs[content].mean() <= high, field
-        assert not differs[~content].any()  # the padding stays
+        assert not differs[~content].any()  # the padding does not change
 
 
 @pytest.mark.parametrize("training", [True, False])
 def test_dataset_gives_what_the_graph_gives_under_the_promised_names(rectangles, training):
-    """`dataset`, which encodes targets after the graph, gives what first_batch gets from fn.box_encoder."""
+    """`dataset` encodes targets after the graph; first_batch gets them from
+    fn.box_encoder. The targets are equal."""
     config = dataclasses.replace(NANO, augmentation="scale_jitter")
     loader = make(rectangles, config, training=training, count_lost=True, seed=5)
     names = ["num_positives", "boxes", "classes"]
@@ -88,7 +89,9 @@ def test_gpu_graph_gives_what_the_cpu_graph_gives(rectangles):
     for _ in range(3):
         for name, one, other in zip(cpu.element_spec, cpu.pipeline.run(), gpu.pipeline.run(), strict=True):
             one, other = np.asarray(one.as_tensor()), np.asarray(other.as_cpu().as_tensor())
-            if name == "images":  # every second one is a PNG, decoded exactly and resized to within a level
+            # Every second image is a PNG, which CPU and GPU decode equally. The
+            # resized pixels differ a little.
+            if name == "images":
                 assert np.abs(one - other)[1::2].max() < 2.5 / 57
             else:
                 np.testing.assert_allclose(one, other, atol=1e-5, err_msg=name)

@@ -28,7 +28,8 @@ def random_outputs(batch_size=2, seed=0):
 
 
 def per_level(flat):
-    """Splits (B, A, n) into the model's output tensors, (B, h, w, 9 n)."""
+    """Splits numbers of all anchors, (B, A, n), into a tensor for each level, (B, h,
+    w, 9 n), as a model does."""
     levels, start = [], 0
     for height, width in ANCHORS.feature_sizes:
         size = height * width * 9
@@ -46,7 +47,8 @@ def sigmoid(logits):
 
 
 def decode_numpy(deltas):
-    """Decodes deltas (A, 4) dy dx dh dw to float64 (A, 4) ltrb normalised, from anchors in tlbr pixels."""
+    """Decodes the deltas (A, 4), dy dx dh dw, of all anchors. Returns float64 boxes (A, 4), ltrb,
+    normalised."""
     top, left, bottom, right = ANCHORS.boxes.T.astype(np.float64)
     dy, dx, dh, dw = deltas.T.astype(np.float64)
     height, width = np.exp(dh) * (bottom - top), np.exp(dw) * (right - left)
@@ -58,7 +60,7 @@ def decode_numpy(deltas):
 @pytest.mark.parametrize("count", [37, 30_000])  # 30,000 is more than anchors x classes
 def test_candidates_are_those_of_a_top_k_over_everything_ties_included(count):
     logits, deltas = random_outputs()
-    logits = np.round(logits)  # about ten different values: almost everything is tied
+    logits = np.round(logits)  # about ten different values remain, so nearly all scores have equals
     config = dataclasses.replace(CONFIG, nms_candidates=count)
     boxes, scores, classes = candidates((per_level(logits), per_level(deltas)), config)
     for i in range(len(logits)):
@@ -102,7 +104,7 @@ def test_what_is_not_finite_is_no_detection_and_harms_no_other():
     logits[0, bad[1::5], :2] = logits[0, bad[1::5], 3:] = -np.inf
     logits[0, bad[2::5]] = np.inf
     deltas[0, bad[3::5], 1] = np.nan
-    deltas[0, bad[4::5], 2] = 1000  # exp overflows
+    deltas[0, bad[4::5], 2] = 1000  # exp of this number overflows
     # Boxes are decoded only after the candidates are chosen, so all anchors have to be candidates.
     config = dataclasses.replace(CONFIG, nms_candidates=ANCHORS.num_anchors * CLASSES)
     found, expected = run(logits, deltas, config), run(quiet_logits, quiet_deltas, config)

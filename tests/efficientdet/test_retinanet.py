@@ -1,6 +1,7 @@
 """Tests RetinaNet: outputs against keras-hub's, and its configs against odtk and the paper.
 
-test_losses.py tests its loss, test_optimization.py its learning rates, test_model.py what all networks share.
+test_losses.py tests RetinaNet's loss, test_optimization.py its learning rates. test_model.py tests what it
+has in common with EfficientDet.
 
 Also tests resnet.py; retinanet_rows.py.
 """
@@ -32,7 +33,6 @@ KERAS_HUB = {
 
 @pytest.mark.parametrize("name", KERAS_HUB)
 def test_outputs_equal_keras_hub(name):
-    """Outputs equal keras-hub's; test_model.py tests that each weight changes the outputs."""
     model = build_model(name, 7, (160, 288))
     np.testing.assert_allclose(summarize_outputs(model, training=False), KERAS_HUB[name], atol=5e-5)
 
@@ -44,8 +44,8 @@ def test_every_published_row_is_odtks_structure():
         assert (row.fpn_channels, row.head_repeats, row.min_level, row.max_level) == (256, 4, 3, 7)
         assert (row.anchor_scale, row.num_scales, row.aspect_ratios) == (4.0, 3, (1.0, 2.0, 0.5))
         sides = row.anchors.boxes[:, 2:] - row.anchors.boxes[:, :2]
-        np.testing.assert_allclose(sides[0], [32, 32], rtol=1e-6)  # arXiv 1708.02002: areas from 32**2 ...
-        np.testing.assert_allclose(sides[-9], [512, 512], rtol=1e-6)  # ... to 512**2
+        np.testing.assert_allclose(sides[0], [32, 32], rtol=1e-6)  # arXiv 1708.02002: area 32**2 at level 3
+        np.testing.assert_allclose(sides[-9], [512, 512], rtol=1e-6)  # and area 512**2 at level 7
 
 
 def test_heads_are_shared_start_small_and_have_no_batch_norm():
@@ -58,4 +58,4 @@ def test_heads_are_shared_start_small_and_have_no_batch_norm():
         for kind in ("kernel", "bias")
     }
     kernel = np.asarray(model.get_layer("box_net.conv_1").kernel)
-    assert kernel.std() == pytest.approx(0.01, rel=0.05)  # arXiv 1708.02002 section 4.1
+    assert kernel.std() == pytest.approx(0.01, rel=0.05)  # as in section 4.1 of arXiv 1708.02002

@@ -1,4 +1,5 @@
-"""Tests ResNet and MobileNetV2 from safetensors: features against torchvision's and timm's networks."""
+"""Tests that ResNet and MobileNetV2 with weights from safetensors have the features of
+torchvision and timm."""
 
 import pathlib
 import zlib
@@ -26,7 +27,8 @@ def torch_values(name, shape):
 
 
 def write(path, backbone):
-    """Writes a file as timm publishes it; returns its path and the outputs of timm's network, (levels, 3)."""
+    """Writes a file like those of timm. Returns its path, and three numbers of timm's
+    features for each level."""
     tensors, outputs = {"fc.bias": np.zeros(1000, np.float32)}, []
     for line in NETWORKS:
         of, layer, *rest = line.split()
@@ -64,7 +66,7 @@ def test_files_that_are_cut_or_of_another_network_are_refused(tmp_path):
         read_torch(path, model, "resnet-50")
     with pytest.raises(UserError, match=r"^weights .*: safetensors files fit .*, not efficientnet-b0$"):
         read_torch(path, model, "efficientnet-b0")
-    for content in (path.read_bytes()[:-1], b"\x80\x02}q\x00.", b""):  # cut short; a pickle; nothing
+    for content in (path.read_bytes()[:-1], b"\x80\x02}q\x00.", b""):  # a cut file, a pickle, an empty file
         path.write_bytes(content)
         with pytest.raises(UserError, match=r"^weights .*: not a complete safetensors file \([^\n]*\)$"):
             read_torch(path, model, "resnet-50")
