@@ -59,7 +59,7 @@ def values_of(model):
 
 
 def write_h5(path, variables):
-    """Writes variables as Keras 2 does: the layers of the model are groups, names end in `:0`."""
+    """Writes an HDF5 file as Keras 2 does: each layer is a group, and the names of variables end in `:0`."""
     with h5py.File(path, "w") as file:
         for name, values in variables.items():
             file[f"{name.split('/')[0]}/{name}:0"] = values

@@ -31,7 +31,7 @@ def small_d0():
 
 @pytest.fixture
 def fresh(small_d0):
-    """The small model with random weights."""
+    """The small d0 with random weights."""
     random = np.random.default_rng(0)
     for weight in small_d0.weights:
         weight.assign(random.uniform(0.1, 1, weight.shape))

@@ -13,8 +13,8 @@ def pseudo_random(shape, seed):
 
 
 def summarize_outputs(model: keras.Model, training: bool) -> np.ndarray:
-    """Returns (4, levels). The rows are the mean absolute value of the class output, its element [1, -1, -1,
-    5], and the same two numbers of the box output.
+    """Returns (4, levels). The rows are the mean absolute value of the class output, its element
+    [1, -1, -1, 5], and the same two numbers of the box output.
 
     `pseudo_random` makes the two input images and the weights. A weight's seed is the CRC-32 of its path.
     """

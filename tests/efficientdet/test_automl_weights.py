@@ -104,7 +104,7 @@ def test_every_variable_belongs_to_one_weight(d0):
 
 
 LABEL_MAPS = [
-    (LabelMap((3, 17, 90), ("car", "cat", "toothbrush")), (2, 16, 89)),  # a json with COCO's ids
+    (LabelMap((3, 17, 90), ("car", "cat", "toothbrush")), (2, 16, 89)),  # COCO's ids
     (LabelMap((1, 2, 3), ("zebra", "tram", "motorbike")), (23, None, 3)),  # other ids; VOC says motorbike
     (LabelMap((24, 25, 26), ("person", "12", "traffic light")), (0, None, 9)),  # names have priority over ids
 ]

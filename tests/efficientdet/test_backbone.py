@@ -44,8 +44,8 @@ def b1():
 
 
 def test_mobilenet_equals_keras_applications_with_the_same_weights():
-    """Tests that outputs equal those of Keras. Keras has the epsilon 1e-3 and we have 1e-5, so its variances
-    get smaller by the difference."""
+    """Tests that outputs equal those of Keras. Batch norm has the epsilon 1e-3 in Keras and 1e-5
+    here, so the test subtracts the difference from the variances of Keras."""
     reference = keras.applications.MobileNetV2(include_top=False, weights=None, input_shape=(65, 97, 3))
     taps = ["block_5_add", "block_12_add", "block_16_project_BN"]
     reference = keras.Model(reference.input, [reference.get_layer(tap).output for tap in taps])

@@ -13,7 +13,7 @@ from common.training.run_directory import Identity
 from efficientdet.config import DETECTION_FIELDS, LOADER_FIELDS, EfficientDetConfig, get_config
 from efficientdet.model_metadata import make_metadata
 
-# The fields that EfficientDetConfig had before RetinaNet was added. Left out are fields that may change when
+# The fields that EfficientDetConfig had before RetinaNet was added. It leaves out fields that may change when
 # a run is resumed.
 FIRST = """model_name image_size backbone fpn_channels fpn_cells head_repeats fpn_fusion bn_momentum min_level
 max_level num_scales aspect_ratios anchor_scale augmentation jitter_min jitter_max resize_min resize_max

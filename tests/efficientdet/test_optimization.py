@@ -47,7 +47,7 @@ def odtk_rate(iteration: int) -> float:
 
 @pytest.mark.parametrize("batch, accumulate", [(16, 1), (8, 1), (64, 1), (64, 4)])
 def test_retinanet_has_odtks_rates_for_every_batch(batch, accumulate):
-    """odtk has batch 16. With batch 64, a run has a quarter of the updates, and four
+    """odtk's batch has 16 images. With batch 64, a run has a quarter of the updates, and four
     times the learning rate."""
     steps_per_epoch = 1000 * 16 * accumulate // batch
     assert num_epochs(RETINANET, batch, steps_per_epoch, accumulate) == 90

@@ -1,7 +1,7 @@
 """Tests that the stages of the DALI pipeline work together, and that `dataset` gives what its graph gives.
 
 tests/oracle/test_efficientdet_oracle.py compares every stage of pipeline.py and crops.py with NumPy;
-test_loaders.py tests seeds, ranks and resuming.
+tests/apps/test_loaders.py tests seeds, ranks and resuming.
 """
 
 import dataclasses

@@ -1,6 +1,6 @@
-"""Tests NMS candidates against brute force (a top-k over all scores, decoded in float64), and detections.
+"""Tests which candidates NMS gets, against a top-k over all scores in NumPy, and the final detections.
 
-tests/common/test_nms.py compares the suppression with brute force.
+tests/common/test_nms.py compares the suppression itself with brute force.
 """
 
 import dataclasses

@@ -13,7 +13,7 @@ from efficientdet.config import MODEL_NAMES, get_config
 from efficientdet.model import build_model
 from tests.efficientdet.networks import summarize_outputs
 
-# Outputs of keras-hub 0.32.0's ResNetBackbone and FeaturePyramid (use_p5=True), with heads of tf.nn.conv2d,
+# Outputs of keras-hub 0.32.0's ResNetBackbone and FeaturePyramid (use_p5=True), and heads of tf.nn.conv2d,
 # for 7 classes and 160 x 288 pixels; see networks.summarize_outputs.
 KERAS_HUB = {
     "retinanet-rn18fpn": [
@@ -45,7 +45,7 @@ def test_every_published_row_is_odtks_structure():
         assert (row.anchor_scale, row.num_scales, row.aspect_ratios) == (4.0, 3, (1.0, 2.0, 0.5))
         sides = row.anchors.boxes[:, 2:] - row.anchors.boxes[:, :2]
         np.testing.assert_allclose(sides[0], [32, 32], rtol=1e-6)  # arXiv 1708.02002: area 32**2 at level 3
-        np.testing.assert_allclose(sides[-9], [512, 512], rtol=1e-6)  # and area 512**2 at level 7
+        np.testing.assert_allclose(sides[-9], [512, 512], rtol=1e-6)  # the paper has area 512**2 at level 7
 
 
 def test_heads_are_shared_start_small_and_have_no_batch_norm():

@@ -23,7 +23,7 @@ def test_assignment_is_the_papers():
     classes[0, :3] = 2, 0, 2
     found = task_alignment.assign(predicted, scores, centers, boxes, classes, (64, 64))
 
-    wanted, quality = {}, np.zeros((2, 60, 3))  # anchor -> (IoU, box)
+    wanted, quality = {}, np.zeros((2, 60, 3))  # wanted: {anchor: (IoU, index of its box)}
     iou = np.array([box_ops.iou(predicted[0], box) for box in boxes[0, :3]])
     aligned = scores[0][:, classes[0, :3]].T ** 0.5 * iou**6.0
     for b, box in enumerate(boxes[0, :3]):

@@ -1,4 +1,5 @@
-"""Tests copies of both apps: their code fits together; minimal copies also run the demo and some tests."""
+"""Tests copies of both apps: their names, imports and types fit; minimal copies also
+run the demo and some tests."""
 
 import contextlib
 import importlib
@@ -18,8 +19,8 @@ from tests.source_sizes import code_lines
 from tools import copy_app
 from tools.imports import PRODUCT, ROOT
 
-LIMIT = 5_050  # code lines of the minimal copy
-NUM_COPIES = 6  # each copy lacks some parts; neighbours in the table of parts are missing in different copies
+LIMIT = 5_050  # a minimal copy has at most this many code lines
+NUM_COPIES = 6  # copy number i lacks every sixth part of the table, from part i on
 COPIES = [(copy_app.APPS[i % 2], list(copy_app.PARTS)[i::NUM_COPIES]) for i in range(NUM_COPIES)]
 COPIES += [(app, []) for app in copy_app.APPS]
 QUICK = COPIES.pop(1)  # what `make test` checks: YOLOv4 without TFRecords, elastic training and export
@@ -28,7 +29,8 @@ LONG = [pytest.param(*copy, marks=pytest.mark.slow) for copy in COPIES]
 
 @contextlib.contextmanager
 def importable(project: pathlib.Path) -> Iterator[None]:
-    """Imports `common`, `tools` and the apps from a copy in the `with` block, then from the project again."""
+    """Within the `with` block, imports of `common`, `tools` and the apps take them
+    from a copy of the project."""
 
     def own() -> set[str]:
         return {name for name in sys.modules if name.partition(".")[0] in PRODUCT}
@@ -48,7 +50,8 @@ def importable(project: pathlib.Path) -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def check(tmp_path_factory):
-    """check(app, project, product): names, imports and calls are valid, and every module can be imported."""
+    """check(app, project, product) asserts that names, imports and calls in a copy are valid, and that every
+    module can be imported."""
     # All copies share this cache. It starts with the project's mypy cache, which contains the libraries.
     cache = tmp_path_factory.mktemp("types")
     if (ROOT / ".mypy_cache").exists():
@@ -67,7 +70,7 @@ def check(tmp_path_factory):
 
 @pytest.fixture(scope="module", params=[pytest.param(app, marks=pytest.mark.slow) for app in copy_app.APPS])
 def minimal(request, tmp_path_factory) -> tuple[str, pathlib.Path, list[str]]:
-    """The app, its minimal copy, and the files of the product in it."""
+    """Returns (app, directory of its minimal copy, product files in the copy)."""
     directory = tmp_path_factory.mktemp(request.param) / "project"
     return request.param, directory, copy_app.copy(request.param, directory, copy_app.PARTS)
 
@@ -112,12 +115,12 @@ def test_a_copy_without_the_data_check_opens_data_plainly(minimal):
 def test_the_minimal_copy_is_a_project(minimal, tmp_path):
     """The copy's Makefile draws data, trains two steps, evaluates and infers."""
     _, project, _ = minimal
-    (tmp_path / ".ready").touch()  # the test's environment is used
+    (tmp_path / ".ready").touch()  # so make uses this test's environment
     small = "DEMO_FLAGS=--epochs=1 --image_size=64 --batch_size=4 --steps_per_epoch=2"
     run("make", "demo", f"VENV={tmp_path}", f"RUN={sys.executable}", "DEMO_IMAGES=8", small, cwd=project)
     assert (project / "runs/demo/metrics.json").exists()
     run(sys.executable, "-m", "pytest", "-q", "--setup-plan", cwd=project)
-    # All tests would take minutes.
+    # Runs only two files of tests, because all would take minutes.
     quick = ["tests/common/test_boxes.py", "tests/common/test_hparams.py"]
     assert "passed" in run(sys.executable, "-m", "pytest", "-q", "-x", *quick, cwd=project).stdout
 

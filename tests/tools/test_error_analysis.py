@@ -1,4 +1,4 @@
-"""Tests kinds of errors against plain loops in random scenes, AP50 against pycocotools, and the files."""
+"""Tests the kinds of errors against plain loops on random boxes, AP50 against pycocotools, and the files."""
 
 import collections
 import json
@@ -22,12 +22,13 @@ def overlap(detection, box):
     (x, y, width, height), (left, top, *sides) = detection["bbox"], box["bbox"]
     common = max(min(x + width, left + sides[0]) - max(x, left), 0)
     common *= max(min(y + height, top + sides[1]) - max(y, top), 0)
-    union = width * height + sides[0] * sides[1] - common  # COCO's order, as some IoUs are exactly 0.5
+    # The order of operations is that of pycocotools, because rounding matters where an IoU is exactly 0.5.
+    union = width * height + sides[0] * sides[1] - common
     return common / (width * height if box["iscrowd"] else union)
 
 
 def by_loops(truth, detections):
-    """Returns [(detection, kind, index of its box)], best first, and {index of a box: its kind}."""
+    """Returns [(detection, its kind, index of its box)], best first, and {index of a box: its kind}."""
     found, ranks = [], collections.Counter()
     kinds = {k: MISSED for k, box in enumerate(truth["annotations"]) if not box["iscrowd"]}
     for detection in sorted(detections, key=lambda d: (-d["score"], d["bbox"])):
@@ -61,7 +62,7 @@ def by_loops(truth, detections):
 
 @pytest.fixture(params=[0, 1])
 def scene(request, tmp_path):
-    """About 500 boxes and 1,000 detections: a COCO dict, its annotations, COCO results."""
+    """(COCO dict, its Annotations, COCO results) with about 500 boxes and 1,000 detections."""
     truth = hard_truth(request.param, num_images=95)
     truth["images"] = [image | {"file_name": "x.jpg"} for image in truth["images"]]
     (tmp_path / "truth.json").write_text(json.dumps(truth))
@@ -101,7 +102,8 @@ def test_plain_loops_find_the_same_kinds_and_confusions(scene, least):
 
 
 def mean_ap50(truth, detections):
-    """Returns the mean over five classes; one that has lost all its boxes, so AP50 -1, counts as 1."""
+    """Returns the mean AP50 of five classes. A class without boxes, whose AP50 is -1
+    in pycocotools, counts as 1."""
     rows = coco_metrics.score(truth, detections).metrics["per_class"]
     return np.mean([abs(rows[f"class {category_id}"]["AP50"]) for category_id in IDS[:5]])
 
@@ -110,7 +112,8 @@ def test_ap50_with_and_without_errors_is_that_of_pycocotools(scene):
     truth, annotations, detections = scene
     found, boxes = error_analysis.match(annotations, detections)
     assert error_analysis.ap50(found, boxes) == pytest.approx(mean_ap50(truth, detections), abs=1e-12)
-    # No equal scores, whose order would depend on the boxes, and fewer than 100 detections of any class.
+    # All scores differ, because the order of equal scores would depend on the boxes. Only every second
+    # detection is used, so that no class has 100.
     scores = np.random.default_rng(0).permutation(len(detections)).tolist()
     some = [d | {"score": 0.001 * score} for d, score in zip(detections, scores, strict=True)][::2]
     expected, kinds = by_loops(truth, some)
@@ -120,7 +123,7 @@ def test_ap50_with_and_without_errors_is_that_of_pycocotools(scene):
         left = [box for k, box in enumerate(truth["annotations"]) if without != MISSED or k not in fixed]
         corrected = [detection for detection, kind, _ in expected if kind != without]
         for detection, kind, k in expected:
-            if kind == without and fixed.pop(k, 0) is None:  # the one with the best score
+            if kind == without and fixed.pop(k, 0) is None:  # the best detection of the box
                 box = truth["annotations"][k]
                 corrected.append({**box, "score": detection["score"]})
         wanted = mean_ap50(truth | {"annotations": left}, corrected)
@@ -140,7 +143,8 @@ def test_the_least_score_is_that_with_the_best_f1(scene):
 
 @pytest.mark.parametrize("kind", ["coco", "tfrecord"])
 def test_the_report_of_drawn_images(drawn, drawn_records, tmp_path, kind):
-    """Reports one box detected twice and one as another class, not a detection with a score below `least`."""
+    """One box is detected twice, and one as another class. The score of another detection is below `least`,
+    so the report leaves it out."""
     source = open_coco(drawn / "images", drawn / "instances.json")
     if kind == "tfrecord":
         source = open_tfrecords(f"{drawn_records}*.tfrecord")
@@ -161,7 +165,7 @@ def test_the_report_of_drawn_images(drawn, drawn_records, tmp_path, kind):
     assert len(text.splitlines()) == 8
     with PIL.Image.open(tmp_path / "errors.png") as sheet:
         colours = {colour for _, colour in sheet.convert("RGB").getcolors(2**24)}
-    assert (0xCC, 0x33, 0x11) in colours and (0x66, 0xCC, 0xEE) in colours  # missed, duplicate
+    assert (0xCC, 0x33, 0x11) in colours and (0x66, 0xCC, 0xEE) in colours  # of missed boxes and duplicates
 
 
 def test_without_detections_or_boxes_and_with_many_classes(drawn, tmp_path):

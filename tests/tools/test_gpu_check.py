@@ -1,4 +1,5 @@
-"""Tests tools/gpu_check.py with its cases.py, running.py and verdict.py, by stand-ins, without a GPU."""
+"""Tests tools/gpu_check.py with its cases.py, running.py and verdict.py. Stand-ins
+replace the programs that need a GPU."""
 
 import inspect
 import json
@@ -29,7 +30,7 @@ def run_all(path: pathlib.Path, *made: Case, retry: bool = False, host: str = "A
     return running.run_all(made, path / "gpu_check.json", host=host, retry=retry)
 
 
-FAILURES = {  # code -> status, message
+FAILURES = {  # code of a case -> status, message
     "import sys; sys.exit('error: no such weights')": ("failed", "exit code 1: no such weights"),
     "import os; os.kill(os.getpid(), 11)": ("crashed", "SIGSEGV: no output"),
     "import os; os.write(2, b'E0 a\\nF0000 check\\nb'); os.abort()": ("crashed", "SIGABRT: F0000 check"),
@@ -108,7 +109,7 @@ def test_a_failure_is_repeated_on_demand(tmp_path):
     for retry, host, times in ((False, "B", 1), (False, "B", 1), (True, "B", 2), (False, "A", 3)):
         run_all(tmp_path, bad, retry=retry, host=host)
         assert len((tmp_path / "count").read_text()) == times
-    assert run_all(tmp_path, case("bad", GOOD))["tests bad"]["status"] == "ok"  # another command
+    assert run_all(tmp_path, case("bad", GOOD))["tests bad"]["status"] == "ok"  # its command has changed
     (tmp_path / "gpu_check.json").write_text("{")
     with pytest.raises(UserError, match=r"gpu_check.json is not JSON .*: remove it"):
         run_all(tmp_path, bad)

@@ -1,4 +1,4 @@
-"""Tests tools/gpu_checks: parts.py, images.py and dali_alone.py on a CPU."""
+"""Tests parts.py, images.py and dali_alone.py of tools/gpu_checks on a CPU."""
 
 import json
 import subprocess

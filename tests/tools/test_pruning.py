@@ -1,4 +1,4 @@
-"""Tests each rule of tools/pruning.py and unused.py with a text before and after.
+"""Tests each rule of tools/pruning.py and unused.py with source text before and after the rule.
 
 Also tests source_text.py.
 """

@@ -1,4 +1,4 @@
-"""Tests synthetic data: valid COCO, true boxes and areas, all sizes and classes, equal bytes for a seed."""
+"""Tests synthetic data: valid COCO, correct boxes and areas, all sizes and classes, same bytes for a seed."""
 
 import json
 import sys
@@ -41,7 +41,7 @@ def test_another_seed_gives_another_picture(pictures):
 
 
 def test_the_command_draws_valid_coco_and_the_beginning_of_what_it_draws_of_more_images(tmp_path):
-    """The command, in a process of its own, draws the first images of the larger set, byte for byte."""
+    """Tests that a set of 2 images that the command draws is the beginning of a set of 4, byte for byte."""
     command = f"tools/synthetic.py --output_dir={tmp_path}/a --num_images=2 --seed=3".split()
     assert f"drew 2 images: {tmp_path}/a/instances.json" in run(sys.executable, *command).stdout
     coco = COCO(synthetic.draw_dataset(tmp_path / "b", num_images=4, seed=3))
@@ -68,7 +68,7 @@ def test_images_have_different_sizes_and_some_are_empty(pictures):
     sides = np.array([p.image.shape[:2] for p in pictures])
     assert len(np.unique(sides, axis=0)) > 70
     assert 240 <= sides.min() < 260 and 620 < sides.max() <= 640
-    assert sum(len(p.category_ids) == 0 for p in pictures) in range(1, 10)  # 5 % of 80 is 4
+    assert sum(len(p.category_ids) == 0 for p in pictures) in range(1, 10)  # about 5 % of 80
     assert max(len(p.category_ids) for p in pictures) == synthetic.MAX_OBJECTS
 
 
@@ -99,7 +99,7 @@ def test_hidden_objects_show_at_least_the_promised_share(drawing):
 
 
 def test_the_box_is_the_rectangle_around_the_painted_pixels(monkeypatch):
-    """Backgrounds are black, and there is one white object without a shadow, so pixels show its position."""
+    """The pictures have one white object without a shadow on black, so the white pixels show its position."""
     monkeypatch.setattr(synthetic, "MAX_OBJECTS", 1)
     monkeypatch.setattr(synthetic, "_background", lambda rng, h, w: np.zeros((h, w, 3), np.float32))
     monkeypatch.setattr(synthetic, "_fill", lambda rng, mask, _: np.full((*mask.shape, 3), 255, np.float32))
@@ -129,12 +129,12 @@ SHAPES = [("disk", 0.785), ("ring", 0.548), ("triangle", 0.5), ("cross", 0.51)]
 
 @pytest.mark.parametrize(("name", "share"), SHAPES)
 def test_the_shapes_are_told_apart_by_their_filling(name, share):
-    """Each shape fills the share of its box that geometry gives: pi/4, pi/4 (1 - .55^2), 1/2, ..."""
+    """Tests that shapes fill the share of their box that geometry gives, such as pi/4 for a disk."""
     rng = np.random.default_rng(0)
     found = [synthetic._shape_mask(rng, name, 640).mean() / 255 for _ in range(60)]
     if name in ("disk", "ring"):
         np.testing.assert_allclose(found, share, atol=0.05)
-    else:  # turned shapes fill their box differently
+    else:  # these shapes are turned, and then fill less of their box
         assert abs(np.max(found) - share) < 0.1
 
 

@@ -19,7 +19,7 @@ from efficientdet.init_from import init_from
 from tests.efficientdet.automl_files import SMALL_D0, number, values_of, write_h5, write_tensors
 
 CLASSES = LabelMap((1, 2, 3), ("cat", "dog", "cow"))
-# The last layer of levels 1 to 5: our name, Keras' name
+# The last layers of levels 1 to 5: {our name: Keras' name}
 TAPS = {
     "backbone.block_0.project.bn": "block1a_project_bn",
     "backbone.block_2.add": "block2b_add",
@@ -90,7 +90,7 @@ def test_features_of_an_image_are_those_of_keras_own_network(fresh, notop, monke
     ours = keras.Model(fresh.input, [fresh.get_layer(name).output for name in TAPS])(normalised)
     theirs = keras.Model(network.input, [network.get_layer(name).output for name in TAPS.values()])(image)
     for found, expected in zip(ours, theirs, strict=True):
-        assert np.std(expected) > 0.1  # constant outputs would prove little
+        assert np.std(expected) > 0.1  # the equality of constant outputs would prove little
         np.testing.assert_allclose(found, expected, rtol=0, atol=1e-5 * np.abs(expected).max())
 
 

@@ -27,7 +27,7 @@ def torch_values(name, shape):
 
 
 def write(path, backbone):
-    """Writes a file like those of timm. Returns its path, and three numbers of timm's
+    """Writes a safetensors file like those of timm. Returns its path, and three numbers of timm's
     features for each level."""
     tensors, outputs = {"fc.bias": np.zeros(1000, np.float32)}, []
     for line in NETWORKS:

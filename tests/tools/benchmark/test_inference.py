@@ -1,4 +1,4 @@
-"""Tests inference by stages: the product's stages in their order; the reported times add up."""
+"""Tests the timing of inference: the order of the stages, and that their times are added up."""
 
 import types
 
@@ -9,7 +9,8 @@ from tools.benchmark import inference
 
 
 def test_every_stage_sees_what_the_one_before_gave(monkeypatch):
-    """Each stage gets what the one before gave, on plain tensors; "whole" takes a new batch at each call."""
+    """Tests that each stage gets the outputs of the previous stage. Only the stage "whole" takes
+    a new batch at each call."""
 
     class Loader:
         pipeline_type, batch_size = "dali_cpu", 1

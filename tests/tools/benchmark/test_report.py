@@ -1,4 +1,4 @@
-"""Tests numbers, tables and verdicts of invented rounds.
+"""Tests the numbers, tables and verdicts that a benchmark reports for invented rounds.
 
 Also tests record.py; summary.py.
 """
@@ -13,7 +13,7 @@ CORES = 2.0
 
 
 def candidate(*rates, cpu_ms, peak=500_000_000, seconds=10.0):
-    """Returns a candidate with these rates and `cpu_ms` milliseconds of CPU time per image."""
+    """Returns a benchmark's candidate. rates: images/s in each round; cpu_ms: CPU milliseconds per image."""
     windows = [Window(round(seconds * rate), seconds, seconds * rate * cpu_ms / 1000) for rate in rates]
     return summary.candidate(windows, peak)
 
@@ -37,11 +37,11 @@ def test_numbers_of_a_candidate():
 
 def test_ratios_are_the_median_of_the_rounds_not_the_ratio_of_medians():
     first, second = candidate(10, 40, 20, cpu_ms=1), candidate(20, 10, 10, cpu_ms=1, seconds=5.0)
-    assert summary.ratio(first, second) == pytest.approx(2.0)  # ratios of the rounds: 0.5, 4, 2
+    assert summary.ratio(first, second) == pytest.approx(2.0)  # the rounds have the ratios 0.5, 4 and 2
 
 
 def test_stages_are_differences_round_by_round():
-    def costs(*values):  # of a batch of two
+    def costs(*values):  # for a batch of two images; each value is (CPU ms, ms) per image
         made = [Cost(2 * cpu, 2 * ms, 9) for cpu, ms in values]
         return dict(zip(("read", "decode", "end"), made, strict=True))
 
@@ -85,7 +85,7 @@ def test_candidates_are_compared_with_the_first_baseline():
     )
     lines = report.tables(made).splitlines()
     assert lines[3].endswith("x baseline automl")
-    assert lines[4].split()[-1] == "4"  # ratios of the rounds: 4, 5, 2
+    assert lines[4].split()[-1] == "4"  # the rounds have the ratios 4, 5 and 2
     assert summary.ratios(made["candidates"])["baseline automl"]["data dali_cpu"] == 0.25
 
 
@@ -98,7 +98,8 @@ LIMITS = [
 
 @pytest.mark.parametrize(("data", "model", "limit", "advice"), LIMITS)
 def test_verdict_names_what_limits_and_the_flag(data, model, limit, advice):
-    """The verdict names the limit and a flag; `data` and `model` are (images/s, CPU ms per image)."""
+    """Tests that the verdict says what limits training and which flag may help. `data` and `model` are
+    (images/s, CPU ms per image)."""
     data, model = (candidate(rate, cpu_ms=cpu_ms) for rate, cpu_ms in (data, model))
     (line,) = record(data_dali_cpu=data, model=model)["verdict"]
     assert line.startswith(f"dali_cpu: {limit} limits training") and advice in line
@@ -106,7 +107,7 @@ def test_verdict_names_what_limits_and_the_flag(data, model, limit, advice):
 
 
 def test_verdict_says_that_other_work_ran_and_nothing_more_without_a_model():
-    """Other work is reported if it took more than a tenth of the cores."""
+    """The verdict reports other processes if they used more than a tenth of the cores."""
     told = "Other processes used 0.6 of 2 cores: measure again on an idle machine."
     for other, verdict in ((6.0, [told]), (2.0, [])):
         windows = [Window(100, 10.0, 15.0, seconds) for seconds in (1.0, other, 7.0)]

@@ -1,4 +1,4 @@
-"""Tests rounds of a benchmark with small Python programs as candidates, which follow the protocol.
+"""Tests rounds of a benchmark. Small Python programs that follow the protocol are the candidates.
 
 Also tests protocol.py; worker.py; tools/processes.py.
 """
@@ -45,7 +45,7 @@ def test_one_runs_at_a_time_and_every_second_round_backwards(tmp_path):
     assert list(measured) == ["a", "b", "c"]
     steps = sorted((float(line), log.name) for log in logs for line in log.read_text().splitlines()[:-1])
     turns = [name for name, _ in itertools.groupby(name for _, name in steps)]
-    assert "".join(turns) == "abcbabc"  # rounds are abc, cba, abc: two turns of c are adjacent, and two of a
+    assert "".join(turns) == "abcbabc"  # rounds abc, cba, abc: adjacent turns of c, and of a, count as one
     for name, log in zip("abc", logs, strict=True):
         windows = measured[name]["windows"]
         assert len(windows) == 3
@@ -129,7 +129,7 @@ def test_a_result_is_one_line_of_json(tmp_path):
 
 
 def test_nobody_is_left_behind_after_an_interruption(tmp_path, monkeypatch):
-    """After an interruption a candidate's output ends, so it and all its child processes have ended."""
+    """Tests that an interruption ends a candidate and its child process: only then does their output end."""
     outputs = []
 
     def interrupted(candidate, *_):

@@ -1,4 +1,4 @@
-"""Tests the CPU time of a batch, whichever thread makes it."""
+"""Tests that the CPU time of a batch is measured in whichever thread the batch is made."""
 
 import queue
 import threading
@@ -16,7 +16,8 @@ def burn(seconds: float) -> None:
 
 
 def test_the_cost_of_a_batch_is_that_of_making_it_wherever_it_is_made():
-    """A batch costs what making it takes, even if a thread made it in advance; only taken batches count."""
+    """The cost of a batch is the time to make it, even if a thread made it in advance. Batches that were made
+    but never fetched are not counted."""
     ready: queue.Queue = queue.Queue(maxsize=3)
     made = []
 
@@ -30,7 +31,7 @@ def test_the_cost_of_a_batch_is_that_of_making_it_wherever_it_is_made():
     threading.Thread(target=make, daemon=True).start()
     cost = stages.cost(ready.get, seconds=0.2, settle=4)
     assert cost.cpu_ms == pytest.approx(20.0, rel=0.25)
-    assert cost.ms >= 18  # batches that were ready in the queue would seem free
+    assert cost.ms >= 18  # fetching a batch from the queue would take less time
 
 
 def test_work_of_the_caller_counts():

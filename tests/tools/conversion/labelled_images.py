@@ -1,4 +1,4 @@
-"""Writes small sets of labelled images; calls readers with paths in place of strings."""
+"""Writes small sets of labelled images, and calls the readers of label formats with pathlib's paths."""
 
 import functools
 import os
@@ -35,7 +35,8 @@ def picture():
 
 
 def put_yolo(directory):
-    """Writes images/ and labels/ of a (a cat) and b (a dog), and classes.txt."""
+    """Writes images/a.png with a cat, images/b.png with a dog, their YOLO labels in labels/, and
+    classes.txt."""
     for stem, label in (("a", "0 0.5 0.5 0.25 0.5"), ("b", "1 0.25 0.5 0.5 1")):
         put(directory, f"images/{stem}.png", picture())
         put(directory, f"labels/{stem}.txt", label + "\n")
@@ -44,7 +45,8 @@ def put_yolo(directory):
 
 
 def calls(read):
-    """Returns three functions of a path: `read` itself, its message about flags, its message about faults."""
+    """Returns three functions that call `read` for a path. The first returns the result of `read`, the second
+    and the third return the message of its error: a UserError or a DataError."""
 
     def call(path, *, policy=ImagePolicy(), **options):
         return read(options_of(input=path, **options), policy)

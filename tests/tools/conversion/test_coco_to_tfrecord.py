@@ -1,4 +1,4 @@
-"""Tests the converter: content of the records, that the bytes depend only on the input, refused input."""
+"""Tests conversion to TFRecords: their content, that their bytes depend only on the input, refused input."""
 
 import json
 import os
@@ -34,13 +34,14 @@ def write(directory, prefix, num_shards=3, **options):
 
 
 def records(files):
-    """Returns {image id: example}, read by TensorFlow."""
+    """Reads record files with TensorFlow; returns {image id: tf.train.Example}."""
     examples = map(tf.train.Example.FromString, tf.data.TFRecordDataset(files).as_numpy_iterator())
     return {int(e.features.feature["image/source_id"].bytes_list.value[0]): e for e in examples}
 
 
 def test_every_image_with_its_objects(data, tmp_path):
-    """Records have all images and objects. The format is that of the content: 00.jpg contains a PNG."""
+    """Tests that records have all images and objects. The file 00.jpg contains a PNG,
+    so its format is PNG."""
     PIL.Image.open(data / "images" / "00.jpg").save(data / "images" / "00.jpg", format="PNG")
     files = write(data, tmp_path / "sub" / "t")
     document = json.loads((data / "instances.json").read_text())
@@ -141,11 +142,11 @@ def test_a_set_that_was_replaced_by_halves_looks_unfinished(drawn, tmp_path, mon
 
     monkeypatch.setattr(os, "replace", replace)
     assert "Input/output error" in refusal(write, drawn, tmp_path / "t", error=OSError)
-    assert len(list(tmp_path.iterdir())) == 6  # three files with indexes: no label map, nothing temporary
+    assert len(list(tmp_path.iterdir())) == 6  # three record files and three indexes, but no label map
 
 
 def test_shards_are_written_at_once(drawn, tmp_path, monkeypatch):
-    """Three workers write three shards: each worker waits until all others write theirs."""
+    """Three workers write a shard each. Each waits for the others, so the test fails if they work in turn."""
     together = threading.Barrier(3, timeout=30)
     real = coco_to_tfrecord.write_index
 
@@ -158,7 +159,8 @@ def test_shards_are_written_at_once(drawn, tmp_path, monkeypatch):
 
 
 def test_another_set_with_the_same_prefix_is_in_the_way(drawn, tmp_path):
-    for name, num_shards in (("t", 2), ("t", 2), ("t-more", 3)):  # a new set, the same again, another prefix
+    # These may be written: a new set, the same set again, and a set with another prefix.
+    for name, num_shards in (("t", 2), ("t", 2), ("t-more", 3)):
         write(drawn, tmp_path / name, num_shards)
     assert "t-00000-of-00002.tfrecord belongs to another set" in refusal(write, drawn, tmp_path / "t", 3)
 

@@ -1,4 +1,4 @@
-"""Tests COCO jsons from Annotations, and files of images: equal, safe names, no overwriting."""
+"""Tests writing of COCO jsons and of image files: equal data, safe names, and that no file is overwritten."""
 
 import dataclasses
 import json
@@ -36,7 +36,7 @@ def test_what_is_read_again_is_equal(drawn, tmp_path):
 
 UNUSABLE = [
     *("../up.jpg", "sub/../../up.jpg", "/etc/passwd", "", ".", "..", "nul\0.jpg", "line\nfeed.jpg"),
-    "sub//b.jpg",  # another image has this name
+    "sub//b.jpg",  # the same file as sub/./b.jpg below
 ]
 
 
@@ -68,7 +68,8 @@ def test_a_fault_on_the_way_leaves_nothing(tmp_path):
 
 
 def test_boxes_of_fractions_become_pixels_again():
-    """Boxes in whole pixels or with two decimals, as in COCO, survive as float32 fractions of 640 pixels."""
+    """Tests that boxes with at most two decimals, as in COCO, are restored after their edges were stored as
+    float32 fractions of the image's sides."""
     random = np.random.default_rng(5)
     left_top = np.round(random.uniform(0, 300, (500, 2)), 2)
     boxes = np.concatenate([left_top, np.round(random.uniform(1, 150, (500, 2)), 2)], axis=1)
@@ -83,6 +84,6 @@ def test_boxes_of_fractions_become_pixels_again():
     found = round_boxes(annotations([(480, 640)], rows, areas=areas.astype(np.float32)))
     np.testing.assert_array_equal(found.boxes_ltwh_px, boxes)
     np.testing.assert_array_equal(found.areas.astype(np.float32), areas.astype(np.float32))
-    assert np.mean(found.areas == areas) > 0.5  # float32 has seven digits, these areas have up to nine
+    assert np.mean(found.areas == areas) > 0.5  # the others have more than float32's seven digits
     own_areas = round_boxes(annotations([(480, 640)], rows)).areas
     np.testing.assert_array_equal(own_areas, boxes[:, 2] * boxes[:, 3])

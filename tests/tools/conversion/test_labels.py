@@ -11,7 +11,7 @@ IDS = [
     (["b1.jpg", "a1.jpg"], [1, 2]),  # the digits of both are 1
     (["x7.jpg", "y.jpg"], [1, 2]),
     (["2147483647.jpg"], [2147483647]),
-    (["2147483648.jpg"], [1]),  # DALI's limit
+    (["2147483648.jpg"], [1]),  # DALI's largest id is 2147483647
     (["5.jpg", "9" * 30 + ".jpg"], [1, 2]),
     (["7.mp4"], [7]),  # digits of the suffix do not count
     ([], []),

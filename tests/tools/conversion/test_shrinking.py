@@ -1,4 +1,4 @@
-"""Tests the shrinking of images: boxes still fit their rectangles, and colours stay."""
+"""Tests that boxes fit their objects and colours are the same after images are shrunk."""
 
 import io
 
@@ -15,7 +15,7 @@ from tests.refusal import refusal
 from tools.conversion.shrinking import shrink_annotations, shrink_image, shrunk_sizes, write_shrunk
 
 RECTANGLES = [  # image size, box ltwh in pixels, longest side, expected size
-    ((3001, 4001), (3100, 2300, 850, 650), 500, (375, 500)),  # decoded at a quarter
+    ((3001, 4001), (3100, 2300, 850, 650), 500, (375, 500)),  # a JPEG is decoded at a quarter of its size
     ((301, 403), (50, 40, 200, 100), 150, (112, 150)),
     ((403, 301), (50, 40, 200, 100), 400, (400, 299)),
     ((900, 40), (10, 100, 20, 400), 300, (300, 13)),
@@ -31,7 +31,7 @@ def encoded(picture, image_format, **options):
 @pytest.mark.parametrize("image_format", ["JPEG", "PNG"])
 @pytest.mark.parametrize(("size", "box", "max_side", "expected"), RECTANGLES)
 def test_a_rectangle_is_where_its_box_is(image_format, size, box, max_side, expected):
-    """In a smaller image the white pixels have the area and the centre of the smaller box."""
+    """Tests that the white rectangle of a shrunk image has the area and the centre of the shrunk box."""
     picture = PIL.Image.new("RGB", size[::-1])
     picture.paste("white", (*box[:2], box[0] + box[2], box[1] + box[3]))
     image = PIL.Image.open(io.BytesIO(shrink_image(encoded(picture, image_format), "x", max_side)))
@@ -52,7 +52,8 @@ VARIANTS = [name for name in image_variants.VARIANTS if name.startswith(("jpeg-"
 
 @pytest.mark.parametrize("name", VARIANTS)
 def test_colours_are_those_that_training_sees(name):
-    """Alpha is dropped, 16 bits are rounded to 8; decoders differ in the conversion of CMYK to RGB."""
+    """Tests that shrinking drops alpha and rounds 16 bits to 8. The limit for CMYK is wider, because decoders
+    convert CMYK to RGB in different ways."""
     half = shrink_image(image_variants.VARIANTS[name], name, image_variants.WIDTH // 2)
     assert not inspect(half, ImagePolicy(decode=True)).fault
     pixels = np.asarray(PIL.Image.open(io.BytesIO(half)).convert("RGB")).astype(int)

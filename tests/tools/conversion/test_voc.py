@@ -1,4 +1,4 @@
-"""Tests Pascal VOC: the devkit's arithmetic, the image of an xml file, and refused input."""
+"""Tests reading of Pascal VOC: boxes as in VOC's devkit, the image of each xml file, and refused input."""
 
 import shutil
 
@@ -15,7 +15,7 @@ WITH_DOCTYPE = '<!DOCTYPE annotation [<!ENTITY x SYSTEM "/etc/passwd">]><annotat
 
 
 def xml_of(filename="a.png", size=(HEIGHT, WIDTH), objects=()):
-    """Returns an xml file: size is (height, width), objects are (name, xmin, ymin, xmax, ymax, difficult)."""
+    """Returns xml text. size: (height, width); objects: (name, xmin, ymin, xmax, ymax, difficult)."""
     lines = ["<annotation>", f"<filename>{filename}</filename>"]
     if size is not None:
         lines.append(f"<size><width>{size[1]}</width><height>{size[0]}</height><depth>3</depth></size>")
@@ -32,7 +32,7 @@ def write(directory, stem, text):
 
 @pytest.fixture
 def made(tmp_path):
-    """A set of two images, a and b, with one object each: cat, dog."""
+    """A data set of two images: a.png with a cat, and b.png with a dog."""
     for stem, name in (("a", "cat"), ("b", "dog")):
         put(tmp_path, f"JPEGImages/{stem}.png", picture())
         write(tmp_path, stem, xml_of(f"{stem}.png", objects=[(name, *CAT[1:])]))
@@ -44,7 +44,7 @@ read_voc, refused, faults = calls(voc.read_voc)
 
 
 def test_overlaps_are_those_of_the_devkit(made):
-    """IoUs equal those of VOCevaldet.m, which counts pixels (max - min + 1); pycocotools multiplies sides."""
+    """Tests that IoUs equal those of the devkit's VOCevaldet.m, where a side has max - min + 1 pixels."""
     boxes = np.random.default_rng(3).integers(1, 20, (12, 2, 2))
     boxes = np.sort(boxes, axis=1).reshape(12, 4)
     write(made, "a", xml_of(objects=[("cat", *box, 0) for box in boxes.tolist()]))
@@ -71,7 +71,8 @@ def test_a_label_map_fixes_ids_and_refuses_other_names(made):
     assert read_voc(made, label_map=made / "both")[0].category_ids.tolist() == [9, 5]
     LabelMap((5,), ("dog",)).save(made / "dog")
     assert "a.xml object 1 'cat' is not one of 1 categories" in faults(made, label_map=made / "dog")
-    write(made, "a", "<annotation>")  # not in the split: an error only if the ids depend on it
+    # The split does not contain a. The fault in a.xml is an error only if class ids depend on all xml files.
+    write(made, "a", "<annotation>")
     assert read_voc(made, split="one", label_map=made / "dog")[0].file_names == ["b.png"]
     assert "a.xml is not valid xml: no element found: line 1" in faults(made, split="one")
 
@@ -81,7 +82,7 @@ def test_difficult_objects(made, difficult, boxes, crowds):
     write(made, "a", xml_of(objects=[(*CAT[:5], 1)]))
     found, _ = read_voc(made, difficult=difficult)
     assert (found.num_boxes, int(found.is_crowd.sum())) == (boxes, crowds)
-    assert found.label_map.names == ("cat", "dog")  # "cat" stays even if all its objects are left out
+    assert found.label_map.names == ("cat", "dog")  # the label map keeps "cat" even if all cats are left out
     assert found.issues["difficult"].offenders == [f"{made}/Annotations/a.xml object 1 'cat': {difficult}"]
 
 
@@ -134,9 +135,9 @@ def test_lists_of_names(made):
     for folder, suffix in (("Annotations", "xml"), ("JPEGImages", "png")):
         shutil.copy(made / folder / f"a.{suffix}", made / folder / f"a 1.{suffix}")
     for text, names in (
-        ("b -1\n\na  1\n", ["b.png", "a.png"]),  # as in VOC, per class
+        ("b -1\n\na  1\n", ["b.png", "a.png"]),  # VOC's list of a class: names with flags
         ("a.jpg\r\n", ["a.png"]),
-        ("a 1\n", ["a 1.png"]),  # a name with a blank, not a flag
+        ("a 1\n", ["a 1.png"]),  # here "1" is not a flag, but a part of the name
         ("a\nb\na\n", ["a.png", "b.png"]),
     ):
         put(made, "mine.txt", text)

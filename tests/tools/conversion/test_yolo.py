@@ -18,7 +18,7 @@ from tools.conversion import yolo
 
 @pytest.fixture
 def made(tmp_path):
-    """images/ and labels/ of a (a cat) and b (a dog), and classes.txt."""
+    """A data set with YOLO labels of two images: a.png with a cat, and b.png with a dog."""
     return put_yolo(tmp_path)
 
 
@@ -27,7 +27,7 @@ read_yolo, refused, faults = calls(yolo.read_yolo)
 
 def test_a_label(made):
     put(made, "images/c.png", PIL.Image.new("RGB", (100, 50)))
-    put(made, "labels/c.txt", "0 0.5 0.5 0.25 0.5\n1.0 1.2 0.5 0.2 0.1")  # a box may reach outside
+    put(made, "labels/c.txt", "0 0.5 0.5 0.25 0.5\n1.0 1.2 0.5 0.2 0.1")  # the second box reaches outside
     found, images_dir = read_yolo(made)
     assert images_dir == os.fspath(made / "images")
     assert found.file_names == ["a.png", "b.png", "c.png"]
@@ -94,7 +94,7 @@ def test_exif_turns_must_be_decided(made):
     stored = picture()
     stored.getexif()[0x0112] = 6
     stored.save(made / "images" / "c.jpg", exif=stored.getexif())
-    put(made, "labels/c.txt", "1 0.25 0.375 0.5 0.25\n")  # ltwh 0, 10, 10, 10 in the turned 20 x 40
+    put(made, "labels/c.txt", "1 0.25 0.375 0.5 0.25\n")  # ltwh 0, 10, 10, 10 in the turned image
     message = faults(made)
     assert "image 'c.jpg' (" in message and "has orientation 6" in message and "--yolo_pixels" in message
     for pixels, box in (("stored", [0, 5, 20, 5]), ("turned", [10, 10, 10, 10])):
@@ -143,7 +143,7 @@ def test_images_that_cannot_be_read_or_named_are_left_out_on_demand(made):
     assert "'a.png'" in message and "'\\udcff.png' (" in message and "its name is not UTF-8" in message
     found, _ = read_yolo(made, policy=SKIP)
     assert found.file_names == ["b.png"] and found.boxes_ltwh_px.tolist() == [[0, 0, 20, 20]]
-    shutil.copy(made / "images" / "b.png", made / "images" / "c\nd.png")  # DALI would split this name
+    shutil.copy(made / "images" / "b.png", made / "images" / "c\nd.png")  # DALI would read this as two names
     assert "'c\\nd.png' (" in faults(made, policy=SKIP)
 
 
@@ -202,7 +202,7 @@ def test_data_yaml_with_several_places_and_gaps(made):
 
 def test_darknet_lists(made, monkeypatch):
     monkeypatch.chdir(made)
-    put(made, "labels/other.txt", "0 0.5 0.5 1 1")  # a label of another list
+    put(made, "labels/other.txt", "0 0.5 0.5 1 1")  # the labels of an image that is not in the list
     absolute_and_repeated = f"images/b.png\n{made}/images/a.png\nimages/../images/b.png"
     for lines in ("images/b.png\n../images/a.png\n", absolute_and_repeated):
         put(made, "lists/train.txt", lines)

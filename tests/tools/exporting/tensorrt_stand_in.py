@@ -1,7 +1,7 @@
-"""Stand-ins for TensorRT 10.16 and CUDA's runtime: a plan is its ONNX file, which ONNX Runtime runs.
+"""Stand-ins for TensorRT 10.16 and CUDA's runtime. A plan contains an ONNX file, which ONNX Runtime runs.
 
-Only those names of tensorrt_cu12_bindings 10.16.1.11 exist that our code needs; any other name fails.
-Copies and runs wait in the stream until it is synchronised, as CUDA permits.
+They have only those names of tensorrt_cu12_bindings 10.16.1.11 that our code uses; other names raise an
+error. As CUDA permits, copies and runs happen only when their stream is synchronised.
 """
 # ruff: noqa: N802 NVIDIA's names
 

@@ -1,4 +1,5 @@
-"""Tests NMS inside ONNX against a plain loop: ties, the limit, no detections, numbers that are not finite.
+"""Tests NMS in ONNX files against a plain loop: equal scores, max_detections, no
+detections, NaN and infinity.
 
 Also tests onnx_graphs.py.
 """
@@ -17,7 +18,7 @@ CANDIDATES, DETECTIONS, CLASSES, IOU, THRESHOLD = 40, 6, 5, 0.5, 0.1
 
 
 def _parts() -> Exportable:
-    """Returns a detector without a network: its raw outputs are the candidates, (B, K, 6)."""
+    """Returns the parts of a detector that has no network. Its raw output is the candidates, (B, K, 6)."""
 
     def candidates(raw):
         return raw[0][..., :4], raw[0][..., 4], tf.cast(raw[0][..., 5], tf.int32)
@@ -58,7 +59,7 @@ def _run(session, raw):
 
 
 def _by_loop(candidates: np.ndarray) -> list[np.ndarray]:
-    """Returns the rows of the detections, best first, computed in float64 by NumPy."""
+    """Returns the candidates that NMS in NumPy and float64 keeps, best first."""
     rows = candidates[np.isfinite(candidates).all(axis=1)]
     limits = {"num_classes": CLASSES, "max_detections": DETECTIONS}
     limits |= {"score_threshold": THRESHOLD, "iou_threshold": IOU}
@@ -67,7 +68,8 @@ def _by_loop(candidates: np.ndarray) -> list[np.ndarray]:
 
 
 def _random_candidates(seed: int) -> np.ndarray:
-    """Returns many overlapping boxes of three classes with repeated scores; some reach outside the image."""
+    """Returns many overlapping boxes of three classes with repeated scores. Some boxes
+    reach outside the image."""
     random = np.random.default_rng(seed)
     corners = random.uniform(-0.2, 0.7, (CANDIDATES, 2))
     boxes = np.concatenate([corners, corners + random.uniform(0.2, 0.6, (CANDIDATES, 2))], axis=1)
@@ -92,14 +94,14 @@ def test_it_finds_what_a_loop_finds(session):
     raw = np.stack([_random_candidates(seed) for seed in range(20)])
     found = _run(session, raw)
     expected = [_by_loop(candidates) for candidates in raw]
-    assert DETECTIONS in map(len, expected)  # the limit is reached
+    assert DETECTIONS in map(len, expected)  # some image has the largest number of detections
     for number, rows in enumerate(expected):
         _check(found, number, rows)
 
 
 def test_nothing_and_little_in_one_batch(session):
     nothing = _random_candidates(0)
-    nothing[:, 4] = THRESHOLD  # a score at the threshold is not above it
+    nothing[:, 4] = THRESHOLD  # only scores above the threshold count
     little = _random_candidates(1)
     little[2:, 4] = 0.0
     broken = _random_candidates(2)

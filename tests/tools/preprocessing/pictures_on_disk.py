@@ -1,4 +1,4 @@
-"""Images for the tests of preprocessing: of several shapes, lossless, smooth enough to be resized."""
+"""Makes PNGs for the tests of preprocessing. They have several shapes and are smooth enough to be resized."""
 
 import pathlib
 
@@ -9,7 +9,7 @@ SIZES = ((48, 64), (64, 48), (57, 91), (40, 40), (31, 77))  # height, width
 
 
 def picture(height: int, width: int, seed: int) -> np.ndarray:
-    """Returns uint8 (height, width, 3): waves of three colours, and a sharp corner that shows any turn."""
+    """Returns uint8 (height, width, 3): smooth waves, and a corner that shows how an image is turned."""
     rng = np.random.default_rng(seed)
     y, x = np.mgrid[0:height, 0:width]
     channels = []

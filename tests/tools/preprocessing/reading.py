@@ -1,4 +1,4 @@
-"""Opens sources, and reads them with both of DALI's APIs."""
+"""Opens sources of images, and reads them with DALI's pipelines and DALI's Dynamic API."""
 
 import os
 import re
@@ -17,13 +17,14 @@ def opened(kind, path, on_report=lambda issues: None, **options):
 
 
 def refused(kind, path, said, error=UserError, **options):
-    """Asserts that opening fails with one line, which matches `said`."""
+    """Asserts that a source cannot be opened, and that the error has one line, which matches `said`."""
     found = refusal(opened, kind, path, error=error, **options)
     assert re.search(said, found) and "\n" not in found, found
 
 
 def check(source, images, labels, *, by_python=False):
-    """Asserts that both APIs and Python read these images; with `by_python` no DALI reader is used."""
+    """Asserts that a pipeline, the Dynamic API and Python read these images from the source. If `by_python`
+    is true, the source must not use a DALI reader."""
     assert (source.reader is None) == by_python
     want = list(zip(images, labels, strict=True))
     steps = -(-len(want) // 3)
@@ -33,7 +34,7 @@ def check(source, images, labels, *, by_python=False):
 
 
 def by_pipeline(call, batches, batch_size=3):
-    """Returns [(image, label)] of each batch, read by a pipeline."""
+    """Reads batches with a pipeline; returns [(image, label)] for each."""
     pipeline = build(call, batch_size)
     return [run(pipeline) for _ in range(batches)]
 
@@ -58,7 +59,7 @@ def _pairs(images, labels):
 
 
 def by_dynamic(call, batch_size=3, **options):
-    """Returns [(image, label)] of each batch of one epoch or more, read by the Dynamic API."""
+    """Reads one or more epochs with the Dynamic API; returns [(image, label)] for each batch."""
     batches = call.in_dynamic(batch_size, **options)
     return [_pairs(images.tensors, labels.tensors) for images, labels in batches]
 

@@ -1,6 +1,7 @@
-"""Writes images into every kind of source, by other programs or from the specifications of the formats.
+"""Writes images in every format of --source, with libraries or by hand as the format's specification says.
 
-Each `write_*` takes an empty directory, encoded images and their labels, and returns (--input, names).
+Each `write_*` takes an empty directory, encoded images and their labels. It returns (value of --input, names
+of the images).
 """
 
 import functools
@@ -24,12 +25,12 @@ RECORDIO_MAGIC = struct.pack("<I", 0xCED7230A)
 
 
 def pixels(number):
-    """Returns uint8 (8 + number, 12, 3); each number gives other pixels."""
+    """Returns random pixels, uint8 (8 + number, 12, 3), which differ for each number."""
     return np.random.default_rng(number).integers(0, 256, (8 + number, 12, 3), np.uint8)
 
 
 def png(number, extra=b""):
-    """Encodes `pixels` as PNG; `extra` is in a separate chunk, and nothing else changes."""
+    """Encodes pixels(number) as PNG. A separate chunk contains `extra`, which does not change the pixels."""
     info = PngInfo()
     if extra:
         info.add(b"exTr", extra)
@@ -49,14 +50,14 @@ def put(directory, names, images):
 
 
 def write_files(directory, images, labels):
-    """The labels are the numbers of directories, not LABELS; `labels_of` returns them."""
+    """Writes images in two directories. Their labels are the numbers of the directories, not `labels`."""
     names = [f"{'b ü' if number >= 3 else 'a'}/{number} ü.png" for number in range(len(images))]
     put(directory, names, images)
     return os.fspath(directory), names
 
 
 def write_coco(directory, images, labels):
-    """Writes a json and images; the source of COCO gives no labels."""
+    """Writes a COCO json and its images. `labels` is not used, because COCO sources give no labels."""
     names = [f"{(number * 3) % 7}.png" for number in range(len(images))]
     put(directory / "images", names, images)
     rows = [{"id": 90 - i, "file_name": name, "width": 12, "height": 8 + i} for i, name in enumerate(names)]
@@ -67,7 +68,7 @@ def write_coco(directory, images, labels):
 
 
 def write_numpy(directory, images, labels):
-    """Writes the pixels, every second file in Fortran's order."""
+    """Writes an array of pixels for each image, every second one in Fortran's order; `labels` is not used."""
     names = [f"{number}.npy" for number in range(len(images))]
     for number, name in enumerate(names):
         order = np.asfortranarray if number % 2 else np.ascontiguousarray
@@ -79,14 +80,14 @@ def write_numpy(directory, images, labels):
 
 
 def example(image, label=None, **more):
-    """Returns a record like ImageNet's."""
+    """Returns a serialized tf.train.Example with the features of ImageNet's records."""
     labels = {} if label is None else {"image/class/label": label}
     features = {key: feature(value) for key, value in {"image/encoded": image, **labels, **more}.items()}
     return tf.train.Example(features=tf.train.Features(feature=features)).SerializeToString()
 
 
 def write_tfrecord(directory, images, labels):
-    """Writes two files."""
+    """Writes the records to two files."""
     names = [f"n0{number}.JPEG" for number in range(len(images))]
     rows = zip(images, labels, names, strict=True)
     records = [example(image, label, **{"image/filename": name.encode()}) for image, label, name in rows]
@@ -96,13 +97,14 @@ def write_tfrecord(directory, images, labels):
 
 
 def varint(number):
-    """Encodes an integer as in protobuf: seven bits a byte, lowest first; 64 bits if it is negative."""
+    """Encodes an integer as protobuf's varint: seven bits in each byte, the lowest first. A negative integer
+    has 64 bits."""
     low, more = number % 2**64 & 127, number % 2**64 >> 7
     return bytes([low | 128]) + varint(more) if more else bytes([low])
 
 
 def message(*fields):
-    """Encodes a protobuf message; a field is (its number, an integer or bytes)."""
+    """Encodes a protobuf message. Each field is (field number, an integer or bytes)."""
     encoded = b""
     for field, value in fields:
         is_bytes = isinstance(value, bytes)
@@ -112,19 +114,20 @@ def message(*fields):
 
 
 def datum(image, label=None):
-    """Returns Caffe's record, in which `encoded` is true."""
+    """Returns a Datum, which is Caffe's record, whose field `encoded` is true."""
     return message((1, 3), (4, image), *([] if label is None else [(5, label)]), (7, 1))
 
 
 def tensor(kind, *numbers):
-    """Returns Caffe2's TensorProto of numbers, packed."""
+    """Returns a TensorProto of Caffe2 that has the numbers in a packed field."""
     data_type, field = {"float": (1, 3), "int32": (2, 4), "int64": (10, 10)}[kind]
     packed = [struct.pack("<f", number) if kind == "float" else varint(number) for number in numbers]
     return message((2, data_type), (field, b"".join(packed)))
 
 
 def tensors(image, *numbers):
-    """Returns Caffe2's record: TensorProtos of an image and of numbers."""
+    """Returns a record of Caffe2: the TensorProto of an image, followed by `numbers`, which are
+    TensorProtos."""
     return message(*((1, each) for each in (message((2, 4), (6, image)), *numbers)))
 
 
@@ -133,7 +136,7 @@ def labelled_tensors(image, label):
 
 
 def write_values(directory, values):
-    """Writes an LMDB of {key: value}; the keys are not added in their order."""
+    """Writes {key: value} to an LMDB. The keys are not added in alphabetical order."""
     path = os.fsencode(directory)
     with lmdb.open(path, map_size=2**22) as environment, environment.begin(write=True) as transaction:
         for key in sorted(values, key=lambda key: key[::-1]):
@@ -142,14 +145,16 @@ def write_values(directory, values):
 
 
 def write_caffe(directory, images, labels, make=datum):
-    """Writes the keys that convert_imageset makes, also from file names that are not ASCII."""
+    """Writes an LMDB with keys like those of Caffe's convert_imageset. The file names
+    in them are not ASCII."""
     keys = [f"{number:08d}_ü {number}.png" for number in range(len(images))]
     values = {k.encode(): make(*sample) for k, *sample in zip(keys, images, labels, strict=True)}
     return write_values(directory, values), keys
 
 
 def record(data):
-    """Splits data as dmlc-core's recordio.h does: where the magic number is at a multiple of four bytes."""
+    """Returns a record of RecordIO. Like dmlc-core's recordio.h, splits the data into parts wherever the
+    magic number is at a multiple of four bytes."""
     cuts = [at for at in range(0, len(data) - 3, 4) if data[at : at + 4] == RECORDIO_MAGIC]
     kinds = [1, *[2] * (len(cuts) - 1), 3] if cuts else [0]
     frames = b""
@@ -160,19 +165,20 @@ def record(data):
 
 
 def image_record(image, label, number=0, labels=()):
-    """Returns an image's record with one label, or with several (mxnet.recordio.pack)."""
+    """Returns a record like mxnet.recordio.pack: an image with one label, or with
+    several if `labels` is given."""
     many = struct.pack(f"<{len(labels)}f", *labels)
     return record(struct.pack("<IfQQ", len(labels), label, number, 0) + many + image)
 
 
 def write_recordio(directory, images, labels):
-    """Writes one file."""
+    """Writes all records to one file."""
     (directory / "x.rec").write_bytes(b"".join(map(image_record, images, labels, range(len(images)))))
     return os.fspath(directory / "x.rec"), [f"x.rec-{number}" for number in range(len(images))]
 
 
 def write_tar(path, files):
-    """Writes (name, content) pairs; the content None makes a directory."""
+    """Writes a tar archive of (name, content) pairs. If the content is None, the name is a directory."""
     with tarfile.open(path, "w") as archive:
         for name, content in files:
             member = tarfile.TarInfo(name)
@@ -198,7 +204,8 @@ def write_webdataset(directory, images, labels):
 
 
 def write_python(directory, images, labels, name):
-    """Writes a module that gives the samples in two ways."""
+    """Writes a Python module with a function and a generator that give the samples.
+    `name` is one of the two."""
     (directory / "given.py").write_text(f"samples = {list(zip(images, labels, strict=True))}\n{_MODULE}")
     return f"{directory / 'given.py'}:{name}", [f"sample-{number}" for number in range(len(images))]
 
@@ -239,7 +246,7 @@ def write_case(case, directory, images=IMAGES):
 
 
 def labels_of(case):
-    """Returns the labels that a source gives if LABELS were written."""
+    """Returns the labels that a source of this kind gives after LABELS were written."""
     if case == "files":
         return [int(number >= 3) for number in range(COUNT)]
     return [-1] * COUNT if case in ("coco", "numpy") else LABELS

@@ -1,4 +1,4 @@
-"""Tests --ops as text: what is parsed, and the errors for everything else.
+"""Tests the parser of --ops: what valid texts mean, and the errors for all others.
 
 Also tests arguments.py.
 """

@@ -1,4 +1,4 @@
-"""Tests a fused chain against the same chain computed step by step by DALI's operators."""
+"""Tests that a chain whose operators are fused gives the same images as its separate DALI operators."""
 
 import numpy as np
 import PIL.Image
@@ -12,7 +12,8 @@ from tools.preprocessing import chain
 from tools.preprocessing.fusion import fuse
 from tools.preprocessing.preprocessor import Preprocessor
 
-# (height, width). Either can be the shorter side; some resized sizes and crop positions end in one half.
+# (height, width). For some images the size after resizing or the position of the crop
+# is rounded from n + 0.5.
 SIZES = ((96, 171), (200, 131), (48, 51), (48, 50), (64, 64), (30, 200), (225, 40), (151, 97))
 CHAINS = (
     "resize:short=24 | crop:20x20",
@@ -27,7 +28,7 @@ ALONE = (  # chains that must not be fused
     "",
     "resize:short=24",
     "crop:20x20",
-    "resize:short=24 | crop:25x20",  # an error if the image is narrow
+    "resize:short=24 | crop:25x20",  # this crop does not fit into narrow images
     "resize:short=20..30 | crop:24x24",
     "resize:20x20 | crop:10x10",
     "resize:short=24,interp=nearest | crop:20x20",
@@ -42,7 +43,7 @@ ALONE = (  # chains that must not be fused
 
 @pytest.fixture(scope="module")
 def source(tmp_path_factory):
-    """JPEGs with all subsamplings and all EXIF orientations, and images of all other formats."""
+    """A source of JPEGs with all subsamplings and all EXIF orientations, and images of all other formats."""
     directory = tmp_path_factory.mktemp("images")
     for seed, size in enumerate(SIZES * 3):
         exif = PIL.Image.Exif()
@@ -55,7 +56,8 @@ def source(tmp_path_factory):
 
 
 def images(source, ops, *, fused, api="pipeline"):
-    """Returns the images of a chain, fused or not, float32; normalised values are scaled to grey levels."""
+    """Returns the images of a chain, fused or not, in float32. Normalised values are
+    scaled back to grey levels."""
     work = Preprocessor(source=source, ops=ops, batch_size=32)
     whole = chain.parse(ops)
     work.chain = fuse(whole) if fused else whole
@@ -71,7 +73,8 @@ def differences(ones, others):
 
 @pytest.mark.parametrize("ops", CHAINS)
 def test_pixels_are_those_of_the_steps(source, ops):
-    """Images of all formats, EXIF orientations and subsamplings agree to one level of rounding."""
+    """Tests that fusing changes pixels by about one grey level at most, for all formats, EXIF orientations
+    and subsamplings."""
     assert source.size > 75
     found = images(source, ops, fused=True)
     off = differences(images(source, ops, fused=False), found)
@@ -96,7 +99,8 @@ def test_a_preprocessor_decodes_only_a_part(source):
 
 
 def test_a_random_window_is_anywhere_and_as_large_as_asked(tmp_path):
-    """Random crops have the asked sizes and places, which two channels of the picture show for each pixel."""
+    """Tests the sizes and places of random crops. Two channels of the picture contain the row and the column
+    of each pixel."""
     y, x = np.mgrid[0:120, 0:240]
     ramp = np.stack([y * 2, x, 0 * x], axis=-1).astype(np.uint8)
     PIL.Image.fromarray(ramp).save(tmp_path / "a.png")
@@ -104,7 +108,7 @@ def test_a_random_window_is_anywhere_and_as_large_as_asked(tmp_path):
     source = opened("list", tmp_path / "list.txt")
     found = np.stack(images(source, "resize:short=30..60 | crop:30x30,x=0.2..0.6,y=0..1", fused=True))
     tops, lefts = found[:, 0, :, 0].mean(axis=-1) / 2, found[:, :, 0, 1].mean(axis=-1)
-    spans = found[:, :, -1, 1].mean(axis=-1) - lefts  # 29 steps of 2 to 4 pixels of the picture
+    spans = found[:, :, -1, 1].mean(axis=-1) - lefts  # 29 steps, each of 2 to 4 pixels of the picture
     assert 58 - 2 < spans.min() < 68 and 106 < spans.max() < 116 + 2
     share = lefts / (240 - spans * 30 / 29)
     assert 0.18 < share.min() < 0.25 and 0.55 < share.max() < 0.62

@@ -1,4 +1,5 @@
-"""Every source reports or leaves out unusable images; anything that is not a source is an error."""
+"""Tests that every source reports or leaves out unusable images, and that wrong flags
+of sources are refused."""
 
 import pytest
 
@@ -9,7 +10,7 @@ from tests.tools.preprocessing.reading import by_dynamic, by_pipeline, flat, key
 from tests.tools.preprocessing.source_writing import IMAGES, labels_of, write_case
 from tools.preprocessing.reading import Part
 
-# (case, what the message calls the image if not by its name)
+# (case, how the message calls the image; empty if it gives the image's name)
 CASES = [
     *((case, "") for case in ("files", "coco", "lmdb-caffe", "lmdb-caffe2", "webdataset")),
     ("external-function", "sample-2"),

@@ -1,4 +1,4 @@
-"""Tests every operator of --ops: equal in both of DALI's APIs, and equal to independent computations.
+"""Tests that every operator of --ops gives the same in both of DALI's APIs and in independent computations.
 
 Also tests apis.py.
 """
@@ -15,7 +15,7 @@ from tests.tools.preprocessing.reading import opened
 from tools.preprocessing.options import APIS
 from tools.preprocessing.preprocessor import Preprocessor
 
-# Operators without random numbers, in addition to those whose pixels are computed below.
+# Operators without random numbers whose pixels no test below computes.
 FIXED = (
     "decode_region:rel_start=0.1/0.2,rel_shape=0.5/0.3 | resize:70x70,mode=not_smaller,interp=nearest",
     "warp_affine:angle=20,scale=1.2,shear=5/0,translate=3/-4,fill=114 | warp_affine:scale=0.5,size=50x60",
@@ -50,7 +50,7 @@ def by_api(source, ops, api, *, batch_size=2, seed=0):
 
 
 def run(source, ops):
-    """Returns the images of the pipeline; asserts that those of the Dynamic API are equal."""
+    """Returns the images of DALI's pipeline, and asserts that the Dynamic API gives equal images."""
     found, dynamic = (by_api(source, ops, api) for api in APIS)
     for a, b, _ in zip(found, dynamic, PICTURES, strict=True):
         assert a.dtype == b.dtype
@@ -86,12 +86,12 @@ FILTERS = [("linear", "BILINEAR"), ("triangular", "BILINEAR"), ("cubic", "BICUBI
 
 @pytest.mark.parametrize(("interp", "filter_"), FILTERS)
 def test_resize_is_pillows(source, interp, filter_):
-    """Resizing agrees with Pillow, whose filters, like DALI's, average over the area of an output pixel."""
+    """Tests that resizing agrees with Pillow. Filters of both average over the area of an output pixel."""
     for found, image in zip(run(source, f"resize:20x30,interp={interp}"), PICTURES, strict=True):
         error = np.abs(found - _pillow(image, (20, 30), PIL.Image.Resampling[filter_]))
         assert found.shape == (20, 30, 3)
         assert error.mean() < 0.5
-        assert error.max() < 5  # at the sharp corner: DALI reads its weights from a table
+        assert error.max() < 5  # large at a sharp edge, because DALI's filter weights come from a table
 
 
 @pytest.mark.parametrize("centered", [False, True])
@@ -108,7 +108,7 @@ def test_letterbox(source, centered):
 
 
 def middle(image):
-    """Returns the crop of 20 x 30 in the middle; DALI rounds half a pixel up."""
+    """Returns the crop of 20 x 30 pixels in the middle. Half a pixel is rounded up, as in DALI."""
     top, left = ((side - crop + 1) // 2 for side, crop in zip(image.shape, (20, 30), strict=False))
     return image[top : top + 20, left : left + 30]
 
@@ -168,7 +168,8 @@ def test_pixels_are_those_of_numpy_and_opencv(source, ops, expected, tolerance):
 
 
 def test_warp_affine(source):
-    """Rotation is about the centre as in fn.rotate; positive translations go to the right and down."""
+    """Tests that warp_affine rotates about the centre, like rotate, and that positive translations move an
+    image to the right and down."""
     for turned, rotated, moved, matrix, image in zip(
         run(source, "warp_affine:angle=25,fill=0"),
         run(source, "rotate:25,keep_size=1,fill=0"),
@@ -181,16 +182,18 @@ def test_warp_affine(source):
         assert np.abs(turned.astype(int) - rotated).max() <= 1
         np.testing.assert_array_equal(moved[3:, 5:], image[:-3, :-5])
         assert not moved[:3].any() and not moved[:, :5].any()
-        # DALI's matrix maps output to input, and its pixels have their centres at one half.
+        # DALI's matrix maps output to input positions. The centre of the first pixel
+        # is at 0.5 in DALI, 0 in OpenCV.
         m = np.array([[1, 0.2, -3], [0.1, 1, 2]])
         m[:, 2] += m[:, :2] @ (0.5, 0.5) - 0.5
         flags = cv2.INTER_LINEAR | cv2.WARP_INVERSE_MAP
         expected = cv2.warpAffine(image, m, image.shape[1::-1], flags=flags)
-        assert np.mean(np.abs(matrix.astype(int) - expected) > 6) < 0.03  # OpenCV's weights have 5 bits
+        assert np.mean(np.abs(matrix.astype(int) - expected) > 6) < 0.03  # OpenCV rounds weights to 5 bits
 
 
 def test_bgr_images_keep_their_colours(source):
-    """With BGR images operators give the same colours, because each is told the order of the channels."""
+    """Tests that BGR images get the same colours as RGB images: each operator is told
+    the order of the channels."""
     tolerances = {"color_twist:saturation=0.3,hue=40": 1, "crop_mirror_normalize:mean=imagenet": 0}
     for ops, tolerance in tolerances.items():
         for rgb, bgr in zip(run(source, ops), run(source, f"decode:bgr | {ops}"), strict=True):
@@ -202,9 +205,10 @@ def test_bgr_images_keep_their_colours(source):
 
 @pytest.fixture(scope="module")
 def many(tmp_path_factory):
-    """many(ops, api) -> 800 images of 4 x 8 with a ramp from left to right, which shows random numbers."""
+    """many(ops, api) applies `ops` to 800 copies of an image of 4 x 8 pixels, a ramp from left to right. So
+    the results differ only by the random numbers."""
     directory = tmp_path_factory.mktemp("many")
-    ramp = np.tile(np.arange(8, dtype=np.uint8)[:, None] * 20 + 30, (4, 1, 3))  # mean 100
+    ramp = np.tile(np.arange(8, dtype=np.uint8)[:, None] * 20 + 30, (4, 1, 3))  # the mean is 100
     PIL.Image.fromarray(ramp).save(directory / "a.png")
     (directory / "list.txt").write_text("a.png\n" * 800)
     source = opened("list", directory / "list.txt")
@@ -215,7 +219,7 @@ def many(tmp_path_factory):
 def test_numbers_are_drawn_evenly(many, api):
     drawn = np.sort([image.mean() / 100 for image in many("cast:float | brightness:0.5..1.5", api)])
     assert drawn[0] >= 0.5 and drawn[-1] <= 1.5
-    # Kolmogorov-Smirnov: 1.63 / sqrt(n) is exceeded once in a hundred seeds, and the seed is fixed.
+    # Kolmogorov-Smirnov test: one seed in a hundred exceeds 1.63 / sqrt(n). The seed of this test is fixed.
     assert np.abs(drawn - 0.5 - np.arange(800) / 800).max() < 1.63 / np.sqrt(800)
 
 

@@ -1,4 +1,5 @@
-"""Tests a source with a chain: every image once, exact resuming, TensorFlow, and errors."""
+"""Tests a source of images with a chain of operators: every image once, exact
+resuming, TensorFlow, errors."""
 
 import itertools
 
@@ -49,7 +50,8 @@ def test_shards_share_the_images(source, api):
 
 @BOTH_APIS
 def test_samples_begin_anew_each_time(source, api):
-    """Each reading starts anew. One shard has 2 of 5 images, in one batch; the other one has two batches."""
+    """Tests that each reading begins with the first image. The two shards have 2 and 3 images, and so one and
+    two batches."""
     work = Preprocessor(source=source, ops="resize:8x8", batch_size=2, num_shards=2)
     first = read(work, api)
     assert read(work, api) == first
@@ -67,7 +69,8 @@ def test_ranks_draw_differently(tmp_path):
 
 
 def test_a_pipeline_goes_on_where_it_was_and_the_dataset_is_the_pipeline(source):
-    """A pipeline restored from a checkpoint has the order and random numbers of an uninterrupted run."""
+    """Tests that a pipeline restored from a checkpoint has the order and random
+    numbers of an uninterrupted run."""
     options = {"source": source, "ops": RANDOM, "batch_size": 2, "training": True, "seed": 4}
     pipeline = Preprocessor(**options).pipeline
     begun = [pipeline.run() for _ in range(3)]
@@ -90,7 +93,8 @@ def test_the_dynamic_api_goes_on_for_epochs(source):
 
 @pytest.mark.parametrize("case", ["tfrecord", "lmdb-caffe", "webdataset", "external-function"])
 def test_tensorflow_gets_every_source(tmp_path, case):
-    """TensorFlow gets all images: by a generator if Python reads the source, by DALIDataset otherwise."""
+    """Tests that TensorFlow gets all images: from a generator if Python reads the source, else from
+    DALIDataset."""
     kind, path, _, _ = write_case(case, tmp_path)
     options = {"source": opened(kind, path), "batch_size": COUNT}
     for images, labels in Preprocessor(ops="pad:16x12,fill=9", **options).dataset().take(2):
@@ -121,7 +125,8 @@ def test_an_image_that_an_operator_refuses_is_named(source, api, ops, said):
 
 @BOTH_APIS
 def test_what_was_drawn_may_be_at_fault(source, api):
-    """The message says that flip takes no float16, even if no image fails when it is tried alone."""
+    """Tests that the error says that flip takes no float16, even if each image works when it is tried alone,
+    as then flip was not drawn."""
     said = []
     for seed in range(6):
         work = Preprocessor(source=source, ops="cast:float16 | flip:0.5", batch_size=5, seed=seed)
@@ -143,5 +148,5 @@ def test_on_a_gpu_the_pixels_are_the_same(source, api):
     on_cpu = Preprocessor(source=source, ops=ops).samples()
     on_gpu = Preprocessor(source=source, ops=ops, device="gpu", device_id=0).samples(api)
     for a, b in zip(on_cpu, on_gpu, strict=True):
-        # Only rounding differs: PNG is lossless, so decoding is equal.
+        # CPU and GPU decode PNG equally, so only rounding differs.
         np.testing.assert_allclose(a.image, b.image, atol=3 / 57)

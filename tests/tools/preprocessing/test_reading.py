@@ -1,4 +1,5 @@
-"""Tests every source: both APIs and Python read the same images, in parts, in order and shuffled."""
+"""Tests that DALI's pipelines, its Dynamic API and Python read the same images from every source: in shards,
+in order and shuffled."""
 
 import collections
 import functools
@@ -16,7 +17,8 @@ from tools.preprocessing.reading import Part
 
 @pytest.fixture(scope="module")
 def written(tmp_path_factory):
-    """written(case) -> the source of seven images, opened once, and the names that it should have."""
+    """written(case) returns a source of seven images, which is opened once, and the
+    names the images should have."""
 
     @functools.cache
     def of(case):
@@ -27,7 +29,7 @@ def written(tmp_path_factory):
 
 
 def expected(case):
-    """Returns all samples, in order."""
+    """Returns the keys of all samples that the source of a case has, in order."""
     images = [np.frombuffer(image, np.uint8) for image in IMAGES]
     if case == "numpy":
         images = [pixels(number) for number in range(COUNT)]
@@ -50,7 +52,8 @@ def test_what_is_said_of_the_images(written, case):
 
 @pytest.mark.parametrize("case", WRITERS)
 def test_every_image_once_in_order_by_both_apis(written, case):
-    """Shards have 3 and 4 images; in an epoch pipelines read two batches of 3, filled with the last image."""
+    """The shards have 3 and 4 images. In each epoch a pipeline reads two batches of 3, and repeats the last
+    image of the shard to fill them."""
     for shard_id, (begin, end) in enumerate([(0, 3), (3, 7)]):
         call = Part(written(case)[0], shard_id=shard_id, num_shards=2)
         assert (call.begin, call.size) == (begin, end - begin)
@@ -65,7 +68,7 @@ def test_every_image_once_in_order_by_both_apis(written, case):
 @pytest.mark.parametrize("case", [case for case in WRITERS if case != "external-generator"])
 def test_training_goes_through_all_images_in_a_new_order_each_epoch(written, case):
     source, _ = written(case)
-    passed_on = case.startswith("lmdb")  # LMDB readers take the next shard in each epoch
+    passed_on = case.startswith("lmdb")  # DALI's LMDB readers go to the next shard in each epoch
     epochs = [[] for _ in range(3)]
     for shard_id in range(2):
         call = Part(source, shard_id=shard_id, num_shards=2, training=True, seed=5)
@@ -106,7 +109,7 @@ def test_a_pipeline_goes_on_where_it_was_and_a_graph_reads_the_same(written, tmp
     assert [keys(run(resumed)) for _ in range(4)] == rest
 
     kind, path, _, _ = write_case(case, tmp_path)
-    # With checkpointing, DALI 2.4 shuffles later epochs differently.
+    # With checkpointing, DALI 2.4 shuffles later epochs in another order, so this pipeline has it, too.
     graph = dali.Pipeline(3, 1, None, enable_checkpointing=True)
     with graph:
         graph.set_outputs(*Part(open_image_source(kind, path), **part).in_graph("mine"))

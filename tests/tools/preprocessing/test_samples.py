@@ -1,4 +1,4 @@
-"""Tests what counts as a picture, and file names that are made from any names."""
+"""Tests which files count as pictures, and that every sample name gives a valid file name."""
 
 import numpy as np
 import pytest
@@ -36,10 +36,10 @@ def test_what_is_no_picture_is_told_with_the_remedy(shape, dtype, layout, told):
 def test_files_are_named_after_their_sources():
     names = {
         "cats/a.jpg": "cats/a.png",
-        "cats/a.webp": "cats/a-2.png",  # the same stem
-        "cats/a-2.jpg": "cats/a-2-2.png",  # this name is taken
+        "cats/a.webp": "cats/a-2.png",  # cats/a.png is taken
+        "cats/a-2.jpg": "cats/a-2-2.png",  # cats/a-2.png is taken
         "日本/übung.tiff": "日本/übung.png",
-        "n01440764_10026": "n01440764_10026.png",  # a record's key
+        "n01440764_10026": "n01440764_10026.png",  # the key of a record
         "video.0001": "video.0001.png",
         "/etc/passwd": "etc/passwd.png",
         "../../b.jpg": "b.png",
@@ -48,7 +48,7 @@ def test_files_are_named_after_their_sources():
         "a\\b\n\0.jpg": "a_b__.png",
         "": "image.png",
         "/": "image-2.png",
-        "ü" * 300 + ".jpg": "ü" * 115 + ".png",  # 230 bytes
+        "ü" * 300 + ".jpg": "ü" * 115 + ".png",  # names are cut after 230 bytes
         "ü" * 299 + "a.jpg": "ü" * 115 + "-2.png",
         "x" * 300: "x" * 230 + ".png",
         "\udcff.jpg": "_.png",

@@ -27,8 +27,8 @@ def ends_of_levels(anchors):
 
 
 def by_the_encoder(truth, anchors, max_instances):
-    """Computes the numbers of the report with encode_boxes_tf, in a loop over images."""
-    levels = np.zeros((3, len(anchors.levels)), int)  # boxes reached, best anchors, positive anchors
+    """Computes the numbers of the anchor report again, with encode_boxes_tf in a loop over images."""
+    levels = np.zeros((3, len(anchors.levels)), int)  # rows: boxes reached, best anchors, positive anchors
     num = {"unreached": 0, "lost": 0, "over_limit": 0}
     targets, ends = truth.target_boxes, ends_of_levels(anchors)
 
@@ -39,7 +39,7 @@ def by_the_encoder(truth, anchors, max_instances):
         place = np.float32((0, 0, *fit(height, width, anchors.image_size)))
         mine = slice(targets.row_splits[i], targets.row_splits[i + 1])
         boxes = np.asarray(to_letterbox(targets.boxes[mine], place, anchors.image_size))
-        numbers = tf.range(1, len(boxes) + 1)  # as labels, which identify the boxes
+        numbers = tf.range(1, len(boxes) + 1)  # used as labels, to tell the boxes apart
         encoded = encode_boxes_tf(boxes, numbers, anchors, max_instances)
         kept = encoded.classes.numpy()[encoded.classes.numpy() >= 0]
         owners = np.concatenate([of.numpy().ravel() for of in encoded.class_targets])
@@ -56,7 +56,8 @@ def by_the_encoder(truth, anchors, max_instances):
 
 @pytest.mark.parametrize(("anchors", "most_boxes", "largest"), [(SQUARE, 12, 0.9), (WIDE, 150, 0.15)])
 def test_everything_is_what_the_encoder_does(monkeypatch, anchors, most_boxes, largest):
-    """The report equals the loaders' encoder, for square anchors, and for wide anchors with crowded boxes."""
+    """Tests that the report has the numbers of the loaders' encoder: in a square input, and in a wide one
+    with many boxes."""
     monkeypatch.setattr(anchor_report, "_BOXES_AT_ONCE", 7)
     rng = np.random.default_rng(0)
     truth = random_annotations(rng, 10, most_boxes, num_classes=4, smallest=0.01, largest=largest)
@@ -91,11 +92,12 @@ def test_the_first_anchor_of_a_level_counts_there(level):
 def test_boxes_that_lose_to_an_identical_one_are_missed():
     rows = [(i, 0, 10, 20, 90, 80) for i in range(4)] + [(2, 0, 10, 20, 90, 80)]
     report = anchor_report.examine(annotations([(200, 200)] * 4, rows), SQUARE)
-    assert report.lost.tolist() == pytest.approx([(57.6 * 51.2) ** 0.5])  # pixels of the network input
+    assert report.lost.tolist() == pytest.approx([(57.6 * 51.2) ** 0.5])  # in pixels of the network input
 
 
 def test_what_training_drops_is_counted():
-    """Counts what training drops: boxes over max_instances, or below 1 pixel (1.5 of the image are 0.96)."""
+    """Tests the counts of boxes over max_instances, and of boxes below 1 pixel in the network input: one has
+    1.5 pixels in the image, which become 0.96."""
     rows = [(0, 0, 5 * i, 5, 20 + i, 30) for i in range(9)] + [(1, 1, 10, 10, 1.5, 60)]
     truth = annotations([(200, 200)] * 2, rows)
     for options, counts in (({"max_instances": 6}, (3, 1)), ({"min_box_size": 0.9}, (0, 0))):
@@ -117,7 +119,7 @@ def test_without_a_box(rows):
 
 def test_the_nearest_anchor_of_each_kind_overlaps_most():
     boxes = np.concatenate(hard_images(np.random.default_rng(9), WIDE))
-    boxes = boxes[(boxes[:, 2:] - boxes[:, :2]).min(axis=1) > 1e-3]  # smaller ones are inexact in float32
+    boxes = boxes[(boxes[:, 2:] - boxes[:, :2]).min(axis=1) > 1e-3]  # smaller boxes need more than float32
     levels = np.split(overlaps(boxes, WIDE), ends_of_levels(WIDE)[:-1], axis=1)
     by_kind = [of.reshape(len(boxes), -1, WIDE.anchors_per_location).max(axis=1) for of in levels]
     found = anchor_report.template_iou(boxes, WIDE)

@@ -1,4 +1,4 @@
-"""Tests what is printed and written for one data set or two, for valid and for faulty data.
+"""Tests what the check of data prints and writes, for one or two data sets, for valid and for faulty data.
 
 Also tests tools/check_data.py.
 """
@@ -12,7 +12,8 @@ from tools.report import check_and_report
 
 
 def test_two_sound_data_sets(drawn, drawn_records, tmp_path, capsys):
-    """A COCO json and TFRecords get one text and two reports, the second one under another name."""
+    """Tests that two valid data sets, a COCO json and TFRecords, give one printed text
+    and two report files."""
     data = DataFlags(str(drawn / "images"), str(drawn / "instances.json"))
     evaluation = DataFlags(file_pattern=f"{drawn_records}-*.tfrecord")
     report = tmp_path / "a.html"
@@ -29,7 +30,8 @@ def test_two_sound_data_sets(drawn, drawn_records, tmp_path, capsys):
 
 
 def test_faults_alone_make_a_page(tmp_path):
-    """The page reports both data sets; data that cannot be used have no figures."""
+    """Tests that the page has the faults of both data sets, but no figures, because
+    the data cannot be used."""
     (tmp_path / "a.json").write_text('{"images": [], "annotations": [], "categories": [}')
     (tmp_path / "b.json").write_text("")
     data = [DataFlags(str(tmp_path), str(tmp_path / f"{name}.json")) for name in "ab"]

@@ -1,4 +1,4 @@
-"""Boxes in the network input equal those of the loaders."""
+"""Tests that boxes in pixels of the network input equal those that the loaders give."""
 
 import numpy as np
 import pytest
@@ -60,7 +60,7 @@ def test_images_without_a_true_box_are_no_part_of_the_sample():
     rows = [(1, 0, 1, 1, 9, 9), (2, 0, 1, 1, 9, 9), (4, 0, 1, 1, 0, 9)]
     truth = annotations([(50, 50)] * 5, rows, crowds=[1])
     sample = module.sample_images(truth, 10, np.random.default_rng(0))
-    assert sample.image_ids.tolist() == [102, 105]  # the box of 105 has no area, but it counts
+    assert sample.image_ids.tolist() == [102, 105]  # image 105 counts, although its box has no area
 
 
 def test_a_sample_is_drawn_by_seed():

@@ -1,4 +1,5 @@
-"""Tests the page of the report: it is complete, needs no other file, and no data become markup."""
+"""Tests the HTML page of the report: it is complete, needs no other file, and escapes
+all text from the data."""
 
 import base64
 import dataclasses
@@ -20,7 +21,8 @@ PICTURE = np.zeros((9, 9, 3), np.uint8)
 
 
 class ParsedPage(html.parser.HTMLParser):
-    """Collects tags with attributes, and the text outside of style; tags must be closed in order."""
+    """Collects all tags with their attributes, and the text outside of <style>. Tags
+    must be closed in order."""
 
     def __init__(self, content):
         super().__init__()

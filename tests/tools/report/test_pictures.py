@@ -1,4 +1,5 @@
-"""Tests the sheet of images: which images, where the boxes are, and files that cannot be read."""
+"""Tests the report's sheet of images: the choice of images, the drawn boxes, and files
+that cannot be read."""
 
 import numpy as np
 
@@ -27,12 +28,13 @@ def test_boxes_are_drawn_where_they_are(monkeypatch):
     sheet = pictures.sheet(truth, lambda row: black)
     assert sheet.shape == (400, 3 * 466, 3)
     rows, columns = np.nonzero((sheet == np.array(drawing.class_colour(1))).all(axis=-1))
-    # shown at half size, below a caption of 24 pixels
+    # The image is shown at half size, below a caption of 24 pixels.
     assert (columns.min(), columns.max() + 1, rows.min() - 24, rows.max() + 1 - 24) == (115, 345, 75, 225)
 
 
 def test_classes_are_named_unless_there_are_too_many_boxes(monkeypatch):
-    """A picture with more than 25 boxes has no class names, which would cover everything."""
+    """Tests that pictures with more than 25 boxes have no class names, because these would cover
+    everything."""
     named = []
     monkeypatch.setattr(
         pictures, "draw_boxes", lambda image, boxes, classes, names: named.append(names) or image

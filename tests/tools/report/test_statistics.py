@@ -12,7 +12,7 @@ from tools.report.statistics import describe
 
 
 def test_areas_and_classes_are_those_of_pycocotools_on_coco128(coco128):
-    """The numbers equal pycocotools' on COCO128, with areas of outlines, crowds, classes without boxes."""
+    """COCO128 has areas of outlines, crowds and classes without boxes, which pycocotools counts as we do."""
     found = describe(load_coco(coco128 / "instances.json", None))
     coco = COCO(str(coco128 / "instances.json"))
     ranges = {"small": (-0.5, 32**2), "medium": (32**2 - 1e-9, 96**2), "large": (96**2 - 1e-9, 1e10)}
@@ -93,4 +93,4 @@ def test_as_large_as_coco_in_seconds():
     large = annotations(sizes, np.column_stack(columns), list(map(str, range(80))))
     start = time.process_time()
     assert describe(large).boxes == len(large.target_boxes.boxes) > 800_000
-    assert time.process_time() - start < 10  # about one second
+    assert time.process_time() - start < 10  # it takes about one second

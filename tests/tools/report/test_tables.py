@@ -1,4 +1,4 @@
-"""Tests the report as text: it has known numbers, fits a terminal, and begins with what stops training."""
+"""Tests the report as text: its numbers, that it fits a terminal, and that it begins with fatal problems."""
 
 import re
 

@@ -1,4 +1,5 @@
-"""Tests TFRecord, RecordIO and WebDataset: unusual valid content is read, all else is a one-line error."""
+"""Tests TFRecord, RecordIO and WebDataset: unusual but valid content is read; all else
+gives an error of one line."""
 
 import os
 import struct
@@ -68,7 +69,8 @@ MAGIC = [writing.png(i, extra=bytes(i) + writing.RECORDIO_MAGIC * i + b"end") fo
 
 
 def test_records_in_parts(tmp_path):
-    """Records are read whole although images contain the magic number, also at multiples of four bytes."""
+    """The images contain RecordIO's magic number. Where this is at a multiple of four bytes, the writer
+    splits the record into parts, and the reader must join them."""
     path = rec(tmp_path / "x.rec", *(writing.image_record(image, i) for i, image in enumerate(MAGIC)))
     assert path.read_bytes().count(writing.RECORDIO_MAGIC) > COUNT + 5
     check(opened("recordio", path), MAGIC, list(range(COUNT)))
@@ -143,7 +145,7 @@ def test_a_label_is_digits_within_32_bits(tmp_path):
 
 def test_archives_that_are_cut_off_are_refused(tmp_path):
     path = tar(tmp_path, *((f"{i}.png", image) for i, image in enumerate(IMAGES)))
-    end = sum(512 + -(-len(image) // 512) * 512 for image in IMAGES)  # headers and images, in blocks
+    end = sum(512 + -(-len(image) // 512) * 512 for image in IMAGES)  # in blocks of 512 bytes, with headers
     cases = ((end, f"cut off at byte {end}"), (end - 600, "not a complete"), (0, "is missing, empty"))
     for size, said in cases:
         os.truncate(path, size)
@@ -154,7 +156,7 @@ def test_archives_that_are_refused(tmp_path):
     path = tar(tmp_path, ("1.png", IMAGES[0]), ("2.png", IMAGES[1]))
     with tarfile.open(path) as content:
         begin = content.getmembers()[1].offset
-    flip(path, begin + 5)  # the header's checksum does not fit any more
+    flip(path, begin + 5)  # now the checksum in the header is wrong
     refused("webdataset", path, f"is damaged or cut off at byte {begin}: copy or write it again")
     with tarfile.open(tmp_path / "z.tar", "w:gz") as compressed:
         compressed.add(path)

@@ -1,4 +1,5 @@
-"""Tests images from a user's Python code: everything that may be named, and all errors in that code."""
+"""Tests images from a user's Python code: every kind of object that --input may name,
+and all errors in that code."""
 
 import numpy as np
 import pytest
@@ -47,7 +48,8 @@ ARRAY_CODES = [
 
 @pytest.mark.parametrize(("dtype", "code", "expected"), ARRAY_CODES)
 def test_arrays_alone_in_batches_and_with_labels(tmp_path, dtype, code, expected):
-    """Arrays of all forms are read; `expected` has the height, value and label of each image."""
+    """Tests that arrays of all forms are read. `expected` has the height, the value
+    and the label of each image."""
     source = opened(tmp_path, ARRAYS.format(dtype) + code)
     assert source.is_decoded and source.size == len(expected)
     for read in (flat(by_pipeline(Part(source), 1, source.size)), flat(by_dynamic(Part(source)))):

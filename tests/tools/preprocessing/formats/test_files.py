@@ -1,4 +1,5 @@
-"""Tests trees, lists and NumPy files: which images are found, their order and labels, refused input.
+"""Tests directory trees, lists and NumPy files: which images are found, their order
+and labels, refused input.
 
 Also tests base.py.
 """
@@ -143,7 +144,7 @@ def test_a_file_of_numpy_that_is_cut_off_or_damaged_is_said(tmp_path):
     np.save(tmp_path / "x.npy", pixels(0))
     os.truncate(tmp_path / "x.npy", 200)
     refused("numpy", tmp_path, r"file that is not an image: 'x\.npy': ", DataError)
-    flip(tmp_path / "x.npy", 10)  # the brace of the header, which Python's parser reads
+    flip(tmp_path / "x.npy", 10)  # damages a brace of the header, which is a Python dict
     refused("numpy", tmp_path, r"file that is not an image: 'x\.npy': ", DataError)
 
 

@@ -1,4 +1,4 @@
-"""Tests LMDB of Caffe and Caffe2: valid content of any form is read, all else is a one-line error."""
+"""Tests LMDB of Caffe and Caffe2: valid content of any form is read; all else gives an error of one line."""
 
 import os
 
@@ -35,7 +35,7 @@ def test_dali_reads_labels_of_every_form_by_directory_or_file(tmp_path, make, la
 
 
 ODD = [
-    (datum(IMAGES[3]), -1),  # DALI would return the previous label
+    (datum(IMAGES[3]), -1),  # no label: DALI would return that of the previous record
     (tensors(IMAGES[3], tensor("int32", 6)), 6),
     (tensors(IMAGES[3], tensor("float", 6.0)), 6),
     (tensors(IMAGES[3], tensor("int32", 6, 7)), -1),
@@ -50,7 +50,8 @@ def test_python_reads_values_of_several_forms(tmp_path, odd, label):
 
 @pytest.mark.parametrize("numbers", [[tensor("int64", 6)], [tensor("int32", 6), tensor("int32", 1, 2, 3, 4)]])
 def test_python_reads_what_dali_would_misread_even_if_all_are_alike(tmp_path, numbers):
-    """Python reads 64-bit labels and boxes, which DALI misreads, and a file; DALI opens only directories."""
+    """Tests that Python reads 64-bit labels and boxes, which DALI misreads, and a file not called data.mdb,
+    which DALI cannot open."""
     path = values(tmp_path, tensors(IMAGES[0], *numbers))
     check(opened("lmdb", path), IMAGES[:1], [6], by_python=True)
     values(tmp_path / "b", datum(IMAGES[0], 6))
@@ -91,7 +92,8 @@ ENDS = [
 
 @pytest.mark.parametrize(("end", "said"), ENDS)
 def test_a_truncated_lmdb_is_refused(tmp_path, end, said):
-    """LMDB maps its file, so reading beyond a too early end would kill this process, or DALI's, by SIGBUS."""
+    """LMDB maps its file into memory. If the file is cut off, reading beyond the end would kill the process
+    with SIGBUS."""
     path = values(tmp_path, *map(datum, IMAGES * 9, LABELS * 9))
     assert opened("lmdb", path).size == 63
     os.truncate(f"{path}/data.mdb", end if end > 0 else os.path.getsize(f"{path}/data.mdb") + end)
@@ -101,7 +103,7 @@ def test_a_truncated_lmdb_is_refused(tmp_path, end, said):
 def test_a_damaged_page_of_an_lmdb_is_said(tmp_path):
     path = values(tmp_path, *map(datum, IMAGES * 9, LABELS * 9))
     content = bytearray((tmp_path / "data.mdb").read_bytes())
-    for kind in range(2 * 4096 + 10, len(content), 4096):  # in each page after the two of the header
+    for kind in range(2 * 4096 + 10, len(content), 4096):  # in each page after the two header pages
         content[kind : kind + 2] = b"\x08\x00"
     (tmp_path / "data.mdb").write_bytes(content)
     refused("lmdb", path, r"data\.mdb cannot be read as LMDB \(.*\): copy or write it again")
