@@ -1,4 +1,4 @@
-"""Fixtures of all tests. Real data are used if they are there; all other data are drawn here."""
+"""Fixtures for all tests. Those of real data skip a test if the data are missing; others draw images."""
 
 import contextlib
 import ctypes
@@ -22,14 +22,14 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # before TensorFlow is impor
 _CACHE = tempfile.TemporaryDirectory(prefix="detection-tests-")
 os.environ["XDG_CACHE_HOME"] = _CACHE.name
 
-if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # background job: its children would ignore SIGINT
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # so in a background job; children inherit it
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-with contextlib.suppress(OSError):  # without a driver
+with contextlib.suppress(OSError):  # raised where there is no driver
     ctypes.CDLL("libcuda.so.1")
     import tensorflow as tf
 
-    # Here, because TensorFlow refuses it after its first operation, which some test modules run on import.
+    # TensorFlow allows this only before its first operation, and some test modules run one on import.
     for gpu in tf.config.list_physical_devices("GPU"):
         tf.config.experimental.set_memory_growth(gpu, True)
 
@@ -39,8 +39,8 @@ DATA = pathlib.Path(os.environ.get("DETECTION_TEST_DATA", ROOT / ".." / "shared"
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    gc.freeze()  # imported modules stay: garbage collection does not need to scan them again
-    # The longest tests go first; otherwise one process would still run them at the end.
+    gc.freeze()  # the garbage collector no longer scans the imported modules, which saves time
+    # The longest tests start first, so that all test processes end at about the same time.
     items.sort(key=lambda item: item.path.name not in LONGEST_FIRST)
     gpu_tests = [item for item in items if item.get_closest_marker("gpu")]
     if not gpu_tests:
@@ -73,19 +73,19 @@ def _real(name: str) -> pathlib.Path:
 
 @pytest.fixture(scope="session")
 def once(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Callable:
-    """once(name, make) -> a directory that make(directory) has filled.
+    """Gives once(name, make), which returns a directory that make(directory) has filled.
 
     The first test process that asks for it calls `make`; the others wait. Tests must not write into it.
     """
     shared = tmp_path_factory.getbasetemp()
-    if hasattr(request.config, "workerinput"):  # one process of several, each with a separate directory
+    if hasattr(request.config, "workerinput"):  # one of several test processes
         shared = shared.parent
 
     def get(name: str, make: Callable[[pathlib.Path], object]) -> pathlib.Path:
         with (shared / f"{name}.lock").open("a") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
-            if not os.fstat(lock.fileno()).st_size:  # empty until all is made
-                shutil.rmtree(shared / name, ignore_errors=True)  # from a process that failed
+            if not os.fstat(lock.fileno()).st_size:  # the lock file is empty until `make` has ended
+                shutil.rmtree(shared / name, ignore_errors=True)  # may be left from a process that failed
                 make(shared / name)
                 lock.write("made")
         return shared / name
@@ -95,7 +95,7 @@ def once(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 
 @pytest.fixture(scope="session")
 def drawn(once: Callable) -> pathlib.Path:
-    """Twelve synthetic images, images/ and instances.json, with everything that a data set may contain.
+    """A COCO directory of twelve synthetic images, with many special cases that data sets have.
 
     Category ids with gaps (3, 17, 90), not sorted; image ids with gaps, one above 2**31; no square image. The
     third image has no objects; the fifth also has a crowd; the seventh has a box that reaches outside, one

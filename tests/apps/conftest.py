@@ -1,4 +1,4 @@
-"""Runs the entry points of both apps inside the test process, with the flags that a user would type.
+"""Fixtures that run the commands of both apps inside the test process, with a user's flags.
 
 A test of a feature that both apps have takes the `app` fixture, which runs the test once for each app.
 """
@@ -42,12 +42,12 @@ class App:
     tiny: str  # hparams of a network that takes seconds to trace instead of tens of seconds
     by_heart: str  # hparams that overfit a few images quickly
     steps_by_heart: int
-    ways: tuple[str, str]  # flags of two very different training runs
+    ways: tuple[str, str]  # flags of two training runs that differ in many settings
     own_hparam: tuple[str, str]  # a field that cannot change after the training, and another value for it
     other_nms: str
 
     def class_rows(self, weights: dict[str, np.ndarray], num_classes: int) -> list[np.ndarray]:
-        """Returns the weights that belong to single classes, as arrays of shape (..., anchor, class)."""
+        """Returns the weights of the outputs that score a class, as arrays of shape (..., anchor, class)."""
         if self.name == "efficientdet":
             names = ("class_net.predict/kernel", "class_net.predict/bias")
             return [weights[name].reshape(-1, 1, num_classes) for name in names]
@@ -56,7 +56,7 @@ class App:
         return [head.reshape(-1, 3, 5 + num_classes)[..., 5:] for head in heads]
 
     def box_bias(self, weights: dict[str, np.ndarray], num_classes: int) -> np.ndarray:
-        """Returns the biases of the outputs that belong to no class: boxes, and in YOLOv4 objectness."""
+        """Returns the biases of the outputs for boxes, and in YOLOv4 of those for boxes and objectness."""
         if self.name == "efficientdet":
             return weights["box_net.predict/bias"]
         name = sorted(name for name in weights if name.endswith("conv/bias"))[0]
@@ -99,7 +99,7 @@ APPS = {
         name="yolov4",
         package=yolov4,
         model_name="yolov4-nano",
-        # SGD, because Adam turns a rounding difference in a gradient near 0 into a whole step
+        # SGD, because Adam makes a full step of a gradient that is only a rounding error
         tiny="width=0.25,optimizer=sgd",
         by_heart="jitter=0,flip_prob=0,hue=0,saturation=1,exposure=1,mosaic_prob=0,learning_rate=0.006",
         steps_by_heart=160,
@@ -120,18 +120,18 @@ either_app = pytest.mark.parametrize("app", list(APPS)[-1:], indirect=True, scop
 
 
 def slow_for(*names: str) -> pytest.MarkDecorator:
-    """Decorator: the test runs for both apps. It is marked slow for `names`, which a faster test covers."""
+    """Runs a test for both apps, and marks it slow for the apps in `names`, which a faster test covers."""
     params = [pytest.param(name, marks=pytest.mark.slow if name in names else ()) for name in APPS]
     return pytest.mark.parametrize("app", params, indirect=True, scope="session")
 
 
 @contextlib.contextmanager
 def eagerly() -> Iterator[None]:
-    """Runs TensorFlow without graphs: a few steps take less time than compiling a graph."""
+    """Runs TensorFlow eagerly, because a few eager steps take less time than tracing a graph."""
     tf.config.run_functions_eagerly(True)
     try:
         with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "Even though the")  # says that tf.data still builds a graph
+            warnings.filterwarnings("ignore", "Even though the")  # a warning that tf.data still builds graphs
             yield
     finally:
         tf.config.run_functions_eagerly(False)
@@ -155,7 +155,7 @@ def source(drawn):
 
 @pytest.fixture(scope="session")
 def command(app):
-    """command("train", "--batch_size=2", ...) returns the entry function's result, or raises UserError."""
+    """Gives a function: command("train", "--batch_size=2", ...) returns the entry function's result."""
 
     def run(entry: str, *arguments: str):
         _, function = app.entry(entry)
@@ -170,7 +170,7 @@ def command(app):
 
 @pytest.fixture(scope="session")
 def tiny_train(app, command):
-    """Trains the tiny network on a COCO directory, or on the TFRecords whose paths begin with `data`."""
+    """Gives a function that trains the tiny network on a COCO directory, or on the TFRecords `data`*."""
 
     def run(data: pathlib.Path, output_dir: pathlib.Path, *more: str, compiled: bool = False):
         defaults = {"model_name": app.model_name, "image_size": "64x96", "batch_size": "4", "epochs": "2"}
@@ -189,5 +189,5 @@ def tiny_train(app, command):
 
 @pytest.fixture(scope="session")
 def trained(app, tiny_train, drawn, once) -> pathlib.Path:
-    """Run directory of two epochs on the synthetic images. It is trained once; tests may only read it."""
+    """Run directory of a training of two epochs. All tests share it, so they must not write into it."""
     return once(f"trained-{app.name}", lambda directory: tiny_train(drawn, directory))

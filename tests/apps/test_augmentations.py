@@ -1,6 +1,6 @@
-"""Tests rotation, RandAugment, TrivialAugment and cutout of both apps on pixels, and --augmentation_preset.
+"""Tests the pixels of rotation, RandAugment, TrivialAugment and cutout in both apps, and the presets.
 
-Also tests augmentations.py. tests/apps/test_loaders.py tests their seeds, resuming and the tf.data loader.
+Also tests augmentations.py. tests/apps/test_loaders.py tests the seeds and the resuming of these operations.
 """
 
 import dataclasses
@@ -42,7 +42,7 @@ def test_boxes_enclose_what_they_enclosed_before_a_rotation(augmentations):
     drawn = [rectangles(random, *(int(n) for n in random.integers(90, 260, 2)), i % 5) for i in range(30)]
     images = [image for image, _ in drawn]
     sizes = [np.float32(image.shape[1::-1] * 2) for image in images]
-    no_area = np.float32([[0.2, 0.2, 0.2, 0.9], [0.5, 0.5, 0.5, 0.5]])  # crops give outside boxes no area
+    no_area = np.float32([[0.2, 0.2, 0.2, 0.9], [0.5, 0.5, 0.5, 0.5]])  # as boxes outside a crop become
     boxes = [np.concatenate([px / size, no_area]) for (_, px), size in zip(drawn, sizes, strict=True)]
     labels = [np.arange(1, len(of_image) + 1, dtype=np.int32) for of_image in boxes]
 
@@ -70,15 +70,15 @@ def test_boxes_enclose_what_they_enclosed_before_a_rotation(augmentations):
     assert turned > 25 and whole > 30
 
 
-@pytest.mark.filterwarnings("ignore")  # DALI warns that a random sign for each operation is slow
+@pytest.mark.filterwarnings("ignore")  # DALI warns that choosing a sign for each image is slow
 @pytest.mark.parametrize("suite", ["RAND_AUGMENT", "TRIVIAL_AUGMENT"])
 def test_no_operation_of_a_suite_moves_pixels(augmentations, suite):
     image, _ = rectangles(np.random.default_rng(1), 120, 160, 4)
-    image[:, :, 1] //= 2  # no grey pixels, so that saturation changes them
+    image[:, :, 1] //= 2  # makes grey pixels coloured, so that saturation changes them
     kinds = image.reshape(-1, 3)
     operations = getattr(augmentations, suite)
     assert len(operations) == 9 and len({operation.name for operation in operations}) == 9
-    inside = np.zeros(image.shape[:2], bool)  # sharpness also reads the neighbouring pixels
+    inside = np.zeros(image.shape[:2], bool)  # only pixels inside, because sharpness also reads neighbours
     inside[2:-2, 2:-2] = np.all(
         [np.roll(image, (y, x), (0, 1)) == image for y in (-1, 0, 1) for x in (-1, 0, 1)], axis=(0, -1)
     )[2:-2, 2:-2]
@@ -94,7 +94,7 @@ def test_no_operation_of_a_suite_moves_pixels(augmentations, suite):
             of_kind = result[(image == kind).all(-1) & inside]
             assert len(np.unique(of_kind, axis=0)) == 1, operation.name
         changed += not np.array_equal(result, image)
-    assert changed >= 7  # all but two: the identity, and stretching a full contrast range
+    assert changed >= 7  # all except the identity, and autocontrast on a full range
 
 
 def test_cutout_is_one_square_of_the_fill(augmentations):

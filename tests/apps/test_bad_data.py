@@ -1,4 +1,4 @@
-"""Every command refuses bad data before it builds or writes anything, and lists all faults."""
+"""Tests that every command lists all faults of bad data and ends before it builds or writes anything."""
 
 import json
 import subprocess
@@ -64,7 +64,7 @@ def test_evaluation_and_inference_stop_too(with_bad_images, trained, command, tm
 
 @slow_for("efficientdet")
 def test_training_lists_every_fault_without_a_traceback(app, faulty, tmp_path):
-    """Run as by a user, in another directory, the command lists all faults and exits with code 1."""
+    """Tests that train.py, started in another directory, lists all faults and exits with code 1."""
     command = [sys.executable, f"{ROOT}/{app.name}/train.py", f"--model_name={app.model_name}"]
     command += [*coco_flags(faulty.directory, "train"), f"--output_dir={tmp_path}/run"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)

@@ -1,4 +1,4 @@
-"""Tests bench.py of each app: the whole command once on a tiny network, and its parts.
+"""Tests bench.py of each app: the whole command on a tiny network, and single parts.
 
 Also tests tools/benchmark/measuring.py.
 """
@@ -30,7 +30,7 @@ KEYS = {
     *("format", "app", "title", "when", "commit", "versions", "machine", "data", "settings", "rounds"),
     *("seconds", "candidates", "stages", "inference", "other_cores", "ratios", "verdict"),
 }
-# Hparams that switch on all steps through which a training image can go.
+# Hparams that switch on every stage of the loader's graph.
 WHOLE = {
     "efficientdet": "image_size=64x96,hue=20,grid_mask_prob=0.5",
     "yolov4": "image_size=64x96,mosaic_prob=0.5,mixup_prob=0.5,letterbox=true",
@@ -72,9 +72,9 @@ def source_of(directory: pathlib.Path):
 
 
 def test_the_command_measures_processes(drawn, tmp_path):
-    """bench.py of EfficientDet, started as a process, measures a loader and a baseline program.
+    """Runs EfficientDet's bench.py as a separate process. It measures a loader and a baseline program.
 
-    The tests below cover the differences of YOLOv4's bench.py inside the test process.
+    For YOLOv4, the tests below call functions of bench.py inside the test process.
     """
     app = APPS["efficientdet"]
     baseline = f"--baseline=theirs={sys.executable} -uc {shlex.quote(BASELINE)}"
@@ -96,7 +96,7 @@ def test_the_command_measures_processes(drawn, tmp_path):
 
 @pytest.mark.parametrize("name, role", [("efficientdet", "both:dali_cpu"), ("yolov4", "model")])
 def test_a_candidate_trains(drawn, monkeypatch, name, role):
-    """Two calls of train.py's training step change the weights of the model that bench.py has built."""
+    """Shows that two training steps change the weights of the model that bench.py built."""
     app, bench = APPS[name], importlib.import_module(f"{name}.bench")
     sizes, models, initial = [], [], {}
 
@@ -128,7 +128,7 @@ def test_stages_are_one_line_of_json(app, bench, drawn, capfd):
     (line,) = capfd.readouterr().out.splitlines()
     found = {stage["stage"]: stage for stage in json.loads(line)}
     assert list(found) == [*STAGES[app.name], "hand-over", "targets"]
-    # The cost of a later stage is a difference of two measurements, which noise can make negative.
+    # Only `read` must be positive: the cost of a later stage is a difference, which noise can make negative.
     assert found["read"]["cpu_ms_per_image"]["median"] > 0
     assert "stages of dali_cpu" in report.stage_table("stages of dali_cpu", list(found.values()))
 
@@ -138,7 +138,7 @@ def operators(pipeline) -> set[str]:
 
 
 def test_a_cut_graph_is_the_product_s_graph(app, bench, drawn):
-    """A graph cut after a stage contains all earlier cuts; the last one gives the whole graph's images."""
+    """Tests the graphs cut after each stage: each contains the one before; the last gives the full images."""
     whole = open_loader(bench, drawn, WHOLE[app.name]).pipeline
     nodes = stages.stage_nodes(whole, bench.APP.stages)
     assert list(nodes) == STAGES[app.name]
@@ -150,7 +150,7 @@ def test_a_cut_graph_is_the_product_s_graph(app, bench, drawn):
     np.testing.assert_array_equal(images, whole.run()[0].as_array())
     jpegs = [bytes(np.asarray(jpeg)[:2]) for jpeg in cuts["read"].run()[0]]
     assert set(jpegs) <= {b"\xff\xd8", b"\x89P"}
-    for stage, operator in (("decode", "ImageSlice"), ("resize", "Resize")):  # missing in the stage before
+    for stage, operator in (("decode", "ImageSlice"), ("resize", "Resize")):  # new in this stage
         before = STAGES[app.name][STAGES[app.name].index(stage) - 1]
         assert any(operator in name for name in operators(cuts[stage]))
         assert not any(operator in name for name in operators(cuts[before]))
@@ -217,7 +217,7 @@ def test_data_are_drawn_once_where_none_are_given(monkeypatch, tmp_path):
     source = source_of(directory)
     sizes = source.annotations.image_sizes
     assert (sizes[:, 1] >= 640).all() and (sizes[:, 1] <= 1024).all()
-    assert all(len(source.encoded(row)) > 90_000 for row in range(2))  # as much to decode as in photographs
+    assert all(len(source.encoded(row)) > 90_000 for row in range(2))  # the files are as large as photographs
 
 
 def test_inference_is_measured_at_both_batch_sizes(app, bench, drawn, monkeypatch, capfd):

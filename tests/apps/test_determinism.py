@@ -1,6 +1,6 @@
-"""The same training step on the same CPU gives the same bits: repeated, in another process, and under load.
+"""Tests that a training step, repeated or run in another process under load, gives equal bits on a CPU.
 
-Run as a module, this file is one such process and prints its results as JSON:
+This command starts one such process. It prints its results as JSON:
 
     python -m tests.apps.test_determinism yolov4
 """
@@ -25,8 +25,8 @@ from common.distributed import ranks
 from common.training.optimizers import AveragedWeights
 from tests.conftest import ROOT
 
-# Model name, image side, batch size, and changes that make the model smaller. Without such changes,
-# TensorFlow's optimizer expects EfficientDet's step to need more than the 256 MB that it assumes for a CPU.
+# Model name, image side, batch size, and fields that make the model smaller. TensorFlow's graph optimizer
+# assumes 256 MB of memory on a CPU, and EfficientDet's step without these fields needs more.
 MODELS = {
     "efficientdet": ("efficientdet-d0", 128, 16, {"fpn_cells": 1, "head_repeats": 1}),
     "yolov4": ("yolov4-tiny", 128, 4, {}),
@@ -40,7 +40,7 @@ UPDATES = 4
 def test_two_processes_give_the_same_bits(app_name):
     command = [sys.executable, "-m", "tests.apps.test_determinism", app_name]
     processes = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT) for _ in range(2)]
-    outputs = [process.communicate()[0] for process in processes]  # both run at once, as load for each other
+    outputs = [process.communicate()[0] for process in processes]  # both run at once, under load
     assert [process.returncode for process in processes] == [0, 0]
     one, other = (json.loads(output.splitlines()[-1]) for output in outputs)
     assert one == other
@@ -63,13 +63,13 @@ def test_many_terms_are_added_in_pairs(monkeypatch):
     assert any(node.op == "AddN" for node in graph.node)
     assert _long_sums([graph]) == []
     total, gradient = sums(x)
-    assert total.numpy().tolist() == [2.0**24, 2.0**-30]  # summed from left to right: 2**24 + 1 is 2**24
+    assert total.numpy().tolist() == [2.0**24, 2.0**-30]  # float32 sums in order, where 2**24 + 1 is 2**24
     np.testing.assert_allclose(gradient, 2.0 * x + 3.0 + [[1.0], [2.0]], rtol=1e-6)
     assert tf.add_n([x[0]]).numpy().tolist() == x[0].numpy().tolist()
 
 
 def _long_sums(graphs: Iterable[graph_pb2.GraphDef]) -> list[str]:
-    """Returns the names of the nodes whose terms could be added in more than one order."""
+    """Returns the names of the nodes that may add their terms in a different order each time."""
 
     def is_long(node) -> bool:
         terms = [name for name in node.input if not name.startswith("^")]
@@ -79,12 +79,12 @@ def _long_sums(graphs: Iterable[graph_pb2.GraphDef]) -> list[str]:
 
 
 def _trained(app_name: str) -> dict:
-    """Repeats one step, then takes a few more; returns what differed and a digest of the final variables."""
+    """Repeats a step, then takes more; returns which repeats differed, and a hash of the final variables."""
     keras.utils.set_random_seed(0)
     train = importlib.import_module(f"{app_name}.train")
     model_name, side, batch_size, changes = MODELS[app_name]
     config = dataclasses.replace(train.get_config(model_name), image_size=(side, side), **changes)
-    config = dataclasses.replace(config, clip_norm=0.1)  # below the norm of gradients: these are clipped
+    config = dataclasses.replace(config, clip_norm=0.1)  # small enough to clip the gradients
     model = train.build_model(model_name, num_classes=3, config=config)
     optimizer = train.make_optimizer(config, 0.01, precision="float32")
     optimizer.build(model.trainable_variables)
@@ -106,7 +106,7 @@ def _trained(app_name: str) -> dict:
     variables = [v.value for v in [*model.variables, *optimizer.variables]] + list(averaged.variables)
     start = [variable.numpy() for variable in variables]
     context.context().enable_graph_collection()
-    step()  # traces the step
+    step()  # the first call traces the graph
     graphs = context.context().export_run_metadata().partition_graphs
     context.context().disable_graph_collection()
     first, differing = None, set()

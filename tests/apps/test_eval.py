@@ -1,6 +1,6 @@
-"""Tests evaluation: equal files when repeated, both loaders, boxes in original pixels, refused input.
+"""Tests eval.py: repeated runs write equal files, both loaders, boxes in pixels, and refused input.
 
-Also tests predict.py of each app; in common/training trained.py and detectors.py.
+Also tests predict.py of each app, common/training/trained.py and common/training/detectors.py.
 """
 
 import json
@@ -20,7 +20,7 @@ from tests.common.training.small_model import full_disk, rows_of
 
 @pytest.fixture
 def evaluation(trained, drawn, command):
-    """evaluation(output directory, flags) -> the metrics of the trained network on the synthetic images."""
+    """Gives a function of (output directory, flags) that evaluates the trained network, returning metrics."""
 
     def run(output_dir, *flags: str):
         given = [f"--weights={trained}", f"--output_dir={output_dir}", *coco_flags(drawn, "eval")]
@@ -82,7 +82,7 @@ def test_a_missing_backend_is_said_before_the_work(command, drawn, monkeypatch):
 
 
 def test_every_image_once_and_an_error_where_the_network_gives_nan(app, trained, source):
-    """Of 12 images in batches of 5 each counts once, although repeats fill the last one; NaN is an error."""
+    """Evaluates 12 images in batches of 5. Each counts once, although repeated images fill the last batch."""
     model, config, labels, _ = app.load_trained(trained)
     options = {"source": source, "config": config, "training": False, "with_targets": False}
     loader, detect = app.make_loader("dali_cpu", batch_size=5, **options), app.make_detect(model, config)
@@ -94,7 +94,7 @@ def test_every_image_once_and_an_error_where_the_network_gives_nan(app, trained,
     per_image = np.unique([r["image_id"] for r in results], return_counts=True)[1]
     assert per_image.max() <= config.max_detections
 
-    bias = [weight for weight in model.weights if weight.path.endswith("/bias")][-1]  # that of the last layer
+    bias = [weight for weight in model.weights if weight.path.endswith("/bias")][-1]  # the last layer's bias
     bias.assign(np.full(bias.shape, np.nan))
     with pytest.raises(UserError, match=r"image 10 is not finite"), eagerly():
         evaluate(detect, loader, labels, explain=explain)
@@ -111,7 +111,7 @@ def test_other_categories_are_refused(trained, drawn, command, tmp_path):
 
 
 def test_what_was_trained_cannot_be_changed_by_hparams(app, evaluation, tmp_path):
-    """Hparams of the network are refused: with other anchors weights would load, but decode boxes wrongly."""
+    """Tests that --hparams may not change the network: with other anchors, boxes would be decoded wrongly."""
     name, value = app.own_hparam
     with pytest.raises(UserError, match=rf"'{name}' cannot be changed here.*nms_method"):
         evaluation(tmp_path, f"--hparams={name}={value}")

@@ -1,7 +1,7 @@
-"""Exported files give the detections of the weights, on images of any shape and in eval.py; refused input.
+"""Tests that exported files give the same detections as the weights, and that wrong input is refused.
 
-Also tests export_parts.py of each app; common/evaluation/exported.py; in tools/exporting exporter.py,
-export_graph.py, tensorflow_files.py, onnx_file.py and verify.py.
+Also tests export_parts.py of each app, common/evaluation/exported.py, and exporter.py, export_graph.py,
+tensorflow_files.py, onnx_file.py and verify.py of tools/exporting.
 """
 
 import collections
@@ -28,9 +28,9 @@ from tools.exporting import export_graph, verify
 
 @pytest.fixture(scope="module")
 def decided(app, drawn, source, tmp_path_factory):
-    """Weights of the tiny network, untrained, with outputs as widely spread as those of a trained network.
+    """Random weights of the tiny network, changed so that its scores differ as in a trained network.
 
-    If all scores were about 0.01, rounding would decide which of two boxes suppresses the other.
+    If all scores were nearly equal, rounding errors would decide which of two boxes NMS keeps.
     """
     config = _module(app, "config").get_config(app.model_name)
     config = hparams.override(config, f"{app.tiny},image_size=64x96")
@@ -38,8 +38,8 @@ def decided(app, drawn, source, tmp_path_factory):
     model = _module(app, "model").build_model(app.model_name, 3, config=config)
     random = np.random.default_rng(3)
     for weight in model.weights:
-        # With new weights, YOLOv4's features are nearly equal in all cells, so random gammas spread them.
-        # EfficientDet needs no random gammas, which would increase its rounding errors to 1e-3.
+        # With initial weights, YOLOv4's features are nearly equal in all cells. Random gammas make them
+        # differ. In EfficientDet they differ anyway, and random gammas would add rounding errors.
         if app.name == "yolov4" and weight.path.endswith("bn/gamma"):
             weight.assign(random.uniform(0.5, 3, weight.shape) * random.choice([-1, 1], weight.shape))
     parts = _module(app, "export_parts").make_exportable(model, config)
@@ -83,7 +83,7 @@ def _last_layers(app, model, raw):
 
 @pytest.fixture(scope="module")
 def by_weights(app, decided, command, drawn, tmp_path_factory):
-    """Metrics and detections of the weights with the NMS of the exports, ordered by image id and score."""
+    """Metrics and detections of eval.py with the weights, for comparison with those of exported files."""
     directory = tmp_path_factory.mktemp("by_weights")
     name = "hard" if app.name == "efficientdet" else "greedy"
     flags = [f"--weights={decided}", f"--output_dir={directory}", f"--hparams=nms_method={name}"]
@@ -122,7 +122,7 @@ def _evaluate(command, drawn, weights, *flags):
 
 
 def _check_a_cut_file_is_refused(command, drawn, weights, file):
-    """Cuts off the end of `file`, which is a part of the export, and expects an error of one line."""
+    """Cuts off the end of `file`, one of the exported files, and expects a one-line error from eval.py."""
     whole = file.read_bytes()
     for content in (whole[:-5000], whole[:5000]):
         file.write_bytes(content)
@@ -166,12 +166,12 @@ def test_saved_model_takes_images_of_any_size(decided, command, drawn, by_weight
     for image in document["images"]:
         pixels = np.asarray(PIL.Image.open(drawn / "images" / image["file_name"]).convert("RGB"))
         given = tf.io.read_file(str(drawn / "images" / image["file_name"]))
-        if image["file_name"].endswith("jpg"):  # Pillow's decoder differs by one level
+        if image["file_name"].endswith("jpg"):  # Pillow decodes some pixels one level differently
             pixels = tf.io.decode_jpeg(given, channels=3, dct_method="INTEGER_ACCURATE").numpy()
         out = {name: value.numpy()[0] for name, value in detect(images=tf.constant(pixels[None])).items()}
         for row in range(out["count"]):
             left, top, right, bottom = map(float, out["boxes"][row])
-            if left == right or top == bottom:  # eval.py also drops such boxes outside the image
+            if left == right or top == bottom:  # eval.py drops boxes that are clipped to no area
                 continue
             about = {"image_id": image["id"], "category_id": labels.category_ids[out["classes"][row]]}
             box = [left, top, right - left, bottom - top]
@@ -186,9 +186,9 @@ def test_saved_model_takes_images_of_any_size(decided, command, drawn, by_weight
 
 @slow_for("efficientdet")
 def test_tensorrt(decided, command, drawn, by_weights, tmp_path, monkeypatch, capsys):
-    """With stand-ins for TensorRT and CUDA, a plan gives the detections of the weights.
+    """Evaluates a TensorRT plan with stand-ins for TensorRT and CUDA. The detections equal the weights'.
 
-    A wrong shape, a wrong version or a missing file is a one-line error.
+    A wrong shape, a wrong version or a missing file gives a one-line error.
     """
     tensorrt_stand_in.install(monkeypatch)
     plan, onnx = tmp_path / "detector.plan", tmp_path / "detector.onnx"
@@ -218,9 +218,9 @@ def test_tensorrt(decided, command, drawn, by_weights, tmp_path, monkeypatch, ca
 
 @slow_for("yolov4")
 def test_litert(decided, command, drawn, by_weights, tmp_path, monkeypatch):
-    """A .tflite file that differs from the weights by more than the limit is kept, and one line says so.
+    """Tests that a .tflite file is kept, with a warning, if its outputs differ too much from the weights'.
 
-    The limit is set so low that rounding alone exceeds it.
+    The test sets the limit so low that rounding errors exceed it.
     """
     file = tmp_path / "detector.tflite"
     flags = ["--format=litert", f"--output={file}", f"--verify_images={drawn}/images/0[01].jpg"]

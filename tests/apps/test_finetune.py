@@ -1,4 +1,4 @@
-"""Tests fine-tuning: classes are copied by name, frozen weights keep every bit, nothing else is lost.
+"""Tests fine-tuning: --init_from copies classes by name, and frozen weights do not change.
 
 Also tests init_from.py of each app.
 """
@@ -23,7 +23,7 @@ from common.training.results import Results
 from tests.apps.conftest import either_app, slow_for
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-LABELS = LabelMap((5, 7, 8, 9), ("toothbrush", "cow", "car", "emu"))  # of the earlier model, without "cat"
+LABELS = LabelMap((5, 7, 8, 9), ("toothbrush", "cow", "car", "emu"))  # the earlier model has no "cat"
 SHORT = ["--steps_per_epoch=3", "--batch_size=4", "--ema_decay=0", "--eval_images=", "--eval_annotations="]
 
 
@@ -42,7 +42,7 @@ def build(app, num_classes):
 
 @pytest.fixture(scope="module")
 def earlier(app, tmp_path_factory) -> Earlier:
-    """Untrained weights for four classes, another image size and two epochs."""
+    """The earlier model: untrained, for four classes, another image size and a run of two epochs."""
     model, config = build(app, 4)
     run = tmp_path_factory.mktemp("earlier") / "run"
     run.mkdir()
@@ -59,7 +59,7 @@ class Tuned(NamedTuple):
 
     Attributes:
         run: directory of the run.
-        said: its text on stderr.
+        said: what the run printed to stderr.
         begun: weights when training began.
         restored, updates: state of the optimizer and number of its steps when training began.
         left: state of the optimizer when training ended.
@@ -75,7 +75,7 @@ class Tuned(NamedTuple):
 
 @pytest.fixture(scope="module")
 def tune(app, tiny_train, drawn, earlier):
-    """tune(run, "--epochs=1", ...) trains 3 steps an epoch from the earlier weights at another image size."""
+    """Gives tune(run, "--epochs=1", ...), which trains from the earlier weights with 3 steps an epoch."""
 
     def slots(optimizer) -> dict[str, np.ndarray]:
         values = {v.path: np.array(v) for v in optimizer.variables if v.path.count("/") > 1 or len(v.shape)}
@@ -107,7 +107,7 @@ def heads(tune, tmp_path_factory) -> Tuned:
 
 
 def test_init_from_copies_classes_by_name(app, heads, earlier):
-    """Car and toothbrush keep their weights under new ids and in a new order; cow and emu go, cat is new."""
+    """Car and toothbrush have new ids but keep their weights. Cow and emu are left out; cat is new."""
     before, after = values_of(earlier.model), heads.begun
     report = next(line for line in heads.said.splitlines() if line.startswith("--init_from"))
     total = len(earlier.model.weights)
@@ -118,7 +118,7 @@ def test_init_from_copies_classes_by_name(app, heads, earlier):
         assert not any(np.array_equal(now[..., 1], was[..., row]) and now[..., 1].std() for row in range(4))
     np.testing.assert_array_equal(app.box_bias(after, 3), app.box_bias(before, 4))
     for name in before:
-        if before[name].shape == after[name].shape:  # weights without a row for each class
+        if before[name].shape == after[name].shape:  # these weights do not depend on the classes
             np.testing.assert_array_equal(after[name], before[name], err_msg=name)
 
 
@@ -134,7 +134,7 @@ def test_freeze_keeps_the_named_layers_still(app, heads, earlier):
 
 @either_app
 def test_frozen_batch_norms_normalise_with_what_they_had(app):
-    """A frozen layer's output ignores the rest of the batch, even in training and with the fused kernel."""
+    """Tests that a frozen batch norm uses its moving statistics in training, even with the fused kernel."""
     model, _ = build(app, 3)
     fine_tuning.freeze(model, "^backbone")
     layers = [layer for layer in model.layers if isinstance(layer, BatchNormalization)]
@@ -161,7 +161,7 @@ def test_frozen_batch_norms_normalise_with_what_they_had(app):
 
 @slow_for("efficientdet")
 def test_batch_norms_that_are_frozen_stay_and_the_run_resumes_exactly(app, tune, tmp_path, monkeypatch):
-    """--freeze_batch_norm keeps statistics, scales, offsets and their averages; all other weights train."""
+    """Tests that --freeze_batch_norm changes no weight of a batch norm, and that all other weights train."""
     flags = ("--epochs=2", "--freeze_batch_norm", "--ema_decay=0.9")
     whole = tune(tmp_path / "whole", *flags)
     model = app.load_trained(whole.run)[0]
@@ -181,16 +181,16 @@ def test_batch_norms_that_are_frozen_stay_and_the_run_resumes_exactly(app, tune,
 
 @either_app
 def test_unfreezing_keeps_the_weights_and_the_state_of_the_optimizer(app, heads, tune, tmp_path):
-    """When all layers train after the heads, momentum and counters go on; the momentum of new layers is 0."""
+    """Trains the heads, then all layers. Earlier momentum is kept; layers that were frozen start with 0."""
     whole = tune(shutil.copytree(heads.run, tmp_path / "run"), "--epochs=2", "--freeze=")
     assert "changed: freeze; the run goes on from an epoch's end" in whole.said
     assert (heads.updates, whole.updates) == (0, 3)
     still = [name for name in heads.left if "backbone" in name]
     moving = [name for name in heads.left if name not in still]
     assert still and moving
-    for path, values in values_of(app.load_trained(heads.run)[0]).items():  # --ema_decay=0: the final weights
+    for path, values in values_of(app.load_trained(heads.run)[0]).items():  # not averaged: --ema_decay=0
         np.testing.assert_array_equal(whole.begun[path], values, err_msg=path)
-    by_place = dict(zip(heads.left, whole.restored.values(), strict=True))  # paths of runs differ in a number
+    by_place = dict(zip(heads.left, whole.restored.values(), strict=True))  # variables' paths have other numbers
     for name, values in heads.left.items():
         np.testing.assert_array_equal(by_place[name], values, err_msg=name)
     assert all(not heads.left[name].any() for name in still)
@@ -203,7 +203,7 @@ def test_unfreezing_keeps_the_weights_and_the_state_of_the_optimizer(app, heads,
 def test_the_recipe_is_in_the_metadata(heads, earlier, source):
     found = model_metadata.read(heads.run)
     assert found["recipe"]["freeze"] == "^backbone"
-    assert found["recipe"]["init_from"] == earlier.run.name  # only the name: metadata contain no directories
+    assert found["recipe"]["init_from"] == earlier.run.name  # the name without its directory
     assert found["train_data"] == source.fingerprint
     assert model_metadata.read(heads.run / "checkpoints")["state"]["step"] == 3
     assert model_metadata.read(heads.run / "checkpoints")["anchors"] == found["anchors"]
@@ -222,7 +222,7 @@ def test_weights_that_run_otherwise_say_so(app, heads, capsys):
 
 @either_app
 def test_weights_of_an_earlier_version_load(app, earlier, tmp_path, capsys):
-    """Weights of earlier versions, which wrote only some of the metadata, can be loaded."""
+    """Tests that weights with only some of the metadata, as earlier versions wrote them, can be loaded."""
     metadata = model_metadata.read(earlier.run)
     kept = ("app", "num_classes", "label_map", "config", "eval_data", "epoch")
     old = tmp_path / "old.weights.h5"

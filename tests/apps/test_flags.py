@@ -1,4 +1,4 @@
-"""The flags of the commands.
+"""Tests the flags of the commands.
 
 Also tests common/args.py.
 """
@@ -32,7 +32,7 @@ def test_help_shows_the_flags(app):
 
 
 def test_importing_defines_no_flags():
-    """Importing an app defines no flags: two apps that did so could not be imported in one process."""
+    """Otherwise one process could not import both apps, because they have flags of the same names."""
     assert "model_name" not in flags.FLAGS
     assert "weights" not in flags.FLAGS
 
@@ -68,7 +68,7 @@ def test_help_shows_the_most_used_flags_first(app, command):
 
 
 def heavy_imports(*command: str) -> set[str]:
-    """Returns which of TensorFlow, Keras and DALI a command imports."""
+    """Returns those of the packages TensorFlow, Keras and DALI that a command imports."""
     program = [sys.executable, "-X", "importtime", *command]
     done = subprocess.run(program, cwd=ROOT, capture_output=True, text=True)
     imported = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
@@ -80,7 +80,7 @@ def test_commands_import_neither_tensorflow_nor_dali_before_they_know_their_flag
     programs += ["tools/describe_weights.py", "tools/replay_step.py", "tools/bench.py"]
     modules = [name.removesuffix(".py").replace("/", ".") for name in programs]
     assert len(modules) > 20
-    modules = [name for name in modules if not name.endswith("train")]  # train.py imports them after flags
+    modules = [name for name in modules if not name.endswith("train")]  # train.py imports them later
     assert heavy_imports("yolov4/train.py", "--help") == set()
     assert heavy_imports("-c", f"import {', '.join(modules)}") == set()
 

@@ -28,7 +28,7 @@ def config(app):
 
 @pytest.fixture
 def feed(app, config, source):
-    """feed(pipeline type) -> the input feed from which train.py's loop takes its batches."""
+    """Gives feed(pipeline type), which returns the input feed that train.py's training loop reads."""
 
     def run(pipeline_type: str) -> input_feed.InputFeed:
         options = {"source": source, "config": config, "batch_size": 2, "training": True}
@@ -53,7 +53,7 @@ def test_batches_are_made_and_stay_on_the_gpu(feed):
     images, targets = next(feed("dali_gpu"))
     for name, tensor in {"images": images, **targets}.items():
         assert tensor.device.endswith("GPU:0"), name
-        assert tensor.backing_device.endswith("GPU:0"), name  # where its memory is
+        assert tensor.backing_device.endswith("GPU:0"), name  # the tensor's memory is on the GPU
         assert tensor.dtype != tf.int32, name  # TensorFlow would copy int32 to the host before the step
 
 
@@ -70,7 +70,7 @@ def test_nothing_returns_to_the_host_between_loader_and_loss(app, feed, config):
 
 
 def graphs_of(function: Callable, *arguments) -> list[graph_pb2.GraphDef]:
-    """Returns the graph that each device runs for a function that is compiled here for the first time."""
+    """Calls a function that is not traced yet; returns the graph that each device runs for it."""
     context.context().enable_graph_collection()
     try:
         function(*arguments)
@@ -80,8 +80,8 @@ def graphs_of(function: Callable, *arguments) -> list[graph_pb2.GraphDef]:
 
 
 def sent_to_host(graph: graph_pb2.GraphDef) -> list[str]:
-    """Returns the names of the tensors that are copied to the host. A _Send copies them from the GPU to the
-    CPU; a _HostRecv copies them for kernels of the GPU that read operands from the host."""
+    """Returns the names of the tensors that are copied from the GPU to the host: by a _Send node, or by a
+    _HostRecv node if a GPU kernel reads the tensor from the host's memory."""
     names = []
     for node in graph.node:
         if node.op not in ("_Send", "_HostRecv"):
@@ -108,7 +108,7 @@ def test_the_loss_is_the_same_for_the_types_of_a_gpu_loader(app, feed, config):
 
 @pytest.mark.parametrize("device_id, expected", [(0, tf.int64), (None, tf.int32)])
 def test_only_a_gpu_loader_s_batches_lose_their_int32(app, config, monkeypatch, device_id, expected):
-    """Synthetic batches for a GPU have int64 in place of int32, and are copied once, not at each step."""
+    """Synthetic batches for a GPU have int64 in place of int32. They are copied to the GPU only once."""
     monkeypatch.setattr(loader, "tensorflow_device", lambda _: "/cpu:0")
     options = {"source": None, "config": config, "batch_size": 2, "training": True, "num_classes": 3}
     batches = app.package.loaders.SyntheticLoader(device_id=device_id, **options).iterator()
@@ -123,7 +123,7 @@ def test_only_a_gpu_loader_s_batches_lose_their_int32(app, config, monkeypatch, 
 
 @pytest.fixture
 def operators(app, config, source):
-    """operators(**options) -> (name, device, arguments, devices of the inputs) of each operator."""
+    """Gives operators(**options): (name, device, arguments, input devices) of each operator of the graph."""
 
     def define(**options):
         of_all = {"source": source, "config": config, "batch_size": 2, "training": True, "device_id": 0}
@@ -157,14 +157,14 @@ def test_on_a_gpu_images_are_decoded_whole_with_the_sizes_of_the_data(operators)
 
 
 def test_no_argument_of_a_gpu_operator_is_a_constant_on_the_gpu(operators):
-    """No argument of Slice is a GPU constant, for whose copy each batch would wait. Input 0 is the data."""
+    """Each batch would wait until the constant is copied to the GPU. Input 0 is the data, not an argument."""
     for name, device, _, inputs in operators():
         if device == "gpu" and name == "Slice":
             assert "gpu" not in inputs[1:], name
 
 
 def test_a_dataset_builds_no_pipeline_of_its_own(app, config, source, monkeypatch):
-    """The loader builds no pipeline itself, because DALIDataset builds the pipeline that it runs."""
+    """DALIDataset builds the pipeline that it runs, and the loader must not build another one."""
     monkeypatch.setattr(dali.Pipeline, "build", lambda self: pytest.fail("built"))
     loader = app.make_loader("dali_cpu", source=source, config=config, batch_size=2, training=True)
     images, _ = next(loader.iterator())

@@ -1,4 +1,4 @@
-"""Inference on a directory, a file, a glob and a video: pictures, detections.json, submissions, refusals."""
+"""Tests infer.py on a directory, a file, a glob and a video: its pictures, its json files and errors."""
 
 import json
 import re
@@ -14,7 +14,7 @@ from tests.refusal import refusal
 
 @pytest.fixture
 def infer(trained, command, tmp_path):
-    """infer(images, flags) -> the detections of the trained network; output goes to `tmp_path`/out."""
+    """Gives infer(images, flags), which runs infer.py, writes to `tmp_path`/out and returns detections."""
 
     def run(images, *flags: str):
         output = [] if any("--output_dir" in flag for flag in flags) else [f"--output_dir={tmp_path}/out"]
@@ -39,13 +39,13 @@ def test_a_directory_with_its_truth(infer, drawn, tmp_path):
     for image in truth["images"]:
         stem = image["file_name"].rpartition(".")[0]
         picture = PIL.Image.open(tmp_path / "out" / f"{stem}.png")
-        assert picture.width > 2 * image["width"]  # ground truth and detections, side by side
+        assert picture.width > 2 * image["width"]  # ground truth on one side, detections on the other
     assert (tmp_path / "out" / "contact_sheet.png").exists()
 
 
 @either_app
 def test_one_file_and_a_glob(infer, drawn, tmp_path):
-    """The detections of an image do not depend on what else is in its batch."""
+    """Tests that the detections of an image do not depend on the other images of its batch."""
     files = sorted((drawn / "images").glob("*.jpg"))
     one = infer(files[0], "--score_threshold=0")
     assert {result["file_name"] for result in one} == {files[0].name}
@@ -71,7 +71,7 @@ def test_files_of_the_same_name_get_a_picture_each(infer, drawn, tmp_path):
 
 @either_app
 def test_order_seconds_and_a_submission(infer, drawn, tmp_path, capsys):
-    """For 12 files named by numbers, the submission has these as ids, all scores, and no file names."""
+    """Runs 12 files with numbers as names. The submission has these numbers as image ids, and all scores."""
     (tmp_path / "images").mkdir()
     numbers = [140 - 7 * i for i in range(12)]  # sorted as text, 105 comes before 63
     for file, number in zip(sorted((drawn / "images").iterdir()), numbers, strict=True):
@@ -114,7 +114,7 @@ def test_ids_from_an_image_list(infer, drawn, tmp_path):
 
 @pytest.fixture(scope="module")
 def clip(drawn, tmp_path_factory):
-    """Seven synthetic images, all of one size, as a video; and the same images as files."""
+    """Seven synthetic images of equal size, written as a video and as image files."""
     cv2 = pytest.importorskip("cv2")
     directory = tmp_path_factory.mktemp("clip")
     (directory / "frames").mkdir()
@@ -131,7 +131,7 @@ def clip(drawn, tmp_path_factory):
 
 @either_app
 def test_a_video_is_its_frames(infer, clip, tmp_path, capsys):
-    """A video gives the boxes that its seven frames give as image files. The last batch has three frames."""
+    """Tests that a video of seven frames gives the same boxes as the seven frames as image files."""
     import cv2
 
     flags = ["--score_threshold=0", "--batch_size=4"]

@@ -1,4 +1,4 @@
-"""The training command overfits photographs: with DALI from COCO json, with tf.data from TFRecords."""
+"""Tests that train.py can overfit photographs, with DALI from COCO json and with tf.data from TFRecords."""
 
 import json
 import pathlib

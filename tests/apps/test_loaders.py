@@ -1,8 +1,8 @@
-"""Tests the loaders of both apps: equal elements, exact resuming, the same steps and order on all ranks,
-different augmentation on each rank; and that the tf.data loader, the "twin", gives what DALI gives.
+"""Tests the loaders of both apps: their elements, exact resuming, and the order and seeds on each rank.
+Also compares the tf.data loader, the "twin", with the DALI loader.
 
-The tests of the readers (tests/common/test_dali_ops.py, test_tf_readers.py) check which images a rank reads;
-tests/efficientdet and tests/yolov4 test what the loaders of only one app do.
+tests/common/test_dali_ops.py and test_tf_readers.py test which images a rank reads. tests/efficientdet and
+tests/yolov4 test what the loader of only one app does.
 """
 
 import itertools
@@ -32,7 +32,7 @@ PLAIN = {  # hparams without anything random
     "yolov4": "jitter=0,flip_prob=0,hue=0,mosaic_prob=0,mixup_prob=0,cutmix_prob=0,multi_scale=1,"
     "saturation=1,exposure=1",
 }
-BOTH = {  # random changes that both loaders make to an image or a batch, tested one at a time
+BOTH = {  # random changes that both loaders support; they are tested one at a time
     "efficientdet": ("augmentation=scale_jitter", "flip_prob=0.5"),
     "yolov4": ("jitter=0.3", "hue=36", "mosaic_prob=0.5"),
 }
@@ -41,12 +41,12 @@ ONLY_DALI = {  # random changes that the tf.data loaders refuse
     "efficientdet": ("augmentation=min_iou_crop", "grid_mask_prob=0.5", "hue=60.0", *AUGMENTATIONS),
     "yolov4": ("mixup_prob=0.5", "cutmix_prob=0.5", *AUGMENTATIONS),
 }
-MORE_OF_DALI = {  # tf.data refuses these, too; the apps' test_pipeline.py, test_fresh_mosaic.py test them
+MORE_OF_DALI = {  # tf.data refuses these, too; test_pipeline.py, test_fresh_mosaic.py test them
     "efficientdet": ("brightness=0.5", "contrast=0.5", "saturation=0.5"),
     "yolov4": ("mosaic_prob=0.5,mosaic_tiles=fresh",),
 }
 SIZES = {"efficientdet": (), "yolov4": ("multi_scale=1.4",)}
-LEVEL = {"efficientdet": IMAGENET_STD, "yolov4": 255}  # factor from normalised pixels to levels in 0..255
+LEVEL = {"efficientdet": IMAGENET_STD, "yolov4": 255}  # normalised pixels times this factor are levels
 WHOLE = {"efficientdet": "antialias=true", "yolov4": "letterbox=true"}
 
 
@@ -56,7 +56,7 @@ def random_changes(app, pipeline_type):
 
 @pytest.fixture
 def make(app):
-    """make(source, pipeline_type, hparams, options of the loader) -> loader"""
+    """Gives make(source, pipeline_type, hparams, options of the loader), which returns a loader."""
 
     def run(source, pipeline_type, changes, *, training=True, **options):
         config = app.package.config.get_config(app.model_name)
@@ -99,7 +99,7 @@ def test_all_ranks_take_equally_many_steps(make, source, pipeline_type):
 
 @pytest.mark.parametrize("pipeline_type", LOADERS)
 def test_the_order_follows_the_seed_and_nothing_else(app, make, source, pipeline_type):
-    """Both ranks together read the same images in each step, for any augmentation and number of threads."""
+    """Opens loaders of two ranks. Augmentation and number of threads do not change the images of a step."""
     everything = random_changes(app, pipeline_type)
 
     def order(changes, **options):
@@ -117,13 +117,13 @@ def test_the_order_follows_the_seed_and_nothing_else(app, make, source, pipeline
 @pytest.mark.parametrize("pipeline_type", LOADERS)
 def test_no_randomness_is_that_of_another_rank_seed_or_image(app, make, twins, pipeline_type):
     def draw(*changes, **given):
-        """Returns pixels and boxes of each image: of equal images MixUp changes only the boxes."""
+        """Returns pixels and boxes of each image. If all images are equal, MixUp changes only the boxes."""
         options = {"batch_size": 8, "num_shards": 2, "seed": 5} | given
         ((images, targets),) = read(make(twins, pipeline_type, changes, **options), 1)
         pairs = zip(images, targets["boxes"].numpy(), strict=True)
         return [image.tobytes() + boxes.tobytes() for image, boxes in pairs]
 
-    assert len({*draw(), *draw(shard_id=1), *draw(seed=6)}) == 1  # all images are equal without a change
+    assert len({*draw(), *draw(shard_id=1), *draw(seed=6)}) == 1  # all equal without random changes
     for change in random_changes(app, pipeline_type):
         first = draw(change)
         assert len(set(first)) > 1, change
@@ -161,7 +161,7 @@ def test_synthetic_needs_no_source_and_repeats(make):
     (images, targets), again = loader.dataset().take(2)
     for one, other in zip(tf.nest.flatten((images, targets)), tf.nest.flatten(again), strict=True):
         np.testing.assert_array_equal(one, other)
-    assert len(np.unique(images[:, 0, 0, 0])) == 3  # three images, not one
+    assert len(np.unique(images[:, 0, 0, 0])) == 3  # the batch has three different images
     boxes, classes = targets["boxes"].numpy(), targets["classes"].numpy()
     real = classes >= 0
     assert (real.sum(1) == SYNTHETIC_BOXES).all() and set(classes[real]) == {0, 1, 2, 3}
@@ -176,7 +176,7 @@ def test_synthetic_needs_no_source_and_repeats(make):
 
 @pytest.mark.parametrize("pipeline_type", LOADERS)
 def test_the_seed_decides_everything_and_a_saved_iterator_goes_on(app, make, source, tmp_path, pipeline_type):
-    """An iterator saved after 4 of 6 batches and restored with more threads gives the batches that follow."""
+    """Saves an iterator after 4 of 6 batches. Restored with more threads, it gives the last 2 batches."""
     changes = random_changes(app, pipeline_type) + SIZES[app.name]
     threads = iter((1, 2))
 
@@ -206,14 +206,14 @@ def evaluated(loader) -> dict[str, np.ndarray]:
 
 
 def compare_twins(app, make, source, changes, batch_size) -> int:
-    """Asserts that both loaders give the same; returns how many anchors are assigned differently."""
+    """Asserts that both loaders give equal elements; returns how many anchors are assigned differently."""
     options = {"training": False, "batch_size": batch_size, "count_lost": True}
     expected, found = (evaluated(make(source, kind, [changes], **options)) for kind in LOADERS)
     levels = np.abs(found.pop("images") - expected.pop("images")) * LEVEL[app.name]
     assert levels.mean((1, 2, 3)).max() < 0.5
     for image, place in zip(levels, expected["letterbox"].astype(int), strict=True):
         top, left, height, width = place
-        # The border is not compared, because there the two resize filters differ.
+        # The image's border is not compared, because DALI and TensorFlow resize it differently.
         assert image[top + 1 : top + height - 1, left + 1 : left + width - 1].max() < 1.5
     moved = 0
     for name, values in expected.items():
@@ -233,7 +233,7 @@ def test_the_twin_equals_dali_on_drawn_images(app, make, source):
 
 
 def test_the_twin_equals_dali_on_photographs(app, make, coco128):
-    """The loaders agree except for ties between anchors: readers round a box differently in its last bit."""
+    """Tests that the loaders agree, except where two anchors fit a box equally well."""
     source = open_coco(str(coco128 / "images"), str(coco128 / "instances.json"))
     nine = {"efficientdet": ",max_level=7,num_scales=3,aspect_ratios=1.0,2.0,0.5"}.get(app.name, "")
     changes = f"image_size=192x256,max_instances=20{nine}"  # with the anchors of the published models

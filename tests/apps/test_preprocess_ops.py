@@ -1,4 +1,4 @@
-"""With the right operators, tools/preprocess.py gives the same images as the evaluation of the apps."""
+"""Tests that tools/preprocess.py, with suitable operators, gives the same images as the apps' eval.py."""
 
 import dataclasses
 
@@ -11,7 +11,7 @@ from tools.preprocessing.image_source import open_image_source
 from tools.preprocessing.preprocessor import Preprocessor
 
 SETTING = {"efficientdet": "antialias", "yolov4": "letterbox"}
-OPS = {  # from docs/preprocessing.md, with {} for the part that depends on the setting
+OPS = {  # operators from docs/preprocessing.md; {} stands for the part that varies
     "efficientdet": "fit:64x96,antialias={:d} | crop_mirror_normalize:64x96,x=0,y=0,fill=0,mean=imagenet",
     "yolov4": "{} | crop_mirror_normalize:std=255",
 }

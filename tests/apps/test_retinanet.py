@@ -1,4 +1,4 @@
-"""Trains a RetinaNet with the app's commands: length in iterations, learning rates, loading its weights."""
+"""Tests a RetinaNet: a run whose length is in iterations, its learning rates, and loading its weights."""
 
 import numpy as np
 import pytest
@@ -8,7 +8,7 @@ from tests.apps.conftest import coco_flags, eagerly
 from tests.common.training.small_model import rows_of
 from tests.distributed.small_apps import parsed, training_flags
 
-# Training takes five updates; two epochs of the twelve synthetic images have six. The network traces quickly.
+# The recipe asks for five updates, which is nearly two epochs of the twelve images. The network is small.
 RECIPE = (
     "epochs=0,iterations=5,milestones=2,4,warmup_iterations=1,lr_schedule=milestones,reference_batch=4,"
     "learning_rate=0.001,augmentation=resize_range,resize_min=40,resize_max=64,antialias=false,"
@@ -30,7 +30,7 @@ def run(drawn, tmp_path_factory):
 def test_iterations_decide_the_number_of_epochs_and_the_rates(run):
     rows = rows_of(run)
     assert [int(row["step"]) for row in rows] == [3, 6]
-    # A run of six steps replaces five iterations: milestones 2 and 4 become 2.4 and 4.8, rounded to 2 and 5.
+    # The run has whole epochs, so six steps instead of five: milestones 2 and 4 become 2.4 and 4.8, rounded.
     assert [float(row["learning_rate"]) for row in rows] == pytest.approx([1e-4, 1e-5], rel=1e-4)
     assert all(np.isfinite(float(row["loss"])) for row in rows)
 

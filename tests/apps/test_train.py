@@ -1,9 +1,7 @@
-"""Tests the training command of each app: the files of a run, every kind of training, refused input.
+"""Tests train.py of each app: the files of a run, the ways to train, and refused input.
 
-tests/common/training/test_run.py and tests/distributed/test_stop_and_resume.py test that a stopped run
-resumes exactly; test_finetune.py tests --init_from and --freeze.
-
-Also tests show_batch.py of each app.
+Also tests show_batch.py of each app. tests/common/training/test_run.py and
+tests/distributed/test_stop_and_resume.py test that a stopped run resumes exactly.
 """
 
 import json
@@ -59,13 +57,13 @@ def test_what_a_run_leaves_behind(app, trained):
         metadata = weights.read_metadata(trained / name)
         assert LabelMap.from_json(metadata["label_map"]).category_ids == (3, 17, 90)
         config = hparams.from_json(type(published), metadata["config"])
-        assert config == expected and hash(config) == hash(expected)  # json's lists are tuples again
+        assert config == expected and hash(config) == hash(expected)  # lists from the json are tuples again
 
 
 def test_the_flag_file_of_a_run_repeats_it(trained, command, tmp_path, capfd):
-    """In the finished directory, the same command has nothing left to do and prints the earlier metrics.
+    """Starts a finished run again with its flag file: it trains nothing and prints the earlier metrics.
 
-    --init_from and --coco_backend may change.
+    --init_from and --coco_backend may differ from those of the first start.
     """
     copy = shutil.copytree(trained, tmp_path / "copy")
     more = [f"--output_dir={copy}", "--init_from=gone.weights.h5", "--coco_backend=faster"]
@@ -75,7 +73,7 @@ def test_the_flag_file_of_a_run_repeats_it(trained, command, tmp_path, capfd):
 
 
 def test_another_run_is_refused_and_overwrites_nothing(app, trained, tiny_train, drawn, tmp_path):
-    """A changed flag is refused. Even with --overwrite nothing is overwritten if another flag is wrong."""
+    """Tests that another flag is refused, and that --overwrite deletes nothing if a flag is wrong."""
     copy = shutil.copytree(trained, tmp_path / "copy")
     said = refusal(tiny_train, drawn, copy, "--batch_size=2")
     assert re.search("batch_size was 4 and is now 2.*--overwrite", said)
@@ -90,13 +88,13 @@ def test_float16_and_no_averages_train_from_coco(app, take_steps, drawn):
 
 @slow_for("efficientdet")
 def test_bfloat16_and_accumulated_gradients_train_from_tfrecords(take_steps, drawn_records):
-    """The weight averages are updated once per update of the weights, which is every second step."""
+    """Tests that the weight averages change only when the weights do, which is in every second step."""
     assert take_steps(1, drawn_records) == 2
 
 
 @pytest.fixture
 def take_steps(app, tiny_train, drawn, tmp_path, monkeypatch):
-    """take_steps(index in app.ways, data) -> how often the weight averages were updated in four steps."""
+    """Gives take_steps(index in app.ways, data), which trains four steps and counts updates of averages."""
     made, init = [], AveragedWeights.__init__
 
     def remember(self, *arguments):
@@ -130,7 +128,7 @@ def test_synthetic_data_take_compiled_steps(tiny_train, tmp_path):
 
 @slow_for("efficientdet")
 def test_a_diverging_run_stops_and_its_step_can_be_repeated(app, tiny_train, tmp_path, monkeypatch, capsys):
-    """A run whose steps 2, 4 and 5 contain NaN stops after step 5: two bad steps in a row are too many."""
+    """Puts NaN into steps 2, 4 and 5. The run stops after step 5, the second bad step in a row."""
     following, count = InputFeed.__next__, iter(range(1, 100))
 
     def poisoned(self):

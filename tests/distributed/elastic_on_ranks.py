@@ -1,12 +1,12 @@
-"""One rank of a run under Horovod Elastic whose hosts are lost or added.
+"""Runs one rank of a training under Horovod Elastic that loses a host or gets a new one.
 
     horovodrun ... python tests/distributed/elastic_on_ranks.py -- WHAT HOSTS_FILE [--flag=value ...]
 
-lose    YOLOv4 on two hosts: after the first epoch rank 0 dies
-grow    EfficientDet on one host: after the first epoch rank 0 adds the other host to the file, and continues
-        when Horovod reports it
-light   without a network: rank 0 of two dies while rank 1 waits for it in an all-reduce. Rank 1 waits until
-        the host is back. Then rank 1 fails while rank 0 waits.
+lose    Trains YOLOv4 on two hosts. Rank 0 dies after the first epoch.
+grow    Trains EfficientDet on one host. After the first epoch, rank 0 adds another host to HOSTS_FILE, and
+        waits until Horovod reports the new host.
+light   Trains nothing. Rank 0 of two dies while rank 1 waits for it in an all-reduce. Rank 1 then waits until
+        the host is back. After that, rank 1 fails while rank 0 waits.
 """
 
 import dataclasses
@@ -23,7 +23,7 @@ from common.distributed import elastic
 from common.distributed.ranks import Hooks
 from tests.distributed.small_apps import parsed
 
-HOSTS = ("localhost", "127.0.0.1")  # this machine, by two names
+HOSTS = ("localhost", "127.0.0.1")  # both names mean this machine
 APPS = {"lose": "yolov4", "grow": "efficientdet"}
 
 
@@ -42,7 +42,7 @@ def main(what: str, hosts_file: str, *arguments: str) -> None:
 
     def interrupted(a, hooks):
         def on_epoch(epochs: int) -> None:
-            if epochs == 1 and hooks.expected_epochs == 0:  # the first attempt
+            if epochs == 1 and hooks.expected_epochs == 0:  # not after a restart
                 if what == "grow":
                     write_hosts(pathlib.Path(hosts_file), HOSTS)
                     wait_for_hosts(hooks)

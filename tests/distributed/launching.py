@@ -4,18 +4,18 @@
     assert result.returncode == 0, result.stderr
     result.stdout_of(1)
 
-    with launching.start(2, [script]) as job:  # a Popen
+    with launching.start(2, [script]) as job:  # a subprocess.Popen
         job.wait_for("ready", times=2)
         os.kill(launching.rank_pids(job)[1], signal.SIGKILL)
         result = job.finish(timeout=60)
 
-    with launching.start_workers([script]) as (first, second):  # two processes of tf.distribute, by TF_CONFIG
+    with launching.start_workers([script]) as (first, second):  # two workers of tf.distribute
         result = first.finish(timeout=60)
 
     results = launching.run_two_replicas("mirrored", [script], timeout=60)  # two CPU devices of one process
 
-horovodrun starts every rank in a separate session, so killing its process group or its children is not
-enough. Therefore each job has a mark in its environment, which all its processes inherit.
+Killing horovodrun's process group does not end the ranks, because each rank has a separate session. Therefore
+each job sets an environment variable, which all its processes inherit and by which they are found.
 """
 
 import contextlib
@@ -38,9 +38,9 @@ Words = Sequence[str | os.PathLike]
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 MARK = "DETECTION_TEST_JOB"
 SETTINGS = {"CUDA_VISIBLE_DEVICES": "", "TF_CPP_MIN_LOG_LEVEL": "3", "PYTHONPATH": str(ROOT)}
-# One thread per operation: the ranks share two cores, and sums are the same every time.
+# One thread for each operation, because the ranks share two cores, and sums must be the same every time.
 SETTINGS |= {"TF_NUM_INTRAOP_THREADS": "1", "OMP_NUM_THREADS": "1"}
-# Two CPU devices in place of two GPUs. Everything else is as on the command line.
+# This program splits the CPU into two devices, which replace two GPUs. Then it runs the command line.
 TWO_DEVICES = """
 import sys, tensorflow as tf
 cpu = tf.config.list_physical_devices("CPU")[0]
@@ -52,7 +52,7 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 
 
 class Result(NamedTuple):
-    """Exit code and output of a job. horovodrun's code is 1 for every code of a rank except 0."""
+    """Exit code and output of a job. horovodrun exits with 1 if any rank exits with a nonzero code."""
 
     returncode: int
     stdout: str
@@ -67,7 +67,7 @@ class Result(NamedTuple):
 
 
 class Job(subprocess.Popen):
-    """A running command with all its processes. The end of the `with` block kills those that still run.
+    """A command and all its processes. At the end of the `with` block, those that still run are killed.
 
     Its output goes to files, so that tests can read it while the job runs, and writing never blocks the job.
     """
@@ -82,12 +82,12 @@ class Job(subprocess.Popen):
     def output(self) -> tuple[str, str]:
         """Returns stdout and stderr so far."""
         sizes = [os.fstat(file.fileno()).st_size for file in self._outputs]
-        # pread does not move the file position, which the job shares.
+        # pread does not move the file position, at which the job's processes write.
         read = [os.pread(file.fileno(), size, 0) for file, size in zip(self._outputs, sizes, strict=True)]
         return read[0].decode(errors="replace"), read[1].decode(errors="replace")
 
     def wait_for(self, text: str, times: int = 1, timeout: float = 120) -> None:
-        """Waits until all ranks together have printed a text `times` times."""
+        """Waits until the output of all ranks contains `text` at least `times` times."""
         deadline = time.monotonic() + timeout
         while self.output()[0].count(text) < times:
             if self.poll() is not None or time.monotonic() > deadline:
@@ -95,7 +95,7 @@ class Job(subprocess.Popen):
             time.sleep(0.05)
 
     def finish(self, timeout: float) -> Result:
-        """Waits for the end; a job that takes longer is killed, and the test fails with its last output."""
+        """Waits until the job ends. After `timeout` seconds it is killed, and the test fails with its output."""
         try:
             self.wait(timeout)
         except subprocess.TimeoutExpired:
@@ -106,11 +106,11 @@ class Job(subprocess.Popen):
 
     def processes(self) -> list[psutil.Process]:
         """Returns all running processes, including the command itself."""
-        every = psutil.process_iter(["environ"])  # None where this user may not read it
+        every = psutil.process_iter(["environ"])  # None for processes of other users
         return [process for process in every if (process.info["environ"] or {}).get(MARK) == self.mark]
 
     def kill_all(self) -> None:
-        """Kills all remaining processes, horovodrun first, because it would report the others."""
+        """Kills all remaining processes: horovodrun first, so that it does not report that ranks died."""
         if self.poll() is None:
             self.kill()
             self.wait()
@@ -131,29 +131,29 @@ class Job(subprocess.Popen):
 
 
 def start(np: int, arguments: Words, options: Words = ()) -> Job:
-    """Starts this Python with the arguments on `np` ranks, by horovodrun with more options."""
-    # --disable-cache, because the cache is a directory in the user's home.
+    """Runs horovodrun with `options`. It starts Python with the arguments on `np` ranks."""
+    # --disable-cache, because horovodrun's cache would be written to the user's home directory.
     horovodrun = [sys.executable, ROOT / "tests/distributed/horovodrun.py", "--gloo", "--disable-cache"]
     return Job([*horovodrun, *options, "-np", str(np), sys.executable, *arguments], SETTINGS)
 
 
 def launch(np: int, arguments: Words, *, timeout: float, options: Words = ()) -> Result:
-    """Runs a job of `start` to its end; after `timeout` seconds it is killed and the test fails."""
+    """Calls `start` and waits for the end. After `timeout` seconds the job is killed and the test fails."""
     with start(np, arguments, options) as job:
         return job.finish(timeout)
 
 
 def start_alone(arguments: Words, **env: str) -> Job:
-    """Starts this Python with the arguments as one process, without a launcher."""
+    """Starts Python with the arguments as a single process, without horovodrun."""
     return Job([sys.executable, *arguments], {**SETTINGS, **env})
 
 
 @contextlib.contextmanager
 def start_workers(arguments: Words, indexes: Sequence[int] = (0, 1)) -> Iterator:
-    """Starts one or both of the two workers of a tf.distribute cluster; yields a Job for each index.
+    """Starts the given ones of the two workers of a tf.distribute cluster; yields a Job for each.
 
-    Their ports stay bound here, without listening, so that no other process can get one before its worker
-    does. TensorFlow shares a bound port only with TF_GRPC_REUSE_PORT.
+    This process also binds the workers' ports, without listening, so that no other program can get them
+    before the workers start. TF_GRPC_REUSE_PORT lets TensorFlow bind a port that is already bound.
     """
     with contextlib.ExitStack() as stack:
         addresses = []
@@ -171,7 +171,7 @@ def start_workers(arguments: Words, indexes: Sequence[int] = (0, 1)) -> Iterator
 
 
 def run_two_replicas(strategy: str, arguments: Words, *, timeout: float) -> list[Result]:
-    """Runs Python with the arguments on two replicas; returns one result for each command that it started."""
+    """Runs Python with the arguments on two replicas; returns the result of each process that this starts."""
     if strategy == "horovod":
         results = [launch(2, arguments, timeout=timeout)]
     elif strategy == "mirrored":
@@ -189,7 +189,7 @@ def rank_pids(job: Job) -> dict[int, int]:
     """Returns {rank: pid} of the ranks that run under horovodrun now, without their child processes."""
     found = {}
     for process in job.processes():
-        # The launcher's helpers do not have the variable; a rank's own children inherit it.
+        # Ranks and their children have this variable, the launcher's helpers do not. Leave out the children.
         with contextlib.suppress(psutil.Error, KeyError):
             if "HOROVOD_RANK" not in psutil.Process(process.ppid()).environ():
                 found[int(process.environ()["HOROVOD_RANK"])] = process.pid

@@ -1,4 +1,4 @@
-"""Small training runs of both apps, by the flags of train.py."""
+"""Flags for small training runs of both apps."""
 
 import importlib
 import types
@@ -8,7 +8,7 @@ from absl import flags
 
 from common import args
 
-IMAGES = 12  # in the fixture `drawn`
+IMAGES = 12  # number of images in the fixture `drawn`
 TINY = {
     "efficientdet": "fpn_cells=1,head_repeats=1,max_level=5,optimizer=sgd",
     "yolov4": "width=0.25,optimizer=sgd",
@@ -16,7 +16,7 @@ TINY = {
 
 
 def flag_values(program: str, *words: str) -> tuple[types.ModuleType, dict[str, Any]]:
-    """Returns the module and the flags of a command ("yolov4.eval"); a repeated flag has its last value."""
+    """Returns a command's module and flags. `program` is like "yolov4.eval"; a later word replaces earlier."""
     module = importlib.import_module(program)
     fv = flags.FlagValues()
     module.define_flags(fv)

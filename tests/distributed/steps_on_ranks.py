@@ -1,9 +1,9 @@
-"""Takes ten training steps of a small model in each case, under one strategy; test_ranks.py runs it.
+"""Takes ten training steps of a small model for each case of CASES, with one strategy, for test_ranks.py.
 
     PYTHONPATH=. python tests/distributed/steps_on_ranks.py mirrored DIR
 
-Every rank writes DIR/<rank>.msgpack: {case: {name: value}}. A variable has one value for each replica of the
-rank. Arrays are written as nested lists.
+Every rank writes DIR/<rank>.msgpack: {case: {name: value}}, with the values of a variable on each replica of
+the rank. Arrays are written as nested lists.
 """
 
 import contextlib
@@ -28,22 +28,22 @@ from common.training.watchdog import Watchdog
 
 STEPS = 10
 GLOBAL_BATCH = 8
-BAD_STEP = 5  # in the case "statistics", one image of the last replica is not finite
+BAD_STEP = 5  # in this step of the case "statistics", one image of the last replica is NaN
 
 sgd, adam, scaled = FusedSGD, FusedAdam, keras.optimizers.LossScaleOptimizer
 twice = {"gradient_accumulation_steps": 2}
-CASES = {  # name: (the optimizer, whether batch normalisation is frozen)
+CASES = {  # name: (function that makes the optimizer, whether batch norms are frozen)
     "adam": (lambda: adam(0.003, weight_decay=0.1), True),
     "accumulated": (lambda: scaled(sgd(0.1, 0.9, weight_decay=0.1, global_clipnorm=0.3, **twice)), True),
     "overflow": (lambda: scaled(sgd(0.1, momentum=0.9), initial_scale=3e38), True),
-    "statistics": (lambda: sgd(0.02, momentum=0.9), False),  # with a step that is skipped
+    "statistics": (lambda: sgd(0.02, momentum=0.9), False),  # BAD_STEP is skipped
 }
-AS_ON_GPU = "accumulated_on_gpu", "statistics_on_gpu"  # the same cases with compiled updates
+AS_ON_GPU = "accumulated_on_gpu", "statistics_on_gpu"  # two more cases, with compiled updates
 CASES |= {name: CASES[name.removesuffix("_on_gpu")] for name in AS_ON_GPU}
 
 
 def copies(variables):
-    """Returns for each variable the values of this process' replicas, stacked."""
+    """Returns for each variable its values on all replicas of this process, as one array."""
     return [np.stack([np.asarray(v) for v in getattr(v, "values", [v])]) for v in variables]
 
 
@@ -59,7 +59,7 @@ def make_batches(ranks, step, case):
     """Returns one batch for each replica of this process: its part of the global batch."""
     random = np.random.RandomState(100 + step)
     images = random.randn(GLOBAL_BATCH, 8, 8, 3).astype(np.float32)
-    images *= np.linspace(0.5, 2.0, GLOBAL_BATCH, dtype=np.float32)[:, None, None, None]  # unequal on purpose
+    images *= np.linspace(0.5, 2.0, GLOBAL_BATCH, dtype=np.float32)[:, None, None, None]  # images differ in contrast
     if case.startswith("statistics") and step == BAD_STEP:
         images[-1, 0, 0, 0] = np.inf
     truth = random.randn(GLOBAL_BATCH, 3).astype(np.float32)
@@ -126,7 +126,7 @@ def run_case(ranks, case):
     }
     if isinstance(optimizer, scaled):
         seen["loss_scale"] = copies([optimizer.dynamic_scale.value])[0]
-    if ranks.rank == 0:  # on one rank only, where a collective operation would hang
+    if ranks.rank == 0:  # on one rank: a collective operation would hang
         seen["outputs"] = model(tf.ones((1, 8, 8, 3)), training=False).numpy()
     return seen
 
@@ -137,7 +137,7 @@ def run_messages(ranks, directory):
     with ranks.scope():
         variables = [tf.Variable(tf.fill([2, 3], 1.0)), tf.Variable(7, dtype=tf.int64)]
     ranks.run(lambda: [v.assign(v + 10 * tf.cast(ranks.rank + 1, v.dtype)) for v in variables])
-    if len(ranks.local_replicas) > 1:  # the replicas of one process can differ as well
+    if len(ranks.local_replicas) > 1:  # replicas of one process may differ, too
         variables[0].values[1].assign(tf.fill([2, 3], 5.0))
     different = copies(variables)
     ranks.broadcast(variables)
@@ -186,7 +186,7 @@ def run(strategy, directory):
     """Runs all cases on one rank; returns its results."""
     ranks = distributed.start(strategy)
     with contextlib.ExitStack() as stack:
-        stack.enter_context(mock.patch.object(layers, "FUSE_FROM", 1))  # fused as in a large model
+        stack.enter_context(mock.patch.object(layers, "FUSE_FROM", 1))  # fuse also small layers
         if strategy == "horovod":
             stack.enter_context(Watchdog(ranks, step_timeout=100)).beat("training")
         results = {case: run_case(ranks, case) for case in CASES}

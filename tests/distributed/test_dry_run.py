@@ -1,4 +1,4 @@
-"""Tests `--dry_run`: a real run of YOLOv4, then every check with wrong results.
+"""Tests `--dry_run`: runs it for YOLOv4, then gives wrong results to every check.
 
 Also tests dry_run_process.py.
 """
@@ -29,19 +29,19 @@ YOLOV4 += ("--accumulate_steps=2", "--epochs=40")
 
 
 def start(app: str, *arguments: str) -> None:
-    """Does in this process what `python <app>/train.py ARGUMENTS` does."""
+    """Calls the main function of an app's train.py with these arguments."""
     module, a = parsed(app, *arguments)
     module.start(a)
 
 
 @pytest.fixture
 def efficientdet(drawn, tmp_path) -> list[str]:
-    """Flags of a run in tmp_path/run."""
+    """Flags of a run of EfficientDet that writes to tmp_path/run."""
     return training_flags("efficientdet", drawn, f"{tmp_path}/run", "none", batch_size=3)
 
 
 def run_yolov4(records: pathlib.Path, directory: pathlib.Path, patch: pytest.MonkeyPatch, processes: int):
-    """Returns (the DryRun, its lines by name). The run must leave nothing in `directory`."""
+    """Returns the DryRun, and its lines by name. Asserts that the dry run leaves no file in `directory`."""
     (directory / "temporary").mkdir()
     data = [f"--{split}_file_pattern={records}-*.tfrecord" for split in ("train", "eval")]
     kept, report, before = [], dry_run.report, signal.getsignal(signal.SIGTERM)
@@ -58,7 +58,7 @@ def run_yolov4(records: pathlib.Path, directory: pathlib.Path, patch: pytest.Mon
 
 @pytest.fixture(scope="module")
 def one_process(drawn_records, tmp_path_factory):
-    """The DryRun of one process, run without graphs, and its lines; test_two_processes runs with graphs."""
+    """A DryRun of one process and its lines. It runs eagerly, while test_two_processes runs graphs."""
 
     def in_this_process(command, environment, log_file):
         dry_run_process.main(command[-1])
@@ -72,7 +72,7 @@ def one_process(drawn_records, tmp_path_factory):
 
 @pytest.fixture
 def result(one_process):
-    """A DryRun of two processes, made from a DryRun of one: results are equal, image ids are different."""
+    """A DryRun of two processes, made from that of one process. Both have equal results and other image ids."""
     dry = copy.deepcopy(one_process[0])
     dry.processes = 2
     for session in dry.sessions:
@@ -122,7 +122,7 @@ def failing(result) -> list[str]:
     return [name for name, check in dry_run.CHECKS.items() if check(result)[0]]
 
 
-FAULTS = {  # fault: (session, rank or None for the session itself, field, its change, the check)
+FAULTS = {  # name: (session, rank or None for the session itself, field, its new value, failing check)
     "a step less": (0, 1, "steps", lambda steps: steps[:-1], "steps"),
     "started anew": (1, 1, "steps", lambda steps: [1, *steps], "steps"),
     "an image twice": (0, 1, "image_ids", lambda ids: [*ids[:-1], ids[0]], "sharding"),
@@ -180,7 +180,7 @@ def test_bad_flags_are_reported_before_anything_starts(monkeypatch, efficientdet
 def test_one_process_needs_no_horovod_and_its_problem_is_the_dry_runs(
     monkeypatch, efficientdet, tmp_path, processes, message
 ):
-    """A dry run of one process needs no Horovod; a fault that only the model's code finds is one line."""
+    """Tests a dry run of one process without Horovod, and with a fault that only the model's code finds."""
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     with pytest.raises(UserError, match=message):
@@ -203,7 +203,7 @@ def test_a_session_that_fails_has_the_problem_of_the_rank_that_failed_first(code
 
 
 def test_interrupted_it_leaves_no_process_and_no_file(efficientdet, tmp_path, monkeypatch):
-    """SIGTERM is sent when both ranks run; they have ended when the command ends."""
+    """Sends SIGTERM while both ranks run. Both have ended when the command ends."""
     (tmp_path / "rank").write_text(
         "import os, signal; open(f'{__file__}.{os.getpid()}', 'w'); signal.pause()"
     )

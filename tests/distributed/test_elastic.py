@@ -1,4 +1,4 @@
-"""A run under Horovod Elastic loses a host, or gets a new one. Both are this machine, by two names."""
+"""Tests runs under Horovod Elastic that lose or get a host. Two names of this machine serve as hosts."""
 
 import json
 import pathlib
@@ -11,7 +11,7 @@ from tests.distributed import elastic_on_ranks, launching
 from tests.distributed.elastic_on_ranks import APPS, HOSTS, write_hosts
 from tests.distributed.small_apps import IMAGES, training_flags
 
-TIMEOUT = 240  # seconds; a run takes 30 on two idle cores
+TIMEOUT = 240  # seconds; on two idle cores a run takes 30 s
 BATCH_SIZE, EPOCHS = 2, 3
 STEPS = {1: IMAGES // BATCH_SIZE, 2: IMAGES // BATCH_SIZE // 2}  # steps in an epoch, by the number of ranks
 
@@ -23,7 +23,7 @@ def launch(directory, hosts, what, *flags, cooldown=600) -> launching.Result:
     script.write_text(f"#!/bin/sh\ncat '{hosts_file}'\n")
     script.chmod(0o755)
     options = ["--min-np", "1", "--max-np", "2", "--host-discovery-script", script]
-    # --network-interface: horovodrun need not ask the two hosts, one by one, which interface they share.
+    # Without --network-interface, horovodrun would search for an interface that both hosts share.
     options += ["--network-interface", "lo", "--blacklist-cooldown-range", str(cooldown), str(cooldown + 1)]
     command = [elastic_on_ranks.__file__, "--", what, hosts_file, *flags]
     return launching.launch(len(hosts), command, options=options, timeout=TIMEOUT)
@@ -34,7 +34,7 @@ def launch(directory, hosts, what, *flags, cooldown=600) -> launching.Result:
 def test_a_run_goes_on_from_its_last_epoch_with_the_ranks_that_there_are(
     drawn: pathlib.Path, tmp_path, what, before, after
 ):
-    """A run goes on after it lost rank 0, which writes the files; another run, after it got a new host."""
+    """One run loses rank 0, which writes the files, and goes on. Another run goes on with a new host."""
     run = tmp_path / "run"
     flags = training_flags(APPS[what], drawn, run, "horovod", BATCH_SIZE)
     result = launch(tmp_path, HOSTS[:before], what, *flags, "--elastic", f"--epochs={EPOCHS}")
@@ -62,4 +62,4 @@ def test_training_begins_anew_when_the_hosts_change_and_an_error_of_one_rank_end
         "attempt with 2: overwrite False, 1 epochs, report",
     ], said
     assert said.count("error: the disk of rank 1 is full") == 1, said
-    assert said.count("exit with status code 1.") == 2, said  # the waiting rank ends with code 1, too
+    assert said.count("exit with status code 1.") == 2, said  # the failed rank and the waiting rank

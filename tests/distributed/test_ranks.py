@@ -1,4 +1,4 @@
-"""Horovod and tf.distribute train like one process that gets all images, and pass messages."""
+"""Tests that ranks of Horovod and tf.distribute train like one process, and exchange messages."""
 
 import functools
 import re
@@ -17,14 +17,14 @@ from common.errors import UserError
 from tests.distributed import launching, steps_on_ranks
 
 TIMEOUT = 200  # seconds, for one strategy on a busy machine
-FROZEN = ("adam", "accumulated", "accumulated_on_gpu")  # with frozen batch norms half batches give the same
+FROZEN = ("adam", "accumulated", "accumulated_on_gpu")  # without batch statistics
 TF_DISTRIBUTE = ("mirrored", "multi_worker")
 STRATEGIES = (*TF_DISTRIBUTE, "horovod")
 
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory):
-    """results(strategy) -> the results of each rank; every strategy runs once."""
+    """Gives results(strategy), which returns the results of each rank. It runs every strategy only once."""
 
     @functools.cache
     def of(strategy):
@@ -34,7 +34,7 @@ def results(tmp_path_factory):
         else:
             words = [steps_on_ranks.__file__, strategy, output]
             for result in launching.run_two_replicas(strategy, words, timeout=TIMEOUT):
-                # The watchdog must not report ranks that finish.
+                # Ranks that end normally must not be reported by the watchdog.
                 assert not re.search(r"\brank\b|^(.*>:)?(error|warning)", result.stderr, re.MULTILINE)
         files = sorted(output.glob("*.msgpack"))
         return [msgspec.msgpack.decode(file.read_bytes()) for file in files]
@@ -168,7 +168,7 @@ def test_each_rank_knows_its_place_and_gets_the_messages_of_all(results, strateg
 
 
 def test_sigterm_still_ends_a_worker(results):
-    """No handler catches SIGTERM in a worker, as TensorFlow's preemption notifier would."""
+    """TensorFlow's preemption notifier would catch SIGTERM. Tests that it is not installed in a worker."""
     for rank in results("multi_worker"):
         assert not int(rank["messages"]["caught_signals"], 16) & 1 << (signal.SIGTERM - 1)
 
@@ -180,7 +180,7 @@ def test_without_horovod_the_message_says_what_to_do(monkeypatch):
 
 
 def test_horovod_chooses_the_gpu_before_tensorflow_runs_anything(monkeypatch):
-    """In two starts, as in an elastic run, a process keeps its GPU, although its local rank may change."""
+    """Starts twice, as an elastic run does. The process keeps its GPU, although its local rank changes."""
     calls = []
     gpus = [types.SimpleNamespace(name=f"/physical_device:GPU:{i}") for i in range(4)]
     seen = list(gpus)

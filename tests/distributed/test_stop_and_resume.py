@@ -1,4 +1,4 @@
-"""A run that is killed, stopped and killed again ends with the weights of a run that never stopped."""
+"""Tests that a run that is killed, stopped and killed ends with the weights of a run without a stop."""
 
 import h5py
 import pytest
@@ -6,12 +6,12 @@ import tensorflow as tf
 
 from tests.soak import soak_kills
 
-# With these flags a checkpoint also holds gradients of an unfinished update; every epoch is evaluated.
+# With the flags for one rank, checkpoints contain gradients of an unfinished update.
 FLAGS = {1: ("--accumulate_steps=3", "--eval_every=1"), 2: ()}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("app", "ranks"), [("efficientdet", 1), ("yolov4", 2)])  # `make soak` runs all four
+@pytest.mark.parametrize(("app", "ranks"), [("efficientdet", 1), ("yolov4", 2)])  # `make soak`: all four pairs
 def test_a_run_that_was_stopped_three_times_ends_with_the_same_bits(app, ranks, tmp_path):
     (line,) = soak_kills.stop_and_resume(
         app, ranks, rounds=1, directory=tmp_path, seed=ranks, flags=FLAGS[ranks]
@@ -21,7 +21,7 @@ def test_a_run_that_was_stopped_three_times_ends_with_the_same_bits(app, ranks, 
 
 
 def test_the_comparison_sees_one_bit(tmp_path):
-    """The comparison in the test above, what_it_ends_with, sees a difference in the last bits of a weight."""
+    """Tests that what_it_ends_with, which compares runs, notices a difference in a weight's last bits."""
     for name, value in (("a", 1.0), ("b", 1.0000001)):
         run = tmp_path / name
         (run / "checkpoints" / "00000002").mkdir(parents=True)

@@ -1,7 +1,7 @@
-"""train.py: two ranks with half batches end with the weights of one rank; one rank resumes a run of two.
+"""Tests train.py: two ranks with half batches train like one rank, and one rank can resume their run.
 
-Each batch is the whole data set, so the order of the images does not matter. Augmentation is off. Batch norms
-are frozen, because each rank normalises by the statistics of its images.
+Each batch is the whole data set, so the order of the images does not matter. Augmentation is off, and batch
+norms are frozen, because each rank would normalise by the statistics of different images.
 """
 
 import dataclasses
@@ -32,7 +32,7 @@ def app(request):
 
 @pytest.fixture(scope="module")
 def flags(app, drawn):
-    """flags(output_dir, strategy, replicas) -> the flags of a training."""
+    """Gives flags(output_dir, strategy, replicas), which returns the flags of a training run."""
 
     def of(output_dir, strategy, replicas):
         plain = [f"--hparams={TINY[app]},{PLAIN[app]}", r"--freeze=\bbn", "--ema_decay=0.9"]
@@ -44,7 +44,7 @@ def flags(app, drawn):
 
 @pytest.fixture(scope="module")
 def alone(app, flags, tmp_path_factory):
-    """The run directory of one process."""
+    """The run directory of a training with one process."""
     run = tmp_path_factory.mktemp("alone") / "run"
     module, a = parsed(app, *flags(run, "none", 1))
     module.start(a)
@@ -59,7 +59,7 @@ def train_by_two(app, flags, run, strategy):
 
 @pytest.fixture(scope="module")
 def by_two(app, flags, tmp_path_factory):
-    """The run directory of two ranks."""
+    """The run directory of a training with two ranks."""
     return train_by_two(app, flags, tmp_path_factory.mktemp("by-two") / "run", "horovod")
 
 

@@ -1,4 +1,4 @@
-"""Tests a lost rank under horovodrun and multi_worker: how soon the others end, and what they print."""
+"""Tests, with horovodrun and multi_worker, how soon the other ranks end when one rank is lost."""
 
 import re
 import time
@@ -36,7 +36,7 @@ def test_a_lost_rank_ends_horovodrun_in_time(act, step_timeout, message):
 
 
 def test_a_killed_worker_ends_the_others_within_a_minute():
-    """If a worker is killed, the other one ends within a minute; here it counts as dead after 5 s."""
+    """Kills a worker. The test lets TensorFlow count it as dead after 5 s, so the other one ends soon."""
     assert tf_distribute.HEARTBEAT_SECONDS <= 30
     with launching.start_workers([SCRIPT, "kill", "multi_worker", str(STEP_TIMEOUT)]) as (first, second):
         result = first.finish(200)
@@ -48,7 +48,7 @@ def test_a_killed_worker_ends_the_others_within_a_minute():
 
 
 def test_worker_0_does_not_wait_for_ever():
-    """Worker 0 ends with an error if worker 1 is missing. test_tf_config.py tests a missing worker 0."""
+    """Tests that worker 0 ends with an error if worker 1 never starts."""
     with launching.start_workers([SCRIPT, "missing", "multi_worker", "120"], [0]) as (job,):
         result = job.finish(150)
     assert result.returncode == 1

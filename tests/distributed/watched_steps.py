@@ -1,4 +1,4 @@
-"""One rank of two that takes steps under a watchdog; rank 1 misbehaves in the seventh step.
+"""Runs one of two ranks, which take steps with a watchdog. Rank 1 misbehaves in the seventh step.
 
 horovodrun -np 2 python tests/distributed/watched_steps.py kill|stop|sleep|missing horovod STEP_TIMEOUT
 """
@@ -40,6 +40,6 @@ def main(act: str, strategy: str, step_timeout: str) -> None:
             step_of_all(tf.constant(1.0))
 
 
-signal.signal(signal.SIGTERM, lambda *_: None)  # horovodrun sends it; the apps catch it, too, to save first
+signal.signal(signal.SIGTERM, lambda *_: None)  # as the apps do, to save first
 if __name__ == "__main__":
     errors.run(main, positional=True)

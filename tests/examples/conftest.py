@@ -1,4 +1,4 @@
-"""The data that the tests of the examples read."""
+"""A fixture with the data that the tests of the examples read."""
 
 import json
 
@@ -11,7 +11,7 @@ from tools.conversion.coco_to_tfrecord import write_tfrecords
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory) -> dict[str, tuple]:
-    """A hundred difficult images: {reader: (source of the app, fields of the example)}.
+    """A hundred synthetic images, as {reader: (source for the app, fields of the example's config)}.
 
     The image ids are not sorted and are above 2**31.
     """

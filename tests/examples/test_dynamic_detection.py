@@ -1,4 +1,4 @@
-"""examples/dynamic_detection.py equals the app's pipeline, resumes bit for bit, and needs no other file."""
+"""Tests that examples/dynamic_detection.py gives the app's batches, resumes exactly and runs alone."""
 
 import dataclasses
 import itertools
@@ -43,7 +43,7 @@ def assert_same_bits(got: dict[str, np.ndarray], expected: dict[str, np.ndarray]
 
 
 def test_the_same_numbers_give_the_batches_of_the_pipeline_api(fuzzed, tmp_path):
-    """All outputs for a hundred images are equal. The example reads the checked json, as the app does."""
+    """Compares all outputs of the example and the app for a hundred images."""
     checked = tmp_path / "checked.json"
     checked.write_bytes(readers._clean_json(fuzzed.source.annotations))
     config = dataclasses.replace(get_config("efficientdet-d0"), image_size=SIZE, **COLOR)
@@ -64,7 +64,7 @@ def test_the_same_numbers_give_the_batches_of_the_pipeline_api(fuzzed, tmp_path)
 
 
 def test_a_stream_stopped_anywhere_continues_bit_for_bit(fuzzed, tmp_path):
-    """The stream stops six times in four epochs, once between two epochs; other epochs end within a batch."""
+    """Stops the stream six times in four epochs, once of them between two epochs."""
     data = (fuzzed.source.images_dir, f"{fuzzed.source.images_dir}/instances.json")
     whole = [arrays(*batch) for batch in itertools.islice(example.Stream(*data, 30), 11)]
     pattern, made = str(tmp_path / "at-{seq}.json"), 0

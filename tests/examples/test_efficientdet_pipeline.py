@@ -1,4 +1,4 @@
-"""examples/efficientdet_pipeline.py gives the app's batches bit for bit, and runs without other files."""
+"""Tests that examples/efficientdet_pipeline.py gives exactly the app's batches, and runs alone."""
 
 import dataclasses
 
@@ -14,9 +14,9 @@ from tests.examples.standalone import run_alone
 
 NAME = "efficientdet_pipeline.py"
 BATCH = 10
-STEPS = 4  # with three shards of a hundred images, the fourth step begins another epoch
+STEPS = 4  # a shard is a third of the images; its next epoch begins in step 4
 ALL_ON = {"grid_mask_prob": 0.7, "brightness": 0.3, "contrast": 0.2, "saturation": 0.5, "hue": 20.0}
-# A variant is (fields of the app's config, (shard_id, num_shards)); the seeds use the variants in rotation.
+# Variants: (fields of the app's config, (shard_id, num_shards)). Each seed of the test uses the next variant.
 VARIANTS = (
     (ALL_ON | {"image_size": (128, 192), "max_instances": 15}, (0, 1)),
     (ALL_ON | {"image_size": (200, 136), "brightness": 0.0, "flip_prob": 0.0, "min_box_size": 3.0}, (1, 3)),
@@ -85,7 +85,7 @@ def test_the_file_alone_draws_synthetic_images(tmp_path):
     run_alone(NAME, tmp_path)
     picture = np.asarray(PIL.Image.open(tmp_path / "alone" / "batch.png"))
     assert picture.shape == (2 * 512, 4 * 512, 3)
-    for color in ((255, 0, 0), (0, 128, 128)):  # the boxes and the ellipses of the first class
+    for color in ((255, 0, 0), (0, 128, 128)):  # colours of the boxes and ellipses of class 0
         assert (picture == color).all(-1).sum() > 1000
     assert len((ROOT / "examples" / NAME).read_text().splitlines()) <= 300
 

@@ -1,4 +1,4 @@
-"""examples/keras_fit.py, with each app's fit_model.py, trains like train.py, also when it is resumed.
+"""Tests that examples/keras_fit.py trains like train.py of each app, also when it is resumed.
 
 Run as a program, this file trains a few steps with both loops and writes the losses of each.
 """
@@ -28,7 +28,7 @@ from tests.distributed.test_train_on_ranks import PLAIN
 from tests.fixtures.calculations import weights_of
 from tests.refusal import refusal
 
-FOR_YOLOV4 = {  # the changes that the example names
+FOR_YOLOV4 = {  # changes for YOLOv4, as the example's docstring lists them
     "efficientdet": "yolov4",
     "FitModel(network, config, ranks)": "FitModel(network, config)",
     ", num_epochs\n": "\n",
@@ -50,8 +50,8 @@ def example_of(app):
 
 @pytest.mark.parametrize("app", ["efficientdet", pytest.param("yolov4", marks=pytest.mark.slow)])
 def test_a_continued_run_ends_as_train_py_does(app, drawn, tmp_path, monkeypatch):
-    """A continued `fit` ends as train.py does. Each batch is the whole data set without augmentation, so the
-    order of images does not matter."""
+    """Tests that a resumed `fit` gives the weights of train.py. Each batch is the whole data set without
+    augmentation, so the order of the images does not matter."""
     plain = "--ema_decay=0.9", f"--hparams={TINY[app]},{PLAIN[app]}"
     words = "--epochs=2", "--steps_per_epoch=1", "--eval_every=0", *coco_flags(drawn, "eval"), *plain
     train, a = parsed(app, *training_flags(app, drawn, tmp_path / "train", "none", IMAGES), *words)
@@ -65,7 +65,7 @@ def test_a_continued_run_ends_as_train_py_does(app, drawn, tmp_path, monkeypatch
         train.start(a)
         with monkeypatch.context() as patch:
             patch.setattr(Checkpoints, "save", lambda self: next(left) and save(self))
-            with pytest.raises(StopIteration):  # raised in place of the second checkpoint
+            with pytest.raises(StopIteration):  # the test stops the run at its second checkpoint
                 fit()
         fit()
     losses = [float(row["loss"]) for row in rows_of(tmp_path / "train")]
@@ -95,7 +95,7 @@ def test_each_step_has_the_loss_of_train_py(app, strategy, drawn, tmp_path):
     words = [__file__, app, *training_flags(app, drawn, tmp_path, strategy, 4), "--epochs=1"]
     more = ",multi_scale=2,learning_rate=0.008" if app == "yolov4" else ""
     words += ["--clip_norm=0.5", f"--hparams={TINY[app]}{more}"]
-    launcher = "horovod" if strategy == "horovod" else "mirrored"  # two devices; the strategy "none" uses one
+    launcher = "horovod" if strategy == "horovod" else "mirrored"  # for "none", it uses one of two devices
     launching.run_two_replicas(launcher, [*words, "--steps_per_epoch=20"], timeout=500)
     trained, fitted = json.loads((tmp_path / "losses.json").read_text())
     assert len(trained) == 20
@@ -105,7 +105,7 @@ def test_each_step_has_the_loss_of_train_py(app, strategy, drawn, tmp_path):
 
 
 def losses_of_both(app, words):
-    """Writes the loss of each step, as a mean over all replicas: first of train.py, then of `fit`."""
+    """Trains with train.py, then with `fit`; writes for both the loss of each step, averaged over replicas."""
     example, after_step = example_of(app), Run.after_step
     on_batch_end = example.MovingAverage.on_train_batch_end
     trained, fitted = [], []
@@ -116,14 +116,14 @@ def losses_of_both(app, words):
 
     def note_fitted(self, batch, logs):
         fitted.append(float(np.mean(self.ranks.gather(logs["loss"]))))
-        self.model.reset_metrics()  # otherwise it would be the mean since the start of the epoch
+        self.model.reset_metrics()  # otherwise Keras gives the epoch's mean so far
         on_batch_end(self, batch, logs)
 
     module, a = parsed(app, *words)
     with (
         mock.patch.object(Run, "after_step", note_trained),
         mock.patch.object(example.MovingAverage, "on_train_batch_end", note_fitted),
-        # Both loops share a strategy: a second one would reuse the keys of the first one's collectives.
+        # Both loops share a strategy, because two strategies would use equal keys for their collectives.
         mock.patch.object(ranks, "start", functools.cache(ranks.start)),
         mock.patch.object(ranks.HorovodRanks, "close"),
     ):
