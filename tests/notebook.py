@@ -2,7 +2,7 @@
 
     python tests/notebook.py docs/tutorial.ipynb
 
-This writes the text that the cells print, and the figures they leave open, into the notebook as its outputs.
+The command writes what the cells print, and the figures that they leave open, into the notebook as outputs.
 """
 
 import base64
@@ -19,7 +19,7 @@ from PIL import Image
 
 
 def run_cells(notebook: dict[str, Any], names: dict[str, Any]) -> None:
-    """Runs the cells in order, in the namespace `names`, and replaces their outputs."""
+    """Runs the code cells in order, with `names` as global variables, and replaces the cells' outputs."""
     plt.switch_backend("Agg")
     code = [cell for cell in notebook["cells"] if cell["cell_type"] == "code"]
     for number, cell in enumerate(code, start=1):
@@ -34,7 +34,7 @@ def run_cells(notebook: dict[str, Any], names: dict[str, Any]) -> None:
 
 
 def _figures() -> Iterator[str]:
-    """Yields the open figures as PNG files of at most 256 colours, in base64; then closes them."""
+    """Yields each open figure as a PNG file of at most 256 colours, in base64. Then closes all figures."""
     for number in plt.get_fignums():
         file, small = io.BytesIO(), io.BytesIO()
         plt.figure(number).savefig(file, dpi=100)

@@ -9,7 +9,7 @@ import pathlib
 import re
 import sys
 
-if not __package__:  # run as a script: import from the repo root, exactly as the tests do
+if not __package__:  # if run as a script, import from the repository's root, as the tests do
     sys.path[0] = str(pathlib.Path(__file__).resolve().parents[1])
 
 from absl import flags
@@ -18,7 +18,7 @@ from tools.benchmark import options
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 APPS = ("efficientdet", "yolov4")
-# Programs with a section on the page of flags; {app} is the name of each app.
+# Programs that have a section in docs/flags.md. {app} stands for the name of each app.
 OF_APPS = ("{app}/train.py", "{app}/eval.py", "{app}/infer.py", "{app}/export.py", "{app}/bench.py")
 OTHERS = (
     *("efficientdet/automl_weights.py", "yolov4/darknet_weights.py", "yolov4/fit_anchors.py"),
@@ -66,7 +66,7 @@ def flag_rows(program: str) -> list[str]:
     rows = []
     for flag in (fv[name] for name in fv):
         default = "" if flag.default in (None, "") else f"`{flag.default_as_str.strip(chr(39))}`"
-        values, colon, text = flag.help.rpartition(">: ")  # absl begins the help of an enum with <a|b>
+        values, colon, text = flag.help.rpartition(">: ")  # absl puts <a|b>: before an enum's help
         choices = f" One of {values[1:].replace('|', ', ')}." if colon else ""
         rows.append(f"`--{flag.name}` | {default} | {_cell(text + choices)}")
     return rows

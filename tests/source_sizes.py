@@ -1,4 +1,4 @@
-"""Measures how long the project's files are, and how deep their imports go."""
+"""Counts lines of code of the project's files, and the depth of their imports."""
 
 import ast
 import functools
@@ -19,7 +19,7 @@ def parse(path: str) -> ast.Module:
 
 
 def depth(path: str, above: tuple[str, ...] = ()) -> int:
-    """Returns the number of files on the longest chain of imports that starts at this file."""
+    """Returns the number of files in the longest chain of imports that begins with this file."""
     if path not in _depths:
         below = [found for found in imports(path) if found not in above]
         _depths[path] = 1 + max((depth(found, (*above, path)) for found in below), default=0)

@@ -1,4 +1,4 @@
-"""docs/customize.md: every diff applies to a copy of this repository, and its checks run there."""
+"""Tests that every diff of docs/customize.md applies to a copy of the code, and that its checks pass."""
 
 import csv
 import json
@@ -25,7 +25,7 @@ def blocks(section: str, language: str) -> list[str]:
 
 
 def copy(directory: pathlib.Path) -> pathlib.Path:
-    """Copies the files of the product that git tracks."""
+    """Copies the product's files that git tracks into the directory, and returns the copy."""
     names = run("git", "ls-files", "-z", *FOLDERS, "pyproject.toml").stdout
     for name in filter(None, names.split("\0")):
         (directory / name).parent.mkdir(parents=True, exist_ok=True)
@@ -46,7 +46,7 @@ def check(directory: pathlib.Path) -> None:
 
 
 def write_csv(data: pathlib.Path) -> None:
-    """Writes boxes.csv and classes.csv from a COCO json."""
+    """Converts the COCO json in `data` to boxes.csv and classes.csv."""
     content = json.loads((data / "instances.json").read_text())
     names = {category["id"]: category["name"] for category in content["categories"]}
     rows = []

@@ -1,7 +1,7 @@
-"""Tests the images and their start files: everything in docker/ that can be tested without Docker.
+"""Tests the Dockerfiles, compose.yaml and mpijob.yaml of docker/, as far as this needs no Docker.
 
-docker/build_without_docker.sh builds the CPU image and tries it; docs/containers.md lists what was run where.
-test_docker_scripts.py tests the scripts that run inside an image.
+docker/build_without_docker.sh builds and tries the CPU image. test_docker_scripts.py tests the scripts that
+run inside an image.
 """
 
 import os
@@ -26,7 +26,7 @@ every_dockerfile = pytest.mark.parametrize("path", DOCKERFILES, ids=lambda path:
 
 
 def stages(path: pathlib.Path) -> list[list[tuple[str, str]]]:
-    """Returns [(instruction, its text), ...] of a Dockerfile before the first FROM, and of each stage.
+    """Returns lists of (instruction, arguments): first those before the first FROM, then one for each stage.
 
     Comments are removed, and continued lines are joined.
     """
@@ -50,7 +50,7 @@ def argument(stage: list[tuple[str, str]], name: str) -> str:
 @every_dockerfile
 def test_the_image_runs_as_a_user_with_a_number(path):
     last = stages(path)[-1]
-    assert of(last, "USER") == ["${UID}"]  # Kubernetes' runAsNonRoot needs a number
+    assert of(last, "USER") == ["${UID}"]  # a number, because Kubernetes' runAsNonRoot needs it
     assert int(argument(last, "UID")) >= 1000
     names = [name for name, _ in last]
     assert "RUN" not in names[names.index("USER") :]
@@ -63,7 +63,7 @@ def test_packages_come_from_pyproject_alone(path):
     extras = argument(build, "EXTRAS").strip('"')
     assert set(extras.split()) <= set(EXTRAS) and "dev" not in extras
     assert ("gpu" in extras.split()) == (path.name == "Dockerfile")
-    # docker/setup_env.sh finds a lock by its name; without a lock it does not check hashes.
+    # docker/setup_env.sh searches for a lock file of this name. If there is none, it checks no hashes.
     lock = (DOCKER / "locks" / f"{'+'.join(sorted(extras.split()))}.txt").read_text()
     for pin in [*PROJECT["dependencies"], *(pin for extra in extras.split() for pin in EXTRAS[extra])]:
         package, version = pin.split("==")
@@ -87,7 +87,7 @@ def test_what_is_copied_is_there_and_no_more(path):
 
 
 def test_the_context_is_what_the_apps_need():
-    """Docker's context has only four files and the folders of code, so no data, run, key or history."""
+    """Tests that Docker's build context has only four files and the folders of code, so no data or keys."""
     lines = [line for line in (ROOT / ".dockerignore").read_text().splitlines() if not line.startswith("#")]
     assert lines[0] == "*"
     allowed = {line[1:] for line in lines if line.startswith("!")}
@@ -97,14 +97,14 @@ def test_the_context_is_what_the_apps_need():
 
 
 def test_the_two_images_are_twins():
-    """Both last stages differ only in names and in what a GPU needs; make and scripts find the same files."""
+    """Tests that the last stages of both Dockerfiles differ only in names and in lines for the GPU."""
     gpu, cpu = (stages(path)[-1] for path in DOCKERFILES)
     for name in ("COPY", "USER", "ENTRYPOINT", "CMD", "WORKDIR"):
         assert of(gpu, name) == of(cpu, name), name
     packages, infiniband, users, *rest = of(gpu, "RUN")
     assert packages == of(cpu, "RUN")[0] and "libibverbs1" in infiniband
     assert of(cpu, "RUN")[1] in users and rest == of(cpu, "RUN")[2:]
-    assert "NVIDIA_DRIVER_CAPABILITIES=compute,utility,video" in of(gpu, "ENV")[0]  # video: JPEG engines
+    assert "NVIDIA_DRIVER_CAPABILITIES=compute,utility,video" in of(gpu, "ENV")[0]  # video: for hardware JPEG decoding
     (entry,) = of(cpu, "ENTRYPOINT")
     assert yaml.safe_load(entry)[-1] == "/workspace/docker/entrypoint.sh"
     assert os.access(DOCKER / "entrypoint.sh", os.X_OK)
@@ -112,7 +112,7 @@ def test_the_two_images_are_twins():
 
 @every_dockerfile
 def test_make_finds_its_environment_ready(path):
-    """The files that mark the environment as ready are touched after their dependencies are copied."""
+    """The .ready files must be newer than the files they depend on, or make would install again."""
     last = stages(path)[-1]
     order = [value for name, value in last if name in ("COPY", "RUN")]
     assert order.index("touch .venv/.ready .venv/.horovod") > order.index(". .")
@@ -124,8 +124,8 @@ def test_make_finds_its_environment_ready(path):
 
 
 def test_compose_checks_a_device_before_it_trains():
-    """A service waits for its check. The names are those of compose-spec's schema/compose-spec.json (1.x);
-    docs/containers.md says how the file was validated."""
+    """Tests that each service starts only after its device check has passed, and that all keys in the file
+    are in compose-spec's schema."""
     for device in ("cpu", "gpu"):
         service, check = COMPOSE["services"][device], COMPOSE["services"][f"check-{device}"]
         for each in (service, check):
@@ -139,10 +139,10 @@ def test_compose_checks_a_device_before_it_trains():
 
 
 def test_the_mpijob_and_the_images_agree():
-    """User, port and paths are equal in mpijob.yaml, sshd_config and the Dockerfiles.
+    """Tests that user, port and paths are equal in mpijob.yaml, sshd_config and the Dockerfiles.
 
-    kubeflow/mpi-operator, pkg/controller/mpi_job_controller.go, setupSSHOnPod: the job's key is in
-    sshAuthMountPath as id_rsa, id_rsa.pub and authorized_keys; root owns it, and all users can read it.
+    kubeflow/mpi-operator (setupSSHOnPod in pkg/controller/mpi_job_controller.go) mounts the job's SSH keys in
+    sshAuthMountPath as id_rsa, id_rsa.pub and authorized_keys. Root owns them, and all users can read them.
     """
     lines = (DOCKER / "sshd_config").read_text().splitlines()
     settings = dict(line.split(maxsplit=1) for line in lines if not line.startswith("#"))
@@ -171,13 +171,13 @@ def test_the_mpijob_and_the_images_agree():
 
 
 def test_no_machine_of_ours_in_them():
-    """docker/ names no host and no address, and only directories that are in the images or on any machine."""
+    """Tests that docker/ contains no host name, no address, and no directory of a developer's machine."""
     texts = {path: path.read_text() for path in DOCKER.rglob("*") if path.suffix != ".pyc" and path.is_file()}
     for path, text in [*texts.items(), *((name, PAGES[name]) for name in ("containers", "distributed"))]:
-        if "locks" not in pathlib.Path(path).parts:  # a package's version has four numbers, too
+        if "locks" not in pathlib.Path(path).parts:  # versions in locks look like addresses
             assert not re.search(r"\b(?!127\.)\d{1,3}(\.\d{1,3}){3}\b", text), path
         known = r"horovod|www\.apache|raw\.githubusercontent\.com/kubeflow/"
         assert not re.search(rf"https?://(?!{known})[\w.-]+\.\w+/", text), path
     for text in (*(texts[DOCKER / name] for name in ("slurm.sh", "mpijob.yaml")), PAGES["distributed"]):
         paths = set(re.findall(r"(?<![\w.$}*\]])(/[a-z]+)(?:/[\w.-]+)+", text))
-        assert paths <= {"/data", "/dev", "/etc", "/home", "/run", "/usr", "/workspace"}  # those of an image
+        assert paths <= {"/data", "/dev", "/etc", "/home", "/run", "/usr", "/workspace"}  # directories of an image

@@ -1,4 +1,4 @@
-"""Tests docker/healthcheck.sh and docker/entrypoint.sh, which run inside the images, in this environment."""
+"""Tests docker/healthcheck.sh, docker/entrypoint.sh and docker/build_horovod.sh without Docker."""
 
 import os
 import pathlib
@@ -36,7 +36,7 @@ UNHEALTHY = [
 
 @pytest.mark.parametrize("breaks, arguments, said", UNHEALTHY)
 def test_an_environment_that_cannot_train_is_unhealthy(tmp_path, breaks, arguments, said):
-    """The stand-in for Python fails in one of its three tasks and prints a reason."""
+    """A stand-in for Python fails in one of the three checks of healthcheck.sh and prints a reason."""
     python = tmp_path / "python"
     python.write_text(f'#!/bin/sh\nif [ "$1" = {breaks} ]; then echo "the reason"; exit 3; fi\n')
     python.chmod(0o755)
@@ -47,7 +47,7 @@ def test_an_environment_that_cannot_train_is_unhealthy(tmp_path, breaks, argumen
 
 @pytest.mark.parametrize("engines", [1, 0])
 def test_a_run_that_leaves_nothing_is_unhealthy_and_missing_jpeg_engines_are_a_warning(tmp_path, engines):
-    """Stand-ins for TensorFlow and DALI see a GPU; the driver's JPEG library exists in one of two cases."""
+    """Stand-ins for TensorFlow and DALI see a GPU. The driver's JPEG library exists in one case of two."""
     stand_ins = (
         "import ctypes, sys; from unittest import mock; "
         f"ctypes.CDLL = mock.Mock(side_effect={None if engines else 'OSError'}); sys.modules |= "
@@ -74,7 +74,7 @@ ENTRYPOINT = DOCKER / "entrypoint.sh"
 
 
 def test_a_command_is_the_container_itself(tmp_path):
-    """No shell stays between Docker and the command: it gets signals and arguments unchanged."""
+    """Tests that entrypoint.sh replaces itself by the command, which so gets Docker's signals."""
     script = 'echo "$0|$1|$(readlink /proc/$$/exe)"; kill -TERM $$'
     words = [ENTRYPOINT, "bash", "-c", script, "a  b", "*"]
     done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True)
@@ -92,7 +92,7 @@ def test_stopping_horovodrun_lets_its_ranks_save_and_no_others(tmp_path):
         job.wait_for("training", times=2)
         os.kill(job.pid, signal.SIGTERM)
         result = job.finish(timeout=60)
-    assert result.returncode == 1  # the code of horovodrun
+    assert result.returncode == 1  # horovodrun's exit code
     assert [result.stdout_of(rank).split() for rank in (0, 1)] == [["training", "with", "[]", "saved"]] * 2
     assert other.poll() is None
     other.kill()
@@ -104,8 +104,8 @@ def test_stopping_horovodrun_lets_its_ranks_save_and_no_others(tmp_path):
 
 @pytest.mark.slow
 def test_ranks_meet_where_the_hosts_own_name_means_nothing(tmp_path):
-    """As in a chroot, the host's own name cannot be resolved. Without our patch, Horovod 0.28.1 looks it up
-    even if an interface is given, and ends with code 139."""
+    """Runs ranks where the host's own name cannot be resolved. Horovod 0.28.1 without our patch looks up
+    this name even if an interface is given, and crashes with exit code 139."""
     rename = 'echo nowhere.invalid >/proc/sys/kernel/hostname; exec "$@"'
     own_name = ["unshare", "--uts", "sh", "-c", rename, "sh"]
     if subprocess.run([*own_name, "true"], capture_output=True).stderr:

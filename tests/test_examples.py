@@ -1,6 +1,6 @@
-"""The examples run and assert what they claim; docs/examples.md names them all, and its code runs.
+"""Tests that the examples and the code in docs/examples.md run, and that the page names all examples.
 
-tests/examples has the tests of single files; test_readme.py runs the page's commands.
+tests/examples tests single examples more closely. test_readme.py runs the commands of the page.
 """
 
 import re
@@ -55,14 +55,14 @@ def test_missing_pytorch_is_one_clear_line(monkeypatch):
 def test_pytorch_trains_on_every_rank(launcher, monkeypatch):
     if not TORCH.exists():
         pytest.skip("no PyTorch: make torch")
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")  # DALI's threads use the other cores
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")  # leaves the other cores to DALI's threads
     printed = run(TORCH, *launcher, ROOT / "examples/pytorch_loader.py").stdout
     batches = re.findall(r"rank (\d), epoch 12: (\d) batches", printed)
     assert sorted(batches) == ([("0", "2"), ("1", "2")] if launcher else [("0", "4")])
 
 
 def test_the_current_code_beside_the_older_one_runs(tmp_path):
-    """Runs the second column of the page's tables: first the body of a pipeline, then the code around it."""
+    """Runs the code in the second columns of two tables: a pipeline's body, and the code that uses it."""
     annotations = synthetic.draw_dataset(tmp_path, num_images=8, seed=0)
     model = keras.Sequential([keras.layers.Flatten(), keras.layers.Dense(2)])
     model.compile(loss="mse")
@@ -70,7 +70,7 @@ def test_the_current_code_beside_the_older_one_runs(tmp_path):
     names["anchors"] = [0.0, 0.0, 0.5, 0.5, 0.3, 0.3, 1.0, 1.0]
     tables = PAGE.split("\n### ")[1:]
     graph, around = (re.findall(r"^\|.*? \| `([^`]+)` \|", table, re.MULTILINE) for table in tables)
-    around.remove(around[-1])  # of PyTorch, in examples/pytorch_loader.py
+    around.remove(around[-1])  # the last row is for PyTorch
     body = textwrap.indent("\n".join(graph), "    ")
     imports = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)[-1]
     code = [imports, "@pipeline_def", "def training_pipeline():", body, "    return outputs", *around]

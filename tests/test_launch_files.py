@@ -38,7 +38,7 @@ def test_their_training_commands_have_flags_that_exist():
 
 
 def test_mpijob_is_what_the_operator_reads():
-    """mpijob.yaml obeys kubeflow/mpi-operator: pkg/apis/kubeflow/v2beta1/types.go, .../validation.go."""
+    """Compares mpijob.yaml with types.go and validation.go of kubeflow/mpi-operator, API v2beta1."""
     job = yaml.safe_load(MPIJOB.read_text())
     assert (job["apiVersion"], job["kind"]) == ("kubeflow.org/v2beta1", "MPIJob")
     assert re.fullmatch(r"[a-z]([-a-z0-9]*[a-z0-9])?", job["metadata"]["name"])
@@ -50,7 +50,7 @@ def test_mpijob_is_what_the_operator_reads():
     }
     assert SPEC["runPolicy"]["cleanPodPolicy"] in ("None", "Running", "All")
     assert SPEC["launcherCreationPolicy"] in ("AtStartup", "WaitForWorkersReady")
-    assert SPEC["mpiImplementation"] == "OpenMPI"  # its hostfile, "host slots=N", is the one horovodrun reads
+    assert SPEC["mpiImplementation"] == "OpenMPI"  # for which the hostfile is as horovodrun expects
     replicas = SPEC["mpiReplicaSpecs"]
     assert set(replicas) == {"Launcher", "Worker"} and replicas["Launcher"]["replicas"] == 1
     for replica in replicas.values():
@@ -74,15 +74,15 @@ def test_mpijob_uses_every_gpu_once_and_has_time_to_save():
     assert "nvidia.com/gpu" not in starts["resources"]["limits"]
     assert {mount["mountPath"] for mount in works["volumeMounts"]} == {"/data", "/dev/shm"}
     grace = [pod["terminationGracePeriodSeconds"] for pod in (LAUNCHER, WORKER)]
-    assert grace[0] > grace[1] >= 120  # horovodrun must outlive the ranks
+    assert grace[0] > grace[1] >= 120  # horovodrun must end after the ranks
 
 
 def test_slurms_options():
     options = dict(re.findall(r"^#SBATCH --([\w-]+)=?(.*)$", SLURM.read_text(), re.MULTILINE))
     assert {"signal", "requeue"} <= set(options)
-    assert (options["nodes"], options["gpus-per-node"]) == ("2", "8")  # the recipe's 16 GPUs; see ranks_of
+    assert (options["nodes"], options["gpus-per-node"]) == ("2", "8")  # the recipe is for 16 GPUs
     assert options["ntasks-per-node"] == "1"  # horovodrun starts the ranks
-    assert re.fullmatch(r"B:TERM@\d+", options["signal"])  # B: only the script gets it; it signals the ranks
+    assert re.fullmatch(r"B:TERM@\d+", options["signal"])  # B: only to the script
 
 
 # --- docker/slurm.sh at work ----------------------------------------------------------------------
@@ -134,7 +134,7 @@ def sbatch(
 
 
 def test_slurm_stops_the_ranks_before_the_time_limit_and_queues_the_job_again(cluster):
-    # Arguments with special characters of regular expressions; the run directory makes the command unique.
+    # Arguments with characters that are special in regular expressions. The run directory is unique.
     own = [f"--output_dir={cluster}/run", "--freeze=^(a|b)[0-9]+.*$", "--hparams=x={1,2}"]
     with sbatch(cluster, "app/train.py", *own) as job:
         job.wait_for("training with", times=2)
@@ -219,7 +219,7 @@ def test_slurm_says_what_is_missing(cluster):
 
 
 def test_the_pattern_for_signals_finds_the_ranks_alone(tmp_path):
-    """The pattern matches only ranks, not horovodrun, its helpers and shells, which also name train.py."""
+    """Horovodrun, its helpers and shells also have train.py on their command lines, but must get no signal."""
     assert RANKS_PATTERN in MPIJOB.read_text() and RANKS_PATTERN in PAGES["distributed"]
     script = tmp_path / "train.py"
     script.write_text("import signal; print('ready', flush=True); signal.pause()")

@@ -1,23 +1,23 @@
-"""Files of commit 6eb6d8f still resume, load and evaluate, and its computations give the same numbers.
+"""Tests that runs and weights of commit 6eb6d8f can be resumed, loaded and evaluated, with equal numbers.
 
-tests/fixtures/6eb6d8f was made with that commit by tests/fixtures/make_fixture.py of commit 055267a, which
-later code cannot run:
+The script tests/fixtures/make_fixture.py of commit 055267a made tests/fixtures/6eb6d8f with the older code. It
+does not run with the present code. The fixture has these files:
 
     data/                       16 synthetic images with instances.json, and the same as TFRecords with index
-    <app>.tar.xz                runs/<app>: a run of three epochs that SIGTERM stopped within the second one
-                                (EfficientDet: COCO files; YOLOv4: TFRecords), with the settings it read;
+    <app>.tar.xz                runs/<app>: a run of three epochs, which SIGTERM stopped in the second epoch
+                                (EfficientDet: COCO files; YOLOv4: TFRecords), with its settings;
                                 runs/<app>-whole: the last weights of the same run without a stop;
                                 weights/: weights of a longer run, for YOLOv4 also an exported ONNX file
     expected.json               results of the run without a stop, and of eval.py
     fixed.json, fixed.npz       losses, gradients, targets and detections of four models with fixed weights on
-                                a fixed batch, and the first batches of both loaders; with all settings
+                                a fixed batch, the first batches of both loaders, and all settings
 
-The tests use only the command line and files, except in tests/fixtures/calculations.py.
+Except in tests/fixtures/calculations.py, the tests use only commands and files.
 
-At 6eb6d8f, on the machine that made the fixture, every test finds equal bits. Another processor has other
-kernels, whose sums differ in the last digits. So floating-point numbers are compared with a tolerance.
-Three things do not depend on the processor and have to be equal: the order of images, the schedule, and the
-number of boxes that each epoch dropped, which depends on the crops.
+On the machine that made the fixture, the older code gives exactly the numbers of the fixture. On other
+processors, sums are computed by other kernels and differ in the last digits. So floating-point numbers are
+compared with a tolerance. Three things do not depend on the processor and must be equal: the order of the
+images, the learning rates, and the number of boxes that are dropped in each epoch.
 """
 
 import csv
@@ -39,25 +39,25 @@ FIXED = json.loads((FIXTURE / "fixed.json").read_text())
 D0 = pytest.param("efficientdet-d0", marks=pytest.mark.slow)
 COCO = ("--eval_images=data/images", "--eval_annotations=data/instances.json")
 RECORDS = ("--eval_file_pattern=data/records/shapes*.tfrecord",)
-# name -> app, weights, data
+# {name of an evaluation: (app, weights, data)}
 EVALUATIONS = {
     "efficientdet weights": ("efficientdet", "weights/efficientdet.weights.h5", COCO),
     "yolov4 weights": ("yolov4", "weights/yolov4.weights.h5", RECORDS),
     "yolov4 onnx": ("yolov4", "weights/yolov4.onnx", COCO),
 }
-# Columns of results.csv that do not depend on kernels. The fixture has no column of the speed.
+# Columns of results.csv whose values must be equal on every processor.
 EXACT = ("epoch", "step", "learning_rate", "boxes_dropped", "boxes_truncated", "skipped_steps")
 RENAMED = {"boxes_truncated": "boxes_over_limit"}  # renamed since then
 
-# Tolerances: about five times the differences that 6eb6d8f itself has with TF_ENABLE_ONEDNN_OPTS=0, which
-# uses other kernels for convolutions and matrix products. Most numbers are sums of up to 1e5 float32 terms,
-# whose order decides the last digits.
+# The tolerances are about five times the change that TF_ENABLE_ONEDNN_OPTS=0 made at commit 6eb6d8f. With this
+# setting, other kernels add the terms of convolutions and matrix products in another order. Most numbers are
+# sums of up to 1e5 float32 terms.
 LOSS_RTOL = 2e-5
-GRADIENT_RTOL = {"yolov4-tiny": 1e-2}  # leaky ReLU and maxima: a rounding error can choose another branch
+GRADIENT_RTOL = {"yolov4-tiny": 1e-2}  # at a kink of leaky ReLU or max, rounding changes the gradient
 OTHER_GRADIENT_RTOL = 1e-3
-FIXED_BOX_ATOL, FIXED_SCORE_ATOL = 2e-3, 2e-4  # after batch norms with the statistics of four images
-RUN_RTOL = 1e-3  # a dozen updates on batches of two images
-# Relative to the largest weight of an array. Due to leaky ReLU and maxima, CPUs of two makers differ by 9e-3.
+FIXED_BOX_ATOL, FIXED_SCORE_ATOL = 2e-3, 2e-4  # batch norms of only four images amplify errors
+RUN_RTOL = 1e-3  # for a run of a dozen updates
+# Relative to the largest weight of an array. CPUs of two makers differed by 9e-3 for YOLOv4.
 WEIGHT_ATOL = {"efficientdet": 1e-3, "yolov4": 2e-2}
 SCORE_ATOL, BOX_ATOL_PX, METRIC_ATOL = 2e-5, 1e-2, 1e-6
 PIXEL_ATOL = 1e-3  # mean difference of normalised pixels: one grey level is 0.004 to 0.017
@@ -65,12 +65,12 @@ PIXEL_ATOL = 1e-3  # mean difference of normalised pixels: one grey level is 0.0
 
 @pytest.fixture(scope="module")
 def copy(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
-    """A copy of the fixture in which its runs can be resumed: their flags have paths relative to it."""
+    """A copy of the fixture. Its runs can be resumed in this directory, to which their paths are relative."""
     directory = tmp_path_factory.mktemp("older")
     shutil.copytree(FIXTURE / "data", directory / "data")
     for archive in FIXTURE.glob("*.tar.xz"):
         with tarfile.open(archive) as file:
-            file.extractall(directory)  # our own archive; `filter` is unknown before Python 3.11.4
+            file.extractall(directory)  # trusted, so without `filter`, new in Python 3.11.4
     fields = {
         "efficientdet": "assignment: max_iou\nseparable: true\n",
         "yolov4": "objectness_iou: 0.0\nneighbour_cells: false\n",
@@ -84,7 +84,7 @@ def copy(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
 @pytest.mark.slow
 @pytest.mark.parametrize("app", ["efficientdet", "yolov4"])
 def test_a_run_that_was_stopped_in_an_epoch_goes_on_from_the_epoch_before(app, copy, monkeypatch, capfd):
-    """The run resumes at an epoch's end: DALI's graphs have changed, so old positions cannot be restored."""
+    """The run resumes at an epoch's start. Positions within one are lost, because DALI's graph has changed."""
     monkeypatch.chdir(copy)
     module, a = small_apps.parsed(app, f"--flagfile=runs/{app}/flags.txt")
     module.start(a)
@@ -142,7 +142,7 @@ def test_weights_and_exported_files_give_the_same_detections(name, copy, monkeyp
     assert len(found) == len(expected["detections"]) > 50
     for wanted in expected["detections"]:
         difference, nearest = min((_difference(wanted, other), i) for i, other in enumerate(found))
-        assert difference <= 1.001, (wanted, found[nearest])  # 1 itself may be rounded up
+        assert difference <= 1.001, (wanted, found[nearest])  # 1, and 0.001 for rounding
         del found[nearest]
     metrics = json.loads((output / "metrics.json").read_text())
     for key, value in expected["metrics"].items():
@@ -182,7 +182,7 @@ def _stored(prefix: str) -> dict[str, np.ndarray]:
 
 
 def _difference(wanted: dict, found: dict) -> float:
-    """Returns the difference of two detections in units of the tolerance; the limit is 1."""
+    """Returns the difference of two detections, divided by the tolerance, so at most 1 is allowed."""
     if any(wanted[name] != found[name] for name in ("image_id", "category_id")):
         return np.inf
     score = abs(wanted["score"] - found["score"]) / SCORE_ATOL

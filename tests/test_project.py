@@ -1,4 +1,4 @@
-"""Tests the repository itself: pinned versions, and code that it must not contain."""
+"""Tests the repository: pinned versions, licences, and code that it must not contain."""
 
 import re
 import tomllib
@@ -35,11 +35,11 @@ def test_no_unsafe_loading():
 
 
 def test_licences_of_dependencies_are_listed():
-    """Every pinned package must be in the table of docs/dev/licences.md."""
+    """Tests that every pinned package is in the table of docs/dev/licences.md."""
     page = (ROOT / "docs/dev/licences.md").read_text()
     rows = re.findall(r"^\| ([\w-]+) +\| ([\w.+]+) +\| .+ \|$", page, re.MULTILINE)
     listed = {name.lower().replace("_", "-"): version for name, version in rows}
-    for requirement in pins(("dali-tf", "horovod", "faster-coco", "export", "dev")):  # extras of `make test`
+    for requirement in pins(("dali-tf", "horovod", "faster-coco", "export", "dev")):  # the extras that `make test` needs
         name, _, version = requirement.partition("==")
         assert listed.get(re.split(r"\[", name)[0]) == version, requirement
     assert "Apache License" in (ROOT / "LICENSE").read_text()[:400]
@@ -55,12 +55,12 @@ def test_the_workflow_runs_what_ci_runs():
 
 @pytest.mark.parametrize("extras", [OF_SETUP, (*OF_SETUP, "gpu")])
 def test_the_default_set_up_is_locked_with_hashes(extras):
-    """The lock that docker/setup_env.sh uses for `make setup` has all pins, and every entry has a hash."""
+    """Tests that the lock file for `make setup` has all pinned versions, and a hash for every package."""
     lock = (ROOT / "docker" / "locks" / f"{'+'.join(extras)}.txt").read_text()
     entries = re.split(r"\n(?=\S)", "".join(line for line in lock.splitlines(True) if line[0] != "#"))
     assert all(re.search(r"--hash=sha256:[0-9a-f]{64}", entry) for entry in entries)
     assert not re.search(r"https?://|--(extra-)?index", lock)
     locked = {entry.split(" ")[0].split(";")[0].strip() for entry in entries}
     for pin in pins(extras):
-        assert re.sub(r"\[.*\]", "", pin) in locked, pin  # the lock lists what tensorflow[and-cuda] brings
+        assert re.sub(r"\[.*\]", "", pin) in locked, pin  # locks have no extras, only packages
     assert f"setup_env.sh $(VENV) {' '.join(OF_SETUP)}" in (ROOT / "Makefile").read_text()

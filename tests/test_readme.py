@@ -1,7 +1,7 @@
 """Checks the commands, flags, files and links of README.md, CONTRIBUTING.md and the pages of docs/.
 
-Each command's flags are parsed by its own program. Long tests run every command on synthetic data, page by
-page, because later commands use files of earlier ones. They also run the first training command with YOLOv4.
+Each program parses the flags of its commands. Slow tests run all commands of a page in order on synthetic
+data, because later commands use files of earlier ones. They also run the first training command for YOLOv4.
 """
 
 import functools
@@ -32,16 +32,16 @@ RUN_HERE = (
     *("README", "data", "training", "export", "yolov4", "preprocessing", "troubleshooting"),
     *("benchmarks", "architecture", "examples"),
 )
-# Pages whose commands need other hosts, Docker, a copy of the project (test_customize.py) or hours, and pages
-# without commands.
+# Pages whose commands are not run here: they need other hosts, Docker, hours or a copy of the project
+# (test_customize.py), or there are none.
 NOT_RUN_HERE = (
     *("distributed", "containers", "copy_this", "accuracy", "licences", "performance_notes", "CONTRIBUTING"),
     *("flags", "config", "customize"),
 )
-# Flags that let a command take seconds: a small network, few steps; for bench.py only one loader.
+# Flags that are added to commands, so that they take only seconds.
 SMALL = ["--image_size=64", "--epochs=1", "--batch_size=4"]
 BENCH = ["--image_size=64", "--batch_size=2", "--rounds=2", "--seconds=0.2", "--pipeline_types=dali_cpu"]
-DARKNET_FILE = "yolov4-tiny.weights"  # random weights of a model that cannot be made smaller
+DARKNET_FILE = "yolov4-tiny.weights"  # random weights; this model cannot be made smaller
 
 
 def commands(text: str) -> list[str]:
@@ -50,7 +50,7 @@ def commands(text: str) -> list[str]:
 
 
 def program_of(words: list[str]) -> tuple[str, list[str]] | None:
-    """Returns the project's program in a command, "efficientdet/train.py", and the words after it."""
+    """Returns the project's program that a command runs, such as efficientdet/train.py, and its arguments."""
     places = [place for place, word in enumerate(words) if re.fullmatch(r"\w+/\w+\.py", word)]
     return (words[places[0]], words[places[0] + 1 :]) if places else None
 
@@ -61,7 +61,7 @@ def help_of(program: str) -> str:
 
 
 def known_flags(program: str) -> flags.FlagValues:
-    """Returns the flags of the program and of absl; only absl's if the program takes none."""
+    """Returns the flags that the program and absl define."""
     module = importlib.import_module(program.removesuffix(".py").replace("/", "."))
     fv = flags.FlagValues()
     flags.DEFINE_multi_string("flagfile", [], "absl's", flag_values=fv)
@@ -77,19 +77,19 @@ def known_flags(program: str) -> flags.FlagValues:
 
 
 def ranks_of(words: list[str]) -> int:
-    """Returns the GPUs of a command: horovodrun's processes, or eight for each node of Slurm, or one."""
+    """Returns how many GPUs a command uses: one for each process of horovodrun, eight for each Slurm node."""
     count = re.search(r"(-np|--nodes=) ?(\d+)", " ".join(words))
     return int(count[2]) * (8 if count[1] == "--nodes=" else 1) if count else 1
 
 
 def gpus_of(recipe: str) -> int:
-    """Returns the number of GPUs of a recipe, by its name: d0_coco_16gpu.txt, d0_coco_8xv100.txt."""
+    """Returns the number of GPUs in a recipe's name, such as d0_coco_16gpu.txt or d0_coco_8xv100.txt."""
     number = re.search(r"_(\d+)(gpu|xv100)\.txt$", recipe)
     return int(number[1]) if number else 8 if "retinanet_coco" in recipe else 1
 
 
 def check_recipe(words: list[str], fv: flags.FlagValues) -> None:
-    """Checks a COCO recipe's number of GPUs; recipes and many ranks must have separate evaluation data."""
+    """Checks the number of GPUs. Recipes and commands with many ranks must name separate evaluation data."""
     recipes = [file for file in fv.flagfile if "_coco" in file]
     if fv.strategy not in ("mirrored", "multi_worker"):  # these have one process for many GPUs
         assert all(gpus_of(recipe) == ranks_of(words) for recipe in recipes), recipes
@@ -99,11 +99,11 @@ def check_recipe(words: list[str], fv: flags.FlagValues) -> None:
 
 
 def check_flags(words: list[str], on_a_page: bool = True) -> None:
-    """Checks that the program exists and has all flags, also those of flag files, which must exist, too."""
+    """Checks that the program, its flags and its flag files exist, and that it knows the flags in them."""
     program, arguments = program_of(words)
     fv = known_flags(program)
     left = fv([program, *arguments])[1:]
-    assert not left or program == "tools/describe_weights.py", left  # this program's arguments are files
+    assert not left or program == "tools/describe_weights.py", left  # its arguments are files
     if on_a_page and program.endswith("/train.py") and not fv.help:
         check_recipe(words, fv)
     for file in fv.flagfile:
@@ -112,7 +112,7 @@ def check_flags(words: list[str], on_a_page: bool = True) -> None:
 
 
 def check_horovodrun(words: list[str]) -> None:
-    """Checks horovodrun's options, and that it starts train.py on as many ranks as the hosts have slots."""
+    """Checks horovodrun's options, and that the number of ranks equals the number of slots on the hosts."""
     with mock.patch.object(sys, "argv", words):
         args = parse_args()
     assert args.num_proc >= 2
@@ -147,7 +147,7 @@ def test_every_page_is_looked_at():
 
 
 def test_other_commands_are_known():
-    """Every command starts with a program whose commands other tests check."""
+    """Tests that every command on the pages begins with a program for which there are tests."""
     for name in RUN_HERE:
         for command in commands(PAGES[name]):
             assert command.removeprefix(".venv/bin/").split()[0] in ("python", "make", "horovodrun"), command
@@ -155,16 +155,16 @@ def test_other_commands_are_known():
 
 @pytest.mark.parametrize("name", PAGES)
 def test_flags_in_the_text_exist(name, capsys):
-    """Flags in a page are those of programs of this project, of horovodrun, or of a few others."""
+    """Tests that each flag in a page's text is one of this project, of horovodrun, or of a few programs."""
     programs = [*sorted({program_of(words)[0] for words in PROGRAMS.values()}), "tools/copy_app.py"]
     known = {flag for program in programs for flag in known_flags(program)}
     with mock.patch.object(sys, "argv", ["horovodrun", "--help"]), pytest.raises(SystemExit):
         parse_args()
     known |= set(re.findall(r"--([\w-]+)", capsys.readouterr().out)) | {"nodes", "shm-size"}
-    known |= {"tf_xla_persistent_cache_directory", "python", "logdir"}  # of other programs
-    known |= {"account", "partition", "signal", "time", "gang-scheduling", "device"}  # of sbatch, Docker
+    known |= {"tf_xla_persistent_cache_directory", "python", "logdir"}  # flags of other programs
+    known |= {"account", "partition", "signal", "time", "gang-scheduling", "device"}  # of sbatch and Docker
     known |= {"for", "timeout", "cascade"}  # of kubectl
-    text = "" if name == "containers" else PAGES[name]  # that page has Docker's, too
+    text = "" if name == "containers" else PAGES[name]  # its flags are Docker's, too
     assert set(re.findall(r"(?<![\w-])--([a-z][\w-]+)(?==)", text)) <= known
 
 
@@ -194,9 +194,9 @@ DEMOS = {"efficientdet": "demo", "yolov4": "demo-yolov4"}
 
 
 def make(app: str, directory: pathlib.Path, *words: str, **variables: object) -> subprocess.CompletedProcess:
-    """Runs `make demo` in this environment, with its data and its run in the directory."""
+    """Runs `make demo` in this Python environment. Data and run directory are in `directory`."""
     (directory / "venv").mkdir()
-    (directory / "venv" / ".ready").touch()  # the test's environment is used
+    (directory / "venv" / ".ready").touch()  # make installs nothing
     prefix = "DEMO_YOLOV4" if app == "yolov4" else "DEMO"
     variables |= {"VENV": directory / "venv", "RUN": sys.executable, "DEMO_DATA": directory / "data"}
     variables[prefix] = directory / "run"
@@ -222,7 +222,7 @@ def test_the_demos_flags_are_those_of_the_programs(tmp_path, app):
 
 @pytest.fixture(scope="module")
 def project(tmp_path_factory, drawn) -> pathlib.Path:
-    """A directory with a copy of the product, and data in my/."""
+    """A directory with a copy of the product, and synthetic data in its folder my/."""
     directory = tmp_path_factory.mktemp("copy")
     for name in (*DEMOS, "common", "examples", "tools"):
         shutil.copytree(ROOT / name, directory / name, ignore=shutil.ignore_patterns("__pycache__"))
@@ -235,7 +235,7 @@ def project(tmp_path_factory, drawn) -> pathlib.Path:
 
 
 def _write_voc_and_yolo(drawn: pathlib.Path, directory: pathlib.Path) -> None:
-    """Writes the first synthetic image, 151 pixels wide, as split `train` of Pascal VOC and of YOLO."""
+    """Writes the first synthetic image as a data set in Pascal VOC's format, and as one in YOLO's format."""
     files = {
         "voc/ImageSets/Main/train.txt": "00\n",
         "voc/Annotations/00.xml": "<annotation><filename>00.jpg</filename>"
@@ -264,7 +264,7 @@ def small_model(app: str) -> list[str]:
 
 
 def python_commands() -> list[str]:
-    """Returns the commands of README and pages, each once; then the first training command with YOLOv4."""
+    """Returns all different commands of README.md and the pages, and the first training command for YOLOv4."""
     said = [command for name in RUN_HERE for command in commands(PAGES[name])]
     found = [command.removeprefix(".venv/bin/") for command in dict.fromkeys(said)]
     found = [command for command in found if command.startswith("python ")]
@@ -310,7 +310,7 @@ def test_the_command_for_two_processes_runs(project):
 @pytest.mark.slow
 @pytest.mark.parametrize("app", DEMOS)
 def test_make_demo_end_to_end(tmp_path, app):
-    """Runs `make demo` itself on few images for one epoch. No test checks the accuracy of the whole demo."""
+    """Runs `make demo` with few images for one epoch. The accuracy of the full demo is not tested."""
     flags_of_demo = "--epochs=1 --image_size=64"
     for split in ("train", "eval"):
         data = tmp_path / "data" / split

@@ -16,19 +16,19 @@ from tests.test_readme import check_flags, commands, gpus_of
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 APPS = {"efficientdet": efficientdet, "yolov4": yolov4}
-COCO_IMAGES = 118_287  # train2017, with the 1,021 that have no boxes
+COCO_IMAGES = 118_287  # train2017, including 1,021 images without boxes
 
 
 def darknet(peak: float, images_an_update: int, updates_an_epoch: int, epochs: int) -> tuple:
-    """Returns Darknet's rates: burn-in of power 4 over 1000 updates, drops to a tenth at 80 % and 90 %."""
+    """Returns Darknet's learning rates: burn-in for 1000 updates, then division by 10 at 80 % and 90 %."""
     burn_in = 1000 / updates_an_epoch
     rates = [(burn_in / 2, peak / 16), (burn_in, peak), (epochs * 2 / 3, peak)]
     rates += [(epochs * 0.85, peak / 10), (epochs * 0.95, peak / 100)]
     return images_an_update, updates_an_epoch, rates
 
 
-# Recipe -> (images an update, updates an epoch, [(epoch, rate), ...]). EfficientDet warms up linearly from
-# 0.008 for 64 images. Half a cosine follows, which has half the peak in the middle of the other epochs.
+# {recipe: (images per update, updates per epoch, [(epoch, learning rate), ...])}. EfficientDet's rate for 64
+# images rises linearly from 0.008, then falls like half a cosine.
 EXPECTED = {
     "efficientdet/d0_coco": (64, 1848, [(0, 0.008), (0.5, 0.044), (1, 0.08), (150.5, 0.04), (300, 0)]),
     "efficientdet/d0_coco_8xv100": (512, 231, [(0, 0.064), (2.5, 0.382), (5, 0.7), (152.5, 0.35), (300, 0)]),
@@ -90,11 +90,11 @@ def test_learning_rate_at_five_points(recipe):
 
 def test_every_recipe_for_coco_is_here():
     names = [f"{path.parts[-3]}/{path.stem}" for path in RECIPES if "_coco" in path.stem]
-    # tests/efficientdet/test_optimization.py tests RetinaNet's schedule.
+    # Without RetinaNet, whose schedule tests/efficientdet/test_optimization.py tests.
     assert {name for name in names if "/retinanet" not in name} == set(EXPECTED)
 
 
 def test_both_apps_have_the_same_kinds_of_recipes():
     for app in APPS:
         names = {path.stem for path in RECIPES if path.parts[-3] == app}
-        assert {"demo", "laptop", "finetune"} <= names  # EXPECTED has those for COCO
+        assert {"demo", "laptop", "finetune"} <= names  # recipes that EXPECTED does not contain

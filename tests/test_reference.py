@@ -1,10 +1,10 @@
-"""The generated pages of flags and hyper-parameters equal what the code defines."""
+"""Tests that docs/flags.md and docs/config.md are equal to what tests/reference.py writes."""
 
 from tests import reference
 
 
 def test_the_pages_are_up_to_date():
-    """If it fails, run: python tests/reference.py."""
+    """If this test fails, run: python tests/reference.py."""
     for name, text in reference.pages().items():
         assert (reference.ROOT / name).read_text() == text, name
         assert "`--learning_rate`" in text or "`learning_rate`" in text

@@ -1,4 +1,4 @@
-"""Tests sizes, layers and words that keep this repository readable. The limits are near the present sizes.
+"""Tests limits on file sizes, imports between packages, and words that the repository must not use.
 
 Also tests tools/imports.py.
 """
@@ -16,7 +16,7 @@ FILES = python_files(*PRODUCT)
 COMMON = python_files("common")
 
 ROOMS = ("common", "common/distributed", "common/datacheck", "common/evaluation", "common/training")
-# What the files of each package may import besides their own package. "common" means its root directory.
+# {package: packages that its files may import}. "common" means only the files directly in common/.
 LAYERS = {
     "common": {"common"},
     "common/distributed": {"common"},
@@ -25,15 +25,15 @@ LAYERS = {
     "common/training": {"common", "common/distributed", "common/evaluation"},
     **{app: set(ROOMS) for app in APPS},
 }
-# Files of an app that may import tools: for exports, bench.py, --dry_run and --errors.
+# Files of an app that may import tools/, for exports, bench.py, --dry_run and --errors.
 MAY_IMPORT_TOOLS = re.compile(r"(efficientdet|yolov4)/(export\w*|bench|train|eval)\.py")
 
-# Words that were replaced by terms of the field (docs/dev/architecture.md).
+# Old names in this project, which were replaced by usual terms (docs/dev/architecture.md).
 OLD_WORDS = (
     *(r"passport(?!\.json|\"|\`)", "laggard", "rehears", "keep_going", "vary_seeds", "adopt", r"\bdoors?\b"),
     *("sitting", "by_heart", "rival", r"\bfindings?\b"),
 )
-LONG_STORIES = {  # functions of 61 to 100 lines
+LONG_STORIES = {  # functions that may have 61 to 100 lines
     "efficientdet/train.py:train",
     "yolov4/train.py:train",
     "common/training/step_guard.py:guarded_step",

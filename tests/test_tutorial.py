@@ -1,6 +1,6 @@
-"""docs/tutorial.ipynb: its stages agree on synthetic and on given images, and it contains pictures.
+"""Runs docs/tutorial.ipynb on synthetic and on given images, and checks its results and its pictures.
 
-notebook.py runs the cells.
+tests/notebook.py runs the cells.
 """
 
 import base64
@@ -31,13 +31,13 @@ def test_the_committed_notebook_has_its_outputs():
     assert len(pictures_of(notebook)) == PICTURES
     assert PATH.stat().st_size < 2e6
     printed = [line for cell in code for output in cell["outputs"] for line in output.get("text", ())]
-    assert printed and not [line for line in printed if "/" in line]  # no path of the machine that made it
+    assert printed and not [line for line in printed if "/" in line]  # no path of the author's machine
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("given", [False, True], ids=["synthetic", "given"])
 def test_the_notebook_runs(given, drawn, monkeypatch):
-    monkeypatch.chdir(PATH.parent)  # where Jupyter runs it
+    monkeypatch.chdir(PATH.parent)  # Jupyter runs cells here
     notebook, names = json.loads(PATH.read_text()), {}
     if given:
         first = next(cell for cell in notebook["cells"] if cell["cell_type"] == "code")
@@ -57,7 +57,7 @@ def test_the_notebook_runs(given, drawn, monkeypatch):
 
 
 def check_stages(names: dict) -> None:
-    """Computes later stages from earlier ones with NumPy and compares them."""
+    """Computes each stage from the stage before it with NumPy, and compares it with the notebook's."""
     top, left, height, width = names["window"]
     window = names["stored"][top : top + height, left : left + width]
     np.testing.assert_array_equal(names["cropped"], window)
@@ -79,7 +79,7 @@ def check_stages(names: dict) -> None:
     for mosaic, boxes_px, (cut_y, cut_x), sources in zip(
         names["pasted"], names["boxes_px"], names["cuts"], names["sources"], strict=True
     ):
-        for box in boxes_px:  # each box is in one part of the mosaic
+        for box in boxes_px:  # each box is within one tile of the mosaic
             assert (box[0] >= cut_x or box[2] <= cut_x) and (box[1] >= cut_y or box[3] <= cut_y)
         upper_left = mosaic[:cut_y, :cut_x]
         canvas = names["canvases"][sources[0]]

@@ -190,7 +190,7 @@ def test_unfreezing_keeps_the_weights_and_the_state_of_the_optimizer(app, heads,
     assert still and moving
     for path, values in values_of(app.load_trained(heads.run)[0]).items():  # not averaged: --ema_decay=0
         np.testing.assert_array_equal(whole.begun[path], values, err_msg=path)
-    by_place = dict(zip(heads.left, whole.restored.values(), strict=True))  # variables' paths have other numbers
+    by_place = dict(zip(heads.left, whole.restored.values(), strict=True))  # their paths differ in a number
     for name, values in heads.left.items():
         np.testing.assert_array_equal(by_place[name], values, err_msg=name)
     assert all(not heads.left[name].any() for name in still)

@@ -95,7 +95,7 @@ class Job(subprocess.Popen):
             time.sleep(0.05)
 
     def finish(self, timeout: float) -> Result:
-        """Waits until the job ends. After `timeout` seconds it is killed, and the test fails with its output."""
+        """Waits until the job ends. After `timeout` seconds, kills it and fails with its last output."""
         try:
             self.wait(timeout)
         except subprocess.TimeoutExpired:

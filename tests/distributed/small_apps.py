@@ -16,7 +16,7 @@ TINY = {
 
 
 def flag_values(program: str, *words: str) -> tuple[types.ModuleType, dict[str, Any]]:
-    """Returns a command's module and flags. `program` is like "yolov4.eval"; a later word replaces earlier."""
+    """Returns a command's module and flags. `program` is, for example, "yolov4.eval"."""
     module = importlib.import_module(program)
     fv = flags.FlagValues()
     module.define_flags(fv)

@@ -28,7 +28,7 @@ from common.training.watchdog import Watchdog
 
 STEPS = 10
 GLOBAL_BATCH = 8
-BAD_STEP = 5  # in this step of the case "statistics", one image of the last replica is NaN
+BAD_STEP = 5  # in this step of the case "statistics", one image of the last replica is infinite
 
 sgd, adam, scaled = FusedSGD, FusedAdam, keras.optimizers.LossScaleOptimizer
 twice = {"gradient_accumulation_steps": 2}
@@ -59,7 +59,7 @@ def make_batches(ranks, step, case):
     """Returns one batch for each replica of this process: its part of the global batch."""
     random = np.random.RandomState(100 + step)
     images = random.randn(GLOBAL_BATCH, 8, 8, 3).astype(np.float32)
-    images *= np.linspace(0.5, 2.0, GLOBAL_BATCH, dtype=np.float32)[:, None, None, None]  # images differ in contrast
+    images *= np.linspace(0.5, 2.0, GLOBAL_BATCH, dtype=np.float32)[:, None, None, None]  # unequal contrasts
     if case.startswith("statistics") and step == BAD_STEP:
         images[-1, 0, 0, 0] = np.inf
     truth = random.randn(GLOBAL_BATCH, 3).astype(np.float32)

@@ -72,7 +72,7 @@ def one_process(drawn_records, tmp_path_factory):
 
 @pytest.fixture
 def result(one_process):
-    """A DryRun of two processes, made from that of one process. Both have equal results and other image ids."""
+    """A DryRun of two processes, made from that of one process. Only their image ids differ."""
     dry = copy.deepcopy(one_process[0])
     dry.processes = 2
     for session in dry.sessions:

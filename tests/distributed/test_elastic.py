@@ -13,11 +13,11 @@ from tests.distributed.small_apps import IMAGES, training_flags
 
 TIMEOUT = 240  # seconds; on two idle cores a run takes 30 s
 BATCH_SIZE, EPOCHS = 2, 3
-STEPS = {1: IMAGES // BATCH_SIZE, 2: IMAGES // BATCH_SIZE // 2}  # steps in an epoch, by the number of ranks
+STEPS = {1: IMAGES // BATCH_SIZE, 2: IMAGES // BATCH_SIZE // 2}  # {number of ranks: steps in an epoch}
 
 
 def launch(directory, hosts, what, *flags, cooldown=600) -> launching.Result:
-    """Runs elastic_on_ranks.py under horovodrun; a lost host may come back after `cooldown` seconds."""
+    """Runs elastic_on_ranks.py under horovodrun, which may use a lost host again after `cooldown` seconds."""
     hosts_file, script = directory / "hosts", directory / "hosts.sh"
     write_hosts(hosts_file, hosts)
     script.write_text(f"#!/bin/sh\ncat '{hosts_file}'\n")

@@ -11,7 +11,7 @@ FLAGS = {1: ("--accumulate_steps=3", "--eval_every=1"), 2: ()}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("app", "ranks"), [("efficientdet", 1), ("yolov4", 2)])  # `make soak`: all four pairs
+@pytest.mark.parametrize(("app", "ranks"), [("efficientdet", 1), ("yolov4", 2)])  # `make soak` runs all pairs
 def test_a_run_that_was_stopped_three_times_ends_with_the_same_bits(app, ranks, tmp_path):
     (line,) = soak_kills.stop_and_resume(
         app, ranks, rounds=1, directory=tmp_path, seed=ranks, flags=FLAGS[ranks]

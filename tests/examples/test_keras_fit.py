@@ -105,7 +105,7 @@ def test_each_step_has_the_loss_of_train_py(app, strategy, drawn, tmp_path):
 
 
 def losses_of_both(app, words):
-    """Trains with train.py, then with `fit`; writes for both the loss of each step, averaged over replicas."""
+    """Trains with train.py, then with `fit`; writes the losses of both, averaged over replicas."""
     example, after_step = example_of(app), Run.after_step
     on_batch_end = example.MovingAverage.on_train_batch_end
     trained, fitted = [], []

@@ -1,7 +1,7 @@
-"""A small valid data set in which one fault is made; a seed chooses where.
+"""A small valid data set, into which functions put one fault each. A seed chooses the faulty record.
 
-Each fault is a function with the decorator `@fault(kind)`. It damages a `DataSet` and returns texts that the
-report must contain: the id of the record, and the value or the file. If it returns None, `words` are used.
+A fault is a function with the decorator `@fault(kind)`. It damages a `DataSet` and returns texts that the
+report must contain, such as the record's id and the value. If it returns None, these are `DataSet.words`.
 """
 
 import dataclasses
@@ -18,14 +18,14 @@ LFS_POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a21461
 
 
 class DataSet:
-    """A valid COCO data set to be damaged: six images, boxes inside them, ids with gaps.
+    """A valid COCO data set, which a fault damages: six images with boxes, and ids with gaps.
 
     Attributes:
         directory: directory of images/ and, after `write`, of instances.json.
-        random: seeded random numbers, which choose the victims.
-        document: content of the json.
-        content: bytes of the json, if a fault replaces those of `document`.
-        image, annotation: the victims, to which faults are applied; never the first ones.
+        random: seeded random generator, which chooses the victims.
+        document: content of the json, as Python objects.
+        content: bytes of the json, if a fault sets them. Otherwise `document` is written.
+        image, annotation: the victims, which are damaged; never the first image or annotation.
         options: options of the check, for example `decode`.
     """
 
@@ -61,12 +61,12 @@ class DataSet:
 
     @property
     def file(self) -> pathlib.Path:
-        """The image file of the victim."""
+        """The file of the image `image`, the victim."""
         return self.images_dir / self.image["file_name"]
 
     @property
     def words(self) -> list[str]:
-        """Texts with which a report must name the victim's image."""
+        """Texts that a report on the victim must contain, to name its image."""
         return [f"image {self.image['id']} ('{self.image['file_name']}')"]
 
     def write(self) -> None:
@@ -78,7 +78,7 @@ class DataSet:
 
 @dataclasses.dataclass(frozen=True)
 class Fault:
-    """One fault: its name, its kind in the report, and the function that makes it."""
+    """One fault: its name, the kind that the report gives it, and the function that damages the data."""
 
     name: str
     kind: str

@@ -1,4 +1,4 @@
-"""Faults of COCO jsons."""
+"""Faults in COCO jsons: functions that damage a json, each with the kind that is reported."""
 
 import gzip
 import json
@@ -27,7 +27,7 @@ def pipe_in_place_of_the_json(data):
 
 
 def written(name: str, kind: str, change: Callable[[bytes], bytes], *words: str) -> None:
-    """Adds a fault: `change` replaces the bytes of the json; `{}` in `words` stands for their number."""
+    """Adds a fault: `change` replaces the bytes of the json. `{}` in `words` is the number of new bytes."""
 
     def spoil(data):
         data.content = change(json.dumps(data.document).encode())
@@ -51,7 +51,7 @@ written("large_image_id", "large-id", lambda sound: sound.replace(b'id": 18,', L
 
 
 def valued(name: str, kind: str, record: str, key: str, value, *words: str) -> None:
-    """Adds a fault: another value in the victim, in a category or at the top level; `...` removes the key."""
+    """Adds a fault: sets a key of the record to `value`, or removes the key if `value` is `...`."""
 
     def spoil(data):
         victims = {"image": data.image, "annotation": data.annotation, "json": data.document}
@@ -79,7 +79,7 @@ valued("crowd", "crowd", "annotation", "iscrowd", 1)
 
 
 def boxed(name: str, kind: str, box: list, *words: str) -> None:
-    """Adds a fault: the victim has another box."""
+    """Adds a fault: replaces the box of one annotation, the victim."""
     valued(name, kind, "annotation", "bbox", box, "(image ", *words)
 
 
@@ -97,7 +97,7 @@ valued("category_order", "category-order", "json", "categories", CATEGORIES[::-1
 
 
 def all_boxes(name: str, kind: str, change: Callable[[list], list], *words: str) -> None:
-    """Adds a fault: all boxes are in another unit or form."""
+    """Adds a fault: `change` converts all boxes to another unit or format."""
 
     def spoil(data):
         for annotation in data.document["annotations"]:

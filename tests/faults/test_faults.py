@@ -1,4 +1,4 @@
-"""Every fault is reported before the first training step, with its kind, the file and the record's id."""
+"""Tests that every fault is reported before training, with its kind, the file and the record's id."""
 
 import pathlib
 
@@ -16,7 +16,7 @@ from tools.synthetic import draw_dataset
 
 FAULTS = [*image_faults.FAULTS, *json_faults.FAULTS]
 UNREADABLE = [fault for fault in FAULTS if KINDS[fault.kind].severity is Severity.IMAGE]
-PERMITTED = {"crowd", "image-without-boxes"}  # valid data may have these issues, too
+PERMITTED = {"crowd", "image-without-boxes"}  # issues that valid data may have
 
 
 def open_data(data: DataSet, policy: ImagePolicy = ImagePolicy()):
@@ -33,7 +33,7 @@ def check_report(kind: str, issues: Issues, words: list[str]) -> None:
 
 
 def what_is_found(given: DataFlags, options: dict) -> Issues:
-    """Returns the issues that opening the data for training finds, even if they stop it."""
+    """Opens the data as train.py does; returns the issues that are found, even if they are errors."""
     try:
         return open_source(*given, policy=ImagePolicy(**options)).annotations.issues
     except DataError as error:
@@ -154,7 +154,7 @@ def test_no_false_alarm_on_real_data(coco128, bccd):
     for path in paths:
         found.extend(annotations_of(path).issues)
     assert {issue.kind for issue in found} <= PERMITTED | {"box-outside", "box-empty"}
-    assert found["box-empty"].count == 2  # two in BCCD
+    assert found["box-empty"].count == 2  # the number of such boxes in BCCD
     assert all("0.0] in " in text or ", 0.0, " in text for text in found["box-empty"].offenders)
 
 
@@ -179,7 +179,7 @@ def test_the_corpus_is_large_and_complete():
     faults = [*FAULTS, *record_faults.FAULTS]
     assert len({fault.name for fault in faults}) == len(faults) >= 60
     below = {"eval-categories", "fewer-than-batch", "too-many-boxes"}
-    permissions = {"image-unreadable"}  # not tested, because root may read every file
+    permissions = {"image-unreadable"}  # not testable, because root can read every file
     of_converters = {"label-file", "label-line", "label-turned", "label-missing"}  # test_voc.py, test_yolo.py
     of_converters |= {"polygon", "difficult", "voc-zero"}
     assert {fault.kind for fault in faults} | below | permissions | of_converters == set(KINDS)

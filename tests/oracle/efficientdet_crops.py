@@ -1,7 +1,7 @@
-"""Computes EfficientDet's crops from their definitions and given random numbers.
+"""Computes EfficientDet's crops with NumPy from given random numbers, to test the pipeline.
 
-All functions return the window, (top, left, height, width) in pixels of the image, and its (height, width) in
-the network input.
+All functions return a window of the image, (top, left, height, width) in pixels, and the size (height, width)
+to which this window is resized.
 """
 
 import math
@@ -15,14 +15,14 @@ Crop = tuple[tuple[int, ...], tuple[int, int]]
 
 
 def whole_image(size, image_size) -> Crop:
-    """Shows the whole image, as large as fits."""
+    """Returns the whole image, resized to the largest size that fits."""
     return (0, 0, *size), numpy_images.letterbox(size, image_size, centered=False)[2:]
 
 
 def jittered_crop(size, image_size, jitter, shares) -> Crop:
-    """google/automl efficientdet/dataloader.py: resizes to `jitter` times the size that fits, then crops.
+    """Resizes to `jitter` times the size that fits, then crops, as google/automl's dataloader.py does.
 
-    The result is the nearest crop that consists of whole pixels of the stored image.
+    The window is rounded to whole pixels of the stored image.
     """
     scale = jitter * min(image_size[0] / size[0], image_size[1] / size[1])
     starts, lengths, shown = [], [], []
@@ -36,16 +36,16 @@ def jittered_crop(size, image_size, jitter, shares) -> Crop:
 
 
 def resize_range_crop(size, image_size, drawn) -> Crop:
-    """Resizes the shorter side to `drawn`, rounded down, or to a smaller size if that does not fit."""
+    """Resizes the shorter side to `drawn`, rounded down. If the image then does not fit, makes it smaller."""
     window, largest = whole_image(size, image_size)
-    # float32 as in the graph: halves are frequent here, and the precision decides how they are rounded.
+    # float32 as in the pipeline's graph, because many results are halves, where float64 may differ.
     scale = np.float32(math.floor(drawn)) / np.float32(min(size))
     scaled = [nearest(np.float32(side) * scale) for side in size]
     return window, tuple(map(min, scaled, largest))
 
 
 def cropped(size, image_size, anchor, shape) -> Crop:
-    """Shows the pixels that are wholly within a crop (x, y, as shares of the image), as large as fits."""
+    """Returns the whole pixels in a crop. `anchor` and `shape` are (x, y), as shares of the image."""
     starts, lengths = [], []
     for side, start, length in zip(size, anchor[::-1], shape[::-1], strict=True):
         first = min(math.ceil(start * side - 1e-3), side - 1)

@@ -1,4 +1,4 @@
-"""A hundred synthetic images of all shapes and formats with boxes of all kinds, and their ground truth."""
+"""Draws a hundred synthetic images of many shapes and formats with boxes, and gives their ground truth."""
 
 import json
 import pathlib
@@ -15,10 +15,10 @@ NUM_IMAGES = 100
 CATEGORY_IDS = (90, 3, 17)  # with gaps and not sorted: class 0 is category 3
 SIZES = [(1, 1), (1, 37), (53, 1), (2, 2), (3, 5), (7, 300), (300, 7), (641, 427), (427, 641), (128, 192)]
 COUNTS = [0, 1, 1, 2, 2, 3, 5, 8, 13, 21, 34, 60, 99, 100, 101, 150, 200]  # numbers of boxes in an image
-FEW = 2  # images with at most this number of boxes have large boxes, so that crops by IoU exist
-MOST_DRAWN = 12  # boxes of an image that its pixels show
+FEW = 2  # images with at most so many boxes have large ones, so that crops by IoU exist
+MOST_DRAWN = 12  # at most so many boxes of an image are drawn
 
-# tests/common/image_variants.py has other ways to store an image.
+# (file format, Pillow's mode). tests/common/image_variants.py has more variants.
 FORMATS = [("jpeg", mode) for mode in ("RGB", "L", "RGB", "CMYK")]
 FORMATS += [("png", mode) for mode in ("RGB", "RGBA", "P", "L")]
 KINDS = {"any": 0.6, "tiny": 0.15, "border": 0.12, "whole": 0.02, "outside": 0.08, "empty": 0.03}
@@ -27,7 +27,7 @@ LIES_ON_ITS_SIDE[0x0112] = 6
 
 
 class Annotated(NamedTuple):
-    """One image as training should get it: boxes clipped to the image, none without area, no crowds."""
+    """One image and its expected boxes: clipped to the image, without crowds and boxes without area."""
 
     image_id: int
     pixels: np.ndarray  # uint8 (height, width, 3) RGB, as stored
@@ -40,7 +40,7 @@ class Annotated(NamedTuple):
 
 
 class FuzzedSet(NamedTuple):
-    """A source for loaders, and the ground truth of its images, by id in the order of the json."""
+    """A source for loaders, and {image id: ground truth} in the order of the json."""
 
     source: CocoSource
     images: dict[int, Annotated]
@@ -99,9 +99,9 @@ def draw_image(random: np.random.Generator, height: int, width: int, boxes_ltwh_
 
 
 def draw_box(random: np.random.Generator, height: int, width: int, smallest: float) -> list[float]:
-    """Returns a random box, ltwh in pixels: any size, tiny, at a border, whole image, outside, without area.
+    """Returns a random box of a random kind, ltwh in pixels. The box may be tiny, outside or without area.
 
-    For the kind "any", each side is at least `smallest` ** 2 of the image's side.
+    For the kind "any", each side of the box is at least the image's side times `smallest` ** 2.
     """
     kind, limits = random.choice(list(KINDS), p=list(KINDS.values())), np.array([width, height], float)
     if kind == "whole":

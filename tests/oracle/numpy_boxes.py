@@ -1,15 +1,15 @@
-"""Changes boxes as both pipelines do, in NumPy and float64, and compares them with the outputs.
+"""Transforms boxes in float64 NumPy as the pipelines of both apps should, and compares them with the outputs.
 
-Boxes are ltrb in pixels, of the stored image or of the network input.
+Boxes are ltrb in pixels of the stored image or of the network input.
 """
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 PIXEL = 0.01  # tolerance of boxes, in pixels
-DOUBTFUL = 1e-3  # pixels; a box that is nearer to a threshold may be kept or dropped
-DOUBTFUL_AREA = 1e-4  # the same as a share of an area; max_instances compares areas
-MATCH_IOU = 0.5  # SSD (arXiv 1512.02325) section 2.2
+DOUBTFUL = 1e-3  # pixels; a box this close to a threshold may be kept or dropped
+DOUBTFUL_AREA = 1e-4  # the same for max_instances, which compares areas; relative
+MATCH_IOU = 0.5  # as in SSD (arXiv 1512.02325) section 2.2
 
 
 def swapped(yx: tuple[float, float]) -> np.ndarray:
@@ -22,7 +22,7 @@ def to_letterbox(boxes: ArrayLike, place: ArrayLike, image_size: tuple[int, int]
 
     Args:
         boxes: (..., 4).
-        place: (..., 4), top, left, height, width of the image in the network input, in pixels.
+        place: (..., 4): top, left, height and width of the image inside the network input, in pixels.
         image_size: height, width of the network input.
     """
     shares = np.float32(place) / np.float32(image_size * 2)
@@ -31,10 +31,10 @@ def to_letterbox(boxes: ArrayLike, place: ArrayLike, image_size: tuple[int, int]
 
 
 def move(boxes_px: np.ndarray, window: tuple[int, ...], place: tuple[int, ...]) -> np.ndarray:
-    """Maps boxes from a window of the image to its place in the network input, and clips them to the place.
+    """Converts boxes to pixels of the network input, where `window` of the image is resized to `place`.
 
     Args:
-        boxes_px: (N, 4) in the stored image.
+        boxes_px: (N, 4) in the stored image. The results are clipped to `place`.
         window, place: top, left, height, width.
     """
     origin, target = swapped(place[:2]), swapped(place[2:])
@@ -43,28 +43,28 @@ def move(boxes_px: np.ndarray, window: tuple[int, ...], place: tuple[int, ...]) 
 
 
 def adjoin(boxes_px: np.ndarray, window: tuple[int, ...]) -> np.ndarray:
-    """Returns (N,): whether a box and the window have only a border in common, up to rounding."""
+    """Returns (N,): whether a box only touches the window's border, except for rounding errors."""
     corners = np.array([window[1], window[0], window[1] + window[3], window[0] + window[2]])
     sides = np.minimum(boxes_px[:, 2:], corners[2:]) - np.maximum(boxes_px[:, :2], corners[:2])
     return np.abs(sides.min(1, initial=np.inf)) < DOUBTFUL
 
 
 def flip(boxes_px: np.ndarray, width: float) -> np.ndarray:
-    """Exchanges left and right in an image of this width."""
+    """Flips boxes horizontally in an image of this width."""
     left, top, right, bottom = boxes_px.T
     return np.stack([width - right, top, width - left, bottom], axis=1)
 
 
 def assert_boxes(outputs, row: int, boxes_px, classes, config, where: str, adjoining: int = 0) -> None:
-    """Asserts that an image has the output boxes that the config keeps, and the right count of lost boxes.
+    """Asserts that the outputs for an image have the expected boxes and the expected number of lost boxes.
 
     Boxes with a side below `min_box_size` are dropped, then the smallest until `max_instances` are left. The
     others keep their order and their classes.
 
     Args:
         outputs: outputs of the pipeline, by name.
-        boxes_px, classes: all boxes of the image that show in the network input, and their classes.
-        adjoining: number of other boxes that may show, depending on rounding.
+        boxes_px, classes: all boxes of the image that are visible in the network input, and their classes.
+        adjoining: number of other boxes, which may be visible because of rounding errors.
     """
     got_classes, max_instances = outputs["classes"][row], config.max_instances
     count = (got_classes >= 0).sum()
@@ -96,11 +96,11 @@ def assert_boxes(outputs, row: int, boxes_px, classes, config, where: str, adjoi
 
 
 def match(boxes: np.ndarray, anchors: np.ndarray) -> np.ndarray:
-    """Returns (A,): the box that each anchor is assigned to, -1 for none; SSD's rule for all pairs.
+    """Returns (A,): index of the box that each anchor is assigned to by SSD's rule, -1 for none.
 
-    An anchor is assigned to the box with the highest IoU if this exceeds 1/2. Every box gets its best anchor
-    at any IoU; if two boxes have the same best anchor, the later box gets it. Of equal IoUs the last one
-    wins. All numbers are float32, because their last bit decides between nearly equal IoUs.
+    An anchor is assigned to the box with the highest IoU if this IoU exceeds 1/2. Every box also gets its
+    best anchor at any IoU; if two boxes have the same best anchor, the later box gets it. Of equal IoUs the
+    last one wins. The numbers are float32 as in the pipeline, so that nearly equal IoUs have the same order.
 
     Args:
         boxes, anchors: float32 (N, 4) and (A, 4), ltrb normalised, all with some area.

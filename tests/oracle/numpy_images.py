@@ -1,6 +1,6 @@
-"""Changes pixels as both pipelines do, in NumPy and float64, from the definitions.
+"""Transforms pixels in float64 NumPy as the pipelines of both apps should.
 
-Pixel i covers i to i + 1, and its value is that of its centre, i + 1/2. After every stage, levels are whole
+Pixel i covers i to i + 1 and has its centre at i + 1/2. After every stage, levels are rounded to whole
 numbers in 0..255, as in the pipelines.
 """
 
@@ -9,7 +9,7 @@ import math
 
 import numpy as np
 
-# NTSC (47 CFR 73.682): luma, and the two colour differences I and Q in which hue is an angle.
+# NTSC (47 CFR 73.682) defines luma and the colour differences I and Q. Hue is the angle of (I, Q).
 _LUMA = np.array([0.299, 0.587, 0.114])
 _RED_LESS_LUMA, _BLUE_LESS_LUMA = [1, 0, 0] - _LUMA, [0, 0, 1] - _LUMA
 _IN_PHASE = 0.736 * _RED_LESS_LUMA - 0.268 * _BLUE_LESS_LUMA
@@ -31,10 +31,10 @@ def whole_levels(values: np.ndarray) -> np.ndarray:
 def letterbox(
     size: tuple[int, int], image_size: tuple[int, int], *, centered: bool
 ) -> tuple[int, int, int, int]:
-    """Returns the position of an image of this size, as large as fits: top, left, height and width.
+    """Returns top, left, height and width of an image that is resized to the largest size that fits.
 
-    Sides are rounded to whole pixels, halves up, and are at least 1. A centred image has an odd pixel of
-    padding below it or on its right; other images are at the top left.
+    Sides are rounded to whole pixels, halves up, and are at least 1. If the padding of a centred image is an
+    odd number, the larger part is below or on the right. Other images are at the top left.
     """
     scale = min(fractions.Fraction(*sides) for sides in zip(image_size, size, strict=True))
     height, width = (max(math.floor(side * scale + fractions.Fraction(1, 2)), 1) for side in size)
@@ -44,7 +44,7 @@ def letterbox(
 
 
 def crop(image: np.ndarray, window: tuple[int, int, int, int]) -> np.ndarray:
-    """Returns the part (top, left, height, width) of an image."""
+    """Returns the part of an image in the window (top, left, height, width)."""
     top, left, height, width = window
     assert 0 <= top < top + height <= image.shape[0] and 0 <= left < left + width <= image.shape[1]
     return image[top : top + height, left : left + width]
@@ -53,16 +53,16 @@ def crop(image: np.ndarray, window: tuple[int, int, int, int]) -> np.ndarray:
 def resample(rows: np.ndarray, new_length: int, antialias: bool = True) -> np.ndarray:
     """Resizes the first axis: (length, ...) -> float64 (new_length, ...).
 
-    A new pixel is the mean of old ones, weighted by a triangle around its centre. To each side the triangle
-    has the width of an old or of a new pixel, whichever is larger: enlarging interpolates between the two
-    nearest pixels, and shrinking has no aliasing. Without `antialias` it has the width of an old pixel,
-    which always interpolates. Beyond the border the last pixel is repeated.
+    A new pixel is the mean of old pixels, weighted by a triangle around the new pixel's centre. To each side,
+    the triangle is as wide as an old or a new pixel, whichever is larger. So enlarging interpolates between
+    the two nearest pixels, and shrinking has no aliasing. Without `antialias`, the triangle is always as wide
+    as an old pixel. Beyond the image's border, the last pixel is repeated.
     """
     step = len(rows) / new_length
     reach = max(step, 1.0) if antialias else 1.0
     middles = (np.arange(new_length) + 0.5) * step
     firsts = np.ceil(middles - reach - 0.5).astype(int)
-    old = firsts[:, np.newaxis] + np.arange(math.ceil(2 * reach) + 1)  # (new_length, pixels under a triangle)
+    old = firsts[:, np.newaxis] + np.arange(math.ceil(2 * reach) + 1)  # (new_length, pixels in a triangle)
     weights = np.maximum(1 - np.abs(old + 0.5 - middles[:, np.newaxis]) / reach, 0)
     weights /= weights.sum(1, keepdims=True)
     result = np.zeros((new_length, *rows.shape[1:]))
@@ -78,11 +78,11 @@ def resize(image: np.ndarray, size: tuple[int, int], antialias: bool = True) -> 
 
 
 def twist_color(image, *, hue=0.0, saturation=1.0, brightness=1.0, contrast=1.0) -> np.ndarray:
-    """Turns the hue by `hue` degrees (red to yellow); then saturation, contrast around grey, brightness.
+    """Turns the hue by `hue` degrees (red to yellow); then changes saturation, contrast and brightness.
 
-    In the plane of I and Q, hue is the angle of a colour, and saturation is its length; the luma stays.
+    A colour is a vector (I, Q). Hue turns it, and saturation scales its length; the luma stays.
     """
-    turn = np.exp(-1j * np.radians(hue)) * saturation  # in this plane yellow has a smaller angle than red
+    turn = np.exp(-1j * np.radians(hue)) * saturation  # negative, because yellow has a smaller angle than red
     plane = np.array([[turn.real, -turn.imag], [turn.imag, turn.real]])
     matrix = np.eye(3)
     matrix[1:, 1:] = plane
@@ -94,7 +94,7 @@ def mask_grid(image: np.ndarray, tile: int, ratio: float, angle: float, shift: n
     """GridMask (arXiv 2001.04086): paints a black square of side `ratio * tile` in a corner of every tile.
 
     The grid of tiles is turned by `angle` (radians) about the first pixel, and moved by `shift` (x, y) along
-    its axes. A pixel is black if its upper left corner is in a square.
+    the turned axes. A pixel becomes black if its upper left corner is in a square.
     """
     y, x = np.indices(image.shape[:2])
     along = x * np.cos(angle) - y * np.sin(angle) - shift[0]
@@ -104,9 +104,9 @@ def mask_grid(image: np.ndarray, tile: int, ratio: float, angle: float, shift: n
 
 
 def assert_small(difference: np.ndarray, config, where: str, has_halves: bool = False) -> None:
-    """Asserts small differences of levels: the resize may round differently, which colour changes amplify.
+    """Asserts that levels hardly differ. Resizing may round differently, and colour changes amplify this.
 
-    `has_halves`: the means of two images may have half levels.
+    `has_halves`: two images were averaged, so a level may end in 1/2 and be rounded either way.
     """
     highest, mean = (4.001, 0.5) if config.hue else (1.001, 0.1)
     if has_halves:
@@ -116,7 +116,7 @@ def assert_small(difference: np.ndarray, config, where: str, has_halves: bool = 
 
 
 def put(image: np.ndarray, top_left: tuple[int, int], canvas_size: tuple[int, int], fill: int) -> np.ndarray:
-    """Returns a canvas of `fill` with the image at `top_left`."""
+    """Returns a canvas with the image at `top_left`, and with level `fill` elsewhere."""
     canvas = np.full((*canvas_size, 3), fill, np.uint8)
     top, left = top_left
     height, width = image.shape[:2]

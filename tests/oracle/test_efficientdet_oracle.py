@@ -1,4 +1,4 @@
-"""Tests every stage of EfficientDet's pipeline against NumPy on fuzzed images, given its random numbers."""
+"""Compares every stage of EfficientDet's pipeline with NumPy code that gets the same random numbers."""
 
 import dataclasses
 import math
@@ -14,11 +14,11 @@ from tests.oracle import efficientdet_crops, numpy_boxes, numpy_images
 from tests.oracle.fuzzed import Annotated
 from tests.oracle.watched import BATCH, Batch, Draws, run_epoch
 
-INPUT = (128, 192)  # height, width: not square, so that a swapped axis shows
+INPUT = (128, 192)  # height, width: not square, so that swapped axes are found
 OFF = {"augmentation": "none", "flip_prob": 0.0}
 PLAIN = dataclasses.replace(get_config("efficientdet-nano"), image_size=INPUT, **OFF)
 ANCHORS = PLAIN.anchors
-MEAN = np.array([0.485, 0.456, 0.406]) * 255  # of ImageNet, RGB
+MEAN = np.array([0.485, 0.456, 0.406]) * 255  # ImageNet's mean colour, RGB
 STDDEV = np.array([0.229, 0.224, 0.225]) * 255
 
 COLOR = {"brightness": 0.3, "contrast": 0.3, "saturation": 0.5, "hue": 20.0}
@@ -43,9 +43,9 @@ def shows_center(boxes_px, size, anchor, shape) -> np.ndarray:
 
 
 def assert_promise_of_crop(boxes_px, size, anchor, shape) -> None:
-    """Asserts that every box has an IoU of at least 0.1 with the crop: SSD (arXiv 1512.02325) section 2.2.
+    """Asserts that a crop obeys SSD (arXiv 1512.02325) section 2.2: each box has an IoU of at least 0.1.
 
-    The crop's sides are at least 0.3 of the image's; its aspect ratio is from 1/2 to 2.
+    The crop's sides are at least 0.3 times the image's sides, and its aspect ratio is between 1/2 and 2.
     """
     crop_px = np.concatenate([anchor, anchor + shape]) * [*size[::-1], *size[::-1]]
     sides = np.minimum(boxes_px[:, 2:], crop_px[2:]) - np.maximum(boxes_px[:, :2], crop_px[:2])
@@ -57,7 +57,7 @@ def assert_promise_of_crop(boxes_px, size, anchor, shape) -> None:
 
 
 def batch_crops(config: EfficientDetConfig, images: list[Annotated], draws: Draws) -> list[tuple]:
-    """Returns [(window, size in the network input, which boxes stay)] of a training batch."""
+    """Returns for each image of a batch: window, its size in the network input, and which boxes stay."""
     sizes = [image.size for image in images]
     kept = [np.ones(len(image.boxes_px), bool) for image in images]
     if config.augmentation == "scale_jitter":
@@ -116,20 +116,20 @@ def view_pixels(image: Annotated, window, size, antialias: bool, changes: dict) 
 
 
 def check_pixels(got: np.ndarray, expected: np.ndarray, config: EfficientDetConfig, where: str) -> None:
-    """Asserts that the normalised input has the view at the top left, and the mean colour elsewhere."""
+    """Asserts that the network input shows `expected` at the top left, and the mean colour elsewhere."""
     height, width = expected.shape[:2]
     outside = got.copy()
     outside[:height, :width] = 0
     assert not outside.any(), where
     difference = np.abs(got[:height, :width] * STDDEV + MEAN - expected)
-    if config.grid_mask_prob:  # a pixel on the edge of a square may be black or not
+    if config.grid_mask_prob:  # rounding decides about pixels on a square's edge
         assert (difference.max(-1) > 6).mean() < 0.002 + 2 / (height * width), where
         difference = difference[difference.max(-1) <= 6]
     numpy_images.assert_small(difference, config, where)
 
 
 def check_targets(batch: Batch, row: int, where: str) -> None:
-    """Asserts that the targets follow SSD's rule for the padded boxes."""
+    """Asserts that the anchors are assigned to boxes by SSD's rule."""
     outputs, levels = batch.outputs, ANCHORS.levels
     count = (outputs["classes"][row] >= 0).sum()
     boxes, classes = outputs["boxes"][row, :count], outputs["classes"][row, :count]
@@ -146,7 +146,7 @@ def check_targets(batch: Batch, row: int, where: str) -> None:
 
 
 def check(batch: Batch, row: int, image: Annotated, crop: tuple, changes: dict, config) -> None:
-    """Checks all outputs of one image, given its crop and its other random numbers."""
+    """Checks all outputs for one image. `changes` are its flip, GridMask and colours."""
     window, size, kept = crop
     where = f"image {image.image_id} {image.size}, window {window}, size {size}, {changes}"
     expected = view_pixels(image, window, size, config.antialias, changes)
@@ -184,7 +184,7 @@ def test_evaluation(fuzzed):
 
 
 def test_a_crop_of_less_than_a_pixel_shows_the_last_pixel():
-    """A crop from 0.76 to 0.96 of a side of three pixels shows the last pixel."""
+    """The crop goes from 0.76 to 0.96 of a side of three pixels, so it contains no whole pixel."""
     pipe = Pipeline(batch_size=1, num_threads=1, device_id=None)
     with pipe:
         pipe.set_outputs(*crops._whole_pixels(*(fn.constant(fdata=number) for number in (0.76, 0.2, 3.0))))

@@ -1,4 +1,4 @@
-"""Tests every stage of YOLOv4's pipeline against NumPy on fuzzed images, given its random numbers.
+"""Compares every stage of YOLOv4's pipeline with NumPy code that gets the same random numbers.
 
 Also tests crops.py, color.py and mosaic.py of yolov4.
 """
@@ -20,7 +20,7 @@ from tests.yolov4.rectangles import ALL, INPUT, PLAIN
 from yolov4.config import YOLOv4Config
 from yolov4.pipeline import YOLOv4Pipeline
 
-FILL = 127  # Darknet's 0.5
+FILL = 127  # padding; Darknet uses 0.5 of 255
 TRAININGS = {
     "not antialiased": {"antialias": False, "jitter": 0.3},
     "letterbox, jitter and flip": {"letterbox": True, "jitter": 0.4, "flip_prob": 0.5},
@@ -36,38 +36,38 @@ TRAININGS["all, fresh mosaic"] = TRAININGS["all"] | {"mosaic_tiles": "fresh", "a
 
 
 class Canvas(NamedTuple):
-    """A finished network input; the fields have the order that `darknet_mosaic` unpacks."""
+    """A network input and its boxes. `darknet_mosaic` unpacks the fields in this order."""
 
     pixels: np.ndarray  # uint8 (H, W, 3)
     boxes_px: np.ndarray  # float64 (N, 4)
     classes: np.ndarray  # int (N,)
-    place: tuple[int, int, int, int]  # the image's position: top, left, height, width
-    source: str  # for messages
+    place: tuple[int, int, int, int]  # top, left, height, width of the image
+    source: str  # names the image in messages
 
 
 # --- the definitions ---
 
 
 def batch_size(config: YOLOv4Config, draws: Draws) -> tuple[int, int]:
-    """Returns the input size of a batch: the shorter side is a random multiple of 32, the shape stays."""
+    """Returns the network input's size: the shorter side is a random multiple of 32; the shape stays."""
     if config.multi_scale == 1:
         return INPUT
     units = min(INPUT) / 32
     low, high = max(nearest(units / config.multi_scale), 1), nearest(units * config.multi_scale)
-    drawn = draws.uniform(0.0, float(high - low + 1))[0]  # the first image's number decides for all
+    drawn = draws.uniform(0.0, float(high - low + 1))[0]  # the number drawn for the first image decides
     shorter = low + math.floor(drawn)
     return tuple(32 * nearest(shorter * side / min(INPUT)) for side in INPUT)
 
 
 def whole_image(size, image_size, keep_aspect) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Returns (window, place) of the whole image: letterboxed in the middle, or stretched."""
+    """Returns (window, place) of the whole image, which is centred with padding, or stretched."""
     if keep_aspect:
         return (0, 0, *size), numpy_images.letterbox(size, image_size, centered=True)
     return (0, 0, *size), (0, 0, *image_size)
 
 
 def jittered_crop(size, image_size, first, last, keep_aspect) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Returns Darknet's crop; the random shares (y, x) move its first and its last edges."""
+    """Returns Darknet's crop. `first` (y, x) moves its top and left edges, `last` the other two."""
     sides = zip(size, size[::-1], image_size, image_size[::-1], first.tolist(), last.tolist(), strict=True)
     axes = [darknet_axis(*of_axis, keep_aspect) for of_axis in sides]
     (top, height, to_top, to_height), (left, width, to_left, to_width) = axes
@@ -77,7 +77,7 @@ def jittered_crop(size, image_size, first, last, keep_aspect) -> tuple[tuple[int
 def draw_colors(config: YOLOv4Config, draws: Draws, count: int) -> np.ndarray | None:
     """Returns (B, count, 3): random colour changes for `count` images of each sample.
 
-    The factors are uniform in 1 .. limit, or the inverse of such a number (src/utils.c, rand_scale).
+    A factor is uniform in 1 .. limit, or 1 divided by such a number, as in Darknet's rand_scale.
     """
     if not config.hue:
         return None
@@ -90,7 +90,7 @@ def draw_colors(config: YOLOv4Config, draws: Draws, count: int) -> np.ndarray | 
 
 
 def draw_views(config, readers, image_size, draws: Draws) -> Callable[[int, int], Canvas]:
-    """Draws view, colour and flip of all readers' images; returns a function (reader, row) -> canvas."""
+    """Draws crop, colour and flip for all images; returns a function (reader, row) -> canvas."""
     count, shape = len(readers), (len(readers[0]), len(readers))  # (B, readers)
     if config.jitter:
         of_axis = [2] if count == 1 else [2, count]
@@ -113,7 +113,7 @@ def draw_views(config, readers, image_size, draws: Draws) -> Callable[[int, int]
 
 
 def canvas_of(image: Annotated, window, place, config, image_size, color=None, flip=0) -> Canvas:
-    """Makes a network input from one image."""
+    """Returns the network input that shows only this image."""
     pixels = numpy_images.resize(numpy_images.crop(image.pixels, window), place[2:], config.antialias)
     if color is not None:
         hue, saturation, exposure = color
@@ -128,16 +128,16 @@ def canvas_of(image: Annotated, window, place, config, image_size, color=None, f
 
 
 def mosaic(canvases: list[Canvas], numbers, cut_shares, image_size: tuple[int, int]) -> Canvas:
-    """Joins four of the canvases, cut at the nearest whole pixels."""
+    """Returns a mosaic of four of the canvases. Its cuts are rounded to whole pixels."""
     cut = [nearest(share * side) for share, side in zip(cut_shares, image_size, strict=True)]
     source = f"mosaic cut at {cut} of " + " | ".join(canvases[number].source for number in numbers)
     return Canvas(*darknet_mosaic(canvases, numbers, *cut), (), source)
 
 
 def mix(config, canvases, image_size, draws: Draws, taken: np.ndarray) -> list[Canvas]:
-    """Mixes each canvas with others of random permutations: a mosaic, or else MixUp, or else CutMix.
+    """Mixes each canvas with randomly chosen others, by a mosaic, or else MixUp, or else CutMix.
 
-    A canvas marked in `taken` stays unchanged.
+    A canvas stays unchanged if `taken` is true for it.
     """
     if not (config.mosaic_prob or config.mixup_prob or config.cutmix_prob):
         return canvases
@@ -169,7 +169,7 @@ def mix(config, canvases, image_size, draws: Draws, taken: np.ndarray) -> list[C
 
 
 def mixup(own: Canvas, other: Canvas) -> Canvas:
-    """Averages two canvases (arXiv 1710.09412 with Darknet's constant share); keeps the boxes of both."""
+    """Averages two canvases with equal weights, as Darknet does, and keeps the boxes of both."""
     pixels = (own.pixels.astype(np.float64) + other.pixels) / 2
     boxes_px = np.concatenate([own.boxes_px, other.boxes_px])
     classes = np.concatenate([own.classes, other.classes])
@@ -179,8 +179,8 @@ def mixup(own: Canvas, other: Canvas) -> Canvas:
 def cutmix(own: Canvas, other: Canvas, share: float, center: np.ndarray) -> Canvas:
     """Puts a rectangle of `other` over `own` (arXiv 1905.04899).
 
-    The rectangle has `share` of the area and the shape of the canvas, and is cut at its borders. Own boxes
-    are dropped if it covers more than half of them; the boxes of `other` are clipped to it.
+    The rectangle has `share` of the canvas's area and its aspect ratio, and is clipped to the canvas. Boxes of
+    `own` are dropped if it covers more than half of their area; boxes of `other` are clipped to it.
     """
     size = np.array(own.pixels.shape[:2])
     half = np.sqrt(share) / 2
@@ -204,7 +204,7 @@ def cutmix(own: Canvas, other: Canvas, share: float, center: np.ndarray) -> Canv
 
 
 def check(batch: Batch, row: int, canvas: Canvas, config: YOLOv4Config) -> None:
-    """Checks pixels, boxes, classes and counts of one network input."""
+    """Compares one network input with a canvas: pixels, boxes, classes and counts of boxes."""
     outputs, where = batch.outputs, canvas.source
     got = outputs["images"][row]
     assert got.shape == canvas.pixels.shape, where

@@ -1,7 +1,7 @@
 """Runs a loader's DALI pipeline, and also returns the image ids and the random numbers of each batch.
 
-The pipeline itself is not changed: while its graph is defined, the outputs of its random operators are
-recorded, and become additional outputs.
+The code of the pipeline is not changed. While it defines its graph, this module records the outputs of the
+random operators, and adds them to the outputs of the graph.
 """
 
 from collections.abc import Iterator
@@ -16,7 +16,7 @@ from common.datasets import CocoSource
 from tests.oracle.fuzzed import Annotated, FuzzedSet
 
 BATCH = 25
-# For each operator its module or class, its name, and which of its outputs are recorded.
+# (module or class of an operator, name of the operator, slice of its outputs that are recorded).
 _OPERATORS = [
     (fn.random, "uniform", slice(1)),
     (fn.random, "coin_flip", slice(1)),
@@ -27,19 +27,19 @@ _OPERATORS = [
 
 
 class Draws:
-    """The random numbers of a batch, to be taken in the order in which the graph defines them."""
+    """The random numbers of a batch. A test must take them in the order in which the graph defines them."""
 
     def __init__(self, draws: list[tuple[str, dict[str, Any], list[np.ndarray]]]) -> None:
         self._draws = list(draws)  # operator, options, values of each output
 
     def take(self, operator: str, **options: Any) -> Any:
-        """Returns the next values, (B, ...), which must come from this operator with these options."""
+        """Returns the next values, (B, ...). Asserts that this operator with these options gave them."""
         drawn, given, values = self._draws.pop(0)
         assert (drawn, {name: given.get(name) for name in options}) == (operator, options)
         return values[0] if len(values) == 1 else values
 
     def uniform(self, low: float, high: float, **options: Any) -> Any:
-        """Returns numbers from low .. high; if these are equal, the graph draws no number."""
+        """Returns the next numbers from low .. high. If low equals high, the graph draws no number."""
         return self.take("uniform", range=(low, high), **options) if low < high else np.float32(low)
 
     def coin(self, probability: float) -> np.ndarray:
@@ -56,7 +56,7 @@ class Batch(NamedTuple):
     outputs: dict[str, np.ndarray]
     image_ids: list[int]  # in the order in which they were read
     draws: Draws
-    other_image_ids: list[list[int]]  # image ids of each further reader
+    other_image_ids: list[list[int]]  # image ids of each other reader
 
 
 class Watched:
@@ -94,7 +94,7 @@ class Watched:
 
 
 def run_epoch(make: type, fuzzed: FuzzedSet, **options: Any) -> Iterator[tuple[Batch, list[Annotated]]]:
-    """Yields the batches of one epoch with their images: each image once, in evaluation in order.
+    """Yields each batch of one epoch with its images. Each image occurs once; evaluation keeps the order.
 
     Args:
         make: EfficientDetPipeline or YOLOv4Pipeline.

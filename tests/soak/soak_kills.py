@@ -1,11 +1,11 @@
-"""Stops training runs at random steps, restarts them, and compares their results bit by bit.
+"""Stops training runs at random steps, restarts them, and compares their results with a run without stops.
 
     python tests/soak/soak_kills.py --app=efficientdet --ranks=2 --rounds=20
 
-`make soak` runs it for both apps, with one and two ranks; the tests call `stop_and_resume` for one round. A
-round is one run that is stopped three times (by SIGKILL, by SIGTERM or SIGINT, and by SIGKILL) and restarted
-each time by the same command, until it is done. With two ranks, a signal goes to one of them or to both. If
-SIGKILL ends one rank, the other one has to end, too.
+`make soak` runs this for both apps, with one and two ranks; a test calls `stop_and_resume` for one round. A
+round is one run, which is stopped three times: by SIGKILL, by SIGTERM or SIGINT, and by SIGKILL. The same
+command restarts it each time, until it is done. With two ranks, one or both get the signal. If SIGKILL ends
+one rank, the other rank must end, too.
 """
 
 import argparse
@@ -36,11 +36,11 @@ from tools import synthetic
 EPOCHS, STEPS, SAVE_EVERY = 2, 8, 2
 SETTINGS = {"epochs": EPOCHS, "steps_per_epoch": STEPS, "save_every": SAVE_EVERY, "eval_every": 0}
 SETTINGS |= {"ema_decay": 0.9, "step_timeout": 120}
-OWN = {"efficientdet": (), "yolov4": ("--close_mosaic=1",)}  # the loader changes between the epochs
+OWN = {"efficientdet": (), "yolov4": ("--close_mosaic=1",)}  # the loader changes before the last epoch
 
 
 def command(app: str, ranks: int, data: pathlib.Path, output_dir: pathlib.Path, *flags: str) -> list[str]:
-    """Returns train.py and flags that use everything that a checkpoint has to save."""
+    """Returns a command with train.py, and flags for which a checkpoint has to contain all kinds of state."""
     given = training_flags(app, data, output_dir, "horovod" if ranks > 1 else "none", batch_size=2)
     given += [f"--eval_images={data}/images", f"--eval_annotations={data}/instances.json"]
     given += [f"--{name}={value}" for name, value in SETTINGS.items()]
@@ -52,7 +52,7 @@ def start(ranks: int, arguments: list[str]) -> launching.Job:
 
 
 def run(ranks: int, arguments: list[str]) -> None:
-    """Runs a training to its end."""
+    """Runs train.py to its end and asserts that it succeeds."""
     with start(ranks, arguments) as job:
         result = job.finish(300)
     assert result.returncode == 0, result.stdout + result.stderr
@@ -64,7 +64,7 @@ def saved_steps(output_dir: pathlib.Path) -> list[int]:
 
 
 def what_it_ends_with(output_dir: pathlib.Path) -> dict[str, str]:
-    """Returns hashes of all arrays of the last checkpoint and weights, by name; and all of results.csv."""
+    """Returns {name: hash} of all arrays in the last checkpoint and weights, and the text of results.csv."""
     arrays = {}
     manifests = output_dir.glob("checkpoints/[0-9]*/manifest.json")
     newest = max(manifests, key=lambda path: json.loads(path.read_text())["serial"]).parent
@@ -128,17 +128,17 @@ def stop_and_resume(
 def _stop_somewhere(
     job: launching.Job, output_dir: pathlib.Path, ranks: int, how: str, draw: random.Random
 ) -> str:
-    """Waits for a checkpoint and a random moment, then sends the signal; returns at which step."""
+    """Waits for a random checkpoint and a random time, then sends the signal; returns the last saved step."""
     before = (saved_steps(output_dir) or [0])[-1]
     ahead = [step for step in range(before + 1, EPOCHS * STEPS + 1) if step % SAVE_EVERY == 0]
-    awaited = draw.choice(ahead[: max(len(ahead) // 2, 1)] or [before])  # leaves steps for the next stops
+    awaited = draw.choice(ahead[: max(len(ahead) // 2, 1)] or [before])  # early, so that the next stops have steps left
     victims: dict[int, int] = {}
     while job.poll() is None and (saved_steps(output_dir) or [-1])[-1] < awaited:
-        if len(victims) < ranks:  # searched in advance, because the search takes longer than a step
+        if len(victims) < ranks:  # search now, because it takes longer than a step
             victims = launching.rank_pids(job) if ranks > 1 else {0: job.pid}
         time.sleep(0.005)
     time.sleep(draw.random() * 0.1)
-    if ranks > 1 and victims and draw.random() < 0.7:  # only one rank; the others must notice
+    if ranks > 1 and victims and draw.random() < 0.7:  # stop only one rank; the others must notice
         victims = {rank: victims[rank] for rank in draw.sample(sorted(victims), 1)}
     for victim in victims.values():
         with contextlib.suppress(ProcessLookupError):
@@ -149,7 +149,7 @@ def _stop_somewhere(
     if how != "SIGKILL":
         said = result.stdout + result.stderr
         assert "saved after step" in said, said
-        # horovodrun has a separate exit code and prints the first rank's.
+        # With more ranks, horovodrun prints the exit code of the first rank that ended.
         assert "Exit code: 75" in said if ranks > 1 else result.returncode == 75, said
     reached = (saved_steps(output_dir) or [0])[-1]
     return f"{how} to rank {' and '.join(map(str, sorted(victims)))}, saved was step {reached}"

@@ -1,9 +1,9 @@
-"""Interrupts saves, by SIGKILL and by full disks, and checks each time what a new start finds.
+"""Interrupts saves of checkpoints by SIGKILL and by full disks, and checks which checkpoint is then loaded.
 
     python tests/soak/soak_saves.py --rounds=100
 
-`make soak` runs it; the tests call `kills` and `full_disks` for a few rounds. All saved numbers equal their
-step: at step 7 every weight, average, slot and counter is 7, and so is the position in the data.
+`make soak` runs this; the tests call `kills` and `full_disks` for a few rounds. All saved numbers equal the
+step: at step 7, every weight, average, optimizer variable and counter is 7, and so is the loader's position.
 """
 
 import argparse
@@ -37,7 +37,7 @@ UNITS = 40_000  # units of the model; writing its checkpoint (2 MB) takes about 
 
 
 class Subject:
-    """A small run in which every number is the step."""
+    """A small training run in which every saved number equals the step."""
 
     def __init__(self, directory: pathlib.Path, units: int = UNITS) -> None:
         layers = [keras.Input((4,)), keras.layers.Dense(units), keras.layers.BatchNormalization()]
@@ -53,7 +53,7 @@ class Subject:
         self.saved.iterators = [self.iterator]
 
     def restore(self) -> int:
-        """Returns the step of the checkpoint, 0 for none; AssertionError if any number is of another step."""
+        """Loads the last checkpoint; returns its step, or 0 if there is none. Asserts that all numbers are equal."""
         if self.saved.find() is None:
             return 0
         self.saved.restore()
@@ -84,10 +84,10 @@ def kills(directory: pathlib.Path, rounds: int, seed: int = 0) -> list[str]:
     """Starts processes that save in a loop, and kills each of them at a random moment.
 
     Returns:
-        One line for each round: the last saved step and the step that was found.
+        One line for each round: the last step that was saved, and the step that was loaded.
 
     Raises:
-        AssertionError: a found step was never saved, or is older than the last save that succeeded.
+        AssertionError: a loaded step was never saved, or is older than the last successful save.
     """
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["tests.soak.soak_saves"])
@@ -123,7 +123,7 @@ def _save_until_killed(directory: pathlib.Path, pipe: Connection) -> None:
     while True:
         step = subject.step()
         start = time.monotonic()
-        # A run also saves twice: before the evaluation and after it.
+        # Saves twice, as a training run does: before and after the evaluation.
         assert subject.saved.save()
         assert subject.saved.save()
         pipe.send((step, time.monotonic() - start))
@@ -137,10 +137,10 @@ def _found(directory: pathlib.Path) -> int:
 
 
 def full_disks(directory: pathlib.Path, rounds: int, seed: int = 0) -> list[str] | None:
-    """Saves on a small disk that becomes full while a save is written, each time at another point.
+    """Saves to a small disk that becomes full during a save, in each round after another number of bytes.
 
     Returns:
-        One line for each round; None if this user may not mount a disk in memory.
+        One line for each round, or None if this user may not mount a tmpfs.
 
     Raises:
         AssertionError: a failed save destroyed an earlier one, or stopped the run.
@@ -158,7 +158,7 @@ def full_disks(directory: pathlib.Path, rounds: int, seed: int = 0) -> list[str]
 
 
 def _save_on(disk: pathlib.Path, rounds: int, seed: int) -> None:
-    """Runs in a separate namespace, where `disk` is small."""
+    """Runs the rounds of `full_disks` in a separate mount namespace, where `disk` is a small tmpfs."""
     draw = random.Random(seed)
     run, filler = disk / "run", disk / "filler"
     subject = Subject(run)
@@ -175,7 +175,7 @@ def _save_on(disk: pathlib.Path, rounds: int, seed: int) -> None:
         assert found_step == step - 1, f"step {step - 1} was saved, but step {found_step} was found"
         print(f"{free / size:4.0%} of the room for step {step}: it failed, found step {found_step}")
         filler.unlink()
-        assert subject.saved.save()  # later saves work again
+        assert subject.saved.save()  # with free space, saving works again
 
 
 def main() -> None:
