@@ -104,7 +104,7 @@ def test_the_two_images_are_twins():
     packages, infiniband, users, *rest = of(gpu, "RUN")
     assert packages == of(cpu, "RUN")[0] and "libibverbs1" in infiniband
     assert of(cpu, "RUN")[1] in users and rest == of(cpu, "RUN")[2:]
-    assert "NVIDIA_DRIVER_CAPABILITIES=compute,utility,video" in of(gpu, "ENV")[0]  # video: for hardware JPEG decoding
+    assert "NVIDIA_DRIVER_CAPABILITIES=compute,utility,video" in of(gpu, "ENV")[0]  # video: JPEG decoder
     (entry,) = of(cpu, "ENTRYPOINT")
     assert yaml.safe_load(entry)[-1] == "/workspace/docker/entrypoint.sh"
     assert os.access(DOCKER / "entrypoint.sh", os.X_OK)
@@ -124,8 +124,7 @@ def test_make_finds_its_environment_ready(path):
 
 
 def test_compose_checks_a_device_before_it_trains():
-    """Tests that each service starts only after its device check has passed, and that all keys in the file
-    are in compose-spec's schema."""
+    """Tests that a service starts only after the check of its device has passed."""
     for device in ("cpu", "gpu"):
         service, check = COMPOSE["services"][device], COMPOSE["services"][f"check-{device}"]
         for each in (service, check):
@@ -180,4 +179,4 @@ def test_no_machine_of_ours_in_them():
         assert not re.search(rf"https?://(?!{known})[\w.-]+\.\w+/", text), path
     for text in (*(texts[DOCKER / name] for name in ("slurm.sh", "mpijob.yaml")), PAGES["distributed"]):
         paths = set(re.findall(r"(?<![\w.$}*\]])(/[a-z]+)(?:/[\w.-]+)+", text))
-        assert paths <= {"/data", "/dev", "/etc", "/home", "/run", "/usr", "/workspace"}  # directories of an image
+        assert paths <= {"/data", "/dev", "/etc", "/home", "/run", "/usr", "/workspace"}  # in an image

@@ -1,7 +1,7 @@
 """Tests that runs and weights of commit 6eb6d8f can be resumed, loaded and evaluated, with equal numbers.
 
-The script tests/fixtures/make_fixture.py of commit 055267a made tests/fixtures/6eb6d8f with the older code. It
-does not run with the present code. The fixture has these files:
+The script tests/fixtures/make_fixture.py of commit 055267a made tests/fixtures/6eb6d8f with the older code.
+The script does not run with the present code. The fixture has these files:
 
     data/                       16 synthetic images with instances.json, and the same as TFRecords with index
     <app>.tar.xz                runs/<app>: a run of three epochs, which SIGTERM stopped in the second epoch
@@ -49,9 +49,9 @@ EVALUATIONS = {
 EXACT = ("epoch", "step", "learning_rate", "boxes_dropped", "boxes_truncated", "skipped_steps")
 RENAMED = {"boxes_truncated": "boxes_over_limit"}  # renamed since then
 
-# The tolerances are about five times the change that TF_ENABLE_ONEDNN_OPTS=0 made at commit 6eb6d8f. With this
-# setting, other kernels add the terms of convolutions and matrix products in another order. Most numbers are
-# sums of up to 1e5 float32 terms.
+# The tolerances are about five times the change that TF_ENABLE_ONEDNN_OPTS=0 made at commit 6eb6d8f. With
+# this setting, other kernels add the terms of convolutions and matrix products in another order. Most numbers
+# are sums of up to 1e5 float32 terms.
 LOSS_RTOL = 2e-5
 GRADIENT_RTOL = {"yolov4-tiny": 1e-2}  # at a kink of leaky ReLU or max, rounding changes the gradient
 OTHER_GRADIENT_RTOL = 1e-3
@@ -84,7 +84,7 @@ def copy(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
 @pytest.mark.slow
 @pytest.mark.parametrize("app", ["efficientdet", "yolov4"])
 def test_a_run_that_was_stopped_in_an_epoch_goes_on_from_the_epoch_before(app, copy, monkeypatch, capfd):
-    """The run resumes at an epoch's start. Positions within one are lost, because DALI's graph has changed."""
+    """The run resumes at the start of an epoch, because a position within it needs the same DALI graph."""
     monkeypatch.chdir(copy)
     module, a = small_apps.parsed(app, f"--flagfile=runs/{app}/flags.txt")
     module.start(a)

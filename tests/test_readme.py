@@ -264,7 +264,7 @@ def small_model(app: str) -> list[str]:
 
 
 def python_commands() -> list[str]:
-    """Returns all different commands of README.md and the pages, and the first training command for YOLOv4."""
+    """Returns the different commands of README.md and the pages, and the first training one for YOLOv4."""
     said = [command for name in RUN_HERE for command in commands(PAGES[name])]
     found = [command.removeprefix(".venv/bin/") for command in dict.fromkeys(said)]
     found = [command for command in found if command.startswith("python ")]

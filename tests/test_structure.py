@@ -16,7 +16,7 @@ FILES = python_files(*PRODUCT)
 COMMON = python_files("common")
 
 ROOMS = ("common", "common/distributed", "common/datacheck", "common/evaluation", "common/training")
-# {package: packages that its files may import}. "common" means only the files directly in common/.
+# {package: other packages that its files may import}. "common" means only files directly in common/.
 LAYERS = {
     "common": {"common"},
     "common/distributed": {"common"},

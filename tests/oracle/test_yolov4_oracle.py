@@ -179,8 +179,8 @@ def mixup(own: Canvas, other: Canvas) -> Canvas:
 def cutmix(own: Canvas, other: Canvas, share: float, center: np.ndarray) -> Canvas:
     """Puts a rectangle of `other` over `own` (arXiv 1905.04899).
 
-    The rectangle has `share` of the canvas's area and its aspect ratio, and is clipped to the canvas. Boxes of
-    `own` are dropped if it covers more than half of their area; boxes of `other` are clipped to it.
+    The rectangle has `share` of the canvas's area and its aspect ratio, and is clipped to the canvas. Boxes
+    of `own` are dropped if it covers more than half of their area; boxes of `other` are clipped to it.
     """
     size = np.array(own.pixels.shape[:2])
     half = np.sqrt(share) / 2

@@ -131,7 +131,7 @@ def _stop_somewhere(
     """Waits for a random checkpoint and a random time, then sends the signal; returns the last saved step."""
     before = (saved_steps(output_dir) or [0])[-1]
     ahead = [step for step in range(before + 1, EPOCHS * STEPS + 1) if step % SAVE_EVERY == 0]
-    awaited = draw.choice(ahead[: max(len(ahead) // 2, 1)] or [before])  # early, so that the next stops have steps left
+    awaited = draw.choice(ahead[: max(len(ahead) // 2, 1)] or [before])  # leaves steps for later stops
     victims: dict[int, int] = {}
     while job.poll() is None and (saved_steps(output_dir) or [-1])[-1] < awaited:
         if len(victims) < ranks:  # search now, because it takes longer than a step

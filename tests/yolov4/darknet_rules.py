@@ -1,4 +1,4 @@
-"""The rules of AlexeyAB/darknet in plain loops and float64, to which tests compare.
+"""Darknet's rules (AlexeyAB/darknet) in plain loops and float64. Tests compare the product with them.
 
 The crop and the mosaic follow src/data.c, everything else follows src/yolo_layer.c.
 """
@@ -10,10 +10,10 @@ import numpy as np
 
 
 def darknet_axis(side, other_side, out, other_out, first_draw, last_draw, keep_aspect):
-    """Returns start and length in pixels, on one axis, of Darknet's window and its place in the input."""
-    before, after = side * first_draw, side * last_draw  # pleft and pright
+    """Returns, for one axis, start and length of Darknet's crop and of its place in the network input."""
+    before, after = side * first_draw, side * last_draw  # Darknet's pleft and pright
     if keep_aspect:
-        missing = other_side * out / other_out - side  # missing to the network input's shape
+        missing = other_side * out / other_out - side  # pixels to add for the network input's shape
         if missing > 0:
             before, after = before - missing / 2, after - missing / 2
     before, after = math.floor(before + 0.5), math.floor(after + 0.5)
@@ -26,7 +26,7 @@ def darknet_axis(side, other_side, out, other_out, first_draw, last_draw, keep_a
 
 
 def darknet_mosaic(canvases, sources, cut_y, cut_x):
-    """Mixes as load_data_detection with use_mixup == 3, but clips boxes; returns (image, boxes, labels)."""
+    """Makes a mosaic as Darknet's load_data_detection, but clips boxes; returns (image, boxes, labels)."""
     height, width = canvases[0][0].shape[:2]
     out = np.zeros_like(canvases[0][0])
     all_boxes, all_labels = [], []
@@ -35,7 +35,7 @@ def darknet_mosaic(canvases, sources, cut_y, cut_x):
         left_shift, top_shift = min(cut_x, left), min(cut_y, top)
         right_shift = min(width - cut_x, width - left - place_width)
         bottom_shift = min(height - cut_y, height - top - place_height)
-        # Added to a position in the mosaic, these give the position in the canvas.
+        # position in the canvas = position in the mosaic + (dx, dy)
         dx = width - cut_x - right_shift if tile in (0, 2) else left_shift - cut_x
         dy = height - cut_y - bottom_shift if tile in (0, 1) else top_shift - cut_y
         rows = range(cut_y) if tile in (0, 1) else range(cut_y, height)
@@ -64,10 +64,10 @@ def shape_iou(width, height, anchor, image_size):
 
 
 def assign(boxes, classes, config, head, grid_size, num_classes):
-    """Returns {(row, column, k): indices of the boxes that train it, in order} for one image and head.
+    """Returns {(row, column, k): indices of the boxes that train this prediction} for one image and head.
 
-    With config.neighbour_cells (not in Darknet), boxes whose centre is in the cell come first, then boxes of
-    the nearest column, then boxes of the nearest row.
+    The indices are in order. With config.neighbour_cells (not in Darknet), boxes with their centre in the
+    cell come first, then those that the nearest column adds, then those that the nearest row adds.
     """
     rows, columns = grid_size
     stride = config.strides[head]
@@ -103,7 +103,7 @@ def sigmoid(x):
 
 
 def decode(raw, config, head, row, column, k, grid_size):
-    """Decodes raw x, y, w, h of one prediction to ltrb, normalised."""
+    """Decodes the raw outputs x, y, w, h of one prediction to a box, ltrb normalised."""
     stride, scale = config.strides[head], config.scale_xy[head]
     width, height = config.anchor_sizes[config.masks[head][k]]
     x = (column + scale * sigmoid(raw[0]) - (scale - 1) / 2) / grid_size[1]
@@ -123,7 +123,7 @@ def iou(a, b):
 
 
 def ciou_terms(a, b):
-    """Returns (IoU, distance term, aspect term v, its weight alpha) of arXiv 1911.08287."""
+    """Returns the parts of CIoU (arXiv 1911.08287): IoU, distance term, aspect term v and its weight alpha."""
     overlap = iou(a, b)
     hull = (max(a[2], b[2]) - min(a[0], b[0])) ** 2 + (max(a[3], b[3]) - min(a[1], b[1])) ** 2
     distance = ((a[0] + a[2] - b[0] - b[2]) ** 2 + (a[1] + a[3] - b[1] - b[3]) ** 2) / 4
@@ -133,7 +133,7 @@ def ciou_terms(a, b):
 
 
 def best_ious(raw, boxes, classes, config, head):
-    """Returns the best IoU of each prediction (h, w, K) with a valid box; 0 if no class exceeds 0.25."""
+    """Returns each prediction's best IoU with a valid box, (h, w, K); 0 if no class score exceeds 0.25."""
     rows, columns, anchors, outputs = raw.shape
     best = np.zeros((rows, columns, anchors))
     for row, column, k in np.ndindex(rows, columns, anchors):
@@ -147,10 +147,10 @@ def best_ious(raw, boxes, classes, config, head):
 
 
 def losses(heads, boxes, classes, config, constants=None):
-    """Returns the normalised (box, objectness, class) loss of a batch, and the constants of its gradient.
+    """Returns the (box, objectness, class) losses of a batch, and the values that its gradient takes as constant.
 
-    `constants` of an earlier call are used in place of new ones: the ignore mask, the IoU that is the target
-    of the objectness, and alpha, the weight of the aspect term.
+    These constants are the ignore mask, the IoUs that are targets of the objectness, and alpha, the weight of
+    the aspect term. If `constants` of an earlier call are given, they are used instead of new values.
     """
     sums = np.zeros(3)
     kept = {}
@@ -198,11 +198,11 @@ def cross_entropy(logits, targets):
 
 
 def box_delta(raw, box, config, head, cell, grid_size):
-    """Returns Darknet's delta of raw x, y, width, height (4,) of a prediction for a box, before clip_value.
+    """Returns Darknet's delta (4,), the negative gradient of a prediction's raw box, before it is limited.
 
-    It follows src/box.c dx_box_iou and src/yolo_layer.c delta_yolo_box, with two differences. Darknet has the
-    wrong sign in the enclosing box's term for x and y; here the sign is right. For boxes that are apart in
-    both directions, the intersection is 0 here, and a product of two negative sides in Darknet.
+    The code follows dx_box_iou and delta_yolo_box in Darknet, with two corrections. In the enclosing box's
+    term for x and y, Darknet has a wrong sign. If two boxes are apart in both directions, Darknet multiplies
+    two negative sides and gets a positive intersection; here the intersection is 0.
     """
     prediction = decode(raw, config, head, *cell, grid_size)
     delta = np.zeros(4)
@@ -214,7 +214,7 @@ def box_delta(raw, box, config, head, cell, grid_size):
     diagonal = hull[0] ** 2 + hull[1] ** 2
     apart = (box[:2] + box[2:] - prediction[:2] - prediction[2:]) / 2
     distance = (apart**2).sum()
-    for i in (0, 1):  # horizontally, vertically
+    for i in (0, 1):  # horizontal, then vertical
         if min(shared) > 0:
             by_edge = []
             for sign, inside in ((-1, prediction[i] > box[i]), (1, prediction[2 + i] < box[2 + i])):
@@ -222,7 +222,7 @@ def box_delta(raw, box, config, head, cell, grid_size):
                 d_union = sign * sides[1 - i] - d_intersection
                 by_edge.append((union * d_intersection - intersection * d_union) / union**2)
             delta[i] += by_edge[0] + by_edge[1]
-            delta[2 + i] += by_edge[1] - by_edge[0]  # not halved
+            delta[2 + i] += by_edge[1] - by_edge[0]  # Darknet does not halve this
         low, high = prediction[i] < box[i], prediction[2 + i] > box[2 + i]
         d_diagonal = 2 * hull[i] * (float(high) - float(low))
         delta[i] += (2 * apart[i] * diagonal + d_diagonal * distance) / diagonal**2

@@ -1,4 +1,4 @@
-"""Writes images with one flat rectangle in the colour of its class, and finds rectangles in batches."""
+"""Draws images that show one rectangle in the colour of its class, and finds rectangles in batches."""
 
 import dataclasses
 
@@ -9,7 +9,7 @@ from yolov4.config import get_config
 from yolov4.loaders import make_loader
 from yolov4.pipeline import FILL
 
-INPUT = (128, 192)  # height, width: not square, so that a swapped axis shows
+INPUT = (128, 192)  # height, width: not square, so that swapped axes are found
 OFF = {"jitter": 0.0, "flip_prob": 0.0, "hue": 0.0, "saturation": 1.0, "exposure": 1.0, "mosaic_prob": 0.0}
 PLAIN = dataclasses.replace(get_config("yolov4"), image_size=INPUT, multi_scale=1.0, **OFF)
 ALL = {"jitter": 0.3, "flip_prob": 0.5, "hue": 36.0, "saturation": 1.5, "exposure": 1.5}
@@ -19,7 +19,7 @@ BATCH = 6
 
 
 def write_rectangles(directory):
-    """Writes 24 images of five shapes, with ids 1000, 1007, ..."""
+    """Writes 24 images of five shapes with the ids 1000, 1007, ..."""
     random = np.random.default_rng(0)
     pictures = []
     for i in range(24):
@@ -35,7 +35,7 @@ def make(source, kind="dali_cpu", config=PLAIN, **options):
 
 
 def batches(loader, count: int) -> list[dict[str, np.ndarray]]:
-    """Returns batches, {name: array} each."""
+    """Returns the next `count` batches of a loader, each as {name: array}."""
     return [
         {"images": images.numpy(), **{name: tensor.numpy() for name, tensor in targets.items()}}
         for images, targets in loader.dataset().take(count)
@@ -47,7 +47,7 @@ def read(source, kind="dali_cpu", config=PLAIN, count=1, **options) -> list[dict
 
 
 def assert_equal(one: list[dict], other: list[dict]) -> None:
-    """Asserts that batches are equal bit by bit."""
+    """Asserts that two lists of batches have exactly equal arrays."""
     for batch, again in zip(one, other, strict=True):
         assert batch.keys() == again.keys()
         for name in batch:
@@ -55,19 +55,19 @@ def assert_equal(one: list[dict], other: list[dict]) -> None:
 
 
 def nearest_color(image: np.ndarray) -> np.ndarray:
-    """Returns the index of the nearest colour, int (H, W); indices beyond COLORS are grey or padding."""
+    """Returns the index of each pixel's nearest colour, (H, W). Higher ones than COLORS has are grey or padding."""
     palette = np.array([*COLORS, GREY, (FILL,) * 3])
     return np.abs(image[:, :, np.newaxis] * 255 - palette).sum(-1).argmin(-1)
 
 
 def find_rectangle(mask: np.ndarray) -> np.ndarray:
-    """Returns the box of a mask, ltrb in pixels."""
+    """Returns the bounding box of the pixels in a mask, ltrb in pixels."""
     ys, xs = np.nonzero(mask)
     return np.array([xs.min(), ys.min(), xs.max() + 1, ys.max() + 1])
 
 
 def painted(shape: tuple[int, int], boxes: np.ndarray, classes: np.ndarray, grow: float) -> np.ndarray:
-    """Returns bool (classes, H, W): pixels whose centres are in boxes enlarged by `grow` on each side."""
+    """Returns bool (classes, H, W): pixels with their centre in a box, enlarged by `grow` pixels on each side."""
     height, width = shape
     y, x = np.mgrid[:height, :width] + 0.5
     masks = np.zeros((len(COLORS), height, width), bool)
@@ -77,7 +77,7 @@ def painted(shape: tuple[int, int], boxes: np.ndarray, classes: np.ndarray, grow
 
 
 def count_found(batch: dict[str, np.ndarray]) -> int:
-    """Asserts that each colour fills the boxes of its class, to 1.5 pixels, and is nowhere else."""
+    """Asserts that the boxes of each class contain its colour, and other pixels do not, to 1.5 pixels."""
     rows = (batch[name] for name in ("images", "boxes", "classes", "num_boxes"))
     for image, boxes, classes, count in zip(*rows, strict=True):
         assert (classes[:count] >= 0).all() and (classes[count:] == -1).all() and (boxes[count:] == -1).all()

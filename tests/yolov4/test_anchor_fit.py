@@ -1,4 +1,4 @@
-"""Tests when other anchors are really better: gains on the same boxes, compared with their noise."""
+"""Tests the rule by which other anchors count as better: they gain more on the same boxes than noise."""
 
 import numpy as np
 import pytest
@@ -8,7 +8,7 @@ from yolov4.anchor_fit import MAX_BOXES, Fit, beats, fit_anchors, shape_iou, spl
 
 def test_fit_by_hand():
     fit = Fit.of(np.array([0.2, 0.5, 0.6, 0.9]))
-    assert fit == Fit(pytest.approx(0.55), 0.5, 4)  # an IoU of exactly 0.5 does not count
+    assert fit == Fit(pytest.approx(0.55), 0.5, 4)  # a box with an IoU of exactly 0.5 is not reached
     assert str(fit) == "mean best IoU 0.550, 50.0 % of the boxes reached at 0.5"
     assert Fit.of(np.zeros(0)) == Fit(0.0, 0.0, 0)
 
@@ -23,9 +23,9 @@ MORE_REACHED = np.where(OWN > 0.5, OWN, OWN + 0.15)
 GAINS = [
     (OWN, False),
     (OWN + 0.05, True),
-    (OWN + 0.01, False),  # certain, but too small
+    (OWN + 0.01, False),  # the gain is certain, but too small
     (OWN - 0.05, False),
-    (np.where(OWN > 0.5, 0.95, OWN), True),  # the same boxes are reached, with higher IoUs
+    (np.where(OWN > 0.5, 0.95, OWN), True),  # equal boxes are reached, with higher IoUs
     (np.where(OWN > 0.505, 0.95, np.minimum(OWN, 0.5)), True),  # nearly the same boxes are reached
     (MORE_REACHED, True),
     (MORE_REACHED - 0.1 * (OWN > 0.7), False),  # more boxes are reached, the mean is nearly the same
@@ -41,7 +41,7 @@ def test_beats_needs_a_sure_gain_that_is_worth_it_and_costs_nothing(new, by_mean
 @pytest.mark.parametrize(("count", "sure"), [(25, False), (100, True)])
 def test_the_same_gain_is_sure_with_more_boxes(count, sure):
     own = np.full(count, 0.3)
-    mean = own + np.tile([0.19, 0.09, -0.05, -0.11, 0.08], count // 5)  # gain 0.04 +- 0.11
+    mean = own + np.tile([0.19, 0.09, -0.05, -0.11, 0.08], count // 5)  # mean gain 0.04, deviation 0.11
     assert beats(mean, own) is sure
 
 

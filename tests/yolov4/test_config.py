@@ -1,4 +1,4 @@
-"""Tests the values of cfg/yolov4.cfg and cfg/yolov4-tiny.cfg, training sizes, and refused settings."""
+"""Compares settings with Darknet's cfg files, and tests training sizes and invalid settings."""
 
 import dataclasses
 import json
@@ -12,7 +12,7 @@ from yolov4.config import DETECTION_FIELDS, LOADER_FIELDS, MODEL_NAMES, get_conf
 YOLOV4 = get_config("yolov4")
 EVERY_MODEL = (
     {"ignore_thresh": 0.7, "obj_normalizer": 1.0, "cls_normalizer": 1.0, "label_smoothing": 0.0}
-    | {"hue": 36.0, "saturation": 1.5, "exposure": 1.5, "flip_prob": 0.5}  # hue: 0.1 of the circle
+    | {"hue": 36.0, "saturation": 1.5, "exposure": 1.5, "flip_prob": 0.5}  # hue: 0.1 of a turn
     | {"mosaic_tiles": "batch", "mixup_prob": 0.0, "cutmix_prob": 0.0}
     | {"min_box_size": 1.0, "antialias": True, "letterbox": False}
     | {"weight_decay": 0.0005, "reference_batch": 64, "lr_steps": (0.8, 0.9), "lr_step_factor": 0.1}
@@ -54,14 +54,14 @@ def test_the_nano_of_6eb6d8f_can_be_had():
     config = override(get_config("yolov4-nano"), older)
     fixture = pathlib.Path(__file__).parents[1] / "fixtures" / "6eb6d8f" / "fixed.json"
     wanted = json.loads(fixture.read_text())["batch yolov4-nano"]["config"]
-    for field in wanted.keys() - {"image_size", *LOADER_FIELDS}:  # the fixture's batch has other values
+    for field in wanted.keys() - {"image_size", *LOADER_FIELDS}:  # these fields have other values in the fixture
         assert json.loads(json.dumps(getattr(config, field))) == wanted[field], field
 
 
 def test_sizes_of_a_training_batch():
     assert YOLOV4.size_range == (14, 27)  # 19 / 1.4 = 13.57, 19 * 1.4 = 26.6
     wide = dataclasses.replace(YOLOV4, image_size=(96, 160), multi_scale=2.0)
-    assert wide.size_range == (2, 6)  # 1.5 and 6
+    assert wide.size_range == (2, 6)  # unrounded: 1.5 and 6
     assert [wide.bucket(units) for units in (2, 3, 6)] == [(64, 96), (96, 160), (192, 320)]
     assert dataclasses.replace(wide, multi_scale=4.0, image_size=(32, 32)).size_range == (1, 4)
     assert dataclasses.replace(wide, image_size=(160, 96)).bucket(2) == (96, 64)

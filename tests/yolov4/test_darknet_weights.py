@@ -1,4 +1,4 @@
-"""Tests Darknet's files against OpenCV's importer; published sizes; files that must be refused."""
+"""Tests reading and writing of Darknet's weight files: with OpenCV, their sizes, and wrong files."""
 
 import dataclasses
 import itertools
@@ -22,18 +22,18 @@ from yolov4.model import build_model
 from yolov4.predict import load_trained
 
 HEADER = 20
-# Published files (github.com/AlexeyAB/darknet/releases): bytes of yolov4.weights and yolov4-tiny.weights;
-# bytes of yolov4.conv.137 and yolov4-tiny.conv.29, and how many convolutions these two have.
+# Files published by Darknet: {model: (bytes of its .weights file, bytes of its backbone's file,
+# number of convolutions in the backbone's file)}. These are yolov4.conv.137 and yolov4-tiny.conv.29.
 PUBLISHED = {"yolov4": (257_717_640, 170_038_676, 92), "yolov4-tiny": (24_251_276, 19_789_716, 17)}
-# The convolutions before the yolo layers
+# Indices of the convolutions before the yolo layers
 LAST = {"yolov4": (138, 149, 160), "yolov4-tiny": (36, 29), "yolov4-nano": (45, 37, 30)}
 SPREAD = {"gamma": (0.5, 1.5), "beta": (-0.5, 0.5), "moving_mean": (-0.5, 0.5)}
 SPREAD |= {"moving_variance": (0.3, 2.0), "bias": (-1.2, 1.2)}
 
 
 def make_trained(name, num_classes, directory):
-    """Returns a model with random numbers in all weights, and its file."""
-    # Narrow models are enough: OpenCV's importer and the layout of a file are the same at any width.
+    """Returns a model with random weights, and Darknet's file of these weights."""
+    # A quarter of the width is enough, because a file's layout is the same at any width.
     config = dataclasses.replace(get_config(name), width=0.25 if name == "yolov4" else get_config(name).width)
     model = build_model(name, num_classes, config=config, any_size=True)
     random = np.random.default_rng(0)
@@ -57,14 +57,14 @@ def nano(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory, tiny, nano):
-    """All three networks by name."""
+    """Trained models with their files, by model name."""
     yolov4 = make_trained("yolov4", 80, tmp_path_factory.mktemp("yolov4"))
     return {network.name: network for network in (yolov4, tiny, nano)}
 
 
 @pytest.fixture
 def partial(nano, tmp_path):
-    """A file of the first 17 convolutions."""
+    """A file that contains only the first 17 convolutions."""
     path = tmp_path / "nano.conv.29"
     path.write_bytes(nano.file.read_bytes()[: HEADER + 4 * sum(block_floats(nano.model)[:17])])
     return path
@@ -93,7 +93,7 @@ def test_raw_heads_and_boxes_equal_opencv(name, trained):
         for index, raw in enumerate(np.asarray(head) for head in trained.model(images)):
             _, rows, columns, anchors, numbers = raw.shape
             expected = theirs[index].reshape(anchors, numbers, rows, columns).transpose(2, 3, 0, 1)
-            assert expected.std() > 0.3  # constant outputs would prove little
+            assert expected.std() > 0.3  # outputs must not be nearly constant
             np.testing.assert_allclose(raw[0], expected, atol=1e-3)
 
             detections = theirs[len(last) + index]  # (N, 5 + C): cx, cy, w, h, objectness, scores
@@ -162,7 +162,7 @@ def test_of_a_part_or_of_other_classes_all_that_fits_is_taken(nano, partial):
 
 
 def refused(model, file):
-    """Asserts that a file is refused and no weight is assigned; returns the message."""
+    """Asserts that a file is refused and changes no weight; returns the error message."""
     before = snapshot(model)
     with pytest.raises(UserError) as caught:
         load_darknet(model, file)
@@ -179,7 +179,7 @@ DAMAGE = [
     (lambda content: bytes(24), " have 24 bytes"),
     (lambda content: content[:-8] + NAN + content[-4:], "head.layer_45.conv/kernel is not finite"),
     (lambda content: content[:-4] + INFINITY, "head.layer_45.conv/kernel is not finite"),
-    # Two networks may have equal sizes by chance; a negative variance shows that the file is of another one.
+    # Two networks may have files of equal size. A negative variance shows that the file is for another one.
     (lambda content: content[:20] + content[420:] + content[20:420], "moving_variance is negative"),
 ]
 

@@ -1,4 +1,4 @@
-"""Tests the command that fits anchors: its report, the flag that it prints, when the old anchors stay."""
+"""Tests the command that fits anchors: its report, its suggested flag, and when it suggests none."""
 
 import json
 import re
@@ -16,7 +16,7 @@ from yolov4.fit_anchors import box_sizes, suggest, trained_iou
 
 
 def write(path, sizes, image_size=(480, 640)):
-    """Writes a json with one image and a box of each (width, height)."""
+    """Writes a COCO json with one image, which has a box for each (width, height) in `sizes`."""
     document = annotations([image_size], [(0, 0, 0, 0, *size) for size in sizes]).ground_truth()
     path.write_text(json.dumps(document))
     return str(path)
@@ -27,7 +27,7 @@ def shape_fit(sizes, anchors):
 
 
 def test_no_start_of_plain_k_means_is_better():
-    """Compares the anchors with the published ones, and with the best of single runs from other seeds."""
+    """Compares the fitted anchors with the published ones, and with k-means from other random starts."""
     random = np.random.default_rng(1)
     sizes = np.exp(random.normal(3.5, 0.8, (800, 2)))
     fitted = shape_fit(sizes, fit_anchors(sizes, 9))
@@ -37,10 +37,10 @@ def test_no_start_of_plain_k_means_is_better():
 
 @pytest.mark.parametrize(("keep_aspect", "expected"), [(False, (50, 50)), (True, (50, 40))])
 def test_sizes_are_those_in_the_network_input(tmp_path, keep_aspect, expected):
-    """An image of 640 x 512, with a box of 100 x 80, is stretched to 320 x 320, or halved to fit into it."""
+    """An image of 640 x 512 pixels is stretched to 320 x 320, or halved. The test expects its box's new size."""
     path = write(tmp_path / "a.json", [(100, 80), (0, 9)], (512, 640))
     sizes = box_sizes(load_coco(path, None), (320, 320), keep_aspect)
-    np.testing.assert_allclose(sizes, [expected], rtol=1e-6)  # a box without area is not used
+    np.testing.assert_allclose(sizes, [expected], rtol=1e-6)  # a box without area is left out
 
 
 def test_the_command_prints_what_to_type(tmp_path, capsys):
@@ -52,7 +52,7 @@ def test_the_command_prints_what_to_type(tmp_path, capsys):
     assert "60 boxes at 320x416" in out
     own, new = (float(line.split("mean best IoU ")[1][:5]) for line in out.splitlines() if "IoU" in line)
     assert new > own + 0.05
-    assert "iou_thresh=0.213" in out  # tiny's first anchor belongs to no head
+    assert "iou_thresh=0.213" in out  # no head has yolov4-tiny's first anchor
     numbers = [int(number) for number in text.removeprefix("anchors=").split(",")]
     areas = np.prod(np.reshape(numbers, (6, 2)), axis=1)
     assert (np.diff(areas) >= 0).all()
@@ -74,7 +74,7 @@ def test_bad_input_is_one_line(tmp_path, options, message):
 
 
 def test_anchors_that_fit_are_left_alone(tmp_path, capsys):
-    """No anchors are suggested for boxes with the sizes of the model's anchors, changed by up to 10 %."""
+    """The boxes have the sizes of the model's anchors, changed by at most 10 %. No anchors are suggested."""
     random = np.random.default_rng(3)
     own = np.array(get_config("yolov4").anchor_sizes)
     sizes = np.concatenate([own * random.uniform(0.9, 1.1, own.shape) for _ in range(20)])
@@ -85,7 +85,7 @@ def test_anchors_that_fit_are_left_alone(tmp_path, capsys):
 
 
 def test_no_box_is_lost_to_an_anchor_that_no_head_has(tmp_path, capsys):
-    """New anchors train boxes whose best anchor is tiny's first one, 10 x 14, which no head has."""
+    """The boxes fit best to yolov4-tiny's first anchor, 10 x 14, which no head has. New anchors fit them."""
     path = write(tmp_path / "a.json", [(12 + x, 15 + 2 * x) for x in np.linspace(0, 1, 60)], (416, 416))
     text = suggest(annotations=path, model_name="yolov4-tiny")
     lines = capsys.readouterr().out.splitlines()
@@ -96,7 +96,7 @@ def test_no_box_is_lost_to_an_anchor_that_no_head_has(tmp_path, capsys):
 
 
 def test_trained_iou_by_hand():
-    """Only anchors of heads count: tiny's anchor 10 x 14 belongs to no head; 23 x 27 belongs to one."""
+    """Counts only anchors of heads. In yolov4-tiny, 10 x 14 belongs to no head, and 23 x 27 to one."""
     tiny = get_config("yolov4-tiny")
     sizes = np.array([[10.0, 14.0], [23.0, 27.0], [344.0, 638.0]])
     np.testing.assert_allclose(trained_iou(sizes, tiny), [0, 1, 0.5])

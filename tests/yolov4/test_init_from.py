@@ -1,4 +1,4 @@
-"""Tests starting from weights of other classes: our files and Darknet's, whole and partial."""
+"""Tests --init_from with weights for other classes, from our files and Darknet's, complete and partial."""
 
 import dataclasses
 
@@ -34,7 +34,7 @@ def save(model, path, names, config=NANO):
 
 
 def check(before, source, after, names, source_names):
-    """Asserts that the heads' class rows are copied by name, and everything else from `source`."""
+    """Asserts that weights of classes are copied by class name, and all other weights from `source`."""
     for path, value in after.items():
         if not path.startswith(HEADS):
             np.testing.assert_array_equal(value, source[path], err_msg=path)
@@ -42,7 +42,7 @@ def check(before, source, after, names, source_names):
         now, was, theirs = (
             values[path].reshape(*value.shape[:-1], 3, -1) for values in (after, before, source)
         )
-        np.testing.assert_array_equal(now[..., :5], theirs[..., :5])  # box and objectness
+        np.testing.assert_array_equal(now[..., :5], theirs[..., :5])  # of the box and the objectness
         for index, name in enumerate(names):
             expected = (
                 theirs[..., 5 + source_names.index(name)] if name in source_names else was[..., 5 + index]
@@ -70,7 +70,7 @@ def test_darknets_other_classes_need_a_names_file(tmp_path):
 def test_heads_with_another_number_of_anchors_are_made_anew(tmp_path):
     config = dataclasses.replace(NANO, masks=((1, 2), (3, 4), (5, 6)))
     save(make_model(5, seed=1), tmp_path / "x.weights.h5", tuple("abcde"))
-    model = make_model(10, config)  # 2 x (5 + 10) outputs: as many as 3 x (5 + 5)
+    model = make_model(10, config)  # 2 x (5 + 10) outputs per cell, as many as 3 x (5 + 5)
     before = values_of(model)
     report = str(init_from(model, label_map(*"abcdefghij"), str(tmp_path / "x.weights.h5"), config))
     for path, value in values_of(model).items():
@@ -107,7 +107,7 @@ def test_imagenet_is_darknets_backbone(tmp_path, monkeypatch):
 
     file = tmp_path / imagenet.CSP_DARKNET53
     save_darknet(source, file)
-    blocks = blocks_of(source)[:72]  # layers 0 to 104 in cfg/csdarknet53-omega.cfg
+    blocks = blocks_of(source)[:72]  # Darknet's layers 0 to 104
     file.write_bytes(file.read_bytes()[: 20 + 4 * sum(np.size(v) for block in blocks for v in block)])
     init_from(model, label_map("a"), "imagenet", config)
     for path, value in values_of(model).items():

@@ -1,6 +1,6 @@
-"""Tests what the DALI loader and the tf.data loader have in common: moving boxes, sizes of batches.
+"""Tests both loaders, DALI and tf.data: boxes move with pixels, colours, and batches of several sizes.
 
-tests/apps/test_loaders.py tests what the loaders of both apps have in common.
+tests/apps/test_loaders.py has the tests that EfficientDet and YOLOv4 share.
 """
 
 import dataclasses
@@ -42,7 +42,7 @@ VIEWS = {
 @pytest.mark.parametrize("name", VIEWS)
 @BOTH
 def test_boxes_and_pixels_move_together(rectangles, kind, name):
-    # min_box_size is so small that every visible rectangle has a box.
+    # With this min_box_size, every visible rectangle keeps its box.
     config = dataclasses.replace(PLAIN, **VIEWS[name], min_box_size=0.01)
     found = read(rectangles, kind, config, 6)
     assert sum(map(count_found, found)) >= (50 if "mosaic" in name else 30)
@@ -54,7 +54,7 @@ def test_boxes_and_pixels_move_together(rectangles, kind, name):
 
 @BOTH
 def test_each_colour_setting_changes_what_it_names(tmp_path, kind):
-    """Each setting changes only its quantity. The left half is grey, which has no hue and no saturation."""
+    """Tests one colour setting at a time. The image's left half is grey, so it has no hue and no saturation."""
     image = np.full((*INPUT, 3), 100, np.uint8)
     image[:, 96:] = 130, 90, 50
     source = write_coco(tmp_path, [(i, image, [(0, (9, 9, 30, 30))]) for i in range(1, 9)])
@@ -93,7 +93,7 @@ def test_ranks_draw_the_same_sizes_and_every_image_is_augmented_anew(tmp_path, k
     sizes = [[batch["images"].shape for batch in rank] for rank in ranks]
     assert sizes[0] == sizes[1] and len(set(sizes[0])) > 1
     pictures = [picture.tobytes() for rank in ranks for batch in rank for picture in batch["images"]]
-    assert len(set(pictures)) == 32  # all made from one image
+    assert len(set(pictures)) == 32  # 32 different results from one image
 
 
 @BOTH

@@ -1,4 +1,4 @@
-"""Tests losses against float64 NumPy, central differences and Darknet's deltas, and on hard input."""
+"""Compares losses with NumPy, and gradients with central differences and with Darknet's deltas."""
 
 import dataclasses
 
@@ -21,16 +21,16 @@ TINY = dataclasses.replace(
     neighbour_cells=True,
     scale_xy=(2.0, 2.0),
 )
-# The normalisers differ, so that an exchange of two is noticed; and many predictions are ignored.
+# The three normalisers differ, so that mixing them up is noticed. Many predictions are ignored.
 WEIGHTED = dataclasses.replace(
     YOLOV4, iou_normalizer=0.5, obj_normalizer=0.7, cls_normalizer=1.3, ignore_thresh=0.3
 )
-LIMITED = dataclasses.replace(DARKNET, max_delta=1e-3)  # limits gradients, does not change losses
+LIMITED = dataclasses.replace(DARKNET, max_delta=1e-3)  # limits gradients, but not losses
 NUM_CLASSES = 3
 NAMES = ["box_loss", "objectness_loss", "class_loss"]
 
-# (left, top, right, bottom, class). The first two boxes share every prediction; the third one has about the
-# same place and another class. There are also a small box, a large one, and boxes at the border.
+# (left, top, right, bottom, class). The first two boxes are assigned to exactly the same predictions. The third
+# is at nearly the same place and has another class.
 BOXES = [
     (0.30, 0.30, 0.60, 0.80, 0),
     (0.31, 0.31, 0.60, 0.80, 0),
@@ -42,7 +42,7 @@ BOXES = [
 
 
 def make_targets(images, max_instances=8):
-    """Makes the targets of the loader from rows (left, top, right, bottom, class) of each image."""
+    """Returns the loader's targets for images with boxes (left, top, right, bottom, class)."""
     boxes = np.full((len(images), max_instances, 4), -1, np.float32)
     classes = np.full((len(images), max_instances), -1, np.int32)
     for b, rows in enumerate(images):
@@ -60,7 +60,7 @@ def make_heads(config, batch, image_size, seed=0, scale=0.7):
 
 
 def value_and_gradients(heads, targets, config, scale=1.0, mode="eager"):
-    """Returns values by name, and the gradients of scale * detection_loss by each head."""
+    """Returns the losses by name, and the gradients of scale * detection_loss for each head."""
 
     def run(heads, targets):
         with tf.GradientTape() as tape:
@@ -86,7 +86,7 @@ def value_and_gradients(heads, targets, config, scale=1.0, mode="eager"):
     ids=["darknet, its gradient limited", "weighted", "tiny", "tiny-xla"],
 )
 def test_values_against_numpy(config, mode):
-    """Losses equal darknet_rules.py's for images that are not square, with many boxes, one box and none."""
+    """Compares the losses with darknet_rules.py for images with many boxes, with one box and with none."""
     targets = make_targets([BOXES, BOXES[3:4], []])
     heads = make_heads(config, 3, (96, 64))
     values, _ = value_and_gradients(heads, targets, config, mode=mode)
@@ -98,7 +98,7 @@ def test_values_against_numpy(config, mode):
 
 @pytest.mark.parametrize("config", [WEIGHTED, TINY], ids=["weighted", "tiny"])
 def test_gradients_against_central_differences(config):
-    """Varies every raw number; what the gradient takes as constant (alpha, the ignore mask) stays fixed."""
+    """Varies every raw output. Alpha and the ignore mask stay fixed, because gradients take them as constants."""
     targets = make_targets([BOXES[:5]])
     heads = make_heads(config, 1, (32, 64), seed=1)
     _, gradients = value_and_gradients(heads, targets, config)
@@ -119,7 +119,7 @@ def test_gradients_against_central_differences(config):
 
 
 def test_box_gradients_are_darknets_deltas():
-    """The deltas are those of dx_box_iou for boxes that overlap, contain each other or lie apart."""
+    """Compares gradients with darknet_rules.py's box_delta, for boxes that overlap or lie apart, and others."""
     rows = [*BOXES, (0.51, 0.51, 0.53, 0.55, 0)]
     targets = make_targets([rows, []])
     boxes, classes = targets["boxes"][0].numpy().astype(float), targets["classes"][0].numpy()
@@ -154,7 +154,7 @@ def box_gradients(heads, targets, config, **more):
 
 @pytest.mark.parametrize("config", [WEIGHTED, TINY], ids=["weighted", "tiny"])
 def test_max_delta_limits_each_box_before_anything_multiplies_it(config):
-    """max_delta limits each box, not the sum over a prediction's boxes, the batch mean or the scaled loss."""
+    """max_delta limits the gradient of each box, before gradients are summed, averaged or scaled."""
     heads, scale = make_heads(config, 1, (64, 96), seed=3), 32768.0
     rows = BOXES[:5]
     whole = make_targets([rows])

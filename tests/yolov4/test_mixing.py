@@ -1,7 +1,6 @@
 """Tests rectangles without area, and batches without boxes.
 
-tests/oracle/test_yolov4_oracle.py compares with NumPy which images are mixed, their pixels and boxes, and how
-often each kind of mixing occurs.
+tests/oracle/test_yolov4_oracle.py compares mixed images with NumPy, and counts how often they are mixed.
 """
 
 import dataclasses
@@ -19,7 +18,7 @@ OFF = dataclasses.replace(get_config("yolov4"), mosaic_prob=0.0, mixup_prob=0.0,
 
 
 def test_a_rectangle_without_area_is_no_piece():
-    """A rectangle without area is not pasted: on a GPU it would cover all to its right and below it."""
+    """Tests that nothing is pasted. DALI on a GPU would fill all pixels to the right and below."""
 
     def define(size):
         pieces = mixing.random_rectangle(fn.batch_permutation(), fn.random.coin_flip(probability=1.0), size)

@@ -1,4 +1,4 @@
-"""Tests the networks against AlexeyAB/darknet's: layers, parameters, operations, single layers.
+"""Compares the networks with Darknet's: their layers, numbers of parameters and operations.
 
 Also tests network.py.
 """
@@ -17,9 +17,9 @@ from yolov4.network import describe
 TINY = get_config("yolov4-tiny")
 NANO = get_config("yolov4-nano")
 
-# cfg/yolov4.cfg and cfg/yolov4-tiny.cfg, one word for each section. 64x3/2 is a convolution with 64 filters
-# of 3 x 3 and stride 2; m: mish, l: leaky, !: linear without batch norm; r: route (h: the second of two
-# groups), s: shortcut, p: maxpool, u: upsample, y: yolo with its mask.
+# The layers in Darknet's yolov4.cfg and yolov4-tiny.cfg, one word for each. 64x3/2 is a convolution with 64
+# filters of 3 x 3 and stride 2. m: mish, l: leaky, !: linear without batch norm, r: route (h: the second of
+# two groups), s: shortcut, p: maxpool, u: upsample, y: yolo with the indices of its anchors.
 DARKNET = {
     "yolov4": """
         32x3m 64x3/2m 64x1m r-2 64x1m 32x1m 64x3m s-3 64x1m r-1,-7 64x1m 128x3/2m 64x1m r-2 64x1m
@@ -42,7 +42,7 @@ DARKNET = {
 
 
 def word(layer, config):
-    """Returns a layer as a word of the table above, with relative (negative) numbers of other layers."""
+    """Returns the word for a layer, as in DARKNET. Other layers have relative, so negative, numbers."""
     back = ",".join(str(index - layer.index) for index in layer.inputs)
     options = layer.options
     stride = "/2" if options.get("stride") == 2 else ""
@@ -69,7 +69,7 @@ def word(layer, config):
 @pytest.mark.parametrize("name", list(DARKNET))
 def test_layers_are_those_of_the_public_cfg(name):
     expected = DARKNET[name].split()
-    for index, text in enumerate(expected):  # r85, r54 and r-1,23 have absolute layer numbers
+    for index, text in enumerate(expected):  # in r85, r54 and r-1,23, layer numbers are absolute
         if text[0] == "r" and not text.endswith("h"):
             numbers = [int(number) for number in text[1:].split(",")]
             expected[index] = "r" + ",".join(str(n if n < 0 else n - index) for n in numbers)
@@ -85,7 +85,7 @@ def convolutions(model):
 
 
 def billions_of_operations(model):
-    """Counts two operations for each multiply-add of a convolution, as Darknet does."""
+    """Counts a multiply-add of a convolution as two operations, as Darknet does; returns billions."""
     return sum(
         2 * np.prod(layer.output.shape[1:3]) * np.prod(layer.kernel.shape) / 1e9
         for layer in convolutions(model)
@@ -106,7 +106,7 @@ def test_networks_have_the_published_sizes(published_yolov4):
 
 
 def test_widths_give_multiples_of_eight():
-    """Widths are the nearest multiple of 8, at least 8: 0.3 of 32, 64, 512 is 9.6, 19.2, 153.6."""
+    """0.3 times 32, 64 and 512 is 9.6, 19.2 and 153.6. Each is rounded to a multiple of 8, at least 8."""
     layers = describe(dataclasses.replace(TINY, width=0.3), 4)
     channels = [layer.channels for layer in layers if "batch_normalize" in layer.options]
     assert channels[:3] == [8, 16, 16] and 152 in channels
@@ -140,7 +140,7 @@ def test_names_say_the_part_and_darknets_number(published_yolov4):
 
 
 def test_kernels_start_uniform_as_in_darknet():
-    """Kernels start as in src/convolutional_layer.c: rand_uniform(-1, 1) * sqrt(2 / (size * size * c))."""
+    """In Darknet, an initial kernel is rand_uniform(-1, 1) * sqrt(2 / (size * size * input channels))."""
     model = build_model("yolov4-tiny", 80, (64, 64))
     for layer in convolutions(model):
         kernel = np.asarray(layer.kernel)
@@ -162,7 +162,7 @@ def test_everything_else_starts_as_in_darknet():
         elif layer.name in ("head.layer_30.conv", "head.layer_37.conv", "head.layer_45.conv"):
             np.testing.assert_array_equal(layer.bias, 3 * [0, 0, 0, 0, -3, 0, 0])
     heads = build_model("yolov4-nano", 2, (64, 64))(np.zeros((1, 64, 64, 3), np.float32))
-    np.testing.assert_allclose(heads[0][..., 4], NANO.objectness_bias)  # for an input of zeros
+    np.testing.assert_allclose(heads[0][..., 4], NANO.objectness_bias)  # the input is 0
 
 
 def test_heads_and_variables_are_float32_under_mixed_precision():
@@ -186,7 +186,7 @@ def test_heads_and_variables_are_float32_under_mixed_precision():
 
 
 def test_a_compiled_convolution_with_mish_gives_the_same(published_yolov4):
-    """Compiled Mish works. TensorFlow 2.21 would fuse x * tanh(softplus(x)), but a CPU has no such kernel."""
+    """TensorFlow 2.21 would fuse x * tanh(softplus(x)) to an operation that has no kernel for CPUs."""
     mish = published_yolov4.get_layer("backbone.layer_0.mish")
     model = keras.Model(published_yolov4.input, mish.output)
     images = np.random.default_rng(0).random((1, 608, 608, 3), np.float32)

@@ -1,7 +1,6 @@
-"""Tests the stages in the graph of the DALI pipeline, and that `dataset` gives the same as this graph.
+"""Tests which operators the DALI pipeline's graph has, and that `dataset` gives the same batches.
 
-tests/oracle/test_yolov4_oracle.py compares all stages with NumPy, and test_loaders.py compares pixels with
-boxes.
+tests/oracle/test_yolov4_oracle.py compares the outputs of all stages with NumPy.
 """
 
 import dataclasses
@@ -32,7 +31,7 @@ def test_stages_that_are_off_are_not_in_the_graph(rectangles):
 def test_batch_of_one(rectangles):
     config = dataclasses.replace(PLAIN, mosaic_prob=0.5, mixup_prob=1.0, cutmix_prob=1.0, min_box_size=2.0)
     counts = [int(batch["num_boxes"][0]) for batch in read(rectangles, config=config, count=40, batch_size=1)]
-    assert min(counts) <= 1 and max(counts) > 1  # mosaics of one image, because the batch has no other
+    assert min(counts) <= 1 and max(counts) > 1  # with one image in a batch, it is in all tiles
     config = dataclasses.replace(config, mosaic_prob=0.0)
     for batch in read(rectangles, config=config, count=12, batch_size=1):
         assert batch["num_boxes"] == 1
@@ -50,7 +49,7 @@ def test_the_dataset_gives_what_the_pipeline_of_the_loader_gives(rectangles, tra
 @pytest.mark.gpu
 @pytest.mark.parametrize("training, tiles", [(False, "batch"), (True, "batch"), (True, "fresh")])
 def test_gpu_graph_gives_what_the_cpu_graph_gives(rectangles, training, tiles):
-    """Equal random numbers give equal mosaics. Decoded PNGs are equal; resized ones differ by a level."""
+    """Equal random numbers give equal mosaics, except that resized images differ by at most one level."""
     config = dataclasses.replace(PLAIN, letterbox=True, **ALL, **MIXED, mosaic_tiles=tiles)
     cpu = make(rectangles, config=config, training=training)
     gpu = make(rectangles, "dali_gpu", config, training=training)

@@ -1,4 +1,4 @@
-"""Tests decoding against Darknet's rule, number by number, and detections against brute force.
+"""Compares decoding with Darknet's rule, and detections with a simple NumPy implementation.
 
 Also tests decoding.py.
 """
@@ -20,7 +20,7 @@ CONFIG = dataclasses.replace(get_config("yolov4"), **SETTINGS)
 
 
 def random_heads(config=CONFIG, batch_size=2, num_classes=4, seed=0, objectness=-0.5):
-    """Returns raw outputs whose boxes overlap a lot."""
+    """Returns random raw outputs whose decoded boxes overlap a lot."""
     rng = np.random.default_rng(seed)
     heads = []
     for stride in config.strides:
@@ -33,7 +33,7 @@ def random_heads(config=CONFIG, batch_size=2, num_classes=4, seed=0, objectness=
 
 
 def silent_heads(config=CONFIG, num_classes=4):
-    """Returns raw outputs of one image without detections, into which a test writes some."""
+    """Returns raw outputs of one image without any detection. Tests then write detections into them."""
     heads = random_heads(config, 1, num_classes)
     for head in heads:
         head[..., 4:] = -20
@@ -85,7 +85,7 @@ def test_decoding_equals_darknets_rule(model_name, image_size):
         np.testing.assert_allclose(boxes[i], expected_boxes, rtol=1e-5, atol=1e-5)
         np.testing.assert_allclose(scores[i], expected_scores, rtol=1e-4)
         outside += ((expected_boxes < 0) | (expected_boxes > 1)).sum()
-    assert outside > 20  # not clipped
+    assert outside > 20  # boxes are not clipped
 
 
 def test_sides_end_at_e_to_the_10_times_the_anchor():
@@ -104,7 +104,7 @@ def test_heads_of_another_model_size_or_order_are_refused():
     with pytest.raises(ValueError, match="3 heads, but yolov4-tiny has 2"):
         decode_heads(heads, "yolov4-tiny", (96, 160))
     for wrong, message in (
-        (heads[::-1], "24, 40"),  # like those of an image of 24 x 40
+        (heads[::-1], "24, 40"),  # as for an image of 24 x 40 pixels
         ([heads[0], heads[2], heads[1]], "a head has the shape"),
         ([head.reshape(*head.shape[:3], -1) for head in heads], "a head has the shape"),
         ([head[..., :5] for head in heads], "at least 6"),
@@ -172,7 +172,7 @@ def test_what_is_not_finite_is_no_detection_and_harms_no_other(method, dtype):
         flat, quiet_flat = head.reshape(-1, 9), quiet_head.reshape(-1, 9)
         for start, (number, value) in enumerate(values):
             bad = slice(start, None, 3 * len(values))
-            flat[bad, 4] += 3  # with finite numbers these would have the best scores
+            flat[bad, 4] += 3  # but for NaN, the best scores
             flat[bad, number] = value
             quiet_flat[bad, 4] = -np.inf
     actual = run(heads, config)
@@ -186,7 +186,7 @@ def test_what_is_not_finite_is_no_detection_and_harms_no_other(method, dtype):
 def test_scores_at_or_below_the_threshold_are_dropped():
     heads = silent_heads()
     for number, logit in enumerate((0.0, -1.0, -3.0)):
-        heads[0][0, 5, 6 * number + 2, 0, [4, 5 + number]] = logit, 100  # a probability of exactly 1
+        heads[0][0, 5, 6 * number + 2, 0, [4, 5 + number]] = logit, 100  # class probability 1
     assert run(heads, dataclasses.replace(CONFIG, score_threshold=0.2)).count == [2]
     assert run(heads, dataclasses.replace(CONFIG, score_threshold=0.5)).count == [0]
     assert run(heads, dataclasses.replace(CONFIG, score_threshold=0.4999)).count == [1]

@@ -1,4 +1,4 @@
-"""Tests assignment and ignore mask against a plain transcription of Darknet's rules, and by hand.
+"""Compares assignment and ignore mask with Darknet's rules in NumPy, and with results by hand.
 
 Also tests efficientdet/grid_matching.py.
 """
@@ -14,9 +14,9 @@ from yolov4.config import get_config
 
 CONFIGS = {name: get_config(name) for name in ("yolov4", "yolov4-tiny")}
 NUM_CLASSES = 5
-HEIGHT, WIDTH = 256, 512  # size of the table's image: whole cells, so that borders are exact in float32
+HEIGHT, WIDTH = 256, 512  # of the table's image; float32 is exact at cell borders
 
-# centre x, centre y, width, height in pixels, class
+# {name of a box: (centre x, centre y, width, height in pixels, class)}
 TABLE = {
     "smallest anchor": (100, 60, 12, 16, 0),
     "whole image": (256, 128, 512, 256, 1),
@@ -38,7 +38,7 @@ TABLE = {
     "centre outside": (-1, 100, 36, 75, 0),
 }
 
-# Computed by hand: (head, anchor, row, column) of all predictions that a box trains.
+# Computed by hand: {box: (head, anchor, row, column) of each prediction that it is assigned to}.
 EXPECTED = {
     "yolov4": {
         "smallest anchor": {(0, 0, 7, 12), (0, 1, 7, 12)},  # IoU with anchor 1: 192 / 684 = 0.28
@@ -80,7 +80,7 @@ def grid(config, head, height=HEIGHT, width=WIDTH):
 
 
 def predictions_of(assignment, config, head):
-    """Returns for each box the set of (head, anchor, row, column) that it trains."""
+    """Returns for each box the predictions it is assigned to, as a set of (head, anchor, row, column)."""
     return [
         {
             (head, config.masks[head][k], int(assignment.rows[m]), int(assignment.columns[m]))
@@ -91,7 +91,7 @@ def predictions_of(assignment, config, head):
 
 
 def check(assignment, boxes, classes, config, head, grid_size):
-    """Checks all fields of an Assignment against the transcription; returns the number of trained boxes."""
+    """Compares an Assignment with darknet_rules.py; returns how many boxes are assigned to predictions."""
     expected = darknet_rules.assign(boxes, classes, config, head, grid_size, NUM_CLASSES)
     found = {}
     for m, k in zip(*np.nonzero(assignment.assigned), strict=True):
@@ -123,7 +123,7 @@ def test_table_by_hand(model_name):
 
 @pytest.mark.parametrize("model_name", [*CONFIGS, "yolov4-nano"])
 def test_a_crowded_image_against_the_transcription(model_name):
-    """The table and 150 random boxes are assigned as transcribed; many share a cell or a prediction."""
+    """Assigns the table's boxes and 150 random ones, so that many share a cell or a prediction."""
     config = get_config(model_name)
     rng = np.random.default_rng(0)
     sizes = np.exp(rng.uniform(np.log(0.01), 0, (150, 2)))
@@ -153,7 +153,7 @@ def test_of_equal_anchors_the_first_is_best():
 
 
 def test_a_centre_that_rounds_to_one_stays_inside():
-    """A box one float wide at the right border, with its centre at 1 in float32, is in the last column."""
+    """The box at the right border is so thin that its centre is rounded to 1. It is in the last column."""
     edge = float(np.nextafter(np.float32(1), np.float32(0)))
     config = CONFIGS["yolov4"]
     assignment = assign([[edge, edge, 1, 1], [0.9, 0.9, 1.1, 1.1]], [0, 0], config, 0, (52, 52))
@@ -162,7 +162,7 @@ def test_a_centre_that_rounds_to_one_stays_inside():
 
 
 def numpy_to_raw(boxes, rng, config, head, grid_size):
-    """Returns raw outputs with boxes near the given ones in some cells and anchors, and noise elsewhere."""
+    """Returns random raw outputs in which some predictions are close to the given boxes."""
     rows, columns = grid_size
     stride, scale = config.strides[head], config.scale_xy[head]
     raw = rng.normal(0, 1, (rows, columns, len(config.masks[head]), 5 + NUM_CLASSES))
@@ -182,7 +182,7 @@ def numpy_to_raw(boxes, rng, config, head, grid_size):
 
 @pytest.mark.parametrize("model_name", CONFIGS)
 def test_ignore_mask_against_brute_force(model_name):
-    """Images are not square; one has more boxes than a chunk, one none, one a few. Some boxes are invalid."""
+    """One image has more boxes than a chunk, one has a few and one has none. Some boxes are invalid."""
     config = CONFIGS[model_name]
     rng = np.random.default_rng(5)
     counts = np.array([37, 0, 3], np.int32)
@@ -192,7 +192,7 @@ def test_ignore_mask_against_brute_force(model_name):
         corners = rng.uniform(0, 1 - sizes)
         boxes[b, :count] = np.concatenate([corners, corners + sizes], axis=-1)
         classes[b, :count] = rng.integers(0, NUM_CLASSES, count)
-    around = boxes.astype(float)  # where the predictions lie
+    around = boxes.astype(float)  # predictions are near these boxes
     classes[0, [2, 7]] = -1, NUM_CLASSES
     boxes[0, 11, 2] = np.nan
     ignored = 0
@@ -203,7 +203,7 @@ def test_ignore_mask_against_brute_force(model_name):
         best = np.stack(
             [darknet_rules.best_ious(raw[b], boxes[b], classes[b], config, head) for b in range(3)]
         )
-        clear = np.abs(best - config.ignore_thresh) > 1e-4  # float32 may round either way
+        clear = np.abs(best - config.ignore_thresh) > 1e-4  # others may be rounded to either side
         assert clear.mean() > 0.99
         np.testing.assert_array_equal(found[clear], best[clear] > config.ignore_thresh)
         ignored += found.sum(axis=(1, 2, 3))
@@ -211,7 +211,7 @@ def test_ignore_mask_against_brute_force(model_name):
 
 
 def test_ignore_mask_needs_a_class_but_no_objectness_and_skips_padding():
-    """Boxes after num_boxes are skipped, whatever they contain."""
+    """Boxes with an index of num_boxes or more are padding, so they must not change the mask."""
     config = CONFIGS["yolov4"]
     boxes, classes = np.zeros((1, 200, 4), np.float32), np.zeros((1, 200), np.int32)
     boxes[0, 150] = 0.3, 0.3, 0.55, 0.6
@@ -219,6 +219,6 @@ def test_ignore_mask_needs_a_class_but_no_objectness_and_skips_padding():
     raw[..., 4] = -50.0
     for logit, count, expected in [(-1.11, 200, False), (-1.08, 200, True), (0, 100, False)]:  # 0.248, 0.253
         raw[..., 5:] = -50.0
-        raw[..., 5 + 3] = logit  # a class other than that of the box counts, too
+        raw[..., 5 + 3] = logit  # also if it is not the box's class
         found = targets.ignore_mask(raw[None], boxes, classes, np.array([count]), config, 2)
         assert found.numpy().any() == expected

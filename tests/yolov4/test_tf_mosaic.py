@@ -1,4 +1,4 @@
-"""Tests the tf.data mosaic against Darknet's copying loop in NumPy, and its random choices."""
+"""Compares mosaics of the tf.data loader with Darknet's loop in NumPy, and tests its random choices."""
 
 import numpy as np
 import pytest
@@ -9,19 +9,19 @@ from tests.yolov4.darknet_rules import darknet_mosaic
 from yolov4 import tf_mosaic
 from yolov4.tf_mosaic import Canvases, Mixed
 
-SIZE = (50, 70)  # not square, so that a swapped axis shows
+SIZE = (50, 70)  # not square, so that swapped axes are found
 FILL = 127
 
 
 def draw_canvas(random, size, index):
-    """Returns noise with padding of FILL around it: (image, boxes_px, unique labels, place, size)."""
+    """Returns a canvas with a noise image in padding of FILL: (image, boxes_px, unique labels, place, size)."""
     sides = [random.integers(side // 4, side + 1) for side in size]
     starts = [random.integers(0, side - shown + 1) for side, shown in zip(size, sides, strict=True)]
     (top, left), (height, width) = starts, sides
     image = np.full((*size, 3), FILL, np.uint8)
     image[top : top + height, left : left + width] = random.integers(0, 256, (height, width, 3))
     corners = np.sort(random.integers(0, (width + 1, height + 1), (index % 4, 2, 2)), axis=1)
-    boxes = (corners + [left, top]).reshape(-1, 4).astype(np.float32)  # every fourth canvas has none
+    boxes = (corners + [left, top]).reshape(-1, 4).astype(np.float32)  # none in every fourth canvas
     labels = 4 * index + np.arange(1, index % 4 + 1, dtype=np.int32)
     return image, boxes, labels, np.int32([top, left, height, width]), np.int32(size)
 
@@ -60,7 +60,7 @@ def test_mosaic_is_darknet_s(drawn, canvases, tiles, cut):
 
 
 def mixer(canvases: Canvases, mosaic_prob=0.0):
-    """Returns a function from a seed to images, boxes and labels."""
+    """Returns a function that mixes the canvases with a given seed: seed -> images, boxes and labels."""
     run = tf.function(lambda seed: tf_mosaic.mix(canvases, mosaic_prob, Random(seed, 5)))
     return lambda seed=0: tuple(tensor.numpy() for tensor in run(tf.constant(seed)))
 

@@ -1,6 +1,6 @@
-"""Tests the random stages of the tf.data loader against Darknet and OpenCV, with given random numbers.
+"""Compares random stages of the tf.data loader with Darknet's rules and OpenCV, for given random numbers.
 
-tests/apps/test_loaders.py compares this loader with DALI where nothing is random.
+tests/apps/test_loaders.py compares this loader with DALI without random stages.
 """
 
 import dataclasses
@@ -25,7 +25,7 @@ def test_jittered_view_is_darknets(keep_aspect):
     for size in [*SIZES, *ODD_SIZES]:
         for image_size in (INPUT, (320, 608)):
             for _ in range(5):
-                edges = random.integers(-31, 32, (2, 2)) / 64  # 64ths, which give exact halves
+                edges = random.integers(-31, 32, (2, 2)) / 64  # 64ths, so that halves are frequent and exact
                 draws = Scripted((-0.3, 0.3, (2, 2), edges))
                 sizes = tf.constant(size), tf.constant(image_size)
                 window, place = tf_pipeline.jittered_crop(*sizes, 0.3, keep_aspect, draws)
@@ -35,7 +35,7 @@ def test_jittered_view_is_darknets(keep_aspect):
                     got = window[axis], window[2 + axis], place[axis], place[2 + axis]
                     differences += tuple(map(int, got)) != expected
                     assert np.abs(np.subtract(got, expected)).max() <= 1
-    assert differences <= (2 if keep_aspect else 0)  # float32 and float64 round some halves differently
+    assert differences <= (2 if keep_aspect else 0)  # float32 rounds some halves differently
 
 
 def test_flip_moves_pixels_boxes_and_padding_together_or_not_at_all():
@@ -54,7 +54,7 @@ def test_flip_moves_pixels_boxes_and_padding_together_or_not_at_all():
 @pytest.mark.parametrize("turn", [-36.0, 0.0, 25.0])
 @pytest.mark.parametrize("saturation, value", [(1.0, 1.0), (1.4, 1 / 1.3), (1 / 1.5, 1.5)])
 def test_hsv_is_opencv_s(turn, saturation, value):
-    """A factor is inverted if its second random number is at least a half."""
+    """Compares with OpenCV's HSV. A factor f becomes 1 / f if its second random number is at least 1/2."""
     image = np.random.default_rng(0).integers(0, 256, (40, 60, 3), np.uint8)
     draws = [(-36.0, 36.0, (), turn)]
     for factor, limit in ((saturation, 1.5), (value, 2.0)):

@@ -1,6 +1,6 @@
-"""Tests that every part of the recipe shows in the weights that a run saves.
+"""Tests that L2, momentum and weight averages act on the weights that a run saves.
 
-tests/apps/test_train.py tests what the training of both apps has in common.
+tests/apps/test_train.py has the tests that EfficientDet and YOLOv4 share.
 """
 
 import numpy as np
@@ -16,7 +16,7 @@ from yolov4.model_metadata import make_metadata
 
 
 def test_l2_momentum_averages_and_the_last_step_are_in_the_saved_weights(tmp_path):
-    """After two updates by L2 loss alone, last.weights.h5 shows L2, momentum, averages and the last step."""
+    """Trains two updates whose gradients come only from L2, and computes the saved weights by hand."""
     decay = 0.1  # learning rate times weight decay
     config = hparams.override(get_config("yolov4-tiny"), "width=0.125")
     model = build_model("yolov4-tiny", 2, config=config)
@@ -36,7 +36,7 @@ def test_l2_momentum_averages_and_the_last_step_are_in_the_saved_weights(tmp_pat
 
     first = 1 - decay
     second = first - config.momentum * decay - decay * first
-    average = 0.1 + 0.9 * first  # the share of the old average is 1 / 10, then 2 / 11 (ema.py)
+    average = 0.1 + 0.9 * first  # ema.py keeps 1 / 10, then 2 / 11 of the old average
     average = 2 / 11 * average + 9 / 11 * second
     for before, after in zip(start, shrunk, strict=True):
         np.testing.assert_allclose(after, average * before, rtol=2e-4, atol=1e-6)

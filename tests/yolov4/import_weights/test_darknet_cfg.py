@@ -1,4 +1,4 @@
-"""Tests generated .cfg files against the public ones; in test_darknet_weights OpenCV reads them."""
+"""Compares the .cfg files that the product writes with values of Darknet's published .cfg files."""
 
 import dataclasses
 
@@ -11,14 +11,14 @@ YOLO = {"classes": "80", "beta_nms": "0.6"}
 V4 = {"num": "9", "anchors": "12,16,19,36,40,28,36,75,76,55,72,146,142,110,192,243,459,401"}
 TINY = {"num": "6", "scale_x_y": "1.05", "anchors": "10,14,23,27,37,58,81,82,135,169,344,319"}
 SCALES = {"0,1,2": "1.2", "3,4,5": "1.1", "6,7,8": "1.05"}
-PUBLIC = {  # model: (side in [net], every [yolo] in the file's order)
+PUBLIC = {  # model: (image side in [net], the [yolo] sections in order)
     "yolov4": ("608", [YOLO | V4 | {"mask": mask, "scale_x_y": scale} for mask, scale in SCALES.items()]),
     "yolov4-tiny": ("416", [YOLO | TINY | {"mask": mask} for mask in ("3,4,5", "1,2,3")]),
 }
 
 
 def sections(text, name):
-    """Returns each section `name` as a dict."""
+    """Returns all sections with this name in a .cfg file, each as a dict."""
     blocks = [block.splitlines() for block in text.split("[")[1:]]
     return [dict(line.split("=") for line in block[1:] if line) for block in blocks if block[0] == f"{name}]"]
 
@@ -32,7 +32,7 @@ def test_values_are_those_of_the_public_cfg(name):
     assert len(yolo) == len(public_yolo)
     for ours, theirs in zip(yolo, public_yolo, strict=True):
         assert theirs.items() <= ours.items()
-        assert ours["nms_kind"] == "default"  # Darknet's greedynms is not our greedy: see common/nms.py
+        assert ours["nms_kind"] == "default"  # Darknet's greedynms is another method than our "greedy"
 
 
 def test_the_size_and_the_classes_are_those_asked_for():
