@@ -123,7 +123,7 @@ def iou(a, b):
 
 
 def ciou_terms(a, b):
-    """Returns the parts of CIoU (arXiv 1911.08287): IoU, distance term, aspect term v and its weight alpha."""
+    """Returns the parts of CIoU (arXiv 1911.08287): IoU, distance term, aspect term v, weight alpha of v."""
     overlap = iou(a, b)
     hull = (max(a[2], b[2]) - min(a[0], b[0])) ** 2 + (max(a[3], b[3]) - min(a[1], b[1])) ** 2
     distance = ((a[0] + a[2] - b[0] - b[2]) ** 2 + (a[1] + a[3] - b[1] - b[3]) ** 2) / 4
@@ -147,9 +147,9 @@ def best_ious(raw, boxes, classes, config, head):
 
 
 def losses(heads, boxes, classes, config, constants=None):
-    """Returns the (box, objectness, class) losses of a batch, and the values that its gradient takes as constant.
+    """Returns the (box, objectness, class) losses of a batch, and the constants of their gradients.
 
-    These constants are the ignore mask, the IoUs that are targets of the objectness, and alpha, the weight of
+    The constants are the ignore mask, the IoUs that are targets of the objectness, and alpha, the weight of
     the aspect term. If `constants` of an earlier call are given, they are used instead of new values.
     """
     sums = np.zeros(3)
@@ -198,7 +198,7 @@ def cross_entropy(logits, targets):
 
 
 def box_delta(raw, box, config, head, cell, grid_size):
-    """Returns Darknet's delta (4,), the negative gradient of a prediction's raw box, before it is limited.
+    """Returns the deltas (4,) that Darknet computes for a prediction's raw box, before it limits them.
 
     The code follows dx_box_iou and delta_yolo_box in Darknet, with two corrections. In the enclosing box's
     term for x and y, Darknet has a wrong sign. If two boxes are apart in both directions, Darknet multiplies

@@ -55,7 +55,7 @@ def assert_equal(one: list[dict], other: list[dict]) -> None:
 
 
 def nearest_color(image: np.ndarray) -> np.ndarray:
-    """Returns the index of each pixel's nearest colour, (H, W). Higher ones than COLORS has are grey or padding."""
+    """Returns the index of each pixel's nearest colour, (H, W). Those after COLORS are grey or padding."""
     palette = np.array([*COLORS, GREY, (FILL,) * 3])
     return np.abs(image[:, :, np.newaxis] * 255 - palette).sum(-1).argmin(-1)
 
@@ -67,7 +67,7 @@ def find_rectangle(mask: np.ndarray) -> np.ndarray:
 
 
 def painted(shape: tuple[int, int], boxes: np.ndarray, classes: np.ndarray, grow: float) -> np.ndarray:
-    """Returns bool (classes, H, W): pixels with their centre in a box, enlarged by `grow` pixels on each side."""
+    """Returns bool (classes, H, W): pixels whose centre is in a box that is enlarged by `grow` per side."""
     height, width = shape
     y, x = np.mgrid[:height, :width] + 0.5
     masks = np.zeros((len(COLORS), height, width), bool)

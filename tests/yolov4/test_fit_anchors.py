@@ -37,7 +37,7 @@ def test_no_start_of_plain_k_means_is_better():
 
 @pytest.mark.parametrize(("keep_aspect", "expected"), [(False, (50, 50)), (True, (50, 40))])
 def test_sizes_are_those_in_the_network_input(tmp_path, keep_aspect, expected):
-    """An image of 640 x 512 pixels is stretched to 320 x 320, or halved. The test expects its box's new size."""
+    """An image of 640 x 512 pixels is stretched to 320 x 320, or halved, and with it a box of 100 x 80."""
     path = write(tmp_path / "a.json", [(100, 80), (0, 9)], (512, 640))
     sizes = box_sizes(load_coco(path, None), (320, 320), keep_aspect)
     np.testing.assert_allclose(sizes, [expected], rtol=1e-6)  # a box without area is left out

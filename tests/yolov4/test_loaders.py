@@ -54,7 +54,7 @@ def test_boxes_and_pixels_move_together(rectangles, kind, name):
 
 @BOTH
 def test_each_colour_setting_changes_what_it_names(tmp_path, kind):
-    """Tests one colour setting at a time. The image's left half is grey, so it has no hue and no saturation."""
+    """Tests one colour setting at a time. The left half is grey, so it has no hue and no saturation."""
     image = np.full((*INPUT, 3), 100, np.uint8)
     image[:, 96:] = 130, 90, 50
     source = write_coco(tmp_path, [(i, image, [(0, (9, 9, 30, 30))]) for i in range(1, 9)])

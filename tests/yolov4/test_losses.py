@@ -29,8 +29,8 @@ LIMITED = dataclasses.replace(DARKNET, max_delta=1e-3)  # limits gradients, but 
 NUM_CLASSES = 3
 NAMES = ["box_loss", "objectness_loss", "class_loss"]
 
-# (left, top, right, bottom, class). The first two boxes are assigned to exactly the same predictions. The third
-# is at nearly the same place and has another class.
+# (left, top, right, bottom, class). The first two boxes are assigned to exactly the same predictions. The
+# third box is at nearly the same place and has another class.
 BOXES = [
     (0.30, 0.30, 0.60, 0.80, 0),
     (0.31, 0.31, 0.60, 0.80, 0),
@@ -98,7 +98,7 @@ def test_values_against_numpy(config, mode):
 
 @pytest.mark.parametrize("config", [WEIGHTED, TINY], ids=["weighted", "tiny"])
 def test_gradients_against_central_differences(config):
-    """Varies every raw output. Alpha and the ignore mask stay fixed, because gradients take them as constants."""
+    """Varies every raw output. Alpha and the ignore mask stay fixed, as in the computed gradients."""
     targets = make_targets([BOXES[:5]])
     heads = make_heads(config, 1, (32, 64), seed=1)
     _, gradients = value_and_gradients(heads, targets, config)
@@ -119,7 +119,7 @@ def test_gradients_against_central_differences(config):
 
 
 def test_box_gradients_are_darknets_deltas():
-    """Compares gradients with darknet_rules.py's box_delta, for boxes that overlap or lie apart, and others."""
+    """Compares gradients with box_delta of darknet_rules.py, for boxes that overlap or lie apart."""
     rows = [*BOXES, (0.51, 0.51, 0.53, 0.55, 0)]
     targets = make_targets([rows, []])
     boxes, classes = targets["boxes"][0].numpy().astype(float), targets["classes"][0].numpy()

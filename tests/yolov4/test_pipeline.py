@@ -31,7 +31,7 @@ def test_stages_that_are_off_are_not_in_the_graph(rectangles):
 def test_batch_of_one(rectangles):
     config = dataclasses.replace(PLAIN, mosaic_prob=0.5, mixup_prob=1.0, cutmix_prob=1.0, min_box_size=2.0)
     counts = [int(batch["num_boxes"][0]) for batch in read(rectangles, config=config, count=40, batch_size=1)]
-    assert min(counts) <= 1 and max(counts) > 1  # with one image in a batch, it is in all tiles
+    assert min(counts) <= 1 and max(counts) > 1  # a mosaic has the batch's only image four times
     config = dataclasses.replace(config, mosaic_prob=0.0)
     for batch in read(rectangles, config=config, count=12, batch_size=1):
         assert batch["num_boxes"] == 1

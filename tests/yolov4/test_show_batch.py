@@ -17,7 +17,7 @@ SCALE = np.array([96, 64, 96, 64])
 
 
 def batch(boxes_px: list[list[tuple]]) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
-    """Returns a batch of images and targets. Each image has the given boxes (pixels) of alternating classes."""
+    """Returns images and targets of a batch with these boxes (pixels), whose classes alternate."""
     boxes = np.full((len(boxes_px), 5, 4), -1, np.float32)
     classes = np.full((len(boxes_px), 5), -1, np.int32)
     for i, rows in enumerate(boxes_px):

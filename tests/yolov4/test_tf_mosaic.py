@@ -14,7 +14,7 @@ FILL = 127
 
 
 def draw_canvas(random, size, index):
-    """Returns a canvas with a noise image in padding of FILL: (image, boxes_px, unique labels, place, size)."""
+    """Returns a canvas, noise with padding of FILL: (image, boxes_px, unique labels, place, size)."""
     sides = [random.integers(side // 4, side + 1) for side in size]
     starts = [random.integers(0, side - shown + 1) for side, shown in zip(size, sides, strict=True)]
     (top, left), (height, width) = starts, sides
