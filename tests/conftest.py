@@ -22,7 +22,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # before TensorFlow is impor
 _CACHE = tempfile.TemporaryDirectory(prefix="detection-tests-")
 os.environ["XDG_CACHE_HOME"] = _CACHE.name
 
-if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # so in a background job; children inherit it
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # true in background jobs; children inherit it
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 with contextlib.suppress(OSError):  # raised where there is no driver
@@ -131,7 +131,7 @@ def _draw(directory: pathlib.Path) -> None:
         images.append({"id": image_id, "file_name": name, "height": height, "width": width})
     for number, annotation in enumerate(annotations, 1):
         annotation["id"] = number
-    random.shuffle(annotations)  # a json may list them in any order
+    random.shuffle(annotations)  # in real data sets, they have any order
     categories = [{"id": i, "name": name} for i, name in ((17, "cat"), (3, "car"), (90, "toothbrush"))]
     document = {"images": images, "annotations": annotations, "categories": categories}
     (directory / "instances.json").write_text(json.dumps(document))

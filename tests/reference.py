@@ -9,7 +9,7 @@ import pathlib
 import re
 import sys
 
-if not __package__:  # if run as a script, import from the repository's root, as the tests do
+if not __package__:  # run as a script: import from the repo root, exactly as the tests do
     sys.path[0] = str(pathlib.Path(__file__).resolve().parents[1])
 
 from absl import flags
@@ -41,7 +41,7 @@ def pages() -> dict[str, str]:
     """Returns the text of each page, {path: text}."""
     sections = []
     for program in OF_APPS:
-        rows: dict[str, list[str]] = {}  # each row of a table, and the apps that have it
+        rows: dict[str, list[str]] = {}  # {row of a table: apps that have this flag}
         for app in APPS:
             for row in flag_rows(program.format(app=app)):
                 rows.setdefault(row, []).append(app)

@@ -1,4 +1,4 @@
-"""Returns the messages of expected errors."""
+"""Helps tests to check the messages of expected errors."""
 
 import pytest
 
@@ -6,7 +6,7 @@ from common.errors import UserError
 
 
 def refusal(call, *arguments, error=UserError, **options) -> str:
-    """Asserts that a call raises an error; returns its message, which is one line for a UserError."""
+    """Asserts that a call raises `error`; returns the message. A UserError's message must be one line."""
     with pytest.raises(error) as raised:
         call(*arguments, **options)
     said = str(raised.value)

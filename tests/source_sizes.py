@@ -31,7 +31,7 @@ _depths: dict[str, int] = {}
 
 @functools.cache
 def code_lines(path: str) -> int:
-    """Returns the number of lines of a file without blank lines, comments and docstrings."""
+    """Returns how many lines a file has, not counting blank lines, comments and docstrings."""
     documented: set[int] = set()
     for node in ast.walk(parse(path)):
         if not isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):

@@ -1,4 +1,4 @@
-"""Tests benchmarks/accuracy.py with a stub program, on data of accuracy_data.py: files, scores, resuming."""
+"""Tests benchmarks/accuracy.py with a stub in place of the training program: files, scores, resuming."""
 
 import json
 

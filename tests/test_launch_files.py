@@ -1,4 +1,4 @@
-"""Tests docker/mpijob.yaml, docker/slurm.sh and docker/slurm_srun.sh against the programs that read them.
+"""Tests docker/mpijob.yaml, docker/slurm.sh and docker/slurm_srun.sh without a cluster.
 
 Both scripts run with stand-ins for Slurm's two commands.
 """
@@ -113,7 +113,7 @@ while True:
 
 @pytest.fixture
 def cluster(tmp_path):
-    """A project whose train.py waits for a signal, on a simulated cluster of one node with two GPUs."""
+    """A directory with a train.py that waits for a signal, and stand-ins for a node with two GPUs."""
     (tmp_path / "app").mkdir()
     (tmp_path / "app" / "train.py").write_text(TRAIN)
     (tmp_path / ".venv").symlink_to(sys.prefix)

@@ -47,7 +47,7 @@ EVALUATIONS = {
 }
 # Columns of results.csv whose values must be equal on every processor.
 EXACT = ("epoch", "step", "learning_rate", "boxes_dropped", "boxes_truncated", "skipped_steps")
-RENAMED = {"boxes_truncated": "boxes_over_limit"}  # renamed since then
+RENAMED = {"boxes_truncated": "boxes_over_limit"}  # {name in the fixture: present name}
 
 # The tolerances are about five times the change that TF_ENABLE_ONEDNN_OPTS=0 made at commit 6eb6d8f. With
 # this setting, other kernels add the terms of convolutions and matrix products in another order. Most numbers
@@ -60,7 +60,7 @@ RUN_RTOL = 1e-3  # for a run of a dozen updates
 # Relative to the largest weight of an array. CPUs of two makers differed by 9e-3 for YOLOv4.
 WEIGHT_ATOL = {"efficientdet": 1e-3, "yolov4": 2e-2}
 SCORE_ATOL, BOX_ATOL_PX, METRIC_ATOL = 2e-5, 1e-2, 1e-6
-PIXEL_ATOL = 1e-3  # mean difference of normalised pixels: one grey level is 0.004 to 0.017
+PIXEL_ATOL = 1e-3  # of block means of normalised pixels; one grey level is 0.004 to 0.017
 
 
 @pytest.fixture(scope="module")
@@ -75,7 +75,7 @@ def copy(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
         "efficientdet": "assignment: max_iou\nseparable: true\n",
         "yolov4": "objectness_iou: 0.0\nneighbour_cells: false\n",
     }
-    for app, as_then in fields.items():  # fields that the nano models did not have then
+    for app, as_then in fields.items():  # fields that the nano models got later
         with (directory / "runs" / f"{app}.yaml").open("a") as settings:
             settings.write(as_then)
     return directory

@@ -91,7 +91,7 @@ def gpus_of(recipe: str) -> int:
 def check_recipe(words: list[str], fv: flags.FlagValues) -> None:
     """Checks the number of GPUs. Recipes and commands with many ranks must name separate evaluation data."""
     recipes = [file for file in fv.flagfile if "_coco" in file]
-    if fv.strategy not in ("mirrored", "multi_worker"):  # these have one process for many GPUs
+    if fv.strategy not in ("mirrored", "multi_worker"):  # one process uses many GPUs
         assert all(gpus_of(recipe) == ranks_of(words) for recipe in recipes), recipes
     if recipes or ranks_of(words) > 1 or fv.strategy != "none":
         names = [f"{split}_{kind}" for split in ("train", "eval") for kind in ("images", "annotations")]

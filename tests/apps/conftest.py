@@ -43,7 +43,7 @@ class App:
     by_heart: str  # hparams that overfit a few images quickly
     steps_by_heart: int
     ways: tuple[str, str]  # flags of two training runs that differ in many settings
-    own_hparam: tuple[str, str]  # a field that cannot change after the training, and another value for it
+    own_hparam: tuple[str, str]  # a field that must not change after training, another value
     other_nms: str
 
     def class_rows(self, weights: dict[str, np.ndarray], num_classes: int) -> list[np.ndarray]:
@@ -115,7 +115,7 @@ APPS = {
 }
 
 
-# For features of common/ one app is enough: the one whose network is traced faster.
+# For features of common/, one app is enough. These tests use the app whose network is traced faster.
 either_app = pytest.mark.parametrize("app", list(APPS)[-1:], indirect=True, scope="session")
 
 

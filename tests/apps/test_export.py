@@ -145,7 +145,7 @@ def test_onnx(app, decided, command, drawn, by_weights, tmp_path, capsys):
     assert about["app"] == app.name
     assert LabelMap.from_json(about["label_map"]).category_ids == (3, 17, 90)
     assert about["export"]["nms"] == "standard"
-    # five images a batch, so that the last batch is not full
+    # with five images per batch, the last batch is not full
     metrics, detections = _evaluate(command, drawn, file, "--batch_size=5")
     assert metrics["AP"] == pytest.approx(by_weights[0]["AP"], abs=1e-3)
     _check_same(detections, by_weights[1])

@@ -102,7 +102,7 @@ def tune(app, tiny_train, drawn, earlier):
 
 @pytest.fixture(scope="module")
 def heads(tune, tmp_path_factory) -> Tuned:
-    """One epoch that trains only the heads."""
+    """A run of one epoch that trains only the heads."""
     return tune(tmp_path_factory.mktemp("heads") / "run", "--epochs=1", "--freeze=^backbone")
 
 
@@ -125,7 +125,7 @@ def test_init_from_copies_classes_by_name(app, heads, earlier):
 def test_freeze_keeps_the_named_layers_still(app, heads, earlier):
     before, after = heads.begun, values_of(app.load_trained(heads.run)[0])
     changed = {name for name in after if not np.array_equal(before[name], after[name])}
-    backbone = {name for name in after if "backbone" in name}  # including batch-norm statistics
+    backbone = {name for name in after if "backbone" in name}  # also statistics of batch norms
     assert backbone and changed and not changed & backbone
     at_first = values_of(earlier.model)
     for name in backbone:

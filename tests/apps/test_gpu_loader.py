@@ -1,4 +1,4 @@
-"""Tests DALI's GPU loader and the training step: batches stay on the GPU from the loader to the loss."""
+"""Tests DALI's GPU loader: its batches stay on the GPU until the loss is computed."""
 
 import types
 from collections.abc import Callable

@@ -73,7 +73,7 @@ def test_files_of_the_same_name_get_a_picture_each(infer, drawn, tmp_path):
 def test_order_seconds_and_a_submission(infer, drawn, tmp_path, capsys):
     """Runs 12 files with numbers as names. The submission has these numbers as image ids, and all scores."""
     (tmp_path / "images").mkdir()
-    numbers = [140 - 7 * i for i in range(12)]  # sorted as text, 105 comes before 63
+    numbers = [140 - 7 * i for i in range(12)]  # as text, "105" would come before "63"
     for file, number in zip(sorted((drawn / "images").iterdir()), numbers, strict=True):
         (tmp_path / "images" / f"{number}{file.suffix}").write_bytes(file.read_bytes())
     target = tmp_path / "detections_test-dev2017_tiny_results.zip"
@@ -150,7 +150,7 @@ def test_a_video_is_its_frames(infer, clip, tmp_path, capsys):
     assert frames[6].shape == (64, 96, 3)
     assert not capture.read()[0]
     plain = cv2.imread(str(clip / "frames" / f"{found[0]['frame']}.png"))
-    assert np.abs(frames[found[0]["frame"]].astype(int) - plain).max() > 100  # a box is drawn
+    assert np.abs(frames[found[0]["frame"]].astype(int) - plain).max() > 100  # a box is drawn on the frame
     assert not list((tmp_path / "video").glob(".tmp-*"))
     assert "reads no videos" in refusal(infer, clip / "clip.avi", "--pipeline_type=dali_cpu", "--nodraw")
 

@@ -196,7 +196,7 @@ def test_every_epoch_has_another_seed_within_the_range(app):
 
 
 def evaluated(loader) -> dict[str, np.ndarray]:
-    """Returns all arrays of an evaluation epoch by name, with each image once, ordered by image id."""
+    """Returns {name: array} of all elements of an evaluation epoch, ordered by image id."""
     batches = read(loader, loader.steps_per_epoch)
     joined = {name: np.concatenate([targets[name] for _, targets in batches]) for name in loader.target_spec}
     joined["images"] = np.concatenate([images for images, _ in batches])
@@ -236,7 +236,7 @@ def test_the_twin_equals_dali_on_photographs(app, make, coco128):
     """Tests that the loaders agree, except where two anchors fit a box equally well."""
     source = open_coco(str(coco128 / "images"), str(coco128 / "instances.json"))
     nine = {"efficientdet": ",max_level=7,num_scales=3,aspect_ratios=1.0,2.0,0.5"}.get(app.name, "")
-    changes = f"image_size=192x256,max_instances=20{nine}"  # with the anchors of the published models
+    changes = f"image_size=192x256,max_instances=20{nine}"  # anchors as in published models
     assert compare_twins(app, make, source, changes, 16) <= 12  # of 1.2 million anchors
 
 

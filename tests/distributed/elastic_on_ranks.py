@@ -73,7 +73,7 @@ def die() -> None:
 
 
 def wait_for_hosts(hooks: Hooks) -> None:
-    """Waits until the hook raises the exception with which Horovod connects the ranks again."""
+    """Waits until the hook raises the exception that makes Horovod connect the ranks again."""
     while True:
         hooks.on_epoch(1)
         time.sleep(0.05)

@@ -1,4 +1,4 @@
-"""Starts horovodrun without its check whether Gloo was built in, which takes three seconds."""
+"""Starts horovodrun, but skips its check whether Gloo was built in. This check takes three seconds."""
 
 from horovod.runner import launch
 

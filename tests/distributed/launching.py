@@ -1,4 +1,4 @@
-"""Starts real ranks on this machine for tests, on CPUs, and leaves no process behind.
+"""Starts ranks for tests as processes on this machine's CPU, and kills all processes that remain.
 
     result = launching.launch(2, [script, "--flag=value"], timeout=120)  # by horovodrun over Gloo
     assert result.returncode == 0, result.stderr

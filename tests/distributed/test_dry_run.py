@@ -29,7 +29,7 @@ YOLOV4 += ("--accumulate_steps=2", "--epochs=40")
 
 
 def start(app: str, *arguments: str) -> None:
-    """Calls the main function of an app's train.py with these arguments."""
+    """Calls `start` of an app's train.py with the parsed arguments."""
     module, a = parsed(app, *arguments)
     module.start(a)
 

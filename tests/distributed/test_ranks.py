@@ -17,7 +17,7 @@ from common.errors import UserError
 from tests.distributed import launching, steps_on_ranks
 
 TIMEOUT = 200  # seconds, for one strategy on a busy machine
-FROZEN = ("adam", "accumulated", "accumulated_on_gpu")  # without batch statistics
+FROZEN = ("adam", "accumulated", "accumulated_on_gpu")  # cases whose batch norms are frozen
 TF_DISTRIBUTE = ("mirrored", "multi_worker")
 STRATEGIES = (*TF_DISTRIBUTE, "horovod")
 
@@ -73,7 +73,7 @@ def test_an_overflow_halves_the_loss_scale_on_all_replicas_and_moves_nothing(res
     (alone,) = results("none")
     for rank in results(strategy):
         seen = rank["overflow"]
-        assert seen["finite"] == [True]  # the loss is finite; the optimizer handles its scaled gradients
+        assert seen["finite"] == [True]  # the loss is finite, but not the scaled gradients
         assert np.array_equal(seen["loss_scale"], np.full(len(seen["loss_scale"]), np.float32(3e38) / 2))
         assert seen["updates"] == 0
         for mine, theirs in zip(seen["weights"], alone["overflow"]["weights"], strict=True):
@@ -119,7 +119,7 @@ def test_with_batch_statistics_tf_distribute_and_horovod_agree_replica_by_replic
         pairs = zip(replicas(ranks, "statistics", what), replicas(horovod, "statistics", what), strict=True)
         for mine, theirs in pairs:
             np.testing.assert_allclose(mine, theirs, rtol=1e-5, atol=1e-5, err_msg=what)
-    outputs = [each[0]["statistics"]["outputs"] for each in (ranks, horovod)]  # only rank 0 evaluated
+    outputs = [each[0]["statistics"]["outputs"] for each in (ranks, horovod)]  # only rank 0 evaluates
     np.testing.assert_allclose(*outputs, rtol=1e-4, atol=1e-5)
 
 

@@ -97,7 +97,7 @@ def test_only_an_elastic_run_goes_on_with_another_number_of_ranks(app, by_two, f
     with pytest.raises(UserError, match=f"has {EPOCHS} of the {EPOCHS + 1} epochs that were trained"):
         module.train(a, Hooks(expected_epochs=EPOCHS + 1))
     said = capsys.readouterr().err
-    # An epoch of the single rank has two steps.
+    # The single rank has two steps in an epoch.
     assert f"resumed after epoch {EPOCHS} (step {2 * EPOCHS})" in said
     assert "changed: num_ranks, num_replicas, steps_per_epoch" in said
     nothing_left = dataclasses.replace(a, epochs=EPOCHS)

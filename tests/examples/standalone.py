@@ -1,4 +1,4 @@
-"""Runs an example in a directory without any other file."""
+"""Runs an example in a directory that contains no other file."""
 
 import pathlib
 import shutil
@@ -9,7 +9,7 @@ from tests.conftest import ROOT
 
 
 def run_alone(name: str, tmp_path: pathlib.Path, *arguments: object) -> str:
-    """Copies examples/`name` alone into a new directory below `tmp_path`, runs it there, returns its output.
+    """Copies only examples/`name` to a new directory in `tmp_path`, runs it there and returns its output.
 
     Python runs isolated (-I), so the example cannot import the repository.
     """

@@ -37,7 +37,7 @@ FOR_YOLOV4 = {  # changes for YOLOv4, as the example's docstring lists them
 
 
 def example_of(app):
-    """Returns the example as a module, changed for the app as its docstring describes."""
+    """Returns the example as a module. For YOLOv4 it is changed as the example's docstring describes."""
     source = (ROOT / "examples/keras_fit.py").read_text()
     for old, new in FOR_YOLOV4.items() if app == "yolov4" else ():
         assert old in source
@@ -100,7 +100,7 @@ def test_each_step_has_the_loss_of_train_py(app, strategy, drawn, tmp_path):
     trained, fitted = json.loads((tmp_path / "losses.json").read_text())
     assert len(trained) == 20
     assert np.ptp(trained) > 0.01
-    # At YOLOv4's image sizes both loops' graphs differ in the last digits, and its targets amplify this.
+    # For YOLOv4, the graphs of both loops differ in the last digits, and its targets amplify this.
     np.testing.assert_allclose(fitted, trained, rtol=1e-5 if app == "efficientdet" else 1e-3)
 
 

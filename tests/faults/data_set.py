@@ -70,7 +70,7 @@ class DataSet:
         return [f"image {self.image['id']} ('{self.image['file_name']}')"]
 
     def write(self) -> None:
-        """Writes the json, unless a fault has put something else in its place."""
+        """Writes the json, unless a fault has put something else at its path."""
         if not self.json_path.exists() and not self.json_path.is_symlink():
             sound = json.dumps(self.document).encode()
             self.json_path.write_bytes(sound if self.content is None else self.content)

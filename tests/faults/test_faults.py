@@ -25,7 +25,7 @@ def open_data(data: DataSet, policy: ImagePolicy = ImagePolicy()):
 
 
 def check_report(kind: str, issues: Issues, words: list[str]) -> None:
-    """Asserts that the issue of this kind contains the words, and that all other issues are warnings."""
+    """Asserts that the issue of this kind contains the words, and that there is no other error."""
     allowed = {kind, "image-empty" if kind == "no-images" else ""}
     assert not [i.kind for i in issues if i.kind not in allowed and i.severity is not Severity.WARNING]
     line = issues[kind].line()

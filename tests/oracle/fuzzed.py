@@ -12,7 +12,7 @@ from common.datacheck.datasets import open_coco
 from common.datasets import CocoSource
 
 NUM_IMAGES = 100
-CATEGORY_IDS = (90, 3, 17)  # with gaps and not sorted: class 0 is category 3
+CATEGORY_IDS = (90, 3, 17)  # with gaps, not sorted; class 0 is category 3, the smallest id
 SIZES = [(1, 1), (1, 37), (53, 1), (2, 2), (3, 5), (7, 300), (300, 7), (641, 427), (427, 641), (128, 192)]
 COUNTS = [0, 1, 1, 2, 2, 3, 5, 8, 13, 21, 34, 60, 99, 100, 101, 150, 200]  # numbers of boxes in an image
 FEW = 2  # images with at most so many boxes have large ones, so that crops by IoU exist
@@ -65,7 +65,7 @@ def write_fuzzed_set(directory: pathlib.Path) -> FuzzedSet:
             category_id, is_crowd = int(random.choice(CATEGORY_IDS)), int(random.random() < 0.02)
             of_image = {"image_id": image_id, "category_id": category_id}
             annotations.append(of_image | {"bbox": box, "iscrowd": is_crowd})
-    random.shuffle(annotations)  # a json may list them in any order
+    random.shuffle(annotations)  # in real data sets, they have any order
     document = {
         "images": images,
         "annotations": [{"id": i, **annotation} for i, annotation in enumerate(annotations, 1)],

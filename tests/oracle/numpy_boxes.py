@@ -13,7 +13,7 @@ MATCH_IOU = 0.5  # as in SSD (arXiv 1512.02325) section 2.2
 
 
 def swapped(yx: tuple[float, float]) -> np.ndarray:
-    """Returns (y, x) as x, y, x, y."""
+    """Returns [x, y, x, y] for a pair (y, x), to scale boxes."""
     return np.float64([*yx[::-1]] * 2)
 
 

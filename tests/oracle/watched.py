@@ -30,7 +30,7 @@ class Draws:
     """The random numbers of a batch. A test must take them in the order in which the graph defines them."""
 
     def __init__(self, draws: list[tuple[str, dict[str, Any], list[np.ndarray]]]) -> None:
-        self._draws = list(draws)  # operator, options, values of each output
+        self._draws = list(draws)  # (operator, options, values) of each output
 
     def take(self, operator: str, **options: Any) -> Any:
         """Returns the next values, (B, ...). Asserts that this operator with these options gave them."""
@@ -60,11 +60,11 @@ class Batch(NamedTuple):
 
 
 class Watched:
-    """Runs the pipeline of an EfficientDetPipeline or YOLOv4Pipeline, not yet built, on the CPU."""
+    """Runs the pipeline of an EfficientDetPipeline or YOLOv4Pipeline on the CPU. It must not be built yet."""
 
     def __init__(self, loader: Any) -> None:
         self._names = list(loader.element_spec)
-        self._noted = []  # operator, options, nodes
+        self._noted = []  # (operator, options, nodes) of each call
         set_outputs = dali.Pipeline.set_outputs
 
         def set_all_outputs(pipeline, *nodes):

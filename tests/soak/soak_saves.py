@@ -33,7 +33,7 @@ from common.training.run_directory import saved as saved_checkpoints
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 STEPS_PER_EPOCH = 3
-UNITS = 40_000  # units of the model; writing its checkpoint (2 MB) takes about as long as starting to write
+UNITS = 40_000  # units of the model; enough that kills often hit the writing of its file (2 MB)
 
 
 class Subject:

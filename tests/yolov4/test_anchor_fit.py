@@ -25,7 +25,7 @@ GAINS = [
     (OWN + 0.05, True),
     (OWN + 0.01, False),  # the gain is certain, but too small
     (OWN - 0.05, False),
-    (np.where(OWN > 0.5, 0.95, OWN), True),  # equal boxes are reached, with higher IoUs
+    (np.where(OWN > 0.5, 0.95, OWN), True),  # the same boxes are reached, with higher IoUs
     (np.where(OWN > 0.505, 0.95, np.minimum(OWN, 0.5)), True),  # nearly the same boxes are reached
     (MORE_REACHED, True),
     (MORE_REACHED - 0.1 * (OWN > 0.7), False),  # more boxes are reached, the mean is nearly the same

@@ -25,7 +25,7 @@ HEADER = 20
 # Files published by Darknet: {model: (bytes of its .weights file, bytes of its backbone's file,
 # number of convolutions in the backbone's file)}. These are yolov4.conv.137 and yolov4-tiny.conv.29.
 PUBLISHED = {"yolov4": (257_717_640, 170_038_676, 92), "yolov4-tiny": (24_251_276, 19_789_716, 17)}
-# Indices of the convolutions before the yolo layers
+# {model: layer numbers of the convolutions before the yolo layers}
 LAST = {"yolov4": (138, 149, 160), "yolov4-tiny": (36, 29), "yolov4-nano": (45, 37, 30)}
 SPREAD = {"gamma": (0.5, 1.5), "beta": (-0.5, 0.5), "moving_mean": (-0.5, 0.5)}
 SPREAD |= {"moving_variance": (0.3, 2.0), "bias": (-1.2, 1.2)}
@@ -149,7 +149,7 @@ def test_of_a_part_or_of_other_classes_all_that_fits_is_taken(nano, partial):
     wanted = snapshot(nano.model)
     for file, facts, kept in (
         (partial, (17, None), {29, 30, 35, 36, 37, 40, 43, 44, 45}),
-        (nano.file, (26, 3), {30, 37, 45}),  # the last convolutions of the heads
+        (nano.file, (26, 3), {30, 37, 45}),  # not taken: the heads' last convolutions
     ):
         model = build_model("yolov4-nano", 20, (64, 64))
         before = snapshot(model)

@@ -1,4 +1,4 @@
-"""Tests which images are in mosaics whose other tiles are read anew, and how often.
+"""Tests mosaic_tiles=fresh: which images are in the mosaics, in which order, and how often.
 
 tests/oracle compares the mosaics' pixels and boxes with NumPy.
 """

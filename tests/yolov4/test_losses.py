@@ -53,7 +53,7 @@ def make_targets(images, max_instances=8):
 
 
 def make_heads(config, batch, image_size, seed=0, scale=0.7):
-    """Returns random raw outputs of every head."""
+    """Returns random raw outputs for each head."""
     rng = np.random.default_rng(seed)
     grids = [(image_size[0] // stride, image_size[1] // stride) for stride in config.strides]
     return [np.float32(rng.normal(0, scale, (batch, *grid, 3, 5 + NUM_CLASSES))) for grid in grids]
@@ -208,7 +208,7 @@ def test_finite_on_degenerate_input(model_name):
     values, gradients = value_and_gradients(heads, targets, config)
     assert all(np.isfinite(value) for value in values.values())
     assert all(np.isfinite(gradient).all() for gradient in gradients)
-    assert not any(gradient[1:3, ..., :4].any() for gradient in gradients)  # no box to learn from
+    assert not any(gradient[1:3, ..., :4].any() for gradient in gradients)  # no boxes
 
 
 def test_half_precision_heads_give_a_float32_loss():

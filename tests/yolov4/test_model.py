@@ -175,7 +175,7 @@ def test_heads_and_variables_are_float32_under_mixed_precision():
         keras.config.set_dtype_policy(before)
     heads = model(np.ones((2, 32, 64, 3), np.float32), training=True)
     assert {head.dtype for head in heads} == {tf.float32}
-    for head in heads:  # with the precision of float32
+    for head in heads:  # not rounded to float16
         assert not np.array_equal(head, tf.cast(tf.cast(head, tf.float16), tf.float32))
     assert {weight.dtype for weight in model.weights} == {"float32"}
     kinds = ("conv", "bn", "mish", "leaky", "add", "pool", "upsample", "concat")

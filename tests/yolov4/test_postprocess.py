@@ -46,7 +46,7 @@ def run(heads, config):
 
 
 def decode_numpy(heads, config, image):
-    """Decodes one image, one prediction at a time; returns boxes (N, 4) and scores (N, C)."""
+    """Decodes the predictions of one image in a loop; returns boxes (N, 4) and scores (N, C)."""
     boxes, scores = [], []
     for number, head in enumerate(heads):
         raw = head[image].astype(np.float64)

@@ -10,7 +10,7 @@ from yolov4.config import get_config
 from yolov4.predict import to_pixels
 
 # The images have 64 x 96 pixels (height x width), so 4 x 6 cells at stride 16, and 2 x 3 at stride 32. The
-# config's image size is different, as can be in multi-scale training.
+# config's image size is different, which is usual in multi-scale training.
 TINY = get_config("yolov4-tiny")
 LABELS = LabelMap((1, 2), ("cat", "dog"))
 SCALE = np.array([96, 64, 96, 64])
