@@ -27,7 +27,7 @@ ARRAYS = ("image_ids", "image_sizes", "box_image", "boxes_ltwh_px", "category_id
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class TargetBoxes:
-    """The boxes that a network is trained on: clipped, with a positive area, without crowds, sorted by image.
+    """The boxes for training, sorted by image. All are clipped and have an area; crowds are left out.
 
     Attributes:
         boxes: float32 (M, 4) ltrb normalised, within [0, 1], left < right and top < bottom.
@@ -53,15 +53,15 @@ class Annotations:
     Attributes:
         label_map: the categories of the data set.
         image_ids: int64 (I,), in the order of the file.
-        file_names: one per image, relative to the image directory; "" where a TFRecord has none.
+        file_names: the path of each image below the image directory; "" if a TFRecord gives no file name.
         image_sizes: int32 (I, 2), (height, width) in pixels.
         box_image: int64 (N,), the index of each box's image, in ascending order.
-        boxes_ltwh_px: float64 (N, 4) left, top, width, height; may reach outside the image or have no area.
-        category_ids: int64 (N,), the ids of the file; COCO's have gaps.
+        boxes_ltwh_px: float64 (N, 4), left, top, width, height as in the file, not clipped to the image.
+        category_ids: int64 (N,), the category id of each box as in the file; COCO's ids have gaps.
         is_crowd: bool (N,), whether a box marks a crowd.
         areas: float64 (N,), the object's area in square pixels; the box's area if the file has none.
         origin: name of the source of the annotations, for messages.
-        issues: faults that the data check fixed or warned about (datacheck.issues.Issue); no errors.
+        issues: the faults that the data check fixed or warned about (datacheck.issues.Issue).
     """
 
     label_map: LabelMap
@@ -117,7 +117,7 @@ class Annotations:
         return clipped, np.any(boxes != clipped, axis=1), has_area
 
     def limit(self, max_instances: int, images: int = 1) -> int | None:
-        """Returns `max_instances`; None if no group of `images` images can have more boxes than that."""
+        """Returns `max_instances`, or None if no group of `images` images has more boxes in total."""
         most = int(np.diff(self.target_boxes.row_splits).max(initial=0))
         return max_instances if images * most > max_instances else None
 
@@ -146,7 +146,7 @@ class Annotations:
         return digest.hexdigest()
 
     def summary(self) -> str:
-        """Returns a line for the log: numbers of images and objects, and of boxes clipped or left out."""
+        """Returns a line for the log that counts images, objects, and boxes that are clipped or left out."""
         targets = self.target_boxes
         empty = int(np.count_nonzero(np.diff(targets.row_splits) == 0))
         return (
@@ -161,7 +161,7 @@ class Annotations:
         return f"image {self.image_ids[row]}{file}"
 
     def select(self, kept: np.ndarray) -> "Annotations":
-        """Returns the annotations of the images that `kept`, bool (I,), selects."""
+        """Returns the annotations of only those images for which `kept`, bool (I,), is true."""
         box_kept = kept[self.box_image]
         of_boxes = ("boxes_ltwh_px", "category_ids", "is_crowd", "areas")
         return dataclasses.replace(
@@ -175,13 +175,13 @@ class Annotations:
 
 
 def without_objects(file_names: Sequence[str], origin: str) -> Annotations:
-    """Returns annotations without boxes for images known only by name: sizes are 0, ids count from 0."""
+    """Returns annotations without boxes for images with these names. Sizes are 0; ids are 0, 1, 2, ..."""
     images = [CocoImage(i, name, 0, 0) for i, name in enumerate(file_names)]
     return to_annotations(images, table_of([]), np.zeros(0, np.int64), LabelMap((), ()), origin)
 
 
 def records(keys: str, *columns: np.ndarray) -> list[dict[str, Any]]:
-    """Returns one dict for each row of the columns; `keys` holds the column names, separated by spaces."""
+    """Returns one dict per row of the columns. `keys` has the keys of the columns, separated by spaces."""
     rows = zip(*(column.tolist() for column in columns), strict=True)
     return [dict(zip(keys.split(), row, strict=True)) for row in rows]
 
@@ -213,14 +213,14 @@ class CocoObject(msgspec.Struct, gc=False):
 
 
 class CocoFile(msgspec.Struct):
-    """The lists in a COCO json."""
+    """The three lists of a COCO json that this project reads."""
 
     images: Annotated[list[CocoImage], msgspec.Meta(min_length=1)]
     annotations: list[CocoObject]
     categories: list[Any]
 
 
-# The dtype of an object's row in `table_of`; a missing id is NONE, a missing area is NaN.
+# The dtype of the array that `table_of` returns. A missing id is NONE, a missing area is NaN.
 _FORMATS = ("i8", "i8", "4f8", "i8", "?", "f8")
 OBJECT = np.dtype({"names": CocoObject.__struct_fields__, "formats": _FORMATS})
 
@@ -264,7 +264,7 @@ def sizes_of(images: Sequence[CocoImage]) -> np.ndarray:
 
 
 def find_rows(ids: np.ndarray, known: np.ndarray) -> np.ndarray:
-    """Returns int64 (N,), the position of each of `ids` (N,) in `known` (K,); NONE if it is not there."""
+    """Returns int64 (N,), the position of each of `ids` (N,) in `known` (K,); NONE for an unknown id."""
     if not len(known):
         return np.full(len(ids), NONE)
     order = np.argsort(known, kind="stable")
@@ -275,7 +275,7 @@ def find_rows(ids: np.ndarray, known: np.ndarray) -> np.ndarray:
 def to_annotations(
     images: Sequence[CocoImage], objects: np.ndarray, image_row: np.ndarray, label_map: LabelMap, origin: str
 ) -> Annotations:
-    """Builds annotations: boxes sorted by image, and within an image in the order of `objects`.
+    """Builds annotations. Boxes are sorted by image; the boxes of one image keep the order of `objects`.
 
     Args:
         images: the images of the data set; file names may be "".

@@ -4,7 +4,7 @@
     class Args(args.Args):                                  # an app adds flags
         letterbox: bool | None = flag(None, "Keep the aspect ratio ... Default: the recipe's.")
 
-    define(fv, Args)                                        # the absl flags of all fields
+    define(fv, Args)                                        # defines the absl flags of all fields
     a = Args(**values(flags.FLAGS, define_flags))           # the command line as plain values
 
 Importing this module defines no flag. An entry point calls `install(define_flags)` under `__main__`.
@@ -21,17 +21,17 @@ from absl import flags
 PIPELINE_TYPES = ("auto", "dali_gpu", "dali_cpu", "tensorflow", "synthetic")
 MAX_SEED = 2**31 - 1  # DALI takes a random seed for -1, and drops the upper bits of larger seeds
 MAX_THREADS = 16  # upper limit of the default of --num_threads
-MAX_MEGAPIXELS = 100.0  # 300 MB as decoded RGB pixels
+MAX_MEGAPIXELS = 100.0  # an image of this size needs 300 MB when it is decoded to RGB
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".tif", ".tiff", ".jp2")
 
-# --help shows these flags first. The others follow in groups, by the `group` of their class.
+# --help shows these flags first. The other flags follow, grouped by the attribute `group` of their class.
 MOST_USED = (
     *("model_name", "train_images", "train_annotations", "eval_images", "eval_annotations"),
     *("output_dir", "init_from", "epochs", "batch_size", "image_size"),
-    *("weights", "images", "score_threshold", "format", "output"),  # of eval.py, infer.py, export.py
+    *("weights", "images", "score_threshold", "format", "output"),  # flags of eval.py, infer.py, export.py
 )
 
-# Names of fields of Args that several commands use.
+# Names of flags (fields of Args) that several commands use.
 IMAGE_FLAGS = ("on_bad_image", "max_megapixels")
 DECODER_FLAGS = ("hw_decoder_load", "roi_decoding")
 BATCH_FLAGS = ("num_threads", "prefetch", "batch_size", *IMAGE_FLAGS)
@@ -58,7 +58,7 @@ def flag(
 
 
 def model_name_flag(model_names: Sequence[str], default: str) -> Any:
-    """Returns the field of --model_name. It is not an enum, so that an error can suggest a similar name."""
+    """Returns the field of --model_name. It has no `choices`: a later check can suggest a similar name."""
     return flag(default, f"Model: one of {', '.join(model_names)}.")
 
 
@@ -231,7 +231,7 @@ class ImagePolicy:
 def default_threads(loaders: int = 1) -> int:
     """Returns the default of --num_threads: an equal share of the cores for each loader of this host."""
     cores = len(os.sched_getaffinity(0))
-    if cores * loaders > (os.cpu_count() or 1):  # if not, a launcher has already assigned cores to each rank
+    if cores * loaders > (os.cpu_count() or 1):  # otherwise a launcher has given each rank its own cores
         cores //= loaders
     return min(max(cores, 1), MAX_THREADS)
 
@@ -292,7 +292,7 @@ def values(fv: flags.FlagValues, define_flags: Callable[[flags.FlagValues], None
 def flagfile(flag_values: dict) -> bytes:
     """Returns `--name=value` lines for `--flagfile=`. Flags without a value are left out.
 
-    --overwrite is also left out: a repeated command must not delete the run.
+    --overwrite is also left out, so that a command with this flagfile cannot delete the run.
     """
     given = {k: v for k, v in sorted(flag_values.items()) if v is not None and k != "overwrite"}
     return "".join(f"--{name}={value}\n" for name, value in given.items()).encode()

@@ -29,9 +29,9 @@ class EncodedBoxes(NamedTuple):
         num_positives: float32 (), the number of anchors that are assigned to a box.
         boxes: float32 (max_instances, 4), ltrb normalised, padded with -1.
         classes: int32 (max_instances,), 0-based, padded with -1.
-        class_targets: one per level, int32 (h, w, anchors_per_location), 0-based, -1 for background.
-        box_targets: one per level, float32 (h, w, anchors_per_location * 4): (dy, dx, dh, dw) of each
-            cell's anchors, one anchor after the other; zeros for background.
+        class_targets: for each level int32 (h, w, anchors_per_location), 0-based, -1 for background.
+        box_targets: for each level float32 (h, w, anchors_per_location * 4): (dy, dx, dh, dw) of the
+            anchors of each cell, one anchor after the other; zeros for background.
     """
 
     num_positives: Any
@@ -51,7 +51,7 @@ def encode_boxes(
     max_instances: int = MAX_INSTANCES,
     device: str | None = None,
 ) -> EncodedBoxes:
-    """Encodes the boxes of one image against the anchors; runs in a DALI graph.
+    """Assigns the boxes of one image to anchors and computes the targets, in a DALI graph.
 
     Drops boxes without area first (fn.box_encoder would return infinite deltas for them). Then keeps the
     `max_instances` largest boxes, so that the padded boxes and the anchor targets describe the same boxes.
@@ -76,7 +76,7 @@ def encode_boxes(
 def encode_selected(
     boxes: DataNode, labels: DataNode, anchors: Anchors, max_instances: int, *, device: str
 ) -> EncodedBoxes:
-    """`encode_boxes` for at most `max_instances` boxes, which all have an area and are on the CPU."""
+    """Works like `encode_boxes`, but expects at most `max_instances` boxes with an area, on the CPU."""
     padded_boxes, padded_classes = pad_boxes(boxes, labels, max_instances)
     if device == "gpu":
         boxes, labels = boxes.gpu(), labels.gpu()
@@ -92,7 +92,7 @@ def encode_selected(
     class_targets, box_targets = [], []
     for start, size, (height, width) in level_slices(anchors):
         k = anchors.anchors_per_location
-        # Passed as keyword arguments: DALI would copy each input to the GPU as a constant, and wait for it.
+        # Keyword arguments, because DALI would copy positional ones to the GPU and wait for the copies.
         part: dict[str, Any] = {"start": [start], "shape": [size], "axes": [0]}
         level_targets, level_deltas = fn.slice(targets, **part), fn.slice(deltas, **part)
         class_targets.append(fn.reshape(level_targets, shape=[height, width, k]))
@@ -114,7 +114,7 @@ def level_slices(anchors: Anchors) -> list[tuple[int, int, tuple[int, int]]]:
 
 
 def decode_boxes(deltas: Any, anchors: Anchors) -> Any:
-    """Returns the boxes that the heads' deltas describe: the inverse of the encoding.
+    """Converts the deltas of the box heads to boxes. This inverts the encoding of `encode_boxes`.
 
     Args:
         deltas: (..., A, 4), (dy, dx, dh, dw); or a list of (B, h, w, anchors_per_location * 4) per level.
@@ -129,7 +129,7 @@ def decode_boxes(deltas: Any, anchors: Anchors) -> Any:
 
 
 def decode_deltas(deltas: Any, prior: Any) -> Any:
-    """`decode_boxes` for deltas (..., 4) that are relative to anchors `prior`, (..., 4), ltrb normalised."""
+    """Decodes deltas (..., 4) that are relative to the anchors `prior`, (..., 4), ltrb normalised."""
     dy, dx, dh, dw = ops.unstack(ops.cast(deltas, "float32"), 4, axis=-1)
     left, top, right, bottom = ops.unstack(prior, 4, axis=-1)
     width, height = right - left, bottom - top

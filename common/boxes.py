@@ -12,8 +12,8 @@ from typing import Any
 import keras
 from keras import ops
 
-# Areas, squared diagonals and sides are raised to at least this value, to avoid divisions by 0. It is far
-# below one pixel, but well inside float32's range.
+# Areas, squared diagonals and sides are raised to at least this value, to avoid divisions by 0. The value is
+# far below one pixel, but well inside float32's range.
 TINY = 1e-12
 
 
@@ -41,7 +41,7 @@ def clip(boxes: Any) -> Any:
 
 
 def area(boxes: Any) -> Any:
-    """Returns the areas (...) of ltrb boxes (..., 4); 0 for inverted ones (right < left or bottom < top)."""
+    """Returns the areas (...) of ltrb boxes (..., 4). A box with right < left or bottom < top has area 0."""
     width, height = _sides(_split(boxes))
     return width * height
 
@@ -90,7 +90,7 @@ def _sides(box: list[Any]) -> tuple[Any, Any]:
 
 
 def _iou(a: list[Any], b: list[Any]) -> Any:
-    """Runs the operations of DALI's core/geom/box.h in the same order: float32 results are bit-identical."""
+    """Computes in the order of DALI's core/geom/box.h, so float32 results equal DALI's bit for bit."""
     common = [*map(ops.maximum, a[:2], b[:2]), *map(ops.minimum, a[2:], b[2:])]
     intersection, area_a, area_b = [width * height for width, height in map(_sides, (common, a, b))]
     return intersection / ops.maximum(area_a + area_b - intersection, TINY)

@@ -19,7 +19,7 @@ IMAGENET_MEAN = (0.485 * 255, 0.456 * 255, 0.406 * 255)
 IMAGENET_STD = (0.229 * 255, 0.224 * 255, 0.225 * 255)
 
 _FLOAT32_MAX = float(np.finfo(np.float32).max)
-_MAX_ROWS = 2**14  # most boxes that an image may have, because selecting from N boxes needs N x N numbers
+_MAX_ROWS = 2**14  # most boxes of an image; limited because select_boxes needs N x N numbers for N boxes
 _NUMBERS = np.arange(1, _MAX_ROWS + 1, dtype=np.int32)[np.newaxis]
 YX_TO_XYXY = [0, 1, 1, 0, 0, 1, 1, 0]  # a matrix for fn.coord_transform, row by row
 
@@ -50,7 +50,7 @@ GRAPH = Api()
 
 
 def shard_range(size: int, shard_id: int, num_shards: int) -> tuple[int, int]:
-    """Returns the range [begin, end) of images that DALI assigns to a shard (start_index in its loader.h)."""
+    """Returns the range [begin, end) of images that DALI assigns to a shard (as in DALI's loader.h)."""
     return size * shard_id // num_shards, size * (shard_id + 1) // num_shards
 
 
@@ -63,22 +63,22 @@ def check_shards(num_images: int, num_shards: int) -> None:
 
 
 def order(training: bool, seed: int, *, in_container: bool = False) -> dict[str, Any]:
-    """Returns the arguments of DALI's readers that set the order of the images.
+    """Returns the arguments for DALI's readers that set the order of the images.
 
     Args:
-        training: True: shuffled, without end. False: each rank reads its shard, always in the same order.
+        training: True: images are shuffled and repeat without end. False: each rank reads its shard in order.
         seed: seed of the shuffling.
         in_container: True for containers such as TFRecords, which DALI shuffles by file and in a buffer.
     """
     if not training:
         return {"pad_last_batch": True, "stick_to_shard": True}
-    # Set this seed because the pipeline's own seed does not affect this shuffling.
+    # The pipeline's own seed does not affect the shuffling after an epoch, so pass the seed here.
     shuffled = {"shuffle_after_epoch": True, "shuffle_after_epoch_seed": seed}
     return shuffled | (buffer_order(seed) if in_container else {})
 
 
 def buffer_order(seed: int) -> dict[str, Any]:
-    """Returns the arguments with which DALI's readers shuffle within a buffer."""
+    """Returns the arguments that make DALI's readers shuffle within a buffer."""
     return {"random_shuffle": True, "initial_fill": SHUFFLE_BUFFER, "seed": seed}
 
 
@@ -94,7 +94,7 @@ class Decoder:
         hw_load: share of a batch's JPEGs that the GPU's JPEG engines decode, 0 to 1. CPU threads and CUDA
             decode the others together. GPUs without JPEG engines (before A100) ignore this share.
         largest: (height, width) for which the engines reserve memory; (0, 0): memory grows on demand.
-        roi: decode only the window on a GPU, as a CPU always does. Off by default, because nvImageCodec 0.9,
+        roi: on a GPU, decode only the needed window, as CPUs always do. Off by default: nvImageCodec 0.9,
             which DALI 2.4 needs, can then crash (github.com/NVIDIA/nvImageCodec/issues/55).
     """
 
@@ -139,7 +139,7 @@ def resize(
     interpolation: types.DALIInterpType = types.INTERP_LINEAR,
     api: Api = GRAPH,
 ) -> Data:
-    """Resizes images; mirrors those that `mirrored` selects.
+    """Resizes images, and mirrors the images for which `mirrored` is 1.
 
     Args:
         images: (h, w, C).
@@ -163,7 +163,7 @@ def place(
     fill: float | Sequence[float],
     api: Api = GRAPH,
 ) -> Data:
-    """Places an image on a canvas of one colour, and crops what reaches outside the canvas.
+    """Places an image on a canvas of one colour, and crops the part of the image outside the canvas.
 
     Args:
         images: (h, w, C), any dtype.
@@ -213,7 +213,7 @@ class Selected(NamedTuple):
 
     boxes: DataNode  # float32 (M, 4)
     labels: DataNode  # int32 (M,)
-    lost: DataNode  # int32 (2,), how many boxes were dropped because of min_size, and of max_instances
+    lost: DataNode  # int32 (2,), numbers of boxes dropped because of min_size and because of max_instances
 
 
 def select_boxes(
@@ -225,13 +225,13 @@ def select_boxes(
     """Drops small boxes and keeps the largest of the other boxes; runs in a DALI graph, on the CPU.
 
     Boxes without area, inverted boxes and boxes with NaN or infinite coordinates are always dropped. The code
-    uses few operators: their number determines the time, because each processes only a few numbers.
+    uses few operators: each one processes only a few numbers, so the number of operators determines the time.
 
     Args:
         boxes: float32 (N, 4), ltrb.
         labels: int32 (N,).
         min_size: smallest (height, width) that is kept, in the unit of the boxes.
-        max_instances: keep at most this many, the largest; if areas are equal, the first. None: keep all.
+        max_instances: keep at most this many boxes, the largest; of equal areas, the first. None: keep all.
 
     Returns:
         The kept boxes in their original order, with their labels, and the numbers of dropped boxes.
@@ -278,7 +278,7 @@ def int32(values: DataNode) -> DataNode:
 
 
 def uniform(low: float, high: float, shape: list[int] | None = None) -> DataNode | float:
-    """Returns for each sample a random number from low to high, or an array of this `shape` of them."""
+    """Returns, for each sample, a random number from low to high, or an array `shape` of such numbers."""
     if low < high:
         return fn.random.uniform(range=(low, high), shape=shape)
     return float(low)  # DALI refuses an empty range

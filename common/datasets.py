@@ -1,8 +1,8 @@
-"""`Source`, an opened data set, and functions that open the data sets that flags name, without checks.
+"""Defines `Source`, an opened data set, and functions that open data sets as the flags say, without checks.
 
 `Source.read` reads a data set with DALI, `tf_readers.examples` without DALI. No other code depends on the
 data set's format. The apps import `common.datacheck.datasets`, whose functions have the same names and also
-check every annotation and image. If tools/copy_app.py copies an app without this check, it imports this file.
+check every annotation and image. Copies of an app without this check (tools/copy_app.py) import this file.
 """
 
 import abc
@@ -49,7 +49,7 @@ class Source(abc.ABC):
 
     @functools.cached_property
     def fingerprint(self) -> str:
-        """SHA-256 (hex) of ids, annotations and reading order. A run resumes only if it has not changed."""
+        """SHA-256 (hex) of ids, annotations and reading order. If it has changed, a run does not resume."""
         return self.annotations.fingerprint()
 
     def image_name(self, row: int) -> str:
@@ -65,7 +65,7 @@ class Source(abc.ABC):
         """Adds a reader to a DALI graph; returns its nodes (jpegs, boxes, labels, image_ids).
 
         Args:
-            training: True: shuffled, without end. False: in order. See readers.py.
+            training: True: images are shuffled and repeat without end. False: in order. See readers.py.
             options: shard_id, num_shards, seed, and `name`, which must be unique in the graph.
         """
 
@@ -135,7 +135,7 @@ class Opener:
         return ImageListSource(list_images(images))
 
     def join(self, errors: Sequence[UserError]) -> UserError:
-        """Returns one error to raise for the errors of several data sets."""
+        """Combines the errors of several data sets into the one error to raise."""
         return errors[0]
 
     def refuse(self, origin: str, kind: str, offenders: Sequence[str]) -> None:
@@ -144,7 +144,7 @@ class Opener:
             raise UserError(f"{origin}: {kind.replace('-', ' ')}: {offenders[0]}")
 
     def check_sizes(self, source: Source, batch_size: int, num_replicas: int, max_instances: int) -> None:
-        """Raises UserError if `source` has fewer images than one batch of all ranks needs."""
+        """Raises UserError if `source` has fewer images than the ranks need for one batch each."""
         if source.size < batch_size * num_replicas:
             ranks = f" x {num_replicas} ranks" if num_replicas > 1 else ""
             found = f"{source.size} images, --batch_size={batch_size}{ranks}"
@@ -304,7 +304,7 @@ def log_source(split: str, source: Source) -> None:
 
 
 def explain(error: Exception, source: Source | None, pipeline_type: str) -> UserError:
-    """Returns the error to raise after a loader raised `error`, with the most helpful line of its text."""
+    """Returns a UserError with the most helpful line of `error`, which a loader has raised."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [""]
     words = next((line for line in lines if "Error" in line or "rror when" in line), lines[0])
     return UserError(f"the loader ({pipeline_type}) stopped: {words}")

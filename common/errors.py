@@ -1,4 +1,4 @@
-"""Errors in the user's flags, files or set-up: the program prints one line and exits with code 1.
+"""Classes for errors in the user's flags, files or set-up. They end a program with one line and exit code 1.
 
 Any other exception is a bug of this project and is shown with its traceback.
 """
@@ -88,7 +88,7 @@ def parse_flags() -> list[str]:
 
 
 def tell(text: str) -> None:
-    """Prints one line on stderr; the line replaces a progress bar that is not complete."""
+    """Prints one line on stderr. If a progress bar is not complete, the line replaces the bar."""
     start = "\r\033[K" if sys.stderr.isatty() else ""
     print(start + text, file=sys.stderr, flush=True)
 

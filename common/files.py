@@ -5,7 +5,7 @@ full. The functions here leave either the complete old file or directory, or the
 
 The cache directory holds files that can be made again. It is $XDG_CACHE_HOME/dali-detection, else
 ~/.cache/dali-detection, else a private directory in the system's temporary directory (a container's home may
-be read-only). Equal names mean equal content, so several ranks may write the same file at the same time.
+be read-only). Files of the same name have the same content, so several ranks may write a file at once.
 """
 
 import concurrent.futures
@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterator
 from common.errors import UserError
 
 TEMPORARY = ".tmp-"  # prefix of the names of unfinished files and directories
-_FORCED_AT_ONCE = 32  # files synced in parallel, which takes hardly longer than syncing one file
+_FORCED_AT_ONCE = 32  # number of files synced in parallel; it takes hardly longer than for one file
 
 
 def write_into(directory: str | os.PathLike, writer: Callable[[pathlib.Path], object]) -> None:
@@ -59,14 +59,14 @@ def write_file(path: str | os.PathLike, writer: Callable[[pathlib.Path], object]
 
     Args:
         path: the file to make or replace, in an existing directory.
-        writer: called once with a temporary path of the same file name (Keras reads the suffix).
+        writer: called once with a temporary path. It keeps the file name, because Keras reads the suffix.
     """
     path = pathlib.Path(path)
     write_into(path.parent, lambda staged: writer(staged / path.name))
 
 
 def write_bytes(path: str | os.PathLike, content: bytes) -> None:
-    """Makes or replaces one file with this content, as `write_into` does."""
+    """Makes or replaces one file with this content, atomically."""
     write_file(path, lambda temporary: temporary.write_bytes(content))
 
 
@@ -103,7 +103,7 @@ def remove_unfinished(directory: str | os.PathLike) -> None:
 
 @contextlib.contextmanager
 def _staged(directory: pathlib.Path) -> Iterator[pathlib.Path]:
-    """Makes a temporary directory in `directory`, thus on the same disk; removes it at the end."""
+    """Makes a temporary directory in `directory`, thus on the same disk, for the time of the `with` block."""
     staged = _temporary(directory)
     staged.mkdir()
     try:
@@ -128,7 +128,7 @@ def _force_to_disk(path: pathlib.Path) -> None:
 
 
 def file_type(mode: int) -> str:
-    """Returns the type of a file that is not a regular one: "a directory", "a pipe", ..."""
+    """Returns the type of a file other than a regular file: "a directory", "a pipe", ..."""
     kinds = ((stat.S_ISDIR, "a directory"), (stat.S_ISFIFO, "a pipe"), (stat.S_ISSOCK, "a socket"))
     return next((name for is_kind, name in kinds if is_kind(mode)), "a device")
 
@@ -143,7 +143,7 @@ def user_errors(what: str) -> Iterator[None]:
 
 
 def make_output_directory(path: str | os.PathLike) -> pathlib.Path:
-    """Makes the directory --output_dir; UserError if that fails. Call it before computing what goes there."""
+    """Makes the directory --output_dir; UserError if that fails. Call this before computing the results."""
     with user_errors(f"--output_dir={path}"):
         pathlib.Path(path).mkdir(parents=True, exist_ok=True)
     return pathlib.Path(path)

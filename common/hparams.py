@@ -3,8 +3,8 @@
     --hparams=learning_rate=0.02,image_size=320x512,nms_method=hard
     --hparams=my_recipe.yaml
 
-An unknown name is an error that suggests the most similar one. A value must fit the field's annotation, which
-defines its type and range: `flip_prob: Share = 0.5`, `optimizer: Literal["sgd", "adam"] = "sgd"`.
+The error for an unknown name suggests the most similar field. A value must fit the field's annotation, which
+defines a type and a range: `flip_prob: Share = 0.5`, `optimizer: Literal["sgd", "adam"] = "sgd"`.
 """
 
 import dataclasses
@@ -86,7 +86,7 @@ def resolve(config: Config, a: Any, preset: Mapping[str, Any] | None = None) -> 
 
 
 def replace(config: Config, values: Mapping[str, Any], *, strict: bool = True) -> Config:
-    """Calls `dataclasses.replace`; UserError if a value does not fit its field or the config's own checks.
+    """Calls `dataclasses.replace`. UserError if a value does not fit its field or fails the config's checks.
 
     Args:
         config: a frozen dataclass instance.
@@ -113,7 +113,7 @@ def check(config: Any) -> None:
 
 
 def require(config: Any, rules: Mapping[str, Any]) -> None:
-    """Raises ValueError for the first broken rule. `rules`: text with names of fields -> whether it holds."""
+    """Raises ValueError for the first broken rule. `rules`: rule as text with field names -> does it hold?"""
     for rule, holds in rules.items():
         if not holds:
             values = [f"{name}={value}" for name, value in vars(config).items() if name in rule.split()]
@@ -135,7 +135,7 @@ def _convert(name: str, value: Any, annotation: Any, strict: bool) -> Any:
 
 
 def from_json(config_type: type[Config], fields: Mapping[str, Any]) -> Config:
-    """Builds a config from the JSON that is saved with weights; lists, also nested ones, become tuples again.
+    """Builds a config from the JSON that is saved with weights. JSON's lists become tuples again.
 
     Raises:
         UserError: another version of the project saved the config: it has a field that this version does not

@@ -1,4 +1,4 @@
-"""LabelMap: COCO category id <-> class <-> name. Every data set and every checkpoint has one.
+"""LabelMap maps COCO category id <-> class <-> name. Every data set and every checkpoint has a LabelMap.
 
 COCO's category ids have gaps (80 of the ids 1..90 are used); the network's classes are 0..num_classes-1. All
 readers and the metrics use this one table, so a class has the same meaning everywhere.
@@ -48,7 +48,7 @@ class LabelMap:
 
     @classmethod
     def numbered(cls, num_classes: int) -> "LabelMap":
-        """Returns categories 1 .. num_classes, whose names are their ids; for runs without data."""
+        """Makes a map for runs without data: categories 1 .. num_classes, named by their ids."""
         ids = tuple(range(1, num_classes + 1))
         return cls(ids, tuple(map(str, ids)))
 
@@ -137,7 +137,7 @@ def category_faults(categories: Sequence[Any]) -> Iterator[str]:
 
 
 def is_text(name: str) -> bool:
-    """Whether UTF-8 can encode the name. It cannot encode half a surrogate pair, which JSON can contain."""
+    """Whether UTF-8 can encode the name; it cannot encode half a surrogate pair, which JSON may contain."""
     return name.encode(errors="ignore").decode() == name
 
 

@@ -4,9 +4,9 @@ BatchNormalization: Keras 3's own layer uses elementary TensorFlow operations, a
 mixed precision. The layer here uses TensorFlow's fused kernel, which reads and writes activations in their
 own dtype and computes the statistics in float32.
 
-Swish and Mish: as elementary operations they took a fifth of EfficientDet's training step on a CPU, because
-each operation reads and writes the whole tensor. For large tensors XLA compiles these operations into one
-loop. Small tensors do not use XLA, because compiling takes a tenth of a second for each shape.
+Swish and Mish: as several TensorFlow operations, they took a fifth of EfficientDet's training step on a CPU,
+because each operation reads and writes the whole tensor. For large tensors, XLA compiles these operations to
+one loop. Small tensors do not use XLA, because compiling takes a tenth of a second for each shape.
 """
 
 import math
@@ -26,11 +26,11 @@ class BatchNormalization(keras.layers.BatchNormalization):
     Inputs are (B, H, W, C). Keras' own code runs if the fused kernel cannot do the work: for other ranks or
     axes, a mask, no scale, no centre, batch renormalisation, and statistics synchronised over replicas.
 
-    For n values, the kernel returns the unbiased variance, n / (n - 1) times the biased one (Bessel's
-    correction). The moving variance of tf.keras averages the unbiased one. This layer averages the biased
-    one, as Keras 3 does, and as google/automl did on TPUs for the published models (efficientdet/utils.py:
-    TpuBatchNormalization is not fused). At the coarse levels n is small (8 for two images of 2 x 2 cells), so
-    the variances differ a lot.
+    For n values, the kernel returns the unbiased variance, n / (n - 1) times the biased variance (Bessel's
+    correction). The moving variance of tf.keras averages unbiased variances. This layer averages biased
+    variances, as Keras 3 does, and as google/automl did on TPUs for the published models (efficientdet/
+    utils.py: TpuBatchNormalization is not fused). At the coarse levels n is small (8 for two images of 2 x 2
+    cells), so the two variances differ a lot.
     """
 
     def call(self, inputs: tf.Tensor, training: bool | None = None, mask: Any = None) -> tf.Tensor:
@@ -61,12 +61,12 @@ class BatchNormalization(keras.layers.BatchNormalization):
 
 
 def is_cpu_only() -> bool:
-    """Returns whether TensorFlow sees no GPU. On a CPU, XLA always works; on a GPU it needs more of CUDA."""
+    """Returns whether TensorFlow sees no GPU. XLA always works on a CPU; on a GPU it needs parts of CUDA."""
     return not tf.config.list_physical_devices("GPU")
 
 
 def moving_statistics(model: keras.Model) -> list[tf.Variable]:
-    """Returns the variables that a training step's forward pass can change, also those of frozen layers."""
+    """Returns the moving means and variances of all batch norms, also of frozen ones."""
     layers = [layer for layer in model.layers if isinstance(layer, keras.layers.BatchNormalization)]
     return [variable.value for layer in layers for variable in (layer.moving_mean, layer.moving_variance)]
 
@@ -94,12 +94,12 @@ def limit_bn_momentum(model: keras.Model, num_steps: int) -> keras.Model:
 
 
 class _Activation(keras.layers.Layer):
-    """An activation layer, (B, ..., C) -> (B, ..., C). `build` decides once whether XLA compiles it.
+    """An activation layer, (B, ..., C) -> (B, ..., C). `build` decides once whether XLA compiles the layer.
 
-    The shapes in `call` must not decide: in training at several image sizes, they are known in the first step
-    of a session but not later, so a resumed run would round differently. A model for several sizes has
-    unknown sides, so XLA compiles all its activations, again for each size. Inference never uses XLA, because
-    its graph is also exported.
+    `call` must not decide by the shape of its input: in training at several image sizes, the shape is known
+    in the first step of a session but not later, so a resumed run would round differently. A model for
+    several sizes has unknown sides; XLA then compiles all its activations, once per size. Inference never
+    uses XLA, because the inference graph is also exported.
     """
 
     def build(self, input_shape: tuple[int | None, ...]) -> None:
@@ -133,10 +133,10 @@ class Mish(_Activation):
 
 @tf.custom_gradient
 def swish(x: tf.Tensor) -> tuple[tf.Tensor, Callable]:
-    """Returns x * sigmoid(x); the backward pass only needs x, which saves memory."""
+    """Returns x * sigmoid(x). To save memory, only x is kept for the backward pass."""
 
     def gradient(upstream: tf.Tensor) -> tf.Tensor:
-        with tf.control_dependencies([upstream]):  # else the forward pass' sigmoid would be kept in memory
+        with tf.control_dependencies([upstream]):  # else TensorFlow would keep the forward pass' sigmoid
             gate = tf.sigmoid(x)
         return upstream * (gate + tf.raw_ops.SigmoidGrad(y=gate, dy=x))
 
@@ -145,7 +145,7 @@ def swish(x: tf.Tensor) -> tuple[tf.Tensor, Callable]:
 
 @tf.custom_gradient
 def _fused_swish(x: tf.Tensor) -> tuple[tf.Tensor, Callable]:
-    # XLA only compiles the gradient: for the forward pass, TensorFlow has a fused kernel on x86.
+    # XLA compiles only the gradient, because TensorFlow has a fused kernel for the forward pass on x86.
     return x * tf.sigmoid(x), lambda upstream: _swish_gradient(x, upstream)
 
 
@@ -157,8 +157,8 @@ def _swish_gradient(x: tf.Tensor, upstream: tf.Tensor) -> tf.Tensor:
 
 @tf.custom_gradient
 def mish(x: tf.Tensor) -> tuple[tf.Tensor, Callable]:
-    """Returns x * tanh(softplus(x)); the backward pass only needs x. With TensorFlow's own gradient, a step
-    takes a third more memory."""
+    """Returns x * tanh(softplus(x)). Only x is kept for the backward pass; with TensorFlow's own gradient, a
+    training step takes a third more memory."""
     return x * _mish_gate(x), lambda upstream: _mish_gradient(x, upstream)
 
 
@@ -175,8 +175,8 @@ def _mish_gradient(x: tf.Tensor, upstream: tf.Tensor) -> tf.Tensor:
 def _mish_gate(x: tf.Tensor) -> tf.Tensor:
     """Returns tanh(softplus(x)), computed as n / (n + 2) with n = e^x (e^x + 2).
 
-    The formula x * tanh(softplus(x)) fails on a CPU: in a compiled graph, TensorFlow 2.21 fuses it with the
-    convolution and the batch norm before it, but has no CPU kernel for these fused operations.
+    The formula x * tanh(softplus(x)) fails on a CPU: in a compiled graph, TensorFlow 2.21 fuses Mish with the
+    convolution and the batch norm before it, but has no CPU kernel for the fused operation.
     """
     e = tf.exp(tf.minimum(tf.cast(x, tf.float32), 20.0))  # the gate is 1 for x > 10
     n = e * (e + 2.0)

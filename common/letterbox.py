@@ -19,7 +19,7 @@ def fit(
 ) -> tuple[Any, Any]:
     """Returns the (new height, new width) of an image of `height` x `width` pixels in a network input.
 
-    One side fills the input. The other side is rounded to the nearest pixel (halves up) and is at least 1.
+    One side fills the network input. The other side is rounded to a whole pixel (halves up), at least 1.
 
     Args:
         height, width: integers of Python, DALI or TensorFlow.
@@ -39,7 +39,7 @@ def boxes_from_letterbox(boxes: Any, letterbox: Any, image_size: tuple[int, int]
     Args:
         boxes: (..., 4), ltrb.
         letterbox: (top, left, height, width) of the image in the network input, in pixels. Its shape (..., 4)
-            broadcasts against that of the boxes: for a batch of boxes (B, N, 4) it is (B, 1, 4).
+            broadcasts against the shape of `boxes`: for boxes (B, N, 4), pass (B, 1, 4).
         image_size: (height, width) of the network input.
 
     Returns:

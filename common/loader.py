@@ -25,9 +25,9 @@ if TYPE_CHECKING:
     from common.datasets import Source
 
 SYNTHETIC_IMAGES = 1024  # number of images in an epoch of synthetic data
-SYNTHETIC_BOXES = 7  # per image; COCO train2017 has 7.3
+SYNTHETIC_BOXES = 7  # boxes per synthetic image; COCO train2017 has 7.3 boxes per image
 MAX_RESERVED = 2**30  # bytes; JPEG engines do not reserve memory in advance if their images need more
-DALI_GRAPH = 3  # version of the graphs: increased if DALI cannot restore iterators of the version before
+DALI_GRAPH = 3  # version of the graphs; raise it if DALI cannot restore iterators of the previous version
 
 Batch = tuple[Any, dict[str, Any]]  # images, targets
 ElementSpec = tuple[tf.TensorSpec, dict[str, tf.TensorSpec]]
@@ -46,15 +46,15 @@ class BaseLoader:
         config: the app's config, which sets image size and augmentation.
         batch_size: images per batch on this rank.
         training: True: shuffled and augmented images; False: whole images in order.
-        shard_id, num_shards: this rank's share of the data.
+        shard_id, num_shards: index of the shard of the data that this rank reads; number of shards.
         num_threads, prefetch: number of CPU threads; number of batches that are loaded ahead.
-        device_id: number of the GPU, in CUDA and DALI, that gets the batches; None: they stay on the CPU.
+        device_id: number, in CUDA and DALI, of the GPU that gets the batches; None: batches are on the CPU.
         hw_decoder_load, roi_decoding: options of DALI on a GPU, see dali_ops.Decoder.
         num_classes: number of classes of synthetic data.
         checkpointing: lets tf.train.Checkpoint save `iterator()`; has no effect on a GPU.
-        seed: sets the order, equal on all ranks, and the augmentation, different on each. 0 is valid.
+        seed: sets the order, which is equal on all ranks, and the augmentation, which differs. 0 is valid.
         with_targets: False: batches only have images, image_ids, image_sizes and letterbox.
-        count_lost: adds `lost`, int32 (B, 2): how many boxes min_box_size and max_instances removed.
+        count_lost: adds `lost`, int32 (B, 2): numbers of boxes that min_box_size and max_instances removed.
         name_images: adds `image_ids` to training batches; evaluation batches always have them.
     """
 
@@ -88,7 +88,7 @@ class BaseLoader:
 
     @property
     def opened_source(self) -> "Source":
-        """The source; raises ValueError for synthetic data, which have none."""
+        """The source; raises ValueError for synthetic data, which have no source."""
         if self.source is None:
             raise ValueError("synthetic data have no source")
         return self.source
@@ -113,7 +113,7 @@ class BaseLoader:
         raise NotImplementedError
 
     def iterator(self) -> Iterator[Batch]:
-        """Returns endless batches for a training step. On a GPU, it converts their int32 tensors to int64.
+        """Returns endless batches for a training step. On a GPU, their int32 tensors are converted to int64.
 
         TensorFlow would copy int32 arguments of a compiled function from the GPU to the host and back
         (tensorflow/core/common_runtime/eager/execute.cc GetDeviceForInput).
@@ -173,7 +173,7 @@ class DaliOptions(BaseLoader):
 
     @property
     def decoder(self) -> Decoder:
-        """The decoder with these options, for the images of the source."""
+        """A decoder with the loader's options, for the images of the source."""
         height, width = self.opened_source.annotations.image_sizes.max(axis=0, initial=0).tolist()
         fits = self.batch_size * self.hw_decoder_load * height * width * 3 <= MAX_RESERVED
         largest = (height, width) if fits else (0, 0)
@@ -240,7 +240,7 @@ def gpu_visible() -> bool:
 
 
 def tensorflow_device(device_id: int | None) -> str:
-    """Returns TensorFlow's name of the GPU with this number in CUDA and DALI; of the CPU for None.
+    """Returns TensorFlow's name of the GPU that has this number in CUDA and DALI; for None, of the CPU.
 
     The numbers can differ: under Horovod each process sees one GPU, which is TensorFlow's GPU 0.
     """
@@ -254,7 +254,7 @@ def _without_int32(batch: Batch) -> Batch:
     """Converts the int32 tensors of a batch to int64, on the same device."""
 
     def without(x: tf.Tensor) -> tf.Tensor:
-        with tf.device(x.device):  # else the first GPU would do the cast
+        with tf.device(x.device):  # otherwise the first GPU would convert the tensors of all GPUs
             return tf.cast(x, tf.int64) if x.dtype == tf.int32 else x
 
     return tf.nest.map_structure(without, batch)
@@ -266,9 +266,9 @@ def _without_int32(batch: Batch) -> Batch:
 def from_pipeline(
     pipeline: dali.Pipeline, element_spec: ElementSpec, *, device_id: int | None
 ) -> tf.data.Dataset:
-    """Makes a tf.data dataset from a DALI pipeline. It never ends, so count steps (`steps_per_epoch`).
+    """Makes a tf.data dataset from a DALI pipeline. The dataset never ends: count steps (`steps_per_epoch`).
 
-    On a CPU, its iterator can be saved, if the pipeline was made with checkpointing.
+    On a CPU, iterators of the dataset can be saved, if the pipeline was made with checkpointing.
 
     Args:
         pipeline: must not be built or run, because DALIDataset builds its own copy.
@@ -310,7 +310,7 @@ class _OnGPU(tf.data.Dataset):
 def synthetic_dataset(
     loader: BaseLoader, example: Callable[[np.random.Generator], dict[str, np.ndarray]]
 ) -> tf.data.Dataset:
-    """Repeats one batch (images, targets) without end. `example` makes an image and its targets, by name."""
+    """Repeats one batch (images, targets) without end. `example` makes one image with its targets."""
     random = np.random.default_rng([loader.seed, loader.shard_id])
     facts: dict[str, Any] = {
         "image_sizes": np.array(loader.image_size, np.int32),

@@ -22,13 +22,13 @@ import tensorflow as tf
 
 from common import boxes as box_ops
 
-# Suppression clips boxes to this range, because a box that reaches much further would reduce the precision of
-# all other boxes. Anchors of EfficientDet-D0 reach from -1 to 2.
+# Suppression clips normalised boxes to this range, because a box that reaches much further would reduce the
+# precision of all other boxes. Anchors of EfficientDet-D0 reach from -1 to 2.
 _NEIGHBOURHOOD = (-8.0, 8.0)
 
 
 class Detections(NamedTuple):
-    """D = max_detections detections per image, the best first, with padding at the end.
+    """Holds D = max_detections detections per image, the best first, with padding at the end.
 
     Attributes:
         boxes: float32 (B, D, 4), ltrb, normalised to the network input and clipped to it; 0 in the padding.
@@ -46,8 +46,8 @@ class Detections(NamedTuple):
 def top_candidates(levels: Sequence[tf.Tensor], count: int) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
     """Returns the K = min(count, N * C) best scores or logits. Ties are broken as in a top-k of all scores.
 
-    The `count` best scores are all in the `count` rows with the largest maxima. So the costly sorting first
-    handles N numbers instead of N * C, and then only the scores of these rows.
+    The `count` best scores are all in the `count` rows with the largest maxima. So instead of N * C scores,
+    this function sorts the N maxima of the rows, and then only the scores of the best rows.
 
     Args:
         levels: scores or logits of each level, (B, n, C), which are joined along n to N rows. If a row has a
@@ -69,8 +69,8 @@ def top_candidates(levels: Sequence[tf.Tensor], count: int) -> tuple[tf.Tensor, 
 def top_rows(maxima: tf.Tensor, count: int) -> tf.Tensor:
     """Returns the positions of the R = min(count, N) largest numbers of (B, N): int32 (B, R).
 
-    The positions ascend, so a top-k of these rows breaks ties as a top-k of all does. Non-finite numbers are
-    chosen last.
+    The positions ascend, so a top-k of these rows breaks ties as a top-k of all rows does. Numbers that are
+    not finite are chosen last.
     """
     _, rows = tf.math.top_k(without_nonfinite(maxima), tf.minimum(count, tf.shape(maxima)[1]))
     return tf.sort(rows, axis=1)
@@ -142,7 +142,7 @@ def suppress(
 
 
 def only_finite(boxes: tf.Tensor, scores: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    """Sets a candidate's box (B, K, 4) and score (B, K) to 0 if any of its numbers is not finite."""
+    """Sets box (B, K, 4) and score (B, K) of a candidate to 0 if any number in them is not finite."""
     is_finite = tf.reduce_all(tf.math.is_finite(boxes), axis=-1) & tf.math.is_finite(scores)
     return tf.where(is_finite[..., tf.newaxis], boxes, 0.0), tf.where(is_finite, scores, 0.0)
 
@@ -150,7 +150,7 @@ def only_finite(boxes: tf.Tensor, scores: tf.Tensor) -> tuple[tf.Tensor, tf.Tens
 def moved_apart(boxes: tf.Tensor, classes: tf.Tensor, num_classes: int) -> tf.Tensor:
     """Moves the boxes (B, K, 4) of each class to a separate region, so boxes of two classes never overlap.
 
-    Then suppression across all classes works within each class. Boxes that reach far outside the image are
+    So one suppression of all boxes compares only boxes of the same class. Boxes far outside the image are
     clipped. The regions form a square grid, so coordinates are small and precise: with 90 classes, boxes
     within the image and 512 pixels per side, float32 resolves 1/1000 pixel.
     """
@@ -205,7 +205,7 @@ def _pick_by_diou(
     score_threshold: float,
     beta: float,
 ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-    """Runs greedy suppression with DIoU: each turn picks one box per image and drops what overlaps it.
+    """Runs greedy suppression with DIoU: each turn picks one box per image and drops boxes that overlap it.
 
     Returns:
         As `_pick_by_iou`.

@@ -16,7 +16,7 @@ _BAR_WIDTH = 20  # characters
 
 
 def be_quiet(quiet: bool) -> None:
-    """Hides log lines and progress bars if `quiet`: ranks other than the first would only repeat them."""
+    """Hides log lines and progress bars if `quiet`, because all ranks would print the same as rank 0."""
     global _quiet
     _quiet = quiet
 
@@ -74,7 +74,7 @@ def show_until_next(text: str) -> None:
 
 
 def import_tensorflow() -> None:
-    """Imports TensorFlow and hides what its C++ code prints before its log level has an effect.
+    """Imports TensorFlow, and hides lines that its C++ code prints before the log level has an effect.
 
     The hidden lines are shown if the import fails, or if there is an NVIDIA driver but TensorFlow finds no
     GPU. With --verbosity=1, nothing is hidden.

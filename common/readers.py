@@ -10,19 +10,19 @@ For the same images, `coco_reader` and `tfrecord_reader` return the same four no
 Crowds are left out: only the ground truth for pycocotools (`Annotations.ground_truth`) contains them.
 tools/preprocessing/image_source.py has readers for images without boxes.
 
-Boxes refer to the stored pixels, so decode with `adjust_orientation=False`. If an image were rotated by its
-EXIF tag, its boxes would be wrong.
+Boxes refer to the stored pixels, so decode with `adjust_orientation=False`. If the decoder rotated an image
+by its EXIF tag, the boxes would be wrong.
 
 Order of the images, as observed with DALI 2.4:
 
 * Training: every epoch, also the first, has a new permutation of the whole set, from a seed that all ranks
   share. Rank r reads the r-th part of each permutation. The parts are disjoint and together complete. If the
-  number of ranks does not divide the number of images, some parts have one image more. A rank begins its next
-  epoch after its own part: batches cross epochs, and ranks with shorter parts slowly get ahead.
+  number of ranks does not divide the number of images, some parts have one image more. A rank begins the next
+  epoch right after its part: a batch can span two epochs, and ranks with shorter parts slowly get ahead.
 * TFRecords and other containers in training: the files are permuted, and the records are shuffled within a
   buffer of 1024. So write records in random order, as tools/convert.py does.
 * Evaluation: each rank always reads the same part, in order, and repeats its last image until all ranks have
-  the same number of batches. Without the repeated image ids, every image occurs exactly once.
+  the same number of batches. After images with repeated ids are dropped, every image occurs exactly once.
 """
 
 import os
@@ -56,14 +56,14 @@ def coco_reader(
 ) -> Nodes:
     """Reads image files with the annotations of `datacheck.coco.load_coco`, inside a DALI graph.
 
-    DALI does not read the user's json, but a new one made from the checked annotations: with image ids from 0
+    DALI does not read the user's json, but a json made from the checked annotations: with image ids from 0
     in the order of the file (DALI rejects 2**31 and more), labels, clipped boxes and no crowds. The new json
     is kept in the user's cache directory.
 
     Args:
         images_dir: the directory that the annotations' file names refer to.
         annotations: the annotations, checked against `images_dir`.
-        training: True: shuffled, without end. False: in order. See the module docstring.
+        training: True: images are shuffled and repeat without end. False: in order. See the top of this file.
         shard_id: index of the part to read, equal to the rank.
         num_shards: number of parts, equal to the number of ranks.
         seed: seed of the shuffling, the same on all ranks; 0 is a valid seed.
@@ -101,7 +101,7 @@ def coco_reader(
 def file_reader(
     files: Sequence[str | os.PathLike], *, shard_id: int = 0, num_shards: int = 1, name: str = "reader"
 ) -> Nodes:
-    """Reads image files without annotations, in order, inside a DALI graph; returns N = 0 boxes.
+    """Reads image files without annotations, in order, inside a DALI graph; returns no boxes (N = 0).
 
     Args:
         files: paths of the images. The image ids are the positions in this list, from 0.

@@ -38,7 +38,7 @@ Example = dict[str, tf.Tensor]
 def examples(
     source: "Source", *, shard_id: int = 0, num_shards: int = 1, training: bool, seed: int = 0
 ) -> tf.data.Dataset:
-    """Returns the examples that `source.read` reads in a DALI graph. Arguments as for `source.read`.
+    """Returns a dataset of the examples that `source.read` reads in a DALI graph, with the same arguments.
 
     Raises:
         DataError: the data cannot be used.
@@ -67,7 +67,7 @@ def loader_examples(loader: "BaseLoader") -> tf.data.Dataset:
 
 
 class Random:
-    """Random numbers that differ at every call and depend only on seeds, index and number of earlier calls.
+    """Makes random numbers, which differ at every call, from the seeds, the index and the number of the call.
 
     The calls are counted in Python while a graph is traced. So a call inside a loop of the graph returns the
     same numbers in every iteration.
@@ -104,7 +104,7 @@ def _positions(size: int, shard_id: int, num_shards: int, seed: int, *, training
         return tf.data.Dataset.range(begin, begin + count).map(lambda position: tf.minimum(position, end - 1))
 
     def permutation(epoch: tf.Tensor) -> tf.data.Dataset:
-        # Stateless, because tf.data's own shuffle uses the global seed, which may differ between ranks.
+        # Not tf.data's own shuffle, because it also uses the global seed, which may differ between ranks.
         seeds = tf.stack([tf.constant(seed, tf.int64), epoch])
         positions = tf.random.experimental.stateless_shuffle(tf.range(size, dtype=tf.int64), seeds)
         return tf.data.Dataset.from_tensor_slices(positions)
@@ -113,7 +113,7 @@ def _positions(size: int, shard_id: int, num_shards: int, seed: int, *, training
 
 
 def _from_records(records: Records, label_map: LabelMap, positions: tf.data.Dataset) -> tf.data.Dataset:
-    """Returns the examples at these positions, read from record files."""
+    """Returns a dataset of the examples at `positions`, which it reads from record files."""
     paths, spans = tf.constant(records.files), tf.constant(records.spans)
     file_sizes = tf.constant([os.path.getsize(file) for file in records.files], tf.int64)
 
@@ -132,7 +132,7 @@ def _from_records(records: Records, label_map: LabelMap, positions: tf.data.Data
 
 
 def _from_files(positions: tf.data.Dataset, *table: np.ndarray | Sequence[str]) -> tf.data.Dataset:
-    """Returns the examples at these positions, read from one file per image.
+    """Returns a dataset of the examples at `positions`, which it reads from one file per image.
 
     Args:
         positions: positions of the images in `table`.
@@ -179,7 +179,7 @@ def _parse(record: tf.Tensor, label_map: LabelMap) -> Example:
 
 
 def refuse_changes(config: Any, published: Any, fields: Sequence[str], done: Collection[str]) -> None:
-    """Raises UserError if `config` changes a field that the loader does not support (not in `done`)."""
+    """Raises UserError if `config` differs from `published` in one of `fields` that is not in `done`."""
     others = [name for name in fields if name not in done]
     changed = [name for name in others if getattr(config, name) != getattr(published, name)]
     if changed:
@@ -189,13 +189,13 @@ def refuse_changes(config: Any, published: Any, fields: Sequence[str], done: Col
 
 
 def resize(image: tf.Tensor, size: tf.Tensor, antialias: bool = True) -> tf.Tensor:
-    """Resizes uint8 (h, w, 3) to `size`, (height, width): linear, with antialiasing where it shrinks."""
+    """Resizes uint8 (h, w, 3) to `size`, (height, width), by linear interpolation."""
     image = tf.image.resize(image, tf.cast(size, tf.int32), antialias=antialias)
     return tf.cast(tf.clip_by_value(tf.round(image), 0, 255), tf.uint8)
 
 
 def boxes_to_window(boxes: tf.Tensor, size: tf.Tensor, window: tf.Tensor) -> tf.Tensor:
-    """Converts boxes normalised by the image to boxes normalised by the window, and clips them to it."""
+    """Converts boxes normalised by the image to boxes normalised by the window, and clips them to [0, 1]."""
     boxes_px = boxes * xyxy(size) - xyxy(window[:2])
     return tf.clip_by_value(boxes_px / xyxy(window[2:]), 0.0, 1.0)
 
@@ -208,7 +208,7 @@ def xyxy(yx: tf.Tensor) -> tf.Tensor:
 def select_boxes(
     boxes: tf.Tensor, labels: tf.Tensor, min_size: tuple[float, float], max_instances: int
 ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-    """`dali_ops.select_boxes` with TensorFlow operations. Returns boxes, labels and `lost`."""
+    """Does the same as `dali_ops.select_boxes` with TensorFlow. Returns boxes, labels and `lost`."""
     sides = boxes[:, 2:] - boxes[:, :2]  # (N, 2) width, height
     visible = tf.math.count_nonzero(tf.reduce_all(sides > 0, 1), dtype=tf.int32)
     is_large = (sides > 0) & (sides >= tf.constant(min_size[::-1], tf.float32)) & (sides <= tf.float32.max)
@@ -223,7 +223,7 @@ def select_boxes(
 
 
 def pad_boxes_tf(boxes: tf.Tensor, labels: tf.Tensor, max_instances: int) -> tuple[tf.Tensor, tf.Tensor]:
-    """`dali_ops.pad_boxes` with TensorFlow operations."""
+    """Does the same as `dali_ops.pad_boxes` with TensorFlow operations."""
     padding = [[0, max_instances - tf.shape(boxes)[0]]]
     boxes = tf.pad(boxes, padding + [[0, 0]], constant_values=-1.0)
     classes = tf.pad(labels - 1, padding, constant_values=-1)

@@ -80,7 +80,7 @@ class Records:
         files: paths in the order in which they are read.
         indexes: path of each file's index.
         spans: int64 (I, 3), (index in `files`, offset, size with FRAME) of each record, in reading order.
-        has_crowds: whether any object is a crowd; then every record has CROWD_KEY.
+        has_crowds: whether any object is a crowd. If so, every record has CROWD_KEY.
         has_empty_boxes: whether boxes other than crowds may have no area inside their image.
     """
 
@@ -148,7 +148,7 @@ def masked_crc32c(data: bytes) -> int:
 
 
 def framed(data: bytes) -> bytes:
-    """Returns the bytes of a record in a file: length and data, each with its checksum."""
+    """Returns the bytes of a record file for one record: the length and the data, each with a checksum."""
     length = len(data).to_bytes(8, "little")
     first, second = (masked_crc32c(part).to_bytes(4, "little") for part in (length, data))
     return b"".join([length, first, data, second])
@@ -194,7 +194,7 @@ def ensure_index(file: str, spans: np.ndarray) -> tuple[str, str | None]:
 
     Args:
         file: the record file.
-        spans: spans of its records.
+        spans: offset and size of each record in this file.
 
     Returns:
         The path of the index, and "index-made" (was missing), "index-stale" (was wrong) or None (was right).
@@ -211,7 +211,7 @@ def ensure_index(file: str, spans: np.ndarray) -> tuple[str, str | None]:
 
 
 def index_records(paths: Sequence[str | os.PathLike]) -> Records:
-    """Opens record files for programs without common/datacheck. Checks only that no key is missing.
+    """Opens record files without common/datacheck. Checks only indexes, and that no key is missing.
 
     Raises:
         UserError: a file cannot be read, or a record lacks a key.
@@ -299,7 +299,7 @@ def parse_integer(digits: DataNode) -> DataNode:
 
 
 def _labels(category_ids: DataNode, label_map: LabelMap) -> DataNode:
-    """Converts category ids, int64 (N,), to labels, int32 (N,). Unlike fn.lookup_table, takes any id."""
+    """Converts category ids, int64 (N,), to labels, int32 (N,). fn.lookup_table would limit the ids."""
     labels = types.Constant(np.arange(1, label_map.num_classes + 1, dtype=np.int32), device="cpu")
     is_same = fn.expand_dims(category_ids, axes=[1]) == _constant(np.array(label_map.category_ids))  # (N, C)
     found = fn.reductions.sum(fn.cast(is_same, dtype=types.INT32) * labels, axes=[1])
@@ -307,6 +307,6 @@ def _labels(category_ids: DataNode, label_map: LabelMap) -> DataNode:
 
 
 def _constant(numbers: np.ndarray) -> DataNode:
-    """Returns a constant, int64 (n,). DALI's constants have 32 bits, so each number is two halves."""
+    """Returns a constant, int64 (n,). DALI's constants have 32 bits, so this joins two for each number."""
     halves = types.Constant(numbers.view(np.int32).reshape(-1, 2), device="cpu")
     return fn.squeeze(fn.reinterpret(halves, dtype=types.INT64), axes=[1])

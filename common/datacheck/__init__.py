@@ -1,5 +1,5 @@
-"""Checks data sets for errors. Apps and tools import this package; the rest of `common` does not."""
+"""Checks data sets for errors. Apps and tools import this package; other modules of `common` do not."""
 
 import os
 
-os.environ.setdefault("PYNVIMGCODEC_VERBOSITY", "0")  # else nvImageCodec prints a line for each bad image
+os.environ.setdefault("PYNVIMGCODEC_VERBOSITY", "0")  # stops nvImageCodec's line for each bad image

@@ -23,7 +23,7 @@ from common.datacheck.issues import Issues
 from common.labels import MAX_CATEGORY_ID, LabelMap, category_faults
 
 LARGE_ID = 2**31  # DALI only accepts smaller ids
-_FRACTION = 1.05  # upper limit for edges of normalised boxes; rounding may move them slightly above 1
+_FRACTION = 1.05  # upper limit for edges of normalised boxes, because rounding may give numbers above 1
 _MANY = 8  # boxes are reported as x1y1x2y2 only if at least this many reach outside their images
 
 
@@ -44,8 +44,8 @@ def load_coco(
         policy: what to do with images that cannot be used.
 
     Returns:
-        The annotations; with on_bad_image="skip", only those of usable images. Their `issues` list what was
-        fixed or skipped, and the warnings.
+        The annotations; with on_bad_image="skip", only those of usable images. Their attribute `issues` lists
+        what was fixed or skipped, and the warnings.
 
     Raises:
         DataError: the json or the image files have errors; the message lists all of them.
@@ -69,7 +69,7 @@ def load_coco(
 
 
 def _check(lists: dict[str, list | None], table: "_Objects", issues: Issues) -> None:
-    """Checks the lists from `coco_parse.parse` and the references between them; a list may be None."""
+    """Checks the lists from `coco_parse.parse`, any of which may be None, and the ids that link them."""
     for key, kind in (("images", "no-images"), ("annotations", "no-boxes")):
         if lists[key] == []:
             issues.add(kind, f"`{key}` is empty")
@@ -93,7 +93,7 @@ class _Objects:
     Attributes:
         rows: array (N,) from `table_of`; NONE and NaN replace values that were reported as errors.
         sizes: int64 (I, 2), width and height of the images.
-        image_row: int64 (N,), index into `images` of each annotation's image; NONE if it does not exist.
+        image_row: int64 (N,), index of each annotation's image in the list of images; NONE if it is unknown.
         is_negative: bool (N,), whether a side of the box is negative.
     """
 
@@ -153,8 +153,8 @@ def _check_references(objects: _Objects, kind: str, known: np.ndarray, issues: I
     ids = objects.rows[f"{of}_id"]
     rows = np.where(ids == NONE, NONE, find_rows(ids, known))
     unknown = np.flatnonzero((rows == NONE) & (ids != NONE))
-    # Images or categories with invalid or repeated ids are already reported. Each of them may explain one
-    # unknown id. So unknown ids are reported only if there are more of them than of these entries.
+    # Images or categories with invalid or repeated ids are already reported. Each of them may be the cause of
+    # one unknown id. So unknown ids are reported only if they outnumber these images or categories.
     num_lost = len(known) - len(np.unique(known[known != NONE]))
     if len(known) and len(np.unique(ids[unknown])) > num_lost:
         text = "{} has {}_id {}, which no {} has".format
@@ -165,7 +165,7 @@ def _check_references(objects: _Objects, kind: str, known: np.ndarray, issues: I
 def _check_unit(objects: _Objects, issues: Issues) -> None:
     """Reports boxes in a wrong format: normalised coordinates, or x1y1x2y2 instead of ltwh."""
     boxes = objects.rows["bbox"]
-    # The index of objects without an image is NONE, which is -1: it selects the appended False.
+    # Objects without an image have the index NONE (-1), which selects the appended False.
     is_larger = np.append(np.all(objects.sizes > 1, axis=1), False)[objects.image_row]
     rows = np.flatnonzero(is_larger & ~objects.is_negative & ~np.isnan(boxes[:, 0]))
     left_top, sides = np.split(boxes[rows], 2, axis=1)

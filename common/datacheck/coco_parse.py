@@ -1,7 +1,7 @@
 """Parses a COCO json into structs and reports every value that cannot be used.
 
-msgspec decodes a valid json; it is fast and skips polygons. If msgspec fails, Python's json reads the file
-again, because it accepts more (NaN, bytes that are not UTF-8). Then each value of each record is checked.
+msgspec decodes valid files; it is fast and skips polygons. If msgspec refuses a file, Python's json module
+reads it, because json accepts more (NaN, bytes that are not UTF-8). Then this module checks each value.
 Invalid values are reported with the id of their record; the other values are used.
 
 Decoding is strict: "12" and true are not numbers, and 1.5 is not an id.
@@ -31,7 +31,7 @@ _REPR = reprlib.Repr()
 _REPR.maxlist, _REPR.maxdict, _REPR.maxstring = 8, 4, 80
 _shown = _REPR.repr  # shortens a value for a message
 _NEAR = 20  # characters that a message shows before and after an error
-_DIGITS = 4000  # digits that are read of an integer, because Python raises an error above 4300
+_DIGITS = 4000  # further digits of an integer are ignored, because Python raises an error above 4300
 _NO_JSON = (
     ("file-empty", rb"\s*\Z"),
     ("file-lfs-pointer", rb"version https://git-lfs"),
@@ -41,7 +41,7 @@ _NO_JSON = (
 )
 _PART = re.compile(r"[\w.+\\-]*\s*")  # the rest of a number, literal or escape in a truncated file
 LISTS: dict[str, Any] = {"images": CocoImage, "annotations": CocoObject, "categories": Any}
-# The values that replace invalid ones in a struct.
+# The values that replace missing and invalid values in a struct.
 _NOTHING: dict[type[msgspec.Struct], dict[str, Any]] = {
     CocoImage: {"id": NONE, "file_name": "", "width": 0, "height": 0},
     CocoObject: {"image_id": NONE, "category_id": NONE, "bbox": (math.nan,) * 4},
@@ -72,7 +72,7 @@ def parse(path: str, issues: Issues) -> dict[str, list | None]:
 
 
 def _read(path: str) -> bytes:
-    """Reads a file without its byte order mark; Fault if it cannot be a json. Never waits for a pipe."""
+    """Reads a file and removes its byte order mark. Raises Fault for a pipe, or if it cannot be a json."""
     try:
         mode = os.stat(path).st_mode
         if not stat.S_ISREG(mode):
@@ -88,8 +88,8 @@ def _read(path: str) -> bytes:
 
 
 def _load(content: bytes, issues: Issues) -> dict[str, Any]:
-    """Parses the content with Python's json; Fault if it is not a JSON object. An Ellipsis replaces a list
-    whose key is repeated."""
+    """Parses the content with Python's json module. An Ellipsis replaces a list whose key is repeated. Raises
+    Fault if the content is not a JSON object."""
 
     def to_dict(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         found = dict(pairs)
@@ -120,7 +120,7 @@ def _load(content: bytes, issues: Issues) -> dict[str, Any]:
 
 
 def _list(document: dict[str, Any], key: str, struct: Any, issues: Issues) -> list | None:
-    """Returns the records of one list, with invalid values replaced; None if the list is invalid."""
+    """Returns the records of one list of the json, with invalid values replaced; None for an invalid list."""
     records = document.get(key)
     if key not in document:
         issues.add("missing-key", f"the file has no list `{key}`")

@@ -1,4 +1,4 @@
-"""Opens and checks the data sets that flags name: common/datasets.py with the data check added.
+"""Opens and checks the data sets that flags name. This module adds the data check to common/datasets.py.
 
 All errors of the training and evaluation data are reported together, before anything is built or written.
 """
@@ -47,7 +47,7 @@ class CheckedOpener(plain.Opener):
             label_map: file with the categories; default: tools/convert.py's `<prefix>.label_map.json`.
             policy: what to do with images that cannot be used.
         """
-        import_tensorflow()  # takes seconds, and only records need it
+        import_tensorflow()  # here, because it takes seconds and only TFRecords need it
         from common.datacheck import tfrecord
 
         files = tfrecord.expand_pattern(pattern)
@@ -55,7 +55,7 @@ class CheckedOpener(plain.Opener):
         return tfrecord.open_records(files, labels, policy=policy)
 
     def open_images(self, images: str, policy: ImagePolicy = ImagePolicy()) -> ImageListSource:
-        """Opens and checks the images that --images names, for inference; UserError if none is usable."""
+        """Opens and checks the images that --images names, for inference; UserError if no image is usable."""
         files, issues = plain.list_images(images), Issues(f"--images={images}", policy)
         facts = inspect_files(os.curdir, files, policy)
         pairs = zip(files, facts, strict=True)
@@ -67,22 +67,22 @@ class CheckedOpener(plain.Opener):
         return ImageListSource(usable)
 
     def join(self, errors: Sequence[UserError]) -> UserError:
-        """Returns the first error in the flags or, if there is none, one error with all data issues."""
+        """Returns the first error in the flags or, if all flags are right, one error with all data issues."""
         of_flags = [error for error in errors if not isinstance(error, DataError)]
         of_data = [issues for error in errors if isinstance(error, DataError) for issues in error.issues]
         return of_flags[0] if of_flags else DataError(*of_data)
 
     def refuse(self, origin: str, kind: str, offenders: Sequence[str]) -> None:
-        """Raises DataError with an issue of this kind if there are offenders."""
+        """Raises DataError with an issue of this kind if `offenders` is not empty."""
         issues = Issues(origin)
         issues.add_each(kind, offenders, str)
         issues.raise_if_stopping()
 
     def check_sizes(self, source: Source, batch_size: int, num_replicas: int, max_instances: int) -> None:
-        """Checks that a training set fills one batch of all ranks, and logs images with too many boxes.
+        """Checks that a training set fills a batch on every rank, and logs images with too many boxes.
 
         Raises:
-            DataError: one batch of all ranks needs more images than there are, and would repeat some.
+            DataError: the data set has fewer images than the ranks need for one batch each.
         """
         super().check_sizes(source, batch_size, num_replicas, max_instances)
         annotations = source.annotations
@@ -114,7 +114,7 @@ def log_issues(issues: Issues) -> None:
 
 
 def explain(error: Exception, source: Source | None, pipeline_type: str) -> UserError:
-    """Logs the error of a loader, then decodes all images again to find those that cannot be read.
+    """Logs the error of a loader, then decodes all images again to find the images that caused it.
 
     Args:
         error: the exception that the loader raised.

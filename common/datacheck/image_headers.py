@@ -1,10 +1,10 @@
 """Checks the header and the end of an encoded image without decoding it.
 
-Pillow reads the headers. If nvImageCodec, DALI's codec library, rejects more headers of a format than Pillow,
-nvImageCodec reads them, too. This module also checks the end of the file, and reports rare variants as
-unsupported. DALI 2.4 rejects some of them or decodes them wrongly without an error: lossless JPEG, JPEG 2000
-with 9 to 16 bits, TIFF with floats or JPEG inside, BMP with swapped masks, PNM with an unusual maximum.
-test_image_headers.py compares with DALI.
+Pillow reads the headers. For formats of which nvImageCodec, DALI's codec library, rejects more headers than
+Pillow, nvImageCodec reads the header, too. This module also checks the end of the file, and reports rare
+variants of formats as unsupported, because DALI 2.4 rejects some of these variants or decodes them wrongly
+without an error: lossless JPEG, JPEG 2000 with 9 to 16 bits, TIFF with floats or JPEG inside, BMP with
+swapped masks, PNM with an unusual maximum. test_image_headers.py compares the results with DALI's.
 """
 
 import functools
@@ -23,7 +23,7 @@ from PIL.ImageFile import ImageFile
 
 from common.datacheck.issues import Fault
 
-warnings.filterwarnings("ignore", module="PIL.TiffImagePlugin")  # about damaged tags, also in EXIF
+warnings.filterwarnings("ignore", module="PIL.TiffImagePlugin")  # warnings of damaged tags, also in EXIF
 # The exceptions that Pillow raises for damaged images.
 PILLOW_ERRORS = (OSError, SyntaxError, ValueError, TypeError, KeyError, EOFError, struct.error, zlib.error)
 _HEAD = 8192  # bytes of the first read; most headers are shorter
@@ -35,10 +35,10 @@ unsupported = functools.partial(Fault, "unsupported-format")
 
 
 class ImageFacts(msgspec.Struct, gc=False, array_like=True):
-    """The properties of an image file that the check found, and its fault.
+    """What the check found out about an image file: its properties and, if it has one, its fault.
 
     Attributes:
-        image_format: Pillow's name of the format, "JPEG" also for files with several pictures; "" if unknown.
+        image_format: Pillow's name of the format; "" if unknown. JPEGs with several pictures are "JPEG", too.
         height, width: size of the stored pixels, before any EXIF rotation; 0 if unknown.
         orientation: orientation tag of EXIF or TIFF, 1 to 8; 1 if there is none.
         fault: key of issues.KINDS (with severity IMAGE); "" without a fault.
@@ -57,7 +57,7 @@ class Encoded:
     """Gives access to an encoded image, and reads as few of its bytes as possible.
 
     Args:
-        stream: binary stream that holds the image and nothing else.
+        stream: binary stream of the encoded image, without other data.
 
     Attributes:
         facts: what is known about the image so far.
@@ -123,7 +123,7 @@ def _open(image: Encoded, plugin: type[Plugin]) -> Plugin:
 
 
 def _parse_as_dali(image: Encoded, header: bytes) -> None:
-    """Fills in the size that nvImageCodec reads; raises Fault if nvImageCodec, and so DALI, rejects it."""
+    """Fills in the size that nvImageCodec reads. Raises Fault if nvImageCodec (thus DALI) cannot read it."""
     try:
         stream = nvimgcodec.CodeStream(header)
         image.facts.height, image.facts.width = stream.height, stream.width
@@ -153,8 +153,8 @@ END = b"\xff\xd9"  # end marker of JPEG and JPEG 2000; the data of a scan never 
 
 def _jpeg(image: Encoded) -> None:
     picture = _open(image, JpegImagePlugin.JpegImageFile)
-    # Pillow stops after the header of the first scan. The end marker of an EXIF thumbnail is before this
-    # position; those of the picture and of further pictures are after it.
+    # Pillow stops after the header of the first scan. An EXIF thumbnail has its end marker before this
+    # position; the picture itself and further pictures have their end markers after it.
     scan = image.pixels_at = image.stream.tell()
     _parse_as_dali(image, image.at(0, scan))
     if max(picture.size) > _LONGEST_SIDE or not picture.quantization:
@@ -225,7 +225,7 @@ def _tiff(image: Encoded) -> None:
     is_plain = compression in _PLAIN and layout in _LAYOUTS and sample_formats == {1} and planar == 1
     at, length = (273, 279) if 273 in tags else (324, 325)
     offsets, sizes = tags.get(at, ()), tags.get(length, ())
-    are_numbers = all(isinstance(number, int) for number in (*offsets, *sizes))  # text in damaged files
+    are_numbers = all(isinstance(number, int) for number in (*offsets, *sizes))  # damaged files may have text
     if not is_plain or tags.next or not are_numbers or not sizes or len(sizes) != len(offsets):
         raise unsupported(
             f"TIFF with compression {compression}, photometric interpretation, samples and bits {layout},"
@@ -253,7 +253,7 @@ def _jpeg2000(image: Encoded) -> None:
     _parse_as_dali(image, content)
     has_offset, count = any(stream[12:20]), int.from_bytes(stream[36:38])
     parts = stream[38 : 38 + 3 * count]  # per component: bits - 1, horizontal and vertical subsampling
-    is_grey_stream = count == 1 and not boxes  # DALI rejects these
+    is_grey_stream = count == 1 and not boxes  # DALI rejects such files
     if has_offset or is_grey_stream or set(parts) != {7, 1}:
         raise unsupported(f"JPEG 2000, {count} components, with unusual bits, subsampling or offset")
     if END not in stream[38 + 3 * count :]:

@@ -4,9 +4,9 @@ The check reads the header and the end of an image (image_headers.py). It decode
 others on request. A JPEG has no checksum: a decoder notices damage only if it causes an invalid code or a
 wrong number of blocks. In 1500 tests with mixed damage to photographs of coco128, the decoder noticed a third
 of the cases; the rest cannot be detected. Decoders of WebP and JPEG 2000 notice even less. PNG has checksums.
-BMP has neither checksums nor codes.
+BMP has neither checksums nor codes, so damage to its pixels is never noticed.
 
-The result for a file is cached until its size, its times or its inode change.
+The result for a file is cached until the file's size, times or inode change.
 """
 
 import concurrent.futures
@@ -33,12 +33,12 @@ from common.datacheck.issues import Fault, Issues
 from common.files import file_type, load_cached, save_cached
 from common.progress import Bar
 
-_VERSION = 5  # raise it when the check changes: cached results of other versions are not used
+_VERSION = 5  # increase this when the check changes: cached results of other versions are not used
 _CHUNK = 64  # files that a thread takes at once
 _ONE_LARGE = threading.Lock()  # only one image above 25 megapixels is decoded at a time, to save memory
 _CORES = len(os.sched_getaffinity(0))
-_READERS, DECODERS = min(8 * _CORES, 32), _CORES + 2  # threads that only read headers, threads that decode
-_SLOW = (20_000, 500)  # a progress bar is shown for more images: limits without and with decoding
+_READERS, DECODERS = min(8 * _CORES, 32), _CORES + 2  # threads that read headers; threads that decode
+_SLOW = (20_000, 500)  # a progress bar is shown for more images than this, without and with decoding
 _SWAPS_SIDES = 5  # EXIF orientations from this one on swap width and height
 _FORMAT_OF = PIL.Image.registered_extensions() | {".mpo": "JPEG", ".dib": "BMP", ".heic": "HEIF"}
 
@@ -47,7 +47,7 @@ _FORMAT_OF = PIL.Image.registered_extensions() | {".mpo": "JPEG", ".dib": "BMP",
 
 
 def inspect(encoded: bytes | memoryview, policy: ImagePolicy = ImagePolicy()) -> ImageFacts:
-    """Inspects an image in memory, as thoroughly as `policy` asks; never decodes one that is too large."""
+    """Inspects an image in memory, as thoroughly as `policy` asks. Images above the limit are not decoded."""
     return _inspect(io.BytesIO(encoded), policy)
 
 
@@ -73,7 +73,7 @@ def limited(facts: ImageFacts, max_megapixels: float) -> ImageFacts:
 
 
 _NO_DAMAGE = re.compile("Unknown Adobe|Warning: unknown JFIF|Invalid SOS parameters|.*bad ICC marker")
-_UNKNOWN_TO_TURBOJPEG = re.compile(".*(subsampling|color conversion)")  # Pillow decodes these
+_UNKNOWN_TO_TURBOJPEG = re.compile(".*(subsampling|color conversion)")  # Pillow decodes such JPEGs
 _EXTRANEOUS = re.compile(r"Corrupt JPEG data: (\d+) extraneous bytes before marker 0xd9")
 
 
@@ -82,8 +82,8 @@ def _check_pixels(image: Encoded, decode: bool) -> None:
 
     Raises:
         Fault: the data are damaged; or no value of a 16-bit image reaches 4096. Such an image would be
-            almost black, because DALI keeps only the upper eight bits. A grey image of zeros is accepted. A
-            colour image that Pillow reads as zeros is not, because Pillow drops the lower eight bits.
+            almost black, because DALI keeps only the upper eight bits. A grey image of zeros is accepted. If
+            Pillow reads a colour image as zeros, this is a fault, because Pillow drops the lower eight bits.
     """
     if image.is_16_bit:
         if picture := _load(image):
@@ -97,7 +97,7 @@ def _check_pixels(image: Encoded, decode: bool) -> None:
 def _load(image: Encoded) -> PIL.Image.Image | None:
     """Decodes the image with Pillow; returns None for WebP above 179 megapixels, which Pillow rejects."""
     facts, content = image.facts, image.whole()
-    # Not PIL.Image.open, which rejects large images because of a setting of the whole process.
+    # PIL.Image.open is not used, because it rejects large images by a setting of the whole process.
     open_picture, _ = PIL.Image.OPEN[facts.image_format]
     try:
         if facts.image_format == "PNG":
@@ -129,7 +129,7 @@ def _check_jpeg(image: Encoded) -> None:
 
 
 def _is_padding(scan: bytes, message: str) -> bool:
-    """Whether the warning is about one repeated byte before the end marker, as some cameras write it."""
+    """Whether the warning is only about padding: some cameras repeat one byte before the end marker."""
     extraneous, end = _EXTRANEOUS.match(message), scan.find(image_headers.END)
     return extraneous is not None and len(set(scan[end - int(extraneous[1]) : end])) == 1
 
@@ -149,7 +149,7 @@ def _check_range(picture: PIL.Image.Image) -> None:
 
 
 def in_threads(function: Callable, parts: Sequence, threads: int, title: str | None = None) -> Iterator[Any]:
-    """Yields the result of `function` for each part, in order; shows a progress bar if there is a title."""
+    """Yields `function(part)` for each part, in order; shows a progress bar if there is a title."""
     bar = Bar(title, len(parts)) if title else None
     with concurrent.futures.ThreadPoolExecutor(threads) as pool:  # not processes: TensorFlow hangs after fork
         for found in pool.map(function, parts):
@@ -163,7 +163,7 @@ class _Entry(msgspec.Struct, gc=False, array_like=True):
 
     Attributes:
         state: size, mtime and ctime in ns, inode number. Size and mtime alone are not enough, because tar,
-            rsync and os.utime can restore them. None if the fault may be temporary.
+            rsync and os.utime can restore them. None if the result is not cached: its fault may be temporary.
         decoded: whether all pixels were decoded, or need not be because of a fault in the header.
         facts: the result of the check.
     """
@@ -194,7 +194,7 @@ def inspect_files(
     """
     digest = hashlib.sha256(os.fsencode(os.path.realpath(images_dir))).hexdigest()[:32]
     cache = f"files-{_VERSION}-{digest}.msgpack"
-    try:  # names are stored as bytes: they need not be UTF-8, which msgpack's strings must be
+    try:  # names are stored as bytes, because msgpack's strings must be UTF-8 and file names need not be
         known = msgspec.msgpack.decode(load_cached(cache) or b"", type=dict[bytes, _Entry])
     except msgspec.MsgspecError:
         known = {}
@@ -247,7 +247,7 @@ def path_fault(name: str) -> bool:
 
 
 def add_fault(facts: ImageFacts, name: str, issues: Issues) -> bool:
-    """Adds the image's fault, if it has one, to `issues` under this name; returns whether it has one."""
+    """Adds the image's fault, if any, to `issues` under this name; returns whether there is a fault."""
     if facts.fault:
         issues.add(facts.fault, f"{name}: {facts.detail}" if facts.detail else name)
     return bool(facts.fault)

@@ -1,8 +1,8 @@
 """Defines all kinds of errors and warnings that the data check can report, with their texts.
 
 An issue has a kind (a key of KINDS), a count, and a text with the id of each offender. Errors stop a run, and
-all of them are listed at once. Four kinds are fixed in the data that DALI reads, never in the user's files:
-boxes are clipped or dropped, ids renumbered, categories sorted. The other kinds are warnings.
+all of them are listed at once. Issues of four kinds are fixed in the data that DALI reads, never in the
+user's files: boxes are clipped or dropped, ids renumbered, categories sorted. Other issues are warnings.
 """
 
 import collections
@@ -14,9 +14,9 @@ from typing import Any, NamedTuple
 from common.args import ImagePolicy
 from common.errors import UserError
 
-SHOWN = 5  # offenders that a message names before it counts the rest
-KEPT = 1000  # offenders that are stored for the report
-_REPEATS = 4  # rows with the same key that a message names
+SHOWN = 5  # number of offenders that a message names; it only counts the rest
+KEPT = 1000  # number of offenders that are stored for the report
+_REPEATS = 4  # number of rows with the same key that a message names
 
 
 class Severity(enum.Enum):
@@ -130,7 +130,7 @@ KINDS |= {kind: Kind(Severity.WARNING, *row) for kind, row in _WARNINGS.items()}
 
 @dataclasses.dataclass
 class Issue:
-    """All offenders of one kind.
+    """All images, boxes, records or files (the offenders) with a fault of one kind.
 
     Attributes:
         kind: a key of KINDS.
@@ -188,7 +188,7 @@ class DataError(UserError):
 
 
 class Issues:
-    """The issues of one data set; iterates over them in the order of KINDS.
+    """Collects the issues of one data set. Iteration yields the issues in the order of KINDS.
 
     Args:
         origin: the annotations file or the pattern of the record files, for messages.
@@ -204,7 +204,7 @@ class Issues:
         self.add_many(kind, 1, [offender])
 
     def add_many(self, kind: str, count: int, offenders: Iterable[str]) -> None:
-        """Adds `count` offenders; `offenders` describes all, or at least the first KEPT. `count` may be 0."""
+        """Adds `count` (0 or more) offenders. `offenders` describes them, or at least the first KEPT."""
         skipped = KINDS[kind].severity is Severity.IMAGE and self.policy.on_bad_image == "skip"
         if not count:
             return
@@ -218,7 +218,7 @@ class Issues:
         self.add_many(kind, len(items), map(describe, items))
 
     def add_repeats(self, kind: str, what: str, keys: Iterable[Any], name: Callable[[int], str]) -> None:
-        """Adds each key that occurs more than once, except "" and -1, which replace invalid keys.
+        """Adds an offender for each key that is repeated, except "" and -1, which replace invalid keys.
 
         Args:
             kind: the kind of issue.

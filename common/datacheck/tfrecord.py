@@ -6,7 +6,7 @@ gets a copy with all keys. DALI reads this copy, and the index of the original f
 With --on_bad_image=skip, the index also omits records whose images cannot be used.
 
 The cache also stores the parsed records, under a hash of everything that they depend on, so the next start
-does not read the data. A result with errors that the user must correct in the files is not stored.
+does not read the data. Records are not stored if there are errors that the user must correct in the files.
 """
 
 import collections
@@ -41,9 +41,9 @@ from common.files import get_or_create, load_cached, save_cached, store_cached
 from common.labels import LabelMap
 from common.tfrecord import BOX_KEYS, CROWD_KEY, LABEL_KEY, RecordFile, Records
 
-_VERSION = 7  # raise it when the cached content or any check changes, also a check of images.py
+_VERSION = 7  # increase this when the cached content or any check changes, also a check of images.py
 _THREADS = 16  # files whose record headers are read at once
-_NO_RECORDS = (".idx", ".json", ".pbtxt")  # suffixes of other files that are next to record files
+_NO_RECORDS = (".idx", ".json", ".pbtxt")  # files next to record files that are not records themselves
 _SHARD = re.compile(r"(?P<prefix>.*-)(?P<shard>\d{1,9})-of-(?P<count>\d{1,5})(?P<suffix>[^/]*)", re.DOTALL)
 
 
@@ -54,7 +54,7 @@ class TFRecordSource(Source):
     Attributes:
         records: the files, indexes and spans that DALI reads.
         annotations: the annotations of all records that are read, in the order of the user's files.
-        rows: int64 (I,), the index of each record's image in `annotations`, in the order of `records.spans`.
+        rows: int64 (I,), for each row of `records.spans` the index of the record's image in `annotations`.
         names: the name of each image's record for messages: `a.tfrecord record 5 (image 12)`.
         formats: Pillow's name of a format -> the number of images that have it, the most frequent first.
     """
@@ -87,7 +87,7 @@ class TFRecordSource(Source):
 
 
 def expand_pattern(pattern: str) -> list[str]:
-    """Returns the files that match a glob, or any of several globs with commas between them.
+    """Returns the files that match a pattern: one glob, or several globs with commas between them.
 
     The files are sorted, so their order is the same on all ranks. They include pipes, directories and
     dangling links, which `walk_files` reports, but not directories that match a final `**`.
@@ -106,7 +106,7 @@ def expand_pattern(pattern: str) -> list[str]:
 
 
 def walk_files(files: Sequence[str | os.PathLike], issues: Issues) -> list[RecordFile]:
-    """Finds the records in each file; reports damaged files, and indexes with more records than the file."""
+    """Finds the records in each file. Reports damaged files, and indexes that list missing records, too."""
     walked = list(in_threads(tfrecord.walk, files, _THREADS))
     for file in walked:
         if file.fault:
@@ -130,7 +130,7 @@ def index_of(file: RecordFile, issues: Issues) -> str:
 
 
 def missing_shards(files: Sequence[str | os.PathLike]) -> list[str]:
-    """Returns the missing files of numbered sets: `train-00002-of-00004` belongs to a set of four."""
+    """Returns the files that numbered sets lack. `train-00002-of-00004` belongs to a set of four files."""
     known = {os.fspath(file) for file in files}
     missing: set[str] = set()
     for match in filter(None, map(_SHARD.fullmatch, known)):
@@ -141,8 +141,8 @@ def missing_shards(files: Sequence[str | os.PathLike]) -> list[str]:
 
 
 def find_label_map(files: Sequence[str]) -> str:
-    """Returns the path of the converter's label map next to the files; UserError if there is none, or
-    if several label maps differ."""
+    """Returns the path of the label map that tools/convert.py wrote next to the files. Raises UserError if
+    there is none, or if several label maps differ."""
     prefixes = {re.sub(r"(-\d+-of-\d+)?(\.tfrecords?)?$", "", file) for file in files}
     found = sorted(filter(os.path.isfile, (f"{prefix}.label_map.json" for prefix in prefixes)))
     if not found:
@@ -161,7 +161,7 @@ def find_label_map(files: Sequence[str]) -> str:
 def open_records(
     files: Sequence[str | os.PathLike], label_map: LabelMap, *, policy: ImagePolicy = ImagePolicy()
 ) -> TFRecordSource:
-    """Checks record files, their indexes, every annotation and every image in them.
+    """Checks record files and their indexes, and every annotation and image in the files.
 
     The data are read once, and the result is cached until the files change. At every start, the lengths of
     all records and the stored checksums of their data are compared with those of the cached result.
@@ -204,7 +204,7 @@ def open_records(
 
 
 def _read(walked: Sequence[RecordFile], label_map: LabelMap, issues: Issues) -> list[Example]:
-    """Returns the result of `tfrecord_scan.scan`, from the cache if it is there."""
+    """Returns the parsed records, from the cache or else from `tfrecord_scan.scan`."""
     state = [(os.fsencode(file.path), file.size, file.mtime_ns, file.digest) for file in walked]
     of_policy = (issues.policy.decode, issues.policy.max_megapixels)
     key = msgspec.msgpack.encode((_VERSION, label_map.to_json(), of_policy, state))
@@ -259,7 +259,7 @@ def _index(spans: np.ndarray) -> str:
 
 
 def _complete_copy(file: RecordFile, is_copied: np.ndarray, counts: np.ndarray) -> str:
-    """Copies some records of `file` to the cache and adds missing keys that DALI reads; returns the path."""
+    """Copies the selected records of `file` to the cache, with all keys that DALI needs; returns the path."""
 
     def make() -> bytes:
         spans = zip(file.spans[is_copied].tolist(), counts[is_copied].tolist(), strict=True)
@@ -271,7 +271,7 @@ def _complete_copy(file: RecordFile, is_copied: np.ndarray, counts: np.ndarray) 
 
 
 def complete(record: bytes, num_objects: int) -> bytes:
-    """Returns the record with all keys that DALI reads for objects; the added keys mark no crowds."""
+    """Returns the record with all keys that DALI needs for objects. Added keys mark no object as a crowd."""
     crowds = tf.train.Int64List(value=[0] * num_objects)
     features = {CROWD_KEY: tf.train.Feature(int64_list=crowds)}
     if not num_objects:

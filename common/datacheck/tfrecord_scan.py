@@ -25,11 +25,11 @@ from common.tfrecord import AREA_KEY, BOX_KEYS, CROWD_KEY, LABEL_KEY, RecordFile
 
 LACKS_CROWDS, LACKS_BOXES = 1, 2  # values of Example.lacks
 _THREADS = min(16, os.cpu_count() or 1)
-_PART = 64  # records that a thread keeps in memory at a time
+_PART = 64  # number of records that a thread checks at a time
 _FARTHEST = 2  # largest edge of a normalised box; boxes with a larger edge are probably in pixels
 _SLOW_BYTES = 2**29  # a progress bar is shown if all files together are larger
 _MAX_ID, _MAX_DIGITS = 2**63 - 1, 19
-_SHOWN, _SHOWN_BYTES = 8, 40  # values that a message shows, bytes that it shows of each
+_SHOWN, _SHOWN_BYTES = 8, 40  # numbers of values that a message shows, and of bytes per value
 
 
 # --- one record ---
@@ -83,7 +83,7 @@ _KEYS = {
 
 
 def parse(record: bytes, name: str, known: frozenset[int], issues: Issues) -> tuple[Example, bytes | None]:
-    """Parses a serialized tf.train.Example. Also returns its encoded image; None if the image is invalid.
+    """Parses a serialized tf.train.Example. Returns its content, and its encoded image or None if invalid.
 
     Args:
         record: the data of one record.
@@ -196,7 +196,7 @@ def scan(files: Sequence[RecordFile], known: frozenset[int], issues: Issues) -> 
 
 
 def check(examples: Sequence[Example], label_map: LabelMap, issues: Issues) -> tuple[Annotations, np.ndarray]:
-    """Checks the records of all files together.
+    """Checks the ids, boxes and images of the parsed records, and makes annotations from them.
 
     Args:
         examples: the parsed records of all files.
@@ -224,7 +224,7 @@ def check(examples: Sequence[Example], label_map: LabelMap, issues: Issues) -> t
 def _scan_part(
     file: RecordFile, begin: int, known: frozenset[int], policy: ImagePolicy
 ) -> tuple[list[Example], Issues]:
-    """Reads up to _PART records of a file from number `begin` on; returns them and their issues."""
+    """Reads up to _PART records of a file, from record number `begin` on; returns the records and issues."""
     issues, examples = Issues(file.path), []
     try:
         for number in range(begin, min(begin + _PART, len(file.spans))):
@@ -241,7 +241,7 @@ def _scan_part(
 
 
 def read_record(file: RecordFile, number: int, issues: Issues) -> bytes | None:
-    """Returns the data of a record; None if it is damaged, which is reported. OSError if the file is gone."""
+    """Returns the data of a record. Reports a damaged record and returns None. OSError: the file is gone."""
     offset, size = file.spans[number].tolist()
     record = tfrecord.read_record(file.path, offset, size)
     if tfrecord.masked_crc32c(record) == file.checksums[number]:

@@ -5,12 +5,12 @@
 
 hosts.sh prints a line `host:slots` for each available host; Horovod runs it every second. If a process dies,
 Horovod stops using its host (--blacklist-cooldown-range lets the host come back). A lost host is noticed at
-once; a new host joins at the end of an epoch. Horovod then forms a new ring, and every process in it starts
+once; a new host joins at the end of an epoch. Horovod then connects the processes anew, and each one calls
 `train` again. As after any other interruption, `train` resumes from the checkpoint of the last complete
 epoch, now with the available ranks. Steps after that epoch are repeated. All hosts need access to the run
 directory.
 
-Only a dead process counts as lost. An error in one process ends all processes, because it would happen again.
+Only dead processes count as lost. An error in one process ends all, because a retry would fail again.
 """
 
 import contextlib
@@ -33,7 +33,7 @@ _PLACE = "training", "failure"  # scope and key of a rank's error in the launche
 def run(train: Callable[[Any, Hooks], Any], a: Any) -> Any:
     """Trains under Horovod Elastic; calls `train` again whenever the hosts change.
 
-    Without an elastic launcher, `train` is called once. The flag then only allows a run to resume with a
+    Without an elastic launcher, `train` is called once. Then --elastic only allows a run to resume with a
     different number of ranks.
 
     Args:
@@ -69,20 +69,20 @@ def run(train: Callable[[Any, Hooks], Any], a: Any) -> Any:
         state.begun = True
         state.save()
         keras.backend.clear_session()
-        gc.collect()  # frees the model, the loaders and the threads of the attempt before
+        gc.collect()  # frees the model, the loaders and the threads of the previous attempt
         try:
             return train(again, Hooks(on_epoch=on_epoch, expected_epochs=state.epochs, lost_ranks="report"))
         except (HorovodInternalError, HostsUpdatedInterrupt, StoppedError, OtherRankError):
-            raise  # all ranks get these errors
+            raise  # no rank needs to be told: all ranks get these errors
         except Exception as error:
             # A rank that fails stores its error with the launcher. The other ranks notice the loss and read
-            # the error there: the launcher clears its store only later, when it forms the new ring.
+            # the error there, before the launcher forms the new ring and clears its store.
             server = [os.environ[f"HOROVOD_GLOO_RENDEZVOUS_{part}"] for part in ("ADDR", "PORT")]
             if not isinstance(error, tf.errors.OpError | RuntimeError) or not is_lost_rank(error):
                 with contextlib.suppress(RuntimeError, OSError):  # ignored: a lost launcher ends all ranks
                     http_client.put_data_into_kvstore(*server, *_PLACE, f"rank {hvd.rank()}: {error}")
                 raise
-            with contextlib.suppress(RuntimeError, OSError):  # these mean that no error is stored
+            with contextlib.suppress(RuntimeError, OSError):  # raised if no error is stored
                 raise OtherRankError(http_client.read_data_from_kvstore(*server, *_PLACE)) from error
             raise HorovodInternalError(str(error)) from error
 

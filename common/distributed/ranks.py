@@ -34,16 +34,16 @@ _add_n = gen_math_ops.add_n
 
 
 class Ranks:
-    """The strategy none: a single process. Subclasses for the other strategies override what differs.
+    """Implements --strategy=none: a single process. Subclasses implement the other strategies.
 
     Attributes:
         strategy: the value of --strategy.
         rank: index of this process; rank 0 writes the files of the run.
-        local_rank: index of this process among the processes of its host, which decides its GPU.
+        local_rank: index of this process among the processes of its host.
         local_size: number of processes on this host.
         world_size: number of processes.
         num_replicas: number of devices that train, in all processes together.
-        local_replicas: global indexes of this process' replicas; also the shards of the data that it loads.
+        local_replicas: global indexes of this process' replicas. Each replica loads the shard of its index.
         can_compile_updates: whether XLA can compile weight updates; not under tf.distribute, because its
             replicas share the loss scale.
     """
@@ -64,7 +64,7 @@ class Ranks:
         return replica
 
     def scope(self) -> contextlib.AbstractContextManager:
-        """Returns the context for making the model, the optimizer and all variables that training changes."""
+        """Returns the context in which to make the model, the optimizer and all variables of the training."""
         return contextlib.nullcontext()
 
     def feed(self, batches: Sequence[T]) -> T:
@@ -87,7 +87,7 @@ class Ranks:
     # --- inside `run` ---
 
     def mean(self, scalars: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
-        """Averages float scalars over all replicas, in one message."""
+        """Averages float scalars over all replicas, with one collective operation."""
         if self.num_replicas == 1:
             return scalars
         names = sorted(scalars)
@@ -95,7 +95,7 @@ class Ranks:
         return dict(zip(names, tf.unstack(self._mean([message])[0]), strict=True))
 
     def average(self, gradients: list[tf.Tensor]) -> list[tf.Tensor]:
-        """Averages gradients over all replicas; after `wrap_optimizer`, Keras does not do this again."""
+        """Averages gradients over all replicas. An optimizer from `wrap_optimizer` does not do this again."""
         return self._mean(gradients)
 
     def wrap_optimizer(self, optimizer: keras.optimizers.Optimizer) -> keras.optimizers.Optimizer:
@@ -147,7 +147,7 @@ class Ranks:
         return "" if self.strategy == "none" else f" on {self.num_replicas} replicas ({self.strategy})"
 
     def first_on_host(self, work: Callable[[], T]) -> T:
-        """Calls `work()` on one rank per host, then on the others, which can use the caches of the first."""
+        """Calls `work()` on one rank per host first, so that the other ranks can use what it has cached."""
         results: list[T] = []
         with self.raise_on_any_rank():
             if self.local_rank == 0:
@@ -156,10 +156,10 @@ class Ranks:
 
     @contextlib.contextmanager
     def raise_on_any_rank(self) -> Iterator[None]:
-        """Makes a UserError on any rank end all ranks. The first rank with an error reports it.
+        """Makes a UserError on any rank end all ranks. The first rank with an error reports its error.
 
         Raises:
-            UserError: any rank raised one in the `with` block. Ranks that do not report get OtherRankError.
+            UserError: any rank raised one in the `with` block. The other ranks get OtherRankError.
         """
         own = None
         try:
@@ -175,7 +175,7 @@ class Ranks:
 def initialize() -> Any:
     """Starts Horovod, limits TensorFlow to the GPU of this process and returns horovod.tensorflow.
 
-    Call this before TensorFlow runs anything, because later TensorFlow refuses these settings. Under Horovod
+    Call this before TensorFlow runs anything, because TensorFlow refuses the settings later. Under Horovod
     Elastic a process keeps its GPU when the ranks change.
 
     Raises:
@@ -216,7 +216,7 @@ class HorovodRanks(Ranks):
         self._compression = hvd.Compression.fp16 if compression == "fp16" else hvd.Compression.none
 
     def gpu_number(self, replica: int) -> int:
-        # Not the local rank: Slurm may show a process only its own GPU, and ranks change in elastic runs.
+        # The local rank is useless here: Slurm may hide other GPUs, and elastic runs change the ranks.
         visible = tf.config.get_visible_devices("GPU")
         return int(visible[0].name.rpartition(":")[2]) if visible else 0
 
@@ -227,7 +227,7 @@ class HorovodRanks(Ranks):
         self._hvd.broadcast_variables(list(variables), root_rank=0)
 
     # Horovod's allgather_object is not used: it counts bytes in int32 (at most 2 GiB for all ranks together),
-    # uses pickle and copies them to a tensor one by one (a second for 60 MB).
+    # uses pickle and copies the bytes to a tensor one by one (a second for 60 MB).
     def _gather_bytes(self, data: np.ndarray) -> list[np.ndarray]:
         with tf.device("CPU"):
             sizes = self._hvd.allgather(tf.constant([data.size], tf.int64)).numpy()
@@ -243,7 +243,7 @@ class HorovodRanks(Ranks):
 
 @dataclasses.dataclass(frozen=True)
 class Hooks:
-    """Functions that `train` and its `Run` call, on every rank at the same points, and two settings.
+    """Holds functions that `train` and its `Run` call, on every rank at the same points, and two settings.
 
     Attributes:
         on_step: called with (run, images, targets) after each training step, before the step is saved.
@@ -251,8 +251,8 @@ class Hooks:
             `run.ranks`, `run.model`, `run.optimizer` and `run.state` stay valid to the end of the run.
             `targets["image_ids"]` has the image ids (one value for each local replica under tf.distribute).
         on_epoch: called with the number of epochs done, after their checkpoint is written. An exception
-            from it ends `train`.
-        expected_epochs: known number of epochs done. A run directory with fewer epochs is refused.
+            from this function ends `train`.
+        expected_epochs: number of epochs that were trained. A run directory with fewer epochs is refused.
         lost_ranks: what happens when another rank is lost (Watchdog's `on_loss`). exit: this process ends
             with code 1. report: the error of the collective operation propagates.
     """
@@ -284,13 +284,13 @@ def start(strategy: str = "none", compression: str = "none") -> Ranks:
 
 
 def seed_per_rank(model: keras.Model, rank: int) -> None:
-    """Gives each rank different random numbers for dropout and stochastic depth; rank 0 keeps its numbers."""
+    """Makes each rank draw other random numbers for dropout and stochastic depth; rank 0 is unchanged."""
     for state in random_states(model):
         state.assign(state + tf.cast([rank, 0], state.dtype))
 
 
 def random_states(model: keras.Model) -> list[tf.Variable]:
-    """Returns the (seed, counter) of each Keras seed generator: the variables that are not weights."""
+    """Returns all variables that are not weights: the (seed, counter) of each Keras seed generator."""
     weights = {id(weight) for weight in model.weights}
     return [variable.value for variable in model.variables if id(variable) not in weights]
 
@@ -317,7 +317,7 @@ def reproducible() -> None:
     needs. If a graph is expected to need more than 80% of its device's memory (a CPU counts as 256 MB),
     SchedulingPass (tensorflow/core/grappler/optimizers/memory_optimizer.cc) adds the terms as they arrive. A
     sum of two terms does not depend on their order. So this function splits longer sums into sums of two, and
-    turns off the graph optimizer that would join them again (arithmetic_optimizer.cc, AddOpsRewriteStage).
+    turns off the graph optimizer that would join the sums (arithmetic_optimizer.cc, AddOpsRewriteStage).
     The step is equally fast.
 
     A different number of threads, another type of CPU and --xla can still change the last digits. On a GPU,
@@ -326,7 +326,7 @@ def reproducible() -> None:
     """
     if tf.config.list_physical_devices("GPU"):
         return
-    gen_math_ops.add_n = _add_in_pairs  # GradientTape and tf.add_n both call it from this module
+    gen_math_ops.add_n = _add_in_pairs  # GradientTape and tf.add_n call gen_math_ops.add_n
     tf.config.optimizer.set_experimental_options({"arithmetic_optimization": False})
 
 
@@ -337,6 +337,6 @@ def _add_in_pairs(inputs: Sequence[tf.Tensor], name: str | None = None) -> tf.Te
 
 
 def share_gpu_memory() -> None:
-    """Makes TensorFlow allocate GPU memory on demand. By default it takes all, which leaves none for DALI."""
+    """Makes TensorFlow allocate GPU memory on demand. By default it takes all memory and leaves DALI none."""
     for gpu in tf.config.list_physical_devices("GPU"):
         tf.config.experimental.set_memory_growth(gpu, True)

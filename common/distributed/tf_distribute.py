@@ -45,10 +45,10 @@ _ACROSS_REPLICAS = ("_backend_update_step", "_apply_weight_decay", "_backend_inc
 
 
 class StrategyRanks(Ranks):
-    """The devices of this process, together with those of the other processes of the cluster.
+    """Implements --strategy=mirrored and multi_worker: the devices of this process and of the others train.
 
-    A single device is one replica, also in a cluster of one worker. If a worker has not started
-    after START_SECONDS, the others exit with code 1.
+    If a worker of multi_worker has not started after START_SECONDS, the other workers exit with
+    code 1.
 
     Args:
         strategy: mirrored or multi_worker. multi_worker waits until all workers have started.
@@ -92,7 +92,7 @@ class StrategyRanks(Ranks):
 
         if not tf.executing_eagerly():
             return on_replicas()
-        # Without a graph, replicas would run in sequence. A direct call of tf.function warns of retracing.
+        # Without a graph, replicas run in sequence. get_concrete_function avoids a warning of retracing.
         return tf.function(on_replicas, autograph=False).get_concrete_function()()
 
     def local(self, value: T) -> list[T]:
@@ -101,7 +101,7 @@ class StrategyRanks(Ranks):
         return [tf.nest.map_structure(lambda part, i=i: results(part)[i], value) for i in range(count)]
 
     def wrap_optimizer(self, optimizer: keras.optimizers.Optimizer) -> keras.optimizers.Optimizer:
-        """Gives the optimizer the methods of its base class, with which every replica updates on its own.
+        """Gives the optimizer the methods of its base class, so that every replica updates its own weights.
 
         Keras' own methods would sum the clipped gradients over the replicas again, and cannot accumulate
         gradients in a graph (they merge replicas inside a tf.cond).
@@ -125,7 +125,7 @@ class StrategyRanks(Ranks):
         return _all_reduce("MEAN", tensors)
 
     def _gather_bytes(self, data: np.ndarray) -> list[np.ndarray]:
-        """Sums arrays that are 0 outside a rank's own part: collectives support few dtypes and shapes."""
+        """Sums arrays that are 0 outside each rank's part: collectives support few dtypes and shapes."""
         sizes = np.zeros(self.world_size, np.int64)
         sizes[self.rank] = data.size
         sizes = self._sum_over_ranks(sizes).numpy()
@@ -146,7 +146,7 @@ class StrategyRanks(Ranks):
 
 
 def read_tf_config(text: str | None) -> tuple[list[str], int]:
-    """Parses the value of TF_CONFIG; `text` is None if it is not set.
+    """Parses the value of TF_CONFIG; `text` is None if TF_CONFIG is not set.
 
     Returns:
         The workers' addresses ("host:port"), the chief's first, and the index of this process among them.
@@ -224,7 +224,7 @@ def _wait_for_leader(address: str) -> None:
 
 
 def _configure_coordination_service() -> None:
-    """Configures the service as MultiWorkerMirroredStrategy does, but with time limits."""
+    """Configures the coordination service as MultiWorkerMirroredStrategy does, but with time limits."""
     cluster = tf.distribute.cluster_resolver.TFConfigClusterResolver().cluster_spec()
     context.context().configure_coordination_service(
         service_type="standalone",

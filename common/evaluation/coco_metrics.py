@@ -1,7 +1,7 @@
 """Computes COCO metrics from detections with pycocotools or faster-coco-eval, and checks the input of both.
 
 pycocotools gives NaN boxes AP 1.0, raises IndexError for an empty list, never matches an annotation with id
-0, and counts an image twice if it is reported twice. `to_results` and `score` prevent all of this.
+0, and counts an image twice if it is reported twice. `to_results` and `score` prevent these errors.
 faster-coco-eval (github.com/MiXaiLL76/faster_coco_eval) is optional: it is the extra `faster-coco` in
 pyproject.toml. It has the same algorithm in C++, and its numbers equal those of pycocotools to 1e-12.
 
@@ -47,7 +47,7 @@ def to_results(
 
     Images with ids in `seen` are skipped, because evaluation shards are padded with repeated images; other
     ids are added to `seen`. Boxes are clipped to the image, and dropped if they then have no area. Boxes are
-    rounded to 0.01 pixel and scores to 6 decimals, so that the evaluated detections equal the written ones.
+    rounded to 0.01 pixel and scores to 6 decimals, so that the evaluated detections equal those in files.
 
     Args:
         boxes: (B, D, 4) float, ltrb normalised to the original image.
@@ -57,7 +57,7 @@ def to_results(
         image_ids: (B,) int.
         image_sizes: (B, 2) int, (height, width) of the original images in pixels.
         label_map: the map from classes to category ids.
-        seen: ids of the images that were reported before; it is updated.
+        seen: ids of the images that were reported before; this function adds the new ids.
 
     Raises:
         ValueError: a box or a score is NaN or infinite; the message names the image.
@@ -69,7 +69,7 @@ def to_results(
     boxes, scores, classes = boxes[rows], scores[rows], classes[rows]
 
     real = (classes >= 0) & (classes < label_map.num_classes)
-    image = np.nonzero(real)[0]  # (N,), like all arrays that follow
+    image = np.nonzero(real)[0]  # (N,): the row of each real detection's image
     boxes, scores, classes = boxes[real].astype(np.float64), scores[real].astype(np.float64), classes[real]
     finite = np.isfinite(boxes).all(axis=1) & np.isfinite(scores)
     if not finite.all():
@@ -86,8 +86,8 @@ class Evaluation(NamedTuple):
     """Detections and their metrics.
 
     Attributes:
-        metrics: each of NAMES -> float in 0..1, or NO_TRUTH if it has no ground truth; and `per_class`: class
-            name -> AP, AP50, and `num_boxes`, the number of boxes without crowds.
+        metrics: each of NAMES -> float in 0..1, or NO_TRUTH without ground truth. And `per_class`: class name
+            -> AP, AP50, and `num_boxes`, the number of ground-truth boxes without crowds.
         results: the detections that were evaluated.
         curves: class name -> 101 floats, the interpolated precision at IoU 0.50 for the recalls 0, 0.01 .. 1.
             The area under this curve is AP50. Classes without ground truth are left out.
@@ -144,7 +144,7 @@ def score(
         evaluator.evaluate()
         evaluator.accumulate()
         evaluator.summarize()
-    # (IoU thresholds, recalls, categories), for all box sizes and 100 detections; -1 without ground truth
+    # Axes: IoU thresholds, recalls, categories. Boxes of all sizes, 100 detections; -1: no ground truth.
     precision = evaluator.eval["precision"][:, :, :, 0, -1]
     metrics: dict[str, Any] = dict(zip(NAMES, map(float, evaluator.stats[:12]), strict=True))
     metrics["per_class"], curves = {}, {}
@@ -184,7 +184,7 @@ def write_detections(detections: list[dict[str, Any]], path: str | os.PathLike) 
 def encode_detections(detections: list[dict[str, Any]]) -> bytes:
     """Encodes COCO results as JSON, one per line, sorted by image, category and descending score.
 
-    The bytes do not depend on the order of the list, so any number of ranks writes the same file.
+    The bytes do not depend on the order of the list, so they are the same for any number of ranks.
     """
     encoder = msgspec.json.Encoder(order="sorted", enc_hook=np.generic.item)  # hook for NumPy's numbers
     lines = encoder.encode_lines(_sorted(detections)).rstrip(b"\n")

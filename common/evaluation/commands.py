@@ -1,4 +1,4 @@
-"""The work of eval.py and infer.py for both apps. Each app passes its `open_detector` and `make_loader`."""
+"""Does the work of eval.py and infer.py for both apps. Each app passes `open_detector` and `make_loader`."""
 
 import collections
 import os
@@ -24,10 +24,10 @@ from common.progress import Bar, log
 SHEET = "contact_sheet"
 SHEET_PICTURES = 6
 
-# (--weights, --image_size, --hparams) -> detect, config, label map, the file that was read (see detectors.py)
+# Takes --weights, --image_size, --hparams. Returns detect, config, label map, file read (see detectors.py).
 OpenDetector = Callable[[str | None, str | None, str | None], tuple[Detect, Any, LabelMap, pathlib.Path]]
 MakeLoader = Callable[..., BaseLoader]
-# (evaluation data, COCO results, output directory, --errors_min_score) -> text (tools/error_analysis.py)
+# (evaluation data, COCO results, output directory, --errors_min_score) -> text (see tools/error_analysis.py)
 ReportErrors = Callable[[Source, list[dict[str, Any]], pathlib.Path, float | None], str]
 
 
@@ -133,7 +133,7 @@ class Job:
         self.source: Source
         if self._video:
             self.source, self.pipeline_type = self._video, "tensorflow"
-            self._about = self._video.about()  # of each image, for detections.json
+            self._about = self._video.about()  # facts about each image, for detections.json
         else:
             policy = ImagePolicy(a.on_bad_image, a.max_megapixels)
             self.source, self._about = self._with_ids(open_images(a.images, policy=policy))
@@ -142,7 +142,7 @@ class Job:
         directories = {pathlib.Path(file).resolve().parent for file in self.source.files}
         if a.draw and output.resolve() in directories:
             raise UserError(f"--output_dir={output} holds the images: pictures would replace them")
-        self._directory = make_output_directory(output)  # now, because --submission may be inside it
+        self._directory = make_output_directory(output)  # made now, because --submission may be inside it
         if a.submission:
             given = [path for path in (a.annotations, a.image_info) if path]
             submission.check_path(a.submission, [output / "detections.json", *given])
@@ -162,7 +162,7 @@ class Job:
             raise UserError(f"--pipeline_type={a.pipeline_type} reads no videos: leave it out")
 
     def _with_ids(self, source: ImageListSource) -> tuple[ImageListSource, list[dict[str, Any]]]:
-        """Returns the images (only those in --annotations or --image_info, if given) with ids and names."""
+        """Returns the images with their ids and names. --annotations or --image_info limit the images."""
         a = self._a
         base = os.path.commonpath([pathlib.Path(file).parent for file in source.files])
         names = [os.path.relpath(file, base) for file in source.files]
@@ -206,7 +206,7 @@ class Job:
         return results
 
     def _draw(self, results: list[dict[str, Any]], label_map: LabelMap) -> Iterator[np.ndarray]:
-        """Yields each image with its detections and, to the left, with its ground truth if there is any."""
+        """Yields pictures of the detections; if there is ground truth, it is drawn on a copy to the left."""
         pixels = self._video.frames() if self._video else map(drawing.read_image, self.source.files)
         detections = _by_image(results)
         boxes = _by_image(self._truth.ground_truth()["annotations"] if self._truth else ())
@@ -222,7 +222,7 @@ class Job:
             bar.step()
 
     def _save_pictures(self, pictures: Iterator[np.ndarray]) -> None:
-        """Writes the video with boxes, or a picture of each image and a contact sheet of the first ones."""
+        """Writes the video with boxes, or all pictures and a contact sheet of the first pictures."""
         if source := self._video:
             target = self._directory / f"{pathlib.Path(self._a.images).stem}.mp4"
             write_file(target, lambda temporary: video.write_video(temporary, source, pictures))
@@ -235,7 +235,7 @@ class Job:
 
 
 def look_up(names: list[str], known: Mapping[str, int], origin: str) -> list[int | None]:
-    """Looks up files in `known`, by relative path or else by name. Returns their ids; None: unknown file.
+    """Looks up files in `known`, by relative path or else by name. Returns ids, or None for unknown files.
 
     Raises:
         UserError: no file is known.
@@ -249,7 +249,7 @@ def look_up(names: list[str], known: Mapping[str, int], origin: str) -> list[int
 
 
 def _by_image(rows: Iterable[dict[str, Any]]) -> dict[int, list[dict[str, Any]]]:
-    """Groups detections or annotations by the id of their image; any other id has an empty list."""
+    """Groups detections or annotations by the id of their image. Images without any get an empty list."""
     grouped = collections.defaultdict(list)
     for row in rows:
         grouped[row["image_id"]].append(row)

@@ -62,7 +62,7 @@ def draw_boxes(
     clipped = np.clip(boxes_px, 0, picture.size * 2)
     for row in rows:
         left, top, right, bottom = clipped[row]
-        corners = left, top, max(right - 1, left), max(bottom - 1, top)  # the last pixel inside
+        corners = left, top, max(right - 1, left), max(bottom - 1, top)  # the last pixel inside the box
         draw.rectangle(corners, outline=class_colour(int(classes[row])), width=line)
     for row in rows:  # a second loop, so that no box hides a label
         index = int(classes[row])
@@ -73,7 +73,7 @@ def draw_boxes(
 
 
 def draw_results(image: np.ndarray, results: Sequence[Mapping[str, Any]], label_map: LabelMap) -> np.ndarray:
-    """Draws the detections of one image, in COCO results format, or its annotations, which have no scores."""
+    """Draws detections in COCO results format, or COCO annotations, which have no scores, on their image."""
     boxes_ltwh_px = np.array([result["bbox"] for result in results], np.float32).reshape(-1, 4)
     classes = label_map.classes_of([result["category_id"] for result in results])
     scores = np.array([result["score"] for result in results if "score" in result])
@@ -135,7 +135,7 @@ def save_png(image: np.ndarray, path: str | os.PathLike) -> None:
 
 
 def pr_curves(curves: Mapping[str, Sequence[float]], path: str | os.PathLike) -> None:
-    """Draws the precision-recall curve of each class and, if there are several, their mean.
+    """Draws the precision-recall curve of each class and, for several classes, the mean curve.
 
     Args:
         curves: class name -> 101 precisions at the recalls 0, 0.01 .. 1; see coco_metrics.score.
@@ -180,7 +180,7 @@ def loss_curves(rows: Sequence[Mapping[str, Any]], path: str | os.PathLike) -> N
 
 
 def _draw_label(draw: ImageDraw.ImageDraw, text: str, colour: tuple, left: float, top: float) -> None:
-    """Draws text on the colour of its class, above the box if there is room, else inside; never cut off."""
+    """Draws a label in its class' colour, above the box if there is room, else inside; never cuts it off."""
     *_, width, height = (side + 4 for side in draw.textbbox((0, 0), text, anchor="lt"))
     x = max(min(left, draw.im.size[0] - width), 0)
     y = top - height if top >= height else min(top, draw.im.size[1] - height)

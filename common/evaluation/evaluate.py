@@ -3,8 +3,8 @@
     loader = make_loader(..., training=False, shard_id=ranks.rank, num_shards=ranks.world_size)
     metrics, results, curves = evaluate(detect, loader, label_map, explain=explain, ranks=ranks)
 
-Each rank detects in its own shard of the images, and receives the detections of all other ranks. The result
-is the same for any number of ranks and any batch size.
+Each rank detects objects in its own shard of the images, and receives the detections of all other ranks. The
+result is the same for any number of ranks and any batch size.
 """
 
 import itertools
@@ -28,12 +28,12 @@ if TYPE_CHECKING:
     from common.datasets import Source
 
 # The function that each app's make_detect returns. Its arguments are two tensors of an evaluation batch: the
-# images (B, H, W, 3), and the letterbox (B, 4), which is the position of each image in the network input. It
-# returns boxes (B, D, 4) ltrb, normalised to the original image and clipped to it; scores (B, D); classes
+# images (B, H, W, 3), and the letterbox (B, 4), which is the position of each image in the network input. Its
+# results are boxes (B, D, 4) ltrb, normalised to the original image, clipped; scores (B, D); classes
 # (B, D), 0-based, -1 in the padding; and whether all outputs of the network were finite (B,).
 Detect = Callable[[tf.Tensor, tf.Tensor], tuple[tf.Tensor, ...]]
-OnBatch = Callable[[int, int], None]  # (batches done, batches in all)
-# (exception of a loader, its source, --pipeline_type) -> the error that names the images
+OnBatch = Callable[[int, int], None]  # arguments: number of batches done, number of all batches
+# (exception of a loader, the loader's source, --pipeline_type) -> the error that names the bad images
 Explain = Callable[[Exception, "Source | None", str], UserError]
 ALONE = Ranks()
 
@@ -48,7 +48,7 @@ def predict(
     ranks: Ranks = ALONE,
     on_batch: OnBatch | None = None,
 ) -> list[dict[str, Any]]:
-    """Runs `detect` over the loader's images, each exactly once. All ranks call it together.
+    """Detects objects in each of the loader's images exactly once. All ranks call `predict` together.
 
     Args:
         detect: the function that the app's make_detect returned.
@@ -62,11 +62,11 @@ def predict(
 
     Returns:
         Detections of all images in COCO results format, the same list on every rank. They are sorted by
-        image id; those of one image keep the order of `detect`.
+        image id; the detections of one image keep the order of `detect`.
 
     Raises:
-        UserError: an image cannot be decoded, or the network's output for it has NaN or infinity, which
-            would count as no detection. It is raised on all ranks after they have finished their shards.
+        UserError: an image cannot be decoded, or the network's output for it has NaN or infinity. All ranks
+            raise the error after they have finished their shards.
     """
     seen: set[int] = set()  # the last batch of a shard is padded with repeated images
     batches = _detect_batches(detect, loader, explain)
@@ -98,7 +98,7 @@ def predict(
 def _detect_batches(
     detect: Detect, loader: BaseLoader, explain: Explain
 ) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray]]:
-    """Yields (boxes, scores, classes, image ids, image sizes) of each batch; all errors are UserErrors."""
+    """Yields (boxes, scores, classes, image ids, image sizes) of each batch. Bad data raise UserError."""
     batches = loader.iterator()
     while True:
         try:
@@ -124,7 +124,7 @@ def evaluate(
     coco_backend: str = "pycocotools",
     **options: Any,
 ) -> Evaluation:
-    """Detects in the loader's images and scores the detections. All ranks call it together.
+    """Detects objects in the loader's images and computes metrics. All ranks call `evaluate` together.
 
     Args:
         detect: the function that the app's make_detect returned.
@@ -132,13 +132,13 @@ def evaluate(
         label_map: the trained classes.
         ranks: the ranks that detect together; by default only this process.
         coco_backend: see coco_metrics.score.
-        options: the arguments explain and on_batch of `predict`.
+        options: the arguments `explain` and `on_batch` of `predict`.
 
     Returns:
-        The evaluation, the same on every rank. Rank 0 computes it while the others wait.
+        The evaluation, the same on every rank. Rank 0 computes the metrics while the other ranks wait.
 
     Raises:
-        UserError: on all ranks: an error of `predict`; the data hold no box; or rank 0 lacks the backend.
+        UserError: see `predict`; or the data hold no box; or rank 0 lacks the backend. All ranks raise it.
     """
     results = predict(detect, loader, label_map, title="evaluating", ranks=ranks, **options)
     scores: tuple[Any, ...] = ()

@@ -2,7 +2,7 @@
 TensorRT. The code for TensorRT 10.16 has never run a real engine; its tests replace TensorRT and CUDA.
 
 run = open_runner(pathlib.Path("detector.onnx"))
-found = run(images, image_sizes)  # boxes, scores, classes, count: tools/exporting/export_graph.py, detect
+found = run(images, image_sizes)  # boxes, scores, classes, count; see tools/exporting/export_graph.py
 """
 
 import os
@@ -82,7 +82,7 @@ def _open_onnx(path: pathlib.Path) -> Run:
 
     onnxruntime.preload_dlls()  # loads CUDA's libraries from TensorFlow's wheels
     cuda, cpu = "CUDAExecutionProvider", "CPUExecutionProvider"
-    # TF32 rounds to 10 bits, so outputs would differ from those of the weights by more than export.py allows.
+    # TF32 rounds to 10 bits, so outputs would differ from TensorFlow's by more than export.py allows.
     on_gpu = [(cuda, {"use_tf32": "0"})] if cuda in onnxruntime.get_available_providers() else []
     session = onnxruntime.InferenceSession(path, providers=[*on_gpu, cpu])
     if cuda not in session.get_providers() and tf.config.list_physical_devices("GPU"):
@@ -130,7 +130,7 @@ def _open_engine(path: pathlib.Path) -> Run:
     inputs = ("images", "image_sizes")
     for name in inputs:
         context.set_input_shape(name, engine.get_tensor_profile_shape(name, 0)[2])  # the largest
-    # Memory for the largest batch also serves smaller ones, because no shape depends on the detections.
+    # Memory for the largest batch is enough for all batches, because no shape depends on the detections.
     on_host: Found = {}
     on_gpu: dict[str, int] = {}
     for number in range(engine.num_io_tensors):
@@ -164,9 +164,9 @@ def _open_engine(path: pathlib.Path) -> Run:
 
 
 class _Gpu:
-    """Memory and a stream of the GPU, by calls of CUDA's runtime library.
+    """Manages memory and a stream of the GPU with CUDA's runtime library.
 
-    The wheels of TensorFlow and TensorRT contain and load this library; ctypes needs no other package.
+    The wheels of TensorFlow and TensorRT load this library, so ctypes can call it without another package.
     """
 
     def __init__(self) -> None:

@@ -81,7 +81,7 @@ def check_path(path: str, others: Iterable[str | os.PathLike]) -> None:
 
 
 def check_categories(categories: LabelMap, label_map: LabelMap, file: str) -> None:
-    """Raises UserError if a trained class is not a category of `file`: its detections would be wrong."""
+    """Raises UserError if a trained class is not a category of `file`, because detections need its id."""
     for difference in categories.differences(label_map, here=f"in {file}"):
         raise UserError(f"the weights' {difference}: give weights that were trained on these categories")
 
@@ -91,7 +91,7 @@ def write(path: str, results: Iterable[dict[str, Any]]) -> int:
 
     Args:
         path: a path that ends in .json, or in .zip for an archive of one .json with the same name.
-        results: COCO results with the image ids of the server; further keys are not written.
+        results: COCO results with the image ids of the server. Keys that COCO does not define are left out.
 
     Returns:
         The number of detections that were written.

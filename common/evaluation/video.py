@@ -19,7 +19,7 @@ from common.errors import UserError
 from common.progress import log
 
 SUFFIXES = (".mp4", ".m4v", ".mov", ".avi", ".mkv", ".webm", ".mpg", ".mpeg", ".wmv")
-# OpenCV logs only errors and FFmpeg nothing (-8 is AV_LOG_QUIET), because this module raises UserErrors.
+# OpenCV shall log only errors and FFmpeg nothing (-8: AV_LOG_QUIET), as this module reports errors itself.
 _QUIET = {"OPENCV_LOG_LEVEL": "ERROR", "OPENCV_FFMPEG_LOGLEVEL": "-8"}
 _CODEC = "mp4v"  # MPEG-4 part 2: every build of OpenCV writes it
 _FALLBACK_RATE = 25.0  # frames per second, if the file has no frame rate
@@ -46,7 +46,7 @@ class VideoSource(Source):
         raise UserError(f"--images={self.path}: DALI reads no videos; use --pipeline_type=tensorflow")
 
     def about(self) -> list[dict[str, Any]]:
-        """Returns what detections.json has about each frame; the number of the frame is its image id."""
+        """Returns facts about each frame for detections.json. The image id is the number of the frame."""
         name = os.path.basename(self.path)
         return [
             {"image_id": i, "frame": i, "seconds": round(i / self.frame_rate, 3), "file_name": name}

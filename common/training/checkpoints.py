@@ -6,9 +6,9 @@
         best.weights.h5        the weights of the best evaluation (weights.py)
         last.weights.h5        the weights of the last epoch
 
-All are written under a temporary name, then renamed. Checkpoints and weights files have checksums. If a
+Files are written under a temporary name, then renamed. Checkpoints and weights files have checksums. If a
 checkpoint is damaged, the one before it is used. Only rank 0 reads and writes files, so hosts need not share
-a disk; the other ranks send their own state to rank 0, and receive it from there.
+a disk; the other ranks send their own state to rank 0, and get it back from rank 0 to resume.
 """
 
 import contextlib
@@ -36,7 +36,7 @@ _OWN = "rank"
 class Checkpoints:
     """Saves and restores the whole state of a run.
 
-    Each rank has one, and all ranks call `find`, `restore` and `save` together. Call `find` before `save`.
+    Each rank has a Checkpoints object. All ranks call `find`, `restore` or `save` together, and `find` first.
 
     Args:
         directory: the run directory; None on all ranks but rank 0.
@@ -44,7 +44,7 @@ class Checkpoints:
         model: a built model.
         optimizer: an optimizer that is built for all variables that are ever trained.
         averaged: the moving averages of the model's weights.
-        metadata: further content of the manifest: the metadata of the weights files, and the flags.
+        metadata: what the manifest also holds: the metadata of the weights files, and the flags.
         identity: the identity of the run, which the manifest also holds.
 
     Attributes:
@@ -78,7 +78,7 @@ class Checkpoints:
         self._metadata |= {"world_size": ranks.world_size, "versions": run_directory.versions()}
         self._variables = [v.value for v in [*model.weights, *optimizer.variables]] + [*averaged.variables]
         self._shared = tf.train.Checkpoint(model=model, optimizer=optimizer, averaged=averaged)
-        self._seeds = random_states(model)  # tf.train.Checkpoint misses them
+        self._seeds = random_states(model)  # tf.train.Checkpoint(model=...) does not save the seeds
         # The shared part of the checkpoint holds the statistics of rank 0.
         statistics = moving_statistics(model) if ranks.rank else []
         self._statistics = [*statistics, *averaged.averages_of(statistics)]
@@ -92,11 +92,11 @@ class Checkpoints:
     def find(self) -> list[str] | None:
         """Finds the newest checkpoint to continue from, and copies its `state` to this object.
 
-        If values in the identity have changed (the number of ranks, --freeze), it finds the newest checkpoint
+        If values in the identity have changed (the number of ranks, --freeze), this is the newest checkpoint
         that was saved at the end of an epoch.
 
         Returns:
-            The names of the values in the identity that have changed since then; None for a new run.
+            The names of the values in the identity that differ from the checkpoint; None for a new run.
 
         Raises:
             UserError: there are checkpoints, but none can be used.

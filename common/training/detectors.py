@@ -19,7 +19,7 @@ def open_detector(
     """Opens a detector for the evaluation loader; arguments and errors are those of `App.load`.
 
     `path` may also be an exported model: a saved_model directory, or an .onnx, .tflite or .plan file. Its
-    input size, config and NMS cannot change, so `defaults` have no effect on it.
+    input size, config and NMS cannot change, so `defaults` have no effect on exported models.
 
     Returns:
         The detection function, its config, the trained classes, and the file that was read.

@@ -19,7 +19,7 @@ from common.labels import LabelMap
 from common.progress import log
 
 # Least share of the model's weights that a file must hold; a backbone alone has more (efficientdet-d0: 44 %).
-# A file with less is of another model. A few of its layers among random ones would be worse than nothing.
+# A file with less belongs to another model, of which only a few layers would fit by chance.
 LEAST_SHARE = 0.3
 
 
@@ -31,7 +31,7 @@ class ClassRows:
         paths: the paths of these weights.
         anchors: number of anchors per location in the model to initialise.
         source_anchors: number of anchors per location in the source model.
-        first: number of values per anchor that come before those of the classes; they are always copied.
+        first: number of values per anchor before the values of the classes. These values are always copied.
     """
 
     paths: Collection[str]

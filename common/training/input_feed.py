@@ -8,10 +8,10 @@
 tf.train.Checkpoint can save iterators of tf.data and of DALI on a CPU, but not of DALI on a GPU. So on a GPU
 each epoch opens new loaders with another seed; images that do not fill the last batch of an epoch are not
 used. A run that was stopped within an epoch reads the batches of this epoch again, and drops the batches that
-it has trained on. The result is the same as without the stop, but this loading takes time.
+it has trained on. The result is the same as without the stop, but reading these batches again takes time.
 
 On a GPU, a thread fetches the next batch while the device trains, and also opens the loaders of the next
-epoch. The saved position is a number of steps. A resumed run fetches the batch of its next step again.
+epoch. Checkpoints only hold the number of steps, so a resumed run fetches the batch of its next step again.
 """
 
 from collections.abc import Callable, Mapping
@@ -38,7 +38,7 @@ class Data(NamedTuple):
     Attributes:
         train, evaluation: the sources of both data sets; None if synthetic or not given.
         label_map: the classes of the training data.
-        num_classes: number of classes of the model; with --num_classes it may exceed that of `label_map`.
+        num_classes: number of classes of the model; --num_classes may be larger than the label map.
     """
 
     train: Source | None
@@ -55,7 +55,7 @@ def open_splits(
     max_instances: int,
     synthetic_classes: int,
 ) -> Data:
-    """Opens and checks the data, first on one rank of each host, so that the other ranks find its caches.
+    """Opens and checks the data, first on one rank per host. The other ranks then use the caches it wrote.
 
     Args:
         a: the flags.
@@ -78,7 +78,7 @@ def open_splits(
             )
             label_map = train_set.label_map
             if eval_set:
-                check_shards(eval_set.size, ranks.world_size)  # before training, not after the first epoch
+                check_shards(eval_set.size, ranks.world_size)  # fails now, not after the first epoch
         num_classes = a.num_classes or label_map.num_classes
         if num_classes < label_map.num_classes:
             raise UserError(
@@ -166,13 +166,13 @@ class InputFeed:
         self._ahead: Future[list[Batch]] | None = None
 
     def resume(self, checkpoints: Checkpoints) -> None:
-        """Restores the newest checkpoint, if there is one, and opens the data at the next position.
+        """Restores the newest checkpoint, if there is one, and opens the data at the next step's batch.
 
         Raises:
             UserError: there are checkpoints, but none can be used.
         """
         self._checkpoints, state, changed = checkpoints, checkpoints.state, checkpoints.find()
-        if checkpoints.resharded:  # --elastic: the number of ranks, and so of steps, has changed
+        if checkpoints.resharded:  # --elastic: the number of ranks, and so the number of steps, has changed
             state["step"] = state["epoch"] * self.steps_per_epoch
         if changed is None or checkpoints.data_anew or not (self._saveable or state["step_in_epoch"]):
             state["loader"] = dict(self._loader_kwargs(state["epoch"]))
@@ -189,7 +189,7 @@ class InputFeed:
             log(f"  changed: {', '.join(changed)}; the run goes on from an epoch's end, not bit-identically")
 
     def begin_epoch(self) -> None:
-        """Opens new loaders if the present ones cannot continue, or if any argument but the seed changes."""
+        """Opens new loaders if the old loaders cannot continue, or if any argument but the seed changes."""
         state = self._checkpoints.state
         old, new = state["loader"], dict(self._loader_kwargs(state["epoch"]))
         changed = [f"{name}={new[name]}" for name in new if name != "seed" and new[name] != old.get(name)]
@@ -220,7 +220,7 @@ class InputFeed:
     def _open(self) -> None:
         """Opens loaders with the arguments in the state; checkpoints save their positions if possible."""
         kwargs, self._taken = self._checkpoints.state["loader"], 0
-        if self._ahead is None:  # else the thread opens the loaders
+        if self._ahead is None:  # otherwise the thread opens the loaders
             self._open_loaders(kwargs)
         self._checkpoints.iterators = self._iterators if self._saveable else ()
 

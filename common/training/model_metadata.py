@@ -3,14 +3,14 @@
 The metadata is a dictionary of JSON values. Files of earlier versions lack some keys, but can be loaded.
 Where each kind of file stores the metadata:
 
-*.weights.h5             an HDF5 dataset in the file (weights.py)
-run directory            its best weights, else the last, else the newest checkpoint
+*.weights.h5             in an HDF5 dataset of the file (weights.py)
+run directory            in its best weights, else in its last weights, else in its newest checkpoint
 checkpoints/00001200     manifest.json
 saved_model directory    assets.extra/passport.json
 *.onnx                   metadata_props["passport"]
 *.tflite                 passport.json in the zip archive at the file's end, where TensorFlow Lite expects
                          such files (https://www.tensorflow.org/lite/models/convert/metadata)
-*.plan                   in the *.onnx file next to it, from which it was built
+*.plan                   in the *.onnx file next to the *.plan, from which the *.plan was built
 
 Weights and checkpoints with a wrong checksum are refused. Exported files have no checksum.
 """
@@ -37,7 +37,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 # Flags of train.py that affect the result of a run and are not fields of the config.
 RECIPE_FLAGS: tuple[str, ...] = ("batch_size", "accumulate_steps", "precision", "strategy", "pipeline_type")
 RECIPE_FLAGS += ("init_from", "freeze", "freeze_batch_norm", "seed")
-# `differences` compares values with these prefixes. It skips the anchors, which the config determines.
+# `differences` compares fields whose names begin like this. The anchors follow from the config.
 COMPARED: tuple[str, ...] = ("app", "num_classes", "train_data", "eval_data", "class ")
 COMPARED += ("config.", "preprocessing.", "versions.", "export.")
 KEY = "passport"  # the metadata's key in exported files, unchanged since the first version
@@ -93,7 +93,7 @@ def make(
 
 @functools.cache
 def commit() -> str | None:
-    """Returns the commit of this checkout, with a + if tracked files differ from it; None without git."""
+    """Returns the commit of this checkout, with a + if tracked files were changed; None without git."""
     # Given both paths, git does not search parent directories for another repository.
     git = ["git", f"--git-dir={ROOT / '.git'}", f"--work-tree={ROOT}"]
     describe = [*git, "describe", "--always", "--abbrev=40", "--dirty=+", "--exclude=*"]
@@ -161,7 +161,7 @@ def _read_exported(path: pathlib.Path) -> dict[str, Any]:
 
 
 def differences(saved: Mapping, now: Mapping, words: tuple[str, str] = ("saved", "now")) -> list[str]:
-    """Returns a line for each field that both have and that differs: `config.nms_iou: saved 0.5, now 0.6`.
+    """Returns a line, such as `config.nms_iou: saved 0.5, now 0.6`, for each field whose two values differ.
 
     Args:
         saved, now: the two metadata to compare.
@@ -179,7 +179,7 @@ def differences(saved: Mapping, now: Mapping, words: tuple[str, str] = ("saved",
 
 
 def fields(metadata: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns name -> value, for example of "app", "config.nms_iou" and "class 0" ("category 3, car")."""
+    """Returns name -> value of all fields. For example, the value of "class 0" is "category 3, car"."""
     found = run_directory.flatten(metadata)
     if "label_map" in metadata:
         label_map = LabelMap.from_json(found.pop("label_map"))

@@ -14,23 +14,23 @@ _ALONE = Ranks()
 
 
 class _Fused(keras.optimizers.Optimizer):
-    """The base of both optimizers: clipping, and numbers that all variables of an update share."""
+    """Base class of both optimizers: clips gradients, and keeps the numbers that all variables share."""
 
     def _clip_gradients(self, gradients: list[tf.Tensor]) -> list[tf.Tensor]:
         # Keras calls this first in each update, in the same graph as update_step, so reset the numbers here.
         self._numbers: tuple[tf.Tensor, ...] = ()
         if self.clipnorm or not self.global_clipnorm:
             return super()._clip_gradients(gradients)
-        # Two operations per gradient instead of Keras' five. As with Keras, an infinite norm gives NaN.
+        # This uses two operations per gradient instead of Keras' five. An infinite norm gives NaN in both.
         norm = tf.linalg.global_norm(gradients)
         scale = self.global_clipnorm / tf.maximum(norm, self.global_clipnorm) + (norm - norm)
         return [gradient * scale for gradient in gradients]
 
 
 class FusedSGD(_Fused, keras.optimizers.SGD):
-    """`keras.optimizers.SGD` with momentum, in one TensorFlow operation per variable instead of eight.
+    """Computes `keras.optimizers.SGD` with momentum in one TensorFlow operation per variable, not eight.
 
-    This reads and writes memory fewer times, and the graph is traced and optimised faster.
+    One operation needs fewer passes over memory, and TensorFlow traces and optimises the graph faster.
     """
 
     def update_step(self, gradient: tf.Tensor, variable: keras.Variable, learning_rate: tf.Tensor) -> None:
@@ -50,7 +50,7 @@ class FusedSGD(_Fused, keras.optimizers.SGD):
 
 
 class FusedAdam(_Fused, keras.optimizers.Adam):
-    """`keras.optimizers.Adam`, in one TensorFlow operation per variable instead of thirty."""
+    """Computes `keras.optimizers.Adam` in one TensorFlow operation per variable instead of thirty."""
 
     def update_step(self, gradient: tf.Tensor, variable: keras.Variable, learning_rate: tf.Tensor) -> None:
         if not self._numbers:
@@ -121,10 +121,10 @@ def make_optimizer(
 
 
 class AveragedWeights(tf.Module):
-    """Keeps the moving average of every weight of `model`, in float32; tf.train.Checkpoint saves it.
+    """Keeps moving averages of all weights of `model`, in float32; tf.train.Checkpoint saves the averages.
 
     Args:
-        model: a built model. The averages start as its weights.
+        model: a built model. The averages start with the values of its weights.
         decay: at least 0 and below 1, for example 0.9998; 0 turns averaging off, and averages are not kept.
     """
 
@@ -133,7 +133,7 @@ class AveragedWeights(tf.Module):
         self.decay = decay
         floats = [w.value for w in model.weights if keras.backend.is_float_dtype(w.dtype)] if decay else []
         statistics = moving_statistics(model)
-        self._weights = lambda: floats  # not a list attribute: tf.Module would track and save it
+        self._weights = lambda: floats  # a function, because tf.Module would save a list of variables
         self._statistics = lambda: statistics
         variable = functools.partial(
             tf.Variable, trainable=False, aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA
@@ -147,7 +147,7 @@ class AveragedWeights(tf.Module):
     def update(self, moved: tf.Tensor | bool = True) -> None:
         """Moves the averages towards the weights after an optimizer step; works in a tf.function.
 
-        Every replica calls it for its own averages. Only averages of moving statistics differ between them.
+        Every replica updates its own averages. Only averages of moving statistics differ between replicas.
 
         Args:
             moved: whether the optimizer has changed the weights; may be a tensor. The code has no branch on
@@ -166,14 +166,14 @@ class AveragedWeights(tf.Module):
         self._num_updates.assign_add(tf.cast(moved, tf.int64))
 
     def averages_of(self, variables: Sequence[tf.Variable]) -> list[tf.Variable]:
-        """Returns the averages of these variables of the model, in their order; [] if averaging is off."""
+        """Returns the averages of these model variables, in the same order; [] if averaging is off."""
         pairs = zip(self._averages, self._weights(), strict=True)
         averages = {id(weight): average for average, weight in pairs}
         return [averages[id(variable)] for variable in variables] if averages else []
 
     @contextlib.contextmanager
     def swapped_in(self, ranks: Ranks = _ALONE) -> Iterator[None]:
-        """Gives the model the averaged weights inside this context, and then its own again, bit for bit.
+        """Gives the model the averaged weights inside this context, and then its own weights, bit for bit.
 
         Moving statistics are also averaged over the ranks, because each rank has seen other images. So all
         ranks enter this context together. If weights are not averaged, only the statistics are replaced.

@@ -1,4 +1,4 @@
-"""Writes the files of a run other than its checkpoints.
+"""Writes all files of a run except its checkpoints.
 
     results.csv, tensorboard/, loss_curves.png      values of each epoch and of evaluations within an epoch
     best.weights.h5     the weights of the best evaluation
@@ -36,8 +36,8 @@ T = TypeVar("T")
 SHOW_EVERY = 10  # steps between two updates of the means in the progress bar
 KEPT_STEPS = 2  # number of newest files of skipped steps to keep
 _STEPS, _SKIPPED = "steps", "skipped_steps"
-_COUNTED = "boxes_"  # scalars whose names begin like this are counts and logged as sums, others as means
-_RENAMED = {"boxes_truncated": "boxes_over_limit"}  # name in older checkpoints and logs -> name
+_COUNTED = "boxes_"  # scalars whose names begin like this are counts: their sum is logged, not their mean
+_RENAMED = {"boxes_truncated": "boxes_over_limit"}  # name in older checkpoints and logs -> present name
 
 
 class EpochLog:
@@ -58,10 +58,10 @@ class EpochLog:
         self._sums = {_RENAMED.get(name, name): tf.constant(v, tf.float32) for name, v in totals.items()}
         self._bar = progress.Bar(title, steps, done=done)
         self._shown: dict[str, float] = {}
-        self._times: list[tuple[float, int]] = []  # (seconds, step): the rate is computed from these
+        self._times: list[tuple[float, int]] = []  # (seconds, step), for images per second
 
     def add(self, step: int, values: Mapping[str, tf.Tensor], finite: tf.Tensor) -> None:
-        """Adds one step. Every SHOW_EVERY steps it updates the means, and waits for the device to do so.
+        """Adds one step. Every SHOW_EVERY steps, waits for the device and shows new means.
 
         Args:
             step: number of the step in the epoch, from 1.
@@ -77,7 +77,7 @@ class EpochLog:
         self._bar.step(self._shown)
 
     def restart_clock(self) -> None:
-        """Measures the rate anew, from the end of the next step on, because that step may compile."""
+        """Measures images per second anew, starting after the next step, because that step may compile."""
         self._times.clear()
 
     def row(self, batch_size: int, num_replicas: int, *, learning_rate: float) -> dict[str, float]:
@@ -96,7 +96,7 @@ class EpochLog:
         return {name: float(value) for name, value in self._sums.items()}
 
     def _means(self) -> dict[str, float]:
-        """Returns the means over the steps that were taken; NaN if there were none."""
+        """Returns the means over the steps that were taken; NaN if all steps were skipped."""
         totals = self.totals()
         steps = totals.pop(_STEPS) or math.nan
         names = [name for name in totals if name != _SKIPPED and not name.startswith(_COUNTED)]
@@ -104,14 +104,14 @@ class EpochLog:
 
 
 class Results:
-    """Writes the files of one run. Only rank 0 has a directory; on the others nothing is written.
+    """Writes the files of one run. Only rank 0 has a directory; the other ranks write nothing.
 
     Args:
         directory: the run directory; None on all ranks but rank 0.
         model: the model whose weights are saved.
         metadata: metadata of the weights files.
-        state: state of the checkpoint. Later rows of results.csv are dropped, because a run that was stopped
-            between a row and its checkpoint writes this row again.
+        state: state of the checkpoint. Rows of results.csv for later steps are dropped, because the resumed
+            run writes these rows again.
     """
 
     def __init__(
@@ -133,14 +133,14 @@ class Results:
         self._try(lambda path: write_bytes(path / "flags.txt", flagfile(flag_values)))
 
     def save_first_batch(self, show_batch: Callable[..., str], images: Any, targets: Any) -> None:
-        """Writes first_batch.png with `show_batch(images, targets, path=path)`; logs the line it returns."""
+        """Calls `show_batch(images, targets, path=path)` to write first_batch.png, and logs its result."""
         self._try(lambda path: progress.log(show_batch(images, targets, path=path / "first_batch.png")))
 
     def save_row(self, epoch: float, values: Mapping[str, float]) -> None:
-        """Adds a row to results.csv, TensorBoard and the curves.
+        """Adds the values to results.csv, TensorBoard and loss_curves.png.
 
         Args:
-            epoch: number of epochs done: 2 after the second one, 1.25 after a quarter of the second one.
+            epoch: number of epochs done: 2 after the second epoch, 1.25 after a quarter of the second epoch.
             values: name -> value; the names become columns. Values that are not finite give empty cells.
         """
         step = self._state["step"]

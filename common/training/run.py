@@ -1,4 +1,4 @@
-"""Runs a training for both apps: directory, checkpoints, log, EMA, step guard, signals, watchdog.
+"""`Run` manages a training for both apps: directory, checkpoints, log, EMA, step guard, signals, watchdog.
 
 The training loop is in each app's train.py. Saving, averaging and evaluating are collective operations, so
 every rank must call these methods in the same order. The order depends only on values that all ranks share:
@@ -49,7 +49,7 @@ def start_process(a: Args) -> Ranks:
 
 
 class Run:
-    """One training run. Creating it claims the directory and restores the newest checkpoint, if there is one.
+    """One training run. A new Run claims the directory and restores the newest checkpoint, if there is one.
 
     Afterwards all ranks have the weights of rank 0, and the data are open at the position of the next step.
 
@@ -58,7 +58,7 @@ class Run:
         ranks: the ranks of the run.
         model: a built model with initial weights, in which the layers of --freeze are already frozen.
         optimizer: an optimizer that is built for all variables that are ever trained.
-        hooks: callbacks of elastic training and of the dry run.
+        hooks: functions to call after steps and epochs, for elastic training and the dry run.
         ema_decay: see AveragedWeights.
         identity: the identity of the run, already compared with the directory by run_directory.check.
         metadata: metadata of the weights files, with "eval_data" if there are evaluation data.
@@ -133,11 +133,11 @@ class Run:
         self._watchdog = self._exit_stack.enter_context(
             Watchdog(self.ranks, step_timeout=self._a.step_timeout, on_loss=self._hooks.lost_ranks)
         )
-        self._exit_stack.callback(self._feed.close)  # runs first on exit, under the watchdog's limit
+        self._exit_stack.callback(self._feed.close)  # runs first on exit, while the watchdog still runs
         return self
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
-        """Ends the run. After an error it makes no collective call, because other ranks may be gone.
+        """Ends the run. After an error, makes no collective call, because other ranks may be gone.
 
         Raises:
             UserError: training is done, but its last checkpoint could not be written.
@@ -155,7 +155,7 @@ class Run:
 
     @property
     def stop_requested(self) -> tf.Tensor:
-        """1.0 after this rank has received a signal, else 0.0. The training step tells the other ranks."""
+        """1.0 after this rank has received a signal, else 0.0. The training step sends it to all ranks."""
         return tf.constant(1.0 if self._signals.received else 0.0)
 
     def epochs(self, num_epochs: int) -> Iterator[int]:
@@ -190,7 +190,7 @@ class Run:
     def batches(self) -> Iterator[tuple[Any, Any]]:
         """Yields (images, targets) of each step up to the next evaluation or the end of the epoch.
 
-        A batch is read only after `after_step` of the batch before, which may save the data's position.
+        A batch is read only after `after_step` for the batch before, because that may save the position.
 
         Raises:
             UserError: the loader stopped, for example at a damaged image.
@@ -246,14 +246,14 @@ class Run:
 
     @contextlib.contextmanager
     def evaluating(self) -> Iterator[OnBatch]:
-        """Gives the model averaged weights during an evaluation; yields a function to call after each batch.
+        """Gives the model averaged weights for an evaluation. Yields a function to call after each batch.
 
         Raises:
             StoppedError: any rank has received a signal. Nothing is lost: all steps were saved before.
         """
         if self._is_within_epoch():
             log("")  # ends the line of the progress bar
-        self._save()  # an evaluation is long; if it is stopped, no training step must be lost
+        self._save()  # so that no training step is lost if the run is stopped in the evaluation
 
         def on_batch(done: int, total: int) -> None:
             self._beat("evaluating", LONG_SECONDS if done == total else 0.0)
@@ -262,14 +262,14 @@ class Run:
                 raise StoppedError(self._signals.message(self.state["step"]))
 
         self._beat("evaluating", LONG_SECONDS)
-        with self.ema.swapped_in(self.ranks):  # on every rank: it averages moving statistics over the ranks
+        with self.ema.swapped_in(self.ranks):  # on every rank, because all ranks average their statistics
             yield on_batch
         if self._is_within_epoch():
             self._epoch.restart_clock()  # images_per_second is the rate of the steps after this evaluation
             self._save()  # so that a resumed run does not evaluate again
 
     def save_evaluation(self, evaluation: Evaluation) -> None:
-        """Saves an evaluation: its files, its row in the log, and the weights if they are the best so far."""
+        """Saves the files of an evaluation, its metrics, and the weights if they are the best so far."""
         state, self.metrics = self.state, evaluation.metrics
         state["evaluated"] = self._progress()
         is_best = results.note_metric(state, self.metrics["AP"], self._metadata.get("eval_data"))
@@ -280,14 +280,14 @@ class Run:
             self._results.save_row(self._progress(), scores)
         else:
             when = f"epoch {state['epoch'] + 1}"
-            self._scores = scores  # for the epoch's row
+            self._scores = scores  # `end_epoch` adds them to the epoch's row
         log(f"{when}: AP {100 * scores['AP']:.1f}, AP50 {100 * scores['AP50']:.1f}")
 
     def end_epoch(self) -> None:
         """Ends an epoch: writes its row in the log, its weights and its checkpoint."""
         state, epoch = self.state, self.state["epoch"] + 1
         replicas, rate = self.ranks.num_replicas, optimizers.last_learning_rate(self.optimizer)
-        # Checked before these weights replace those of the epoch before.
+        # Checks the weights before they replace the file of the epoch before.
         self._guard.check_weights(self.model, self.optimizer, state["step"])
         row = self._epoch.row(self._a.batch_size, replicas, learning_rate=rate) | self._scores
         with self.ema.swapped_in(self.ranks):  # on every rank, as in `evaluating`
@@ -301,14 +301,14 @@ class Run:
         return self.state["step_in_epoch"] < self._feed.steps_per_epoch
 
     def _progress(self) -> float:
-        """Returns the number of epochs done, including the finished fraction of the present one."""
+        """Returns the number of epochs done, including the finished fraction of the present epoch."""
         return round(self.state["epoch"] + self.state["step_in_epoch"] / self._feed.steps_per_epoch, 6)
 
     def _beat(self, doing: str, at_least: float = 0.0) -> None:
         self._watchdog.beat(doing, epoch=self.state["epoch"] + 1, step=self.state["step"], at_least=at_least)
 
     def _save(self) -> None:
-        """Writes a checkpoint. Every rank calls it, because it holds each rank's data position and seeds."""
+        """Writes a checkpoint. All ranks call this, because a checkpoint holds the data position of each."""
         state = self.state
         self._beat("saving")
         self._guard.check_weights(self.model, self.optimizer, state["step"])

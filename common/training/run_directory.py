@@ -1,4 +1,4 @@
-"""Manages a run's directory and checkpoint files. The same command resumes the run, others are refused.
+"""Manages a run's directory and checkpoint files. The same command resumes the run; others are refused.
 
     run.json                  the Identity of the run
     checkpoints/00001200/
@@ -32,7 +32,7 @@ from common.errors import UserError
 if TYPE_CHECKING:
     from common.distributed.ranks import Ranks
 
-# --overwrite removes only these files, and only if there is a run.json: a wrong --output_dir does no harm.
+# --overwrite removes only these files, and only beside a run.json, so a wrong --output_dir loses nothing.
 RUN = "run.json"
 _DATA = ("checkpoints", "skipped", "tensorboard", "best.weights.h5", "last.weights.h5", "results.csv")
 _TEXTS = ("flags.txt", "init_from.txt", "metrics.json", "detections.json")
@@ -45,9 +45,9 @@ _SHOWN_CHARACTERS = 60
 
 MANIFEST = "manifest.json"
 _CHECKSUMS = "SHA256SUMS"
-# A name is the step. If this step was saved before, the serial number follows (.new in commit 6eb6d8f).
+# A checkpoint is named by its step. A serial number follows if the step was saved before (old runs: .new).
 _NAME = re.compile(r"\d+(\.\d+|\.new)?")
-_SERIAL = "serial"  # key of the manifest: the number of the save in its run
+_SERIAL = "serial"  # key in the manifest: 7 for the seventh checkpoint that the run has saved
 _LIBRARIES = ("tensorflow", "keras", "nvidia-dali-cuda120", "numpy", "horovod")
 UNIMPORTANT = ("python", "horovod")  # `versions` that do not affect results; changes are not reported
 
@@ -94,7 +94,7 @@ class Identity:
         return cls(values, json.loads(json.dumps(defaults | {"freeze_batch_norm": False})))
 
     def differences(self, saved: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
-        """Returns name -> (value in `saved`, value now) where they differ. Nested names: `config.seed`."""
+        """Returns name -> (saved value, present value) of differing values. Nested names: `config.seed`."""
         was, now = {**self.defaults, **flatten(saved)}, flatten(self.values)
         names = sorted(was.keys() | now.keys())
         pairs = {name: (was.get(name, "absent"), now.get(name, "absent")) for name in names}
@@ -148,7 +148,7 @@ def _check_directory(a: Args, identity: Identity) -> bool:
 
 
 def claim(a: Args, identity: Identity) -> pathlib.Path:
-    """Takes over --output_dir for this run. Called after all other checks have passed.
+    """Takes over --output_dir for this run. Call this after all other checks have passed.
 
     With --overwrite, removes the files of the old run. Writes run.json.
 
@@ -188,7 +188,7 @@ def _check_same_run(file: pathlib.Path, identity: Identity, may_change: Collecti
 
 
 def _check_free(directory: pathlib.Path, overwrite: bool) -> None:
-    """Raises UserError if the directory holds files; with --overwrite, only if a run uses their names."""
+    """Raises UserError if the directory holds files; with --overwrite, only for names in RUN_FILES."""
     names = sorted(path.name for path in directory.iterdir() if not path.name.startswith("."))
     in_the_way = [name for name in names if name in RUN_FILES or not overwrite]
     if in_the_way:
@@ -199,7 +199,7 @@ def _check_free(directory: pathlib.Path, overwrite: bool) -> None:
 
 
 def saved(directory: pathlib.Path) -> list[pathlib.Path]:
-    """Returns the checkpoints in a directory in the order in which they were saved; [] if it does not exist.
+    """Returns the checkpoints in a directory in the order of saving; [] if the directory does not exist.
 
     Checkpoints with a damaged manifest are last.
 
@@ -291,7 +291,7 @@ def prune(directory: pathlib.Path, keep: int) -> None:
 
 
 def remove_newer(path: pathlib.Path) -> None:
-    """Removes all checkpoints newer than this one. They are damaged or were saved within an epoch."""
+    """Removes all checkpoints newer than `path`. They are damaged or were saved within an epoch."""
     found = saved(path.parent)
     for newer in found[found.index(path) + 1 :]:
         files.remove_directory(newer)
@@ -305,7 +305,7 @@ def versions() -> dict[str, str]:
 
 
 def _serial(path: pathlib.Path) -> float:
-    """Returns the serial number; infinity if the manifest is damaged: `newest` then rejects it first."""
+    """Returns a checkpoint's serial number, or infinity if its manifest is damaged, to sort it last."""
     try:
         return int(read_manifest(path)[_SERIAL])
     except (FileNotFoundError, ValueError, KeyError):

@@ -1,4 +1,4 @@
-"""Skips training steps that are not finite, so that they do not change the weights.
+"""Skips training steps with NaN or infinity, so that they do not change the weights.
 
     step = guarded_step(ranks, gradients_of, update, model, variables, xla=False, every_gradient=True)
     guard = StepGuard(ranks, limit=10, save_batch=save_batch)
@@ -7,8 +7,8 @@
         guard.check(number, result, images, targets)
 
 A step whose loss or gradients are not finite changes nothing: no weights, optimizer variables, averages or
-moving statistics. It is logged with its image ids. Too many skipped steps in a row end the run. Then the last
-checkpoint is intact, and a file has the batch of the first of these steps (results.py, tools/replay_step.py).
+moving statistics. Its image ids are logged. Too many skipped steps in a row end the run. Then the last
+checkpoint is intact, and a file has the batch of the first skipped step (results.py, tools/replay_step.py).
 """
 
 from collections.abc import Callable, Sequence
@@ -24,7 +24,7 @@ from common.layers import is_cpu_only, moving_statistics
 
 MIN_LOSS_SCALE = 2.0**-8  # if gradients overflow with this loss scale, a lower one does not help
 SHOWN_IDS = 16
-LOOK_EVERY = 5  # steps between two checks on a GPU; their batches stay in memory until then
+LOOK_EVERY = 5  # steps that are checked together on a GPU; their batches stay in memory until then
 
 
 class StepResult(NamedTuple):
@@ -54,7 +54,7 @@ def guarded_step(
     xla: bool,
     every_gradient: bool,
 ) -> Callable[[Any, Any, tf.Tensor], StepResult]:
-    """Returns the compiled training step: it computes gradients and applies them if everything is finite.
+    """Returns the compiled training step, which applies its gradients only if everything is finite.
 
     Args:
         ranks: the ranks of the run.
@@ -64,8 +64,8 @@ def guarded_step(
         model: the model, whose moving statistics a skipped step does not change.
         updated: all variables that `update` changes.
         xla: whether to compile the update on a GPU with XLA.
-        every_gradient: whether to check also the norm of the gradients. False for float16, because the loss
-            scale must see gradients that overflow.
+        every_gradient: whether to check also the norm of the gradients. False for float16, where the loss
+            scale optimizer must see gradients that overflow.
 
     Returns:
         step(images, targets, asked) -> StepResult; `asked` is Run.stop_requested.
@@ -85,7 +85,7 @@ def guarded_step(
 
     @tf.function(jit_compile=xla, autograph=False)
     def update_or_restore(gradients: list, finite: tf.Tensor, before: list) -> tf.Tensor:
-        """Updates and restores without a branch, because on a GPU the host would wait for its condition."""
+        """Updates and restores without a branch: on a GPU, the host would wait for the branch's condition."""
         if every_gradient:
             # The norm may overflow before any gradient does. Clipping would then make all gradients NaN.
             finite &= tf.math.is_finite(tf.linalg.global_norm(gradients))
@@ -103,7 +103,7 @@ def guarded_step(
     def step(images: Any, targets: Any, asked: tf.Tensor) -> StepResult:
         before = ranks.run(lambda: [tf.convert_to_tensor(variable) for variable in statistics])
         gradients, values, own_finite = ranks.run(forward, images, targets, asked)
-        # Averages are equal on all replicas. If a value is not finite on one, its average is not finite.
+        # Averages are equal on all replicas. If a value is not finite on any replica, neither is its average.
         values = ranks.first(values)
         finite = tf.math.is_finite(values["loss"])
         if not with_branch:
@@ -128,8 +128,8 @@ class StepGuard:
     Args:
         ranks: the ranks of the run.
         limit: number of consecutive steps that may be skipped; one more ends the run.
-        save_batch: (step, images, targets) -> the file with the batch. Called on every rank for the first of
-            consecutive skipped steps, with None for images and targets if another rank has the batch.
+        save_batch: (step, images, targets) -> path of the file with the batch. For the first of consecutive
+            skipped steps, all ranks call it; ranks without the bad batch pass None for images and targets.
 
     Attributes:
         stop: whether a rank asked for a stop.
@@ -146,7 +146,7 @@ class StepGuard:
         self._waiting: list[tuple[int, StepResult, Any, Any]] = []
 
     def check(self, step: int, result: StepResult, images: Any, targets: Any) -> None:
-        """Checks the result of a step; on a GPU, the results of LOOK_EVERY steps after the last of them.
+        """Checks the result of a step. On a GPU, checks LOOK_EVERY results together after the last step.
 
         Raises:
             UserError: more than `limit` steps in a row were skipped.
@@ -156,10 +156,10 @@ class StepGuard:
             self._look()
 
     def check_weights(self, model: keras.Model, optimizer: keras.optimizers.Optimizer, step: int) -> None:
-        """Raises UserError on all ranks if any has a non-finite weight, or if float16 always overflows."""
+        """Raises UserError on all ranks if any weight on any rank is not finite, or float16 overflows."""
         self._look()
         with self._ranks.raise_on_any_rank():
-            scale = getattr(optimizer, "dynamic_scale", None)  # of a LossScaleOptimizer
+            scale = getattr(optimizer, "dynamic_scale", None)  # only a LossScaleOptimizer has it
             if scale is not None and float(tf.convert_to_tensor(scale)) < MIN_LOSS_SCALE:
                 raise UserError(
                     f"the loss scale has fallen below {MIN_LOSS_SCALE:g}: the gradients overflow "
@@ -191,7 +191,7 @@ class StepGuard:
             replicas += [(rank, place, *about) for place, about in enumerate(of_rank)]
         bad = [replica for replica in replicas if not replica[2]]
         what = "the loss is not finite" if bad else "a gradient is not finite"
-        bad = bad or replicas  # it is unknown which images caused the gradient
+        bad = bad or replicas  # gradients are averaged: any replica's images may be the cause
         if self._in_a_row == 1:
             rank, place, *_ = bad[0]
             batch = [self._ranks.local(part)[place] for part in (images, targets)]

@@ -46,14 +46,14 @@ class App:
     converter: str
 
     def make_detect(self, model: keras.Model, config: Any) -> "Detect":
-        """Returns a compiled function that detects in batches of the evaluation loader: evaluate.Detect."""
+        """Returns a compiled function for batches of the evaluation loader; its type is evaluate.Detect."""
         network, to_detections = self.make_halves(model, config)
         return tf.function(
             lambda images, letterbox_px: to_detections(network(images), letterbox_px), reduce_retracing=True
         )
 
     def make_halves(self, model: keras.Model, config: Any) -> tuple[Callable, Callable]:
-        """Returns `make_detect` in two parts: images -> outputs, and (outputs, letterbox) -> detections."""
+        """Returns the function in two parts: images -> outputs, and (outputs, letterbox) -> detections."""
 
         @tf.function(reduce_retracing=True)
         def network(images: tf.Tensor) -> Any:
@@ -78,7 +78,7 @@ class App:
     def load(
         self, path: str | None, image_size: str | None = None, spec: str | None = None, **defaults: Any
     ) -> tuple[keras.Model, Any, LabelMap, pathlib.Path]:
-        """Builds the model of a weights file and loads its weights.
+        """Builds the model that a weights file belongs to, and loads the weights.
 
         Args:
             path: a `.weights.h5` file of this project, or a run directory.
@@ -99,7 +99,7 @@ class App:
             raise UserError(f"{file} is not a .weights.h5 file; convert other weights with {self.converter}")
         metadata = weights.read_metadata(file)
         config = hparams.replace(self.read_config(metadata, file), defaults)
-        metadata["config"] |= defaults  # so that they are not reported as differences
+        metadata["config"] |= defaults  # so that `defaults` are not reported as differences
         if image_size:
             config = hparams.replace(config, {"image_size": image_size})
         config = hparams.override(config, spec, only=self.detection_fields)

@@ -10,11 +10,11 @@ code 1 and one line with the reason; a rank that hangs also prints the stacks of
 
 A collective operation waits for all ranks. Therefore each rank limits the time between its own calls of
 `beat`. When the limit has passed, the rank ends, and the launcher (horovodrun, Slurm) or TensorFlow's
-coordination service ends the others. If a rank dies, collective operations of the others raise an error at
+coordination service ends the others. If a rank dies, collective operations of other ranks raise an error at
 once (Horovod) or after 30 s (multi_worker). Horovod's stall inspector names the ranks that are missing.
 
-A stopped process (SIGSTOP) cannot end itself, and launchers wait for it without limit. So when the other
-ranks on its host end, they kill it.
+A process that SIGSTOP has stopped cannot end itself, and launchers wait for it without limit. So when the
+other ranks on its host end, they kill the stopped process.
 """
 
 import contextlib
@@ -42,7 +42,7 @@ _LOST = (psutil.STATUS_STOPPED, psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
 
 
 class StopSignals:
-    """A context in which SIGTERM and SIGINT request a stop; SIGINT after such a signal interrupts at once.
+    """A context in which SIGTERM or SIGINT requests a stop. A SIGINT after a request interrupts at once.
 
     Args:
         quiet: whether to print nothing; True on all ranks but the first.
@@ -57,7 +57,7 @@ class StopSignals:
         self._before: dict[int, Any] = {}
 
     def __enter__(self) -> "StopSignals":
-        if threading.current_thread() is threading.main_thread():  # Python allows handlers only there
+        if threading.current_thread() is threading.main_thread():  # other threads may not set handlers
             for number in (signal.SIGTERM, signal.SIGINT):
                 self._before[number] = signal.signal(number, self._handle)
         return self
@@ -67,7 +67,7 @@ class StopSignals:
             signal.signal(number, handler)
 
     def agreed(self, ranks: "Ranks") -> bool:
-        """Whether any rank was asked to stop. All ranks call it together."""
+        """Whether any rank was asked to stop. All ranks call `agreed` together."""
         return any(ranks.gather(self.received is not None))
 
     def message(self, step: int) -> str:
@@ -117,12 +117,12 @@ class Watchdog:
         self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
 
     def beat(self, doing: str, *, epoch: int = 0, step: int = 0, at_least: float = 0.0) -> None:
-        """Restarts the time limit. Called when this rank begins a step, an evaluation batch or a save.
+        """Restarts the time limit. Call it when this rank begins a step, an evaluation batch or a save.
 
         Args:
             doing: name of the work that begins, in one word.
             epoch, step: present epoch and step.
-            at_least: limit in seconds for this work, if it is longer than `step_timeout`.
+            at_least: limit in seconds for this work, if that is longer than `step_timeout`.
         """
         self._at = f"{doing}, epoch {epoch}, step {step}"
         self._limit = self._step_timeout and max(self._step_timeout, at_least)
@@ -133,10 +133,10 @@ class Watchdog:
         return self
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
-        """Ends this process if only this rank has failed, because the others may wait for it.
+        """Ends this process if only this rank has failed, because other ranks may wait for this process.
 
-        Makes no collective call. Other errors propagate: those that all ranks raise together, those of a
-        single process, and with on_loss="report" all errors.
+        Makes no collective call. Other errors propagate: those that all ranks raise together, those of a run
+        with a single process, and with on_loss="report" all errors.
         """
         self._closing.set()
         self._thread.join()
@@ -169,7 +169,7 @@ class Watchdog:
             lost, killed = self._kill_stopped()
             if killed and not self._exits:
                 waited = 0.0
-                continue  # Horovod notices that the killed ranks are gone
+                continue  # Horovod Elastic notices that the killed ranks are gone, and continues without them
             faulthandler.dump_traceback(file=2)
             why = "if it waits for another rank, see the stacks of that rank"
             why = f"{lost} is stopped or dead" if lost else why
@@ -177,7 +177,7 @@ class Watchdog:
             _end(f"error: {self._name}, {self._at}, made no progress for {limit}: {why}; {CONTINUE}")
 
     def _kill_stopped(self) -> tuple[str, bool]:
-        """Kills stopped ranks of this host. Returns the names of lost ranks, and whether one was stopped."""
+        """Kills stopped ranks of this host. Returns the names of lost ranks, and whether any was stopped."""
         lost, stopped = [], False
         for name, process in self._neighbours.items():
             status = psutil.STATUS_DEAD

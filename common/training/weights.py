@@ -1,7 +1,7 @@
 """Saves and loads weights files in Keras' format, completely or not at all, with metadata and a checksum.
 
-Keras alone writes in place, so a kill or a full disk also destroys the old file. It also loads a
-`.weights.h5` with a flipped bit or with surplus layers without an error.
+Keras itself overwrites files in place, so a kill or a full disk also destroys the old file. Keras also loads
+a damaged `.weights.h5`, or a file with layers that the model does not have, without an error.
 """
 
 import hashlib
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 BEST = "best.weights.h5"
 LAST = "last.weights.h5"
 
-# A weights file ends with this and the SHA-256 of all bytes before it. HDF5 readers, including Keras', ignore
+# A weights file ends with _SEAL and the SHA-256 of all bytes before _SEAL. HDF5 readers, also Keras', ignore
 # bytes after their own data. The hash is checked before HDF5 opens the file: a damaged file can crash HDF5.
 _SEAL = b"\nsha256="
 _SEAL_BYTES = len(_SEAL) + 64
@@ -83,7 +83,7 @@ def load(model: "keras.Model", path: str | os.PathLike) -> dict[str, Any]:
 
 
 def read_metadata(path: str | os.PathLike) -> dict[str, Any]:
-    """Reads the metadata of a weights file; UserError if it is missing, damaged or not of this project."""
+    """Reads a weights file's metadata. UserError: the file is missing, damaged or not of this project."""
     return _read_header(path)["metadata"]
 
 
@@ -105,7 +105,7 @@ def find(path: str | os.PathLike) -> pathlib.Path:
 
 
 def download(address: str, name: str, checksum: str | None = None) -> str:
-    """Downloads a public file to ~/.keras/models/NAME unless it is there; returns its path.
+    """Downloads a public file to ~/.keras/models/NAME, if that file is missing; returns the path.
 
     Args:
         address: URL of the file.
@@ -128,10 +128,10 @@ def download(address: str, name: str, checksum: str | None = None) -> str:
 
 
 def _manifest(model: "keras.Model") -> list[list[Any]]:
-    """Returns [path, name, shape] of every weight in order; a comparison of two models finds surplus layers.
+    """Returns [path, name, shape] of every weight, in order, to compare a file with a model.
 
-    Paths are not compared, because layers without explicit names get different paths in each model of a
-    process. So the path ("dense_1/kernel") is for messages, and the name ("kernel") for comparison.
+    The comparison uses the name ("kernel") and the shape. The path ("dense_1/kernel") is only for messages,
+    because layers without explicit names get different paths in each model of a process.
     """
     return [[weight.path, weight.name, list(weight.shape)] for weight in model.weights]
 
@@ -149,7 +149,7 @@ def _read_header(path: str | os.PathLike) -> dict[str, Any]:
 
 
 def reason(error: Exception) -> str:
-    """Returns one line that describes the error; h5py and TensorFlow add lines about their internals."""
+    """Returns one line about the error, without the lines that h5py and TensorFlow add on their internals."""
     number = getattr(error, "errno", None)
     text = os.strerror(number) if number else str(error).strip().splitlines()[0]
     return re.sub(r"\{\{function_node .*?\}\} | \[Op:\w+\]", "", text)
