@@ -3,12 +3,12 @@ r"""Trains this project's models and other programs on the same data and budget,
     python benchmarks/accuracy.py --rows=d0 --output_dir=runs/accuracy
 
 docs/accuracy.md has the method, the data and how to install the other programs. benchmarks/accuracy.yaml is a
-table: each row names data sets, and programs with their command lines. A run is a training and a detection
-script in bash. One run is active at a time; the programs of a row take turns. Detections are COCO results,
-which this command scores.
+table: each row names data sets, and programs with their command lines. A run executes two bash scripts: one
+trains, the other detects. One run is active at a time, and the programs of a row take turns. Detections are
+COCO results, which this command scores.
 
-A finished run has the file OUTPUT_DIR/ROW/DATA/PROGRAM/SEED/result.json. It is not repeated if its commands
-are the same. An interrupted run starts again. `log.txt` in the same directory has the output of the program.
+A finished run has the file OUTPUT_DIR/ROW/DATA/PROGRAM/SEED/result.json. It is repeated only if its commands
+have changed. An interrupted run starts again. `log.txt` in the same directory has the program's output.
 """
 
 import dataclasses
@@ -51,7 +51,7 @@ T_QUANTILES = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776, 6: 2.571, 7: 2.447, 8: 2
 
 @dataclasses.dataclass(frozen=True)
 class AccuracyArgs:
-    """The flags."""
+    """The flags of this command."""
 
     rows: str = flag("", "Rows of the table, comma-separated. Default: all.")
     seeds: str = flag("1,2,3", "Seeds, comma-separated.")
@@ -191,14 +191,14 @@ def compare(a: AccuracyArgs) -> int:
 
 
 def main() -> int:
-    """The command."""
+    """Runs the command."""
     # SIGTERM raises SystemExit, so that a running script is ended as well.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     return compare(AccuracyArgs(**shared_flags.values(flags.FLAGS, define_flags)))
 
 
 def define_flags(fv: flags.FlagValues) -> None:
-    """All flags of this command."""
+    """Defines all flags of this command."""
     shared_flags.define(fv, AccuracyArgs)
 
 

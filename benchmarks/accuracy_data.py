@@ -4,9 +4,9 @@ r"""Writes a COCO data set in the formats that the programs of benchmarks/accura
         --train_images=bccd/images --train_annotations=bccd/instances_train.json \
         --eval_images=bccd/images --eval_annotations=bccd/instances_val.json
 
-The directories have COCO's names, with which Darknet finds the labels of `images/train2017` in
+The directories have COCO's names, so that Darknet finds the labels of `images/train2017` in
 `labels/train2017`. Ultralytics finds labels by replacing `images` by `labels` in a path. File names are image
-ids, and categories are numbered from 1. So a program that writes COCO results needs no table of ids.
+ids, and category ids count from 1. So a program can write COCO results without a table of ids.
 `records/` has TFRecords, data.yaml describes the data for Ultralytics, and the text files are Darknet's lists
 of images and class names.
 """
@@ -39,7 +39,7 @@ TRAIN, EVAL = "train2017", "val2017"
 
 @dataclasses.dataclass(frozen=True)
 class DataArgs:
-    """The flags."""
+    """The flags of this command."""
 
     output_dir: str = flag("", "Directory to which the data set is written.")
     train_images: str = flag("", "Directory of training images.")
@@ -115,12 +115,12 @@ def write_data_set(a: DataArgs) -> None:
 
 
 def main() -> None:
-    """The command."""
+    """Runs the command."""
     write_data_set(DataArgs(**shared_flags.values(flags.FLAGS, define_flags)))
 
 
 def define_flags(fv: flags.FlagValues) -> None:
-    """All flags of this command."""
+    """Defines all flags of this command."""
     shared_flags.define(fv, DataArgs)
 
 

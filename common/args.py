@@ -204,7 +204,7 @@ class InferArgs(TrainedArgs, LoaderArgs):
 
     images: str = flag("", "Input: an image, a directory of images, a glob or a video.")
     annotations: str | None = flag(None, "COCO json whose boxes are drawn next to the detections.")
-    output_dir: str = flag("", "Directory for the images or video with boxes and detections.json.")
+    output_dir: str = flag("", "Output directory: gets detections.json and the images or video with boxes.")
     draw: bool = flag(True, "Draw the detections on the images or on the video.")
     submission: str | None = flag(None, "Results file to write for the COCO server, .json or .zip.")
     image_info: str | None = flag(

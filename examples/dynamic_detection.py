@@ -4,13 +4,13 @@
     python dynamic_detection.py --output_dir=look --images=my/images --annotations=my/instances.json
 
 The program draws its own images or reads a COCO data set. It writes `steps.png`: a row for each image of the
-last batch and a column for each step, with the boxes. Then it saves a checkpoint. The same command continues
-from the checkpoint. Its batches equal those of a run without a stop, bit for bit.
+last batch and a column for each step, with the boxes. Then it saves a checkpoint. If you repeat the command,
+it continues from the checkpoint: its batches equal those of a run that never stopped, bit for bit.
 
 The Pipeline API builds a graph that runs later. Here every call computes at once, so NumPy can compute the
-windows and select the boxes. All random numbers are arguments. With the same numbers efficientdet/pipeline.py
-makes the same batches, bit for bit, if the json lists its categories in the order of their ids. This file
-needs nvidia-dali 2.4, NumPy and Pillow, and nothing else from the repository.
+windows and select the boxes. The functions get all random numbers as arguments. With the same random numbers
+efficientdet/pipeline.py makes the same batches, bit for bit, if the json lists its categories in the order of
+their ids. This file needs nvidia-dali 2.4, NumPy and Pillow, but no other file of the repository.
 
 EfficientDet: arXiv 1911.09070. Scale jitter, anchors and constants are those of google/automl efficientdet:
 dataloader.py, tf2/anchors.py, hparams_config.py.
@@ -33,8 +33,8 @@ from PIL import Image, ImageDraw
 IMAGE_SIZE = (512, 512)  # of the network input, height and width
 JITTER = (0.1, 2.0)  # size of the image relative to the largest that fits into the network input
 FLIP_PROB = 0.5
-COLOR = (0.3, 0.3, 0.5)  # x of brightness, contrast, saturation: factors 1 - x to 1 + x. In training: 0.
-HUE = 20.0  # x in degrees: hue changes by -x to x. In training: 0.
+COLOR = (0.3, 0.3, 0.5)  # brightness, contrast, saturation: x means factors 1 - x to 1 + x. App's default: 0.
+HUE = 20.0  # degrees: x means that the hue changes by -x to x. The app's default is 0.
 MEAN, STD = np.array([[0.485, 0.456, 0.406], [0.229, 0.224, 0.225]]) * 255  # of ImageNet, RGB
 LEVELS = range(3, 8)  # of the feature pyramid
 OCTAVES, RATIOS, ANCHOR_SCALE = 2 ** (np.arange(3) / 3), (1.0, 2.0, 0.5), 4.0  # ratios are width / height
@@ -106,13 +106,13 @@ class Stream:
                 yield Read(*read), draw_numbers(self._rng, self._batch_size)
 
     def save(self, pattern: str) -> str:
-        """Writes the next file of a pattern such as "at-{seq:04d}.json"; returns its name."""
+        """Saves the state to the next file of a numbered series, "at-{seq:04d}.json"; returns its name."""
         checkpoint = self._register(ndd.checkpoint.Checkpoint())
         checkpoint.collect()
         return checkpoint.save(pattern)
 
     def restore(self, pattern: str) -> str:
-        """Continues from the newest file of a pattern, and returns its name. FileNotFoundError: no file."""
+        """Restores the state from the series' newest file; returns its name. FileNotFoundError: no file."""
         checkpoint = ndd.checkpoint.Checkpoint()
         path = checkpoint.load(pattern)
         self._register(checkpoint)  # this also restores the states
@@ -123,7 +123,7 @@ class Stream:
             checkpoint.register(stateful, name)
         return checkpoint
 
-    # A checkpoint accepts any object with these methods. They refuse other data, which DALI does not notice.
+    # DALI saves any object that has these two methods. They reject the checkpoint of another data set.
     def get_state(self, *, cuda_stream: object = None) -> str:
         return json.dumps([self.step, self._data])
 
@@ -163,13 +163,13 @@ def jittered_windows(sizes: np.ndarray, draws: Draws, image_size: Size) -> tuple
 
 
 def decode(jpegs: ndd.Batch, windows: np.ndarray) -> ndd.Batch:
-    """Decodes only the window, to uint8 (h, w, 3) RGB."""
+    """Decodes only the window of each image, to uint8 (h, w, 3) RGB."""
     part = {"start": to_dali(windows[:, :2]), "shape": to_dali(windows[:, 2:]), "axes": [0, 1]}
     return ndd.decoders.image_slice(jpegs, **part, output_type=types.RGB, adjust_orientation=False)
 
 
 def boxes_to_window(boxes: ndd.Batch, sizes: np.ndarray, windows: np.ndarray) -> ndd.Batch:
-    """Converts boxes from normalised by the image to normalised by the window, and clips them to it."""
+    """Converts boxes from fractions of the image to fractions of the window, and clips them to the window."""
     boxes_px = boxes * xyxy(sizes) - xyxy(windows[:, :2])
     return ndd.math.clamp(boxes_px / xyxy(windows[:, 2:]), 0.0, 1.0)
 
@@ -195,7 +195,7 @@ def normalize_and_pad(images: ndd.Batch, image_size: Size) -> ndd.Batch:
 
 
 def select_boxes(boxes: ndd.Batch, labels: ndd.Batch, image_size: Size) -> tuple[ndd.Batch, ndd.Batch]:
-    """Drops small boxes and keeps the MAX_BOXES largest. Uses rows[kept], which the Pipeline API lacks."""
+    """Drops small boxes and keeps the MAX_BOXES largest. The Pipeline API has no indexing like rows[kept]."""
     smallest = np.float32(MIN_BOX_SIZE / np.array(image_size[::-1]))
     chosen_boxes, chosen_labels = [], []
     for rows, classes in zip(map(np.asarray, boxes.tensors), map(np.asarray, labels.tensors), strict=True):
@@ -208,12 +208,12 @@ def select_boxes(boxes: ndd.Batch, labels: ndd.Batch, image_size: Size) -> tuple
 
 
 class Constant(tuple):
-    """A tuple of numbers for an operator. Of a list, ndd would check all 196,416 numbers in every call."""
+    """Numbers for an operator. If they were a list, ndd would check all 196,416 of them in every call."""
 
 
 @functools.cache
 def anchor_boxes(image_size: Size) -> tuple[Constant, list[Size]]:
-    """Returns the anchors, normalised ltrb, in the order of `cells`; and (rows, columns) of each level."""
+    """Returns all anchors, normalised ltrb, level by level; and each level's numbers of rows and columns."""
     boxes, cells = [], [(-(-image_size[0] // 2**level), -(-image_size[1] // 2**level)) for level in LEVELS]
     for rows, columns in cells:
         stride = np.array(image_size) / (rows, columns)  # y, x
@@ -231,9 +231,9 @@ def encode(boxes: ndd.Batch, labels: ndd.Batch, image_size: Size) -> dict[str, n
 
     Returns:
         boxes: float32 (MAX_BOXES, 4), padded with -1. classes: int32 (MAX_BOXES,), 0-based, padded with -1.
-        num_positives: float32 (), number of anchors that are matched to a box. For each level of h x w cells
-        class_targets_3 to _7: int32 (h, w, 9), 0-based, -1 for background; and box_targets_3 to _7: float32
-        (h, w, 36), (dy, dx, dh, dw) for each of the 9 anchors.
+        num_positives: float32 (), number of anchors that are matched to a box. Each level has h x w cells.
+        class_targets_3 to class_targets_7: int32 (h, w, 9), 0-based, -1 for background. box_targets_3 to
+        box_targets_7: float32 (h, w, 36), (dy, dx, dh, dw) for each of the 9 anchors.
     """
     anchors, cells = anchor_boxes(image_size)
     deltas, targets = ndd.box_encoder(boxes, labels, anchors=anchors, criteria=MATCH_IOU, offset=True)
@@ -295,7 +295,7 @@ def to_numpy(batch: ndd.Batch) -> np.ndarray:
 
 
 def draw_column(step: str, images: ndd.Batch, boxes: ndd.Batch) -> np.ndarray:
-    """Draws images with their boxes below each other, uint8 (h, w, 3)."""
+    """Draws the images, with their boxes, one below the other; uint8 (h, w, 3)."""
     tiles = []
     for pixels, rectangles in zip(
         map(np.asarray, images.tensors), map(np.asarray, boxes.tensors), strict=True
@@ -371,11 +371,11 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    # By default ndd computes in a daemon thread: with DALI 2.4 on a CPU, 1 run in 10 then aborted at exit.
+    # By default ndd computes in a daemon thread. With DALI 2.4 on a CPU, 1 of 10 such runs aborted at exit.
     with ndd.EvalMode.sync_cpu:
         try:
             main()
         except (OSError, ValueError) as error:
             sys.exit(f"error: {error}")
-        except RuntimeError as error:  # DALI's
+        except RuntimeError as error:  # DALI raises it
             sys.exit(f"error: {error}. tools/check_data.py of the repository names bad files.")

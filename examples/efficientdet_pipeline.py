@@ -4,9 +4,9 @@ r"""EfficientDet's training pipeline (arXiv 1911.09070) in DALI, in one file to 
     python efficientdet_pipeline.py --images=train2017 --annotations=instances_train2017.json
     python efficientdet_pipeline.py --file_pattern='train-*.tfrecord' --annotations=train.label_map.json
 
-For training only: images are shuffled and have no ids. Evaluation is in the app. Run tools/check_data.py
-first, because DALI may accept damaged data without an error. CPU batches equal efficientdet/pipeline.py's
-bit for bit. The GPU branch was not run. Outputs in order, with K = 9 anchors per cell of each level l:
+It is only for training, because images are shuffled and have no ids. Run tools/check_data.py first, because
+DALI may accept damaged data without an error. On a CPU, batches equal those of efficientdet/pipeline.py, bit
+for bit. The GPU branch was never run. The outputs in order, with K = 9 anchors per cell of each level l:
 
     images           float32 (B, H, W, 3): RGB, normalised, at the top left; 0, the mean colour, elsewhere
     num_positives    float32 (B,): anchors that are matched to a box
@@ -73,7 +73,7 @@ def make_pipeline(config: Config, shard_id: int = 0, num_shards: int = 1) -> Pip
         size = fn.peek_image_shape(jpegs, adjust_orientation=False)[0:2] * 1.0  # (height, width) as stored
         window, new_size, boxes, labels = random_crop(config, size, boxes, labels)
         images = fn.resize(decode(jpegs, window, on_gpu), size=new_size * 1.0)
-        # Boxes in 0..1 of the image -> in 0..1 of the window, clipped to it -> in 0..1 of the network input.
+        # Converts 0..1 of the image to 0..1 of the window, clips boxes, converts to 0..1 of network input.
         boxes = math.clamp((boxes * xyxy(size) - xyxy(window[0:2])) / xyxy(window[2:4]), 0.0, 1.0)
         images, boxes = augment(config, images, boxes)
         place = {"crop": config.image_size, "crop_pos_x": 0, "crop_pos_y": 0, "out_of_bounds_policy": "pad"}
@@ -91,13 +91,13 @@ def uniform(low: float, high: float, shape: tuple[int, ...] = ()):  # DALI rejec
     return fn.random.uniform(range=(low, high), shape=shape) if low < high else float(low)
 
 
-def xyxy(yx):  # (2,) or (n, 2) -> float32 (1, 4) or (n, 4), to scale or to move boxes
+def xyxy(yx):  # (y, x), (2,) or (n, 2) -> (x, y, x, y), float32 (1, 4) or (n, 4), to scale or to move boxes
     return fn.coord_transform(fn.reshape(yx, shape=[-1, 2]), M=[0, 1, 1, 0, 0, 1, 1, 0])
 
 
-# Readers return encoded images; boxes float32 (N, 4), ltrb in 0..1, not empty; labels int32 (N,), 1-based.
+# Readers return encoded images; boxes float32 (N, 4), ltrb in 0..1, with areas; labels int32 (N,), from 1.
 def read_coco(config: Config, order: dict):
-    """Reads a json without its crowds. Renumbers images: DALI sorts by id and rejects ids >= 2**31."""
+    """Reads a json without its crowds. Renumbers images, as DALI sorts by id and rejects ids >= 2**31."""
     document = json.loads(pathlib.Path(config.annotations).read_bytes())
     label_of = {i: label for label, i in enumerate(sorted(c["id"] for c in document["categories"]), 1)}
     row_of = {image["id"]: row for row, image in enumerate(document["images"])}
@@ -122,7 +122,7 @@ def read_coco(config: Config, order: dict):
 
 
 def read_tfrecords(config: Config, order: dict):
-    """Reads TFRecords with all keys below. Each file needs an index <file>.idx from DALI's tfrecord2idx."""
+    """Reads records that have all keys below. Each file needs an index FILE.idx from DALI's tfrecord2idx."""
     sides = [f"image/object/bbox/{side}" for side in ("xmin", "ymin", "xmax", "ymax")]
     category, crowd = "image/object/class/label", "image/object/is_crowd"
     features = {"image/encoded": tfrecord.FixedLenFeature([], tfrecord.string, "")}
@@ -165,7 +165,7 @@ def random_crop(config: Config, size, boxes, labels):
         top_left = fn.stack(*(math.floor(uniform(0.0, 1.0) * (free[axis] + 1.0)) for axis in (0, 1)))
         return int32(fn.cat(math.min(top_left, free), sides)), int32(new_size), boxes, labels
     top_left, sides = constant(np.int32([0, 0])), int32(size)
-    if config.crop == "min_iou_crop":  # as in SSD: a window with a minimum IoU with each box, or the image
+    if config.crop == "min_iou_crop":  # as in SSD: the image, or a window with a minimum IoU with each box
         choices = {"thresholds": [0.1, 0.3, 0.5, 0.7, 0.9], "scaling": [0.3, 1.0], "aspect_ratio": [0.5, 2.0]}
         layout = {"bbox_layout": "xyXY", "input_shape": sides, "shape_layout": "HW"}
         start, shape, boxes, labels = fn.random_bbox_crop(boxes, labels, **choices, **layout, num_attempts=20)
@@ -199,14 +199,14 @@ def augment(config: Config, images, boxes):
 
 
 def select_boxes(boxes, labels, min_size=0.0, limit: int = 2**14):
-    """Drops boxes without area or with a side below `min_size`. Keeps the `limit` largest, in their order."""
+    """Drops boxes that have no area or a side below `min_size`. Keeps the `limit` largest, but unsorted."""
     number = constant(np.arange(2**14, dtype=np.int32))[: boxes.shape()[0]]  # (N,), at most 2**14
     sides, smallest = boxes[:, 2:4] - boxes[:, 0:2], constant(np.maximum(np.float32(min_size), 2.0**-126))
     is_large = fn.reductions.min(int32(sides >= smallest), axes=[1])
     area, is_before = sides[:, 0] * sides[:, 1] * is_large, column(number) < number  # (N,), (N, N)
     is_larger = (column(area) > area) | ((column(area) == area) & is_before)
     kept = is_large * (int_sum(int32(is_larger), axes=[0]) < limit)
-    # DALI has no boxes[kept], so a 0/1 matrix moves the bits. Sliced last: DALI 2.4 compares slices wrongly.
+    # DALI has no boxes[kept]: a 0/1 matrix moves the bits. Slice it last: DALI 2.4 compares slices wrongly.
     row = int_sum(is_before * column(kept), axes=[0])
     move = (kept * (column(number) == row))[: int_sum(kept)]  # (M, N)
     bits = int_sum(fn.expand_dims(move, axes=[2]) * fn.reinterpret(boxes, dtype=types.INT32), axes=[1])
@@ -214,7 +214,7 @@ def select_boxes(boxes, labels, min_size=0.0, limit: int = 2**14):
 
 
 def make_anchors(config: Config):
-    """Yields float32 (h, w, K, 4) per level: ltrb in 0..1; K is scale x ratio (google/automl anchors.py)."""
+    """Yields the anchors of each level, float32 (h, w, K, 4), ltrb in 0..1, as google/automl's anchors.py."""
     scales, ratios = 2.0 ** (np.arange(3) / 3), np.sqrt([1.0, 2.0, 0.5])
     for level in config.levels:
         h, w = (-(-side // 2**level) for side in config.image_size)
@@ -240,7 +240,7 @@ def encode(config: Config, boxes, labels) -> list:
 
 
 def make_dataset(config: Config, shard_id: int = 0, num_shards: int = 1):
-    """Returns endless tf.data of (images, dict of other outputs); on a GPU, where `map` fails, of tuples."""
+    """Returns endless tf.data of (images, dict of other outputs). On a GPU `map` fails: returns tuples."""
     import nvidia.dali.plugin.tf as dali_tf
     import tensorflow as tf
 
@@ -258,7 +258,7 @@ def make_dataset(config: Config, shard_id: int = 0, num_shards: int = 1):
 
 
 def draw_synthetic(directory: str) -> dict:
-    """Writes images of ellipses and their json. Returns the fields of Config that name them."""
+    """Writes images of ellipses and their json. Returns the fields of Config that name these files."""
     random, images, objects = np.random.default_rng(0), [], []
     for number in range(16):
         image = Image.new("RGB", (480, 360), "silver")

@@ -3,13 +3,13 @@ r"""Trains EfficientDet with Keras' `fit` and callbacks on batches from DALI, wi
     python examples/keras_fit.py --flagfile=efficientdet/flags/demo.txt --output_dir=runs/demo-keras-fit
     horovodrun -np 2 python examples/keras_fit.py --strategy=horovod ...  # or alone, --strategy=mirrored
 
-All flags of train.py work, except those in WITHOUT below. eval.py, infer.py, export.py read the weights.
+All flags of train.py work, except those in WITHOUT below. eval.py, infer.py and export.py read the weights.
 The same command with the same directory continues after the last complete epoch.
 
 `fit` cannot do the following; use train.py instead:
-- Resume within an epoch: `fit` creates the iterator of the data, so no checkpoint contains its position. The
-  next run repeats the whole epoch, with images in another order.
-- Skip a step whose loss is not finite: callbacks run after the update. The run ends with this epoch, unsaved.
+- Resume within an epoch: `fit` owns the data iterator, so checkpoints do not contain the iterator's position.
+  If a run stops within an epoch, the next run repeats the whole epoch, with images in another order.
+- Skip a step whose loss is not finite: callbacks run after the update. The epoch is finished, not saved.
 - Save and stop at a signal, or end ranks that wait for a lost rank (the watchdog).
 - Train with --strategy=multi_worker, or change the data between epochs (YOLOv4's last epochs have no mosaic).
 
@@ -74,7 +74,7 @@ def averaging(optimizer: keras.optimizers.Optimizer, ranks: Ranks) -> keras.opti
 
 
 class RankCallback(keras.callbacks.Callback):
-    """Base class. All ranks call their callbacks in the same order, so callbacks may communicate."""
+    """The base class. All ranks call their callbacks in the same order, so the ranks can communicate."""
 
     def __init__(self, ranks: Ranks, ema: AveragedWeights, checkpoints: Checkpoints, results: Results):
         super().__init__()
@@ -82,7 +82,7 @@ class RankCallback(keras.callbacks.Callback):
 
 
 class Synchronize(RankCallback):
-    """Gives all ranks equal weights, and averages their losses. Horovod's callbacks fail with Keras 3."""
+    """Gives all ranks equal weights, and averages their losses. Horovod's own callbacks fail with Keras 3."""
 
     def on_train_begin(self, logs: dict | None = None) -> None:
         variables = [v.value for v in [*self.model.weights, *self.model.optimizer.variables]]
@@ -109,7 +109,7 @@ class MovingAverage(RankCallback):
 
 
 class CocoMetrics(RankCallback):
-    """Adds COCO metrics of the averaged weights, by pycocotools, to the logs and the files of train.py."""
+    """Evaluates the averaged weights with pycocotools; adds the metrics to the logs and train.py's files."""
 
     def __init__(self, *run, score, eval_every: int):
         super().__init__(*run)
@@ -126,7 +126,7 @@ class CocoMetrics(RankCallback):
 
 
 class Checkpoint(RankCallback):
-    """Saves after each epoch and resumes. BackupAndRestore supports neither averaged weights nor ranks."""
+    """Saves after each epoch, and resumes. Keras' BackupAndRestore has no averaged weights and no ranks."""
 
     def on_train_begin(self, logs: dict | None = None) -> None:
         if self.checkpoints.state["epoch"]:
@@ -161,7 +161,7 @@ def fit(a: Args) -> None:
         model.compile(optimizer, jit_compile=False)  # XLA cannot compile messages between ranks
         ema = AveragedWeights(network, config.ema_decay)
 
-    # The directory must be new, or belong to the same run, which then continues.
+    # The output directory must be new, or contain the same run, which then continues.
     about = data.label_map, data.num_classes, data.train, data.evaluation, dataclasses.asdict(a)
     metadata = make_metadata(config, *about)
     facts = {"loop": "keras_fit", "pipeline_type": loader.pipeline_type, "steps_per_epoch": steps}

@@ -2,9 +2,9 @@ r"""Passes DALI's results to NumPy and TensorFlow without a copy, and their arra
 
     python examples/preprocess_dlpack.py
 
-With DLPack (https://dmlc.github.io/dlpack) libraries share tensors in memory. All DALI tensors support it.
-PyTorch (pytorch_loader.py), JAX and CuPy work in the same way. With a GPU, and
-`Preprocessor(..., device="gpu", device_id=0)`, all of them work except NumPy.
+With DLPack (https://dmlc.github.io/dlpack) libraries share tensors in memory. All DALI tensors support
+DLPack. PyTorch (pytorch_loader.py), JAX and CuPy get tensors in the same way. If the tensors are on a GPU, by
+`Preprocessor(..., device="gpu", device_id=0)`, all these libraries can use them, except NumPy.
 """
 
 import os
@@ -35,7 +35,7 @@ def address(tensor: object) -> int:
 
 
 def main() -> None:
-    """The example."""
+    """Runs the example."""
     with tempfile.TemporaryDirectory() as directory:
         synthetic.draw_dataset(directory, num_images=BATCH_SIZE, seed=0)
         source = open_image_source("files", os.path.join(directory, "images"))
@@ -64,9 +64,9 @@ def main() -> None:
     from_pipeline = np.from_dlpack(outputs.as_tensor())
     np.testing.assert_array_equal(from_pipeline, whole)
 
-    # --- NumPy and TensorFlow to DALI. `as_tensor` shares a contiguous array, and `tensor` copies it.
+    # --- NumPy and TensorFlow to DALI. `as_tensor` shares the memory of a contiguous array; `tensor` copies.
     mine = np.arange(64 * 48 * 3, dtype=np.uint8).reshape(64, 48, 3)
-    theirs = tf.reverse(tf.constant(mine), axis=[1])  # left and right
+    theirs = tf.reverse(tf.constant(mine), axis=[1])  # swaps left and right
     for array in (mine, theirs):
         assert address(ndd.as_tensor(array)) == address(array)
     assert address(ndd.tensor(mine)) != address(mine)

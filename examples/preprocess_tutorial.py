@@ -10,7 +10,7 @@ r"""From images on a disk to a training step, with DALI: a tutorial to read from
     6  put the pipeline inside TensorFlow
     7  train on it
 
-Nothing is downloaded and no GPU is needed; it takes seconds. Each step checks its claims by assertions.
+The tutorial takes seconds, downloads nothing and needs no GPU. Assertions check what each step claims.
 """
 
 import os
@@ -42,7 +42,7 @@ from tools.preprocessing.preprocessor import Preprocessor
 
 NUM_IMAGES = 24
 BATCH_SIZE = 8
-SHORT_SIDE, CROP = 72, (64, 48)  # pixels; (height, width), not square, to notice swaps
+SHORT_SIDE, CROP = 72, (64, 48)  # pixels; CROP is (height, width), not square, so that swaps are noticed
 
 
 # The pipeline of this tutorial. The function below is called once and computes nothing: each `fn` call adds a
@@ -66,10 +66,10 @@ OPS = f"resize:short={SHORT_SIDE} | crop:{CROP[0]}x{CROP[1]}"
 
 
 def main() -> None:
-    """The tutorial."""
+    """Runs the tutorial."""
     output_dir = make_output_directory(flags.FLAGS.output_dir)
 
-    # --- 1. Data. Shapes on textured backgrounds in COCO's format; put your own photographs here.
+    # --- 1. Data: drawn shapes, with a json in COCO's format. You can use your own photographs instead.
     annotations_file = synthetic.draw_dataset(output_dir / "shapes", num_images=NUM_IMAGES, seed=0)
     images_dir = annotations_file.parent / "images"
     annotations = load_coco(annotations_file, images_dir)
@@ -81,7 +81,7 @@ def main() -> None:
     label_map = LabelMap.load(output_dir / "records" / "shapes.label_map.json")
 
     # A record file has no table of contents, so the writer also made an index for DALI: a text file with a
-    # line for each record, `offset size` in bytes. With it, a record can be read from the middle of the file:
+    # line for each record, `offset size` in bytes. With the index, any record can be read directly:
     lines = pathlib.Path(f"{files[0]}.idx").read_text().splitlines()
     offset, size = map(int, lines[3].split())
     with open(files[0], "rb") as stream:
@@ -97,7 +97,7 @@ def main() -> None:
     # --- 3. The pipeline alone. device_id=None runs it without a GPU.
     pipeline = shapes_pipeline(files, label_map, batch_size=BATCH_SIZE, num_threads=2, device_id=None)
     pipeline.build()
-    epoch_size = pipeline.epoch_size("reader")  # a pipeline never ends, so count batches
+    epoch_size = pipeline.epoch_size("reader")  # a pipeline never ends, so the loop below counts batches
     standalone, counts, image_ids = [], [], []
     for _ in range(epoch_size // BATCH_SIZE):
         image_batch, count_batch, id_batch = pipeline.run()
@@ -113,9 +113,9 @@ def main() -> None:
     assert sorted(rows) == list(range(NUM_IMAGES))
     np.testing.assert_array_equal(counts, np.diff(annotations.row_splits)[rows])
 
-    # --- 4. The short way. A source, a line of operators and an output, like --source, --ops and --output of
-    # tools/preprocess.py. `OPS` does the same as the function above. But it only decodes and resizes the part
-    # of an image that the crop shows, so rounding may change a value by one.
+    # --- 4. The short way. A Preprocessor needs a source and a line of operators, like --source and --ops of
+    # tools/preprocess.py. `OPS` does the same as shapes_pipeline. But only the part of an image that the crop
+    # shows is decoded and resized, so rounding may change a value by one.
     source = open_image_source("tfrecord", ",".join(files))
     work = Preprocessor(source=source, ops=OPS, batch_size=BATCH_SIZE)
     for name in ("sheet.png", "images.npz"):
@@ -125,20 +125,20 @@ def main() -> None:
     np.testing.assert_allclose(short_way, standalone, rtol=0, atol=1)
 
     # --- 5. Imperatively. The Dynamic API has the same operators, and runs each at once. This is useful for
-    # experiments, because a graph shows nothing before it runs. First the record of step 2, step by step ...
+    # experiments, because a graph shows nothing before it runs. First, process one image, step by step.
     encoded = np.frombuffer(features["image/encoded"].bytes_list.value[0], np.uint8)
     image = ndd.decoders.image(encoded)
     smaller = ndd.resize(image, resize_shorter=SHORT_SIDE)
     by_hand = np.array(ndd.crop(smaller, crop=CROP))
     print(f"5. {file_name}: {image.shape} decoded, {smaller.shape} resized, {by_hand.shape} cropped")
     np.testing.assert_array_equal(by_hand, standalone[3])
-    # ... then all images, by the same operators as in step 4.
+    # Then process all images with the same operators as in step 4; the result must be the same.
     dynamic = np.concatenate([np.stack([np.array(t) for t in batch.tensors]) for batch, _ in work.dynamic()])
     np.testing.assert_array_equal(dynamic, short_way)
 
     # --- 6. Inside TensorFlow. A DALIDataset is a tf.data.Dataset that runs the graph. TensorFlow must know
-    # shapes and dtypes of its outputs in advance. The dataset runs a copy of the pipeline, so it needs a new
-    # pipeline, not that of step 3.
+    # the shapes and dtypes of the outputs in advance. The dataset runs a copy of a new pipeline, because the
+    # pipeline of step 3 cannot be used again.
     with tf.device("/cpu:0"):
         dataset = dali_tf.DALIDataset(
             pipeline=shapes_pipeline(files, label_map, batch_size=BATCH_SIZE, num_threads=2, device_id=None),
@@ -157,9 +157,9 @@ def main() -> None:
     np.testing.assert_array_equal(images, short_way[:BATCH_SIZE])
 
     # --- 7. Training. The dataset is like any other: `map` converts its elements to what a model needs. This
-    # model counts objects, and two steps are too few to learn that. (To train for longer, read with
-    # training=True, which shuffles.) Real models are in efficientdet/ and yolov4/. Their pipelines are
-    # longer, but made in the same way.
+    # model counts objects, and two training steps are too few to learn to count. (To train for longer, read
+    # with training=True, which shuffles the images.) Real models are in efficientdet/ and yolov4/. Their
+    # pipelines are longer, but made in the same way.
     examples = dataset.map(lambda images, counts, image_ids: (tf.cast(images, tf.float32) / 255, counts))
     keras.utils.set_random_seed(0)
     model = keras.Sequential(
@@ -180,7 +180,7 @@ def main() -> None:
 
 
 def define_flags(fv: flags.FlagValues) -> None:
-    """The flag of this tutorial."""
+    """Defines the flag of this tutorial."""
     flags.DEFINE_string("output_dir", "runs/preprocess-tutorial", "Directory for all output.", flag_values=fv)
 
 

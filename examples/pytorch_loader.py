@@ -4,11 +4,11 @@
     torchrun --nproc-per-node 2 pytorch_loader.py    # the same on two ranks
 
 Copy this file and efficientdet_pipeline.py. They need DALI, NumPy, Pillow and PyTorch, but not TensorFlow:
-`make torch` of this project installs them into .venv/torch. With a `device_id` in `Config` the batches are on
-that GPU. Move the network to the same GPU.
+`make torch` of this project installs them into .venv/torch. If `Config` has a `device_id`, the batches are on
+that GPU. Then move the network to the same GPU.
 
 torchvision's detection models take `list(batch["images"].permute(0, 3, 1, 2)), detection_targets(batch)`.
-Make them with image_mean=[0, 0, 0], image_std=[1, 1, 1], because the images are already normalised.
+Make such a model with image_mean=[0, 0, 0], image_std=[1, 1, 1], because the images are already normalised.
 """
 
 import dataclasses
@@ -38,9 +38,9 @@ OUTPUTS += [f"{kind}_targets_{level}" for level in LEVELS for kind in ("class", 
 def make_loader(config: Config, rank: int = 0, num_ranks: int = 1) -> DALIGenericIterator:
     """Returns an iterator over one rank's shard of each epoch. A batch is a list of one dict of tensors.
 
-    `reader_name` determines the length of an epoch. FILL completes the last batch with the first images of
-    the next epoch, and that epoch does not repeat them. So all ranks have equally many batches, and no image
-    is lost. PARTIAL would lose the images that FILL takes. For evaluation use PARTIAL, and a reader in order
+    The reader `reader_name` determines the length of an epoch. FILL completes the last batch with the first
+    images of the next epoch, which does not repeat them. So all ranks have equally many batches, and no image
+    is lost. PARTIAL would drop these images. For evaluation use PARTIAL, and a reader that does not shuffle,
     with pad_last_batch and stick_to_shard set to True. The tensors share DALI's memory by DLPack.
     """
     pipeline = make_pipeline(config, rank, num_ranks)
@@ -85,7 +85,7 @@ class Detector(torch.nn.Module):
 
 
 def detection_loss(outputs: list, batch: dict[str, torch.Tensor]) -> torch.Tensor:
-    """Returns focal loss (arXiv 1708.02002) of all anchors + L1 loss of matched ones, per matched anchor."""
+    """Returns (focal loss, arXiv 1708.02002, of all anchors + L1 loss of matches) / (matched anchors + 1)."""
     losses = []
     for level, (logits, deltas) in zip(LEVELS, outputs, strict=True):
         classes, box_targets = batch[f"class_targets_{level}"], batch[f"box_targets_{level}"]
@@ -116,10 +116,10 @@ def check_epochs(config: Config) -> None:
 
 
 def main() -> None:
-    """Trains, and asserts that the loss falls. torchrun sets the environment variables."""
+    """Trains, and asserts that the loss falls. torchrun sets the environment variables that this reads."""
     rank, num_ranks = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
     with tempfile.TemporaryDirectory() as directory:
-        draw_synthetic(directory)  # images, and instances.json
+        draw_synthetic(directory)  # writes images and instances.json
         options = {"batch_size": 4, "image_size": (SIZE, SIZE), "levels": LEVELS}
         config = Config(f"{directory}/instances.json", directory, **options)
         check_epochs(config)

@@ -4,10 +4,10 @@ r"""YOLOv4's training pipeline (arXiv 2004.10934) in DALI, in one file to copy.
     python yolov4_pipeline.py --images=train2017 --annotations=instances_train2017.json
     python yolov4_pipeline.py --file_pattern='train-*.tfrecord' --annotations=train.label_map.json
 
-For training only: images are shuffled and have no ids. Evaluation is in the app. Run tools/check_data.py
-first, because DALI may accept damaged data without an error. Crop, flip, colour and mosaic are those of
-Darknet (github.com/AlexeyAB/darknet src/data.c). On a CPU, batches equal those of yolov4/pipeline.py, bit for
-bit. The GPU branch was not run. The app also has MixUp, CutMix and many sizes. A batch has, in this order:
+It is only for training, because images are shuffled and have no ids. Run tools/check_data.py first, because
+DALI may accept damaged data without an error. Crop, flip, colour and mosaic are those of Darknet
+(github.com/AlexeyAB/darknet src/data.c). On a CPU, batches equal those of yolov4/pipeline.py, bit for bit.
+The GPU branch was never run. The app also has MixUp, CutMix and multi-scale training. Outputs in order:
 
     images     float32 (B, H, W, 3): RGB in 0..1
     boxes      float32 (B, max_instances, 4): left, top, right, bottom in 0..1; padded with -1
@@ -75,7 +75,7 @@ def make_pipeline(config: Config, shard_id: int = 0, num_shards: int = 1) -> Pip
         window, place, mirrored = random_crop(config, size)
         new_size = fn.stack(place[2], place[3] * (1 - 2 * mirrored))  # a negative width mirrors
         images = fn.resize(decode(jpegs, window, on_gpu), size=new_size * 1.0)
-        # Boxes in 0..1 of the image -> in 0..1 of the window, clipped -> in pixels of the network input.
+        # Converts 0..1 of the image to 0..1 of the window, clips boxes, converts to pixels of the input.
         boxes = math.clamp((boxes * xyxy(size) - xyxy(window[0:2])) / xyxy(window[2:4]), 0.0, 1.0)
         boxes_px = fn.bb_flip(boxes, horizontal=mirrored, ltrb=True) * xyxy(place[2:4]) + xyxy(place[0:2])
         canvas = {"start": -place[0:2], "shape": config.image_size, "axes": [0, 1], "fill_values": GREY}
@@ -94,13 +94,13 @@ def uniform(low: float, high: float, shape: tuple[int, ...] = ()):  # DALI rejec
     return fn.random.uniform(range=(low, high), shape=shape) if low < high else float(low)
 
 
-def xyxy(yx):  # (2,) or (n, 2) -> float32 (1, 4) or (n, 4), to scale or to move boxes
+def xyxy(yx):  # (y, x), (2,) or (n, 2) -> (x, y, x, y), float32 (1, 4) or (n, 4), to scale or to move boxes
     return fn.coord_transform(fn.reshape(yx, shape=[-1, 2]), M=[0, 1, 1, 0, 0, 1, 1, 0])
 
 
-# Readers return encoded images; boxes float32 (N, 4), ltrb in 0..1, not empty; labels int32 (N,), 1-based.
+# Readers return encoded images; boxes float32 (N, 4), ltrb in 0..1, with areas; labels int32 (N,), from 1.
 def read_coco(config: Config, order: dict):
-    """Reads a json without its crowds. Renumbers images: DALI sorts by id and rejects ids >= 2**31."""
+    """Reads a json without its crowds. Renumbers images, as DALI sorts by id and rejects ids >= 2**31."""
     document = json.loads(pathlib.Path(config.annotations).read_bytes())
     label_of = {i: label for label, i in enumerate(sorted(c["id"] for c in document["categories"]), 1)}
     row_of = {image["id"]: row for row, image in enumerate(document["images"])}
@@ -125,7 +125,7 @@ def read_coco(config: Config, order: dict):
 
 
 def read_tfrecords(config: Config, order: dict):
-    """Reads TFRecords with all keys below. Each file needs an index <file>.idx from DALI's tfrecord2idx."""
+    """Reads records that have all keys below. Each file needs an index FILE.idx from DALI's tfrecord2idx."""
     sides = [f"image/object/bbox/{side}" for side in ("xmin", "ymin", "xmax", "ymax")]
     category, crowd = "image/object/class/label", "image/object/is_crowd"
     features = {"image/encoded": tfrecord.FixedLenFeature([], tfrecord.string, "")}
@@ -189,12 +189,12 @@ def augment(config: Config, images):
 
 
 def mosaic(config: Config, images, boxes_px, labels, place):
-    """Shuffles the batch. With probability `mosaic_prob`, makes a sample from four canvases of the batch.
+    """Shuffles the batch. With probability `mosaic_prob`, makes a sample from four canvases (padded images).
 
-    A cut point divides the sample into four tiles. Each tile shows the opposite corner of its canvas, without
+    A cut point divides the sample into four tiles. Each tile shows the opposite corner of one canvas, without
     the padding there: the upper left tile shows the lower right corner. Boxes are clipped to their tile.
     """
-    # A sample does not know its number in the batch, so `own` is a random one. The others differ from `own`.
+    # A sample does not know its index in the batch, so `own` is random. The other three differ from `own`.
     own = fn.batch_permutation()
     others = [fn.batch_permutation(no_fixed_points=True) for _ in range(3)]
     sources = [own, *(fn.permute_batch(own, indices=other) for other in others)]
@@ -203,7 +203,7 @@ def mosaic(config: Config, images, boxes_px, labels, place):
     cut = int32(math.floor(uniform(0.2, 0.8, (2,)) * input_size + 0.5))
     cut = input_size + (cut - input_size) * is_mosaic  # without a mosaic the first tile is the whole canvas
     rest = input_size - cut
-    # (4, 2), y and x of each tile: padding before and after the image; start in the canvas, size, target.
+    # All are (4, 2), y, x of each tile: padding before, after the image; start in the canvas, size, target.
     place = fn.stack(*(fn.permute_batch(place, indices=source) for source in sources))
     before, after = place[:, 0:2], input_size - place[:, 0:2] - place[:, 2:4]
     is_first = constant(np.int32([[1, 1], [1, 0], [0, 1], [0, 0]]))
@@ -220,7 +220,7 @@ def mosaic(config: Config, images, boxes_px, labels, place):
 
 
 def select_boxes(boxes, labels, min_size=0.0, limit: int = 2**14):
-    """Drops boxes without area or with a side below `min_size`. Keeps the `limit` largest, in their order."""
+    """Drops boxes that have no area or a side below `min_size`. Keeps the `limit` largest, but unsorted."""
     number = constant(np.arange(2**14, dtype=np.int32))[: boxes.shape()[0]]  # (N,), at most 2**14
     sides, smallest = boxes[:, 2:4] - boxes[:, 0:2], constant(np.maximum(np.float32(min_size), 2.0**-126))
     is_large = fn.reductions.min(int32(sides >= smallest), axes=[1])
@@ -236,7 +236,7 @@ def select_boxes(boxes, labels, min_size=0.0, limit: int = 2**14):
 
 
 def make_dataset(config: Config, shard_id: int = 0, num_shards: int = 1):
-    """Returns endless tf.data of (images, dict of other outputs); on a GPU, where `map` fails, of tuples."""
+    """Returns endless tf.data of (images, dict of other outputs). On a GPU `map` fails: returns tuples."""
     import nvidia.dali.plugin.tf as dali_tf
     import tensorflow as tf
 
@@ -251,7 +251,7 @@ def make_dataset(config: Config, shard_id: int = 0, num_shards: int = 1):
 
 
 def draw_synthetic(directory: str) -> dict:
-    """Writes images of ellipses and their json. Returns the fields of Config that name them."""
+    """Writes images of ellipses and their json. Returns the fields of Config that name these files."""
     random, images, objects = np.random.default_rng(0), [], []
     for number in range(16):
         image = Image.new("RGB", (480, 360), "silver")

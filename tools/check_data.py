@@ -9,7 +9,7 @@ training data. If training would go wrong, it lists all errors and ends with exi
 statistics, defects that training corrects, and how well EfficientDet's anchors at --image_size fit the boxes.
 
 Every training run makes the same check without --decode, and caches the result for unchanged files. --decode
-decodes every image completely: only this finds damage in the middle of a file. This is cached as well.
+decodes every image completely: only this finds damage in the middle of a file. Its result is cached, too.
 """
 
 import pathlib

@@ -1,4 +1,4 @@
-"""Copies one app into a new directory, with the files that it imports, its tests, pins and set-up.
+"""Copies one app into a new directory, with its tests, its set-up and all files that it imports.
 
     python tools/copy_app.py efficientdet my_project
     python tools/copy_app.py yolov4 my_project --without=tfrecord,tf_pipeline
@@ -106,7 +106,7 @@ PART_NAMES = {
         for name in ("PRESETS", "_NONE", *(f"{config}.{field}" for field in AUGMENTING))
     ),
 }
-# Part -> values of other flags and of config fields that need this part, and names that tests use for it.
+# Part -> values of other flags and config fields that need this part; words by which tests refer to the part.
 PART_CHOICES = {
     "tfrecord": ("tfrecord",),
     "tf_pipeline": ("tensorflow",),
@@ -137,7 +137,7 @@ RECIPES = {
     "fine_tuning": ["finetune*.txt"],
     "horovod": ["*_8x*.txt", "*_coco_*gpu.txt", "retinanet_coco.txt"],
 }
-# Programs that no app imports. Processes of the apps run them, or the user runs them.
+# Programs that no app imports. The apps start them as processes, or the user runs them.
 TOOLS = (
     *("tools/synthetic.py", "tools/dry_run_process.py", "tools/replay_step.py"),
     "tools/conversion/coco_to_tfrecord.py",
@@ -238,7 +238,7 @@ def left_out_files(app: str, without: Iterable[str]) -> frozenset[str]:
 
 
 def _product(app: str, left_out: frozenset[str], lost: dict[str, Lost]) -> dict[str, str]:
-    """Returns path -> text of the copied files except tests; `lost` gets the names that each file loses."""
+    """Returns path -> text of the copied files except tests. Adds to `lost` the names that files lose."""
 
     def read_with_opener(path: str) -> str:
         if path in left_out:
@@ -256,7 +256,7 @@ def _product(app: str, left_out: frozenset[str], lost: dict[str, Lost]) -> dict[
     while before != texts:
         before = texts
         for path, scope, name in unused(texts, project):
-            if path in TOOLS and not name.startswith("_"):  # users may import it
+            if path in TOOLS and not name.startswith("_"):  # users may import this name
                 continue
             lost[path].names.setdefault(scope, set()).add(f"self.{name}" if scope else name)
         prune(texts := dict(texts), lost, lambda path: path not in left_out)
@@ -268,7 +268,7 @@ def _product(app: str, left_out: frozenset[str], lost: dict[str, Lost]) -> dict[
 def _tests(
     app: str, product: Mapping[str, str], lost: dict[str, Lost], without: Iterable[str]
 ) -> dict[str, str]:
-    """Returns path -> text of the tests of these files and of their helpers, without uses of lost names."""
+    """Returns path -> text of the tests of the copied files. Code that uses lost names is removed."""
     left_out, wanted = left_out_files(app, without), {"tests/__init__.py", "tests/conftest.py"}
     for module in product:
         folder, _, name = module.rpartition("/")
@@ -296,7 +296,7 @@ def _tests(
 
 
 def _lost_methods(product: Mapping[str, str], lost: Mapping[str, Lost]) -> Iterator[str]:
-    """Yields lost methods as tests name them: "LabelMap.load"; also ".load" if the copy uses no "load"."""
+    """Yields the methods that the copy lacks: "LabelMap.load", and ".load" if no file uses any `load`."""
     called = {
         node.attr
         for text in product.values()

@@ -95,7 +95,7 @@ def run(module: str, config: Any, a: Args, processes: int, open_datasets: Callab
     launcher = _launcher(processes)
     ranks = Ranks()
     ranks.num_replicas = processes
-    # SIGTERM has the effect of Ctrl-C: the processes end, and the temporary directory is removed.
+    # After SIGTERM, as after Ctrl-C, the processes end and the temporary directory is removed.
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     with tempfile.TemporaryDirectory(prefix="dry-run-") as name:
         directory = pathlib.Path(name)
@@ -186,7 +186,7 @@ def _check_weights(dry: DryRun) -> tuple[str, str]:
 
 
 def _check_evaluation(dry: DryRun) -> tuple[str, str]:
-    """Checks that all ranks have the same AP. (Evaluation fails unless exactly one rank has each image.)"""
+    """Checks that all ranks have the same AP. (Evaluation fails if an image is missing or repeated.)"""
     scores = [[rank["AP"] for rank in session.ranks] for session in dry.sessions]
     problem = "" if all(len(set(of_ranks)) == 1 for of_ranks in scores) else f"the APs are {scores}"
     if scores[-1][0] is None:
@@ -223,7 +223,7 @@ CHECKS: dict[str, Callable[[DryRun], tuple[str, str]]] = {  # return (problem or
 
 
 def _launcher(processes: int) -> list[str]:
-    """Returns the command that starts `python tools/dry_run_process.py` N times; empty for one process."""
+    """Returns the start of a command line that runs N copies of a program; empty if N is 1."""
     if processes == 1:
         return []
     path = f"{pathlib.Path(sys.executable).parent}:{os.environ['PATH']}"
@@ -272,7 +272,7 @@ def _run_processes(command: list[str], environment: dict[str, str], log_file: pa
 
 
 def _failure(text: str, code: int) -> Exception:
-    """Returns the first error in the output of all ranks, in which a prefix of each line names the rank."""
+    """Returns the first error in the output of all ranks. Each line of the output begins with its rank."""
     first = re.search(r"^(?:\[\d+\]<std(?:err|out)>:)?(error: |Traceback)(.*)$", text, re.MULTILINE)
     if first and first[1] == "error: ":
         return UserError(first[2])

@@ -1,4 +1,4 @@
-"""Makes the flags and data of the small run of `--dry_run`. As a command, it is one process of that run.
+"""Makes the flags and data of the small run of `--dry_run`. The command below is one process of that run.
 
     horovodrun -np 2 python tools/dry_run_process.py SPEC.json
 
@@ -74,7 +74,7 @@ def small_flags(a: Args, config: Any, processes: int, size: int) -> dict[str, An
         "overwrite": False,
         "step_timeout": 600.0,  # the first step compiles, and the processes share the CPUs
         "elastic": False,
-        # One process runs without Horovod, which may not be installed.
+        # A single process runs without Horovod, because Horovod may not be installed.
         "strategy": "horovod" if processes > 1 else "none",
         "compression": a.compression if processes > 1 else "none",
     }
@@ -112,7 +112,7 @@ def main(spec_file: str) -> None:
     train = importlib.import_module(spec["module"])
     runs: list[Run] = []
     steps: list[int] = []
-    image_ids: list[int] = []  # trained on in the first epoch
+    image_ids: list[int] = []  # of the images trained on in the first epoch
 
     def on_step(run: "Run", images: Any, targets: Any) -> None:
         runs.append(run)

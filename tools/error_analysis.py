@@ -1,9 +1,9 @@
 """Counts a detector's errors by kind, after TIDE (arXiv 2008.08115). `eval.py --errors` runs this module.
 
-As in COCO at IoU 0.5, only the 100 detections with the highest scores count in each image and class. In
-descending order of scores, each is matched to the unmatched box of its class that it overlaps most. Crowds
-are not matched, and an unmatched detection in a crowd of its class is ignored. Each other detection has one
-kind, the first in this list whose rule holds:
+As in COCO at IoU 0.5, only the 100 detections with the highest scores count in each image and class. In the
+order of their scores, each is matched to the box of its class that it overlaps most, among those that are not
+yet matched. Crowds are not matched, and an unmatched detection in a crowd of its class is ignored. Each other
+detection has one kind, the first in this list whose rule holds:
 
     correct          matched to a box
     localisation     IoU of 0.1 to 0.5 with the box of its class that it overlaps most
@@ -19,8 +19,8 @@ missed.
 Detections below a score threshold are neither counted nor drawn. The default threshold is the one with the
 best F1 of all classes together. dAP50 uses detections of all scores: it is the gain in AP50 if the errors of
 one kind are removed. One exception: a localisation or classification error that determines the kind of a box
-becomes a correct detection. For the kind "missed", the missed boxes are removed; a class that has no other
-boxes then has AP50 1.
+is not removed, but counts as correct. For the kind "missed", the missed boxes are removed; a class that has
+no other boxes then has AP50 1.
 """
 
 import io
@@ -156,7 +156,7 @@ def ap50(found: np.ndarray, truth: np.ndarray, without: int | None = None) -> fl
 def best_score(found: np.ndarray, truth: np.ndarray) -> float:
     """Returns the score threshold with the highest F1 of all classes together; 0 without detections."""
     scores = np.sort(found["score"])[::-1]
-    kept = np.searchsorted(-scores, -scores, side="right")  # how many have this score or a higher one
+    kept = np.searchsorted(-scores, -scores, side="right")  # detections with this score or a higher one
     correct = np.searchsorted(-np.sort(found["score"][found["kind"] == CORRECT])[::-1], -scores, side="right")
     f1 = 2 * correct / (kept + np.count_nonzero(truth["kind"] != IGNORED))
     return float(scores[f1.argmax()]) if len(scores) else 0.0

@@ -130,7 +130,7 @@ def _command(app: App, a: BenchArgs, role: str) -> Command:
 def _with_data(
     app: App, a: BenchArgs, config: Any, types: Sequence[str], *, needed: bool
 ) -> tuple[BenchArgs, Source | None]:
-    """Checks the data once for all candidates. Returns the flags, completed from the data, and the data.
+    """Checks the data once for all candidates. Returns the flags, with num_classes set, and the data.
 
     Args:
         types: the loaders to measure.

@@ -1,4 +1,4 @@
-"""The protocol of rounds.py, for the measured process. Imports no library, as its memory is measured, too."""
+"""Implements the protocol of rounds.py. Imports no library, because this would add to the measured memory."""
 
 import contextlib
 import os

@@ -5,8 +5,8 @@ A candidate is any command that follows this protocol:
     it starts, runs a few steps to warm up, and prints the line `ready`
     then it prints and flushes the line `step N` after every N images, until it is killed
 
-Other lines are ignored. Each round starts, measures and kills every candidate, so that only one uses the
-machine at a time. Every second round runs in reverse order: then a machine that slows down affects all alike.
+Other lines are ignored. A round starts, measures and kills one candidate after another, so that only one uses
+the machine. Every second round runs in reverse order, so that a machine that slows down affects all alike.
 """
 
 import contextlib
@@ -156,7 +156,7 @@ class Candidate:
         start = time.monotonic()
         for settled in range(settle):
             if settled and time.monotonic() - start > seconds / 2:
-                break  # steps are so slow that the loader refills its queue meanwhile: no need to empty it
+                break  # skips no more: steps are so slow that the loader refills its queue during them
             self._step()
         start, cpu, machine = time.monotonic(), self.usage()[0], _machine_cpu_seconds()
         images, end = 0, start
@@ -207,6 +207,6 @@ class Candidate:
 
 
 def _machine_cpu_seconds() -> float:
-    """Returns all processes' CPU seconds since the machine started, plus those lost to its host (steal)."""
+    """Returns the CPU seconds of all processes since the start, and those that the host took (steal)."""
     times = psutil.cpu_times()
     return times.user + times.nice + times.system + times.irq + times.softirq + times.steal

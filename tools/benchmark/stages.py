@@ -1,9 +1,9 @@
 """Measures what each stage of a DALI loader costs, with the loader's graph truncated after each stage.
 
-A truncated graph outputs the result of one stage, without the operators that this result does not need. The
-cost of a stage is the CPU time of its graph minus that of the previous, shorter graph. All graphs run in one
-process, one after another. Each measurement starts and ends with full queues and idle threads, so its CPU
-time is that of the batches that were taken. inference.py measures its stages in the same way.
+A truncated graph outputs the result of one stage, and has only the operators that this result needs. The cost
+of a stage is the CPU time of its graph minus that of the previous, shorter graph. All graphs run in one
+process, one after another. Each measurement starts and ends with full queues and idle threads, so the CPU
+time is exactly that of the batches that were taken. inference.py measures its stages in the same way.
 """
 
 import dataclasses
@@ -120,7 +120,7 @@ def measure(cuts: Mapping[str, Advance], a: Any) -> list[dict[str, Cost]]:
 
 
 def cost(advance: Advance, seconds: float, settle: int) -> Cost:
-    """Takes `settle` prefetched batches, then batches for at least `seconds`. Returns the cost of a batch."""
+    """Takes `settle` batches, then batches for at least `seconds`. Returns the average cost of a batch."""
     _wait_until_quiet()
     cpu = time.process_time()
     for _ in range(settle):

@@ -61,6 +61,6 @@ def ratios(candidates: dict[str, Record]) -> dict[str, dict[str, float]]:
 
 
 def other_cores(candidates: dict[str, Record]) -> float:
-    """Returns how many cores other processes used during the windows of all candidates: the median."""
+    """Returns how many cores other processes used while candidates were timed: the median of all windows."""
     windows = [w for each in candidates.values() for w in each.get("windows", [])]
     return statistics.median([w["other_cpu_seconds"] / w["seconds"] for w in windows] or [0.0])

@@ -49,8 +49,8 @@ def write_tfrecords(
 
     Args:
         annotations: the result of `load_coco`; with `max_side`, that of `shrink_annotations`.
-        images_dir: the directory that their file names are relative to.
-        prefix: directory (created if missing) and beginning of the file names.
+        images_dir: the directory that the file names in the annotations are relative to.
+        prefix: path of a directory, which is created if missing, and the first part of the file names.
         num_shards: number of files, at most one per image.
         seed: seed of the order of the images.
         max_side: longest side in pixels; larger images are scaled down.

@@ -20,7 +20,7 @@ _DECIMALS = 3  # of coordinates in pixels: float32 fractions of a 10,000-pixel s
 
 
 def write_coco(annotations: Annotations, path: str | os.PathLike) -> None:
-    """Writes a COCO json from which `load_coco` reads equal annotations. The file appears once complete.
+    """Writes a COCO json from which `load_coco` reads equal annotations. Only a complete file appears.
 
     Annotations get ids from 1 in their order; file names stay relative to the directory of images.
 

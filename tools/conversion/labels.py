@@ -41,7 +41,7 @@ class LabelledImage(NamedTuple):
         return f"image {self.file_name!r} ({self.label_file})"
 
 
-Box = tuple[float, float, float, float]  # left, top, width, height: pixels; in yolo.parse_line fractions
+Box = tuple[float, float, float, float]  # left, top, width, height in pixels, or in yolo.py as fractions
 Object = tuple[Box, int, bool]  # box, category id, is a crowd
 
 
@@ -69,7 +69,7 @@ def read_lines(path: str) -> list[str]:
 
 
 def find_listed(path: str, find: Callable[[str], str | None], kind: str, issues: Issues) -> list[str]:
-    """Returns the items that the lines of a list file name, each once, in the order of the lines.
+    """Returns the items that a list file names, one per line, in the order of the lines, without duplicates.
 
     Args:
         path: path of the list file.
@@ -98,7 +98,7 @@ def make_annotations(
 
     Args:
         images: all images of the data set.
-        images_dir: the directory that their names are relative to.
+        images_dir: the directory that the file names of the images are relative to.
         label_map: the categories.
         read_objects: function that returns the objects of an image, and adds errors in them to `issues`.
         issues: the issues found so far; its policy tells what to do with images that cannot be used.

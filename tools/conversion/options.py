@@ -20,7 +20,7 @@ WRITTEN = {"coco": (), "tfrecord": ("num_shards", "seed")}
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-    """All flags except --from and --to. absl requires --input and --output."""
+    """All flags except --from and --to. absl rejects a command without --input or --output."""
 
     input: str = flag(
         None,
@@ -68,7 +68,7 @@ def define_flags(fv: flags.FlagValues) -> None:
 
 
 def refuse_idle_flags(fv: flags.FlagValues) -> None:
-    """Raises UserError if a given flag has no effect for these two formats."""
+    """Raises UserError if a given flag has no effect for the formats --from and --to."""
     source, target = str(fv["from"].value), str(fv["to"].value)
     of_holdout = ("seed",) if fv["holdout"].present else ()
     special = {name for names in (*READ.values(), *WRITTEN.values()) for name in names}

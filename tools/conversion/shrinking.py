@@ -63,7 +63,7 @@ def shrink_image(encoded: bytes, name: str, max_side: int | None) -> bytes:
     try:
         picture: PIL.Image.Image = open_picture(io.BytesIO(encoded), "")
         profile = picture.info.get("icc_profile")
-        # libjpeg can decode at 1/2, 1/4 or 1/8 of the size. Uses the smallest with twice the wanted sides.
+        # libjpeg can decode at 1/2, 1/4 or 1/8 of the size. Chooses at least twice the wanted width, height.
         drafted = picture.draft(None, (2 * width, 2 * height))
         picture = _as_8_bit(picture)
     except PILLOW_ERRORS as error:

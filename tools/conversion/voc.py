@@ -6,8 +6,8 @@ Detectron2, detectron2/data/datasets/pascal_voc.py). Many tools write the same f
 counted from 0 (labelImg; also the data set BCCD). --voc_pixels selects one of the two.
 
 By default objects marked `difficult` are kept like all others, as in Detectron2 and in TensorFlow Object
-Detection (dataset_tools/create_pascal_tf_record.py). The devkit's evaluation counts them neither as found nor
-as missed; in COCO the most similar thing is a crowd. An object's parts (head, hand, foot) are left out.
+Detection (dataset_tools/create_pascal_tf_record.py). The devkit's evaluation ignores these objects, whether
+they are found or not; COCO's nearest equivalent is a crowd. Parts of an object (head, hand) are left out.
 """
 
 import math
@@ -95,7 +95,7 @@ def _read_split(directory: str, split: str, stems: Iterable[str], issues: Issues
 
 
 class _NoDoctype(ElementTree.TreeBuilder):
-    """Refuses a document type, because its entities could expand to gigabytes or name other files."""
+    """Refuses an xml with a DOCTYPE, whose entities could expand to gigabytes or name other files."""
 
     def doctype(self, name: str, *_: object) -> None:
         raise ValueError(f"declares a document type ({name}), which is refused: its entities are not safe")

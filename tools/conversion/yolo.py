@@ -34,8 +34,8 @@ from tools.conversion.yolo_layout import find_files, find_names, label_file_of, 
 _SHOWN = 60  # characters of a label line that a message shows
 _FARTHEST = 1.0  # how far boxes may reach outside, in image sides; larger numbers are taken for pixels
 _DECIMALS = 6  # of coordinates in pixels; more are rounding errors, because labels have six decimals
-# EXIF orientations. To undo those in the first list, left and right are swapped; to undo those in the second,
-# top and bottom. For orientations from 5 on, x and y are swapped before that.
+# EXIF orientations. To undo an orientation in _MIRROR_X, left and right are swapped; for _MIRROR_Y, top and
+# bottom are swapped. For orientations from 5 on, x and y are swapped before that.
 _MIRROR_X = (2, 3, 7, 8)
 _MIRROR_Y = (3, 4, 6, 7)
 

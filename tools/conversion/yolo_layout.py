@@ -37,8 +37,8 @@ def find_files(path: str, split: str | None, issues: Issues) -> tuple[list[str],
         issues: images that a list names and that do not exist are added here.
 
     Returns:
-        Absolute paths of the images: those of a directory sorted, those of a list in its order; and the
-        directory that contains all of them.
+        Absolute paths of the images: sorted if they are from a directory, else in the order of the list; and
+        the directory that contains all of them.
 
     Raises:
         UserError: a file or directory does not exist, or a file cannot be parsed.
@@ -151,8 +151,8 @@ def _read_yaml(path: str) -> dict[str, Any]:
 
 
 def _find(line: str, list_file: str) -> str | None:
-    """Returns the image of a line, or None. Relative paths start at the list file or, as in Darknet, at the
-    working directory."""
+    """Returns the image that a line names, or None if it does not exist. Relative paths start at the list
+    file or, as in Darknet, at the working directory."""
     places = (os.path.dirname(list_file), os.getcwd())
     choices = [os.path.normpath(os.path.join(place, line)) for place in places]
     return next(filter(os.path.exists, choices), None)
