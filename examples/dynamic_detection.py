@@ -61,7 +61,7 @@ class Draws(NamedTuple):
     """All random numbers for B images, float32."""
 
     jitter: np.ndarray  # (B,)
-    position: np.ndarray  # (B, 2), 0 to 1: top and left of the window, relative to the free space
+    position: np.ndarray  # (B, 2), 0 to 1: top and left of the window, 1 is the largest possible
     flip: np.ndarray  # (B,), 0 or 1
     color: np.ndarray  # (B, 4): factors of brightness, contrast and saturation; hue in degrees
 
@@ -100,7 +100,7 @@ class Stream:
         )
 
     def __iter__(self) -> Iterator[tuple[Read, Draws]]:
-        while True:  # the last batch of an epoch is filled up with images of the next one
+        while True:  # the last batch of an epoch is filled up with images of the next epoch
             for read in self._reader.next_epoch(self._batch_size):
                 self.step += 1
                 yield Read(*read), draw_numbers(self._rng, self._batch_size)

@@ -240,7 +240,7 @@ def encode(config: Config, boxes, labels) -> list:
 
 
 def make_dataset(config: Config, shard_id: int = 0, num_shards: int = 1):
-    """Returns endless tf.data of (images, dict of other outputs). On a GPU `map` fails: returns tuples."""
+    """Returns endless tf.data of (images, dict of other outputs). On a GPU `map` fails, so it has tuples."""
     import nvidia.dali.plugin.tf as dali_tf
     import tensorflow as tf
 

@@ -74,7 +74,7 @@ def averaging(optimizer: keras.optimizers.Optimizer, ranks: Ranks) -> keras.opti
 
 
 class RankCallback(keras.callbacks.Callback):
-    """The base class. All ranks call their callbacks in the same order, so the ranks can communicate."""
+    """Base class of the callbacks. All ranks call these in the same order, so the ranks can communicate."""
 
     def __init__(self, ranks: Ranks, ema: AveragedWeights, checkpoints: Checkpoints, results: Results):
         super().__init__()
@@ -105,7 +105,7 @@ class MovingAverage(RankCallback):
 
     def on_train_batch_end(self, batch: int, logs: dict | None = None) -> None:
         before, self._updates = self._updates, tf.convert_to_tensor(self.model.optimizer.iterations)
-        self._update(self._updates > before)  # no update if a gradient overflows float16
+        self._update(self._updates > before)  # False: a gradient overflowed float16, so no step was made
 
 
 class CocoMetrics(RankCallback):

@@ -85,7 +85,7 @@ class Detector(torch.nn.Module):
 
 
 def detection_loss(outputs: list, batch: dict[str, torch.Tensor]) -> torch.Tensor:
-    """Returns (focal loss, arXiv 1708.02002, of all anchors + L1 loss of matches) / (matched anchors + 1)."""
+    """Returns the focal loss (arXiv 1708.02002) plus the L1 loss, both divided by (matched anchors + 1)."""
     losses = []
     for level, (logits, deltas) in zip(LEVELS, outputs, strict=True):
         classes, box_targets = batch[f"class_targets_{level}"], batch[f"box_targets_{level}"]

@@ -236,7 +236,7 @@ def select_boxes(boxes, labels, min_size=0.0, limit: int = 2**14):
 
 
 def make_dataset(config: Config, shard_id: int = 0, num_shards: int = 1):
-    """Returns endless tf.data of (images, dict of other outputs). On a GPU `map` fails: returns tuples."""
+    """Returns endless tf.data of (images, dict of other outputs). On a GPU `map` fails, so it has tuples."""
     import nvidia.dali.plugin.tf as dali_tf
     import tensorflow as tf
 

@@ -43,7 +43,7 @@ def define_flags(fv: flags.FlagValues) -> None:
         "image_size", "512", "Network input size for the anchors, N or HxW in pixels.", flag_values=fv
     )
     flags.DEFINE_float("anchor_scale", 4.0, "Min. anchor side, in strides.", lower_bound=0.1, flag_values=fv)
-    # google/automl efficientdet/hparams_config.py: aspect_ratios
+    # The default is that of google/automl efficientdet/hparams_config.py: aspect_ratios.
     flags.DEFINE_list("aspect_ratios", ["1", "2", "0.5"], "Width / height of the anchors.", flag_values=fv)
     flags.DEFINE_integer("num_scales", 3, "Anchor scales per octave.", lower_bound=1, flag_values=fv)
     flags.DEFINE_integer("min_level", 3, "Lowest pyramid level with anchors.", lower_bound=0, flag_values=fv)

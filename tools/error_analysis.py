@@ -218,7 +218,7 @@ def draw_worst(found: np.ndarray, truth: np.ndarray, source: Source, path: pathl
             axes.set_title(title, fontsize="small", parse_math=False)
             axes.imshow(pixels)
             shown = (boxes["image"] == image) & (boxes["kind"] != IGNORED)
-            for box in boxes[shown][::-1]:  # so that the highest score is on top
+            for box in boxes[shown][::-1]:  # in reverse, so that the highest score is on top
                 colour, (x, y, *sides) = colours[box["kind"]], box["box"]
                 axes.add_patch(Rectangle((x, y), *sides, fill=False, edgecolor=colour, linewidth=2))
                 label = names[box["class"]] + (f" {box['score']:.2f}" if boxes is found else "")

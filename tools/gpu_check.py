@@ -1,4 +1,4 @@
-r"""Tries everything that needs a GPU: for your first host with a GPU. This command has never run on one.
+r"""Tries everything that needs a GPU, to check a new host. This command itself has never run on a GPU.
 
     python tools/gpu_check.py --output_dir=runs/gpu-check
     python tools/gpu_check.py --dali_only                         # without TensorFlow

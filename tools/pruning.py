@@ -71,7 +71,7 @@ class Lost(NamedTuple):
 class Place(NamedTuple):
     """A node, and all nodes around it, outermost first: each with its field that contains the next node."""
 
-    node: Any  # of ast's classes, which have different fields
+    node: Any  # an object of one of ast's classes, which have different fields
     above: tuple[tuple[Any, str], ...] = ()
 
     @property
@@ -252,7 +252,7 @@ class _Edit(SourceText):
     def _compare(self, leaf: ast.AST, flag: str, operator: ast.cmpop, right: ast.expr) -> bool | None:
         """Returns the result of a comparison with a lost name, flag or word; None: unknown."""
         if not flag:
-            # No value equals a lost word, and a lost table contains no value.
+            # A comparison with a lost word is never equal, and no value is in a table that is lost.
             if isinstance(leaf, ast.Constant) or isinstance(operator, ast.In | ast.NotIn):
                 return isinstance(operator, ast.NotEq | ast.NotIn)
             is_none = isinstance(right, ast.Constant) and right.value is None
@@ -263,7 +263,7 @@ class _Edit(SourceText):
         return None
 
     def _must_stay(self, leaf: ast.AST, call: Place) -> bool:
-        """Returns whether a call must stay without one of its arguments: a flag, or a local variable.
+        """Returns whether a call must stay and only loses one argument: a flag, or a local variable.
 
         For a local variable, the call must stay only if its result is returned or assigned.
         """
@@ -329,7 +329,7 @@ class _Edit(SourceText):
         return self.without_item(items, item)
 
     def _is_list(self, place: Place, leaf: ast.AST) -> bool:
-        """Returns whether elements can be removed: not from a table's row, a tuple of values or a command."""
+        """Tells if elements may be removed: yes, unless the list is a table's row, a result or a command."""
         parent = place.above[-1][0]
         if str(getattr(leaf, "value", "")).startswith("--"):
             return False

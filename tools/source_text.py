@@ -44,7 +44,7 @@ class SourceText:
         return sum(len(text) for text in self._lines[: line - 1])
 
     def span(self, *nodes: Any) -> tuple[int, int]:
-        """Returns where nodes start and end in the text, including parentheses around them and a `**`."""
+        """Returns where nodes start and end, including parentheses around them and a `**` before them."""
         starts = [self._offset(n.lineno) + n.col_offset for n in nodes]
         ends = [self._offset(n.end_lineno) + n.end_col_offset for n in nodes]
         start, end = min(starts), max(ends)
@@ -69,7 +69,7 @@ class SourceText:
         return (self._text[: span[0]] + by + self._text[span[1] :]).decode()
 
     def first_line(self, node: ast.stmt) -> int:
-        """Returns a statement's first line, with its decorators and a comment above that is not a heading."""
+        """Returns a statement's first line, with its decorators and a comment above it, if no heading."""
         first = min([node.lineno, *(d.lineno for d in getattr(node, "decorator_list", ()))])
         while re.match(rb" *# (?!---)", self._lines[first - 2] if first > 1 else b""):
             first -= 1

@@ -32,7 +32,7 @@ CATEGORIES = {2: "disk", 3: "ring", 5: "triangle", 8: "cross", 13: "star"}  # id
 MIN_OBJECT, MAX_OBJECT = 12, 250  # sides of an object, pixels
 MAX_OBJECTS = 10  # in an image
 EMPTY_IMAGES = 0.05  # share of images without objects
-MIN_VISIBLE = 0.4  # share of an object's pixels that stay visible
+MIN_VISIBLE = 0.4  # smallest share of an object's pixels that stay visible
 JPEG_QUALITY = 90
 
 _MAX_ASPECT = 4 / 3
@@ -243,7 +243,7 @@ def _fill(rng: Rng, mask: np.ndarray, surroundings: np.ndarray) -> np.ndarray:
     """Returns the colours of one object, float32 (h, w, 3): a gradient, often a texture, a darker rim."""
     height, width = mask.shape
     candidates = [_colour(rng, saturation=(0.45, 1), value=(0.45, 1)) for _ in range(4)]
-    colour = max(candidates, key=lambda of: np.abs(of - surroundings).sum())  # most contrast
+    colour = max(candidates, key=lambda of: np.abs(of - surroundings).sum())  # the colour with most contrast
     paint = _gradient(rng, height, width, colour, colour * rng.uniform(0.5, 0.95))
     kind = rng.choice(["plain", "stripes", "noise", "checks"], p=[0.4, 0.25, 0.2, 0.15])
     contrast = rng.uniform(15, 45)
@@ -256,7 +256,7 @@ def _fill(rng: Rng, mask: np.ndarray, surroundings: np.ndarray) -> np.ndarray:
         crossing = _stripes(rng, height, width, period) + _stripes(rng, height, width, period)
         paint += contrast * np.sign(crossing)[..., None]
     rim = 3 if min(height, width) < 48 else 5
-    padded = Image.fromarray(np.pad(mask, rim))  # the rim also follows the mask's border
+    padded = Image.fromarray(np.pad(mask, rim))  # so that the mask's border gets a rim, too
     inside = np.asarray(padded.filter(ImageFilter.MinFilter(rim)))[rim:-rim, rim:-rim, None] / np.float32(255)
     return np.clip(paint * (0.45 + 0.55 * inside), 0, 255)
 

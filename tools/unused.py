@@ -1,8 +1,8 @@
 """Finds definitions that tools/copy_app.py can remove: the project uses them, but the copied files do not.
 
 Only names are compared. A name counts as used wherever it is read: as a variable, an attribute or a whole
-string. Not reported are definitions that the whole project does not use (they are for users of the project)
-and methods that another library may call.
+string. Two kinds of definitions are not reported: those that nothing in the project uses, because they are
+for users of the project, and methods that another library may call.
 """
 
 import ast

@@ -134,7 +134,7 @@ class Candidate:
         threading.Thread(target=self._read, daemon=True).start()
 
     def wait_for(self, pattern: bytes, timeout: float | None) -> re.Match[bytes]:
-        """Returns the next line of the command's output that matches. Ignores other lines.
+        """Returns the next line of the command's output that matches `pattern`. Ignores other lines.
 
         Raises:
             CandidateError: no line came within `timeout` seconds (None: no limit), or the command has ended.

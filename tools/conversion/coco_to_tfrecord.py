@@ -29,7 +29,7 @@ from common.files import write_into
 from common.tfrecord import AREA_KEY, BOX_KEYS, CROWD_KEY, LABEL_KEY, framed, write_index
 from tools.conversion.shrinking import shrink_image
 
-_FORMATS = {"JPEG": b"jpeg", "PNG": b"png"}  # format in images.py -> image/format
+_FORMATS = {"JPEG": b"jpeg", "PNG": b"png"}  # format in images.py -> value of the key image/format
 
 
 def write_tfrecords(

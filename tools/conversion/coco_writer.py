@@ -20,9 +20,10 @@ _DECIMALS = 3  # of coordinates in pixels: float32 fractions of a 10,000-pixel s
 
 
 def write_coco(annotations: Annotations, path: str | os.PathLike) -> None:
-    """Writes a COCO json from which `load_coco` reads equal annotations. Only a complete file appears.
+    """Writes a COCO json from which `load_coco` reads equal annotations.
 
-    Annotations get ids from 1 in their order; file names stay relative to the directory of images.
+    Annotations get ids from 1 in their order. File names stay relative to the directory of images. The file
+    appears only when it is complete.
 
     Raises:
         OSError: the file cannot be written.

@@ -191,6 +191,6 @@ def _parse_box(sides: Iterable[str], first: int) -> Box | None:
         left, top, right, bottom = map(float, sides)
     except ValueError:
         return None
-    if not (-math.inf < left <= right < math.inf and -math.inf < top <= bottom < math.inf):  # also for NaN
+    if not (-math.inf < left <= right < math.inf and -math.inf < top <= bottom < math.inf):  # or NaN
         return None
     return left - first, top - first, right - left + first, bottom - top + first

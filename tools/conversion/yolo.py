@@ -142,7 +142,7 @@ def parse_line(words: list[str]) -> tuple[float, Box]:
         class_index, *numbers = map(float, words)
     except ValueError:
         raise ValueError("holds something that is not a number") from None
-    if not all(abs(number - 0.5) <= 0.5 + _FARTHEST for number in numbers):  # or NaN
+    if not all(abs(number - 0.5) <= 0.5 + _FARTHEST for number in numbers):  # True for NaN, too
         raise ValueError("is not normalised: the numbers are fractions of the image's width and height")
     if len(words) > 5:
         left, top = min(numbers[::2]), min(numbers[1::2])

@@ -53,9 +53,9 @@ class Exportable:
 
 
 def network_input(parts: Exportable, images: tf.Tensor, image_sizes: tf.Tensor) -> tf.Tensor:
-    """Converts uint8 images, which were already placed as by `resize`, to the input of the network.
+    """Converts uint8 images that were resized and placed, as `resize` does, to the input of the network.
 
-    Pixels outside an image are handled as the padding in training; their values do not matter.
+    Pixels outside an image become the padding that training uses, so their values do not matter.
     """
     places = parts.place(image_sizes)[:, tf.newaxis]  # (B, 1, 4)
     top, left, height, width = tf.unstack(places, axis=-1)

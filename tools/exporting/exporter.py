@@ -63,7 +63,7 @@ def export(
     if options.verify_annotations:
         evaluation = open_source(options.verify_images, options.verify_annotations, split="verify")
         check_labels(label_map, evaluation)
-    # TF32, TensorFlow's default on recent GPUs, rounds to 10 bits: the comparison would measure this rounding
+    # TF32, TensorFlow's default on recent GPUs, rounds to 10 bits, and the comparison would only measure that
     tf.config.experimental.enable_tensor_float_32_execution(False)
     open_loader = functools.partial(make_loader, config=config, training=False, with_targets=False)
     metadata = weights.read_metadata(weights_file)
@@ -79,7 +79,7 @@ def export(
         file = runtimes.make_detect(runtimes.open_runner(options.file), app.to_pixels)
         loader = functools.partial(open_loader, "auto", source=evaluation, batch_size=8)
         _compare_ap(detectors | {str(options.file): file}, options.quantize, loader, label_map)
-    if options.quantize == "none" and not largest <= verify.FLOAT_LIMIT:  # also for NaN
+    if options.quantize == "none" and not largest <= verify.FLOAT_LIMIT:  # true for NaN, too
         raise UserError(
             f"{options.verified_file} is written, but differs from the weights by {largest:.1e}, more than "
             f"{verify.FLOAT_LIMIT:g}. This can be rounding if the network trained for only a few epochs: use "
@@ -133,7 +133,7 @@ def _write(parts: Exportable, options: Options, metadata: dict[str, Any], open_l
 
 
 def _quantizer(options: Options, open_loader: OpenLoader) -> Callable | None:
-    """Returns a function that quantises the float32 network, an ONNX model; None: no quantisation."""
+    """Returns a function that quantises the float32 network, an ONNX model; or None, to quantise nothing."""
     from tools.exporting import quantization
 
     if options.quantize == "fp16":

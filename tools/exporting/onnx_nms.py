@@ -19,8 +19,8 @@ def standard(parts: Exportable, raw: list[tf.TensorSpec]) -> list[onnx.ModelProt
     """Returns parts that compute the outputs of export_graph.detect from the raw outputs and image_sizes.
 
     ONNX's NonMaxSuppression does not define the order of its results. So it only selects the candidates to
-    keep, and TopK sorts these by score. Of equal scores, ONNX's and TensorFlow's TopK take the first
-    (https://onnx.ai/onnx/operators/onnx__TopK.html).
+    keep, and TopK sorts these by score. If scores are equal, the first candidate comes first, in ONNX's TopK
+    (https://onnx.ai/onnx/operators/onnx__TopK.html) as in TensorFlow's.
     """
 
     def candidates(*raw: tf.Tensor) -> Outputs:
@@ -100,7 +100,7 @@ def efficientnms_trt(parts: Exportable, raw: list[tf.TensorSpec]) -> list[onnx.M
         tf.TensorSpec([None, detections], tf.float32, "detection_scores"),
         tf.TensorSpec([None, detections], tf.int32, "detection_classes"),
     ]
-    given = onnx_graphs.output_specs(decode, raw)  # boxes, scores: the plugin's order
+    given = onnx_graphs.output_specs(decode, raw)  # boxes, scores: the order of the plugin's inputs
     plugin = helper.make_node(
         "EfficientNMS_TRT",
         list(given),

@@ -36,7 +36,7 @@ FORMATS = {
 
 @dataclasses.dataclass(frozen=True)
 class Options(TrainedArgs):
-    """The flags, and values derived from them. `check` raises an error without `format` or `output`."""
+    """The flags, and values derived from them. `check` rejects flags without `format` or `output`."""
 
     format: str = flag(None, "Format of the exported file.", choices=tuple(FORMATS))
     output: str = flag(None, "File to write (saved_model: directory). An existing one is replaced.")
@@ -66,7 +66,7 @@ class Options(TrainedArgs):
 
     @property
     def verified_file(self) -> pathlib.Path:
-        """The file that is compared with the weights: the output; for an engine, the ONNX file next to it."""
+        """The file to compare with the weights: the output, or the ONNX file that becomes an engine."""
         return self.file.with_suffix(".onnx") if self.format == "tensorrt" else self.file
 
     @property

@@ -1,9 +1,10 @@
 """Quantises the network inside an ONNX file to FP16 or INT8; the parts before and after it stay in float32.
 
-INT8 is for ONNX Runtime and TensorRT. Ranges are measured on the user's images and written as Q and DQ nodes.
-Only convolutions and matrix products become INT8, with one range per channel of weights and per tensor of
-activations (https://onnxruntime.ai/docs/performance/model-optimizations/quantization.html). The layers that
-compute the raw outputs stay in float32: 256 values are too few to sort boxes by their scores.
+INT8 is for ONNX Runtime and TensorRT. The ranges of values are measured on the user's images and written as
+QuantizeLinear (Q) and DequantizeLinear (DQ) nodes. Only convolutions and matrix products become INT8. Each
+channel of weights and each tensor of activations has one range
+(https://onnxruntime.ai/docs/performance/model-optimizations/quantization.html). The layers that compute the
+raw outputs stay in float32, because 256 different scores are too few to sort boxes by them.
 """
 
 import logging
@@ -31,9 +32,9 @@ def to_int8(network: onnx.ModelProto, batches: Iterator[np.ndarray], *, tensorrt
     Args:
         network: the float32 network; its input is NETWORK_INPUT.
         batches: batches of network input, float32 (B, H, W, 3).
-        tensorrt: whether the result is for TensorRT. Then ranges of activations are symmetric around 0, which
-            wastes range if most activations are positive. Biases are float32, because DequantizeLinear takes
-            no INT32 in TensorRT (microsoft/onnxruntime issue 17738). Outputs of convolutions stay in float32.
+        tensorrt: whether the result is for TensorRT. Then ranges of activations are symmetric around 0, and
+            outputs of convolutions stay in float32. Biases also stay in float32, because TensorRT's
+            DequantizeLinear takes no INT32 (microsoft/onnxruntime issue 17738).
     """
     from onnxruntime.quantization import CalibrationDataReader, QuantFormat, QuantType, quantize_static
     from onnxruntime.quantization.shape_inference import quant_pre_process
@@ -43,7 +44,7 @@ def to_int8(network: onnx.ModelProto, batches: Iterator[np.ndarray], *, tensorrt
             images = next(batches, None)
             return None if images is None else {NETWORK_INPUT: images}
 
-    logging.getLogger().setLevel(logging.ERROR)  # onnxruntime.quantization uses the root logger
+    logging.getLogger().setLevel(logging.ERROR)  # hides the log of onnxruntime.quantization
     with tempfile.TemporaryDirectory() as folder:
         before, simplified, after = (pathlib.Path(folder, f"{name}.onnx") for name in ("a", "b", "c"))
         onnx.save(network, before)
@@ -73,7 +74,8 @@ def to_int8(network: onnx.ModelProto, batches: Iterator[np.ndarray], *, tensorrt
 def _separate_biases(graph: onnx.GraphProto) -> None:
     """Makes sure that no two convolutions share a bias tensor.
 
-    ONNX Runtime copies a shared bias. The copy of `tensor_6` may get the name of another tensor, `tensor_69`.
+    ONNX Runtime would copy a shared bias, and may give the copy of `tensor_6` the name `tensor_69`, which
+    another tensor already has.
     """
     constants = {constant.name: constant for constant in graph.initializer}
     for number, node in enumerate(graph.node):

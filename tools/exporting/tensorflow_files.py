@@ -10,8 +10,8 @@ network input, and their original sizes.
 
 LiteRT is one .tflite file for phones and small boards. It takes one image at a time. Its quantisation
 (https://ai.google.dev/edge/litert/models/post_training_quantization): fp16 stores the weights in half the
-bytes. int8 stores them in a quarter and multiplies by 8-bit activations. Their range is taken from each image
-(dynamic range), so int8 needs no calibration. Decoding stays in float.
+bytes. int8 stores them in a quarter and multiplies them by 8-bit activations. The range of the activations is
+measured on each image at run time (dynamic range), so int8 needs no calibration. Decoding stays in float.
 """
 
 import json
@@ -71,7 +71,7 @@ def write_litert(
         quantize: none, fp16 or int8.
     """
     specs = signature(parts, 1)
-    # The converter leaves out Keras' variables, so they become constants first. That loses the output names.
+    # The converter leaves out Keras' variables, so this makes them constants, which loses the output names.
     whole = tf.function(
         lambda images, image_sizes: DETECT[nms](parts, images, image_sizes), input_signature=specs
     ).get_concrete_function()

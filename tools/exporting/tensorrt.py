@@ -1,9 +1,9 @@
 """Builds a TensorRT engine for the GPU of this machine from an ONNX file. This has never run on a GPU.
 
-The code is written for TensorRT 10.16 and was tested with a stand-in. The network is strongly typed: every
-tensor has the type that it has in the ONNX file. So FP16 tensors are those that quantization.py wrote as
+The code is for TensorRT 10.16; the tests replace TensorRT by a stand-in. The network is strongly typed: every
+tensor has the type that it has in the ONNX file. So a tensor is FP16 only if quantization.py wrote it as
 FP16, INT8 comes from Q and DQ nodes (explicit quantisation), and boxes in pixels stay in float32. TensorRT 11
-supports only such networks, and its BuilderFlag no longer has FP16 and INT8:
+supports only strongly typed networks, and its BuilderFlag no longer has FP16 and INT8:
 https://docs.nvidia.com/deeplearning/tensorrt/11.4.0/api/migration/tensorrt-10x-to-11x-python-api-reference.html
 Convolutions in float32 run as TF32, TensorRT's default, which has a mantissa of 10 bits.
 """
@@ -47,7 +47,7 @@ def build(onnx_file: pathlib.Path, engine: pathlib.Path, image_size: tuple[int, 
     logger = trt.Logger(trt.Logger.WARNING)
     trt.init_libnvinfer_plugins(logger, "")  # registers EfficientNMS_TRT
     builder = trt.Builder(logger)
-    # TensorRT 10 needs the flag, 11 ignores it.
+    # TensorRT 10 needs the flag STRONGLY_TYPED; TensorRT 11 ignores it.
     network = builder.create_network(1 << int(trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED))
     parser = trt.OnnxParser(network, logger)
     if not parser.parse(onnx_file.read_bytes()):

@@ -45,8 +45,8 @@ def largest_difference(
 def difference(wanted: Detections, found: Detections, max_detections: int) -> float:
     """Returns the largest distance from a wanted detection to the nearest found one of the same class.
 
-    The order is ignored, because detections of equal scores may swap. The distance of a missing detection is
-    its score. A missing detection is left out if the list of found ones is full and has no lower scores.
+    The order is ignored, because detections of equal scores may swap. If a wanted detection is missing, its
+    distance is its score. It is ignored if `found` has `max_detections` entries, none with a lower score.
     """
     boxes, scores, classes = found
     lowest = scores.min() if len(scores) == max_detections else 0.0
@@ -62,7 +62,7 @@ def difference(wanted: Detections, found: Detections, max_detections: int) -> fl
 
 
 def largest_raw_difference(parts: Exportable, run: Run, to_pixels: ToPixels, loader: BaseLoader) -> float:
-    """Returns the largest difference without NMS. The file and the weights return rows in the same order."""
+    """Returns the largest difference without NMS. Row i of the file is compared with row i of the weights."""
     reference = tf.function(lambda *given: detect_raw(parts, *given), reduce_retracing=True)
     largest = 0.0
     for images, extra in batches(loader):

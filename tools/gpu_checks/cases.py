@@ -88,7 +88,7 @@ def _dali_alone(app: str, output: pathlib.Path, photos: dict, cores: int) -> Ite
 
 
 def _bench(app: str, output: pathlib.Path, photos: dict) -> Iterator[Case]:
-    """Yields runs of bench.py: the step for each row of ARITHMETIC; for two rows also loader, and both."""
+    """Yields runs of bench.py. All rows of ARITHMETIC time the step; two rows also the loader and both."""
     model, _, batch = MODELS[app]
     data = {f"train_{name}": value for name, value in photos.items()}
     for what, choices in (("model", ARITHMETIC), ("data,model,both", ARITHMETIC[2:4])):
@@ -116,7 +116,7 @@ def _train(app: str, output: pathlib.Path, photos: dict, gpus: int) -> Iterator[
     model, _, batch = MODELS[app]
     data = {f"train_{name}": value for name, value in photos.items()} | SHORT
     if app == "yolov4":
-        data |= {"hparams": "multi_scale=1"}  # else XLA would compile fourteen image sizes
+        data |= {"hparams": "multi_scale=1"}  # else XLA would compile the step for fourteen image sizes
     bfloat16 = data | {"model_name": model, "batch_size": batch, "precision": "mixed_bfloat16"}
     nano = data | {"model_name": f"{app}-nano", "batch_size": 8}
     runs: dict[str, dict] = {
@@ -183,7 +183,7 @@ def _metrics(directory: pathlib.Path, _: str) -> dict[str, Any]:
 
 
 def _exports(app: str, output: pathlib.Path) -> Iterator[Case]:
-    """Yields exports. Files of the demo are evaluated; files of the barely trained full model are timed."""
+    """Yields runs of export.py. The files of the demo are then evaluated; those of the full model, timed."""
     for run, quantize in itertools.product(("demo", "bfloat16"), ("none", "fp16", "int8")):
         kind, suffix = ("onnx", ".onnx") if quantize == "none" else ("tensorrt", ".plan")
         file = f"{output}/{app}-{run}-{quantize}{suffix}"

@@ -3,8 +3,8 @@
     dali_alone.install()
     from efficientdet.pipeline import EfficientDetPipeline
 
-The `.pipeline` of this class then works, but `.dataset()` does not. On a new machine, DALI needs 0.5 GB of
-packages, and TensorFlow with CUDA needs another 3.4 GB.
+The `.pipeline` of this class then works, but `.dataset()` does not. So a new machine needs only 0.5 GB of
+packages, for DALI; TensorFlow with CUDA would need another 3.4 GB.
 """
 
 import sys

@@ -8,7 +8,7 @@ from PIL import Image
 from tools import synthetic
 
 _TURNED = Image.Exif()
-_TURNED[0x0112] = 6  # the tag Orientation: a quarter turn
+_TURNED[0x0112] = 6  # EXIF's tag Orientation, with the value for a quarter turn
 # File format -> suffix, mode of the Pillow image, options of its `save`.
 KINDS: dict[str, tuple[str, str, dict]] = {
     "4:2:0": (".jpg", "RGB", {"subsampling": 2}),

@@ -2,8 +2,8 @@
 
     python -m tools.gpu_checks.parts decode '{"images": "my/images", "load": 0.65, "roi": false}'
 
-Calls the function of that name with these arguments, and prints its result as JSON in the last line. "error"
-in a result means that the case did not pass. With "device": "cpu", functions with DALI run without a GPU.
+The command calls the named function with these arguments, and prints the result as JSON in the last line. A
+result with the key "error" did not pass. With "device": "cpu", functions that use DALI run without a GPU.
 """
 
 import collections
@@ -52,7 +52,7 @@ def facts() -> Result:
 
 
 def tensorflow(device: str = "GPU") -> Result:
-    """Compiles by XLA a function that needs CUDA's libdevice and assembler. Returns CUDA, cuDNN versions."""
+    """Makes XLA compile a function that needs CUDA's libdevice, assembler. Returns CUDA, cuDNN versions."""
     import tensorflow as tf
 
     if not tf.config.list_physical_devices(device):
@@ -99,11 +99,11 @@ def _jpeg_engines() -> int | None:
 
 
 def decode(images: str, annotations: str, load: float, roi: bool, device: str = "gpu") -> Result:
-    """Measures how fast the middle 3/4 of each side is decoded. In training, windows are decoded like this.
+    """Measures how fast a window, the middle 3/4 of each side, is decoded. Training decodes such windows.
 
     Args:
         images, annotations: photographs in COCO's format.
-        load: hw_decoder_load, the share of the images that the JPEG engines get.
+        load: hw_decoder_load, the share of the images that the GPU's JPEG engines decode.
         roi: whether a GPU decodes only the middle, instead of decoding the whole image and cropping it. With
             nvImageCodec 0.9 this may crash (issue 55).
         device: gpu or cpu.
@@ -123,7 +123,7 @@ def decode(images: str, annotations: str, load: float, roi: bool, device: str = 
 def compare(
     app: str, images: str, annotations: str, training: bool, device: str = "gpu", **more: Any
 ) -> Result:
-    """Compares three batches of the GPU and the CPU graph. Limits: TOLERANCE, OTHERS for pixels; else BOXES.
+    """Compares three batches of the GPU and the CPU graph. The limits are TOLERANCE, OTHERS and BOXES.
 
     Args:
         app: efficientdet or yolov4.
@@ -141,7 +141,7 @@ def compare(
     gpu = _loader(app, images, annotations, device=device, **options, **more)
     from common.dali_ops import IMAGENET_STD
 
-    unit = 255.0 if app == "yolov4" else np.array(IMAGENET_STD, np.float32)  # levels per unit of pixels
+    unit = 255.0 if app == "yolov4" else np.array(IMAGENET_STD, np.float32)  # levels per unit of the input
     off, wrong = collections.defaultdict(list), {}
     for _ in range(BATCHES):
         one, other = _batch(cpu), _batch(gpu)
@@ -188,7 +188,7 @@ def _batch(loader: Any) -> dict[str, np.ndarray]:
 
 
 def _rate(pipeline: Any, batch_size: int, seconds: float = 5.0) -> Result:
-    """Measures the speed of a built dali.Pipeline, after five batches that allocate and fill its queue."""
+    """Measures the speed of a built dali.Pipeline. Five untimed batches first allocate and fill its queue."""
     for _ in range(5):
         pipeline.run()
     start, cpu, images = time.monotonic(), time.process_time(), 0

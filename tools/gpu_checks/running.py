@@ -25,7 +25,7 @@ GRACE = 10.0  # seconds from SIGTERM to SIGKILL
 
 _tell = functools.partial(print, file=sys.stderr, flush=True)
 Row = dict[str, Any]  # stage, about, command, host; status, message, seconds, result
-Read = Callable[[str], dict[str, Any]]  # stdout -> result; "error" in it: the case did not pass
+Read = Callable[[str], dict[str, Any]]  # stdout -> result; a result with the key "error" did not pass
 
 
 def last_json(output: str) -> dict[str, Any]:
@@ -120,7 +120,7 @@ def run(case: Case, logs: pathlib.Path) -> Row:
 
 
 def _wait(case: Case, stdout: Any, stderr: Any) -> int:
-    """Returns the exit code. Ends all processes of the case, also at the limit (TimeoutExpired) or Ctrl-C."""
+    """Returns the exit code. Ends all processes of the case, even after TimeoutExpired (limit) or Ctrl-C."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     streams = {"stdin": subprocess.DEVNULL, "stdout": stdout, "stderr": stderr}
     process = subprocess.Popen(case.command, cwd=ROOT, env=environment, start_new_session=True, **streams)

@@ -8,7 +8,7 @@ from tools.gpu_checks.running import Row
 
 PAYS = 1.05  # smallest speed-up at which a flag is recommended: less is noise
 DEFAULT_LOAD = LoaderArgs.hw_decoder_load
-_TOLD = ("training", "nccl", "evaluation", "exports")  # stages with results to report, not compare
+_TOLD = ("training", "nccl", "evaluation", "exports")  # stages whose results are only reported, not compared
 Rows = Mapping[str, Row]
 
 
@@ -116,7 +116,7 @@ def _bottleneck(rows: Rows, app: str) -> Iterator[str]:
 
 
 def _results(rows: Rows, app: str) -> Iterator[str]:
-    """Yields rates of train.py, also on two GPUs; AP of weights and exported files; times of these files."""
+    """Yields a line for each speed of train.py, each AP, and each time of an exported file."""
     for about, result in (found for stage in _TOLD for found in _passed(rows, stage, app=app)):
         if result and about.get("what") in ("train.py", "AP", "time"):
             name = " ".join(value for key, value in about.items() if key != "app")

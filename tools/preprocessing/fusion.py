@@ -43,15 +43,15 @@ def fuse(chain: Chain) -> Chain:
 
 
 def _decode_resize_crop(api: Api, encoded: Data, arguments: Arguments) -> Data:
-    """Converts uint8 (bytes,) to uint8 (height, width, C), the crop."""
+    """Decodes uint8 (bytes,). Returns only the crop of the resized image, uint8 (height, width, C)."""
     how = {name: value for name, value in arguments.items() if name not in _RESIZE | _CROP}
     shape = api.ops.peek_image_shape(encoded, adjust_orientation=how.get("exif", True))
     size = api.ops.cast(api.part(shape, slice(0, 2)), dtype=types.FLOAT)  # height, width
     scale = arguments["resize_shorter"] / api.math.min(api.part(size, 0), api.part(size, 1))
-    resized, pixel = api.math.floor(size * scale + 0.5), 1.0 / scale  # an output pixel, in image pixels
+    resized, pixel = api.math.floor(size * scale + 0.5), 1.0 / scale  # `pixel`: image pixels per output pixel
     crop = api.ops.stack(*(scale * 0 + side for side in arguments["crop"]))
     place = api.ops.stack(*(scale * 0 + arguments.get(name, 0.5) for name in ("crop_pos_y", "crop_pos_x")))
-    room = api.ops.cast(resized - crop, dtype=types.FLOAT64)  # as DALI's crop; float32 could give x.5
+    room = api.ops.cast(resized - crop, dtype=types.FLOAT64)  # as in DALI's crop; float32 may round to x.5
     corner = api.ops.cast(api.math.floor(room * place + 0.5), dtype=types.FLOAT)
     # `resized` is rounded to whole pixels. Resize keeps scale and centre, so both ends of the image move.
     start = (size - resized * pixel) * 0.5 + corner * pixel

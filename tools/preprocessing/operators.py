@@ -195,7 +195,7 @@ def _row(
     schema: str | None = None,
     call: Callable[[Api, Data, Arguments], Data] | None = None,
 ) -> Operator:
-    """Makes an operator. Its arguments: `own`, and those of a DALI schema (None: of its name; "": none)."""
+    """Makes an operator with `own` and a schema's arguments (None: the schema of this name; "": none)."""
     schema = name.title().replace("_", "") if schema is None else schema
     arguments = {**(of_schema(schema) if schema else {}), **own}
     about = call.__doc__ or name if call else backend.GetSchema(schema).Dox()
@@ -237,5 +237,5 @@ _ROWS = (
 )
 OPERATORS = {row.name: row for row in _ROWS}
 DECODERS = ("decode", "decode_random_crop", "decode_region")
-# These interpret channels as red, green, blue, even if an argument says BGR (DALI 2.4 on a CPU).
+# These operators take channels for red, green, blue, even if an argument says BGR (DALI 2.4 on a CPU).
 NEED_RGB = ("color_twist", "saturation", "hue", "hsv", "jpeg_compression_distortion")

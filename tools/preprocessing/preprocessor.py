@@ -40,7 +40,7 @@ class Preprocessor:
         source: the result of `open_image_source`.
         ops: a chain of operators, see chain.py.
         batch_size: images per batch.
-        training: whether images are shuffled, endlessly. If not, they are read in order (common/readers.py).
+        training: whether to shuffle the images, endlessly; False: read them in order (common/readers.py).
         device: "cpu", or "gpu": images are on the GPU from the decoder on.
         device_id: number of the GPU; None on a CPU.
         num_threads, prefetch: number of DALI's CPU threads, and of batches that a pipeline makes in advance.
@@ -82,7 +82,7 @@ class Preprocessor:
 
     @functools.cached_property
     def pipeline(self) -> dali.Pipeline:
-        """The built pipeline. Outputs images, and labels int32 (), endlessly. `size` images are an epoch."""
+        """The built pipeline. Endlessly returns images and labels, int32 (). An epoch has `size` images."""
         return self._build()
 
     def restored(self, checkpoint: str) -> dali.Pipeline:

@@ -1,7 +1,7 @@
 """Reads a source: in a DALI graph (`fn`), or for the Dynamic API (`ndd`).
 
 A graph uses one of DALI's readers if one reads the source correctly. Otherwise, and for the Dynamic API,
-Python reads the images one by one. Both ways have two outputs, and without training the same order:
+Python reads the images one by one. Both ways return the following, in the same order unless they shuffle:
 
     images  uint8 (bytes,), an encoded image; or (H, W, C), uint8 or float32
     labels  int32 (), -1 for an image without a label
@@ -34,7 +34,7 @@ class Part:
         source: the source of the images.
         shard_id: number of the shard, the rank.
         num_shards: number of shards, the number of ranks.
-        training: whether images are shuffled, endlessly. If not, they are read in order (common/readers.py).
+        training: whether to shuffle the images, endlessly; False: read them in order (common/readers.py).
         seed: seed of the shuffling, the same on all ranks; 0 is a valid seed.
 
     Raises:

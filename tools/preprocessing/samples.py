@@ -1,4 +1,4 @@
-"""A preprocessed image and its conversion to a picture; file names from the names of source images."""
+"""Defines a preprocessed image, converts it to a picture, and makes a file name from its source's name."""
 
 import os
 import re

@@ -1,9 +1,10 @@
 """Measures how well the anchors of a network fit the boxes of a data set, before any training.
 
-Counts the boxes that each level matches, the boxes that overlap no anchor enough, and the boxes whose best
-anchor is assigned to another box; shows how well other anchor scales would fit. Whole images are letterboxed
-to one network input, as in evaluation. The matching is that of training (common/box_encoder.py), in NumPy, so
-that the check needs no TensorFlow. But efficientdet-nano trains with task-aligned assignment instead.
+The report counts the boxes that each level matches, the boxes that overlap no anchor enough, and the boxes
+whose best anchor is assigned to another box. It shows how well other anchor scales would fit. Whole images
+are letterboxed to one network input, as in evaluation. Boxes are matched as in training
+(common/box_encoder.py), but in NumPy, so that the check needs no TensorFlow. The report does not apply to
+efficientdet-nano, which trains with task-aligned assignment instead.
 """
 
 import dataclasses
@@ -46,7 +47,7 @@ class Level(NamedTuple):
 class AnchorReport:
     """How the anchors match the boxes in a sample of the images.
 
-    Attributes that are arrays have the square roots of the boxes' areas in pixels of the input, float (N,).
+    An array is float (N,): for each box, the square root of its area in pixels of the network input.
 
     Attributes:
         anchors: the given anchors.
@@ -143,7 +144,7 @@ def match(
     last = _last_of_each(box, overlap, anchor)  # of equal IoUs the last anchor
     best[box[last]] = anchor[last]
     above = overlap > MATCH_IOU
-    # Each box gets its best anchor, with the overlap 2.0, above any IoU. Of equal overlaps the last box wins.
+    # Each box gets its best anchor, by an overlap of 2.0, above any IoU. Of equal overlaps the last box wins.
     box = np.concatenate([box[above], np.arange(len(boxes))])
     place = image[box] * anchors.num_anchors + np.concatenate([anchor[above], best])
     chosen = _last_of_each(place, np.concatenate([overlap[above], np.full(len(boxes), 2.0)]), box)
@@ -159,7 +160,7 @@ def _last_of_each(group: np.ndarray, *keys: np.ndarray) -> np.ndarray:
 def _candidates(boxes: np.ndarray, anchors: Anchors, iou: np.ndarray) -> tuple[np.ndarray, ...]:
     """Finds all pairs of a box and an anchor that can match, and their IoU, without trying all pairs.
 
-    The intersection that a match needs limits the distance of the two centres along each axis.
+    A match needs a minimum intersection, which limits the distance of the two centres along each axis.
 
     Returns:
         int (C,), the box; int (C,), the anchor; float32 (C,), their IoU.
@@ -194,14 +195,14 @@ def _candidates(boxes: np.ndarray, anchors: Anchors, iou: np.ndarray) -> tuple[n
 
 
 def _iou(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """Returns the IoU, float32 (C,), rounded as in fn.box_encoder: its last bit can decide which box wins."""
+    """Returns float32 (C,), rounded as by fn.box_encoder, because a last bit may decide which box wins."""
     common = np.maximum(np.minimum(a[:, 2:], b[:, 2:]) - np.maximum(a[:, :2], b[:, :2]), 0).prod(axis=1)
     areas = [(of[:, 2:] - of[:, :2]).prod(axis=1) for of in (a, b)]
     return common / (areas[0] + areas[1] - common)
 
 
 def template_iou(boxes: np.ndarray, anchors: Anchors) -> np.ndarray:
-    """Returns the IoU of each box with the nearest, that is best, anchor of each template; float64 (M, T).
+    """Returns the IoU of each box with each template's nearest anchor, its best one; float64 (M, T).
 
     Args:
         boxes: float32 (M, 4), ltrb normalised to the network input, each with an area.

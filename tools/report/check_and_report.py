@@ -22,14 +22,14 @@ def check(
     report: str | None = None,
     max_instances: int = MAX_INSTANCES,
 ) -> str:
-    """Checks one data set, or two that belong together. Prints and returns the text; writes a given `report`.
+    """Checks one data set, or two that belong together. Prints a summary, returns it, and writes the report.
 
     Args:
         data, evaluation: flags with the paths of the data; those of `evaluation` may be None.
         anchors: anchors to match to the boxes.
         policy: what to do with images that cannot be used.
         label_map: file of the categories of TFRecords.
-        report: file to write; the file for the evaluation data has `_eval` before the suffix.
+        report: file to write, if any; the file for the evaluation data has `_eval` before the suffix.
         max_instances: largest number of boxes kept per image.
 
     Raises:
@@ -69,7 +69,7 @@ def check(
 
 
 def _formats(source: Source, policy: ImagePolicy) -> dict[str, int]:
-    """Counts the images of each format. The check before has put the formats into the cache."""
+    """Counts the images of each format. The data check has already put the formats into the cache."""
     if isinstance(source, CocoSource):
         facts = inspect_files(source.images_dir, source.annotations.file_names, policy)
         return collections.Counter(fact.image_format for fact in facts)

@@ -19,7 +19,7 @@ class NetworkBoxes:
         sample: the annotations of the images.
         image_size: (height, width) of the network input.
         boxes: float32 (M, 4), ltrb normalised to the network input.
-        image: int (M,), image of each box, ascending.
+        image: int (M,), index of each box's image, ascending.
         too_small, over_limit: bool (M,), boxes that training drops due to min_box_size, or to max_instances.
     """
 

@@ -26,7 +26,7 @@ COLUMNS = 100  # characters in a line of the text
 
 
 def format_text(sections: Sequence[Section]) -> str:
-    """Returns the report as text, without pictures and lists of offenders, with SHOWN rows per table."""
+    """Returns the report as text: no pictures, no Offenders, and at most SHOWN rows of each table."""
     text = io.StringIO()
     console = Console(file=text, width=COLUMNS, color_system=None)
     for title, items in sections:

@@ -14,7 +14,7 @@ from common.annotations import Annotations
 from common.evaluation.drawing import BACKGROUND, draw_boxes, font
 from tools.report.tables import printable, shorten
 
-MOST = 3  # number of images with most boxes
+MOST = 3  # number of images that are chosen because they have most boxes
 OTHERS = 6  # number of random other images with boxes
 NAMED_BOXES = 25  # with more boxes in an image, class names would cover it and are not shown
 NAME_LENGTH = 24  # characters of a class name that are shown

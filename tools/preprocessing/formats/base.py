@@ -66,7 +66,7 @@ class Content(NamedTuple):
     """All images that a format finds. Those that cannot be used are not yet removed.
 
     Attributes:
-        images: each image, its description for messages, and its content or the result of a check.
+        images: for each image: the Image, its description for messages, and its content or check's result.
         load: reads one image: encoded, uint8 (bytes,), or an array (H, W, C).
         make_reader: function (images to read, whether they have labels) -> DALI's reader of these images, or
             None if DALI would misread them.
@@ -81,7 +81,7 @@ class Content(NamedTuple):
 
 @dataclasses.dataclass
 class Opening:
-    """A source while it is opened: values of flags, and what was found.
+    """The state of a source that is being opened: values of flags, and what was found so far.
 
     Attributes:
         path, annotations, images: the values of --input, --annotations and --images.

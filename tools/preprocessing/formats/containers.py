@@ -1,4 +1,4 @@
-"""Images in TFRecords, in MXNet's RecordIO files, and in WebDataset's tar archives.
+"""Opens images in TFRecords, in MXNet's RecordIO files, and in WebDataset's tar archives.
 
 TFRecords have the schema of TensorFlow Object Detection or of ImageNet's records. `image/encoded` is the
 image, `image/filename` its name, and `image/class/label` its label, if present.
@@ -12,7 +12,7 @@ WebDataset (webdataset/webdataset README, and dali/operators/reader/loader/webda
 NVIDIA/DALI): a sample is, for example, `0001.jpg` and `0001.cls`, which contains the label in digits. The
 files of a sample follow each other, and have the same path up to the first dot of the file name.
 
-Index files beside the data are not used. DALI gets an index of the images to read, from the cache.
+Index files beside the data are ignored. DALI gets a new index, written into the cache, of the usable images.
 """
 
 import itertools
@@ -139,7 +139,7 @@ def _walk(content: bytes | memoryview, file: str) -> Iterator[tuple[int, int, by
 def _split(record: bytes, owner: str) -> tuple[tuple[float, ...], bytes]:
     """Returns (labels, encoded image) of a record."""
     try:
-        count, label = struct.unpack_from("<If16x", record)  # number of further labels; a label; two ids
+        count, label = struct.unpack_from("<If16x", record)  # number of labels that follow; a label; two ids
         labels = struct.unpack_from(f"<{count}f", record, 24) if count else (label,)
     except (struct.error, MemoryError, OverflowError) as error:
         raise UserError(f"{owner} ({len(record)} bytes) is not an image record: {error}") from error
@@ -189,7 +189,7 @@ def _members(file: str, content: memoryview) -> Iterator[tarfile.TarInfo]:
     except tarfile.TarError as error:
         raise UserError(f"{file} is not a complete plain tar archive ({error}): write it again") from error
     block = content[end : end + tarfile.BLOCKSIZE]
-    if len(block) < tarfile.BLOCKSIZE or any(block):  # tarfile takes a damaged header for the end
+    if len(block) < tarfile.BLOCKSIZE or any(block):  # tarfile takes a damaged header for the archive's end
         raise UserError(f"{file} is damaged or cut off at byte {end}: copy or write it again")
     for member in members:
         if member.isfile() and not member.issparse() and not os.path.basename(member.name).startswith("."):

@@ -1,11 +1,11 @@
-"""Images from a user's Python code: encoded, or arrays (H, W, C) of uint8 or float32.
+"""Opens images from a user's Python code: encoded images, or arrays (H, W, C) of uint8 or float32.
 
 --input names a sequence, a function that takes DALI's SampleInfo or BatchInfo, an iterable, or a function
 without arguments that returns an iterable. Each step returns a sample or a batch. A sample is `image` or
 `(image, label)`. A batch is a list of samples, `(images, labels)`, or an array (N, H, W, C).
 
 Samples are numbered across all steps, and a pipeline requests them by number. It resumes exactly if a number
-always returns the same sample. To resume, it iterates an iterable from its start up to the next number.
+always returns the same sample. To resume an iterable, it starts the iterable again and skips the past steps.
 """
 
 import functools

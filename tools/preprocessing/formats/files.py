@@ -1,4 +1,4 @@
-"""Images in files: a directory tree, a glob, a list, the images of a COCO json, or NumPy arrays (H, W, C)."""
+"""Opens images in files: those of a directory tree, glob, list or COCO json, or NumPy arrays (H, W, C)."""
 
 import glob
 import os

@@ -1,4 +1,4 @@
-"""Images in an LMDB database of Caffe or Caffe2, in the order of its keys.
+"""Opens images in an LMDB database of Caffe or Caffe2, in the order of the database's keys.
 
 A value is a protobuf message: Datum of BVLC/caffe (src/caffe/proto/caffe.proto), or TensorProtos of
 pytorch/pytorch (caffe2/proto/caffe2.proto). The fields of a message are read by number.
@@ -44,7 +44,7 @@ def open_lmdb(opening: Opening) -> Content:
         count = transaction.stat()["entries"]
 
     def reader(images: Sequence[Image], labelled: bool) -> Reader | None:
-        # DALI only reads a file data.mdb in a directory, needs one form of values, and cannot skip values.
+        # DALI only reads a file data.mdb in a directory, whose values have one form, and cannot skip values.
         directory, name = os.path.split(file)
         found = _READERS.get(images[0].form)
         if found is None or name != _NAME or [image.form for image in images] != count * [images[0].form]:
