@@ -63,7 +63,7 @@ class Config:
 
 
 def make_pipeline(config: Config, shard_id: int = 0, num_shards: int = 1) -> Pipeline:
-    """Makes the pipeline for shard `shard_id` of `num_shards`. A node stands for one image or its boxes."""
+    """Makes the pipeline of one shard. In the code, a DALI node stands for one image or for its boxes."""
     order = {"shard_id": shard_id, "num_shards": num_shards, "name": "reader"}
     order |= {"shuffle_after_epoch": True, "shuffle_after_epoch_seed": config.seed}
     seed = int(np.random.SeedSequence([config.seed, shard_id]).generate_state(1)[0])
@@ -199,7 +199,7 @@ def augment(config: Config, images, boxes):
 
 
 def select_boxes(boxes, labels, min_size=0.0, limit: int = 2**14):
-    """Drops boxes that have no area or a side below `min_size`. Keeps the `limit` largest, but unsorted."""
+    """Drops boxes that have no area or a side below `min_size`. Keeps the `limit` largest, in given order."""
     number = constant(np.arange(2**14, dtype=np.int32))[: boxes.shape()[0]]  # (N,), at most 2**14
     sides, smallest = boxes[:, 2:4] - boxes[:, 0:2], constant(np.maximum(np.float32(min_size), 2.0**-126))
     is_large = fn.reductions.min(int32(sides >= smallest), axes=[1])

@@ -61,7 +61,7 @@ class Config:
 
 
 def make_pipeline(config: Config, shard_id: int = 0, num_shards: int = 1) -> Pipeline:
-    """Makes the pipeline for shard `shard_id` of `num_shards`. A node stands for one image or its boxes."""
+    """Makes the pipeline of one shard. In the code, a DALI node stands for one image or for its boxes."""
     for name, (low, high) in RANGES.items():
         if not low <= np.min(value := getattr(config, name)) <= np.max(value) <= high:
             raise ValueError(f"{name}={value}: use {low} to {high}")
@@ -220,7 +220,7 @@ def mosaic(config: Config, images, boxes_px, labels, place):
 
 
 def select_boxes(boxes, labels, min_size=0.0, limit: int = 2**14):
-    """Drops boxes that have no area or a side below `min_size`. Keeps the `limit` largest, but unsorted."""
+    """Drops boxes that have no area or a side below `min_size`. Keeps the `limit` largest, in given order."""
     number = constant(np.arange(2**14, dtype=np.int32))[: boxes.shape()[0]]  # (N,), at most 2**14
     sides, smallest = boxes[:, 2:4] - boxes[:, 0:2], constant(np.maximum(np.float32(min_size), 2.0**-126))
     is_large = fn.reductions.min(int32(sides >= smallest), axes=[1])

@@ -209,7 +209,7 @@ def copy(app: str, directory: pathlib.Path, without: Iterable[str] = ()) -> list
 
 
 def _lost(without: Iterable[str]) -> dict[str, Lost]:
-    """Returns path -> the names that this file can no longer use without these parts."""
+    """Returns path -> the names that this file can no longer use if these parts are left out."""
     lost_flags = _left_out_of(PART_FLAGS, without)
     words = [name for name in lost_flags if name != "label_map"]  # the metadata's key "label_map" stays
     choices = [*words, *_left_out_of(PART_CHOICES, without)]

@@ -54,7 +54,7 @@ def small_image_size(image_size: tuple[int, int]) -> tuple[int, int]:
 
 
 def small_flags(a: Args, config: Any, processes: int, size: int) -> dict[str, Any]:
-    """Returns the flags of the small run that differ from those of the real run, without the data flags."""
+    """Returns the small run's flags that differ from those of the real run, except the flags of the data."""
     batch = min(a.batch_size, MAX_BATCH)
     images = min(size, IMAGES_PER_PROCESS * processes + 1)
     height, width = small_image_size(config.image_size)

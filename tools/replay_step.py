@@ -38,7 +38,7 @@ class SkippedStep(NamedTuple):
     """The contents of the file of a skipped step.
 
     Attributes:
-        metadata: the metadata of the run's weights files, with "step" and "rank".
+        metadata: the metadata that the run's weights files contain, plus "step" and "rank".
         images: (B, H, W, 3), as the loader returned them.
         targets: name -> array.
         weights: values of `model.variables`, in their order.

@@ -34,7 +34,7 @@ def read_voc(options: Options, policy: ImagePolicy = ImagePolicy()) -> tuple[Ann
 
     An image has the same name as its xml file. The element `filename` in the xml is used only if no image has
     this name, because it is often wrong in copied and renamed files. Without --label_map, category ids are 1,
-    2, ... in alphabetic order of all names in the xml files of all splits, so that the ids of splits agree.
+    2, ... in alphabetic order of the class names in all xml files, so that all splits have the same ids.
 
     Returns:
         The annotations, and the directory that their file names are relative to.

@@ -128,7 +128,7 @@ def _yaml_places(path: str, split: str) -> list[str]:
     roots = [os.path.join(beside, str(document.get("path") or "")), beside]
     places = []
     for entry in entries if isinstance(entries, list) else [entries]:
-        # Roboflow writes ../train/images in a data.yaml that is in the same directory as train/.
+        # Roboflow writes ../train/images, although its data.yaml is in the same directory as train/.
         spellings = [str(entry), str(entry).removeprefix("../")]
         choices = [os.path.normpath(os.path.join(root, spelt)) for spelt in spellings for root in roots]
         place = next(filter(os.path.exists, choices), None)
