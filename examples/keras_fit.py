@@ -9,7 +9,7 @@ The same command with the same directory continues after the last complete epoch
 `fit` cannot do the following; use train.py instead:
 - Resume within an epoch: `fit` owns the data iterator, so checkpoints do not contain the iterator's position.
   If a run stops within an epoch, the next run repeats the whole epoch, with images in another order.
-- Skip a step whose loss is not finite: callbacks run after the update. The epoch is finished, not saved.
+- Skip a step whose loss is not finite: callbacks run after the update. The epoch is lost, and the run ends.
 - Save and stop at a signal, or end ranks that wait for a lost rank (the watchdog).
 - Train with --strategy=multi_worker, or change the data between epochs (YOLOv4's last epochs have no mosaic).
 

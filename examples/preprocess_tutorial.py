@@ -137,8 +137,8 @@ def main() -> None:
     np.testing.assert_array_equal(dynamic, short_way)
 
     # --- 6. Inside TensorFlow. A DALIDataset is a tf.data.Dataset that runs the graph. TensorFlow must know
-    # the shapes and dtypes of the outputs in advance. The dataset runs a copy of a new pipeline, because the
-    # pipeline of step 3 cannot be used again.
+    # the shapes and dtypes of the outputs in advance. The dataset runs a copy of the pipeline that it
+    # gets: here a new pipeline, not the one of step 3.
     with tf.device("/cpu:0"):
         dataset = dali_tf.DALIDataset(
             pipeline=shapes_pipeline(files, label_map, batch_size=BATCH_SIZE, num_threads=2, device_id=None),
