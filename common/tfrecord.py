@@ -211,7 +211,7 @@ def ensure_index(file: str, spans: np.ndarray) -> tuple[str, str | None]:
 
 
 def index_records(paths: Sequence[str | os.PathLike]) -> Records:
-    """Opens record files without common/datacheck. Checks only indexes, and that no key is missing.
+    """Opens record files without common/datacheck. Checks only that no record lacks a key.
 
     Raises:
         UserError: a file cannot be read, or a record lacks a key.

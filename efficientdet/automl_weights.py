@@ -44,7 +44,7 @@ class Args:
     model_name: str | None = flag(None, "Model: one of efficientdet-d0 .. d7x.")
     image_size: str | None = flag(None, "Network input, N or HxW in pixels. Default: the model's.")
     label_map: str | None = flag(
-        None, "File of class names and ids; output 1 has id 1. Default: COCO's if there are 90 outputs."
+        None, "File of class names and ids: class output n has id n. Default for 90 outputs: COCO's classes."
     )
     hparams: str | None = flag(None, "Hyper-parameters, k=v,k=v or a YAML file.")
 
