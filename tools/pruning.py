@@ -7,9 +7,9 @@
 
 For each use, the smallest piece of code around it that can be removed is removed: an entry of a list or a
 dictionary, a keyword argument, a parameter, an operand of `or` and `and`, a branch of `x if y else z`, or the
-statement. In a condition, a lost flag has its default value, and any other lost name is false. Names that
-only removed statements define are also lost: variables, attributes of self, and functions whose body or
-result was removed. If the remaining code would mean something else, UnsoundError is raised.
+statement. In a condition, a lost flag has its default value, and any other lost name is false. A name is also
+lost if all statements that define it were removed: a variable, an attribute of self, or a function whose body
+or result was removed. If the remaining code would mean something else, UnsoundError is raised.
 """
 
 import ast

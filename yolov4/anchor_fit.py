@@ -49,8 +49,8 @@ class Fit:
 def beats(new_iou: np.ndarray, old_iou: np.ndarray) -> bool:
     """Returns whether new anchors fit the same boxes better than the old ones, by more than noise.
 
-    The mean IoU must gain at least MARGIN and at least MIN_ERRORS standard errors. The share of boxes that
-    are reached must not fall by more than MAX_FALL.
+    The mean IoU must gain at least MARGIN and at least MIN_ERRORS standard errors. The share of boxes with an
+    IoU above REACHED_IOU must not fall by more than MAX_FALL.
 
     Args:
         new_iou, old_iou: float (N,), the IoU of each box with its best anchor.

@@ -62,7 +62,7 @@ def is_conditional(config: "YOLOv4Config") -> bool:
 
 
 def auto_augment(images: list[DataNode], config: "YOLOv4Config") -> list[DataNode]:
-    """Applies RandAugment (arXiv 1909.13719) or TrivialAugment (arXiv 2103.10158), except MOVES_PIXELS.
+    """Applies RandAugment (arXiv 1909.13719) or TrivialAugment (arXiv 2103.10158) without MOVES_PIXELS.
 
     Args:
         images: uint8 (h, w, 3): one image, or the four of a mosaic.

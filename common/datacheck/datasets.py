@@ -139,7 +139,7 @@ def explain(error: Exception, source: Source | None, pipeline_type: str) -> User
     if issues.stopping:
         return DataError(issues)
     if pipeline_type == "tensorflow" and others:
-        return UserError(f"--pipeline_type=tensorflow reads JPEG and PNG, but {others[0]}: use dali_cpu")
+        return UserError(f"--pipeline_type=tensorflow reads only JPEG and PNG; {others[0]}: use dali_cpu")
     return stopped
 
 

@@ -76,9 +76,9 @@ class Identity:
         may_change: Collection[str],
         **others: Any,
     ) -> "Identity":
-        """Makes the identity from flags, ranks, `others`, and the config without the fields in `may_change`.
+        """Makes the identity of a run from flags, ranks, `others`, and config fields not in `may_change`.
 
-        `metadata` is that of the weights files, which holds the config as JSON values.
+        `metadata` is the metadata of the weights files. It holds the config as JSON values.
         """
         fields = [field for field in dataclasses.fields(config) if field.name not in may_change]
         values = {

@@ -1,4 +1,4 @@
-"""Tests that examples/keras_fit.py trains like train.py of each app, also when it is resumed.
+"""Tests that examples/keras_fit.py, with fit_model.py of each app, trains like train.py, also when resumed.
 
 Run as a program, this file trains a few steps with both loops and writes the losses of each.
 """

@@ -193,7 +193,7 @@ class Preprocessor:
                 self._alone(suspect)
             except _FAILURES as found:
                 return UserError(f"image {suspect} ({self.source.images[suspect].name!r}): {_reason(found)}")
-        return UserError(f"an image from {position} on, or its random arguments, failed: {_reason(error)}")
+        return UserError(f"one of the images from {position} on cannot be processed: {_reason(error)}")
 
 
 def _reason(error: Exception) -> str:

@@ -93,7 +93,7 @@ def test_where_all_is_well_the_loader_is_quoted(data):
 def test_plain_tensorflow_and_another_format(data):
     with PIL.Image.open(data / "images/02.jpg") as image:
         image.save(data / "images/02.jpg", "WEBP")
-    said = "--pipeline_type=tensorflow reads JPEG and PNG, but image 16 ('02.jpg') is WEBP: use dali_cpu"
+    said = "--pipeline_type=tensorflow reads only JPEG and PNG; image 16 ('02.jpg') is WEBP: use dali_cpu"
     assert explained(coco(data), "tensorflow") == said
     assert "stopped" in explained(coco(data))
 
