@@ -60,7 +60,7 @@ class Anchors:
 
     @property
     def num_anchors(self) -> int:
-        """A, the number of anchors of all levels together."""
+        """The number of anchors of all levels together, called A in shapes."""
         return sum(height * width for height, width in self.feature_sizes) * self.anchors_per_location
 
     @functools.cached_property

@@ -27,7 +27,7 @@ ARRAYS = ("image_ids", "image_sizes", "box_image", "boxes_ltwh_px", "category_id
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class TargetBoxes:
-    """The boxes for training, sorted by image. All are clipped and have an area; crowds are left out.
+    """The boxes for training, sorted by image. They are clipped to their image and all have an area.
 
     Attributes:
         boxes: float32 (M, 4) ltrb normalised, within [0, 1], left < right and top < bottom.
@@ -117,7 +117,7 @@ class Annotations:
         return clipped, np.any(boxes != clipped, axis=1), has_area
 
     def limit(self, max_instances: int, images: int = 1) -> int | None:
-        """Returns `max_instances`, or None if no group of `images` images has more boxes in total."""
+        """Returns `max_instances`, or None if `images` images together never have more boxes than that."""
         most = int(np.diff(self.target_boxes.row_splits).max(initial=0))
         return max_instances if images * most > max_instances else None
 
@@ -181,7 +181,7 @@ def without_objects(file_names: Sequence[str], origin: str) -> Annotations:
 
 
 def records(keys: str, *columns: np.ndarray) -> list[dict[str, Any]]:
-    """Returns one dict per row of the columns. `keys` has the keys of the columns, separated by spaces."""
+    """Converts columns to one dict per row. `keys` has the key of each column, separated by spaces."""
     rows = zip(*(column.tolist() for column in columns), strict=True)
     return [dict(zip(keys.split(), row, strict=True)) for row in rows]
 

@@ -58,13 +58,13 @@ def flag(
 
 
 def model_name_flag(model_names: Sequence[str], default: str) -> Any:
-    """Returns the field of --model_name. It has no `choices`: a later check can suggest a similar name."""
+    """Returns the field of --model_name, without `choices`: a later check can also suggest a similar name."""
     return flag(default, f"Model: one of {', '.join(model_names)}.")
 
 
 @dataclasses.dataclass(frozen=True)
 class NetworkArgs:
-    """The size of the network and its hyper-parameters."""
+    """The flags for the size of the network and its hyper-parameters."""
 
     group = "Network"
 
@@ -74,7 +74,7 @@ class NetworkArgs:
 
 @dataclasses.dataclass(frozen=True)
 class LoaderArgs:
-    """How images are read."""
+    """The flags that set how images are read."""
 
     group = "Loading of images"
 
@@ -101,7 +101,7 @@ class LoaderArgs:
 
 @dataclasses.dataclass(frozen=True)
 class EvaluationArgs:
-    """The evaluation data, and the library that computes the metrics."""
+    """The flags for the evaluation data, and for the library that computes the metrics."""
 
     group = "Evaluation"
 
@@ -117,7 +117,7 @@ class EvaluationArgs:
 
 @dataclasses.dataclass(frozen=True)
 class TrainingArgs:
-    """The training data and the run."""
+    """The flags for the training data and the run."""
 
     group = "Training"
 
@@ -132,7 +132,7 @@ class TrainingArgs:
     epochs: int | None = flag(None, "Number of epochs. Default: the recipe's.", low=1)
     steps_per_epoch: int | None = flag(None, "Batches per epoch. Default: one pass over the data.", low=1)
     learning_rate: float | None = flag(
-        None, "Learning rate for reference_batch images/update; else scaled. Default: the recipe's.", low=0.0
+        None, "Learning rate for reference_batch images; else it is scaled. Default: the recipe's.", low=0.0
     )
     precision: str = flag(
         "float32", "Dtype policy of the network.", choices=("float32", "mixed_float16", "mixed_bfloat16")
@@ -154,7 +154,7 @@ class TrainingArgs:
 
 @dataclasses.dataclass(frozen=True)
 class ProcessArgs:
-    """The processes and devices of a run."""
+    """The flags for the processes and devices of a run."""
 
     group = "Processes and GPUs"
 
@@ -194,7 +194,7 @@ class EvalArgs(TrainedArgs, LoaderArgs, EvaluationArgs):
     output_dir: str | None = flag(None, "Directory for the results. Default: the run directory.")
     errors: bool = flag(False, "Print types of errors; write errors.json, confusion_matrix.png, errors.png.")
     errors_min_score: float | None = flag(
-        None, "Minimum score of detections in --errors. Default: that of the best F1.", low=0.0, high=1.0
+        None, "Minimum score of detections in --errors. Default: the one with the best F1.", low=0.0, high=1.0
     )
 
 
@@ -220,7 +220,7 @@ class ImagePolicy:
     Attributes:
         on_bad_image: "stop": raise an error for unreadable images; "skip": leave them out and report them.
         max_megapixels: larger images count as unreadable (a 48 KB PNG can decode to 3.3 GB).
-        decode: whether to decode every image; else only the headers and ends of files are read.
+        decode: whether to decode every image. If false, mostly only headers and ends of files are read.
     """
 
     on_bad_image: str = "stop"

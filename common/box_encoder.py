@@ -64,8 +64,8 @@ def encode_boxes(
         labels: int32 (N,), 1-based.
         anchors: the anchors of the network input that the boxes are normalised to.
         max_instances: number of rows of the padded boxes and classes.
-        device: the device that encodes and holds the results, "cpu" or "gpu". Default: that of `boxes`.
-            Boxes are always selected on the CPU, so boxes that are still on the CPU need no extra copy.
+        device: the device that encodes and holds the results, "cpu" or "gpu". Default: the device of `boxes`.
+            The largest boxes are always selected on the CPU, so it is best to pass `boxes` on the CPU.
     """
     selected = select_boxes(boxes.cpu(), labels.cpu(), max_instances=max_instances)
     return encode_selected(
@@ -76,7 +76,7 @@ def encode_boxes(
 def encode_selected(
     boxes: DataNode, labels: DataNode, anchors: Anchors, max_instances: int, *, device: str
 ) -> EncodedBoxes:
-    """Works like `encode_boxes`, but expects at most `max_instances` boxes with an area, on the CPU."""
+    """Works like `encode_boxes`, but expects at most `max_instances` boxes, each with an area, on the CPU."""
     padded_boxes, padded_classes = pad_boxes(boxes, labels, max_instances)
     if device == "gpu":
         boxes, labels = boxes.gpu(), labels.gpu()
@@ -92,7 +92,7 @@ def encode_selected(
     class_targets, box_targets = [], []
     for start, size, (height, width) in level_slices(anchors):
         k = anchors.anchors_per_location
-        # Keyword arguments, because DALI would copy positional ones to the GPU and wait for the copies.
+        # Passed by keyword, because DALI would copy positional arguments to the GPU and wait for the copies.
         part: dict[str, Any] = {"start": [start], "shape": [size], "axes": [0]}
         level_targets, level_deltas = fn.slice(targets, **part), fn.slice(deltas, **part)
         class_targets.append(fn.reshape(level_targets, shape=[height, width, k]))

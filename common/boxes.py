@@ -24,7 +24,7 @@ def ltrb_to_tlbr(boxes: Any) -> Any:
 
 
 def ltrb_to_cxcywh(boxes: Any) -> Any:
-    """Converts (..., 4) left, top, right, bottom to the YOLO heads' centre x, centre y, width, height."""
+    """Converts (..., 4) left, top, right, bottom to centre x, centre y, width, height."""
     left, top, right, bottom = _split(boxes)
     return ops.stack([(left + right) / 2, (top + bottom) / 2, right - left, bottom - top], axis=-1)
 
@@ -90,7 +90,7 @@ def _sides(box: list[Any]) -> tuple[Any, Any]:
 
 
 def _iou(a: list[Any], b: list[Any]) -> Any:
-    """Computes in the order of DALI's core/geom/box.h, so float32 results equal DALI's bit for bit."""
+    """Computes the IoU in the order of DALI's core/geom/box.h, so float32 results are bit-identical."""
     common = [*map(ops.maximum, a[:2], b[:2]), *map(ops.minimum, a[2:], b[2:])]
     intersection, area_a, area_b = [width * height for width, height in map(_sides, (common, a, b))]
     return intersection / ops.maximum(area_a + area_b - intersection, TINY)

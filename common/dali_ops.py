@@ -19,7 +19,7 @@ IMAGENET_MEAN = (0.485 * 255, 0.456 * 255, 0.406 * 255)
 IMAGENET_STD = (0.229 * 255, 0.224 * 255, 0.225 * 255)
 
 _FLOAT32_MAX = float(np.finfo(np.float32).max)
-_MAX_ROWS = 2**14  # most boxes of an image; limited because select_boxes needs N x N numbers for N boxes
+_MAX_ROWS = 2**14  # limit for boxes of one image, because select_boxes needs N x N numbers for N boxes
 _NUMBERS = np.arange(1, _MAX_ROWS + 1, dtype=np.int32)[np.newaxis]
 YX_TO_XYXY = [0, 1, 1, 0, 0, 1, 1, 0]  # a matrix for fn.coord_transform, row by row
 
@@ -145,7 +145,7 @@ def resize(
         images: (h, w, C).
         size: int32 (2,), the new height and width.
         mirrored: int32 (), 1 to flip the image horizontally; None: never flip.
-        antialias: average all pixels that an output pixel covers; False: use at most four of them.
+        antialias: True: average all pixels that an output pixel covers; False: use at most four of them.
         interpolation: DALI's interpolation type.
         api: the API that `images` belongs to.
     """
@@ -163,7 +163,7 @@ def place(
     fill: float | Sequence[float],
     api: Api = GRAPH,
 ) -> Data:
-    """Places an image on a canvas of one colour, and crops the part of the image outside the canvas.
+    """Places an image on a canvas of one colour. The part of the image outside the canvas is cut off.
 
     Args:
         images: (h, w, C), any dtype.
@@ -231,7 +231,7 @@ def select_boxes(
         boxes: float32 (N, 4), ltrb.
         labels: int32 (N,).
         min_size: smallest (height, width) that is kept, in the unit of the boxes.
-        max_instances: keep at most this many boxes, the largest; of equal areas, the first. None: keep all.
+        max_instances: keep only so many boxes, the largest (the first, if areas are equal). None: keep all.
 
     Returns:
         The kept boxes in their original order, with their labels, and the numbers of dropped boxes.

@@ -108,7 +108,7 @@ class ImageListSource(Source):
 
 
 class DataFlags(NamedTuple):
-    """Values of the data flags of one split: a directory and a COCO json, or a glob of TFRecords."""
+    """The data flags of training or of evaluation: a directory and a COCO json, or a glob of TFRecords."""
 
     images: str | None = None
     annotations: str | None = None

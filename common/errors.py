@@ -13,7 +13,7 @@ from absl import app, logging
 
 
 class UserError(Exception):
-    """A flag or file of the user cannot be used. The message names it, its value, and what to do."""
+    """A flag or file of the user cannot be used. The message names the flag or file, and says what to do."""
 
 
 class OtherRankError(UserError):

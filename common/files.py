@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterator
 from common.errors import UserError
 
 TEMPORARY = ".tmp-"  # prefix of the names of unfinished files and directories
-_FORCED_AT_ONCE = 32  # number of files synced in parallel; it takes hardly longer than for one file
+_FORCED_AT_ONCE = 32  # files that are synced in parallel, in hardly more time than a single file
 
 
 def write_into(directory: str | os.PathLike, writer: Callable[[pathlib.Path], object]) -> None:
@@ -59,7 +59,7 @@ def write_file(path: str | os.PathLike, writer: Callable[[pathlib.Path], object]
 
     Args:
         path: the file to make or replace, in an existing directory.
-        writer: called once with a temporary path. It keeps the file name, because Keras reads the suffix.
+        writer: called once with a temporary path that has the same file name, because Keras reads the suffix.
     """
     path = pathlib.Path(path)
     write_into(path.parent, lambda staged: writer(staged / path.name))

@@ -113,7 +113,7 @@ def check(config: Any) -> None:
 
 
 def require(config: Any, rules: Mapping[str, Any]) -> None:
-    """Raises ValueError for the first broken rule. `rules`: rule as text with field names -> does it hold?"""
+    """Raises ValueError for the first broken rule. `rules`: text of a rule -> whether the rule holds."""
     for rule, holds in rules.items():
         if not holds:
             values = [f"{name}={value}" for name, value in vars(config).items() if name in rule.split()]

@@ -23,8 +23,8 @@ FUSE_FROM = 2**17  # XLA compiles activations of tensors with at least this many
 class BatchNormalization(keras.layers.BatchNormalization):
     """`keras.layers.BatchNormalization` for images: same arguments, variables, names, outputs and gradients.
 
-    Inputs are (B, H, W, C). Keras' own code runs if the fused kernel cannot do the work: for other ranks or
-    axes, a mask, no scale, no centre, batch renormalisation, and statistics synchronised over replicas.
+    Inputs are (B, H, W, C). Keras' own code runs if the fused kernel cannot do the work: for other shapes
+    or axes, a mask, no scale, no centre, batch renormalisation, and statistics synchronised over replicas.
 
     For n values, the kernel returns the unbiased variance, n / (n - 1) times the biased variance (Bessel's
     correction). The moving variance of tf.keras averages unbiased variances. This layer averages biased
@@ -61,7 +61,7 @@ class BatchNormalization(keras.layers.BatchNormalization):
 
 
 def is_cpu_only() -> bool:
-    """Returns whether TensorFlow sees no GPU. XLA always works on a CPU; on a GPU it needs parts of CUDA."""
+    """Returns whether TensorFlow sees no GPU."""
     return not tf.config.list_physical_devices("GPU")
 
 

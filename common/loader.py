@@ -240,7 +240,7 @@ def gpu_visible() -> bool:
 
 
 def tensorflow_device(device_id: int | None) -> str:
-    """Returns TensorFlow's name of the GPU that has this number in CUDA and DALI; for None, of the CPU.
+    """Returns TensorFlow's name of the GPU that has this number in CUDA and DALI, or of the CPU for None.
 
     The numbers can differ: under Horovod each process sees one GPU, which is TensorFlow's GPU 0.
     """

@@ -105,8 +105,8 @@ def suppress(
         classes: int32 (B, K), 0-based, below `num_classes`.
         method: hard, gaussian or diou: see the top of this file.
         max_detections: D, the largest number of detections per image.
-        score_threshold: 0 or more. Candidates at or below it are dropped, also if Gaussian suppression has
-            lowered their score that far.
+        score_threshold: 0 or more. Candidates with this score or less are dropped, also if Gaussian
+            suppression has lowered the score.
         iou_threshold: threshold of hard and diou.
         sigma: parameter of gaussian.
         beta: exponent of diou.
@@ -127,7 +127,7 @@ def suppress(
             max_detections,
             score_threshold=score_threshold,
             iou_threshold=1.0 if method == "gaussian" else iou_threshold,
-            # half: the paper has exp(-IoU**2 / sigma), TensorFlow exp(-IoU**2 / (2 sigma))
+            # Half of sigma: the paper has exp(-IoU**2 / sigma), TensorFlow exp(-IoU**2 / (2 sigma)).
             soft_nms_sigma=sigma / 2 if method == "gaussian" else 0.0,
         )
     selected, scores, count = picks
@@ -208,7 +208,7 @@ def _pick_by_diou(
     """Runs greedy suppression with DIoU: each turn picks one box per image and drops boxes that overlap it.
 
     Returns:
-        As `_pick_by_iou`.
+        The same as `_pick_by_iou`.
     """
     positions = tf.range(tf.shape(scores)[1])
     places = tf.range(max_detections)

@@ -1,4 +1,4 @@
-"""Readers and random numbers of TensorFlow, for the loaders without DALI and to check DALI's readers.
+"""Readers and random numbers of TensorFlow, for loaders without DALI and for tests of DALI's readers.
 
 `examples` returns the examples of a data set as a tf.data dataset of dicts:
 
@@ -104,7 +104,7 @@ def _positions(size: int, shard_id: int, num_shards: int, seed: int, *, training
         return tf.data.Dataset.range(begin, begin + count).map(lambda position: tf.minimum(position, end - 1))
 
     def permutation(epoch: tf.Tensor) -> tf.data.Dataset:
-        # Not tf.data's own shuffle, because it also uses the global seed, which may differ between ranks.
+        # tf.data's own shuffle also uses the global seed, which may differ between ranks.
         seeds = tf.stack([tf.constant(seed, tf.int64), epoch])
         positions = tf.random.experimental.stateless_shuffle(tf.range(size, dtype=tf.int64), seeds)
         return tf.data.Dataset.from_tensor_slices(positions)
@@ -179,7 +179,7 @@ def _parse(record: tf.Tensor, label_map: LabelMap) -> Example:
 
 
 def refuse_changes(config: Any, published: Any, fields: Sequence[str], done: Collection[str]) -> None:
-    """Raises UserError if `config` differs from `published` in one of `fields` that is not in `done`."""
+    """Raises UserError if one of `fields` is changed from `published` and is not supported (in `done`)."""
     others = [name for name in fields if name not in done]
     changed = [name for name in others if getattr(config, name) != getattr(published, name)]
     if changed:

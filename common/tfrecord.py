@@ -56,7 +56,7 @@ class RecordFile:
         digest: SHA-256 (hex) of spans and checksums, which identifies the content.
         spans: int64 (R, 2), offset and size in bytes of each record, including its FRAME bytes.
         checksums: uint32 (R,), masked CRC-32C of each record's data, as stored in the file.
-        fault: None, or (key of issues.KINDS, message) of the first fault; `spans` end before the fault.
+        fault: None, or (key of issues.KINDS, message) of the first fault; `spans` stops before it.
     """
 
     path: str

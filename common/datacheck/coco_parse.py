@@ -72,7 +72,7 @@ def parse(path: str, issues: Issues) -> dict[str, list | None]:
 
 
 def _read(path: str) -> bytes:
-    """Reads a file and removes its byte order mark. Raises Fault for a pipe, or if it cannot be a json."""
+    """Reads a file and removes its byte order mark. Raises Fault for a pipe or a content that is no json."""
     try:
         mode = os.stat(path).st_mode
         if not stat.S_ISREG(mode):

@@ -44,7 +44,7 @@ class CheckedOpener(plain.Opener):
 
         Args:
             pattern: glob of the record files.
-            label_map: file with the categories; default: tools/convert.py's `<prefix>.label_map.json`.
+            label_map: file with the categories; default: the `<prefix>.label_map.json` of tools/convert.py.
             policy: what to do with images that cannot be used.
         """
         import_tensorflow()  # here, because it takes seconds and only TFRecords need it
@@ -148,5 +148,5 @@ def _decode(source: Source, row: int) -> ImageFacts:
         return inspect(source.encoded(row), ImagePolicy(decode=True, max_megapixels=math.inf))
     except FileNotFoundError:
         return ImageFacts(fault="image-missing")
-    except Exception as error:  # a file or a record that changed after the start
+    except Exception as error:  # for example, the file has changed since the start
         return ImageFacts(fault="image-unreadable", detail=str(error))

@@ -1,7 +1,7 @@
 """Checks the header and the end of an encoded image without decoding it.
 
-Pillow reads the headers. For formats of which nvImageCodec, DALI's codec library, rejects more headers than
-Pillow, nvImageCodec reads the header, too. This module also checks the end of the file, and reports rare
+Pillow reads the headers. In some formats, DALI's codec library nvImageCodec rejects headers that Pillow
+accepts, so nvImageCodec reads them, too. This module also checks the end of the file, and reports rare
 variants of formats as unsupported, because DALI 2.4 rejects some of these variants or decodes them wrongly
 without an error: lossless JPEG, JPEG 2000 with 9 to 16 bits, TIFF with floats or JPEG inside, BMP with
 swapped masks, PNM with an unusual maximum. test_image_headers.py compares the results with DALI's.
@@ -61,7 +61,7 @@ class Encoded:
 
     Attributes:
         facts: what is known about the image so far.
-        is_16_bit: whether samples have 16 bits, of which DALI keeps the upper eight.
+        is_16_bit: whether each colour value has 16 bits. DALI keeps only the upper eight.
         pixels_at: offset at which the data of a JPEG's first scan begin.
     """
 
@@ -172,7 +172,7 @@ _IEND = b"\0\0\0\0IEND\xaeB`\x82"
 
 def _png(image: Encoded) -> None:
     is_whole = image.size > 45 and image.at(image.size - 12, 12) == _IEND
-    if not is_whole and _IEND not in image.whole():  # other data may follow
+    if not is_whole and _IEND not in image.whole():  # other data may follow the chunk
         raise truncated(f"a PNG without its last chunk, {image.size} bytes")
     if not _open(image, PngImagePlugin.PngImageFile).tile:
         raise damaged("a PNG without pixel data")
@@ -214,7 +214,7 @@ def _bmp(image: Encoded) -> None:
 # --- TIFF: https://www.itu.int/itudoc/itu-t/com16/tiff-fx/docs/tiff6.pdf ---
 
 _PLAIN = (1, 5, 8, 32946, 32773)  # compressions: none, LZW, Deflate (two codes), PackBits
-# Photometric interpretation, samples and bits per sample: grey, RGB with or without alpha, palette.
+# Photometric interpretation, samples per pixel, bits per sample: grey, RGB with or without alpha, palette.
 _LAYOUTS = ((1, 1, 8), (1, 1, 16), (2, 3, 8), (2, 3, 16), (2, 4, 8), (3, 1, 8))
 
 

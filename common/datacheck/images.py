@@ -81,9 +81,9 @@ def _check_pixels(image: Encoded, decode: bool) -> None:
     """Decodes an image with a valid header: always if it has 16 bits, else only if `decode` is true.
 
     Raises:
-        Fault: the data are damaged; or no value of a 16-bit image reaches 4096. Such an image would be
-            almost black, because DALI keeps only the upper eight bits. A grey image of zeros is accepted. If
-            Pillow reads a colour image as zeros, this is a fault, because Pillow drops the lower eight bits.
+        Fault: the data are damaged; or no value of a 16-bit image reaches 4096. DALI keeps only the upper
+            eight bits, so such an image would be almost black. A grey image of zeros is accepted. A colour
+            image that Pillow reads as zeros is not: Pillow drops the lower eight bits, which may not be zero.
     """
     if image.is_16_bit:
         if picture := _load(image):
@@ -164,7 +164,7 @@ class _Entry(msgspec.Struct, gc=False, array_like=True):
     Attributes:
         state: size, mtime and ctime in ns, inode number. Size and mtime alone are not enough, because tar,
             rsync and os.utime can restore them. None if the result is not cached: its fault may be temporary.
-        decoded: whether all pixels were decoded, or need not be because of a fault in the header.
+        decoded: whether all pixels were decoded, or the header has a fault that makes this unnecessary.
         facts: the result of the check.
     """
 
@@ -182,8 +182,8 @@ def inspect_files(
 
     Args:
         images_dir: the directory of the images; each directory has its own cache file.
-        names: paths below `images_dir` for which `path_fault` is false, or absolute paths; symbolic links
-            may lead elsewhere.
+        names: paths below `images_dir` for which `path_fault` is false, or absolute paths. Symbolic
+            links may point outside `images_dir`.
         policy: how thoroughly to check. Unchanged files that were decoded before are not decoded again.
 
     Returns:
@@ -262,7 +262,7 @@ def check_files(
         images_dir: the directory of the images.
         images: the I images of the annotations; `file_name` is "" if it is missing.
         describe: i -> the name of image i for messages.
-        issues: receives errors and warnings; its policy sets how thoroughly images are checked.
+        issues: receives errors and warnings. The policy of this object sets how images are checked.
 
     Returns:
         bool (I,), whether each image can be decoded; and the facts about each image.

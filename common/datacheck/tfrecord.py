@@ -164,7 +164,7 @@ def open_records(
     """Checks record files and their indexes, and every annotation and image in the files.
 
     The data are read once, and the result is cached until the files change. At every start, the lengths of
-    all records and the stored checksums of their data are compared with those of the cached result.
+    all records and the stored checksums of their data are compared with the cached result.
 
     Args:
         files: the record files.

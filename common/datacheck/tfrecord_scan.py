@@ -94,7 +94,7 @@ def parse(record: bytes, name: str, known: frozenset[int], issues: Issues) -> tu
     example, values, absent = Example(name), {}, set()
     try:
         features = tf.train.Example.FromString(record).features.feature
-        if not features:  # other bytes may parse as a message without known fields
+        if not features:  # bytes of another kind can parse as a message without features
             raise ValueError("it has no feature")
     except Exception as error:  # google.protobuf.message.DecodeError, whose module TensorFlow hides
         issues.add("not-an-example", f"{name} ({len(record)} bytes): {error}")
@@ -171,7 +171,7 @@ def name_files(files: Sequence[str | os.PathLike]) -> str:
 
 
 def box_name(box: Sequence[float]) -> str:
-    """Describes a box, with the edges as records store them, for messages."""
+    """Describes a box for messages, by its edges as records store them."""
     return f"the box xmin, ymin, xmax, ymax = {[round(float(edge), 6) for edge in box]}"
 
 
@@ -181,8 +181,8 @@ def scan(files: Sequence[RecordFile], known: frozenset[int], issues: Issues) -> 
     Args:
         files: results of `walk`; of damaged files, the records before the damage are read.
         known: the category ids that labels may have.
-        issues: receives the errors in single records, but not those in images; its policy sets how
-            thoroughly images are checked.
+        issues: receives the errors in single records, but not errors in images. The policy of this object
+            sets how thoroughly images are checked.
     """
     parts = [(file, begin) for file in files for begin in range(0, len(file.spans), _PART)]
     title = "Checking records" if sum(file.size for file in files) > _SLOW_BYTES else None

@@ -10,7 +10,8 @@ once; a new host joins at the end of an epoch. Horovod then connects the process
 epoch, now with the available ranks. Steps after that epoch are repeated. All hosts need access to the run
 directory.
 
-Only dead processes count as lost. An error in one process ends all, because a retry would fail again.
+Only hosts whose processes died count as lost. If a process raises an error, all processes end, because a
+retry would fail again.
 """
 
 import contextlib

@@ -147,7 +147,7 @@ class Ranks:
         return "" if self.strategy == "none" else f" on {self.num_replicas} replicas ({self.strategy})"
 
     def first_on_host(self, work: Callable[[], T]) -> T:
-        """Calls `work()` on one rank per host first, so that the other ranks can use what it has cached."""
+        """Calls `work()` on one rank per host first, so that the others can use the files it has cached."""
         results: list[T] = []
         with self.raise_on_any_rank():
             if self.local_rank == 0:
@@ -252,7 +252,7 @@ class Hooks:
             `targets["image_ids"]` has the image ids (one value for each local replica under tf.distribute).
         on_epoch: called with the number of epochs done, after their checkpoint is written. An exception
             from this function ends `train`.
-        expected_epochs: number of epochs that were trained. A run directory with fewer epochs is refused.
+        expected_epochs: number of epochs that are already done. A run directory with fewer is refused.
         lost_ranks: what happens when another rank is lost (Watchdog's `on_loss`). exit: this process ends
             with code 1. report: the error of the collective operation propagates.
     """

@@ -125,12 +125,12 @@ class StrategyRanks(Ranks):
         return _all_reduce("MEAN", tensors)
 
     def _gather_bytes(self, data: np.ndarray) -> list[np.ndarray]:
-        """Sums arrays that are 0 outside each rank's part: collectives support few dtypes and shapes."""
+        """Sums arrays that are 0 outside their rank's part. Collectives support few dtypes and shapes."""
         sizes = np.zeros(self.world_size, np.int64)
         sizes[self.rank] = data.size
         sizes = self._sum_over_ranks(sizes).numpy()
         place = np.cumsum(sizes)[self.rank] - data.size
-        words = np.zeros(-(-sizes.sum() // 8), np.int64)  # TensorFlow keeps smaller integers on the host
+        words = np.zeros(-(-sizes.sum() // 8), np.int64)  # TensorFlow would keep smaller integers on the host
         words.view(np.uint8)[place : place + data.size] = data
         joined = self._sum_over_ranks(words).numpy().view(np.uint8)[: sizes.sum()]
         return np.split(joined, np.cumsum(sizes)[:-1])

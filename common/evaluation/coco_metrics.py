@@ -1,7 +1,7 @@
 """Computes COCO metrics from detections with pycocotools or faster-coco-eval, and checks the input of both.
 
-pycocotools gives NaN boxes AP 1.0, raises IndexError for an empty list, never matches an annotation with id
-0, and counts an image twice if it is reported twice. `to_results` and `score` prevent these errors.
+pycocotools computes AP 1.0 for NaN boxes, raises IndexError for an empty list, never matches an annotation
+with id 0, and counts an image twice if it is reported twice. `to_results` and `score` prevent these errors.
 faster-coco-eval (github.com/MiXaiLL76/faster_coco_eval) is optional: it is the extra `faster-coco` in
 pyproject.toml. It has the same algorithm in C++, and its numbers equal those of pycocotools to 1e-12.
 
@@ -160,7 +160,7 @@ def score(
 
 
 def format_table(metrics: dict[str, Any]) -> str:
-    """Returns a text with the 12 metrics and one line per class; `-` is a metric without ground truth."""
+    """Returns a text with the 12 metrics and one line per class; `-` means that there is no ground truth."""
     width = max(len(name) for name in [*metrics["per_class"], "class"])
     lines = [f"{name:5} {_percent(metrics[name])}" for name in NAMES]
     lines += ["", f"{'class':{width}}     AP   AP50   boxes"]

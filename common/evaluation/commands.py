@@ -24,7 +24,7 @@ from common.progress import Bar, log
 SHEET = "contact_sheet"
 SHEET_PICTURES = 6
 
-# Takes --weights, --image_size, --hparams. Returns detect, config, label map, file read (see detectors.py).
+# (--weights, --image_size, --hparams) -> detection function, config, label map, weights file: detectors.py
 OpenDetector = Callable[[str | None, str | None, str | None], tuple[Detect, Any, LabelMap, pathlib.Path]]
 MakeLoader = Callable[..., BaseLoader]
 # (evaluation data, COCO results, output directory, --errors_min_score) -> text (see tools/error_analysis.py)
@@ -116,8 +116,8 @@ class Job:
     Attributes:
         source: the data source for the loader.
         pipeline_type: --pipeline_type, or "tensorflow" for a video.
-        categories: categories that must include the trained classes: those of --image_info, or, for a
-            --submission, those of --annotations; None if there is nothing to compare.
+        categories: the categories of --image_info or, for a --submission, of --annotations. They must include
+            the trained classes. None: there are no categories.
 
     Raises:
         UserError: flags are missing or contradict each other, or files cannot be used.
@@ -162,7 +162,7 @@ class Job:
             raise UserError(f"--pipeline_type={a.pipeline_type} reads no videos: leave it out")
 
     def _with_ids(self, source: ImageListSource) -> tuple[ImageListSource, list[dict[str, Any]]]:
-        """Returns the images with their ids and names. --annotations or --image_info limit the images."""
+        """Returns the images, and their ids and names. --annotations or --image_info select the images."""
         a = self._a
         base = os.path.commonpath([pathlib.Path(file).parent for file in source.files])
         names = [os.path.relpath(file, base) for file in source.files]
@@ -249,7 +249,7 @@ def look_up(names: list[str], known: Mapping[str, int], origin: str) -> list[int
 
 
 def _by_image(rows: Iterable[dict[str, Any]]) -> dict[int, list[dict[str, Any]]]:
-    """Groups detections or annotations by the id of their image. Images without any get an empty list."""
+    """Groups detections or annotations by the id of their image. Other image ids give an empty list."""
     grouped = collections.defaultdict(list)
     for row in rows:
         grouped[row["image_id"]].append(row)

@@ -160,7 +160,7 @@ def loss_curves(rows: Sequence[Mapping[str, Any]], path: str | os.PathLike) -> N
     """Draws the losses in the rows of a results.csv over the epochs, and AP if there were evaluations.
 
     Args:
-        rows: rows with the key "epoch". The columns AP, AP50 and those whose names end in `loss` are drawn.
+        rows: rows with the key "epoch". AP, AP50 and all columns whose names end in `loss` are drawn.
             Empty cells are "" and are left out.
         path: a .png file.
     """
@@ -180,7 +180,7 @@ def loss_curves(rows: Sequence[Mapping[str, Any]], path: str | os.PathLike) -> N
 
 
 def _draw_label(draw: ImageDraw.ImageDraw, text: str, colour: tuple, left: float, top: float) -> None:
-    """Draws a label in its class' colour, above the box if there is room, else inside; never cuts it off."""
+    """Draws a label in its class' colour, above the box if there is room, else inside the box."""
     *_, width, height = (side + 4 for side in draw.textbbox((0, 0), text, anchor="lt"))
     x = max(min(left, draw.im.size[0] - width), 0)
     y = top - height if top >= height else min(top, draw.im.size[1] - height)

@@ -56,8 +56,8 @@ def predict(
         label_map: the trained classes.
         title: title of the progress bar.
         ranks: the ranks that detect together; by default only this process.
-        on_batch: called after every batch, equally often on all ranks, even after an error, so it may make
-            collective calls. It must raise its exceptions on all ranks after the same batch.
+        on_batch: function to call after every batch, also after an error. All ranks call it equally often, so
+            it may make collective calls. If it raises, it must raise on all ranks after the same batch.
         explain: turns an exception of the loader into a UserError, which can name the damaged images.
 
     Returns:
@@ -138,7 +138,7 @@ def evaluate(
         The evaluation, the same on every rank. Rank 0 computes the metrics while the other ranks wait.
 
     Raises:
-        UserError: see `predict`; or the data hold no box; or rank 0 lacks the backend. All ranks raise it.
+        UserError: see `predict`; or the data hold no box; or the backend is not installed on rank 0.
     """
     results = predict(detect, loader, label_map, title="evaluating", ranks=ranks, **options)
     scores: tuple[Any, ...] = ()

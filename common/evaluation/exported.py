@@ -1,5 +1,5 @@
 """Runs exported models: saved_model with TensorFlow, .onnx with ONNX Runtime, .tflite with LiteRT, .plan with
-TensorRT. The code for TensorRT 10.16 has never run a real engine; its tests replace TensorRT and CUDA.
+TensorRT. The code for TensorRT 10.16 has never run a real engine; its tests use fakes of TensorRT and CUDA.
 
 run = open_runner(pathlib.Path("detector.onnx"))
 found = run(images, image_sizes)  # boxes, scores, classes, count; see tools/exporting/export_graph.py
@@ -86,7 +86,7 @@ def _open_onnx(path: pathlib.Path) -> Run:
     on_gpu = [(cuda, {"use_tf32": "0"})] if cuda in onnxruntime.get_available_providers() else []
     session = onnxruntime.InferenceSession(path, providers=[*on_gpu, cpu])
     if cuda not in session.get_providers() and tf.config.list_physical_devices("GPU"):
-        # Not a newer version: onnxruntime-gpu 1.27 requires CUDA 13, but TensorFlow's wheels have CUDA 12.
+        # 1.26 is the newest that works: 1.27 requires CUDA 13, but TensorFlow's wheels have CUDA 12.
         instead = "pip uninstall onnxruntime; pip install 'onnxruntime-gpu==1.26.*'"
         log_once(f"ONNX Runtime runs on the CPU here. To use the GPU: {instead}")
     names = [output.name for output in session.get_outputs()]
@@ -115,7 +115,7 @@ def _open_litert(path: pathlib.Path) -> Run:
 
 
 def _open_engine(path: pathlib.Path) -> Run:
-    """Opens a TensorRT engine. This code has never run; its order of calls is that of NVIDIA's samples:
+    """Opens a TensorRT engine. This code has never run; it makes its calls in the order of NVIDIA's samples:
     https://github.com/NVIDIA/TensorRT/blob/release/10.16/samples/python/common_runtime.py
     """
     import tensorrt as trt
@@ -181,5 +181,5 @@ class _Gpu:
             raise RuntimeError(f"{name}: {self.library.cudaGetErrorString(code).decode()}")
 
     def copy(self, to: int, source: int, size: int) -> None:
-        """Copies between host and GPU in stream order; CUDA finds the direction (4, cudaMemcpyDefault)."""
+        """Copies between host and GPU in stream order; CUDA finds out the direction (cudaMemcpyDefault)."""
         self.call("cudaMemcpyAsync", c_void_p(to), c_void_p(source), c_size_t(size), 4, self.stream)

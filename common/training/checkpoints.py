@@ -44,7 +44,7 @@ class Checkpoints:
         model: a built model.
         optimizer: an optimizer that is built for all variables that are ever trained.
         averaged: the moving averages of the model's weights.
-        metadata: what the manifest also holds: the metadata of the weights files, and the flags.
+        metadata: the metadata of the weights files and the flags, which the manifest also holds.
         identity: the identity of the run, which the manifest also holds.
 
     Attributes:
@@ -52,8 +52,8 @@ class Checkpoints:
             (epochs done), "step_in_epoch" (0 between two epochs), ...
         iterators: iterators of the data, whose positions are saved; empty if they cannot be saved.
         resharded: whether another number of ranks saved the checkpoint that `find` found.
-        data_anew: whether the epoch must read its data from the start, because the saved positions are
-            those of another number of ranks or of another DALI graph.
+        data_anew: whether the epoch must read its data from the start, because the positions were
+            saved with another number of ranks or another DALI graph.
 
     Raises:
         UserError: the directory cannot be written to.
@@ -92,8 +92,8 @@ class Checkpoints:
     def find(self) -> list[str] | None:
         """Finds the newest checkpoint to continue from, and copies its `state` to this object.
 
-        If values in the identity have changed (the number of ranks, --freeze), this is the newest checkpoint
-        that was saved at the end of an epoch.
+        If values in the identity have changed (the number of ranks, --freeze), only checkpoints that were
+        saved at the end of an epoch are considered.
 
         Returns:
             The names of the values in the identity that differ from the checkpoint; None for a new run.
@@ -123,7 +123,7 @@ class Checkpoints:
         """Restores the variables and the positions of `iterators` from the checkpoint that `find` found.
 
         If the number of ranks has changed, all ranks start with the moving statistics of rank 0, `iterators`
-        keep their present positions, and the learning rate is that of `state["step"]`.
+        keep their present positions, and the learning-rate schedule goes on at `state["step"]`.
 
         Raises:
             UserError: the checkpoint belongs to another model.

@@ -16,7 +16,7 @@ Opened = tuple[Detect, Any, LabelMap, pathlib.Path]  # what open_detector return
 def open_detector(
     app: App, path: str | None, image_size: str | None = None, spec: str | None = None, **defaults: Any
 ) -> Opened:
-    """Opens a detector for the evaluation loader; arguments and errors are those of `App.load`.
+    """Opens a detector for the evaluation loader, with the arguments and errors of `App.load`.
 
     `path` may also be an exported model: a saved_model directory, or an .onnx, .tflite or .plan file. Its
     input size, config and NMS cannot change, so `defaults` have no effect on exported models.

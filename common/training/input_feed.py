@@ -55,7 +55,7 @@ def open_splits(
     max_instances: int,
     synthetic_classes: int,
 ) -> Data:
-    """Opens and checks the data, first on one rank per host. The other ranks then use the caches it wrote.
+    """Opens and checks the data, first on one rank per host. The others then use the caches of this rank.
 
     Args:
         a: the flags.
@@ -189,7 +189,7 @@ class InputFeed:
             log(f"  changed: {', '.join(changed)}; the run goes on from an epoch's end, not bit-identically")
 
     def begin_epoch(self) -> None:
-        """Opens new loaders if the old loaders cannot continue, or if any argument but the seed changes."""
+        """Opens new loaders if the old loaders cannot continue, or if an argument except the seed changes."""
         state = self._checkpoints.state
         old, new = state["loader"], dict(self._loader_kwargs(state["epoch"]))
         changed = [f"{name}={new[name]}" for name in new if name != "seed" and new[name] != old.get(name)]

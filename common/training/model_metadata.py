@@ -37,7 +37,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 # Flags of train.py that affect the result of a run and are not fields of the config.
 RECIPE_FLAGS: tuple[str, ...] = ("batch_size", "accumulate_steps", "precision", "strategy", "pipeline_type")
 RECIPE_FLAGS += ("init_from", "freeze", "freeze_batch_norm", "seed")
-# `differences` compares fields whose names begin like this. The anchors follow from the config.
+# `differences` compares fields whose names begin like this; not anchors, as they follow from the config.
 COMPARED: tuple[str, ...] = ("app", "num_classes", "train_data", "eval_data", "class ")
 COMPARED += ("config.", "preprocessing.", "versions.", "export.")
 KEY = "passport"  # the metadata's key in exported files, unchanged since the first version
@@ -63,7 +63,7 @@ def make(
             pixels are processed before the network), as text and numbers.
         config: the present config of the model, a dataclass.
         label_map: the trained classes.
-        num_classes: number of class outputs, at least that of the label map.
+        num_classes: number of class outputs, at least the number of classes in `label_map`.
         source, eval_source: the training and evaluation data, if known.
         recipe: flags of train.py, of which those in RECIPE_FLAGS are kept.
 
@@ -165,7 +165,7 @@ def differences(saved: Mapping, now: Mapping, words: tuple[str, str] = ("saved",
 
     Args:
         saved, now: the two metadata to compare.
-        words: the names of the two in the lines.
+        words: the words before the two values in each line.
     """
     before, after = fields(saved), fields(now)
     return [

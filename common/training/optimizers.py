@@ -14,21 +14,21 @@ _ALONE = Ranks()
 
 
 class _Fused(keras.optimizers.Optimizer):
-    """Base class of both optimizers: clips gradients, and keeps the numbers that all variables share."""
+    """Base class of both optimizers: clips gradients, and holds numbers that all variables share."""
 
     def _clip_gradients(self, gradients: list[tf.Tensor]) -> list[tf.Tensor]:
         # Keras calls this first in each update, in the same graph as update_step, so reset the numbers here.
         self._numbers: tuple[tf.Tensor, ...] = ()
         if self.clipnorm or not self.global_clipnorm:
             return super()._clip_gradients(gradients)
-        # This uses two operations per gradient instead of Keras' five. An infinite norm gives NaN in both.
+        # This uses two operations per gradient instead of Keras' five. Both give NaN for an infinite norm.
         norm = tf.linalg.global_norm(gradients)
         scale = self.global_clipnorm / tf.maximum(norm, self.global_clipnorm) + (norm - norm)
         return [gradient * scale for gradient in gradients]
 
 
 class FusedSGD(_Fused, keras.optimizers.SGD):
-    """Computes `keras.optimizers.SGD` with momentum in one TensorFlow operation per variable, not eight.
+    """Computes `keras.optimizers.SGD` with momentum in one TensorFlow operation per variable instead of 8.
 
     One operation needs fewer passes over memory, and TensorFlow traces and optimises the graph faster.
     """

@@ -50,7 +50,7 @@ class EpochLog:
         title: title of the progress bar.
         steps: number of steps in the epoch.
         done: number of steps that were done before the run was stopped.
-        totals: the result of `totals` at that time; {} at the start of an epoch.
+        totals: what the method `totals` returned before the stop; {} at the start of an epoch.
     """
 
     def __init__(self, title: str, steps: int, done: int, totals: Mapping[str, float]) -> None:
@@ -81,7 +81,7 @@ class EpochLog:
         self._times.clear()
 
     def row(self, batch_size: int, num_replicas: int, *, learning_rate: float) -> dict[str, float]:
-        """Returns the epoch's values for results.csv. Counts and rate are those of all replicas together."""
+        """Returns the epoch's values for results.csv. Counts and speed are summed over all replicas."""
         rate = math.nan
         if len(self._times) > 1:
             (start, first), (end, last) = self._times[0], self._times[-1]
@@ -221,7 +221,7 @@ class Results:
             return None
         try:
             return save(self._directory)
-        except (OSError, tf.errors.OpError) as error:  # the latter from TensorBoard's writer
+        except (OSError, tf.errors.OpError) as error:  # TensorBoard's writer raises OpError
             reason = weight_files.reason(error)
             progress.log(f"warning: {reason}; training continues, earlier files are intact")
             return None

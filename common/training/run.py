@@ -60,7 +60,7 @@ class Run:
         optimizer: an optimizer that is built for all variables that are ever trained.
         hooks: functions to call after steps and epochs, for elastic training and the dry run.
         ema_decay: see AveragedWeights.
-        identity: the identity of the run, already compared with the directory by run_directory.check.
+        identity: the identity of the run. run_directory.check has compared it with the run directory.
         metadata: metadata of the weights files, with "eval_data" if there are evaluation data.
         feed: supplies the training batches.
         explain: error of a loader -> the UserError that names the images.
@@ -70,7 +70,7 @@ class Run:
         ranks, model, optimizer: the arguments.
         ema: the averaged weights.
         state: "epoch" (epochs done), "step", "step_in_epoch" and other plain values that checkpoints hold.
-        metrics: metrics of the last evaluation; if nothing was left to train, those of metrics.json.
+        metrics: metrics of the last evaluation; if nothing was left to train, the content of metrics.json.
 
     Raises:
         UserError: the directory cannot be written to, or no checkpoint in it can be used.
@@ -190,7 +190,7 @@ class Run:
     def batches(self) -> Iterator[tuple[Any, Any]]:
         """Yields (images, targets) of each step up to the next evaluation or the end of the epoch.
 
-        A batch is read only after `after_step` for the batch before, because that may save the position.
+        The next batch is read only after `after_step`, because `after_step` may save the data position.
 
         Raises:
             UserError: the loader stopped, for example at a damaged image.
@@ -287,7 +287,7 @@ class Run:
         """Ends an epoch: writes its row in the log, its weights and its checkpoint."""
         state, epoch = self.state, self.state["epoch"] + 1
         replicas, rate = self.ranks.num_replicas, optimizers.last_learning_rate(self.optimizer)
-        # Checks the weights before they replace the file of the epoch before.
+        # Checks the weights before they replace the file of the previous epoch.
         self._guard.check_weights(self.model, self.optimizer, state["step"])
         row = self._epoch.row(self._a.batch_size, replicas, learning_rate=rate) | self._scores
         with self.ema.swapped_in(self.ranks):  # on every rank, as in `evaluating`
@@ -308,7 +308,7 @@ class Run:
         self._watchdog.beat(doing, epoch=self.state["epoch"] + 1, step=self.state["step"], at_least=at_least)
 
     def _save(self) -> None:
-        """Writes a checkpoint. All ranks call this, because a checkpoint holds the data position of each."""
+        """Writes a checkpoint. All ranks call this, because a checkpoint holds every rank's data position."""
         state = self.state
         self._beat("saving")
         self._guard.check_weights(self.model, self.optimizer, state["step"])

@@ -1,4 +1,4 @@
-"""Manages a run's directory and checkpoint files. The same command resumes the run; others are refused.
+"""Manages a run's directory and checkpoint files. The same command resumes it; other runs are refused.
 
     run.json                  the Identity of the run
     checkpoints/00001200/
@@ -32,7 +32,7 @@ from common.errors import UserError
 if TYPE_CHECKING:
     from common.distributed.ranks import Ranks
 
-# --overwrite removes only these files, and only beside a run.json, so a wrong --output_dir loses nothing.
+# --overwrite removes only these files, and only if there is a run.json: a wrong --output_dir loses nothing.
 RUN = "run.json"
 _DATA = ("checkpoints", "skipped", "tensorboard", "best.weights.h5", "last.weights.h5", "results.csv")
 _TEXTS = ("flags.txt", "init_from.txt", "metrics.json", "detections.json")
@@ -102,7 +102,7 @@ class Identity:
 
 
 def flatten(values: Mapping[str, Any]) -> dict[str, Any]:
-    """{"config": {"seed": 1}, "app": "a"} -> {"config.seed": 1, "app": "a"}."""
+    """Flattens nested mappings: {"config": {"seed": 1}, "app": "a"} -> {"config.seed": 1, "app": "a"}."""
     flat: dict[str, Any] = {}
     for name, value in values.items():
         inside = isinstance(value, Mapping)
@@ -116,8 +116,8 @@ def check(a: Args, ranks: "Ranks", identity: Identity) -> bool:
     All ranks call it together. Only rank 0 reads the directory, so hosts need not share a disk.
 
     Args:
-        a: the flags. --overwrite starts anew in a directory that holds a run, and keeps files that are not
-            of a run.
+        a: the flags. --overwrite starts anew in a directory that holds a run, and keeps all
+            other files.
         ranks: the ranks of the run.
         identity: the identity of the run. Values in MAY_CHANGE may differ from the last session; then the
             run continues, but not bit for bit.
@@ -188,7 +188,7 @@ def _check_same_run(file: pathlib.Path, identity: Identity, may_change: Collecti
 
 
 def _check_free(directory: pathlib.Path, overwrite: bool) -> None:
-    """Raises UserError if the directory holds files; with --overwrite, only for names in RUN_FILES."""
+    """Raises UserError if the directory holds any file or, with --overwrite, a file named in RUN_FILES."""
     names = sorted(path.name for path in directory.iterdir() if not path.name.startswith("."))
     in_the_way = [name for name in names if name in RUN_FILES or not overwrite]
     if in_the_way:
@@ -245,7 +245,7 @@ def at_boundary(path: pathlib.Path) -> bool:
 
 
 def damage(path: pathlib.Path) -> str | None:
-    """Returns what is wrong with a checkpoint's files; None if nothing is.
+    """Returns what is wrong with a checkpoint's files; None if all files are right.
 
     Called before TensorFlow reads the files, because TensorFlow would restore variables up to the damage.
     """

@@ -156,7 +156,7 @@ class StepGuard:
             self._look()
 
     def check_weights(self, model: keras.Model, optimizer: keras.optimizers.Optimizer, step: int) -> None:
-        """Raises UserError on all ranks if any weight on any rank is not finite, or float16 overflows."""
+        """Raises UserError on all ranks if any rank has a weight that is not finite or a tiny loss scale."""
         self._look()
         with self._ranks.raise_on_any_rank():
             scale = getattr(optimizer, "dynamic_scale", None)  # only a LossScaleOptimizer has it

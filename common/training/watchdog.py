@@ -135,8 +135,8 @@ class Watchdog:
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
         """Ends this process if only this rank has failed, because other ranks may wait for this process.
 
-        Makes no collective call. Other errors propagate: those that all ranks raise together, those of a run
-        with a single process, and with on_loss="report" all errors.
+        Makes no collective call. Errors that all ranks raise together propagate, and so do all errors in a
+        run with a single process or with on_loss="report".
         """
         self._closing.set()
         self._thread.join()

@@ -60,7 +60,7 @@ def save(model: "keras.Model", path: str | os.PathLike, metadata: Mapping[str, A
 
     try:
         write_file(path, write)
-    except (OSError, RuntimeError) as error:  # h5py raises either
+    except (OSError, RuntimeError) as error:  # h5py raises both
         raise OSError(f"{path} cannot be written: {reason(error)}") from error
 
 
