@@ -87,7 +87,7 @@ def buffer_order(seed: int) -> dict[str, Any]:
 
 @dataclasses.dataclass(frozen=True)
 class Decoder:
-    """How images are decoded.
+    """Decodes images in a DALI graph, with these options.
 
     Attributes:
         device: "cpu" or "gpu", the device that holds the decoded pixels.

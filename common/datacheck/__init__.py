@@ -2,4 +2,4 @@
 
 import os
 
-os.environ.setdefault("PYNVIMGCODEC_VERBOSITY", "0")  # stops nvImageCodec's line for each bad image
+os.environ.setdefault("PYNVIMGCODEC_VERBOSITY", "0")  # nvImageCodec would print a line for each bad image

@@ -70,7 +70,7 @@ def ids_by_name(names: Sequence[str]) -> list[int]:
 
 
 def check_path(path: str, others: Iterable[str | os.PathLike]) -> None:
-    """Raises UserError unless `path` is a .json or .zip in an existing directory, and is not in `others`."""
+    """Raises UserError unless `path` is a .json or .zip in an existing directory, and none of `others`."""
     file = pathlib.Path(path)
     if file.suffix not in (".json", ".zip"):
         raise UserError(f"--submission={path} must end in .json or .zip")

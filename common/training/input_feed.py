@@ -36,7 +36,7 @@ class Data(NamedTuple):
     """The data of a run.
 
     Attributes:
-        train, evaluation: the sources of both data sets; None if synthetic or not given.
+        train, evaluation: the sources of both data sets; None if the data are synthetic or not given.
         label_map: the classes of the training data.
         num_classes: number of classes of the model; --num_classes may be larger than the label map.
     """

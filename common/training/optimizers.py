@@ -125,7 +125,7 @@ class AveragedWeights(tf.Module):
 
     Args:
         model: a built model. The averages start with the values of its weights.
-        decay: at least 0 and below 1, for example 0.9998; 0 turns averaging off, and averages are not kept.
+        decay: at least 0 and below 1, for example 0.9998; 0 turns averaging off.
     """
 
     def __init__(self, model: keras.Model, decay: float):
@@ -150,8 +150,8 @@ class AveragedWeights(tf.Module):
         Every replica updates its own averages. Only averages of moving statistics differ between replicas.
 
         Args:
-            moved: whether the optimizer has changed the weights; may be a tensor. The code has no branch on
-                it, because replicas cannot synchronise the number of updates inside a branch.
+            moved: whether the optimizer has changed the weights; may be a tensor. `update` does not
+                branch on it, because replicas cannot synchronise the number of updates inside a branch.
         """
         if not self.decay:
             return

@@ -31,8 +31,8 @@ class StepResult(NamedTuple):
     """The result of one step, still on its device.
 
     Attributes:
-        values: name -> float32 scalar in the order of the app, averaged over the replicas; 0 if the step was
-            skipped.
+        values: name -> float32 scalar, averaged over the replicas; 0 if the step was skipped. The app sets
+            the order.
         finite: whether the step was taken; the same on all ranks.
         own_finite: bool (R,), whether the loss was finite on each of this rank's R replicas.
         stop: whether any rank asked for a stop.
