@@ -1,14 +1,15 @@
-r"""Trains this project's models and other programs on the same data and budget, and compares their accuracy.
+r"""Trains models of this project and of other programs on the same data for the same time; compares their AP.
 
     python benchmarks/accuracy.py --rows=d0 --output_dir=runs/accuracy
 
 docs/accuracy.md has the method, the data and how to install the other programs. benchmarks/accuracy.yaml is a
 table: each row names data sets, and programs with their command lines. A run executes two bash scripts: one
-trains, the other detects. One run is active at a time, and the programs of a row take turns. Detections are
-COCO results, which this command scores.
+trains, the other detects. One run is active at a time, and the programs of a row take turns. The second
+script writes its detections as COCO results, and this command computes their AP.
 
-A finished run has the file OUTPUT_DIR/ROW/DATA/PROGRAM/SEED/result.json. It is repeated only if its commands
-have changed. An interrupted run starts again. `log.txt` in the same directory has the program's output.
+A finished run has the file OUTPUT_DIR/ROW/DATA/PROGRAM/SEED/result.json. The run is repeated only if its
+commands have changed. An interrupted run starts again. `log.txt` in the same directory has the output of the
+program.
 """
 
 import dataclasses
@@ -43,7 +44,7 @@ from common.training import model_metadata
 from tools.processes import ended_afterwards
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
-RESULT, DETECTIONS = "result.json", "detections.json"  # in the directory of a run
+RESULT, DETECTIONS = "result.json", "detections.json"  # file names in the directory of a run
 METRICS = ("AP", "AP50", "AP75")
 # 97.5 % quantiles of Student's t distribution with n - 1 degrees of freedom, by the number n of seeds.
 T_QUANTILES = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776, 6: 2.571, 7: 2.447, 8: 2.365, 9: 2.306, 10: 2.262}
@@ -70,7 +71,7 @@ class Job:
         truth: COCO json of the evaluation images.
         needs: a file of the program. If it does not exist, the program is not installed.
         commands: the scripts "train" and "detect". "detect" writes detections.json into `directory`.
-        budget: seconds that the training may take, {"cpu": ...} or {"wall": ...}.
+        budget: limit of the training in seconds, of CPU time {"cpu": ...} or of wall time {"wall": ...}.
     """
 
     name: tuple[str, str, str, str]

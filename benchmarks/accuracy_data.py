@@ -5,8 +5,8 @@ r"""Writes a COCO data set in the formats that the programs of benchmarks/accura
         --eval_images=bccd/images --eval_annotations=bccd/instances_val.json
 
 The directories have COCO's names, so that Darknet finds the labels of `images/train2017` in
-`labels/train2017`. Ultralytics finds labels by replacing `images` by `labels` in a path. File names are image
-ids, and category ids count from 1. So a program can write COCO results without a table of ids.
+`labels/train2017`. Ultralytics finds labels by replacing `images` by `labels` in a path. The image id is the
+file name, and the category id is the class index plus 1. So a program needs no table of ids for COCO results.
 `records/` has TFRecords, data.yaml describes the data for Ultralytics, and the text files are Darknet's lists
 of images and class names.
 """
@@ -49,7 +49,7 @@ class DataArgs:
 
 
 def write_split(annotations: Annotations, images_dir: str, output: pathlib.Path, split: str) -> None:
-    """Writes images, labels, json and records of one split, and the list of its images.
+    """Writes one split: images, YOLO labels, a COCO json, TFRecords, and a list of the images.
 
     Args:
         annotations: the result of `load_coco`.

@@ -5,14 +5,14 @@
 
 The program draws its own images or reads a COCO data set. It writes `steps.png`: a row for each image of the
 last batch and a column for each step, with the boxes. Then it saves a checkpoint. If you repeat the command,
-it continues from the checkpoint: its batches equal those of a run that never stopped, bit for bit.
+it continues from the checkpoint and makes the same batches as a run that never stopped, bit for bit.
 
 The Pipeline API builds a graph that runs later. Here every call computes at once, so NumPy can compute the
 windows and select the boxes. The functions get all random numbers as arguments. With the same random numbers
 efficientdet/pipeline.py makes the same batches, bit for bit, if the json lists its categories in the order of
 their ids. This file needs nvidia-dali 2.4, NumPy and Pillow, but no other file of the repository.
 
-EfficientDet: arXiv 1911.09070. Scale jitter, anchors and constants are those of google/automl efficientdet:
+EfficientDet: arXiv 1911.09070. Scale jitter, anchors and constants are from google/automl efficientdet:
 dataloader.py, tf2/anchors.py, hparams_config.py.
 """
 
@@ -31,7 +31,7 @@ from nvidia.dali import types
 from PIL import Image, ImageDraw
 
 IMAGE_SIZE = (512, 512)  # of the network input, height and width
-JITTER = (0.1, 2.0)  # size of the image relative to the largest that fits into the network input
+JITTER = (0.1, 2.0)  # range of the scaled image's size; 1 is the largest that fits into the input
 FLIP_PROB = 0.5
 COLOR = (0.3, 0.3, 0.5)  # brightness, contrast, saturation: x means factors 1 - x to 1 + x. App's default: 0.
 HUE = 20.0  # degrees: x means that the hue changes by -x to x. The app's default is 0.
@@ -39,8 +39,8 @@ MEAN, STD = np.array([[0.485, 0.456, 0.406], [0.229, 0.224, 0.225]]) * 255  # of
 LEVELS = range(3, 8)  # of the feature pyramid
 OCTAVES, RATIOS, ANCHOR_SCALE = 2 ** (np.arange(3) / 3), (1.0, 2.0, 0.5), 4.0  # ratios are width / height
 MATCH_IOU = 0.5
-MIN_BOX_SIZE = 1.0  # pixels of the network input
-MAX_BOXES = 100  # rows of the padded boxes
+MIN_BOX_SIZE = 1.0  # smallest side of a box that is kept, in pixels of the network input
+MAX_BOXES = 100  # number of boxes per image, with padding
 SWAP_XY = np.eye(4, dtype=np.float32)[[1, 0, 3, 2]]  # dx dy dw dh -> dy dx dh dw
 TILE = 256  # side of each picture in steps.png, pixels
 
@@ -112,7 +112,7 @@ class Stream:
         return checkpoint.save(pattern)
 
     def restore(self, pattern: str) -> str:
-        """Restores the state from the series' newest file; returns its name. FileNotFoundError: no file."""
+        """Restores the newest file's state and returns the file's name. Raises FileNotFoundError if none."""
         checkpoint = ndd.checkpoint.Checkpoint()
         path = checkpoint.load(pattern)
         self._register(checkpoint)  # this also restores the states
@@ -123,7 +123,7 @@ class Stream:
             checkpoint.register(stateful, name)
         return checkpoint
 
-    # DALI saves any object that has these two methods. They reject the checkpoint of another data set.
+    # DALI can save any object that has these two methods. The second one rejects states of another data set.
     def get_state(self, *, cuda_stream: object = None) -> str:
         return json.dumps([self.step, self._data])
 
@@ -195,7 +195,7 @@ def normalize_and_pad(images: ndd.Batch, image_size: Size) -> ndd.Batch:
 
 
 def select_boxes(boxes: ndd.Batch, labels: ndd.Batch, image_size: Size) -> tuple[ndd.Batch, ndd.Batch]:
-    """Drops small boxes and keeps the MAX_BOXES largest. The Pipeline API has no indexing like rows[kept]."""
+    """Drops boxes smaller than MIN_BOX_SIZE, and keeps at most MAX_BOXES boxes: the largest."""
     smallest = np.float32(MIN_BOX_SIZE / np.array(image_size[::-1]))
     chosen_boxes, chosen_labels = [], []
     for rows, classes in zip(map(np.asarray, boxes.tensors), map(np.asarray, labels.tensors), strict=True):

@@ -4,7 +4,7 @@ r"""EfficientDet's training pipeline (arXiv 1911.09070) in DALI, in one file to 
     python efficientdet_pipeline.py --images=train2017 --annotations=instances_train2017.json
     python efficientdet_pipeline.py --file_pattern='train-*.tfrecord' --annotations=train.label_map.json
 
-It is only for training, because images are shuffled and have no ids. Run tools/check_data.py first, because
+The pipeline is only for training: images are shuffled and have no ids. Run tools/check_data.py first, because
 DALI may accept damaged data without an error. On a CPU, batches equal those of efficientdet/pipeline.py, bit
 for bit. The GPU branch was never run. The outputs in order, with K = 9 anchors per cell of each level l:
 
@@ -28,7 +28,7 @@ import numpy as np
 from nvidia.dali import Pipeline, fn, math, tfrecord, types
 from PIL import Image, ImageDraw
 
-MEAN, STDDEV = (np.array([[0.485, 0.456, 0.406], [0.229, 0.224, 0.225]]) * 255).tolist()  # ImageNet's pixels
+MEAN, STDDEV = (np.array([[0.485, 0.456, 0.406], [0.229, 0.224, 0.225]]) * 255).tolist()  # of ImageNet
 CROPS = ("scale_jitter", "min_iou_crop", "resize_range", "none")
 SCRATCH = tempfile.TemporaryDirectory()  # for files that only DALI reads; removed at exit
 int32 = functools.partial(fn.cast, dtype=types.INT32)
@@ -73,7 +73,7 @@ def make_pipeline(config: Config, shard_id: int = 0, num_shards: int = 1) -> Pip
         size = fn.peek_image_shape(jpegs, adjust_orientation=False)[0:2] * 1.0  # (height, width) as stored
         window, new_size, boxes, labels = random_crop(config, size, boxes, labels)
         images = fn.resize(decode(jpegs, window, on_gpu), size=new_size * 1.0)
-        # Converts 0..1 of the image to 0..1 of the window, clips boxes, converts to 0..1 of network input.
+        # Converts boxes from 0..1 of the image to 0..1 of the window, clips them, converts to 0..1 of input.
         boxes = math.clamp((boxes * xyxy(size) - xyxy(window[0:2])) / xyxy(window[2:4]), 0.0, 1.0)
         images, boxes = augment(config, images, boxes)
         place = {"crop": config.image_size, "crop_pos_x": 0, "crop_pos_y": 0, "out_of_bounds_policy": "pad"}
@@ -95,9 +95,9 @@ def xyxy(yx):  # (y, x), (2,) or (n, 2) -> (x, y, x, y), float32 (1, 4) or (n, 4
     return fn.coord_transform(fn.reshape(yx, shape=[-1, 2]), M=[0, 1, 1, 0, 0, 1, 1, 0])
 
 
-# Readers return encoded images; boxes float32 (N, 4), ltrb in 0..1, with areas; labels int32 (N,), from 1.
+# Readers return encoded images; boxes with an area, float32 (N, 4), ltrb in 0..1; labels int32 (N,), from 1.
 def read_coco(config: Config, order: dict):
-    """Reads a json without its crowds. Renumbers images, as DALI sorts by id and rejects ids >= 2**31."""
+    """Reads a json, except crowds. Renumbers images, because DALI sorts by id and rejects ids >= 2**31."""
     document = json.loads(pathlib.Path(config.annotations).read_bytes())
     label_of = {i: label for label, i in enumerate(sorted(c["id"] for c in document["categories"]), 1)}
     row_of = {image["id"]: row for row, image in enumerate(document["images"])}
@@ -122,7 +122,7 @@ def read_coco(config: Config, order: dict):
 
 
 def read_tfrecords(config: Config, order: dict):
-    """Reads records that have all keys below. Each file needs an index FILE.idx from DALI's tfrecord2idx."""
+    """Reads TFRecords that have all keys below. DALI's tfrecord2idx makes the index FILE.idx of each file."""
     sides = [f"image/object/bbox/{side}" for side in ("xmin", "ymin", "xmax", "ymax")]
     category, crowd = "image/object/class/label", "image/object/is_crowd"
     features = {"image/encoded": tfrecord.FixedLenFeature([], tfrecord.string, "")}
@@ -153,7 +153,7 @@ def decode(jpegs, window, on_gpu: bool):
 
 
 def random_crop(config: Config, size, boxes, labels):
-    """Returns a window of the image, int32 (4,): top, left, height, width; its new size; boxes and labels."""
+    """Returns a window, int32 (4,): top, left, height, width; the size to resize it to; boxes and labels."""
     assert config.crop in CROPS, config.crop
     limit = constant(np.int32(config.image_size))
     if config.crop == "scale_jitter":  # a random part of the image at a random scale (google/automl)
@@ -199,7 +199,7 @@ def augment(config: Config, images, boxes):
 
 
 def select_boxes(boxes, labels, min_size=0.0, limit: int = 2**14):
-    """Drops boxes that have no area or a side below `min_size`. Keeps the `limit` largest, in given order."""
+    """Drops boxes without an area or with a side below `min_size`. Keeps the `limit` largest, in order."""
     number = constant(np.arange(2**14, dtype=np.int32))[: boxes.shape()[0]]  # (N,), at most 2**14
     sides, smallest = boxes[:, 2:4] - boxes[:, 0:2], constant(np.maximum(np.float32(min_size), 2.0**-126))
     is_large = fn.reductions.min(int32(sides >= smallest), axes=[1])

@@ -74,7 +74,7 @@ def averaging(optimizer: keras.optimizers.Optimizer, ranks: Ranks) -> keras.opti
 
 
 class RankCallback(keras.callbacks.Callback):
-    """Base class of the callbacks. All ranks call these in the same order, so the ranks can communicate."""
+    """Base class of the callbacks. Ranks call callbacks in the same order, so they can communicate."""
 
     def __init__(self, ranks: Ranks, ema: AveragedWeights, checkpoints: Checkpoints, results: Results):
         super().__init__()
@@ -82,7 +82,7 @@ class RankCallback(keras.callbacks.Callback):
 
 
 class Synchronize(RankCallback):
-    """Gives all ranks equal weights, and averages their losses. Horovod's own callbacks fail with Keras 3."""
+    """Gives all ranks the same weights; averages the ranks' losses. Horovod's callbacks fail with Keras 3."""
 
     def on_train_begin(self, logs: dict | None = None) -> None:
         variables = [v.value for v in [*self.model.weights, *self.model.optimizer.variables]]
@@ -109,7 +109,7 @@ class MovingAverage(RankCallback):
 
 
 class CocoMetrics(RankCallback):
-    """Evaluates the averaged weights with pycocotools; adds the metrics to the logs and train.py's files."""
+    """Evaluates the averaged weights with pycocotools; adds metrics to the logs and to train.py's files."""
 
     def __init__(self, *run, score, eval_every: int):
         super().__init__(*run)
@@ -126,7 +126,7 @@ class CocoMetrics(RankCallback):
 
 
 class Checkpoint(RankCallback):
-    """Saves after each epoch, and resumes. Keras' BackupAndRestore has no averaged weights and no ranks."""
+    """Saves a checkpoint after each epoch, and resumes. Keras' BackupAndRestore omits averaged weights."""
 
     def on_train_begin(self, logs: dict | None = None) -> None:
         if self.checkpoints.state["epoch"]:

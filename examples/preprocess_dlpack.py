@@ -64,7 +64,7 @@ def main() -> None:
     from_pipeline = np.from_dlpack(outputs.as_tensor())
     np.testing.assert_array_equal(from_pipeline, whole)
 
-    # --- NumPy and TensorFlow to DALI. `as_tensor` shares the memory of a contiguous array; `tensor` copies.
+    # --- NumPy, TensorFlow to DALI. `as_tensor` shares the memory of a contiguous array; `tensor` copies it.
     mine = np.arange(64 * 48 * 3, dtype=np.uint8).reshape(64, 48, 3)
     theirs = tf.reverse(tf.constant(mine), axis=[1])  # swaps left and right
     for array in (mine, theirs):

@@ -51,7 +51,7 @@ SHORT_SIDE, CROP = 72, (64, 48)  # pixels; CROP is (height, width), not square, 
 def shapes_pipeline(files: list[str], label_map: LabelMap) -> tuple[DataNode, DataNode, DataNode]:
     """Returns images, uint8 (64, 48, 3), their numbers of objects, float32 (), and their ids, int64 ()."""
     # `readers.tfrecord_reader` calls fn.readers.tfrecord with the index of each file. DALI trusts indexes and
-    # does not verify checksums, so check records of other programs first, with `open_tfrecords`.
+    # does not verify checksums, so first check records that other programs wrote, with `open_tfrecords`.
     # training=False reads in order, each image once per epoch.
     jpegs, _, labels, image_ids = readers.tfrecord_reader(files, label_map, training=False)
     images = fn.decoders.image(jpegs, output_type=types.RGB)
@@ -148,7 +148,7 @@ def main() -> None:
             num_threads=2,
             device_id=None,
         )
-    batches = list(dataset.take(epoch_size // BATCH_SIZE))  # like a pipeline, it never ends
+    batches = list(dataset.take(epoch_size // BATCH_SIZE))  # like a pipeline, a dataset never ends
     np.testing.assert_array_equal(np.concatenate([images for images, _, _ in batches]), standalone)
     np.testing.assert_array_equal(np.concatenate([ids for _, _, ids in batches]), image_ids)
     print(f"6. tf.data: {dataset.element_spec[0]}, the same {NUM_IMAGES} images")

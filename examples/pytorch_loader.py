@@ -39,9 +39,9 @@ def make_loader(config: Config, rank: int = 0, num_ranks: int = 1) -> DALIGeneri
     """Returns an iterator over one rank's shard of each epoch. A batch is a list of one dict of tensors.
 
     The reader `reader_name` determines the length of an epoch. FILL completes the last batch with the first
-    images of the next epoch, which does not repeat them. So all ranks have equally many batches, and no image
-    is lost. PARTIAL would drop these images. For evaluation use PARTIAL, and a reader that does not shuffle,
-    with pad_last_batch and stick_to_shard set to True. The tensors share DALI's memory by DLPack.
+    images of the next epoch, and the next epoch leaves them out. So all ranks have equally many batches, and
+    every image is used. For evaluation use PARTIAL, and a reader that does not shuffle, with pad_last_batch
+    and stick_to_shard set to True. The tensors share DALI's memory by DLPack.
     """
     pipeline = make_pipeline(config, rank, num_ranks)
     pipeline.build()
@@ -116,7 +116,7 @@ def check_epochs(config: Config) -> None:
 
 
 def main() -> None:
-    """Trains, and asserts that the loss falls. torchrun sets the environment variables that this reads."""
+    """Trains, and asserts that the loss falls. torchrun sets the environment variables that are read here."""
     rank, num_ranks = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
     with tempfile.TemporaryDirectory() as directory:
         draw_synthetic(directory)  # writes images and instances.json

@@ -4,7 +4,7 @@ r"""YOLOv4's training pipeline (arXiv 2004.10934) in DALI, in one file to copy.
     python yolov4_pipeline.py --images=train2017 --annotations=instances_train2017.json
     python yolov4_pipeline.py --file_pattern='train-*.tfrecord' --annotations=train.label_map.json
 
-It is only for training, because images are shuffled and have no ids. Run tools/check_data.py first, because
+The pipeline is only for training: images are shuffled and have no ids. Run tools/check_data.py first, because
 DALI may accept damaged data without an error. Crop, flip, colour and mosaic are those of Darknet
 (github.com/AlexeyAB/darknet src/data.c). On a CPU, batches equal those of yolov4/pipeline.py, bit for bit.
 The GPU branch was never run. The app also has MixUp, CutMix and multi-scale training. Outputs in order:
@@ -75,7 +75,7 @@ def make_pipeline(config: Config, shard_id: int = 0, num_shards: int = 1) -> Pip
         window, place, mirrored = random_crop(config, size)
         new_size = fn.stack(place[2], place[3] * (1 - 2 * mirrored))  # a negative width mirrors
         images = fn.resize(decode(jpegs, window, on_gpu), size=new_size * 1.0)
-        # Converts 0..1 of the image to 0..1 of the window, clips boxes, converts to pixels of the input.
+        # Converts boxes from 0..1 of the image to 0..1 of the window, clips them; then to pixels of input.
         boxes = math.clamp((boxes * xyxy(size) - xyxy(window[0:2])) / xyxy(window[2:4]), 0.0, 1.0)
         boxes_px = fn.bb_flip(boxes, horizontal=mirrored, ltrb=True) * xyxy(place[2:4]) + xyxy(place[0:2])
         canvas = {"start": -place[0:2], "shape": config.image_size, "axes": [0, 1], "fill_values": GREY}
@@ -98,9 +98,9 @@ def xyxy(yx):  # (y, x), (2,) or (n, 2) -> (x, y, x, y), float32 (1, 4) or (n, 4
     return fn.coord_transform(fn.reshape(yx, shape=[-1, 2]), M=[0, 1, 1, 0, 0, 1, 1, 0])
 
 
-# Readers return encoded images; boxes float32 (N, 4), ltrb in 0..1, with areas; labels int32 (N,), from 1.
+# Readers return encoded images; boxes with an area, float32 (N, 4), ltrb in 0..1; labels int32 (N,), from 1.
 def read_coco(config: Config, order: dict):
-    """Reads a json without its crowds. Renumbers images, as DALI sorts by id and rejects ids >= 2**31."""
+    """Reads a json, except crowds. Renumbers images, because DALI sorts by id and rejects ids >= 2**31."""
     document = json.loads(pathlib.Path(config.annotations).read_bytes())
     label_of = {i: label for label, i in enumerate(sorted(c["id"] for c in document["categories"]), 1)}
     row_of = {image["id"]: row for row, image in enumerate(document["images"])}
@@ -125,7 +125,7 @@ def read_coco(config: Config, order: dict):
 
 
 def read_tfrecords(config: Config, order: dict):
-    """Reads records that have all keys below. Each file needs an index FILE.idx from DALI's tfrecord2idx."""
+    """Reads TFRecords that have all keys below. DALI's tfrecord2idx makes the index FILE.idx of each file."""
     sides = [f"image/object/bbox/{side}" for side in ("xmin", "ymin", "xmax", "ymax")]
     category, crowd = "image/object/class/label", "image/object/is_crowd"
     features = {"image/encoded": tfrecord.FixedLenFeature([], tfrecord.string, "")}
@@ -159,7 +159,7 @@ def random_crop(config: Config, size):
     """Returns a window of the image, its position in the network input, and 1 if it is mirrored, else 0.
 
     Window and position are int32 (4,): top, left, height, width. Each edge of the window moves in or out by
-    up to `jitter` times the side of the image. What is outside the image is padded.
+    up to `jitter` times the side of the image. The part outside the image becomes padding.
     """
     height, width = config.image_size
     input_size, growth = constant(np.int32(config.image_size)), 0.0
@@ -194,7 +194,7 @@ def mosaic(config: Config, images, boxes_px, labels, place):
     A cut point divides the sample into four tiles. Each tile shows the opposite corner of one canvas, without
     the padding there: the upper left tile shows the lower right corner. Boxes are clipped to their tile.
     """
-    # A sample does not know its index in the batch, so `own` is random. The other three differ from `own`.
+    # DALI does not tell a sample's index in the batch, so the first canvas, `own`, is random, too.
     own = fn.batch_permutation()
     others = [fn.batch_permutation(no_fixed_points=True) for _ in range(3)]
     sources = [own, *(fn.permute_batch(own, indices=other) for other in others)]
@@ -203,7 +203,7 @@ def mosaic(config: Config, images, boxes_px, labels, place):
     cut = int32(math.floor(uniform(0.2, 0.8, (2,)) * input_size + 0.5))
     cut = input_size + (cut - input_size) * is_mosaic  # without a mosaic the first tile is the whole canvas
     rest = input_size - cut
-    # All are (4, 2), y, x of each tile: padding before, after the image; start in the canvas, size, target.
+    # Arrays (4, 2), y and x of each tile: padding before, after the image; start in the canvas, size, target.
     place = fn.stack(*(fn.permute_batch(place, indices=source) for source in sources))
     before, after = place[:, 0:2], input_size - place[:, 0:2] - place[:, 2:4]
     is_first = constant(np.int32([[1, 1], [1, 0], [0, 1], [0, 0]]))
@@ -220,7 +220,7 @@ def mosaic(config: Config, images, boxes_px, labels, place):
 
 
 def select_boxes(boxes, labels, min_size=0.0, limit: int = 2**14):
-    """Drops boxes that have no area or a side below `min_size`. Keeps the `limit` largest, in given order."""
+    """Drops boxes without an area or with a side below `min_size`. Keeps the `limit` largest, in order."""
     number = constant(np.arange(2**14, dtype=np.int32))[: boxes.shape()[0]]  # (N,), at most 2**14
     sides, smallest = boxes[:, 2:4] - boxes[:, 0:2], constant(np.maximum(np.float32(min_size), 2.0**-126))
     is_large = fn.reductions.min(int32(sides >= smallest), axes=[1])

@@ -4,7 +4,7 @@ r"""Compares two benchmark files, and checks that both were measured under the s
     python tools/bench.py compare a.json b.json
 
 The first command is an app's bench.py, which measures and writes a.json (tools/benchmark/measuring.py). The
-numbers in one file are comparable. If two files are from one machine, differences under 10 % mean nothing.
+numbers in one file are comparable. Between two files of one machine, differences under 10 % mean nothing.
 """
 
 import json
@@ -66,7 +66,7 @@ def differences(old: Record, new: Record) -> list[str]:
 
 
 def changes(part: str, old: Record, new: Record) -> list[str]:
-    """Lists the keys whose values differ, one line each."""
+    """Lists the keys whose values differ in the records' entry `part`, one line each."""
     keys = (old.keys() | new.keys()) - {"memory_bytes", "summary"}
     return [
         f"{part}: {key} was {old.get(key)}, is {new.get(key)}"

@@ -4,9 +4,10 @@ r"""Checks a data set before a long run, and reports its errors and its contents
         --annotations=coco/annotations/instances_train2017.json --decode --report=report.html
 
 For TFRecords, give --file_pattern='records/train-*.tfrecord' instead. With --eval_images and
---eval_annotations (or --eval_file_pattern) it also checks evaluation data, whose categories must exist in the
-training data. If training would go wrong, it lists all errors and ends with exit code 1. Otherwise it prints
-statistics, defects that training corrects, and how well EfficientDet's anchors at --image_size fit the boxes.
+--eval_annotations (or --eval_file_pattern) the command also checks evaluation data, whose categories must
+exist in the training data. If training would go wrong, the command lists all errors and ends with exit code
+1. Otherwise it prints statistics, defects that training corrects, and how well EfficientDet's anchors fit the
+boxes at --image_size.
 
 Every training run makes the same check without --decode, and caches the result for unchanged files. --decode
 decodes every image completely: only this finds damage in the middle of a file. Its result is cached, too.
@@ -43,7 +44,7 @@ def define_flags(fv: flags.FlagValues) -> None:
         "image_size", "512", "Network input size for the anchors, N or HxW in pixels.", flag_values=fv
     )
     flags.DEFINE_float("anchor_scale", 4.0, "Min. anchor side, in strides.", lower_bound=0.1, flag_values=fv)
-    # The default is that of google/automl efficientdet/hparams_config.py: aspect_ratios.
+    # The default is the value of aspect_ratios in google/automl efficientdet/hparams_config.py.
     flags.DEFINE_list("aspect_ratios", ["1", "2", "0.5"], "Width / height of the anchors.", flag_values=fv)
     flags.DEFINE_integer("num_scales", 3, "Anchor scales per octave.", lower_bound=1, flag_values=fv)
     flags.DEFINE_integer("min_level", 3, "Lowest pyramid level with anchors.", lower_bound=0, flag_values=fv)

@@ -209,7 +209,7 @@ def copy(app: str, directory: pathlib.Path, without: Iterable[str] = ()) -> list
 
 
 def _lost(without: Iterable[str]) -> dict[str, Lost]:
-    """Returns path -> the names that this file can no longer use if these parts are left out."""
+    """Returns path -> the names that the file can no longer use if the parts `without` are left out."""
     lost_flags = _left_out_of(PART_FLAGS, without)
     words = [name for name in lost_flags if name != "label_map"]  # the metadata's key "label_map" stays
     choices = [*words, *_left_out_of(PART_CHOICES, without)]
@@ -238,7 +238,7 @@ def left_out_files(app: str, without: Iterable[str]) -> frozenset[str]:
 
 
 def _product(app: str, left_out: frozenset[str], lost: dict[str, Lost]) -> dict[str, str]:
-    """Returns path -> text of the copied files except tests. Adds to `lost` the names that files lose."""
+    """Returns path -> text of the copied files except tests. Adds to `lost` the names that copies lack."""
 
     def read_with_opener(path: str) -> str:
         if path in left_out:

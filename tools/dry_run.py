@@ -4,8 +4,8 @@
 
 N processes on CPUs (dry_run_process.py) train the real model with the real flags, but only for a few steps on
 a few images, with a small network input. They train in two sessions, and the second one resumes the first.
-The report has one line for each check, which compares the recorded behaviour with the expected one. All files
-are in a temporary directory; nothing is written to --output_dir.
+The report has one line for each check. A check compares what the processes recorded with what is expected.
+All files are in a temporary directory; nothing is written to --output_dir.
 """
 
 import dataclasses
@@ -62,7 +62,7 @@ class DryRun:
     """The data that the checks compare.
 
     Attributes:
-        flags, config, processes: those of the real run.
+        flags, config, processes: flags, config and number of processes of the real run.
         images: the number of training images of the real run.
         small_epoch: the number of steps in an epoch of the small run.
         sessions: the two sessions of the small run.

@@ -54,7 +54,7 @@ def small_image_size(image_size: tuple[int, int]) -> tuple[int, int]:
 
 
 def small_flags(a: Args, config: Any, processes: int, size: int) -> dict[str, Any]:
-    """Returns the small run's flags that differ from those of the real run, except the flags of the data."""
+    """Returns the flags that the small run changes, with their new values. Omits the flags of the data."""
     batch = min(a.batch_size, MAX_BATCH)
     images = min(size, IMAGES_PER_PROCESS * processes + 1)
     height, width = small_image_size(config.image_size)
@@ -84,7 +84,7 @@ def small_flags(a: Args, config: Any, processes: int, size: int) -> dict[str, An
 
 
 def small_data(directory: pathlib.Path, split: str, source: Source, processes: int) -> dict[str, Any]:
-    """Writes the first images that have objects, with a COCO json, and returns the flags of these data."""
+    """Writes a small data set: the first images that have objects, and a COCO json. Returns its flags."""
     annotations = source.annotations
     empty = np.diff(annotations.target_boxes.row_splits) == 0
     rows = np.sort(np.argsort(empty, kind="stable")[: IMAGES_PER_PROCESS * processes + 1])

@@ -1,9 +1,9 @@
 """Counts a detector's errors by kind, after TIDE (arXiv 2008.08115). `eval.py --errors` runs this module.
 
-As in COCO at IoU 0.5, only the 100 detections with the highest scores count in each image and class. In the
-order of their scores, each is matched to the box of its class that it overlaps most, among those that are not
-yet matched. Crowds are not matched, and an unmatched detection in a crowd of its class is ignored. Each other
-detection has one kind, the first in this list whose rule holds:
+As in COCO at IoU 0.5, only the 100 detections with the highest scores count in each image and class. From the
+highest score to the lowest, each detection is matched to the box of its class that it overlaps most, among
+those that no other detection is matched to. Crowds are not matched, and an unmatched detection in a crowd of
+its class is ignored. All other detections have a kind, the first in this list whose rule holds:
 
     correct          matched to a box
     localisation     IoU of 0.1 to 0.5 with the box of its class that it overlaps most
@@ -125,7 +125,7 @@ def kinds_of_boxes(found: np.ndarray, truth: np.ndarray) -> tuple[np.ndarray, np
         found, truth: results of `match`; `found` may be a part of the detections.
 
     Returns:
-        int (M,), the kinds; int (K,), the indices of the detections that determine the kinds of K boxes.
+        int (M,), the kinds; int (K,), the indices of K detections that each determine the kind of a box.
     """
     order = np.lexsort((-found["score"], found["kind"] != CORRECT))
     order = order[np.isin(found["kind"][order], (CORRECT, CLASSIFICATION, LOCALISATION))]

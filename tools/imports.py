@@ -54,7 +54,7 @@ def _imported_names(tree: ast.Module) -> Iterator[tuple[str, str | None]]:
 
 @functools.cache
 def imported_files(text: str) -> tuple[tuple[str, str, str | None], ...]:
-    """Returns (local name, file, name in the file; None for the whole file) of each project import."""
+    """Returns (local name, file, name in the file or None for the whole file) for each project import."""
     found = []
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.Import | ast.ImportFrom):

@@ -252,7 +252,7 @@ class _Edit(SourceText):
     def _compare(self, leaf: ast.AST, flag: str, operator: ast.cmpop, right: ast.expr) -> bool | None:
         """Returns the result of a comparison with a lost name, flag or word; None: unknown."""
         if not flag:
-            # A comparison with a lost word is never equal, and no value is in a table that is lost.
+            # No value equals a lost word, and a lost table contains no value.
             if isinstance(leaf, ast.Constant) or isinstance(operator, ast.In | ast.NotIn):
                 return isinstance(operator, ast.NotEq | ast.NotIn)
             is_none = isinstance(right, ast.Constant) and right.value is None

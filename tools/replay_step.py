@@ -74,7 +74,7 @@ def replay(skipped: SkippedStep, model: "keras.Model", loss_values: LossValues) 
 
     Args:
         skipped: the result of `read`.
-        model: the model, built as for that run; the weights of the file are assigned to it.
+        model: the model, built as in the run that skipped the step. It gets the weights of the file.
         loss_values: function (images, targets) -> the model's scalars in training, including "loss".
 
     Returns:

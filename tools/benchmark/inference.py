@@ -25,7 +25,7 @@ def measure(loader: BaseLoader, halves: Halves, label_map: LabelMap, a: Any) -> 
     """Measures each stage and complete inference, after a few batches that compile and warm up.
 
     Args:
-        loader: an evaluation loader without targets. It repeats its data, so a small data set is enough.
+        loader: an evaluation loader without targets. It is endless, so a small data set is enough.
         halves: the network and its post-processing, from the app's predict.make_halves.
         label_map: the classes.
         a: the flags prefetch, rounds and seconds.
@@ -34,7 +34,7 @@ def measure(loader: BaseLoader, halves: Halves, label_map: LabelMap, a: Any) -> 
         A record. `num_batches` is the smallest number of batches timed in one round. `stages` maps a name to
         milliseconds per batch: wall_ms and cpu_ms (medians over the rounds), lowest_ms, highest_ms.
         `latency_ms` is the sum of the stages, `images_per_second` the median rate of complete inference.
-        `batch_size` and `num_rounds` are those of the measurement.
+        `batch_size` and `num_rounds` are copies of the settings.
     """
     functions = _functions(stages.load(loader), halves, label_map)
     cuts, batch = {}, None

@@ -1,4 +1,4 @@
-"""The flags of each app's bench.py, and what it needs of the app. Imports neither TensorFlow nor DALI."""
+"""The flags of each app's bench.py, and a description of the app. Imports neither TensorFlow nor DALI."""
 
 import dataclasses
 import importlib
@@ -23,7 +23,7 @@ _OF_TRAINING = (
 
 
 class App(NamedTuple):
-    """An app that its bench.py measures.
+    """Describes an app to its bench.py.
 
     Attributes:
         name: directory of the app.

@@ -1,4 +1,4 @@
-"""Implements the protocol of rounds.py. Imports no library, because this would add to the measured memory."""
+"""A candidate's side of the protocol in rounds.py. Imports no library, whose memory would be measured too."""
 
 import contextlib
 import os

@@ -6,7 +6,8 @@ A candidate is any command that follows this protocol:
     then it prints and flushes the line `step N` after every N images, until it is killed
 
 Other lines are ignored. A round starts, measures and kills one candidate after another, so that only one uses
-the machine. Every second round runs in reverse order, so that a machine that slows down affects all alike.
+the machine. Every second round runs in reverse order, so that a machine that slows down affects all
+candidates alike.
 """
 
 import contextlib
@@ -167,7 +168,7 @@ class Candidate:
         return Window(images, end - start, cpu, max(machine - cpu, 0.0))
 
     def usage(self) -> tuple[float, int]:
-        """Returns CPU seconds (with ended children) and peak resident bytes of the command's processes."""
+        """Returns CPU seconds and peak resident bytes of the command's processes, also of ended children."""
         cpu_seconds, peak = 0.0, 0
         with contextlib.suppress(psutil.NoSuchProcess):
             for process in [self._process, *self._process.children(recursive=True)]:
@@ -207,6 +208,6 @@ class Candidate:
 
 
 def _machine_cpu_seconds() -> float:
-    """Returns the CPU seconds of all processes since the start, and those that the host took (steal)."""
+    """Returns CPU seconds since the machine's start: of all processes, plus what the host took (steal)."""
     times = psutil.cpu_times()
     return times.user + times.nice + times.system + times.irq + times.softirq + times.steal

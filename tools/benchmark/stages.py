@@ -1,9 +1,9 @@
 """Measures what each stage of a DALI loader costs, with the loader's graph truncated after each stage.
 
 A truncated graph outputs the result of one stage, and has only the operators that this result needs. The cost
-of a stage is the CPU time of its graph minus that of the previous, shorter graph. All graphs run in one
-process, one after another. Each measurement starts and ends with full queues and idle threads, so the CPU
-time is exactly that of the batches that were taken. inference.py measures its stages in the same way.
+of a stage is the CPU time of its graph minus the CPU time of the previous, shorter graph. All graphs run in
+one process, one after another. Each measurement starts and ends with full queues and idle threads, so the CPU
+time belongs exactly to the batches that were taken. inference.py measures its stages in the same way.
 """
 
 import dataclasses
@@ -74,7 +74,7 @@ def stage_nodes(pipeline: Any, stages: Mapping[str, str]) -> dict[str, list[Data
         of this arithmetic operator replaces it.
     """
     images = pipeline._graph_outputs[0]
-    # `_ops` lists operators in the order of the outputs that need them: those of the images come first.
+    # `_ops` first lists the operators that the first output, the images, needs.
     names = [operator.name for operator in pipeline._ops]
     upstream = pipeline._ops[: names.index(images.source.name) + 1]
     kinds = [re.sub(r"^_*|_\d+$", "", operator.name) for operator in upstream]
@@ -106,7 +106,7 @@ def truncate_at(pipeline: dali.Pipeline, nodes: list[DataNode]) -> dali.Pipeline
 
 
 def measure(cuts: Mapping[str, Advance], a: Any) -> list[dict[str, Cost]]:
-    """Measures all cuts (truncated graphs) once per round. Returns, per round, last stage of a cut -> cost.
+    """Measures all cuts (truncated graphs) once per round. Returns per round a dict, cut -> cost.
 
     Args:
         cuts: last stage of a cut -> function that makes a batch, in order.
@@ -146,7 +146,7 @@ def summarize(rounds: Sequence[Mapping[str, Cost]], batch_size: int) -> list[Rec
                 "cpu_ms_per_image": spread((cpu_ms - before).tolist()),
                 "cpu_ms_so_far": float(np.median(cpu_ms)),
                 "images_per_second": float(np.median(1000 / ms)),
-                "instead": False,  # the format requires it; in older files it marks alternative stages
+                "instead": False,  # required by the file format; marks alternative stages in older files
             }
         )
         before = cpu_ms

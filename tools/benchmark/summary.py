@@ -46,7 +46,7 @@ def succeeded(candidates: dict[str, Any]) -> dict[str, Any]:
 
 
 def ratio(record: Record, other: Record) -> float:
-    """Returns a candidate's images/s divided by another's of the same run: the median over the rounds."""
+    """Returns the images/s of one candidate divided by those of another: the median over the rounds."""
     rates, others = ([w["images"] / w["seconds"] for w in each["windows"]] for each in (record, other))
     return statistics.median(a / b for a, b in zip(rates, others, strict=True))
 

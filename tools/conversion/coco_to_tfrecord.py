@@ -48,14 +48,14 @@ def write_tfrecords(
     incomplete.
 
     Args:
-        annotations: the result of `load_coco`; with `max_side`, that of `shrink_annotations`.
+        annotations: the result of `load_coco` or, with `max_side`, the result of `shrink_annotations`.
         images_dir: the directory that the file names in the annotations are relative to.
         prefix: path of a directory, which is created if missing, and the first part of the file names.
         num_shards: number of files, at most one per image.
         seed: seed of the order of the images.
         max_side: longest side in pixels; larger images are scaled down.
-        num_workers: number of threads; each reads the images of one shard and writes it. The number does not
-            change the result.
+        num_workers: number of threads. Each thread reads the images of one shard and writes the shard. The
+            number does not change the result.
 
     Returns:
         The paths of the record files.

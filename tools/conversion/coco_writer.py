@@ -66,9 +66,10 @@ def write_images(
 
 
 def file_names(annotations: Annotations, encoded: Callable[[int], bytes]) -> list[str]:
-    """Returns the file names in the records of TFRecords, with sub-directories.
+    """Returns a file name for each image of TFRecords: the name in its record, perhaps with directories.
 
-    If any name is missing, leads out of the directory or occurs twice, all are `<image id>.<format>` instead.
+    If any name is missing, leads out of the directory or occurs twice, all images are named
+    `<image id>.<format>` instead.
     `encoded` returns the bytes of image number i.
     """
     names = [str(pathlib.PurePosixPath(name)) for name in annotations.file_names]  # "" becomes "."

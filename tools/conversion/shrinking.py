@@ -2,7 +2,7 @@
 
 An image whose longer side exceeds N pixels is scaled until this side has N pixels. The aspect ratio is kept,
 except for rounding to whole pixels. All other images keep their bytes. JPEGs become JPEGs of quality 95
-without chroma subsampling, PNGs become PNGs. The pixels are those that training sees: not rotated (the EXIF
+without chroma subsampling, PNGs become PNGs. The pixels are as training sees them: not rotated (the EXIF
 orientation is kept), rounded from 16 to 8 bits, without alpha.
 """
 
@@ -63,7 +63,7 @@ def shrink_image(encoded: bytes, name: str, max_side: int | None) -> bytes:
     try:
         picture: PIL.Image.Image = open_picture(io.BytesIO(encoded), "")
         profile = picture.info.get("icc_profile")
-        # libjpeg can decode at 1/2, 1/4 or 1/8 of the size. Chooses at least twice the wanted width, height.
+        # libjpeg can decode at 1/2, 1/4 or 1/8 of the size. Keeps at least twice the wanted width, height.
         drafted = picture.draft(None, (2 * width, 2 * height))
         picture = _as_8_bit(picture)
     except PILLOW_ERRORS as error:
@@ -78,7 +78,7 @@ def shrink_image(encoded: bytes, name: str, max_side: int | None) -> bytes:
 
 
 def _as_8_bit(picture: PIL.Image.Image) -> PIL.Image.Image:
-    """Converts to 8-bit grey, RGB or CMYK: Pillow scales palettes badly, and weights colours by alpha."""
+    """Converts to 8-bit grey, RGB or CMYK. Pillow scales palettes badly, and weights colours by alpha."""
     picture.load()
     if picture.mode.startswith("I"):
         return PIL.Image.fromarray(np.rint(np.asarray(picture) / 257).astype(np.uint8))

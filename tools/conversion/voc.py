@@ -3,7 +3,7 @@
 VOC's coordinates count pixels from 1, and a box includes its last pixel: a box over the whole image is 1, 1,
 width, height, and it is width = xmax - xmin + 1 pixels wide (VOCdevkit, VOCcode/VOCevaldet.m; also
 Detectron2, detectron2/data/datasets/pascal_voc.py). Many tools write the same files with edges that are
-counted from 0 (labelImg; also the data set BCCD). --voc_pixels selects one of the two.
+counted from 0 (labelImg; also the data set BCCD). --voc_pixels selects one of the two conventions.
 
 By default objects marked `difficult` are kept like all others, as in Detectron2 and in TensorFlow Object
 Detection (dataset_tools/create_pascal_tf_record.py). The devkit's evaluation ignores these objects, whether
@@ -79,7 +79,7 @@ def _text(element: Element, path: str) -> str:
 
 
 def _read_split(directory: str, split: str, stems: Iterable[str], issues: Issues) -> list[str]:
-    """Returns all names in a list file. In VOC's per-class lists, it ignores the 1, -1 or 0 after a name."""
+    """Returns all names in a list file. Ignores the 1, -1 or 0 after a name in VOC's per-class lists."""
     path = os.path.join(directory, "ImageSets", "Main", f"{split}.txt")
     if not os.path.isfile(path):
         if not os.path.isfile(split):

@@ -5,7 +5,8 @@ has no objects if its label file is empty or missing. The label file is where Da
 it: the image's path with `labels` in place of `images` (or `JPEGImages`), else next to the image.
 
 A line with more numbers is read as a polygon, `class x1 y1 x2 y2 x3 y3 ...` (Ultralytics' segmentation and
-oriented boxes), and converted to its bounding box. Six numbers are refused: a label has no confidence.
+oriented boxes), and converted to its bounding box. Six numbers are refused: the last one would be a
+confidence, and a label has none.
 
 Labels do not contain the size of their image; it is read from the image's header. Labels also do not tell
 whether the image was rotated by its EXIF orientation before it was labelled: Ultralytics and OpenCV rotate,
@@ -32,7 +33,7 @@ from tools.conversion.options import Options
 from tools.conversion.yolo_layout import find_files, find_names, label_file_of, read_names
 
 _SHOWN = 60  # characters of a label line that a message shows
-_FARTHEST = 1.0  # how far boxes may reach outside, in image sides; larger numbers are taken for pixels
+_FARTHEST = 1.0  # how far boxes may reach outside the image, in image sides; beyond that, numbers are pixels
 _DECIMALS = 6  # of coordinates in pixels; more are rounding errors, because labels have six decimals
 # EXIF orientations. To undo an orientation in _MIRROR_X, left and right are swapped; for _MIRROR_Y, top and
 # bottom are swapped. For orientations from 5 on, x and y are swapped before that.

@@ -151,8 +151,8 @@ def _read_yaml(path: str) -> dict[str, Any]:
 
 
 def _find(line: str, list_file: str) -> str | None:
-    """Returns the image that a line names, or None if it does not exist. Relative paths start at the list
-    file or, as in Darknet, at the working directory."""
+    """Returns the image that a line names, or None if it does not exist. A relative path starts at the
+    directory of the list file or, as in Darknet, at the working directory."""
     places = (os.path.dirname(list_file), os.getcwd())
     choices = [os.path.normpath(os.path.join(place, line)) for place in places]
     return next(filter(os.path.exists, choices), None)

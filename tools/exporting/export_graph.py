@@ -27,7 +27,7 @@ class Exportable:
         image_size: (height, width) of the network input.
         num_classes: C.
         score_threshold, nms_iou, max_detections: parameters of NMS.
-        resize: uint8 (B, h, w, 3), images of one size -> uint8 (B, H, W, 3), the images in the network input.
+        resize: uint8 (B, h, w, 3), images of one size -> uint8 (B, H, W, 3), placed in the network input.
         place: int32 (B, 2), heights and widths of original images -> int32 (B, 4), position of each in the
             network input: top, left, height, width.
         normalize: uint8 (B, H, W, 3), and bool (B, H, W, 1), whether a pixel belongs to the image -> input of
@@ -53,9 +53,9 @@ class Exportable:
 
 
 def network_input(parts: Exportable, images: tf.Tensor, image_sizes: tf.Tensor) -> tf.Tensor:
-    """Converts uint8 images that were resized and placed, as `resize` does, to the input of the network.
+    """Converts images from `resize`, or placed like them, to the input of the network.
 
-    Pixels outside an image become the padding that training uses, so their values do not matter.
+    Pixels outside an image become the padding that training uses, so their values in `images` do not matter.
     """
     places = parts.place(image_sizes)[:, tf.newaxis]  # (B, 1, 4)
     top, left, height, width = tf.unstack(places, axis=-1)

@@ -50,7 +50,7 @@ def export(
 
     Raises:
         UserError: flags exclude each other; images or a package are missing; the output cannot be written; or
-            a float32 file differs from the weights: the file stays, but no engine is built from it.
+            a float32 file gives other detections than the weights: it stays, but no engine is built from it.
     """
     options.check()
     share_gpu_memory()
@@ -63,7 +63,7 @@ def export(
     if options.verify_annotations:
         evaluation = open_source(options.verify_images, options.verify_annotations, split="verify")
         check_labels(label_map, evaluation)
-    # TF32, TensorFlow's default on recent GPUs, rounds to 10 bits, and the comparison would only measure that
+    # TF32, TensorFlow's default on recent GPUs, rounds to 10 bits: the comparison would measure only that
     tf.config.experimental.enable_tensor_float_32_execution(False)
     open_loader = functools.partial(make_loader, config=config, training=False, with_targets=False)
     metadata = weights.read_metadata(weights_file)

@@ -19,8 +19,8 @@ def standard(parts: Exportable, raw: list[tf.TensorSpec]) -> list[onnx.ModelProt
     """Returns parts that compute the outputs of export_graph.detect from the raw outputs and image_sizes.
 
     ONNX's NonMaxSuppression does not define the order of its results. So it only selects the candidates to
-    keep, and TopK sorts these by score. If scores are equal, the first candidate comes first, in ONNX's TopK
-    (https://onnx.ai/onnx/operators/onnx__TopK.html) as in TensorFlow's.
+    keep, and TopK sorts these by score. TopK puts the first of equal scores first, in ONNX
+    (https://onnx.ai/onnx/operators/onnx__TopK.html) as well as in TensorFlow.
     """
 
     def candidates(*raw: tf.Tensor) -> Outputs:

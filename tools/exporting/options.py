@@ -36,7 +36,7 @@ FORMATS = {
 
 @dataclasses.dataclass(frozen=True)
 class Options(TrainedArgs):
-    """The flags, and values derived from them. `check` rejects flags without `format` or `output`."""
+    """The flags, and values derived from them. `check` raises an error if `format` or `output` is missing."""
 
     format: str = flag(None, "Format of the exported file.", choices=tuple(FORMATS))
     output: str = flag(None, "File to write (saved_model: directory). An existing one is replaced.")

@@ -5,8 +5,8 @@ Of all formats, only saved_model takes images of any size:
     detector = tf.saved_model.load("detector")
     found = detector.signatures["serving_default"](images=images)  # uint8 (B, h, w, 3), any one size
 
-Its second signature, `resized`, has the inputs of the other formats: images that are already placed in the
-network input, and their original sizes.
+The second signature of a saved_model, `resized`, has the inputs of the other formats: images that are already
+placed in the network input, and their original sizes.
 
 LiteRT is one .tflite file for phones and small boards. It takes one image at a time. Its quantisation
 (https://ai.google.dev/edge/litert/models/post_training_quantization): fp16 stores the weights in half the
@@ -71,7 +71,7 @@ def write_litert(
         quantize: none, fp16 or int8.
     """
     specs = signature(parts, 1)
-    # The converter leaves out Keras' variables, so this makes them constants, which loses the output names.
+    # The converter leaves out Keras' variables. So they become constants here, but the output names are lost.
     whole = tf.function(
         lambda images, image_sizes: DETECT[nms](parts, images, image_sizes), input_signature=specs
     ).get_concrete_function()

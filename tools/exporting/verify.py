@@ -1,4 +1,4 @@
-"""Compares the detections of an exported file with those of the weights; defines limits of the difference."""
+"""Compares detections of an exported file with detections of the weights; defines limits for differences."""
 
 import itertools
 from collections.abc import Callable, Iterator
@@ -27,11 +27,12 @@ def largest_difference(
         parts: the exported parts.
         detect: function that detects with the weights.
         run: function that runs the exported file.
-        to_pixels: images of the loader -> uint8.
+        to_pixels: function that converts images of the loader to uint8.
         loader: loader of evaluation images.
 
     Returns:
-        The larger of two numbers: the largest difference of scores, and of box coordinates / image size.
+        The larger of two numbers: the largest difference of scores, and the largest difference of box
+        coordinates as shares of the image size.
     """
     largest = 0.0
     for images, extra in batches(loader):
@@ -45,8 +46,8 @@ def largest_difference(
 def difference(wanted: Detections, found: Detections, max_detections: int) -> float:
     """Returns the largest distance from a wanted detection to the nearest found one of the same class.
 
-    The order is ignored, because detections of equal scores may swap. If a wanted detection is missing, its
-    distance is its score. It is ignored if `found` has `max_detections` entries, none with a lower score.
+    The order is ignored, because detections of equal scores may swap. A missing detection's distance is
+    its score. It is ignored if `found` has `max_detections` entries and none of them has a lower score.
     """
     boxes, scores, classes = found
     lowest = scores.min() if len(scores) == max_detections else 0.0

@@ -88,7 +88,7 @@ def _dali_alone(app: str, output: pathlib.Path, photos: dict, cores: int) -> Ite
 
 
 def _bench(app: str, output: pathlib.Path, photos: dict) -> Iterator[Case]:
-    """Yields runs of bench.py. All rows of ARITHMETIC time the step; two rows also the loader and both."""
+    """Yields runs of bench.py. Each row of ARITHMETIC times the step; two rows also time the loader."""
     model, _, batch = MODELS[app]
     data = {f"train_{name}": value for name, value in photos.items()}
     for what, choices in (("model", ARITHMETIC), ("data,model,both", ARITHMETIC[2:4])):
@@ -183,7 +183,7 @@ def _metrics(directory: pathlib.Path, _: str) -> dict[str, Any]:
 
 
 def _exports(app: str, output: pathlib.Path) -> Iterator[Case]:
-    """Yields runs of export.py. The files of the demo are then evaluated; those of the full model, timed."""
+    """Yields runs of export.py. Exported demo models are then evaluated, exported full models timed."""
     for run, quantize in itertools.product(("demo", "bfloat16"), ("none", "fp16", "int8")):
         kind, suffix = ("onnx", ".onnx") if quantize == "none" else ("tensorrt", ".plan")
         file = f"{output}/{app}-{run}-{quantize}{suffix}"

@@ -2,8 +2,8 @@
 
     python -m tools.gpu_checks.parts decode '{"images": "my/images", "load": 0.65, "roi": false}'
 
-The command calls the named function with these arguments, and prints the result as JSON in the last line. A
-result with the key "error" did not pass. With "device": "cpu", functions that use DALI run without a GPU.
+The command calls the named function with these arguments, and prints the result as JSON in the last line. The
+key "error" means that the check failed. With "device": "cpu", functions that use DALI run without a GPU.
 """
 
 import collections
@@ -52,7 +52,7 @@ def facts() -> Result:
 
 
 def tensorflow(device: str = "GPU") -> Result:
-    """Makes XLA compile a function that needs CUDA's libdevice, assembler. Returns CUDA, cuDNN versions."""
+    """Makes XLA compile a function that needs libdevice and assembler; returns CUDA's and cuDNN's version."""
     import tensorflow as tf
 
     if not tf.config.list_physical_devices(device):
@@ -81,7 +81,7 @@ def _library(name: str) -> Any:
 
 
 def _jpeg_engines() -> int | None:
-    """Counts JPEG engines of the first GPU, as nvImageCodec does (hw_decoder.cpp). None: no libnvjpeg."""
+    """Counts the first GPU's JPEG engines like nvImageCodec (hw_decoder.cpp). None: libnvjpeg is missing."""
     from nvidia import dali
 
     package = pathlib.Path(dali.__file__).parents[1] / "nvjpeg"
@@ -188,7 +188,7 @@ def _batch(loader: Any) -> dict[str, np.ndarray]:
 
 
 def _rate(pipeline: Any, batch_size: int, seconds: float = 5.0) -> Result:
-    """Measures the speed of a built dali.Pipeline. Five untimed batches first allocate and fill its queue."""
+    """Measures the speed of a built dali.Pipeline. First runs five untimed batches, to fill its queue."""
     for _ in range(5):
         pipeline.run()
     start, cpu, images = time.monotonic(), time.process_time(), 0

@@ -1,7 +1,7 @@
 """Arguments of the operators in `--ops`: allowed values, parsing of text, and random values.
 
 Names and types come from DALI's schemas. RULES adds what the schemas lack, and OWN adds arguments that DALI
-does not have. If DALI accepts a value per image, a range such as `0.8..1.2` draws a random one for each.
+does not have. If DALI accepts one value per image, a range such as `0.8..1.2` draws a random value per image.
 """
 
 import math

@@ -26,7 +26,7 @@ class Step(NamedTuple):
     arguments: dict[str, Any]
 
     def apply(self, api: Api, images: Data, **fixed: str) -> Data:
-        """Draws random arguments and calls the operator, also with the arguments `fixed` from the chain."""
+        """Draws the random arguments, and calls the operator with all arguments and with `fixed`."""
         known = self.operator.arguments
         drawn = {name: known[name].draw(api, value) for name, value in self.arguments.items()}
         return self.operator.apply(api, images, drawn | fixed)

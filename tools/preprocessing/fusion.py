@@ -2,8 +2,8 @@
 
 This step decodes and resizes only the part of an image that the crop shows. It computes sizes as DALI does
 (AdjustOutputSize and CalculateSampleParams in dali/operators/image/resize/resize_attr_base.cc,
-CalculateAnchor in dali/operators/image/crop/crop_attr.h). So its pixels are those of the separate steps, but
-rounding may change a value by one level.
+CalculateAnchor in dali/operators/image/crop/crop_attr.h). So its pixels equal those of separate steps, except
+that rounding may change a value by one level.
 """
 
 import dataclasses

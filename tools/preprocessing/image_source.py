@@ -4,7 +4,7 @@
     images, labels = Part(source).in_graph()               # in a pipeline
     for images, labels in Part(source).in_dynamic(32):     # in the Dynamic API
 
-The check reports images that cannot be used. They stop the program or are left out: see common/datacheck.
+The check reports images that cannot be used. They are left out, or the program stops: see common/datacheck.
 """
 
 from collections.abc import Callable

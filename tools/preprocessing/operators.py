@@ -1,7 +1,7 @@
 """The operators of `--ops`: DALI's operators with the arguments of their schemas, and a few combinations.
 
-_ROWS has a row for each operator. Its function `call`, (api, images, drawn arguments) -> images, runs the
-operator. A row without `call` runs DALI's operator of the same name directly.
+_ROWS has a row for each operator. The function `call` in a row runs the operator: it takes api, images and
+drawn arguments, and returns images. A row without `call` runs DALI's operator of the same name directly.
 """
 
 from collections.abc import Callable, Mapping
@@ -195,7 +195,7 @@ def _row(
     schema: str | None = None,
     call: Callable[[Api, Data, Arguments], Data] | None = None,
 ) -> Operator:
-    """Makes an operator with `own` and a schema's arguments (None: the schema of this name; "": none)."""
+    """Makes an operator with the arguments `own` and those of `schema` (None: of schema `name`; "": none)."""
     schema = name.title().replace("_", "") if schema is None else schema
     arguments = {**(of_schema(schema) if schema else {}), **own}
     about = call.__doc__ or name if call else backend.GetSchema(schema).Dox()

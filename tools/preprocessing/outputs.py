@@ -244,7 +244,7 @@ def _write_sheet(output: Output, staged: pathlib.Path, samples: Iterator[Sample]
 
 
 def _write_records(output: Output, staged: pathlib.Path, samples: Iterator[Sample], total: int) -> str:
-    """Writes images in the order of the source. All files have the same number of images, or one more."""
+    """Writes images in the order of the source. The files' numbers of images differ by at most one."""
     for shard, file in enumerate(output.files):
         begin, end = shard_range(total, shard, len(output.files))
         with (staged / file.name).open("wb") as stream:

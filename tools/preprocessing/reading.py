@@ -1,12 +1,12 @@
 """Reads a source: in a DALI graph (`fn`), or for the Dynamic API (`ndd`).
 
-A graph uses one of DALI's readers if one reads the source correctly. Otherwise, and for the Dynamic API,
+A graph uses a reader of DALI if any of them reads the source correctly. Otherwise, and for the Dynamic API,
 Python reads the images one by one. Both ways return the following, in the same order unless they shuffle:
 
     images  uint8 (bytes,), an encoded image; or (H, W, C), uint8 or float32
     labels  int32 (), -1 for an image without a label
 
-Order and shards are those of common/readers.py, except for LMDB. LMDB is only shuffled within a buffer, and
+Order and shards are as in common/readers.py, except for LMDB. LMDB is only shuffled within a buffer, and
 after each epoch a rank reads the shard of the next rank.
 """
 

@@ -47,7 +47,7 @@ class Level(NamedTuple):
 class AnchorReport:
     """How the anchors match the boxes in a sample of the images.
 
-    An array is float (N,): for each box, the square root of its area in pixels of the network input.
+    Each array, float (N,), describes N boxes: the square roots of their areas in pixels of the network input.
 
     Attributes:
         anchors: the given anchors.
@@ -144,7 +144,7 @@ def match(
     last = _last_of_each(box, overlap, anchor)  # of equal IoUs the last anchor
     best[box[last]] = anchor[last]
     above = overlap > MATCH_IOU
-    # Each box gets its best anchor, by an overlap of 2.0, above any IoU. Of equal overlaps the last box wins.
+    # Each box gets its best anchor, because 2.0 is above any IoU. Of equal overlaps the last box wins.
     box = np.concatenate([box[above], np.arange(len(boxes))])
     place = image[box] * anchors.num_anchors + np.concatenate([anchor[above], best])
     chosen = _last_of_each(place, np.concatenate([overlap[above], np.full(len(boxes), 2.0)]), box)

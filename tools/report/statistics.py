@@ -1,7 +1,7 @@
 """Computes statistics of a data set: images, boxes, classes, sizes, shapes, boxes per image.
 
-Boxes are those that a network is trained on (`Annotations.target_boxes`): clipped to their image, with an
-area, without crowds.
+The boxes are `Annotations.target_boxes`, on which a network is trained: they are clipped to their image, have
+an area, and are not crowds.
 """
 
 import dataclasses

@@ -12,7 +12,7 @@ WebDataset (webdataset/webdataset README, and dali/operators/reader/loader/webda
 NVIDIA/DALI): a sample is, for example, `0001.jpg` and `0001.cls`, which contains the label in digits. The
 files of a sample follow each other, and have the same path up to the first dot of the file name.
 
-Index files beside the data are ignored. DALI gets a new index, written into the cache, of the usable images.
+Index files beside the data are ignored. A new index of the usable images is written into the cache, for DALI.
 """
 
 import itertools

@@ -4,8 +4,9 @@
 without arguments that returns an iterable. Each step returns a sample or a batch. A sample is `image` or
 `(image, label)`. A batch is a list of samples, `(images, labels)`, or an array (N, H, W, C).
 
-Samples are numbered across all steps, and a pipeline requests them by number. It resumes exactly if a number
-always returns the same sample. To resume an iterable, it starts the iterable again and skips the past steps.
+Samples are numbered across all steps, and pipelines request them by number. A pipeline resumes exactly if a
+number always returns the same sample. To resume an iterable, it starts the iterable again and skips the past
+steps.
 """
 
 import functools
@@ -90,7 +91,7 @@ def _imported(path: str) -> Any:
 
 
 def _function_of(found: Any, path: str) -> tuple[Callable[[int], Any], bool]:
-    """Returns a function number -> step (StopIteration at the end), and whether steps work in any order."""
+    """Returns a function, number -> step or StopIteration, and whether it takes numbers in any order."""
     if hasattr(found, "__len__") and hasattr(found, "__getitem__"):
         return lambda number: found[number] if number < len(found) else next(iter(())), True
     if isinstance(found, Iterable) and not isinstance(found, Iterator | type):

@@ -1,4 +1,4 @@
-"""Opens images in files: those of a directory tree, glob, list or COCO json, or NumPy arrays (H, W, C)."""
+"""Opens image files, named by a directory, glob, list or COCO json; and files of NumPy arrays (H, W, C)."""
 
 import glob
 import os
@@ -74,7 +74,7 @@ def _file_reader(images: Sequence[Image], labelled: bool) -> Reader:
 def _find(opening: Opening, suffixes: tuple[str, ...]) -> list[Image]:
     """Returns the files that --input names, sorted by name: a file, a glob, or a directory and all below it.
 
-    In a directory, each subdirectory is a class. Sorted by name, they have the labels 0, 1, 2, and so on. All
+    In a directory, each subdirectory is a class. Sorted by name, classes have the labels 0, 1, 2 ... All
     files below a subdirectory have its label, and other files have no label. No file has a label if all are
     directly in the directory. Names that begin with a dot are left out; symbolic links are followed.
     """

@@ -44,7 +44,7 @@ def open_lmdb(opening: Opening) -> Content:
         count = transaction.stat()["entries"]
 
     def reader(images: Sequence[Image], labelled: bool) -> Reader | None:
-        # DALI only reads a file data.mdb in a directory, whose values have one form, and cannot skip values.
+        # DALI needs a file data.mdb in a directory. All its values must have one form; none can be skipped.
         directory, name = os.path.split(file)
         found = _READERS.get(images[0].form)
         if found is None or name != _NAME or [image.form for image in images] != count * [images[0].form]:
