@@ -111,7 +111,7 @@ def run_script(script: str, output: Any, budget: dict[str, float]) -> dict[str, 
     """Runs a script in a process group and returns its seconds, {"wall": ..., "cpu": ...}.
 
     Raises:
-        SubprocessError: the script failed, or used more time than `budget` allows. Its processes are ended.
+        SubprocessError: the script failed, or used more time than `budget` allows. All its processes end.
     """
     limit = f"ulimit -t {budget['cpu']:.0f}\n" if "cpu" in budget else ""
     start, before = time.monotonic(), resource.getrusage(resource.RUSAGE_CHILDREN)

@@ -112,7 +112,7 @@ class Stream:
         return checkpoint.save(pattern)
 
     def restore(self, pattern: str) -> str:
-        """Restores the newest file's state and returns the file's name. Raises FileNotFoundError if none."""
+        """Restores the newest file's state; returns the file's name. FileNotFoundError: there is no file."""
         checkpoint = ndd.checkpoint.Checkpoint()
         path = checkpoint.load(pattern)
         self._register(checkpoint)  # this also restores the states
@@ -195,7 +195,7 @@ def normalize_and_pad(images: ndd.Batch, image_size: Size) -> ndd.Batch:
 
 
 def select_boxes(boxes: ndd.Batch, labels: ndd.Batch, image_size: Size) -> tuple[ndd.Batch, ndd.Batch]:
-    """Drops boxes smaller than MIN_BOX_SIZE, and keeps at most MAX_BOXES boxes: the largest."""
+    """Drops boxes with a side below MIN_BOX_SIZE. Of the others, keeps at most MAX_BOXES, the largest."""
     smallest = np.float32(MIN_BOX_SIZE / np.array(image_size[::-1]))
     chosen_boxes, chosen_labels = [], []
     for rows, classes in zip(map(np.asarray, boxes.tensors), map(np.asarray, labels.tensors), strict=True):

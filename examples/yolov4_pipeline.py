@@ -194,7 +194,7 @@ def mosaic(config: Config, images, boxes_px, labels, place):
     A cut point divides the sample into four tiles. Each tile shows the opposite corner of one canvas, without
     the padding there: the upper left tile shows the lower right corner. Boxes are clipped to their tile.
     """
-    # DALI does not tell a sample's index in the batch, so the first canvas, `own`, is random, too.
+    # A sample's index in the batch is unknown, so its canvas `own` is random. The other three differ from it.
     own = fn.batch_permutation()
     others = [fn.batch_permutation(no_fixed_points=True) for _ in range(3)]
     sources = [own, *(fn.permute_batch(own, indices=other) for other in others)]

@@ -4,7 +4,7 @@ r"""Tries everything that needs a GPU, to check a new host. This command itself 
     python tools/gpu_check.py --dali_only                         # without TensorFlow
     python tools/gpu_check.py --stages=decoding,loading --images=my/images --annotations=my/instances.json
 
-Each case runs in a separate process with a time limit, so that the next case also runs after a crash. After an
+Each case runs in a separate process with a time limit, so that the next case runs after a crash. After an
 interrupt, start the command again: it continues with the next case. It writes gpu_check.json, logs/ and
 rows.md (tables for docs/benchmarks.md), and reports what works, what is slow and which flag to change.
 """

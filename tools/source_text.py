@@ -69,7 +69,7 @@ class SourceText:
         return (self._text[: span[0]] + by + self._text[span[1] :]).decode()
 
     def first_line(self, node: ast.stmt) -> int:
-        """Returns where a statement starts: at its decorators, or a comment above that is no heading."""
+        """Returns the line where a statement starts, with decorators and a comment above (no heading)."""
         first = min([node.lineno, *(d.lineno for d in getattr(node, "decorator_list", ()))])
         while re.match(rb" *# (?!---)", self._lines[first - 2] if first > 1 else b""):
             first -= 1

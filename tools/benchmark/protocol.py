@@ -1,4 +1,4 @@
-"""A candidate's side of the protocol in rounds.py. Imports no library, whose memory would be measured too."""
+"""A candidate's side of the protocol in rounds.py. Imports no library, because its memory would count."""
 
 import contextlib
 import os

@@ -33,7 +33,7 @@ def heading(record: Record) -> str:
 
 
 def candidate_table(candidates: dict[str, Record]) -> str:
-    """Returns a table with one line per candidate. Ratios are to the first baseline, else to line 1."""
+    """Returns a line for each candidate. Ratios compare with the first baseline, or else the first line."""
     good = summary.succeeded(candidates)
     first = next((name for name in good if name.startswith("baseline ")), next(iter(good), ""))
     rows = [["", "images/s (min..max)", "CPU ms/image", "cores", "peak MB", f"x {first}"]]

@@ -168,7 +168,7 @@ class Candidate:
         return Window(images, end - start, cpu, max(machine - cpu, 0.0))
 
     def usage(self) -> tuple[float, int]:
-        """Returns CPU seconds and peak resident bytes of the command's processes, also of ended children."""
+        """Returns the processes' CPU seconds, ended children included, and their peak resident bytes."""
         cpu_seconds, peak = 0.0, 0
         with contextlib.suppress(psutil.NoSuchProcess):
             for process in [self._process, *self._process.children(recursive=True)]:
@@ -187,7 +187,7 @@ class Candidate:
         self._lines.put(None)
 
     def _step(self) -> int:
-        """Waits for a step; returns its number of images."""
+        """Waits for the next step, and returns the number of its images."""
         return int(self.wait_for(rb"step (\d+)$", STEP_TIMEOUT)[1])
 
     def _why_ended(self) -> str:

@@ -55,7 +55,7 @@ def image_ids(file_names: Sequence[str]) -> list[int]:
 
 
 def read_lines(path: str) -> list[str]:
-    """Returns the lines of a text file without surrounding blanks, up to the last line that is not blank.
+    """Returns the lines of a text file, each without blanks around it. Omits empty lines at the end.
 
     Raises:
         UserError: the file is not UTF-8.

@@ -63,7 +63,7 @@ def export(
     if options.verify_annotations:
         evaluation = open_source(options.verify_images, options.verify_annotations, split="verify")
         check_labels(label_map, evaluation)
-    # TF32, TensorFlow's default on recent GPUs, rounds to 10 bits: the comparison would measure only that
+    # TF32, TensorFlow's default on recent GPUs, rounds to 10 bits, and would cause most of the difference
     tf.config.experimental.enable_tensor_float_32_execution(False)
     open_loader = functools.partial(make_loader, config=config, training=False, with_targets=False)
     metadata = weights.read_metadata(weights_file)

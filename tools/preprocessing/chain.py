@@ -26,7 +26,7 @@ class Step(NamedTuple):
     arguments: dict[str, Any]
 
     def apply(self, api: Api, images: Data, **fixed: str) -> Data:
-        """Draws the random arguments, and calls the operator with all arguments and with `fixed`."""
+        """Draws the random arguments, and calls the operator with all arguments, including `fixed`."""
         known = self.operator.arguments
         drawn = {name: known[name].draw(api, value) for name, value in self.arguments.items()}
         return self.operator.apply(api, images, drawn | fixed)

@@ -17,7 +17,7 @@ class Table(NamedTuple):
     """A table of text: the first column is aligned to the left, the others to the right.
 
     Attributes:
-        header: titles of the columns. If empty, each row is a name and a text, both aligned to the left.
+        header: titles of the columns. If empty, a row is a name and a text, aligned to the left.
         rows: rows, all with the same number of cells.
     """
 
