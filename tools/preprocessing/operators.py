@@ -195,7 +195,7 @@ def _row(
     schema: str | None = None,
     call: Callable[[Api, Data, Arguments], Data] | None = None,
 ) -> Operator:
-    """Makes an operator with the arguments of a schema (None: named like the operator; "": none) and `own`."""
+    """Makes an operator with the arguments of a schema (None: named like it; "": none) and `own`."""
     schema = name.title().replace("_", "") if schema is None else schema
     arguments = {**(of_schema(schema) if schema else {}), **own}
     about = call.__doc__ or name if call else backend.GetSchema(schema).Dox()
