@@ -1,4 +1,4 @@
-"""Fixtures for all tests. Those of real data skip a test if the data are missing; others draw images."""
+"""Fixtures for all tests. A fixture of real data skips its tests if the data are missing."""
 
 import contextlib
 import ctypes
@@ -75,7 +75,8 @@ def _real(name: str) -> pathlib.Path:
 def once(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Callable:
     """Gives once(name, make), which returns a directory that make(directory) has filled.
 
-    The first test process that asks for it calls `make`; the others wait. Tests must not write into it.
+    The first test process that calls once(name, make) runs `make`; the other processes wait until `make` has
+    ended. Tests must not write into the directory.
     """
     shared = tmp_path_factory.getbasetemp()
     if hasattr(request.config, "workerinput"):  # one of several test processes

@@ -1,4 +1,4 @@
-"""Tests that every diff of docs/customize.md applies to a copy of the code, and that its checks pass."""
+"""Tests that every diff of docs/customize.md applies to a copy of the code, and that its checks then pass."""
 
 import csv
 import json

@@ -87,7 +87,7 @@ def test_what_is_copied_is_there_and_no_more(path):
 
 
 def test_the_context_is_what_the_apps_need():
-    """Tests that Docker's build context has only four files and the folders of code, so no data or keys."""
+    """Tests that Docker's build context has only four files and the folders of code: no data and no keys."""
     lines = [line for line in (ROOT / ".dockerignore").read_text().splitlines() if not line.startswith("#")]
     assert lines[0] == "*"
     allowed = {line[1:] for line in lines if line.startswith("!")}

@@ -36,7 +36,7 @@ UNHEALTHY = [
 
 @pytest.mark.parametrize("breaks, arguments, said", UNHEALTHY)
 def test_an_environment_that_cannot_train_is_unhealthy(tmp_path, breaks, arguments, said):
-    """A stand-in for Python fails in one of the three checks of healthcheck.sh and prints a reason."""
+    """Replaces Python by a program that fails in one of healthcheck.sh's three checks, with a reason."""
     python = tmp_path / "python"
     python.write_text(f'#!/bin/sh\nif [ "$1" = {breaks} ]; then echo "the reason"; exit 3; fi\n')
     python.chmod(0o755)
@@ -47,7 +47,7 @@ def test_an_environment_that_cannot_train_is_unhealthy(tmp_path, breaks, argumen
 
 @pytest.mark.parametrize("engines", [1, 0])
 def test_a_run_that_leaves_nothing_is_unhealthy_and_missing_jpeg_engines_are_a_warning(tmp_path, engines):
-    """Stand-ins for TensorFlow and DALI see a GPU. The driver's JPEG library exists in one case of two."""
+    """Stand-ins for TensorFlow and DALI find a GPU. Only one of two cases has the driver's JPEG library."""
     stand_ins = (
         "import ctypes, sys; from unittest import mock; "
         f"ctypes.CDLL = mock.Mock(side_effect={None if engines else 'OSError'}); sys.modules |= "
@@ -74,7 +74,7 @@ ENTRYPOINT = DOCKER / "entrypoint.sh"
 
 
 def test_a_command_is_the_container_itself(tmp_path):
-    """Tests that entrypoint.sh replaces itself by the command, which so gets Docker's signals."""
+    """Tests that entrypoint.sh replaces itself by the command, so that the command gets Docker's signals."""
     script = 'echo "$0|$1|$(readlink /proc/$$/exe)"; kill -TERM $$'
     words = [ENTRYPOINT, "bash", "-c", script, "a  b", "*"]
     done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True)

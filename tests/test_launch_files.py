@@ -50,7 +50,7 @@ def test_mpijob_is_what_the_operator_reads():
     }
     assert SPEC["runPolicy"]["cleanPodPolicy"] in ("None", "Running", "All")
     assert SPEC["launcherCreationPolicy"] in ("AtStartup", "WaitForWorkersReady")
-    assert SPEC["mpiImplementation"] == "OpenMPI"  # for which the hostfile is as horovodrun expects
+    assert SPEC["mpiImplementation"] == "OpenMPI"  # then the hostfile has the format of horovodrun
     replicas = SPEC["mpiReplicaSpecs"]
     assert set(replicas) == {"Launcher", "Worker"} and replicas["Launcher"]["replicas"] == 1
     for replica in replicas.values():
@@ -82,7 +82,7 @@ def test_slurms_options():
     assert {"signal", "requeue"} <= set(options)
     assert (options["nodes"], options["gpus-per-node"]) == ("2", "8")  # the recipe is for 16 GPUs
     assert options["ntasks-per-node"] == "1"  # horovodrun starts the ranks
-    assert re.fullmatch(r"B:TERM@\d+", options["signal"])  # B: only to the script
+    assert re.fullmatch(r"B:TERM@\d+", options["signal"])  # B: Slurm signals only the script
 
 
 # --- docker/slurm.sh at work ----------------------------------------------------------------------

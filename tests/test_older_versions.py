@@ -53,7 +53,7 @@ RENAMED = {"boxes_truncated": "boxes_over_limit"}  # {name in the fixture: prese
 # this setting, other kernels add the terms of convolutions and matrix products in another order. Most numbers
 # are sums of up to 1e5 float32 terms.
 LOSS_RTOL = 2e-5
-GRADIENT_RTOL = {"yolov4-tiny": 1e-2}  # at a kink of leaky ReLU or max, rounding changes the gradient
+GRADIENT_RTOL = {"yolov4-tiny": 1e-2}  # at kinks of leaky ReLU or max, rounding changes gradients
 OTHER_GRADIENT_RTOL = 1e-3
 FIXED_BOX_ATOL, FIXED_SCORE_ATOL = 2e-3, 2e-4  # batch norms of only four images amplify errors
 RUN_RTOL = 1e-3  # for a run of a dozen updates
@@ -75,7 +75,7 @@ def copy(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
         "efficientdet": "assignment: max_iou\nseparable: true\n",
         "yolov4": "objectness_iou: 0.0\nneighbour_cells: false\n",
     }
-    for app, as_then in fields.items():  # fields that the nano models got later
+    for app, as_then in fields.items():  # fields that nano models got later
         with (directory / "runs" / f"{app}.yaml").open("a") as settings:
             settings.write(as_then)
     return directory

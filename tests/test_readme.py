@@ -99,7 +99,7 @@ def check_recipe(words: list[str], fv: flags.FlagValues) -> None:
 
 
 def check_flags(words: list[str], on_a_page: bool = True) -> None:
-    """Checks that the program, its flags and its flag files exist, and that it knows the flags in them."""
+    """Checks that the program, its flags and flag files exist, and that it knows the flags in these files."""
     program, arguments = program_of(words)
     fv = known_flags(program)
     left = fv([program, *arguments])[1:]
@@ -222,7 +222,7 @@ def test_the_demos_flags_are_those_of_the_programs(tmp_path, app):
 
 @pytest.fixture(scope="module")
 def project(tmp_path_factory, drawn) -> pathlib.Path:
-    """A directory with a copy of the product, and synthetic data in its folder my/."""
+    """A directory with a copy of the product. Its folder my/ contains synthetic data."""
     directory = tmp_path_factory.mktemp("copy")
     for name in (*DEMOS, "common", "examples", "tools"):
         shutil.copytree(ROOT / name, directory / name, ignore=shutil.ignore_patterns("__pycache__"))

@@ -43,7 +43,7 @@ class App:
     by_heart: str  # hparams that overfit a few images quickly
     steps_by_heart: int
     ways: tuple[str, str]  # flags of two training runs that differ in many settings
-    own_hparam: tuple[str, str]  # a field that must not change after training, another value
+    own_hparam: tuple[str, str]  # a field that must not change after training, and another value for it
     other_nms: str
 
     def class_rows(self, weights: dict[str, np.ndarray], num_classes: int) -> list[np.ndarray]:
@@ -56,7 +56,7 @@ class App:
         return [head.reshape(-1, 3, 5 + num_classes)[..., 5:] for head in heads]
 
     def box_bias(self, weights: dict[str, np.ndarray], num_classes: int) -> np.ndarray:
-        """Returns the biases of the outputs for boxes, and in YOLOv4 of those for boxes and objectness."""
+        """Returns the biases of the box outputs; for YOLOv4, also the biases of the objectness outputs."""
         if self.name == "efficientdet":
             return weights["box_net.predict/bias"]
         name = sorted(name for name in weights if name.endswith("conv/bias"))[0]
@@ -99,7 +99,7 @@ APPS = {
         name="yolov4",
         package=yolov4,
         model_name="yolov4-nano",
-        # SGD, because Adam makes a full step of a gradient that is only a rounding error
+        # SGD, because Adam takes a full-size step even if the gradient is only a rounding error
         tiny="width=0.25,optimizer=sgd",
         by_heart="jitter=0,flip_prob=0,hue=0,saturation=1,exposure=1,mosaic_prob=0,learning_rate=0.006",
         steps_by_heart=160,
@@ -138,7 +138,7 @@ def eagerly() -> Iterator[None]:
 
 
 def coco_flags(data: pathlib.Path, *splits: str) -> list[str]:
-    """Returns the flags that name a COCO directory (images/ and instances.json) for train, eval or both."""
+    """Returns flags that set a COCO directory as the data of each split: "train", "eval" or both."""
     files = {"images": "images", "annotations": "instances.json"}
     return [f"--{split}_{kind}={data}/{file}" for split in splits for kind, file in files.items()]
 
@@ -170,7 +170,7 @@ def command(app):
 
 @pytest.fixture(scope="session")
 def tiny_train(app, command):
-    """Gives a function that trains the tiny network on a COCO directory, or on the TFRecords `data`*."""
+    """Gives a function that trains the tiny network. `data` is a COCO directory or a prefix of TFRecords."""
 
     def run(data: pathlib.Path, output_dir: pathlib.Path, *more: str, compiled: bool = False):
         defaults = {"model_name": app.model_name, "image_size": "64x96", "batch_size": "4", "epochs": "2"}

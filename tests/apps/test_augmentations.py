@@ -42,7 +42,7 @@ def test_boxes_enclose_what_they_enclosed_before_a_rotation(augmentations):
     drawn = [rectangles(random, *(int(n) for n in random.integers(90, 260, 2)), i % 5) for i in range(30)]
     images = [image for image, _ in drawn]
     sizes = [np.float32(image.shape[1::-1] * 2) for image in images]
-    no_area = np.float32([[0.2, 0.2, 0.2, 0.9], [0.5, 0.5, 0.5, 0.5]])  # as boxes outside a crop become
+    no_area = np.float32([[0.2, 0.2, 0.2, 0.9], [0.5, 0.5, 0.5, 0.5]])  # such as boxes outside a crop
     boxes = [np.concatenate([px / size, no_area]) for (_, px), size in zip(drawn, sizes, strict=True)]
     labels = [np.arange(1, len(of_image) + 1, dtype=np.int32) for of_image in boxes]
 
@@ -65,7 +65,7 @@ def test_boxes_enclose_what_they_enclosed_before_a_rotation(augmentations):
                 outwards = (found[label] - expected) * (-1, -1, 1, 1)
                 assert (outwards > -1.5).all()
                 is_whole = min(expected[:2]) > 0 and (expected[2:] < size[2:]).all()
-                assert not is_whole or (outwards < 2.0).all()  # at the border a rectangle may be smaller
+                assert not is_whole or (outwards < 2.0).all()  # the image's border may cut a rectangle
                 whole += is_whole
     assert turned > 25 and whole > 30
 
@@ -78,7 +78,7 @@ def test_no_operation_of_a_suite_moves_pixels(augmentations, suite):
     kinds = image.reshape(-1, 3)
     operations = getattr(augmentations, suite)
     assert len(operations) == 9 and len({operation.name for operation in operations}) == 9
-    inside = np.zeros(image.shape[:2], bool)  # only pixels inside, because sharpness also reads neighbours
+    inside = np.zeros(image.shape[:2], bool)  # leave out the border, because sharpness also reads neighbours
     inside[2:-2, 2:-2] = np.all(
         [np.roll(image, (y, x), (0, 1)) == image for y in (-1, 0, 1) for x in (-1, 0, 1)], axis=(0, -1)
     )[2:-2, 2:-2]
@@ -94,7 +94,7 @@ def test_no_operation_of_a_suite_moves_pixels(augmentations, suite):
             of_kind = result[(image == kind).all(-1) & inside]
             assert len(np.unique(of_kind, axis=0)) == 1, operation.name
         changed += not np.array_equal(result, image)
-    assert changed >= 7  # all except the identity, and autocontrast on a full range
+    assert changed >= 7  # not the identity, and not autocontrast of a full range
 
 
 def test_cutout_is_one_square_of_the_fill(augmentations):

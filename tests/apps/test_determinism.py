@@ -63,7 +63,7 @@ def test_many_terms_are_added_in_pairs(monkeypatch):
     assert any(node.op == "AddN" for node in graph.node)
     assert _long_sums([graph]) == []
     total, gradient = sums(x)
-    assert total.numpy().tolist() == [2.0**24, 2.0**-30]  # float32 sums in order, where 2**24 + 1 is 2**24
+    assert total.numpy().tolist() == [2.0**24, 2.0**-30]  # summed in order; 2**24 + 1 is rounded to 2**24
     np.testing.assert_allclose(gradient, 2.0 * x + 3.0 + [[1.0], [2.0]], rtol=1e-6)
     assert tf.add_n([x[0]]).numpy().tolist() == x[0].numpy().tolist()
 
@@ -79,7 +79,7 @@ def _long_sums(graphs: Iterable[graph_pb2.GraphDef]) -> list[str]:
 
 
 def _trained(app_name: str) -> dict:
-    """Repeats a step, then takes more; returns which repeats differed, and a hash of the final variables."""
+    """Repeats one step, then takes more steps. Returns which repeats differed, and the variables' hash."""
     keras.utils.set_random_seed(0)
     train = importlib.import_module(f"{app_name}.train")
     model_name, side, batch_size, changes = MODELS[app_name]

@@ -82,7 +82,7 @@ def test_a_missing_backend_is_said_before_the_work(command, drawn, monkeypatch):
 
 
 def test_every_image_once_and_an_error_where_the_network_gives_nan(app, trained, source):
-    """Evaluates 12 images in batches of 5. Each counts once, although repeated images fill the last batch."""
+    """Tests 12 images in batches of 5. Each image counts once, although repetitions fill the last batch."""
     model, config, labels, _ = app.load_trained(trained)
     options = {"source": source, "config": config, "training": False, "with_targets": False}
     loader, detect = app.make_loader("dali_cpu", batch_size=5, **options), app.make_detect(model, config)

@@ -83,7 +83,7 @@ def _last_layers(app, model, raw):
 
 @pytest.fixture(scope="module")
 def by_weights(app, decided, command, drawn, tmp_path_factory):
-    """Metrics and detections of eval.py with the weights, for comparison with those of exported files."""
+    """The metrics and detections of eval.py with the weights. Tests compare exported files with them."""
     directory = tmp_path_factory.mktemp("by_weights")
     name = "hard" if app.name == "efficientdet" else "greedy"
     flags = [f"--weights={decided}", f"--output_dir={directory}", f"--hparams=nms_method={name}"]
@@ -186,7 +186,7 @@ def test_saved_model_takes_images_of_any_size(decided, command, drawn, by_weight
 
 @slow_for("efficientdet")
 def test_tensorrt(decided, command, drawn, by_weights, tmp_path, monkeypatch, capsys):
-    """Evaluates a TensorRT plan with stand-ins for TensorRT and CUDA. The detections equal the weights'.
+    """Evaluates a TensorRT plan with stand-ins for TensorRT and CUDA: it gives the detections of the weights.
 
     A wrong shape, a wrong version or a missing file gives a one-line error.
     """

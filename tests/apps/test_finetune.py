@@ -125,7 +125,7 @@ def test_init_from_copies_classes_by_name(app, heads, earlier):
 def test_freeze_keeps_the_named_layers_still(app, heads, earlier):
     before, after = heads.begun, values_of(app.load_trained(heads.run)[0])
     changed = {name for name in after if not np.array_equal(before[name], after[name])}
-    backbone = {name for name in after if "backbone" in name}  # also statistics of batch norms
+    backbone = {name for name in after if "backbone" in name}  # including statistics of batch norms
     assert backbone and changed and not changed & backbone
     at_first = values_of(earlier.model)
     for name in backbone:
@@ -190,7 +190,7 @@ def test_unfreezing_keeps_the_weights_and_the_state_of_the_optimizer(app, heads,
     assert still and moving
     for path, values in values_of(app.load_trained(heads.run)[0]).items():  # not averaged: --ema_decay=0
         np.testing.assert_array_equal(whole.begun[path], values, err_msg=path)
-    by_place = dict(zip(heads.left, whole.restored.values(), strict=True))  # their paths differ in a number
+    by_place = dict(zip(heads.left, whole.restored.values(), strict=True))  # by order, as paths differ
     for name, values in heads.left.items():
         np.testing.assert_array_equal(by_place[name], values, err_msg=name)
     assert all(not heads.left[name].any() for name in still)

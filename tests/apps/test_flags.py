@@ -32,7 +32,7 @@ def test_help_shows_the_flags(app):
 
 
 def test_importing_defines_no_flags():
-    """Otherwise one process could not import both apps, because they have flags of the same names."""
+    """Both apps have flags of the same names. If imports defined flags, no process could import both apps."""
     assert "model_name" not in flags.FLAGS
     assert "weights" not in flags.FLAGS
 
@@ -68,7 +68,7 @@ def test_help_shows_the_most_used_flags_first(app, command):
 
 
 def heavy_imports(*command: str) -> set[str]:
-    """Returns those of the packages TensorFlow, Keras and DALI that a command imports."""
+    """Returns which of the packages TensorFlow, Keras and DALI a command imports."""
     program = [sys.executable, "-X", "importtime", *command]
     done = subprocess.run(program, cwd=ROOT, capture_output=True, text=True)
     imported = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}

@@ -70,7 +70,7 @@ def test_nothing_returns_to_the_host_between_loader_and_loss(app, feed, config):
 
 
 def graphs_of(function: Callable, *arguments) -> list[graph_pb2.GraphDef]:
-    """Calls a function that is not traced yet; returns the graph that each device runs for it."""
+    """Calls a tf.function for the first time; returns the graphs that the devices run."""
     context.context().enable_graph_collection()
     try:
         function(*arguments)
@@ -108,7 +108,7 @@ def test_the_loss_is_the_same_for_the_types_of_a_gpu_loader(app, feed, config):
 
 @pytest.mark.parametrize("device_id, expected", [(0, tf.int64), (None, tf.int32)])
 def test_only_a_gpu_loader_s_batches_lose_their_int32(app, config, monkeypatch, device_id, expected):
-    """Synthetic batches for a GPU have int64 in place of int32. They are copied to the GPU only once."""
+    """Tests that synthetic batches for a GPU have int64 in place of int32, and are copied there only once."""
     monkeypatch.setattr(loader, "tensorflow_device", lambda _: "/cpu:0")
     options = {"source": None, "config": config, "batch_size": 2, "training": True, "num_classes": 3}
     batches = app.package.loaders.SyntheticLoader(device_id=device_id, **options).iterator()
@@ -157,7 +157,7 @@ def test_on_a_gpu_images_are_decoded_whole_with_the_sizes_of_the_data(operators)
 
 
 def test_no_argument_of_a_gpu_operator_is_a_constant_on_the_gpu(operators):
-    """Each batch would wait until the constant is copied to the GPU. Input 0 is the data, not an argument."""
+    """With such a constant, each batch would wait for its copy to the GPU. Input 0 is not an argument."""
     for name, device, _, inputs in operators():
         if device == "gpu" and name == "Slice":
             assert "gpu" not in inputs[1:], name

@@ -33,7 +33,7 @@ def test_training_opens_the_loader_without_mosaic(app, tiny_train, tmp_path, mon
     flags = ["--hparams=width=0.25,optimizer=sgd,mosaic_prob=1", "--close_mosaic=1", "--seed=5"]
     synthetic = ["--pipeline_type=synthetic", "--num_classes=3", "--steps_per_epoch=1"]
     tiny_train(tmp_path / "none", tmp_path / "run", *flags, *synthetic)
-    assert opened == [(5, True), (5, True), (6, False)]  # a loader for first_batch.png, one for each epoch
+    assert opened == [(5, True), (5, True), (6, False)]  # for first_batch.png and for each epoch
 
 
 def test_several_sizes_and_letterbox_travel_with_the_weights(config, tmp_path):

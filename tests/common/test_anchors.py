@@ -14,7 +14,7 @@ RATIOS = [1.0, 2.0, 0.5]
 
 def brute_force(min_level, max_level, num_scales, ratios, anchor_scale, image_size):
     """Computes anchors one by one as tlbr pixels, ordered by level, row, column, scale and ratio."""
-    sizes = [image_size]  # sizes of levels 0, 1, 2, ...: each is half of the one before, rounded up
+    sizes = [image_size]  # sizes of levels 0, 1, 2, ...: each is half of the previous size, rounded up
     while len(sizes) <= max_level:
         sizes.append(tuple((side + 1) // 2 for side in sizes[-1]))
     boxes = []

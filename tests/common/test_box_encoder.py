@@ -169,7 +169,7 @@ def test_targets_follow_the_rule_and_tensorflow_equals_dali(anchors):
 
 @pytest.mark.parametrize("anchors", [WIDE, SPARSE], ids=["wide", "sparse"])
 def test_a_batch_is_its_images_one_by_one(anchors):
-    """Tests that an image gets the same targets alone and in a batch, even if all images have equal boxes."""
+    """Tests that an image has the same targets alone and in a batch, even in a batch of equal boxes."""
     rng = np.random.default_rng(12)
     images = [boxes for boxes in hard_images(rng, anchors) if not len(boxes) or boxes.max() <= 1]
     images = [boxes.clip(0, 1)[:40] for boxes in images] + [grid_boxes(rng, 40)] * 2
@@ -183,8 +183,8 @@ def test_a_batch_is_its_images_one_by_one(anchors):
 @RUNS
 def test_an_iou_of_exactly_one_half_is_background(run):
     squares = Anchors(3, 3, 1, [1.0], 4.0, (128, 128))  # anchors of 32 pixels, every 8 pixels
-    # The first box is as wide as an anchor and twice as tall. Five anchors inside it have an IoU of 1/2. As
-    # this is not above the threshold, the box gets only its best anchor: the last of the five.
+    # The first box is as wide as an anchor and twice as tall. Five anchors inside the box have an IoU of 1/2,
+    # which is not above the threshold. So the box gets only one anchor: the last of these five best anchors.
     exactly = np.float32([[44, 36, 76, 100]]) / 128
     shorter = np.float32([[44, 36, 76, 99.9]]) / 128
     exactly, shorter = run([exactly, shorter], [np.int32([1])] * 2, squares)

@@ -1,4 +1,4 @@
-"""Tests which images each rank reads in how many steps, and which boxes DALI and TensorFlow drop.
+"""Tests which images each rank reads, in how many steps, and which boxes DALI and TensorFlow drop.
 
 The ranks' shards have no image in common and together have all images. All ranks take equally many steps.
 The tests compute this for all combinations of 1 to 8 ranks and 1 to 50 images; DALI reads some of them.

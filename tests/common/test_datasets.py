@@ -23,7 +23,7 @@ def coco_flags(drawn):
 
 
 def test_what_sources_say_and_hand_out(drawn, drawn_records, coco_flags):
-    """Tests the properties of each kind of data set. `input_type` chooses the kind if the flags name two."""
+    """Tests the properties of each kind of data set. If flags name two, `input_type` selects one."""
     given = {**coco_flags, "file_pattern": f"{drawn_records}-*"}
     coco, tfrecord = (open_source(**given, input_type=name) for name in ("coco", "tfrecord"))
     images = ImageListSource(list_images(str(drawn / "images")))

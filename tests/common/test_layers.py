@@ -10,7 +10,7 @@ from common import layers
 from common.layers import BatchNormalization, Mish, Swish
 
 CHANNELS = 5
-# Tolerances by dtype policy. For 16 bits, it is the distance between neighbouring numbers from 2 to 4.
+# Tolerances by dtype policy. For 16 bits, it is the distance of neighbouring numbers between 2 and 4.
 UNIT = {"float32": 2e-6, "mixed_float16": 2**-9, "mixed_bfloat16": 2**-6}
 
 

@@ -72,7 +72,7 @@ def suppress_numpy(boxes, scores, classes, method, **changes):
 @pytest.mark.parametrize(("num_classes", "max_detections", "beta"), [(1, 400, 0.6), (5, 20, 1), (80, 400, 4)])
 @METHODS
 def test_equals_brute_force(method, num_classes, max_detections, beta):
-    """Tests random boxes, with best boxes that have no area, and images whose scores are all too low."""
+    """Tests random boxes. Some best boxes have no area, and some images have only scores that are too low."""
     changes = {"method": method, "num_classes": num_classes, "max_detections": max_detections, "beta": beta}
     boxes, scores, classes = random_candidates(batch_size=4, num_classes=num_classes)
     boxes[:, :3] = [[0.5, 0.5, 0.5, 0.5], [0.5, 0.5, 0.5, 0.5], [0.5, 0.1, 0.5, 0.9]]
@@ -118,7 +118,7 @@ def test_diou_at_the_threshold_itself(beta):
     edge = 0.5 - (0.125**2 / 0.5) ** beta
     assert run(*candidates, method="diou", beta=beta, iou_threshold=edge + 1e-6).count == [2]
     assert run(*candidates, method="diou", beta=beta, iou_threshold=edge - 1e-6).count == [1]
-    assert run(*candidates, method="diou", beta=1.0, iou_threshold=0.46875).count == [2]  # equals the DIoU
+    assert run(*candidates, method="diou", beta=1.0, iou_threshold=0.46875).count == [2]  # equal to the DIoU
     assert run(*candidates, method="hard", iou_threshold=0.5).count == [2]
     assert run(*candidates, method="hard", iou_threshold=0.49).count == [1]
 

@@ -64,7 +64,7 @@ def test_evaluation_examples_are_dalis_in_dalis_order(source, num_shards, count)
 
 
 def test_evaluation_repeats_a_shorter_shard_to_fill_its_steps(drawn):
-    """Tests a shard of two images that must fill two batches of two. Each evaluation starts at image 2."""
+    """Tests a shard of two images that must fill two batches of two. Each evaluation begins with image 2."""
     source = ImageListSource(list_images(str(drawn / "images")))
     loader = types.SimpleNamespace(opened_source=source, training=False, steps_per_epoch=2, batch_size=2)
     loader.shard_id, loader.num_shards, loader.seed = 1, 5, 0

@@ -123,7 +123,7 @@ BAD_ENDS = [
 
 @pytest.mark.parametrize(("tail", "kind", "text"), BAD_ENDS)
 def test_a_bad_end_is_named_with_its_place(tmp_path, tail, kind, text):
-    """Tests that a bad end of a file is reported with its position, even if it claims a huge length."""
+    """Tests that a bad end of a file is reported with its position, even if a record claims a huge length."""
     path = write(tmp_path / "x", *[bytes(300_000)] * 5)
     with open(path, "ab") as stream:
         stream.write(tail)
@@ -166,7 +166,7 @@ def test_what_is_no_file_is_named_and_never_waited_for(tmp_path, monkeypatch):
 
     os.mkfifo(tmp_path / "pipe")
     write(tmp_path / "x", b"abc")
-    monkeypatch.setattr("builtins.open", forbidden)  # in place of file modes, which root may ignore
+    monkeypatch.setattr("builtins.open", forbidden)  # file modes would not stop root
     for name, words in (
         ("pipe", ": not a regular file"),
         (".", ": not a regular file"),

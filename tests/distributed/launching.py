@@ -69,7 +69,7 @@ class Result(NamedTuple):
 class Job(subprocess.Popen):
     """A command and all its processes. At the end of the `with` block, those that still run are killed.
 
-    Its output goes to files, so that tests can read it while the job runs, and writing never blocks the job.
+    The output goes to files, so that tests can read it while the job runs, and writing never blocks the job.
     """
 
     def __init__(self, command: Words, env: Mapping[str, str], cwd: os.PathLike = ROOT) -> None:
@@ -150,7 +150,7 @@ def start_alone(arguments: Words, **env: str) -> Job:
 
 @contextlib.contextmanager
 def start_workers(arguments: Words, indexes: Sequence[int] = (0, 1)) -> Iterator:
-    """Starts the given ones of the two workers of a tf.distribute cluster; yields a Job for each.
+    """Starts the first worker of a tf.distribute cluster, or both workers; yields a Job for each.
 
     This process also binds the workers' ports, without listening, so that no other program can get them
     before the workers start. TF_GRPC_REUSE_PORT lets TensorFlow bind a port that is already bound.
@@ -171,7 +171,7 @@ def start_workers(arguments: Words, indexes: Sequence[int] = (0, 1)) -> Iterator
 
 
 def run_two_replicas(strategy: str, arguments: Words, *, timeout: float) -> list[Result]:
-    """Runs Python with the arguments on two replicas; returns the result of each process that this starts."""
+    """Runs Python with the arguments on two replicas; returns a Result for each process or horovodrun."""
     if strategy == "horovod":
         results = [launch(2, arguments, timeout=timeout)]
     elif strategy == "mirrored":

@@ -56,7 +56,7 @@ def make_model(frozen):
 
 
 def make_batches(ranks, step, case):
-    """Returns one batch for each replica of this process: its part of the global batch."""
+    """Returns the part of the global batch that each replica of this process gets."""
     random = np.random.RandomState(100 + step)
     images = random.randn(GLOBAL_BATCH, 8, 8, 3).astype(np.float32)
     images *= np.linspace(0.5, 2.0, GLOBAL_BATCH, dtype=np.float32)[:, None, None, None]  # unequal contrasts
@@ -126,7 +126,7 @@ def run_case(ranks, case):
     }
     if isinstance(optimizer, scaled):
         seen["loss_scale"] = copies([optimizer.dynamic_scale.value])[0]
-    if ranks.rank == 0:  # on one rank: a collective operation would hang
+    if ranks.rank == 0:  # a collective operation on only one rank would hang
         seen["outputs"] = model(tf.ones((1, 8, 8, 3)), training=False).numpy()
     return seen
 

@@ -72,7 +72,7 @@ def one_process(drawn_records, tmp_path_factory):
 
 @pytest.fixture
 def result(one_process):
-    """A DryRun of two processes, made from that of one process. Only their image ids differ."""
+    """A DryRun of two processes, made by copying one_process. Only the image ids of the ranks differ."""
     dry = copy.deepcopy(one_process[0])
     dry.processes = 2
     for session in dry.sessions:

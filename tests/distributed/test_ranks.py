@@ -168,7 +168,7 @@ def test_each_rank_knows_its_place_and_gets_the_messages_of_all(results, strateg
 
 
 def test_sigterm_still_ends_a_worker(results):
-    """TensorFlow's preemption notifier would catch SIGTERM. Tests that it is not installed in a worker."""
+    """TensorFlow's preemption notifier would catch SIGTERM. Tests that a worker does not install it."""
     for rank in results("multi_worker"):
         assert not int(rank["messages"]["caught_signals"], 16) & 1 << (signal.SIGTERM - 1)
 

@@ -1,4 +1,4 @@
-"""Tests that a run that is killed, stopped and killed ends with the weights of a run without a stop."""
+"""Tests a run that is killed, stopped, killed, and each time resumed: it ends like an unbroken run."""
 
 import h5py
 import pytest

@@ -9,7 +9,7 @@ from common.distributed import tf_distribute
 from tests.distributed import launching, watched_steps
 
 SCRIPT = watched_steps.__file__
-STEP_TIMEOUT = 120  # seconds; ranks end sooner, so it is not this timeout that ends them
+STEP_TIMEOUT = 120  # seconds; the ranks end sooner, so they do not wait for this timeout
 HANGS = "error: rank 0 .*made no progress for 3 s"
 
 
@@ -31,12 +31,12 @@ def test_a_lost_rank_ends_horovodrun_in_time(act, step_timeout, message):
     assert result.returncode != 0
     assert re.search(message, result.stderr_of(0))
     for rank in (0, 1):
-        assert not re.search(r"^Traceback", result.stderr_of(rank), re.MULTILINE)  # of the rank itself
+        assert not re.search(r"^Traceback", result.stderr_of(rank), re.MULTILINE)  # ranks print no traceback
     assert (" in endless" in result.stderr_of(1)) == (act == "sleep")
 
 
 def test_a_killed_worker_ends_the_others_within_a_minute():
-    """Kills a worker. The test lets TensorFlow count it as dead after 5 s, so the other one ends soon."""
+    """Kills a worker. TensorFlow counts it as dead after 5 s in this test; then the other ends."""
     assert tf_distribute.HEARTBEAT_SECONDS <= 30
     with launching.start_workers([SCRIPT, "kill", "multi_worker", str(STEP_TIMEOUT)]) as (first, second):
         result = first.finish(200)

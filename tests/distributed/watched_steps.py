@@ -40,6 +40,6 @@ def main(act: str, strategy: str, step_timeout: str) -> None:
             step_of_all(tf.constant(1.0))
 
 
-signal.signal(signal.SIGTERM, lambda *_: None)  # as the apps do, to save first
+signal.signal(signal.SIGTERM, lambda *_: None)  # like the apps, which save a checkpoint first
 if __name__ == "__main__":
     errors.run(main, positional=True)

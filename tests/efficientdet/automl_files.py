@@ -17,7 +17,7 @@ from tensorflow.core.protobuf import trackable_object_graph_pb2
 from efficientdet.config import get_config
 
 HERE = pathlib.Path(__file__).parent
-# A d0 with one pyramid cell and one convolution in each head: it has only a part of the variables of d0
+# A d0 with one pyramid cell and one convolution in each head. Its variables are a part of d0's variables.
 SMALL_D0 = dataclasses.replace(
     get_config("efficientdet-d0"), fpn_cells=1, head_repeats=1, image_size=(72, 104)
 )

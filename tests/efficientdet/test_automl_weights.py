@@ -121,7 +121,7 @@ def test_rows_follow_names(fresh, files, variables, label_map, rows):
         for index, row in enumerate(rows):
             expected = was[..., index] if row is None else theirs[..., row]
             np.testing.assert_array_equal(now[..., index], expected)
-    depthwise = "class_net.predict/depthwise_kernel"  # does not depend on the classes
+    depthwise = "class_net.predict/depthwise_kernel"  # independent of the classes
     np.testing.assert_array_equal(after[depthwise], variables["class_net/class-predict/depthwise_kernel"])
     assert not report.made_anew
     assert len(report.new_classes) == rows.count(None)
@@ -150,7 +150,7 @@ def test_classes_of_another_training_have_no_names(fresh, variables, tmp_path):
     fewer = {name: variables[name][..., :27] for name in PREDICT.values()}
     file = write_h5(tmp_path / "mine.h5", variables | fewer)
     assert init_from(fresh, PETS, str(file)).new_classes == PETS.names
-    assert not load_automl(fresh, file).new_classes  # the model also has 3 classes: taken in order
+    assert not load_automl(fresh, file).new_classes  # the model's 3 classes get these rows in order
     bias = fresh.get_layer("class_net.predict").bias
     np.testing.assert_array_equal(bias, fewer["class_net/class-predict/bias"])
 
@@ -275,7 +275,7 @@ def test_command_keeps_cocos_80(files, variables, tmp_path, capsys):
 
 
 def test_command_takes_a_label_map(files, tmp_path, monkeypatch, small_d0):
-    monkeypatch.setattr("efficientdet.model.build_model", lambda *_, **__: small_d0)  # it has three classes
+    monkeypatch.setattr("efficientdet.model.build_model", lambda *_, **__: small_d0)  # three classes
     given = [*SMALL, f"--weights={files['h5']}", f"--label_map={tmp_path}/map.json"]
     LabelMap((1, 2, 90), ("one", "two", "ninety")).save(tmp_path / "map.json")
     command(*given, f"--output={tmp_path}/three.weights.h5")

@@ -83,7 +83,7 @@ def test_blocks_of_every_efficientnet_have_torchvisions_parameters(name):
 
 
 def test_resnets_are_as_deep_as_their_names_say():
-    """As in arXiv 1512.03385, the depth counts the stem, the classifier, and 2 or 3
+    """As in arXiv 1512.03385, a ResNet's depth is its number of layers: the stem, the classifier, and 2 or 3
     convolutions in each block."""
     for name in ("resnet-18", "resnet-34", "resnet-50", "resnet-101", "resnet-152"):
         depth = RESNETS[name]

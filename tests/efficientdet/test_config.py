@@ -23,8 +23,8 @@ warmup_learning_rate warmup_epochs clip_norm ema_decay"""
 
 
 def test_efficientdet_has_the_published_rows():
-    """Values are from table 1 of arXiv 1911.09070. Those of d7x, and which rows have sum fusion, are from
-    efficientdet/README.md of google/automl."""
+    """The expected values are from table 1 of arXiv 1911.09070. The values of d7x, and the list of the models
+    with sum fusion, are from efficientdet/README.md of google/automl."""
     rows = [get_config(f"efficientdet-d{size}") for size in (*range(8), "7x")]
     assert [row.image_size[0] for row in rows] == [512, 640, 768, 896, 1024, 1280, 1280, 1536, 1536]
     assert [row.image_size[1] for row in rows] == [row.image_size[0] for row in rows]
@@ -37,8 +37,8 @@ def test_efficientdet_has_the_published_rows():
 
 
 def differences(config) -> dict:
-    """Compares a run that has this config with the same run of a version that had only
-    the fields in FIRST."""
+    """Returns the differences between a run with this config and the same run of an older version, whose
+    configs had only the fields in FIRST."""
     metadata = make_metadata(config, LabelMap.numbered(3), 3)
     identity = Identity.of(Args(), Ranks(), config, metadata, may_change=("epochs", *DETECTION_FIELDS))
     before = {name: metadata["config"][name] for name in FIRST.split()}

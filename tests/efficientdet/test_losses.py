@@ -90,7 +90,7 @@ def test_l2_is_half_the_sum_of_squares_of_the_kernels():
     ]
     model = keras.Sequential([keras.Input((8, 8, 4)), *layers])
     kernels = [v for v in model.trainable_variables if v.ndim == 4]
-    assert len(kernels) == 4  # a convolution and a depthwise one have one each, a separable one has two
+    assert len(kernels) == 4  # one kernel each, but two in a separable convolution
     expected = 4e-5 * sum(0.5 * np.sum(np.square(np.array(v))) for v in kernels)
     np.testing.assert_allclose(losses.l2_loss(model.trainable_variables, 4e-5), expected, rtol=1e-5)
     assert losses.l2_loss([], 4e-5) == 0  # the model has no trainable weights
@@ -108,8 +108,8 @@ def test_detection_loss_sums_levels_and_normalises_by_the_positives():
 
 
 def test_the_number_of_positives_may_be_that_of_all_replicas():
-    """Tests that detection_loss can divide by the mean of all replicas. For two replicas with 3 and 7
-    positives this mean is (3 + 7 + 1) / 2."""
+    """Tests that detection_loss can divide by the replicas' mean number of positives plus 1. For two replicas
+    with 3 and 7 positives it divides by (3 + 7 + 1) / 2."""
     shares = [losses.num_positives_share({"num_positives": tf.constant([n])}, 2) for n in (3.0, 7.0)]
     assert float(sum(shares)) == 11
     arguments, _ = random_batch(CONFIG)

@@ -92,7 +92,7 @@ def test_every_weight_gets_a_gradient(nano):
 
 
 def test_config_decides_size_levels_anchors_and_the_heads_layers():
-    """Tests, too, that all levels share the convolutions of a head, but have separate batch norms."""
+    """Also tests that all levels share the convolutions of a head, but have separate batch norms."""
     config = dataclasses.replace(
         NANO, image_size=(64, 32), min_level=2, max_level=6, num_scales=2, aspect_ratios=(1.0, 3.0)
     )

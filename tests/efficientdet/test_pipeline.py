@@ -1,4 +1,4 @@
-"""Tests that the stages of the DALI pipeline work together, and that `dataset` gives what its graph gives.
+"""Tests that the stages of the DALI pipeline work together, and that `dataset` gives the graph's outputs.
 
 tests/oracle/test_efficientdet_oracle.py compares every stage of pipeline.py and crops.py with NumPy;
 tests/apps/test_loaders.py tests seeds, ranks and resuming.

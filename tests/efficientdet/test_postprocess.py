@@ -60,7 +60,7 @@ def decode_numpy(deltas):
 @pytest.mark.parametrize("count", [37, 30_000])  # 30,000 is more than anchors x classes
 def test_candidates_are_those_of_a_top_k_over_everything_ties_included(count):
     logits, deltas = random_outputs()
-    logits = np.round(logits)  # about ten different values remain, so nearly all scores have equals
+    logits = np.round(logits)  # about ten different values remain, so most scores occur many times
     config = dataclasses.replace(CONFIG, nms_candidates=count)
     boxes, scores, classes = candidates((per_level(logits), per_level(deltas)), config)
     for i in range(len(logits)):

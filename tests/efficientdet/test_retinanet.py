@@ -1,7 +1,7 @@
 """Tests RetinaNet: outputs against keras-hub's, and its configs against odtk and the paper.
 
-test_losses.py tests RetinaNet's loss, test_optimization.py its learning rates. test_model.py tests what it
-has in common with EfficientDet.
+test_losses.py tests RetinaNet's loss, and test_optimization.py its learning rates. test_model.py tests the
+parts that RetinaNet shares with EfficientDet.
 
 Also tests resnet.py; retinanet_rows.py.
 """

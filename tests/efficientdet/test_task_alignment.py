@@ -12,8 +12,8 @@ from efficientdet.config import get_config
 
 
 def test_assignment_is_the_papers():
-    """The second image has no boxes. In the first, two boxes are nearly equal, and a
-    third is below a pixel."""
+    """Compares two images. The first image has two nearly equal boxes and a box smaller than a pixel. The
+    second image has no boxes."""
     rng = np.random.default_rng(2)
     left_top, sides = rng.random((2, 2, 60, 2))
     predicted = np.concatenate([left_top, left_top + 0.6 * sides], axis=-1).astype(np.float32)

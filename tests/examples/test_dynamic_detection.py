@@ -64,7 +64,7 @@ def test_the_same_numbers_give_the_batches_of_the_pipeline_api(fuzzed, tmp_path)
 
 
 def test_a_stream_stopped_anywhere_continues_bit_for_bit(fuzzed, tmp_path):
-    """Stops the stream six times in four epochs, once of them between two epochs."""
+    """Stops the stream six times in four epochs. One stop is between two epochs."""
     data = (fuzzed.source.images_dir, f"{fuzzed.source.images_dir}/instances.json")
     whole = [arrays(*batch) for batch in itertools.islice(example.Stream(*data, 30), 11)]
     pattern, made = str(tmp_path / "at-{seq}.json"), 0

@@ -95,7 +95,7 @@ def test_each_step_has_the_loss_of_train_py(app, strategy, drawn, tmp_path):
     words = [__file__, app, *training_flags(app, drawn, tmp_path, strategy, 4), "--epochs=1"]
     more = ",multi_scale=2,learning_rate=0.008" if app == "yolov4" else ""
     words += ["--clip_norm=0.5", f"--hparams={TINY[app]}{more}"]
-    launcher = "horovod" if strategy == "horovod" else "mirrored"  # for "none", it uses one of two devices
+    launcher = "horovod" if strategy == "horovod" else "mirrored"  # "none" uses one of its two devices
     launching.run_two_replicas(launcher, [*words, "--steps_per_epoch=20"], timeout=500)
     trained, fitted = json.loads((tmp_path / "losses.json").read_text())
     assert len(trained) == 20

@@ -27,7 +27,7 @@ def pipe_in_place_of_the_json(data):
 
 
 def written(name: str, kind: str, change: Callable[[bytes], bytes], *words: str) -> None:
-    """Adds a fault: `change` replaces the bytes of the json. `{}` in `words` is the number of new bytes."""
+    """Adds a fault: `change` replaces the bytes of the json. In `words`, `{}` is the number of new bytes."""
 
     def spoil(data):
         data.content = change(json.dumps(data.document).encode())

@@ -160,7 +160,7 @@ def record_without_lists_of_boxes(data):
 
 
 def edited(name: str, kind: str, key: str, change: Callable[[list], list] | None, *words: str) -> None:
-    """Adds a fault: `change` replaces the values of one key of a record. If it is None, removes the key."""
+    """Adds a fault: `change` replaces the values of a record's key. If `change` is None, removes the key."""
 
     def apply(features):
         if change is None:

@@ -45,7 +45,7 @@ def resize_range_crop(size, image_size, drawn) -> Crop:
 
 
 def cropped(size, image_size, anchor, shape) -> Crop:
-    """Returns the whole pixels in a crop. `anchor` and `shape` are (x, y), as shares of the image."""
+    """Returns the window of a crop's whole pixels. `anchor` and `shape` are (x, y), shares of the image."""
     starts, lengths = [], []
     for side, start, length in zip(size, anchor[::-1], shape[::-1], strict=True):
         first = min(math.ceil(start * side - 1e-3), side - 1)

@@ -15,8 +15,8 @@ NUM_IMAGES = 100
 CATEGORY_IDS = (90, 3, 17)  # with gaps, not sorted; class 0 is category 3, the smallest id
 SIZES = [(1, 1), (1, 37), (53, 1), (2, 2), (3, 5), (7, 300), (300, 7), (641, 427), (427, 641), (128, 192)]
 COUNTS = [0, 1, 1, 2, 2, 3, 5, 8, 13, 21, 34, 60, 99, 100, 101, 150, 200]  # numbers of boxes in an image
-FEW = 2  # images with at most so many boxes have large ones, so that crops by IoU exist
-MOST_DRAWN = 12  # at most so many boxes of an image are drawn
+FEW = 2  # images with at most this many boxes have large boxes, so that crops by IoU exist
+MOST_DRAWN = 12  # an image shows at most this many of its boxes
 
 # (file format, Pillow's mode). tests/common/image_variants.py has more variants.
 FORMATS = [("jpeg", mode) for mode in ("RGB", "L", "RGB", "CMYK")]

@@ -8,7 +8,7 @@ from numpy.typing import ArrayLike
 
 PIXEL = 0.01  # tolerance of boxes, in pixels
 DOUBTFUL = 1e-3  # pixels; a box this close to a threshold may be kept or dropped
-DOUBTFUL_AREA = 1e-4  # the same for max_instances, which compares areas; relative
+DOUBTFUL_AREA = 1e-4  # relative; of areas this close, max_instances may keep either box
 MATCH_IOU = 0.5  # as in SSD (arXiv 1512.02325) section 2.2
 
 
@@ -43,7 +43,7 @@ def move(boxes_px: np.ndarray, window: tuple[int, ...], place: tuple[int, ...]) 
 
 
 def adjoin(boxes_px: np.ndarray, window: tuple[int, ...]) -> np.ndarray:
-    """Returns (N,): whether a box only touches the window's border, except for rounding errors."""
+    """Returns (N,): whether each box touches the window without an overlap, up to rounding errors."""
     corners = np.array([window[1], window[0], window[1] + window[3], window[0] + window[2]])
     sides = np.minimum(boxes_px[:, 2:], corners[2:]) - np.maximum(boxes_px[:, :2], corners[:2])
     return np.abs(sides.min(1, initial=np.inf)) < DOUBTFUL

@@ -122,7 +122,7 @@ def check_pixels(got: np.ndarray, expected: np.ndarray, config: EfficientDetConf
     outside[:height, :width] = 0
     assert not outside.any(), where
     difference = np.abs(got[:height, :width] * STDDEV + MEAN - expected)
-    if config.grid_mask_prob:  # rounding decides about pixels on a square's edge
+    if config.grid_mask_prob:  # on the edge of a square, rounding decides whether a pixel is black
         assert (difference.max(-1) > 6).mean() < 0.002 + 2 / (height * width), where
         difference = difference[difference.max(-1) <= 6]
     numpy_images.assert_small(difference, config, where)

@@ -54,7 +54,7 @@ def batch_size(config: YOLOv4Config, draws: Draws) -> tuple[int, int]:
         return INPUT
     units = min(INPUT) / 32
     low, high = max(nearest(units / config.multi_scale), 1), nearest(units * config.multi_scale)
-    drawn = draws.uniform(0.0, float(high - low + 1))[0]  # the number drawn for the first image decides
+    drawn = draws.uniform(0.0, float(high - low + 1))[0]  # the whole batch uses the first image's number
     shorter = low + math.floor(drawn)
     return tuple(32 * nearest(shorter * side / min(INPUT)) for side in INPUT)
 
@@ -180,7 +180,7 @@ def cutmix(own: Canvas, other: Canvas, share: float, center: np.ndarray) -> Canv
     """Puts a rectangle of `other` over `own` (arXiv 1905.04899).
 
     The rectangle has `share` of the canvas's area and its aspect ratio, and is clipped to the canvas. Boxes
-    of `own` are dropped if it covers more than half of their area; boxes of `other` are clipped to it.
+    of `own` are dropped if the rectangle covers more than half of them; boxes of `other` are clipped to it.
     """
     size = np.array(own.pixels.shape[:2])
     half = np.sqrt(share) / 2

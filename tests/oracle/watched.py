@@ -56,7 +56,7 @@ class Batch(NamedTuple):
     outputs: dict[str, np.ndarray]
     image_ids: list[int]  # in the order in which they were read
     draws: Draws
-    other_image_ids: list[list[int]]  # image ids of each other reader
+    other_image_ids: list[list[int]]  # the same for each further reader
 
 
 class Watched:

@@ -36,11 +36,11 @@ from tools import synthetic
 EPOCHS, STEPS, SAVE_EVERY = 2, 8, 2
 SETTINGS = {"epochs": EPOCHS, "steps_per_epoch": STEPS, "save_every": SAVE_EVERY, "eval_every": 0}
 SETTINGS |= {"ema_decay": 0.9, "step_timeout": 120}
-OWN = {"efficientdet": (), "yolov4": ("--close_mosaic=1",)}  # the loader changes before the last epoch
+OWN = {"efficientdet": (), "yolov4": ("--close_mosaic=1",)}  # the last epoch needs another loader
 
 
 def command(app: str, ranks: int, data: pathlib.Path, output_dir: pathlib.Path, *flags: str) -> list[str]:
-    """Returns a command with train.py, and flags for which a checkpoint has to contain all kinds of state."""
+    """Returns a train.py command. With its flags, a checkpoint has to contain all kinds of state."""
     given = training_flags(app, data, output_dir, "horovod" if ranks > 1 else "none", batch_size=2)
     given += [f"--eval_images={data}/images", f"--eval_annotations={data}/instances.json"]
     given += [f"--{name}={value}" for name, value in SETTINGS.items()]
@@ -131,7 +131,7 @@ def _stop_somewhere(
     """Waits for a random checkpoint and a random time, then sends the signal; returns the last saved step."""
     before = (saved_steps(output_dir) or [0])[-1]
     ahead = [step for step in range(before + 1, EPOCHS * STEPS + 1) if step % SAVE_EVERY == 0]
-    awaited = draw.choice(ahead[: max(len(ahead) // 2, 1)] or [before])  # leaves steps for later stops
+    awaited = draw.choice(ahead[: max(len(ahead) // 2, 1)] or [before])  # early, for later stops
     victims: dict[int, int] = {}
     while job.poll() is None and (saved_steps(output_dir) or [-1])[-1] < awaited:
         if len(victims) < ranks:  # search now, because it takes longer than a step

@@ -26,7 +26,7 @@ def darknet_axis(side, other_side, out, other_out, first_draw, last_draw, keep_a
 
 
 def darknet_mosaic(canvases, sources, cut_y, cut_x):
-    """Makes a mosaic as Darknet's load_data_detection, but clips boxes; returns (image, boxes, labels)."""
+    """Makes a mosaic like Darknet's load_data_detection, but clips boxes; returns (image, boxes, labels)."""
     height, width = canvases[0][0].shape[:2]
     out = np.zeros_like(canvases[0][0])
     all_boxes, all_labels = [], []
@@ -67,7 +67,7 @@ def assign(boxes, classes, config, head, grid_size, num_classes):
     """Returns {(row, column, k): indices of the boxes that train this prediction} for one image and head.
 
     The indices are in order. With config.neighbour_cells (not in Darknet), boxes with their centre in the
-    cell come first, then those that the nearest column adds, then those that the nearest row adds.
+    cell come first, then the boxes from the nearest column, then the boxes from the nearest row.
     """
     rows, columns = grid_size
     stride = config.strides[head]

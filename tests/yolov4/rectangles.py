@@ -55,7 +55,7 @@ def assert_equal(one: list[dict], other: list[dict]) -> None:
 
 
 def nearest_color(image: np.ndarray) -> np.ndarray:
-    """Returns the index of each pixel's nearest colour, (H, W). Those after COLORS are grey or padding."""
+    """Returns the index of each pixel's nearest colour, (H, W). Larger indices are grey or padding."""
     palette = np.array([*COLORS, GREY, (FILL,) * 3])
     return np.abs(image[:, :, np.newaxis] * 255 - palette).sum(-1).argmin(-1)
 
@@ -77,7 +77,7 @@ def painted(shape: tuple[int, int], boxes: np.ndarray, classes: np.ndarray, grow
 
 
 def count_found(batch: dict[str, np.ndarray]) -> int:
-    """Asserts that the boxes of each class contain its colour, and other pixels do not, to 1.5 pixels."""
+    """Asserts, to 1.5 pixels, that boxes contain only the colour of their class, which is nowhere else."""
     rows = (batch[name] for name in ("images", "boxes", "classes", "num_boxes"))
     for image, boxes, classes, count in zip(*rows, strict=True):
         assert (classes[:count] >= 0).all() and (classes[count:] == -1).all() and (boxes[count:] == -1).all()

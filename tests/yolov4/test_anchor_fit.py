@@ -1,4 +1,4 @@
-"""Tests the rule by which other anchors count as better: they gain more on the same boxes than noise."""
+"""Tests the rule that other anchors are better only if their gain on the same boxes is more than noise."""
 
 import numpy as np
 import pytest
@@ -8,7 +8,7 @@ from yolov4.anchor_fit import MAX_BOXES, Fit, beats, fit_anchors, shape_iou, spl
 
 def test_fit_by_hand():
     fit = Fit.of(np.array([0.2, 0.5, 0.6, 0.9]))
-    assert fit == Fit(pytest.approx(0.55), 0.5, 4)  # a box with an IoU of exactly 0.5 is not reached
+    assert fit == Fit(pytest.approx(0.55), 0.5, 4)  # a box counts only if its IoU is above 0.5
     assert str(fit) == "mean best IoU 0.550, 50.0 % of the boxes reached at 0.5"
     assert Fit.of(np.zeros(0)) == Fit(0.0, 0.0, 0)
 
@@ -25,11 +25,11 @@ GAINS = [
     (OWN + 0.05, True),
     (OWN + 0.01, False),  # the gain is certain, but too small
     (OWN - 0.05, False),
-    (np.where(OWN > 0.5, 0.95, OWN), True),  # the same boxes are reached, with higher IoUs
-    (np.where(OWN > 0.505, 0.95, np.minimum(OWN, 0.5)), True),  # nearly the same boxes are reached
+    (np.where(OWN > 0.5, 0.95, OWN), True),  # higher IoUs, but no more boxes above 0.5
+    (np.where(OWN > 0.505, 0.95, np.minimum(OWN, 0.5)), True),  # nearly as many boxes above 0.5
     (MORE_REACHED, True),
-    (MORE_REACHED - 0.1 * (OWN > 0.7), False),  # more boxes are reached, the mean is nearly the same
-    (np.where(OWN > 0.6, OWN + 0.2, np.minimum(OWN, 0.49)), False),  # fewer boxes are reached, the mean grows
+    (MORE_REACHED - 0.1 * (OWN > 0.7), False),  # more boxes above 0.5, but nearly the same mean
+    (np.where(OWN > 0.6, OWN + 0.2, np.minimum(OWN, 0.49)), False),  # fewer boxes above 0.5, a higher mean
 ]
 
 

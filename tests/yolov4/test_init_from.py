@@ -42,7 +42,7 @@ def check(before, source, after, names, source_names):
         now, was, theirs = (
             values[path].reshape(*value.shape[:-1], 3, -1) for values in (after, before, source)
         )
-        np.testing.assert_array_equal(now[..., :5], theirs[..., :5])  # of the box and the objectness
+        np.testing.assert_array_equal(now[..., :5], theirs[..., :5])  # box and objectness
         for index, name in enumerate(names):
             expected = (
                 theirs[..., 5 + source_names.index(name)] if name in source_names else was[..., 5 + index]

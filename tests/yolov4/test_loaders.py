@@ -1,4 +1,4 @@
-"""Tests both loaders, DALI and tf.data: boxes move with pixels, colours, and batches of several sizes.
+"""Tests colours and batches of several sizes of both loaders, and that boxes move with their pixels.
 
 tests/apps/test_loaders.py has the tests that EfficientDet and YOLOv4 share.
 """

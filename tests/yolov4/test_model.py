@@ -42,7 +42,7 @@ DARKNET = {
 
 
 def word(layer, config):
-    """Returns the word for a layer, as in DARKNET. Other layers have relative, so negative, numbers."""
+    """Returns a layer's word, as in DARKNET. It refers to other layers by relative, so negative, numbers."""
     back = ",".join(str(index - layer.index) for index in layer.inputs)
     options = layer.options
     stride = "/2" if options.get("stride") == 2 else ""

@@ -77,7 +77,7 @@ def test_schedule_survives_serialisation(lr_schedule):
 
 @pytest.mark.parametrize("precision", ["float32", "mixed_float16"])
 def test_momentum_is_that_of_the_recipe(precision):
-    """Takes two steps with equal gradients. Momentum adds 0.949 times the first step, for tiny 0.9 times."""
+    """Takes two steps with equal gradients. To step 2, momentum adds 0.949 times step 1, for tiny 0.9 times."""
     for model_name, momentum in [("yolov4", 0.949), ("yolov4-tiny", 0.9)]:
         optimizer = make_optimizer(get_config(model_name), 1.0, precision=precision)
         first, second = updates(optimizer, [[1.0, -2.0]] * 2)

@@ -172,7 +172,7 @@ def test_what_is_not_finite_is_no_detection_and_harms_no_other(method, dtype):
         flat, quiet_flat = head.reshape(-1, 9), quiet_head.reshape(-1, 9)
         for start, (number, value) in enumerate(values):
             bad = slice(start, None, 3 * len(values))
-            flat[bad, 4] += 3  # if all were finite, these scores would be best
+            flat[bad, 4] += 3  # with finite boxes, these scores would be the best
             flat[bad, number] = value
             quiet_flat[bad, 4] = -np.inf
     actual = run(heads, config)

@@ -1,4 +1,4 @@
-"""Tests the line that describes a run's first batch, and its picture. Expected counts are by hand."""
+"""Tests the line that describes a run's first batch, and its picture. Expected counts were made by hand."""
 
 import numpy as np
 import tensorflow as tf

@@ -203,7 +203,7 @@ def test_ignore_mask_against_brute_force(model_name):
         best = np.stack(
             [darknet_rules.best_ious(raw[b], boxes[b], classes[b], config, head) for b in range(3)]
         )
-        clear = np.abs(best - config.ignore_thresh) > 1e-4  # others may be rounded to either side
+        clear = np.abs(best - config.ignore_thresh) > 1e-4  # leaves out predictions that rounding decides
         assert clear.mean() > 0.99
         np.testing.assert_array_equal(found[clear], best[clear] > config.ignore_thresh)
         ignored += found.sum(axis=(1, 2, 3))
@@ -211,7 +211,7 @@ def test_ignore_mask_against_brute_force(model_name):
 
 
 def test_ignore_mask_needs_a_class_but_no_objectness_and_skips_padding():
-    """Boxes with an index of num_boxes or more are padding, so they must not change the mask."""
+    """Tests, too, that boxes from index num_boxes on, which are padding, do not change the mask."""
     config = CONFIGS["yolov4"]
     boxes, classes = np.zeros((1, 200, 4), np.float32), np.zeros((1, 200), np.int32)
     boxes[0, 150] = 0.3, 0.3, 0.55, 0.6

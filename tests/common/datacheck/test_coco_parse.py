@@ -132,7 +132,7 @@ def test_image_files_are_looked_at_as_far_as_they_are_known(small, images):
 
 
 def test_a_lost_id_is_one_fault(small):
-    """Tests that a wrong id is reported only once, and not for the annotations that refer to its record."""
+    """Tests that a wrong id is one error, and that annotations that refer to its record are no errors."""
     document = changed(["images", 1, "id"], "7")
     assert list(refused(small(document))) == ["wrong-type"]
     document["annotations"][3]["image_id"] = 8

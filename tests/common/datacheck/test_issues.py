@@ -1,4 +1,4 @@
-"""Tests the issues of a data check: which of them are errors, how they are printed, and what is stored."""
+"""Tests the issues of a data check: which issues are errors, how issues are printed, and what is stored."""
 
 import re
 

@@ -162,7 +162,7 @@ def test_a_flipped_bit_is_found_and_hides_nothing(tmp_path, position):
 
 
 def test_boxes_that_no_box_can_be(tmp_path):
-    """Tests which boxes are errors. A single large edge shows that a box is given in pixels."""
+    """Tests which boxes are errors. A box with a single large edge counts as a box in pixels."""
     boxes = {
         "box-not-finite": ([float("nan"), 0.1, 0.2, 0.2], [float("inf"), 0.1, 0.2, 0.2]),
         "box-negative": ([0.6, 0.2, 0.5, 0.9], [0.6, 0.2, 0.7, 0.1], [30.0, 0.1, 20.0, 0.5]),
@@ -283,7 +283,7 @@ def test_limits_are_the_policys(tmp_path):
     assert open_records(file).annotations.num_images == 2
     found = refused(file, policy=ImagePolicy(max_megapixels=0.01))
     assert found["image-too-large"][0].startswith(f"{file} record 1 (image 2): ")
-    open_records(file)  # the cache does not apply the error above to other limits
+    open_records(file)  # with other limits, the cached error does not count
 
 
 # --- the cache of results ---

@@ -32,7 +32,7 @@ def faster():
 
 
 def hard_truth(seed=0, num_images=60):
-    """Returns truth with crowds, gaps in all ids, images and classes without boxes, and equal boxes."""
+    """Returns a truth with crowds, equal boxes, gaps in all ids, and images and classes without boxes."""
     rng = np.random.default_rng(seed)
     ids = np.sort(rng.choice(1000, num_images, replace=False))
     images = [{"id": int(i) if i % 3 else 2**53 + 1 + int(i), "width": 640, "height": 480} for i in ids]
@@ -55,7 +55,7 @@ def hard_truth(seed=0, num_images=60):
 
 
 def plain_truth():
-    """Returns a truth without crowds, empty boxes and boxes that reach outside; each `area` is the box's."""
+    """Returns a truth without crowds, empty boxes and boxes outside; each `area` is its box's area."""
     truth = hard_truth()
     boxes = [a for a in truth["annotations"] if min(a["bbox"][2:]) > 0 and a["bbox"][1] + a["bbox"][3] < 480]
     plain = [a | {"iscrowd": 0, "area": a["bbox"][2] * a["bbox"][3]} for a in boxes]

@@ -89,7 +89,7 @@ class Training:
         """
         if boundary:
             self.start(Identity({"num_ranks": 1, "seed": "now"}))
-            self.saved._metadata["identity"] = {"num_ranks": 1}  # as in the checkpoints
+            self.saved._metadata["identity"] = {"num_ranks": 1}  # equal to the checkpoints' identity
         if self.saved.find() is None:
             return None
         self.saved.restore()
@@ -110,7 +110,7 @@ class Training:
         return self
 
     def set_all(self, number):
-        """Sets every saved variable to `number`, by which a test recognizes the restored checkpoint."""
+        """Sets every saved variable to `number`, so that a test can recognize the restored checkpoint."""
         for variable in [*self.model.weights, *self.optimizer.variables, *self.averaged.variables]:
             variable.assign(tf.cast(tf.fill(variable.shape, number), variable.dtype))
         return self
@@ -184,7 +184,7 @@ def test_the_newest_stay_and_the_newest_whole_epoch(tmp_path, saved, staying):
 
 
 def test_a_run_that_went_back_to_a_whole_epoch_leaves_the_other_way_behind(tmp_path, capfd):
-    """Tests that a run that goes back to an epoch's end removes the later checkpoints, and can save again."""
+    """Tests that a run that is resumed at an epoch's end removes later checkpoints, and can save again."""
     first = Training(tmp_path)
     for step in (4, 6, 7):
         assert first.save(step)
@@ -294,7 +294,7 @@ def test_other_versions_are_named_and_restored(tmp_path, monkeypatch, capfd):
 
 # --- failing disks ---
 
-CALLS = {  # without os.scandir, because its use by pathlib and shutil depends on Python's version
+CALLS = {  # no os.scandir: how often pathlib and shutil call it depends on Python's version
     os: ("mkdir", "open", "fsync", "replace"),
     shutil: ("rmtree",),
     pathlib.Path: ("iterdir", "open", "write_bytes", "write_text"),

@@ -93,7 +93,7 @@ def test_little_that_fits_is_an_error(names):
 
 
 def test_classes_are_found_in_the_other_spelling():
-    """Tests that all 20 VOC classes are found in COCO, and that equal names go before other spellings."""
+    """Tests that all 20 VOC classes are found in COCO. Equal names are preferred to other spellings."""
     voc = sorted(VOC_SPELLINGS.get(name, name) for name in coco_label_map().names if name in VOC)
     assert len(voc) == 20
     model, source = make_model(20), values_of(make_model(80))
@@ -114,7 +114,7 @@ def test_classes_are_found_in_the_other_spelling():
 def test_long_lists_are_cut():
     model, source = make_model(9), values_of(make_model(2))
     report = transfer(model, source, ClassRows(PATHS, 1, 1), label_map(*"abcdefghi"), ("x", "y"), "run")
-    assert report.made_anew == PATHS  # no row of these layers was taken
+    assert report.made_anew == PATHS  # no class weights were copied to these layers
     assert str(report).endswith("new classes: a, b, c, d, e and 4 more")
 
 

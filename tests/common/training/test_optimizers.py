@@ -79,7 +79,7 @@ def test_fused_optimizers_take_the_steps_of_keras(fused, reference, options, com
 
 @pytest.mark.parametrize("fused", [FusedSGD, FusedAdam])
 def test_a_constant_learning_rate_in_one_function_traced_twice(fused):
-    """Tests that a step can be traced twice: no trace uses tensors that an earlier trace has computed."""
+    """Tests that a step can be traced twice, because no trace uses tensors of an earlier trace."""
     variable = keras.Variable([1.0, 2.0])
     optimizer = fused(0.5, 0.9)
     optimizer.build([variable])
@@ -115,7 +115,7 @@ def values(model):
 
 
 def test_averages_equal_the_recurrence_in_numpy():
-    """Tests updates before and after the decay, min(0.5, (1 + n) / (10 + n)), has reached 0.5 at n = 8."""
+    """Tests updates n = 0, 1, ... The decay is min(0.5, (1 + n) / (10 + n)), which reaches 0.5 at n = 8."""
     model, decay = small_model(), 0.5
     averaged = AveragedWeights(model, decay)
     update = tf.function(averaged.update)
@@ -153,7 +153,7 @@ def test_the_first_average_is_one_part_in_ten_of_the_old_in_float32(precision):
 
 @pytest.mark.parametrize("decay", [0.0, 0.9])
 def test_statistics_are_averaged_over_the_ranks_while_swapped_in(decay):
-    """Tests that statistics are averaged over the ranks while swapped in, and that all values come back."""
+    """Tests that the swap averages statistics over the ranks, and that all old values come back after it."""
 
     def work(ranks):
         model = small_model()

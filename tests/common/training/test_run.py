@@ -34,7 +34,7 @@ STEPS = 4  # steps per epoch
 def without_pictures(monkeypatch):
     """Disables the drawing of curves, which would take most of the time. Other tests cover it."""
     for name in ("loss_curves", "pr_curves"):
-        monkeypatch.setattr(drawing, name, lambda *_: None, raising=False)  # absent in copied apps
+        monkeypatch.setattr(drawing, name, lambda *_: None, raising=False)  # copied apps may lack it
 
 
 class Loader:
@@ -111,7 +111,7 @@ class Session:
         self.run.ema.update()
 
     def _evaluation(self):
-        """Returns a fake evaluation. Its AP is from `aps`, by epoch, or, without `aps`, from the weights."""
+        """Returns a fake evaluation: its AP is the epoch's value in `aps`, or computed from weights."""
         number = float(np.tanh(np.abs(np.asarray(self.model.weights[-2])).sum()))
         ap = self._aps[self.run.state["epoch"]] if self._aps else number
         return Evaluation({**dict.fromkeys(coco_metrics.NAMES, ap), "per_class": {}}, [], {})
@@ -188,7 +188,7 @@ def test_weights_of_the_files_are_the_averages(tmp_path):
 
 
 def test_evaluations_within_an_epoch_are_neither_repeated_nor_lost(tmp_path, monkeypatch, capfd):
-    """Stops a run during an evaluation, right after one, and later. Resumed, it evaluates as if unbroken."""
+    """Tests runs that are stopped in or after an evaluation, and resumed: they evaluate as if unbroken."""
     flags = {"eval_every_steps": 3, "eval_every": 2, "patience": 9, "save_every": 0}
     unbroken, restarts = Session(tmp_path / "unbroken", **flags), []
     with monkeypatch.context() as patch:
@@ -238,7 +238,7 @@ def test_stopped_within_an_epoch_it_sees_the_same_images(tmp_path, monkeypatch, 
     unbroken = Session(tmp_path / "unbroken", **flags)
     unbroken.train()
     assert "from epoch 3 on: sign=-1.0" in capfd.readouterr().err
-    # The first two loaders are those of first_batch.png and of the first epoch.
+    # The first two loaders are for first_batch.png and for the first epoch.
     first = [(0, 1.0), (0, 1.0)]
     assert unbroken.opened == ([*first, (2, -1.0)] if saveable else [*first, (1, 1.0), (2, -1.0)])
     done = 0

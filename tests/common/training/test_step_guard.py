@@ -1,4 +1,4 @@
-"""Tests that a step with NaN or infinity changes nothing, is reported, and that many of them end the run."""
+"""Tests that a step with NaN or infinity changes nothing and is reported, and that many of them end a run."""
 
 import keras
 import numpy as np
@@ -107,7 +107,7 @@ def test_a_step_that_is_not_finite_changes_nothing(bad, accumulate_steps):
     before = training.everything()
     result = training.step(*batch(**bad), GO_ON)
     assert not result.finite
-    assert all(float(value) == 0.0 for value in result.values.values())  # keeps an epoch's sums finite
+    assert all(float(value) == 0.0 for value in result.values.values())  # so the sums of an epoch stay finite
     after = training.everything()
     assert_same(before, after)
     assert training.step(*batch(), GO_ON).finite

@@ -112,7 +112,7 @@ def test_a_hanging_process_ends_with_its_stack_and_one_line(tmp_path):
 
 @pytest.mark.parametrize("act", ["unlimited", "allowed", "slow"])
 def test_nothing_ends_a_process_that_may_take_its_time(tmp_path, act):
-    """Tests processes without a timeout, with a longer one, and with regular beats after a suspension."""
+    """Tests processes that have no timeout, a longer timeout, or regular beats after a suspension."""
     with Ranks(tmp_path, act) as ranks:
         if act == "slow":
             ranks.processes[0].send_signal(signal.SIGSTOP)

@@ -1,4 +1,4 @@
-"""Tests that weights files keep weights and metadata, and errors for damage, other models and full disks."""
+"""Tests that weights files keep weights and metadata, and the errors for bad files, models and full disks."""
 
 import re
 

@@ -1,4 +1,4 @@
-"""Tests conversion to TFRecords: their content, that their bytes depend only on the input, refused input."""
+"""Tests that TFRecords have the right content and the same bytes every time, and that input is refused."""
 
 import json
 import os

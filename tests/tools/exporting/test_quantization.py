@@ -84,7 +84,7 @@ def test_tensorrt_wants_neither_zero_points_nor_int32(network):
     graph = quantization.to_int8(network, iter([_images(0)]), tensorrt=True).graph
     values = {tensor.name: onnx.numpy_helper.to_array(tensor) for tensor in graph.initializer}
     points = [values[node.input[2]] for node in graph.node if node.op_type.endswith("quantizeLinear")]
-    assert len(points) == 2  # those of the input and the weights of the first convolution
+    assert len(points) == 2  # for the input and the weights of the first convolution
     assert all((point == 0).all() and point.dtype == np.int8 for point in points)
 
 

@@ -114,7 +114,7 @@ def message(*fields):
 
 
 def datum(image, label=None):
-    """Returns a Datum, which is Caffe's record, whose field `encoded` is true."""
+    """Returns a Datum, Caffe's record of an image. Its field `encoded` is true."""
     return message((1, 3), (4, image), *([] if label is None else [(5, label)]), (7, 1))
 
 

@@ -125,8 +125,8 @@ def test_an_image_that_an_operator_refuses_is_named(source, api, ops, said):
 
 @BOTH_APIS
 def test_what_was_drawn_may_be_at_fault(source, api):
-    """Tests that the error says that flip takes no float16, even if each image works when it is tried alone,
-    as then flip was not drawn."""
+    """Tests that the error says that flip takes no float16. This is the error even if every image works
+    when it is tried alone, because the random flip was not chosen for it then."""
     said = []
     for seed in range(6):
         work = Preprocessor(source=source, ops="cast:float16 | flip:0.5", batch_size=5, seed=seed)

@@ -17,8 +17,8 @@ from tools.preprocessing.reading import Part
 
 @pytest.fixture(scope="module")
 def written(tmp_path_factory):
-    """written(case) returns a source of seven images, which is opened once, and the
-    names the images should have."""
+    """written(case) returns a source of seven images and the names that the images should have. The source
+    of a case is opened only once."""
 
     @functools.cache
     def of(case):
@@ -109,7 +109,7 @@ def test_a_pipeline_goes_on_where_it_was_and_a_graph_reads_the_same(written, tmp
     assert [keys(run(resumed)) for _ in range(4)] == rest
 
     kind, path, _, _ = write_case(case, tmp_path)
-    # With checkpointing, DALI 2.4 shuffles later epochs in another order, so this pipeline has it, too.
+    # With checkpointing, DALI 2.4 shuffles later epochs in another order, so this pipeline enables it, too.
     graph = dali.Pipeline(3, 1, None, enable_checkpointing=True)
     with graph:
         graph.set_outputs(*Part(open_image_source(kind, path), **part).in_graph("mine"))

@@ -28,7 +28,7 @@ def ends_of_levels(anchors):
 
 def by_the_encoder(truth, anchors, max_instances):
     """Computes the numbers of the anchor report again, with encode_boxes_tf in a loop over images."""
-    levels = np.zeros((3, len(anchors.levels)), int)  # rows: boxes reached, best anchors, positive anchors
+    levels = np.zeros((3, len(anchors.levels)), int)  # rows: boxes with IoU > 0.5, best, positive anchors
     num = {"unreached": 0, "lost": 0, "over_limit": 0}
     targets, ends = truth.target_boxes, ends_of_levels(anchors)
 
