@@ -112,7 +112,7 @@ def test_the_two_images_are_twins():
 
 @every_dockerfile
 def test_make_finds_its_environment_ready(path):
-    """The .ready files must be newer than the files they depend on, or make would install again."""
+    """Tests that .ready files are newer than the files they depend on. Otherwise make would install again."""
     last = stages(path)[-1]
     order = [value for name, value in last if name in ("COPY", "RUN")]
     assert order.index("touch .venv/.ready .venv/.horovod") > order.index(". .")

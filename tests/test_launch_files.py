@@ -219,7 +219,7 @@ def test_slurm_says_what_is_missing(cluster):
 
 
 def test_the_pattern_for_signals_finds_the_ranks_alone(tmp_path):
-    """horovodrun, its helpers and shells also have train.py in their commands, but must get no signal."""
+    """Tests that horovodrun, its helpers and shells get no signal, although train.py is in their commands."""
     assert RANKS_PATTERN in MPIJOB.read_text() and RANKS_PATTERN in PAGES["distributed"]
     script = tmp_path / "train.py"
     script.write_text("import signal; print('ready', flush=True); signal.pause()")

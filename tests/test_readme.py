@@ -32,8 +32,8 @@ RUN_HERE = (
     *("README", "data", "training", "export", "yolov4", "preprocessing", "troubleshooting"),
     *("benchmarks", "architecture", "examples"),
 )
-# Pages whose commands are not run here: they need other hosts, Docker, hours or a copy of the project
-# (test_customize.py), or there are none.
+# Pages whose commands are not run here. The commands need other hosts, Docker, hours or a copy of the project
+# (test_customize.py), or the page has no commands.
 NOT_RUN_HERE = (
     *("distributed", "containers", "copy_this", "accuracy", "licences", "performance_notes", "CONTRIBUTING"),
     *("flags", "config", "customize"),
@@ -264,7 +264,7 @@ def small_model(app: str) -> list[str]:
 
 
 def python_commands() -> list[str]:
-    """Returns the different commands of README.md and the pages, and the first training one for YOLOv4."""
+    """Returns the distinct commands of README.md and the pages, and the first training command of YOLOv4."""
     said = [command for name in RUN_HERE for command in commands(PAGES[name])]
     found = [command.removeprefix(".venv/bin/") for command in dict.fromkeys(said)]
     found = [command for command in found if command.startswith("python ")]

@@ -157,14 +157,14 @@ def test_on_a_gpu_images_are_decoded_whole_with_the_sizes_of_the_data(operators)
 
 
 def test_no_argument_of_a_gpu_operator_is_a_constant_on_the_gpu(operators):
-    """With such a constant, each batch would wait for its copy to the GPU. Input 0 is not an argument."""
+    """If an argument were a constant on the GPU, each batch would wait for its copy. Input 0 is the data."""
     for name, device, _, inputs in operators():
         if device == "gpu" and name == "Slice":
             assert "gpu" not in inputs[1:], name
 
 
 def test_a_dataset_builds_no_pipeline_of_its_own(app, config, source, monkeypatch):
-    """DALIDataset builds the pipeline that it runs, and the loader must not build another one."""
+    """Tests that the loader builds no pipeline, because DALIDataset builds the pipeline that it runs."""
     monkeypatch.setattr(dali.Pipeline, "build", lambda self: pytest.fail("built"))
     loader = app.make_loader("dali_cpu", source=source, config=config, batch_size=2, training=True)
     images, _ = next(loader.iterator())

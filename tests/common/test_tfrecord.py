@@ -1,6 +1,6 @@
 """Tests the search for records in TFRecord files, the reports of damage, and the index files.
 
-The expected results come from DALI's tool for indexes, TensorFlow's records and checksums in RFC 3720.
+The expected results come from DALI's index tool, from TensorFlow, and from checksums in RFC 3720.
 """
 
 import gzip

@@ -1,4 +1,4 @@
-"""Tests a run that is killed, stopped, killed, and each time resumed: it ends like an unbroken run."""
+"""Tests that a run that is killed or stopped, and resumed, ends with the weights of an unbroken run."""
 
 import h5py
 import pytest

@@ -36,7 +36,7 @@ def test_a_lost_rank_ends_horovodrun_in_time(act, step_timeout, message):
 
 
 def test_a_killed_worker_ends_the_others_within_a_minute():
-    """Kills a worker. TensorFlow counts it as dead after 5 s in this test; then the other ends."""
+    """Kills a worker. In this test, TensorFlow counts it as dead after 5 s, and the other one ends."""
     assert tf_distribute.HEARTBEAT_SECONDS <= 30
     with launching.start_workers([SCRIPT, "kill", "multi_worker", str(STEP_TIMEOUT)]) as (first, second):
         result = first.finish(200)

@@ -146,7 +146,7 @@ def test_other_anchors_remake_both_last_layers(fresh, variables, tmp_path):
 
 
 def test_classes_of_another_training_have_no_names(fresh, variables, tmp_path):
-    """A file with 27 class outputs per cell for 9 anchors has 3 classes, whose names are not known."""
+    """Tests a file with 27 class outputs per cell for 9 anchors: its 3 classes have no known names."""
     fewer = {name: variables[name][..., :27] for name in PREDICT.values()}
     file = write_h5(tmp_path / "mine.h5", variables | fewer)
     assert init_from(fresh, PETS, str(file)).new_classes == PETS.names

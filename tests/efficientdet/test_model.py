@@ -158,8 +158,8 @@ def resample(features, size):
 # If a side of the finer level is odd, upsampling drops a row or a column. A side of one pixel is not changed.
 @pytest.mark.parametrize("size", [(5, 8), (6, 7), (9, 10), (1, 6), (1, 1)])
 def test_resampling_is_that_of_automl(size):
-    """automl's ResampleFeatureMap uses resize_nearest_neighbor, and max pooling of
-    stride + 1 pixels with SAME."""
+    """Compares with automl's ResampleFeatureMap. It enlarges by resize_nearest_neighbor, and shrinks by max
+    pooling of stride + 1 pixels with the padding SAME."""
     half = tuple((side + 1) // 2 for side in size)
     rng = np.random.default_rng(0)
     coarse, fine = (rng.normal(size=(2, *shape, 4)).astype(np.float32) for shape in (half, size))

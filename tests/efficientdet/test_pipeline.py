@@ -57,8 +57,8 @@ def test_each_change_of_pixels_works_alone(rectangles):
 
 @pytest.mark.parametrize("training", [True, False])
 def test_dataset_gives_what_the_graph_gives_under_the_promised_names(rectangles, training):
-    """`dataset` encodes targets after the graph; first_batch gets them from
-    fn.box_encoder. The targets are equal."""
+    """Tests that `dataset`, which encodes targets after the graph, gives the same targets as first_batch,
+    which gets them from fn.box_encoder."""
     config = dataclasses.replace(NANO, augmentation="scale_jitter")
     loader = make(rectangles, config, training=training, count_lost=True, seed=5)
     names = ["num_positives", "boxes", "classes"]

@@ -36,9 +36,9 @@ def jittered_crop(size, image_size, jitter, shares) -> Crop:
 
 
 def resize_range_crop(size, image_size, drawn) -> Crop:
-    """Resizes the shorter side to `drawn`, rounded down. If the image then does not fit, makes it smaller."""
+    """Resizes the shorter side to `drawn`, rounded down. If the image then does not fit, shrinks it."""
     window, largest = whole_image(size, image_size)
-    # float32 as in the pipeline's graph, because many results are halves, where float64 may differ.
+    # float32 as in the pipeline's graph. Many results end in 1/2, and float64 may round them differently.
     scale = np.float32(math.floor(drawn)) / np.float32(min(size))
     scaled = [nearest(np.float32(side) * scale) for side in size]
     return window, tuple(map(min, scaled, largest))

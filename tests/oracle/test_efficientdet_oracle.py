@@ -184,7 +184,7 @@ def test_evaluation(fuzzed):
 
 
 def test_a_crop_of_less_than_a_pixel_shows_the_last_pixel():
-    """The crop goes from 0.76 to 0.96 of a side of three pixels, so it contains no whole pixel."""
+    """Tests a crop from 0.76 to 0.96 of a side of three pixels. This crop contains no whole pixel."""
     pipe = Pipeline(batch_size=1, num_threads=1, device_id=None)
     with pipe:
         pipe.set_outputs(*crops._whole_pixels(*(fn.constant(fdata=number) for number in (0.76, 0.2, 3.0))))

@@ -53,7 +53,7 @@ class Subject:
         self.saved.iterators = [self.iterator]
 
     def restore(self) -> int:
-        """Loads the last checkpoint and asserts that all numbers are its step. Returns it, or 0 for none."""
+        """Loads the last checkpoint, asserts that all numbers equal its step, and returns the step or 0."""
         if self.saved.find() is None:
             return 0
         self.saved.restore()

@@ -20,7 +20,7 @@ from tools import copy_app
 from tools.imports import PRODUCT, ROOT
 
 LIMIT = 5_050  # a minimal copy has at most this many code lines
-NUM_COPIES = 6  # copy number i lacks every sixth part of the table, from part i on
+NUM_COPIES = 6  # copy number i leaves out every sixth part of copy_app.PARTS, from part i on
 COPIES = [(copy_app.APPS[i % 2], list(copy_app.PARTS)[i::NUM_COPIES]) for i in range(NUM_COPIES)]
 COPIES += [(app, []) for app in copy_app.APPS]
 QUICK = COPIES.pop(1)  # what `make test` checks: YOLOv4 without TFRecords, elastic training and export

@@ -143,8 +143,8 @@ def test_the_least_score_is_that_with_the_best_f1(scene):
 
 @pytest.mark.parametrize("kind", ["coco", "tfrecord"])
 def test_the_report_of_drawn_images(drawn, drawn_records, tmp_path, kind):
-    """One box is detected twice, and one as another class. The score of another detection is below `least`,
-    so the report leaves it out."""
+    """Tests a box that is detected twice, and a box that is detected as another class. The report leaves out
+    a further detection, whose score is below `least`."""
     source = open_coco(drawn / "images", drawn / "instances.json")
     if kind == "tfrecord":
         source = open_tfrecords(f"{drawn_records}*.tfrecord")
@@ -165,7 +165,7 @@ def test_the_report_of_drawn_images(drawn, drawn_records, tmp_path, kind):
     assert len(text.splitlines()) == 8
     with PIL.Image.open(tmp_path / "errors.png") as sheet:
         colours = {colour for _, colour in sheet.convert("RGB").getcolors(2**24)}
-    assert (0xCC, 0x33, 0x11) in colours and (0x66, 0xCC, 0xEE) in colours  # of missed boxes and duplicates
+    assert (0xCC, 0x33, 0x11) in colours and (0x66, 0xCC, 0xEE) in colours  # missed boxes, duplicates
 
 
 def test_without_detections_or_boxes_and_with_many_classes(drawn, tmp_path):

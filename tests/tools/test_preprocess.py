@@ -155,7 +155,7 @@ def test_a_message_replaces_half_a_progress_bar(capsys, monkeypatch):
 
 
 def test_sigterm_in_the_middle_of_writing_leaves_nothing(tree, tmp_path, monkeypatch):
-    """SIGTERM, which a scheduler sends at its time limit, leaves no unfinished output."""
+    """Tests that SIGTERM, which a scheduler sends at its time limit, leaves no unfinished output."""
     _, values = flag_values("tools.preprocess", f"--input={tree}", f"--output={tmp_path}/new/")
     monkeypatch.setattr(preprocess.shared_flags, "values", lambda *_: values)
     monkeypatch.setattr(outputs.Output, "encode", lambda *_: os.kill(os.getpid(), signal.SIGTERM))

@@ -54,7 +54,7 @@ def test_the_nano_of_6eb6d8f_can_be_had():
     config = override(get_config("yolov4-nano"), older)
     fixture = pathlib.Path(__file__).parents[1] / "fixtures" / "6eb6d8f" / "fixed.json"
     wanted = json.loads(fixture.read_text())["batch yolov4-nano"]["config"]
-    for field in wanted.keys() - {"image_size", *LOADER_FIELDS}:  # these differ in the fixture
+    for field in wanted.keys() - {"image_size", *LOADER_FIELDS}:  # the fixture changes these fields
         assert json.loads(json.dumps(getattr(config, field))) == wanted[field], field
 
 

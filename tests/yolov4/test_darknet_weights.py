@@ -23,7 +23,7 @@ from yolov4.predict import load_trained
 
 HEADER = 20
 # Files published by Darknet: {model: (bytes of its .weights file, bytes of its backbone's file,
-# number of convolutions in the backbone's file)}. These are yolov4.conv.137 and yolov4-tiny.conv.29.
+# number of convolutions in the backbone's file)}. The latter are yolov4.conv.137 and yolov4-tiny.conv.29.
 PUBLISHED = {"yolov4": (257_717_640, 170_038_676, 92), "yolov4-tiny": (24_251_276, 19_789_716, 17)}
 # {model: layer numbers of the convolutions before the yolo layers}
 LAST = {"yolov4": (138, 149, 160), "yolov4-tiny": (36, 29), "yolov4-nano": (45, 37, 30)}

@@ -79,7 +79,7 @@ def test_heads_with_another_number_of_anchors_are_made_anew(tmp_path):
 
 
 def test_weights_that_hardly_fit_are_refused_and_nothing_is_taken(tmp_path):
-    """Only the heads' biases and a few layers have equal shapes, so most weights would stay random."""
+    """Tests that weights are refused if only the heads' biases and a few layers have equal shapes."""
     wider, file = dataclasses.replace(NANO, width=0.25), tmp_path / "given.weights.h5"
     save(make_model(2, wider), file, ("a", "b"), wider)
     model = make_model(2, seed=1)

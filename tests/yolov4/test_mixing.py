@@ -18,7 +18,7 @@ OFF = dataclasses.replace(get_config("yolov4"), mosaic_prob=0.0, mixup_prob=0.0,
 
 
 def test_a_rectangle_without_area_is_no_piece():
-    """Tests that such a rectangle is left out. On a GPU, DALI would fill all pixels right of it and below."""
+    """Tests that the rectangle is left out. On a GPU, DALI would fill all pixels right of it and below it."""
 
     def define(size):
         pieces = mixing.random_rectangle(fn.batch_permutation(), fn.random.coin_flip(probability=1.0), size)

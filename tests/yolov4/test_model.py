@@ -106,7 +106,7 @@ def test_networks_have_the_published_sizes(published_yolov4):
 
 
 def test_widths_give_multiples_of_eight():
-    """0.3 times 32, 64 and 512 is 9.6, 19.2 and 153.6. Each is rounded to a multiple of 8, at least 8."""
+    """Tests the width 0.3: the numbers of filters, such as 0.3 * 64 = 19.2, become multiples of 8."""
     layers = describe(dataclasses.replace(TINY, width=0.3), 4)
     channels = [layer.channels for layer in layers if "batch_normalize" in layer.options]
     assert channels[:3] == [8, 16, 16] and 152 in channels
@@ -186,7 +186,7 @@ def test_heads_and_variables_are_float32_under_mixed_precision():
 
 
 def test_a_compiled_convolution_with_mish_gives_the_same(published_yolov4):
-    """TensorFlow 2.21 would fuse x * tanh(softplus(x)) to an operation that has no kernel for CPUs."""
+    """Tests compiled Mish. TensorFlow 2.21 would fuse x * tanh(softplus(x)) to an operation without CPU kernel."""
     mish = published_yolov4.get_layer("backbone.layer_0.mish")
     model = keras.Model(published_yolov4.input, mish.output)
     images = np.random.default_rng(0).random((1, 608, 608, 3), np.float32)

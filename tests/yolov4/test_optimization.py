@@ -77,7 +77,7 @@ def test_schedule_survives_serialisation(lr_schedule):
 
 @pytest.mark.parametrize("precision", ["float32", "mixed_float16"])
 def test_momentum_is_that_of_the_recipe(precision):
-    """Takes two steps with equal gradients. To step 2, momentum adds 0.949 times step 1, for tiny 0.9 times."""
+    """Takes two steps with equal gradients. Momentum adds 0.949 (tiny: 0.9) times step 1 to step 2."""
     for model_name, momentum in [("yolov4", 0.949), ("yolov4-tiny", 0.9)]:
         optimizer = make_optimizer(get_config(model_name), 1.0, precision=precision)
         first, second = updates(optimizer, [[1.0, -2.0]] * 2)
@@ -86,7 +86,7 @@ def test_momentum_is_that_of_the_recipe(precision):
 
 
 def test_the_schedule_reaches_the_optimizer():
-    """With a linear burn-in of 10 updates, update 1 has a tenth of the learning rate, update 2 two tenths."""
+    """Tests a linear burn-in of 10 updates: update 1 has a tenth of the full rate, and update 2 has two tenths."""
     config = dataclasses.replace(CONFIG, burn_in_power=1.0, momentum=0.0, learning_rate=1.0, epochs=1)
     schedule = make_schedule(config, 64, 200, accumulate_steps=2)
     optimizer = make_optimizer(config, schedule, precision="float32", accumulate_steps=2)

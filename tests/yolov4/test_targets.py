@@ -153,7 +153,7 @@ def test_of_equal_anchors_the_first_is_best():
 
 
 def test_a_centre_that_rounds_to_one_stays_inside():
-    """The box at the right border is so thin that its centre is rounded to 1. It is in the last column."""
+    """Tests a thin box at the right border. Its centre is rounded to 1, but it belongs to the last column."""
     edge = float(np.nextafter(np.float32(1), np.float32(0)))
     config = CONFIGS["yolov4"]
     assignment = assign([[edge, edge, 1, 1], [0.9, 0.9, 1.1, 1.1]], [0, 0], config, 0, (52, 52))
@@ -182,7 +182,7 @@ def numpy_to_raw(boxes, rng, config, head, grid_size):
 
 @pytest.mark.parametrize("model_name", CONFIGS)
 def test_ignore_mask_against_brute_force(model_name):
-    """One image has more boxes than a chunk, one has a few and one has none. Some boxes are invalid."""
+    """Tests an image with more boxes than a chunk, one with few boxes, and one without. Some are invalid."""
     config = CONFIGS[model_name]
     rng = np.random.default_rng(5)
     counts = np.array([37, 0, 3], np.int32)

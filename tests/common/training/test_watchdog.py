@@ -1,4 +1,4 @@
-"""Tests stop signals, and the watchdog. The ranks are processes that communicate by files."""
+"""Tests stop signals and the watchdog. The tests' ranks are processes that communicate by files."""
 
 import os
 import pathlib

@@ -40,8 +40,8 @@ def records(files):
 
 
 def test_every_image_with_its_objects(data, tmp_path):
-    """Tests that records have all images and objects. The file 00.jpg contains a PNG,
-    so its format is PNG."""
+    """Tests that records have all images and objects. The file 00.jpg contains a PNG, so its record has the
+    format PNG."""
     PIL.Image.open(data / "images" / "00.jpg").save(data / "images" / "00.jpg", format="PNG")
     files = write(data, tmp_path / "sub" / "t")
     document = json.loads((data / "instances.json").read_text())

@@ -1,4 +1,4 @@
-"""Tests NMS in ONNX files against a plain loop: equal scores, max_detections, no
+"""Tests NMS in ONNX files against a plain loop, for example with equal scores, too many detections, no
 detections, NaN and infinity.
 
 Also tests onnx_graphs.py.
@@ -68,8 +68,8 @@ def _by_loop(candidates: np.ndarray) -> list[np.ndarray]:
 
 
 def _random_candidates(seed: int) -> np.ndarray:
-    """Returns many overlapping boxes of three classes with repeated scores. Some boxes
-    reach outside the image."""
+    """Returns many overlapping boxes of three classes. Many scores are equal, and some boxes reach outside
+    the image."""
     random = np.random.default_rng(seed)
     corners = random.uniform(-0.2, 0.7, (CANDIDATES, 2))
     boxes = np.concatenate([corners, corners + random.uniform(0.2, 0.6, (CANDIDATES, 2))], axis=1)

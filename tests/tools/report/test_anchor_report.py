@@ -96,8 +96,8 @@ def test_boxes_that_lose_to_an_identical_one_are_missed():
 
 
 def test_what_training_drops_is_counted():
-    """Tests the counts of boxes over max_instances, and of boxes below 1 pixel in the network input: one has
-    1.5 pixels in the image, which become 0.96."""
+    """Tests the counts of boxes over max_instances, and of boxes below 1 pixel in the network input. One box
+    has a side of 1.5 pixels in the image, which becomes 0.96 pixels."""
     rows = [(0, 0, 5 * i, 5, 20 + i, 30) for i in range(9)] + [(1, 1, 10, 10, 1.5, 60)]
     truth = annotations([(200, 200)] * 2, rows)
     for options, counts in (({"max_instances": 6}, (3, 1)), ({"min_box_size": 0.9}, (0, 0))):
@@ -119,7 +119,7 @@ def test_without_a_box(rows):
 
 def test_the_nearest_anchor_of_each_kind_overlaps_most():
     boxes = np.concatenate(hard_images(np.random.default_rng(9), WIDE))
-    boxes = boxes[(boxes[:, 2:] - boxes[:, :2]).min(axis=1) > 1e-3]  # smaller boxes need more than float32
+    boxes = boxes[(boxes[:, 2:] - boxes[:, :2]).min(axis=1) > 1e-3]  # float32 is too coarse for smaller ones
     levels = np.split(overlaps(boxes, WIDE), ends_of_levels(WIDE)[:-1], axis=1)
     by_kind = [of.reshape(len(boxes), -1, WIDE.anchors_per_location).max(axis=1) for of in levels]
     found = anchor_report.template_iou(boxes, WIDE)

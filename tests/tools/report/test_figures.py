@@ -54,7 +54,7 @@ def test_bars_are_the_numbers_of_the_report():
 
 
 def test_classes_are_named_where_there_is_room_and_rare_ones_are_seen():
-    """The axis is logarithmic, because one class has more than a hundred times as many boxes as the other."""
+    """Tests that the axis is logarithmic if one class has over a hundred times as many boxes as another."""
     rows = [(0, 0, 1, 1, 9, 9)] * 101 + [(0, 1, 1, 1, 9, 9)]
     axes = drawn("boxes of each class", report_of(annotations([(90, 80)], rows, ["x" * 40, "dog"])))
     assert [label.get_text() for label in axes.get_xticklabels()] == ["x" * 11 + "…" + "x" * 10, "dog"]

@@ -1,4 +1,4 @@
-"""Tests that boxes in pixels of the network input equal those that the loaders give."""
+"""Tests that the report's boxes, in pixels of the network input, equal the boxes of the loaders."""
 
 import numpy as np
 import pytest

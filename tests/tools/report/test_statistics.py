@@ -12,7 +12,7 @@ from tools.report.statistics import describe
 
 
 def test_areas_and_classes_are_those_of_pycocotools_on_coco128(coco128):
-    """COCO128 has areas of outlines, crowds and classes without boxes, which pycocotools counts as we do."""
+    """Compares counts in COCO128 with pycocotools. The set has crowds, outlines and classes without boxes."""
     found = describe(load_coco(coco128 / "instances.json", None))
     coco = COCO(str(coco128 / "instances.json"))
     ranges = {"small": (-0.5, 32**2), "medium": (32**2 - 1e-9, 96**2), "large": (96**2 - 1e-9, 1e10)}
