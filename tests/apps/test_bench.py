@@ -150,7 +150,7 @@ def test_a_cut_graph_is_the_product_s_graph(app, bench, drawn):
     np.testing.assert_array_equal(images, whole.run()[0].as_array())
     jpegs = [bytes(np.asarray(jpeg)[:2]) for jpeg in cuts["read"].run()[0]]
     assert set(jpegs) <= {b"\xff\xd8", b"\x89P"}
-    for stage, operator in (("decode", "ImageSlice"), ("resize", "Resize")):  # stage, its new operator
+    for stage, operator in (("decode", "ImageSlice"), ("resize", "Resize")):  # stage, operator that it adds
         before = STAGES[app.name][STAGES[app.name].index(stage) - 1]
         assert any(operator in name for name in operators(cuts[stage]))
         assert not any(operator in name for name in operators(cuts[before]))

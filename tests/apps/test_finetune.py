@@ -107,7 +107,7 @@ def heads(tune, tmp_path_factory) -> Tuned:
 
 
 def test_init_from_copies_classes_by_name(app, heads, earlier):
-    """Tests that car and toothbrush keep their weights under new ids. Cow and emu are left out; cat is new."""
+    """Tests that car and toothbrush keep their weights under new ids. Cow and emu go away; cat is new."""
     before, after = values_of(earlier.model), heads.begun
     report = next(line for line in heads.said.splitlines() if line.startswith("--init_from"))
     total = len(earlier.model.weights)
@@ -181,7 +181,7 @@ def test_batch_norms_that_are_frozen_stay_and_the_run_resumes_exactly(app, tune,
 
 @either_app
 def test_unfreezing_keeps_the_weights_and_the_state_of_the_optimizer(app, heads, tune, tmp_path):
-    """Trains the heads, then all layers. The heads keep their momentum; the other layers start with 0."""
+    """Trains the heads, then all layers. The heads keep their momentum; frozen layers start with 0."""
     whole = tune(shutil.copytree(heads.run, tmp_path / "run"), "--epochs=2", "--freeze=")
     assert "changed: freeze; the run goes on from an epoch's end" in whole.said
     assert (heads.updates, whole.updates) == (0, 3)
@@ -190,7 +190,7 @@ def test_unfreezing_keeps_the_weights_and_the_state_of_the_optimizer(app, heads,
     assert still and moving
     for path, values in values_of(app.load_trained(heads.run)[0]).items():  # not averaged: --ema_decay=0
         np.testing.assert_array_equal(whole.begun[path], values, err_msg=path)
-    by_place = dict(zip(heads.left, whole.restored.values(), strict=True))  # by order, as paths differ
+    by_place = dict(zip(heads.left, whole.restored.values(), strict=True))  # paths differ in a number
     for name, values in heads.left.items():
         np.testing.assert_array_equal(by_place[name], values, err_msg=name)
     assert all(not heads.left[name].any() for name in still)

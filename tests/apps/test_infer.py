@@ -71,7 +71,7 @@ def test_files_of_the_same_name_get_a_picture_each(infer, drawn, tmp_path):
 
 @either_app
 def test_order_seconds_and_a_submission(infer, drawn, tmp_path, capsys):
-    """Tests a submission: image ids are the numbers in file names, and detections of all scores count."""
+    """Tests a submission: the image ids are the numbers in the file names, and low scores are included."""
     (tmp_path / "images").mkdir()
     numbers = [140 - 7 * i for i in range(12)]  # as text, "105" would come before "63"
     for file, number in zip(sorted((drawn / "images").iterdir()), numbers, strict=True):

@@ -150,7 +150,7 @@ def start_alone(arguments: Words, **env: str) -> Job:
 
 @contextlib.contextmanager
 def start_workers(arguments: Words, indexes: Sequence[int] = (0, 1)) -> Iterator:
-    """Starts the first worker of a tf.distribute cluster, or both workers; yields a Job for each.
+    """Starts both workers of a tf.distribute cluster, or only `indexes`; yields a Job for each.
 
     This process also binds the workers' ports, without listening, so that no other program can get them
     before the workers start. TF_GRPC_REUSE_PORT lets TensorFlow bind a port that is already bound.

@@ -180,7 +180,7 @@ def test_without_horovod_the_message_says_what_to_do(monkeypatch):
 
 
 def test_horovod_chooses_the_gpu_before_tensorflow_runs_anything(monkeypatch):
-    """Starts the ranks twice, as an elastic run does. The process keeps its GPU when its local rank changes."""
+    """Starts a rank twice, as an elastic run does. The process keeps its GPU when its local rank changes."""
     calls = []
     gpus = [types.SimpleNamespace(name=f"/physical_device:GPU:{i}") for i in range(4)]
     seen = list(gpus)

@@ -99,7 +99,7 @@ def test_hidden_objects_show_at_least_the_promised_share(drawing):
 
 
 def test_the_box_is_the_rectangle_around_the_painted_pixels(monkeypatch):
-    """Draws one white object without a shadow on black, so that the white pixels show the object's position."""
+    """Draws one white object without a shadow on black, so that the white pixels show where it is."""
     monkeypatch.setattr(synthetic, "MAX_OBJECTS", 1)
     monkeypatch.setattr(synthetic, "_background", lambda rng, h, w: np.zeros((h, w, 3), np.float32))
     monkeypatch.setattr(synthetic, "_fill", lambda rng, mask, _: np.full((*mask.shape, 3), 255, np.float32))

@@ -154,7 +154,7 @@ def box_gradients(heads, targets, config, **more):
 
 @pytest.mark.parametrize("config", [WEIGHTED, TINY], ids=["weighted", "tiny"])
 def test_max_delta_limits_each_box_before_anything_multiplies_it(config):
-    """Tests that max_delta limits the gradient of each box before gradients are summed, averaged or scaled."""
+    """Tests that max_delta limits each box's gradient before gradients are summed, averaged or scaled."""
     heads, scale = make_heads(config, 1, (64, 96), seed=3), 32768.0
     rows = BOXES[:5]
     whole = make_targets([rows])

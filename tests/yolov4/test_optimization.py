@@ -86,7 +86,7 @@ def test_momentum_is_that_of_the_recipe(precision):
 
 
 def test_the_schedule_reaches_the_optimizer():
-    """Tests a linear burn-in of 10 updates: update 1 has a tenth of the full rate, and update 2 has two tenths."""
+    """Tests a linear burn-in of 10 updates: update 1 has 1/10 of the learning rate, and update 2 has 2/10."""
     config = dataclasses.replace(CONFIG, burn_in_power=1.0, momentum=0.0, learning_rate=1.0, epochs=1)
     schedule = make_schedule(config, 64, 200, accumulate_steps=2)
     optimizer = make_optimizer(config, schedule, precision="float32", accumulate_steps=2)

@@ -1,4 +1,4 @@
-"""Tests that a step with NaN or infinity changes nothing and is reported, and that many of them end a run."""
+"""Tests that a step with NaN or infinity changes nothing and is reported. Many such steps end the run."""
 
 import keras
 import numpy as np

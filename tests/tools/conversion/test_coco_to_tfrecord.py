@@ -1,4 +1,4 @@
-"""Tests that TFRecords have the right content and the same bytes every time, and that input is refused."""
+"""Tests that TFRecords have the right content and always equal bytes, and that wrong input is refused."""
 
 import json
 import os
