@@ -1,4 +1,4 @@
-"""The anchor shapes that common/anchors.py repeats in every cell; imports neither TensorFlow nor DALI."""
+"""Computes the anchor shapes that all cells share (common/anchors.py), without TensorFlow and DALI."""
 
 import functools
 from typing import NamedTuple
@@ -9,7 +9,7 @@ from common.anchors import Anchors
 
 
 class Templates(NamedTuple):
-    """The k anchors of the first cell of each of L levels. All other cells of a level repeat their shapes.
+    """The k anchors in the first cell of each of L levels. The other cells of a level have the same shapes.
     Attributes:
         sizes: float64 (T, 2), width and height of the T = L * k anchors, normalised by the image.
         cells: int64 (T, 2), the number of columns and the number of rows of each anchor's level.

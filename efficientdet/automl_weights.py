@@ -53,7 +53,7 @@ def load_automl(model: "keras.Model", path: str | os.PathLike) -> "Report":
     """Loads a checkpoint of google/automl into a model of the same size.
 
     If model and file have the same number of classes, all class outputs are copied in the same order. If the
-    model has 80 classes and the file 90, the outputs of COCO's 80 classes are copied. Otherwise the last
+    model has 80 classes and the file has 90, the outputs of COCO's 80 classes are copied. Otherwise the last
     layer of the class head keeps its values. (`init_from` differs: it matches the classes by their names.)
 
     Args:

@@ -3,7 +3,7 @@
 `extract_features` also builds the other backbones, which are in resnet.py and mobilenet.py.
 
 Structure, initialisation and drop rates follow google/automl efficientdet/backbone/efficientnet_model.py and
-efficientnet_builder.py. Each feature is the output of a whole block: the narrow tensor after the projection.
+efficientnet_builder.py. Each feature is the output of a block, after the block's projection.
 """
 
 import math
@@ -98,7 +98,7 @@ def extract_features(
         drop_rate = 0.0 if scaling.survival is None else (1 - scaling.survival) * index / len(blocks)
         level += block.stride == 2
         x = _mbconv(x, block, drop_rate, bn_momentum, f"backbone.block_{index}")
-        features[level] = x  # later blocks of the same level overwrite this: the last one remains
+        features[level] = x  # later blocks of this level overwrite it, so the last block's output remains
     return features
 
 
@@ -144,7 +144,7 @@ def _mbconv(
     x = batch_norm(f"{name}.project.bn", bn_momentum)(x)
     if block.stride == 1 and block.filters == input_filters:
         if drop_rate > 0:
-            # Sets the block's output to 0 for some images of the batch. It is scaled up for the others, so
+            # Sets the block's output to 0 for some images of the batch, and scales it up for the others, so
             # that the mean stays the same.
             x = layers.Dropout(drop_rate, noise_shape=(None, 1, 1, 1), name=f"{name}.drop")(x)
         x = layers.Add(name=f"{name}.add")([x, inputs])
@@ -171,7 +171,7 @@ def _initializer() -> keras.initializers.Initializer:
 
 
 def scaled_blocks(scaling: Scaling) -> list[_Stage]:
-    """Returns one entry per block: B0's stages with a scaled number of filters and of blocks."""
+    """Returns one entry per block of B0's stages, with scaled numbers of filters and blocks."""
     blocks = []
     for stage in _STAGES:
         block = stage._replace(repeats=1, filters=_round_filters(stage.filters, scaling.width))
@@ -181,7 +181,7 @@ def scaled_blocks(scaling: Scaling) -> list[_Stage]:
 
 
 def _round_filters(filters: int, width: float) -> int:
-    """Rounds `width * filters` to the nearest multiple of 8, but never below 90 % of it."""
+    """Rounds `width * filters` to the nearest multiple of 8; adds 8 if that is below 90 % of the product."""
     scaled = filters * width
     rounded = max(8, int(scaled + 4) // 8 * 8)
     return rounded + 8 if rounded < 0.9 * scaled else rounded

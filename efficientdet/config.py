@@ -67,8 +67,8 @@ class EfficientDetConfig:
 
     # --- loss ---
     # max_iou assigns boxes to anchors by their IoU, and uses focal and Huber loss. task_aligned assigns boxes
-    # to the anchors that predict them best (task_alignment.py). Of the loss fields below, it uses only
-    # box_loss_weight and weight_decay.
+    # to the anchors that predict them best (task_alignment.py). Of the loss fields below, task_aligned
+    # uses only box_loss_weight and weight_decay.
     assignment: Literal["max_iou", "task_aligned"] = "max_iou"
     focal_alpha: Share = 0.25
     focal_gamma: NotNegative = 1.5

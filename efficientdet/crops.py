@@ -23,7 +23,7 @@ CROP_ATTEMPTS = 20  # crops to try with one threshold; then DALI draws another t
 
 
 class CropResize(NamedTuple):
-    """The window of the stored image that is used, and its size in the network input. int32 nodes."""
+    """int32 nodes: the window of the stored image that is used, and its size in the network input."""
 
     window: DataNode  # (4,): top, left, height, width in pixels of the stored image
     size: DataNode  # (2,): height, width in pixels of the network input, at most image_size
@@ -35,7 +35,7 @@ def source_size(jpegs: DataNode) -> DataNode:
 
 
 def whole_image(size: DataNode, image_size: tuple[int, int]) -> CropResize:
-    """Takes the whole image, scaled to fit the network input. Evaluation and inference use only this."""
+    """Takes the whole image, scaled to fit the network input. Evaluation and inference always do this."""
     return _fit(fn.cat([0, 0], int32(size)), image_size)
 
 
@@ -83,7 +83,8 @@ def min_iou_crop(
     """Takes a random crop (SSD, arXiv 1512.02325 section 2.2), scaled to fit the network input.
 
     DALI draws one of CROP_THRESHOLDS, or "no crop". The IoU of the crop with every box must be at least the
-    threshold. If DALI finds no such crop, it draws again. So images with many boxes are rarely cropped.
+    threshold. If DALI finds no such crop, it draws again. With many boxes, it rarely
+    finds one, so it mostly ends with "no crop".
 
     Returns:
         The crop; the boxes whose centre is in the crop, still normalised by the image; their labels.
@@ -124,7 +125,7 @@ def _fit(window: DataNode, image_size: tuple[int, int]) -> CropResize:
 def random_crop(
     config: EfficientDetConfig, size: DataNode, boxes: DataNode, labels: DataNode
 ) -> tuple[CropResize, DataNode, DataNode]:
-    """Returns the crop that `config.augmentation` names; its boxes, normalised by the image; their labels."""
+    """Returns the crop that `config.augmentation` names, its boxes (normalised by the image) and labels."""
     if config.augmentation == "min_iou_crop":
         return min_iou_crop(size, boxes, labels, config.image_size)
     if config.augmentation == "scale_jitter":

@@ -9,7 +9,7 @@ in the network input, as the loaders place them, and the sizes of the original i
 (ltrb, in pixels of the original), scores, classes (0-based, named in the metadata) and the number of boxes.
 Exported NMS is always hard NMS per class, because the formats lack Soft-NMS. --verify_annotations prints how
 much AP this costs.
-The command fails if the outputs of a float32 file differ by more than 1e-4 from those of the weights.
+The command fails if the outputs of a float32 file differ by more than 1e-4 from the outputs of the weights.
 """
 
 import pathlib
@@ -43,7 +43,7 @@ def export(**given: Any) -> pathlib.Path:
 
 def main() -> None:
     given = shared_flags.values(flags.FLAGS, define_flags)
-    Options(**given).check()  # `export` checks them too, but only after imports that take seconds
+    Options(**given).check()  # `export` checks the options too, but only after imports that take seconds
     import_tensorflow()
     export(**given)
 

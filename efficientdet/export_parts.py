@@ -10,7 +10,7 @@ from tools.exporting.export_graph import Exportable
 
 
 def make_exportable(model: keras.Model, config: EfficientDetConfig) -> Exportable:
-    """Returns the parts of `model`. They preprocess images as the plain tf.data loader does in evaluation."""
+    """Returns the parts of `model`. Images are preprocessed as in evaluation with plain tf.data."""
     height, width = config.image_size
 
     def place(image_sizes: tf.Tensor) -> tf.Tensor:

@@ -1,4 +1,4 @@
-"""Wraps the network for Keras' `fit`; examples/keras_fit.py trains with it as train.py does.
+"""Wraps the network in a model for Keras' `fit`. examples/keras_fit.py trains this model as train.py does.
 
 model = FitModel(build_model("efficientdet-d0", num_classes, config=config), config)
 model.compile(optimizer)
@@ -16,7 +16,7 @@ from efficientdet.config import EfficientDetConfig
 
 
 class FitModel(keras.Model):
-    """Adds the recipe's loss to a model of `build_model`, whose layers and weights it shares.
+    """Adds the recipe's loss to a model of `build_model`. Both models share their layers and weights.
 
     The class overrides `compute_loss`, so that Keras reports this loss. If it overrode `train_step`, Keras
     would report a loss of 0, because the model is compiled without a loss.
@@ -42,5 +42,5 @@ class FitModel(keras.Model):
         num_positives = self._ranks.mean({"share": share})["share"]
         parts = task_alignment.detection_loss(class_logits, box_deltas, y, self._config, num_positives)
         loss = parts["detection_loss"] + losses.l2_loss(self.trainable_variables, self._config.weight_decay)
-        # With a tf.distribute strategy, Keras sums the replicas' gradients. The division makes this a mean.
+        # Keras sums the gradients of a strategy's replicas. Because of the division, the sum is a mean.
         return loss / tf.distribute.get_strategy().num_replicas_in_sync

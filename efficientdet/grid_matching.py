@@ -1,7 +1,7 @@
 """Assigns the boxes of a whole batch to anchors without comparing all pairs of boxes and anchors.
 
 The matches equal those of DALI's fn.box_encoder (common/box_encoder.py), and the IoUs are equal bit for bit.
-Only the search for matches differs. A template is one level, scale and aspect ratio. The anchors of a
+Only the search for matches differs. A template is a level, a scale and an aspect ratio. The anchors of a
 template form a regular grid. So
 
 - for a given box, the best anchor of a template is the one with the nearest centre; if its IoU with the box
@@ -52,8 +52,8 @@ def match(
     best_anchor = tf.math.unsorted_segment_max(tf.where(is_best, anchor, -1), owner, num_boxes)
     best_anchor = tf.where(best_anchor < 0, anchors.num_anchors - 1, best_anchor)
 
-    # Find each anchor's best box, the last one if IoUs are equal. The pairs from above get an IoU of 2, so
-    # that each box keeps its best anchor.
+    # Find each anchor's best box, the last one if IoUs are equal. The pairs of a box and its best anchor
+    # get an IoU of 2, so that each box keeps its best anchor.
     above = tf.where(overlap > match_iou)[:, 0]
     overlap = tf.concat([tf.gather(overlap, above), tf.fill([num_boxes], 2.0)], axis=0)
     owner = tf.concat([tf.gather(owner, above), tf.range(num_boxes)], axis=0)
@@ -69,7 +69,7 @@ def match(
 def _candidates(boxes: tf.Tensor, anchors: Anchors, match_iou: float) -> tuple[tf.Tensor, tf.Tensor]:
     """Returns candidate pairs: the indices of their boxes and of their anchors, int32 (C,) each.
 
-    The candidates contain all pairs that match, and each box with its best anchors.
+    The candidates contain all pairs that match, and for each box all pairs with its best anchors.
     """
     kinds = templates(anchors)
     kind_sizes = tf.constant(kinds.sizes, tf.float32)  # (T, 2)
@@ -92,8 +92,8 @@ def _candidates(boxes: tf.Tensor, anchors: Anchors, match_iou: float) -> tuple[t
     wanted = tf.minimum(match_iou, tf.reduce_max(iou, axis=1, keepdims=True)) * (1.0 - slack)
 
     # Along each axis, find the cells whose anchors can reach the wanted IoU if the overlap along the other
-    # axis is as large as possible. Several cells can have the same IoU as the nearest cell: all those in
-    # which the anchor contains the box, or vice versa.
+    # axis is as large as possible. Several cells have the same IoU as the nearest cell if their anchors all
+    # contain the box, or all lie inside the box.
     enough = areas * wanted / (1.0 + wanted)  # the least intersection for the wanted IoU
     reach = half_sum - enough[..., tf.newaxis] / tf.maximum(overlap[..., ::-1], 1e-12)
     reach = reach / strides + 1e-3

@@ -30,7 +30,7 @@ def define_flags(fv: flags.FlagValues) -> None:
 
 
 def infer(**given: Any) -> list[dict]:
-    """Writes the files, and returns the detections as COCO results. `given` are fields of InferArgs."""
+    """Writes all output files. Returns the detections as COCO results. `given` are fields of InferArgs."""
     from common.datacheck import datasets
     from common.evaluation import commands
     from common.training.detectors import open_detector

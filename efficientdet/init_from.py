@@ -19,7 +19,7 @@ from efficientdet.predict import load_trained
 
 
 def init_from(model: keras.Model, label_map: LabelMap, weights: str, backbone: str = "") -> Report:
-    """Copies each weight of the same name and shape. In the class head, classes are matched by their names.
+    """Copies each weight that has the same name and shape. In the class head, classes are matched by name.
 
     Args:
         model: the model that gets the weights.

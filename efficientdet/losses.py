@@ -3,7 +3,7 @@
 Sources: EfficientDet (arXiv 1911.09070) section 5.1, with the constants of google/automl tf2/train_lib.py;
 focal loss: arXiv 1708.02002.
 One difference: automl's box loss covers the coordinates with `box_targets != 0`, so it leaves out coordinates
-in which anchor and box are equal. Here it covers all anchors whose class target is not background.
+in which anchor and box are equal. Here the box loss covers all anchors whose class target is not background.
 """
 
 from collections.abc import Callable, Sequence
@@ -67,7 +67,7 @@ def _focal_loss(
 def _fused_focal_loss(
     logits: tf.Tensor, class_targets: tf.Tensor, alpha: float, gamma: float, label_smoothing: float
 ) -> tf.Tensor:
-    """Computes `_focal_loss` and its gradient in one compiled loop, so that memory holds no other tensors."""
+    """Computes `_focal_loss` and its gradient in one compiled loop, which stores no intermediate tensors."""
 
     @tf.custom_gradient
     def of(logits: tf.Tensor) -> tuple[tf.Tensor, Callable[[tf.Tensor], tf.Tensor]]:
@@ -129,7 +129,7 @@ def num_positives_share(targets: dict[str, tf.Tensor], num_replicas: int = 1) ->
     Each replica divides its summed loss by this mean, and the gradients are averaged. The result is the same
     as if a single replica divided the loss of all images by P + 1.
     """
-    # As in automl, 1 is added to P: it keeps the loss of a batch without objects finite.
+    # As in automl, 1 is added to P, so that the loss of a batch without objects is finite.
     return tf.reduce_sum(targets["num_positives"]) + 1.0 / num_replicas
 
 

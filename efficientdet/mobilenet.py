@@ -44,7 +44,7 @@ def extract_features(images: keras.KerasTensor, bn_momentum: float) -> dict[int,
             stride = stage.stride if repeat == 0 else 1
             level += stride == 2
             x = _inverted_residual(x, stage, stride, bn_momentum, f"backbone.block_{block}")
-            features[level] = x  # later blocks of the same level overwrite this: the last one remains
+            features[level] = x  # later blocks of this level overwrite it, so the last block's output remains
             block += 1
     return features
 

@@ -4,11 +4,11 @@
     class_logits, box_deltas = model(images)  # images: normalised, (B, 512, 512, 3)
 
 Structure and initialisation follow google/automl efficientdet/tf2/efficientdet_keras.py and fpn_configs.py,
-so that its published weights fit. The model is an ordinary functional `keras.Model`. Layer names show the
+so that automl's weights fit. The model is an ordinary functional `keras.Model`. Layer names show the
 layer's position in the network: `backbone.block_3.project.bn`, `fpn.cell_0.node_2.conv`,
-`class_net.bn_1.level_5`, `box_net.predict`. (They have dots, because Keras allows no slashes.)
+`class_net.bn_1.level_5`, `box_net.predict`. (Names have dots, because Keras allows no slashes.)
 
-With config.architecture "retinanet", the pyramid and the heads' convolutions are those of retinanet.py.
+With config.architecture "retinanet", retinanet.py makes the pyramid and the heads' convolutions.
 """
 
 import dataclasses
@@ -25,7 +25,7 @@ from efficientdet.config import EfficientDetConfig, get_config
 FUSION_EPSILON = 1e-4  # arXiv 1911.09070 section 3.3
 CLASS_PRIOR = 0.01  # each class' probability at the start of training (arXiv 1708.02002 section 4.1)
 
-# Weights whose last axis has values for each class, k * C. A pointwise_kernel is of a separable convolution.
+# The last axis of these weights has k * C values. Only separable convolutions have a pointwise_kernel.
 CLASS_WEIGHTS = ("class_net.predict/pointwise_kernel", "class_net.predict/kernel", "class_net.predict/bias")
 
 
@@ -41,7 +41,7 @@ def build_model(
         model_name: one of config.MODEL_NAMES.
         num_classes: C; automl's COCO models have 90, one per category id up to 90.
         image_size: (height, width) of the images, of any size; None: the size in the config.
-        config: the model's configuration; None: the one that `model_name` has.
+        config: the model's configuration; None: the configuration of `model_name`.
 
     Returns:
         A model from images (B, height, width, 3) to (class logits, box deltas): two lists with one float32

@@ -7,7 +7,7 @@ A training image is cropped at random, resized and flipped. Then GridMask blacks
 are changed. An evaluation image is used whole, without random changes. Each image is placed at the top left
 of the network input; the rest is padding in the mean colour. Boxes are mapped exactly as the pixels are.
 
-The graph calls the functions below and in crops.py. Each function sees one sample (DALI's convention).
+The graph calls the functions below and in crops.py. Each function processes one sample (DALI's convention).
 EfficientDet: arXiv 1911.09070.
 """
 
@@ -179,7 +179,7 @@ class EfficientDetLoader(BaseLoader):
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class EfficientDetPipeline(DaliOptions, EfficientDetLoader):
-    """The DALI loader. Its options are those of EfficientDetLoader and of common.loader.DaliOptions."""
+    """The DALI loader. It has the options of EfficientDetLoader and of common.loader.DaliOptions."""
 
     @functools.cached_property
     def pipeline(self) -> dali.Pipeline:
@@ -242,7 +242,7 @@ class EfficientDetPipeline(DaliOptions, EfficientDetLoader):
         boxes = boxes_to_input(boxes, crop.size, config.image_size)
 
         rows = config.max_instances
-        limit = self.opened_source.annotations.limit(rows)  # if all boxes fit: None, to save time
+        limit = self.opened_source.annotations.limit(rows)  # None (faster) if no image has more boxes
         boxes, labels, lost = select_boxes(boxes, labels, min_box_size(config), limit)
         if encode_boxes:
             encoded = box_encoder.encode_selected(boxes, labels, config.anchors, rows, device=self.device)

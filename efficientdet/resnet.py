@@ -1,8 +1,8 @@
 """ResNet (arXiv 1512.03385) as a detector's backbone: features of strides 2 to 32.
 
-The network is torchvision's (models/resnet.py), which NVIDIA/retinanet-examples uses: a bottleneck has its
-stride in the 3x3 convolution, while the paper has it in the 1x1 convolution before. Convolutions pad opposite
-sides of an image equally, as in PyTorch, so that weights from PyTorch give the same features.
+The network is torchvision's (models/resnet.py), which NVIDIA/retinanet-examples uses: the stride of a
+bottleneck is in its 3x3 convolution; in the paper, it is in the first 1x1 convolution. Convolutions pad
+opposite sides of an image equally, as in PyTorch, so that weights from PyTorch give the same features.
 """
 
 from typing import NamedTuple
@@ -68,7 +68,7 @@ def convolution(
 ) -> keras.KerasTensor:
     """Applies a convolution without bias, with equal padding on both sides. Sides become ceil(side / stride).
 
-    `groups` is 1, or the number of channels for a depthwise convolution; `filters` is then the same number.
+    For a depthwise convolution, `groups` and `filters` are the number of channels. Otherwise, `groups` is 1.
     """
     if stride > 1 and kernel > 1:
         x = pad_for_stride(x, kernel, name)

@@ -1,4 +1,4 @@
-"""RetinaNet's feature pyramid and head convolutions (arXiv 1708.02002), which have no batch norm.
+"""RetinaNet's feature pyramid and head convolutions, all without batch norm (arXiv 1708.02002).
 
     model = build_model("retinanet-rn50fpn", num_classes=80)
 
@@ -33,7 +33,7 @@ def pyramid(
     Args:
         features: the backbone's features by level; the sides of level l are ceil(side / 2**l).
         channels: number of channels of each output.
-        min_level, max_level: levels of the outputs; those that the backbone lacks are made from its last.
+        min_level, max_level: levels of the outputs. The backbone's last level gives the coarser levels.
 
     Returns:
         A dict from level to (B, h, w, channels), in no particular order.

@@ -10,7 +10,7 @@ from efficientdet.predict import to_pixels
 
 
 def report(images: tf.Tensor, targets: dict[str, tf.Tensor], label_map: LabelMap, path: pathlib.Path) -> str:
-    """Writes a contact sheet of the batch to `path`, and counts the anchors that its boxes match.
+    """Writes a contact sheet of the batch to `path`, and counts the anchors that match its boxes.
 
     Args:
         images: float32 (B, H, W, 3), normalised.
@@ -20,7 +20,7 @@ def report(images: tf.Tensor, targets: dict[str, tf.Tensor], label_map: LabelMap
 
     Returns:
         One line with the numbers of images, of boxes, and of anchors that match a box by their IoU. (With
-        assignment=task_aligned, other anchors are trained.)
+        assignment=task_aligned, the training uses other anchors.)
     """
     boxes, classes = targets["boxes"].numpy(), targets["classes"].numpy()
     drawing.save_batch(to_pixels(images).numpy(), boxes, classes, label_map.names, path)

@@ -1,9 +1,10 @@
 """Task-aligned learning (arXiv 2108.07755): assigns each box to the anchors that already predict it best.
 
 The loader assigns boxes by their IoU with anchors, which does not depend on the network. Here the alignment
-of an anchor with a box is score**alpha * IoU**beta of the anchor's prediction. A box is assigned to the
-anchors with the best alignment. The class target of these anchors grows with the alignment, so that the
-network learns scores that tell how good a predicted box is. One anchor per cell is enough.
+of an anchor with a box is score**alpha * IoU**beta, from the anchor's score for the class of the box and the
+IoU of the anchor's predicted box with the box. A box is assigned to the anchors with the best alignment. The
+class target of these anchors grows with the alignment, so that the network learns scores that tell how good a
+predicted box is. One anchor per cell is enough.
 
 ALPHA, BETA, ANCHORS_PER_BOX and the plain cross-entropy are those of YOLOv8 (ultralytics/utils/tal.py,
 loss.py). The paper has alpha 1, 13 anchors per box and a focal loss. The box loss uses CIoU (arXiv
@@ -25,7 +26,7 @@ from efficientdet.config import EfficientDetConfig
 
 ALPHA, BETA = 0.5, 6.0  # exponents of score and IoU
 ANCHORS_PER_BOX = 10
-# In pixels. Smaller widths and heights of boxes count as this, so that each box contains an anchor's centre.
+# In pixels. The assignment enlarges shorter sides of boxes to this, so that each box contains anchor centres.
 MIN_SIDE = 8.0
 # The boxes of a batch are padded to one of these numbers, or to max_instances if an image has more boxes. So
 # XLA compiles only a few shapes.
@@ -97,9 +98,9 @@ def assign(
 ) -> Assignment:
     """Assigns each box to the best-aligned anchors among those whose centre is inside the box.
 
-    An anchor that several boxes want is assigned to the box that its prediction overlaps most. The class
-    target of a box's best-aligned anchor is the largest IoU of the box's anchors. The other anchors of the
-    box have lower targets, in proportion to their alignment.
+    If several boxes choose the same anchor, it is assigned to the box that has the largest IoU with its
+    prediction. The class target of a box's best-aligned anchor is the largest IoU of the box with the
+    predictions of its anchors. The box's other anchors have lower targets, in proportion to their alignment.
 
     Args:
         predicted: float32 (B, A, 4), ltrb normalised, the boxes that the anchors predict now.

@@ -1,13 +1,13 @@
-"""The input pipeline in plain tf.data, with which benchmarks compare the DALI pipeline.
+"""The input pipeline in plain tf.data. Benchmarks compare the DALI pipeline with this one.
 
     --pipeline_type=tensorflow
 
-Each stage has the rules of the same stage in pipeline.py, but draws other random numbers. In evaluation,
+Each stage follows the same rules as in pipeline.py, but draws other random numbers. In evaluation,
 nothing is random: decoded pixels and targets equal DALI's, and resized pixels differ by less than one level
 on average. The published recipes work with this pipeline. Other loader settings need DALI.
 
 All random numbers are functions of (seed, shard, running index of the image), so that a restored iterator
-continues exactly as the saved one would have.
+continues with the same samples as the saved iterator.
 """
 
 import dataclasses
@@ -113,7 +113,7 @@ def random_crop(config: EfficientDetConfig, size: tf.Tensor, random: Random) -> 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class EfficientDetTFPipeline(pipeline.EfficientDetLoader):
-    """The loader without DALI. Its options and outputs are those of EfficientDetPipeline."""
+    """The loader without DALI. It has the same options and outputs as EfficientDetPipeline."""
 
     pipeline_type = "tensorflow"
 
@@ -170,7 +170,7 @@ class EfficientDetTFPipeline(pipeline.EfficientDetLoader):
     def _finish(
         self, images: tf.Tensor, targets: dict[str, tf.Tensor]
     ) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
-        """Adds the anchors' targets if `element_spec` has them; returns only outputs that it has."""
+        """Adds the anchors' targets if `element_spec` has them. Returns the outputs in `element_spec`."""
         if "num_positives" in self.element_spec:
             images, targets = pipeline.add_targets(images, targets, self.config.anchors)
         spec = self.target_spec

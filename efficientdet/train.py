@@ -5,7 +5,7 @@ r"""Trains EfficientDet (arXiv 1911.09070): DALI loads, Keras trains, pycocotool
         --eval_images=coco/val2017 --eval_annotations=coco/annotations/instances_val2017.json \
         --output_dir=runs/d0
 
-The same command with the same --output_dir resumes. For recipes: --flagfile=efficientdet/flags/d0_coco.txt.
+Run the same command again to resume the run. For recipes: --flagfile=efficientdet/flags/d0_coco.txt.
 Many GPUs (docs/distributed.md): horovodrun -np 8 python efficientdet/train.py --strategy=horovod ...
 """
 
@@ -28,7 +28,7 @@ from efficientdet.config import DETECTION_FIELDS, MODEL_NAMES, PRESETS, Efficien
 
 @dataclasses.dataclass(frozen=True)
 class Args(args.Args):
-    """The flags. Those that both apps share, with defaults and help texts, are in common/args.py."""
+    """The flags of train.py. common/args.py defines the flags that both apps share."""
 
     model_name: str = args.model_name_flag(MODEL_NAMES, "efficientdet-d0")
 
@@ -71,7 +71,7 @@ def train(a: Args, hooks: Hooks = Hooks()) -> dict | None:
 
     Args:
         a: the flags.
-        hooks: functions of elastic training or a dry run that this function and its `Run` call.
+        hooks: functions that `train` and its `Run` call. Elastic training and a dry run set them.
 
     Returns:
         The metrics of the last evaluation (coco_metrics.score), or None without evaluation data.
@@ -81,7 +81,7 @@ def train(a: Args, hooks: Hooks = Hooks()) -> dict | None:
         StoppedError: a signal stopped the run, after everything was saved.
     """
     ranks = start_process(a)
-    # Later sources win: the model's row in config.py, then --augmentation_preset, --hparams, other flags.
+    # Priority, from low to high: the model's row in config.py, --augmentation_preset, --hparams, other flags.
     config = hparams.resolve(get_config(a.model_name), a, preset=PRESETS[a.augmentation_preset])
 
     # --- Data -------------------------------------------------------------------------------------
@@ -170,7 +170,7 @@ def make_train_step(
     precision: str,
     xla: bool,
 ) -> Callable[[Any, Any, tf.Tensor], step_guard.StepResult]:
-    """Returns the compiled step. It skips non-finite updates, and returns the values that the run logs."""
+    """Returns the compiled step. The step skips non-finite updates, and returns the values to log."""
 
     def forward_backward(images: tf.Tensor, targets: dict, num_positives: tf.Tensor) -> tuple[list, dict]:
         with tf.GradientTape() as tape:
@@ -182,19 +182,19 @@ def make_train_step(
         forward_backward = tf.function(forward_backward, jit_compile=True, autograph=False)
 
     def gradients_of(images: tf.Tensor, targets: dict) -> tuple[list, dict]:
-        # All ranks call this: each replica has its own number of positives, but all divide by the mean.
+        # Each replica has its own number of positives. All ranks compute the mean, and divide by the mean.
         share = losses.num_positives_share(targets, ranks.num_replicas)
         num_positives = ranks.mean({"share": share})["share"]
         gradients, values = forward_backward(images, targets, num_positives)
         lost = tf.cast(tf.reduce_sum(targets["lost"], axis=0), tf.float32)
         values |= {"boxes_dropped": lost[0], "boxes_over_limit": lost[1]}
-        # All ranks call this: gradients are averaged before the optimizer unscales and clips them.
+        # All ranks average their gradients here, before the optimizers unscale and clip the gradients.
         return ranks.average(gradients), values
 
     def update(gradients: list[tf.Tensor]) -> None:
         updates = tf.convert_to_tensor(optimizer.iterations)
         optimizer.apply(gradients, model.trainable_variables)
-        # The averages move only if the weights did: not while batches accumulate or float16 overflows.
+        # Move the averages only if the weights changed: a step that accumulates or overflows changes nothing.
         ema.update(moved=tf.convert_to_tensor(optimizer.iterations) > updates)
 
     updated = [v.value for v in [*model.trainable_variables, *optimizer.variables]] + [*ema.variables]
@@ -213,11 +213,11 @@ def loss_values(
     """Runs one forward pass in training mode, and returns the losses. tools/replay_step.py uses it, too.
 
     Args:
-        model: maps images to (class logits, box deltas), with one tensor per level each.
+        model: maps images to class logits and box deltas: two lists with one tensor per level.
         config: the model's config.
         images: float32 (B, H, W, 3), normalised.
         targets: the outputs of the training loader.
-        num_positives: see task_alignment.detection_loss.
+        num_positives: see losses.detection_loss.
 
     Returns:
         float32 scalars: "loss", which is minimised, and its parts.

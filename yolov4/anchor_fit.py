@@ -17,7 +17,7 @@ MAX_ROUNDS = 200
 REACHED_IOU = 0.5  # an anchor reaches a box if their IoU is above this
 MARGIN = 0.02  # least gain of the mean IoU for which new anchors are worth using
 MIN_ERRORS = 2.0  # the gain must also be at least this many standard errors
-MAX_FALL = 0.01  # largest accepted fall of the share of reached boxes
+MAX_FALL = 0.01  # largest accepted fall of the share of boxes with an IoU above REACHED_IOU
 MIN_BOXES = 20  # with fewer boxes, no anchors are suggested: even the standard error would be uncertain
 
 
@@ -66,7 +66,7 @@ def beats(new_iou: np.ndarray, old_iou: np.ndarray) -> bool:
 def split(box_image: np.ndarray, random: np.random.Generator) -> np.ndarray:
     """Splits N boxes into two halves, bool (N,): True for fitting anchors, False for evaluating them.
 
-    All boxes of an image are in the same half, because they are similar, unless there is only one image.
+    All boxes of an image are in the same half, because they are similar. Only a single image is split.
     """
     different, image = np.unique(box_image, return_inverse=True)
     groups = image if len(different) > 1 else np.arange(len(box_image))

@@ -3,7 +3,7 @@
     --augmentation_preset=strong
     --hparams=rotation=5,cutout_prob=0.5
 
-Images may be on the GPU; boxes and labels are on the CPU. Every function sees one sample (DALI's convention).
+Images may be on the GPU; boxes and labels are on the CPU. Functions process one sample (DALI's convention).
 """
 
 import warnings
@@ -62,13 +62,13 @@ def is_conditional(config: "YOLOv4Config") -> bool:
 
 
 def auto_augment(images: list[DataNode], config: "YOLOv4Config") -> list[DataNode]:
-    """Applies RandAugment (arXiv 1909.13719) or TrivialAugment (arXiv 2103.10158) without MOVES_PIXELS.
+    """Applies RandAugment (arXiv 1909.13719) or TrivialAugment (2103.10158), but no MOVES_PIXELS operations.
 
     Args:
-        images: uint8 (h, w, 3): one image, or the four of a mosaic.
+        images: one image, or the four images of a mosaic, each uint8 (h, w, 3).
         config: the field `auto_augment` names the method.
 
-    For each sample, only the operations that were drawn for this sample run: see `is_conditional`.
+    For each sample, DALI runs only the operations that it drew for this sample (see `is_conditional`).
     """
     ops, magnitude = config.rand_augment_ops, config.rand_augment_magnitude
     # DALI 2.4 calls two of its own operators by deprecated names, and warns about this even if Python's

@@ -15,8 +15,8 @@ def to_unit(images: DataNode) -> DataNode:
 def random_hsv(images: list[DataNode], hue: float, saturation: float, exposure: float) -> list[DataNode]:
     """Applies `change_hsv` to each image. The hue turns at random by -hue to hue degrees.
 
-    Saturation and brightness are each multiplied by a `random_factor`; `saturation` and `exposure` are their
-    limits. With hue 0 and both limits 1, images are only converted to float32.
+    Saturation and brightness are each multiplied by a `random_factor`. The limits of the two factors are
+    `saturation` and `exposure`. With hue 0 and both limits 1, images are only converted to float32.
     """
     if not hue and saturation == exposure == 1:
         return [to_unit(image) for image in images]

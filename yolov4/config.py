@@ -36,7 +36,7 @@ class YOLOv4Config:
     anchors: tuple[float, ...] = ()  # width, height, width, height, ... in pixels of the network input
     masks: tuple[tuple[int, ...], ...] = ()  # the indices of each head's anchors
     scale_xy: tuple[float, ...] = ()  # box centres can be (scale_xy - 1) / 2 cells outside their cell
-    iou_thresh: Share = 1.0  # a box also gets anchors above this shape IoU; 1: only its best anchor
+    iou_thresh: Share = 1.0  # a box also gets anchors above this shape IoU; 1: it gets only its best anchor
     neighbour_cells: bool = False  # assign a box also to the cells in the nearest column and the nearest row
     ignore_thresh: Share = 0.7  # an unassigned prediction above this IoU with a box is not background
 
@@ -55,7 +55,7 @@ class YOLOv4Config:
     rand_augment_magnitude: CountOrZero = 9  # strength of operations, 0 to 30; the paper has 9 for ResNet-50
     cutout_prob: Share = 0.0  # probability of one filled square (arXiv 1708.04552)
     mosaic_prob: Share = 0.5  # probability per image; in Darknet per batch (src/data.c, load_data_detection)
-    # Where a mosaic gets its other three images. batch: from the same batch; fresh: they are read for it
+    # Where a mosaic gets its other three images. batch: from the same batch; fresh: by extra reads
     mosaic_tiles: Literal["batch", "fresh"] = "batch"
     close_mosaic: CountOrZero = 0  # number of last epochs without mosaic, MixUp and CutMix
     mixup_prob: Share = 0.0
@@ -151,7 +151,7 @@ class YOLOv4Config:
         return max(math.floor(side / self.multi_scale + 0.5), 1), math.floor(side * self.multi_scale + 0.5)
 
     def bucket(self, units: int) -> tuple[int, int]:
-        """The training size whose shorter side is `units` * STRIDE; rounds the longer side to STRIDE, too."""
+        """The training size with a shorter side of `units` * STRIDE; the longer is a multiple of STRIDE."""
         shorter = min(self.image_size)
         height, width = (STRIDE * math.floor(units * side / shorter + 0.5) for side in self.image_size)
         return height, width

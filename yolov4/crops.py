@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class CropResize(NamedTuple):
-    """The window of the stored image that is used, and its place in the network input. int32 nodes.
+    """int32 nodes: the window of the stored image that is used, and its place in the network input.
 
     Everything outside `place` is padding. Boxes are clipped to the window, then mapped from the window to the
     place, as the pixels are.
@@ -66,7 +66,7 @@ def input_size(config: "YOLOv4Config", training: bool, seed: int) -> DataNode:
 
 
 def whole_image(size: DataNode, image_size: DataNode, keep_aspect: bool) -> CropResize:
-    """Takes the whole image: centred and as large as fits, or stretched over the network input."""
+    """Takes the whole image. With keep_aspect it is centred and as large as fits, otherwise stretched."""
     zero = 0 * size
     window = fn.cat(zero, size)
     if not keep_aspect:
@@ -85,7 +85,7 @@ def jittered_crop(
     image are padding. With keep_aspect, the crop also grows, equally at both ends of one side, to the aspect
     ratio of the network input. So only the jitter distorts the image.
 
-    `count` is the number of columns; None for a single image.
+    `count` is the number of images (columns of the nodes); None for a single image.
     """
     longer: DataNode | float = 0.0
     if keep_aspect:

@@ -53,7 +53,7 @@ def load_darknet(model: "keras.Model", path: str | os.PathLike) -> "Contents":
     """Loads a .weights file, or a partial one (yolov4.conv.137, yolov4-tiny.conv.29), into a model.
 
     If the file has another number of classes, the last convolution of each head keeps its values, and all
-    other weights are loaded. (`init_from` copies for each class the rows with the same class name.)
+    other weights are loaded. (`init_from` matches classes by their names instead.)
 
     Raises:
         UserError: the file cannot be used (see `read_darknet`). The model has not been changed.

@@ -1,6 +1,6 @@
 """Decodes the raw outputs of a head to boxes.
 
-As in AlexeyAB/darknet src/yolo_layer.c, get_yolo_box and forward_yolo_layer: the centre of a box is in its
+Follows AlexeyAB/darknet src/yolo_layer.c, get_yolo_box and forward_yolo_layer. The centre of a box is in its
 cell, or up to (scale_xy - 1) / 2 cells outside. The box's width is the anchor's width times the exponential
 of a raw output, and the same is true for the height.
 """

@@ -83,7 +83,8 @@ def suggest(
 def with_fitted_anchors(sizes: np.ndarray, config: YOLOv4Config, seed: int) -> YOLOv4Config:
     """Returns the config with anchors fitted to boxes of these sizes (N, 2), in whole pixels, smallest first.
 
-    Anchors that no head uses get the size 1x1, because boxes that fit such an anchor best are not assigned.
+    A box is not assigned if it fits best to an anchor that no head uses. Such anchors get the size 1x1, so
+    that they are the best fit of hardly any box.
     """
     with_head = sorted(_with_head(config))
     anchors = np.ones((config.num_anchors, 2))

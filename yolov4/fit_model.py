@@ -1,4 +1,4 @@
-"""Wraps the network for Keras' `fit`; examples/keras_fit.py trains with it as train.py does.
+"""Wraps the network in a model for Keras' `fit`. examples/keras_fit.py trains this model as train.py does.
 
 model = FitModel(build_model("yolov4-tiny", num_classes, config=config), config)
 model.compile(optimizer)
@@ -15,7 +15,7 @@ from yolov4.config import YOLOv4Config
 
 
 class FitModel(keras.Model):
-    """Adds the recipe's loss to a model of `build_model`, whose layers and weights it shares.
+    """Adds the recipe's loss to a model of `build_model`. Both models share their layers and weights.
 
     The class overrides `compute_loss`, so that Keras reports this loss. If it overrode `train_step`, Keras
     would report a loss of 0, because the model is compiled without a loss.
@@ -35,5 +35,5 @@ class FitModel(keras.Model):
         """Returns the scalar loss of one replica's batch. `y` is the loader's dict of targets."""
         loss = losses.detection_loss(y_pred, y, self._config)["detection_loss"]
         loss += losses.l2_loss(self.trainable_variables, self._config.weight_decay)
-        # With a tf.distribute strategy, Keras sums the replicas' gradients. The division makes this a mean.
+        # Keras sums the gradients of a strategy's replicas. Because of the division, the sum is a mean.
         return loss / tf.distribute.get_strategy().num_replicas_in_sync

@@ -1,6 +1,6 @@
 """Mosaics of four freshly read images in DALI, as Darknet makes them: --hparams=mosaic_tiles=fresh.
 
-A mosaic has the same crops, flips, colours and cut points as in mosaic.py. But its four images come from four
+Crops, flips, colours and cut points are drawn as in mosaic.py. But the four images of a mosaic come from four
 readers, and their canvases (whole network inputs) are never made. Each tile is a rectangle of a canvas, so
 this module knows before decoding which pixels of the stored image the tile shows. Only these pixels, and a
 margin for the filter of the resize, are decoded, resized and coloured. The four tiles together have as many
@@ -89,7 +89,7 @@ def make(
         fill: the level of the padding, 0 to 1.
 
     Returns:
-        The image, float32 (H, W, 3); its objects, some with boxes without area; int32 (), 1 for a mosaic.
+        The image, float32 (H, W, 3); its objects, whose boxes may have no area; int32 (), 1 for a mosaic.
     """
     chosen = fn.random.coin_flip(probability=config.mosaic_prob)
     cut = random_cut(image_size)
@@ -160,7 +160,7 @@ def tiles_of(
     size = size * there + (1 - there)
     target = target * there + target[:, 0:1] * (1 - there)
 
-    # Convert this part to pixels of the stored image, relative to the crop; add a margin for the filter.
+    # Convert the visible part to pixels of the stored image, relative to the crop; add the filter's margin.
     part = shown - before
     if flips is not None:
         part = part + flips * (place_size - size - 2 * part)

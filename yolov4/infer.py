@@ -8,8 +8,8 @@ pixels of the original images, its category ids are the original ones, and its i
 With --annotations, each picture shows the ground truth on the left. --submission writes a results file for
 the COCO server (common/evaluation/submission.py).
 
-NMS has an IoU threshold of 0.45 here, but of 0.6 in eval.py and with --submission. To set another one, use
---hparams=nms_iou=0.6.
+NMS has an IoU threshold of 0.45 here, but of 0.6 in eval.py and with --submission. To change the
+threshold, use for example --hparams=nms_iou=0.6.
 """
 
 import functools
@@ -37,7 +37,7 @@ def define_flags(fv: flags.FlagValues) -> None:
 
 
 def infer(**given: Any) -> list[dict]:
-    """Writes the files, and returns the detections as COCO results. `given` are fields of InferArgs."""
+    """Writes all output files. Returns the detections as COCO results. `given` are fields of InferArgs."""
     from common.datacheck import datasets
     from common.evaluation import commands
     from common.training.detectors import open_detector

@@ -12,11 +12,11 @@ from yolov4.import_weights.darknet_files import read_darknet, read_label_map
 from yolov4.import_weights.imagenet import download
 from yolov4.predict import load_trained
 
-BOX_ROWS = 5  # an anchor's rows for x, y, width, height and objectness, which come before those of classes
+BOX_ROWS = 5  # number of an anchor's outputs before its class outputs: x, y, width, height, objectness
 
 
 def init_from(model: keras.Model, label_map: LabelMap, weights: str, config: YOLOv4Config) -> Report:
-    """Copies each weight of the same name and shape. In the heads, classes are matched by their names.
+    """Copies each weight that has the same name and shape. In the heads, classes are matched by name.
 
     The outputs for boxes and objectness are always copied.
 
@@ -26,7 +26,7 @@ def init_from(model: keras.Model, label_map: LabelMap, weights: str, config: YOL
         weights: a weights file of this project, a run directory, or a file of Darknet: .weights, or a partial
             one (yolov4.conv.137, yolov4-tiny.conv.29). The .names file next to a .weights file has its class
             names. Without a .names file, 80 classes get COCO's names, and any other number of classes gets
-            none. "imagenet" downloads the backbone's public file.
+            no names. "imagenet" downloads the backbone's public file.
         config: the model's config.
 
     Returns:

@@ -36,11 +36,11 @@ def box_loss(
     "darknet" is the gradient of Darknet's delta_yolo_box, for which iou_normalizer 0.07 and max_delta 5 were
     tuned. Darknet computes the derivative for the box's centre and sides, in units of the image, and uses it
     as if it were the derivative for the raw outputs (`_darknet_derivative`). Compared with the exact
-    gradient, the centre's gradient is larger by columns / slope of scale_xy * sigmoid. That of the sides is
-    larger by image side / anchor side, and its IoU term by twice this factor. For yolov4 at 608 pixels, the
-    factor is about 3 for the sides of the largest anchor (2 * 608 / 401), and at least 253 for the centre in
-    the finest head (76 columns / slope 0.3). With the exact gradient, an iou_normalizer of 0.07 makes the box
-    loss too weak, compared with the other two losses; about 2 works.
+    gradient, the centre's gradient is larger by columns / slope of scale_xy * sigmoid. The sides' gradient is
+    larger by image side / anchor side, and the IoU term in it by twice this factor. For yolov4 at 608 pixels,
+    the factor is about 3 for the sides of the largest anchor (2 * 608 / 401), and at least 253 for the centre
+    in the finest head (76 columns / slope 0.3). With the exact gradient, an iou_normalizer of 0.07 makes the
+    box loss too weak, compared with the other two losses; about 2 works.
 
     config.size_weighting multiplies the loss of a box by 2 - width * height, so that small boxes count more.
     Darknet has this factor, but uses it only for a squared error. So without size_weighting, the loss is
@@ -186,8 +186,9 @@ def detection_loss(
 def l2_loss(variables: Sequence[keras.Variable], weight_decay: float) -> tf.Tensor:
     """Returns `weight_decay` times half the sum of the squares of all values of convolution kernels.
 
-    As in Darknet's src/convolutional_layer.c, update_convolutional_layer, which shrinks the kernels by the
-    learning rate times `weight_decay`. Biases and batch-norm parameters have no weight decay.
+    Its gradient shrinks the kernels by the learning rate times `weight_decay`, as Darknet does
+    (src/convolutional_layer.c, update_convolutional_layer). Biases and batch-norm parameters have no weight
+    decay.
     """
     kernels = [v for v in variables if v.name.endswith("kernel")]
     if not kernels:  # all layers are frozen

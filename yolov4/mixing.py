@@ -126,7 +126,7 @@ def objects_of(canvas: Objects, pieces: Pieces) -> list[Objects]:
 
     Boxes outside their piece, and all boxes of an absent piece, get no area.
     """
-    # Absent tiles of a mosaic already have no area. Other absent pieces get no area by a factor `count` of 0.
+    # Absent tiles of a mosaic already have no area. Other absent pieces have `count` 0, and so get no area.
     sizes = pieces.sizes if len(pieces.sources) > 1 else pieces.sizes * pieces.count
     starts, ends, shifts = (
         fn.coord_transform(corners, M=YX_TO_XYXY)  # float32 (R, 4)
@@ -143,8 +143,8 @@ def objects_of(canvas: Objects, pieces: Pieces) -> list[Objects]:
 
 def random_rectangle(source: DataNode, chosen: DataNode, image_size: DataNode) -> Pieces:
     """Draws the rectangle that CutMix copies from another canvas to the same position.
-    Its area and centre are uniform, and its aspect ratio is that of the canvas. Parts outside the canvas are
-    cut off. If `chosen` is 0, the rectangle is absent.
+    Its area and centre have uniform distributions, and it has the aspect ratio of the canvas. Parts outside
+    the canvas are cut off. If `chosen` is 0, the rectangle is absent.
     """
     half = dali_math.sqrt(uniform(0.0, 1.0)) * image_size / 2
     center = fn.random.uniform(range=(0.0, 1.0), shape=[2]) * image_size
@@ -155,7 +155,7 @@ def random_rectangle(source: DataNode, chosen: DataNode, image_size: DataNode) -
 
 
 def hide_covered(objects: Objects, rectangle: Pieces) -> Objects:
-    """Sets the area of a box to 0 if the rectangle covers more than the share COVERED of it."""
+    """Sets the area of a box to 0 if the rectangle covers more than the share COVERED of the box."""
     boxes_px, labels = objects
     top_left, size = rectangle.targets[0], rectangle.sizes[0] * rectangle.count
     bottom_right = top_left + size
@@ -174,7 +174,7 @@ def mixup(images: DataNode, canvases: DataNode, pieces: Pieces) -> DataNode:
         canvases: all canvases of the batch.
         pieces: the other canvas as one whole piece. If the piece is absent, the image does not change.
     """
-    rows = pieces.sizes[0, 0] * pieces.count  # 0 rows without MixUp, because a sum takes time
+    rows = pieces.sizes[0, 0] * pieces.count  # 0 if the piece is absent: then nothing is averaged
     own = images[:rows]
     other = fn.permute_batch(canvases, indices=pieces.sources[0])[:rows]
     return fn.cat(0.5 * (own + other), images[rows:], axis=0)

@@ -5,7 +5,7 @@
 
 network.py lists the layers. The model is an ordinary functional `keras.Model`. Layer names show the layer's
 part of the network and Darknet's layer number: `backbone.layer_0.conv`, `backbone.layer_0.bn`,
-`neck.layer_105.conv`, `head.layer_138.conv`. (They have dots, because Keras allows no slashes.)
+`neck.layer_105.conv`, `head.layer_138.conv`. (Names have dots, because Keras allows no slashes.)
 """
 
 import dataclasses
@@ -37,7 +37,7 @@ def build_model(
         model_name: one of config.MODEL_NAMES.
         num_classes: C.
         image_size: (height, width) of the images, multiples of 32; None: the size in the config.
-        config: the model's configuration; None: the one that `model_name` has.
+        config: the model's configuration; None: the configuration of `model_name`.
         any_size: leave the images' height and width open, for training at several sizes.
 
     Returns:

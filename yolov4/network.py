@@ -32,7 +32,7 @@ class Layer:
             yolo: marks its input as the raw output of head number `head`, counted from the finest stride.
         part: backbone, neck or head.
         index: Darknet's layer number, which counts routes and shortcuts, too.
-        inputs: indices of the layers that it reads; empty for the first layer, which reads the image.
+        inputs: indices of the layers that this layer reads; empty for the first layer, which reads the image.
         channels: number of channels of its output.
         options: the section's options by Darknet's names. Only `head` of a yolo layer is not Darknet's.
     """
@@ -100,7 +100,7 @@ class _Part:
 
     def _append(self, kind: str, inputs: Sequence[Layer], channels: int, **options: Any) -> Layer:
         if inputs and kind != "route" and inputs[0] is not self.layers[-1]:
-            # In Darknet, a layer reads the layer before it. So that it reads an earlier one, add a route.
+            # A Darknet layer reads the layer before it. To read an earlier layer, put a route before it.
             self.concat(inputs[0])
         numbers = tuple(x.index for x in inputs)
         layer = Layer(kind, self.name, len(self.layers), numbers, channels, options)

@@ -1,8 +1,9 @@
 """Learning rate and optimizer of the YOLOv4 recipe: AlexeyAB/darknet src/network.c, get_current_rate.
 
 Keras multiplies the gradient by the learning rate before adding it to the velocity. Darknet multiplies the
-velocity (src/convolutional_layer.c, update_convolutional_layer). With a constant rate, the updates are equal.
-After the rate has fallen, the old rate still acts in Keras for about 1 / (1 - momentum) updates.
+velocity by the rate (src/convolutional_layer.c, update_convolutional_layer). With a constant rate, the
+updates are equal. After the rate has fallen, the old rate still acts in Keras for about 1 / (1 - momentum)
+updates.
 """
 
 import dataclasses
@@ -24,8 +25,8 @@ INITIAL_LOSS_SCALE = 32.0
 class BurnIn(keras.optimizers.schedules.LearningRateSchedule):
     """In the burn-in, the rate is a power of the update's number. Then it falls in steps or by a cosine.
 
-    As in Darknet, which counts the images of an update before it computes the rate (train_network_datum), the
-    first update has number 1. So no update has a rate of zero, and update `burn_in` has the full rate.
+    The first update has number 1, as in Darknet, which counts the images of an update before it computes the
+    rate (train_network_datum). So no update has a rate of zero, and update `burn_in` has the full rate.
 
     Args:
         peak: learning rate after the burn-in.

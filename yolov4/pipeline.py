@@ -8,7 +8,7 @@ MixUp or CutMix with other images of the batch (mixing.py, mosaic.py), or a mosa
 are read for it (fresh_mosaic.py). An evaluation image is used whole, stretched or letterboxed, without random
 changes. Boxes are mapped exactly as the pixels are.
 
-The graph calls the functions below and in crops.py. Each function sees one sample (DALI's convention).
+The graph calls the functions below and in crops.py. Each function processes one sample (DALI's convention).
 Images may be on the GPU. Boxes, crop windows and places are always on the CPU.
 YOLOv4: arXiv 2004.10934. Darknet: github.com/AlexeyAB/darknet.
 """
@@ -76,7 +76,7 @@ def augment(
 ) -> tuple[DataNode, DataNode, DataNode]:
     """Rotates an image, then applies `augment_pixels`. New stages belong here. Mosaics are made later.
 
-    With mosaic_tiles=fresh, `augment_pixels` is called without this function.
+    With mosaic_tiles=fresh, the pipeline calls only `augment_pixels`.
 
     Args:
         config: has the fields of each stage.
@@ -141,7 +141,7 @@ class YOLOv4Loader(BaseLoader):
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class YOLOv4Pipeline(DaliOptions, YOLOv4Loader):
-    """The DALI loader. Its options are those of YOLOv4Loader and of common.loader.DaliOptions.
+    """The DALI loader. It has the options of YOLOv4Loader and of common.loader.DaliOptions.
 
     With `name_images`, a mosaic of freshly read images has the image id of its first tile.
     """
@@ -233,7 +233,7 @@ class YOLOv4Pipeline(DaliOptions, YOLOv4Loader):
     def _fresh_mosaics(
         self, mixed: YOLOv4Config, image_size: DataNode
     ) -> tuple[DataNode, Objects, dict[str, DataNode]]:
-        """Makes samples of one or four read images, then mixes them. Also returns the ids of first images."""
+        """Makes samples from one or four images, then mixes them. Also returns the first image's id."""
         examples, image_ids = [], []
         for number, seed in enumerate(fresh_mosaic.reader_seeds(self.seed)):
             *nodes, ids = self._read(seed, f"reader_{number}" if number else "reader")

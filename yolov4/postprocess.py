@@ -95,7 +95,7 @@ def candidates(heads: list[tf.Tensor], config: YOLOv4Config) -> tuple[tf.Tensor,
 
 
 def _best_of_head(raw: tf.Tensor, config: YOLOv4Config, head: int) -> tuple[tf.Tensor, tf.Tensor]:
-    """Decodes the R = min(nms_candidates, h * w * K) predictions of one head with the best scores.
+    """Decodes the R = min(nms_candidates, h * w * K) best-scored predictions of one head.
 
     No other prediction of this head can be among the candidates. The results are ordered by position.
 
@@ -112,7 +112,7 @@ def _best_of_head(raw: tf.Tensor, config: YOLOv4Config, head: int) -> tuple[tf.T
     sizes = tf.constant([config.anchor_sizes[anchor] for anchor in config.masks[head]], tf.float32)
     stride = config.strides[head]
     boxes = decode_offsets(
-        # NaN, because decoding would turn infinity into a valid box (by its sigmoid and its size limit)
+        # NaN, because decoding would turn infinity into a valid box (by the sigmoid and the size limit)
         tf.where(tf.math.is_finite(offsets), offsets, math.nan),
         rows=index // (num_anchors * grid_width),
         columns=index // num_anchors % grid_width,
@@ -130,7 +130,7 @@ def _probability(logits: tf.Tensor) -> tf.Tensor:
 
 
 def _check_shapes(heads: list[tf.Tensor], config: YOLOv4Config, image_size: Sequence[int | None]) -> None:
-    """Raises ValueError if the heads do not fit `config` and `image_size`, whose unknown sides are None."""
+    """Raises ValueError if the heads do not fit `config` and `image_size`. An unknown side is None."""
     if len(heads) != len(config.strides):
         raise ValueError(f"{len(heads)} heads, but {config.model_name} has {len(config.strides)}")
     if any(side and side % STRIDE for side in image_size):

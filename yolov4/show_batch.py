@@ -19,7 +19,7 @@ def report(
     label_map: LabelMap,
     path: pathlib.Path,
 ) -> str:
-    """Writes a contact sheet of the batch to `path`, and counts the predictions that its boxes train.
+    """Writes a contact sheet of the batch to `path`, and counts the predictions that get one of its boxes.
 
     Args:
         images: float32 (B, H, W, 3), in [0, 1].

@@ -7,7 +7,7 @@ assigned at once, with static shapes, so that XLA can compile the assignment.
 
 With neighbour_cells, which Darknet does not have, a box is also assigned to the cells in the nearest column
 and in the nearest row (ultralytics/yolov5 utils/loss.py, build_targets). So three times as many predictions
-learn the box. If scale_xy is 2, their boxes can have the same centre as the box.
+learn the box. With scale_xy 2, the predictions of all three cells can reach the centre of the box.
 """
 
 import math
@@ -150,8 +150,8 @@ def ignore_mask(
     Args:
         raw: (B, h, w, K, 5 + C), outputs of head number `head`. No gradient flows back to them.
         boxes, classes: as for `assign_targets`.
-        num_boxes: int (B,), number of boxes before the padding. The time depends on the largest number, the
-            memory on IGNORE_CHUNK, the number of boxes in one chunk.
+        num_boxes: int (B,), number of boxes before the padding. The largest number decides the
+            time, and IGNORE_CHUNK (the boxes compared at once) the memory.
         config: holds the anchors and ignore_thresh.
         head: number of the head, the finest stride first.
     """

@@ -1,15 +1,15 @@
-"""The input pipeline in plain tf.data, with which benchmarks compare the DALI pipeline.
+"""The input pipeline in plain tf.data. Benchmarks compare the DALI pipeline with this one.
 
     --pipeline_type=tensorflow
 
-Each stage has the rules of the same stage in pipeline.py, but draws other random numbers. In evaluation,
+Each stage follows the same rules as in pipeline.py, but draws other random numbers. In evaluation,
 nothing is random: decoded pixels and boxes equal DALI's, and resized pixels differ by less than one level
 on average. Colours are changed in true HSV, as in Darknet; DALI's change is a linear approximation.
 
 Darknet's recipe works with this pipeline. Other loader settings need DALI.
 
 All random numbers are functions of (seed, shard, running index of the image or batch), so that a restored
-iterator continues exactly as the saved one would have.
+iterator continues with the same samples as the saved iterator.
 """
 
 import dataclasses
@@ -47,7 +47,7 @@ def input_size(config: YOLOv4Config, training: bool, random: Random) -> tf.Tenso
 
 
 def whole_image(size: tf.Tensor, image_size: tf.Tensor, keep_aspect: bool) -> CropResize:
-    """Takes the whole image: centred and as large as fits, or stretched over the network input.
+    """Takes the whole image. With keep_aspect it is centred and as large as fits, otherwise stretched.
 
     Args:
         size: int32 (2,), (height, width) of the stored image.
@@ -64,7 +64,7 @@ def jittered_crop(
 ) -> CropResize:
     """Takes a random crop, which may reach outside the image, and stretches it over the network input.
 
-    As in crops.py, with the same rounding.
+    The rounding is the same as in crops.py.
     """
     sides = tf.cast(size, tf.float32)
     moved = random.uniform(-jitter, jitter, (2, 2)) * sides  # rows: top and left, bottom and right
@@ -157,7 +157,7 @@ def finish_boxes(
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class YOLOv4TFPipeline(pipeline.YOLOv4Loader):
-    """The loader without DALI. Its options and outputs are those of YOLOv4Pipeline."""
+    """The loader without DALI. It has the same options and outputs as YOLOv4Pipeline."""
 
     pipeline_type = "tensorflow"
 
@@ -240,6 +240,6 @@ class YOLOv4TFPipeline(pipeline.YOLOv4Loader):
         return outputs.pop("images"), outputs
 
     def _input_size(self, batch_index: tf.Tensor) -> tf.Tensor:
-        # A batch has the same size on all ranks, because fast ranks would wait for slow ones.
+        # All ranks use the same size for a batch. Otherwise, ranks with a small size would wait.
         random = Random(batch_index, self.seed, 0, 1)
         return input_size(self.config, self.training, random)

@@ -5,7 +5,7 @@ r"""Trains YOLOv4 (arXiv 2004.10934): DALI loads, Keras trains, pycocotools eval
         --eval_images=coco/val2017 --eval_annotations=coco/annotations/instances_val2017.json \
         --output_dir=runs/yolov4
 
-The same command with the same --output_dir resumes. For recipes: --flagfile=yolov4/flags/yolov4_coco.txt.
+Run the same command again to resume the run. For recipes: --flagfile=yolov4/flags/yolov4_coco.txt.
 Many GPUs (docs/distributed.md): horovodrun -np 8 python yolov4/train.py --strategy=horovod ...
 """
 
@@ -28,7 +28,7 @@ from yolov4.config import DETECTION_FIELDS, MODEL_NAMES, PRESETS, YOLOv4Config, 
 
 @dataclasses.dataclass(frozen=True)
 class Args(args.Args):
-    """The flags. Those that both apps share, with defaults and help texts, are in common/args.py."""
+    """The flags of train.py. common/args.py defines the flags that both apps share."""
 
     model_name: str = args.model_name_flag(MODEL_NAMES, "yolov4")
     letterbox: bool | None = args.flag(
@@ -77,7 +77,7 @@ def train(a: Args, hooks: Hooks = Hooks()) -> dict | None:
 
     Args:
         a: the flags.
-        hooks: functions of elastic training or a dry run that this function and its `Run` call.
+        hooks: functions that `train` and its `Run` call. Elastic training and a dry run set them.
 
     Returns:
         The metrics of the last evaluation (coco_metrics.score), or None without evaluation data.
@@ -87,7 +87,7 @@ def train(a: Args, hooks: Hooks = Hooks()) -> dict | None:
         StoppedError: a signal stopped the run, after everything was saved.
     """
     ranks = start_process(a)
-    # Later sources win: the model's row in config.py, then --augmentation_preset, --hparams, other flags.
+    # Priority, from low to high: the model's row in config.py, --augmentation_preset, --hparams, other flags.
     config = hparams.resolve(get_config(a.model_name), a, preset=PRESETS[a.augmentation_preset])
 
     # --- Data -------------------------------------------------------------------------------------
@@ -177,7 +177,7 @@ def make_train_step(
     precision: str,
     xla: bool,
 ) -> Callable[[Any, Any, tf.Tensor], step_guard.StepResult]:
-    """Returns the compiled step. It skips non-finite updates, and returns the values that the run logs."""
+    """Returns the compiled step. The step skips non-finite updates, and returns the values to log."""
 
     def forward_backward(images: tf.Tensor, targets: dict) -> tuple[list, dict]:
         with tf.GradientTape() as tape:
@@ -192,13 +192,13 @@ def make_train_step(
         gradients, values = forward_backward(images, targets)  # the loss is a mean over images
         lost = tf.cast(tf.reduce_sum(targets["lost"], axis=0), tf.float32)
         values |= {"boxes_dropped": lost[0], "boxes_over_limit": lost[1]}
-        # All ranks call this: gradients are averaged before the optimizer unscales and clips them.
+        # All ranks average their gradients here, before the optimizers unscale and clip the gradients.
         return ranks.average(gradients), values
 
     def update(gradients: list[tf.Tensor]) -> None:
         updates = tf.convert_to_tensor(optimizer.iterations)
         optimizer.apply(gradients, model.trainable_variables)
-        # The averages move only if the weights did: not while batches accumulate or float16 overflows.
+        # Move the averages only if the weights changed: a step that accumulates or overflows changes nothing.
         ema.update(moved=tf.convert_to_tensor(optimizer.iterations) > updates)
 
     updated = [v.value for v in [*model.trainable_variables, *optimizer.variables]] + [*ema.variables]
@@ -228,7 +228,7 @@ def loss_values(
 
 
 def make_model(config: YOLOv4Config, num_classes: int, num_steps: int = 10**9) -> keras.Model:
-    """Builds the network for a run of `num_steps` steps. With multi_scale, it accepts any input size."""
+    """Builds the network for a run of `num_steps` steps. With multi_scale, any input size fits."""
     model = build_model(config.model_name, num_classes, config=config, any_size=config.multi_scale > 1)
     return limit_bn_momentum(model, num_steps)
 

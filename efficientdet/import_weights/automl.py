@@ -58,7 +58,7 @@ _COMBINE = re.compile(r"/op_after_combine\d+/")
 
 
 def canonical(name: str) -> str | None:
-    """Removes from a weight's name the parts that differ between automl's releases. None: not a weight.
+    """Removes from a weight's name the parts that differ between automl's releases. Other names give None.
 
     >>> canonical("efficientnet-b0/model/blocks_0/conv2d/kernel")
     'backbone/blocks_0/conv2d/kernel'

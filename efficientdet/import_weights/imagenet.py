@@ -1,10 +1,10 @@
-"""Backbones trained on ImageNet: downloads the files of `--init_from=imagenet`, and reads EfficientNet's.
+"""Downloads the backbones of `--init_from=imagenet`, and reads EfficientNet's files.
 
 EfficientNet's weights are public in two forms: Keras' files (`efficientnetb0_notop.h5`, keras.applications,
 b0 to b7) and the checkpoints of its authors (tensorflow/tpu models/official/efficientnet). The checkpoints
 have the variable names of google/automl's EfficientDet. Both forms were trained on RGB normalised by
-ImageNet's mean and standard deviation, which this project uses, too. (AdvProp checkpoints were not, so they
-are of no use here.) torch_files.py reads ResNet and MobileNetV2.
+ImageNet's mean and standard deviation. This project normalises in the same way. (AdvProp checkpoints need
+another normalisation, so they do not fit.) torch_files.py reads ResNet and MobileNetV2.
 """
 
 import re
@@ -31,8 +31,8 @@ KERAS_MD5 = {
     "efficientnet-b7": "cbcfe4450ddf6f3ad90b1b398090fe4a",
 }
 TIMM_FILES = "https://huggingface.co/timm/"
-# (repository, SHA-256 of its model.safetensors or None). The SHA-256 is from huggingface.co, but for
-# ResNet-18 and -34 from other projects.
+# (repository, SHA-256 of its model.safetensors or None). The SHA-256 of ResNet-18
+# and -34 is from other projects, the SHA-256 of all others from huggingface.co.
 # tv_in1k is torchvision's IMAGENET1K_V1 (timm/models/resnet.py), which NVIDIA/retinanet-examples starts from.
 TIMM_SHA256: dict[str, tuple[str, str | None]] = {
     "resnet-18": ("resnet18.tv_in1k", "694f673df6520a3158624e8a89af086f59923ee4cd7436fe5bc3bc71d295ad81"),
@@ -69,7 +69,7 @@ def download(backbone: str) -> str:
 
 
 def is_backbone(file: ForeignWeights) -> bool:
-    """Returns whether a file is an EfficientNet of keras.applications or a checkpoint of its authors."""
+    """Returns whether a file is an EfficientNet: of keras.applications, or of EfficientNet's authors."""
     names = filter(None, map(canonical, file.shapes))
     return bool(_keras_blocks(file.shapes)) or any(name.startswith(f"{BACKBONE}/") for name in names)
 

@@ -193,7 +193,7 @@ def _open_checkpoint(path: str, prefix: str) -> ForeignWeights:
 
 
 def _names_of_objects(path: str, graph: bytes) -> tuple[dict[str, str], dict[str, str]]:
-    """Returns two dicts: variable name -> key of its values, and -> key of its average ("" if missing)."""
+    """Returns two dicts by variable name: the keys of values, and the keys of averages ("" if missing)."""
     with _in_one_line(path, "the checkpoint is damaged"):
         nodes = trackable_object_graph_pb2.TrackableObjectGraph.FromString(graph).nodes
     keys = [{a.full_name: a.checkpoint_key for a in node.attributes if a.full_name} for node in nodes]

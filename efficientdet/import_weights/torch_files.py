@@ -2,9 +2,9 @@
 
 PyTorch Image Models (timm) publishes them as safetensors at huggingface.co/timm: torchvision's ResNets with
 torchvision's names (models/resnet.py), and timm's MobileNetV2 with timm's names
-(models/_efficientnet_blocks.py). They expect the same input as our models: RGB normalised by ImageNet's mean
-and standard deviation. PyTorch's own files are refused: they are pickles, which can run code when they are
-read.
+(models/_efficientnet_blocks.py). All these weights expect the same input as our models: RGB normalised by
+ImageNet's mean and standard deviation. PyTorch's own files are refused: they are pickles, which can run code
+when they are read.
 """
 
 import os

@@ -2,8 +2,8 @@
 
     text = cfg_text(get_config("yolov4"), num_classes=80)
 
-The layers are those of network.py. The file describes the network and its NMS, but no training. To train
-further with Darknet, add a recipe to [net] and [yolo], for example that of Darknet's cfg/yolov4.cfg.
+network.py lists the layers. The file describes the network and its NMS, but no training. To train
+further with Darknet, add a recipe to [net] and [yolo], for example the recipe in cfg/yolov4.cfg.
 """
 
 from typing import Any

@@ -36,7 +36,7 @@ class Contents(NamedTuple):
     Attributes:
         values: path of a variable of the model -> array in Keras' layout. If the file has another number of
             classes, the last axis of the last convolutions differs from the model's.
-        convolutions: number of convolutions in the file, counted from the first of the network.
+        convolutions: number of convolutions in the file. They are the first ones of the network.
         num_classes: number of classes; None if the file ends before the first head.
         seen: number of images that training has seen.
     """
@@ -55,8 +55,8 @@ def read_darknet(path: str | os.PathLike, model: keras.Model) -> Contents:
         model: a model that `build_model` made; it is not changed.
 
     Raises:
-        UserError: the file is missing; its size is neither that of the whole network with any class count
-            nor that of its first convolutions; it holds NaN, infinity or negative variances.
+        UserError: the file is missing; its size fits neither the whole network (with any class count)
+            nor the network's first convolutions; it holds NaN, infinity or negative variances.
     """
     with user_errors(f"weights {path}"):
         content = pathlib.Path(path).read_bytes()
@@ -160,7 +160,7 @@ def _read_header(content: bytes) -> tuple[int, int]:
 def read_label_map(weights: str | os.PathLike, num_classes: int) -> LabelMap | None:
     """Returns the classes of a .weights file, from the .names file next to it (one name per line), or COCO's.
 
-    COCO's 80 classes, in COCO's or Darknet's spelling, get COCO's names and ids. Others get ids 1, 2, ...
+    COCO's 80 classes, in COCO's or Darknet's spelling, get COCO's names and ids. All others get ids from 1.
 
     Returns:
         The classes; None if there is no such file and `num_classes` is not 80.
