@@ -61,7 +61,7 @@ def load_automl(model: "keras.Model", path: str | os.PathLike) -> "Report":
         path: a .h5 file, a checkpoint's prefix (`efficientdet-d0/model`), or a directory with one checkpoint.
 
     Returns:
-        A report of the weights that were copied and of those that were not.
+        A report of the copied weights and of the weights that were not copied.
 
     Raises:
         UserError: the file is damaged or belongs to another model. The model has not been changed.

@@ -1,6 +1,6 @@
 """EfficientNet (arXiv 1905.11946) as EfficientDet's backbone: features of strides 2 to 32.
 
-`extract_features` also builds the other backbones, which are in resnet.py and mobilenet.py.
+`extract_features` also builds the backbones of resnet.py and mobilenet.py.
 
 Structure, initialisation and drop rates follow google/automl efficientdet/backbone/efficientnet_model.py and
 efficientnet_builder.py. Each feature is the output of a block, after the block's projection.

@@ -67,9 +67,9 @@ def _jittered_side(side: DataNode, scale: DataNode, limit: int) -> tuple[DataNod
 def resize_range_crop(
     size: DataNode, image_size: tuple[int, int], resize_min: int, resize_max: int
 ) -> CropResize:
-    """Takes the whole image, and draws the length of its shorter side from resize_min to resize_max.
+    """Takes the whole image. The length of its shorter side is random, from resize_min to resize_max.
 
-    An image that is then larger than the network input is shrunk to fit.
+    If the image is then larger than the network input, it is shrunk to fit.
     """
     shorter = dali_math.floor(uniform(float(resize_min), resize_max + 1.0))
     scale = shorter / dali_math.min(size[0], size[1])

@@ -1,4 +1,4 @@
-"""Splits a trained EfficientDet into parts, which tools/exporting/export_graph.py writes to files."""
+"""Splits a trained EfficientDet into the parts that tools/exporting/export_graph.py joins and exports."""
 
 import keras
 import tensorflow as tf

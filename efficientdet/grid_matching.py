@@ -1,6 +1,6 @@
 """Assigns the boxes of a whole batch to anchors without comparing all pairs of boxes and anchors.
 
-The matches equal those of DALI's fn.box_encoder (common/box_encoder.py), and the IoUs are equal bit for bit.
+DALI's fn.box_encoder (common/box_encoder.py) gives the same matches. The IoUs are equal bit for bit, too.
 Only the search for matches differs. A template is a level, a scale and an aspect ratio. The anchors of a
 template form a regular grid. So
 

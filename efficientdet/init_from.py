@@ -31,7 +31,7 @@ def init_from(model: keras.Model, label_map: LabelMap, weights: str, backbone: s
         backbone: the model's backbone, one of backbone.NAMES.
 
     Returns:
-        A report of the weights that were copied and of those that were not.
+        A report of the copied weights and of the weights that were not copied.
 
     Raises:
         UserError: the file cannot be read, belongs to another model, or nothing in it fits.

@@ -39,7 +39,7 @@ def detect(outputs: Outputs, config: EfficientDetConfig) -> nms.Detections:
 
 
 def candidates(outputs: Outputs, config: EfficientDetConfig) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-    """Returns the best K predictions of each image before NMS, in descending order; arguments as in `detect`.
+    """Returns the best K predictions of each image before NMS, best first. The arguments are as in `detect`.
 
     Returns:
         boxes float32 (B, K, 4), ltrb, normalised to the network input, not clipped; scores float32 (B, K);

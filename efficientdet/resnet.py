@@ -2,7 +2,8 @@
 
 The network is torchvision's (models/resnet.py), which NVIDIA/retinanet-examples uses: the stride of a
 bottleneck is in its 3x3 convolution; in the paper, it is in the first 1x1 convolution. Convolutions pad
-opposite sides of an image equally, as in PyTorch, so that weights from PyTorch give the same features.
+opposite sides of an image equally, as in PyTorch, so that weights from PyTorch give the same features there
+and here.
 """
 
 from typing import NamedTuple
@@ -13,7 +14,7 @@ from common.layers import BatchNormalization
 
 
 class Depth(NamedTuple):
-    """The number of blocks in each of the four stages, the type of the blocks, and their widths."""
+    """The number of blocks in each of the four stages, and the type and the width of the blocks."""
 
     blocks: tuple[int, int, int, int]
     bottleneck: bool

@@ -1,12 +1,12 @@
 """Task-aligned learning (arXiv 2108.07755): assigns each box to the anchors that already predict it best.
 
-The loader assigns boxes by their IoU with anchors, which does not depend on the network. Here the alignment
-of an anchor with a box is score**alpha * IoU**beta, from the anchor's score for the class of the box and the
-IoU of the anchor's predicted box with the box. A box is assigned to the anchors with the best alignment. The
-class target of these anchors grows with the alignment, so that the network learns scores that tell how good a
-predicted box is. One anchor per cell is enough.
+The loader assigns boxes by their IoU with anchors, so it does not need the network's predictions. Here the
+alignment of an anchor with a box is score**alpha * IoU**beta, from the anchor's score for the class of the
+box and the IoU of the anchor's predicted box with the box. A box is assigned to the anchors with the best
+alignment. The class target of these anchors grows with the alignment, so that the network learns scores that
+tell how good a predicted box is. One anchor per cell is enough.
 
-ALPHA, BETA, ANCHORS_PER_BOX and the plain cross-entropy are those of YOLOv8 (ultralytics/utils/tal.py,
+ALPHA, BETA, ANCHORS_PER_BOX and the plain cross-entropy come from YOLOv8 (ultralytics/utils/tal.py,
 loss.py). The paper has alpha 1, 13 anchors per box and a focal loss. The box loss uses CIoU (arXiv
 1911.08287). Two differences from YOLOv8: the alignment uses IoU instead of CIoU, and the loss is divided by
 the loader's number of positive anchors, which all replicas know in advance, instead of the sum of qualities.

@@ -57,9 +57,9 @@ def jittered_crop(
 def resize_range_crop(
     size: tf.Tensor, image_size: tuple[int, int], resize_min: int, resize_max: int, random: Random
 ) -> CropResize:
-    """Takes the whole image, and draws the length of its shorter side from resize_min to resize_max.
+    """Takes the whole image. The length of its shorter side is random, from resize_min to resize_max.
 
-    An image that is then larger than the network input is shrunk to fit.
+    If the image is then larger than the network input, it is shrunk to fit.
     """
     shorter = tf.floor(random.uniform(resize_min, resize_max + 1.0))
     whole = whole_image(size, image_size)

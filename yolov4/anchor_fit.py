@@ -1,4 +1,4 @@
-"""Fits anchor shapes to the boxes of a data set by k-means, and tells whether new anchors are worth using.
+"""Fits anchor shapes to the boxes of a data set by k-means, and decides whether new anchors are worth using.
 
 The distance of two shapes is 1 - their IoU with equal centres, as in YOLOv2 (arXiv 1612.08242 section 2) and
 in Darknet's calc_anchors (AlexeyAB/darknet src/detector.c).

@@ -68,7 +68,7 @@ class YOLOv4Config:
     iou_normalizer: NotNegative = 0.07
     obj_normalizer: NotNegative = 1.0
     # Objectness target of an assigned prediction: 1 - objectness_iou * (1 - IoU with its box). Darknet's rule
-    # is objectness_iou = 0; that of ultralytics/yolov5 (utils/loss.py) is objectness_iou = 1
+    # is objectness_iou = 0, the rule of ultralytics/yolov5 (utils/loss.py) is objectness_iou = 1
     objectness_iou: Share = 0.0
     cls_normalizer: NotNegative = 1.0
     box_gradient: Literal["exact", "darknet"] = "darknet"  # gradient of the box loss (losses.py)
@@ -193,10 +193,10 @@ _YOLOV4 = {
     "max_delta": 5.0,
     "multi_scale": 1.4,  # random=1 in the cfg: src/detector.c, train_detector
 }
-# Not a published model: yolov4-tiny with half the channels and smaller anchors, which a laptop trains in
+# Not published: yolov4-tiny with half the channels and smaller anchors. A laptop trains this model in
 # minutes. A short run from scratch learns faster with Adam. With bn_momentum 0.99, moving variances would
 # still be close to their initial 1 after a few hundred steps. Boxes and classes have larger weights than
-# objectness: else they are learned late, because thousands of predictions have an objectness loss
+# objectness. Otherwise both are learned late, because thousands of predictions have an objectness loss
 # (docs/yolov4.md).
 _NANO = _TINY | {
     "backbone": "csp_darknet_nano",

@@ -1,4 +1,4 @@
-"""Splits a trained YOLOv4 into parts, which tools/exporting/export_graph.py writes to files."""
+"""Splits a trained YOLOv4 into the parts that tools/exporting/export_graph.py joins and exports."""
 
 import keras
 import tensorflow as tf

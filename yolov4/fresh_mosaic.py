@@ -218,7 +218,7 @@ def _resize(window: DataNode, tiles: Tiles, number: int, antialias: bool) -> Dat
 
 
 def _paste(images: list[DataNode], tiles: Tiles, image_size: DataNode, fill: float | None) -> DataNode:
-    """Pastes the images into float32 (H, W, 3): the first over all others, and `fill` around them."""
+    """Pastes the images into float32 (H, W, 3). The first covers all others; the rest is `fill`."""
     first, *others = images
     anchors = fn.transpose(tiles.target, perm=[1, 0])  # (4, 2)
     targets = [anchors[1:], anchors[0:1]]

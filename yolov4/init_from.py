@@ -30,7 +30,7 @@ def init_from(model: keras.Model, label_map: LabelMap, weights: str, config: YOL
         config: the model's config.
 
     Returns:
-        A report of the weights that were copied and of those that were not.
+        A report of the copied weights and of the weights that were not copied.
 
     Raises:
         UserError: the file cannot be read, or nothing in it fits.

@@ -30,7 +30,7 @@ def box_loss(
     """Returns the sum of 1 - CIoU over the assigned predictions, times iou_normalizer.
 
     CIoU compares aspect ratios. As in Darknet, the sides are normalised, so if the network input is not
-    square, the ratios differ from those in pixels.
+    square, the ratios differ from the ratios in pixels.
 
     config.box_gradient chooses the gradient for the raw outputs. "exact" is the derivative of the loss.
     "darknet" is the gradient of Darknet's delta_yolo_box, for which iou_normalizer 0.07 and max_delta 5 were
@@ -86,8 +86,8 @@ def objectness_loss(
     """Returns the sum of the cross-entropy of one head's objectness, before obj_normalizer.
 
     The target of an assigned prediction is 1, or 1 - `shortfall`. A prediction with several assigned boxes
-    counts once, with the target of the first box. Unassigned predictions have the target 0; the sum leaves
-    out those in `ignored`.
+    counts once, with the target of the first box. Unassigned predictions have the target 0, and
+    are left out of the sum where `ignored` is true.
 
     Args:
         logits: (B, h, w, K).
@@ -229,9 +229,9 @@ def _darknet_derivative(
 
     Darknet uses the derivative for the box's normalised centre x, centre y, width and height as the
     derivative for the raw outputs. It multiplies the derivative for a side by the exponential of the raw
-    output, but not by the anchor's side. The IoU term counts twice for the sides. As in the CIoU paper, the
-    aspect term is not divided by width**2 + height**2. One difference: in Darknet, dx_box_iou (src/box.c) has
-    a wrong sign where the centre moves the enclosing box. Here the sign is right.
+    output, but not by the anchor's side. For the sides, the derivative of the IoU is doubled. As in the CIoU
+    paper, the aspect term is not divided by width**2 + height**2. One difference: in Darknet, dx_box_iou
+    (src/box.c) has a wrong sign where the centre moves the enclosing box. Here the sign is right.
     """
     boxes_cxcywh = box_ops.ltrb_to_cxcywh(decode(offsets))
     with tf.GradientTape(persistent=True) as tape:

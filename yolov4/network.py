@@ -3,7 +3,7 @@
     for layer in describe(get_config("yolov4"), num_classes=80): print(layer)
 
 model.py makes Keras layers from this list, and import_weights/darknet_cfg.py a .cfg file. A .weights file has
-the convolutions in this order. Structure and numbering are those of AlexeyAB/darknet cfg/yolov4.cfg and
+the convolutions in this order. Structure and numbering follow AlexeyAB/darknet cfg/yolov4.cfg and
 cfg/yolov4-tiny.cfg.
 """
 
@@ -109,7 +109,7 @@ class _Part:
 
 
 def _yolov4(backbone: _Part, neck: _Part, head: _Part, outputs: int) -> None:
-    """Appends YOLOv4: CSPDarknet53, SPP, PANet and three heads like those of YOLOv3."""
+    """Appends YOLOv4: CSPDarknet53, SPP, PANet and three heads as in YOLOv3."""
     c3, c4, c5 = _csp_darknet53(backbone)  # strides 8, 16, 32
     top5 = _spp(neck, c5)
     top4 = _top_down(neck, top5, c4, 256)

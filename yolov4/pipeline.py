@@ -62,7 +62,7 @@ def boxes_to_input(boxes: DataNode, place: DataNode) -> DataNode:
 
 
 def random_flip(place: DataNode, image_size: DataNode, prob: float) -> tuple[DataNode, DataNode]:
-    """Returns int32 (), 1 (mirror) with probability `prob`, else 0; and the image's place after mirroring."""
+    """Returns int32 (), 1 (mirror) with probability `prob`, else 0; and the place of the resulting image."""
     coin = fn.random.coin_flip(probability=prob)
     top, left, height, width = (place[i] for i in range(4))
     return coin, fn.stack(top, left + coin * (image_size[1] - width - 2 * left), height, width)

@@ -80,7 +80,7 @@ def detect(heads: list[tf.Tensor], config: YOLOv4Config) -> nms.Detections:
 
 
 def candidates(heads: list[tf.Tensor], config: YOLOv4Config) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-    """Returns the best K predictions of each image before NMS, in descending order; arguments as in `detect`.
+    """Returns the best K predictions of each image before NMS, best first. The arguments are as in `detect`.
 
     Returns:
         boxes float32 (B, K, 4), ltrb, normalised to the network input, not clipped; scores float32 (B, K);

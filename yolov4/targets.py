@@ -21,8 +21,8 @@ from yolov4.decoding import decode_boxes
 if TYPE_CHECKING:
     from yolov4.config import YOLOv4Config
 
-# As in src/yolo_layer.c, process_batch, a prediction whose box fits is still background if no class has more
-# than this probability. The objectness is not a factor of this probability (compare_yolo_class).
+# A prediction whose box fits an object is still background if no class has more than this probability, as in
+# src/yolo_layer.c, process_batch. The objectness is not a factor of this probability (compare_yolo_class).
 IGNORE_CLASS_PROBABILITY = 0.25
 
 IGNORE_CHUNK = 16  # number of boxes that are compared with all predictions at once
@@ -80,7 +80,7 @@ def assign_targets(
         classes: int (B, M), 0-based, -1 in the padding.
         config: holds the anchors and iou_thresh.
         head: number of the head, the finest stride first.
-        grid_size: (rows, columns) of the head, which are the sides of the network input / stride.
+        grid_size: (rows, columns) of the head: the sides of the network input divided by the stride.
         num_classes: C.
     """
     valid = valid_boxes(boxes, classes, num_classes)

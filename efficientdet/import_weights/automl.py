@@ -38,7 +38,7 @@ _LAYERS = {
     r"(class|box)_net\.bn_(\d+)\.level_(\d+)": r"\1_net/\1-\2-bn-\3",
     r"(class|box)_net\.predict": r"\1_net/\1-predict",
 }
-# our layer in a backbone block -> automl's name for it in (a block with expansion, a block without)
+# our layer in a backbone block -> automl's names of the layer in blocks (with expansion, without expansion)
 _BLOCK_LAYERS = {
     "expand.conv": ("conv2d", None),
     "expand.bn": ("tpu_batch_normalization", None),
@@ -52,7 +52,7 @@ _BLOCK_LAYERS = {
 _BLOCK = re.compile(r"backbone\.block_(\d+)\.(\w+\.\w+)")
 _PARTS = re.compile(r"(?:^|/)((?:efficientnet-[a-z0-9]+|resample_p\d+|fpn_cells|class_net|box_net)/.+)$")
 _BACKBONE = re.compile(r"^efficientnet-[a-z0-9]+/(?:model/)?")
-# `canonical` keeps the first of the three numbers. The other two only repeat where the input comes from.
+# `canonical` keeps the first of the three numbers. The other two only say which node is the input.
 _RESAMPLE = re.compile(r"/resample_(\d+)_\d+_\d+/")
 _COMBINE = re.compile(r"/op_after_combine\d+/")
 
@@ -111,7 +111,7 @@ class Contents(NamedTuple):
 
     Attributes:
         values: path of a weight -> array. In the heads' last layers, the length of the last axis depends on
-            the classes and anchors of the file, not on those of the model.
+            the file's numbers of classes and anchors, not on the model's.
         anchors: anchors per location in the file.
         num_classes: number of classes in the file.
     """
@@ -154,7 +154,7 @@ def read_automl(file: ForeignWeights, model: keras.Model) -> Contents:
     without = [weight.path for weight in model.weights if weight.path not in wanted]
     if without:
         raise UserError(f"weights {file.path} do not fit {model.name}: automl's models have no {without[0]}")
-    lengths = {}  # of the last axes: k * C for classes, k * 4 for boxes
+    lengths = {}  # length of the last axis: k * C for classes, k * 4 for boxes
     for variable in ("pointwise_kernel", "bias"):
         lengths[f"class_net.predict/{variable}"] = anchors * num_classes
         lengths[f"box_net.predict/{variable}"] = anchors * 4
