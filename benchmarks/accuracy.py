@@ -56,7 +56,7 @@ class AccuracyArgs:
 
     rows: str = flag("", "Rows of the table, comma-separated. Default: all.")
     seeds: str = flag("1,2,3", "Seeds, comma-separated.")
-    settings: str = flag("", "For trials: settings that replace those of the rows, as k=v,k=v.")
+    settings: str = flag("", "For trials: replaces entries of `settings` in --table, as k=v,k=v.")
     table: str = flag("benchmarks/accuracy.yaml", "YAML file of the rows.")
     output_dir: str = flag("runs/accuracy", "Directory with the data sets (in data/) and all runs.")
 

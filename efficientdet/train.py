@@ -182,7 +182,7 @@ def make_train_step(
         forward_backward = tf.function(forward_backward, jit_compile=True, autograph=False)
 
     def gradients_of(images: tf.Tensor, targets: dict) -> tuple[list, dict]:
-        # Each replica has its own number of positives. All ranks compute the mean, and divide by the mean.
+        # Replicas have different numbers of positives. All divide their losses by the mean of these numbers.
         share = losses.num_positives_share(targets, ranks.num_replicas)
         num_positives = ranks.mean({"share": share})["share"]
         gradients, values = forward_backward(images, targets, num_positives)

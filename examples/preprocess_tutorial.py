@@ -49,7 +49,7 @@ SHORT_SIDE, CROP = 72, (64, 48)  # pixels; CROP is (height, width), not square, 
 # node to a graph. DALI runs the graph later, in its threads, and prefetches some batches.
 @pipeline_def
 def shapes_pipeline(files: list[str], label_map: LabelMap) -> tuple[DataNode, DataNode, DataNode]:
-    """Returns images, uint8 (64, 48, 3), their numbers of objects, float32 (), and their ids, int64 ()."""
+    """Returns the image: uint8 (64, 48, 3); its number of objects: float32 (); and its id: int64 ()."""
     # `readers.tfrecord_reader` calls fn.readers.tfrecord with the index of each file. DALI trusts indexes and
     # does not verify checksums, so first check records that other programs wrote, with `open_tfrecords`.
     # training=False reads in order, each image once per epoch.

@@ -27,7 +27,7 @@ FLAG_OWNERS = ("a", "self._a")  # names of Args objects in the apps' code
 
 
 class UnsoundError(Exception):
-    """A lost name is used, and no code around this use can be removed: the message names the line."""
+    """A statement that must stay uses a name that the copy lacks. The message names the line."""
 
 
 class Lost(NamedTuple):

@@ -83,7 +83,7 @@ _KEYS = {
 
 
 def parse(record: bytes, name: str, known: frozenset[int], issues: Issues) -> tuple[Example, bytes | None]:
-    """Parses a serialized tf.train.Example. Returns its content, and its encoded image or None if invalid.
+    """Parses a serialized tf.train.Example. Returns the content and the encoded image (None: invalid).
 
     Args:
         record: the data of one record.

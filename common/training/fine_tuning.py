@@ -203,7 +203,7 @@ def _copy_rows(
     return values.reshape(own.shape)
 
 
-# --- the 80 classes of COCO, and the other spellings of Pascal VOC ---
+# --- the 80 class names of COCO, and the names that Pascal VOC spells differently ---
 
 # The categories of instances_val2017.json.
 _UNUSED = (12, 26, 29, 30, 45, 66, 68, 69, 71, 83)  # ids from 1 to 90 without a category

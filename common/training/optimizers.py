@@ -151,7 +151,7 @@ class AveragedWeights(tf.Module):
 
         Args:
             moved: whether the optimizer has changed the weights; may be a tensor. `update` does not
-                branch on it, because replicas cannot synchronise the number of updates inside a branch.
+                branch on it, because the replicas cannot synchronise their counter of updates in a branch.
         """
         if not self.decay:
             return

@@ -1,4 +1,4 @@
-"""Manages a run's directory and checkpoint files. The same command resumes it; other runs are refused.
+"""Manages a run's directory and checkpoint files. Repeating a command resumes its run.
 
     run.json                  the Identity of the run
     checkpoints/00001200/

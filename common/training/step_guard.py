@@ -202,8 +202,8 @@ class StepGuard:
             replay = f": python tools/replay_step.py {self._batch_file}" if self._batch_file else ""
             raise UserError(
                 f"{self._in_a_row} steps in a row were skipped, the last is step {step}: {what}. They have "
-                "not changed weights or checkpoints. Lower --learning_rate or check the data; run the "
-                f"first of these steps again{replay}"
+                "not changed weights or checkpoints. Lower --learning_rate or check the data. To find "
+                f"the cause, run the first of these steps again{replay}"
             )
 
 

@@ -65,7 +65,7 @@ def save(model: "keras.Model", path: str | os.PathLike, metadata: Mapping[str, A
 
 
 def load(model: "keras.Model", path: str | os.PathLike) -> dict[str, Any]:
-    """Loads a file that `save` wrote into a model of the same structure.
+    """Loads weights from a file of `save` into a model. The model must have the structure of the saved one.
 
     Returns:
         The metadata.

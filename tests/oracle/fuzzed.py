@@ -40,7 +40,7 @@ class Annotated(NamedTuple):
 
 
 class FuzzedSet(NamedTuple):
-    """A source for loaders, and {image id: ground truth} in the order of the json."""
+    """A source for loaders, and a dict from image id to ground truth, in the order of the json."""
 
     source: CocoSource
     images: dict[int, Annotated]

@@ -34,7 +34,7 @@ def letterbox(
     """Returns top, left, height and width of an image that is resized to the largest size that fits.
 
     Sides are rounded to whole pixels, halves up, and are at least 1. If the padding of a centred image is an
-    odd number, the larger part is below or on the right. Other images are at the top left.
+    odd number, the larger part is below or on the right. Images that are not centred are at the top left.
     """
     scale = min(fractions.Fraction(*sides) for sides in zip(image_size, size, strict=True))
     height, width = (max(math.floor(side * scale + fractions.Fraction(1, 2)), 1) for side in size)

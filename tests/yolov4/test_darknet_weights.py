@@ -179,7 +179,7 @@ DAMAGE = [
     (lambda content: bytes(24), " have 24 bytes"),
     (lambda content: content[:-8] + NAN + content[-4:], "head.layer_45.conv/kernel is not finite"),
     (lambda content: content[:-4] + INFINITY, "head.layer_45.conv/kernel is not finite"),
-    # Two networks may have files of equal size. A negative variance shows that the file is for another one.
+    # Files of two networks may have equal sizes. A negative variance shows that the network is another one.
     (lambda content: content[:20] + content[420:] + content[20:420], "moving_variance is negative"),
 ]
 

@@ -208,7 +208,7 @@ def _rate(pipeline: Any, batch_size: int, seconds: float = 5.0) -> Result:
 
 
 def latency(file: str, side: int) -> Result:
-    """Measures milliseconds from host memory to host memory: the median of 50 batches, after five to warm up.
+    """Measures the milliseconds of a batch with its copies from and to host memory: the median of 50 batches.
 
     Args:
         file: a file of export.py, .onnx or .plan.

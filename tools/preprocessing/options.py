@@ -21,8 +21,8 @@ class Args:
 
     source: str = flag("files", "Format of --input.", choices=SOURCES)
     input: str | None = flag(None, "Directory, file or glob; for external: FILE.py:name or module:name.")
-    images: str | None = flag(None, "coco: directory of the images, if --input is the json.")
-    annotations: str | None = flag(None, "coco: the json, if --input is the directory of the images.")
+    images: str | None = flag(None, "For coco, if --input is the json: the directory of the images.")
+    annotations: str | None = flag(None, "For coco, if --input is the directory of the images: the json.")
     ops: str = flag("", "Chain of operators; --list_ops shows them.")
     list_ops: bool = flag(False, "Show all operators with their arguments.")
     api: str = flag("pipeline", "pipeline: prefetching graph; dynamic: one operator at a time.", choices=APIS)

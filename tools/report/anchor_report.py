@@ -144,7 +144,8 @@ def match(
     last = _last_of_each(box, overlap, anchor)  # of equal IoUs the last anchor
     best[box[last]] = anchor[last]
     above = overlap > MATCH_IOU
-    # Each box gets its best anchor, because 2.0 is above any IoU. Of equal overlaps the last box wins.
+    # The overlap of a box with its best anchor becomes 2.0, above any IoU, so that the box gets this anchor.
+    # Of equal overlaps, the last box wins.
     box = np.concatenate([box[above], np.arange(len(boxes))])
     place = image[box] * anchors.num_anchors + np.concatenate([anchor[above], best])
     chosen = _last_of_each(place, np.concatenate([overlap[above], np.full(len(boxes), 2.0)]), box)
