@@ -204,6 +204,8 @@ class Run:
             if self.state["step"] == 0:
                 batch = self.ranks.first(images), self.ranks.first(targets)
                 self._results.save_first_batch(self._show_batch, *batch)
+            if not self._compiled:
+                progress.show_until_next("compiling the training step")
             yield images, targets
 
     def after_step(self, result: step_guard.StepResult, images: Any, targets: Any) -> None:

@@ -50,7 +50,7 @@ def write_images(
     """
     for place in (os.path.join(directory, name) for name in names):
         if os.path.lexists(place) and not overwrite:
-            hint = "choose another directory by --images or --output, or give --overwrite"
+            hint = "choose another directory with --images or --output, or give --overwrite"
             raise UserError(f"{place} exists already: {hint}")
 
     def write(staged: pathlib.Path) -> None:
