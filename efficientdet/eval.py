@@ -24,9 +24,7 @@ from common import errors
 from common.args import EvalArgs
 from common.progress import import_tensorflow
 
-
-def define_flags(fv: flags.FlagValues) -> None:
-    shared_flags.define(fv, EvalArgs)
+define_flags = functools.partial(shared_flags.define, args_class=EvalArgs)
 
 
 def evaluate_weights(**given: Any) -> dict:

@@ -24,9 +24,7 @@ from common import errors
 from common.args import InferArgs
 from common.progress import import_tensorflow
 
-
-def define_flags(fv: flags.FlagValues) -> None:
-    shared_flags.define(fv, InferArgs)
+define_flags = functools.partial(shared_flags.define, args_class=InferArgs)
 
 
 def infer(**given: Any) -> list[dict]:

@@ -192,13 +192,12 @@ def _head(
     RetinaNet's convolutions are not separable and have no batch norm.
     """
     plain = config.architecture == "retinanet"
-    make_convolution = _separable_convolution if config.separable else _convolution
-    make_convolution = retinanet.head_convolution if plain else make_convolution
     activation, activate = ("relu", keras.layers.ReLU) if plain else ("swish", Swish)
     convolutions = [
-        make_convolution(config.fpn_channels, 0.0, f"{name}.conv_{i}") for i in range(config.head_repeats)
+        _head_convolution(config, config.fpn_channels, 0.0, f"{name}.conv_{i}")
+        for i in range(config.head_repeats)
     ]
-    predict = make_convolution(filters, bias, f"{name}.predict")
+    predict = _head_convolution(config, filters, bias, f"{name}.predict")
     outputs = []
     for level, x in sorted(features.items()):
         for i, convolution in enumerate(convolutions):
@@ -211,24 +210,12 @@ def _head(
     return outputs
 
 
-def _separable_convolution(filters: int, bias: float, name: str) -> keras.layers.Layer:
-    return keras.layers.SeparableConv2D(
-        filters,
-        3,
-        padding="same",
-        depthwise_initializer="variance_scaling",
-        pointwise_initializer="variance_scaling",
-        bias_initializer=keras.initializers.Constant(bias),
-        name=name,
-    )
-
-
-def _convolution(filters: int, bias: float, name: str) -> keras.layers.Layer:
-    return keras.layers.Conv2D(
-        filters,
-        3,
-        padding="same",
-        kernel_initializer="variance_scaling",
-        bias_initializer=keras.initializers.Constant(bias),
-        name=name,
-    )
+def _head_convolution(config: EfficientDetConfig, filters: int, bias: float, name: str) -> keras.layers.Layer:
+    make, initializers = keras.layers.Conv2D, {"kernel_initializer": "variance_scaling"}
+    if config.architecture == "retinanet":
+        initializers = {"kernel_initializer": keras.initializers.RandomNormal(stddev=retinanet.HEAD_STDDEV)}
+    elif config.separable:
+        make = keras.layers.SeparableConv2D
+        initializers = dict.fromkeys(("depthwise_initializer", "pointwise_initializer"), "variance_scaling")
+    constant = keras.initializers.Constant(bias)
+    return make(filters, 3, padding="same", bias_initializer=constant, name=name, **initializers)

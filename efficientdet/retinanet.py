@@ -58,18 +58,6 @@ def pyramid(
     return outputs
 
 
-def head_convolution(filters: int, bias: float, name: str) -> keras.layers.Layer:
-    """Returns a 3x3 convolution of a head."""
-    return keras.layers.Conv2D(
-        filters,
-        3,
-        padding="same",
-        kernel_initializer=keras.initializers.RandomNormal(stddev=HEAD_STDDEV),
-        bias_initializer=keras.initializers.Constant(bias),
-        name=name,
-    )
-
-
 def _convolution(
     x: keras.KerasTensor, filters: int, kernel: int, stride: int, name: str
 ) -> keras.KerasTensor:

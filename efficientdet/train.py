@@ -33,9 +33,7 @@ class Args(args.Args):
     model_name: str = args.model_name_flag(MODEL_NAMES, "efficientdet-d0")
 
 
-def define_flags(fv: flags.FlagValues) -> None:
-    """Defines the absl flags of `Args`."""
-    args.define(fv, Args)
+define_flags = functools.partial(args.define, args_class=Args)
 
 
 if __name__ == "__main__":  # check the flags first, because the imports below take seconds

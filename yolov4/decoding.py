@@ -22,32 +22,36 @@ def decode_offsets(
     offsets: tf.Tensor,
     rows: Any,
     columns: Any,
-    anchor_sizes: Any,
-    scale_xy: float,
+    config: "YOLOv4Config",
+    head: int,
     grid_size: tuple[Any, Any],
-    image_size: tuple[Any, Any],
+    anchors: tf.Tensor | None = None,
 ) -> tf.Tensor:
     """Decodes raw x, y, width and height of single predictions to boxes.
 
     Args:
         offsets: (..., 4), raw outputs.
         rows, columns: (...), the cell of each prediction.
-        anchor_sizes: (..., 2), width and height of each prediction's anchor in pixels of the network input.
-        scale_xy: the head's scale_xy in the config.
+        config: holds the anchors and constants.
+        head: number of the head, the finest stride first.
         grid_size: (rows, columns) of the head.
-        image_size: (height, width) of the network input in pixels.
+        anchors: int (...), the index of each prediction's anchor in the head; None: 0 to K - 1 in the last
+            axis.
 
     Returns:
         float32 (..., 4), ltrb, normalised to the network input, not clipped; finite for finite offsets.
     """
     offsets = tf.cast(offsets, tf.float32)
     grid_height, grid_width = (tf.cast(side, tf.float32) for side in grid_size)
-    height, width = (tf.cast(side, tf.float32) for side in image_size)
+    stride, scale_xy = config.strides[head], config.scale_xy[head]
+    anchor_sizes = tf.constant([config.anchor_sizes[i] for i in config.masks[head]], tf.float32)  # (K, 2)
+    if anchors is not None:
+        anchor_sizes = tf.gather(anchor_sizes, anchors)
     centers = scale_xy * tf.sigmoid(offsets[..., :2]) - 0.5 * (scale_xy - 1.0)
     center_x = (tf.cast(columns, tf.float32) + centers[..., 0]) / grid_width
     center_y = (tf.cast(rows, tf.float32) + centers[..., 1]) / grid_height
     factors = tf.exp(tf.minimum(offsets[..., 2:], MAX_LOG_SIZE))
-    half_sizes = 0.5 * factors * tf.cast(anchor_sizes, tf.float32) / tf.stack([width, height])
+    half_sizes = 0.5 * factors * anchor_sizes / tf.stack([grid_width * stride, grid_height * stride])
     half_width, half_height = half_sizes[..., 0], half_sizes[..., 1]
     return tf.stack(
         [center_x - half_width, center_y - half_height, center_x + half_width, center_y + half_height], -1
@@ -63,16 +67,6 @@ def decode_boxes(raw: tf.Tensor, config: "YOLOv4Config", head: int) -> tf.Tensor
     Returns:
         float32 (B, h, w, K, 4), ltrb, normalised to the network input, not clipped.
     """
-    shape = tf.shape(raw)
-    grid_size = shape[1], shape[2]
-    stride = config.strides[head]
-    sizes = [config.anchor_sizes[anchor] for anchor in config.masks[head]]
-    return decode_offsets(
-        raw[..., :4],
-        rows=tf.range(shape[1])[:, None, None],
-        columns=tf.range(shape[2])[:, None],
-        anchor_sizes=tf.constant(sizes, tf.float32),
-        scale_xy=config.scale_xy[head],
-        grid_size=grid_size,
-        image_size=(stride * shape[1], stride * shape[2]),
-    )
+    height, width = tf.unstack(tf.shape(raw)[1:3])
+    rows, columns = tf.range(height)[:, None, None], tf.range(width)[:, None]
+    return decode_offsets(raw[..., :4], rows, columns, config, head, (height, width))

@@ -100,7 +100,7 @@ def make(
     sizes = source_sizes(jpegs)  # (2, 4)
     image_sizes = fn.expand_dims(image_size, axes=[1])  # (2, 1)
     crop = training_crop(config, sizes, image_sizes, count=TILES)
-    flips = None
+    coins, flips = [0] * TILES, 0
     if config.flip_prob:
         coins = fn.random.coin_flip(probability=config.flip_prob, shape=[TILES])
         flips = fn.stack(0 * coins, coins)  # (2, 4)
@@ -113,8 +113,7 @@ def make(
     for number, example in enumerate(examples):
         crop_low, crop_high, scale, shift, tile_low, tile_high = (tiles.boxes[i, :, number] for i in range(6))
         boxes = dali_math.clamp(example.boxes, crop_low, crop_high)
-        if flips is not None:
-            boxes = fn.bb_flip(boxes, horizontal=flips[1, number], ltrb=True)
+        boxes = fn.bb_flip(boxes, horizontal=coins[number], ltrb=True)
         boxes_px.append(dali_math.clamp(boxes * scale + shift, tile_low, tile_high))
     objects = Objects(fn.cat(*boxes_px), fn.cat(*(example.labels for example in examples)))
     padded = bool(config.jitter or config.letterbox)
@@ -124,7 +123,7 @@ def make(
 def tiles_of(
     sizes: DataNode,
     crop: CropResize,
-    flips: DataNode | None,
+    flips: DataNode | int,
     cut: DataNode,
     image_size: DataNode,
     chosen: DataNode,
@@ -134,7 +133,7 @@ def tiles_of(
     Args:
         sizes: int32 (2, 4), the sizes of the stored images.
         crop: the crop of each image, (4, 4), before flipping.
-        flips: int32 (2, 4), 1 in the row of x for a flipped image; None: no image is flipped.
+        flips: int32 (2, 4), 1 in the row of x for a flipped image; 0: no image is flipped.
         cut: int32 (2, 1), from `random_cut`.
         image_size: int32 (2, 1), the size of the network input.
         chosen: int32 (), 1 for a mosaic, else 0.
@@ -144,8 +143,7 @@ def tiles_of(
     rest = image_size - cut
     window_start, window_size, place_size = crop.window[0:2], crop.window[2:4], crop.place[2:4]
     before = crop.place[0:2]
-    if flips is not None:
-        before = before + flips * (image_size - place_size - 2 * before)
+    before = before + flips * (image_size - place_size - 2 * before)
     after = image_size - before - place_size
 
     # Intersect the tile and the place of each image: the visible part of the image, in pixels of its canvas.
@@ -162,8 +160,7 @@ def tiles_of(
 
     # Convert the visible part to pixels of the stored image, relative to the crop; add the filter's margin.
     part = shown - before
-    if flips is not None:
-        part = part + flips * (place_size - size - 2 * part)
+    part = part + flips * (place_size - size - 2 * part)
     scale = window_size / place_size
     roi_start, roi_end = part * scale, (part + size) * scale
     reach = dali_math.max(scale, 1.0) + 1.0
@@ -171,11 +168,9 @@ def tiles_of(
     decoded_end = dali_math.min(int32(dali_math.ceil(roi_end + reach)), window_size)
     roi_start, roi_end = roi_start - decoded, roi_end - decoded
 
-    window_in_flipped = window_start
-    if flips is not None:
-        turn = flips * (roi_end - roi_start)
-        roi_start, roi_end = roi_start + turn, roi_end - turn
-        window_in_flipped = window_start + flips * (sizes - window_size - 2 * window_start)
+    turn = flips * (roi_end - roi_start)
+    roi_start, roi_end = roi_start + turn, roi_end - turn
+    window_in_flipped = window_start + flips * (sizes - window_size - 2 * window_start)
     boxes = fn.stack(
         window_start / sizes,
         (window_start + window_size) / sizes,

@@ -32,8 +32,7 @@ from common.progress import import_tensorflow
 PICTURE_NMS_IOU = 0.45
 
 
-def define_flags(fv: flags.FlagValues) -> None:
-    shared_flags.define(fv, InferArgs)
+define_flags = functools.partial(shared_flags.define, args_class=InferArgs)
 
 
 def infer(**given: Any) -> list[dict]:

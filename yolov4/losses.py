@@ -200,16 +200,8 @@ def _decode(
     offsets: tf.Tensor, assignment: Assignment, config: "YOLOv4Config", head: int, grid_size: tuple
 ) -> tf.Tensor:
     """Decodes raw outputs (B, M, K, 4) of the predictions `assignment.cells` to boxes (B, M, K, 4)."""
-    stride = config.strides[head]
-    return decode_offsets(
-        offsets,
-        rows=assignment.rows[:, :, None],
-        columns=assignment.columns[:, :, None],
-        anchor_sizes=tf.constant([config.anchor_sizes[i] for i in config.masks[head]], tf.float32),
-        scale_xy=config.scale_xy[head],
-        grid_size=grid_size,
-        image_size=(stride * grid_size[0], stride * grid_size[1]),
-    )
+    rows, columns = assignment.rows[:, :, None], assignment.columns[:, :, None]
+    return decode_offsets(offsets, rows, columns, config, head, grid_size)
 
 
 def _exact_derivative(

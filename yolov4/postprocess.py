@@ -109,17 +109,15 @@ def _best_of_head(raw: tf.Tensor, config: YOLOv4Config, head: int) -> tuple[tf.T
     index = nms.top_rows(best_scores, config.nms_candidates)  # (B, R)
     flat = tf.cast(tf.gather(flat, index, batch_dims=1), tf.float32)
     offsets = flat[..., :4]
-    sizes = tf.constant([config.anchor_sizes[anchor] for anchor in config.masks[head]], tf.float32)
-    stride = config.strides[head]
     boxes = decode_offsets(
         # NaN, because decoding would turn infinity into a valid box (by the sigmoid and the size limit)
         tf.where(tf.math.is_finite(offsets), offsets, math.nan),
         rows=index // (num_anchors * grid_width),
         columns=index // num_anchors % grid_width,
-        anchor_sizes=tf.gather(sizes, index % num_anchors),
-        scale_xy=config.scale_xy[head],
+        config=config,
+        head=head,
         grid_size=(grid_height, grid_width),
-        image_size=(stride * grid_height, stride * grid_width),
+        anchors=index % num_anchors,
     )
     return boxes, _probability(flat[..., 4:5]) * _probability(flat[..., 5:])
 
