@@ -1,4 +1,4 @@
-"""Computes the anchor shapes that all cells share (common/anchors.py), without TensorFlow and DALI."""
+"""The anchor shapes that all cells of a level share."""
 
 import functools
 from typing import NamedTuple
@@ -23,7 +23,6 @@ class Templates(NamedTuple):
 
 @functools.lru_cache(maxsize=16)
 def templates(anchors: Anchors) -> Templates:
-    """Returns the templates of `anchors`."""
     k = anchors.anchors_per_location
     cells = np.array(anchors.feature_sizes, np.int64)  # (L, 2): rows, columns
     starts = np.concatenate([[0], np.cumsum(cells.prod(axis=1) * k)[:-1]])

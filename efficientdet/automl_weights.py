@@ -3,11 +3,9 @@ r"""Converts google/automl's EfficientDet weights, d0 to d7x: checkpoints of Ten
     python efficientdet/automl_weights.py --model_name=efficientdet-d0 --weights=efficientdet-d0.h5 \
         --output=d0.weights.h5
 
-automl's models have a class output for each of COCO's category ids 1 to 90. COCO uses only 80 of the ids. The
-converted model has only these 80 classes, with their names and ids. If automl's model was trained on other
-data, --label_map gives the names of its classes. eval.py, infer.py and export.py read the converted file.
-train.py --init_from reads the converted file or automl's. Do not use AdvProp checkpoints: they were trained
-on images with another normalisation.
+automl's COCO models have 90 class outputs, one for each category id. The converted model has only COCO's 80
+classes. For models of other data, --label_map gives the names of the classes. eval.py, infer.py and export.py
+read the converted file. Do not use AdvProp checkpoints: they need images with another normalisation.
 """
 
 import dataclasses
@@ -37,8 +35,6 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True)
 class Args:
-    """The flags of this command."""
-
     weights: str | None = flag(None, "Weights of automl: a .h5 file, a checkpoint or its directory.")
     output: str | None = flag(None, "The file to write; must end in .weights.h5.")
     model_name: str | None = flag(None, "Model: one of efficientdet-d0 .. d7x.")
@@ -54,7 +50,7 @@ def load_automl(model: "keras.Model", path: str | os.PathLike) -> "Report":
 
     If model and file have the same number of classes, all class outputs are copied in the same order. If the
     model has 80 classes and the file has 90, the outputs of COCO's 80 classes are copied. Otherwise the last
-    layer of the class head keeps its values. (`init_from` differs: it matches the classes by their names.)
+    layer of the class head keeps its values.
 
     Args:
         model: a model that `build_model` made.
@@ -133,7 +129,6 @@ def _read_label_map(path: str | None, num_classes: int) -> LabelMap | None:
 
 
 def define_flags(fv: flags.FlagValues) -> None:
-    """Defines the absl flags of `Args`."""
     args.define(fv, Args)
 
 

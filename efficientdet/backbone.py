@@ -1,9 +1,7 @@
 """EfficientNet (arXiv 1905.11946) as EfficientDet's backbone: features of strides 2 to 32.
 
-`extract_features` also builds the backbones of resnet.py and mobilenet.py.
-
 Structure, initialisation and drop rates follow google/automl efficientdet/backbone/efficientnet_model.py and
-efficientnet_builder.py. Each feature is the output of a block, after the block's projection.
+efficientnet_builder.py.
 """
 
 import math
@@ -24,8 +22,7 @@ class Scaling(NamedTuple):
     survival: float | None  # probability that the last block is kept; None: no stochastic depth
 
 
-# The factors are from google/automl efficientnet_builder.py, efficientnet_params. As in EfficientDet, B0 has
-# no stochastic depth, but B1 and larger backbones have it (tf2/efficientdet_keras.py, EfficientDetNet).
+# From google/automl efficientnet_builder.py, efficientnet_params, and tf2/efficientdet_keras.py (survival).
 BACKBONES = {
     "efficientnet-nano": Scaling(0.5, 0.5, None),  # not published: for tests and laptops
     "efficientnet-b0": Scaling(1.0, 1.0, None),
@@ -66,7 +63,7 @@ _SQUEEZE_RATIO = 0.25  # squeezed channels / the block's input channels
 def extract_features(
     images: keras.KerasTensor, backbone: str, bn_momentum: float = 0.99
 ) -> dict[int, keras.KerasTensor]:
-    """Applies a new backbone to `images`.
+    """Applies a new backbone of backbone.py, resnet.py or mobilenet.py to `images`.
 
     Args:
         images: (B, H, W, 3), normalised.
@@ -98,7 +95,7 @@ def extract_features(
         drop_rate = 0.0 if scaling.survival is None else (1 - scaling.survival) * index / len(blocks)
         level += block.stride == 2
         x = _mbconv(x, block, drop_rate, bn_momentum, f"backbone.block_{index}")
-        features[level] = x  # later blocks of this level overwrite it, so the last block's output remains
+        features[level] = x  # the level's last block remains
     return features
 
 
@@ -110,7 +107,6 @@ def batch_norm(name: str, momentum: float) -> keras.layers.Layer:
 def _mbconv(
     x: keras.KerasTensor, block: _Stage, drop_rate: float, bn_momentum: float, name: str
 ) -> keras.KerasTensor:
-    """Applies expansion, depthwise convolution, squeeze and excitation, projection and a shortcut."""
     layers = keras.layers
     inputs, input_filters = x, x.shape[-1]
     expanded_filters = input_filters * block.expansion
@@ -144,8 +140,7 @@ def _mbconv(
     x = batch_norm(f"{name}.project.bn", bn_momentum)(x)
     if block.stride == 1 and block.filters == input_filters:
         if drop_rate > 0:
-            # Sets the block's output to 0 for some images of the batch, and scales it up for the others, so
-            # that the mean stays the same.
+            # Sets the block's output to 0 for some images of the batch.
             x = layers.Dropout(drop_rate, noise_shape=(None, 1, 1, 1), name=f"{name}.drop")(x)
         x = layers.Add(name=f"{name}.add")([x, inputs])
     return x

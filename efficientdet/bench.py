@@ -3,7 +3,7 @@ r"""Measures how fast EfficientDet loads and trains on this machine, and what ea
     python efficientdet/bench.py --model_name=efficientdet-d0 --batch_size=8 \
         --train_images=my/images --train_annotations=my/instances.json --json=runs/bench/d0.json
 
-Without data flags, the command uses synthetic images. tools/benchmark/measuring.py explains the method.
+Without data flags, the command uses synthetic images.
 To compare two --json files: python tools/bench.py compare OLD.json NEW.json
 """
 

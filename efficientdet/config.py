@@ -1,8 +1,8 @@
 """The table of EfficientDet and RetinaNet models, and every hyper-parameter with its source.
 
 Sources: EfficientDet (arXiv 1911.09070) and google/automl efficientdet/hparams_config.py; RetinaNet (arXiv
-1708.02002) and NVIDIA/retinanet-examples, odtk/. All differences between the two are fields of the config.
-Any field can be changed from the command line: --hparams=jitter_min=0.5,nms_method=hard
+1708.02002) and NVIDIA/retinanet-examples, odtk/.
+To change fields from the command line: --hparams=jitter_min=0.5,nms_method=hard
 """
 
 import dataclasses
@@ -46,8 +46,7 @@ class EfficientDetConfig:
     jitter_max: float = 2.0  # scale_jitter: largest scale
     antialias: bool = True  # smooth images that are shrunk, in training and evaluation; automl does not
     # resize_range: the shorter side of an image is drawn between these limits, in pixels. An image that is
-    # then too large for image_size is shrunk to fit. Choose limits that suit image_size: the defaults are for
-    # 640, and RetinaNet uses 640 and 1024 for 1280.
+    # then too large for image_size is shrunk to fit. The defaults suit an image_size of 640.
     resize_min: int = 320
     resize_max: int = 512
     flip_prob: Share = 0.5
@@ -66,9 +65,9 @@ class EfficientDetConfig:
     max_instances: Count = 100  # boxes kept per image, the largest first; the rest are dropped and counted
 
     # --- loss ---
-    # max_iou assigns boxes to anchors by their IoU, and uses focal and Huber loss. task_aligned assigns boxes
-    # to the anchors that predict them best (task_alignment.py). Of the loss fields below, task_aligned
-    # uses only box_loss_weight and weight_decay.
+    # max_iou: assign boxes to anchors by their IoU; focal and Huber loss. task_aligned: assign boxes to the
+    # anchors that predict them best (task_alignment.py); of the fields below, only box_loss_weight and
+    # weight_decay apply
     assignment: Literal["max_iou", "task_aligned"] = "max_iou"
     focal_alpha: Share = 0.25
     focal_gamma: NotNegative = 1.5
@@ -87,7 +86,7 @@ class EfficientDetConfig:
     epochs: CountOrZero = 300  # 0: the number of epochs that is nearest to `iterations`
     lr_schedule: Literal["cosine", "milestones"] = "cosine"
     # Length of the run in updates of reference_batch images. If `epochs` makes the run longer or shorter,
-    # milestones and warmup_iterations are scaled with it, as with odtk's --schedule.
+    # milestones and warmup_iterations are scaled with it.
     iterations: CountOrZero = 0
     milestones: tuple[int, ...] = ()  # iterations at which the learning rate falls
     warmup_iterations: CountOrZero = 0  # length of the warm-up; if above 0, it replaces warmup_epochs
@@ -133,16 +132,15 @@ class EfficientDetConfig:
 
 
 _FIELDS = [field.name for field in dataclasses.fields(EfficientDetConfig)]
-# The names of all fields of the loader's section, which ends before the loss section.
+# The fields of the loader's section.
 LOADER_FIELDS = _FIELDS[_FIELDS.index("augmentation") : _FIELDS.index("assignment")]
-# The names of the fields that may change after training: in eval.py, infer.py and a resumed run.
+# The fields that eval.py, infer.py and a resumed run may change.
 DETECTION_FIELDS = tuple(_FIELDS[_FIELDS.index("nms_method") :])
 
 _SUM = {"fpn_fusion": "sum"}
-# Not published: a small EfficientDet that a laptop trains in minutes. Objects are small at 256 pixels, so the
-# anchors are small, too. A short run from scratch learns faster with Adam and little scale jitter. With
-# bn_momentum 0.99, moving variances would still be close to their initial 1 after a few hundred steps. Plain
-# convolutions and one task-aligned anchor per cell gave the best AP for the same CPU time.
+# Not published: a small EfficientDet that a laptop trains in minutes. The anchors are small, because objects
+# are small at 256 pixels. Short runs from scratch learn faster with Adam and little scale jitter, and need
+# moving variances that follow fast.
 _NANO = {
     "separable": False,
     "bn_momentum": 0.9,
@@ -179,8 +177,7 @@ _TABLE: dict[str, tuple[int, str, int, int, int, dict]] = {
 
 MODEL_NAMES = tuple(_TABLE)
 
-# Values of --augmentation_preset: the fields that each preset changes. The presets are not from a paper.
-# docs/training.md has their cost, and their effect on a small data set.
+# Value of --augmentation_preset: the fields that it changes. docs/training.md has the cost and the effect.
 _NONE = {
     "augmentation": "none",
     "flip_prob": 0.0,

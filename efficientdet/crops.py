@@ -1,8 +1,7 @@
 """Crops of EfficientDet's training images in DALI: which window of an image is used, and at which size.
 
 Scale jitter follows google/automl efficientdet/dataloader.py; min_iou_crop and resize_range follow
-NVIDIA/retinanet-examples odtk/dali.py and odtk/data.py. Only the window is decoded. Its edges are at whole
-pixels of the stored image, so that boxes are mapped exactly as the pixels are.
+NVIDIA/retinanet-examples odtk/dali.py and odtk/data.py. Only the window is decoded.
 """
 
 from typing import Any, NamedTuple
@@ -44,8 +43,7 @@ def jittered_crop(
 ) -> CropResize:
     """Scales the image at random. If it is then larger than the network input, takes a random crop of it.
 
-    At scale 1 the image just fits into the network input. automl resizes the whole image, then crops. This
-    function maps the crop to whole pixels of the stored image, so that only these pixels are decoded.
+    At scale 1 the image just fits into the network input. The window has whole pixels of the stored image.
     """
     jitter = uniform(jitter_min, jitter_max)
     scale = jitter * dali_math.min(image_size[0] / size[0], image_size[1] / size[1])
@@ -83,8 +81,7 @@ def min_iou_crop(
     """Takes a random crop (SSD, arXiv 1512.02325 section 2.2), scaled to fit the network input.
 
     DALI draws one of CROP_THRESHOLDS, or "no crop". The IoU of the crop with every box must be at least the
-    threshold. If DALI finds no such crop, it draws again. With many boxes, it rarely
-    finds one, so it mostly ends with "no crop".
+    threshold. If DALI finds no such crop, it draws again.
 
     Returns:
         The crop; the boxes whose centre is in the crop, still normalised by the image; their labels.
@@ -98,20 +95,19 @@ def min_iou_crop(
         aspect_ratio=list(CROP_ASPECT),
         thresholds=list(CROP_THRESHOLDS),
         scaling=list(CROP_SCALING),
-        allow_no_crop=True,  # so that the search ends (total_num_attempts would end it with an empty crop)
+        allow_no_crop=True,  # so that the search ends
         num_attempts=CROP_ATTEMPTS,
     )
     anchor, shape, boxes, labels = outputs
     boxes = boxes * fn.cat(shape, shape) + fn.cat(anchor, anchor)  # DALI's boxes are relative to the crop
-    # In `anchor` and `shape`, x comes first in all layouts. DALI has clipped the boxes to the crop, so the
-    # window must not reach outside the crop: round it inwards.
+    # x comes first in `anchor` and `shape`. DALI has clipped the boxes to the crop, so round it inwards.
     top, height = _whole_pixels(anchor[1], shape[1], size[0])
     left, width = _whole_pixels(anchor[0], shape[0], size[1])
     return _fit(int32(fn.stack(top, left, height, width)), image_size), boxes, labels
 
 
 def _whole_pixels(start: DataNode, length: DataNode, side: DataNode) -> tuple[DataNode, DataNode]:
-    rounding = 1e-3  # so that ceil does not return 101 if float32 makes 0.25 * 400 slightly more than 100
+    rounding = 1e-3  # float32 may make 0.25 * 400 slightly more than 100
     first = dali_math.clamp(dali_math.ceil(start * side - rounding), 0.0, side - 1.0)
     last = dali_math.clamp(dali_math.floor((start + length) * side + rounding), first + 1.0, side)
     return first, last - first

@@ -18,14 +18,11 @@ from efficientdet.config import EfficientDetConfig
 class FitModel(keras.Model):
     """Adds the recipe's loss to a model of `build_model`. Both models share their layers and weights.
 
-    The class overrides `compute_loss`, so that Keras reports this loss. If it overrode `train_step`, Keras
-    would report a loss of 0, because the model is compiled without a loss.
-
     Args:
         network: the model that build_model returned.
         config: holds the constants of the loss.
-        ranks: the ranks that train together. All their replicas divide the loss by the same number of
-            positive anchors, as in train.py. None: each replica counts only its own positive anchors.
+        ranks: the ranks that train together: they divide the loss by the same number of positive anchors.
+            None: each replica counts only its own positive anchors.
     """
 
     def __init__(self, network: keras.Model, config: EfficientDetConfig, ranks: Ranks | None = None):
@@ -42,5 +39,5 @@ class FitModel(keras.Model):
         num_positives = self._ranks.mean({"share": share})["share"]
         parts = task_alignment.detection_loss(class_logits, box_deltas, y, self._config, num_positives)
         loss = parts["detection_loss"] + losses.l2_loss(self.trainable_variables, self._config.weight_decay)
-        # Keras sums the gradients of a strategy's replicas. Because of the division, the sum is a mean.
+        # Keras sums the gradients of the replicas. The division makes the sum a mean.
         return loss / tf.distribute.get_strategy().num_replicas_in_sync

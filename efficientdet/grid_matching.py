@@ -1,19 +1,11 @@
 """Assigns the boxes of a whole batch to anchors without comparing all pairs of boxes and anchors.
 
-DALI's fn.box_encoder (common/box_encoder.py) gives the same matches. The IoUs are equal bit for bit, too.
-Only the search for matches differs. A template is a level, a scale and an aspect ratio. The anchors of a
-template form a regular grid. So
+DALI's fn.box_encoder (common/box_encoder.py) gives the same matches. A template is a level, a scale and an
+aspect ratio. The anchors of a template form a regular grid. So
 
-- for a given box, the best anchor of a template is the one with the nearest centre; if its IoU with the box
-  is too low, no other anchor of the template matches the box;
+- for a given box, the best anchor of a template is the one with the nearest centre;
 - an IoU above t needs an intersection above t / (1 + t) times the sum of both areas. This limits the distance
-  between the centres of box and anchor along each axis, so only a small rectangle of cells can match.
-
-fn.box_encoder computes the IoU of all pairs of N boxes and A anchors. Here only a few hundred pairs per box
-remain, for any A.
-
-`encode_batch_tf` makes targets from these matches. It is used in the loader without DALI, and after a DALI
-graph that returns padded boxes instead of targets.
+  between the centres of box and anchor, so only a small rectangle of cells can match.
 """
 
 import numpy as np
@@ -42,7 +34,7 @@ def match(
         owners: int32 (P,), the index of the box of each positive anchor.
     """
     owner, anchor = _candidates(boxes, anchors, match_iou)  # (C,)
-    # The last bit of the IoU may decide which of two boxes gets an anchor. `iou` computes DALI's exact bits.
+    # `iou` computes DALI's exact bits: the last bit may decide which of two boxes gets an anchor.
     overlap = box_ops.iou(tf.gather(boxes, owner), tf.gather(anchors.boxes_normalized, anchor))
 
     # Find each box's best anchor, the last one if IoUs are equal. A box without overlap gets the last anchor.
@@ -52,8 +44,7 @@ def match(
     best_anchor = tf.math.unsorted_segment_max(tf.where(is_best, anchor, -1), owner, num_boxes)
     best_anchor = tf.where(best_anchor < 0, anchors.num_anchors - 1, best_anchor)
 
-    # Find each anchor's best box, the last one if IoUs are equal. The pairs of a box and its best anchor
-    # get an IoU of 2, so that each box keeps its best anchor.
+    # Find each anchor's best box, the last one if IoUs are equal. An IoU of 2 lets each box keep its anchor.
     above = tf.where(overlap > match_iou)[:, 0]
     overlap = tf.concat([tf.gather(overlap, above), tf.fill([num_boxes], 2.0)], axis=0)
     owner = tf.concat([tf.gather(owner, above), tf.range(num_boxes)], axis=0)
@@ -67,10 +58,7 @@ def match(
 
 
 def _candidates(boxes: tf.Tensor, anchors: Anchors, match_iou: float) -> tuple[tf.Tensor, tf.Tensor]:
-    """Returns candidate pairs: the indices of their boxes and of their anchors, int32 (C,) each.
-
-    The candidates contain all pairs that match, and for each box all pairs with its best anchors.
-    """
+    """Returns pairs of a box and an anchor that may match: their indices, int32 (C,) each."""
     kinds = templates(anchors)
     kind_sizes = tf.constant(kinds.sizes, tf.float32)  # (T, 2)
     strides = tf.constant(1.0 / kinds.cells, tf.float32)
@@ -78,7 +66,7 @@ def _candidates(boxes: tf.Tensor, anchors: Anchors, match_iou: float) -> tuple[t
     sizes = boxes[:, tf.newaxis, 2:] - boxes[:, tf.newaxis, :2]  # (R, 1, 2)
     centers = (boxes[:, tf.newaxis, :2] + boxes[:, tf.newaxis, 2:]) * 0.5
 
-    # The nearest anchor of each template, and its IoU.
+    # Compute the IoU of the nearest anchor of each template.
     middle = centers / strides - 0.5  # (R, T, 2) in cells
     nearest = tf.clip_by_value(tf.round(middle), 0.0, last_cells)
     distance = tf.abs((nearest + 0.5) * strides - centers)
@@ -87,13 +75,12 @@ def _candidates(boxes: tf.Tensor, anchors: Anchors, match_iou: float) -> tuple[t
     intersection = overlap[..., 0] * overlap[..., 1]  # (R, T)
     areas = sizes[..., 0] * sizes[..., 1] + kind_sizes[:, 0] * kind_sizes[:, 1]
     iou = intersection / (areas - intersection)
-    # For a tiny box, the rounding of float32 coordinates (1e-7) changes the IoU, so lower the threshold.
+    # For a tiny box, float32 coordinates are too coarse for the exact IoU, so lower the threshold.
     slack = tf.minimum(1e-4 + 2e-6 * tf.reduce_sum(1.0 / sizes, axis=-1), 0.9)  # (R, 1)
     wanted = tf.minimum(match_iou, tf.reduce_max(iou, axis=1, keepdims=True)) * (1.0 - slack)
 
     # Along each axis, find the cells whose anchors can reach the wanted IoU if the overlap along the other
-    # axis is as large as possible. Several cells have the same IoU as the nearest cell if their anchors all
-    # contain the box, or all lie inside the box.
+    # axis is as large as possible.
     enough = areas * wanted / (1.0 + wanted)  # the least intersection for the wanted IoU
     reach = half_sum - enough[..., tf.newaxis] / tf.maximum(overlap[..., ::-1], 1e-12)
     reach = reach / strides + 1e-3
@@ -118,7 +105,7 @@ def _candidates(boxes: tf.Tensor, anchors: Anchors, match_iou: float) -> tuple[t
 def encode_batch_tf(boxes: tf.Tensor, classes: tf.Tensor, anchors: Anchors) -> EncodedBoxes:
     """Encodes the targets of a batch from its padded boxes in TensorFlow, for `tf.data.Dataset.map`.
 
-    This takes less time than `encode_boxes`. The matches are the same; the deltas differ by 1e-6 or less.
+    The deltas differ from `encode_boxes` by 1e-6 or less.
 
     Args:
         boxes: float32 (B, max_instances, 4) with a static B, ltrb normalised, within the image, with an area.

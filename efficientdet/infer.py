@@ -3,10 +3,9 @@
     python efficientdet/infer.py --weights=runs/demo-efficientdet --images='photos/*.jpg' --output_dir=found
     python efficientdet/infer.py --weights=runs/demo-efficientdet --images=clip.mp4 --output_dir=found
 
-The command writes one picture per image, or the video with boxes, and detections.json. Its boxes are in
-pixels of the original images, its category ids are the original ones, and its images are in sorted order.
-With --annotations, each picture shows the ground truth on the left. --submission writes a results file for
-the COCO server (common/evaluation/submission.py).
+The command writes one picture per image, or the video with boxes, and detections.json with boxes in pixels of
+the original images. With --annotations, each picture shows the ground truth on the left. --submission writes
+a results file for the COCO server.
 """
 
 import functools

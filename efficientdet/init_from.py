@@ -24,10 +24,10 @@ def init_from(model: keras.Model, label_map: LabelMap, weights: str, backbone: s
     Args:
         model: the model that gets the weights.
         label_map: the classes of the model.
-        weights: a weights file of this project (.weights.h5) or a run directory; or published weights:
-            google/automl's EfficientDet of the same size, as a .h5 file, a TensorFlow checkpoint or a
-            directory with one checkpoint; for the backbone only, an EfficientNet in one of these forms, or a
-            ResNet or MobileNetV2 of PyTorch (.safetensors). "imagenet" downloads the backbone's public file.
+        weights: a .weights.h5 file of this project or a run directory; google/automl's EfficientDet of the
+            same size, as a .h5 file, a checkpoint or a directory with one checkpoint; for the backbone only,
+            an EfficientNet in one of these forms, or a ResNet or MobileNetV2 of PyTorch (.safetensors).
+            "imagenet" downloads the backbone's public file.
         backbone: the model's backbone, one of backbone.NAMES.
 
     Returns:

@@ -1,7 +1,4 @@
-"""Makes the loader that `--pipeline_type` names: an object with `.dataset()`, `.size`, `.steps_per_epoch`.
-
-common/loader.py chooses the type for `auto`. The targets of synthetic data are encoded from random boxes.
-"""
+"""Makes the loader that `--pipeline_type` names: an object with `.dataset()`, `.size`, `.steps_per_epoch`."""
 
 import dataclasses
 import functools
@@ -26,13 +23,12 @@ def epoch_kwargs(config: EfficientDetConfig, seed: int, epochs_done: int) -> dic
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class SyntheticLoader(EfficientDetLoader):
-    """Repeats one batch of noise with random boxes. Needs no files."""
+    """Repeats one batch of noise with random boxes."""
 
     pipeline_type = "synthetic"
     size = SYNTHETIC_IMAGES
 
     def dataset(self) -> tf.data.Dataset:
-        """Returns an endless tf.data.Dataset of (images, targets) that repeats the same batch."""
         return synthetic_dataset(self, self._example)
 
     def _example(self, random: np.random.Generator) -> dict[str, np.ndarray]:

@@ -2,8 +2,7 @@
 
 Sources: EfficientDet (arXiv 1911.09070) section 5.1, with the constants of google/automl tf2/train_lib.py;
 focal loss: arXiv 1708.02002.
-One difference: automl's box loss covers the coordinates with `box_targets != 0`, so it leaves out coordinates
-in which anchor and box are equal. Here the box loss covers all anchors whose class target is not background.
+One difference: automl's box loss leaves out the coordinates in which anchor and box are equal.
 """
 
 from collections.abc import Callable, Sequence
@@ -13,8 +12,7 @@ import tensorflow as tf
 
 from efficientdet.config import EfficientDetConfig
 
-# On a CPU, XLA compiles the focal loss if there are at least this many logits: one loop instead of a dozen
-# passes over memory. For fewer logits, compiling takes longer than it saves. (On a GPU, --xla decides.)
+# On a CPU, XLA compiles the focal loss if there are at least this many logits. (On a GPU, --xla decides.)
 FUSE_FROM = 2**20
 
 
@@ -53,13 +51,12 @@ def _focal_loss(
     # one_hot replaces ==, because TensorFlow compares int32 on the host, even if the tensors are on a GPU.
     positive = tf.one_hot(tf.reshape(class_targets, [-1]), num_classes, True, False, dtype=tf.bool)
     # Let z = -x where the target is 1, and z = x where it is 0. Then 1 - p_t = sigmoid(z) and cross-entropy =
-    # softplus(z). So loss and gradient are finite for every finite logit x, and only two transcendental
-    # functions are computed.
+    # softplus(z). So loss and gradient are finite for every finite logit x.
     z = tf.where(positive, -logits, logits)
     cross_entropy = tf.nn.softplus(z)
     modulation = tf.exp(gamma * (z - cross_entropy))  # log sigmoid(z) = z - softplus(z)
     if label_smoothing:
-        # The opposite target gets the weight label_smoothing / 2; its loss is softplus(-z) = softplus(z) - z.
+        # The opposite target has the weight label_smoothing / 2 and the loss softplus(-z) = softplus(z) - z.
         cross_entropy = cross_entropy - 0.5 * label_smoothing * z
     return tf.reduce_sum(tf.where(positive, alpha, 1.0 - alpha) * modulation * cross_entropy)
 
@@ -67,8 +64,6 @@ def _focal_loss(
 def _fused_focal_loss(
     logits: tf.Tensor, class_targets: tf.Tensor, alpha: float, gamma: float, label_smoothing: float
 ) -> tf.Tensor:
-    """Computes `_focal_loss` and its gradient in one compiled loop, which stores no intermediate tensors."""
-
     @tf.custom_gradient
     def of(logits: tf.Tensor) -> tuple[tf.Tensor, Callable[[tf.Tensor], tf.Tensor]]:
         loss, gradient = _loss_and_gradient(logits, class_targets, alpha, gamma, label_smoothing)
@@ -126,10 +121,9 @@ def num_positives_share(targets: dict[str, tf.Tensor], num_replicas: int = 1) ->
     """Returns one replica's share of the number by which the loss is divided, a float32 scalar.
 
     The mean of the shares is (P + 1) / num_replicas, where P counts the positive anchors of all replicas.
-    Each replica divides its summed loss by this mean, and the gradients are averaged. The result is the same
-    as if a single replica divided the loss of all images by P + 1.
+    Each replica divides its summed loss by this mean.
     """
-    # As in automl, 1 is added to P, so that the loss of a batch without objects is finite.
+    # 1 is added to P, as in automl: the loss of a batch without objects stays finite.
     return tf.reduce_sum(targets["num_positives"]) + 1.0 / num_replicas
 
 

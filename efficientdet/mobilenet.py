@@ -1,8 +1,7 @@
 """MobileNetV2 (arXiv 1801.04381) as a detector's backbone: features of strides 2 to 32.
 
-The network is torchvision's (models/mobilenetv2.py) of width 1. As in NVIDIA/retinanet-examples
-(odtk/backbones/fpn.py MobileNetV2FPN, outputs 6, 13, 17), a feature is the narrow output of a level's last
-block. The convolution to 1280 channels before the classifier is left out.
+The network is torchvision's (models/mobilenetv2.py) of width 1. A feature is the output of a level's last
+block, as in NVIDIA/retinanet-examples (odtk/backbones/fpn.py MobileNetV2FPN).
 """
 
 from typing import NamedTuple
@@ -44,7 +43,7 @@ def extract_features(images: keras.KerasTensor, bn_momentum: float) -> dict[int,
             stride = stage.stride if repeat == 0 else 1
             level += stride == 2
             x = _inverted_residual(x, stage, stride, bn_momentum, f"backbone.block_{block}")
-            features[level] = x  # later blocks of this level overwrite it, so the last block's output remains
+            features[level] = x  # the level's last block remains
             block += 1
     return features
 

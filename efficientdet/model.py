@@ -4,11 +4,10 @@
     class_logits, box_deltas = model(images)  # images: normalised, (B, 512, 512, 3)
 
 Structure and initialisation follow google/automl efficientdet/tf2/efficientdet_keras.py and fpn_configs.py,
-so that automl's weights fit. The model is an ordinary functional `keras.Model`. Layer names show the
-layer's position in the network: `backbone.block_3.project.bn`, `fpn.cell_0.node_2.conv`,
-`class_net.bn_1.level_5`, `box_net.predict`. (Names have dots, because Keras allows no slashes.)
+so that automl's weights fit. Layer names show the position in the network: `backbone.block_3.project.bn`,
+`fpn.cell_0.node_2.conv`, `class_net.bn_1.level_5`, `box_net.predict`.
 
-With config.architecture "retinanet", retinanet.py makes the pyramid and the heads' convolutions.
+With config.architecture "retinanet", retinanet.py makes the pyramid.
 """
 
 import dataclasses
@@ -25,7 +24,7 @@ from efficientdet.config import EfficientDetConfig, get_config
 FUSION_EPSILON = 1e-4  # arXiv 1911.09070 section 3.3
 CLASS_PRIOR = 0.01  # each class' probability at the start of training (arXiv 1708.02002 section 4.1)
 
-# The last axis of these weights has k * C values. Only separable convolutions have a pointwise_kernel.
+# The last axis of these weights has k * C values.
 CLASS_WEIGHTS = ("class_net.predict/pointwise_kernel", "class_net.predict/kernel", "class_net.predict/bias")
 
 
@@ -82,7 +81,6 @@ def anchors_of(model: keras.Model) -> int:
 def _pyramid(
     features: dict[int, keras.KerasTensor], config: EfficientDetConfig
 ) -> dict[int, keras.KerasTensor]:
-    """Returns the features of all levels in use. Coarser levels are made from the backbone's last level."""
     pyramid = {level: x for level, x in features.items() if config.min_level <= level <= config.max_level}
     for level in range(max(features) + 1, config.max_level + 1):
         x = pyramid[level - 1]
@@ -96,8 +94,7 @@ def _bifpn_cell(
 ) -> dict[int, keras.KerasTensor]:
     """Builds one BiFPN cell: a top-down pass, then a bottom-up pass (arXiv 1911.09070 figure 3).
 
-    Nodes are numbered as in google/automl tf2/fpn_configs.py bifpn_config: for levels 3 to 7, nodes 0 to 3
-    are levels 6 to 3 of the top-down pass, and nodes 4 to 7 are levels 4 to 7 of the bottom-up pass.
+    Nodes are numbered as in google/automl tf2/fpn_configs.py bifpn_config.
     """
     lowest, highest = config.min_level, config.max_level
     names = (f"{name}.node_{node}" for node in itertools.count())
@@ -118,7 +115,6 @@ def _bifpn_cell(
 def _bifpn_node(
     inputs: list[keras.KerasTensor], target: keras.KerasTensor, config: EfficientDetConfig, name: str
 ) -> keras.KerasTensor:
-    """Resizes `inputs` to the height and width of `target`, fuses them and applies a convolution."""
     size = target.shape[1:3]
     inputs = [_resample(x, size, config, f"{name}.input_{index}") for index, x in enumerate(inputs)]
     if config.fpn_fusion == "fast":
@@ -135,7 +131,7 @@ def _bifpn_node(
 class FastFusion(keras.layers.Layer):
     """Fast normalised fusion (arXiv 1911.09070 section 3.3): sum(relu(w_i) * x_i) / (sum(relu(w_j)) + 1e-4).
 
-    The layer takes N tensors of the same shape and returns one of this shape. The N weights w_i start at 1.
+    The layer takes N tensors of the same shape. The N weights w_i start at 1.
     """
 
     def build(self, input_shapes: list[tuple]) -> None:
@@ -144,7 +140,7 @@ class FastFusion(keras.layers.Layer):
         )
 
     def call(self, inputs: list[keras.KerasTensor]) -> keras.KerasTensor:
-        weights = keras.ops.relu(self.fusion_weights)  # computed in float32, even if the features are float16
+        weights = keras.ops.relu(self.fusion_weights)  # float32, even if the features are float16
         shares = keras.ops.cast(weights / (keras.ops.sum(weights) + FUSION_EPSILON), inputs[0].dtype)
         return sum(x * share for x, share in zip(inputs, keras.ops.unstack(shares), strict=True))
 
@@ -155,11 +151,7 @@ class FastFusion(keras.layers.Layer):
 def _resample(
     x: keras.KerasTensor, size: tuple[int, int], config: EfficientDetConfig, name: str
 ) -> keras.KerasTensor:
-    """Changes `x` to (B, *size, fpn_channels): first a 1x1 convolution if the channels differ, then resizing.
-
-    `size` is the size of `x` or of the next finer or coarser level. Upsampling repeats every value (nearest
-    neighbour) and crops a row or column if the size is odd. Downsampling is 3x3 max pooling of stride 2.
-    """
+    """Changes `x` to (B, *size, fpn_channels). Sides stay, double or halve; halves may be rounded."""
     layers = keras.layers
     if x.shape[-1] != config.fpn_channels:
         x = layers.Conv2D(config.fpn_channels, 1, padding="same", name=f"{name}.conv")(x)
@@ -174,7 +166,7 @@ def _resample(
             x = layers.Cropping2D(surplus, name=f"{name}.crop")(x)
     elif size[0] < height or size[1] < width:
         strides = (-(-height // size[0]), -(-width // size[1]))
-        pool_size = (strides[0] + 1, strides[1] + 1)  # a side of 1 pixel has stride 1 and keeps its value
+        pool_size = (strides[0] + 1, strides[1] + 1)
         x = layers.MaxPooling2D(pool_size, strides, padding="same", name=f"{name}.pool")(x)
     return x
 
@@ -187,10 +179,7 @@ def _head(
     bias: float,
     name: str,
 ) -> list[keras.KerasTensor]:
-    """Predicts `filters` numbers per cell of each level. Levels share convolutions, but not batch norms.
-
-    RetinaNet's convolutions are not separable and have no batch norm.
-    """
+    """Predicts `filters` numbers per cell of each level. Levels share convolutions, but not batch norms."""
     plain = config.architecture == "retinanet"
     activation, activate = ("relu", keras.layers.ReLU) if plain else ("swish", Swish)
     convolutions = [
@@ -205,7 +194,7 @@ def _head(
             if not plain:
                 x = batch_norm(f"{name}.bn_{i}.level_{level}", config.bn_momentum)(x)
             x = activate(name=f"{name}.{activation}_{i}.level_{level}")(x)
-        # These outputs are float32 even under mixed precision, because the loss takes their logarithms.
+        # float32 even under mixed precision, because the loss takes logarithms
         outputs.append(keras.layers.Identity(dtype="float32", name=f"{name}.level_{level}")(predict(x)))
     return outputs
 

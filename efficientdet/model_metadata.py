@@ -9,7 +9,7 @@ from efficientdet.config import EfficientDetConfig
 
 
 def describe(config: EfficientDetConfig) -> dict[str, Any]:
-    """Describes the anchors of box outputs, and the preprocessing of images; see `model_metadata.make`."""
+    """Describes the anchors and the preprocessing; see `model_metadata.make`."""
     return {
         "anchors": {
             "count": config.anchors.num_anchors,

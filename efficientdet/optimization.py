@@ -18,9 +18,8 @@ from efficientdet.config import EfficientDetConfig
 class Warmup(keras.optimizers.schedules.LearningRateSchedule):
     """Linear warm-up, then half a cosine down to zero, or a constant rate that falls at each milestone.
 
-    automl's cosine depends on `step / (total - warmup)`, so the rate jumps at the end of the warm-up, and a
-    run of one epoch divides by zero. Here the cosine depends on `(step - warmup) / (total - warmup)`. The
-    milestones work as in odtk/train.py, schedule.
+    The cosine depends on `(step - warmup) / (total - warmup)`; in automl, the rate jumps after the warm-up,
+    because its cosine depends on `step / (total - warmup)`. The milestones are as in odtk/train.py, schedule.
 
     Args:
         peak: learning rate at the end of the warm-up.
@@ -59,8 +58,7 @@ def num_epochs(
 ) -> int:
     """Returns `config.epochs`; if it is 0, the number of epochs (at least 1) nearest to `config.iterations`.
 
-    An iteration is an update with `reference_batch` images. A run with larger batches has fewer updates, but
-    a higher learning rate.
+    An iteration is an update with `reference_batch` images.
     """
     if config.epochs:
         return config.epochs
@@ -73,8 +71,7 @@ def make_schedule(
 ) -> Warmup:
     """Returns the recipe's schedule, with rates scaled linearly to `effective_batch` images per update.
 
-    The schedule counts batches, because Keras does so even with gradient accumulation. If the run is longer
-    or shorter than config.iterations, then milestones and warmup_iterations are scaled with it.
+    The schedule counts batches, as Keras does even with gradient accumulation.
     """
     scale = effective_batch / config.reference_batch
     peak, start = config.learning_rate * scale, config.warmup_learning_rate * scale

@@ -4,11 +4,10 @@
     images, targets = next(iter(pipeline.dataset()))
 
 A training image is cropped at random, resized and flipped. Then GridMask blacks out squares, and the colours
-are changed. An evaluation image is used whole, without random changes. Each image is placed at the top left
-of the network input; the rest is padding in the mean colour. Boxes are mapped exactly as the pixels are.
+are changed. An evaluation image is used whole. Each image is placed at the top left of the network input; the
+rest is padding in the mean colour.
 
-The graph calls the functions below and in crops.py. Each function processes one sample (DALI's convention).
-EfficientDet: arXiv 1911.09070.
+Each function processes one sample (DALI's convention).
 """
 
 import dataclasses
@@ -44,12 +43,10 @@ from efficientdet.grid_matching import encode_batch_tf
 
 MEAN_RGB, STDDEV_RGB = IMAGENET_MEAN, IMAGENET_STD
 
-# GridMask (arXiv 2001.04086) divides the image into tiles and blacks out one square in each tile. The side of
-# the square is 0.4 of the tile's side (r = 0.6 in the paper). The tile's side is relative to the shorter side
-# of the network input. The limit of the angle is from google/automl efficientdet/aug/gridmask.py.
-GRID_MASK_RATIO = 0.4
-GRID_MASK_TILE = (0.2, 0.6)
-GRID_MASK_ANGLE = math.radians(10)
+# GridMask (arXiv 2001.04086) divides the image into tiles and blacks out one square in each tile.
+GRID_MASK_RATIO = 0.4  # side of the square / side of the tile; r = 0.6 in the paper
+GRID_MASK_TILE = (0.2, 0.6)  # side of the tile / shorter side of the network input
+GRID_MASK_ANGLE = math.radians(10)  # google/automl efficientdet/aug/gridmask.py
 
 
 # --- 1. crop ---
@@ -58,8 +55,8 @@ GRID_MASK_ANGLE = math.radians(10)
 def boxes_to_window(boxes: DataNode, size: DataNode, window: DataNode) -> DataNode:
     """Converts boxes normalised by the image to boxes normalised by the window, clipped to the window.
 
-    As in google/automl, a box is kept if any part of it is inside the window, wherever its centre is. Boxes
-    outside the window lose their area, and `select_boxes` drops them later.
+    As in google/automl, a box is kept if any part of it is inside the window. Boxes outside the window lose
+    their area, and `select_boxes` drops them later.
     """
     boxes_px = boxes * xyxy(size) - xyxy(window[0:2])
     return dali_math.clamp(boxes_px / xyxy(window[2:4]), 0.0, 1.0)
@@ -125,7 +122,7 @@ def pad_and_normalize(images: DataNode, image_size: tuple[int, int]) -> DataNode
 
 
 def boxes_to_input(boxes: DataNode, size: DataNode, image_size: tuple[int, int]) -> DataNode:
-    """Normalises boxes by the network input instead of the crop. The crop is at the top left of the input."""
+    """Normalises boxes by the network input instead of the crop."""
     return boxes * xyxy(size / types.Constant(np.array(image_size, np.float32), device="cpu"))
 
 
@@ -135,7 +132,7 @@ def boxes_to_input(boxes: DataNode, size: DataNode, image_size: tuple[int, int])
 def augment(
     config: EfficientDetConfig, images: DataNode, boxes: DataNode, labels: DataNode
 ) -> tuple[DataNode, DataNode, DataNode]:
-    """Applies the random changes. A stage that is off adds no operations. New stages belong here.
+    """Applies the random changes. New stages belong here.
 
     Args:
         config: has the fields of each stage.
@@ -160,7 +157,7 @@ def augment(
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class EfficientDetLoader(BaseLoader):
-    """The base class of this app's loaders, with their options and the shapes of their targets."""
+    """The base class of this app's loaders."""
 
     config: EfficientDetConfig
 
@@ -191,8 +188,8 @@ class EfficientDetPipeline(DaliOptions, EfficientDetLoader):
     def dataset(self) -> tf.data.Dataset:
         """Returns an endless dataset of (float32 images (B, H, W, 3), dict of all other outputs by name).
 
-        On a CPU, DALI's graph returns boxes, and TensorFlow then encodes the targets. Inside the graph,
-        fn.box_encoder would compare every box with every anchor, and take as long as all work on the pixels.
+        On a CPU, DALI's graph returns boxes, and TensorFlow encodes the targets, because fn.box_encoder is
+        slow there.
         """
         targets_spec = self.target_spec
         encode_after = self.device == "cpu" and "num_positives" in targets_spec
@@ -213,7 +210,7 @@ class EfficientDetPipeline(DaliOptions, EfficientDetLoader):
             num_threads=self.num_threads,
             device_id=self.device_id,  # type: ignore[arg-type]  # the type stub lacks None
             prefetch_queue_depth=self.prefetch,
-            # Each rank augments with another seed. The reader uses self.seed, so all ranks shuffle alike.
+            # Each rank augments with another seed, but all readers shuffle alike.
             seed=int(np.random.SeedSequence([self.seed, self.shard_id]).generate_state(1)[0]),
             enable_checkpointing=self.saveable,
             enable_conditionals=is_conditional(self.config),
@@ -277,7 +274,7 @@ def min_box_size(config: EfficientDetConfig) -> tuple[float, float]:
 
 @do_not_convert  # DALI's AutoGraph, which auto_augment needs, fails on zip(..., strict=True)
 def target_dict(encoded: box_encoder.EncodedBoxes, anchors: Anchors) -> dict[str, Any]:
-    """Returns the encoder's tensors in a dict by name, among them each level's class and box targets."""
+    """Returns the encoder's tensors by their names in `target_shapes`."""
     targets = {"num_positives": encoded.num_positives, "boxes": encoded.boxes, "classes": encoded.classes}
     for level, classes, boxes in zip(anchors.levels, encoded.class_targets, encoded.box_targets, strict=True):
         targets[f"class_targets_{level}"] = classes
@@ -288,6 +285,6 @@ def target_dict(encoded: box_encoder.EncodedBoxes, anchors: Anchors) -> dict[str
 def add_targets(
     images: tf.Tensor, targets: dict[str, tf.Tensor], anchors: Anchors
 ) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
-    """Encodes the padded boxes and classes of a batch as targets of the anchors, and adds these targets."""
+    """Adds the targets of the anchors to a batch with padded boxes and classes."""
     encoded = encode_batch_tf(targets["boxes"], targets["classes"], anchors)
     return images, targets | target_dict(encoded, anchors)

@@ -1,7 +1,7 @@
 """Turns the heads' outputs into detections: best candidates, their boxes, non-maximum suppression per class.
 
-Follows google/automl efficientdet/tf2/postprocess.py (postprocess_per_class), with two differences: an anchor
-can be a candidate for several classes, as in training, and only the best `nms_candidates` enter NMS.
+Follows google/automl efficientdet/tf2/postprocess.py (postprocess_per_class). Two differences: an anchor can
+be a candidate for several classes, and only the best `nms_candidates` enter NMS.
 """
 
 import tensorflow as tf
@@ -15,14 +15,13 @@ Outputs = tuple[list[tf.Tensor], list[tf.Tensor]]
 
 
 def detect(outputs: Outputs, config: EfficientDetConfig) -> nms.Detections:
-    """Turns the outputs of the model into detections, by TensorFlow operations.
+    """Turns the outputs of the model into detections.
 
     A prediction with a logit or coordinate that is not finite never becomes a detection.
 
     Args:
         outputs: the outputs of the model, for images of config.image_size.
-        config: `detect` uses its anchors, nms_method, nms_iou, nms_sigma, score_threshold, nms_candidates and
-            max_detections.
+        config: has the anchors and the settings of NMS.
     """
     boxes, scores, classes = candidates(outputs, config)
     return nms.suppress(

@@ -1,9 +1,8 @@
 """ResNet (arXiv 1512.03385) as a detector's backbone: features of strides 2 to 32.
 
 The network is torchvision's (models/resnet.py), which NVIDIA/retinanet-examples uses: the stride of a
-bottleneck is in its 3x3 convolution; in the paper, it is in the first 1x1 convolution. Convolutions pad
-opposite sides of an image equally, as in PyTorch, so that weights from PyTorch give the same features there
-and here.
+bottleneck is in its 3x3 convolution. Convolutions pad opposite sides of an image equally, as in PyTorch, so
+that PyTorch's weights fit.
 """
 
 from typing import NamedTuple
@@ -51,7 +50,6 @@ def extract_features(
     features = {1: x}
 
     if depth.is_stem_pooled:
-        # After a ReLU no value is below 0, so zeros as padding do not change the maximum.
         x = keras.layers.ZeroPadding2D(1, name="backbone.stem.pad")(x)
         x = keras.layers.MaxPooling2D(3, 2, name="backbone.stem.pool")(x)
     for stage, blocks in enumerate(depth.blocks, 1):
@@ -82,25 +80,18 @@ def convolution(
 
 
 def pad_for_stride(x: keras.KerasTensor, kernel: int, name: str) -> keras.KerasTensor:
-    """Pads the input of a strided "valid" convolution with the same number of zeros on both sides.
-
-    Keras' "same" padding would add one row more at the bottom than at the top if the side is even.
-    """
+    """Pads the input of a strided "valid" convolution with the same number of zeros on both sides."""
     return keras.layers.ZeroPadding2D(kernel // 2, name=f"{name}.pad")(x)
 
 
 def batch_norm(x: keras.KerasTensor, momentum: float, name: str) -> keras.KerasTensor:
-    """Applies batch normalisation with PyTorch's epsilon."""
     return BatchNormalization(momentum=momentum, epsilon=_BN_EPSILON, name=name)(x)
 
 
 def _block(
     x: keras.KerasTensor, filters: int, stride: int, bottleneck: bool, bn_momentum: float, name: str
 ) -> keras.KerasTensor:
-    """Applies a residual block: two 3x3 convolutions, or a bottleneck of 1x1, 3x3 and 1x1 convolutions.
-
-    If input and output differ in shape, the shortcut has a projection (arXiv 1512.03385, option B).
-    """
+    """Applies a residual block, with a projection if its shapes differ (arXiv 1512.03385, option B)."""
     convolutions = [(filters, 3, stride), (filters, 3, 1)]  # channels, kernel, stride
     if bottleneck:
         convolutions = [(filters, 1, 1), (filters, 3, stride), (_WIDENING * filters, 1, 1)]

@@ -1,28 +1,24 @@
-"""RetinaNet's feature pyramid and head convolutions, all without batch norm (arXiv 1708.02002).
+"""RetinaNet's feature pyramid, without batch norm (arXiv 1708.02002).
 
     model = build_model("retinanet-rn50fpn", num_classes=80)
 
 Structure and initialisation follow NVIDIA/retinanet-examples, odtk/backbones/fpn.py and odtk/model.py. Levels
-3 to 5 come from the backbone (Feature Pyramid Network, arXiv 1612.03144). Convolutions of stride 2 make level
-6 from C5, the backbone's last feature, and level 7 from level 6. Anchors, loss, pipeline and detection are
-EfficientDet's code with RetinaNet's constants (config.py). The differences from odtk are:
+3 to 5 come from the backbone (arXiv 1612.03144). Convolutions of stride 2 make level 6 from the backbone's
+last feature, and level 7 from level 6. The differences from odtk are:
 
 - An anchor whose best IoU with a box is below 0.5 is background; odtk ignores it if the IoU is above 0.4.
   Every box is assigned to at least its best anchor; in odtk, a box without an IoU of 0.5 has no anchor.
-- The loss is divided by the number of positive anchors plus one. odtk divides by the number of positive
-  anchors, or by 1 if a level has none.
-- odtk starts from ImageNet weights and freezes all batch norms. Here batch norms train, because the weights
-  may be random; --init_from with --freeze_batch_norm freezes the batch norms.
+- The loss is divided by the number of positive anchors plus one; odtk does not add one.
+- Batch norms train; odtk freezes them. --init_from with --freeze_batch_norm freezes them here.
 - Weight decay applies to kernels only; in odtk it also applies to biases.
-- Training images are not cropped, and are resized with linear interpolation. odtk's DALI loader crops them
-  first, and resizes them with cubic interpolation.
+- Training images are not cropped; odtk's DALI loader crops them.
 """
 
 import keras
 
 from efficientdet.resnet import pad_for_stride
 
-HEAD_STDDEV = 0.01  # odtk/model.py initialize_layer; arXiv 1708.02002 section 4.1
+HEAD_STDDEV = 0.01  # of the heads' kernels: odtk/model.py initialize_layer; arXiv 1708.02002 section 4.1
 
 
 def pyramid(
@@ -33,7 +29,7 @@ def pyramid(
     Args:
         features: the backbone's features by level; the sides of level l are ceil(side / 2**l).
         channels: number of channels of each output.
-        min_level, max_level: levels of the outputs. The backbone's last level gives the coarser levels.
+        min_level, max_level: levels of the outputs.
 
     Returns:
         A dict from level to (B, h, w, channels), in no particular order.

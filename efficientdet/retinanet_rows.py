@@ -8,7 +8,7 @@ _RETINANET = {
     "bn_momentum": 0.9,  # same as torchvision's 0.1, because PyTorch's momentum is the share of the new value
     "focal_gamma": 2.0,  # odtk/loss.py
     "huber_delta": 0.11,  # odtk/model.py: SmoothL1Loss(beta=0.11) is the Huber loss divided by 0.11
-    "box_loss_weight": 4 / 0.11,  # 4, because odtk sums over four coordinates and losses.py averages them
+    "box_loss_weight": 4 / 0.11,  # odtk sums over four coordinates, losses.py averages them
     "weight_decay": 1e-4,
     "clip_norm": 0.0,
     "nms_method": "hard",
@@ -27,7 +27,7 @@ _RECIPE = {
     "warmup_iterations": 1000,
     "ema_decay": 0.0,
 }
-# Not a published model. `_NANO` in config.py says why it has small anchors, little jitter and Adam.
+# Not published; see `_NANO` in config.py.
 _NANO = {
     "anchor_scale": 2.0,
     "jitter_min": 0.8,
@@ -49,8 +49,7 @@ _BACKBONES = {  # odtk/backbones/fpn.py
     "mobilenetv2": "mobilenet-v2",
 }
 
-# model: (image side, backbone, pyramid channels, unused BiFPN cells, head repeats, other fields that differ
-# from the defaults of config.EfficientDetConfig)
+# model: (image side, backbone, pyramid channels, unused BiFPN cells, head repeats, other changed fields)
 RETINANETS: dict[str, tuple[int, str, int, int, int, dict]] = {
     f"retinanet-{name}fpn": (_SIDE, backbone, 256, 1, 4, _RETINANET | _RECIPE)
     for name, backbone in _BACKBONES.items()

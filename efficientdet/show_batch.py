@@ -10,7 +10,7 @@ from efficientdet.predict import to_pixels
 
 
 def report(images: tf.Tensor, targets: dict[str, tf.Tensor], label_map: LabelMap, path: pathlib.Path) -> str:
-    """Writes a contact sheet of the batch to `path`, and counts the anchors that match its boxes.
+    """Writes a contact sheet of the batch to `path`.
 
     Args:
         images: float32 (B, H, W, 3), normalised.
@@ -19,8 +19,7 @@ def report(images: tf.Tensor, targets: dict[str, tf.Tensor], label_map: LabelMap
         path: a .png file.
 
     Returns:
-        One line with the numbers of images, of boxes, and of anchors that match a box by their IoU. (With
-        assignment=task_aligned, the training uses other anchors.)
+        One line with the numbers of images, of boxes, and of anchors that match a box by their IoU.
     """
     boxes, classes = targets["boxes"].numpy(), targets["classes"].numpy()
     drawing.save_batch(to_pixels(images).numpy(), boxes, classes, label_map.names, path)

@@ -1,15 +1,13 @@
 """Task-aligned learning (arXiv 2108.07755): assigns each box to the anchors that already predict it best.
 
-The loader assigns boxes by their IoU with anchors, so it does not need the network's predictions. Here the
-alignment of an anchor with a box is score**alpha * IoU**beta, from the anchor's score for the class of the
-box and the IoU of the anchor's predicted box with the box. A box is assigned to the anchors with the best
-alignment. The class target of these anchors grows with the alignment, so that the network learns scores that
-tell how good a predicted box is. One anchor per cell is enough.
+The alignment of an anchor with a box is score**alpha * IoU**beta: the anchor's score for the class of the
+box, and the IoU of the anchor's predicted box with the box. A box is assigned to the anchors with the best
+alignment. The class target of these anchors grows with the alignment.
 
 ALPHA, BETA, ANCHORS_PER_BOX and the plain cross-entropy come from YOLOv8 (ultralytics/utils/tal.py,
 loss.py). The paper has alpha 1, 13 anchors per box and a focal loss. The box loss uses CIoU (arXiv
 1911.08287). Two differences from YOLOv8: the alignment uses IoU instead of CIoU, and the loss is divided by
-the loader's number of positive anchors, which all replicas know in advance, instead of the sum of qualities.
+the loader's number of positive anchors instead of the sum of qualities.
 """
 
 import functools
@@ -26,12 +24,11 @@ from efficientdet.config import EfficientDetConfig
 
 ALPHA, BETA = 0.5, 6.0  # exponents of score and IoU
 ANCHORS_PER_BOX = 10
-# In pixels. The assignment enlarges shorter sides of boxes to this, so that each box contains anchor centres.
+# The assignment enlarges shorter sides of boxes to this, in pixels. So each box contains anchor centres.
 MIN_SIDE = 8.0
-# The boxes of a batch are padded to one of these numbers, or to max_instances if an image has more boxes. So
-# XLA compiles only a few shapes.
+# The boxes of a batch are padded to one of these numbers or max_instances: XLA compiles only a few shapes.
 FEW_BOXES = (16, 48)
-# Limits of (dy, dx, dh, dw). dh and dw are logarithms: with larger values, the sides could overflow.
+# Limits of (dy, dx, dh, dw). With larger logarithms dh and dw, the sides could overflow.
 LARGEST_DELTAS = (math.inf, math.inf, 4.0, 4.0)
 
 
@@ -56,9 +53,8 @@ def detection_loss(
 ) -> dict[str, tf.Tensor]:
     """Returns the loss that `config.assignment` names. Arguments and results: see losses.detection_loss.
 
-    For task_aligned, the class loss is the cross-entropy of all classes of all anchors; the box loss is 1 -
-    CIoU of the assigned anchors, weighted by quality. Both sums are divided by the loader's number of
-    positive anchors plus 1.
+    For task_aligned, the class loss is the cross-entropy of all classes of all anchors. The box loss is 1 -
+    CIoU of the assigned anchors, weighted by quality.
     """
     if config.assignment == "max_iou":
         return losses.detection_loss(class_logits, box_deltas, targets, config, num_positives)
@@ -98,9 +94,9 @@ def assign(
 ) -> Assignment:
     """Assigns each box to the best-aligned anchors among those whose centre is inside the box.
 
-    If several boxes choose the same anchor, it is assigned to the box that has the largest IoU with its
-    prediction. The class target of a box's best-aligned anchor is the largest IoU of the box with the
-    predictions of its anchors. The box's other anchors have lower targets, in proportion to their alignment.
+    If several boxes choose the same anchor, the box with the largest IoU gets it. The class target of a box's
+    best-aligned anchor is the largest IoU of the box with the predictions of its anchors. The box's other
+    anchors have lower targets, in proportion to their alignment.
 
     Args:
         predicted: float32 (B, A, 4), ltrb normalised, the boxes that the anchors predict now.
@@ -110,7 +106,7 @@ def assign(
         classes: int32 (B, N), 0-based, -1 for padding.
         image_size: (height, width) of the network input in pixels.
     """
-    # Most rows are padding, after the boxes: leave out rows that are padding in all images of the batch.
+    # Leave out rows that are padding in all images of the batch.
     num_boxes = tf.reduce_max(tf.math.count_nonzero(classes >= 0, axis=1, dtype=tf.int32))
     lengths = [length for length in FEW_BOXES if length < classes.shape[1]]
     index = tf.math.count_nonzero(num_boxes > tf.constant(lengths, tf.int32), dtype=tf.int32)
@@ -131,7 +127,6 @@ def _assign(
     classes: tf.Tensor,
     image_size: tuple[int, int],
 ) -> Assignment:
-    """Does what `assign` describes, for all rows of `boxes`."""
     middles, half_sides = (boxes[..., :2] + boxes[..., 2:]) / 2, (boxes[..., 2:] - boxes[..., :2]) / 2
     reach = tf.maximum(half_sides, MIN_SIDE / 2 / tf.constant(image_size[::-1], tf.float32))
     inside = tf.reduce_all(tf.abs(centers - middles[:, :, tf.newaxis]) < reach[:, :, tf.newaxis], axis=-1)
@@ -148,7 +143,7 @@ def _assign(
     alignment, iou = alignment * owned, iou * owned
     largest = tf.reduce_max(alignment, axis=-1, keepdims=True)
     quality = tf.math.divide_no_nan(alignment, largest) * tf.reduce_max(iou, axis=-1, keepdims=True)
-    # tf.gather copies the boxes exactly. A matrix product in a GPU's TF32 would round them to 11 bits.
+    # tf.gather, because a matrix product in a GPU's TF32 would round the boxes to 11 bits
     return Assignment(
         boxes=tf.gather(boxes, owner, batch_dims=1),
         quality=tf.reduce_sum(quality, axis=1)[..., tf.newaxis] * tf.gather(labels, owner, batch_dims=1),

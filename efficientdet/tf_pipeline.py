@@ -2,12 +2,11 @@
 
     --pipeline_type=tensorflow
 
-Each stage follows the same rules as in pipeline.py, but draws other random numbers. In evaluation,
-nothing is random: decoded pixels and targets equal DALI's, and resized pixels differ by less than one level
-on average. The published recipes work with this pipeline. Other loader settings need DALI.
+Each stage follows the same rules as in pipeline.py, but draws other random numbers. In evaluation, decoded
+pixels and targets equal DALI's, and resized pixels differ by less than one level on average. The published
+recipes work with this pipeline. Other loader settings need DALI.
 
-All random numbers are functions of (seed, shard, running index of the image), so that a restored iterator
-continues with the same samples as the saved iterator.
+A restored iterator continues with the same random numbers as the saved iterator.
 """
 
 import dataclasses
@@ -28,7 +27,7 @@ from efficientdet import pipeline
 from efficientdet.config import LOADER_FIELDS, EfficientDetConfig, get_config
 from efficientdet.crops import CropResize
 
-# The loader fields that this pipeline supports. It refuses a changed value of any other loader field.
+# The loader fields that this pipeline supports.
 FIELDS = {"augmentation", "jitter_min", "jitter_max", "resize_min", "resize_max", "antialias", "flip_prob"}
 FIELDS |= {"min_box_size", "max_instances"}
 
@@ -170,7 +169,6 @@ class EfficientDetTFPipeline(pipeline.EfficientDetLoader):
     def _finish(
         self, images: tf.Tensor, targets: dict[str, tf.Tensor]
     ) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
-        """Adds the anchors' targets if `element_spec` has them. Returns the outputs in `element_spec`."""
         if "num_positives" in self.element_spec:
             images, targets = pipeline.add_targets(images, targets, self.config.anchors)
         spec = self.target_spec

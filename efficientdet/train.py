@@ -28,7 +28,7 @@ from efficientdet.config import DETECTION_FIELDS, MODEL_NAMES, PRESETS, Efficien
 
 @dataclasses.dataclass(frozen=True)
 class Args(args.Args):
-    """The flags of train.py. common/args.py defines the flags that both apps share."""
+    """The flags of train.py. common/args.py has the flags that both apps share."""
 
     model_name: str = args.model_name_flag(MODEL_NAMES, "efficientdet-d0")
 
@@ -69,13 +69,13 @@ def train(a: Args, hooks: Hooks = Hooks()) -> dict | None:
 
     Args:
         a: the flags.
-        hooks: functions that `train` and its `Run` call. Elastic training and a dry run set them.
+        hooks: functions of elastic training and of a dry run that are called.
 
     Returns:
         The metrics of the last evaluation (coco_metrics.score), or None without evaluation data.
 
     Raises:
-        UserError: flags or data cannot be used. It is raised before the first step where possible.
+        UserError: flags or data cannot be used.
         StoppedError: a signal stopped the run, after everything was saved.
     """
     ranks = start_process(a)
@@ -95,7 +95,7 @@ def train(a: Args, hooks: Hooks = Hooks()) -> dict | None:
     epochs = num_epochs(config, effective_batch, feed.steps_per_epoch, accumulate_steps)
     config = hparams.replace(config, {"epochs": epochs})  # some recipes set config.iterations, not epochs
 
-    # --- Run: new, resumed at any step, or refused. So far only its directory is created ----------
+    # --- Run: new, resumed at any step, or refused -------------------------------------------------
     metadata = make_metadata(
         config, data.label_map, data.num_classes, data.train, data.evaluation, dataclasses.asdict(a)
     )
@@ -168,7 +168,7 @@ def make_train_step(
     precision: str,
     xla: bool,
 ) -> Callable[[Any, Any, tf.Tensor], step_guard.StepResult]:
-    """Returns the compiled step. The step skips non-finite updates, and returns the values to log."""
+    """Returns the compiled step, which skips non-finite updates, and returns the values to log."""
 
     def forward_backward(images: tf.Tensor, targets: dict, num_positives: tf.Tensor) -> tuple[list, dict]:
         with tf.GradientTape() as tape:
@@ -180,7 +180,7 @@ def make_train_step(
         forward_backward = tf.function(forward_backward, jit_compile=True, autograph=False)
 
     def gradients_of(images: tf.Tensor, targets: dict) -> tuple[list, dict]:
-        # Replicas have different numbers of positives. All divide their losses by the mean of these numbers.
+        # All replicas divide their losses by the mean of their numbers of positives.
         share = losses.num_positives_share(targets, ranks.num_replicas)
         num_positives = ranks.mean({"share": share})["share"]
         gradients, values = forward_backward(images, targets, num_positives)
@@ -192,7 +192,7 @@ def make_train_step(
     def update(gradients: list[tf.Tensor]) -> None:
         updates = tf.convert_to_tensor(optimizer.iterations)
         optimizer.apply(gradients, model.trainable_variables)
-        # Move the averages only if the weights changed: a step that accumulates or overflows changes nothing.
+        # Move the averages only if the weights changed.
         ema.update(moved=tf.convert_to_tensor(optimizer.iterations) > updates)
 
     updated = [v.value for v in [*model.trainable_variables, *optimizer.variables]] + [*ema.variables]
@@ -208,7 +208,7 @@ def loss_values(
     targets: dict[str, tf.Tensor],
     num_positives: tf.Tensor | None = None,
 ) -> dict[str, tf.Tensor]:
-    """Runs one forward pass in training mode, and returns the losses. tools/replay_step.py uses it, too.
+    """Runs one forward pass in training mode, and returns the losses.
 
     Args:
         model: maps images to class logits and box deltas: two lists with one tensor per level.

@@ -1,24 +1,18 @@
-"""Fits anchor shapes to the boxes of a data set by k-means, and decides whether new anchors are worth using.
-
-The distance of two shapes is 1 - their IoU with equal centres, as in YOLOv2 (arXiv 1612.08242 section 2) and
-in Darknet's calc_anchors (AlexeyAB/darknet src/detector.c).
-"""
+"""Fits anchor shapes to the boxes of a data set by k-means (YOLOv2, arXiv 1612.08242 section 2)."""
 
 import dataclasses
 
 import numpy as np
 
-# If there are more boxes, only a sample of this size is used: with all boxes, the anchors would differ by
-# less than a pixel.
-MAX_BOXES = 50_000
-STARTS = 10  # k-means ends in a local optimum, so the best of several runs is used
+MAX_BOXES = 50_000  # with more boxes, a sample of this size is used
+STARTS = 10  # the best of several runs is used
 MAX_ROUNDS = 200
 
 REACHED_IOU = 0.5  # an anchor reaches a box if their IoU is above this
 MARGIN = 0.02  # least gain of the mean IoU for which new anchors are worth using
 MIN_ERRORS = 2.0  # the gain must also be at least this many standard errors
 MAX_FALL = 0.01  # largest accepted fall of the share of boxes with an IoU above REACHED_IOU
-MIN_BOXES = 20  # with fewer boxes, no anchors are suggested: even the standard error would be uncertain
+MIN_BOXES = 20  # with fewer boxes, no anchors are suggested
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,7 +41,7 @@ class Fit:
 
 
 def beats(new_iou: np.ndarray, old_iou: np.ndarray) -> bool:
-    """Returns whether new anchors fit the same boxes better than the old ones, by more than noise.
+    """Returns whether new anchors fit the same boxes clearly better than the old ones.
 
     The mean IoU must gain at least MARGIN and at least MIN_ERRORS standard errors. The share of boxes with an
     IoU above REACHED_IOU must not fall by more than MAX_FALL.
@@ -66,7 +60,7 @@ def beats(new_iou: np.ndarray, old_iou: np.ndarray) -> bool:
 def split(box_image: np.ndarray, random: np.random.Generator) -> np.ndarray:
     """Splits N boxes into two halves, bool (N,): True for fitting anchors, False for evaluating them.
 
-    All boxes of an image are in the same half, because they are similar. Only a single image is split.
+    All boxes of an image are in the same half, except of a single image.
     """
     different, image = np.unique(box_image, return_inverse=True)
     groups = image if len(different) > 1 else np.arange(len(box_image))

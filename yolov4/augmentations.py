@@ -18,8 +18,7 @@ from common.dali_ops import int32, uniform
 if TYPE_CHECKING:
     from yolov4.config import YOLOv4Config
 
-# Operations of DALI's RandAugment and TrivialAugment that move pixels. They are left out, because DALI does
-# not move the boxes with the pixels. (Rotation, crop and flip are separate stages that also move the boxes.)
+# These operations are left out, because DALI would not move the boxes with the pixels.
 MOVES_PIXELS = ("shear_x", "shear_y", "translate_x", "translate_y", "rotate")
 RAND_AUGMENT = [op for op in rand_augment.get_rand_augment_suite() if op.name not in MOVES_PIXELS]
 TRIVIAL_AUGMENT = [
@@ -41,8 +40,7 @@ def random_rotation(
         fill: the grey level that fills the empty corners.
 
     Returns:
-        The image; the boxes that enclose the rotated boxes, clipped to the image; their labels. A box
-        that had no area is either dropped or still has no area.
+        The image; the boxes that enclose the rotated boxes, clipped to the image; their labels.
     """
     angle = uniform(-degrees, degrees)
     sides = boxes[:, 2:4] - boxes[:, 0:2]
@@ -67,12 +65,9 @@ def auto_augment(images: list[DataNode], config: "YOLOv4Config") -> list[DataNod
     Args:
         images: one image, or the four images of a mosaic, each uint8 (h, w, 3).
         config: the field `auto_augment` names the method.
-
-    For each sample, DALI runs only the operations that it drew for this sample (see `is_conditional`).
     """
     ops, magnitude = config.rand_augment_ops, config.rand_augment_magnitude
-    # DALI 2.4 calls two of its own operators by deprecated names, and warns about this even if Python's
-    # filters forbid it. Recording the warnings keeps them out of the output.
+    # DALI 2.4 calls two of its own operators by deprecated names. This hides its warnings.
     with warnings.catch_warnings(record=True):
         if config.auto_augment == "trivial":
             return [trivial_augment.apply_trivial_augment(TRIVIAL_AUGMENT, image) for image in images]

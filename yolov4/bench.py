@@ -3,7 +3,7 @@ r"""Measures how fast YOLOv4 loads and trains on this machine, and what each sta
     python yolov4/bench.py --model_name=yolov4 --image_size=416 --batch_size=4 \
         --train_images=my/images --train_annotations=my/instances.json --json=runs/bench/yolov4.json
 
-Without data flags, the command uses synthetic images. tools/benchmark/measuring.py explains the method.
+Without data flags, the command uses synthetic images.
 To compare two --json files: python tools/bench.py compare OLD.json NEW.json
 """
 

@@ -16,7 +16,7 @@ def random_hsv(images: list[DataNode], hue: float, saturation: float, exposure: 
     """Applies `change_hsv` to each image. The hue turns at random by -hue to hue degrees.
 
     Saturation and brightness are each multiplied by a `random_factor`. The limits of the two factors are
-    `saturation` and `exposure`. With hue 0 and both limits 1, images are only converted to float32.
+    `saturation` and `exposure`.
     """
     if not hue and saturation == exposure == 1:
         return [to_unit(image) for image in images]
@@ -35,10 +35,7 @@ def change_hsv(
     """Turns the hue and multiplies saturation and brightness. Takes uint8 in 0..255, returns float32 in 0..1.
 
     fn.hsv is a linear map of RGB that approximates changes in HSV: a colour's hue turns by up to 50 % more or
-    less than `degrees`, and its saturation changes relative to the grey of the same luma. Brightness is
-    exact. Darknet converts to HSV and back (src/image_opencv.cpp, image_data_augmentation).
-
-    The output is not uint8, because rounding makes fn.hsv two to three times as slow on a CPU.
+    less than `degrees`. Darknet converts to HSV and back (src/image_opencv.cpp, image_data_augmentation).
     """
     changed = fn.hsv(images, hue=degrees, saturation=saturation, value=brightness / 255.0, dtype=types.FLOAT)
     return dali_math.min(dali_math.max(changed, 0.0), 1.0)  # `clamp` takes three times as long

@@ -1,7 +1,7 @@
 """The table of YOLOv4 models, and every hyper-parameter with its source.
 
 Sources: YOLOv4 (arXiv 2004.10934) and AlexeyAB/darknet cfg/yolov4.cfg, cfg/yolov4-tiny.cfg.
-Any field can be changed from the command line: --hparams=jitter=0.2,nms_method=diou
+To change fields from the command line: --hparams=jitter=0.2,nms_method=diou
 """
 
 import dataclasses
@@ -12,11 +12,9 @@ from common import hparams
 from common.errors import unknown
 from common.hparams import AtLeastOne, Count, CountOrZero, NotNegative, Positive, Share, ShareBelowOne
 
-MAX_MULTI_SCALE = 4.0  # up to sixteen times as many pixels: a larger multi_scale must be a typing error
-STRIDE = 32  # stride of the coarsest head: both sides of the network input are multiples of it
-# Grey level of the padding: half of 255, as in Darknet's evaluation (src/image.c, letterbox_image). Darknet's
-# training pads with the image's mean instead (src/image_opencv.cpp, image_data_augmentation).
-FILL = 127
+MAX_MULTI_SCALE = 4.0  # a larger multi_scale must be a typing error
+STRIDE = 32  # both sides of the network input are multiples of the coarsest head's stride
+FILL = 127  # grey level of the padding, as in Darknet's evaluation (src/image.c, letterbox_image)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,8 +65,8 @@ class YOLOv4Config:
     # --- loss ---
     iou_normalizer: NotNegative = 0.07
     obj_normalizer: NotNegative = 1.0
-    # Objectness target of an assigned prediction: 1 - objectness_iou * (1 - IoU with its box). Darknet's rule
-    # is objectness_iou = 0, the rule of ultralytics/yolov5 (utils/loss.py) is objectness_iou = 1
+    # Objectness target of an assigned prediction: 1 - objectness_iou * (1 - IoU with its box). Darknet: 0;
+    # ultralytics/yolov5 (utils/loss.py): 1
     objectness_iou: Share = 0.0
     cls_normalizer: NotNegative = 1.0
     box_gradient: Literal["exact", "darknet"] = "darknet"  # gradient of the box loss (losses.py)
@@ -164,15 +162,15 @@ HEAD_STRIDES = {
 }
 
 _FIELDS = [field.name for field in dataclasses.fields(YOLOv4Config)]
-# The names of all fields of the loader's section, which ends before the loss section.
+# The fields of the loader's section.
 LOADER_FIELDS = _FIELDS[_FIELDS.index("antialias") : _FIELDS.index("iou_normalizer")]
 
-# The names of the fields that may change after training: in eval.py, infer.py and a resumed run.
+# The fields that eval.py, infer.py and a resumed run may change.
 DETECTION_FIELDS = tuple(_FIELDS[_FIELDS.index("nms_method") :])
 
 
-# As in cfg/yolov4-tiny.cfg, anchor 3 is in both masks, and anchor 0 in none. So a box whose best anchor is 3
-# is assigned in both heads, but a box whose best anchor is 0 is assigned in no head.
+# As in cfg/yolov4-tiny.cfg, anchor 3 is in both masks, and anchor 0 in none: a box whose best anchor is 0 is
+# assigned in no head.
 _TINY = {
     "backbone": "csp_darknet_tiny",
     "anchors": (10, 14, 23, 27, 37, 58, 81, 82, 135, 169, 344, 319),
@@ -194,10 +192,8 @@ _YOLOV4 = {
     "multi_scale": 1.4,  # random=1 in the cfg: src/detector.c, train_detector
 }
 # Not published: yolov4-tiny with half the channels and smaller anchors. A laptop trains this model in
-# minutes. A short run from scratch learns faster with Adam. With bn_momentum 0.99, moving variances would
-# still be close to their initial 1 after a few hundred steps. Boxes and classes have larger weights than
-# objectness. Otherwise both are learned late, because thousands of predictions have an objectness loss
-# (docs/yolov4.md).
+# minutes. Short runs from scratch learn faster with Adam, and need moving variances that follow fast. Boxes
+# and classes have larger weights than objectness, else both are learned late (docs/yolov4.md).
 _NANO = _TINY | {
     "backbone": "csp_darknet_nano",
     "width": 0.5,
@@ -234,8 +230,7 @@ _TABLE: dict[str, tuple[int, dict]] = {  # model: (image side, fields that diffe
 
 MODEL_NAMES = tuple(_TABLE)
 
-# Values of --augmentation_preset: the fields that each preset changes. The presets are not from a paper.
-# docs/training.md has their cost, and their effect on a small data set.
+# Value of --augmentation_preset: the fields that it changes. docs/training.md has the cost and the effect.
 _NONE = {
     "saturation": 1.0,
     "exposure": 1.0,

@@ -1,8 +1,7 @@
 """Crops of YOLOv4's images in DALI: which window of an image is used, and its place in the network input.
 
-The jitter follows AlexeyAB/darknet src/data.c, load_data_detection. Windows and places are whole pixels: only
-the window is decoded, and boxes are mapped exactly as the pixels are. Sizes are int32 nodes (height, width).
-The size of the network input is a node, too, because it may change from batch to batch.
+The jitter follows AlexeyAB/darknet src/data.c, load_data_detection. Only the window is decoded. Sizes are
+int32 nodes (height, width).
 
 The functions also process N images at once. Then each image is a column: sizes are (2, N) nodes, crops are
 (4, N), and the size of the network input is (2, 1).
@@ -25,8 +24,7 @@ if TYPE_CHECKING:
 class CropResize(NamedTuple):
     """int32 nodes: the window of the stored image that is used, and its place in the network input.
 
-    Everything outside `place` is padding. Boxes are clipped to the window, then mapped from the window to the
-    place, as the pixels are.
+    Everything outside `place` is padding. Boxes are clipped to the window, then mapped to the place.
     """
 
     window: DataNode  # (4,): top, left, height, width in pixels of the stored image
@@ -47,12 +45,9 @@ def source_sizes(jpegs: list[DataNode]) -> DataNode:
 def input_size(config: "YOLOv4Config", training: bool, seed: int) -> DataNode:
     """Returns int32 (2,), (height, width) of the network input; random for training with multi_scale > 1.
 
-    All ranks use the same `seed`, so a batch has the same size on all ranks. Otherwise, ranks with a small
-    size would wait for the others.
-
     The shorter side is uniform over the multiples of 32 from image_size / multi_scale to image_size *
-    multi_scale; the aspect ratio stays. Darknet (src/detector.c, train_detector, random=1) draws one size for
-    ten batches, adds 32 pixels after rounding, and draws small sizes more often.
+    multi_scale; the aspect ratio stays. All ranks use the same `seed`, so that a batch has the same size on
+    all ranks.
     """
     if not training or config.multi_scale == 1:
         return types.Constant(np.array(config.image_size, np.int32), device="cpu")
@@ -60,7 +55,7 @@ def input_size(config: "YOLOv4Config", training: bool, seed: int) -> DataNode:
     sizes = np.array([config.bucket(units) for units in range(low, high + 1)], np.int32)
     drawn = fn.random.uniform(range=(0.0, float(len(sizes))), seed=seed)
     drawn = dali_math.min(int32(dali_math.floor(drawn)), len(sizes) - 1)  # floor, because a cast rounds
-    # DALI draws a number for each sample. All samples use the number of the first sample.
+    # All samples use the number of the first sample.
     drawn = fn.permute_batch(drawn, indices=types.Constant(0, device="cpu"))
     return types.Constant(sizes, device="cpu")[drawn]
 
@@ -82,8 +77,7 @@ def jittered_crop(
     """Takes a random crop, which may reach outside the image, and stretches it over the network input.
 
     Each edge moves independently by up to `jitter` times the image's side. Parts of the crop outside the
-    image are padding. With keep_aspect, the crop also grows, equally at both ends of one side, to the aspect
-    ratio of the network input. So only the jitter distorts the image.
+    image are padding. With keep_aspect, the crop also grows to the aspect ratio of the network input.
 
     `count` is the number of images (columns of the nodes); None for a single image.
     """
@@ -94,7 +88,7 @@ def jittered_crop(
     end = size - round_half_up(_jitter(jitter, count) * size - longer / 2)
     length = dali_math.max(end - start, 1)
     first, last = dali_math.max(start, 0), dali_math.min(start + length, size)  # the part in the image
-    # Round to the nearest pixel of the network input, halves up, in integer arithmetic.
+    # Round to the nearest pixel of the network input, halves up.
     ends = (2 * image_size * (fn.stack(first, last) - start) + length) // (2 * length)
     place = dali_math.min(ends[0], image_size - 1)
     place_size = dali_math.max(ends[1] - place, 1)

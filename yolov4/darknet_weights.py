@@ -4,7 +4,6 @@
     python yolov4/darknet_weights.py --weights=runs/mine --output=mine.weights
 
 The second command also writes mine.cfg and mine.names. AlexeyAB/darknet and OpenCV read all three files.
-import_weights/darknet_files.py describes the format.
 """
 
 import dataclasses
@@ -35,11 +34,6 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True)
 class Args:
-    """The flags of this command. --model_name, --image_size and --hparams are for weights from Darknet.
-
-    `convert` needs `weights` and `output`.
-    """
-
     weights: str = flag(None, "Input: Darknet's .weights file, or this project's weights or run directory.")
     output: str = flag(None, "Output: a .weights.h5 file (from Darknet) or a .weights file (to Darknet).")
     model_name: str | None = flag(
@@ -53,7 +47,7 @@ def load_darknet(model: "keras.Model", path: str | os.PathLike) -> "Contents":
     """Loads a .weights file, or a partial one (yolov4.conv.137, yolov4-tiny.conv.29), into a model.
 
     If the file has another number of classes, the last convolution of each head keeps its values, and all
-    other weights are loaded. (`init_from` matches classes by their names instead.)
+    other weights are loaded.
 
     Raises:
         UserError: the file cannot be used (see `read_darknet`). The model has not been changed.
@@ -152,7 +146,6 @@ def _refuse_existing(*files: str | os.PathLike) -> None:
 
 
 def define_flags(fv: flags.FlagValues) -> None:
-    """Defines the absl flags of `Args`."""
     args.define(fv, Args)
 
 

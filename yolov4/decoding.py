@@ -1,8 +1,8 @@
 """Decodes the raw outputs of a head to boxes.
 
 Follows AlexeyAB/darknet src/yolo_layer.c, get_yolo_box and forward_yolo_layer. The centre of a box is in its
-cell, or up to (scale_xy - 1) / 2 cells outside. The box's width is the anchor's width times the exponential
-of a raw output, and the same is true for the height.
+cell, or up to (scale_xy - 1) / 2 cells outside. Its sides are the anchor's sides times the exponential of a
+raw output.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -13,9 +13,7 @@ if TYPE_CHECKING:
     from yolov4.config import YOLOv4Config
 
 
-# Limit of raw widths and heights: a box is at most e**10 times its anchor. This keeps the exponential finite
-# if a network diverges.
-MAX_LOG_SIZE = 10.0
+MAX_LOG_SIZE = 10.0  # limit of raw widths and heights, which keeps the exponential finite
 
 
 def decode_offsets(

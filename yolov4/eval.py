@@ -4,9 +4,9 @@ r"""Evaluates a trained YOLOv4 with pycocotools: the 12 COCO numbers and a table
         --eval_images=runs/demo-data/eval/images --eval_annotations=runs/demo-data/eval/instances.json
 
 --weights also accepts a file of export.py: a saved_model directory, an .onnx, .tflite or .plan file. The
-command writes metrics.json, detections.json (COCO results with boxes in pixels of the original images and
-the original category ids) and pr_curves.png. With --errors, it also prints a table of error types, and writes
-errors.json, confusion_matrix.png and errors.png, which shows the worst images (tools/error_analysis.py).
+command writes metrics.json, detections.json (COCO results, boxes in pixels of the original images) and
+pr_curves.png. With --errors, it also prints a table of error types, and writes errors.json,
+confusion_matrix.png and errors.png, a picture of the worst images.
 """
 
 import functools

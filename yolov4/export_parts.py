@@ -11,7 +11,7 @@ from yolov4.config import FILL, YOLOv4Config
 
 def make_exportable(model: keras.Model, config: YOLOv4Config) -> Exportable:
     """Returns the parts of `model`. Images are preprocessed as in evaluation with plain tf.data."""
-    image_size = config.image_size  # plain numbers: a tensor would become an input of the exported graph
+    image_size = config.image_size  # numbers, because a tensor would become an input of the exported graph
 
     def place(image_sizes: tf.Tensor) -> tf.Tensor:
         if config.letterbox:

@@ -17,9 +17,6 @@ from yolov4.config import YOLOv4Config
 class FitModel(keras.Model):
     """Adds the recipe's loss to a model of `build_model`. Both models share their layers and weights.
 
-    The class overrides `compute_loss`, so that Keras reports this loss. If it overrode `train_step`, Keras
-    would report a loss of 0, because the model is compiled without a loss.
-
     Args:
         network: the model that build_model returned.
         config: holds the constants of the loss.
@@ -35,5 +32,5 @@ class FitModel(keras.Model):
         """Returns the scalar loss of one replica's batch. `y` is the loader's dict of targets."""
         loss = losses.detection_loss(y_pred, y, self._config)["detection_loss"]
         loss += losses.l2_loss(self.trainable_variables, self._config.weight_decay)
-        # Keras sums the gradients of a strategy's replicas. Because of the division, the sum is a mean.
+        # Keras sums the gradients of the replicas. The division makes the sum a mean.
         return loss / tf.distribute.get_strategy().num_replicas_in_sync

@@ -1,20 +1,14 @@
 """Mosaics of four freshly read images in DALI, as Darknet makes them: --hparams=mosaic_tiles=fresh.
 
 Crops, flips, colours and cut points are drawn as in mosaic.py. But the four images of a mosaic come from four
-readers, and their canvases (whole network inputs) are never made. Each tile is a rectangle of a canvas, so
-this module knows before decoding which pixels of the stored image the tile shows. Only these pixels, and a
-margin for the filter of the resize, are decoded, resized and coloured. The four tiles together have as many
-pixels as one canvas. A mosaic costs more reading than a plain image, and more decoding: a JPEG is one stream
-of bits, so the decoder must also read all rows above the wanted pixels.
+readers, and their canvases (whole network inputs) are never made. Only the pixels that a tile shows, and a
+margin for the filter of the resize, are decoded, resized and coloured.
 
-A sample that is not a mosaic has one tile: the whole canvas of the first reader's image. The images of the
-other readers are not used.
+A sample that is not a mosaic has one tile: the whole canvas of the first reader's image.
 
-The number of steps per epoch does not change: the first reader reads the data once, sharded among the ranks,
-in its usual order. The other three read the same shards in other orders, so each image is read four times per
-epoch. With N images, about 6 / N of the mosaics show the same image in two tiles, as in Darknet. With
-TFRecords, each reader has its own shuffle buffer. If there are few files, all readers read from similar
-positions. So write many files of shuffled images (common/readers.py).
+The first reader reads the data in its usual order. The other three read the same shards in other orders, so
+each image is read four times per epoch. With few TFRecord files, all readers read from similar positions. So
+write many files of shuffled images.
 
 Arrays have one column per tile. For example, int32 (2, 4) has a row of four y and a row of four x.
 """
@@ -34,7 +28,7 @@ from yolov4.mosaic import IS_FIRST, TILES, Objects, random_cut, tile_starts
 
 _STRIPS = 8  # divides the height of every network input, which is a multiple of 32
 
-# A PNM file of one pixel. It replaces the file of an image that is not shown.
+# A PNM file of one pixel, which replaces the file of an image that is not shown.
 _NOTHING = np.frombuffer(b"P6\n1 1\n255\n\0\0\0", np.uint8)
 
 
@@ -64,7 +58,7 @@ class Tiles(NamedTuple):
 
 
 def reader_seeds(seed: int) -> list[int]:
-    """Returns the readers' seeds, at most args.MAX_SEED, the same on all ranks. The first one is `seed`."""
+    """Returns the readers' seeds, at most args.MAX_SEED. The first one is `seed`."""
     others = [np.random.SeedSequence([seed, number]).generate_state(1)[0] for number in range(1, TILES)]
     return [seed, *(int(other) % 2**31 for other in others)]
 
@@ -153,12 +147,12 @@ def tiles_of(
     end = start + dali_math.max(first * cut + (1 - first) * rest, 1)
     size = dali_math.min(end, before + place_size) - shown
     target = shown + shift
-    # An absent tile is one pixel without boxes. The first tile, which is pasted last, covers it.
+    # An absent tile is one pixel without boxes, which the first tile covers.
     there = dali_math.max(types.Constant(np.array([1, 0, 0, 0], np.int32), device="cpu"), chosen)
     size = size * there + (1 - there)
     target = target * there + target[:, 0:1] * (1 - there)
 
-    # Convert the visible part to pixels of the stored image, relative to the crop; add the filter's margin.
+    # Convert the visible part to pixels of the crop; add the filter's margin.
     part = shown - before
     part = part + flips * (place_size - size - 2 * part)
     scale = window_size / place_size
@@ -197,10 +191,7 @@ def _only_where(chosen: DataNode, jpegs: list[DataNode]) -> list[DataNode]:
 
 
 def _resize(window: DataNode, tiles: Tiles, number: int, antialias: bool) -> DataNode:
-    """Resizes a window to one tile, uint8 (h, w, 3), and flips it if its image is flipped.
-
-    The pixels are the same as if the whole canvas were made and then cut.
-    """
+    """Resizes a window to one tile, uint8 (h, w, 3), and flips it if its image is flipped."""
     resized: Any = fn.resize(  # DALI's type hints allow two outputs
         window,
         size=tiles.size[:, number],
@@ -218,7 +209,7 @@ def _paste(images: list[DataNode], tiles: Tiles, image_size: DataNode, fill: flo
     anchors = fn.transpose(tiles.target, perm=[1, 0])  # (4, 2)
     targets = [anchors[1:], anchors[0:1]]
     if fill is not None:
-        # DALI fills the padding anew for every sample. So it fills only a strip, which is pasted repeatedly.
+        # DALI fills the padding anew for every sample. To save time, it fills a strip that is pasted often.
         rows = image_size[0] // _STRIPS
         strip = fn.reshape(fn.full(fill, shape=fn.stack(rows, image_size[1], 3)), layout="HWC")
         others = [strip.gpu() if first.device == "gpu" else strip] * _STRIPS + others

@@ -3,13 +3,12 @@
     python yolov4/infer.py --weights=runs/demo-yolov4 --images='photos/*.jpg' --output_dir=found
     python yolov4/infer.py --weights=runs/demo-yolov4 --images=clip.mp4 --output_dir=found
 
-The command writes one picture per image, or the video with boxes, and detections.json. Its boxes are in
-pixels of the original images, its category ids are the original ones, and its images are in sorted order.
-With --annotations, each picture shows the ground truth on the left. --submission writes a results file for
-the COCO server (common/evaluation/submission.py).
+The command writes one picture per image, or the video with boxes, and detections.json with boxes in pixels of
+the original images. With --annotations, each picture shows the ground truth on the left. --submission writes
+a results file for the COCO server.
 
-NMS has an IoU threshold of 0.45 here, but of 0.6 in eval.py and with --submission. To change the
-threshold, use for example --hparams=nms_iou=0.6.
+NMS has an IoU threshold of 0.45 here, but of 0.6 in eval.py and with --submission. To change it:
+--hparams=nms_iou=0.6
 """
 
 import functools
@@ -27,9 +26,7 @@ from common import errors
 from common.args import InferArgs
 from common.progress import import_tensorflow
 
-# The IoU threshold of NMS for pictures is from darknet src/detector.c, test_detector. In a picture, two boxes
-# on one object are worse than a missing box. eval.py uses 0.6, the threshold for COCO results.
-PICTURE_NMS_IOU = 0.45
+PICTURE_NMS_IOU = 0.45  # AlexeyAB/darknet src/detector.c, test_detector
 
 
 define_flags = functools.partial(shared_flags.define, args_class=InferArgs)

@@ -25,8 +25,7 @@ def init_from(model: keras.Model, label_map: LabelMap, weights: str, config: YOL
         label_map: the classes of the model.
         weights: a weights file of this project, a run directory, or a file of Darknet: .weights, or a partial
             one (yolov4.conv.137, yolov4-tiny.conv.29). The .names file next to a .weights file has its class
-            names. Without a .names file, 80 classes get COCO's names, and any other number of classes gets
-            no names. "imagenet" downloads the backbone's public file.
+            names. Without it, 80 classes get COCO's names. "imagenet" downloads the backbone's public file.
         config: the model's config.
 
     Returns:
@@ -51,7 +50,7 @@ def init_from(model: keras.Model, label_map: LabelMap, weights: str, config: YOL
         values, num_classes = contents.values, contents.num_classes
         known = read_label_map(weights, num_classes) if num_classes else None
         names = known.names if known else ()
-    # Find the last convolutions of the heads. Only these have a bias, because they have no batch norm.
+    # Only the last convolutions of the heads have a bias.
     heads = [layer.name for layer in model.layers if layer.name.endswith(".conv") and layer.use_bias]
     paths = [f"{head}/{variable}" for head in heads for variable in ("kernel", "bias")]
     rows = ClassRows(paths, config.anchors_per_location, anchors, first=BOX_ROWS)

@@ -1,7 +1,4 @@
-"""Makes the loader that `--pipeline_type` names: an object with `.dataset()`, `.size`, `.steps_per_epoch`.
-
-common/loader.py chooses the type for `auto`.
-"""
+"""Makes the loader that `--pipeline_type` names: an object with `.dataset()`, `.size`, `.steps_per_epoch`."""
 
 import dataclasses
 import functools
@@ -31,7 +28,7 @@ def epoch_kwargs(config: YOLOv4Config, seed: int, epochs_done: int) -> dict[str,
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class SyntheticLoader(YOLOv4Loader):
-    """Repeats one batch of noise of config.image_size, with random boxes. Needs no files."""
+    """Repeats one batch of noise with random boxes."""
 
     pipeline_type = "synthetic"
     size = SYNTHETIC_IMAGES
@@ -41,7 +38,6 @@ class SyntheticLoader(YOLOv4Loader):
         return self.config.image_size
 
     def dataset(self) -> tf.data.Dataset:
-        """Returns an endless tf.data.Dataset of (images, targets) that repeats the same batch."""
         return synthetic_dataset(self, self._example)
 
     def _example(self, random: np.random.Generator) -> dict[str, np.ndarray]:

@@ -2,14 +2,11 @@
 
     --pipeline_type=tensorflow
 
-Each stage follows the same rules as in pipeline.py, but draws other random numbers. In evaluation,
-nothing is random: decoded pixels and boxes equal DALI's, and resized pixels differ by less than one level
-on average. Colours are changed in true HSV, as in Darknet; DALI's change is a linear approximation.
+Each stage follows the same rules as in pipeline.py, but draws other random numbers. In evaluation, decoded
+pixels and boxes equal DALI's, and resized pixels differ by less than one level on average. Colours are
+changed in true HSV, as in Darknet. Darknet's recipe works with this pipeline. Other loader settings need DALI.
 
-Darknet's recipe works with this pipeline. Other loader settings need DALI.
-
-All random numbers are functions of (seed, shard, running index of the image or batch), so that a restored
-iterator continues with the same samples as the saved iterator.
+A restored iterator continues with the same random numbers as the saved iterator.
 """
 
 import dataclasses
@@ -30,7 +27,7 @@ from yolov4 import pipeline, tf_mosaic
 from yolov4.config import FILL, LOADER_FIELDS, YOLOv4Config, get_config
 from yolov4.crops import CropResize
 
-# The loader fields that this pipeline supports. It refuses a changed value of any other loader field.
+# The loader fields that this pipeline supports.
 FIELDS = {"antialias", "letterbox", "jitter", "flip_prob", "hue", "saturation", "exposure", "mosaic_prob"}
 FIELDS |= {"close_mosaic", "multi_scale", "min_box_size", "max_instances"}
 
@@ -47,11 +44,7 @@ def input_size(config: YOLOv4Config, training: bool, random: Random) -> tf.Tenso
 
 
 def whole_image(size: tf.Tensor, image_size: tf.Tensor, keep_aspect: bool) -> CropResize:
-    """Takes the whole image. With keep_aspect it is centred and as large as fits, otherwise stretched.
-
-    Args:
-        size: int32 (2,), (height, width) of the stored image.
-    """
+    """Takes the whole image. With keep_aspect it is centred and as large as fits, otherwise stretched."""
     window = tf.concat([[0, 0], size], 0)
     if not keep_aspect:
         return CropResize(window, tf.concat([[0, 0], image_size], 0))
@@ -62,10 +55,7 @@ def whole_image(size: tf.Tensor, image_size: tf.Tensor, keep_aspect: bool) -> Cr
 def jittered_crop(
     size: tf.Tensor, image_size: tf.Tensor, jitter: float, keep_aspect: bool, random: Random
 ) -> CropResize:
-    """Takes a random crop, which may reach outside the image, and stretches it over the network input.
-
-    The rounding is the same as in crops.py.
-    """
+    """Takes a random crop, which may reach outside the image, and stretches it over the network input."""
     sides = tf.cast(size, tf.float32)
     moved = random.uniform(-jitter, jitter, (2, 2)) * sides  # rows: top and left, bottom and right
     if keep_aspect:
@@ -182,7 +172,6 @@ class YOLOv4TFPipeline(pipeline.YOLOv4Loader):
         )
 
     def _preprocess(self, index: tf.Tensor, example: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
-        """Makes the canvas of one image, with its boxes."""
         config = self.config
         encoded, boxes = example["encoded"], example["boxes"]
         size = tf_readers.image_size_tf(encoded)
@@ -214,7 +203,6 @@ class YOLOv4TFPipeline(pipeline.YOLOv4Loader):
     def _finish(
         self, index: tf.Tensor, batch: dict[str, tf.Tensor]
     ) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
-        """Makes the mosaics of a batch, and returns (images, targets) as in `element_spec`."""
         images, boxes_px, labels = batch["images"], batch["boxes_px"], batch["labels"]
         mosaic_prob = self.mixed_config.mosaic_prob
         if mosaic_prob:
@@ -240,6 +228,6 @@ class YOLOv4TFPipeline(pipeline.YOLOv4Loader):
         return outputs.pop("images"), outputs
 
     def _input_size(self, batch_index: tf.Tensor) -> tf.Tensor:
-        # All ranks use the same size for a batch. Otherwise, ranks with a small size would wait.
+        # All ranks use the same size for a batch.
         random = Random(batch_index, self.seed, 0, 1)
         return input_size(self.config, self.training, random)

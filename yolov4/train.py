@@ -28,7 +28,7 @@ from yolov4.config import DETECTION_FIELDS, MODEL_NAMES, PRESETS, YOLOv4Config, 
 
 @dataclasses.dataclass(frozen=True)
 class Args(args.Args):
-    """The flags of train.py. common/args.py defines the flags that both apps share."""
+    """The flags of train.py. common/args.py has the flags that both apps share."""
 
     model_name: str = args.model_name_flag(MODEL_NAMES, "yolov4")
     letterbox: bool | None = args.flag(
@@ -75,13 +75,13 @@ def train(a: Args, hooks: Hooks = Hooks()) -> dict | None:
 
     Args:
         a: the flags.
-        hooks: functions that `train` and its `Run` call. Elastic training and a dry run set them.
+        hooks: functions of elastic training and of a dry run that are called.
 
     Returns:
         The metrics of the last evaluation (coco_metrics.score), or None without evaluation data.
 
     Raises:
-        UserError: flags or data cannot be used. It is raised before the first step where possible.
+        UserError: flags or data cannot be used.
         StoppedError: a signal stopped the run, after everything was saved.
     """
     ranks = start_process(a)
@@ -102,7 +102,7 @@ def train(a: Args, hooks: Hooks = Hooks()) -> dict | None:
     accumulate_steps = max(a.accumulate_steps, 1)
     effective_batch = ranks.num_replicas * a.batch_size * accumulate_steps
 
-    # --- Run: new, resumed at any step, or refused. So far only its directory is created ----------
+    # --- Run: new, resumed at any step, or refused -------------------------------------------------
     metadata = make_metadata(
         config, data.label_map, data.num_classes, data.train, data.evaluation, dataclasses.asdict(a)
     )
@@ -175,7 +175,7 @@ def make_train_step(
     precision: str,
     xla: bool,
 ) -> Callable[[Any, Any, tf.Tensor], step_guard.StepResult]:
-    """Returns the compiled step. The step skips non-finite updates, and returns the values to log."""
+    """Returns the compiled step, which skips non-finite updates, and returns the values to log."""
 
     def forward_backward(images: tf.Tensor, targets: dict) -> tuple[list, dict]:
         with tf.GradientTape() as tape:
@@ -196,7 +196,7 @@ def make_train_step(
     def update(gradients: list[tf.Tensor]) -> None:
         updates = tf.convert_to_tensor(optimizer.iterations)
         optimizer.apply(gradients, model.trainable_variables)
-        # Move the averages only if the weights changed: a step that accumulates or overflows changes nothing.
+        # Move the averages only if the weights changed.
         ema.update(moved=tf.convert_to_tensor(optimizer.iterations) > updates)
 
     updated = [v.value for v in [*model.trainable_variables, *optimizer.variables]] + [*ema.variables]
@@ -208,7 +208,7 @@ def make_train_step(
 def loss_values(
     model: keras.Model, config: YOLOv4Config, images: tf.Tensor, targets: dict[str, tf.Tensor]
 ) -> dict[str, tf.Tensor]:
-    """Runs one forward pass in training mode, and returns the losses. tools/replay_step.py uses it, too.
+    """Runs one forward pass in training mode, and returns the losses.
 
     Args:
         model: maps images to a list of raw heads, one per stride.

@@ -1,11 +1,7 @@
 """Reads google/automl's EfficientDet checkpoints: maps the weights of our models to automl's names.
 
-The names come from efficientdet/tf2/efficientdet_keras.py and efficientdet/backbone/efficientnet_model.py;
-efficientdet/efficientdet_arch.py (TensorFlow 1) has the same names. automl and our models order the anchors
-in the same way, by level, row, column, scale, ratio (tf2/anchors.py), and both have the box outputs dy, dx,
-log dh, log dw.
-
-Class output i of automl's models belongs to category id i + 1: COCO's 80 classes are 80 of the 90 outputs.
+The names come from efficientdet/tf2/efficientdet_keras.py and efficientdet/backbone/efficientnet_model.py.
+Class output i of automl's models belongs to category id i + 1.
 """
 
 import math
@@ -52,7 +48,6 @@ _BLOCK_LAYERS = {
 _BLOCK = re.compile(r"backbone\.block_(\d+)\.(\w+\.\w+)")
 _PARTS = re.compile(r"(?:^|/)((?:efficientnet-[a-z0-9]+|resample_p\d+|fpn_cells|class_net|box_net)/.+)$")
 _BACKBONE = re.compile(r"^efficientnet-[a-z0-9]+/(?:model/)?")
-# `canonical` keeps the first of the three numbers. The other two only say which node is the input.
 _RESAMPLE = re.compile(r"/resample_(\d+)_\d+_\d+/")
 _COMBINE = re.compile(r"/op_after_combine\d+/")
 
@@ -73,10 +68,7 @@ def canonical(name: str) -> str | None:
 
 
 def automl_names(model: keras.Model) -> dict[str, tuple[str, ...]]:
-    """Maps the path of each weight of a model to the canonical names of automl's variables for this weight.
-
-    Fusion weights have several variables in automl. Weights without any variable in automl are left out.
-    """
+    """Maps the path of each weight that automl has to the canonical names of automl's variables for it."""
     layers = {layer.name for layer in model.layers}
     names = {}
     for weight in model.weights:
@@ -110,8 +102,8 @@ class Contents(NamedTuple):
     """The values that a checkpoint has for the weights of a model.
 
     Attributes:
-        values: path of a weight -> array. In the heads' last layers, the length of the last axis depends on
-            the file's numbers of classes and anchors, not on the model's.
+        values: path of a weight -> array. The heads' last layers have the file's numbers of classes and
+            anchors, not the model's.
         anchors: anchors per location in the file.
         num_classes: number of classes in the file.
     """

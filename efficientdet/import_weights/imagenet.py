@@ -1,10 +1,8 @@
 """Downloads the backbones of `--init_from=imagenet`, and reads EfficientNet's files.
 
 EfficientNet's weights are public in two forms: Keras' files (`efficientnetb0_notop.h5`, keras.applications,
-b0 to b7) and the checkpoints of its authors (tensorflow/tpu models/official/efficientnet). The checkpoints
-have the variable names of google/automl's EfficientDet. Both forms were trained on RGB normalised by
-ImageNet's mean and standard deviation. This project normalises in the same way. (AdvProp checkpoints need
-another normalisation, so they do not fit.) torch_files.py reads ResNet and MobileNetV2.
+b0 to b7) and the checkpoints of its authors (tensorflow/tpu models/official/efficientnet). AdvProp
+checkpoints do not fit: they need another normalisation. torch_files.py reads ResNet and MobileNetV2.
 """
 
 import re
@@ -31,9 +29,9 @@ KERAS_MD5 = {
     "efficientnet-b7": "cbcfe4450ddf6f3ad90b1b398090fe4a",
 }
 TIMM_FILES = "https://huggingface.co/timm/"
-# (repository, SHA-256 of its model.safetensors or None). The SHA-256 of ResNet-18
-# and -34 is from other projects, the SHA-256 of all others from huggingface.co.
-# tv_in1k is torchvision's IMAGENET1K_V1 (timm/models/resnet.py), which NVIDIA/retinanet-examples starts from.
+# (repository, SHA-256 of its model.safetensors or None). tv_in1k is torchvision's IMAGENET1K_V1
+# (timm/models/resnet.py). The SHA-256 of ResNet-18 and -34 is from other projects, the others from
+# huggingface.co.
 TIMM_SHA256: dict[str, tuple[str, str | None]] = {
     "resnet-18": ("resnet18.tv_in1k", "694f673df6520a3158624e8a89af086f59923ee4cd7436fe5bc3bc71d295ad81"),
     "resnet-34": ("resnet34.tv_in1k", "0bb82595a564991a9d424708b33f5d843f5aaed7f6c0886ff10849ff97022235"),
@@ -106,9 +104,7 @@ def _keras_names(
 ) -> dict[str, tuple[str, ...]]:
     """Maps the path of each backbone weight to its name in keras/src/applications/efficientnet.py.
 
-    For example `block_1.expand.conv` -> `block2a_expand_conv`. Only the names of the depthwise convolution
-    (dwconv) and its batch norm (bn) follow another pattern. A depthwise kernel is called `depthwise_kernel`
-    in Keras 2, and `kernel` in Keras 3.
+    A depthwise kernel is called `depthwise_kernel` in Keras 2, and `kernel` in Keras 3.
     """
     names: dict[str, tuple[str, ...]] = {}
     for weight in model.weights:

@@ -3,13 +3,12 @@
 A variable gets the same name, for example `efficientnet-b0/stem/conv2d/kernel`, from each of four layouts:
 
 - a checkpoint of TensorFlow 1's Saver contains these names;
-- a checkpoint of tf.train.Checkpoint (Keras' save_weights) contains attribute paths; the names are in its
-  object graph (tensorflow/core/protobuf/trackable_object_graph.proto, full_name);
+- a checkpoint of tf.train.Checkpoint has the names in its object graph (full_name in
+  tensorflow/core/protobuf/trackable_object_graph.proto);
 - a .h5 file of Keras' save_weights has a group for each layer with these names, and `:0` at their end;
 - a .h5 file of Keras' model.save has all these groups in a group `model_weights`.
 
-If a variable has a moving average (`<name>/ExponentialMovingAverage`, or an optimizer's slot `average`), the
-average is read instead of the variable, because the authors evaluated the averages.
+If a variable has a moving average, the average is read instead.
 """
 
 import contextlib
@@ -32,7 +31,7 @@ from common.training import weights as weight_files
 _AVERAGE = "/ExponentialMovingAverage"  # tf.train.ExponentialMovingAverage
 _AVERAGE_SLOT = "average"  # tensorflow_addons' MovingAverage, which automl's Keras training uses
 _GRAPH = "_CHECKPOINTABLE_OBJECT_GRAPH"
-# The errors that h5py, TensorFlow's reader and protobuf raise for damaged files.
+# Errors of h5py, TensorFlow's reader and protobuf for damaged files.
 _DAMAGED = (tf.errors.OpError, DecodeError, OSError, RuntimeError, LookupError, ValueError, TypeError)
 
 
@@ -61,7 +60,7 @@ class ForeignWeights(NamedTuple):
 
 
 def open_weights(path: str | os.PathLike) -> ForeignWeights:
-    """Reads the names and shapes of a file's variables. `ForeignWeights.read` reads the values later.
+    """Reads the names and shapes of a file's variables, but no values.
 
     Args:
         path: a .h5 file; or a checkpoint: its prefix (`efficientdet-d0/model`), one of its files, or a
@@ -133,7 +132,6 @@ def _check_numbers(path: str, name: str, values: np.ndarray) -> None:
 
 @contextlib.contextmanager
 def _in_one_line(path: str, problem: str) -> Iterator[None]:
-    """Converts the errors of a damaged file to a UserError of one line."""
     try:
         yield
     except _DAMAGED as error:
@@ -158,7 +156,7 @@ def _open_h5(path: str) -> ForeignWeights:
 
 
 def _find_prefix(path: pathlib.Path) -> str | None:
-    """Returns the prefix of a checkpoint's files (`<prefix>.index`, `<prefix>.data-00000-of-00001`)."""
+    """Returns the prefix of a checkpoint's files, `<prefix>.index` and others."""
     if path.is_dir():
         latest = tf.train.latest_checkpoint(path)
         if latest:

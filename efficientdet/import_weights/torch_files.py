@@ -2,9 +2,8 @@
 
 PyTorch Image Models (timm) publishes them as safetensors at huggingface.co/timm: torchvision's ResNets with
 torchvision's names (models/resnet.py), and timm's MobileNetV2 with timm's names
-(models/_efficientnet_blocks.py). All these weights expect the same input as our models: RGB normalised by
-ImageNet's mean and standard deviation. PyTorch's own files are refused: they are pickles, which can run code
-when they are read.
+(models/_efficientnet_blocks.py). PyTorch's own files are refused: they are pickles, which can run code when
+they are read.
 """
 
 import os
@@ -75,11 +74,7 @@ def _open(path: str | os.PathLike) -> ForeignWeights:
 
 
 def _keras_layout(array: np.ndarray) -> np.ndarray:
-    """Converts a kernel (output, input, h, w) to Keras' layout.
-
-    Keras' layout is (h, w, input, output), or (h, w, channels, 1) for a depthwise convolution. In these
-    networks, a kernel with one input channel is always depthwise.
-    """
+    """Converts (output, input, h, w) to (h, w, input, output), or a depthwise kernel to (h, w, channels, 1)."""
     if array.ndim != 4:
         return array
     return array.transpose(2, 3, 0, 1) if array.shape[1] == 1 else array.transpose(2, 3, 1, 0)

@@ -2,8 +2,7 @@
 
     text = cfg_text(get_config("yolov4"), num_classes=80)
 
-network.py lists the layers. The file describes the network and its NMS, but no training. To train
-further with Darknet, add a recipe to [net] and [yolo], for example the recipe in cfg/yolov4.cfg.
+To train further with Darknet, add a recipe to [net] and [yolo], for example the recipe in cfg/yolov4.cfg.
 """
 
 from typing import Any
@@ -41,7 +40,7 @@ def _yolo(head: int, config: YOLOv4Config, num_classes: int) -> dict[str, Any]:
         "classes": num_classes,
         "num": config.num_anchors,
         "scale_x_y": config.scale_xy[head],
-        # "default" is NMS by IoU. Darknet's greedynms does not use plain IoU (common/nms.py).
+        # "default" is NMS by IoU; Darknet's greedynms is not.
         "nms_kind": {"greedy": "default", "diou": "diounms"}[config.nms_method],
         "beta_nms": config.diou_beta,
     }

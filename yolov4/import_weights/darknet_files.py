@@ -5,8 +5,8 @@ int32 (major, minor and revision of its version) and the number of images that t
 for every convolution in the order of the .cfg: beta, gamma, mean and variance of the batch norm, or a bias if
 there is none; then the kernel (output, input, height, width). All numbers are float32, little endian.
 
-Darknet's data/coco.names has COCO's 80 classes in the order of COCO's category ids, although the ids have
-gaps. In this file, six class names have Pascal VOC's spelling. This project uses COCO's names.
+Darknet's data/coco.names has COCO's 80 classes in the order of the category ids. Six of them have Pascal
+VOC's spelling. This project uses COCO's.
 """
 
 import itertools
@@ -55,8 +55,7 @@ def read_darknet(path: str | os.PathLike, model: keras.Model) -> Contents:
         model: a model that `build_model` made; it is not changed.
 
     Raises:
-        UserError: the file is missing; its size fits neither the whole network (with any class count)
-            nor the network's first convolutions; it holds NaN, infinity or negative variances.
+        UserError: the file is missing or damaged, or belongs to another network.
     """
     with user_errors(f"weights {path}"):
         content = pathlib.Path(path).read_bytes()
@@ -98,8 +97,7 @@ def save_darknet(model: keras.Model, path: str | os.PathLike, seen: int = 0) -> 
     Args:
         model: the model.
         path: the file to write; ends in `.weights` by convention.
-        seen: number of images that training has seen. Darknet continues its schedule from this number, so 0
-            restarts the schedule.
+        seen: number of images that training has seen. 0 restarts Darknet's schedule.
 
     Raises:
         OSError: the file could not be written; an older file at `path` is unchanged.

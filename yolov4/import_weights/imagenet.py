@@ -1,9 +1,7 @@
 """Downloads YOLOv4's backbone that was trained on ImageNet, for --init_from=imagenet.
 
-The file has the first 105 layers of Darknet's classifier (cfg/csdarknet53-omega.cfg). Like YOLOv4, it was
-trained on RGB in [0, 1]. AlexeyAB/darknet issue 5804 has the file's address. The other public files are not
-from ImageNet: yolov4.conv.137 and yolov4-tiny.conv.29 were cut from weights trained on COCO (issue 5885;
-build/darknet/x64/partial.cmd).
+The file has the first 105 layers of Darknet's classifier (cfg/csdarknet53-omega.cfg; the address is from
+AlexeyAB/darknet issue 5804). yolov4.conv.137 and yolov4-tiny.conv.29 are from COCO, not from ImageNet.
 """
 
 from common.errors import UserError
