@@ -5,12 +5,11 @@
 
 The program draws its own images or reads a COCO data set. It writes `steps.png`: a row for each image of the
 last batch and a column for each step, with the boxes. Then it saves a checkpoint. If you repeat the command,
-it continues from the checkpoint and makes the same batches as a run that never stopped, bit for bit.
+it continues from the checkpoint.
 
-The Pipeline API builds a graph that runs later. Here every call computes at once, so NumPy can compute the
-windows and select the boxes. The functions get all random numbers as arguments. With the same random numbers
-efficientdet/pipeline.py makes the same batches, bit for bit, if the json lists its categories in the order of
-their ids. This file needs nvidia-dali 2.4, NumPy and Pillow, but no other file of the repository.
+With the same random numbers, efficientdet/pipeline.py makes the same batches, bit for bit, if the json lists
+its categories in the order of their ids. This file needs nvidia-dali 2.4, NumPy and Pillow, but no other file
+of the repository.
 
 EfficientDet: arXiv 1911.09070. Scale jitter, anchors and constants are from google/automl efficientdet:
 dataloader.py, tf2/anchors.py, hparams_config.py.
@@ -123,7 +122,7 @@ class Stream:
             checkpoint.register(stateful, name)
         return checkpoint
 
-    # DALI can save any object that has these two methods. The second one rejects states of another data set.
+    # DALI can save any object that has these two methods.
     def get_state(self, *, cuda_stream: object = None) -> str:
         return json.dumps([self.step, self._data])
 
@@ -147,8 +146,8 @@ def jittered_windows(sizes: np.ndarray, draws: Draws, image_size: Size) -> tuple
     """Chooses a random scale for each image, and a random window if the scaled image exceeds the input size.
 
     Returns:
-        The windows, int32 (B, 4): top, left, height, width in pixels of the stored image; and int32 (B, 2),
-        their height and width in the network input.
+        windows: int32 (B, 4), top, left, height, width in pixels of the stored image.
+        shown: int32 (B, 2), their height and width in the network input.
     """
     limit = np.float32(image_size)
     scales = draws.jitter * (limit / sizes).min(1)
@@ -208,7 +207,7 @@ def select_boxes(boxes: ndd.Batch, labels: ndd.Batch, image_size: Size) -> tuple
 
 
 class Constant(tuple):
-    """Numbers for an operator. If they were a list, ndd would check all 196,416 of them in every call."""
+    """Numbers for an operator. ndd would check each number of a list in every call."""
 
 
 @functools.cache
@@ -231,7 +230,7 @@ def encode(boxes: ndd.Batch, labels: ndd.Batch, image_size: Size) -> dict[str, n
 
     Returns:
         boxes: float32 (MAX_BOXES, 4), padded with -1. classes: int32 (MAX_BOXES,), 0-based, padded with -1.
-        num_positives: float32 (), number of anchors that are matched to a box. Each level has h x w cells.
+        num_positives: float32 (), number of anchors that are matched to a box.
         class_targets_3 to class_targets_7: int32 (h, w, 9), 0-based, -1 for background. box_targets_3 to
         box_targets_7: float32 (h, w, 36), (dy, dx, dh, dw) for each of the 9 anchors.
     """
@@ -287,7 +286,6 @@ def to_dali(values: np.ndarray) -> ndd.Batch:
 
 
 def to_numpy(batch: ndd.Batch) -> np.ndarray:
-    """Stacks samples of equal shape to one array."""
     return np.stack([np.asarray(tensor) for tensor in batch.tensors])
 
 
@@ -371,7 +369,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    # By default ndd computes in a daemon thread. With DALI 2.4 on a CPU, 1 of 10 such runs aborted at exit.
+    # sync_cpu, because with DALI 2.4's default on a CPU, 1 of 10 runs aborted at exit.
     with ndd.EvalMode.sync_cpu:
         try:
             main()

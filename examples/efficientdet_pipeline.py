@@ -63,7 +63,7 @@ class Config:
 
 
 def make_pipeline(config: Config, shard_id: int = 0, num_shards: int = 1) -> Pipeline:
-    """Makes the pipeline of one shard. In the code, a DALI node stands for one image or for its boxes."""
+    """Makes the pipeline of one shard."""
     order = {"shard_id": shard_id, "num_shards": num_shards, "name": "reader"}
     order |= {"shuffle_after_epoch": True, "shuffle_after_epoch_seed": config.seed}
     seed = int(np.random.SeedSequence([config.seed, shard_id]).generate_state(1)[0])
@@ -73,7 +73,7 @@ def make_pipeline(config: Config, shard_id: int = 0, num_shards: int = 1) -> Pip
         size = fn.peek_image_shape(jpegs, adjust_orientation=False)[0:2] * 1.0  # (height, width) as stored
         window, new_size, boxes, labels = random_crop(config, size, boxes, labels)
         images = fn.resize(decode(jpegs, window, on_gpu), size=new_size * 1.0)
-        # Converts boxes from 0..1 of the image to 0..1 of the window, clips them, converts to 0..1 of input.
+        # Convert boxes from 0..1 of the image to 0..1 of the window, clip them, convert to 0..1 of the input.
         boxes = math.clamp((boxes * xyxy(size) - xyxy(window[0:2])) / xyxy(window[2:4]), 0.0, 1.0)
         images, boxes = augment(config, images, boxes)
         place = {"crop": config.image_size, "crop_pos_x": 0, "crop_pos_y": 0, "out_of_bounds_policy": "pad"}
@@ -97,7 +97,7 @@ def xyxy(yx):  # (y, x), (2,) or (n, 2) -> (x, y, x, y), float32 (1, 4) or (n, 4
 
 # Readers return encoded images; boxes with an area, float32 (N, 4), ltrb in 0..1; labels int32 (N,), from 1.
 def read_coco(config: Config, order: dict):
-    """Reads a json, except crowds. Renumbers images, because DALI sorts by id and rejects ids >= 2**31."""
+    """Reads a json, except crowds. Renumbers images, because DALI rejects ids of 2**31 or more."""
     document = json.loads(pathlib.Path(config.annotations).read_bytes())
     label_of = {i: label for label, i in enumerate(sorted(c["id"] for c in document["categories"]), 1)}
     row_of = {image["id"]: row for row, image in enumerate(document["images"])}
@@ -144,7 +144,7 @@ def read_tfrecords(config: Config, order: dict):
 
 
 def decode(jpegs, window, on_gpu: bool):
-    """Decodes the window, uint8 (h, w, 3) RGB. Ignores EXIF rotation, because the boxes are not rotated."""
+    """Decodes the window, uint8 (h, w, 3) RGB, without EXIF rotation."""
     part = {"start": window[0:2], "shape": window[2:4], "axes": [0, 1]}
     if not on_gpu:
         return fn.decoders.image_slice(jpegs, adjust_orientation=False, **part)
@@ -206,7 +206,7 @@ def select_boxes(boxes, labels, min_size=0.0, limit: int = 2**14):
     area, is_before = sides[:, 0] * sides[:, 1] * is_large, column(number) < number  # (N,), (N, N)
     is_larger = (column(area) > area) | ((column(area) == area) & is_before)
     kept = is_large * (int_sum(int32(is_larger), axes=[0]) < limit)
-    # DALI has no boxes[kept]: a 0/1 matrix moves the bits. Slice it last: DALI 2.4 compares slices wrongly.
+    # A matrix of 0 and 1 replaces boxes[kept], which DALI lacks. Slice it last: DALI compares slices wrongly.
     row = int_sum(is_before * column(kept), axes=[0])
     move = (kept * (column(number) == row))[: int_sum(kept)]  # (M, N)
     bits = int_sum(fn.expand_dims(move, axes=[2]) * fn.reinterpret(boxes, dtype=types.INT32), axes=[1])
@@ -258,7 +258,7 @@ def make_dataset(config: Config, shard_id: int = 0, num_shards: int = 1):
 
 
 def draw_synthetic(directory: str) -> dict:
-    """Writes images of ellipses and their json. Returns the fields of Config that name these files."""
+    """Writes images of ellipses and their json. Returns the fields of Config for these files."""
     random, images, objects = np.random.default_rng(0), [], []
     for number in range(16):
         image = Image.new("RGB", (480, 360), "silver")

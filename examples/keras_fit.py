@@ -7,9 +7,8 @@ All flags of train.py work, except those in WITHOUT below. eval.py, infer.py and
 The same command with the same directory continues after the last complete epoch.
 
 `fit` cannot do the following; use train.py instead:
-- Resume within an epoch: `fit` owns the data iterator, so checkpoints do not contain the iterator's position.
-  If a run stops within an epoch, the next run repeats the whole epoch, with images in another order.
-- Skip a step whose loss is not finite: callbacks run after the update. The epoch is lost, and the run ends.
+- Resume within an epoch: the next run repeats the whole epoch, with images in another order.
+- Skip a step whose loss is not finite: the epoch is lost, and the run ends.
 - Save and stop at a signal, or end ranks that wait for a lost rank (the watchdog).
 - Train with --strategy=multi_worker, or change the data between epochs (YOLOv4's last epochs have no mosaic).
 
@@ -58,8 +57,7 @@ define_flags = functools.partial(args.define, args_class=Args, names=NAMES)
 def averaging(optimizer: keras.optimizers.Optimizer, ranks: Ranks) -> keras.optimizers.Optimizer:
     """Makes the optimizer average the gradients over all replicas before it unscales and clips them.
 
-    Horovod's DistributedOptimizer does not work with Keras 3. Under tf.distribute, Keras would clip the
-    gradients of each replica, and then add them up.
+    Horovod's DistributedOptimizer does not work with Keras 3.
     """
 
     class Averaging(type(optimizer)):
@@ -74,7 +72,7 @@ def averaging(optimizer: keras.optimizers.Optimizer, ranks: Ranks) -> keras.opti
 
 
 class RankCallback(keras.callbacks.Callback):
-    """Base class of the callbacks. Ranks call callbacks in the same order, so they can communicate."""
+    """Base class of the callbacks. All ranks call them in the same order."""
 
     def __init__(self, ranks: Ranks, ema: AveragedWeights, checkpoints: Checkpoints, results: Results):
         super().__init__()
@@ -82,7 +80,7 @@ class RankCallback(keras.callbacks.Callback):
 
 
 class Synchronize(RankCallback):
-    """Gives all ranks the same weights; averages the ranks' losses. Horovod's callbacks fail with Keras 3."""
+    """Gives all ranks the same weights; averages the ranks' losses."""
 
     def on_train_begin(self, logs: dict | None = None) -> None:
         variables = [v.value for v in [*self.model.weights, *self.model.optimizer.variables]]
@@ -97,7 +95,7 @@ class Synchronize(RankCallback):
 
 
 class MovingAverage(RankCallback):
-    """Updates the averaged weights after each step. Keras' `use_ema` omits batch norm's moving statistics."""
+    """Updates the averaged weights after each step."""
 
     def on_train_begin(self, logs: dict | None = None) -> None:
         self._update = tf.function(lambda moved: self.ranks.run(self.ema.update, moved))
@@ -126,7 +124,7 @@ class CocoMetrics(RankCallback):
 
 
 class Checkpoint(RankCallback):
-    """Saves a checkpoint after each epoch, and resumes. Keras' BackupAndRestore omits averaged weights."""
+    """Saves a checkpoint after each epoch, and resumes."""
 
     def on_train_begin(self, logs: dict | None = None) -> None:
         if self.checkpoints.state["epoch"]:
@@ -161,7 +159,7 @@ def fit(a: Args) -> None:
         model.compile(optimizer, jit_compile=False)  # XLA cannot compile messages between ranks
         ema = AveragedWeights(network, config.ema_decay)
 
-    # The output directory must be new, or contain the same run, which then continues.
+    # The output directory must be new, or contain the same run.
     about = data.label_map, data.num_classes, data.train, data.evaluation, dataclasses.asdict(a)
     metadata = make_metadata(config, *about)
     facts = {"loop": "keras_fit", "pipeline_type": loader.pipeline_type, "steps_per_epoch": steps}

@@ -2,9 +2,9 @@ r"""Passes DALI's results to NumPy and TensorFlow without a copy, and their arra
 
     python examples/preprocess_dlpack.py
 
-With DLPack (https://dmlc.github.io/dlpack) libraries share tensors in memory. All DALI tensors support
-DLPack. PyTorch (pytorch_loader.py), JAX and CuPy get tensors in the same way. If the tensors are on a GPU, by
-`Preprocessor(..., device="gpu", device_id=0)`, all these libraries can use them, except NumPy.
+With DLPack (https://dmlc.github.io/dlpack) libraries share tensors in memory. PyTorch (pytorch_loader.py), JAX
+and CuPy get tensors in the same way. All except NumPy can use tensors on a GPU
+(`Preprocessor(..., device="gpu", device_id=0)`).
 """
 
 import os
@@ -35,7 +35,6 @@ def address(tensor: object) -> int:
 
 
 def main() -> None:
-    """Runs the example."""
     with tempfile.TemporaryDirectory() as directory:
         synthetic.draw_dataset(directory, num_images=BATCH_SIZE, seed=0)
         source = open_image_source("files", os.path.join(directory, "images"))
@@ -43,10 +42,10 @@ def main() -> None:
         images, _ = next(work.dynamic())
         outputs, _ = work.pipeline.run()
 
-    # --- DALI to NumPy. A batch is a list of tensors, which may differ in size. Each is passed separately.
+    # --- DALI to NumPy. A batch is a list of tensors, each of which is passed separately.
     first = np.from_dlpack(images.tensors[0])
     assert first.shape == (64, 48, 3) and address(images.tensors[0]) == first.ctypes.data
-    # The array uses DALI's memory. It is read-only, and valid as long as a reference exists.
+    # The array uses DALI's memory, and is read-only.
     assert not first.flags.writeable
     # If all images have the same size, `as_tensor` makes one tensor of the batch.
     batch = ndd.as_tensor(images)
@@ -70,7 +69,6 @@ def main() -> None:
     for array in (mine, theirs):
         assert address(ndd.as_tensor(array)) == address(array)
     assert address(ndd.tensor(mine)) != address(mine)
-    # DALI's operators accept these arrays like any image.
     flipped = ndd.flip(ndd.as_tensor(mine, layout="HWC"), horizontal=1)
     np.testing.assert_array_equal(np.from_dlpack(flipped), theirs)
     print("DALI: arrays of NumPy and TensorFlow, without a copy; flipped, one equals the other")

@@ -10,7 +10,7 @@ r"""From images on a disk to a training step, with DALI: a tutorial to read from
     6  put the pipeline inside TensorFlow
     7  train on it
 
-The tutorial takes seconds, downloads nothing and needs no GPU. Assertions check what each step claims.
+The tutorial takes seconds, downloads nothing and needs no GPU.
 """
 
 import os
@@ -45,14 +45,12 @@ BATCH_SIZE = 8
 SHORT_SIDE, CROP = 72, (64, 48)  # pixels; CROP is (height, width), not square, so that swaps are noticed
 
 
-# The pipeline of this tutorial. The function below is called once and computes nothing: each `fn` call adds a
-# node to a graph. DALI runs the graph later, in its threads, and prefetches some batches.
+# The function below is called once: each `fn` call adds a node to a graph. DALI runs the graph later.
 @pipeline_def
 def shapes_pipeline(files: list[str], label_map: LabelMap) -> tuple[DataNode, DataNode, DataNode]:
     """Returns the image: uint8 (64, 48, 3); its number of objects: float32 (); and its id: int64 ()."""
-    # `readers.tfrecord_reader` calls fn.readers.tfrecord with the index of each file. DALI trusts indexes and
-    # does not verify checksums, so first check records that other programs wrote, with `open_tfrecords`.
-    # training=False reads in order, each image once per epoch.
+    # `readers.tfrecord_reader` calls fn.readers.tfrecord with the index of each file. training=False reads in
+    # order, each image once per epoch. First check records that other programs wrote, with `open_tfrecords`.
     jpegs, _, labels, image_ids = readers.tfrecord_reader(files, label_map, training=False)
     images = fn.decoders.image(jpegs, output_type=types.RGB)
     images = fn.resize(images, resize_shorter=SHORT_SIDE)  # the other side follows the aspect ratio
@@ -66,22 +64,21 @@ OPS = f"resize:short={SHORT_SIDE} | crop:{CROP[0]}x{CROP[1]}"
 
 
 def main() -> None:
-    """Runs the tutorial."""
     output_dir = make_output_directory(flags.FLAGS.output_dir)
 
-    # --- 1. Data: drawn shapes, with a json in COCO's format. You can use your own photographs instead.
+    # --- 1. Data: drawn shapes, with a json in COCO's format.
     annotations_file = synthetic.draw_dataset(output_dir / "shapes", num_images=NUM_IMAGES, seed=0)
     images_dir = annotations_file.parent / "images"
     annotations = load_coco(annotations_file, images_dir)
     print(f"1. {annotations.summary()}: {annotations_file}")
 
-    # --- 2. TFRecords: many images in few files, which are fast to read from disks and networks. The images
-    # stay compressed. The writer shuffles them, because readers of records cannot shuffle well afterwards.
+    # --- 2. TFRecords: many images in few files. The images stay compressed. The writer shuffles them, because
+    # readers of records cannot shuffle well.
     files = write_tfrecords(annotations, images_dir, output_dir / "records" / "shapes", num_shards=2)
     label_map = LabelMap.load(output_dir / "records" / "shapes.label_map.json")
 
-    # A record file has no table of contents, so the writer also made an index for DALI: a text file with a
-    # line for each record, `offset size` in bytes. With the index, any record can be read directly:
+    # The writer also made an index for DALI: a text file with a line for each record, `offset size` in bytes.
+    # With the index, any record can be read directly:
     lines = pathlib.Path(f"{files[0]}.idx").read_text().splitlines()
     offset, size = map(int, lines[3].split())
     with open(files[0], "rb") as stream:
@@ -114,8 +111,7 @@ def main() -> None:
     np.testing.assert_array_equal(counts, np.diff(annotations.row_splits)[rows])
 
     # --- 4. The short way. A Preprocessor needs a source and a line of operators, like --source and --ops of
-    # tools/preprocess.py. `OPS` does the same as shapes_pipeline. But only the part of an image that the crop
-    # shows is decoded and resized, so rounding may change a value by one.
+    # tools/preprocess.py. It decodes only the part of an image that the crop shows, so values may differ by 1.
     source = open_image_source("tfrecord", ",".join(files))
     work = Preprocessor(source=source, ops=OPS, batch_size=BATCH_SIZE)
     for name in ("sheet.png", "images.npz"):
@@ -124,21 +120,20 @@ def main() -> None:
     short_way = np.load(output_dir / "images.npz")["images"]
     np.testing.assert_allclose(short_way, standalone, rtol=0, atol=1)
 
-    # --- 5. Imperatively. The Dynamic API has the same operators, and runs each at once. This is useful for
-    # experiments, because a graph shows nothing before it runs. First, process one image, step by step.
+    # --- 5. Imperatively. The Dynamic API has the same operators, and runs each at once. First, process one
+    # image, step by step.
     encoded = np.frombuffer(features["image/encoded"].bytes_list.value[0], np.uint8)
     image = ndd.decoders.image(encoded)
     smaller = ndd.resize(image, resize_shorter=SHORT_SIDE)
     by_hand = np.array(ndd.crop(smaller, crop=CROP))
     print(f"5. {file_name}: {image.shape} decoded, {smaller.shape} resized, {by_hand.shape} cropped")
     np.testing.assert_array_equal(by_hand, standalone[3])
-    # Then process all images with the same operators as in step 4; the result must be the same.
+    # Then process all images with the same operators as in step 4.
     dynamic = np.concatenate([np.stack([np.array(t) for t in batch.tensors]) for batch, _ in work.dynamic()])
     np.testing.assert_array_equal(dynamic, short_way)
 
-    # --- 6. Inside TensorFlow. A DALIDataset is a tf.data.Dataset that runs the graph. TensorFlow must know
-    # the shapes and dtypes of the outputs in advance. The dataset runs a copy of the pipeline that it
-    # gets: here a new pipeline, not the one of step 3.
+    # --- 6. Inside TensorFlow. A DALIDataset is a tf.data.Dataset that runs a copy of a pipeline. TensorFlow
+    # must know the shapes and dtypes of the outputs in advance.
     with tf.device("/cpu:0"):
         dataset = dali_tf.DALIDataset(
             pipeline=shapes_pipeline(files, label_map, batch_size=BATCH_SIZE, num_threads=2, device_id=None),
@@ -157,9 +152,8 @@ def main() -> None:
     np.testing.assert_array_equal(images, short_way[:BATCH_SIZE])
 
     # --- 7. Training. The dataset is like any other: `map` converts its elements to what a model needs. This
-    # model counts objects, and two training steps are too few to learn to count. (To train for longer, read
-    # with training=True, which shuffles the images.) Real models are in efficientdet/ and yolov4/. Their
-    # pipelines are longer, but made in the same way.
+    # model counts objects. Two steps are too few to learn it. To train for longer, read with training=True,
+    # which shuffles the images.
     examples = dataset.map(lambda images, counts, image_ids: (tf.cast(images, tf.float32) / 255, counts))
     keras.utils.set_random_seed(0)
     model = keras.Sequential(
@@ -180,7 +174,6 @@ def main() -> None:
 
 
 def define_flags(fv: flags.FlagValues) -> None:
-    """Defines the flag of this tutorial."""
     flags.DEFINE_string("output_dir", "runs/preprocess-tutorial", "Directory for all output.", flag_values=fv)
 
 

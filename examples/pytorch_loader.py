@@ -38,10 +38,9 @@ OUTPUTS += [f"{kind}_targets_{level}" for level in LEVELS for kind in ("class", 
 def make_loader(config: Config, rank: int = 0, num_ranks: int = 1) -> DALIGenericIterator:
     """Returns an iterator over one rank's shard of each epoch. A batch is a list of one dict of tensors.
 
-    The reader `reader_name` determines the length of an epoch. FILL completes the last batch with the first
-    images of the next epoch, and the next epoch leaves them out. So all ranks have equally many batches, and
-    every image is used. For evaluation use PARTIAL, and a reader that does not shuffle, with pad_last_batch
-    and stick_to_shard set to True. The tensors share DALI's memory by DLPack.
+    FILL completes the last batch with the first images of the next epoch, and the next epoch leaves them out.
+    So all ranks have equally many batches. For evaluation use PARTIAL, and a reader that does not shuffle,
+    with pad_last_batch and stick_to_shard set to True.
     """
     pipeline = make_pipeline(config, rank, num_ranks)
     pipeline.build()

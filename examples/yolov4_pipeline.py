@@ -61,7 +61,7 @@ class Config:
 
 
 def make_pipeline(config: Config, shard_id: int = 0, num_shards: int = 1) -> Pipeline:
-    """Makes the pipeline of one shard. In the code, a DALI node stands for one image or for its boxes."""
+    """Makes the pipeline of one shard."""
     for name, (low, high) in RANGES.items():
         if not low <= np.min(value := getattr(config, name)) <= np.max(value) <= high:
             raise ValueError(f"{name}={value}: use {low} to {high}")
@@ -75,7 +75,7 @@ def make_pipeline(config: Config, shard_id: int = 0, num_shards: int = 1) -> Pip
         window, place, mirrored = random_crop(config, size)
         new_size = fn.stack(place[2], place[3] * (1 - 2 * mirrored))  # a negative width mirrors
         images = fn.resize(decode(jpegs, window, on_gpu), size=new_size * 1.0)
-        # Converts boxes from 0..1 of the image to 0..1 of the window, clips them; then to pixels of input.
+        # Convert boxes from 0..1 of the image to 0..1 of the window, clip them, convert to pixels of the input.
         boxes = math.clamp((boxes * xyxy(size) - xyxy(window[0:2])) / xyxy(window[2:4]), 0.0, 1.0)
         boxes_px = fn.bb_flip(boxes, horizontal=mirrored, ltrb=True) * xyxy(place[2:4]) + xyxy(place[0:2])
         canvas = {"start": -place[0:2], "shape": config.image_size, "axes": [0, 1], "fill_values": GREY}
@@ -100,7 +100,7 @@ def xyxy(yx):  # (y, x), (2,) or (n, 2) -> (x, y, x, y), float32 (1, 4) or (n, 4
 
 # Readers return encoded images; boxes with an area, float32 (N, 4), ltrb in 0..1; labels int32 (N,), from 1.
 def read_coco(config: Config, order: dict):
-    """Reads a json, except crowds. Renumbers images, because DALI sorts by id and rejects ids >= 2**31."""
+    """Reads a json, except crowds. Renumbers images, because DALI rejects ids of 2**31 or more."""
     document = json.loads(pathlib.Path(config.annotations).read_bytes())
     label_of = {i: label for label, i in enumerate(sorted(c["id"] for c in document["categories"]), 1)}
     row_of = {image["id"]: row for row, image in enumerate(document["images"])}
@@ -147,7 +147,7 @@ def read_tfrecords(config: Config, order: dict):
 
 
 def decode(jpegs, window, on_gpu: bool):
-    """Decodes the window, uint8 (h, w, 3) RGB. Ignores EXIF rotation, because the boxes are not rotated."""
+    """Decodes the window, uint8 (h, w, 3) RGB, without EXIF rotation."""
     part = {"start": window[0:2], "shape": window[2:4], "axes": [0, 1]}
     if not on_gpu:
         return fn.decoders.image_slice(jpegs, adjust_orientation=False, **part)
@@ -158,8 +158,8 @@ def decode(jpegs, window, on_gpu: bool):
 def random_crop(config: Config, size):
     """Returns a window of the image, its position in the network input, and 1 if it is mirrored, else 0.
 
-    Window and position are int32 (4,): top, left, height, width. Each edge of the window moves in or out by
-    up to `jitter` times the side of the image. The part outside the image becomes padding.
+    Window and position are int32 (4,): top, left, height, width. Each edge of the window moves by up to
+    `jitter` times the side of the image. The part outside the image becomes padding.
     """
     height, width = config.image_size
     input_size, growth = constant(np.int32(config.image_size)), 0.0
@@ -191,10 +191,9 @@ def augment(config: Config, images):
 def mosaic(config: Config, images, boxes_px, labels, place):
     """Shuffles the batch. With probability `mosaic_prob`, makes a sample from four canvases (padded images).
 
-    A cut point divides the sample into four tiles. Each tile shows the opposite corner of one canvas, without
-    the padding there: the upper left tile shows the lower right corner. Boxes are clipped to their tile.
+    The upper left tile shows the lower right corner of its canvas, without padding, and so on.
     """
-    # A sample's index in the batch is unknown, so its canvas `own` is random. The other three differ from it.
+    # A sample's index in the batch is unknown, so its canvas `own` is random.
     own = fn.batch_permutation()
     others = [fn.batch_permutation(no_fixed_points=True) for _ in range(3)]
     sources = [own, *(fn.permute_batch(own, indices=other) for other in others)]
@@ -203,7 +202,7 @@ def mosaic(config: Config, images, boxes_px, labels, place):
     cut = int32(math.floor(uniform(0.2, 0.8, (2,)) * input_size + 0.5))
     cut = input_size + (cut - input_size) * is_mosaic  # without a mosaic the first tile is the whole canvas
     rest = input_size - cut
-    # Arrays (4, 2), y and x of each tile: padding before, after the image; start in the canvas, size, target.
+    # (4, 2), y and x of each tile: padding before, after the image; start in the canvas, size, target.
     place = fn.stack(*(fn.permute_batch(place, indices=source) for source in sources))
     before, after = place[:, 0:2], input_size - place[:, 0:2] - place[:, 2:4]
     is_first = constant(np.int32([[1, 1], [1, 0], [0, 1], [0, 0]]))
@@ -227,8 +226,7 @@ def select_boxes(boxes, labels, min_size=0.0, limit: int = 2**14):
     area, is_before = sides[:, 0] * sides[:, 1] * is_large, column(number) < number  # (N,), (N, N)
     is_larger = (column(area) > area) | ((column(area) == area) & is_before)
     kept = is_large * (int_sum(int32(is_larger), axes=[0]) < limit)
-    # DALI has no boxes[kept]: a matrix of 0 and 1 moves the bits of boxes. Slice it last: DALI 2.4 compares
-    # slices of different shapes wrongly.
+    # A matrix of 0 and 1 replaces boxes[kept], which DALI lacks. Slice it last: DALI compares slices wrongly.
     row = int_sum(is_before * column(kept), axes=[0])
     move = (kept * (column(number) == row))[: int_sum(kept)]  # (M, N)
     bits = int_sum(fn.expand_dims(move, axes=[2]) * fn.reinterpret(boxes, dtype=types.INT32), axes=[1])
@@ -251,7 +249,7 @@ def make_dataset(config: Config, shard_id: int = 0, num_shards: int = 1):
 
 
 def draw_synthetic(directory: str) -> dict:
-    """Writes images of ellipses and their json. Returns the fields of Config that name these files."""
+    """Writes images of ellipses and their json. Returns the fields of Config for these files."""
     random, images, objects = np.random.default_rng(0), [], []
     for number in range(16):
         image = Image.new("RGB", (480, 360), "silver")

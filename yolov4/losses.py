@@ -29,24 +29,16 @@ def box_loss(
 ) -> tf.Tensor:
     """Returns the sum of 1 - CIoU over the assigned predictions, times iou_normalizer.
 
-    CIoU compares aspect ratios. As in Darknet, the sides are normalised, so if the network input is not
-    square, the ratios differ from the ratios in pixels.
-
     config.box_gradient chooses the gradient for the raw outputs. "exact" is the derivative of the loss.
     "darknet" is the gradient of Darknet's delta_yolo_box, for which iou_normalizer 0.07 and max_delta 5 were
-    tuned. Darknet computes the derivative for the box's centre and sides, in units of the image, and uses it
-    as if it were the derivative for the raw outputs (`_darknet_derivative`). Compared with the exact
-    gradient, the centre's gradient is larger by columns / slope of scale_xy * sigmoid. The sides' gradient is
-    larger by image side / anchor side, and the IoU term in it by twice this factor. For yolov4 at 608 pixels,
-    the factor is about 3 for the sides of the largest anchor (2 * 608 / 401), and at least 253 for the centre
-    in the finest head (76 columns / slope 0.3). With the exact gradient, an iou_normalizer of 0.07 makes the
-    box loss too weak, compared with the other two losses; about 2 works.
+    tuned (`_darknet_derivative`). It is larger: for yolov4 at 608 pixels, by a factor of about 3 for the
+    sides of the largest anchor, and of at least 253 for the centre in the finest head. With the exact
+    gradient, iou_normalizer 0.07 is too small; about 2 works.
 
     config.size_weighting multiplies the loss of a box by 2 - width * height, so that small boxes count more.
-    Darknet has this factor, but uses it only for a squared error. So without size_weighting, the loss is
-    Darknet's. config.max_delta limits the gradient of each box for each raw output, after all factors, like
-    Darknet's clip_value. If iou_thresh is below 1, the losses of boxes that share a prediction are divided by
-    the number of their classes.
+    Darknet's loss is without this factor. config.max_delta limits the gradient of each box for each raw
+    output, after all factors, like Darknet's clip_value. If iou_thresh is below 1, the losses of boxes that
+    share a prediction are divided by the number of their classes.
 
     Args:
         offsets: (B, M, K, 4), raw outputs of the predictions `assignment.cells`.
@@ -56,15 +48,14 @@ def box_loss(
         grid_size: (rows, columns) of the head.
 
     Returns:
-        float32 scalar. Its gradient is finite for any boxes and offsets (in Darknet: fix_nan_inf).
+        float32 scalar. Its gradient is finite for any boxes and offsets.
     """
     boxes = assignment.boxes[:, :, None, :]  # (B, M, 1, 4)
     area = box_ops.area(boxes)
     weight = config.iou_normalizer * (2.0 - area if config.size_weighting else tf.ones_like(area))
     decode = functools.partial(_decode, assignment=assignment, config=config, head=head, grid_size=grid_size)
 
-    # The forward pass computes and clips the derivative. So later factors (the mean over the batch, the loss
-    # scale of float16) do not influence how it is clipped.
+    # The forward pass clips the derivative. So later factors, such as the loss scale, do not matter.
     @tf.custom_gradient
     def loss_of_each(offsets: tf.Tensor) -> tuple[tf.Tensor, Callable[[tf.Tensor], tf.Tensor]]:
         ciou, derivative = _DERIVATIVES[config.box_gradient](offsets, boxes, decode)
@@ -85,9 +76,8 @@ def objectness_loss(
 ) -> tf.Tensor:
     """Returns the sum of the cross-entropy of one head's objectness, before obj_normalizer.
 
-    The target of an assigned prediction is 1, or 1 - `shortfall`. A prediction with several assigned boxes
-    counts once, with the target of the first box. Unassigned predictions have the target 0, and
-    are left out of the sum where `ignored` is true.
+    The target of an assigned prediction is 1 - `shortfall` of its first box. Unassigned predictions have the
+    target 0, and are left out of the sum where `ignored` is true.
 
     Args:
         logits: (B, h, w, K).
@@ -100,7 +90,7 @@ def objectness_loss(
     """
     logits = tf.cast(logits, tf.float32)
     shape = tf.shape(logits, tf.int64)
-    # int64, because TensorFlow adds int32 on the host, even if all tensors are on a GPU
+    # int64, because TensorFlow adds int32 on the host
     first = tf.range(shape[0])[:, None, None] * tf.reduce_prod(shape[1:])
     cells = tf.reshape(first + tf.cast(assignment.cells, tf.int64), [-1, 1])
 
@@ -132,7 +122,7 @@ def class_loss(logits: tf.Tensor, assignment: Assignment, *, label_smoothing: fl
     z = tf.where(assignment.class_targets, -logits, logits)
     cross_entropy = tf.nn.softplus(z)
     if label_smoothing:
-        # The opposite target gets the weight label_smoothing / 2; its loss is softplus(-z) = softplus(z) - z.
+        # The opposite target has the weight label_smoothing / 2 and the loss softplus(-z) = softplus(z) - z.
         cross_entropy -= 0.5 * label_smoothing * z
     return tf.reduce_sum(tf.where(assignment.owner[..., None], cross_entropy, 0.0))
 
@@ -142,8 +132,7 @@ def detection_loss(
 ) -> dict[str, tf.Tensor]:
     """Returns the box, objectness and class loss of a batch.
 
-    Each loss is a sum over all predictions of an image, averaged over the images of the batch. Darknet's
-    learning rates are tuned for such losses.
+    Each loss is a sum over all predictions of an image, averaged over the images of the batch.
 
     Args:
         heads: raw outputs (B, h, w, K, 5 + C), finest stride first: x, y, width, height, objectness, classes.
@@ -186,9 +175,8 @@ def detection_loss(
 def l2_loss(variables: Sequence[keras.Variable], weight_decay: float) -> tf.Tensor:
     """Returns `weight_decay` times half the sum of the squares of all values of convolution kernels.
 
-    Its gradient shrinks the kernels by the learning rate times `weight_decay`, as Darknet does
-    (src/convolutional_layer.c, update_convolutional_layer). Biases and batch-norm parameters have no weight
-    decay.
+    As in Darknet (src/convolutional_layer.c, update_convolutional_layer), biases and batch-norm parameters
+    have no weight decay.
     """
     kernels = [v for v in variables if v.name.endswith("kernel")]
     if not kernels:  # all layers are frozen
@@ -221,9 +209,9 @@ def _darknet_derivative(
 
     Darknet uses the derivative for the box's normalised centre x, centre y, width and height as the
     derivative for the raw outputs. It multiplies the derivative for a side by the exponential of the raw
-    output, but not by the anchor's side. For the sides, the derivative of the IoU is doubled. As in the CIoU
-    paper, the aspect term is not divided by width**2 + height**2. One difference: in Darknet, dx_box_iou
-    (src/box.c) has a wrong sign where the centre moves the enclosing box. Here the sign is right.
+    output, but not by the anchor's side. For the sides, the derivative of the IoU is doubled. The aspect term
+    is not divided by width**2 + height**2. One difference: in Darknet, dx_box_iou (src/box.c) has a wrong
+    sign where the centre moves the enclosing box.
     """
     boxes_cxcywh = box_ops.ltrb_to_cxcywh(decode(offsets))
     with tf.GradientTape(persistent=True) as tape:

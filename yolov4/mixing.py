@@ -2,8 +2,7 @@
 
 A canvas is a finished network input: float32 (H, W, 3), with boxes in pixels of the canvas. All canvases of a
 batch have the same size. A piece is a rectangle of a canvas and its position in the new image. A new image is
-a list of pieces; later pieces cover earlier ones. A single piece as large as the canvas is a plain copy, so
-only samples with several pieces cost more. mosaic.py defines its tiles as pieces.
+a list of pieces; later pieces cover earlier ones.
 
 CutMix: arXiv 1905.04899. MixUp: arXiv 1710.09412, with Darknet's constant weights of one half
 (AlexeyAB/darknet src/data.c, load_data_detection: blend_images_cv, blend_truth).
@@ -35,7 +34,7 @@ def mix(
     """Makes some samples a mosaic, a MixUp or a CutMix with other samples of the batch.
 
     Args:
-        config: sets the probabilities. The graph has no operations for a probability of 0.
+        config: sets the probabilities.
         images: float32 (H, W, 3), the canvases, all of the same size.
         objects: the objects of each canvas.
         place: int32 (4,), place of the image in its canvas; the rest is padding. Only mosaics need it.
@@ -70,7 +69,7 @@ def mix(
     if config.mixup_prob:
         images = mixup(images, canvases, blended)
         parts += objects_of(objects, blended)
-    # No zip(..., strict=True) here: DALI's AutoGraph, which auto_augment needs, fails on it.
+    # No zip(..., strict=True) here: DALI's AutoGraph fails on it.
     return images, Objects(fn.cat(*(p.boxes_px for p in parts)), fn.cat(*(p.labels for p in parts)))
 
 
@@ -83,9 +82,8 @@ def images_of_one(config: YOLOv4Config) -> int:
 def draw_sources(count: int) -> list[DataNode]:
     """Draws `count` canvases for each new image: indices into the batch, int32 () nodes.
 
-    The first is the image's main canvas. The others differ from the main canvas, unless the batch has only
-    one canvas, but two of the others may be the same. A DALI graph cannot read a sample's own index, so a
-    random permutation chooses the main canvases. So the order within the batch changes.
+    The first is the image's main canvas. The others differ from it, unless the batch has only one canvas. A
+    DALI graph cannot read a sample's own index, so a random permutation chooses the main canvases.
     """
     own = fn.batch_permutation()
     others = [fn.batch_permutation(no_fixed_points=True) for _ in range(count - 1)]
@@ -99,15 +97,14 @@ def whole(source: DataNode, image_size: DataNode) -> Pieces:
 
 
 def paste(canvases: DataNode, groups: list[Pieces]) -> DataNode:
-    """Pastes pieces into an image, float32 (H, W, 3), which they must cover completely.
+    """Pastes pieces into an image, float32 (H, W, 3), which they must cover.
 
     Args:
         canvases: all canvases of the batch, of the same size, on the CPU or the GPU.
         groups: the pieces; later pieces cover earlier ones.
     """
 
-    # Each sample has as many regions as pieces. A constant number of regions, some without area, would work
-    # on a CPU. But in fn.multi_paste's GPU kernel, regions without area cover what is right of them or below.
+    # Absent pieces are left out, because on a GPU, fn.multi_paste pastes regions without area wrongly.
     def join(arrays: list[DataNode]) -> DataNode:
         rows = [arrays[i][: group.count] for i, group in enumerate(groups)]
         return fn.cat(*rows, axis=0) if len(rows) > 1 else rows[0]
@@ -126,7 +123,7 @@ def objects_of(canvas: Objects, pieces: Pieces) -> list[Objects]:
 
     Boxes outside their piece, and all boxes of an absent piece, get no area.
     """
-    # Absent tiles of a mosaic already have no area. Other absent pieces have `count` 0, and so get no area.
+    # Absent tiles of a mosaic have no area. Other absent pieces have `count` 0, and so get no area.
     sizes = pieces.sizes if len(pieces.sources) > 1 else pieces.sizes * pieces.count
     starts, ends, shifts = (
         fn.coord_transform(corners, M=YX_TO_XYXY)  # float32 (R, 4)
@@ -135,7 +132,6 @@ def objects_of(canvas: Objects, pieces: Pieces) -> list[Objects]:
     result = []
     for row, source in enumerate(pieces.sources):
         boxes_px, labels = (fn.permute_batch(node, indices=source) for node in canvas)
-        # The borders of pieces are whole pixels, so a clipped box does not reach into the next piece.
         clipped_px = dali_math.clamp(boxes_px, starts[row], ends[row])
         result.append(Objects(clipped_px + shifts[row], labels))
     return result
@@ -172,9 +168,9 @@ def mixup(images: DataNode, canvases: DataNode, pieces: Pieces) -> DataNode:
     Args:
         images: float32 (H, W, 3).
         canvases: all canvases of the batch.
-        pieces: the other canvas as one whole piece. If the piece is absent, the image does not change.
+        pieces: the other canvas as one whole piece. If it is absent, the image does not change.
     """
-    rows = pieces.sizes[0, 0] * pieces.count  # 0 if the piece is absent: then nothing is averaged
+    rows = pieces.sizes[0, 0] * pieces.count  # 0 if the piece is absent
     own = images[:rows]
     other = fn.permute_batch(canvases, indices=pieces.sources[0])[:rows]
     return fn.cat(0.5 * (own + other), images[rows:], axis=0)

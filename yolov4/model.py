@@ -3,9 +3,8 @@
     model = build_model("yolov4", num_classes=80)
     raw_heads = model(images)  # images: RGB in [0, 1], (B, 608, 608, 3)
 
-network.py lists the layers. The model is an ordinary functional `keras.Model`. Layer names show the layer's
-part of the network and Darknet's layer number: `backbone.layer_0.conv`, `backbone.layer_0.bn`,
-`neck.layer_105.conv`, `head.layer_138.conv`. (Names have dots, because Keras allows no slashes.)
+network.py lists the layers. Layer names show the part of the network and Darknet's layer number:
+`backbone.layer_0.conv`, `backbone.layer_0.bn`, `neck.layer_105.conv`, `head.layer_138.conv`.
 """
 
 import dataclasses
@@ -88,7 +87,7 @@ def _convolution(
     padding = "same"
     if stride == 2:
         # Darknet pads all sides. Keras' "same" would pad only bottom and right, and shift the output by a
-        # pixel. Sides are even here, so no window would reach padding at bottom or right: pad top and left.
+        # pixel. Sides are even, so padding at top and left suffices.
         pad = size // 2
         x = keras.layers.ZeroPadding2D(((pad, 0), (pad, 0)), name=f"{name}.pad")(x)
         padding = "valid"
@@ -98,12 +97,10 @@ def _convolution(
         strides=stride,
         padding=padding,
         use_bias=is_head,
-        # Weights are uniform in +-sqrt(2 / (size * size * input_channels)), as in src/convolutional_layer.c,
-        # make_convolutional_layer. Keras' limit is sqrt(3 * scale / fan_in), so scale is 2 / 3.
+        # Uniform in +-sqrt(2 / fan_in), as in src/convolutional_layer.c, make_convolutional_layer
         kernel_initializer=keras.initializers.VarianceScaling(2 / 3, "fan_in", "uniform"),
         bias_initializer=_head_bias(options["filters"], config) if is_head else keras.initializers.Zeros(),
-        # Heads are float32 even under mixed precision, because boxes and losses take exponentials of their
-        # outputs, and float16 scores would often be equal, which makes the order of detections arbitrary.
+        # Heads are float32 even under mixed precision, because boxes and losses take exponentials of them.
         dtype="float32" if is_head else None,
         name=f"{name}.conv",
     )(x)
@@ -124,7 +121,7 @@ def _head_bias(outputs: int, config: YOLOv4Config) -> keras.initializers.Initial
 
 @keras.saving.register_keras_serializable("dali_detection")
 class SplitAnchors(keras.layers.Layer):
-    """Reshapes (B, h, w, K * n) to (B, h, w, K, n), also if h and w are unknown when the model is built."""
+    """Reshapes (B, h, w, K * n) to (B, h, w, K, n). h and w may be unknown when the model is built."""
 
     def __init__(self, anchors_per_location: int, **options: Any):
         super().__init__(**options)

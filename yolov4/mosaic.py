@@ -32,10 +32,7 @@ training image of the batch) at the scale of that canvas:
 So a tile shows padding only if the image is smaller than the tile.
 
 Boxes move with their tile and are clipped to the tile. Darknet clips them only to the whole image (unless
-mosaic_bound=1), so boxes can lie on pixels of another tile. Darknet also reads four new images for each
-mosaic, and moves half of them towards the cut point before cropping. In Darknet either all images of a batch
-are mosaics or none. Here the four images are from one batch, so a mosaic needs no extra decoding or cropping,
-and each sample is a mosaic with probability mosaic_prob.
+mosaic_bound=1), reads four new images for each mosaic, and makes all images of a batch mosaics or none.
 """
 
 import dataclasses
@@ -95,7 +92,7 @@ def tiles(
         image_size: int32 (2,), the size of the canvases.
         chosen: int32 (), 1 for a mosaic, else 0.
     """
-    # With the cut point at the lower right corner, tile 0 is the whole canvas and the other tiles are absent.
+    # With the cut point at the lower right corner, tile 0 is the whole canvas.
     cut = image_size + (cut - image_size) * chosen
     rest = image_size - cut
     place = fn.stack(*(fn.permute_batch(places, indices=source) for source in sources))  # (4, 4)

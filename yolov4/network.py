@@ -2,9 +2,7 @@
 
     for layer in describe(get_config("yolov4"), num_classes=80): print(layer)
 
-model.py makes Keras layers from this list, and import_weights/darknet_cfg.py a .cfg file. A .weights file has
-the convolutions in this order. Structure and numbering follow AlexeyAB/darknet cfg/yolov4.cfg and
-cfg/yolov4-tiny.cfg.
+Structure and numbering follow AlexeyAB/darknet cfg/yolov4.cfg and cfg/yolov4-tiny.cfg.
 """
 
 import dataclasses
@@ -27,12 +25,12 @@ class Layer:
             route: concatenates the channels of its inputs; or splits the channels of one input into `groups`
                 parts, and takes part `group_id`.
             shortcut: adds its two inputs.
-            maxpool: takes the maximum over size x size; padding is ignored.
+            maxpool: takes the maximum over size x size.
             upsample: repeats every value in both directions.
             yolo: marks its input as the raw output of head number `head`, counted from the finest stride.
         part: backbone, neck or head.
         index: Darknet's layer number, which counts routes and shortcuts, too.
-        inputs: indices of the layers that this layer reads; empty for the first layer, which reads the image.
+        inputs: indices of the layers that this layer reads; empty for the first layer.
         channels: number of channels of its output.
         options: the section's options by Darknet's names. Only `head` of a yolo layer is not Darknet's.
     """
@@ -61,7 +59,7 @@ def describe(config: YOLOv4Config, num_classes: int) -> list[Layer]:
 
 @dataclasses.dataclass
 class _Part:
-    """Appends the layers of one part of the network. A layer can read any earlier layer."""
+    """Appends the layers of one part of the network."""
 
     layers: list[Layer]
     name: str

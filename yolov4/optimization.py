@@ -1,9 +1,8 @@
 """Learning rate and optimizer of the YOLOv4 recipe: AlexeyAB/darknet src/network.c, get_current_rate.
 
-Keras multiplies the gradient by the learning rate before adding it to the velocity. Darknet multiplies the
-velocity by the rate (src/convolutional_layer.c, update_convolutional_layer). With a constant rate, the
-updates are equal. After the rate has fallen, the old rate still acts in Keras for about 1 / (1 - momentum)
-updates.
+One difference: Darknet multiplies the velocity by the rate (src/convolutional_layer.c,
+update_convolutional_layer), Keras the gradient. So in Keras, a rate still acts for about 1 / (1 - momentum)
+updates after it has fallen.
 """
 
 import dataclasses
@@ -16,8 +15,7 @@ from keras import ops
 from common.training import optimizers
 from yolov4.config import YOLOv4Config
 
-# The loss is a sum over all predictions of an image, so it is large. With Keras' initial loss scale of 2**15,
-# the first updates would overflow float16 (at 416 pixels even after seven halvings of the scale).
+# The loss is a sum over all predictions of an image. With Keras' 2**15, the first updates would overflow.
 INITIAL_LOSS_SCALE = 32.0
 
 
@@ -25,8 +23,7 @@ INITIAL_LOSS_SCALE = 32.0
 class BurnIn(keras.optimizers.schedules.LearningRateSchedule):
     """In the burn-in, the rate is a power of the update's number. Then it falls in steps or by a cosine.
 
-    The first update has number 1, as in Darknet, which counts the images of an update before it computes the
-    rate (train_network_datum). So no update has a rate of zero, and update `burn_in` has the full rate.
+    The first update has number 1, as in Darknet (train_network_datum), so no update has a rate of zero.
 
     Args:
         peak: learning rate after the burn-in.
@@ -36,8 +33,7 @@ class BurnIn(keras.optimizers.schedules.LearningRateSchedule):
         boundaries: numbers of the updates at which the rate is multiplied by `factor`; None: the rate follows
             a cosine from the end of the burn-in to 0 at `total`.
         factor: see `boundaries`.
-        accumulate_steps: batches per update. Keras calls the schedule with the number of the batch, counted
-            from 0.
+        accumulate_steps: batches per update. Keras counts batches, from 0.
     """
 
     peak: float
@@ -69,8 +65,7 @@ def make_schedule(
 ) -> BurnIn:
     """Returns the recipe's schedule, with its rate scaled linearly to `effective_batch` images per update.
 
-    `steps_per_epoch` counts batches; an update has `accumulate_steps` batches. The burn-in counts updates,
-    and is at most a tenth of the run.
+    An update has `accumulate_steps` batches. The burn-in counts updates, and is at most a tenth of the run.
     """
     total = max(config.epochs * steps_per_epoch // accumulate_steps, 1)
     steps = config.lr_schedule == "steps"

@@ -3,14 +3,12 @@
     pipeline = YOLOv4Pipeline(source=source, config=config, batch_size=16, training=True)
     images, targets = next(iter(pipeline.dataset()))
 
-A training image is cropped, coloured and flipped at random, as in Darknet. Then some samples become a mosaic,
-MixUp or CutMix with other images of the batch (mixing.py, mosaic.py), or a mosaic with three more images that
-are read for it (fresh_mosaic.py). An evaluation image is used whole, stretched or letterboxed, without random
-changes. Boxes are mapped exactly as the pixels are.
+A training image is cropped, coloured and flipped at random, as in Darknet (github.com/AlexeyAB/darknet). Then
+some samples become a mosaic, MixUp or CutMix with other images of the batch (mixing.py, mosaic.py), or a
+mosaic with three more images (fresh_mosaic.py). An evaluation image is used whole, stretched or letterboxed.
 
-The graph calls the functions below and in crops.py. Each function processes one sample (DALI's convention).
-Images may be on the GPU. Boxes, crop windows and places are always on the CPU.
-YOLOv4: arXiv 2004.10934. Darknet: github.com/AlexeyAB/darknet.
+Each function processes one sample (DALI's convention). Images may be on the GPU. Boxes, crop windows and
+places are always on the CPU.
 """
 
 import dataclasses
@@ -41,8 +39,8 @@ from yolov4.mosaic import Objects
 def boxes_to_window(boxes: DataNode, size: DataNode, window: DataNode) -> DataNode:
     """Converts boxes normalised by the image to boxes normalised by the window, clipped to the window.
 
-    A box is kept if any part of it is inside the window, wherever its centre is. Boxes outside the window
-    lose their area, and `select_boxes` drops them later.
+    A box is kept if any part of it is inside the window. Boxes outside the window lose their area, and
+    `select_boxes` drops them later.
     """
     boxes_px = boxes * xyxy(size) - xyxy(window[0:2])
     return dali_math.clamp(boxes_px / xyxy(window[2:4]), 0.0, 1.0)
@@ -74,7 +72,7 @@ def random_flip(place: DataNode, image_size: DataNode, prob: float) -> tuple[Dat
 def augment(
     config: YOLOv4Config, images: DataNode, boxes: DataNode, labels: DataNode
 ) -> tuple[DataNode, DataNode, DataNode]:
-    """Rotates an image, then applies `augment_pixels`. New stages belong here. Mosaics are made later.
+    """Rotates an image, then applies `augment_pixels`. New stages belong here.
 
     With mosaic_tiles=fresh, the pipeline calls only `augment_pixels`.
 
@@ -105,12 +103,11 @@ def augment_pixels(config: YOLOv4Config, images: list[DataNode]) -> list[DataNod
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class YOLOv4Loader(BaseLoader):
-    """The base class of this app's loaders, with their options and the shapes of their targets.
+    """The base class of this app's loaders.
 
     Attributes:
-        mosaic: use mosaic, MixUp and CutMix; False in the last epochs (close_mosaic). Only images of one
-            batch are mixed, except with mosaic_tiles=fresh. So in a batch of one, a mosaic has four pieces of
-            the same image, and there is no MixUp or CutMix.
+        mosaic: use mosaic, MixUp and CutMix; False in the last epochs (close_mosaic). In a batch of one, a
+            mosaic has four pieces of the same image, and there is no MixUp or CutMix.
     """
 
     config: YOLOv4Config
@@ -165,7 +162,7 @@ class YOLOv4Pipeline(DaliOptions, YOLOv4Loader):
             num_threads=self.num_threads,
             device_id=self.device_id,  # type: ignore[arg-type]  # the type stub lacks None
             prefetch_queue_depth=self.prefetch,
-            # Each rank augments with another seed. The reader uses self.seed, so all ranks shuffle alike.
+            # Each rank augments with another seed, but all readers shuffle alike.
             seed=_mixed_seed(self.seed, self.shard_id, 1),
             enable_checkpointing=self.saveable,
             enable_conditionals=is_conditional(self.config),
@@ -200,7 +197,7 @@ class YOLOv4Pipeline(DaliOptions, YOLOv4Loader):
     def _canvases(
         self, mixed: YOLOv4Config, image_size: DataNode
     ) -> tuple[DataNode, Objects, dict[str, DataNode]]:
-        """Makes canvases of one image each, then mixes them. Also returns ids, sizes and letterboxes."""
+        """Makes canvases of one image each, then mixes them."""
         config = self.config
         jpegs, boxes, labels, image_ids = self._read(self.seed)
         size = source_size(jpegs)
@@ -233,7 +230,7 @@ class YOLOv4Pipeline(DaliOptions, YOLOv4Loader):
     def _fresh_mosaics(
         self, mixed: YOLOv4Config, image_size: DataNode
     ) -> tuple[DataNode, Objects, dict[str, DataNode]]:
-        """Makes samples from one or four images, then mixes them. Also returns the first image's id."""
+        """Makes samples from one or four images, then mixes them."""
         examples, image_ids = [], []
         for number, seed in enumerate(fresh_mosaic.reader_seeds(self.seed)):
             *nodes, ids = self._read(seed, f"reader_{number}" if number else "reader")

@@ -1,7 +1,7 @@
 """Turns the heads' outputs into detections: best candidates, their boxes, non-maximum suppression per class.
 
-Follows AlexeyAB/darknet src/yolo_layer.c, get_yolo_detections, with one difference: only the best
-`nms_candidates` enter NMS. Darknet's greedynms is called nms_method=diou here: see common/nms.py.
+Follows AlexeyAB/darknet src/yolo_layer.c, get_yolo_detections, but only the best `nms_candidates` enter NMS.
+Darknet's greedynms is called nms_method=diou here.
 """
 
 import math
@@ -52,14 +52,13 @@ def decode_all(heads: list[tf.Tensor], config: YOLOv4Config) -> tuple[tf.Tensor,
 
 
 def detect(heads: list[tf.Tensor], config: YOLOv4Config) -> nms.Detections:
-    """Turns the outputs of the model into detections, with TensorFlow operations.
+    """Turns the outputs of the model into detections.
 
     A prediction with a logit or coordinate that is not finite never becomes a detection.
 
     Args:
         heads: one (B, h, w, K, 5 + C) per head, finest stride first, of any float type; h, w may be unknown.
-        config: `detect` uses its anchors, masks, scale_xy, nms_method, nms_iou, diou_beta, score_threshold,
-            nms_candidates and max_detections.
+        config: has the anchors and the settings of NMS.
 
     Raises:
         ValueError: the shapes of the heads do not fit `config`.
@@ -97,8 +96,6 @@ def candidates(heads: list[tf.Tensor], config: YOLOv4Config) -> tuple[tf.Tensor,
 def _best_of_head(raw: tf.Tensor, config: YOLOv4Config, head: int) -> tuple[tf.Tensor, tf.Tensor]:
     """Decodes the R = min(nms_candidates, h * w * K) best-scored predictions of one head.
 
-    No other prediction of this head can be among the candidates. The results are ordered by position.
-
     Returns:
         boxes (B, R, 4), with NaN if a raw output is not finite; scores (B, R, C), 0 if a logit is not finite.
     """
@@ -110,7 +107,7 @@ def _best_of_head(raw: tf.Tensor, config: YOLOv4Config, head: int) -> tuple[tf.T
     flat = tf.cast(tf.gather(flat, index, batch_dims=1), tf.float32)
     offsets = flat[..., :4]
     boxes = decode_offsets(
-        # NaN, because decoding would turn infinity into a valid box (by the sigmoid and the size limit)
+        # NaN, because decoding would turn infinity into a valid box
         tf.where(tf.math.is_finite(offsets), offsets, math.nan),
         rows=index // (num_anchors * grid_width),
         columns=index // num_anchors % grid_width,
@@ -128,7 +125,6 @@ def _probability(logits: tf.Tensor) -> tf.Tensor:
 
 
 def _check_shapes(heads: list[tf.Tensor], config: YOLOv4Config, image_size: Sequence[int | None]) -> None:
-    """Raises ValueError if the heads do not fit `config` and `image_size`. An unknown side is None."""
     if len(heads) != len(config.strides):
         raise ValueError(f"{len(heads)} heads, but {config.model_name} has {len(config.strides)}")
     if any(side and side % STRIDE for side in image_size):

@@ -19,7 +19,7 @@ def report(
     label_map: LabelMap,
     path: pathlib.Path,
 ) -> str:
-    """Writes a contact sheet of the batch to `path`, and counts the predictions that get one of its boxes.
+    """Writes a contact sheet of the batch to `path`.
 
     Args:
         images: float32 (B, H, W, 3), in [0, 1].
@@ -29,8 +29,8 @@ def report(
         path: a .png file.
 
     Returns:
-        One line: the numbers of images, boxes, assigned predictions of each head, and boxes that are assigned
-        to no prediction (the network does not learn these).
+        One line with the numbers of images, of boxes, of assigned predictions of each head, and of boxes that
+        are assigned to no prediction.
     """
     image_size = tuple(images.shape[1:3])
     boxes, classes = targets["boxes"].numpy(), targets["classes"].numpy()

@@ -2,12 +2,10 @@
 
 A box is assigned to the cell that contains its centre, and to the anchor with the best shape IoU among the
 anchors of all heads. Only a head whose mask contains this anchor learns the box. If iou_thresh is below 1,
-the box is also assigned to every anchor whose shape IoU is above iou_thresh. All boxes of a batch are
-assigned at once, with static shapes, so that XLA can compile the assignment.
+the box is also assigned to every anchor whose shape IoU is above iou_thresh.
 
 With neighbour_cells, which Darknet does not have, a box is also assigned to the cells in the nearest column
-and in the nearest row (ultralytics/yolov5 utils/loss.py, build_targets). So three times as many predictions
-learn the box. With scale_xy 2, the predictions of all three cells can reach the centre of the box.
+and in the nearest row (ultralytics/yolov5 utils/loss.py, build_targets).
 """
 
 import math
@@ -21,8 +19,8 @@ from yolov4.decoding import decode_boxes
 if TYPE_CHECKING:
     from yolov4.config import YOLOv4Config
 
-# A prediction whose box fits an object is still background if no class has more than this probability, as in
-# src/yolo_layer.c, process_batch. The objectness is not a factor of this probability (compare_yolo_class).
+# A prediction whose box fits an object is still background if no class has more than this probability
+# (src/yolo_layer.c, process_batch and compare_yolo_class).
 IGNORE_CLASS_PROBABILITY = 0.25
 
 IGNORE_CHUNK = 16  # number of boxes that are compared with all predictions at once
@@ -32,7 +30,7 @@ class Assignment(NamedTuple):
     """The assignment of M boxes of B images to the predictions of a head: K anchors, h x w cells, C classes.
 
     With neighbour_cells, M is 3 times as large: all boxes in their own cells, then in the nearest column,
-    then in the nearest row. Where `assigned` is false, cells, class_targets and num_classes are undefined.
+    then in the nearest row.
     """
 
     boxes: tf.Tensor  # float32 (B, M, 4), ltrb, normalised; the whole image for an invalid box
@@ -49,14 +47,13 @@ def valid_boxes(boxes: tf.Tensor, classes: tf.Tensor, num_classes: int) -> tf.Te
     """Returns bool (B, M): which boxes can be used in training.
 
     A valid box is finite. Its sides are above 0, its centre is inside the image, and its class is from 0 to
-    num_classes - 1. Padding is not valid.
+    num_classes - 1.
     """
     left, top, right, bottom = tf.unstack(tf.cast(boxes, tf.float32), axis=-1)
     center_x, center_y = (left + right) / 2, (top + bottom) / 2
-    # A box with NaN is not inside, because every comparison with NaN is false.
     inside = (center_x >= 0) & (center_x <= 1) & (center_y >= 0) & (center_y <= 1)
     extended = (right > left) & (bottom > top) & tf.reduce_all(tf.math.is_finite(boxes), axis=-1)
-    classes = tf.cast(classes, tf.float32)  # because TensorFlow compares int32 on the host, not on a GPU
+    classes = tf.cast(classes, tf.float32)  # because TensorFlow compares int32 on the host
     return inside & extended & (classes >= 0) & (classes < num_classes)
 
 
@@ -70,9 +67,6 @@ def assign_targets(
     num_classes: int,
 ) -> Assignment:
     """Assigns each box to predictions of one head.
-
-    A centre exactly on the right or bottom border of the image is in the last cell; Darknet would use a cell
-    outside the grid.
 
     Args:
         boxes: float32 (B, M, 4), ltrb, normalised to the network input, padded. Boxes that `valid_boxes`
@@ -144,14 +138,14 @@ def ignore_mask(
     head: int,
 ) -> tf.Tensor:
     """Returns bool (B, h, w, K): which predictions are too good to count as background.
+
     Their IoU with a ground-truth box is above ignore_thresh, and some class has a probability above
     IGNORE_CLASS_PROBABILITY.
 
     Args:
         raw: (B, h, w, K, 5 + C), outputs of head number `head`. No gradient flows back to them.
         boxes, classes: as for `assign_targets`.
-        num_boxes: int (B,), number of boxes before the padding. The largest number decides the
-            time, and IGNORE_CHUNK (the boxes compared at once) the memory.
+        num_boxes: int (B,), number of boxes before the padding.
         config: holds the anchors and ignore_thresh.
         head: number of the head, the finest stride first.
     """
@@ -161,8 +155,7 @@ def ignore_mask(
     predictions = tf.reshape(decode_boxes(raw, config, head), [batch, 1, num_predictions, 4])
 
     valid = valid_boxes(boxes, classes, raw.shape[-1] - 5)
-    # Invalid boxes get no area, so their IoU is 0.
-    boxes = tf.where(valid[..., None], tf.cast(boxes, tf.float32), 0.0)
+    boxes = tf.where(valid[..., None], tf.cast(boxes, tf.float32), 0.0)  # no area, so an IoU of 0
     padding = -boxes.shape[1] % IGNORE_CHUNK
     boxes = tf.pad(boxes, [[0, 0], [0, padding], [0, 0]])
     num_chunks = (tf.cast(tf.reduce_max(num_boxes), tf.int32) + IGNORE_CHUNK - 1) // IGNORE_CHUNK
@@ -189,15 +182,15 @@ def _fitting_anchors(
 ) -> tf.Tensor:
     """Returns bool (B, M, K): which anchors of one head fit boxes of these sizes (width, height), (B, M, 2).
 
-    The shape IoU of box and anchor is their IoU if both have the same centre. An anchor fits if its shape IoU
-    is the best of all heads' anchors, or is above iou_thresh. Of equally good anchors the first is the best.
+    The shape IoU of box and anchor is their IoU if both have the same centre. Of equally good anchors the
+    first is the best.
     """
     anchors = tf.constant(config.anchor_sizes, tf.float32) / image_size_wh  # (A, 2)
     common = tf.minimum(sizes[..., None, :], anchors)
     intersection = common[..., 0] * common[..., 1]
     areas = (sizes[..., 0] * sizes[..., 1])[..., None]
     fit = intersection / (areas + anchors[:, 0] * anchors[:, 1] - intersection)
-    # argmax is of no use here: TensorFlow does not define which of several equal values it takes.
+    # No argmax, because TensorFlow does not define which of several equal values it takes.
     numbers = tf.range(config.num_anchors, dtype=tf.float32)
     is_best = fit == tf.reduce_max(fit, axis=-1, keepdims=True)
     best = tf.reduce_min(tf.where(is_best, numbers, float(config.num_anchors)), axis=-1)  # (B, M)

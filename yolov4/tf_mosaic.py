@@ -1,7 +1,6 @@
 """Mosaic in plain TensorFlow, with the rules of mosaic.py.
 
-Randomly chosen samples become mosaics of the finished canvases of one batch. Rows of boxes without area are
-padding, as in `tf.data.Dataset.padded_batch`; boxes outside their tile become such rows.
+Rows of boxes without area are padding. Boxes outside their tile become such rows.
 """
 
 from typing import NamedTuple
@@ -30,9 +29,7 @@ class Mixed(NamedTuple):
 
 
 def mix(canvases: Canvases, mosaic_prob: float, random: Random) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-    """Makes randomly chosen samples mosaics; the others stay unchanged.
-
-    In a batch of one, a mosaic has four pieces of the same canvas.
+    """Makes randomly chosen samples mosaics.
 
     Args:
         canvases: the canvases of the batch.
@@ -85,8 +82,7 @@ def random_cuts(batch_size: int, size: tf.Tensor, random: Random) -> tf.Tensor:
 def mosaic(canvases: Canvases, tiles: tf.Tensor, cut: tf.Tensor) -> Mixed:
     """Makes a mosaic of four pieces (Darknet src/data.c, load_data_detection, blend_truth_mosaic).
 
-    Each piece is cut from a corner of its canvas, without a change of scale. If the corner is padding, the
-    piece is moved inwards (see mosaic.py). Boxes move with their piece and are clipped to the piece.
+    Boxes move with their piece and are clipped to the piece.
 
     Args:
         tiles: int32 (4,), indices of the canvases: top left, top right, bottom left, bottom right.

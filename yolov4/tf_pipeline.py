@@ -4,7 +4,7 @@
 
 Each stage follows the same rules as in pipeline.py, but draws other random numbers. In evaluation, decoded
 pixels and boxes equal DALI's, and resized pixels differ by less than one level on average. Colours are
-changed in true HSV, as in Darknet. Darknet's recipe works with this pipeline. Other loader settings need DALI.
+changed in true HSV, as in Darknet. Darknet's recipe works with this pipeline. Other settings need DALI.
 
 A restored iterator continues with the same random numbers as the saved iterator.
 """

@@ -74,7 +74,7 @@ def _open(path: str | os.PathLike) -> ForeignWeights:
 
 
 def _keras_layout(array: np.ndarray) -> np.ndarray:
-    """Converts (output, input, h, w) to (h, w, input, output), or a depthwise kernel to (h, w, channels, 1)."""
+    """Converts a kernel (output, input, h, w) to (h, w, input, output), or depthwise to (h, w, output, 1)."""
     if array.ndim != 4:
         return array
     return array.transpose(2, 3, 0, 1) if array.shape[1] == 1 else array.transpose(2, 3, 1, 0)
