@@ -9,7 +9,8 @@ from common.anchors import Anchors
 
 
 class Templates(NamedTuple):
-    """The k anchors in the first cell of each of L levels. The other cells of a level have the same shapes.
+    """The k anchors in the first cell of each of L levels.
+
     Attributes:
         sizes: float64 (T, 2), width and height of the T = L * k anchors, normalised by the image.
         cells: int64 (T, 2), the number of columns and the number of rows of each anchor's level.

@@ -1,9 +1,7 @@
 """Augmentations in DALI that are off by default: rotation, RandAugment and TrivialAugment, cutout.
 
-    --augmentation_preset=strong
-    --hparams=rotation=5,cutout_prob=0.5
-
-Images may be on the GPU; boxes and labels are on the CPU. Functions process one sample (DALI's convention).
+--augmentation_preset=strong
+--hparams=rotation=5,cutout_prob=0.5
 """
 
 import warnings
@@ -36,7 +34,6 @@ def random_rotation(
         images: uint8 (h, w, 3).
         boxes: float32 (N, 4), ltrb normalised by the image; some may have no area.
         labels: int32 (N,), 1-based.
-        degrees: the largest angle.
         fill: the grey level that fills the empty corners.
 
     Returns:
@@ -60,12 +57,7 @@ def is_conditional(config: "EfficientDetConfig") -> bool:
 
 
 def auto_augment(images: DataNode, config: "EfficientDetConfig") -> DataNode:
-    """Applies RandAugment (arXiv 1909.13719) or TrivialAugment (2103.10158), but no MOVES_PIXELS operations.
-
-    Args:
-        images: uint8 (h, w, 3).
-        config: the field `auto_augment` names the method.
-    """
+    """Applies RandAugment (arXiv 1909.13719) or TrivialAugment (2103.10158) to an image, uint8 (h, w, 3)."""
     # DALI 2.4 calls two of its own operators by deprecated names. This hides its warnings.
     with warnings.catch_warnings(record=True):
         if config.auto_augment == "trivial":
@@ -82,7 +74,6 @@ def random_cutout(images: DataNode, prob: float, fill: tuple[float, ...]) -> Dat
     Args:
         images: (h, w, 3), any dtype.
         prob: probability that an image gets a square.
-        fill: colour of the square.
     """
     chosen = fn.random.coin_flip(probability=prob)
     size = fn.cast(images.shape()[0:2], dtype=types.FLOAT)

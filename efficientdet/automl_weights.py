@@ -46,18 +46,14 @@ class Args:
 
 
 def load_automl(model: "keras.Model", path: str | os.PathLike) -> "Report":
-    """Loads a checkpoint of google/automl into a model of the same size.
+    """Loads a checkpoint of google/automl into a model of the same size. Returns a report.
 
     If model and file have the same number of classes, all class outputs are copied in the same order. If the
     model has 80 classes and the file has 90, the outputs of COCO's 80 classes are copied. Otherwise the last
     layer of the class head keeps its values.
 
     Args:
-        model: a model that `build_model` made.
         path: a .h5 file, a checkpoint's prefix (`efficientdet-d0/model`), or a directory with one checkpoint.
-
-    Returns:
-        A report of the copied weights and of the weights that were not copied.
 
     Raises:
         UserError: the file is damaged or belongs to another model. The model has not been changed.

@@ -68,7 +68,6 @@ def extract_features(
     Args:
         images: (B, H, W, 3), normalised.
         backbone: one of NAMES.
-        bn_momentum: momentum of the batch norms.
 
     Returns:
         A dict: level l, 1 to 5 -> output of the level's last block, (B, ceil(H / 2**l), ceil(W / 2**l), C_l).
@@ -166,7 +165,7 @@ def _initializer() -> keras.initializers.Initializer:
 
 
 def scaled_blocks(scaling: Scaling) -> list[_Stage]:
-    """Returns one entry per block of B0's stages, with scaled numbers of filters and blocks."""
+    """Returns one entry per block, with scaled numbers of filters and blocks."""
     blocks = []
     for stage in _STAGES:
         block = stage._replace(repeats=1, filters=_round_filters(stage.filters, scaling.width))

@@ -1,7 +1,7 @@
 """Crops of EfficientDet's training images in DALI: which window of an image is used, and at which size.
 
 Scale jitter follows google/automl efficientdet/dataloader.py; min_iou_crop and resize_range follow
-NVIDIA/retinanet-examples odtk/dali.py and odtk/data.py. Only the window is decoded.
+NVIDIA/retinanet-examples odtk/dali.py and odtk/data.py.
 """
 
 from typing import Any, NamedTuple
@@ -34,16 +34,16 @@ def source_size(jpegs: DataNode) -> DataNode:
 
 
 def whole_image(size: DataNode, image_size: tuple[int, int]) -> CropResize:
-    """Takes the whole image, scaled to fit the network input. Evaluation and inference always do this."""
+    """Takes the whole image, scaled to fit the network input."""
     return _fit(fn.cat([0, 0], int32(size)), image_size)
 
 
 def jittered_crop(
     size: DataNode, image_size: tuple[int, int], jitter_min: float, jitter_max: float
 ) -> CropResize:
-    """Scales the image at random. If it is then larger than the network input, takes a random crop of it.
+    """Scales the image at random, then crops it if it is larger than the network input.
 
-    At scale 1 the image just fits into the network input. The window has whole pixels of the stored image.
+    At scale 1 the image just fits into the network input.
     """
     jitter = uniform(jitter_min, jitter_max)
     scale = jitter * dali_math.min(image_size[0] / size[0], image_size[1] / size[1])
@@ -65,10 +65,7 @@ def _jittered_side(side: DataNode, scale: DataNode, limit: int) -> tuple[DataNod
 def resize_range_crop(
     size: DataNode, image_size: tuple[int, int], resize_min: int, resize_max: int
 ) -> CropResize:
-    """Takes the whole image. The length of its shorter side is random, from resize_min to resize_max.
-
-    If the image is then larger than the network input, it is shrunk to fit.
-    """
+    """Takes the whole image. Its shorter side is random, but the image must fit the network input."""
     shorter = dali_math.floor(uniform(float(resize_min), resize_max + 1.0))
     scale = shorter / dali_math.min(size[0], size[1])
     whole = whole_image(size, image_size)
@@ -86,7 +83,7 @@ def min_iou_crop(
     Returns:
         The crop; the boxes whose centre is in the crop, still normalised by the image; their labels.
     """
-    outputs: Any = fn.random_bbox_crop(  # DALI's type hints do not show four outputs
+    outputs: Any = fn.random_bbox_crop(
         boxes,
         labels,
         bbox_layout="xyXY",

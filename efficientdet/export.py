@@ -7,8 +7,8 @@ r"""Writes a trained EfficientDet as a file that runs without this project, and 
 saved_model takes images of any size. onnx, litert and tensorrt take images that are already placed in the
 network input, and the sizes of the original images. The outputs are boxes (ltrb, in pixels of the original),
 scores, classes (0-based, named in the metadata) and the number of boxes.
-Exported NMS is always hard NMS per class, because the formats lack Soft-NMS. --verify_annotations prints how
-much AP this costs.
+Exported NMS is always hard NMS per class, because the formats lack Soft-NMS.
+--verify_annotations prints how much AP this costs.
 The command fails if the outputs of a float32 file differ by more than 1e-4 from the outputs of the weights.
 """
 

@@ -1,4 +1,4 @@
-"""Wraps the network in a model for Keras' `fit`. examples/keras_fit.py trains this model as train.py does.
+"""Wraps the network in a model for Keras' `fit`, as in examples/keras_fit.py.
 
 model = FitModel(build_model("efficientdet-d0", num_classes, config=config), config)
 model.compile(optimizer)
@@ -16,13 +16,9 @@ from efficientdet.config import EfficientDetConfig
 
 
 class FitModel(keras.Model):
-    """Adds the recipe's loss to a model of `build_model`. Both models share their layers and weights.
+    """Adds the recipe's loss to a model of `build_model`. Both models share their weights.
 
-    Args:
-        network: the model that build_model returned.
-        config: holds the constants of the loss.
-        ranks: the ranks that train together: they divide the loss by the same number of positive anchors.
-            None: each replica counts only its own positive anchors.
+    `ranks` divide the loss by the number of positive anchors of all. None: each replica counts only its own.
     """
 
     def __init__(self, network: keras.Model, config: EfficientDetConfig, ranks: Ranks | None = None):

@@ -30,7 +30,7 @@ def match(
             gets its best anchor at any IoU. If IoUs are equal, the last anchor or box wins.
 
     Returns:
-        owned: int32 (P,), the positive anchors as numbers image * A + anchor, each of them once.
+        owned: int32 (P,), the positive anchors as numbers image * A + anchor.
         owners: int32 (P,), the index of the box of each positive anchor.
     """
     owner, anchor = _candidates(boxes, anchors, match_iou)  # (C,)
@@ -103,14 +103,11 @@ def _candidates(boxes: tf.Tensor, anchors: Anchors, match_iou: float) -> tuple[t
 
 
 def encode_batch_tf(boxes: tf.Tensor, classes: tf.Tensor, anchors: Anchors) -> EncodedBoxes:
-    """Encodes the targets of a batch from its padded boxes in TensorFlow, for `tf.data.Dataset.map`.
-
-    The deltas differ from `encode_boxes` by 1e-6 or less.
+    """Encodes the targets of a batch from its padded boxes. The deltas differ from DALI's by 1e-6 or less.
 
     Args:
         boxes: float32 (B, max_instances, 4) with a static B, ltrb normalised, within the image, with an area.
         classes: int32 (B, max_instances), 0-based, -1 for padding.
-        anchors: the anchors of the network input. The boxes are normalised by this input.
 
     Returns:
         The targets of the batch: each tensor of EncodedBoxes has the batch as its first axis.

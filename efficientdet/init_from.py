@@ -22,16 +22,12 @@ def init_from(model: keras.Model, label_map: LabelMap, weights: str, backbone: s
     """Copies each weight that has the same name and shape. In the class head, classes are matched by name.
 
     Args:
-        model: the model that gets the weights.
         label_map: the classes of the model.
         weights: a .weights.h5 file of this project or a run directory; google/automl's EfficientDet of the
             same size, as a .h5 file, a checkpoint or a directory with one checkpoint; for the backbone only,
             an EfficientNet in one of these forms, or a ResNet or MobileNetV2 of PyTorch (.safetensors).
             "imagenet" downloads the backbone's public file.
         backbone: the model's backbone, one of backbone.NAMES.
-
-    Returns:
-        A report of the copied weights and of the weights that were not copied.
 
     Raises:
         UserError: the file cannot be read, belongs to another model, or nothing in it fits.
@@ -72,6 +68,6 @@ def _assign_backbone(
 def assign(
     model: keras.Model, contents: Contents, label_map: LabelMap, names: tuple[str, ...], origin: str
 ) -> Report:
-    """Copies all weights of `contents` to a model. Classes are matched by their names (fine_tuning.py)."""
+    """Copies all weights of `contents` to a model. Classes are matched by their names."""
     rows = ClassRows(CLASS_WEIGHTS, anchors_of(model), contents.anchors)
     return transfer(model, contents.values, rows, label_map, names, origin)

@@ -24,17 +24,14 @@ def focal_loss(
     gamma: float,
     label_smoothing: float = 0.0,
 ) -> tf.Tensor:
-    """Returns the sum of the sigmoid focal loss over one level.
+    """Returns the sum of the sigmoid focal loss over one level, a float32 scalar.
 
     Args:
         logits: (B, h, w, k * C) of the class head, the C values of an anchor side by side.
         class_targets: int (B, h, w, k), 0-based class of each anchor, -1 for background.
         alpha: weight of the positive terms; the negative ones weigh 1 - alpha.
         gamma: exponent of the modulating factor (1 - p_t).
-        label_smoothing: moves the targets of the cross-entropy, not of the modulating factor, towards 0.5.
-
-    Returns:
-        float32 scalar, not normalised.
+        label_smoothing: moves the targets of the cross-entropy towards 0.5.
     """
     logits = tf.cast(logits, tf.float32)
     is_large = (logits.shape.num_elements() or 0) >= FUSE_FROM
@@ -85,16 +82,13 @@ def _loss_and_gradient(
 def box_loss(
     deltas: tf.Tensor, box_targets: tf.Tensor, class_targets: tf.Tensor, *, delta: float
 ) -> tf.Tensor:
-    """Returns the sum of the Huber loss over the four box deltas of every positive anchor of one level.
+    """Returns the sum of the Huber loss over the positive anchors of one level, a float32 scalar.
 
     Args:
         deltas: (B, h, w, k * 4) of the box head.
         box_targets: (B, h, w, k * 4), the deltas to learn.
         class_targets: int (B, h, w, k); an anchor is positive where this is not -1.
         delta: the error at which the loss changes from quadratic to linear.
-
-    Returns:
-        float32 scalar, not normalised.
     """
     classes = tf.cast(tf.reshape(class_targets, [-1, 1]), tf.float32)  # (B h w k, 1)
     positive = tf.cast(classes >= 0, tf.float32)
@@ -143,12 +137,10 @@ def detection_loss(
         class_logits: one (B, h, w, k * C) per level.
         box_deltas: one (B, h, w, k * 4) per level.
         targets: the loader's num_positives (B,), class_targets_<level> and box_targets_<level>.
-        config: holds the levels and the constants of the loss.
         num_positives: the mean of `num_positives_share` over the replicas; None: the value for this batch.
 
     Returns:
-        float32 scalars `class_loss`, `box_loss` (before its weight) and `detection_loss` (their weighted
-        sum).
+        float32 scalars `class_loss`, `box_loss` and `detection_loss`, their weighted sum.
     """
     if num_positives is None:
         num_positives = num_positives_share(targets)

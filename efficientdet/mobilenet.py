@@ -51,7 +51,6 @@ def extract_features(images: keras.KerasTensor, bn_momentum: float) -> dict[int,
 def _inverted_residual(
     x: keras.KerasTensor, stage: _Stage, stride: int, bn_momentum: float, name: str
 ) -> keras.KerasTensor:
-    """Applies expansion, depthwise convolution, projection and a shortcut (arXiv 1801.04381 figure 4 d)."""
     inputs, channels = x, x.shape[-1] * stage.expansion
     if stage.expansion != 1:
         x = _activated(x, channels, 1, 1, bn_momentum, f"{name}.expand")

@@ -3,11 +3,9 @@
     model = build_model("efficientdet-d0", num_classes=90)
     class_logits, box_deltas = model(images)  # images: normalised, (B, 512, 512, 3)
 
-Structure and initialisation follow google/automl efficientdet/tf2/efficientdet_keras.py and fpn_configs.py,
-so that automl's weights fit. Layer names show the position in the network: `backbone.block_3.project.bn`,
-`fpn.cell_0.node_2.conv`, `class_net.bn_1.level_5`, `box_net.predict`.
-
-With config.architecture "retinanet", retinanet.py makes the pyramid.
+Structure and initialisation follow google/automl efficientdet/tf2/efficientdet_keras.py and fpn_configs.py.
+Layer names show the position in the network: `backbone.block_3.project.bn`, `fpn.cell_0.node_2.conv`,
+`class_net.bn_1.level_5`, `box_net.predict`.
 """
 
 import dataclasses
@@ -38,7 +36,7 @@ def build_model(
 
     Args:
         model_name: one of config.MODEL_NAMES.
-        num_classes: C; automl's COCO models have 90, one per category id up to 90.
+        num_classes: C; automl's COCO models have 90.
         image_size: (height, width) of the images, of any size; None: the size in the config.
         config: the model's configuration; None: the configuration of `model_name`.
 

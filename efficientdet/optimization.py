@@ -1,6 +1,6 @@
 """Learning rate and optimizer of the EfficientDet and RetinaNet recipes.
 
-Sources: google/automl tf2/train_lib.py (corrected in `Warmup`); NVIDIA/retinanet-examples odtk/train.py.
+Sources: google/automl tf2/train_lib.py; NVIDIA/retinanet-examples odtk/train.py.
 """
 
 import dataclasses
@@ -18,16 +18,14 @@ from efficientdet.config import EfficientDetConfig
 class Warmup(keras.optimizers.schedules.LearningRateSchedule):
     """Linear warm-up, then half a cosine down to zero, or a constant rate that falls at each milestone.
 
-    The cosine depends on `(step - warmup) / (total - warmup)`; in automl, the rate jumps after the warm-up,
-    because its cosine depends on `step / (total - warmup)`. The milestones are as in odtk/train.py, schedule.
+    The cosine depends on `(step - warmup) / (total - warmup)`, unlike automl's, in which the rate jumps after
+    the warm-up. The milestones are as in odtk/train.py, schedule.
 
     Args:
         peak: learning rate at the end of the warm-up.
         start: learning rate at step 0.
-        warmup_steps: number of steps of the warm-up; may be 0.
-        total_steps: the step at which the cosine reaches 0; later steps also have a rate of 0.
+        total_steps: the step at which the cosine reaches 0.
         milestones: steps at which the rate is multiplied by `factor`; None: the rate follows the cosine.
-        factor: see `milestones`.
     """
 
     peak: float
@@ -56,10 +54,7 @@ class Warmup(keras.optimizers.schedules.LearningRateSchedule):
 def num_epochs(
     config: EfficientDetConfig, effective_batch: int, steps_per_epoch: int, accumulate_steps: int = 1
 ) -> int:
-    """Returns `config.epochs`; if it is 0, the number of epochs (at least 1) nearest to `config.iterations`.
-
-    An iteration is an update with `reference_batch` images.
-    """
+    """Returns `config.epochs`, or if it is 0, the number of epochs nearest to `config.iterations`."""
     if config.epochs:
         return config.epochs
     steps = config.iterations * config.reference_batch / effective_batch * accumulate_steps

@@ -4,9 +4,7 @@
     images, targets = next(iter(pipeline.dataset()))
 
 A training image is cropped at random, resized and flipped. Then GridMask blacks out squares, and the colours
-are changed. An evaluation image is used whole. Each image is placed at the top left of the network input; the
-rest is padding in the mean colour.
-
+are changed. An evaluation image is used whole. Each image is placed at the top left of the network input.
 Each function processes one sample (DALI's convention).
 """
 
@@ -55,8 +53,7 @@ GRID_MASK_ANGLE = math.radians(10)  # google/automl efficientdet/aug/gridmask.py
 def boxes_to_window(boxes: DataNode, size: DataNode, window: DataNode) -> DataNode:
     """Converts boxes normalised by the image to boxes normalised by the window, clipped to the window.
 
-    As in google/automl, a box is kept if any part of it is inside the window. Boxes outside the window lose
-    their area, and `select_boxes` drops them later.
+    Boxes outside the window lose their area, and `select_boxes` drops them later.
     """
     boxes_px = boxes * xyxy(size) - xyxy(window[0:2])
     return dali_math.clamp(boxes_px / xyxy(window[2:4]), 0.0, 1.0)
@@ -89,10 +86,7 @@ def random_grid_mask(images: DataNode, image_size: tuple[int, int], prob: float)
 def random_color(
     images: DataNode, brightness: float, contrast: float, saturation: float, hue: float
 ) -> DataNode:
-    """Changes brightness, contrast and saturation by random factors, and turns the hue by a random angle.
-
-    The angle is from -hue to hue degrees. The factor for an argument x is from 1 - x to 1 + x.
-    """
+    """Changes brightness, contrast and saturation by factors from 1 - x to 1 + x, and the hue by -x to x degrees."""
     return fn.color_twist(
         images,
         brightness=uniform(1 - brightness, 1 + brightness),
@@ -135,7 +129,6 @@ def augment(
     """Applies the random changes. New stages belong here.
 
     Args:
-        config: has the fields of each stage.
         images: uint8 (h, w, 3), a resized crop.
         boxes: float32 (N, 4), ltrb normalised by the crop.
         labels: int32 (N,), 1-based.
@@ -176,7 +169,7 @@ class EfficientDetLoader(BaseLoader):
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class EfficientDetPipeline(DaliOptions, EfficientDetLoader):
-    """The DALI loader. It has the options of EfficientDetLoader and of common.loader.DaliOptions."""
+    """The DALI loader."""
 
     @functools.cached_property
     def pipeline(self) -> dali.Pipeline:
@@ -186,12 +179,9 @@ class EfficientDetPipeline(DaliOptions, EfficientDetLoader):
         return pipeline
 
     def dataset(self) -> tf.data.Dataset:
-        """Returns an endless dataset of (float32 images (B, H, W, 3), dict of all other outputs by name).
-
-        On a CPU, DALI's graph returns boxes, and TensorFlow encodes the targets, because fn.box_encoder is
-        slow there.
-        """
+        """Returns an endless dataset of (float32 images (B, H, W, 3), dict of all other outputs by name)."""
         targets_spec = self.target_spec
+        # On a CPU, TensorFlow encodes the targets, because fn.box_encoder is slow there.
         encode_after = self.device == "cpu" and "num_positives" in targets_spec
         if encode_after:
             encoded = ("num_positives", "class_targets", "box_targets")

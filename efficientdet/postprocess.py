@@ -9,8 +9,7 @@ import tensorflow as tf
 from common import box_encoder, nms
 from efficientdet.config import EfficientDetConfig
 
-# The outputs of the model: for each level, class logits (B, h, w, k * C) and box deltas (B, h, w, k * 4) of
-# any float type; k is anchors_per_location.
+# For each level, class logits (B, h, w, k * C) and box deltas (B, h, w, k * 4) of any float type.
 Outputs = tuple[list[tf.Tensor], list[tf.Tensor]]
 
 
@@ -18,10 +17,6 @@ def detect(outputs: Outputs, config: EfficientDetConfig) -> nms.Detections:
     """Turns the outputs of the model into detections.
 
     A prediction with a logit or coordinate that is not finite never becomes a detection.
-
-    Args:
-        outputs: the outputs of the model, for images of config.image_size.
-        config: has the anchors and the settings of NMS.
     """
     boxes, scores, classes = candidates(outputs, config)
     return nms.suppress(
@@ -38,7 +33,7 @@ def detect(outputs: Outputs, config: EfficientDetConfig) -> nms.Detections:
 
 
 def candidates(outputs: Outputs, config: EfficientDetConfig) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-    """Returns the best K predictions of each image before NMS, best first. The arguments are as in `detect`.
+    """Returns the best K predictions of each image before NMS, best first.
 
     Returns:
         boxes float32 (B, K, 4), ltrb, normalised to the network input, not clipped; scores float32 (B, K);
@@ -60,7 +55,6 @@ def decode_all(outputs: Outputs, config: EfficientDetConfig) -> tuple[tf.Tensor,
 
     Returns:
         boxes float32 (B, A, 4), ltrb, normalised to the network input, not clipped; scores float32 (B, A, C).
-        Anchors are ordered as in Anchors.boxes.
     """
     class_logits, box_deltas = outputs
     num_classes = class_logits[0].shape[-1] // config.anchors_per_location

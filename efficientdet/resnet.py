@@ -1,8 +1,7 @@
 """ResNet (arXiv 1512.03385) as a detector's backbone: features of strides 2 to 32.
 
-The network is torchvision's (models/resnet.py), which NVIDIA/retinanet-examples uses: the stride of a
-bottleneck is in its 3x3 convolution. Convolutions pad opposite sides of an image equally, as in PyTorch, so
-that PyTorch's weights fit.
+The network is torchvision's (models/resnet.py): the stride of a bottleneck is in its 3x3 convolution.
+Convolutions pad opposite sides of an image equally, as in PyTorch.
 """
 
 from typing import NamedTuple
@@ -38,10 +37,7 @@ _BN_EPSILON = 1e-5  # PyTorch's
 def extract_features(
     images: keras.KerasTensor, backbone: str, bn_momentum: float
 ) -> dict[int, keras.KerasTensor]:
-    """Applies a ResNet to normalised `images` (B, H, W, 3); see backbone.extract_features.
-
-    Level 1 is the stem before its pooling. Levels 2 to 5 are the stages, RetinaNet's C2 to C5.
-    """
+    """Applies a ResNet to normalised `images` (B, H, W, 3); see backbone.extract_features."""
     depth = RESNETS[backbone]
     filters, kernel = (depth.filters, 7) if depth.is_stem_pooled else (depth.filters // 2, 3)
     x = convolution(images, filters, kernel, 2, "backbone.stem.conv")
@@ -67,7 +63,7 @@ def convolution(
 ) -> keras.KerasTensor:
     """Applies a convolution without bias, with equal padding on both sides. Sides become ceil(side / stride).
 
-    For a depthwise convolution, `groups` and `filters` are the number of channels. Otherwise, `groups` is 1.
+    `groups` is 1, or the number of channels for a depthwise convolution.
     """
     if stride > 1 and kernel > 1:
         x = pad_for_stride(x, kernel, name)

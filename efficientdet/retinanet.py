@@ -24,16 +24,7 @@ HEAD_STDDEV = 0.01  # of the heads' kernels: odtk/model.py initialize_layer; arX
 def pyramid(
     features: dict[int, keras.KerasTensor], channels: int, min_level: int, max_level: int
 ) -> dict[int, keras.KerasTensor]:
-    """Builds the feature pyramid.
-
-    Args:
-        features: the backbone's features by level; the sides of level l are ceil(side / 2**l).
-        channels: number of channels of each output.
-        min_level, max_level: levels of the outputs.
-
-    Returns:
-        A dict from level to (B, h, w, channels), in no particular order.
-    """
+    """Builds the feature pyramid: level -> (B, h, w, channels), from min_level to max_level."""
     last = max(features)
     merged, outputs = None, {}
     for level in range(last, min_level - 1, -1):

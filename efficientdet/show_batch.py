@@ -1,4 +1,4 @@
-"""Shows the first augmented batch of a run: a picture with its boxes, and one line of counts."""
+"""Shows the first augmented batch of a run."""
 
 import pathlib
 
@@ -10,16 +10,11 @@ from efficientdet.predict import to_pixels
 
 
 def report(images: tf.Tensor, targets: dict[str, tf.Tensor], label_map: LabelMap, path: pathlib.Path) -> str:
-    """Writes a contact sheet of the batch to `path`.
+    """Writes a picture of the batch with its boxes to `path`, a .png file. Returns one line of counts.
 
     Args:
         images: float32 (B, H, W, 3), normalised.
         targets: the outputs of the training loader.
-        label_map: names of the classes.
-        path: a .png file.
-
-    Returns:
-        One line with the numbers of images, of boxes, and of anchors that match a box by their IoU.
     """
     boxes, classes = targets["boxes"].numpy(), targets["classes"].numpy()
     drawing.save_batch(to_pixels(images).numpy(), boxes, classes, label_map.names, path)

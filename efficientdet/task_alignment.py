@@ -1,13 +1,11 @@
 """Task-aligned learning (arXiv 2108.07755): assigns each box to the anchors that already predict it best.
 
 The alignment of an anchor with a box is score**alpha * IoU**beta: the anchor's score for the class of the
-box, and the IoU of the anchor's predicted box with the box. A box is assigned to the anchors with the best
-alignment. The class target of these anchors grows with the alignment.
+box, and the IoU of the anchor's predicted box with the box.
 
 ALPHA, BETA, ANCHORS_PER_BOX and the plain cross-entropy come from YOLOv8 (ultralytics/utils/tal.py,
-loss.py). The paper has alpha 1, 13 anchors per box and a focal loss. The box loss uses CIoU (arXiv
-1911.08287). Two differences from YOLOv8: the alignment uses IoU instead of CIoU, and the loss is divided by
-the loader's number of positive anchors instead of the sum of qualities.
+loss.py). The box loss uses CIoU (arXiv 1911.08287). Two differences from YOLOv8: the alignment uses IoU
+instead of CIoU, and the loss is divided by the number of positive anchors, not by the sum of qualities.
 """
 
 import functools

@@ -2,11 +2,9 @@
 
     --pipeline_type=tensorflow
 
-Each stage follows the same rules as in pipeline.py, but draws other random numbers. In evaluation, decoded
-pixels and targets equal DALI's, and resized pixels differ by less than one level on average. The published
-recipes work with this pipeline. Other loader settings need DALI.
-
-A restored iterator continues with the same random numbers as the saved iterator.
+The rules are those of pipeline.py, the random numbers differ. In evaluation, decoded pixels and targets equal
+DALI's, and resized pixels differ by less than one level on average. The published recipes work with this
+pipeline. Other loader settings need DALI.
 """
 
 import dataclasses
@@ -43,7 +41,7 @@ def whole_image(size: tf.Tensor, image_size: tuple[int, int]) -> CropResize:
 def jittered_crop(
     size: tf.Tensor, image_size: tuple[int, int], jitter_min: float, jitter_max: float, random: Random
 ) -> CropResize:
-    """Scales the image at random. If it is then larger than the network input, takes a random crop of it."""
+    """Scales the image at random, then crops it if it is larger than the network input."""
     limit = tf.constant(image_size, tf.float32)
     scale = random.uniform(jitter_min, jitter_max) * tf.reduce_min(limit / size)
     scaled = tf.maximum(tf.floor(size * scale + 0.5), 1.0)
@@ -56,10 +54,7 @@ def jittered_crop(
 def resize_range_crop(
     size: tf.Tensor, image_size: tuple[int, int], resize_min: int, resize_max: int, random: Random
 ) -> CropResize:
-    """Takes the whole image. The length of its shorter side is random, from resize_min to resize_max.
-
-    If the image is then larger than the network input, it is shrunk to fit.
-    """
+    """Takes the whole image. Its shorter side is random, but the image must fit the network input."""
     shorter = tf.floor(random.uniform(resize_min, resize_max + 1.0))
     whole = whole_image(size, image_size)
     return whole._replace(size=tf.minimum(whole.size, tf.floor(size * shorter / tf.reduce_min(size) + 0.5)))

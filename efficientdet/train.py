@@ -68,7 +68,6 @@ def train(a: Args, hooks: Hooks = Hooks()) -> dict | None:
     """Trains one model.
 
     Args:
-        a: the flags.
         hooks: functions of elastic training and of a dry run that are called.
 
     Returns:
@@ -208,17 +207,11 @@ def loss_values(
     targets: dict[str, tf.Tensor],
     num_positives: tf.Tensor | None = None,
 ) -> dict[str, tf.Tensor]:
-    """Runs one forward pass in training mode, and returns the losses.
+    """Runs one forward pass in training mode, and returns "loss", which is minimised, and its parts.
 
     Args:
-        model: maps images to class logits and box deltas: two lists with one tensor per level.
-        config: the model's config.
         images: float32 (B, H, W, 3), normalised.
         targets: the outputs of the training loader.
-        num_positives: see losses.detection_loss.
-
-    Returns:
-        float32 scalars: "loss", which is minimised, and its parts.
     """
     class_logits, box_deltas = model(images, training=True)
     parts = task_alignment.detection_loss(class_logits, box_deltas, targets, config, num_positives)

@@ -2,9 +2,8 @@ r"""Passes DALI's results to NumPy and TensorFlow without a copy, and their arra
 
     python examples/preprocess_dlpack.py
 
-With DLPack (https://dmlc.github.io/dlpack) libraries share tensors in memory. PyTorch (pytorch_loader.py), JAX
-and CuPy get tensors in the same way. All except NumPy can use tensors on a GPU
-(`Preprocessor(..., device="gpu", device_id=0)`).
+Libraries share tensors in memory by DLPack (https://dmlc.github.io/dlpack). PyTorch, JAX and CuPy get tensors
+in the same way. All except NumPy can use tensors on a GPU (`Preprocessor(..., device="gpu", device_id=0)`).
 """
 
 import os

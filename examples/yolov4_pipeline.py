@@ -75,7 +75,7 @@ def make_pipeline(config: Config, shard_id: int = 0, num_shards: int = 1) -> Pip
         window, place, mirrored = random_crop(config, size)
         new_size = fn.stack(place[2], place[3] * (1 - 2 * mirrored))  # a negative width mirrors
         images = fn.resize(decode(jpegs, window, on_gpu), size=new_size * 1.0)
-        # Convert boxes from 0..1 of the image to 0..1 of the window, clip them, convert to pixels of the input.
+        # Convert boxes from 0..1 of the image to 0..1 of the window, clip them, convert to pixels of input.
         boxes = math.clamp((boxes * xyxy(size) - xyxy(window[0:2])) / xyxy(window[2:4]), 0.0, 1.0)
         boxes_px = fn.bb_flip(boxes, horizontal=mirrored, ltrb=True) * xyxy(place[2:4]) + xyxy(place[0:2])
         canvas = {"start": -place[0:2], "shape": config.image_size, "axes": [0, 1], "fill_values": GREY}

@@ -22,7 +22,6 @@ class Fit:
     Attributes:
         mean_iou: mean over the boxes of the IoU with their best anchor.
         reached: share of the boxes whose best IoU is above REACHED_IOU.
-        boxes: number of boxes.
     """
 
     mean_iou: float
@@ -41,10 +40,9 @@ class Fit:
 
 
 def beats(new_iou: np.ndarray, old_iou: np.ndarray) -> bool:
-    """Returns whether new anchors fit the same boxes clearly better than the old ones.
+    """Returns whether new anchors fit the same boxes better by MARGIN and by MIN_ERRORS standard errors.
 
-    The mean IoU must gain at least MARGIN and at least MIN_ERRORS standard errors. The share of boxes with an
-    IoU above REACHED_IOU must not fall by more than MAX_FALL.
+    The share of boxes with an IoU above REACHED_IOU must not fall by more than MAX_FALL.
 
     Args:
         new_iou, old_iou: float (N,), the IoU of each box with its best anchor.
@@ -60,7 +58,7 @@ def beats(new_iou: np.ndarray, old_iou: np.ndarray) -> bool:
 def split(box_image: np.ndarray, random: np.random.Generator) -> np.ndarray:
     """Splits N boxes into two halves, bool (N,): True for fitting anchors, False for evaluating them.
 
-    All boxes of an image are in the same half, except of a single image.
+    All boxes of an image are in the same half.
     """
     different, image = np.unique(box_image, return_inverse=True)
     groups = image if len(different) > 1 else np.arange(len(box_image))
@@ -71,12 +69,10 @@ def split(box_image: np.ndarray, random: np.random.Generator) -> np.ndarray:
 
 
 def fit_anchors(sizes: np.ndarray, count: int, seed: int = 0) -> np.ndarray:
-    """Fits `count` anchors to boxes of these sizes, by k-means with the distance 1 - IoU.
+    """Fits anchors to boxes by k-means with the distance 1 - IoU.
 
     Args:
         sizes: (N, 2), widths and heights, at least `count` different ones.
-        count: number of anchors.
-        seed: chooses the sample of boxes and the starting points.
 
     Returns:
         float64 (count, 2), widths and heights, the smallest area first.

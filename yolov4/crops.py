@@ -1,10 +1,7 @@
 """Crops of YOLOv4's images in DALI: which window of an image is used, and its place in the network input.
 
-The jitter follows AlexeyAB/darknet src/data.c, load_data_detection. Only the window is decoded. Sizes are
-int32 nodes (height, width).
-
-The functions also process N images at once. Then each image is a column: sizes are (2, N) nodes, crops are
-(4, N), and the size of the network input is (2, 1).
+The jitter follows AlexeyAB/darknet src/data.c, load_data_detection. Sizes are int32 nodes (height, width).
+For N images at once, sizes are (2, N), crops are (4, N), and the size of the network input is (2, 1).
 """
 
 from typing import TYPE_CHECKING, NamedTuple
@@ -24,7 +21,7 @@ if TYPE_CHECKING:
 class CropResize(NamedTuple):
     """int32 nodes: the window of the stored image that is used, and its place in the network input.
 
-    Everything outside `place` is padding. Boxes are clipped to the window, then mapped to the place.
+    Everything outside `place` is padding.
     """
 
     window: DataNode  # (4,): top, left, height, width in pixels of the stored image
@@ -46,8 +43,7 @@ def input_size(config: "YOLOv4Config", training: bool, seed: int) -> DataNode:
     """Returns int32 (2,), (height, width) of the network input; random for training with multi_scale > 1.
 
     The shorter side is uniform over the multiples of 32 from image_size / multi_scale to image_size *
-    multi_scale; the aspect ratio stays. All ranks use the same `seed`, so that a batch has the same size on
-    all ranks.
+    multi_scale. All ranks use the same `seed`, and so the same size.
     """
     if not training or config.multi_scale == 1:
         return types.Constant(np.array(config.image_size, np.int32), device="cpu")
@@ -76,10 +72,8 @@ def jittered_crop(
 ) -> CropResize:
     """Takes a random crop, which may reach outside the image, and stretches it over the network input.
 
-    Each edge moves independently by up to `jitter` times the image's side. Parts of the crop outside the
-    image are padding. With keep_aspect, the crop also grows to the aspect ratio of the network input.
-
-    `count` is the number of images (columns of the nodes); None for a single image.
+    Each edge moves by up to `jitter` times the image's side. With keep_aspect, the crop also grows to the
+    aspect ratio of the network input. `count` is the number of images; None for a single image.
     """
     longer: DataNode | float = 0.0
     if keep_aspect:

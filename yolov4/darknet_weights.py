@@ -46,11 +46,10 @@ class Args:
 def load_darknet(model: "keras.Model", path: str | os.PathLike) -> "Contents":
     """Loads a .weights file, or a partial one (yolov4.conv.137, yolov4-tiny.conv.29), into a model.
 
-    If the file has another number of classes, the last convolution of each head keeps its values, and all
-    other weights are loaded.
+    If the file has another number of classes, the last convolution of each head keeps its values.
 
     Raises:
-        UserError: the file cannot be used (see `read_darknet`). The model has not been changed.
+        UserError: the file cannot be used. The model has not been changed.
     """
     from yolov4.import_weights.darknet_files import blocks_of, read_darknet
 

@@ -1,8 +1,6 @@
-"""Decodes the raw outputs of a head to boxes.
+"""Decodes the raw outputs of a head to boxes (AlexeyAB/darknet src/yolo_layer.c, get_yolo_box).
 
-Follows AlexeyAB/darknet src/yolo_layer.c, get_yolo_box and forward_yolo_layer. The centre of a box is in its
-cell, or up to (scale_xy - 1) / 2 cells outside. Its sides are the anchor's sides times the exponential of a
-raw output.
+The centre of a box is in its cell, or up to (scale_xy - 1) / 2 cells outside.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -30,11 +28,9 @@ def decode_offsets(
     Args:
         offsets: (..., 4), raw outputs.
         rows, columns: (...), the cell of each prediction.
-        config: holds the anchors and constants.
         head: number of the head, the finest stride first.
         grid_size: (rows, columns) of the head.
-        anchors: int (...), the index of each prediction's anchor in the head; None: 0 to K - 1 in the last
-            axis.
+        anchors: int (...), the index of each anchor in the head; None: 0 to K - 1 in the last axis.
 
     Returns:
         float32 (..., 4), ltrb, normalised to the network input, not clipped; finite for finite offsets.
@@ -60,7 +56,7 @@ def decode_boxes(raw: tf.Tensor, config: "YOLOv4Config", head: int) -> tf.Tensor
     """Decodes all boxes of one head.
 
     Args:
-        raw: (B, h, w, K, 5 + C), the output of head `head` for inputs of h * stride x w * stride pixels.
+        raw: (B, h, w, K, 5 + C).
 
     Returns:
         float32 (B, h, w, K, 4), ltrb, normalised to the network input, not clipped.

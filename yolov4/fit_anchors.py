@@ -3,9 +3,9 @@ r"""Fits anchors to the boxes of your own data, by k-means on their shapes.
     python yolov4/fit_anchors.py --model_name=yolov4 --image_size=608 \
         --annotations=coco/annotations/instances_train2017.json
 
-The command prints how well the model's own anchors fit, by the IoU of shapes. It also fits new anchors to
-half of the images. If these fit the other half better, it prints --hparams with new anchors. These fit only
-this --image_size, and only stretched or only letterboxed images.
+The command prints how well the model's own anchors fit. It also fits new anchors to half of the images. If
+these fit the other half better, it prints --hparams with new anchors. These fit only this --image_size, and
+only stretched or only letterboxed images.
 """
 
 import pathlib
@@ -83,7 +83,7 @@ def suggest(
 def with_fitted_anchors(sizes: np.ndarray, config: YOLOv4Config, seed: int) -> YOLOv4Config:
     """Returns the config with anchors fitted to boxes of these sizes (N, 2), in whole pixels, smallest first.
 
-    Anchors that no head uses get the size 1x1, so that they are the best fit of hardly any box.
+    Anchors that no head uses get the size 1x1.
     """
     with_head = sorted(_with_head(config))
     anchors = np.ones((config.num_anchors, 2))

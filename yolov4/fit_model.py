@@ -1,4 +1,4 @@
-"""Wraps the network in a model for Keras' `fit`. examples/keras_fit.py trains this model as train.py does.
+"""Wraps the network in a model for Keras' `fit`, as in examples/keras_fit.py.
 
 model = FitModel(build_model("yolov4-tiny", num_classes, config=config), config)
 model.compile(optimizer)
@@ -15,12 +15,7 @@ from yolov4.config import YOLOv4Config
 
 
 class FitModel(keras.Model):
-    """Adds the recipe's loss to a model of `build_model`. Both models share their layers and weights.
-
-    Args:
-        network: the model that build_model returned.
-        config: holds the constants of the loss.
-    """
+    """Adds the recipe's loss to a model of `build_model`. Both models share their weights."""
 
     def __init__(self, network: keras.Model, config: YOLOv4Config):
         super().__init__(inputs=network.inputs, outputs=network.outputs, name=network.name)

@@ -1,10 +1,7 @@
 """Mosaics of four freshly read images in DALI, as Darknet makes them: --hparams=mosaic_tiles=fresh.
 
-Crops, flips, colours and cut points are drawn as in mosaic.py. But the four images of a mosaic come from four
-readers, and their canvases (whole network inputs) are never made. Only the pixels that a tile shows, and a
-margin for the filter of the resize, are decoded, resized and coloured.
-
-A sample that is not a mosaic has one tile: the whole canvas of the first reader's image.
+Only the pixels that a tile shows, and a margin for the filter of the resize, are decoded, resized and
+coloured. A sample that is not a mosaic has one tile: the whole canvas of the first reader's image.
 
 The first reader reads the data in its usual order. The other three read the same shards in other orders, so
 each image is read four times per epoch. With few TFRecord files, all readers read from similar positions. So
@@ -44,7 +41,7 @@ class Tiles(NamedTuple):
     """For each tile: the part of the image to decode and resize, its position, and the map of its boxes.
 
     A box b, normalised by its image, is clipped to the crop, and flipped if the image is flipped. Then
-    b * scale + shift, clipped to the tile, is the box in pixels of the mosaic. An absent tile has no boxes.
+    b * scale + shift, clipped to the tile, is the box in pixels of the mosaic.
     """
 
     window: DataNode  # int32 (4, 4): top, left, height, width in pixels of the stored image
@@ -76,10 +73,8 @@ def make(
 
     Args:
         examples: the outputs of the four readers.
-        config: sets mosaic_prob, and how images are cropped and flipped.
         image_size: int32 (2,), (H, W) of the network input.
         augment: pipeline.augment_pixels, which turns uint8 crops into float32 in [0, 1].
-        decoder: decodes the images.
         fill: the level of the padding, 0 to 1.
 
     Returns:

@@ -18,18 +18,11 @@ BOX_ROWS = 5  # number of an anchor's outputs before its class outputs: x, y, wi
 def init_from(model: keras.Model, label_map: LabelMap, weights: str, config: YOLOv4Config) -> Report:
     """Copies each weight that has the same name and shape. In the heads, classes are matched by name.
 
-    The outputs for boxes and objectness are always copied.
-
     Args:
-        model: the model that gets the weights.
         label_map: the classes of the model.
         weights: a weights file of this project, a run directory, or a file of Darknet: .weights, or a partial
             one (yolov4.conv.137, yolov4-tiny.conv.29). The .names file next to a .weights file has its class
             names. Without it, 80 classes get COCO's names. "imagenet" downloads the backbone's public file.
-        config: the model's config.
-
-    Returns:
-        A report of the copied weights and of the weights that were not copied.
 
     Raises:
         UserError: the file cannot be read, or nothing in it fits.

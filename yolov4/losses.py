@@ -1,7 +1,6 @@
 """CIoU loss of assigned predictions, cross-entropy of objectness and classes, L2 loss of the kernels.
 
-Sources: YOLOv4 (arXiv 2004.10934) section 3.4, with the constants of AlexeyAB/darknet cfg/yolov4.cfg and the
-rules of Darknet's src/yolo_layer.c. targets.py assigns boxes to predictions.
+Sources: YOLOv4 (arXiv 2004.10934) section 3.4, AlexeyAB/darknet cfg/yolov4.cfg and src/yolo_layer.c.
 """
 
 import functools
@@ -27,13 +26,12 @@ def box_loss(
     *,
     grid_size: tuple[tf.Tensor | int, tf.Tensor | int],
 ) -> tf.Tensor:
-    """Returns the sum of 1 - CIoU over the assigned predictions, times iou_normalizer.
+    """Returns the sum of 1 - CIoU over the assigned predictions, times iou_normalizer, a float32 scalar.
 
     config.box_gradient chooses the gradient for the raw outputs. "exact" is the derivative of the loss.
     "darknet" is the gradient of Darknet's delta_yolo_box, for which iou_normalizer 0.07 and max_delta 5 were
-    tuned (`_darknet_derivative`). It is larger: for yolov4 at 608 pixels, by a factor of about 3 for the
-    sides of the largest anchor, and of at least 253 for the centre in the finest head. With the exact
-    gradient, iou_normalizer 0.07 is too small; about 2 works.
+    tuned (`_darknet_derivative`). It is several times larger. With the exact gradient, iou_normalizer 0.07 is
+    too small; about 2 works.
 
     config.size_weighting multiplies the loss of a box by 2 - width * height, so that small boxes count more.
     Darknet's loss is without this factor. config.max_delta limits the gradient of each box for each raw
@@ -43,12 +41,8 @@ def box_loss(
     Args:
         offsets: (B, M, K, 4), raw outputs of the predictions `assignment.cells`.
         assignment: the assignment of M boxes to this head.
-        config: holds the anchors and constants.
         head: number of the head, the finest stride first.
         grid_size: (rows, columns) of the head.
-
-    Returns:
-        float32 scalar. Its gradient is finite for any boxes and offsets.
     """
     boxes = assignment.boxes[:, :, None, :]  # (B, M, 1, 4)
     area = box_ops.area(boxes)
@@ -74,19 +68,15 @@ def box_loss(
 def objectness_loss(
     logits: tf.Tensor, assignment: Assignment, ignored: tf.Tensor, shortfall: tf.Tensor | None = None
 ) -> tf.Tensor:
-    """Returns the sum of the cross-entropy of one head's objectness, before obj_normalizer.
+    """Returns the sum of the cross-entropy of one head's objectness, a float32 scalar.
 
     The target of an assigned prediction is 1 - `shortfall` of its first box. Unassigned predictions have the
     target 0, and are left out of the sum where `ignored` is true.
 
     Args:
         logits: (B, h, w, K).
-        assignment: the assignment of the boxes to this head.
         ignored: bool (B, h, w, K), from `targets.ignore_mask`.
         shortfall: float32 (B, M, K), 1 minus the target of each assigned prediction; None: zeros.
-
-    Returns:
-        float32 scalar.
     """
     logits = tf.cast(logits, tf.float32)
     shape = tf.shape(logits, tf.int64)
@@ -111,11 +101,7 @@ def class_loss(logits: tf.Tensor, assignment: Assignment, *, label_smoothing: fl
 
     Args:
         logits: (B, M, K, C), class logits of the predictions `assignment.cells`.
-        assignment: the assignment of the boxes to this head.
         label_smoothing: moves all targets towards 0.5.
-
-    Returns:
-        float32 scalar, before cls_normalizer.
     """
     logits = tf.cast(logits, tf.float32)
     # Let z = -x where the target is 1, and z = x where it is 0. Then the cross-entropy is softplus(z).
@@ -137,11 +123,9 @@ def detection_loss(
     Args:
         heads: raw outputs (B, h, w, K, 5 + C), finest stride first: x, y, width, height, objectness, classes.
         targets: the loader's boxes (B, M, 4), classes (B, M) and num_boxes (B,).
-        config: holds the anchors and constants.
 
     Returns:
-        float32 scalars `box_loss`, `objectness_loss` and `class_loss`, each times its normaliser, and
-        `detection_loss`, their sum.
+        float32 scalars `box_loss`, `objectness_loss`, `class_loss` and `detection_loss`, their sum.
     """
     boxes, classes = targets["boxes"], targets["classes"]
     box_sum, objectness_sum, class_sum = 0.0, 0.0, 0.0
@@ -210,8 +194,7 @@ def _darknet_derivative(
     Darknet uses the derivative for the box's normalised centre x, centre y, width and height as the
     derivative for the raw outputs. It multiplies the derivative for a side by the exponential of the raw
     output, but not by the anchor's side. For the sides, the derivative of the IoU is doubled. The aspect term
-    is not divided by width**2 + height**2. One difference: in Darknet, dx_box_iou (src/box.c) has a wrong
-    sign where the centre moves the enclosing box.
+    is not divided by width**2 + height**2. One difference: a wrong sign in Darknet's dx_box_iou (src/box.c).
     """
     boxes_cxcywh = box_ops.ltrb_to_cxcywh(decode(offsets))
     with tf.GradientTape(persistent=True) as tape:

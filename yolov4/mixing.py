@@ -1,8 +1,7 @@
 """Makes one image from several, in DALI: mosaic, CutMix and MixUp.
 
-A canvas is a finished network input: float32 (H, W, 3), with boxes in pixels of the canvas. All canvases of a
-batch have the same size. A piece is a rectangle of a canvas and its position in the new image. A new image is
-a list of pieces; later pieces cover earlier ones.
+A canvas is a finished network input: float32 (H, W, 3), with boxes in pixels of the canvas. A piece is a
+rectangle of a canvas and its position in the new image. Later pieces cover earlier ones.
 
 CutMix: arXiv 1905.04899. MixUp: arXiv 1710.09412, with Darknet's constant weights of one half
 (AlexeyAB/darknet src/data.c, load_data_detection: blend_images_cv, blend_truth).
@@ -31,18 +30,14 @@ def mix(
     image_size: DataNode,
     taken: DataNode | None = None,
 ) -> tuple[DataNode, Objects]:
-    """Makes some samples a mosaic, a MixUp or a CutMix with other samples of the batch.
+    """Makes some samples a mosaic, a MixUp or a CutMix with other samples. The order in the batch changes.
 
     Args:
-        config: sets the probabilities.
         images: float32 (H, W, 3), the canvases, all of the same size.
         objects: the objects of each canvas.
         place: int32 (4,), place of the image in its canvas; the rest is padding. Only mosaics need it.
         image_size: int32 (2,), (H, W).
-        taken: int32 (), 1 for a canvas that must not change. Other samples may still show a part of it.
-
-    Returns:
-        The images and their objects, in another order within the batch.
+        taken: int32 (), 1 for a canvas that must not change.
     """
     sources = draw_sources(mosaic.TILES if config.mosaic_prob else 2)
     groups = [whole(sources[0], image_size)]
@@ -82,8 +77,7 @@ def images_of_one(config: YOLOv4Config) -> int:
 def draw_sources(count: int) -> list[DataNode]:
     """Draws `count` canvases for each new image: indices into the batch, int32 () nodes.
 
-    The first is the image's main canvas. The others differ from it, unless the batch has only one canvas. A
-    DALI graph cannot read a sample's own index, so a random permutation chooses the main canvases.
+    The first is the image's main canvas. The others differ from it, unless the batch has only one canvas.
     """
     own = fn.batch_permutation()
     others = [fn.batch_permutation(no_fixed_points=True) for _ in range(count - 1)]
@@ -91,18 +85,13 @@ def draw_sources(count: int) -> list[DataNode]:
 
 
 def whole(source: DataNode, image_size: DataNode) -> Pieces:
-    """Returns one piece: the whole canvas."""
+    """Returns the whole canvas as one piece."""
     size = fn.expand_dims(image_size, axes=[0])
     return Pieces([source], size * 0, size, size * 0, 1)
 
 
 def paste(canvases: DataNode, groups: list[Pieces]) -> DataNode:
-    """Pastes pieces into an image, float32 (H, W, 3), which they must cover.
-
-    Args:
-        canvases: all canvases of the batch, of the same size, on the CPU or the GPU.
-        groups: the pieces; later pieces cover earlier ones.
-    """
+    """Pastes pieces of canvases into an image, float32 (H, W, 3), which they must cover."""
 
     # Absent pieces are left out, because on a GPU, fn.multi_paste pastes regions without area wrongly.
     def join(arrays: list[DataNode]) -> DataNode:
@@ -138,10 +127,7 @@ def objects_of(canvas: Objects, pieces: Pieces) -> list[Objects]:
 
 
 def random_rectangle(source: DataNode, chosen: DataNode, image_size: DataNode) -> Pieces:
-    """Draws the rectangle that CutMix copies from another canvas to the same position.
-    Its area and centre have uniform distributions, and it has the aspect ratio of the canvas. Parts outside
-    the canvas are cut off. If `chosen` is 0, the rectangle is absent.
-    """
+    """Draws the rectangle that CutMix copies. It has the aspect ratio of the canvas, and is cut off outside."""
     half = dali_math.sqrt(uniform(0.0, 1.0)) * image_size / 2
     center = fn.random.uniform(range=(0.0, 1.0), shape=[2]) * image_size
     first = dali_math.clamp(round_half_up(center - half), 0, image_size)
@@ -163,13 +149,7 @@ def hide_covered(objects: Objects, rectangle: Pieces) -> Objects:
 
 
 def mixup(images: DataNode, canvases: DataNode, pieces: Pieces) -> DataNode:
-    """Averages each image with another canvas.
-
-    Args:
-        images: float32 (H, W, 3).
-        canvases: all canvases of the batch.
-        pieces: the other canvas as one whole piece. If it is absent, the image does not change.
-    """
+    """Averages each image, float32 (H, W, 3), with another canvas. An absent piece changes nothing."""
     rows = pieces.sizes[0, 0] * pieces.count  # 0 if the piece is absent
     own = images[:rows]
     other = fn.permute_batch(canvases, indices=pieces.sources[0])[:rows]

@@ -42,7 +42,7 @@ def build_model(
     Returns:
         A model from images (B, height, width, 3) in [0, 1] to a list of raw float32 heads, finest stride
         first. The head of stride s is (B, height / s, width / s, K, 5 + C): x, y, width, height, objectness
-        and C class logits of K anchors per cell, without activation. decoding.py decodes them to boxes.
+        and C class logits of K anchors per cell, without activation.
 
     Raises:
         UserError: `model_name` is unknown.

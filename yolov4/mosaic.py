@@ -63,7 +63,7 @@ class Objects(NamedTuple):
 class Pieces:
     """Rectangles of canvases and their positions in a new image. int32 nodes on the CPU, in pixels.
 
-    There are R pieces. Only the first `count` of them are present; the others are absent.
+    Only the first `count` of the R pieces are present.
     """
 
     sources: list[DataNode]  # R nodes (): index of the canvas in the batch
@@ -86,8 +86,7 @@ def tiles(
 
     Args:
         sources: four int32 (), the indices of the canvases in the batch.
-        places: int32 (4,), top, left, height, width in pixels of the image in its canvas. The rest of the
-            canvas is padding.
+        places: int32 (4,), top, left, height, width in pixels of the image in its canvas.
         cut: int32 (2,), from `random_cut`.
         image_size: int32 (2,), the size of the canvases.
         chosen: int32 (), 1 for a mosaic, else 0.
@@ -116,8 +115,8 @@ def tile_starts(
 
     Args:
         is_first: 1 for the upper tiles (rows) or the left tiles (columns), else 0.
-        cut, rest: heights of upper and lower tiles (rows), or widths of left and right tiles (columns).
-        before, after: padding above and below the image (rows), or on its left and right (columns).
+        cut, rest: heights of upper and lower tiles, or widths of left and right tiles.
+        before, after: padding above and below the image, or on its left and right.
     """
     first_start = rest - dali_math.min(rest, after)
     second_start = dali_math.min(cut, before)

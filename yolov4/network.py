@@ -32,7 +32,7 @@ class Layer:
         index: Darknet's layer number, which counts routes and shortcuts, too.
         inputs: indices of the layers that this layer reads; empty for the first layer.
         channels: number of channels of its output.
-        options: the section's options by Darknet's names. Only `head` of a yolo layer is not Darknet's.
+        options: the section's options by Darknet's names.
     """
 
     kind: str

@@ -1,8 +1,7 @@
 """Learning rate and optimizer of the YOLOv4 recipe: AlexeyAB/darknet src/network.c, get_current_rate.
 
 One difference: Darknet multiplies the velocity by the rate (src/convolutional_layer.c,
-update_convolutional_layer), Keras the gradient. So in Keras, a rate still acts for about 1 / (1 - momentum)
-updates after it has fallen.
+update_convolutional_layer), Keras the gradient.
 """
 
 import dataclasses
@@ -32,7 +31,6 @@ class BurnIn(keras.optimizers.schedules.LearningRateSchedule):
         total: number of the last update.
         boundaries: numbers of the updates at which the rate is multiplied by `factor`; None: the rate follows
             a cosine from the end of the burn-in to 0 at `total`.
-        factor: see `boundaries`.
         accumulate_steps: batches per update. Keras counts batches, from 0.
     """
 
@@ -65,7 +63,7 @@ def make_schedule(
 ) -> BurnIn:
     """Returns the recipe's schedule, with its rate scaled linearly to `effective_batch` images per update.
 
-    An update has `accumulate_steps` batches. The burn-in counts updates, and is at most a tenth of the run.
+    The burn-in counts updates, and is at most a tenth of the run.
     """
     total = max(config.epochs * steps_per_epoch // accumulate_steps, 1)
     steps = config.lr_schedule == "steps"

@@ -4,11 +4,8 @@
     images, targets = next(iter(pipeline.dataset()))
 
 A training image is cropped, coloured and flipped at random, as in Darknet (github.com/AlexeyAB/darknet). Then
-some samples become a mosaic, MixUp or CutMix with other images of the batch (mixing.py, mosaic.py), or a
-mosaic with three more images (fresh_mosaic.py). An evaluation image is used whole, stretched or letterboxed.
-
-Each function processes one sample (DALI's convention). Images may be on the GPU. Boxes, crop windows and
-places are always on the CPU.
+some samples become a mosaic, MixUp or CutMix (mixing.py, mosaic.py, fresh_mosaic.py). An evaluation image is
+used whole, stretched or letterboxed. Each function processes one sample (DALI's convention).
 """
 
 import dataclasses
@@ -39,8 +36,7 @@ from yolov4.mosaic import Objects
 def boxes_to_window(boxes: DataNode, size: DataNode, window: DataNode) -> DataNode:
     """Converts boxes normalised by the image to boxes normalised by the window, clipped to the window.
 
-    A box is kept if any part of it is inside the window. Boxes outside the window lose their area, and
-    `select_boxes` drops them later.
+    Boxes outside the window lose their area, and `select_boxes` drops them later.
     """
     boxes_px = boxes * xyxy(size) - xyxy(window[0:2])
     return dali_math.clamp(boxes_px / xyxy(window[2:4]), 0.0, 1.0)
@@ -74,13 +70,10 @@ def augment(
 ) -> tuple[DataNode, DataNode, DataNode]:
     """Rotates an image, then applies `augment_pixels`. New stages belong here.
 
-    With mosaic_tiles=fresh, the pipeline calls only `augment_pixels`.
-
     Args:
-        config: has the fields of each stage.
         images: uint8 (h, w, 3), a resized and flipped crop.
-        boxes: float32 (N, 4), ltrb normalised by the crop, on the CPU; some may have no area.
-        labels: int32 (N,), 1-based, on the CPU.
+        boxes: float32 (N, 4), ltrb normalised by the crop; some may have no area.
+        labels: int32 (N,), 1-based.
 
     Returns:
         The image, float32 (h, w, 3) in [0, 1]; its boxes; their labels.
@@ -106,8 +99,7 @@ class YOLOv4Loader(BaseLoader):
     """The base class of this app's loaders.
 
     Attributes:
-        mosaic: use mosaic, MixUp and CutMix; False in the last epochs (close_mosaic). In a batch of one, a
-            mosaic has four pieces of the same image, and there is no MixUp or CutMix.
+        mosaic: use mosaic, MixUp and CutMix; False in the last epochs (close_mosaic).
     """
 
     config: YOLOv4Config
@@ -138,10 +130,7 @@ class YOLOv4Loader(BaseLoader):
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class YOLOv4Pipeline(DaliOptions, YOLOv4Loader):
-    """The DALI loader. It has the options of YOLOv4Loader and of common.loader.DaliOptions.
-
-    With `name_images`, a mosaic of freshly read images has the image id of its first tile.
-    """
+    """The DALI loader."""
 
     @functools.cached_property
     def pipeline(self) -> dali.Pipeline:

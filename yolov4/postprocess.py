@@ -1,7 +1,6 @@
 """Turns the heads' outputs into detections: best candidates, their boxes, non-maximum suppression per class.
 
 Follows AlexeyAB/darknet src/yolo_layer.c, get_yolo_detections, but only the best `nms_candidates` enter NMS.
-Darknet's greedynms is called nms_method=diou here.
 """
 
 import math
@@ -13,7 +12,8 @@ from common import nms
 from yolov4.config import STRIDE, YOLOv4Config, get_config
 from yolov4.decoding import decode_boxes, decode_offsets
 
-_METHODS = {"greedy": "hard", "diou": "diou"}  # nms_method -> its name in common/nms.py
+# nms_method -> its name in common/nms.py. diou is Darknet's greedynms.
+_METHODS = {"greedy": "hard", "diou": "diou"}
 
 
 def decode_heads(
@@ -23,7 +23,6 @@ def decode_heads(
 
     Args:
         raw: one (B, h, w, K, 5 + C) per head, finest stride first, of any float type.
-        model_name: the model whose anchors and scale_xy are used.
         image_size: (height, width) of the network input that gave `raw`.
 
     Returns:
@@ -58,7 +57,6 @@ def detect(heads: list[tf.Tensor], config: YOLOv4Config) -> nms.Detections:
 
     Args:
         heads: one (B, h, w, K, 5 + C) per head, finest stride first, of any float type; h, w may be unknown.
-        config: has the anchors and the settings of NMS.
 
     Raises:
         ValueError: the shapes of the heads do not fit `config`.
@@ -79,7 +77,7 @@ def detect(heads: list[tf.Tensor], config: YOLOv4Config) -> nms.Detections:
 
 
 def candidates(heads: list[tf.Tensor], config: YOLOv4Config) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-    """Returns the best K predictions of each image before NMS, best first. The arguments are as in `detect`.
+    """Returns the best K predictions of each image before NMS, best first.
 
     Returns:
         boxes float32 (B, K, 4), ltrb, normalised to the network input, not clipped; scores float32 (B, K);

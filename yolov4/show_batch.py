@@ -1,4 +1,4 @@
-"""Shows the first augmented batch of a run: a picture with its boxes, and one line of counts."""
+"""Shows the first augmented batch of a run."""
 
 import pathlib
 
@@ -19,18 +19,11 @@ def report(
     label_map: LabelMap,
     path: pathlib.Path,
 ) -> str:
-    """Writes a contact sheet of the batch to `path`.
+    """Writes a picture of the batch with its boxes to `path`, a .png file. Returns one line of counts.
 
     Args:
         images: float32 (B, H, W, 3), in [0, 1].
         targets: the outputs of the training loader.
-        config: holds the heads and anchors.
-        label_map: names of the classes.
-        path: a .png file.
-
-    Returns:
-        One line with the numbers of images, of boxes, of assigned predictions of each head, and of boxes that
-        are assigned to no prediction.
     """
     image_size = tuple(images.shape[1:3])
     boxes, classes = targets["boxes"].numpy(), targets["classes"].numpy()

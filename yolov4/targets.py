@@ -1,8 +1,8 @@
 """Assigns boxes to predictions: AlexeyAB/darknet src/yolo_layer.c, process_batch.
 
 A box is assigned to the cell that contains its centre, and to the anchor with the best shape IoU among the
-anchors of all heads. Only a head whose mask contains this anchor learns the box. If iou_thresh is below 1,
-the box is also assigned to every anchor whose shape IoU is above iou_thresh.
+anchors of all heads. If iou_thresh is below 1, the box is also assigned to every anchor whose shape IoU is
+above iou_thresh.
 
 With neighbour_cells, which Darknet does not have, a box is also assigned to the cells in the nearest column
 and in the nearest row (ultralytics/yolov5 utils/loss.py, build_targets).
@@ -29,8 +29,7 @@ IGNORE_CHUNK = 16  # number of boxes that are compared with all predictions at o
 class Assignment(NamedTuple):
     """The assignment of M boxes of B images to the predictions of a head: K anchors, h x w cells, C classes.
 
-    With neighbour_cells, M is 3 times as large: all boxes in their own cells, then in the nearest column,
-    then in the nearest row.
+    With neighbour_cells, M is 3 times as large: each box in its own cell, the nearest column and row.
     """
 
     boxes: tf.Tensor  # float32 (B, M, 4), ltrb, normalised; the whole image for an invalid box
@@ -46,8 +45,7 @@ class Assignment(NamedTuple):
 def valid_boxes(boxes: tf.Tensor, classes: tf.Tensor, num_classes: int) -> tf.Tensor:
     """Returns bool (B, M): which boxes can be used in training.
 
-    A valid box is finite. Its sides are above 0, its centre is inside the image, and its class is from 0 to
-    num_classes - 1.
+    These are finite, with sides above 0, a centre inside the image, and a class from 0 to num_classes - 1.
     """
     left, top, right, bottom = tf.unstack(tf.cast(boxes, tf.float32), axis=-1)
     center_x, center_y = (left + right) / 2, (top + bottom) / 2
@@ -69,12 +67,10 @@ def assign_targets(
     """Assigns each box to predictions of one head.
 
     Args:
-        boxes: float32 (B, M, 4), ltrb, normalised to the network input, padded. Boxes that `valid_boxes`
-            rejects are not assigned.
+        boxes: float32 (B, M, 4), ltrb, normalised to the network input, padded.
         classes: int (B, M), 0-based, -1 in the padding.
-        config: holds the anchors and iou_thresh.
         head: number of the head, the finest stride first.
-        grid_size: (rows, columns) of the head: the sides of the network input divided by the stride.
+        grid_size: (rows, columns) of the head.
         num_classes: C.
     """
     valid = valid_boxes(boxes, classes, num_classes)
@@ -146,8 +142,6 @@ def ignore_mask(
         raw: (B, h, w, K, 5 + C), outputs of head number `head`. No gradient flows back to them.
         boxes, classes: as for `assign_targets`.
         num_boxes: int (B,), number of boxes before the padding.
-        config: holds the anchors and ignore_thresh.
-        head: number of the head, the finest stride first.
     """
     raw = tf.stop_gradient(raw)
     shape = tf.shape(raw)

@@ -29,12 +29,7 @@ class Mixed(NamedTuple):
 
 
 def mix(canvases: Canvases, mosaic_prob: float, random: Random) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-    """Makes randomly chosen samples mosaics.
-
-    Args:
-        canvases: the canvases of the batch.
-        mosaic_prob: probability that a sample becomes a mosaic.
-        random: the source of all random numbers.
+    """Makes samples mosaics with probability `mosaic_prob`.
 
     Returns:
         uint8 (B, H, W, 3), images; float32 (B, 4 N, 4), boxes in pixels; int32 (B, 4 N), their labels.
@@ -81,8 +76,6 @@ def random_cuts(batch_size: int, size: tf.Tensor, random: Random) -> tf.Tensor:
 
 def mosaic(canvases: Canvases, tiles: tf.Tensor, cut: tf.Tensor) -> Mixed:
     """Makes a mosaic of four pieces (Darknet src/data.c, load_data_detection, blend_truth_mosaic).
-
-    Boxes move with their piece and are clipped to the piece.
 
     Args:
         tiles: int32 (4,), indices of the canvases: top left, top right, bottom left, bottom right.

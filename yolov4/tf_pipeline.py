@@ -2,11 +2,9 @@
 
     --pipeline_type=tensorflow
 
-Each stage follows the same rules as in pipeline.py, but draws other random numbers. In evaluation, decoded
-pixels and boxes equal DALI's, and resized pixels differ by less than one level on average. Colours are
-changed in true HSV, as in Darknet. Darknet's recipe works with this pipeline. Other settings need DALI.
-
-A restored iterator continues with the same random numbers as the saved iterator.
+The rules are those of pipeline.py, the random numbers differ. In evaluation, decoded pixels and boxes equal
+DALI's, and resized pixels differ by less than one level on average. Colours are changed in true HSV, as in
+Darknet. Darknet's recipe works with this pipeline. Other loader settings need DALI.
 """
 
 import dataclasses
@@ -132,9 +130,6 @@ def finish_boxes(
     Args:
         boxes_px: float32 (N, 4), ltrb; rows without area are padding.
         labels: int32 (N,), 1-based.
-
-    Returns:
-        `boxes`, `classes`, `num_boxes` and `lost` of one sample, as in the loader's elements.
     """
     min_size = (config.min_box_size, config.min_box_size)
     boxes_px, labels, lost = select_boxes(boxes_px, labels, min_size, config.max_instances)

@@ -74,7 +74,6 @@ def train(a: Args, hooks: Hooks = Hooks()) -> dict | None:
     """Trains one model.
 
     Args:
-        a: the flags.
         hooks: functions of elastic training and of a dry run that are called.
 
     Returns:
@@ -208,16 +207,11 @@ def make_train_step(
 def loss_values(
     model: keras.Model, config: YOLOv4Config, images: tf.Tensor, targets: dict[str, tf.Tensor]
 ) -> dict[str, tf.Tensor]:
-    """Runs one forward pass in training mode, and returns the losses.
+    """Runs one forward pass in training mode, and returns "loss", which is minimised, and its parts.
 
     Args:
-        model: maps images to a list of raw heads, one per stride.
-        config: the model's config.
         images: float32 (B, H, W, 3), in [0, 1].
         targets: the outputs of the training loader.
-
-    Returns:
-        float32 scalars: "loss", which is minimised, and its parts.
     """
     heads = model(images, training=True)
     parts = losses.detection_loss(heads, targets, config)

@@ -102,10 +102,8 @@ class Contents(NamedTuple):
     """The values that a checkpoint has for the weights of a model.
 
     Attributes:
-        values: path of a weight -> array. The heads' last layers have the file's numbers of classes and
-            anchors, not the model's.
+        values: path of a weight -> array. The heads' last layers have the file's classes and anchors.
         anchors: anchors per location in the file.
-        num_classes: number of classes in the file.
     """
 
     values: dict[str, np.ndarray]
@@ -114,7 +112,7 @@ class Contents(NamedTuple):
 
 
 def is_automl(file: ForeignWeights) -> bool:
-    """Returns whether a file contains automl's EfficientDet, of any size."""
+    """Returns whether a file contains automl's EfficientDet."""
     return "class_net/class-predict/bias" in map(canonical, file.shapes)
 
 
@@ -132,11 +130,7 @@ def count_outputs(file: ForeignWeights) -> tuple[int, int]:
 
 
 def read_automl(file: ForeignWeights, model: keras.Model) -> Contents:
-    """Reads the values of all weights of a model.
-
-    Args:
-        file: weights of the same model, with any number of classes.
-        model: a model that `build_model` made; it is not changed.
+    """Reads the values of all weights of a model from weights with any number of classes.
 
     Raises:
         UserError: the file is damaged or belongs to another model.
@@ -156,9 +150,7 @@ def read_automl(file: ForeignWeights, model: keras.Model) -> Contents:
 def class_names(num_classes: int, label_map: LabelMap | None = None) -> tuple[str, ...]:
     """Returns the names of automl's class outputs. Output i has the name of category id i + 1, "" if unused.
 
-    Args:
-        num_classes: number of class outputs.
-        label_map: the categories; None: COCO's categories if there are 90 outputs, else all names are "".
+    Without a label map, 90 outputs have COCO's names, and all other names are "".
     """
     if label_map is None and num_classes == NUM_COCO_ROWS:
         label_map = coco_label_map()

@@ -48,10 +48,7 @@ _BLOCK = re.compile(r"^(block\d[a-z])_")
 
 
 def download(backbone: str) -> str:
-    """Returns the path of a backbone's public file; downloads it to ~/.keras/models if it is not there.
-
-    Args:
-        backbone: one of backbone.NAMES.
+    """Returns the path of a backbone's public file, after a download to ~/.keras/models if necessary.
 
     Raises:
         UserError: the backbone has no published file, or the download fails, or the checksum differs.
@@ -73,14 +70,7 @@ def is_backbone(file: ForeignWeights) -> bool:
 
 
 def read_backbone(file: ForeignWeights, model: keras.Model) -> dict[str, np.ndarray]:
-    """Reads the values of a model's backbone.
-
-    Args:
-        file: weights of an EfficientNet, with or without its classifier.
-        model: a model that `build_model` made; it is not changed.
-
-    Returns:
-        A dict from path to array, for every weight of the backbone.
+    """Reads the values of a model's backbone from an EfficientNet: path of a weight -> array.
 
     Raises:
         UserError: the file is damaged or belongs to another backbone.
@@ -102,10 +92,7 @@ def _keras_blocks(names: Iterable[str]) -> list[str]:
 def _keras_names(
     model: keras.Model, blocks: list[str], known: Mapping[str, tuple[int, ...]]
 ) -> dict[str, tuple[str, ...]]:
-    """Maps the path of each backbone weight to its name in keras/src/applications/efficientnet.py.
-
-    A depthwise kernel is called `depthwise_kernel` in Keras 2, and `kernel` in Keras 3.
-    """
+    """Maps the path of each backbone weight to its name in keras/src/applications/efficientnet.py."""
     names: dict[str, tuple[str, ...]] = {}
     for weight in model.weights:
         layer, _, variable = weight.path.rpartition("/")
@@ -118,7 +105,7 @@ def _keras_names(
             prefix = blocks[number] if number < len(blocks) else f"block {number}"
         part = {"depthwise.conv": "dwconv", "depthwise.bn": "bn"}.get(match[2], match[2].replace(".", "_"))
         theirs = f"{prefix}_{part}"
-        if part == "dwconv" and f"{theirs}/depthwise_kernel" in known:
+        if part == "dwconv" and f"{theirs}/depthwise_kernel" in known:  # of Keras 2
             variable = "depthwise_kernel"
         names[weight.path] = (f"{theirs}/{variable}",)
     return names

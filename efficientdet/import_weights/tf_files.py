@@ -3,8 +3,7 @@
 A variable gets the same name, for example `efficientnet-b0/stem/conv2d/kernel`, from each of four layouts:
 
 - a checkpoint of TensorFlow 1's Saver contains these names;
-- a checkpoint of tf.train.Checkpoint has the names in its object graph (full_name in
-  tensorflow/core/protobuf/trackable_object_graph.proto);
+- a checkpoint of tf.train.Checkpoint has them in its object graph (trackable_object_graph.proto, full_name);
 - a .h5 file of Keras' save_weights has a group for each layer with these names, and `:0` at their end;
 - a .h5 file of Keras' model.save has all these groups in a group `model_weights`.
 
@@ -39,7 +38,6 @@ class ForeignWeights(NamedTuple):
     """The variables in a file or checkpoint of another project.
 
     Attributes:
-        path: the path that the user gave.
         shapes: name of a variable -> its shape.
         stored: name of a variable -> key of its moving average, or of its values if there is no average.
         read: function that returns the arrays of given keys, in order; UserError if the file is damaged.
@@ -51,7 +49,7 @@ class ForeignWeights(NamedTuple):
     read: Callable[[Iterable[str]], list[np.ndarray]]
 
     def renamed(self, rename: Callable[[str], str | None]) -> "ForeignWeights":
-        """Returns the same weights with new names. Variables whose new name is None are left out."""
+        """Returns the same weights with new names, without variables whose new name is None."""
         names = {name: rename(name) for name in self.shapes}
         return self._replace(
             shapes={new: self.shapes[name] for name, new in names.items() if new},
@@ -60,11 +58,7 @@ class ForeignWeights(NamedTuple):
 
 
 def open_weights(path: str | os.PathLike) -> ForeignWeights:
-    """Reads the names and shapes of a file's variables, but no values.
-
-    Args:
-        path: a .h5 file; or a checkpoint: its prefix (`efficientdet-d0/model`), one of its files, or a
-            directory with one checkpoint.
+    """Opens a .h5 file or a checkpoint: its prefix, one of its files, or a directory with one checkpoint.
 
     Raises:
         UserError: the file is missing or damaged.
@@ -89,16 +83,11 @@ def take(
     wanted: Mapping[str, tuple[str, ...]],
     lengths: Mapping[str, int] = MappingProxyType({}),
 ) -> dict[str, np.ndarray]:
-    """Reads the values of some of a model's weights.
+    """Reads the values of some of a model's weights: path -> float32 array.
 
     Args:
-        file: the file to read.
-        model: has the expected shapes; it is not changed.
         wanted: path of a weight -> names of its variables in the file; several variables are stacked.
         lengths: path of a weight -> length of its last axis in the file, if it differs from the model's.
-
-    Returns:
-        A dict from path to float32 array.
 
     Raises:
         UserError: the file is damaged or belongs to another model: a variable is missing, or a shape differs.

@@ -1,9 +1,8 @@
-"""Reads the ImageNet weights of PyTorch's ResNets and MobileNetV2, from which RetinaNet's training starts.
+"""Reads the ImageNet weights of PyTorch's ResNets and MobileNetV2.
 
-PyTorch Image Models (timm) publishes them as safetensors at huggingface.co/timm: torchvision's ResNets with
-torchvision's names (models/resnet.py), and timm's MobileNetV2 with timm's names
-(models/_efficientnet_blocks.py). PyTorch's own files are refused: they are pickles, which can run code when
-they are read.
+PyTorch Image Models (timm) publishes them as safetensors at huggingface.co/timm. The names are torchvision's
+for ResNets (models/resnet.py), and timm's for MobileNetV2 (models/_efficientnet_blocks.py). PyTorch's own
+files are refused: they are pickles, which can run code when they are read.
 """
 
 import os
@@ -35,15 +34,7 @@ _PLAIN = {"depthwise": ("conv_dw", "bn1"), "project": ("conv_pw", "bn2")}
 
 
 def read_torch(path: str | os.PathLike, model: keras.Model, backbone: str) -> dict[str, np.ndarray]:
-    """Reads the values of a model's backbone.
-
-    Args:
-        path: a .safetensors file of a ResNet or a MobileNetV2, with or without its classifier.
-        model: a model that `build_model` made; it is not changed.
-        backbone: the model's backbone, one of backbone.NAMES.
-
-    Returns:
-        A dict from path to float32 array in Keras' layout, for every weight of the backbone.
+    """Reads the values of a model's backbone from a .safetensors file: path -> float32 array.
 
     Raises:
         UserError: the file is damaged or belongs to another network, or `backbone` is of another type.

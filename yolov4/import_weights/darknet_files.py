@@ -1,12 +1,9 @@
 """Reads and writes Darknet's .weights files, and reads the .names files next to them.
 
 A .weights file (AlexeyAB/darknet src/parser.c, load_weights_upto and save_weights_upto) starts with three
-int32 (major, minor and revision of its version) and the number of images that training has seen. Then it has,
-for every convolution in the order of the .cfg: beta, gamma, mean and variance of the batch norm, or a bias if
-there is none; then the kernel (output, input, height, width). All numbers are float32, little endian.
-
-Darknet's data/coco.names has COCO's 80 classes in the order of the category ids. Six of them have Pascal
-VOC's spelling. This project uses COCO's.
+int32 (its version) and the number of images that training has seen. Then it has, for every convolution in the
+order of the .cfg: beta, gamma, mean and variance of the batch norm, or a bias if there is none; then the
+kernel (output, input, height, width). All numbers are float32, little endian.
 """
 
 import itertools
@@ -34,8 +31,8 @@ class Contents(NamedTuple):
     """The contents of a .weights file.
 
     Attributes:
-        values: path of a variable of the model -> array in Keras' layout. If the file has another number of
-            classes, the last axis of the last convolutions differs from the model's.
+        values: path of a variable of the model -> array in Keras' layout. The heads' last convolutions have
+            the file's number of classes.
         convolutions: number of convolutions in the file. They are the first ones of the network.
         num_classes: number of classes; None if the file ends before the first head.
         seen: number of images that training has seen.
@@ -49,10 +46,6 @@ class Contents(NamedTuple):
 
 def read_darknet(path: str | os.PathLike, model: keras.Model) -> Contents:
     """Reads a .weights file of `model`'s network: a complete one with any class count, or a partial one.
-
-    Args:
-        path: the file.
-        model: a model that `build_model` made; it is not changed.
 
     Raises:
         UserError: the file is missing or damaged, or belongs to another network.
@@ -92,11 +85,9 @@ def read_darknet(path: str | os.PathLike, model: keras.Model) -> Contents:
 
 
 def save_darknet(model: keras.Model, path: str | os.PathLike, seen: int = 0) -> None:
-    """Writes the weights of a model that `build_model` made, atomically.
+    """Writes the weights of a model atomically.
 
     Args:
-        model: the model.
-        path: the file to write; ends in `.weights` by convention.
         seen: number of images that training has seen. 0 restarts Darknet's schedule.
 
     Raises:
@@ -146,7 +137,7 @@ def _fit(
 
 
 def _read_header(content: bytes) -> tuple[int, int]:
-    """Returns (bytes of the header, images seen). Versions before 0.2 counted the images in 32 bits."""
+    """Returns (bytes of the header, images seen). Before version 0.2, the count has 32 bits."""
     if len(content) < 20:
         return 20, 0
     major, minor, _, seen = struct.unpack_from("<iiiQ", content)
@@ -156,12 +147,10 @@ def _read_header(content: bytes) -> tuple[int, int]:
 
 
 def read_label_map(weights: str | os.PathLike, num_classes: int) -> LabelMap | None:
-    """Returns the classes of a .weights file, from the .names file next to it (one name per line), or COCO's.
+    """Returns the classes of a .weights file, from the .names file next to it (one name per line).
 
     COCO's 80 classes, in COCO's or Darknet's spelling, get COCO's names and ids. All others get ids from 1.
-
-    Returns:
-        The classes; None if there is no such file and `num_classes` is not 80.
+    Without a .names file, 80 classes are COCO's, and any other number gives None.
 
     Raises:
         UserError: the .names file cannot be read, has a class twice, or does not have `num_classes` names.

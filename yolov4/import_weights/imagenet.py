@@ -12,10 +12,7 @@ CSP_DARKNET53 = "csdarknet53-omega.conv.105"  # no checksum is published; the re
 
 
 def download(backbone: str) -> str:
-    """Returns the path of a backbone's public file; downloads it to ~/.keras/models if it is not there.
-
-    Args:
-        backbone: the backbone in the model's config.
+    """Returns the path of a backbone's public file, after a download to ~/.keras/models if necessary.
 
     Raises:
         UserError: the backbone has no published file, or the download fails.
