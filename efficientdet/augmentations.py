@@ -41,7 +41,7 @@ def random_rotation(
     """
     angle = uniform(-degrees, degrees)
     sides = boxes[:, 2:4] - boxes[:, 0:2]
-    # fn.bbox_rotate gives an area to boxes that had none. Label 0 marks them; the last line removes the area.
+    # fn.bbox_rotate gives an area to boxes that had none. Label 0 marks them.
     labels = labels * fn.reductions.min(int32(sides > 0), axes=[1])
     rotated: Any = fn.bbox_rotate(
         boxes, labels, angle=angle, input_shape=images.shape()[0:2], keep_size=True, remove_threshold=0.0

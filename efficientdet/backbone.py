@@ -38,7 +38,7 @@ NAMES = (*BACKBONES, *resnet.RESNETS, *mobilenet.MOBILENETS)
 
 
 class _Stage(NamedTuple):
-    """A sequence of equal blocks. `stride` is the stride of the first block; the others have stride 1."""
+    """A sequence of equal blocks. Only the first one has `stride`."""
 
     repeats: int
     kernel: int
@@ -139,7 +139,6 @@ def _mbconv(
     x = batch_norm(f"{name}.project.bn", bn_momentum)(x)
     if block.stride == 1 and block.filters == input_filters:
         if drop_rate > 0:
-            # Sets the block's output to 0 for some images of the batch.
             x = layers.Dropout(drop_rate, noise_shape=(None, 1, 1, 1), name=f"{name}.drop")(x)
         x = layers.Add(name=f"{name}.add")([x, inputs])
     return x

@@ -27,8 +27,7 @@ class EfficientDetConfig:
     fpn_cells: Count  # number of BiFPN cells; architecture=retinanet ignores it
     head_repeats: Count
     architecture: Literal["efficientdet", "retinanet"] = "efficientdet"  # see model.py, retinanet.py
-    # How a node of BiFPN adds its inputs. fast: with learned, normalised weights; sum: without weights, which
-    # is more stable (d6 and larger)
+    # How a node of BiFPN adds its inputs. fast: with learned weights; sum: without weights (d6 and larger)
     fpn_fusion: Literal["fast", "sum"] = "fast"
     separable: bool = True  # use separable convolutions in BiFPN and heads
     bn_momentum: ShareBelowOne = 0.99  # as in google/automl efficientdet/tf2/util_keras.py
@@ -122,7 +121,6 @@ class EfficientDetConfig:
 
     @property
     def anchors(self) -> Anchors:
-        """The anchors of this model at this image size."""
         levels = self.min_level, self.max_level
         return Anchors(*levels, self.num_scales, self.aspect_ratios, self.anchor_scale, self.image_size)
 
@@ -132,7 +130,6 @@ class EfficientDetConfig:
 
 
 _FIELDS = [field.name for field in dataclasses.fields(EfficientDetConfig)]
-# The fields of the loader's section.
 LOADER_FIELDS = _FIELDS[_FIELDS.index("augmentation") : _FIELDS.index("assignment")]
 # The fields that eval.py, infer.py and a resumed run may change.
 DETECTION_FIELDS = tuple(_FIELDS[_FIELDS.index("nms_method") :])

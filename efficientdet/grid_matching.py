@@ -34,7 +34,7 @@ def match(
         owners: int32 (P,), the index of the box of each positive anchor.
     """
     owner, anchor = _candidates(boxes, anchors, match_iou)  # (C,)
-    # `iou` computes DALI's exact bits: the last bit may decide which of two boxes gets an anchor.
+    # `iou` computes DALI's exact bits.
     overlap = box_ops.iou(tf.gather(boxes, owner), tf.gather(anchors.boxes_normalized, anchor))
 
     # Find each box's best anchor, the last one if IoUs are equal. A box without overlap gets the last anchor.
@@ -66,7 +66,6 @@ def _candidates(boxes: tf.Tensor, anchors: Anchors, match_iou: float) -> tuple[t
     sizes = boxes[:, tf.newaxis, 2:] - boxes[:, tf.newaxis, :2]  # (R, 1, 2)
     centers = (boxes[:, tf.newaxis, :2] + boxes[:, tf.newaxis, 2:]) * 0.5
 
-    # Compute the IoU of the nearest anchor of each template.
     middle = centers / strides - 0.5  # (R, T, 2) in cells
     nearest = tf.clip_by_value(tf.round(middle), 0.0, last_cells)
     distance = tf.abs((nearest + 0.5) * strides - centers)
@@ -79,8 +78,7 @@ def _candidates(boxes: tf.Tensor, anchors: Anchors, match_iou: float) -> tuple[t
     slack = tf.minimum(1e-4 + 2e-6 * tf.reduce_sum(1.0 / sizes, axis=-1), 0.9)  # (R, 1)
     wanted = tf.minimum(match_iou, tf.reduce_max(iou, axis=1, keepdims=True)) * (1.0 - slack)
 
-    # Along each axis, find the cells whose anchors can reach the wanted IoU if the overlap along the other
-    # axis is as large as possible.
+    # Along each axis, find the cells whose anchors can reach the wanted IoU.
     enough = areas * wanted / (1.0 + wanted)  # the least intersection for the wanted IoU
     reach = half_sum - enough[..., tf.newaxis] / tf.maximum(overlap[..., ::-1], 1e-12)
     reach = reach / strides + 1e-3

@@ -14,7 +14,7 @@ MOBILENETS = ("mobilenet-v2",)
 
 
 class _Stage(NamedTuple):
-    """A sequence of equal blocks. `stride` is the stride of the first block; the others have stride 1."""
+    """A sequence of equal blocks. Only the first one has `stride`."""
 
     expansion: int
     filters: int

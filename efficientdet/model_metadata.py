@@ -9,7 +9,6 @@ from efficientdet.config import EfficientDetConfig
 
 
 def describe(config: EfficientDetConfig) -> dict[str, Any]:
-    """Describes the anchors and the preprocessing; see `model_metadata.make`."""
     return {
         "anchors": {
             "count": config.anchors.num_anchors,

@@ -63,7 +63,6 @@ def boxes_to_window(boxes: DataNode, size: DataNode, window: DataNode) -> DataNo
 
 
 def random_flip(images: DataNode, boxes: DataNode, prob: float) -> tuple[DataNode, DataNode]:
-    """Mirrors images and boxes horizontally with probability `prob`."""
     coin = fn.random.coin_flip(probability=prob)
     flipped = fn.flip(images, horizontal=coin)
     return flipped, fn.bb_flip(boxes, horizontal=coin, ltrb=True)
@@ -86,7 +85,7 @@ def random_grid_mask(images: DataNode, image_size: tuple[int, int], prob: float)
 def random_color(
     images: DataNode, brightness: float, contrast: float, saturation: float, hue: float
 ) -> DataNode:
-    """Changes brightness, contrast and saturation by factors from 1 - x to 1 + x, and the hue by -x to x degrees."""
+    """Changes brightness, contrast and saturation by factors from 1 - x to 1 + x, and the hue in degrees."""
     return fn.color_twist(
         images,
         brightness=uniform(1 - brightness, 1 + brightness),

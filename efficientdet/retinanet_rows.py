@@ -1,4 +1,4 @@
-"""The rows of RetinaNet models in the table of config.py: structure and recipe.
+"""The RetinaNet models of config.py.
 
 Sources: arXiv 1708.02002, and NVIDIA/retinanet-examples, called odtk here, with the defaults of odtk/main.py.
 """

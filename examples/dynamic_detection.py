@@ -4,12 +4,9 @@
     python dynamic_detection.py --output_dir=look --images=my/images --annotations=my/instances.json
 
 The program draws its own images or reads a COCO data set. It writes `steps.png`: a row for each image of the
-last batch and a column for each step, with the boxes. Then it saves a checkpoint. If you repeat the command,
-it continues from the checkpoint.
+last batch and a column for each step. Then it saves a checkpoint, from which the same command continues.
 
-With the same random numbers, efficientdet/pipeline.py makes the same batches, bit for bit, if the json lists
-its categories in the order of their ids. This file needs nvidia-dali 2.4, NumPy and Pillow, but no other file
-of the repository.
+This file needs nvidia-dali 2.4, NumPy and Pillow, but no other file of the repository.
 
 EfficientDet: arXiv 1911.09070. Scale jitter, anchors and constants are from google/automl efficientdet:
 dataloader.py, tf2/anchors.py, hparams_config.py.
@@ -138,7 +135,7 @@ class Stream:
 
 
 def stored_sizes(jpegs: ndd.Batch) -> np.ndarray:
-    """Returns float32 (B, 2): height and width in the file headers. Boxes and sizes ignore EXIF rotation."""
+    """Returns float32 (B, 2): height and width in the file headers, without EXIF rotation."""
     return to_numpy(ndd.peek_image_shape(jpegs, adjust_orientation=False))[:, :2].astype(np.float32)
 
 
@@ -231,8 +228,8 @@ def encode(boxes: ndd.Batch, labels: ndd.Batch, image_size: Size) -> dict[str, n
     Returns:
         boxes: float32 (MAX_BOXES, 4), padded with -1. classes: int32 (MAX_BOXES,), 0-based, padded with -1.
         num_positives: float32 (), number of anchors that are matched to a box.
-        class_targets_3 to class_targets_7: int32 (h, w, 9), 0-based, -1 for background. box_targets_3 to
-        box_targets_7: float32 (h, w, 36), (dy, dx, dh, dw) for each of the 9 anchors.
+        class_targets_3 to class_targets_7: int32 (h, w, 9), 0-based, -1 for background.
+        box_targets_3 to box_targets_7: float32 (h, w, 36), (dy, dx, dh, dw) for each of the 9 anchors.
     """
     anchors, cells = anchor_boxes(image_size)
     deltas, targets = ndd.box_encoder(boxes, labels, anchors=anchors, criteria=MATCH_IOU, offset=True)
@@ -256,10 +253,7 @@ def encode(boxes: ndd.Batch, labels: ndd.Batch, image_size: Size) -> dict[str, n
 def training_batch(
     read: Read, draws: Draws, image_size: Size, look: Callable[..., object] = lambda step, images, boxes: None
 ) -> dict[str, ndd.Batch]:
-    """Returns the network input `images`, float32 (H, W, 3), and the targets of `encode`.
-
-    Calls `look(step, images, boxes)` after each step. The boxes are normalised by the size of these images.
-    """
+    """Returns `images`, float32 (H, W, 3), and targets. Calls `look(step, images, boxes)` at each step."""
     sizes = stored_sizes(read.jpegs)
     windows, shown = jittered_windows(sizes, draws, image_size)
     images = ndd.resize(decode(read.jpegs, windows), size=to_dali(np.float32(shown)))
@@ -281,7 +275,7 @@ def xyxy(yx: np.ndarray) -> ndd.Batch:
 
 
 def to_dali(values: np.ndarray) -> ndd.Batch:
-    """Makes a batch with one sample per row. DALI rejects arrays that are not contiguous."""
+    """Makes a batch with one sample per row."""
     return ndd.as_batch(np.ascontiguousarray(values))
 
 
@@ -293,7 +287,7 @@ def to_numpy(batch: ndd.Batch) -> np.ndarray:
 
 
 def draw_column(step: str, images: ndd.Batch, boxes: ndd.Batch) -> np.ndarray:
-    """Draws the images, with their boxes, one below the other; uint8 (h, w, 3)."""
+    """Draws the images and their boxes, one below the other; uint8 (h, w, 3)."""
     tiles = []
     for pixels, rectangles in zip(
         map(np.asarray, images.tensors), map(np.asarray, boxes.tensors), strict=True
@@ -312,7 +306,7 @@ def draw_column(step: str, images: ndd.Batch, boxes: ndd.Batch) -> np.ndarray:
 
 
 def draw_data(directory: pathlib.Path) -> tuple[str, str]:
-    """Draws the same 20 images of ellipses at each call. Returns their directory and their COCO json."""
+    """Draws 20 images of ellipses. Returns their directory and their COCO json."""
     random, images, annotations = np.random.default_rng(0), [], []
     directory.mkdir(parents=True, exist_ok=True)
     for number in range(20):

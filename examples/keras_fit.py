@@ -8,9 +8,9 @@ The same command with the same directory continues after the last complete epoch
 
 `fit` cannot do the following; use train.py instead:
 - Resume within an epoch: the next run repeats the whole epoch, with images in another order.
-- Skip a step whose loss is not finite: the epoch is lost, and the run ends.
-- Save and stop at a signal, or end ranks that wait for a lost rank (the watchdog).
-- Train with --strategy=multi_worker, or change the data between epochs (YOLOv4's last epochs have no mosaic).
+- Skip a step whose loss is not finite: the run ends.
+- Save and stop at a signal, or end ranks that wait for a lost rank.
+- Train with --strategy=multi_worker, or change the data between epochs.
 
 For YOLOv4, import from `yolov4`, call `FitModel(network, config)`, and take the epochs from config.epochs.
 """
@@ -55,10 +55,7 @@ define_flags = functools.partial(args.define, args_class=Args, names=NAMES)
 
 
 def averaging(optimizer: keras.optimizers.Optimizer, ranks: Ranks) -> keras.optimizers.Optimizer:
-    """Makes the optimizer average the gradients over all replicas before it unscales and clips them.
-
-    Horovod's DistributedOptimizer does not work with Keras 3.
-    """
+    """Makes the optimizer average the gradients over all replicas before it clips them."""
 
     class Averaging(type(optimizer)):
         def apply(self, grads, trainable_variables=None):
@@ -107,7 +104,7 @@ class MovingAverage(RankCallback):
 
 
 class CocoMetrics(RankCallback):
-    """Evaluates the averaged weights with pycocotools; adds metrics to the logs and to train.py's files."""
+    """Evaluates the averaged weights with pycocotools."""
 
     def __init__(self, *run, score, eval_every: int):
         super().__init__(*run)

@@ -49,8 +49,7 @@ SHORT_SIDE, CROP = 72, (64, 48)  # pixels; CROP is (height, width), not square, 
 @pipeline_def
 def shapes_pipeline(files: list[str], label_map: LabelMap) -> tuple[DataNode, DataNode, DataNode]:
     """Returns the image: uint8 (64, 48, 3); its number of objects: float32 (); and its id: int64 ()."""
-    # `readers.tfrecord_reader` calls fn.readers.tfrecord with the index of each file. training=False reads in
-    # order, each image once per epoch. First check records that other programs wrote, with `open_tfrecords`.
+    # training=False reads in order. First check records that other programs wrote, with `open_tfrecords`.
     jpegs, _, labels, image_ids = readers.tfrecord_reader(files, label_map, training=False)
     images = fn.decoders.image(jpegs, output_type=types.RGB)
     images = fn.resize(images, resize_shorter=SHORT_SIDE)  # the other side follows the aspect ratio
@@ -72,13 +71,11 @@ def main() -> None:
     annotations = load_coco(annotations_file, images_dir)
     print(f"1. {annotations.summary()}: {annotations_file}")
 
-    # --- 2. TFRecords: many images in few files. The images stay compressed. The writer shuffles them, because
-    # readers of records cannot shuffle well.
+    # --- 2. TFRecords: many images in few files. The writer shuffles, because readers cannot shuffle well.
     files = write_tfrecords(annotations, images_dir, output_dir / "records" / "shapes", num_shards=2)
     label_map = LabelMap.load(output_dir / "records" / "shapes.label_map.json")
 
     # The writer also made an index for DALI: a text file with a line for each record, `offset size` in bytes.
-    # With the index, any record can be read directly:
     lines = pathlib.Path(f"{files[0]}.idx").read_text().splitlines()
     offset, size = map(int, lines[3].split())
     with open(files[0], "rb") as stream:
@@ -105,13 +102,13 @@ def main() -> None:
     print(f"3. the last batch: {image_batch.layout()} {image_batch.shape()[0]}, {standalone[-1].dtype}")
     standalone, counts, image_ids = (np.concatenate(parts) for parts in (standalone, counts, image_ids))
     assert standalone.shape == (NUM_IMAGES, *CROP, 3)
-    # Every image came once, with the right number of objects.
+    # Each image came once, with the right number of objects.
     rows = [annotations.image_ids.tolist().index(image_id) for image_id in image_ids]
     assert sorted(rows) == list(range(NUM_IMAGES))
     np.testing.assert_array_equal(counts, np.diff(annotations.row_splits)[rows])
 
-    # --- 4. The short way. A Preprocessor needs a source and a line of operators, like --source and --ops of
-    # tools/preprocess.py. It decodes only the part of an image that the crop shows, so values may differ by 1.
+    # --- 4. The short way. A Preprocessor needs a source and a line of operators. It decodes only the part of
+    # an image that the crop shows, so values may differ by 1.
     source = open_image_source("tfrecord", ",".join(files))
     work = Preprocessor(source=source, ops=OPS, batch_size=BATCH_SIZE)
     for name in ("sheet.png", "images.npz"):
@@ -120,15 +117,14 @@ def main() -> None:
     short_way = np.load(output_dir / "images.npz")["images"]
     np.testing.assert_allclose(short_way, standalone, rtol=0, atol=1)
 
-    # --- 5. Imperatively. The Dynamic API has the same operators, and runs each at once. First, process one
-    # image, step by step.
+    # --- 5. Imperatively. The Dynamic API has the same operators, and runs each at once. First, one image:
     encoded = np.frombuffer(features["image/encoded"].bytes_list.value[0], np.uint8)
     image = ndd.decoders.image(encoded)
     smaller = ndd.resize(image, resize_shorter=SHORT_SIDE)
     by_hand = np.array(ndd.crop(smaller, crop=CROP))
     print(f"5. {file_name}: {image.shape} decoded, {smaller.shape} resized, {by_hand.shape} cropped")
     np.testing.assert_array_equal(by_hand, standalone[3])
-    # Then process all images with the same operators as in step 4.
+    # Then all images, with the same operators as in step 4:
     dynamic = np.concatenate([np.stack([np.array(t) for t in batch.tensors]) for batch, _ in work.dynamic()])
     np.testing.assert_array_equal(dynamic, short_way)
 
@@ -147,13 +143,12 @@ def main() -> None:
     np.testing.assert_array_equal(np.concatenate([images for images, _, _ in batches]), standalone)
     np.testing.assert_array_equal(np.concatenate([ids for _, _, ids in batches]), image_ids)
     print(f"6. tf.data: {dataset.element_spec[0]}, the same {NUM_IMAGES} images")
-    # A `Preprocessor` can also make such a dataset.
+    # A `Preprocessor` also makes such a dataset.
     images, _ = next(iter(work.dataset()))
     np.testing.assert_array_equal(images, short_way[:BATCH_SIZE])
 
     # --- 7. Training. The dataset is like any other: `map` converts its elements to what a model needs. This
-    # model counts objects. Two steps are too few to learn it. To train for longer, read with training=True,
-    # which shuffles the images.
+    # model counts objects. To train for longer, read with training=True, which shuffles the images.
     examples = dataset.map(lambda images, counts, image_ids: (tf.cast(images, tf.float32) / 255, counts))
     keras.utils.set_random_seed(0)
     model = keras.Sequential(

@@ -8,7 +8,7 @@ Copy this file and efficientdet_pipeline.py. They need DALI, NumPy, Pillow and P
 that GPU. Then move the network to the same GPU.
 
 torchvision's detection models take `list(batch["images"].permute(0, 3, 1, 2)), detection_targets(batch)`.
-Make such a model with image_mean=[0, 0, 0], image_std=[1, 1, 1], because the images are already normalised.
+Make such a model with image_mean=[0, 0, 0], image_std=[1, 1, 1]: the images are already normalised.
 """
 
 import dataclasses
@@ -38,9 +38,8 @@ OUTPUTS += [f"{kind}_targets_{level}" for level in LEVELS for kind in ("class", 
 def make_loader(config: Config, rank: int = 0, num_ranks: int = 1) -> DALIGenericIterator:
     """Returns an iterator over one rank's shard of each epoch. A batch is a list of one dict of tensors.
 
-    FILL completes the last batch with the first images of the next epoch, and the next epoch leaves them out.
-    So all ranks have equally many batches. For evaluation use PARTIAL, and a reader that does not shuffle,
-    with pad_last_batch and stick_to_shard set to True.
+    With FILL, all ranks have equally many batches. For evaluation use PARTIAL, and a reader that does not
+    shuffle, with pad_last_batch and stick_to_shard set to True.
     """
     pipeline = make_pipeline(config, rank, num_ranks)
     pipeline.build()
@@ -51,8 +50,7 @@ def make_loader(config: Config, rank: int = 0, num_ranks: int = 1) -> DALIGeneri
 def detection_targets(batch: dict[str, torch.Tensor]) -> list[dict[str, torch.Tensor]]:
     """Returns the objects of each image in torchvision's format, without padding.
 
-    boxes float32 (N, 4): left, top, right, bottom in pixels; labels int64 (N,), 1-based in the order of
-    category ids. N can be 0.
+    boxes float32 (N, 4): left, top, right, bottom in pixels; labels int64 (N,), 1-based. N can be 0.
     """
     height, width = batch["images"].shape[1:3]
     boxes_px = batch["boxes"] * batch["boxes"].new_tensor([width, height, width, height])
@@ -98,7 +96,7 @@ def detection_loss(outputs: list, batch: dict[str, torch.Tensor]) -> torch.Tenso
 
 
 def check_epochs(config: Config) -> None:
-    """Asserts that two ranks together read every image once per epoch, with the boxes of the json."""
+    """Asserts that two ranks together read every image once per epoch."""
     document = json.loads(pathlib.Path(config.annotations).read_bytes())
     scales = {image["id"]: SIZE / max(image["width"], image["height"]) for image in document["images"]}
     expected = {image_id: [] for image_id in scales}
@@ -115,7 +113,7 @@ def check_epochs(config: Config) -> None:
 
 
 def main() -> None:
-    """Trains, and asserts that the loss falls. torchrun sets the environment variables that are read here."""
+    """Trains, and asserts that the loss falls. torchrun sets the environment variables."""
     rank, num_ranks = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
     with tempfile.TemporaryDirectory() as directory:
         draw_synthetic(directory)  # writes images and instances.json

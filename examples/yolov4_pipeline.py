@@ -158,8 +158,7 @@ def decode(jpegs, window, on_gpu: bool):
 def random_crop(config: Config, size):
     """Returns a window of the image, its position in the network input, and 1 if it is mirrored, else 0.
 
-    Window and position are int32 (4,): top, left, height, width. Each edge of the window moves by up to
-    `jitter` times the side of the image. The part outside the image becomes padding.
+    Window and position are int32 (4,): top, left, height, width.
     """
     height, width = config.image_size
     input_size, growth = constant(np.int32(config.image_size)), 0.0
@@ -191,7 +190,7 @@ def augment(config: Config, images):
 def mosaic(config: Config, images, boxes_px, labels, place):
     """Shuffles the batch. With probability `mosaic_prob`, makes a sample from four canvases (padded images).
 
-    The upper left tile shows the lower right corner of its canvas, without padding, and so on.
+    Each tile shows the opposite corner of one canvas, without the padding there.
     """
     # A sample's index in the batch is unknown, so its canvas `own` is random.
     own = fn.batch_permutation()

@@ -13,7 +13,7 @@ def to_unit(images: DataNode) -> DataNode:
 
 
 def random_hsv(images: list[DataNode], hue: float, saturation: float, exposure: float) -> list[DataNode]:
-    """Turns the hue of each image by -hue to hue degrees; multiplies saturation and brightness by random factors."""
+    """Turns the hue by -hue to hue degrees; multiplies saturation and brightness by random factors."""
     if not hue and saturation == exposure == 1:
         return [to_unit(image) for image in images]
     count = len(images)
@@ -30,8 +30,8 @@ def change_hsv(
 ) -> DataNode:
     """Turns the hue and multiplies saturation and brightness. Takes uint8 in 0..255, returns float32 in 0..1.
 
-    fn.hsv approximates changes in HSV: a colour's hue turns by up to 50 % more or less than `degrees`. Darknet
-    converts to HSV and back (src/image_opencv.cpp, image_data_augmentation).
+    fn.hsv approximates HSV: the hue turns by up to 50 % more or less than `degrees`. Darknet converts to HSV
+    and back (src/image_opencv.cpp, image_data_augmentation).
     """
     changed = fn.hsv(images, hue=degrees, saturation=saturation, value=brightness / 255.0, dtype=types.FLOAT)
     return dali_math.min(dali_math.max(changed, 0.0), 1.0)  # `clamp` takes three times as long

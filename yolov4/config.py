@@ -162,7 +162,6 @@ HEAD_STRIDES = {
 }
 
 _FIELDS = [field.name for field in dataclasses.fields(YOLOv4Config)]
-# The fields of the loader's section.
 LOADER_FIELDS = _FIELDS[_FIELDS.index("antialias") : _FIELDS.index("iou_normalizer")]
 
 # The fields that eval.py, infer.py and a resumed run may change.

@@ -30,8 +30,6 @@ _NOTHING = np.frombuffer(b"P6\n1 1\n255\n\0\0\0", np.uint8)
 
 
 class Example(NamedTuple):
-    """The outputs of one reader."""
-
     jpegs: DataNode  # uint8 (bytes,)
     boxes: DataNode  # float32 (N, 4), ltrb normalised
     labels: DataNode  # int32 (N,)
@@ -49,8 +47,7 @@ class Tiles(NamedTuple):
     roi_end: DataNode  # float32 (2, 4): end of this part, left of its start if the image is flipped
     size: DataNode  # float32 (2, 4): height, width in the mosaic, at least 1
     target: DataNode  # int32 (2, 4): top, left in the mosaic
-    # float32 (6, 4, 4): low and high ends of the crop, scale, shift, low and high ends of the tile, each with
-    # a column (x, y, x, y) per tile
+    # float32 (6, 4, 4): ends of the crop, scale, shift, ends of the tile; a column (x, y, x, y) per tile
     boxes: DataNode
 
 
@@ -135,7 +132,7 @@ def tiles_of(
     before = before + flips * (image_size - place_size - 2 * before)
     after = image_size - before - place_size
 
-    # Intersect the tile and the place of each image: the visible part of the image, in pixels of its canvas.
+    # Find the visible part of each image, in pixels of its canvas.
     start = tile_starts(first, cut, rest, before, after)
     shift = (1 - first) * cut - start  # from the canvas to the mosaic
     shown = dali_math.max(start, before)
@@ -180,13 +177,13 @@ def tiles_of(
 
 
 def _only_where(chosen: DataNode, jpegs: list[DataNode]) -> list[DataNode]:
-    """Returns the files if `chosen` is 1, else files of one pixel, whose decoding takes no time."""
+    """Returns the files if `chosen` is 1, else files of one pixel."""
     instead = types.Constant(_NOTHING, device="cpu")[: len(_NOTHING) * (1 - chosen)]
     return [fn.cat(file[: file.shape(dtype=types.INT32)[0] * chosen], instead) for file in jpegs]
 
 
 def _resize(window: DataNode, tiles: Tiles, number: int, antialias: bool) -> DataNode:
-    """Resizes a window to one tile, uint8 (h, w, 3), and flips it if its image is flipped."""
+    """Resizes a window to one tile, uint8 (h, w, 3), and flips it."""
     resized: Any = fn.resize(  # DALI's type hints allow two outputs
         window,
         size=tiles.size[:, number],

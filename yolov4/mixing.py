@@ -127,7 +127,7 @@ def objects_of(canvas: Objects, pieces: Pieces) -> list[Objects]:
 
 
 def random_rectangle(source: DataNode, chosen: DataNode, image_size: DataNode) -> Pieces:
-    """Draws the rectangle that CutMix copies. It has the aspect ratio of the canvas, and is cut off outside."""
+    """Draws the rectangle that CutMix copies. It has the aspect ratio of the canvas."""
     half = dali_math.sqrt(uniform(0.0, 1.0)) * image_size / 2
     center = fn.random.uniform(range=(0.0, 1.0), shape=[2]) * image_size
     first = dali_math.clamp(round_half_up(center - half), 0, image_size)

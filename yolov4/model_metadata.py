@@ -8,7 +8,6 @@ from yolov4.config import FILL, YOLOv4Config
 
 
 def describe(config: YOLOv4Config) -> dict[str, Any]:
-    """Describes the anchors and the preprocessing; see `model_metadata.make`."""
     cells = [[side // stride for side in config.image_size] for stride in config.strides]
     return {
         "anchors": {

@@ -53,8 +53,6 @@ IS_FIRST = np.array([[1, 1], [1, 0], [0, 1], [0, 0]], np.int32)
 
 
 class Objects(NamedTuple):
-    """The objects of one canvas or of one new image."""
-
     boxes_px: DataNode  # float32 (N, 4), ltrb
     labels: DataNode  # int32 (N,)
 

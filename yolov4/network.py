@@ -44,7 +44,7 @@ class Layer:
 
 
 def describe(config: YOLOv4Config, num_classes: int) -> list[Layer]:
-    """Lists the layers of a model in Darknet's order. A .weights file has the convolutions in this order."""
+    """Lists the layers of a model in Darknet's order."""
     layers: list[Layer] = []
     outputs = config.anchors_per_location * (5 + num_classes)
     neck = _Part(layers, "neck", config.width, "leaky")
@@ -59,8 +59,6 @@ def describe(config: YOLOv4Config, num_classes: int) -> list[Layer]:
 
 @dataclasses.dataclass
 class _Part:
-    """Appends the layers of one part of the network."""
-
     layers: list[Layer]
     name: str
     width: float
@@ -81,7 +79,6 @@ class _Part:
         self._append("yolo", [x], outputs, head=head)
 
     def half(self, x: Layer) -> Layer:
-        """Appends a layer that takes the second half of the channels."""
         return self._append("route", [x], x.channels // 2, groups=2, group_id=1)
 
     def concat(self, *inputs: Layer) -> Layer:
@@ -107,7 +104,7 @@ class _Part:
 
 
 def _yolov4(backbone: _Part, neck: _Part, head: _Part, outputs: int) -> None:
-    """Appends YOLOv4: CSPDarknet53, SPP, PANet and three heads as in YOLOv3."""
+    """Appends CSPDarknet53, SPP, PANet and three heads."""
     c3, c4, c5 = _csp_darknet53(backbone)  # strides 8, 16, 32
     top5 = _spp(neck, c5)
     top4 = _top_down(neck, top5, c4, 256)
@@ -131,7 +128,7 @@ def _csp_darknet53(part: _Part) -> tuple[Layer, Layer, Layer]:
 
 
 def _csp_stage(part: _Part, x: Layer, filters: int, blocks: int, branch: int) -> Layer:
-    """Appends a stage that halves the size. One branch has `blocks` residual blocks, the other has none."""
+    """Appends a stage that halves the size. Only one branch has residual blocks."""
     x = part.conv(x, filters, 3, stride=2)
     around = part.conv(x, branch, 1)
     x = part.conv(x, branch, 1)
@@ -164,7 +161,7 @@ def _bottom_up(part: _Part, fine: Layer, coarse: Layer, filters: int) -> Layer:
 
 
 def _bottlenecks(part: _Part, x: Layer, filters: int, count: int) -> Layer:
-    """Appends `count` convolutions: in turn 1 x 1 with `filters` filters, and 3 x 3 with twice as many."""
+    """Appends `count` convolutions, in turn 1 x 1 and 3 x 3."""
     for i in range(count):
         x = part.conv(x, 2 * filters, 3) if i % 2 else part.conv(x, filters, 1)
     return x
@@ -186,7 +183,7 @@ def _yolov4_tiny(backbone: _Part, neck: _Part, head: _Part, outputs: int) -> Non
 
 
 def _yolov4_nano(backbone: _Part, neck: _Part, head: _Part, outputs: int) -> None:
-    """Appends yolov4-nano: like tiny, but with three heads (cfg/yolov4-tiny-3l.cfg) and fewer channels."""
+    """Appends yolov4-nano, a tiny with three heads (cfg/yolov4-tiny-3l.cfg)."""
     x = backbone.conv(None, 32, 3, stride=2)
     x = backbone.conv(x, 64, 3, stride=2)
     x, _ = _tiny_stage(backbone, x, 64)

@@ -85,7 +85,7 @@ def augment(
 
 
 def augment_pixels(config: YOLOv4Config, images: list[DataNode]) -> list[DataNode]:
-    """Applies the stages that move no pixels, to one image or to the four images of a fresh mosaic."""
+    """Applies the stages that move no pixels, to one image or to the four of a fresh mosaic."""
     if config.auto_augment != "none":
         images = auto_augment(images, config)
     images = random_hsv(images, config.hue, config.saturation, config.exposure)
@@ -112,7 +112,7 @@ class YOLOv4Loader(BaseLoader):
 
     @property
     def mixed_config(self) -> YOLOv4Config:
-        """The config with the probabilities of mosaic, MixUp and CutMix that this loader uses."""
+        """The config with the probabilities that this loader uses."""
         config = self.config
         if not (self.training and self.mosaic):
             return dataclasses.replace(config, mosaic_prob=0.0, mixup_prob=0.0, cutmix_prob=0.0)
@@ -186,7 +186,6 @@ class YOLOv4Pipeline(DaliOptions, YOLOv4Loader):
     def _canvases(
         self, mixed: YOLOv4Config, image_size: DataNode
     ) -> tuple[DataNode, Objects, dict[str, DataNode]]:
-        """Makes canvases of one image each, then mixes them."""
         config = self.config
         jpegs, boxes, labels, image_ids = self._read(self.seed)
         size = source_size(jpegs)
@@ -219,7 +218,6 @@ class YOLOv4Pipeline(DaliOptions, YOLOv4Loader):
     def _fresh_mosaics(
         self, mixed: YOLOv4Config, image_size: DataNode
     ) -> tuple[DataNode, Objects, dict[str, DataNode]]:
-        """Makes samples from one or four images, then mixes them."""
         examples, image_ids = [], []
         for number, seed in enumerate(fresh_mosaic.reader_seeds(self.seed)):
             *nodes, ids = self._read(seed, f"reader_{number}" if number else "reader")

@@ -116,7 +116,7 @@ def _with_neighbours(
 ) -> tuple[tf.Tensor, tf.Tensor]:
     """Returns cells (B, 3 M, 2) of M boxes (own, nearest column, nearest row), and which of them are valid.
 
-    `position` and `centers` (B, M, 2) are in units of cells, `grid` (2,) is (columns, rows).
+    `position` and `centers` (B, M, 2) are in units of cells.
     """
     step = tf.where(centers - position < 0.5, -1.0, 1.0)
     positions = [position, position + step * [1.0, 0.0], position + step * [0.0, 1.0]]
@@ -176,8 +176,7 @@ def _fitting_anchors(
 ) -> tf.Tensor:
     """Returns bool (B, M, K): which anchors of one head fit boxes of these sizes (width, height), (B, M, 2).
 
-    The shape IoU of box and anchor is their IoU if both have the same centre. Of equally good anchors the
-    first is the best.
+    The shape IoU is the IoU of two boxes with the same centre. Of equally good anchors the first is the best.
     """
     anchors = tf.constant(config.anchor_sizes, tf.float32) / image_size_wh  # (A, 2)
     common = tf.minimum(sizes[..., None, :], anchors)

@@ -63,7 +63,7 @@ def mix(canvases: Canvases, mosaic_prob: float, random: Random) -> tuple[tf.Tens
 
 
 def random_others(batch_size: int, random: Random) -> tf.Tensor:
-    """Returns int32 (B,): for each sample another sample's index, or its own if the batch has one sample."""
+    """Returns int32 (B,): for each sample another sample's index."""
     order = random.permutation(batch_size)
     return tf.scatter_nd(order[:, tf.newaxis], tf.roll(order, 1, axis=0), [batch_size])
 

@@ -112,7 +112,6 @@ class Contents(NamedTuple):
 
 
 def is_automl(file: ForeignWeights) -> bool:
-    """Returns whether a file contains automl's EfficientDet."""
     return "class_net/class-predict/bias" in map(canonical, file.shapes)
 
 

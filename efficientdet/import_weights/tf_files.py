@@ -145,7 +145,6 @@ def _open_h5(path: str) -> ForeignWeights:
 
 
 def _find_prefix(path: pathlib.Path) -> str | None:
-    """Returns the prefix of a checkpoint's files, `<prefix>.index` and others."""
     if path.is_dir():
         latest = tf.train.latest_checkpoint(path)
         if latest:

@@ -12,7 +12,6 @@ from yolov4.network import IMAGE_CHANNELS, Layer, describe
 
 
 def cfg_text(config: YOLOv4Config, num_classes: int) -> str:
-    """Returns the complete text of the file."""
     height, width = config.image_size
     net = {"batch": 1, "width": width, "height": height, "channels": IMAGE_CHANNELS}
     sections = [_section("net", net | {"letter_box": int(config.letterbox)})]
