@@ -64,9 +64,8 @@ class EfficientDetConfig:
     max_instances: Count = 100  # boxes kept per image, the largest first; the rest are dropped and counted
 
     # --- loss ---
-    # max_iou: assign boxes to anchors by their IoU; focal and Huber loss. task_aligned: assign boxes to the
-    # anchors that predict them best (task_alignment.py); of the fields below, only box_loss_weight and
-    # weight_decay apply
+    # max_iou: assign boxes to anchors by their IoU. task_aligned: assign boxes to the anchors that predict
+    # them best (task_alignment.py). Of the fields below, it uses only box_loss_weight and weight_decay.
     assignment: Literal["max_iou", "task_aligned"] = "max_iou"
     focal_alpha: Share = 0.25
     focal_gamma: NotNegative = 1.5
@@ -135,9 +134,8 @@ LOADER_FIELDS = _FIELDS[_FIELDS.index("augmentation") : _FIELDS.index("assignmen
 DETECTION_FIELDS = tuple(_FIELDS[_FIELDS.index("nms_method") :])
 
 _SUM = {"fpn_fusion": "sum"}
-# Not published: a small EfficientDet that a laptop trains in minutes. The anchors are small, because objects
-# are small at 256 pixels. Short runs from scratch learn faster with Adam and little scale jitter, and need
-# moving variances that follow fast.
+# Not published: a small EfficientDet that a laptop trains in minutes. Objects are small at 256 pixels, so the
+# anchors are small, too.
 _NANO = {
     "separable": False,
     "bn_momentum": 0.9,

@@ -65,8 +65,8 @@ class YOLOv4Config:
     # --- loss ---
     iou_normalizer: NotNegative = 0.07
     obj_normalizer: NotNegative = 1.0
-    # Objectness target of an assigned prediction: 1 - objectness_iou * (1 - IoU with its box). Darknet: 0;
-    # ultralytics/yolov5 (utils/loss.py): 1
+    # Objectness target of an assigned prediction: 1 - objectness_iou * (1 - IoU with its box). Darknet has 0,
+    # ultralytics/yolov5 (utils/loss.py) has 1.
     objectness_iou: Share = 0.0
     cls_normalizer: NotNegative = 1.0
     box_gradient: Literal["exact", "darknet"] = "darknet"  # gradient of the box loss (losses.py)
@@ -168,8 +168,7 @@ LOADER_FIELDS = _FIELDS[_FIELDS.index("antialias") : _FIELDS.index("iou_normaliz
 DETECTION_FIELDS = tuple(_FIELDS[_FIELDS.index("nms_method") :])
 
 
-# As in cfg/yolov4-tiny.cfg, anchor 3 is in both masks, and anchor 0 in none: a box whose best anchor is 0 is
-# assigned in no head.
+# As in cfg/yolov4-tiny.cfg, anchor 3 is in both masks, and anchor 0 in none.
 _TINY = {
     "backbone": "csp_darknet_tiny",
     "anchors": (10, 14, 23, 27, 37, 58, 81, 82, 135, 169, 344, 319),
@@ -191,8 +190,7 @@ _YOLOV4 = {
     "multi_scale": 1.4,  # random=1 in the cfg: src/detector.c, train_detector
 }
 # Not published: yolov4-tiny with half the channels and smaller anchors. A laptop trains this model in
-# minutes. Short runs from scratch learn faster with Adam, and need moving variances that follow fast. Boxes
-# and classes have larger weights than objectness, else both are learned late (docs/yolov4.md).
+# minutes. Boxes and classes have larger weights than objectness, else both are learned late.
 _NANO = _TINY | {
     "backbone": "csp_darknet_nano",
     "width": 0.5,

@@ -25,7 +25,7 @@ from yolov4.mosaic import IS_FIRST, TILES, Objects, random_cut, tile_starts
 
 _STRIPS = 8  # divides the height of every network input, which is a multiple of 32
 
-# A PNM file of one pixel, which replaces the file of an image that is not shown.
+# A PNM file of one pixel replaces the file of an image that is not shown.
 _NOTHING = np.frombuffer(b"P6\n1 1\n255\n\0\0\0", np.uint8)
 
 
@@ -86,7 +86,8 @@ def make(
     sizes = source_sizes(jpegs)  # (2, 4)
     image_sizes = fn.expand_dims(image_size, axes=[1])  # (2, 1)
     crop = training_crop(config, sizes, image_sizes, count=TILES)
-    coins, flips = [0] * TILES, 0
+    coins: Any = [0] * TILES
+    flips: DataNode | int = 0
     if config.flip_prob:
         coins = fn.random.coin_flip(probability=config.flip_prob, shape=[TILES])
         flips = fn.stack(0 * coins, coins)  # (2, 4)
@@ -201,7 +202,7 @@ def _paste(images: list[DataNode], tiles: Tiles, image_size: DataNode, fill: flo
     anchors = fn.transpose(tiles.target, perm=[1, 0])  # (4, 2)
     targets = [anchors[1:], anchors[0:1]]
     if fill is not None:
-        # DALI fills the padding anew for every sample. To save time, it fills a strip that is pasted often.
+        # To save time, DALI fills only a strip, which is pasted several times.
         rows = image_size[0] // _STRIPS
         strip = fn.reshape(fn.full(fill, shape=fn.stack(rows, image_size[1], 3)), layout="HWC")
         others = [strip.gpu() if first.device == "gpu" else strip] * _STRIPS + others
