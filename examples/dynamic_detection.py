@@ -275,7 +275,6 @@ def xyxy(yx: np.ndarray) -> ndd.Batch:
 
 
 def to_dali(values: np.ndarray) -> ndd.Batch:
-    """Makes a batch with one sample per row."""
     return ndd.as_batch(np.ascontiguousarray(values))
 
 
@@ -306,7 +305,6 @@ def draw_column(step: str, images: ndd.Batch, boxes: ndd.Batch) -> np.ndarray:
 
 
 def draw_data(directory: pathlib.Path) -> tuple[str, str]:
-    """Draws 20 images of ellipses. Returns their directory and their COCO json."""
     random, images, annotations = np.random.default_rng(0), [], []
     directory.mkdir(parents=True, exist_ok=True)
     for number in range(20):
@@ -363,7 +361,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    # sync_cpu, because with DALI 2.4's default on a CPU, 1 of 10 runs aborted at exit.
+    # With DALI 2.4's default on a CPU, 1 of 10 runs aborted at exit.
     with ndd.EvalMode.sync_cpu:
         try:
             main()

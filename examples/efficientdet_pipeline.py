@@ -63,7 +63,6 @@ class Config:
 
 
 def make_pipeline(config: Config, shard_id: int = 0, num_shards: int = 1) -> Pipeline:
-    """Makes the pipeline of one shard."""
     order = {"shard_id": shard_id, "num_shards": num_shards, "name": "reader"}
     order |= {"shuffle_after_epoch": True, "shuffle_after_epoch_seed": config.seed}
     seed = int(np.random.SeedSequence([config.seed, shard_id]).generate_state(1)[0])

@@ -156,7 +156,6 @@ def fit(a: Args) -> None:
         model.compile(optimizer, jit_compile=False)  # XLA cannot compile messages between ranks
         ema = AveragedWeights(network, config.ema_decay)
 
-    # The output directory must be new, or contain the same run.
     about = data.label_map, data.num_classes, data.train, data.evaluation, dataclasses.asdict(a)
     metadata = make_metadata(config, *about)
     facts = {"loop": "keras_fit", "pipeline_type": loader.pipeline_type, "steps_per_epoch": steps}

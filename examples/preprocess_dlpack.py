@@ -29,7 +29,6 @@ BATCH_SIZE = 4
 
 
 def address(tensor: object) -> int:
-    """Returns the memory address of a tensor that supports DLPack."""
     return np.from_dlpack(tensor).ctypes.data
 
 
@@ -44,7 +43,6 @@ def main() -> None:
     # --- DALI to NumPy. A batch is a list of tensors, each of which is passed separately.
     first = np.from_dlpack(images.tensors[0])
     assert first.shape == (64, 48, 3) and address(images.tensors[0]) == first.ctypes.data
-    # The array uses DALI's memory, and is read-only.
     assert not first.flags.writeable
     # If all images have the same size, `as_tensor` makes one tensor of the batch.
     batch = ndd.as_tensor(images)

@@ -95,14 +95,13 @@ def main() -> None:
     standalone, counts, image_ids = [], [], []
     for _ in range(epoch_size // BATCH_SIZE):
         image_batch, count_batch, id_batch = pipeline.run()
-        # A batch is a list of tensors. These have the same size, so as_array() can stack them.
+        # A batch is a list of tensors. as_array() stacks them, because they have the same size.
         standalone.append(image_batch.as_array())
         counts.append(count_batch.as_array())
         image_ids.append(id_batch.as_array())
     print(f"3. the last batch: {image_batch.layout()} {image_batch.shape()[0]}, {standalone[-1].dtype}")
     standalone, counts, image_ids = (np.concatenate(parts) for parts in (standalone, counts, image_ids))
     assert standalone.shape == (NUM_IMAGES, *CROP, 3)
-    # Each image came once, with the right number of objects.
     rows = [annotations.image_ids.tolist().index(image_id) for image_id in image_ids]
     assert sorted(rows) == list(range(NUM_IMAGES))
     np.testing.assert_array_equal(counts, np.diff(annotations.row_splits)[rows])
@@ -124,7 +123,7 @@ def main() -> None:
     by_hand = np.array(ndd.crop(smaller, crop=CROP))
     print(f"5. {file_name}: {image.shape} decoded, {smaller.shape} resized, {by_hand.shape} cropped")
     np.testing.assert_array_equal(by_hand, standalone[3])
-    # Then all images, with the same operators as in step 4:
+    # Then all images:
     dynamic = np.concatenate([np.stack([np.array(t) for t in batch.tensors]) for batch, _ in work.dynamic()])
     np.testing.assert_array_equal(dynamic, short_way)
 
@@ -143,7 +142,6 @@ def main() -> None:
     np.testing.assert_array_equal(np.concatenate([images for images, _, _ in batches]), standalone)
     np.testing.assert_array_equal(np.concatenate([ids for _, _, ids in batches]), image_ids)
     print(f"6. tf.data: {dataset.element_spec[0]}, the same {NUM_IMAGES} images")
-    # A `Preprocessor` also makes such a dataset.
     images, _ = next(iter(work.dataset()))
     np.testing.assert_array_equal(images, short_way[:BATCH_SIZE])
 

@@ -113,7 +113,6 @@ def check_epochs(config: Config) -> None:
 
 
 def main() -> None:
-    """Trains, and asserts that the loss falls. torchrun sets the environment variables."""
     rank, num_ranks = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
     with tempfile.TemporaryDirectory() as directory:
         draw_synthetic(directory)  # writes images and instances.json

@@ -61,7 +61,6 @@ class Config:
 
 
 def make_pipeline(config: Config, shard_id: int = 0, num_shards: int = 1) -> Pipeline:
-    """Makes the pipeline of one shard."""
     for name, (low, high) in RANGES.items():
         if not low <= np.min(value := getattr(config, name)) <= np.max(value) <= high:
             raise ValueError(f"{name}={value}: use {low} to {high}")
@@ -192,7 +191,6 @@ def mosaic(config: Config, images, boxes_px, labels, place):
 
     Each tile shows the opposite corner of one canvas, without the padding there.
     """
-    # A sample's index in the batch is unknown, so its canvas `own` is random.
     own = fn.batch_permutation()
     others = [fn.batch_permutation(no_fixed_points=True) for _ in range(3)]
     sources = [own, *(fn.permute_batch(own, indices=other) for other in others)]

@@ -104,7 +104,7 @@ def _with_head(config: YOLOv4Config) -> set[int]:
 
 
 def box_sizes(annotations: Annotations, image_size: tuple[int, int], keep_aspect: bool) -> np.ndarray:
-    """Returns widths and heights of all boxes to train on, float64 (N, 2), in pixels of the network input."""
+    """Returns widths and heights of all boxes, float64 (N, 2), in pixels of the network input."""
     targets = annotations.target_boxes
     inner = np.full((annotations.num_images, 2), image_size, float)  # (height, width) of images in the input
     if keep_aspect:

@@ -29,9 +29,8 @@ def box_loss(
     """Returns the sum of 1 - CIoU over the assigned predictions, times iou_normalizer, a float32 scalar.
 
     config.box_gradient chooses the gradient for the raw outputs. "exact" is the derivative of the loss.
-    "darknet" is the gradient of Darknet's delta_yolo_box, for which iou_normalizer 0.07 and max_delta 5 were
-    tuned (`_darknet_derivative`). It is several times larger. With the exact gradient, iou_normalizer 0.07 is
-    too small; about 2 works.
+    "darknet" is the gradient of Darknet's delta_yolo_box (`_darknet_derivative`), which is many times larger.
+    iou_normalizer 0.07 and max_delta 5 were tuned for it. With "exact", an iou_normalizer of about 2 works.
 
     config.size_weighting multiplies the loss of a box by 2 - width * height, so that small boxes count more.
     Darknet's loss is without this factor. config.max_delta limits the gradient of each box for each raw

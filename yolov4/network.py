@@ -104,7 +104,6 @@ class _Part:
 
 
 def _yolov4(backbone: _Part, neck: _Part, head: _Part, outputs: int) -> None:
-    """Appends CSPDarknet53, SPP, PANet and three heads."""
     c3, c4, c5 = _csp_darknet53(backbone)  # strides 8, 16, 32
     top5 = _spp(neck, c5)
     top4 = _top_down(neck, top5, c4, 256)

@@ -12,7 +12,7 @@ from yolov4.mosaic import IS_FIRST, MIN_OFFSET, TILES
 
 
 class Canvases(NamedTuple):
-    """A batch of network inputs with their objects."""
+    """A batch of network inputs."""
 
     images: tf.Tensor  # uint8 (B, H, W, 3)
     boxes_px: tf.Tensor  # float32 (B, N, 4), ltrb
@@ -69,7 +69,6 @@ def random_others(batch_size: int, random: Random) -> tf.Tensor:
 
 
 def random_cuts(batch_size: int, size: tf.Tensor, random: Random) -> tf.Tensor:
-    """Returns int32 (B, 2): row and column of the cut point of each mosaic."""
     shares = random.uniform(MIN_OFFSET, 1.0 - MIN_OFFSET, (batch_size, 2))
     return tf.cast(tf.round(shares * tf.cast(size, tf.float32)), tf.int32)
 
