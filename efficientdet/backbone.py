@@ -38,7 +38,7 @@ NAMES = (*BACKBONES, *resnet.RESNETS, *mobilenet.MOBILENETS)
 
 
 class _Stage(NamedTuple):
-    """A sequence of equal blocks. Only the first one has `stride`."""
+    """A sequence of equal blocks. Blocks after the first have stride 1."""
 
     repeats: int
     kernel: int

@@ -18,7 +18,7 @@ from efficientdet.config import EfficientDetConfig
 class FitModel(keras.Model):
     """Adds the recipe's loss to a model of `build_model`. Both models share their weights.
 
-    `ranks` divide the loss by the number of positive anchors of all. None: each replica counts only its own.
+    All `ranks` divide the loss by the same number of positive anchors. None: each replica counts its own.
     """
 
     def __init__(self, network: keras.Model, config: EfficientDetConfig, ranks: Ranks | None = None):

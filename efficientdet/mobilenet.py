@@ -14,7 +14,7 @@ MOBILENETS = ("mobilenet-v2",)
 
 
 class _Stage(NamedTuple):
-    """A sequence of equal blocks. Only the first one has `stride`."""
+    """A sequence of equal blocks. Blocks after the first have stride 1."""
 
     expansion: int
     filters: int

@@ -1,7 +1,9 @@
 """Augmentations in DALI that are off by default: rotation, RandAugment and TrivialAugment, cutout.
 
---augmentation_preset=strong
---hparams=rotation=5,cutout_prob=0.5
+    --augmentation_preset=strong
+    --hparams=rotation=5,cutout_prob=0.5
+
+Images may be on the GPU; boxes and labels are on the CPU.
 """
 
 import warnings
