@@ -5,6 +5,7 @@ A path is relative to the project's root and has forward slashes: "common/boxes.
 
 import ast
 import functools
+import itertools
 import pathlib
 from collections.abc import Callable, Iterable, Iterator
 
@@ -30,12 +31,7 @@ def imports(path: str) -> frozenset[str]:
 
 @functools.cache
 def _imports(text: str) -> frozenset[str]:
-    names = _imported_names(ast.parse(text))
-    return frozenset(found for module, name in names for found in _files_of(module, name))
-
-
-def _imported_names(tree: ast.Module) -> Iterator[tuple[str, str | None]]:
-    """Yields (module, name) for every import in a file; for `import a.b` it is ("a.b", None)."""
+    tree = ast.parse(text)
     unused = {
         id(node)
         for branch in ast.walk(tree)
@@ -43,50 +39,41 @@ def _imported_names(tree: ast.Module) -> Iterator[tuple[str, str | None]]:
         for statement in branch.body
         for node in ast.walk(statement)
     }
-    for node in ast.walk(tree):
-        if id(node) in unused:
-            continue
-        if isinstance(node, ast.Import):
-            yield from ((alias.name, None) for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
-            yield from ((node.module or "", alias.name) for alias in node.names)
+    found = [files for statement, _, files in _import_statements(tree) if id(statement) not in unused]
+    return frozenset(itertools.chain(*found))
 
 
 @functools.cache
 def imported_files(text: str) -> tuple[tuple[str, str, str | None], ...]:
     """Returns (local name, file, name in the file or None for the whole file) for each project import."""
     found = []
-    for node in ast.walk(ast.parse(text)):
-        if isinstance(node, ast.Import | ast.ImportFrom):
-            module = getattr(node, "module", None)
-            for alias in node.names:
-                files = list(_files_of(module, alias.name) if module else _files_of(alias.name, None))
-                is_file = bool(files) and _module_of(files[-1]) != module
-                if files:
-                    found.append((alias.asname or alias.name, files[-1], None if is_file else alias.name))
+    for statement, alias, files in _import_statements(ast.parse(text)):
+        if files:
+            module = files[-1].removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+            name = alias.name if module == getattr(statement, "module", None) else None
+            found.append((alias.asname or alias.name, files[-1], name))
     return tuple(found)
 
 
-def _module_of(path: str) -> str:
-    return path.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+def _import_statements(tree: ast.Module) -> Iterator[tuple[ast.stmt, ast.alias, list[str]]]:
+    """Yields each import statement with each of its names, and the project's files that this name needs."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            module = getattr(node, "module", None)
+            for alias in node.names:
+                yield node, alias, _files_of(module, alias.name) if module else _files_of(alias.name, None)
 
 
-def _files_of(module: str, name: str | None) -> Iterator[str]:
-    """Yields the files of a module, of the packages that contain it, and of `name` if it is a submodule."""
+def _files_of(module: str, name: str | None) -> list[str]:
+    """Returns the files of a module, of the packages that contain it, and of `name` if it is a submodule."""
     parts = module.split(".")
     if parts[0] not in (*PRODUCT, "tests", "examples"):
-        return
-    for count in range(1, len(parts) + 1):
-        yield from _existing("/".join(parts[:count]) + "/__init__.py")
-    yield from _existing("/".join(parts) + ".py")
+        return []
+    places = ["/".join(parts[: count + 1]) + "/__init__.py" for count in range(len(parts))]
+    places.append("/".join(parts) + ".py")
     if name:
-        yield from _existing("/".join((*parts, name)) + ".py")
-        yield from _existing("/".join((*parts, name)) + "/__init__.py")
-
-
-def _existing(path: str) -> Iterator[str]:
-    if (ROOT / path).exists():
-        yield path
+        places += ["/".join((*parts, name)) + end for end in (".py", "/__init__.py")]
+    return [place for place in places if (ROOT / place).exists()]
 
 
 def closure(paths: Iterable[str], read: Callable[[str], str] = read) -> set[str]:

@@ -156,14 +156,11 @@ def _is_lost(place: Place, lost: Lost) -> bool:
             return is_flag or lost.has(name, place.scope) or (bool(dot) and lost.has(dot + attribute, ""))
         case ast.alias():
             return lost.has(node.asname or node.name, place.scope)
-        case ast.AnnAssign(target=ast.Name(id=name), value=ast.Call(func=maker)):
-            is_flag = name in lost.flags and ast.unparse(maker).endswith("flag")
-            return is_flag or (isinstance(parent, ast.Module) and lost.defines(name, ""))
-        case ast.AnnAssign(target=ast.Name(id=name)):  # variable of a module, or field of a class
-            return lost.defines("self." * isinstance(parent, ast.ClassDef) + name, place.scope)
+        case ast.AnnAssign(target=ast.Name(id=name), value=ast.Call(func=maker)) if name in lost.flags:
+            return ast.unparse(maker).endswith("flag")
         case ast.arg() | ast.keyword() if lost.is_test:
             return node.arg in lost.words or (isinstance(node, ast.arg) and lost.has(node.arg, ""))
-        case ast.FunctionDef(name=name) | ast.ClassDef(name=name):
+        case ast.FunctionDef(name=name) | ast.ClassDef(name=name) | ast.AnnAssign(target=ast.Name(id=name)):
             return lost.defines("self." * isinstance(parent, ast.ClassDef) + name, place.scope)
         case ast.Assign(targets=[ast.Name(id=name)]):
             return isinstance(parent, ast.Module) and lost.defines(name, "")
