@@ -40,9 +40,12 @@ def compare(old_path: str, new_path: str) -> str:
         f"{word}: {path}: {each['title']}, {each['when']}, commit {each['commit']}"
         for word, path, each in (("old", old_path, old), ("new", new_path, new))
     ]
-    if found := differences(old, new):
+    found = changes("app", {"name": old["app"]}, {"name": new["app"]})
+    for part in ("machine", "data", "settings"):
+        found += changes(part, old[part], new[part])
+    if found:
         lines.append("These numbers cannot be compared, because the runs differ:")
-        lines += [f"  {line}" for line in found]
+        lines += [f"  {line}" for line in sorted(found)]
     else:
         lines.append("Both ran on one machine: differences under 10 % mean nothing.")
     lines += report.other_work(old, " during the old run") + report.other_work(new, " during the new run")
@@ -55,14 +58,6 @@ def compare(old_path: str, new_path: str) -> str:
     ]
     table = report.align([["", "old", "new", "ratio"], *rows]) if rows else "the files have no common number"
     return "\n".join(lines) + "\n\n" + table
-
-
-def differences(old: Record, new: Record) -> list[str]:
-    """Lists the differences in app, hardware, data and settings, one line each."""
-    found = changes("app", {"name": old["app"]}, {"name": new["app"]})
-    for part in ("machine", "data", "settings"):
-        found += changes(part, old[part], new[part])
-    return sorted(found)
 
 
 def changes(part: str, old: Record, new: Record) -> list[str]:

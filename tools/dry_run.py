@@ -22,7 +22,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 from common.args import Args
 from common.distributed.ranks import Ranks
@@ -40,8 +40,7 @@ CHECKPOINTS = 3  # the most that are on the disk at once: two that are kept, one
 _PROCESS = pathlib.Path(__file__).with_name("dry_run_process.py")
 
 
-@dataclasses.dataclass
-class Session:
+class Session(NamedTuple):
     """The results of one session, in which all processes are started once.
 
     Attributes:
@@ -57,8 +56,7 @@ class Session:
     checkpoint_bytes: int
 
 
-@dataclasses.dataclass
-class DryRun:
+class DryRun(NamedTuple):
     """The data that the checks compare.
 
     Attributes:

@@ -12,11 +12,11 @@ number of visible pixels.
 Image i depends only on the seed and on i, so a shorter data set is the beginning of a longer one.
 """
 
-import dataclasses
 import json
 import math
 import pathlib
 import sys
+from typing import NamedTuple
 
 if not __package__:  # run as a script: import from the repo root, exactly as the tests do
     sys.path[0] = str(pathlib.Path(__file__).resolve().parents[1])
@@ -44,8 +44,7 @@ _Place = tuple[int, int]  # top, left
 _Slices = tuple[slice, slice]
 
 
-@dataclasses.dataclass(frozen=True)
-class Style:
+class Style(NamedTuple):
     """The range of image sizes, and the strength of the camera noise."""
 
     heights: tuple[int, int]  # smallest and largest, pixels
@@ -61,8 +60,7 @@ STYLES = {
 }
 
 
-@dataclasses.dataclass(frozen=True)
-class Picture:
+class Picture(NamedTuple):
     """One synthetic image and its ground truth."""
 
     image: np.ndarray  # uint8 (H, W, 3) RGB

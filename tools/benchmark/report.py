@@ -15,7 +15,9 @@ ADVICE = {  # what limits training -> which flags to change
 
 def tables(record: Record) -> str:
     """Returns the text to print: all tables and the verdict."""
-    parts = [heading(record)]
+    machine = record["machine"]
+    hardware = ", ".join([machine["cpu"], f"{machine['cores']:g} cores", *machine["gpus"]])
+    parts = [f"{record['title']}\n{hardware}; {record['data']['summary']}"]
     if record["candidates"]:
         parts.append(candidate_table(record["candidates"]))
     for kind, table in (("stages", stage_table), ("inference", inference_table)):
@@ -23,13 +25,6 @@ def tables(record: Record) -> str:
             failed = "error" in found
             parts.append(f"{kind} of {name}: failed: {found['error']}" if failed else table(name, found))
     return "\n\n".join([*parts, "\n".join(record["verdict"])]).rstrip()
-
-
-def heading(record: Record) -> str:
-    """Returns the title, and a line about the machine and the data."""
-    machine = record["machine"]
-    hardware = ", ".join([machine["cpu"], f"{machine['cores']:g} cores", *machine["gpus"]])
-    return f"{record['title']}\n{hardware}; {record['data']['summary']}"
 
 
 def candidate_table(candidates: dict[str, Record]) -> str:

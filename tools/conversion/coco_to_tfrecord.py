@@ -150,10 +150,13 @@ def _serialize(annotations: Annotations, row: int, images_dir: str, max_side: in
     }
     floats = {key: boxes[kept, side] for side, key in enumerate(BOX_KEYS)}
     floats[AREA_KEY] = annotations.areas[begin:end][kept]
+    return serialized({"bytes_list": strings, "int64_list": integers, "float_list": floats})
+
+
+def serialized(lists: Mapping[str, Mapping[str, Sequence | np.ndarray]]) -> bytes:
+    """Returns a tf.train.Example as bytes. `lists`: kind of list, such as "bytes_list" -> key -> values."""
     features = {
-        key: {kind: {"value": values}}
-        for kind, lists in (("bytes_list", strings), ("int64_list", integers), ("float_list", floats))
-        for key, values in lists.items()
+        key: {kind: {"value": values}} for kind, of_kind in lists.items() for key, values in of_kind.items()
     }
     # Without deterministic=True, the order of the keys in the bytes is not defined.
     return tf.train.Example(features={"feature": features}).SerializeToString(deterministic=True)

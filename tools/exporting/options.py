@@ -70,10 +70,6 @@ class Options(TrainedArgs):
         return self.file.with_suffix(".onnx") if self.format == "tensorrt" else self.file
 
     @property
-    def needs_calibration(self) -> bool:
-        return self.quantize == "int8" and FORMATS[self.format].calibrates
-
-    @property
     def suppression(self) -> str:
         """The value of --nms, or its default for the format."""
         return self.nms or FORMATS[self.format].nms[0]
@@ -83,7 +79,7 @@ class Options(TrainedArgs):
         if self.format not in FORMATS:
             problem = f"={self.format} is unknown" if self.format else " is missing"
             raise UserError(f"--format{problem}: use one of {', '.join(FORMATS)}")
-        suffix, quantize, nms, _ = FORMATS[self.format]
+        suffix, quantize, nms, calibrates = FORMATS[self.format]
         if not self.output or (suffix and self.file.suffix != suffix):
             place = f"a file that ends in {suffix}" if suffix else "a directory"
             raise UserError(f"--output={self.output}: give {place} for --format={self.format}")
@@ -97,9 +93,10 @@ class Options(TrainedArgs):
                 f"--verify_annotations cannot check --format={self.format} --nms={self.suppression}: "
                 "it needs a file with NMS that runs without TensorRT"
             )
-        if self.needs_calibration and not self.calibration_images:
+        calibrates = calibrates and self.quantize == "int8"
+        if calibrates and not self.calibration_images:
             raise UserError("--quantize=int8 needs --calibration_images: a directory of typical images")
-        if self.calibration_images and not self.needs_calibration:
+        if self.calibration_images and not calibrates:
             raise UserError(
                 f"--calibration_images has no effect for --format={self.format} --quantize={self.quantize}"
             )

@@ -10,6 +10,7 @@ raw outputs stay in float32, because 256 different scores are too few to sort bo
 import logging
 import pathlib
 import tempfile
+import types
 from collections.abc import Iterator
 
 import numpy as np
@@ -36,14 +37,10 @@ def to_int8(network: onnx.ModelProto, batches: Iterator[np.ndarray], *, tensorrt
             outputs of convolutions stay in float32. Biases also stay in float32, because TensorRT's
             DequantizeLinear takes no INT32 (microsoft/onnxruntime issue 17738).
     """
-    from onnxruntime.quantization import CalibrationDataReader, QuantFormat, QuantType, quantize_static
+    from onnxruntime.quantization import QuantFormat, QuantType, quantize_static
     from onnxruntime.quantization.shape_inference import quant_pre_process
 
-    class Reader(CalibrationDataReader):
-        def get_next(self) -> dict[str, np.ndarray] | None:
-            images = next(batches, None)
-            return None if images is None else {NETWORK_INPUT: images}
-
+    inputs = ({NETWORK_INPUT: images} for images in batches)
     logging.getLogger().setLevel(logging.ERROR)  # hides the log of onnxruntime.quantization
     with tempfile.TemporaryDirectory() as folder:
         before, simplified, after = (pathlib.Path(folder, f"{name}.onnx") for name in ("a", "b", "c"))
@@ -54,7 +51,7 @@ def to_int8(network: onnx.ModelProto, batches: Iterator[np.ndarray], *, tensorrt
         quantize_static(
             network,
             after,
-            Reader(),
+            types.SimpleNamespace(get_next=lambda: next(inputs, None)),
             quant_format=QuantFormat.QDQ,
             op_types_to_quantize=_QUANTIZED,
             nodes_to_exclude=_last_nodes(network.graph),

@@ -1,7 +1,6 @@
 """The cases that tools/gpu_check.py runs. The first stages only need DALI. No case ever ran on a GPU."""
 
 import csv
-import dataclasses
 import functools
 import itertools
 import json
@@ -196,4 +195,4 @@ def _exports(app: str, output: pathlib.Path) -> Iterator[Case]:
             yield _evaluate("exports", app, output, file)
         else:
             case = part("exports", "latency", file=file, side=MODELS[app][1])
-            yield dataclasses.replace(case, about=about | {"what": "time"})
+            yield case._replace(about=about | {"what": "time"})

@@ -1,20 +1,18 @@
 """Runs cases one after another, each in a separate process, and keeps a row for each in gpu_check.json."""
 
-import dataclasses
-import functools
 import json
 import os
 import pathlib
 import re
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from common.errors import UserError
 from common.files import write_bytes
+from common.progress import log
 from tools.processes import ended_afterwards
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -23,7 +21,6 @@ _REASON = re.compile(r"^error: |\b\w*(Error|Exception|Aborted)\b|^FAILED |^F\d{4
 
 GRACE = 10.0  # seconds from SIGTERM to SIGKILL
 
-_tell = functools.partial(print, file=sys.stderr, flush=True)
 Row = dict[str, Any]  # stage, about, command, host; status, message, seconds, result
 Read = Callable[[str], dict[str, Any]]  # stdout -> result; a result with the key "error" did not pass
 
@@ -33,8 +30,7 @@ def last_json(output: str) -> dict[str, Any]:
     return dict(json.loads(output.strip().rpartition("\n")[2]))
 
 
-@dataclasses.dataclass(frozen=True)
-class Case:
+class Case(NamedTuple):
     """One command to run.
 
     Attributes:
@@ -84,11 +80,11 @@ def run_all(cases: Sequence[Case], path: pathlib.Path, *, host: str, retry: bool
         key = {"command": [*case.command], "host": host}
         if key.items() <= old.items() and not (retry and old["status"] != "ok"):
             continue
-        _tell(f"{number} of {len(cases)}: {case.name}")
+        log(f"{number} of {len(cases)}: {case.name}")
         row = run(case, path.with_name("logs"))
         rows[case.name] = {"stage": case.stage, "about": case.about, **key, **row}
         write_bytes(path, json.dumps(rows, indent=1).encode())
-        _tell(f"  {row['status']} in {row['seconds']:g} s {row['message'] or row['result']}")
+        log(f"  {row['status']} in {row['seconds']:g} s {row['message'] or row['result']}")
     return {name: row for name, row in rows.items() if row.get("host") == host}
 
 

@@ -7,7 +7,6 @@ can often be just the value. `low..high` is a random number for each image. `/` 
 of a list. Expressions are not supported.
 """
 
-import dataclasses
 from typing import Any, NamedTuple
 
 from nvidia.dali import types
@@ -32,8 +31,7 @@ class Step(NamedTuple):
         return self.operator.apply(api, images, drawn | fixed)
 
 
-@dataclasses.dataclass(frozen=True)
-class Chain:
+class Chain(NamedTuple):
     """All operators that are applied to an image, in order.
 
     Attributes:

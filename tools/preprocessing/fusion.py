@@ -6,8 +6,6 @@ CalculateAnchor in dali/operators/image/crop/crop_attr.h). So its pixels equal t
 that rounding may change a value by one level.
 """
 
-import dataclasses
-
 from nvidia.dali import types
 
 from common.dali_ops import Data
@@ -39,7 +37,7 @@ def fuse(chain: Chain) -> Chain:
     known = {name: argument for step in names for name, argument in OPERATORS[step].arguments.items()}
     operator = OPERATORS["decode"]._replace(arguments=known, apply=_decode_resize_crop)
     decoder = Step(operator, chain.decoder.arguments | resize | crop)
-    return dataclasses.replace(chain, decoder=decoder, steps=chain.steps[2:])
+    return chain._replace(decoder=decoder, steps=chain.steps[2:])
 
 
 def _decode_resize_crop(api: Api, encoded: Data, arguments: Arguments) -> Data:

@@ -23,7 +23,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import IO, Any, NamedTuple
 
 import numpy as np
-import tensorflow as tf
 from PIL import Image
 
 from common import progress
@@ -33,7 +32,7 @@ from common.errors import UserError
 from common.evaluation import drawing
 from common.files import TEMPORARY, write_into
 from common.tfrecord import framed, write_index
-from tools.conversion.coco_to_tfrecord import refuse_other_set
+from tools.conversion.coco_to_tfrecord import refuse_other_set, serialized
 from tools.preprocessing.options import ACCEPTED
 from tools.preprocessing.samples import FileNames, Sample
 
@@ -259,24 +258,18 @@ def _record(output: Output, sample: Sample) -> bytes:
     research/slim/datasets/dataset_utils.py. image/filename is the name of the source image, image/source_id
     its position. image/class/text is added if labels have names."""
     picture = sample.picture(is_bgr=output.is_bgr)
-    values: dict[str, bytes | int] = {
-        "image/encoded": output.encode(picture),
-        "image/format": output.encoding["format"].encode(),
-        "image/filename": os.fsencode(sample.name),
-        "image/source_id": str(sample.position).encode(),
-        "image/height": picture.shape[0],
-        "image/width": picture.shape[1],
+    strings = {
+        "image/encoded": [output.encode(picture)],
+        "image/format": [output.encoding["format"].encode()],
+        "image/filename": [os.fsencode(sample.name)],
+        "image/source_id": [str(sample.position).encode()],
     }
+    integers = {"image/height": [picture.shape[0]], "image/width": [picture.shape[1]]}
     if output.has_labels:
-        values["image/class/label"] = sample.label
+        integers["image/class/label"] = [sample.label]
     if output.label_names:
-        values["image/class/text"] = output.label_names.get(sample.label, "").encode()
-    example = tf.train.Example()
-    for key, value in values.items():
-        feature = example.features.feature[key]
-        kind = feature.bytes_list if isinstance(value, bytes) else feature.int64_list
-        kind.value.append(value)
-    return example.SerializeToString(deterministic=True)  # else the order of protobuf's maps varies
+        strings["image/class/text"] = [output.label_names.get(sample.label, "").encode()]
+    return serialized({"bytes_list": strings, "int64_list": integers})
 
 
 class Kind(NamedTuple):

@@ -43,8 +43,7 @@ class Level(NamedTuple):
     positives: int
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class AnchorReport:
+class AnchorReport(NamedTuple):
     """How the anchors match the boxes in a sample of the images.
 
     Each array, float (N,), describes N boxes: the square roots of their areas in pixels of the network input.
@@ -115,7 +114,7 @@ def examine(
         max_instances=max_instances,
         images=network.sample.num_images,
         images_with_boxes=len(np.unique(annotations.box_image[~annotations.is_crowd])),
-        boxes=network.num_true,
+        boxes=int(np.count_nonzero(~network.sample.is_crowd)),
         too_small=network.sides_px(network.too_small),
         over_limit=network.sides_px(network.over_limit),
         unreached=network.sides_px(kept[iou.max(axis=1) <= MATCH_IOU]),

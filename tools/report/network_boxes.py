@@ -3,7 +3,7 @@
 Whole images are letterboxed, in the top left corner, as in the evaluation of EfficientDet.
 """
 
-import dataclasses
+from typing import NamedTuple
 
 import numpy as np
 
@@ -11,8 +11,7 @@ from common.annotations import Annotations
 from common.letterbox import fit
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class NetworkBoxes:
+class NetworkBoxes(NamedTuple):
     """The M boxes of a sample of images, `sample.target_boxes`, in one network input.
 
     Attributes:
@@ -34,11 +33,6 @@ class NetworkBoxes:
     def kept(self) -> np.ndarray:
         """The indices of the boxes that training keeps, int (K,)."""
         return np.flatnonzero(~(self.too_small | self.over_limit))
-
-    @property
-    def num_true(self) -> int:
-        """The number of boxes without crowds. It includes boxes without area, which training drops."""
-        return int(np.count_nonzero(~self.sample.is_crowd))
 
     def sides_px(self, numbers: np.ndarray) -> np.ndarray:
         """Returns the square roots of the boxes' areas, in pixels of the network input; float (N,)."""

@@ -4,7 +4,6 @@ The boxes are `Annotations.target_boxes`, on which a network is trained: they ar
 an area, and are not crowds.
 """
 
-import dataclasses
 from collections.abc import Mapping
 from typing import NamedTuple
 
@@ -25,8 +24,7 @@ class ClassCount(NamedTuple):
     images: int
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class DataStatistics:
+class DataStatistics(NamedTuple):
     """The statistics of one data set of I images and M boxes.
 
     Attributes:
@@ -82,7 +80,9 @@ def describe(annotations: Annotations, formats: Mapping[str, int] = {}) -> DataS
     sides_px = sides * annotations.image_sizes[image][:, ::-1]
     sizes, images = np.unique(annotations.image_sizes, axis=0, return_counts=True)
     order = np.argsort(-images, kind="stable")
-    areas = np.histogram(_target_areas(annotations), [-np.inf, SMALL, LARGE, np.inf])[0].tolist()
+    *_, has_area = annotations.clipped_boxes
+    kept_areas = annotations.areas[has_area & ~annotations.is_crowd]  # of the boxes in `targets`
+    areas = np.histogram(kept_areas, [-np.inf, SMALL, LARGE, np.inf])[0].tolist()
     return DataStatistics(
         origin=annotations.origin,
         targets=targets,
@@ -105,9 +105,3 @@ def _classes(annotations: Annotations, image: np.ndarray) -> tuple[ClassCount, .
     columns = label_map.category_ids, label_map.names, boxes.tolist(), images.tolist()
     counts = [ClassCount(*row) for row in zip(*columns, strict=True)]
     return tuple(sorted(counts, key=lambda count: (-count.boxes, count.category_id)))
-
-
-def _target_areas(annotations: Annotations) -> np.ndarray:
-    """Returns the areas of the boxes that `target_boxes` keeps."""
-    *_, has_area = annotations.clipped_boxes
-    return annotations.areas[has_area & ~annotations.is_crowd]
