@@ -3,8 +3,8 @@ r"""Compares two benchmark files, and checks that both were measured under the s
     python efficientdet/bench.py --train_images=my/images --train_annotations=my/instances.json --json=a.json
     python tools/bench.py compare a.json b.json
 
-The first command is an app's bench.py, which measures and writes a.json (tools/benchmark/measuring.py). The
-numbers in one file are comparable. Between two files of one machine, differences under 10 % mean nothing.
+The first command measures and writes a.json. Between two files of one machine, differences under 10 % mean
+nothing.
 """
 
 import json
@@ -34,7 +34,7 @@ def read(path: str) -> Record:
 
 
 def compare(old_path: str, new_path: str) -> str:
-    """Returns the text that `python tools/bench.py compare OLD.json NEW.json` prints."""
+    """Compares two `--json` files; returns the text to print."""
     old, new = read(old_path), read(new_path)
     lines = [
         f"{word}: {path}: {each['title']}, {each['when']}, commit {each['commit']}"
@@ -61,7 +61,7 @@ def compare(old_path: str, new_path: str) -> str:
 
 
 def changes(part: str, old: Record, new: Record) -> list[str]:
-    """Lists the keys whose values differ in the records' entry `part`, one line each."""
+    """Lists the keys whose values differ, one line each."""
     keys = (old.keys() | new.keys()) - {"memory_bytes", "summary"}
     return [
         f"{part}: {key} was {old.get(key)}, is {new.get(key)}"
@@ -71,7 +71,7 @@ def changes(part: str, old: Record, new: Record) -> list[str]:
 
 
 def numbers(benchmark: Record) -> dict[str, float]:
-    """Returns name -> median, for the measurements of all candidates and stages that did not fail."""
+    """Returns name -> median, for each measurement that did not fail."""
     found = {}
     for name, each in summary.succeeded(benchmark["candidates"]).items():
         found[f"{name}: images/s"] = each["images_per_second"]["median"]

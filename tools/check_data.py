@@ -3,14 +3,12 @@ r"""Checks a data set before a long run, and reports its errors and its contents
     python tools/check_data.py --images=coco/train2017 \
         --annotations=coco/annotations/instances_train2017.json --decode --report=report.html
 
-For TFRecords, give --file_pattern='records/train-*.tfrecord' instead. With --eval_images and
---eval_annotations (or --eval_file_pattern) the command also checks evaluation data, whose categories must
-exist in the training data. If training would go wrong, the command lists all errors and ends with exit code
-1. Otherwise it prints statistics, defects that training corrects, and how well EfficientDet's anchors fit the
-boxes at --image_size.
+For TFRecords, give --file_pattern='records/train-*.tfrecord' instead. --eval_images and --eval_annotations
+(or --eval_file_pattern) also check evaluation data. If training would go wrong, the command lists all errors
+and ends with exit code 1. Otherwise it prints statistics, and how well EfficientDet's anchors fit the boxes.
 
-Every training run makes the same check without --decode, and caches the result for unchanged files. --decode
-decodes every image completely: only this finds damage in the middle of a file. Its result is cached, too.
+--decode decodes every image completely: only this finds damage in the middle of a file. Training makes the
+same check without --decode.
 """
 
 import pathlib
@@ -31,7 +29,6 @@ from tools.report import check_and_report
 
 
 def define_flags(fv: flags.FlagValues) -> None:
-    """Defines the flags of this command."""
     for prefix, which in (("", "Data to check"), ("eval_", "Evaluation data, checked as well")):
         flags.DEFINE_string(f"{prefix}images", None, f"{which}: directory of images.", flag_values=fv)
         flags.DEFINE_string(f"{prefix}annotations", None, f"{which}: COCO json.", flag_values=fv)
@@ -53,7 +50,6 @@ def define_flags(fv: flags.FlagValues) -> None:
 
 
 def main() -> None:
-    """Runs the command."""
     fv = flags.FLAGS
     try:
         ratios, image_size = tuple(map(float, fv.aspect_ratios)), hparams.parse_image_size(fv.image_size)

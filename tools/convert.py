@@ -10,14 +10,13 @@ r"""Converts a data set from Pascal VOC, YOLO txt, COCO json or TFRecords to COC
     python tools/convert.py --from=coco --to=coco --input=my/instances.json --images=my/images \
         --output=my/small/instances.json --max_side=1024 --holdout=0.2
 
-The command lists all errors in the input, with their files, before it writes anything. voc.py, yolo.py and
-labels.py in tools/conversion/ describe how ids, difficult objects, polygons and so on are converted. With
---to=coco, images stay where they are, and the command prints the directory to which the json's file names
-are relative. Only images from TFRecords are written as files, into the directory `images` next to --output.
+The command lists all errors in the input before it writes anything. voc.py, yolo.py and labels.py in
+tools/conversion/ describe the conversion of ids, difficult objects and polygons. With --to=coco, images stay
+where they are. Only images from TFRecords are written as files, into the directory `images` next to --output.
 
---max_side=N scales larger images down (shrinking.py): in the TFRecords, or as files in `images_N` next to the
-json. --holdout=F splits the images and writes two outputs: OUTPUT_train, and OUTPUT_val with the share F of
-the images. The split depends only on the file names and --seed.
+--max_side=N scales larger images down: in the TFRecords, or as files in `images_N` next to the json.
+--holdout=F writes two outputs: OUTPUT_train, and OUTPUT_val with the share F of the images. The split depends
+only on the file names and --seed.
 """
 
 import pathlib
@@ -37,13 +36,12 @@ from tools.conversion.options import Options, define_flags, refuse_idle_flags
 
 
 def main() -> None:
-    """Runs the command."""
     refuse_idle_flags(flags.FLAGS)
     values = shared_flags.values(flags.FLAGS, define_flags)
     source, target = values.pop("from"), values.pop("to")
     options = Options(**values)
     written, images_dir = convert(source, target, options)
-    annotations = next(iter(written.values()))  # both parts of a split data set have the issues of the whole
+    annotations = next(iter(written.values()))
     issues = Issues(annotations.origin)
     issues.extend(annotations.issues)
     log_issues(issues)

@@ -1,7 +1,7 @@
-"""Measures the time of each stage of inference at one batch size: 1 for latency, --batch_size for throughput.
+"""Measures the time of each stage of inference at one batch size.
 
-Each stage is measured alone and repeats its work on the same batch. A round measures all stages once. The
-stage "whole" is complete inference as in infer.py: the loader prepares batches while the network computes.
+Each stage repeats its work on the same batch. The stage "whole" is complete inference as in infer.py: the
+loader prepares batches while the network computes.
 """
 
 import statistics
@@ -22,10 +22,10 @@ Halves = tuple[Callable[[tf.Tensor], Any], Callable[[Any, tf.Tensor], tuple[tf.T
 
 
 def measure(loader: BaseLoader, halves: Halves, label_map: LabelMap, a: Any) -> Record:
-    """Measures each stage and complete inference, after a few batches that compile and warm up.
+    """Measures each stage and complete inference.
 
     Args:
-        loader: an evaluation loader without targets. It is endless, so a small data set is enough.
+        loader: an evaluation loader without targets.
         halves: the network and its post-processing, from the app's predict.make_halves.
         label_map: the classes.
         a: the flags prefetch, rounds and seconds.
@@ -34,7 +34,6 @@ def measure(loader: BaseLoader, halves: Halves, label_map: LabelMap, a: Any) -> 
         A record. `num_batches` is the smallest number of batches timed in one round. `stages` maps a name to
         milliseconds per batch: wall_ms and cpu_ms (medians over the rounds), lowest_ms, highest_ms.
         `latency_ms` is the sum of the stages, `images_per_second` the median rate of complete inference.
-        `batch_size` and `num_rounds` are copies of the settings.
     """
     functions = _functions(stages.load(loader), halves, label_map)
     cuts, batch = {}, None
@@ -56,7 +55,7 @@ def measure(loader: BaseLoader, halves: Halves, label_map: LabelMap, a: Any) -> 
 
 
 def _functions(load: stages.Advance, halves: Halves, label_map: LabelMap) -> dict[str, Callable[[Any], Any]]:
-    """Returns stage -> function. Each function takes the result of the previous stage."""
+    """Returns stage -> function of the previous stage's result."""
     network, to_detections = halves
 
     def to_results(found: tuple[Any, dict[str, tf.Tensor]]) -> list[dict[str, Any]]:
@@ -74,7 +73,7 @@ def _functions(load: stages.Advance, halves: Halves, label_map: LabelMap) -> dic
 
 
 def _chain(functions: Iterable[Callable[[Any], Any]], value: Any) -> stages.Advance:
-    """Returns a function that applies all functions in order, first to `value`, and waits for the devices."""
+    """Returns a function that applies all functions in order, and waits for the devices."""
 
     def advance() -> Any:
         found = value

@@ -1,8 +1,7 @@
-"""Implements each app's bench.py: measures loaders and the training step, prints and writes the results.
+"""Implements each app's bench.py: measures loaders and the training step.
 
-The candidates are each loader alone, the training step on a synthetic batch, the step with each loader, and
-each command of `--baseline`. They run one after another, each in a separate process (rounds.py). After that,
-bench.py measures the stages of each DALI loader (stages.py) and inference (inference.py).
+The candidates are each loader, the training step on a synthetic batch, the step with each loader, and each
+command of `--baseline`. Each candidate runs in a separate process (rounds.py).
 """
 
 import dataclasses
@@ -38,8 +37,9 @@ _SETTINGS = ("num_classes", "batch_size", "num_threads", "prefetch", "precision"
 
 
 def start(app: App, a: BenchArgs) -> None:
-    """Measures what the flags select, prints the results, and writes them to --json. With --role, this
-    process is one candidate that bench.py has started, and only runs that candidate.
+    """Measures what the flags select, prints the results, and writes them to --json.
+
+    With --role, this process is one candidate that bench.py has started.
 
     Raises:
         UserError: the flags or the data cannot be used, or nothing could be measured.
@@ -100,7 +100,7 @@ def parse_baselines(texts: Sequence[str]) -> list[Command]:
 
 
 def draw(count: int) -> pathlib.Path:
-    """Draws synthetic images as large as COCO's into the user's cache, unless they exist there."""
+    """Draws photo-sized images into the user's cache, unless they exist there."""
     directory = cache_directory() / f"bench-images-{count}"
     if not (directory / "instances.json").exists():
         log(f"no data are given: drawing {count} images into {directory}")
@@ -109,7 +109,7 @@ def draw(count: int) -> pathlib.Path:
 
 
 def chosen(kind: str, text: str, known: Sequence[str]) -> list[str]:
-    """Splits a comma-separated list and removes duplicates. Raises UserError for an unknown name."""
+    """Splits a comma-separated list. Raises UserError for an unknown name."""
     names = dict.fromkeys(name.strip() for name in text.split(",") if name.strip())
     for name in names:
         if name not in known:
@@ -118,7 +118,7 @@ def chosen(kind: str, text: str, known: Sequence[str]) -> list[str]:
 
 
 def _command(app: App, a: BenchArgs, role: str) -> Command:
-    """Returns the command that runs this bench.py as one candidate, with the same flags."""
+    """Returns the command that runs one candidate, with the same flags."""
     arguments = [sys.executable, str(ROOT / app.name / "bench.py"), f"--role={role}"]
     for field in dataclasses.fields(a):
         value = getattr(a, field.name)
@@ -132,9 +132,7 @@ def _with_data(
 ) -> tuple[BenchArgs, Source | None]:
     """Checks the data once for all candidates. Returns the flags, with num_classes set, and the data.
 
-    Args:
-        types: the loaders to measure.
-        needed: whether to draw synthetic data if the flags name no data.
+    `needed`: whether to draw synthetic data if the flags name no data.
     """
     given = a.train_images or a.train_annotations or a.train_file_pattern
     if needed and not given:
@@ -149,7 +147,6 @@ def _with_data(
 
 
 def _describe(source: Source) -> Record:
-    """Describes the data: counts, and average size of the files and images."""
     rows = np.unique(np.linspace(0, source.size - 1, min(source.size, SAMPLE)).astype(int)).tolist()
     return {
         "summary": source.annotations.summary(),

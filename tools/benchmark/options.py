@@ -1,4 +1,4 @@
-"""The flags of each app's bench.py, and a description of the app. Imports neither TensorFlow nor DALI."""
+"""The flags of each app's bench.py, and a description of the app."""
 
 import dataclasses
 import importlib
@@ -19,7 +19,7 @@ _OF_TRAINING = (
     *("input_type", "label_map", "train_images", "train_annotations", "train_file_pattern"),
     *shared_flags.BATCH_FLAGS,
     *shared_flags.DECODER_FLAGS,
-)  # flags that bench.py shares with train.py
+)
 
 
 class App(NamedTuple):
@@ -27,7 +27,7 @@ class App(NamedTuple):
 
     Attributes:
         name: directory of the app.
-        num_classes: number of classes of the published model, for a synthetic batch without data.
+        num_classes: number of classes of the published model.
         stages: the stages of the app's DALI graph; see stages.stage_nodes.
         fixed: config fields that differ from train.py's config, and their values.
     """
@@ -42,7 +42,7 @@ class App(NamedTuple):
         return importlib.import_module(f"{self.name}.{name}")
 
     def make_config(self, a: shared_flags.Args) -> Any:
-        """Returns the config that train.py makes from these flags, with the values of `self.fixed`."""
+        """Returns the config that train.py makes, with the values of `fixed`."""
         row = self.module("config").get_config(a.model_name)
         return hparams.replace(hparams.resolve(row, a), self.fixed)
 
@@ -64,7 +64,7 @@ class BenchArgs(shared_flags.Args):
 
 
 def flags_of(app: App) -> Callable[[flags.FlagValues], None]:
-    """Returns the function that defines all flags of an app's bench.py."""
+    """Returns the function that defines all flags of bench.py."""
 
     def define(fv: flags.FlagValues) -> None:
         names = app.module("config").MODEL_NAMES
@@ -81,7 +81,6 @@ def flags_of(app: App) -> Callable[[flags.FlagValues], None]:
 
 
 def main(app: App) -> None:
-    """Runs an app's bench.py as a command."""
     define = flags_of(app)
     shared_flags.install(define)
 

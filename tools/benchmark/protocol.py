@@ -5,11 +5,11 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 
-WARM_UP = 3  # steps before `ready`: the first compiles, and on a GPU the next ones still allocate memory
+WARM_UP = 3  # steps before `ready`: the first ones compile and allocate memory
 
 
 def tell_steps(advance: Callable[[], object], batch_size: int) -> None:
-    """Makes batches of `batch_size` images until the process is killed, and prints a line for each batch."""
+    """Makes batches until the process is killed, and prints a line for each batch."""
     with own_stdout() as tell:
         for _ in range(WARM_UP):
             advance()
@@ -21,7 +21,7 @@ def tell_steps(advance: Callable[[], object], batch_size: int) -> None:
 
 @contextlib.contextmanager
 def own_stdout() -> Iterator[Callable[[str], object]]:
-    """Yields a function that prints a line to stdout. What libraries print in this block goes to stderr."""
+    """Yields a function that prints a line to stdout. What libraries print goes to stderr."""
     with os.fdopen(os.dup(1), "wb", buffering=0) as pipe:
         os.dup2(2, 1)
         try:

@@ -1,4 +1,4 @@
-"""Makes the content of a `--json` file: results, time, versions of the software, machine and data."""
+"""Makes the content of a `--json` file."""
 
 import contextlib
 import datetime
@@ -26,9 +26,8 @@ def make(app: str, a: Any, *, candidates: dict[str, Record], **about: Any) -> Re
         app: the app whose bench.py measured.
         a: the flags `rounds` and `seconds`.
         candidates: the result of rounds.measure.
-        about: further entries. `title` is one line about the measurement; `data` has facts about the images,
-            with a "summary" to print; `settings` has other values on which the results depend; `stages` and
-            `inference` are given if they were measured.
+        about: further entries. `title` is one line about the measurement. `data` describes the images, with a
+            "summary" to print. `settings` has other values on which the results depend.
     """
     return {
         "format": FORMAT,
@@ -49,7 +48,7 @@ def make(app: str, a: Any, *, candidates: dict[str, Record], **about: Any) -> Re
 
 
 def publish(record: Record, text: str, path: str | None) -> None:
-    """Prints the text, and writes the record as JSON to `path`, the value of --json.
+    """Prints the text, and writes the record as JSON to `path`.
 
     Raises:
         UserError: the file cannot be written, or nothing could be measured.
@@ -66,7 +65,7 @@ def publish(record: Record, text: str, path: str | None) -> None:
 
 
 def machine() -> Record:
-    """Describes the hardware. `cores` is the number that the affinity and the container's quota allow."""
+    """Describes the hardware. `cores` respects the affinity and the container's quota."""
     model = re.search(r"model name\s*: (.+)", pathlib.Path("/proc/cpuinfo").read_text())
     gpus = map(tf.config.experimental.get_device_details, tf.config.list_physical_devices("GPU"))
     cores = float(len(psutil.Process().cpu_affinity()))

@@ -1,4 +1,4 @@
-"""Formats a benchmark as text: tables of candidates, stages and inference, and a verdict."""
+"""Formats a benchmark as text."""
 
 from collections.abc import Sequence
 
@@ -28,7 +28,7 @@ def tables(record: Record) -> str:
 
 
 def candidate_table(candidates: dict[str, Record]) -> str:
-    """Returns a line for each candidate. Ratios compare with the first baseline, or else the first line."""
+    """Ratios compare with the first baseline, or else with the first line."""
     good = summary.succeeded(candidates)
     first = next((name for name in good if name.startswith("baseline ")), next(iter(good), ""))
     rows = [["", "images/s (min..max)", "CPU ms/image", "cores", "peak MB", f"x {first}"]]
@@ -41,7 +41,6 @@ def candidate_table(candidates: dict[str, Record]) -> str:
 
 
 def stage_table(name: str, stages: Sequence[Record]) -> str:
-    """Returns a table of the cost of each stage of a loader."""
     rows = [[f"{name} by stage", "CPU ms/image (min..max)", "share", "so far", "images/s so far"]]
     for stage in stages:
         cost, so_far = stage["cpu_ms_per_image"], stage["cpu_ms_so_far"]
@@ -52,7 +51,7 @@ def stage_table(name: str, stages: Sequence[Record]) -> str:
 
 
 def inference_table(name: str, times: Sequence[Record]) -> str:
-    """Returns a table of inference with one loader: a line per stage, a column per batch size."""
+    """Returns a line per stage, and a column per batch size."""
     rows = [[f"inference with {name}, ms/batch", *(f"batch {each['batch_size']}" for each in times)]]
     for stage in times[0]["stages"]:
         rows.append([stage, *(f"{each['stages'][stage]['wall_ms']:.1f}" for each in times)])
@@ -72,7 +71,7 @@ def align(rows: Sequence[Sequence[str]]) -> str:
 
 
 def verdict(record: Record) -> list[str]:
-    """Returns a line for each loader: what limits the training speed, and which flag to change."""
+    """Returns a line for each loader: what limits training, and which flag to change."""
     candidates = summary.succeeded(record["candidates"])
     types = [name.removeprefix("data ") for name in candidates if name.startswith("data ")]
     loaders = [_of_loader(record, candidates, name) for name in types if "model" in candidates]
@@ -80,7 +79,7 @@ def verdict(record: Record) -> list[str]:
 
 
 def other_work(record: Record, when: str = "") -> list[str]:
-    """Warns if other processes used more than QUIET of the cores. `when` names the run, or is ""."""
+    """Warns if other processes used more than QUIET of the cores."""
     others, cores = record["other_cores"], record["machine"]["cores"]
     if others <= QUIET * cores:
         return []
@@ -107,5 +106,4 @@ def _spread(values: Record) -> str:
 
 
 def _number(value: float) -> str:
-    """Formats with three significant digits."""
     return f"{value:.0f}" if value >= 100 else f"{value:.3g}"

@@ -5,9 +5,7 @@ A candidate is any command that follows this protocol:
     it starts, runs a few steps to warm up, and prints the line `ready`
     then it prints and flushes the line `step N` after every N images, until it is killed
 
-Other lines are ignored. A round starts, measures and kills one candidate after another, so that only one uses
-the machine. Every second round runs in reverse order, so that a machine that slows down affects all
-candidates alike.
+Other lines are ignored. Every second round runs in reverse order, because a machine can slow down.
 """
 
 import contextlib
@@ -31,7 +29,7 @@ from tools.processes import ended_afterwards
 
 START_TIMEOUT = 1800.0  # seconds until `ready`: candidates check data and compile a network
 STEP_TIMEOUT = 600.0  # seconds between two steps
-_END_TIMEOUT = 10.0  # seconds in which a process must end after it has closed its output
+_END_TIMEOUT = 10.0  # seconds
 
 
 class CandidateError(Exception):
@@ -44,7 +42,7 @@ class Command(NamedTuple):
     Attributes:
         name: its name in reports.
         arguments: program and arguments.
-        settle: number of steps to skip before timing starts, because the loader has prefetched their batches.
+        settle: number of steps to skip, because the loader has prefetched their batches.
     """
 
     name: str
@@ -60,12 +58,11 @@ def measure(
     Args:
         commands: commands with different names.
         rounds: number of rounds.
-        seconds: minimum length of a window, the timed part of a round.
+        seconds: minimum length of the timed part of a round.
         logs: an existing directory for the candidates' stderr.
 
     Returns:
-        Name -> record of summary.candidate, in the order of `commands`. A candidate that fails has the record
-        {"error": reason}, and the others are still measured.
+        Name -> record of summary.candidate; {"error": reason} for a candidate that fails.
     """
     windows: dict[str, list[Window]] = {command.name: [] for command in commands}
     peaks, failed = dict.fromkeys(windows, 0), {}
@@ -89,7 +86,7 @@ def measure(
 
 
 def result(command: Command, logs: pathlib.Path) -> Any:
-    """Runs a command that prints one line of JSON. Returns its value, or {"error": reason} if it fails."""
+    """Returns the JSON value that a command prints, or {"error": reason} if it fails."""
     log(f"starting {command.name}")
     try:
         with _started(command, logs) as candidate:
@@ -105,11 +102,7 @@ def _failure(name: str, error: CandidateError) -> Record:
 
 @contextlib.contextmanager
 def _started(command: Command, logs: pathlib.Path) -> Iterator["Candidate"]:
-    """Starts a command. When the block ends, kills the command and all processes that it has started.
-
-    Raises:
-        CandidateError: the command cannot be started.
-    """
+    """Starts a command. Kills it and its processes at the end of the block."""
     stderr = logs / "stderr.txt"
     pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE}
     try:
@@ -122,12 +115,7 @@ def _started(command: Command, logs: pathlib.Path) -> Iterator["Candidate"]:
 
 
 class Candidate:
-    """A running command.
-
-    Args:
-        process: the command, with a pipe for its stdout.
-        stderr: the file that contains the command's stderr.
-    """
+    """A running command with a pipe for its stdout. `stderr` is a file."""
 
     def __init__(self, process: psutil.Popen, stderr: pathlib.Path) -> None:
         self._process, self._stderr = process, stderr
@@ -135,10 +123,10 @@ class Candidate:
         threading.Thread(target=self._read, daemon=True).start()
 
     def wait_for(self, pattern: bytes, timeout: float | None) -> re.Match[bytes]:
-        """Returns the next line of the command's output that matches `pattern`. Ignores other lines.
+        """Returns the next line of output that matches `pattern`.
 
         Raises:
-            CandidateError: no line came within `timeout` seconds (None: no limit), or the command has ended.
+            CandidateError: no line came within `timeout` seconds, or the command has ended.
         """
         found = None
         while not found:
@@ -157,7 +145,7 @@ class Candidate:
         start = time.monotonic()
         for settled in range(settle):
             if settled and time.monotonic() - start > seconds / 2:
-                break  # skips no more: steps are so slow that the loader refills its queue during them
+                break  # during slow steps, the loader refills its queue
             self._step()
         start, cpu, machine = time.monotonic(), self.usage()[0], _machine_cpu_seconds()
         images, end = 0, start
@@ -168,13 +156,13 @@ class Candidate:
         return Window(images, end - start, cpu, max(machine - cpu, 0.0))
 
     def usage(self) -> tuple[float, int]:
-        """Returns the processes' CPU seconds, ended children included, and their peak resident bytes."""
+        """Returns the processes' CPU seconds and their peak resident bytes."""
         cpu_seconds, peak = 0.0, 0
         with contextlib.suppress(psutil.NoSuchProcess):
             for process in [self._process, *self._process.children(recursive=True)]:
                 with contextlib.suppress(psutil.NoSuchProcess, OSError):
-                    cpu_seconds += sum(process.cpu_times()[:4])  # user and system; the same for children
-                    # psutil only has the current memory. VmHWM is the peak (see proc(5)).
+                    cpu_seconds += sum(process.cpu_times()[:4])  # own and children's time
+                    # VmHWM is the peak (proc(5)). psutil only has the current memory.
                     status = pathlib.Path(f"/proc/{process.pid}/status").read_text()
                     found = re.search(r"VmHWM:\s+(\d+) kB", status)
                     peak += int(found[1]) * 1024 if found else 0
@@ -187,7 +175,7 @@ class Candidate:
         self._lines.put(None)
 
     def _step(self) -> int:
-        """Waits for the next step, and returns the number of its images."""
+        """Returns the number of images of the next step."""
         return int(self.wait_for(rb"step (\d+)$", STEP_TIMEOUT)[1])
 
     def _why_ended(self) -> str:
@@ -201,13 +189,12 @@ class Candidate:
         return f"{how}: {self._last_words()}"
 
     def _last_words(self) -> str:
-        """Returns the last line of stderr that starts with `error: `, else the last line."""
         lines = [line for line in self._stderr.read_text(errors="replace").splitlines() if line.strip()]
         errors = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
         return (errors or lines or ["its stderr is empty"])[-1].strip()
 
 
 def _machine_cpu_seconds() -> float:
-    """Returns CPU seconds since the machine's start: of all processes, plus what the host took (steal)."""
+    """Returns CPU seconds of all processes, plus what the host took (steal)."""
     times = psutil.cpu_times()
     return times.user + times.nice + times.system + times.irq + times.softirq + times.steal

@@ -1,9 +1,7 @@
-"""Measures what each stage of a DALI loader costs, with the loader's graph truncated after each stage.
+"""Measures what each stage of a DALI loader costs.
 
-A truncated graph outputs the result of one stage, and has only the operators that this result needs. The cost
-of a stage is the CPU time of its graph minus the CPU time of the previous, shorter graph. All graphs run in
-one process, one after another. Each measurement starts and ends with full queues and idle threads, so the CPU
-time belongs exactly to the batches that were taken. inference.py measures its stages in the same way.
+A truncated graph ends after one stage. The cost of a stage is the CPU time of its graph minus the CPU time of
+the previous, shorter graph. Each measurement starts and ends with full queues and idle threads.
 """
 
 import dataclasses
@@ -21,13 +19,13 @@ from common.loader import BaseLoader
 from tools.benchmark.protocol import WARM_UP
 from tools.benchmark.summary import Record, spread
 
-SHARE = 1 / 3  # share of --seconds that a graph runs in a round: CPU times need shorter runs than rates
+SHARE = 1 / 3  # share of --seconds for one graph
 Advance = Callable[[], object]  # makes one batch
 _QUIET = 0.05  # seconds without work after which a queue counts as full
 
 
 class Cost(NamedTuple):
-    """Average CPU time and wall time of a batch in one round, and the number of batches that were timed."""
+    """Average CPU time and wall time of a batch in one round, and the number of batches."""
 
     cpu_ms: float
     ms: float
@@ -35,7 +33,6 @@ class Cost(NamedTuple):
 
 
 def load(loader: BaseLoader) -> Advance:
-    """Returns a function that takes a batch from the loader's dataset."""
     batches = loader.iterator()
 
     def advance() -> object:
@@ -48,8 +45,7 @@ def load(loader: BaseLoader) -> Advance:
 
 
 def cuts(loader: Any, stages: Mapping[str, str]) -> dict[str, Advance]:
-    """Returns the cuts of a DALI loader in order: its graph truncated after each stage, then the loader's
-    dataset without targets, then the dataset with targets.
+    """Returns the truncated graphs in order, then the loader without targets, then with targets.
 
     Args:
         loader: EfficientDetPipeline or YOLOv4Pipeline.
@@ -67,11 +63,10 @@ def stage_nodes(pipeline: Any, stages: Mapping[str, str]) -> dict[str, list[Data
     Args:
         pipeline: a built dali.Pipeline, whose first output is the images.
         stages: stage -> regex for names of its last operators, such as "ImageSlice" for `__ImageSlice_56`.
-            A stage without a match ends where the previous stage ends. The last stage outputs the images.
+            A stage without a match ends where the previous stage ends.
 
     Returns:
-        Stage -> outputs of its last operators. If only an arithmetic operator uses such an output, the output
-        of this arithmetic operator replaces it.
+        Stage -> outputs of its last operators, or of the arithmetic operators that alone use them.
     """
     images = pipeline._graph_outputs[0]
     # `_ops` first lists the operators that the first output, the images, needs.
@@ -96,7 +91,7 @@ def stage_nodes(pipeline: Any, stages: Mapping[str, str]) -> dict[str, list[Data
 
 
 def truncate_at(pipeline: dali.Pipeline, nodes: list[DataNode]) -> dali.Pipeline:
-    """Builds the part of a pipeline's graph that computes `nodes`, with the same settings."""
+    """Builds the part of a pipeline's graph that computes `nodes`."""
     names = ("num_threads", "device_id", "seed", "prefetch_queue_depth")
     options = {name: getattr(pipeline, name) for name in names}
     part = dali.Pipeline(batch_size=pipeline.max_batch_size, exec_dynamic=True, **options)
@@ -106,10 +101,10 @@ def truncate_at(pipeline: dali.Pipeline, nodes: list[DataNode]) -> dali.Pipeline
 
 
 def measure(cuts: Mapping[str, Advance], a: Any) -> list[dict[str, Cost]]:
-    """Measures all cuts (truncated graphs) once per round. Returns per round a dict, cut -> cost.
+    """Measures all truncated graphs once per round. Returns per round a dict, name -> cost.
 
     Args:
-        cuts: last stage of a cut -> function that makes a batch, in order.
+        cuts: last stage -> function that makes a batch, in order.
         a: the flags prefetch, rounds and seconds.
     """
     for advance in cuts.values():
@@ -120,7 +115,7 @@ def measure(cuts: Mapping[str, Advance], a: Any) -> list[dict[str, Cost]]:
 
 
 def cost(advance: Advance, seconds: float, settle: int) -> Cost:
-    """Takes `settle` batches, then batches for at least `seconds`. Returns the average cost of a batch."""
+    """Measures the average cost of a batch for at least `seconds`, after `settle` batches."""
     _wait_until_quiet()
     cpu = time.process_time()
     for _ in range(settle):
@@ -146,7 +141,7 @@ def summarize(rounds: Sequence[Mapping[str, Cost]], batch_size: int) -> list[Rec
                 "cpu_ms_per_image": spread((cpu_ms - before).tolist()),
                 "cpu_ms_so_far": float(np.median(cpu_ms)),
                 "images_per_second": float(np.median(1000 / ms)),
-                "instead": False,  # required by the file format; marks alternative stages in older files
+                "instead": False,  # the file format requires it
             }
         )
         before = cpu_ms

@@ -1,10 +1,10 @@
-"""Computes the results of a benchmark: medians over the rounds, and ratios between candidates of a run."""
+"""Computes medians over the rounds, and ratios between candidates."""
 
 import statistics
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
-FORMAT = 1  # version of `--json` files: increase it when old files can no longer be read
+FORMAT = 1  # version of `--json` files
 
 Record = dict[str, Any]  # a part of a `--json` file: plain dicts and lists
 
@@ -14,7 +14,7 @@ class Window(NamedTuple):
 
     images: int
     seconds: float
-    cpu_seconds: float  # user and system time of all processes of the candidate
+    cpu_seconds: float  # of all processes of the candidate
     other_cpu_seconds: float = 0.0  # of all other processes on this machine
 
 
@@ -25,11 +25,11 @@ def spread(values: Iterable[float]) -> Record:
 
 
 def candidate(windows: Sequence[Window], peak_bytes: int) -> Record:
-    """Makes the record of a candidate that did not fail. (A failed one has the record {"error": reason}.)
+    """Makes the record of a candidate that did not fail.
 
     Args:
         windows: one for each round.
-        peak_bytes: highest resident memory in any round, summed over all processes; start-up is included.
+        peak_bytes: highest resident memory in any round, summed over all processes.
     """
     return {
         "images_per_second": spread(w.images / w.seconds for w in windows),
@@ -41,18 +41,17 @@ def candidate(windows: Sequence[Window], peak_bytes: int) -> Record:
 
 
 def succeeded(candidates: dict[str, Any]) -> dict[str, Any]:
-    """Returns the candidates that did not fail."""
     return {name: each for name, each in candidates.items() if "error" not in each}
 
 
 def ratio(record: Record, other: Record) -> float:
-    """Returns the images/s of one candidate divided by those of another: the median over the rounds."""
+    """Returns the median ratio of the images/s of two candidates."""
     rates, others = ([w["images"] / w["seconds"] for w in each["windows"]] for each in (record, other))
     return statistics.median(a / b for a, b in zip(rates, others, strict=True))
 
 
 def ratios(candidates: dict[str, Record]) -> dict[str, dict[str, float]]:
-    """Returns `ratio` of each pair of candidates that did not fail, as [name][other name]."""
+    """Returns the ratio of each pair of candidates, as [name][other name]."""
     good = succeeded(candidates)
     return {
         name: {other: ratio(each, good[other]) for other in good if other != name}
@@ -61,6 +60,6 @@ def ratios(candidates: dict[str, Record]) -> dict[str, dict[str, float]]:
 
 
 def other_cores(candidates: dict[str, Record]) -> float:
-    """Returns how many cores other processes used while candidates were timed: the median of all windows."""
+    """Returns how many cores other processes used: the median of all windows."""
     windows = [w for each in candidates.values() for w in each.get("windows", [])]
     return statistics.median([w["other_cpu_seconds"] / w["seconds"] for w in windows] or [0.0])

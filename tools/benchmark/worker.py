@@ -1,7 +1,4 @@
-"""Runs one candidate of an app's bench.py in a separate process: a loader, a training step, or both.
-
-The candidate follows the protocol in rounds.py, as the program of a --baseline does.
-"""
+"""Runs one candidate of bench.py in a separate process."""
 
 import dataclasses
 import itertools
@@ -27,7 +24,7 @@ from tools.benchmark.protocol import own_stdout, tell_steps
 
 
 def work(app: App, a: Any, role: str) -> None:
-    """Runs one candidate until it is killed, or measures stages or inference and prints one line of JSON.
+    """Runs one candidate until it is killed, or prints one line of JSON.
 
     Args:
         app: the app whose bench.py this is.
@@ -73,7 +70,7 @@ def _tell_result(measure: Callable[[], Any]) -> None:
 def _make_step(
     app: App, config: Any, model: keras.Model, loader: BaseLoader, ranks: Ranks, a: args.Args
 ) -> Callable[[], None]:
-    """Returns a function that takes a batch from the loader and runs train.py's step on a new model."""
+    """Returns a function that runs train.py's step on the loader's next batch."""
     schedule = app.module("optimization").make_schedule(config, a.batch_size, loader.steps_per_epoch)
     optimizer = app.module("optimization").make_optimizer(config, schedule, precision=a.precision)
     optimizer.build(model.trainable_variables)

@@ -1,12 +1,7 @@
 """Writes annotations and images as TFRecords in TensorFlow Object Detection's schema, with DALI indexes.
 
-`python tools/convert.py --to=tfrecord --output=records/train --num_shards=256` writes
-records/train-00000-of-00256.tfrecord, its .idx, and so on, and records/train.label_map.json. The keys are
-those of google/automl efficientdet/dataset/create_coco_tfrecord.py, so each project can read the other's
-files. The label is the COCO category id. Differences from that script: images are shuffled, boxes that reach
-outside the image are clipped, not dropped, and images without objects have all keys, with empty lists.
-
-The bytes depend only on the images, the annotations, the number of shards and the seed.
+The keys are those of google/automl efficientdet/dataset/create_coco_tfrecord.py. The label is the COCO
+category id. Unlike that script, images are shuffled, and boxes that reach outside the image are clipped.
 """
 
 import concurrent.futures
@@ -29,7 +24,7 @@ from common.files import write_into
 from common.tfrecord import AREA_KEY, BOX_KEYS, CROWD_KEY, LABEL_KEY, framed, write_index
 from tools.conversion.shrinking import shrink_image
 
-_FORMATS = {"JPEG": b"jpeg", "PNG": b"png"}  # format in images.py -> value of the key image/format
+_FORMATS = {"JPEG": b"jpeg", "PNG": b"png"}  # Pillow's format -> image/format
 
 
 def write_tfrecords(
@@ -44,8 +39,7 @@ def write_tfrecords(
 ) -> list[str]:
     """Writes `<prefix>-00000-of-<num_shards>.tfrecord` ... with indexes, and `<prefix>.label_map.json`.
 
-    No file appears before all files are complete. The label map appears last, so a set without one is
-    incomplete.
+    No file appears before all files are complete. The bytes do not depend on `num_workers`.
 
     Args:
         annotations: the result of `load_coco` or, with `max_side`, the result of `shrink_annotations`.
@@ -54,8 +48,7 @@ def write_tfrecords(
         num_shards: number of files, at most one per image.
         seed: seed of the order of the images.
         max_side: longest side in pixels; larger images are scaled down.
-        num_workers: number of threads. Each thread reads the images of one shard and writes the shard. The
-            number does not change the result.
+        num_workers: number of threads.
 
     Returns:
         The paths of the record files.
@@ -97,7 +90,7 @@ def _write_shards(
     max_side: int | None,
     num_workers: int,
 ) -> None:
-    """Writes record files with their indexes, `num_workers` files at a time. A failure stops all threads."""
+    """Writes record files and indexes. A failure stops all threads."""
     bar = progress.Bar("Writing records", annotations.num_images)
     lock = threading.Lock()
     is_over = threading.Event()
@@ -120,8 +113,7 @@ def _write_shards(
 
 
 def _serialize(annotations: Annotations, row: int, images_dir: str, max_side: int | None) -> bytes:
-    """Returns the record of an image. The image keeps its bytes unless it is larger than `max_side`. Boxes
-    are clipped; those without area are left out."""
+    """Returns the record of an image. Boxes are clipped; those without area are left out."""
     path = pathlib.Path(images_dir, annotations.file_names[row])
     encoded = shrink_image(path.read_bytes(), str(path), max_side)
     facts = images.inspect(encoded, ImagePolicy(max_megapixels=math.inf))
@@ -163,8 +155,10 @@ def serialized(lists: Mapping[str, Mapping[str, Sequence | np.ndarray]]) -> byte
 
 
 def refuse_other_set(directory: pathlib.Path, name: str, own: Collection[str]) -> None:
-    """Raises UserError if `directory` has shards `<name>-...` other than `own`: a glob over two sets with one
-    prefix would read every image twice."""
+    """Raises UserError if `directory` has shards `<name>-...` other than `own`.
+
+    A glob over two sets with one prefix would read every image twice.
+    """
     shard = re.compile(re.escape(name) + r"-[^-]*-of-[^-]*\.tfrecord")
     for path in sorted(directory.glob("*.tfrecord")):
         if shard.fullmatch(path.name) and path.name not in own:

@@ -16,14 +16,13 @@ from common.datacheck import images
 from common.errors import UserError
 from common.files import write_bytes, write_into
 
-_DECIMALS = 3  # of coordinates in pixels: float32 fractions of a 10,000-pixel side are not more precise
+_DECIMALS = 3  # of coordinates in pixels: float32 is not more precise
 
 
 def write_coco(annotations: Annotations, path: str | os.PathLike) -> None:
     """Writes a COCO json from which `load_coco` reads equal annotations.
 
-    Annotations get ids from 1 in their order. File names stay relative to the directory of images. The file
-    appears only when it is complete.
+    Annotations get ids from 1. The file appears only when it is complete.
 
     Raises:
         OSError: the file cannot be written.
@@ -66,11 +65,10 @@ def write_images(
 
 
 def file_names(annotations: Annotations, encoded: Callable[[int], bytes]) -> list[str]:
-    """Returns a file name for each image of TFRecords: the name in its record, perhaps with directories.
+    """Returns a file name for each image of TFRecords: the name in its record.
 
     If any name is missing, leads out of the directory or occurs twice, all images are named
-    `<image id>.<format>` instead.
-    `encoded` returns the bytes of image number i.
+    `<image id>.<format>`. `encoded` returns the bytes of image number i.
     """
     names = [str(pathlib.PurePosixPath(name)) for name in annotations.file_names]  # "" becomes "."
     if "." not in names and not any(map(images.path_fault, names)) and len(set(names)) == len(names):
@@ -81,9 +79,9 @@ def file_names(annotations: Annotations, encoded: Callable[[int], bytes]) -> lis
 
 
 def round_boxes(annotations: Annotations) -> Annotations:
-    """Rounds boxes to thousandths of a pixel, because TFRecords store them as float32 fractions.
+    """Rounds boxes to thousandths of a pixel, because TFRecords store float32 fractions.
 
-    For example, 68.0000019 becomes 68 again. Areas are rounded to the precision of float32.
+    For example, 68.0000019 becomes 68 again.
     """
     boxes = annotations.boxes_ltwh_px
     edges = np.round(np.concatenate([boxes[:, :2], boxes[:, :2] + boxes[:, 2:]], axis=1), _DECIMALS)

@@ -32,7 +32,7 @@ def convert(source: str, target: str, options: Options) -> tuple[dict[str, Annot
 
     Raises:
         DataError: the input has errors; the message lists all of them.
-        UserError: flags exclude each other, files are missing or exist already, or cannot be read or written.
+        UserError: flags exclude each other, or files are missing, exist already or cannot be read.
     """
     output, max_side, holdout = options.output, options.max_side, options.holdout
     if source == target and (target == "tfrecord" or max_side is holdout is None):
@@ -55,7 +55,7 @@ def convert(source: str, target: str, options: Options) -> tuple[dict[str, Annot
         annotations, images_dir = _READERS[source](options, policy)
         parts = [annotations] if holdout is None else split(annotations, holdout, options.seed)
         if max_side is not None:
-            if target == "coco" and source != "tfrecord":  # TFRecords' images are already written
+            if target == "coco" and source != "tfrecord":
                 original_dir, images_dir = images_dir, f"{os.path.dirname(output) or '.'}/images_{max_side}"
                 write_shrunk(annotations, original_dir, images_dir, max_side, overwrite=options.overwrite)
             parts = [shrink_annotations(part, max_side) for part in parts]
@@ -65,7 +65,7 @@ def convert(source: str, target: str, options: Options) -> tuple[dict[str, Annot
             if target == "coco":
                 write_coco(part, name)
             else:
-                import_tensorflow()  # slow, and only TFRecords need it
+                import_tensorflow()
                 from tools.conversion.coco_to_tfrecord import write_tfrecords
 
                 shards = {"num_shards": options.num_shards, "seed": options.seed}
@@ -78,8 +78,7 @@ def convert(source: str, target: str, options: Options) -> tuple[dict[str, Annot
 def split(annotations: Annotations, holdout: float, seed: int) -> list[Annotations]:
     """Splits a data set by image into one for training and one for evaluation, in this order.
 
-    The images with the smallest hashes of seed and file name are held out, so the split depends neither on
-    the order of the images nor on the machine.
+    The split depends only on the seed and the file names.
 
     Args:
         annotations: annotations of images with file names.

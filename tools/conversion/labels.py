@@ -1,8 +1,7 @@
 """Builds Annotations from images that have one label file each, as in Pascal VOC and YOLO.
 
-The two formats have no image ids. The id of an image is the number that the digits of its name form
-(2007_000027.jpg: 2007000027), so that it is the same in every split. If two images would have the same id, or
-a name has no digits or too many, all images are numbered from 1 in their order.
+The id of an image is the number that the digits of its name form: 2007000027 for 2007_000027.jpg. If that
+gives no unique ids, all images are numbered from 1.
 """
 
 import dataclasses
@@ -29,8 +28,8 @@ class LabelledImage(NamedTuple):
 
     Attributes:
         file_name: path relative to the directory of images.
-        label_file: path of the file with its objects, also used in messages.
-        size: (height, width) in pixels according to the label file; 0 if the file does not contain it.
+        label_file: path of the file with its objects.
+        size: (height, width) in pixels in the label file; 0 if the file does not contain it.
     """
 
     file_name: str
@@ -55,7 +54,7 @@ def image_ids(file_names: Sequence[str]) -> list[int]:
 
 
 def read_lines(path: str) -> list[str]:
-    """Returns the lines of a text file, each without blanks around it. Omits empty lines at the end.
+    """Returns the lines of a text file, stripped. Omits empty lines at the end.
 
     Raises:
         UserError: the file is not UTF-8.
@@ -69,10 +68,10 @@ def read_lines(path: str) -> list[str]:
 
 
 def find_listed(path: str, find: Callable[[str], str | None], kind: str, issues: Issues) -> list[str]:
-    """Returns the items that a list file names, one per line, in the order of the lines, without duplicates.
+    """Returns the items that a list file names, without duplicates.
 
     Args:
-        path: path of the list file.
+        path: path of the list file, with one item per line.
         find: function that returns the item of a line, or None if it does not exist.
         kind: kind of issue for lines whose item does not exist.
         issues: these issues are added here.
@@ -101,7 +100,7 @@ def make_annotations(
         images_dir: the directory that the file names of the images are relative to.
         label_map: the categories.
         read_objects: function that returns the objects of an image, and adds errors in them to `issues`.
-        issues: the issues found so far; its policy tells what to do with images that cannot be used.
+        issues: the issues found so far.
 
     Raises:
         DataError: `issues` has errors, or no image can be used, or no image has a box.

@@ -1,4 +1,4 @@
-"""The flags of tools/convert.py, and which formats use them. Imports neither TensorFlow nor DALI."""
+"""The flags of tools/convert.py, and which formats use them."""
 
 import dataclasses
 
@@ -20,7 +20,7 @@ WRITTEN = {"coco": (), "tfrecord": ("num_shards", "seed")}
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-    """All flags except --from and --to. absl rejects a command without --input or --output."""
+    """All flags except --from and --to."""
 
     input: str = flag(
         None,
@@ -58,7 +58,6 @@ class Options:
 
 
 def define_flags(fv: flags.FlagValues) -> None:
-    """Defines the flags of tools/convert.py."""
     flags.DEFINE_enum("from", None, list(READ), "Format of the input.", flag_values=fv)
     flags.DEFINE_enum("to", None, list(WRITTEN), "Format of the output.", flag_values=fv)
     own = [field.name for field in dataclasses.fields(Options) if "help" in field.metadata]

@@ -1,9 +1,8 @@
 """Scales images and their annotations down, for --max_side=N of tools/convert.py.
 
-An image whose longer side exceeds N pixels is scaled until this side has N pixels. The aspect ratio is kept,
-except for rounding to whole pixels. All other images keep their bytes. JPEGs become JPEGs of quality 95
-without chroma subsampling, PNGs become PNGs. The pixels are as training sees them: not rotated (the EXIF
-orientation is kept), rounded from 16 to 8 bits, without alpha.
+An image whose longer side exceeds N pixels is scaled to N, and its aspect ratio is kept. All other images
+keep their bytes. JPEGs get quality 95 without chroma subsampling. The EXIF orientation is kept. 16 bits are
+rounded to 8, and alpha is removed.
 """
 
 import dataclasses
@@ -32,7 +31,7 @@ def shrunk_sizes(sizes: np.ndarray, max_side: int) -> np.ndarray:
 
 
 def shrink_annotations(annotations: Annotations, max_side: int) -> Annotations:
-    """Returns the smaller images' annotations: boxes and areas are scaled by the ratio of the image sizes."""
+    """Scales boxes and areas like the images."""
     sizes = shrunk_sizes(annotations.image_sizes, max_side)
     before, after = (s[annotations.box_image].astype(np.float64) for s in (annotations.image_sizes, sizes))
     xyxy = [1, 0, 1, 0]
@@ -45,7 +44,7 @@ def shrink_annotations(annotations: Annotations, max_side: int) -> Annotations:
 
 
 def shrink_image(encoded: bytes, name: str, max_side: int | None) -> bytes:
-    """Returns an encoded image whose longer side is at most `max_side`: the same bytes if it is small enough.
+    """Returns an encoded image whose longer side is at most `max_side`.
 
     Raises:
         UserError: a larger image is damaged, or neither JPEG nor PNG; the message has `name`.
@@ -58,12 +57,12 @@ def shrink_image(encoded: bytes, name: str, max_side: int | None) -> bytes:
     if facts.image_format not in _OPTIONS:
         raise UserError(f"{name} is {facts.image_format}: --max_side reads only JPEG and PNG, convert it")
     height, width = shrunk_sizes(np.array([[facts.height, facts.width]]), max_side)[0].tolist()
-    # Calls Pillow's function for this format, because PIL.Image.open refuses large images (a global setting).
+    # PIL.Image.open would refuse large images.
     open_picture, _ = PIL.Image.OPEN[facts.image_format]
     try:
         picture: PIL.Image.Image = open_picture(io.BytesIO(encoded), "")
         profile = picture.info.get("icc_profile")
-        # libjpeg can decode at 1/2, 1/4 or 1/8 of the size. Keeps at least twice the wanted width, height.
+        # libjpeg decodes at 1/2, 1/4 or 1/8 of the size, here at least at twice the wanted size.
         drafted = picture.draft(None, (2 * width, 2 * height))
         picture = _as_8_bit(picture)
     except PILLOW_ERRORS as error:
@@ -78,7 +77,7 @@ def shrink_image(encoded: bytes, name: str, max_side: int | None) -> bytes:
 
 
 def _as_8_bit(picture: PIL.Image.Image) -> PIL.Image.Image:
-    """Converts to 8-bit grey, RGB or CMYK. Pillow scales palettes badly, and weights colours by alpha."""
+    """Converts to 8-bit grey, RGB or CMYK."""
     picture.load()
     if picture.mode.startswith("I"):
         return PIL.Image.fromarray(np.rint(np.asarray(picture) / 257).astype(np.uint8))
@@ -94,7 +93,7 @@ def write_shrunk(
 
     Args:
         annotations: the annotations, with the file names.
-        images_dir: directory of the original images, which are not changed.
+        images_dir: directory of the original images.
         directory: directory to write to; created if missing.
         max_side: longest side in pixels.
         overwrite: whether to replace existing files with these names.

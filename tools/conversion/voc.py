@@ -1,13 +1,11 @@
 """Reads Pascal VOC: one xml file for each image, in Annotations/, and the images in JPEGImages/.
 
-VOC's coordinates count pixels from 1, and a box includes its last pixel: a box over the whole image is 1, 1,
-width, height, and it is width = xmax - xmin + 1 pixels wide (VOCdevkit, VOCcode/VOCevaldet.m; also
-Detectron2, detectron2/data/datasets/pascal_voc.py). Many tools write the same files with edges that are
-counted from 0 (labelImg; also the data set BCCD). --voc_pixels selects one of the two conventions.
+VOC's coordinates count pixels from 1, and a box includes its last pixel: its width is xmax - xmin + 1
+(VOCdevkit, VOCcode/VOCevaldet.m). Many tools, such as labelImg, write edges that are counted from 0.
+--voc_pixels selects one of the two conventions.
 
-By default objects marked `difficult` are kept like all others, as in Detectron2 and in TensorFlow Object
-Detection (dataset_tools/create_pascal_tf_record.py). The devkit's evaluation ignores these objects, whether
-they are found or not; COCO's nearest equivalent is a crowd. Parts of an object (head, hand) are left out.
+By default objects marked `difficult` are kept, as in TensorFlow Object Detection
+(dataset_tools/create_pascal_tf_record.py). Parts of an object (head, hand) are left out.
 """
 
 import math
@@ -32,9 +30,8 @@ _WHOLE_NUMBER = re.compile(r"\d{1,9}(\.0*)?")
 def read_voc(options: Options, policy: ImagePolicy = ImagePolicy()) -> tuple[Annotations, str]:
     """Reads and checks a data set in the format of Pascal VOC.
 
-    An image has the same name as its xml file. The element `filename` in the xml is used only if no image has
-    this name, because it is often wrong in copied and renamed files. Without --label_map, category ids are 1,
-    2, ... in alphabetic order of the class names in all xml files, so that all splits have the same ids.
+    An image has the same name as its xml file. The element `filename` is used only if no image has this name.
+    Without --label_map, category ids are 1, 2, ... in alphabetic order of the class names in all xml files.
 
     Returns:
         The annotations, and the directory that their file names are relative to.
@@ -79,7 +76,7 @@ def _text(element: Element, path: str) -> str:
 
 
 def _read_split(directory: str, split: str, stems: Iterable[str], issues: Issues) -> list[str]:
-    """Returns all names in a list file. Ignores the 1, -1 or 0 after a name in VOC's per-class lists."""
+    """Returns all names in a list file. Ignores the 1, -1 or 0 after a name."""
     path = os.path.join(directory, "ImageSets", "Main", f"{split}.txt")
     if not os.path.isfile(path):
         if not os.path.isfile(split):
@@ -95,7 +92,7 @@ def _read_split(directory: str, split: str, stems: Iterable[str], issues: Issues
 
 
 class _NoDoctype(ElementTree.TreeBuilder):
-    """Refuses an xml with a DOCTYPE, whose entities could expand to gigabytes or name other files."""
+    """Refuses an xml with a DOCTYPE, whose entities could expand to gigabytes."""
 
     def doctype(self, name: str, *_: object) -> None:
         raise ValueError(f"declares a document type ({name}), which is refused: its entities are not safe")

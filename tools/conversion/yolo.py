@@ -1,16 +1,14 @@
 """Reads YOLO's text labels: one .txt for each image, with one line `class cx cy w h` for each object.
 
 The four numbers are the centre and the size of the box as fractions of the image's width and height. An image
-has no objects if its label file is empty or missing. The label file is where Darknet and Ultralytics expect
-it: the image's path with `labels` in place of `images` (or `JPEGImages`), else next to the image.
+has no objects if its label file is empty or missing. The label file has the image's path with `labels` in
+place of `images` (or `JPEGImages`), else it is next to the image.
 
-A line with more numbers is read as a polygon, `class x1 y1 x2 y2 x3 y3 ...` (Ultralytics' segmentation and
-oriented boxes), and converted to its bounding box. Six numbers are refused: the last one would be a
-confidence, and a label has none.
+A line with more numbers is a polygon, `class x1 y1 x2 y2 x3 y3 ...`, and becomes its bounding box. Six
+numbers are refused: the last one would be a confidence.
 
-Labels do not contain the size of their image; it is read from the image's header. Labels also do not tell
-whether the image was rotated by its EXIF orientation before it was labelled: Ultralytics and OpenCV rotate,
-other programs do not. Images with an EXIF rotation are refused unless --yolo_pixels is given.
+Labels do not tell whether the image was rotated by its EXIF orientation before it was labelled. So images
+with an EXIF rotation are refused unless --yolo_pixels is given.
 
 Source: AlexeyAB/darknet README "How to train"; https://docs.ultralytics.com/datasets/detect/ and
 ultralytics/data/utils.py (verify_image_label).
@@ -33,10 +31,10 @@ from tools.conversion.options import Options
 from tools.conversion.yolo_layout import find_files, find_names, label_file_of, read_names
 
 _SHOWN = 60  # characters of a label line that a message shows
-_FARTHEST = 1.0  # how far boxes may reach outside the image, in image sides; beyond that, numbers are pixels
-_DECIMALS = 6  # of coordinates in pixels; more are rounding errors, because labels have six decimals
-# EXIF orientations. To undo an orientation in _MIRROR_X, left and right are swapped; for _MIRROR_Y, top and
-# bottom are swapped. For orientations from 5 on, x and y are swapped before that.
+_FARTHEST = 1.0  # limit outside the image, in image sides; larger numbers are pixels
+_DECIMALS = 6  # of coordinates in pixels, as many as labels have
+# EXIF orientations that are undone by swapping left and right, or top and bottom. From 5 on, x and y are
+# swapped first.
 _MIRROR_X = (2, 3, 7, 8)
 _MIRROR_Y = (3, 4, 6, 7)
 
@@ -44,8 +42,7 @@ _MIRROR_Y = (3, 4, 6, 7)
 def read_yolo(options: Options, policy: ImagePolicy = ImagePolicy()) -> tuple[Annotations, str]:
     """Reads and checks a data set with YOLO's labels.
 
-    yolo_layout.py lists what --input can be. Without --label_map, class 0 becomes category 1, class 1
-    becomes category 2, and so on.
+    yolo_layout.py lists what --input can be. Without --label_map, class 0 becomes category 1, and so on.
 
     Returns:
         The annotations, and the directory that their file names are relative to.
@@ -155,8 +152,7 @@ def parse_line(words: list[str]) -> tuple[float, Box]:
 
 
 def turn_back(boxes_ltwh: np.ndarray, orientation: int) -> np.ndarray:
-    """Converts boxes (N, 4) from fractions of the image rotated by its EXIF orientation, 1 to 8, to fractions
-    of the stored image."""
+    """Converts boxes (N, 4) from fractions of the EXIF-rotated image to fractions of the stored image."""
     left, top, width, height = boxes_ltwh.T
     if orientation >= 5:
         left, top, width, height = top, left, height, width

@@ -6,9 +6,6 @@ A data set is given as one of these:
   exports. Or a directory that has the images and their labels together;
 - Ultralytics' data.yaml: `path`, `names`, and for each split one or more directories or lists of images;
 - Darknet's list of images, one path per line (train.txt).
-
-The class names are in the file --names, else in the given data.yaml, else in the first of these files that
-exists in the directory: data.yaml, classes.txt, obj.names, labels/classes.txt (labelImg).
 """
 
 import functools
@@ -34,7 +31,7 @@ def find_files(path: str, split: str | None, issues: Issues) -> tuple[list[str],
     Args:
         path: path of the data set, see the module docstring.
         split: name of a split of a directory or a data.yaml; the default of a data.yaml is "train".
-        issues: images that a list names and that do not exist are added here.
+        issues: listed images that do not exist are added here.
 
     Returns:
         Absolute paths of the images: sorted if they are from a directory, else in the order of the list; and
@@ -80,7 +77,7 @@ def label_file_of(image: str) -> str:
 
 
 def find_names(path: str) -> str:
-    """Returns the file with the class names of a data set: its data.yaml, or the first of the usual files."""
+    """Returns the file with the class names: the data.yaml, or the first file of _NAME_FILES."""
     if path.endswith(_YAML):
         return path
     directory = path if os.path.isdir(path) else os.path.dirname(path)
@@ -94,7 +91,7 @@ def find_names(path: str) -> str:
 
 
 def read_names(path: str) -> dict[int, str]:
-    """Reads class -> name from a file with one name per line or a data.yaml; UserError if it has no names."""
+    """Reads class -> name from a text file or a data.yaml; UserError if it has no names."""
     if not path.endswith(_YAML):
         return dict(enumerate(read_lines(path)))
     given = _read_yaml(path).get("names")
@@ -151,8 +148,7 @@ def _read_yaml(path: str) -> dict[str, Any]:
 
 
 def _find(line: str, list_file: str) -> str | None:
-    """Returns the image that a line names, or None if it does not exist. A relative path starts at the
-    directory of the list file or, as in Darknet, at the working directory."""
+    """Returns the image that a line names. As in Darknet, it may be relative to the working directory."""
     places = (os.path.dirname(list_file), os.getcwd())
     choices = [os.path.normpath(os.path.join(place, line)) for place in places]
     return next(filter(os.path.exists, choices), None)
