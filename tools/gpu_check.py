@@ -4,9 +4,8 @@ r"""Tries everything that needs a GPU, to check a new host. This command itself 
     python tools/gpu_check.py --dali_only                         # without TensorFlow
     python tools/gpu_check.py --stages=decoding,loading --images=my/images --annotations=my/instances.json
 
-Each case runs in a separate process with a time limit, so that the next case runs after a crash. After an
-interrupt, start the command again: it continues with the next case. It writes gpu_check.json, logs/ and
-rows.md (tables for docs/benchmarks.md), and reports what works, what is slow and which flag to change.
+Each case runs in a separate process with a time limit. After an interrupt, start the command again: it
+continues with the next case. It reports what works, what is slow and which flag to change.
 """
 
 import dataclasses
@@ -41,7 +40,7 @@ class Args:
 
 
 def check(a: Args) -> list[str]:
-    """Runs the cases that have no result yet, writes the files, and returns the lines of the report.
+    """Runs the cases that have no result yet, and returns the lines of the report.
 
     Raises:
         UserError: DALI sees no GPU, or flags or files cannot be used.
@@ -66,7 +65,7 @@ def check(a: Args) -> list[str]:
 
 
 def count_gpus() -> int:
-    """Returns the number of GPUs that DALI sees. A separate process counts them.
+    """Returns the number of GPUs that DALI sees.
 
     Raises:
         UserError: DALI sees no GPU, or cannot be imported.
@@ -82,7 +81,7 @@ def count_gpus() -> int:
 
 
 def draw(output: pathlib.Path, *, photos: bool) -> None:
-    """Draws the data that do not exist yet, and writes the script that lists hosts for elastic training."""
+    """Draws missing data, and writes the script that lists hosts for elastic training."""
     images.draw_kinds(output / "kinds")
     images.draw(output / "train", 600, seed=1)
     images.draw(output / "eval", 100, seed=2)

@@ -2,8 +2,7 @@
 
     images, image_sizes -> input -> network -> decoding -> suppression -> boxes in pixels of the originals
 
-Each app makes an `Exportable`; each format joins its parts in a different way. Suppression is always the hard
-NMS of common/nms.py, because no format supports Soft-NMS.
+Each app makes an `Exportable`. Suppression is the hard NMS of common/nms.py.
 """
 
 import dataclasses
@@ -53,10 +52,7 @@ class Exportable:
 
 
 def network_input(parts: Exportable, images: tf.Tensor, image_sizes: tf.Tensor) -> tf.Tensor:
-    """Converts images from `resize`, or placed like them, to the input of the network.
-
-    Pixels outside an image become the padding that training uses, so their values in `images` do not matter.
-    """
+    """Converts images from `resize` to the input of the network. Pads as training does."""
     places = parts.place(image_sizes)[:, tf.newaxis]  # (B, 1, 4)
     top, left, height, width = tf.unstack(places, axis=-1)
     rows, columns = tf.range(parts.image_size[0])[tf.newaxis], tf.range(parts.image_size[1])[tf.newaxis]
@@ -67,7 +63,7 @@ def network_input(parts: Exportable, images: tf.Tensor, image_sizes: tf.Tensor) 
 
 
 def to_pixels(parts: Exportable, boxes: tf.Tensor, image_sizes: tf.Tensor) -> tf.Tensor:
-    """Converts boxes (B, N, 4), normalised to the network input, to clipped boxes in pixels of the images."""
+    """Converts boxes (B, N, 4), normalised to the network input, to clipped boxes in pixels."""
     places = parts.place(image_sizes)[:, tf.newaxis]
     boxes = box_ops.clip(letterbox.boxes_from_letterbox(boxes, places, parts.image_size))
     return boxes * tf.cast(tf.gather(image_sizes, [1, 0, 1, 0], axis=1), tf.float32)[:, tf.newaxis]
@@ -113,7 +109,6 @@ def detect(parts: Exportable, images: tf.Tensor, image_sizes: tf.Tensor) -> Outp
 
 
 def name_raw_outputs(parts: Exportable, raw: list[tf.Tensor], image_sizes: tf.Tensor) -> Outputs:
-    """Returns the outputs of `detect_raw` by name."""
     boxes, scores = parts.decode_all(raw)
     return {"boxes": to_pixels(parts, boxes, image_sizes), "scores": scores}
 

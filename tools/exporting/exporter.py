@@ -1,4 +1,4 @@
-"""Exports weights to a file and compares the file with the weights. Both apps' export.py use this module."""
+"""Exports weights to a file and compares the file with the weights."""
 
 import dataclasses
 import functools
@@ -27,7 +27,7 @@ from tools.exporting import tensorflow_files, tensorrt, verify
 from tools.exporting.export_graph import Exportable
 from tools.exporting.options import Options
 
-DRAWN_IMAGES = 8  # synthetic images for the comparison, if the user gives none
+DRAWN_IMAGES = 8  # images for the comparison
 _CALIBRATION_BATCH = 4
 
 OpenLoader = Callable[..., BaseLoader]  # called as f(pipeline_type, source=, batch_size=)
@@ -40,7 +40,7 @@ def export(
     make_loader: OpenLoader,
     nms_method: str,
 ) -> pathlib.Path:
-    """Writes the exported file, compares it with the weights, prints the results, and returns its path.
+    """Writes the exported file, compares it with the weights, and returns its path.
 
     Args:
         app: the app, from its predict.py.
@@ -50,7 +50,7 @@ def export(
 
     Raises:
         UserError: flags exclude each other; images or a package are missing; the output cannot be written; or
-            a float32 file gives other detections than the weights: it stays, but no engine is built from it.
+            a float32 file gives other detections than the weights.
     """
     options.check()
     share_gpu_memory()
@@ -63,7 +63,7 @@ def export(
     if options.verify_annotations:
         evaluation = open_source(options.verify_images, options.verify_annotations, split="verify")
         check_labels(label_map, evaluation)
-    # TF32, TensorFlow's default on recent GPUs, rounds to 10 bits, and would cause most of the difference
+    # TF32, the default on recent GPUs, would cause most of the difference.
     tf.config.experimental.enable_tensor_float_32_execution(False)
     open_loader = functools.partial(make_loader, config=config, training=False, with_targets=False)
     metadata = weights.read_metadata(weights_file)
@@ -100,7 +100,7 @@ def _write(parts: Exportable, options: Options, metadata: dict[str, Any], open_l
     if output.exists() and not may_replace:
         raise UserError(f"--output={output} exists and is not a {options.format} that may be replaced")
     if options.format == "tensorrt":
-        output.unlink(missing_ok=True)  # the metadata of the new ONNX file would not fit an older engine
+        output.unlink(missing_ok=True)  # an older engine
     log(f"writing {options.verified_file}")
     about = {
         "format": options.format,
@@ -133,7 +133,7 @@ def _write(parts: Exportable, options: Options, metadata: dict[str, Any], open_l
 
 
 def _quantizer(options: Options, open_loader: OpenLoader) -> Callable | None:
-    """Returns a function that quantises the float32 network, an ONNX model; or None, to quantise nothing."""
+    """Returns a function that quantises the network, an ONNX model; or None."""
     from tools.exporting import quantization
 
     if options.quantize == "fp16":
@@ -180,7 +180,7 @@ def _compare_ap(
     open_loader: Callable[[], BaseLoader],
     label_map: LabelMap,
 ) -> None:
-    """Prints the AP of each detector. The first one is the weights with hard NMS, the last one the file."""
+    """Prints the AP of each detector. The first one is the weights, the last one the file."""
     aps = []
     for name, detect in detectors.items():
         aps.append(evaluate(detect, open_loader(), label_map, explain=explain).metrics["AP"])

@@ -32,8 +32,8 @@ def write(
 
     Args:
         nms: standard, efficientnms_trt or none.
-        metadata: values that JSON supports. They become metadata_props of the file.
-        quantize: function that quantises the network; the parts before and after it are not quantised.
+        metadata: JSON values, which become metadata_props of the file.
+        quantize: function that quantises the network, but not the parts before and after it.
     """
     images, image_sizes = export_graph.signature(parts, None)
     network_input = tf.TensorSpec([None, *parts.image_size, 3], tf.float32, NETWORK_INPUT)

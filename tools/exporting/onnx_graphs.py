@@ -1,7 +1,6 @@
 """Converts TensorFlow functions to ONNX one by one, and joins these parts by the names of their tensors.
 
-A separate part can be quantised alone. An ONNX operation that TensorFlow does not have becomes a part that is
-written by hand.
+So one part can be quantised alone, or be written by hand.
 """
 
 import contextlib
@@ -25,7 +24,7 @@ def convert(function: Function, inputs: Sequence[tf.TensorSpec]) -> onnx.ModelPr
     """Converts a TensorFlow function to an ONNX model.
 
     Args:
-        function: takes one tensor per spec; the keys of its result become the names of the model's outputs.
+        function: takes one tensor per spec; the keys of its result name the model's outputs.
         inputs: specs, whose names become the names of the model's inputs.
     """
     logging.getLogger("tf2onnx").setLevel(logging.ERROR)
@@ -68,9 +67,7 @@ def by_hand(
 def join(models: Sequence[onnx.ModelProto], inputs: Sequence[str], outputs: Sequence[str]) -> onnx.ModelProto:
     """Joins models, in the order in which they run: inputs and outputs of the same name are connected.
 
-    Args:
-        models: parts; their internal names may be equal.
-        inputs, outputs: names of the inputs and outputs of the joined model.
+    `inputs` and `outputs` are names in the joined model.
     """
     kept: dict[str, Any] = {"rename_inputs": False, "rename_outputs": False, "rename_value_infos": False}
     graphs = [
@@ -100,5 +97,5 @@ def _port(spec: tf.TensorSpec) -> onnx.ValueInfoProto:
 
 
 def _where(_: Any, node: Any, *__: Any) -> None:
-    """Converts tf.where to ONNX's Where. tf2onnx would multiply by 0 or 1 and add, but 0 times NaN is NaN."""
+    """Converts tf.where to Where. tf2onnx would multiply by 0 or 1, but 0 times NaN is NaN."""
     node.type = "Where"

@@ -18,9 +18,8 @@ PLUGIN_DOMAIN = "TRT"  # TensorRT's parser finds plugins by the operation's name
 def standard(parts: Exportable, raw: list[tf.TensorSpec]) -> list[onnx.ModelProto]:
     """Returns parts that compute the outputs of export_graph.detect from the raw outputs and image_sizes.
 
-    ONNX's NonMaxSuppression does not define the order of its results. So it only selects the candidates to
-    keep, and TopK sorts these by score. TopK puts the first of equal scores first, in ONNX
-    (https://onnx.ai/onnx/operators/onnx__TopK.html) as well as in TensorFlow.
+    ONNX's NonMaxSuppression selects the candidates, and TopK sorts them by score. TopK puts the first of equal
+    scores first (https://onnx.ai/onnx/operators/onnx__TopK.html).
     """
 
     def candidates(*raw: tf.Tensor) -> Outputs:
@@ -72,9 +71,9 @@ def standard(parts: Exportable, raw: list[tf.TensorSpec]) -> list[onnx.ModelProt
 
 
 def efficientnms_trt(parts: Exportable, raw: list[tf.TensorSpec]) -> list[onnx.ModelProto]:
-    """Returns the same as `standard`, but with the plugin EfficientNMS_TRT, which only TensorRT can run.
+    """Returns the same as `standard`, with the plugin EfficientNMS_TRT. Only TensorRT can run it.
 
-    The plugin gets all predictions, not only the best ones. Its inputs, outputs and attributes:
+    The plugin gets all predictions. Its inputs, outputs and attributes:
     https://github.com/NVIDIA/TensorRT/tree/main/plugin/efficientNMSPlugin
     """
 
@@ -100,7 +99,7 @@ def efficientnms_trt(parts: Exportable, raw: list[tf.TensorSpec]) -> list[onnx.M
         tf.TensorSpec([None, detections], tf.float32, "detection_scores"),
         tf.TensorSpec([None, detections], tf.int32, "detection_classes"),
     ]
-    given = onnx_graphs.output_specs(decode, raw)  # boxes, scores: the order of the plugin's inputs
+    given = onnx_graphs.output_specs(decode, raw)  # the plugin takes boxes, scores
     plugin = helper.make_node(
         "EfficientNMS_TRT",
         list(given),
@@ -109,7 +108,7 @@ def efficientnms_trt(parts: Exportable, raw: list[tf.TensorSpec]) -> list[onnx.M
         domain=PLUGIN_DOMAIN,
         plugin_version="1",
         background_class=-1,
-        box_coding=0,  # corners; the result is the same with x or y first
+        box_coding=0,  # corners
         class_agnostic=0,
         iou_threshold=float(parts.nms_iou),
         max_output_boxes=detections,
@@ -124,7 +123,7 @@ def efficientnms_trt(parts: Exportable, raw: list[tf.TensorSpec]) -> list[onnx.M
 
 
 def none(parts: Exportable, raw: list[tf.TensorSpec]) -> list[onnx.ModelProto]:
-    """Returns a part that computes export_graph.detect_raw's outputs from raw outputs and image_sizes."""
+    """Returns a part that computes export_graph.detect_raw's outputs."""
 
     def finish(*tensors: tf.Tensor) -> Outputs:
         *raw, image_sizes = tensors

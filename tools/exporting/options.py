@@ -1,4 +1,4 @@
-"""The flags of export.py, and which of them can be combined. Imports neither TensorFlow nor DALI."""
+"""The flags of export.py, and which of them can be combined."""
 
 import dataclasses
 import pathlib
@@ -36,7 +36,7 @@ FORMATS = {
 
 @dataclasses.dataclass(frozen=True)
 class Options(TrainedArgs):
-    """The flags, and values derived from them. `check` raises an error if `format` or `output` is missing."""
+    """The flags, and values derived from them."""
 
     format: str = flag(None, "Format of the exported file.", choices=tuple(FORMATS))
     output: str = flag(None, "File to write (saved_model: directory). An existing one is replaced.")
@@ -66,7 +66,7 @@ class Options(TrainedArgs):
 
     @property
     def verified_file(self) -> pathlib.Path:
-        """The file to compare with the weights: the output, or the ONNX file that becomes an engine."""
+        """The file to compare with the weights: the output, or the engine's ONNX file."""
         return self.file.with_suffix(".onnx") if self.format == "tensorrt" else self.file
 
     @property

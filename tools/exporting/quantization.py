@@ -1,8 +1,7 @@
-"""Quantises the network inside an ONNX file to FP16 or INT8; the parts before and after it stay in float32.
+"""Quantises the network inside an ONNX file to FP16 or INT8.
 
-INT8 is for ONNX Runtime and TensorRT. The ranges of values are measured on the user's images and written as
-QuantizeLinear (Q) and DequantizeLinear (DQ) nodes. Only convolutions and matrix products become INT8. Each
-channel of weights and each tensor of activations has one range
+For INT8, the ranges of values are measured on the user's images. Only convolutions and matrix products become
+INT8. Each channel of weights and each tensor of activations has one range
 (https://onnxruntime.ai/docs/performance/model-optimizations/quantization.html). The layers that compute the
 raw outputs stay in float32, because 256 different scores are too few to sort boxes by them.
 """
@@ -33,15 +32,15 @@ def to_int8(network: onnx.ModelProto, batches: Iterator[np.ndarray], *, tensorrt
     Args:
         network: the float32 network; its input is NETWORK_INPUT.
         batches: batches of network input, float32 (B, H, W, 3).
-        tensorrt: whether the result is for TensorRT. Then ranges of activations are symmetric around 0, and
-            outputs of convolutions stay in float32. Biases also stay in float32, because TensorRT's
-            DequantizeLinear takes no INT32 (microsoft/onnxruntime issue 17738).
+        tensorrt: whether the result is for TensorRT. Then ranges of activations are symmetric around 0. Biases
+            stay in float32, because TensorRT's DequantizeLinear takes no INT32 (microsoft/onnxruntime issue
+            17738).
     """
     from onnxruntime.quantization import QuantFormat, QuantType, quantize_static
     from onnxruntime.quantization.shape_inference import quant_pre_process
 
     inputs = ({NETWORK_INPUT: images} for images in batches)
-    logging.getLogger().setLevel(logging.ERROR)  # hides the log of onnxruntime.quantization
+    logging.getLogger().setLevel(logging.ERROR)
     with tempfile.TemporaryDirectory() as folder:
         before, simplified, after = (pathlib.Path(folder, f"{name}.onnx") for name in ("a", "b", "c"))
         onnx.save(network, before)
@@ -69,10 +68,9 @@ def to_int8(network: onnx.ModelProto, batches: Iterator[np.ndarray], *, tensorrt
 
 
 def _separate_biases(graph: onnx.GraphProto) -> None:
-    """Makes sure that no two convolutions share a bias tensor.
+    """Copies shared biases, so that no two convolutions share one.
 
-    ONNX Runtime would copy a shared bias, and may give the copy of `tensor_6` the name `tensor_69`, which
-    another tensor already has.
+    ONNX Runtime may give its own copy of `tensor_6` the name of another tensor, `tensor_69`.
     """
     constants = {constant.name: constant for constant in graph.initializer}
     for number, node in enumerate(graph.node):
@@ -83,7 +81,7 @@ def _separate_biases(graph: onnx.GraphProto) -> None:
 
 
 def _last_nodes(graph: onnx.GraphProto) -> list[str]:
-    """Returns the names of convolutions and matrix products that come last on the paths to the outputs."""
+    """Returns the convolutions and matrix products that come last before the outputs."""
     makers = {name: node for node in graph.node for name in node.output}
     waiting = [port.name for port in graph.output]
     seen, last = set(), []

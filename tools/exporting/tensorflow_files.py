@@ -1,17 +1,15 @@
 """Writes saved_model, TensorFlow's own format, and LiteRT (TensorFlow Lite).
 
-Of all formats, only saved_model takes images of any size:
+A saved_model takes images of any size:
 
     detector = tf.saved_model.load("detector")
     found = detector.signatures["serving_default"](images=images)  # uint8 (B, h, w, 3), any one size
 
-The second signature of a saved_model, `resized`, has the inputs of the other formats: images that are already
-placed in the network input, and their original sizes.
+Its second signature, `resized`, has the inputs of the other formats.
 
 LiteRT is one .tflite file for phones and small boards. It takes one image at a time. Its quantisation
-(https://ai.google.dev/edge/litert/models/post_training_quantization): fp16 stores the weights in half the
-bytes. int8 stores them in a quarter and multiplies them by 8-bit activations. The range of the activations is
-measured on each image at run time (dynamic range), so int8 needs no calibration. Decoding stays in float.
+(https://ai.google.dev/edge/litert/models/post_training_quantization) needs no calibration: int8 measures the
+range of the activations on each image.
 """
 
 import json
@@ -35,7 +33,7 @@ def write_saved_model(parts: Exportable, path: pathlib.Path, *, nms: str, metada
 
     Args:
         nms: standard or none.
-        metadata: values that JSON supports. They become a file in assets.extra.
+        metadata: JSON values for a file in assets.extra.
     """
     detect = DETECT[nms]
 
@@ -67,11 +65,11 @@ def write_litert(
 
     Args:
         nms: standard or none.
-        metadata: values that JSON supports, for the zip archive at the end of the file.
+        metadata: JSON values for the zip archive at the end of the file.
         quantize: none, fp16 or int8.
     """
     specs = signature(parts, 1)
-    # The converter leaves out Keras' variables. So they become constants here, but the output names are lost.
+    # The converter leaves out Keras' variables, so they become constants.
     whole = tf.function(
         lambda images, image_sizes: DETECT[nms](parts, images, image_sizes), input_signature=specs
     ).get_concrete_function()
@@ -81,7 +79,7 @@ def write_litert(
         lambda images, image_sizes: dict(zip(names, frozen(images, image_sizes), strict=True)),
         input_signature=specs,
     ).get_concrete_function()
-    with tempfile.TemporaryDirectory() as folder:  # a bare function would also lose the output names
+    with tempfile.TemporaryDirectory() as folder:
         options = tf.saved_model.SaveOptions(experimental_custom_gradients=False)
         tf.saved_model.save(tf.Module(), folder, signatures=function, options=options)
         converter = tf.lite.TFLiteConverter.from_saved_model(folder)

@@ -1,9 +1,7 @@
 """Builds a TensorRT engine for the GPU of this machine from an ONNX file. This has never run on a GPU.
 
-The code is for TensorRT 10.16; the tests replace TensorRT by a stand-in. The network is strongly typed: every
-tensor has the type that it has in the ONNX file. So a tensor is FP16 only if quantization.py wrote it as
-FP16, INT8 comes from Q and DQ nodes (explicit quantisation), and boxes in pixels stay in float32. TensorRT 11
-supports only strongly typed networks, and its BuilderFlag no longer has FP16 and INT8:
+The code is for TensorRT 10.16. The network is strongly typed: every tensor has the type that it has in the
+ONNX file. TensorRT 11 supports only such networks:
 https://docs.nvidia.com/deeplearning/tensorrt/11.4.0/api/migration/tensorrt-10x-to-11x-python-api-reference.html
 Convolutions in float32 run as TF32, TensorRT's default, which has a mantissa of 10 bits.
 """
@@ -17,7 +15,7 @@ from common.progress import log
 
 
 def trtexec(onnx_file: pathlib.Path, engine: pathlib.Path, image_size: tuple[int, int]) -> str:
-    """Returns the command that builds the same engine with TensorRT's own tool, trtexec."""
+    """Returns the command that builds the same engine with TensorRT's tool trtexec."""
     height, width = image_size
     shapes = [
         f"--{bound}Shapes=images:{batch}x{height}x{width}x3,image_sizes:{batch}x2"
@@ -45,7 +43,7 @@ def build(onnx_file: pathlib.Path, engine: pathlib.Path, image_size: tuple[int, 
             f"{trtexec(onnx_file, engine, image_size)}"
         ) from error
     logger = trt.Logger(trt.Logger.WARNING)
-    trt.init_libnvinfer_plugins(logger, "")  # registers EfficientNMS_TRT
+    trt.init_libnvinfer_plugins(logger, "")
     builder = trt.Builder(logger)
     # TensorRT 10 needs the flag STRONGLY_TYPED; TensorRT 11 ignores it.
     network = builder.create_network(1 << int(trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED))

@@ -1,4 +1,4 @@
-"""Compares detections of an exported file with detections of the weights; defines limits for differences."""
+"""Compares detections of an exported file with detections of the weights."""
 
 import itertools
 from collections.abc import Callable, Iterator
@@ -31,8 +31,7 @@ def largest_difference(
         loader: loader of evaluation images.
 
     Returns:
-        The larger of two numbers: the largest difference of scores, and the largest difference of box
-        coordinates as shares of the image size.
+        The largest difference of scores, and of box coordinates as shares of the image size.
     """
     largest = 0.0
     for images, extra in batches(loader):
@@ -46,8 +45,8 @@ def largest_difference(
 def difference(wanted: Detections, found: Detections, max_detections: int) -> float:
     """Returns the largest distance from a wanted detection to the nearest found one of the same class.
 
-    The order is ignored, because detections of equal scores may swap. A missing detection's distance is
-    its score. It is ignored if `found` has `max_detections` entries and none of them has a lower score.
+    A missing detection's distance is its score. It is ignored if `found` has `max_detections` entries and none
+    of them has a lower score.
     """
     boxes, scores, classes = found
     lowest = scores.min() if len(scores) == max_detections else 0.0
@@ -63,7 +62,7 @@ def difference(wanted: Detections, found: Detections, max_detections: int) -> fl
 
 
 def largest_raw_difference(parts: Exportable, run: Run, to_pixels: ToPixels, loader: BaseLoader) -> float:
-    """Returns the largest difference without NMS. Row i of the file is compared with row i of the weights."""
+    """Returns the largest difference without NMS, row by row."""
     reference = tf.function(lambda *given: detect_raw(parts, *given), reduce_retracing=True)
     largest = 0.0
     for images, extra in batches(loader):
@@ -77,7 +76,7 @@ def largest_raw_difference(parts: Exportable, run: Run, to_pixels: ToPixels, loa
 
 
 def batches(loader: BaseLoader) -> Iterator[tuple[tf.Tensor, dict[str, tf.Tensor]]]:
-    """Yields the batches of one epoch of the loader."""
+    """Yields the batches of one epoch."""
     return itertools.islice(loader.iterator(), loader.steps_per_epoch)  # tf.data's `take` lacks a GPU kernel
 
 

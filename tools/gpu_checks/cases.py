@@ -1,4 +1,4 @@
-"""The cases that tools/gpu_check.py runs. The first stages only need DALI. No case ever ran on a GPU."""
+"""The cases that tools/gpu_check.py runs. No case ever ran on a GPU."""
 
 import csv
 import functools
@@ -25,7 +25,7 @@ ARITHMETIC = (
     ("mixed_bfloat16", True, 2),
 )
 SHORT = {"epochs": 2, "steps_per_epoch": 60, "save_every": 0, "eval_every": 0}
-COMPILING = 1800.0  # time limit in seconds of cases in which XLA or TensorRT compiles
+COMPILING = 1800.0  # seconds: time limit if XLA or TensorRT compiles
 
 
 def all_cases(output: pathlib.Path, images: str, annotations: str, gpus: int, cores: int) -> list[Case]:
@@ -35,7 +35,7 @@ def all_cases(output: pathlib.Path, images: str, annotations: str, gpus: int, co
         output: absolute path of the directory with the synthetic data kinds/, train/ and eval/, and hosts.sh.
         images, annotations: photographs in COCO's format, with which rates are measured.
         gpus: number of GPUs. Cases with two processes need two.
-        cores: number of CPU cores, which limits the loaders' threads.
+        cores: number of CPU cores.
     """
     photos = {"images": images, "annotations": annotations}
     cases = [part("facts", "facts"), part("training", "tensorflow"), part("nccl", "nccl"), *_gpu_tests()]
@@ -48,7 +48,7 @@ def all_cases(output: pathlib.Path, images: str, annotations: str, gpus: int, co
 
 
 def part(stage: str, what: str, **options: Any) -> Case:
-    """Returns a case that runs a function of parts.py. The name of the case omits arguments with paths."""
+    """Returns a case that runs a function of parts.py."""
     about = {name: value for name, value in options.items() if "/" not in str(value)}
     command = python("-m", "tools.gpu_checks.parts", what, json.dumps(options))
     return Case(stage, {"what": what, **about}, command, limit=300.0)
@@ -80,14 +80,13 @@ def _dali_alone(app: str, output: pathlib.Path, photos: dict, cores: int) -> Ite
     sizes = [(threads, batch) for threads in sorted({2, max(cores // 2, 1), cores})]
     for threads, size in (*sizes, (cores, batch // 4), (cores, batch * 2)):
         yield part("loading", "rate", app=app, num_threads=threads, batch_size=size, **photos)
-    # The recipe yolov4/flags/yolov4_coco.txt uses this loader.
     fresh: list[dict] = [{"hparams": "mosaic_tiles=fresh"}] if app == "yolov4" else []
     for more in ({"roi_decoding": True}, *fresh):
         yield part("loading", "rate", app=app, num_threads=cores, batch_size=batch, **more, **photos)
 
 
 def _bench(app: str, output: pathlib.Path, photos: dict) -> Iterator[Case]:
-    """Yields runs of bench.py. Each row of ARITHMETIC times the step; two rows also time the loader."""
+    """Yields runs of bench.py for each row of ARITHMETIC."""
     model, _, batch = MODELS[app]
     data = {f"train_{name}": value for name, value in photos.items()}
     for what, choices in (("model", ARITHMETIC), ("data,model,both", ARITHMETIC[2:4])):
@@ -100,7 +99,7 @@ def _bench(app: str, output: pathlib.Path, photos: dict) -> Iterator[Case]:
 
 
 def _rates(path: pathlib.Path, _: str) -> dict[str, Any]:
-    """Returns images/s of bench.py's candidates (data, model, both), and its verdict."""
+    """Returns images/s of bench.py's candidates, and its verdict."""
     record = json.loads(path.read_bytes())
     good = summary.succeeded(record["candidates"])
     found = {
@@ -111,11 +110,11 @@ def _rates(path: pathlib.Path, _: str) -> dict[str, Any]:
 
 
 def _train(app: str, output: pathlib.Path, photos: dict, gpus: int) -> Iterator[Case]:
-    """Yields runs of train.py: the demo, for its AP; two epochs of the published model; each --strategy."""
+    """Yields runs of train.py: the demo, the published model, and each --strategy."""
     model, _, batch = MODELS[app]
     data = {f"train_{name}": value for name, value in photos.items()} | SHORT
     if app == "yolov4":
-        data |= {"hparams": "multi_scale=1"}  # else XLA would compile the step for fourteen image sizes
+        data |= {"hparams": "multi_scale=1"}  # one image size, so XLA compiles once
     bfloat16 = data | {"model_name": model, "batch_size": batch, "precision": "mixed_bfloat16"}
     nano = data | {"model_name": f"{app}-nano", "batch_size": 8}
     runs: dict[str, dict] = {
@@ -143,7 +142,6 @@ def _train(app: str, output: pathlib.Path, photos: dict, gpus: int) -> Iterator[
 
 
 def _split(output: pathlib.Path, name: str) -> dict[str, str]:
-    """Returns the flags that name the synthetic training or evaluation data."""
     place = f"{output}/{name}"
     return {f"{name}_images": f"{place}/images", f"{name}_annotations": f"{place}/instances.json"}
 
@@ -159,7 +157,6 @@ def _with_nccl(directory: pathlib.Path, output: str) -> dict[str, Any]:
 
 
 def _trained(app: str, output: pathlib.Path) -> Iterator[Case]:
-    """Yields runs of eval.py and infer.py with the weights of the demo."""
     weights, drawn = f"{output}/{app}-demo", f"{output}/eval"
     for pipeline_type in ("dali_gpu", "dali_cpu"):
         yield _evaluate("evaluation", app, output, weights, pipeline_type=pipeline_type)
@@ -182,7 +179,7 @@ def _metrics(directory: pathlib.Path, _: str) -> dict[str, Any]:
 
 
 def _exports(app: str, output: pathlib.Path) -> Iterator[Case]:
-    """Yields runs of export.py. Exported demo models are then evaluated, exported full models timed."""
+    """Yields runs of export.py. Demo models are then evaluated, full models timed."""
     for run, quantize in itertools.product(("demo", "bfloat16"), ("none", "fp16", "int8")):
         kind, suffix = ("onnx", ".onnx") if quantize == "none" else ("tensorrt", ".plan")
         file = f"{output}/{app}-{run}-{quantize}{suffix}"

@@ -1,10 +1,9 @@
-"""Stand-ins for TensorFlow and Keras. With them, the DALI graphs of both apps run without these packages.
+"""Stand-ins for TensorFlow and Keras, with which the DALI graphs of both apps run without these packages.
 
     dali_alone.install()
     from efficientdet.pipeline import EfficientDetPipeline
 
-The `.pipeline` of this class then works, but `.dataset()` does not. So a new machine needs only 0.5 GB of
-packages, for DALI; TensorFlow with CUDA would need another 3.4 GB.
+The `.pipeline` of this class then works, but `.dataset()` does not.
 """
 
 import sys
@@ -15,7 +14,7 @@ _MODULES = ("tensorflow", "keras", "nvidia.dali.plugin", "nvidia.dali.plugin.tf"
 
 
 class _Anything(type):
-    """A class whose attributes are again such classes. They serve as base classes, decorators and types."""
+    """A class whose attributes are such classes, too."""
 
     def __getattr__(cls, name: str) -> Any:
         if name.startswith("__"):
@@ -42,6 +41,6 @@ class _Module(types.ModuleType):
 
 
 def install() -> None:
-    """Puts the stand-ins into sys.modules. Call it before anything imports the real packages."""
+    """Puts the stand-ins into sys.modules. Call it before the real imports."""
     for name in _MODULES:
         sys.modules[name] = _Module(name)

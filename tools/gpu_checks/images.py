@@ -8,7 +8,7 @@ from PIL import Image
 from tools import synthetic
 
 _TURNED = Image.Exif()
-_TURNED[0x0112] = 6  # EXIF's tag Orientation, with the value for a quarter turn
+_TURNED[0x0112] = 6  # Orientation: a quarter turn
 # File format -> suffix, mode of the Pillow image, options of its `save`.
 KINDS: dict[str, tuple[str, str, dict]] = {
     "4:2:0": (".jpg", "RGB", {"subsampling": 2}),
@@ -20,22 +20,22 @@ KINDS: dict[str, tuple[str, str, dict]] = {
     "PNG": (".png", "RGB", {}),
     "grey PNG": (".png", "L", {}),
 }
-BATCHES = 3  # number of batches with one image per format; images of the last batch have no boxes
+BATCHES = 3  # images of the last batch have no boxes
 
 
 def kind_of(image_id: int) -> str:
-    """Returns the file format, a key of KINDS, of an image from `draw_kinds`."""
+    """Returns the file format, a key of KINDS, of an image."""
     return list(KINDS)[(image_id - 1) % len(KINDS)]
 
 
 def draw(directory: pathlib.Path, num_images: int, seed: int, style: str = "small") -> None:
-    """Writes images/ and instances.json by tools/synthetic.py, unless they exist."""
+    """Writes images/ and instances.json, unless they exist."""
     if not (directory / "instances.json").exists():
         synthetic.draw_dataset(directory, num_images, seed, style)
 
 
 def draw_kinds(directory: pathlib.Path) -> None:
-    """Writes images/ and instances.json, unless they exist: BATCHES times one image of each format."""
+    """Writes BATCHES times one image of each format, unless they exist."""
     if (directory / "instances.json").exists():
         return
     drawn = json.loads(synthetic.draw_dataset(directory / "drawn", BATCHES * len(KINDS), seed=3).read_bytes())

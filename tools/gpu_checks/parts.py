@@ -2,8 +2,8 @@
 
     python -m tools.gpu_checks.parts decode '{"images": "my/images", "load": 0.65, "roi": false}'
 
-The command calls the named function with these arguments, and prints the result as JSON in the last line. The
-key "error" means that the check failed. With "device": "cpu", functions that use DALI run without a GPU.
+The command calls the named function, and prints the result as JSON in the last line. The key "error" means
+that the check failed.
 """
 
 import collections
@@ -24,9 +24,7 @@ import numpy as np
 from tools.gpu_checks import dali_alone
 from tools.gpu_checks.images import BATCHES, KINDS, kind_of
 
-# Largest mean pixel difference that passes, in levels from 0 to 255. GPUs round differently in resizing and
-# in the inverse DCT, and nvJPEG may repeat chroma samples that libjpeg-turbo interpolates. This changes
-# synthetic photographs by 0.1 to 0.3 levels. For CMYK, several conversions to RGB are in use.
+# Largest mean pixel difference that passes, in levels from 0 to 255.
 TOLERANCE = {"PNG": 0.5, "grey PNG": 0.5, "CMYK": 3.0}
 OTHERS = 1.5  # the limit for all other file formats and for training batches
 BOXES = 1e-5  # largest difference that passes in all other tensors, such as boxes
@@ -39,7 +37,6 @@ Result = dict[str, Any]
 
 
 def facts() -> Result:
-    """Returns GPUs, driver, the newest CUDA version for this driver, cores, libraries and JPEG engines."""
     query = "nvidia-smi --query-gpu=name,driver_version,memory.total --format=csv,noheader"
     code, said = subprocess.getstatusoutput(query)
     return {
@@ -52,7 +49,7 @@ def facts() -> Result:
 
 
 def tensorflow(device: str = "GPU") -> Result:
-    """Makes XLA compile a function that needs libdevice and assembler; returns CUDA's and cuDNN's version."""
+    """Makes XLA compile a function; returns CUDA's and cuDNN's version."""
     import tensorflow as tf
 
     if not tf.config.list_physical_devices(device):
@@ -64,7 +61,7 @@ def tensorflow(device: str = "GPU") -> Result:
 
 def nccl() -> Result:
     """Returns the NCCL_VERSION_CODE of the NCCL in Horovod."""
-    from horovod.common.util import nccl_built  # loads Horovod in a separate process
+    from horovod.common.util import nccl_built
 
     return {"nccl": nccl_built()} if nccl_built() else {"error": "Horovod has no NCCL"}
 
@@ -81,7 +78,7 @@ def _library(name: str) -> Any:
 
 
 def _jpeg_engines() -> int | None:
-    """Counts the first GPU's JPEG engines like nvImageCodec (hw_decoder.cpp). None: libnvjpeg is missing."""
+    """Counts the first GPU's JPEG engines like nvImageCodec (hw_decoder.cpp)."""
     from nvidia import dali
 
     package = pathlib.Path(dali.__file__).parents[1] / "nvjpeg"
@@ -99,13 +96,12 @@ def _jpeg_engines() -> int | None:
 
 
 def decode(images: str, annotations: str, load: float, roi: bool, device: str = "gpu") -> Result:
-    """Measures how fast a window, the middle 3/4 of each side, is decoded. Training decodes such windows.
+    """Measures how fast the middle 3/4 of each side is decoded.
 
     Args:
         images, annotations: photographs in COCO's format.
         load: hw_decoder_load, the share of the images that the GPU's JPEG engines decode.
-        roi: whether a GPU decodes only the middle, instead of decoding the whole image and cropping it. With
-            nvImageCodec 0.9 this may crash (issue 55).
+        roi: whether a GPU decodes only the middle. With nvImageCodec 0.9 this may crash (issue 55).
         device: gpu or cpu.
     """
     options: Result = {"training": True, "batch_size": 64, "hw_decoder_load": load, "roi_decoding": roi}
@@ -128,13 +124,13 @@ def compare(
     Args:
         app: efficientdet or yolov4.
         images, annotations: the data of images.draw_kinds.
-        training: whether to compare the training graphs; False: the evaluation graphs.
-        device: device of the second graph; the first one runs on the CPU.
+        training: whether to compare the training graphs or the evaluation graphs.
+        device: device of the second graph.
         more: further options of the second loader.
 
     Returns:
-        File format -> mean difference in levels. Training mixes images, so the only key is then "batch". The
-        key "error" is added if something differs too much.
+        File format -> mean difference in levels. For training graphs the only key is "batch". The key "error"
+        is added if something differs too much.
     """
     options: Result = {"training": training, "batch_size": len(KINDS), "name_images": True}
     cpu = _loader(app, images, annotations, device="cpu", **options)
@@ -159,13 +155,13 @@ def compare(
 
 
 def rate(app: str, images: str, annotations: str, seconds: float = 5.0, **options: Any) -> Result:
-    """Measures the speed of the training graph alone, without TensorFlow. `options` are for `_loader`."""
+    """Measures the speed of the training graph without TensorFlow."""
     loader = _loader(app, images, annotations, training=True, **options)
     return _rate(loader.pipeline, loader.batch_size, seconds)
 
 
 def _loader(app: str, images: str, annotations: str, device: str = "gpu", **options: Any) -> Any:
-    """Makes the DALI loader of the app's default model. `options`: fields of the loader, and --hparams."""
+    """Makes the DALI loader of the app's default model."""
     dali_alone.install()
     from common.datasets import open_source
     from common.hparams import override
@@ -182,13 +178,12 @@ def _loader(app: str, images: str, annotations: str, device: str = "gpu", **opti
 
 
 def _batch(loader: Any) -> dict[str, np.ndarray]:
-    """Returns the next batch as name -> tensor."""
     outputs = [np.asarray(output.as_cpu().as_tensor()) for output in loader.pipeline.run()]
     return dict(zip(loader.element_spec, outputs, strict=True))
 
 
 def _rate(pipeline: Any, batch_size: int, seconds: float = 5.0) -> Result:
-    """Measures the speed of a built dali.Pipeline. First runs five untimed batches, to fill its queue."""
+    """Measures the speed of a built dali.Pipeline, after five batches."""
     for _ in range(5):
         pipeline.run()
     start, cpu, images = time.monotonic(), time.process_time(), 0
@@ -208,7 +203,7 @@ def _rate(pipeline: Any, batch_size: int, seconds: float = 5.0) -> Result:
 
 
 def latency(file: str, side: int) -> Result:
-    """Measures the milliseconds of a batch with its copies from and to host memory: the median of 50 batches.
+    """Measures the median time of a batch in ms, with its copies from and to host memory.
 
     Args:
         file: a file of export.py, .onnx or .plan.

@@ -1,4 +1,4 @@
-"""Runs cases one after another, each in a separate process, and keeps a row for each in gpu_check.json."""
+"""Runs cases one after another, each in a separate process. Keeps a row for each in gpu_check.json."""
 
 import json
 import os
@@ -16,7 +16,7 @@ from common.progress import log
 from tools.processes import ended_afterwards
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-# Lines that state why a program failed: errors of this project, Python, TensorFlow and pytest.
+# Lines that state why a program failed.
 _REASON = re.compile(r"^error: |\b\w*(Error|Exception|Aborted)\b|^FAILED |^F\d{4} ")
 
 GRACE = 10.0  # seconds from SIGTERM to SIGKILL
@@ -26,7 +26,6 @@ Read = Callable[[str], dict[str, Any]]  # stdout -> result; a result with the ke
 
 
 def last_json(output: str) -> dict[str, Any]:
-    """Returns the JSON object that parts.py prints in its last line."""
     return dict(json.loads(output.strip().rpartition("\n")[2]))
 
 
@@ -51,13 +50,13 @@ class Case(NamedTuple):
 
     @property
     def name(self) -> str:
-        """A name that no other case has."""
+        """A unique name."""
         about = self.about.items()
         return " ".join([self.stage, *(v if isinstance(v, str) else f"{k}={v}" for k, v in about)])
 
 
 def run_all(cases: Sequence[Case], path: pathlib.Path, *, host: str, retry: bool) -> dict[str, Row]:
-    """Runs all cases that have no row for the same command and host. Saves and reports each result at once.
+    """Runs all cases that have no row for the same command and host. Saves each result at once.
 
     Args:
         cases: cases with different names.
@@ -89,7 +88,7 @@ def run_all(cases: Sequence[Case], path: pathlib.Path, *, host: str, retry: bool
 
 
 def run(case: Case, logs: pathlib.Path) -> Row:
-    """Runs one case until it ends, fails or reaches its time limit. Keeps its output in `logs`."""
+    """Runs one case. Keeps its output in `logs`."""
     row: Row = {"status": "left out", "message": case.left_out, "seconds": 0.0, "result": {}}
     if case.left_out:
         return row
@@ -116,7 +115,7 @@ def run(case: Case, logs: pathlib.Path) -> Row:
 
 
 def _wait(case: Case, stdout: Any, stderr: Any) -> int:
-    """Returns the exit code. Ends all processes of the case, even after TimeoutExpired (limit) or Ctrl-C."""
+    """Returns the exit code. Ends all processes of the case, also after a timeout."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     streams = {"stdin": subprocess.DEVNULL, "stdout": stdout, "stderr": stderr}
     process = subprocess.Popen(case.command, cwd=ROOT, env=environment, start_new_session=True, **streams)
@@ -125,6 +124,5 @@ def _wait(case: Case, stdout: Any, stderr: Any) -> int:
 
 
 def _reason(text: str) -> str:
-    """Returns the last line that states a reason, else the last line."""
     lines = [line.strip() for line in text.splitlines() if line.strip()] or ["no output"]
     return ([line for line in lines if _REASON.search(line)] or lines)[-1].removeprefix("error: ")[:300]

@@ -1,4 +1,4 @@
-"""Reports on gpu_check.json in sentences (what works, what is slow, which flag to change) and in tables."""
+"""Reports on gpu_check.json in sentences and in tables."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -6,14 +6,14 @@ from typing import Any
 from common.args import LoaderArgs
 from tools.gpu_checks.running import Row
 
-PAYS = 1.05  # smallest speed-up at which a flag is recommended: less is noise
+PAYS = 1.05  # smallest speed-up that is worth a flag
 DEFAULT_LOAD = LoaderArgs.hw_decoder_load
-_TOLD = ("training", "nccl", "evaluation", "exports")  # stages whose results are only reported, not compared
+_TOLD = ("training", "nccl", "evaluation", "exports")
 Rows = Mapping[str, Row]
 
 
 def words(rows: Rows) -> list[str]:
-    """Returns the lines of the report. A line is missing if the rows that it needs did not pass."""
+    """Returns the lines of the report."""
     bad = {name: row for name, row in rows.items() if row["status"] not in ("ok", "left out")}
     lines = [f"{len(rows) - len(bad)} of {len(rows)} cases passed or were left out."]
     lines += [f"{name}: {row['status']}: {row['message']}" for name, row in bad.items()]
@@ -40,7 +40,7 @@ def tables(rows: Rows) -> str:
 
 
 def _passed(rows: Rows, stage: str, **about: Any) -> list[tuple[dict, dict]]:
-    """Returns (about, result) of the rows of a stage that passed and have the values in `about`."""
+    """Returns (about, result) of the rows of a stage that passed and have these values."""
     return [
         (row["about"], row["result"])
         for row in rows.values()
@@ -91,7 +91,6 @@ def _loading(rows: Rows, app: str) -> Iterator[str]:
 
 
 def _arithmetic(rows: Rows, app: str) -> Iterator[str]:
-    """Compares runs that differ in only one flag."""
     rates = {
         (about["precision"], about["xla"], about["batch_size"]): result["model"]
         for about, result in _passed(rows, "training", app=app, what="model")
@@ -116,7 +115,6 @@ def _bottleneck(rows: Rows, app: str) -> Iterator[str]:
 
 
 def _results(rows: Rows, app: str) -> Iterator[str]:
-    """Yields a line for each speed of train.py, each AP, and each time of an exported file."""
     for about, result in (found for stage in _TOLD for found in _passed(rows, stage, app=app)):
         if result and about.get("what") in ("train.py", "AP", "time"):
             name = " ".join(value for key, value in about.items() if key != "app")

@@ -11,7 +11,6 @@ print(output.write(samples, total))
 
 import contextlib
 import csv
-import dataclasses
 import io
 import itertools
 import math
@@ -42,8 +41,7 @@ _SHEET_COLUMNS = 8
 _SHEET_WIDTH = 1280  # pixels
 
 
-@dataclasses.dataclass(frozen=True)
-class Output:
+class Output(NamedTuple):
     """An output for samples, checked before anything runs.
 
     Attributes:

@@ -228,14 +228,13 @@ def _levels(anchors: Anchors, iou: np.ndarray, owned: np.ndarray) -> tuple[Level
     by_level = iou.reshape(len(iou), len(counts), k).max(axis=2)
     best = len(counts) - 1 - by_level[:, ::-1].argmax(axis=1)  # of equal IoUs the last, as in `match`
     sides = np.sqrt(templates(anchors).sizes.prod(axis=1) * np.prod(anchors.image_size))
-    columns = {
-        "level": np.array(anchors.levels),
-        "anchors": np.array(counts),
-        "smallest": sides.reshape(-1, k).min(axis=1),
-        "largest": sides.reshape(-1, k).max(axis=1),
-        "reached": (by_level > MATCH_IOU).sum(axis=0),
-        "best": np.bincount(best, minlength=len(counts)),
-        "positives": np.histogram(owned, [0, *np.cumsum(counts)])[0],
-    }
-    rows = zip(*(values.tolist() for values in columns.values()), strict=True)
-    return tuple(Level(**dict(zip(columns, row, strict=True))) for row in rows)
+    columns = (
+        np.array(anchors.levels),
+        np.array(counts),
+        sides.reshape(-1, k).min(axis=1),
+        sides.reshape(-1, k).max(axis=1),
+        (by_level > MATCH_IOU).sum(axis=0),
+        np.bincount(best, minlength=len(counts)),
+        np.histogram(owned, [0, *np.cumsum(counts)])[0],
+    )
+    return tuple(map(Level._make, zip(*(column.tolist() for column in columns), strict=True)))
