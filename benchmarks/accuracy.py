@@ -2,14 +2,12 @@ r"""Trains models of this project and of other programs on the same data for the
 
     python benchmarks/accuracy.py --rows=d0 --output_dir=runs/accuracy
 
-docs/accuracy.md has the method, the data and how to install the other programs. benchmarks/accuracy.yaml is a
-table: each row names data sets, and programs with their command lines. A run executes two bash scripts: one
-trains, the other detects. One run is active at a time, and the programs of a row take turns. The second
-script writes its detections as COCO results, and this command computes their AP.
+docs/accuracy.md has the method, the data and how to install the other programs. Each row of
+benchmarks/accuracy.yaml names data sets, and programs with their command lines. A run executes two bash
+scripts: one trains, the other detects. The programs of a row take turns.
 
-A finished run has the file OUTPUT_DIR/ROW/DATA/PROGRAM/SEED/result.json. The run is repeated only if its
-commands have changed. An interrupted run starts again. `log.txt` in the same directory has the output of the
-program.
+A finished run has the file OUTPUT_DIR/ROW/DATA/PROGRAM/SEED/result.json, and `log.txt` beside it. The run is
+repeated only if its commands have changed.
 """
 
 import dataclasses
@@ -46,7 +44,7 @@ from tools.processes import ended_afterwards
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 RESULT, DETECTIONS = "result.json", "detections.json"  # file names in the directory of a run
 METRICS = ("AP", "AP50", "AP75")
-# 97.5 % quantiles of Student's t distribution with n - 1 degrees of freedom, by the number n of seeds.
+# Number of seeds -> 97.5 % quantile of Student's t distribution.
 T_QUANTILES = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776, 6: 2.571, 7: 2.447, 8: 2.365, 9: 2.306, 10: 2.262}
 
 
@@ -69,7 +67,7 @@ class Job:
         name: row, data set, program, seed.
         directory: directory of the run.
         truth: COCO json of the evaluation images.
-        needs: a file of the program. If it does not exist, the program is not installed.
+        needs: a file of the installed program.
         commands: the scripts "train" and "detect". "detect" writes detections.json into `directory`.
         budget: limit of the training in seconds, of CPU time {"cpu": ...} or of wall time {"wall": ...}.
     """
@@ -82,14 +80,14 @@ class Job:
     budget: dict[str, float]
 
     def record(self) -> dict[str, Any] | None:
-        """Returns the content of result.json; None if no run with these commands has finished."""
+        """Returns the content of result.json; None if the run is not finished."""
         path = self.directory / RESULT
         record = json.loads(path.read_bytes()) if path.exists() else {}
         return record if record.get("commands") == self.commands else None
 
 
 def jobs_of(a: AccuracyArgs, name: str, row: dict[str, Any]) -> Iterator[Job]:
-    """Yields all runs of a row of the table: for each seed and data set, one run per program."""
+    """Yields all runs of a row of the table."""
     output = pathlib.Path(a.output_dir).resolve()
     given = dict(pair.partition("=")[::2] for pair in a.settings.split(",") if pair)
     for seed, data in itertools.product(a.seeds.split(","), row["data"]):
@@ -108,10 +106,10 @@ def jobs_of(a: AccuracyArgs, name: str, row: dict[str, Any]) -> Iterator[Job]:
 
 
 def run_script(script: str, output: Any, budget: dict[str, float]) -> dict[str, float]:
-    """Runs a script in a process group and returns its seconds, {"wall": ..., "cpu": ...}.
+    """Runs a script and returns its seconds, {"wall": ..., "cpu": ...}.
 
     Raises:
-        SubprocessError: the script failed, or used more time than `budget` allows. All its processes end.
+        SubprocessError: the script failed, or used more time than `budget` allows.
     """
     limit = f"ulimit -t {budget['cpu']:.0f}\n" if "cpu" in budget else ""
     start, before = time.monotonic(), resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -128,7 +126,7 @@ def run_script(script: str, output: Any, budget: dict[str, float]) -> dict[str, 
 
 
 def run(job: Job) -> dict[str, Any]:
-    """Trains, detects and scores. Writes the record to result.json and returns it."""
+    """Trains, detects and scores. Returns the record in result.json."""
     shutil.rmtree(job.directory, ignore_errors=True)
     job.directory.mkdir(parents=True)
     with (job.directory / "log.txt").open("wb") as output:
@@ -143,7 +141,7 @@ def run(job: Job) -> dict[str, Any]:
 
 
 def mean_and_interval(values: list[float]) -> str:
-    """Formats the mean and, for at least two values, half its 95 % confidence interval (Student's t)."""
+    """Formats the mean and half its 95 % confidence interval (Student's t)."""
     mean = f"{statistics.mean(values):.1f}"
     if len(values) < 2:
         return mean
@@ -151,7 +149,6 @@ def mean_and_interval(values: list[float]) -> str:
 
 
 def table(jobs: list[Job]) -> str:
-    """Returns a Markdown table of the finished runs."""
     lines = [f"| data | program | {' | '.join(METRICS)} | CPU s | wall s | seeds | commit |"]
     lines.append("|---|---|" + "--:|" * (len(METRICS) + 4))
     for of_one in dict.fromkeys(job.name[1:3] for job in jobs):
@@ -165,7 +162,7 @@ def table(jobs: list[Job]) -> str:
 
 
 def compare(a: AccuracyArgs) -> int:
-    """Executes all runs that are not finished, and prints the tables. Returns 1 if a run failed, else 0."""
+    """Executes all runs that are not finished. Returns 1 if a run failed, else 0."""
     with user_errors(f"--table={a.table}"):
         rows = yaml.safe_load(pathlib.Path(a.table).read_text())
     names = a.rows.split(",") if a.rows else list(rows)
@@ -192,14 +189,12 @@ def compare(a: AccuracyArgs) -> int:
 
 
 def main() -> int:
-    """Runs the command."""
-    # SIGTERM raises SystemExit, so that a running script is ended as well.
+    # SIGTERM also ends a running script.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     return compare(AccuracyArgs(**shared_flags.values(flags.FLAGS, define_flags)))
 
 
 def define_flags(fv: flags.FlagValues) -> None:
-    """Defines all flags of this command."""
     shared_flags.define(fv, AccuracyArgs)
 
 

@@ -4,11 +4,9 @@ r"""Writes a COCO data set in the formats that the programs of benchmarks/accura
         --train_images=bccd/images --train_annotations=bccd/instances_train.json \
         --eval_images=bccd/images --eval_annotations=bccd/instances_val.json
 
-The directories have COCO's names, so that Darknet finds the labels of `images/train2017` in
-`labels/train2017`. Ultralytics finds labels by replacing `images` by `labels` in a path. The image id is the
-file name, and the category id is the class index plus 1. So a program needs no table of ids for COCO results.
-`records/` has TFRecords, data.yaml describes the data for Ultralytics, and the text files are Darknet's lists
-of images and class names.
+The labels of `images/train2017` are in `labels/train2017`, where Darknet and Ultralytics find them. The image
+id is the file name, and the category id is the class index plus 1. `records/` has TFRecords. data.yaml is for
+Ultralytics, and the text files are for Darknet.
 """
 
 import dataclasses
@@ -51,11 +49,7 @@ class DataArgs:
 def write_split(annotations: Annotations, images_dir: str, output: pathlib.Path, split: str) -> None:
     """Writes one split: images, YOLO labels, a COCO json, TFRecords, and a list of the images.
 
-    Args:
-        annotations: the result of `load_coco`.
-        images_dir: directory of the images.
-        output: directory of the data set.
-        split: TRAIN or EVAL.
+    `split` is TRAIN or EVAL.
     """
     names = [
         f"{i:012}{pathlib.Path(name).suffix}"
@@ -91,7 +85,7 @@ def write_split(annotations: Annotations, images_dir: str, output: pathlib.Path,
 
 
 def write_data_set(a: DataArgs) -> None:
-    """Writes both splits and their descriptions. Raises UserError for data that cannot be used."""
+    """Writes both splits. Raises UserError for data that cannot be used."""
     for name, value in dataclasses.asdict(a).items():
         if not value:
             raise UserError(f"--{name} is missing")
@@ -115,12 +109,10 @@ def write_data_set(a: DataArgs) -> None:
 
 
 def main() -> None:
-    """Runs the command."""
     write_data_set(DataArgs(**shared_flags.values(flags.FLAGS, define_flags)))
 
 
 def define_flags(fv: flags.FlagValues) -> None:
-    """Defines all flags of this command."""
     shared_flags.define(fv, DataArgs)
 
 

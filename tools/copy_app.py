@@ -4,9 +4,9 @@
     python tools/copy_app.py yolov4 my_project --without=tfrecord,tf_pipeline
     python tools/copy_app.py efficientdet my_project --minimal    # leaves out every optional part
 
-The copy is a complete project: `make setup`, `make demo` and `make test` work in it. It does not have the
-files and flags of parts that are left out, nor the code and tests that use them (tools/pruning.py). Functions
-that only other apps and tools call are not copied either (tools/unused.py).
+The copy is a complete project: `make setup`, `make demo` and `make test` work in it. Parts that are left out
+have no files, flags, code or tests in it (tools/pruning.py). Functions that only other apps and tools call
+are not copied either (tools/unused.py).
 """
 
 import ast
@@ -66,7 +66,7 @@ PARTS = {
     "faster_coco": (),
     "error_analysis": ("tools/error_analysis.py",),
 }
-# Part -> its flags. If a key names two parts, its flags are removed only if both parts are left out.
+# Part, or two parts that must both be left out -> its flags.
 PART_FLAGS = {
     "tfrecord": ("input_type", "label_map", "train_file_pattern", "eval_file_pattern"),
     "horovod": ("compression",),
@@ -82,7 +82,7 @@ PART_FLAGS = {
     "faster_coco": ("coco_backend",),
 }
 AUGMENTING = ("rotation", "auto_augment", "cutout_prob", "rand_augment_ops", "rand_augment_magnitude")
-# Part -> its functions, classes, methods and fields in files that stay in the copy.
+# Part -> its names in files that stay in the copy.
 PART_NAMES = {
     "datacheck": ("common/args.py:ImagePolicy",),
     "tfrecord": (
@@ -106,7 +106,7 @@ PART_NAMES = {
         for name in ("PRESETS", "_NONE", *(f"{config}.{field}" for field in AUGMENTING))
     ),
 }
-# Part -> values of other flags and config fields that need this part; words by which tests refer to the part.
+# Part -> values of flags and config fields that need it; words of its tests.
 PART_CHOICES = {
     "tfrecord": ("tfrecord",),
     "tf_pipeline": ("tensorflow",),
@@ -127,7 +127,7 @@ LEFT_OUT_ALONG = {
     "horovod": ["elastic", "dry_run"],
     "fine_tuning": ["import_weights"],
 }
-# Without the data check, imports of CHECKED are changed to common/datasets.py, which has the same functions.
+# Without the data check, common/datasets.py replaces imports of CHECKED.
 CHECKED = "common/datacheck/datasets.py"
 CHECKED_IMPORT = re.compile(r"from common\.datacheck(?= import datasets$|\.datasets import)", re.MULTILINE)
 OWN_FLAG = re.compile(r"^    (\w+): .* = (?:\w+\.)?flag\(", re.MULTILINE)
@@ -137,7 +137,7 @@ RECIPES = {
     "fine_tuning": ["finetune*.txt"],
     "horovod": ["*_8x*.txt", "*_coco_*gpu.txt", "retinanet_coco.txt"],
 }
-# Programs that no app imports. The apps start them as processes, or the user runs them.
+# Programs that no app imports.
 TOOLS = (
     *("tools/synthetic.py", "tools/dry_run_process.py", "tools/replay_step.py"),
     "tools/conversion/coco_to_tfrecord.py",
@@ -209,9 +209,9 @@ def copy(app: str, directory: pathlib.Path, without: Iterable[str] = ()) -> list
 
 
 def _lost(without: Iterable[str]) -> dict[str, Lost]:
-    """Returns path -> the names that the file can no longer use if the parts `without` are left out."""
+    """Returns path -> the names that the file can no longer use."""
     lost_flags = _left_out_of(PART_FLAGS, without)
-    words = [name for name in lost_flags if name != "label_map"]  # the metadata's key "label_map" stays
+    words = [name for name in lost_flags if name != "label_map"]  # the metadata keep this key
     choices = [*words, *_left_out_of(PART_CHOICES, without)]
     fields = [f for kind in (args.Args, args.EvalArgs, args.InferArgs) for f in dataclasses.fields(kind)]
     defaults = {field.name: field.default for field in fields if field.name in lost_flags}
@@ -238,7 +238,7 @@ def left_out_files(app: str, without: Iterable[str]) -> frozenset[str]:
 
 
 def _product(app: str, left_out: frozenset[str], lost: dict[str, Lost]) -> dict[str, str]:
-    """Returns path -> text of the copied files except tests. Adds to `lost` the names that copies lack."""
+    """Returns path -> text of the copied files except tests. Adds to `lost`."""
 
     def read_with_opener(path: str) -> str:
         if path in left_out:
@@ -248,7 +248,7 @@ def _product(app: str, left_out: frozenset[str], lost: dict[str, Lost]) -> dict[
     commands = [path for path in python_files(app) if path.count("/") == 1]
     entries = {*commands, *TOOLS} - left_out
     texts = {path: read_with_opener(path) for path in closure(entries, read_with_opener) - left_out}
-    for path, text in texts.items():  # a command keeps its own flag if a lost flag has the same name
+    for path, text in texts.items():  # a command keeps its own flags
         own = set(OWN_FLAG.findall(text)) if path != "common/args.py" else set()
         lost[path] = lost[path]._replace(flags={k: v for k, v in lost[path].flags.items() if k not in own})
     project = {path: read(path) for path in python_files(*FOLDERS)}
@@ -268,7 +268,7 @@ def _product(app: str, left_out: frozenset[str], lost: dict[str, Lost]) -> dict[
 def _tests(
     app: str, product: Mapping[str, str], lost: dict[str, Lost], without: Iterable[str]
 ) -> dict[str, str]:
-    """Returns path -> text of the tests of the copied files. Code that uses lost names is removed."""
+    """Returns path -> text of the tests of the copied files."""
     left_out, wanted = left_out_files(app, without), {"tests/__init__.py", "tests/conftest.py"}
     for module in product:
         folder, _, name = module.rpartition("/")
@@ -284,7 +284,7 @@ def _tests(
     for path in texts:
         words = [*lost[path].words, *others, *without]
         lost[path] = lost[path]._replace(names={"": {*methods}}, words=words, is_test=True)
-    for _ in range(2):  # the second pass removes tests whose fixtures the first pass removed
+    for _ in range(2):  # again for tests whose fixtures are now lost
         prune(texts, lost, lambda path: path in product or path.startswith("tests/"))
         for conftest in [path for path in texts if path.endswith("conftest.py")]:
             for path in [path for path in texts if path.startswith(conftest.removesuffix("conftest.py"))]:
@@ -296,7 +296,7 @@ def _tests(
 
 
 def _lost_methods(product: Mapping[str, str], lost: Mapping[str, Lost]) -> Iterator[str]:
-    """Yields the methods that the copy lacks: "LabelMap.load", and ".load" if no file uses any `load`."""
+    """Yields lost methods: "LabelMap.load", and ".load" if no file uses any `load`."""
     called = {
         node.attr
         for text in product.values()
@@ -311,7 +311,7 @@ def _lost_methods(product: Mapping[str, str], lost: Mapping[str, Lost]) -> Itera
 
 
 def tidied(texts: Mapping[str, str]) -> dict[str, str]:
-    """Returns the Python files without unused imports and variables, formatted by the installed ruff."""
+    """Formats the files by ruff, and removes unused imports and variables."""
     with tempfile.TemporaryDirectory() as directory:
         for path, text in {"pyproject.toml": read("pyproject.toml"), **texts}.items():
             _write(pathlib.Path(directory, path), text)

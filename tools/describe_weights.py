@@ -22,7 +22,6 @@ from common.training import model_metadata
 
 
 def describe(metadata: Mapping[str, Any]) -> str:
-    """Formats the metadata as lines, each with a name and a value."""
     rows = model_metadata.fields(metadata)
     width = max(map(len, rows), default=0)
     return "\n".join(f"{name:{width}}  {value}" for name, value in rows.items())
@@ -33,7 +32,7 @@ def define_flags(fv: flags.FlagValues) -> None:
 
 
 def show(*paths: str, json: bool = False) -> None:
-    """Prints the metadata of one file or directory, or the differences between two."""
+    """Prints the metadata of one file, or the differences between two."""
     if not 1 <= len(paths) <= 2:
         raise errors.UserError("give one weights file, run, checkpoint or exported model; or two to compare")
     try:

@@ -2,10 +2,9 @@
 
     python efficientdet/train.py --flagfile=... --output_dir=runs/d0 --dry_run=2
 
-N processes on CPUs (dry_run_process.py) train the real model with the real flags, but only for a few steps on
-a few images, with a small network input. They train in two sessions, and the second one resumes the first.
-The report has one line for each check. A check compares what the processes recorded with what is expected.
-All files are in a temporary directory; nothing is written to --output_dir.
+N processes on CPUs train the real model with the real flags, for a few steps on a few images with a small
+network input. The second of two sessions resumes the first. The report has one line for each check. Nothing
+is written to --output_dir.
 """
 
 import dataclasses
@@ -36,7 +35,7 @@ from tools.processes import ended_afterwards
 
 EPOCHS = (2, 3)  # --epochs of the first and of the second session
 STOP_SECONDS = 15.0  # from SIGTERM to SIGKILL: horovodrun needs 5 s to kill its ranks
-CHECKPOINTS = 3  # the most that are on the disk at once: two that are kept, one that is being written
+CHECKPOINTS = 3  # two that are kept, one that is being written
 _PROCESS = pathlib.Path(__file__).with_name("dry_run_process.py")
 
 
@@ -45,7 +44,7 @@ class Session(NamedTuple):
 
     Attributes:
         flags: the flags of the small run.
-        ranks: what each rank recorded (dry_run_process.main), in the order of the ranks.
+        ranks: what each rank recorded (dry_run_process.main).
         saved_step: the step of the newest complete checkpoint; None if there is none.
         checkpoint_bytes: the size of this checkpoint.
     """
@@ -75,14 +74,14 @@ class DryRun(NamedTuple):
 
 
 def run(module: str, config: Any, a: Args, processes: int, open_datasets: Callable) -> None:
-    """Trains in two small sessions and prints one line for each check to stdout.
+    """Trains in two small sessions and prints one line for each check.
 
     Args:
         module: the module of the app's train.py, for example "efficientdet.train".
         config: the configuration of the real run.
         a: the flags of the real run.
         processes: the number of processes, --dry_run.
-        open_datasets: function that opens and checks the data: see input_feed.open_splits.
+        open_datasets: function that opens and checks the data.
 
     Raises:
         UserError: a check failed; the flags or the data cannot be used; Horovod is missing.
@@ -93,7 +92,7 @@ def run(module: str, config: Any, a: Args, processes: int, open_datasets: Callab
     launcher = _launcher(processes)
     ranks = Ranks()
     ranks.num_replicas = processes
-    # After SIGTERM, as after Ctrl-C, the processes end and the temporary directory is removed.
+    # SIGTERM has the effect of Ctrl-C.
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     with tempfile.TemporaryDirectory(prefix="dry-run-") as name:
         directory = pathlib.Path(name)
@@ -113,7 +112,7 @@ def run(module: str, config: Any, a: Args, processes: int, open_datasets: Callab
 
 
 def report(dry: DryRun) -> None:
-    """Prints a line for each check: `ok      steps           6 on each rank, across one resume ...`.
+    """Prints a line for each check.
 
     Raises:
         UserError: a check failed.
@@ -128,7 +127,7 @@ def report(dry: DryRun) -> None:
 
 
 def _check_steps(dry: DryRun) -> tuple[str, str]:
-    """Checks that all ranks take the same steps, and that the second session continues after the first."""
+    """All ranks take the same steps, and the second session continues after the first."""
     problem, done = "", 0
     for epochs, session in zip(EPOCHS, dry.sessions, strict=True):
         wanted = list(range(done + 1, epochs * dry.small_epoch + 1))
@@ -144,7 +143,7 @@ def _check_steps(dry: DryRun) -> tuple[str, str]:
 
 
 def _check_sharding(dry: DryRun) -> tuple[str, str]:
-    """Checks that no image is trained on twice in an epoch, on one rank or on two."""
+    """No image is trained on twice in an epoch."""
     if dry.flags.pipeline_type == "synthetic":
         return "", "synthetic data: no shards"
     ids = sorted(image for rank in dry.sessions[0].ranks for image in rank["image_ids"])
@@ -153,7 +152,7 @@ def _check_sharding(dry: DryRun) -> tuple[str, str]:
 
 
 def _check_learning_rate(dry: DryRun) -> tuple[str, str]:
-    """Checks that the peak learning rate is the recipe's, scaled by the number of images per update."""
+    """The peak learning rate is scaled by the number of images per update."""
     config, small = dry.config, dry.sessions[0].flags
 
     def peak(flags: Args) -> tuple[int, float]:
@@ -171,7 +170,7 @@ def _check_learning_rate(dry: DryRun) -> tuple[str, str]:
 
 
 def _check_weights(dry: DryRun) -> tuple[str, str]:
-    """Checks that all ranks have the same trainable weights after the last step, bit for bit."""
+    """All ranks have bit-identical weights after the last step."""
     hashes = [[rank["weights"] for rank in session.ranks] for session in dry.sessions]
     same = all(len(set(of_ranks)) == 1 for of_ranks in hashes)
     values, compression = dry.sessions[0].ranks[0]["trainable_values"], dry.flags.compression
@@ -184,7 +183,7 @@ def _check_weights(dry: DryRun) -> tuple[str, str]:
 
 
 def _check_evaluation(dry: DryRun) -> tuple[str, str]:
-    """Checks that all ranks have the same AP. (Evaluation fails if an image is missing or repeated.)"""
+    """All ranks have the same AP."""
     scores = [[rank["AP"] for rank in session.ranks] for session in dry.sessions]
     problem = "" if all(len(set(of_ranks)) == 1 for of_ranks in scores) else f"the APs are {scores}"
     if scores[-1][0] is None:
@@ -193,7 +192,7 @@ def _check_evaluation(dry: DryRun) -> tuple[str, str]:
 
 
 def _check_saving(dry: DryRun) -> tuple[str, str]:
-    """Checks that the last step was saved, and that --output_dir has room for the real run's checkpoints."""
+    """The last step was saved, and --output_dir has room for checkpoints."""
     problem, last, path = "", dry.sessions[-1], pathlib.Path(dry.flags.output_dir).absolute()
     for epochs, session in zip(EPOCHS, dry.sessions, strict=True):
         wanted = epochs * dry.small_epoch
@@ -221,7 +220,7 @@ CHECKS: dict[str, Callable[[DryRun], tuple[str, str]]] = {  # return (problem or
 
 
 def _launcher(processes: int) -> list[str]:
-    """Returns the start of a command line that runs N copies of a program; empty if N is 1."""
+    """Returns the start of a command line that runs N copies of a program."""
     if processes == 1:
         return []
     path = f"{pathlib.Path(sys.executable).parent}:{os.environ['PATH']}"
@@ -234,7 +233,7 @@ def _launcher(processes: int) -> list[str]:
 def _run_session(
     module: str, launcher: list[str], processes: int, directory: pathlib.Path, a: Args
 ) -> Session:
-    """Runs all processes to the end of epoch `a.epochs`; reads their records and the newest checkpoint."""
+    """Runs all processes to the end of epoch `a.epochs`; reads their records."""
     records = directory / f"to_epoch_{a.epochs}"
     records.mkdir()
     (records / "spec.json").write_text(json.dumps({"module": module, "flags": dataclasses.asdict(a)}))
@@ -260,7 +259,7 @@ def _run_session(
 
 
 def _run_processes(command: list[str], environment: dict[str, str], log_file: pathlib.Path) -> int:
-    """Runs the processes and returns their exit code. Ends them if this process is interrupted."""
+    """Returns the exit code. Ends the processes if this process is interrupted."""
     with log_file.open("wb") as stream:
         process = subprocess.Popen(
             command, env=environment, stdout=stream, stderr=subprocess.STDOUT, start_new_session=True
@@ -270,7 +269,7 @@ def _run_processes(command: list[str], environment: dict[str, str], log_file: pa
 
 
 def _failure(text: str, code: int) -> Exception:
-    """Returns the first error in the output of all ranks. Each line of the output begins with its rank."""
+    """Returns the first error in the output of all ranks."""
     first = re.search(r"^(?:\[\d+\]<std(?:err|out)>:)?(error: |Traceback)(.*)$", text, re.MULTILINE)
     if first and first[1] == "error: ":
         return UserError(first[2])

@@ -1,4 +1,4 @@
-"""Makes the flags and data of the small run of `--dry_run`. The command below is one process of that run.
+"""Makes the flags and data of the small run of `--dry_run`. The command is one process of that run.
 
     horovodrun -np 2 python tools/dry_run_process.py SPEC.json
 
@@ -19,7 +19,7 @@ if not __package__:  # run as a script: import from the repo root, exactly as th
 from common.progress import import_tensorflow
 
 if __name__ == "__main__":
-    import_tensorflow()  # hides TensorFlow's start-up messages
+    import_tensorflow()
 
 import numpy as np
 import PIL.Image
@@ -33,9 +33,9 @@ from tools.conversion.coco_writer import write_coco
 if TYPE_CHECKING:
     from common.training.run import Run
 
-IMAGES_PER_PROCESS = 4  # plus one image in total, so that the shards have different sizes
+IMAGES_PER_PROCESS = 4  # plus one, for shards of different sizes
 SIDE = 128  # pixels of the shorter side of the network input
-STRIDE = 32  # sides of the network input are multiples of 32, as YOLOv4 requires
+STRIDE = 32  # of the sides of the network input
 MAX_BATCH = 2
 MAX_STEPS = 3
 
@@ -54,7 +54,7 @@ def small_image_size(image_size: tuple[int, int]) -> tuple[int, int]:
 
 
 def small_flags(a: Args, config: Any, processes: int, size: int) -> dict[str, Any]:
-    """Returns the flags that the small run changes, with their new values. Omits the flags of the data."""
+    """Returns the flags that the small run changes, without those of the data."""
     batch = min(a.batch_size, MAX_BATCH)
     images = min(size, IMAGES_PER_PROCESS * processes + 1)
     height, width = small_image_size(config.image_size)
@@ -84,7 +84,7 @@ def small_flags(a: Args, config: Any, processes: int, size: int) -> dict[str, An
 
 
 def small_data(directory: pathlib.Path, split: str, source: Source, processes: int) -> dict[str, Any]:
-    """Writes a small data set: the first images that have objects, and a COCO json. Returns its flags."""
+    """Writes a few images that have objects, and a COCO json. Returns their flags."""
     annotations = source.annotations
     empty = np.diff(annotations.target_boxes.row_splits) == 0
     rows = np.sort(np.argsort(empty, kind="stable")[: IMAGES_PER_PROCESS * processes + 1])
@@ -107,7 +107,6 @@ def small_data(directory: pathlib.Path, split: str, source: Source, processes: i
 
 
 def main(spec_file: str) -> None:
-    """Trains, and writes the record of this rank."""
     spec = json.loads(pathlib.Path(spec_file).read_bytes())
     train = importlib.import_module(spec["module"])
     runs: list[Run] = []

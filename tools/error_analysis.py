@@ -1,9 +1,9 @@
 """Counts a detector's errors by kind, after TIDE (arXiv 2008.08115). `eval.py --errors` runs this module.
 
-As in COCO at IoU 0.5, only the 100 detections with the highest scores count in each image and class. From the
-highest score to the lowest, each detection is matched to the box of its class that it overlaps most, among
-those that no other detection is matched to. Crowds are not matched, and an unmatched detection in a crowd of
-its class is ignored. All other detections have a kind, the first in this list whose rule holds:
+As in COCO at IoU 0.5, the 100 detections with the highest scores count in each image and class. From the
+highest score to the lowest, each detection is matched to the free box of its class that it overlaps most. An
+unmatched detection in a crowd of its class is ignored. All other detections have the first kind in this list
+whose rule holds:
 
     correct          matched to a box
     localisation     IoU of 0.1 to 0.5 with the box of its class that it overlaps most
@@ -12,15 +12,12 @@ its class is ignored. All other detections have a kind, the first in this list w
     background       IoU below 0.1 with every box
     both             IoU of 0.1 to 0.5 with a box of another class
 
-Each localisation or classification error belongs to the box that it overlaps most. A matched box is correct.
-Any other box has the kind of the highest-scored error that belongs to it. A box without such an error is
-missed.
+Each localisation or classification error belongs to the box that it overlaps most. An unmatched box has the
+kind of its highest-scored error. Without an error it is missed.
 
-Detections below a score threshold are neither counted nor drawn. The default threshold is the one with the
-best F1 of all classes together. dAP50 uses detections of all scores: it is the gain in AP50 if the errors of
-one kind are removed. One exception: a localisation or classification error that determines the kind of a box
-is not removed, but counts as correct. For the kind "missed", the missed boxes are removed; a class that has
-no other boxes then has AP50 1.
+Detections below a score threshold do not count. The default threshold has the best F1 of all classes
+together. dAP50 uses detections of all scores: it is the gain in AP50 if the errors of one kind are removed.
+An error that determines the kind of a box is not removed, but counts as correct.
 """
 
 import io
@@ -40,7 +37,7 @@ from common.evaluation import coco_metrics, drawing
 
 FOREGROUND, BACKGROUND_BELOW = 0.5, 0.1  # IoU thresholds; TIDE's t_f and t_b
 MAX_DETECTIONS = 100  # per class and image; pycocotools cocoeval.py, Params.setDetParams: maxDets
-MATRIX_CLASSES = 80  # if there are more classes, the picture of the matrix shows those with most errors
+MATRIX_CLASSES = 80  # classes with most errors in the picture
 NAME_LENGTH = 20  # characters of a class name in the picture
 WORST = 8  # images in errors.png
 
@@ -54,23 +51,22 @@ KINDS = {  # kinds from CORRECT on -> meaning, colour of Paul Tol's schemes (per
     "background": ("no object at the box", "#ee7733"),
     "missed": ("object not found, not even with a wrong class or a poor box", "#cc3311"),
 }
-# Fields of detections and of ground-truth boxes. `image`: image's index in the annotations. `class`: 0-based.
-# `target`, only for detections: index of the box that the detection is matched to or overlaps most.
-# `box`: left, top, width and height in pixels.
+# Fields of detections and of ground-truth boxes. `class`: 0-based. `target`: a detection's box. `box`: left,
+# top, width and height in pixels.
 _NAMES = ("image", "class", "kind", "target", "score", "box")
 ROW = np.dtype({"names": _NAMES, "formats": ("i8", "i8", "i8", "i8", "f8", "4f8")})
 
 
 def match(annotations: Annotations, results: Sequence[dict[str, Any]]) -> tuple[np.ndarray, np.ndarray]:
-    """Matches detections to ground-truth boxes, and determines the kind of each detection.
+    """Matches detections to ground-truth boxes, and determines their kinds.
 
     Args:
         annotations: the annotations, with M boxes including crowds.
         results: detections in COCO results format; those of unknown categories are left out.
 
     Returns:
-        The detections that are not ignored, ROW (N,), sorted by image id and descending score (equal scores
-        in the order of coco_metrics, so that AP50 is the same); the ground-truth boxes, ROW (M,).
+        The detections that are not ignored, ROW (N,), sorted by image id and descending score; the
+        ground-truth boxes, ROW (M,).
     """
     truth = np.zeros(annotations.num_boxes, ROW)
     truth["image"], truth["box"] = annotations.box_image, annotations.boxes_ltwh_px
@@ -95,7 +91,7 @@ def match(annotations: Annotations, results: Sequence[dict[str, Any]]) -> tuple[
 
 
 def _judge(found: np.ndarray, truth: np.ndarray) -> None:
-    """Sets kind and target of the detections `found` in one image, from its ground-truth boxes `truth`."""
+    """Sets kind and target of the detections in one image."""
     is_late = np.tril(found["class"][:, None] == found["class"]).sum(axis=1) > MAX_DETECTIONS
     crowd = np.append(truth["kind"] == IGNORED, True)
     overlap = np.zeros((len(found), len(crowd)))  # (D, M + 1): the last column means "no box"
@@ -114,7 +110,7 @@ def _judge(found: np.ndarray, truth: np.ndarray) -> None:
     for row in np.flatnonzero((near >= FOREGROUND) & ~is_late):
         best = np.flatnonzero(own[row] == own[row].max())[-1]  # of equal IoUs COCO takes the last
         if own[row, best] >= FOREGROUND:
-            own[:, best] = 0  # so that no other detection is matched to this box
+            own[:, best] = 0  # matched
             found["kind"][row], found["target"][row] = CORRECT, best
 
 
@@ -136,7 +132,7 @@ def kinds_of_boxes(found: np.ndarray, truth: np.ndarray) -> tuple[np.ndarray, np
 
 
 def ap50(found: np.ndarray, truth: np.ndarray, without: int | None = None) -> float:
-    """Returns AP50 in 0..1 as pycocotools computes it, or as it would be without the errors of one kind."""
+    """Returns AP50 in 0..1 as pycocotools computes it; `without`: without the errors of this kind."""
     kinds, deciding = kinds_of_boxes(found, truth)
     found, fixed = found.copy(), deciding[found["kind"][deciding] == without]
     found["class"][fixed], found["kind"][fixed] = truth["class"][found["target"][fixed]], CORRECT
@@ -154,7 +150,7 @@ def ap50(found: np.ndarray, truth: np.ndarray, without: int | None = None) -> fl
 
 
 def best_score(found: np.ndarray, truth: np.ndarray) -> float:
-    """Returns the score threshold with the highest F1 of all classes together; 0 without detections."""
+    """Returns the score threshold with the highest F1; 0 without detections."""
     scores = np.sort(found["score"])[::-1]
     kept = np.searchsorted(-scores, -scores, side="right")  # detections with this score or a higher one
     correct = np.searchsorted(-np.sort(found["score"][found["kind"] == CORRECT])[::-1], -scores, side="right")
@@ -181,7 +177,7 @@ def confusion_matrix(found: np.ndarray, truth: np.ndarray, num_classes: int) -> 
 
 
 def draw_matrix(matrix: np.ndarray, names: Sequence[str], path: pathlib.Path) -> None:
-    """Draws a confusion matrix, int (C + 1, C + 1): counts as numbers, shares of each row as colours."""
+    """Draws a confusion matrix, int (C + 1, C + 1): counts, and shares of each row as colours."""
     errors = matrix.sum(axis=0) + matrix.sum(axis=1) - 2 * matrix.diagonal()
     most = np.argsort(-errors[:-1], kind="stable")[:MATRIX_CLASSES]
     shown = [*np.sort(most).tolist(), len(errors) - 1]
@@ -200,7 +196,7 @@ def draw_matrix(matrix: np.ndarray, names: Sequence[str], path: pathlib.Path) ->
 
 
 def draw_worst(found: np.ndarray, truth: np.ndarray, source: Source, path: pathlib.Path) -> None:
-    """Draws the images with most errors twice: with their boxes and with the detections, coloured by kind."""
+    """Draws the images with most errors, with their boxes and with the detections."""
     wrong = found["image"][found["kind"] != CORRECT], truth["image"][truth["kind"] == MISSED]
     errors = np.bincount(np.concatenate(wrong), minlength=source.size)
     worst = [image for image in np.argsort(-errors, kind="stable")[:WORST].tolist() if errors[image]]
@@ -218,7 +214,7 @@ def draw_worst(found: np.ndarray, truth: np.ndarray, source: Source, path: pathl
             axes.set_title(title, fontsize="small", parse_math=False)
             axes.imshow(pixels)
             shown = (boxes["image"] == image) & (boxes["kind"] != IGNORED)
-            for box in boxes[shown][::-1]:  # in reverse, so that the highest score is on top
+            for box in boxes[shown][::-1]:  # the highest score last, on top
                 colour, (x, y, *sides) = colours[box["kind"]], box["box"]
                 axes.add_patch(Rectangle((x, y), *sides, fill=False, edgecolor=colour, linewidth=2))
                 label = names[box["class"]] + (f" {box['score']:.2f}" if boxes is found else "")
@@ -235,7 +231,7 @@ def report(
         source: the evaluation data.
         results: the detections in COCO results format.
         directory: the directory to write into.
-        least: the lowest score that is counted and drawn; None: the threshold with the best F1.
+        least: the lowest score that is counted; None: the threshold with the best F1.
 
     Returns:
         The table of errors, to print.

@@ -1,6 +1,6 @@
 """Finds which files of this project import which other files, by parsing the sources.
 
-A path is relative to the project's root and has forward slashes: "common/boxes.py".
+A path is relative to the project's root: "common/boxes.py".
 """
 
 import ast
@@ -14,7 +14,7 @@ PRODUCT = ("common", "efficientdet", "yolov4", "tools")  # the folders of the pr
 
 
 def python_files(*folders: str) -> list[str]:
-    """Returns all .py files below these folders of the project, sorted."""
+    """Returns all .py files below these folders, sorted."""
     return sorted(
         path.relative_to(ROOT).as_posix() for folder in folders for path in (ROOT / folder).rglob("*.py")
     )
@@ -25,7 +25,7 @@ def read(path: str) -> str:
 
 
 def imports(path: str) -> frozenset[str]:
-    """Returns the project's files that a file imports, also inside functions, but not under TYPE_CHECKING."""
+    """Returns the project's files that a file imports, but not under TYPE_CHECKING."""
     return _imports(read(path)) - {path}
 
 
@@ -56,7 +56,7 @@ def imported_files(text: str) -> tuple[tuple[str, str, str | None], ...]:
 
 
 def _import_statements(tree: ast.Module) -> Iterator[tuple[ast.stmt, ast.alias, list[str]]]:
-    """Yields each import statement with each of its names, and the project's files that this name needs."""
+    """Yields import statements with each of their names, and the files of this name."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import | ast.ImportFrom):
             module = getattr(node, "module", None)
@@ -77,7 +77,7 @@ def _files_of(module: str, name: str | None) -> list[str]:
 
 
 def closure(paths: Iterable[str], read: Callable[[str], str] = read) -> set[str]:
-    """Returns these files and all files that they import, also indirectly; `read` returns a file's text."""
+    """Returns these files and all files that they import, also indirectly."""
     seen: set[str] = set()
     left = list(paths)
     while left:

@@ -6,8 +6,8 @@ r"""Preprocesses images with DALI: reads them from a source, applies a chain of 
         --ops="resize:128x128 | rotate:angle=-10..10,fill=114 | flip:p=0.5"
     python tools/preprocess.py --list_ops
 
-The same chain runs in DALI's Pipeline API (a graph with prefetching, for throughput) or its Dynamic API
-(imperative, to explore). In Python use `open_image_source` and `Preprocessor`: preprocessing/preprocessor.py.
+The same chain runs in DALI's Pipeline API (fast) or its Dynamic API (to explore). In Python use
+`open_image_source` and `Preprocessor` of preprocessing/preprocessor.py.
 """
 
 import glob
@@ -30,10 +30,7 @@ from tools.preprocessing.options import ACCEPTED, define_flags
 
 
 def preprocess(a: types.SimpleNamespace) -> None:
-    """Runs the command.
-
-    Args:
-        a: the values of the flags, by their names.
+    """Runs the command. `a` has the values of the flags.
 
     Raises:
         UserError: flags cannot be used, or an operator rejects an image.
@@ -55,7 +52,7 @@ def preprocess(a: types.SimpleNamespace) -> None:
     if a.list_ops:
         print(chain.describe())
         return
-    color = chain.parse(a.ops).color  # reports errors in --ops before images are checked
+    color = chain.parse(a.ops).color
     if a.device == "gpu" and not backend.GetCUDADeviceCount():
         raise UserError("--device=gpu: DALI sees no GPU here; use --device=cpu")
     policy = ImagePolicy(a.on_bad_image, a.max_megapixels, a.decode)

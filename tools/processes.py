@@ -13,8 +13,7 @@ def ended_afterwards(process: subprocess.Popen, grace: float = 0.0) -> Iterator[
 
     Args:
         process: the leader of its process group.
-        grace: seconds from SIGTERM to SIGKILL; 0: no SIGTERM. A second Ctrl-C ends this wait. Use more than
-            5 for Horovod's launcher: its ranks are in other sessions. It ends them within 5 s of SIGTERM
+        grace: seconds from SIGTERM to SIGKILL; 0: no SIGTERM. Horovod's launcher needs more than 5
             (GRACEFUL_TERMINATION_TIME_S in horovod/runner/common/util/safe_shell_exec.py).
     """
     try:

@@ -5,11 +5,10 @@
         return elastic.run(train, a)
     return train(a)                            stays
 
-For each use, the smallest piece of code around it that can be removed is removed: an entry of a list or a
-dictionary, a keyword argument, a parameter, an operand of `or` and `and`, a branch of `x if y else z`, or the
-statement. In a condition, a lost flag has its default value, and any other lost name is false. A name is also
-lost if all statements that define it were removed: a variable, an attribute of self, or a function whose body
-or result was removed. If the remaining code would mean something else, UnsoundError is raised.
+For each use, the smallest removable piece of code around it is removed: an entry of a list, an argument, an
+operand of `or` and `and`, a branch, or the statement. In a condition, a lost flag has its default value, and
+any other lost name is false. A name is also lost if all statements that define it were removed. If the
+remaining code would mean something else, UnsoundError is raised.
 """
 
 import ast
@@ -27,7 +26,7 @@ FLAG_OWNERS = ("a", "self._a")  # names of Args objects in the apps' code
 
 
 class UnsoundError(Exception):
-    """A statement that must stay uses a name that the copy lacks. The message names the line."""
+    """A statement that must stay uses a lost name. The message names the line."""
 
 
 class Lost(NamedTuple):
@@ -36,11 +35,9 @@ class Lost(NamedTuple):
     Attributes:
         names: scope ("" is the module, "Run.save" a method) -> names as the file writes them: "elastic",
             "loader.synthetic_boxes", "self._is_video"; ".encoded" means this attribute of any object.
-            `pruned` adds names.
         flags: flag -> default, for uses such as `a.elastic` and for the fields of Args.
         words: strings to remove from lists, keys and comparisons: names of flags and their values.
-        is_test: whether the file is a test. Then a use removes the whole test function, and keywords,
-            parameters and all strings count as uses.
+        is_test: whether the file is a test, from which a use removes the whole test function.
     """
 
     names: dict[str, set[str]]
@@ -49,18 +46,17 @@ class Lost(NamedTuple):
     is_test: bool = False
 
     def has(self, name: str, scope: str) -> bool:
-        """Returns whether a name is lost in a scope or in a scope around it."""
+        """Returns whether a name is lost in a scope or around it."""
         inner = scope.split(".")
         around = ["", *(".".join(inner[: i + 1]) for i in range(len(inner)))]
         return any(name in self.names.get(scope, ()) for scope in around)
 
     def defines(self, name: str, scope: str) -> bool:
-        """Returns whether a name is lost in exactly this scope, so that its definition must be removed."""
+        """Returns whether a name is lost in exactly this scope."""
         return name in self.names.get(scope, ())
 
     @property
     def size(self) -> int:
-        """The number of lost names."""
         return sum(map(len, self.names.values()))
 
     def add(self, name: str, scope: str) -> None:
@@ -69,7 +65,7 @@ class Lost(NamedTuple):
 
 
 class Place(NamedTuple):
-    """A node, and all nodes around it, outermost first: each with its field that contains the next node."""
+    """A node, and all nodes around it, outermost first, each with the field that leads inward."""
 
     node: Any  # an object of one of ast's classes, which have different fields
     above: tuple[tuple[Any, str], ...] = ()
@@ -122,13 +118,13 @@ def prune(texts: dict[str, str], lost: Mapping[str, Lost], has: Callable[[str], 
 
 
 def pruned(text: str, lost: Lost) -> str:
-    """Returns the text without code that uses lost names; adds the names that this code defined to `lost`."""
+    """Returns the text without code that uses lost names; adds names that are now lost."""
     names = {name.rpartition(".")[2] for found in lost.names.values() for name in found}
     used = set(re.findall(r"\w+", text))
     if not any(
         word in (used if word.isidentifier() else text) for word in (*names, *lost.flags, *lost.words)
     ):
-        return text  # most files use no lost name: saves the time to parse them
+        return text  # saves time: most files use no lost name
     while place := next((p for p in Place(ast.parse(text)).walk() if _is_lost(p, lost)), None):
         edit = _Edit(text, lost)
         try:
@@ -146,7 +142,7 @@ def pruned(text: str, lost: Lost) -> str:
 
 
 def _is_lost(place: Place, lost: Lost) -> bool:
-    """Returns whether this node itself, not a node inside it, uses or defines a lost name."""
+    """Returns whether this node itself uses or defines a lost name."""
     node, (parent, field) = place.node, place.above[-1] if place.above else (None, "")
     match node:
         case ast.Name(ctx=ast.Load()) | ast.Attribute(ctx=ast.Load()):
@@ -174,7 +170,7 @@ def _is_lost(place: Place, lost: Lost) -> bool:
 
 
 def _stored(node: ast.AST, without: ast.AST | None = None) -> set[str]:
-    """Returns the variables and attributes that are assigned inside `node`, but not inside `without`."""
+    """Returns the names that are assigned inside `node`, but not inside `without`."""
     if node is without:
         return set()
     found = set().union(*(_stored(child, without) for child in ast.iter_child_nodes(node)))
@@ -190,12 +186,12 @@ class _Edit(SourceText):
         self._lost = lost
 
     def without_use(self, place: Place) -> str:
-        """Returns the text without the smallest piece around one lost node that can be removed."""
+        """Returns the text without the smallest removable piece around one lost node."""
         if isinstance(place.node, ast.stmt):
             return self.without_statement(place)
         leaf, attribute = place.node, getattr(place.node, "attr", "")
         flag = attribute if attribute in self._lost.flags else ""
-        # The node's truth value in a condition: a flag has its default, other names are false; None: unknown.
+        # The truth value in a condition: a flag's default, or false; None: unknown.
         is_true: bool | None = bool(self._lost.flags.get(flag))
         while True:
             node, (parent, field), above = place.node, place.above[-1], place.up
@@ -247,7 +243,7 @@ class _Edit(SourceText):
             place = above
 
     def _compare(self, leaf: ast.AST, flag: str, operator: ast.cmpop, right: ast.expr) -> bool | None:
-        """Returns the result of a comparison with a lost name, flag or word; None: unknown."""
+        """Returns the result of a comparison with a lost name; None: unknown."""
         if not flag:
             # No value equals a lost word, and a lost table contains no value.
             if isinstance(leaf, ast.Constant) or isinstance(operator, ast.In | ast.NotIn):
@@ -260,16 +256,13 @@ class _Edit(SourceText):
         return None
 
     def _must_stay(self, leaf: ast.AST, call: Place) -> bool:
-        """Returns whether a call must stay and only loses one argument: a flag, or a local variable.
-
-        For a local variable, the call must stay only if its result is returned or assigned.
-        """
+        """Returns whether a call must stay and only loses one argument."""
         if isinstance(leaf, ast.Name) and not self._lost.defines(leaf.id, ""):
             return isinstance(call.above[-1][0], ast.Return | ast.Assign)
         return getattr(leaf, "attr", "") in self._lost.flags
 
     def without_statement(self, place: Place) -> str:
-        """Returns the text without a statement, and without a block or function that this makes empty."""
+        """Removes a statement, and a block or function that this makes empty."""
         node, (parent, field) = place.node, place.above[-1]
         around = [place.above[0][0], *(n for n, _ in place.above if isinstance(n, DEFINITIONS))]
         kept = _stored(around[-1], node) | {n for n in _stored(around[:2][-1], node) if "." in n}
@@ -295,7 +288,7 @@ class _Edit(SourceText):
         return self.without_statement(place.up)
 
     def _without_test(self, place: Place, is_true: bool) -> str:
-        """Returns the text with an `if` replaced by the branch that is always taken."""
+        """Replaces an `if` by the branch that is always taken."""
         node = place.node
         is_elif = self.cut(*self.span(node)).startswith(b"elif")
         if is_true and is_elif:
@@ -314,7 +307,7 @@ class _Edit(SourceText):
         return b"".join([*self._lines[: node.lineno - 1], inner, *self._lines[node.end_lineno :]]).decode()
 
     def _without_parameter(self, place: Place, node: ast.AST) -> str:
-        """Returns the text without a parameter, whose name is then lost in the function."""
+        """Removes a parameter, whose name is then lost in the function."""
         a = place.node
         plain = [*a.posonlyargs, *a.args]
         defaults = [*[None] * (len(plain) - len(a.defaults)), *a.defaults, *a.kw_defaults]
@@ -326,7 +319,7 @@ class _Edit(SourceText):
         return self.without_item(items, item)
 
     def _is_list(self, place: Place, leaf: ast.AST) -> bool:
-        """Tells if elements may be removed: yes, unless the list is a table's row, a result or a command."""
+        """Tells if elements may be removed: not from a table's row, a result or a command."""
         parent = place.above[-1][0]
         if str(getattr(leaf, "value", "")).startswith("--"):
             return False

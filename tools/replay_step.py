@@ -2,8 +2,7 @@
 
     python tools/replay_step.py runs/mine/skipped/step_00000123.npz
 
-No other file is needed. When training skips a step, common/training/results.py writes the images, targets,
-weights and the model's configuration into this file.
+When training skips a step, common/training/results.py writes this file. No other file is needed.
 """
 
 import functools
@@ -51,7 +50,7 @@ class SkippedStep(NamedTuple):
 
 
 def read(path: str | os.PathLike) -> SkippedStep:
-    """Reads a file that Results.save_skipped wrote. Pickled objects are refused, so no code can be run.
+    """Reads a file that Results.save_skipped wrote. No code in it can be run.
 
     Raises:
         UserError: the file is missing, damaged or not the file of a skipped step.
@@ -74,7 +73,7 @@ def replay(skipped: SkippedStep, model: "keras.Model", loss_values: LossValues) 
 
     Args:
         skipped: the result of `read`.
-        model: the model, built as in the run that skipped the step. It gets the weights of the file.
+        model: the model, built as in the run. It gets the weights of the file.
         loss_values: function (images, targets) -> the model's scalars in training, including "loss".
 
     Returns:
@@ -113,7 +112,7 @@ def replay(skipped: SkippedStep, model: "keras.Model", loss_values: LossValues) 
 
 
 def _not_finite(kind: str, tensors: Mapping[str, Any]) -> list[str]:
-    """Returns a line for each tensor that is not finite: at most SHOWN, then the number of the others."""
+    """Returns a line for each tensor that is not finite, at most SHOWN."""
     lines = []
     for name, tensor in tensors.items():
         finite = np.isfinite(np.asarray(tensor, np.float32))
@@ -124,7 +123,6 @@ def _not_finite(kind: str, tensors: Mapping[str, Any]) -> list[str]:
 
 
 def main(*files: str) -> None:
-    """Prints the lines of `replay` for the file of a skipped step."""
     if len(files) != 1:
         raise UserError(f"give one file, not {len(files)}: python tools/replay_step.py FILE")
     skipped = read(files[0])

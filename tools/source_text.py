@@ -14,14 +14,14 @@ class SourceText:
         self._lines = self._text.splitlines(keepends=True)
 
     def without_item(self, items: Sequence, item: object, comma: bytes = b"") -> str:
-        """Returns the text without one of several items that commas, `or` or `and` separate.
+        """Removes one of several items that commas, `or` or `and` separate.
 
         Args:
             items: nodes, or tuples of nodes that belong together: a key and its value.
             item: the item to remove.
             comma: b"," for a tuple of two, because a comma must follow the item that remains.
         """
-        groups = [item if isinstance(item, tuple) else (item,) for item in items]  # key and value, ...
+        groups = [item if isinstance(item, tuple) else (item,) for item in items]
         spans = [self.span(*filter(None, group)) for group in groups]
         index = items.index(item)
         start, end = spans[index]
@@ -44,7 +44,7 @@ class SourceText:
         return sum(len(text) for text in self._lines[: line - 1])
 
     def span(self, *nodes: Any) -> tuple[int, int]:
-        """Returns where nodes start and end, including parentheses around them and a `**` before them."""
+        """Returns where nodes start and end, with parentheses and `**`."""
         starts = [self._offset(n.lineno) + n.col_offset for n in nodes]
         ends = [self._offset(n.end_lineno) + n.end_col_offset for n in nodes]
         start, end = min(starts), max(ends)
@@ -61,25 +61,23 @@ class SourceText:
         return end + self._text[end:].startswith(b",")
 
     def cut(self, start: int, end: int) -> bytes:
-        """Returns the bytes from `start` to `end`."""
         return self._text[start:end]
 
     def replaced(self, span: tuple[int, int], by: bytes) -> str:
-        """Returns the text with the bytes of `span` replaced."""
         return (self._text[: span[0]] + by + self._text[span[1] :]).decode()
 
     def first_line(self, node: ast.stmt) -> int:
-        """Returns the line where a statement starts, with decorators and a comment above (no heading)."""
+        """Returns a statement's first line, with decorators and a comment above."""
         first = min([node.lineno, *(d.lineno for d in getattr(node, "decorator_list", ()))])
         while re.match(rb" *# (?!---)", self._lines[first - 2] if first > 1 else b""):
             first -= 1
         return first
 
     def else_line(self, node: ast.If) -> int:
-        """Returns the line number of the `else:` of an `if`."""
+        """Returns the line number of `else:`."""
         numbers = range((node.body[-1].end_lineno or 0) + 1, node.orelse[0].lineno + 1)
         return next(n for n in numbers if self._lines[n - 1].strip().startswith(b"else:"))
 
     def without_lines(self, first: int, last: int) -> str:
-        """Returns the text without the lines `first` to `last`, both included; line numbers start at 1."""
+        """Removes the lines `first` to `last`, counted from 1."""
         return b"".join(self._lines[: first - 1] + self._lines[last:]).decode()

@@ -2,12 +2,9 @@
 
     python tools/synthetic.py --output_dir=data/shapes --num_images=300 --seed=0
 
-The command writes `images/*.jpg` and `instances.json`. Shapes of five classes, in random colours and
-textures, lie on textured backgrounds. They overlap and may exceed the image. Like real data, the set has
-category ids with gaps, small and large boxes, non-square images, images without objects, and occlusion.
-The ground truth of an object is the box around its full extent, with hidden parts, clipped to the image. An
-object is left out if less than MIN_VISIBLE of it, or of an object below it, would be visible. `area` is the
-number of visible pixels.
+The command writes `images/*.jpg` and `instances.json`. Shapes of five classes lie on textured backgrounds.
+They overlap and may exceed the image. Some images have no objects. The box of an object includes its hidden
+parts, and is clipped to the image. `area` is the number of visible pixels.
 
 Image i depends only on the seed and on i, so a shorter data set is the beginning of a longer one.
 """
@@ -32,7 +29,7 @@ CATEGORIES = {2: "disk", 3: "ring", 5: "triangle", 8: "cross", 13: "star"}  # id
 MIN_OBJECT, MAX_OBJECT = 12, 250  # sides of an object, pixels
 MAX_OBJECTS = 10  # in an image
 EMPTY_IMAGES = 0.05  # share of images without objects
-MIN_VISIBLE = 0.4  # smallest share of an object's pixels that stay visible
+MIN_VISIBLE = 0.4  # share of an object's pixels, else it is left out
 JPEG_QUALITY = 90
 
 _MAX_ASPECT = 4 / 3
@@ -55,7 +52,7 @@ class Style(NamedTuple):
 Rng = np.random.Generator
 STYLES = {
     "small": Style((240, 640), (240, 640), 2.0),
-    # For timing: as many pixels as COCO's photographs and, because of the noise, nearly as many bytes.
+    # For timing: about as many pixels and bytes as COCO's photographs.
     "photo": Style((480, 768), (640, 1024), 8.0),
 }
 
@@ -75,7 +72,7 @@ def draw_dataset(
     """Draws images into `output_dir`/images and writes their ground truth to `output_dir`/instances.json.
 
     Returns:
-        The path of instances.json. It is written last: if it exists, all images exist.
+        The path of instances.json, which is written last.
 
     Raises:
         UserError: the output directory cannot be written.
@@ -103,7 +100,7 @@ def draw_dataset(
 
 
 def draw_picture(seed: int, index: int, style: Style = STYLES["small"]) -> Picture:
-    """Draws image number `index` of the data set with this seed; equal arguments result in equal pictures."""
+    """Draws image number `index`; equal arguments result in equal pictures."""
     rng = np.random.default_rng((seed, index))
     height, width = (int(rng.integers(low, high + 1)) for low, high in (style.heights, style.widths))
     canvas = _background(rng, height, width)
@@ -147,7 +144,7 @@ def _on_circle(angles: np.ndarray) -> np.ndarray:
 
 
 def _rotation(angle: float) -> np.ndarray:
-    """Returns a matrix that rotates row vectors (x, y) clockwise in the image, where y points down."""
+    """Returns a matrix that rotates row vectors (x, y) clockwise in the image."""
     return np.array([[math.cos(angle), math.sin(angle)], [-math.sin(angle), math.cos(angle)]])
 
 
@@ -164,7 +161,7 @@ _OUTLINES = {
 
 
 def _shape_mask(rng: Rng, name: str, shorter_side: int) -> np.ndarray:
-    """Returns the mask of one slightly rotated and stretched shape, uint8 (h, w), tight around the shape."""
+    """Returns the mask of one shape, uint8 (h, w), tight around the shape."""
     largest = min(MAX_OBJECT, 0.7 * shorter_side) / math.sqrt(_MAX_ASPECT)
     size = _log_uniform(rng, MIN_OBJECT * math.sqrt(_MAX_ASPECT), largest)
     aspect = _log_uniform(rng, 1 / _MAX_ASPECT, _MAX_ASPECT)
@@ -181,7 +178,7 @@ def _shape_mask(rng: Rng, name: str, shorter_side: int) -> np.ndarray:
 
 
 def _find_place(rng: Rng, solid: np.ndarray, owner: np.ndarray, full_areas: list[int]) -> _Place | None:
-    """Returns a (top, left) where enough of the object and of all objects below it is visible, or None."""
+    """Returns a (top, left) where enough of all objects is visible, or None."""
     for _ in range(_ATTEMPTS):
         # Up to a third of each side may lie outside the image.
         top, left = (
@@ -204,7 +201,7 @@ def _visible_areas(owner: np.ndarray, num_objects: int) -> np.ndarray:
 
 
 def _overlap(image_shape: _Shape, patch_shape: _Shape, top: int, left: int) -> tuple[_Slices, _Slices]:
-    """Returns the slices of the image and of the patch at (top, left) in which the two overlap."""
+    """Returns the slices of the image and of the patch in which the two overlap."""
     bottom = min(top + patch_shape[0], image_shape[0])
     right = min(left + patch_shape[1], image_shape[1])
     view = slice(max(top, 0), bottom), slice(max(left, 0), right)
@@ -213,7 +210,7 @@ def _overlap(image_shape: _Shape, patch_shape: _Shape, top: int, left: int) -> t
 
 
 def _clipped_box(solid: np.ndarray, top: int, left: int, height: int, width: int) -> tuple[int, ...]:
-    """Returns the ltwh box, in pixels of the image, around the full object, clipped to the image."""
+    """Returns the ltwh box around the full object in pixels, clipped to the image."""
     rows, columns = np.flatnonzero(solid.any(axis=1)), np.flatnonzero(solid.any(axis=0))
     y0, y1 = max(top + rows[0], 0), min(top + rows[-1] + 1, height)
     x0, x1 = max(left + columns[0], 0), min(left + columns[-1] + 1, width)
@@ -224,7 +221,7 @@ def _clipped_box(solid: np.ndarray, top: int, left: int, height: int, width: int
 
 
 def _background(rng: Rng, height: int, width: int) -> np.ndarray:
-    """Returns a colour gradient with several octaves of noise and sometimes stripes; float32 (H, W, 3)."""
+    """Returns a colour gradient with noise and sometimes stripes; float32 (H, W, 3)."""
     first, second = (_colour(rng, saturation=(0.05, 0.45), value=(0.25, 0.9)) for _ in range(2))
     canvas = _gradient(rng, height, width, first, second)
     strength = rng.uniform(10, 35)
@@ -238,7 +235,7 @@ def _background(rng: Rng, height: int, width: int) -> np.ndarray:
 
 
 def _fill(rng: Rng, mask: np.ndarray, surroundings: np.ndarray) -> np.ndarray:
-    """Returns the colours of one object, float32 (h, w, 3): a gradient, often a texture, a darker rim."""
+    """Returns the colours of one object, float32 (h, w, 3)."""
     height, width = mask.shape
     candidates = [_colour(rng, saturation=(0.45, 1), value=(0.45, 1)) for _ in range(4)]
     colour = max(candidates, key=lambda of: np.abs(of - surroundings).sum())  # the colour with most contrast
@@ -260,7 +257,6 @@ def _fill(rng: Rng, mask: np.ndarray, surroundings: np.ndarray) -> np.ndarray:
 
 
 def _cast_shadow(canvas: np.ndarray, mask: np.ndarray, top: int, left: int) -> None:
-    """Draws a soft shadow on the canvas, below and to the right of the object to be drawn at (top, left)."""
     blur = 1 + min(mask.shape) // 25
     margin = 3 * blur
     soft = Image.fromarray(np.pad(mask, margin)).filter(ImageFilter.GaussianBlur(blur))
@@ -287,7 +283,7 @@ def _ramp(height: int, width: int, angle: float) -> np.ndarray:
 
 
 def _smooth_noise(rng: Rng, height: int, width: int, cells: int) -> np.ndarray:
-    """Returns normal noise on a `cells` x `cells` grid, interpolated to float32 (height, width)."""
+    """Returns normal noise on a grid, interpolated to float32 (height, width)."""
     grid = Image.fromarray(rng.standard_normal((cells, cells), dtype=np.float32))
     return np.asarray(grid.resize((width, height), Image.Resampling.BILINEAR))
 
@@ -308,7 +304,6 @@ def _log_uniform(rng: Rng, low: float, high: float) -> float:
 
 
 def define_flags(fv: flags.FlagValues) -> None:
-    """Defines the flags of this command."""
     flags.DEFINE_string("output_dir", None, "Directory for images/ and instances.json.", flag_values=fv)
     flags.DEFINE_integer("num_images", 300, "Number of images to draw.", lower_bound=1, flag_values=fv)
     flags.DEFINE_integer("seed", 0, "Seed; equal seeds draw equal images.", lower_bound=0, flag_values=fv)
@@ -317,7 +312,6 @@ def define_flags(fv: flags.FlagValues) -> None:
 
 
 def main() -> None:
-    """Runs the command."""
     fv = flags.FLAGS
     path = draw_dataset(fv.output_dir, fv.num_images, fv.seed, fv.style)
     print(f"drew {fv.num_images} images: {path}")

@@ -1,8 +1,6 @@
 """Finds definitions that tools/copy_app.py can remove: the project uses them, but the copied files do not.
 
-Only names are compared. A name counts as used wherever it is read: as a variable, an attribute or a whole
-string. Two kinds of definitions are not reported: those that nothing in the project uses, because they are
-for users of the project, and methods that another library may call.
+A name counts as used wherever it is read: as a variable, an attribute or a whole string.
 """
 
 import ast
@@ -12,7 +10,7 @@ from collections.abc import Iterator, Mapping
 
 
 def unused(texts: Mapping[str, str], project: Mapping[str, str]) -> Iterator[tuple[str, str, str]]:
-    """Yields (path, scope, name) of definitions that the project uses, but nothing else in `texts` uses."""
+    """Yields (path, scope, name) of definitions that only the rest of the project uses."""
     places: list[dict[str, list[tuple[str, str]]]] = [collections.defaultdict(list) for _ in range(2)]
     for uses, files in zip(places, (texts, project), strict=True):
         for path, text in files.items():
@@ -31,7 +29,7 @@ def unused(texts: Mapping[str, str], project: Mapping[str, str]) -> Iterator[tup
 
 
 def _plain_classes(project: Mapping[str, str]) -> set[str]:
-    """Returns the classes whose bases are all in the project: no other library calls their methods."""
+    """Returns classes whose methods no other library calls: all bases are in the project."""
     bases = {name: of for text in project.values() for name, of in _classes(text).items()}
     plain: set[str] = {"abc.ABC", "NamedTuple"}
     while new := {name for name in bases.keys() - plain if bases[name] <= plain}:
@@ -41,14 +39,14 @@ def _plain_classes(project: Mapping[str, str]) -> set[str]:
 
 @functools.cache
 def _classes(text: str) -> dict[str, set[str]]:
-    """Returns class -> names of its bases, for the classes of a file."""
+    """Returns class -> names of its bases."""
     classes = (node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.ClassDef))
     return {node.name: {ast.unparse(base) for base in node.bases} for node in classes}
 
 
 @functools.cache
 def _references(text: str) -> tuple[list[tuple[str, str]], list[tuple[str, str]]]:
-    """Returns (scope, name) of a file's definitions, and of all names that it reads, also as strings."""
+    """Returns (scope, name) of the definitions, and of all names that the file reads."""
     defined: list[tuple[str, str]] = []
     read: list[tuple[str, str]] = []
 

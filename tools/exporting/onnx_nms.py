@@ -18,8 +18,8 @@ PLUGIN_DOMAIN = "TRT"  # TensorRT's parser finds plugins by the operation's name
 def standard(parts: Exportable, raw: list[tf.TensorSpec]) -> list[onnx.ModelProto]:
     """Returns parts that compute the outputs of export_graph.detect from the raw outputs and image_sizes.
 
-    ONNX's NonMaxSuppression selects the candidates, and TopK sorts them by score. TopK puts the first of equal
-    scores first (https://onnx.ai/onnx/operators/onnx__TopK.html).
+    ONNX's NonMaxSuppression selects the candidates, and TopK sorts them by score. Of equal scores, TopK puts
+    the first one first (https://onnx.ai/onnx/operators/onnx__TopK.html).
     """
 
     def candidates(*raw: tf.Tensor) -> Outputs:

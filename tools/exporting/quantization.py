@@ -32,9 +32,9 @@ def to_int8(network: onnx.ModelProto, batches: Iterator[np.ndarray], *, tensorrt
     Args:
         network: the float32 network; its input is NETWORK_INPUT.
         batches: batches of network input, float32 (B, H, W, 3).
-        tensorrt: whether the result is for TensorRT. Then ranges of activations are symmetric around 0. Biases
-            stay in float32, because TensorRT's DequantizeLinear takes no INT32 (microsoft/onnxruntime issue
-            17738).
+        tensorrt: whether the result is for TensorRT. Then ranges of activations are symmetric, and
+            biases stay in float32,
+            because TensorRT's DequantizeLinear takes no INT32 (microsoft/onnxruntime issue 17738).
     """
     from onnxruntime.quantization import QuantFormat, QuantType, quantize_static
     from onnxruntime.quantization.shape_inference import quant_pre_process

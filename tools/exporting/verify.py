@@ -45,8 +45,8 @@ def largest_difference(
 def difference(wanted: Detections, found: Detections, max_detections: int) -> float:
     """Returns the largest distance from a wanted detection to the nearest found one of the same class.
 
-    A missing detection's distance is its score. It is ignored if `found` has `max_detections` entries and none
-    of them has a lower score.
+    A missing detection's distance is its score. It is ignored if `found` has
+    `max_detections` entries, none with a lower score.
     """
     boxes, scores, classes = found
     lowest = scores.min() if len(scores) == max_detections else 0.0

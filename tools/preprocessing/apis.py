@@ -2,8 +2,6 @@
 
 GRAPH            the Pipeline API, nvidia.dali.fn: nodes of a graph that runs later, prefetched
 Dynamic(seed)    the Dynamic API, nvidia.dali.experimental.dynamic: batches, computed at once
-
-Operators have the same names and arguments in both APIs. The methods below cover the differences.
 """
 
 import operator
@@ -19,16 +17,12 @@ from common.dali_ops import Data
 
 
 class Api(dali_ops.Api):
-    """The Pipeline API. Random operators use the seed of the pipeline.
-
-    Attributes:
-        math: a module with min, max, floor and similar functions.
-    """
+    """The Pipeline API. Random operators use the seed of the pipeline."""
 
     math: Any = dali_math
 
     def decoder_device(self, device: str) -> str:
-        """Returns the name that decoders use for the device "cpu" or "gpu"."""
+        """Returns the decoders' name for the device "cpu" or "gpu"."""
         return "mixed" if device == "gpu" else "cpu"
 
     def size(self, images: Data) -> Data:
@@ -37,7 +31,7 @@ class Api(dali_ops.Api):
         return fn.stack(shape[0], shape[1])
 
     def draw(self, name: str, *images: Data, **arguments: Any) -> Data:
-        """Calls a random operator by its name in the API's module, such as "random.uniform"."""
+        """Calls a random operator by its name, such as "random.uniform"."""
         return operator.attrgetter(name)(fn)(*images, **arguments)
 
 

@@ -1,7 +1,6 @@
 """Arguments of the operators in `--ops`: allowed values, parsing of text, and random values.
 
-Names and types come from DALI's schemas. RULES adds what the schemas lack, and OWN adds arguments that DALI
-does not have. If DALI accepts one value per image, a range such as `0.8..1.2` draws a random value per image.
+Names and types come from DALI's schemas. RULES adds what the schemas lack, and OWN adds own arguments.
 """
 
 import math
@@ -62,7 +61,6 @@ class Argument(NamedTuple):
 
     @property
     def is_whole(self) -> bool:
-        """Whether only whole numbers are allowed."""
         return self.is_integer or self.kind == "sides"
 
     def parse(self, text: str) -> Any:
@@ -97,7 +95,7 @@ class Argument(NamedTuple):
         return values[0] if len(set(values)) == 1 else Range(*values)
 
     def draw(self, api: Api, value: Any) -> Any:
-        """Returns `value` for the operator, with a random number per image in place of each Range."""
+        """Returns `value` with a random number per image in place of each Range."""
         if isinstance(value, Range):
             drawn = self._drawn(api, value)
         elif isinstance(value, tuple) and any(isinstance(part, Range) for part in value):
@@ -112,7 +110,7 @@ class Argument(NamedTuple):
     def _drawn(self, api: Api, limits: Range) -> Data:
         if not self.is_whole:
             return api.draw("random.uniform", range=tuple(limits))
-        # Both ends are included. float32 may round up to `high + 1`, hence the `min` below.
+        # float32 may round up to `high + 1`, hence the `min` below.
         drawn = api.math.floor(api.draw("random.uniform", range=(limits.low, limits.high + 1.0)))
         return api.math.min(drawn, limits.high)
 
@@ -157,7 +155,7 @@ OWN = {
     "scale": Argument("number", may_vary=True, low=1e-3),
     "translate": Argument("numbers", may_vary=True),
 }
-# Short name -> full names. The short name means the first full name that the operator has.
+# Short name -> full names, of which the operator has one.
 ALIASES = {
     "size": ("crop", "shape"),
     "fill": ("fill_values", "fill_value"),
@@ -174,7 +172,7 @@ ALIASES = {
 
 
 def of_schema(schema_name: str) -> dict[str, Argument]:
-    """Returns the arguments of a DALI operator, from the name of its schema ("CropMirrorNormalize")."""
+    """Returns the arguments of a DALI operator, such as "CropMirrorNormalize"."""
     schema = backend.GetSchema(schema_name)
     found = {}
     for name in schema.GetArgumentNames():

@@ -2,9 +2,8 @@
 
     resize:short=256 | crop:224x224 | color_twist:brightness=0.8..1.2 | flip:p=0.5
 
-`|` separates operators, and `,` separates an operator's arguments. An argument is `name=value`. The first one
-can often be just the value. `low..high` is a random number for each image. `/` or `x` separates the numbers
-of a list. Expressions are not supported.
+`|` separates operators, and `,` separates an operator's arguments, `name=value`. The first one can often be
+just the value. `low..high` is a random number for each image. `/` or `x` separates numbers.
 """
 
 from typing import Any, NamedTuple
@@ -25,7 +24,7 @@ class Step(NamedTuple):
     arguments: dict[str, Any]
 
     def apply(self, api: Api, images: Data, **fixed: str) -> Data:
-        """Draws the random arguments, and calls the operator with all arguments, including `fixed`."""
+        """Draws the random arguments, and calls the operator."""
         known = self.operator.arguments
         drawn = {name: known[name].draw(api, value) for name, value in self.arguments.items()}
         return self.operator.apply(api, images, drawn | fixed)
@@ -35,7 +34,7 @@ class Chain(NamedTuple):
     """All operators that are applied to an image, in order.
 
     Attributes:
-        decoder: the first step. It is not applied if a source has arrays instead of encoded images.
+        decoder: the first step, only for encoded images.
         steps: all other steps.
         color: the meaning of the channels: RGB, BGR or gray.
         layout: layout of the result, "HWC" or "CHW".
@@ -52,7 +51,7 @@ class Chain(NamedTuple):
         Args:
             api: the API to which `images` belong.
             images: encoded images, uint8 (bytes,), or arrays (H, W, C).
-            is_decoded: whether images are arrays, so that the decoder is not applied.
+            is_decoded: whether images are arrays.
             device: "cpu", or "gpu": images are on the GPU from the decoder on.
         """
         if not is_decoded:
@@ -74,8 +73,8 @@ def parse(ops: str, *, is_decoded: bool = False) -> Chain:
     """Parses `--ops`. An empty text means only decoding.
 
     Raises:
-        UserError: an operator or argument is unknown (the message suggests a similar one), a value is not
-            allowed, or the operators cannot work in this order.
+        UserError: an operator or argument is unknown, a value is not allowed, or the operators cannot work in
+            this order.
     """
     steps = [_step(text.strip()) for text in ops.split("|")] if ops.strip() else []
     decoder = Step(OPERATORS["decode"], {})
@@ -101,7 +100,7 @@ def parse(ops: str, *, is_decoded: bool = False) -> Chain:
 
 
 def _name_statistics(arguments: dict[str, Any], color: types.DALIImageType) -> None:
-    """Replaces `imagenet` by numbers in the order of the channels. mean=imagenet implies std=imagenet."""
+    """Replaces `imagenet` by numbers. mean=imagenet implies std=imagenet."""
     if arguments.get("mean") == IMAGENET:
         arguments.setdefault("std", IMAGENET)
     for name, numbers in (("mean", IMAGENET_MEAN), ("std", IMAGENET_STD)):
@@ -139,7 +138,7 @@ def _arguments(operator: Operator, items: list[str]) -> dict[str, Any]:
 
 
 def describe() -> str:
-    """Returns the text of --list_ops: all operators with their arguments."""
+    """Returns the text of --list_ops."""
     lines = []
     for operator in OPERATORS.values():
         lines.append(f"{operator.name}: {operator.about}")

@@ -1,9 +1,8 @@
 """Combines decode, resize and crop into one step if a chain begins with `resize:short=... | crop:...`.
 
 This step decodes and resizes only the part of an image that the crop shows. It computes sizes as DALI does
-(AdjustOutputSize and CalculateSampleParams in dali/operators/image/resize/resize_attr_base.cc,
-CalculateAnchor in dali/operators/image/crop/crop_attr.h). So its pixels equal those of separate steps, except
-that rounding may change a value by one level.
+(dali/operators/image/resize/resize_attr_base.cc, dali/operators/image/crop/crop_attr.h). Rounding may change
+a pixel by one level.
 """
 
 from nvidia.dali import types
@@ -14,10 +13,10 @@ from tools.preprocessing.arguments import Range
 from tools.preprocessing.chain import Chain, Step
 from tools.preprocessing.operators import OPERATORS, Arguments, decode_region
 
-# Radius of each interpolation in output pixels. Nearest is left out: a tiny shift can change its pixels.
+# Radius of each interpolation in output pixels. For nearest, a tiny shift would change pixels.
 _RADIUS = dict.fromkeys((types.INTERP_LINEAR, types.INTERP_TRIANGULAR), 1)
 _RADIUS |= {types.INTERP_CUBIC: 2, types.INTERP_LANCZOS3: 3}
-_MARGIN = 3.0  # additional source pixels, because chroma is interpolated as well
+_MARGIN = 3.0  # source pixels, for chroma
 _RESIZE = {"resize_shorter", "antialias", "interp_type"}
 _CROP = {"crop", "crop_pos_x", "crop_pos_y"}
 
@@ -41,7 +40,7 @@ def fuse(chain: Chain) -> Chain:
 
 
 def _decode_resize_crop(api: Api, encoded: Data, arguments: Arguments) -> Data:
-    """Decodes uint8 (bytes,). Returns only the crop of the resized image, uint8 (height, width, C)."""
+    """Decodes uint8 (bytes,); returns the crop of the resized image, uint8 (height, width, C)."""
     how = {name: value for name, value in arguments.items() if name not in _RESIZE | _CROP}
     shape = api.ops.peek_image_shape(encoded, adjust_orientation=how.get("exif", True))
     size = api.ops.cast(api.part(shape, slice(0, 2)), dtype=types.FLOAT)  # height, width
@@ -49,7 +48,7 @@ def _decode_resize_crop(api: Api, encoded: Data, arguments: Arguments) -> Data:
     resized, pixel = api.math.floor(size * scale + 0.5), 1.0 / scale  # `pixel`: image pixels per output pixel
     crop = api.ops.stack(*(scale * 0 + side for side in arguments["crop"]))
     place = api.ops.stack(*(scale * 0 + arguments.get(name, 0.5) for name in ("crop_pos_y", "crop_pos_x")))
-    room = api.ops.cast(resized - crop, dtype=types.FLOAT64)  # as in DALI's crop; float32 may round to x.5
+    room = api.ops.cast(resized - crop, dtype=types.FLOAT64)  # as in DALI's crop
     corner = api.ops.cast(api.math.floor(room * place + 0.5), dtype=types.FLOAT)
     # `resized` is rounded to whole pixels. Resize keeps scale and centre, so both ends of the image move.
     start = (size - resized * pixel) * 0.5 + corner * pixel

@@ -1,10 +1,8 @@
-"""Opens the images that --source and --input name, and checks all of them before anything reads them.
+"""Opens the images that --source and --input name, and checks all of them.
 
-    source = open_image_source("files", "photos")
-    images, labels = Part(source).in_graph()               # in a pipeline
-    for images, labels in Part(source).in_dynamic(32):     # in the Dynamic API
-
-The check reports images that cannot be used. They are left out, or the program stops: see common/datacheck.
+source = open_image_source("files", "photos")
+images, labels = Part(source).in_graph()               # in a pipeline
+for images, labels in Part(source).in_dynamic(32):     # in the Dynamic API
 """
 
 from collections.abc import Callable
@@ -50,7 +48,7 @@ def open_image_source(
         path: the value of --input: a path, a glob, or a Python name.
         policy: what to do about images that cannot be used.
         annotations, images: for kind "coco", one of them: the json, or the images if `path` is the json.
-        on_report: called with the issues: images that were left out or repaired, or are unusual.
+        on_report: called with the issues that were found.
 
     Raises:
         UserError: the kind is unknown, or the input does not exist or cannot be read.
@@ -77,14 +75,13 @@ def open_image_source(
         listed = " and ".join(f"{name!r} is {form}" for form, name in forms.items())
         raise UserError(f"{path}: {listed}: all images must be of one type")
     labelled = {image.label is not None for image in kept}
-    # DALI's readers misread the data if only some images have a label, or if a file name is not UTF-8.
+    # DALI misreads data where only some images have a label, or a file name is not UTF-8.
     can_read = len(labelled) == 1 and all(image.file.isprintable() for image in kept)
     reader = content.make_reader(kept, labelled.pop()) if can_read else None
     return ImageSource(kind, kept, content, reader, opening.label_names, kept[0].is_array)
 
 
 def _inspect(content: Any, policy: ImagePolicy) -> ImageFacts:
-    """Checks the content of an image, unless `content` already is the result of a check."""
     if isinstance(content, ImageFacts):
         return content
     if isinstance(content, np.ndarray) and content.ndim == 3:

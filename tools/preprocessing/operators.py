@@ -1,7 +1,6 @@
 """The operators of `--ops`: DALI's operators with the arguments of their schemas, and a few combinations.
 
-_ROWS has a row for each operator. The function `call` in a row runs the operator: it takes api, images and
-drawn arguments, and returns images. A row without `call` runs DALI's operator of the same name directly.
+_ROWS has a row for each operator. A row without `call` runs DALI's operator of the same name.
 """
 
 from collections.abc import Callable, Mapping
@@ -39,7 +38,7 @@ class Operator(NamedTuple):
     apply: Callable[[Api, Data, Arguments], Data]
 
     def full_name(self, name: str) -> str:
-        """Returns the argument that a name or alias means. Raises UserError for an unknown one."""
+        """Returns the argument that a name or alias means, or raises UserError."""
         full = [each for each in (name, *ALIASES.get(name, ())) if each in self.arguments]
         if not full:
             aliases = [
@@ -79,7 +78,6 @@ def crop(api: Api, images: Data, arguments: Arguments) -> Data:
 
 
 def _filled(arguments: Arguments) -> Arguments:
-    """Lets a crop reach outside the image if the arguments give a colour for that area."""
     return {"out_of_bounds_policy": "pad"} | arguments if "fill_values" in arguments else arguments
 
 
@@ -100,7 +98,6 @@ def flip(api: Api, images: Data, arguments: Arguments) -> Data:
 
 
 def _coin(api: Api, probability: float) -> Data:
-    """Draws int32 1 or 0 for each image."""
     return api.draw("random.coin_flip", probability=probability)
 
 
@@ -161,7 +158,7 @@ def warp_affine(api: Api, images: Data, arguments: Arguments) -> Data:
         raise UserError(f"--ops: warp_affine: matrix and {min(moves)} exclude each other: remove one")
     size = api.ops.cast(api.size(images), dtype=types.FLOAT)
     if not moves:
-        if isinstance(matrix, list):  # constant numbers, the same for all images
+        if isinstance(matrix, list):
             matrix = api.ops.stack(*(api.part(size, 0) * 0.0 + number for number in matrix))
         return api.ops.warp_affine(images, matrix=api.ops.reshape(matrix, shape=[2, 3]), **arguments)
     center = api.ops.stack(api.part(size, 1) * 0.5, api.part(size, 0) * 0.5)  # x, y

@@ -1,4 +1,4 @@
-"""The flags of tools/preprocess.py. Imports neither TensorFlow nor DALI."""
+"""The flags of tools/preprocess.py."""
 
 import dataclasses
 
@@ -37,6 +37,5 @@ class Args:
 
 
 def define_flags(fv: flags.FlagValues) -> None:
-    """Defines all flags of this command."""
     shared_flags.define(fv, Args)
     shared_flags.define(fv, shared_flags.Args, shared_flags.BATCH_FLAGS)

@@ -49,7 +49,7 @@ class Output(NamedTuple):
         kind: the kind of output.
         files: the files to write, without indexes and tables; for pictures, their directory.
         encoding: options of Pillow's `save` for pictures and records.
-        is_bgr: whether three channels are blue, green, red. Pictures are written as red, green, blue.
+        is_bgr: whether three channels are blue, green, red.
         label_names: label -> name; may be empty.
         has_labels: whether records contain labels.
     """
@@ -63,10 +63,10 @@ class Output(NamedTuple):
     has_labels: bool
 
     def write(self, samples: Iterable[Sample], total: int) -> str:
-        """Writes all samples. If anything fails, writes nothing.
+        """Writes all samples, or nothing if anything fails.
 
         Args:
-            samples: samples in order of position, read one by one. A sheet reads only the first ones.
+            samples: samples in order of position.
             total: number of samples.
 
         Returns:
@@ -94,7 +94,7 @@ class Output(NamedTuple):
         return told[0]
 
     def encode(self, picture: np.ndarray) -> bytes:
-        """Encodes a picture, uint8 (H, W, 3) RGB or (H, W), as the content of a file."""
+        """Encodes a picture, uint8 (H, W, 3) RGB or (H, W)."""
         stream = io.BytesIO()
         Image.fromarray(picture).save(stream, **self.encoding)
         return stream.getvalue()
@@ -116,7 +116,7 @@ def check_output(
 
     Args:
         output: the value of --output.
-        overwrite: whether existing files may be replaced. Other files in a directory stay.
+        overwrite: whether existing files may be replaced.
         inputs: files that are read, or their directories. They are never replaced.
         has_labels, label_names, is_bgr: as in `Output`.
         image_format: one of IMAGE_FORMATS, for pictures and records; None: png.
@@ -124,8 +124,7 @@ def check_output(
         output_shards: number of record files; None: one file with exactly the name `output`.
 
     Raises:
-        UserError: the output cannot be written, exists or is an input; or a flag has no effect on this
-            output.
+        UserError: the output cannot be written, exists or is an input; or a flag has no effect.
     """
     stem, suffix = os.path.splitext(output)
     kind = PICTURES if output.endswith("/") or os.path.isdir(output) else KINDS.get(suffix.lower())
@@ -152,7 +151,6 @@ def check_output(
 def _check_target(
     target: pathlib.Path, kind: "Kind", *, overwrite: bool, inputs: Sequence[str | os.PathLike]
 ) -> None:
-    """Raises UserError if a file, or the directory of pictures, exists or is an input."""
     if not os.path.lexists(target) or (target.is_dir() and not any(target.iterdir())):
         return
     real = pathlib.Path(os.path.realpath(target))
@@ -166,19 +164,20 @@ def _check_target(
 
 
 def _counted(samples: Iterable[Sample], total: int) -> Iterator[Sample]:
-    """Yields the same samples, and shows a progress bar."""
     bar = progress.Bar("Preprocessing", total)
     for sample in samples:
         bar.step()
         yield sample
 
 
-# --- writers: write files into `staged`, from where they move at the end; return a line about the files ---
+# --- writers: write files into the directory `staged`, and return a line about them ---
 
 
 def _write_array(output: Output, staged: pathlib.Path, samples: Iterator[Sample], total: int) -> str:
-    """Writes one array (N, ...) in NumPy's format (numpy/lib/format.py), image by image to save memory. Also
-    writes a table: the position, the name, the label (empty: none) and the label's name of each image."""
+    """Writes one array (N, ...) image by image to save memory (numpy/lib/format.py).
+
+    Also writes a table with the position, name, label and label's name of each image.
+    """
     path, table = output.files[0], pathlib.Path(f"{output.files[0]}.csv")
     first = None
     with (
@@ -211,7 +210,7 @@ def _array_stream(path: pathlib.Path) -> Iterator[IO[bytes]]:
         with path.open("wb") as stream:
             yield stream
         return
-    # zipfile does not know the size in advance. Without force_zip64 it would be limited to 2 GiB.
+    # Without force_zip64 the size would be limited to 2 GiB.
     with zipfile.ZipFile(path, "w") as archive, archive.open("images.npy", "w", force_zip64=True) as stream:
         yield stream
 
@@ -226,7 +225,6 @@ def _write_pictures(output: Output, staged: pathlib.Path, samples: Iterator[Samp
 
 
 def _write_sheet(output: Output, staged: pathlib.Path, samples: Iterator[Sample], total: int) -> str:
-    """Writes the first SHEET_IMAGES images as one picture. A single image stays unchanged."""
     pictures = []
     for sample in samples:
         image = Image.fromarray(sample.picture(is_bgr=output.is_bgr))
@@ -241,7 +239,6 @@ def _write_sheet(output: Output, staged: pathlib.Path, samples: Iterator[Sample]
 
 
 def _write_records(output: Output, staged: pathlib.Path, samples: Iterator[Sample], total: int) -> str:
-    """Writes images in the order of the source. The files' numbers of images differ by at most one."""
     for shard, file in enumerate(output.files):
         begin, end = shard_range(total, shard, len(output.files))
         with (staged / file.name).open("wb") as stream:
@@ -253,8 +250,8 @@ def _write_records(output: Output, staged: pathlib.Path, samples: Iterator[Sampl
 
 def _record(output: Output, sample: Sample) -> bytes:
     """Makes a record with the keys of image_to_tfexample in tensorflow/models
-    research/slim/datasets/dataset_utils.py. image/filename is the name of the source image, image/source_id
-    its position. image/class/text is added if labels have names."""
+    research/slim/datasets/dataset_utils.py.
+    """
     picture = sample.picture(is_bgr=output.is_bgr)
     strings = {
         "image/encoded": [output.encode(picture)],

@@ -40,7 +40,7 @@ class Preprocessor:
         source: the result of `open_image_source`.
         ops: a chain of operators, see chain.py.
         batch_size: images per batch.
-        training: whether to shuffle the images, endlessly; False: read them in order (common/readers.py).
+        training: whether to shuffle the images, endlessly.
         device: "cpu", or "gpu": images are on the GPU from the decoder on.
         device_id: number of the GPU; None on a CPU.
         num_threads, prefetch: number of DALI's CPU threads, and of batches that a pipeline makes in advance.
@@ -75,22 +75,22 @@ class Preprocessor:
             self.chain = fuse(self.chain)
         self._part = Part(self.source, self.shard_id, self.num_shards, self.training, self.seed)
         self.size = self._part.size
-        # Random arguments differ between ranks. The order of the images is the same on all ranks.
+        # Random arguments differ between ranks.
         self._seed = int(np.random.SeedSequence([self.seed, self.shard_id]).generate_state(1)[0])
 
     # --- DALI ---
 
     @functools.cached_property
     def pipeline(self) -> dali.Pipeline:
-        """The built pipeline. Endlessly returns images and labels, int32 (). An epoch has `size` images."""
+        """The built pipeline. Endlessly returns images and labels, int32 ()."""
         return self._build()
 
     def restored(self, checkpoint: str) -> dali.Pipeline:
-        """Returns a pipeline that continues exactly from `pipeline.checkpoint()` of an equal pipeline."""
+        """Returns a pipeline that continues from `pipeline.checkpoint()`."""
         return self._build(checkpoint=checkpoint)
 
     def dynamic(self, *, epochs: int = 1) -> Iterator[tuple[ndd.Batch, ndd.Batch]]:
-        """Yields batches of images and labels, computed on demand. An epoch's last batch may be smaller."""
+        """Yields batches of images and labels. An epoch's last batch may be smaller."""
         ndd.set_num_threads(self.num_threads)
         api = Dynamic(self._seed)
         for encoded, labels in self._part.in_dynamic(self.batch_size, epochs=epochs):
@@ -102,8 +102,7 @@ class Preprocessor:
     def samples(self, api: str = "pipeline") -> Iterator[Sample]:
         """Yields every image of this shard once, in the source's order.
 
-        Args:
-            api: "pipeline" or "dynamic".
+        `api` is "pipeline" or "dynamic".
 
         Raises:
             UserError: an operator fails on an image. The message names the image.
@@ -120,7 +119,6 @@ class Preprocessor:
             raise self._explain(error, position) from error
 
     def _images(self, api: str) -> Iterator[np.ndarray]:
-        """Yields all images of an epoch."""
         if api == "dynamic":
             for images, _ in self.dynamic():
                 yield from map(np.array, images.cpu().tensors)
@@ -137,8 +135,7 @@ class Preprocessor:
     def dataset(self) -> tf.data.Dataset:
         """Returns an endless tf.data.Dataset of (images, labels). The images of a batch must have one size.
 
-        DALIDataset does not accept a graph that calls Python. If Python reads the source, the dataset uses
-        `from_generator` instead, and its position cannot be saved.
+        If Python reads the source, the position cannot be saved.
         """
         dtype = tf.as_dtype(self._alone(self._part.begin).dtype)
         images = tf.TensorSpec((self.batch_size, None, None, None), dtype)
@@ -167,7 +164,7 @@ class Preprocessor:
             device_id=self.device_id,
             prefetch_queue_depth=self.prefetch,
             seed=self._seed,
-            exec_dynamic=True,  # the older executor overwrites batches that the caller still holds
+            exec_dynamic=True,  # else DALI overwrites batches that the caller holds
             enable_checkpointing=checkpointing,
             checkpoint=checkpoint,
         )
@@ -181,13 +178,12 @@ class Preprocessor:
         return self.chain.apply(api, encoded, is_decoded=self.source.is_decoded, device=self.device)
 
     def _alone(self, position: int) -> np.ndarray:
-        """Returns one image, preprocessed in a batch of one."""
         alone = copy.copy(self)
         alone.batch_size, alone._part = 1, Part(self.source, position, self.source.size)
         return np.array(alone._build(checkpointing=False).run()[0].as_cpu()[0])
 
     def _explain(self, error: Exception, position: int) -> UserError:
-        """Names the image that fails in the batch that begins at `position`, by running each image alone."""
+        """Names the image that fails, by running each image of the batch alone."""
         for suspect in range(position, min(position + self.batch_size, self._part.begin + self.size)):
             try:
                 self._alone(suspect)
@@ -197,7 +193,7 @@ class Preprocessor:
 
 
 def _reason(error: Exception) -> str:
-    """Returns DALI's reason without tracebacks and source locations. Adds a remedy if one is known."""
+    """Returns DALI's reason without tracebacks and source locations."""
     text = str(error.__cause__ or error)  # the Dynamic API keeps the reason in __cause__
     operator = re.search(r"operator `nvidia\.dali\.fn\.([\w.]+)`", text)
     _, _, said = text.removeprefix("Multiple exceptions:").rpartition("encountered:")

@@ -1,13 +1,12 @@
 """Reads a source: in a DALI graph (`fn`), or for the Dynamic API (`ndd`).
 
-A graph uses a reader of DALI if any of them reads the source correctly. Otherwise, and for the Dynamic API,
-Python reads the images one by one. Both ways return the following, in the same order unless they shuffle:
+A graph uses a reader of DALI if one reads the source correctly. Otherwise Python reads the images. Both ways
+return the following, in the same order unless they shuffle:
 
     images  uint8 (bytes,), an encoded image; or (H, W, C), uint8 or float32
     labels  int32 (), -1 for an image without a label
 
-Order and shards are as in common/readers.py, except for LMDB. LMDB is only shuffled within a buffer, and
-after each epoch a rank reads the shard of the next rank.
+LMDB is only shuffled within a buffer.
 """
 
 import dataclasses
@@ -34,7 +33,7 @@ class Part:
         source: the source of the images.
         shard_id: number of the shard, the rank.
         num_shards: number of shards, the number of ranks.
-        training: whether to shuffle the images, endlessly; False: read them in order (common/readers.py).
+        training: whether to shuffle the images, endlessly.
         seed: seed of the shuffling, the same on all ranks; 0 is a valid seed.
 
     Raises:
@@ -57,7 +56,7 @@ class Part:
 
     @property
     def begin(self) -> int:
-        """Position of the first image of this shard, without training."""
+        """Position of the first image of this shard."""
         return shard_range(self.source.size, self.shard_id, self.num_shards)[0]
 
     @property
@@ -66,11 +65,9 @@ class Part:
         return shard_range(self.source.size, self.shard_id, self.num_shards)[1] - self.begin
 
     def in_graph(self, name: str = "reader") -> tuple[DataNode, DataNode]:
-        """Returns endless (images, labels) in a DALI graph, whose pipeline resumes exactly from a checkpoint.
+        """Returns endless (images, labels) in a DALI graph.
 
-        Args:
-            name: name of the reader, unique in its pipeline, for `pipeline.epoch_size(name)`. It is not used
-                if Python reads the images.
+        `name`: a unique name of the reader, for `pipeline.epoch_size(name)`.
         """
         reader = self.source.reader
         if reader is None:
@@ -101,10 +98,9 @@ class Part:
         return dali_ops.order(self.training, self.seed, in_container=operator not in ("file", "numpy"))
 
     def _in_batches(self, batch_size: int, batch: int, row: int) -> int:
-        """Returns the position of image number `row` of a batch in an endless stream of batches.
+        """Returns the position of image number `row` of a batch.
 
-        In training, a batch may contain the end of one epoch and the start of the next. Evaluation repeats
-        the shard's last image until all shards have the same number of batches, then starts again.
+        Evaluation repeats the shard's last image until all shards have the same number of batches.
         """
         if self.training:
             return self._position(*divmod(batch * batch_size + row, self.size))
@@ -116,7 +112,7 @@ class Part:
         return int(_permutation(self.source.size, self.seed, epoch)[place]) if self.training else place
 
     def in_dynamic(self, batch_size: int, *, epochs: int = 1) -> Iterator[tuple[ndd.Batch, ndd.Batch]]:
-        """Yields (images, labels) in batches of ndd. The last batch of an epoch may be smaller."""
+        """Yields (images, labels) in batches of ndd."""
         for epoch in range(epochs):
             for first in range(0, self.size, batch_size):
                 places = range(first, min(first + batch_size, self.size))

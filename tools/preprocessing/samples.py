@@ -1,4 +1,4 @@
-"""Defines a preprocessed image, converts it to a picture, and makes a file name from its source's name."""
+"""Defines a preprocessed image, and makes a file name from its source's name."""
 
 import os
 import re
@@ -10,7 +10,7 @@ from common.errors import UserError
 
 # Matches jpeg, jp2, tiff, npy, ...; in img.0001 or a key like v1.25 the dot is a part of the name.
 _SUFFIX = re.compile(r"(?<=.)\.[A-Za-z][A-Za-z0-9]{0,4}$")
-_MAX_BYTES = 230  # of a name, to which suffix and number are added; file systems accept 255 in total
+_MAX_BYTES = 230  # of a name without suffix and number; file systems accept 255
 
 
 class Sample(NamedTuple):
@@ -31,12 +31,11 @@ class Sample(NamedTuple):
     layout: str = "HWC"
 
     def describe(self) -> str:
-        """Returns position, name, dtype and shape, for messages."""
         shape = " x ".join(map(str, self.image.shape))
         return f"image {self.position} ({self.name!r}) is {self.image.dtype} {shape} ({self.layout})"
 
     def picture(self, *, is_bgr: bool = False) -> np.ndarray:
-        """Returns the image as picture files need it: contiguous uint8, (H, W, 3) RGB or (H, W).
+        """Returns the image as picture files need it: uint8, (H, W, 3) RGB or (H, W).
 
         Raises:
             UserError: the image has another dtype, layout or number of channels.
@@ -56,11 +55,7 @@ class Sample(NamedTuple):
 class FileNames:
     """Makes file names from the names of source images: the same path with another suffix, if possible.
 
-    A file name stays inside the output directory, is not hidden, has only printable characters, and is
-    unique: the second a.jpg becomes a-2.png.
-
-    Args:
-        suffix: suffix of all file names, such as ".png".
+    A file name stays inside the output directory and is unique: the second a.jpg becomes a-2.png.
     """
 
     def __init__(self, suffix: str):
@@ -68,7 +63,7 @@ class FileNames:
         self._last: dict[str, int] = {}  # path without suffix -> the number of the last file that has it
 
     def of(self, name: str) -> str:
-        """Returns the relative path for the next source image. No other image gets the same path."""
+        """Returns the relative path for the next source image."""
         parts = [part for part in name.split("/") if part.strip(". ")] or ["image"]
         parts[-1] = _SUFFIX.sub("", parts[-1])
         stem = free = "/".join(map(_safe, parts))

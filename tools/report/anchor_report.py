@@ -1,10 +1,7 @@
 """Measures how well the anchors of a network fit the boxes of a data set, before any training.
 
-The report counts the boxes that each level matches, the boxes that overlap no anchor enough, and the boxes
-whose best anchor is assigned to another box. It shows how well other anchor scales would fit. Whole images
-are letterboxed to one network input, as in evaluation. Boxes are matched as in training
-(common/box_encoder.py), but in NumPy, so that the check needs no TensorFlow. The report does not apply to
-efficientdet-nano, which trains with task-aligned assignment instead.
+Whole images are letterboxed to one network input. Boxes are matched as in training (common/box_encoder.py),
+but in NumPy. The report does not apply to efficientdet-nano, which trains with task-aligned assignment.
 """
 
 import dataclasses
@@ -46,21 +43,20 @@ class Level(NamedTuple):
 class AnchorReport(NamedTuple):
     """How the anchors match the boxes in a sample of the images.
 
-    Each array, float (N,), describes N boxes: the square roots of their areas in pixels of the network input.
+    Each array, float (N,), has the square roots of N boxes' areas in pixels of the network input.
 
     Attributes:
         anchors: the given anchors.
         max_instances: largest number of boxes that are kept per image.
         images: number of images in the sample.
         images_with_boxes: number of images with boxes in the data set.
-        boxes: number of boxes in the sample, without crowds, but with boxes that have no area.
+        boxes: number of boxes in the sample, without crowds.
         too_small: boxes dropped because a side is below min_box_size.
         over_limit: boxes dropped because their image has more than max_instances.
         unreached: boxes that have no anchor with an IoU above MATCH_IOU; only their best anchor trains them.
         lost: boxes without any anchor, because their best one is assigned to another box. They train nothing.
         levels: one entry for each level.
-        fits: anchor scale -> how well the best anchors fit the boxes that training keeps, for SCALES and the
-            given scale.
+        fits: anchor scale -> how well the best anchors fit the boxes, for SCALES and the given scale.
     """
 
     anchors: Anchors
@@ -92,7 +88,7 @@ def examine(
         anchors: anchors of the network at its image size.
         max_instances: largest number of boxes kept per image, the largest boxes first.
         min_box_size: length in pixels of the network input; boxes with a shorter side are dropped.
-        max_images: largest number of images in the sample; all of them have boxes.
+        max_images: largest number of images in the sample.
         seed: seed of the random sample.
     """
     network = network_boxes(
@@ -143,8 +139,7 @@ def match(
     last = _last_of_each(box, overlap, anchor)  # of equal IoUs the last anchor
     best[box[last]] = anchor[last]
     above = overlap > MATCH_IOU
-    # The overlap of a box with its best anchor becomes 2.0, above any IoU, so that the box gets this anchor.
-    # Of equal overlaps, the last box wins.
+    # An overlap of 2.0 is above any IoU, so each box gets its best anchor.
     box = np.concatenate([box[above], np.arange(len(boxes))])
     place = image[box] * anchors.num_anchors + np.concatenate([anchor[above], best])
     chosen = _last_of_each(place, np.concatenate([overlap[above], np.full(len(boxes), 2.0)]), box)
@@ -152,13 +147,13 @@ def match(
 
 
 def _last_of_each(group: np.ndarray, *keys: np.ndarray) -> np.ndarray:
-    """Returns, for each group, the index of the element that is last in the order of the keys."""
+    """Returns, for each group, the index of its last element in the order of the keys."""
     order = np.lexsort([*reversed(keys), group])
     return order[np.flatnonzero(np.diff(group[order], append=-1))]
 
 
 def _candidates(boxes: np.ndarray, anchors: Anchors, iou: np.ndarray) -> tuple[np.ndarray, ...]:
-    """Finds all pairs of a box and an anchor that can match, and their IoU, without trying all pairs.
+    """Finds all pairs of a box and an anchor that can match, without trying all pairs.
 
     A match needs a minimum intersection, which limits the distance of the two centres along each axis.
 
@@ -195,14 +190,14 @@ def _candidates(boxes: np.ndarray, anchors: Anchors, iou: np.ndarray) -> tuple[n
 
 
 def _iou(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """Returns float32 (C,), rounded as by fn.box_encoder, because a last bit may decide which box wins."""
+    """Returns float32 (C,), rounded as by fn.box_encoder."""
     common = np.maximum(np.minimum(a[:, 2:], b[:, 2:]) - np.maximum(a[:, :2], b[:, :2]), 0).prod(axis=1)
     areas = [(of[:, 2:] - of[:, :2]).prod(axis=1) for of in (a, b)]
     return common / (areas[0] + areas[1] - common)
 
 
 def template_iou(boxes: np.ndarray, anchors: Anchors) -> np.ndarray:
-    """Returns the IoU of each box with each template's nearest anchor, its best one; float64 (M, T).
+    """Returns the IoU of each box with each template's nearest anchor; float64 (M, T).
 
     Args:
         boxes: float32 (M, 4), ltrb normalised to the network input, each with an area.

@@ -29,11 +29,11 @@ def check(
         anchors: anchors to match to the boxes.
         policy: what to do with images that cannot be used.
         label_map: file of the categories of TFRecords.
-        report: file to write, if any; the file for the evaluation data has `_eval` before the suffix.
+        report: file to write, if any. Evaluation data get a second file with the suffix `_eval`.
         max_instances: largest number of boxes kept per image.
 
     Raises:
-        DataError: the data would make training wrong; the report has been written, with all errors.
+        DataError: the data would make training wrong; the report has all errors.
         UserError: flags cannot be used.
     """
     if report:
@@ -69,7 +69,7 @@ def check(
 
 
 def _formats(source: Source, policy: ImagePolicy) -> dict[str, int]:
-    """Counts the images of each format. The data check has already put the formats into the cache."""
+    """Counts the images of each format."""
     if isinstance(source, CocoSource):
         facts = inspect_files(source.images_dir, source.annotations.file_names, policy)
         return collections.Counter(fact.image_format for fact in facts)

@@ -1,7 +1,6 @@
-"""Draws the figures of a data report: distributions of classes, boxes and images, and matches of anchors.
+"""Draws the figures of a data report as panels of one uint8 picture.
 
-All figures are panels of one uint8 picture, WIDTH pixels wide. pyplot is not used, so drawing works without a
-display and in threads.
+pyplot is not used, so drawing works without a display and in threads.
 """
 
 import warnings
@@ -22,7 +21,7 @@ _HEIGHT = 3.9  # of a panel, in inches
 _COLOUR = "#4477aa"
 _ACCENT = "#cc6677"
 
-NAMED_CLASSES = 24  # with more classes the names would overlap, so they are not shown
+NAMED_CLASSES = 24  # more names would overlap
 NAME_LENGTH = 22  # characters of a class name that are shown
 BINS_PER_DOUBLING = 4
 
@@ -94,14 +93,14 @@ def _levels(axes: Axes, _: DataStatistics, anchors: AnchorReport) -> None:
 
 
 def _histogram(axes: Axes, values: np.ndarray, label: str, lines: tuple[float, ...]) -> None:
-    """Draws a histogram with a logarithmic axis, BINS_PER_DOUBLING bins from x to 2 x, and vertical lines."""
+    """Draws a histogram with a logarithmic axis, BINS_PER_DOUBLING bins from x to 2 x."""
     axes.set(xlabel=label, ylabel="boxes")
     axes.set_xscale("log", base=2)
     axes.xaxis.set_major_formatter(lambda value, _: number(value))
     for line in lines:
         axes.axvline(line, color=_ACCENT, linestyle="--", linewidth=1)
     if len(values):
-        # The outer edges are powers of two, so that rounding cannot move a value out of the bins.
+        # Powers of two as outer edges: rounding moves no value out of the bins.
         low, high = np.floor(np.log2(values.min())), np.floor(np.log2(values.max())) + 1
         edges = 2.0 ** np.linspace(low, high, int(high - low) * BINS_PER_DOUBLING + 1)
         axes.hist(values, edges.tolist(), color=_COLOUR, edgecolor="white")

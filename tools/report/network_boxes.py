@@ -1,6 +1,6 @@
 """Converts the boxes of a data set to the input of a network, and finds those that training drops.
 
-Whole images are letterboxed, in the top left corner, as in the evaluation of EfficientDet.
+Whole images are letterboxed, in the top left corner.
 """
 
 from typing import NamedTuple
@@ -35,12 +35,12 @@ class NetworkBoxes(NamedTuple):
         return np.flatnonzero(~(self.too_small | self.over_limit))
 
     def sides_px(self, numbers: np.ndarray) -> np.ndarray:
-        """Returns the square roots of the boxes' areas, in pixels of the network input; float (N,)."""
+        """Returns the square roots of the areas, in pixels of the network input; float (N,)."""
         return np.sqrt(_sides(self.boxes[numbers]).prod(axis=1) * np.prod(self.image_size))
 
 
 def sample_images(annotations: Annotations, max_images: int, random: np.random.Generator) -> Annotations:
-    """Selects images with boxes that are not crowds: all, or `max_images` random ones if there are more."""
+    """Selects at most `max_images` images that have boxes, without crowds."""
     images = np.unique(annotations.box_image[~annotations.is_crowd])
     if len(images) > max_images:
         images = random.choice(images, max_images, replace=False)
@@ -59,7 +59,7 @@ def network_boxes(
     Args:
         sample: annotations of the images.
         image_size: (height, width) of the network input.
-        max_instances: largest number of boxes kept per image: the largest boxes; of equal ones, the first.
+        max_instances: largest number of boxes kept per image: the largest boxes.
         min_box_size: length in pixels of the network input; boxes with a shorter side are dropped.
     """
     targets = sample.target_boxes
@@ -76,5 +76,4 @@ def network_boxes(
 
 
 def _sides(boxes: np.ndarray) -> np.ndarray:
-    """Returns widths and heights, (M, 2), of boxes (M, 4) ltrb."""
     return boxes[:, 2:] - boxes[:, :2]

@@ -1,7 +1,6 @@
 """Writes a data report: as text for a terminal, or as an HTML page.
 
-The page needs no script, no style sheet, no other file and no network. Names of classes and files come from
-the data and may contain markup, so Jinja2 escapes them.
+The page needs no other file and no network. Jinja2 escapes the names of classes and files.
 """
 
 import base64
@@ -51,11 +50,7 @@ def _rich_table(table: Table) -> rich.table.Table:
 
 
 def write(path: str | os.PathLike, sections: Sequence[Section]) -> None:
-    """Writes a report, atomically, as one page that needs no other file.
-
-    Args:
-        path: path of the page.
-        sections: the contents.
+    """Writes a report as one page that needs no other file.
 
     Raises:
         UserError: the file cannot be written.
@@ -70,7 +65,7 @@ def write(path: str | os.PathLike, sections: Sequence[Section]) -> None:
     environment.filters["png"] = _png
     page = environment.get_template("page.html").render(sections=sections)
     with user_errors(f"cannot write the report {os.fspath(path)}"):
-        # File names may hold bytes that are not UTF-8; Python keeps them as lone surrogates.
+        # A file name may not be UTF-8. Python then keeps lone surrogates.
         write_bytes(path, page.encode("utf-8", "backslashreplace"))
 
 
@@ -81,7 +76,6 @@ def check_suffix(path: str | os.PathLike) -> None:
 
 
 def _png(image: np.ndarray) -> str:
-    """Encodes a picture for the page, as PNG in base64."""
     stream = io.BytesIO()
     PIL.Image.fromarray(image).save(stream, "PNG")
     return base64.b64encode(stream.getvalue()).decode()

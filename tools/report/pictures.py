@@ -1,7 +1,4 @@
-"""Draws a sheet of some images of a data set with their boxes.
-
-The sheet shows the images with most boxes first, then randomly chosen ones.
-"""
+"""Draws a sheet of some images of a data set with their boxes."""
 
 import io
 from collections.abc import Callable
@@ -14,12 +11,12 @@ from common.annotations import Annotations
 from common.evaluation.drawing import BACKGROUND, draw_boxes, font
 from tools.report.tables import printable, shorten
 
-MOST = 3  # number of images that are chosen because they have most boxes
-OTHERS = 6  # number of random other images with boxes
-NAMED_BOXES = 25  # with more boxes in an image, class names would cover it and are not shown
-NAME_LENGTH = 24  # characters of a class name that are shown
+MOST = 3  # images with most boxes
+OTHERS = 6  # random images
+NAMED_BOXES = 25  # with more boxes, class names would cover the image
+NAME_LENGTH = 24  # characters
 _COLUMNS = 3  # images in a row
-_TILE = (466, 400)  # pixels of an image with its caption, width and height
+_TILE = (466, 400)  # width and height in pixels, with the caption
 _GAP = 6
 _CAPTION_HEIGHT = 24
 
@@ -29,10 +26,10 @@ def sheet(annotations: Annotations, encoded: Callable[[int], bytes]) -> np.ndarr
 
     Args:
         annotations: annotations of the data set.
-        encoded: function (index in `annotations`) -> encoded image. Images that cannot be read are left out.
+        encoded: function (index in `annotations`) -> encoded image.
 
     Returns:
-        The sheet, uint8 (H, W, 3), three images wide; None if no image can be shown.
+        The sheet, uint8 (H, W, 3), three images wide; None if no image can be read.
     """
     tiles = []
     for row in choose(annotations):
@@ -50,7 +47,7 @@ def sheet(annotations: Annotations, encoded: Callable[[int], bytes]) -> np.ndarr
 
 
 def choose(annotations: Annotations, seed: int = 0) -> list[int]:
-    """Returns the indices of images for a sheet: MOST with most boxes, then OTHERS random ones with boxes."""
+    """Returns the indices of images: MOST with most boxes, then OTHERS random ones."""
     counts = np.diff(annotations.target_boxes.row_splits)
     most = np.argsort(-counts, kind="stable")[:MOST]
     others = np.setdiff1d(np.flatnonzero(counts), most)
@@ -59,7 +56,7 @@ def choose(annotations: Annotations, seed: int = 0) -> list[int]:
 
 
 def _tile(annotations: Annotations, row: int, image: PIL.Image.Image) -> np.ndarray:
-    """Draws the image with its boxes and a caption above it, uint8 (400, 466, 3)."""
+    """Draws the image with a caption above it, uint8 (400, 466, 3)."""
     targets = annotations.target_boxes
     own = slice(targets.row_splits[row], targets.row_splits[row + 1])
     image = ImageOps.contain(image, (_TILE[0] - _GAP, _TILE[1] - _GAP - _CAPTION_HEIGHT))

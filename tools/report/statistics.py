@@ -1,7 +1,6 @@
 """Computes statistics of a data set: images, boxes, classes, sizes, shapes, boxes per image.
 
-The boxes are `Annotations.target_boxes`, on which a network is trained: they are clipped to their image, have
-an area, and are not crowds.
+The boxes are `Annotations.target_boxes`, on which a network is trained.
 """
 
 from collections.abc import Mapping
@@ -16,7 +15,7 @@ CROWDED = (0, 1, 2, 3, 5, 9, 17, 33, 65, 129, 257, 513, 1025)  # first value of 
 
 
 class ClassCount(NamedTuple):
-    """The number of boxes of one class, and of images that have such boxes."""
+    """The number of boxes of one class, and of images with such boxes."""
 
     category_id: int
     name: str
@@ -30,15 +29,15 @@ class DataStatistics(NamedTuple):
     Attributes:
         origin: path from which the annotations were read.
         targets: the boxes, with the numbers of boxes that were clipped, dropped or left out.
-        classes: all classes, also those without boxes, the most frequent first.
+        classes: all classes, the most frequent first.
         formats: image format -> number of images; empty if they were not counted.
         image_sizes: int (I, 2), height and width in pixels.
         frequent_sizes: (height, width, number of images) of each size, the most frequent first.
         boxes_per_image: int (I,).
         box_sides_px: float (M,), square root of the box area in pixels of the image.
         box_aspects: float (M,), width / height in pixels.
-        by_area: number of boxes by COCO's areas: small (below 32 x 32), medium (below 96 x 96), large. The
-            area is that in the annotations (of the outline if there is one), as in pycocotools.
+        by_area: number of boxes by COCO's areas: small (below 32 x 32), medium (below 96 x 96), large. As in
+            pycocotools, the area is that in the annotations.
     """
 
     origin: str
@@ -62,7 +61,7 @@ class DataStatistics(NamedTuple):
 
     @property
     def crowding(self) -> dict[str, int]:
-        """Range of the number of boxes, such as "3-4" -> number of images with so many boxes."""
+        """Number of boxes, such as "3-4" -> number of images with so many boxes."""
         largest = int(self.boxes_per_image.max(initial=0))
         starts = [start for start in CROWDED if start <= largest]
         ends = [start - 1 for start in starts[1:]] + [largest]
@@ -72,7 +71,7 @@ class DataStatistics(NamedTuple):
 
 
 def describe(annotations: Annotations, formats: Mapping[str, int] = {}) -> DataStatistics:
-    """Computes the statistics of a data set; `formats`: image format -> number of image files."""
+    """Computes the statistics. `formats`: image format -> number of image files."""
     targets = annotations.target_boxes
     counts = np.diff(targets.row_splits)
     image = np.repeat(np.arange(annotations.num_images), counts)
@@ -81,7 +80,7 @@ def describe(annotations: Annotations, formats: Mapping[str, int] = {}) -> DataS
     sizes, images = np.unique(annotations.image_sizes, axis=0, return_counts=True)
     order = np.argsort(-images, kind="stable")
     *_, has_area = annotations.clipped_boxes
-    kept_areas = annotations.areas[has_area & ~annotations.is_crowd]  # of the boxes in `targets`
+    kept_areas = annotations.areas[has_area & ~annotations.is_crowd]
     areas = np.histogram(kept_areas, [-np.inf, SMALL, LARGE, np.inf])[0].tolist()
     return DataStatistics(
         origin=annotations.origin,
@@ -100,7 +99,7 @@ def describe(annotations: Annotations, formats: Mapping[str, int] = {}) -> DataS
 def _classes(annotations: Annotations, image: np.ndarray) -> tuple[ClassCount, ...]:
     classes, label_map = annotations.target_boxes.classes, annotations.label_map
     boxes = np.bincount(classes, minlength=label_map.num_classes)
-    pairs = np.unique(np.stack([classes, image]), axis=1)  # a class counts once per image
+    pairs = np.unique(np.stack([classes, image]), axis=1)
     images = np.bincount(pairs[0], minlength=label_map.num_classes)
     columns = label_map.category_ids, label_map.names, boxes.tolist(), images.tolist()
     counts = [ClassCount(*row) for row in zip(*columns, strict=True)]

@@ -1,4 +1,4 @@
-"""Makes a data report as sections of lines, tables, lists and pictures; page.py writes the sections."""
+"""Makes a data report as sections of lines, tables, lists and pictures."""
 
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
@@ -9,15 +9,15 @@ from common.datacheck.issues import KINDS, Issue, Severity
 from tools.report.anchor_report import AnchorReport
 from tools.report.statistics import DataStatistics
 
-SHOWN = 12  # rows of a long table in the text; the page has all rows
+SHOWN = 12  # rows of a table in the text
 QUANTILES = (0, 0.05, 0.25, 0.5, 0.75, 0.95, 1)
 
 
 class Table(NamedTuple):
-    """A table of text: the first column is aligned to the left, the others to the right.
+    """A table of text.
 
     Attributes:
-        header: titles of the columns. If empty, a row is a name and a text, aligned to the left.
+        header: titles of the columns. If empty, a row is a name and a text.
         rows: rows, all with the same number of cells.
     """
 
@@ -26,7 +26,7 @@ class Table(NamedTuple):
 
 
 class Offenders(NamedTuple):
-    """A line for each offender (image, file, ...) of one kind of issue. Only the HTML page has them."""
+    """A line for each offender of one kind of issue. Only the HTML page has them."""
 
     title: str
     texts: Sequence[str]
@@ -36,8 +36,6 @@ Item = str | Table | Offenders | np.ndarray  # an array is a picture, uint8 (H, 
 
 
 class Section(NamedTuple):
-    """A title and the items below it."""
-
     title: str
     items: Sequence[Item]
 
@@ -48,7 +46,6 @@ def sections(
     issues: Iterable[Issue],
     pictures: Sequence[np.ndarray] = (),
 ) -> list[Section]:
-    """Returns the whole report on one data set."""
     sizes = [(f"{h} x {w}", f"{count:,}") for h, w, count in statistics.frequent_sizes]
     names = ", ".join(shorten(of.name, 24) for of in statistics.classes if not of.boxes)
     return [
@@ -62,7 +59,6 @@ def sections(
 
 
 def overview(statistics: DataStatistics) -> Table:
-    """Returns a table of the contents of a data set: images, boxes, classes, formats."""
     targets = statistics.targets
     empty = sum(not of.boxes for of in statistics.classes)
     crowding, formats = (
@@ -86,7 +82,7 @@ def overview(statistics: DataStatistics) -> Table:
 
 
 def spreads(statistics: DataStatistics) -> Table:
-    """Returns a table of quantiles of the sizes and shapes of images and boxes."""
+    """Returns a table of quantiles."""
     heights, widths = statistics.image_sizes.T
     values = {
         "image height": heights,
@@ -101,7 +97,6 @@ def spreads(statistics: DataStatistics) -> Table:
 
 
 def class_table(statistics: DataStatistics) -> Table:
-    """Returns a table of all classes, the most frequent first."""
     rows = [
         _row(
             shorten(of.name, 50),
@@ -116,7 +111,7 @@ def class_table(statistics: DataStatistics) -> Table:
 
 
 def anchor_items(anchors: AnchorReport) -> list[Item]:
-    """Describes the anchors, the boxes that they match, and how well anchors of other scales would fit."""
+    """Describes the anchors and the boxes that they match."""
     given, total = anchors.anchors, anchors.boxes
     height, width = given.image_size
     ratios = ", ".join(f"{ratio:g}" for ratio in given.aspect_ratios)
@@ -153,7 +148,7 @@ def anchor_items(anchors: AnchorReport) -> list[Item]:
 
 
 def issue_items(issues: Iterable[Issue]) -> list[Item]:
-    """Returns a line for each kind of issue, errors first, and a list of the offenders of each kind."""
+    """Returns a line and a list of offenders for each kind of issue, errors first."""
     items: list[Item] = []
     for of in sorted(issues, key=lambda of: (not of.stops, of.severity is Severity.WARNING)):
         items.append(f"{of.severity.value}: {of.line(shown=3)}")
@@ -163,7 +158,7 @@ def issue_items(issues: Iterable[Issue]) -> list[Item]:
 
 
 def shorten(text: str, length: int) -> str:
-    """Shortens a longer text by an ellipsis in its middle, because long names often differ at their end."""
+    """Shortens a text by an ellipsis in its middle, because long names often differ at their end."""
     text, end = printable(text), (length - 1) // 2
     return text if len(text) <= length else text[: length - 1 - end] + "…" + text[len(text) - end :]
 

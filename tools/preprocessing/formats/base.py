@@ -25,7 +25,7 @@ class Image(NamedTuple):
         name: name in the data. It can occur several times, and can be a path outside the directory.
         file: path of the file that contains the image; "" if there is none.
         label: the label; None if there is none.
-        place: numbers that locate the image in its file. Each format uses different numbers.
+        place: numbers that locate the image in its file.
         form: dtype of an array; or the type of its record, if the format has several types.
     """
 
@@ -37,7 +37,6 @@ class Image(NamedTuple):
 
     @property
     def is_array(self) -> bool:
-        """Whether the image is an array, not an encoded image."""
         return self.form in ("uint8", "float32")
 
 
@@ -63,13 +62,13 @@ Found = tuple[Image, str, bytes | memoryview | np.ndarray | ImageFacts]
 
 
 class Content(NamedTuple):
-    """All images that a format finds. Those that cannot be used are not yet removed.
+    """All images that a format finds, also unusable ones.
 
     Attributes:
         images: for each image: the Image, its description for messages, and its content or check's result.
         load: reads one image: encoded, uint8 (bytes,), or an array (H, W, C).
-        make_reader: function (images to read, whether they have labels) -> DALI's reader of these images, or
-            None if DALI would misread them.
+        make_reader: function (images, whether they have labels) -> DALI's reader, or None if DALI would
+            misread them.
         can_shuffle: whether the images can be read in any order.
     """
 
@@ -81,7 +80,7 @@ class Content(NamedTuple):
 
 @dataclasses.dataclass
 class Opening:
-    """The state of a source that is being opened: values of flags, and what was found so far.
+    """The state of a source that is being opened.
 
     Attributes:
         path, annotations, images: the values of --input, --annotations and --images.
@@ -98,7 +97,7 @@ class Opening:
     label_names: Mapping[int, str]
 
     def containers(self) -> Iterator[str]:
-        """Yields the files that --input names by a glob, or by several comma-separated globs."""
+        """Yields the files that --input names by comma-separated globs."""
         for file in expand_pattern(self.path):
             check_file(file)
             yield file
@@ -106,9 +105,7 @@ class Opening:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class ImageSource:
-    """Images in a fixed order, from files or containers, each with a name and perhaps a label.
-
-    All images were checked and can be used.
+    """Checked images in a fixed order, each with a name and perhaps a label.
 
     Attributes:
         kind: the value of --source.
@@ -128,17 +125,15 @@ class ImageSource:
 
     @property
     def size(self) -> int:
-        """Number of images."""
         return len(self.images)
 
     @functools.cached_property
     def labels(self) -> np.ndarray:
-        """The labels of all images, int32 (size,); NO_LABEL if an image has none."""
+        """int32 (size,); NO_LABEL if an image has none."""
         return np.array([NO_LABEL if i.label is None else i.label for i in self.images], np.int32)
 
     @property
     def files(self) -> Sequence[str]:
-        """The files that contain the images."""
         return list(dict.fromkeys(image.file for image in self.images if image.file))
 
     def load(self, position: int) -> np.ndarray:
@@ -151,28 +146,25 @@ class ImageSource:
 
 
 def check_label(label: float, owner: str) -> int:
-    """Returns the label as an int. Raises UserError if it is not a whole number in int32."""
+    """Returns the label as an int, or raises UserError."""
     if not (-(2**31) <= label < 2**31 and label == int(label)):  # also True for NaN
         raise UserError(f"{owner} has the label {label}: a label must be a whole number that fits in int32")
     return int(label)
 
 
 def check_file(file: str) -> None:
-    """Raises UserError if the path is an empty file, or not a regular file."""
+    """Raises UserError unless the path is a regular file with content."""
     if not os.path.isfile(file) or not os.path.getsize(file):
         raise UserError(f"{file} is missing, empty or not a regular file: copy or write it again")
 
 
 def store_indexes(images: Sequence[Image], head: str, line: Callable[[int, Image], str]) -> dict[str, str]:
-    """Writes into the cache the index that DALI needs for each file with images.
+    """Caches the index that DALI needs for each file with images. Returns file -> path of its index.
 
     Args:
         images: the images to read.
         head: text before the lines of an index; `{}` becomes the number of lines.
         line: function (number of the image, image) -> line of the index.
-
-    Returns:
-        File -> path of its index.
     """
     lines: dict[str, list[str]] = {}
     for number, image in enumerate(images):
@@ -184,7 +176,7 @@ def store_indexes(images: Sequence[Image], head: str, line: Callable[[int, Image
 
 
 def mapped(file: str) -> memoryview:
-    """Maps a file that is not empty into memory. Its content is only read when it is used."""
+    """Maps a file that is not empty into memory."""
     return np.memmap(file, np.uint8, mode="r").data
 
 

@@ -1,18 +1,16 @@
 """Opens images in TFRecords, in MXNet's RecordIO files, and in WebDataset's tar archives.
 
-TFRecords have the schema of TensorFlow Object Detection or of ImageNet's records. `image/encoded` is the
-image, `image/filename` its name, and `image/class/label` its label, if present.
+TFRecords: `image/encoded` is the image, `image/filename` its name, and `image/class/label` its label.
 
 RecordIO (dmlc-core include/dmlc/recordio.h): a record has one or several parts. A part is a magic number, a
 word with the length of the data and the type of the part, the data, and zeros up to a multiple of four bytes.
-If the data contain the magic number, the record is split there and the number is left out. The header of an
-image is IRHeader in python/mxnet/recordio.py of apache/mxnet.
+If the data contain the magic number, the record is split there. The header of an image is IRHeader in
+python/mxnet/recordio.py of apache/mxnet.
 
 WebDataset (webdataset/webdataset README, and dali/operators/reader/loader/webdataset_loader.cc of
-NVIDIA/DALI): a sample is, for example, `0001.jpg` and `0001.cls`, which contains the label in digits. The
-files of a sample follow each other, and have the same path up to the first dot of the file name.
+NVIDIA/DALI): a sample is, for example, `0001.jpg` and `0001.cls`, which contains the label in digits.
 
-Index files beside the data are ignored. A new index of the usable images is written into the cache, for DALI.
+Index files beside the data are ignored. A new index of the usable images is written into the cache.
 """
 
 import itertools
@@ -43,7 +41,7 @@ _WHOLE, _FIRST, _LAST = 0, 1, 3  # types of the parts of a RecordIO record; 2 is
 
 
 def open_tfrecord(opening: Opening) -> Content:
-    """Opens --source=tfrecord: a glob of record files, or several comma-separated globs."""
+    """Opens --source=tfrecord: comma-separated globs of record files."""
     return Content(_examples(opening), _load_example, _tfrecord_reader)
 
 
@@ -91,7 +89,7 @@ def _tfrecord_reader(images: Sequence[Image], labelled: bool) -> Reader:
 
 
 def open_recordio(opening: Opening) -> Content:
-    """Opens --source=recordio: a glob of .rec files, or several comma-separated globs."""
+    """Opens --source=recordio: comma-separated globs of .rec files."""
     return Content(_recordio(opening), _load_recordio, _recordio_reader)
 
 
@@ -139,7 +137,7 @@ def _walk(content: bytes | memoryview, file: str) -> Iterator[tuple[int, int, by
 def _split(record: bytes, owner: str) -> tuple[tuple[float, ...], bytes]:
     """Returns (labels, encoded image) of a record."""
     try:
-        count, label = struct.unpack_from("<If16x", record)  # number of labels that follow; a label; two ids
+        count, label = struct.unpack_from("<If16x", record)  # number of labels that follow; a label
         labels = struct.unpack_from(f"<{count}f", record, 24) if count else (label,)
     except (struct.error, MemoryError, OverflowError) as error:
         raise UserError(f"{owner} ({len(record)} bytes) is not an image record: {error}") from error
@@ -150,7 +148,7 @@ def _split(record: bytes, owner: str) -> tuple[tuple[float, ...], bytes]:
 
 
 def open_webdataset(opening: Opening) -> Content:
-    """Opens --source=webdataset: a glob of tar files, or several comma-separated globs."""
+    """Opens --source=webdataset: comma-separated globs of tar files."""
     return Content(_samples(opening), _load_member, _webdataset_reader)
 
 
@@ -181,7 +179,7 @@ def _samples(opening: Opening) -> Iterator[Found]:
 
 
 def _members(file: str, content: memoryview) -> Iterator[tarfile.TarInfo]:
-    """Yields the files of an archive, without links and names that begin with a dot."""
+    """Yields the files of an archive, without links and hidden files."""
     try:
         with tarfile.open(file, "r:", errorlevel=2) as archive:
             members = archive.getmembers()
@@ -189,7 +187,7 @@ def _members(file: str, content: memoryview) -> Iterator[tarfile.TarInfo]:
     except tarfile.TarError as error:
         raise UserError(f"{file} is not a complete plain tar archive ({error}): write it again") from error
     block = content[end : end + tarfile.BLOCKSIZE]
-    if len(block) < tarfile.BLOCKSIZE or any(block):  # tarfile takes a damaged header for the archive's end
+    if len(block) < tarfile.BLOCKSIZE or any(block):  # tarfile stops at a damaged header
         raise UserError(f"{file} is damaged or cut off at byte {end}: copy or write it again")
     for member in members:
         if member.isfile() and not member.issparse() and not os.path.basename(member.name).startswith("."):

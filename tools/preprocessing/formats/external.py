@@ -4,9 +4,7 @@
 without arguments that returns an iterable. Each step returns a sample or a batch. A sample is `image` or
 `(image, label)`. A batch is a list of samples, `(images, labels)`, or an array (N, H, W, C).
 
-Samples are numbered across all steps, and pipelines request them by number. A pipeline resumes exactly if a
-number always returns the same sample. To resume an iterable, it starts the iterable again and skips the past
-steps.
+A pipeline resumes exactly if a sample number always returns the same sample.
 """
 
 import functools
@@ -27,7 +25,7 @@ from common.errors import UserError
 from tools.preprocessing.formats import base
 from tools.preprocessing.formats.base import Content, Found, Image, Opening
 
-_MOST = 1_000_000  # steps: an input with more steps is considered endless
+_MOST = 1_000_000  # steps; more are considered endless
 _WANTED = "an image must be bytes, or an array: uint8 (bytes,), or uint8 or float32 (height, width, channels)"
 _Sample = tuple[np.ndarray, int | None]
 
@@ -37,9 +35,8 @@ def open_external(opening: Opening) -> Content:
     path = opening.path
     step, can_shuffle = _function_of(_imported(path), path)
 
-    @functools.lru_cache(maxsize=1)  # because the samples of a batch are requested one by one
+    @functools.lru_cache(maxsize=1)
     def samples(number: int) -> list[_Sample] | None:
-        """Returns the samples of a step; None after the last step."""
         owner = f"{path}: step {number}"
         try:
             item = step(number)
@@ -79,7 +76,7 @@ def _imported(path: str) -> Any:
         if place.endswith(".py"):
             module_name = f"external_{os.path.basename(place).removesuffix('.py')}"
             spec = importlib.util.spec_from_file_location(module_name, place)
-            assert spec and spec.loader  # true, because the name ends in .py
+            assert spec and spec.loader
             module = importlib.util.module_from_spec(spec)
             sys.modules[module_name] = module  # dataclasses need this
             spec.loader.exec_module(module)
@@ -91,7 +88,7 @@ def _imported(path: str) -> Any:
 
 
 def _function_of(found: Any, path: str) -> tuple[Callable[[int], Any], bool]:
-    """Returns a function, number -> step or StopIteration, and whether it takes numbers in any order."""
+    """Returns a function, number -> step, and whether it takes numbers in any order."""
     if hasattr(found, "__len__") and hasattr(found, "__getitem__"):
         return lambda number: found[number] if number < len(found) else next(iter(())), True
     if isinstance(found, Iterable) and not isinstance(found, Iterator | type):
@@ -113,7 +110,7 @@ def _function_of(found: Any, path: str) -> tuple[Callable[[int], Any], bool]:
 
 
 class _Iterable:
-    """Returns the steps of an iterable by number. Starts the iterable again for an earlier number."""
+    """Returns the steps of an iterable by number. Restarts it for an earlier number."""
 
     def __init__(self, make: Callable[[], Iterable]) -> None:
         self._make, self._next, self._left = make, 0, iter(())

@@ -1,4 +1,4 @@
-"""Opens image files, named by a directory, glob, list or COCO json; and files of NumPy arrays (H, W, C)."""
+"""Opens image files and files of NumPy arrays (H, W, C)."""
 
 import glob
 import os
@@ -31,8 +31,7 @@ def open_list(opening: Opening) -> Content:
 def open_coco(opening: Opening) -> Content:
     """Opens --source=coco: a json and the directory of its images. Boxes are checked, but not used.
 
-    Either --input is the json and --images is the directory, or --input is the directory and --annotations is
-    the json.
+    --input is the json, with --images for the directory; or the directory, with --annotations for the json.
     """
     if bool(opening.annotations) == bool(opening.images):
         raise UserError(
@@ -48,7 +47,7 @@ def open_coco(opening: Opening) -> Content:
 
 
 def open_numpy(opening: Opening) -> Content:
-    """Opens --source=numpy: a directory of .npy files, one file, or a glob. The images have no labels."""
+    """Opens --source=numpy: a directory of .npy files, one file, or a glob."""
     images = [image._replace(label=None) for image in _find(opening, (".npy",))]
     opening.label_names = {}
     return Content(map(_check_array, images), _load_array, _numpy_reader)
@@ -74,9 +73,8 @@ def _file_reader(images: Sequence[Image], labelled: bool) -> Reader:
 def _find(opening: Opening, suffixes: tuple[str, ...]) -> list[Image]:
     """Returns the files that --input names, sorted by name: a file, a glob, or a directory and all below it.
 
-    In a directory, each subdirectory is a class. Sorted by name, classes have the labels 0, 1, 2 ... All
-    files below a subdirectory have its label, and other files have no label. No file has a label if all are
-    directly in the directory. Names that begin with a dot are left out; symbolic links are followed.
+    In a directory, each subdirectory is a class, with the labels 0, 1, 2 ... in the order of the names.
+    Hidden files are left out; symbolic links are followed.
     """
     path = opening.path
     if os.path.isdir(path):
@@ -113,8 +111,7 @@ def _below(directory: str, suffixes: tuple[str, ...], above: frozenset[str] = fr
 def _listed(path: str) -> list[Image]:
     """Reads a text file. Each line has a path, or a path, blanks and a label, which is a whole number.
 
-    Either all lines have a label or none. Paths are relative to the list. They may contain blanks, but not
-    begin or end with one. Empty lines and lines that begin with # are left out (`./#1.jpg` is a path).
+    Paths are relative to the list. Empty lines and lines that begin with # are left out.
     """
     text = pathlib.Path(path).read_text("utf-8-sig", "surrogateescape")
     lines = [line for line in map(str.strip, text.split("\n")) if line and line[0] != "#"]
@@ -145,7 +142,7 @@ def _check_array(image: Image) -> Found:
             return image._replace(form=array.dtype.name), repr(image.name), array
         fault = "unsupported-format"
         detail = f"{array.dtype} {array.shape}: uint8 or float32 (height, width, channels) is needed"
-    except Exception as error:  # NumPy parses the header as Python: any error can occur
+    except Exception as error:  # any error can occur
         fault, detail = "not-an-image", " ".join(f"NumPy cannot read it: {error}".split())
     return image, repr(image.name), ImageFacts(fault=fault, detail=detail)
 

@@ -1,7 +1,7 @@
 """Opens images in an LMDB database of Caffe or Caffe2, in the order of the database's keys.
 
 A value is a protobuf message: Datum of BVLC/caffe (src/caffe/proto/caffe.proto), or TensorProtos of
-pytorch/pytorch (caffe2/proto/caffe2.proto). The fields of a message are read by number.
+pytorch/pytorch (caffe2/proto/caffe2.proto).
 """
 
 import collections
@@ -44,7 +44,7 @@ def open_lmdb(opening: Opening) -> Content:
         count = transaction.stat()["entries"]
 
     def reader(images: Sequence[Image], labelled: bool) -> Reader | None:
-        # DALI needs a file data.mdb in a directory. All its values must have one form; none can be skipped.
+        # DALI needs a file data.mdb whose values have one form, and cannot skip any.
         directory, name = os.path.split(file)
         found = _READERS.get(images[0].form)
         if found is None or name != _NAME or [image.form for image in images] != count * [images[0].form]:
@@ -57,7 +57,7 @@ def open_lmdb(opening: Opening) -> Content:
 def _values(file: str) -> Iterator[Found]:
     with _reading(file) as transaction:
         for entry in transaction.cursor():
-            key, value = map(bytes, entry)  # already bytes, because buffers=True is not set
+            key, value = map(bytes, entry)
             owner = f"{file}: record {os.fsdecode(key)!r}"
             encoded, label, form = _parse(value, owner)
             label = None if label is None else base.check_label(label, owner)
@@ -72,7 +72,7 @@ def _load(image: Image) -> np.ndarray:
 
 @contextlib.contextmanager
 def _reading(file: str) -> "Iterator[lmdb.Transaction]":
-    """Yields a transaction. Raises UserError for a file that is cut off, damaged, or not an LMDB database."""
+    """Yields a transaction. Raises UserError for a file that cannot be read."""
     try:
         import lmdb
     except ImportError as error:
@@ -111,7 +111,7 @@ def _parse(value: bytes, owner: str) -> tuple[bytes, float | None, str]:
 
 
 def _fields(message: bytes) -> dict[int, list[Any]]:
-    """Returns field number -> values as protobuf encodes them: unsigned whole numbers, or bytes."""
+    """Returns field number -> values: unsigned whole numbers, or bytes."""
     found: dict[int, list[Any]] = collections.defaultdict(list)
     for field in UnknownFieldSet(Empty.FromString(message)):
         found[field.field_number].append(field.data)
@@ -119,7 +119,7 @@ def _fields(message: bytes) -> dict[int, list[Any]]:
 
 
 def _number(values: list[Any], kind: int) -> float | None:
-    """Returns the number of a field, packed or not; None if the field does not have exactly one."""
+    """Returns the number of a field, packed or not; None if it does not have exactly one."""
     packed = values[0] if len(values) == 1 else b""
     if isinstance(packed, int) and kind == _FLOAT:
         packed = (packed % 2**32).to_bytes(4, "little")
