@@ -50,8 +50,6 @@ T_QUANTILES = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776, 6: 2.571, 7: 2.447, 8: 2
 
 @dataclasses.dataclass(frozen=True)
 class AccuracyArgs:
-    """The flags of this command."""
-
     rows: str = flag("", "Rows of the table, comma-separated. Default: all.")
     seeds: str = flag("1,2,3", "Seeds, comma-separated.")
     settings: str = flag("", "For trials: replaces entries of `settings` in --table, as k=v,k=v.")
@@ -80,14 +78,12 @@ class Job:
     budget: dict[str, float]
 
     def record(self) -> dict[str, Any] | None:
-        """Returns the content of result.json; None if the run is not finished."""
         path = self.directory / RESULT
         record = json.loads(path.read_bytes()) if path.exists() else {}
         return record if record.get("commands") == self.commands else None
 
 
 def jobs_of(a: AccuracyArgs, name: str, row: dict[str, Any]) -> Iterator[Job]:
-    """Yields all runs of a row of the table."""
     output = pathlib.Path(a.output_dir).resolve()
     given = dict(pair.partition("=")[::2] for pair in a.settings.split(",") if pair)
     for seed, data in itertools.product(a.seeds.split(","), row["data"]):

@@ -37,8 +37,6 @@ TRAIN, EVAL = "train2017", "val2017"
 
 @dataclasses.dataclass(frozen=True)
 class DataArgs:
-    """The flags of this command."""
-
     output_dir: str = flag("", "Directory to which the data set is written.")
     train_images: str = flag("", "Directory of training images.")
     train_annotations: str = flag("", "COCO json of the training images.")

@@ -71,7 +71,6 @@ def changes(part: str, old: Record, new: Record) -> list[str]:
 
 
 def numbers(benchmark: Record) -> dict[str, float]:
-    """Returns name -> median, for each measurement that did not fail."""
     found = {}
     for name, each in summary.succeeded(benchmark["candidates"]).items():
         found[f"{name}: images/s"] = each["images_per_second"]["median"]

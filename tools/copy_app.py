@@ -225,12 +225,10 @@ def _lost(without: Iterable[str]) -> dict[str, Lost]:
 
 
 def _left_out_of(table: Mapping[str, Sequence[str]], without: Iterable[str]) -> list[str]:
-    """Returns the names in those rows of a table whose parts are all left out."""
     return [name for parts, names in table.items() if {*parts.split()} <= {*without} for name in names]
 
 
 def left_out_files(app: str, without: Iterable[str]) -> frozenset[str]:
-    """Returns the files that belong to these parts."""
     patterns = [pattern.format(app=app) for part in without for pattern in PARTS[part]]
     folders = ("common", app, "tools", "tests")
     every = [path for path in python_files(*folders) if not path.endswith("__init__.py")]
@@ -268,7 +266,6 @@ def _product(app: str, left_out: frozenset[str], lost: dict[str, Lost]) -> dict[
 def _tests(
     app: str, product: Mapping[str, str], lost: dict[str, Lost], without: Iterable[str]
 ) -> dict[str, str]:
-    """Returns path -> text of the tests of the copied files."""
     left_out, wanted = left_out_files(app, without), {"tests/__init__.py", "tests/conftest.py"}
     for module in product:
         folder, _, name = module.rpartition("/")
@@ -311,7 +308,6 @@ def _lost_methods(product: Mapping[str, str], lost: Mapping[str, Lost]) -> Itera
 
 
 def tidied(texts: Mapping[str, str]) -> dict[str, str]:
-    """Formats the files by ruff, and removes unused imports and variables."""
     with tempfile.TemporaryDirectory() as directory:
         for path, text in {"pyproject.toml": read("pyproject.toml"), **texts}.items():
             _write(pathlib.Path(directory, path), text)

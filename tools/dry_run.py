@@ -220,7 +220,6 @@ CHECKS: dict[str, Callable[[DryRun], tuple[str, str]]] = {  # return (problem or
 
 
 def _launcher(processes: int) -> list[str]:
-    """Returns the start of a command line that runs N copies of a program."""
     if processes == 1:
         return []
     path = f"{pathlib.Path(sys.executable).parent}:{os.environ['PATH']}"
@@ -233,7 +232,6 @@ def _launcher(processes: int) -> list[str]:
 def _run_session(
     module: str, launcher: list[str], processes: int, directory: pathlib.Path, a: Args
 ) -> Session:
-    """Runs all processes to the end of epoch `a.epochs`; reads their records."""
     records = directory / f"to_epoch_{a.epochs}"
     records.mkdir()
     (records / "spec.json").write_text(json.dumps({"module": module, "flags": dataclasses.asdict(a)}))
@@ -259,7 +257,6 @@ def _run_session(
 
 
 def _run_processes(command: list[str], environment: dict[str, str], log_file: pathlib.Path) -> int:
-    """Returns the exit code. Ends the processes if this process is interrupted."""
     with log_file.open("wb") as stream:
         process = subprocess.Popen(
             command, env=environment, stdout=stream, stderr=subprocess.STDOUT, start_new_session=True
@@ -269,7 +266,6 @@ def _run_processes(command: list[str], environment: dict[str, str], log_file: pa
 
 
 def _failure(text: str, code: int) -> Exception:
-    """Returns the first error in the output of all ranks."""
     first = re.search(r"^(?:\[\d+\]<std(?:err|out)>:)?(error: |Traceback)(.*)$", text, re.MULTILINE)
     if first and first[1] == "error: ":
         return UserError(first[2])

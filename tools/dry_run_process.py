@@ -84,7 +84,6 @@ def small_flags(a: Args, config: Any, processes: int, size: int) -> dict[str, An
 
 
 def small_data(directory: pathlib.Path, split: str, source: Source, processes: int) -> dict[str, Any]:
-    """Writes a few images that have objects, and a COCO json. Returns their flags."""
     annotations = source.annotations
     empty = np.diff(annotations.target_boxes.row_splits) == 0
     rows = np.sort(np.argsort(empty, kind="stable")[: IMAGES_PER_PROCESS * processes + 1])

@@ -29,8 +29,6 @@ _COUNT = "from nvidia.dali import backend; print(backend.GetCUDADeviceCount())"
 
 @dataclasses.dataclass(frozen=True)
 class Args:
-    """The flags of this command."""
-
     output_dir: str = flag("runs/gpu-check", "Directory of all output files.")
     stages: str = flag(",".join(cases.STAGES), "Stages to run, comma-separated.")
     dali_only: bool = flag(False, "Run only the stages that do not use TensorFlow.")

@@ -79,7 +79,6 @@ class Place(NamedTuple):
         return ".".join(node.name for node, _ in self.above if isinstance(node, DEFINITIONS))
 
     def walk(self) -> Iterator["Place"]:
-        """Yields this place and all places inside it, in the order of the text."""
         left = [self]
         while left:
             place = left.pop()
@@ -179,8 +178,6 @@ def _stored(node: ast.AST, without: ast.AST | None = None) -> set[str]:
 
 
 class _Edit(SourceText):
-    """Edits one file; the methods return the new text."""
-
     def __init__(self, text: str, lost: Lost) -> None:
         super().__init__(text)
         self._lost = lost
@@ -288,7 +285,6 @@ class _Edit(SourceText):
         return self.without_statement(place.up)
 
     def _without_test(self, place: Place, is_true: bool) -> str:
-        """Replaces an `if` by the branch that is always taken."""
         node = place.node
         is_elif = self.cut(*self.span(node)).startswith(b"elif")
         if is_true and is_elif:

@@ -112,7 +112,6 @@ def replay(skipped: SkippedStep, model: "keras.Model", loss_values: LossValues) 
 
 
 def _not_finite(kind: str, tensors: Mapping[str, Any]) -> list[str]:
-    """Returns a line for each tensor that is not finite, at most SHOWN."""
     lines = []
     for name, tensor in tensors.items():
         finite = np.isfinite(np.asarray(tensor, np.float32))

@@ -74,7 +74,6 @@ class SourceText:
         return first
 
     def else_line(self, node: ast.If) -> int:
-        """Returns the line number of `else:`."""
         numbers = range((node.body[-1].end_lineno or 0) + 1, node.orelse[0].lineno + 1)
         return next(n for n in numbers if self._lines[n - 1].strip().startswith(b"else:"))
 

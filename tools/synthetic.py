@@ -42,8 +42,6 @@ _Slices = tuple[slice, slice]
 
 
 class Style(NamedTuple):
-    """The range of image sizes, and the strength of the camera noise."""
-
     heights: tuple[int, int]  # smallest and largest, pixels
     widths: tuple[int, int]
     noise: float  # standard deviation, in levels of 0..255
@@ -58,8 +56,6 @@ STYLES = {
 
 
 class Picture(NamedTuple):
-    """One synthetic image and its ground truth."""
-
     image: np.ndarray  # uint8 (H, W, 3) RGB
     boxes_ltwh_px: np.ndarray  # int32 (N, 4), inside the image
     category_ids: np.ndarray  # int32 (N,)
@@ -144,7 +140,6 @@ def _on_circle(angles: np.ndarray) -> np.ndarray:
 
 
 def _rotation(angle: float) -> np.ndarray:
-    """Returns a matrix that rotates row vectors (x, y) clockwise in the image."""
     return np.array([[math.cos(angle), math.sin(angle)], [-math.sin(angle), math.cos(angle)]])
 
 
@@ -178,7 +173,6 @@ def _shape_mask(rng: Rng, name: str, shorter_side: int) -> np.ndarray:
 
 
 def _find_place(rng: Rng, solid: np.ndarray, owner: np.ndarray, full_areas: list[int]) -> _Place | None:
-    """Returns a (top, left) where enough of all objects is visible, or None."""
     for _ in range(_ATTEMPTS):
         # Up to a third of each side may lie outside the image.
         top, left = (
@@ -210,7 +204,6 @@ def _overlap(image_shape: _Shape, patch_shape: _Shape, top: int, left: int) -> t
 
 
 def _clipped_box(solid: np.ndarray, top: int, left: int, height: int, width: int) -> tuple[int, ...]:
-    """Returns the ltwh box around the full object in pixels, clipped to the image."""
     rows, columns = np.flatnonzero(solid.any(axis=1)), np.flatnonzero(solid.any(axis=0))
     y0, y1 = max(top + rows[0], 0), min(top + rows[-1] + 1, height)
     x0, x1 = max(left + columns[0], 0), min(left + columns[-1] + 1, width)

@@ -29,7 +29,6 @@ def unused(texts: Mapping[str, str], project: Mapping[str, str]) -> Iterator[tup
 
 
 def _plain_classes(project: Mapping[str, str]) -> set[str]:
-    """Returns classes whose methods no other library calls: all bases are in the project."""
     bases = {name: of for text in project.values() for name, of in _classes(text).items()}
     plain: set[str] = {"abc.ABC", "NamedTuple"}
     while new := {name for name in bases.keys() - plain if bases[name] <= plain}:
@@ -39,7 +38,6 @@ def _plain_classes(project: Mapping[str, str]) -> set[str]:
 
 @functools.cache
 def _classes(text: str) -> dict[str, set[str]]:
-    """Returns class -> names of its bases."""
     classes = (node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.ClassDef))
     return {node.name: {ast.unparse(base) for base in node.bases} for node in classes}
 

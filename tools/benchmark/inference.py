@@ -55,7 +55,6 @@ def measure(loader: BaseLoader, halves: Halves, label_map: LabelMap, a: Any) -> 
 
 
 def _functions(load: stages.Advance, halves: Halves, label_map: LabelMap) -> dict[str, Callable[[Any], Any]]:
-    """Returns stage -> function of the previous stage's result."""
     network, to_detections = halves
 
     def to_results(found: tuple[Any, dict[str, tf.Tensor]]) -> list[dict[str, Any]]:

@@ -84,7 +84,6 @@ def start(app: App, a: BenchArgs) -> None:
 
 
 def parse_baselines(texts: Sequence[str]) -> list[Command]:
-    """Parses the values of --baseline. Raises UserError if one is not NAME=COMMAND or repeats a name."""
     baselines: dict[str, Command] = {}
     for text in texts:
         name, _, line = text.partition("=")
@@ -118,7 +117,6 @@ def chosen(kind: str, text: str, known: Sequence[str]) -> list[str]:
 
 
 def _command(app: App, a: BenchArgs, role: str) -> Command:
-    """Returns the command that runs one candidate, with the same flags."""
     arguments = [sys.executable, str(ROOT / app.name / "bench.py"), f"--role={role}"]
     for field in dataclasses.fields(a):
         value = getattr(a, field.name)

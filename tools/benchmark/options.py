@@ -38,7 +38,6 @@ class App(NamedTuple):
     fixed: Mapping[str, Any]
 
     def module(self, name: str) -> Any:
-        """Imports the app's module of this name, such as "train"."""
         return importlib.import_module(f"{self.name}.{name}")
 
     def make_config(self, a: shared_flags.Args) -> Any:
@@ -64,8 +63,6 @@ class BenchArgs(shared_flags.Args):
 
 
 def flags_of(app: App) -> Callable[[flags.FlagValues], None]:
-    """Returns the function that defines all flags of bench.py."""
-
     def define(fv: flags.FlagValues) -> None:
         names = app.module("config").MODEL_NAMES
         shared_flags.define_flag(fv, "model_name", str, shared_flags.model_name_flag(names, names[0]))

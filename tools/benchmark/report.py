@@ -14,7 +14,6 @@ ADVICE = {  # what limits training -> which flags to change
 
 
 def tables(record: Record) -> str:
-    """Returns the text to print: all tables and the verdict."""
     machine = record["machine"]
     hardware = ", ".join([machine["cpu"], f"{machine['cores']:g} cores", *machine["gpus"]])
     parts = [f"{record['title']}\n{hardware}; {record['data']['summary']}"]
@@ -51,7 +50,6 @@ def stage_table(name: str, stages: Sequence[Record]) -> str:
 
 
 def inference_table(name: str, times: Sequence[Record]) -> str:
-    """Returns a line per stage, and a column per batch size."""
     rows = [[f"inference with {name}, ms/batch", *(f"batch {each['batch_size']}" for each in times)]]
     for stage in times[0]["stages"]:
         rows.append([stage, *(f"{each['stages'][stage]['wall_ms']:.1f}" for each in times)])
@@ -61,7 +59,6 @@ def inference_table(name: str, times: Sequence[Record]) -> str:
 
 
 def align(rows: Sequence[Sequence[str]]) -> str:
-    """Aligns the first column to the left and the others to the right."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = []
     for first, *rest in rows:

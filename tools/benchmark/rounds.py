@@ -175,7 +175,6 @@ class Candidate:
         self._lines.put(None)
 
     def _step(self) -> int:
-        """Returns the number of images of the next step."""
         return int(self.wait_for(rb"step (\d+)$", STEP_TIMEOUT)[1])
 
     def _why_ended(self) -> str:

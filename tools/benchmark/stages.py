@@ -91,7 +91,6 @@ def stage_nodes(pipeline: Any, stages: Mapping[str, str]) -> dict[str, list[Data
 
 
 def truncate_at(pipeline: dali.Pipeline, nodes: list[DataNode]) -> dali.Pipeline:
-    """Builds the part of a pipeline's graph that computes `nodes`."""
     names = ("num_threads", "device_id", "seed", "prefetch_queue_depth")
     options = {name: getattr(pipeline, name) for name in names}
     part = dali.Pipeline(batch_size=pipeline.max_batch_size, exec_dynamic=True, **options)

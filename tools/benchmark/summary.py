@@ -10,8 +10,6 @@ Record = dict[str, Any]  # a part of a `--json` file: plain dicts and lists
 
 
 class Window(NamedTuple):
-    """The timed part of one round of one candidate."""
-
     images: int
     seconds: float
     cpu_seconds: float  # of all processes of the candidate
@@ -19,7 +17,6 @@ class Window(NamedTuple):
 
 
 def spread(values: Iterable[float]) -> Record:
-    """Returns median, minimum and maximum."""
     values = list(values)
     return {"median": statistics.median(values), "min": min(values), "max": max(values)}
 

@@ -70,7 +70,6 @@ def _tell_result(measure: Callable[[], Any]) -> None:
 def _make_step(
     app: App, config: Any, model: keras.Model, loader: BaseLoader, ranks: Ranks, a: args.Args
 ) -> Callable[[], None]:
-    """Returns a function that runs train.py's step on the loader's next batch."""
     schedule = app.module("optimization").make_schedule(config, a.batch_size, loader.steps_per_epoch)
     optimizer = app.module("optimization").make_optimizer(config, schedule, precision=a.precision)
     optimizer.build(model.trainable_variables)

@@ -90,7 +90,6 @@ def _write_shards(
     max_side: int | None,
     num_workers: int,
 ) -> None:
-    """Writes record files and indexes. A failure stops all threads."""
     bar = progress.Bar("Writing records", annotations.num_images)
     lock = threading.Lock()
     is_over = threading.Event()

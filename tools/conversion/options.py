@@ -20,8 +20,6 @@ WRITTEN = {"coco": (), "tfrecord": ("num_shards", "seed")}
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-    """All flags except --from and --to."""
-
     input: str = flag(
         None,
         "voc: directory with Annotations/ and JPEGImages/, or directory of xml files. yolo: directory with "

@@ -77,7 +77,6 @@ def shrink_image(encoded: bytes, name: str, max_side: int | None) -> bytes:
 
 
 def _as_8_bit(picture: PIL.Image.Image) -> PIL.Image.Image:
-    """Converts to 8-bit grey, RGB or CMYK."""
     picture.load()
     if picture.mode.startswith("I"):
         return PIL.Image.fromarray(np.rint(np.asarray(picture) / 257).astype(np.uint8))

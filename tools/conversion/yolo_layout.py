@@ -65,7 +65,6 @@ def find_files(path: str, split: str | None, issues: Issues) -> tuple[list[str],
 
 
 def label_file_of(image: str) -> str:
-    """Returns the path of an image's label file, which may not exist."""
     path = pathlib.PurePath(image).with_suffix(".txt")
     folders = list(path.parent.parts)
     for number in reversed(range(len(folders))):

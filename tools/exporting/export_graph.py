@@ -70,7 +70,6 @@ def to_pixels(parts: Exportable, boxes: tf.Tensor, image_sizes: tf.Tensor) -> tf
 
 
 def name_outputs(parts: Exportable, found: nms.Detections, image_sizes: tf.Tensor) -> Outputs:
-    """Returns the outputs of `detect` by name."""
     is_detection = (found.classes >= 0)[..., tf.newaxis]
     return {
         "boxes": tf.where(is_detection, to_pixels(parts, found.boxes, image_sizes), 0.0),
@@ -123,7 +122,6 @@ DETECT = {"standard": detect, "none": detect_raw}  # --nms -> function
 
 
 def signature(parts: Exportable, batch_size: int | None) -> list[tf.TensorSpec]:
-    """Returns the input signature of `detect` and `detect_raw`."""
     return [
         tf.TensorSpec([batch_size, *parts.image_size, 3], tf.uint8, name="images"),
         tf.TensorSpec([batch_size, 2], tf.int32, name="image_sizes"),

@@ -133,7 +133,6 @@ def _write(parts: Exportable, options: Options, metadata: dict[str, Any], open_l
 
 
 def _quantizer(options: Options, open_loader: OpenLoader) -> Callable | None:
-    """Returns a function that quantises the network, an ONNX model; or None."""
     from tools.exporting import quantization
 
     if options.quantize == "fp16":
@@ -180,7 +179,6 @@ def _compare_ap(
     open_loader: Callable[[], BaseLoader],
     label_map: LabelMap,
 ) -> None:
-    """Prints the AP of each detector. The first one is the weights, the last one the file."""
     aps = []
     for name, detect in detectors.items():
         aps.append(evaluate(detect, open_loader(), label_map, explain=explain).metrics["AP"])

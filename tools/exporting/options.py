@@ -36,8 +36,6 @@ FORMATS = {
 
 @dataclasses.dataclass(frozen=True)
 class Options(TrainedArgs):
-    """The flags, and values derived from them."""
-
     format: str = flag(None, "Format of the exported file.", choices=tuple(FORMATS))
     output: str = flag(None, "File to write (saved_model: directory). An existing one is replaced.")
     quantize: str = flag(
@@ -71,7 +69,6 @@ class Options(TrainedArgs):
 
     @property
     def suppression(self) -> str:
-        """The value of --nms, or its default for the format."""
         return self.nms or FORMATS[self.format].nms[0]
 
     def check(self) -> None:

@@ -76,7 +76,6 @@ def largest_raw_difference(parts: Exportable, run: Run, to_pixels: ToPixels, loa
 
 
 def batches(loader: BaseLoader) -> Iterator[tuple[tf.Tensor, dict[str, tf.Tensor]]]:
-    """Yields the batches of one epoch."""
     return itertools.islice(loader.iterator(), loader.steps_per_epoch)  # tf.data's `take` lacks a GPU kernel
 
 

@@ -55,7 +55,6 @@ def part(stage: str, what: str, **options: Any) -> Case:
 
 
 def python(*words: object, **flags: Any) -> list[str]:
-    """Returns the command line of a Python program."""
     values = {name: str(value).lower() if isinstance(value, bool) else value for name, value in flags.items()}
     return [sys.executable, *map(str, words), *(f"--{name}={value}" for name, value in values.items())]
 
@@ -86,7 +85,6 @@ def _dali_alone(app: str, output: pathlib.Path, photos: dict, cores: int) -> Ite
 
 
 def _bench(app: str, output: pathlib.Path, photos: dict) -> Iterator[Case]:
-    """Yields runs of bench.py for each row of ARITHMETIC."""
     model, _, batch = MODELS[app]
     data = {f"train_{name}": value for name, value in photos.items()}
     for what, choices in (("model", ARITHMETIC), ("data,model,both", ARITHMETIC[2:4])):
@@ -99,7 +97,6 @@ def _bench(app: str, output: pathlib.Path, photos: dict) -> Iterator[Case]:
 
 
 def _rates(path: pathlib.Path, _: str) -> dict[str, Any]:
-    """Returns images/s of bench.py's candidates, and its verdict."""
     record = json.loads(path.read_bytes())
     good = summary.succeeded(record["candidates"])
     found = {
@@ -110,7 +107,6 @@ def _rates(path: pathlib.Path, _: str) -> dict[str, Any]:
 
 
 def _train(app: str, output: pathlib.Path, photos: dict, gpus: int) -> Iterator[Case]:
-    """Yields runs of train.py: the demo, the published model, and each --strategy."""
     model, _, batch = MODELS[app]
     data = {f"train_{name}": value for name, value in photos.items()} | SHORT
     if app == "yolov4":
@@ -179,7 +175,6 @@ def _metrics(directory: pathlib.Path, _: str) -> dict[str, Any]:
 
 
 def _exports(app: str, output: pathlib.Path) -> Iterator[Case]:
-    """Yields runs of export.py. Demo models are then evaluated, full models timed."""
     for run, quantize in itertools.product(("demo", "bfloat16"), ("none", "fp16", "int8")):
         kind, suffix = ("onnx", ".onnx") if quantize == "none" else ("tensorrt", ".plan")
         file = f"{output}/{app}-{run}-{quantize}{suffix}"

@@ -14,8 +14,6 @@ _MODULES = ("tensorflow", "keras", "nvidia.dali.plugin", "nvidia.dali.plugin.tf"
 
 
 class _Anything(type):
-    """A class whose attributes are such classes, too."""
-
     def __getattr__(cls, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)

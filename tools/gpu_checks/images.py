@@ -24,7 +24,6 @@ BATCHES = 3  # images of the last batch have no boxes
 
 
 def kind_of(image_id: int) -> str:
-    """Returns the file format, a key of KINDS, of an image."""
     return list(KINDS)[(image_id - 1) % len(KINDS)]
 
 

@@ -60,14 +60,12 @@ def tensorflow(device: str = "GPU") -> Result:
 
 
 def nccl() -> Result:
-    """Returns the NCCL_VERSION_CODE of the NCCL in Horovod."""
     from horovod.common.util import nccl_built
 
     return {"nccl": nccl_built()} if nccl_built() else {"error": "Horovod has no NCCL"}
 
 
 def cores() -> int:
-    """Returns the number of CPU cores that this process may use."""
     return len(os.sched_getaffinity(0))
 
 
@@ -161,7 +159,6 @@ def rate(app: str, images: str, annotations: str, seconds: float = 5.0, **option
 
 
 def _loader(app: str, images: str, annotations: str, device: str = "gpu", **options: Any) -> Any:
-    """Makes the DALI loader of the app's default model."""
     dali_alone.install()
     from common.datasets import open_source
     from common.hparams import override
@@ -183,7 +180,6 @@ def _batch(loader: Any) -> dict[str, np.ndarray]:
 
 
 def _rate(pipeline: Any, batch_size: int, seconds: float = 5.0) -> Result:
-    """Measures the speed of a built dali.Pipeline, after five batches."""
     for _ in range(5):
         pipeline.run()
     start, cpu, images = time.monotonic(), time.process_time(), 0

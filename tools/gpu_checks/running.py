@@ -50,7 +50,6 @@ class Case(NamedTuple):
 
     @property
     def name(self) -> str:
-        """A unique name."""
         about = self.about.items()
         return " ".join([self.stage, *(v if isinstance(v, str) else f"{k}={v}" for k, v in about)])
 
@@ -88,7 +87,6 @@ def run_all(cases: Sequence[Case], path: pathlib.Path, *, host: str, retry: bool
 
 
 def run(case: Case, logs: pathlib.Path) -> Row:
-    """Runs one case. Keeps its output in `logs`."""
     row: Row = {"status": "left out", "message": case.left_out, "seconds": 0.0, "result": {}}
     if case.left_out:
         return row

@@ -13,7 +13,6 @@ Rows = Mapping[str, Row]
 
 
 def words(rows: Rows) -> list[str]:
-    """Returns the lines of the report."""
     bad = {name: row for name, row in rows.items() if row["status"] not in ("ok", "left out")}
     lines = [f"{len(rows) - len(bad)} of {len(rows)} cases passed or were left out."]
     lines += [f"{name}: {row['status']}: {row['message']}" for name, row in bad.items()]
@@ -27,7 +26,6 @@ def words(rows: Rows) -> list[str]:
 
 
 def tables(rows: Rows) -> str:
-    """Returns a Markdown table for each stage."""
     lines = []
     for stage in dict.fromkeys(row["stage"] for row in rows.values()):
         of_stage = {name: row for name, row in rows.items() if row["stage"] == stage}

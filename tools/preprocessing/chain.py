@@ -18,8 +18,6 @@ from tools.preprocessing.operators import DECODERS, NEED_RGB, OPERATORS, Operato
 
 
 class Step(NamedTuple):
-    """An operator with its arguments."""
-
     operator: Operator
     arguments: dict[str, Any]
 
@@ -138,7 +136,6 @@ def _arguments(operator: Operator, items: list[str]) -> dict[str, Any]:
 
 
 def describe() -> str:
-    """Returns the text of --list_ops."""
     lines = []
     for operator in OPERATORS.values():
         lines.append(f"{operator.name}: {operator.about}")

@@ -131,7 +131,6 @@ def _fitted(
     antialias: bool = True,
     interp_type: types.DALIInterpType = types.INTERP_LINEAR,
 ) -> tuple[Data, Data]:
-    """Returns the resized image, and its (top, left) in the letterbox."""
     found = api.size(images)
     sides = api.part(found, 0), api.part(found, 1)
     limits = api.math.min, api.math.max

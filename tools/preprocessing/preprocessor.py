@@ -193,7 +193,6 @@ class Preprocessor:
 
 
 def _reason(error: Exception) -> str:
-    """Returns DALI's reason without tracebacks and source locations."""
     text = str(error.__cause__ or error)  # the Dynamic API keeps the reason in __cause__
     operator = re.search(r"operator `nvidia\.dali\.fn\.([\w.]+)`", text)
     _, _, said = text.removeprefix("Multiple exceptions:").rpartition("encountered:")

@@ -56,7 +56,6 @@ class Part:
 
     @property
     def begin(self) -> int:
-        """Position of the first image of this shard."""
         return shard_range(self.source.size, self.shard_id, self.num_shards)[0]
 
     @property
@@ -112,7 +111,6 @@ class Part:
         return int(_permutation(self.source.size, self.seed, epoch)[place]) if self.training else place
 
     def in_dynamic(self, batch_size: int, *, epochs: int = 1) -> Iterator[tuple[ndd.Batch, ndd.Batch]]:
-        """Yields (images, labels) in batches of ndd."""
         for epoch in range(epochs):
             for first in range(0, self.size, batch_size):
                 places = range(first, min(first + batch_size, self.size))

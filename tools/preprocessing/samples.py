@@ -63,7 +63,6 @@ class FileNames:
         self._last: dict[str, int] = {}  # path without suffix -> the number of the last file that has it
 
     def of(self, name: str) -> str:
-        """Returns the relative path for the next source image."""
         parts = [part for part in name.split("/") if part.strip(". ")] or ["image"]
         parts[-1] = _SUFFIX.sub("", parts[-1])
         stem = free = "/".join(map(_safe, parts))

@@ -147,7 +147,6 @@ def match(
 
 
 def _last_of_each(group: np.ndarray, *keys: np.ndarray) -> np.ndarray:
-    """Returns, for each group, the index of its last element in the order of the keys."""
     order = np.lexsort([*reversed(keys), group])
     return order[np.flatnonzero(np.diff(group[order], append=-1))]
 

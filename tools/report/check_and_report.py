@@ -69,7 +69,6 @@ def check(
 
 
 def _formats(source: Source, policy: ImagePolicy) -> dict[str, int]:
-    """Counts the images of each format."""
     if isinstance(source, CocoSource):
         facts = inspect_files(source.images_dir, source.annotations.file_names, policy)
         return collections.Counter(fact.image_format for fact in facts)

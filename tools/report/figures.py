@@ -93,7 +93,6 @@ def _levels(axes: Axes, _: DataStatistics, anchors: AnchorReport) -> None:
 
 
 def _histogram(axes: Axes, values: np.ndarray, label: str, lines: tuple[float, ...]) -> None:
-    """Draws a histogram with a logarithmic axis, BINS_PER_DOUBLING bins from x to 2 x."""
     axes.set(xlabel=label, ylabel="boxes")
     axes.set_xscale("log", base=2)
     axes.xaxis.set_major_formatter(lambda value, _: number(value))

@@ -70,7 +70,6 @@ def write(path: str | os.PathLike, sections: Sequence[Section]) -> None:
 
 
 def check_suffix(path: str | os.PathLike) -> None:
-    """Raises UserError unless the name of a report ends in .html."""
     if pathlib.Path(path).suffix.lower() != ".html":
         raise UserError(f"--report={os.fspath(path)}: its name must end in .html")
 

@@ -15,8 +15,6 @@ CROWDED = (0, 1, 2, 3, 5, 9, 17, 33, 65, 129, 257, 513, 1025)  # first value of 
 
 
 class ClassCount(NamedTuple):
-    """The number of boxes of one class, and of images with such boxes."""
-
     category_id: int
     name: str
     boxes: int

@@ -82,7 +82,6 @@ def overview(statistics: DataStatistics) -> Table:
 
 
 def spreads(statistics: DataStatistics) -> Table:
-    """Returns a table of quantiles."""
     heights, widths = statistics.image_sizes.T
     values = {
         "image height": heights,
@@ -111,7 +110,6 @@ def class_table(statistics: DataStatistics) -> Table:
 
 
 def anchor_items(anchors: AnchorReport) -> list[Item]:
-    """Describes the anchors and the boxes that they match."""
     given, total = anchors.anchors, anchors.boxes
     height, width = given.image_size
     ratios = ", ".join(f"{ratio:g}" for ratio in given.aspect_ratios)
@@ -164,7 +162,6 @@ def shorten(text: str, length: int) -> str:
 
 
 def printable(text: str) -> str:
-    """Replaces each character that cannot be printed by a question mark."""
     return "".join(letter if letter.isprintable() else "?" for letter in text)
 
 

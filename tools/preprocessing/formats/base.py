@@ -129,7 +129,6 @@ class ImageSource:
 
     @functools.cached_property
     def labels(self) -> np.ndarray:
-        """int32 (size,); NO_LABEL if an image has none."""
         return np.array([NO_LABEL if i.label is None else i.label for i in self.images], np.int32)
 
     @property
@@ -181,7 +180,6 @@ def mapped(file: str) -> memoryview:
 
 
 def read_bytes(path: str, offset: int = 0, size: int = -1) -> np.ndarray:
-    """Reads a part of a file as uint8 (size,)."""
     with open(path, "rb") as stream:
         stream.seek(offset)
         return np.frombuffer(stream.read(size), np.uint8)

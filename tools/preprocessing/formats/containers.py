@@ -59,7 +59,6 @@ def _examples(opening: Opening) -> Iterator[Found]:
 
 
 def _parse_example(record: bytes, owner: str) -> tuple[bytes, str, int | None]:
-    """Returns (encoded image, file name, label) of a record."""
     try:
         features = tf.train.Example.FromString(record).features.feature
     except Exception as error:  # google.protobuf.message.DecodeError, whose module TensorFlow hides
@@ -135,7 +134,6 @@ def _walk(content: bytes | memoryview, file: str) -> Iterator[tuple[int, int, by
 
 
 def _split(record: bytes, owner: str) -> tuple[tuple[float, ...], bytes]:
-    """Returns (labels, encoded image) of a record."""
     try:
         count, label = struct.unpack_from("<If16x", record)  # number of labels that follow; a label
         labels = struct.unpack_from(f"<{count}f", record, 24) if count else (label,)

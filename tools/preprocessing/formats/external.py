@@ -127,7 +127,6 @@ def _form(image: np.ndarray) -> str:
 
 
 def _items(item: Any, owner: str) -> list[Any]:
-    """Converts the result of a step to a list of `image` or `(image, label)`."""
     if isinstance(item, list):
         return item
     images, labels = item if isinstance(item, tuple) and len(item) == 2 else (item, None)
