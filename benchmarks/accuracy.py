@@ -63,7 +63,6 @@ class Job:
 
     Attributes:
         name: row, data set, program, seed.
-        directory: directory of the run.
         truth: COCO json of the evaluation images.
         needs: a file of the installed program.
         commands: the scripts "train" and "detect". "detect" writes detections.json into `directory`.
@@ -102,11 +101,7 @@ def jobs_of(a: AccuracyArgs, name: str, row: dict[str, Any]) -> Iterator[Job]:
 
 
 def run_script(script: str, output: Any, budget: dict[str, float]) -> dict[str, float]:
-    """Runs a script and returns its seconds, {"wall": ..., "cpu": ...}.
-
-    Raises:
-        SubprocessError: the script failed, or used more time than `budget` allows.
-    """
+    """Runs a script; returns its seconds, {"wall": ..., "cpu": ...}. Raises SubprocessError if it fails."""
     limit = f"ulimit -t {budget['cpu']:.0f}\n" if "cpu" in budget else ""
     start, before = time.monotonic(), resource.getrusage(resource.RUSAGE_CHILDREN)
     command = ["bash", "-euo", "pipefail", "-c", limit + script]

@@ -157,7 +157,6 @@ def copy(app: str, directory: pathlib.Path, without: Iterable[str] = ()) -> list
     """Copies an app into a directory.
 
     Args:
-        app: "efficientdet" or "yolov4".
         directory: directory to create; if it exists, it must be empty.
         without: parts to leave out, names in PARTS.
 

@@ -43,7 +43,6 @@ class Session(NamedTuple):
     """The results of one session, in which all processes are started once.
 
     Attributes:
-        flags: the flags of the small run.
         ranks: what each rank recorded (dry_run_process.main).
         saved_step: the step of the newest complete checkpoint; None if there is none.
         checkpoint_bytes: the size of this checkpoint.
@@ -78,9 +77,6 @@ def run(module: str, config: Any, a: Args, processes: int, open_datasets: Callab
 
     Args:
         module: the module of the app's train.py, for example "efficientdet.train".
-        config: the configuration of the real run.
-        a: the flags of the real run.
-        processes: the number of processes, --dry_run.
         open_datasets: function that opens and checks the data.
 
     Raises:
@@ -112,11 +108,7 @@ def run(module: str, config: Any, a: Args, processes: int, open_datasets: Callab
 
 
 def report(dry: DryRun) -> None:
-    """Prints a line for each check.
-
-    Raises:
-        UserError: a check failed.
-    """
+    """Prints a line for each check. Raises UserError if one failed."""
     failed = []
     for name, check in CHECKS.items():
         problem, detail = check(dry)

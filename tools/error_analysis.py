@@ -228,9 +228,6 @@ def report(
     """Analyses detections and writes errors.json, confusion_matrix.png and errors.png.
 
     Args:
-        source: the evaluation data.
-        results: the detections in COCO results format.
-        directory: the directory to write into.
         least: the lowest score that is counted; None: the threshold with the best F1.
 
     Returns:

@@ -38,11 +38,7 @@ class Args:
 
 
 def check(a: Args) -> list[str]:
-    """Runs the cases that have no result yet, and returns the lines of the report.
-
-    Raises:
-        UserError: DALI sees no GPU, or flags or files cannot be used.
-    """
+    """Runs the cases that have no result yet, and returns the lines of the report. Raises UserError."""
     stages = cases.DALI_ALONE if a.dali_only else tuple(filter(None, a.stages.split(",")))
     for name in stages:
         if name not in cases.STAGES:
@@ -63,11 +59,7 @@ def check(a: Args) -> list[str]:
 
 
 def count_gpus() -> int:
-    """Returns the number of GPUs that DALI sees.
-
-    Raises:
-        UserError: DALI sees no GPU, or cannot be imported.
-    """
+    """Returns the number of GPUs that DALI sees. Raises UserError if it sees none or does not start."""
     done = subprocess.run([sys.executable, "-c", _COUNT], capture_output=True, text=True)
     if done.returncode:
         raise UserError(f"DALI does not start ({done.stderr.strip().rpartition(chr(10))[2]}): run make setup")

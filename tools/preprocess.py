@@ -30,12 +30,7 @@ from tools.preprocessing.options import ACCEPTED, define_flags
 
 
 def preprocess(a: types.SimpleNamespace) -> None:
-    """Runs the command. `a` has the values of the flags.
-
-    Raises:
-        UserError: flags cannot be used, or an operator rejects an image.
-        DataError: images cannot be used.
-    """
+    """Runs the command. Raises UserError or DataError."""
     if not (a.input or a.list_ops):
         raise UserError("--input is missing: give a directory, file or glob of images")
     if not (a.output or a.list_ops):

@@ -39,7 +39,6 @@ class SkippedStep(NamedTuple):
     Attributes:
         metadata: the metadata that the run's weights files contain, plus "step" and "rank".
         images: (B, H, W, 3), as the loader returned them.
-        targets: name -> array.
         weights: values of `model.variables`, in their order.
     """
 
@@ -50,11 +49,7 @@ class SkippedStep(NamedTuple):
 
 
 def read(path: str | os.PathLike) -> SkippedStep:
-    """Reads a file that Results.save_skipped wrote. No code in it can be run.
-
-    Raises:
-        UserError: the file is missing, damaged or not the file of a skipped step.
-    """
+    """Reads a file that Results.save_skipped wrote, without running code in it. Raises UserError."""
     try:
         with np.load(path, allow_pickle=False) as file:
             arrays = {name: file[name] for name in file.files}
@@ -72,7 +67,6 @@ def replay(skipped: SkippedStep, model: "keras.Model", loss_values: LossValues) 
     """Runs the step again, without an update, and finds where numbers stop being finite.
 
     Args:
-        skipped: the result of `read`.
         model: the model, built as in the run. It gets the weights of the file.
         loss_values: function (images, targets) -> the model's scalars in training, including "loss".
 

@@ -67,11 +67,7 @@ def draw_dataset(
 ) -> pathlib.Path:
     """Draws images into `output_dir`/images and writes their ground truth to `output_dir`/instances.json.
 
-    Returns:
-        The path of instances.json, which is written last.
-
-    Raises:
-        UserError: the output directory cannot be written.
+    Returns the path of instances.json, which is written last. Raises UserError.
     """
     output_dir = pathlib.Path(output_dir)
     images: list[dict] = []

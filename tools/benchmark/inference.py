@@ -27,7 +27,6 @@ def measure(loader: BaseLoader, halves: Halves, label_map: LabelMap, a: Any) -> 
     Args:
         loader: an evaluation loader without targets.
         halves: the network and its post-processing, from the app's predict.make_halves.
-        label_map: the classes.
         a: the flags prefetch, rounds and seconds.
 
     Returns:

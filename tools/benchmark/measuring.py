@@ -39,10 +39,7 @@ _SETTINGS = ("num_classes", "batch_size", "num_threads", "prefetch", "precision"
 def start(app: App, a: BenchArgs) -> None:
     """Measures what the flags select, prints the results, and writes them to --json.
 
-    With --role, this process is one candidate that bench.py has started.
-
-    Raises:
-        UserError: the flags or the data cannot be used, or nothing could be measured.
+    With --role, this process is one candidate that bench.py has started. Raises UserError for unusable flags.
     """
     if a.role:
         worker.work(app, a, a.role)
@@ -128,10 +125,7 @@ def _command(app: App, a: BenchArgs, role: str) -> Command:
 def _with_data(
     app: App, a: BenchArgs, config: Any, types: Sequence[str], *, needed: bool
 ) -> tuple[BenchArgs, Source | None]:
-    """Checks the data once for all candidates. Returns the flags, with num_classes set, and the data.
-
-    `needed`: whether to draw synthetic data if the flags name no data.
-    """
+    """Checks the data once for all candidates. Returns the flags, with num_classes set, and the data."""
     given = a.train_images or a.train_annotations or a.train_file_pattern
     if needed and not given:
         directory = draw(a.synthetic_images)

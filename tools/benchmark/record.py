@@ -48,11 +48,7 @@ def make(app: str, a: Any, *, candidates: dict[str, Record], **about: Any) -> Re
 
 
 def publish(record: Record, text: str, path: str | None) -> None:
-    """Prints the text, and writes the record as JSON to `path`.
-
-    Raises:
-        UserError: the file cannot be written, or nothing could be measured.
-    """
+    """Prints the text, and writes the record to `path`. Raises UserError if nothing was measured."""
     print(text, flush=True)
     if path:
         with user_errors(f"--json={path}"):

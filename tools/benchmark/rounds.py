@@ -40,8 +40,6 @@ class Command(NamedTuple):
     """How a candidate is started.
 
     Attributes:
-        name: its name in reports.
-        arguments: program and arguments.
         settle: number of steps to skip, because the loader has prefetched their batches.
     """
 
@@ -56,7 +54,6 @@ def measure(
     """Measures all candidates once per round.
 
     Args:
-        commands: commands with different names.
         rounds: number of rounds.
         seconds: minimum length of the timed part of a round.
         logs: an existing directory for the candidates' stderr.
@@ -123,11 +120,7 @@ class Candidate:
         threading.Thread(target=self._read, daemon=True).start()
 
     def wait_for(self, pattern: bytes, timeout: float | None) -> re.Match[bytes]:
-        """Returns the next line of output that matches `pattern`.
-
-        Raises:
-            CandidateError: no line came within `timeout` seconds, or the command has ended.
-        """
+        """Returns the next line of output that matches `pattern`, or raises CandidateError."""
         found = None
         while not found:
             try:

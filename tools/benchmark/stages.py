@@ -45,12 +45,7 @@ def load(loader: BaseLoader) -> Advance:
 
 
 def cuts(loader: Any, stages: Mapping[str, str]) -> dict[str, Advance]:
-    """Returns the truncated graphs in order, then the loader without targets, then with targets.
-
-    Args:
-        loader: EfficientDetPipeline or YOLOv4Pipeline.
-        stages: see `stage_nodes`.
-    """
+    """Returns the truncated graphs in order, then the loader without targets, then with targets."""
     nodes = stage_nodes(loader.pipeline, stages)
     graphs = {stage: truncate_at(loader.pipeline, ends).run for stage, ends in nodes.items()}
     without_targets = dataclasses.replace(loader, with_targets=False)
@@ -104,7 +99,6 @@ def measure(cuts: Mapping[str, Advance], a: Any) -> list[dict[str, Cost]]:
 
     Args:
         cuts: last stage -> function that makes a batch, in order.
-        a: the flags prefetch, rounds and seconds.
     """
     for advance in cuts.values():
         for _ in range(WARM_UP):

@@ -27,8 +27,6 @@ def work(app: App, a: Any, role: str) -> None:
     """Runs one candidate until it is killed, or prints one line of JSON.
 
     Args:
-        app: the app whose bench.py this is.
-        a: the flags, options.BenchArgs.
         role: model, data:TYPE, both:TYPE, stages:TYPE or inference:TYPE. TYPE is a pipeline type.
     """
     what, _, pipeline_type = role.partition(":")

@@ -46,9 +46,7 @@ def write_tfrecords(
         images_dir: the directory that the file names in the annotations are relative to.
         prefix: path of a directory, which is created if missing, and the first part of the file names.
         num_shards: number of files, at most one per image.
-        seed: seed of the order of the images.
         max_side: longest side in pixels; larger images are scaled down.
-        num_workers: number of threads.
 
     Returns:
         The paths of the record files.

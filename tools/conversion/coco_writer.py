@@ -20,12 +20,9 @@ _DECIMALS = 3  # of coordinates in pixels: float32 is not more precise
 
 
 def write_coco(annotations: Annotations, path: str | os.PathLike) -> None:
-    """Writes a COCO json from which `load_coco` reads equal annotations.
+    """Writes a COCO json from which `load_coco` reads equal annotations. Their ids start at 1.
 
-    Annotations get ids from 1. The file appears only when it is complete.
-
-    Raises:
-        OSError: the file cannot be written.
+    The file appears only when it is complete. Raises OSError.
     """
     path = pathlib.Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -38,7 +35,6 @@ def write_images(
     """Writes images as files, all or none.
 
     Args:
-        directory: the directory for the images; created if missing.
         names: the paths of the files in it.
         encoded: function that returns the content of file number i.
         overwrite: whether to replace existing files with these names.

@@ -25,7 +25,6 @@ def convert(source: str, target: str, options: Options) -> tuple[dict[str, Annot
 
     Args:
         source, target: the formats, --from and --to.
-        options: the other flags.
 
     Returns:
         Name of an output (two with --holdout) -> its annotations; and the directory of the images.
@@ -81,9 +80,7 @@ def split(annotations: Annotations, holdout: float, seed: int) -> list[Annotatio
     The split depends only on the seed and the file names.
 
     Args:
-        annotations: annotations of images with file names.
         holdout: share of the images for evaluation, above 0 and below 1; their number is rounded.
-        seed: seed of the split.
 
     Raises:
         UserError: a part would have no image.

@@ -54,12 +54,7 @@ def image_ids(file_names: Sequence[str]) -> list[int]:
 
 
 def read_lines(path: str) -> list[str]:
-    """Returns the lines of a text file, stripped. Omits empty lines at the end.
-
-    Raises:
-        UserError: the file is not UTF-8.
-        OSError: the file cannot be read.
-    """
+    """Returns the lines of a UTF-8 file, stripped, without empty lines at the end. Raises UserError."""
     try:
         text = pathlib.Path(path).read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
@@ -71,10 +66,8 @@ def find_listed(path: str, find: Callable[[str], str | None], kind: str, issues:
     """Returns the items that a list file names, without duplicates.
 
     Args:
-        path: path of the list file, with one item per line.
         find: function that returns the item of a line, or None if it does not exist.
         kind: kind of issue for lines whose item does not exist.
-        issues: these issues are added here.
     """
     found: dict[str, None] = {}
     for number, line in enumerate(read_lines(path), 1):
@@ -96,11 +89,8 @@ def make_annotations(
     """Checks the image files, reads the objects, and keeps the images that can be used.
 
     Args:
-        images: all images of the data set.
         images_dir: the directory that the file names of the images are relative to.
-        label_map: the categories.
         read_objects: function that returns the objects of an image, and adds errors in them to `issues`.
-        issues: the issues found so far.
 
     Raises:
         DataError: `issues` has errors, or no image can be used, or no image has a box.

@@ -46,8 +46,7 @@ def shrink_annotations(annotations: Annotations, max_side: int) -> Annotations:
 def shrink_image(encoded: bytes, name: str, max_side: int | None) -> bytes:
     """Returns an encoded image whose longer side is at most `max_side`.
 
-    Raises:
-        UserError: a larger image is damaged, or neither JPEG nor PNG; the message has `name`.
+    Raises UserError, with `name`, for a larger image that is damaged, or neither JPEG nor PNG.
     """
     if max_side is None:
         return encoded
@@ -91,9 +90,7 @@ def write_shrunk(
     """Writes the images to another directory under the same names, all or none.
 
     Args:
-        annotations: the annotations, with the file names.
         images_dir: directory of the original images.
-        directory: directory to write to; created if missing.
         max_side: longest side in pixels.
         overwrite: whether to replace existing files with these names.
 

@@ -130,8 +130,7 @@ def _read_objects(
 def parse_line(words: list[str]) -> tuple[float, Box]:
     """Returns the class and the box of a label line, (left, top, width, height) as fractions of the image.
 
-    Raises:
-        ValueError: the line is not a label; the message tells why.
+    Raises ValueError if the line is not a label.
     """
     if len(words) < 5 or len(words) % 2 == 0:
         shapes = "a box is class cx cy w h without a confidence, a polygon is class x1 y1 x2 y2 ..."

@@ -43,8 +43,6 @@ def export(
     """Writes the exported file, compares it with the weights, and returns its path.
 
     Args:
-        app: the app, from its predict.py.
-        options: the flags.
         make_exportable, make_loader: the app's functions in export_parts.py and loaders.py.
         nms_method: the app's name of the NMS that is exported.
 

@@ -25,7 +25,6 @@ def convert(function: Function, inputs: Sequence[tf.TensorSpec]) -> onnx.ModelPr
 
     Args:
         function: takes one tensor per spec; the keys of its result name the model's outputs.
-        inputs: specs, whose names become the names of the model's inputs.
     """
     logging.getLogger("tf2onnx").setLevel(logging.ERROR)
     with contextlib.redirect_stdout(io.StringIO()):

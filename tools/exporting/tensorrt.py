@@ -29,11 +29,7 @@ _BATCHES = (1, 1, 16)  # batch sizes: smallest, optimal, largest
 
 
 def build(onnx_file: pathlib.Path, engine: pathlib.Path, image_size: tuple[int, int]) -> None:
-    """Builds the engine and writes it.
-
-    Raises:
-        UserError: TensorRT is not installed, or cannot use the ONNX file.
-    """
+    """Builds and writes the engine. Raises UserError without TensorRT, or if it rejects the ONNX file."""
     try:
         import tensorrt as trt
     except ImportError as error:

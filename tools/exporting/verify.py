@@ -23,15 +23,8 @@ def largest_difference(
 ) -> float:
     """Returns the largest difference between the detections of an exported file and of the weights.
 
-    Args:
-        parts: the exported parts.
-        detect: function that detects with the weights.
-        run: function that runs the exported file.
-        to_pixels: function that converts images of the loader to uint8.
-        loader: loader of evaluation images.
-
-    Returns:
-        The largest difference of scores, and of box coordinates as shares of the image size.
+    The difference is of scores, or of box coordinates as shares of the image size. `detect` uses the weights,
+    `run` the exported file. `to_pixels` converts images of the loader to uint8.
     """
     largest = 0.0
     for images, extra in batches(loader):

@@ -97,10 +97,8 @@ def decode(images: str, annotations: str, load: float, roi: bool, device: str = 
     """Measures how fast the middle 3/4 of each side is decoded.
 
     Args:
-        images, annotations: photographs in COCO's format.
         load: hw_decoder_load, the share of the images that the GPU's JPEG engines decode.
         roi: whether a GPU decodes only the middle. With nvImageCodec 0.9 this may crash (issue 55).
-        device: gpu or cpu.
     """
     options: Result = {"training": True, "batch_size": 64, "hw_decoder_load": load, "roi_decoding": roi}
     decoder = _loader("yolov4", images, annotations, device, **options).decoder
@@ -120,11 +118,9 @@ def compare(
     """Compares three batches of the GPU and the CPU graph. The limits are TOLERANCE, OTHERS and BOXES.
 
     Args:
-        app: efficientdet or yolov4.
         images, annotations: the data of images.draw_kinds.
         training: whether to compare the training graphs or the evaluation graphs.
         device: device of the second graph.
-        more: further options of the second loader.
 
     Returns:
         File format -> mean difference in levels. For training graphs the only key is "batch". The key "error"

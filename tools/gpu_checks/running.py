@@ -33,7 +33,6 @@ class Case(NamedTuple):
     """One command to run.
 
     Attributes:
-        stage: name of the stage, for --stages.
         about: values that distinguish the case from the others of its stage.
         command: program and arguments; it runs in the project's folder.
         read: parses the output. If it raises an exception, the case fails.
@@ -58,8 +57,6 @@ def run_all(cases: Sequence[Case], path: pathlib.Path, *, host: str, retry: bool
     """Runs all cases that have no row for the same command and host. Saves each result at once.
 
     Args:
-        cases: cases with different names.
-        path: path of gpu_check.json.
         host: number and names of the GPUs.
         retry: whether to repeat cases that did not pass.
 

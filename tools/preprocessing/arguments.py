@@ -66,8 +66,7 @@ class Argument(NamedTuple):
     def parse(self, text: str) -> Any:
         """Converts text to a number, a Range, a tuple of numbers and Ranges, or the value of a word.
 
-        Raises:
-            UserError: the text is none of these, or a number is not allowed.
+        Raises UserError for any other text.
         """
         words = WORDS.get(self.kind, {})
         if words and text.lower() not in words:

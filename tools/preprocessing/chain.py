@@ -47,7 +47,6 @@ class Chain(NamedTuple):
         """Applies all operators, and returns images in `layout`.
 
         Args:
-            api: the API to which `images` belong.
             images: encoded images, uint8 (bytes,), or arrays (H, W, C).
             is_decoded: whether images are arrays.
             device: "cpu", or "gpu": images are on the GPU from the decoder on.
@@ -70,9 +69,7 @@ class Chain(NamedTuple):
 def parse(ops: str, *, is_decoded: bool = False) -> Chain:
     """Parses `--ops`. An empty text means only decoding.
 
-    Raises:
-        UserError: an operator or argument is unknown, a value is not allowed, or the operators cannot work in
-            this order.
+    Raises UserError for an unknown name, a value that is not allowed, or operators in a wrong order.
     """
     steps = [_step(text.strip()) for text in ops.split("|")] if ops.strip() else []
     decoder = Step(OPERATORS["decode"], {})

@@ -44,9 +44,7 @@ def open_image_source(
     """Opens a source and checks all its images.
 
     Args:
-        kind: a key of KINDS.
         path: the value of --input: a path, a glob, or a Python name.
-        policy: what to do about images that cannot be used.
         annotations, images: for kind "coco", one of them: the json, or the images if `path` is the json.
         on_report: called with the issues that were found.
 

@@ -22,10 +22,8 @@ class Operator(NamedTuple):
     """An operator of `--ops`.
 
     Attributes:
-        name: the name in `--ops`.
         first: the argument whose name may be left out; "" for none.
         needs: arguments of which at least one must be given.
-        arguments: name -> Argument.
         about: one line for --list_ops.
         apply: function (api, images, drawn arguments) -> images.
     """

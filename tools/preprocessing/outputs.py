@@ -45,8 +45,6 @@ class Output(NamedTuple):
     """An output for samples, checked before anything runs.
 
     Attributes:
-        path: the value of --output.
-        kind: the kind of output.
         files: the files to write, without indexes and tables; for pictures, their directory.
         encoding: options of Pillow's `save` for pictures and records.
         is_bgr: whether three channels are blue, green, red.
@@ -63,14 +61,9 @@ class Output(NamedTuple):
     has_labels: bool
 
     def write(self, samples: Iterable[Sample], total: int) -> str:
-        """Writes all samples, or nothing if anything fails.
+        """Writes all samples, in order of position, or nothing if anything fails.
 
-        Args:
-            samples: samples in order of position.
-            total: number of samples.
-
-        Returns:
-            One line that states what was written, and where.
+        `total` is the number of samples. Returns one line that states what was written.
 
         Raises:
             UserError: a sample does not fit this output, or the files cannot be written.
@@ -115,7 +108,6 @@ def check_output(
     """Checks the flags, and returns the output that they describe. Does not write anything.
 
     Args:
-        output: the value of --output.
         overwrite: whether existing files may be replaced.
         inputs: files that are read, or their directories. They are never replaced.
         has_labels, label_names, is_bgr: as in `Output`.
@@ -249,9 +241,7 @@ def _write_records(output: Output, staged: pathlib.Path, samples: Iterator[Sampl
 
 
 def _record(output: Output, sample: Sample) -> bytes:
-    """Makes a record with the keys of image_to_tfexample in tensorflow/models
-    research/slim/datasets/dataset_utils.py.
-    """
+    """Uses the keys of tensorflow/models research/slim/datasets/dataset_utils.py image_to_tfexample."""
     picture = sample.picture(is_bgr=output.is_bgr)
     strings = {
         "image/encoded": [output.encode(picture)],

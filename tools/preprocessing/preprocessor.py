@@ -39,14 +39,12 @@ class Preprocessor:
     Attributes:
         source: the result of `open_image_source`.
         ops: a chain of operators, see chain.py.
-        batch_size: images per batch.
         training: whether to shuffle the images, endlessly.
         device: "cpu", or "gpu": images are on the GPU from the decoder on.
         device_id: number of the GPU; None on a CPU.
         num_threads, prefetch: number of DALI's CPU threads, and of batches that a pipeline makes in advance.
         shard_id, num_shards: this rank's shard of the source, and the number of shards.
         seed: seed of the order and of random arguments; 0 is a valid seed.
-        chain: the operators of `ops`.
         size: number of images of this shard in one epoch.
 
     Raises:
@@ -100,12 +98,9 @@ class Preprocessor:
     # --- NumPy ---
 
     def samples(self, api: str = "pipeline") -> Iterator[Sample]:
-        """Yields every image of this shard once, in the source's order.
+        """Yields every image of this shard once, in the source's order. `api` is "pipeline" or "dynamic".
 
-        `api` is "pipeline" or "dynamic".
-
-        Raises:
-            UserError: an operator fails on an image. The message names the image.
+        Raises UserError, with the name of the image, if an operator fails.
         """
         if self.training:
             raise ValueError("samples() needs training=False: use `pipeline` or `dynamic`")

@@ -30,7 +30,6 @@ class Part:
     """The shard of a source that one rank reads.
 
     Attributes:
-        source: the source of the images.
         shard_id: number of the shard, the rank.
         num_shards: number of shards, the number of ranks.
         training: whether to shuffle the images, endlessly.

@@ -19,7 +19,6 @@ class Sample(NamedTuple):
     Attributes:
         position: position of the source image in the source, from 0.
         name: name of the source image: "cats/a.jpg", a record's key, ...
-        label: the label; -1 for none.
         image: (H, W, C), (H, W), or (C, H, W); any dtype.
         layout: layout of the image: "HWC" or "CHW".
     """
@@ -37,8 +36,7 @@ class Sample(NamedTuple):
     def picture(self, *, is_bgr: bool = False) -> np.ndarray:
         """Returns the image as picture files need it: uint8, (H, W, 3) RGB or (H, W).
 
-        Raises:
-            UserError: the image has another dtype, layout or number of channels.
+        Raises UserError for any other dtype, layout or number of channels.
         """
         image, channels = self.image, self.image.shape[2:]
         is_picture = image.dtype == np.uint8 and self.layout == "HWC" and image.size

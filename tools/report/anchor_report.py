@@ -46,7 +46,6 @@ class AnchorReport(NamedTuple):
     Each array, float (N,), has the square roots of N boxes' areas in pixels of the network input.
 
     Attributes:
-        anchors: the given anchors.
         max_instances: largest number of boxes that are kept per image.
         images: number of images in the sample.
         images_with_boxes: number of images with boxes in the data set.
@@ -55,7 +54,6 @@ class AnchorReport(NamedTuple):
         over_limit: boxes dropped because their image has more than max_instances.
         unreached: boxes that have no anchor with an IoU above MATCH_IOU; only their best anchor trains them.
         lost: boxes without any anchor, because their best one is assigned to another box. They train nothing.
-        levels: one entry for each level.
         fits: anchor scale -> how well the best anchors fit the boxes, for SCALES and the given scale.
     """
 
@@ -84,12 +82,9 @@ def examine(
     """Matches the boxes of a sample of the images to anchors.
 
     Args:
-        annotations: the whole data set.
-        anchors: anchors of the network at its image size.
         max_instances: largest number of boxes kept per image, the largest boxes first.
         min_box_size: length in pixels of the network input; boxes with a shorter side are dropped.
         max_images: largest number of images in the sample.
-        seed: seed of the random sample.
     """
     network = network_boxes(
         sample_images(annotations, max_images, np.random.default_rng(seed)),

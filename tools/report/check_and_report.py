@@ -26,8 +26,6 @@ def check(
 
     Args:
         data, evaluation: flags with the paths of the data; those of `evaluation` may be None.
-        anchors: anchors to match to the boxes.
-        policy: what to do with images that cannot be used.
         label_map: file of the categories of TFRecords.
         report: file to write, if any. Evaluation data get a second file with the suffix `_eval`.
         max_instances: largest number of boxes kept per image.

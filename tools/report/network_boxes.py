@@ -15,7 +15,6 @@ class NetworkBoxes(NamedTuple):
     """The M boxes of a sample of images, `sample.target_boxes`, in one network input.
 
     Attributes:
-        sample: the annotations of the images.
         image_size: (height, width) of the network input.
         boxes: float32 (M, 4), ltrb normalised to the network input.
         image: int (M,), index of each box's image, ascending.
@@ -57,8 +56,6 @@ def network_boxes(
     """Converts the boxes for training from their images to a network input.
 
     Args:
-        sample: annotations of the images.
-        image_size: (height, width) of the network input.
         max_instances: largest number of boxes kept per image: the largest boxes.
         min_box_size: length in pixels of the network input; boxes with a shorter side are dropped.
     """

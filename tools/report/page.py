@@ -50,11 +50,7 @@ def _rich_table(table: Table) -> rich.table.Table:
 
 
 def write(path: str | os.PathLike, sections: Sequence[Section]) -> None:
-    """Writes a report as one page that needs no other file.
-
-    Raises:
-        UserError: the file cannot be written.
-    """
+    """Writes a report as one page that needs no other file. Raises UserError."""
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(pathlib.Path(__file__).parent),
         autoescape=True,

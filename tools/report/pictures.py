@@ -24,12 +24,8 @@ _CAPTION_HEIGHT = 24
 def sheet(annotations: Annotations, encoded: Callable[[int], bytes]) -> np.ndarray | None:
     """Draws images with their boxes, and above each image its id, file name and number of boxes.
 
-    Args:
-        annotations: annotations of the data set.
-        encoded: function (index in `annotations`) -> encoded image.
-
-    Returns:
-        The sheet, uint8 (H, W, 3), three images wide; None if no image can be read.
+    `encoded` returns the encoded image at an index. The sheet is uint8 (H, W, 3), three images wide; None if
+    no image can be read.
     """
     tiles = []
     for row in choose(annotations):

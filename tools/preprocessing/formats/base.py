@@ -24,7 +24,6 @@ class Image(NamedTuple):
     Attributes:
         name: name in the data. It can occur several times, and can be a path outside the directory.
         file: path of the file that contains the image; "" if there is none.
-        label: the label; None if there is none.
         place: numbers that locate the image in its file.
         form: dtype of an array; or the type of its record, if the format has several types.
     """
@@ -44,8 +43,6 @@ class Reader(NamedTuple):
     """A reader operator of DALI and its arguments.
 
     Attributes:
-        operator: name of the operator in fn.readers.
-        arguments: its arguments, except name, order and shards.
         image: position of the output with the image, or its key in TFRecord's dict.
         label: position or key of the output with the label, a list of one number; None without labels.
         label_is_text: whether the label is written in decimal digits.
@@ -85,8 +82,6 @@ class Opening:
     Attributes:
         path, annotations, images: the values of --input, --annotations and --images.
         policy: what to do about images that cannot be used.
-        issues: issues of all images and files.
-        label_names: label -> name.
     """
 
     path: str
@@ -109,8 +104,6 @@ class ImageSource:
 
     Attributes:
         kind: the value of --source.
-        images: the images, in order.
-        content: functions that read the images.
         reader: DALI's reader of these images; None if no reader of DALI reads them correctly.
         label_names: label -> name; {} if labels have no names.
         is_decoded: whether the images are arrays.
@@ -161,7 +154,6 @@ def store_indexes(images: Sequence[Image], head: str, line: Callable[[int, Image
     """Caches the index that DALI needs for each file with images. Returns file -> path of its index.
 
     Args:
-        images: the images to read.
         head: text before the lines of an index; `{}` becomes the number of lines.
         line: function (number of the image, image) -> line of the index.
     """
