@@ -47,8 +47,7 @@ $(TORCH)/.ready: pyproject.toml | setup
 	  nvidia-dali-cuda120 numpy pillow torch
 	@touch $@
 
-# $(1): app, $(2): directory of its demo. Trains, or resumes a run. A run of another version of the code cannot be resumed,
-# because its model, recipe or images differ. Then the demo starts again.
+# $(1): app, $(2): directory of its demo. Trains, or resumes a run, unless another version of the code made it.
 define train_demo
 	@version=$$(cat tools/synthetic.py $(1)/*.py $(1)/flags/demo.txt | cksum); overwrite=false; \
 	if [ -e "$(2)/run.json" ] && [ "$$version" != "$$(cat "$(2)/.version" 2>/dev/null)" ]; then \

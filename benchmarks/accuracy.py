@@ -42,7 +42,7 @@ from common.training import model_metadata
 from tools.processes import ended_afterwards
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
-RESULT, DETECTIONS = "result.json", "detections.json"  # file names in the directory of a run
+RESULT, DETECTIONS = "result.json", "detections.json"
 METRICS = ("AP", "AP50", "AP75")
 # Number of seeds -> 97.5 % quantile of Student's t distribution.
 T_QUANTILES = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776, 6: 2.571, 7: 2.447, 8: 2.365, 9: 2.306, 10: 2.262}

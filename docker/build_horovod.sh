@@ -3,15 +3,12 @@
 #
 #   docker/build_horovod.sh .venv
 #
-# The last release of Horovod is older than this TensorFlow, and no wheel exists. One of its files (all-reduce inside XLA) no
-# longer compiles and is left out: with --xla the forward and backward passes are compiled, and the all-reduce stays
-# outside. A TensorFlow function that Horovod calls on GPUs was removed, and a patch adds it. The first build takes two
-# minutes on two cores. The wheel is cached, so the next installation takes seconds.
+# Horovod has no wheel for this TensorFlow. One of its files no longer compiles and is left out: with --xla the all-reduce
+# stays outside XLA. The first build takes two minutes on two cores. The wheel is cached.
 #
 # Gloo is always included. HOROVOD_WITH_MPI=1 adds MPI; the wheel then needs libmpi at run time. NCCL is included if a CUDA
-# toolkit (nvcc) and NCCL are found: the system's NCCL or that of TensorFlow's GPU packages. HOROVOD_GPU_OPERATIONS= (empty)
-# leaves it out. All variables of Horovod's build (HOROVOD_NCCL_HOME, HOROVOD_CUDA_HOME, HOROVOD_BUILD_CUDA_CC_LIST, ...)
-# are passed on.
+# toolkit (nvcc) and NCCL are found. HOROVOD_GPU_OPERATIONS= (empty) leaves it out. Other variables of Horovod's build are
+# HOROVOD_NCCL_HOME, HOROVOD_CUDA_HOME and HOROVOD_BUILD_CUDA_CC_LIST.
 set -euo pipefail
 
 venv=$(cd "$1" && pwd)
@@ -46,7 +43,7 @@ pip_install "${needed[@]}" || fail "pip could not install ${needed[*]}"
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 
-# Uses the NCCL of TensorFlow's GPU packages. Its library lacks the name that linkers expect, so a link adds it.
+# Uses the NCCL of TensorFlow's GPU packages. A link adds the library name that linkers expect.
 packaged_nccl() {
   local home
   home=$("$python" -c 'import nvidia.nccl; print(list(nvidia.nccl.__path__)[0])' 2>/dev/null) || return 1
@@ -90,7 +87,7 @@ if ! compgen -G "$cache/*.whl" >/dev/null; then
   tar xzf "$work"/horovod-*.tar.gz -C "$work"
   source=$(find "$work" -maxdepth 1 -mindepth 1 -type d -name 'horovod-*')
   sed -i '/xla_mpi_ops\.cc/d' "$source/horovod/tensorflow/CMakeLists.txt"
-  # TensorFlow removed the function that returns the CUDA stream of a Stream object; platform_specific_handle() replaces it.
+  # This TensorFlow has platform_specific_handle() instead of AsGpuStreamValue().
   sed -i -e 's/^GpuStreamHandle AsGpuStreamValue/static &/' \
     -e '/^#undef LOG/a\
 #if HAVE_GPU\
@@ -100,14 +97,13 @@ static GpuStreamHandle AsGpuStreamValue(Stream* stream) {\
 }\
 }\
 #endif' "$source/horovod/tensorflow/mpi_ops.cc"
-  # Horovod connects the ranks by the host's own name, not by the interface that horovodrun found. That name is 127.0.1.1 on
-  # many hosts. In a chroot it does not resolve, and Horovod then crashes, because it does not check the result. The first
-  # patch uses the interface, and the second reports the error.
+  # Horovod connects the ranks by the host's own name, which is 127.0.1.1 on many hosts. The first patch uses the interface
+  # that horovodrun found. The second reports an error where Horovod would crash.
   sed -i '/^void GlooContext::InitializeForProcessSet/,/^}/s/iface = gloo_iface_;/iface = global_context.gloo_iface_;/' \
     "$source/horovod/common/gloo/gloo_context.cc"
   sed -i 's/GLOO_ENFORCE_NE(rv, -1);/GLOO_ENFORCE_EQ(rv, 0, "No address for this host: ", attr.hostname);/' \
     "$source/third_party/gloo/gloo/transport/tcp/device.cc"
-  # The location of the packaged NCCL relative to Horovod's library in the same site-packages, then HOROVOD_NCCL_HOME.
+  # Where the library finds NCCL: in the same site-packages, then in HOROVOD_NCCL_HOME.
   rpath="\\\$ORIGIN/../../nvidia/nccl/lib${HOROVOD_NCCL_HOME:+;$HOROVOD_NCCL_HOME/lib}"
   printf 'set_target_properties(tensorflow PROPERTIES BUILD_WITH_INSTALL_RPATH TRUE INSTALL_RPATH "%s")\n' "$rpath" \
     >>"$source/horovod/tensorflow/CMakeLists.txt"
@@ -120,7 +116,7 @@ static GpuStreamHandle AsGpuStreamValue(Stream* stream) {\
   fi
   "$python" -m pip wheel --disable-pip-version-check --no-build-isolation --no-deps --wheel-dir "$work/wheel" "$source" \
     >>"$log" 2>&1 || fail "Horovod did not compile${HOROVOD_GPU_OPERATIONS:+ (without NCCL: HOROVOD_GPU_OPERATIONS= make horovod)}: see $log"
-  # Copy, then rename: the cache never holds an incomplete wheel, even if several processes build at the same time.
+  # Copy, then rename: the cache never holds an incomplete wheel.
   mkdir -p "$(dirname "$cache")" && cp -r "$work/wheel" "$cache.$$" || fail "cannot write $cache"
   mv -T "$cache.$$" "$cache" 2>/dev/null || rm -rf "$cache.$$"
 fi

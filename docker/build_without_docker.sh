@@ -5,11 +5,9 @@
 #   sudo docker/build_without_docker.sh --whole-demo    also runs `make demo` completely: ten minutes more
 #   sudo docker/build_without_docker.sh --keep          keeps the image and prints where
 #
-# Needs root and the apt packages buildah and debootstrap. buildah reads the Dockerfile and runs its commands in a chroot.
-# debootstrap creates Debian bookworm from its packages, instead of the image debian:bookworm-slim. Then the script tests in
-# the image, as its user: imports of all packages, docker/healthcheck.sh with one and two processes, a second host through
-# the image's ssh server, and `make demo` with a few images. All files are in one directory under TMPDIR (/var/tmp), which
-# is removed at the end.
+# Needs root and the apt packages buildah and debootstrap. debootstrap creates Debian bookworm from its packages, and buildah
+# runs the Dockerfile in a chroot. The tests run as the image's user: imports, docker/healthcheck.sh, a second host through
+# ssh, and `make demo` with a few images. All files are in one directory under TMPDIR (/var/tmp), removed at the end.
 #
 # The image contains this machine's pip and apt settings (mirrors, certificates). Do not publish a kept image.
 set -euo pipefail
@@ -35,7 +33,7 @@ for tool in buildah debootstrap; do
 done
 
 work=$(mktemp -d "${TMPDIR:-/var/tmp}/dali-detection-image.XXXXXX")
-# A separate store leaves the user's images and containers untouched and is removed with one directory.
+# A separate store leaves the user's images untouched.
 run_buildah() { TMPDIR=$work buildah --root "$work/store" --runroot "$work/run" "$@"; }
 finish() {
   if [ "$keep" ]; then
@@ -49,7 +47,7 @@ finish() {
 }
 trap finish EXIT
 
-# Prints the pip settings of this machine that also work in the image: web addresses and their certificates.
+# Prints this machine's pip settings that also work in the image.
 pip_settings() {
   local python=${PYTHON:-python3}
   "$python" -m pip config list 2>/dev/null | sed -nE "s/^[^.]+\.((extra-)?index-url|trusted-host)='(https?:.*)'\$/\1 = \3/p" |
@@ -93,7 +91,7 @@ inside docker/healthcheck.sh
 inside docker/healthcheck.sh --ranks=2
 
 say "two hosts, of which the second is reached by ssh"
-# The key is mounted as Kubernetes does it: owned by root and readable. horovodrun takes 127.0.0.2 for another host.
+# As in Kubernetes, root owns the key. horovodrun takes 127.0.0.2 for another host.
 # shellcheck disable=SC2016 # the shell in the container expands the variable
 run_buildah run --isolation chroot --user root "$container" -- sh -euc '
   keys=/home/detection/.ssh

@@ -3,15 +3,13 @@
 #
 #   docker run ... dali-detection:cpu horovodrun -np 2 python efficientdet/train.py ...
 #
-# SIGTERM makes horovodrun kill its ranks after five seconds, even if they have not saved (docs/distributed.md). This script
-# therefore sends SIGTERM to the ranks of this host. All ranks save the same step and end, then horovodrun ends. Allow time
-# for this: docker stop -t 300.
+# SIGTERM makes horovodrun kill its ranks after five seconds. So this script sends SIGTERM to the ranks, which save the same
+# step and end. Allow time for this: docker stop -t 300.
 set -euo pipefail
 
 [ "$(basename -- "${1:-}")" = horovodrun ] || exec "$@"
 
-# The pattern matches the ranks only. The command lines of horovodrun and its shells contain the same words, further back.
-# DETECTION_LAUNCHER, which horovodrun passes on, limits the signal to the ranks of this job.
+# The pattern does not match horovodrun and its shells. DETECTION_LAUNCHER limits the signal to the ranks of this job.
 ranks='^[^ ]*python[^ ]* [^ ]*train\.py'
 export DETECTION_LAUNCHER=$$
 stop() {

@@ -7,9 +7,8 @@
 #   docker run --rm --gpus all dali-detection docker/healthcheck.sh --gpu           requires a GPU
 #   docker run --rm dali-detection:cpu docker/healthcheck.sh --ranks=2              two processes with horovodrun
 #
-# Takes half a minute. Exits with 0 and one line, or with 1 and the output of the failed step. --gpu warns if JPEGs would be
-# decoded without the GPU's JPEG engines. Run it before a job, not during one, because it uses GPU memory. For that reason
-# it is not the HEALTHCHECK of the image, which Docker would repeat during training.
+# Takes half a minute. Exits with 0 and one line, or with 1 and the output of the failed step. Run it before a job, not
+# during one, because it uses GPU memory.
 set -euo pipefail
 
 cd "$(dirname "$0")/.."

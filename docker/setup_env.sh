@@ -50,7 +50,7 @@ if command -v nvidia-smi >/dev/null && nvidia-smi -L >/dev/null 2>&1; then
   extras+=(gpu)
 fi
 say "packages (about 1.3 GB to download the first time; a few minutes)"
-# For the extras of `make setup` and of the images, a lock file has the hash of every file, also of indirect dependencies.
+# For the extras of `make setup` and of the images, a lock file has the hash of every file.
 lock="$here/docker/locks/$(printf '%s\n' "${extras[@]}" | sort | paste -sd+).txt"
 if [ -f "$lock" ]; then
   cp "$lock" "$venv/requirements.txt"
@@ -62,7 +62,7 @@ else
 fi
 pip_install "${hashes[@]}" -r "$venv/requirements.txt" || fail "pip could not install the packages above: see its message"
 
-# DALI's TensorFlow plugin is a source package that imports TensorFlow and DALI while it builds, so it is installed last.
+# DALI's TensorFlow plugin imports TensorFlow and DALI while it builds, so it is installed last.
 plugin=$(requirements dali-tf)
 plugin_works() { TF_CPP_MIN_LOG_LEVEL=3 "$venv/bin/python" -c 'import nvidia.dali.plugin.tf' 2>"$venv/plugin.log"; }
 install_plugin() {
@@ -76,9 +76,8 @@ pip_install $requirements_build
 
 if ! plugin_works; then
   say "DALI's TensorFlow plugin (its shipped binary)"
-  # The plugin contains a binary for this TensorFlow. Its installer searches TensorFlow's library for "GCC:" with `strings`,
-  # but clang built this TensorFlow, so the installer would compile, which needs CUDA headers. A replacement for `strings`,
-  # for this one command, makes the installer choose its binary, which the installer then tests.
+  # The installer searches TensorFlow's library for "GCC:" with `strings`, and would compile because clang built it. A
+  # replacement for `strings` makes the installer choose and test its own binary.
   shim=$(mktemp -d)
   trap 'rm -rf "$shim"' EXIT
   printf '#!/bin/sh\necho "GCC: (GNU) 13.1.0"\n' >"$shim/strings"

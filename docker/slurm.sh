@@ -8,15 +8,14 @@
 #       --train_images=coco/train2017 --train_annotations=coco/annotations/instances_train2017.json \
 #       --eval_images=coco/val2017 --eval_annotations=coco/annotations/instances_val2017.json --output_dir=runs/d0
 #
-# Each recipe is for one number of GPUs. With another --nodes or --gpus-per-node, choose the recipe for it
-# (docs/distributed.md). Compute nodes often have no internet: then replace --init_from=imagenet by a file (docs/training.md).
+# Each recipe is for one number of GPUs (docs/distributed.md). Without internet on the nodes, replace --init_from=imagenet by
+# a file (docs/training.md).
 #
 # Submit from this project's root, on a disk that all nodes share, after `make horovod` on a node with GPUs. The site must
 # allow ssh between the nodes of a job.
 #
-# Five minutes before the time limit Slurm signals this script. The script signals the ranks, which save the same step and
-# end. Then it requeues the job, and the same command resumes. A job that ends with an error is not requeued, because the
-# error would occur again.
+# Five minutes before the time limit Slurm signals this script. The ranks save the same step and end. Then the script
+# requeues the job, which resumes. A job that ends with an error is not requeued.
 #SBATCH --job-name=detection
 #SBATCH --nodes=2
 #SBATCH --ntasks-per-node=1
@@ -42,8 +41,7 @@ gpus=${SLURM_GPUS_ON_NODE:?ask for GPUs: --gpus-per-node=N}
 hosts=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | sed "s/\$/:$gpus/" | paste -sd, -)
 training=(.venv/bin/python "$@" --strategy=horovod)
 
-# Matches the ranks only, by their whole command line from its first character. horovodrun, its shells and ssh contain the
-# same words further back, and SIGTERM to horovodrun would kill the ranks after five seconds.
+# Matches the command lines of the ranks only. SIGTERM to horovodrun would kill the ranks after five seconds.
 ranks="^$(printf '%s' "${training[*]}" | sed 's/[][\.*^$+?(){}|]/\\&/g')"
 stopped=
 # shellcheck disable=SC2329 # the trap calls it

@@ -2,12 +2,10 @@
 
     srun --ntasks-per-node=8 python docker/slurm_rank.py efficientdet/train.py --flagfile=...
 
-horovodrun normally gives each rank its number and the address of Horovod's rendezvous server. Here the number
-comes from Slurm's variables, and the first rank runs the server in a second process that ends with the rank.
+The rank's number comes from Slurm's variables. The first rank also runs Horovod's rendezvous server.
 
 docker/slurm_srun.sh sets DETECTION_HOSTS (the hosts of the job, comma-separated, in Slurm's order) and
-DETECTION_PORT. HOROVOD_GLOO_IFACE and NCCL_SOCKET_IFNAME choose the network interface. The default is the
-interface that leads to another host of the job.
+DETECTION_PORT. HOROVOD_GLOO_IFACE and NCCL_SOCKET_IFNAME choose another network interface.
 """
 
 import os
@@ -23,7 +21,6 @@ START_SECONDS = 300  # the first start of an image on a node can take minutes
 
 
 def interface_to(host: str) -> str:
-    """Name of the network interface that leads to a host."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         probe.connect((host, 9))  # UDP: nothing is sent
         address = probe.getsockname()[0]
@@ -36,7 +33,7 @@ def serve(port: int, hosts: list[str], ranks_per_host: int, parent: int) -> None
     from horovod.runner.common.util.hosts import get_host_assignments, parse_hosts
     from horovod.runner.http.http_server import RendezvousHandler, RendezvousHTTPServer
 
-    # Slurm signals all processes, and the ranks need the server until they have saved.
+    # The ranks need the server until they have saved.
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     slots = parse_hosts(",".join(f"{host}:{ranks_per_host}" for host in hosts))

@@ -11,11 +11,10 @@
 #
 # IMAGE: a squashfs file or an image name that `srun --container-image` accepts. If it is empty, the ranks use .venv in the
 # directory in which you call sbatch, which must be on a disk that all nodes share.
-# MOUNTS: what `srun --container-mounts` mounts. docs/distributed.md explains IMAGE, MOUNTS and alternatives.
+# MOUNTS: what `srun --container-mounts` mounts. docs/distributed.md explains both.
 #
 # Five minutes before the time limit Slurm signals the ranks. They save the same step and exit with 75. This script then
-# requeues the job, and the same command resumes. A job that ends with an error is not requeued, because the error would
-# occur again.
+# requeues the job, which resumes. A job that ends with an error is not requeued.
 #SBATCH --job-name=detection
 #SBATCH --nodes=2
 #SBATCH --ntasks-per-node=8
@@ -45,12 +44,11 @@ fi
 
 DETECTION_HOSTS=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | paste -sd, -)
 DETECTION_PORT=$((20000 + SLURM_JOB_ID % 10000)) # of Horovod's rendezvous server on the first node
-# By default Gloo waits 30 s for the other ranks, but a node that must first unpack the image can start later than that.
+# By default Gloo waits 30 s for the other ranks, but a node may unpack the image for longer.
 HOROVOD_GLOO_TIMEOUT_SECONDS=${HOROVOD_GLOO_TIMEOUT_SECONDS:-300}
 export DETECTION_HOSTS DETECTION_PORT HOROVOD_GLOO_TIMEOUT_SECONDS
 
-# --kill-on-bad-exit=0: the first rank that exits with 75 must not end rank 0, which may still be saving. --wait: ranks that
-# remain 600 s after the first exit are ended.
+# The first rank that exits must not end rank 0, which may still be saving. After 600 s, remaining ranks are ended.
 code=0
 srun --cpus-per-task="${SLURM_CPUS_PER_TASK:-8}" --kill-on-bad-exit=0 --wait=600 --label "${container[@]}" \
   "$python" docker/slurm_rank.py "$@" --strategy=horovod || code=$?

@@ -181,7 +181,7 @@ def copy(app: str, directory: pathlib.Path, without: Iterable[str] = ()) -> list
     for path, text in {**product, **tests}.items():
         _write(directory / path, text)
     for folder in {pathlib.Path(path).parent for path in tests}:
-        for beside in (ROOT / folder).glob("*.txt"):  # expected numbers of the tests
+        for beside in (ROOT / folder).glob("*.txt"):
             _write(directory / folder / beside.name, beside.read_text())
     needing = _left_out_of(RECIPES, without)
     flag_names, choices = (_left_out_of(parts, without) for parts in (PART_FLAGS, PART_CHOICES))
@@ -280,7 +280,7 @@ def _tests(
     for path in texts:
         words = [*lost[path].words, *others, *without]
         lost[path] = lost[path]._replace(names={"": {*methods}}, words=words, is_test=True)
-    for _ in range(2):  # again for tests whose fixtures are now lost
+    for _ in range(2):
         prune(texts, lost, lambda path: path in product or path.startswith("tests/"))
         for conftest in [path for path in texts if path.endswith("conftest.py")]:
             for path in [path for path in texts if path.startswith(conftest.removesuffix("conftest.py"))]:

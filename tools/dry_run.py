@@ -35,7 +35,7 @@ from tools.processes import ended_afterwards
 
 EPOCHS = (2, 3)  # --epochs of the first and of the second session
 STOP_SECONDS = 15.0  # from SIGTERM to SIGKILL: horovodrun needs 5 s to kill its ranks
-CHECKPOINTS = 3  # two that are kept, one that is being written
+CHECKPOINTS = 3  # on the disk at once
 _PROCESS = pathlib.Path(__file__).with_name("dry_run_process.py")
 
 
@@ -88,7 +88,6 @@ def run(module: str, config: Any, a: Args, processes: int, open_datasets: Callab
     launcher = _launcher(processes)
     ranks = Ranks()
     ranks.num_replicas = processes
-    # SIGTERM has the effect of Ctrl-C.
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     with tempfile.TemporaryDirectory(prefix="dry-run-") as name:
         directory = pathlib.Path(name)

@@ -79,7 +79,7 @@ def small_flags(a: Args, config: Any, processes: int, size: int) -> dict[str, An
         "compression": a.compression if processes > 1 else "none",
     }
     if getattr(config, "close_mosaic", 0):
-        small["close_mosaic"] = 1  # one epoch with mosaic and one without
+        small["close_mosaic"] = 1
     return small
 
 

@@ -39,7 +39,7 @@ FOREGROUND, BACKGROUND_BELOW = 0.5, 0.1  # IoU thresholds; TIDE's t_f and t_b
 MAX_DETECTIONS = 100  # per class and image; pycocotools cocoeval.py, Params.setDetParams: maxDets
 MATRIX_CLASSES = 80  # classes with most errors in the picture
 NAME_LENGTH = 20  # characters of a class name in the picture
-WORST = 8  # images in errors.png
+WORST = 8
 
 IGNORED, CORRECT, CLASSIFICATION, LOCALISATION, BOTH, DUPLICATE, BACKGROUND, MISSED = range(-1, 7)
 KINDS = {  # kinds from CORRECT on -> meaning, colour of Paul Tol's schemes (personal.sron.nl/~pault)
@@ -51,8 +51,7 @@ KINDS = {  # kinds from CORRECT on -> meaning, colour of Paul Tol's schemes (per
     "background": ("no object at the box", "#ee7733"),
     "missed": ("object not found, not even with a wrong class or a poor box", "#cc3311"),
 }
-# Fields of detections and of ground-truth boxes. `class`: 0-based. `target`: a detection's box. `box`: left,
-# top, width and height in pixels.
+# `class`: 0-based. `target`: index of a detection's box. `box`: left, top, width and height in pixels.
 _NAMES = ("image", "class", "kind", "target", "score", "box")
 ROW = np.dtype({"names": _NAMES, "formats": ("i8", "i8", "i8", "i8", "f8", "4f8")})
 
@@ -110,7 +109,7 @@ def _judge(found: np.ndarray, truth: np.ndarray) -> None:
     for row in np.flatnonzero((near >= FOREGROUND) & ~is_late):
         best = np.flatnonzero(own[row] == own[row].max())[-1]  # of equal IoUs COCO takes the last
         if own[row, best] >= FOREGROUND:
-            own[:, best] = 0  # matched
+            own[:, best] = 0
             found["kind"][row], found["target"][row] = CORRECT, best
 
 
@@ -214,7 +213,7 @@ def draw_worst(found: np.ndarray, truth: np.ndarray, source: Source, path: pathl
             axes.set_title(title, fontsize="small", parse_math=False)
             axes.imshow(pixels)
             shown = (boxes["image"] == image) & (boxes["kind"] != IGNORED)
-            for box in boxes[shown][::-1]:  # the highest score last, on top
+            for box in boxes[shown][::-1]:
                 colour, (x, y, *sides) = colours[box["kind"]], box["box"]
                 axes.add_patch(Rectangle((x, y), *sides, fill=False, edgecolor=colour, linewidth=2))
                 label = names[box["class"]] + (f" {box['score']:.2f}" if boxes is found else "")

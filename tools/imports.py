@@ -10,7 +10,7 @@ import pathlib
 from collections.abc import Callable, Iterable, Iterator
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
-PRODUCT = ("common", "efficientdet", "yolov4", "tools")  # the folders of the product's code
+PRODUCT = ("common", "efficientdet", "yolov4", "tools")
 
 
 def python_files(*folders: str) -> list[str]:

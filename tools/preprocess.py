@@ -72,7 +72,7 @@ def preprocess(a: types.SimpleNamespace) -> None:
 
 
 def main() -> None:
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # cleans up as after Ctrl-C
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     preprocess(types.SimpleNamespace(**shared_flags.values(flags.FLAGS, define_flags)))
 
 

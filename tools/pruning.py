@@ -22,7 +22,7 @@ from tools.source_text import SourceText
 
 LISTS = (ast.List, ast.Tuple, ast.Set)
 DEFINITIONS = (ast.FunctionDef, ast.ClassDef)
-FLAG_OWNERS = ("a", "self._a")  # names of Args objects in the apps' code
+FLAG_OWNERS = ("a", "self._a")
 
 
 class UnsoundError(Exception):
@@ -67,7 +67,7 @@ class Lost(NamedTuple):
 class Place(NamedTuple):
     """A node, and all nodes around it, outermost first, each with the field that leads inward."""
 
-    node: Any  # an object of one of ast's classes, which have different fields
+    node: Any
     above: tuple[tuple[Any, str], ...] = ()
 
     @property
@@ -309,7 +309,7 @@ class _Edit(SourceText):
         defaults = [*[None] * (len(plain) - len(a.defaults)), *a.defaults, *a.kw_defaults]
         items = list(zip([*plain, *a.kwonlyargs], defaults, strict=True))
         item = next((item for item in items if node in item), None)
-        if item is None or item[1] is None:  # a required parameter: removes the function
+        if item is None or item[1] is None:
             return self.without_statement(place.up)
         self._lost.add(item[0].arg, Place(node, (*place.above, (place.node, ""))).scope)
         return self.without_item(items, item)

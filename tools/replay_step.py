@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     import tensorflow as tf
 
 APPS = ("efficientdet", "yolov4")
-SHOWN = 8  # lines for each kind of tensor
+SHOWN = 8
 LossValues = Callable[["tf.Tensor", dict[str, "tf.Tensor"]], dict[str, "tf.Tensor"]]
 
 

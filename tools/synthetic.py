@@ -27,14 +27,14 @@ from common.files import user_errors, write_bytes
 
 CATEGORIES = {2: "disk", 3: "ring", 5: "triangle", 8: "cross", 13: "star"}  # ids with gaps, as in COCO
 MIN_OBJECT, MAX_OBJECT = 12, 250  # sides of an object, pixels
-MAX_OBJECTS = 10  # in an image
+MAX_OBJECTS = 10
 EMPTY_IMAGES = 0.05  # share of images without objects
 MIN_VISIBLE = 0.4  # share of an object's pixels, else it is left out
 JPEG_QUALITY = 90
 
 _MAX_ASPECT = 4 / 3
-_ATTEMPTS = 20  # to find a position for an object before it is left out
-_OVERSAMPLING = 4  # masks are drawn in this multiple of their size, for smooth edges
+_ATTEMPTS = 20
+_OVERSAMPLING = 4
 
 _Shape = tuple[int, ...]
 _Place = tuple[int, int]  # top, left
@@ -119,7 +119,7 @@ def draw_picture(seed: int, index: int, style: Style = STYLES["small"]) -> Pictu
         boxes.append(_clipped_box(solid, *placed, height, width))
         category_ids.append(category_id)
 
-    canvas += rng.normal(0, style.noise, canvas.shape[:2])[..., None]  # camera noise on the whole image
+    canvas += rng.normal(0, style.noise, canvas.shape[:2])[..., None]
     return Picture(
         image=np.clip(canvas, 0, 255).astype(np.uint8),
         boxes_ltwh_px=np.array(boxes, np.int32).reshape(-1, 4),
@@ -140,8 +140,8 @@ def _rotation(angle: float) -> np.ndarray:
 
 
 _CIRCLE = _on_circle(np.linspace(0, 2 * math.pi, 96, endpoint=False))
-_ARM = np.array([[0.3, -1], [0.3, -0.3], [1, -0.3]])  # one arm of the cross
-# Polygons (points, 2) of (x, y) around the origin, y downwards: the outline, then the hole if there is one.
+_ARM = np.array([[0.3, -1], [0.3, -0.3], [1, -0.3]])
+# Polygons (points, 2) of (x, y), y downwards: the outline, then the hole.
 _OUTLINES = {
     "disk": [_CIRCLE],
     "ring": [_CIRCLE, 0.55 * _CIRCLE],
@@ -156,7 +156,7 @@ def _shape_mask(rng: Rng, name: str, shorter_side: int) -> np.ndarray:
     largest = min(MAX_OBJECT, 0.7 * shorter_side) / math.sqrt(_MAX_ASPECT)
     size = _log_uniform(rng, MIN_OBJECT * math.sqrt(_MAX_ASPECT), largest)
     aspect = _log_uniform(rng, 1 / _MAX_ASPECT, _MAX_ASPECT)
-    extent = np.round([size * math.sqrt(aspect), size / math.sqrt(aspect)])  # width, height
+    extent = np.round([size * math.sqrt(aspect), size / math.sqrt(aspect)])
     turn = _rotation(math.radians(rng.uniform(-20, 20)))
     outlines = [outline @ turn for outline in _OUTLINES[name]]
     low, high = outlines[0].min(axis=0), outlines[0].max(axis=0)
@@ -227,7 +227,7 @@ def _fill(rng: Rng, mask: np.ndarray, surroundings: np.ndarray) -> np.ndarray:
     """Returns the colours of one object, float32 (h, w, 3)."""
     height, width = mask.shape
     candidates = [_colour(rng, saturation=(0.45, 1), value=(0.45, 1)) for _ in range(4)]
-    colour = max(candidates, key=lambda of: np.abs(of - surroundings).sum())  # the colour with most contrast
+    colour = max(candidates, key=lambda of: np.abs(of - surroundings).sum())
     paint = _gradient(rng, height, width, colour, colour * rng.uniform(0.5, 0.95))
     kind = rng.choice(["plain", "stripes", "noise", "checks"], p=[0.4, 0.25, 0.2, 0.15])
     contrast = rng.uniform(15, 45)
@@ -280,7 +280,7 @@ def _smooth_noise(rng: Rng, height: int, width: int, cells: int) -> np.ndarray:
 def _colour(rng: Rng, saturation: tuple[float, float], value: tuple[float, float]) -> np.ndarray:
     """Returns a random colour of any hue, float32 (3,) RGB in 0..255."""
     offsets = np.array([0, 2 / 3, 1 / 3])
-    hue = np.clip(np.abs((rng.random() + offsets) % 1 * 6 - 3) - 1, 0, 1)  # HSV's hue as RGB
+    hue = np.clip(np.abs((rng.random() + offsets) % 1 * 6 - 3) - 1, 0, 1)
     mixed = 1 - rng.uniform(*saturation) * (1 - hue)
     return (255 * rng.uniform(*value) * mixed).astype(np.float32)
 

@@ -17,7 +17,7 @@ from common.loader import BaseLoader
 from tools.benchmark import stages
 from tools.benchmark.summary import Record
 
-# Two functions: images -> network outputs; (these outputs, letterbox) -> detections, as Detect returns them.
+# images -> network outputs; (these outputs, letterbox) -> detections
 Halves = tuple[Callable[[tf.Tensor], Any], Callable[[Any, tf.Tensor], tuple[tf.Tensor, ...]]]
 
 

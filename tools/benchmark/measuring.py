@@ -32,8 +32,8 @@ from tools.benchmark.summary import Record
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 SAMPLE = 200  # number of images whose file sizes are averaged
-_NOT_OF_CANDIDATES = ("what", "pipeline_types", "baseline", "json", "synthetic_images", "role")  # flags
-_SETTINGS = ("num_classes", "batch_size", "num_threads", "prefetch", "precision", "xla")  # flags to record
+_NOT_OF_CANDIDATES = ("what", "pipeline_types", "baseline", "json", "synthetic_images", "role")
+_SETTINGS = ("num_classes", "batch_size", "num_threads", "prefetch", "precision", "xla")
 
 
 def start(app: App, a: BenchArgs) -> None:

@@ -27,4 +27,4 @@ def own_stdout() -> Iterator[Callable[[str], object]]:
         try:
             yield lambda line: pipe.write(line.encode() + b"\n")
         except BrokenPipeError:
-            sys.exit(0)  # the process that measures has ended
+            sys.exit(0)

@@ -6,7 +6,7 @@ from tools.benchmark import summary
 from tools.benchmark.summary import Record
 
 QUIET = 0.1  # share of the cores that other processes may use without a warning
-ADVICE = {  # what limits training -> which flags to change
+ADVICE = {
     "the loader": "--pipeline_type=dali_gpu, a higher --num_threads, or a smaller --image_size",
     "the model": "a larger --batch_size, --precision=mixed_float16, or a smaller --image_size",
     "the CPU that they share": "a smaller --image_size, or --pipeline_type=dali_gpu",

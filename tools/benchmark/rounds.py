@@ -154,7 +154,7 @@ class Candidate:
         with contextlib.suppress(psutil.NoSuchProcess):
             for process in [self._process, *self._process.children(recursive=True)]:
                 with contextlib.suppress(psutil.NoSuchProcess, OSError):
-                    cpu_seconds += sum(process.cpu_times()[:4])  # own and children's time
+                    cpu_seconds += sum(process.cpu_times()[:4])
                     # VmHWM is the peak (proc(5)). psutil only has the current memory.
                     status = pathlib.Path(f"/proc/{process.pid}/status").read_text()
                     found = re.search(r"VmHWM:\s+(\d+) kB", status)

@@ -20,7 +20,7 @@ from tools.benchmark.protocol import WARM_UP
 from tools.benchmark.summary import Record, spread
 
 SHARE = 1 / 3  # share of --seconds for one graph
-Advance = Callable[[], object]  # makes one batch
+Advance = Callable[[], object]
 _QUIET = 0.05  # seconds without work after which a queue counts as full
 
 

@@ -82,7 +82,7 @@ def _make_step(
 
     def advance() -> None:
         images, targets = ahead.pop().result() if ahead else next(batches)
-        if not loader.saveable:  # a thread takes the next batch, as InputFeed does in training
+        if not loader.saveable:
             ahead.append(thread.submit(next, batches))
         guard.check(next(numbers), step(images, targets, stop_requested), images, targets)
 

@@ -106,7 +106,7 @@ def _write_shards(
         try:
             list(writers.map(write, shards))
         finally:
-            is_over.set()  # also after an interrupt
+            is_over.set()
 
 
 def _serialize(annotations: Annotations, row: int, images_dir: str, max_side: int | None) -> bytes:

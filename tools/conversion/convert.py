@@ -115,5 +115,4 @@ def _read_tfrecords(options: Options, policy: ImagePolicy) -> tuple[Annotations,
 
 
 _NAMES = {"coco": "the name of the json", "tfrecord": "the beginning of the file names"}
-# Format -> a function of (options, policy) that returns the annotations and the directory of the images.
 _READERS = {"voc": read_voc, "yolo": read_yolo, "coco": _read_coco, "tfrecord": _read_tfrecords}

@@ -20,7 +20,7 @@ from common.errors import UserError
 from tools.conversion.coco_writer import write_images
 
 _OPTIONS: dict[str, dict[str, int]] = {"JPEG": {"quality": 95, "subsampling": 0}, "PNG": {}}
-_ORIENTATION = 0x0112  # EXIF tag
+_ORIENTATION = 0x0112
 
 
 def shrunk_sizes(sizes: np.ndarray, max_side: int) -> np.ndarray:

@@ -118,7 +118,7 @@ def detect_raw(parts: Exportable, images: tf.Tensor, image_sizes: tf.Tensor) -> 
     return name_raw_outputs(parts, raw, image_sizes)
 
 
-DETECT = {"standard": detect, "none": detect_raw}  # --nms -> function
+DETECT = {"standard": detect, "none": detect_raw}
 
 
 def signature(parts: Exportable, batch_size: int | None) -> list[tf.TensorSpec]:

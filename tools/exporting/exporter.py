@@ -27,7 +27,7 @@ from tools.exporting import tensorflow_files, tensorrt, verify
 from tools.exporting.export_graph import Exportable
 from tools.exporting.options import Options
 
-DRAWN_IMAGES = 8  # images for the comparison
+DRAWN_IMAGES = 8
 _CALIBRATION_BATCH = 4
 
 OpenLoader = Callable[..., BaseLoader]  # called as f(pipeline_type, source=, batch_size=)
@@ -77,7 +77,7 @@ def export(
         file = runtimes.make_detect(runtimes.open_runner(options.file), app.to_pixels)
         loader = functools.partial(open_loader, "auto", source=evaluation, batch_size=8)
         _compare_ap(detectors | {str(options.file): file}, options.quantize, loader, label_map)
-    if options.quantize == "none" and not largest <= verify.FLOAT_LIMIT:  # true for NaN, too
+    if options.quantize == "none" and not largest <= verify.FLOAT_LIMIT:  # or NaN
         raise UserError(
             f"{options.verified_file} is written, but differs from the weights by {largest:.1e}, more than "
             f"{verify.FLOAT_LIMIT:g}. This can be rounding if the network trained for only a few epochs: use "
@@ -98,7 +98,7 @@ def _write(parts: Exportable, options: Options, metadata: dict[str, Any], open_l
     if output.exists() and not may_replace:
         raise UserError(f"--output={output} exists and is not a {options.format} that may be replaced")
     if options.format == "tensorrt":
-        output.unlink(missing_ok=True)  # an older engine
+        output.unlink(missing_ok=True)
     log(f"writing {options.verified_file}")
     about = {
         "format": options.format,
@@ -116,7 +116,7 @@ def _write(parts: Exportable, options: Options, metadata: dict[str, Any], open_l
         elif options.format == "litert":
             writer = functools.partial(tensorflow_files.write_litert, quantize=options.quantize)
         else:
-            from tools.exporting import onnx_file  # needs optional packages
+            from tools.exporting import onnx_file
 
             writer = functools.partial(onnx_file.write, quantize=_quantizer(options, open_loader))
         output.parent.mkdir(parents=True, exist_ok=True)

@@ -99,7 +99,7 @@ def efficientnms_trt(parts: Exportable, raw: list[tf.TensorSpec]) -> list[onnx.M
         tf.TensorSpec([None, detections], tf.float32, "detection_scores"),
         tf.TensorSpec([None, detections], tf.int32, "detection_classes"),
     ]
-    given = onnx_graphs.output_specs(decode, raw)  # the plugin takes boxes, scores
+    given = onnx_graphs.output_specs(decode, raw)
     plugin = helper.make_node(
         "EfficientNMS_TRT",
         list(given),
@@ -108,7 +108,7 @@ def efficientnms_trt(parts: Exportable, raw: list[tf.TensorSpec]) -> list[onnx.M
         domain=PLUGIN_DOMAIN,
         plugin_version="1",
         background_class=-1,
-        box_coding=0,  # corners
+        box_coding=0,
         class_agnostic=0,
         iou_threshold=float(parts.nms_iou),
         max_output_boxes=detections,

@@ -16,7 +16,7 @@ from tools.gpu_checks.running import ROOT, Case
 
 DALI_ALONE = ("facts", "decoding", "graphs", "loading")
 STAGES = (*DALI_ALONE, "tests", "training", "nccl", "evaluation", "exports")
-LOADS = (0.0, 0.3, 0.45, 0.65, 1.0)  # values of --hw_decoder_load
+LOADS = (0.0, 0.3, 0.45, 0.65, 1.0)
 # app -> model, side of its square input in pixels, batch size
 MODELS = {"efficientdet": ("efficientdet-d0", 512, 64), "yolov4": ("yolov4", 608, 16)}
 # (--precision, --xla, factor by which the batch size is multiplied)

@@ -19,7 +19,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 # Lines that state why a program failed.
 _REASON = re.compile(r"^error: |\b\w*(Error|Exception|Aborted)\b|^FAILED |^F\d{4} ")
 
-GRACE = 10.0  # seconds from SIGTERM to SIGKILL
+GRACE = 10.0  # seconds
 
 Row = dict[str, Any]  # stage, about, command, host; status, message, seconds, result
 Read = Callable[[str], dict[str, Any]]  # stdout -> result; a result with the key "error" did not pass

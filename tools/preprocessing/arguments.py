@@ -154,7 +154,6 @@ OWN = {
     "scale": Argument("number", may_vary=True, low=1e-3),
     "translate": Argument("numbers", may_vary=True),
 }
-# Short name -> full names, of which the operator has one.
 ALIASES = {
     "size": ("crop", "shape"),
     "fill": ("fill_values", "fill_value"),

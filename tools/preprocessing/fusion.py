@@ -48,7 +48,7 @@ def _decode_resize_crop(api: Api, encoded: Data, arguments: Arguments) -> Data:
     resized, pixel = api.math.floor(size * scale + 0.5), 1.0 / scale  # `pixel`: image pixels per output pixel
     crop = api.ops.stack(*(scale * 0 + side for side in arguments["crop"]))
     place = api.ops.stack(*(scale * 0 + arguments.get(name, 0.5) for name in ("crop_pos_y", "crop_pos_x")))
-    room = api.ops.cast(resized - crop, dtype=types.FLOAT64)  # as in DALI's crop
+    room = api.ops.cast(resized - crop, dtype=types.FLOAT64)
     corner = api.ops.cast(api.math.floor(room * place + 0.5), dtype=types.FLOAT)
     # `resized` is rounded to whole pixels. Resize keeps scale and centre, so both ends of the image move.
     start = (size - resized * pixel) * 0.5 + corner * pixel

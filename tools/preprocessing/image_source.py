@@ -69,7 +69,7 @@ def open_image_source(
     issues.raise_if_stopping()
     on_report(issues)
     forms = {image.form if image.is_array else "encoded": image.name for image in kept}
-    if len(forms) > 1:  # a batch of DALI has one dtype
+    if len(forms) > 1:
         listed = " and ".join(f"{name!r} is {form}" for form, name in forms.items())
         raise UserError(f"{path}: {listed}: all images must be of one type")
     labelled = {image.label is not None for image in kept}

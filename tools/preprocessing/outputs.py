@@ -78,7 +78,7 @@ class Output(NamedTuple):
             directory.mkdir(parents=True, exist_ok=True)
             write_into(directory, lambda staged: told.append(self.kind.write(self, staged, counted, total)))
         except BaseException as error:
-            progress.log("")  # ends the line of an unfinished progress bar
+            progress.log("")
             if not isinstance(error, OSError):
                 raise
             name = os.path.basename(error.filename2 or error.filename or "")
@@ -224,7 +224,7 @@ def _write_sheet(output: Output, staged: pathlib.Path, samples: Iterator[Sample]
             image = image.convert("RGB")
             image.thumbnail((_SHEET_WIDTH, _SHEET_WIDTH))  # else 64 photographs could take gigabytes
         pictures.append(np.asarray(image))
-    columns = min(math.ceil(math.sqrt(len(pictures))), _SHEET_COLUMNS)  # about as many as rows
+    columns = min(math.ceil(math.sqrt(len(pictures))), _SHEET_COLUMNS)
     sheet = drawing.contact_sheet(pictures, columns, _SHEET_WIDTH) if total > 1 else pictures[0]
     (staged / output.files[0].name).write_bytes(output.encode(sheet))
     return f"contact sheet of {len(pictures)} of {total} images: {output.path}"

@@ -29,7 +29,7 @@ from tools.preprocessing.fusion import fuse
 from tools.preprocessing.reading import Part
 from tools.preprocessing.samples import Sample
 
-_FAILURES = (RuntimeError, ValueError, TypeError, MemoryError)  # that DALI and NumPy raise
+_FAILURES = (RuntimeError, ValueError, TypeError, MemoryError)
 
 
 @dataclasses.dataclass(kw_only=True, eq=False)
@@ -188,7 +188,7 @@ class Preprocessor:
 
 
 def _reason(error: Exception) -> str:
-    text = str(error.__cause__ or error)  # the Dynamic API keeps the reason in __cause__
+    text = str(error.__cause__ or error)
     operator = re.search(r"operator `nvidia\.dali\.fn\.([\w.]+)`", text)
     _, _, said = text.removeprefix("Multiple exceptions:").rpartition("encountered:")
     first = next((line.strip() for line in said.splitlines() if line.strip()), "")

@@ -15,7 +15,7 @@ from efficientdet.anchor_templates import templates
 from tools.report.network_boxes import network_boxes, sample_images
 from yolov4.anchor_fit import Fit
 
-SCALES = (1.0, 1.5, 2.0, 2.5, 3.0, 4.0, 5.0, 6.0, 8.0)  # anchor scales that are tried
+SCALES = (1.0, 1.5, 2.0, 2.5, 3.0, 4.0, 5.0, 6.0, 8.0)
 _BOXES_AT_ONCE = 4096
 
 
@@ -170,7 +170,7 @@ def _candidates(boxes: np.ndarray, anchors: Anchors, iou: np.ndarray) -> tuple[n
         overlap = wanted[:, None] / np.minimum(prior, size)[:, ::-1]  # needed along each axis
         reach = ((prior + size) / 2 - overlap) * cells + 1e-3
         middle = (boxes[box, :2] + boxes[box, 2:]) / 2 * cells - 0.5
-        low = np.clip(np.ceil(middle - reach), 0, cells - 1).astype(int)  # column, row
+        low = np.clip(np.ceil(middle - reach), 0, cells - 1).astype(int)
         spans = np.clip(np.floor(middle + reach), 0, cells - 1).astype(int) - low + 1
         counts = spans.prod(axis=1)
         pair = np.repeat(np.arange(len(counts)), counts)
@@ -215,7 +215,7 @@ def _levels(anchors: Anchors, iou: np.ndarray, owned: np.ndarray) -> tuple[Level
     k = anchors.anchors_per_location
     counts = [height * width * k for height, width in anchors.feature_sizes]
     by_level = iou.reshape(len(iou), len(counts), k).max(axis=2)
-    best = len(counts) - 1 - by_level[:, ::-1].argmax(axis=1)  # of equal IoUs the last, as in `match`
+    best = len(counts) - 1 - by_level[:, ::-1].argmax(axis=1)
     sides = np.sqrt(templates(anchors).sizes.prod(axis=1) * np.prod(anchors.image_size))
     columns = (
         np.array(anchors.levels),

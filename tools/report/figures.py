@@ -17,12 +17,12 @@ from tools.report.tables import number, shorten
 
 WIDTH = 1400  # pixels
 _DPI = 100
-_HEIGHT = 3.9  # of a panel, in inches
+_HEIGHT = 3.9  # inches
 _COLOUR = "#4477aa"
 _ACCENT = "#cc6677"
 
 NAMED_CLASSES = 24  # more names would overlap
-NAME_LENGTH = 22  # characters of a class name that are shown
+NAME_LENGTH = 22
 BINS_PER_DOUBLING = 4
 
 
@@ -105,7 +105,7 @@ def _histogram(axes: Axes, values: np.ndarray, label: str, lines: tuple[float, .
         axes.hist(values, edges.tolist(), color=_COLOUR, edgecolor="white")
 
 
-PANELS = {  # title -> function that draws it
+PANELS = {
     "boxes of each class": _classes,
     "box sizes": _box_sizes,
     "aspect ratios of the boxes": _aspects,

@@ -21,7 +21,7 @@ from common.errors import UserError
 from common.files import user_errors, write_bytes
 from tools.report.tables import SHOWN, Section, Table, printable
 
-COLUMNS = 100  # characters in a line of the text
+COLUMNS = 100
 
 
 def format_text(sections: Sequence[Section]) -> str:

@@ -11,11 +11,11 @@ from common.annotations import Annotations
 from common.evaluation.drawing import BACKGROUND, draw_boxes, font
 from tools.report.tables import printable, shorten
 
-MOST = 3  # images with most boxes
-OTHERS = 6  # random images
+MOST = 3
+OTHERS = 6
 NAMED_BOXES = 25  # with more boxes, class names would cover the image
-NAME_LENGTH = 24  # characters
-_COLUMNS = 3  # images in a row
+NAME_LENGTH = 24
+_COLUMNS = 3
 _TILE = (466, 400)  # width and height in pixels, with the caption
 _GAP = 6
 _CAPTION_HEIGHT = 24

@@ -9,7 +9,7 @@ from common.datacheck.issues import KINDS, Issue, Severity
 from tools.report.anchor_report import AnchorReport
 from tools.report.statistics import DataStatistics
 
-SHOWN = 12  # rows of a table in the text
+SHOWN = 12
 QUANTILES = (0, 0.05, 0.25, 0.5, 0.75, 0.95, 1)
 
 

@@ -139,7 +139,7 @@ class ImageSource:
 
 def check_label(label: float, owner: str) -> int:
     """Returns the label as an int, or raises UserError."""
-    if not (-(2**31) <= label < 2**31 and label == int(label)):  # also True for NaN
+    if not (-(2**31) <= label < 2**31 and label == int(label)):
         raise UserError(f"{owner} has the label {label}: a label must be a whole number that fits in int32")
     return int(label)
 

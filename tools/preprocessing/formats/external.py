@@ -78,7 +78,7 @@ def _imported(path: str) -> Any:
             spec = importlib.util.spec_from_file_location(module_name, place)
             assert spec and spec.loader
             module = importlib.util.module_from_spec(spec)
-            sys.modules[module_name] = module  # dataclasses need this
+            sys.modules[module_name] = module  # for dataclasses
             spec.loader.exec_module(module)
         else:
             module = importlib.import_module(place)

@@ -142,7 +142,7 @@ def _check_array(image: Image) -> Found:
             return image._replace(form=array.dtype.name), repr(image.name), array
         fault = "unsupported-format"
         detail = f"{array.dtype} {array.shape}: uint8 or float32 (height, width, channels) is needed"
-    except Exception as error:  # any error can occur
+    except Exception as error:
         fault, detail = "not-an-image", " ".join(f"NumPy cannot read it: {error}".split())
     return image, repr(image.name), ImageFacts(fault=fault, detail=detail)
 

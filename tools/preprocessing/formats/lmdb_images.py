@@ -127,7 +127,7 @@ def _number(values: list[Any], kind: int) -> float | None:
         number = packed
     elif kind == _FLOAT:
         return struct.unpack("<f", packed)[0] if len(packed) == 4 else None
-    elif sum(byte < 128 for byte in packed) == 1:  # seven bits per byte; only the last byte is below 128
+    elif sum(byte < 128 for byte in packed) == 1:
         number = sum((byte & 127) << 7 * place for place, byte in enumerate(packed))
     else:
         return None
