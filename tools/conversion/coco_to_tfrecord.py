@@ -11,6 +11,7 @@ import pathlib
 import re
 import threading
 from collections.abc import Collection, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -142,7 +143,7 @@ def _serialize(annotations: Annotations, row: int, images_dir: str, max_side: in
     return serialized({"bytes_list": strings, "int64_list": integers, "float_list": floats})
 
 
-def serialized(lists: Mapping[str, Mapping[str, Sequence | np.ndarray]]) -> bytes:
+def serialized(lists: Mapping[str, Mapping[str, Any]]) -> bytes:
     """Returns a tf.train.Example as bytes. `lists`: kind of list, such as "bytes_list" -> key -> values."""
     features = {
         key: {kind: {"value": values}} for kind, of_kind in lists.items() for key, values in of_kind.items()
