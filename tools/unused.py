@@ -64,9 +64,8 @@ def _references(text: str) -> tuple[list[tuple[str, str]], list[tuple[str, str]]
                     ast.Name(id=name, ctx=ast.Load())
                     | ast.Attribute(attr=name)
                     | ast.Constant(value=str(name))
+                    | ast.alias(name=name, asname=str())
                 ):
-                    read.append((scope, name))
-                case ast.alias(name=name, asname=str()):
                     read.append((scope, name))
             walk(node, inner)
 

@@ -10,7 +10,7 @@ import os
 import pathlib
 import re
 import threading
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -72,7 +72,7 @@ def write_tfrecords(
 
     def write(staged: pathlib.Path) -> None:
         shards = {staged / name: order[shard::num_shards] for shard, name in enumerate(names)}
-        _write_shards(annotations, os.fspath(images_dir), shards, max_side, num_workers)
+        _write_shards(shards, lambda row: _serialize(annotations, row, images_dir, max_side), num_workers)
         annotations.label_map.save(staged / label_map.name)
         label_map.unlink(missing_ok=True)
 
@@ -83,13 +83,9 @@ def write_tfrecords(
 
 
 def _write_shards(
-    annotations: Annotations,
-    images_dir: str,
-    shards: Mapping[pathlib.Path, Sequence[int]],
-    max_side: int | None,
-    num_workers: int,
+    shards: Mapping[pathlib.Path, Sequence[int]], serialize: Callable[[int], bytes], num_workers: int
 ) -> None:
-    bar = progress.Bar("Writing records", annotations.num_images)
+    bar = progress.Bar("Writing records", sum(map(len, shards.values())))
     lock = threading.Lock()
     is_over = threading.Event()
 
@@ -98,7 +94,7 @@ def _write_shards(
             for row in shards[file]:
                 if is_over.is_set():
                     return
-                stream.write(framed(_serialize(annotations, row, images_dir, max_side)))
+                stream.write(framed(serialize(row)))
                 with lock:
                     bar.step()
         write_index(file)
@@ -110,9 +106,9 @@ def _write_shards(
             is_over.set()
 
 
-def _serialize(annotations: Annotations, row: int, images_dir: str, max_side: int | None) -> bytes:
+def _serialize(annotations: Annotations, row: int, folder: str | os.PathLike, max_side: int | None) -> bytes:
     """Returns the record of an image. Boxes are clipped; those without area are left out."""
-    path = pathlib.Path(images_dir, annotations.file_names[row])
+    path = pathlib.Path(folder, annotations.file_names[row])
     encoded = shrink_image(path.read_bytes(), str(path), max_side)
     facts = images.inspect(encoded, ImagePolicy(max_megapixels=math.inf))
     height, width = annotations.image_sizes[row].tolist()

@@ -35,7 +35,7 @@ def write_images(
     """Writes images as files, all or none.
 
     Args:
-        names: the paths of the files in it.
+        names: the paths of the files in `directory`.
         encoded: function that returns the content of file number i.
         overwrite: whether to replace existing files with these names.
 

@@ -27,7 +27,7 @@ def check(
     Args:
         data, evaluation: flags with the paths of the data; those of `evaluation` may be None.
         label_map: file of the categories of TFRecords.
-        report: file to write, if any. Evaluation data get a second file with the suffix `_eval`.
+        report: file to write, if any. Evaluation data get a second file, with `_eval` in its name.
         max_instances: largest number of boxes kept per image.
 
     Raises:
