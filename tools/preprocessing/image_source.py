@@ -17,7 +17,7 @@ from common.datacheck.image_headers import ImageFacts
 from common.datacheck.issues import Issues
 from common.errors import UserError, unknown
 from tools.preprocessing.formats import containers, external, files, lmdb_images
-from tools.preprocessing.formats.base import ImageSource, Opening
+from tools.preprocessing.formats.base import ARRAYS, ImageSource, Opening
 
 KINDS = {
     "files": files.open_files,
@@ -68,7 +68,7 @@ def open_image_source(
         issues.add("no-images", f"none of {len(found)} can be read")
     issues.raise_if_stopping()
     on_report(issues)
-    forms = {image.form if image.is_array else "encoded": image.name for image in kept}
+    forms = {image.form if image.form in ARRAYS else "encoded": image.name for image in kept}
     if len(forms) > 1:
         listed = " and ".join(f"{name!r} is {form}" for form, name in forms.items())
         raise UserError(f"{path}: {listed}: all images must be of one type")
@@ -76,7 +76,7 @@ def open_image_source(
     # DALI misreads data where only some images have a label, or a file name is not UTF-8.
     can_read = len(labelled) == 1 and all(image.file.isprintable() for image in kept)
     reader = content.make_reader(kept, labelled.pop()) if can_read else None
-    return ImageSource(kind, kept, content, reader, opening.label_names, kept[0].is_array)
+    return ImageSource(kind, kept, content, reader, opening.label_names, "encoded" not in forms)
 
 
 def _inspect(content: Any, policy: ImagePolicy) -> ImageFacts:

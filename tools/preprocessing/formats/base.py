@@ -16,6 +16,7 @@ from common.errors import UserError
 from common.files import store_cached
 
 NO_LABEL = -1
+ARRAYS = ("uint8", "float32")  # dtypes
 
 
 class Image(NamedTuple):
@@ -33,10 +34,6 @@ class Image(NamedTuple):
     label: int | None = None
     place: tuple[int, ...] = ()
     form: str = ""
-
-    @property
-    def is_array(self) -> bool:
-        return self.form in ("uint8", "float32")
 
 
 class Reader(NamedTuple):
