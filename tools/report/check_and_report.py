@@ -70,7 +70,4 @@ def _formats(source: Source, policy: ImagePolicy) -> dict[str, int]:
     if isinstance(source, CocoSource):
         facts = inspect_files(source.images_dir, source.annotations.file_names, policy)
         return collections.Counter(fact.image_format for fact in facts)
-    from common.datacheck.tfrecord import TFRecordSource
-
-    assert isinstance(source, TFRecordSource)
-    return source.formats
+    return getattr(source, "formats", {})
