@@ -1,7 +1,7 @@
-"""Anchors of a feature pyramid: at every cell of every level, one prior box for each scale and aspect ratio.
+"""Anchors of a feature pyramid: at each cell of each level, one box per scale and aspect ratio.
 
-RetinaNet (arXiv 1708.02002, section 4) and EfficientDet (arXiv 1911.09070) use anchors. EfficientDet's
-published weights need the order and coordinates of google/automl (efficientdet/tf2/anchors.py, Anchors).
+RetinaNet (arXiv 1708.02002, section 4) and EfficientDet (arXiv 1911.09070) use anchors. Their order and
+coordinates are those of google/automl (efficientdet/tf2/anchors.py, Anchors).
 """
 
 import dataclasses
@@ -15,10 +15,10 @@ MAX_INSTANCES = 100  # google/automl efficientdet/hparams_config.py: max_instanc
 
 @dataclasses.dataclass(frozen=True)
 class Anchors:
-    """The anchors of one model at one image size, as a hashable object with read-only arrays.
+    """The anchors of one model at one image size. The object is hashable, its arrays are read-only.
 
     Level l has ceil(height / 2**l) x ceil(width / 2**l) cells. Its stride is the image side divided by the
-    number of cells: 2**l if 2**l divides the side, else a little less. Anchors are not clipped to the image.
+    number of cells. Anchors are not clipped to the image.
 
     Attributes:
         min_level, max_level: first and last pyramid level, both included.
@@ -50,7 +50,7 @@ class Anchors:
 
     @property
     def feature_sizes(self) -> tuple[tuple[int, int], ...]:
-        """(height, width) of each level's feature map, as SAME-padded convolutions of stride 2 produce it."""
+        """(height, width) of each level's feature map."""
         height, width = self.image_size
         return tuple((-(-height // 2**level), -(-width // 2**level)) for level in self.levels)
 
@@ -60,19 +60,19 @@ class Anchors:
 
     @property
     def num_anchors(self) -> int:
-        """The number of anchors of all levels together, called A in shapes."""
+        """A, the number of anchors of all levels."""
         return sum(height * width for height, width in self.feature_sizes) * self.anchors_per_location
 
     @functools.cached_property
     def boxes(self) -> np.ndarray:
-        """float32 (A, 4), tlbr in input pixels; sorted by level, row, column, scale, then aspect ratio."""
+        """float32 (A, 4), tlbr in input pixels; sorted by level, row, column, scale, aspect ratio."""
         boxes = np.concatenate([self._boxes_tlbr_px(*size) for size in self.feature_sizes]).astype(np.float32)
         boxes.setflags(write=False)
         return boxes
 
     @functools.cached_property
     def boxes_normalized(self) -> np.ndarray:
-        """float32 (A, 4), ltrb divided by the image size. Flatten this array for `dali.fn.box_encoder`."""
+        """float32 (A, 4), ltrb divided by the image size."""
         height, width = self.image_size
         boxes = self.boxes[:, [1, 0, 3, 2]] / np.array([width, height, width, height], np.float32)
         boxes.setflags(write=False)

@@ -1,8 +1,7 @@
 """The annotations of a data set as arrays, read from COCO json or from TFRecords.
 
-`Annotations` keeps the original boxes, because pycocotools needs them as ground truth.
-`Annotations.target_boxes` has the boxes for training: they are clipped to their image. Crowds and boxes
-without area are left out.
+`Annotations` keeps the original boxes, which pycocotools needs as ground truth.
+`Annotations.target_boxes` has the boxes for training.
 """
 
 import dataclasses
@@ -27,13 +26,13 @@ ARRAYS = ("image_ids", "image_sizes", "box_image", "boxes_ltwh_px", "category_id
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class TargetBoxes:
-    """The boxes for training, sorted by image. They are clipped to their image and all have an area.
+    """The boxes for training, sorted by image and clipped to their image.
 
     Attributes:
         boxes: float32 (M, 4) ltrb normalised, within [0, 1], left < right and top < bottom.
         classes: int32 (M,), 0-based.
         row_splits: int64 (I + 1,); the boxes of image i are the rows row_splits[i] : row_splits[i + 1].
-        num_clipped: number of boxes in `boxes` that reached outside their image and were clipped.
+        num_clipped: number of boxes that were clipped.
         num_dropped: number of boxes left out because they have no area inside their image.
         num_crowds: number of boxes left out because they mark a crowd.
     """
@@ -48,19 +47,19 @@ class TargetBoxes:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Annotations:
-    """The annotations of a data set, with their original ids, boxes, areas and crowds.
+    """The annotations of a data set.
 
     Attributes:
-        label_map: the categories of the data set.
+        label_map: the categories.
         image_ids: int64 (I,), in the order of the file.
         file_names: the path of each image below the image directory; "" if a TFRecord gives no file name.
         image_sizes: int32 (I, 2), (height, width) in pixels.
         box_image: int64 (N,), the index of each box's image, in ascending order.
-        boxes_ltwh_px: float64 (N, 4), left, top, width, height as in the file, not clipped to the image.
-        category_ids: int64 (N,), the category id of each box as in the file; COCO's ids have gaps.
+        boxes_ltwh_px: float64 (N, 4), left, top, width, height as in the file.
+        category_ids: int64 (N,), as in the file; COCO's ids have gaps.
         is_crowd: bool (N,), whether a box marks a crowd.
         areas: float64 (N,), the object's area in square pixels; the box's area if the file has none.
-        origin: name of the source of the annotations, for messages.
+        origin: name of the source, for messages.
         issues: the faults that the data check fixed or warned about (datacheck.issues.Issue).
     """
 
@@ -91,7 +90,6 @@ class Annotations:
 
     @functools.cached_property
     def target_boxes(self) -> TargetBoxes:
-        """The boxes for training."""
         boxes, clipped, has_area = self.clipped_boxes
         kept = has_area & ~self.is_crowd
         return TargetBoxes(
@@ -105,24 +103,23 @@ class Annotations:
 
     @functools.cached_property
     def clipped_boxes(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Three arrays: float32 (N, 4), all boxes, ltrb normalised and clipped to [0, 1]; bool (N,), whether
-        clipping changed the box; bool (N,), whether the clipped box has an area."""
+        """float32 (N, 4), all boxes, ltrb normalised, clipped to [0, 1]; bool (N,), whether the box was clipped;
+        bool (N,), whether the clipped box has an area."""
         left_top, size = np.split(self.boxes_ltwh_px, 2, axis=1)
-        # (N, 4) width, height, width, height
         limits = self.image_sizes[self.box_image][:, [1, 0, 1, 0]].astype(np.float64)
-        with np.errstate(over="ignore"):  # huge numbers become infinite; clipping makes them 0 or 1
+        with np.errstate(over="ignore"):  # clipping makes infinite numbers 0 or 1
             boxes = (np.concatenate([left_top, left_top + size], axis=1) / limits).astype(np.float32)
         clipped = np.clip(boxes, 0.0, 1.0)
         has_area = np.all(clipped[:, 2:] > clipped[:, :2], axis=1)
         return clipped, np.any(boxes != clipped, axis=1), has_area
 
     def limit(self, max_instances: int, images: int = 1) -> int | None:
-        """Returns `max_instances`, or None if `images` images together never have more boxes than that."""
+        """Returns `max_instances`, or None if no `images` images have more boxes."""
         most = int(np.diff(self.target_boxes.row_splits).max(initial=0))
         return max_instances if images * most > max_instances else None
 
     def ground_truth(self) -> dict[str, Any]:
-        """Returns a COCO dict for pycocotools: original boxes, image ids and category ids, crowds included.
+        """Returns a COCO dict for pycocotools, with original boxes and ids, crowds included.
 
         Annotation ids start at 1, because pycocotools counts a match with annotation 0 as no match.
         """
@@ -146,7 +143,7 @@ class Annotations:
         return digest.hexdigest()
 
     def summary(self) -> str:
-        """Returns a line for the log that counts images, objects, and boxes that are clipped or left out."""
+        """Returns a line for the log with numbers of images and objects."""
         targets = self.target_boxes
         empty = int(np.count_nonzero(np.diff(targets.row_splits) == 0))
         return (
@@ -156,12 +153,12 @@ class Annotations:
         )
 
     def image_name(self, row: int) -> str:
-        """Returns an image's name for messages, with id and file: `image 12 ('a/b.jpg')`."""
+        """Returns a name for messages, such as `image 12 ('a/b.jpg')`."""
         file = f" ({self.file_names[row]!r})" if self.file_names[row] else ""
         return f"image {self.image_ids[row]}{file}"
 
     def select(self, kept: np.ndarray) -> "Annotations":
-        """Returns the annotations of only those images for which `kept`, bool (I,), is true."""
+        """Returns the annotations of the images for which `kept`, bool (I,), is true."""
         box_kept = kept[self.box_image]
         of_boxes = ("boxes_ltwh_px", "category_ids", "is_crowd", "areas")
         return dataclasses.replace(
@@ -175,13 +172,13 @@ class Annotations:
 
 
 def without_objects(file_names: Sequence[str], origin: str) -> Annotations:
-    """Returns annotations without boxes for images with these names. Sizes are 0; ids are 0, 1, 2, ..."""
+    """Returns annotations without boxes for these images. Sizes are 0, ids are 0, 1, 2, ..."""
     images = [CocoImage(i, name, 0, 0) for i, name in enumerate(file_names)]
     return to_annotations(images, table_of([]), np.zeros(0, np.int64), LabelMap((), ()), origin)
 
 
 def records(keys: str, *columns: np.ndarray) -> list[dict[str, Any]]:
-    """Converts columns to one dict per row. `keys` has the key of each column, separated by spaces."""
+    """Converts columns to one dict per row. `keys` has their keys, separated by spaces."""
     rows = zip(*(column.tolist() for column in columns), strict=True)
     return [dict(zip(keys.split(), row, strict=True)) for row in rows]
 
@@ -220,13 +217,13 @@ class CocoFile(msgspec.Struct):
     categories: list[Any]
 
 
-# The dtype of the array that `table_of` returns. A missing id is NONE, a missing area is NaN.
+# The dtype of `table_of`. A missing id is NONE, a missing area is NaN.
 _FORMATS = ("i8", "i8", "4f8", "i8", "?", "f8")
 OBJECT = np.dtype({"names": CocoObject.__struct_fields__, "formats": _FORMATS})
 
 
 def read_coco(json_path: str | os.PathLike) -> Annotations:
-    """Reads the annotations of a COCO instances json. Does not read the images.
+    """Reads a COCO instances json. Does not read the images.
 
     Raises:
         UserError: the file cannot be read or decoded, or an object has an unknown image or category.
@@ -237,7 +234,7 @@ def read_coco(json_path: str | os.PathLike) -> Annotations:
         label_map = LabelMap.from_categories(file.categories)
     except OSError as error:
         raise UserError(f"{path}: {error.strerror}") from error
-    except (ValueError, RecursionError, UserError) as error:  # msgspec's errors are ValueErrors
+    except (ValueError, RecursionError, UserError) as error:
         raise UserError(f"{path} cannot be read as COCO annotations: {error}") from error
     objects = table_of(file.annotations)
     image_row = find_rows(objects["image_id"], np.array([image.id for image in file.images]))
@@ -264,7 +261,7 @@ def sizes_of(images: Sequence[CocoImage]) -> np.ndarray:
 
 
 def find_rows(ids: np.ndarray, known: np.ndarray) -> np.ndarray:
-    """Returns int64 (N,), the position of each of `ids` (N,) in `known` (K,); NONE for an unknown id."""
+    """Returns int64 (N,), the position of each of `ids` (N,) in `known` (K,); NONE if it is unknown."""
     if not len(known):
         return np.full(len(ids), NONE)
     order = np.argsort(known, kind="stable")
@@ -275,14 +272,14 @@ def find_rows(ids: np.ndarray, known: np.ndarray) -> np.ndarray:
 def to_annotations(
     images: Sequence[CocoImage], objects: np.ndarray, image_row: np.ndarray, label_map: LabelMap, origin: str
 ) -> Annotations:
-    """Builds annotations. Boxes are sorted by image; the boxes of one image keep the order of `objects`.
+    """Builds annotations. The boxes of one image keep the order of `objects`.
 
     Args:
         images: the images of the data set; file names may be "".
         objects: structured array (N,) of dtype OBJECT, as `table_of` returns it.
         image_row: int64 (N,), the index in `images` of each object's image.
         label_map: the categories of the data set.
-        origin: name of the source of the annotations, for messages.
+        origin: name of the source, for messages.
     """
     order = np.argsort(image_row, kind="stable")
     boxes, areas = objects["bbox"][order], objects["area"][order]

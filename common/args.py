@@ -7,7 +7,7 @@
     define(fv, Args)                                        # defines the absl flags of all fields
     a = Args(**values(flags.FLAGS, define_flags))           # the command line as plain values
 
-Importing this module defines no flag. An entry point calls `install(define_flags)` under `__main__`.
+An entry point calls `install(define_flags)` under `__main__`. Importing this module defines no flag.
 """
 
 import dataclasses
@@ -19,12 +19,12 @@ from typing import Any
 from absl import flags
 
 PIPELINE_TYPES = ("auto", "dali_gpu", "dali_cpu", "tensorflow", "synthetic")
-MAX_SEED = 2**31 - 1  # DALI takes a random seed for -1, and drops the upper bits of larger seeds
+MAX_SEED = 2**31 - 1  # DALI drops the upper bits of larger seeds
 MAX_THREADS = 16  # upper limit of the default of --num_threads
-MAX_MEGAPIXELS = 100.0  # an image of this size needs 300 MB when it is decoded to RGB
+MAX_MEGAPIXELS = 100.0  # 300 MB of RGB
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".tif", ".tiff", ".jp2")
 
-# --help shows these flags first. The other flags follow, grouped by the attribute `group` of their class.
+# --help shows these flags first. The others follow, grouped by the attribute `group` of their class.
 MOST_USED = (
     *("model_name", "train_images", "train_annotations", "eval_images", "eval_annotations"),
     *("output_dir", "init_from", "epochs", "batch_size", "image_size"),
@@ -37,35 +37,25 @@ DECODER_FLAGS = ("hw_decoder_load", "roi_decoding")
 BATCH_FLAGS = ("num_threads", "prefetch", "batch_size", *IMAGE_FLAGS)
 
 
-def flag(
-    default: Any,
-    help_text: str,
-    *,
-    choices: Sequence[str] | None = None,
-    low: float | None = None,
-    high: float | None = None,
-) -> Any:
+def flag(default: Any, help_text: str, *, choices: Sequence[str] | None = None, **limits: float) -> Any:
     """Returns a dataclass field, which `define` turns into an absl flag of the same name and type.
 
     Args:
-        default: the flag's default value; None: it has no fixed default.
+        default: the flag's default value; None: no fixed default.
         help_text: what the flag sets, its unit and, if `default` is None, its default.
         choices: allowed values of a flag of type str; None: any value.
-        low, high: smallest and largest allowed value of a number; None: no limit.
+        limits: `low` and `high`, the smallest and the largest allowed value of a number.
     """
-    metadata = {"help": help_text, "choices": choices, "low": low, "high": high}
-    return dataclasses.field(default=default, metadata=metadata)
+    return dataclasses.field(default=default, metadata={"help": help_text, "choices": choices, **limits})
 
 
 def model_name_flag(model_names: Sequence[str], default: str) -> Any:
-    """Returns the field of --model_name, without `choices`: a later check can also suggest a similar name."""
+    """Returns the field of --model_name. A later check suggests a similar name."""
     return flag(default, f"Model: one of {', '.join(model_names)}.")
 
 
 @dataclasses.dataclass(frozen=True)
 class NetworkArgs:
-    """The flags for the size of the network and its hyper-parameters."""
-
     group = "Network"
 
     image_size: str | None = flag(None, "Network input size in pixels, N or HxW. Default: the model's.")
@@ -74,8 +64,6 @@ class NetworkArgs:
 
 @dataclasses.dataclass(frozen=True)
 class LoaderArgs:
-    """The flags that set how images are read."""
-
     group = "Loading of images"
 
     pipeline_type: str = flag(
@@ -101,8 +89,6 @@ class LoaderArgs:
 
 @dataclasses.dataclass(frozen=True)
 class EvaluationArgs:
-    """The flags for the evaluation data, and for the library that computes the metrics."""
-
     group = "Evaluation"
 
     input_type: str | None = flag(None, "Data format. Default: auto-detected.", choices=("coco", "tfrecord"))
@@ -117,8 +103,6 @@ class EvaluationArgs:
 
 @dataclasses.dataclass(frozen=True)
 class TrainingArgs:
-    """The flags for the training data and the run."""
-
     group = "Training"
 
     train_images: str | None = flag(None, "Directory of training images (COCO).")
@@ -154,8 +138,6 @@ class TrainingArgs:
 
 @dataclasses.dataclass(frozen=True)
 class ProcessArgs:
-    """The flags for the processes and devices of a run."""
-
     group = "Processes and GPUs"
 
     strategy: str = flag(
@@ -172,7 +154,7 @@ class ProcessArgs:
 
 @dataclasses.dataclass(frozen=True)
 class Args(NetworkArgs, LoaderArgs, EvaluationArgs, TrainingArgs, ProcessArgs):
-    """The flags of train.py that both apps share; bench.py takes some of them."""
+    """The flags of train.py that both apps share."""
 
     group = "Network"
 
@@ -219,7 +201,7 @@ class ImagePolicy:
 
     Attributes:
         on_bad_image: "stop": raise an error for unreadable images; "skip": leave them out and report them.
-        max_megapixels: larger images count as unreadable (a 48 KB PNG can decode to 3.3 GB).
+        max_megapixels: larger images count as unreadable.
         decode: whether to decode every image. If false, mostly only headers and ends of files are read.
     """
 
@@ -229,9 +211,9 @@ class ImagePolicy:
 
 
 def default_threads(loaders: int = 1) -> int:
-    """Returns the default of --num_threads: an equal share of the cores for each loader of this host."""
+    """Returns the default of --num_threads: an equal share of this host's cores for each loader."""
     cores = len(os.sched_getaffinity(0))
-    if cores * loaders > (os.cpu_count() or 1):  # otherwise a launcher has given each rank its own cores
+    if cores * loaders > (os.cpu_count() or 1):  # otherwise each rank has its own cores
         cores //= loaders
     return min(max(cores, 1), MAX_THREADS)
 
@@ -245,13 +227,12 @@ def define(fv: flags.FlagValues, args_class: type, names: Collection[str] | None
 
 
 def _group(args_class: type, name: str) -> str:
-    """Returns the heading under which --help lists a field."""
     owners = [c for c in args_class.__mro__ if name in vars(c).get("__annotations__", ())]
     return "Most used" if name in MOST_USED else vars(owners[-1]).get("group", "Other flags")
 
 
 def define_flag(fv: flags.FlagValues, name: str, annotation: Any, field: dataclasses.Field[Any]) -> None:
-    """Defines one absl flag from a field that `flag` returned."""
+    """Defines one absl flag from a field of `flag`."""
     default: Any = field.default
     about, types = field.metadata, typing.get_args(annotation) or (annotation,)
     common: dict[str, Any] = {"help": about["help"], "flag_values": fv}
@@ -263,7 +244,7 @@ def define_flag(fv: flags.FlagValues, name: str, annotation: Any, field: datacla
         flags.DEFINE_string(name, default, **common)
     else:
         number = flags.DEFINE_integer if int in types else flags.DEFINE_float
-        number(name, default, lower_bound=about["low"], upper_bound=about["high"], **common)
+        number(name, default, lower_bound=about.get("low"), upper_bound=about.get("high"), **common)
 
 
 # --- from the command line to values ---------------------------------------------------------------------
@@ -283,16 +264,13 @@ def install(define_flags: Callable[[flags.FlagValues], None]) -> None:
 
 
 def values(fv: flags.FlagValues, define_flags: Callable[[flags.FlagValues], None]) -> dict:
-    """Returns name -> value of the flags that `define_flags` defines, without absl's own flags."""
+    """Returns name -> value of the flags of `define_flags`."""
     own = flags.FlagValues()
     define_flags(own)
     return {name: fv[name].value for name in own}
 
 
 def flagfile(flag_values: dict) -> bytes:
-    """Returns `--name=value` lines for `--flagfile=`. Flags without a value are left out.
-
-    --overwrite is also left out, so that a command with this flagfile cannot delete the run.
-    """
+    """Returns `--name=value` lines for `--flagfile=`, without --overwrite and flags without a value."""
     given = {k: v for k, v in sorted(flag_values.items()) if v is not None and k != "overwrite"}
     return "".join(f"--{name}={value}\n" for name, value in given.items()).encode()

@@ -1,10 +1,8 @@
 """Encodes ground-truth boxes as anchor targets, and decodes the heads' outputs to boxes.
 
-`encode_boxes` runs in a DALI graph, with `fn.box_encoder`; efficientdet/grid_matching.py computes the same
-tensors with TensorFlow. Anchors are assigned as in SSD (arXiv 1512.02325, section 2.2): an anchor is assigned
-to the box that it overlaps most, if their IoU exceeds 0.5. In addition, each box gets the anchor with the
-largest IoU, even if this IoU is below 0.5. Deltas are those of Faster R-CNN (arXiv 1506.01497, section
-3.1.2), in TensorFlow's order (dy, dx, dh, dw).
+Anchors are assigned as in SSD (arXiv 1512.02325, section 2.2): to the box that they overlap most, if the IoU
+exceeds 0.5. In addition, each box gets the anchor with the largest IoU. Deltas are those of Faster R-CNN
+(arXiv 1506.01497, section 3.1.2), in TensorFlow's order (dy, dx, dh, dw).
 """
 
 import math
@@ -23,15 +21,15 @@ _SWAP_XY = [0, 1, 0, 0, 1, 0, 0, 0, 0, 0, 0, 1, 0, 0, 1, 0]
 
 
 class EncodedBoxes(NamedTuple):
-    """The targets of one image as DALI nodes (`encode_boxes`), or of a batch as tensors (`encode_batch_tf`).
+    """The targets of one image as DALI nodes, or of a batch as tensors.
 
     Attributes:
         num_positives: float32 (), the number of anchors that are assigned to a box.
         boxes: float32 (max_instances, 4), ltrb normalised, padded with -1.
         classes: int32 (max_instances,), 0-based, padded with -1.
         class_targets: for each level int32 (h, w, anchors_per_location), 0-based, -1 for background.
-        box_targets: for each level float32 (h, w, anchors_per_location * 4): (dy, dx, dh, dw) of the
-            anchors of each cell, one anchor after the other; zeros for background.
+        box_targets: for each level float32 (h, w, anchors_per_location * 4): (dy, dx, dh, dw) of one anchor
+            after the other; zeros for background.
     """
 
     num_positives: Any
@@ -53,19 +51,15 @@ def encode_boxes(
 ) -> EncodedBoxes:
     """Assigns the boxes of one image to anchors and computes the targets, in a DALI graph.
 
-    Drops boxes without area first (fn.box_encoder would return infinite deltas for them). Then keeps the
-    `max_instances` largest boxes, so that the padded boxes and the anchor targets describe the same boxes.
-    If several anchors fit a box equally well, the box gets the last of them. If several boxes fit an anchor
-    equally well, the last box gets the anchor. A box can stay without an anchor, if another box gets its best
-    anchor.
+    Drops boxes without area. Of the others, it keeps the `max_instances` largest. Ties go to the last anchor
+    and to the last box. A box can stay without an anchor, if another box gets its best anchor.
 
     Args:
-        boxes: float32 (N, 4), ltrb normalised; N may be 0.
+        boxes: float32 (N, 4), ltrb normalised; N may be 0. They are best on the CPU.
         labels: int32 (N,), 1-based.
         anchors: the anchors of the network input that the boxes are normalised to.
         max_instances: number of rows of the padded boxes and classes.
-        device: the device that encodes and holds the results, "cpu" or "gpu". Default: the device of `boxes`.
-            The largest boxes are always selected on the CPU, so it is best to pass `boxes` on the CPU.
+        device: "cpu" or "gpu", which encodes and holds the results. Default: the device of `boxes`.
     """
     selected = select_boxes(boxes.cpu(), labels.cpu(), max_instances=max_instances)
     return encode_selected(
@@ -76,7 +70,7 @@ def encode_boxes(
 def encode_selected(
     boxes: DataNode, labels: DataNode, anchors: Anchors, max_instances: int, *, device: str
 ) -> EncodedBoxes:
-    """Works like `encode_boxes`, but expects at most `max_instances` boxes, each with an area, on the CPU."""
+    """Works like `encode_boxes` for at most `max_instances` boxes with an area, on the CPU."""
     padded_boxes, padded_classes = pad_boxes(boxes, labels, max_instances)
     if device == "gpu":
         boxes, labels = boxes.gpu(), labels.gpu()
@@ -92,7 +86,7 @@ def encode_selected(
     class_targets, box_targets = [], []
     for start, size, (height, width) in level_slices(anchors):
         k = anchors.anchors_per_location
-        # Passed by keyword, because DALI would copy positional arguments to the GPU and wait for the copies.
+        # DALI would copy positional arguments to the GPU and wait for the copies.
         part: dict[str, Any] = {"start": [start], "shape": [size], "axes": [0]}
         level_targets, level_deltas = fn.slice(targets, **part), fn.slice(deltas, **part)
         class_targets.append(fn.reshape(level_targets, shape=[height, width, k]))
@@ -114,7 +108,7 @@ def level_slices(anchors: Anchors) -> list[tuple[int, int, tuple[int, int]]]:
 
 
 def decode_boxes(deltas: Any, anchors: Anchors) -> Any:
-    """Converts the deltas of the box heads to boxes. This inverts the encoding of `encode_boxes`.
+    """Converts the deltas of the box heads to boxes: the inverse of `encode_boxes`.
 
     Args:
         deltas: (..., A, 4), (dy, dx, dh, dw); or a list of (B, h, w, anchors_per_location * 4) per level.
@@ -129,7 +123,7 @@ def decode_boxes(deltas: Any, anchors: Anchors) -> Any:
 
 
 def decode_deltas(deltas: Any, prior: Any) -> Any:
-    """Decodes deltas (..., 4) that are relative to the anchors `prior`, (..., 4), ltrb normalised."""
+    """Decodes deltas (..., 4) relative to the anchors `prior` (..., 4), ltrb normalised."""
     dy, dx, dh, dw = ops.unstack(ops.cast(deltas, "float32"), 4, axis=-1)
     left, top, right, bottom = ops.unstack(prior, 4, axis=-1)
     width, height = right - left, bottom - top
@@ -139,7 +133,7 @@ def decode_deltas(deltas: Any, prior: Any) -> Any:
 
 
 def split_anchors(per_level: Sequence[Any], num_values: int) -> list[Any]:
-    """Reshapes each level from (B, h, w, k * num_values) to (B, h * w * k, num_values), in anchor order."""
+    """Reshapes each level from (B, h, w, k * num_values) to (B, h * w * k, num_values)."""
     return [
         ops.reshape(level, (-1, math.prod(level.shape[1:]) // num_values, num_values)) for level in per_level
     ]

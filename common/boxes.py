@@ -1,9 +1,8 @@
 """Converts box formats and computes how much boxes overlap. The last axis holds a box's four numbers.
 
-A name without a format, such as `boxes`, means ltrb (left, top, right, bottom), normalised to [0, 1] by the
-size of the image. The conversions between formats also work on pixels. All functions take NumPy arrays,
-TensorFlow tensors or symbolic Keras tensors of any leading shape, compute in float32 (float64 stays
-float64), and return tensors of the Keras backend.
+A name without a format, such as `boxes`, means ltrb (left, top, right, bottom), normalised to [0, 1]. All
+functions take NumPy arrays, TensorFlow tensors or symbolic Keras tensors. They compute in float32, or in
+float64 for float64 boxes, and return tensors of the Keras backend.
 """
 
 import math
@@ -12,9 +11,7 @@ from typing import Any
 import keras
 from keras import ops
 
-# Areas, squared diagonals and sides are raised to at least this value, to avoid divisions by 0. The value is
-# far below one pixel, but well inside float32's range.
-TINY = 1e-12
+TINY = 1e-12  # avoids divisions by 0; far below one pixel
 
 
 def ltrb_to_tlbr(boxes: Any) -> Any:
@@ -36,12 +33,12 @@ def cxcywh_to_ltrb(boxes_cxcywh: Any) -> Any:
 
 
 def clip(boxes: Any) -> Any:
-    """Clips normalised boxes (..., 4) to the image. Boxes wholly outside then have no area; NaN stays NaN."""
+    """Clips normalised boxes (..., 4) to the image. NaN stays NaN."""
     return ops.clip(_floating(boxes), 0.0, 1.0)
 
 
 def area(boxes: Any) -> Any:
-    """Returns the areas (...) of ltrb boxes (..., 4). A box with right < left or bottom < top has area 0."""
+    """Returns the areas (...) of ltrb boxes (..., 4). The area is 0 if right < left or bottom < top."""
     width, height = _sides(_split(boxes))
     return width * height
 
@@ -49,9 +46,8 @@ def area(boxes: Any) -> Any:
 def iou(a: Any, b: Any) -> Any:
     """Returns the intersection over union of ltrb boxes a and b, (..., 4) each, with broadcasting.
 
-    For all pairs of a (N, 4) and b (M, 4), use iou(a[:, None], b[None]), which has the shape (N, M).
-    The IoU is 0 if a box has no area, even if both boxes are equal. Values and gradients of `iou`, `diou`
-    and `ciou` are finite for every finite input.
+    For all pairs of a (N, 4) and b (M, 4), use iou(a[:, None], b[None]). A box without area has an IoU of 0.
+    Values and gradients of `iou`, `diou` and `ciou` are finite for every finite input.
     """
     return _iou(_split(a), _split(b))
 
@@ -65,7 +61,7 @@ def diou(a: Any, b: Any, beta: float = 1.0) -> Any:
 def ciou(a: Any, b: Any) -> Any:
     """Complete IoU (arXiv 1911.08287): `diou` minus a penalty for different aspect ratios.
 
-    Arguments as for `iou`. The weight of the penalty, alpha, gets no gradient, as in the paper.
+    The weight of the penalty, alpha, gets no gradient, as in the paper.
     """
     a, b = _split(a), _split(b)
     overlap = _iou(a, b)
@@ -90,20 +86,20 @@ def _sides(box: list[Any]) -> tuple[Any, Any]:
 
 
 def _iou(a: list[Any], b: list[Any]) -> Any:
-    """Computes the IoU in the order of DALI's core/geom/box.h, so float32 results are bit-identical."""
+    """In the order of DALI's core/geom/box.h, so that float32 results are bit-identical."""
     common = [*map(ops.maximum, a[:2], b[:2]), *map(ops.minimum, a[2:], b[2:])]
     intersection, area_a, area_b = [width * height for width, height in map(_sides, (common, a, b))]
     return intersection / ops.maximum(area_a + area_b - intersection, TINY)
 
 
 def _center_distance(a: list[Any], b: list[Any]) -> Any:
-    """Returns the squared distance of the centres, divided by the enclosing box' squared diagonal."""
+    """The squared distance of the centres, divided by the enclosing box' squared diagonal."""
     distance = ops.square(a[0] + a[2] - b[0] - b[2]) / 4 + ops.square(a[1] + a[3] - b[1] - b[3]) / 4
     width, height = _sides([*map(ops.minimum, a[:2], b[:2]), *map(ops.maximum, a[2:], b[2:])])
     return distance / ops.maximum(ops.square(width) + ops.square(height), TINY)
 
 
 def _diagonal_angle(box: list[Any]) -> Any:
-    """Returns arctan(width / height); also works for boxes without height."""
+    """arctan(width / height)"""
     width, height = _sides(box)
     return ops.arctan2(ops.maximum(width, TINY), ops.maximum(height, TINY))

@@ -1,7 +1,6 @@
 """Functions for the DALI graphs of both apps and of tools/preprocess.py. Shapes are those of one sample.
 
-Functions with an `api` argument work with DALI's Pipeline API and its Dynamic API, whose operators have the
-same names and arguments. The methods of `Api` hide other differences; see tools/preprocessing/apis.py.
+Functions with an `api` argument work with DALI's Pipeline API and its Dynamic API.
 """
 
 import dataclasses
@@ -19,11 +18,11 @@ IMAGENET_MEAN = (0.485 * 255, 0.456 * 255, 0.406 * 255)
 IMAGENET_STD = (0.229 * 255, 0.224 * 255, 0.225 * 255)
 
 _FLOAT32_MAX = float(np.finfo(np.float32).max)
-_MAX_ROWS = 2**14  # limit for boxes of one image, because select_boxes needs N x N numbers for N boxes
+_MAX_ROWS = 2**14  # limit for boxes of one image
 _NUMBERS = np.arange(1, _MAX_ROWS + 1, dtype=np.int32)[np.newaxis]
 YX_TO_XYXY = [0, 1, 1, 0, 0, 1, 1, 0]  # a matrix for fn.coord_transform, row by row
 
-SHUFFLE_BUFFER = 1024  # encoded images in each rank's shuffle buffer, for TFRecords and other containers
+SHUFFLE_BUFFER = 1024  # encoded images
 
 Nodes = tuple[DataNode, DataNode, DataNode, DataNode]  # jpegs, boxes, labels, image_ids: see readers.py
 Data = Any  # DataNode in the Pipeline API, nvidia.dali.experimental.dynamic.Batch in the Dynamic API
@@ -39,7 +38,7 @@ class Api:
     ops: Any = fn
 
     def part(self, data: Data, index: int | slice) -> Data:
-        """Returns `data[index]`; the index selects from the first axis of each sample."""
+        """Returns `data[index]` of each sample."""
         return data[index]
 
 
@@ -50,7 +49,7 @@ GRAPH = Api()
 
 
 def shard_range(size: int, shard_id: int, num_shards: int) -> tuple[int, int]:
-    """Returns the range [begin, end) of images that DALI assigns to a shard (as in DALI's loader.h)."""
+    """Returns the range [begin, end) of images in a shard, as in DALI's loader.h."""
     return size * shard_id // num_shards, size * (shard_id + 1) // num_shards
 
 
@@ -72,13 +71,12 @@ def order(training: bool, seed: int, *, in_container: bool = False) -> dict[str,
     """
     if not training:
         return {"pad_last_batch": True, "stick_to_shard": True}
-    # The pipeline's own seed does not affect the shuffling after an epoch, so pass the seed here.
     shuffled = {"shuffle_after_epoch": True, "shuffle_after_epoch_seed": seed}
     return shuffled | (buffer_order(seed) if in_container else {})
 
 
 def buffer_order(seed: int) -> dict[str, Any]:
-    """Returns the arguments that make DALI's readers shuffle within a buffer."""
+    """Returns the arguments that shuffle within a buffer."""
     return {"random_shuffle": True, "initial_fill": SHUFFLE_BUFFER, "seed": seed}
 
 
@@ -87,15 +85,14 @@ def buffer_order(seed: int) -> dict[str, Any]:
 
 @dataclasses.dataclass(frozen=True)
 class Decoder:
-    """Decodes images in a DALI graph, with these options.
+    """Decodes images in a DALI graph.
 
     Attributes:
         device: "cpu" or "gpu", the device that holds the decoded pixels.
-        hw_load: share of a batch's JPEGs that the GPU's JPEG engines decode, 0 to 1. CPU threads and CUDA
-            decode the others together. GPUs without JPEG engines (before A100) ignore this share.
+        hw_load: share of a batch's JPEGs that the GPU's JPEG engines (A100 and later) decode, 0 to 1.
         largest: (height, width) for which the engines reserve memory; (0, 0): memory grows on demand.
-        roi: on a GPU, decode only the needed window, as CPUs always do. Off by default: nvImageCodec 0.9,
-            which DALI 2.4 needs, can then crash (github.com/NVIDIA/nvImageCodec/issues/55).
+        roi: on a GPU, decode only the needed window, as CPUs always do. Off by default, because it can crash
+            with DALI 2.4 (github.com/NVIDIA/nvImageCodec/issues/55).
     """
 
     device: str = "cpu"
@@ -111,7 +108,7 @@ class Decoder:
             window: int32 (4,), top, left, height, width in pixels of the stored image.
 
         Returns:
-            uint8 (height, width, 3) RGB, as stored: EXIF rotation is not applied.
+            uint8 (height, width, 3) RGB, not rotated by EXIF.
         """
         part: dict[str, Any] = {"start": window[0:2], "shape": window[2:4], "axes": [0, 1]}
         options: dict[str, Any] = {"output_type": types.RGB, "adjust_orientation": False}
@@ -123,7 +120,7 @@ class Decoder:
             "hw_decoder_load": self.hw_load,
             "preallocate_height_hint": height,
             "preallocate_width_hint": width,
-            # Interpolates chroma as CPU decoders do. nvJPEG before 13.2 cannot do this for a window.
+            # Interpolates chroma as CPU decoders do. nvJPEG cannot do this for a window.
             "jpeg_fancy_upsampling": not self.roi,
         }
         if self.roi:
@@ -163,7 +160,7 @@ def place(
     fill: float | Sequence[float],
     api: Api = GRAPH,
 ) -> Data:
-    """Places an image on a canvas of one colour. The part of the image outside the canvas is cut off.
+    """Places an image on a canvas of one colour. Parts outside the canvas are cut off.
 
     Args:
         images: (h, w, C), any dtype.
@@ -194,10 +191,10 @@ def xyxy(yx: DataNode) -> DataNode:
 
 
 def pad_boxes(boxes: DataNode, labels: DataNode, max_instances: int) -> tuple[DataNode, DataNode]:
-    """Converts labels to 0-based classes and pads boxes and classes with -1; runs in a DALI graph.
+    """Converts labels to 0-based classes and pads boxes and classes with -1.
 
     Args:
-        boxes: float32 (N, 4). N must not exceed max_instances, because fn.pad does not truncate.
+        boxes: float32 (N, 4), with at most `max_instances` boxes.
         labels: int32 (N,), 1-based.
         max_instances: number of rows of the results.
 
@@ -222,23 +219,22 @@ def select_boxes(
     min_size: tuple[float, float] = (0.0, 0.0),
     max_instances: int | None = None,
 ) -> Selected:
-    """Drops small boxes and keeps the largest of the other boxes; runs in a DALI graph, on the CPU.
+    """Drops small boxes and keeps the largest of the others; runs on the CPU.
 
-    Boxes without area, inverted boxes and boxes with NaN or infinite coordinates are always dropped. The code
-    uses few operators: each one processes only a few numbers, so the number of operators determines the time.
+    Boxes without area, inverted boxes and boxes with NaN or infinite coordinates are always dropped.
 
     Args:
         boxes: float32 (N, 4), ltrb.
         labels: int32 (N,).
         min_size: smallest (height, width) that is kept, in the unit of the boxes.
-        max_instances: keep only so many boxes, the largest (the first, if areas are equal). None: keep all.
+        max_instances: largest number of boxes to keep; None: keep all. Of equal areas, the first is kept.
 
     Returns:
         The kept boxes in their original order, with their labels, and the numbers of dropped boxes.
     """
     sides = boxes[:, 2:4] - boxes[:, 0:2]  # (N, 2) width, height
     smallest = np.maximum(np.array(min_size[::-1], np.float32), np.finfo(np.float32).tiny)
-    # A coordinate that is not finite makes its side NaN or infinite, which fails one of these comparisons.
+    # NaN and infinite sides fail one of these comparisons.
     is_large = (sides >= types.Constant(smallest, device="cpu")) & (sides <= _FLOAT32_MAX)
     large = kept = fn.reductions.min(int32(is_large), axes=[1])  # (N,)
     count = boxes.shape()[0]
@@ -246,19 +242,18 @@ def select_boxes(
     column = types.Constant(_NUMBERS.T, device="cpu")  # (rows, 1)
     is_before = column[:count] <= number  # (N, N)
     if max_instances is not None:
-        # The bits of positive floats sort like the floats. So one integer key sorts by area, then position.
+        # The bits of positive floats sort like the floats.
         area_bits = fn.reinterpret(sides[:, 0] * sides[:, 1], dtype=types.INT32)
         key = fn.cast(area_bits, dtype=types.INT64) * _MAX_ROWS - number
         is_larger = (fn.transpose(key, perm=[1, 0]) > key) * fn.expand_dims(large, axes=[1])
         kept = large * (fn.reductions.sum(is_larger, axes=[0]) < max_instances)
 
     num_kept = fn.reductions.sum(kept, dtype=types.INT32)
-    # DALI graphs cannot compute boxes[kept]. Instead, multiply the rows by a matrix with one 1 in each row.
+    # boxes[kept] is computed as a product with a matrix that has one 1 in each row.
     place = fn.reductions.sum(is_before * fn.expand_dims(kept, axes=[1]), axes=[0], dtype=types.INT32) * kept
-    # Slice to M rows only after the comparison: DALI 2.4 reads wrong memory if it compares arrays of the
-    # shapes (1, N) and (1, 1) for one image of a batch, and of (1, 1) and (0, 1) for another image.
+    # The slice follows the comparison: DALI 2.4 reads wrong memory if it compares with empty arrays.
     is_source = (fn.expand_dims(place, axes=[0]) == column[:count])[:num_kept]  # (M, N)
-    # Multiply the coordinates' bits as integers: the products are exact, and 0 times the bits of NaN is 0.
+    # Products of the coordinates' bits are exact, and 0 times the bits of NaN is 0.
     bits = fn.expand_dims(is_source, axes=[2]) * fn.reinterpret(boxes, dtype=types.INT32)  # (M, N, 4)
     bits = fn.reductions.sum(bits, axes=[1], dtype=types.INT32)
     labels = fn.reductions.sum(is_source * labels, axes=[1], dtype=types.INT32)  # (M,)
@@ -273,12 +268,12 @@ def select_boxes(
 
 
 def int32(values: DataNode) -> DataNode:
-    """Converts to int32; numbers with a fraction are rounded, not truncated."""
+    """Converts to int32; fractions are rounded."""
     return fn.cast(values, dtype=types.INT32)
 
 
 def uniform(low: float, high: float, shape: list[int] | None = None) -> DataNode | float:
-    """Returns, for each sample, a random number from low to high, or an array `shape` of such numbers."""
+    """Returns a random number from low to high for each sample, or an array `shape` of them."""
     if low < high:
         return fn.random.uniform(range=(low, high), shape=shape)
     return float(low)  # DALI refuses an empty range

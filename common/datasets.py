@@ -1,8 +1,7 @@
 """Defines `Source`, an opened data set, and functions that open data sets as the flags say, without checks.
 
-`Source.read` reads a data set with DALI, `tf_readers.examples` without DALI. No other code depends on the
-data set's format. The apps import `common.datacheck.datasets`, whose functions have the same names and also
-check every annotation and image. Copies of an app without this check (tools/copy_app.py) import this file.
+The apps import `common.datacheck.datasets`, whose functions have the same names and also check the data.
+Copies of an app without this check (tools/copy_app.py) import this file.
 """
 
 import abc
@@ -40,7 +39,6 @@ class Source(abc.ABC):
 
     @property
     def size(self) -> int:
-        """Number of images."""
         return self.annotations.num_images
 
     @property
@@ -49,15 +47,15 @@ class Source(abc.ABC):
 
     @functools.cached_property
     def fingerprint(self) -> str:
-        """SHA-256 (hex) of ids, annotations and reading order. If it has changed, a run does not resume."""
+        """SHA-256 (hex) of annotations and order. If it changes, a run does not resume."""
         return self.annotations.fingerprint()
 
     def image_name(self, row: int) -> str:
-        """Returns the name of an image for messages."""
+        """Returns an image's name for messages."""
         return self.annotations.image_name(row)
 
     def encoded(self, row: int) -> bytes:
-        """Returns the bytes of the image file of row `row` of the annotations; raises OSError."""
+        """Returns the bytes of the image file of row `row`; raises OSError."""
         return pathlib.Path(self.files[row]).read_bytes()
 
     @abc.abstractmethod
@@ -71,7 +69,7 @@ class Source(abc.ABC):
 
 
 class CocoSource(Source):
-    """A directory of images, and a COCO json whose file names are relative to this directory."""
+    """A directory of images, and a COCO json with file names relative to it."""
 
     name = "coco"
 
@@ -80,13 +78,13 @@ class CocoSource(Source):
         self.files = [os.path.join(images_dir, name) for name in annotations.file_names]
 
     def read(self, *, training: bool, **options: Any) -> "Nodes":
-        from common import readers  # imported late, because check_data.py and others need no DALI
+        from common import readers  # check_data.py needs no DALI
 
         return readers.coco_reader(self.images_dir, self.annotations, training=training, **options)
 
 
 class ImageListSource(Source):
-    """Image files without annotations, for inference; image ids are positions in `files`, from 0."""
+    """Image files without annotations; image ids are positions in `files`."""
 
     name = "images"
 
@@ -108,7 +106,7 @@ class ImageListSource(Source):
 
 
 class DataFlags(NamedTuple):
-    """The data flags of training or of evaluation: a directory and a COCO json, or a glob of TFRecords."""
+    """The data flags of one split: a directory and a COCO json, or a glob of TFRecords."""
 
     images: str | None = None
     annotations: str | None = None
@@ -116,9 +114,7 @@ class DataFlags(NamedTuple):
 
 
 class Opener:
-    """Opens data sets without checking them; common/datacheck overrides the methods of the first part."""
-
-    # --- methods that common/datacheck overrides ---
+    """Opens data sets without checking them; common/datacheck overrides some methods."""
 
     def open_coco(self, images: str, annotations: str, policy: ImagePolicy = ImagePolicy()) -> CocoSource:
         """Opens the images and annotations of a COCO json."""
@@ -127,15 +123,15 @@ class Opener:
     def open_tfrecords(
         self, pattern: str, label_map: str | None = None, policy: ImagePolicy = ImagePolicy()
     ) -> Source:
-        """Raises UserError, because only common/datacheck can open TFRecords."""
+        """Raises UserError: only common/datacheck can open TFRecords."""
         raise UserError(f"{pattern}: TFRecords need common/datacheck, which this program does not use")
 
     def open_images(self, images: str, policy: ImagePolicy = ImagePolicy()) -> ImageListSource:
-        """Opens the images of --images for inference; UserError if there are none."""
+        """Opens the images of --images; UserError if there are none."""
         return ImageListSource(list_images(images))
 
     def join(self, errors: Sequence[UserError]) -> UserError:
-        """Combines the errors of several data sets into the one error to raise."""
+        """Returns the one error to raise for the errors of several data sets."""
         return errors[0]
 
     def refuse(self, origin: str, kind: str, offenders: Sequence[str]) -> None:
@@ -153,7 +149,7 @@ class Opener:
     # --- flags -> sources ---
 
     def check_labels(self, label_map: LabelMap, source: Source) -> None:
-        """Raises UserError if a category of `source` is not in `label_map` with the same id and name."""
+        """Raises UserError if `label_map` lacks a category of `source`, by id and name."""
         differences = label_map.differences(source.label_map)
         self.refuse(source.annotations.origin, "eval-categories", differences)
 
@@ -178,7 +174,7 @@ class Opener:
             split: "train", "eval" or "", the prefix of the flags in messages.
 
         Raises:
-            UserError: flags are missing or contradict each other, files are missing, or the data is faulty.
+            UserError: flags or files are missing or contradict each other, or the data is faulty.
         """
         prefix = f"--{split}_" if split else "--"
         coco = {f"{prefix}images": images, f"{prefix}annotations": annotations}
@@ -209,7 +205,7 @@ class Opener:
         Args:
             train, evaluation: values of the data flags.
             names: the argument `split` of `open_source` for each of the two.
-            options: other arguments of `open_source`, the same for both.
+            options: other arguments of `open_source`.
 
         Raises:
             UserError: see `open_source`; or training lacks a category of the evaluation data.
@@ -250,7 +246,7 @@ class Opener:
         return sources
 
     def open_evaluation(self, a: Any, label_map: LabelMap) -> Source:
-        """Opens and logs the evaluation data that the flags of eval.py describe.
+        """Opens and logs the evaluation data of eval.py.
 
         Args:
             a: the flags, common.args.EvalArgs.
@@ -281,8 +277,7 @@ check_labels = _PLAIN.check_labels
 
 
 def list_images(images: str) -> tuple[str, ...]:
-    """Returns the sorted paths that --images names: one file, the image files of a directory (without its
-    sub-directories) or those of a glob. Raises UserError if there are none."""
+    """Returns the sorted image files that --images names: a file, a directory or a glob. UserError: none."""
     path = pathlib.Path(images)
     if path.is_file():
         return (images,)
@@ -296,7 +291,7 @@ def list_images(images: str) -> tuple[str, ...]:
 
 
 def log_source(split: str, source: Source) -> None:
-    """Logs a summary of a source, and what the data check fixed, left out or warned about."""
+    """Logs a summary of a source and the issues that the data check found."""
     log(f"{split} data: {source.annotations.summary()}")
     for issue in source.annotations.issues:
         if issue.kind not in _IN_SUMMARY:
@@ -304,7 +299,7 @@ def log_source(split: str, source: Source) -> None:
 
 
 def explain(error: Exception, source: Source | None, pipeline_type: str) -> UserError:
-    """Returns a UserError with the most helpful line of `error`, which a loader has raised."""
+    """Returns a UserError with the most helpful line of a loader's error."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [""]
     words = next((line for line in lines if "Error" in line or "rror when" in line), lines[0])
     return UserError(f"the loader ({pipeline_type}) stopped: {words}")

@@ -1,6 +1,6 @@
-"""Classes for errors in the user's flags, files or set-up. They end a program with one line and exit code 1.
+"""Errors in the user's flags, files or set-up. They end a program with one line and exit code 1.
 
-Any other exception is a bug of this project and is shown with its traceback.
+Any other exception is a bug of this project and shows its traceback.
 """
 
 import difflib
@@ -13,20 +13,20 @@ from absl import app, logging
 
 
 class UserError(Exception):
-    """A flag or file of the user cannot be used. The message names the flag or file, and says what to do."""
+    """A flag or file of the user cannot be used. The message names it, and says what to do."""
 
 
 class OtherRankError(UserError):
-    """Another rank failed and reports the reason, so this rank ends without a message."""
+    """Another rank failed and reports the reason; this rank prints nothing."""
 
 
 class StoppedError(Exception):
-    """A signal ended the run, after everything was saved. The message tells how to resume."""
+    """A signal ended the run after everything was saved. The message tells how to resume."""
 
 
 # Parts of the errors that collective operations raise when a rank is gone: Horovod's SHUT_DOWN_ERROR
-# (common/common.h), errors of Gloo's transport (gloo/transport/tcp/pair.cc), names of Horovod's operations,
-# TensorFlow's CollectiveExecutor. Horovod's own check (tensorflow/elastic.py) misses the grouped operations.
+# (common/common.h), Gloo's transport (gloo/transport/tcp/pair.cc), Horovod's operations, TensorFlow's
+# CollectiveExecutor.
 _LOSS = re.compile(
     r"Horovod has been shut down|gloo/transport|({{node |/|_)Horovod|Collective ops is aborted"
 )
@@ -50,28 +50,28 @@ def unknown(kind: str, name: str, known: Iterable[str]) -> UserError:
 
 
 def run(main: Callable[..., int | None], *, positional: bool = False) -> None:
-    """Runs `main` under absl (flags are parsed here) and turns a UserError into one line and exit code 1.
+    """Runs `main` under absl. Turns a UserError into one line and exit code 1.
 
     Args:
-        main: function that is called with the command line's arguments that are not flags.
+        main: called with the arguments of the command line that are not flags.
         positional: whether such arguments are allowed.
     """
 
     def guarded(argv: list[str]) -> int | None:
-        if len(argv) > 1 and not positional:
-            return _complain(f"unexpected argument {argv[1]!r}: every option is a --flag=value")
         try:
+            if len(argv) > 1 and not positional:
+                raise UserError(f"unexpected argument {argv[1]!r}: every option is a --flag=value")
             return main(*argv[1:])
-        except OtherRankError:
-            return 1
         except UserError as error:
-            return _complain(str(error))
+            if not isinstance(error, OtherRankError):
+                tell(f"error: {error}")
+            return 1
         except StoppedError as stopped:
             tell(str(stopped))
-            return 75  # EX_TEMPFAIL of sysexits.h: run the same command to continue
+            return 75  # EX_TEMPFAIL of sysexits.h
         except KeyboardInterrupt:
             tell("interrupted; everything that was saved before is kept")
-            return 130  # the exit code that shells use for SIGINT
+            return 130  # SIGINT, as in shells
 
     app.run(guarded, flags_parser=lambda _: parse_flags())
 
@@ -80,19 +80,14 @@ def run(main: Callable[..., int | None], *, positional: bool = False) -> None:
 def parse_flags() -> list[str]:
     """Parses the command line, once. Returns the program's name and the arguments that are not flags.
 
-    With --help or a wrong flag the program ends here. So call this before imports that take seconds.
+    With --help or a wrong flag the program ends here. So call this before slow imports.
     """
-    logging.set_verbosity(logging.WARNING)  # hides TensorFlow's notes about saving, which users do not need
+    logging.set_verbosity(logging.WARNING)  # hides TensorFlow's notes
     app.define_help_flags()
     return app.parse_flags_with_usage(sys.argv)
 
 
 def tell(text: str) -> None:
-    """Prints one line on stderr. If a progress bar is not complete, the line replaces the bar."""
+    """Prints one line on stderr. It replaces an incomplete progress bar."""
     start = "\r\033[K" if sys.stderr.isatty() else ""
     print(start + text, file=sys.stderr, flush=True)
-
-
-def _complain(message: str) -> int:
-    tell(f"error: {message}")
-    return 1

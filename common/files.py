@@ -1,11 +1,10 @@
 """Atomic writes of files and directories, and the user's cache directory.
 
-Overwriting a file in place can lose the old content and the new one, if the process is killed or the disk is
-full. The functions here leave either the complete old file or directory, or the complete new one.
+A kill or a full disk leaves either the complete old file or directory, or the complete new one.
 
-The cache directory holds files that can be made again. It is $XDG_CACHE_HOME/dali-detection, else
-~/.cache/dali-detection, else a private directory in the system's temporary directory (a container's home may
-be read-only). Files of the same name have the same content, so several ranks may write a file at once.
+The cache directory is $XDG_CACHE_HOME/dali-detection, else ~/.cache/dali-detection, else a private directory
+in the system's temporary directory. Cache files of the same name have the same content, so several ranks may
+write one at once.
 """
 
 import concurrent.futures
@@ -16,29 +15,26 @@ import pathlib
 import shutil
 import stat
 import tempfile
-import uuid
 from collections.abc import Callable, Iterator
 
 from common.errors import UserError
 
 TEMPORARY = ".tmp-"  # prefix of the names of unfinished files and directories
-_FORCED_AT_ONCE = 32  # files that are synced in parallel, in hardly more time than a single file
+_FORCED_AT_ONCE = 32  # files that are synced in parallel
 
 
 def write_into(directory: str | os.PathLike, writer: Callable[[pathlib.Path], object]) -> None:
     """Adds files to a directory, or replaces them. Other files in the directory stay unchanged.
 
-    `writer` writes the files to a temporary directory, where it may make sub-directories. After that, the
-    files are synced to the disk and then renamed into `directory`, in the order of their names. An error
-    before the renames leaves all files in `directory` unchanged.
+    `writer` writes to a temporary directory. Then the files are synced to the disk and renamed, in the order
+    of their names. An error before the renames changes nothing.
 
     Args:
         directory: an existing directory.
         writer: called once with the path of an empty directory on the same disk.
 
     Raises:
-        OSError: for example, the disk is full or read-only, or a directory has the name of a new file.
-            Errors of `writer` are passed on.
+        OSError: for example, the disk is full or read-only. Errors of `writer` are passed on.
     """
     directory = pathlib.Path(directory)
     with _staged(directory) as staged:
@@ -55,25 +51,25 @@ def write_into(directory: str | os.PathLike, writer: Callable[[pathlib.Path], ob
 
 
 def write_file(path: str | os.PathLike, writer: Callable[[pathlib.Path], object]) -> None:
-    """Makes or replaces one file, with `write_into`.
+    """Makes or replaces one file.
 
     Args:
-        path: the file to make or replace, in an existing directory.
-        writer: called once with a temporary path that has the same file name, because Keras reads the suffix.
+        path: the file, in an existing directory.
+        writer: called once with a temporary path that has the same file name.
     """
     path = pathlib.Path(path)
     write_into(path.parent, lambda staged: writer(staged / path.name))
 
 
 def write_bytes(path: str | os.PathLike, content: bytes) -> None:
-    """Makes or replaces one file with this content, atomically."""
+    """Makes or replaces one file with this content."""
     write_file(path, lambda temporary: temporary.write_bytes(content))
 
 
 def write_directory(path: str | os.PathLike, writer: Callable[[pathlib.Path], object]) -> None:
     """Makes or replaces the directory `path`; `writer` fills the new directory before it is renamed.
 
-    An old directory at `path` is moved away just before the rename, so `path` is missing for a moment.
+    If there is an old directory, `path` is missing for a moment.
     """
     path = pathlib.Path(path)
     with _staged(path.parent) as staged:
@@ -89,31 +85,22 @@ def write_directory(path: str | os.PathLike, writer: Callable[[pathlib.Path], ob
 
 
 def remove_directory(path: str | os.PathLike) -> None:
-    """Removes a directory. If the process crashes, the directory is either still complete or gone."""
-    temporary = _temporary(pathlib.Path(path).parent)
-    os.replace(path, temporary)
-    shutil.rmtree(temporary)
+    """Removes a directory. If the process crashes, it is either complete or gone."""
+    with _staged(pathlib.Path(path).parent) as staged:
+        os.replace(path, staged / "old")
 
 
 def remove_unfinished(directory: str | os.PathLike) -> None:
-    """Removes unfinished files of killed processes. No process may be writing to `directory`."""
+    """Removes unfinished files of killed processes. No process may be writing there."""
     for path in pathlib.Path(directory).glob(f"{TEMPORARY}*"):
         shutil.rmtree(path, ignore_errors=True)
 
 
 @contextlib.contextmanager
 def _staged(directory: pathlib.Path) -> Iterator[pathlib.Path]:
-    """Makes a temporary directory in `directory`, thus on the same disk, for the time of the `with` block."""
-    staged = _temporary(directory)
-    staged.mkdir()
-    try:
-        yield staged
-    finally:
-        shutil.rmtree(staged, ignore_errors=True)
-
-
-def _temporary(directory: pathlib.Path) -> pathlib.Path:
-    return directory / f"{TEMPORARY}{uuid.uuid4().hex[:8]}"
+    """Makes a temporary directory in `directory`, thus on the same disk."""
+    with tempfile.TemporaryDirectory(prefix=TEMPORARY, dir=directory, ignore_cleanup_errors=True) as staged:
+        yield pathlib.Path(staged)
 
 
 def _force_to_disk(path: pathlib.Path) -> None:
@@ -124,18 +111,15 @@ def _force_to_disk(path: pathlib.Path) -> None:
         os.close(descriptor)
 
 
-# --- results ---
-
-
 def file_type(mode: int) -> str:
-    """Returns the type of a file other than a regular file: "a directory", "a pipe", ..."""
+    """Returns the type of a file that is not regular: "a directory", "a pipe", ..."""
     kinds = ((stat.S_ISDIR, "a directory"), (stat.S_ISFIFO, "a pipe"), (stat.S_ISSOCK, "a socket"))
     return next((name for is_kind, name in kinds if is_kind(mode)), "a device")
 
 
 @contextlib.contextmanager
 def user_errors(what: str) -> Iterator[None]:
-    """Turns an OSError in the `with` block, such as a full disk, into a UserError that begins with `what`."""
+    """Turns an OSError in the `with` block into a UserError that begins with `what`."""
     try:
         yield
     except OSError as error:
@@ -143,7 +127,7 @@ def user_errors(what: str) -> Iterator[None]:
 
 
 def make_output_directory(path: str | os.PathLike) -> pathlib.Path:
-    """Makes the directory --output_dir; UserError if that fails. Call this before computing the results."""
+    """Makes the directory --output_dir; UserError if that fails."""
     with user_errors(f"--output_dir={path}"):
         pathlib.Path(path).mkdir(parents=True, exist_ok=True)
     return pathlib.Path(path)
@@ -153,7 +137,7 @@ def make_output_directory(path: str | os.PathLike) -> pathlib.Path:
 
 
 def cache_directory() -> pathlib.Path:
-    """Returns the cache directory, which other users cannot write to; makes it if it is missing.
+    """Returns the cache directory; makes it if it is missing.
 
     Raises:
         UserError: none of the possible directories is private and writable.
@@ -164,7 +148,7 @@ def cache_directory() -> pathlib.Path:
         with contextlib.suppress(OSError):
             place.mkdir(mode=0o700, parents=True, exist_ok=True)
             status = place.stat()
-            # The name under /tmp is predictable: another user may have made this directory first.
+            # Another user may have made the directory under /tmp.
             is_private = status.st_uid == os.getuid() and not status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
             if is_private and os.access(place, os.W_OK | os.X_OK):
                 return place
@@ -181,7 +165,7 @@ def store_cached(content: bytes, suffix: str) -> pathlib.Path:
 
 
 def get_or_create(name: str, make: Callable[[], bytes]) -> pathlib.Path:
-    """Returns the path of the cache file `name`; if it is missing, writes the bytes from `make` to it.
+    """Returns the path of the cache file `name`; writes the bytes from `make` if it is missing.
 
     Raises:
         UserError: the file cannot be written.
@@ -194,13 +178,13 @@ def get_or_create(name: str, make: Callable[[], bytes]) -> pathlib.Path:
 
 
 def save_cached(name: str, content: bytes) -> None:
-    """Stores `content` for `load_cached`. Ignores errors such as a full disk: the cache only saves time."""
+    """Stores `content` for `load_cached`. Ignores errors such as a full disk."""
     with contextlib.suppress(OSError):
         write_bytes(cache_directory() / name, content)
 
 
 def load_cached(name: str) -> bytes | None:
-    """Returns the content of a cache file; None if it is missing or cannot be read."""
+    """Returns the content of a cache file; None if it cannot be read."""
     with contextlib.suppress(OSError):
         return (cache_directory() / name).read_bytes()
     return None

@@ -3,8 +3,7 @@
     --hparams=learning_rate=0.02,image_size=320x512,nms_method=hard
     --hparams=my_recipe.yaml
 
-The error for an unknown name suggests the most similar field. A value must fit the field's annotation, which
-defines a type and a range: `flip_prob: Share = 0.5`, `optimizer: Literal["sgd", "adam"] = "sgd"`.
+A value must fit the field's annotation, such as `flip_prob: Share = 0.5`.
 """
 
 import dataclasses
@@ -25,7 +24,6 @@ if TYPE_CHECKING:
 
 Config = TypeVar("Config", bound="DataclassInstance")
 
-# Annotations of config fields: type and range.
 Count = Annotated[int, msgspec.Meta(ge=1)]
 CountOrZero = Annotated[int, msgspec.Meta(ge=0)]
 Positive = Annotated[float, msgspec.Meta(gt=0)]
@@ -40,9 +38,8 @@ def override(config: Config, spec: str | None, only: Collection[str] | None = No
 
     Args:
         config: a frozen dataclass instance.
-        spec: `key=value,key=value`, the path of a YAML mapping, or None. Only a comma before a `key=` ends a
-            value, so a value may contain commas: `aspect_ratios=1.0,2.0,0.5`. Semicolons separate the rows
-            of a value: `masks=0,1,2;3,4,5`.
+        spec: `key=value,key=value`, the path of a YAML mapping, or None. Values may contain commas:
+            `aspect_ratios=1.0,2.0,0.5`. Semicolons separate rows: `masks=0,1,2;3,4,5`.
         only: the fields that may be changed here; None: all.
 
     Raises:
@@ -64,7 +61,7 @@ def override(config: Config, spec: str | None, only: Collection[str] | None = No
             rows = [re.findall(r"[^,\s]+", row) for row in value.split(";")]
             value = rows if len(rows) > 1 else rows[0]
         values[key] = value
-    # Not strict: text is converted to numbers. PyYAML reads "1e-3", for example, as text.
+    # PyYAML reads "1e-3" as text, so text is converted to numbers.
     return replace(config, values, strict=False)
 
 
@@ -72,12 +69,12 @@ def resolve(config: Config, a: Any, preset: Mapping[str, Any] | None = None) -> 
     """Returns the config of a run: `config`, changed by a preset, --hparams and flags, in this order.
 
     Args:
-        config: the model's row in the table of models, a frozen dataclass.
-        a: the flags as attributes. A flag with a field's name sets the field, unless the flag is None or "".
+        config: the model's config, a frozen dataclass.
+        a: the flags. A flag with a field's name sets the field, unless the flag is None or "".
         preset: name -> value of fields that the preset changes.
 
     Raises:
-        UserError: see `override`; or the config's own checks refuse a value.
+        UserError: a value is refused; see `override`.
     """
     fields = [field.name for field in dataclasses.fields(config) if field.name != "model_name"]
     config = override(replace(config, preset or {}), a.hparams, only=fields)
@@ -106,14 +103,14 @@ def replace(config: Config, values: Mapping[str, Any], *, strict: bool = True) -
 def check(config: Any) -> None:
     """Raises ValueError for the first field of a dataclass instance that does not fit its annotation.
 
-    NaN and infinity fit no field. A list does not fit a field of type tuple; an int fits a float.
+    NaN and infinity fit no field. An int fits a float.
     """
     for name, annotation in typing.get_type_hints(type(config), include_extras=True).items():
         _convert(name, getattr(config, name), annotation, strict=True)
 
 
 def require(config: Any, rules: Mapping[str, Any]) -> None:
-    """Raises ValueError for the first broken rule. `rules`: text of a rule -> whether the rule holds."""
+    """Raises ValueError for the first broken rule. `rules`: text of a rule -> whether it holds."""
     for rule, holds in rules.items():
         if not holds:
             values = [f"{name}={value}" for name, value in vars(config).items() if name in rule.split()]
@@ -135,11 +132,10 @@ def _convert(name: str, value: Any, annotation: Any, strict: bool) -> Any:
 
 
 def from_json(config_type: type[Config], fields: Mapping[str, Any]) -> Config:
-    """Builds a config from the JSON that is saved with weights. JSON's lists become tuples again.
+    """Builds a config from the JSON that is saved with weights.
 
     Raises:
-        UserError: another version of the project saved the config: it has a field that this version does not
-            have, or lacks a field that this version needs.
+        UserError: another version of the project saved the config, with other fields.
     """
     surplus = sorted(fields.keys() - {field.name for field in dataclasses.fields(config_type)})
     try:
@@ -170,7 +166,7 @@ def _split_pairs(spec: str) -> list[tuple[str, str]]:
 
 
 def _read_yaml(path: str) -> list[tuple[str, Any]]:
-    """Returns all pairs of a mapping. PyYAML's own function would drop all but the last of repeated keys."""
+    """Returns all pairs of a mapping. PyYAML's own function would hide repeated keys."""
     try:
         loader = yaml.SafeLoader(pathlib.Path(path).read_text())
         node = loader.get_single_node()

@@ -1,7 +1,6 @@
-"""LabelMap maps COCO category id <-> class <-> name. Every data set and every checkpoint has a LabelMap.
+"""LabelMap maps COCO category id <-> class <-> name. Every data set and every checkpoint has one.
 
-COCO's category ids have gaps (80 of the ids 1..90 are used); the network's classes are 0..num_classes-1. All
-readers and the metrics use this one table, so a class has the same meaning everywhere.
+COCO's category ids have gaps: 80 of the ids 1..90 are used. The network's classes are 0..num_classes-1.
 """
 
 import dataclasses
@@ -38,7 +37,7 @@ class LabelMap:
         """Builds the map from a list like COCO's `categories`: dicts with an integer "id", a string "name".
 
         Raises:
-            UserError: the first fault that `category_faults` finds. The caller adds the file's name.
+            UserError: the first fault that `category_faults` finds.
         """
         categories = list(categories)
         for fault in category_faults(categories):
@@ -57,12 +56,12 @@ class LabelMap:
         return len(self.category_ids)
 
     def classes_of(self, category_ids: ArrayLike) -> np.ndarray:
-        """Converts category ids (N,) to classes, int32 (N,). The first unknown id raises KeyError."""
+        """Converts category ids (N,) to classes, int32 (N,). KeyError for an unknown id."""
         class_of = {category_id: index for index, category_id in enumerate(self.category_ids)}
         return np.array([class_of[i] for i in np.asarray(category_ids).tolist()], np.int32)
 
     def differences(self, other: "LabelMap", here: str = "in training") -> list[str]:
-        """Returns a message for each category of `other` that this map lacks or has with another name."""
+        """Returns a message for each category of `other` that this map lacks or names differently."""
         names = {i: repr(name) for i, name in zip(self.category_ids, self.names, strict=True)}
         return [
             f"category {category_id} is {name!r}, {here} it is {names.get(category_id, 'absent')}"
@@ -71,17 +70,16 @@ class LabelMap:
         ]
 
     def categories(self) -> list[dict[str, Any]]:
-        """Returns COCO's `categories` list, [{"id": ..., "name": ...}, ...], in the order of the classes."""
+        """Returns COCO's `categories` list, [{"id": ..., "name": ...}, ...]."""
         return [{"id": i, "name": name} for i, name in zip(self.category_ids, self.names, strict=True)]
 
     def to_json(self) -> str:
-        """Returns the map as JSON text; equal maps give equal text."""
+        """Returns the map as JSON text."""
         return json.dumps({"categories": self.categories()}, ensure_ascii=False)
 
     @classmethod
     def from_json(cls, text: str | bytes) -> "LabelMap":
-        """Reads the text of `to_json` or any other JSON object with a COCO `categories` list. Raises
-        UserError if the text is neither."""
+        """Reads a JSON object with a COCO `categories` list; UserError if the text is none."""
         try:
             categories = list(json.loads(text)["categories"])
         except (ValueError, TypeError, KeyError) as error:
@@ -89,7 +87,7 @@ class LabelMap:
         return cls.from_categories(categories)
 
     def save(self, path: str | os.PathLike) -> None:
-        """Writes the text of `to_json` to a file, atomically."""
+        """Writes the text of `to_json` to a file."""
         write_bytes(path, (self.to_json() + "\n").encode())
 
     @classmethod
@@ -113,8 +111,7 @@ class LabelMap:
 
 
 def category_faults(categories: Sequence[Any]) -> Iterator[str]:
-    """Yields a message for each fault in a list like COCO's `categories`: no category at all, wrong types,
-    an id or a name that is given twice."""
+    """Yields a message for each fault in a list like COCO's `categories`."""
     ids: dict[int, str] = {}
     names: dict[str, int] = {}
     if not categories:
@@ -137,15 +134,14 @@ def category_faults(categories: Sequence[Any]) -> Iterator[str]:
 
 
 def is_text(name: str) -> bool:
-    """Whether UTF-8 can encode the name; it cannot encode half a surrogate pair, which JSON may contain."""
+    """Whether UTF-8 can encode the name; JSON may contain half a surrogate pair."""
     return name.encode(errors="ignore").decode() == name
 
 
 def _parse_pbtxt(text: str) -> list[dict[str, Any]]:
-    """Parses `item { id: 1 name: 'x' display_name: "X" }` ... into categories.
+    """Parses `item { id: 1 name: 'x' display_name: "X" }` ... into categories. Display names are preferred.
 
-    The format is object_detection/protos/string_int_label_map.proto of tensorflow/models. The name may be a
-    code ("/m/01g317"). So the display name ("person") is used, if there is one.
+    Source: object_detection/protos/string_int_label_map.proto of tensorflow/models.
     """
     lexer = shlex.shlex(text, posix=True)  # handles quotes and comments
     lexer.whitespace += ":,;"

@@ -1,12 +1,9 @@
 """Batch norm, Swish and Mish for both networks. On a CPU they train faster than Keras' own layers.
 
-BatchNormalization: Keras 3's own layer uses elementary TensorFlow operations, and computes in float32 under
-mixed precision. The layer here uses TensorFlow's fused kernel, which reads and writes activations in their
-own dtype and computes the statistics in float32.
+BatchNormalization uses TensorFlow's fused kernel, which computes the statistics in float32.
 
-Swish and Mish: as several TensorFlow operations, they took a fifth of EfficientDet's training step on a CPU,
-because each operation reads and writes the whole tensor. For large tensors, XLA compiles these operations to
-one loop. Small tensors do not use XLA, because compiling takes a tenth of a second for each shape.
+Swish and Mish of large tensors are compiled by XLA to one loop. Small tensors do not use XLA, because
+compiling takes a tenth of a second for each shape.
 """
 
 import math
@@ -16,21 +13,18 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-FUSE_FROM = 2**17  # XLA compiles activations of tensors with at least this many numbers per image
+FUSE_FROM = 2**17  # XLA compiles tensors with at least this many numbers per image
 
 
 @keras.saving.register_keras_serializable("dali_detection")
 class BatchNormalization(keras.layers.BatchNormalization):
-    """`keras.layers.BatchNormalization` for images: same arguments, variables, names, outputs and gradients.
+    """`keras.layers.BatchNormalization` for images, (B, H, W, C), with the same arguments and outputs.
 
-    Inputs are (B, H, W, C). Keras' own code runs if the fused kernel cannot do the work: for other shapes
-    or axes, a mask, no scale, no centre, batch renormalisation, and statistics synchronised over replicas.
+    Keras' own code runs where the fused kernel cannot: other shapes or axes, a mask, no scale, no centre, batch
+    renormalisation, statistics synchronised over replicas.
 
-    For n values, the kernel returns the unbiased variance, n / (n - 1) times the biased variance (Bessel's
-    correction). The moving variance of tf.keras averages unbiased variances. This layer averages biased
-    variances, as Keras 3 does, and as google/automl did on TPUs for the published models (efficientdet/
-    utils.py: TpuBatchNormalization is not fused). At the coarse levels n is small (8 for two images of 2 x 2
-    cells), so the two variances differ a lot.
+    The kernel returns the unbiased variance. The moving variance averages biased variances, as in Keras 3 and in
+    google/automl on TPUs (efficientdet/utils.py: TpuBatchNormalization). At the coarse levels they differ a lot.
     """
 
     def call(self, inputs: tf.Tensor, training: bool | None = None, mask: Any = None) -> tf.Tensor:
@@ -61,12 +55,11 @@ class BatchNormalization(keras.layers.BatchNormalization):
 
 
 def is_cpu_only() -> bool:
-    """Returns whether TensorFlow sees no GPU."""
     return not tf.config.list_physical_devices("GPU")
 
 
 def moving_statistics(model: keras.Model) -> list[tf.Variable]:
-    """Returns the moving means and variances of all batch norms, also of frozen ones."""
+    """Returns the moving means and variances of all batch norms."""
     layers = [layer for layer in model.layers if isinstance(layer, keras.layers.BatchNormalization)]
     return [variable.value for layer in layers for variable in (layer.moving_mean, layer.moving_variance)]
 
@@ -74,10 +67,8 @@ def moving_statistics(model: keras.Model) -> list[tf.Variable]:
 def limit_bn_momentum(model: keras.Model, num_steps: int) -> keras.Model:
     """Lowers the momentum of all batch norms for a run of fewer than 2,000 steps, but not below 0.9.
 
-    Moving means start at 0, moving variances at 1. After n steps, the share momentum**n of these initial
-    values is left. With momentum 0.99, 420 steps leave 1.5 % of the initial variance 1, which is more than
-    the variance of many layers. An EfficientDet-D0 trained for 420 steps had AP 11.4 with these statistics,
-    and AP 40.8 with statistics computed again for the same weights, on the same images (docs/accuracy.md).
+    After n steps, the share momentum**n of the initial statistics is left. An EfficientDet-D0 trained for 420
+    steps with momentum 0.99 had AP 11.4, and AP 40.8 with statistics computed again (docs/accuracy.md).
 
     Args:
         model: the network; it is changed.
@@ -96,10 +87,8 @@ def limit_bn_momentum(model: keras.Model, num_steps: int) -> keras.Model:
 class _Activation(keras.layers.Layer):
     """An activation layer, (B, ..., C) -> (B, ..., C). `build` decides once whether XLA compiles the layer.
 
-    `call` must not decide by the shape of its input: in training at several image sizes, the shape is known
-    in the first step of a session but not later, so a resumed run would round differently. A model for
-    several sizes has unknown sides; XLA then compiles all its activations, once per size. Inference never
-    uses XLA, because the inference graph is also exported.
+    If the sides are unknown, XLA compiles the layer once per size. Inference never uses XLA, because its graph is
+    exported.
     """
 
     def build(self, input_shape: tuple[int | None, ...]) -> None:
@@ -136,7 +125,7 @@ def swish(x: tf.Tensor) -> tuple[tf.Tensor, Callable]:
     """Returns x * sigmoid(x). To save memory, only x is kept for the backward pass."""
 
     def gradient(upstream: tf.Tensor) -> tf.Tensor:
-        with tf.control_dependencies([upstream]):  # else TensorFlow would keep the forward pass' sigmoid
+        with tf.control_dependencies([upstream]):  # else the sigmoid would be kept
             gate = tf.sigmoid(x)
         return upstream * (gate + tf.raw_ops.SigmoidGrad(y=gate, dy=x))
 
@@ -145,7 +134,7 @@ def swish(x: tf.Tensor) -> tuple[tf.Tensor, Callable]:
 
 @tf.custom_gradient
 def _fused_swish(x: tf.Tensor) -> tuple[tf.Tensor, Callable]:
-    # XLA compiles only the gradient, because TensorFlow has a fused kernel for the forward pass on x86.
+    # TensorFlow has a fused kernel for the forward pass on x86.
     return x * tf.sigmoid(x), lambda upstream: _swish_gradient(x, upstream)
 
 
@@ -157,8 +146,7 @@ def _swish_gradient(x: tf.Tensor, upstream: tf.Tensor) -> tf.Tensor:
 
 @tf.custom_gradient
 def mish(x: tf.Tensor) -> tuple[tf.Tensor, Callable]:
-    """Returns x * tanh(softplus(x)). Only x is kept for the backward pass; with TensorFlow's own gradient, a
-    training step takes a third more memory."""
+    """Returns x * tanh(softplus(x)). To save memory, only x is kept for the backward pass."""
     return x * _mish_gate(x), lambda upstream: _mish_gradient(x, upstream)
 
 
@@ -175,8 +163,7 @@ def _mish_gradient(x: tf.Tensor, upstream: tf.Tensor) -> tf.Tensor:
 def _mish_gate(x: tf.Tensor) -> tf.Tensor:
     """Returns tanh(softplus(x)), computed as n / (n + 2) with n = e^x (e^x + 2).
 
-    The formula x * tanh(softplus(x)) fails on a CPU: in a compiled graph, TensorFlow 2.21 fuses Mish with the
-    convolution and the batch norm before it, but has no CPU kernel for the fused operation.
+    TensorFlow 2.21 would fuse tanh(softplus(x)) with the layers before it, but has no CPU kernel for that.
     """
     e = tf.exp(tf.minimum(tf.cast(x, tf.float32), 20.0))  # the gate is 1 for x > 10
     n = e * (e + 2.0)

@@ -1,9 +1,8 @@
 """Letterbox: resize an image to the largest size that fits the network input, keep its aspect ratio, and pad.
 
 The image is placed in the top left corner (google/automl efficientdet/dataloader.py) or in the centre
-(Darknet src/image.c, letterbox_image). Four integers in pixels of the network input describe its position and
-size: (top, left, height, width). Boxes are scaled by these integers. Python, DALI and TensorFlow use the same
-integer formula.
+(Darknet src/image.c, letterbox_image). Its place is (top, left, height, width) in pixels of the input. Python,
+DALI and TensorFlow use the same integer formula.
 """
 
 from collections.abc import Callable
@@ -19,15 +18,14 @@ def fit(
 ) -> tuple[Any, Any]:
     """Returns the (new height, new width) of an image of `height` x `width` pixels in a network input.
 
-    One side fills the network input. The other side is rounded to a whole pixel (halves up), at least 1.
+    One side fills the input. The other side is rounded to a whole pixel (halves up), at least 1.
 
     Args:
         height, width: integers of Python, DALI or TensorFlow.
         image_size: (height, width) of the network input, integers of the same library.
-        minimum, maximum: functions of this library that return the smaller and the larger of two numbers.
+        minimum, maximum: functions of this library for the smaller and the larger of two numbers.
     """
     input_height, input_width = image_size
-    # For each side, assume that the other side fills the input; then limit the result to the input's side.
     new_height = (2 * input_width * height + width) // (2 * width)
     new_width = (2 * input_height * width + height) // (2 * height)
     return maximum(minimum(new_height, input_height), 1), maximum(minimum(new_width, input_width), 1)
@@ -38,8 +36,8 @@ def boxes_from_letterbox(boxes: Any, letterbox: Any, image_size: tuple[int, int]
 
     Args:
         boxes: (..., 4), ltrb.
-        letterbox: (top, left, height, width) of the image in the network input, in pixels. Its shape (..., 4)
-            broadcasts against the shape of `boxes`: for boxes (B, N, 4), pass (B, 1, 4).
+        letterbox: (..., 4), (top, left, height, width) in pixels of the input. For boxes (B, N, 4), pass
+            (B, 1, 4).
         image_size: (height, width) of the network input.
 
     Returns:

@@ -1,7 +1,7 @@
-"""The code that the loaders of both apps share: options, shapes of a batch, devices, `--pipeline_type`.
+"""The common code of both apps' loaders: options, shapes of a batch, devices, `--pipeline_type`.
 
 An app's loaders are subclasses of `BaseLoader`. Every loader yields `(images, targets)` with static shapes,
-whose first axis is the batch. So the training code, including Keras' `fit`, works with every loader.
+whose first axis is the batch.
 """
 
 import dataclasses
@@ -24,10 +24,10 @@ from common.progress import log_once
 if TYPE_CHECKING:
     from common.datasets import Source
 
-SYNTHETIC_IMAGES = 1024  # number of images in an epoch of synthetic data
+SYNTHETIC_IMAGES = 1024  # in an epoch
 SYNTHETIC_BOXES = 7  # boxes per synthetic image; COCO train2017 has 7.3 boxes per image
-MAX_RESERVED = 2**30  # bytes; JPEG engines do not reserve memory in advance if their images need more
-DALI_GRAPH = 3  # version of the graphs; raise it if DALI cannot restore iterators of the previous version
+MAX_RESERVED = 2**30  # bytes; above this, JPEG engines reserve no memory
+DALI_GRAPH = 3  # version; raise it if DALI cannot restore iterators of the previous version
 
 Batch = tuple[Any, dict[str, Any]]  # images, targets
 ElementSpec = tuple[tf.TensorSpec, dict[str, tf.TensorSpec]]
@@ -38,15 +38,15 @@ Shapes = dict[str, tuple[tuple[int | None, ...], tf.DType]]  # name -> shape of 
 class BaseLoader:
     """Loads batches for one rank: for training, evaluation or (without targets) inference.
 
-    Training data is endless, shuffled and augmented. Evaluation reads this rank's shard in order, with whole
-    images; a rank whose shard is shorter than others repeats an image at the end.
+    Training data is endless, shuffled and augmented. Evaluation reads this rank's shard in order; a shorter
+    shard repeats an image at the end.
 
     Attributes:
         source: the data set, from `open_source` of common/datasets.py; None for synthetic data.
         config: the app's config, which sets image size and augmentation.
         batch_size: images per batch on this rank.
         training: True: shuffled and augmented images; False: whole images in order.
-        shard_id, num_shards: index of the shard of the data that this rank reads; number of shards.
+        shard_id, num_shards: index of the shard that this rank reads; number of shards.
         num_threads, prefetch: number of CPU threads; number of batches that are loaded ahead.
         device_id: number, in CUDA and DALI, of the GPU that gets the batches; None: batches are on the CPU.
         hw_decoder_load, roi_decoding: options of DALI on a GPU, see dali_ops.Decoder.
@@ -88,14 +88,14 @@ class BaseLoader:
 
     @property
     def opened_source(self) -> "Source":
-        """The source; raises ValueError for synthetic data, which have no source."""
+        """The source; raises ValueError for synthetic data."""
         if self.source is None:
             raise ValueError("synthetic data have no source")
         return self.source
 
     @property
     def size(self) -> int:
-        """Number of images in the whole source, for all ranks together."""
+        """Number of images, for all ranks together."""
         return self.opened_source.size
 
     @property
@@ -115,7 +115,7 @@ class BaseLoader:
     def iterator(self) -> Iterator[Batch]:
         """Returns endless batches for a training step. On a GPU, their int32 tensors are converted to int64.
 
-        TensorFlow would copy int32 arguments of a compiled function from the GPU to the host and back
+        TensorFlow would copy int32 arguments of a compiled function from the GPU to the host
         (tensorflow/core/common_runtime/eager/execute.cc GetDeviceForInput).
         """
         with tf.device(tensorflow_device(self.device_id)):
@@ -125,12 +125,12 @@ class BaseLoader:
         return batches if self.device_id is None else map(_without_int32, batches)
 
     def target_shapes(self) -> Shapes:
-        """Returns the shapes and dtypes of the targets that the app's loss needs."""
+        """Returns the shapes and dtypes of the targets."""
         raise NotImplementedError
 
     @functools.cached_property
     def element_spec(self) -> dict[str, tf.TensorSpec]:
-        """Name -> shape and dtype of each tensor of a batch, in order; the same for all loaders of an app."""
+        """Name -> shape and dtype of each tensor of a batch, in order."""
         shapes: Shapes = {"images": ((*self.image_size, 3), tf.float32)}
         if self.with_targets:
             shapes |= self.target_shapes()
@@ -152,19 +152,12 @@ class BaseLoader:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class DaliOptions(BaseLoader):
-    """The additional options of loaders that use DALI.
+    """The common part of loaders that use DALI."""
 
-    Attributes:
-        device: where images are decoded and processed, "cpu" or "gpu". "": derived from device_id.
-    """
-
-    device: str = ""
-
-    def __post_init__(self) -> None:
-        device = "cpu" if self.device_id is None else "gpu"
-        if self.device not in ("", device):
-            raise ValueError(f"device={self.device!r} contradicts device_id={self.device_id}")
-        object.__setattr__(self, "device", device)
+    @property
+    def device(self) -> str:
+        """Where images are decoded and processed, "cpu" or "gpu"."""
+        return "cpu" if self.device_id is None else "gpu"
 
     @property
     def pipeline_type(self) -> str:
@@ -173,7 +166,6 @@ class DaliOptions(BaseLoader):
 
     @property
     def decoder(self) -> Decoder:
-        """A decoder with the loader's options, for the images of the source."""
         height, width = self.opened_source.annotations.image_sizes.max(axis=0, initial=0).tolist()
         fits = self.batch_size * self.hw_decoder_load * height * width * 3 <= MAX_RESERVED
         largest = (height, width) if fits else (0, 0)
@@ -183,8 +175,7 @@ class DaliOptions(BaseLoader):
 def steps_per_epoch(num_images: int, global_batch_size: int, *, training: bool) -> int:
     """Returns the number of steps in one epoch, the same on every rank.
 
-    Training leaves the images of an incomplete last batch to the next epoch. Evaluation needs every image:
-    a rank whose shard is shorter repeats an image, which is recognised by its image id.
+    Training leaves an incomplete last batch to the next epoch. Evaluation reads every image, some of them twice.
     """
     if training:
         return max(num_images // global_batch_size, 1)
@@ -195,7 +186,7 @@ def steps_per_epoch(num_images: int, global_batch_size: int, *, training: bool) 
 
 
 def resolve_type(pipeline_type: str) -> str:
-    """Replaces auto by dali_gpu or dali_cpu; raises UserError for dali_gpu without a GPU."""
+    """Replaces auto by dali_gpu or dali_cpu; UserError for dali_gpu without a GPU."""
     if pipeline_type == "auto":
         if not gpu_visible() and backend.GetCUDADeviceCount():
             log_once(
@@ -240,9 +231,9 @@ def gpu_visible() -> bool:
 
 
 def tensorflow_device(device_id: int | None) -> str:
-    """Returns TensorFlow's name of the GPU that has this number in CUDA and DALI, or of the CPU for None.
+    """Returns TensorFlow's name of the GPU with this number in CUDA and DALI, or of the CPU for None.
 
-    The numbers can differ: under Horovod each process sees one GPU, which is TensorFlow's GPU 0.
+    Under Horovod each process sees one GPU, which is TensorFlow's GPU 0.
     """
     if device_id is None:
         return "/cpu:0"
@@ -251,10 +242,8 @@ def tensorflow_device(device_id: int | None) -> str:
 
 
 def _without_int32(batch: Batch) -> Batch:
-    """Converts the int32 tensors of a batch to int64, on the same device."""
-
     def without(x: tf.Tensor) -> tf.Tensor:
-        with tf.device(x.device):  # otherwise the first GPU would convert the tensors of all GPUs
+        with tf.device(x.device):  # otherwise the first GPU would convert all
             return tf.cast(x, tf.int64) if x.dtype == tf.int32 else x
 
     return tf.nest.map_structure(without, batch)
@@ -266,15 +255,14 @@ def _without_int32(batch: Batch) -> Batch:
 def from_pipeline(
     pipeline: dali.Pipeline, element_spec: ElementSpec, *, device_id: int | None
 ) -> tf.data.Dataset:
-    """Makes a tf.data dataset from a DALI pipeline. The dataset never ends: count steps (`steps_per_epoch`).
+    """Makes an endless tf.data dataset from a DALI pipeline.
 
-    On a CPU, iterators of the dataset can be saved, if the pipeline was made with checkpointing.
+    On a CPU, its iterators can be saved, if the pipeline was made with checkpointing.
 
     Args:
         pipeline: must not be built or run, because DALIDataset builds its own copy.
         element_spec: shapes and dtypes of a batch, (images, targets). The pipeline's outputs must have the
-            order of tf.nest.flatten(element_spec): the images, then the targets by name. Axes of size one
-            that are not in element_spec are removed from DALI's outputs.
+            order of tf.nest.flatten(element_spec): the images, then the targets by name.
         device_id: GPU of the pipeline; None for a pipeline without a GPU.
     """
     with tf.device(tensorflow_device(device_id)):
@@ -288,12 +276,12 @@ def from_pipeline(
             prefetch_queue_depth=pipeline.prefetch_queue_depth,
         )
         if device_id is not None:
-            return _OnGPU(flat, element_spec)  # made on the GPU, so that its iterators are on the GPU
+            return _OnGPU(flat, element_spec)
         return flat.map(lambda *tensors: tf.nest.pack_sequence_as(element_spec, tensors))
 
 
 class _OnGPU(tf.data.Dataset):
-    """Gives a dataset on a GPU the structure of `element_spec`, because `map` has no kernel for a GPU."""
+    """Gives a dataset on a GPU the structure of `element_spec`; `map` has no kernel for a GPU."""
 
     def __init__(self, flat: tf.data.Dataset, element_spec: ElementSpec) -> None:
         self._flat, self._element_spec = flat, element_spec
@@ -310,7 +298,7 @@ class _OnGPU(tf.data.Dataset):
 def synthetic_dataset(
     loader: BaseLoader, example: Callable[[np.random.Generator], dict[str, np.ndarray]]
 ) -> tf.data.Dataset:
-    """Repeats one batch (images, targets) without end. `example` makes one image with its targets."""
+    """Repeats one batch without end. `example` makes one image with its targets."""
     random = np.random.default_rng([loader.seed, loader.shard_id])
     facts: dict[str, Any] = {
         "image_sizes": np.array(loader.image_size, np.int32),
@@ -328,7 +316,7 @@ def synthetic_dataset(
 def synthetic_boxes(
     random: np.random.Generator, num_classes: int, max_instances: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Returns random boxes and classes for one image, padded with -1 as in the batches of real data."""
+    """Returns random boxes and classes for one image, padded with -1."""
     centers = random.uniform(0.2, 0.8, (SYNTHETIC_BOXES, 2))
     half_sizes = random.uniform(0.02, 0.2, (SYNTHETIC_BOXES, 2))
     boxes = np.concatenate([centers - half_sizes, centers + half_sizes], 1).astype(np.float32)

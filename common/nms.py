@@ -1,17 +1,14 @@
 """Non-maximum suppression (NMS) of a batch in the TensorFlow graph, within each class.
 
-Both apps take two steps: `top_candidates` selects the K best of all scores, and `suppress` compares these
-candidates with the better boxes of the same class in the image. There are three methods:
+There are three methods:
     hard: drops a box if its IoU with a better box exceeds iou_threshold.
     gaussian: multiplies a score by exp(-IoU**2 / sigma) for each better box (Soft-NMS, arXiv 1704.04503).
-    diou: drops a box if IoU - (d**2 / c**2)**beta exceeds iou_threshold. d is the distance of the two boxes'
-        centres, c the diagonal of the box around both boxes. Boxes of neighbouring objects survive, because
-        their d is large (arXiv 1911.08287, section 3.3, which has no exponent; beta is from
+    diou: drops a box if IoU - (d**2 / c**2)**beta exceeds iou_threshold. d is the distance of the centres, c
+        the diagonal of the box around both boxes (arXiv 1911.08287, section 3.3; beta is from
         AlexeyAB/darknet src/box.c, box_diounms).
 
-Darknet uses other names (src/box.c, diounms_sort). Its nms_kind=greedynms does not use plain IoU but box_diou
-with a fixed exponent of 0.6, which equals diou with beta 0.6 here. If a cfg has no nms_kind, Darknet uses
-do_nms_sort, which equals hard here.
+Darknet (src/box.c, diounms_sort): nms_kind=greedynms equals diou with beta 0.6 here. Without an nms_kind,
+Darknet uses do_nms_sort, which equals hard.
 """
 
 import math
@@ -22,13 +19,12 @@ import tensorflow as tf
 
 from common import boxes as box_ops
 
-# Suppression clips normalised boxes to this range, because a box that reaches much further would reduce the
-# precision of all other boxes. Anchors of EfficientDet-D0 reach from -1 to 2.
+# Suppression clips normalised boxes to this range: a larger box would reduce the precision of all others.
 _NEIGHBOURHOOD = (-8.0, 8.0)
 
 
 class Detections(NamedTuple):
-    """Holds D = max_detections detections per image, the best first, with padding at the end.
+    """D = max_detections detections per image, the best first, with padding at the end.
 
     Attributes:
         boxes: float32 (B, D, 4), ltrb, normalised to the network input and clipped to it; 0 in the padding.
@@ -46,8 +42,7 @@ class Detections(NamedTuple):
 def top_candidates(levels: Sequence[tf.Tensor], count: int) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
     """Returns the K = min(count, N * C) best scores or logits. Ties are broken as in a top-k of all scores.
 
-    The `count` best scores are all in the `count` rows with the largest maxima. So instead of N * C scores,
-    this function sorts the N maxima of the rows, and then only the scores of the best rows.
+    The `count` best scores are all in the `count` rows with the largest maxima. So two small sorts suffice.
 
     Args:
         levels: scores or logits of each level, (B, n, C), which are joined along n to N rows. If a row has a
@@ -67,17 +62,16 @@ def top_candidates(levels: Sequence[tf.Tensor], count: int) -> tuple[tf.Tensor, 
 
 
 def top_rows(maxima: tf.Tensor, count: int) -> tf.Tensor:
-    """Returns the positions of the R = min(count, N) largest numbers of (B, N): int32 (B, R).
+    """Returns the positions of the R = min(count, N) largest numbers of (B, N): int32 (B, R), ascending.
 
-    The positions ascend, so a top-k of these rows breaks ties as a top-k of all rows does. Numbers that are
-    not finite are chosen last.
+    Numbers that are not finite are chosen last.
     """
     _, rows = tf.math.top_k(without_nonfinite(maxima), tf.minimum(count, tf.shape(maxima)[1]))
     return tf.sort(rows, axis=1)
 
 
 def without_nonfinite(scores: tf.Tensor) -> tf.Tensor:
-    """Replaces NaN, whose position in a sorted list is undefined, and +inf by -inf."""
+    """Replaces NaN and +inf by -inf."""
     return tf.where(scores <= scores.dtype.max, scores, -math.inf)
 
 
@@ -96,8 +90,7 @@ def suppress(
 ) -> Detections:
     """Runs non-maximum suppression on K candidates per image, within each class.
 
-    A candidate whose box or score is not finite is dropped and suppresses no other candidate. If scores are
-    equal, the first candidate counts as better.
+    A candidate that is not finite is dropped. Of equal scores, the first counts as better.
 
     Args:
         boxes: float32 (B, K, 4), ltrb normalised; may reach outside; the detections are clipped.
@@ -105,8 +98,7 @@ def suppress(
         classes: int32 (B, K), 0-based, below `num_classes`.
         method: hard, gaussian or diou: see the top of this file.
         max_detections: D, the largest number of detections per image.
-        score_threshold: 0 or more. Candidates with this score or less are dropped, also if Gaussian
-            suppression has lowered the score.
+        score_threshold: 0 or more. Candidates with this score or less, also after suppression, are dropped.
         iou_threshold: threshold of hard and diou.
         sigma: parameter of gaussian.
         beta: exponent of diou.
@@ -127,7 +119,7 @@ def suppress(
             max_detections,
             score_threshold=score_threshold,
             iou_threshold=1.0 if method == "gaussian" else iou_threshold,
-            # Half of sigma: the paper has exp(-IoU**2 / sigma), TensorFlow exp(-IoU**2 / (2 sigma)).
+            # The paper has exp(-IoU**2 / sigma), TensorFlow exp(-IoU**2 / (2 sigma)).
             soft_nms_sigma=sigma / 2 if method == "gaussian" else 0.0,
         )
     selected, scores, count = picks
@@ -142,7 +134,7 @@ def suppress(
 
 
 def only_finite(boxes: tf.Tensor, scores: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    """Sets box (B, K, 4) and score (B, K) of a candidate to 0 if any number in them is not finite."""
+    """Sets box (B, K, 4) and score (B, K) of a candidate to 0 unless both are finite."""
     is_finite = tf.reduce_all(tf.math.is_finite(boxes), axis=-1) & tf.math.is_finite(scores)
     return tf.where(is_finite[..., tf.newaxis], boxes, 0.0), tf.where(is_finite, scores, 0.0)
 
@@ -150,9 +142,8 @@ def only_finite(boxes: tf.Tensor, scores: tf.Tensor) -> tuple[tf.Tensor, tf.Tens
 def moved_apart(boxes: tf.Tensor, classes: tf.Tensor, num_classes: int) -> tf.Tensor:
     """Moves the boxes (B, K, 4) of each class to a separate region, so boxes of two classes never overlap.
 
-    So one suppression of all boxes compares only boxes of the same class. Boxes far outside the image are
-    clipped. The regions form a square grid, so coordinates are small and precise: with 90 classes, boxes
-    within the image and 512 pixels per side, float32 resolves 1/1000 pixel.
+    The regions form a square grid, so coordinates are small and precise: with 90 classes and 512 pixels per side,
+    float32 resolves 1/1000 pixel.
     """
     boxes = tf.clip_by_value(boxes, *_NEIGHBOURHOOD)
     columns = math.ceil(math.sqrt(num_classes))
@@ -164,7 +155,7 @@ def moved_apart(boxes: tf.Tensor, classes: tf.Tensor, num_classes: int) -> tf.Te
 def _pick_by_iou(
     boxes: tf.Tensor, scores: tf.Tensor, max_detections: int, **options: float
 ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-    """Runs hard or Gaussian suppression on all boxes of each image, with TensorFlow's own operation.
+    """Runs hard or Gaussian suppression on all boxes of each image.
 
     Args:
         boxes, scores, max_detections: as for `suppress`.
@@ -175,10 +166,9 @@ def _pick_by_iou(
     """
 
     def pick_from_one(image: tuple[tf.Tensor, tf.Tensor]) -> tuple[tf.Tensor, ...]:
-        boxes_tlbr, scores = image
         picks = tf.raw_ops.NonMaxSuppressionV5(
-            boxes=boxes_tlbr,
-            scores=scores,
+            boxes=image[0],
+            scores=image[1],
             max_output_size=max_detections,
             pad_to_max_output_size=True,
             **options,
@@ -205,11 +195,7 @@ def _pick_by_diou(
     score_threshold: float,
     beta: float,
 ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-    """Runs greedy suppression with DIoU: each turn picks one box per image and drops boxes that overlap it.
-
-    Returns:
-        The same as `_pick_by_iou`.
-    """
+    """Like `_pick_by_iou` with DIoU: each turn picks one box per image and drops boxes that overlap it."""
     positions = tf.range(tf.shape(scores)[1])
     places = tf.range(max_detections)
 

@@ -16,7 +16,7 @@ _BAR_WIDTH = 20  # characters
 
 
 def be_quiet(quiet: bool) -> None:
-    """Hides log lines and progress bars if `quiet`, because all ranks would print the same as rank 0."""
+    """Hides log lines and progress bars if `quiet`: on all ranks but the first."""
     global _quiet
     _quiet = quiet
 
@@ -31,7 +31,7 @@ log_once = functools.cache(log)
 
 
 class Bar:
-    """Shows the progress of a task: on a terminal by a progress bar, elsewhere by one line at its end.
+    """Shows a progress bar on a terminal, elsewhere one line at the end.
 
     Args:
         title: name of the task, one or two words.
@@ -43,10 +43,10 @@ class Bar:
         self._title, self._total, self._done = title, total, done
         self._start, self._shown_at, self._first = time.monotonic(), 0.0, done
         if done < total:
-            self._show("")  # the first step may take long, for example to compile
+            self._show("")
 
     def step(self, values: dict[str, float] | None = None) -> None:
-        """Counts one step and shows `values`, which are not averaged."""
+        """Counts one step and shows `values`."""
         self._done += 1
         now, is_last = time.monotonic(), self._done == self._total
         seconds = now - self._start
@@ -67,17 +67,17 @@ class Bar:
 
 
 def show_until_next(text: str) -> None:
-    """Shows a line on a terminal until the next line replaces it. Prints nothing elsewhere."""
+    """Shows a line on a terminal until the next line replaces it."""
     if sys.stderr.isatty() and not _quiet:
-        text = text[: shutil.get_terminal_size().columns - 1]  # longer lines could not be replaced
+        text = text[: shutil.get_terminal_size().columns - 1]
         print(f"\r{text}\033[K", end="", file=sys.stderr, flush=True)
 
 
 def import_tensorflow() -> None:
-    """Imports TensorFlow, and hides lines that its C++ code prints before the log level has an effect.
+    """Imports TensorFlow, and hides the lines that its C++ code prints.
 
-    The hidden lines are shown if the import fails, or if there is an NVIDIA driver but TensorFlow finds no
-    GPU. With --verbosity=1, nothing is hidden.
+    They are shown if the import fails, or if TensorFlow does not find the NVIDIA GPU. With --verbosity=1, nothing
+    is hidden.
     """
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     if logging.get_verbosity() >= logging.DEBUG or "tensorflow" in sys.modules:

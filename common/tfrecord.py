@@ -282,7 +282,9 @@ def tfrecord_reader(
         **order(training, seed, in_container=True),
     )
     boxes = dali_math.clamp(fn.stack(*(record[key] for key in BOX_KEYS), axis=1), 0.0, 1.0)
-    labels = _labels(record[LABEL_KEY], label_map)
+    is_same = fn.expand_dims(record[LABEL_KEY], axes=[1]) == _constant(np.array(label_map.category_ids))
+    numbers = types.Constant(np.arange(1, label_map.num_classes + 1, dtype=np.int32), device="cpu")
+    labels = fn.reductions.sum(fn.cast(is_same, dtype=types.INT32) * numbers, axes=[1], dtype=types.INT32)
     if records.has_crowds:  # sets the area of crowds to 0, so that select_boxes drops them
         no_crowd = fn.cast(record[CROWD_KEY] == 0, dtype=types.FLOAT)
         boxes = boxes * fn.expand_dims(no_crowd, axes=[1])
@@ -296,14 +298,6 @@ def parse_integer(digits: DataNode) -> DataNode:
     powers = _constant(10 ** np.arange(18, -1, -1))
     values = fn.cast(digits, dtype=types.INT64) - ord("0")
     return fn.reductions.sum(values * powers[19 - digits.shape()[0] :], dtype=types.INT64)
-
-
-def _labels(category_ids: DataNode, label_map: LabelMap) -> DataNode:
-    """Converts category ids, int64 (N,), to labels, int32 (N,). fn.lookup_table would limit the ids."""
-    labels = types.Constant(np.arange(1, label_map.num_classes + 1, dtype=np.int32), device="cpu")
-    is_same = fn.expand_dims(category_ids, axes=[1]) == _constant(np.array(label_map.category_ids))  # (N, C)
-    found = fn.reductions.sum(fn.cast(is_same, dtype=types.INT32) * labels, axes=[1])
-    return fn.cast(found, dtype=types.INT32)
 
 
 def _constant(numbers: np.ndarray) -> DataNode:

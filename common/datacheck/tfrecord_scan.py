@@ -211,7 +211,13 @@ def check(examples: Sequence[Example], label_map: LabelMap, issues: Issues) -> t
     boxes, box_image = table["bbox"], np.repeat(np.arange(len(examples)), [len(e.objects) for e in examples])
     of_records = [CocoImage(e.image_id, e.file_name, e.image_size[1], e.image_size[0]) for e in examples]
     image_sizes = sizes_of(of_records)
-    _check_boxes(boxes, [examples[row].name for row in box_image.tolist()], issues)
+    is_finite = np.isfinite(boxes).all(axis=1)
+    is_negative = is_finite & np.any(boxes[:, 2:] < boxes[:, :2], axis=1)
+    is_far = is_finite & ~is_negative & np.any(boxes > _FARTHEST, axis=1)
+    kinds = {"box-not-finite": ~is_finite, "box-negative": is_negative, "box-in-pixels": is_far}
+    for kind, which in kinds.items():
+        rows = np.flatnonzero(which)
+        issues.add_each(kind, rows, lambda i: f"{examples[box_image[i]].name} has {box_name(boxes[i])}")
     ids, names = [example.image_id for example in examples], [example.name for example in examples]
     issues.add_repeats("repeated-image-id", "image", ids, names.__getitem__)
     facts = [example.facts for example in examples]
@@ -249,12 +255,3 @@ def read_record(file: RecordFile, number: int, issues: Issues) -> bytes | None:
     checksum = f"the checksum {file.checksums[number]:#010x}, which does not match its data"
     issues.add("record-damaged", f"{file.name(number)} at byte {offset} has {checksum}")
     return None
-
-
-def _check_boxes(boxes: np.ndarray, names: Sequence[str], issues: Issues) -> None:
-    is_finite = np.isfinite(boxes).all(axis=1)
-    is_negative = is_finite & np.any(boxes[:, 2:] < boxes[:, :2], axis=1)
-    is_far = is_finite & ~is_negative & np.any(boxes > _FARTHEST, axis=1)
-    kinds = {"box-not-finite": ~is_finite, "box-negative": is_negative, "box-in-pixels": is_far}
-    for kind, which in kinds.items():
-        issues.add_each(kind, np.flatnonzero(which), lambda i: f"{names[i]} has {box_name(boxes[i])}")

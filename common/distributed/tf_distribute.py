@@ -192,7 +192,18 @@ def _multi_worker_strategy(workers: Sequence[str], rank: int) -> tf.distribute.S
             progress.log(f"waiting for all workers, at most {START_SECONDS:g} s: {', '.join(workers)}")
             if rank:
                 _wait_for_leader(workers[0])
-            _configure_coordination_service()
+            # Configures the coordination service as MultiWorkerMirroredStrategy does, but with time limits.
+            cluster = tf.distribute.cluster_resolver.TFConfigClusterResolver().cluster_spec()
+            context.context().configure_coordination_service(
+                service_type="standalone",
+                service_leader=multi_worker_util.coordination_leader(cluster),
+                cluster_register_timeout_in_ms=int(2000 * START_SECONDS),
+                heartbeat_timeout_in_ms=int(1000 * HEARTBEAT_SECONDS),
+                coordinated_jobs=[
+                    coordination_config_pb2.CoordinatedJob(name=job, num_tasks=cluster.num_tasks(job))
+                    for job in cluster.jobs
+                ],
+            )
         # TensorFlow waits in C++ and holds Python's lock, so Python threads and signal handlers cannot run.
         faulthandler.dump_traceback_later(START_SECONDS, exit=True, file=2)
         signal.signal(signal.SIGINT, signal.SIG_DFL)
@@ -221,21 +232,6 @@ def _wait_for_leader(address: str) -> None:
             if time.monotonic() > deadline:
                 raise UserError(f"TF_CONFIG: worker 0 does not answer at {address} ({error})") from error
         time.sleep(0.2)
-
-
-def _configure_coordination_service() -> None:
-    """Configures the coordination service as MultiWorkerMirroredStrategy does, but with time limits."""
-    cluster = tf.distribute.cluster_resolver.TFConfigClusterResolver().cluster_spec()
-    context.context().configure_coordination_service(
-        service_type="standalone",
-        service_leader=multi_worker_util.coordination_leader(cluster),
-        cluster_register_timeout_in_ms=int(2000 * START_SECONDS),
-        heartbeat_timeout_in_ms=int(1000 * HEARTBEAT_SECONDS),
-        coordinated_jobs=[
-            coordination_config_pb2.CoordinatedJob(name=job, num_tasks=cluster.num_tasks(job))
-            for job in cluster.jobs
-        ],
-    )
 
 
 def _all_reduce(how: str, values: Any) -> Any:

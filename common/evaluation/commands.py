@@ -126,7 +126,17 @@ class Job:
     def __init__(self, a: InferArgs, open_images: Callable[..., ImageListSource]) -> None:
         self._a = a
         self._is_video = pathlib.Path(a.images).suffix.lower() in video.SUFFIXES
-        self._check_flags()
+        if not a.images:
+            raise UserError("--images is missing: give an image, a directory, a glob or a video")
+        if not a.output_dir:
+            raise UserError("--output_dir is missing: give a directory for the pictures")
+        if a.annotations and a.image_info:
+            raise UserError("--annotations and --image_info both define image ids: give one of them")
+        for name in ("annotations", "image_info", "submission"):
+            if self._is_video and getattr(a, name):
+                raise UserError(f"--{name} is for images, but --images={a.images} is a video")
+        if self._is_video and a.pipeline_type not in ("auto", "tensorflow"):
+            raise UserError(f"--pipeline_type={a.pipeline_type} reads no videos: leave it out")
         self._truth = read_coco(a.annotations) if a.annotations else None
         self.categories: LabelMap | None = None
         self._video = video.open_video(a.images) if self._is_video else None
@@ -146,20 +156,6 @@ class Job:
         if a.submission:
             given = [path for path in (a.annotations, a.image_info) if path]
             submission.check_path(a.submission, [output / "detections.json", *given])
-
-    def _check_flags(self) -> None:
-        a = self._a
-        if not a.images:
-            raise UserError("--images is missing: give an image, a directory, a glob or a video")
-        if not a.output_dir:
-            raise UserError("--output_dir is missing: give a directory for the pictures")
-        if a.annotations and a.image_info:
-            raise UserError("--annotations and --image_info both define image ids: give one of them")
-        for name in ("annotations", "image_info", "submission"):
-            if self._is_video and getattr(a, name):
-                raise UserError(f"--{name} is for images, but --images={a.images} is a video")
-        if self._is_video and a.pipeline_type not in ("auto", "tensorflow"):
-            raise UserError(f"--pipeline_type={a.pipeline_type} reads no videos: leave it out")
 
     def _with_ids(self, source: ImageListSource) -> tuple[ImageListSource, list[dict[str, Any]]]:
         """Returns the images, and their ids and names. --annotations or --image_info select the images."""

@@ -46,7 +46,7 @@ def predict(
     title: str,
     explain: Explain,
     ranks: Ranks = ALONE,
-    on_batch: OnBatch | None = None,
+    on_batch: OnBatch = lambda *_: None,
 ) -> list[dict[str, Any]]:
     """Detects objects in each of the loader's images exactly once. All ranks call `predict` together.
 
@@ -80,8 +80,7 @@ def predict(
             except UserError as error:
                 problem = error  # on_batch must still be called as often as on the other ranks
             bar.step()
-        if on_batch:
-            on_batch(done, loader.steps_per_epoch)
+        on_batch(done, loader.steps_per_epoch)
     with ranks.raise_on_any_rank():
         if problem:
             raise problem

@@ -10,12 +10,10 @@ from common.labels import LabelMap
 from common.training import model_metadata
 from common.training.trained import App
 
-Opened = tuple[Detect, Any, LabelMap, pathlib.Path]  # what open_detector returns
-
 
 def open_detector(
     app: App, path: str | None, image_size: str | None = None, spec: str | None = None, **defaults: Any
-) -> Opened:
+) -> tuple[Detect, Any, LabelMap, pathlib.Path]:
     """Opens a detector for the evaluation loader, with the arguments and errors of `App.load`.
 
     `path` may also be an exported model: a saved_model directory, or an .onnx, .tflite or .plan file. Its
@@ -26,19 +24,15 @@ def open_detector(
     """
     file = pathlib.Path(path or "")
     if model_metadata.is_exported(file):
-        return _open_exported(app, file, image_size, spec)
+        metadata = model_metadata.read(file)
+        config = app.read_config(metadata, file)
+        for flag, value in (("image_size", image_size), ("hparams", spec)):
+            if value:
+                raise UserError(f"--{flag}={value} cannot change {file}: export again with this flag")
+        nms = metadata.get("export", {}).get("nms")
+        if nms != "standard" and (nms, file.suffix) != ("efficientnms_trt", ".plan"):
+            raise UserError(f"{file} was exported with --nms={nms}: export it with --nms=standard")
+        detect = exported.make_detect(exported.open_runner(file), app.to_pixels)
+        return detect, config, LabelMap.from_json(metadata["label_map"]), file
     model, config, label_map, file = app.load(path, image_size, spec, **defaults)
     return app.make_detect(model, config), config, label_map, file
-
-
-def _open_exported(app: App, file: pathlib.Path, image_size: str | None, spec: str | None) -> Opened:
-    metadata = model_metadata.read(file)
-    config = app.read_config(metadata, file)
-    for flag, value in (("image_size", image_size), ("hparams", spec)):
-        if value:
-            raise UserError(f"--{flag}={value} cannot change {file}: export again with this flag")
-    nms = metadata.get("export", {}).get("nms")
-    if nms != "standard" and (nms, file.suffix) != ("efficientnms_trt", ".plan"):
-        raise UserError(f"{file} was exported with --nms={nms}: export it with --nms=standard")
-    detect = exported.make_detect(exported.open_runner(file), app.to_pixels)
-    return detect, config, LabelMap.from_json(metadata["label_map"]), file

@@ -125,7 +125,10 @@ class Results:
         self._state = state
         if directory:
             done = max(state["epoch"], state.get("evaluated", 0))  # fractional within an epoch
-            self._rows = [r for r in _read_rows(directory / "results.csv") if float(r["epoch"]) <= done]
+            table = directory / "results.csv"
+            rows = csv.DictReader(table.read_text().splitlines()) if table.exists() else ()
+            renamed = [{_RENAMED.get(name, name): cell for name, cell in row.items()} for row in rows]
+            self._rows: list[dict[str, Any]] = [row for row in renamed if float(row["epoch"]) <= done]
             self._events = tf.summary.create_file_writer(str(directory / "tensorboard"))
 
     def save_flags(self, flag_values: dict[str, Any]) -> None:
@@ -148,7 +151,13 @@ class Results:
         def save(directory: pathlib.Path) -> None:
             texts = {name: f"{value:.6g}" if math.isfinite(value) else "" for name, value in values.items()}
             self._rows.append({"epoch": epoch, "step": step, **texts})
-            write_bytes(directory / "results.csv", self._table().encode())
+            columns = list(dict.fromkeys(name for row in self._rows for name in row))
+            columns.sort(key=lambda name: name in coco_metrics.NAMES)  # the metrics are the last columns
+            text = io.StringIO()
+            table = csv.DictWriter(text, columns, restval="")
+            table.writeheader()
+            table.writerows(self._rows)
+            write_bytes(directory / "results.csv", text.getvalue().encode())
             with self._events.as_default(step=step):
                 for name, value in values.items():
                     tf.summary.scalar(name, value)
@@ -164,13 +173,9 @@ class Results:
 
     def save_evaluation(self, evaluation: Evaluation, is_best: bool) -> None:
         """Writes the files of an evaluation and, if it is the best so far, the model's weights."""
-
-        def save(directory: pathlib.Path) -> None:
-            if is_best:
-                self.save_weights(weight_files.BEST, AP=evaluation.metrics["AP"])
-            write_evaluation(directory, *evaluation)
-
-        self._try(save)
+        if is_best:
+            self.save_weights(weight_files.BEST, AP=evaluation.metrics["AP"])
+        self._try(lambda path: write_evaluation(path, *evaluation))
 
     def save_skipped(self, ranks: Ranks, step: int, images: Any, targets: Any) -> str | None:
         """Saves the batch of a skipped step and the present weights; all ranks call it together.
@@ -205,16 +210,6 @@ class Results:
             return str(path)
 
         return self._try(save)
-
-    def _table(self) -> str:
-        """Returns the content of results.csv, with the metrics in the last columns."""
-        columns = list(dict.fromkeys(name for row in self._rows for name in row))
-        columns.sort(key=lambda name: name in coco_metrics.NAMES)
-        text = io.StringIO()
-        table = csv.DictWriter(text, columns, restval="")
-        table.writeheader()
-        table.writerows(self._rows)
-        return text.getvalue()
 
     def _try(self, save: Callable[[pathlib.Path], T]) -> T | None:
         if self._directory is None:
@@ -261,10 +256,3 @@ def out_of_patience(state: Mapping[str, Any], patience: int) -> str | None:
         f"training ends after epoch {state['epoch']}: {without_gain} evaluations without a better AP than "
         f"{best:.1f} (--patience={patience}); the best weights are kept"
     )
-
-
-def _read_rows(path: pathlib.Path) -> list[dict[str, Any]]:
-    if not path.exists():
-        return []
-    with path.open(newline="") as file:
-        return [{_RENAMED.get(k, k): v for k, v in row.items()} for row in csv.DictReader(file)]

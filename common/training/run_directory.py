@@ -165,8 +165,7 @@ def claim(a: Args, identity: Identity) -> pathlib.Path:
                 else:
                     path.unlink(missing_ok=True)
         content = json.dumps(identity.values, indent=2).encode() + b"\n"
-        if not (directory / RUN).exists() or (directory / RUN).read_bytes() != content:
-            files.write_bytes(directory / RUN, content)
+        files.write_bytes(directory / RUN, content)
     return directory
 
 
@@ -313,8 +312,5 @@ def _serial(path: pathlib.Path) -> float:
 
 
 def _checksums(directory: pathlib.Path) -> list[str]:
-    lines = []
-    for path in sorted(path for path in directory.iterdir() if path.name != _CHECKSUMS):
-        with path.open("rb") as stream:
-            lines.append(f"{hashlib.file_digest(stream, 'sha256').hexdigest()}  {path.name}\n")
-    return lines
+    paths = sorted(path for path in directory.iterdir() if path.name != _CHECKSUMS)
+    return [f"{hashlib.sha256(path.read_bytes()).hexdigest()}  {path.name}\n" for path in paths]
