@@ -103,7 +103,7 @@ class Annotations:
 
     @functools.cached_property
     def clipped_boxes(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """float32 (N, 4), all boxes, ltrb normalised, clipped to [0, 1]; bool (N,), whether the box was clipped;
+        """float32 (N, 4), ltrb normalised, clipped to [0, 1]; bool (N,), whether the box was clipped;
         bool (N,), whether the clipped box has an area."""
         left_top, size = np.split(self.boxes_ltwh_px, 2, axis=1)
         limits = self.image_sizes[self.box_image][:, [1, 0, 1, 0]].astype(np.float64)

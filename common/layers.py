@@ -20,11 +20,11 @@ FUSE_FROM = 2**17  # XLA compiles tensors with at least this many numbers per im
 class BatchNormalization(keras.layers.BatchNormalization):
     """`keras.layers.BatchNormalization` for images, (B, H, W, C), with the same arguments and outputs.
 
-    Keras' own code runs where the fused kernel cannot: other shapes or axes, a mask, no scale, no centre, batch
-    renormalisation, statistics synchronised over replicas.
+    Keras' own code runs where the fused kernel cannot: other shapes or axes, a mask, no scale, no centre,
+    batch renormalisation, statistics synchronised over replicas.
 
-    The kernel returns the unbiased variance. The moving variance averages biased variances, as in Keras 3 and in
-    google/automl on TPUs (efficientdet/utils.py: TpuBatchNormalization). At the coarse levels they differ a lot.
+    The kernel returns the unbiased variance. The moving variance averages biased variances, as in Keras 3 and
+    in google/automl on TPUs (efficientdet/utils.py: TpuBatchNormalization).
     """
 
     def call(self, inputs: tf.Tensor, training: bool | None = None, mask: Any = None) -> tf.Tensor:
@@ -87,8 +87,7 @@ def limit_bn_momentum(model: keras.Model, num_steps: int) -> keras.Model:
 class _Activation(keras.layers.Layer):
     """An activation layer, (B, ..., C) -> (B, ..., C). `build` decides once whether XLA compiles the layer.
 
-    If the sides are unknown, XLA compiles the layer once per size. Inference never uses XLA, because its graph is
-    exported.
+    If the sides are unknown, XLA compiles the layer once per size. Inference never uses XLA.
     """
 
     def build(self, input_shape: tuple[int | None, ...]) -> None:

@@ -1,8 +1,7 @@
 """Letterbox: resize an image to the largest size that fits the network input, keep its aspect ratio, and pad.
 
 The image is placed in the top left corner (google/automl efficientdet/dataloader.py) or in the centre
-(Darknet src/image.c, letterbox_image). Its place is (top, left, height, width) in pixels of the input. Python,
-DALI and TensorFlow use the same integer formula.
+(Darknet src/image.c, letterbox_image). Its place is (top, left, height, width) in pixels of the input.
 """
 
 from collections.abc import Callable

@@ -175,7 +175,7 @@ class DaliOptions(BaseLoader):
 def steps_per_epoch(num_images: int, global_batch_size: int, *, training: bool) -> int:
     """Returns the number of steps in one epoch, the same on every rank.
 
-    Training leaves an incomplete last batch to the next epoch. Evaluation reads every image, some of them twice.
+    Training leaves an incomplete last batch to the next epoch. Evaluation reads every image.
     """
     if training:
         return max(num_images // global_batch_size, 1)

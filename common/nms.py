@@ -142,8 +142,7 @@ def only_finite(boxes: tf.Tensor, scores: tf.Tensor) -> tuple[tf.Tensor, tf.Tens
 def moved_apart(boxes: tf.Tensor, classes: tf.Tensor, num_classes: int) -> tf.Tensor:
     """Moves the boxes (B, K, 4) of each class to a separate region, so boxes of two classes never overlap.
 
-    The regions form a square grid, so coordinates are small and precise: with 90 classes and 512 pixels per side,
-    float32 resolves 1/1000 pixel.
+    The regions form a square grid, so coordinates stay small and precise.
     """
     boxes = tf.clip_by_value(boxes, *_NEIGHBOURHOOD)
     columns = math.ceil(math.sqrt(num_classes))

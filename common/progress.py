@@ -76,8 +76,7 @@ def show_until_next(text: str) -> None:
 def import_tensorflow() -> None:
     """Imports TensorFlow, and hides the lines that its C++ code prints.
 
-    They are shown if the import fails, or if TensorFlow does not find the NVIDIA GPU. With --verbosity=1, nothing
-    is hidden.
+    They are shown if the import fails, or if TensorFlow does not find the NVIDIA GPU, or with --verbosity=1.
     """
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     if logging.get_verbosity() >= logging.DEBUG or "tensorflow" in sys.modules:

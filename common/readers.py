@@ -7,22 +7,16 @@ For the same images, `coco_reader` and `tfrecord_reader` return the same four no
     labels      int32 (N,), 1-based: class + 1
     image_ids   int64 (), the original ids, of any size
 
-Crowds are left out: only the ground truth for pycocotools (`Annotations.ground_truth`) contains them.
-tools/preprocessing/image_source.py has readers for images without boxes.
-
-Boxes refer to the stored pixels, so decode with `adjust_orientation=False`. If the decoder rotated an image
-by its EXIF tag, the boxes would be wrong.
+Crowds are left out. Boxes refer to the stored pixels, so decode with `adjust_orientation=False`.
 
 Order of the images, as observed with DALI 2.4:
 
-* Training: every epoch, also the first, has a new permutation of the whole set, from a seed that all ranks
-  share. Rank r reads the r-th part of each permutation. The parts are disjoint and together complete. If the
-  number of ranks does not divide the number of images, some parts have one image more. A rank begins the next
-  epoch right after its part: a batch can span two epochs, and ranks with shorter parts slowly get ahead.
+* Training: every epoch has a new permutation of the whole set, from a seed that all ranks share. Rank r reads
+  the r-th part of each permutation. A batch can span two epochs.
 * TFRecords and other containers in training: the files are permuted, and the records are shuffled within a
   buffer of 1024. So write records in random order, as tools/convert.py does.
 * Evaluation: each rank always reads the same part, in order, and repeats its last image until all ranks have
-  the same number of batches. After images with repeated ids are dropped, every image occurs exactly once.
+  the same number of batches.
 """
 
 import os
@@ -41,7 +35,7 @@ from common.tfrecord import tfrecord_reader as tfrecord_reader
 if TYPE_CHECKING:
     from common.annotations import Annotations
 
-_CLEAN_JSON = 1  # version of the json that _clean_json makes; increase it when the json changes
+_CLEAN_JSON = 1  # increase it when the json of _clean_json changes
 
 
 def coco_reader(
@@ -56,9 +50,7 @@ def coco_reader(
 ) -> Nodes:
     """Reads image files with the annotations of `datacheck.coco.load_coco`, inside a DALI graph.
 
-    DALI does not read the user's json, but a json made from the checked annotations: with image ids from 0
-    in the order of the file (DALI rejects 2**31 and more), labels, clipped boxes and no crowds. The new json
-    is kept in the user's cache directory.
+    DALI reads a json made from the checked annotations. It is kept in the user's cache directory.
 
     Args:
         images_dir: the directory that the annotations' file names refer to.
@@ -78,15 +70,14 @@ def coco_reader(
     check_shards(annotations.num_images, num_shards)
     clean_name = f"{annotations.fingerprint()[:32]}-{_CLEAN_JSON}.coco.json"
     clean_json = get_or_create(clean_name, lambda: _clean_json(annotations))
-    # DALI's type stubs do not contain the number of nodes that a reader returns.
     jpegs, boxes, labels, rows = fn.readers.coco(  # type: ignore[misc]
         file_root=os.fspath(images_dir),
         annotations_file=os.fspath(clean_json),
-        avoid_class_remapping=True,  # otherwise labels follow the order of `categories`
+        avoid_class_remapping=True,
         image_ids=True,
         ltrb=True,
         ratio=True,
-        size_threshold=0.0,  # keeps boxes under 0.1 pixel, as the reader of TFRecords does
+        size_threshold=0.0,  # keeps boxes under 0.1 pixel
         name=name,
         shard_id=shard_id,
         num_shards=num_shards,
@@ -104,7 +95,7 @@ def file_reader(
     """Reads image files without annotations, in order, inside a DALI graph; returns no boxes (N = 0).
 
     Args:
-        files: paths of the images. The image ids are the positions in this list, from 0.
+        files: paths of the images. The image ids are the positions in this list.
         shard_id, num_shards, name: as for `coco_reader`.
 
     Raises:

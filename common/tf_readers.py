@@ -7,13 +7,10 @@
     labels      int32 (N,), 1-based: class + 1
     image_id    int64 (), the original id
 
-In training, the dataset is endless. All ranks go through the same sequence, one permutation of the whole set
-after the other, and rank r takes every num_shards-th example, starting with the r-th. In evaluation, a rank
-reads the same part of the set as with DALI's reader, in order. If another rank has one image more, the last
-image is repeated, so that all ranks have equally many images.
+In training, the dataset is endless: one permutation of the whole set after the other. Rank r takes every
+num_shards-th example. In evaluation, a rank reads the same part of the set as with DALI's reader, in order.
 
-Examples are not buffered, and records are read by their offset in the file. So the state of an iterator is a
-few numbers, which tf.train.Checkpoint saves.
+The state of an iterator is a few numbers, which tf.train.Checkpoint saves.
 """
 
 import os
@@ -41,8 +38,7 @@ def examples(
     """Returns a dataset of the examples that `source.read` reads in a DALI graph, with the same arguments.
 
     Raises:
-        DataError: the data cannot be used.
-        UserError: there are fewer images than shards.
+        UserError: the data cannot be used, or there are fewer images than shards.
     """
     if hasattr(source, "examples"):  # frames of a video: only Python can read them
         return source.examples(shard_id=shard_id, num_shards=num_shards, training=training, seed=seed)
@@ -58,7 +54,7 @@ def examples(
 
 
 def loader_examples(loader: "BaseLoader") -> tf.data.Dataset:
-    """Returns endless examples for a loader. In evaluation, a shorter shard is repeated to fill all steps."""
+    """Returns endless examples for a loader. In evaluation, a shorter shard is repeated."""
     shard = {"shard_id": loader.shard_id, "num_shards": loader.num_shards}
     found = examples(loader.opened_source, **shard, training=loader.training, seed=loader.seed)
     if loader.training:
@@ -67,10 +63,10 @@ def loader_examples(loader: "BaseLoader") -> tf.data.Dataset:
 
 
 class Random:
-    """Makes random numbers, which differ at every call, from the seeds, the index and the number of the call.
+    """Makes random numbers, which differ at every call.
 
-    The calls are counted in Python while a graph is traced. So a call inside a loop of the graph returns the
-    same numbers in every iteration.
+    The calls are counted while a graph is traced. So a call inside a loop of the graph returns the same
+    numbers in every iteration.
 
     Args:
         index: index of the image or the batch that needs the numbers.
@@ -104,7 +100,7 @@ def _positions(size: int, shard_id: int, num_shards: int, seed: int, *, training
         return tf.data.Dataset.range(begin, begin + count).map(lambda position: tf.minimum(position, end - 1))
 
     def permutation(epoch: tf.Tensor) -> tf.data.Dataset:
-        # tf.data's own shuffle also uses the global seed, which may differ between ranks.
+        # tf.data's own shuffle also uses the global seed.
         seeds = tf.stack([tf.constant(seed, tf.int64), epoch])
         positions = tf.random.experimental.stateless_shuffle(tf.range(size, dtype=tf.int64), seeds)
         return tf.data.Dataset.from_tensor_slices(positions)
@@ -113,7 +109,6 @@ def _positions(size: int, shard_id: int, num_shards: int, seed: int, *, training
 
 
 def _from_records(records: Records, label_map: LabelMap, positions: tf.data.Dataset) -> tf.data.Dataset:
-    """Returns a dataset of the examples at `positions`, which it reads from record files."""
     paths, spans = tf.constant(records.files), tf.constant(records.spans)
     file_sizes = tf.constant([os.path.getsize(file) for file in records.files], tf.int64)
 
@@ -136,8 +131,7 @@ def _from_files(positions: tf.data.Dataset, *table: np.ndarray | Sequence[str]) 
 
     Args:
         positions: positions of the images in `table`.
-        table: paths, boxes, labels, row_splits, image_ids. The boxes and labels of image i are the rows
-            row_splits[i] : row_splits[i + 1].
+        table: paths, boxes, labels, row_splits, image_ids.
     """
     paths, boxes, labels, row_splits, image_ids = map(tf.constant, table)
 
@@ -179,7 +173,7 @@ def _parse(record: tf.Tensor, label_map: LabelMap) -> Example:
 
 
 def refuse_changes(config: Any, published: Any, fields: Sequence[str], done: Collection[str]) -> None:
-    """Raises UserError if one of `fields` is changed from `published` and is not supported (in `done`)."""
+    """Raises UserError if one of `fields` differs from `published` and is not in `done`."""
     others = [name for name in fields if name not in done]
     changed = [name for name in others if getattr(config, name) != getattr(published, name)]
     if changed:
@@ -195,7 +189,7 @@ def resize(image: tf.Tensor, size: tf.Tensor, antialias: bool = True) -> tf.Tens
 
 
 def boxes_to_window(boxes: tf.Tensor, size: tf.Tensor, window: tf.Tensor) -> tf.Tensor:
-    """Converts boxes normalised by the image to boxes normalised by the window, and clips them to [0, 1]."""
+    """Converts boxes normalised by the image to boxes normalised by the window, clipped to [0, 1]."""
     boxes_px = boxes * xyxy(size) - xyxy(window[:2])
     return tf.clip_by_value(boxes_px / xyxy(window[2:]), 0.0, 1.0)
 
@@ -208,7 +202,7 @@ def xyxy(yx: tf.Tensor) -> tf.Tensor:
 def select_boxes(
     boxes: tf.Tensor, labels: tf.Tensor, min_size: tuple[float, float], max_instances: int
 ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-    """Does the same as `dali_ops.select_boxes` with TensorFlow. Returns boxes, labels and `lost`."""
+    """Does the same as `dali_ops.select_boxes`. Returns boxes, labels and `lost`."""
     sides = boxes[:, 2:] - boxes[:, :2]  # (N, 2) width, height
     visible = tf.math.count_nonzero(tf.reduce_all(sides > 0, 1), dtype=tf.int32)
     is_large = (sides > 0) & (sides >= tf.constant(min_size[::-1], tf.float32)) & (sides <= tf.float32.max)
@@ -223,7 +217,7 @@ def select_boxes(
 
 
 def pad_boxes_tf(boxes: tf.Tensor, labels: tf.Tensor, max_instances: int) -> tuple[tf.Tensor, tf.Tensor]:
-    """Does the same as `dali_ops.pad_boxes` with TensorFlow operations."""
+    """Does the same as `dali_ops.pad_boxes`."""
     padding = [[0, max_instances - tf.shape(boxes)[0]]]
     boxes = tf.pad(boxes, padding + [[0, 0]], constant_values=-1.0)
     classes = tf.pad(labels - 1, padding, constant_values=-1)
@@ -238,7 +232,7 @@ def image_size_tf(encoded: tf.Tensor) -> tf.Tensor:
     size = tf.cond(
         tf.io.is_jpeg(encoded),
         lambda: tf.io.extract_jpeg_shape(encoded)[:2],
-        # PNG: the first chunk starts at byte 8 with its length and name, then width and height, big-endian.
+        # PNG: width and height are big-endian, at byte 16.
         lambda: tf.io.decode_raw(tf.strings.substr(encoded, 16, 8), tf.int32, little_endian=False)[::-1],
     )
     return tf.ensure_shape(size, (2,))
@@ -247,9 +241,8 @@ def image_size_tf(encoded: tf.Tensor) -> tf.Tensor:
 def decode_image_tf(encoded: tf.Tensor, window: tf.Tensor) -> tf.Tensor:
     """Decodes a window (top, left, height, width) of a JPEG or PNG: uint8 (h, w, 3) RGB, not rotated by EXIF.
 
-    Grey, palette and CMYK images become RGB. Whole images equal DALI's bit for bit, because both use the
-    accurate inverse DCT. Windows of JPEGs with subsampled colour differ from DALI's in their outermost
-    columns, because libjpeg does not read the pixels beyond them.
+    Whole images equal DALI's bit for bit. Windows of JPEGs with subsampled colour differ in their outermost
+    columns.
     """
 
     def decode_png() -> tf.Tensor:

@@ -2,9 +2,8 @@
 
 A record consists of the uint64 length of the data, the masked CRC-32C of this length, the data, and their
 masked CRC-32C (tensorflow/core/lib/io/record_writer.h). DALI's index (`<file>.idx`) has a line `offset
-size` for each record. DALI does not check the index: with the index of a shorter file it misses records, with
-the index of another file it reads garbage. So an index is compared with the file before it is used, and is
-made again if it is wrong.
+size` for each record. DALI does not check the index, so it is compared with the file and made again if it is
+wrong.
 
 The schema is that of tensorflow/models research/object_detection/dataset_tools/create_coco_tf_record.py and
 google/automl efficientdet/dataset/create_coco_tfrecord.py. `image/object/class/label` holds COCO category ids
@@ -38,7 +37,7 @@ BOX_KEYS = tuple(f"image/object/bbox/{side}" for side in ("xmin", "ymin", "xmax"
 LABEL_KEY = "image/object/class/label"
 CROWD_KEY = "image/object/is_crowd"
 AREA_KEY = "image/object/area"
-DALI_KEYS = (*BOX_KEYS, LABEL_KEY, CROWD_KEY)  # DALI needs all these keys in every record; they may be empty
+DALI_KEYS = (*BOX_KEYS, LABEL_KEY, CROWD_KEY)  # every record needs these keys; they may be empty
 
 FRAME = 16  # bytes of a record that are not data: 8 + 4 before the data, 4 after them
 HEADER = 12  # bytes of a record before its data
@@ -53,7 +52,7 @@ class RecordFile:
         path: the file.
         size: size of the file in bytes.
         mtime_ns: time when the file was written.
-        digest: SHA-256 (hex) of spans and checksums, which identifies the content.
+        digest: SHA-256 (hex) of spans and checksums.
         spans: int64 (R, 2), offset and size in bytes of each record, including its FRAME bytes.
         checksums: uint32 (R,), masked CRC-32C of each record's data, as stored in the file.
         fault: None, or (key of issues.KINDS, message) of the first fault; `spans` stops before it.
@@ -68,7 +67,6 @@ class RecordFile:
     fault: tuple[str, str] | None = None
 
     def name(self, number: int) -> str:
-        """Returns the name of a record for messages."""
         return f"{self.path} record {number}"
 
 
@@ -97,7 +95,7 @@ class Records:
 
 
 def walk(file: str | os.PathLike) -> RecordFile:
-    """Finds the records of a file by their headers and checks each length. Pipes are refused, not read."""
+    """Finds the records of a file by their headers and checks each length. Pipes are refused."""
     path = os.fspath(file)
     records: list[tuple[int, int, int]] = []
     fault: tuple[str, str] | None
@@ -120,7 +118,7 @@ def walk(file: str | os.PathLike) -> RecordFile:
 def _walk(
     path: str, descriptor: int, end: int, records: list[tuple[int, int, int]]
 ) -> tuple[str, str] | None:
-    """Appends (offset, size, checksum of the data) of each record to `records`; returns the first fault."""
+    """Appends (offset, size, checksum of the data) of each record; returns the first fault."""
     offset = 0
     while offset < end:
         header, left = os.pread(descriptor, HEADER, offset), end - offset
@@ -148,7 +146,7 @@ def masked_crc32c(data: bytes) -> int:
 
 
 def framed(data: bytes) -> bytes:
-    """Returns the bytes of a record file for one record: the length and the data, each with a checksum."""
+    """Returns the bytes of a record file for one record."""
     length = len(data).to_bytes(8, "little")
     first, second = (masked_crc32c(part).to_bytes(4, "little") for part in (length, data))
     return b"".join([length, first, data, second])
@@ -170,7 +168,7 @@ def image_of(record: bytes) -> bytes:
 
 
 def record_spans(file: str | os.PathLike) -> np.ndarray:
-    """Returns `RecordFile.spans`; UserError if the file is unreadable, empty, truncated or damaged."""
+    """Returns `RecordFile.spans`; UserError if the file is unreadable or damaged."""
     walked = walk(file)
     if walked.fault:
         raise UserError(walked.fault[1])
@@ -178,7 +176,7 @@ def record_spans(file: str | os.PathLike) -> np.ndarray:
 
 
 def format_index(spans: np.ndarray | Sequence[tuple[int, int]]) -> bytes:
-    """Returns the text of an index, byte for byte as DALI's tfrecord2idx writes it."""
+    """Returns the text of an index, as DALI's tfrecord2idx writes it."""
     return "".join(f"{offset} {size}\n" for offset, size in np.asarray(spans).tolist()).encode()
 
 
@@ -188,9 +186,7 @@ def write_index(file: str | os.PathLike) -> str:
 
 
 def ensure_index(file: str, spans: np.ndarray) -> tuple[str, str | None]:
-    """Makes a file's index if it is missing or wrong.
-
-    If the file's directory is not writable, the index is written to the user's cache directory.
+    """Makes a file's index if it is missing or wrong; in the cache directory, if the file's is not writable.
 
     Args:
         file: the record file.
@@ -248,8 +244,7 @@ def tfrecord_reader(
 ) -> Nodes:
     """Reads TFRecords in the schema of TensorFlow Object Detection, inside a DALI graph.
 
-    Pass the records of a checked data set (`TFRecordSource.records`), because DALI never checks a CRC, trusts
-    any index and returns uninitialised memory for a missing feature.
+    Pass the records of a checked data set (`TFRecordSource.records`): DALI checks neither data nor keys.
 
     Args:
         records: the files with their indexes, or paths, in the same order on all ranks. For paths, this
@@ -271,7 +266,6 @@ def tfrecord_reader(
     features |= dict.fromkeys(BOX_KEYS, dali_tfrecord.VarLenFeature(dali_tfrecord.float32, 0.0))
     whole_numbers = (LABEL_KEY, CROWD_KEY) if records.has_crowds else (LABEL_KEY,)
     features |= dict.fromkeys(whole_numbers, dali_tfrecord.VarLenFeature(dali_tfrecord.int64, 0))
-    # DALI's type stubs do not contain the dict that this reader returns.
     record: dict[str, DataNode] = fn.readers.tfrecord(  # type: ignore[assignment]
         path=list(records.files),
         index_path=list(records.indexes),
@@ -301,6 +295,6 @@ def parse_integer(digits: DataNode) -> DataNode:
 
 
 def _constant(numbers: np.ndarray) -> DataNode:
-    """Returns a constant, int64 (n,). DALI's constants have 32 bits, so this joins two for each number."""
+    """Returns a constant, int64 (n,). DALI's own constants have 32 bits."""
     halves = types.Constant(numbers.view(np.int32).reshape(-1, 2), device="cpu")
     return fn.squeeze(fn.reinterpret(halves, dtype=types.INT64), axes=[1])

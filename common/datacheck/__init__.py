@@ -1,4 +1,4 @@
-"""Checks data sets for errors. Apps and tools import this package; other modules of `common` do not."""
+"""Checks data sets for errors. Other modules of `common` do not import this package."""
 
 import os
 

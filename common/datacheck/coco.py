@@ -1,8 +1,7 @@
 """Reads and checks a COCO json of instances: values, ids, references, categories, boxes, image files.
 
-DALI's COCO reader accepts a truncated json, an unknown category or a missing key, and reads the remaining
-data. So DALI never reads the user's json, but a json that readers.py writes from the result of `load_coco`.
-All errors are reported together, with the ids of the records.
+All errors are reported together, with the ids of the records. DALI reads a json that readers.py writes from
+the result of `load_coco`.
 
 Format: https://cocodataset.org/#format-data
 """
@@ -24,7 +23,7 @@ from common.labels import MAX_CATEGORY_ID, LabelMap, category_faults
 
 LARGE_ID = 2**31  # DALI only accepts smaller ids
 _FRACTION = 1.05  # upper limit for edges of normalised boxes, because rounding may give numbers above 1
-_MANY = 8  # boxes are reported as x1y1x2y2 only if at least this many reach outside their images
+_MANY = 8  # least number of boxes outside their images that are reported as x1y1x2y2
 
 
 def load_coco(
@@ -45,7 +44,7 @@ def load_coco(
 
     Returns:
         The annotations; with on_bad_image="skip", only those of usable images. Their attribute `issues` lists
-        what was fixed or skipped, and the warnings.
+        fixes, skipped images and warnings.
 
     Raises:
         DataError: the json or the image files have errors; the message lists all of them.
@@ -69,7 +68,7 @@ def load_coco(
 
 
 def _check(lists: dict[str, list | None], table: "_Objects", issues: Issues) -> None:
-    """Checks the lists from `coco_parse.parse`, any of which may be None, and the ids that link them."""
+    """Checks the lists of `coco_parse.parse`, any of which may be None, and their ids."""
     for key, kind in (("images", "no-images"), ("annotations", "no-boxes")):
         if lists[key] == []:
             issues.add(kind, f"`{key}` is empty")
@@ -91,9 +90,9 @@ class _Objects:
     """The annotations of a json as arrays.
 
     Attributes:
-        rows: array (N,) from `table_of`; NONE and NaN replace values that were reported as errors.
+        rows: array (N,) from `table_of`; NONE and NaN replace invalid values.
         sizes: int64 (I, 2), width and height of the images.
-        image_row: int64 (N,), index of each annotation's image in the list of images; NONE if it is unknown.
+        image_row: int64 (N,), index of each annotation's image; NONE if it is unknown.
         is_negative: bool (N,), whether a side of the box is negative.
     """
 
@@ -105,7 +104,7 @@ class _Objects:
         self.is_negative = np.any(rows["bbox"][:, 2:] < 0, axis=1)
 
     def name(self, row: int) -> str:
-        """Returns the name of an annotation for messages, for example `annotation 7 (image 3)`."""
+        """Returns a name for messages, such as `annotation 7 (image 3)`."""
         known = {key: self.rows[key][row].item() for key in ("id", "image_id")}
         known = {key: number for key, number in known.items() if number != NONE}
         return coco_parse.record_name(known, "annotations", row)
@@ -119,14 +118,14 @@ class _Objects:
 
 
 def _image_name(images: Sequence[CocoImage], row: int) -> str:
-    """Returns the name of an image for messages, for example `image 12 ('a.jpg')`."""
+    """Returns a name for messages, such as `image 12 ('a.jpg')`."""
     known = {"id": images[row].id, "file_name": images[row].file_name}
     known = {key: value for key, value in known.items() if value not in (NONE, "")}
     return coco_parse.record_name(known, "images", row)
 
 
 def _check_categories(categories: list[Any], issues: Issues) -> np.ndarray:
-    """Checks the categories and returns their ids, int64 (C,); NONE replaces an invalid id."""
+    """Returns the ids of the categories, int64 (C,); NONE replaces an invalid id."""
     issues.add_each("bad-category", list(category_faults(categories)), str)
     found = [category.get("id") if isinstance(category, dict) else None for category in categories]
     ids = [i if type(i) is int and 0 <= i <= MAX_CATEGORY_ID else NONE for i in found]
@@ -153,8 +152,7 @@ def _check_references(objects: _Objects, kind: str, known: np.ndarray, issues: I
     ids = objects.rows[f"{of}_id"]
     rows = np.where(ids == NONE, NONE, find_rows(ids, known))
     unknown = np.flatnonzero((rows == NONE) & (ids != NONE))
-    # Images or categories with invalid or repeated ids are already reported. Each of them may be the cause of
-    # one unknown id. So unknown ids are reported only if they outnumber these images or categories.
+    # Each invalid or repeated id, which is already reported, may be the cause of one unknown id.
     num_lost = len(known) - len(np.unique(known[known != NONE]))
     if len(known) and len(np.unique(ids[unknown])) > num_lost:
         text = "{} has {}_id {}, which no {} has".format
@@ -163,9 +161,9 @@ def _check_references(objects: _Objects, kind: str, known: np.ndarray, issues: I
 
 
 def _check_unit(objects: _Objects, issues: Issues) -> None:
-    """Reports boxes in a wrong format: normalised coordinates, or x1y1x2y2 instead of ltwh."""
+    """Reports normalised boxes, and boxes that are x1y1x2y2 instead of ltwh."""
     boxes = objects.rows["bbox"]
-    # Objects without an image have the index NONE (-1), which selects the appended False.
+    # The index NONE (-1) selects the appended False.
     is_larger = np.append(np.all(objects.sizes > 1, axis=1), False)[objects.image_row]
     rows = np.flatnonzero(is_larger & ~objects.is_negative & ~np.isnan(boxes[:, 0]))
     left_top, sides = np.split(boxes[rows], 2, axis=1)
@@ -174,8 +172,7 @@ def _check_unit(objects: _Objects, issues: Issues) -> None:
     if is_within.all() and np.all(sides > 0, axis=1).any():
         issues.add_each("boxes-not-in-pixels", rows, objects.name_in_image)
         return
-    # Boxes are probably x1y1x2y2 if at least half of them, read as ltwh, reach outside their images, and all
-    # of them fit if they are read as x1y1x2y2.
+    # Probably x1y1x2y2: as ltwh, at least half of the boxes reach outside; as x1y1x2y2, all fit.
     limits = objects.sizes[objects.image_row[rows]] + 1.0  # (M, 2) width, height; tolerance: one pixel
     is_outside = np.any(left_top + sides > limits, axis=1)
     would_fit = np.all((left_top >= -1) & (sides > left_top) & (sides <= limits), axis=1)

@@ -1,8 +1,7 @@
 """Parses a COCO json into structs and reports every value that cannot be used.
 
-msgspec decodes valid files; it is fast and skips polygons. If msgspec refuses a file, Python's json module
-reads it, because json accepts more (NaN, bytes that are not UTF-8). Then this module checks each value.
-Invalid values are reported with the id of their record; the other values are used.
+msgspec decodes valid files. If it refuses a file, Python's json module reads the file, and this module checks
+each value. Invalid values are reported with the id of their record; the other values are used.
 
 Decoding is strict: "12" and true are not numbers, and 1.5 is not an id.
 """
@@ -31,12 +30,12 @@ _REPR = reprlib.Repr()
 _REPR.maxlist, _REPR.maxdict, _REPR.maxstring = 8, 4, 80
 _shown = _REPR.repr  # shortens a value for a message
 _NEAR = 20  # characters that a message shows before and after an error
-_DIGITS = 4000  # further digits of an integer are ignored, because Python raises an error above 4300
+_DIGITS = 4000  # Python raises an error above 4300 digits
 _NO_JSON = (
     ("file-empty", rb"\s*\Z"),
     ("file-lfs-pointer", rb"version https://git-lfs"),
     ("file-gzip", rb"\x1f\x8b"),
-    # UTF-16 with a byte order mark or an opening bracket; (?!\0\0) excludes the mark of UTF-32.
+    # UTF-16 with a byte order mark or an opening bracket.
     ("json-utf-16", rb"\xff\xfe(?!\0\0)|\xfe\xff|\{\0[^\0]\0|\0\{\0[^\0]"),
 )
 _PART = re.compile(r"[\w.+\\-]*\s*")  # the rest of a number, literal or escape in a truncated file
@@ -62,7 +61,7 @@ def parse(path: str, issues: Issues) -> dict[str, list | None]:
     try:
         content = _read(path)
         if all(content.count(f'"{key}"'.encode()) == 1 for key in LISTS):  # msgspec drops repeated lists
-            with contextlib.suppress(ValueError, RecursionError):  # msgspec's errors are ValueErrors
+            with contextlib.suppress(ValueError, RecursionError):
                 return msgspec.structs.asdict(msgspec.json.decode(content, type=CocoFile))
         document = _load(content, issues)
     except Fault as fault:
@@ -72,7 +71,7 @@ def parse(path: str, issues: Issues) -> dict[str, list | None]:
 
 
 def _read(path: str) -> bytes:
-    """Reads a file and removes its byte order mark. Raises Fault for a pipe or a content that is no json."""
+    """Reads a file without its byte order mark. Raises Fault if it cannot be a json."""
     try:
         mode = os.stat(path).st_mode
         if not stat.S_ISREG(mode):
@@ -88,8 +87,7 @@ def _read(path: str) -> bytes:
 
 
 def _load(content: bytes, issues: Issues) -> dict[str, Any]:
-    """Parses the content with Python's json module. An Ellipsis replaces a list whose key is repeated. Raises
-    Fault if the content is not a JSON object."""
+    """Parses JSON. An Ellipsis replaces a list whose key is repeated. Raises Fault if it is no object."""
 
     def to_dict(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         found = dict(pairs)
@@ -120,7 +118,7 @@ def _load(content: bytes, issues: Issues) -> dict[str, Any]:
 
 
 def _list(document: dict[str, Any], key: str, struct: Any, issues: Issues) -> list | None:
-    """Returns the records of one list of the json, with invalid values replaced; None for an invalid list."""
+    """Returns the records of one list, with invalid values replaced; None for an invalid list."""
     records = document.get(key)
     if key not in document:
         issues.add("missing-key", f"the file has no list `{key}`")
@@ -134,7 +132,7 @@ def _list(document: dict[str, Any], key: str, struct: Any, issues: Issues) -> li
 
 
 def _salvaged(record: Any, struct: type[msgspec.Struct], key: str, number: int, issues: Issues) -> Any:
-    """Returns the struct of a record with its valid values; adds an issue for each invalid value."""
+    """Returns the struct of a record; adds an issue for each invalid value."""
     good = dict(_NOTHING[struct])
     if not isinstance(record, dict):
         issues.add("wrong-type", f"{key}[{number}] is {_shown(record)}: an object is needed")
@@ -155,7 +153,7 @@ _FIELDS = {struct: msgspec.structs.fields(struct) for struct in _NOTHING}
 
 
 def record_name(record: dict[str, Any], key: str, number: int) -> str:
-    """Returns `annotation 3 (image 7)` for messages, or, without an id, `annotations[2] (no id, image 7)`."""
+    """Returns `annotation 3 (image 7)` for messages; without an id `annotations[2] (no id, image 7)`."""
     record_id = record.get("id")
     has_id = type(record_id) is int and record_id >= 0
     about = [] if has_id else [f"id {_shown(record_id)}" if "id" in record else "no id"]
@@ -168,7 +166,7 @@ def record_name(record: dict[str, Any], key: str, number: int) -> str:
 
 
 def _checked(value: Any, field: msgspec.structs.FieldInfo) -> Any:
-    """Converts a value to the field's type. If it is invalid, raises a Fault that names the value."""
+    """Converts a value to the field's type; raises a Fault if it is invalid."""
     has = f"has {field.name} {_shown(value)}"
     if field.name == "bbox" and isinstance(value, list):
         if len(value) != 4:

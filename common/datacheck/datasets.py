@@ -1,6 +1,6 @@
-"""Opens and checks the data sets that flags name. This module adds the data check to common/datasets.py.
+"""Opens and checks the data sets that flags name: common/datasets.py with the data check.
 
-All errors of the training and evaluation data are reported together, before anything is built or written.
+All errors of the training and evaluation data are reported together, before anything is written.
 """
 
 import functools
@@ -29,25 +29,23 @@ _PLAIN_TENSORFLOW = ("JPEG", "PNG")
 
 
 class CheckedOpener(plain.Opener):
-    """Opens data sets and checks every annotation and image."""
-
     def open_coco(
         self, images: str | os.PathLike, annotations: str | os.PathLike, policy: ImagePolicy = ImagePolicy()
     ) -> CocoSource:
-        """Opens and checks the images and annotations of a COCO json; raises DataError like `load_coco`."""
+        """Opens and checks a COCO json and its images; raises DataError like `load_coco`."""
         return CocoSource(os.fspath(images), load_coco(annotations, images, policy=policy))
 
     def open_tfrecords(
         self, pattern: str, label_map: str | None = None, policy: ImagePolicy = ImagePolicy()
     ) -> "TFRecordSource":
-        """Opens and checks the record files of a glob; raises DataError like `tfrecord.open_records`.
+        """Opens and checks record files; raises DataError like `tfrecord.open_records`.
 
         Args:
             pattern: glob of the record files.
             label_map: file with the categories; default: the `<prefix>.label_map.json` of tools/convert.py.
             policy: what to do with images that cannot be used.
         """
-        import_tensorflow()  # here, because it takes seconds and only TFRecords need it
+        import_tensorflow()  # takes seconds
         from common.datacheck import tfrecord
 
         files = tfrecord.expand_pattern(pattern)
@@ -55,7 +53,7 @@ class CheckedOpener(plain.Opener):
         return tfrecord.open_records(files, labels, policy=policy)
 
     def open_images(self, images: str, policy: ImagePolicy = ImagePolicy()) -> ImageListSource:
-        """Opens and checks the images that --images names, for inference; UserError if no image is usable."""
+        """Opens and checks the images of --images; UserError if no image is usable."""
         files, issues = plain.list_images(images), Issues(f"--images={images}", policy)
         facts = inspect_files(os.curdir, files, policy)
         pairs = zip(files, facts, strict=True)
@@ -67,19 +65,19 @@ class CheckedOpener(plain.Opener):
         return ImageListSource(usable)
 
     def join(self, errors: Sequence[UserError]) -> UserError:
-        """Returns the first error in the flags or, if all flags are right, one error with all data issues."""
+        """Returns the first error in the flags, or else one error with all data issues."""
         of_flags = [error for error in errors if not isinstance(error, DataError)]
         of_data = [issues for error in errors if isinstance(error, DataError) for issues in error.issues]
         return of_flags[0] if of_flags else DataError(*of_data)
 
     def refuse(self, origin: str, kind: str, offenders: Sequence[str]) -> None:
-        """Raises DataError with an issue of this kind if `offenders` is not empty."""
+        """Raises DataError if `offenders` is not empty."""
         issues = Issues(origin)
         issues.add_each(kind, offenders, str)
         issues.raise_if_stopping()
 
     def check_sizes(self, source: Source, batch_size: int, num_replicas: int, max_instances: int) -> None:
-        """Checks that a training set fills a batch on every rank, and logs images with too many boxes.
+        """Logs images with too many boxes.
 
         Raises:
             DataError: the data set has fewer images than the ranks need for one batch each.
@@ -105,16 +103,13 @@ check_labels, check_sizes = _CHECKED.check_labels, _CHECKED.check_sizes
 
 
 def log_issues(issues: Issues) -> None:
-    """Logs the issues of a data set, each with at most three offenders."""
+    """Logs the issues of a data set, with at most three offenders each."""
     for issue in issues:
         log(f"{issues.origin}: {issue.line(shown=3)}")
 
 
-# --- why did the loader stop? DALI and tf.data report a damaged image, but seldom which one ---
-
-
 def explain(error: Exception, source: Source | None, pipeline_type: str) -> UserError:
-    """Logs the error of a loader, then decodes all images again to find the images that caused it.
+    """Logs the error of a loader, then decodes all images to find those that caused it.
 
     Args:
         error: the exception that the loader raised.
@@ -122,8 +117,8 @@ def explain(error: Exception, source: Source | None, pipeline_type: str) -> User
         pipeline_type: the loader's type, for example dali_cpu.
 
     Returns:
-        The error to raise. It names the images that cannot be read, with their files, records and ids; if
-        all images can be decoded, it is the loader's own error.
+        The error to raise. It names the images that cannot be read; if all images can be decoded, it is the
+        loader's own error.
     """
     stopped = plain.explain(error, source, pipeline_type)
     if source is None or source.name == "video":

@@ -1,10 +1,8 @@
 """Checks the header and the end of an encoded image without decoding it.
 
-Pillow reads the headers. In some formats, DALI's codec library nvImageCodec rejects headers that Pillow
-accepts, so nvImageCodec reads them, too. This module also checks the end of the file, and reports rare
-variants of formats as unsupported, because DALI 2.4 rejects some of these variants or decodes them wrongly
-without an error: lossless JPEG, JPEG 2000 with 9 to 16 bits, TIFF with floats or JPEG inside, BMP with
-swapped masks, PNM with an unusual maximum. test_image_headers.py compares the results with DALI's.
+Pillow reads the headers, and in some formats also nvImageCodec, DALI's codec library. Rare variants that DALI
+2.4 rejects or decodes wrongly are reported as unsupported: lossless JPEG, JPEG 2000 with 9 to 16 bits, TIFF
+with floats or JPEG inside, BMP with swapped masks, PNM with an unusual maximum.
 """
 
 import functools
@@ -23,7 +21,7 @@ from PIL.ImageFile import ImageFile
 
 from common.datacheck.issues import Fault
 
-warnings.filterwarnings("ignore", module="PIL.TiffImagePlugin")  # warnings of damaged tags, also in EXIF
+warnings.filterwarnings("ignore", module="PIL.TiffImagePlugin")  # damaged tags
 # The exceptions that Pillow raises for damaged images.
 PILLOW_ERRORS = (OSError, SyntaxError, ValueError, TypeError, KeyError, EOFError, struct.error, zlib.error)
 _HEAD = 8192  # bytes of the first read; most headers are shorter
@@ -35,7 +33,7 @@ unsupported = functools.partial(Fault, "unsupported-format")
 
 
 class ImageFacts(msgspec.Struct, gc=False, array_like=True):
-    """What the check found out about an image file: its properties and, if it has one, its fault.
+    """The properties of an image file and, if it has one, its fault.
 
     Attributes:
         image_format: Pillow's name of the format; "" if unknown. JPEGs with several pictures are "JPEG", too.
@@ -61,8 +59,8 @@ class Encoded:
 
     Attributes:
         facts: what is known about the image so far.
-        is_16_bit: whether each colour value has 16 bits. DALI keeps only the upper eight.
-        pixels_at: offset at which the data of a JPEG's first scan begin.
+        is_16_bit: whether each colour value has 16 bits.
+        pixels_at: offset of the data of a JPEG's first scan.
     """
 
     def __init__(self, stream: BinaryIO):
@@ -82,7 +80,6 @@ class Encoded:
         return content
 
     def whole(self) -> bytes:
-        """Returns all bytes."""
         return self.at(0, self.size)
 
 
@@ -90,8 +87,7 @@ def read_header(image: Encoded) -> None:
     """Reads the header and fills in `image.facts`.
 
     Raises:
-        Fault: the image is cut off, or has another fault that is visible without decoding. `image.facts`
-            then holds what was read before the fault.
+        Fault: the image has a fault that is visible without decoding. `image.facts` then holds what was read.
     """
     if not image.head:
         raise Fault("image-empty")
@@ -105,7 +101,7 @@ def read_header(image: Encoded) -> None:
 
 
 def _open(image: Encoded, plugin: type[Plugin]) -> Plugin:
-    """Lets Pillow read the header; fills in size and orientation; returns Pillow's image."""
+    """Lets Pillow read the header; fills in size and orientation."""
     image.stream.seek(0)
     try:
         picture = plugin(image.stream)
@@ -123,7 +119,7 @@ def _open(image: Encoded, plugin: type[Plugin]) -> Plugin:
 
 
 def _parse_as_dali(image: Encoded, header: bytes) -> None:
-    """Fills in the size that nvImageCodec reads. Raises Fault if nvImageCodec (thus DALI) cannot read it."""
+    """Fills in the size that nvImageCodec reads; Fault if it cannot read the header."""
     try:
         stream = nvimgcodec.CodeStream(header)
         image.facts.height, image.facts.width = stream.height, stream.width
@@ -148,13 +144,12 @@ def _valid(orientation: object) -> int:
 # --- JPEG: https://www.w3.org/Graphics/JPEG/itu-t81.pdf, annex B ---
 
 _LONGEST_SIDE = 65500  # pixels, the limit of libjpeg
-END = b"\xff\xd9"  # end marker of JPEG and JPEG 2000; the data of a scan never contain it
+END = b"\xff\xd9"  # end marker of JPEG and JPEG 2000
 
 
 def _jpeg(image: Encoded) -> None:
     picture = _open(image, JpegImagePlugin.JpegImageFile)
-    # Pillow stops after the header of the first scan. An EXIF thumbnail has its end marker before this
-    # position; the picture itself and further pictures have their end markers after it.
+    # Pillow stops after the header of the first scan. The end marker of an EXIF thumbnail is before it.
     scan = image.pixels_at = image.stream.tell()
     _parse_as_dali(image, image.at(0, scan))
     if max(picture.size) > _LONGEST_SIDE or not picture.quantization:
@@ -186,7 +181,7 @@ def _webp(image: Encoded) -> None:
     end = 8 + int.from_bytes(image.at(4, 4), "little")
     if image.size < end:
         raise truncated(f"a WebP of {end} bytes, of which only {image.size} are in the file")
-    # Pillow is not used here: it would read the whole file and reject large pictures.
+    # Pillow would read the whole file and reject large pictures.
     _parse_as_dali(image, image.head)
     at = 12
     while image.at(12, 4) == b"VP8X" and at + 8 <= end:
@@ -214,7 +209,7 @@ def _bmp(image: Encoded) -> None:
 # --- TIFF: https://www.itu.int/itudoc/itu-t/com16/tiff-fx/docs/tiff6.pdf ---
 
 _PLAIN = (1, 5, 8, 32946, 32773)  # compressions: none, LZW, Deflate (two codes), PackBits
-# Photometric interpretation, samples per pixel, bits per sample: grey, RGB with or without alpha, palette.
+# Photometric interpretation, samples per pixel, bits per sample.
 _LAYOUTS = ((1, 1, 8), (1, 1, 16), (2, 3, 8), (2, 3, 16), (2, 4, 8), (3, 1, 8))
 
 

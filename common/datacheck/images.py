@@ -1,10 +1,8 @@
 """Checks images before they are used: format, size, orientation, damage, and whether DALI can decode them.
 
 The check reads the header and the end of an image (image_headers.py). It decodes 16-bit images always, and
-others on request. A JPEG has no checksum: a decoder notices damage only if it causes an invalid code or a
-wrong number of blocks. In 1500 tests with mixed damage to photographs of coco128, the decoder noticed a third
-of the cases; the rest cannot be detected. Decoders of WebP and JPEG 2000 notice even less. PNG has checksums.
-BMP has neither checksums nor codes, so damage to its pixels is never noticed.
+others on request. Decoding finds only a part of the damage, because only PNG has checksums: in 1500 tests
+with damaged photographs of coco128, the decoder noticed a third of the cases.
 
 The result for a file is cached until the file's size, times or inode change.
 """
@@ -33,12 +31,12 @@ from common.datacheck.issues import Fault, Issues
 from common.files import file_type, load_cached, save_cached
 from common.progress import Bar
 
-_VERSION = 5  # increase this when the check changes: cached results of other versions are not used
+_VERSION = 5  # increase this when the check changes
 _CHUNK = 64  # files that a thread takes at once
-_ONE_LARGE = threading.Lock()  # only one image above 25 megapixels is decoded at a time, to save memory
+_ONE_LARGE = threading.Lock()  # saves memory
 _CORES = len(os.sched_getaffinity(0))
 _READERS, DECODERS = min(8 * _CORES, 32), _CORES + 2  # threads that read headers; threads that decode
-_SLOW = (20_000, 500)  # a progress bar is shown for more images than this, without and with decoding
+_SLOW = (20_000, 500)  # images without a progress bar, without and with decoding
 _SWAPS_SIDES = 5  # EXIF orientations from this one on swap width and height
 _FORMAT_OF = PIL.Image.registered_extensions() | {".mpo": "JPEG", ".dib": "BMP", ".heic": "HEIF"}
 
@@ -47,7 +45,7 @@ _FORMAT_OF = PIL.Image.registered_extensions() | {".mpo": "JPEG", ".dib": "BMP",
 
 
 def inspect(encoded: bytes | memoryview, policy: ImagePolicy = ImagePolicy()) -> ImageFacts:
-    """Inspects an image in memory, as thoroughly as `policy` asks. Images above the limit are not decoded."""
+    """Inspects an image in memory, as `policy` asks. Images above the limit are not decoded."""
     return _inspect(io.BytesIO(encoded), policy)
 
 
@@ -64,7 +62,7 @@ def _inspect(stream: BinaryIO, policy: ImagePolicy) -> ImageFacts:
 
 
 def limited(facts: ImageFacts, max_megapixels: float) -> ImageFacts:
-    """Returns the facts; adds the fault "image-too-large" if the image exceeds the limit."""
+    """Returns the facts, with the fault "image-too-large" if the image exceeds the limit."""
     megapixels = facts.height * facts.width / 1e6
     if facts.fault or megapixels <= max_megapixels:
         return facts
@@ -81,9 +79,8 @@ def _check_pixels(image: Encoded, decode: bool) -> None:
     """Decodes an image with a valid header: always if it has 16 bits, else only if `decode` is true.
 
     Raises:
-        Fault: the data are damaged; or no value of a 16-bit image reaches 4096. DALI keeps only the upper
-            eight bits, so such an image would be almost black. A grey image of zeros is accepted. A colour
-            image that Pillow reads as zeros is not: Pillow drops the lower eight bits, which may not be zero.
+        Fault: the data are damaged; or no value of a 16-bit image reaches 4096, so DALI would show an almost
+            black image. A grey image of zeros is accepted.
     """
     if image.is_16_bit:
         if picture := _load(image):
@@ -95,15 +92,15 @@ def _check_pixels(image: Encoded, decode: bool) -> None:
 
 
 def _load(image: Encoded) -> PIL.Image.Image | None:
-    """Decodes the image with Pillow; returns None for WebP above 179 megapixels, which Pillow rejects."""
+    """Decodes the image with Pillow; None for WebP above 179 megapixels, which Pillow rejects."""
     facts, content = image.facts, image.whole()
-    # PIL.Image.open is not used, because it rejects large images by a setting of the whole process.
+    # PIL.Image.open would reject large images.
     open_picture, _ = PIL.Image.OPEN[facts.image_format]
     try:
         if facts.image_format == "PNG":
             open_picture(io.BytesIO(content), "").verify()  # compares the checksums
         picture = open_picture(io.BytesIO(content), "")
-        # The memory must not exceed what the header promises. Pillow may rotate a TIFF, so compare areas.
+        # Pillow may rotate a TIFF, so compare areas.
         if picture.height * picture.width != facts.height * facts.width:
             raise damaged(f"it has {facts.width} x {facts.height} pixels, but Pillow reads {picture.size}")
         with _ONE_LARGE if facts.height * facts.width > 25e6 else contextlib.nullcontext():
@@ -118,7 +115,7 @@ def _load(image: Encoded) -> PIL.Image.Image | None:
 def _check_jpeg(image: Encoded) -> None:
     content = image.whole()
     try:
-        # Decoding to grey at an eighth of the size still reads all codes, in three quarters of the time.
+        # Decoding to grey at an eighth of the size still reads all codes.
         simplejpeg.decode_jpeg(content, colorspace="GRAY", min_height=1, min_width=1, min_factor=8)
     except ValueError as error:
         message = str(error)
@@ -129,7 +126,7 @@ def _check_jpeg(image: Encoded) -> None:
 
 
 def _is_padding(scan: bytes, message: str) -> bool:
-    """Whether the warning is only about padding: some cameras repeat one byte before the end marker."""
+    """Whether the warning is only about padding: some cameras repeat one byte before the end."""
     extraneous, end = _EXTRANEOUS.match(message), scan.find(image_headers.END)
     return extraneous is not None and len(set(scan[end - int(extraneous[1]) : end])) == 1
 
@@ -149,7 +146,7 @@ def _check_range(picture: PIL.Image.Image) -> None:
 
 
 def in_threads(function: Callable, parts: Sequence, threads: int, title: str | None = None) -> Iterator[Any]:
-    """Yields `function(part)` for each part, in order; shows a progress bar if there is a title."""
+    """Yields `function(part)` for each part, in order; a `title` shows a progress bar."""
     bar = Bar(title, len(parts)) if title else None
     with concurrent.futures.ThreadPoolExecutor(threads) as pool:  # not processes: TensorFlow hangs after fork
         for found in pool.map(function, parts):
@@ -162,9 +159,8 @@ class _Entry(msgspec.Struct, gc=False, array_like=True):
     """The cached result for one file.
 
     Attributes:
-        state: size, mtime and ctime in ns, inode number. Size and mtime alone are not enough, because tar,
-            rsync and os.utime can restore them. None if the result is not cached: its fault may be temporary.
-        decoded: whether all pixels were decoded, or the header has a fault that makes this unnecessary.
+        state: size, mtime and ctime in ns, inode number. None if the result is not cached.
+        decoded: whether all pixels were decoded, or the header has a fault.
         facts: the result of the check.
     """
 
@@ -176,15 +172,13 @@ class _Entry(msgspec.Struct, gc=False, array_like=True):
 def inspect_files(
     images_dir: str | os.PathLike, names: Sequence[str], policy: ImagePolicy = ImagePolicy()
 ) -> list[ImageFacts]:
-    """Inspects image files in parallel, and caches the results.
-
-    Only regular files are opened: a pipe would block the reader.
+    """Inspects image files in parallel, and caches the results. Only regular files are opened.
 
     Args:
         images_dir: the directory of the images; each directory has its own cache file.
         names: paths below `images_dir` for which `path_fault` is false, or absolute paths. Symbolic
             links may point outside `images_dir`.
-        policy: how thoroughly to check. Unchanged files that were decoded before are not decoded again.
+        policy: how thoroughly to check.
 
     Returns:
         The facts about each file, in the order of `names`.
@@ -194,7 +188,7 @@ def inspect_files(
     """
     digest = hashlib.sha256(os.fsencode(os.path.realpath(images_dir))).hexdigest()[:32]
     cache = f"files-{_VERSION}-{digest}.msgpack"
-    try:  # names are stored as bytes, because msgpack's strings must be UTF-8 and file names need not be
+    try:  # names are bytes, because file names need not be UTF-8
         known = msgspec.msgpack.decode(load_cached(cache) or b"", type=dict[bytes, _Entry])
     except msgspec.MsgspecError:
         known = {}
@@ -241,13 +235,12 @@ def _look(path: str, known: _Entry | None, policy: ImagePolicy) -> _Entry:
 
 
 def path_fault(name: str) -> bool:
-    """Whether a file name may leave the image directory (it is absolute or has `..`), or cannot be written
-    to a list of files (it has a NUL or a line feed)."""
+    """Whether a file name may leave the image directory, or has a NUL or a line feed."""
     return name.startswith("/") or "\0" in name or "\n" in name or (".." in name and ".." in name.split("/"))
 
 
 def add_fault(facts: ImageFacts, name: str, issues: Issues) -> bool:
-    """Adds the image's fault, if any, to `issues` under this name; returns whether there is a fault."""
+    """Adds the image's fault, if any, to `issues`; returns whether there is one."""
     if facts.fault:
         issues.add(facts.fault, f"{name}: {facts.detail}" if facts.detail else name)
     return bool(facts.fault)
@@ -262,7 +255,7 @@ def check_files(
         images_dir: the directory of the images.
         images: the I images of the annotations; `file_name` is "" if it is missing.
         describe: i -> the name of image i for messages.
-        issues: receives errors and warnings. The policy of this object sets how images are checked.
+        issues: receives errors and warnings; its policy sets how images are checked.
 
     Returns:
         bool (I,), whether each image can be decoded; and the facts about each image.

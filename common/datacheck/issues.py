@@ -1,8 +1,7 @@
 """Defines all kinds of errors and warnings that the data check can report, with their texts.
 
-An issue has a kind (a key of KINDS), a count, and a text with the id of each offender. Errors stop a run, and
-all of them are listed at once. Issues of four kinds are fixed in the data that DALI reads, never in the
-user's files: boxes are clipped or dropped, ids renumbered, categories sorted. Other issues are warnings.
+Errors stop a run, and all of them are listed at once. Issues of four kinds are fixed in the data that DALI
+reads, never in the user's files. Other issues are warnings.
 """
 
 import collections
@@ -14,14 +13,12 @@ from typing import Any, NamedTuple
 from common.args import ImagePolicy
 from common.errors import UserError
 
-SHOWN = 5  # number of offenders that a message names; it only counts the rest
+SHOWN = 5  # number of offenders that a message names
 KEPT = 1000  # number of offenders that are stored for the report
 _REPEATS = 4  # number of rows with the same key that a message names
 
 
 class Severity(enum.Enum):
-    """The consequence of an issue."""
-
     ERROR = "Error"
     IMAGE = "Error, or the image is skipped"  # --on_bad_image decides
     FIXED = "Fixed"
@@ -135,7 +132,7 @@ class Issue:
     Attributes:
         kind: a key of KINDS.
         count: the number of offenders.
-        offenders: texts that describe the first KEPT offenders, each with its id and without full stop.
+        offenders: texts that describe the first KEPT offenders, each with its id.
         skipped: whether the offenders are unreadable images that --on_bad_image=skip leaves out.
     """
 
@@ -146,7 +143,6 @@ class Issue:
 
     @property
     def severity(self) -> Severity:
-        """The severity of the kind, or SKIPPED if the images were left out."""
         return Severity.SKIPPED if self.skipped else KINDS[self.kind].severity
 
     @property
@@ -154,7 +150,7 @@ class Issue:
         return self.severity in (Severity.ERROR, Severity.IMAGE)
 
     def line(self, shown: int = SHOWN) -> str:
-        """Returns a line such as `box with a negative side (2): annotation 7; annotation 9. Correct it`."""
+        """Returns a line such as `box with a negative side (1): annotation 7. Correct it`."""
         kind = KINDS[self.kind]
         count = f" ({self.count})" if self.count > 1 else ""
         named = "; ".join(self.offenders[:shown])
@@ -166,7 +162,7 @@ class Issue:
 
 
 class Fault(Exception):  # noqa: N818 (a property of the data, not an error of the program)
-    """Tells why a file or an image cannot be used: the kind of issue, and a detail for the message."""
+    """Tells why a file or an image cannot be used: the kind of issue, and a detail."""
 
     def __init__(self, kind: str, detail: str = ""):
         super().__init__(kind, detail)
@@ -176,7 +172,7 @@ class DataError(UserError):
     """The error for data that would make training wrong.
 
     Attributes:
-        issues: one `Issues` for each data set; the message lists only the issues that stop the run.
+        issues: one `Issues` for each data set.
     """
 
     def __init__(self, *issues: "Issues"):
@@ -188,7 +184,7 @@ class DataError(UserError):
 
 
 class Issues:
-    """Collects the issues of one data set. Iteration yields the issues in the order of KINDS.
+    """Collects the issues of one data set. Iteration yields them in the order of KINDS.
 
     Args:
         origin: the annotations file or the pattern of the record files, for messages.
@@ -200,11 +196,11 @@ class Issues:
         self._of_kind: dict[str, Issue] = {}
 
     def add(self, kind: str, offender: str) -> None:
-        """Adds one offender, described by a text such as `annotation 7 (image 3) has bbox [1, 2, -3, 4]`."""
+        """Adds one offender, such as `annotation 7 (image 3) has bbox [1, 2, -3, 4]`."""
         self.add_many(kind, 1, [offender])
 
     def add_many(self, kind: str, count: int, offenders: Iterable[str]) -> None:
-        """Adds `count` (0 or more) offenders. `offenders` describes them, or at least the first KEPT."""
+        """Adds `count` (0 or more) offenders. `offenders` has at least the first KEPT of them."""
         skipped = KINDS[kind].severity is Severity.IMAGE and self.policy.on_bad_image == "skip"
         if not count:
             return
@@ -214,7 +210,7 @@ class Issues:
         issue.offenders += [text for text, _ in zip(offenders, range(room), strict=False)]
 
     def add_each(self, kind: str, items: Collection[Any], describe: Callable[[Any], str]) -> None:
-        """Adds one offender per item; `describe` turns an item into its text."""
+        """Adds one offender per item."""
         self.add_many(kind, len(items), map(describe, items))
 
     def add_repeats(self, kind: str, what: str, keys: Iterable[Any], name: Callable[[int], str]) -> None:
@@ -235,7 +231,7 @@ class Issues:
                 self.add(kind, f"{what} {key!r} is given {len(rows)} times: {', '.join(named)}")
 
     def extend(self, other: Iterable[Issue]) -> None:
-        """Adds issues that were found elsewhere in the same data set."""
+        """Adds issues of the same data set."""
         for issue in other:
             self.add_many(issue.kind, issue.count, issue.offenders)
             self._of_kind[issue.kind].skipped = issue.skipped
@@ -244,7 +240,7 @@ class Issues:
         return iter([self._of_kind[kind] for kind in KINDS if kind in self._of_kind])
 
     def __getitem__(self, kind: str) -> Issue:
-        """Returns the issue of a kind; its count is 0 if nothing was found."""
+        """Returns the issue of a kind, with count 0 if there is none."""
         return self._of_kind.get(kind) or Issue(kind)
 
     @property
@@ -252,6 +248,6 @@ class Issues:
         return [issue for issue in self if issue.stops]
 
     def raise_if_stopping(self) -> None:
-        """Raises DataError if any issues stop the run; the error lists all of them."""
+        """Raises DataError with all issues that stop the run, if there are any."""
         if self.stopping:
             raise DataError(self)

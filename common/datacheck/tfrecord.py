@@ -1,12 +1,10 @@
 """Opens TFRecords for DALI: checks all of their content, and rejects what DALI would misread.
 
-DALI checks no CRC. If a record lacks a requested key, DALI returns uninitialised memory or crashes. Records
-that google/automl writes for images without objects lack such keys. For such a record, the cache directory
-gets a copy with all keys. DALI reads this copy, and the index of the original file omits the original record.
-With --on_bad_image=skip, the index also omits records whose images cannot be used.
+If a record lacks a requested key, DALI returns uninitialised memory or crashes. So such a record is copied to
+the cache directory with all keys, and the index of the original file omits it. With --on_bad_image=skip, the
+index also omits records whose images cannot be used.
 
-The cache also stores the parsed records, under a hash of everything that they depend on, so the next start
-does not read the data. Records are not stored if there are errors that the user must correct in the files.
+The cache also stores the parsed records, so the next start does not read the data.
 """
 
 import collections
@@ -41,7 +39,7 @@ from common.files import get_or_create, load_cached, save_cached, store_cached
 from common.labels import LabelMap
 from common.tfrecord import BOX_KEYS, CROWD_KEY, LABEL_KEY, RecordFile, Records
 
-_VERSION = 7  # increase this when the cached content or any check changes, also a check of images.py
+_VERSION = 7  # increase this when any check changes, also one of images.py
 _THREADS = 16  # files whose record headers are read at once
 _NO_RECORDS = (".idx", ".json", ".pbtxt")  # files next to record files that are not records themselves
 _SHARD = re.compile(r"(?P<prefix>.*-)(?P<shard>\d{1,9})-of-(?P<count>\d{1,5})(?P<suffix>[^/]*)", re.DOTALL)
@@ -56,7 +54,7 @@ class TFRecordSource(Source):
         annotations: the annotations of all records that are read, in the order of the user's files.
         rows: int64 (I,), for each row of `records.spans` the index of the record's image in `annotations`.
         names: the name of each image's record for messages: `a.tfrecord record 5 (image 12)`.
-        formats: Pillow's name of a format -> the number of images that have it, the most frequent first.
+        formats: Pillow's name of a format -> the number of images, the most frequent first.
     """
 
     records: Records
@@ -68,7 +66,7 @@ class TFRecordSource(Source):
 
     @functools.cached_property
     def fingerprint(self) -> str:
-        # Hashes sizes and order but not paths, because the user may move the files.
+        # without paths, because the user may move the files
         digest = hashlib.sha256(self.annotations.fingerprint().encode())
         digest.update(self.records.spans.tobytes())
         return digest.hexdigest()
@@ -87,10 +85,7 @@ class TFRecordSource(Source):
 
 
 def expand_pattern(pattern: str) -> list[str]:
-    """Returns the files that match a pattern: one glob, or several globs with commas between them.
-
-    The files are sorted, so their order is the same on all ranks. They include pipes, directories and
-    dangling links, which `walk_files` reports, but not directories that match a final `**`.
+    """Returns the sorted files that match a glob, or several globs with commas between them.
 
     Raises:
         DataError: a pattern matches nothing; the message lists all such patterns.
@@ -106,7 +101,7 @@ def expand_pattern(pattern: str) -> list[str]:
 
 
 def walk_files(files: Sequence[str | os.PathLike], issues: Issues) -> list[RecordFile]:
-    """Finds the records in each file. Reports damaged files, and indexes that list missing records, too."""
+    """Finds the records in each file. Reports damaged files and indexes with missing records."""
     walked = list(in_threads(tfrecord.walk, files, _THREADS))
     for file in walked:
         if file.fault:
@@ -122,7 +117,7 @@ def walk_files(files: Sequence[str | os.PathLike], issues: Issues) -> list[Recor
 
 
 def index_of(file: RecordFile, issues: Issues) -> str:
-    """Returns the path of a file's index; writes the index if it is missing or wrong."""
+    """Returns the path of a file's index; writes it if it is missing or wrong."""
     path, made = tfrecord.ensure_index(file.path, file.spans)
     if made:
         issues.add(made, file.path)
@@ -130,7 +125,7 @@ def index_of(file: RecordFile, issues: Issues) -> str:
 
 
 def missing_shards(files: Sequence[str | os.PathLike]) -> list[str]:
-    """Returns the files that numbered sets lack. `train-00002-of-00004` belongs to a set of four files."""
+    """Returns the files that numbered sets such as `train-00002-of-00004` lack."""
     known = {os.fspath(file) for file in files}
     missing: set[str] = set()
     for match in filter(None, map(_SHARD.fullmatch, known)):
@@ -141,8 +136,7 @@ def missing_shards(files: Sequence[str | os.PathLike]) -> list[str]:
 
 
 def find_label_map(files: Sequence[str]) -> str:
-    """Returns the path of the label map that tools/convert.py wrote next to the files. Raises UserError if
-    there is none, or if several label maps differ."""
+    """Returns the label map of tools/convert.py; UserError if there is none or several differ."""
     prefixes = {re.sub(r"(-\d+-of-\d+)?(\.tfrecords?)?$", "", file) for file in files}
     found = sorted(filter(os.path.isfile, (f"{prefix}.label_map.json" for prefix in prefixes)))
     if not found:
@@ -163,8 +157,7 @@ def open_records(
 ) -> TFRecordSource:
     """Checks record files and their indexes, and every annotation and image in the files.
 
-    The data are read once, and the result is cached until the files change. At every start, the lengths of
-    all records and the stored checksums of their data are compared with the cached result.
+    The data are read once, and the result is cached until the files change.
 
     Args:
         files: the record files.
@@ -172,8 +165,7 @@ def open_records(
         policy: what to do with images that cannot be used.
 
     Raises:
-        DataError: the files have errors that would make training wrong. The message lists all of them, with
-            file, record, image id, key and value.
+        DataError: the files have errors that would make training wrong. The message lists all of them.
     """
     issues = Issues(name_files(files), policy)
     walked = walk_files(files, issues)
@@ -189,7 +181,7 @@ def open_records(
         return f"{names[annotations.box_image[row]]} has {tfrecord_scan.box_name(boxes[row])}"
 
     annotations = finish(annotations, names.__getitem__, name_box, issues)
-    # DALI reads the key of crowds only if there are crowds, so only then all records need this key.
+    # Records need the key of crowds only if there are crowds.
     has_crowds = bool(annotations.is_crowd.any())
     least = LACKS_CROWDS if has_crowds else LACKS_BOXES
     lacking = np.array([example.lacks >= least for example in examples]) & is_usable
@@ -230,7 +222,7 @@ def _lay_out(
         walked: the user's files.
         counts: int64 (R,), the number of objects in each record of these files.
         is_usable: bool (R,), whether the record is read.
-        lacking: bool (R,), whether the record is read, but must be completed first.
+        lacking: bool (R,), whether the record must be completed first.
         issues: receives the indexes that were written.
 
     Returns:
@@ -254,12 +246,11 @@ def _lay_out(
 
 
 def _index(spans: np.ndarray) -> str:
-    """Writes an index of these records to the cache, and returns its path."""
     return os.fspath(store_cached(tfrecord.format_index(spans), ".idx"))
 
 
 def _complete_copy(file: RecordFile, is_copied: np.ndarray, counts: np.ndarray) -> str:
-    """Copies the selected records of `file` to the cache, with all keys that DALI needs; returns the path."""
+    """Copies the selected records to the cache, with all keys; returns the path."""
 
     def make() -> bytes:
         spans = zip(file.spans[is_copied].tolist(), counts[is_copied].tolist(), strict=True)
@@ -271,12 +262,12 @@ def _complete_copy(file: RecordFile, is_copied: np.ndarray, counts: np.ndarray) 
 
 
 def complete(record: bytes, num_objects: int) -> bytes:
-    """Returns the record with all keys that DALI needs for objects. Added keys mark no object as a crowd."""
+    """Returns the record with all keys that DALI needs. Added keys mark no crowds."""
     crowds = tf.train.Int64List(value=[0] * num_objects)
     features = {CROWD_KEY: tf.train.Feature(int64_list=crowds)}
     if not num_objects:
         features[LABEL_KEY] = tf.train.Feature(int64_list=tf.train.Int64List())
         features |= dict.fromkeys(BOX_KEYS, tf.train.Feature(float_list=tf.train.FloatList()))
     addition = tf.train.Example(features=tf.train.Features(feature=features)).SerializeToString()
-    # Protobuf parses two concatenated messages as one. If both have a key, the later value is used.
+    # Protobuf parses two concatenated messages as one.
     return record + addition

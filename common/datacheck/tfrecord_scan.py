@@ -1,7 +1,6 @@
 """Reads record files once, and checks the checksums of the data, the annotations and the image headers.
 
-The schema is that of TensorFlow Object Detection (common/tfrecord.py). A record of an image without objects
-may lack all keys of objects.
+A record of an image without objects may lack all keys of objects.
 """
 
 import itertools
@@ -26,7 +25,7 @@ from common.tfrecord import AREA_KEY, BOX_KEYS, CROWD_KEY, LABEL_KEY, RecordFile
 LACKS_CROWDS, LACKS_BOXES = 1, 2  # values of Example.lacks
 _THREADS = min(16, os.cpu_count() or 1)
 _PART = 64  # number of records that a thread checks at a time
-_FARTHEST = 2  # largest edge of a normalised box; boxes with a larger edge are probably in pixels
+_FARTHEST = 2  # largest edge of a normalised box
 _SLOW_BYTES = 2**29  # a progress bar is shown if all files together are larger
 _MAX_ID, _MAX_DIGITS = 2**63 - 1, 19
 _SHOWN, _SHOWN_BYTES = 8, 40  # numbers of values that a message shows, and of bytes per value
@@ -43,10 +42,9 @@ class Example(msgspec.Struct, gc=False, array_like=True):
         image_id: the image id; NONE if it is invalid.
         file_name: the file name; "" if there is none.
         image_size: (height, width) in pixels; (0, 0) if one of them is invalid.
-        objects: rows of OBJECT, with boxes ltrb normalised as they are stored; empty if any value or key of
-            the objects is invalid.
+        objects: rows of OBJECT, with boxes ltrb normalised as stored; empty if any value is invalid.
         lacks: LACKS_BOXES if a key of boxes or labels is missing; LACKS_CROWDS if only the key of crowds is
-            missing or has no values; 0 if all these keys are complete.
+            missing or empty; else 0.
         facts: the facts about the image; None if the record has no valid image data.
     """
 
@@ -89,18 +87,18 @@ def parse(record: bytes, name: str, known: frozenset[int], issues: Issues) -> tu
         record: the data of one record.
         name: the name of the record for messages, `a.tfrecord record 5`.
         known: the category ids that labels may have.
-        issues: receives every missing or invalid value, with the value that was found.
+        issues: receives every missing or invalid value.
     """
     example, values, absent = Example(name), {}, set()
     try:
         features = tf.train.Example.FromString(record).features.feature
-        if not features:  # bytes of another kind can parse as a message without features
+        if not features:  # other bytes can parse as an empty message
             raise ValueError("it has no feature")
-    except Exception as error:  # google.protobuf.message.DecodeError, whose module TensorFlow hides
+    except Exception as error:  # protobuf's DecodeError
         issues.add("not-an-example", f"{name} ({len(record)} bytes): {error}")
         return example, None
     for key, (kind, is_right, rule) in _KEYS.items():
-        found = features[key].WhichOneof("kind")  # for a missing key, protobuf makes an empty feature
+        found = features[key].WhichOneof("kind")
         of_key = getattr(features[key], found or kind).value
         if found is None:
             absent.add(key)
@@ -132,7 +130,7 @@ def parse(record: bytes, name: str, known: frozenset[int], issues: Issues) -> tu
 def _add_objects(
     example: Example, values: dict[str, Sequence[Any]], absent: set[str], issues: Issues
 ) -> None:
-    """Fills in `example.objects`; reports keys that are missing or do not have one value per box."""
+    """Fills in `example.objects`; reports keys that do not have one value per box."""
     lengths = {key: len(values[key]) for key in _LISTS}
     fullest = max(lengths, key=lengths.__getitem__)
     count = lengths[fullest]
@@ -145,7 +143,7 @@ def _add_objects(
         listed = ", ".join(f"{key} {n}" for key, n in given.items())
         issues.add("record-ragged", f"{example.name} has lists of these lengths: {listed}")
     elif not missing:
-        # Copies the values, because references would keep the whole record in memory.
+        # References would keep the whole record in memory.
         boxes = zip(*(values[key] for key in BOX_KEYS), strict=True)
         others = (list(values[CROWD_KEY]) or [0] * count, list(values[AREA_KEY]) or [math.nan] * count)
         ids = ([example.image_id] * count, values[LABEL_KEY])
@@ -165,13 +163,13 @@ def _shown(values: Sequence[Any]) -> str:
 
 
 def name_files(files: Sequence[str | os.PathLike]) -> str:
-    """Returns a short name of one or several files for messages."""
+    """Returns a short name of one or several files."""
     first = os.fspath(files[0])
     return first if len(files) == 1 else f"{first} and {len(files) - 1} more files"
 
 
 def box_name(box: Sequence[float]) -> str:
-    """Describes a box for messages, by its edges as records store them."""
+    """Describes a box for messages."""
     return f"the box xmin, ymin, xmax, ymax = {[round(float(edge), 6) for edge in box]}"
 
 
@@ -181,8 +179,7 @@ def scan(files: Sequence[RecordFile], known: frozenset[int], issues: Issues) -> 
     Args:
         files: results of `walk`; of damaged files, the records before the damage are read.
         known: the category ids that labels may have.
-        issues: receives the errors in single records, but not errors in images. The policy of this object
-            sets how thoroughly images are checked.
+        issues: receives the errors in records, but not those in images; its policy sets how images are checked.
     """
     parts = [(file, begin) for file in files for begin in range(0, len(file.spans), _PART)]
     title = "Checking records" if sum(file.size for file in files) > _SLOW_BYTES else None
@@ -230,7 +227,7 @@ def check(examples: Sequence[Example], label_map: LabelMap, issues: Issues) -> t
 def _scan_part(
     file: RecordFile, begin: int, known: frozenset[int], policy: ImagePolicy
 ) -> tuple[list[Example], Issues]:
-    """Reads up to _PART records of a file, from record number `begin` on; returns the records and issues."""
+    """Reads up to _PART records of a file, from number `begin` on."""
     issues, examples = Issues(file.path), []
     try:
         for number in range(begin, min(begin + _PART, len(file.spans))):
@@ -247,7 +244,7 @@ def _scan_part(
 
 
 def read_record(file: RecordFile, number: int, issues: Issues) -> bytes | None:
-    """Returns the data of a record. Reports a damaged record and returns None. OSError: the file is gone."""
+    """Returns the data of a record; None for a damaged one. OSError: the file is gone."""
     offset, size = file.spans[number].tolist()
     record = tfrecord.read_record(file.path, offset, size)
     if tfrecord.masked_crc32c(record) == file.checksums[number]:
