@@ -179,7 +179,7 @@ def scan(files: Sequence[RecordFile], known: frozenset[int], issues: Issues) -> 
     Args:
         files: results of `walk`; of damaged files, the records before the damage are read.
         known: the category ids that labels may have.
-        issues: receives the errors in records, but not those in images; its policy sets how images are checked.
+        issues: receives the errors in records, not those in images; its policy sets how images are checked.
     """
     parts = [(file, begin) for file in files for begin in range(0, len(file.spans), _PART)]
     title = "Checking records" if sum(file.size for file in files) > _SLOW_BYTES else None

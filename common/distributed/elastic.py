@@ -5,13 +5,10 @@
 
 hosts.sh prints a line `host:slots` for each available host; Horovod runs it every second. If a process dies,
 Horovod stops using its host (--blacklist-cooldown-range lets the host come back). A lost host is noticed at
-once; a new host joins at the end of an epoch. Horovod then connects the processes anew, and each one calls
-`train` again. As after any other interruption, `train` resumes from the checkpoint of the last complete
-epoch, now with the available ranks. Steps after that epoch are repeated. All hosts need access to the run
-directory.
+once; a new host joins at the end of an epoch. Then each process calls `train` again, which resumes from the
+checkpoint of the last complete epoch. All hosts need access to the run directory.
 
-Only hosts whose processes died count as lost. If a process raises an error, all processes end, because a
-retry would fail again.
+If a process raises an error, all processes end.
 """
 
 import contextlib
@@ -34,8 +31,7 @@ _PLACE = "training", "failure"  # scope and key of a rank's error in the launche
 def run(train: Callable[[Any, Hooks], Any], a: Any) -> Any:
     """Trains under Horovod Elastic; calls `train` again whenever the hosts change.
 
-    Without an elastic launcher, `train` is called once. Then --elastic only allows a run to resume with a
-    different number of ranks.
+    Without an elastic launcher, `train` is called once.
 
     Args:
         train: an app's `train`. Its hook `on_epoch` lets new hosts join after an epoch is saved.
@@ -65,19 +61,18 @@ def run(train: Callable[[Any, Hooks], Any], a: Any) -> Any:
     @hvd.elastic.run
     def attempt(state: Any) -> Any:
         progress.be_quiet(hvd.rank() > 0)  # rank 1 may have become rank 0
-        # --overwrite applies to the first attempt only; later attempts resume the run.
+        # --overwrite applies to the first attempt only.
         again = dataclasses.replace(a, overwrite=False) if state.begun else a
         state.begun = True
         state.save()
         keras.backend.clear_session()
-        gc.collect()  # frees the model, the loaders and the threads of the previous attempt
+        gc.collect()  # frees the previous attempt
         try:
             return train(again, Hooks(on_epoch=on_epoch, expected_epochs=state.epochs, lost_ranks="report"))
         except (HorovodInternalError, HostsUpdatedInterrupt, StoppedError, OtherRankError):
-            raise  # no rank needs to be told: all ranks get these errors
+            raise  # all ranks get these errors
         except Exception as error:
-            # A rank that fails stores its error with the launcher. The other ranks notice the loss and read
-            # the error there, before the launcher forms the new ring and clears its store.
+            # A rank that fails stores its error with the launcher, where the other ranks read it.
             server = [os.environ[f"HOROVOD_GLOO_RENDEZVOUS_{part}"] for part in ("ADDR", "PORT")]
             if not isinstance(error, tf.errors.OpError | RuntimeError) or not is_lost_rank(error):
                 with contextlib.suppress(RuntimeError, OSError):  # ignored: a lost launcher ends all ranks

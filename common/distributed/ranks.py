@@ -7,8 +7,7 @@ horovod       one process per device, started by horovodrun, mpirun or Slurm
 mirrored      one process with all its devices: tf.distribute.MirroredStrategy (tf_distribute.py)
 multi_worker  one process per host with all its devices: tf.distribute.MultiWorkerMirroredStrategy
 
-Horovod and TensorFlow do the work. The classes here give them one interface, so that one training loop works
-with each strategy. A rank is a process; a replica is a device that trains. Horovod has one replica per rank.
+A rank is a process; a replica is a device that trains. Horovod has one replica per rank.
 """
 
 import contextlib
@@ -44,8 +43,7 @@ class Ranks:
         world_size: number of processes.
         num_replicas: number of devices that train, in all processes together.
         local_replicas: global indexes of this process' replicas. Each replica loads the shard of its index.
-        can_compile_updates: whether XLA can compile weight updates; not under tf.distribute, because its
-            replicas share the loss scale.
+        can_compile_updates: whether XLA can compile weight updates.
     """
 
     strategy = "none"
@@ -60,28 +58,28 @@ class Ranks:
     # --- making and running a model on replicas ---
 
     def gpu_number(self, replica: int) -> int:
-        """Returns the number, in CUDA and DALI, of the GPU that a replica of this process uses."""
+        """Returns the number, in CUDA and DALI, of the GPU of a replica of this process."""
         return replica
 
     def scope(self) -> contextlib.AbstractContextManager:
-        """Returns the context in which to make the model, the optimizer and all variables of the training."""
+        """Returns the context in which to make all variables of the training."""
         return contextlib.nullcontext()
 
     def feed(self, batches: Sequence[T]) -> T:
-        """Combines the batches, one for each of `local_replicas`, into one argument for `run`."""
+        """Combines one batch for each of `local_replicas` into one argument for `run`."""
         (batch,) = batches
         return batch
 
     def run(self, function: Callable[..., T], *arguments: Any) -> T:
-        """Calls `function` on every replica of this process, each with its own part of the arguments."""
+        """Calls `function` on every replica of this process, with its part of the arguments."""
         return function(*arguments)
 
     def local(self, value: T) -> list[T]:
-        """Splits a result of `run` or `feed` into one value for each replica of this process."""
+        """Splits a result of `run` or `feed` into one value for each local replica."""
         return [value]
 
     def first(self, value: T) -> T:
-        """Returns the value of the first replica of this process."""
+        """Returns the value of the first local replica."""
         return self.local(value)[0]
 
     # --- inside `run` ---
@@ -95,11 +93,11 @@ class Ranks:
         return dict(zip(names, tf.unstack(self._mean([message])[0]), strict=True))
 
     def average(self, gradients: list[tf.Tensor]) -> list[tf.Tensor]:
-        """Averages gradients over all replicas. An optimizer from `wrap_optimizer` does not do this again."""
+        """Averages gradients over all replicas."""
         return self._mean(gradients)
 
     def wrap_optimizer(self, optimizer: keras.optimizers.Optimizer) -> keras.optimizers.Optimizer:
-        """Adapts an optimizer to gradients from `average`; call this before the optimizer is built."""
+        """Adapts an optimizer to gradients from `average`; call this before it is built."""
         return optimizer
 
     # --- outside `run`: all ranks must call these together ---
@@ -122,32 +120,28 @@ class Ranks:
         return values[0]
 
     def mean_over_ranks(self, variables: Sequence[tf.Variable]) -> list[tf.Tensor]:
-        """Returns the variables' values averaged over all replicas; does not change the variables."""
+        """Returns the variables' values averaged over all replicas."""
         if not variables:
             return []
         return self.first(self.run(lambda: self._mean([tf.identity(v) for v in variables])))
 
     def close(self) -> None:
-        """Disconnects from the other ranks, at the end of the work."""
-
-    # --- used by `gather` and the means ---
+        """Disconnects from the other ranks."""
 
     def _gather_bytes(self, data: np.ndarray) -> list[np.ndarray]:
-        """Returns every rank's data, uint8 (N,), on every rank. N can differ between ranks."""
+        """Returns every rank's data, uint8 (N,). N can differ between ranks."""
         return [data]
 
     def _mean(self, tensors: list[tf.Tensor]) -> list[tf.Tensor]:
         """Averages tensors over all replicas, inside `run`."""
         return tensors
 
-    # --- these use the methods above ---
-
     def describe(self) -> str:
-        """Returns a text for messages, for example " on 4 replicas (horovod)"; "" for the strategy none."""
+        """Returns a text such as " on 4 replicas (horovod)"; "" for the strategy none."""
         return "" if self.strategy == "none" else f" on {self.num_replicas} replicas ({self.strategy})"
 
     def first_on_host(self, work: Callable[[], T]) -> T:
-        """Calls `work()` on one rank per host first, so that the others can use the files it has cached."""
+        """Calls `work()` on one rank per host first; the others can use its cached files."""
         results: list[T] = []
         with self.raise_on_any_rank():
             if self.local_rank == 0:
@@ -156,7 +150,7 @@ class Ranks:
 
     @contextlib.contextmanager
     def raise_on_any_rank(self) -> Iterator[None]:
-        """Makes a UserError on any rank end all ranks. The first rank with an error reports its error.
+        """Makes a UserError on any rank end all ranks. The first rank with an error reports it.
 
         Raises:
             UserError: any rank raised one in the `with` block. The other ranks get OtherRankError.
@@ -175,8 +169,7 @@ class Ranks:
 def initialize() -> Any:
     """Starts Horovod, limits TensorFlow to the GPU of this process and returns horovod.tensorflow.
 
-    Call this before TensorFlow runs anything, because TensorFlow refuses the settings later. Under Horovod
-    Elastic a process keeps its GPU when the ranks change.
+    Call this before TensorFlow runs anything.
 
     Raises:
         UserError: Horovod is not installed.
@@ -216,7 +209,7 @@ class HorovodRanks(Ranks):
         self._compression = hvd.Compression.fp16 if compression == "fp16" else hvd.Compression.none
 
     def gpu_number(self, replica: int) -> int:
-        # The local rank is useless here: Slurm may hide other GPUs, and elastic runs change the ranks.
+        # Not the local rank: Slurm may hide other GPUs, and elastic runs change the ranks.
         visible = tf.config.get_visible_devices("GPU")
         return int(visible[0].name.rpartition(":")[2]) if visible else 0
 
@@ -226,8 +219,7 @@ class HorovodRanks(Ranks):
     def broadcast(self, variables: Sequence[tf.Variable]) -> None:
         self._hvd.broadcast_variables(list(variables), root_rank=0)
 
-    # Horovod's allgather_object is not used: it counts bytes in int32 (at most 2 GiB for all ranks together),
-    # uses pickle and copies the bytes to a tensor one by one (a second for 60 MB).
+    # Horovod's allgather_object would be slow and limited to 2 GiB.
     def _gather_bytes(self, data: np.ndarray) -> list[np.ndarray]:
         with tf.device("CPU"):
             sizes = self._hvd.allgather(tf.constant([data.size], tf.int64)).numpy()
@@ -243,13 +235,12 @@ class HorovodRanks(Ranks):
 
 @dataclasses.dataclass(frozen=True)
 class Hooks:
-    """Holds functions that `train` and its `Run` call, on every rank at the same points, and two settings.
+    """Functions that `train` and its `Run` call, on every rank at the same points, and two settings.
 
     Attributes:
         on_step: called with (run, images, targets) after each training step, before the step is saved.
             `run.state` has the number of the step ("step"), the epochs done ("epoch") and "step_in_epoch".
-            `run.ranks`, `run.model`, `run.optimizer` and `run.state` stay valid to the end of the run.
-            `targets["image_ids"]` has the image ids (one value for each local replica under tf.distribute).
+            `targets["image_ids"]` has the image ids.
         on_epoch: called with the number of epochs done, after their checkpoint is written. An exception
             from this function ends `train`.
         expected_epochs: number of epochs that are already done. A run directory with fewer is refused.
@@ -284,20 +275,19 @@ def start(strategy: str = "none", compression: str = "none") -> Ranks:
 
 
 def seed_per_rank(model: keras.Model, rank: int) -> None:
-    """Makes each rank draw other random numbers for dropout and stochastic depth; rank 0 is unchanged."""
+    """Gives each rank other random numbers for dropout and stochastic depth."""
     for state in random_states(model):
         state.assign(state + tf.cast([rank, 0], state.dtype))
 
 
 def random_states(model: keras.Model) -> list[tf.Variable]:
-    """Returns all variables that are not weights: the (seed, counter) of each Keras seed generator."""
+    """Returns the (seed, counter) of each Keras seed generator."""
     weights = {id(weight) for weight in model.weights}
     return [variable.value for variable in model.variables if id(variable) not in weights]
 
 
-# `pack` and `unpack` use MessagePack, because a pickle could run code from the data.
 def pack(value: Any) -> np.ndarray:
-    """Encodes a plain value as uint8 (bytes,); raises TypeError for anything else."""
+    """Encodes a plain value as uint8 (bytes,); TypeError for anything else."""
     return np.frombuffer(msgspec.msgpack.encode(value), np.uint8)
 
 
@@ -312,17 +302,13 @@ def unpack(data: np.ndarray) -> Any:
 def reproducible() -> None:
     """Makes a training step on the same CPU bit-identical, independent of the load of the machine.
 
-    In a step of these apps, only sums of three or more tensors depend on timing; gradients have many such
-    sums. AddNOp (tensorflow/core/kernels/aggregate_ops.cc) starts with the first term that no other operator
-    needs. If a graph is expected to need more than 80% of its device's memory (a CPU counts as 256 MB),
-    SchedulingPass (tensorflow/core/grappler/optimizers/memory_optimizer.cc) adds the terms as they arrive. A
-    sum of two terms does not depend on their order. So this function splits longer sums into sums of two, and
-    turns off the graph optimizer that would join the sums (arithmetic_optimizer.cc, AddOpsRewriteStage).
-    The step is equally fast.
+    Only sums of three or more tensors depend on timing: TensorFlow adds the terms as they arrive
+    (tensorflow/core/kernels/aggregate_ops.cc, tensorflow/core/grappler/optimizers/memory_optimizer.cc). So
+    this function splits them into sums of two, and turns off the graph optimizer that would join the sums
+    (arithmetic_optimizer.cc, AddOpsRewriteStage).
 
     A different number of threads, another type of CPU and --xla can still change the last digits. On a GPU,
-    other kernels also add in any order, so this function does nothing. TensorFlow's solution for GPUs is
-    tf.config.experimental.enable_op_determinism: it costs time and does not support some operations.
+    this function does nothing.
     """
     if tf.config.list_physical_devices("GPU"):
         return
@@ -337,6 +323,6 @@ def _add_in_pairs(inputs: Sequence[tf.Tensor], name: str | None = None) -> tf.Te
 
 
 def share_gpu_memory() -> None:
-    """Makes TensorFlow allocate GPU memory on demand. By default it takes all memory and leaves DALI none."""
+    """Makes TensorFlow allocate GPU memory on demand, which leaves memory for DALI."""
     for gpu in tf.config.list_physical_devices("GPU"):
         tf.config.experimental.set_memory_growth(gpu, True)

@@ -6,10 +6,9 @@ multi_worker  MultiWorkerMirroredStrategy: one process per host with all its GPU
 
     TF_CONFIG='{"cluster": {"worker": ["a:12345", "b:12345"]}, "task": {"type": "worker", "index": 0}}'
 
-As with Horovod, every replica has its own copy of each variable and updates this copy itself. `average` makes
-the gradients equal on all replicas, so weights and optimizer stay equal. Only the moving statistics differ,
-because each replica computes them from its own images. Outside `run`, reading a variable reads the copy of
-the process' first replica, and an assignment sets all copies of the process.
+Every replica updates its own copy of each variable. Only the moving statistics differ between replicas.
+Outside `run`, reading a variable reads the copy of the process' first replica, and an assignment sets all
+copies of the process.
 """
 
 import contextlib
@@ -35,20 +34,18 @@ from common.distributed.ranks import Ranks
 from common.errors import UserError
 
 T = TypeVar("T")
-START_SECONDS = 900.0  # time for all workers to start: pods and Slurm steps can start minutes apart
+START_SECONDS = 900.0  # time for all workers to start
 EXAMPLE = '{"cluster": {"worker": ["a:12345", "b:12345"]}, "task": {"type": "worker", "index": 0}}'
 HEARTBEAT_SECONDS = 30.0  # a worker without a heartbeat for this time counts as dead
 
-# Methods that work across replicas in keras.Optimizer (keras/src/backend/tensorflow/optimizer.py), but on one
-# device in its base class (keras/src/optimizers/base_optimizer.py).
+# Methods that work across replicas in keras.Optimizer, but on one device in its base class.
 _ACROSS_REPLICAS = ("_backend_update_step", "_apply_weight_decay", "_backend_increment_gradient_accumulators")
 
 
 class StrategyRanks(Ranks):
-    """Implements --strategy=mirrored and multi_worker: the devices of this process and of the others train.
+    """Implements --strategy=mirrored and multi_worker.
 
-    If a worker of multi_worker has not started after START_SECONDS, the other workers exit with
-    code 1.
+    If a worker has not started after START_SECONDS, the other workers exit with code 1.
 
     Args:
         strategy: mirrored or multi_worker. multi_worker waits until all workers have started.
@@ -92,7 +89,7 @@ class StrategyRanks(Ranks):
 
         if not tf.executing_eagerly():
             return on_replicas()
-        # Without a graph, replicas run in sequence. get_concrete_function avoids a warning of retracing.
+        # Without a graph, replicas run in sequence.
         return tf.function(on_replicas, autograph=False).get_concrete_function()()
 
     def local(self, value: T) -> list[T]:
@@ -101,10 +98,9 @@ class StrategyRanks(Ranks):
         return [tf.nest.map_structure(lambda part, i=i: results(part)[i], value) for i in range(count)]
 
     def wrap_optimizer(self, optimizer: keras.optimizers.Optimizer) -> keras.optimizers.Optimizer:
-        """Gives the optimizer the methods of its base class, so that every replica updates its own weights.
+        """Makes every replica update its own weights.
 
-        Keras' own methods would sum the clipped gradients over the replicas again, and cannot accumulate
-        gradients in a graph (they merge replicas inside a tf.cond).
+        Keras' own methods would sum the clipped gradients over the replicas again.
         """
         plain = getattr(optimizer, "inner_optimizer", optimizer)  # unwraps a LossScaleOptimizer
         (base,) = [c for c in type(plain).__mro__ if c.__name__ == "BaseOptimizer"]
@@ -125,12 +121,12 @@ class StrategyRanks(Ranks):
         return _all_reduce("MEAN", tensors)
 
     def _gather_bytes(self, data: np.ndarray) -> list[np.ndarray]:
-        """Sums arrays that are 0 outside their rank's part. Collectives support few dtypes and shapes."""
+        """Sums arrays that are 0 outside their rank's part."""
         sizes = np.zeros(self.world_size, np.int64)
         sizes[self.rank] = data.size
         sizes = self._sum_over_ranks(sizes).numpy()
         place = np.cumsum(sizes)[self.rank] - data.size
-        words = np.zeros(-(-sizes.sum() // 8), np.int64)  # TensorFlow would keep smaller integers on the host
+        words = np.zeros(-(-sizes.sum() // 8), np.int64)
         words.view(np.uint8)[place : place + data.size] = data
         joined = self._sum_over_ranks(words).numpy().view(np.uint8)[: sizes.sum()]
         return np.split(joined, np.cumsum(sizes)[:-1])
@@ -146,10 +142,10 @@ class StrategyRanks(Ranks):
 
 
 def read_tf_config(text: str | None) -> tuple[list[str], int]:
-    """Parses the value of TF_CONFIG; `text` is None if TF_CONFIG is not set.
+    """Parses the value of TF_CONFIG; None: TF_CONFIG is not set.
 
     Returns:
-        The workers' addresses ("host:port"), the chief's first, and the index of this process among them.
+        The workers' addresses ("host:port"), the chief's first, and the index of this process.
 
     Raises:
         UserError: TF_CONFIG is missing or wrong.
@@ -204,7 +200,7 @@ def _multi_worker_strategy(workers: Sequence[str], rank: int) -> tf.distribute.S
                     for job in cluster.jobs
                 ],
             )
-        # TensorFlow waits in C++ and holds Python's lock, so Python threads and signal handlers cannot run.
+        # TensorFlow waits in C++ and holds Python's lock.
         faulthandler.dump_traceback_later(START_SECONDS, exit=True, file=2)
         signal.signal(signal.SIGINT, signal.SIG_DFL)
         return tf.distribute.MultiWorkerMirroredStrategy()
@@ -220,8 +216,7 @@ def _multi_worker_strategy(workers: Sequence[str], rank: int) -> tf.distribute.S
 def _wait_for_leader(address: str) -> None:
     """Waits until worker 0 listens.
 
-    TensorFlow itself would try again at longer and longer intervals. After minutes, the next try of a worker
-    would come so late that the worker counts as dead.
+    TensorFlow itself would try again at longer and longer intervals, until the worker counts as dead.
     """
     deadline = time.monotonic() + START_SECONDS
     host, _, port = address.rpartition(":")

@@ -1,12 +1,10 @@
 """Computes COCO metrics from detections with pycocotools or faster-coco-eval, and checks the input of both.
 
 pycocotools computes AP 1.0 for NaN boxes, raises IndexError for an empty list, never matches an annotation
-with id 0, and counts an image twice if it is reported twice. `to_results` and `score` prevent these errors.
-faster-coco-eval (github.com/MiXaiLL76/faster_coco_eval) is optional: it is the extra `faster-coco` in
-pyproject.toml. It has the same algorithm in C++, and its numbers equal those of pycocotools to 1e-12.
+with id 0, and counts repeated images twice. `to_results` and `score` prevent these errors. The optional
+faster-coco-eval (github.com/MiXaiLL76/faster_coco_eval) has the same algorithm in C++.
 
-The metrics depend only on the detections, not on the order in which ranks or batches return them. The two
-files that this module writes have the same bytes for the same detections.
+Metrics and files do not depend on the order of the detections.
 """
 
 import collections
@@ -27,11 +25,11 @@ from common.errors import UserError
 from common.files import write_bytes
 from common.labels import LabelMap
 
-FASTER_VERSION = "1.8.0"  # compared with pycocotools in tests/common/evaluation/test_coco_metrics.py
+FASTER_VERSION = "1.8.0"  # tested against pycocotools
 
 # The order of COCOeval.stats (pycocotools cocoeval.py: _summarizeDets).
 NAMES = ("AP", "AP50", "AP75", "APs", "APm", "APl", "AR1", "AR10", "AR100", "ARs", "ARm", "ARl")
-NO_TRUTH = -1.0  # pycocotools' value of a metric without ground truth, such as APs without small boxes
+NO_TRUTH = -1.0  # pycocotools' value of a metric without ground truth
 
 
 def to_results(
@@ -45,15 +43,13 @@ def to_results(
 ) -> list[dict[str, Any]]:
     """Converts a batch of detections to COCO results: original category ids, ltwh boxes in original pixels.
 
-    Images with ids in `seen` are skipped, because evaluation shards are padded with repeated images; other
-    ids are added to `seen`. Boxes are clipped to the image, and dropped if they then have no area. Boxes are
-    rounded to 0.01 pixel and scores to 6 decimals, so that the evaluated detections equal those in files.
+    Images with ids in `seen` are skipped, because shards are padded with repeated images. Boxes are clipped
+    to the image, and dropped if they have no area. They are rounded to 0.01 pixel, scores to 6 decimals.
 
     Args:
         boxes: (B, D, 4) float, ltrb normalised to the original image.
         scores: (B, D) float.
-        classes: (B, D) int, 0-based; -1 is padding. If --num_classes exceeds the size of the label map, the
-            further classes have no category and are left out.
+        classes: (B, D) int, 0-based; -1 is padding. Classes without a category are left out.
         image_ids: (B,) int.
         image_sizes: (B, 2) int, (height, width) of the original images in pixels.
         label_map: the map from classes to category ids.
@@ -90,7 +86,7 @@ class Evaluation(NamedTuple):
             -> AP, AP50, and `num_boxes`, the number of ground-truth boxes without crowds.
         results: the detections that were evaluated.
         curves: class name -> 101 floats, the interpolated precision at IoU 0.50 for the recalls 0, 0.01 .. 1.
-            The area under this curve is AP50. Classes without ground truth are left out.
+            Classes without ground truth are left out.
     """
 
     metrics: dict[str, Any]
@@ -99,7 +95,7 @@ class Evaluation(NamedTuple):
 
 
 def check_backend(coco_backend: str) -> None:
-    """Raises UserError if --coco_backend=faster is given and the required version is not installed."""
+    """Raises UserError if --coco_backend=faster lacks the required version."""
     installed = [package.version for package in importlib.metadata.distributions(name="faster-coco-eval")]
     if coco_backend == "faster" and FASTER_VERSION not in installed:
         raise UserError(
@@ -160,7 +156,7 @@ def score(
 
 
 def format_table(metrics: dict[str, Any]) -> str:
-    """Returns a text with the 12 metrics and one line per class; `-` means that there is no ground truth."""
+    """Returns a text with the 12 metrics and one line per class; `-`: no ground truth."""
     width = max(len(name) for name in [*metrics["per_class"], "class"])
     lines = [f"{name:5} {_percent(metrics[name])}" for name in NAMES]
     lines += ["", f"{'class':{width}}     AP   AP50   boxes"]
@@ -170,37 +166,33 @@ def format_table(metrics: dict[str, Any]) -> str:
 
 
 def write_metrics(metrics: dict[str, Any], path: str | os.PathLike) -> None:
-    """Writes `metrics` atomically as JSON with sorted keys and 6 decimals; equal metrics give equal bytes."""
+    """Writes `metrics` as JSON with sorted keys and 6 decimals."""
     exact = json.dumps(metrics, allow_nan=False)
     rounded = json.loads(exact, parse_float=lambda text: round(float(text), 6))
     write_bytes(path, (json.dumps(rounded, indent=2, sort_keys=True) + "\n").encode())
 
 
 def write_detections(detections: list[dict[str, Any]], path: str | os.PathLike) -> None:
-    """Writes the bytes of `encode_detections` to a file, atomically."""
+    """Writes the bytes of `encode_detections` to a file."""
     write_bytes(path, encode_detections(detections))
 
 
 def encode_detections(detections: list[dict[str, Any]]) -> bytes:
-    """Encodes COCO results as JSON, one per line, sorted by image, category and descending score.
-
-    The bytes do not depend on the order of the list, so they are the same for any number of ranks.
-    """
+    """Encodes COCO results as JSON, one per line, sorted by image, category and descending score."""
     encoder = msgspec.json.Encoder(order="sorted", enc_hook=np.generic.item)  # hook for NumPy's numbers
     lines = encoder.encode_lines(_sorted(detections)).rstrip(b"\n")
     return b"[\n" + lines.replace(b"\n", b",\n") + b"\n]\n"  # JSON values have no line feeds
 
 
 def _sorted(detections: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Sorts by image, category, descending score, and box."""
     return sorted(detections, key=lambda d: (d["image_id"], d["category_id"], -d["score"], d["bbox"]))
 
 
 def _index(rows: list[dict[str, Any]], image_ids: list[int], category_ids: list[int]) -> COCO:
     """Builds a pycocotools index of the annotations or detections whose categories are known.
 
-    All ids are renumbered from 1 in their order: COCOeval treats a match with annotation 0 as no match, and
-    faster-coco-eval stores ids as doubles, which are exact only up to 2**53.
+    Ids are renumbered from 1: COCOeval treats a match with annotation 0 as no match, and faster-coco-eval
+    stores ids as doubles.
     """
     images = {image_id: number for number, image_id in enumerate(image_ids, start=1)}
     categories = {category_id: number for number, category_id in enumerate(category_ids, start=1)}

@@ -1,4 +1,4 @@
-"""Does the work of eval.py and infer.py for both apps. Each app passes `open_detector` and `make_loader`."""
+"""The work of eval.py and infer.py. Each app passes `open_detector` and `make_loader`."""
 
 import collections
 import os
@@ -44,7 +44,7 @@ def evaluate_weights(
     Args:
         a: the flags.
         open_detector, make_loader: functions of the app.
-        open_source: (flags, trained classes) -> the evaluation data, opened and checked.
+        open_source: (flags, trained classes) -> the evaluation data.
         explain: see `evaluate.predict`.
         report_errors: writes the files of --errors and returns a text to print.
 
@@ -82,11 +82,11 @@ def infer(
     Args:
         a: the flags.
         open_detector, make_loader: functions of the app.
-        open_images: opens and checks the images that --images names.
+        open_images: opens and checks the images of --images.
         explain: see `evaluate.predict`.
 
     Returns:
-        The detections in COCO results format, as in detections.json.
+        The detections in COCO results format.
     """
     share_gpu_memory()
     job = Job(a, open_images)
@@ -116,8 +116,7 @@ class Job:
     Attributes:
         source: the data source for the loader.
         pipeline_type: --pipeline_type, or "tensorflow" for a video.
-        categories: the categories of --image_info or, for a --submission, of --annotations. They must include
-            the trained classes. None: there are no categories.
+        categories: the categories of --image_info or, for a --submission, of --annotations; else None.
 
     Raises:
         UserError: flags are missing or contradict each other, or files cannot be used.
@@ -152,13 +151,13 @@ class Job:
         directories = {pathlib.Path(file).resolve().parent for file in self.source.files}
         if a.draw and output.resolve() in directories:
             raise UserError(f"--output_dir={output} holds the images: pictures would replace them")
-        self._directory = make_output_directory(output)  # made now, because --submission may be inside it
+        self._directory = make_output_directory(output)  # --submission may be inside it
         if a.submission:
             given = [path for path in (a.annotations, a.image_info) if path]
             submission.check_path(a.submission, [output / "detections.json", *given])
 
     def _with_ids(self, source: ImageListSource) -> tuple[ImageListSource, list[dict[str, Any]]]:
-        """Returns the images, and their ids and names. --annotations or --image_info select the images."""
+        """Returns the images, and their ids and names. --annotations or --image_info select images."""
         a = self._a
         base = os.path.commonpath([pathlib.Path(file).parent for file in source.files])
         names = [os.path.relpath(file, base) for file in source.files]
@@ -202,7 +201,7 @@ class Job:
         return results
 
     def _draw(self, results: list[dict[str, Any]], label_map: LabelMap) -> Iterator[np.ndarray]:
-        """Yields pictures of the detections; if there is ground truth, it is drawn on a copy to the left."""
+        """Yields pictures of the detections, with the ground truth to the left, if there is one."""
         pixels = self._video.frames() if self._video else map(drawing.read_image, self.source.files)
         detections = _by_image(results)
         boxes = _by_image(self._truth.ground_truth()["annotations"] if self._truth else ())
@@ -218,7 +217,7 @@ class Job:
             bar.step()
 
     def _save_pictures(self, pictures: Iterator[np.ndarray]) -> None:
-        """Writes the video with boxes, or all pictures and a contact sheet of the first pictures."""
+        """Writes the video, or all pictures and a contact sheet of the first ones."""
         if source := self._video:
             target = self._directory / f"{pathlib.Path(self._a.images).stem}.mp4"
             write_file(target, lambda temporary: video.write_video(temporary, source, pictures))
@@ -245,7 +244,7 @@ def look_up(names: list[str], known: Mapping[str, int], origin: str) -> list[int
 
 
 def _by_image(rows: Iterable[dict[str, Any]]) -> dict[int, list[dict[str, Any]]]:
-    """Groups detections or annotations by the id of their image. Other image ids give an empty list."""
+    """Groups detections or annotations by the id of their image."""
     grouped = collections.defaultdict(list)
     for row in rows:
         grouped[row["image_id"]].append(row)
@@ -253,7 +252,7 @@ def _by_image(rows: Iterable[dict[str, Any]]) -> dict[int, list[dict[str, Any]]]
 
 
 def _picture_names(about: list[dict[str, Any]]) -> list[str]:
-    """Names the pictures: a/dog.jpg -> a_dog, or a_dog.jpg if two pictures would be named a_dog."""
+    """Names the pictures: a/dog.jpg -> a_dog, or a_dog.jpg if there are two a_dog."""
     flat = [image["file_name"].replace(os.sep, "_") for image in about]
     stems = [os.path.splitext(name)[0] for name in flat]
     count = collections.Counter([SHEET, *stems])

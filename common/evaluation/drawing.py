@@ -1,7 +1,6 @@
 """Draws boxes on images, contact sheets of images, precision-recall curves and loss curves.
 
-Images are uint8 (H, W, 3) RGB NumPy arrays. This module does not use pyplot, so drawing needs no display
-and works in threads.
+Images are uint8 (H, W, 3) RGB NumPy arrays. Drawing needs no display and works in threads.
 """
 
 import colorsys
@@ -25,7 +24,7 @@ _new_figure = functools.partial(Figure, figsize=(8.0, 5.0), dpi=120, layout="tig
 
 
 def class_colour(index: int) -> tuple[int, int, int]:
-    """Returns the RGB colour of a class; the hues of consecutive classes are far apart."""
+    """Returns the RGB colour of a class."""
     hue = (0.58 + index * 0.618034) % 1  # steps of the golden ratio never repeat a hue
     light = 0.85 - 0.25 * (index // 7 % 2)  # seven lighter colours, then seven darker ones
     red, green, blue = colorsys.hsv_to_rgb(hue, 0.9, light)
@@ -58,13 +57,13 @@ def draw_boxes(
     draw = ImageDraw.Draw(picture)
     line = max(2, round(min(picture.size) / 200))
     draw.font = font(max(11, round(min(picture.size) / 32)))
-    # Clips boxes: a side outside the image is drawn along the image's edge. A box without width is a line.
+    # A side outside the image is drawn along the image's edge.
     clipped = np.clip(boxes_px, 0, picture.size * 2)
     for row in rows:
         left, top, right, bottom = clipped[row]
         corners = left, top, max(right - 1, left), max(bottom - 1, top)  # the last pixel inside the box
         draw.rectangle(corners, outline=class_colour(int(classes[row])), width=line)
-    for row in rows:  # a second loop, so that no box hides a label
+    for row in rows:  # so that no box hides a label
         index = int(classes[row])
         name = names[index] if index < len(names) else str(index)
         text = name if scores is None else f"{name} {scores[row]:.2f}"
@@ -73,7 +72,7 @@ def draw_boxes(
 
 
 def draw_results(image: np.ndarray, results: Sequence[Mapping[str, Any]], label_map: LabelMap) -> np.ndarray:
-    """Draws detections in COCO results format, or COCO annotations, which have no scores, on their image."""
+    """Draws COCO results, or COCO annotations, which have no scores, on their image."""
     boxes_ltwh_px = np.array([result["bbox"] for result in results], np.float32).reshape(-1, 4)
     classes = label_map.classes_of([result["category_id"] for result in results])
     scores = np.array([result["score"] for result in results if "score" in result])
@@ -101,7 +100,7 @@ def save_batch(
 
 
 def contact_sheet(images: Sequence[np.ndarray], columns: int = 4, width: int = 1280) -> np.ndarray:
-    """Puts images of any size on a sheet of equal tiles. Each image is as large as its tile allows.
+    """Puts images of any size on a sheet of equal tiles.
 
     Args:
         images: at least one, uint8 (H, W, 3) each. Tiles have the mean aspect ratio of the images.
@@ -138,7 +137,7 @@ def pr_curves(curves: Mapping[str, Sequence[float]], path: str | os.PathLike) ->
     """Draws the precision-recall curve of each class and, for several classes, the mean curve.
 
     Args:
-        curves: class name -> 101 precisions at the recalls 0, 0.01 .. 1; see coco_metrics.score.
+        curves: class name -> 101 precisions at the recalls 0, 0.01 .. 1.
         path: a .png file.
     """
     figure = _new_figure()
@@ -160,8 +159,7 @@ def loss_curves(rows: Sequence[Mapping[str, Any]], path: str | os.PathLike) -> N
     """Draws the losses in the rows of a results.csv over the epochs, and AP if there were evaluations.
 
     Args:
-        rows: rows with the key "epoch". AP, AP50 and all columns whose names end in `loss` are drawn.
-            Empty cells are "" and are left out.
+        rows: rows with the key "epoch". AP, AP50 and columns that end in `loss` are drawn.
         path: a .png file.
     """
     names = list(dict.fromkeys(name for row in rows for name, value in row.items() if value != ""))
@@ -180,7 +178,7 @@ def loss_curves(rows: Sequence[Mapping[str, Any]], path: str | os.PathLike) -> N
 
 
 def _draw_label(draw: ImageDraw.ImageDraw, text: str, colour: tuple, left: float, top: float) -> None:
-    """Draws a label in its class' colour, above the box if there is room, else inside the box."""
+    """Draws a label above the box if there is room, else inside the box."""
     *_, width, height = (side + 4 for side in draw.textbbox((0, 0), text, anchor="lt"))
     x = max(min(left, draw.im.size[0] - width), 0)
     y = top - height if top >= height else min(top, draw.im.size[1] - height)
@@ -190,10 +188,10 @@ def _draw_label(draw: ImageDraw.ImageDraw, text: str, colour: tuple, left: float
 
 
 def font(size: int) -> ImageFont.FreeTypeFont:
-    """Returns Matplotlib's font, because Pillow's own font has only Latin letters."""
+    """Returns Matplotlib's font; Pillow's own font has only Latin letters."""
     return ImageFont.truetype(pathlib.Path(matplotlib.get_data_path()) / "fonts/ttf/DejaVuSans.ttf", size)
 
 
 def save_figure(figure: Figure, path: str | os.PathLike) -> None:
-    # Leaves out the version of matplotlib, so that equal curves give equal bytes.
+    # without the version of matplotlib: equal curves give equal bytes
     write_file(path, lambda temporary: figure.savefig(temporary, format="png", metadata={"Software": None}))

@@ -3,8 +3,7 @@
     loader = make_loader(..., training=False, shard_id=ranks.rank, num_shards=ranks.world_size)
     metrics, results, curves = evaluate(detect, loader, label_map, explain=explain, ranks=ranks)
 
-Each rank detects objects in its own shard of the images, and receives the detections of all other ranks. The
-result is the same for any number of ranks and any batch size.
+The result is the same for any number of ranks and any batch size.
 """
 
 import itertools
@@ -27,10 +26,9 @@ from common.loader import BaseLoader
 if TYPE_CHECKING:
     from common.datasets import Source
 
-# The function that each app's make_detect returns. Its arguments are two tensors of an evaluation batch: the
-# images (B, H, W, 3), and the letterbox (B, 4), which is the position of each image in the network input. Its
-# results are boxes (B, D, 4) ltrb, normalised to the original image, clipped; scores (B, D); classes
-# (B, D), 0-based, -1 in the padding; and whether all outputs of the network were finite (B,).
+# The function of each app's make_detect: (images (B, H, W, 3), letterbox (B, 4)) -> boxes (B, D, 4) ltrb,
+# normalised to the original image, clipped; scores (B, D); classes (B, D), 0-based, -1 in the padding; and
+# whether all outputs of the network were finite (B,).
 Detect = Callable[[tf.Tensor, tf.Tensor], tuple[tf.Tensor, ...]]
 OnBatch = Callable[[int, int], None]  # arguments: number of batches done, number of all batches
 # (exception of a loader, the loader's source, --pipeline_type) -> the error that names the bad images
@@ -56,19 +54,18 @@ def predict(
         label_map: the trained classes.
         title: title of the progress bar.
         ranks: the ranks that detect together; by default only this process.
-        on_batch: function to call after every batch, also after an error. All ranks call it equally often, so
-            it may make collective calls. If it raises, it must raise on all ranks after the same batch.
-        explain: turns an exception of the loader into a UserError, which can name the damaged images.
+        on_batch: called after every batch, equally often on all ranks, also after an error. If it raises, it
+            must raise on all ranks after the same batch.
+        explain: turns an exception of the loader into a UserError.
 
     Returns:
-        Detections of all images in COCO results format, the same list on every rank. They are sorted by
-        image id; the detections of one image keep the order of `detect`.
+        Detections of all images in COCO results format, sorted by image id, the same list on every rank.
 
     Raises:
         UserError: an image cannot be decoded, or the network's output for it has NaN or infinity. All ranks
             raise the error after they have finished their shards.
     """
-    seen: set[int] = set()  # the last batch of a shard is padded with repeated images
+    seen: set[int] = set()
     batches = _detect_batches(detect, loader, explain)
     results: list[dict[str, Any]] = []
     problem = None
@@ -78,7 +75,7 @@ def predict(
             try:
                 results += coco_metrics.to_results(*next(batches), label_map, seen)
             except UserError as error:
-                problem = error  # on_batch must still be called as often as on the other ranks
+                problem = error
             bar.step()
         on_batch(done, loader.steps_per_epoch)
     with ranks.raise_on_any_rank():
@@ -97,7 +94,7 @@ def predict(
 def _detect_batches(
     detect: Detect, loader: BaseLoader, explain: Explain
 ) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray]]:
-    """Yields (boxes, scores, classes, image ids, image sizes) of each batch. Bad data raise UserError."""
+    """Yields (boxes, scores, classes, image ids, image sizes) of each batch."""
     batches = loader.iterator()
     while True:
         try:
@@ -134,7 +131,7 @@ def evaluate(
         options: the arguments `explain` and `on_batch` of `predict`.
 
     Returns:
-        The evaluation, the same on every rank. Rank 0 computes the metrics while the other ranks wait.
+        The evaluation, the same on every rank.
 
     Raises:
         UserError: see `predict`; or the data hold no box; or the backend is not installed on rank 0.
@@ -145,11 +142,11 @@ def evaluate(
         if ranks.rank == 0:
             ground_truth = loader.opened_source.annotations.ground_truth()
             scores = coco_metrics.score(ground_truth, results, coco_backend)._replace(results=[])
-    return Evaluation(*ranks.broadcast_object(scores))._replace(results=results)  # all ranks have the results
+    return Evaluation(*ranks.broadcast_object(scores))._replace(results=results)
 
 
 def write_evaluation(directory: pathlib.Path, metrics: dict, results: list[dict], curves: dict) -> None:
-    """Writes metrics.json, detections.json and pr_curves.png; equal evaluations give equal bytes."""
+    """Writes metrics.json, detections.json and pr_curves.png."""
     coco_metrics.write_metrics(metrics, directory / "metrics.json")
     coco_metrics.write_detections(results, directory / "detections.json")
     drawing.pr_curves(curves, directory / "pr_curves.png")

@@ -46,9 +46,7 @@ def open_runner(path: pathlib.Path) -> Run:
 def make_detect(run: Run, to_pixels: Callable[[tf.Tensor], tf.Tensor]) -> Callable[..., tuple]:
     """Returns an exported detector as a function for common.evaluation.evaluate.
 
-    An exported detector uses the size of the original image to compute the letterbox and to scale the boxes.
-    Here the detector gets the size of the resized image instead: the letterbox is the same, and the boxes are
-    in pixels of the resized image.
+    The detector gets the size of the resized image instead of the original one: the letterbox is the same.
 
     Args:
         run: the function that `open_runner` returned.
@@ -59,7 +57,7 @@ def make_detect(run: Run, to_pixels: Callable[[tf.Tensor], tf.Tensor]) -> Callab
         sizes = np.asarray(letterbox)[:, 2:].astype(np.int32)
         found = run(np.asarray(to_pixels(images)), sizes)
         boxes = found["boxes"] / sizes[:, np.newaxis, [1, 0, 1, 0]].astype(np.float32)
-        # Exported models do not return whether outputs are finite. Non-finite outputs give no detections.
+        # Non-finite outputs give no detections.
         return boxes, found["scores"], found["classes"], np.ones(len(sizes), bool)
 
     return detect
@@ -69,7 +67,7 @@ def _open_saved_model(path: pathlib.Path) -> Run:
     loaded = tf.saved_model.load(str(path))
     function = loaded.signatures[RESIZED]
 
-    # The default argument keeps `loaded` and its variables alive as long as the function.
+    # The default argument keeps `loaded` alive.
     def run(images: np.ndarray, image_sizes: np.ndarray, _kept: Any = loaded) -> Found:
         found = function(images=tf.constant(images), image_sizes=tf.constant(image_sizes))
         return {name: value.numpy() for name, value in found.items()}
@@ -82,11 +80,11 @@ def _open_onnx(path: pathlib.Path) -> Run:
 
     onnxruntime.preload_dlls()  # loads CUDA's libraries from TensorFlow's wheels
     cuda, cpu = "CUDAExecutionProvider", "CPUExecutionProvider"
-    # TF32 rounds to 10 bits, so outputs would differ from TensorFlow's by more than export.py allows.
+    # With TF32, outputs would differ by more than export.py allows.
     on_gpu = [(cuda, {"use_tf32": "0"})] if cuda in onnxruntime.get_available_providers() else []
     session = onnxruntime.InferenceSession(path, providers=[*on_gpu, cpu])
     if cuda not in session.get_providers() and tf.config.list_physical_devices("GPU"):
-        # 1.26 is the newest that works: 1.27 requires CUDA 13, but TensorFlow's wheels have CUDA 12.
+        # 1.27 requires CUDA 13, but TensorFlow's wheels have CUDA 12.
         instead = "pip uninstall onnxruntime; pip install 'onnxruntime-gpu==1.26.*'"
         log_once(f"ONNX Runtime runs on the CPU here. To use the GPU: {instead}")
     names = [output.name for output in session.get_outputs()]
@@ -130,7 +128,7 @@ def _open_engine(path: pathlib.Path) -> Run:
     inputs = ("images", "image_sizes")
     for name in inputs:
         context.set_input_shape(name, engine.get_tensor_profile_shape(name, 0)[2])  # the largest
-    # Memory for the largest batch is enough for all batches, because no shape depends on the detections.
+    # Memory for the largest batch is enough for all batches.
     on_host: Found = {}
     on_gpu: dict[str, int] = {}
     for number in range(engine.num_io_tensors):
@@ -164,10 +162,7 @@ def _open_engine(path: pathlib.Path) -> Run:
 
 
 class _Gpu:
-    """Manages memory and a stream of the GPU with CUDA's runtime library.
-
-    The wheels of TensorFlow and TensorRT load this library, so ctypes can call it without another package.
-    """
+    """Manages memory and a stream of the GPU with CUDA's runtime library, which TensorFlow's wheels load."""
 
     def __init__(self) -> None:
         self.library = CDLL("libcudart.so.12")
@@ -181,5 +176,5 @@ class _Gpu:
             raise RuntimeError(f"{name}: {self.library.cudaGetErrorString(code).decode()}")
 
     def copy(self, to: int, source: int, size: int) -> None:
-        """Copies between host and GPU in stream order; CUDA finds out the direction (cudaMemcpyDefault)."""
+        """Copies between host and GPU in stream order (cudaMemcpyDefault)."""
         self.call("cudaMemcpyAsync", c_void_p(to), c_void_p(source), c_size_t(size), 4, self.stream)

@@ -38,7 +38,7 @@ class _Document(msgspec.Struct):
 
 
 def read_image_info(path: str | os.PathLike) -> tuple[dict[str, int], LabelMap | None]:
-    """Reads a json with COCO's `images`, such as image_info_test-dev2017.json. It may lack annotations.
+    """Reads a json with COCO's `images`, such as image_info_test-dev2017.json.
 
     Returns:
         File name -> image id; and the categories, or None if the file has none.
@@ -81,17 +81,17 @@ def check_path(path: str, others: Iterable[str | os.PathLike]) -> None:
 
 
 def check_categories(categories: LabelMap, label_map: LabelMap, file: str) -> None:
-    """Raises UserError if a trained class is not a category of `file`, because detections need its id."""
+    """Raises UserError if a trained class is not a category of `file`."""
     for difference in categories.differences(label_map, here=f"in {file}"):
         raise UserError(f"the weights' {difference}: give weights that were trained on these categories")
 
 
 def write(path: str, results: Iterable[dict[str, Any]]) -> int:
-    """Writes the best MAX_DETECTIONS of each image, atomically.
+    """Writes the best MAX_DETECTIONS of each image.
 
     Args:
         path: a path that ends in .json, or in .zip for an archive of one .json with the same name.
-        results: COCO results with the image ids of the server. Keys that COCO does not define are left out.
+        results: COCO results with the image ids of the server.
 
     Returns:
         The number of detections that were written.

@@ -1,8 +1,4 @@
-"""Reads the frames of a video as a data source for infer.py, and writes the video with boxes.
-
-OpenCV decodes the frames. Then the tf.data loader resizes and normalises them for the network, as it does
-with images.
-"""
+"""Reads the frames of a video as a data source for infer.py, and writes the video with boxes."""
 
 import os
 from collections.abc import Iterable, Iterator
@@ -19,7 +15,7 @@ from common.errors import UserError
 from common.progress import log
 
 SUFFIXES = (".mp4", ".m4v", ".mov", ".avi", ".mkv", ".webm", ".mpg", ".mpeg", ".wmv")
-# OpenCV shall log only errors and FFmpeg nothing (-8: AV_LOG_QUIET), as this module reports errors itself.
+# OpenCV logs only errors and FFmpeg nothing (-8: AV_LOG_QUIET).
 _QUIET = {"OPENCV_LOG_LEVEL": "ERROR", "OPENCV_FFMPEG_LOGLEVEL": "-8"}
 _CODEC = "mp4v"  # MPEG-4 part 2: every build of OpenCV writes it
 _FALLBACK_RATE = 25.0  # frames per second, if the file has no frame rate
@@ -46,7 +42,7 @@ class VideoSource(Source):
         raise UserError(f"--images={self.path}: DALI reads no videos; use --pipeline_type=tensorflow")
 
     def about(self) -> list[dict[str, Any]]:
-        """Returns facts about each frame for detections.json. The image id is the number of the frame."""
+        """Returns facts about each frame for detections.json."""
         name = os.path.basename(self.path)
         return [
             {"image_id": i, "frame": i, "seconds": round(i / self.frame_rate, 3), "file_name": name}
@@ -63,7 +59,7 @@ class VideoSource(Source):
             yield frame[..., ::-1]  # BGR -> RGB
 
     def examples(self, **_: Any) -> tf.data.Dataset:
-        """Returns the frames as one shard, in the format of tf_readers.examples."""
+        """Returns the frames in the format of tf_readers.examples."""
         frame_spec = tf.TensorSpec((self.height, self.width, 3), tf.uint8)
         frames = tf.data.Dataset.from_generator(self.frames, output_signature=frame_spec)
         boxes, labels = tf.zeros((0, 4)), tf.zeros((0,), tf.int32)

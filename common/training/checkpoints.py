@@ -6,9 +6,8 @@
         best.weights.h5        the weights of the best evaluation (weights.py)
         last.weights.h5        the weights of the last epoch
 
-Files are written under a temporary name, then renamed. Checkpoints and weights files have checksums. If a
-checkpoint is damaged, the one before it is used. Only rank 0 reads and writes files, so hosts need not share
-a disk; the other ranks send their own state to rank 0, and get it back from rank 0 to resume.
+If a checkpoint is damaged, the one before it is used. Only rank 0 reads and writes files, so hosts need not
+share a disk.
 """
 
 import contextlib
@@ -28,7 +27,7 @@ from common.layers import moving_statistics
 from common.training import optimizers, run_directory
 from common.training import weights as weight_files
 
-KEEP = 2  # number of newest checkpoints to keep; the newest one from the end of an epoch is also kept
+KEEP = 2  # newest checkpoints; the newest one from the end of an epoch is also kept
 _SHARED = "state"
 _OWN = "rank"
 
@@ -44,16 +43,15 @@ class Checkpoints:
         model: a built model.
         optimizer: an optimizer that is built for all variables that are ever trained.
         averaged: the moving averages of the model's weights.
-        metadata: the metadata of the weights files and the flags, which the manifest also holds.
-        identity: the identity of the run, which the manifest also holds.
+        metadata: the metadata of the weights files and the flags, for the manifest.
+        identity: the identity of the run, for the manifest.
 
     Attributes:
-        state: counters and other JSON values, which the caller reads and changes in place: "step", "epoch"
-            (epochs done), "step_in_epoch" (0 between two epochs), ...
+        state: counters and other JSON values, which the caller changes in place: "step", "epoch" (epochs
+            done), "step_in_epoch" (0 between two epochs), ...
         iterators: iterators of the data, whose positions are saved; empty if they cannot be saved.
         resharded: whether another number of ranks saved the checkpoint that `find` found.
-        data_anew: whether the epoch must read its data from the start, because the positions were
-            saved with another number of ranks or another DALI graph.
+        data_anew: whether the epoch must read its data from the start.
 
     Raises:
         UserError: the directory cannot be written to.
@@ -92,8 +90,7 @@ class Checkpoints:
     def find(self) -> list[str] | None:
         """Finds the newest checkpoint to continue from, and copies its `state` to this object.
 
-        If values in the identity have changed (the number of ranks, --freeze), only checkpoints that were
-        saved at the end of an epoch are considered.
+        If the identity has changed, only checkpoints from the end of an epoch are considered.
 
         Returns:
             The names of the values in the identity that differ from the checkpoint; None for a new run.
@@ -122,8 +119,8 @@ class Checkpoints:
     def restore(self) -> None:
         """Restores the variables and the positions of `iterators` from the checkpoint that `find` found.
 
-        If the number of ranks has changed, all ranks start with the moving statistics of rank 0, `iterators`
-        keep their present positions, and the learning-rate schedule goes on at `state["step"]`.
+        If the number of ranks has changed, all ranks get the moving statistics of rank 0, and `iterators`
+        keep their positions.
 
         Raises:
             UserError: the checkpoint belongs to another model.
@@ -156,9 +153,7 @@ class Checkpoints:
             self._read(self._own(self.data_anew), prefix, all_of_it=not self.data_anew)
 
     def save(self) -> bool:
-        """Writes the checkpoint of `state["step"]`.
-
-        If the disk is full, logs a warning and writes nothing; training continues, old checkpoints stay.
+        """Writes the checkpoint of `state["step"]`. If the disk is full, logs a warning and writes nothing.
 
         Returns:
             Whether the checkpoint was written; the same on all ranks.
@@ -221,7 +216,7 @@ class Checkpoints:
 
 @contextlib.contextmanager
 def _in_memory() -> Iterator[str]:
-    """Yields a path prefix in TensorFlow's in-memory file system, so a full disk cannot cause an error."""
+    """Yields a path prefix in TensorFlow's in-memory file system."""
     directory = f"ram://{uuid.uuid4().hex}"
     try:
         yield f"{directory}/part"

@@ -1,4 +1,4 @@
-"""Opens the file that --weights of eval.py and infer.py names, and that train.py or export.py wrote."""
+"""Opens the file that --weights of eval.py and infer.py names."""
 
 import pathlib
 from typing import Any
@@ -17,7 +17,7 @@ def open_detector(
     """Opens a detector for the evaluation loader, with the arguments and errors of `App.load`.
 
     `path` may also be an exported model: a saved_model directory, or an .onnx, .tflite or .plan file. Its
-    input size, config and NMS cannot change, so `defaults` have no effect on exported models.
+    input size, config and NMS cannot change.
 
     Returns:
         The detection function, its config, the trained classes, and the file that was read.

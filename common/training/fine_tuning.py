@@ -1,7 +1,4 @@
-"""Fine-tuning: --init_from starts a model from the weights of another one, which may have other classes.
-
---freeze and --freeze_batch_norm exclude layers from training.
-"""
+"""Fine-tuning: --init_from starts a model from the weights of another one, which may have other classes."""
 
 import dataclasses
 import re
@@ -19,7 +16,6 @@ from common.labels import LabelMap
 from common.progress import log
 
 # Least share of the model's weights that a file must hold; a backbone alone has more (efficientdet-d0: 44 %).
-# A file with less belongs to another model, of which only a few layers would fit by chance.
 LEAST_SHARE = 0.3
 
 
@@ -31,7 +27,7 @@ class ClassRows:
         paths: the paths of these weights.
         anchors: number of anchors per location in the model to initialise.
         source_anchors: number of anchors per location in the source model.
-        first: number of values per anchor before the values of the classes. These values are always copied.
+        first: number of values per anchor before those of the classes; they are always copied.
     """
 
     paths: Collection[str]
@@ -45,8 +41,7 @@ class Report(NamedTuple):
 
     Attributes:
         origin: the name of the source in this paragraph.
-        taken: paths of the model's weights that were copied from the source. A weight with values per
-            class is among them if any of its values was copied.
+        taken: paths of the model's weights that were copied from the source, wholly or for some classes.
         made_anew: paths of the other weights, which keep their initial values.
         new_classes: names of the model's classes that the source does not have.
     """
@@ -77,7 +72,7 @@ def transfer(
     """Copies every weight with the same path and shape in `source`; other weights keep their initial values.
 
     The weights in `rows` are copied class by class. Classes are matched by name (in COCO's or Pascal VOC's
-    spelling); their indexes in the two models may differ. New classes keep their initial values.
+    spelling).
 
     Args:
         model: the model to initialise.
@@ -127,8 +122,8 @@ def set_initial_weights(
         init_from: path of a file -> loads its weights into the model and returns a report.
 
     Raises:
-        UserError: on every rank: the file cannot be used; --freeze matches no layer, or all layers;
-            --freeze_batch_norm is given without weights to start from.
+        UserError: on every rank: the file or the pattern of --freeze cannot be used, or --freeze_batch_norm
+            is given without weights to start from.
     """
     with ranks.raise_on_any_rank():
         if a.freeze_batch_norm and not (a.init_from or resumed):
@@ -144,10 +139,9 @@ def set_initial_weights(
 
 
 def freeze_batch_norms(model: keras.Model) -> None:
-    """Freezes all batch norms: they normalise with their present statistics, and their weights do not train.
+    """Freezes all batch norms: they keep their statistics, and their weights do not train.
 
-    NVIDIA/retinanet-examples does the same when it trains from ImageNet weights with small batches
-    (odtk/backbones/layers.py, FixedBatchNorm2d).
+    NVIDIA/retinanet-examples does the same (odtk/backbones/layers.py, FixedBatchNorm2d).
     """
     for layer in model.layers:
         layer.trainable &= not isinstance(layer, keras.layers.BatchNormalization)
@@ -220,14 +214,13 @@ _IDS = tuple(i for i in range(1, 91) if i not in _UNUSED)
 
 
 def coco_label_map() -> LabelMap:
-    """Returns the map of COCO's classes 0..79, their category ids 1..90 and their names."""
+    """Returns the map of COCO's classes 0..79."""
     return LabelMap(_IDS, tuple(" ".join(_NAMES.split()).split(", ")))
 
 
 NUM_COCO_CLASSES = len(_IDS)
 
-# COCO's name: Pascal VOC's name (host.robots.ox.ac.uk/pascal/VOC/voc2012, section 2). VOC's other 14 names
-# are the same in COCO.
+# COCO's name: Pascal VOC's name (host.robots.ox.ac.uk/pascal/VOC/voc2012, section 2).
 VOC_SPELLINGS = {
     "motorcycle": "motorbike",
     "airplane": "aeroplane",
@@ -240,9 +233,7 @@ _OTHER_SPELLINGS = VOC_SPELLINGS | {voc: coco for coco, voc in VOC_SPELLINGS.ite
 
 
 def find_class(name: str, names: Sequence[str]) -> int | None:
-    """Returns the index of `name` in `names`, or else the index of its other spelling, or else None.
-
-    COCO and Pascal VOC spell some classes differently.
+    """Returns the index of `name`, or of its other spelling in COCO or Pascal VOC, in `names`; else None.
 
     >>> find_class("sofa", ["cat", "couch"]), find_class("couch", ["sofa", "couch"]), find_class("cow", [])
     (1, 1, None)

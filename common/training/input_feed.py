@@ -5,13 +5,9 @@
     feed.resume(checkpoints)
     images, targets = next(feed)  # continues at the position in the checkpoint
 
-tf.train.Checkpoint can save iterators of tf.data and of DALI on a CPU, but not of DALI on a GPU. So on a GPU
-each epoch opens new loaders with another seed; images that do not fill the last batch of an epoch are not
-used. A run that was stopped within an epoch reads the batches of this epoch again, and drops the batches that
-it has trained on. The result is the same as without the stop, but reading these batches again takes time.
-
-On a GPU, a thread fetches the next batch while the device trains, and also opens the loaders of the next
-epoch. Checkpoints only hold the number of steps, so a resumed run fetches the batch of its next step again.
+tf.train.Checkpoint cannot save iterators of DALI on a GPU. So on a GPU each epoch opens new loaders with
+another seed, and a resumed run reads the batches of its epoch again and drops those that it has trained on.
+A thread fetches the next batch while the device trains, and opens the loaders of the next epoch.
 """
 
 from collections.abc import Callable, Mapping
@@ -55,7 +51,7 @@ def open_splits(
     max_instances: int,
     synthetic_classes: int,
 ) -> Data:
-    """Opens and checks the data, first on one rank per host. The others then use the caches of this rank.
+    """Opens and checks the data, first on one rank per host. The others then use its caches.
 
     Args:
         a: the flags.
@@ -65,7 +61,7 @@ def open_splits(
         synthetic_classes: number of classes of synthetic data.
 
     Raises:
-        UserError: on every rank, if any rank cannot use its flags or data; the message names every bad file.
+        UserError: on every rank, if any rank cannot use its flags or data.
     """
     train_set: Source | None = None
     eval_set: Source | None = None
@@ -104,7 +100,7 @@ def open_loader(
         classes: the loader classes of the app, see make_loader.
         a, ranks, config, data: flags, ranks, config and data of the run.
         training: whether to open the training loader or the evaluation loader.
-        device_index: index in `ranks.local_replicas`, whose values are the shards of the replicas.
+        device_index: index in `ranks.local_replicas`.
         of_epoch: further arguments of the loader, from the app's `epoch_kwargs`.
     """
     if training:
@@ -143,7 +139,7 @@ class InputFeed:
         pipeline_type: the loaders' pipeline type.
         steps_per_epoch: the argument or, if it is None, the number of batches for one pass over the data.
         identity: values that must be the same when the run resumes.
-        num_epochs: number of epochs of the run, after which no loaders are opened; None: not known.
+        num_epochs: number of epochs of the run; None: not known.
     """
 
     def __init__(
@@ -189,7 +185,7 @@ class InputFeed:
             log(f"  changed: {', '.join(changed)}; the run goes on from an epoch's end, not bit-identically")
 
     def begin_epoch(self) -> None:
-        """Opens new loaders if the old loaders cannot continue, or if an argument except the seed changes."""
+        """Opens new loaders if the old ones cannot continue, or if an argument changes."""
         state = self._checkpoints.state
         old, new = state["loader"], dict(self._loader_kwargs(state["epoch"]))
         changed = [f"{name}={new[name]}" for name in new if name != "seed" and new[name] != old.get(name)]
@@ -214,11 +210,10 @@ class InputFeed:
         return self._ranks.feed(batches)
 
     def close(self) -> None:
-        """Waits for the present task of the thread, and ends the thread."""
+        """Ends the thread."""
         self._thread.shutdown(cancel_futures=True)
 
     def _open(self) -> None:
-        """Opens loaders with the arguments in the state; checkpoints save their positions if possible."""
         kwargs, self._taken = self._checkpoints.state["loader"], 0
         if self._ahead is None:  # otherwise the thread opens the loaders
             self._open_loaders(kwargs)

@@ -1,7 +1,6 @@
 """Metadata of weights files, checkpoints and exported models: classes, config, anchors, recipe, versions.
 
-The metadata is a dictionary of JSON values. Files of earlier versions lack some keys, but can be loaded.
-Where each kind of file stores the metadata:
+The metadata is a dictionary of JSON values. Where each kind of file stores it:
 
 *.weights.h5             in an HDF5 dataset of the file (weights.py)
 run directory            in its best weights, else in its last weights, else in its newest checkpoint
@@ -37,10 +36,10 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 # Flags of train.py that affect the result of a run and are not fields of the config.
 RECIPE_FLAGS: tuple[str, ...] = ("batch_size", "accumulate_steps", "precision", "strategy", "pipeline_type")
 RECIPE_FLAGS += ("init_from", "freeze", "freeze_batch_norm", "seed")
-# `differences` compares fields whose names begin like this; not anchors, as they follow from the config.
+# `differences` compares fields whose names begin like this.
 COMPARED: tuple[str, ...] = ("app", "num_classes", "train_data", "eval_data", "class ")
 COMPARED += ("config.", "preprocessing.", "versions.", "export.")
-KEY = "passport"  # the metadata's key in exported files, unchanged since the first version
+KEY = "passport"  # the metadata's key in exported files
 FILE = "passport.json"
 SAVED_MODEL_FOLDER = "assets.extra"  # TensorFlow ignores this folder: saved_model/README.md
 
@@ -68,7 +67,7 @@ def make(
         recipe: flags of train.py, of which those in RECIPE_FLAGS are kept.
 
     Returns:
-        A dict of JSON values. Keys without a value are left out, so `old | make(...)` keeps their old values.
+        A dict of JSON values, without the keys that have no value.
     """
     recipe = {name: recipe[name] for name in RECIPE_FLAGS if recipe.get(name) is not None} if recipe else {}
     if "init_from" in recipe:  # without directories, because weights may be published
@@ -93,7 +92,7 @@ def make(
 
 @functools.cache
 def commit() -> str | None:
-    """Returns the commit of this checkout, with a + if tracked files were changed; None without git."""
+    """Returns the commit of this checkout, with a + for changed files; None without git."""
     # Given both paths, git does not search parent directories for another repository.
     git = ["git", f"--git-dir={ROOT / '.git'}", f"--work-tree={ROOT}"]
     describe = [*git, "describe", "--always", "--abbrev=40", "--dirty=+", "--exclude=*"]
@@ -108,9 +107,8 @@ def read(path: str | pathlib.Path) -> dict[str, Any]:
     """Reads the metadata of a file or directory.
 
     Args:
-        path: a weights file, a run directory (its best weights, else the last, else the newest checkpoint), a
-            checkpoint or a directory of them, or an exported model: a saved_model directory, .onnx,
-            .tflite, .plan.
+        path: a weights file, a run directory, a checkpoint or a directory of them, or an exported model: a
+            saved_model directory, .onnx, .tflite, .plan.
 
     Raises:
         UserError: the path does not exist, is damaged, or has no metadata of this project.
@@ -179,7 +177,7 @@ def differences(saved: Mapping, now: Mapping, words: tuple[str, str] = ("saved",
 
 
 def fields(metadata: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns name -> value of all fields. For example, the value of "class 0" is "category 3, car"."""
+    """Returns name -> value of all fields, such as "class 0" -> "category 3, car"."""
     found = run_directory.flatten(metadata)
     if "label_map" in metadata:
         label_map = LabelMap.from_json(found.pop("label_map"))

@@ -14,24 +14,21 @@ _ALONE = Ranks()
 
 
 class _Fused(keras.optimizers.Optimizer):
-    """Base class of both optimizers: clips gradients, and holds numbers that all variables share."""
+    """Base class of both optimizers."""
 
     def _clip_gradients(self, gradients: list[tf.Tensor]) -> list[tf.Tensor]:
-        # Keras calls this first in each update, in the same graph as update_step, so reset the numbers here.
+        # Keras calls this first in each update, so reset the numbers here.
         self._numbers: tuple[tf.Tensor, ...] = ()
         if self.clipnorm or not self.global_clipnorm:
             return super()._clip_gradients(gradients)
-        # This uses two operations per gradient instead of Keras' five. Both give NaN for an infinite norm.
+        # Two operations per gradient instead of Keras' five.
         norm = tf.linalg.global_norm(gradients)
         scale = self.global_clipnorm / tf.maximum(norm, self.global_clipnorm) + (norm - norm)
         return [gradient * scale for gradient in gradients]
 
 
 class FusedSGD(_Fused, keras.optimizers.SGD):
-    """Computes `keras.optimizers.SGD` with momentum in one TensorFlow operation per variable instead of 8.
-
-    One operation needs fewer passes over memory, and TensorFlow traces and optimises the graph faster.
-    """
+    """`keras.optimizers.SGD` with momentum in one TensorFlow operation per variable instead of 8."""
 
     def update_step(self, gradient: tf.Tensor, variable: keras.Variable, learning_rate: tf.Tensor) -> None:
         if self.momentum == 0:
@@ -50,7 +47,7 @@ class FusedSGD(_Fused, keras.optimizers.SGD):
 
 
 class FusedAdam(_Fused, keras.optimizers.Adam):
-    """Computes `keras.optimizers.Adam` in one TensorFlow operation per variable instead of thirty."""
+    """`keras.optimizers.Adam` in one TensorFlow operation per variable instead of thirty."""
 
     def update_step(self, gradient: tf.Tensor, variable: keras.Variable, learning_rate: tf.Tensor) -> None:
         if not self._numbers:
@@ -77,7 +74,7 @@ class FusedAdam(_Fused, keras.optimizers.Adam):
 
 
 def last_learning_rate(optimizer: keras.optimizers.Optimizer) -> float:
-    """Returns the learning rate of the last batch. Accumulated batches also advance the schedule."""
+    """Returns the learning rate of the last batch."""
     inner = getattr(optimizer, "inner_optimizer", optimizer)
     batches = int(tf.convert_to_tensor(inner._iterations))  # `iterations` counts updates only
     return float(inner._learning_rate(max(batches - 1, 0)))
@@ -95,11 +92,9 @@ def make_optimizer(
 ) -> keras.optimizers.Optimizer:
     """Makes SGD with momentum or Adam, wrapped in a loss-scale optimizer for float16.
 
-    The inner optimizer clips the gradients after they were unscaled and accumulated.
-
     Args:
         name: sgd or adam.
-        schedule: number of batches done -> learning rate. Accumulated batches count.
+        schedule: number of batches done -> learning rate.
         momentum: momentum of SGD, or beta_1 of Adam.
         clip_norm: largest global norm of the gradients; 0 turns clipping off.
         precision: float32, mixed_bfloat16 or mixed_float16; only mixed_float16 uses loss scaling.
@@ -121,7 +116,7 @@ def make_optimizer(
 
 
 class AveragedWeights(tf.Module):
-    """Keeps moving averages of all weights of `model`, in float32; tf.train.Checkpoint saves the averages.
+    """Keeps moving averages of all weights of `model`, in float32, for tf.train.Checkpoint.
 
     Args:
         model: a built model. The averages start with the values of its weights.
@@ -150,8 +145,7 @@ class AveragedWeights(tf.Module):
         Every replica updates its own averages. Only averages of moving statistics differ between replicas.
 
         Args:
-            moved: whether the optimizer has changed the weights; may be a tensor. `update` does not
-                branch on it, because the replicas cannot synchronise their counter of updates in a branch.
+            moved: whether the optimizer has changed the weights; may be a tensor.
         """
         if not self.decay:
             return
@@ -166,7 +160,7 @@ class AveragedWeights(tf.Module):
         self._num_updates.assign_add(tf.cast(moved, tf.int64))
 
     def averages_of(self, variables: Sequence[tf.Variable]) -> list[tf.Variable]:
-        """Returns the averages of these model variables, in the same order; [] if averaging is off."""
+        """Returns the averages of these model variables; [] if averaging is off."""
         pairs = zip(self._averages, self._weights(), strict=True)
         averages = {id(weight): average for average, weight in pairs}
         return [averages[id(variable)] for variable in variables] if averages else []
@@ -175,8 +169,8 @@ class AveragedWeights(tf.Module):
     def swapped_in(self, ranks: Ranks = _ALONE) -> Iterator[None]:
         """Gives the model the averaged weights inside this context, and then its own weights, bit for bit.
 
-        Moving statistics are also averaged over the ranks, because each rank has seen other images. So all
-        ranks enter this context together. If weights are not averaged, only the statistics are replaced.
+        Moving statistics are also averaged over the ranks, so all ranks enter this context together. If
+        weights are not averaged, only the statistics are replaced.
         """
         statistics = self._statistics()
         means = ranks.mean_over_ranks(self.averages_of(statistics) or statistics)

@@ -36,15 +36,15 @@ T = TypeVar("T")
 SHOW_EVERY = 10  # steps between two updates of the means in the progress bar
 KEPT_STEPS = 2  # number of newest files of skipped steps to keep
 _STEPS, _SKIPPED = "steps", "skipped_steps"
-_COUNTED = "boxes_"  # scalars whose names begin like this are counts: their sum is logged, not their mean
+_COUNTED = "boxes_"  # scalars whose names begin like this are summed
 _RENAMED = {"boxes_truncated": "boxes_over_limit"}  # name in older checkpoints and logs -> present name
 
 
 class EpochLog:
     """Sums the scalars of an epoch's steps on the device, shows a progress bar, measures images per second.
 
-    All scalars that the training step returns are logged by name: as the mean over the steps that were not
-    skipped, or as the sum if the name begins with "boxes_".
+    The scalars of the training step are logged as the mean over the steps that were not skipped, or as the
+    sum if the name begins with "boxes_".
 
     Args:
         title: title of the progress bar.
@@ -77,11 +77,11 @@ class EpochLog:
         self._bar.step(self._shown)
 
     def restart_clock(self) -> None:
-        """Measures images per second anew, starting after the next step, because that step may compile."""
+        """Measures images per second anew, starting after the next step."""
         self._times.clear()
 
     def row(self, batch_size: int, num_replicas: int, *, learning_rate: float) -> dict[str, float]:
-        """Returns the epoch's values for results.csv. Counts and speed are summed over all replicas."""
+        """Returns the epoch's values for results.csv, summed over all replicas."""
         rate = math.nan
         if len(self._times) > 1:
             (start, first), (end, last) = self._times[0], self._times[-1]
@@ -92,11 +92,11 @@ class EpochLog:
         return self._means() | measured | counts | {_SKIPPED: totals[_SKIPPED]}
 
     def totals(self) -> dict[str, float]:
-        """Returns the sums so far, for a checkpoint within the epoch."""
+        """Returns the sums so far."""
         return {name: float(value) for name, value in self._sums.items()}
 
     def _means(self) -> dict[str, float]:
-        """Returns the means over the steps that were taken; NaN if all steps were skipped."""
+        """Returns the means over the steps that were taken; NaN if there is none."""
         totals = self.totals()
         steps = totals.pop(_STEPS) or math.nan
         names = [name for name in totals if name != _SKIPPED and not name.startswith(_COUNTED)]
@@ -110,8 +110,7 @@ class Results:
         directory: the run directory; None on all ranks but rank 0.
         model: the model whose weights are saved.
         metadata: metadata of the weights files.
-        state: state of the checkpoint. Rows of results.csv for later steps are dropped, because the resumed
-            run writes these rows again.
+        state: state of the checkpoint. Rows of results.csv for later steps are dropped.
     """
 
     def __init__(
@@ -132,11 +131,10 @@ class Results:
             self._events = tf.summary.create_file_writer(str(directory / "tensorboard"))
 
     def save_flags(self, flag_values: dict[str, Any]) -> None:
-        """Writes flags.txt."""
         self._try(lambda path: write_bytes(path / "flags.txt", flagfile(flag_values)))
 
     def save_first_batch(self, show_batch: Callable[..., str], images: Any, targets: Any) -> None:
-        """Calls `show_batch(images, targets, path=path)` to write first_batch.png, and logs its result."""
+        """Calls `show_batch` to write first_batch.png, and logs its result."""
         self._try(lambda path: progress.log(show_batch(images, targets, path=path / "first_batch.png")))
 
     def save_row(self, epoch: float, values: Mapping[str, float]) -> None:
@@ -167,20 +165,17 @@ class Results:
         self._try(save)
 
     def save_weights(self, name: str, **metadata: Any) -> None:
-        """Saves the model's present weights as the file `name`."""
         about = {"epoch": self._state["epoch"] + 1, "step": self._state["step"], **metadata}
         self._try(lambda path: weight_files.save(self._model, path / name, self._metadata | about))
 
     def save_evaluation(self, evaluation: Evaluation, is_best: bool) -> None:
-        """Writes the files of an evaluation and, if it is the best so far, the model's weights."""
+        """Writes the files of an evaluation and, if it is the best, the weights."""
         if is_best:
             self.save_weights(weight_files.BEST, AP=evaluation.metrics["AP"])
         self._try(lambda path: write_evaluation(path, *evaluation))
 
     def save_skipped(self, ranks: Ranks, step: int, images: Any, targets: Any) -> str | None:
         """Saves the batch of a skipped step and the present weights; all ranks call it together.
-
-        On a GPU, results are read some steps later, so the weights include updates after the skipped step.
 
         Args:
             ranks: the ranks of the run.
@@ -244,10 +239,7 @@ def note_metric(state: dict[str, Any], metric: float, eval_data: str | None = No
 
 
 def out_of_patience(state: Mapping[str, Any], patience: int) -> str | None:
-    """Returns why the run ends if the last `patience` evaluations had no better AP, else None.
-
-    A `patience` of 0 never ends a run.
-    """
+    """Returns why the run ends if the last `patience` (not 0) evaluations had no better AP, else None."""
     without_gain = state.get("without_gain", 0)
     if not 0 < patience <= without_gain:
         return None

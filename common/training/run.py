@@ -1,8 +1,7 @@
 """`Run` manages a training for both apps: directory, checkpoints, log, EMA, step guard, signals, watchdog.
 
-The training loop is in each app's train.py. Saving, averaging and evaluating are collective operations, so
-every rank must call these methods in the same order. The order depends only on values that all ranks share:
-steps, --save_every, stop requests, --patience.
+The training loop is in each app's train.py. Saving, averaging and evaluating are collective operations: every
+rank must call these methods in the same order.
 """
 
 import contextlib
@@ -51,8 +50,6 @@ def start_process(a: Args) -> Ranks:
 class Run:
     """One training run. A new Run claims the directory and restores the newest checkpoint, if there is one.
 
-    Afterwards all ranks have the weights of rank 0, and the data are open at the position of the next step.
-
     Args:
         a: the flags.
         ranks: the ranks of the run.
@@ -60,7 +57,7 @@ class Run:
         optimizer: an optimizer that is built for all variables that are ever trained.
         hooks: functions to call after steps and epochs, for elastic training and the dry run.
         ema_decay: see AveragedWeights.
-        identity: the identity of the run. run_directory.check has compared it with the run directory.
+        identity: the identity of the run, as run_directory.check has compared it.
         metadata: metadata of the weights files, with "eval_data" if there are evaluation data.
         feed: supplies the training batches.
         explain: error of a loader -> the UserError that names the images.
@@ -98,7 +95,6 @@ class Run:
         self._hooks = hooks
         self._explain, self._show_batch = explain, show_batch
         with ranks.raise_on_any_rank():
-            # `claim` is the first call that writes to the directory or overwrites files.
             directory = None if ranks.rank else run_directory.claim(a, identity)
         ranks.broadcast([variable.value for variable in [*model.weights, *optimizer.variables]])
         distributed.seed_per_rank(model, ranks.rank)
@@ -133,7 +129,7 @@ class Run:
         self._watchdog = self._exit_stack.enter_context(
             Watchdog(self.ranks, step_timeout=self._a.step_timeout, on_loss=self._hooks.lost_ranks)
         )
-        self._exit_stack.callback(self._feed.close)  # runs first on exit, while the watchdog still runs
+        self._exit_stack.callback(self._feed.close)  # runs first on exit
         return self
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
@@ -155,11 +151,11 @@ class Run:
 
     @property
     def stop_requested(self) -> tf.Tensor:
-        """1.0 after this rank has received a signal, else 0.0. The training step sends it to all ranks."""
+        """1.0 after this rank has received a signal, else 0.0."""
         return tf.constant(1.0 if self._signals.received else 0.0)
 
     def epochs(self, num_epochs: int) -> Iterator[int]:
-        """Yields the number (from 1) of each remaining epoch; ends early if --patience is exceeded."""
+        """Yields the number (from 1) of each remaining epoch, until --patience is exceeded."""
         self._num_epochs = self._feed.num_epochs = num_epochs
         state, patience = self.state, self._a.patience
         end = None if state["step_in_epoch"] else results.out_of_patience(state, patience)
@@ -189,8 +185,6 @@ class Run:
 
     def batches(self) -> Iterator[tuple[Any, Any]]:
         """Yields (images, targets) of each step up to the next evaluation or the end of the epoch.
-
-        The next batch is read only after `after_step`, because `after_step` may save the data position.
 
         Raises:
             UserError: the loader stopped, for example at a damaged image.
@@ -232,7 +226,7 @@ class Run:
     def is_evaluation_due(self) -> bool:
         """Whether to evaluate now: by --eval_every_steps, --eval_every, or because the run ends.
 
-        An evaluation that was done and saved is not due again, neither in this session nor after resuming.
+        A saved evaluation is not due again.
         """
         state, a = self.state, self._a
         if (
@@ -251,11 +245,11 @@ class Run:
         """Gives the model averaged weights for an evaluation. Yields a function to call after each batch.
 
         Raises:
-            StoppedError: any rank has received a signal. Nothing is lost: all steps were saved before.
+            StoppedError: any rank has received a signal; all steps are saved.
         """
         if self._is_within_epoch():
             log("")  # ends the line of the progress bar
-        self._save()  # so that no training step is lost if the run is stopped in the evaluation
+        self._save()  # the run may be stopped in the evaluation
 
         def on_batch(done: int, total: int) -> None:
             self._beat("evaluating", LONG_SECONDS if done == total else 0.0)
@@ -264,14 +258,14 @@ class Run:
                 raise StoppedError(self._signals.message(self.state["step"]))
 
         self._beat("evaluating", LONG_SECONDS)
-        with self.ema.swapped_in(self.ranks):  # on every rank, because all ranks average their statistics
+        with self.ema.swapped_in(self.ranks):  # on every rank
             yield on_batch
         if self._is_within_epoch():
-            self._epoch.restart_clock()  # images_per_second is the rate of the steps after this evaluation
+            self._epoch.restart_clock()
             self._save()  # so that a resumed run does not evaluate again
 
     def save_evaluation(self, evaluation: Evaluation) -> None:
-        """Saves the files of an evaluation, its metrics, and the weights if they are the best so far."""
+        """Saves the files and metrics of an evaluation, and the weights if they are the best."""
         state, self.metrics = self.state, evaluation.metrics
         state["evaluated"] = self._progress()
         is_best = results.note_metric(state, self.metrics["AP"], self._metadata.get("eval_data"))
@@ -286,13 +280,12 @@ class Run:
         log(f"{when}: AP {100 * scores['AP']:.1f}, AP50 {100 * scores['AP50']:.1f}")
 
     def end_epoch(self) -> None:
-        """Ends an epoch: writes its row in the log, its weights and its checkpoint."""
+        """Writes the epoch's row, weights and checkpoint."""
         state, epoch = self.state, self.state["epoch"] + 1
         replicas, rate = self.ranks.num_replicas, optimizers.last_learning_rate(self.optimizer)
-        # Checks the weights before they replace the file of the previous epoch.
         self._guard.check_weights(self.model, self.optimizer, state["step"])
         row = self._epoch.row(self._a.batch_size, replicas, learning_rate=rate) | self._scores
-        with self.ema.swapped_in(self.ranks):  # on every rank, as in `evaluating`
+        with self.ema.swapped_in(self.ranks):  # on every rank
             self._results.save_row(epoch, row)
             self._results.save_weights(weights.LAST)
         state.update(epoch=epoch, step_in_epoch=0)
@@ -303,14 +296,14 @@ class Run:
         return self.state["step_in_epoch"] < self._feed.steps_per_epoch
 
     def _progress(self) -> float:
-        """Returns the number of epochs done, including the finished fraction of the present epoch."""
+        """Returns the number of epochs done, with the finished fraction of the present one."""
         return round(self.state["epoch"] + self.state["step_in_epoch"] / self._feed.steps_per_epoch, 6)
 
     def _beat(self, doing: str, at_least: float = 0.0) -> None:
         self._watchdog.beat(doing, epoch=self.state["epoch"] + 1, step=self.state["step"], at_least=at_least)
 
     def _save(self) -> None:
-        """Writes a checkpoint. All ranks call this, because a checkpoint holds every rank's data position."""
+        """Writes a checkpoint. All ranks call this together."""
         state = self.state
         self._beat("saving")
         self._guard.check_weights(self.model, self.optimizer, state["step"])
@@ -318,11 +311,10 @@ class Run:
         self._saved = self._checkpoints.save()
 
     def _save_skipped(self, step: int, images: Any, targets: Any) -> str | None:
-        """Writes the file of a skipped step for tools/replay_step.py; returns its path."""
         return self._results.save_skipped(self.ranks, step, images, targets)
 
     def _require_saved(self) -> None:
-        """Raises UserError on all ranks if the last checkpoint was not written. Called before a run ends."""
+        """Raises UserError on all ranks if the last checkpoint was not written."""
         if not self._saved:
             raise UserError(
                 f"the last checkpoint is unsaved: make room in {self._a.output_dir} and run the same command"

@@ -8,9 +8,8 @@
                               moving statistics; written by tf.train.Checkpoint, like state.*
         SHA256SUMS            written last; `sha256sum -c` reads it
 
-The newest checkpoint is the one that was saved last, at any step: a run that went back to the end of
-an epoch may save lower steps than before. If a step is saved again, for example after an evaluation, the new
-checkpoint gets another directory (00001200.7 for the seventh save of the run) and never replaces the old one.
+The newest checkpoint is the one that was saved last, at any step. If a step is saved again, the new checkpoint
+gets another directory: 00001200.7 for the seventh save of the run.
 """
 
 import dataclasses
@@ -32,12 +31,12 @@ from common.errors import UserError
 if TYPE_CHECKING:
     from common.distributed.ranks import Ranks
 
-# --overwrite removes only these files, and only if there is a run.json: a wrong --output_dir loses nothing.
+# --overwrite removes only these files, and only if there is a run.json.
 RUN = "run.json"
 _DATA = ("checkpoints", "skipped", "tensorboard", "best.weights.h5", "last.weights.h5", "results.csv")
 _TEXTS = ("flags.txt", "init_from.txt", "metrics.json", "detections.json")
 _PICTURES = ("first_batch.png", "loss_curves.png", "pr_curves.png")
-RUN_FILES = (*_DATA, *_TEXTS, *_PICTURES, RUN)  # removal in this order can be interrupted and repeated
+RUN_FILES = (*_DATA, *_TEXTS, *_PICTURES, RUN)  # in the order of removal
 IDENTITY_FLAGS = ("batch_size", "accumulate_steps", "precision", "freeze", "freeze_batch_norm", "seed")
 MAY_CHANGE = ("freeze", "freeze_batch_norm", "dali_graph")
 MAY_CHANGE_IF_ELASTIC = (*MAY_CHANGE, "num_replicas", "num_ranks", "steps_per_epoch")
@@ -45,11 +44,11 @@ _SHOWN_CHARACTERS = 60
 
 MANIFEST = "manifest.json"
 _CHECKSUMS = "SHA256SUMS"
-# A checkpoint is named by its step. A serial number follows if the step was saved before (old runs: .new).
+# A checkpoint's step, and a serial number if the step was saved before (old runs: .new).
 _NAME = re.compile(r"\d+(\.\d+|\.new)?")
 _SERIAL = "serial"  # key in the manifest: 7 for the seventh checkpoint that the run has saved
 _LIBRARIES = ("tensorflow", "keras", "nvidia-dali-cuda120", "numpy", "horovod")
-UNIMPORTANT = ("python", "horovod")  # `versions` that do not affect results; changes are not reported
+UNIMPORTANT = ("python", "horovod")  # `versions` that do not affect results
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,7 +58,7 @@ class Identity:
     Attributes:
         values: name -> JSON value; mappings are compared key by key.
         defaults: "config.name", or the name of a flag -> its value in runs that were saved before the field
-            or flag existed, so that these runs can still be resumed.
+            or flag existed.
     """
 
     values: Mapping[str, Any]
@@ -78,7 +77,7 @@ class Identity:
     ) -> "Identity":
         """Makes the identity of a run from flags, ranks, `others`, and config fields not in `may_change`.
 
-        `metadata` is the metadata of the weights files. It holds the config as JSON values.
+        `metadata` is the metadata of the weights files.
         """
         fields = [field for field in dataclasses.fields(config) if field.name not in may_change]
         values = {
@@ -94,7 +93,7 @@ class Identity:
         return cls(values, json.loads(json.dumps(defaults | {"freeze_batch_norm": False})))
 
     def differences(self, saved: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
-        """Returns name -> (saved value, present value) of differing values. Nested names: `config.seed`."""
+        """Returns name -> (saved value, present value) of differing values."""
         was, now = {**self.defaults, **flatten(saved)}, flatten(self.values)
         names = sorted(was.keys() | now.keys())
         pairs = {name: (was.get(name, "absent"), now.get(name, "absent")) for name in names}
@@ -102,7 +101,7 @@ class Identity:
 
 
 def flatten(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Flattens nested mappings: {"config": {"seed": 1}, "app": "a"} -> {"config.seed": 1, "app": "a"}."""
+    """Flattens mappings: {"config": {"seed": 1}, "app": "a"} -> {"config.seed": 1, "app": "a"}."""
     flat: dict[str, Any] = {}
     for name, value in values.items():
         inside = isinstance(value, Mapping)
@@ -116,11 +115,9 @@ def check(a: Args, ranks: "Ranks", identity: Identity) -> bool:
     All ranks call it together. Only rank 0 reads the directory, so hosts need not share a disk.
 
     Args:
-        a: the flags. --overwrite starts anew in a directory that holds a run, and keeps all
-            other files.
+        a: the flags.
         ranks: the ranks of the run.
-        identity: the identity of the run. Values in MAY_CHANGE may differ from the last session; then the
-            run continues, but not bit for bit.
+        identity: the identity of the run. Values in MAY_CHANGE may differ from the last session.
 
     Raises:
         UserError: the directory holds another run or other files, or cannot be made; or the ranks differ in
@@ -128,7 +125,7 @@ def check(a: Args, ranks: "Ranks", identity: Identity) -> bool:
     """
     with ranks.raise_on_any_rank():
         differing = identity.differences(ranks.broadcast_object(identity.values))
-        if differing:  # otherwise different data on one host would go unnoticed
+        if differing:
             raise UserError(
                 f"rank {ranks.rank} and rank 0 do not have the same {', '.join(differing)}: give all ranks "
                 "the same flags and the same data"
@@ -148,12 +145,9 @@ def _check_directory(a: Args, identity: Identity) -> bool:
 
 
 def claim(a: Args, identity: Identity) -> pathlib.Path:
-    """Takes over --output_dir for this run. Call this after all other checks have passed.
+    """Takes over --output_dir for this run, after all other checks. Returns the directory.
 
     With --overwrite, removes the files of the old run. Writes run.json.
-
-    Returns:
-        The directory.
     """
     directory = pathlib.Path(a.output_dir)
     with files.user_errors(f"--output_dir={directory}"):
@@ -187,7 +181,7 @@ def _check_same_run(file: pathlib.Path, identity: Identity, may_change: Collecti
 
 
 def _check_free(directory: pathlib.Path, overwrite: bool) -> None:
-    """Raises UserError if the directory holds any file or, with --overwrite, a file named in RUN_FILES."""
+    """Raises UserError if the directory holds files; with --overwrite, only names in RUN_FILES count."""
     names = sorted(path.name for path in directory.iterdir() if not path.name.startswith("."))
     in_the_way = [name for name in names if name in RUN_FILES or not overwrite]
     if in_the_way:
@@ -198,9 +192,7 @@ def _check_free(directory: pathlib.Path, overwrite: bool) -> None:
 
 
 def saved(directory: pathlib.Path) -> list[pathlib.Path]:
-    """Returns the checkpoints in a directory in the order of saving; [] if the directory does not exist.
-
-    Checkpoints with a damaged manifest are last.
+    """Returns the checkpoints in a directory in the order of saving, those with a damaged manifest last.
 
     Raises:
         OSError: a manifest exists but cannot be read, so the order is unknown.
@@ -234,7 +226,6 @@ def newest(directory: pathlib.Path, *, boundary: bool = False) -> pathlib.Path |
 
 
 def read_manifest(path: pathlib.Path) -> dict[str, Any]:
-    """Reads manifest.json of one checkpoint."""
     return json.loads((path / MANIFEST).read_bytes())
 
 
@@ -244,10 +235,7 @@ def at_boundary(path: pathlib.Path) -> bool:
 
 
 def damage(path: pathlib.Path) -> str | None:
-    """Returns what is wrong with a checkpoint's files; None if all files are right.
-
-    Called before TensorFlow reads the files, because TensorFlow would restore variables up to the damage.
-    """
+    """Returns what is wrong with a checkpoint's files; None if all files are right."""
     try:
         expected = (path / _CHECKSUMS).read_text().splitlines(keepends=True)
         found = _checksums(path)
@@ -290,7 +278,7 @@ def prune(directory: pathlib.Path, keep: int) -> None:
 
 
 def remove_newer(path: pathlib.Path) -> None:
-    """Removes all checkpoints newer than `path`. They are damaged or were saved within an epoch."""
+    """Removes all checkpoints newer than `path`."""
     found = saved(path.parent)
     for newer in found[found.index(path) + 1 :]:
         files.remove_directory(newer)
@@ -298,13 +286,13 @@ def remove_newer(path: pathlib.Path) -> None:
 
 @functools.cache
 def versions() -> dict[str, str]:
-    """Returns the versions of Python and of the libraries that can affect the result of a step."""
+    """Returns the versions of Python and of the libraries that can affect a step."""
     installed = {found.name: found.version for found in importlib.metadata.distributions()}
     return {"python": platform.python_version()} | {k: installed[k] for k in _LIBRARIES if k in installed}
 
 
 def _serial(path: pathlib.Path) -> float:
-    """Returns a checkpoint's serial number, or infinity if its manifest is damaged, to sort it last."""
+    """Returns a checkpoint's serial number; infinity if its manifest is damaged."""
     try:
         return int(read_manifest(path)[_SERIAL])
     except (FileNotFoundError, ValueError, KeyError):

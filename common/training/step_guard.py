@@ -6,9 +6,8 @@
         result = step(images, targets, stop_requested)
         guard.check(number, result, images, targets)
 
-A step whose loss or gradients are not finite changes nothing: no weights, optimizer variables, averages or
-moving statistics. Its image ids are logged. Too many skipped steps in a row end the run. Then the last
-checkpoint is intact, and a file has the batch of the first skipped step (results.py, tools/replay_step.py).
+A skipped step changes nothing, and its image ids are logged. Too many skipped steps in a row end the run.
+Then a file has the batch of the first skipped step (results.py, tools/replay_step.py).
 """
 
 from collections.abc import Callable, Sequence
@@ -22,17 +21,16 @@ from common.distributed.ranks import Ranks
 from common.errors import UserError
 from common.layers import is_cpu_only, moving_statistics
 
-MIN_LOSS_SCALE = 2.0**-8  # if gradients overflow with this loss scale, a lower one does not help
+MIN_LOSS_SCALE = 2.0**-8  # a lower one does not help
 SHOWN_IDS = 16
-LOOK_EVERY = 5  # steps that are checked together on a GPU; their batches stay in memory until then
+LOOK_EVERY = 5  # steps that are checked together on a GPU
 
 
 class StepResult(NamedTuple):
     """The result of one step, still on its device.
 
     Attributes:
-        values: name -> float32 scalar, averaged over the replicas; 0 if the step was skipped. The app sets
-            the order.
+        values: name -> float32 scalar, averaged over the replicas; 0 if the step was skipped.
         finite: whether the step was taken; the same on all ranks.
         own_finite: bool (R,), whether the loss was finite on each of this rank's R replicas.
         stop: whether any rank asked for a stop.
@@ -76,7 +74,7 @@ def guarded_step(
     def forward(images: Any, targets: Any, asked: tf.Tensor) -> tuple[list, dict, tf.Tensor]:
         gradients, values = gradients_of(images, targets)
         own_finite = tf.math.is_finite(values["loss"])
-        means = ranks.mean(values | {"stop": asked})  # on every rank: one collective call for all scalars
+        means = ranks.mean(values | {"stop": asked})  # one collective call
         return gradients, {name: means[name] for name in (*values, "stop")}, own_finite
 
     def put_back(before: list[tf.Tensor]) -> None:
@@ -85,9 +83,9 @@ def guarded_step(
 
     @tf.function(jit_compile=xla, autograph=False)
     def update_or_restore(gradients: list, finite: tf.Tensor, before: list) -> tf.Tensor:
-        """Updates and restores without a branch: on a GPU, the host would wait for the branch's condition."""
+        """On a GPU, the host would wait for the condition of a branch."""
         if every_gradient:
-            # The norm may overflow before any gradient does. Clipping would then make all gradients NaN.
+            # The norm may overflow before any gradient does.
             finite &= tf.math.is_finite(tf.linalg.global_norm(gradients))
         old = [variable.read_value() for variable in updated]
         update(gradients)
@@ -103,7 +101,7 @@ def guarded_step(
     def step(images: Any, targets: Any, asked: tf.Tensor) -> StepResult:
         before = ranks.run(lambda: [tf.convert_to_tensor(variable) for variable in statistics])
         gradients, values, own_finite = ranks.run(forward, images, targets, asked)
-        # Averages are equal on all replicas. If a value is not finite on any replica, neither is its average.
+        # If a value is not finite on any replica, neither is its average.
         values = ranks.first(values)
         finite = tf.math.is_finite(values["loss"])
         if not with_branch:
@@ -122,8 +120,7 @@ def guarded_step(
 class StepGuard:
     """Checks each step's result on the host, and counts the steps that were skipped.
 
-    A check waits until the device has done all its work. So on a GPU, LOOK_EVERY steps are checked together,
-    the same steps on all ranks.
+    A check waits for the device. So on a GPU, LOOK_EVERY steps are checked together.
 
     Args:
         ranks: the ranks of the run.
@@ -146,7 +143,7 @@ class StepGuard:
         self._waiting: list[tuple[int, StepResult, Any, Any]] = []
 
     def check(self, step: int, result: StepResult, images: Any, targets: Any) -> None:
-        """Checks the result of a step. On a GPU, checks LOOK_EVERY results together after the last step.
+        """Checks the result of a step. On a GPU, checks LOOK_EVERY results together.
 
         Raises:
             UserError: more than `limit` steps in a row were skipped.
@@ -156,7 +153,7 @@ class StepGuard:
             self._look()
 
     def check_weights(self, model: keras.Model, optimizer: keras.optimizers.Optimizer, step: int) -> None:
-        """Raises UserError on all ranks if any rank has a weight that is not finite or a tiny loss scale."""
+        """UserError on all ranks if any has a non-finite weight or a tiny loss scale."""
         self._look()
         with self._ranks.raise_on_any_rank():
             scale = getattr(optimizer, "dynamic_scale", None)  # only a LossScaleOptimizer has it

@@ -46,14 +46,14 @@ class App:
     converter: str
 
     def make_detect(self, model: keras.Model, config: Any) -> "Detect":
-        """Returns a compiled function for batches of the evaluation loader; its type is evaluate.Detect."""
+        """Returns a compiled function of the type evaluate.Detect."""
         network, to_detections = self.make_halves(model, config)
         return tf.function(
             lambda images, letterbox_px: to_detections(network(images), letterbox_px), reduce_retracing=True
         )
 
     def make_halves(self, model: keras.Model, config: Any) -> tuple[Callable, Callable]:
-        """Returns detection as two functions: images -> outputs, and (outputs, letterbox) -> detections."""
+        """Returns two functions: images -> outputs, and (outputs, letterbox) -> detections."""
 
         @tf.function(reduce_retracing=True)
         def network(images: tf.Tensor) -> Any:
@@ -63,7 +63,7 @@ class App:
         def to_detections(outputs: Any, letterbox_px: tf.Tensor) -> tuple[tf.Tensor, ...]:
             boxes, scores, classes, _ = self.postprocess(outputs, config)
             boxes = letterbox.boxes_from_letterbox(boxes, letterbox_px[:, None], config.image_size)
-            # A sum is finite only if all its terms are finite, and costs less than a test of each term.
+            # A sum is finite only if all its terms are finite.
             floats = [tf.cast(output, tf.float32) for output in tf.nest.flatten(outputs)]
             sums = [tf.reduce_sum(output, axis=list(range(1, output.shape.rank))) for output in floats]
             return box_ops.clip(boxes), scores, classes, tf.math.is_finite(tf.add_n(sums))
@@ -83,7 +83,7 @@ class App:
         Args:
             path: a `.weights.h5` file of this project, or a run directory.
             image_size: N or HxW, to run the model at another size.
-            spec: --hparams for detection, such as `nms_method=hard`; only fields of detection may change.
+            spec: --hparams for detection, such as `nms_method=hard`.
             defaults: values that replace those of the saved config, unless `spec` sets the field.
 
         Returns:
@@ -113,7 +113,7 @@ class App:
         return model, config, label_map, file
 
     def read_config(self, metadata: Mapping[str, Any], file: pathlib.Path) -> Any:
-        """Returns the config that a file was saved with; UserError if another app saved the file."""
+        """Returns the config of a file; UserError if another app saved the file."""
         if metadata.get("app") != self.name:
             raise UserError(f"{file} was saved by {metadata.get('app')!r}, not by {self.name}")
         return hparams.from_json(self.config_class, metadata["config"])

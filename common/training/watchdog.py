@@ -8,13 +8,11 @@
 SIGTERM and SIGINT stop all ranks after the same step. A run that hangs or has lost a rank ends with exit
 code 1 and one line with the reason; a rank that hangs also prints the stacks of its threads.
 
-A collective operation waits for all ranks. Therefore each rank limits the time between its own calls of
-`beat`. When the limit has passed, the rank ends, and the launcher (horovodrun, Slurm) or TensorFlow's
-coordination service ends the others. If a rank dies, collective operations of other ranks raise an error at
-once (Horovod) or after 30 s (multi_worker). Horovod's stall inspector names the ranks that are missing.
+Each rank limits the time between its own calls of `beat`. After that, the rank ends, and the launcher
+(horovodrun, Slurm) or TensorFlow's coordination service ends the others. If a rank dies, collective
+operations of other ranks raise an error at once (Horovod) or after 30 s (multi_worker).
 
-A process that SIGSTOP has stopped cannot end itself, and launchers wait for it without limit. So when the
-other ranks on its host end, they kill the stopped process.
+The ranks of a host kill processes that SIGSTOP has stopped, because launchers wait for them without limit.
 """
 
 import contextlib
@@ -42,7 +40,7 @@ _LOST = (psutil.STATUS_STOPPED, psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
 
 
 class StopSignals:
-    """A context in which SIGTERM or SIGINT requests a stop. A SIGINT after a request interrupts at once.
+    """A context in which SIGTERM or SIGINT requests a stop. A second SIGINT interrupts at once.
 
     Args:
         quiet: whether to print nothing; True on all ranks but the first.
@@ -67,11 +65,11 @@ class StopSignals:
             signal.signal(number, handler)
 
     def agreed(self, ranks: "Ranks") -> bool:
-        """Whether any rank was asked to stop. All ranks call `agreed` together."""
+        """Whether any rank was asked to stop. All ranks call it together."""
         return any(ranks.gather(self.received is not None))
 
     def message(self, step: int) -> str:
-        """Returns the last line of a run that was stopped by a signal to this rank or to another one."""
+        """Returns the last line of a run that was stopped by a signal."""
         by = self.received or "a signal to another rank"
         return f"stopped by {by}; saved after step {step}: run the same command to go on"
 
@@ -86,19 +84,18 @@ class StopSignals:
 class Watchdog:
     """Limits the time between two calls of `beat` on this rank. All ranks create their watchdogs together.
 
-    The limit applies from the first `beat` on. Only time in which this process runs counts, so a suspended
-    job can continue later.
+    Only time in which this process runs counts, so a suspended job can continue later.
 
     Args:
         ranks: the ranks of the run.
         step_timeout: seconds that a rank may take between two beats; 0: no limit.
         on_loss: what happens if another rank is lost. exit: this process ends with code 1. report: the error
-            of the collective operation propagates (Horovod Elastic continues without the lost rank).
+            of the collective operation propagates.
     """
 
     def __init__(self, ranks: "Ranks", *, step_timeout: float, on_loss: str = "exit") -> None:
         host = socket.gethostname()
-        # The start time distinguishes a process from one with the same pid in another container.
+        # The same pid may also exist in another container.
         processes = ranks.gather([host, os.getpid(), psutil.Process().create_time()])
         names = [f"rank {i} ({name}, pid {pid})" for i, (name, pid, _) in enumerate(processes)]
         self._name, self._alone = names[ranks.rank], len(names) == 1
@@ -135,8 +132,7 @@ class Watchdog:
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
         """Ends this process if only this rank has failed, because other ranks may wait for this process.
 
-        Makes no collective call. Errors that all ranks raise together propagate, and so do all errors in a
-        run with a single process or with on_loss="report".
+        Errors that all ranks raise together propagate, and so do all errors of a single process.
         """
         self._closing.set()
         self._thread.join()
@@ -149,7 +145,7 @@ class Watchdog:
         if isinstance(error, UserError):
             _end(f"error: {error}")
         if error and is_lost_rank(error):
-            # Waits, because connections of a killed process close a moment before its status changes.
+            # Connections of a killed process close a moment before its status changes.
             deadline = time.monotonic() + NAMING_SECONDS
             while self._neighbours and not lost and time.monotonic() < deadline:
                 time.sleep(0.05)
@@ -161,7 +157,7 @@ class Watchdog:
     def _watch(self) -> None:
         beats, waited = 0, 0.0
         while not self._closing.wait(TICK):
-            # Counts ticks instead of time, because a suspended process has no ticks.
+            # A suspended process has no ticks.
             waited = waited + TICK if self._beats == beats else 0.0
             beats = self._beats
             if not self._limit or waited < self._limit:
@@ -169,7 +165,7 @@ class Watchdog:
             lost, killed = self._kill_stopped()
             if killed and not self._exits:
                 waited = 0.0
-                continue  # Horovod Elastic notices that the killed ranks are gone, and continues without them
+                continue  # Horovod Elastic continues without the killed ranks
             faulthandler.dump_traceback(file=2)
             why = "if it waits for another rank, see the stacks of that rank"
             why = f"{lost} is stopped or dead" if lost else why
@@ -177,7 +173,7 @@ class Watchdog:
             _end(f"error: {self._name}, {self._at}, made no progress for {limit}: {why}; {CONTINUE}")
 
     def _kill_stopped(self) -> tuple[str, bool]:
-        """Kills stopped ranks of this host. Returns the names of lost ranks, and whether any was stopped."""
+        """Kills stopped ranks of this host; returns the lost ranks' names, and if any was stopped."""
         lost, stopped = [], False
         for name, process in self._neighbours.items():
             status = psutil.STATUS_DEAD
@@ -192,7 +188,7 @@ class Watchdog:
 
 
 def _end(text: str) -> None:
-    """Prints the text and ends the process at once; with sys.exit, libraries would wait for other ranks."""
+    """Prints the text and ends the process at once."""
     _print(text)
     sys.stdout.flush()
     os._exit(1)

@@ -1,7 +1,6 @@
 """Saves and loads weights files in Keras' format, completely or not at all, with metadata and a checksum.
 
-Keras itself overwrites files in place, so a kill or a full disk also destroys the old file. Keras also loads
-a damaged `.weights.h5`, or a file with layers that the model does not have, without an error.
+Keras itself overwrites files in place, and loads a damaged `.weights.h5` without an error.
 """
 
 import hashlib
@@ -26,15 +25,15 @@ if TYPE_CHECKING:
 BEST = "best.weights.h5"
 LAST = "last.weights.h5"
 
-# A weights file ends with _SEAL and the SHA-256 of all bytes before _SEAL. HDF5 readers, also Keras', ignore
-# bytes after their own data. The hash is checked before HDF5 opens the file: a damaged file can crash HDF5.
+# A weights file ends with _SEAL and the SHA-256 of all bytes before _SEAL, which HDF5 readers ignore. The hash
+# is checked before HDF5 opens the file: a damaged file can crash HDF5.
 _SEAL = b"\nsha256="
 _SEAL_BYTES = len(_SEAL) + 64
 _HEADER = "detection_metadata"  # an HDF5 dataset, because HDF5 attributes are limited to 64 KB
 
 
 def save(model: "keras.Model", path: str | os.PathLike, metadata: Mapping[str, Any]) -> None:
-    """Writes the model's weights in Keras' own format, atomically, with metadata and a checksum inside.
+    """Writes the model's weights in Keras' own format, with metadata and a checksum inside.
 
     Args:
         model: a built model.
@@ -45,7 +44,7 @@ def save(model: "keras.Model", path: str | os.PathLike, metadata: Mapping[str, A
         OSError: the file could not be written; an older file at `path` is kept.
     """
     header = json.dumps({"metadata": dict(metadata), "weights": _manifest(model)}).encode()
-    # Upper bound of the file size: the values, and a generous HDF5 overhead for each weight.
+    # Upper bound of the file size.
     values = sum(4096 + weight.value.dtype.size * math.prod(weight.shape) for weight in model.weights)
 
     def write(temporary: pathlib.Path) -> None:
@@ -65,7 +64,7 @@ def save(model: "keras.Model", path: str | os.PathLike, metadata: Mapping[str, A
 
 
 def load(model: "keras.Model", path: str | os.PathLike) -> dict[str, Any]:
-    """Loads weights from a file of `save` into a model. The model must have the structure of the saved one.
+    """Loads weights from a file of `save` into a model of the same structure.
 
     Returns:
         The metadata.
@@ -83,7 +82,7 @@ def load(model: "keras.Model", path: str | os.PathLike) -> dict[str, Any]:
 
 
 def read_metadata(path: str | os.PathLike) -> dict[str, Any]:
-    """Reads a weights file's metadata. UserError: the file is missing, damaged or not of this project."""
+    """Reads a weights file's metadata. UserError: it is missing, damaged or not of this project."""
     return _read_header(path)["metadata"]
 
 
@@ -115,7 +114,7 @@ def download(address: str, name: str, checksum: str | None = None) -> str:
     Raises:
         UserError: the file cannot be downloaded, or its checksum is wrong.
     """
-    import keras  # not at the top, because tools/describe_weights.py works without Keras
+    import keras  # tools/describe_weights.py works without Keras
 
     try:
         return keras.utils.get_file(name, address, cache_subdir="models", file_hash=checksum)
@@ -130,8 +129,7 @@ def download(address: str, name: str, checksum: str | None = None) -> str:
 def _manifest(model: "keras.Model") -> list[list[Any]]:
     """Returns [path, name, shape] of every weight, in order, to compare a file with a model.
 
-    The comparison uses the name ("kernel") and the shape. The path ("dense_1/kernel") is only for messages,
-    because layers without explicit names get different paths in each model of a process.
+    The path is only for messages: it differs between the models of a process.
     """
     return [[weight.path, weight.name, list(weight.shape)] for weight in model.weights]
 
@@ -149,7 +147,7 @@ def _read_header(path: str | os.PathLike) -> dict[str, Any]:
 
 
 def reason(error: Exception) -> str:
-    """Returns one line about the error, without the lines that h5py and TensorFlow add on their internals."""
+    """Returns one line about an error of h5py or TensorFlow."""
     number = getattr(error, "errno", None)
     text = os.strerror(number) if number else str(error).strip().splitlines()[0]
     return re.sub(r"\{\{function_node .*?\}\} | \[Op:\w+\]", "", text)
