@@ -50,7 +50,6 @@ class Annotations:
     """The annotations of a data set.
 
     Attributes:
-        label_map: the categories.
         image_ids: int64 (I,), in the order of the file.
         file_names: the path of each image below the image directory; "" if a TFRecord gives no file name.
         image_sizes: int32 (I, 2), (height, width) in pixels.
@@ -59,7 +58,6 @@ class Annotations:
         category_ids: int64 (N,), as in the file; COCO's ids have gaps.
         is_crowd: bool (N,), whether a box marks a crowd.
         areas: float64 (N,), the object's area in square pixels; the box's area if the file has none.
-        origin: name of the source, for messages.
         issues: the faults that the data check fixed or warned about (datacheck.issues.Issue).
     """
 
@@ -275,11 +273,8 @@ def to_annotations(
     """Builds annotations. The boxes of one image keep the order of `objects`.
 
     Args:
-        images: the images of the data set; file names may be "".
         objects: structured array (N,) of dtype OBJECT, as `table_of` returns it.
         image_row: int64 (N,), the index in `images` of each object's image.
-        label_map: the categories of the data set.
-        origin: name of the source, for messages.
     """
     order = np.argsort(image_row, kind="stable")
     boxes, areas = objects["bbox"][order], objects["area"][order]

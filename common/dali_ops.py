@@ -66,7 +66,6 @@ def order(training: bool, seed: int, *, in_container: bool = False) -> dict[str,
 
     Args:
         training: True: images are shuffled and repeat without end. False: each rank reads its shard in order.
-        seed: seed of the shuffling.
         in_container: True for containers such as TFRecords, which DALI shuffles by file and in a buffer.
     """
     if not training:
@@ -143,8 +142,6 @@ def resize(
         size: int32 (2,), the new height and width.
         mirrored: int32 (), 1 to flip the image horizontally; None: never flip.
         antialias: True: average all pixels that an output pixel covers; False: use at most four of them.
-        interpolation: DALI's interpolation type.
-        api: the API that `images` belongs to.
     """
     if mirrored is not None:  # fn.resize mirrors if the width is negative
         size = api.ops.stack(api.part(size, 0), api.part(size, 1) * (1 - 2 * mirrored))
@@ -167,7 +164,6 @@ def place(
         top_left: int32 (2,), the row and column of the image's first pixel on the canvas.
         image_size: (height, width) of the canvas, int32.
         fill: the canvas' colour, one number for all channels or one number per channel.
-        api: the API that `images` belongs to.
 
     Returns:
         (height, width, C), the dtype of `images`.

@@ -169,8 +169,6 @@ class Opener:
         Args:
             images, annotations, file_pattern: values of the split's flags.
             input_type: "coco" or "tfrecord"; None: the format whose flags are given.
-            label_map: value of --label_map.
-            policy: what to do about images that cannot be used.
             split: "train", "eval" or "", the prefix of the flags in messages.
 
         Raises:
@@ -203,7 +201,6 @@ class Opener:
         """Opens the training and the evaluation data; the second is None if `evaluation` has no values.
 
         Args:
-            train, evaluation: values of the data flags.
             names: the argument `split` of `open_source` for each of the two.
             options: other arguments of `open_source`.
 
@@ -230,8 +227,6 @@ class Opener:
         """Opens and logs the training data and the evaluation data (None if not given) of train.py.
 
         Args:
-            a: the flags.
-            num_replicas: number of devices that train.
             max_instances: largest number of boxes that are kept per image.
 
         Raises:
@@ -249,7 +244,6 @@ class Opener:
         """Opens and logs the evaluation data of eval.py.
 
         Args:
-            a: the flags, common.args.EvalArgs.
             label_map: the classes that the network was trained on.
 
         Raises:

@@ -37,7 +37,6 @@ def override(config: Config, spec: str | None, only: Collection[str] | None = No
     """Returns `config` with the fields named in `spec` replaced.
 
     Args:
-        config: a frozen dataclass instance.
         spec: `key=value,key=value`, the path of a YAML mapping, or None. Values may contain commas:
             `aspect_ratios=1.0,2.0,0.5`. Semicolons separate rows: `masks=0,1,2;3,4,5`.
         only: the fields that may be changed here; None: all.
@@ -69,7 +68,6 @@ def resolve(config: Config, a: Any, preset: Mapping[str, Any] | None = None) -> 
     """Returns the config of a run: `config`, changed by a preset, --hparams and flags, in this order.
 
     Args:
-        config: the model's config, a frozen dataclass.
         a: the flags. A flag with a field's name sets the field, unless the flag is None or "".
         preset: name -> value of fields that the preset changes.
 
@@ -86,7 +84,6 @@ def replace(config: Config, values: Mapping[str, Any], *, strict: bool = True) -
     """Calls `dataclasses.replace`. UserError if a value does not fit its field or fails the config's checks.
 
     Args:
-        config: a frozen dataclass instance.
         values: field name -> new value; image_size in any form that `parse_image_size` takes.
         strict: if False, text is converted to the type of its field.
     """

@@ -215,7 +215,6 @@ def make_loader(
     Args:
         classes: the app's loader classes, with the names dali, tensorflow and synthetic.
         pipeline_type: one of args.PIPELINE_TYPES; UserError for dali_gpu without a GPU.
-        device_id: the GPU of this rank, if there is one.
         num_threads, options: arguments of the app's loader.
     """
     pipeline_type = resolve_type(pipeline_type)

@@ -99,9 +99,6 @@ def suppress(
         method: hard, gaussian or diou: see the top of this file.
         max_detections: D, the largest number of detections per image.
         score_threshold: 0 or more. Candidates with this score or less, also after suppression, are dropped.
-        iou_threshold: threshold of hard and diou.
-        sigma: parameter of gaussian.
-        beta: exponent of diou.
 
     Raises:
         ValueError: an unknown method.

@@ -35,7 +35,6 @@ class Bar:
 
     Args:
         title: name of the task, one or two words.
-        total: number of steps.
         done: number of steps that were done in an earlier session.
     """
 

@@ -49,7 +49,6 @@ class RecordFile:
     """The offsets of the records in a file.
 
     Attributes:
-        path: the file.
         size: size of the file in bytes.
         mtime_ns: time when the file was written.
         digest: SHA-256 (hex) of spans and checksums.
@@ -189,7 +188,6 @@ def ensure_index(file: str, spans: np.ndarray) -> tuple[str, str | None]:
     """Makes a file's index if it is missing or wrong; in the cache directory, if the file's is not writable.
 
     Args:
-        file: the record file.
         spans: offset and size of each record in this file.
 
     Returns:

@@ -38,9 +38,7 @@ def load_coco(
     reach outside their image or have no area are accepted and reported. A negative side is an error.
 
     Args:
-        json_path: path of the json.
         images_dir: the directory that `file_name` is relative to; if None, image files are not checked.
-        policy: what to do with images that cannot be used.
 
     Returns:
         The annotations; with on_bad_image="skip", only those of usable images. Their attribute `issues` lists
@@ -140,7 +138,6 @@ def _check_references(objects: _Objects, kind: str, known: np.ndarray, issues: I
     """Reports annotations whose image or category does not exist.
 
     Args:
-        objects: the annotations.
         kind: the kind of issue to report, "unknown-image" or "unknown-category".
         known: int64 (K,), the ids of all images or categories; NONE replaces an invalid id.
         issues: receives the unknown references.

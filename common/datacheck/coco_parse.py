@@ -51,7 +51,6 @@ def parse(path: str, issues: Issues) -> dict[str, list | None]:
     """Reads and decodes a COCO json.
 
     Args:
-        path: path of the json.
         issues: receives file-*, json-*, repeated-key, missing-key, wrong-type, box-length, box-not-finite.
 
     Returns:

@@ -43,7 +43,6 @@ class CheckedOpener(plain.Opener):
         Args:
             pattern: glob of the record files.
             label_map: file with the categories; default: the `<prefix>.label_map.json` of tools/convert.py.
-            policy: what to do with images that cannot be used.
         """
         import_tensorflow()  # takes seconds
         from common.datacheck import tfrecord
@@ -112,8 +111,6 @@ def explain(error: Exception, source: Source | None, pipeline_type: str) -> User
     """Logs the error of a loader, then decodes all images to find those that caused it.
 
     Args:
-        error: the exception that the loader raised.
-        source: the data set that the loader was reading.
         pipeline_type: the loader's type, for example dali_cpu.
 
     Returns:

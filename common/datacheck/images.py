@@ -161,7 +161,6 @@ class _Entry(msgspec.Struct, gc=False, array_like=True):
     Attributes:
         state: size, mtime and ctime in ns, inode number. None if the result is not cached.
         decoded: whether all pixels were decoded, or the header has a fault.
-        facts: the result of the check.
     """
 
     state: tuple[int, int, int, int] | None
@@ -252,7 +251,6 @@ def check_files(
     """Inspects image files (`inspect_files`) and compares them with the annotations (`check_images`).
 
     Args:
-        images_dir: the directory of the images.
         images: the I images of the annotations; `file_name` is "" if it is missing.
         describe: i -> the name of image i for messages.
         issues: receives errors and warnings; its policy sets how images are checked.
@@ -281,7 +279,6 @@ def check_images(
         facts: the facts about I images; None for an image whose fault is already reported.
         images: the same images in the annotations. Unknown sizes are 0, unknown file names are "".
         describe: i -> the name of image i for messages, for example `image 12 ('a.jpg')`.
-        issues: receives errors and warnings.
 
     Returns:
         bool (I,), whether each image can be decoded.

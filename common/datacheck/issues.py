@@ -217,7 +217,6 @@ class Issues:
         """Adds an offender for each key that is repeated, except "" and -1, which replace invalid keys.
 
         Args:
-            kind: the kind of issue.
             what: the word before the key in messages, for example "image".
             keys: the key of each row.
             name: row -> the name of the row for messages.

@@ -160,9 +160,7 @@ def open_records(
     The data are read once, and the result is cached until the files change.
 
     Args:
-        files: the record files.
         label_map: the categories of the ids in the records.
-        policy: what to do with images that cannot be used.
 
     Raises:
         DataError: the files have errors that would make training wrong. The message lists all of them.
@@ -219,7 +217,6 @@ def _lay_out(
     """Selects the files and spans that DALI reads; writes missing indexes and completed copies.
 
     Args:
-        walked: the user's files.
         counts: int64 (R,), the number of objects in each record of these files.
         is_usable: bool (R,), whether the record is read.
         lacking: bool (R,), whether the record must be completed first.

@@ -196,8 +196,6 @@ def check(examples: Sequence[Example], label_map: LabelMap, issues: Issues) -> t
     """Checks the ids, boxes and images of the parsed records, and makes annotations from them.
 
     Args:
-        examples: the parsed records of all files.
-        label_map: the categories.
         issues: receives errors in ids, boxes and images.
 
     Returns:

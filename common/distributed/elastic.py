@@ -35,7 +35,6 @@ def run(train: Callable[[Any, Hooks], Any], a: Any) -> Any:
 
     Args:
         train: an app's `train`. Its hook `on_epoch` lets new hosts join after an epoch is saved.
-        a: the flags, a frozen dataclass.
 
     Returns:
         The result of `train`.

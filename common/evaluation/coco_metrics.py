@@ -115,7 +115,6 @@ def score(
             (default: width times height) may be missing. The dict is not changed.
         detections: COCO results: image_id, category_id, bbox (ltwh, pixels), score. The list may be empty.
             Detections of categories that are not in the ground truth are ignored.
-        coco_backend: "pycocotools" or "faster".
 
     Raises:
         UserError: the ground truth has no boxes except crowds; or the backend is not installed.

@@ -42,10 +42,7 @@ def evaluate_weights(
     """Evaluates weights on the evaluation data; prints and writes the result.
 
     Args:
-        a: the flags.
-        open_detector, make_loader: functions of the app.
         open_source: (flags, trained classes) -> the evaluation data.
-        explain: see `evaluate.predict`.
         report_errors: writes the files of --errors and returns a text to print.
 
     Returns:
@@ -80,10 +77,7 @@ def infer(
     """Detects objects in images or a video; draws and writes the results.
 
     Args:
-        a: the flags.
-        open_detector, make_loader: functions of the app.
         open_images: opens and checks the images of --images.
-        explain: see `evaluate.predict`.
 
     Returns:
         The detections in COCO results format.
@@ -110,11 +104,7 @@ def _loader_options(a: EvalArgs | InferArgs) -> dict[str, Any]:
 class Job:
     """One run of infer.py: opens the images or the video, and writes the results.
 
-    Args:
-        a, open_images: see `infer`.
-
     Attributes:
-        source: the data source for the loader.
         pipeline_type: --pipeline_type, or "tensorflow" for a video.
         categories: the categories of --image_info or, for a --submission, of --annotations; else None.
 
@@ -184,7 +174,6 @@ class Job:
 
         Args:
             found: COCO results; image_id is the index of an image in the source.
-            label_map: the trained classes.
         """
         a = self._a
         results = [result | self._about[result["image_id"]] for result in found]

@@ -90,8 +90,6 @@ def save_batch(
         images: uint8 (B, H, W, 3).
         boxes: float (B, N, 4), ltrb normalised.
         classes: int (B, N), 0-based; -1 in the padding.
-        names: the name of each class.
-        path: a .png file.
     """
     height, width = images.shape[1:3]
     boxes_px = boxes * np.array([width, height, width, height], np.float32)
@@ -138,7 +136,6 @@ def pr_curves(curves: Mapping[str, Sequence[float]], path: str | os.PathLike) ->
 
     Args:
         curves: class name -> 101 precisions at the recalls 0, 0.01 .. 1.
-        path: a .png file.
     """
     figure = _new_figure()
     axes = figure.add_subplot()
@@ -160,7 +157,6 @@ def loss_curves(rows: Sequence[Mapping[str, Any]], path: str | os.PathLike) -> N
 
     Args:
         rows: rows with the key "epoch". AP, AP50 and columns that end in `loss` are drawn.
-        path: a .png file.
     """
     names = list(dict.fromkeys(name for row in rows for name, value in row.items() if value != ""))
     losses, scores = [n for n in names if n.endswith("loss")], [n for n in names if n in ("AP", "AP50")]

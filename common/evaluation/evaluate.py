@@ -49,10 +49,7 @@ def predict(
     """Detects objects in each of the loader's images exactly once. All ranks call `predict` together.
 
     Args:
-        detect: the function that the app's make_detect returned.
         loader: an evaluation loader of this rank's shard: shard_id is the rank, num_shards the world size.
-        label_map: the trained classes.
-        title: title of the progress bar.
         ranks: the ranks that detect together; by default only this process.
         on_batch: called after every batch, equally often on all ranks, also after an error. If it raises, it
             must raise on all ranks after the same batch.
@@ -123,11 +120,8 @@ def evaluate(
     """Detects objects in the loader's images and computes metrics. All ranks call `evaluate` together.
 
     Args:
-        detect: the function that the app's make_detect returned.
         loader: an evaluation loader of this rank's shard, whose source has annotations.
-        label_map: the trained classes.
         ranks: the ranks that detect together; by default only this process.
-        coco_backend: see coco_metrics.score.
         options: the arguments `explain` and `on_batch` of `predict`.
 
     Returns:

@@ -49,7 +49,6 @@ def make_detect(run: Run, to_pixels: Callable[[tf.Tensor], tf.Tensor]) -> Callab
     The detector gets the size of the resized image instead of the original one: the letterbox is the same.
 
     Args:
-        run: the function that `open_runner` returned.
         to_pixels: normalised images of the app's loader -> uint8.
     """
 

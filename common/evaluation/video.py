@@ -25,9 +25,7 @@ class VideoSource(Source):
     """The frames of one video, in order, for the tf.data loader.
 
     Args:
-        path: path of the video.
         num_frames: number of frames that can be decoded.
-        frame_rate: frames per second.
         height, width: size of the decoded frames in pixels.
     """
 

@@ -39,8 +39,6 @@ class Checkpoints:
 
     Args:
         directory: the run directory; None on all ranks but rank 0.
-        ranks: the ranks of the run.
-        model: a built model.
         optimizer: an optimizer that is built for all variables that are ever trained.
         averaged: the moving averages of the model's weights.
         metadata: the metadata of the weights files and the flags, for the manifest.

@@ -75,10 +75,8 @@ def transfer(
     spelling).
 
     Args:
-        model: the model to initialise.
         source: path of a weight -> its values.
         rows: which weights have a value for each class.
-        label_map: the model's classes.
         source_names: the class names of `source` by class index; "" for an unused index.
         origin: name of the source with which messages begin, for example "--init_from=runs/mine".
 
@@ -115,9 +113,6 @@ def set_initial_weights(
     """Loads --init_from on rank 0 of a new run (`Run` then broadcasts the weights), and freezes layers.
 
     Args:
-        a: the flags.
-        ranks: the ranks of the run.
-        resumed: whether the run continues from a checkpoint.
         model: the model, with all layers trainable.
         init_from: path of a file -> loads its weights into the model and returns a report.
 
@@ -152,7 +147,6 @@ def freeze(model: keras.Model, pattern: str) -> str:
     """Freezes the layers whose names match: weights do not train, and batch norms keep their statistics.
 
     Args:
-        model: a built model.
         pattern: a regular expression that is searched for in the names of the layers.
 
     Returns:
@@ -182,7 +176,6 @@ def _copy_rows(
 
     Args:
         own, source: arrays (..., anchors x (first + C)); the number of classes C may differ.
-        rows: the layout of the last axis.
         places: the index in `source` of each class of `own`; None for a new class.
     """
     nothing_fits = not rows.first and all(place is None for place in places)

@@ -54,8 +54,6 @@ def open_splits(
     """Opens and checks the data, first on one rank per host. The others then use its caches.
 
     Args:
-        a: the flags.
-        ranks: the ranks of the run.
         open_datasets: `open_datasets` of common/datacheck/datasets.py.
         max_instances: number of boxes per image that are kept.
         synthetic_classes: number of classes of synthetic data.
@@ -98,7 +96,6 @@ def open_loader(
 
     Args:
         classes: the loader classes of the app, see make_loader.
-        a, ranks, config, data: flags, ranks, config and data of the run.
         training: whether to open the training loader or the evaluation loader.
         device_index: index in `ranks.local_replicas`.
         of_epoch: further arguments of the loader, from the app's `epoch_kwargs`.

@@ -57,11 +57,9 @@ def make(
     """Makes the metadata of a model in memory; each app's model_metadata.py supplies the first two arguments.
 
     Args:
-        app: "efficientdet" or "yolov4".
         describe: config -> a dict of `anchors` (what box outputs are relative to) and `preprocessing` (how
             pixels are processed before the network), as text and numbers.
         config: the present config of the model, a dataclass.
-        label_map: the trained classes.
         num_classes: number of class outputs, at least the number of classes in `label_map`.
         source, eval_source: the training and evaluation data, if known.
         recipe: flags of train.py, of which those in RECIPE_FLAGS are kept.
@@ -162,7 +160,6 @@ def differences(saved: Mapping, now: Mapping, words: tuple[str, str] = ("saved",
     """Returns a line, such as `config.nms_iou: saved 0.5, now 0.6`, for each field whose two values differ.
 
     Args:
-        saved, now: the two metadata to compare.
         words: the words before the two values in each line.
     """
     before, after = fields(saved), fields(now)

@@ -47,8 +47,6 @@ class EpochLog:
     sum if the name begins with "boxes_".
 
     Args:
-        title: title of the progress bar.
-        steps: number of steps in the epoch.
         done: number of steps that were done before the run was stopped.
         totals: what the method `totals` returned before the stop; {} at the start of an epoch.
     """
@@ -65,7 +63,6 @@ class EpochLog:
 
         Args:
             step: number of the step in the epoch, from 1.
-            values: scalars of the step.
             finite: whether the step was taken; False if it was skipped.
         """
         taken = tf.cast(finite, tf.float32)
@@ -178,8 +175,6 @@ class Results:
         """Saves the batch of a skipped step and the present weights; all ranks call it together.
 
         Args:
-            ranks: the ranks of the run.
-            step: number of the step.
             images, targets: the batch of one replica; None on ranks that do not have this batch.
 
         Returns:

@@ -51,15 +51,12 @@ class Run:
     """One training run. A new Run claims the directory and restores the newest checkpoint, if there is one.
 
     Args:
-        a: the flags.
-        ranks: the ranks of the run.
         model: a built model with initial weights, in which the layers of --freeze are already frozen.
         optimizer: an optimizer that is built for all variables that are ever trained.
         hooks: functions to call after steps and epochs, for elastic training and the dry run.
         ema_decay: see AveragedWeights.
         identity: the identity of the run, as run_directory.check has compared it.
         metadata: metadata of the weights files, with "eval_data" if there are evaluation data.
-        feed: supplies the training batches.
         explain: error of a loader -> the UserError that names the images.
         show_batch: (images, targets, path=path) -> writes a picture of the first batch; returns one line.
 

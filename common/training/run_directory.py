@@ -8,8 +8,8 @@
                               moving statistics; written by tf.train.Checkpoint, like state.*
         SHA256SUMS            written last; `sha256sum -c` reads it
 
-The newest checkpoint is the one that was saved last, at any step. If a step is saved again, the new checkpoint
-gets another directory: 00001200.7 for the seventh save of the run.
+The newest checkpoint is the one that was saved last, at any step. If a step is saved again, the new
+checkpoint gets another directory: 00001200.7 for the seventh save of the run.
 """
 
 import dataclasses
@@ -115,8 +115,6 @@ def check(a: Args, ranks: "Ranks", identity: Identity) -> bool:
     All ranks call it together. Only rank 0 reads the directory, so hosts need not share a disk.
 
     Args:
-        a: the flags.
-        ranks: the ranks of the run.
         identity: the identity of the run. Values in MAY_CHANGE may differ from the last session.
 
     Raises:
@@ -205,7 +203,6 @@ def newest(directory: pathlib.Path, *, boundary: bool = False) -> pathlib.Path |
     """Returns the newest undamaged checkpoint; None if the directory has no checkpoints.
 
     Args:
-        directory: the directory of the checkpoints.
         boundary: whether to consider only checkpoints that were saved between two epochs.
 
     Raises:

@@ -55,7 +55,6 @@ def guarded_step(
     """Returns the compiled training step, which applies its gradients only if everything is finite.
 
     Args:
-        ranks: the ranks of the run.
         gradients_of: (images, targets) -> the gradients, averaged over the replicas, and float scalars of
             this replica, including "loss". It runs on every replica.
         update: applies the gradients, on every replica.
@@ -123,7 +122,6 @@ class StepGuard:
     A check waits for the device. So on a GPU, LOOK_EVERY steps are checked together.
 
     Args:
-        ranks: the ranks of the run.
         limit: number of consecutive steps that may be skipped; one more ends the run.
         save_batch: (step, images, targets) -> path of the file with the batch. For the first of consecutive
             skipped steps, all ranks call it; ranks without the bad batch pass None for images and targets.

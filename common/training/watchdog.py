@@ -87,7 +87,6 @@ class Watchdog:
     Only time in which this process runs counts, so a suspended job can continue later.
 
     Args:
-        ranks: the ranks of the run.
         step_timeout: seconds that a rank may take between two beats; 0: no limit.
         on_loss: what happens if another rank is lost. exit: this process ends with code 1. report: the error
             of the collective operation propagates.
@@ -118,7 +117,6 @@ class Watchdog:
 
         Args:
             doing: name of the work that begins, in one word.
-            epoch, step: present epoch and step.
             at_least: limit in seconds for this work, if that is longer than `step_timeout`.
         """
         self._at = f"{doing}, epoch {epoch}, step {step}"

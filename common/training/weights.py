@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 BEST = "best.weights.h5"
 LAST = "last.weights.h5"
 
-# A weights file ends with _SEAL and the SHA-256 of all bytes before _SEAL, which HDF5 readers ignore. The hash
+# A weights file ends with _SEAL and the SHA-256 of all bytes before _SEAL. HDF5 readers ignore both. The hash
 # is checked before HDF5 opens the file: a damaged file can crash HDF5.
 _SEAL = b"\nsha256="
 _SEAL_BYTES = len(_SEAL) + 64
@@ -36,7 +36,6 @@ def save(model: "keras.Model", path: str | os.PathLike, metadata: Mapping[str, A
     """Writes the model's weights in Keras' own format, with metadata and a checksum inside.
 
     Args:
-        model: a built model.
         path: a path that ends in `.weights.h5`.
         metadata: a dict of JSON values, for example the label map and the config.
 
@@ -107,8 +106,6 @@ def download(address: str, name: str, checksum: str | None = None) -> str:
     """Downloads a public file to ~/.keras/models/NAME, if that file is missing; returns the path.
 
     Args:
-        address: URL of the file.
-        name: file name of the copy.
         checksum: MD5 or SHA-256 of the file in hexadecimal digits; None if none is published.
 
     Raises:
