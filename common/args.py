@@ -223,12 +223,9 @@ def define(fv: flags.FlagValues, args_class: type, names: Collection[str] | None
     for field in dataclasses.fields(args_class):
         if names is None or field.name in names:
             define_flag(fv, field.name, field.type, field)
-            fv.register_key_flag_for_module(_group(args_class, field.name), fv[field.name])
-
-
-def _group(args_class: type, name: str) -> str:
-    owners = [c for c in args_class.__mro__ if name in vars(c).get("__annotations__", ())]
-    return "Most used" if name in MOST_USED else vars(owners[-1]).get("group", "Other flags")
+            owners = [c for c in args_class.__mro__ if field.name in vars(c).get("__annotations__", ())]
+            group = "Most used" if field.name in MOST_USED else vars(owners[-1]).get("group", "Other flags")
+            fv.register_key_flag_for_module(group, fv[field.name])
 
 
 def define_flag(fv: flags.FlagValues, name: str, annotation: Any, field: dataclasses.Field[Any]) -> None:

@@ -146,8 +146,7 @@ def from_json(config_type: type[Config], fields: Mapping[str, Any]) -> Config:
 def parse_image_size(text: str | int | tuple[int, int] | list[int]) -> tuple[int, int]:
     """Converts `512`, `"512"` or `"320x640"` (height x width) to (height, width)."""
     joined = "x".join(map(str, text)) if isinstance(text, list | tuple) else str(text).strip()
-    match = re.fullmatch(r"([1-9]\d*)(?:x([1-9]\d*))?", joined)
-    if not match:
+    if not (match := re.fullmatch(r"([1-9]\d*)(?:x([1-9]\d*))?", joined)):
         raise UserError(f"image_size={text!r} is not N or HxW of at least 1 pixel: for example 320x640")
     return int(match[1]), int(match[2] or match[1])
 

@@ -174,9 +174,7 @@ def _parse(record: tf.Tensor, label_map: LabelMap) -> Example:
 
 def refuse_changes(config: Any, published: Any, fields: Sequence[str], done: Collection[str]) -> None:
     """Raises UserError if one of `fields` differs from `published` and is not in `done`."""
-    others = [name for name in fields if name not in done]
-    changed = [name for name in others if getattr(config, name) != getattr(published, name)]
-    if changed:
+    if changed := [n for n in fields if n not in done and getattr(config, n) != getattr(published, n)]:
         given = ", ".join(f"{name}={getattr(config, name)}" for name in changed)
         wanted = ",".join(f"{name}={getattr(published, name)}" for name in changed)
         raise UserError(f"--pipeline_type=tensorflow cannot do {given}: use dali_cpu, or --hparams={wanted}")

@@ -91,8 +91,7 @@ def _load(content: bytes, issues: Issues) -> dict[str, Any]:
     def to_dict(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         found = dict(pairs)
         for key in LISTS if len(found) < len(pairs) else ():
-            count = sum(name == key for name, _ in pairs)
-            if count > 1:
+            if (count := sum(name == key for name, _ in pairs)) > 1:
                 issues.add("repeated-key", f"the file has {count} lists `{key}`")
                 found[key] = ...
         return found

@@ -201,8 +201,8 @@ def _bmp(image: Encoded) -> None:
     layout, *options = arguments if isinstance(arguments, tuple) else (arguments,)
     if decoder != "raw" or layout not in _BMP_LAYOUTS:
         raise unsupported(f"BMP with the layout {layout}, decoder {decoder}")
-    end = start + options[0] * image.facts.height  # options[0] is the number of bytes of a row
-    if image.size < end:
+    # options[0] is the number of bytes of a row
+    if image.size < (end := start + options[0] * image.facts.height):
         raise truncated(f"a BMP of {end} bytes, of which only {image.size} are in the file")
 
 
@@ -229,8 +229,7 @@ def _tiff(image: Encoded) -> None:
     image.is_16_bit = layout[2] == 16
     image.facts.height, image.facts.width = tags[257], tags[256]  # Pillow's size is after rotation
     image.facts.orientation = _valid(tags.get(274))
-    end = max(map(sum, zip(offsets, sizes, strict=True)))
-    if end > image.size:
+    if (end := max(map(sum, zip(offsets, sizes, strict=True)))) > image.size:
         raise truncated(f"a TIFF of at least {end} bytes, of which only {image.size} are in the file")
 
 

@@ -118,7 +118,7 @@ class StrategyRanks(Ranks):
         self.gather(None)  # waits for all: if a worker ends early, the others get an error
 
     def _mean(self, tensors: list[tf.Tensor]) -> list[tf.Tensor]:
-        return _all_reduce("MEAN", tensors)
+        return tf.distribute.get_replica_context().all_reduce("MEAN", tensors)
 
     def _gather_bytes(self, data: np.ndarray) -> list[np.ndarray]:
         """Sums arrays that are 0 outside their rank's part."""
@@ -134,9 +134,9 @@ class StrategyRanks(Ranks):
     @tf.function(input_signature=[tf.TensorSpec([None], tf.int64)])
     def _sum_over_ranks(self, values: tf.Tensor) -> tf.Tensor:
         def sum_on_replica() -> tf.Tensor:
-            replica = tf.distribute.get_replica_context().replica_id_in_sync_group
-            speaks = tf.cast(replica == self.local_replicas[0], tf.int64)
-            return _all_reduce("SUM", speaks * values)
+            replica = tf.distribute.get_replica_context()
+            speaks = tf.cast(replica.replica_id_in_sync_group == self.local_replicas[0], tf.int64)
+            return replica.all_reduce("SUM", speaks * values)
 
         return self.first(self.run(sum_on_replica))
 
@@ -227,7 +227,3 @@ def _wait_for_leader(address: str) -> None:
             if time.monotonic() > deadline:
                 raise UserError(f"TF_CONFIG: worker 0 does not answer at {address} ({error})") from error
         time.sleep(0.2)
-
-
-def _all_reduce(how: str, values: Any) -> Any:
-    return tf.distribute.get_replica_context().all_reduce(how, values)

@@ -9,7 +9,7 @@ The result is the same for any number of ranks and any batch size.
 import itertools
 import operator
 import pathlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -63,14 +63,25 @@ def predict(
             raise the error after they have finished their shards.
     """
     seen: set[int] = set()
-    batches = _detect_batches(detect, loader, explain)
+    batches = loader.iterator()
     results: list[dict[str, Any]] = []
-    problem = None
+    problem: UserError | None = None
     bar = progress.Bar(title, loader.steps_per_epoch)
     for done in range(1, loader.steps_per_epoch + 1):
         if problem is None:
             try:
-                results += coco_metrics.to_results(*next(batches), label_map, seen)
+                try:
+                    images, extra = next(batches)
+                except tf.errors.OpError as error:
+                    raise explain(error, loader.source, loader.pipeline_type) from error
+                boxes, scores, classes, finite = map(np.asarray, detect(images, extra["letterbox"]))
+                ids, sizes = np.asarray(extra["image_ids"]), np.asarray(extra["image_sizes"])
+                if not finite.all():
+                    raise UserError(
+                        f"the network's output for image {ids[~finite][0]} is not finite: the weights are "
+                        "damaged, or training diverged"
+                    )
+                results += coco_metrics.to_results(boxes, scores, classes, ids, sizes, label_map, seen)
             except UserError as error:
                 problem = error
             bar.step()
@@ -86,26 +97,6 @@ def predict(
             f"{loader.size}: check that each rank reads only its own shard"
         )
     return sorted(itertools.chain.from_iterable(parts), key=operator.itemgetter("image_id"))
-
-
-def _detect_batches(
-    detect: Detect, loader: BaseLoader, explain: Explain
-) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray]]:
-    """Yields (boxes, scores, classes, image ids, image sizes) of each batch."""
-    batches = loader.iterator()
-    while True:
-        try:
-            images, extra = next(batches)
-        except tf.errors.OpError as error:
-            raise explain(error, loader.source, loader.pipeline_type) from error
-        boxes, scores, classes, finite = map(np.asarray, detect(images, extra["letterbox"]))
-        image_ids, image_sizes = np.asarray(extra["image_ids"]), np.asarray(extra["image_sizes"])
-        if not finite.all():
-            raise UserError(
-                f"the network's output for image {image_ids[~finite][0]} is not finite: the weights are "
-                "damaged, or training diverged"
-            )
-        yield boxes, scores, classes, image_ids, image_sizes
 
 
 def evaluate(

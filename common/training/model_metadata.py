@@ -119,8 +119,7 @@ def read(path: str | pathlib.Path) -> dict[str, Any]:
     if not path.is_dir() or (path / weights.BEST).exists() or (path / weights.LAST).exists():
         return weights.read_metadata(weights.find(path))
     if (path / run_directory.MANIFEST).exists():
-        problem = run_directory.damage(path)
-        if problem:
+        if problem := run_directory.damage(path):
             raise UserError(f"checkpoint {path} is damaged: {problem}")
         return run_directory.read_manifest(path)
     found = run_directory.newest(path) or run_directory.newest(path / "checkpoints")

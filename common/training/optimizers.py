@@ -133,10 +133,7 @@ class AveragedWeights(tf.Module):
         variable = functools.partial(
             tf.Variable, trainable=False, aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA
         )
-        self._averages = [
-            variable(tf.cast(weight, tf.float32), name=f"average_{index}")
-            for index, weight in enumerate(floats)
-        ]
+        self._averages = [variable(tf.cast(weight, tf.float32), name="average") for weight in floats]
         self._num_updates = variable(0, dtype=tf.int64, name="num_updates")
 
     def update(self, moved: tf.Tensor | bool = True) -> None:

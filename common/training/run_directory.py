@@ -122,8 +122,7 @@ def check(a: Args, ranks: "Ranks", identity: Identity) -> bool:
             flags or data.
     """
     with ranks.raise_on_any_rank():
-        differing = identity.differences(ranks.broadcast_object(identity.values))
-        if differing:
+        if differing := identity.differences(ranks.broadcast_object(identity.values)):
             raise UserError(
                 f"rank {ranks.rank} and rank 0 do not have the same {', '.join(differing)}: give all ranks "
                 "the same flags and the same data"
@@ -181,8 +180,7 @@ def _check_same_run(file: pathlib.Path, identity: Identity, may_change: Collecti
 def _check_free(directory: pathlib.Path, overwrite: bool) -> None:
     """Raises UserError if the directory holds files; with --overwrite, only names in RUN_FILES count."""
     names = sorted(path.name for path in directory.iterdir() if not path.name.startswith("."))
-    in_the_way = [name for name in names if name in RUN_FILES or not overwrite]
-    if in_the_way:
+    if in_the_way := [name for name in names if name in RUN_FILES or not overwrite]:
         raise UserError(
             f"--output_dir={directory} holds files ({', '.join(in_the_way[:3])}), but no run (no run.json): "
             "choose another directory. --overwrite accepts only files whose names no run uses"
@@ -211,8 +209,7 @@ def newest(directory: pathlib.Path, *, boundary: bool = False) -> pathlib.Path |
     """
     found = saved(directory)
     for path in reversed(found):
-        problem = damage(path)
-        if problem:
+        if problem := damage(path):
             progress.log(f"checkpoint {path} is damaged ({problem}): trying the one before it")
         elif not boundary or at_boundary(path):
             return path
@@ -269,9 +266,8 @@ def prune(directory: pathlib.Path, keep: int) -> None:
     """
     found = [path for path in saved(directory) if math.isfinite(_serial(path))]
     staying = {*found[-keep:], *[path for path in found if at_boundary(path)][-1:]}
-    for path in found:
-        if path not in staying:
-            files.remove_directory(path)
+    for path in {*found} - staying:
+        files.remove_directory(path)
 
 
 def remove_newer(path: pathlib.Path) -> None:

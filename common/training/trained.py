@@ -107,8 +107,7 @@ class App:
         weights.load(model, file)
         label_map = LabelMap.from_json(metadata["label_map"])
         now = self.make_metadata(config, label_map, metadata["num_classes"])
-        changed = model_metadata.differences(metadata, now)
-        if changed:
+        if changed := model_metadata.differences(metadata, now):
             log("\n  ".join([f"{file} runs with other settings than it was saved with:", *changed]))
         return model, config, label_map, file
 
