@@ -86,8 +86,9 @@ def write_directory(path: str | os.PathLike, writer: Callable[[pathlib.Path], ob
 
 def remove_directory(path: str | os.PathLike) -> None:
     """Removes a directory. If the process crashes, it is either complete or gone."""
-    with _staged(pathlib.Path(path).parent) as staged:
-        os.replace(path, staged / "old")
+    temporary = tempfile.mkdtemp(prefix=TEMPORARY, dir=pathlib.Path(path).parent)
+    os.replace(path, temporary)  # replaces the empty directory
+    shutil.rmtree(temporary)
 
 
 def remove_unfinished(directory: str | os.PathLike) -> None:

@@ -225,8 +225,7 @@ def look_up(names: list[str], known: Mapping[str, int], origin: str) -> list[int
         UserError: no file is known.
     """
     image_ids = [known.get(name, known.get(os.path.basename(name))) for name in names]
-    left_out = image_ids.count(None)
-    if left_out == len(names):
+    if (left_out := image_ids.count(None)) == len(names):
         raise UserError(f"{origin} lists none of the {len(names)} images, for example not {names[0]!r}")
     log(f"{origin} lists {len(known)} images: {len(names) - left_out} found; {left_out} other files skipped")
     return image_ids
