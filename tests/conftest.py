@@ -156,3 +156,11 @@ def drawn_records(drawn: pathlib.Path, once: Callable) -> pathlib.Path:
         write_tfrecords(annotations, drawn / "images", directory / "drawn", num_shards=3)
 
     return once("records", write) / "drawn"
+
+
+@pytest.fixture(scope="session")
+def fuzzed(tmp_path_factory: pytest.TempPathFactory):
+    """The hundred synthetic images of tests/oracle/fuzzed.py."""
+    from tests.oracle.fuzzed import write_fuzzed_set
+
+    return write_fuzzed_set(tmp_path_factory.mktemp("fuzzed"))

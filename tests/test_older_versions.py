@@ -20,7 +20,6 @@ compared with a tolerance. Three things do not depend on the processor and must 
 images, the learning rates, and the number of boxes that are dropped in each epoch.
 """
 
-import csv
 import json
 import pathlib
 import shutil
@@ -29,6 +28,7 @@ import tarfile
 import numpy as np
 import pytest
 
+from tests.common.training.small_model import rows_of
 from tests.distributed import small_apps
 from tests.fixtures import calculations
 
@@ -96,10 +96,6 @@ def test_a_run_that_was_stopped_in_an_epoch_goes_on_from_the_epoch_before(app, c
     for name in ("epoch", "step", "learning_rate"):
         assert [row[name] for row in rows] == [values[header.index(name)] for values in wanted_rows]
     assert all(float(row["loss"]) > 0 and row["skipped_steps"] == "0" for row in rows)
-
-
-def rows_of(directory: pathlib.Path) -> list[dict[str, str]]:
-    return list(csv.DictReader((directory / "results.csv").read_text().splitlines()))
 
 
 @pytest.mark.slow

@@ -4,7 +4,6 @@ Also tests augmentations.py. tests/apps/test_loaders.py tests the seeds and the 
 """
 
 import dataclasses
-import importlib
 import types
 
 import numpy as np
@@ -22,7 +21,7 @@ COLORS = [(250, 20, 20), (20, 250, 20), (20, 20, 250), (250, 250, 20)]
 
 @pytest.fixture
 def augmentations(app) -> types.ModuleType:
-    return importlib.import_module(f"{app.name}.augmentations")
+    return app.package.augmentations
 
 
 def rectangles(random, height, width, count):

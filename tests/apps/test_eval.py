@@ -18,7 +18,7 @@ from tests.apps.conftest import coco_flags, eagerly, either_app
 from tests.common.training.small_model import full_disk, rows_of
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def evaluation(trained, drawn, command):
     """Gives a function of (output directory, flags) that evaluates the trained network, returning metrics."""
 
@@ -30,10 +30,9 @@ def evaluation(trained, drawn, command):
 
 
 @pytest.fixture(scope="module")
-def evaluated(trained, drawn, command, tmp_path_factory):
+def evaluated(evaluation, tmp_path_factory):
     directory = tmp_path_factory.mktemp("evaluated")
-    data = [*coco_flags(drawn, "eval"), "--pipeline_type=dali_cpu"]
-    command("eval", f"--weights={trained}", f"--output_dir={directory}", *data)
+    evaluation(directory, "--pipeline_type=dali_cpu")
     return directory
 
 

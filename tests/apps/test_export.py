@@ -7,6 +7,7 @@ tensorflow_files.py, onnx_file.py and verify.py of tools/exporting.
 import collections
 import importlib
 import json
+import re
 
 import keras
 import numpy as np
@@ -32,17 +33,17 @@ def decided(app, drawn, source, tmp_path_factory):
 
     If all scores were nearly equal, rounding errors would decide which of two boxes NMS keeps.
     """
-    config = _module(app, "config").get_config(app.model_name)
+    config = app.package.config.get_config(app.model_name)
     config = hparams.override(config, f"{app.tiny},image_size=64x96")
     keras.utils.set_random_seed(0)
-    model = _module(app, "model").build_model(app.model_name, 3, config=config)
+    model = app.package.model.build_model(app.model_name, 3, config=config)
     random = np.random.default_rng(3)
     for weight in model.weights:
         # With initial weights, YOLOv4's features are nearly equal in all cells. Random gammas make them
         # differ. In EfficientDet they differ anyway, and random gammas would add rounding errors.
         if app.name == "yolov4" and weight.path.endswith("bn/gamma"):
             weight.assign(random.uniform(0.5, 3, weight.shape) * random.choice([-1, 1], weight.shape))
-    parts = _module(app, "export_parts").make_exportable(model, config)
+    parts = importlib.import_module(f"{app.name}.export_parts").make_exportable(model, config)
     raw = parts.network(_network_input(parts, drawn))
     for kernel, bias, outputs, is_score in _last_layers(app, model, raw):
         values = np.concatenate([np.asarray(output).reshape(-1, bias.shape[0]) for output in outputs])
@@ -50,13 +51,9 @@ def decided(app, drawn, source, tmp_path_factory):
         kernel.assign(np.asarray(kernel) * gain)
         bias.assign((np.asarray(bias) - values.mean(axis=0)) * gain - np.where(is_score, 1, 0))
     path = tmp_path_factory.mktemp("decided") / "best.weights.h5"
-    metadata = _module(app, "model_metadata").make_metadata(config, source.label_map, 3)
+    metadata = app.package.model_metadata.make_metadata(config, source.label_map, 3)
     weight_files.save(model, path, metadata)
     return path
-
-
-def _module(app, name):
-    return importlib.import_module(f"{app.name}.{name}")
 
 
 def _network_input(parts, drawn):
@@ -126,12 +123,10 @@ def _check_a_cut_file_is_refused(command, drawn, weights, file):
     whole = file.read_bytes()
     for content in (whole[:-5000], whole[:5000]):
         file.write_bytes(content)
-        with pytest.raises(UserError, match=rf"{weights.name} .*(damaged|cannot be opened)") as caught:
-            command("eval", f"--weights={weights}", *coco_flags(drawn, "eval"))
-        assert "\n" not in str(caught.value)
-    images = [f"--images={drawn}/images", f"--output_dir={weights.parent}/found"]
-    with pytest.raises(UserError, match=rf"{weights.name} .*(damaged|cannot be opened)"):
-        command("infer", f"--weights={weights}", *images)
+        images = [f"--images={drawn}/images", f"--output_dir={weights.parent}/found"]
+        for name, data in (("eval", coco_flags(drawn, "eval")), ("infer", images)):
+            said = refusal(command, name, f"--weights={weights}", *data)
+            assert re.search(rf"{weights.name} .*(damaged|cannot be opened)", said)
 
 
 @slow_for("efficientdet")

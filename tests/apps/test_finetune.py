@@ -21,6 +21,7 @@ from common.layers import BatchNormalization
 from common.training import fine_tuning, model_metadata, weights
 from common.training.results import Results
 from tests.apps.conftest import either_app, slow_for
+from tests.common.training.test_fine_tuning import values_of
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 LABELS = LabelMap((5, 7, 8, 9), ("toothbrush", "cow", "car", "emu"))  # the earlier model has no "cat"
@@ -48,10 +49,6 @@ def earlier(app, tmp_path_factory) -> Earlier:
     run.mkdir()
     weights.save(model, run / weights.BEST, app.package.model_metadata.make_metadata(config, LABELS, 4))
     return Earlier(model, run)
-
-
-def values_of(model) -> dict[str, np.ndarray]:
-    return {weight.path: np.array(weight) for weight in model.weights}
 
 
 class Tuned(NamedTuple):

@@ -17,29 +17,11 @@ from tests.apps.conftest import APPS
 from tests.conftest import ROOT
 
 
-def test_the_flags_of_training_are_the_fields_of_args(app):
+def test_the_flags_of_training_are_the_fields_of_args_and_those_of_the_interface(app):
     fv = flags.FlagValues()
     app.package.train.define_flags(fv)
     fields = {field.name: field.default for field in dataclasses.fields(app.package.train.Args)}
     assert {name: fv[name].default for name in fv} == fields
-
-
-def test_help_shows_the_flags(app):
-    program = ROOT / app.name / "infer.py"
-    done = subprocess.run([sys.executable, str(program), "--help"], capture_output=True, text=True)
-    for name in ("--weights", "--images", "--score_threshold", "--pipeline_type"):
-        assert f"  {name}: " in done.stdout, name
-
-
-def test_importing_defines_no_flags():
-    """Both apps have flags of the same names. If imports defined flags, no process could import both apps."""
-    assert "model_name" not in flags.FLAGS
-    assert "weights" not in flags.FLAGS
-
-
-def test_the_flags_of_the_interface_exist(app):
-    fv = flags.FlagValues()
-    app.package.train.define_flags(fv)
     promised = (
         "input_type train_images train_annotations eval_images eval_annotations train_file_pattern "
         "eval_file_pattern label_map pipeline_type model_name image_size num_classes hparams batch_size "
@@ -48,6 +30,12 @@ def test_the_flags_of_the_interface_exist(app):
         "num_threads prefetch"
     )
     assert set(promised.split()) <= set(fv)
+
+
+def test_importing_defines_no_flags():
+    """Both apps have flags of the same names. If imports defined flags, no process could import both apps."""
+    assert "model_name" not in flags.FLAGS
+    assert "weights" not in flags.FLAGS
 
 
 def test_every_help_text_begins_with_the_thing(app):
@@ -64,7 +52,7 @@ def test_help_shows_the_most_used_flags_first(app, command):
     of_flags = done.stdout.partition("\nflags:\n")[2].splitlines()
     headings = [line for line in of_flags if line.endswith(":") and not line.startswith(" ")]
     assert headings[0] == "Most used:"
-    assert done.stdout.partition(headings[0])[2].partition(headings[1])[0].count("\n  --") <= 10
+    assert done.stdout.partition(headings[0])[2].partition(headings[1])[0].count("\n  --") in range(1, 11)
 
 
 def heavy_imports(*command: str) -> set[str]:

@@ -37,15 +37,11 @@ def feed(app, config, source):
             asked = {"device_id": device_index, "count_lost": True, "name_images": True}
             return app.make_loader(pipeline_type, **options, **asked)
 
-        return opened(open_loader)
+        feed = input_feed.InputFeed(Ranks(), open_loader, lambda epochs_done: {})
+        feed.resume(types.SimpleNamespace(find=lambda: None, resharded=False, state={"epoch": 0}))
+        return feed
 
     return run
-
-
-def opened(open_loader) -> input_feed.InputFeed:
-    feed = input_feed.InputFeed(Ranks(), open_loader, lambda epochs_done: {})
-    feed.resume(types.SimpleNamespace(find=lambda: None, resharded=False, state={"epoch": 0}))
-    return feed
 
 
 @pytest.mark.gpu

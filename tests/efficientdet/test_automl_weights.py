@@ -161,12 +161,10 @@ def test_classes_of_another_training_have_no_names(fresh, variables, tmp_path):
 def assert_refused(model, path, message):
     """Asserts that loading fails with one line that names the file, and that no weight changes."""
     before = values_of(model)
-    with pytest.raises(UserError, match=message) as caught:
-        init_from(model, PETS, str(path))
+    said = refusal(init_from, model, PETS, str(path))
     for weight_path, value in values_of(model).items():
         np.testing.assert_array_equal(value, before[weight_path])
-    assert "\n" not in str(caught.value)
-    assert pathlib.Path(path).name in str(caught.value)
+    assert re.search(message, said) and pathlib.Path(path).name in said
 
 
 def test_another_model_is_refused_by_its_first_difference(fresh, files):

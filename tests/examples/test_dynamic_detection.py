@@ -12,16 +12,10 @@ from efficientdet.config import get_config
 from efficientdet.pipeline import EfficientDetPipeline
 from examples import dynamic_detection as example
 from tests.examples.standalone import run_alone
-from tests.oracle.fuzzed import write_fuzzed_set
 from tests.oracle.watched import BATCH, Watched
 
 SIZE = (128, 192)
 COLOR = dict(zip(("brightness", "contrast", "saturation", "hue"), (*example.COLOR, example.HUE), strict=True))
-
-
-@pytest.fixture(scope="module")
-def fuzzed(tmp_path_factory):
-    return write_fuzzed_set(tmp_path_factory.mktemp("fuzzed"))
 
 
 @pytest.fixture(autouse=True)

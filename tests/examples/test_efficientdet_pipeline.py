@@ -10,7 +10,7 @@ from efficientdet.config import get_config
 from efficientdet.pipeline import EfficientDetPipeline
 from examples import efficientdet_pipeline as example
 from tests.conftest import ROOT
-from tests.examples.standalone import run_alone
+from tests.examples.standalone import arrays, assert_same_batch, run_alone
 
 NAME = "efficientdet_pipeline.py"
 BATCH = 10
@@ -48,11 +48,6 @@ def of_app_and_example(data, reader: str, crop: str, seed: int) -> tuple:
     return loader, example.Config(**files, **values, **options), shard
 
 
-def arrays(pipeline) -> list[np.ndarray]:
-    """Returns one batch of a pipeline."""
-    return [np.asarray(output.as_tensor()) for output in pipeline.run()]
-
-
 @pytest.mark.parametrize(
     "seeds", [range(2), pytest.param(range(2, 52), marks=pytest.mark.slow)], ids=["2", "50"]
 )
@@ -63,11 +58,7 @@ def test_batches_are_those_of_the_app(data, reader, crop, seeds):
         loader, config, shard = of_app_and_example(data, reader, crop, seed)
         pipeline = example.make_pipeline(config, *shard)
         for step in range(STEPS):
-            batches = zip(loader.element_spec, arrays(loader.pipeline), arrays(pipeline), strict=True)
-            for name, expected, got in batches:
-                where = f"{name}, seed {seed}, step {step}"
-                assert (got.dtype, got.shape) == (expected.dtype, expected.shape), where
-                assert got.tobytes() == expected.tobytes(), where
+            assert_same_batch(pipeline, loader, f"seed {seed}, step {step}")
 
 
 def test_the_dataset_has_the_batches_by_name(data):

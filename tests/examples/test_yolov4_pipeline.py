@@ -10,7 +10,7 @@ import pytest
 
 from examples import yolov4_pipeline
 from tests.conftest import ROOT
-from tests.examples.standalone import run_alone
+from tests.examples.standalone import arrays, assert_same_batch, run_alone
 from yolov4.config import get_config
 from yolov4.pipeline import YOLOv4Pipeline
 
@@ -22,10 +22,6 @@ VARIANTS = (
     ({"image_size": (160, 64), "letterbox": True, "jitter": 0.1, "hue": 90.0}, (2, 3), "tfrecord"),
     ({"image_size": (64, 128), "max_instances": 1, "saturation": 3.0, "exposure": 1.1}, (0, 2), "coco"),
 )
-
-
-def arrays(pipeline) -> list[np.ndarray]:
-    return [np.asarray(output.as_tensor()) for output in pipeline.run()]
 
 
 @pytest.mark.parametrize(
@@ -43,12 +39,7 @@ def test_batches_are_those_of_the_app(data, mosaic_prob, seeds):
         copied = yolov4_pipeline.Config(**files, **fields, batch_size=BATCH, seed=seed)
         pipeline = yolov4_pipeline.make_pipeline(copied, *shard)
         for step in range(STEPS):
-            for name, expected, got in zip(
-                app.element_spec, arrays(app.pipeline), arrays(pipeline), strict=True
-            ):
-                where = f"{name}, seed {seed}, step {step}"
-                assert (got.dtype, got.shape) == (expected.dtype, expected.shape), where
-                assert got.tobytes() == expected.tobytes(), where
+            assert_same_batch(pipeline, app, f"seed {seed}, step {step}")
 
 
 def test_the_dataset_has_the_batches_by_name_and_all_can_be_off(data):

@@ -50,11 +50,6 @@ def test_every_kind_is_looked_for():
     assert [kind for kind in KINDS if f'"{kind}"' not in sources] == []
 
 
-def test_a_misspelt_kind_is_our_bug():
-    with pytest.raises(KeyError, match="box-negativ"):
-        Issues("x").add_many("box-negativ", 0, [])
-
-
 def test_a_line_names_some_and_counts_all(issues):
     shown = "; ".join(f"annotation {i}" for i in range(SHOWN))
     line = issues["box-negative"].line()

@@ -4,11 +4,8 @@ import dataclasses
 import json
 import re
 
-import pytest
-
 from common.args import Args
 from common.distributed.ranks import Ranks
-from common.errors import UserError
 from common.training import run_directory
 from common.training.run_directory import Identity
 from tests.common.thread_ranks import together
@@ -42,28 +39,25 @@ def test_the_same_run_is_taken_up_again(tmp_path):
 def test_another_run_is_refused_with_what_differs(tmp_path):
     claim(tmp_path, IDENTITY)
     other = {"app": "efficientdet", "config": {"image_size": [640, 512], "momentum": 0.9}, "batch_size": 8}
-    with pytest.raises(UserError) as caught:
-        check(tmp_path, Identity(other))
+    said = refusal(check, tmp_path, Identity(other))
     differences = [
         "batch_size was absent and is now 8",
         "config.image_size was [512, 512] and is now [640, 512]",
         "seed was 0 and is now absent",
     ]
     holds = f"--output_dir={tmp_path} holds another run: {'; '.join(differences)}. Choose another directory, "
-    assert str(caught.value) == f"{holds}or give --overwrite to start anew"
+    assert said == f"{holds}or give --overwrite to start anew"
 
 
 def test_long_values_are_named_and_not_shown(tmp_path):
     claim(tmp_path, Identity({"data": "864dbb" * 11, "seed": 1}))
-    with pytest.raises(UserError, match=r"holds another run: data is not the same\. Choose"):
-        check(tmp_path, Identity({"data": "241152" * 11, "seed": 1}))
+    said = refusal(check, tmp_path, Identity({"data": "241152" * 11, "seed": 1}))
+    assert "holds another run: data is not the same. Choose" in said
 
 
 def test_ranks_with_other_flags_or_data_are_refused(tmp_path):
     def work(ranks):
-        with pytest.raises(UserError) as caught:
-            check(tmp_path, Identity({"data": f"of rank {ranks.rank}", "seed": 1}), ranks)
-        return str(caught.value)
+        return refusal(check, tmp_path, Identity({"data": f"of rank {ranks.rank}", "seed": 1}), ranks)
 
     _, said = together(2, work)
     assert said.startswith("rank 1 and rank 0 do not have the same data: give all ranks the same flags")

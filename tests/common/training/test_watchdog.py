@@ -1,7 +1,6 @@
 """Tests stop signals and the watchdog. The tests' ranks are processes that communicate by files."""
 
 import os
-import pathlib
 import signal
 import subprocess
 import sys
@@ -11,8 +10,8 @@ import pytest
 
 from common.training.watchdog import StopSignals
 from tests.common.thread_ranks import together
+from tests.conftest import ROOT
 
-ROOT = pathlib.Path(__file__).parents[3]
 TIMEOUT = 1.0  # value of --step_timeout in these tests, in seconds
 
 WORKER = r"""
