@@ -44,7 +44,10 @@ def decided(app, drawn, source, tmp_path_factory):
         if app.name == "yolov4" and weight.path.endswith("bn/gamma"):
             weight.assign(random.uniform(0.5, 3, weight.shape) * random.choice([-1, 1], weight.shape))
     parts = importlib.import_module(f"{app.name}.export_parts").make_exportable(model, config)
-    raw = parts.network(_network_input(parts, drawn))
+    pictures = [PIL.Image.open(file).convert("RGB") for file in sorted((drawn / "images").iterdir())]
+    images = [parts.resize(tf.constant(np.asarray(picture)[None])) for picture in pictures]
+    sizes = tf.constant([[picture.height, picture.width] for picture in pictures], tf.int32)
+    raw = parts.network(export_graph.network_input(parts, tf.concat(images, axis=0), sizes))
     for kernel, bias, outputs, is_score in _last_layers(app, model, raw):
         values = np.concatenate([np.asarray(output).reshape(-1, bias.shape[0]) for output in outputs])
         gain = np.where(is_score, 2, 0.3) / values.std(axis=0)
@@ -54,13 +57,6 @@ def decided(app, drawn, source, tmp_path_factory):
     metadata = app.package.model_metadata.make_metadata(config, source.label_map, 3)
     weight_files.save(model, path, metadata)
     return path
-
-
-def _network_input(parts, drawn):
-    pictures = [PIL.Image.open(file).convert("RGB") for file in sorted((drawn / "images").iterdir())]
-    images = [parts.resize(tf.constant(np.asarray(picture)[None])) for picture in pictures]
-    sizes = tf.constant([[picture.height, picture.width] for picture in pictures], tf.int32)
-    return export_graph.network_input(parts, tf.concat(images, axis=0), sizes)
 
 
 def _last_layers(app, model, raw):

@@ -18,14 +18,10 @@ OPS = {  # operators from docs/preprocessing.md; {} stands for the part that var
 SHAPES = {True: "letterbox:64x96,centered=1,fill=127", False: "resize:64x96"}
 
 
-@pytest.fixture(scope="module")
-def directory(tmp_path_factory):
-    return pictures_on_disk.write(tmp_path_factory.mktemp("pictures"))
-
-
 @pytest.mark.parametrize("setting", [True, False])
 @pytest.mark.parametrize("api", ["pipeline", "dynamic"])
-def test_evaluation_and_preprocess_give_the_same_pixels(app, directory, api, setting):
+def test_evaluation_and_preprocess_give_the_same_pixels(app, tmp_path, api, setting):
+    directory = pictures_on_disk.write(tmp_path)
     config = app.package.config.get_config(app.model_name)
     config = dataclasses.replace(config, image_size=(64, 96), **{SETTING[app.name]: setting})
     images = ImageListSource(tuple(str(path) for path in sorted(directory.rglob("*.png"))))

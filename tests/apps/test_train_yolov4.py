@@ -15,11 +15,6 @@ from yolov4.train import make_model
 LABELS = LabelMap((3, 17, 90), ("car", "cat", "toothbrush"))
 
 
-@pytest.fixture
-def config():
-    return dataclasses.replace(get_config("yolov4-nano"), image_size=(64, 96), width=0.25)
-
-
 @pytest.mark.parametrize("app", ["yolov4"], indirect=True, scope="session")
 def test_training_opens_the_loader_without_mosaic(app, tiny_train, tmp_path, monkeypatch):
     opened, make_loader = [], input_feed.make_loader
@@ -36,8 +31,9 @@ def test_training_opens_the_loader_without_mosaic(app, tiny_train, tmp_path, mon
     assert opened == [(5, True), (5, True), (6, False)]  # for first_batch.png and for each epoch
 
 
-def test_several_sizes_and_letterbox_travel_with_the_weights(config, tmp_path):
-    config = dataclasses.replace(config, multi_scale=2.0, letterbox=True)
+def test_several_sizes_and_letterbox_travel_with_the_weights(tmp_path):
+    fields = {"image_size": (64, 96), "width": 0.25, "multi_scale": 2.0, "letterbox": True}
+    config = dataclasses.replace(get_config("yolov4-nano"), **fields)
     trained = make_model(config, 3)
     assert trained.input_shape == (None, None, None, 3)
     weights.save(trained, tmp_path / weights.BEST, make_metadata(config, LABELS, 3))

@@ -54,12 +54,6 @@ def assert_equal(one: list[dict], other: list[dict]) -> None:
             np.testing.assert_array_equal(batch[name], again[name], err_msg=name)
 
 
-def nearest_color(image: np.ndarray) -> np.ndarray:
-    """Returns the index of each pixel's nearest colour, (H, W). Larger indices are grey or padding."""
-    palette = np.array([*COLORS, GREY, (FILL,) * 3])
-    return np.abs(image[:, :, np.newaxis] * 255 - palette).sum(-1).argmin(-1)
-
-
 def find_rectangle(mask: np.ndarray) -> np.ndarray:
     """Returns the bounding box of the pixels in a mask, ltrb in pixels."""
     ys, xs = np.nonzero(mask)
@@ -82,7 +76,8 @@ def count_found(batch: dict[str, np.ndarray]) -> int:
     for image, boxes, classes, count in zip(*rows, strict=True):
         assert (classes[:count] >= 0).all() and (classes[count:] == -1).all() and (boxes[count:] == -1).all()
         assert (boxes[:count] >= 0).all() and (boxes[:count] <= 1).all()
-        nearest = nearest_color(image)
+        palette = np.array([*COLORS, GREY, (FILL,) * 3])
+        nearest = np.abs(image[:, :, np.newaxis] * 255 - palette).sum(-1).argmin(-1)
         inner = painted(image.shape[:2], boxes[:count], classes[:count], -1.5)
         outer = painted(image.shape[:2], boxes[:count], classes[:count], 1.5)
         for index in range(len(COLORS)):

@@ -3,6 +3,8 @@
 The tests of each app check the optimizers with the app's settings.
 """
 
+import functools
+
 import keras
 import numpy as np
 import pytest
@@ -41,10 +43,6 @@ def test_the_last_learning_rate_counts_accumulated_batches():
             assert optimizers.last_learning_rate(optimizer) == expected
 
 
-def make_step(optimizer, variables):
-    return lambda gradients: optimizer.apply(gradients, variables)
-
-
 OPTIMIZERS = [
     (FusedSGD, SGD, {"momentum": 0.9, "gradient_accumulation_steps": 3}),
     (FusedSGD, SGD, {}),
@@ -66,7 +64,7 @@ def test_fused_optimizers_take_the_steps_of_keras(fused, reference, options, com
         variables = [keras.Variable(rng.normal(size=shape).astype("f4")) for shape in [(30, 4), (7,), ()]]
         optimizer = optimizer_class(**({"learning_rate": schedule, "global_clipnorm": 3.0} | options))
         optimizer.build(variables)
-        step = make_step(optimizer, variables)
+        step = functools.partial(optimizer.apply, trainable_variables=variables)
         if compiled:
             step = tf.function(step)
         for _ in range(12):
