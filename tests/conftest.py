@@ -1,4 +1,4 @@
-"""Fixtures for all tests. A fixture of real data skips its tests if the data are missing."""
+"""Fixtures of real data skip their tests if the data are missing."""
 
 import contextlib
 import ctypes
@@ -18,7 +18,7 @@ import PIL.ImageDraw
 import pytest
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # before TensorFlow is imported
-# Tests do not use the user's cache. Their temporary directory is deleted together with this object.
+# Tests do not use the user's cache.
 _CACHE = tempfile.TemporaryDirectory(prefix="detection-tests-")
 os.environ["XDG_CACHE_HOME"] = _CACHE.name
 
@@ -73,20 +73,19 @@ def _real(name: str) -> pathlib.Path:
 
 @pytest.fixture(scope="session")
 def once(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Callable:
-    """Gives once(name, make), which returns a directory that make(directory) has filled.
+    """Gives once(name, make): a directory that `make` has filled. Tests must not write into it.
 
-    The first test process that calls once(name, make) runs `make`; the other processes wait until `make` has
-    ended. Tests must not write into the directory.
+    Only one of several test processes runs `make`.
     """
     shared = tmp_path_factory.getbasetemp()
-    if hasattr(request.config, "workerinput"):  # one of several test processes
+    if hasattr(request.config, "workerinput"):
         shared = shared.parent
 
     def get(name: str, make: Callable[[pathlib.Path], object]) -> pathlib.Path:
         with (shared / f"{name}.lock").open("a") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             if not os.fstat(lock.fileno()).st_size:  # the lock file is empty until `make` has ended
-                shutil.rmtree(shared / name, ignore_errors=True)  # may be left from a process that failed
+                shutil.rmtree(shared / name, ignore_errors=True)
                 make(shared / name)
                 lock.write("made")
         return shared / name
@@ -96,11 +95,11 @@ def once(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 
 @pytest.fixture(scope="session")
 def drawn(once: Callable) -> pathlib.Path:
-    """A COCO directory of twelve synthetic images, with many special cases that data sets have.
+    """Twelve synthetic images as a COCO directory.
 
-    Category ids with gaps (3, 17, 90), not sorted; image ids with gaps, one above 2**31; no square image. The
-    third image has no objects; the fifth also has a crowd; the seventh has a box that reaches outside, one
-    without area and one wholly outside; the last is a PNG.
+    Category ids 3, 17, 90 and image ids have gaps; one image id is above 2**31. The third image has no
+    objects, the fifth a crowd. The seventh has a box that reaches outside, one without area and one wholly
+    outside. The last is a PNG.
     """
     return once("drawn", _draw)
 
@@ -132,7 +131,7 @@ def _draw(directory: pathlib.Path) -> None:
         images.append({"id": image_id, "file_name": name, "height": height, "width": width})
     for number, annotation in enumerate(annotations, 1):
         annotation["id"] = number
-    random.shuffle(annotations)  # in real data sets, they have any order
+    random.shuffle(annotations)
     categories = [{"id": i, "name": name} for i, name in ((17, "cat"), (3, "car"), (90, "toothbrush"))]
     document = {"images": images, "annotations": annotations, "categories": categories}
     (directory / "instances.json").write_text(json.dumps(document))
@@ -145,7 +144,7 @@ def _annotation(image_id: int, category_id: int, box_ltwh_px: list[float]) -> di
 
 @pytest.fixture(scope="session")
 def drawn_records(drawn: pathlib.Path, once: Callable) -> pathlib.Path:
-    """The synthetic images as three TFRecord files, indexes and label map; returns their path prefix."""
+    """Three TFRecord files, indexes and label map; returns their path prefix."""
 
     def write(directory: pathlib.Path) -> None:
         from common.datacheck.coco import load_coco
@@ -160,7 +159,6 @@ def drawn_records(drawn: pathlib.Path, once: Callable) -> pathlib.Path:
 
 @pytest.fixture(scope="session")
 def fuzzed(tmp_path_factory: pytest.TempPathFactory):
-    """The hundred synthetic images of tests/oracle/fuzzed.py."""
     from tests.oracle.fuzzed import write_fuzzed_set
 
     return write_fuzzed_set(tmp_path_factory.mktemp("fuzzed"))

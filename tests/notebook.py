@@ -19,7 +19,7 @@ from PIL import Image
 
 
 def run_cells(notebook: dict[str, Any], names: dict[str, Any]) -> None:
-    """Runs the code cells in order, with `names` as global variables, and replaces the cells' outputs."""
+    """`names` are the cells' global variables. Replaces the cells' outputs."""
     plt.switch_backend("Agg")
     code = [cell for cell in notebook["cells"] if cell["cell_type"] == "code"]
     for number, cell in enumerate(code, start=1):
@@ -34,7 +34,7 @@ def run_cells(notebook: dict[str, Any], names: dict[str, Any]) -> None:
 
 
 def _figures() -> Iterator[str]:
-    """Yields each open figure as a PNG file of at most 256 colours, in base64. Then closes all figures."""
+    """Yields open figures as PNGs of at most 256 colours, in base64."""
     for number in plt.get_fignums():
         file, small = io.BytesIO(), io.BytesIO()
         plt.figure(number).savefig(file, dpi=100)

@@ -32,13 +32,12 @@ HEAD = "Written by `python tests/reference.py`; a test fails where it is out of 
 
 
 def main() -> None:
-    """Writes both pages."""
     for name, text in pages().items():
         (ROOT / name).write_text(text)
 
 
 def pages() -> dict[str, str]:
-    """Returns the text of each page, {path: text}."""
+    """Returns {path: text}."""
     sections = []
     for program in OF_APPS:
         rows: dict[str, list[str]] = {}  # {row of a table: apps that have this flag}
@@ -58,7 +57,6 @@ def pages() -> dict[str, str]:
 
 
 def flag_rows(program: str) -> list[str]:
-    """Returns the flags of a program as rows of a table, in the order of their definition."""
     module = importlib.import_module(program.removesuffix(".py").replace("/", "."))
     fv = flags.FlagValues()
     define_flags = options.flags_of(module.APP) if program.endswith("bench.py") else module.define_flags
@@ -73,7 +71,6 @@ def flag_rows(program: str) -> list[str]:
 
 
 def config_rows(app: str, name: str) -> list[str]:
-    """Returns the fields of an app's config as rows of a table, with their comments."""
     source = (ROOT / app / "config.py").read_text()
     lines = source.splitlines()
     config = next(n for n in ast.parse(source).body if isinstance(n, ast.ClassDef) and n.name == name)

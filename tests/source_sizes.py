@@ -1,5 +1,3 @@
-"""Counts lines of code of the project's files, and the depth of their imports."""
-
 import ast
 import functools
 import io
@@ -19,7 +17,7 @@ def parse(path: str) -> ast.Module:
 
 
 def depth(path: str, above: tuple[str, ...] = ()) -> int:
-    """Returns the number of files in the longest chain of imports that begins with this file."""
+    """Returns the length of the longest chain of imports."""
     if path not in _depths:
         below = [found for found in imports(path) if found not in above]
         _depths[path] = 1 + max((depth(found, (*above, path)) for found in below), default=0)
@@ -31,7 +29,7 @@ _depths: dict[str, int] = {}
 
 @functools.cache
 def code_lines(path: str) -> int:
-    """Returns how many lines a file has, not counting blank lines, comments and docstrings."""
+    """Blank lines, comments and docstrings do not count."""
     documented: set[int] = set()
     for node in ast.walk(parse(path)):
         if not isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):

@@ -1,5 +1,3 @@
-"""Tests benchmarks/accuracy.py with a stub in place of the training program: files, scores, resuming."""
-
 import json
 
 import yaml

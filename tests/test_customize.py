@@ -1,5 +1,3 @@
-"""Tests that every diff of docs/customize.md applies to a copy of the code, and that its checks then pass."""
-
 import csv
 import json
 import pathlib
@@ -25,7 +23,6 @@ def blocks(section: str, language: str) -> list[str]:
 
 
 def copy(directory: pathlib.Path) -> pathlib.Path:
-    """Copies the product's files that git tracks into the directory, and returns the copy."""
     names = run("git", "ls-files", "-z", *FOLDERS, "pyproject.toml").stdout
     for name in filter(None, names.split("\0")):
         (directory / name).parent.mkdir(parents=True, exist_ok=True)
@@ -46,7 +43,6 @@ def check(directory: pathlib.Path) -> None:
 
 
 def write_csv(data: pathlib.Path) -> None:
-    """Converts the COCO json in `data` to boxes.csv and classes.csv."""
     content = json.loads((data / "instances.json").read_text())
     names = {category["id"]: category["name"] for category in content["categories"]}
     rows = []

@@ -1,9 +1,3 @@
-"""Tests the Dockerfiles, compose.yaml and mpijob.yaml of docker/, as far as this needs no Docker.
-
-docker/build_without_docker.sh builds and tries the CPU image. test_docker_scripts.py tests the scripts that
-run inside an image.
-"""
-
 import os
 import pathlib
 import re
@@ -26,10 +20,7 @@ every_dockerfile = pytest.mark.parametrize("path", DOCKERFILES, ids=lambda path:
 
 
 def stages(path: pathlib.Path) -> list[list[tuple[str, str]]]:
-    """Returns lists of (instruction, arguments): first those before the first FROM, then one for each stage.
-
-    Comments are removed, and continued lines are joined.
-    """
+    """Returns lists of (instruction, arguments): before the first FROM, then for each stage."""
     text = re.sub(r"^\s*#.*\n", "", path.read_text(), flags=re.MULTILINE).replace("\\\n", " ")
     parts: list[list[tuple[str, str]]] = [[]]
     for name, value in (line.split(maxsplit=1) for line in text.splitlines() if line.strip()):
@@ -87,7 +78,6 @@ def test_what_is_copied_is_there_and_no_more(path):
 
 
 def test_the_context_is_what_the_apps_need():
-    """Tests that Docker's build context has only four files and the folders of code: no data and no keys."""
     lines = [line for line in (ROOT / ".dockerignore").read_text().splitlines() if not line.startswith("#")]
     assert lines[0] == "*"
     allowed = {line[1:] for line in lines if line.startswith("!")}
@@ -97,7 +87,6 @@ def test_the_context_is_what_the_apps_need():
 
 
 def test_the_two_images_are_twins():
-    """Tests that the last stages of both Dockerfiles differ only in names and in lines for the GPU."""
     gpu, cpu = (stages(path)[-1] for path in DOCKERFILES)
     for name in ("COPY", "USER", "ENTRYPOINT", "CMD", "WORKDIR"):
         assert of(gpu, name) == of(cpu, name), name
@@ -112,7 +101,6 @@ def test_the_two_images_are_twins():
 
 @every_dockerfile
 def test_make_finds_its_environment_ready(path):
-    """Tests that .ready files are newer than the files they depend on. Otherwise make would install again."""
     last = stages(path)[-1]
     order = [value for name, value in last if name in ("COPY", "RUN")]
     assert order.index("touch .venv/.ready .venv/.horovod") > order.index(". .")
@@ -124,7 +112,6 @@ def test_make_finds_its_environment_ready(path):
 
 
 def test_compose_checks_a_device_before_it_trains():
-    """Tests that a service starts only after the check of its device has passed."""
     for device in ("cpu", "gpu"):
         service, check = COMPOSE["services"][device], COMPOSE["services"][f"check-{device}"]
         for each in (service, check):
@@ -138,11 +125,7 @@ def test_compose_checks_a_device_before_it_trains():
 
 
 def test_the_mpijob_and_the_images_agree():
-    """Tests that user, port and paths are equal in mpijob.yaml, sshd_config and the Dockerfiles.
-
-    kubeflow/mpi-operator (setupSSHOnPod in pkg/controller/mpi_job_controller.go) mounts the job's SSH keys in
-    sshAuthMountPath as id_rsa, id_rsa.pub and authorized_keys. Root owns them, and all users can read them.
-    """
+    """kubeflow/mpi-operator (setupSSHOnPod in pkg/controller/mpi_job_controller.go) mounts the SSH keys."""
     lines = (DOCKER / "sshd_config").read_text().splitlines()
     settings = dict(line.split(maxsplit=1) for line in lines if not line.startswith("#"))
     keys = SPEC["sshAuthMountPath"]
@@ -170,7 +153,6 @@ def test_the_mpijob_and_the_images_agree():
 
 
 def test_no_machine_of_ours_in_them():
-    """Tests that docker/ contains no host name, no address, and no directory of a developer's machine."""
     texts = {path: path.read_text() for path in DOCKER.rglob("*") if path.suffix != ".pyc" and path.is_file()}
     for path, text in [*texts.items(), *((name, PAGES[name]) for name in ("containers", "distributed"))]:
         if "locks" not in pathlib.Path(path).parts:  # versions in locks look like addresses
@@ -179,4 +161,4 @@ def test_no_machine_of_ours_in_them():
         assert not re.search(rf"https?://(?!{known})[\w.-]+\.\w+/", text), path
     for text in (*(texts[DOCKER / name] for name in ("slurm.sh", "mpijob.yaml")), PAGES["distributed"]):
         paths = set(re.findall(r"(?<![\w.$}*\]])(/[a-z]+)(?:/[\w.-]+)+", text))
-        assert paths <= {"/data", "/dev", "/etc", "/home", "/run", "/usr", "/workspace"}  # in an image
+        assert paths <= {"/data", "/dev", "/etc", "/home", "/run", "/usr", "/workspace"}

@@ -1,5 +1,3 @@
-"""Tests docker/healthcheck.sh, docker/entrypoint.sh and docker/build_horovod.sh without Docker."""
-
 import os
 import pathlib
 import signal
@@ -36,7 +34,6 @@ UNHEALTHY = [
 
 @pytest.mark.parametrize("breaks, arguments, said", UNHEALTHY)
 def test_an_environment_that_cannot_train_is_unhealthy(tmp_path, breaks, arguments, said):
-    """Replaces Python by a program that fails in one of healthcheck.sh's three checks, with a reason."""
     python = tmp_path / "python"
     python.write_text(f'#!/bin/sh\nif [ "$1" = {breaks} ]; then echo "the reason"; exit 3; fi\n')
     python.chmod(0o755)
@@ -47,7 +44,6 @@ def test_an_environment_that_cannot_train_is_unhealthy(tmp_path, breaks, argumen
 
 @pytest.mark.parametrize("engines", [1, 0])
 def test_a_run_that_leaves_nothing_is_unhealthy_and_missing_jpeg_engines_are_a_warning(tmp_path, engines):
-    """Stand-ins for TensorFlow and DALI find a GPU. Only one of two cases has the driver's JPEG library."""
     stand_ins = (
         "import ctypes, sys; from unittest import mock; "
         f"ctypes.CDLL = mock.Mock(side_effect={None if engines else 'OSError'}); sys.modules |= "
@@ -74,7 +70,6 @@ ENTRYPOINT = DOCKER / "entrypoint.sh"
 
 
 def test_a_command_is_the_container_itself(tmp_path):
-    """Tests that entrypoint.sh replaces itself by the command, so that the command gets Docker's signals."""
     script = 'echo "$0|$1|$(readlink /proc/$$/exe)"; kill -TERM $$'
     words = [ENTRYPOINT, "bash", "-c", script, "a  b", "*"]
     done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True)
@@ -104,8 +99,7 @@ def test_stopping_horovodrun_lets_its_ranks_save_and_no_others(tmp_path):
 
 @pytest.mark.slow
 def test_ranks_meet_where_the_hosts_own_name_means_nothing(tmp_path):
-    """Runs ranks where the host's own name cannot be resolved. Horovod 0.28.1 without our patch looks up
-    this name even if an interface is given, and crashes with exit code 139."""
+    """Horovod 0.28.1 without our patch looks up the host's own name, and crashes with exit code 139."""
     rename = 'echo nowhere.invalid >/proc/sys/kernel/hostname; exec "$@"'
     own_name = ["unshare", "--uts", "sh", "-c", rename, "sh"]
     if subprocess.run([*own_name, "true"], capture_output=True).stderr:

@@ -1,8 +1,3 @@
-"""Tests that the examples and the code in docs/examples.md run, and that the page names all examples.
-
-tests/examples tests single examples more closely. test_readme.py runs the commands of the page.
-"""
-
 import re
 import runpy
 import sys
@@ -62,7 +57,6 @@ def test_pytorch_trains_on_every_rank(launcher, monkeypatch):
 
 
 def test_the_current_code_beside_the_older_one_runs(tmp_path):
-    """Runs the code in the second columns of two tables: a pipeline's body, and the code that uses it."""
     annotations = synthetic.draw_dataset(tmp_path, num_images=8, seed=0)
     model = keras.Sequential([keras.layers.Flatten(), keras.layers.Dense(2)])
     model.compile(loss="mse")

@@ -1,8 +1,3 @@
-"""Tests docker/mpijob.yaml, docker/slurm.sh and docker/slurm_srun.sh without a cluster.
-
-Both scripts run with stand-ins for Slurm's two commands.
-"""
-
 import json
 import os
 import pathlib
@@ -38,7 +33,7 @@ def test_their_training_commands_have_flags_that_exist():
 
 
 def test_mpijob_is_what_the_operator_reads():
-    """Compares mpijob.yaml with types.go and validation.go of kubeflow/mpi-operator, API v2beta1."""
+    """See types.go and validation.go of kubeflow/mpi-operator, API v2beta1."""
     job = yaml.safe_load(MPIJOB.read_text())
     assert (job["apiVersion"], job["kind"]) == ("kubeflow.org/v2beta1", "MPIJob")
     assert re.fullmatch(r"[a-z]([-a-z0-9]*[a-z0-9])?", job["metadata"]["name"])
@@ -113,7 +108,7 @@ while True:
 
 @pytest.fixture
 def cluster(tmp_path):
-    """A directory with a train.py that waits for a signal, and stand-ins for a node with two GPUs."""
+    """A directory with a train.py that waits for a signal, and stand-ins for Slurm."""
     (tmp_path / "app").mkdir()
     (tmp_path / "app" / "train.py").write_text(TRAIN)
     (tmp_path / ".venv").symlink_to(sys.prefix)
@@ -134,7 +129,7 @@ def sbatch(
 
 
 def test_slurm_stops_the_ranks_before_the_time_limit_and_queues_the_job_again(cluster):
-    # Arguments with characters that are special in regular expressions. The run directory is unique.
+    # with characters that are special in regular expressions
     own = [f"--output_dir={cluster}/run", "--freeze=^(a|b)[0-9]+.*$", "--hparams=x={1,2}"]
     with sbatch(cluster, "app/train.py", *own) as job:
         job.wait_for("training with", times=2)
@@ -219,7 +214,6 @@ def test_slurm_says_what_is_missing(cluster):
 
 
 def test_the_pattern_for_signals_finds_the_ranks_alone(tmp_path):
-    """Tests that horovodrun, its helpers and shells get no signal, although train.py is in their commands."""
     assert RANKS_PATTERN in MPIJOB.read_text() and RANKS_PATTERN in PAGES["distributed"]
     script = tmp_path / "train.py"
     script.write_text("import signal; print('ready', flush=True); signal.pause()")

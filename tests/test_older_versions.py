@@ -49,14 +49,12 @@ EVALUATIONS = {
 EXACT = ("epoch", "step", "learning_rate", "boxes_dropped", "boxes_truncated", "skipped_steps")
 RENAMED = {"boxes_truncated": "boxes_over_limit"}  # {name in the fixture: present name}
 
-# The tolerances are about five times the change that TF_ENABLE_ONEDNN_OPTS=0 made at commit 6eb6d8f. With
-# this setting, other kernels add the terms of convolutions and matrix products in another order. Most numbers
-# are sums of up to 1e5 float32 terms.
+# About five times the change by TF_ENABLE_ONEDNN_OPTS=0, which adds float32 terms in another order.
 LOSS_RTOL = 2e-5
 GRADIENT_RTOL = {"yolov4-tiny": 1e-2}  # at kinks of leaky ReLU or max, rounding changes gradients
 OTHER_GRADIENT_RTOL = 1e-3
 FIXED_BOX_ATOL, FIXED_SCORE_ATOL = 2e-3, 2e-4  # batch norms of only four images amplify errors
-RUN_RTOL = 1e-3  # for a run of a dozen updates
+RUN_RTOL = 1e-3
 # Relative to the largest weight of an array. CPUs of two makers differed by 9e-3 for YOLOv4.
 WEIGHT_ATOL = {"efficientdet": 1e-3, "yolov4": 2e-2}
 SCORE_ATOL, BOX_ATOL_PX, METRIC_ATOL = 2e-5, 1e-2, 1e-6
@@ -65,7 +63,7 @@ PIXEL_ATOL = 1e-3  # of block means of normalised pixels; one grey level is 0.00
 
 @pytest.fixture(scope="module")
 def copy(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
-    """A copy of the fixture. Its runs can be resumed in this directory, to which their paths are relative."""
+    """Runs can be resumed here, because their paths are relative."""
     directory = tmp_path_factory.mktemp("older")
     shutil.copytree(FIXTURE / "data", directory / "data")
     for archive in FIXTURE.glob("*.tar.xz"):
@@ -84,7 +82,7 @@ def copy(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
 @pytest.mark.slow
 @pytest.mark.parametrize("app", ["efficientdet", "yolov4"])
 def test_a_run_that_was_stopped_in_an_epoch_goes_on_from_the_epoch_before(app, copy, monkeypatch, capfd):
-    """The run resumes at the start of an epoch, because a position within it needs the same DALI graph."""
+    """A position within an epoch needs the same DALI graph."""
     monkeypatch.chdir(copy)
     module, a = small_apps.parsed(app, f"--flagfile=runs/{app}/flags.txt")
     module.start(a)
@@ -178,7 +176,7 @@ def _stored(prefix: str) -> dict[str, np.ndarray]:
 
 
 def _difference(wanted: dict, found: dict) -> float:
-    """Returns the difference of two detections, divided by the tolerance, so at most 1 is allowed."""
+    """Returns the difference divided by the tolerance."""
     if any(wanted[name] != found[name] for name in ("image_id", "category_id")):
         return np.inf
     score = abs(wanted["score"] - found["score"]) / SCORE_ATOL

@@ -1,5 +1,3 @@
-"""Tests the repository: pinned versions, licences, and code that it must not contain."""
-
 import re
 import tomllib
 
@@ -35,7 +33,6 @@ def test_no_unsafe_loading():
 
 
 def test_licences_of_dependencies_are_listed():
-    """Tests that every pinned package is in the table of docs/dev/licences.md."""
     page = (ROOT / "docs/dev/licences.md").read_text()
     rows = re.findall(r"^\| ([\w-]+) +\| ([\w.+]+) +\| .+ \|$", page, re.MULTILINE)
     listed = {name.lower().replace("_", "-"): version for name, version in rows}
@@ -55,7 +52,6 @@ def test_the_workflow_runs_what_ci_runs():
 
 @pytest.mark.parametrize("extras", [OF_SETUP, (*OF_SETUP, "gpu")])
 def test_the_default_set_up_is_locked_with_hashes(extras):
-    """Tests that the lock file for `make setup` has all pinned versions, and a hash for every package."""
     lock = (ROOT / "docker" / "locks" / f"{'+'.join(extras)}.txt").read_text()
     entries = re.split(r"\n(?=\S)", "".join(line for line in lock.splitlines(True) if line[0] != "#"))
     assert all(re.search(r"--hash=sha256:[0-9a-f]{64}", entry) for entry in entries)

@@ -1,7 +1,6 @@
-"""Checks the commands, flags, files and links of README.md, CONTRIBUTING.md and the pages of docs/.
+"""Checks the commands, flags, files and links of the pages.
 
-Each program parses the flags of its commands. Slow tests run all commands of a page in order on synthetic
-data, because later commands use files of earlier ones. They also run the first training command for YOLOv4.
+Slow tests run all commands of a page in order, because later commands use files of earlier ones.
 """
 
 import functools
@@ -32,13 +31,12 @@ RUN_HERE = (
     *("README", "data", "training", "export", "yolov4", "preprocessing", "troubleshooting"),
     *("benchmarks", "architecture", "examples"),
 )
-# Pages whose commands are not run here. The commands need other hosts, Docker, hours or a copy of the project
-# (test_customize.py), or the page has no commands.
+# Their commands need other hosts, Docker, hours or a copy of the project, or they have none.
 NOT_RUN_HERE = (
     *("distributed", "containers", "copy_this", "accuracy", "licences", "performance_notes", "CONTRIBUTING"),
     *("flags", "config", "customize"),
 )
-# Flags that are added to commands, so that they take only seconds.
+# Commands with these flags take only seconds.
 SMALL = ["--image_size=64", "--epochs=1", "--batch_size=4"]
 BENCH = ["--image_size=64", "--batch_size=2", "--rounds=2", "--seconds=0.2", "--pipeline_types=dali_cpu"]
 DARKNET_FILE = "yolov4-tiny.weights"  # random weights; this model cannot be made smaller
@@ -50,7 +48,7 @@ def commands(text: str) -> list[str]:
 
 
 def program_of(words: list[str]) -> tuple[str, list[str]] | None:
-    """Returns the project's program that a command runs, such as efficientdet/train.py, and its arguments."""
+    """Returns a command's program, such as efficientdet/train.py, and its arguments."""
     places = [place for place, word in enumerate(words) if re.fullmatch(r"\w+/\w+\.py", word)]
     return (words[places[0]], words[places[0] + 1 :]) if places else None
 
@@ -61,7 +59,7 @@ def help_of(program: str) -> str:
 
 
 def known_flags(program: str) -> flags.FlagValues:
-    """Returns the flags that the program and absl define."""
+    """absl's flags are included."""
     module = importlib.import_module(program.removesuffix(".py").replace("/", "."))
     fv = flags.FlagValues()
     flags.DEFINE_multi_string("flagfile", [], "absl's", flag_values=fv)
@@ -77,19 +75,19 @@ def known_flags(program: str) -> flags.FlagValues:
 
 
 def ranks_of(words: list[str]) -> int:
-    """Returns how many GPUs a command uses: one for each process of horovodrun, eight for each Slurm node."""
+    """Each process of horovodrun uses one GPU, each Slurm node eight."""
     count = re.search(r"(-np|--nodes=) ?(\d+)", " ".join(words))
     return int(count[2]) * (8 if count[1] == "--nodes=" else 1) if count else 1
 
 
 def gpus_of(recipe: str) -> int:
-    """Returns the number of GPUs in a recipe's name, such as d0_coco_16gpu.txt or d0_coco_8xv100.txt."""
+    """The name is, for example, d0_coco_16gpu.txt or d0_coco_8xv100.txt."""
     number = re.search(r"_(\d+)(gpu|xv100)\.txt$", recipe)
     return int(number[1]) if number else 8 if "retinanet_coco" in recipe else 1
 
 
 def check_recipe(words: list[str], fv: flags.FlagValues) -> None:
-    """Checks the number of GPUs. Recipes and commands with many ranks must name separate evaluation data."""
+    """Recipes and commands with many ranks must name separate evaluation data."""
     recipes = [file for file in fv.flagfile if "_coco" in file]
     if fv.strategy not in ("mirrored", "multi_worker"):  # one process uses many GPUs
         assert all(gpus_of(recipe) == ranks_of(words) for recipe in recipes), recipes
@@ -99,7 +97,7 @@ def check_recipe(words: list[str], fv: flags.FlagValues) -> None:
 
 
 def check_flags(words: list[str], on_a_page: bool = True) -> None:
-    """Checks that the program, its flags and flag files exist, and that it knows the flags in these files."""
+    """The program, its flags and flag files exist."""
     program, arguments = program_of(words)
     fv = known_flags(program)
     left = fv([program, *arguments])[1:]
@@ -112,7 +110,7 @@ def check_flags(words: list[str], on_a_page: bool = True) -> None:
 
 
 def check_horovodrun(words: list[str]) -> None:
-    """Checks horovodrun's options, and that the number of ranks equals the number of slots on the hosts."""
+    """The number of ranks equals the number of slots on the hosts."""
     with mock.patch.object(sys, "argv", words):
         args = parse_args()
     assert args.num_proc >= 2
@@ -147,7 +145,6 @@ def test_every_page_is_looked_at():
 
 
 def test_other_commands_are_known():
-    """Tests that every command on the pages begins with a program for which there are tests."""
     for name in RUN_HERE:
         for command in commands(PAGES[name]):
             assert command.removeprefix(".venv/bin/").split()[0] in ("python", "make", "horovodrun"), command
@@ -155,7 +152,6 @@ def test_other_commands_are_known():
 
 @pytest.mark.parametrize("name", PAGES)
 def test_flags_in_the_text_exist(name, capsys):
-    """Tests that each flag in a page's text is one of this project, of horovodrun, or of a few programs."""
     programs = [*sorted({program_of(words)[0] for words in PROGRAMS.values()}), "tools/copy_app.py"]
     known = {flag for program in programs for flag in known_flags(program)}
     with mock.patch.object(sys, "argv", ["horovodrun", "--help"]), pytest.raises(SystemExit):
@@ -194,7 +190,7 @@ DEMOS = {"efficientdet": "demo", "yolov4": "demo-yolov4"}
 
 
 def make(app: str, directory: pathlib.Path, *words: str, **variables: object) -> subprocess.CompletedProcess:
-    """Runs `make demo` in this Python environment. Data and run directory are in `directory`."""
+    """Runs `make demo` in this Python environment."""
     (directory / "venv").mkdir()
     (directory / "venv" / ".ready").touch()  # make installs nothing
     prefix = "DEMO_YOLOV4" if app == "yolov4" else "DEMO"
@@ -222,7 +218,7 @@ def test_the_demos_flags_are_those_of_the_programs(tmp_path, app):
 
 @pytest.fixture(scope="module")
 def project(tmp_path_factory, drawn) -> pathlib.Path:
-    """A directory with a copy of the product. Its folder my/ contains synthetic data."""
+    """A copy of the product with synthetic data in my/."""
     directory = tmp_path_factory.mktemp("copy")
     for name in (*DEMOS, "common", "examples", "tools"):
         shutil.copytree(ROOT / name, directory / name, ignore=shutil.ignore_patterns("__pycache__"))
@@ -235,7 +231,7 @@ def project(tmp_path_factory, drawn) -> pathlib.Path:
 
 
 def _write_voc_and_yolo(drawn: pathlib.Path, directory: pathlib.Path) -> None:
-    """Writes the first synthetic image as a data set in Pascal VOC's format, and as one in YOLO's format."""
+    """One image in Pascal VOC's format and in YOLO's."""
     files = {
         "voc/ImageSets/Main/train.txt": "00\n",
         "voc/Annotations/00.xml": "<annotation><filename>00.jpg</filename>"
@@ -264,7 +260,7 @@ def small_model(app: str) -> list[str]:
 
 
 def python_commands() -> list[str]:
-    """Returns the distinct commands of README.md and the pages, and the first training command of YOLOv4."""
+    """The commands of the pages, and the first training command for YOLOv4."""
     said = [command for name in RUN_HERE for command in commands(PAGES[name])]
     found = [command.removeprefix(".venv/bin/") for command in dict.fromkeys(said)]
     found = [command for command in found if command.startswith("python ")]
@@ -310,14 +306,13 @@ def test_the_command_for_two_processes_runs(project):
 @pytest.mark.slow
 @pytest.mark.parametrize("app", DEMOS)
 def test_make_demo_end_to_end(tmp_path, app):
-    """Runs `make demo` with few images for one epoch. The accuracy of the full demo is not tested."""
     flags_of_demo = "--epochs=1 --image_size=64"
     for split in ("train", "eval"):
         data = tmp_path / "data" / split
         flags_of_demo += f" --{split}_images={data}/images --{split}_annotations={data}/instances.json"
     run_directory = tmp_path / "run"
     run_directory.mkdir()
-    (run_directory / "run.json").write_text("{}")  # a run of another version
+    (run_directory / "run.json").write_text("{}")
     done = make(app, tmp_path, DEMO_IMAGES=12, DEMO_EVAL_IMAGES=6, DEMO_FLAGS=flags_of_demo)
     assert done.returncode == 0, done.stderr[-3000:]
     assert "a run of another version: starting again" in done.stdout

@@ -1,5 +1,3 @@
-"""Tests the recipes of both apps: their flags, and the learning rates of a run on COCO."""
-
 import pathlib
 import shlex
 
@@ -20,15 +18,14 @@ COCO_IMAGES = 118_287  # train2017, including 1,021 images without boxes
 
 
 def darknet(peak: float, images_an_update: int, updates_an_epoch: int, epochs: int) -> tuple:
-    """Returns Darknet's learning rates: burn-in for 1000 updates, then division by 10 at 80 % and 90 %."""
+    """Burn-in for 1000 updates, then division by 10 at 80 % and 90 %."""
     burn_in = 1000 / updates_an_epoch
     rates = [(burn_in / 2, peak / 16), (burn_in, peak), (epochs * 2 / 3, peak)]
     rates += [(epochs * 0.85, peak / 10), (epochs * 0.95, peak / 100)]
     return images_an_update, updates_an_epoch, rates
 
 
-# {recipe: (images per update, updates per epoch, [(epoch, learning rate), ...])}. EfficientDet's rate for 64
-# images rises linearly from 0.008, then falls like half a cosine.
+# {recipe: (images per update, updates per epoch, [(epoch, learning rate), ...])}
 EXPECTED = {
     "efficientdet/d0_coco": (64, 1848, [(0, 0.008), (0.5, 0.044), (1, 0.08), (150.5, 0.04), (300, 0)]),
     "efficientdet/d0_coco_8xv100": (512, 231, [(0, 0.064), (2.5, 0.382), (5, 0.7), (152.5, 0.35), (300, 0)]),
@@ -97,4 +94,4 @@ def test_every_recipe_for_coco_is_here():
 def test_both_apps_have_the_same_kinds_of_recipes():
     for app in APPS:
         names = {path.stem for path in RECIPES if path.parts[-3] == app}
-        assert {"demo", "laptop", "finetune"} <= names  # recipes that EXPECTED does not contain
+        assert {"demo", "laptop", "finetune"} <= names

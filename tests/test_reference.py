@@ -1,5 +1,3 @@
-"""Tests that docs/flags.md and docs/config.md are equal to what tests/reference.py writes."""
-
 from tests import reference
 
 

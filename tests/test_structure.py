@@ -1,7 +1,4 @@
-"""Tests limits on file sizes, imports between packages, and words that the repository must not use.
-
-Also tests tools/imports.py.
-"""
+"""Tests limits on sizes and imports, and tools/imports.py."""
 
 import ast
 import re
@@ -25,10 +22,10 @@ LAYERS = {
     "common/training": {"common", "common/distributed", "common/evaluation"},
     **{app: set(ROOMS) for app in APPS},
 }
-# Files of an app that may import tools/, for exports, bench.py, --dry_run and --errors.
+# They import tools/ for exports, bench.py, --dry_run and --errors.
 MAY_IMPORT_TOOLS = re.compile(r"(efficientdet|yolov4)/(export\w*|bench|train|eval)\.py")
 
-# Old names in this project, which were replaced by usual terms (docs/dev/architecture.md).
+# Old names, which usual terms replaced (docs/dev/architecture.md).
 OLD_WORDS = (
     *(r"passport(?!\.json|\"|\`)", "laggard", "rehears", "keep_going", "vary_seeds", "adopt", r"\bdoors?\b"),
     *("sitting", "by_heart", "rival", r"\bfindings?\b"),

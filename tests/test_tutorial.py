@@ -1,8 +1,3 @@
-"""Runs docs/tutorial.ipynb on synthetic and on given images, and checks its results and its pictures.
-
-tests/notebook.py runs the cells.
-"""
-
 import base64
 import io
 import json
@@ -57,7 +52,7 @@ def test_the_notebook_runs(given, drawn, monkeypatch):
 
 
 def check_stages(names: dict) -> None:
-    """Computes each stage from the stage before it with NumPy, and compares it with the notebook's."""
+    """Computes each stage from the one before with NumPy."""
     top, left, height, width = names["window"]
     window = names["stored"][top : top + height, left : left + width]
     np.testing.assert_array_equal(names["cropped"], window)
@@ -79,7 +74,7 @@ def check_stages(names: dict) -> None:
     for mosaic, boxes_px, (cut_y, cut_x), sources in zip(
         names["pasted"], names["boxes_px"], names["cuts"], names["sources"], strict=True
     ):
-        for box in boxes_px:  # each box is within one tile of the mosaic
+        for box in boxes_px:
             assert (box[0] >= cut_x or box[2] <= cut_x) and (box[1] >= cut_y or box[3] <= cut_y)
         upper_left = mosaic[:cut_y, :cut_x]
         canvas = names["canvases"][sources[0]]

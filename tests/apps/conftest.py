@@ -1,7 +1,4 @@
-"""Fixtures that run the commands of both apps inside the test process, with a user's flags.
-
-A test of a feature that both apps have takes the `app` fixture, which runs the test once for each app.
-"""
+"""Fixtures that run the commands of both apps inside the test process."""
 
 import contextlib
 import dataclasses
@@ -34,7 +31,7 @@ from tests.distributed.small_apps import flag_values
 
 @dataclasses.dataclass(frozen=True)
 class App:
-    """One of the two apps, with the small settings that these tests use for it."""
+    """One of the two apps, with small settings for tests."""
 
     name: str
     package: types.ModuleType
@@ -47,7 +44,7 @@ class App:
     other_nms: str
 
     def class_rows(self, weights: dict[str, np.ndarray], num_classes: int) -> list[np.ndarray]:
-        """Returns the weights of the outputs that score a class, as arrays of shape (..., anchor, class)."""
+        """Returns the weights that score a class, as arrays (..., anchor, class)."""
         if self.name == "efficientdet":
             names = ("class_net.predict/kernel", "class_net.predict/bias")
             return [weights[name].reshape(-1, 1, num_classes) for name in names]
@@ -56,14 +53,13 @@ class App:
         return [head.reshape(-1, 3, 5 + num_classes)[..., 5:] for head in heads]
 
     def box_bias(self, weights: dict[str, np.ndarray], num_classes: int) -> np.ndarray:
-        """Returns the biases of the box outputs; for YOLOv4, also the biases of the objectness outputs."""
+        """Returns the biases of the boxes. YOLOv4's also have the objectness."""
         if self.name == "efficientdet":
             return weights["box_net.predict/bias"]
         name = sorted(name for name in weights if name.endswith("conv/bias"))[0]
         return weights[name].reshape(3, 5 + num_classes)[:, :5]
 
     def entry(self, name: str) -> tuple[types.ModuleType, Callable]:
-        """Returns the module and the entry function of train.py, eval.py, infer.py or export.py."""
         module = getattr(self.package, name)
         if name == "train":
             return module, lambda **given: module.start(module.Args(**given))
@@ -115,19 +111,19 @@ APPS = {
 }
 
 
-# For features of common/, one app is enough. These tests use the app whose network is traced faster.
+# For features of common/, one app is enough.
 either_app = pytest.mark.parametrize("app", list(APPS)[-1:], indirect=True, scope="session")
 
 
 def slow_for(*names: str) -> pytest.MarkDecorator:
-    """Runs a test for both apps, and marks it slow for the apps in `names`, which a faster test covers."""
+    """Runs a test for both apps. It is slow for the apps in `names`."""
     params = [pytest.param(name, marks=pytest.mark.slow if name in names else ()) for name in APPS]
     return pytest.mark.parametrize("app", params, indirect=True, scope="session")
 
 
 @contextlib.contextmanager
 def eagerly() -> Iterator[None]:
-    """Runs TensorFlow eagerly, because a few eager steps take less time than tracing a graph."""
+    """A few eager steps take less time than tracing a graph."""
     tf.config.run_functions_eagerly(True)
     try:
         with warnings.catch_warnings():
@@ -138,7 +134,7 @@ def eagerly() -> Iterator[None]:
 
 
 def coco_flags(data: pathlib.Path, *splits: str) -> list[str]:
-    """Returns flags that set a COCO directory as the data of each split: "train", "eval" or both."""
+    """The splits are "train" and "eval"."""
     files = {"images": "images", "annotations": "instances.json"}
     return [f"--{split}_{kind}={data}/{file}" for split in splits for kind, file in files.items()]
 
@@ -155,7 +151,7 @@ def source(drawn):
 
 @pytest.fixture(scope="session")
 def command(app):
-    """Gives a function: command("train", "--batch_size=2", ...) returns the entry function's result."""
+    """Gives command("train", "--batch_size=2", ...)."""
 
     def run(entry: str, *arguments: str):
         _, function = app.entry(entry)
@@ -170,7 +166,7 @@ def command(app):
 
 @pytest.fixture(scope="session")
 def tiny_train(app, command):
-    """Gives a function that trains the tiny network. `data` is a COCO directory or a prefix of TFRecords."""
+    """Gives a function that trains the tiny network on a COCO directory or a prefix of TFRecords."""
 
     def run(data: pathlib.Path, output_dir: pathlib.Path, *more: str, compiled: bool = False):
         defaults = {"model_name": app.model_name, "image_size": "64x96", "batch_size": "4", "epochs": "2"}
@@ -189,5 +185,5 @@ def tiny_train(app, command):
 
 @pytest.fixture(scope="session")
 def trained(app, tiny_train, drawn, once) -> pathlib.Path:
-    """Run directory of a training of two epochs. All tests share it, so they must not write into it."""
+    """A run of two epochs. Tests must not write into it."""
     return once(f"trained-{app.name}", lambda directory: tiny_train(drawn, directory))

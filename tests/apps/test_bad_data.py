@@ -1,5 +1,3 @@
-"""Tests that every command lists all faults of bad data and ends before it builds or writes anything."""
-
 import json
 import subprocess
 import sys
@@ -64,7 +62,6 @@ def test_evaluation_and_inference_stop_too(with_bad_images, trained, command, tm
 
 @slow_for("efficientdet")
 def test_training_lists_every_fault_without_a_traceback(app, faulty, tmp_path):
-    """Tests that train.py, started in another directory, lists all faults and exits with code 1."""
     command = [sys.executable, f"{ROOT}/{app.name}/train.py", f"--model_name={app.model_name}"]
     command += [*coco_flags(faulty.directory, "train"), f"--output_dir={tmp_path}/run"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)

@@ -1,7 +1,4 @@
-"""Tests bench.py of each app: the whole command on a tiny network, and single parts.
-
-Also tests tools/benchmark/measuring.py.
-"""
+"""Tests bench.py of each app and tools/benchmark/measuring.py."""
 
 import importlib
 import itertools
@@ -61,7 +58,6 @@ def small(app, drawn: pathlib.Path, *arguments: str) -> list[str]:
 
 
 def open_loader(bench, drawn, hparams: str):
-    """Opens the training loader with these hparams."""
     a = parse(bench, f"--model_name={bench.APP.name}-nano", f"--hparams={hparams}")
     options = {"config": bench.APP.make_config(a), "batch_size": 4, "training": True, "seed": 3}
     return bench.APP.module("loaders").make_loader("dali_cpu", source=source_of(drawn), **options)
@@ -72,10 +68,6 @@ def source_of(directory: pathlib.Path):
 
 
 def test_the_command_measures_processes(drawn, tmp_path):
-    """Runs EfficientDet's bench.py as a separate process. It measures a loader and a baseline program.
-
-    For YOLOv4, the tests below call functions of bench.py inside the test process.
-    """
     app = APPS["efficientdet"]
     baseline = f"--baseline=theirs={sys.executable} -uc {shlex.quote(BASELINE)}"
     arguments = small(app, drawn, "--what=data", "--pipeline_types=dali_cpu", "--rounds=1", baseline)
@@ -96,7 +88,6 @@ def test_the_command_measures_processes(drawn, tmp_path):
 
 @pytest.mark.parametrize("name, role", [("efficientdet", "both:dali_cpu"), ("yolov4", "model")])
 def test_a_candidate_trains(drawn, monkeypatch, name, role):
-    """Shows that two training steps change the weights of the model that bench.py built."""
     app, bench = APPS[name], importlib.import_module(f"{name}.bench")
     sizes, models, initial = [], [], {}
 
@@ -138,7 +129,6 @@ def operators(pipeline) -> set[str]:
 
 
 def test_a_cut_graph_is_the_product_s_graph(app, bench, drawn):
-    """Tests the graphs that end after each stage. Each has the operators of the graph before, and more."""
     whole = open_loader(bench, drawn, WHOLE[app.name]).pipeline
     nodes = stages.stage_nodes(whole, bench.APP.stages)
     assert list(nodes) == STAGES[app.name]
@@ -150,7 +140,7 @@ def test_a_cut_graph_is_the_product_s_graph(app, bench, drawn):
     np.testing.assert_array_equal(images, whole.run()[0].as_array())
     jpegs = [bytes(np.asarray(jpeg)[:2]) for jpeg in cuts["read"].run()[0]]
     assert set(jpegs) <= {b"\xff\xd8", b"\x89P"}
-    for stage, operator in (("decode", "ImageSlice"), ("resize", "Resize")):  # stage, operator that it adds
+    for stage, operator in (("decode", "ImageSlice"), ("resize", "Resize")):
         before = STAGES[app.name][STAGES[app.name].index(stage) - 1]
         assert any(operator in name for name in operators(cuts[stage]))
         assert not any(operator in name for name in operators(cuts[before]))

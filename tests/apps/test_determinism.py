@@ -25,8 +25,8 @@ from common.distributed import ranks
 from common.training.optimizers import AveragedWeights
 from tests.conftest import ROOT
 
-# Model name, image side, batch size, and fields that make the model smaller. TensorFlow's graph optimizer
-# assumes 256 MB of memory on a CPU, and EfficientDet's step without these fields needs more.
+# {app: (model name, image side, batch size, fields)}. The fields make the step fit into 256 MB, the memory
+# that TensorFlow's graph optimizer assumes.
 MODELS = {
     "efficientdet": ("efficientdet-d0", 128, 16, {"fpn_cells": 1, "head_repeats": 1}),
     "yolov4": ("yolov4-tiny", 128, 4, {}),
@@ -40,7 +40,7 @@ UPDATES = 4
 def test_two_processes_give_the_same_bits(app_name):
     command = [sys.executable, "-m", "tests.apps.test_determinism", app_name]
     processes = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT) for _ in range(2)]
-    outputs = [process.communicate()[0] for process in processes]  # both run at once, under load
+    outputs = [process.communicate()[0] for process in processes]
     assert [process.returncode for process in processes] == [0, 0]
     one, other = (json.loads(output.splitlines()[-1]) for output in outputs)
     assert one == other
@@ -69,7 +69,7 @@ def test_many_terms_are_added_in_pairs(monkeypatch):
 
 
 def _long_sums(graphs: Iterable[graph_pb2.GraphDef]) -> list[str]:
-    """Returns the names of the nodes that may add their terms in a different order each time."""
+    """Returns the nodes that may add their terms in a different order each time."""
 
     def is_long(node) -> bool:
         terms = [name for name in node.input if not name.startswith("^")]
@@ -79,7 +79,7 @@ def _long_sums(graphs: Iterable[graph_pb2.GraphDef]) -> list[str]:
 
 
 def _trained(app_name: str) -> dict:
-    """Repeats one step, then takes more steps. Returns which repeats differed, and the variables' hash."""
+    """Returns which repeats of one step differed, and a hash of the weights after more steps."""
     keras.utils.set_random_seed(0)
     train = importlib.import_module(f"{app_name}.train")
     model_name, side, batch_size, changes = MODELS[app_name]
@@ -106,7 +106,7 @@ def _trained(app_name: str) -> dict:
     variables = [v.value for v in [*model.variables, *optimizer.variables]] + list(averaged.variables)
     start = [variable.numpy() for variable in variables]
     context.context().enable_graph_collection()
-    step()  # the first call traces the graph
+    step()
     graphs = context.context().export_run_metadata().partition_graphs
     context.context().disable_graph_collection()
     first, differing = None, set()

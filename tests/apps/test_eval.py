@@ -1,7 +1,4 @@
-"""Tests eval.py: repeated runs write equal files, both loaders, boxes in pixels, and refused input.
-
-Also tests predict.py of each app, common/training/trained.py and common/training/detectors.py.
-"""
+"""Tests eval.py and predict.py of each app, and trained.py and detectors.py of common/training."""
 
 import json
 import os
@@ -20,8 +17,6 @@ from tests.common.training.small_model import full_disk, rows_of
 
 @pytest.fixture(scope="module")
 def evaluation(trained, drawn, command):
-    """Gives a function of (output directory, flags) that evaluates the trained network, returning metrics."""
-
     def run(output_dir, *flags: str):
         given = [f"--weights={trained}", f"--output_dir={output_dir}", *coco_flags(drawn, "eval")]
         return command("eval", *given, *flags)
@@ -81,7 +76,6 @@ def test_a_missing_backend_is_said_before_the_work(command, drawn, monkeypatch):
 
 
 def test_every_image_once_and_an_error_where_the_network_gives_nan(app, trained, source):
-    """Tests 12 images in batches of 5. Each image counts once, although repetitions fill the last batch."""
     model, config, labels, _ = app.load_trained(trained)
     options = {"source": source, "config": config, "training": False, "with_targets": False}
     loader, detect = app.make_loader("dali_cpu", batch_size=5, **options), app.make_detect(model, config)
@@ -93,7 +87,7 @@ def test_every_image_once_and_an_error_where_the_network_gives_nan(app, trained,
     per_image = np.unique([r["image_id"] for r in results], return_counts=True)[1]
     assert per_image.max() <= config.max_detections
 
-    bias = [weight for weight in model.weights if weight.path.endswith("/bias")][-1]  # the last layer's bias
+    bias = [weight for weight in model.weights if weight.path.endswith("/bias")][-1]
     bias.assign(np.full(bias.shape, np.nan))
     with pytest.raises(UserError, match=r"image 10 is not finite"), eagerly():
         evaluate(detect, loader, labels, explain=explain)
@@ -110,7 +104,6 @@ def test_other_categories_are_refused(trained, drawn, command, tmp_path):
 
 
 def test_what_was_trained_cannot_be_changed_by_hparams(app, evaluation, tmp_path):
-    """Tests that --hparams may not change the network: with other anchors, boxes would be decoded wrongly."""
     name, value = app.own_hparam
     with pytest.raises(UserError, match=rf"'{name}' cannot be changed here.*nms_method"):
         evaluation(tmp_path, f"--hparams={name}={value}")

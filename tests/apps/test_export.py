@@ -1,8 +1,5 @@
-"""Tests that exported files give the same detections as the weights, and that wrong input is refused.
-
-Also tests export_parts.py of each app, common/evaluation/exported.py, and exporter.py, export_graph.py,
-tensorflow_files.py, onnx_file.py and verify.py of tools/exporting.
-"""
+"""Tests exports: export_parts.py of each app, common/evaluation/exported.py, and exporter.py,
+export_graph.py, tensorflow_files.py, onnx_file.py and verify.py of tools/exporting."""
 
 import collections
 import importlib
@@ -29,18 +26,14 @@ from tools.exporting import export_graph, verify
 
 @pytest.fixture(scope="module")
 def decided(app, drawn, source, tmp_path_factory):
-    """Random weights of the tiny network, changed so that its scores differ as in a trained network.
-
-    If all scores were nearly equal, rounding errors would decide which of two boxes NMS keeps.
-    """
+    """Weights whose scores differ. With nearly equal scores, rounding would decide which boxes NMS keeps."""
     config = app.package.config.get_config(app.model_name)
     config = hparams.override(config, f"{app.tiny},image_size=64x96")
     keras.utils.set_random_seed(0)
     model = app.package.model.build_model(app.model_name, 3, config=config)
     random = np.random.default_rng(3)
     for weight in model.weights:
-        # With initial weights, YOLOv4's features are nearly equal in all cells. Random gammas make them
-        # differ. In EfficientDet they differ anyway, and random gammas would add rounding errors.
+        # YOLOv4's features would be nearly equal in all cells.
         if app.name == "yolov4" and weight.path.endswith("bn/gamma"):
             weight.assign(random.uniform(0.5, 3, weight.shape) * random.choice([-1, 1], weight.shape))
     parts = importlib.import_module(f"{app.name}.export_parts").make_exportable(model, config)
@@ -76,7 +69,7 @@ def _last_layers(app, model, raw):
 
 @pytest.fixture(scope="module")
 def by_weights(app, decided, command, drawn, tmp_path_factory):
-    """The metrics and detections of eval.py with the weights. Tests compare exported files with them."""
+    """The metrics and detections of eval.py with the weights."""
     directory = tmp_path_factory.mktemp("by_weights")
     name = "hard" if app.name == "efficientdet" else "greedy"
     flags = [f"--weights={decided}", f"--output_dir={directory}", f"--hparams=nms_method={name}"]
@@ -86,12 +79,9 @@ def by_weights(app, decided, command, drawn, tmp_path_factory):
 
 
 def _check_same(found, expected):
-    """Asserts that 99.5 % of the detections agree: scores to 1e-4, boxes to 0.03 px.
-
-    A box edge that differs by 1e-4 of the image side is 0.015 px off; rounding may add as much.
-    """
+    """Asserts that 99.5 % of the detections agree: scores to 1e-4, boxes to 0.03 px."""
     assert len(found) == len(expected) > 500
-    assert np.std([detection["score"] for detection in expected]) > 0.01  # far above the tolerance of 1e-4
+    assert np.std([detection["score"] for detection in expected]) > 0.01
 
     def key(detection):
         return detection["image_id"], detection["category_id"]
@@ -108,14 +98,12 @@ def _check_same(found, expected):
 
 
 def _evaluate(command, drawn, weights, *flags):
-    """Returns the metrics and detections of eval.py for an exported file."""
     flags = [f"--weights={weights}", "--pipeline_type=tensorflow", *flags]
     metrics = command("eval", *flags, *coco_flags(drawn, "eval"))
     return metrics, json.loads((weights.parent / f"{weights.name}.eval" / "detections.json").read_text())
 
 
 def _check_a_cut_file_is_refused(command, drawn, weights, file):
-    """Cuts off the end of `file`, one of the exported files, and expects a one-line error from eval.py."""
     whole = file.read_bytes()
     for content in (whole[:-5000], whole[:5000]):
         file.write_bytes(content)
@@ -177,10 +165,6 @@ def test_saved_model_takes_images_of_any_size(decided, command, drawn, by_weight
 
 @slow_for("efficientdet")
 def test_tensorrt(decided, command, drawn, by_weights, tmp_path, monkeypatch, capsys):
-    """Evaluates a TensorRT plan with stand-ins for TensorRT and CUDA: it gives the detections of the weights.
-
-    A wrong shape, a wrong version or a missing file gives a one-line error.
-    """
     tensorrt_stand_in.install(monkeypatch)
     plan, onnx = tmp_path / "detector.plan", tmp_path / "detector.onnx"
     flags = ["--format=tensorrt", "--nms=standard", f"--verify_images={drawn}/images/0[01].jpg"]
@@ -209,10 +193,6 @@ def test_tensorrt(decided, command, drawn, by_weights, tmp_path, monkeypatch, ca
 
 @slow_for("yolov4")
 def test_litert(decided, command, drawn, by_weights, tmp_path, monkeypatch):
-    """Tests that a .tflite file is kept, with a warning, if its outputs differ too much from the weights'.
-
-    The test sets the limit so low that rounding errors exceed it.
-    """
     file = tmp_path / "detector.tflite"
     flags = ["--format=litert", f"--output={file}", f"--verify_images={drawn}/images/0[01].jpg"]
     monkeypatch.setattr(verify, "FLOAT_LIMIT", 1e-12)

@@ -1,7 +1,4 @@
-"""Tests fine-tuning: --init_from copies classes by name, and frozen weights do not change.
-
-Also tests init_from.py of each app.
-"""
+"""Tests fine-tuning, and init_from.py of each app."""
 
 import contextlib
 import io
@@ -29,8 +26,6 @@ SHORT = ["--steps_per_epoch=3", "--batch_size=4", "--ema_decay=0", "--eval_image
 
 
 class Earlier(NamedTuple):
-    """A model, and the run directory where its weights are."""
-
     model: keras.Model
     run: pathlib.Path
 
@@ -43,7 +38,7 @@ def build(app, num_classes):
 
 @pytest.fixture(scope="module")
 def earlier(app, tmp_path_factory) -> Earlier:
-    """The earlier model: untrained, for four classes, another image size and a run of two epochs."""
+    """An untrained model for four classes."""
     model, config = build(app, 4)
     run = tmp_path_factory.mktemp("earlier") / "run"
     run.mkdir()
@@ -72,7 +67,7 @@ class Tuned(NamedTuple):
 
 @pytest.fixture(scope="module")
 def tune(app, tiny_train, drawn, earlier):
-    """Gives tune(run, "--epochs=1", ...), which trains from the earlier weights with 3 steps an epoch."""
+    """Gives tune(run, "--epochs=1", ...): three steps per epoch from the earlier weights."""
 
     def slots(optimizer) -> dict[str, np.ndarray]:
         values = {v.path: np.array(v) for v in optimizer.variables if v.path.count("/") > 1 or len(v.shape)}
@@ -99,12 +94,10 @@ def tune(app, tiny_train, drawn, earlier):
 
 @pytest.fixture(scope="module")
 def heads(tune, tmp_path_factory) -> Tuned:
-    """A run of one epoch that trains only the heads."""
     return tune(tmp_path_factory.mktemp("heads") / "run", "--epochs=1", "--freeze=^backbone")
 
 
 def test_init_from_copies_classes_by_name(app, heads, earlier):
-    """Tests that car and toothbrush keep their weights under new ids. Cow and emu go away; cat is new."""
     before, after = values_of(earlier.model), heads.begun
     report = next(line for line in heads.said.splitlines() if line.startswith("--init_from"))
     total = len(earlier.model.weights)
@@ -115,14 +108,14 @@ def test_init_from_copies_classes_by_name(app, heads, earlier):
         assert not any(np.array_equal(now[..., 1], was[..., row]) and now[..., 1].std() for row in range(4))
     np.testing.assert_array_equal(app.box_bias(after, 3), app.box_bias(before, 4))
     for name in before:
-        if before[name].shape == after[name].shape:  # these weights do not depend on the classes
+        if before[name].shape == after[name].shape:
             np.testing.assert_array_equal(after[name], before[name], err_msg=name)
 
 
 def test_freeze_keeps_the_named_layers_still(app, heads, earlier):
     before, after = heads.begun, values_of(app.load_trained(heads.run)[0])
     changed = {name for name in after if not np.array_equal(before[name], after[name])}
-    backbone = {name for name in after if "backbone" in name}  # including statistics of batch norms
+    backbone = {name for name in after if "backbone" in name}
     assert backbone and changed and not changed & backbone
     at_first = values_of(earlier.model)
     for name in backbone:
@@ -131,7 +124,6 @@ def test_freeze_keeps_the_named_layers_still(app, heads, earlier):
 
 @either_app
 def test_frozen_batch_norms_normalise_with_what_they_had(app):
-    """Tests that a frozen batch norm uses its moving statistics in training, even with the fused kernel."""
     model, _ = build(app, 3)
     fine_tuning.freeze(model, "^backbone")
     layers = [layer for layer in model.layers if isinstance(layer, BatchNormalization)]
@@ -158,7 +150,6 @@ def test_frozen_batch_norms_normalise_with_what_they_had(app):
 
 @slow_for("efficientdet")
 def test_batch_norms_that_are_frozen_stay_and_the_run_resumes_exactly(app, tune, tmp_path, monkeypatch):
-    """Tests that --freeze_batch_norm changes no weight of a batch norm, and that all other weights train."""
     flags = ("--epochs=2", "--freeze_batch_norm", "--ema_decay=0.9")
     whole = tune(tmp_path / "whole", *flags)
     model = app.load_trained(whole.run)[0]
@@ -178,7 +169,6 @@ def test_batch_norms_that_are_frozen_stay_and_the_run_resumes_exactly(app, tune,
 
 @either_app
 def test_unfreezing_keeps_the_weights_and_the_state_of_the_optimizer(app, heads, tune, tmp_path):
-    """Trains the heads, then all layers. The heads keep their momentum; frozen layers start with 0."""
     whole = tune(shutil.copytree(heads.run, tmp_path / "run"), "--epochs=2", "--freeze=")
     assert "changed: freeze; the run goes on from an epoch's end" in whole.said
     assert (heads.updates, whole.updates) == (0, 3)
@@ -200,7 +190,7 @@ def test_unfreezing_keeps_the_weights_and_the_state_of_the_optimizer(app, heads,
 def test_the_recipe_is_in_the_metadata(heads, earlier, source):
     found = model_metadata.read(heads.run)
     assert found["recipe"]["freeze"] == "^backbone"
-    assert found["recipe"]["init_from"] == earlier.run.name  # the name without its directory
+    assert found["recipe"]["init_from"] == earlier.run.name
     assert found["train_data"] == source.fingerprint
     assert model_metadata.read(heads.run / "checkpoints")["state"]["step"] == 3
     assert model_metadata.read(heads.run / "checkpoints")["anchors"] == found["anchors"]
@@ -219,7 +209,6 @@ def test_weights_that_run_otherwise_say_so(app, heads, capsys):
 
 @either_app
 def test_weights_of_an_earlier_version_load(app, earlier, tmp_path, capsys):
-    """Tests that weights with only some of the metadata, as earlier versions wrote them, can be loaded."""
     metadata = model_metadata.read(earlier.run)
     kept = ("app", "num_classes", "label_map", "config", "eval_data", "epoch")
     old = tmp_path / "old.weights.h5"

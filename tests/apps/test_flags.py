@@ -1,7 +1,4 @@
-"""Tests the flags of the commands.
-
-Also tests common/args.py.
-"""
+"""Tests the flags of the commands, and common/args.py."""
 
 import dataclasses
 import os
@@ -33,7 +30,6 @@ def test_the_flags_of_training_are_the_fields_of_args_and_those_of_the_interface
 
 
 def test_importing_defines_no_flags():
-    """Both apps have flags of the same names. If imports defined flags, no process could import both apps."""
     assert "model_name" not in flags.FLAGS
     assert "weights" not in flags.FLAGS
 
@@ -56,7 +52,6 @@ def test_help_shows_the_most_used_flags_first(app, command):
 
 
 def heavy_imports(*command: str) -> set[str]:
-    """Returns which of the packages TensorFlow, Keras and DALI a command imports."""
     program = [sys.executable, "-X", "importtime", *command]
     done = subprocess.run(program, cwd=ROOT, capture_output=True, text=True)
     imported = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}

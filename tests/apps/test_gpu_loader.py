@@ -1,5 +1,3 @@
-"""Tests DALI's GPU loader: its batches stay on the GPU until the loss is computed."""
-
 import types
 from collections.abc import Callable
 
@@ -28,7 +26,7 @@ def config(app):
 
 @pytest.fixture
 def feed(app, config, source):
-    """Gives feed(pipeline type), which returns the input feed that train.py's training loop reads."""
+    """Gives feed(pipeline_type)."""
 
     def run(pipeline_type: str) -> input_feed.InputFeed:
         options = {"source": source, "config": config, "batch_size": 2, "training": True}
@@ -49,7 +47,7 @@ def test_batches_are_made_and_stay_on_the_gpu(feed):
     images, targets = next(feed("dali_gpu"))
     for name, tensor in {"images": images, **targets}.items():
         assert tensor.device.endswith("GPU:0"), name
-        assert tensor.backing_device.endswith("GPU:0"), name  # the tensor's memory is on the GPU
+        assert tensor.backing_device.endswith("GPU:0"), name
         assert tensor.dtype != tf.int32, name  # TensorFlow would copy int32 to the host before the step
 
 
@@ -66,7 +64,7 @@ def test_nothing_returns_to_the_host_between_loader_and_loss(app, feed, config):
 
 
 def graphs_of(function: Callable, *arguments) -> list[graph_pb2.GraphDef]:
-    """Calls a tf.function for the first time; returns the graphs that the devices run."""
+    """Returns the graphs that the devices run."""
     context.context().enable_graph_collection()
     try:
         function(*arguments)
@@ -76,8 +74,8 @@ def graphs_of(function: Callable, *arguments) -> list[graph_pb2.GraphDef]:
 
 
 def sent_to_host(graph: graph_pb2.GraphDef) -> list[str]:
-    """Returns the names of the tensors that are copied from the GPU to the host: by a _Send node, or by a
-    _HostRecv node if a GPU kernel reads the tensor from the host's memory."""
+    """Returns the tensors copied from GPU to host: by _Send, or by _HostRecv if a GPU kernel reads host
+    memory."""
     names = []
     for node in graph.node:
         if node.op not in ("_Send", "_HostRecv"):
@@ -104,7 +102,6 @@ def test_the_loss_is_the_same_for_the_types_of_a_gpu_loader(app, feed, config):
 
 @pytest.mark.parametrize("device_id, expected", [(0, tf.int64), (None, tf.int32)])
 def test_only_a_gpu_loader_s_batches_lose_their_int32(app, config, monkeypatch, device_id, expected):
-    """Tests that synthetic batches for a GPU have int64 in place of int32, and are copied there only once."""
     monkeypatch.setattr(loader, "tensorflow_device", lambda _: "/cpu:0")
     options = {"source": None, "config": config, "batch_size": 2, "training": True, "num_classes": 3}
     batches = app.package.loaders.SyntheticLoader(device_id=device_id, **options).iterator()
@@ -119,7 +116,7 @@ def test_only_a_gpu_loader_s_batches_lose_their_int32(app, config, monkeypatch, 
 
 @pytest.fixture
 def operators(app, config, source):
-    """Gives operators(**options): (name, device, arguments, input devices) of each operator of the graph."""
+    """Gives operators(**options): (name, device, arguments, input devices) of each operator."""
 
     def define(**options):
         of_all = {"source": source, "config": config, "batch_size": 2, "training": True, "device_id": 0}
@@ -153,14 +150,13 @@ def test_on_a_gpu_images_are_decoded_whole_with_the_sizes_of_the_data(operators)
 
 
 def test_no_argument_of_a_gpu_operator_is_a_constant_on_the_gpu(operators):
-    """If an argument were a constant on the GPU, each batch would wait for its copy. Input 0 is the data."""
+    """A constant on the GPU would make each batch wait for its copy."""
     for name, device, _, inputs in operators():
         if device == "gpu" and name == "Slice":
             assert "gpu" not in inputs[1:], name
 
 
 def test_a_dataset_builds_no_pipeline_of_its_own(app, config, source, monkeypatch):
-    """Tests that the loader builds no pipeline, because DALIDataset builds the pipeline that it runs."""
     monkeypatch.setattr(dali.Pipeline, "build", lambda self: pytest.fail("built"))
     loader = app.make_loader("dali_cpu", source=source, config=config, batch_size=2, training=True)
     images, _ = next(loader.iterator())

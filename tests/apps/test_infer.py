@@ -1,5 +1,3 @@
-"""Tests infer.py on a directory, a file, a glob and a video: its pictures, its json files and errors."""
-
 import json
 import re
 import zipfile
@@ -14,7 +12,7 @@ from tests.refusal import refusal
 
 @pytest.fixture
 def infer(trained, command, tmp_path):
-    """Gives infer(images, flags), which runs infer.py, writes to `tmp_path`/out and returns detections."""
+    """Gives infer(images, flags). It writes to `tmp_path`/out."""
 
     def run(images, *flags: str):
         output = [] if any("--output_dir" in flag for flag in flags) else [f"--output_dir={tmp_path}/out"]
@@ -39,13 +37,12 @@ def test_a_directory_with_its_truth(infer, drawn, tmp_path):
     for image in truth["images"]:
         stem = image["file_name"].rpartition(".")[0]
         picture = PIL.Image.open(tmp_path / "out" / f"{stem}.png")
-        assert picture.width > 2 * image["width"]  # ground truth on one side, detections on the other
+        assert picture.width > 2 * image["width"]
     assert (tmp_path / "out" / "contact_sheet.png").exists()
 
 
 @either_app
 def test_one_file_and_a_glob(infer, drawn, tmp_path):
-    """Tests that the detections of an image do not depend on the other images of its batch."""
     files = sorted((drawn / "images").glob("*.jpg"))
     one = infer(files[0], "--score_threshold=0")
     assert {result["file_name"] for result in one} == {files[0].name}
@@ -71,7 +68,6 @@ def test_files_of_the_same_name_get_a_picture_each(infer, drawn, tmp_path):
 
 @either_app
 def test_order_seconds_and_a_submission(infer, drawn, tmp_path, capsys):
-    """Tests a submission: the image ids are the numbers in the file names, and low scores are included."""
     (tmp_path / "images").mkdir()
     numbers = [140 - 7 * i for i in range(12)]  # as text, "105" would come before "63"
     for file, number in zip(sorted((drawn / "images").iterdir()), numbers, strict=True):
@@ -114,7 +110,7 @@ def test_ids_from_an_image_list(infer, drawn, tmp_path):
 
 @pytest.fixture(scope="module")
 def clip(drawn, tmp_path_factory):
-    """Seven synthetic images of equal size, written as a video and as image files."""
+    """Seven images as a video and as image files."""
     cv2 = pytest.importorskip("cv2")
     directory = tmp_path_factory.mktemp("clip")
     (directory / "frames").mkdir()
@@ -131,7 +127,6 @@ def clip(drawn, tmp_path_factory):
 
 @either_app
 def test_a_video_is_its_frames(infer, clip, tmp_path, capsys):
-    """Tests that a video of seven frames gives the same boxes as the seven frames as image files."""
     import cv2
 
     flags = ["--score_threshold=0", "--batch_size=4"]
@@ -150,7 +145,7 @@ def test_a_video_is_its_frames(infer, clip, tmp_path, capsys):
     assert frames[6].shape == (64, 96, 3)
     assert not capture.read()[0]
     plain = cv2.imread(str(clip / "frames" / f"{found[0]['frame']}.png"))
-    assert np.abs(frames[found[0]["frame"]].astype(int) - plain).max() > 100  # a box is drawn on the frame
+    assert np.abs(frames[found[0]["frame"]].astype(int) - plain).max() > 100
     assert not list((tmp_path / "video").glob(".tmp-*"))
     assert "reads no videos" in refusal(infer, clip / "clip.avi", "--pipeline_type=dali_cpu", "--nodraw")
 

@@ -1,5 +1,3 @@
-"""Tests that train.py can overfit photographs, with DALI from COCO json and with tf.data from TFRecords."""
-
 import json
 import pathlib
 
@@ -15,7 +13,7 @@ TRAININGS = [("efficientdet", "dali_cpu"), ("yolov4", "dali_cpu"), ("yolov4", "t
 
 @pytest.fixture(scope="module")
 def photographs(coco128, tmp_path_factory) -> pathlib.Path:
-    """A COCO directory with a few photographs whose objects are large enough at 192 pixels."""
+    """Photographs whose objects are large enough at 192 pixels."""
     found = load_coco(coco128 / "instances.json", None)
     shares = found.boxes_ltwh_px[:, 2:].prod(1) / found.image_sizes.prod(1)[found.box_image]
     unfit = found.box_image[(shares <= 0.02) | found.is_crowd]

@@ -1,9 +1,4 @@
-"""Tests the loaders of both apps: their elements, exact resuming, and the order and seeds on each rank.
-Also compares the tf.data loader, the "twin", with the DALI loader.
-
-tests/common/test_dali_ops.py and test_tf_readers.py test which images a rank reads. tests/efficientdet and
-tests/yolov4 test what the loader of only one app does.
-"""
+"""Tests the loaders of both apps. The tf.data loader is the "twin" of the DALI loader."""
 
 import itertools
 
@@ -32,12 +27,12 @@ PLAIN = {  # hparams without anything random
     "yolov4": "jitter=0,flip_prob=0,hue=0,mosaic_prob=0,mixup_prob=0,cutmix_prob=0,multi_scale=1,"
     "saturation=1,exposure=1",
 }
-BOTH = {  # random changes that both loaders support; they are tested one at a time
+BOTH = {
     "efficientdet": ("augmentation=scale_jitter", "flip_prob=0.5"),
     "yolov4": ("jitter=0.3", "hue=36", "mosaic_prob=0.5"),
 }
 AUGMENTATIONS = ("rotation=20.0", "auto_augment=rand", "cutout_prob=0.5")
-ONLY_DALI = {  # random changes that the tf.data loaders refuse
+ONLY_DALI = {
     "efficientdet": ("augmentation=min_iou_crop", "grid_mask_prob=0.5", "hue=60.0", *AUGMENTATIONS),
     "yolov4": ("mixup_prob=0.5", "cutmix_prob=0.5", *AUGMENTATIONS),
 }
@@ -56,8 +51,6 @@ def random_changes(app, pipeline_type):
 
 @pytest.fixture
 def make(app):
-    """Gives make(source, pipeline_type, hparams, options of the loader), which returns a loader."""
-
     def run(source, pipeline_type, changes, *, training=True, **options):
         config = app.package.config.get_config(app.model_name)
         for spec in (f"{PLAIN[app.name]},image_size=64x96", *changes):
@@ -73,13 +66,12 @@ def read(loader, steps):
 
 
 def image_ids(loader, steps):
-    """Returns the image ids of each step, in order."""
     return [targets["image_ids"].numpy().reshape(-1).tolist() for _, targets in read(loader, steps)]
 
 
 @pytest.fixture(scope="session")
 def twins(tmp_path_factory):
-    """A data set of 16 copies of one picture with two boxes."""
+    """16 copies of one picture with two boxes."""
     picture = np.random.default_rng(0).integers(0, 256, (60, 90, 3), np.uint8)
     boxes = [(0, (9, 9, 30, 30)), (0, (50, 20, 30, 35))]
     return write_coco(tmp_path_factory.mktemp("twins"), [(i, picture, boxes) for i in range(16)])
@@ -99,7 +91,6 @@ def test_all_ranks_take_equally_many_steps(make, source, pipeline_type):
 
 @pytest.mark.parametrize("pipeline_type", LOADERS)
 def test_the_order_follows_the_seed_and_nothing_else(app, make, source, pipeline_type):
-    """Opens loaders of two ranks. Augmentation and number of threads do not change the images of a step."""
     everything = random_changes(app, pipeline_type)
 
     def order(changes, **options):
@@ -108,7 +99,7 @@ def test_the_order_follows_the_seed_and_nothing_else(app, make, source, pipeline
         return [sorted(a + b) for a, b in zip(*(image_ids(loader, 9) for loader in loaders), strict=True)]
 
     first = order(everything, seed=0)
-    for epoch in (first[:3], first[3:6], first[6:]):  # steps of two ranks with two images each
+    for epoch in (first[:3], first[3:6], first[6:]):
         assert sorted(itertools.chain(*epoch)) == sorted(source.annotations.image_ids)
     assert order([], seed=0, num_threads=2) == first
     assert order([], seed=1) != first
@@ -117,13 +108,13 @@ def test_the_order_follows_the_seed_and_nothing_else(app, make, source, pipeline
 @pytest.mark.parametrize("pipeline_type", LOADERS)
 def test_no_randomness_is_that_of_another_rank_seed_or_image(app, make, twins, pipeline_type):
     def draw(*changes, **given):
-        """Returns pixels and boxes of each image. If all images are equal, MixUp changes only the boxes."""
+        """Returns pixels and boxes of each image. MixUp of equal images changes only the boxes."""
         options = {"batch_size": 8, "num_shards": 2, "seed": 5} | given
         ((images, targets),) = read(make(twins, pipeline_type, changes, **options), 1)
         pairs = zip(images, targets["boxes"].numpy(), strict=True)
         return [image.tobytes() + boxes.tobytes() for image, boxes in pairs]
 
-    assert len({*draw(), *draw(shard_id=1), *draw(seed=6)}) == 1  # all equal without random changes
+    assert len({*draw(), *draw(shard_id=1), *draw(seed=6)}) == 1
     for change in random_changes(app, pipeline_type):
         first = draw(change)
         assert len(set(first)) > 1, change
@@ -161,7 +152,7 @@ def test_synthetic_needs_no_source_and_repeats(make):
     (images, targets), again = loader.dataset().take(2)
     for one, other in zip(tf.nest.flatten((images, targets)), tf.nest.flatten(again), strict=True):
         np.testing.assert_array_equal(one, other)
-    assert len(np.unique(images[:, 0, 0, 0])) == 3  # the batch has three different images
+    assert len(np.unique(images[:, 0, 0, 0])) == 3
     boxes, classes = targets["boxes"].numpy(), targets["classes"].numpy()
     real = classes >= 0
     assert (real.sum(1) == SYNTHETIC_BOXES).all() and set(classes[real]) == {0, 1, 2, 3}
@@ -176,7 +167,6 @@ def test_synthetic_needs_no_source_and_repeats(make):
 
 @pytest.mark.parametrize("pipeline_type", LOADERS)
 def test_the_seed_decides_everything_and_a_saved_iterator_goes_on(app, make, source, tmp_path, pipeline_type):
-    """Saves an iterator after 4 of 6 batches. Restored with more threads, it gives the last 2 batches."""
     changes = random_changes(app, pipeline_type) + SIZES[app.name]
     threads = iter((1, 2))
 
@@ -196,7 +186,7 @@ def test_every_epoch_has_another_seed_within_the_range(app):
 
 
 def evaluated(loader) -> dict[str, np.ndarray]:
-    """Returns {name: array} of all elements of an evaluation epoch, ordered by image id."""
+    """Returns {name: array} of an evaluation epoch, ordered by image id."""
     batches = read(loader, loader.steps_per_epoch)
     joined = {name: np.concatenate([targets[name] for _, targets in batches]) for name in loader.target_spec}
     joined["images"] = np.concatenate([images for images, _ in batches])
@@ -233,11 +223,10 @@ def test_the_twin_equals_dali_on_drawn_images(app, make, source):
 
 
 def test_the_twin_equals_dali_on_photographs(app, make, coco128):
-    """Tests that the loaders agree, except where two anchors fit a box equally well."""
     source = open_coco(str(coco128 / "images"), str(coco128 / "instances.json"))
     nine = {"efficientdet": ",max_level=7,num_scales=3,aspect_ratios=1.0,2.0,0.5"}.get(app.name, "")
-    changes = f"image_size=192x256,max_instances=20{nine}"  # anchors as in published models
-    assert compare_twins(app, make, source, changes, 16) <= 12  # of 1.2 million anchors
+    changes = f"image_size=192x256,max_instances=20{nine}"
+    assert compare_twins(app, make, source, changes, 16) <= 12  # of 1.2 million; two may fit equally
 
 
 def test_what_only_dali_has_is_refused(app, make, source):

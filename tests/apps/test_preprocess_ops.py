@@ -1,5 +1,3 @@
-"""Tests that tools/preprocess.py, with suitable operators, gives the same images as the apps' eval.py."""
-
 import dataclasses
 
 import numpy as np

@@ -1,5 +1,3 @@
-"""Tests a RetinaNet: a run whose length is in iterations, its learning rates, and loading its weights."""
-
 import numpy as np
 import pytest
 
@@ -8,7 +6,7 @@ from tests.apps.conftest import coco_flags, eagerly
 from tests.common.training.small_model import rows_of
 from tests.distributed.small_apps import parsed, training_flags
 
-# The recipe asks for five updates, which is nearly two epochs of the twelve images. The network is small.
+# Five updates are nearly two epochs of the twelve images.
 RECIPE = (
     "epochs=0,iterations=5,milestones=2,4,warmup_iterations=1,lr_schedule=milestones,reference_batch=4,"
     "learning_rate=0.001,augmentation=resize_range,resize_min=40,resize_max=64,antialias=false,"

@@ -1,8 +1,4 @@
-"""Tests train.py of each app: the files of a run, the ways to train, and refused input.
-
-Also tests show_batch.py of each app. tests/common/training/test_run.py and
-tests/distributed/test_stop_and_resume.py test that a stopped run resumes exactly.
-"""
+"""Tests train.py and show_batch.py of each app."""
 
 import json
 import pathlib
@@ -34,7 +30,7 @@ def assert_same_weights(app, one: pathlib.Path, other: pathlib.Path) -> None:
 def test_what_a_run_leaves_behind(app, trained):
     rows = rows_of(trained)
     assert [row["epoch"] for row in rows] == ["1", "2"]
-    assert [row["step"] for row in rows] == ["3", "6"]  # 12 images in batches of 4
+    assert [row["step"] for row in rows] == ["3", "6"]
     for row in rows:
         for name in ("loss", "class_loss", "box_loss", "l2_loss", "learning_rate", "images_per_second", "AP"):
             assert np.isfinite(float(row[name])), name
@@ -57,10 +53,6 @@ def test_what_a_run_leaves_behind(app, trained):
 
 
 def test_the_flag_file_of_a_run_repeats_it(trained, command, tmp_path, capfd):
-    """Starts a finished run again with its flag file: it trains nothing and prints the earlier metrics.
-
-    --init_from and --coco_backend may differ from those of the first start.
-    """
     copy = shutil.copytree(trained, tmp_path / "copy")
     more = [f"--output_dir={copy}", "--init_from=gone.weights.h5", "--coco_backend=faster"]
     metrics = command("train", f"--flagfile={copy}/flags.txt", *more)
@@ -69,7 +61,6 @@ def test_the_flag_file_of_a_run_repeats_it(trained, command, tmp_path, capfd):
 
 
 def test_another_run_is_refused_and_overwrites_nothing(app, trained, tiny_train, drawn, tmp_path):
-    """Tests that another flag is refused, and that --overwrite deletes nothing if a flag is wrong."""
     copy = shutil.copytree(trained, tmp_path / "copy")
     said = refusal(tiny_train, drawn, copy, "--batch_size=2")
     assert re.search("batch_size was 4 and is now 2.*--overwrite", said)
@@ -84,13 +75,13 @@ def test_float16_and_no_averages_train_from_coco(app, take_steps, drawn):
 
 @slow_for("efficientdet")
 def test_bfloat16_and_accumulated_gradients_train_from_tfrecords(take_steps, drawn_records):
-    """Tests that the weight averages change only when the weights do, which is in every second step."""
+    """The averages change only in every second step, when the weights do."""
     assert take_steps(1, drawn_records) == 2
 
 
 @pytest.fixture
 def take_steps(app, tiny_train, drawn, tmp_path, monkeypatch):
-    """Gives take_steps(index in app.ways, data): trains four steps, and counts updates of the averages."""
+    """Gives take_steps(index in app.ways, data): trains four steps, returns the updates of the averages."""
     made, init = [], AveragedWeights.__init__
 
     def remember(self, *arguments):
@@ -124,7 +115,6 @@ def test_synthetic_data_take_compiled_steps(tiny_train, tmp_path):
 
 @slow_for("efficientdet")
 def test_a_diverging_run_stops_and_its_step_can_be_repeated(app, tiny_train, tmp_path, monkeypatch, capsys):
-    """Puts NaN into steps 2, 4 and 5. The run stops after step 5, the second bad step in a row."""
     following, count = InputFeed.__next__, iter(range(1, 100))
 
     def poisoned(self):

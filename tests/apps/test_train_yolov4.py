@@ -1,5 +1,3 @@
-"""Tests two features that only YOLOv4 has: training without mosaics in the last epochs, and multi-scale."""
-
 import dataclasses
 
 import numpy as np
@@ -28,7 +26,7 @@ def test_training_opens_the_loader_without_mosaic(app, tiny_train, tmp_path, mon
     flags = ["--hparams=width=0.25,optimizer=sgd,mosaic_prob=1", "--close_mosaic=1", "--seed=5"]
     synthetic = ["--pipeline_type=synthetic", "--num_classes=3", "--steps_per_epoch=1"]
     tiny_train(tmp_path / "none", tmp_path / "run", *flags, *synthetic)
-    assert opened == [(5, True), (5, True), (6, False)]  # for first_batch.png and for each epoch
+    assert opened == [(5, True), (5, True), (6, False)]
 
 
 def test_several_sizes_and_letterbox_travel_with_the_weights(tmp_path):
@@ -39,6 +37,6 @@ def test_several_sizes_and_letterbox_travel_with_the_weights(tmp_path):
     weights.save(trained, tmp_path / weights.BEST, make_metadata(config, LABELS, 3))
     model, found, _, _ = load_trained(str(tmp_path))
     assert found.letterbox and found.size_range == (1, 4)
-    assert model.input_shape == (None, 64, 96, 3)  # the size of all evaluation images
+    assert model.input_shape == (None, 64, 96, 3)
     for a, b in zip(trained.weights, model.weights, strict=True):
         np.testing.assert_array_equal(np.asarray(a), np.asarray(b), err_msg=a.path)

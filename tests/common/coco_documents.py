@@ -1,4 +1,4 @@
-"""Helpers for tests of coco.py: a small COCO document, functions that change it, and checks of the result."""
+"""Helpers for tests of coco.py."""
 
 import copy
 import functools
@@ -32,7 +32,6 @@ LARGE = 2**63 - 1
 
 
 def draw_images(directory):
-    """Writes an image file for each image of the document SMALL."""
     (directory / "sub").mkdir()
     for image in SMALL["images"]:
         pixels = np.random.default_rng(image["width"]).integers(0, 255, (image["height"], image["width"], 3))
@@ -41,7 +40,7 @@ def draw_images(directory):
 
 
 def write_json(directory: pathlib.Path, document) -> pathlib.Path:
-    """Writes `document`, a dict, text or bytes, to the file instances.json; returns its path."""
+    """`document` is a dict, text or bytes."""
     path = directory / "instances.json"
     if isinstance(document, dict):
         document = json.dumps(document)
@@ -50,7 +49,7 @@ def write_json(directory: pathlib.Path, document) -> pathlib.Path:
 
 
 def changed(path, value, document=SMALL):
-    """Returns a copy of `document` with the value at `path` replaced; if `value` is `...`, it is removed."""
+    """Returns a copy with another value at `path`, or without it if `value` is `...`."""
     document = copy.deepcopy(document)
     parent = functools.reduce(operator.getitem, path[:-1], document)
     if value is ...:
@@ -61,7 +60,7 @@ def changed(path, value, document=SMALL):
 
 
 def refused(path, images_dir=None, **policy):
-    """Asserts that load_coco refuses a json file; returns the issues that are errors, {kind: issue}."""
+    """Asserts that load_coco refuses a json; returns its errors, {kind: issue}."""
     with pytest.raises(DataError) as error:
         load_coco(path, images_dir, policy=ImagePolicy(**policy))
     (issues,) = error.value.issues
@@ -72,7 +71,7 @@ def refused(path, images_dir=None, **policy):
 
 
 def assert_is(annotations, document):
-    """Asserts that the annotations have the content of a document, which plain loops read."""
+    """Compares annotations with a document that plain loops read."""
     images, objects = document["images"], document["annotations"]
     assert annotations.image_ids.tolist() == [image["id"] for image in images]
     assert annotations.file_names == [image["file_name"] for image in images]

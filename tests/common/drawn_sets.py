@@ -1,4 +1,4 @@
-"""Writes COCO data sets whose pictures show rectangles of one colour, so that the true boxes are known."""
+"""Writes COCO data sets whose true boxes are known."""
 
 import json
 import pathlib
@@ -12,7 +12,7 @@ GREY = (90, 110, 100)
 
 
 def draw_rectangle(random: np.random.Generator, height: int, width: int, color) -> tuple[np.ndarray, tuple]:
-    """Returns a grey picture, uint8 (height, width, 3), with a rectangle, and its position as ltwh pixels."""
+    """Returns a picture, uint8 (height, width, 3), and the place of its rectangle, ltwh in pixels."""
     w, h = random.integers(width // 4, width // 2), random.integers(height // 4, height // 2)
     x, y = random.integers(0, width - w + 1), random.integers(0, height - h + 1)
     image = np.full((height, width, 3), GREY, np.uint8)
@@ -21,12 +21,11 @@ def draw_rectangle(random: np.random.Generator, height: int, width: int, color) 
 
 
 def write_coco(directory: pathlib.Path, pictures, suffixes=("png",), crowds=()) -> CocoSource:
-    """Writes a COCO data set: the pictures as image files, in the formats of `suffixes` in turn, and a json.
+    """Writes pictures as image files, and a COCO json.
 
     Args:
-        directory: directory in which all files are written.
         pictures: list of (image id, uint8 image, [(class, ltwh px), ...]). Class k, 0 to 5, has id 3 + 7 k.
-        suffixes: suffixes of the image files: the first image gets the first suffix, and so on.
+        suffixes: suffixes of the image files, in turn.
         crowds: indices of the boxes that mark crowds, counted over all pictures.
     """
     images, annotations = [], []

@@ -1,7 +1,4 @@
-"""Encodes one picture in many variants of the image formats, by Pillow, OpenCV or functions of this file.
-
-DALI decodes the files in VARIANTS correctly. It refuses the files in REFUSED, or decodes wrong pixels.
-"""
+"""Encodes one picture in many variants. DALI decodes VARIANTS correctly, but not REFUSED."""
 
 import base64
 import io
@@ -22,7 +19,7 @@ RGBA = np.dstack([RGB, np.full_like(GREY, 200)])
 
 
 def pillow(image_format: str, pixels: np.ndarray = RGB, mode: str | None = None, **options) -> bytes:
-    """Encodes RGB or grey pixels with Pillow, which first converts them to `mode`, if given."""
+    """Encodes RGB or grey pixels, in `mode` if given."""
     stream = io.BytesIO()
     image = PIL.Image.fromarray(pixels)
     (image.convert(mode) if mode else image).save(stream, image_format, **options)
@@ -30,12 +27,12 @@ def pillow(image_format: str, pixels: np.ndarray = RGB, mode: str | None = None,
 
 
 def opencv(suffix: str, pixels: np.ndarray, *options: int) -> bytes:
-    """Encodes RGB pixels with OpenCV, which expects the channels in the order blue, green, red."""
+    """OpenCV expects the channels blue, green, red."""
     return cv2.imencode(suffix, pixels[..., [2, 1, 0, 3][: pixels.shape[2]]], options)[1].tobytes()
 
 
 def exif(orientation: int, order: str = "<") -> bytes:
-    """Returns EXIF data with only an orientation, without the six bytes that precede EXIF data in a JPEG."""
+    """Returns EXIF data with an orientation, without the six bytes before it in a JPEG."""
     start = b"II*\0" if order == "<" else b"MM\0*"
     return start + struct.pack(f"{order}IHHHIHHI", 8, 1, 0x0112, 3, 1, orientation, 0, 0)
 
@@ -43,7 +40,7 @@ def exif(orientation: int, order: str = "<") -> bytes:
 def png(
     bits: int, color: int, rows: Sequence[bytes], *chunks: tuple[bytes, bytes], interlaced=False
 ) -> bytes:
-    """Returns a PNG of WIDTH x HEIGHT pixels. `rows` have no filter bytes; `chunks` are additional chunks."""
+    """Returns a PNG. `rows` have no filter bytes."""
     header = struct.pack(">IIBBBBB", WIDTH, HEIGHT, bits, color, 0, 0, interlaced)
     data = zlib.compress(b"".join(b"\0" + row for row in rows))
     parts = [(b"IHDR", header), *chunks, (b"IDAT", data), (b"IEND", b"")]
@@ -66,7 +63,7 @@ def _interlaced_png() -> bytes:
 def bmp(
     bits: int, rows: Sequence[bytes], *, header_size=40, compression=0, masks=(), palette=b"", top_down=False
 ) -> bytes:
-    """Returns a BMP of WIDTH x HEIGHT pixels. `rows` begins with the bottom row; rows have no padding."""
+    """Returns a BMP. `rows` begins with the bottom row and has no padding."""
     padded = rows if compression == 1 else [row.ljust(-(-len(row) // 4) * 4, b"\0") for row in rows]
     data = b"".join(padded)
     start = 14 + header_size + 4 * len(masks) + len(palette)
@@ -86,16 +83,13 @@ def tiff(
     """Returns an uncompressed TIFF.
 
     Args:
-        pixels: array (HEIGHT, WIDTH, samples), integers of `bits` bits, or floats for kind 3.
+        pixels: (HEIGHT, WIDTH, samples), integers of `bits` bits, or floats for kind 3.
         colors: photometric interpretation, 2 for RGB.
-        bits: bits per sample.
-        kind: format of a sample: 1 unsigned, 2 signed, 3 float.
-        planar: write one strip for each sample, for example for each colour, in place of one strip.
-        tiled: write tiles of 16 x 16 pixels in place of one strip.
-        big: write a BigTIFF, which has 64-bit offsets.
-        order: byte order, "<" or ">".
+        kind: 1 unsigned, 2 signed, 3 float.
+        planar: one strip per sample.
+        tiled: tiles of 16 x 16 pixels in place of one strip.
         without: numbers of the tags to leave out.
-        tags: additional tags, for example `tag320=(...)` for tag 320.
+        tags: additional tags, for example `tag320=(...)`.
     """
     samples = pixels.shape[2]
     parts = [pixels[..., i : i + 1] for i in range(samples)] if planar else [pixels]
@@ -147,13 +141,13 @@ def _packed(pixels: np.ndarray, bits: int, kind: int, order: str) -> bytes:
 
 
 def _moved(codestream: bytes) -> bytes:
-    """Returns a JPEG 2000 codestream whose picture is moved 3 pixels to the right on its reference grid."""
+    """The picture moves 3 pixels to the right on its reference grid."""
     right, bottom = struct.unpack(">II", codestream[8:16])
     return codestream[:8] + struct.pack(">4I", right + 3, bottom, 3, 0) + codestream[24:]
 
 
 def scaled(pixels: np.ndarray, bits: int) -> np.ndarray:
-    """Scales 8-bit pixels to the range of `bits` bits; returns an array (HEIGHT, WIDTH, samples)."""
+    """Scales 8-bit pixels to `bits` bits; returns (HEIGHT, WIDTH, samples)."""
     return np.round(np.atleast_3d(pixels) / 255.0 * (2**bits - 1)).astype(np.int64)
 
 
@@ -289,6 +283,6 @@ REFUSED = {
 
 
 def expected(name: str) -> np.ndarray:
-    """Returns the pixels that DALI should decode from the variant `name`, uint8 (HEIGHT, WIDTH, 3)."""
+    """Returns the pixels that DALI should decode, uint8 (HEIGHT, WIDTH, 3)."""
     grey = ("grey", "palette", "run-lengths", "without-sizes")
     return GREY_RGB if any(word in name for word in grey) or name == "tiff-float" else RGB

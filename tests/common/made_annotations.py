@@ -1,4 +1,4 @@
-"""Makes Annotations in memory, for tests that need no image files and no json."""
+"""Makes Annotations in memory."""
 
 import numpy as np
 
@@ -7,14 +7,13 @@ from common.labels import LabelMap
 
 
 def annotations(image_sizes, boxes, names=("cat", "dog", "cow"), crowds=(), areas=None):
-    """Makes Annotations. The images have the ids 101, 102, ..., and the classes have the ids 10, 20, ...
+    """Makes Annotations with the image ids 101, 102, ... and the class ids 10, 20, ...
 
     Args:
-        image_sizes: one (height, width) per image.
-        boxes: rows (image, class, left, top, width, height): two indices from 0, then pixels.
-        names: names of the classes.
+        image_sizes: (height, width) of each image.
+        boxes: rows (image, class, left, top, width, height): indices from 0, then pixels.
         crowds: indices of the boxes that mark a crowd.
-        areas: one area per box; by default the area of the box itself.
+        areas: by default the areas of the boxes.
     """
     rows = np.array(boxes, np.float64).reshape(-1, 6)
     order = np.argsort(rows[:, 0], kind="stable")
@@ -35,7 +34,7 @@ def annotations(image_sizes, boxes, names=("cat", "dog", "cow"), crowds=(), area
 
 
 def random_annotations(rng, num_images, most_boxes, num_classes=3, smallest=0.02, largest=0.6):
-    """Makes random Annotations. `smallest` and `largest` limit the sides of boxes, relative to the image."""
+    """`smallest` and `largest` limit the sides of boxes, relative to the image."""
     sizes, rows = [], []
     for image in range(num_images):
         height, width = rng.integers(80, 700, 2).tolist()

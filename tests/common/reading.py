@@ -1,5 +1,3 @@
-"""Helpers: run DALI graphs, read data sets, make images with given ids, and replace random numbers."""
-
 import json
 import pathlib
 from typing import NamedTuple
@@ -24,7 +22,6 @@ class Example(NamedTuple):
 
 
 def build(nodes, batch_size=1, seed=None):
-    """Builds a DALI pipeline whose outputs are the nodes that `nodes()` returns."""
     pipeline = dali.Pipeline(batch_size, num_threads=1, device_id=None, seed=seed, enable_checkpointing=True)
     with pipeline:
         pipeline.set_outputs(*nodes())
@@ -33,7 +30,7 @@ def build(nodes, batch_size=1, seed=None):
 
 
 def run_graph(function, *inputs, device_id=None):
-    """Runs `function` in a DALI graph. Each input is a list with an array per sample; so is each output."""
+    """Each input is a list with an array per sample, and so is each output."""
     pipeline = dali.Pipeline(len(inputs[0]), num_threads=2, device_id=device_id, prefetch_queue_depth=1)
     with pipeline:
         nodes = [fn.external_source(source=[batch], cycle=True, batch=True) for batch in inputs]
@@ -44,7 +41,6 @@ def run_graph(function, *inputs, device_id=None):
 
 
 def read(reader, count, batch_size=1, pipeline_seed=None, **options):
-    """Returns the first `count` examples of a DALI reader."""
     pipeline = build(lambda: reader(**options), batch_size, pipeline_seed)
     examples = []
     while len(examples) < count:
@@ -61,7 +57,7 @@ def ids(examples):
 
 
 def numbered_images(directory: pathlib.Path, image_ids, category_ids=(5,), box=(1, 1, 2, 2)) -> CocoSource:
-    """Writes small images with these ids. Each image has one box per category, and all boxes are `box`."""
+    """Each image has one box, `box`, per category."""
     images = [
         {"id": image_id, "file_name": f"{number:02d}.png", "width": 8, "height": 9}
         for number, image_id in enumerate(image_ids)
@@ -77,7 +73,7 @@ def numbered_images(directory: pathlib.Path, image_ids, category_ids=(5,), box=(
 
 
 def first_images(source: CocoSource, size: int, kind: str, directory: pathlib.Path):
-    """Returns a source of `kind` "coco", "images" or "tfrecord" with the first `size` images of `source`."""
+    """`kind` is "coco", "images" or "tfrecord"."""
     first = source.annotations.select(np.arange(source.size) < size)
     if kind == "coco":
         return CocoSource(source.images_dir, first)
@@ -89,7 +85,7 @@ def first_images(source: CocoSource, size: int, kind: str, directory: pathlib.Pa
 
 
 def assert_iterator_resumes(iterate, directory, before: int, after: int) -> None:
-    """Asserts that an iterator, saved after `before` steps and restored, gives the same next batches."""
+    """Restores an iterator that was saved after `before` steps, and compares `after` steps."""
     iterator = iterate()
     for _ in range(before):
         next(iterator)
@@ -103,7 +99,7 @@ def assert_iterator_resumes(iterate, directory, before: int, after: int) -> None
 
 
 class Scripted(Random):
-    """Returns prepared numbers in place of random ones. Each of `draws` is (low, high, shape, numbers)."""
+    """Gives prepared numbers. Each of `draws` is (low, high, shape, numbers)."""
 
     def __init__(self, *draws) -> None:
         self._draws = list(draws)

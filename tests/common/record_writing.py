@@ -1,5 +1,3 @@
-"""Writes TFRecord files as other programs may write them, with valid and invalid records."""
-
 import io
 import os
 
@@ -12,7 +10,6 @@ LABELS = LabelMap((3, 17, 90), ("car", "cat", "toothbrush"))
 
 
 def png(width=100, height=50, color="white"):
-    """Returns an encoded PNG of a single colour, which has few bytes."""
     stream = io.BytesIO()
     PIL.Image.new("RGB", (width, height), color).save(stream, "PNG")
     return stream.getvalue()
@@ -33,7 +30,7 @@ def feature(value):
 
 
 def record(**changes):
-    """Returns a valid record with one object. object__area=... sets image/object/area; None removes a key."""
+    """object__area=... sets image/object/area. None removes a key."""
     values = {"encoded": PNG, "source_id": b"42", "height": 50, "width": 100, "object__class__label": [17]}
     sides = {"xmin": [0.1], "xmax": [0.5], "ymin": [0.2], "ymax": [0.8]}
     values |= {f"object__bbox__{side}": edge for side, edge in sides.items()} | changes
@@ -43,20 +40,19 @@ def record(**changes):
 
 
 def of_boxes(*boxes, **changes):
-    """Returns a record with boxes (xmin, ymin, xmax, ymax). Their category is 3, unless `changes` set it."""
+    """The boxes are (xmin, ymin, xmax, ymax). Their category is 3, unless `changes` set it."""
     sides = zip(("xmin", "ymin", "xmax", "ymax"), map(list, zip(*boxes, strict=True)), strict=True)
     values = {f"object__bbox__{side}": edges for side, edges in sides}
     return record(**values | {"object__class__label": [3] * len(boxes)} | changes)
 
 
 def empty_record(image_id, **changes):
-    """Returns a record of an image without objects. Like google/automl's records, it has no object keys."""
+    """Like google/automl's records of empty images, it has no object keys."""
     keys = ("bbox__xmin", "bbox__xmax", "bbox__ymin", "bbox__ymax", "class__label")
     return record(source_id=b"%d" % image_id, **{f"object__{key}": None for key in keys}, **changes)
 
 
 def write(path, *records):
-    """Writes a record file, without an index; returns its path."""
     with tf.io.TFRecordWriter(os.fspath(path)) as writer:
         for content in records:
             writer.write(content)
@@ -64,7 +60,6 @@ def write(path, *records):
 
 
 def flip(path, position):
-    """Flips one bit of the byte at `position` of a file."""
     with open(path, "r+b") as stream:
         stream.seek(position, os.SEEK_END if position < 0 else os.SEEK_SET)
         (byte,) = stream.read(1)

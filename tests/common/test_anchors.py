@@ -1,5 +1,3 @@
-"""Tests anchors against a plain loop, and the number of anchors against google/automl's EfficientDet."""
-
 import dataclasses
 import math
 
@@ -13,7 +11,7 @@ RATIOS = [1.0, 2.0, 0.5]
 
 
 def brute_force(min_level, max_level, num_scales, ratios, anchor_scale, image_size):
-    """Computes anchors one by one as tlbr pixels, ordered by level, row, column, scale and ratio."""
+    """Returns anchors as tlbr pixels, ordered by level, row, column, scale and ratio."""
     sizes = [image_size]  # sizes of levels 0, 1, 2, ...: each is half of the previous size, rounded up
     while len(sizes) <= max_level:
         sizes.append(tuple((side + 1) // 2 for side in sizes[-1]))
@@ -34,9 +32,9 @@ def brute_force(min_level, max_level, num_scales, ratios, anchor_scale, image_si
 
 ANCHORS = [
     (3, 7, 3, RATIOS, 5.0, (128, 384)),
-    (3, 8, 3, RATIOS, 4.0, (130, 77)),  # no side is a multiple of a stride
+    (3, 8, 3, RATIOS, 4.0, (130, 77)),
     (2, 5, 2, [0.7, 1.4], 3.0, (64, 48)),
-    (3, 7, 1, [1.0], 4.0, (5, 1)),  # the image is smaller than a stride
+    (3, 7, 1, [1.0], 4.0, (5, 1)),
 ]
 
 
@@ -54,7 +52,7 @@ def test_anchors_are_those_of_the_definition_in_order(arguments):
     np.testing.assert_allclose(anchors.boxes_normalized, normalized, rtol=1e-6)
 
 
-# Numbers of anchors of google/automl's EfficientDet-D0 to D7x at the published image sizes.
+# of google/automl's EfficientDet-D0 to D7x
 COUNTS = {"0": 49_104, "1": 76_725, "2": 110_484, "3": 150_381, "4": 196_416, "5": 306_900, "6": 306_900}
 COUNTS |= {"7": 441_936, "7x": 442_260}
 

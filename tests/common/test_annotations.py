@@ -1,5 +1,3 @@
-"""Tests Annotations: target boxes against a plain loop, ground truth against pycocotools, selected images."""
-
 import dataclasses
 import itertools
 import json
@@ -22,7 +20,7 @@ from tests.refusal import refusal
 
 @pytest.fixture
 def small():
-    """Annotations of three images with a crowd and two issues. The second image has no boxes."""
+    """Three images with a crowd and two issues. The second image has no boxes."""
     issues = Issues("small", ImagePolicy("skip"))
     issues.add("box-outside", "annotation 1 (image 7) has bbox [1.0]")
     issues.add("image-missing", "image 8")
@@ -94,7 +92,6 @@ def test_pycocotools_judges_our_ground_truth_like_the_original(drawn):
 
 
 def test_the_ground_truth_has_everything(small):
-    """Tests the dict's fields. Annotation ids start at 1, because id 0 means "no match" in pycocotools."""
     truth = small.ground_truth()
     assert truth["images"][1] == {"id": 7, "file_name": "sub/b\0 .jpg", "height": 40, "width": 30}
     ids = {"id": 2, "image_id": 42, "category_id": 20}
@@ -108,7 +105,7 @@ def test_the_ground_truth_has_everything(small):
 
 def test_the_fingerprint_is_of_the_content(small):
     others = {"issues": Issues(""), "label_map": LabelMap((10, 20), ("two", "nine"))}
-    others |= {"file_names": ["a.jpgsub/b\0 .jpg", "", ""]}  # joined, these are the same characters
+    others |= {"file_names": ["a.jpgsub/b\0 .jpg", "", ""]}
     for field in dataclasses.fields(small):
         value = others[field.name] if field.name in others else getattr(small, field.name)[::-1]
         is_other = dataclasses.replace(small, **{field.name: value}).fingerprint() != small.fingerprint()
@@ -149,7 +146,7 @@ def test_select(small, kept):
 
 
 def assert_same(path):
-    """Asserts that read_coco, which checks nothing, and load_coco give the same annotations, bit for bit."""
+    """Compares read_coco, which checks nothing, with load_coco."""
     plain, strict = read_coco(path), load_coco(path)
     for field in dataclasses.fields(Annotations):
         found, expected = getattr(plain, field.name), getattr(strict, field.name)
@@ -167,7 +164,7 @@ def test_real_data_are_read_as_by_the_strict_reader(name, request):
     assert_same(request.getfixturevalue(name) / "instances.json")
 
 
-# Replaces the image ids of SMALL by LARGE and 3. GAPS is a document without the optional keys.
+# SMALL with other image ids and without the optional keys
 IDS = {42: LARGE, 7: 3}
 GAPS = SMALL | {
     "images": [image | {"id": IDS[image["id"]]} for image in SMALL["images"]],

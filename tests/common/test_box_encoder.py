@@ -1,5 +1,3 @@
-"""Tests the box targets of DALI and TensorFlow against SSD's matching rule in NumPy, and box decoding."""
-
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -14,7 +12,7 @@ RATIOS = [1.0, 2.0, 0.5]
 D0 = Anchors(3, 7, 3, RATIOS, 4.0, (128, 128))
 WIDE = Anchors(3, 7, 3, RATIOS, 4.0, (96, 160))
 ODD = Anchors(3, 7, 3, RATIOS, 5.0, (130, 77))  # sides that no stride divides; the anchor scale of d7
-D7X = Anchors(3, 8, 3, RATIOS, 4.0, (160, 128))  # has one level more than the others
+D7X = Anchors(3, 8, 3, RATIOS, 4.0, (160, 128))
 SPARSE = Anchors(3, 5, 1, [1.0], 0.1, (128, 96))  # most boxes touch no anchor
 
 NO_BOXES = np.zeros((0, 4), np.float32)
@@ -30,25 +28,25 @@ def random_boxes(rng, count, largest=0.4):
 
 
 def grid_boxes(rng, count):
-    """Returns boxes with corners on a coarse grid, so that many boxes have equal IoUs with an anchor."""
+    """Corners are on a coarse grid, so that many IoUs with an anchor are equal."""
     cells = rng.choice([4, 8, 16])
     left_top = rng.integers(0, cells, (count, 2))
     return np.float32(np.concatenate([left_top, left_top + rng.integers(1, 4, (count, 2))], axis=1) / cells)
 
 
 def hard_images(rng, anchors):
-    """Returns the boxes of many images, with special cases that are easy to encode wrongly."""
+    """Returns boxes of many images that are easy to encode wrongly."""
     images = [
         NO_BOXES,
         np.float32([[0, 0, 1, 1]]),
         random_boxes(rng, 1),
         random_boxes(rng, 500, largest=0.1),
-        np.repeat(random_boxes(rng, 3), 4, axis=0),  # each box four times
+        np.repeat(random_boxes(rng, 3), 4, axis=0),
         random_boxes(rng, 30, largest=0.011),  # tiny boxes, which have a low IoU with all anchors
         np.float32([[0.3, 0.3, 0.3 + 1e-6, 0.3 + 1e-6], [0.3, 0.3, 0.3 + 1e-4, 0.9]]),
-        np.float32([[1.5, 1.5, 1.6, 1.6]]),  # no overlap with any anchor
-        anchors.boxes_normalized[rng.integers(0, anchors.num_anchors, 20)],  # boxes that equal anchors
-        np.float32([[-0.3, -0.2, 1.1, 1.4], [-0.01, 0.5, 0.2, 0.6]]),  # boxes that reach outside the image
+        np.float32([[1.5, 1.5, 1.6, 1.6]]),
+        anchors.boxes_normalized[rng.integers(0, anchors.num_anchors, 20)],
+        np.float32([[-0.3, -0.2, 1.1, 1.4], [-0.01, 0.5, 0.2, 0.6]]),
     ]
     images += [random_boxes(rng, int(count)) for count in rng.integers(1, 60, 6)]
     images += [grid_boxes(rng, int(count)) for count in rng.integers(1, 60, 6)]
@@ -68,7 +66,7 @@ def largest(boxes, count):
 
 
 def overlaps(boxes, anchors):
-    """Returns the IoU of every box with every anchor, float32 (N, A)."""
+    """Returns IoUs, float32 (N, A)."""
     one, other = boxes[:, np.newaxis], anchors.boxes_normalized
     sides = np.minimum(one[..., 2:], other[..., 2:]) - np.maximum(one[..., :2], other[..., :2])
     intersection = np.maximum(sides, 0).prod(axis=-1)
@@ -77,7 +75,7 @@ def overlaps(boxes, anchors):
 
 
 def targets_by_the_rule(boxes, labels, anchors):
-    """Returns the class targets (A,) and box targets (A, 4) of A anchors by the matching rule, float64."""
+    """Returns class targets (A,) and box targets (A, 4), float64."""
     owners = numpy_boxes.match(boxes, anchors.boxes_normalized)
     positive = owners >= 0
     classes, deltas = np.full(anchors.num_anchors, -1), np.zeros((anchors.num_anchors, 4))
@@ -101,7 +99,7 @@ def encode(images, labels, anchors, max_instances=box_encoder.MAX_INSTANCES):
 
 
 def encode_boxes_tf(boxes, labels, anchors, max_instances=box_encoder.MAX_INSTANCES):
-    """Encodes the boxes of one image with the functions of the loader that does not use DALI."""
+    """Encodes the boxes of one image without DALI."""
     boxes, labels, _ = tf_readers.select_boxes(boxes, labels, (0.0, 0.0), max_instances)
     boxes, classes = tf_readers.pad_boxes_tf(boxes, labels, max_instances)
     batch = encode_batch_tf(boxes[tf.newaxis], classes[tf.newaxis], anchors)
@@ -169,7 +167,6 @@ def test_targets_follow_the_rule_and_tensorflow_equals_dali(anchors):
 
 @pytest.mark.parametrize("anchors", [WIDE, SPARSE], ids=["wide", "sparse"])
 def test_a_batch_is_its_images_one_by_one(anchors):
-    """Tests that an image has the same targets alone and in a batch, even in a batch of equal boxes."""
     rng = np.random.default_rng(12)
     images = [boxes for boxes in hard_images(rng, anchors) if not len(boxes) or boxes.max() <= 1]
     images = [boxes.clip(0, 1)[:40] for boxes in images] + [grid_boxes(rng, 40)] * 2
@@ -183,8 +180,8 @@ def test_a_batch_is_its_images_one_by_one(anchors):
 @RUNS
 def test_an_iou_of_exactly_one_half_is_background(run):
     squares = Anchors(3, 3, 1, [1.0], 4.0, (128, 128))  # anchors of 32 pixels, every 8 pixels
-    # The first box is as wide as an anchor and twice as tall. Five anchors inside the box have an IoU of 1/2,
-    # which is not above the threshold. So the box gets only one anchor: the last of these five best anchors.
+    # Five anchors inside the first box have an IoU of exactly 1/2, so only the last of these best anchors is
+    # positive.
     exactly = np.float32([[44, 36, 76, 100]]) / 128
     shorter = np.float32([[44, 36, 76, 99.9]]) / 128
     exactly, shorter = run([exactly, shorter], [np.int32([1])] * 2, squares)
@@ -238,7 +235,6 @@ def test_decoding_takes_any_leading_shape_and_computes_in_float32():
 @pytest.mark.gpu
 @pytest.mark.parametrize("copied", [True, False])
 def test_gpu_equals_cpu(copied):
-    """Tests that the GPU gives the same targets as the CPU, for boxes in GPU memory and in CPU memory."""
     rng = np.random.default_rng(8)
     images = hard_images(rng, ODD)
     labels = random_labels(rng, images)

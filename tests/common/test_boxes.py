@@ -1,5 +1,3 @@
-"""Tests box formats by example, IoUs against pycocotools and by hand, and gradients of CIoU."""
-
 import keras
 import numpy as np
 import pytest
@@ -29,8 +27,8 @@ def test_conversions_by_example():
 def test_iou_agrees_with_pycocotools():
     rng = np.random.default_rng(1)
     a, b = random_boxes(rng, 40), random_boxes(rng, 30)
-    b[:10] = a[:10]  # some boxes are equal
-    b[10:20] = a[10:20] * 0.5  # some boxes are half as large as a box of `a`
+    b[:10] = a[:10]
+    b[10:20] = a[10:20] * 0.5
     ltwh = [np.concatenate([boxes[:, :2], boxes[:, 2:] - boxes[:, :2]], axis=1) for boxes in (a, b)]
     expected = coco_mask.iou(*ltwh, [0] * len(b))
     np.testing.assert_allclose(box_ops.iou(a[:, None], b[None]), expected, atol=1e-12)
@@ -63,7 +61,7 @@ def test_overlaps_are_one_for_equal_boxes_symmetric_and_free_of_place_and_scale(
     np.testing.assert_allclose(overlap(*small), overlap(a, b), atol=1e-4)
 
 
-# Boxes: two points and a line, an inverted, a tiny, a denormal, a huge and a valid box. Tests use all pairs.
+# points, a line, an inverted, a tiny, a denormal, a huge and a valid box
 DEGENERATE = [[0.5] * 4, [0.2, 0.3, 0.8, 0.3], [0.0] * 4, [0.8, 0.8, 0.2, 0.2]]
 DEGENERATE += [[0.5, 0.5, 0.5 + 1e-7, 0.5 + 1e-7], [0.0, 0.0, 1e-40, 1e-40]]
 DEGENERATE += [[-1e6, -1e6, 1e6, 1e6], [0.2, 0.2, 0.6, 0.6]]

@@ -1,9 +1,3 @@
-"""Tests which images each rank reads, in how many steps, and which boxes DALI and TensorFlow drop.
-
-The ranks' shards have no image in common and together have all images. All ranks take equally many steps.
-The tests compute this for all combinations of 1 to 8 ranks and 1 to 50 images; DALI reads some of them.
-"""
-
 import itertools
 
 import numpy as np
@@ -24,7 +18,6 @@ EPOCHS = 3
 
 
 def test_shards_and_steps_in_all_combinations():
-    """Tests that the shards have all images, and that steps_per_epoch is enough for the largest shard."""
     for num_shards, size, batch_size in itertools.product(RANKS, range(1, MAX_SIZE + 1), range(1, 17)):
         if size < num_shards:
             continue
@@ -45,7 +38,7 @@ def numbered(tmp_path_factory):
 
 
 def read_ids(source, num_shards, count, batch_size, **options):
-    """Returns a list of image ids for each rank. For speed, the readers of all ranks are in one pipeline."""
+    """Returns the image ids of each rank. For speed, all readers are in one pipeline."""
     pipeline = dali.Pipeline(batch_size, num_threads=1, device_id=None, prefetch_queue_depth=1)
     with pipeline:
         shards = [{"shard_id": i, "num_shards": num_shards, "name": f"reader{i}"} for i in range(num_shards)]
@@ -64,7 +57,7 @@ def test_each_rank_reads_its_part(numbered, kind, num_shards, size):
     source = first_images(numbered[0], size, kind, numbered[1])
     everything = sorted(source.annotations.image_ids)
 
-    # Reads two evaluations: all ranks take equally many steps, and both evaluations read the same images.
+    # Reads two evaluations, which have the same images.
     batch_size = (1, 3, 4, 7)[(size + num_shards) % 4]
     count = batch_size * steps_per_epoch(size, batch_size * num_shards, training=False)
     ranks = read_ids(source, num_shards, 2 * count, batch_size, training=False, seed=0)
@@ -72,7 +65,7 @@ def test_each_rank_reads_its_part(numbered, kind, num_shards, size):
     once = [image_id for rank in ranks for image_id in dict.fromkeys(rank)]  # a rank may repeat images
     assert sorted(once) == everything
 
-    # Reads epochs of training: in each epoch, the ranks together read every image once.
+    # In each epoch of training, the ranks together read every image once.
     if kind != "images":
         lengths = [len(range(*dali_ops.shard_range(size, rank, num_shards))) for rank in range(num_shards)]
         count = EPOCHS * max(lengths)
@@ -90,7 +83,7 @@ def run_tf(function, images, labels):
     return [[np.asarray(output) for output in function(*pair)] for pair in pairs]
 
 
-ALL = 10_000  # more boxes than any image here has
+ALL = 10_000
 
 SELECT = pytest.mark.parametrize(
     ("run", "select"),
@@ -103,8 +96,8 @@ SELECT = pytest.mark.parametrize(
 def test_what_is_not_a_box_is_dropped(run, select):
     sound = [0.2, 0.2, 0.8, 0.8]
     bad = [np.where(place, value, sound) for value in (NAN, INF, -INF) for place in np.eye(4, dtype=bool)]
-    bad += [[0.2, 0.2, 0.2, 0.8], [0.2, 0.2, 0.8, 0.2], [0, 0, 0, 0]]  # without width, height, or both
-    bad += [[0.8, 0.2, 0.2, 0.8], [0.2, 0.8, 0.8, 0.2]]  # a negative width or height
+    bad += [[0.2, 0.2, 0.2, 0.8], [0.2, 0.2, 0.8, 0.2], [0, 0, 0, 0]]
+    bad += [[0.8, 0.2, 0.2, 0.8], [0.2, 0.8, 0.8, 0.2]]
     bad += [[INF] * 4, [-INF, -INF, INF, INF]]
     bad += [[-3e38, 0, 3e38, 1], [0, -3e38, 1, 3e38]]  # finite edges, but infinite sides
     good = [[-0.0, 0.0, 1.0, 1.0], [0.5, 0.5, np.nextafter(np.float32(0.5), 1), 0.6], [-2, -2, 3, 3]]
@@ -123,7 +116,7 @@ def test_height_and_width_are_measured_apart(run, select):
     boxes = np.float32([[0, 0, 0.25, 0.5], [0, 0, 0.125, 0.5], [0, 0, 0.25, 0.25], [0.5, 0.5, 0.75, 1]])
     min_size = (0.5, 0.25)  # height, width
     ((kept, labels, lost),) = run(lambda b, n: select(b, n, min_size, ALL), [boxes], [np.int32([1, 2, 3, 4])])
-    np.testing.assert_array_equal(labels, [1, 4])  # boxes of exactly the minimum size stay
+    np.testing.assert_array_equal(labels, [1, 4])
     np.testing.assert_array_equal(kept, boxes[[0, 3]])
     assert lost.tolist() == [2, 0] and lost.dtype == np.int32
 
@@ -134,7 +127,7 @@ def test_the_largest_are_kept_in_their_order_and_of_equal_ones_the_first(run, se
     rng = np.random.default_rng(3)
     images = [random_boxes(rng, n) for n in (500, 101, 100, 99, 1)]
     images += [NO_BOXES, np.repeat(random_boxes(rng, 1), 150, axis=0), grid_boxes(rng, 300)]
-    images[0][::2, 2] = images[0][::2, 0]  # boxes without area are dropped
+    images[0][::2, 2] = images[0][::2, 0]
     labels = random_labels(rng, images)
     results = run(lambda b, n: select(b, n, (0.0, 0.0), count), images, labels)
     for boxes, boxes_labels, (kept, kept_labels, lost) in zip(images, labels, results, strict=True):
@@ -153,8 +146,8 @@ def test_without_a_limit_dali_keeps_all():
 
 @SELECT
 def test_batches_of_images_with_at_most_one_box_left(run, select):
-    """Tests that a bug of DALI 2.4 is avoided: it reads wrong memory if a batch compares arrays of the shapes
-    (1, N) and (1, 1) and also arrays of the shapes (1, 1) and (0, 1)."""
+    """DALI 2.4 reads wrong memory if a batch compares arrays of the shapes (1, N) and (1, 1), and (1, 1) and
+    (0, 1)."""
     random = np.random.default_rng(0)
     for _ in range(60):
         images = [random_boxes(random, n) for n in random.integers(0, 4, 4)]

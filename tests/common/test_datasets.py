@@ -1,5 +1,3 @@
-"""Tests data sets that are opened by flags: what they report and read, with and without a data check."""
-
 import shutil
 
 import pytest
@@ -23,7 +21,6 @@ def coco_flags(drawn):
 
 
 def test_what_sources_say_and_hand_out(drawn, drawn_records, coco_flags):
-    """Tests the properties of each kind of data set. If flags name two, `input_type` selects one."""
     given = {**coco_flags, "file_pattern": f"{drawn_records}-*"}
     coco, tfrecord = (open_source(**given, input_type=name) for name in ("coco", "tfrecord"))
     images = ImageListSource(list_images(str(drawn / "images")))

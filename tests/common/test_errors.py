@@ -1,5 +1,3 @@
-"""Tests that a user's mistake ends a program with one line and exit code 1, and a bug with a traceback."""
-
 import subprocess
 import sys
 

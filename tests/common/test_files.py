@@ -1,5 +1,3 @@
-"""Tests that a write leaves the old file or the new file, never a mixture, and tests the cache directory."""
-
 import concurrent.futures
 import contextlib
 import os
@@ -15,7 +13,7 @@ from tests.common.training.small_model import full_disk
 
 
 def contents(directory):
-    """Returns {path: content} of all files in `directory`; asserts that no temporary file is left."""
+    """Returns {path: content}. No temporary file may be left."""
     assert not list(directory.glob(f"{files.TEMPORARY}*"))
     return {str(p.relative_to(directory)): p.read_text() for p in directory.rglob("*") if p.is_file()}
 
@@ -81,15 +79,12 @@ def test_unfinished_work_is_cleared_away_and_nothing_else(tmp_path):
 
 
 class Killed(BaseException):
-    """Simulates a kill of the process: no product code catches this exception."""
+    """No product code catches this exception."""
 
 
 @pytest.mark.parametrize("names", [[], ["a", "b"]], ids=["file", "directory"])
 def test_a_kill_at_any_call_leaves_the_old_or_the_new(tmp_path, monkeypatch, names):
-    """Simulates a kill at the n-th call of os.fsync or os.replace, for every n.
-
-    A directory is replaced in two steps: between them, neither the old nor the new directory is there.
-    """
+    """Between the two steps that replace a directory, neither the old nor the new one is there."""
     path, left = tmp_path / "x", 0
 
     def write(text):
@@ -150,7 +145,7 @@ def test_many_writers_at_once(home):
         paths = set(pool.map(lambda _: files.store_cached(content, ".bin"), range(16)))
     (path,) = paths
     assert path.read_bytes() == content
-    assert list(path.parent.iterdir()) == [path]  # no temporary file is left
+    assert list(path.parent.iterdir()) == [path]
 
 
 def test_the_temporary_directory_is_second_choice_unless_others_may_write_it(home, tmp_path):

@@ -1,5 +1,3 @@
-"""Tests --hparams, which overrides fields of a config: types, commas, pitfalls of YAML, error messages."""
-
 import dataclasses
 import re
 

@@ -1,5 +1,3 @@
-"""Tests LabelMap: the order of the classes, look-ups, files, and which input is refused."""
-
 import re
 
 import numpy as np

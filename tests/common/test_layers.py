@@ -1,5 +1,3 @@
-"""Tests activations against formulas in NumPy, batch norm against Keras' layer, and what XLA compiles."""
-
 import keras
 import numpy as np
 import pytest
@@ -10,7 +8,7 @@ from common import layers
 from common.layers import BatchNormalization, Mish, Swish
 
 CHANNELS = 5
-# Tolerances by dtype policy. For 16 bits, it is the distance of neighbouring numbers between 2 and 4.
+# for 16 bits, the distance of neighbouring numbers between 2 and 4
 UNIT = {"float32": 2e-6, "mixed_float16": 2**-9, "mixed_bfloat16": 2**-6}
 
 
@@ -22,7 +20,7 @@ def sigmoid(z):
 
 
 FORMULAS = {Swish: lambda z: z * sigmoid(z), Mish: lambda z: z * np.tanh(np.log1p(np.exp(z)))}
-# Tolerances by dtype. Those of float16 and bfloat16 are large, because Swish computes in these dtypes.
+# large for 16 bits, because Swish computes in these dtypes
 TOLERANCES = {"float32": 1e-5, "float16": 2e-2, "bfloat16": 1.5e-1}
 
 
@@ -43,7 +41,6 @@ def with_gradient(layer):
 
 
 def is_compiled(functions):
-    """Returns whether XLA has to compile one of a graph's functions."""
     return any(function.attr["_XlaMustCompile"].b for function in functions)
 
 
@@ -58,7 +55,6 @@ def either_way(request, monkeypatch):
 @pytest.mark.parametrize("dtype", TOLERANCES)
 @pytest.mark.parametrize("kind", FORMULAS)
 def test_values_and_gradients(either_way, kind, dtype, compiled):
-    """Tests inputs near 0 against the formula, and inputs far from 0, which give 0 or the input itself."""
     far = [100, 1000, float(tf.as_dtype(dtype).max)]
     x = np.array([*np.linspace(-12, 12, 474), *far, *np.negative(far)]).reshape(4, 5, 6, 4)
     x, upstream = (tf.cast(values, dtype) for values in (x, np.random.default_rng(0).normal(size=x.shape)))
@@ -77,9 +73,9 @@ def test_values_and_gradients(either_way, kind, dtype, compiled):
 @pytest.mark.parametrize("kind", FORMULAS)
 def test_what_is_fused_is_settled_by_the_size_of_an_image(monkeypatch, kind):
     monkeypatch.setattr(layers, "is_cpu_only", lambda: True)
-    assert built(kind, (None, 256, 512, 1)).fuse  # 2**17 numbers an image are enough
+    assert built(kind, (None, 256, 512, 1)).fuse
     assert not built(kind, (64, 256, 511, 1)).fuse  # fewer numbers an image; the batch size does not count
-    assert built(kind, (None, None, None, 8)).fuse  # sizes that vary in training
+    assert built(kind, (None, None, None, 8)).fuse
     monkeypatch.setattr(layers, "is_cpu_only", lambda: False)
     assert not built(kind, (None, 256, 512, 1)).fuse
 
@@ -101,7 +97,6 @@ def test_images_of_any_size_and_what_xla_compiles(either_way, kind):
 
 @pytest.mark.parametrize("kind", FORMULAS)
 def test_models_are_saved_without_xla_and_loaded(monkeypatch, tmp_path, kind):
-    """Tests that saved models can be loaded, and have no functions for XLA, which other runtimes lack."""
     monkeypatch.setattr(layers, "FUSE_FROM", 1)
     images = keras.Input((6, 4, 3))
     model = keras.Model(images, kind()(images))
@@ -121,7 +116,7 @@ def test_models_are_saved_without_xla_and_loaded(monkeypatch, tmp_path, kind):
 
 
 def make_pair(dtype=None):
-    """Returns Keras' layer and our layer with the same variables."""
+    """Returns Keras' layer and ours with equal variables."""
     rng = np.random.default_rng(0)
     pair = keras.layers.BatchNormalization(dtype=dtype, name="bn"), BatchNormalization(dtype=dtype, name="bn")
     weights = rng.uniform(0.5, 1.5, (4, CHANNELS))
@@ -136,7 +131,7 @@ def make_images(shape=(2, 3, 4, CHANNELS), dtype="float32"):
 
 
 def run_step(layer, images, training, jit_compile=False):
-    """Runs a layer; returns its outputs, gradients by its input and variables, and moving statistics."""
+    """Returns outputs, gradients by input and variables, and moving statistics."""
 
     @tf.function(jit_compile=jit_compile)
     def step(images):
@@ -211,8 +206,8 @@ def test_a_short_run_forgets_the_statistics_it_starts_with():
     assert momentum(0.99, 10_000)[0] == 0.99 and momentum(0.99, 3)[0] == 0.9 and momentum(0.8, 3)[0] == 0.8
     limited, model, norm = momentum(0.99, 400)
     assert limited == 0.95
-    # The variance of the images is 1e-4 of the initial moving variance. With a momentum of 0.99, 1.8 % of the
-    # initial moving variance would be left after 400 steps: much more than the variance of the images.
+    # The images' variance is 1e-4 of the initial moving variance, of which a momentum of 0.99 would leave 1.8
+    # %.
     images = np.random.default_rng(0).normal(3.0, 0.01, (8, 4, 4, 2)).astype(np.float32)
     for _ in range(400):
         model(images, training=True)

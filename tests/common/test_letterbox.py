@@ -1,5 +1,3 @@
-"""Tests where a letterbox places an image, and that boxes can be mapped to the letterbox and back."""
-
 import numpy as np
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
@@ -10,14 +8,14 @@ from tests.oracle import numpy_boxes, numpy_images
 
 SIDES = st.integers(1, 70_000)
 IMAGE_SIZES = st.tuples(st.integers(1, 2048), st.integers(1, 2048))  # (height, width) of network inputs
-# derandomize: hypothesis tests the same examples in every run, so a failure in CI can be repeated.
+# derandomize: a failure in CI can be repeated
 FIXED = settings(deadline=None, derandomize=True, database=None, max_examples=200)
 
 
 @FIXED
 @given(SIDES, SIDES, IMAGE_SIZES)
 @example(4, 2, (5, 9))  # the exact width, 2.5, is rounded up
-@example(1, 10_000, (512, 512))  # the exact height is 0.05, but a side has at least one pixel
+@example(1, 10_000, (512, 512))
 def test_the_size_is_that_of_the_oracle(height, width, image_size):
     _, _, *size = numpy_images.letterbox((height, width), image_size, centered=False)
     assert letterbox.fit(height, width, image_size) == tuple(size)
@@ -35,7 +33,7 @@ def test_boxes_come_back(boxes, data):
     # Boxes in the letterbox are float32. Mapping them back multiplies their rounding errors by `squeeze`.
     squeeze = np.tile([image_size[1] / places[0][3], image_size[0] / places[0][2]], 2)
     assert (np.abs(back - boxes) <= 5e-7 * squeeze).all()
-    for i, (top, left, new_height, new_width) in enumerate(places):  # one image without a batch dimension
+    for i, (top, left, new_height, new_width) in enumerate(places):
         np.testing.assert_array_equal(numpy_boxes.to_letterbox(boxes[i], places[i], image_size), there[i])
         whole_px = np.asarray(numpy_boxes.to_letterbox([0, 0, 1, 1], places[i], image_size))
         expected = [left, top, left + new_width, top + new_height]

@@ -1,8 +1,3 @@
-"""Tests the common parts of loaders: --pipeline_type, devices, --num_threads, DALI pipelines as tf.data.
-
-test_dali_ops.py tests the steps per epoch and the shards. test_readers.py tests saved iterators.
-"""
-
 import types
 
 import numpy as np
@@ -31,7 +26,7 @@ def test_types_that_cannot_be(monkeypatch):
 
 
 def test_tensorflow_counts_the_gpus_that_it_sees(monkeypatch):
-    """Tests that a rank's only visible GPU is GPU 0 in TensorFlow, even if its CUDA number is 3."""
+    """TensorFlow numbers only the visible GPUs."""
     for visible, device_id, expected in (([0, 1], 1, "/gpu:1"), ([3], 3, "/gpu:0"), ([], None, "/cpu:0")):
         gpus = [types.SimpleNamespace(name=f"/physical_device:GPU:{number}") for number in visible]
         monkeypatch.setattr(tf.config, "get_visible_devices", lambda kind, gpus=gpus: gpus)

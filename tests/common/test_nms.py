@@ -1,5 +1,3 @@
-"""Tests NMS against a brute-force version in float64, against OpenCV, and against Darknet's box_diou."""
-
 import cv2
 import numpy as np
 import pytest
@@ -13,7 +11,7 @@ METHODS = pytest.mark.parametrize("method", ["hard", "gaussian", "diou"])
 
 
 def random_candidates(batch_size=2, count=300, num_classes=5, seed=0):
-    """Returns boxes around a few centres, with rounded scores, so that many overlap or have equal scores."""
+    """Many boxes overlap, and many scores are equal."""
     rng = np.random.default_rng(seed)
     centers = rng.uniform(0, 1, (batch_size, 12, 2))
     centers = np.take_along_axis(centers, rng.integers(0, 12, (batch_size, count, 1)), axis=1)
@@ -39,7 +37,7 @@ def iou_numpy(box, boxes):
 
 
 def distance_numpy(box, boxes):
-    """Returns Darknet's d / c: the squared distance of the centres / the enclosing box's squared diagonal."""
+    """Returns Darknet's d / c: squared distance of centres / squared diagonal of the enclosing box."""
     centers = (boxes[:, :2] + boxes[:, 2:]) / 2 - (box[:2] + box[2:]) / 2
     hull = np.maximum(box[2:], boxes[:, 2:]) - np.minimum(box[:2], boxes[:, :2])
     squared = np.sum(hull**2, axis=1)
@@ -47,7 +45,7 @@ def distance_numpy(box, boxes):
 
 
 def suppress_numpy(boxes, scores, classes, method, **changes):
-    """Runs NMS by brute force on one image; returns the indices and scores of the kept boxes, best first."""
+    """Returns the indices and scores of the kept boxes, best first."""
     settings = SETTINGS | changes
     boxes, scores = boxes.astype(np.float64), scores.astype(np.float64)
     picked = []
@@ -72,7 +70,6 @@ def suppress_numpy(boxes, scores, classes, method, **changes):
 @pytest.mark.parametrize(("num_classes", "max_detections", "beta"), [(1, 400, 0.6), (5, 20, 1), (80, 400, 4)])
 @METHODS
 def test_equals_brute_force(method, num_classes, max_detections, beta):
-    """Tests random boxes. Some best boxes have no area, and some images have only scores that are too low."""
     changes = {"method": method, "num_classes": num_classes, "max_detections": max_detections, "beta": beta}
     boxes, scores, classes = random_candidates(batch_size=4, num_classes=num_classes)
     boxes[:, :3] = [[0.5, 0.5, 0.5, 0.5], [0.5, 0.5, 0.5, 0.5], [0.5, 0.1, 0.5, 0.9]]
@@ -125,7 +122,7 @@ def test_diou_at_the_threshold_itself(beta):
 
 @pytest.mark.parametrize(("method", "overlap"), [("hard", 9 / 16), ("diou", 9 / 16 - 1 / 64)])
 def test_boxes_are_cut_at_eight_sides_of_the_image(method, overlap):
-    """Tests that boxes are clipped to 16 x 16 image sides: the first becomes 16 x 16, the second 12 x 12."""
+    """Boxes are clipped to 16 x 16 image sides: the first becomes 16 x 16, the second 12 x 12."""
     candidates = np.float32([[[-99, -99, 99, 99], [-4, -4, 99, 99]]]), np.float32([[0.9, 0.8]]), [[0, 0]]
     for threshold, count in ((overlap - 1e-6, 1), (overlap + 1e-6, 2)):
         assert run(*candidates, method=method, beta=1.0, iou_threshold=threshold).count == [count]

@@ -1,8 +1,3 @@
-"""Tests that DALI's readers of jsons and records give the same examples, and that they can be resumed.
-
-test_dali_ops.py tests which rank reads which images.
-"""
-
 import dataclasses
 import functools
 import pathlib
@@ -23,14 +18,14 @@ from tools.conversion.coco_to_tfrecord import write_tfrecords
 
 
 def both_readers(source, directory):
-    """Returns a reader of the source, and a reader of records that are written from the same source."""
+    """Returns a reader of the source, and of records that are written from it."""
     records = write_tfrecords(source.annotations, source.images_dir, directory / "t", num_shards=3, seed=1)
     return source.read, functools.partial(tfrecord_reader, records, source.label_map)
 
 
 @pytest.fixture(scope="module")
 def numbered(tmp_path_factory):
-    """The same thirteen images as two sources: {kind of source: source}."""
+    """The same thirteen images as {kind: source}."""
     directory = tmp_path_factory.mktemp("numbered")
     source = numbered_images(directory, range(100, 113))
     return {kind: first_images(source, 13, kind, directory) for kind in ("coco", "tfrecord")}
@@ -61,8 +56,7 @@ def test_json_and_records_give_the_same(name, request, tmp_path):
 
 @pytest.mark.parametrize("category_ids", [[0, 65_536, 2**31 - 1], [5, 2**32 + 5, 2**63 - 1]])
 def test_ids_of_any_size_and_boxes_as_thin_as_they_come(tmp_path, category_ids):
-    """Tests category ids above DALI's limits (65535 in lookup_table, 32 bits in constants), image ids above
-    the limit of DALI's COCO reader (2**31), and boxes below 0.1 pixel, which that reader drops by default."""
+    """DALI's limits are 65,535 in lookup_table, 32 bits in constants, and 2**31 in its COCO reader."""
     image_ids = [0, 2**31 - 1, 2**31, 2**53 + 1, 2**63 - 1]
     source = numbered_images(tmp_path, image_ids, category_ids[::-1], box=[1, 1, 0.05, 3])
     for reader in both_readers(source, tmp_path):
@@ -94,7 +88,7 @@ def test_the_clean_json_is_made_once(drawn, tmp_path, monkeypatch):
     annotations = load_coco(drawn / "instances.json", drawn / "images")
 
     def made(annotations):
-        """Builds a reader of these annotations; returns all clean jsons in the cache."""
+        """Returns all clean jsons in the cache."""
         build(lambda: coco_reader(drawn / "images", annotations, training=False))
         return sorted((tmp_path / "dali-detection").glob("*.coco.json"))
 
@@ -121,10 +115,10 @@ def test_shuffling_follows_the_seed_and_nothing_else(numbered, kind):
     first = epochs(seed=0)
     in_order = tuple(range(100, 113))
     assert all(sorted(epoch) == list(in_order) for epoch in first)
-    assert len({*first, in_order}) == 4  # the first epoch is shuffled too
+    assert len({*first, in_order}) == 4
     assert epochs(seed=0, pipeline_seed=99) == epochs(seed=0, batch_size=5) == first
     for seed in (1, 2**31 - 1):
-        assert not epochs(seed=seed) & first  # all orders differ from those of seed 0
+        assert not epochs(seed=seed) & first
 
 
 @pytest.mark.parametrize("training", [True, False])

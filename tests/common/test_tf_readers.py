@@ -1,5 +1,3 @@
-"""Tests that the tf.data readers give the examples and pixels of DALI's readers, and tests their order."""
-
 import types
 
 import numpy as np
@@ -17,7 +15,7 @@ from tests.common.image_variants import HEIGHT, VARIANTS, WIDTH, exif, pillow
 from tests.common.reading import Example, assert_iterator_resumes, build, ids, read
 from tests.common.record_writing import empty_record, of_boxes, png, write
 
-COLORS = [(10 * i, 0, 0) for i in range(20)]  # the colour of image i is COLORS[i]
+COLORS = [(10 * i, 0, 0) for i in range(20)]
 
 
 @pytest.fixture
@@ -48,7 +46,6 @@ def all_ids(source):
     indirect=["source"],
 )
 def test_evaluation_examples_are_dalis_in_dalis_order(source, num_shards, count):
-    """Tests that each rank gets the same examples as from DALI's reader, in the same order."""
     seen = []
     for shard_id in range(num_shards):
         options = {"shard_id": shard_id, "num_shards": num_shards, "training": False, "seed": 0}
@@ -64,7 +61,7 @@ def test_evaluation_examples_are_dalis_in_dalis_order(source, num_shards, count)
 
 
 def test_evaluation_repeats_a_shorter_shard_to_fill_its_steps(drawn):
-    """Tests a shard of two images that must fill two batches of two. Each evaluation begins with image 2."""
+    """The shard has two images, and must fill two batches of two."""
     source = ImageListSource(list_images(str(drawn / "images")))
     loader = types.SimpleNamespace(opened_source=source, training=False, steps_per_epoch=2, batch_size=2)
     loader.shard_id, loader.num_shards, loader.seed = 1, 5, 0
@@ -76,7 +73,7 @@ def test_evaluation_repeats_a_shorter_shard_to_fill_its_steps(drawn):
 
 
 def google_example(image_id, num_objects, crowds=False):
-    """Returns a record in the format of google/automl's efficientdet/dataset/create_coco_tfrecord.py."""
+    """In the format of google/automl's efficientdet/dataset/create_coco_tfrecord.py."""
     image = {"encoded": png(64, 48, COLORS[image_id]), "height": 48, "width": 64}
     if not num_objects:
         return empty_record(image_id, **image)
@@ -92,7 +89,6 @@ def both_readers(source, count, **options):
 
 
 def test_records_of_googles_converter(tmp_path):
-    """Tests records without the crowd key and, for images without objects, without all object keys."""
     for f in range(2):
         examples = [google_example(10 * f + i, num_objects=i, crowds=f == 0) for i in range(4)]
         write(tmp_path / f"{f}.tfrecord", *examples)

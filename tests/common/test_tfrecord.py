@@ -1,8 +1,3 @@
-"""Tests the search for records in TFRecord files, the reports of damage, and the index files.
-
-The expected results come from DALI's index tool, from TensorFlow, and from checksums in RFC 3720.
-"""
-
 import gzip
 import os
 import pathlib
@@ -39,14 +34,14 @@ def walk(path):
 
 
 def only(issues):
-    """Asserts that there is one issue with one offender; returns the issue's kind and the offender."""
+    """Returns the kind and the offender of the only issue."""
     (issue,) = issues
     (offender,) = issue.offenders
     return issue.kind, offender
 
 
 def header(length):
-    """Returns the first 12 bytes of a record: its length, and a checksum of the length."""
+    """Returns a record's length and its checksum."""
     return struct.pack("<QI", length, tfrecord.masked_crc32c(struct.pack("<Q", length)))
 
 
@@ -80,7 +75,7 @@ def test_records_of_any_size_are_found_as_by_tensorflow(tmp_path, sizes):
 
 
 def test_no_data_are_read(tmp_path):
-    """Tests that the scan does not read the data of records: the record here claims to have 2**40 bytes."""
+    """The record claims to have 2**40 bytes."""
     path = tmp_path / "large"
     path.write_bytes(header(2**40))
     os.truncate(path, 2**40 + 16)
@@ -103,7 +98,7 @@ def test_the_digest_stands_for_the_content_and_the_time_for_the_state(tmp_path):
 
 
 def flipped(byte):
-    """Returns the header of a record of 17 bytes, with one wrong bit in byte number `byte`."""
+    """One bit of byte number `byte` is wrong."""
     return bytes(value ^ 16 * (i == byte) for i, value in enumerate(header(17)))
 
 
@@ -123,7 +118,6 @@ BAD_ENDS = [
 
 @pytest.mark.parametrize(("tail", "kind", "text"), BAD_ENDS)
 def test_a_bad_end_is_named_with_its_place(tmp_path, tail, kind, text):
-    """Tests that a bad end of a file is reported with its position, even if a record claims a huge length."""
     path = write(tmp_path / "x", *[bytes(300_000)] * 5)
     with open(path, "ab") as stream:
         stream.write(tail)
@@ -185,7 +179,7 @@ def written_index(file):
 
 
 def ensure(file):
-    """Writes the file's index if needed; returns the index's path and the issues, {kind: offenders}."""
+    """Returns the index's path and {kind: offenders}."""
     issues = Issues("")
     path = index_of(tfrecord.walk(file), issues)
     return path, {issue.kind: issue.offenders for issue in issues}
@@ -193,13 +187,12 @@ def ensure(file):
 
 @pytest.fixture
 def right(file):
-    """Writes the correct index of `file`, and returns its content."""
     assert tfrecord.write_index(file) == f"{file}.idx"
     return written_index(file)
 
 
 def test_equals_the_index_of_dalis_tool(file, right, tmp_path, monkeypatch):
-    tool = pathlib.Path(sys.executable).parent / "tfrecord2idx"  # installed with DALI
+    tool = pathlib.Path(sys.executable).parent / "tfrecord2idx"
     if not tool.exists():
         pytest.skip("DALI's tfrecord2idx is not installed beside python")
     monkeypatch.setattr(sys, "argv", [str(tool), file, str(tmp_path / "reference")])
@@ -231,7 +224,6 @@ def test_a_wrong_index_is_made_again_and_said(file, right, index):
 
 @pytest.mark.parametrize("sizes", [(*SIZES, 9), SIZES[1:], (5, 1, 0, 300, 70_000)])
 def test_the_index_of_a_changed_file_is_made_again_and_said(file, right, sizes):
-    """Tests a file that grew, shrank, or was replaced by an older file of the same length."""
     write_random(file, sizes)
     os.utime(file, (1, 1))
     assert ensure(file) == (f"{file}.idx", {"index-stale": [file]})

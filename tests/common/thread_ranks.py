@@ -18,7 +18,7 @@ TIMEOUT = 60  # seconds that a rank waits for the others
 
 
 class ThreadRanks(Ranks):
-    """A rank that is a thread. Exchanged values are packed and unpacked, as if ranks were processes."""
+    """A rank that is a thread. Values are packed, as if ranks were processes."""
 
     strategy = "horovod"
 
@@ -55,12 +55,7 @@ class ThreadRanks(Ranks):
 
 
 def together(world_size: int, work: Callable[[Ranks], T]) -> list[T]:
-    """Runs `work(ranks)` on `world_size` threads; returns a list of their results.
-
-    Raises:
-        The error that a thread raised, or the error of the lowest rank, if several threads raised one. An
-            error also ends the threads that wait for each other.
-    """
+    """Returns the results of `work(ranks)` on threads. An error of one thread ends all."""
     barrier = threading.Barrier(world_size)
     table: list[Any] = [None] * world_size
 

@@ -23,7 +23,7 @@ from common.distributed import elastic
 from common.distributed.ranks import Hooks
 from tests.distributed.small_apps import parsed
 
-HOSTS = ("localhost", "127.0.0.1")  # both names mean this machine
+HOSTS = ("localhost", "127.0.0.1")
 APPS = {"lose": "yolov4", "grow": "efficientdet"}
 
 
@@ -73,7 +73,7 @@ def die() -> None:
 
 
 def wait_for_hosts(hooks: Hooks) -> None:
-    """Waits until the hook raises the exception that makes Horovod connect the ranks again."""
+    """The hook then raises the exception that makes Horovod connect the ranks again."""
     while True:
         hooks.on_epoch(1)
         time.sleep(0.05)

@@ -38,9 +38,9 @@ Words = Sequence[str | os.PathLike]
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 MARK = "DETECTION_TEST_JOB"
 SETTINGS = {"CUDA_VISIBLE_DEVICES": "", "TF_CPP_MIN_LOG_LEVEL": "3", "PYTHONPATH": str(ROOT)}
-# One thread for each operation, because the ranks share two cores, and sums must be the same every time.
+# Ranks share two cores, and sums must be the same every time.
 SETTINGS |= {"TF_NUM_INTRAOP_THREADS": "1", "OMP_NUM_THREADS": "1"}
-# This program splits the CPU into two devices, which replace two GPUs. Then it runs the command line.
+# Splits the CPU into two devices in place of two GPUs, then runs the command line.
 TWO_DEVICES = """
 import sys, tensorflow as tf
 cpu = tf.config.list_physical_devices("CPU")[0]
@@ -52,14 +52,14 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 
 
 class Result(NamedTuple):
-    """Exit code and output of a job. horovodrun exits with 1 if any rank exits with a nonzero code."""
+    """horovodrun exits with 1 if any rank fails."""
 
     returncode: int
     stdout: str
     stderr: str
 
     def stdout_of(self, rank: int) -> str:
-        """Returns what one rank of horovodrun printed, without the prefix of each line."""
+        """Returns the lines of one rank, without their prefix."""
         return "".join(re.findall(rf"^\[{rank}\]<stdout>:(.*\n?)", self.stdout, re.MULTILINE))
 
     def stderr_of(self, rank: int) -> str:
@@ -67,9 +67,9 @@ class Result(NamedTuple):
 
 
 class Job(subprocess.Popen):
-    """A command and all its processes. At the end of the `with` block, those that still run are killed.
+    """A command and all its processes, which the end of the `with` block kills.
 
-    The output goes to files, so that tests can read it while the job runs, and writing never blocks the job.
+    Files take the output, so that writing never blocks the job.
     """
 
     def __init__(self, command: Words, env: Mapping[str, str], cwd: os.PathLike = ROOT) -> None:
@@ -80,14 +80,12 @@ class Job(subprocess.Popen):
         super().__init__(list(map(str, command)), env=env, cwd=cwd, start_new_session=True, **streams)
 
     def output(self) -> tuple[str, str]:
-        """Returns stdout and stderr so far."""
         sizes = [os.fstat(file.fileno()).st_size for file in self._outputs]
         # pread does not move the file position, at which the job's processes write.
         read = [os.pread(file.fileno(), size, 0) for file, size in zip(self._outputs, sizes, strict=True)]
         return read[0].decode(errors="replace"), read[1].decode(errors="replace")
 
     def wait_for(self, text: str, times: int = 1, timeout: float = 120) -> None:
-        """Waits until the output of all ranks contains `text` at least `times` times."""
         deadline = time.monotonic() + timeout
         while self.output()[0].count(text) < times:
             if self.poll() is not None or time.monotonic() > deadline:
@@ -95,7 +93,7 @@ class Job(subprocess.Popen):
             time.sleep(0.05)
 
     def finish(self, timeout: float) -> Result:
-        """Waits until the job ends. After `timeout` seconds, kills it and fails with its last output."""
+        """Kills the job after `timeout` seconds, and fails."""
         try:
             self.wait(timeout)
         except subprocess.TimeoutExpired:
@@ -105,12 +103,11 @@ class Job(subprocess.Popen):
         return Result(self.returncode, *self.output())
 
     def processes(self) -> list[psutil.Process]:
-        """Returns all running processes, including the command itself."""
         every = psutil.process_iter(["environ"])  # None for processes of other users
         return [process for process in every if (process.info["environ"] or {}).get(MARK) == self.mark]
 
     def kill_all(self) -> None:
-        """Kills all remaining processes: horovodrun first, so that it does not report that ranks died."""
+        """Kills horovodrun first, so that it does not report that ranks died."""
         if self.poll() is None:
             self.kill()
             self.wait()
@@ -131,29 +128,27 @@ class Job(subprocess.Popen):
 
 
 def start(np: int, arguments: Words, options: Words = ()) -> Job:
-    """Runs horovodrun with `options`. It starts Python with the arguments on `np` ranks."""
+    """Runs Python with the arguments on `np` ranks of horovodrun."""
     # --disable-cache, because horovodrun's cache would be written to the user's home directory.
     horovodrun = [sys.executable, ROOT / "tests/distributed/horovodrun.py", "--gloo", "--disable-cache"]
     return Job([*horovodrun, *options, "-np", str(np), sys.executable, *arguments], SETTINGS)
 
 
 def launch(np: int, arguments: Words, *, timeout: float, options: Words = ()) -> Result:
-    """Calls `start` and waits for the end. After `timeout` seconds the job is killed and the test fails."""
     with start(np, arguments, options) as job:
         return job.finish(timeout)
 
 
 def start_alone(arguments: Words, **env: str) -> Job:
-    """Starts Python with the arguments as a single process, without horovodrun."""
     return Job([sys.executable, *arguments], {**SETTINGS, **env})
 
 
 @contextlib.contextmanager
 def start_workers(arguments: Words, indexes: Sequence[int] = (0, 1)) -> Iterator:
-    """Starts both workers of a tf.distribute cluster, or only `indexes`; yields a Job for each.
+    """Starts workers of a tf.distribute cluster; yields a Job for each of `indexes`.
 
-    This process also binds the workers' ports, without listening, so that no other program can get them
-    before the workers start. TF_GRPC_REUSE_PORT lets TensorFlow bind a port that is already bound.
+    This process also binds their ports, so that no other program can get them. TF_GRPC_REUSE_PORT lets
+    TensorFlow bind them again.
     """
     with contextlib.ExitStack() as stack:
         addresses = []
@@ -171,7 +166,7 @@ def start_workers(arguments: Words, indexes: Sequence[int] = (0, 1)) -> Iterator
 
 
 def run_two_replicas(strategy: str, arguments: Words, *, timeout: float) -> list[Result]:
-    """Runs Python with the arguments on two replicas; returns a Result for each process or horovodrun."""
+    """Returns a Result for each process."""
     if strategy == "horovod":
         results = [launch(2, arguments, timeout=timeout)]
     elif strategy == "mirrored":
@@ -186,10 +181,10 @@ def run_two_replicas(strategy: str, arguments: Words, *, timeout: float) -> list
 
 
 def rank_pids(job: Job) -> dict[int, int]:
-    """Returns {rank: pid} of the ranks that run under horovodrun now, without their child processes."""
+    """Returns {rank: pid}, without child processes."""
     found = {}
     for process in job.processes():
-        # Ranks and their children have this variable, the launcher's helpers do not. Leave out the children.
+        # Ranks and their children have this variable. Children are left out.
         with contextlib.suppress(psutil.Error, KeyError):
             if "HOROVOD_RANK" not in psutil.Process(process.ppid()).environ():
                 found[int(process.environ()["HOROVOD_RANK"])] = process.pid

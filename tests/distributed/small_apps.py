@@ -1,5 +1,3 @@
-"""Flags for small training runs of both apps."""
-
 import importlib
 import types
 from typing import Any
@@ -16,7 +14,7 @@ TINY = {
 
 
 def flag_values(program: str, *words: str) -> tuple[types.ModuleType, dict[str, Any]]:
-    """Returns a command's module and flags. `program` is, for example, "yolov4.eval"."""
+    """`program` is, for example, "yolov4.eval"."""
     module = importlib.import_module(program)
     fv = flags.FlagValues()
     module.define_flags(fv)
@@ -25,7 +23,6 @@ def flag_values(program: str, *words: str) -> tuple[types.ModuleType, dict[str, 
 
 
 def parsed(app: str, *words: str) -> tuple[types.ModuleType, args.Args]:
-    """Returns the module and the flags of `python <app>/train.py WORDS`."""
     module, values = flag_values(f"{app}.train", *words)
     return module, module.Args(**values)
 

@@ -43,7 +43,7 @@ CASES |= {name: CASES[name.removesuffix("_on_gpu")] for name in AS_ON_GPU}
 
 
 def copies(variables):
-    """Returns for each variable its values on all replicas of this process, as one array."""
+    """Returns each variable's values on all replicas of this process, as one array."""
     return [np.stack([np.asarray(v) for v in getattr(v, "values", [v])]) for v in variables]
 
 
@@ -56,7 +56,7 @@ def make_model(frozen):
 
 
 def make_batches(ranks, step, case):
-    """Returns the part of the global batch that each replica of this process gets."""
+    """Each replica of this process gets its part of the global batch."""
     random = np.random.RandomState(100 + step)
     images = random.randn(GLOBAL_BATCH, 8, 8, 3).astype(np.float32)
     images *= np.linspace(0.5, 2.0, GLOBAL_BATCH, dtype=np.float32)[:, None, None, None]  # unequal contrasts
@@ -132,7 +132,6 @@ def run_case(ranks, case):
 
 
 def run_messages(ranks, directory):
-    """Returns the results of exchanging objects, variables and errors between ranks."""
     mine = {"rank": ranks.rank, "bytes": bytes([ranks.rank]) * (5 + 1_000_003 * ranks.rank)}
     with ranks.scope():
         variables = [tf.Variable(tf.fill([2, 3], 1.0)), tf.Variable(7, dtype=tf.int64)]
@@ -148,7 +147,7 @@ def run_messages(ranks, directory):
         return seen
 
     with ranks.raise_on_any_rank():
-        pass  # no rank has a problem
+        pass
     problem = None
     try:
         with ranks.raise_on_any_rank():
@@ -172,7 +171,7 @@ def run_messages(ranks, directory):
 
 
 def run_compression(ranks):
-    """Averages the gradients of ranks 0 and 1, sent at full precision and as float16."""
+    """Averages gradients of two ranks, at full precision and as float16."""
     gradients = [tf.fill((2, 3), (ranks.rank + 2) / 3), tf.constant([ranks.rank, -1.0, 1e-3])]
     squeezed = HorovodRanks("fp16").average(gradients)
     return {
@@ -183,7 +182,6 @@ def run_compression(ranks):
 
 
 def run(strategy, directory):
-    """Runs all cases on one rank; returns its results."""
     ranks = distributed.start(strategy)
     with contextlib.ExitStack() as stack:
         stack.enter_context(mock.patch.object(layers, "FUSE_FROM", 1))  # fuse also small layers

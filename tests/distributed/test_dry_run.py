@@ -1,7 +1,4 @@
-"""Tests `--dry_run`: runs it for YOLOv4, then gives wrong results to every check.
-
-Also tests dry_run_process.py.
-"""
+"""Tests `--dry_run` and dry_run_process.py."""
 
 import contextlib
 import copy
@@ -29,19 +26,17 @@ YOLOV4 += ("--accumulate_steps=2", "--epochs=40")
 
 
 def start(app: str, *arguments: str) -> None:
-    """Calls `start` of an app's train.py with the parsed arguments."""
     module, a = parsed(app, *arguments)
     module.start(a)
 
 
 @pytest.fixture
 def efficientdet(drawn, tmp_path) -> list[str]:
-    """Flags of a run of EfficientDet that writes to tmp_path/run."""
     return training_flags("efficientdet", drawn, f"{tmp_path}/run", "none", batch_size=3)
 
 
 def run_yolov4(records: pathlib.Path, directory: pathlib.Path, patch: pytest.MonkeyPatch, processes: int):
-    """Returns the DryRun, and its lines by name. Asserts that the dry run leaves no file in `directory`."""
+    """Returns the DryRun, and its lines by name."""
     (directory / "temporary").mkdir()
     data = [f"--{split}_file_pattern={records}-*.tfrecord" for split in ("train", "eval")]
     kept, report, before = [], dry_run.report, signal.getsignal(signal.SIGTERM)
@@ -58,7 +53,7 @@ def run_yolov4(records: pathlib.Path, directory: pathlib.Path, patch: pytest.Mon
 
 @pytest.fixture(scope="module")
 def one_process(drawn_records, tmp_path_factory):
-    """A DryRun of one process and its lines. It runs eagerly, while test_two_processes runs graphs."""
+    """It runs eagerly, and test_two_processes runs graphs."""
 
     def in_this_process(command, environment, log_file):
         dry_run_process.main(command[-1])
@@ -72,7 +67,7 @@ def one_process(drawn_records, tmp_path_factory):
 
 @pytest.fixture
 def result(one_process):
-    """A DryRun of two processes, made by copying one_process. Only the image ids of the ranks differ."""
+    """Made by copying one_process. Only the ranks' image ids differ."""
     dry = copy.deepcopy(one_process[0])
     dry.processes = 2
     for session in dry.sessions:
@@ -118,7 +113,6 @@ def test_the_numbers_are_those_of_the_real_flags(result):
 
 
 def failing(result) -> list[str]:
-    """Returns the names of the checks that fail."""
     return [name for name, check in dry_run.CHECKS.items() if check(result)[0]]
 
 
@@ -180,7 +174,6 @@ def test_bad_flags_are_reported_before_anything_starts(monkeypatch, efficientdet
 def test_one_process_needs_no_horovod_and_its_problem_is_the_dry_runs(
     monkeypatch, efficientdet, tmp_path, processes, message
 ):
-    """Tests a dry run of one process without Horovod, and with a fault that only the model's code finds."""
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     with pytest.raises(UserError, match=message):
@@ -203,7 +196,6 @@ def test_a_session_that_fails_has_the_problem_of_the_rank_that_failed_first(code
 
 
 def test_interrupted_it_leaves_no_process_and_no_file(efficientdet, tmp_path, monkeypatch):
-    """Sends SIGTERM while both ranks run. Both have ended when the command ends."""
     (tmp_path / "rank").write_text(
         "import os, signal; open(f'{__file__}.{os.getpid()}', 'w'); signal.pause()"
     )

@@ -1,4 +1,4 @@
-"""Tests runs under Horovod Elastic that lose or get a host. Two names of this machine serve as hosts."""
+"""Two names of this machine serve as hosts."""
 
 import json
 import pathlib
@@ -17,7 +17,7 @@ STEPS = {1: IMAGES // BATCH_SIZE, 2: IMAGES // BATCH_SIZE // 2}  # {number of ra
 
 
 def launch(directory, hosts, what, *flags, cooldown=600) -> launching.Result:
-    """Runs elastic_on_ranks.py under horovodrun, which may use a lost host again after `cooldown` seconds."""
+    """horovodrun may use a lost host again after `cooldown` seconds."""
     hosts_file, script = directory / "hosts", directory / "hosts.sh"
     write_hosts(hosts_file, hosts)
     script.write_text(f"#!/bin/sh\ncat '{hosts_file}'\n")
@@ -34,7 +34,6 @@ def launch(directory, hosts, what, *flags, cooldown=600) -> launching.Result:
 def test_a_run_goes_on_from_its_last_epoch_with_the_ranks_that_there_are(
     drawn: pathlib.Path, tmp_path, what, before, after
 ):
-    """One run loses rank 0, which writes the files, and goes on. Another run goes on with a new host."""
     run = tmp_path / "run"
     flags = training_flags(APPS[what], drawn, run, "horovod", BATCH_SIZE)
     result = launch(tmp_path, HOSTS[:before], what, *flags, "--elastic", f"--epochs={EPOCHS}")

@@ -1,5 +1,3 @@
-"""Tests that ranks of Horovod and tf.distribute train like one process, and exchange messages."""
-
 import functools
 import re
 import signal
@@ -16,7 +14,7 @@ from common.distributed import ranks as distributed
 from common.errors import UserError
 from tests.distributed import launching, steps_on_ranks
 
-TIMEOUT = 200  # seconds, for one strategy on a busy machine
+TIMEOUT = 200
 FROZEN = ("adam", "accumulated", "accumulated_on_gpu")  # cases whose batch norms are frozen
 TF_DISTRIBUTE = ("mirrored", "multi_worker")
 STRATEGIES = (*TF_DISTRIBUTE, "horovod")
@@ -24,7 +22,7 @@ STRATEGIES = (*TF_DISTRIBUTE, "horovod")
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory):
-    """Gives results(strategy), which returns the results of each rank. It runs every strategy only once."""
+    """Gives results(strategy), the results of each rank."""
 
     @functools.cache
     def of(strategy):
@@ -43,7 +41,7 @@ def results(tmp_path_factory):
 
 
 def replicas(ranks, case, what):
-    """Returns for each variable the values of all replicas of all ranks, as an array (replicas, ...)."""
+    """Returns each variable's values on all replicas, (replicas, ...)."""
     return [np.concatenate(parts) for parts in zip(*(rank[case][what] for rank in ranks), strict=True)]
 
 
@@ -131,7 +129,7 @@ def test_compressed_gradients_come_back_as_float32_with_the_precision_of_float16
         for half, full in zip(seen["squeezed"], seen["full"], strict=True):
             np.testing.assert_allclose(half, full, rtol=2**-10)
         first = np.array(seen["squeezed"][0])
-        assert (first != seen["full"][0]).all()  # the gradient was sent as float16
+        assert (first != seen["full"][0]).all()
         assert (first.astype(np.float16) == first).all()
 
 
@@ -168,7 +166,7 @@ def test_each_rank_knows_its_place_and_gets_the_messages_of_all(results, strateg
 
 
 def test_sigterm_still_ends_a_worker(results):
-    """TensorFlow's preemption notifier would catch SIGTERM. Tests that a worker does not install it."""
+    """TensorFlow's preemption notifier would catch SIGTERM."""
     for rank in results("multi_worker"):
         assert not int(rank["messages"]["caught_signals"], 16) & 1 << (signal.SIGTERM - 1)
 
@@ -180,7 +178,7 @@ def test_without_horovod_the_message_says_what_to_do(monkeypatch):
 
 
 def test_horovod_chooses_the_gpu_before_tensorflow_runs_anything(monkeypatch):
-    """Starts a rank twice, as an elastic run does. The process keeps its GPU when its local rank changes."""
+    """As in an elastic run, the process keeps its GPU when its local rank changes."""
     calls = []
     gpus = [types.SimpleNamespace(name=f"/physical_device:GPU:{i}") for i in range(4)]
     seen = list(gpus)

@@ -1,5 +1,3 @@
-"""Tests that a run that is killed or stopped, and resumed, ends with the weights of an unbroken run."""
-
 import h5py
 import pytest
 import tensorflow as tf
@@ -21,7 +19,6 @@ def test_a_run_that_was_stopped_three_times_ends_with_the_same_bits(app, ranks, 
 
 
 def test_the_comparison_sees_one_bit(tmp_path):
-    """Tests that what_it_ends_with, which compares runs, notices a difference in a weight's last bits."""
     for name, value in (("a", 1.0), ("b", 1.0000001)):
         run = tmp_path / name
         (run / "checkpoints" / "00000002").mkdir(parents=True)

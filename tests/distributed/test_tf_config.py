@@ -1,7 +1,4 @@
-"""Tests valid and invalid TF_CONFIG, and that a worker waits for the first worker of its cluster.
-
-Also tests common/distributed/tf_distribute.py.
-"""
+"""Tests TF_CONFIG and common/distributed/tf_distribute.py."""
 
 import json
 import socket

@@ -1,7 +1,6 @@
-"""Tests train.py: two ranks with half batches train like one rank, and one rank can resume their run.
+"""Each batch is the whole data set, so the order of the images does not matter.
 
-Each batch is the whole data set, so the order of the images does not matter. Augmentation is off, and batch
-norms are frozen, because each rank would normalise by the statistics of different images.
+Batch norms are frozen, because each rank would normalise by other statistics.
 """
 
 import dataclasses
@@ -32,7 +31,7 @@ def app(request):
 
 @pytest.fixture(scope="module")
 def flags(app, drawn):
-    """Gives flags(output_dir, strategy, replicas), which returns the flags of a training run."""
+    """Gives flags(output_dir, strategy, replicas)."""
 
     def of(output_dir, strategy, replicas):
         plain = [f"--hparams={TINY[app]},{PLAIN[app]}", r"--freeze=\bbn", "--ema_decay=0.9"]
@@ -44,7 +43,6 @@ def flags(app, drawn):
 
 @pytest.fixture(scope="module")
 def alone(app, flags, tmp_path_factory):
-    """The run directory of a training with one process."""
     run = tmp_path_factory.mktemp("alone") / "run"
     module, a = parsed(app, *flags(run, "none", 1))
     module.start(a)
@@ -59,13 +57,12 @@ def train_by_two(app, flags, run, strategy):
 
 @pytest.fixture(scope="module")
 def by_two(app, flags, tmp_path_factory):
-    """The run directory of a training with two ranks."""
     return train_by_two(app, flags, tmp_path_factory.mktemp("by-two") / "run", "horovod")
 
 
 def assert_same_training(run, alone):
     losses, wanted = ([float(row["loss"]) for row in rows_of(directory)] for directory in (run, alone))
-    assert wanted[-1] < 0.97 * wanted[0]  # the loss falls
+    assert wanted[-1] < 0.97 * wanted[0]
     np.testing.assert_allclose(losses, wanted, rtol=1e-4)
     for row, other in zip(rows_of(run), rows_of(alone), strict=True):
         for name in ("epoch", "step", "learning_rate", "boxes_dropped", "boxes_over_limit"):

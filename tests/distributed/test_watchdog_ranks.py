@@ -1,5 +1,3 @@
-"""Tests, with horovodrun and multi_worker, how soon the other ranks end when one rank is lost."""
-
 import re
 import time
 
@@ -31,12 +29,11 @@ def test_a_lost_rank_ends_horovodrun_in_time(act, step_timeout, message):
     assert result.returncode != 0
     assert re.search(message, result.stderr_of(0))
     for rank in (0, 1):
-        assert not re.search(r"^Traceback", result.stderr_of(rank), re.MULTILINE)  # ranks print no traceback
+        assert not re.search(r"^Traceback", result.stderr_of(rank), re.MULTILINE)
     assert (" in endless" in result.stderr_of(1)) == (act == "sleep")
 
 
 def test_a_killed_worker_ends_the_others_within_a_minute():
-    """Kills a worker. In this test, TensorFlow counts it as dead after 5 s, and the other one ends."""
     assert tf_distribute.HEARTBEAT_SECONDS <= 30
     with launching.start_workers([SCRIPT, "kill", "multi_worker", str(STEP_TIMEOUT)]) as (first, second):
         result = first.finish(200)
@@ -48,7 +45,6 @@ def test_a_killed_worker_ends_the_others_within_a_minute():
 
 
 def test_worker_0_does_not_wait_for_ever():
-    """Tests that worker 0 ends with an error if worker 1 never starts."""
     with launching.start_workers([SCRIPT, "missing", "multi_worker", "120"], [0]) as (job,):
         result = job.finish(150)
     assert result.returncode == 1

@@ -1,8 +1,7 @@
-"""Writes files in the formats of google/automl, without TensorFlow's or Keras' classes for saving.
+"""Writes files in the formats of google/automl.
 
-automl_d0_names.txt and automl_d0_outputs.txt were written by automl's own Keras model (tf2/
-efficientdet_keras.py, tf_keras 2.21). They list
-the variables of that model, and its outputs when `number` makes the values of the weights.
+automl_d0_names.txt and automl_d0_outputs.txt list variables and outputs of automl's own Keras model
+(tf2/efficientdet_keras.py, tf_keras 2.21). `number` makes the values of its weights.
 """
 
 import dataclasses
@@ -17,7 +16,7 @@ from tensorflow.core.protobuf import trackable_object_graph_pb2
 from efficientdet.config import get_config
 
 HERE = pathlib.Path(__file__).parent
-# A d0 with one pyramid cell and one convolution in each head. Its variables are a part of d0's variables.
+# A d0 with one pyramid cell and one convolution in each head.
 SMALL_D0 = dataclasses.replace(
     get_config("efficientdet-d0"), fpn_cells=1, head_repeats=1, image_size=(72, 104)
 )
@@ -39,7 +38,7 @@ SHAPES = {
 
 
 def number(name, shape):
-    """Returns pseudorandom values for a variable; the seed is its name."""
+    """The values are pseudorandom; the name is their seed."""
     random = np.random.default_rng(zlib.crc32(name.encode()))
     kind = name.rpartition("/")[2]
     if kind == "gamma" or kind.startswith("WSM"):
@@ -59,7 +58,7 @@ def values_of(model):
 
 
 def write_h5(path, variables):
-    """Writes an HDF5 file as Keras 2 does: each layer is a group, and the names of variables end in `:0`."""
+    """As Keras 2 does: each layer is a group, and the names of variables end in `:0`."""
     with h5py.File(path, "w") as file:
         for name, values in variables.items():
             file[f"{name.split('/')[0]}/{name}:0"] = values
@@ -74,11 +73,10 @@ def write_tensors(prefix, tensors):
 
 
 def write_objects(prefix, variables, lost=None):
-    """Writes a checkpoint as tf.train.Checkpoint does: the keys are attribute paths, and an object graph has
-    the names of the variables. The moving averages are slots of an optimizer.
+    """Writes a checkpoint as tf.train.Checkpoint does. Moving averages are slots of an optimizer.
 
-    `lost` damages the average of the last variable: "values" omits the values, "attribute" omits both
-    the values and the attribute in the object graph that says where they are.
+    `lost` damages the average of the last variable: "values" omits its values, "attribute" also its attribute
+    in the object graph.
     """
     graph = trackable_object_graph_pb2.TrackableObjectGraph()
     root, tensors = graph.nodes.add(), {}

@@ -9,7 +9,7 @@ from tests.efficientdet.drawn_images import RED, SIZES
 
 @pytest.fixture(scope="session")
 def rectangles(tmp_path_factory):
-    """A source of 24 images of six shapes, alternately JPEG and PNG, with one red rectangle each."""
+    """24 images of six shapes, alternately JPEG and PNG, with one red rectangle each."""
     random = np.random.default_rng(0)
     pictures = []
     for i in range(24):
@@ -20,7 +20,7 @@ def rectangles(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def variables():
-    """{name: values} of those variables of google/automl's d0 that the small d0 has, too."""
+    """{name: values} of google/automl's d0, as far as the small d0 has them."""
     return {name: number(name, shape) for name, shape in SHAPES.items()}
 
 
@@ -31,7 +31,6 @@ def small_d0():
 
 @pytest.fixture
 def fresh(small_d0):
-    """The small d0 with random weights."""
     random = np.random.default_rng(0)
     for weight in small_d0.weights:
         weight.assign(random.uniform(0.1, 1, weight.shape))

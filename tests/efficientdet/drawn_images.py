@@ -1,4 +1,4 @@
-"""Sizes and colours of pictures with one red rectangle, and a function that finds it in the pixels."""
+"""Pictures with one red rectangle."""
 
 import numpy as np
 
@@ -10,8 +10,7 @@ RED = (230, 20, 30)
 
 
 def find_rectangle(normalized: np.ndarray) -> np.ndarray | None:
-    """Returns the box (ltrb) of all pixels that are nearer to red than to grey or
-    padding; None if too few are."""
+    """Returns the box (ltrb) of the pixels that are nearest to red; None if they are too few."""
     colors = np.array([RED, GREY, IMAGENET_MEAN])
     pixels = normalized * IMAGENET_STD + IMAGENET_MEAN
     nearest = np.abs(pixels[:, :, np.newaxis] - colors).sum(-1).argmin(-1)

@@ -1,4 +1,4 @@
-"""Computes outputs of a network for weights that other implementations of the network can reproduce."""
+"""Outputs of a network whose weights other implementations can reproduce."""
 
 import zlib
 
@@ -7,16 +7,16 @@ import numpy as np
 
 
 def pseudo_random(shape, seed):
-    """Returns float64 numbers in (-0.5, 0.5), the same on every machine and for every version of NumPy."""
+    """Returns float64 numbers in (-0.5, 0.5), the same on every machine."""
     index = np.arange(np.prod(shape), dtype=np.float64).reshape(shape) + seed
     return np.modf(np.abs(np.sin(index)) * 43758.5453)[0] - 0.5
 
 
 def summarize_outputs(model: keras.Model, training: bool) -> np.ndarray:
-    """Returns (4, levels). The rows are the mean absolute value of the class output, its element
-    [1, -1, -1, 5], and the same two numbers of the box output.
+    """Returns (4, levels): the mean absolute value of the class output, its element [1, -1, -1, 5], and both
+    for boxes.
 
-    `pseudo_random` makes the two input images and the weights. A weight's seed is the CRC-32 of its path.
+    `pseudo_random` makes images and weights. A weight's seed is the CRC-32 of its path.
     """
     for weight in model.weights:
         value = pseudo_random(weight.shape, zlib.crc32(weight.path.encode()))

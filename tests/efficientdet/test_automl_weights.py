@@ -1,7 +1,4 @@
-"""Tests reading of google/automl's checkpoints: all forms of files, the outputs, classes, and wrong files.
-
-Also tests import_weights/automl.py; tf_files.py.
-"""
+"""Tests automl_weights.py, import_weights/automl.py and tf_files.py."""
 
 import pathlib
 import re
@@ -32,7 +29,7 @@ PETS = LabelMap((1, 2, 3), ("cat", "dog", "cow"))
 
 @pytest.fixture(scope="module")
 def files(variables, tmp_path_factory):
-    """{form of a checkpoint: path} of files that all give the same values."""
+    """{form of a checkpoint: path}. All files have the same values."""
     directory = tmp_path_factory.mktemp("automl")
     averages = {"global_step": np.int64(7)}
     for name, values in variables.items():
@@ -76,7 +73,6 @@ def test_answers_are_those_of_automls_own_model(d0, files):
 
 @pytest.mark.parametrize("form", ["checkpoint", "directory", "index", "averages", "objects"])
 def test_every_form_has_the_same_numbers(variables, files, form):
-    """Tests that all forms of files give the same values. If a file has moving averages, these are read."""
     file = open_weights(files[form])
     known = {name: shape for name, shape in file.shapes.items() if canonical(name) and name in SHAPES}
     assert known == SHAPES
@@ -86,8 +82,6 @@ def test_every_form_has_the_same_numbers(variables, files, form):
 
 @pytest.mark.parametrize("lost", ["values", "attribute"])
 def test_an_average_without_values_is_an_error(tmp_path, lost):
-    """Tests that an average without values is an error, and is not silently replaced
-    by raw or random values."""
     names = "class_net/class-predict/bias", "box_net/box-predict/bias"
     prefix = automl_files.write_objects(tmp_path / "ckpt-7", dict.fromkeys(names, np.float32([3])), lost=lost)
     with pytest.raises(UserError, match=r"incomplete: the average of box_net/box-predict/bias .* no values"):
@@ -104,7 +98,7 @@ def test_every_variable_belongs_to_one_weight(d0):
 
 
 LABEL_MAPS = [
-    (LabelMap((3, 17, 90), ("car", "cat", "toothbrush")), (2, 16, 89)),  # COCO's ids
+    (LabelMap((3, 17, 90), ("car", "cat", "toothbrush")), (2, 16, 89)),
     (LabelMap((1, 2, 3), ("zebra", "tram", "motorbike")), (23, None, 3)),  # other ids; VOC says motorbike
     (LabelMap((24, 25, 26), ("person", "12", "traffic light")), (0, None, 9)),  # names have priority over ids
 ]
@@ -121,7 +115,7 @@ def test_rows_follow_names(fresh, files, variables, label_map, rows):
         for index, row in enumerate(rows):
             expected = was[..., index] if row is None else theirs[..., row]
             np.testing.assert_array_equal(now[..., index], expected)
-    depthwise = "class_net.predict/depthwise_kernel"  # independent of the classes
+    depthwise = "class_net.predict/depthwise_kernel"
     np.testing.assert_array_equal(after[depthwise], variables["class_net/class-predict/depthwise_kernel"])
     assert not report.made_anew
     assert len(report.new_classes) == rows.count(None)
@@ -136,7 +130,6 @@ def test_other_classes_remake_one_layer_only(fresh, files):
 
 
 def test_other_anchors_remake_both_last_layers(fresh, variables, tmp_path):
-    """Tests that both last layers are made anew if the file has two anchor scales and the model has three."""
     last = {path.replace("class", "box"): name.replace("class", "box") for path, name in PREDICT.items()}
     last |= PREDICT
     values = {name: variables[name] for name in last.values()}
@@ -146,7 +139,6 @@ def test_other_anchors_remake_both_last_layers(fresh, variables, tmp_path):
 
 
 def test_classes_of_another_training_have_no_names(fresh, variables, tmp_path):
-    """Tests a file with 27 class outputs per cell for 9 anchors: its 3 classes have no known names."""
     fewer = {name: variables[name][..., :27] for name in PREDICT.values()}
     file = write_h5(tmp_path / "mine.h5", variables | fewer)
     assert init_from(fresh, PETS, str(file)).new_classes == PETS.names
@@ -159,7 +151,7 @@ def test_classes_of_another_training_have_no_names(fresh, variables, tmp_path):
 
 
 def assert_refused(model, path, message):
-    """Asserts that loading fails with one line that names the file, and that no weight changes."""
+    """Asserts a one-line error that names the file, and unchanged weights."""
     before = values_of(model)
     said = refusal(init_from, model, PETS, str(path))
     for weight_path, value in values_of(model).items():
@@ -273,7 +265,7 @@ def test_command_keeps_cocos_80(files, variables, tmp_path, capsys):
 
 
 def test_command_takes_a_label_map(files, tmp_path, monkeypatch, small_d0):
-    monkeypatch.setattr("efficientdet.model.build_model", lambda *_, **__: small_d0)  # three classes
+    monkeypatch.setattr("efficientdet.model.build_model", lambda *_, **__: small_d0)
     given = [*SMALL, f"--weights={files['h5']}", f"--label_map={tmp_path}/map.json"]
     LabelMap((1, 2, 90), ("one", "two", "ninety")).save(tmp_path / "map.json")
     command(*given, f"--output={tmp_path}/three.weights.h5")

@@ -1,9 +1,4 @@
-"""Tests EfficientNet and MobileNet against keras.applications and torchvision's parameter counts.
-
-import_weights/test_imagenet.py compares the features of EfficientNet, test_retinanet.py those of ResNet.
-
-Also tests mobilenet.py.
-"""
+"""Tests backbone.py and mobilenet.py against keras.applications and torchvision's parameter counts."""
 
 import keras
 import numpy as np
@@ -13,8 +8,7 @@ from common.errors import UserError
 from efficientdet.backbone import BACKBONES, extract_features, scaled_blocks
 from efficientdet.resnet import RESNETS
 
-# num_params of each model in torchvision's documentation, without the parts that a detector does not have:
-# the classifier, and the last 1x1 convolution (`last` to `features` channels) with its batch norm.
+# num_params of torchvision's documentation, without classifier, last 1x1 convolution and its batch norm
 TORCHVISION = {
     name: count - (features * 1000 + 1000) - (last * features + 2 * features)
     for name, last, features, count in [
@@ -44,8 +38,7 @@ def b1():
 
 
 def test_mobilenet_equals_keras_applications_with_the_same_weights():
-    """Tests that outputs equal those of Keras. Batch norm has the epsilon 1e-3 in Keras and 1e-5
-    here, so the test subtracts the difference from the variances of Keras."""
+    """Batch norm has the epsilon 1e-3 in Keras and 1e-5 here, so the variances of Keras are changed."""
     reference = keras.applications.MobileNetV2(include_top=False, weights=None, input_shape=(65, 97, 3))
     taps = ["block_5_add", "block_12_add", "block_16_project_BN"]
     reference = keras.Model(reference.input, [reference.get_layer(tap).output for tap in taps])
@@ -69,7 +62,6 @@ def test_mobilenet_equals_keras_applications_with_the_same_weights():
 
 @pytest.mark.parametrize("name", [name for name in BACKBONES if name in TORCHVISION])
 def test_blocks_of_every_efficientnet_have_torchvisions_parameters(name):
-    """Counts the parameters from the sizes of the blocks, without building the large models."""
     blocks = scaled_blocks(BACKBONES[name])
     inputs = 8 * round(32 * BACKBONES[name].width / 8 + 1e-6)
     counted = 3 * 3 * 3 * inputs + 2 * inputs
@@ -83,8 +75,8 @@ def test_blocks_of_every_efficientnet_have_torchvisions_parameters(name):
 
 
 def test_resnets_are_as_deep_as_their_names_say():
-    """As in arXiv 1512.03385, a ResNet's depth is its number of layers: the stem, the classifier, and 2 or 3
-    convolutions in each block."""
+    """As in arXiv 1512.03385, the depth counts the stem, the classifier, and 2 or 3 convolutions in each
+    block."""
     for name in ("resnet-18", "resnet-34", "resnet-50", "resnet-101", "resnet-152"):
         depth = RESNETS[name]
         assert name == f"resnet-{2 + sum(depth.blocks) * (3 if depth.bottleneck else 2)}"
@@ -111,7 +103,7 @@ def test_stochastic_depth_grows_linearly_and_is_off_for_the_smallest(b1):
     for name, drop in drops.items():
         index = int(name.split(".")[1].removeprefix("block_"))
         assert drop.rate == pytest.approx(0.2 * index / 23)
-        assert drop.noise_shape == (None, 1, 1, 1)  # drops a block's output for whole images
+        assert drop.noise_shape == (None, 1, 1, 1)
 
 
 def test_initial_kernels_are_normal_with_fan_out(b1):
@@ -123,7 +115,7 @@ def test_initial_kernels_are_normal_with_fan_out(b1):
     ]:
         kernel = np.asarray(b1.get_layer(name).kernel)
         assert kernel.std() == pytest.approx(np.sqrt(2 / fan_out), rel=0.1)
-        assert np.abs(kernel).max() > 2.3 * kernel.std()  # the distribution is not truncated
+        assert np.abs(kernel).max() > 2.3 * kernel.std()
     twins = [np.asarray(b1.get_layer(f"backbone.block_{i}.expand.conv").kernel) for i in (17, 18)]
     assert not np.array_equal(*twins)
 

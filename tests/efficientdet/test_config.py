@@ -1,5 +1,3 @@
-"""Tests the published configs, rules between fields, and reading configs and runs of earlier versions."""
-
 import dataclasses
 import json
 
@@ -13,8 +11,7 @@ from common.training.run_directory import Identity
 from efficientdet.config import DETECTION_FIELDS, LOADER_FIELDS, EfficientDetConfig, get_config
 from efficientdet.model_metadata import make_metadata
 
-# The fields that EfficientDetConfig had before RetinaNet was added. It leaves out fields that may change when
-# a run is resumed.
+# Fields of EfficientDetConfig before RetinaNet was added, without those that may change when a run resumes.
 FIRST = """model_name image_size backbone fpn_channels fpn_cells head_repeats fpn_fusion bn_momentum min_level
 max_level num_scales aspect_ratios anchor_scale augmentation jitter_min jitter_max resize_min resize_max
 flip_prob grid_mask_prob brightness contrast saturation hue min_box_size max_instances focal_alpha focal_gamma
@@ -23,8 +20,7 @@ warmup_learning_rate warmup_epochs clip_norm ema_decay"""
 
 
 def test_efficientdet_has_the_published_rows():
-    """The expected values are from table 1 of arXiv 1911.09070. The values of d7x, and the list of the models
-    with sum fusion, are from efficientdet/README.md of google/automl."""
+    """Table 1 of arXiv 1911.09070. d7x and sum fusion are from efficientdet/README.md of google/automl."""
     rows = [get_config(f"efficientdet-d{size}") for size in (*range(8), "7x")]
     assert [row.image_size[0] for row in rows] == [512, 640, 768, 896, 1024, 1280, 1280, 1536, 1536]
     assert [row.image_size[1] for row in rows] == [row.image_size[0] for row in rows]
@@ -37,8 +33,7 @@ def test_efficientdet_has_the_published_rows():
 
 
 def differences(config) -> dict:
-    """Returns the differences between a run with this config and the same run of an older version, whose
-    configs had only the fields in FIRST."""
+    """Compares a run with the same run of a version whose configs had only the fields in FIRST."""
     metadata = make_metadata(config, LabelMap.numbered(3), 3)
     identity = Identity.of(Args(), Ranks(), config, metadata, may_change=("epochs", *DETECTION_FIELDS))
     before = {name: metadata["config"][name] for name in FIRST.split()}

@@ -1,5 +1,3 @@
-"""Tests losses against float64 NumPy, Keras, finite differences, and odtk's formula for RetinaNet."""
-
 import dataclasses
 
 import keras
@@ -14,7 +12,7 @@ CONFIG = dataclasses.replace(get_config("efficientdet-d0"), image_size=(64, 128)
 
 
 def numpy_focal(logits, classes, alpha=0.25, gamma=1.5, smoothing=0.0):
-    """Computes the focal loss of arXiv 1708.02002 equation 5, element by element."""
+    """Focal loss of arXiv 1708.02002 equation 5."""
     num_classes = logits.shape[-1] // classes.shape[-1]
     x = logits.astype(np.float64).reshape(-1, num_classes)
     y = (classes.reshape(-1, 1) == np.arange(num_classes)).astype(np.float64)
@@ -31,10 +29,7 @@ def numpy_huber(deltas, targets, classes, delta):
 
 
 def random_level(rng, num_classes=7, size=(2, 5, 3), anchors=9):
-    """Returns logits, class targets, deltas and box targets. A third of the box targets is exactly 0.
-
-    google/automl leaves box targets of exactly 0 out of the box loss.
-    """
+    """A third of the box targets is exactly 0. google/automl leaves these out of the box loss."""
     logits = rng.normal(scale=4, size=(*size, anchors * num_classes)).astype(np.float32)
     classes = rng.integers(-1, num_classes, size=(*size, anchors)).astype(np.int32)
     deltas, targets = rng.normal(scale=0.2, size=(2, *size, anchors * 4)).astype(np.float32)
@@ -43,7 +38,7 @@ def random_level(rng, num_classes=7, size=(2, 5, 3), anchors=9):
 
 
 def random_batch(config, num_classes=3):
-    """Returns (arguments of detection_loss, levels) for a batch of two images, the second without objects."""
+    """Returns (arguments of detection_loss, levels) for two images, the second without objects."""
     rng, count = np.random.default_rng(4), config.anchors_per_location
     levels = [random_level(rng, num_classes, (2, *size), count) for size in config.anchors.feature_sizes]
     targets = {"num_positives": tf.constant([3.0, 0.0])}
@@ -90,10 +85,10 @@ def test_l2_is_half_the_sum_of_squares_of_the_kernels():
     ]
     model = keras.Sequential([keras.Input((8, 8, 4)), *layers])
     kernels = [v for v in model.trainable_variables if v.ndim == 4]
-    assert len(kernels) == 4  # one kernel each, but two in a separable convolution
+    assert len(kernels) == 4
     expected = 4e-5 * sum(0.5 * np.sum(np.square(np.array(v))) for v in kernels)
     np.testing.assert_allclose(losses.l2_loss(model.trainable_variables, 4e-5), expected, rtol=1e-5)
-    assert losses.l2_loss([], 4e-5) == 0  # the model has no trainable weights
+    assert losses.l2_loss([], 4e-5) == 0
 
 
 def test_detection_loss_sums_levels_and_normalises_by_the_positives():
@@ -108,8 +103,7 @@ def test_detection_loss_sums_levels_and_normalises_by_the_positives():
 
 
 def test_the_number_of_positives_may_be_that_of_all_replicas():
-    """Tests that detection_loss can divide by the replicas' mean number of positives plus 1. For two replicas
-    with 3 and 7 positives it divides by (3 + 7 + 1) / 2."""
+    """Two replicas with 3 and 7 positives divide by (3 + 7 + 1) / 2."""
     shares = [losses.num_positives_share({"num_positives": tf.constant([n])}, 2) for n in (3.0, 7.0)]
     assert float(sum(shares)) == 11
     arguments, _ = random_batch(CONFIG)
@@ -118,8 +112,7 @@ def test_the_number_of_positives_may_be_that_of_all_replicas():
 
 
 def test_retinanets_loss_is_odtks_but_for_one_more_positive():
-    """odtk/loss.py divides the sum of both losses by the number of positive anchors;
-    we divide by this number + 1."""
+    """odtk/loss.py divides by the number of positive anchors; we divide by this number + 1."""
     row = get_config("retinanet-rn18fpn")
     arguments, levels = random_batch(dataclasses.replace(row, image_size=(96, 160), min_level=5, max_level=5))
     ((logits, classes, deltas, box_targets),) = levels

@@ -1,5 +1,3 @@
-"""Tests the model against google/automl's: outputs for equal weights, parameters, operations, resampling."""
-
 import dataclasses
 
 import keras
@@ -12,8 +10,8 @@ from efficientdet.config import get_config
 from efficientdet.model import FastFusion, build_model
 from tests.efficientdet.networks import summarize_outputs
 
-# Outputs of google/automl's Keras model (efficientdet/tf2/efficientdet_keras.py under tf_keras 2.21) in
-# training mode for 7 classes and 256 x 371 pixels; see networks.summarize_outputs.
+# google/automl's Keras model (efficientdet/tf2/efficientdet_keras.py, tf_keras 2.21) in training mode, 7
+# classes, 256 x 371 pixels; see networks.summarize_outputs
 AUTOML_D0_SUM_FUSION_LEVEL_8 = [
     [0.49113, 0.44066, 0.46260, 0.45409, 0.39960, 0.30252],
     [-0.02246, -0.00758, 0.10074, -0.17028, 0.01409, 0.08498],
@@ -27,12 +25,11 @@ ODD_SIZE = (65, 131)
 
 @pytest.fixture(scope="module", params=["efficientdet-nano", "retinanet-nano"])
 def nano(request):
-    """A nano model with its initial weights, for three classes, at a size that is odd on several levels."""
+    """A nano model at a size that is odd on several levels."""
     return build_model(request.param, 3, ODD_SIZE)
 
 
 def test_outputs_of_another_fusion_and_more_levels_equal_automl():
-    """Compares d0 with sum fusion and level 8; test_automl_weights.py compares the plain d0."""
     config = dataclasses.replace(get_config("efficientdet-d0"), fpn_fusion="sum", max_level=8)
     model = build_model("efficientdet-d0", 7, (256, 371), config)
     found = summarize_outputs(model, training=True)
@@ -56,8 +53,7 @@ def test_d0_has_the_published_parameters_and_operations_at_its_default_size():
     options = tf.compat.v1.profiler.ProfileOptionBuilder.float_operation()
     options["output"] = "none"
     profile = tf.compat.v1.profiler.profile(function.graph, options=options)
-    # google/automl counts billions of multiply-adds: 2.54 in its README. This profiler
-    # gives 2.549 for its model.
+    # google/automl's README has 2.54 billion multiply-adds. This profiler gives 2.549 for its model.
     assert profile.total_float_ops / 2 / 1e9 == pytest.approx(2.54, abs=0.01)
 
 
@@ -92,7 +88,6 @@ def test_every_weight_gets_a_gradient(nano):
 
 
 def test_config_decides_size_levels_anchors_and_the_heads_layers():
-    """Also tests that all levels share the convolutions of a head, but have separate batch norms."""
     config = dataclasses.replace(
         NANO, image_size=(64, 32), min_level=2, max_level=6, num_scales=2, aspect_ratios=(1.0, 3.0)
     )
@@ -155,11 +150,10 @@ def resample(features, size):
     return keras.Model(inputs, keras.layers.Identity()(outputs))(features)
 
 
-# If a side of the finer level is odd, upsampling drops a row or a column. A side of one pixel is not changed.
+# If a side of the finer level is odd, upsampling drops a row or a column.
 @pytest.mark.parametrize("size", [(5, 8), (6, 7), (9, 10), (1, 6), (1, 1)])
 def test_resampling_is_that_of_automl(size):
-    """Compares with automl's ResampleFeatureMap. It enlarges by resize_nearest_neighbor, and shrinks by max
-    pooling of stride + 1 pixels with the padding SAME."""
+    """automl's ResampleFeatureMap enlarges by resize_nearest_neighbor and shrinks by max pooling, SAME."""
     half = tuple((side + 1) // 2 for side in size)
     rng = np.random.default_rng(0)
     coarse, fine = (rng.normal(size=(2, *shape, 4)).astype(np.float32) for shape in (half, size))

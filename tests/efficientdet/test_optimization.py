@@ -1,5 +1,3 @@
-"""Tests learning rates at some steps, clipping, accumulation and loss scaling against hand calculations."""
-
 import dataclasses
 import math
 
@@ -16,8 +14,6 @@ RETINANET = get_config("retinanet-rn50fpn")
 
 
 def test_published_recipe_at_five_points():
-    """Tests batch 128. Its learning rates are twice as high as with batch 64: 0.016 at first, 0.16 after one
-    epoch, and then a cosine to 0."""
     schedule = make_schedule(CONFIG, effective_batch=128, steps_per_epoch=100)
     points = {0: 0.016, 50: (0.016 + 0.16) / 2, 100: 0.16, 100 + 29900 // 2: 0.08, 30000: 0, 99999: 0}
     for step, expected in points.items():
@@ -28,8 +24,6 @@ def test_published_recipe_at_five_points():
     ("changes", "warmup_steps"), [({}, 10), ({"warmup_epochs": 3.0}, 10), ({"warmup_epochs": 0.0}, 0)]
 )
 def test_a_warm_up_of_all_or_nothing_is_finite(changes, warmup_steps):
-    """Tests that rates are finite without warm-up, and if the whole run is warm-up
-    (automl divides by zero then)."""
     config = dataclasses.replace(CONFIG, epochs=1, **changes)
     schedule = make_schedule(config, 64, 10)
     assert schedule.warmup_steps == warmup_steps
@@ -47,8 +41,7 @@ def odtk_rate(iteration: int) -> float:
 
 @pytest.mark.parametrize("batch, accumulate", [(16, 1), (8, 1), (64, 1), (64, 4)])
 def test_retinanet_has_odtks_rates_for_every_batch(batch, accumulate):
-    """odtk's batch has 16 images. With batch 64, a run has a quarter of the updates, and four
-    times the learning rate."""
+    """With batch 64, odtk's run of batch 16 has a quarter of the updates and four times the rate."""
     steps_per_epoch = 1000 * 16 * accumulate // batch
     assert num_epochs(RETINANET, batch, steps_per_epoch, accumulate) == 90
     schedule = make_schedule(RETINANET, batch, steps_per_epoch, accumulate)

@@ -1,9 +1,3 @@
-"""Tests that the stages of the DALI pipeline work together, and that `dataset` gives the graph's outputs.
-
-tests/oracle/test_efficientdet_oracle.py compares every stage of pipeline.py and crops.py with NumPy;
-tests/apps/test_loaders.py tests seeds, ranks and resuming.
-"""
-
 import dataclasses
 
 import numpy as np
@@ -19,7 +13,6 @@ NANO = dataclasses.replace(
     image_size=INPUT,
     augmentation="none",
     flip_prob=0.0,
-    # the anchors of the published models
     max_level=7,
     num_scales=3,
     aspect_ratios=(1.0, 2.0, 0.5),
@@ -32,7 +25,6 @@ def make(source, config=NANO, **options) -> EfficientDetPipeline:
 
 
 def first_batch(loader: EfficientDetPipeline) -> dict[str, np.ndarray]:
-    """Returns {name: array} of the first batch, directly from the DALI pipeline."""
     outputs = [np.asarray(output.as_tensor()) for output in loader.pipeline.run()]
     return dict(zip(loader.element_spec, outputs, strict=True))
 
@@ -52,13 +44,12 @@ def test_each_change_of_pixels_works_alone(rectangles):
         np.testing.assert_array_equal(plain["boxes"], other["boxes"])
         differs = np.abs(plain["images"] - other["images"]).max(-1) > 0.01
         assert low < differs[content].mean() <= high, field
-        assert not differs[~content].any()  # the padding does not change
+        assert not differs[~content].any()
 
 
 @pytest.mark.parametrize("training", [True, False])
 def test_dataset_gives_what_the_graph_gives_under_the_promised_names(rectangles, training):
-    """Tests that `dataset`, which encodes targets after the graph, gives the same targets as first_batch,
-    which gets them from fn.box_encoder."""
+    """fn.box_encoder encodes in the graph; `dataset` encodes after it."""
     config = dataclasses.replace(NANO, augmentation="scale_jitter")
     loader = make(rectangles, config, training=training, count_lost=True, seed=5)
     names = ["num_positives", "boxes", "classes"]

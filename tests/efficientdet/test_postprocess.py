@@ -1,8 +1,3 @@
-"""Tests which candidates NMS gets, against a top-k over all scores in NumPy, and the final detections.
-
-tests/common/test_nms.py compares the suppression itself with brute force.
-"""
-
 import dataclasses
 
 import numpy as np
@@ -15,21 +10,20 @@ from efficientdet.postprocess import candidates, decode_all, detect
 
 CLASSES = 5
 SETTINGS = {"image_size": (128, 192), "max_level": 6, "nms_candidates": 2000, "score_threshold": 0.05}
-NINE = {"num_scales": 3, "aspect_ratios": (1.0, 2.0, 0.5)}  # anchors per cell, as in the published models
+NINE = {"num_scales": 3, "aspect_ratios": (1.0, 2.0, 0.5)}
 CONFIG = dataclasses.replace(get_config("efficientdet-nano"), **SETTINGS, **NINE)
 ANCHORS = CONFIG.anchors
 
 
 def random_outputs(batch_size=2, seed=0):
-    """Returns flat logits (B, A, C) and deltas (B, A, 4); many of the boxes overlap."""
+    """Returns logits (B, A, C) and deltas (B, A, 4); many boxes overlap."""
     rng = np.random.default_rng(seed)
     logits = rng.normal(-1.5, 1.5, (batch_size, ANCHORS.num_anchors, CLASSES)).astype(np.float32)
     return logits, rng.normal(0, 0.3, (batch_size, ANCHORS.num_anchors, 4)).astype(np.float32)
 
 
 def per_level(flat):
-    """Splits numbers of all anchors, (B, A, n), into a tensor for each level, (B, h,
-    w, 9 n), as a model does."""
+    """Splits (B, A, n) into a tensor for each level, (B, h, w, 9 n)."""
     levels, start = [], 0
     for height, width in ANCHORS.feature_sizes:
         size = height * width * 9
@@ -47,8 +41,7 @@ def sigmoid(logits):
 
 
 def decode_numpy(deltas):
-    """Decodes the deltas (A, 4), dy dx dh dw, of all anchors. Returns float64 boxes (A, 4), ltrb,
-    normalised."""
+    """Decodes deltas (A, 4), dy dx dh dw, to float64 boxes (A, 4), ltrb normalised."""
     top, left, bottom, right = ANCHORS.boxes.T.astype(np.float64)
     dy, dx, dh, dw = deltas.T.astype(np.float64)
     height, width = np.exp(dh) * (bottom - top), np.exp(dw) * (right - left)
@@ -104,7 +97,7 @@ def test_what_is_not_finite_is_no_detection_and_harms_no_other():
     logits[0, bad[1::5], :2] = logits[0, bad[1::5], 3:] = -np.inf
     logits[0, bad[2::5]] = np.inf
     deltas[0, bad[3::5], 1] = np.nan
-    deltas[0, bad[4::5], 2] = 1000  # exp of this number overflows
+    deltas[0, bad[4::5], 2] = 1000
     # Boxes are decoded only after the candidates are chosen, so all anchors have to be candidates.
     config = dataclasses.replace(CONFIG, nms_candidates=ANCHORS.num_anchors * CLASSES)
     found, expected = run(logits, deltas, config), run(quiet_logits, quiet_deltas, config)

@@ -1,10 +1,4 @@
-"""Tests RetinaNet: outputs against keras-hub's, and its configs against odtk and the paper.
-
-test_losses.py tests RetinaNet's loss, and test_optimization.py its learning rates. test_model.py tests the
-parts that RetinaNet shares with EfficientDet.
-
-Also tests resnet.py; retinanet_rows.py.
-"""
+"""Tests RetinaNet: resnet.py and retinanet_rows.py."""
 
 import numpy as np
 import pytest

@@ -1,5 +1,3 @@
-"""Tests task-aligned assignment and its loss against loops over boxes and anchors (arXiv 2108.07755)."""
-
 import dataclasses
 
 import numpy as np
@@ -12,8 +10,6 @@ from efficientdet.config import get_config
 
 
 def test_assignment_is_the_papers():
-    """Compares two images. The first image has two nearly equal boxes and a box smaller than a pixel. The
-    second image has no boxes."""
     rng = np.random.default_rng(2)
     left_top, sides = rng.random((2, 2, 60, 2))
     predicted = np.concatenate([left_top, left_top + 0.6 * sides], axis=-1).astype(np.float32)

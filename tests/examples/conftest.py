@@ -1,5 +1,3 @@
-"""A fixture with the data that the tests of the examples read."""
-
 import json
 
 import pytest
@@ -11,10 +9,7 @@ from tools.conversion.coco_to_tfrecord import write_tfrecords
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory) -> dict[str, tuple]:
-    """A hundred synthetic images, as {reader: (source for the app, fields of the example's config)}.
-
-    The image ids are not sorted and are above 2**31.
-    """
+    """A hundred images as {reader: (source, fields of the example's config)}. Image ids are above 2**31."""
     directory = tmp_path_factory.mktemp("fuzzed")
     write_fuzzed_set(directory)
     annotations = directory / "instances.json"

@@ -1,4 +1,4 @@
-"""Runs an example in a directory that contains no other file, and compares its batches with the app's."""
+"""Runs an example in an empty directory, and compares its batches."""
 
 import pathlib
 import shutil
@@ -11,10 +11,7 @@ from tests.conftest import ROOT
 
 
 def run_alone(name: str, tmp_path: pathlib.Path, *arguments: object) -> str:
-    """Copies only examples/`name` to a new directory in `tmp_path`, runs it there and returns its output.
-
-    Python runs isolated (-I), so the example cannot import the repository.
-    """
+    """Returns the output of an example that cannot import the repository (-I)."""
     alone = tmp_path / "alone"
     alone.mkdir()
     shutil.copy(ROOT / "examples" / name, alone)
@@ -26,7 +23,6 @@ def arrays(pipeline) -> list[np.ndarray]:
 
 
 def assert_same_batch(pipeline, loader, where: str) -> None:
-    """Asserts that the next batch of an example's pipeline equals the next batch of the app's loader."""
     for name, expected, got in zip(
         loader.element_spec, arrays(loader.pipeline), arrays(pipeline), strict=True
     ):

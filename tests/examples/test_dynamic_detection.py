@@ -1,5 +1,3 @@
-"""Tests that examples/dynamic_detection.py gives the app's batches, resumes exactly and runs alone."""
-
 import dataclasses
 import itertools
 
@@ -37,7 +35,6 @@ def assert_same_bits(got: dict[str, np.ndarray], expected: dict[str, np.ndarray]
 
 
 def test_the_same_numbers_give_the_batches_of_the_pipeline_api(fuzzed, tmp_path):
-    """Compares all outputs of the example and the app for a hundred images."""
     checked = tmp_path / "checked.json"
     checked.write_bytes(readers._clean_json(fuzzed.source.annotations))
     config = dataclasses.replace(get_config("efficientdet-d0"), image_size=SIZE, **COLOR)
@@ -58,7 +55,6 @@ def test_the_same_numbers_give_the_batches_of_the_pipeline_api(fuzzed, tmp_path)
 
 
 def test_a_stream_stopped_anywhere_continues_bit_for_bit(fuzzed, tmp_path):
-    """Stops the stream six times in four epochs. One stop is between two epochs."""
     data = (fuzzed.source.images_dir, f"{fuzzed.source.images_dir}/instances.json")
     whole = [arrays(*batch) for batch in itertools.islice(example.Stream(*data, 30), 11)]
     pattern, made = str(tmp_path / "at-{seq}.json"), 0
@@ -73,7 +69,7 @@ def test_a_stream_stopped_anywhere_continues_bit_for_bit(fuzzed, tmp_path):
         made = stop
     assert len({batch["images"].tobytes() for batch in whole}) == 11
     image_ids = np.concatenate([batch["image_ids"] for batch in whole]).reshape(-1)[:300].reshape(3, 100)
-    assert (np.sort(image_ids) == list(fuzzed.images)).all()  # each epoch has every image once
+    assert (np.sort(image_ids) == list(fuzzed.images)).all()
     with pytest.raises(ValueError, match=r"batch size 30, seed 0, not for .* batch size 30, seed 1"):
         example.Stream(*data, 30, seed=1).restore(pattern)
 

@@ -1,5 +1,3 @@
-"""Tests that examples/efficientdet_pipeline.py gives exactly the app's batches, and runs alone."""
-
 import dataclasses
 
 import numpy as np
@@ -16,7 +14,7 @@ NAME = "efficientdet_pipeline.py"
 BATCH = 10
 STEPS = 4  # a shard is a third of the images; its next epoch begins in step 4
 ALL_ON = {"grid_mask_prob": 0.7, "brightness": 0.3, "contrast": 0.2, "saturation": 0.5, "hue": 20.0}
-# Variants: (fields of the app's config, (shard_id, num_shards)). Each seed of the test uses the next variant.
+# (fields of the app's config, (shard_id, num_shards)) for each seed in turn
 VARIANTS = (
     (ALL_ON | {"image_size": (128, 192), "max_instances": 15}, (0, 1)),
     (ALL_ON | {"image_size": (200, 136), "brightness": 0.0, "flip_prob": 0.0, "min_box_size": 3.0}, (1, 3)),
@@ -29,7 +27,7 @@ VARIANTS = (
 
 
 def of_app_and_example(data, reader: str, crop: str, seed: int) -> tuple:
-    """Returns the app's loader, and a config and shard with which the example gives the same batches."""
+    """Returns the app's loader, and a config and shard for equal batches of the example."""
     source, files = data[reader]
     fields, shard = VARIANTS[seed % len(VARIANTS)]
     fields = {"augmentation": crop, "resize_min": 60, "resize_max": 150} | fields
@@ -76,7 +74,7 @@ def test_the_file_alone_draws_synthetic_images(tmp_path):
     run_alone(NAME, tmp_path)
     picture = np.asarray(PIL.Image.open(tmp_path / "alone" / "batch.png"))
     assert picture.shape == (2 * 512, 4 * 512, 3)
-    for color in ((255, 0, 0), (0, 128, 128)):  # colours of the boxes and ellipses of class 0
+    for color in ((255, 0, 0), (0, 128, 128)):
         assert (picture == color).all(-1).sum() > 1000
     assert len((ROOT / "examples" / NAME).read_text().splitlines()) <= 300
 

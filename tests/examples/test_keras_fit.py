@@ -1,6 +1,6 @@
-"""Tests that examples/keras_fit.py, with fit_model.py of each app, trains like train.py, also when resumed.
+"""Tests that examples/keras_fit.py, with fit_model.py of each app, trains like train.py.
 
-Run as a program, this file trains a few steps with both loops and writes the losses of each.
+Run as a program, this file writes the losses of both loops.
 """
 
 import dataclasses
@@ -37,7 +37,7 @@ FOR_YOLOV4 = {  # changes for YOLOv4, as the example's docstring lists them
 
 
 def example_of(app):
-    """Returns the example as a module. For YOLOv4 it is changed as the example's docstring describes."""
+    """For YOLOv4, the example is changed as its docstring describes."""
     source = (ROOT / "examples/keras_fit.py").read_text()
     for old, new in FOR_YOLOV4.items() if app == "yolov4" else ():
         assert old in source
@@ -50,8 +50,7 @@ def example_of(app):
 
 @pytest.mark.parametrize("app", ["efficientdet", pytest.param("yolov4", marks=pytest.mark.slow)])
 def test_a_continued_run_ends_as_train_py_does(app, drawn, tmp_path, monkeypatch):
-    """Tests that a resumed `fit` gives the weights of train.py. Each batch is the whole data set without
-    augmentation, so the order of the images does not matter."""
+    """Each batch is the whole data set, so the order of the images does not matter."""
     plain = "--ema_decay=0.9", f"--hparams={TINY[app]},{PLAIN[app]}"
     words = "--epochs=2", "--steps_per_epoch=1", "--eval_every=0", *coco_flags(drawn, "eval"), *plain
     train, a = parsed(app, *training_flags(app, drawn, tmp_path / "train", "none", IMAGES), *words)
@@ -105,7 +104,7 @@ def test_each_step_has_the_loss_of_train_py(app, strategy, drawn, tmp_path):
 
 
 def losses_of_both(app, words):
-    """Trains with train.py, then with `fit`; writes the losses of both, averaged over replicas."""
+    """Writes the losses of train.py and of `fit`, averaged over replicas."""
     example, after_step = example_of(app), Run.after_step
     on_batch_end = example.MovingAverage.on_train_batch_end
     trained, fitted = [], []

@@ -1,5 +1,3 @@
-"""Tests that examples/yolov4_pipeline.py gives exactly the app's batches, and runs alone."""
-
 import dataclasses
 import subprocess
 import sys
@@ -15,7 +13,7 @@ from yolov4.config import get_config
 from yolov4.pipeline import YOLOv4Pipeline
 
 BATCH, STEPS = 10, 4  # a shard has a third of 100 images: step 4 begins its next epoch
-# Variants: (fields of both configs, (shard_id, num_shards), file format). Each seed uses the next variant.
+# (fields of both configs, (shard_id, num_shards), file format) for each seed in turn
 VARIANTS = (
     ({"image_size": (128, 192), "letterbox": True, "max_instances": 15}, (0, 1), "coco"),
     ({"image_size": (96, 96), "min_box_size": 3.0, "flip_prob": 0.0, "hue": 0.0}, (1, 3), "tfrecord"),
@@ -77,5 +75,5 @@ def test_the_file_alone_draws_a_batch(data, reader, tmp_path):
     run_alone("yolov4_pipeline.py", tmp_path, "--letterbox", "--image_size", 128, 192, *flags)
     picture = np.asarray(PIL.Image.open(tmp_path / "alone" / "batch.png"))
     assert picture.shape == (2 * 128, 4 * 192, 3)
-    assert (picture == (255, 0, 0)).all(-1).sum() > 500  # the colour of boxes of class 0
+    assert (picture == (255, 0, 0)).all(-1).sum() > 500
     assert len((ROOT / "examples/yolov4_pipeline.py").read_text().splitlines()) <= 300

@@ -1,7 +1,7 @@
-"""A small valid data set, into which functions put one fault each. A seed chooses the faulty record.
+"""A small valid data set, into which functions put one fault each.
 
-A fault is a function with the decorator `@fault(kind)`. It damages a `DataSet` and returns texts that the
-report must contain, such as the record's id and the value. If it returns None, these are `DataSet.words`.
+A function with the decorator `@fault(kind)` damages a `DataSet` and returns texts that the report must
+contain. None stands for `DataSet.words`.
 """
 
 import dataclasses
@@ -18,14 +18,12 @@ LFS_POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a21461
 
 
 class DataSet:
-    """A valid COCO data set, which a fault damages: six images with boxes, and ids with gaps.
+    """Six images with boxes. A fault damages `image` or `annotation`, which a seed chooses.
 
     Attributes:
-        directory: directory of images/ and, after `write`, of instances.json.
-        random: seeded random generator, which chooses the victims.
-        document: content of the json, as Python objects.
-        content: bytes of the json, if a fault sets them. Otherwise `document` is written.
-        image, annotation: the victims, which are damaged; never the first image or annotation.
+        document: content of the json.
+        content: bytes of the json, if a fault sets them.
+        image, annotation: never the first of the set.
         options: options of the check, for example `decode`.
     """
 
@@ -61,16 +59,15 @@ class DataSet:
 
     @property
     def file(self) -> pathlib.Path:
-        """The file of the image `image`, the victim."""
         return self.images_dir / self.image["file_name"]
 
     @property
     def words(self) -> list[str]:
-        """Texts that a report on the victim must contain, to name its image."""
+        """Texts that name the damaged image in a report."""
         return [f"image {self.image['id']} ('{self.image['file_name']}')"]
 
     def write(self) -> None:
-        """Writes the json, unless a fault has put something else at its path."""
+        """A fault may have put something else at the json's path."""
         if not self.json_path.exists() and not self.json_path.is_symlink():
             sound = json.dumps(self.document).encode()
             self.json_path.write_bytes(sound if self.content is None else self.content)
@@ -78,7 +75,7 @@ class DataSet:
 
 @dataclasses.dataclass(frozen=True)
 class Fault:
-    """One fault: its name, the kind that the report gives it, and the function that damages the data."""
+    """`kind` is the kind in the report. `spoil` damages the data."""
 
     name: str
     kind: str
@@ -89,13 +86,13 @@ class Fault:
         return zlib.crc32(self.name.encode())
 
     def words(self, data) -> list[str]:
-        """Damages the data; returns the texts that the report must contain."""
+        """Damages the data; returns texts for the report."""
         words = self.spoil(data)
         return data.words if words is None else words
 
 
 def registry(faults: list[Fault]):
-    """Returns the decorator `@fault(kind)`, which adds the decorated function to `faults`."""
+    """Returns the decorator `@fault(kind)`."""
 
     def fault(kind: str, name: str | None = None):
         def register(spoil: Callable):

@@ -1,4 +1,4 @@
-"""Faults in image files: functions that damage an image, each with the kind that is reported."""
+"""Faults in image files, each with its kind."""
 
 import io
 import os
@@ -19,7 +19,7 @@ AVIF = b"\0\0\0\x20ftypavif\0\0\0\0avifmif1" + bytes(500)
 
 
 def rewritten(name: str, kind: str, change: Callable[[bytes], bytes], *words: str) -> None:
-    """Adds a fault: `change` replaces the bytes of the image. The check's option `decode` is on."""
+    """`change` replaces the bytes of the image."""
 
     def spoil(data):
         data.file.write_bytes(change(data.file.read_bytes()))

@@ -1,4 +1,4 @@
-"""Faults in COCO jsons: functions that damage a json, each with the kind that is reported."""
+"""Faults in COCO jsons, each with its kind."""
 
 import gzip
 import json
@@ -27,7 +27,7 @@ def pipe_in_place_of_the_json(data):
 
 
 def written(name: str, kind: str, change: Callable[[bytes], bytes], *words: str) -> None:
-    """Adds a fault: `change` replaces the bytes of the json. In `words`, `{}` is the number of new bytes."""
+    """`change` replaces the bytes. In `words`, `{}` is the number of new bytes."""
 
     def spoil(data):
         data.content = change(json.dumps(data.document).encode())
@@ -51,7 +51,7 @@ written("large_image_id", "large-id", lambda sound: sound.replace(b'id": 18,', L
 
 
 def valued(name: str, kind: str, record: str, key: str, value, *words: str) -> None:
-    """Adds a fault: sets a key of the record to `value`, or removes the key if `value` is `...`."""
+    """Sets a key of the record to `value`, or removes it if `value` is `...`."""
 
     def spoil(data):
         victims = {"image": data.image, "annotation": data.annotation, "json": data.document}
@@ -79,7 +79,6 @@ valued("crowd", "crowd", "annotation", "iscrowd", 1)
 
 
 def boxed(name: str, kind: str, box: list, *words: str) -> None:
-    """Adds a fault: replaces the box of one annotation, the victim."""
     valued(name, kind, "annotation", "bbox", box, "(image ", *words)
 
 
@@ -97,7 +96,7 @@ valued("category_order", "category-order", "json", "categories", CATEGORIES[::-1
 
 
 def all_boxes(name: str, kind: str, change: Callable[[list], list], *words: str) -> None:
-    """Adds a fault: `change` converts all boxes to another unit or format."""
+    """`change` converts all boxes."""
 
     def spoil(data):
         for annotation in data.document["annotations"]:

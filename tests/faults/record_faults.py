@@ -1,4 +1,4 @@
-"""Faults in TFRecords: functions that damage one of two valid shards, each with the kind that is reported."""
+"""Faults in one of two TFRecord shards, each with its kind."""
 
 import gzip
 import os
@@ -21,11 +21,11 @@ WIDTH, YMAX = "image/width", "image/object/bbox/ymax"
 
 
 class RecordSet:
-    """A valid set of TFRecords, which a fault damages: two shards, their index files and their label map.
+    """Two shards with indexes and a label map.
 
     Attributes:
-        file: the shard that is damaged. It has three records.
-        number: index of the damaged record in `file`, from 0.
+        file: the damaged shard, with three records.
+        number: index of the damaged record.
         options: options of the check.
     """
 
@@ -41,7 +41,7 @@ class RecordSet:
 
     @property
     def words(self) -> list[str]:
-        """Texts that a report on the damaged record must contain."""
+        """Texts that name the damaged record in a report."""
         return [f"{self.file} record {self.number}"]
 
     @property
@@ -52,7 +52,7 @@ class RecordSet:
         return list(tf.data.TFRecordDataset(str(self.file)).as_numpy_iterator())
 
     def edit(self, change: Callable) -> list[str]:
-        """Changes the features of the damaged record, rewrites the shard, returns texts for the report."""
+        """Changes the features of the damaged record; returns texts for the report."""
         records = self.records()
         example = tf.train.Example.FromString(records[self.number])
         image_id = example.features.feature[ID].bytes_list.value[0].decode()
@@ -106,7 +106,7 @@ def pipe_among_the_shards(data):
 
 
 def rewritten(name: str, kind: str, change: Callable[[bytes], bytes]) -> None:
-    """Adds a fault: `change` replaces the bytes of the shard."""
+    """`change` replaces the bytes of the shard."""
 
     @fault(kind, name)
     def spoil(data):
@@ -126,7 +126,7 @@ def truncated_tail(data):
 
 
 def flipped(name: str, kind: str, position: int) -> None:
-    """Adds a fault: flips a bit, `position` bytes after the start of a record."""
+    """Flips a bit, `position` bytes after the start of a record."""
 
     @fault(kind, name)
     def spoil(data):
@@ -160,7 +160,7 @@ def record_without_lists_of_boxes(data):
 
 
 def edited(name: str, kind: str, key: str, change: Callable[[list], list] | None, *words: str) -> None:
-    """Adds a fault: `change` replaces the values of a record's key. If `change` is None, removes the key."""
+    """`change` replaces the values of a key. None removes the key."""
 
     def apply(features):
         if change is None:

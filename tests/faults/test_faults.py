@@ -1,5 +1,3 @@
-"""Tests that every fault is reported before training, with its kind, the file and the record's id."""
-
 import pathlib
 
 import pytest
@@ -16,7 +14,7 @@ from tools.synthetic import draw_dataset
 
 FAULTS = [*image_faults.FAULTS, *json_faults.FAULTS]
 UNREADABLE = [fault for fault in FAULTS if KINDS[fault.kind].severity is Severity.IMAGE]
-PERMITTED = {"crowd", "image-without-boxes"}  # issues that valid data may have
+PERMITTED = {"crowd", "image-without-boxes"}
 
 
 def open_data(data: DataSet, policy: ImagePolicy = ImagePolicy()):
@@ -25,7 +23,7 @@ def open_data(data: DataSet, policy: ImagePolicy = ImagePolicy()):
 
 
 def check_report(kind: str, issues: Issues, words: list[str]) -> None:
-    """Asserts that the issue of this kind contains the words, and that there is no other error."""
+    """The issue of this kind has the words, and there is no other error."""
     allowed = {kind, "image-empty" if kind == "no-images" else ""}
     assert not [i.kind for i in issues if i.kind not in allowed and i.severity is not Severity.WARNING]
     line = issues[kind].line()
@@ -33,7 +31,7 @@ def check_report(kind: str, issues: Issues, words: list[str]) -> None:
 
 
 def what_is_found(given: DataFlags, options: dict) -> Issues:
-    """Opens the data as train.py does; returns the issues that are found, even if they are errors."""
+    """Returns the issues that train.py finds, even if they are errors."""
     try:
         return open_source(*given, policy=ImagePolicy(**options)).annotations.issues
     except DataError as error:
@@ -154,7 +152,7 @@ def test_no_false_alarm_on_real_data(coco128, bccd):
     for path in paths:
         found.extend(annotations_of(path).issues)
     assert {issue.kind for issue in found} <= PERMITTED | {"box-outside", "box-empty"}
-    assert found["box-empty"].count == 2  # the number of such boxes in BCCD
+    assert found["box-empty"].count == 2
     assert all("0.0] in " in text or ", 0.0, " in text for text in found["box-empty"].offenders)
 
 

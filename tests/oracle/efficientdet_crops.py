@@ -1,7 +1,7 @@
-"""Computes EfficientDet's crops with NumPy from given random numbers, to test the pipeline.
+"""EfficientDet's crops in NumPy from given random numbers.
 
-All functions return a window of the image, (top, left, height, width) in pixels, and the size (height, width)
-to which this window is resized.
+All functions return a window (top, left, height, width) in pixels, and the size (height, width) to which it
+is resized.
 """
 
 import math
@@ -15,15 +15,11 @@ Crop = tuple[tuple[int, ...], tuple[int, int]]
 
 
 def whole_image(size, image_size) -> Crop:
-    """Returns the whole image, resized to the largest size that fits."""
     return (0, 0, *size), numpy_images.letterbox(size, image_size, centered=False)[2:]
 
 
 def jittered_crop(size, image_size, jitter, shares) -> Crop:
-    """Resizes to `jitter` times the size that fits, then crops, as google/automl's dataloader.py does.
-
-    The window is rounded to whole pixels of the stored image.
-    """
+    """As google/automl's dataloader.py. The window has whole pixels of the stored image."""
     scale = jitter * min(image_size[0] / size[0], image_size[1] / size[1])
     starts, lengths, shown = [], [], []
     for side, limit, share in zip(size, image_size, shares, strict=True):
@@ -36,16 +32,16 @@ def jittered_crop(size, image_size, jitter, shares) -> Crop:
 
 
 def resize_range_crop(size, image_size, drawn) -> Crop:
-    """Resizes the shorter side to `drawn`, rounded down. If the image then does not fit, shrinks it."""
+    """Resizes the shorter side to `drawn`, rounded down, or less if the image would not fit."""
     window, largest = whole_image(size, image_size)
-    # float32 as in the pipeline's graph. Many results end in 1/2, and float64 may round them differently.
+    # float32 as in the graph: many results end in 1/2.
     scale = np.float32(math.floor(drawn)) / np.float32(min(size))
     scaled = [nearest(np.float32(side) * scale) for side in size]
     return window, tuple(map(min, scaled, largest))
 
 
 def cropped(size, image_size, anchor, shape) -> Crop:
-    """Returns the window of a crop's whole pixels. `anchor` and `shape` are (x, y), shares of the image."""
+    """`anchor` and `shape` are (x, y), shares of the image."""
     starts, lengths = [], []
     for side, start, length in zip(size, anchor[::-1], shape[::-1], strict=True):
         first = min(math.ceil(start * side - 1e-3), side - 1)

@@ -1,4 +1,4 @@
-"""Draws a hundred synthetic images of many shapes and formats with boxes, and gives their ground truth."""
+"""A hundred synthetic images with ground truth."""
 
 import json
 import pathlib
@@ -16,9 +16,9 @@ CATEGORY_IDS = (90, 3, 17)  # with gaps, not sorted; class 0 is category 3, the 
 SIZES = [(1, 1), (1, 37), (53, 1), (2, 2), (3, 5), (7, 300), (300, 7), (641, 427), (427, 641), (128, 192)]
 COUNTS = [0, 1, 1, 2, 2, 3, 5, 8, 13, 21, 34, 60, 99, 100, 101, 150, 200]  # numbers of boxes in an image
 FEW = 2  # images with at most this many boxes have large boxes, so that crops by IoU exist
-MOST_DRAWN = 12  # an image shows at most this many of its boxes
+MOST_DRAWN = 12
 
-# (file format, Pillow's mode). tests/common/image_variants.py has more variants.
+# (file format, Pillow's mode)
 FORMATS = [("jpeg", mode) for mode in ("RGB", "L", "RGB", "CMYK")]
 FORMATS += [("png", mode) for mode in ("RGB", "RGBA", "P", "L")]
 KINDS = {"any": 0.6, "tiny": 0.15, "border": 0.12, "whole": 0.02, "outside": 0.08, "empty": 0.03}
@@ -27,7 +27,7 @@ LIES_ON_ITS_SIDE[0x0112] = 6
 
 
 class Annotated(NamedTuple):
-    """One image and its expected boxes: clipped to the image, without crowds and boxes without area."""
+    """Boxes are clipped. Crowds and boxes without area are left out."""
 
     image_id: int
     pixels: np.ndarray  # uint8 (height, width, 3) RGB, as stored
@@ -40,14 +40,13 @@ class Annotated(NamedTuple):
 
 
 class FuzzedSet(NamedTuple):
-    """A source for loaders, and a dict from image id to ground truth, in the order of the json."""
+    """A source, and {image id: ground truth} in the order of the json."""
 
     source: CocoSource
     images: dict[int, Annotated]
 
 
 def write_fuzzed_set(directory: pathlib.Path) -> FuzzedSet:
-    """Draws and writes the set as image files and instances.json."""
     random = np.random.default_rng(1)
     images, annotations = [], []
     for number in range(NUM_IMAGES):
@@ -65,7 +64,7 @@ def write_fuzzed_set(directory: pathlib.Path) -> FuzzedSet:
             category_id, is_crowd = int(random.choice(CATEGORY_IDS)), int(random.random() < 0.02)
             of_image = {"image_id": image_id, "category_id": category_id}
             annotations.append(of_image | {"bbox": box, "iscrowd": is_crowd})
-    random.shuffle(annotations)  # in real data sets, they have any order
+    random.shuffle(annotations)
     document = {
         "images": images,
         "annotations": [{"id": i, **annotation} for i, annotation in enumerate(annotations, 1)],
@@ -89,7 +88,7 @@ def _as_trained(image_id: int, path: pathlib.Path, annotations: list[dict]) -> A
 
 
 def draw_image(random: np.random.Generator, height: int, width: int, boxes_ltwh_px: Iterable) -> np.ndarray:
-    """Draws a smooth background, and a flat rectangle for each box; returns uint8 (height, width, 3)."""
+    """Returns uint8 (height, width, 3): a smooth background, and a rectangle for each box."""
     coarse = random.integers(0, 256, (height // 24 + 2, width // 24 + 2, 3), np.uint8)
     image = np.array(Image.fromarray(coarse).resize((width, height), Image.Resampling.BICUBIC))
     for left, top, box_width, box_height in boxes_ltwh_px:
@@ -99,9 +98,9 @@ def draw_image(random: np.random.Generator, height: int, width: int, boxes_ltwh_
 
 
 def draw_box(random: np.random.Generator, height: int, width: int, smallest: float) -> list[float]:
-    """Returns a random box of a random kind, ltwh in pixels. The box may be tiny, outside or without area.
+    """Returns ltwh in pixels. The box may be tiny, outside or without area.
 
-    For the kind "any", each side of the box is at least the image's side times `smallest` ** 2.
+    For the kind "any", each side is at least the image's side times `smallest` ** 2.
     """
     kind, limits = random.choice(list(KINDS), p=list(KINDS.values())), np.array([width, height], float)
     if kind == "whole":

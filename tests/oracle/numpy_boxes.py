@@ -1,4 +1,4 @@
-"""Transforms boxes in float64 NumPy as the pipelines of both apps should, and compares them with the outputs.
+"""Transforms boxes in float64 NumPy, and compares them with a pipeline's outputs.
 
 Boxes are ltrb in pixels of the stored image or of the network input.
 """
@@ -13,16 +13,16 @@ MATCH_IOU = 0.5  # as in SSD (arXiv 1512.02325) section 2.2
 
 
 def swapped(yx: tuple[float, float]) -> np.ndarray:
-    """Returns [x, y, x, y] for a pair (y, x), to scale boxes."""
+    """Returns [x, y, x, y] for (y, x)."""
     return np.float64([*yx[::-1]] * 2)
 
 
 def to_letterbox(boxes: ArrayLike, place: ArrayLike, image_size: tuple[int, int]) -> np.ndarray:
-    """Converts boxes normalised by an image to float32 boxes normalised by the network input.
+    """Returns boxes normalised by the network input, float32.
 
     Args:
-        boxes: (..., 4).
-        place: (..., 4): top, left, height and width of the image inside the network input, in pixels.
+        boxes: (..., 4), normalised by the image.
+        place: (..., 4): top, left, height, width of the image in the network input, pixels.
         image_size: height, width of the network input.
     """
     shares = np.float32(place) / np.float32(image_size * 2)
@@ -31,10 +31,10 @@ def to_letterbox(boxes: ArrayLike, place: ArrayLike, image_size: tuple[int, int]
 
 
 def move(boxes_px: np.ndarray, window: tuple[int, ...], place: tuple[int, ...]) -> np.ndarray:
-    """Converts boxes to pixels of the network input, where `window` of the image is resized to `place`.
+    """Converts boxes to pixels of the network input, and clips them to `place`.
 
     Args:
-        boxes_px: (N, 4) in the stored image. The results are clipped to `place`.
+        boxes_px: (N, 4) in the stored image.
         window, place: top, left, height, width.
     """
     origin, target = swapped(place[:2]), swapped(place[2:])
@@ -43,28 +43,23 @@ def move(boxes_px: np.ndarray, window: tuple[int, ...], place: tuple[int, ...]) 
 
 
 def adjoin(boxes_px: np.ndarray, window: tuple[int, ...]) -> np.ndarray:
-    """Returns (N,): whether each box touches the window without an overlap, up to rounding errors."""
+    """Returns (N,): whether each box touches the window without an overlap."""
     corners = np.array([window[1], window[0], window[1] + window[3], window[0] + window[2]])
     sides = np.minimum(boxes_px[:, 2:], corners[2:]) - np.maximum(boxes_px[:, :2], corners[:2])
     return np.abs(sides.min(1, initial=np.inf)) < DOUBTFUL
 
 
 def flip(boxes_px: np.ndarray, width: float) -> np.ndarray:
-    """Flips boxes horizontally in an image of this width."""
     left, top, right, bottom = boxes_px.T
     return np.stack([width - right, top, width - left, bottom], axis=1)
 
 
 def assert_boxes(outputs, row: int, boxes_px, classes, config, where: str, adjoining: int = 0) -> None:
-    """Asserts that the outputs for an image have the expected boxes and the expected number of lost boxes.
-
-    Boxes with a side below `min_box_size` are dropped, then the smallest until `max_instances` are left. The
-    others keep their order and their classes.
+    """Compares boxes, classes and numbers of lost boxes.
 
     Args:
-        outputs: outputs of the pipeline, by name.
-        boxes_px, classes: all boxes of the image that are visible in the network input, and their classes.
-        adjoining: number of other boxes, which may be visible because of rounding errors.
+        boxes_px, classes: all visible boxes of the image.
+        adjoining: number of other boxes, which rounding may make visible.
     """
     got_classes, max_instances = outputs["classes"][row], config.max_instances
     count = (got_classes >= 0).sum()
@@ -96,14 +91,10 @@ def assert_boxes(outputs, row: int, boxes_px, classes, config, where: str, adjoi
 
 
 def match(boxes: np.ndarray, anchors: np.ndarray) -> np.ndarray:
-    """Returns (A,): index of the box that each anchor is assigned to by SSD's rule, -1 for none.
+    """Returns (A,): the box of each anchor by SSD's rule, or -1.
 
-    An anchor is assigned to the box with the highest IoU if this IoU exceeds 1/2. Every box also gets its
-    best anchor at any IoU; if two boxes have the same best anchor, the later box gets it. Of equal IoUs the
-    last one wins. The numbers are float32 as in the pipeline, so that nearly equal IoUs have the same order.
-
-    Args:
-        boxes, anchors: float32 (N, 4) and (A, 4), ltrb normalised, all with some area.
+    An anchor gets the box of the highest IoU above 1/2. Every box also gets its best anchor; a later box
+    wins. Of equal IoUs the last wins. Numbers are float32 as in the pipeline.
     """
     if len(boxes) == 0:
         return np.full(len(anchors), -1)
@@ -111,7 +102,7 @@ def match(boxes: np.ndarray, anchors: np.ndarray) -> np.ndarray:
     sides = np.minimum(one[..., 2:], other[..., 2:]) - np.maximum(one[..., :2], other[..., :2])
     common = np.where((sides > 0).all(-1), sides.prod(-1), np.float32(0))
     areas = [(x[..., 2] - x[..., 0]) * (x[..., 3] - x[..., 1]) for x in (one, other)]
-    iou = common / (areas[0] + areas[1] - common)  # (N, A)
+    iou = common / (areas[0] + areas[1] - common)
     owners = len(boxes) - 1 - iou[::-1].argmax(0)
     owners[iou.max(0) <= MATCH_IOU] = -1
     best = len(anchors) - 1 - iou[:, ::-1].argmax(1)

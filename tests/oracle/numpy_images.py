@@ -1,7 +1,6 @@
-"""Transforms pixels in float64 NumPy as the pipelines of both apps should.
+"""Transforms pixels in float64 NumPy.
 
-Pixel i covers i to i + 1 and has its centre at i + 1/2. After every stage, levels are rounded to whole
-numbers in 0..255, as in the pipelines.
+Pixel i has its centre at i + 1/2. After every stage, levels are whole numbers in 0..255.
 """
 
 import fractions
@@ -15,26 +14,25 @@ _RED_LESS_LUMA, _BLUE_LESS_LUMA = [1, 0, 0] - _LUMA, [0, 0, 1] - _LUMA
 _IN_PHASE = 0.736 * _RED_LESS_LUMA - 0.268 * _BLUE_LESS_LUMA
 _QUADRATURE = 0.478 * _RED_LESS_LUMA + 0.413 * _BLUE_LESS_LUMA
 _RGB_TO_YIQ = np.stack([_LUMA, _IN_PHASE, _QUADRATURE])
-_GREY = 128.0  # the level that contrast does not change
+_GREY = 128.0
 
 
 def nearest(value: float) -> int:
-    """Rounds to the nearest whole number, halves up."""
+    """Halves are rounded up."""
     return math.floor(value + 0.5)
 
 
 def whole_levels(values: np.ndarray) -> np.ndarray:
-    """Rounds to the nearest level in 0..255, uint8."""
     return np.clip(np.rint(values), 0, 255).astype(np.uint8)
 
 
 def letterbox(
     size: tuple[int, int], image_size: tuple[int, int], *, centered: bool
 ) -> tuple[int, int, int, int]:
-    """Returns top, left, height and width of an image that is resized to the largest size that fits.
+    """Returns top, left, height, width of an image at the largest size that fits.
 
-    Sides are rounded to whole pixels, halves up, and are at least 1. If the padding of a centred image is an
-    odd number, the larger part is below or on the right. Images that are not centred are at the top left.
+    Sides are whole pixels, at least 1; halves are rounded up. A centred image has the larger padding below or
+    on the right.
     """
     scale = min(fractions.Fraction(*sides) for sides in zip(image_size, size, strict=True))
     height, width = (max(math.floor(side * scale + fractions.Fraction(1, 2)), 1) for side in size)
@@ -44,7 +42,7 @@ def letterbox(
 
 
 def crop(image: np.ndarray, window: tuple[int, int, int, int]) -> np.ndarray:
-    """Returns the part of an image in the window (top, left, height, width)."""
+    """`window` is (top, left, height, width)."""
     top, left, height, width = window
     assert 0 <= top < top + height <= image.shape[0] and 0 <= left < left + width <= image.shape[1]
     return image[top : top + height, left : left + width]
@@ -53,16 +51,14 @@ def crop(image: np.ndarray, window: tuple[int, int, int, int]) -> np.ndarray:
 def resample(rows: np.ndarray, new_length: int, antialias: bool = True) -> np.ndarray:
     """Resizes the first axis: (length, ...) -> float64 (new_length, ...).
 
-    A new pixel is the mean of old pixels, weighted by a triangle around the new pixel's centre. To each side,
-    the triangle is as wide as an old or a new pixel, whichever is larger. So enlarging interpolates between
-    the two nearest pixels, and shrinking has no aliasing. Without `antialias`, the triangle is always as wide
-    as an old pixel. Beyond the image's border, the last pixel is repeated.
+    A triangle weighs old pixels. It reaches as far as an old or a new pixel is wide, whichever is larger;
+    without `antialias`, as an old one. Beyond the border, the last pixel is repeated.
     """
     step = len(rows) / new_length
     reach = max(step, 1.0) if antialias else 1.0
     middles = (np.arange(new_length) + 0.5) * step
     firsts = np.ceil(middles - reach - 0.5).astype(int)
-    old = firsts[:, np.newaxis] + np.arange(math.ceil(2 * reach) + 1)  # (new_length, pixels in a triangle)
+    old = firsts[:, np.newaxis] + np.arange(math.ceil(2 * reach) + 1)
     weights = np.maximum(1 - np.abs(old + 0.5 - middles[:, np.newaxis]) / reach, 0)
     weights /= weights.sum(1, keepdims=True)
     result = np.zeros((new_length, *rows.shape[1:]))
@@ -72,16 +68,13 @@ def resample(rows: np.ndarray, new_length: int, antialias: bool = True) -> np.nd
 
 
 def resize(image: np.ndarray, size: tuple[int, int], antialias: bool = True) -> np.ndarray:
-    """Resizes uint8 (h, w, 3) to uint8 (*size, 3)."""
+    """uint8 (h, w, 3) -> uint8 (*size, 3)."""
     columns = np.ascontiguousarray(resample(image, size[0], antialias).swapaxes(0, 1))
     return whole_levels(resample(columns, size[1], antialias).swapaxes(0, 1))
 
 
 def twist_color(image, *, hue=0.0, saturation=1.0, brightness=1.0, contrast=1.0) -> np.ndarray:
-    """Turns the hue by `hue` degrees (red to yellow); then changes saturation, contrast and brightness.
-
-    A colour is a vector (I, Q). Hue turns it, and saturation scales its length; the luma stays.
-    """
+    """A colour is a vector (I, Q). Hue (degrees) turns it, saturation scales it; the luma stays."""
     turn = np.exp(-1j * np.radians(hue)) * saturation  # negative, because yellow has a smaller angle than red
     plane = np.array([[turn.real, -turn.imag], [turn.imag, turn.real]])
     matrix = np.eye(3)
@@ -91,10 +84,10 @@ def twist_color(image, *, hue=0.0, saturation=1.0, brightness=1.0, contrast=1.0)
 
 
 def mask_grid(image: np.ndarray, tile: int, ratio: float, angle: float, shift: np.ndarray) -> np.ndarray:
-    """GridMask (arXiv 2001.04086): paints a black square of side `ratio * tile` in a corner of every tile.
+    """GridMask (arXiv 2001.04086): a black square of side `ratio * tile` in a corner of every tile.
 
-    The grid of tiles is turned by `angle` (radians) about the first pixel, and moved by `shift` (x, y) along
-    the turned axes. A pixel becomes black if its upper left corner is in a square.
+    The grid is turned by `angle` (radians) about the first pixel, and moved by `shift` (x, y) along the
+    turned axes.
     """
     y, x = np.indices(image.shape[:2])
     along = x * np.cos(angle) - y * np.sin(angle) - shift[0]
@@ -104,10 +97,7 @@ def mask_grid(image: np.ndarray, tile: int, ratio: float, angle: float, shift: n
 
 
 def assert_small(difference: np.ndarray, config, where: str, has_halves: bool = False) -> None:
-    """Asserts that levels hardly differ. Resizing may round differently, and colour changes amplify this.
-
-    `has_halves`: two images were averaged, so a level may end in 1/2 and be rounded either way.
-    """
+    """Colour changes amplify rounding of the resizing. `has_halves`: levels may end in 1/2."""
     highest, mean = (4.001, 0.5) if config.hue else (1.001, 0.1)
     if has_halves:
         highest, mean = highest + 0.5, 0.6
@@ -116,7 +106,7 @@ def assert_small(difference: np.ndarray, config, where: str, has_halves: bool = 
 
 
 def put(image: np.ndarray, top_left: tuple[int, int], canvas_size: tuple[int, int], fill: int) -> np.ndarray:
-    """Returns a canvas with the image at `top_left`, and with level `fill` elsewhere."""
+    """Returns a canvas of level `fill` with the image at `top_left`."""
     canvas = np.full((*canvas_size, 3), fill, np.uint8)
     top, left = top_left
     height, width = image.shape[:2]

@@ -1,5 +1,3 @@
-"""Compares every stage of EfficientDet's pipeline with NumPy code that gets the same random numbers."""
-
 import dataclasses
 import math
 
@@ -37,16 +35,12 @@ TRAININGS = {
 
 
 def shows_center(boxes_px, size, anchor, shape) -> np.ndarray:
-    """Returns (N,): whether a box has its centre in the crop."""
     centers = (boxes_px[:, :2] + boxes_px[:, 2:]) / 2 / size[::-1]
     return ((centers >= anchor) & (centers <= anchor + shape)).all(1)
 
 
 def assert_promise_of_crop(boxes_px, size, anchor, shape) -> None:
-    """Asserts that a crop obeys SSD (arXiv 1512.02325) section 2.2: each box has an IoU of at least 0.1.
-
-    The crop's sides are at least 0.3 times the image's sides, and its aspect ratio is between 1/2 and 2.
-    """
+    """SSD (arXiv 1512.02325) section 2.2: IoU at least 0.1, sides at least 0.3, aspect ratio 1/2 to 2."""
     crop_px = np.concatenate([anchor, anchor + shape]) * [*size[::-1], *size[::-1]]
     sides = np.minimum(boxes_px[:, 2:], crop_px[2:]) - np.maximum(boxes_px[:, :2], crop_px[:2])
     common = np.maximum(sides, 0).prod(1)
@@ -57,7 +51,7 @@ def assert_promise_of_crop(boxes_px, size, anchor, shape) -> None:
 
 
 def batch_crops(config: EfficientDetConfig, images: list[Annotated], draws: Draws) -> list[tuple]:
-    """Returns for each image of a batch: window, its size in the network input, and which boxes stay."""
+    """Returns for each image: window, size in the network input, and which boxes stay."""
     sizes = [image.size for image in images]
     kept = [np.ones(len(image.boxes_px), bool) for image in images]
     if config.augmentation == "scale_jitter":
@@ -80,7 +74,6 @@ def batch_crops(config: EfficientDetConfig, images: list[Annotated], draws: Draw
 
 
 def batch_changes(config: EfficientDetConfig, count: int, draws: Draws) -> list[dict]:
-    """Returns the random flip, GridMask and colour of each image of a training batch."""
     drawn = {"flip": np.zeros(count)}
     if config.flip_prob:
         drawn["flip"] = draws.coin(config.flip_prob)
@@ -99,7 +92,7 @@ def batch_changes(config: EfficientDetConfig, count: int, draws: Draws) -> list[
 
 
 def view_pixels(image: Annotated, window, size, antialias: bool, changes: dict) -> np.ndarray:
-    """Returns the part of the network input that shows the image, uint8 (*size, 3)."""
+    """Returns the shown image, uint8 (*size, 3)."""
     pixels = numpy_images.resize(numpy_images.crop(image.pixels, window), size, antialias)
     if changes["flip"]:
         pixels = pixels[:, ::-1]
@@ -116,7 +109,7 @@ def view_pixels(image: Annotated, window, size, antialias: bool, changes: dict) 
 
 
 def check_pixels(got: np.ndarray, expected: np.ndarray, config: EfficientDetConfig, where: str) -> None:
-    """Asserts that the network input shows `expected` at the top left, and the mean colour elsewhere."""
+    """`expected` is at the top left; elsewhere is the mean colour."""
     height, width = expected.shape[:2]
     outside = got.copy()
     outside[:height, :width] = 0
@@ -129,7 +122,6 @@ def check_pixels(got: np.ndarray, expected: np.ndarray, config: EfficientDetConf
 
 
 def check_targets(batch: Batch, row: int, where: str) -> None:
-    """Asserts that the anchors are assigned to boxes by SSD's rule."""
     outputs, levels = batch.outputs, ANCHORS.levels
     count = (outputs["classes"][row] >= 0).sum()
     boxes, classes = outputs["boxes"][row, :count], outputs["classes"][row, :count]
@@ -146,7 +138,7 @@ def check_targets(batch: Batch, row: int, where: str) -> None:
 
 
 def check(batch: Batch, row: int, image: Annotated, crop: tuple, changes: dict, config) -> None:
-    """Checks all outputs for one image. `changes` are its flip, GridMask and colours."""
+    """`changes` are flip, GridMask and colours of the image."""
     window, size, kept = crop
     where = f"image {image.image_id} {image.size}, window {window}, size {size}, {changes}"
     expected = view_pixels(image, window, size, config.antialias, changes)
@@ -184,7 +176,7 @@ def test_evaluation(fuzzed):
 
 
 def test_a_crop_of_less_than_a_pixel_shows_the_last_pixel():
-    """Tests a crop from 0.76 to 0.96 of a side of three pixels. This crop contains no whole pixel."""
+    """No whole pixel is between 0.76 and 0.96 of a side of three pixels."""
     pipe = Pipeline(batch_size=1, num_threads=1, device_id=None)
     with pipe:
         pipe.set_outputs(*crops._whole_pixels(*(fn.constant(fdata=number) for number in (0.76, 0.2, 3.0))))

@@ -1,7 +1,4 @@
-"""Compares every stage of YOLOv4's pipeline with NumPy code that gets the same random numbers.
-
-Also tests crops.py, color.py and mosaic.py of yolov4.
-"""
+"""Compares YOLOv4's pipeline, with crops.py, color.py and mosaic.py, with NumPy."""
 
 import dataclasses
 import math
@@ -36,20 +33,20 @@ TRAININGS["all, fresh mosaic"] = TRAININGS["all"] | {"mosaic_tiles": "fresh", "a
 
 
 class Canvas(NamedTuple):
-    """A network input and its boxes. `darknet_mosaic` unpacks the fields in this order."""
+    """`darknet_mosaic` unpacks the fields in this order."""
 
     pixels: np.ndarray  # uint8 (H, W, 3)
     boxes_px: np.ndarray  # float64 (N, 4)
     classes: np.ndarray  # int (N,)
     place: tuple[int, int, int, int]  # top, left, height, width of the image
-    source: str  # names the image in messages
+    source: str
 
 
 # --- the definitions ---
 
 
 def batch_size(config: YOLOv4Config, draws: Draws) -> tuple[int, int]:
-    """Returns the network input's size: the shorter side is a random multiple of 32; the shape stays."""
+    """The shorter side is a random multiple of 32; the shape stays."""
     if config.multi_scale == 1:
         return INPUT
     units = min(INPUT) / 32
@@ -60,14 +57,14 @@ def batch_size(config: YOLOv4Config, draws: Draws) -> tuple[int, int]:
 
 
 def whole_image(size, image_size, keep_aspect) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Returns (window, place) of the whole image, which is centred with padding, or stretched."""
+    """Returns (window, place): centred with padding, or stretched."""
     if keep_aspect:
         return (0, 0, *size), numpy_images.letterbox(size, image_size, centered=True)
     return (0, 0, *size), (0, 0, *image_size)
 
 
 def jittered_crop(size, image_size, first, last, keep_aspect) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Returns Darknet's crop. `first` (y, x) moves its top and left edges, `last` the other two."""
+    """Darknet's crop. `first` (y, x) moves top and left, `last` the other edges."""
     sides = zip(size, size[::-1], image_size, image_size[::-1], first.tolist(), last.tolist(), strict=True)
     axes = [darknet_axis(*of_axis, keep_aspect) for of_axis in sides]
     (top, height, to_top, to_height), (left, width, to_left, to_width) = axes
@@ -75,10 +72,8 @@ def jittered_crop(size, image_size, first, last, keep_aspect) -> tuple[tuple[int
 
 
 def draw_colors(config: YOLOv4Config, draws: Draws, count: int) -> np.ndarray | None:
-    """Returns (B, count, 3): random colour changes for `count` images of each sample.
-
-    A factor is uniform in 1 .. limit, or 1 divided by such a number, as in Darknet's rand_scale.
-    """
+    """Returns (B, count, 3). A factor is uniform in 1 .. limit, or 1 divided by it, as in Darknet's
+    rand_scale."""
     if not config.hue:
         return None
     drawn = [draws.uniform(-config.hue, config.hue, shape=[count])]
@@ -90,8 +85,8 @@ def draw_colors(config: YOLOv4Config, draws: Draws, count: int) -> np.ndarray | 
 
 
 def draw_views(config, readers, image_size, draws: Draws) -> Callable[[int, int], Canvas]:
-    """Draws crop, colour and flip for all images; returns a function (reader, row) -> canvas."""
-    count, shape = len(readers), (len(readers[0]), len(readers))  # (B, readers)
+    """Returns a function (reader, row) -> canvas."""
+    count, shape = len(readers), (len(readers[0]), len(readers))
     if config.jitter:
         of_axis = [2] if count == 1 else [2, count]
         edges = [draws.uniform(-config.jitter, config.jitter, shape=of_axis) for _ in range(2)]
@@ -113,7 +108,6 @@ def draw_views(config, readers, image_size, draws: Draws) -> Callable[[int, int]
 
 
 def canvas_of(image: Annotated, window, place, config, image_size, color=None, flip=0) -> Canvas:
-    """Returns the network input that shows only this image."""
     pixels = numpy_images.resize(numpy_images.crop(image.pixels, window), place[2:], config.antialias)
     if color is not None:
         hue, saturation, exposure = color
@@ -128,23 +122,20 @@ def canvas_of(image: Annotated, window, place, config, image_size, color=None, f
 
 
 def mosaic(canvases: list[Canvas], numbers, cut_shares, image_size: tuple[int, int]) -> Canvas:
-    """Returns a mosaic of four of the canvases. Its cuts are rounded to whole pixels."""
+    """Cuts are rounded to whole pixels."""
     cut = [nearest(share * side) for share, side in zip(cut_shares, image_size, strict=True)]
     source = f"mosaic cut at {cut} of " + " | ".join(canvases[number].source for number in numbers)
     return Canvas(*darknet_mosaic(canvases, numbers, *cut), (), source)
 
 
 def mix(config, canvases, image_size, draws: Draws, taken: np.ndarray) -> list[Canvas]:
-    """Mixes each canvas with randomly chosen others, by a mosaic, or else MixUp, or else CutMix.
-
-    A canvas stays unchanged if `taken` is true for it.
-    """
+    """A mosaic, else MixUp, else CutMix. A canvas stays if `taken` is true for it."""
     if not (config.mosaic_prob or config.mixup_prob or config.cutmix_prob):
         return canvases
     count = 4 if config.mosaic_prob else 2
     own = draws.take("batch_permutation")
     partners = [draws.take("batch_permutation", no_fixed_points=True) for _ in range(count - 1)]
-    sources = np.stack([own, *(own[partner] for partner in partners)], 1)  # (B, 2 or 4)
+    sources = np.stack([own, *(own[partner] for partner in partners)], 1)
     never = np.zeros(len(canvases))
     mosaics = draws.coin(config.mosaic_prob) if config.mosaic_prob else never
     cuts = draws.uniform(0.2, 0.8, shape=[2]) if config.mosaic_prob else None
@@ -169,7 +160,7 @@ def mix(config, canvases, image_size, draws: Draws, taken: np.ndarray) -> list[C
 
 
 def mixup(own: Canvas, other: Canvas) -> Canvas:
-    """Averages two canvases with equal weights, as Darknet does, and keeps the boxes of both."""
+    """Both weights are equal, as in Darknet; the boxes of both stay."""
     pixels = (own.pixels.astype(np.float64) + other.pixels) / 2
     boxes_px = np.concatenate([own.boxes_px, other.boxes_px])
     classes = np.concatenate([own.classes, other.classes])
@@ -177,10 +168,9 @@ def mixup(own: Canvas, other: Canvas) -> Canvas:
 
 
 def cutmix(own: Canvas, other: Canvas, share: float, center: np.ndarray) -> Canvas:
-    """Puts a rectangle of `other` over `own` (arXiv 1905.04899).
+    """CutMix (arXiv 1905.04899): a rectangle of `other`, with `share` of the area, over `own`.
 
-    The rectangle has `share` of the canvas's area and its aspect ratio, and is clipped to the canvas. Boxes
-    of `own` are dropped if the rectangle covers more than half of them; boxes of `other` are clipped to it.
+    Boxes of `own` are dropped if the rectangle covers more than half of them. Boxes of `other` are clipped.
     """
     size = np.array(own.pixels.shape[:2])
     half = np.sqrt(share) / 2
@@ -204,7 +194,6 @@ def cutmix(own: Canvas, other: Canvas, share: float, center: np.ndarray) -> Canv
 
 
 def check(batch: Batch, row: int, canvas: Canvas, config: YOLOv4Config) -> None:
-    """Compares one network input with a canvas: pixels, boxes, classes and counts of boxes."""
     outputs, where = batch.outputs, canvas.source
     got = outputs["images"][row]
     assert got.shape == canvas.pixels.shape, where

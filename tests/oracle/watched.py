@@ -1,7 +1,7 @@
-"""Runs a loader's DALI pipeline, and also returns the image ids and the random numbers of each batch.
+"""Runs a loader's pipeline, and returns its image ids and random numbers.
 
-The code of the pipeline is not changed. While it defines its graph, this module records the outputs of the
-random operators, and adds them to the outputs of the graph.
+While the graph is defined, this module records outputs of random operators and adds them to the graph's
+outputs.
 """
 
 from collections.abc import Iterator
@@ -16,7 +16,7 @@ from common.datasets import CocoSource
 from tests.oracle.fuzzed import Annotated, FuzzedSet
 
 BATCH = 25
-# (module or class of an operator, name of the operator, slice of its outputs that are recorded).
+# (owner of an operator, its name, slice of its outputs)
 _OPERATORS = [
     (fn.random, "uniform", slice(1)),
     (fn.random, "coin_flip", slice(1)),
@@ -27,32 +27,29 @@ _OPERATORS = [
 
 
 class Draws:
-    """The random numbers of a batch. A test must take them in the order in which the graph defines them."""
+    """A test must take the numbers in the order of the graph."""
 
     def __init__(self, draws: list[tuple[str, dict[str, Any], list[np.ndarray]]]) -> None:
         self._draws = list(draws)  # (operator, options, values) of each output
 
     def take(self, operator: str, **options: Any) -> Any:
-        """Returns the next values, (B, ...). Asserts that this operator with these options gave them."""
+        """Returns (B, ...). The operator and its options must be these."""
         drawn, given, values = self._draws.pop(0)
         assert (drawn, {name: given.get(name) for name in options}) == (operator, options)
         return values[0] if len(values) == 1 else values
 
     def uniform(self, low: float, high: float, **options: Any) -> Any:
-        """Returns the next numbers from low .. high. If low equals high, the graph draws no number."""
+        """If low equals high, the graph draws no number."""
         return self.take("uniform", range=(low, high), **options) if low < high else np.float32(low)
 
     def coin(self, probability: float) -> np.ndarray:
         return self.take("coin_flip", probability=probability)
 
     def finish(self) -> None:
-        """Asserts that no random numbers are left."""
         assert not self._draws
 
 
 class Batch(NamedTuple):
-    """One batch, its image ids and its random numbers."""
-
     outputs: dict[str, np.ndarray]
     image_ids: list[int]  # in the order in which they were read
     draws: Draws
@@ -60,7 +57,7 @@ class Batch(NamedTuple):
 
 
 class Watched:
-    """Runs the pipeline of an EfficientDetPipeline or YOLOv4Pipeline on the CPU. It must not be built yet."""
+    """The loader's pipeline must not be built yet."""
 
     def __init__(self, loader: Any) -> None:
         self._names = list(loader.element_spec)
@@ -94,13 +91,7 @@ class Watched:
 
 
 def run_epoch(make: type, fuzzed: FuzzedSet, **options: Any) -> Iterator[tuple[Batch, list[Annotated]]]:
-    """Yields each batch of one epoch with its images. Each image occurs once; evaluation keeps the order.
-
-    Args:
-        make: EfficientDetPipeline or YOLOv4Pipeline.
-        fuzzed: the images.
-        options: options of `make`.
-    """
+    """Yields each batch of one epoch with its images. `options` are those of `make`."""
     loader = make(source=fuzzed.source, batch_size=BATCH, count_lost=True, seed=7, **options)
     watched, seen = Watched(loader), []
     for _ in range(loader.steps_per_epoch):

@@ -40,7 +40,7 @@ OWN = {"efficientdet": (), "yolov4": ("--close_mosaic=1",)}  # the last epoch ne
 
 
 def command(app: str, ranks: int, data: pathlib.Path, output_dir: pathlib.Path, *flags: str) -> list[str]:
-    """Returns a train.py command. With its flags, a checkpoint has to contain all kinds of state."""
+    """The flags put all kinds of state into a checkpoint."""
     given = training_flags(app, data, output_dir, "horovod" if ranks > 1 else "none", batch_size=2)
     given += [f"--eval_images={data}/images", f"--eval_annotations={data}/instances.json"]
     given += [f"--{name}={value}" for name, value in SETTINGS.items()]
@@ -52,19 +52,17 @@ def start(ranks: int, arguments: list[str]) -> launching.Job:
 
 
 def run(ranks: int, arguments: list[str]) -> None:
-    """Runs train.py to its end and asserts that it succeeds."""
     with start(ranks, arguments) as job:
         result = job.finish(300)
     assert result.returncode == 0, result.stdout + result.stderr
 
 
 def saved_steps(output_dir: pathlib.Path) -> list[int]:
-    """Returns the steps of the existing checkpoints."""
     return sorted({int(path.stem) for path in output_dir.glob("checkpoints/[0-9]*")})
 
 
 def what_it_ends_with(output_dir: pathlib.Path) -> dict[str, str]:
-    """Returns {name: hash} of all arrays in the last checkpoint and weights, and the text of results.csv."""
+    """Returns {name: hash} of arrays in the last checkpoint and weights, and results.csv."""
     arrays = {}
     manifests = output_dir.glob("checkpoints/[0-9]*/manifest.json")
     newest = max(manifests, key=lambda path: json.loads(path.read_text())["serial"]).parent
@@ -85,21 +83,13 @@ def what_it_ends_with(output_dir: pathlib.Path) -> dict[str, str]:
 def stop_and_resume(
     app: str, ranks: int, *, rounds: int, directory: pathlib.Path, seed: int = 0, flags: tuple[str, ...] = ()
 ) -> list[str]:
-    """Trains one run without a stop, and `rounds` runs that are stopped three times and restarted.
-
-    Args:
-        app: efficientdet or yolov4.
-        ranks: number of ranks; more than 1 run under horovodrun.
-        rounds: number of runs that are stopped.
-        directory: directory of data, runs and logs.
-        seed: seed of the times at which runs are stopped.
-        flags: additional flags of train.py.
+    """Compares a run without a stop with `rounds` runs that are stopped three times.
 
     Returns:
         One line for each round, with the steps at which it was stopped.
 
     Raises:
-        AssertionError: a run failed, or its results differ from those of the run without a stop.
+        AssertionError: a run failed, or its results differ.
     """
     data = directory / "data"
     synthetic.draw_dataset(data, 37, seed=5)
@@ -128,7 +118,7 @@ def stop_and_resume(
 def _stop_somewhere(
     job: launching.Job, output_dir: pathlib.Path, ranks: int, how: str, draw: random.Random
 ) -> str:
-    """Waits for a random checkpoint and a random time, then sends the signal; returns the last saved step."""
+    """Returns the last saved step."""
     before = (saved_steps(output_dir) or [0])[-1]
     ahead = [step for step in range(before + 1, EPOCHS * STEPS + 1) if step % SAVE_EVERY == 0]
     awaited = draw.choice(ahead[: max(len(ahead) // 2, 1)] or [before])  # early, for later stops

@@ -37,7 +37,7 @@ UNITS = 40_000  # units of the model; enough that kills often hit the writing of
 
 
 class Subject:
-    """A small training run in which every saved number equals the step."""
+    """Every saved number equals the step."""
 
     def __init__(self, directory: pathlib.Path, units: int = UNITS) -> None:
         layers = [keras.Input((4,)), keras.layers.Dense(units), keras.layers.BatchNormalization()]
@@ -53,7 +53,7 @@ class Subject:
         self.saved.iterators = [self.iterator]
 
     def restore(self) -> int:
-        """Loads the last checkpoint, asserts that all numbers equal its step, and returns the step or 0."""
+        """Asserts that all numbers equal the checkpoint's step; returns the step or 0."""
         if self.saved.find() is None:
             return 0
         self.saved.restore()
@@ -81,10 +81,10 @@ class Subject:
 
 
 def kills(directory: pathlib.Path, rounds: int, seed: int = 0) -> list[str]:
-    """Starts processes that save in a loop, and kills each of them at a random moment.
+    """Kills processes that save in a loop at random moments.
 
     Returns:
-        One line for each round: the last step that was saved, and the step that was loaded.
+        One line for each round.
 
     Raises:
         AssertionError: a loaded step was never saved, or is older than the last successful save.
@@ -137,7 +137,7 @@ def _found(directory: pathlib.Path) -> int:
 
 
 def full_disks(directory: pathlib.Path, rounds: int, seed: int = 0) -> list[str] | None:
-    """Saves to a small disk that becomes full during a save, in each round after another number of bytes.
+    """Saves to a small disk that becomes full during a save.
 
     Returns:
         One line for each round, or None if this user may not mount a tmpfs.
@@ -158,7 +158,7 @@ def full_disks(directory: pathlib.Path, rounds: int, seed: int = 0) -> list[str]
 
 
 def _save_on(disk: pathlib.Path, rounds: int, seed: int) -> None:
-    """Runs the rounds of `full_disks` in a separate mount namespace, where `disk` is a small tmpfs."""
+    """`disk` is a small tmpfs in a separate mount namespace."""
     draw = random.Random(seed)
     run, filler = disk / "run", disk / "filler"
     subject = Subject(run)
@@ -175,7 +175,7 @@ def _save_on(disk: pathlib.Path, rounds: int, seed: int) -> None:
         assert found_step == step - 1, f"step {step - 1} was saved, but step {found_step} was found"
         print(f"{free / size:4.0%} of the room for step {step}: it failed, found step {found_step}")
         filler.unlink()
-        assert subject.saved.save()  # with free space, saving works again
+        assert subject.saved.save()
 
 
 def main() -> None:

@@ -1,5 +1,3 @@
-"""Tests tools/bench.py, which compares two files that --json of the apps' bench.py wrote."""
-
 import copy
 import json
 import sys

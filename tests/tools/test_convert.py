@@ -1,7 +1,4 @@
-"""Tests tools/convert.py: every conversion and back, flags without effect, outputs that already exist.
-
-Also tests conversion/convert.py; conversion/options.py.
-"""
+"""Tests tools/convert.py, conversion/convert.py and conversion/options.py."""
 
 import dataclasses
 import functools
@@ -31,7 +28,6 @@ from tools.conversion.convert import convert, split
 
 @pytest.fixture
 def yolo(tmp_path):
-    """A set of two images with YOLO's labels."""
     return put_yolo(tmp_path / "set")
 
 
@@ -57,7 +53,6 @@ def test_coco_to_records_and_back(drawn, tmp_path):
 
 
 def test_bccd_from_voc_to_records_is_what_its_own_json_is(bccd, tmp_path):
-    """Tests that records made from BCCD's VOC xml equal those made from its COCO json, byte for byte."""
     train, test, images = (bccd / name for name in ("instances_train.json", "instances_test.json", "images"))
     voc = {"split": bccd / "test.txt", "label_map": train, "voc_pixels": "zero_based"}
     run("voc", "tfrecord", input=bccd / "annotations_voc", images=images, output=tmp_path / "v", **voc)
@@ -103,8 +98,6 @@ def test_images_that_cannot_be_used(yolo, tmp_path):
 
 @pytest.mark.parametrize(("source", "target"), [("coco", "coco"), ("coco", "tfrecord"), ("tfrecord", "coco")])
 def test_two_parts_of_smaller_images(drawn, drawn_records, tmp_path, source, target):
-    """Tests that the train and val parts together have each image once, with its id and boxes. Images that
-    are small enough are copied."""
     before = contents_of(drawn / "images")
     given = {"input": drawn / "instances.json", "images": drawn / "images"}
     if source == "tfrecord":
@@ -153,7 +146,6 @@ def test_the_split_depends_on_names_seed_and_share_alone():
 
 
 def test_smaller_images_never_replace_the_originals(yolo, tmp_path):
-    """Tests that shrunk images are overwritten only with --overwrite, and never if they are the input."""
     given = {"input": yolo, "output": tmp_path / "x.json", "max_side": 20}
     run("yolo", "coco", **given)
     small = load_coco(tmp_path / "x.json", tmp_path / "images_20")
@@ -214,8 +206,7 @@ def test_flags_that_do_nothing_are_refused(arguments, name, monkeypatch):
 
 
 def test_the_command_in_another_process_writes_the_same_bytes(drawn, tmp_path):
-    """Tests that two processes write the same bytes, although strings have other hashes in each process. So
-    hashes must not decide the order of protobuf's maps."""
+    """Strings have other hashes in each process, which must not decide protobuf's order."""
     shutil.copytree(drawn, tmp_path / "data")
     images, instances = tmp_path / "data" / "images", tmp_path / "data" / "instances.json"
     annotations = load_coco(instances, images)

@@ -1,6 +1,3 @@
-"""Tests copies of both apps: their names, imports and types fit; minimal copies also
-run the demo and some tests."""
-
 import contextlib
 import importlib
 import pathlib
@@ -29,8 +26,7 @@ LONG = [pytest.param(*copy, marks=pytest.mark.slow) for copy in COPIES]
 
 @contextlib.contextmanager
 def importable(project: pathlib.Path) -> Iterator[None]:
-    """Within the `with` block, imports of `common`, `tools` and the apps take them
-    from a copy of the project."""
+    """Imports of product packages come from a copy of the project."""
 
     def own() -> set[str]:
         return {name for name in sys.modules if name.partition(".")[0] in PRODUCT}
@@ -50,9 +46,8 @@ def importable(project: pathlib.Path) -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def check(tmp_path_factory):
-    """check(app, project, product) asserts that names, imports and calls in a copy are valid, and that every
-    module can be imported."""
-    # All copies share this cache. It starts with the project's mypy cache, which contains the libraries.
+    """check(app, project, product): names, imports and calls are valid."""
+    # All copies share this cache, which starts with the project's.
     cache = tmp_path_factory.mktemp("types")
     if (ROOT / ".mypy_cache").exists():
         shutil.copytree(ROOT / ".mypy_cache", cache, dirs_exist_ok=True)
@@ -70,7 +65,7 @@ def check(tmp_path_factory):
 
 @pytest.fixture(scope="module", params=[pytest.param(app, marks=pytest.mark.slow) for app in copy_app.APPS])
 def minimal(request, tmp_path_factory) -> tuple[str, pathlib.Path, list[str]]:
-    """Returns (app, directory of its minimal copy, product files in the copy)."""
+    """Returns (app, its minimal copy, product files)."""
     directory = tmp_path_factory.mktemp(request.param) / "project"
     return request.param, directory, copy_app.copy(request.param, directory, copy_app.PARTS)
 
@@ -113,14 +108,13 @@ def test_a_copy_without_the_data_check_opens_data_plainly(minimal):
 
 
 def test_the_minimal_copy_is_a_project(minimal, tmp_path):
-    """The copy's Makefile draws data, trains two steps, evaluates and infers."""
     _, project, _ = minimal
     (tmp_path / ".ready").touch()  # so make uses this test's environment
     small = "DEMO_FLAGS=--epochs=1 --image_size=64 --batch_size=4 --steps_per_epoch=2"
     run("make", "demo", f"VENV={tmp_path}", f"RUN={sys.executable}", "DEMO_IMAGES=8", small, cwd=project)
     assert (project / "runs/demo/metrics.json").exists()
     run(sys.executable, "-m", "pytest", "-q", "--setup-plan", cwd=project)
-    # Runs only two files of tests, because all would take minutes.
+    # All tests would take minutes.
     quick = ["tests/common/test_boxes.py", "tests/common/test_hparams.py"]
     assert "passed" in run(sys.executable, "-m", "pytest", "-q", "-x", *quick, cwd=project).stdout
 

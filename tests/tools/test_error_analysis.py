@@ -1,5 +1,3 @@
-"""Tests the kinds of errors against plain loops on random boxes, AP50 against pycocotools, and the files."""
-
 import collections
 import json
 
@@ -22,13 +20,13 @@ def overlap(detection, box):
     (x, y, width, height), (left, top, *sides) = detection["bbox"], box["bbox"]
     common = max(min(x + width, left + sides[0]) - max(x, left), 0)
     common *= max(min(y + height, top + sides[1]) - max(y, top), 0)
-    # The order of operations is that of pycocotools, because rounding matters where an IoU is exactly 0.5.
+    # in pycocotools' order, because rounding matters at an IoU of 0.5
     union = width * height + sides[0] * sides[1] - common
     return common / (width * height if box["iscrowd"] else union)
 
 
 def by_loops(truth, detections):
-    """Returns [(detection, its kind, index of its box)], best first, and {index of a box: its kind}."""
+    """Returns [(detection, kind, index of its box)], best first, and {index of a box: kind}."""
     found, ranks = [], collections.Counter()
     kinds = {k: MISSED for k, box in enumerate(truth["annotations"]) if not box["iscrowd"]}
     for detection in sorted(detections, key=lambda d: (-d["score"], d["bbox"])):
@@ -62,7 +60,7 @@ def by_loops(truth, detections):
 
 @pytest.fixture(params=[0, 1])
 def scene(request, tmp_path):
-    """(COCO dict, its Annotations, COCO results) with about 500 boxes and 1,000 detections."""
+    """(COCO dict, its Annotations, COCO results)"""
     truth = hard_truth(request.param, num_images=95)
     truth["images"] = [image | {"file_name": "x.jpg"} for image in truth["images"]]
     (tmp_path / "truth.json").write_text(json.dumps(truth))
@@ -102,8 +100,7 @@ def test_plain_loops_find_the_same_kinds_and_confusions(scene, least):
 
 
 def mean_ap50(truth, detections):
-    """Returns the mean AP50 of five classes. A class without boxes, whose AP50 is -1
-    in pycocotools, counts as 1."""
+    """A class without boxes, -1 in pycocotools, counts as 1."""
     rows = coco_metrics.score(truth, detections).metrics["per_class"]
     return np.mean([abs(rows[f"class {category_id}"]["AP50"]) for category_id in IDS[:5]])
 
@@ -112,8 +109,7 @@ def test_ap50_with_and_without_errors_is_that_of_pycocotools(scene):
     truth, annotations, detections = scene
     found, boxes = error_analysis.match(annotations, detections)
     assert error_analysis.ap50(found, boxes) == pytest.approx(mean_ap50(truth, detections), abs=1e-12)
-    # All scores differ, because the order of equal scores would depend on the boxes. Only every second
-    # detection is used, so that no class has 100.
+    # Scores differ, because the order of equal scores would depend on the boxes.
     scores = np.random.default_rng(0).permutation(len(detections)).tolist()
     some = [d | {"score": 0.001 * score} for d, score in zip(detections, scores, strict=True)][::2]
     expected, kinds = by_loops(truth, some)
@@ -143,8 +139,6 @@ def test_the_least_score_is_that_with_the_best_f1(scene):
 
 @pytest.mark.parametrize("kind", ["coco", "tfrecord"])
 def test_the_report_of_drawn_images(drawn, drawn_records, tmp_path, kind):
-    """Tests a box that is detected twice, and a box that is detected as another class. The report leaves out
-    a further detection, whose score is below `least`."""
     source = open_coco(drawn / "images", drawn / "instances.json")
     if kind == "tfrecord":
         source = open_tfrecords(f"{drawn_records}*.tfrecord")

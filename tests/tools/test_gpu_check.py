@@ -1,5 +1,4 @@
-"""Tests tools/gpu_check.py with its cases.py, running.py and verdict.py. Stand-ins
-replace the programs that need a GPU."""
+"""Tests gpu_check.py, cases.py, running.py and verdict.py with stand-ins."""
 
 import inspect
 import json
@@ -86,7 +85,7 @@ errors.run(lambda: running.run_all(cases, path, host='', retry=False) and None)
 def test_after_an_interrupt_only_what_is_left_runs(tmp_path):
     files = [tmp_path / f"count{number}" for number in range(3)]
     codes = [f"open({str(file)!r}, 'a').write('x'); print('{{}}')" for file in files]
-    # The second case writes a file and hangs in its first run. Later runs find the file and do not hang.
+    # The second case hangs in its first run.
     codes[1] = (
         f"import os, time; again = os.path.exists({str(files[1])!r}); {codes[1]}; again or time.sleep(600)"
     )

@@ -1,7 +1,4 @@
-"""Tests preprocess.py: every source and every output by the command line, and errors of one line.
-
-Also tests common/progress.py.
-"""
+"""Tests preprocess.py and common/progress.py."""
 
 import csv
 import os
@@ -25,7 +22,7 @@ from tools import preprocess
 from tools.preprocessing import outputs
 from tools.preprocessing.image_source import KINDS
 
-OPS = "--ops=pad:16x12,fill=9"  # all images become 16 x 12
+OPS = "--ops=pad:16x12,fill=9"
 
 
 def run(*arguments):
@@ -34,7 +31,7 @@ def run(*arguments):
 
 
 def given(case, directory, images=IMAGES):
-    """Returns (the flags that name a source, the names of its images)."""
+    """Returns (flags of a source, names of its images)."""
     kind, path, options, names = write_case(case, directory, images)
     values = {"source": kind, "input": path, **options}
     return [f"--{name}={value}" for name, value in values.items()], names
@@ -47,7 +44,6 @@ def padded():
 
 @pytest.fixture(scope="module")
 def tree(tmp_path_factory):
-    """Five PNGs of different sizes in two directories."""
     return pictures_on_disk.write(tmp_path_factory.mktemp("tree"))
 
 
@@ -155,7 +151,6 @@ def test_a_message_replaces_half_a_progress_bar(capsys, monkeypatch):
 
 
 def test_sigterm_in_the_middle_of_writing_leaves_nothing(tree, tmp_path, monkeypatch):
-    """Tests that SIGTERM, which a scheduler sends at its time limit, leaves no unfinished output."""
     _, values = flag_values("tools.preprocess", f"--input={tree}", f"--output={tmp_path}/new/")
     monkeypatch.setattr(preprocess.shared_flags, "values", lambda *_: values)
     monkeypatch.setattr(outputs.Output, "encode", lambda *_: os.kill(os.getpid(), signal.SIGTERM))

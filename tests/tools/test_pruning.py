@@ -1,7 +1,4 @@
-"""Tests each rule of tools/pruning.py and unused.py with source text before and after the rule.
-
-Also tests source_text.py.
-"""
+"""Tests tools/pruning.py, unused.py and source_text.py."""
 
 import pytest
 

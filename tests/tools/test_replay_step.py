@@ -1,5 +1,3 @@
-"""Tests replay files. They store the batch of a skipped step, so that another process can repeat the step."""
-
 import pathlib
 import runpy
 import sys
@@ -60,7 +58,7 @@ def test_the_file_holds_the_batch_and_the_weights(model, tmp_path):
     assert sorted(found.targets) == ["image_ids", "weight"]
     for saved, weight in zip(found.weights, weights, strict=True):
         np.testing.assert_array_equal(saved, weight)
-    # A new model, as in another process, gives the loss of the saved step.
+    # A new model gives the loss of the saved step.
     with tf.GradientTape() as tape:
         expected = loss_values(model)(images, targets)["loss"]
     norm = tf.linalg.global_norm(tape.gradient(expected, model.trainable_variables))

@@ -1,5 +1,3 @@
-"""Tests synthetic data: valid COCO, correct boxes and areas, all sizes and classes, same bytes for a seed."""
-
 import json
 import sys
 
@@ -17,7 +15,7 @@ from tools import synthetic
 
 @pytest.fixture(scope="module")
 def drawing():
-    """80 pictures, and the number of pixels of each object before later objects cover it."""
+    """80 pictures, and the pixels of each object before others cover it."""
     full, find_place = [], synthetic._find_place
 
     def remember(rng, solid, owner, full_areas):
@@ -41,7 +39,6 @@ def test_another_seed_gives_another_picture(pictures):
 
 
 def test_the_command_draws_valid_coco_and_the_beginning_of_what_it_draws_of_more_images(tmp_path):
-    """Tests that a set of 2 images that the command draws is the beginning of a set of 4, byte for byte."""
     command = f"tools/synthetic.py --output_dir={tmp_path}/a --num_images=2 --seed=3".split()
     assert f"drew 2 images: {tmp_path}/a/instances.json" in run(sys.executable, *command).stdout
     coco = COCO(synthetic.draw_dataset(tmp_path / "b", num_images=4, seed=3))
@@ -68,7 +65,7 @@ def test_images_have_different_sizes_and_some_are_empty(pictures):
     sides = np.array([p.image.shape[:2] for p in pictures])
     assert len(np.unique(sides, axis=0)) > 70
     assert 240 <= sides.min() < 260 and 620 < sides.max() <= 640
-    assert sum(len(p.category_ids) == 0 for p in pictures) in range(1, 10)  # about 5 % of 80
+    assert sum(len(p.category_ids) == 0 for p in pictures) in range(1, 10)
     assert max(len(p.category_ids) for p in pictures) == synthetic.MAX_OBJECTS
 
 
@@ -88,18 +85,18 @@ def test_every_category_appears_about_equally_often(pictures):
     ids, counts = np.unique(np.concatenate([p.category_ids for p in pictures]), return_counts=True)
     assert set(ids.tolist()) == set(synthetic.CATEGORIES)
     assert counts.max() < 1.6 * counts.min()
-    assert np.diff(sorted(synthetic.CATEGORIES)).max() > 1  # the ids have gaps
+    assert np.diff(sorted(synthetic.CATEGORIES)).max() > 1
 
 
 def test_hidden_objects_show_at_least_the_promised_share(drawing):
     pictures, full = drawing
     shares = np.concatenate([p.areas for p in pictures]) / full
     assert shares.min() >= synthetic.MIN_VISIBLE
-    assert (shares < 0.9).sum() > 20  # some objects are partly hidden
+    assert (shares < 0.9).sum() > 20
 
 
 def test_the_box_is_the_rectangle_around_the_painted_pixels(monkeypatch):
-    """Draws one white object without a shadow on black, so that the white pixels show where it is."""
+    """White pixels show where the object is."""
     monkeypatch.setattr(synthetic, "MAX_OBJECTS", 1)
     monkeypatch.setattr(synthetic, "_background", lambda rng, h, w: np.zeros((h, w, 3), np.float32))
     monkeypatch.setattr(synthetic, "_fill", lambda rng, mask, _: np.full((*mask.shape, 3), 255, np.float32))
@@ -129,7 +126,7 @@ SHAPES = [("disk", 0.785), ("ring", 0.548), ("triangle", 0.5), ("cross", 0.51)]
 
 @pytest.mark.parametrize(("name", "share"), SHAPES)
 def test_the_shapes_are_told_apart_by_their_filling(name, share):
-    """Tests that shapes fill the share of their box that geometry gives, such as pi/4 for a disk."""
+    """Geometry gives the shares, such as pi/4 for a disk."""
     rng = np.random.default_rng(0)
     found = [synthetic._shape_mask(rng, name, 640).mean() / 255 for _ in range(60)]
     if name in ("disk", "ring"):

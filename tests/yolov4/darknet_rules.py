@@ -1,6 +1,6 @@
-"""Darknet's rules (AlexeyAB/darknet) in plain loops and float64. Tests compare the product with them.
+"""Darknet's rules (AlexeyAB/darknet) in plain loops and float64.
 
-The crop and the mosaic follow src/data.c, everything else follows src/yolo_layer.c.
+The crop and the mosaic follow src/data.c, everything else src/yolo_layer.c.
 """
 
 import itertools
@@ -10,10 +10,10 @@ import numpy as np
 
 
 def darknet_axis(side, other_side, out, other_out, first_draw, last_draw, keep_aspect):
-    """Returns, for one axis, start and length of Darknet's crop and of its place in the network input."""
+    """Returns start and length of Darknet's crop and of its place, for one axis."""
     before, after = side * first_draw, side * last_draw  # Darknet's pleft and pright
     if keep_aspect:
-        missing = other_side * out / other_out - side  # pixels to add for the network input's shape
+        missing = other_side * out / other_out - side
         if missing > 0:
             before, after = before - missing / 2, after - missing / 2
     before, after = math.floor(before + 0.5), math.floor(after + 0.5)
@@ -26,7 +26,7 @@ def darknet_axis(side, other_side, out, other_out, first_draw, last_draw, keep_a
 
 
 def darknet_mosaic(canvases, sources, cut_y, cut_x):
-    """Makes a mosaic like Darknet's load_data_detection, but clips boxes; returns (image, boxes, labels)."""
+    """Like Darknet's load_data_detection, but clips boxes; returns (image, boxes, labels)."""
     height, width = canvases[0][0].shape[:2]
     out = np.zeros_like(canvases[0][0])
     all_boxes, all_labels = [], []
@@ -64,10 +64,9 @@ def shape_iou(width, height, anchor, image_size):
 
 
 def assign(boxes, classes, config, head, grid_size, num_classes):
-    """Returns {(row, column, k): indices of the boxes that train this prediction} for one image and head.
+    """Returns {(row, column, k): indices of the boxes that train this prediction}.
 
-    The indices are in order. With config.neighbour_cells (not in Darknet), boxes with their centre in the
-    cell come first, then the boxes from the nearest column, then the boxes from the nearest row.
+    Boxes with their centre in the cell come first, then those of the nearest column, then of the nearest row.
     """
     rows, columns = grid_size
     stride = config.strides[head]
@@ -103,7 +102,7 @@ def sigmoid(x):
 
 
 def decode(raw, config, head, row, column, k, grid_size):
-    """Decodes the raw outputs x, y, w, h of one prediction to a box, ltrb normalised."""
+    """Returns a box, ltrb normalised, from raw x, y, w, h."""
     stride, scale = config.strides[head], config.scale_xy[head]
     width, height = config.anchor_sizes[config.masks[head][k]]
     x = (column + scale * sigmoid(raw[0]) - (scale - 1) / 2) / grid_size[1]
@@ -133,7 +132,7 @@ def ciou_terms(a, b):
 
 
 def best_ious(raw, boxes, classes, config, head):
-    """Returns each prediction's best IoU with a valid box, (h, w, K); 0 if no class score exceeds 0.25."""
+    """Returns best IoUs (h, w, K); 0 if no class score exceeds 0.25."""
     rows, columns, anchors, outputs = raw.shape
     best = np.zeros((rows, columns, anchors))
     for row, column, k in np.ndindex(rows, columns, anchors):
@@ -147,10 +146,10 @@ def best_ious(raw, boxes, classes, config, head):
 
 
 def losses(heads, boxes, classes, config, constants=None):
-    """Returns the (box, objectness, class) losses of a batch, and the constants of their gradients.
+    """Returns (box, objectness, class) losses, and the constants of their gradients.
 
-    The constants are the ignore mask, the IoUs that are targets of the objectness, and alpha, the weight of
-    the aspect term. If `constants` of an earlier call are given, they are used instead of new values.
+    The constants are the ignore mask, the IoUs of the objectness, and alpha. Given `constants` replace new
+    ones.
     """
     sums = np.zeros(3)
     kept = {}
@@ -198,11 +197,10 @@ def cross_entropy(logits, targets):
 
 
 def box_delta(raw, box, config, head, cell, grid_size):
-    """Returns the deltas (4,) that Darknet computes for a prediction's raw box, before it limits them.
+    """Returns Darknet's deltas (4,), before it limits them (dx_box_iou, delta_yolo_box).
 
-    The code follows dx_box_iou and delta_yolo_box in Darknet, with two corrections. In the enclosing box's
-    term for x and y, Darknet has a wrong sign. If two boxes are apart in both directions, Darknet multiplies
-    two negative sides and gets a positive intersection; here the intersection is 0.
+    Two corrections: Darknet has a wrong sign for x and y in the enclosing box's term. For boxes apart in both
+    directions it multiplies two negative sides; here the intersection is 0.
     """
     prediction = decode(raw, config, head, *cell, grid_size)
     delta = np.zeros(4)
@@ -214,7 +212,7 @@ def box_delta(raw, box, config, head, cell, grid_size):
     diagonal = hull[0] ** 2 + hull[1] ** 2
     apart = (box[:2] + box[2:] - prediction[:2] - prediction[2:]) / 2
     distance = (apart**2).sum()
-    for i in (0, 1):  # horizontal, then vertical
+    for i in (0, 1):
         if min(shared) > 0:
             by_edge = []
             for sign, inside in ((-1, prediction[i] > box[i]), (1, prediction[2 + i] < box[2 + i])):

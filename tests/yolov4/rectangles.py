@@ -1,4 +1,4 @@
-"""Draws images that show one rectangle in the colour of its class, and finds rectangles in batches."""
+"""Images with one rectangle in the colour of its class."""
 
 import dataclasses
 
@@ -19,7 +19,7 @@ BATCH = 6
 
 
 def write_rectangles(directory):
-    """Writes 24 images of five shapes with the ids 1000, 1007, ..."""
+    """24 images of five shapes with the ids 1000, 1007, ..."""
     random = np.random.default_rng(0)
     pictures = []
     for i in range(24):
@@ -35,7 +35,7 @@ def make(source, kind="dali_cpu", config=PLAIN, **options):
 
 
 def batches(loader, count: int) -> list[dict[str, np.ndarray]]:
-    """Returns the next `count` batches of a loader, each as {name: array}."""
+    """Each batch is {name: array}."""
     return [
         {"images": images.numpy(), **{name: tensor.numpy() for name, tensor in targets.items()}}
         for images, targets in loader.dataset().take(count)
@@ -47,7 +47,6 @@ def read(source, kind="dali_cpu", config=PLAIN, count=1, **options) -> list[dict
 
 
 def assert_equal(one: list[dict], other: list[dict]) -> None:
-    """Asserts that two lists of batches have exactly equal arrays."""
     for batch, again in zip(one, other, strict=True):
         assert batch.keys() == again.keys()
         for name in batch:
@@ -55,13 +54,13 @@ def assert_equal(one: list[dict], other: list[dict]) -> None:
 
 
 def find_rectangle(mask: np.ndarray) -> np.ndarray:
-    """Returns the bounding box of the pixels in a mask, ltrb in pixels."""
+    """Returns ltrb in pixels."""
     ys, xs = np.nonzero(mask)
     return np.array([xs.min(), ys.min(), xs.max() + 1, ys.max() + 1])
 
 
 def painted(shape: tuple[int, int], boxes: np.ndarray, classes: np.ndarray, grow: float) -> np.ndarray:
-    """Returns bool (classes, H, W): pixels whose centre is in a box that is enlarged by `grow` per side."""
+    """Returns bool (classes, H, W): pixels in boxes that are enlarged by `grow`."""
     height, width = shape
     y, x = np.mgrid[:height, :width] + 0.5
     masks = np.zeros((len(COLORS), height, width), bool)
@@ -71,7 +70,7 @@ def painted(shape: tuple[int, int], boxes: np.ndarray, classes: np.ndarray, grow
 
 
 def count_found(batch: dict[str, np.ndarray]) -> int:
-    """Asserts, to 1.5 pixels, that boxes contain only the colour of their class, which is nowhere else."""
+    """Boxes contain, to 1.5 pixels, only the colour of their class, which is nowhere else."""
     rows = (batch[name] for name in ("images", "boxes", "classes", "num_boxes"))
     for image, boxes, classes, count in zip(*rows, strict=True):
         assert (classes[:count] >= 0).all() and (classes[count:] == -1).all() and (boxes[count:] == -1).all()

@@ -1,5 +1,3 @@
-"""Tests the rule that other anchors are better only if their gain on the same boxes is more than noise."""
-
 import numpy as np
 import pytest
 

@@ -1,5 +1,3 @@
-"""Compares settings with Darknet's cfg files, and tests training sizes and invalid settings."""
-
 import dataclasses
 import json
 import pathlib

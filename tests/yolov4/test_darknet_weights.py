@@ -1,5 +1,3 @@
-"""Tests reading and writing of Darknet's weight files: with OpenCV, their sizes, and wrong files."""
-
 import dataclasses
 import itertools
 import struct
@@ -23,8 +21,8 @@ from yolov4.model import build_model
 from yolov4.predict import load_trained
 
 HEADER = 20
-# Files published by Darknet: {model: (bytes of its .weights file, bytes of its backbone's file,
-# number of convolutions in the backbone's file)}. The latter are yolov4.conv.137 and yolov4-tiny.conv.29.
+# {model: (bytes of .weights, bytes of the backbone's file, its convolutions)}; the backbones are
+# yolov4.conv.137 and yolov4-tiny.conv.29
 PUBLISHED = {"yolov4": (257_717_640, 170_038_676, 92), "yolov4-tiny": (24_251_276, 19_789_716, 17)}
 # {model: layer numbers of the convolutions before the yolo layers}
 LAST = {"yolov4": (138, 149, 160), "yolov4-tiny": (36, 29), "yolov4-nano": (45, 37, 30)}
@@ -33,8 +31,8 @@ SPREAD |= {"moving_variance": (0.3, 2.0), "bias": (-1.2, 1.2)}
 
 
 def make_trained(name, num_classes, directory):
-    """Returns a model with random weights, and Darknet's file of these weights."""
-    # A quarter of the width is enough, because a file's layout is the same at any width.
+    """Returns a model with random weights, and its file."""
+    # A file's layout is the same at any width.
     config = dataclasses.replace(get_config(name), width=0.25 if name == "yolov4" else get_config(name).width)
     model = build_model(name, num_classes, config=config, any_size=True)
     random = np.random.default_rng(0)
@@ -58,14 +56,13 @@ def nano(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory, tiny, nano):
-    """Trained models with their files, by model name."""
     yolov4 = make_trained("yolov4", 80, tmp_path_factory.mktemp("yolov4"))
     return {network.name: network for network in (yolov4, tiny, nano)}
 
 
 @pytest.fixture
 def partial(nano, tmp_path):
-    """A file that contains only the first 17 convolutions."""
+    """A file of the first 17 convolutions."""
     path = tmp_path / "nano.conv.29"
     path.write_bytes(nano.file.read_bytes()[: HEADER + 4 * sum(block_floats(nano.model)[:17])])
     return path
@@ -159,7 +156,7 @@ def test_of_a_part_or_of_other_classes_all_that_fits_is_taken(nano, partial):
 
 
 def refused(model, file):
-    """Asserts that a file is refused and changes no weight; returns the error message."""
+    """Returns the error message. No weight may change."""
     before = values_of(model)
     said = refusal(load_darknet, model, file)
     for path, value in values_of(model).items():
@@ -174,7 +171,7 @@ DAMAGE = [
     (lambda content: bytes(24), " have 24 bytes"),
     (lambda content: content[:-8] + NAN + content[-4:], "head.layer_45.conv/kernel is not finite"),
     (lambda content: content[:-4] + INFINITY, "head.layer_45.conv/kernel is not finite"),
-    # Files of two networks may have equal sizes. A negative variance shows that the network is another one.
+    # A negative variance shows that the file is of another network of equal size.
     (lambda content: content[:20] + content[420:] + content[20:420], "moving_variance is negative"),
 ]
 

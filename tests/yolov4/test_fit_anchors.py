@@ -1,5 +1,3 @@
-"""Tests the command that fits anchors: its report, its suggested flag, and when it suggests none."""
-
 import json
 import re
 
@@ -16,7 +14,7 @@ from yolov4.fit_anchors import box_sizes, suggest, trained_iou
 
 
 def write(path, sizes, image_size=(480, 640)):
-    """Writes a COCO json with one image, which has a box for each (width, height) in `sizes`."""
+    """One image has a box for each (width, height) in `sizes`."""
     document = annotations([image_size], [(0, 0, 0, 0, *size) for size in sizes]).ground_truth()
     path.write_text(json.dumps(document))
     return str(path)
@@ -27,7 +25,6 @@ def shape_fit(sizes, anchors):
 
 
 def test_no_start_of_plain_k_means_is_better():
-    """Compares the fitted anchors with the published ones, and with k-means from other random starts."""
     random = np.random.default_rng(1)
     sizes = np.exp(random.normal(3.5, 0.8, (800, 2)))
     fitted = shape_fit(sizes, fit_anchors(sizes, 9))
@@ -37,10 +34,10 @@ def test_no_start_of_plain_k_means_is_better():
 
 @pytest.mark.parametrize(("keep_aspect", "expected"), [(False, (50, 50)), (True, (50, 40))])
 def test_sizes_are_those_in_the_network_input(tmp_path, keep_aspect, expected):
-    """Tests a box of 100 x 80 in an image of 640 x 512, which is stretched to 320 x 320, or halved."""
+    """The image is stretched to 320 x 320, or halved."""
     path = write(tmp_path / "a.json", [(100, 80), (0, 9)], (512, 640))
     sizes = box_sizes(load_coco(path, None), (320, 320), keep_aspect)
-    np.testing.assert_allclose(sizes, [expected], rtol=1e-6)  # a box without area is left out
+    np.testing.assert_allclose(sizes, [expected], rtol=1e-6)
 
 
 def test_the_command_prints_what_to_type(tmp_path, capsys):
@@ -74,7 +71,6 @@ def test_bad_input_is_one_line(tmp_path, options, message):
 
 
 def test_anchors_that_fit_are_left_alone(tmp_path, capsys):
-    """The boxes have the sizes of the model's anchors, changed by at most 10 %. No anchors are suggested."""
     random = np.random.default_rng(3)
     own = np.array(get_config("yolov4").anchor_sizes)
     sizes = np.concatenate([own * random.uniform(0.9, 1.1, own.shape) for _ in range(20)])
@@ -85,7 +81,7 @@ def test_anchors_that_fit_are_left_alone(tmp_path, capsys):
 
 
 def test_no_box_is_lost_to_an_anchor_that_no_head_has(tmp_path, capsys):
-    """The boxes fit best to yolov4-tiny's first anchor, 10 x 14, which no head has. New anchors fit them."""
+    """No head of yolov4-tiny has the anchor 10 x 14."""
     path = write(tmp_path / "a.json", [(12 + x, 15 + 2 * x) for x in np.linspace(0, 1, 60)], (416, 416))
     text = suggest(annotations=path, model_name="yolov4-tiny")
     lines = capsys.readouterr().out.splitlines()
@@ -96,7 +92,7 @@ def test_no_box_is_lost_to_an_anchor_that_no_head_has(tmp_path, capsys):
 
 
 def test_trained_iou_by_hand():
-    """Tests that only anchors of heads count. In yolov4-tiny, 10 x 14 has no head, and 23 x 27 has one."""
+    """In yolov4-tiny, 10 x 14 has no head, and 23 x 27 has one."""
     tiny = get_config("yolov4-tiny")
     sizes = np.array([[10.0, 14.0], [23.0, 27.0], [344.0, 638.0]])
     np.testing.assert_allclose(trained_iou(sizes, tiny), [0, 1, 0.5])

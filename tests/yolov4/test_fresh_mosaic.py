@@ -1,8 +1,3 @@
-"""Tests mosaic_tiles=fresh: which images are in the mosaics, in which order, and how often.
-
-tests/oracle compares the mosaics' pixels and boxes with NumPy.
-"""
-
 import dataclasses
 
 import numpy as np
@@ -22,7 +17,7 @@ FRESH = dataclasses.replace(PLAIN, mosaic_prob=1.0, mosaic_tiles="fresh", min_bo
 
 @pytest.fixture(scope="module")
 def flat(tmp_path_factory):
-    """96 grey images. All pixels of an image have its id as level, and its box is the whole image."""
+    """All pixels of an image have its id as level, and its box is the whole image."""
     pictures = []
     for level in LEVELS:
         height, width = 30 + level % 7, 50 - level % 5
@@ -48,7 +43,7 @@ def test_in_an_epoch_every_reader_reads_every_image_once_in_another_order(flat):
         assert sorted(parts[0] + parts[1]) == LEVELS
         orders += parts
     assert len(set(map(tuple, orders))) == 2 * TILES
-    for one in range(2 * TILES):  # all readers have different orders
+    for one in range(2 * TILES):
         for other in range(one):
             assert sum(a == b for a, b in zip(orders[one], orders[other], strict=True)) < 6
 

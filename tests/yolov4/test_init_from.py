@@ -1,5 +1,3 @@
-"""Tests --init_from with weights for other classes, from our files and Darknet's, complete and partial."""
-
 import dataclasses
 
 import keras
@@ -34,7 +32,7 @@ def save(model, path, names, config=NANO):
 
 
 def check(before, source, after, names, source_names):
-    """Asserts that weights of classes are copied by class name, and all other weights from `source`."""
+    """Weights of classes follow the names; all others are those of `source`."""
     for path, value in after.items():
         if not path.startswith(HEADS):
             np.testing.assert_array_equal(value, source[path], err_msg=path)
@@ -42,7 +40,7 @@ def check(before, source, after, names, source_names):
         now, was, theirs = (
             values[path].reshape(*value.shape[:-1], 3, -1) for values in (after, before, source)
         )
-        np.testing.assert_array_equal(now[..., :5], theirs[..., :5])  # box and objectness
+        np.testing.assert_array_equal(now[..., :5], theirs[..., :5])
         for index, name in enumerate(names):
             expected = (
                 theirs[..., 5 + source_names.index(name)] if name in source_names else was[..., 5 + index]
@@ -79,7 +77,6 @@ def test_heads_with_another_number_of_anchors_are_made_anew(tmp_path):
 
 
 def test_weights_that_hardly_fit_are_refused_and_nothing_is_taken(tmp_path):
-    """Tests that weights are refused if only the heads' biases and a few layers have equal shapes."""
     wider, file = dataclasses.replace(NANO, width=0.25), tmp_path / "given.weights.h5"
     save(make_model(2, wider), file, ("a", "b"), wider)
     model = make_model(2, seed=1)

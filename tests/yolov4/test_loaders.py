@@ -1,8 +1,3 @@
-"""Tests colours and batches of several sizes of both loaders, and that boxes move with their pixels.
-
-tests/apps/test_loaders.py has the tests that EfficientDet and YOLOv4 share.
-"""
-
 import dataclasses
 
 import numpy as np
@@ -54,7 +49,7 @@ def test_boxes_and_pixels_move_together(rectangles, kind, name):
 
 @BOTH
 def test_each_colour_setting_changes_what_it_names(tmp_path, kind):
-    """Tests one colour setting at a time. The left half is grey, so it has no hue and no saturation."""
+    """The left half is grey, so it has no hue and no saturation."""
     image = np.full((*INPUT, 3), 100, np.uint8)
     image[:, 96:] = 130, 90, 50
     source = write_coco(tmp_path, [(i, image, [(0, (9, 9, 30, 30))]) for i in range(1, 9)])
@@ -93,7 +88,7 @@ def test_ranks_draw_the_same_sizes_and_every_image_is_augmented_anew(tmp_path, k
     sizes = [[batch["images"].shape for batch in rank] for rank in ranks]
     assert sizes[0] == sizes[1] and len(set(sizes[0])) > 1
     pictures = [picture.tobytes() for rank in ranks for batch in rank for picture in batch["images"]]
-    assert len(set(pictures)) == 32  # 32 different results from one image
+    assert len(set(pictures)) == 32
 
 
 @BOTH

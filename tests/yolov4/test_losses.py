@@ -1,5 +1,3 @@
-"""Compares losses with NumPy, and gradients with central differences and with Darknet's deltas."""
-
 import dataclasses
 
 import keras
@@ -21,7 +19,7 @@ TINY = dataclasses.replace(
     neighbour_cells=True,
     scale_xy=(2.0, 2.0),
 )
-# The three normalisers differ, so that mixing them up is noticed. Many predictions are ignored.
+# Different normalisers, so that mixing them up is noticed.
 WEIGHTED = dataclasses.replace(
     YOLOV4, iou_normalizer=0.5, obj_normalizer=0.7, cls_normalizer=1.3, ignore_thresh=0.3
 )
@@ -29,8 +27,7 @@ LIMITED = dataclasses.replace(DARKNET, max_delta=1e-3)  # limits gradients, but 
 NUM_CLASSES = 3
 NAMES = ["box_loss", "objectness_loss", "class_loss"]
 
-# (left, top, right, bottom, class). The first two boxes are assigned to exactly the same predictions. The
-# third box is at nearly the same place and has another class.
+# (left, top, right, bottom, class). The first two boxes train the same predictions; the third nearly so.
 BOXES = [
     (0.30, 0.30, 0.60, 0.80, 0),
     (0.31, 0.31, 0.60, 0.80, 0),
@@ -42,7 +39,7 @@ BOXES = [
 
 
 def make_targets(images, max_instances=8):
-    """Returns the loader's targets for images with boxes (left, top, right, bottom, class)."""
+    """Boxes are (left, top, right, bottom, class)."""
     boxes = np.full((len(images), max_instances, 4), -1, np.float32)
     classes = np.full((len(images), max_instances), -1, np.int32)
     for b, rows in enumerate(images):
@@ -53,14 +50,13 @@ def make_targets(images, max_instances=8):
 
 
 def make_heads(config, batch, image_size, seed=0, scale=0.7):
-    """Returns random raw outputs for each head."""
     rng = np.random.default_rng(seed)
     grids = [(image_size[0] // stride, image_size[1] // stride) for stride in config.strides]
     return [np.float32(rng.normal(0, scale, (batch, *grid, 3, 5 + NUM_CLASSES))) for grid in grids]
 
 
 def value_and_gradients(heads, targets, config, scale=1.0, mode="eager"):
-    """Returns the losses by name, and the gradients of scale * detection_loss for each head."""
+    """Returns the losses, and the gradients of scale * detection_loss for each head."""
 
     def run(heads, targets):
         with tf.GradientTape() as tape:
@@ -86,7 +82,6 @@ def value_and_gradients(heads, targets, config, scale=1.0, mode="eager"):
     ids=["darknet, its gradient limited", "weighted", "tiny", "tiny-xla"],
 )
 def test_values_against_numpy(config, mode):
-    """Compares the losses with darknet_rules.py for images with many boxes, with one box and with none."""
     targets = make_targets([BOXES, BOXES[3:4], []])
     heads = make_heads(config, 3, (96, 64))
     values, _ = value_and_gradients(heads, targets, config, mode=mode)
@@ -98,7 +93,7 @@ def test_values_against_numpy(config, mode):
 
 @pytest.mark.parametrize("config", [WEIGHTED, TINY], ids=["weighted", "tiny"])
 def test_gradients_against_central_differences(config):
-    """Varies every raw output. Alpha and the ignore mask stay fixed, as in the computed gradients."""
+    """Alpha and the ignore mask stay fixed, as in the computed gradients."""
     targets = make_targets([BOXES[:5]])
     heads = make_heads(config, 1, (32, 64), seed=1)
     _, gradients = value_and_gradients(heads, targets, config)
@@ -119,7 +114,6 @@ def test_gradients_against_central_differences(config):
 
 
 def test_box_gradients_are_darknets_deltas():
-    """Compares gradients with box_delta of darknet_rules.py, for boxes that overlap or lie apart."""
     rows = [*BOXES, (0.51, 0.51, 0.53, 0.55, 0)]
     targets = make_targets([rows, []])
     boxes, classes = targets["boxes"][0].numpy().astype(float), targets["classes"][0].numpy()
@@ -154,7 +148,6 @@ def box_gradients(heads, targets, config, **more):
 
 @pytest.mark.parametrize("config", [WEIGHTED, TINY], ids=["weighted", "tiny"])
 def test_max_delta_limits_each_box_before_anything_multiplies_it(config):
-    """Tests that max_delta limits each box's gradient before gradients are summed, averaged or scaled."""
     heads, scale = make_heads(config, 1, (64, 96), seed=3), 32768.0
     rows = BOXES[:5]
     whole = make_targets([rows])
@@ -208,7 +201,7 @@ def test_finite_on_degenerate_input(model_name):
     values, gradients = value_and_gradients(heads, targets, config)
     assert all(np.isfinite(value) for value in values.values())
     assert all(np.isfinite(gradient).all() for gradient in gradients)
-    assert not any(gradient[1:3, ..., :4].any() for gradient in gradients)  # no boxes
+    assert not any(gradient[1:3, ..., :4].any() for gradient in gradients)
 
 
 def test_half_precision_heads_give_a_float32_loss():

@@ -1,8 +1,3 @@
-"""Tests rectangles without area, and batches without boxes.
-
-tests/oracle/test_yolov4_oracle.py compares mixed images with NumPy, and counts how often they are mixed.
-"""
-
 import dataclasses
 
 import numpy as np
@@ -18,7 +13,7 @@ OFF = dataclasses.replace(get_config("yolov4"), mosaic_prob=0.0, mixup_prob=0.0,
 
 
 def test_a_rectangle_without_area_is_no_piece():
-    """Tests that the rectangle is left out. On a GPU, DALI would fill all pixels right of it and below it."""
+    """On a GPU, DALI would fill all pixels right of it and below it."""
 
     def define(size):
         pieces = mixing.random_rectangle(fn.batch_permutation(), fn.random.coin_flip(probability=1.0), size)

@@ -1,7 +1,4 @@
-"""Compares the networks with Darknet's: their layers, numbers of parameters and operations.
-
-Also tests network.py.
-"""
+"""Tests model.py and network.py against Darknet."""
 
 import dataclasses
 
@@ -42,7 +39,7 @@ DARKNET = {
 
 
 def word(layer, config):
-    """Returns a layer's word, as in DARKNET. It refers to other layers by relative, so negative, numbers."""
+    """Other layers have relative, so negative, numbers."""
     back = ",".join(str(index - layer.index) for index in layer.inputs)
     options = layer.options
     stride = "/2" if options.get("stride") == 2 else ""
@@ -85,7 +82,7 @@ def convolutions(model):
 
 
 def billions_of_operations(model):
-    """Counts a multiply-add of a convolution as two operations, as Darknet does; returns billions."""
+    """A multiply-add counts as two operations, as in Darknet."""
     return sum(
         2 * np.prod(layer.output.shape[1:3]) * np.prod(layer.kernel.shape) / 1e9
         for layer in convolutions(model)
@@ -106,7 +103,7 @@ def test_networks_have_the_published_sizes(published_yolov4):
 
 
 def test_widths_give_multiples_of_eight():
-    """Tests the width 0.3: the numbers of filters, such as 0.3 * 64 = 19.2, become multiples of 8."""
+    """0.3 * 64 = 19.2 filters become a multiple of 8."""
     layers = describe(dataclasses.replace(TINY, width=0.3), 4)
     channels = [layer.channels for layer in layers if "batch_normalize" in layer.options]
     assert channels[:3] == [8, 16, 16] and 152 in channels
@@ -140,7 +137,7 @@ def test_names_say_the_part_and_darknets_number(published_yolov4):
 
 
 def test_kernels_start_uniform_as_in_darknet():
-    """In Darknet, an initial kernel is rand_uniform(-1, 1) * sqrt(2 / (size * size * input channels))."""
+    """Darknet: rand_uniform(-1, 1) * sqrt(2 / (size * size * input channels))."""
     model = build_model("yolov4-tiny", 80, (64, 64))
     for layer in convolutions(model):
         kernel = np.asarray(layer.kernel)
@@ -162,7 +159,7 @@ def test_everything_else_starts_as_in_darknet():
         elif layer.name in ("head.layer_30.conv", "head.layer_37.conv", "head.layer_45.conv"):
             np.testing.assert_array_equal(layer.bias, 3 * [0, 0, 0, 0, -3, 0, 0])
     heads = build_model("yolov4-nano", 2, (64, 64))(np.zeros((1, 64, 64, 3), np.float32))
-    np.testing.assert_allclose(heads[0][..., 4], NANO.objectness_bias)  # the input is 0
+    np.testing.assert_allclose(heads[0][..., 4], NANO.objectness_bias)
 
 
 def test_heads_and_variables_are_float32_under_mixed_precision():
@@ -175,7 +172,7 @@ def test_heads_and_variables_are_float32_under_mixed_precision():
         keras.config.set_dtype_policy(before)
     heads = model(np.ones((2, 32, 64, 3), np.float32), training=True)
     assert {head.dtype for head in heads} == {tf.float32}
-    for head in heads:  # not rounded to float16
+    for head in heads:
         assert not np.array_equal(head, tf.cast(tf.cast(head, tf.float16), tf.float32))
     assert {weight.dtype for weight in model.weights} == {"float32"}
     kinds = ("conv", "bn", "mish", "leaky", "add", "pool", "upsample", "concat")
@@ -186,7 +183,7 @@ def test_heads_and_variables_are_float32_under_mixed_precision():
 
 
 def test_a_compiled_convolution_with_mish_gives_the_same(published_yolov4):
-    """Tests Mish. TensorFlow 2.21 would fuse x * tanh(softplus(x)) to an operation that has no CPU kernel."""
+    """TensorFlow 2.21 would fuse x * tanh(softplus(x)) to an operation without a CPU kernel."""
     mish = published_yolov4.get_layer("backbone.layer_0.mish")
     model = keras.Model(published_yolov4.input, mish.output)
     images = np.random.default_rng(0).random((1, 608, 608, 3), np.float32)

@@ -1,5 +1,3 @@
-"""Compares learning rates, momentum and accumulated gradients with values computed by hand."""
-
 import dataclasses
 
 import keras
@@ -10,17 +8,17 @@ from tests.common.training.optimizer_steps import updates
 from yolov4.config import get_config
 from yolov4.optimization import BurnIn, make_optimizer, make_schedule
 
-# A run of 500,000 updates, so that the rate drops at updates 400,000 and 450,000
+# 500,000 updates: the rate drops at 400,000 and 450,000.
 CONFIG = dataclasses.replace(get_config("yolov4"), epochs=250)
 STEPS_PER_EPOCH = 2000
 
 
 def rate(schedule, number):
-    """Returns the learning rate of update `number`. The first update has number 1, as in Darknet."""
+    """The first update has number 1, as in Darknet."""
     return float(schedule(number - 1))
 
 
-# {update: rate}. In the burn-in of 1000 updates, update n has 0.0013 * (n / 1000)**4.
+# {update: rate}. In the burn-in, update n has 0.0013 * (n / 1000)**4.
 PUBLISHED = {1: 0.0013e-12, 500: 0.0013 / 16, 1000: 0.0013, 399_999: 0.0013}
 PUBLISHED |= {400_000: 0.00013, 449_999: 0.00013, 450_000: 0.000013}
 COSINE = {500: 0.0013 / 2, 1000: 0.0013, 250_500: 0.0013 / 2, 500_000: 0.0, 600_000: 0.0}
@@ -50,7 +48,7 @@ def test_burn_in_takes_no_more_than_a_tenth_of_the_run():
 
 
 def test_accumulated_batches_share_the_rate_of_their_update():
-    """Four accumulated batches of 16 are one update, so they have the learning rate of one batch of 64."""
+    """Four batches of 16 are one update."""
     plain = make_schedule(CONFIG, 64, 20)
     accumulated = make_schedule(CONFIG, 64, 80, accumulate_steps=4)
     for update in (0, 1, 30, 499, 500, 3999, 4000, 4999):
@@ -77,7 +75,7 @@ def test_schedule_survives_serialisation(lr_schedule):
 
 @pytest.mark.parametrize("precision", ["float32", "mixed_float16"])
 def test_momentum_is_that_of_the_recipe(precision):
-    """Takes two steps with equal gradients. Momentum adds 0.949 (tiny: 0.9) times step 1 to step 2."""
+    """Momentum adds 0.949 (tiny: 0.9) times step 1 to step 2."""
     for model_name, momentum in [("yolov4", 0.949), ("yolov4-tiny", 0.9)]:
         optimizer = make_optimizer(get_config(model_name), 1.0, precision=precision)
         first, second = updates(optimizer, [[1.0, -2.0]] * 2)
@@ -86,7 +84,7 @@ def test_momentum_is_that_of_the_recipe(precision):
 
 
 def test_the_schedule_reaches_the_optimizer():
-    """Tests a linear burn-in of 10 updates: update 1 has 1/10 of the learning rate, and update 2 has 2/10."""
+    """Burn-in of 10 updates: update 1 has 1/10 of the rate, update 2 has 2/10."""
     config = dataclasses.replace(CONFIG, burn_in_power=1.0, momentum=0.0, learning_rate=1.0, epochs=1)
     schedule = make_schedule(config, 64, 200, accumulate_steps=2)
     optimizer = make_optimizer(config, schedule, precision="float32", accumulate_steps=2)

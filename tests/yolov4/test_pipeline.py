@@ -1,8 +1,3 @@
-"""Tests which operators the DALI pipeline's graph has, and that `dataset` gives the same batches.
-
-tests/oracle/test_yolov4_oracle.py compares the outputs of all stages with NumPy.
-"""
-
 import dataclasses
 
 import numpy as np
@@ -49,7 +44,7 @@ def test_the_dataset_gives_what_the_pipeline_of_the_loader_gives(rectangles, tra
 @pytest.mark.gpu
 @pytest.mark.parametrize("training, tiles", [(False, "batch"), (True, "batch"), (True, "fresh")])
 def test_gpu_graph_gives_what_the_cpu_graph_gives(rectangles, training, tiles):
-    """Tests that CPU and GPU give equal mosaics, except that pixels of resized images may differ a little."""
+    """Pixels of resized images may differ a little."""
     config = dataclasses.replace(PLAIN, letterbox=True, **ALL, **MIXED, mosaic_tiles=tiles)
     cpu = make(rectangles, config=config, training=training)
     gpu = make(rectangles, "dali_gpu", config, training=training)

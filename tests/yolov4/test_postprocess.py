@@ -1,7 +1,4 @@
-"""Compares decoding with Darknet's rule, and detections with a simple NumPy implementation.
-
-Also tests decoding.py.
-"""
+"""Tests postprocess.py and decoding.py."""
 
 import dataclasses
 import math
@@ -20,7 +17,7 @@ CONFIG = dataclasses.replace(get_config("yolov4"), **SETTINGS)
 
 
 def random_heads(config=CONFIG, batch_size=2, num_classes=4, seed=0, objectness=-0.5):
-    """Returns random raw outputs whose decoded boxes overlap a lot."""
+    """The decoded boxes overlap a lot."""
     rng = np.random.default_rng(seed)
     heads = []
     for stride in config.strides:
@@ -33,7 +30,7 @@ def random_heads(config=CONFIG, batch_size=2, num_classes=4, seed=0, objectness=
 
 
 def silent_heads(config=CONFIG, num_classes=4):
-    """Returns raw outputs of one image without any detection. Tests then write detections into them."""
+    """No detection; tests write some into the outputs."""
     heads = random_heads(config, 1, num_classes)
     for head in heads:
         head[..., 4:] = -20
@@ -46,7 +43,7 @@ def run(heads, config):
 
 
 def decode_numpy(heads, config, image):
-    """Decodes the predictions of one image in a loop; returns boxes (N, 4) and scores (N, C)."""
+    """Returns boxes (N, 4) and scores (N, C) of one image."""
     boxes, scores = [], []
     for number, head in enumerate(heads):
         raw = head[image].astype(np.float64)
@@ -58,7 +55,7 @@ def decode_numpy(heads, config, image):
 
 
 def detect_numpy(heads, config, image):
-    """Returns scores, classes and boxes of the detections of one image, best first."""
+    """Returns scores, classes and boxes of one image, best first."""
     boxes, scores = decode_numpy(heads, config, image)
     if config.nms_candidates < scores.size:
         scores = np.where(scores >= np.sort(scores.ravel())[-config.nms_candidates], scores, 0)
@@ -85,7 +82,7 @@ def test_decoding_equals_darknets_rule(model_name, image_size):
         np.testing.assert_allclose(boxes[i], expected_boxes, rtol=1e-5, atol=1e-5)
         np.testing.assert_allclose(scores[i], expected_scores, rtol=1e-4)
         outside += ((expected_boxes < 0) | (expected_boxes > 1)).sum()
-    assert outside > 20  # boxes are not clipped
+    assert outside > 20
 
 
 def test_sides_end_at_e_to_the_10_times_the_anchor():
@@ -141,7 +138,7 @@ def test_one_graph_detects_in_batches_and_images_of_any_size():
         config = dataclasses.replace(CONFIG, image_size=image_size)
         heads = random_heads(config, batch_size)
         for head in heads:
-            head[1:2, ..., 4] = -20  # no detection
+            head[1:2, ..., 4] = -20
         found = compiled(heads)
         assert found.boxes.shape == (batch_size, 300, 4)
         assert found.count[0] > 10 and not found.count[1:2].numpy().any()
@@ -186,7 +183,7 @@ def test_what_is_not_finite_is_no_detection_and_harms_no_other(method, dtype):
 def test_scores_at_or_below_the_threshold_are_dropped():
     heads = silent_heads()
     for number, logit in enumerate((0.0, -1.0, -3.0)):
-        heads[0][0, 5, 6 * number + 2, 0, [4, 5 + number]] = logit, 100  # class probability 1
+        heads[0][0, 5, 6 * number + 2, 0, [4, 5 + number]] = logit, 100
     assert run(heads, dataclasses.replace(CONFIG, score_threshold=0.2)).count == [2]
     assert run(heads, dataclasses.replace(CONFIG, score_threshold=0.5)).count == [0]
     assert run(heads, dataclasses.replace(CONFIG, score_threshold=0.4999)).count == [1]

@@ -1,5 +1,3 @@
-"""Tests the line that describes a run's first batch, and its picture. Expected counts were made by hand."""
-
 import numpy as np
 import tensorflow as tf
 from PIL import Image
@@ -9,15 +7,14 @@ from yolov4 import show_batch
 from yolov4.config import get_config
 from yolov4.predict import to_pixels
 
-# The images have 64 x 96 pixels (height x width), so 4 x 6 cells at stride 16, and 2 x 3 at stride 32. The
-# config's image size is different, which is usual in multi-scale training.
+# 64 x 96 pixels: 4 x 6 cells at stride 16, 2 x 3 at stride 32.
 TINY = get_config("yolov4-tiny")
 LABELS = LabelMap((1, 2), ("cat", "dog"))
 SCALE = np.array([96, 64, 96, 64])
 
 
 def batch(boxes_px: list[list[tuple]]) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
-    """Returns images and targets of a batch with these boxes (pixels), whose classes alternate."""
+    """The boxes are in pixels; their classes alternate."""
     boxes = np.full((len(boxes_px), 5, 4), -1, np.float32)
     classes = np.full((len(boxes_px), 5), -1, np.int32)
     for i, rows in enumerate(boxes_px):
@@ -29,7 +26,7 @@ def batch(boxes_px: list[list[tuple]]) -> tuple[tf.Tensor, dict[str, tf.Tensor]]
 
 
 def test_the_line_counts_what_boxes_train(tmp_path):
-    # In yolov4-tiny, no head has anchor 10,14, both heads have 81,82, and only the finer head has 23,27.
+    # No head has anchor 10,14, both have 81,82, only the finer has 23,27.
     one, other = (40, 10, 63, 37), (41, 10, 62, 37)  # assigned to the same prediction
     images, targets = batch([[(20, 20, 30, 34), (0, 0, 81, 64), one], [one, other], []])
     path = tmp_path / "sheet.png"
@@ -39,8 +36,8 @@ def test_the_line_counts_what_boxes_train(tmp_path):
         f"1 boxes without any prediction; see {path}"
     )
     sheet = np.asarray(Image.open(path)).astype(int)
-    assert (np.ptp(sheet, axis=-1) > 40).any()  # some pixels are coloured: the boxes
-    assert (np.abs(sheet - 128).max(-1) < 8).mean() > 0.3  # many are grey: the images
+    assert (np.ptp(sheet, axis=-1) > 40).any()
+    assert (np.abs(sheet - 128).max(-1) < 8).mean() > 0.3
 
 
 def test_to_pixels():

@@ -1,7 +1,4 @@
-"""Compares assignment and ignore mask with Darknet's rules in NumPy, and with results by hand.
-
-Also tests efficientdet/grid_matching.py.
-"""
+"""Tests targets.py and efficientdet/grid_matching.py."""
 
 import dataclasses
 
@@ -38,7 +35,7 @@ TABLE = {
     "centre outside": (-1, 100, 36, 75, 0),
 }
 
-# Computed by hand: {box: (head, anchor, row, column) of each prediction that it is assigned to}.
+# By hand: {box: its predictions, (head, anchor, row, column)}
 EXPECTED = {
     "yolov4": {
         "smallest anchor": {(0, 0, 7, 12), (0, 1, 7, 12)},  # IoU with anchor 1: 192 / 684 = 0.28
@@ -69,7 +66,7 @@ def table_boxes():
 
 
 def assign(boxes, classes, config, head, grid_size):
-    """Assigns the boxes of one image; returns an Assignment of arrays without the batch axis."""
+    """Returns an Assignment of one image, without the batch axis."""
     one_image = np.asarray(boxes, np.float32)[None], np.asarray(classes, np.int32)[None]
     batch = targets.assign_targets(*one_image, config, head, grid_size=grid_size, num_classes=NUM_CLASSES)
     return targets.Assignment(*(value[0].numpy() for value in batch))
@@ -80,7 +77,7 @@ def grid(config, head, height=HEIGHT, width=WIDTH):
 
 
 def predictions_of(assignment, config, head):
-    """Returns for each box the predictions it is assigned to, as a set of (head, anchor, row, column)."""
+    """Returns a set of (head, anchor, row, column) for each box."""
     return [
         {
             (head, config.masks[head][k], int(assignment.rows[m]), int(assignment.columns[m]))
@@ -91,7 +88,7 @@ def predictions_of(assignment, config, head):
 
 
 def check(assignment, boxes, classes, config, head, grid_size):
-    """Compares an Assignment with darknet_rules.py; returns how many boxes are assigned to predictions."""
+    """Returns how many boxes are assigned."""
     expected = darknet_rules.assign(boxes, classes, config, head, grid_size, NUM_CLASSES)
     found = {}
     for m, k in zip(*np.nonzero(assignment.assigned), strict=True):
@@ -123,7 +120,6 @@ def test_table_by_hand(model_name):
 
 @pytest.mark.parametrize("model_name", [*CONFIGS, "yolov4-nano"])
 def test_a_crowded_image_against_the_transcription(model_name):
-    """Assigns the table's boxes and 150 random ones, so that many share a cell or a prediction."""
     config = get_config(model_name)
     rng = np.random.default_rng(0)
     sizes = np.exp(rng.uniform(np.log(0.01), 0, (150, 2)))
@@ -153,7 +149,7 @@ def test_of_equal_anchors_the_first_is_best():
 
 
 def test_a_centre_that_rounds_to_one_stays_inside():
-    """Tests a thin box at the right border. Its centre is rounded to 1, but it belongs to the last column."""
+    """The centre is rounded to 1, but belongs to the last column."""
     edge = float(np.nextafter(np.float32(1), np.float32(0)))
     config = CONFIGS["yolov4"]
     assignment = assign([[edge, edge, 1, 1], [0.9, 0.9, 1.1, 1.1]], [0, 0], config, 0, (52, 52))
@@ -162,7 +158,7 @@ def test_a_centre_that_rounds_to_one_stays_inside():
 
 
 def numpy_to_raw(boxes, rng, config, head, grid_size):
-    """Returns random raw outputs in which some predictions are close to the given boxes."""
+    """Some predictions are close to the given boxes."""
     rows, columns = grid_size
     stride, scale = config.strides[head], config.scale_xy[head]
     raw = rng.normal(0, 1, (rows, columns, len(config.masks[head]), 5 + NUM_CLASSES))
@@ -182,7 +178,6 @@ def numpy_to_raw(boxes, rng, config, head, grid_size):
 
 @pytest.mark.parametrize("model_name", CONFIGS)
 def test_ignore_mask_against_brute_force(model_name):
-    """Tests an image with more boxes than a chunk, one with few boxes, and one without. Some are invalid."""
     config = CONFIGS[model_name]
     rng = np.random.default_rng(5)
     counts = np.array([37, 0, 3], np.int32)
@@ -192,7 +187,7 @@ def test_ignore_mask_against_brute_force(model_name):
         corners = rng.uniform(0, 1 - sizes)
         boxes[b, :count] = np.concatenate([corners, corners + sizes], axis=-1)
         classes[b, :count] = rng.integers(0, NUM_CLASSES, count)
-    around = boxes.astype(float)  # predictions are near these boxes
+    around = boxes.astype(float)
     classes[0, [2, 7]] = -1, NUM_CLASSES
     boxes[0, 11, 2] = np.nan
     ignored = 0
@@ -211,7 +206,6 @@ def test_ignore_mask_against_brute_force(model_name):
 
 
 def test_ignore_mask_needs_a_class_but_no_objectness_and_skips_padding():
-    """Tests, too, that boxes from index num_boxes on, which are padding, do not change the mask."""
     config = CONFIGS["yolov4"]
     boxes, classes = np.zeros((1, 200, 4), np.float32), np.zeros((1, 200), np.int32)
     boxes[0, 150] = 0.3, 0.3, 0.55, 0.6

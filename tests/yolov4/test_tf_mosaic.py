@@ -1,5 +1,3 @@
-"""Compares mosaics of the tf.data loader with Darknet's loop in NumPy, and tests its random choices."""
-
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -14,21 +12,21 @@ FILL = 127
 
 
 def draw_canvas(random, size, index):
-    """Returns a canvas, noise with padding of FILL: (image, boxes_px, unique labels, place, size)."""
+    """Returns noise with padding of FILL: (image, boxes_px, unique labels, place, size)."""
     sides = [random.integers(side // 4, side + 1) for side in size]
     starts = [random.integers(0, side - shown + 1) for side, shown in zip(size, sides, strict=True)]
     (top, left), (height, width) = starts, sides
     image = np.full((*size, 3), FILL, np.uint8)
     image[top : top + height, left : left + width] = random.integers(0, 256, (height, width, 3))
     corners = np.sort(random.integers(0, (width + 1, height + 1), (index % 4, 2, 2)), axis=1)
-    boxes = (corners + [left, top]).reshape(-1, 4).astype(np.float32)  # none in every fourth canvas
+    boxes = (corners + [left, top]).reshape(-1, 4).astype(np.float32)
     labels = 4 * index + np.arange(1, index % 4 + 1, dtype=np.int32)
     return image, boxes, labels, np.int32([top, left, height, width]), np.int32(size)
 
 
 @pytest.fixture(scope="module")
 def drawn() -> list[tuple]:
-    """Four canvases with 0, 1, 2 and 3 boxes."""
+    """They have 0, 1, 2 and 3 boxes."""
     random = np.random.default_rng(0)
     return [draw_canvas(random, SIZE, index) for index in range(4)]
 
@@ -53,14 +51,14 @@ def test_mosaic_is_darknet_s(drawn, canvases, tiles, cut):
     np.testing.assert_array_equal(mixed.labels[real], labels)
     np.testing.assert_array_equal(mixed.boxes_px[real], boxes)
     padding = mixed.boxes_px[~real]
-    assert not (padding[:, 2:] - padding[:, :2]).any()  # padding boxes have no area
+    assert not (padding[:, 2:] - padding[:, :2]).any()
 
 
 # --- a whole batch ---
 
 
 def mixer(canvases: Canvases, mosaic_prob=0.0):
-    """Returns a function that mixes the canvases with a given seed: seed -> images, boxes and labels."""
+    """Returns a function seed -> images, boxes, labels."""
     run = tf.function(lambda seed: tf_mosaic.mix(canvases, mosaic_prob, Random(seed, 5)))
     return lambda seed=0: tuple(tensor.numpy() for tensor in run(tf.constant(seed)))
 

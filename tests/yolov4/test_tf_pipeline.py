@@ -1,8 +1,3 @@
-"""Compares random stages of the tf.data loader with Darknet's rules and OpenCV, for given random numbers.
-
-tests/apps/test_loaders.py compares this loader with DALI without random stages.
-"""
-
 import dataclasses
 
 import cv2
@@ -54,7 +49,7 @@ def test_flip_moves_pixels_boxes_and_padding_together_or_not_at_all():
 @pytest.mark.parametrize("turn", [-36.0, 0.0, 25.0])
 @pytest.mark.parametrize("saturation, value", [(1.0, 1.0), (1.4, 1 / 1.3), (1 / 1.5, 1.5)])
 def test_hsv_is_opencv_s(turn, saturation, value):
-    """Compares pixels with OpenCV. A factor f becomes 1 / f if its second random number is at least 1/2."""
+    """A factor f becomes 1 / f if its second random number is at least 1/2."""
     image = np.random.default_rng(0).integers(0, 256, (40, 60, 3), np.uint8)
     draws = [(-36.0, 36.0, (), turn)]
     for factor, limit in ((saturation, 1.5), (value, 2.0)):

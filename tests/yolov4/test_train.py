@@ -1,8 +1,3 @@
-"""Tests that L2, momentum and weight averages act on the weights that a run saves.
-
-tests/apps/test_train.py has the tests that EfficientDet and YOLOv4 share.
-"""
-
 import numpy as np
 
 from common import hparams
@@ -16,8 +11,8 @@ from yolov4.model_metadata import make_metadata
 
 
 def test_l2_momentum_averages_and_the_last_step_are_in_the_saved_weights(tmp_path):
-    """Trains two updates whose gradients come only from L2, and computes the saved weights by hand."""
-    decay = 0.1  # learning rate times weight decay
+    """The gradients of two updates come only from L2."""
+    decay = 0.1
     config = hparams.override(get_config("yolov4-tiny"), "width=0.125")
     model = build_model("yolov4-tiny", 2, config=config)
     metadata = make_metadata(config, LabelMap.numbered(2), 2)

@@ -1,5 +1,3 @@
-"""Fixtures that write the small COCO document SMALL and its image files."""
-
 import pytest
 
 from tests.common.coco_documents import SMALL, draw_images, write_json
@@ -12,5 +10,5 @@ def images(tmp_path_factory):
 
 @pytest.fixture
 def small(tmp_path):
-    """A function that writes SMALL, or a given document in its place, to a json file and returns the path."""
+    """Gives small(document=SMALL), which writes a json and returns its path."""
     return lambda document=SMALL: write_json(tmp_path, document)

@@ -1,5 +1,3 @@
-"""Tests how accepted COCO jsons are read, repaired, reported and cached, and how their images are checked."""
-
 import contextlib
 import io
 
@@ -76,7 +74,7 @@ REMARKS = [
     (["annotations", 3, "bbox"], [1, 2, 0, 4], "box-empty", [f"{LAST}1.0, 2.0, 0.0, 4.0] in 20 x 10"]),
     (["annotations", 3, "bbox"], [1, 2, 3, 0], "box-empty", [f"{LAST}1.0, 2.0, 3.0, 0.0]"]),
     (["annotations", 3, "bbox"], [20, 2, 3, 4], "box-empty", [f"{LAST}20.0, "]),
-    # Annotation 1 marks a crowd, which training does not use. So its box is not reported.
+    # Annotation 1 marks a crowd, so its box is not reported.
     (["annotations", 1, "bbox"], [0, 0, 25, 10], "box-outside", []),
     (["annotations", 1, "bbox"], [0, 0, 0, 10], "box-empty", []),
     (["annotations", 0, "iscrowd"], 1, "crowd", ["annotation 5 (image 42) has bbox", FIRST]),
@@ -105,7 +103,7 @@ def test_files_outside_the_directory_are_never_skipped(small, images):
 
 def test_no_box_is_left_after_skipping(small, images):
     document = changed(["images", 1, "file_name"], "nowhere.jpg")
-    document["annotations"] = document["annotations"][:3]  # the image that is left, a.jpg, has only a crowd
+    document["annotations"] = document["annotations"][:3]
     assert list(refused(small(document), images, on_bad_image="skip")) == ["no-boxes"]
 
 

@@ -1,8 +1,3 @@
-"""Tests that wrong COCO jsons are refused, and that each fault is reported with its record.
-
-At the end of the file, hypothesis makes random changes of a json.
-"""
-
 import contextlib
 import copy
 import json
@@ -98,7 +93,7 @@ def test_every_fault_is_listed(small, images):
     boxes = ([1, 2, -3, 4], [1, 2, 3], [1, 2, 3, NAN], [19, 2, 3, 4])
     changes = [{"bbox": box} for box in boxes]
     changes += [{"bbox": [1, 2, 3, "4"], "category_id": None}, {"category_id": 5, "id": 1}]
-    changes += [{"image_id": i} for i in (14, 15, 16)]  # no image has these ids
+    changes += [{"image_id": i} for i in (14, 15, 16)]
     sound = {"image_id": 42, "category_id": 2, "bbox": [1, 2, 3, 4]}
     document["annotations"] += [{"id": i} | sound | change for i, change in enumerate(changes, 20)]
     document["categories"] += [{"id": 9, "name": "again"}, {"id": 10}]
@@ -132,7 +127,6 @@ def test_image_files_are_looked_at_as_far_as_they_are_known(small, images):
 
 
 def test_a_lost_id_is_one_fault(small):
-    """Tests that a wrong id is one error, and that annotations that refer to its record are no errors."""
     document = changed(["images", 1, "id"], "7")
     assert list(refused(small(document))) == ["wrong-type"]
     document["annotations"][3]["image_id"] = 8
@@ -193,7 +187,6 @@ def test_numbers_that_are_too_large(small, number):
 
 @pytest.mark.parametrize("literal", ["NaN", "-Infinity"])
 def test_literals_of_pythons_json(small, literal):
-    """Tests that NaN and -Infinity are errors in values that are read, but not inside strings."""
     document = changed(["info"], {"a": "NaN", "b": "an NaN", "c": "NaN, Infinity"})
     text = json.dumps(changed(["annotations", 3, "segmentation"], [[77, 0], [77]], document))
     assert_is(load_coco(small(text.replace("77", literal))), document)
@@ -213,7 +206,6 @@ def test_literals_of_pythons_json(small, literal):
 
 @pytest.mark.parametrize("bad", [b"\xff", b"\xed\xa0\x80", b"\\ud800"])
 def test_what_is_no_text(small, bad):
-    """Tests that invalid UTF-8 and half a surrogate pair are errors, but only in values that are read."""
     text = json.dumps(SMALL).encode()
     (offender,) = refused(small(text.replace(b"sub/b.jpg", b"sub/" + bad)))["wrong-type"].offenders
     assert offender.startswith("image 7 ('sub/\\ud") and "UTF-8" in offender
@@ -230,7 +222,6 @@ def test_a_byte_order_mark_is_no_matter(small, literal):
 
 
 def test_a_list_given_twice_is_named(small):
-    """Tests that it is an error if the json has the key images, annotations or categories twice."""
     text = json.dumps(SMALL)
     for key in ("images", "annotations", "categories"):
         for more in ([], SMALL[key]):
@@ -244,7 +235,6 @@ def test_a_list_given_twice_is_named(small):
 
 
 def test_keys_that_nobody_needs_may_be_repeated(small):
-    """Tests that keys that are not read may appear twice, and may contain the names of the three lists."""
     skipped = {"annotations": [], "images": '"images": []', "categories": {"categories": []}}
     text = json.dumps(changed(["info"], [skipped, skipped, "annotations"]))
     assert_is(load_coco(small(f'{{"info": 1, "Images": [], "": 2, "": 3, {text[1:]}')), SMALL)
@@ -287,7 +277,6 @@ def test_one_box_of_more_than_a_pixel_is_in_pixels(small, box):
 
 
 def test_small_boxes_that_are_no_fractions(small):
-    """Tests that boxes in images of one pixel, and boxes without area, are not reported as fractions."""
     document = with_boxes([[0, 0, 1, 1]] * 4)
     for row in range(2):
         document["images"][row] |= {"width": 1, "height": 1}
@@ -298,7 +287,7 @@ def test_small_boxes_that_are_no_fractions(small):
 CORNERS, INSIDE = [60, 50, 90, 70], [10, 10, 20, 20]
 
 
-# Rows: number of boxes that are CORNERS, number of boxes INSIDE, one more box, whether the json is refused.
+# (boxes that are CORNERS, boxes INSIDE, one more box, whether the json is refused)
 CORNERS_OR_NOT = [
     (7, 8, CORNERS, True),  # 8 of 16 boxes reach outside the image: just enough
     (7, 9, CORNERS, False),
@@ -346,7 +335,7 @@ VALUES = st.sampled_from([*NUMBERS, *OTHERS, *BOXES, [1, 2, 3, "4"], [1, 2, NAN,
 BYTES = st.sampled_from(
     [b"NaN", b"Infinity", b"-", b"null", b"1e999", b'"', b"[", b"}", b"\\u", b"0", b"\xff"]
 )
-# derandomize: hypothesis tests the same examples in every run, so a failure in CI can be repeated.
+# derandomize: a failure in CI can be repeated
 FIXED = settings(max_examples=200, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 
 
@@ -359,7 +348,6 @@ def paths(value, path=()):
 
 
 def read_or_refused(path):
-    """Returns the annotations, or None if load_coco refuses the json."""
     try:
         return load_coco(path)
     except DataError as error:

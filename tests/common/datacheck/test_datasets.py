@@ -1,5 +1,3 @@
-"""Tests data sets without annotations, and the search for a damaged image after a loader has failed on it."""
-
 import shutil
 
 import numpy as np
@@ -27,7 +25,7 @@ def explained(source, pipeline_type="dali_cpu", error=ERROR) -> str:
 
 
 def damage(path) -> None:
-    path.write_bytes(early_end(path.read_bytes()))  # the header and the end stay intact
+    path.write_bytes(early_end(path.read_bytes()))
 
 
 @pytest.fixture
@@ -54,7 +52,7 @@ def test_images_alone_are_checked_or_left_out(data, capsys):
 def test_damage_is_found_by_file_and_id(data, capsys):
     damage(data / "images/01.jpg")
     damage(data / "images/04.jpg")
-    source = coco(data)  # opening the data set does not notice the damage
+    source = coco(data)
     error = datasets.explain(ERROR, source, "dali_cpu")
     assert isinstance(error, DataError) and "decoders.image" not in str(error)
     assert "decoders.image`\nDecoding the images to find the damaged one" in capsys.readouterr().err

@@ -1,5 +1,3 @@
-"""Tests that the checks of image headers and ends accept only images that DALI's CPU decoder can read."""
-
 import io
 import struct
 import zlib
@@ -17,7 +15,7 @@ from common.datacheck.issues import KINDS, Fault, Severity
 from tests.common.image_variants import HEIGHT, REFUSED, RGB, WIDTH, bmp, chunk, exif, expected, pillow, tiff
 from tests.common.image_variants import VARIANTS as DECODED
 
-# DALI decodes these formats, but the image check refuses them, because hardly any data set uses them.
+# DALI decodes these formats, but the check refuses them: hardly any data set uses them.
 RARE = (
     *("bmp-run-lengths", "ppm", "jpeg2000-rgb-16", "tiff-big-big-endian", "tiff-planar", "tiff-float"),
     *("tiff-without-sizes", "tiff-zstandard", "tiff-pages", "tiff-five-samples"),
@@ -28,7 +26,7 @@ EVERY_PIXEL = ImagePolicy(decode=True)
 
 
 def decode_by_dali(*encoded: bytes) -> list[tuple[np.ndarray, np.ndarray]]:
-    """Decodes each image twice: as a whole, and as a window of the image's size, like the pipelines."""
+    """Decodes each image as a whole, and as a window of its size."""
 
     @pipeline_def(batch_size=len(encoded), num_threads=2, device_id=None, prefetch_queue_depth=1)
     def pipeline():
@@ -166,7 +164,6 @@ PIXELS = chunk(b"IDAT", zlib.compress(bytes(HEIGHT * (1 + 3 * WIDTH))))
 
 
 def _png_with(*chunks: bytes, color=2) -> bytes:
-    """Returns a PNG with the given chunks between IHDR and IEND."""
     header = chunk(b"IHDR", struct.pack(">IIBBBBB", WIDTH, HEIGHT, 8, color, 0, 0, 0))
     return b"\x89PNG\r\n\x1a\n" + b"".join((header, *chunks, chunk(b"IEND", b"")))
 
@@ -233,11 +230,7 @@ CODESTREAM = VARIANTS["jpeg2000"].index(b"\xff\x4f\xff\x51")
 
 
 def _jpeg_frame(position: int, value: bytes) -> bytes:
-    """Returns a JPEG whose frame header has other bytes, `value`, at `position`.
-
-    `position` counts the bytes after the header's marker: byte 2 is the number of bits per sample, the height
-    starts at byte 3, the width starts at byte 5, and byte 7 is the number of components.
-    """
+    """Changes a frame header. Byte 2: bits per sample, 3: height, 5: width, 7: number of components."""
     return _changed("jpeg", FRAME + 2 + position, value)
 
 
@@ -257,7 +250,7 @@ BAD_HEADERS = [
     (_changed("webp", 12, b"VP9 "), "image-damaged"),
     (_changed("bmp", 14, b"\x10"), "unsupported-format"),
     (_changed("bmp", 18, bytes(4)), "image-damaged"),
-    (_changed("bmp", 18, b"\0\0\0\x80"), "image-damaged"),  # a width of 2**31
+    (_changed("bmp", 18, b"\0\0\0\x80"), "image-damaged"),
     (bmp(32, [bytes(4 * WIDTH)] * HEIGHT, compression=6), "unsupported-format"),
     (tiff(RGB, 2, without=(256,)), "unsupported-format"),
     (tiff(RGB, 2, tag258=(8, 8, 16)), "unsupported-format"),
@@ -277,7 +270,7 @@ def test_faults_of_headers(encoded, kind, capfd):
     facts = inspect(encoded)
     assert facts.fault == kind and facts.detail, facts
     assert inspect(encoded, EVERY_PIXEL) == facts
-    assert not capfd.readouterr().err  # nvImageCodec prints no message
+    assert not capfd.readouterr().err
 
 
 def test_sides_that_libjpeg_does_not_take():

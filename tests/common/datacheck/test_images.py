@@ -1,5 +1,3 @@
-"""Tests image checks: damage that decoding finds, which files are opened, the cache, and wrong sizes."""
-
 import os
 import pathlib
 import socket
@@ -44,7 +42,6 @@ FOREIGN = np.random.default_rng(1).bytes(10_000).replace(b"\xff", b"\xfe")  # li
 @pytest.mark.parametrize("piece", [b"\xff\xd9" + bytes(58), bytes(10_000), b"", FOREIGN])
 @pytest.mark.parametrize("name", NOISY_JPEGS)
 def test_damage_in_the_scan_of_a_jpeg(name, piece):
-    """Tests that decoding finds a scan that is cut short, lacks a piece, or contains zeros or other data."""
     sound = NOISY_JPEGS[name]
     assert not inspect(sound, EVERY_PIXEL).fault
     at, size = (sound.index(b"\xff\xda") + 14 + len(sound)) // 2, len(sound) // 4
@@ -96,14 +93,13 @@ def _with_noise(encoded: bytes) -> bytes:
 
 
 def _shorter_webp(encoded: bytes) -> bytes:
-    """Returns a WebP whose image data are cut to half, and whose header has the new length."""
+    """Cuts the image data to half, and sets the new length in the header."""
     data = encoded[20 : 20 + len(encoded) // 2 // 2 * 2]
     header = struct.pack("<4sI8sI", b"RIFF", 12 + len(data), encoded[8:16], len(data))
     return header + data
 
 
 def _overwritten(encoded: bytes, mark: bytes, offset: int, piece: bytes) -> bytes:
-    """Overwrites the bytes that begin `offset` bytes after the start of `mark` with `piece`."""
     at = encoded.index(mark) + offset
     return encoded[:at] + piece + encoded[at + len(piece) :]
 
@@ -125,7 +121,6 @@ DAMAGED_INSIDE = {
 
 @pytest.mark.parametrize("name", DAMAGED_INSIDE)
 def test_damage_that_only_decoding_shows(name):
-    """Tests that damaged files pass the check of headers and ends, but not the check that decodes images."""
     assert not inspect(_png_of(zlib.compress(BLACK)), EVERY_PIXEL).fault
     assert not inspect(DAMAGED_INSIDE[name]).fault
     facts = inspect(DAMAGED_INSIDE[name], EVERY_PIXEL)
@@ -142,7 +137,6 @@ def test_the_limit_of_pillow_does_not_count(monkeypatch, recwarn):
 
 
 def test_another_size_in_the_data_than_in_the_header_is_not_decoded(monkeypatch):
-    """Tests that a JPEG 2000 is an error if Pillow reads another size from it than the header check."""
     real = PIL.Image.Image.height
     monkeypatch.setattr(PIL.Image.Image, "height", property(lambda image: 10_000 * real.fget(image)))
     facts = inspect(VARIANTS["jpeg2000"], EVERY_PIXEL)
@@ -161,7 +155,6 @@ def test_nothing_above_the_limit_is_decoded(monkeypatch):
 
 
 def _deep(largest: int) -> dict[str, bytes]:
-    """Returns 16-bit images whose largest value is `largest`."""
     grey = (GREY.astype(int) * largest // GREY.max()).astype(np.uint16)
     assert grey.max() == largest
     rgb, alpha = np.dstack([grey // 3, grey // 2, grey]), np.full_like(grey, 65535)
@@ -208,7 +201,7 @@ def opened_name(stream) -> str:
 
 @pytest.fixture
 def looks(monkeypatch):
-    """A list that gets the name of every file that the check opens, in no particular order."""
+    """The names of all files that the check opens, in no order."""
     opened = []
     real = images._inspect
 
@@ -432,7 +425,7 @@ def test_progress_is_shown_when_it_takes_long(tmp_path, monkeypatch, capsys):
 
 
 def check(facts: list[ImageFacts], sizes: list[tuple[int, int]], names: list[str] | None = None):
-    """Compares image facts with annotated `sizes` and `names`; returns the usable images and the issues."""
+    """Returns the usable images and the issues."""
     issues = Issues("test")
     names = names or [""] * len(facts)
     annotated = [CocoImage(i, names[i], width, height) for i, (height, width) in enumerate(sizes)]
@@ -443,7 +436,7 @@ def check(facts: list[ImageFacts], sizes: list[tuple[int, int]], names: list[str
 
 def test_sound_images_are_nothing_to_speak_of():
     assert check([JPEG, PNG], [(HEIGHT, WIDTH)] * 2, ["a.jpg", "b.png"]) == ([True, True], {})
-    assert check([JPEG], [(0, 0)]) == ([True], {})  # the annotations state no size
+    assert check([JPEG], [(0, 0)]) == ([True], {})
     assert check([], []) == ([], {})
 
 

@@ -1,5 +1,3 @@
-"""Tests the issues of a data check: which issues are errors, how issues are printed, and what is stored."""
-
 import re
 
 import pytest
@@ -12,7 +10,7 @@ from tests.conftest import ROOT
 
 @pytest.fixture(params=["stop"])
 def issues(request):
-    """Issues of every severity. They are added in another order than KINDS lists them."""
+    """Issues of every severity, in another order than in KINDS."""
     issues = Issues("x.json", ImagePolicy(request.param))
     issues.add("crowd", "annotation 4 (image 1) is a crowd")
     issues.add("image-missing", "image 1 ('a.jpg')")
@@ -73,7 +71,7 @@ def test_counts_go_on_where_offenders_are_no_longer_kept():
     issue = issues["crowd"]
     assert issue.count == 5 * KEPT + 2
     assert len(issue.offenders) == KEPT and issue.offenders[:2] == ["the first", "annotation 0"]
-    assert len(made) <= KEPT  # no text is made for offenders that are not stored
+    assert len(made) <= KEPT
 
 
 def test_nothing_found_is_no_issue():

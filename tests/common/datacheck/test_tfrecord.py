@@ -1,5 +1,3 @@
-"""Tests that TFRecords have the content of the json they were made from, and that all faults are reported."""
-
 import os
 import pathlib
 import re
@@ -30,7 +28,7 @@ def open_records(*files, **options):
 
 
 def refused(*files, **options):
-    """Asserts that open_records refuses record files; returns the issues, {kind: offenders}."""
+    """Asserts that the files are refused; returns {kind: offenders}."""
     with pytest.raises(DataError) as error:
         open_records(*files, **options)
     (issues,) = error.value.issues
@@ -43,7 +41,7 @@ def said(source):
 
 
 def read_back(source):
-    """Reads every record of a source at its stored position (`spans`); returns {image id: features}."""
+    """Reads each record at its position in `spans`; returns {image id: features}."""
     read = {}
     for number, offset, size in source.records.spans.tolist():
         content = pathlib.Path(source.records.files[number]).read_bytes()[offset + 12 : offset + size - 4]
@@ -144,8 +142,8 @@ def test_faults_of_all_files_and_records_are_listed_together(tmp_path):
     }
     ids = [re.search("image (\\d+)\\)", text) for (text,) in found.values()]
     assert {match[1] for match in ids if match} == {"11", "30", "51", "54", "57"}
-    assert not list(tmp_path.glob("*.idx"))  # refused files get no index
-    assert refused(*files).keys() > found.keys()  # a second check of the same files reports all faults again
+    assert not list(tmp_path.glob("*.idx"))
+    assert refused(*files).keys() > found.keys()
 
 
 @pytest.mark.parametrize("position", [12, 100, -5, -1])
@@ -162,7 +160,6 @@ def test_a_flipped_bit_is_found_and_hides_nothing(tmp_path, position):
 
 
 def test_boxes_that_no_box_can_be(tmp_path):
-    """Tests which boxes are errors. A box with a single large edge counts as a box in pixels."""
     boxes = {
         "box-not-finite": ([float("nan"), 0.1, 0.2, 0.2], [float("inf"), 0.1, 0.2, 0.2]),
         "box-negative": ([0.6, 0.2, 0.5, 0.9], [0.6, 0.2, 0.7, 0.1], [30.0, 0.1, 20.0, 0.5]),
@@ -217,7 +214,6 @@ def test_a_turned_image_and_a_wrong_name_are_said(tmp_path):
 
 
 def test_records_that_dali_cannot_read_are_mended(tmp_path):
-    """Tests that records without object keys or without the crowd key are replaced by complete copies."""
     boxes = ([0.1, 0.2, 0.3, 0.4], [0.2, 0.3, 0.4, 0.5])
     crowds = {"object__class__label": [17, 3], "object__is_crowd": [1, 0]}
     a = write(tmp_path / "a", of_boxes(*boxes, source_id=b"1", **crowds), empty_record(2), numbered(3))
@@ -253,7 +249,7 @@ def test_mended_copies_of_changed_records_are_made_again(tmp_path):
 
 
 def bad_images(tmp_path):
-    """Writes two record files. Both contain sound records and records whose image cannot be used."""
+    """Two files with sound records and with unusable images."""
     outside = numbered(4, object__is_crowd=[0], object__bbox__xmax=[1.5])
     sound, cut = numbered(2, object__is_crowd=[0]), numbered(1, encoded=PNG[:-20])
     a = write(tmp_path / "a", cut, sound, numbered(3, encoded=b"GIF89a" + bytes(40)), outside)
@@ -283,7 +279,7 @@ def test_limits_are_the_policys(tmp_path):
     assert open_records(file).annotations.num_images == 2
     found = refused(file, policy=ImagePolicy(max_megapixels=0.01))
     assert found["image-too-large"][0].startswith(f"{file} record 1 (image 2): ")
-    open_records(file)  # with other limits, the cached error does not count
+    open_records(file)
 
 
 # --- the cache of results ---
@@ -291,7 +287,7 @@ def test_limits_are_the_policys(tmp_path):
 
 @pytest.fixture
 def reads(monkeypatch):
-    """A list that gets the path of each record file whenever the check reads the file's data."""
+    """The paths of the files whose data the check reads."""
     read = []
     real = tfrecord_scan._scan_part
 
@@ -307,8 +303,7 @@ def test_a_second_start_reads_no_data(tmp_path, reads):
     files = [write(tmp_path / str(i), numbered(10 + i), empty_record(20 + i)) for i in range(3)]
     first = open_records(*files)
     assert len(reads) == 3
-    # Opening the files again reads only the length and the stored checksums of each record, so it does not
-    # notice that data of the first file have changed.
+    # Opening again reads only lengths and stored checksums, so changed data are not noticed.
     content, times = bytearray(pathlib.Path(files[0]).read_bytes()), os.stat(files[0])
     content[50:60] = bytes(10)
     pathlib.Path(files[0]).write_bytes(content)
@@ -325,13 +320,12 @@ def swap(tmp_path, file):
 
 
 def relabel(tmp_path, file):
-    """Overwrites the file with a record of the same length but another label, and with correct checksums."""
+    """The record keeps its length and gets correct checksums."""
     write(file, record(object__class__label=[3]))
 
 
 @pytest.mark.parametrize("change", [swap, relabel, lambda tmp_path, file: os.utime(file, (5, 5))])
 def test_changed_files_are_read_again(tmp_path, reads, change):
-    """Tests that a changed file is read again even if its size and modification time are unchanged."""
     file = write(tmp_path / "a", record())
     before = os.stat(file)
     first = open_records(file)
@@ -394,13 +388,12 @@ def test_a_file_that_changes_while_it_is_read(tmp_path, monkeypatch, left):
         context.setattr(tfrecord, "walk_files", walk_files)
         ((offender,),) = refused(file).values()
     assert file in offender and ("record 1 at byte" if left else "No such file") in offender
-    pathlib.Path(file).write_bytes(content)  # the error from above was not cached
+    pathlib.Path(file).write_bytes(content)
     os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns))
     assert open_records(file).annotations.num_images == 2
 
 
 def test_issues_of_a_copy_are_its_own(tmp_path):
-    """Tests that messages about a renamed file name its new path, although the cache has its old path."""
     file = write(tmp_path / "a", record(), empty_record(2))
     open_records(file)
     os.rename(file, tmp_path / "b")

@@ -1,5 +1,3 @@
-"""Tests how single TFRecord records are read, and that errors name the record, the key and the value."""
-
 import math
 
 import pytest
@@ -149,7 +147,6 @@ def test_nothing_but_areas_is_there():
 
 @pytest.mark.parametrize("content", [b"\xff\xff\xff", b"", b"\x12\x03abc"])
 def test_what_is_no_example(content):
-    """Tests that other data are refused, even protobuf messages that have none of Example's fields."""
     example, encoded, issues = parsed(content)
     (issue,) = issues
     assert issue.kind == "not-an-example"

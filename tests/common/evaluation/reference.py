@@ -1,4 +1,4 @@
-"""Computes COCO metrics by pycocotools, for comparison with the project's metrics."""
+"""Computes COCO metrics by pycocotools."""
 
 import contextlib
 import copy

@@ -1,5 +1,3 @@
-"""Tests that both backends give pycocotools' COCO metrics, and tests the files of detections and metrics."""
-
 import copy
 import importlib.metadata
 import json
@@ -18,7 +16,7 @@ from tests.common.evaluation.reference import by_pycocotools
 
 CATEGORIES = [{"id": i, "name": f"class {i}"} for i in (0, 2, 3, 17, 90, 2**31 + 5, 2**53 + 1)]
 IDS = [category["id"] for category in CATEGORIES]
-# Sides of boxes whose areas are at, below and above COCO's limits 32**2 and 96**2; also boxes without area.
+# at, below and above COCO's limits 32**2 and 96**2, and without area
 SIDES = [
     *((32, 32), (16, 64), (96, 96), (48, 192), (31, 33), (95, 97), (33, 33), (97, 97)),
     *((1, 1), (0, 40), (0, 0)),
@@ -32,7 +30,7 @@ def faster():
 
 
 def hard_truth(seed=0, num_images=60):
-    """Returns a truth with crowds, equal boxes, gaps in all ids, and images and classes without boxes."""
+    """Returns a truth with crowds, equal boxes, and gaps in all ids."""
     rng = np.random.default_rng(seed)
     ids = np.sort(rng.choice(1000, num_images, replace=False))
     images = [{"id": int(i) if i % 3 else 2**53 + 1 + int(i), "width": 640, "height": 480} for i in ids]
@@ -55,7 +53,7 @@ def hard_truth(seed=0, num_images=60):
 
 
 def plain_truth():
-    """Returns a truth without crowds, empty boxes and boxes outside; each `area` is its box's area."""
+    """There are no crowds, empty boxes or boxes outside. Each `area` is its box's area."""
     truth = hard_truth()
     boxes = [a for a in truth["annotations"] if min(a["bbox"][2:]) > 0 and a["bbox"][1] + a["bbox"][3] < 480]
     plain = [a | {"iscrowd": 0, "area": a["bbox"][2] * a["bbox"][3]} for a in boxes]
@@ -63,7 +61,7 @@ def plain_truth():
 
 
 def hard_detections(truth, seed=0):
-    """Returns true boxes, halves of true boxes (IoU 0.5), shifted and random boxes; many scores are equal."""
+    """Returns true, halved (IoU 0.5), shifted and random boxes. Many scores are equal."""
     rng = np.random.default_rng(100 + seed)
     detections = []
 
@@ -90,10 +88,9 @@ def hard_detections(truth, seed=0):
         for _ in range(rng.integers(0, 8)):
             sides = SIDES[rng.integers(len(SIDES))]
             add(image["id"], int(rng.choice(IDS)), [*rng.uniform(0, 300, 2), *sides])
-    # Three images have more detections of one class than the 100 that count. One of these images has objects
-    # of this class, two have none.
+    # Three images have more detections of one class than the 100 that count.
     crowded = truth["annotations"][0]
-    empty = [image["id"] for image in truth["images"][-9:]]  # consecutive images without ground truth
+    empty = [image["id"] for image in truth["images"][-9:]]
     for image_id in (crowded["image_id"], *empty[2:4]):
         for _ in range(rng.integers(90, 150)):
             box = [*rng.uniform(0, 300, 2), *rng.uniform(5, 200, 2)]
@@ -215,7 +212,7 @@ def test_the_version_that_is_asked_for_is_the_pinned_one():
 
 
 def results_of(boxes, classes, scores=0.5, image_ids=(9,), seen=None, sizes=(100, 200), categories=3):
-    """Calls to_results for images that all have the same size, `sizes` = (height, width)."""
+    """All images have the size (height, width)."""
     boxes = np.array(boxes, np.float32).reshape(len(image_ids), -1, 4)
     classes = np.array(classes, np.int32).reshape(boxes.shape[:2])
     scores = np.broadcast_to(scores, classes.shape)
@@ -290,7 +287,6 @@ def test_the_order_of_detections_changes_neither_numbers_nor_bytes(tmp_path):
 
 
 def test_detections_are_written_one_a_line_and_nothing_is_lost(tmp_path):
-    """Tests that each detection is one line of the file, even if a file name in it contains a line break."""
     last = {"image_id": 2**60 + 1, "category_id": 7, "bbox": [0.1, 2.25, 3.0, 1e-7], "score": 0.1}
     middle, first = last | {"score": 0.2, "file_name": 'a\nb\u2028"}'}, last | {"image_id": 3, "score": 1.0}
     coco_metrics.write_detections([last, middle, first], tmp_path / "detections.json")

@@ -1,5 +1,3 @@
-"""Tests where infer.py writes its results, and what it does if the disk is full. No network runs."""
-
 import os
 
 import pytest
@@ -17,7 +15,7 @@ FOUND = [{"image_id": 1, "category_id": 17, "bbox": [5.0, 6.0, 20.0, 10.0], "sco
 
 @pytest.fixture
 def images(drawn, tmp_path):
-    """Writes two image files whose names, 007 and 7, give the same image id 7."""
+    """Two image files whose names give the same id 7."""
     content = (drawn / "images" / "00.jpg").read_bytes()
     for name in ("007.jpg", "7.jpg"):
         (tmp_path / name).write_bytes(content)

@@ -1,5 +1,3 @@
-"""Tests pictures: drawn boxes and class names, sheets of images, and curves."""
-
 import matplotlib
 import numpy as np
 import pytest
@@ -15,17 +13,15 @@ def blank(height=120, width=200, value=0):
 
 
 def pixels_of(image, colour):
-    """Returns the rows and columns of the pixels that have exactly this colour."""
     return np.nonzero((image == np.array(colour, np.uint8)).all(axis=-1))
 
 
 def draw_one(box, index=0, names=NAMES, scores=None):
-    """Draws one box of class `index` on a black image."""
     return drawing.draw_boxes(blank(), np.array([box]), np.array([index]), names, scores)
 
 
 def around(picture, colour):
-    """Returns the smallest box (left, top, right, bottom) around all pixels of this colour."""
+    """Returns (left, top, right, bottom) around all pixels of this colour."""
     rows, columns = pixels_of(picture, colour)
     return columns.min(), rows.min(), columns.max() + 1, rows.max() + 1
 
@@ -39,9 +35,9 @@ def test_the_drawn_rectangle_is_found_where_the_box_is(without_labels):
     image = blank()
     picture = drawing.draw_boxes(image, np.array([[30, 40, 150, 100]]), np.array([1]), NAMES)
     assert around(picture, drawing.class_colour(1)) == (30, 40, 150, 100)
-    assert (picture[50:90, 40:140] == 0).all()  # only the border is drawn, the inside stays black
+    assert (picture[50:90, 40:140] == 0).all()
     assert (picture[:, :30] == 0).all()
-    assert (image == 0).all()  # the input is not changed
+    assert (image == 0).all()
 
 
 def test_boxes_reaching_outside_are_shown_along_the_edge(without_labels):
@@ -116,7 +112,7 @@ def test_images_of_all_sizes_lie_on_the_sheet_in_order_without_distortion():
     boxes = {}
     for size, grey in zip(sizes, greys, strict=True):
         left, top, right, bottom = boxes[grey] = around(sheet, (grey,) * 3)
-        assert len(pixels_of(sheet, (grey,) * 3)[0]) == (right - left) * (bottom - top)  # a full rectangle
+        assert len(pixels_of(sheet, (grey,) * 3)[0]) == (right - left) * (bottom - top)
         assert (right - left) / (bottom - top) == pytest.approx(size[1] / size[0], rel=0.03)
     assert boxes[40][0] == 0
     assert boxes[40][2] < boxes[80][0] < boxes[80][2] < boxes[120][0]
@@ -137,7 +133,7 @@ def test_png_keeps_every_pixel(tmp_path):
 
 @pytest.fixture
 def figures(monkeypatch):
-    """A list that gets every figure that is saved during the test."""
+    """All figures that are saved during the test."""
     saved, save = [], drawing.save_figure
     monkeypatch.setattr(
         drawing, "save_figure", lambda figure, path: saved.append(figure) or save(figure, path)

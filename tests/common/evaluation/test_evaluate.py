@@ -1,7 +1,4 @@
-"""Tests that several ranks get the same evaluation as one process, and that errors end all ranks.
-
-The ranks are threads. They read real shards, but the network is fake: its detections are made in advance.
-"""
+"""The ranks are threads. They read real shards, but the network is fake."""
 
 import dataclasses
 import functools
@@ -34,7 +31,7 @@ SCORES = (0.25, 0.5, 0.75)  # few values, so that many detections have equal sco
 
 
 def on_ranks(count, work):
-    """Runs work(ranks) on `count` ranks; returns a list with the result, or the exception, of each rank."""
+    """Returns the result or the exception of each rank."""
 
     def outcome(ranks):
         try:
@@ -47,13 +44,13 @@ def on_ranks(count, work):
 
 @pytest.fixture(autouse=True)
 def silent(monkeypatch):
-    """Disables progress bars, because a bar of one thread redirects the stdout of all threads."""
+    """A bar of one thread redirects the stdout of all threads."""
     bar = types.SimpleNamespace(step=lambda: None)
     monkeypatch.setattr(evaluation.progress, "Bar", lambda title, total: bar)
 
 
 class ShardLoader:
-    """Loads the examples of one shard. In place of images it returns image ids, which Network expects."""
+    """Gives image ids in place of images, as Network expects."""
 
     training = saveable = False
     element_spec = None
@@ -76,11 +73,7 @@ class ShardLoader:
 
 
 class Network:
-    """Stands in for a network: looks up, by image id, detections that were made in advance.
-
-    Each true box is detected twice, with shifted edges and sometimes as another class. Every fifth image has
-    no detection. The scores have only a few values, so that one image has equal scores for the same class.
-    """
+    """Looks up detections by image id. Some are wrong, and many of one image have equal scores."""
 
     def __init__(self, source):
         self.source = source
@@ -112,13 +105,12 @@ class Network:
 
 @pytest.fixture(scope="module")
 def drawn_source(drawn):
-    """A data set of twelve images, which has for example gaps in the category ids."""
     return open_coco(str(drawn / "images"), str(drawn / "instances.json"))
 
 
 @pytest.fixture(scope="module", params=["files", "records"])
 def source(request, drawn_source, drawn_records):
-    """The twelve images as image files, or as records in another order."""
+    """Image files, or records in another order."""
     if request.param == "files":
         return drawn_source
     records = open_tfrecords(f"{drawn_records}*.tfrecord")
@@ -127,7 +119,7 @@ def source(request, drawn_source, drawn_records):
 
 
 def on_shard(run, source, ranks, batch_size, network, explain=plain.explain, shard=None, **options):
-    """Calls `run`, predict or evaluate, on the rank's shard, or on `shard` = (index, number of shards)."""
+    """Calls `run` on the rank's shard, or on `shard` = (index, number of shards)."""
     loader = ShardLoader(source, batch_size, *(shard or (ranks.rank, ranks.world_size)))
     label_map = network.source.label_map
     return run(network, loader, label_map, explain=explain, ranks=ranks, **options)
@@ -142,7 +134,7 @@ predict = functools.partial(on_shard, evaluation.predict, title="x")
 
 @pytest.fixture(scope="module")
 def alone(source):
-    """Returns a network and the results that a single process gets with it."""
+    """A network, and its results in a single process."""
     network = Network(source)
     return network, evaluate(source, Ranks(), 1, network)
 
@@ -169,14 +161,14 @@ def test_detections_come_by_image_id_and_then_as_the_network_gave_them(source, a
         rows = zip(scores.tolist(), classes.tolist(), strict=True)
         expected += [(image_id, source.label_map.category_ids[c], score) for score, c in rows if c >= 0]
     assert [(r["image_id"], r["category_id"], r["score"]) for r in results] == expected
-    assert len({r["image_id"] for r in results}) < source.size  # some images have no detection
+    assert len({r["image_id"] for r in results}) < source.size
 
 
 @pytest.mark.parametrize(("count", "batch_size"), [(1, 5), (3, 1), (5, 2), (8, 5)])
 def test_any_ranks_and_batches_find_what_one_process_finds(source, alone, count, batch_size):
     network, expected = alone
     for found in on_ranks(count, lambda ranks: evaluate(source, ranks, batch_size, network)):
-        assert found == expected  # bit for bit, and in the same order
+        assert found == expected
 
 
 def test_rank_0_counts_with_the_backend_that_is_asked_for(drawn_source, monkeypatch):
@@ -204,7 +196,7 @@ def test_images_without_annotations(drawn, drawn_source, count):
 
 
 def problem_of(outcomes, culprit):
-    """Returns the error of rank `culprit`; asserts that this error ended all other ranks."""
+    """Returns the error of rank `culprit`, which ended all other ranks."""
     line = str(outcomes[culprit])
     assert isinstance(outcomes[culprit], UserError), line
     others = [outcome for rank, outcome in enumerate(outcomes) if rank != culprit]
@@ -264,7 +256,6 @@ def test_a_wrong_shard_is_our_mistake_and_found_on_all_ranks(drawn_source, shard
 
 
 def test_on_batch_is_called_alike_on_all_ranks_whatever_happens(drawn_source):
-    """Tests that all ranks call on_batch equally often, even after an error, because it may communicate."""
     network = Network(drawn_source)
     network.table[int(drawn_source.annotations.image_ids[0])][0][0, 0] = np.inf
     calls = {rank: [] for rank in range(3)}

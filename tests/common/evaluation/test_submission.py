@@ -1,5 +1,3 @@
-"""Tests files of results for the COCO server: their content, and which input is refused."""
-
 import json
 import operator
 import re
@@ -41,7 +39,7 @@ def test_the_best_hundred_of_each_image_with_its_own_id(tmp_path, suffix):
     truth = COCO()
     truth.dataset = {"images": [{"id": i} for i in ids], "annotations": [], "categories": CATEGORIES}
     truth.createIndex()
-    assert len(truth.loadRes(str(written)).getAnnIds(imgIds=[42])) == 100  # pycocotools reads the file
+    assert len(truth.loadRes(str(written)).getAnnIds(imgIds=[42])) == 100
     best = [detection(ids[i], (s + i) / 1000) for s in range(30, 130) for i in (0, 1)]
     order = operator.itemgetter("image_id", "score")
     assert sorted(json.loads(written.read_text()), key=order) == sorted(best, key=order)

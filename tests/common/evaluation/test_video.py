@@ -1,5 +1,3 @@
-"""Tests reading of videos. The test videos are written by OpenCV."""
-
 import sys
 
 import numpy as np
@@ -17,7 +15,6 @@ COLOURS = [(200, 30, 30), (30, 200, 30), (30, 30, 200), (200, 200, 30), (30, 200
 
 @pytest.fixture(scope="module")
 def clip(tmp_path_factory):
-    """A Motion JPEG video of five frames, each of one colour."""
     path = tmp_path_factory.mktemp("video") / "clip.avi"
     writer = cv2.VideoWriter(str(path), cv2.VideoWriter_fourcc(*"MJPG"), 10, SIZE[::-1])
     for colour in COLOURS:

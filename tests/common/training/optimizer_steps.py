@@ -1,11 +1,9 @@
-"""Applies an optimizer to a small variable."""
-
 import keras
 import numpy as np
 
 
 def updates(optimizer: keras.optimizers.Optimizer, gradients: list[list[float]]) -> list[np.ndarray]:
-    """Applies `gradients` in turn to a variable of two zeros; returns its values after each gradient."""
+    """Returns the values of a variable of two zeros after each gradient."""
     variable = keras.Variable(np.zeros(2, np.float32))
     optimizer.build([variable])
     seen = []

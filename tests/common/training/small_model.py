@@ -1,4 +1,4 @@
-"""Helpers: a small network with every kind of variable, the rows of results.csv, simulated full disks."""
+"""Helpers: a small network, rows of results.csv, full disks."""
 
 import contextlib
 import csv
@@ -13,14 +13,14 @@ import numpy as np
 
 
 def make_model(units: int = 6, seed: int = 0) -> keras.Sequential:
-    """Builds a network with trainable weights, batch norm statistics, and the random state of dropout."""
+    """It has trainable weights, batch norm statistics and the random state of dropout."""
     keras.utils.set_random_seed(seed)
     layers = [keras.layers.Conv2D(units, 3), keras.layers.BatchNormalization(), keras.layers.Dropout(0.3)]
     return keras.Sequential([keras.Input((8, 8, 3)), *layers, keras.layers.Flatten(), keras.layers.Dense(2)])
 
 
 def values(*objects) -> list[np.ndarray]:
-    """Returns the values of all variables of models, optimizers and averaged weights."""
+    """Returns all variables of models, optimizers and averaged weights."""
     return [np.asarray(variable) for thing in objects for variable in thing.variables]
 
 
@@ -30,19 +30,17 @@ def assert_same(left, right) -> None:
 
 
 def rows_of(run: pathlib.Path) -> list[dict[str, str]]:
-    """Returns the rows of a run's results.csv."""
     with (run / "results.csv").open(newline="") as file:
         return list(csv.DictReader(file))
 
 
 def full_disk(*_) -> None:
-    """Replaces a function that writes a file: raises the error of a full disk."""
     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 @contextlib.contextmanager
 def files_end_at(size: int) -> Iterator[None]:
-    """Limits all files of this process to `size` bytes: longer writes fail, even in TensorFlow's code."""
+    """Longer writes fail, even in TensorFlow's code."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
     try:

@@ -1,5 +1,3 @@
-"""Tests that checkpoints restore a run bit for bit, and that they survive full disks and kills."""
-
 import errno
 import itertools
 import json
@@ -35,7 +33,7 @@ OPTIMIZERS = {
 
 
 def fail_at_call(monkeypatch, owner, name, number):
-    """Makes a function raise I/O errors from call `number` on (from 0); returns a list of all its calls."""
+    """Calls from `number` on raise an I/O error; returns a list of all calls."""
     real, calls = getattr(owner, name), []
 
     def call(*args, **kwargs):
@@ -49,16 +47,13 @@ def fail_at_call(monkeypatch, owner, name, number):
 
 
 def shuffled_images():
-    """Returns a data set of seven images in batches of three. The images are shuffled again in each epoch."""
+    """Seven images in batches of three, shuffled again in each epoch."""
     numbers = tf.data.Dataset.range(7).shuffle(7, seed=5).repeat()
     return numbers.map(lambda number: tf.fill([8, 8, 3], tf.cast(number, tf.float32) / 7)).batch(3)
 
 
 class Training:
-    """A small training run: model, optimizer, averaged weights, data and checkpoints.
-
-    Without `make_dataset`, the data of rank r are the numbers r, r + 100, r + 200, ...
-    """
+    """A small run. Without `make_dataset`, the data of rank r are r, r + 100, r + 200, ..."""
 
     def __init__(
         self, directory, make_dataset=None, *, kind="momentum", units=6, decay=0.9, ranks=None, metadata=None
@@ -74,7 +69,7 @@ class Training:
         self.start()
 
     def start(self, identity=None):
-        """Starts the run again, like a new process, but faster."""
+        """Like a new process, but faster."""
         directory = self._directory if self.ranks.rank == 0 else None
         parts = {"model": self.model, "optimizer": self.optimizer, "averaged": self.averaged}
         parts["identity"] = identity or Identity({"num_ranks": self.ranks.world_size})
@@ -83,10 +78,7 @@ class Training:
         return self
 
     def resume(self, boundary=False):
-        """Restores a checkpoint; returns its step, or None if there is none.
-
-        `boundary` simulates a changed setting, with which only checkpoints from an epoch's end are restored.
-        """
+        """Returns the checkpoint's step or None. `boundary`: only ends of epochs are restored."""
         if boundary:
             self.start(Identity({"num_ranks": 1, "seed": "now"}))
             self.saved._metadata["identity"] = {"num_ranks": 1}  # equal to the checkpoints' identity
@@ -110,7 +102,7 @@ class Training:
         return self
 
     def set_all(self, number):
-        """Sets every saved variable to `number`, so that a test can recognize the restored checkpoint."""
+        """A test recognizes the restored checkpoint by `number`."""
         for variable in [*self.model.weights, *self.optimizer.variables, *self.averaged.variables]:
             variable.assign(tf.cast(tf.fill(variable.shape, number), variable.dtype))
         return self
@@ -132,7 +124,6 @@ def steps(directory):
 
 @pytest.mark.parametrize("kind", ["accumulating", "loss scale"])
 def test_a_resumed_run_goes_on_bit_for_bit(tmp_path, kind):
-    """Tests that a run that is resumed within an epoch takes the same steps as a run without a break."""
     through = Training(tmp_path, shuffled_images, kind=kind)
     for _ in range(3):
         through.step()
@@ -142,7 +133,7 @@ def test_a_resumed_run_goes_on_bit_for_bit(tmp_path, kind):
     expected_batches = [through.step() for _ in range(5)]
 
     resumed = Training(tmp_path, shuffled_images, kind=kind)
-    resumed.step()  # changes variables, which are then restored
+    resumed.step()
     resumed.saved.state["other"] = 1
     assert resumed.saved.find() == []
     resumed.saved.restore()
@@ -158,9 +149,9 @@ def test_without_a_checkpoint_nothing_is_found(tmp_path):
 # --- which checkpoints stay, and which is found ---
 
 
-# Rows: the steps that are saved, and the checkpoints that stay. An epoch has 4 steps.
+# (saved steps, checkpoints that stay). An epoch has 4 steps.
 SAVED = [
-    ((7, 99_999_999, 100_000_001, 100_000_002), (100_000_001, 100_000_002)),  # more digits than usual
+    ((7, 99_999_999, 100_000_001, 100_000_002), (100_000_001, 100_000_002)),
     ((1, 2, 3), (2, 3)),  # no step ends an epoch
     ((3, 4, 5, 6, 7), (4, 6, 7)),  # step 4 ends an epoch; steps 6 and 7 are the two newest
     ((3, 4, 5, 8, 9), (8, 9)),  # step 8 ends an epoch and is one of the two newest
@@ -184,7 +175,6 @@ def test_the_newest_stay_and_the_newest_whole_epoch(tmp_path, saved, staying):
 
 
 def test_a_run_that_went_back_to_a_whole_epoch_leaves_the_other_way_behind(tmp_path, capfd):
-    """Tests that a run that is resumed at an epoch's end removes later checkpoints, and can save again."""
     first = Training(tmp_path)
     for step in (4, 6, 7):
         assert first.save(step)
@@ -205,7 +195,6 @@ def test_a_run_that_went_back_to_a_whole_epoch_leaves_the_other_way_behind(tmp_p
 
 
 def test_the_last_to_be_saved_is_the_newest_whatever_its_step(tmp_path):
-    """Tests that the checkpoint that was saved last is restored, even if another one has a later step."""
     training = Training(tmp_path)
     for step in (350, 170):
         assert training.save(step, step_in_epoch=1)
@@ -255,7 +244,6 @@ def test_where_all_are_damaged_no_variable_is_touched(tmp_path):
 
 
 def test_what_a_checkpoint_holds(tmp_path):
-    """Tests a checkpoint's files: sha256sum can check them, and no value is stored twice."""
     assert Training(tmp_path, metadata={"flags": {"batch_size": 4}}).save(5)
     directory = tmp_path / "checkpoints" / "00000005"
     subprocess.run(["sha256sum", "--check", "--strict", "SHA256SUMS"], cwd=directory, check=True)
@@ -308,7 +296,6 @@ PLACES = [(owner, name) for owner, names in CALLS.items() for name in names]
     ids=["a step once more", "a new step"],
 )
 def test_trouble_at_any_call_of_a_save_costs_that_save_alone(tmp_path, capfd, step, places):
-    """Tests that a failing disk costs only the current save, whichever function and call fails first."""
     failed = 0
     training = Training(tmp_path)
     assert training.save(1) and training.save(2)
@@ -328,7 +315,7 @@ def test_trouble_at_any_call_of_a_save_costs_that_save_alone(tmp_path, capfd, st
             # After a save that reported success, the new step is found. After a failed save it may be step 2.
             assert found == (step, 30) if worked else found in ((2, 2), (step, 30))
             if number == 0:
-                assert training.save(4)  # later saves work again
+                assert training.save(4)
                 assert training.start().resume() == 4
             if len(calls) <= number:
                 break
@@ -359,7 +346,7 @@ def test_a_users_files_stay_and_leftovers_of_a_killed_save_go(tmp_path):
 
 
 def see_own_images(training):
-    """Gives each rank other statistics, averages of statistics, seeds, and another position in its data."""
+    """Each rank gets other statistics, averages, seeds, and another position in its data."""
     training.set_all(1)
     number = training.ranks.rank + 5
     statistics = moving_statistics(training.model)
@@ -425,7 +412,7 @@ def test_another_number_of_ranks_goes_on_from_a_whole_epoch(tmp_path, before, no
 
     for rank, own in enumerate(together(now, resume)):
         assert own["statistics"] == [5, 50]  # the statistics of rank 0
-        assert own["next"] == rank  # the data start from the beginning
+        assert own["next"] == rank
 
 
 def test_a_failed_save_is_known_to_all_ranks_and_said_once(tmp_path, capfd):
@@ -462,7 +449,7 @@ def test_what_rank_0_cannot_read_ends_all(tmp_path):
 
 
 def _die_at_call(directory, function, number, pipe):
-    """Restores a step and saves it again; kills this process at call `number` of the function in os."""
+    """Kills this process at call `number` of a function of os."""
     subject = soak_saves.Subject(directory, units=9)
     subject.restore()
     real, left = getattr(os, function), number
@@ -481,7 +468,6 @@ def _die_at_call(directory, function, number, pipe):
 
 @pytest.mark.parametrize("function", ["replace", pytest.param("fsync", marks=pytest.mark.slow), "rmdir"])
 def test_a_kill_at_any_call_leaves_one_of_each_step(tmp_path, function):
-    """Tests that a kill while a step is saved for the second time does not remove its first checkpoint."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["tests.soak.soak_saves"])
     for number in range(20):

@@ -1,5 +1,3 @@
-"""Tests which weights --init_from takes, how it copies the rows of classes, and what --freeze freezes."""
-
 import keras
 import numpy as np
 import pytest
@@ -55,7 +53,6 @@ def test_rows_follow_the_names(first):
 
 
 def test_rows_of_another_number_of_anchors_are_not_mixed_up():
-    """Tests that a head of 2 anchors and 3 classes takes nothing from a head of 3 anchors and 2 classes."""
     model, source = make_model(6), values_of(make_model(6))
     for weight in model.weights:
         weight.assign(weight + 1)
@@ -93,7 +90,6 @@ def test_little_that_fits_is_an_error(names):
 
 
 def test_classes_are_found_in_the_other_spelling():
-    """Tests that all 20 VOC classes are found in COCO. Equal names are preferred to other spellings."""
     voc = sorted(VOC_SPELLINGS.get(name, name) for name in coco_label_map().names if name in VOC)
     assert len(voc) == 20
     model, source = make_model(20), values_of(make_model(80))

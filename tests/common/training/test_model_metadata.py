@@ -1,7 +1,4 @@
-"""Tests the metadata of weights files: how they are written, read from any file, compared and printed.
-
-Also tests each app's model_metadata.py and tools/describe_weights.py.
-"""
+"""Tests model_metadata.py of common/training and of each app, and tools/describe_weights.py."""
 
 import dataclasses
 import importlib
@@ -29,7 +26,7 @@ APPS = {"efficientdet": "efficientdet-nano", "yolov4": "yolov4-nano"}
 
 
 def of_app(app, **changes):
-    """Returns the metadata of an app's smallest model. `changes` replaces fields of the model's config."""
+    """`changes` replaces fields of the model's config."""
     config = importlib.import_module(f"{app}.config").get_config(APPS[app])
     make = importlib.import_module(f"{app}.model_metadata").make_metadata
     return make(dataclasses.replace(config, **changes), LABELS, 3)
@@ -60,10 +57,9 @@ def test_it_holds_what_is_needed_to_run_the_model_elsewhere(app):
     assert found["project"]["version"] == common.__version__
     pixels = found["preprocessing"]
     assert len(pixels["mean_rgb"]) == len(pixels["stddev_rgb"]) == len(pixels["fill_rgb"]) == 3
-    red = {"efficientdet": (123.675, 58.395), "yolov4": (0, 255)}[app]  # (mean, stddev) of red
+    red = {"efficientdet": (123.675, 58.395), "yolov4": (0, 255)}[app]
     assert (pixels["mean_rgb"][0], pixels["stddev_rgb"][0]) == pytest.approx(red)
-    # Strides 8, 16, 32, 64 have 8x12, 4x6, 2x3, 1x2 cells. EfficientDet has 1 anchor per cell. YOLOv4 has 3
-    # anchors per cell and no stride 64.
+    # Strides 8 to 64 have 8x12, 4x6, 2x3, 1x2 cells. YOLOv4 has 3 anchors per cell and no stride 64.
     count = {"efficientdet": 96 + 24 + 6 + 2, "yolov4": 3 * (96 + 24 + 6)}[app]
     assert found["anchors"]["count"] == count
 
@@ -158,7 +154,6 @@ def test_two_files_are_compared(weights, made, tmp_path, capsys):
 
 @pytest.mark.skipif(not shutil.which("git"), reason="git is not installed")
 def test_a_tree_has_its_own_commit_and_no_other(tmp_path, monkeypatch):
-    """Tests that a copy of the project inside another repository does not report that repository's commit."""
     outer, inner, worktree = tmp_path / "outer", tmp_path / "outer" / "project", tmp_path / "worktree"
     inner.mkdir(parents=True)
     (outer / "file").touch()
@@ -175,7 +170,7 @@ def test_a_tree_has_its_own_commit_and_no_other(tmp_path, monkeypatch):
 
     def commit_of(root):
         monkeypatch.setattr(model_metadata, "ROOT", root)
-        return model_metadata.commit.__wrapped__()  # without its cache
+        return model_metadata.commit.__wrapped__()
 
     assert commit_of(outer) == commit_of(worktree) == head
     assert commit_of(inner) is None

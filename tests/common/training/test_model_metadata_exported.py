@@ -1,5 +1,3 @@
-"""Tests metadata of exported models: where each file format stores them, and errors for damaged files."""
-
 import json
 import zipfile
 

@@ -1,10 +1,3 @@
-"""Tests that our optimizers take the same steps as Keras' optimizers, and tests AveragedWeights.
-
-The tests of each app check the optimizers with the app's settings.
-"""
-
-import functools
-
 import keras
 import numpy as np
 import pytest
@@ -43,6 +36,10 @@ def test_the_last_learning_rate_counts_accumulated_batches():
             assert optimizers.last_learning_rate(optimizer) == expected
 
 
+def make_step(optimizer, variables):
+    return lambda gradients: optimizer.apply(gradients, variables)
+
+
 OPTIMIZERS = [
     (FusedSGD, SGD, {"momentum": 0.9, "gradient_accumulation_steps": 3}),
     (FusedSGD, SGD, {}),
@@ -64,7 +61,7 @@ def test_fused_optimizers_take_the_steps_of_keras(fused, reference, options, com
         variables = [keras.Variable(rng.normal(size=shape).astype("f4")) for shape in [(30, 4), (7,), ()]]
         optimizer = optimizer_class(**({"learning_rate": schedule, "global_clipnorm": 3.0} | options))
         optimizer.build(variables)
-        step = functools.partial(optimizer.apply, trainable_variables=variables)
+        step = make_step(optimizer, variables)
         if compiled:
             step = tf.function(step)
         for _ in range(12):
@@ -77,7 +74,6 @@ def test_fused_optimizers_take_the_steps_of_keras(fused, reference, options, com
 
 @pytest.mark.parametrize("fused", [FusedSGD, FusedAdam])
 def test_a_constant_learning_rate_in_one_function_traced_twice(fused):
-    """Tests that a step can be traced twice, because no trace uses tensors of an earlier trace."""
     variable = keras.Variable([1.0, 2.0])
     optimizer = fused(0.5, 0.9)
     optimizer.build([variable])
@@ -85,7 +81,7 @@ def test_a_constant_learning_rate_in_one_function_traced_twice(fused):
     for twice in (False, True):
         step(tf.constant([1.0, 1.0]), twice)
     assert int(optimizer.iterations) == 2
-    assert np.all(np.array(variable) < [0.1, 1.1])  # each step subtracts at least a half
+    assert np.all(np.array(variable) < [0.1, 1.1])
 
 
 def test_a_norm_that_is_infinite_makes_nan_of_all_as_in_keras():
@@ -113,7 +109,6 @@ def values(model):
 
 
 def test_averages_equal_the_recurrence_in_numpy():
-    """Tests updates n = 0, 1, ... The decay is min(0.5, (1 + n) / (10 + n)), which reaches 0.5 at n = 8."""
     model, decay = small_model(), 0.5
     averaged = AveragedWeights(model, decay)
     update = tf.function(averaged.update)
@@ -130,12 +125,11 @@ def test_averages_equal_the_recurrence_in_numpy():
         for got, want, weight in zip(values(model), expected, model.weights, strict=True):
             np.testing.assert_allclose(got, want, rtol=2e-5, atol=1e-6, err_msg=weight.path)
     moved = [np.abs(a - b).max() for a, b in zip(start, expected, strict=True)]
-    assert min(moved) > 1e-4  # the batch norm statistics are averaged too
+    assert min(moved) > 1e-4
 
 
 @pytest.mark.parametrize("precision", ["float32", "mixed_float16"])
 def test_the_first_average_is_one_part_in_ten_of_the_old_in_float32(precision):
-    """Tests that the first update has the decay (1 + 0) / (10 + 0), and that averages are float32."""
     keras.mixed_precision.set_global_policy(precision)
     try:
         model = small_model()
@@ -151,8 +145,6 @@ def test_the_first_average_is_one_part_in_ten_of_the_old_in_float32(precision):
 
 @pytest.mark.parametrize("decay", [0.0, 0.9])
 def test_statistics_are_averaged_over_the_ranks_while_swapped_in(decay):
-    """Tests that the swap averages statistics over the ranks, and that all old values come back after it."""
-
     def work(ranks):
         model = small_model()
         for number in (0, 50):

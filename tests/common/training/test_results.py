@@ -1,5 +1,3 @@
-"""Tests best weights, results.csv and --patience, and that a full disk does not end a run."""
-
 import math
 import types
 
@@ -51,7 +49,7 @@ def test_patience_ends_a_run_after_so_many_evaluations_without_gain(metrics, pat
 
 
 def test_a_row_of_an_epoch_has_means_sums_and_a_rate(monkeypatch):
-    """Tests the row of an epoch of six steps that was resumed after step 2, and whose step 5 was skipped."""
+    """The run was resumed after step 2, and step 5 was skipped."""
     seconds = iter((10.0, 12.0, 13.0, 14.0))
     monkeypatch.setattr(results, "time", types.SimpleNamespace(monotonic=lambda: next(seconds)))
     # Earlier versions named the column boxes_over_limit boxes_truncated.
@@ -102,7 +100,7 @@ def test_rows_columns_and_resume(tmp_path):
 
 def test_metrics_are_the_last_columns_also_where_the_first_row_has_nothing_else(tmp_path):
     log = make_results(tmp_path)
-    log.save_row(0.5, {"AP": 0.1, "AP50": 0.2})  # an evaluation within epoch 1
+    log.save_row(0.5, {"AP": 0.1, "AP50": 0.2})
     log.save_row(1, {"loss": 2.0, "AP": 0.3, "AP50": 0.4})
     log.save_row(1.5, {"AP": 0.5, "AP50": 0.6})
     assert list(rows_of(tmp_path)[0]) == ["epoch", "step", "loss", "AP", "AP50"]

@@ -1,7 +1,4 @@
-"""Tests the training loop with a tiny network: a run that is stopped anywhere can be resumed exactly.
-
-Also tests input_feed.py.
-"""
+"""Tests the training loop, and input_feed.py."""
 
 import functools
 import os
@@ -27,18 +24,18 @@ from common.training.watchdog import Watchdog
 from tests.common.training.small_model import assert_same, full_disk, rows_of, values
 
 pytestmark = pytest.mark.timeout(120)  # an error in the training loop may make it endless
-STEPS = 4  # steps per epoch
+STEPS = 4
 
 
 @pytest.fixture(autouse=True)
 def without_pictures(monkeypatch):
-    """Disables the drawing of curves, which would take most of the time. Other tests cover it."""
+    """Drawing takes most of the time."""
     for name in ("loss_curves", "pr_curves"):
         monkeypatch.setattr(drawing, name, lambda *_: None, raising=False)  # copied apps may lack it
 
 
 class Loader:
-    """Loads shuffled rows of numbers in place of images. `sign` is a setting that may change by epoch."""
+    """Rows of numbers in place of images. `sign` may change by epoch."""
 
     pipeline_type, size, steps_per_epoch = "tensorflow", 12, 3
 
@@ -54,7 +51,7 @@ class Loader:
 
 
 class Session:
-    """One process of a run, with the loop of the apps' train.py. `seen` lists the image ids of each step."""
+    """One process of a run. `seen` has the image ids of each step."""
 
     def __init__(self, directory, *, saveable=True, turn=None, epochs=3, aps=None, hooks=Hooks(), **flags):
         self.seen, self.opened = [], []
@@ -111,7 +108,7 @@ class Session:
         self.run.ema.update()
 
     def _evaluation(self):
-        """Returns a fake evaluation: its AP is the epoch's value in `aps`, or computed from weights."""
+        """Its AP is the epoch's value in `aps`, or computed from weights."""
         number = float(np.tanh(np.abs(np.asarray(self.model.weights[-2])).sum()))
         ap = self._aps[self.run.state["epoch"]] if self._aps else number
         return Evaluation({**dict.fromkeys(coco_metrics.NAMES, ap), "per_class": {}}, [], {})
@@ -129,7 +126,6 @@ def interrupt_at_step(monkeypatch, number):
 
 
 def assert_same_runs(one, other):
-    """Asserts that two sessions have equal weights, rows of results.csv, and checkpoints."""
     assert_same(values(one.model), values(other.model))
     paths = [pathlib.Path(session.a.output_dir) for session in (one, other)]
     for read in (log_of, state_of):
@@ -152,7 +148,7 @@ def test_what_a_run_leaves_behind(tmp_path, capfd):
     assert (steps, epochs) == (list(range(1, 13)), [1, 2, 3])
     rows = rows_of(tmp_path)
     assert [(row["epoch"], row["step"]) for row in rows] == [("1", "4"), ("2", "8"), ("3", "12")]
-    assert [bool(row["AP"]) for row in rows] == [False, True, True]  # every second epoch, and the last
+    assert [bool(row["AP"]) for row in rows] == [False, True, True]
     rates = [0.1 * 0.9 ** (n / 3) for n in (3, 7, 11)]  # at each epoch's last step, counted from 0
     assert [float(row["learning_rate"]) for row in rows] == pytest.approx(rates)
     assert float(rows[-1]["AP"]) == pytest.approx(metrics["AP"], rel=1e-5)
@@ -188,7 +184,6 @@ def test_weights_of_the_files_are_the_averages(tmp_path):
 
 
 def test_evaluations_within_an_epoch_are_neither_repeated_nor_lost(tmp_path, monkeypatch, capfd):
-    """Tests runs that are stopped in or after an evaluation, and resumed: they evaluate as if unbroken."""
     flags = {"eval_every_steps": 3, "eval_every": 2, "patience": 9, "save_every": 0}
     unbroken, restarts = Session(tmp_path / "unbroken", **flags), []
     with monkeypatch.context() as patch:
@@ -229,11 +224,6 @@ def test_evaluations_within_an_epoch_are_neither_repeated_nor_lost(tmp_path, mon
 
 @pytest.mark.parametrize("saveable", [True, False])
 def test_stopped_within_an_epoch_it_sees_the_same_images(tmp_path, monkeypatch, saveable, capfd):
-    """Tests a run that is stopped three times within an epoch and resumed, with both kinds of loaders.
-
-    A loader that cannot save its position gets another seed for each epoch. After a resumption it reads the
-    epoch's images again up to the position. Every loader is opened again if its settings change.
-    """
     flags = {"saveable": saveable, "turn": 2, "save_every": 2, "eval_every": 0}
     unbroken = Session(tmp_path / "unbroken", **flags)
     unbroken.train()
@@ -279,7 +269,7 @@ def test_patience_ends_a_run_once(tmp_path, capfd):
     again = Session(tmp_path, **flags, patience=2)
     assert again.train()["AP"] == 0.3
     assert again.seen == [] and "nothing left to train" in capfd.readouterr().err
-    Session(tmp_path, **flags | {"epochs": 5}).train()  # without --patience the run continues
+    Session(tmp_path, **flags | {"epochs": 5}).train()
     assert "epoch 5: AP 40.0" in capfd.readouterr().err
 
 

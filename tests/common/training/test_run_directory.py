@@ -1,5 +1,3 @@
-"""Tests that the same command resumes a run, that other runs are refused, and what --overwrite removes."""
-
 import dataclasses
 import json
 import re
@@ -26,10 +24,10 @@ def claim(path, identity, **flags):
 def test_the_same_run_is_taken_up_again(tmp_path):
     path = tmp_path / "runs" / "mine"
     assert not check(path, IDENTITY)
-    assert not (path / "run.json").exists()  # `check` writes nothing
+    assert not (path / "run.json").exists()
     claim(path, IDENTITY)
     (path / "results.csv").write_text("epoch\n")
-    assert not check(path, IDENTITY)  # there is no checkpoint yet
+    assert not check(path, IDENTITY)
     (path / "checkpoints" / "00000001").mkdir(parents=True)
     assert check(path, IDENTITY)
     assert claim(path, IDENTITY) == path

@@ -1,5 +1,3 @@
-"""Tests that a step with NaN or infinity changes nothing and is reported. Many such steps end the run."""
-
 import keras
 import numpy as np
 import pytest
@@ -14,7 +12,7 @@ from tests.common.training.small_model import assert_same
 
 
 class Pair(Ranks):
-    """Acts as rank 0 of two. Rank 1 has the images 77 and 78, and a finite loss if `other_is_finite`."""
+    """Rank 0 of two. Rank 1 has the images 77 and 78."""
 
     world_size = 2
 
@@ -26,7 +24,7 @@ class Pair(Ranks):
 
 
 class Training:
-    """Trains a small network to output the numbers `wanted` of a batch, with guarded steps like train.py."""
+    """Trains a small network with guarded steps."""
 
     def __init__(self, *, loss_scale=None, every_gradient=True, accumulate_steps=None):
         keras.utils.set_random_seed(3)
@@ -79,7 +77,6 @@ GO_ON = tf.constant(0.0)
 
 @pytest.fixture
 def alone():
-    """Returns a training on one rank, and a StepGuard that saves no batches."""
     training = Training()
     return training, step_guard.StepGuard(training.ranks, limit=2)
 
@@ -168,11 +165,11 @@ def test_skipped_steps_are_named_and_too_many_in_a_row_end_the_run(capsys):
         guard = step_guard.StepGuard(training.ranks, limit=2, save_batch=save_batch)
         for number, (images, targets) in enumerate(batches, 1):
             guard.check(number, training.step(images, targets, GO_ON), images, targets)
-        guard.check_weights(training.model, training.optimizer, number)  # also checks the last step
+        guard.check_weights(training.model, training.optimizer, number)
 
     bad, good = batch(wanted=np.nan), batch()
     run(bad, bad, good, bad, bad, good)  # never more than two bad steps in a row
-    assert saved == [(1, True), (4, True)]  # the first bad step of each series is saved
+    assert saved == [(1, True), (4, True)]
     said = capsys.readouterr().err
     assert "step 1 is skipped: the loss is not finite; image ids 10, 11, 12, 13 (rank 0)\n" in said
     assert said.count("is skipped") == 4
@@ -182,7 +179,6 @@ def test_skipped_steps_are_named_and_too_many_in_a_row_end_the_run(capsys):
 
 @pytest.mark.parametrize("other_is_finite", [False, True])
 def test_the_rank_whose_loss_it_was_is_named(capsys, other_is_finite):
-    """Tests two ranks, one with a NaN loss: a message names this rank, and only this rank saves its batch."""
     saved = []
 
     def save_batch(step, images, targets):

@@ -1,4 +1,4 @@
-"""Tests stop signals and the watchdog. The tests' ranks are processes that communicate by files."""
+"""The ranks are processes that communicate by files."""
 
 import os
 import signal
@@ -71,7 +71,7 @@ errors.run(main, positional=True)
 
 
 class Ranks:
-    """Starts one process per rank. `acts` has one word for each rank, which says what its process does."""
+    """One process per rank. Each of `acts` says what a process does."""
 
     def __init__(self, directory, *acts, on_loss="exit"):
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "cwd": ROOT}
@@ -90,7 +90,6 @@ class Ranks:
             process.kill()
 
     def end(self, rank=0):
-        """Returns the exit code and stderr of a rank."""
         process = self.processes[rank]
         return process.wait(timeout=30), process.stderr.read()
 
@@ -111,7 +110,6 @@ def test_a_hanging_process_ends_with_its_stack_and_one_line(tmp_path):
 
 @pytest.mark.parametrize("act", ["unlimited", "allowed", "slow"])
 def test_nothing_ends_a_process_that_may_take_its_time(tmp_path, act):
-    """Tests processes that have no timeout, a longer timeout, or regular beats after a suspension."""
     with Ranks(tmp_path, act) as ranks:
         if act == "slow":
             ranks.processes[0].send_signal(signal.SIGSTOP)
@@ -122,7 +120,6 @@ def test_nothing_ends_a_process_that_may_take_its_time(tmp_path, act):
 
 @pytest.mark.parametrize("on_loss", ["exit", "report"])
 def test_a_stopped_rank_is_killed_by_the_rank_that_waits_for_it(tmp_path, on_loss):
-    """Tests that a waiting rank kills a suspended one. With on_loss="report" the waiting rank goes on."""
     with Ranks(tmp_path, "hang" if on_loss == "exit" else "sleep", "hang", on_loss=on_loss) as ranks:
         ranks.processes[1].send_signal(signal.SIGSTOP)
         code, stderr = ranks.end(0)

@@ -1,5 +1,3 @@
-"""Tests that weights files keep weights and metadata, and the errors for bad files, models and full disks."""
-
 import re
 
 import h5py
@@ -23,7 +21,7 @@ def test_weights_and_metadata_come_back(path):
     weights.save(model, path, metadata)
     assert weights.load(other, path) == weights.read_metadata(path) == metadata
     assert_same([w.numpy() for w in other.weights], [w.numpy() for w in model.weights])
-    make_model(seed=2).load_weights(path)  # Keras can read the file
+    make_model(seed=2).load_weights(path)
     with h5py.File(path) as file:
         assert "layers" in file
 

@@ -1,5 +1,3 @@
-"""Tests reading of ImageNet weights from files of keras.applications and of EfficientNet's authors."""
-
 import hashlib
 import pathlib
 from unittest import mock
@@ -38,7 +36,7 @@ NORMALIZATION = {
 
 @pytest.fixture(scope="module")
 def b0():
-    """EfficientNetB0 of Keras with the published normalization; `number` makes its weights."""
+    """EfficientNetB0 of Keras. `number` makes its weights."""
     network = keras.applications.EfficientNetB0(
         weights=None, include_top=False, input_shape=(*SMALL_D0.image_size, 3), name="b0"
     )
@@ -52,7 +50,7 @@ def b0():
 
 
 def write_keras(path, network, form):
-    """Writes the weights of a network with groups and names like those in efficientnetb0_notop.h5."""
+    """Groups and names are like those in efficientnetb0_notop.h5."""
     with h5py.File(path, "w") as file:
         root = file.create_group("model_weights") if form == "whole model" else file
         root.attrs["layer_names"] = [layer.name for layer in network.layers]
@@ -137,8 +135,6 @@ def test_other_files_of_keras_have_the_same_numbers(fresh, b0, notop, tmp_path, 
 
 @pytest.mark.parametrize("prefix", ["efficientnet-b0", "efficientnet-b0/model"])
 def test_the_authors_checkpoint_has_the_names_of_automl(fresh, variables, tmp_path, prefix):
-    """Tests that checkpoints of tensorflow/tpu models/official/efficientnet are read: the averages of the
-    variables are taken, but not the classifier and the slots of RMSProp."""
     backbone = {k: values for k, values in variables.items() if k.startswith("efficientnet-b0/")}
     tensors = {"global_step": np.int64(3), f"{prefix}/head/dense/bias": np.zeros(1000, np.float32)}
     for name, values in backbone.items():

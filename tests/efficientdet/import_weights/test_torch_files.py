@@ -1,6 +1,3 @@
-"""Tests that ResNet and MobileNetV2 with weights from safetensors have the features of
-torchvision and timm."""
-
 import pathlib
 import zlib
 
@@ -27,8 +24,7 @@ def torch_values(name, shape):
 
 
 def write(path, backbone):
-    """Writes a safetensors file like those of timm. Returns its path, and three numbers of timm's
-    features for each level."""
+    """Returns a file like timm's, and three numbers of timm's features for each level."""
     tensors, outputs = {"fc.bias": np.zeros(1000, np.float32)}, []
     for line in NETWORKS:
         of, layer, *rest = line.split()

@@ -1,5 +1,3 @@
-"""Tests the timing of inference: the order of the stages, and that their times are added up."""
-
 import types
 
 import tensorflow as tf
@@ -9,9 +7,6 @@ from tools.benchmark import inference
 
 
 def test_every_stage_sees_what_the_one_before_gave(monkeypatch):
-    """Tests that each stage gets the outputs of the previous stage. Only the stage "whole" takes
-    a new batch at each call."""
-
     class Loader:
         pipeline_type, batch_size = "dali_cpu", 1
 

@@ -1,7 +1,4 @@
-"""Tests the numbers, tables and verdicts that a benchmark reports for invented rounds.
-
-Also tests record.py; summary.py.
-"""
+"""Tests report.py, record.py and summary.py."""
 
 import pytest
 
@@ -13,7 +10,7 @@ CORES = 2.0
 
 
 def candidate(*rates, cpu_ms, peak=500_000_000, seconds=10.0):
-    """Returns a benchmark's candidate. rates: images/s in each round; cpu_ms: CPU milliseconds per image."""
+    """rates: images/s in each round; cpu_ms: CPU milliseconds per image."""
     windows = [Window(round(seconds * rate), seconds, seconds * rate * cpu_ms / 1000) for rate in rates]
     return summary.candidate(windows, peak)
 
@@ -85,7 +82,7 @@ def test_candidates_are_compared_with_the_first_baseline():
     )
     lines = report.tables(made).splitlines()
     assert lines[3].endswith("x baseline automl")
-    assert lines[4].split()[-1] == "4"  # the rounds have the ratios 4, 5 and 2
+    assert lines[4].split()[-1] == "4"
     assert summary.ratios(made["candidates"])["baseline automl"]["data dali_cpu"] == 0.25
 
 
@@ -98,8 +95,7 @@ LIMITS = [
 
 @pytest.mark.parametrize(("data", "model", "limit", "advice"), LIMITS)
 def test_verdict_names_what_limits_and_the_flag(data, model, limit, advice):
-    """Tests that the verdict says what limits training and which flag may help. `data` and `model` are
-    (images/s, CPU ms per image)."""
+    """`data` and `model` are (images/s, CPU ms per image)."""
     data, model = (candidate(rate, cpu_ms=cpu_ms) for rate, cpu_ms in (data, model))
     (line,) = record(data_dali_cpu=data, model=model)["verdict"]
     assert line.startswith(f"dali_cpu: {limit} limits training") and advice in line
@@ -107,7 +103,7 @@ def test_verdict_names_what_limits_and_the_flag(data, model, limit, advice):
 
 
 def test_verdict_says_that_other_work_ran_and_nothing_more_without_a_model():
-    """The verdict reports other processes if they used more than a tenth of the cores."""
+    """Other processes are reported if they used more than a tenth of the cores."""
     told = "Other processes used 0.6 of 2 cores: measure again on an idle machine."
     for other, verdict in ((6.0, [told]), (2.0, [])):
         windows = [Window(100, 10.0, 15.0, seconds) for seconds in (1.0, other, 7.0)]

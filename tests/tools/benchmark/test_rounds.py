@@ -1,7 +1,4 @@
-"""Tests rounds of a benchmark. Small Python programs that follow the protocol are the candidates.
-
-Also tests protocol.py; worker.py; tools/processes.py.
-"""
+"""Tests rounds.py, protocol.py, worker.py and tools/processes.py with small programs."""
 
 import itertools
 import os
@@ -34,7 +31,7 @@ def measure(tmp_path, commands, **options):
 
 
 def window_of(tmp_path, command, **options):
-    """Returns the window and the peak memory that one round measures."""
+    """Returns the window and the peak memory of one round."""
     found = measure(tmp_path, [command], rounds=1, **options)[command.name]
     return found["windows"][0], found["peak_bytes"]
 
@@ -129,7 +126,7 @@ def test_a_result_is_one_line_of_json(tmp_path):
 
 
 def test_nobody_is_left_behind_after_an_interruption(tmp_path, monkeypatch):
-    """Tests that an interruption ends a candidate and its child process: only then does their output end."""
+    """The output ends only when the candidate and its child process have ended."""
     outputs = []
 
     def interrupted(candidate, *_):

@@ -1,5 +1,3 @@
-"""Tests that the CPU time of a batch is measured in whichever thread the batch is made."""
-
 import queue
 import threading
 import time
@@ -16,8 +14,7 @@ def burn(seconds: float) -> None:
 
 
 def test_the_cost_of_a_batch_is_that_of_making_it_wherever_it_is_made():
-    """The cost of a batch is the time to make it, even if a thread made it in advance. Batches that were made
-    but never fetched are not counted."""
+    """Batches that were made but never fetched are not counted."""
     ready: queue.Queue = queue.Queue(maxsize=3)
     made = []
 

@@ -1,4 +1,4 @@
-"""Writes small sets of labelled images, and calls the readers of label formats with pathlib's paths."""
+"""Writes small sets of labelled images."""
 
 import functools
 import os
@@ -16,7 +16,6 @@ WIDTH, HEIGHT = 40, 20
 
 
 def put(directory, name, content):
-    """Writes a picture, text or bytes to a file, and makes its directory."""
     path = directory / name
     path.parent.mkdir(parents=True, exist_ok=True)
     if isinstance(content, PIL.Image.Image):
@@ -26,7 +25,6 @@ def put(directory, name, content):
 
 
 def contents_of(directory):
-    """Returns {name: bytes} of the files in a directory."""
     return {path.name: path.read_bytes() for path in directory.iterdir() if path.is_file()}
 
 
@@ -35,8 +33,7 @@ def picture():
 
 
 def put_yolo(directory):
-    """Writes images/a.png with a cat, images/b.png with a dog, their YOLO labels in labels/, and
-    classes.txt."""
+    """images/a.png has a cat, images/b.png a dog."""
     for stem, label in (("a", "0 0.5 0.5 0.25 0.5"), ("b", "1 0.25 0.5 0.5 1")):
         put(directory, f"images/{stem}.png", picture())
         put(directory, f"labels/{stem}.txt", label + "\n")
@@ -45,8 +42,7 @@ def put_yolo(directory):
 
 
 def calls(read):
-    """Returns three functions that call `read` for a path. The first returns the result of `read`, the second
-    and the third return the message of its error: a UserError or a DataError."""
+    """Returns three functions: the result of `read`, and the messages of its UserError and its DataError."""
 
     def call(path, *, policy=ImagePolicy(), **options):
         return read(options_of(input=path, **options), policy)

@@ -1,5 +1,3 @@
-"""Tests that TFRecords have the right content and always equal bytes, and that wrong input is refused."""
-
 import json
 import os
 import pathlib
@@ -24,7 +22,6 @@ from tools.conversion.coco_to_tfrecord import write_tfrecords
 
 @pytest.fixture
 def data(drawn, tmp_path):
-    """A copy of the synthetic set, for tests that damage it."""
     return shutil.copytree(drawn, tmp_path / "data")
 
 
@@ -34,14 +31,13 @@ def write(directory, prefix, num_shards=3, **options):
 
 
 def records(files):
-    """Reads record files with TensorFlow; returns {image id: tf.train.Example}."""
+    """Returns {image id: tf.train.Example}."""
     examples = map(tf.train.Example.FromString, tf.data.TFRecordDataset(files).as_numpy_iterator())
     return {int(e.features.feature["image/source_id"].bytes_list.value[0]): e for e in examples}
 
 
 def test_every_image_with_its_objects(data, tmp_path):
-    """Tests that records have all images and objects. The file 00.jpg contains a PNG, so its record has the
-    format PNG."""
+    """The file 00.jpg contains a PNG."""
     PIL.Image.open(data / "images" / "00.jpg").save(data / "images" / "00.jpg", format="PNG")
     files = write(data, tmp_path / "sub" / "t")
     document = json.loads((data / "instances.json").read_text())
@@ -146,7 +142,7 @@ def test_a_set_that_was_replaced_by_halves_looks_unfinished(drawn, tmp_path, mon
 
 
 def test_shards_are_written_at_once(drawn, tmp_path, monkeypatch):
-    """Three workers write a shard each. Each waits for the others, so the test fails if they work in turn."""
+    """Each worker waits for the others."""
     together = threading.Barrier(3, timeout=30)
     real = coco_to_tfrecord.write_index
 
@@ -159,7 +155,7 @@ def test_shards_are_written_at_once(drawn, tmp_path, monkeypatch):
 
 
 def test_another_set_with_the_same_prefix_is_in_the_way(drawn, tmp_path):
-    # These may be written: a new set, the same set again, and a set with another prefix.
+    # a new set, the same set again, and a set with another prefix
     for name, num_shards in (("t", 2), ("t", 2), ("t-more", 3)):
         write(drawn, tmp_path / name, num_shards)
     assert "t-00000-of-00002.tfrecord belongs to another set" in refusal(write, drawn, tmp_path / "t", 3)

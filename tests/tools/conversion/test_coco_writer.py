@@ -1,5 +1,3 @@
-"""Tests writing of COCO jsons and of image files: equal data, safe names, and that no file is overwritten."""
-
 import dataclasses
 import json
 import os
@@ -18,7 +16,7 @@ JPEG = pillow("JPEG")
 
 
 def named(*names):
-    """Returns Annotations of images 101, 102, ... with these names."""
+    """The image ids are 101, 102, ..."""
     return dataclasses.replace(annotations([(20, 30)] * len(names), []), file_names=list(names))
 
 
@@ -68,8 +66,7 @@ def test_a_fault_on_the_way_leaves_nothing(tmp_path):
 
 
 def test_boxes_of_fractions_become_pixels_again():
-    """Tests that boxes with at most two decimals, as in COCO, are restored after their edges were stored as
-    float32 fractions of the image's sides."""
+    """The edges are stored as float32 fractions of the image's sides."""
     random = np.random.default_rng(5)
     left_top = np.round(random.uniform(0, 300, (500, 2)), 2)
     boxes = np.concatenate([left_top, np.round(random.uniform(1, 150, (500, 2)), 2)], axis=1)

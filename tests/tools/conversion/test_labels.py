@@ -1,5 +1,3 @@
-"""Tests image ids that are made from file names."""
-
 import pytest
 
 from tools.conversion.labels import image_ids
@@ -8,12 +6,12 @@ IDS = [
     (["2007_000027.jpg", "2007_000032.jpg"], [2007000027, 2007000032]),
     (["BloodImage_00000.jpg", "BloodImage_00007.jpg"], [0, 7]),
     (["sub/000000000139.jpg"], [139]),
-    (["b1.jpg", "a1.jpg"], [1, 2]),  # the digits of both are 1
+    (["b1.jpg", "a1.jpg"], [1, 2]),
     (["x7.jpg", "y.jpg"], [1, 2]),
     (["2147483647.jpg"], [2147483647]),
     (["2147483648.jpg"], [1]),  # DALI's largest id is 2147483647
     (["5.jpg", "9" * 30 + ".jpg"], [1, 2]),
-    (["7.mp4"], [7]),  # digits of the suffix do not count
+    (["7.mp4"], [7]),
     ([], []),
 ]
 

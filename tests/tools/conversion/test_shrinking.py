@@ -1,5 +1,3 @@
-"""Tests that boxes fit their objects and colours are the same after images are shrunk."""
-
 import io
 
 import cv2
@@ -31,7 +29,6 @@ def encoded(picture, image_format, **options):
 @pytest.mark.parametrize("image_format", ["JPEG", "PNG"])
 @pytest.mark.parametrize(("size", "box", "max_side", "expected"), RECTANGLES)
 def test_a_rectangle_is_where_its_box_is(image_format, size, box, max_side, expected):
-    """Tests that the white rectangle of a shrunk image has the area and the centre of the shrunk box."""
     picture = PIL.Image.new("RGB", size[::-1])
     picture.paste("white", (*box[:2], box[0] + box[2], box[1] + box[3]))
     image = PIL.Image.open(io.BytesIO(shrink_image(encoded(picture, image_format), "x", max_side)))
@@ -52,8 +49,7 @@ VARIANTS = [name for name in image_variants.VARIANTS if name.startswith(("jpeg-"
 
 @pytest.mark.parametrize("name", VARIANTS)
 def test_colours_are_those_that_training_sees(name):
-    """Tests that shrinking drops alpha and rounds 16 bits to 8. The limit for CMYK is wider, because decoders
-    convert CMYK to RGB in different ways."""
+    """Decoders convert CMYK to RGB in different ways."""
     half = shrink_image(image_variants.VARIANTS[name], name, image_variants.WIDTH // 2)
     assert not inspect(half, ImagePolicy(decode=True)).fault
     pixels = np.asarray(PIL.Image.open(io.BytesIO(half)).convert("RGB")).astype(int)

@@ -1,5 +1,3 @@
-"""Tests reading of Pascal VOC: boxes as in VOC's devkit, the image of each xml file, and refused input."""
-
 import shutil
 
 import numpy as np
@@ -15,7 +13,7 @@ WITH_DOCTYPE = '<!DOCTYPE annotation [<!ENTITY x SYSTEM "/etc/passwd">]><annotat
 
 
 def xml_of(filename="a.png", size=(HEIGHT, WIDTH), objects=()):
-    """Returns xml text. size: (height, width); objects: (name, xmin, ymin, xmax, ymax, difficult)."""
+    """size: (height, width); objects: (name, xmin, ymin, xmax, ymax, difficult)."""
     lines = ["<annotation>", f"<filename>{filename}</filename>"]
     if size is not None:
         lines.append(f"<size><width>{size[1]}</width><height>{size[0]}</height><depth>3</depth></size>")
@@ -32,7 +30,6 @@ def write(directory, stem, text):
 
 @pytest.fixture
 def made(tmp_path):
-    """A data set of two images: a.png with a cat, and b.png with a dog."""
     for stem, name in (("a", "cat"), ("b", "dog")):
         put(tmp_path, f"JPEGImages/{stem}.png", picture())
         write(tmp_path, stem, xml_of(f"{stem}.png", objects=[(name, *CAT[1:])]))
@@ -44,7 +41,7 @@ read_voc, refused, faults = calls(voc.read_voc)
 
 
 def test_overlaps_are_those_of_the_devkit(made):
-    """Tests that IoUs equal those of the devkit's VOCevaldet.m, where a side has max - min + 1 pixels."""
+    """In the devkit's VOCevaldet.m, a side has max - min + 1 pixels."""
     boxes = np.random.default_rng(3).integers(1, 20, (12, 2, 2))
     boxes = np.sort(boxes, axis=1).reshape(12, 4)
     write(made, "a", xml_of(objects=[("cat", *box, 0) for box in boxes.tolist()]))
@@ -71,7 +68,7 @@ def test_a_label_map_fixes_ids_and_refuses_other_names(made):
     assert read_voc(made, label_map=made / "both")[0].category_ids.tolist() == [9, 5]
     LabelMap((5,), ("dog",)).save(made / "dog")
     assert "a.xml object 1 'cat' is not one of 1 categories" in faults(made, label_map=made / "dog")
-    # The split does not contain a. The fault in a.xml is an error only if class ids depend on all xml files.
+    # a.xml is not in the split. It counts only if class ids depend on all xml files.
     write(made, "a", "<annotation>")
     assert read_voc(made, split="one", label_map=made / "dog")[0].file_names == ["b.png"]
     assert "a.xml is not valid xml: no element found: line 1" in faults(made, split="one")

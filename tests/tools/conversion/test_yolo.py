@@ -1,7 +1,4 @@
-"""Tests YOLO's labels: boxes, polygons, EXIF orientation, layouts of directories, and refused input.
-
-Also tests yolo_layout.py.
-"""
+"""Tests yolo.py and yolo_layout.py."""
 
 import os
 import shutil
@@ -18,7 +15,6 @@ from tools.conversion import yolo
 
 @pytest.fixture
 def made(tmp_path):
-    """A data set with YOLO labels of two images: a.png with a cat, and b.png with a dog."""
     return put_yolo(tmp_path)
 
 
@@ -27,7 +23,7 @@ read_yolo, refused, faults = calls(yolo.read_yolo)
 
 def test_a_label(made):
     put(made, "images/c.png", PIL.Image.new("RGB", (100, 50)))
-    put(made, "labels/c.txt", "0 0.5 0.5 0.25 0.5\n1.0 1.2 0.5 0.2 0.1")  # the second box reaches outside
+    put(made, "labels/c.txt", "0 0.5 0.5 0.25 0.5\n1.0 1.2 0.5 0.2 0.1")
     found, images_dir = read_yolo(made)
     assert images_dir == os.fspath(made / "images")
     assert found.file_names == ["a.png", "b.png", "c.png"]

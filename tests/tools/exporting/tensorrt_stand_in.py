@@ -1,7 +1,7 @@
-"""Stand-ins for TensorRT 10.16 and CUDA's runtime. A plan contains an ONNX file, which ONNX Runtime runs.
+"""Stand-ins for TensorRT 10.16 and CUDA's runtime. ONNX Runtime runs a plan's ONNX file.
 
-They have only those names of tensorrt_cu12_bindings 10.16.1.11 that our code uses; other names raise an
-error. As CUDA permits, copies and runs happen only when their stream is synchronised.
+They have only the names of tensorrt_cu12_bindings 10.16.1.11 that our code uses. As in CUDA, work is done
+only when its stream is synchronised.
 """
 # ruff: noqa: N802 NVIDIA's names
 

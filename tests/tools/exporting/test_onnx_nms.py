@@ -1,8 +1,4 @@
-"""Tests NMS in ONNX files against a plain loop, for example with equal scores, too many detections, no
-detections, NaN and infinity.
-
-Also tests onnx_graphs.py.
-"""
+"""Tests onnx_nms.py and onnx_graphs.py."""
 
 import numpy as np
 import onnx
@@ -18,7 +14,7 @@ CANDIDATES, DETECTIONS, CLASSES, IOU, THRESHOLD = 40, 6, 5, 0.5, 0.1
 
 
 def _parts() -> Exportable:
-    """Returns the parts of a detector that has no network. Its raw output is the candidates, (B, K, 6)."""
+    """The network is left out: its raw output is the candidates, (B, K, 6)."""
 
     def candidates(raw):
         return raw[0][..., :4], raw[0][..., 4], tf.cast(raw[0][..., 5], tf.int32)
@@ -59,7 +55,7 @@ def _run(session, raw):
 
 
 def _by_loop(candidates: np.ndarray) -> list[np.ndarray]:
-    """Returns the candidates that NMS in NumPy and float64 keeps, best first."""
+    """Returns the kept candidates, best first."""
     rows = candidates[np.isfinite(candidates).all(axis=1)]
     limits = {"num_classes": CLASSES, "max_detections": DETECTIONS}
     limits |= {"score_threshold": THRESHOLD, "iou_threshold": IOU}
@@ -68,8 +64,7 @@ def _by_loop(candidates: np.ndarray) -> list[np.ndarray]:
 
 
 def _random_candidates(seed: int) -> np.ndarray:
-    """Returns many overlapping boxes of three classes. Many scores are equal, and some boxes reach outside
-    the image."""
+    """Many boxes overlap, many scores are equal, and some boxes reach outside."""
     random = np.random.default_rng(seed)
     corners = random.uniform(-0.2, 0.7, (CANDIDATES, 2))
     boxes = np.concatenate([corners, corners + random.uniform(0.2, 0.6, (CANDIDATES, 2))], axis=1)
@@ -94,14 +89,14 @@ def test_it_finds_what_a_loop_finds(session):
     raw = np.stack([_random_candidates(seed) for seed in range(20)])
     found = _run(session, raw)
     expected = [_by_loop(candidates) for candidates in raw]
-    assert DETECTIONS in map(len, expected)  # some image has the largest number of detections
+    assert DETECTIONS in map(len, expected)
     for number, rows in enumerate(expected):
         _check(found, number, rows)
 
 
 def test_nothing_and_little_in_one_batch(session):
     nothing = _random_candidates(0)
-    nothing[:, 4] = THRESHOLD  # only scores above the threshold count
+    nothing[:, 4] = THRESHOLD
     little = _random_candidates(1)
     little[2:, 4] = 0.0
     broken = _random_candidates(2)

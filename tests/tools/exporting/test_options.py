@@ -1,7 +1,5 @@
-"""Tests which flags of export.py can be combined, and how two sets of detections are compared.
-
-Also tests tensorrt.py without TensorRT, and how common/evaluation/exported.py chooses the GPU for ONNX files.
-"""
+"""Tests options.py, verify.py and tensorrt.py of tools/exporting, and the GPUs of
+common/evaluation/exported.py."""
 
 import pathlib
 import sys
@@ -88,14 +86,13 @@ SAME_SCORE = (0.7, 0.1, 0.9, 0.3, 0.2, 0)  # the score of LAST
 
 
 DIFFERENCES = [
-    ([A, B], [B, A], 100, 0),  # the same detections in another order
+    ([A, B], [B, A], 100, 0),
     ([], [A], 100, 0),
     ([A], [(0.1, 0.1, 0.4, 0.52, 0.9, 0)], 100, 0.02),
     ([A], [(*A[:4], 0.85, 0)], 100, 0.05),
-    ([A], [(*A[:5], 1)], 100, 0.9),  # another class
+    ([A], [(*A[:5], 1)], 100, 0.9),
     ([A, B], [A], 100, 0.9),
-    # If two detections with equal scores compete for the last place, either may be left out. A detection with
-    # a clearly higher score must stay.
+    # Of equal scores, either detection may have the last place. A higher score must stay.
     ([A, LAST], [A, SAME_SCORE], 2, 0),
     ([A, LAST], [A, SAME_SCORE], 3, 0.2),
     ([A, BETTER], [A, SAME_SCORE], 2, 0.3),

@@ -1,5 +1,3 @@
-"""Tests the conversion of a small network to FP16 and INT8."""
-
 import numpy as np
 import onnx
 import onnxruntime
@@ -14,7 +12,7 @@ SHAPE = (2, 16, 24, 3)
 
 @pytest.fixture
 def network():
-    """An ONNX model of two convolutions. The kernels of the first have very different magnitudes."""
+    """The kernels of the first convolution have very different magnitudes."""
     random = np.random.default_rng(1)
     sizes = np.geomspace(0.01, 10, 8)
     first = (random.standard_normal((3, 3, 3, 8)) * sizes).astype(np.float32)
@@ -37,14 +35,14 @@ def _run(model, images):
 
 
 def _relative_error(network, other):
-    """Returns for each channel the mean difference of two networks, divided by the mean absolute value."""
+    """Returns mean difference / mean absolute value of each channel."""
     one, two = (_run(model, _images(9)) for model in (network, other))
     return np.abs(one - two).mean(axis=(0, 1, 2)) / np.abs(one).mean(axis=(0, 1, 2))
 
 
 def test_int8_is_near(network):
     int8 = quantization.to_int8(network, iter([_images(0), _images(1)]), tensorrt=False)
-    assert 1e-4 < _relative_error(network, int8).max() < 0.05  # INT8 changes the outputs, but only a little
+    assert 1e-4 < _relative_error(network, int8).max() < 0.05
     nodes = int8.graph.node
     quantized = {name for node in nodes if node.op_type == "DequantizeLinear" for name in node.output}
     first, last = [node for node in nodes if node.op_type == "Conv"]
@@ -53,7 +51,7 @@ def test_int8_is_near(network):
 
 
 def test_convolutions_may_share_a_bias():
-    """ONNX Runtime copies a bias that convolutions share. The copies must not get names of other tensors."""
+    """ONNX Runtime copies a shared bias. The copies must not get names of other tensors."""
     random = np.random.default_rng(4)
     tensors = [NETWORK_INPUT, *(f"x{number}" for number in range(9)), "raw_0"]
     nodes, constants = [], {"x": np.zeros(3, np.float32)}
@@ -79,8 +77,7 @@ def test_convolutions_may_share_a_bias():
 
 
 def test_tensorrt_wants_neither_zero_points_nor_int32(network):
-    """Tests that zero points are int8 zeros. TensorRT also refuses ranges for the output of a convolution
-    that is followed by an activation."""
+    """TensorRT refuses ranges between a convolution and its activation."""
     graph = quantization.to_int8(network, iter([_images(0)]), tensorrt=True).graph
     values = {tensor.name: onnx.numpy_helper.to_array(tensor) for tensor in graph.initializer}
     points = [values[node.input[2]] for node in graph.node if node.op_type.endswith("quantizeLinear")]

@@ -1,4 +1,4 @@
-"""Makes PNGs for the tests of preprocessing. They have several shapes and are smooth enough to be resized."""
+"""PNGs of several shapes, smooth enough to be resized."""
 
 import pathlib
 
@@ -9,7 +9,7 @@ SIZES = ((48, 64), (64, 48), (57, 91), (40, 40), (31, 77))  # height, width
 
 
 def picture(height: int, width: int, seed: int) -> np.ndarray:
-    """Returns uint8 (height, width, 3): smooth waves, and a corner that shows how an image is turned."""
+    """Returns uint8 (height, width, 3), with a corner that shows how it is turned."""
     rng = np.random.default_rng(seed)
     y, x = np.mgrid[0:height, 0:width]
     channels = []
@@ -25,7 +25,7 @@ PICTURES = [picture(*size, seed) for seed, size in enumerate(SIZES)]
 
 
 def write(directory: pathlib.Path) -> pathlib.Path:
-    """Writes PICTURES as cats/0.png to cats/2.png, "two dogs/3.png" and "two dogs/4.png"."""
+    """Writes cats/0.png to cats/2.png, "two dogs/3.png" and "two dogs/4.png"."""
     for number, image in enumerate(PICTURES):
         path = directory / ("cats" if number < 3 else "two dogs") / f"{number}.png"
         path.parent.mkdir(exist_ok=True)

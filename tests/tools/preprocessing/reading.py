@@ -1,5 +1,3 @@
-"""Opens sources of images, and reads them with DALI's pipelines and DALI's Dynamic API."""
-
 import os
 import re
 
@@ -17,14 +15,13 @@ def opened(kind, path, on_report=lambda issues: None, **options):
 
 
 def refused(kind, path, said, error=UserError, **options):
-    """Asserts that a source cannot be opened, and that the error has one line, which matches `said`."""
+    """`said` matches the error, which has one line."""
     found = refusal(opened, kind, path, error=error, **options)
     assert re.search(said, found) and "\n" not in found, found
 
 
 def check(source, images, labels, *, by_python=False):
-    """Asserts that a pipeline, the Dynamic API and Python read these images from the source. If `by_python`
-    is true, the source must not use a DALI reader."""
+    """All three ways read these images. `by_python`: the source must not use a DALI reader."""
     assert (source.reader is None) == by_python
     want = list(zip(images, labels, strict=True))
     steps = -(-len(want) // 3)
@@ -34,7 +31,7 @@ def check(source, images, labels, *, by_python=False):
 
 
 def by_pipeline(call, batches, batch_size=3):
-    """Reads batches with a pipeline; returns [(image, label)] for each."""
+    """Returns [(image, label)] for each batch."""
     pipeline = build(call, batch_size)
     return [run(pipeline) for _ in range(batches)]
 
@@ -59,7 +56,7 @@ def _pairs(images, labels):
 
 
 def by_dynamic(call, batch_size=3, **options):
-    """Reads one or more epochs with the Dynamic API; returns [(image, label)] for each batch."""
+    """Returns [(image, label)] for each batch."""
     batches = call.in_dynamic(batch_size, **options)
     return [_pairs(images.tensors, labels.tensors) for images, labels in batches]
 
@@ -69,7 +66,6 @@ def flat(batches):
 
 
 def keys(samples):
-    """Returns samples in a form that can be compared and counted."""
     return [(image.shape, image.tobytes(), int(label)) for image, label in samples]
 
 

@@ -1,7 +1,6 @@
-"""Writes images in every format of --source, with libraries or by hand as the format's specification says.
+"""Writes images in every format of --source.
 
-Each `write_*` takes an empty directory, encoded images and their labels. It returns (value of --input, names
-of the images).
+Each `write_*` returns (value of --input, names of the images).
 """
 
 import functools
@@ -25,12 +24,12 @@ RECORDIO_MAGIC = struct.pack("<I", 0xCED7230A)
 
 
 def pixels(number):
-    """Returns random pixels, uint8 (8 + number, 12, 3), which differ for each number."""
+    """Returns uint8 (8 + number, 12, 3)."""
     return np.random.default_rng(number).integers(0, 256, (8 + number, 12, 3), np.uint8)
 
 
 def png(number, extra=b""):
-    """Encodes pixels(number) as PNG. A separate chunk contains `extra`, which does not change the pixels."""
+    """A chunk contains `extra`."""
     info = PngInfo()
     if extra:
         info.add(b"exTr", extra)
@@ -50,14 +49,14 @@ def put(directory, names, images):
 
 
 def write_files(directory, images, labels):
-    """Writes images in two directories. Their labels are the numbers of the directories, not `labels`."""
+    """The labels are the numbers of the directories, not `labels`."""
     names = [f"{'b ü' if number >= 3 else 'a'}/{number} ü.png" for number in range(len(images))]
     put(directory, names, images)
     return os.fspath(directory), names
 
 
 def write_coco(directory, images, labels):
-    """Writes a COCO json and its images. `labels` is not used, because COCO sources give no labels."""
+    """`labels` is not used: COCO sources give none."""
     names = [f"{(number * 3) % 7}.png" for number in range(len(images))]
     put(directory / "images", names, images)
     rows = [{"id": 90 - i, "file_name": name, "width": 12, "height": 8 + i} for i, name in enumerate(names)]
@@ -68,7 +67,7 @@ def write_coco(directory, images, labels):
 
 
 def write_numpy(directory, images, labels):
-    """Writes an array of pixels for each image, every second one in Fortran's order; `labels` is not used."""
+    """Every second array is in Fortran's order."""
     names = [f"{number}.npy" for number in range(len(images))]
     for number, name in enumerate(names):
         order = np.asfortranarray if number % 2 else np.ascontiguousarray
@@ -80,14 +79,13 @@ def write_numpy(directory, images, labels):
 
 
 def example(image, label=None, **more):
-    """Returns a serialized tf.train.Example with the features of ImageNet's records."""
+    """It has the features of ImageNet's records."""
     labels = {} if label is None else {"image/class/label": label}
     features = {key: feature(value) for key, value in {"image/encoded": image, **labels, **more}.items()}
     return tf.train.Example(features=tf.train.Features(feature=features)).SerializeToString()
 
 
 def write_tfrecord(directory, images, labels):
-    """Writes the records to two files."""
     names = [f"n0{number}.JPEG" for number in range(len(images))]
     rows = zip(images, labels, names, strict=True)
     records = [example(image, label, **{"image/filename": name.encode()}) for image, label, name in rows]
@@ -97,14 +95,13 @@ def write_tfrecord(directory, images, labels):
 
 
 def varint(number):
-    """Encodes an integer as protobuf's varint: seven bits in each byte, the lowest first. A negative integer
-    has 64 bits."""
+    """Seven bits in each byte, the lowest first. A negative integer has 64 bits."""
     low, more = number % 2**64 & 127, number % 2**64 >> 7
     return bytes([low | 128]) + varint(more) if more else bytes([low])
 
 
 def message(*fields):
-    """Encodes a protobuf message. Each field is (field number, an integer or bytes)."""
+    """Each field is (field number, an integer or bytes)."""
     encoded = b""
     for field, value in fields:
         is_bytes = isinstance(value, bytes)
@@ -114,20 +111,19 @@ def message(*fields):
 
 
 def datum(image, label=None):
-    """Returns a Datum, Caffe's record of an image. Its field `encoded` is true."""
+    """Caffe's record. Its field `encoded` is true."""
     return message((1, 3), (4, image), *([] if label is None else [(5, label)]), (7, 1))
 
 
 def tensor(kind, *numbers):
-    """Returns a TensorProto of Caffe2 that has the numbers in a packed field."""
+    """Caffe2's TensorProto with numbers in a packed field."""
     data_type, field = {"float": (1, 3), "int32": (2, 4), "int64": (10, 10)}[kind]
     packed = [struct.pack("<f", number) if kind == "float" else varint(number) for number in numbers]
     return message((2, data_type), (field, b"".join(packed)))
 
 
 def tensors(image, *numbers):
-    """Returns a record of Caffe2: the TensorProto of an image, followed by `numbers`, which are
-    TensorProtos."""
+    """Caffe2's record: an image, followed by TensorProtos."""
     return message(*((1, each) for each in (message((2, 4), (6, image)), *numbers)))
 
 
@@ -136,7 +132,7 @@ def labelled_tensors(image, label):
 
 
 def write_values(directory, values):
-    """Writes {key: value} to an LMDB. The keys are not added in alphabetical order."""
+    """Keys are not added in alphabetical order."""
     path = os.fsencode(directory)
     with lmdb.open(path, map_size=2**22) as environment, environment.begin(write=True) as transaction:
         for key in sorted(values, key=lambda key: key[::-1]):
@@ -145,16 +141,14 @@ def write_values(directory, values):
 
 
 def write_caffe(directory, images, labels, make=datum):
-    """Writes an LMDB with keys like those of Caffe's convert_imageset. The file names
-    in them are not ASCII."""
+    """Keys are like those of Caffe's convert_imageset, but not ASCII."""
     keys = [f"{number:08d}_ü {number}.png" for number in range(len(images))]
     values = {k.encode(): make(*sample) for k, *sample in zip(keys, images, labels, strict=True)}
     return write_values(directory, values), keys
 
 
 def record(data):
-    """Returns a record of RecordIO. Like dmlc-core's recordio.h, splits the data into parts wherever the
-    magic number is at a multiple of four bytes."""
+    """Like dmlc-core's recordio.h, splits data where the magic number is at a multiple of four bytes."""
     cuts = [at for at in range(0, len(data) - 3, 4) if data[at : at + 4] == RECORDIO_MAGIC]
     kinds = [1, *[2] * (len(cuts) - 1), 3] if cuts else [0]
     frames = b""
@@ -165,20 +159,18 @@ def record(data):
 
 
 def image_record(image, label, number=0, labels=()):
-    """Returns a record like mxnet.recordio.pack: an image with one label, or with
-    several if `labels` is given."""
+    """Like mxnet.recordio.pack. `labels` are several labels."""
     many = struct.pack(f"<{len(labels)}f", *labels)
     return record(struct.pack("<IfQQ", len(labels), label, number, 0) + many + image)
 
 
 def write_recordio(directory, images, labels):
-    """Writes all records to one file."""
     (directory / "x.rec").write_bytes(b"".join(map(image_record, images, labels, range(len(images)))))
     return os.fspath(directory / "x.rec"), [f"x.rec-{number}" for number in range(len(images))]
 
 
 def write_tar(path, files):
-    """Writes a tar archive of (name, content) pairs. If the content is None, the name is a directory."""
+    """If a content is None, the name is a directory."""
     with tarfile.open(path, "w") as archive:
         for name, content in files:
             member = tarfile.TarInfo(name)
@@ -189,7 +181,6 @@ def write_tar(path, files):
 
 
 def write_webdataset(directory, images, labels):
-    """Writes two archives without indexes."""
     names = [f"train/{number} ü.png" for number in range(len(images))]
     files = [("train", None)]
     for image, label, name in zip(images, labels, names, strict=True):
@@ -204,8 +195,7 @@ def write_webdataset(directory, images, labels):
 
 
 def write_python(directory, images, labels, name):
-    """Writes a Python module with a function and a generator that give the samples.
-    `name` is one of the two."""
+    """`name` is the function or the generator in the module."""
     (directory / "given.py").write_text(f"samples = {list(zip(images, labels, strict=True))}\n{_MODULE}")
     return f"{directory / 'given.py'}:{name}", [f"sample-{number}" for number in range(len(images))]
 
@@ -238,7 +228,7 @@ WRITERS = {
 
 
 def write_case(case, directory, images=IMAGES):
-    """Writes the images in a new directory; returns (--source, --input, other options, names)."""
+    """Returns (--source, --input, other options, names)."""
     directory.mkdir(exist_ok=True)
     kind, write = WRITERS[case]
     path, names = write(directory, images, LABELS)
@@ -246,7 +236,7 @@ def write_case(case, directory, images=IMAGES):
 
 
 def labels_of(case):
-    """Returns the labels that a source of this kind gives after LABELS were written."""
+    """Returns the labels of a source for which LABELS were written."""
     if case == "files":
         return [int(number >= 3) for number in range(COUNT)]
     return [-1] * COUNT if case in ("coco", "numpy") else LABELS

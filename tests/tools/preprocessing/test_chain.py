@@ -1,7 +1,4 @@
-"""Tests the parser of --ops: what valid texts mean, and the errors for all others.
-
-Also tests arguments.py.
-"""
+"""Tests chain.py and arguments.py."""
 
 import pytest
 from nvidia.dali import types

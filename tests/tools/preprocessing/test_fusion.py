@@ -1,5 +1,3 @@
-"""Tests that a chain whose operators are fused gives the same images as its separate DALI operators."""
-
 import numpy as np
 import PIL.Image
 import pytest
@@ -12,8 +10,7 @@ from tools.preprocessing import chain
 from tools.preprocessing.fusion import fuse
 from tools.preprocessing.preprocessor import Preprocessor
 
-# (height, width). For some images the size after resizing or the position of the crop
-# is rounded from n + 0.5.
+# (height, width). Some sizes and positions are rounded from n + 0.5.
 SIZES = ((96, 171), (200, 131), (48, 51), (48, 50), (64, 64), (30, 200), (225, 40), (151, 97))
 CHAINS = (
     "resize:short=24 | crop:20x20",
@@ -43,7 +40,7 @@ ALONE = (  # chains that must not be fused
 
 @pytest.fixture(scope="module")
 def source(tmp_path_factory):
-    """A source of JPEGs with all subsamplings and all EXIF orientations, and images of all other formats."""
+    """JPEGs with all subsamplings and EXIF orientations, and all other formats."""
     directory = tmp_path_factory.mktemp("images")
     for seed, size in enumerate(SIZES * 3):
         exif = PIL.Image.Exif()
@@ -56,8 +53,7 @@ def source(tmp_path_factory):
 
 
 def images(source, ops, *, fused, api="pipeline"):
-    """Returns the images of a chain, fused or not, in float32. Normalised values are
-    scaled back to grey levels."""
+    """Returns float32 images. Normalised values become grey levels."""
     work = Preprocessor(source=source, ops=ops, batch_size=32)
     whole = chain.parse(ops)
     work.chain = fuse(whole) if fused else whole
@@ -73,8 +69,6 @@ def differences(ones, others):
 
 @pytest.mark.parametrize("ops", CHAINS)
 def test_pixels_are_those_of_the_steps(source, ops):
-    """Tests that fusing changes pixels by about one grey level at most, for all formats, EXIF orientations
-    and subsamplings."""
     assert source.size > 75
     found = images(source, ops, fused=True)
     off = differences(images(source, ops, fused=False), found)
@@ -99,8 +93,7 @@ def test_a_preprocessor_decodes_only_a_part(source):
 
 
 def test_a_random_window_is_anywhere_and_as_large_as_asked(tmp_path):
-    """Tests the sizes and places of random crops. Two channels of the picture contain the row and the column
-    of each pixel."""
+    """Two channels of the picture are the row and the column of each pixel."""
     y, x = np.mgrid[0:120, 0:240]
     ramp = np.stack([y * 2, x, 0 * x], axis=-1).astype(np.uint8)
     PIL.Image.fromarray(ramp).save(tmp_path / "a.png")

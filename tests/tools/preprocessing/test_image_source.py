@@ -1,6 +1,3 @@
-"""Tests that every source reports or leaves out unusable images, and that wrong flags
-of sources are refused."""
-
 import pytest
 
 from common.dali_ops import shard_range

@@ -1,7 +1,4 @@
-"""Tests that every operator of --ops gives the same in both of DALI's APIs and in independent computations.
-
-Also tests apis.py.
-"""
+"""Tests the operators of --ops, and apis.py."""
 
 import cv2
 import numpy as np
@@ -15,7 +12,7 @@ from tests.tools.preprocessing.reading import opened
 from tools.preprocessing.options import APIS
 from tools.preprocessing.preprocessor import Preprocessor
 
-# Operators without random numbers whose pixels no test below computes.
+# no random numbers; no test below computes these pixels
 FIXED = (
     "decode_region:rel_start=0.1/0.2,rel_shape=0.5/0.3 | resize:70x70,mode=not_smaller,interp=nearest",
     "warp_affine:angle=20,scale=1.2,shear=5/0,translate=3/-4,fill=114 | warp_affine:scale=0.5,size=50x60",
@@ -50,7 +47,7 @@ def by_api(source, ops, api, *, batch_size=2, seed=0):
 
 
 def run(source, ops):
-    """Returns the images of DALI's pipeline, and asserts that the Dynamic API gives equal images."""
+    """The Dynamic API must give equal images."""
     found, dynamic = (by_api(source, ops, api) for api in APIS)
     for a, b, _ in zip(found, dynamic, PICTURES, strict=True):
         assert a.dtype == b.dtype
@@ -75,7 +72,7 @@ def test_draws_follow_the_seed(source, ops):
 
 
 def _pillow(image, size, filter_):
-    """Resizes with Pillow in float32, because for integers Pillow rounds between its two passes."""
+    """For integers, Pillow rounds between its two passes."""
     channels = [PIL.Image.fromarray(channel) for channel in image.astype(np.float32).transpose(2, 0, 1)]
     channels = [channel.resize(size[::-1], filter_) for channel in channels]
     return np.clip(np.stack([np.asarray(channel) for channel in channels], axis=-1), 0, 255)
@@ -86,7 +83,6 @@ FILTERS = [("linear", "BILINEAR"), ("triangular", "BILINEAR"), ("cubic", "BICUBI
 
 @pytest.mark.parametrize(("interp", "filter_"), FILTERS)
 def test_resize_is_pillows(source, interp, filter_):
-    """Tests that resizing agrees with Pillow. Filters of both average over the area of an output pixel."""
     for found, image in zip(run(source, f"resize:20x30,interp={interp}"), PICTURES, strict=True):
         error = np.abs(found - _pillow(image, (20, 30), PIL.Image.Resampling[filter_]))
         assert found.shape == (20, 30, 3)
@@ -108,7 +104,7 @@ def test_letterbox(source, centered):
 
 
 def middle(image):
-    """Returns the crop of 20 x 30 pixels in the middle. Half a pixel is rounded up, as in DALI."""
+    """Half a pixel is rounded up, as in DALI."""
     top, left = ((side - crop + 1) // 2 for side, crop in zip(image.shape, (20, 30), strict=False))
     return image[top : top + 20, left : left + 30]
 
@@ -136,7 +132,7 @@ EXPECTED = [  # ops, a function that computes the expected image, tolerance
     ("flip:horizontal=0,vertical=1", lambda image: image[::-1], 0),
     ("flip:vertical=1", lambda image: image[::-1, ::-1], 0),
     ("flip:p_vertical=1", lambda image: image[::-1], 0),
-    ("rotate:90", np.rot90, 0),  # counter-clockwise
+    ("rotate:90", np.rot90, 0),
     ("decode:bgr", lambda image: image[..., ::-1], 0),
     ("decode_region:start=3/5,shape=20/30", lambda image: image[3:23, 5:35], 0),
     ("crop:20x30", middle, 0),
@@ -168,8 +164,6 @@ def test_pixels_are_those_of_numpy_and_opencv(source, ops, expected, tolerance):
 
 
 def test_warp_affine(source):
-    """Tests that warp_affine rotates about the centre, like rotate, and that positive translations move an
-    image to the right and down."""
     for turned, rotated, moved, matrix, image in zip(
         run(source, "warp_affine:angle=25,fill=0"),
         run(source, "rotate:25,keep_size=1,fill=0"),
@@ -182,8 +176,7 @@ def test_warp_affine(source):
         assert np.abs(turned.astype(int) - rotated).max() <= 1
         np.testing.assert_array_equal(moved[3:, 5:], image[:-3, :-5])
         assert not moved[:3].any() and not moved[:, :5].any()
-        # DALI's matrix maps output to input positions. The centre of the first pixel
-        # is at 0.5 in DALI, 0 in OpenCV.
+        # The first pixel's centre is at 0.5 in DALI, 0 in OpenCV.
         m = np.array([[1, 0.2, -3], [0.1, 1, 2]])
         m[:, 2] += m[:, :2] @ (0.5, 0.5) - 0.5
         flags = cv2.INTER_LINEAR | cv2.WARP_INVERSE_MAP
@@ -192,8 +185,6 @@ def test_warp_affine(source):
 
 
 def test_bgr_images_keep_their_colours(source):
-    """Tests that BGR images get the same colours as RGB images: each operator is told
-    the order of the channels."""
     tolerances = {"color_twist:saturation=0.3,hue=40": 1, "crop_mirror_normalize:mean=imagenet": 0}
     for ops, tolerance in tolerances.items():
         for rgb, bgr in zip(run(source, ops), run(source, f"decode:bgr | {ops}"), strict=True):
@@ -205,10 +196,9 @@ def test_bgr_images_keep_their_colours(source):
 
 @pytest.fixture(scope="module")
 def many(tmp_path_factory):
-    """many(ops, api) applies `ops` to 800 copies of an image of 4 x 8 pixels, a ramp from left to right. So
-    the results differ only by the random numbers."""
+    """many(ops, api) applies `ops` to 800 copies of a ramp of 4 x 8 pixels."""
     directory = tmp_path_factory.mktemp("many")
-    ramp = np.tile(np.arange(8, dtype=np.uint8)[:, None] * 20 + 30, (4, 1, 3))  # the mean is 100
+    ramp = np.tile(np.arange(8, dtype=np.uint8)[:, None] * 20 + 30, (4, 1, 3))
     PIL.Image.fromarray(ramp).save(directory / "a.png")
     (directory / "list.txt").write_text("a.png\n" * 800)
     source = opened("list", directory / "list.txt")
@@ -219,7 +209,7 @@ def many(tmp_path_factory):
 def test_numbers_are_drawn_evenly(many, api):
     drawn = np.sort([image.mean() / 100 for image in many("cast:float | brightness:0.5..1.5", api)])
     assert drawn[0] >= 0.5 and drawn[-1] <= 1.5
-    # Kolmogorov-Smirnov test: one seed in a hundred exceeds 1.63 / sqrt(n). The seed of this test is fixed.
+    # Kolmogorov-Smirnov: one seed in a hundred exceeds 1.63 / sqrt(n).
     assert np.abs(drawn - 0.5 - np.arange(800) / 800).max() < 1.63 / np.sqrt(800)
 
 
@@ -231,7 +221,7 @@ def test_whole_numbers_are_drawn_evenly_with_both_ends_and_one_for_both_sides(ma
         first = 9 if ops == "pad:9..12" else 1
         counts = np.bincount([height for height, _ in sizes])
         assert counts[:first].sum() == 0 and len(counts) == first + 4
-        assert np.all(np.abs(counts[first:] - 200) < 5 * np.sqrt(150))  # five standard deviations
+        assert np.all(np.abs(counts[first:] - 200) < 5 * np.sqrt(150))
 
 
 @pytest.mark.parametrize("api", APIS)

@@ -1,6 +1,3 @@
-"""Tests that NumPy, Pillow and tf.data can read the outputs, that wrong input is refused, and that no
-unfinished files are left."""
-
 import collections
 import csv
 import errno
@@ -25,13 +22,12 @@ EVERY_OUTPUT = ["x.npz", "x.npy", "x.png", "x.jpg", "pictures", "x.tfrecord"]
 
 
 def images(count, shape=(20, 31, 3), dtype=np.uint8):
-    """Returns images that are all different and not symmetric."""
+    """They are different and not symmetric."""
     random = np.random.default_rng(3)
     return [random.integers(0, 256, shape).astype(dtype) for _ in range(count)]
 
 
 def samples(of, names=None, labels=None):
-    """Returns an iterator over Samples with the images `of`."""
     names = names or [f"{i}.jpg" for i in range(len(of))]
     rows = zip(names, labels or [-1] * len(of), of, strict=True)
     return (Sample(i, *row) for i, row in enumerate(rows))
@@ -42,7 +38,6 @@ def output(path, **options):
 
 
 def left(directory):
-    """Returns all files below a directory, also hidden ones."""
     return sorted(p.relative_to(directory).as_posix() for p in directory.rglob("*") if not p.is_dir())
 
 
@@ -68,7 +63,6 @@ def test_an_npz_is_one_array_in_the_order_of_the_images(tmp_path, shape, dtype, 
 
 
 def test_images_are_not_gathered_in_memory(tmp_path):
-    """Tests that only a few of the 20 images, which have 60 MB in all, are in memory at a time."""
     of = (Sample(i, f"{i}.jpg", -1, np.full((1000, 1000, 3), i, np.uint8)) for i in range(20))
     tracemalloc.start()
     output(tmp_path / "x.npz").write(of, 20)
@@ -122,7 +116,6 @@ def test_a_directory_keeps_its_other_files(tmp_path):
 
 
 def test_a_sheet_shows_every_image_in_order(tmp_path):
-    """Tests that nine images, each of one colour, are shown in three rows of three."""
     colours = np.array([(25 * i, 255 - 20 * i, 30) for i in range(9)], np.uint8)
     of = [np.full((40, 40, 3), colour) for colour in colours]
     line = output(tmp_path / "x.png").write(samples(of), 9)
@@ -154,7 +147,7 @@ SHARDS = [(None, [5], "png", 0), (1, [5], "jpeg", 6), (2, [2, 3], "png", 0), (5,
 
 
 def columns_of(files):
-    """Reads all records; returns {key without "image/": [values of the key]}."""
+    """Returns {key without "image/": values}."""
     columns = collections.defaultdict(list)
     for record in tf.data.TFRecordDataset(files):
         features = tf.train.Example.FromString(record.numpy()).features.feature
@@ -165,9 +158,7 @@ def columns_of(files):
 
 @pytest.mark.parametrize(("num_shards", "sizes", "image_format", "tolerance"), SHARDS)
 def test_tf_data_reads_what_was_written(tmp_path, num_shards, sizes, image_format, tolerance):
-    """The shards have nearly equal sizes and keep the order of the images. Each shard
-    has its own index file."""
-    # The images are smooth, so that JPEG changes them only a little.
+    # JPEG changes smooth images only a little.
     of = [np.repeat(RAMP + np.uint8(20 * i), 40 + i, axis=1) for i in range(5)]
     options = {"has_labels": True, "label_names": {0: "cat", 1: "dog"}, "image_format": image_format}
     out = output(tmp_path / "x.tfrecord", output_shards=num_shards, **options)
@@ -205,8 +196,7 @@ def test_without_labels_records_have_none(tmp_path):
 
 @pytest.mark.parametrize("name", EVERY_OUTPUT)
 def test_an_interruption_or_a_full_disk_leaves_nothing(tmp_path, name):
-    """Tests that no file is left. In place of a full disk, the test limits the size of files to 64 KB, so
-    that writing fails with EFBIG."""
+    """A limit of 64 KB replaces a full disk: writing fails with EFBIG."""
 
     def until_the_third():
         yield from samples(images(2))
@@ -287,8 +277,7 @@ def test_a_directory_may_have_a_dot_in_its_name(tmp_path):
 
 
 def test_a_place_that_cannot_be_written_is_one_line(tmp_path):
-    """Tests that the error has one line. Even root can neither make a file in /proc nor one with the name of
-    a directory."""
+    """Even root can neither make a file in /proc nor one with the name of a directory."""
     (tmp_path / "0.png").mkdir()
     places = {"/proc/self/x.npz": "", "/proc/self/pictures": "pictures: ", tmp_path: r"0\.png: "}
     for path, where in places.items():

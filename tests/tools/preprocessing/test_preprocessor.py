@@ -1,6 +1,3 @@
-"""Tests a source of images with a chain of operators: every image once, exact
-resuming, TensorFlow, errors."""
-
 import itertools
 
 import numpy as np
@@ -50,8 +47,6 @@ def test_shards_share_the_images(source, api):
 
 @BOTH_APIS
 def test_samples_begin_anew_each_time(source, api):
-    """Tests that each reading begins with the first image. The two shards have 2 and 3 images, and so one and
-    two batches."""
     work = Preprocessor(source=source, ops="resize:8x8", batch_size=2, num_shards=2)
     first = read(work, api)
     assert read(work, api) == first
@@ -69,8 +64,6 @@ def test_ranks_draw_differently(tmp_path):
 
 
 def test_a_pipeline_goes_on_where_it_was_and_the_dataset_is_the_pipeline(source):
-    """Tests that a pipeline restored from a checkpoint has the order and random
-    numbers of an uninterrupted run."""
     options = {"source": source, "ops": RANDOM, "batch_size": 2, "training": True, "seed": 4}
     pipeline = Preprocessor(**options).pipeline
     begun = [pipeline.run() for _ in range(3)]
@@ -93,8 +86,6 @@ def test_the_dynamic_api_goes_on_for_epochs(source):
 
 @pytest.mark.parametrize("case", ["tfrecord", "lmdb-caffe", "webdataset", "external-function"])
 def test_tensorflow_gets_every_source(tmp_path, case):
-    """Tests that TensorFlow gets all images: from a generator if Python reads the source, else from
-    DALIDataset."""
     kind, path, _, _ = write_case(case, tmp_path)
     options = {"source": opened(kind, path), "batch_size": COUNT}
     for images, labels in Preprocessor(ops="pad:16x12,fill=9", **options).dataset().take(2):
@@ -125,8 +116,7 @@ def test_an_image_that_an_operator_refuses_is_named(source, api, ops, said):
 
 @BOTH_APIS
 def test_what_was_drawn_may_be_at_fault(source, api):
-    """Tests that the error says that flip takes no float16. This is the error even if every image works
-    when it is tried alone, because the random flip was not chosen for it then."""
+    """Tried alone, every image works, because the random flip was not chosen."""
     said = []
     for seed in range(6):
         work = Preprocessor(source=source, ops="cast:float16 | flip:0.5", batch_size=5, seed=seed)

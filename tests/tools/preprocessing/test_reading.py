@@ -1,6 +1,3 @@
-"""Tests that DALI's pipelines, its Dynamic API and Python read the same images from every source: in shards,
-in order and shuffled."""
-
 import collections
 import functools
 
@@ -17,8 +14,7 @@ from tools.preprocessing.reading import Part
 
 @pytest.fixture(scope="module")
 def written(tmp_path_factory):
-    """written(case) returns a source of seven images and the names that the images should have. The source
-    of a case is opened only once."""
+    """written(case) returns a source of seven images and their names."""
 
     @functools.cache
     def of(case):
@@ -29,7 +25,6 @@ def written(tmp_path_factory):
 
 
 def expected(case):
-    """Returns the keys of all samples that the source of a case has, in order."""
     images = [np.frombuffer(image, np.uint8) for image in IMAGES]
     if case == "numpy":
         images = [pixels(number) for number in range(COUNT)]
@@ -44,7 +39,6 @@ def test_what_is_said_of_the_images(written, case):
     assert source.labels.dtype == np.int32 and source.labels.tolist() == labels_of(case)
     assert source.label_names == ({0: "a", 1: "b ü"} if case == "files" else {})
     assert source.is_decoded == (case == "numpy")
-    # Python reads only sources that DALI cannot read.
     assert (source.reader is None) == case.startswith("external")
     loaded = zip(map(source.load, range(COUNT)), source.labels, strict=True)
     assert keys(loaded) == expected(case)
@@ -52,8 +46,7 @@ def test_what_is_said_of_the_images(written, case):
 
 @pytest.mark.parametrize("case", WRITERS)
 def test_every_image_once_in_order_by_both_apis(written, case):
-    """The shards have 3 and 4 images. In each epoch a pipeline reads two batches of 3, and repeats the last
-    image of the shard to fill them."""
+    """A pipeline repeats a shard's last image to fill its batches."""
     for shard_id, (begin, end) in enumerate([(0, 3), (3, 7)]):
         call = Part(written(case)[0], shard_id=shard_id, num_shards=2)
         assert (call.begin, call.size) == (begin, end - begin)
@@ -109,7 +102,7 @@ def test_a_pipeline_goes_on_where_it_was_and_a_graph_reads_the_same(written, tmp
     assert [keys(run(resumed)) for _ in range(4)] == rest
 
     kind, path, _, _ = write_case(case, tmp_path)
-    # With checkpointing, DALI 2.4 shuffles later epochs in another order, so this pipeline enables it, too.
+    # With checkpointing, DALI 2.4 shuffles later epochs in another order.
     graph = dali.Pipeline(3, 1, None, enable_checkpointing=True)
     with graph:
         graph.set_outputs(*Part(open_image_source(kind, path), **part).in_graph("mine"))

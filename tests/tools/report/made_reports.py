@@ -1,5 +1,3 @@
-"""Makes reports on invented data."""
-
 import numpy as np
 
 from common.anchors import Anchors

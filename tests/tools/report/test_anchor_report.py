@@ -1,7 +1,4 @@
-"""Tests the numbers of matched, missed and lost boxes against the loaders' encoder, image by image.
-
-Also tests efficientdet/anchor_templates.py.
-"""
+"""Tests anchor_report.py and efficientdet/anchor_templates.py."""
 
 import dataclasses
 
@@ -27,7 +24,7 @@ def ends_of_levels(anchors):
 
 
 def by_the_encoder(truth, anchors, max_instances):
-    """Computes the numbers of the anchor report again, with encode_boxes_tf in a loop over images."""
+    """Computes the report's numbers with encode_boxes_tf."""
     levels = np.zeros((3, len(anchors.levels)), int)  # rows: boxes with IoU > 0.5, best, positive anchors
     num = {"unreached": 0, "lost": 0, "over_limit": 0}
     targets, ends = truth.target_boxes, ends_of_levels(anchors)
@@ -56,8 +53,6 @@ def by_the_encoder(truth, anchors, max_instances):
 
 @pytest.mark.parametrize(("anchors", "most_boxes", "largest"), [(SQUARE, 12, 0.9), (WIDE, 150, 0.15)])
 def test_everything_is_what_the_encoder_does(monkeypatch, anchors, most_boxes, largest):
-    """Tests that the report has the numbers of the loaders' encoder: in a square input, and in a wide one
-    with many boxes."""
     monkeypatch.setattr(anchor_report, "_BOXES_AT_ONCE", 7)
     rng = np.random.default_rng(0)
     truth = random_annotations(rng, 10, most_boxes, num_classes=4, smallest=0.01, largest=largest)
@@ -96,8 +91,7 @@ def test_boxes_that_lose_to_an_identical_one_are_missed():
 
 
 def test_what_training_drops_is_counted():
-    """Tests the counts of boxes over max_instances, and of boxes below 1 pixel in the network input. One box
-    has a side of 1.5 pixels in the image, which becomes 0.96 pixels."""
+    """A side of 1.5 pixels in the image becomes 0.96 pixels."""
     rows = [(0, 0, 5 * i, 5, 20 + i, 30) for i in range(9)] + [(1, 1, 10, 10, 1.5, 60)]
     truth = annotations([(200, 200)] * 2, rows)
     for options, counts in (({"max_instances": 6}, (3, 1)), ({"min_box_size": 0.9}, (0, 0))):
@@ -133,7 +127,6 @@ def test_other_scales_are_tried():
     assert list(report.fits) == [1.0, 1.5, 2.0, 2.5, 3.0, 3.5, 4.0, 5.0, 6.0, 8.0]
     best = max(report.fits, key=lambda scale: report.fits[scale].reached)
     assert best < 3 and report.fits[best].mean_iou > report.fits[3.5].mean_iou + 0.02
-    # Anchors of the best scale miss fewer boxes than the given anchors.
     again = anchor_report.examine(truth, dataclasses.replace(given, anchor_scale=best))
     assert again.fits[best] == report.fits[best]
     assert len(again.unreached) == round((1 - again.fits[best].reached) * 5) < len(report.unreached)

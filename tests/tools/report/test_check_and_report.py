@@ -1,7 +1,4 @@
-"""Tests what the check of data prints and writes, for one or two data sets, for valid and for faulty data.
-
-Also tests tools/check_data.py.
-"""
+"""Tests check_and_report.py and tools/check_data.py."""
 
 from common.args import ImagePolicy
 from common.datacheck.issues import KINDS, DataError
@@ -12,8 +9,6 @@ from tools.report import check_and_report
 
 
 def test_two_sound_data_sets(drawn, drawn_records, tmp_path, capsys):
-    """Tests that two valid data sets, a COCO json and TFRecords, give one printed text
-    and two report files."""
     data = DataFlags(str(drawn / "images"), str(drawn / "instances.json"))
     evaluation = DataFlags(file_pattern=f"{drawn_records}-*.tfrecord")
     report = tmp_path / "a.html"
@@ -30,8 +25,6 @@ def test_two_sound_data_sets(drawn, drawn_records, tmp_path, capsys):
 
 
 def test_faults_alone_make_a_page(tmp_path):
-    """Tests that the page has the faults of both data sets, but no figures, because
-    the data cannot be used."""
     (tmp_path / "a.json").write_text('{"images": [], "annotations": [], "categories": [}')
     (tmp_path / "b.json").write_text("")
     data = [DataFlags(str(tmp_path), str(tmp_path / f"{name}.json")) for name in "ab"]

@@ -1,5 +1,3 @@
-"""Tests that figures show the numbers of the report, and that extreme data can be drawn."""
-
 import numpy as np
 import pytest
 from matplotlib.figure import Figure
@@ -21,13 +19,12 @@ CASES = {
 def test_figures_of_extreme_data(case):
     image = figures.draw(*report_of(CASES[case]))
     assert image.shape == (1170, 1400, 3)
-    for part in np.array_split(image, 3):  # each row has two panels
+    for part in np.array_split(image, 3):
         for panel in (part[:, :700], part[:, 700:]):
             assert (panel < 128).mean() > 0.001
 
 
 def drawn(title, report):
-    """Draws one panel; returns its axes."""
     axes = Figure().subplots()
     figures.PANELS[title](axes, *report)
     return axes
@@ -54,7 +51,6 @@ def test_bars_are_the_numbers_of_the_report():
 
 
 def test_classes_are_named_where_there_is_room_and_rare_ones_are_seen():
-    """Tests that the axis is logarithmic if one class has over a hundred times as many boxes as another."""
     rows = [(0, 0, 1, 1, 9, 9)] * 101 + [(0, 1, 1, 1, 9, 9)]
     axes = drawn("boxes of each class", report_of(annotations([(90, 80)], rows, ["x" * 40, "dog"])))
     assert [label.get_text() for label in axes.get_xticklabels()] == ["x" * 11 + "…" + "x" * 10, "dog"]

@@ -1,5 +1,3 @@
-"""Tests that the report's boxes, in pixels of the network input, equal the boxes of the loaders."""
-
 import numpy as np
 import pytest
 

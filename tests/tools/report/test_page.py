@@ -1,6 +1,3 @@
-"""Tests the HTML page of the report: it is complete, needs no other file, and escapes
-all text from the data."""
-
 import base64
 import dataclasses
 import html.parser
@@ -21,8 +18,7 @@ PICTURE = np.zeros((9, 9, 3), np.uint8)
 
 
 class ParsedPage(html.parser.HTMLParser):
-    """Collects all tags with their attributes, and the text outside of <style>. Tags
-    must be closed in order."""
+    """Tags must be closed in order."""
 
     def __init__(self, content):
         super().__init__()

@@ -1,6 +1,3 @@
-"""Tests the report's sheet of images: the choice of images, the drawn boxes, and files
-that cannot be read."""
-
 import numpy as np
 
 from common.evaluation import drawing
@@ -33,8 +30,6 @@ def test_boxes_are_drawn_where_they_are(monkeypatch):
 
 
 def test_classes_are_named_unless_there_are_too_many_boxes(monkeypatch):
-    """Tests that pictures with more than 25 boxes have no class names, because these would cover
-    everything."""
     named = []
     monkeypatch.setattr(
         pictures, "draw_boxes", lambda image, boxes, classes, names: named.append(names) or image

@@ -1,5 +1,3 @@
-"""Tests the numbers of data sets against pycocotools, NumPy, and counts by hand."""
-
 import time
 
 import numpy as np
@@ -12,7 +10,6 @@ from tools.report.statistics import describe
 
 
 def test_areas_and_classes_are_those_of_pycocotools_on_coco128(coco128):
-    """Compares counts in COCO128 with pycocotools. The set has crowds, outlines and classes without boxes."""
     found = describe(load_coco(coco128 / "instances.json", None))
     coco = COCO(str(coco128 / "instances.json"))
     ranges = {"small": (-0.5, 32**2), "medium": (32**2 - 1e-9, 96**2), "large": (96**2 - 1e-9, 1e10)}
@@ -28,10 +25,7 @@ def test_areas_and_classes_are_those_of_pycocotools_on_coco128(coco128):
 
 
 def test_shapes_by_hand():
-    """The fourth box is clipped: only its part inside the image counts.
-
-    A crowd, a box without area and a box outside its image do not count.
-    """
+    """Only the part inside the image counts. Crowds and boxes without area do not count."""
     rows = [(0, 0, 10, 10, 40, 10), (0, 1, 0, 0, 200, 100), (2, 1, 20, 30, 30, 120), (2, 1, -30, 20, 50, 20)]
     rows += [(2, 0, 5, 5, 9, 9), (1, 0, 5, 5, 0, 9), (1, 1, 201, 5, 9, 9)]
     found = describe(annotations([(100, 200), (100, 200), (300, 150)], rows, crowds=[4]))
@@ -93,4 +87,4 @@ def test_as_large_as_coco_in_seconds():
     large = annotations(sizes, np.column_stack(columns), list(map(str, range(80))))
     start = time.process_time()
     assert describe(large).boxes == len(large.target_boxes.boxes) > 800_000
-    assert time.process_time() - start < 10  # it takes about one second
+    assert time.process_time() - start < 10

@@ -1,5 +1,3 @@
-"""Tests the report as text: its numbers, that it fits a terminal, and that it begins with fatal problems."""
-
 import re
 
 import numpy as np

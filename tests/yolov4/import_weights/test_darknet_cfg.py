@@ -1,5 +1,3 @@
-"""Compares the .cfg files that the product writes with values of Darknet's published .cfg files."""
-
 import dataclasses
 
 import pytest
@@ -18,7 +16,6 @@ PUBLIC = {  # model: (image side in [net], the [yolo] sections in order)
 
 
 def sections(text, name):
-    """Returns all sections with this name in a .cfg file, each as a dict."""
     blocks = [block.splitlines() for block in text.split("[")[1:]]
     return [dict(line.split("=") for line in block[1:] if line) for block in blocks if block[0] == f"{name}]"]
 

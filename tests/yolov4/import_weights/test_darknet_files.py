@@ -1,5 +1,3 @@
-"""Compares the 80 COCO classes with a real COCO json, and tests reading .names files."""
-
 import json
 
 import pytest
@@ -16,7 +14,7 @@ def test_classes_are_those_of_coco(coco128):
 
 
 def test_order_is_that_of_darknet():
-    """Compares some classes with lines of Darknet's data/coco.names, counted from 0."""
+    """Lines of Darknet's data/coco.names, counted from 0."""
     label_map = coco_label_map()
     assert label_map.num_classes == 80
     lines = {0: "person", 11: "stop sign", 39: "bottle", 59: "bed", 61: "toilet", 79: "toothbrush"}

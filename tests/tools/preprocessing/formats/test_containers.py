@@ -1,6 +1,3 @@
-"""Tests TFRecord, RecordIO and WebDataset: unusual but valid content is read; all else
-gives an error of one line."""
-
 import os
 import struct
 import tarfile
@@ -69,8 +66,7 @@ MAGIC = [writing.png(i, extra=bytes(i) + writing.RECORDIO_MAGIC * i + b"end") fo
 
 
 def test_records_in_parts(tmp_path):
-    """The images contain RecordIO's magic number. Where this number is at a multiple of four bytes, the
-    writer splits the record into parts, and the reader must join them."""
+    """Where RecordIO's magic number is at a multiple of four bytes, the writer splits the record."""
     path = rec(tmp_path / "x.rec", *(writing.image_record(image, i) for i, image in enumerate(MAGIC)))
     assert path.read_bytes().count(writing.RECORDIO_MAGIC) > COUNT + 5
     check(opened("recordio", path), MAGIC, list(range(COUNT)))

@@ -1,6 +1,3 @@
-"""Tests images from a user's Python code: every kind of object that --input may name,
-and all errors in that code."""
-
 import numpy as np
 import pytest
 
@@ -48,8 +45,7 @@ ARRAY_CODES = [
 
 @pytest.mark.parametrize(("dtype", "code", "expected"), ARRAY_CODES)
 def test_arrays_alone_in_batches_and_with_labels(tmp_path, dtype, code, expected):
-    """Tests that arrays of all forms are read. `expected` has the height, the value
-    and the label of each image."""
+    """`expected` has the height, value and label of each image."""
     source = opened(tmp_path, ARRAYS.format(dtype) + code)
     assert source.is_decoded and source.size == len(expected)
     for read in (flat(by_pipeline(Part(source), 1, source.size)), flat(by_dynamic(Part(source)))):

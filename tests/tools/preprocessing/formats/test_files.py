@@ -1,8 +1,4 @@
-"""Tests directory trees, lists and NumPy files: which images are found, their order
-and labels, refused input.
-
-Also tests base.py.
-"""
+"""Tests files.py and base.py: trees, lists and NumPy files."""
 
 import os
 from pickle import dumps
