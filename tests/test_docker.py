@@ -93,7 +93,7 @@ def test_the_two_images_are_twins():
     packages, infiniband, users, *rest = of(gpu, "RUN")
     assert packages == of(cpu, "RUN")[0] and "libibverbs1" in infiniband
     assert of(cpu, "RUN")[1] in users and rest == of(cpu, "RUN")[2:]
-    assert "NVIDIA_DRIVER_CAPABILITIES=compute,utility,video" in of(gpu, "ENV")[0]  # video: JPEG decoder
+    assert "NVIDIA_DRIVER_CAPABILITIES=compute,utility,video" in of(gpu, "ENV")[0]
     (entry,) = of(cpu, "ENTRYPOINT")
     assert yaml.safe_load(entry)[-1] == "/workspace/docker/entrypoint.sh"
     assert os.access(DOCKER / "entrypoint.sh", os.X_OK)

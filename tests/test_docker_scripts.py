@@ -87,7 +87,7 @@ def test_stopping_horovodrun_lets_its_ranks_save_and_no_others(tmp_path):
         job.wait_for("training", times=2)
         os.kill(job.pid, signal.SIGTERM)
         result = job.finish(timeout=60)
-    assert result.returncode == 1  # horovodrun's exit code
+    assert result.returncode == 1
     assert [result.stdout_of(rank).split() for rank in (0, 1)] == [["training", "with", "[]", "saved"]] * 2
     assert other.poll() is None
     other.kill()

@@ -50,7 +50,7 @@ def test_missing_pytorch_is_one_clear_line(monkeypatch):
 def test_pytorch_trains_on_every_rank(launcher, monkeypatch):
     if not TORCH.exists():
         pytest.skip("no PyTorch: make torch")
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")  # leaves the other cores to DALI's threads
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
     printed = run(TORCH, *launcher, ROOT / "examples/pytorch_loader.py").stdout
     batches = re.findall(r"rank (\d), epoch 12: (\d) batches", printed)
     assert sorted(batches) == ([("0", "2"), ("1", "2")] if launcher else [("0", "4")])

@@ -45,7 +45,7 @@ def test_mpijob_is_what_the_operator_reads():
     }
     assert SPEC["runPolicy"]["cleanPodPolicy"] in ("None", "Running", "All")
     assert SPEC["launcherCreationPolicy"] in ("AtStartup", "WaitForWorkersReady")
-    assert SPEC["mpiImplementation"] == "OpenMPI"  # then the hostfile has the format of horovodrun
+    assert SPEC["mpiImplementation"] == "OpenMPI"
     replicas = SPEC["mpiReplicaSpecs"]
     assert set(replicas) == {"Launcher", "Worker"} and replicas["Launcher"]["replicas"] == 1
     for replica in replicas.values():
@@ -75,7 +75,7 @@ def test_mpijob_uses_every_gpu_once_and_has_time_to_save():
 def test_slurms_options():
     options = dict(re.findall(r"^#SBATCH --([\w-]+)=?(.*)$", SLURM.read_text(), re.MULTILINE))
     assert {"signal", "requeue"} <= set(options)
-    assert (options["nodes"], options["gpus-per-node"]) == ("2", "8")  # the recipe is for 16 GPUs
+    assert (options["nodes"], options["gpus-per-node"]) == ("2", "8")
     assert options["ntasks-per-node"] == "1"  # horovodrun starts the ranks
     assert re.fullmatch(r"B:TERM@\d+", options["signal"])  # B: Slurm signals only the script
 

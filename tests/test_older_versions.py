@@ -47,7 +47,7 @@ EVALUATIONS = {
 }
 # Columns of results.csv whose values must be equal on every processor.
 EXACT = ("epoch", "step", "learning_rate", "boxes_dropped", "boxes_truncated", "skipped_steps")
-RENAMED = {"boxes_truncated": "boxes_over_limit"}  # {name in the fixture: present name}
+RENAMED = {"boxes_truncated": "boxes_over_limit"}
 
 # About five times the change by TF_ENABLE_ONEDNN_OPTS=0, which adds float32 terms in another order.
 LOSS_RTOL = 2e-5
@@ -136,7 +136,7 @@ def test_weights_and_exported_files_give_the_same_detections(name, copy, monkeyp
     assert len(found) == len(expected["detections"]) > 50
     for wanted in expected["detections"]:
         difference, nearest = min((_difference(wanted, other), i) for i, other in enumerate(found))
-        assert difference <= 1.001, (wanted, found[nearest])  # 1, and 0.001 for rounding
+        assert difference <= 1.001, (wanted, found[nearest])
         del found[nearest]
     metrics = json.loads((output / "metrics.json").read_text())
     for key, value in expected["metrics"].items():

@@ -36,7 +36,7 @@ def test_licences_of_dependencies_are_listed():
     page = (ROOT / "docs/dev/licences.md").read_text()
     rows = re.findall(r"^\| ([\w-]+) +\| ([\w.+]+) +\| .+ \|$", page, re.MULTILINE)
     listed = {name.lower().replace("_", "-"): version for name, version in rows}
-    for requirement in pins(("dali-tf", "horovod", "faster-coco", "export", "dev")):  # extras for `make test`
+    for requirement in pins(("dali-tf", "horovod", "faster-coco", "export", "dev")):
         name, _, version = requirement.partition("==")
         assert listed.get(re.split(r"\[", name)[0]) == version, requirement
     assert "Apache License" in (ROOT / "LICENSE").read_text()[:400]

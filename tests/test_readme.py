@@ -39,7 +39,7 @@ NOT_RUN_HERE = (
 # Commands with these flags take only seconds.
 SMALL = ["--image_size=64", "--epochs=1", "--batch_size=4"]
 BENCH = ["--image_size=64", "--batch_size=2", "--rounds=2", "--seconds=0.2", "--pipeline_types=dali_cpu"]
-DARKNET_FILE = "yolov4-tiny.weights"  # random weights; this model cannot be made smaller
+DARKNET_FILE = "yolov4-tiny.weights"
 
 
 def commands(text: str) -> list[str]:
@@ -89,7 +89,7 @@ def gpus_of(recipe: str) -> int:
 def check_recipe(words: list[str], fv: flags.FlagValues) -> None:
     """Recipes and commands with many ranks must name separate evaluation data."""
     recipes = [file for file in fv.flagfile if "_coco" in file]
-    if fv.strategy not in ("mirrored", "multi_worker"):  # one process uses many GPUs
+    if fv.strategy not in ("mirrored", "multi_worker"):
         assert all(gpus_of(recipe) == ranks_of(words) for recipe in recipes), recipes
     if recipes or ranks_of(words) > 1 or fv.strategy != "none":
         names = [f"{split}_{kind}" for split in ("train", "eval") for kind in ("images", "annotations")]
@@ -101,7 +101,7 @@ def check_flags(words: list[str], on_a_page: bool = True) -> None:
     program, arguments = program_of(words)
     fv = known_flags(program)
     left = fv([program, *arguments])[1:]
-    assert not left or program == "tools/describe_weights.py", left  # its arguments are files
+    assert not left or program == "tools/describe_weights.py", left
     if on_a_page and program.endswith("/train.py") and not fv.help:
         check_recipe(words, fv)
     for file in fv.flagfile:
@@ -157,10 +157,10 @@ def test_flags_in_the_text_exist(name, capsys):
     with mock.patch.object(sys, "argv", ["horovodrun", "--help"]), pytest.raises(SystemExit):
         parse_args()
     known |= set(re.findall(r"--([\w-]+)", capsys.readouterr().out)) | {"nodes", "shm-size"}
-    known |= {"tf_xla_persistent_cache_directory", "python", "logdir"}  # flags of other programs
-    known |= {"account", "partition", "signal", "time", "gang-scheduling", "device"}  # of sbatch and Docker
-    known |= {"for", "timeout", "cascade"}  # of kubectl
-    text = "" if name == "containers" else PAGES[name]  # its flags are Docker's, too
+    known |= {"tf_xla_persistent_cache_directory", "python", "logdir"}
+    known |= {"account", "partition", "signal", "time", "gang-scheduling", "device"}
+    known |= {"for", "timeout", "cascade"}
+    text = "" if name == "containers" else PAGES[name]
     assert set(re.findall(r"(?<![\w-])--([a-z][\w-]+)(?==)", text)) <= known
 
 
@@ -192,7 +192,7 @@ DEMOS = {"efficientdet": "demo", "yolov4": "demo-yolov4"}
 def make(app: str, directory: pathlib.Path, *words: str, **variables: object) -> subprocess.CompletedProcess:
     """Runs `make demo` in this Python environment."""
     (directory / "venv").mkdir()
-    (directory / "venv" / ".ready").touch()  # make installs nothing
+    (directory / "venv" / ".ready").touch()
     prefix = "DEMO_YOLOV4" if app == "yolov4" else "DEMO"
     variables |= {"VENV": directory / "venv", "RUN": sys.executable, "DEMO_DATA": directory / "data"}
     variables[prefix] = directory / "run"
@@ -260,7 +260,6 @@ def small_model(app: str) -> list[str]:
 
 
 def python_commands() -> list[str]:
-    """The commands of the pages, and the first training command for YOLOv4."""
     said = [command for name in RUN_HERE for command in commands(PAGES[name])]
     found = [command.removeprefix(".venv/bin/") for command in dict.fromkeys(said)]
     found = [command for command in found if command.startswith("python ")]

@@ -18,7 +18,6 @@ COCO_IMAGES = 118_287  # train2017, including 1,021 images without boxes
 
 
 def darknet(peak: float, images_an_update: int, updates_an_epoch: int, epochs: int) -> tuple:
-    """Burn-in for 1000 updates, then division by 10 at 80 % and 90 %."""
     burn_in = 1000 / updates_an_epoch
     rates = [(burn_in / 2, peak / 16), (burn_in, peak), (epochs * 2 / 3, peak)]
     rates += [(epochs * 0.85, peak / 10), (epochs * 0.95, peak / 100)]

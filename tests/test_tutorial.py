@@ -26,13 +26,13 @@ def test_the_committed_notebook_has_its_outputs():
     assert len(pictures_of(notebook)) == PICTURES
     assert PATH.stat().st_size < 2e6
     printed = [line for cell in code for output in cell["outputs"] for line in output.get("text", ())]
-    assert printed and not [line for line in printed if "/" in line]  # no path of the author's machine
+    assert printed and not [line for line in printed if "/" in line]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("given", [False, True], ids=["synthetic", "given"])
 def test_the_notebook_runs(given, drawn, monkeypatch):
-    monkeypatch.chdir(PATH.parent)  # Jupyter runs cells here
+    monkeypatch.chdir(PATH.parent)
     notebook, names = json.loads(PATH.read_text()), {}
     if given:
         first = next(cell for cell in notebook["cells"] if cell["cell_type"] == "code")
@@ -52,7 +52,6 @@ def test_the_notebook_runs(given, drawn, monkeypatch):
 
 
 def check_stages(names: dict) -> None:
-    """Computes each stage from the one before with NumPy."""
     top, left, height, width = names["window"]
     window = names["stored"][top : top + height, left : left + width]
     np.testing.assert_array_equal(names["cropped"], window)

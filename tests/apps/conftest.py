@@ -36,10 +36,10 @@ class App:
     name: str
     package: types.ModuleType
     model_name: str
-    tiny: str  # hparams of a network that takes seconds to trace instead of tens of seconds
-    by_heart: str  # hparams that overfit a few images quickly
+    tiny: str
+    by_heart: str
     steps_by_heart: int
-    ways: tuple[str, str]  # flags of two training runs that differ in many settings
+    ways: tuple[str, str]
     own_hparam: tuple[str, str]  # a field that must not change after training, and another value for it
     other_nms: str
 
@@ -127,7 +127,7 @@ def eagerly() -> Iterator[None]:
     tf.config.run_functions_eagerly(True)
     try:
         with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "Even though the")  # a warning that tf.data still builds graphs
+            warnings.filterwarnings("ignore", "Even though the")
             yield
     finally:
         tf.config.run_functions_eagerly(False)
@@ -159,7 +159,7 @@ def command(app):
         try:
             return function(**values)
         finally:
-            keras.mixed_precision.set_global_policy("float32")  # --precision must not affect the next test
+            keras.mixed_precision.set_global_policy("float32")
 
     return run
 
@@ -185,5 +185,4 @@ def tiny_train(app, command):
 
 @pytest.fixture(scope="session")
 def trained(app, tiny_train, drawn, once) -> pathlib.Path:
-    """A run of two epochs. Tests must not write into it."""
     return once(f"trained-{app.name}", lambda directory: tiny_train(drawn, directory))

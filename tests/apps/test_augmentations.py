@@ -1,5 +1,3 @@
-"""Tests augmentations.py of both apps, and the presets."""
-
 import dataclasses
 import types
 
@@ -61,12 +59,12 @@ def test_boxes_enclose_what_they_enclosed_before_a_rotation(augmentations):
                 outwards = (found[label] - expected) * (-1, -1, 1, 1)
                 assert (outwards > -1.5).all()
                 is_whole = min(expected[:2]) > 0 and (expected[2:] < size[2:]).all()
-                assert not is_whole or (outwards < 2.0).all()  # the image's border may cut a rectangle
+                assert not is_whole or (outwards < 2.0).all()
                 whole += is_whole
     assert turned > 25 and whole > 30
 
 
-@pytest.mark.filterwarnings("ignore")  # DALI warns that choosing a sign for each image is slow
+@pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("suite", ["RAND_AUGMENT", "TRIVIAL_AUGMENT"])
 def test_no_operation_of_a_suite_moves_pixels(augmentations, suite):
     image, _ = rectangles(np.random.default_rng(1), 120, 160, 4)
@@ -74,7 +72,7 @@ def test_no_operation_of_a_suite_moves_pixels(augmentations, suite):
     kinds = image.reshape(-1, 3)
     operations = getattr(augmentations, suite)
     assert len(operations) == 9 and len({operation.name for operation in operations}) == 9
-    inside = np.zeros(image.shape[:2], bool)  # leave out the border, because sharpness also reads neighbours
+    inside = np.zeros(image.shape[:2], bool)
     inside[2:-2, 2:-2] = np.all(
         [np.roll(image, (y, x), (0, 1)) == image for y in (-1, 0, 1) for x in (-1, 0, 1)], axis=(0, -1)
     )[2:-2, 2:-2]

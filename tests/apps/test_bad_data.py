@@ -13,7 +13,6 @@ from tests.refusal import refusal
 
 @pytest.fixture
 def faulty(tmp_path) -> DataSet:
-    """A data set with two unreadable images and a box of three numbers."""
     data = DataSet(tmp_path / "data", 5)
     first, second = data.document["images"][1:3]
     (data.images_dir / first["file_name"]).write_bytes(b"")

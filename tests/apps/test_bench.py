@@ -154,7 +154,7 @@ def test_cuts_of_mosaics_of_fresh_images(drawn):
     images = np.stack([np.asarray(image) for image in cuts["mosaic"].run()[0]])
     np.testing.assert_array_equal(images, whole.run()[0].as_array())
     assert len(nodes["read"]) == 4 * 4 and len(nodes["color"]) == 4
-    assert operators(cuts["color"]) == operators(cuts["place"])  # placing the tiles adds no operator
+    assert operators(cuts["color"]) == operators(cuts["place"])
     names = operators(cuts["decode"])
     assert sum("ImageSlice" in name for name in names) == 4 and not any("Resize" in name for name in names)
 
@@ -207,7 +207,7 @@ def test_data_are_drawn_once_where_none_are_given(monkeypatch, tmp_path):
     source = source_of(directory)
     sizes = source.annotations.image_sizes
     assert (sizes[:, 1] >= 640).all() and (sizes[:, 1] <= 1024).all()
-    assert all(len(source.encoded(row)) > 90_000 for row in range(2))  # the files are as large as photographs
+    assert all(len(source.encoded(row)) > 90_000 for row in range(2))
 
 
 def test_inference_is_measured_at_both_batch_sizes(app, bench, drawn, monkeypatch, capfd):

@@ -84,7 +84,7 @@ def _trained(app_name: str) -> dict:
     train = importlib.import_module(f"{app_name}.train")
     model_name, side, batch_size, changes = MODELS[app_name]
     config = dataclasses.replace(train.get_config(model_name), image_size=(side, side), **changes)
-    config = dataclasses.replace(config, clip_norm=0.1)  # small enough to clip the gradients
+    config = dataclasses.replace(config, clip_norm=0.1)
     model = train.build_model(model_name, num_classes=3, config=config)
     optimizer = train.make_optimizer(config, 0.01, precision="float32")
     optimizer.build(model.trainable_variables)

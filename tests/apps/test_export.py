@@ -69,7 +69,6 @@ def _last_layers(app, model, raw):
 
 @pytest.fixture(scope="module")
 def by_weights(app, decided, command, drawn, tmp_path_factory):
-    """The metrics and detections of eval.py with the weights."""
     directory = tmp_path_factory.mktemp("by_weights")
     name = "hard" if app.name == "efficientdet" else "greedy"
     flags = [f"--weights={decided}", f"--output_dir={directory}", f"--hparams=nms_method={name}"]
@@ -145,7 +144,7 @@ def test_saved_model_takes_images_of_any_size(decided, command, drawn, by_weight
     for image in document["images"]:
         pixels = np.asarray(PIL.Image.open(drawn / "images" / image["file_name"]).convert("RGB"))
         given = tf.io.read_file(str(drawn / "images" / image["file_name"]))
-        if image["file_name"].endswith("jpg"):  # Pillow decodes some pixels one level differently
+        if image["file_name"].endswith("jpg"):
             pixels = tf.io.decode_jpeg(given, channels=3, dct_method="INTEGER_ACCURATE").numpy()
         out = {name: value.numpy()[0] for name, value in detect(images=tf.constant(pixels[None])).items()}
         for row in range(out["count"]):

@@ -38,7 +38,6 @@ def build(app, num_classes):
 
 @pytest.fixture(scope="module")
 def earlier(app, tmp_path_factory) -> Earlier:
-    """An untrained model for four classes."""
     model, config = build(app, 4)
     run = tmp_path_factory.mktemp("earlier") / "run"
     run.mkdir()
@@ -175,9 +174,9 @@ def test_unfreezing_keeps_the_weights_and_the_state_of_the_optimizer(app, heads,
     still = [name for name in heads.left if "backbone" in name]
     moving = [name for name in heads.left if name not in still]
     assert still and moving
-    for path, values in values_of(app.load_trained(heads.run)[0]).items():  # not averaged: --ema_decay=0
+    for path, values in values_of(app.load_trained(heads.run)[0]).items():
         np.testing.assert_array_equal(whole.begun[path], values, err_msg=path)
-    by_place = dict(zip(heads.left, whole.restored.values(), strict=True))  # paths differ in a number
+    by_place = dict(zip(heads.left, whole.restored.values(), strict=True))
     for name, values in heads.left.items():
         np.testing.assert_array_equal(by_place[name], values, err_msg=name)
     assert all(not heads.left[name].any() for name in still)

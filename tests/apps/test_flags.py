@@ -63,7 +63,7 @@ def test_commands_import_neither_tensorflow_nor_dali_before_they_know_their_flag
     programs += ["tools/describe_weights.py", "tools/replay_step.py", "tools/bench.py"]
     modules = [name.removesuffix(".py").replace("/", ".") for name in programs]
     assert len(modules) > 20
-    modules = [name for name in modules if not name.endswith("train")]  # train.py imports them later
+    modules = [name for name in modules if not name.endswith("train")]
     assert heavy_imports("yolov4/train.py", "--help") == set()
     assert heavy_imports("-c", f"import {', '.join(modules)}") == set()
 

@@ -26,8 +26,6 @@ def config(app):
 
 @pytest.fixture
 def feed(app, config, source):
-    """Gives feed(pipeline_type)."""
-
     def run(pipeline_type: str) -> input_feed.InputFeed:
         options = {"source": source, "config": config, "batch_size": 2, "training": True}
 

@@ -12,8 +12,6 @@ from tests.refusal import refusal
 
 @pytest.fixture
 def infer(trained, command, tmp_path):
-    """Gives infer(images, flags). It writes to `tmp_path`/out."""
-
     def run(images, *flags: str):
         output = [] if any("--output_dir" in flag for flag in flags) else [f"--output_dir={tmp_path}/out"]
         with eagerly():
@@ -110,11 +108,10 @@ def test_ids_from_an_image_list(infer, drawn, tmp_path):
 
 @pytest.fixture(scope="module")
 def clip(drawn, tmp_path_factory):
-    """Seven images as a video and as image files."""
     cv2 = pytest.importorskip("cv2")
     directory = tmp_path_factory.mktemp("clip")
     (directory / "frames").mkdir()
-    code = cv2.VideoWriter_fourcc(*"FFV1")  # a lossless codec
+    code = cv2.VideoWriter_fourcc(*"FFV1")
     writer = cv2.VideoWriter(str(directory / "clip.avi"), code, 5, (96, 64))
     for file in sorted((drawn / "images").iterdir())[:7]:
         writer.write(np.asarray(PIL.Image.open(file).convert("RGB").resize((96, 64)))[..., ::-1].copy())

@@ -41,7 +41,7 @@ MORE_OF_DALI = {  # tf.data refuses these, too; test_pipeline.py, test_fresh_mos
     "yolov4": ("mosaic_prob=0.5,mosaic_tiles=fresh",),
 }
 SIZES = {"efficientdet": (), "yolov4": ("multi_scale=1.4",)}
-LEVEL = {"efficientdet": IMAGENET_STD, "yolov4": 255}  # one unit of a normalised pixel, in grey levels
+LEVEL = {"efficientdet": IMAGENET_STD, "yolov4": 255}
 WHOLE = {"efficientdet": "antialias=true", "yolov4": "letterbox=true"}
 
 

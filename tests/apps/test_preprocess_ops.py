@@ -31,5 +31,5 @@ def test_evaluation_and_preprocess_give_the_same_pixels(app, tmp_path, api, sett
     asked = Preprocessor(source=source, ops=f"decode:exif=ignore | {ops}", batch_size=3)
     found = np.stack([sample.image for sample in asked.samples(api)])
     assert found.dtype == expected.dtype
-    border = 1e-7 if app.name == "yolov4" else 0  # the app and the tool round 127 / 255 differently
+    border = 1e-7 if app.name == "yolov4" else 0
     np.testing.assert_allclose(found, expected, rtol=border, atol=border)

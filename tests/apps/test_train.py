@@ -49,7 +49,7 @@ def test_what_a_run_leaves_behind(app, trained):
         metadata = weights.read_metadata(trained / name)
         assert LabelMap.from_json(metadata["label_map"]).category_ids == (3, 17, 90)
         config = hparams.from_json(type(published), metadata["config"])
-        assert config == expected and hash(config) == hash(expected)  # lists from the json are tuples again
+        assert config == expected and hash(config) == hash(expected)
 
 
 def test_the_flag_file_of_a_run_repeats_it(trained, command, tmp_path, capfd):

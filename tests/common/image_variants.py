@@ -109,7 +109,7 @@ def tiff(
     formats = {tag: "I" if tag in (273, 279, 324, 325) else "H" for tag in entries}
     packed = {tag: struct.pack(f"{order}{len(v)}{formats[tag]}", *v) for tag, v in entries.items()}
     room = struct.calcsize(offset)
-    start, counted, entry = (16, 8, 20) if big else (8, 2, 12)  # sizes in bytes
+    start, counted, entry = (16, 8, 20) if big else (8, 2, 12)
     table = start + counted + len(entries) * entry + room
     outside = {tag: content for tag, content in packed.items() if len(content) > room}
     at = table + sum(map(len, outside.values()))
@@ -135,7 +135,7 @@ def tiff(
 def _packed(pixels: np.ndarray, bits: int, kind: int, order: str) -> bytes:
     if kind == 3 or bits in (8, 16, 32, 64):
         return pixels.astype(f"{order}{'.uif'[kind]}{bits // 8}").tobytes()
-    values = pixels.reshape(len(pixels), -1).astype(np.int64)  # each row of pixels starts a new byte
+    values = pixels.reshape(len(pixels), -1).astype(np.int64)
     digits = (values[..., None] >> np.arange(bits - 1, -1, -1) & 1).astype(np.uint8)
     return np.packbits(digits.reshape(len(pixels), -1), axis=1).tobytes()
 

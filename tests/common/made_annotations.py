@@ -1,5 +1,3 @@
-"""Makes Annotations in memory."""
-
 import numpy as np
 
 from common.annotations import Annotations

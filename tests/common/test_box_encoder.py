@@ -13,7 +13,7 @@ D0 = Anchors(3, 7, 3, RATIOS, 4.0, (128, 128))
 WIDE = Anchors(3, 7, 3, RATIOS, 4.0, (96, 160))
 ODD = Anchors(3, 7, 3, RATIOS, 5.0, (130, 77))  # sides that no stride divides; the anchor scale of d7
 D7X = Anchors(3, 8, 3, RATIOS, 4.0, (160, 128))
-SPARSE = Anchors(3, 5, 1, [1.0], 0.1, (128, 96))  # most boxes touch no anchor
+SPARSE = Anchors(3, 5, 1, [1.0], 0.1, (128, 96))
 
 NO_BOXES = np.zeros((0, 4), np.float32)
 INF, NAN = np.inf, np.nan

@@ -41,7 +41,7 @@ def test_diou_ciou_by_hand():
     a, apart = [0.0, 0.0, 2.0, 2.0], [3.0, 0.0, 5.0, 2.0]
     assert float(box_ops.iou(a, apart)) == 0
     assert float(box_ops.diou(a, apart)) == pytest.approx(-9 / 29)
-    assert float(box_ops.ciou(a, apart)) == pytest.approx(-9 / 29)  # the DIoU, as the aspect ratios are equal
+    assert float(box_ops.ciou(a, apart)) == pytest.approx(-9 / 29)
     # `half` is the upper half of square `a`: their IoU is 1/2, and their centres are 1/2 apart.
     half = [0.0, 0.0, 2.0, 1.0]
     v = 4 / np.pi**2 * (np.arctan(2.0) - np.arctan(1.0)) ** 2
@@ -57,7 +57,7 @@ def test_overlaps_are_one_for_equal_boxes_symmetric_and_free_of_place_and_scale(
     np.testing.assert_allclose(overlap(a, b), overlap(b, a), atol=1e-12)
     shift = [70, -20, 70, -20]
     np.testing.assert_allclose(overlap(a * 608 + shift, b * 608 + shift), overlap(a, b), atol=1e-9)
-    small = np.float32(a / 608), np.float32(b / 608)  # boxes with sides of about one pixel
+    small = np.float32(a / 608), np.float32(b / 608)
     np.testing.assert_allclose(overlap(*small), overlap(a, b), atol=1e-4)
 
 

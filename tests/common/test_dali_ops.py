@@ -106,7 +106,7 @@ def test_what_is_not_a_box_is_dropped(run, select):
     results = run(lambda b, n: select(b, n, (0.0, 0.0), ALL), images, labels)
     for (boxes, kept, _), expected in zip(results, (good, [], []), strict=True):
         expected = np.float32(expected).reshape(-1, 4)
-        np.testing.assert_array_equal(boxes.view(np.int32), expected.view(np.int32))  # -0.0 stays -0.0
+        np.testing.assert_array_equal(boxes.view(np.int32), expected.view(np.int32))
         assert kept.tolist() == [7, len(bad) + 1, len(bad) + 2][: len(expected)]
         assert (boxes.dtype, kept.dtype) == (np.float32, np.int32)
 
@@ -114,7 +114,7 @@ def test_what_is_not_a_box_is_dropped(run, select):
 @SELECT
 def test_height_and_width_are_measured_apart(run, select):
     boxes = np.float32([[0, 0, 0.25, 0.5], [0, 0, 0.125, 0.5], [0, 0, 0.25, 0.25], [0.5, 0.5, 0.75, 1]])
-    min_size = (0.5, 0.25)  # height, width
+    min_size = (0.5, 0.25)
     ((kept, labels, lost),) = run(lambda b, n: select(b, n, min_size, ALL), [boxes], [np.int32([1, 2, 3, 4])])
     np.testing.assert_array_equal(labels, [1, 4])
     np.testing.assert_array_equal(kept, boxes[[0, 3]])

@@ -7,7 +7,7 @@ from common import letterbox
 from tests.oracle import numpy_boxes, numpy_images
 
 SIDES = st.integers(1, 70_000)
-IMAGE_SIZES = st.tuples(st.integers(1, 2048), st.integers(1, 2048))  # (height, width) of network inputs
+IMAGE_SIZES = st.tuples(st.integers(1, 2048), st.integers(1, 2048))
 # derandomize: a failure in CI can be repeated
 FIXED = settings(deadline=None, derandomize=True, database=None, max_examples=200)
 

@@ -95,8 +95,8 @@ def test_equals_brute_force(method, num_classes, max_detections, beta):
 @pytest.mark.parametrize("threshold", [0.3, 0.6])
 def test_hard_equals_opencv(threshold):
     boxes, scores, classes = random_candidates(batch_size=1, count=500, seed=3)
-    scores = scores + np.arange(500, dtype=np.float32) * 1e-5  # OpenCV defines no order for equal scores
-    pixels = np.rint(boxes[0] * 1000).astype(int)  # OpenCV takes whole pixels
+    scores = scores + np.arange(500, dtype=np.float32) * 1e-5
+    pixels = np.rint(boxes[0] * 1000).astype(int)
     ltwh_px = np.concatenate([pixels[:, :2], pixels[:, 2:] - pixels[:, :2]], axis=1)
     picked = cv2.dnn.NMSBoxesBatched(ltwh_px, scores[0], classes[0], 0.05, threshold)
     picked = np.array(sorted(picked, key=lambda index: -scores[0, index]))
@@ -115,7 +115,7 @@ def test_diou_at_the_threshold_itself(beta):
     edge = 0.5 - (0.125**2 / 0.5) ** beta
     assert run(*candidates, method="diou", beta=beta, iou_threshold=edge + 1e-6).count == [2]
     assert run(*candidates, method="diou", beta=beta, iou_threshold=edge - 1e-6).count == [1]
-    assert run(*candidates, method="diou", beta=1.0, iou_threshold=0.46875).count == [2]  # equal to the DIoU
+    assert run(*candidates, method="diou", beta=1.0, iou_threshold=0.46875).count == [2]
     assert run(*candidates, method="hard", iou_threshold=0.5).count == [2]
     assert run(*candidates, method="hard", iou_threshold=0.49).count == [1]
 
@@ -133,11 +133,11 @@ def test_an_unknown_method():
         run(*random_candidates(), method="greedy")
 
 
-@pytest.mark.parametrize("count", [1, 37, 700, 5000])  # 5000 is more than all 2800 candidates
+@pytest.mark.parametrize("count", [1, 37, 700, 5000])
 @pytest.mark.parametrize("sizes", [(400,), (250, 100, 45, 1, 4)])
 @pytest.mark.parametrize("known_shape", [True, False])
 def test_candidates_are_those_of_a_top_k_over_everything(count, sizes, known_shape):
-    scores = np.round(np.random.default_rng(1).normal(0, 2, (2, 400, 7))).astype(np.float32)  # with ties
+    scores = np.round(np.random.default_rng(1).normal(0, 2, (2, 400, 7))).astype(np.float32)
     levels = np.split(scores, np.cumsum(sizes)[:-1], axis=1)
     specs = [tf.TensorSpec(level.shape if known_shape else (None, None, 7), tf.float32) for level in levels]
     compiled = tf.function(lambda *levels: nms.top_candidates(levels, count), input_signature=specs)

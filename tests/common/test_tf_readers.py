@@ -147,7 +147,7 @@ def test_a_saved_iterator_goes_on_where_it_was(source, training, tmp_path):
         return iter(tf_readers.examples(source, **options).map(lambda e: e["image_id"]).prefetch(2))
 
     assert_iterator_resumes(iterate, tmp_path, before=4, after=20 if training else 2)
-    assert sum(file.stat().st_size for file in tmp_path.iterdir()) < 100_000  # the state contains no images
+    assert sum(file.stat().st_size for file in tmp_path.iterdir()) < 100_000
 
 
 @sources("coco", "tfrecord", "images")

@@ -109,7 +109,7 @@ BAD_ENDS = [
     (header(300) + bytes(303), "file-truncated", "needs 316 bytes, but only 315 are left"),
     (header(2**31) + b"only this", "file-truncated", f"needs {2**31 + 16} bytes, but only 21 are left"),
     (header(2**64 - 1) + b"only this", "file-truncated", f"needs {2**64 + 15} bytes, but only 21 are left"),
-    (bytes(50), "not-a-record", "has length 0 with the wrong checksum 0x00000000"),  # zeros, as after a crash
+    (bytes(50), "not-a-record", "has length 0 with the wrong checksum 0x00000000"),
     (b"\x1f\x8b" + bytes(48), "not-a-record", f"has length {0x8B1F} with"),  # begins with gzip's magic number
     *((flipped(i) + bytes(21), "not-a-record", f"has length {17 ^ 16 << 8 * i} with") for i in range(8)),
     *((flipped(i) + bytes(21), "not-a-record", "has length 17 with") for i in range(8, 12)),
@@ -147,7 +147,7 @@ def test_files_that_are_no_records(tmp_path):
 
 @pytest.mark.parametrize("missing", [0, 1])
 def test_records_that_begin_like_gzip_are_records(tmp_path, missing):
-    path = write(tmp_path / "x", bytes(0x088B1F))  # this length begins with gzip's magic number
+    path = write(tmp_path / "x", bytes(0x088B1F))
     os.truncate(path, os.path.getsize(path) - missing)
     walked, issues = walk(path)
     assert [issue.kind for issue in issues] == ["file-truncated"] * missing
@@ -210,7 +210,7 @@ def test_an_index_holds_numbers_of_any_length():
 
 def test_a_good_index_is_left_alone(file, right):
     before = os.stat(f"{file}.idx")
-    os.utime(file)  # the index is now older than the file, but still right
+    os.utime(file)
     assert ensure(file) == (f"{file}.idx", {})
     assert os.stat(f"{file}.idx").st_ino == before.st_ino
 
@@ -245,7 +245,7 @@ def test_a_file_that_ends_before_its_index_was_copied_in_part(file, right):
     name = pathlib.Path(file).name
     assert only(walk(file)[1]) == ("index-longer", f"{file} has 3 records, {name}.idx lists 5")
     assert written_index(file) == right
-    for other in ((*SIZES[:2], 77), (*SIZES, 9), SIZES):  # files that changed, grew, or stayed the same
+    for other in ((*SIZES[:2], 77), (*SIZES, 9), SIZES):
         write_random(file, other)
         assert not list(walk(file)[1])
 

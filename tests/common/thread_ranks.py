@@ -14,7 +14,7 @@ import tensorflow as tf
 from common.distributed.ranks import Ranks, pack, unpack
 
 T = TypeVar("T")
-TIMEOUT = 60  # seconds that a rank waits for the others
+TIMEOUT = 60
 
 
 class ThreadRanks(Ranks):

@@ -42,7 +42,7 @@ def main(what: str, hosts_file: str, *arguments: str) -> None:
 
     def interrupted(a, hooks):
         def on_epoch(epochs: int) -> None:
-            if epochs == 1 and hooks.expected_epochs == 0:  # not after a restart
+            if epochs == 1 and hooks.expected_epochs == 0:
                 if what == "grow":
                     write_hosts(pathlib.Path(hosts_file), HOSTS)
                     wait_for_hosts(hooks)

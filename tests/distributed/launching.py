@@ -103,7 +103,7 @@ class Job(subprocess.Popen):
         return Result(self.returncode, *self.output())
 
     def processes(self) -> list[psutil.Process]:
-        every = psutil.process_iter(["environ"])  # None for processes of other users
+        every = psutil.process_iter(["environ"])
         return [process for process in every if (process.info["environ"] or {}).get(MARK) == self.mark]
 
     def kill_all(self) -> None:

@@ -6,7 +6,7 @@ from absl import flags
 
 from common import args
 
-IMAGES = 12  # number of images in the fixture `drawn`
+IMAGES = 12
 TINY = {
     "efficientdet": "fpn_cells=1,head_repeats=1,max_level=5,optimizer=sgd",
     "yolov4": "width=0.25,optimizer=sgd",

@@ -32,13 +32,13 @@ BAD_STEP = 5  # in this step of the case "statistics", one image of the last rep
 
 sgd, adam, scaled = FusedSGD, FusedAdam, keras.optimizers.LossScaleOptimizer
 twice = {"gradient_accumulation_steps": 2}
-CASES = {  # name: (function that makes the optimizer, whether batch norms are frozen)
+CASES = {
     "adam": (lambda: adam(0.003, weight_decay=0.1), True),
     "accumulated": (lambda: scaled(sgd(0.1, 0.9, weight_decay=0.1, global_clipnorm=0.3, **twice)), True),
     "overflow": (lambda: scaled(sgd(0.1, momentum=0.9), initial_scale=3e38), True),
-    "statistics": (lambda: sgd(0.02, momentum=0.9), False),  # BAD_STEP is skipped
+    "statistics": (lambda: sgd(0.02, momentum=0.9), False),
 }
-AS_ON_GPU = "accumulated_on_gpu", "statistics_on_gpu"  # two more cases, with compiled updates
+AS_ON_GPU = "accumulated_on_gpu", "statistics_on_gpu"
 CASES |= {name: CASES[name.removesuffix("_on_gpu")] for name in AS_ON_GPU}
 
 
@@ -59,7 +59,7 @@ def make_batches(ranks, step, case):
     """Each replica of this process gets its part of the global batch."""
     random = np.random.RandomState(100 + step)
     images = random.randn(GLOBAL_BATCH, 8, 8, 3).astype(np.float32)
-    images *= np.linspace(0.5, 2.0, GLOBAL_BATCH, dtype=np.float32)[:, None, None, None]  # unequal contrasts
+    images *= np.linspace(0.5, 2.0, GLOBAL_BATCH, dtype=np.float32)[:, None, None, None]
     if case.startswith("statistics") and step == BAD_STEP:
         images[-1, 0, 0, 0] = np.inf
     truth = random.randn(GLOBAL_BATCH, 3).astype(np.float32)
@@ -184,7 +184,7 @@ def run_compression(ranks):
 def run(strategy, directory):
     ranks = distributed.start(strategy)
     with contextlib.ExitStack() as stack:
-        stack.enter_context(mock.patch.object(layers, "FUSE_FROM", 1))  # fuse also small layers
+        stack.enter_context(mock.patch.object(layers, "FUSE_FROM", 1))
         if strategy == "horovod":
             stack.enter_context(Watchdog(ranks, step_timeout=100)).beat("training")
         results = {case: run_case(ranks, case) for case in CASES}

@@ -13,7 +13,7 @@ from tests.distributed.small_apps import IMAGES, training_flags
 
 TIMEOUT = 240  # seconds; on two idle cores a run takes 30 s
 BATCH_SIZE, EPOCHS = 2, 3
-STEPS = {1: IMAGES // BATCH_SIZE, 2: IMAGES // BATCH_SIZE // 2}  # {number of ranks: steps in an epoch}
+STEPS = {1: IMAGES // BATCH_SIZE, 2: IMAGES // BATCH_SIZE // 2}
 
 
 def launch(directory, hosts, what, *flags, cooldown=600) -> launching.Result:
@@ -61,4 +61,4 @@ def test_training_begins_anew_when_the_hosts_change_and_an_error_of_one_rank_end
         "attempt with 2: overwrite False, 1 epochs, report",
     ], said
     assert said.count("error: the disk of rank 1 is full") == 1, said
-    assert said.count("exit with status code 1.") == 2, said  # the failed rank and the waiting rank
+    assert said.count("exit with status code 1.") == 2, said

@@ -15,7 +15,7 @@ from common.errors import UserError
 from tests.distributed import launching, steps_on_ranks
 
 TIMEOUT = 200
-FROZEN = ("adam", "accumulated", "accumulated_on_gpu")  # cases whose batch norms are frozen
+FROZEN = ("adam", "accumulated", "accumulated_on_gpu")
 TF_DISTRIBUTE = ("mirrored", "multi_worker")
 STRATEGIES = (*TF_DISTRIBUTE, "horovod")
 
@@ -117,7 +117,7 @@ def test_with_batch_statistics_tf_distribute_and_horovod_agree_replica_by_replic
         pairs = zip(replicas(ranks, "statistics", what), replicas(horovod, "statistics", what), strict=True)
         for mine, theirs in pairs:
             np.testing.assert_allclose(mine, theirs, rtol=1e-5, atol=1e-5, err_msg=what)
-    outputs = [each[0]["statistics"]["outputs"] for each in (ranks, horovod)]  # only rank 0 evaluates
+    outputs = [each[0]["statistics"]["outputs"] for each in (ranks, horovod)]
     np.testing.assert_allclose(*outputs, rtol=1e-4, atol=1e-5)
 
 
@@ -133,7 +133,7 @@ def test_compressed_gradients_come_back_as_float32_with_the_precision_of_float16
         assert (first.astype(np.float16) == first).all()
 
 
-PLACES = [  # rank, local_rank, world_size, num_replicas, local_replicas
+PLACES = [
     ("none", [[0, 0, 1, 1, 0]]),
     ("mirrored", [[0, 0, 1, 2, 0, 1]]),
     ("multi_worker", [[0, 0, 2, 2, 0], [1, 1, 2, 2, 1]]),

@@ -37,7 +37,7 @@ def test_one_that_is_missing_is_told_with_an_example(text):
     assert ': {"cluster": ' in said and said.endswith("}")
 
 
-FIRST_WORKERS = ("a", "a:x", "a:0", "a:65536", ":1", "b:1")  # invalid addresses; the second worker is b:1
+FIRST_WORKERS = ("a", "a:x", "a:0", "a:65536", ":1", "b:1")
 WRONG_WORKERS = (3, [1, 2], *([first, "b:1"] for first in FIRST_WORKERS))
 WRONG = ["{", "[]", '{"cluster": {"worker": ["a:1"]}}', config({}), config(kind="ps")]
 WRONG += [config({"worker": workers}) for workers in WRONG_WORKERS]

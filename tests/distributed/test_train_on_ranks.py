@@ -15,7 +15,7 @@ from tests.distributed import launching
 from tests.distributed.small_apps import IMAGES, TINY, parsed, training_flags
 from tests.fixtures.calculations import weights_of
 
-TIMEOUT = 300  # seconds, on a busy machine
+TIMEOUT = 300
 EPOCHS, STEPS = 2, 4
 PLAIN = {
     "efficientdet": "augmentation=none,flip_prob=0,warmup_epochs=0,learning_rate=0.6",

@@ -7,7 +7,7 @@ from common.distributed import tf_distribute
 from tests.distributed import launching, watched_steps
 
 SCRIPT = watched_steps.__file__
-STEP_TIMEOUT = 120  # seconds; the ranks end sooner, so they do not wait for this timeout
+STEP_TIMEOUT = 120
 HANGS = "error: rank 0 .*made no progress for 3 s"
 
 

@@ -5,7 +5,7 @@ import numpy as np
 from common.dali_ops import IMAGENET_MEAN, IMAGENET_STD
 from tests.common.drawn_sets import GREY
 
-SIZES = [(300, 500), (420, 200), (97, 131), (640, 90), (192, 256), (50, 700)]  # height, width
+SIZES = [(300, 500), (420, 200), (97, 131), (640, 90), (192, 256), (50, 700)]
 RED = (230, 20, 30)
 
 

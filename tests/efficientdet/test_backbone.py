@@ -96,7 +96,7 @@ def test_stochastic_depth_grows_linearly_and_is_off_for_the_smallest(b1):
     nano = build("efficientnet-nano")
     assert not [layer for layer in nano.layers if isinstance(layer, keras.layers.Dropout)]
     num_blocks = sum(layer.name.endswith("project.bn") for layer in b1.layers)
-    assert num_blocks == 23  # arXiv 1905.11946: sum of ceil(1.1 n), B0 has n = 1, 2, 2, 3, 3, 4, 1 blocks
+    assert num_blocks == 23
     residual = [layer.name for layer in b1.layers if layer.name.endswith(".add")]
     drops = {layer.name: layer for layer in b1.layers if isinstance(layer, keras.layers.Dropout)}
     assert set(drops) == {name.replace(".add", ".drop") for name in residual}
@@ -109,7 +109,7 @@ def test_stochastic_depth_grows_linearly_and_is_off_for_the_smallest(b1):
 def test_initial_kernels_are_normal_with_fan_out(b1):
     for name, fan_out in [
         ("backbone.stem.conv", 3 * 3 * 32),
-        ("backbone.block_14.depthwise.conv", 5 * 5),  # depthwise: one output for each channel
+        ("backbone.block_14.depthwise.conv", 5 * 5),
         ("backbone.block_17.project.conv", 192),
         ("backbone.block_17.se.expand", 1152),
     ]:

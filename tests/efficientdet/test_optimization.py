@@ -52,7 +52,7 @@ def test_retinanet_has_odtks_rates_for_every_batch(batch, accumulate):
 
 def test_a_shorter_run_keeps_the_shares_of_its_warm_up_and_milestones():
     config = dataclasses.replace(RETINANET, epochs=9)
-    schedule = make_schedule(config, 16, 1000)  # the run has a tenth of odtk's iterations
+    schedule = make_schedule(config, 16, 1000)
     for iteration in (0, 500, 1000, 59_990, 60_000, 79_990, 80_000):
         assert float(schedule(iteration // 10)) == pytest.approx(odtk_rate(iteration), rel=1e-5)
 

@@ -7,7 +7,7 @@ import tensorflow as tf
 from efficientdet.config import get_config
 from efficientdet.pipeline import EfficientDetPipeline
 
-INPUT = (192, 256)  # height, width: not square, so that a swapped axis shows
+INPUT = (192, 256)
 NANO = dataclasses.replace(
     get_config("efficientdet-nano"),
     image_size=INPUT,

@@ -50,7 +50,7 @@ def decode_numpy(deltas):
     return boxes_px / [192, 128, 192, 128]
 
 
-@pytest.mark.parametrize("count", [37, 30_000])  # 30,000 is more than anchors x classes
+@pytest.mark.parametrize("count", [37, 30_000])
 def test_candidates_are_those_of_a_top_k_over_everything_ties_included(count):
     logits, deltas = random_outputs()
     logits = np.round(logits)  # about ten different values remain, so most scores occur many times

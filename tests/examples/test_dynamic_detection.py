@@ -82,7 +82,7 @@ def test_the_file_runs_alone_and_a_new_process_continues(tmp_path):
         said = run_alone("dynamic_detection.py", tmp_path / name, *options)
         return [line for line in said.splitlines() if line.startswith("batch ")]
 
-    stopped = batches("first", 4, "stopped") + batches("second", 2, "stopped")  # an epoch has 5 batches
+    stopped = batches("first", 4, "stopped") + batches("second", 2, "stopped")
     assert stopped == batches("third", 6, "whole") and len(stopped) == 6
     assert (tmp_path / "whole" / "steps.png").read_bytes() == (
         tmp_path / "stopped" / "steps.png"

@@ -28,7 +28,7 @@ from tests.distributed.test_train_on_ranks import PLAIN
 from tests.fixtures.calculations import weights_of
 from tests.refusal import refusal
 
-FOR_YOLOV4 = {  # changes for YOLOv4, as the example's docstring lists them
+FOR_YOLOV4 = {
     "efficientdet": "yolov4",
     "FitModel(network, config, ranks)": "FitModel(network, config)",
     ", num_epochs\n": "\n",

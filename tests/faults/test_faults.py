@@ -178,6 +178,6 @@ def test_the_corpus_is_large_and_complete():
     assert len({fault.name for fault in faults}) == len(faults) >= 60
     below = {"eval-categories", "fewer-than-batch", "too-many-boxes"}
     permissions = {"image-unreadable"}  # not testable, because root can read every file
-    of_converters = {"label-file", "label-line", "label-turned", "label-missing"}  # test_voc.py, test_yolo.py
+    of_converters = {"label-file", "label-line", "label-turned", "label-missing"}
     of_converters |= {"polygon", "difficult", "voc-zero"}
     assert {fault.kind for fault in faults} | below | permissions | of_converters == set(KINDS)

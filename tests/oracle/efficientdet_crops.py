@@ -26,7 +26,7 @@ def jittered_crop(size, image_size, jitter, shares) -> Crop:
         scaled = max(nearest(side * scale), 1)
         shown.append(min(scaled, limit))
         lengths.append(min(max(nearest(side * shown[-1] / scaled), 1), side))
-        places = side - lengths[-1] + 1  # number of possible starts, all equally likely
+        places = side - lengths[-1] + 1
         starts.append(min(int(share * places), places - 1))
     return (*starts, *lengths), tuple(shown)
 

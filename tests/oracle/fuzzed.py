@@ -14,7 +14,7 @@ from common.datasets import CocoSource
 NUM_IMAGES = 100
 CATEGORY_IDS = (90, 3, 17)  # with gaps, not sorted; class 0 is category 3, the smallest id
 SIZES = [(1, 1), (1, 37), (53, 1), (2, 2), (3, 5), (7, 300), (300, 7), (641, 427), (427, 641), (128, 192)]
-COUNTS = [0, 1, 1, 2, 2, 3, 5, 8, 13, 21, 34, 60, 99, 100, 101, 150, 200]  # numbers of boxes in an image
+COUNTS = [0, 1, 1, 2, 2, 3, 5, 8, 13, 21, 34, 60, 99, 100, 101, 150, 200]
 FEW = 2  # images with at most this many boxes have large boxes, so that crops by IoU exist
 MOST_DRAWN = 12
 
@@ -30,9 +30,9 @@ class Annotated(NamedTuple):
     """Boxes are clipped. Crowds and boxes without area are left out."""
 
     image_id: int
-    pixels: np.ndarray  # uint8 (height, width, 3) RGB, as stored
-    boxes_px: np.ndarray  # float64 (N, 4) ltrb in pixels of the stored image
-    classes: np.ndarray  # int (N,), 0-based
+    pixels: np.ndarray
+    boxes_px: np.ndarray
+    classes: np.ndarray
 
     @property
     def size(self) -> tuple[int, int]:
@@ -116,6 +116,6 @@ def draw_box(random: np.random.Generator, height: int, width: int, smallest: flo
         start += random.choice([-1, 1], 2) * sides * random.uniform(0, 1.5, 2)
     elif kind == "empty":
         sides[random.integers(2)] = 0.0
-    if random.random() < 0.3:  # whole pixels, as in labels made by people
+    if random.random() < 0.3:
         start, sides = np.round(start), np.round(sides)
     return [*start.tolist(), *sides.tolist()]

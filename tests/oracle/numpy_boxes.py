@@ -8,8 +8,8 @@ from numpy.typing import ArrayLike
 
 PIXEL = 0.01  # tolerance of boxes, in pixels
 DOUBTFUL = 1e-3  # pixels; a box this close to a threshold may be kept or dropped
-DOUBTFUL_AREA = 1e-4  # relative; of areas this close, max_instances may keep either box
-MATCH_IOU = 0.5  # as in SSD (arXiv 1512.02325) section 2.2
+DOUBTFUL_AREA = 1e-4
+MATCH_IOU = 0.5
 
 
 def swapped(yx: tuple[float, float]) -> np.ndarray:

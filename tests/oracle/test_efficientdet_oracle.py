@@ -12,11 +12,11 @@ from tests.oracle import efficientdet_crops, numpy_boxes, numpy_images
 from tests.oracle.fuzzed import Annotated
 from tests.oracle.watched import BATCH, Batch, Draws, run_epoch
 
-INPUT = (128, 192)  # height, width: not square, so that swapped axes are found
+INPUT = (128, 192)
 OFF = {"augmentation": "none", "flip_prob": 0.0}
 PLAIN = dataclasses.replace(get_config("efficientdet-nano"), image_size=INPUT, **OFF)
 ANCHORS = PLAIN.anchors
-MEAN = np.array([0.485, 0.456, 0.406]) * 255  # ImageNet's mean colour, RGB
+MEAN = np.array([0.485, 0.456, 0.406]) * 255
 STDDEV = np.array([0.229, 0.224, 0.225]) * 255
 
 COLOR = {"brightness": 0.3, "contrast": 0.3, "saturation": 0.5, "hue": 20.0}

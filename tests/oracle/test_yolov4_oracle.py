@@ -35,10 +35,10 @@ TRAININGS["all, fresh mosaic"] = TRAININGS["all"] | {"mosaic_tiles": "fresh", "a
 class Canvas(NamedTuple):
     """`darknet_mosaic` unpacks the fields in this order."""
 
-    pixels: np.ndarray  # uint8 (H, W, 3)
-    boxes_px: np.ndarray  # float64 (N, 4)
-    classes: np.ndarray  # int (N,)
-    place: tuple[int, int, int, int]  # top, left, height, width of the image
+    pixels: np.ndarray
+    boxes_px: np.ndarray
+    classes: np.ndarray
+    place: tuple[int, int, int, int]
     source: str
 
 

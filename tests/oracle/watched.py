@@ -22,7 +22,7 @@ _OPERATORS = [
     (fn.random, "coin_flip", slice(1)),
     (fn, "batch_permutation", slice(1)),
     (fn, "random_bbox_crop", slice(2)),
-    (CocoSource, "read", slice(-1, None)),  # image ids
+    (CocoSource, "read", slice(-1, None)),
 ]
 
 
@@ -51,9 +51,9 @@ class Draws:
 
 class Batch(NamedTuple):
     outputs: dict[str, np.ndarray]
-    image_ids: list[int]  # in the order in which they were read
+    image_ids: list[int]
     draws: Draws
-    other_image_ids: list[list[int]]  # the same for each further reader
+    other_image_ids: list[list[int]]
 
 
 class Watched:
@@ -61,7 +61,7 @@ class Watched:
 
     def __init__(self, loader: Any) -> None:
         self._names = list(loader.element_spec)
-        self._noted = []  # (operator, options, nodes) of each call
+        self._noted = []
         set_outputs = dali.Pipeline.set_outputs
 
         def set_all_outputs(pipeline, *nodes):

@@ -121,14 +121,14 @@ def _stop_somewhere(
     """Returns the last saved step."""
     before = (saved_steps(output_dir) or [0])[-1]
     ahead = [step for step in range(before + 1, EPOCHS * STEPS + 1) if step % SAVE_EVERY == 0]
-    awaited = draw.choice(ahead[: max(len(ahead) // 2, 1)] or [before])  # early, for later stops
+    awaited = draw.choice(ahead[: max(len(ahead) // 2, 1)] or [before])
     victims: dict[int, int] = {}
     while job.poll() is None and (saved_steps(output_dir) or [-1])[-1] < awaited:
-        if len(victims) < ranks:  # search now, because it takes longer than a step
+        if len(victims) < ranks:
             victims = launching.rank_pids(job) if ranks > 1 else {0: job.pid}
         time.sleep(0.005)
     time.sleep(draw.random() * 0.1)
-    if ranks > 1 and victims and draw.random() < 0.7:  # stop only one rank; the others must notice
+    if ranks > 1 and victims and draw.random() < 0.7:
         victims = {rank: victims[rank] for rank in draw.sample(sorted(victims), 1)}
     for victim in victims.values():
         with contextlib.suppress(ProcessLookupError):

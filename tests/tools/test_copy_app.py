@@ -16,7 +16,7 @@ from tests.source_sizes import code_lines
 from tools import copy_app
 from tools.imports import PRODUCT, ROOT
 
-LIMIT = 5_050  # a minimal copy has at most this many code lines
+LIMIT = 5_050
 NUM_COPIES = 6  # copy number i leaves out every sixth part of copy_app.PARTS, from part i on
 COPIES = [(copy_app.APPS[i % 2], list(copy_app.PARTS)[i::NUM_COPIES]) for i in range(NUM_COPIES)]
 COPIES += [(app, []) for app in copy_app.APPS]
@@ -109,7 +109,7 @@ def test_a_copy_without_the_data_check_opens_data_plainly(minimal):
 
 def test_the_minimal_copy_is_a_project(minimal, tmp_path):
     _, project, _ = minimal
-    (tmp_path / ".ready").touch()  # so make uses this test's environment
+    (tmp_path / ".ready").touch()
     small = "DEMO_FLAGS=--epochs=1 --image_size=64 --batch_size=4 --steps_per_epoch=2"
     run("make", "demo", f"VENV={tmp_path}", f"RUN={sys.executable}", "DEMO_IMAGES=8", small, cwd=project)
     assert (project / "runs/demo/metrics.json").exists()

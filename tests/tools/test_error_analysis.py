@@ -60,7 +60,6 @@ def by_loops(truth, detections):
 
 @pytest.fixture(params=[0, 1])
 def scene(request, tmp_path):
-    """(COCO dict, its Annotations, COCO results)"""
     truth = hard_truth(request.param, num_images=95)
     truth["images"] = [image | {"file_name": "x.jpg"} for image in truth["images"]]
     (tmp_path / "truth.json").write_text(json.dumps(truth))
@@ -119,7 +118,7 @@ def test_ap50_with_and_without_errors_is_that_of_pycocotools(scene):
         left = [box for k, box in enumerate(truth["annotations"]) if without != MISSED or k not in fixed]
         corrected = [detection for detection, kind, _ in expected if kind != without]
         for detection, kind, k in expected:
-            if kind == without and fixed.pop(k, 0) is None:  # the best detection of the box
+            if kind == without and fixed.pop(k, 0) is None:
                 box = truth["annotations"][k]
                 corrected.append({**box, "score": detection["score"]})
         wanted = mean_ap50(truth | {"annotations": left}, corrected)
@@ -159,7 +158,7 @@ def test_the_report_of_drawn_images(drawn, drawn_records, tmp_path, kind):
     assert len(text.splitlines()) == 8
     with PIL.Image.open(tmp_path / "errors.png") as sheet:
         colours = {colour for _, colour in sheet.convert("RGB").getcolors(2**24)}
-    assert (0xCC, 0x33, 0x11) in colours and (0x66, 0xCC, 0xEE) in colours  # missed boxes, duplicates
+    assert (0xCC, 0x33, 0x11) in colours and (0x66, 0xCC, 0xEE) in colours
 
 
 def test_without_detections_or_boxes_and_with_many_classes(drawn, tmp_path):

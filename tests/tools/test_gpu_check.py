@@ -108,7 +108,7 @@ def test_a_failure_is_repeated_on_demand(tmp_path):
     for retry, host, times in ((False, "B", 1), (False, "B", 1), (True, "B", 2), (False, "A", 3)):
         run_all(tmp_path, bad, retry=retry, host=host)
         assert len((tmp_path / "count").read_text()) == times
-    assert run_all(tmp_path, case("bad", GOOD))["tests bad"]["status"] == "ok"  # its command has changed
+    assert run_all(tmp_path, case("bad", GOOD))["tests bad"]["status"] == "ok"
     (tmp_path / "gpu_check.json").write_text("{")
     with pytest.raises(UserError, match=r"gpu_check.json is not JSON .*: remove it"):
         run_all(tmp_path, bad)
@@ -187,7 +187,7 @@ LOADING = [row("loading", n, app="net", num_threads=n, batch_size=64) for n in (
 BOTH = step(1000, data=3000, both=700, verdict="The model limits.")
 GONE = row("tests", {}, "failed", "exit code 1: No module named 'tensorflow'")
 TWO = row("nccl", 190, app="net", what="train.py", run="two-gpus")
-WORDS = {  # last line of the verdict -> rows
+WORDS = {
     "No libnvcuvid, so no JPEG engine works:": [facts(False, 0)],
     "No JPEG engine on this GPU:": [facts(True, 0)],
     "1 of 1 cases passed": [facts(True, 7)],

@@ -31,7 +31,6 @@ def run(*arguments):
 
 
 def given(case, directory, images=IMAGES):
-    """Returns (flags of a source, names of its images)."""
     kind, path, options, names = write_case(case, directory, images)
     values = {"source": kind, "input": path, **options}
     return [f"--{name}={value}" for name, value in values.items()], names
@@ -114,7 +113,7 @@ def test_pictures_have_the_colours_of_their_sources_whatever_the_order_of_channe
     array = np.load(tmp_path / "x.npz")["images"]
     picture = np.asarray(PIL.Image.open(tmp_path / "out" / "cats" / "0.png"))
     np.testing.assert_array_equal(picture, array[0][..., ::-1])
-    assert picture[0, 0, 0] > 200 > picture[0, 0, 2]  # the corner of these pictures is red
+    assert picture[0, 0, 0] > 200 > picture[0, 0, 2]
 
 
 @pytest.mark.parametrize(("flags_", "quality"), [([], 95), (["--jpeg_quality=30"], 30)])

@@ -96,7 +96,7 @@ def test_the_newest_files_stay_and_a_full_disk_costs_only_the_file(model, tmp_pa
     monkeypatch.setattr(results, "write_bytes", full_disk)
     assert save(tmp_path, model, 200) is None
     assert "No space left on device; training continues" in capsys.readouterr().err
-    assert save(None, model, 7) is None  # no directory, as on all ranks except 0
+    assert save(None, model, 7) is None
 
 
 def test_other_files_are_refused(model, tmp_path):

@@ -11,7 +11,7 @@ import numpy as np
 
 def darknet_axis(side, other_side, out, other_out, first_draw, last_draw, keep_aspect):
     """Returns start and length of Darknet's crop and of its place, for one axis."""
-    before, after = side * first_draw, side * last_draw  # Darknet's pleft and pright
+    before, after = side * first_draw, side * last_draw
     if keep_aspect:
         missing = other_side * out / other_out - side
         if missing > 0:

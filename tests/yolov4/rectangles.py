@@ -9,7 +9,7 @@ from yolov4.config import get_config
 from yolov4.loaders import make_loader
 from yolov4.pipeline import FILL
 
-INPUT = (128, 192)  # height, width: not square, so that swapped axes are found
+INPUT = (128, 192)
 OFF = {"jitter": 0.0, "flip_prob": 0.0, "hue": 0.0, "saturation": 1.0, "exposure": 1.0, "mosaic_prob": 0.0}
 PLAIN = dataclasses.replace(get_config("yolov4"), image_size=INPUT, multi_scale=1.0, **OFF)
 ALL = {"jitter": 0.3, "flip_prob": 0.5, "hue": 36.0, "saturation": 1.5, "exposure": 1.5}
@@ -54,7 +54,6 @@ def assert_equal(one: list[dict], other: list[dict]) -> None:
 
 
 def find_rectangle(mask: np.ndarray) -> np.ndarray:
-    """Returns ltrb in pixels."""
     ys, xs = np.nonzero(mask)
     return np.array([xs.min(), ys.min(), xs.max() + 1, ys.max() + 1])
 

@@ -21,13 +21,13 @@ MORE_REACHED = np.where(OWN > 0.5, OWN, OWN + 0.15)
 GAINS = [
     (OWN, False),
     (OWN + 0.05, True),
-    (OWN + 0.01, False),  # the gain is certain, but too small
+    (OWN + 0.01, False),
     (OWN - 0.05, False),
-    (np.where(OWN > 0.5, 0.95, OWN), True),  # higher IoUs, but no more boxes above 0.5
-    (np.where(OWN > 0.505, 0.95, np.minimum(OWN, 0.5)), True),  # nearly as many boxes above 0.5
+    (np.where(OWN > 0.5, 0.95, OWN), True),
+    (np.where(OWN > 0.505, 0.95, np.minimum(OWN, 0.5)), True),
     (MORE_REACHED, True),
-    (MORE_REACHED - 0.1 * (OWN > 0.7), False),  # more boxes above 0.5, but nearly the same mean
-    (np.where(OWN > 0.6, OWN + 0.2, np.minimum(OWN, 0.49)), False),  # fewer boxes above 0.5, a higher mean
+    (MORE_REACHED - 0.1 * (OWN > 0.7), False),
+    (np.where(OWN > 0.6, OWN + 0.2, np.minimum(OWN, 0.49)), False),
 ]
 
 

@@ -52,14 +52,14 @@ def test_the_nano_of_6eb6d8f_can_be_had():
     config = override(get_config("yolov4-nano"), older)
     fixture = pathlib.Path(__file__).parents[1] / "fixtures" / "6eb6d8f" / "fixed.json"
     wanted = json.loads(fixture.read_text())["batch yolov4-nano"]["config"]
-    for field in wanted.keys() - {"image_size", *LOADER_FIELDS}:  # the fixture changes these fields
+    for field in wanted.keys() - {"image_size", *LOADER_FIELDS}:
         assert json.loads(json.dumps(getattr(config, field))) == wanted[field], field
 
 
 def test_sizes_of_a_training_batch():
-    assert YOLOV4.size_range == (14, 27)  # 19 / 1.4 = 13.57, 19 * 1.4 = 26.6
+    assert YOLOV4.size_range == (14, 27)
     wide = dataclasses.replace(YOLOV4, image_size=(96, 160), multi_scale=2.0)
-    assert wide.size_range == (2, 6)  # unrounded: 1.5 and 6
+    assert wide.size_range == (2, 6)
     assert [wide.bucket(units) for units in (2, 3, 6)] == [(64, 96), (96, 160), (192, 320)]
     assert dataclasses.replace(wide, multi_scale=4.0, image_size=(32, 32)).size_range == (1, 4)
     assert dataclasses.replace(wide, image_size=(160, 96)).bucket(2) == (96, 64)

@@ -31,7 +31,6 @@ SPREAD |= {"moving_variance": (0.3, 2.0), "bias": (-1.2, 1.2)}
 
 
 def make_trained(name, num_classes, directory):
-    """Returns a model with random weights, and its file."""
     # A file's layout is the same at any width.
     config = dataclasses.replace(get_config(name), width=0.25 if name == "yolov4" else get_config(name).width)
     model = build_model(name, num_classes, config=config, any_size=True)
@@ -62,7 +61,6 @@ def trained(tmp_path_factory, tiny, nano):
 
 @pytest.fixture
 def partial(nano, tmp_path):
-    """A file of the first 17 convolutions."""
     path = tmp_path / "nano.conv.29"
     path.write_bytes(nano.file.read_bytes()[: HEADER + 4 * sum(block_floats(nano.model)[:17])])
     return path
@@ -87,7 +85,7 @@ def test_raw_heads_and_boxes_equal_opencv(name, trained):
         for index, raw in enumerate(np.asarray(head) for head in trained.model(images)):
             _, rows, columns, anchors, numbers = raw.shape
             expected = theirs[index].reshape(anchors, numbers, rows, columns).transpose(2, 3, 0, 1)
-            assert expected.std() > 0.3  # outputs must not be nearly constant
+            assert expected.std() > 0.3
             np.testing.assert_allclose(raw[0], expected, atol=1e-3)
 
             detections = theirs[len(last) + index]  # (N, 5 + C): cx, cy, w, h, objectness, scores
@@ -143,7 +141,7 @@ def test_of_a_part_or_of_other_classes_all_that_fits_is_taken(nano, partial):
     wanted = values_of(nano.model)
     for file, facts, kept in (
         (partial, (17, None), {29, 30, 35, 36, 37, 40, 43, 44, 45}),
-        (nano.file, (26, 3), {30, 37, 45}),  # not taken: the heads' last convolutions
+        (nano.file, (26, 3), {30, 37, 45}),
     ):
         model = build_model("yolov4-nano", 20, (64, 64))
         before = values_of(model)

@@ -34,7 +34,6 @@ def test_no_start_of_plain_k_means_is_better():
 
 @pytest.mark.parametrize(("keep_aspect", "expected"), [(False, (50, 50)), (True, (50, 40))])
 def test_sizes_are_those_in_the_network_input(tmp_path, keep_aspect, expected):
-    """The image is stretched to 320 x 320, or halved."""
     path = write(tmp_path / "a.json", [(100, 80), (0, 9)], (512, 640))
     sizes = box_sizes(load_coco(path, None), (320, 320), keep_aspect)
     np.testing.assert_allclose(sizes, [expected], rtol=1e-6)
@@ -81,7 +80,6 @@ def test_anchors_that_fit_are_left_alone(tmp_path, capsys):
 
 
 def test_no_box_is_lost_to_an_anchor_that_no_head_has(tmp_path, capsys):
-    """No head of yolov4-tiny has the anchor 10 x 14."""
     path = write(tmp_path / "a.json", [(12 + x, 15 + 2 * x) for x in np.linspace(0, 1, 60)], (416, 416))
     text = suggest(annotations=path, model_name="yolov4-tiny")
     lines = capsys.readouterr().out.splitlines()
@@ -92,7 +90,6 @@ def test_no_box_is_lost_to_an_anchor_that_no_head_has(tmp_path, capsys):
 
 
 def test_trained_iou_by_hand():
-    """In yolov4-tiny, 10 x 14 has no head, and 23 x 27 has one."""
     tiny = get_config("yolov4-tiny")
     sizes = np.array([[10.0, 14.0], [23.0, 27.0], [344.0, 638.0]])
     np.testing.assert_allclose(trained_iou(sizes, tiny), [0, 1, 0.5])

@@ -68,7 +68,7 @@ def test_darknets_other_classes_need_a_names_file(tmp_path):
 def test_heads_with_another_number_of_anchors_are_made_anew(tmp_path):
     config = dataclasses.replace(NANO, masks=((1, 2), (3, 4), (5, 6)))
     save(make_model(5, seed=1), tmp_path / "x.weights.h5", tuple("abcde"))
-    model = make_model(10, config)  # 2 x (5 + 10) outputs per cell, as many as 3 x (5 + 5)
+    model = make_model(10, config)
     before = values_of(model)
     report = str(init_from(model, label_map(*"abcdefghij"), str(tmp_path / "x.weights.h5"), config))
     for path, value in values_of(model).items():

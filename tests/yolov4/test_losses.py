@@ -23,7 +23,7 @@ TINY = dataclasses.replace(
 WEIGHTED = dataclasses.replace(
     YOLOV4, iou_normalizer=0.5, obj_normalizer=0.7, cls_normalizer=1.3, ignore_thresh=0.3
 )
-LIMITED = dataclasses.replace(DARKNET, max_delta=1e-3)  # limits gradients, but not losses
+LIMITED = dataclasses.replace(DARKNET, max_delta=1e-3)
 NUM_CLASSES = 3
 NAMES = ["box_loss", "objectness_loss", "class_loss"]
 

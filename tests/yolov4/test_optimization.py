@@ -75,7 +75,6 @@ def test_schedule_survives_serialisation(lr_schedule):
 
 @pytest.mark.parametrize("precision", ["float32", "mixed_float16"])
 def test_momentum_is_that_of_the_recipe(precision):
-    """Momentum adds 0.949 (tiny: 0.9) times step 1 to step 2."""
     for model_name, momentum in [("yolov4", 0.949), ("yolov4-tiny", 0.9)]:
         optimizer = make_optimizer(get_config(model_name), 1.0, precision=precision)
         first, second = updates(optimizer, [[1.0, -2.0]] * 2)

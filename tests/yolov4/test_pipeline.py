@@ -26,7 +26,7 @@ def test_stages_that_are_off_are_not_in_the_graph(rectangles):
 def test_batch_of_one(rectangles):
     config = dataclasses.replace(PLAIN, mosaic_prob=0.5, mixup_prob=1.0, cutmix_prob=1.0, min_box_size=2.0)
     counts = [int(batch["num_boxes"][0]) for batch in read(rectangles, config=config, count=40, batch_size=1)]
-    assert min(counts) <= 1 and max(counts) > 1  # a mosaic has the batch's only image four times
+    assert min(counts) <= 1 and max(counts) > 1
     config = dataclasses.replace(config, mosaic_prob=0.0)
     for batch in read(rectangles, config=config, count=12, batch_size=1):
         assert batch["num_boxes"] == 1
@@ -44,7 +44,6 @@ def test_the_dataset_gives_what_the_pipeline_of_the_loader_gives(rectangles, tra
 @pytest.mark.gpu
 @pytest.mark.parametrize("training, tiles", [(False, "batch"), (True, "batch"), (True, "fresh")])
 def test_gpu_graph_gives_what_the_cpu_graph_gives(rectangles, training, tiles):
-    """Pixels of resized images may differ a little."""
     config = dataclasses.replace(PLAIN, letterbox=True, **ALL, **MIXED, mosaic_tiles=tiles)
     cpu = make(rectangles, config=config, training=training)
     gpu = make(rectangles, "dali_gpu", config, training=training)

@@ -43,7 +43,6 @@ def run(heads, config):
 
 
 def decode_numpy(heads, config, image):
-    """Returns boxes (N, 4) and scores (N, C) of one image."""
     boxes, scores = [], []
     for number, head in enumerate(heads):
         raw = head[image].astype(np.float64)
@@ -55,7 +54,6 @@ def decode_numpy(heads, config, image):
 
 
 def detect_numpy(heads, config, image):
-    """Returns scores, classes and boxes of one image, best first."""
     boxes, scores = decode_numpy(heads, config, image)
     if config.nms_candidates < scores.size:
         scores = np.where(scores >= np.sort(scores.ravel())[-config.nms_candidates], scores, 0)
@@ -101,7 +99,7 @@ def test_heads_of_another_model_size_or_order_are_refused():
     with pytest.raises(ValueError, match="3 heads, but yolov4-tiny has 2"):
         decode_heads(heads, "yolov4-tiny", (96, 160))
     for wrong, message in (
-        (heads[::-1], "24, 40"),  # as for an image of 24 x 40 pixels
+        (heads[::-1], "24, 40"),
         ([heads[0], heads[2], heads[1]], "a head has the shape"),
         ([head.reshape(*head.shape[:3], -1) for head in heads], "a head has the shape"),
         ([head[..., :5] for head in heads], "at least 6"),

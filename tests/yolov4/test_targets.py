@@ -38,7 +38,7 @@ TABLE = {
 # By hand: {box: its predictions, (head, anchor, row, column)}
 EXPECTED = {
     "yolov4": {
-        "smallest anchor": {(0, 0, 7, 12), (0, 1, 7, 12)},  # IoU with anchor 1: 192 / 684 = 0.28
+        "smallest anchor": {(0, 0, 7, 12), (0, 1, 7, 12)},
         # IoUs with anchors 1 and 2: 684 / 2700 = 0.253, 36 * 28 / 2812 = 0.36; with 4 and 5:
         # 36 * 55 / 4900 = 0.40, 2700 / 10512 = 0.257
         "anchor 3 of yolov4": {(1, 3, 6, 18), (0, 1, 12, 37), (0, 2, 12, 37), (1, 4, 6, 18), (1, 5, 6, 18)},
@@ -66,7 +66,6 @@ def table_boxes():
 
 
 def assign(boxes, classes, config, head, grid_size):
-    """Returns an Assignment of one image, without the batch axis."""
     one_image = np.asarray(boxes, np.float32)[None], np.asarray(classes, np.int32)[None]
     batch = targets.assign_targets(*one_image, config, head, grid_size=grid_size, num_classes=NUM_CLASSES)
     return targets.Assignment(*(value[0].numpy() for value in batch))
@@ -77,7 +76,6 @@ def grid(config, head, height=HEIGHT, width=WIDTH):
 
 
 def predictions_of(assignment, config, head):
-    """Returns a set of (head, anchor, row, column) for each box."""
     return [
         {
             (head, config.masks[head][k], int(assignment.rows[m]), int(assignment.columns[m]))
@@ -149,7 +147,6 @@ def test_of_equal_anchors_the_first_is_best():
 
 
 def test_a_centre_that_rounds_to_one_stays_inside():
-    """The centre is rounded to 1, but belongs to the last column."""
     edge = float(np.nextafter(np.float32(1), np.float32(0)))
     config = CONFIGS["yolov4"]
     assignment = assign([[edge, edge, 1, 1], [0.9, 0.9, 1.1, 1.1]], [0, 0], config, 0, (52, 52))
@@ -158,7 +155,6 @@ def test_a_centre_that_rounds_to_one_stays_inside():
 
 
 def numpy_to_raw(boxes, rng, config, head, grid_size):
-    """Some predictions are close to the given boxes."""
     rows, columns = grid_size
     stride, scale = config.strides[head], config.scale_xy[head]
     raw = rng.normal(0, 1, (rows, columns, len(config.masks[head]), 5 + NUM_CLASSES))
@@ -211,8 +207,8 @@ def test_ignore_mask_needs_a_class_but_no_objectness_and_skips_padding():
     boxes[0, 150] = 0.3, 0.3, 0.55, 0.6
     raw = numpy_to_raw(boxes[0, 150:151].astype(float), np.random.default_rng(0), config, 2, (4, 4))
     raw[..., 4] = -50.0
-    for logit, count, expected in [(-1.11, 200, False), (-1.08, 200, True), (0, 100, False)]:  # 0.248, 0.253
+    for logit, count, expected in [(-1.11, 200, False), (-1.08, 200, True), (0, 100, False)]:
         raw[..., 5:] = -50.0
-        raw[..., 5 + 3] = logit  # also if it is not the box's class
+        raw[..., 5 + 3] = logit
         found = targets.ignore_mask(raw[None], boxes, classes, np.array([count]), config, 2)
         assert found.numpy().any() == expected

@@ -7,7 +7,7 @@ from tests.yolov4.darknet_rules import darknet_mosaic
 from yolov4 import tf_mosaic
 from yolov4.tf_mosaic import Canvases, Mixed
 
-SIZE = (50, 70)  # not square, so that swapped axes are found
+SIZE = (50, 70)
 FILL = 127
 
 
@@ -26,7 +26,6 @@ def draw_canvas(random, size, index):
 
 @pytest.fixture(scope="module")
 def drawn() -> list[tuple]:
-    """They have 0, 1, 2 and 3 boxes."""
     random = np.random.default_rng(0)
     return [draw_canvas(random, SIZE, index) for index in range(4)]
 
@@ -58,7 +57,6 @@ def test_mosaic_is_darknet_s(drawn, canvases, tiles, cut):
 
 
 def mixer(canvases: Canvases, mosaic_prob=0.0):
-    """Returns a function seed -> images, boxes, labels."""
     run = tf.function(lambda seed: tf_mosaic.mix(canvases, mosaic_prob, Random(seed, 5)))
     return lambda seed=0: tuple(tensor.numpy() for tensor in run(tf.constant(seed)))
 
@@ -80,7 +78,7 @@ def test_the_share_of_mosaics_and_the_others_stay(canvases):
         for row in np.flatnonzero(~np.array(changed[-4:])):
             np.testing.assert_array_equal(boxes[row, :3], canvases.boxes_px[row])
             assert not boxes[row, 3:].any() and not labels[row, 3:].any()
-    assert abs(np.mean(changed) - 0.3) < 0.07  # three standard deviations of 400 draws
+    assert abs(np.mean(changed) - 0.3) < 0.07
 
 
 def test_others_are_others_unless_an_image_is_alone():

@@ -56,7 +56,7 @@ def test_hsv_is_opencv_s(turn, saturation, value):
         drawn = (factor, 0.49) if factor >= 1 else (1 / factor, 0.5)
         draws += [(1.0, limit, (), drawn[0]), (0.0, 1.0, (), drawn[1])]
     got = tf_pipeline.random_hsv(tf.constant(image), 36.0, 1.5, 2.0, Scripted(*draws)).numpy()
-    hsv = cv2.cvtColor(image.astype(np.float32) / 255, cv2.COLOR_RGB2HSV)  # degrees, 0..1, 0..1
+    hsv = cv2.cvtColor(image.astype(np.float32) / 255, cv2.COLOR_RGB2HSV)
     hsv[..., 0] = (hsv[..., 0] + turn) % 360
     hsv[..., 1:] = np.minimum(hsv[..., 1:] * (saturation, value), 1.0)
     expected = cv2.cvtColor(hsv, cv2.COLOR_HSV2RGB) * 255

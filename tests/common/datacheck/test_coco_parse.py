@@ -292,12 +292,12 @@ CORNERS_OR_NOT = [
     (7, 8, CORNERS, True),  # 8 of 16 boxes reach outside the image: just enough
     (7, 9, CORNERS, False),
     (7, 0, INSIDE, False),
-    (7, 0, [10, 10, 91.5, 20], True),  # reaches more than a pixel outside
+    (7, 0, [10, 10, 91.5, 20], True),
     (7, 0, [10, 10, 91, 71], False),
-    (8, 0, [-1, -1, 101, 81], True),  # if the box is read as corners, it reaches at most a pixel outside
+    (8, 0, [-1, -1, 101, 81], True),
     (8, 0, [-1.5, 5, 90, 20], False),
     (8, 0, [5, 5, 20, 81.5], False),
-    (8, 0, [20, 5, 20, 30], False),  # if the box is read as corners, it has no width
+    (8, 0, [20, 5, 20, 30], False),
 ]
 
 

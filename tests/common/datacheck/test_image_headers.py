@@ -258,7 +258,7 @@ BAD_HEADERS = [
     # The TIFF tag with the offsets of the strips has the type ASCII.
     (tiff(RGB, 2).replace(b"\x11\x01\x04\0", b"\x11\x01\x02\0"), "unsupported-format"),
     (_changed("jpeg2000", CODESTREAM + 3, b"\x52"), "image-damaged"),
-    (VARIANTS["jpeg2000"].replace(b"ihdr", b"xxxx"), "image-damaged"),  # Pillow cannot read this file
+    (VARIANTS["jpeg2000"].replace(b"ihdr", b"xxxx"), "image-damaged"),
     # The JPEG 2000 tiles have width or height 0. nvImageCodec would divide by 0 and crash the process.
     (_changed("jpeg2000", CODESTREAM + 24, bytes(4)), "image-damaged"),
     (_changed("jpeg2000", CODESTREAM + 28, bytes(4)), "image-damaged"),

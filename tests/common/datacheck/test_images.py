@@ -22,12 +22,12 @@ from tests.common.image_variants import GREY, HEIGHT, RGB, VARIANTS, WIDTH, chun
 EVERY_PIXEL = ImagePolicy(decode=True)
 JPEG = ImageFacts("JPEG", HEIGHT, WIDTH)
 PNG = ImageFacts("PNG", HEIGHT, WIDTH)
-DAMAGED = VARIANTS["jpeg"][:-60] + b"\xff\xd9" + bytes(56) + b"\xff\xd9"  # only decoding finds this damage
+DAMAGED = VARIANTS["jpeg"][:-60] + b"\xff\xd9" + bytes(56) + b"\xff\xd9"
 
 
 # --- checks that decode every pixel: JPEG ---
 
-NOISE = np.random.default_rng(5).integers(0, 256, (96, 128, 3), np.uint8)  # as rich in JPEG codes as photos
+NOISE = np.random.default_rng(5).integers(0, 256, (96, 128, 3), np.uint8)
 NOISY_JPEGS = {
     "baseline": pillow("JPEG", NOISE, quality=90),
     "progressive": pillow("JPEG", NOISE, progressive=True),
@@ -36,7 +36,7 @@ NOISY_JPEGS = {
     "ycck": simplejpeg.encode_jpeg(np.dstack([NOISE, NOISE[..., :1]]), colorspace="CMYK"),
     "restart": opencv(".jpg", NOISE, cv2.IMWRITE_JPEG_RST_INTERVAL, 2),
 }
-FOREIGN = np.random.default_rng(1).bytes(10_000).replace(b"\xff", b"\xfe")  # like a part of another file
+FOREIGN = np.random.default_rng(1).bytes(10_000).replace(b"\xff", b"\xfe")
 
 
 @pytest.mark.parametrize("piece", [b"\xff\xd9" + bytes(58), bytes(10_000), b"", FOREIGN])
@@ -201,7 +201,6 @@ def opened_name(stream) -> str:
 
 @pytest.fixture
 def looks(monkeypatch):
-    """The names of all files that the check opens, in no order."""
     opened = []
     real = images._inspect
 

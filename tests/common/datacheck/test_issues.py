@@ -78,7 +78,7 @@ def test_nothing_found_is_no_issue():
     issues = Issues("x")
     issues.add_many("crowd", 0, [])
     assert issues["crowd"].count == 0 and issues["crowd"].offenders == []
-    assert list(issues) == [] and issues.stopping == []  # reading issues["crowd"] does not add an issue
+    assert list(issues) == [] and issues.stopping == []
     issues.raise_if_stopping()
 
 

@@ -92,7 +92,7 @@ def test_progress_is_shown_of_large_sets_only(tmp_path, monkeypatch, capfd):
     open_records(file)
     assert "Checking records" not in capfd.readouterr().err
     monkeypatch.setattr(tfrecord_scan, "_SLOW_BYTES", os.path.getsize(file) - 1)
-    open_records(file, policy=SKIP)  # reads the cache, so it shows no progress bar
+    open_records(file, policy=SKIP)
     monkeypatch.setattr(tfrecord, "_VERSION", -1)
     open_records(file)
     shown = capfd.readouterr().err
@@ -249,7 +249,6 @@ def test_mended_copies_of_changed_records_are_made_again(tmp_path):
 
 
 def bad_images(tmp_path):
-    """Two files with sound records and with unusable images."""
     outside = numbered(4, object__is_crowd=[0], object__bbox__xmax=[1.5])
     sound, cut = numbered(2, object__is_crowd=[0]), numbered(1, encoded=PNG[:-20])
     a = write(tmp_path / "a", cut, sound, numbered(3, encoded=b"GIF89a" + bytes(40)), outside)
@@ -287,7 +286,6 @@ def test_limits_are_the_policys(tmp_path):
 
 @pytest.fixture
 def reads(monkeypatch):
-    """The paths of the files whose data the check reads."""
     read = []
     real = tfrecord_scan._scan_part
 

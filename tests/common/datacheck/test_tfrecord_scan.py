@@ -35,7 +35,7 @@ def test_what_a_record_says():
     assert example.lacks == 0
 
 
-NO_VALUES = tf.train.Feature(int64_list=tf.train.Int64List())  # a key with an empty list
+NO_VALUES = tf.train.Feature(int64_list=tf.train.Int64List())
 NO_BOXES = {f"object__bbox__{side}": [] for side in ("xmin", "ymin", "xmax", "ymax")}
 
 

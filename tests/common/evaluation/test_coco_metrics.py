@@ -241,7 +241,7 @@ def test_to_results_gives_back_the_truth_in_pixels_and_category_ids():
         assert result["category_id"] == annotation["category_id"]
         np.testing.assert_allclose(result["bbox"], annotation["bbox"], atol=0.011)
     assert seen == set(by_image)
-    json.dumps(results)  # json cannot write NumPy's numbers
+    json.dumps(results)
 
 
 def test_repeated_images_are_reported_once():

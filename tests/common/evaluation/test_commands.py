@@ -15,7 +15,6 @@ FOUND = [{"image_id": 1, "category_id": 17, "bbox": [5.0, 6.0, 20.0, 10.0], "sco
 
 @pytest.fixture
 def images(drawn, tmp_path):
-    """Two image files whose names give the same id 7."""
     content = (drawn / "images" / "00.jpg").read_bytes()
     for name in ("007.jpg", "7.jpg"):
         (tmp_path / name).write_bytes(content)

@@ -21,7 +21,6 @@ def draw_one(box, index=0, names=NAMES, scores=None):
 
 
 def around(picture, colour):
-    """Returns (left, top, right, bottom) around all pixels of this colour."""
     rows, columns = pixels_of(picture, colour)
     return columns.min(), rows.min(), columns.max() + 1, rows.max() + 1
 
@@ -59,7 +58,7 @@ def test_padding_is_not_drawn_whatever_it_holds():
 
 @pytest.mark.parametrize("box", [[30, 50, 90, 90], [0, 0, 40, 40], [190, 110, 200, 120], [60, 3, 199, 60]])
 def test_names_are_written_whole_and_inside_the_image(box):
-    def ink(where):  # counts the white pixels, which are those of the letters
+    def ink(where):
         return (draw_one(where, 2) > 200).all(axis=-1).sum()
 
     assert ink(box) == ink([5, 60, 20, 80]) > 50
@@ -133,7 +132,6 @@ def test_png_keeps_every_pixel(tmp_path):
 
 @pytest.fixture
 def figures(monkeypatch):
-    """All figures that are saved during the test."""
     saved, save = [], drawing.save_figure
     monkeypatch.setattr(
         drawing, "save_figure", lambda figure, path: saved.append(figure) or save(figure, path)
@@ -158,7 +156,7 @@ def test_precision_recall_curves_have_names_unless_they_are_many(figures, tmp_pa
     assert len(axes.lines) == num_classes + (num_classes > 1)
     for line in axes.lines:
         np.testing.assert_allclose(line.get_xydata().T, [np.linspace(0, 1, 101), precision])
-    assert matplotlib._pylab_helpers.Gcf.get_all_fig_managers() == []  # pyplot has no open figure
+    assert matplotlib._pylab_helpers.Gcf.get_all_fig_managers() == []
 
 
 def test_loss_curves_are_drawn_with_gaps_and_without_evaluation(figures, tmp_path):

@@ -23,7 +23,7 @@ from common.evaluation import evaluate as evaluation
 from tests.common.evaluation.reference import by_pycocotools
 from tests.common.thread_ranks import together
 
-ROWS = 14  # detections per image, including padding
+ROWS = 14
 SCORES = (0.25, 0.5, 0.75)  # few values, so that many detections have equal scores
 
 
@@ -31,8 +31,6 @@ SCORES = (0.25, 0.5, 0.75)  # few values, so that many detections have equal sco
 
 
 def on_ranks(count, work):
-    """Returns the result or the exception of each rank."""
-
     def outcome(ranks):
         try:
             return work(ranks)
@@ -134,7 +132,6 @@ predict = functools.partial(on_shard, evaluation.predict, title="x")
 
 @pytest.fixture(scope="module")
 def alone(source):
-    """A network, and its results in a single process."""
     network = Network(source)
     return network, evaluate(source, Ranks(), 1, network)
 
@@ -196,7 +193,6 @@ def test_images_without_annotations(drawn, drawn_source, count):
 
 
 def problem_of(outcomes, culprit):
-    """Returns the error of rank `culprit`, which ended all other ranks."""
     line = str(outcomes[culprit])
     assert isinstance(outcomes[culprit], UserError), line
     others = [outcome for rank, outcome in enumerate(outcomes) if rank != culprit]

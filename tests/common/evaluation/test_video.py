@@ -9,8 +9,8 @@ from tests.refusal import refusal
 
 cv2 = pytest.importorskip("cv2")
 
-SIZE = (64, 96)  # (height, width)
-COLOURS = [(200, 30, 30), (30, 200, 30), (30, 30, 200), (200, 200, 30), (30, 200, 200)]  # RGB
+SIZE = (64, 96)
+COLOURS = [(200, 30, 30), (30, 200, 30), (30, 30, 200), (200, 200, 30), (30, 200, 200)]
 
 
 @pytest.fixture(scope="module")
@@ -59,7 +59,7 @@ def test_a_damaged_video_is_one_line(clip, tmp_path, content):
 def test_a_video_that_is_cut_short_says_how_many_frames_are_left(clip, tmp_path, capsys):
     path = tmp_path / "short.avi"
     content = clip.read_bytes()
-    path.write_bytes(content[: content.rindex(b"00dc", 0, content.index(b"idx1"))])  # cuts off the last frame
+    path.write_bytes(content[: content.rindex(b"00dc", 0, content.index(b"idx1"))])
     assert video.open_video(str(path)).size == 4
     assert f"warning: only 4 of the 5 frames of {path} can be decoded" in capsys.readouterr().err
 

@@ -81,7 +81,7 @@ class Training:
         """Returns the checkpoint's step or None. `boundary`: only ends of epochs are restored."""
         if boundary:
             self.start(Identity({"num_ranks": 1, "seed": "now"}))
-            self.saved._metadata["identity"] = {"num_ranks": 1}  # equal to the checkpoints' identity
+            self.saved._metadata["identity"] = {"num_ranks": 1}
         if self.saved.find() is None:
             return None
         self.saved.restore()
@@ -152,8 +152,8 @@ def test_without_a_checkpoint_nothing_is_found(tmp_path):
 # (saved steps, checkpoints that stay). An epoch has 4 steps.
 SAVED = [
     ((7, 99_999_999, 100_000_001, 100_000_002), (100_000_001, 100_000_002)),
-    ((1, 2, 3), (2, 3)),  # no step ends an epoch
-    ((3, 4, 5, 6, 7), (4, 6, 7)),  # step 4 ends an epoch; steps 6 and 7 are the two newest
+    ((1, 2, 3), (2, 3)),
+    ((3, 4, 5, 6, 7), (4, 6, 7)),
     ((3, 4, 5, 8, 9), (8, 9)),  # step 8 ends an epoch and is one of the two newest
 ]
 
@@ -407,11 +407,11 @@ def test_another_number_of_ranks_goes_on_from_a_whole_epoch(tmp_path, before, no
         training = Training(tmp_path, ranks=ranks)
         training.saved.iterators = ()
         assert training.resume() == 4
-        assert int(training.optimizer.iterations) == 4  # the learning rate depends on it
+        assert int(training.optimizer.iterations) == 4
         return own_things(training)
 
     for rank, own in enumerate(together(now, resume)):
-        assert own["statistics"] == [5, 50]  # the statistics of rank 0
+        assert own["statistics"] == [5, 50]
         assert own["next"] == rank
 
 

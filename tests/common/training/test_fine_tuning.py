@@ -97,10 +97,10 @@ def test_classes_are_found_in_the_other_spelling():
     report = transfer(model, source, rows, label_map(*voc), coco_label_map().names, "coco")
     assert not report.new_classes
     expected = {"aeroplane": 4, "sofa": 57, "tvmonitor": 62, "person": 0, "diningtable": 60}
-    for name, line in expected.items():  # line numbers in Darknet's data/coco.names, from 0
+    for name, line in expected.items():
         assert values_of(model)["head/bias"][voc.index(name)] == source["head/bias"][line]
     back, source = make_model(3), values_of(model)
-    both = [*voc, "couch"][1:]  # 20 classes, without aeroplane
+    both = [*voc, "couch"][1:]
     report = transfer(back, source, rows, label_map("couch", "tv", "airplane"), both, "voc")
     assert report.new_classes == ("airplane",)
     assert values_of(back)["head/bias"][0] == source["head/bias"][19]
@@ -110,7 +110,7 @@ def test_classes_are_found_in_the_other_spelling():
 def test_long_lists_are_cut():
     model, source = make_model(9), values_of(make_model(2))
     report = transfer(model, source, ClassRows(PATHS, 1, 1), label_map(*"abcdefghi"), ("x", "y"), "run")
-    assert report.made_anew == PATHS  # no class weights were copied to these layers
+    assert report.made_anew == PATHS
     assert str(report).endswith("new classes: a, b, c, d, e and 4 more")
 
 

@@ -149,7 +149,7 @@ def test_statistics_are_averaged_over_the_ranks_while_swapped_in(decay):
         model = small_model()
         for number in (0, 50):
             for index, weight in enumerate(model.weights):
-                of_rank = 100 * ranks.rank if "moving" in weight.path else 0  # equal on all ranks
+                of_rank = 100 * ranks.rank if "moving" in weight.path else 0
                 random = np.random.default_rng(number + index + of_rank)
                 weight.assign(random.uniform(0.5, 2.0, weight.shape))
             if number == 0:
@@ -174,7 +174,7 @@ def test_statistics_are_averaged_over_the_ranks_while_swapped_in(decay):
 def test_averages_of_come_in_the_order_asked_for():
     model = small_model()
     averaged = AveragedWeights(model, 0.9)
-    assert len(averaged.variables) == len(model.weights) + 1  # one more: the number of updates
+    assert len(averaged.variables) == len(model.weights) + 1
     for index, weight in enumerate(model.weights):
         weight.assign(tf.fill(weight.shape, float(index)))
     averaged.update()

@@ -92,7 +92,7 @@ def test_rows_columns_and_resume(tmp_path):
         {"epoch": "1", "step": "5", "loss": "2", "AP": ""},
         {"epoch": "2", "step": "5", "loss": "", "AP": "0.25"},
     ]
-    resumed = make_results(tmp_path, epoch=1)  # as if the run was stopped before its second checkpoint
+    resumed = make_results(tmp_path, epoch=1)
     resumed.save_row(2, {"loss": 1.5, "AP": 0.5})
     assert [(row["epoch"], row["loss"]) for row in rows_of(tmp_path)] == [("1", "2"), ("2", "1.5")]
     assert list((tmp_path / "tensorboard").iterdir())
@@ -104,6 +104,6 @@ def test_metrics_are_the_last_columns_also_where_the_first_row_has_nothing_else(
     log.save_row(1, {"loss": 2.0, "AP": 0.3, "AP50": 0.4})
     log.save_row(1.5, {"AP": 0.5, "AP50": 0.6})
     assert list(rows_of(tmp_path)[0]) == ["epoch", "step", "loss", "AP", "AP50"]
-    resumed = make_results(tmp_path, epoch=1, evaluated=0.5)  # as if the run was stopped after its third row
+    resumed = make_results(tmp_path, epoch=1, evaluated=0.5)
     resumed.save_row(1.5, {"AP": 0.5, "AP50": 0.6})
     assert [row["epoch"] for row in rows_of(tmp_path)] == ["0.5", "1", "1.5"]

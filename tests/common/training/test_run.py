@@ -167,7 +167,7 @@ def test_what_a_run_leaves_behind(tmp_path, capfd):
     assert (state["step"], state["epoch"], manifest["flags"]["eval_every"]) == (12, 3, 2)
 
     again = Session(tmp_path, eval_every=2)
-    assert again.train()["AP"] == pytest.approx(metrics["AP"], abs=1e-6)  # metrics.json is rounded
+    assert again.train()["AP"] == pytest.approx(metrics["AP"], abs=1e-6)
     assert again.seen == []
     assert f"{tmp_path}: all 3 epochs are done; nothing left to train" in capfd.readouterr().err
 
@@ -232,7 +232,7 @@ def test_stopped_within_an_epoch_it_sees_the_same_images(tmp_path, monkeypatch, 
     first = [(0, 1.0), (0, 1.0)]
     assert unbroken.opened == ([*first, (2, -1.0)] if saveable else [*first, (1, 1.0), (2, -1.0)])
     done = 0
-    for stop, saved in ((5, 4), (7, 6), (11, 10)):  # saves every 2 steps, and at epochs' ends
+    for stop, saved in ((5, 4), (7, 6), (11, 10)):
         broken = Session(tmp_path / "broken", **flags)
         with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
             interrupt_at_step(patch, stop)

@@ -12,7 +12,7 @@ from common.training.watchdog import StopSignals
 from tests.common.thread_ranks import together
 from tests.conftest import ROOT
 
-TIMEOUT = 1.0  # value of --step_timeout in these tests, in seconds
+TIMEOUT = 1.0
 
 WORKER = r"""
 import json, pathlib, sys, time

@@ -88,7 +88,7 @@ def test_features_of_an_image_are_those_of_keras_own_network(fresh, notop, monke
     ours = keras.Model(fresh.input, [fresh.get_layer(name).output for name in TAPS])(normalised)
     theirs = keras.Model(network.input, [network.get_layer(name).output for name in TAPS.values()])(image)
     for found, expected in zip(ours, theirs, strict=True):
-        assert np.std(expected) > 0.1  # the equality of constant outputs would prove little
+        assert np.std(expected) > 0.1
         np.testing.assert_allclose(found, expected, rtol=0, atol=1e-5 * np.abs(expected).max())
 
 
@@ -152,7 +152,7 @@ def test_the_authors_checkpoint_has_the_names_of_automl(fresh, variables, tmp_pa
 
 OTHERS = [
     ("block6a_se_expand/bias", None, "block6a_se_expand/bias is not in the file"),
-    ("block7a_", None, "block 15_expand_conv/kernel is not in the file"),  # the file has a smaller network
+    ("block7a_", None, "block 15_expand_conv/kernel is not in the file"),
     ("stem_conv/kernel", (3, 3, 3, 40), r"is \(3, 3, 3, 40\) in the file and \(3, 3, 3, 32\) in the model"),
 ]
 

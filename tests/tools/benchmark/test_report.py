@@ -10,7 +10,6 @@ CORES = 2.0
 
 
 def candidate(*rates, cpu_ms, peak=500_000_000, seconds=10.0):
-    """rates: images/s in each round; cpu_ms: CPU milliseconds per image."""
     windows = [Window(round(seconds * rate), seconds, seconds * rate * cpu_ms / 1000) for rate in rates]
     return summary.candidate(windows, peak)
 
@@ -34,7 +33,7 @@ def test_numbers_of_a_candidate():
 
 def test_ratios_are_the_median_of_the_rounds_not_the_ratio_of_medians():
     first, second = candidate(10, 40, 20, cpu_ms=1), candidate(20, 10, 10, cpu_ms=1, seconds=5.0)
-    assert summary.ratio(first, second) == pytest.approx(2.0)  # the rounds have the ratios 0.5, 4 and 2
+    assert summary.ratio(first, second) == pytest.approx(2.0)
 
 
 def test_stages_are_differences_round_by_round():

@@ -31,7 +31,6 @@ def measure(tmp_path, commands, **options):
 
 
 def window_of(tmp_path, command, **options):
-    """Returns the window and the peak memory of one round."""
     found = measure(tmp_path, [command], rounds=1, **options)[command.name]
     return found["windows"][0], found["peak_bytes"]
 

@@ -33,7 +33,6 @@ def picture():
 
 
 def put_yolo(directory):
-    """images/a.png has a cat, images/b.png a dog."""
     for stem, label in (("a", "0 0.5 0.5 0.25 0.5"), ("b", "1 0.25 0.5 0.5 1")):
         put(directory, f"images/{stem}.png", picture())
         put(directory, f"labels/{stem}.txt", label + "\n")

@@ -31,13 +31,11 @@ def write(directory, prefix, num_shards=3, **options):
 
 
 def records(files):
-    """Returns {image id: tf.train.Example}."""
     examples = map(tf.train.Example.FromString, tf.data.TFRecordDataset(files).as_numpy_iterator())
     return {int(e.features.feature["image/source_id"].bytes_list.value[0]): e for e in examples}
 
 
 def test_every_image_with_its_objects(data, tmp_path):
-    """The file 00.jpg contains a PNG."""
     PIL.Image.open(data / "images" / "00.jpg").save(data / "images" / "00.jpg", format="PNG")
     files = write(data, tmp_path / "sub" / "t")
     document = json.loads((data / "instances.json").read_text())
@@ -122,7 +120,7 @@ def test_what_fails_halfway_leaves_the_old_set_whole(drawn, tmp_path, monkeypatc
     monkeypatch.setattr(coco_to_tfrecord, "threading", one_event)
     monkeypatch.setattr(coco_to_tfrecord, "_serialize", serialize)
     assert str(error.args[-1]) in refusal(write, drawn, tmp_path / "t", num_workers=1, error=type(error))
-    assert is_over.is_set() and len(seen) <= 6  # the other workers stop after their current image
+    assert is_over.is_set() and len(seen) <= 6
     assert contents_of(tmp_path) == before
 
 

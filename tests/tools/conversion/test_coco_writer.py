@@ -16,7 +16,6 @@ JPEG = pillow("JPEG")
 
 
 def named(*names):
-    """The image ids are 101, 102, ..."""
     return dataclasses.replace(annotations([(20, 30)] * len(names), []), file_names=list(names))
 
 
@@ -34,7 +33,7 @@ def test_what_is_read_again_is_equal(drawn, tmp_path):
 
 UNUSABLE = [
     *("../up.jpg", "sub/../../up.jpg", "/etc/passwd", "", ".", "..", "nul\0.jpg", "line\nfeed.jpg"),
-    "sub//b.jpg",  # the same file as sub/./b.jpg below
+    "sub//b.jpg",
 ]
 
 
@@ -81,6 +80,6 @@ def test_boxes_of_fractions_become_pixels_again():
     found = round_boxes(annotations([(480, 640)], rows, areas=areas.astype(np.float32)))
     np.testing.assert_array_equal(found.boxes_ltwh_px, boxes)
     np.testing.assert_array_equal(found.areas.astype(np.float32), areas.astype(np.float32))
-    assert np.mean(found.areas == areas) > 0.5  # the others have more than float32's seven digits
+    assert np.mean(found.areas == areas) > 0.5
     own_areas = round_boxes(annotations([(480, 640)], rows)).areas
     np.testing.assert_array_equal(own_areas, boxes[:, 2] * boxes[:, 3])

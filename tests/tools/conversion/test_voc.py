@@ -68,7 +68,6 @@ def test_a_label_map_fixes_ids_and_refuses_other_names(made):
     assert read_voc(made, label_map=made / "both")[0].category_ids.tolist() == [9, 5]
     LabelMap((5,), ("dog",)).save(made / "dog")
     assert "a.xml object 1 'cat' is not one of 1 categories" in faults(made, label_map=made / "dog")
-    # a.xml is not in the split. It counts only if class ids depend on all xml files.
     write(made, "a", "<annotation>")
     assert read_voc(made, split="one", label_map=made / "dog")[0].file_names == ["b.png"]
     assert "a.xml is not valid xml: no element found: line 1" in faults(made, split="one")
@@ -134,7 +133,7 @@ def test_lists_of_names(made):
     for text, names in (
         ("b -1\n\na  1\n", ["b.png", "a.png"]),  # VOC's list of a class: names with flags
         ("a.jpg\r\n", ["a.png"]),
-        ("a 1\n", ["a 1.png"]),  # here "1" is not a flag, but a part of the name
+        ("a 1\n", ["a 1.png"]),
         ("a\nb\na\n", ["a.png", "b.png"]),
     ):
         put(made, "mine.txt", text)

@@ -97,7 +97,7 @@ def test_exif_turns_must_be_decided(made):
         found, _ = read_yolo(made, yolo_pixels=pixels)
         assert found.boxes_ltwh_px[2].tolist() == box
         assert found.image_sizes[2].tolist() == [20, 40]
-    put(made, "labels/c.txt", "")  # no boxes, so --yolo_pixels does not matter
+    put(made, "labels/c.txt", "")
     assert read_yolo(made)[0].num_images == 3
 
 
@@ -198,7 +198,7 @@ def test_data_yaml_with_several_places_and_gaps(made):
 
 def test_darknet_lists(made, monkeypatch):
     monkeypatch.chdir(made)
-    put(made, "labels/other.txt", "0 0.5 0.5 1 1")  # the labels of an image that is not in the list
+    put(made, "labels/other.txt", "0 0.5 0.5 1 1")
     absolute_and_repeated = f"images/b.png\n{made}/images/a.png\nimages/../images/b.png"
     for lines in ("images/b.png\n../images/a.png\n", absolute_and_repeated):
         put(made, "lists/train.txt", lines)

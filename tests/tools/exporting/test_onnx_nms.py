@@ -55,7 +55,6 @@ def _run(session, raw):
 
 
 def _by_loop(candidates: np.ndarray) -> list[np.ndarray]:
-    """Returns the kept candidates, best first."""
     rows = candidates[np.isfinite(candidates).all(axis=1)]
     limits = {"num_classes": CLASSES, "max_detections": DETECTIONS}
     limits |= {"score_threshold": THRESHOLD, "iou_threshold": IOU}

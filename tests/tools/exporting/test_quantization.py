@@ -35,7 +35,6 @@ def _run(model, images):
 
 
 def _relative_error(network, other):
-    """Returns mean difference / mean absolute value of each channel."""
     one, two = (_run(model, _images(9)) for model in (network, other))
     return np.abs(one - two).mean(axis=(0, 1, 2)) / np.abs(one).mean(axis=(0, 1, 2))
 

@@ -5,7 +5,7 @@ import pathlib
 import numpy as np
 import PIL.Image
 
-SIZES = ((48, 64), (64, 48), (57, 91), (40, 40), (31, 77))  # height, width
+SIZES = ((48, 64), (64, 48), (57, 91), (40, 40), (31, 77))
 
 
 def picture(height: int, width: int, seed: int) -> np.ndarray:

@@ -31,7 +31,6 @@ def check(source, images, labels, *, by_python=False):
 
 
 def by_pipeline(call, batches, batch_size=3):
-    """Returns [(image, label)] for each batch."""
     pipeline = build(call, batch_size)
     return [run(pipeline) for _ in range(batches)]
 
@@ -56,7 +55,6 @@ def _pairs(images, labels):
 
 
 def by_dynamic(call, batch_size=3, **options):
-    """Returns [(image, label)] for each batch."""
     batches = call.in_dynamic(batch_size, **options)
     return [_pairs(images.tensors, labels.tensors) for images, labels in batches]
 

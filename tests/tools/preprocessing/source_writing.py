@@ -19,7 +19,7 @@ from tests.common.image_variants import pillow
 from tests.common.record_writing import feature, write
 
 COUNT = 7
-LABELS = [5, 0, 70_000, 3, 2**24, 5, 11]  # not sorted, with gaps; float32 can hold all of them
+LABELS = [5, 0, 70_000, 3, 2**24, 5, 11]
 RECORDIO_MAGIC = struct.pack("<I", 0xCED7230A)
 
 
@@ -228,7 +228,6 @@ WRITERS = {
 
 
 def write_case(case, directory, images=IMAGES):
-    """Returns (--source, --input, other options, names)."""
     directory.mkdir(exist_ok=True)
     kind, write = WRITERS[case]
     path, names = write(directory, images, LABELS)
@@ -236,7 +235,6 @@ def write_case(case, directory, images=IMAGES):
 
 
 def labels_of(case):
-    """Returns the labels of a source for which LABELS were written."""
     if case == "files":
         return [int(number >= 3) for number in range(COUNT)]
     return [-1] * COUNT if case in ("coco", "numpy") else LABELS

@@ -21,11 +21,11 @@ CHAINS = (
     "decode:bgr | resize:short=40 | crop:31x40 | crop_mirror_normalize:mean=imagenet",
     "resize:short=24 | crop:20x23 | crop_mirror_normalize:mean=9,std=60/61/62 | layout:CHW",
 )
-ALONE = (  # chains that must not be fused
+ALONE = (
     "",
     "resize:short=24",
     "crop:20x20",
-    "resize:short=24 | crop:25x20",  # this crop does not fit into narrow images
+    "resize:short=24 | crop:25x20",
     "resize:short=20..30 | crop:24x24",
     "resize:20x20 | crop:10x10",
     "resize:short=24,interp=nearest | crop:20x20",
@@ -101,7 +101,7 @@ def test_a_random_window_is_anywhere_and_as_large_as_asked(tmp_path):
     source = opened("list", tmp_path / "list.txt")
     found = np.stack(images(source, "resize:short=30..60 | crop:30x30,x=0.2..0.6,y=0..1", fused=True))
     tops, lefts = found[:, 0, :, 0].mean(axis=-1) / 2, found[:, :, 0, 1].mean(axis=-1)
-    spans = found[:, :, -1, 1].mean(axis=-1) - lefts  # 29 steps, each of 2 to 4 pixels of the picture
+    spans = found[:, :, -1, 1].mean(axis=-1) - lefts
     assert 58 - 2 < spans.min() < 68 and 106 < spans.max() < 116 + 2
     share = lefts / (240 - spans * 30 / 29)
     assert 0.18 < share.min() < 0.25 and 0.55 < share.max() < 0.62

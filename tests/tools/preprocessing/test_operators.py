@@ -47,7 +47,6 @@ def by_api(source, ops, api, *, batch_size=2, seed=0):
 
 
 def run(source, ops):
-    """The Dynamic API must give equal images."""
     found, dynamic = (by_api(source, ops, api) for api in APIS)
     for a, b, _ in zip(found, dynamic, PICTURES, strict=True):
         assert a.dtype == b.dtype
@@ -104,7 +103,6 @@ def test_letterbox(source, centered):
 
 
 def middle(image):
-    """Half a pixel is rounded up, as in DALI."""
     top, left = ((side - crop + 1) // 2 for side, crop in zip(image.shape, (20, 30), strict=False))
     return image[top : top + 20, left : left + 30]
 

@@ -22,7 +22,6 @@ EVERY_OUTPUT = ["x.npz", "x.npy", "x.png", "x.jpg", "pictures", "x.tfrecord"]
 
 
 def images(count, shape=(20, 31, 3), dtype=np.uint8):
-    """They are different and not symmetric."""
     random = np.random.default_rng(3)
     return [random.integers(0, 256, shape).astype(dtype) for _ in range(count)]
 

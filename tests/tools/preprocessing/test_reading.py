@@ -46,7 +46,6 @@ def test_what_is_said_of_the_images(written, case):
 
 @pytest.mark.parametrize("case", WRITERS)
 def test_every_image_once_in_order_by_both_apis(written, case):
-    """A pipeline repeats a shard's last image to fill its batches."""
     for shard_id, (begin, end) in enumerate([(0, 3), (3, 7)]):
         call = Part(written(case)[0], shard_id=shard_id, num_shards=2)
         assert (call.begin, call.size) == (begin, end - begin)

@@ -6,7 +6,7 @@ from tests.common.made_annotations import random_annotations
 from tools.report import anchor_report, statistics, tables
 
 ANCHORS = Anchors(3, 7, 3, (1.0, 2.0, 0.5), 4.0, (128, 128))
-NASTY = ("<script>alert(1)</script>", '"><img src=x onerror=alert(2)>', "a$^_{$b")  # no valid formula
+NASTY = ("<script>alert(1)</script>", '"><img src=x onerror=alert(2)>', "a$^_{$b")
 NASTY += ("日本語", "new\nline", "\x1b[31mred", "half a letter \udce9")
 
 

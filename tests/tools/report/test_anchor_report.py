@@ -25,7 +25,7 @@ def ends_of_levels(anchors):
 
 def by_the_encoder(truth, anchors, max_instances):
     """Computes the report's numbers with encode_boxes_tf."""
-    levels = np.zeros((3, len(anchors.levels)), int)  # rows: boxes with IoU > 0.5, best, positive anchors
+    levels = np.zeros((3, len(anchors.levels)), int)
     num = {"unreached": 0, "lost": 0, "over_limit": 0}
     targets, ends = truth.target_boxes, ends_of_levels(anchors)
 
@@ -36,7 +36,7 @@ def by_the_encoder(truth, anchors, max_instances):
         place = np.float32((0, 0, *fit(height, width, anchors.image_size)))
         mine = slice(targets.row_splits[i], targets.row_splits[i + 1])
         boxes = np.asarray(to_letterbox(targets.boxes[mine], place, anchors.image_size))
-        numbers = tf.range(1, len(boxes) + 1)  # used as labels, to tell the boxes apart
+        numbers = tf.range(1, len(boxes) + 1)
         encoded = encode_boxes_tf(boxes, numbers, anchors, max_instances)
         kept = encoded.classes.numpy()[encoded.classes.numpy() >= 0]
         owners = np.concatenate([of.numpy().ravel() for of in encoded.class_targets])
@@ -87,11 +87,10 @@ def test_the_first_anchor_of_a_level_counts_there(level):
 def test_boxes_that_lose_to_an_identical_one_are_missed():
     rows = [(i, 0, 10, 20, 90, 80) for i in range(4)] + [(2, 0, 10, 20, 90, 80)]
     report = anchor_report.examine(annotations([(200, 200)] * 4, rows), SQUARE)
-    assert report.lost.tolist() == pytest.approx([(57.6 * 51.2) ** 0.5])  # in pixels of the network input
+    assert report.lost.tolist() == pytest.approx([(57.6 * 51.2) ** 0.5])
 
 
 def test_what_training_drops_is_counted():
-    """A side of 1.5 pixels in the image becomes 0.96 pixels."""
     rows = [(0, 0, 5 * i, 5, 20 + i, 30) for i in range(9)] + [(1, 1, 10, 10, 1.5, 60)]
     truth = annotations([(200, 200)] * 2, rows)
     for options, counts in (({"max_instances": 6}, (3, 1)), ({"min_box_size": 0.9}, (0, 0))):

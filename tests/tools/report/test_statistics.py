@@ -13,7 +13,7 @@ def test_areas_and_classes_are_those_of_pycocotools_on_coco128(coco128):
     found = describe(load_coco(coco128 / "instances.json", None))
     coco = COCO(str(coco128 / "instances.json"))
     ranges = {"small": (-0.5, 32**2), "medium": (32**2 - 1e-9, 96**2), "large": (96**2 - 1e-9, 1e10)}
-    for size, area_range in ranges.items():  # getAnnIds excludes both limits
+    for size, area_range in ranges.items():
         assert found.by_area[size] == len(coco.getAnnIds(areaRng=area_range, iscrowd=False)), size
     for of in found.classes:
         ids = coco.getAnnIds(catIds=[of.category_id], iscrowd=False)
@@ -25,7 +25,6 @@ def test_areas_and_classes_are_those_of_pycocotools_on_coco128(coco128):
 
 
 def test_shapes_by_hand():
-    """Only the part inside the image counts. Crowds and boxes without area do not count."""
     rows = [(0, 0, 10, 10, 40, 10), (0, 1, 0, 0, 200, 100), (2, 1, 20, 30, 30, 120), (2, 1, -30, 20, 50, 20)]
     rows += [(2, 0, 5, 5, 9, 9), (1, 0, 5, 5, 0, 9), (1, 1, 201, 5, 9, 9)]
     found = describe(annotations([(100, 200), (100, 200), (300, 150)], rows, crowds=[4]))

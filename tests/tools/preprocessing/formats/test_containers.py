@@ -141,7 +141,7 @@ def test_a_label_is_digits_within_32_bits(tmp_path):
 
 def test_archives_that_are_cut_off_are_refused(tmp_path):
     path = tar(tmp_path, *((f"{i}.png", image) for i, image in enumerate(IMAGES)))
-    end = sum(512 + -(-len(image) // 512) * 512 for image in IMAGES)  # in blocks of 512 bytes, with headers
+    end = sum(512 + -(-len(image) // 512) * 512 for image in IMAGES)
     cases = ((end, f"cut off at byte {end}"), (end - 600, "not a complete"), (0, "is missing, empty"))
     for size, said in cases:
         os.truncate(path, size)
@@ -152,7 +152,7 @@ def test_archives_that_are_refused(tmp_path):
     path = tar(tmp_path, ("1.png", IMAGES[0]), ("2.png", IMAGES[1]))
     with tarfile.open(path) as content:
         begin = content.getmembers()[1].offset
-    flip(path, begin + 5)  # now the checksum in the header is wrong
+    flip(path, begin + 5)
     refused("webdataset", path, f"is damaged or cut off at byte {begin}: copy or write it again")
     with tarfile.open(tmp_path / "z.tar", "w:gz") as compressed:
         compressed.add(path)

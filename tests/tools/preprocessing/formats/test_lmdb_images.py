@@ -33,7 +33,7 @@ def test_dali_reads_labels_of_every_form_by_directory_or_file(tmp_path, make, la
 
 
 ODD = [
-    (datum(IMAGES[3]), -1),  # no label; DALI would return the label of the previous record
+    (datum(IMAGES[3]), -1),
     (tensors(IMAGES[3], tensor("int32", 6)), 6),
     (tensors(IMAGES[3], tensor("float", 6.0)), 6),
     (tensors(IMAGES[3], tensor("int32", 6, 7)), -1),
