@@ -1,7 +1,6 @@
 """Tests that runs and weights of commit 6eb6d8f can be resumed, loaded and evaluated, with equal numbers.
 
-The script tests/fixtures/make_fixture.py of commit 055267a made tests/fixtures/6eb6d8f with the older code.
-The script does not run with the present code. The fixture has these files:
+tests/fixtures/make_fixture.py of commit 055267a made tests/fixtures/6eb6d8f with the older code:
 
     data/                       16 synthetic images with instances.json, and the same as TFRecords with index
     <app>.tar.xz                runs/<app>: a run of three epochs, which SIGTERM stopped in the second epoch
@@ -14,10 +13,8 @@ The script does not run with the present code. The fixture has these files:
 
 Except in tests/fixtures/calculations.py, the tests use only commands and files.
 
-On the machine that made the fixture, the older code gives exactly the numbers of the fixture. On other
-processors, sums are computed by other kernels and differ in the last digits. So floating-point numbers are
-compared with a tolerance. Three things do not depend on the processor and must be equal: the order of the
-images, the learning rates, and the number of boxes that are dropped in each epoch.
+Other processors give sums that differ in the last digits, so there is a tolerance. The order of the images,
+the learning rates, and the number of boxes dropped in each epoch must be equal.
 """
 
 import json

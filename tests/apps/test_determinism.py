@@ -1,8 +1,6 @@
 """Tests that a training step, repeated or run in another process under load, gives equal bits on a CPU.
 
-This command starts one such process. It prints its results as JSON:
-
-    python -m tests.apps.test_determinism yolov4
+One such process, which prints JSON: python -m tests.apps.test_determinism yolov4
 """
 
 import dataclasses

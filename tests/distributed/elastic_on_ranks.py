@@ -3,10 +3,9 @@
     horovodrun ... python tests/distributed/elastic_on_ranks.py -- WHAT HOSTS_FILE [--flag=value ...]
 
 lose    Trains YOLOv4 on two hosts. Rank 0 dies after the first epoch.
-grow    Trains EfficientDet on one host. After the first epoch, rank 0 adds another host to HOSTS_FILE, and
-        waits until Horovod reports the new host.
-light   Trains nothing. Rank 0 of two dies while rank 1 waits for it in an all-reduce. Rank 1 then waits until
-        the host is back. After that, rank 1 fails while rank 0 waits.
+grow    Trains EfficientDet on one host. After the first epoch, rank 0 adds a host to HOSTS_FILE.
+light   Trains nothing. Rank 0 of two dies while rank 1 waits for it in an all-reduce. When the host is back,
+        rank 1 fails while rank 0 waits.
 """
 
 import dataclasses

@@ -14,8 +14,7 @@
 
     results = launching.run_two_replicas("mirrored", [script], timeout=60)  # two CPU devices of one process
 
-Killing horovodrun's process group does not end the ranks, because each rank has a separate session. Therefore
-each job sets an environment variable, which all its processes inherit and by which they are found.
+Each rank has a separate session, so processes are found by an environment variable that they inherit.
 """
 
 import contextlib

@@ -2,10 +2,8 @@
 
     python tests/soak/soak_kills.py --app=efficientdet --ranks=2 --rounds=20
 
-`make soak` runs this for both apps, with one and two ranks; a test calls `stop_and_resume` for one round. A
-round is one run, which is stopped three times: by SIGKILL, by SIGTERM or SIGINT, and by SIGKILL. The same
-command restarts it each time, until it is done. With two ranks, one or both get the signal. If SIGKILL ends
-one rank, the other rank must end, too.
+A round is one run, which is stopped three times: by SIGKILL, by SIGTERM or SIGINT, and by SIGKILL. With two
+ranks, one or both get the signal. If SIGKILL ends one rank, the other must end, too.
 """
 
 import argparse

@@ -2,8 +2,7 @@
 
     python tests/soak/soak_saves.py --rounds=100
 
-`make soak` runs this; the tests call `kills` and `full_disks` for a few rounds. All saved numbers equal the
-step: at step 7, every weight, average, optimizer variable and counter is 7, and so is the loader's position.
+At step 7, every saved weight, average, optimizer variable and counter is 7, and so is the loader's position.
 """
 
 import argparse
