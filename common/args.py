@@ -37,16 +37,24 @@ DECODER_FLAGS = ("hw_decoder_load", "roi_decoding")
 BATCH_FLAGS = ("num_threads", "prefetch", "batch_size", *IMAGE_FLAGS)
 
 
-def flag(default: Any, help_text: str, *, choices: Sequence[str] | None = None, **limits: float) -> Any:
+def flag(
+    default: Any,
+    help_text: str,
+    *,
+    choices: Sequence[str] | None = None,
+    low: float | None = None,
+    high: float | None = None,
+) -> Any:
     """Returns a dataclass field, which `define` turns into an absl flag of the same name and type.
 
     Args:
         default: the flag's default value; None: no fixed default.
         help_text: what the flag sets, its unit and, if `default` is None, its default.
         choices: allowed values of a flag of type str; None: any value.
-        limits: `low` and `high`, the smallest and the largest allowed value of a number.
+        low, high: smallest and largest allowed value of a number; None: no limit.
     """
-    return dataclasses.field(default=default, metadata={"help": help_text, "choices": choices, **limits})
+    metadata = {"help": help_text, "choices": choices, "low": low, "high": high}
+    return dataclasses.field(default=default, metadata=metadata)
 
 
 def model_name_flag(model_names: Sequence[str], default: str) -> Any:
@@ -241,7 +249,7 @@ def define_flag(fv: flags.FlagValues, name: str, annotation: Any, field: datacla
         flags.DEFINE_string(name, default, **common)
     else:
         number = flags.DEFINE_integer if int in types else flags.DEFINE_float
-        number(name, default, lower_bound=about.get("low"), upper_bound=about.get("high"), **common)
+        number(name, default, lower_bound=about["low"], upper_bound=about["high"], **common)
 
 
 # --- from the command line to values ---------------------------------------------------------------------
