@@ -3,8 +3,8 @@ r"""Trains models of this project and of other programs on the same data for the
     python benchmarks/accuracy.py --rows=d0 --output_dir=runs/accuracy
 
 docs/accuracy.md has the method, the data and how to install the other programs. Each row of
-benchmarks/accuracy.yaml names data sets, and programs with their command lines. A run executes two bash
-scripts: one trains, the other detects. The programs of a row take turns.
+benchmarks/accuracy.yaml lists data sets, and programs with their command lines. A run is one program with one
+data set and one seed. It executes two bash scripts: one trains, the other detects.
 
 A finished run has the file OUTPUT_DIR/ROW/DATA/PROGRAM/SEED/result.json, and `log.txt` beside it. The run is
 repeated only if its commands have changed.
@@ -50,10 +50,10 @@ T_QUANTILES = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776, 6: 2.571, 7: 2.447, 8: 2
 
 @dataclasses.dataclass(frozen=True)
 class AccuracyArgs:
-    rows: str = flag("", "Rows of the table, comma-separated. Default: all.")
+    rows: str = flag("", "Rows of --table to run, comma-separated. Default: all.")
     seeds: str = flag("1,2,3", "Seeds, comma-separated.")
-    settings: str = flag("", "For trials: replaces entries of `settings` in --table, as k=v,k=v.")
-    table: str = flag("benchmarks/accuracy.yaml", "YAML file of the rows.")
+    settings: str = flag("", "Values that replace `settings` of --table, for trials: name=value,name=value.")
+    table: str = flag("benchmarks/accuracy.yaml", "YAML file that defines the rows.")
     output_dir: str = flag("runs/accuracy", "Directory with the data sets (in data/) and all runs.")
 
 
@@ -62,11 +62,13 @@ class Job:
     """One run of one program.
 
     Attributes:
-        name: row, data set, program, seed.
+        name: identifies the run: row of the results table, data set, program, seed.
+        directory: the directory of the run's files.
         truth: COCO json of the evaluation images.
-        needs: a file of the installed program.
+        needs: a file that exists if the program is installed.
         commands: the scripts "train" and "detect". "detect" writes detections.json into `directory`.
-        budget: limit of the training in seconds, of CPU time {"cpu": ...} or of wall time {"wall": ...}.
+        budget: the time limit of the training in seconds. {"cpu": ...} limits the CPU time, {"wall": ...}
+            the wall time.
     """
 
     name: tuple[str, str, str, str]
@@ -101,7 +103,7 @@ def jobs_of(a: AccuracyArgs, name: str, row: dict[str, Any]) -> Iterator[Job]:
 
 
 def run_script(script: str, output: Any, budget: dict[str, float]) -> dict[str, float]:
-    """Runs a script; returns its seconds, {"wall": ..., "cpu": ...}. Raises SubprocessError if it fails."""
+    """Runs a script. Returns its wall and CPU time in seconds. Raises SubprocessError if it fails."""
     limit = f"ulimit -t {budget['cpu']:.0f}\n" if "cpu" in budget else ""
     start, before = time.monotonic(), resource.getrusage(resource.RUSAGE_CHILDREN)
     command = ["bash", "-euo", "pipefail", "-c", limit + script]

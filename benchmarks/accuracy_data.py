@@ -4,9 +4,9 @@ r"""Writes a COCO data set in the formats that the programs of benchmarks/accura
         --train_images=bccd/images --train_annotations=bccd/instances_train.json \
         --eval_images=bccd/images --eval_annotations=bccd/instances_val.json
 
-The labels of `images/train2017` are in `labels/train2017`, where Darknet and Ultralytics find them. The image
-id is the file name, and the category id is the class index plus 1. `records/` has TFRecords. data.yaml is for
-Ultralytics, and the text files are for Darknet.
+The labels of `images/train2017` are in `labels/train2017`, where Darknet and Ultralytics find them. Each
+image file is named after its image id. Category ids are the class indexes plus 1. `records/` has TFRecords.
+Ultralytics reads data.yaml, and Darknet reads the text files.
 """
 
 import dataclasses

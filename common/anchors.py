@@ -15,14 +15,15 @@ MAX_INSTANCES = 100  # google/automl efficientdet/hparams_config.py: max_instanc
 
 @dataclasses.dataclass(frozen=True)
 class Anchors:
-    """The anchors of one model at one image size. The object is hashable, its arrays are read-only.
+    """The anchors of one model at one image size. The object is hashable; its arrays are read-only.
 
     Level l has ceil(height / 2**l) x ceil(width / 2**l) cells. Its stride is the image side divided by the
     number of cells. Anchors are not clipped to the image.
 
     Attributes:
         min_level, max_level: first and last pyramid level, both included.
-        num_scales: n, the number of scales per octave: 2**0, 2**(1/n), ..., 2**((n-1)/n).
+        num_scales: number of scales per octave. For n scales, the factors are 2**0, 2**(1/n), ...,
+            2**((n-1)/n).
         aspect_ratios: width / height of the anchors. Anchors of all ratios have the same area.
         anchor_scale: side of a level's smallest square anchor, as a multiple of the level's stride.
         image_size: (height, width) of the network input in pixels.
@@ -65,7 +66,10 @@ class Anchors:
 
     @functools.cached_property
     def boxes(self) -> np.ndarray:
-        """float32 (A, 4), tlbr in input pixels; sorted by level, row, column, scale, aspect ratio."""
+        """All anchors, float32 (A, 4) tlbr in input pixels.
+
+        They are sorted by level, row, column, scale and aspect ratio.
+        """
         boxes = np.concatenate([self._boxes_tlbr_px(*size) for size in self.feature_sizes]).astype(np.float32)
         boxes.setflags(write=False)
         return boxes
@@ -79,7 +83,7 @@ class Anchors:
         return boxes
 
     def _boxes_tlbr_px(self, feature_height: int, feature_width: int) -> np.ndarray:
-        """Returns one level's anchors, float64 (feature_height * feature_width * anchors_per_location, 4)."""
+        """Returns one level's anchors, float64 (N, 4), in the order of `boxes`."""
         stride = np.array(self.image_size) / (feature_height, feature_width)  # (y, x)
         octaves = 2.0 ** (np.arange(self.num_scales) / self.num_scales)
         ratios = np.sqrt(self.aspect_ratios)

@@ -101,8 +101,10 @@ class Annotations:
 
     @functools.cached_property
     def clipped_boxes(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """float32 (N, 4), ltrb normalised, clipped to [0, 1]; bool (N,), whether the box was clipped;
-        bool (N,), whether the clipped box has an area."""
+        """Three arrays: the clipped boxes, whether clipping changed each box, whether its area is above 0.
+
+        The boxes are float32 (N, 4) ltrb normalised, clipped to [0, 1]. The other arrays are bool (N,).
+        """
         left_top, size = np.split(self.boxes_ltwh_px, 2, axis=1)
         limits = self.image_sizes[self.box_image][:, [1, 0, 1, 0]].astype(np.float64)
         with np.errstate(over="ignore"):  # clipping makes infinite numbers 0 or 1
@@ -112,7 +114,7 @@ class Annotations:
         return clipped, np.any(boxes != clipped, axis=1), has_area
 
     def limit(self, max_instances: int, images: int = 1) -> int | None:
-        """Returns `max_instances`, or None if no `images` images have more boxes."""
+        """Returns `max_instances`, or None if `images` images together never have more boxes than that."""
         most = int(np.diff(self.target_boxes.row_splits).max(initial=0))
         return max_instances if images * most > max_instances else None
 
@@ -170,18 +172,18 @@ class Annotations:
 
 
 def without_objects(file_names: Sequence[str], origin: str) -> Annotations:
-    """Returns annotations without boxes for these images. Sizes are 0, ids are 0, 1, 2, ..."""
+    """Returns annotations without boxes. Image sizes are 0, and image ids are 0, 1, 2, ..."""
     images = [CocoImage(i, name, 0, 0) for i, name in enumerate(file_names)]
     return to_annotations(images, table_of([]), np.zeros(0, np.int64), LabelMap((), ()), origin)
 
 
 def records(keys: str, *columns: np.ndarray) -> list[dict[str, Any]]:
-    """Converts columns to one dict per row. `keys` has their keys, separated by spaces."""
+    """Converts columns to one dict per row. `keys` names the columns, separated by spaces."""
     rows = zip(*(column.tolist() for column in columns), strict=True)
     return [dict(zip(keys.split(), row, strict=True)) for row in rows]
 
 
-# --- COCO json (https://cocodataset.org/#format-data): types are checked, unused keys ignored ---
+# --- COCO json (https://cocodataset.org/#format-data): types are checked, unused keys are ignored ---
 
 _Id = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 _Side = Annotated[int, msgspec.Meta(ge=1, le=2**31 - 1)]
@@ -259,7 +261,7 @@ def sizes_of(images: Sequence[CocoImage]) -> np.ndarray:
 
 
 def find_rows(ids: np.ndarray, known: np.ndarray) -> np.ndarray:
-    """Returns int64 (N,), the position of each of `ids` (N,) in `known` (K,); NONE if it is unknown."""
+    """Returns the position of each id in `known`, int64 (N,). The position of an unknown id is NONE."""
     if not len(known):
         return np.full(len(ids), NONE)
     order = np.argsort(known, kind="stable")

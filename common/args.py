@@ -58,7 +58,7 @@ def flag(
 
 
 def model_name_flag(model_names: Sequence[str], default: str) -> Any:
-    """Returns the field of --model_name. A later check suggests a similar name."""
+    """Returns the field of --model_name. Any name is accepted here; a later check rejects unknown names."""
     return flag(default, f"Model: one of {', '.join(model_names)}.")
 
 
@@ -102,7 +102,9 @@ class EvaluationArgs:
     input_type: str | None = flag(None, "Data format. Default: auto-detected.", choices=("coco", "tfrecord"))
     eval_images: str | None = flag(None, "Directory of evaluation images (COCO).")
     eval_annotations: str | None = flag(None, "COCO json of the evaluation images.")
-    eval_file_pattern: str | None = flag(None, "Glob of evaluation TFRecords. Missing DALI indexes are made.")
+    eval_file_pattern: str | None = flag(
+        None, "Glob of evaluation TFRecords. Missing DALI indexes are written."
+    )
     label_map: str | None = flag(None, "Class names of TFRecords. Default: the .label_map.json next to them.")
     coco_backend: str = flag(
         "pycocotools", "COCO metrics library. faster: faster-coco-eval.", choices=("pycocotools", "faster")
@@ -115,7 +117,9 @@ class TrainingArgs:
 
     train_images: str | None = flag(None, "Directory of training images (COCO).")
     train_annotations: str | None = flag(None, "COCO json of the training images.")
-    train_file_pattern: str | None = flag(None, "Glob of training TFRecords. Missing DALI indexes are made.")
+    train_file_pattern: str | None = flag(
+        None, "Glob of training TFRecords. Missing DALI indexes are written."
+    )
     augmentation_preset: str = flag(
         "default", "Strength of the training augmentation.", choices=("none", "light", "default", "strong")
     )
@@ -124,14 +128,19 @@ class TrainingArgs:
     epochs: int | None = flag(None, "Number of epochs. Default: the recipe's.", low=1)
     steps_per_epoch: int | None = flag(None, "Batches per epoch. Default: one pass over the data.", low=1)
     learning_rate: float | None = flag(
-        None, "Learning rate for reference_batch images; else it is scaled. Default: the recipe's.", low=0.0
+        None,
+        "Learning rate for updates of reference_batch images. It is scaled linearly for other numbers of "
+        "images. Default: the recipe's.",
+        low=0.0,
     )
     precision: str = flag(
         "float32", "Dtype policy of the network.", choices=("float32", "mixed_float16", "mixed_bfloat16")
     )
     xla: bool = flag(False, "Compile the training step with XLA.")
     ema_decay: float | None = flag(None, "Decay of the weights' EMA; 0: off. Default: the recipe's.")
-    clip_norm: float | None = flag(None, "Global norm to clip gradients to; 0: off. Default: the recipe's.")
+    clip_norm: float | None = flag(
+        None, "Largest global norm of the gradients; 0: no limit. Default: the recipe's."
+    )
     accumulate_steps: int = flag(0, "Batches whose gradients make one weight update; 0: off.", low=0)
     init_from: str | None = flag(None, "Weights to start from. Head outputs for new classes start untrained.")
     freeze: str | None = flag(None, "Regular expression. Layers with a matching name are not trained.")
@@ -139,7 +148,7 @@ class TrainingArgs:
     eval_every: int = flag(1, "Epochs between evaluations; 0: only after the last epoch.", low=0)
     eval_every_steps: int = flag(0, "Steps between extra evaluations within an epoch; 0: none.", low=0)
     patience: int = flag(0, "Stop after this many evaluations without a better AP; 0: never.", low=0)
-    save_every: int = flag(1000, "Steps between checkpoints in an epoch; 0: only at its end.", low=0)
+    save_every: int = flag(1000, "Steps between checkpoints; 0: only at the end of each epoch.", low=0)
     max_skipped_steps: int = flag(10, "Consecutive steps that may be skipped due to NaN or infinity.", low=0)
     seed: int = flag(0, "Random seed; 0 is a valid seed.", low=0, high=MAX_SEED)
 
@@ -157,7 +166,9 @@ class ProcessArgs:
     compression: str = flag("none", "Compression of gradients with Horovod.", choices=("none", "fp16"))
     step_timeout: float = flag(600.0, "Seconds without a step after which the run ends; 0: never.", low=0.0)
     elastic: bool = flag(False, "With Horovod: if hosts or ranks change, resume from the last full epoch.")
-    dry_run: int | None = flag(None, "Number of local processes for a short test of these flags.", low=1)
+    dry_run: int | None = flag(
+        None, "Test the other flags in a short run with this many local processes.", low=1
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -182,9 +193,11 @@ class EvalArgs(TrainedArgs, LoaderArgs, EvaluationArgs):
     """The flags of eval.py."""
 
     output_dir: str | None = flag(None, "Directory for the results. Default: the run directory.")
-    errors: bool = flag(False, "Print types of errors; write errors.json, confusion_matrix.png, errors.png.")
+    errors: bool = flag(
+        False, "Print a table of error types; write errors.json, confusion_matrix.png, errors.png."
+    )
     errors_min_score: float | None = flag(
-        None, "Minimum score of detections in --errors. Default: the one with the best F1.", low=0.0, high=1.0
+        None, "Minimum score for --errors. Default: the score with the best F1.", low=0.0, high=1.0
     )
 
 
@@ -210,7 +223,7 @@ class ImagePolicy:
     Attributes:
         on_bad_image: "stop": raise an error for unreadable images; "skip": leave them out and report them.
         max_megapixels: larger images count as unreadable.
-        decode: whether to decode every image. If false, mostly only headers and ends of files are read.
+        decode: whether to decode every image. If false, mostly only headers and file ends are read.
     """
 
     on_bad_image: str = "stop"
@@ -276,6 +289,6 @@ def values(fv: flags.FlagValues, define_flags: Callable[[flags.FlagValues], None
 
 
 def flagfile(flag_values: dict) -> bytes:
-    """Returns `--name=value` lines for `--flagfile=`, without --overwrite and flags without a value."""
+    """Returns `--name=value` lines for `--flagfile=`. Omits --overwrite and all flags that are None."""
     given = {k: v for k, v in sorted(flag_values.items()) if v is not None and k != "overwrite"}
     return "".join(f"--{name}={value}\n" for name, value in given.items()).encode()

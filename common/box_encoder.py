@@ -52,14 +52,14 @@ def encode_boxes(
     """Assigns the boxes of one image to anchors and computes the targets, in a DALI graph.
 
     Drops boxes without area. Of the others, it keeps the `max_instances` largest. Ties go to the last anchor
-    and to the last box. A box can stay without an anchor, if another box gets its best anchor.
+    and to the last box. A box can stay without an anchor, because its best anchor may go to another box.
 
     Args:
-        boxes: float32 (N, 4), ltrb normalised; N may be 0. They are best on the CPU.
+        boxes: float32 (N, 4), ltrb normalised; N may be 0. Boxes on a GPU are first copied to the CPU.
         labels: int32 (N,), 1-based.
         anchors: the anchors of the network input that the boxes are normalised to.
         max_instances: number of rows of the padded boxes and classes.
-        device: "cpu" or "gpu", which encodes and holds the results. Default: the device of `boxes`.
+        device: "cpu" or "gpu", the device that computes and holds the targets. Default: that of `boxes`.
     """
     selected = select_boxes(boxes.cpu(), labels.cpu(), max_instances=max_instances)
     return encode_selected(

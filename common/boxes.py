@@ -53,7 +53,7 @@ def iou(a: Any, b: Any) -> Any:
 
 
 def diou(a: Any, b: Any, beta: float = 1.0) -> Any:
-    """Distance IoU (arXiv 1911.08287), in [-1, 1]. a, b: as for `iou`; beta: Darknet's distance exponent."""
+    """Distance IoU (arXiv 1911.08287), in [-1, 1]. Darknet applies the exponent `beta` to the distance."""
     a, b = _split(a), _split(b)
     return _iou(a, b) - ops.power(_center_distance(a, b), beta)
 
@@ -86,14 +86,14 @@ def _sides(box: list[Any]) -> tuple[Any, Any]:
 
 
 def _iou(a: list[Any], b: list[Any]) -> Any:
-    """In the order of DALI's core/geom/box.h, so that float32 results are bit-identical."""
+    """Computes the IoU in the order of DALI's core/geom/box.h: float32 results are bit-identical."""
     common = [*map(ops.maximum, a[:2], b[:2]), *map(ops.minimum, a[2:], b[2:])]
     intersection, area_a, area_b = [width * height for width, height in map(_sides, (common, a, b))]
     return intersection / ops.maximum(area_a + area_b - intersection, TINY)
 
 
 def _center_distance(a: list[Any], b: list[Any]) -> Any:
-    """The squared distance of the centres, divided by the enclosing box' squared diagonal."""
+    """Returns the squared distance of the centres, divided by the squared diagonal of the enclosing box."""
     distance = ops.square(a[0] + a[2] - b[0] - b[2]) / 4 + ops.square(a[1] + a[3] - b[1] - b[3]) / 4
     width, height = _sides([*map(ops.minimum, a[:2], b[:2]), *map(ops.maximum, a[2:], b[2:])])
     return distance / ops.maximum(ops.square(width) + ops.square(height), TINY)

@@ -13,7 +13,8 @@ from nvidia.dali.data_node import DataNode
 
 from common.errors import UserError
 
-# ImageNet, RGB, for pixels in 0..255: google/automl efficientdet/hparams_config.py mean_rgb, stddev_rgb.
+# Means and standard deviations of RGB pixels (0 to 255) in ImageNet. Source: google/automl,
+# efficientdet/hparams_config.py, mean_rgb and stddev_rgb.
 IMAGENET_MEAN = (0.485 * 255, 0.456 * 255, 0.406 * 255)
 IMAGENET_STD = (0.229 * 255, 0.224 * 255, 0.225 * 255)
 
@@ -223,10 +224,11 @@ def select_boxes(
         boxes: float32 (N, 4), ltrb.
         labels: int32 (N,).
         min_size: smallest (height, width) that is kept, in the unit of the boxes.
-        max_instances: largest number of boxes to keep; None: keep all. Of equal areas, the first is kept.
+        max_instances: largest number of boxes to keep; None: keep all. If areas are equal, the
+            first boxes are kept.
 
     Returns:
-        The kept boxes in their original order, with their labels, and the numbers of dropped boxes.
+        The kept boxes and their labels in the original order, and how many boxes were dropped.
     """
     sides = boxes[:, 2:4] - boxes[:, 0:2]  # (N, 2) width, height
     smallest = np.maximum(np.array(min_size[::-1], np.float32), np.finfo(np.float32).tiny)
@@ -245,7 +247,7 @@ def select_boxes(
         kept = large * (fn.reductions.sum(is_larger, axes=[0]) < max_instances)
 
     num_kept = fn.reductions.sum(kept, dtype=types.INT32)
-    # boxes[kept] is computed as a product with a matrix that has one 1 in each row.
+    # The next lines compute boxes[kept] as a matrix product. Each row of the matrix has a single 1.
     place = fn.reductions.sum(is_before * fn.expand_dims(kept, axes=[1]), axes=[0], dtype=types.INT32) * kept
     # The slice follows the comparison: DALI 2.4 reads wrong memory if it compares with empty arrays.
     is_source = (fn.expand_dims(place, axes=[0]) == column[:count])[:num_kept]  # (M, N)

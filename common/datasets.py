@@ -47,7 +47,7 @@ class Source(abc.ABC):
 
     @functools.cached_property
     def fingerprint(self) -> str:
-        """SHA-256 (hex) of annotations and order. If it changes, a run does not resume."""
+        """SHA-256 (hex) of the annotations in order. A run does not resume if this value has changed."""
         return self.annotations.fingerprint()
 
     def image_name(self, row: int) -> str:
@@ -64,7 +64,7 @@ class Source(abc.ABC):
 
         Args:
             training: True: images are shuffled and repeat without end. False: in order. See readers.py.
-            options: shard_id, num_shards, seed, and `name`, which must be unique in the graph.
+            options: shard_id, num_shards, seed and name. The name must be unique in the graph.
         """
 
 
@@ -123,8 +123,8 @@ class Opener:
     def open_tfrecords(
         self, pattern: str, label_map: str | None = None, policy: ImagePolicy = ImagePolicy()
     ) -> Source:
-        """Raises UserError: only common/datacheck can open TFRecords."""
-        raise UserError(f"{pattern}: TFRecords need common/datacheck, which this program does not use")
+        """Always raises UserError: only common/datacheck can open TFRecords."""
+        raise UserError(f"{pattern}: this copy of the app cannot read TFRecords: give images and a COCO json")
 
     def open_images(self, images: str, policy: ImagePolicy = ImagePolicy()) -> ImageListSource:
         """Opens the images of --images; UserError if there are none."""
@@ -149,7 +149,7 @@ class Opener:
     # --- flags -> sources ---
 
     def check_labels(self, label_map: LabelMap, source: Source) -> None:
-        """Raises UserError if `label_map` lacks a category of `source`, by id and name."""
+        """Raises UserError if `source` has a category that `label_map` lacks. Compares ids and names."""
         differences = label_map.differences(source.label_map)
         self.refuse(source.annotations.origin, "eval-categories", differences)
 
@@ -198,7 +198,7 @@ class Opener:
         names: tuple[str, str] = ("train", "eval"),
         **options: Any,
     ) -> tuple[Source, Source | None]:
-        """Opens the training and the evaluation data; the second is None if `evaluation` has no values.
+        """Opens the training and the evaluation data. If `evaluation` has no values, returns None for it.
 
         Args:
             names: the argument `split` of `open_source` for each of the two.
@@ -224,7 +224,7 @@ class Opener:
     def open_datasets(
         self, a: Args, *, num_replicas: int, max_instances: int
     ) -> tuple[Source, Source | None]:
-        """Opens and logs the training data and the evaluation data (None if not given) of train.py.
+        """Opens the training data and, if given, the evaluation data of train.py. Logs summaries.
 
         Args:
             max_instances: largest number of boxes that are kept per image.
@@ -241,7 +241,7 @@ class Opener:
         return sources
 
     def open_evaluation(self, a: Any, label_map: LabelMap) -> Source:
-        """Opens and logs the evaluation data of eval.py.
+        """Opens the evaluation data of eval.py and logs a summary.
 
         Args:
             label_map: the classes that the network was trained on.
@@ -271,7 +271,7 @@ check_labels = _PLAIN.check_labels
 
 
 def list_images(images: str) -> tuple[str, ...]:
-    """Returns the sorted image files that --images names: a file, a directory or a glob. UserError: none."""
+    """Returns the sorted image files of --images, a file, a directory or a glob; UserError if none match."""
     path = pathlib.Path(images)
     if path.is_file():
         return (images,)

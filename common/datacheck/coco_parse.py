@@ -86,7 +86,7 @@ def _read(path: str) -> bytes:
 
 
 def _load(content: bytes, issues: Issues) -> dict[str, Any]:
-    """Parses JSON. An Ellipsis replaces a list whose key is repeated. Raises Fault if it is no object."""
+    """Parses a JSON object; raises Fault for anything else. `...` replaces a list whose key is repeated."""
 
     def to_dict(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         found = dict(pairs)

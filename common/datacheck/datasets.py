@@ -1,4 +1,4 @@
-"""Opens and checks the data sets that flags name: common/datasets.py with the data check.
+"""Opens the data sets that the flags name, as common/datasets.py does, and also checks them.
 
 All errors of the training and evaluation data are reported together, before anything is written.
 """
@@ -52,7 +52,7 @@ class CheckedOpener(plain.Opener):
         return tfrecord.open_records(files, labels, policy=policy)
 
     def open_images(self, images: str, policy: ImagePolicy = ImagePolicy()) -> ImageListSource:
-        """Opens and checks the images of --images; UserError if no image is usable."""
+        """Opens and checks the images of --images. Raises UserError if no image is usable."""
         files, issues = plain.list_images(images), Issues(f"--images={images}", policy)
         facts = inspect_files(os.curdir, files, policy)
         pairs = zip(files, facts, strict=True)
@@ -64,7 +64,7 @@ class CheckedOpener(plain.Opener):
         return ImageListSource(usable)
 
     def join(self, errors: Sequence[UserError]) -> UserError:
-        """Returns the first error in the flags, or else one error with all data issues."""
+        """Returns the first error in the flags. Without one, returns an error that lists all data issues."""
         of_flags = [error for error in errors if not isinstance(error, DataError)]
         of_data = [issues for error in errors if isinstance(error, DataError) for issues in error.issues]
         return of_flags[0] if of_flags else DataError(*of_data)
@@ -92,7 +92,7 @@ class CheckedOpener(plain.Opener):
         log_issues(issues)
 
 
-# The functions of common/datasets.py under the same names, here with the data check.
+# These functions have the names of those in common/datasets.py, but also check the data.
 _CHECKED = CheckedOpener()
 open_coco, open_images = _CHECKED.open_coco, _CHECKED.open_images
 open_tfrecords = _CHECKED.open_tfrecords
@@ -120,7 +120,7 @@ def explain(error: Exception, source: Source | None, pipeline_type: str) -> User
     stopped = plain.explain(error, source, pipeline_type)
     if source is None or source.name == "video":
         return stopped
-    log(f"{stopped}\nDecoding the images to find the damaged one; interrupt if that takes too long")
+    log(f"{stopped}\nDecoding the images to find the damaged ones; press Ctrl-C if that takes too long")
     issues = Issues(source.annotations.origin)
     others = []  # names and formats of images that TensorFlow cannot decode
     found = in_threads(functools.partial(_decode, source), range(source.size), DECODERS)
@@ -131,7 +131,7 @@ def explain(error: Exception, source: Source | None, pipeline_type: str) -> User
     if issues.stopping:
         return DataError(issues)
     if pipeline_type == "tensorflow" and others:
-        return UserError(f"--pipeline_type=tensorflow reads only JPEG and PNG; {others[0]}: use dali_cpu")
+        return UserError(f"--pipeline_type=tensorflow reads only JPEG and PNG, but {others[0]}: use dali_cpu")
     return stopped
 
 

@@ -1,8 +1,8 @@
 """Checks the header and the end of an encoded image without decoding it.
 
-Pillow reads the headers, and in some formats also nvImageCodec, DALI's codec library. Rare variants that DALI
-2.4 rejects or decodes wrongly are reported as unsupported: lossless JPEG, JPEG 2000 with 9 to 16 bits, TIFF
-with floats or JPEG inside, BMP with swapped masks, PNM with an unusual maximum.
+Pillow reads the headers. For some formats nvImageCodec, DALI's codec library, reads them too. Rare variants
+that DALI 2.4 rejects or decodes wrongly are reported as unsupported: lossless JPEG, JPEG 2000 with 9 to 16
+bits, TIFF with floats or JPEG inside, BMP with swapped masks, PNM with an unusual maximum.
 """
 
 import functools
@@ -36,10 +36,10 @@ class ImageFacts(msgspec.Struct, gc=False, array_like=True):
     """The properties of an image file and, if it has one, its fault.
 
     Attributes:
-        image_format: Pillow's name of the format; "" if unknown. JPEGs with several pictures are "JPEG", too.
+        image_format: Pillow's name of the format; "" if unknown. "JPEG" includes files with several images.
         height, width: size of the stored pixels, before any EXIF rotation; 0 if unknown.
         orientation: orientation tag of EXIF or TIFF, 1 to 8; 1 if there is none.
-        fault: key of issues.KINDS (with severity IMAGE); "" without a fault.
+        fault: a key of issues.KINDS whose severity is IMAGE; "" without a fault.
         detail: text that describes the fault.
     """
 
@@ -119,7 +119,7 @@ def _open(image: Encoded, plugin: type[Plugin]) -> Plugin:
 
 
 def _parse_as_dali(image: Encoded, header: bytes) -> None:
-    """Fills in the size that nvImageCodec reads; Fault if it cannot read the header."""
+    """Fills in the size that nvImageCodec reads. Raises Fault if nvImageCodec cannot read the header."""
     try:
         stream = nvimgcodec.CodeStream(header)
         image.facts.height, image.facts.width = stream.height, stream.width
@@ -181,7 +181,7 @@ def _webp(image: Encoded) -> None:
     end = 8 + int.from_bytes(image.at(4, 4), "little")
     if image.size < end:
         raise truncated(f"a WebP of {end} bytes, of which only {image.size} are in the file")
-    # Pillow would read the whole file and reject large pictures.
+    # Pillow is not used here: it would read the whole file and reject large images.
     _parse_as_dali(image, image.head)
     at = 12
     while image.at(12, 4) == b"VP8X" and at + 8 <= end:

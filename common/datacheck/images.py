@@ -92,7 +92,7 @@ def _check_pixels(image: Encoded, decode: bool) -> None:
 
 
 def _load(image: Encoded) -> PIL.Image.Image | None:
-    """Decodes the image with Pillow; None for WebP above 179 megapixels, which Pillow rejects."""
+    """Decodes the image with Pillow. Returns None for WebP above 179 megapixels, which Pillow rejects."""
     facts, content = image.facts, image.whole()
     # PIL.Image.open would reject large images.
     open_picture, _ = PIL.Image.OPEN[facts.image_format]
@@ -126,7 +126,7 @@ def _check_jpeg(image: Encoded) -> None:
 
 
 def _is_padding(scan: bytes, message: str) -> bool:
-    """Whether the warning is only about padding: some cameras repeat one byte before the end."""
+    """Whether a decoder's warning is only about padding. Some cameras repeat one byte before the end."""
     extraneous, end = _EXTRANEOUS.match(message), scan.find(image_headers.END)
     return extraneous is not None and len(set(scan[end - int(extraneous[1]) : end])) == 1
 
@@ -146,7 +146,7 @@ def _check_range(picture: PIL.Image.Image) -> None:
 
 
 def in_threads(function: Callable, parts: Sequence, threads: int, title: str | None = None) -> Iterator[Any]:
-    """Yields `function(part)` for each part, in order; a `title` shows a progress bar."""
+    """Yields `function(part)` for each part, in order. If `title` is given, shows a progress bar."""
     bar = Bar(title, len(parts)) if title else None
     with concurrent.futures.ThreadPoolExecutor(threads) as pool:  # not processes: TensorFlow hangs after fork
         for found in pool.map(function, parts):
@@ -234,7 +234,7 @@ def _look(path: str, known: _Entry | None, policy: ImagePolicy) -> _Entry:
 
 
 def path_fault(name: str) -> bool:
-    """Whether a file name may leave the image directory, or has a NUL or a line feed."""
+    """Whether a file name can lead outside the image directory, or contains a NUL or a line feed."""
     return name.startswith("/") or "\0" in name or "\n" in name or (".." in name and ".." in name.split("/"))
 
 

@@ -52,7 +52,7 @@ class TFRecordSource(Source):
     Attributes:
         records: the files, indexes and spans that DALI reads.
         annotations: the annotations of all records that are read, in the order of the user's files.
-        rows: int64 (I,), for each row of `records.spans` the index of the record's image in `annotations`.
+        rows: int64 (I,). rows[i] is the index in `annotations` of the image in record `records.spans[i]`.
         names: the name of each image's record for messages: `a.tfrecord record 5 (image 12)`.
         formats: Pillow's name of a format -> the number of images, the most frequent first.
     """
@@ -66,7 +66,7 @@ class TFRecordSource(Source):
 
     @functools.cached_property
     def fingerprint(self) -> str:
-        # without paths, because the user may move the files
+        # Paths are not included, because the user may move the files.
         digest = hashlib.sha256(self.annotations.fingerprint().encode())
         digest.update(self.records.spans.tobytes())
         return digest.hexdigest()
@@ -125,7 +125,7 @@ def index_of(file: RecordFile, issues: Issues) -> str:
 
 
 def missing_shards(files: Sequence[str | os.PathLike]) -> list[str]:
-    """Returns the files that numbered sets such as `train-00002-of-00004` lack."""
+    """Returns the missing files of numbered series, such as `train-00002-of-00004`."""
     known = {os.fspath(file) for file in files}
     missing: set[str] = set()
     for match in filter(None, map(_SHARD.fullmatch, known)):
@@ -136,7 +136,11 @@ def missing_shards(files: Sequence[str | os.PathLike]) -> list[str]:
 
 
 def find_label_map(files: Sequence[str]) -> str:
-    """Returns the label map of tools/convert.py; UserError if there is none or several differ."""
+    """Returns the path of the label map that tools/convert.py wrote next to `files`.
+
+    Raises:
+        UserError: there is no label map, or there are different ones.
+    """
     prefixes = {re.sub(r"(-\d+-of-\d+)?(\.tfrecords?)?$", "", file) for file in files}
     found = sorted(filter(os.path.isfile, (f"{prefix}.label_map.json" for prefix in prefixes)))
     if not found:
@@ -223,7 +227,8 @@ def _lay_out(
         issues: receives the indexes that were written.
 
     Returns:
-        Files, indexes and spans of `Records`; int64 (I,), the number (0 to R - 1) of each span's record.
+        The files, indexes and spans for `Records`; and the record number of each span, int64 (I,), from
+        0 to R - 1.
     """
     layout = []
     begins = np.cumsum([len(file.spans) for file in walked])[:-1]
@@ -247,7 +252,7 @@ def _index(spans: np.ndarray) -> str:
 
 
 def _complete_copy(file: RecordFile, is_copied: np.ndarray, counts: np.ndarray) -> str:
-    """Copies the selected records to the cache, with all keys; returns the path."""
+    """Copies the selected records, with all keys, to a file in the cache. Returns its path."""
 
     def make() -> bytes:
         spans = zip(file.spans[is_copied].tolist(), counts[is_copied].tolist(), strict=True)
@@ -259,7 +264,7 @@ def _complete_copy(file: RecordFile, is_copied: np.ndarray, counts: np.ndarray) 
 
 
 def complete(record: bytes, num_objects: int) -> bytes:
-    """Returns the record with all keys that DALI needs. Added keys mark no crowds."""
+    """Returns the record with all keys that DALI needs. The added keys mark no box as a crowd."""
     crowds = tf.train.Int64List(value=[0] * num_objects)
     features = {CROWD_KEY: tf.train.Feature(int64_list=crowds)}
     if not num_objects:

@@ -81,7 +81,7 @@ _KEYS = {
 
 
 def parse(record: bytes, name: str, known: frozenset[int], issues: Issues) -> tuple[Example, bytes | None]:
-    """Parses a serialized tf.train.Example. Returns the content and the encoded image (None: invalid).
+    """Parses a serialized tf.train.Example. Returns its content, and the encoded image or None.
 
     Args:
         record: the data of one record.
@@ -143,7 +143,7 @@ def _add_objects(
         listed = ", ".join(f"{key} {n}" for key, n in given.items())
         issues.add("record-ragged", f"{example.name} has lists of these lengths: {listed}")
     elif not missing:
-        # References would keep the whole record in memory.
+        # Copies the values, because references to them would keep the whole record in memory.
         boxes = zip(*(values[key] for key in BOX_KEYS), strict=True)
         others = (list(values[CROWD_KEY]) or [0] * count, list(values[AREA_KEY]) or [math.nan] * count)
         ids = ([example.image_id] * count, values[LABEL_KEY])
@@ -177,7 +177,7 @@ def scan(files: Sequence[RecordFile], known: frozenset[int], issues: Issues) -> 
     """Reads and checks all records of the files.
 
     Args:
-        files: results of `walk`; of damaged files, the records before the damage are read.
+        files: results of `walk`. In a damaged file, only the records before the damage are read.
         known: the category ids that labels may have.
         issues: receives the errors in records, not those in images; its policy sets how images are checked.
     """
@@ -242,7 +242,7 @@ def _scan_part(
 
 
 def read_record(file: RecordFile, number: int, issues: Issues) -> bytes | None:
-    """Returns the data of a record; None for a damaged one. OSError: the file is gone."""
+    """Returns the data of a record; None if it is damaged. Raises OSError if the file is gone."""
     offset, size = file.spans[number].tolist()
     record = tfrecord.read_record(file.path, offset, size)
     if tfrecord.masked_crc32c(record) == file.checksums[number]:

@@ -58,7 +58,7 @@ class Ranks:
     # --- making and running a model on replicas ---
 
     def gpu_number(self, replica: int) -> int:
-        """Returns the number, in CUDA and DALI, of the GPU of a replica of this process."""
+        """Returns the device number that CUDA and DALI use for the GPU of a local replica."""
         return replica
 
     def scope(self) -> contextlib.AbstractContextManager:
@@ -97,7 +97,7 @@ class Ranks:
         return self._mean(gradients)
 
     def wrap_optimizer(self, optimizer: keras.optimizers.Optimizer) -> keras.optimizers.Optimizer:
-        """Adapts an optimizer to gradients from `average`; call this before it is built."""
+        """Adapts an optimizer to gradients from `average`. Call this before the optimizer is built."""
         return optimizer
 
     # --- outside `run`: all ranks must call these together ---
@@ -209,7 +209,7 @@ class HorovodRanks(Ranks):
         self._compression = hvd.Compression.fp16 if compression == "fp16" else hvd.Compression.none
 
     def gpu_number(self, replica: int) -> int:
-        # Not the local rank: Slurm may hide other GPUs, and elastic runs change the ranks.
+        # The local rank can be wrong: Slurm may hide other GPUs, and elastic runs change the ranks.
         visible = tf.config.get_visible_devices("GPU")
         return int(visible[0].name.rpartition(":")[2]) if visible else 0
 

@@ -129,7 +129,7 @@ def test_without_a_data_check_the_same_functions_open_the_same(drawn, coco_flags
             module.open_datasets(Args(batch_size=7, **given), **options)
         with pytest.raises(UserError, match="category 3 is 'car', in training it is absent"):
             module.open_evaluation(Args(**given), LabelMap((17,), ("cat",)))
-    with pytest.raises(UserError, match=r"x-.: TFRecords need common/datacheck"):
+    with pytest.raises(UserError, match=r"x-.: this copy of the app cannot read TFRecords"):
         datasets.open_source(file_pattern="x-*")
     error = RuntimeError("Critical error\n  Error in CPU operator\nmore")
     said = str(datasets.explain(error, found[0], "dali_cpu"))

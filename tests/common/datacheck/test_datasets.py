@@ -55,7 +55,7 @@ def test_damage_is_found_by_file_and_id(data, capsys):
     source = coco(data)
     error = datasets.explain(ERROR, source, "dali_cpu")
     assert isinstance(error, DataError) and "decoders.image" not in str(error)
-    assert "decoders.image`\nDecoding the images to find the damaged one" in capsys.readouterr().err
+    assert "decoders.image`\nDecoding the images to find the damaged ones" in capsys.readouterr().err
     for words in ("json: image with damaged data (2)", "image 13 ('01.jpg')", "image 22 ('04.jpg')"):
         assert words in str(error)
 
@@ -91,7 +91,7 @@ def test_where_all_is_well_the_loader_is_quoted(data):
 def test_plain_tensorflow_and_another_format(data):
     with PIL.Image.open(data / "images/02.jpg") as image:
         image.save(data / "images/02.jpg", "WEBP")
-    said = "--pipeline_type=tensorflow reads only JPEG and PNG; image 16 ('02.jpg') is WEBP: use dali_cpu"
+    said = "--pipeline_type=tensorflow reads only JPEG and PNG, but image 16 ('02.jpg') is WEBP: use dali_cpu"
     assert explained(coco(data), "tensorflow") == said
     assert "stopped" in explained(coco(data))
 
