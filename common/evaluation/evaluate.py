@@ -9,7 +9,7 @@ The result is the same for any number of ranks and any batch size.
 import itertools
 import operator
 import pathlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -70,18 +70,8 @@ def predict(
     for done in range(1, loader.steps_per_epoch + 1):
         if problem is None:
             try:
-                try:
-                    images, extra = next(batches)
-                except tf.errors.OpError as error:
-                    raise explain(error, loader.source, loader.pipeline_type) from error
-                boxes, scores, classes, finite = map(np.asarray, detect(images, extra["letterbox"]))
-                ids, sizes = np.asarray(extra["image_ids"]), np.asarray(extra["image_sizes"])
-                if not finite.all():
-                    raise UserError(
-                        f"the network's output for image {ids[~finite][0]} is not finite: the weights are "
-                        "damaged, or training diverged"
-                    )
-                results += coco_metrics.to_results(boxes, scores, classes, ids, sizes, label_map, seen)
+                found_in_batch = _detect_next(detect, batches, loader, explain)
+                results += coco_metrics.to_results(*found_in_batch, label_map, seen)
             except UserError as error:
                 problem = error
             bar.step()
@@ -97,6 +87,24 @@ def predict(
             f"{loader.size}: check that each rank reads only its own shard"
         )
     return sorted(itertools.chain.from_iterable(parts), key=operator.itemgetter("image_id"))
+
+
+def _detect_next(
+    detect: Detect, batches: Iterator, loader: BaseLoader, explain: Explain
+) -> tuple[np.ndarray, ...]:
+    """Returns boxes, scores, classes, image ids and image sizes of the next batch."""
+    try:
+        images, extra = next(batches)
+    except tf.errors.OpError as error:
+        raise explain(error, loader.source, loader.pipeline_type) from error
+    boxes, scores, classes, finite = map(np.asarray, detect(images, extra["letterbox"]))
+    image_ids, image_sizes = np.asarray(extra["image_ids"]), np.asarray(extra["image_sizes"])
+    if not finite.all():
+        raise UserError(
+            f"the network's output for image {image_ids[~finite][0]} is not finite: the weights are damaged, "
+            "or training diverged"
+        )
+    return boxes, scores, classes, image_ids, image_sizes
 
 
 def evaluate(
