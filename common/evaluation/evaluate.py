@@ -91,7 +91,7 @@ def predict(
 
 def _detect_next(
     detect: Detect, batches: Iterator, loader: BaseLoader, explain: Explain
-) -> tuple[np.ndarray, ...]:
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     """Returns boxes, scores, classes, image ids and image sizes of the next batch."""
     try:
         images, extra = next(batches)
