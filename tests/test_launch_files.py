@@ -129,7 +129,7 @@ def sbatch(
 
 
 def test_slurm_stops_the_ranks_before_the_time_limit_and_queues_the_job_again(cluster):
-    # with characters that are special in regular expressions
+    # These flags contain characters that are special in regular expressions.
     own = [f"--output_dir={cluster}/run", "--freeze=^(a|b)[0-9]+.*$", "--hparams=x={1,2}"]
     with sbatch(cluster, "app/train.py", *own) as job:
         job.wait_for("training with", times=2)

@@ -46,13 +46,13 @@ EVALUATIONS = {
 EXACT = ("epoch", "step", "learning_rate", "boxes_dropped", "boxes_truncated", "skipped_steps")
 RENAMED = {"boxes_truncated": "boxes_over_limit"}
 
-# About five times the change by TF_ENABLE_ONEDNN_OPTS=0, which adds float32 terms in another order.
+# TF_ENABLE_ONEDNN_OPTS=0 adds float32 terms in another order. The tolerances are about five times its effect.
 LOSS_RTOL = 2e-5
 GRADIENT_RTOL = {"yolov4-tiny": 1e-2}  # at kinks of leaky ReLU or max, rounding changes gradients
 OTHER_GRADIENT_RTOL = 1e-3
 FIXED_BOX_ATOL, FIXED_SCORE_ATOL = 2e-3, 2e-4  # batch norms of only four images amplify errors
 RUN_RTOL = 1e-3
-# Relative to the largest weight of an array. CPUs of two makers differed by 9e-3 for YOLOv4.
+# Tolerances relative to the largest weight of an array. For YOLOv4, CPUs of two makers differed by 9e-3.
 WEIGHT_ATOL = {"efficientdet": 1e-3, "yolov4": 2e-2}
 SCORE_ATOL, BOX_ATOL_PX, METRIC_ATOL = 2e-5, 1e-2, 1e-6
 PIXEL_ATOL = 1e-3  # of block means of normalised pixels; one grey level is 0.004 to 0.017

@@ -31,7 +31,7 @@ RUN_HERE = (
     *("README", "data", "training", "export", "yolov4", "preprocessing", "troubleshooting"),
     *("benchmarks", "architecture", "examples"),
 )
-# Their commands need other hosts, Docker, hours or a copy of the project, or they have none.
+# Pages whose commands need other hosts, Docker, hours or a copy of the project, and pages without commands.
 NOT_RUN_HERE = (
     *("distributed", "containers", "copy_this", "accuracy", "licences", "performance_notes", "CONTRIBUTING"),
     *("flags", "config", "customize"),

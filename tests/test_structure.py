@@ -22,7 +22,7 @@ LAYERS = {
     "common/training": {"common", "common/distributed", "common/evaluation"},
     **{app: set(ROOMS) for app in APPS},
 }
-# They import tools/ for exports, bench.py, --dry_run and --errors.
+# These programs import tools/ for exports, bench.py, --dry_run and --errors.
 MAY_IMPORT_TOOLS = re.compile(r"(efficientdet|yolov4)/(export\w*|bench|train|eval)\.py")
 
 # Old names, which usual terms replaced (docs/dev/architecture.md).

@@ -29,7 +29,7 @@ def read(path: str) -> Record:
     except ValueError as error:
         raise UserError(f"{path} is not JSON: {error}") from error
     if not isinstance(record, dict) or record.get("format") != FORMAT:
-        raise UserError(f"{path} is not a benchmark of this version: write one with bench.py --json=FILE")
+        raise UserError(f"{path} is not a benchmark file of this version: write one with bench.py --json")
     return record
 
 

@@ -106,7 +106,7 @@ PART_NAMES = {
         for name in ("PRESETS", "_NONE", *(f"{config}.{field}" for field in AUGMENTING))
     ),
 }
-# Part -> values of flags and config fields that need it; words of its tests.
+# Part -> values of flags and config fields that need it. Tests that use these strings are left out.
 PART_CHOICES = {
     "tfrecord": ("tfrecord",),
     "tf_pipeline": ("tensorflow",),

@@ -73,7 +73,7 @@ def test_evaluation_repeats_a_shorter_shard_to_fill_its_steps(drawn):
 
 
 def google_example(image_id, num_objects, crowds=False):
-    """In the format of google/automl's efficientdet/dataset/create_coco_tfrecord.py."""
+    """Makes a record in the format of google/automl's efficientdet/dataset/create_coco_tfrecord.py."""
     image = {"encoded": png(64, 48, COLORS[image_id]), "height": 48, "width": 64}
     if not num_objects:
         return empty_record(image_id, **image)

@@ -49,7 +49,7 @@ def header(length):
 
 
 def test_the_checksum_is_that_of_the_published_vectors():
-    # RFC 3720, appendix B.4, has the CRC-32C of 32 bytes 0, of 32 bytes 255, and of the bytes 0 to 31.
+    # RFC 3720, appendix B.4, lists the CRC-32C of 32 bytes of 0, of 32 bytes of 255, and of 0 to 31.
     rows = [bytes(32), b"\xff" * 32, bytes(range(32))]
     crcs = (0x8A9136AA, 0x62A8AB43, 0x46DD794E)
     masked = [(((crc >> 15) | (crc << 17)) + 0xA282EAD8) & 0xFFFFFFFF for crc in crcs]

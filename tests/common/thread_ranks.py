@@ -18,7 +18,7 @@ TIMEOUT = 60
 
 
 class ThreadRanks(Ranks):
-    """A rank that is a thread. Values are packed, as if ranks were processes."""
+    """A rank that runs as a thread. Values are serialised as for separate processes."""
 
     strategy = "horovod"
 
@@ -55,7 +55,7 @@ class ThreadRanks(Ranks):
 
 
 def together(world_size: int, work: Callable[[Ranks], T]) -> list[T]:
-    """Returns the results of `work(ranks)` on threads. An error of one thread ends all."""
+    """Calls `work(ranks)` on one thread per rank; returns all results. An error ends all threads."""
     barrier = threading.Barrier(world_size)
     table: list[Any] = [None] * world_size
 

@@ -72,7 +72,7 @@ def die() -> None:
 
 
 def wait_for_hosts(hooks: Hooks) -> None:
-    """The hook then raises the exception that makes Horovod connect the ranks again."""
+    """Calls on_epoch until it raises the exception that makes Horovod connect the ranks again."""
     while True:
         hooks.on_epoch(1)
         time.sleep(0.05)

@@ -66,9 +66,9 @@ class Result(NamedTuple):
 
 
 class Job(subprocess.Popen):
-    """A command and all its processes, which the end of the `with` block kills.
+    """A command and all its processes. The end of the `with` block kills them.
 
-    Files take the output, so that writing never blocks the job.
+    The output goes to files, because a full pipe would block the job.
     """
 
     def __init__(self, command: Words, env: Mapping[str, str], cwd: os.PathLike = ROOT) -> None:
@@ -183,7 +183,7 @@ def rank_pids(job: Job) -> dict[int, int]:
     """Returns {rank: pid}, without child processes."""
     found = {}
     for process in job.processes():
-        # Ranks and their children have this variable. Children are left out.
+        # Children inherit this variable from their rank. A rank's parent does not have it.
         with contextlib.suppress(psutil.Error, KeyError):
             if "HOROVOD_RANK" not in psutil.Process(process.ppid()).environ():
                 found[int(process.environ()["HOROVOD_RANK"])] = process.pid

@@ -1,6 +1,6 @@
 """Each batch is the whole data set, so the order of the images does not matter.
 
-Batch norms are frozen, because each rank would normalise by other statistics.
+Batch norms are frozen, because their statistics would differ between ranks.
 """
 
 import dataclasses

@@ -1,7 +1,8 @@
 """Writes files in the formats of google/automl.
 
 automl_d0_names.txt and automl_d0_outputs.txt list variables and outputs of automl's own Keras model
-(tf2/efficientdet_keras.py, tf_keras 2.21). `number` makes the values of its weights.
+(tf2/efficientdet_keras.py, tf_keras 2.21). `number` computes the values of this model's
+weights.
 """
 
 import dataclasses
@@ -58,7 +59,7 @@ def values_of(model):
 
 
 def write_h5(path, variables):
-    """As Keras 2 does: each layer is a group, and the names of variables end in `:0`."""
+    """Writes an HDF5 file as Keras 2 does: a group for each layer, and names that end in `:0`."""
     with h5py.File(path, "w") as file:
         for name, values in variables.items():
             file[f"{name.split('/')[0]}/{name}:0"] = values
@@ -75,8 +76,9 @@ def write_tensors(prefix, tensors):
 def write_objects(prefix, variables, lost=None):
     """Writes a checkpoint as tf.train.Checkpoint does. Moving averages are slots of an optimizer.
 
-    `lost` damages the average of the last variable: "values" omits its values, "attribute" also its attribute
-    in the object graph.
+    `lost` damages the average of the last variable. Without it, nothing is damaged.
+        "values": the average's values are missing.
+        "attribute": the average's values and its attribute in the object graph are missing.
     """
     graph = trackable_object_graph_pb2.TrackableObjectGraph()
     root, tensors = graph.nodes.add(), {}

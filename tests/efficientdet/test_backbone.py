@@ -8,7 +8,8 @@ from common.errors import UserError
 from efficientdet.backbone import BACKBONES, extract_features, scaled_blocks
 from efficientdet.resnet import RESNETS
 
-# num_params of torchvision's documentation, without classifier, last 1x1 convolution and its batch norm
+# Parameter counts of torchvision's documentation (num_params), minus the parameters of the classifier, of
+# the last 1x1 convolution and of its batch norm.
 TORCHVISION = {
     name: count - (features * 1000 + 1000) - (last * features + 2 * features)
     for name, last, features, count in [

@@ -11,7 +11,8 @@ from common.training.run_directory import Identity
 from efficientdet.config import DETECTION_FIELDS, LOADER_FIELDS, EfficientDetConfig, get_config
 from efficientdet.model_metadata import make_metadata
 
-# Fields of EfficientDetConfig before RetinaNet was added, without those that may change when a run resumes.
+# The fields that EfficientDetConfig had before RetinaNet was added. Fields that may change when a run resumes
+# are left out.
 FIRST = """model_name image_size backbone fpn_channels fpn_cells head_repeats fpn_fusion bn_momentum min_level
 max_level num_scales aspect_ratios anchor_scale augmentation jitter_min jitter_max resize_min resize_max
 flip_prob grid_mask_prob brightness contrast saturation hue min_box_size max_instances focal_alpha focal_gamma

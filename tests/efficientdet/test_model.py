@@ -10,8 +10,8 @@ from efficientdet.config import get_config
 from efficientdet.model import FastFusion, build_model
 from tests.efficientdet.networks import summarize_outputs
 
-# google/automl's Keras model (efficientdet/tf2/efficientdet_keras.py, tf_keras 2.21) in training mode, 7
-# classes, 256 x 371 pixels; see networks.summarize_outputs
+# The result of networks.summarize_outputs for google/automl's Keras model (tf_keras 2.21,
+# efficientdet/tf2/efficientdet_keras.py) in training mode, with 7 classes and images of 256 x 371 pixels.
 AUTOML_D0_SUM_FUSION_LEVEL_8 = [
     [0.49113, 0.44066, 0.46260, 0.45409, 0.39960, 0.30252],
     [-0.02246, -0.00758, 0.10074, -0.17028, 0.01409, 0.08498],
@@ -153,7 +153,7 @@ def resample(features, size):
 # If a side of the finer level is odd, upsampling drops a row or a column.
 @pytest.mark.parametrize("size", [(5, 8), (6, 7), (9, 10), (1, 6), (1, 1)])
 def test_resampling_is_that_of_automl(size):
-    """automl's ResampleFeatureMap enlarges by resize_nearest_neighbor and shrinks by max pooling, SAME."""
+    """automl's ResampleFeatureMap uses resize_nearest_neighbor, and max pooling with padding SAME."""
     half = tuple((side + 1) // 2 for side in size)
     rng = np.random.default_rng(0)
     coarse, fine = (rng.normal(size=(2, *shape, 4)).astype(np.float32) for shape in (half, size))

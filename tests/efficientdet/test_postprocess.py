@@ -41,7 +41,7 @@ def sigmoid(logits):
 
 
 def decode_numpy(deltas):
-    """Decodes deltas (A, 4), dy dx dh dw, to float64 boxes (A, 4), ltrb normalised."""
+    """Decodes deltas (dy, dx, dh, dw). Returns normalised float64 boxes, ltrb. Both are (A, 4)."""
     top, left, bottom, right = ANCHORS.boxes.T.astype(np.float64)
     dy, dx, dh, dw = deltas.T.astype(np.float64)
     height, width = np.exp(dh) * (bottom - top), np.exp(dw) * (right - left)

@@ -1,7 +1,7 @@
 """A small valid data set, into which functions put one fault each.
 
-A function with the decorator `@fault(kind)` damages a `DataSet` and returns texts that the report must
-contain. None stands for `DataSet.words`.
+A function with the decorator `@fault(kind)` damages a `DataSet`. The function returns the texts that the
+report must contain, or None if these are `DataSet.words`.
 """
 
 import dataclasses
@@ -18,12 +18,12 @@ LFS_POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a21461
 
 
 class DataSet:
-    """Six images with boxes. A fault damages `image` or `annotation`, which a seed chooses.
+    """Six images with boxes. A fault damages one image or one annotation. The seed chooses them.
 
     Attributes:
         document: content of the json.
         content: bytes of the json, if a fault sets them.
-        image, annotation: never the first of the set.
+        image, annotation: entries of the json that faults damage. They are never its first entries.
         options: options of the check, for example `decode`.
     """
 
@@ -86,7 +86,7 @@ class Fault:
         return zlib.crc32(self.name.encode())
 
     def words(self, data) -> list[str]:
-        """Damages the data; returns texts for the report."""
+        """Damages the data; returns the texts that the report must contain."""
         words = self.spoil(data)
         return data.words if words is None else words
 

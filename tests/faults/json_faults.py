@@ -27,7 +27,7 @@ def pipe_in_place_of_the_json(data):
 
 
 def written(name: str, kind: str, change: Callable[[bytes], bytes], *words: str) -> None:
-    """`change` replaces the bytes. In `words`, `{}` is the number of new bytes."""
+    """Adds a fault: `change` replaces the json's bytes. `{}` in `words` is their new number."""
 
     def spoil(data):
         data.content = change(json.dumps(data.document).encode())
@@ -51,7 +51,7 @@ written("large_image_id", "large-id", lambda sound: sound.replace(b'id": 18,', L
 
 
 def valued(name: str, kind: str, record: str, key: str, value, *words: str) -> None:
-    """Sets a key of the record to `value`, or removes it if `value` is `...`."""
+    """Adds a fault that sets a key of the record to `value`, or removes the key if `value` is `...`."""
 
     def spoil(data):
         victims = {"image": data.image, "annotation": data.annotation, "json": data.document}

@@ -52,7 +52,7 @@ class RecordSet:
         return list(tf.data.TFRecordDataset(str(self.file)).as_numpy_iterator())
 
     def edit(self, change: Callable) -> list[str]:
-        """Changes the features of the damaged record; returns texts for the report."""
+        """Changes the damaged record's features; returns the texts that the report must contain."""
         records = self.records()
         example = tf.train.Example.FromString(records[self.number])
         image_id = example.features.feature[ID].bytes_list.value[0].decode()

@@ -32,7 +32,7 @@ def jittered_crop(size, image_size, jitter, shares) -> Crop:
 
 
 def resize_range_crop(size, image_size, drawn) -> Crop:
-    """Resizes the shorter side to `drawn`, rounded down, or less if the image would not fit."""
+    """Resizes the shorter side to `drawn`, rounded down. If the result would not fit, it is smaller."""
     window, largest = whole_image(size, image_size)
     # float32 as in the graph: many results end in 1/2.
     scale = np.float32(math.floor(drawn)) / np.float32(min(size))

@@ -59,7 +59,7 @@ def assert_boxes(outputs, row: int, boxes_px, classes, config, where: str, adjoi
 
     Args:
         boxes_px, classes: all visible boxes of the image.
-        adjoining: number of other boxes, which rounding may make visible.
+        adjoining: number of invisible boxes that rounding may make visible.
     """
     got_classes, max_instances = outputs["classes"][row], config.max_instances
     count = (got_classes >= 0).sum()

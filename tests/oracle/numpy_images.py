@@ -51,8 +51,9 @@ def crop(image: np.ndarray, window: tuple[int, int, int, int]) -> np.ndarray:
 def resample(rows: np.ndarray, new_length: int, antialias: bool = True) -> np.ndarray:
     """Resizes the first axis: (length, ...) -> float64 (new_length, ...).
 
-    A triangle weighs old pixels. It reaches as far as an old or a new pixel is wide, whichever is larger;
-    without `antialias`, as an old one. Beyond the border, the last pixel is repeated.
+    A new pixel is a mean of old pixels with the weights of a triangle. Half the triangle's base is the width
+    of an old or a new pixel, whichever is larger. Without `antialias`, it is the width of an old pixel.
+    Beyond the border, the last pixel is repeated.
     """
     step = len(rows) / new_length
     reach = max(step, 1.0) if antialias else 1.0
@@ -74,7 +75,7 @@ def resize(image: np.ndarray, size: tuple[int, int], antialias: bool = True) -> 
 
 
 def twist_color(image, *, hue=0.0, saturation=1.0, brightness=1.0, contrast=1.0) -> np.ndarray:
-    """A colour is a vector (I, Q). Hue (degrees) turns it, saturation scales it; the luma stays."""
+    """Hue (degrees) rotates a colour's vector (I, Q), saturation scales it. Both keep the luma."""
     turn = np.exp(-1j * np.radians(hue)) * saturation  # negative, because yellow has a smaller angle than red
     plane = np.array([[turn.real, -turn.imag], [turn.imag, turn.real]])
     matrix = np.eye(3)
@@ -97,7 +98,10 @@ def mask_grid(image: np.ndarray, tile: int, ratio: float, angle: float, shift: n
 
 
 def assert_small(difference: np.ndarray, config, where: str, has_halves: bool = False) -> None:
-    """Colour changes amplify rounding of the resizing. `has_halves`: levels may end in 1/2."""
+    """Asserts that images are almost equal. Colour changes amplify rounding errors of the resizing.
+
+    With `has_halves`, levels that end in 1/2 may be rounded up or down.
+    """
     highest, mean = (4.001, 0.5) if config.hue else (1.001, 0.1)
     if has_halves:
         highest, mean = highest + 0.5, 0.6

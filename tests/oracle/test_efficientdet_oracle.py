@@ -40,7 +40,11 @@ def shows_center(boxes_px, size, anchor, shape) -> np.ndarray:
 
 
 def assert_promise_of_crop(boxes_px, size, anchor, shape) -> None:
-    """SSD (arXiv 1512.02325) section 2.2: IoU at least 0.1, sides at least 0.3, aspect ratio 1/2 to 2."""
+    """Asserts the limits of SSD's crops (arXiv 1512.02325, section 2.2).
+
+    The IoU with each box is at least 0.1. The sides are at least 0.3 of the image's sides. The aspect ratio
+    is 1/2 to 2.
+    """
     crop_px = np.concatenate([anchor, anchor + shape]) * [*size[::-1], *size[::-1]]
     sides = np.minimum(boxes_px[:, 2:], crop_px[2:]) - np.maximum(boxes_px[:, :2], crop_px[:2])
     common = np.maximum(sides, 0).prod(1)

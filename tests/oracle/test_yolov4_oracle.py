@@ -64,7 +64,7 @@ def whole_image(size, image_size, keep_aspect) -> tuple[tuple[int, ...], tuple[i
 
 
 def jittered_crop(size, image_size, first, last, keep_aspect) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Darknet's crop. `first` (y, x) moves top and left, `last` the other edges."""
+    """Returns Darknet's crop. `first` (y, x) moves its top and left, `last` its bottom and right."""
     sides = zip(size, size[::-1], image_size, image_size[::-1], first.tolist(), last.tolist(), strict=True)
     axes = [darknet_axis(*of_axis, keep_aspect) for of_axis in sides]
     (top, height, to_top, to_height), (left, width, to_left, to_width) = axes
@@ -72,8 +72,10 @@ def jittered_crop(size, image_size, first, last, keep_aspect) -> tuple[tuple[int
 
 
 def draw_colors(config: YOLOv4Config, draws: Draws, count: int) -> np.ndarray | None:
-    """Returns (B, count, 3). A factor is uniform in 1 .. limit, or 1 divided by it, as in Darknet's
-    rand_scale."""
+    """Returns (B, count, 3): hue, and the factors of saturation and exposure.
+
+    As in Darknet's rand_scale, a factor is uniform in 1 .. limit, or the inverse of such a number.
+    """
     if not config.hue:
         return None
     drawn = [draws.uniform(-config.hue, config.hue, shape=[count])]
@@ -129,7 +131,7 @@ def mosaic(canvases: list[Canvas], numbers, cut_shares, image_size: tuple[int, i
 
 
 def mix(config, canvases, image_size, draws: Draws, taken: np.ndarray) -> list[Canvas]:
-    """A mosaic, else MixUp, else CutMix. A canvas stays if `taken` is true for it."""
+    """Applies a mosaic, else MixUp, else CutMix. Canvases with a true `taken` do not change."""
     if not (config.mosaic_prob or config.mixup_prob or config.cutmix_prob):
         return canvases
     count = 4 if config.mosaic_prob else 2

@@ -60,7 +60,7 @@ def saved_steps(output_dir: pathlib.Path) -> list[int]:
 
 
 def what_it_ends_with(output_dir: pathlib.Path) -> dict[str, str]:
-    """Returns {name: hash} of arrays in the last checkpoint and weights, and results.csv."""
+    """Returns hashes of the arrays in the last checkpoint and the weights, and results.csv's rows."""
     arrays = {}
     manifests = output_dir.glob("checkpoints/[0-9]*/manifest.json")
     newest = max(manifests, key=lambda path: json.loads(path.read_text())["serial"]).parent

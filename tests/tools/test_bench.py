@@ -76,7 +76,7 @@ def test_what_was_not_the_same_is_said(write, change, line):
 
 
 def test_files_that_are_none(write):
-    none = "not a benchmark of this version"
+    none = "not a benchmark file of this version"
     for content, said in (("{", "is not JSON"), ("[]", none), ({"format": 0}, none)):
         assert said in refusal(bench.read, write("a.json", content))
     assert "/no/such.json: No such file" in refusal(bench.read, "/no/such.json")

@@ -154,7 +154,7 @@ def test_smaller_images_never_replace_the_originals(yolo, tmp_path):
     assert "images_20/a.png exists already" in refused("yolo", "coco", **given)
     run("yolo", "coco", **given, overwrite=True)
     again = {**given, "input": tmp_path / "y.json", "images": tmp_path / "set" / ".." / "images_20"}
-    assert "images_20 holds the original images" in refused("coco", "coco", **again, overwrite=True)
+    assert "images_20 is the directory of the original" in refused("coco", "coco", **again, overwrite=True)
 
 
 IMPOSSIBLE = [
@@ -169,7 +169,7 @@ IMPOSSIBLE = [
     ("tfrecord", "tfrecord", {"holdout": 0.5}, "--from=tfrecord --to=tfrecord: there is nothing to convert"),
     ("yolo", "coco", {"holdout": 0.0}, "--holdout=0.0: give a share above 0 and below 1"),
     ("yolo", "coco", {"holdout": float("nan")}, "--holdout=nan: give a share above 0 and below 1"),
-    ("yolo", "coco", {"holdout": 0.8, "max_side": 20}, "--holdout=0.8 holds out 2 of 2 images"),
+    ("yolo", "coco", {"holdout": 0.8, "max_side": 20}, "--holdout=0.8 selects 2 of 2 images"),
     ("yolo", "coco", {"output": "set/classes.txt/x.json"}, "set/classes.txt"),
     ("yolo", "coco", {"label_map": "gone"}, "label map gone: No such file"),
 ]
@@ -202,11 +202,11 @@ def test_flags_that_do_nothing_are_refused(arguments, name, monkeypatch):
     fv(["convert", *arguments, "--input=gone", "--output=x.json"])
     monkeypatch.setattr(flags, "FLAGS", fv)
     said = refusal(command.main, error=(UserError, OSError))
-    assert said.startswith(f"--{name} has no effect from ") == bool(name)
+    assert said.startswith(f"--{name} has no effect on ") == bool(name)
 
 
 def test_the_command_in_another_process_writes_the_same_bytes(drawn, tmp_path):
-    """Strings have other hashes in each process, which must not decide protobuf's order."""
+    """The hashes of strings differ between processes, and must not decide the order of protobuf's keys."""
     shutil.copytree(drawn, tmp_path / "data")
     images, instances = tmp_path / "data" / "images", tmp_path / "data" / "instances.json"
     annotations = load_coco(instances, images)

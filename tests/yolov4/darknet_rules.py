@@ -10,7 +10,7 @@ import numpy as np
 
 
 def darknet_axis(side, other_side, out, other_out, first_draw, last_draw, keep_aspect):
-    """Returns start and length of Darknet's crop and of its place, for one axis."""
+    """Returns, for one axis, start and length of Darknet's crop, then of its place in the output."""
     before, after = side * first_draw, side * last_draw
     if keep_aspect:
         missing = other_side * out / other_out - side
@@ -148,8 +148,8 @@ def best_ious(raw, boxes, classes, config, head):
 def losses(heads, boxes, classes, config, constants=None):
     """Returns (box, objectness, class) losses, and the constants of their gradients.
 
-    The constants are the ignore mask, the IoUs of the objectness, and alpha. Given `constants` replace new
-    ones.
+    The constants are the ignore mask, the IoUs of the objectness, and alpha. If `constants` are
+    given, they are used in place of computed ones.
     """
     sums = np.zeros(3)
     kept = {}

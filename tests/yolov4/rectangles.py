@@ -69,7 +69,7 @@ def painted(shape: tuple[int, int], boxes: np.ndarray, classes: np.ndarray, grow
 
 
 def count_found(batch: dict[str, np.ndarray]) -> int:
-    """Boxes contain, to 1.5 pixels, only the colour of their class, which is nowhere else."""
+    """Returns the number of boxes. To 1.5 pixels, the colour of a class must fill exactly its boxes."""
     rows = (batch[name] for name in ("images", "boxes", "classes", "num_boxes"))
     for image, boxes, classes, count in zip(*rows, strict=True):
         assert (classes[:count] >= 0).all() and (classes[count:] == -1).all() and (boxes[count:] == -1).all()

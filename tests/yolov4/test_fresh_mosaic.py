@@ -17,7 +17,7 @@ FRESH = dataclasses.replace(PLAIN, mosaic_prob=1.0, mosaic_tiles="fresh", min_bo
 
 @pytest.fixture(scope="module")
 def flat(tmp_path_factory):
-    """All pixels of an image have its id as level, and its box is the whole image."""
+    """Images in which every pixel equals the image id. Each has one box, the whole image."""
     pictures = []
     for level in LEVELS:
         height, width = 30 + level % 7, 50 - level % 5

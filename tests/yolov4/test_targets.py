@@ -35,12 +35,12 @@ TABLE = {
     "centre outside": (-1, 100, 36, 75, 0),
 }
 
-# By hand: {box: its predictions, (head, anchor, row, column)}
+# Computed by hand: {name of a box: its predictions as (head, anchor, row, column)}
 EXPECTED = {
     "yolov4": {
         "smallest anchor": {(0, 0, 7, 12), (0, 1, 7, 12)},
-        # IoUs with anchors 1 and 2: 684 / 2700 = 0.253, 36 * 28 / 2812 = 0.36; with 4 and 5:
-        # 36 * 55 / 4900 = 0.40, 2700 / 10512 = 0.257
+        # IoU with anchor 1: 684 / 2700 = 0.253. Anchor 2: 36 * 28 / 2812 = 0.36.
+        # Anchor 4: 36 * 55 / 4900 = 0.40. Anchor 5: 2700 / 10512 = 0.257.
         "anchor 3 of yolov4": {(1, 3, 6, 18), (0, 1, 12, 37), (0, 2, 12, 37), (1, 4, 6, 18), (1, 5, 6, 18)},
         "one pixel": {(0, 0, 0, 0)},  # IoU 1 / 192: the best anchor, although below the threshold
         "centre a hair before it": {

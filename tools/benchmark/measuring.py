@@ -90,7 +90,7 @@ def parse_baselines(texts: Sequence[str]) -> list[Command]:
             raise UserError(f"--baseline={text!r}: {error}") from error
         name = f"baseline {name.strip()}"
         if not arguments or name in ("baseline ", *baselines):
-            raise UserError(f"--baseline={text!r} is not NAME=COMMAND, or repeats a NAME")
+            raise UserError(f"--baseline={text!r} is not NAME=COMMAND, or another --baseline has this NAME")
         baselines[name] = Command(name, arguments, settle=3)
     return list(baselines.values())
 

@@ -1,4 +1,7 @@
-"""A candidate's side of the protocol in rounds.py. Imports no library, because its memory would count."""
+"""Implements the candidate's side of the protocol in rounds.py.
+
+This module imports only the standard library, because rounds.py measures the memory of each candidate.
+"""
 
 import contextlib
 import os

@@ -37,10 +37,10 @@ class CandidateError(Exception):
 
 
 class Command(NamedTuple):
-    """How a candidate is started.
+    """The command line of a candidate.
 
     Attributes:
-        settle: number of steps to skip, because the loader has prefetched their batches.
+        settle: number of steps before each measurement, because the loader has prefetched their batches.
     """
 
     name: str

@@ -45,7 +45,7 @@ def load(loader: BaseLoader) -> Advance:
 
 
 def cuts(loader: Any, stages: Mapping[str, str]) -> dict[str, Advance]:
-    """Returns the truncated graphs in order, then the loader without targets, then with targets."""
+    """Returns {stage: function that makes a batch}, from the shortest graph to the complete loader."""
     nodes = stage_nodes(loader.pipeline, stages)
     graphs = {stage: truncate_at(loader.pipeline, ends).run for stage, ends in nodes.items()}
     without_targets = dataclasses.replace(loader, with_targets=False)
@@ -57,11 +57,12 @@ def stage_nodes(pipeline: Any, stages: Mapping[str, str]) -> dict[str, list[Data
 
     Args:
         pipeline: a built dali.Pipeline, whose first output is the images.
-        stages: stage -> regex for names of its last operators, such as "ImageSlice" for `__ImageSlice_56`.
+        stages: name of a stage -> regex for its last operators, such as "ImageSlice" for `__ImageSlice_56`.
             A stage without a match ends where the previous stage ends.
 
     Returns:
-        Stage -> outputs of its last operators, or of the arithmetic operators that alone use them.
+        Name of a stage -> outputs of its last operators. If only an arithmetic operator uses such an output,
+        that operator's output is returned instead.
     """
     images = pipeline._graph_outputs[0]
     # `_ops` first lists the operators that the first output, the images, needs.
@@ -95,10 +96,11 @@ def truncate_at(pipeline: dali.Pipeline, nodes: list[DataNode]) -> dali.Pipeline
 
 
 def measure(cuts: Mapping[str, Advance], a: Any) -> list[dict[str, Cost]]:
-    """Measures all truncated graphs once per round. Returns per round a dict, name -> cost.
+    """Measures all truncated graphs once per round. Returns {stage: cost} for each round.
 
     Args:
-        cuts: last stage -> function that makes a batch, in order.
+        cuts: name of the last stage -> function that makes one batch, from the shortest graph to the longest.
+        a: the flags prefetch, rounds and seconds.
     """
     for advance in cuts.values():
         for _ in range(WARM_UP):

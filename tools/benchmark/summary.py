@@ -25,7 +25,7 @@ def candidate(windows: Sequence[Window], peak_bytes: int) -> Record:
     """Makes the record of a candidate that did not fail.
 
     Args:
-        windows: one for each round.
+        windows: the measurement of each round.
         peak_bytes: highest resident memory in any round, summed over all processes.
     """
     return {

@@ -54,7 +54,7 @@ def write_tfrecords(
 
     Raises:
         UserError: an image is damaged, is neither JPEG nor PNG, or has another size than in the annotations;
-            or files of another set have the same prefix.
+            or files of an earlier conversion with the same prefix exist.
         OSError: a file cannot be read or written.
     """
     directory, name = os.path.split(prefix)
@@ -113,9 +113,12 @@ def _serialize(annotations: Annotations, row: int, folder: str | os.PathLike, ma
     facts = images.inspect(encoded, ImagePolicy(max_megapixels=math.inf))
     height, width = annotations.image_sizes[row].tolist()
     if facts.image_format not in _FORMATS:
-        raise UserError(f"{path} is {facts.image_format}: TFRecords hold only JPEG and PNG, convert it")
+        raise UserError(f"{path} is {facts.image_format}: convert it, TFRecords contain only JPEG and PNG")
     if facts.fault or (facts.height, facts.width) != (height, width):
-        raise UserError(f"{path} is damaged, or its size is not {width} x {height} as in its annotations")
+        raise UserError(
+            f"{path} is damaged, or its size is not {width} x {height} as in its annotations: replace the"
+            " image, or correct its annotations"
+        )
     begin, end = annotations.row_splits[row : row + 2]
     boxes = annotations.clipped_boxes[0][begin:end]
     kept = (boxes[:, 2] > boxes[:, 0]) & (boxes[:, 3] > boxes[:, 1])
@@ -140,7 +143,11 @@ def _serialize(annotations: Annotations, row: int, folder: str | os.PathLike, ma
 
 
 def serialized(lists: Mapping[str, Mapping[str, Any]]) -> bytes:
-    """Returns a tf.train.Example as bytes. `lists`: kind of list, such as "bytes_list" -> key -> values."""
+    """Returns a tf.train.Example as bytes.
+
+    Args:
+        lists: kind of list, such as "bytes_list" -> {key of a feature: its values}.
+    """
     features = {
         key: {kind: {"value": values}} for kind, of_kind in lists.items() for key, values in of_kind.items()
     }
@@ -151,11 +158,12 @@ def serialized(lists: Mapping[str, Mapping[str, Any]]) -> bytes:
 def refuse_other_set(directory: pathlib.Path, name: str, own: Collection[str]) -> None:
     """Raises UserError if `directory` has shards `<name>-...` other than `own`.
 
-    A glob over two sets with one prefix would read every image twice.
+    A glob would match the files of both conversions, and images would be read twice.
     """
     shard = re.compile(re.escape(name) + r"-[^-]*-of-[^-]*\.tfrecord")
     for path in sorted(directory.glob("*.tfrecord")):
         if shard.fullmatch(path.name) and path.name not in own:
             raise UserError(
-                f"{path} belongs to another set with this prefix: remove that set or change --output"
+                f"{path} is a TFRecord file of an earlier conversion with the same prefix: delete the files"
+                " of that conversion, or change --output"
             )

@@ -27,7 +27,7 @@ def convert(source: str, target: str, options: Options) -> tuple[dict[str, Annot
         source, target: the formats, --from and --to.
 
     Returns:
-        Name of an output (two with --holdout) -> its annotations; and the directory of the images.
+        ({name of an output: its annotations}, directory of the images). --holdout makes two outputs.
 
     Raises:
         DataError: the input has errors; the message lists all of them.
@@ -80,7 +80,7 @@ def split(annotations: Annotations, holdout: float, seed: int) -> list[Annotatio
     The split depends only on the seed and the file names.
 
     Args:
-        holdout: share of the images for evaluation, above 0 and below 1; their number is rounded.
+        holdout: fraction of the images for evaluation, above 0 and below 1. The number of images is rounded.
 
     Raises:
         UserError: a part would have no image.
@@ -88,7 +88,10 @@ def split(annotations: Annotations, holdout: float, seed: int) -> list[Annotatio
     total = annotations.num_images
     count = round(holdout * total)
     if not 0 < count < total:
-        raise UserError(f"--holdout={holdout} holds out {count} of {total} images: each part needs one")
+        raise UserError(
+            f"--holdout={holdout} selects {count} of {total} images for evaluation: choose a fraction that"
+            " leaves at least one image in each part"
+        )
     hashes = [hashlib.sha256(f"{seed} {name}".encode()).digest() for name in annotations.file_names]
     held_out = np.zeros(total, np.bool_)
     held_out[sorted(range(total), key=hashes.__getitem__)[:count]] = True

@@ -8,7 +8,7 @@ from common import args as shared_flags
 from common.args import flag
 from common.errors import UserError
 
-# Format -> the flags that it uses, without those that all formats use.
+# Format -> the flags that it uses. Flags that all formats use are not listed.
 READ = {
     "voc": ("images", "split", "label_map", "difficult", "voc_pixels"),
     "yolo": ("split", "label_map", "names", "yolo_pixels"),
@@ -30,7 +30,9 @@ class Options:
         None, "Directory of the images. --from=tfrecord writes them there; default: images/ next to --output."
     )
     split: str | None = flag(
-        None, "voc: NAME of ImageSets/Main/NAME.txt, or path of such a list. yolo: a split: train, val, ..."
+        None,
+        "voc: list of the images to convert, either NAME for ImageSets/Main/NAME.txt or the path of a file. "
+        "yolo: name of a split, such as train or val.",
     )
     label_map: str | None = flag(None, "voc, yolo, tfrecord: json or .pbtxt file of the categories.")
     names: str | None = flag(None, "yolo: file with one class name per line, or a data.yaml.")
@@ -44,12 +46,14 @@ class Options:
         choices=("one_based", "zero_based"),
     )
     yolo_pixels: str | None = flag(
-        None, "yolo: whether labels refer to stored or to EXIF-rotated images.", choices=("stored", "turned")
+        None,
+        "yolo: whether labels refer to the images as stored, or as turned by their EXIF orientation.",
+        choices=("stored", "turned"),
     )
     num_shards: int = flag(1, "tfrecord: number of files to write.", low=1)
     seed: int = flag(0, "Seed of --holdout, and of the image order in TFRecords.", low=0)
     max_side: int | None = flag(None, "Longest side in pixels; larger images are scaled down.", low=1)
-    holdout: float | None = flag(None, "Share of images for evaluation: writes OUTPUT_train and OUTPUT_val.")
+    holdout: float | None = flag(None, "Fraction of images for evaluation. Writes OUTPUT_train, OUTPUT_val.")
     overwrite: bool = flag(False, "Replace existing files.")
     on_bad_image: str = "stop"
     max_megapixels: float = shared_flags.MAX_MEGAPIXELS
@@ -71,4 +75,4 @@ def refuse_idle_flags(fv: flags.FlagValues) -> None:
     special = {name for names in (*READ.values(), *WRITTEN.values()) for name in names}
     for name in sorted(special - {*READ[source], *WRITTEN[target], *of_holdout}):
         if fv[name].present:
-            raise UserError(f"--{name} has no effect from {source} to {target}: remove the flag")
+            raise UserError(f"--{name} has no effect on a conversion from {source} to {target}: remove it")

@@ -54,7 +54,7 @@ def shrink_image(encoded: bytes, name: str, max_side: int | None) -> bytes:
     if max(facts.height, facts.width) <= max_side:
         return encoded
     if facts.image_format not in _OPTIONS:
-        raise UserError(f"{name} is {facts.image_format}: --max_side reads only JPEG and PNG, convert it")
+        raise UserError(f"{name} is {facts.image_format}: convert it, --max_side reads only JPEG and PNG")
     height, width = shrunk_sizes(np.array([[facts.height, facts.width]]), max_side)[0].tolist()
     # PIL.Image.open would refuse large images.
     open_picture, _ = PIL.Image.OPEN[facts.image_format]
@@ -99,7 +99,10 @@ def write_shrunk(
         OSError: a file cannot be read or written.
     """
     if os.path.realpath(directory) == os.path.realpath(images_dir):
-        raise UserError(f"{directory} holds the original images: choose --output in another directory")
+        raise UserError(
+            f"{directory} is the directory of the original images, which the output would overwrite: choose"
+            " --output in another directory"
+        )
 
     def shrunk(row: int) -> bytes:
         original = pathlib.Path(images_dir, annotations.file_names[row])

@@ -90,13 +90,13 @@ def find_names(path: str) -> str:
 
 
 def read_names(path: str) -> dict[int, str]:
-    """Reads class -> name from a text file or a data.yaml; UserError if it has no names."""
+    """Reads class -> name from a text file or a data.yaml; raises UserError if it has no names."""
     if not path.endswith(_YAML):
         return dict(enumerate(read_lines(path)))
     given = _read_yaml(path).get("names")
     names = dict(enumerate(given)) if isinstance(given, list) else given
     if not isinstance(names, dict) or not all(isinstance(key, int) for key in names):
-        raise UserError(f"{path} has names {given!r}: it needs a list, or a mapping such as 0: cat")
+        raise UserError(f"names in {path} is {given!r}: write a list, or a mapping such as 0: cat")
     return names
 
 
@@ -111,7 +111,7 @@ def _image_directory(path: str, split: str | None) -> str:
         return path
     inside = sorted(entry.name for entry in os.scandir(folder) if entry.is_dir())
     if len(inside) > 1:
-        raise UserError(f"{folder} holds {', '.join(inside)}: choose one by --split, or all by --split=.")
+        raise UserError(f"{folder} contains {', '.join(inside)}: give --split=NAME, or --split=. for all")
     return folder
 
 
@@ -142,7 +142,7 @@ def _read_yaml(path: str) -> dict[str, Any]:
     if not isinstance(document, dict):
         raise UserError(f"{path} is not a data.yaml: it holds no keys")
     if "kpt_shape" in document:
-        raise UserError(f"{path} has kpt_shape: labels of poses are not read, only boxes and polygons")
+        raise UserError(f"{path} has pose labels (kpt_shape): give a data set with boxes or polygons")
     return document
 
 

@@ -13,7 +13,7 @@ import numpy as np
 
 
 def make_model(units: int = 6, seed: int = 0) -> keras.Sequential:
-    """It has trainable weights, batch norm statistics and the random state of dropout."""
+    """Returns a model with trainable weights, batch norm statistics and the random state of dropout."""
     keras.utils.set_random_seed(seed)
     layers = [keras.layers.Conv2D(units, 3), keras.layers.BatchNormalization(), keras.layers.Dropout(0.3)]
     return keras.Sequential([keras.Input((8, 8, 3)), *layers, keras.layers.Flatten(), keras.layers.Dense(2)])

@@ -33,7 +33,7 @@ OPTIMIZERS = {
 
 
 def fail_at_call(monkeypatch, owner, name, number):
-    """Calls from `number` on raise an I/O error; returns a list of all calls."""
+    """After `number` calls, each call raises an I/O error. Returns a list of all calls."""
     real, calls = getattr(owner, name), []
 
     def call(*args, **kwargs):
@@ -53,7 +53,7 @@ def shuffled_images():
 
 
 class Training:
-    """A small run. Without `make_dataset`, the data of rank r are r, r + 100, r + 200, ..."""
+    """A small run. Without `make_dataset`, rank r reads the numbers r, r + 100, r + 200, ..."""
 
     def __init__(
         self, directory, make_dataset=None, *, kind="momentum", units=6, decay=0.9, ranks=None, metadata=None
@@ -78,7 +78,7 @@ class Training:
         return self
 
     def resume(self, boundary=False):
-        """Returns the checkpoint's step or None. `boundary`: only ends of epochs are restored."""
+        """Returns the checkpoint's step or None. With `boundary`, only ends of epochs are restored."""
         if boundary:
             self.start(Identity({"num_ranks": 1, "seed": "now"}))
             self.saved._metadata["identity"] = {"num_ranks": 1}
@@ -346,7 +346,7 @@ def test_a_users_files_stay_and_leftovers_of_a_killed_save_go(tmp_path):
 
 
 def see_own_images(training):
-    """Each rank gets other statistics, averages, seeds, and another position in its data."""
+    """Gives each rank other statistics, averages and seeds, and another position in its data."""
     training.set_all(1)
     number = training.ranks.rank + 5
     statistics = moving_statistics(training.model)

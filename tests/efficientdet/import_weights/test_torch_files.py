@@ -24,7 +24,7 @@ def torch_values(name, shape):
 
 
 def write(path, backbone):
-    """Returns a file like timm's, and three numbers of timm's features for each level."""
+    """Writes a file like timm's; returns its path, and three statistics of each level's features."""
     tensors, outputs = {"fc.bias": np.zeros(1000, np.float32)}, []
     for line in NETWORKS:
         of, layer, *rest = line.split()

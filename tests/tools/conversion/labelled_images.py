@@ -41,7 +41,10 @@ def put_yolo(directory):
 
 
 def calls(read):
-    """Returns three functions: the result of `read`, and the messages of its UserError and its DataError."""
+    """Returns three functions that call `read`.
+
+    The first returns its result, the second the message of its UserError, the third that of its DataError.
+    """
 
     def call(path, *, policy=ImagePolicy(), **options):
         return read(options_of(input=path, **options), policy)

@@ -90,7 +90,7 @@ def test_images_are_shuffled_by_the_seed_and_workers_change_nothing(drawn, tmp_p
 SPOILT = [
     (lambda file: PIL.Image.new("RGB", (33, 44)).save(file), "is damaged, or its size is not 143 x 67 as in"),
     (lambda file: file.write_bytes(file.read_bytes()[:-30]), "is damaged"),
-    (lambda file: PIL.Image.open(file).save(file, "BMP"), "is BMP: TFRecords hold only JPEG and PNG"),
+    (lambda file: PIL.Image.open(file).save(file, "BMP"), "is BMP: convert it, TFRecords contain only JPEG"),
 ]
 
 
@@ -156,7 +156,8 @@ def test_another_set_with_the_same_prefix_is_in_the_way(drawn, tmp_path):
     # a new set, the same set again, and a set with another prefix
     for name, num_shards in (("t", 2), ("t", 2), ("t-more", 3)):
         write(drawn, tmp_path / name, num_shards)
-    assert "t-00000-of-00002.tfrecord belongs to another set" in refusal(write, drawn, tmp_path / "t", 3)
+    said = refusal(write, drawn, tmp_path / "t", 3)
+    assert "t-00000-of-00002.tfrecord is a TFRecord file of an earlier conversion" in said
 
 
 IMPOSSIBLE = [

@@ -13,7 +13,7 @@ WITH_DOCTYPE = '<!DOCTYPE annotation [<!ENTITY x SYSTEM "/etc/passwd">]><annotat
 
 
 def xml_of(filename="a.png", size=(HEIGHT, WIDTH), objects=()):
-    """size: (height, width); objects: (name, xmin, ymin, xmax, ymax, difficult)."""
+    """`size` is (height, width). Each object is (name, xmin, ymin, xmax, ymax, difficult)."""
     lines = ["<annotation>", f"<filename>{filename}</filename>"]
     if size is not None:
         lines.append(f"<size><width>{size[1]}</width><height>{size[0]}</height><depth>3</depth></size>")

@@ -159,7 +159,7 @@ def test_a_directory_of_several_splits_needs_a_choice(made):
     put(made, "images/train/1.png", picture())
     assert read_yolo(made)[0].file_names == ["a.png", "b.png", "train/1.png"]
     put(made, "images/val/1.png", picture())
-    assert "images holds train, val: choose one by --split, or all by --split=." in refused(made)
+    assert "images contains train, val: give --split=NAME, or --split=. for all" in refused(made)
     found, _ = read_yolo(made, split=".")
     assert found.file_names == ["a.png", "b.png", "train/1.png", "val/1.png"]
 
@@ -211,11 +211,11 @@ def test_darknet_lists(made, monkeypatch):
 REFUSED_YAML = [
     ("train: images\nnames: [yes, no]", "category 1 has the name True"),
     ("train: images\nnames: [cat, cat]", "categories 1 and 2 have the same name 'cat'"),
-    ("train: images\nnames: {cat: 0}", "has names {'cat': 0}"),
+    ("train: images\nnames: {cat: 0}", "is {'cat': 0}: write a list"),
     ("train: images\nnames: []", "no categories"),
     ("val: images\nnames: [cat]", "data.yaml has no split 'train'"),
     ("train: pictures\nnames: [cat]", "train is 'pictures', but "),
-    ("train: images\nkpt_shape: [17, 3]\nnames: [cat, dog]", "labels of poses are not read"),
+    ("train: images\nkpt_shape: [17, 3]\nnames: [cat, dog]", "has pose labels (kpt_shape)"),
     ("- a", "is not a data.yaml: it holds no keys"),
     ("a: [", "cannot be read as YAML"),
     ("!!python/object/apply:os.system [true]", "cannot be read as YAML"),

@@ -1,7 +1,7 @@
 """Stand-ins for TensorRT 10.16 and CUDA's runtime. ONNX Runtime runs a plan's ONNX file.
 
-They have only the names of tensorrt_cu12_bindings 10.16.1.11 that our code uses. As in CUDA, work is done
-only when its stream is synchronised.
+Only the names that our code uses from tensorrt_cu12_bindings 10.16.1.11 exist here. As in CUDA, queued work
+is done only when its stream is synchronised.
 """
 # ruff: noqa: N802 NVIDIA's names
 

@@ -9,7 +9,7 @@ SIZES = ((48, 64), (64, 48), (57, 91), (40, 40), (31, 77))
 
 
 def picture(height: int, width: int, seed: int) -> np.ndarray:
-    """Returns uint8 (height, width, 3), with a corner that shows how it is turned."""
+    """Returns uint8 (height, width, 3). A red upper left corner shows how an image was rotated."""
     rng = np.random.default_rng(seed)
     y, x = np.mgrid[0:height, 0:width]
     channels = []

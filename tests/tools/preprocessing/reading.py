@@ -21,7 +21,10 @@ def refused(kind, path, said, error=UserError, **options):
 
 
 def check(source, images, labels, *, by_python=False):
-    """All three ways read these images. `by_python`: the source must not use a DALI reader."""
+    """Asserts that a pipeline, the dynamic API and `source.load` read these images and labels.
+
+    With `by_python`, the source must not use a DALI reader.
+    """
     assert (source.reader is None) == by_python
     want = list(zip(images, labels, strict=True))
     steps = -(-len(want) // 3)

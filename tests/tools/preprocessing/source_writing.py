@@ -95,7 +95,10 @@ def write_tfrecord(directory, images, labels):
 
 
 def varint(number):
-    """Seven bits in each byte, the lowest first. A negative integer has 64 bits."""
+    """Encodes an integer for protobuf: seven bits per byte, the lowest bits first.
+
+    A negative integer is encoded as its 64 bits.
+    """
     low, more = number % 2**64 & 127, number % 2**64 >> 7
     return bytes([low | 128]) + varint(more) if more else bytes([low])
 
@@ -148,7 +151,7 @@ def write_caffe(directory, images, labels, make=datum):
 
 
 def record(data):
-    """Like dmlc-core's recordio.h, splits data where the magic number is at a multiple of four bytes."""
+    """Makes a record. As in dmlc-core's recordio.h, magic numbers at multiples of four bytes split it."""
     cuts = [at for at in range(0, len(data) - 3, 4) if data[at : at + 4] == RECORDIO_MAGIC]
     kinds = [1, *[2] * (len(cuts) - 1), 3] if cuts else [0]
     frames = b""

@@ -7,7 +7,7 @@ from tests.tools.preprocessing.reading import by_dynamic, by_pipeline, flat, key
 from tests.tools.preprocessing.source_writing import IMAGES, labels_of, write_case
 from tools.preprocessing.reading import Part
 
-# (case, words for the image in the message, or "" if the message contains the image's name)
+# (case, text by which the message identifies the image; "" stands for the image's name)
 CASES = [
     *((case, "") for case in ("files", "coco", "lmdb-caffe", "lmdb-caffe2", "webdataset")),
     ("external-function", "sample-2"),

@@ -12,7 +12,7 @@ from tests.tools.preprocessing.reading import opened
 from tools.preprocessing.options import APIS
 from tools.preprocessing.preprocessor import Preprocessor
 
-# no random numbers; no test below computes these pixels
+# Operators without random numbers. No test below computes the pixels of these chains.
 FIXED = (
     "decode_region:rel_start=0.1/0.2,rel_shape=0.5/0.3 | resize:70x70,mode=not_smaller,interp=nearest",
     "warp_affine:angle=20,scale=1.2,shear=5/0,translate=3/-4,fill=114 | warp_affine:scale=0.5,size=50x60",
@@ -207,7 +207,7 @@ def many(tmp_path_factory):
 def test_numbers_are_drawn_evenly(many, api):
     drawn = np.sort([image.mean() / 100 for image in many("cast:float | brightness:0.5..1.5", api)])
     assert drawn[0] >= 0.5 and drawn[-1] <= 1.5
-    # Kolmogorov-Smirnov: one seed in a hundred exceeds 1.63 / sqrt(n).
+    # One seed in a hundred exceeds the limit 1.63 / sqrt(n) of the Kolmogorov-Smirnov test.
     assert np.abs(drawn - 0.5 - np.arange(800) / 800).max() < 1.63 / np.sqrt(800)
 
 
