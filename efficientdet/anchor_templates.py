@@ -9,12 +9,12 @@ from common.anchors import Anchors
 
 
 class Templates(NamedTuple):
-    """The k anchors in the first cell of each of L levels.
+    """The anchor shapes of all levels. Each of the L levels has k shapes, so there are T = L * k shapes.
 
     Attributes:
-        sizes: float64 (T, 2), width and height of the T = L * k anchors, normalised by the image.
-        cells: int64 (T, 2), the number of columns and the number of rows of each anchor's level.
-        first: int64 (T,), the index of each anchor in `Anchors.boxes`.
+        sizes: float64 (T, 2), width and height of each shape, normalised by the image.
+        cells: int64 (T, 2), number of columns and number of rows of the level of each shape.
+        first: int64 (T,), index in `Anchors.boxes` of the anchor with this shape in the level's first cell.
     """
 
     sizes: np.ndarray

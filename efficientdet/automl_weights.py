@@ -38,7 +38,9 @@ class Args:
     weights: str | None = flag(None, "Weights of automl: a .h5 file, a checkpoint or its directory.")
     output: str | None = flag(None, "The file to write; must end in .weights.h5.")
     model_name: str | None = flag(None, "Model: one of efficientdet-d0 .. d7x.")
-    image_size: str | None = flag(None, "Network input, N or HxW in pixels. Default: the model's.")
+    image_size: str | None = flag(
+        None, "Size of the network input in pixels: N or HxW. Default: the image size of the model."
+    )
     label_map: str | None = flag(
         None, "File of class names and ids: class output n has id n. Default for 90 outputs: COCO's classes."
     )
@@ -80,7 +82,7 @@ def convert(a: Args) -> None:
         UserError: a flag or a file cannot be used, or the output exists.
     """
     if not a.weights or not a.output or not a.model_name:
-        raise UserError("--weights, --output and --model_name are needed: the input, the output, the model")
+        raise UserError("set --weights (file to read), --output (file to write) and --model_name")
     if not a.output.endswith(".weights.h5"):
         raise UserError(f"--output={a.output} must end in .weights.h5")
     if os.path.exists(a.output):
@@ -118,8 +120,8 @@ def _read_label_map(path: str | None, num_classes: int) -> LabelMap | None:
     first, last = label_map.category_ids[0], label_map.category_ids[-1]
     if not 1 <= first <= last <= num_classes:
         raise UserError(
-            f"--label_map={path}: its ids go from {first} to {last}, but --weights has outputs for ids 1 to "
-            f"{num_classes}"
+            f"--label_map={path} has class ids from {first} to {last}, but the file of --weights has only "
+            f"class ids from 1 to {num_classes}: choose the label map of these weights"
         )
     return label_map
 

@@ -22,7 +22,7 @@ class Scaling(NamedTuple):
     survival: float | None  # probability that the last block is kept; None: no stochastic depth
 
 
-# From google/automl efficientnet_builder.py, efficientnet_params, and tf2/efficientdet_keras.py (survival).
+# From google/automl: width and depth from efficientnet_builder.py, survival from tf2/efficientdet_keras.py.
 BACKBONES = {
     "efficientnet-nano": Scaling(0.5, 0.5, None),  # not published: for tests and laptops
     "efficientnet-b0": Scaling(1.0, 1.0, None),
@@ -174,7 +174,7 @@ def scaled_blocks(scaling: Scaling) -> list[_Stage]:
 
 
 def _round_filters(filters: int, width: float) -> int:
-    """Rounds `width * filters` to the nearest multiple of 8; adds 8 if that is below 90 % of the product."""
+    """Rounds `width * filters` to the nearest multiple of 8 that is at least 90 % of this product."""
     scaled = filters * width
     rounded = max(8, int(scaled + 4) // 8 * 8)
     return rounded + 8 if rounded < 0.9 * scaled else rounded

@@ -65,7 +65,8 @@ class EfficientDetConfig:
 
     # --- loss ---
     # max_iou: assign boxes to anchors by their IoU. task_aligned: assign boxes to the anchors that predict
-    # them best (task_alignment.py). Of the fields below, it uses only box_loss_weight and weight_decay.
+    # them best (task_alignment.py). task_aligned uses only two other loss fields: box_loss_weight and
+    # weight_decay.
     assignment: Literal["max_iou", "task_aligned"] = "max_iou"
     focal_alpha: Share = 0.25
     focal_gamma: NotNegative = 1.5
@@ -172,7 +173,7 @@ _TABLE: dict[str, tuple[int, str, int, int, int, dict]] = {
 
 MODEL_NAMES = tuple(_TABLE)
 
-# Value of --augmentation_preset: the fields that it changes. docs/training.md has the cost and the effect.
+# The fields that each --augmentation_preset changes. docs/training.md has the cost and the effect of presets.
 _NONE = {
     "augmentation": "none",
     "flip_prob": 0.0,

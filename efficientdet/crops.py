@@ -22,14 +22,14 @@ CROP_ATTEMPTS = 20  # crops to try with one threshold; then DALI draws another t
 
 
 class CropResize(NamedTuple):
-    """int32 nodes: the window of the stored image that is used, and its size in the network input."""
+    """The window of the stored image that is used, and its size in the network input, as int32 nodes."""
 
     window: DataNode  # (4,): top, left, height, width in pixels of the stored image
     size: DataNode  # (2,): height, width in pixels of the network input, at most image_size
 
 
 def source_size(jpegs: DataNode) -> DataNode:
-    """Reads float32 (2,), (height, width) of the stored image, from its header; ignores EXIF orientation."""
+    """Reads float32 (2,) from an image's header: its stored height and width. Ignores EXIF orientation."""
     return fn.cast(fn.peek_image_shape(jpegs, adjust_orientation=False)[0:2], dtype=types.FLOAT)
 
 
@@ -97,7 +97,8 @@ def min_iou_crop(
     )
     anchor, shape, boxes, labels = outputs
     boxes = boxes * fn.cat(shape, shape) + fn.cat(anchor, anchor)  # DALI's boxes are relative to the crop
-    # x comes first in `anchor` and `shape`. DALI has clipped the boxes to the crop, so round it inwards.
+    # In `anchor` and `shape`, x comes before y. DALI has clipped the boxes to the crop. A larger crop would
+    # show parts of objects beyond their clipped boxes, so round the crop inwards.
     top, height = _whole_pixels(anchor[1], shape[1], size[0])
     left, width = _whole_pixels(anchor[0], shape[0], size[1])
     return _fit(int32(fn.stack(top, left, height, width)), image_size), boxes, labels

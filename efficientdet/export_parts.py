@@ -10,7 +10,7 @@ from tools.exporting.export_graph import Exportable
 
 
 def make_exportable(model: keras.Model, config: EfficientDetConfig) -> Exportable:
-    """Returns the parts of `model`. Images are preprocessed as in evaluation with plain tf.data."""
+    """Returns the parts of `model`. Images are preprocessed as in eval.py with --pipeline_type=tensorflow."""
     height, width = config.image_size
 
     def place(image_sizes: tf.Tensor) -> tf.Tensor:

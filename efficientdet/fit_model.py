@@ -18,7 +18,8 @@ from efficientdet.config import EfficientDetConfig
 class FitModel(keras.Model):
     """Adds the recipe's loss to a model of `build_model`. Both models share their weights.
 
-    All `ranks` divide the loss by the same number of positive anchors. None: each replica counts its own.
+    If `ranks` is given, all ranks divide the loss by the same number of positive anchors. Otherwise each
+    replica divides the loss by the number of its own positive anchors.
     """
 
     def __init__(self, network: keras.Model, config: EfficientDetConfig, ranks: Ranks | None = None):

@@ -24,13 +24,14 @@ def match(
 
     Args:
         boxes: float32 (R, 4) ltrb normalised, all with an area; R may be 0.
-        images: int32 (R,), the index in the batch of each box' image.
+        images: int32 (R,), the index of each box's image in the batch.
         anchors: the A anchors of each image.
-        match_iou: an anchor is assigned to its best box if their IoU is above this. In addition, each box
-            gets its best anchor at any IoU. If IoUs are equal, the last anchor or box wins.
+        match_iou: an anchor is assigned to its best box if their IoU is above match_iou. In addition, the
+            best anchor of each box is assigned to this box, even if their IoU is lower. If IoUs are equal,
+            the last anchor or box wins.
 
     Returns:
-        owned: int32 (P,), the positive anchors as numbers image * A + anchor.
+        owned: int32 (P,), the positive anchors. Anchor a of image i has the number i * A + a.
         owners: int32 (P,), the index of the box of each positive anchor.
     """
     owner, anchor = _candidates(boxes, anchors, match_iou)  # (C,)
@@ -44,7 +45,8 @@ def match(
     best_anchor = tf.math.unsorted_segment_max(tf.where(is_best, anchor, -1), owner, num_boxes)
     best_anchor = tf.where(best_anchor < 0, anchors.num_anchors - 1, best_anchor)
 
-    # Find each anchor's best box, the last one if IoUs are equal. An IoU of 2 lets each box keep its anchor.
+    # Find each anchor's best box, the last one if IoUs are equal. Each box and its best anchor get an IoU
+    # of 2, so that this pair wins against all pairs with a real IoU.
     above = tf.where(overlap > match_iou)[:, 0]
     overlap = tf.concat([tf.gather(overlap, above), tf.fill([num_boxes], 2.0)], axis=0)
     owner = tf.concat([tf.gather(owner, above), tf.range(num_boxes)], axis=0)
@@ -58,7 +60,7 @@ def match(
 
 
 def _candidates(boxes: tf.Tensor, anchors: Anchors, match_iou: float) -> tuple[tf.Tensor, tf.Tensor]:
-    """Returns pairs of a box and an anchor that may match: their indices, int32 (C,) each."""
+    """Returns the box and the anchor of each pair that may match, as two tensors of indices, int32 (C,)."""
     kinds = templates(anchors)
     kind_sizes = tf.constant(kinds.sizes, tf.float32)  # (T, 2)
     strides = tf.constant(1.0 / kinds.cells, tf.float32)

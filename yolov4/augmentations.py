@@ -30,12 +30,13 @@ CUTOUT_SIDE = (0.1, 0.4)  # square's side / image's shorter side; arXiv 1708.045
 def random_rotation(
     images: DataNode, boxes: DataNode, labels: DataNode, degrees: float, fill: float
 ) -> tuple[DataNode, DataNode, DataNode]:
-    """Rotates an image about its centre by -degrees to degrees. The size of the image does not change.
+    """Rotates an image about its centre by a random angle. The size of the image does not change.
 
     Args:
         images: uint8 (h, w, 3).
         boxes: float32 (N, 4), ltrb normalised by the image; some may have no area.
         labels: int32 (N,), 1-based.
+        degrees: the largest angle in both directions.
         fill: the grey level that fills the empty corners.
 
     Returns:

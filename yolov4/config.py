@@ -227,7 +227,7 @@ _TABLE: dict[str, tuple[int, dict]] = {  # model: (image side, fields that diffe
 
 MODEL_NAMES = tuple(_TABLE)
 
-# Value of --augmentation_preset: the fields that it changes. docs/training.md has the cost and the effect.
+# The fields that each --augmentation_preset changes. docs/training.md has the cost and the effect of presets.
 _NONE = {
     "saturation": 1.0,
     "exposure": 1.0,

@@ -10,7 +10,7 @@ from yolov4.config import FILL, YOLOv4Config
 
 
 def make_exportable(model: keras.Model, config: YOLOv4Config) -> Exportable:
-    """Returns the parts of `model`. Images are preprocessed as in evaluation with plain tf.data."""
+    """Returns the parts of `model`. Images are preprocessed as in eval.py with --pipeline_type=tensorflow."""
     image_size = config.image_size  # numbers, because a tensor would become an input of the exported graph
 
     def place(image_sizes: tf.Tensor) -> tf.Tensor:

@@ -34,7 +34,7 @@ _LAYERS = {
     r"(class|box)_net\.bn_(\d+)\.level_(\d+)": r"\1_net/\1-\2-bn-\3",
     r"(class|box)_net\.predict": r"\1_net/\1-predict",
 }
-# our layer in a backbone block -> automl's names of the layer in blocks (with expansion, without expansion)
+# our layer in a backbone block -> (automl's layer in a block with expansion, in a block without expansion)
 _BLOCK_LAYERS = {
     "expand.conv": ("conv2d", None),
     "expand.bn": ("tpu_batch_normalization", None),
@@ -53,7 +53,9 @@ _COMBINE = re.compile(r"/op_after_combine\d+/")
 
 
 def canonical(name: str) -> str | None:
-    """Removes from a weight's name the parts that differ between automl's releases. Other names give None.
+    """Removes from a weight's name the parts that differ between automl's releases.
+
+    Returns None if the name does not belong to automl's EfficientDet.
 
     >>> canonical("efficientnet-b0/model/blocks_0/conv2d/kernel")
     'backbone/blocks_0/conv2d/kernel'
@@ -68,7 +70,10 @@ def canonical(name: str) -> str | None:
 
 
 def automl_names(model: keras.Model) -> dict[str, tuple[str, ...]]:
-    """Maps the path of each weight that automl has to the canonical names of automl's variables for it."""
+    """Returns a dict: path of a weight -> canonical names of automl's variables for this weight.
+
+    Weights without a counterpart in automl's models are left out.
+    """
     layers = {layer.name for layer in model.layers}
     names = {}
     for weight in model.weights:
@@ -99,11 +104,13 @@ def _automl_layer(layer: str, layers: Collection[str]) -> str | None:
 
 
 class Contents(NamedTuple):
-    """The values that a checkpoint has for the weights of a model.
+    """The contents of a checkpoint.
 
     Attributes:
-        values: path of a weight -> array. The heads' last layers have the file's classes and anchors.
-        anchors: anchors per location in the file.
+        values: path of a weight in our model -> the array in the checkpoint. In the last layers of the heads,
+            its shape follows the checkpoint's numbers of classes and anchors, not those of our model.
+        anchors: number of anchors per location in the checkpoint.
+        num_classes: number of class outputs per anchor in the checkpoint.
     """
 
     values: dict[str, np.ndarray]
@@ -116,20 +123,26 @@ def is_automl(file: ForeignWeights) -> bool:
 
 
 def count_outputs(file: ForeignWeights) -> tuple[int, int]:
-    """Returns the numbers of classes and of anchors per location. UserError if the file is not automl's."""
+    """Returns the number of classes and the number of anchors per location.
+
+    Raises:
+        UserError: the file does not contain automl's EfficientDet.
+    """
     if not is_automl(file):
-        raise UserError(f"weights {file.path} are not of google/automl's EfficientDet")
+        raise UserError(f"{file.path} has no weights of google/automl's EfficientDet: choose another file")
     shapes = file.renamed(canonical).shapes
     rows = math.prod(shapes["class_net/class-predict/bias"])
     boxes = math.prod(shapes.get("box_net/box-predict/bias", ()))
     anchors, rest = divmod(boxes, 4)
     if rest or not anchors or not rows or rows % anchors:
-        raise UserError(f"weights {file.path}: {rows} class outputs do not match {boxes} box outputs")
+        raise UserError(
+            f"weights {file.path}: {rows} class outputs do not match {boxes} box outputs: choose another file"
+        )
     return rows // anchors, anchors
 
 
 def read_automl(file: ForeignWeights, model: keras.Model) -> Contents:
-    """Reads the values of all weights of a model from weights with any number of classes.
+    """Reads the values of all weights of a model. The file may have another number of classes than the model.
 
     Raises:
         UserError: the file is damaged or belongs to another model.
@@ -138,7 +151,10 @@ def read_automl(file: ForeignWeights, model: keras.Model) -> Contents:
     file, wanted = file.renamed(canonical), automl_names(model)
     without = [weight.path for weight in model.weights if weight.path not in wanted]
     if without:
-        raise UserError(f"weights {file.path} do not fit {model.name}: automl's models have no {without[0]}")
+        raise UserError(
+            f"weights {file.path} do not fit {model.name}: automl's models have no {without[0]}. "
+            "Choose weights of this model, or one of automl's models (efficientdet-d0 .. d7x)"
+        )
     lengths = {}  # length of the last axis: k * C for classes, k * 4 for boxes
     for variable in ("pointwise_kernel", "bias"):
         lengths[f"class_net.predict/{variable}"] = anchors * num_classes
@@ -147,9 +163,9 @@ def read_automl(file: ForeignWeights, model: keras.Model) -> Contents:
 
 
 def class_names(num_classes: int, label_map: LabelMap | None = None) -> tuple[str, ...]:
-    """Returns the names of automl's class outputs. Output i has the name of category id i + 1, "" if unused.
+    """Returns the names of automl's class outputs. Output i gets the name of category id i + 1.
 
-    Without a label map, 90 outputs have COCO's names, and all other names are "".
+    Without a label map, 90 outputs get the names of COCO. Outputs without a known name get "".
     """
     if label_map is None and num_classes == NUM_COCO_ROWS:
         label_map = coco_label_map()

@@ -1,7 +1,7 @@
 """Downloads the backbones of `--init_from=imagenet`, and reads EfficientNet's files.
 
-EfficientNet's weights are public in two forms: Keras' files (`efficientnetb0_notop.h5`, keras.applications,
-b0 to b7) and the checkpoints of its authors (tensorflow/tpu models/official/efficientnet). AdvProp
+EfficientNet's weights are public in two file formats: Keras' .h5 files (`efficientnetb0_notop.h5` to b7, of
+keras.applications), and the checkpoints of its authors (tensorflow/tpu models/official/efficientnet). AdvProp
 checkpoints do not fit: they need another normalisation. torch_files.py reads ResNet and MobileNetV2.
 """
 
@@ -29,9 +29,9 @@ KERAS_MD5 = {
     "efficientnet-b7": "cbcfe4450ddf6f3ad90b1b398090fe4a",
 }
 TIMM_FILES = "https://huggingface.co/timm/"
-# (repository, SHA-256 of its model.safetensors or None). tv_in1k is torchvision's IMAGENET1K_V1
-# (timm/models/resnet.py). The SHA-256 of ResNet-18 and -34 is from other projects, the others from
-# huggingface.co.
+# backbone: (repository, SHA-256 of its model.safetensors). tv_in1k is torchvision's IMAGENET1K_V1
+# (timm/models/resnet.py). The checksums of ResNet-18 and ResNet-34 come from other projects. The other
+# checksums come from huggingface.co. None: the checksum is not verified.
 TIMM_SHA256: dict[str, tuple[str, str | None]] = {
     "resnet-18": ("resnet18.tv_in1k", "694f673df6520a3158624e8a89af086f59923ee4cd7436fe5bc3bc71d295ad81"),
     "resnet-34": ("resnet34.tv_in1k", "0bb82595a564991a9d424708b33f5d843f5aaed7f6c0886ff10849ff97022235"),
@@ -64,13 +64,16 @@ def download(backbone: str) -> str:
 
 
 def is_backbone(file: ForeignWeights) -> bool:
-    """Returns whether a file is an EfficientNet: of keras.applications, or of EfficientNet's authors."""
+    """Returns whether a file has EfficientNet's weights, in Keras' format or in the format of its authors."""
     names = filter(None, map(canonical, file.shapes))
     return bool(_keras_blocks(file.shapes)) or any(name.startswith(f"{BACKBONE}/") for name in names)
 
 
 def read_backbone(file: ForeignWeights, model: keras.Model) -> dict[str, np.ndarray]:
-    """Reads the values of a model's backbone from an EfficientNet: path of a weight -> array.
+    """Reads the values of a model's backbone from a file with EfficientNet's weights.
+
+    Returns:
+        A dict: path of a weight -> array.
 
     Raises:
         UserError: the file is damaged or belongs to another backbone.
