@@ -14,9 +14,10 @@ The command lists all errors in the input before it writes anything. voc.py, yol
 tools/conversion/ describe the conversion of ids, difficult objects and polygons. With --to=coco, images stay
 where they are. Only images from TFRecords are written as files, into the directory `images` next to --output.
 
---max_side=N scales larger images down: in the TFRecords, or as files in `images_N` next to the json.
---holdout=F writes two outputs: OUTPUT_train, and OUTPUT_val with the share F of the images. The split depends
-only on the file names and --seed.
+--max_side=N scales larger images down. With --to=tfrecord, the TFRecords contain the scaled images. With
+--to=coco, all images are written into the directory `images_N` next to the json.
+--holdout=F splits the images into two outputs: OUTPUT_val gets the share F of the images, and OUTPUT_train
+gets the others. The split depends only on the file names and --seed.
 """
 
 import pathlib

@@ -66,7 +66,7 @@ PARTS = {
     "faster_coco": (),
     "error_analysis": ("tools/error_analysis.py",),
 }
-# Part, or two parts that must both be left out -> its flags.
+# Part -> its flags. A key with two parts: the flags go only if both parts are left out.
 PART_FLAGS = {
     "tfrecord": ("input_type", "label_map", "train_file_pattern", "eval_file_pattern"),
     "horovod": ("compression",),
@@ -82,7 +82,7 @@ PART_FLAGS = {
     "faster_coco": ("coco_backend",),
 }
 AUGMENTING = ("rotation", "auto_augment", "cutout_prob", "rand_augment_ops", "rand_augment_magnitude")
-# Part -> its names in files that stay in the copy.
+# Part -> classes, functions and fields that belong to it, but are in files that stay in the copy.
 PART_NAMES = {
     "datacheck": ("common/args.py:ImagePolicy",),
     "tfrecord": (
@@ -127,7 +127,7 @@ LEFT_OUT_ALONG = {
     "horovod": ["elastic", "dry_run"],
     "fine_tuning": ["import_weights"],
 }
-# Without the data check, common/datasets.py replaces imports of CHECKED.
+# If the data check is left out, imports of common.datacheck.datasets become imports of common.datasets.
 CHECKED = "common/datacheck/datasets.py"
 CHECKED_IMPORT = re.compile(r"from common\.datacheck(?= import datasets$|\.datasets import)", re.MULTILINE)
 OWN_FLAG = re.compile(r"^    (\w+): .* = (?:\w+\.)?flag\(", re.MULTILINE)
@@ -292,7 +292,10 @@ def _tests(
 
 
 def _lost_methods(product: Mapping[str, str], lost: Mapping[str, Lost]) -> Iterator[str]:
-    """Yields lost methods: "LabelMap.load", and ".load" if no file uses any `load`."""
+    """Yields each lost method, for example "LabelMap.load".
+
+    Also yields ".load" if no copied file uses an attribute of the name `load`.
+    """
     called = {
         node.attr
         for text in product.values()

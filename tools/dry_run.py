@@ -1,10 +1,10 @@
-"""`train.py --dry_run=N`: tries a run's flags with N processes on this machine, before a cluster is used.
+"""Tries the flags of a run with N processes on this machine, before a cluster runs them.
 
     python efficientdet/train.py --flagfile=... --output_dir=runs/d0 --dry_run=2
 
 N processes on CPUs train the real model with the real flags, for a few steps on a few images with a small
-network input. The second of two sessions resumes the first. The report has one line for each check. Nothing
-is written to --output_dir.
+network input. There are two sessions, and the second one resumes the first. The report has one line for each
+check. Nothing is written to --output_dir.
 """
 
 import dataclasses
@@ -40,11 +40,11 @@ _PROCESS = pathlib.Path(__file__).with_name("dry_run_process.py")
 
 
 class Session(NamedTuple):
-    """The results of one session, in which all processes are started once.
+    """The results of one session, which starts all processes once.
 
     Attributes:
-        ranks: what each rank recorded (dry_run_process.main).
-        saved_step: the step of the newest complete checkpoint; None if there is none.
+        ranks: the record of each rank, which dry_run_process.main writes.
+        saved_step: the step of the newest complete checkpoint; None without a checkpoint.
         checkpoint_bytes: the size of this checkpoint.
     """
 
@@ -103,7 +103,7 @@ def run(module: str, config: Any, a: Args, processes: int, open_datasets: Callab
         report(DryRun(a, config, processes, images, small["steps_per_epoch"], sessions))
 
 
-# --- what is compared -------------------------------------------------------------------------------------
+# --- the checks -------------------------------------------------------------------------------------------
 
 
 def report(dry: DryRun) -> None:
@@ -118,7 +118,7 @@ def report(dry: DryRun) -> None:
 
 
 def _check_steps(dry: DryRun) -> tuple[str, str]:
-    """All ranks take the same steps, and the second session continues after the first."""
+    """Checks that all ranks take the same steps, and that the second session resumes the first."""
     problem, done = "", 0
     for epochs, session in zip(EPOCHS, dry.sessions, strict=True):
         wanted = list(range(done + 1, epochs * dry.small_epoch + 1))
@@ -226,7 +226,10 @@ def _run_session(
     records = directory / f"to_epoch_{a.epochs}"
     records.mkdir()
     (records / "spec.json").write_text(json.dumps({"module": module, "flags": dataclasses.asdict(a)}))
-    log(f"dry run: {processes} processes train {a.model_name} at {a.image_size} to epoch {a.epochs}")
+    log(
+        f"dry run: {processes} processes train {a.model_name} with an input of {a.image_size} pixels "
+        f"until the end of epoch {a.epochs}"
+    )
     environment = os.environ | {
         "CUDA_VISIBLE_DEVICES": "",
         "TF_CPP_MIN_LOG_LEVEL": "3",

@@ -1,4 +1,4 @@
-"""Makes the flags and data of the small run of `--dry_run`. The command is one process of that run.
+"""Makes the flags and data of the small run of `--dry_run`, and runs one process of this run.
 
     horovodrun -np 2 python tools/dry_run_process.py SPEC.json
 
@@ -54,7 +54,7 @@ def small_image_size(image_size: tuple[int, int]) -> tuple[int, int]:
 
 
 def small_flags(a: Args, config: Any, processes: int, size: int) -> dict[str, Any]:
-    """Returns the flags that the small run changes, without those of the data."""
+    """Returns the flags that the small run changes, except the flags of the data (`small_data`)."""
     batch = min(a.batch_size, MAX_BATCH)
     images = min(size, IMAGES_PER_PROCESS * processes + 1)
     height, width = small_image_size(config.image_size)

@@ -1,23 +1,23 @@
 """Counts a detector's errors by kind, after TIDE (arXiv 2008.08115). `eval.py --errors` runs this module.
 
-As in COCO at IoU 0.5, the 100 detections with the highest scores count in each image and class. From the
-highest score to the lowest, each detection is matched to the free box of its class that it overlaps most. An
-unmatched detection in a crowd of its class is ignored. All other detections have the first kind in this list
-whose rule holds:
+As in COCO at IoU 0.5, only the 100 detections with the highest scores in each image and class count. In
+descending order of their scores, detections are matched to boxes of their class. Each takes the box that it
+overlaps most, among the boxes without a match. An unmatched detection in a crowd of its class is ignored. All
+other detections have the first kind in this list whose rule holds:
 
     correct          matched to a box
     localisation     IoU of 0.1 to 0.5 with the box of its class that it overlaps most
-    classification   IoU of 0.5 or more with a box of another class
+    classification   IoU of 0.5 or more with the box of another class that it overlaps most
     duplicate        IoU of 0.5 or more with a box of its class that a higher-scored detection is matched to
     background       IoU below 0.1 with every box
     both             IoU of 0.1 to 0.5 with a box of another class
 
-Each localisation or classification error belongs to the box that it overlaps most. An unmatched box has the
-kind of its highest-scored error. Without an error it is missed.
+Each localisation or classification error belongs to the box that its rule names. An unmatched box has the
+kind of the error with the highest score that belongs to it. A box to which no error belongs is missed.
 
-Detections below a score threshold do not count. The default threshold has the best F1 of all classes
-together. dAP50 uses detections of all scores: it is the gain in AP50 if the errors of one kind are removed.
-An error that determines the kind of a box is not removed, but counts as correct.
+Detections below a score threshold do not count. The default is the threshold with the highest F1 over all
+classes. dAP50 is the gain in AP50 if all errors of one kind are removed. It uses detections of all scores. An
+error that determines the kind of a box is not removed, but counts as correct.
 """
 
 import io
@@ -51,7 +51,7 @@ KINDS = {  # kinds from CORRECT on -> meaning, colour of Paul Tol's schemes (per
     "background": ("no object at the box", "#ee7733"),
     "missed": ("object not found, not even with a wrong class or a poor box", "#cc3311"),
 }
-# `class`: 0-based. `target`: index of a detection's box. `box`: left, top, width and height in pixels.
+# `class`: 0-based. `target`: index of the box of a detection. `box`: left, top, width and height in pixels.
 _NAMES = ("image", "class", "kind", "target", "score", "box")
 ROW = np.dtype({"names": _NAMES, "formats": ("i8", "i8", "i8", "i8", "f8", "4f8")})
 
@@ -64,8 +64,8 @@ def match(annotations: Annotations, results: Sequence[dict[str, Any]]) -> tuple[
         results: detections in COCO results format; those of unknown categories are left out.
 
     Returns:
-        The detections that are not ignored, ROW (N,), sorted by image id and descending score; the
-        ground-truth boxes, ROW (M,).
+        The N detections that are not ignored, sorted by image id, then by descending score; and the M
+        ground-truth boxes. Both are arrays of the dtype ROW.
     """
     truth = np.zeros(annotations.num_boxes, ROW)
     truth["image"], truth["box"] = annotations.box_image, annotations.boxes_ltwh_px
@@ -131,7 +131,7 @@ def kinds_of_boxes(found: np.ndarray, truth: np.ndarray) -> tuple[np.ndarray, np
 
 
 def ap50(found: np.ndarray, truth: np.ndarray, without: int | None = None) -> float:
-    """Returns AP50 in 0..1 as pycocotools computes it; `without`: without the errors of this kind."""
+    """Returns AP50 from 0 to 1, as pycocotools computes it. Errors of the kind `without` are removed."""
     kinds, deciding = kinds_of_boxes(found, truth)
     found, fixed = found.copy(), deciding[found["kind"][deciding] == without]
     found["class"][fixed], found["kind"][fixed] = truth["class"][found["target"][fixed]], CORRECT
@@ -176,7 +176,7 @@ def confusion_matrix(found: np.ndarray, truth: np.ndarray, num_classes: int) -> 
 
 
 def draw_matrix(matrix: np.ndarray, names: Sequence[str], path: pathlib.Path) -> None:
-    """Draws a confusion matrix, int (C + 1, C + 1): counts, and shares of each row as colours."""
+    """Draws a confusion matrix, int (C + 1, C + 1). Colours show the shares of the counts in their row."""
     errors = matrix.sum(axis=0) + matrix.sum(axis=1) - 2 * matrix.diagonal()
     most = np.argsort(-errors[:-1], kind="stable")[:MATRIX_CLASSES]
     shown = [*np.sort(most).tolist(), len(errors) - 1]
@@ -195,7 +195,7 @@ def draw_matrix(matrix: np.ndarray, names: Sequence[str], path: pathlib.Path) ->
 
 
 def draw_worst(found: np.ndarray, truth: np.ndarray, source: Source, path: pathlib.Path) -> None:
-    """Draws the images with most errors, with their boxes and with the detections."""
+    """Draws the images with the most errors, once with the ground truth and once with the detections."""
     wrong = found["image"][found["kind"] != CORRECT], truth["image"][truth["kind"] == MISSED]
     errors = np.bincount(np.concatenate(wrong), minlength=source.size)
     worst = [image for image in np.argsort(-errors, kind="stable")[:WORST].tolist() if errors[image]]
@@ -227,7 +227,7 @@ def report(
     """Analyses detections and writes errors.json, confusion_matrix.png and errors.png.
 
     Args:
-        least: the lowest score that is counted; None: the threshold with the best F1.
+        least: detections with lower scores do not count; None: the threshold with the highest F1.
 
     Returns:
         The table of errors, to print.

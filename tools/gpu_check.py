@@ -5,7 +5,7 @@ r"""Tries everything that needs a GPU, to check a new host. This command itself 
     python tools/gpu_check.py --stages=decoding,loading --images=my/images --annotations=my/instances.json
 
 Each case runs in a separate process with a time limit. After an interrupt, start the command again: it
-continues with the next case. It reports what works, what is slow and which flag to change.
+continues with the next case. The report tells what works, what is slow and which flag to change.
 """
 
 import dataclasses
@@ -71,7 +71,7 @@ def count_gpus() -> int:
 
 
 def draw(output: pathlib.Path, *, photos: bool) -> None:
-    """Draws missing data, and writes the script that lists hosts for elastic training."""
+    """Draws the synthetic images, unless they exist, and writes hosts.sh for elastic training."""
     images.draw_kinds(output / "kinds")
     images.draw(output / "train", 600, seed=1)
     images.draw(output / "eval", 100, seed=2)

@@ -25,7 +25,7 @@ def read(path: str) -> str:
 
 
 def imports(path: str) -> frozenset[str]:
-    """Returns the project's files that a file imports, but not under TYPE_CHECKING."""
+    """Returns the project's files that a file imports. Imports under TYPE_CHECKING do not count."""
     return _imports(read(path)) - {path}
 
 
@@ -45,7 +45,10 @@ def _imports(text: str) -> frozenset[str]:
 
 @functools.cache
 def imported_files(text: str) -> tuple[tuple[str, str, str | None], ...]:
-    """Returns (local name, file, name in the file or None for the whole file) for each project import."""
+    """Returns (local name, file, name) for each import of a file of this project.
+
+    `name` is the imported name in the file; None if the whole file is imported.
+    """
     found = []
     for statement, alias, files in _import_statements(ast.parse(text)):
         if files:
@@ -56,7 +59,7 @@ def imported_files(text: str) -> tuple[tuple[str, str, str | None], ...]:
 
 
 def _import_statements(tree: ast.Module) -> Iterator[tuple[ast.stmt, ast.alias, list[str]]]:
-    """Yields import statements with each of their names, and the files of this name."""
+    """Yields (statement, imported name, files of the project that this import loads)."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import | ast.ImportFrom):
             module = getattr(node, "module", None)
@@ -65,7 +68,10 @@ def _import_statements(tree: ast.Module) -> Iterator[tuple[ast.stmt, ast.alias, 
 
 
 def _files_of(module: str, name: str | None) -> list[str]:
-    """Returns the files of a module, of the packages that contain it, and of `name` if it is a submodule."""
+    """Returns the files of a module, and of the packages that contain it.
+
+    If `name` is a submodule, its file is returned too.
+    """
     parts = module.split(".")
     if parts[0] not in (*PRODUCT, "tests", "examples"):
         return []

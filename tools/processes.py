@@ -13,8 +13,8 @@ def ended_afterwards(process: subprocess.Popen, grace: float = 0.0) -> Iterator[
 
     Args:
         process: the leader of its process group.
-        grace: seconds from SIGTERM to SIGKILL; 0: no SIGTERM. Horovod's launcher needs more than 5
-            (GRACEFUL_TERMINATION_TIME_S in horovod/runner/common/util/safe_shell_exec.py).
+        grace: seconds from SIGTERM to SIGKILL; with 0, SIGTERM is not sent. Horovod's launcher needs more
+            than 5 (GRACEFUL_TERMINATION_TIME_S in horovod/runner/common/util/safe_shell_exec.py).
     """
     try:
         yield

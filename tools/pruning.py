@@ -65,7 +65,11 @@ class Lost(NamedTuple):
 
 
 class Place(NamedTuple):
-    """A node, and all nodes around it, outermost first, each with the field that leads inward."""
+    """A node of a syntax tree, and the nodes that contain it.
+
+    Attributes:
+        above: the nodes that contain it, outermost first, each with the field in which the next node is.
+    """
 
     node: Any
     above: tuple[tuple[Any, str], ...] = ()
@@ -94,7 +98,7 @@ def prune(texts: dict[str, str], lost: Mapping[str, Lost], has: Callable[[str], 
 
     Args:
         texts: path -> text.
-        lost: path -> names that are lost in this file; more names are added.
+        lost: path -> names that are lost in this file. The function adds names that become lost.
         has: function that returns whether the copy has a file of this project.
     """
     known = -1
@@ -117,7 +121,7 @@ def prune(texts: dict[str, str], lost: Mapping[str, Lost], has: Callable[[str], 
 
 
 def pruned(text: str, lost: Lost) -> str:
-    """Returns the text without code that uses lost names; adds names that are now lost."""
+    """Returns the text without code that uses lost names. Adds names to `lost` that become lost."""
     names = {name.rpartition(".")[2] for found in lost.names.values() for name in found}
     used = set(re.findall(r"\w+", text))
     if not any(
@@ -183,12 +187,12 @@ class _Edit(SourceText):
         self._lost = lost
 
     def without_use(self, place: Place) -> str:
-        """Returns the text without the smallest removable piece around one lost node."""
+        """Returns the text without the smallest removable piece around one use of a lost name."""
         if isinstance(place.node, ast.stmt):
             return self.without_statement(place)
         leaf, attribute = place.node, getattr(place.node, "attr", "")
         flag = attribute if attribute in self._lost.flags else ""
-        # The truth value in a condition: a flag's default, or false; None: unknown.
+        # The value of the lost name in a condition: a flag's default, or false. None means unknown.
         is_true: bool | None = bool(self._lost.flags.get(flag))
         while True:
             node, (parent, field), above = place.node, place.above[-1], place.up
@@ -242,7 +246,7 @@ class _Edit(SourceText):
     def _compare(self, leaf: ast.AST, flag: str, operator: ast.cmpop, right: ast.expr) -> bool | None:
         """Returns the result of a comparison with a lost name; None: unknown."""
         if not flag:
-            # No value equals a lost word, and a lost table contains no value.
+            # A lost word is equal to no value, and a lost table contains no value.
             if isinstance(leaf, ast.Constant) or isinstance(operator, ast.In | ast.NotIn):
                 return isinstance(operator, ast.NotEq | ast.NotIn)
             is_none = isinstance(right, ast.Constant) and right.value is None
@@ -315,7 +319,7 @@ class _Edit(SourceText):
         return self.without_item(items, item)
 
     def _is_list(self, place: Place, leaf: ast.AST) -> bool:
-        """Tells if elements may be removed: not from a table's row, a result or a command."""
+        """Returns whether an element may be removed. A row of a table, a result or a command keeps it."""
         parent = place.above[-1][0]
         if str(getattr(leaf, "value", "")).startswith("--"):
             return False

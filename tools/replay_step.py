@@ -49,7 +49,7 @@ class SkippedStep(NamedTuple):
 
 
 def read(path: str | os.PathLike) -> SkippedStep:
-    """Reads a file that Results.save_skipped wrote, without running code in it. Raises UserError."""
+    """Reads a file that Results.save_skipped wrote. Does not run code in it. May raise UserError."""
     try:
         with np.load(path, allow_pickle=False) as file:
             arrays = {name: file[name] for name in file.files}
@@ -71,7 +71,7 @@ def replay(skipped: SkippedStep, model: "keras.Model", loss_values: LossValues) 
         loss_values: function (images, targets) -> the model's scalars in training, including "loss".
 
     Returns:
-        Lines: the scalars; and the inputs, weights, layers and gradients that are not finite.
+        The report: the scalars, and the inputs, weights, layers and gradients that are not finite.
 
     Raises:
         UserError: the weights are those of another model.
@@ -83,7 +83,9 @@ def replay(skipped: SkippedStep, model: "keras.Model", loss_values: LossValues) 
         for variable, weight in zip(model.variables, skipped.weights, strict=True):
             variable.assign(weight)
     except ValueError as error:
-        raise UserError("the file's weights do not fit the model: another version wrote the file") from error
+        raise UserError(
+            "the weights in the file do not fit the model: use the version of this code that wrote the file"
+        ) from error
     images = tf.constant(skipped.images)
     targets = {name: tf.constant(value) for name, value in skipped.targets.items()}
     about, ids = skipped.metadata, np.ravel(skipped.targets["image_ids"])

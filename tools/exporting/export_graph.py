@@ -22,19 +22,19 @@ class Exportable:
     """The trained network of one app, split into the parts that formats need. Boxes are ltrb.
 
     Attributes:
-        model: the network, which has the variables.
+        model: the network with its variables.
         image_size: (height, width) of the network input.
         num_classes: C.
         score_threshold, nms_iou, max_detections: parameters of NMS.
-        resize: uint8 (B, h, w, 3), images of one size -> uint8 (B, H, W, 3), placed in the network input.
-        place: int32 (B, 2), heights and widths of original images -> int32 (B, 4), position of each in the
-            network input: top, left, height, width.
-        normalize: uint8 (B, H, W, 3), and bool (B, H, W, 1), whether a pixel belongs to the image -> input of
-            the network, float32 (B, H, W, 3).
+        resize: images of one size, uint8 (B, h, w, 3) -> resized and padded images, uint8 (B, H, W, 3).
+        place: heights and widths of original images, int32 (B, 2) -> their positions in the network input,
+            int32 (B, 4): top, left, height, width.
+        normalize: function (images, inside) -> input of the network, float32 (B, H, W, 3). `images` are the
+            resized images. `inside`, bool (B, H, W, 1), is false in the padding.
         network: result of `normalize` -> the raw outputs.
-        candidates: raw outputs -> the best K predictions in descending order: boxes float32 (B, K, 4),
-            normalised to the network input, scores float32 (B, K), classes int32 (B, K).
-        decode_all: raw outputs -> all N predictions: boxes float32 (B, N, 4), scores float32 (B, N, C).
+        candidates: raw outputs -> boxes float32 (B, K, 4), scores float32 (B, K) and classes int32 (B, K) of
+            the best K predictions, in descending order. Boxes are normalised to the network input.
+        decode_all: raw outputs -> boxes float32 (B, N, 4) and scores float32 (B, N, C) of all predictions.
     """
 
     model: keras.Model
@@ -52,7 +52,7 @@ class Exportable:
 
 
 def network_input(parts: Exportable, images: tf.Tensor, image_sizes: tf.Tensor) -> tf.Tensor:
-    """Converts images from `resize` to the input of the network. Pads as training does."""
+    """Normalises resized images. The padding gets the same values as in training."""
     places = parts.place(image_sizes)[:, tf.newaxis]  # (B, 1, 4)
     top, left, height, width = tf.unstack(places, axis=-1)
     rows, columns = tf.range(parts.image_size[0])[tf.newaxis], tf.range(parts.image_size[1])[tf.newaxis]
@@ -63,7 +63,7 @@ def network_input(parts: Exportable, images: tf.Tensor, image_sizes: tf.Tensor) 
 
 
 def to_pixels(parts: Exportable, boxes: tf.Tensor, image_sizes: tf.Tensor) -> tf.Tensor:
-    """Converts boxes (B, N, 4), normalised to the network input, to clipped boxes in pixels."""
+    """Converts boxes (B, N, 4) from the network input to pixels of the original images, and clips them."""
     places = parts.place(image_sizes)[:, tf.newaxis]
     boxes = box_ops.clip(letterbox.boxes_from_letterbox(boxes, places, parts.image_size))
     return boxes * tf.cast(tf.gather(image_sizes, [1, 0, 1, 0], axis=1), tf.float32)[:, tf.newaxis]
@@ -83,7 +83,7 @@ def detect(parts: Exportable, images: tf.Tensor, image_sizes: tf.Tensor) -> Outp
     """Runs the whole detector with hard NMS.
 
     Args:
-        images: uint8 (B, H, W, 3), each placed in the network input where `place` puts an image of its size.
+        images: resized and padded images, uint8 (B, H, W, 3), as `resize` returns them.
         image_sizes: int32 (B, 2), heights and widths of the original images.
 
     Returns:

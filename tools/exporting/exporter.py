@@ -61,7 +61,7 @@ def export(
     if options.verify_annotations:
         evaluation = open_source(options.verify_images, options.verify_annotations, split="verify")
         check_labels(label_map, evaluation)
-    # TF32, the default on recent GPUs, would cause most of the difference.
+    # Recent GPUs compute in TF32 by default, which would cause most of the difference.
     tf.config.experimental.enable_tensor_float_32_execution(False)
     open_loader = functools.partial(make_loader, config=config, training=False, with_targets=False)
     metadata = weights.read_metadata(weights_file)
@@ -96,7 +96,7 @@ def _write(parts: Exportable, options: Options, metadata: dict[str, Any], open_l
     is_saved_model = options.format == "saved_model"
     may_replace = (output / "saved_model.pb").is_file() if is_saved_model else not output.is_dir()
     if output.exists() and not may_replace:
-        raise UserError(f"--output={output} exists and is not a {options.format} that may be replaced")
+        raise UserError(f"--output={output} exists and is not a {options.format}: choose another path")
     if options.format == "tensorrt":
         output.unlink(missing_ok=True)
     log(f"writing {options.verified_file}")
@@ -127,7 +127,7 @@ def _write(parts: Exportable, options: Options, metadata: dict[str, Any], open_l
             f"--format={options.format} needs the package {error.name}: pip install '.[export]'"
         ) from error
     except OSError as error:
-        raise UserError(f"--output={options.output}: {error.strerror or error}") from error
+        raise UserError(f"--output={options.output} cannot be written: {error.strerror or error}") from error
 
 
 def _quantizer(options: Options, open_loader: OpenLoader) -> Callable | None:
@@ -152,7 +152,10 @@ def _compare(
     to_pixels: verify.ToPixels,
     open_loader: OpenLoader,
 ) -> float:
-    """Prints and returns the largest difference from the weights; 0 if only TensorRT can run the file."""
+    """Compares a file with the weights. Prints and returns the largest difference.
+
+    A file that only TensorRT can run is not compared; the result is 0.
+    """
     if options.suppression == "efficientnms_trt" and file.suffix == ".onnx":
         print(f"{file} is not compared with the weights: only TensorRT runs its plugin")
         return 0.0

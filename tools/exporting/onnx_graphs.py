@@ -1,6 +1,6 @@
-"""Converts TensorFlow functions to ONNX one by one, and joins these parts by the names of their tensors.
+"""Converts TensorFlow functions to ONNX models, and joins these models by the names of their tensors.
 
-So one part can be quantised alone, or be written by hand.
+Each model is one part of the detector, which can be quantised alone, or written by hand.
 """
 
 import contextlib
@@ -64,9 +64,11 @@ def by_hand(
 
 
 def join(models: Sequence[onnx.ModelProto], inputs: Sequence[str], outputs: Sequence[str]) -> onnx.ModelProto:
-    """Joins models, in the order in which they run: inputs and outputs of the same name are connected.
+    """Joins models by connecting inputs and outputs of the same name.
 
-    `inputs` and `outputs` are names in the joined model.
+    Args:
+        models: the models, in the order in which they run.
+        inputs, outputs: names of the inputs and outputs of the joined model.
     """
     kept: dict[str, Any] = {"rename_inputs": False, "rename_outputs": False, "rename_value_infos": False}
     graphs = [

@@ -71,9 +71,9 @@ def standard(parts: Exportable, raw: list[tf.TensorSpec]) -> list[onnx.ModelProt
 
 
 def efficientnms_trt(parts: Exportable, raw: list[tf.TensorSpec]) -> list[onnx.ModelProto]:
-    """Returns the same as `standard`, with the plugin EfficientNMS_TRT. Only TensorRT can run it.
+    """Returns parts that do the same as `standard`, but use the plugin EfficientNMS_TRT of TensorRT.
 
-    The plugin gets all predictions. Its inputs, outputs and attributes:
+    Only TensorRT can run the plugin. It gets all predictions, and is documented here:
     https://github.com/NVIDIA/TensorRT/tree/main/plugin/efficientNMSPlugin
     """
 

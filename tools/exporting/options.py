@@ -37,7 +37,7 @@ FORMATS = {
 @dataclasses.dataclass(frozen=True)
 class Options(TrainedArgs):
     format: str = flag(None, "Format of the exported file.", choices=tuple(FORMATS))
-    output: str = flag(None, "File to write (saved_model: directory). An existing one is replaced.")
+    output: str = flag(None, "File to write; for saved_model, a directory. An existing output is replaced.")
     quantize: str = flag(
         "none",
         "fp16 halves the size of the weights, int8 quarters it. For onnx and tensorrt, int8 needs "
@@ -54,9 +54,9 @@ class Options(TrainedArgs):
         choices=NMS,
     )
     verify_images: str | None = flag(
-        None, "Images on which file and weights are compared. Default: eight synthetic images."
+        None, "Images for the comparison of the file with the weights. Default: eight synthetic images."
     )
-    verify_annotations: str | None = flag(None, "COCO json of --verify_images. With it, AP is also compared.")
+    verify_annotations: str | None = flag(None, "COCO json of --verify_images. If given, AP is compared too.")
 
     @property
     def file(self) -> pathlib.Path:
@@ -64,7 +64,7 @@ class Options(TrainedArgs):
 
     @property
     def verified_file(self) -> pathlib.Path:
-        """The file to compare with the weights: the output, or the engine's ONNX file."""
+        """The file to compare with the weights: the output; for tensorrt, the ONNX file of the engine."""
         return self.file.with_suffix(".onnx") if self.format == "tensorrt" else self.file
 
     @property
@@ -95,5 +95,6 @@ class Options(TrainedArgs):
             raise UserError("--quantize=int8 needs --calibration_images: a directory of typical images")
         if self.calibration_images and not calibrates:
             raise UserError(
-                f"--calibration_images has no effect for --format={self.format} --quantize={self.quantize}"
+                f"--calibration_images has no effect for --format={self.format} --quantize={self.quantize}: "
+                "remove the flag"
             )

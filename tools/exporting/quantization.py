@@ -32,9 +32,8 @@ def to_int8(network: onnx.ModelProto, batches: Iterator[np.ndarray], *, tensorrt
     Args:
         network: the float32 network; its input is NETWORK_INPUT.
         batches: batches of network input, float32 (B, H, W, 3).
-        tensorrt: whether the result is for TensorRT. Then ranges of activations are symmetric, and
-            biases stay in float32,
-            because TensorRT's DequantizeLinear takes no INT32 (microsoft/onnxruntime issue 17738).
+        tensorrt: whether the result is for TensorRT. Then ranges of activations are symmetric. Biases stay in
+            float32, because TensorRT's DequantizeLinear takes no INT32 (microsoft/onnxruntime issue 17738).
     """
     from onnxruntime.quantization import QuantFormat, QuantType, quantize_static
     from onnxruntime.quantization.shape_inference import quant_pre_process
@@ -68,9 +67,10 @@ def to_int8(network: onnx.ModelProto, batches: Iterator[np.ndarray], *, tensorrt
 
 
 def _separate_biases(graph: onnx.GraphProto) -> None:
-    """Copies shared biases, so that no two convolutions share one.
+    """Gives each convolution its own copy of its bias.
 
-    ONNX Runtime may give its own copy of `tensor_6` the name of another tensor, `tensor_69`.
+    Otherwise ONNX Runtime copies shared biases, but a copy of `tensor_6` may get the name of another tensor,
+    such as `tensor_69`.
     """
     constants = {constant.name: constant for constant in graph.initializer}
     for number, node in enumerate(graph.node):
@@ -81,7 +81,7 @@ def _separate_biases(graph: onnx.GraphProto) -> None:
 
 
 def _last_nodes(graph: onnx.GraphProto) -> list[str]:
-    """Returns the convolutions and matrix products that come last before the outputs."""
+    """Returns the names of the last convolution or matrix product on each path to an output."""
     makers = {name: node for node in graph.node for name in node.output}
     waiting = [port.name for port in graph.output]
     seen, last = set(), []

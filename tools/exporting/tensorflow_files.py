@@ -3,7 +3,7 @@
 A saved_model takes images of any size:
 
     detector = tf.saved_model.load("detector")
-    found = detector.signatures["serving_default"](images=images)  # uint8 (B, h, w, 3), any one size
+    found = detector.signatures["serving_default"](images=images)  # uint8 (B, h, w, 3)
 
 Its second signature, `resized`, has the inputs of the other formats.
 
@@ -69,7 +69,7 @@ def write_litert(
         quantize: none, fp16 or int8.
     """
     specs = signature(parts, 1)
-    # The converter leaves out Keras' variables, so they become constants.
+    # The converter leaves out the variables of a Keras model, so they are made constants first.
     whole = tf.function(
         lambda images, image_sizes: DETECT[nms](parts, images, image_sizes), input_signature=specs
     ).get_concrete_function()

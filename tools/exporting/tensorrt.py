@@ -29,13 +29,13 @@ _BATCHES = (1, 1, 16)  # batch sizes: smallest, optimal, largest
 
 
 def build(onnx_file: pathlib.Path, engine: pathlib.Path, image_size: tuple[int, int]) -> None:
-    """Builds and writes the engine. Raises UserError without TensorRT, or if it rejects the ONNX file."""
+    """Builds and writes the engine. Raises UserError if TensorRT is missing or rejects the ONNX file."""
     try:
         import tensorrt as trt
     except ImportError as error:
         raise UserError(
             f"TensorRT is not installed, so no engine was built: pip install {TENSORRT} and run this "
-            "command again, or build it from the ONNX file, which exists now: "
+            "command again, or build the engine from the ONNX file, which is already written: "
             f"{trtexec(onnx_file, engine, image_size)}"
         ) from error
     logger = trt.Logger(trt.Logger.WARNING)

@@ -23,8 +23,12 @@ def largest_difference(
 ) -> float:
     """Returns the largest difference between the detections of an exported file and of the weights.
 
-    The difference is of scores, or of box coordinates as shares of the image size. `detect` uses the weights,
-    `run` the exported file. `to_pixels` converts images of the loader to uint8.
+    Scores are compared, and box coordinates divided by the image size.
+
+    Args:
+        detect: detects with the weights.
+        run: runs the exported file.
+        to_pixels: converts images of the loader to uint8.
     """
     largest = 0.0
     for images, extra in batches(loader):
@@ -36,10 +40,11 @@ def largest_difference(
 
 
 def difference(wanted: Detections, found: Detections, max_detections: int) -> float:
-    """Returns the largest distance from a wanted detection to the nearest found one of the same class.
+    """Returns the largest distance of a wanted detection to the nearest found detection of its class.
 
-    A missing detection's distance is its score. It is ignored if `found` has
-    `max_detections` entries, none with a lower score.
+    The distance is at most the score of the wanted detection, also if no detection of its class was found.
+    A wanted detection without a near one is ignored if NMS may have cut it off: `found` has `max_detections`
+    entries, and none has a lower score.
     """
     boxes, scores, classes = found
     lowest = scores.min() if len(scores) == max_detections else 0.0

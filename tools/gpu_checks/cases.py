@@ -32,8 +32,9 @@ def all_cases(output: pathlib.Path, images: str, annotations: str, gpus: int, co
     """Returns all cases, sorted by stage.
 
     Args:
-        output: absolute path of the directory with the synthetic data kinds/, train/ and eval/, and hosts.sh.
-        images, annotations: photographs in COCO's format, with which rates are measured.
+        output: absolute path of the directory that contains hosts.sh and the synthetic data (kinds/, train/
+            and eval/).
+        images, annotations: directory of photographs and their COCO json, for measurements of speed.
         gpus: number of GPUs. Cases with two processes need two.
         cores: number of CPU cores.
     """

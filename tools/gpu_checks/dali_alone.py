@@ -22,7 +22,7 @@ class _Anything(type):
         return found
 
     def __call__(cls, *args: Any, **options: Any) -> Any:
-        """Returns a decorated function unchanged. Any other call makes an object."""
+        """Returns a function unchanged if it is the only argument, as a decorator; else makes an object."""
         if len(args) == 1 and callable(args[0]) and not options:
             return args[0]
         return super().__call__(*args, **options)

@@ -76,7 +76,7 @@ def _library(name: str) -> Any:
 
 
 def _jpeg_engines() -> int | None:
-    """Counts the first GPU's JPEG engines like nvImageCodec (hw_decoder.cpp)."""
+    """Counts the JPEG engines of the first GPU in the same way as nvImageCodec (hw_decoder.cpp)."""
     from nvidia import dali
 
     package = pathlib.Path(dali.__file__).parents[1] / "nvjpeg"
@@ -94,11 +94,11 @@ def _jpeg_engines() -> int | None:
 
 
 def decode(images: str, annotations: str, load: float, roi: bool, device: str = "gpu") -> Result:
-    """Measures how fast the middle 3/4 of each side is decoded.
+    """Measures how fast images are decoded and cropped to the middle 3/4 of their height and width.
 
     Args:
-        load: hw_decoder_load, the share of the images that the GPU's JPEG engines decode.
-        roi: whether a GPU decodes only the middle. With nvImageCodec 0.9 this may crash (issue 55).
+        load: value of hw_decoder_load, the share of the images that the GPU's JPEG engines decode.
+        roi: whether a GPU decodes only the middle. This may crash in nvImageCodec 0.9 (its issue 55).
     """
     options: Result = {"training": True, "batch_size": 64, "hw_decoder_load": load, "roi_decoding": roi}
     decoder = _loader("yolov4", images, annotations, device, **options).decoder
@@ -115,7 +115,9 @@ def decode(images: str, annotations: str, load: float, roi: bool, device: str = 
 def compare(
     app: str, images: str, annotations: str, training: bool, device: str = "gpu", **more: Any
 ) -> Result:
-    """Compares three batches of the GPU and the CPU graph. The limits are TOLERANCE, OTHERS and BOXES.
+    """Compares three batches of the GPU graph with those of the CPU graph.
+
+    The largest differences that pass are TOLERANCE, OTHERS and BOXES.
 
     Args:
         images, annotations: the data of images.draw_kinds.
@@ -123,8 +125,8 @@ def compare(
         device: device of the second graph.
 
     Returns:
-        File format -> mean difference in levels. For training graphs the only key is "batch". The key "error"
-        is added if something differs too much.
+        File format -> mean pixel difference, in levels from 0 to 255. For training graphs the only key is
+        "batch". The key "error" is added if something differs too much.
     """
     options: Result = {"training": training, "batch_size": len(KINDS), "name_images": True}
     cpu = _loader(app, images, annotations, device="cpu", **options)
@@ -195,10 +197,10 @@ def _rate(pipeline: Any, batch_size: int, seconds: float = 5.0) -> Result:
 
 
 def latency(file: str, side: int) -> Result:
-    """Measures the median time of a batch in ms, with its copies from and to host memory.
+    """Measures the median time of a batch in ms, including copies from and to host memory.
 
     Args:
-        file: a file of export.py, .onnx or .plan.
+        file: an .onnx or .plan file that export.py wrote.
         side: side of the model's square input in pixels.
     """
     import onnxruntime

@@ -1,4 +1,4 @@
-"""Runs cases one after another, each in a separate process. Keeps a row for each in gpu_check.json."""
+"""Runs cases one after another, each in a separate process, and writes their rows to gpu_check.json."""
 
 import json
 import os

@@ -1,6 +1,7 @@
 """Arguments of the operators in `--ops`: allowed values, parsing of text, and random values.
 
-Names and types come from DALI's schemas. RULES adds what the schemas lack, and OWN adds own arguments.
+Names and types come from DALI's schemas. RULES adds what the schemas lack. OWN has arguments that DALI does
+not have.
 """
 
 import math
@@ -45,10 +46,13 @@ class Argument(NamedTuple):
     """The values that an argument accepts.
 
     Attributes:
-        kind: a key of WORDS; "word" (any word); "number"; "numbers" (`1/2/3`); "statistics" (numbers, or
-            `imagenet`); "sides" (`HEIGHTxWIDTH` in pixels, or one number for both); "limits" (`low..high`,
-            for an operator that draws the random number itself).
-        may_vary: whether a Range is allowed, with a random value for each image.
+        kind: a key of WORDS, or one of these:
+            "word": any word.
+            "number", "numbers": one number, or several (`1/2/3`).
+            "statistics": numbers, or `imagenet`.
+            "sides": `HEIGHTxWIDTH` in pixels, or one number for both.
+            "limits": `low..high`, for an operator that draws the random number itself.
+        may_vary: whether a Range is allowed, which gives each image a random number.
         is_integer: whether DALI expects int32.
         low, high: the smallest and the largest allowed number.
     """
@@ -109,7 +113,7 @@ class Argument(NamedTuple):
     def _drawn(self, api: Api, limits: Range) -> Data:
         if not self.is_whole:
             return api.draw("random.uniform", range=tuple(limits))
-        # float32 may round up to `high + 1`, hence the `min` below.
+        # In float32 a number may be rounded up to `high + 1`, so `min` limits it to `high`.
         drawn = api.math.floor(api.draw("random.uniform", range=(limits.low, limits.high + 1.0)))
         return api.math.min(drawn, limits.high)
 

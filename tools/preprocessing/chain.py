@@ -2,8 +2,9 @@
 
     resize:short=256 | crop:224x224 | color_twist:brightness=0.8..1.2 | flip:p=0.5
 
-`|` separates operators, and `,` separates an operator's arguments, `name=value`. The first one can often be
-just the value. `low..high` is a random number for each image. `/` or `x` separates numbers.
+`|` separates operators. `,` separates the arguments of an operator, which are written as `name=value`. Many
+operators have one argument whose name may be left out. `low..high` is a random number for each image. `/` or
+`x` separates numbers.
 """
 
 from typing import Any, NamedTuple
@@ -44,12 +45,12 @@ class Chain(NamedTuple):
     layout: str
 
     def apply(self, api: Api, images: Data, *, is_decoded: bool = False, device: str = "cpu") -> Data:
-        """Applies all operators, and returns images in `layout`.
+        """Applies all operators, and returns the images.
 
         Args:
-            images: encoded images, uint8 (bytes,), or arrays (H, W, C).
-            is_decoded: whether images are arrays.
-            device: "cpu", or "gpu": images are on the GPU from the decoder on.
+            images: encoded images, uint8 (bytes,); or arrays (H, W, C).
+            is_decoded: whether `images` are arrays.
+            device: "cpu" or "gpu". With "gpu", the decoded images and all later images are in GPU memory.
         """
         if not is_decoded:
             images = self.decoder.apply(api, images, device=device)
@@ -75,21 +76,26 @@ def parse(ops: str, *, is_decoded: bool = False) -> Chain:
     decoder = Step(OPERATORS["decode"], {})
     if steps and steps[0].operator.name in DECODERS:
         if is_decoded:
-            raise UserError(f"--ops: {ops}: remove the decoder: the images of this source are arrays")
+            raise UserError(f"--ops={ops}: remove the decoder, because the images of this source are arrays")
         decoder = steps.pop(0)
     color = decoder.arguments.get("color", types.RGB)
     layout = "HWC"
     for operator, arguments in steps:
         _name_statistics(arguments, color)
         if operator.name in DECODERS:
-            raise UserError(f"--ops: {operator.name} must be the first operator: images are decoded once")
+            raise UserError(
+                f"--ops: {operator.name} must be the first operator, and the only decoder: move or remove it"
+            )
         if operator.name in NEED_RGB and color == types.GRAY:
-            raise UserError(f"--ops: {operator.name} needs colour images, but decode makes gray ones")
+            raise UserError(
+                f"--ops: {operator.name} needs colour images, but decode makes gray ones: remove"
+                f" {operator.name}, or decode to another color"
+            )
         if layout != "HWC" and operator.name != "layout":
             raise UserError(f"--ops: {operator.name} needs the layout HWC: put it before the change to CHW")
         target = arguments.get("output_layout", layout)
         if operator.name == "layout" and target == layout:
-            raise UserError(f"--ops: layout:{target}: images are {layout} already")
+            raise UserError(f"--ops: layout:{target} has no effect, images are {layout} already: remove it")
         layout = target
     return Chain(decoder, tuple(steps), color, layout)
 

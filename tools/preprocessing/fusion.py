@@ -13,7 +13,7 @@ from tools.preprocessing.arguments import Range
 from tools.preprocessing.chain import Chain, Step
 from tools.preprocessing.operators import OPERATORS, Arguments, decode_region
 
-# Radius of each interpolation in output pixels. For nearest, a tiny shift would change pixels.
+# Radius of each interpolation in output pixels. Nearest is missing: a tiny shift would change its pixels.
 _RADIUS = dict.fromkeys((types.INTERP_LINEAR, types.INTERP_TRIANGULAR), 1)
 _RADIUS |= {types.INTERP_CUBIC: 2, types.INTERP_LANCZOS3: 3}
 _MARGIN = 3.0  # source pixels, for chroma
@@ -22,7 +22,10 @@ _CROP = {"crop", "crop_pos_x", "crop_pos_y"}
 
 
 def fuse(chain: Chain) -> Chain:
-    """Returns the chain, with decoder, resize and crop as one step if the crop is always in the image."""
+    """Returns the chain with its decoder, resize and crop combined into one step.
+
+    The chain stays unchanged if it has other operators, or if the crop may reach beyond the image.
+    """
     names = [step.operator.name for step in (chain.decoder, *chain.steps[:2])]
     if names != ["decode", "resize", "crop"]:
         return chain
@@ -40,7 +43,7 @@ def fuse(chain: Chain) -> Chain:
 
 
 def _decode_resize_crop(api: Api, encoded: Data, arguments: Arguments) -> Data:
-    """Decodes uint8 (bytes,); returns the crop of the resized image, uint8 (height, width, C)."""
+    """Decodes images, uint8 (bytes,), and returns crops of the resized images, uint8 (height, width, C)."""
     how = {name: value for name, value in arguments.items() if name not in _RESIZE | _CROP}
     shape = api.ops.peek_image_shape(encoded, adjust_orientation=how.get("exif", True))
     size = api.ops.cast(api.part(shape, slice(0, 2)), dtype=types.FLOAT)  # height, width
@@ -50,7 +53,7 @@ def _decode_resize_crop(api: Api, encoded: Data, arguments: Arguments) -> Data:
     place = api.ops.stack(*(scale * 0 + arguments.get(name, 0.5) for name in ("crop_pos_y", "crop_pos_x")))
     room = api.ops.cast(resized - crop, dtype=types.FLOAT64)
     corner = api.ops.cast(api.math.floor(room * place + 0.5), dtype=types.FLOAT)
-    # `resized` is rounded to whole pixels. Resize keeps scale and centre, so both ends of the image move.
+    # `resized` is rounded to whole pixels. DALI keeps scale and centre, so the rounding moves both ends.
     start = (size - resized * pixel) * 0.5 + corner * pixel
     end = start + crop * pixel
     radius = _RADIUS[arguments.get("interp_type", types.INTERP_LINEAR)]

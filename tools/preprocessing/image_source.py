@@ -45,8 +45,9 @@ def open_image_source(
 
     Args:
         path: the value of --input: a path, a glob, or a Python name.
-        annotations, images: for kind "coco", one of them: the json, or the images if `path` is the json.
-        on_report: called with the issues that were found.
+        annotations: only for the kind "coco", if `path` is the directory of the images: the json.
+        images: only for the kind "coco", if `path` is the json: the directory of the images.
+        on_report: function that is called with the issues that were found.
 
     Raises:
         UserError: the kind is unknown, or the input does not exist or cannot be read.
@@ -71,7 +72,7 @@ def open_image_source(
     forms = {image.form if image.form in ARRAYS else "encoded": image.name for image in kept}
     if len(forms) > 1:
         listed = " and ".join(f"{name!r} is {form}" for form, name in forms.items())
-        raise UserError(f"{path}: {listed}: all images must be of one type")
+        raise UserError(f"{path}: {listed}, but all images must be of one type")
     labelled = {image.label is not None for image in kept}
     # DALI misreads data where only some images have a label, or a file name is not UTF-8.
     can_read = len(labelled) == 1 and all(image.file.isprintable() for image in kept)

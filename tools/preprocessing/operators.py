@@ -46,11 +46,11 @@ class Operator(NamedTuple):
         return full[0]
 
 
-# --- calls that do more than call DALI's operator; --list_ops prints their docstrings ---
+# --- functions for operators that differ from DALI's; --list_ops prints their docstrings ---
 
 
 def decode(api: Api, encoded: Data, arguments: Arguments) -> Data:
-    """Decodes the whole image: uint8 (H, W, 3), gray (H, W, 1). Rotates it by EXIF unless exif=ignore."""
+    """Decodes the whole image to uint8 (H, W, 3); gray: (H, W, 1). Rotates it by EXIF unless exif=ignore."""
     return api.ops.decoders.image(encoded, **_decoding(api, arguments))
 
 
@@ -60,7 +60,7 @@ def decode_random_crop(api: Api, encoded: Data, arguments: Arguments) -> Data:
 
 
 def decode_region(api: Api, encoded: Data, arguments: Arguments) -> Data:
-    """Decodes a part: start=TOP/LEFT and shape=HEIGHT/WIDTH in pixels, or as shares rel_start, rel_shape."""
+    """Decodes a part: start=TOP/LEFT, shape=HEIGHT/WIDTH in pixels; or rel_start, rel_shape from 0 to 1."""
     return api.ops.decoders.image_slice(encoded, axes=[0, 1], **_decoding(api, arguments))
 
 
@@ -71,7 +71,7 @@ def _decoding(api: Api, arguments: Arguments) -> Arguments:
 
 
 def crop(api: Api, images: Data, arguments: Arguments) -> Data:
-    """Crops HEIGHTxWIDTH in the middle, or at x and y from 0 to 1 (random: 0..1). fill pads small images."""
+    """Crops HEIGHTxWIDTH at x and y from 0 to 1. Default: the middle. fill: colour that pads small images."""
     return api.ops.crop(images, **_filled(arguments))
 
 
@@ -80,7 +80,7 @@ def _filled(arguments: Arguments) -> Arguments:
 
 
 def crop_mirror_normalize(api: Api, images: Data, arguments: Arguments) -> Data:
-    """Crops, mirrors with probability p, subtracts mean, divides by std (in 0..255). Default layout: HWC."""
+    """Crops, mirrors with probability p, subtracts mean, divides by std (0 to 255). Default layout: HWC."""
     arguments = {"output_layout": "HWC", **_filled(arguments)}
     if "p" in arguments:
         arguments["mirror"] = _coin(api, arguments.pop("p"))
@@ -88,7 +88,7 @@ def crop_mirror_normalize(api: Api, images: Data, arguments: Arguments) -> Data:
 
 
 def flip(api: Api, images: Data, arguments: Arguments) -> Data:
-    """Swaps left and right. p, p_vertical: probabilities to swap left and right, or top and bottom."""
+    """Swaps left and right with probability p, and top and bottom with probability p_vertical."""
     chances = {"p": "horizontal", "p_vertical": "vertical"}
     drawn = {chances[name]: _coin(api, p) for name, p in arguments.items() if name in chances}
     fixed = {name: value for name, value in arguments.items() if name not in chances}
@@ -110,12 +110,12 @@ def random_resized_crop(api: Api, images: Data, arguments: Arguments) -> Data:
 
 
 def fit(api: Api, images: Data, arguments: Arguments) -> Data:
-    """Resizes to the largest size that fits in HEIGHTxWIDTH. The aspect ratio stays."""
+    """Resizes to the largest size that fits in HEIGHTxWIDTH. Keeps the aspect ratio."""
     return _fitted(api, images, **arguments)[0]
 
 
 def letterbox(api: Api, images: Data, arguments: Arguments) -> Data:
-    """Resizes as fit does, then pads to HEIGHTxWIDTH: below and to the right; centered=1: on all sides."""
+    """Resizes as fit does, then pads to HEIGHTxWIDTH below and to the right; with centered=1 on all sides."""
     fill = arguments.pop("fill", [0.0])
     images, top_left = _fitted(api, images, **arguments)
     return dali_ops.place(images, top_left, arguments["size"], fill, api)
@@ -148,7 +148,7 @@ MOVES = {  # in the order of their use: argument -> DALI's transform, its argume
 
 
 def warp_affine(api: Api, images: Data, arguments: Arguments) -> Data:
-    """Applies angle, shear (degrees) and scale about the centre; translate (pixels); or matrix, 6 numbers."""
+    """Rotates, shears (degrees) and scales about the centre, then translates (pixels); or applies matrix."""
     moves = {name: arguments.pop(name) for name in MOVES if name in arguments}
     matrix = arguments.pop("matrix", None)
     if matrix is not None and moves:
@@ -189,7 +189,10 @@ def _row(
     schema: str | None = None,
     call: Callable[[Api, Data, Arguments], Data] | None = None,
 ) -> Operator:
-    """Makes an operator with the arguments of a schema (None: named like it; "": none) and `own`."""
+    """Makes an operator. Its arguments are those of a DALI schema, and `own`.
+
+    `schema` is the name of the schema. None means the schema of the operator's name; "" means no schema.
+    """
     schema = name.title().replace("_", "") if schema is None else schema
     arguments = {**(of_schema(schema) if schema else {}), **own}
     about = call.__doc__ or name if call else backend.GetSchema(schema).Dox()
@@ -231,5 +234,5 @@ _ROWS = (
 )
 OPERATORS = {row.name: row for row in _ROWS}
 DECODERS = ("decode", "decode_random_crop", "decode_region")
-# These operators take channels for red, green, blue, even if an argument says BGR (DALI 2.4 on a CPU).
+# These operators expect channels in the order RGB, even if an argument says BGR (DALI 2.4 on a CPU).
 NEED_RGB = ("color_twist", "saturation", "hue", "hsv", "jpeg_compression_distortion")

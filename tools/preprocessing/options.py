@@ -20,19 +20,19 @@ class Args:
     """The flags of this command, except those in `args.BATCH_FLAGS`."""
 
     source: str = flag("files", "Format of --input.", choices=SOURCES)
-    input: str | None = flag(None, "Directory, file or glob; for external: FILE.py:name or module:name.")
-    images: str | None = flag(None, "For coco, if --input is the json: the directory of the images.")
-    annotations: str | None = flag(None, "For coco, if --input is the directory of the images: the json.")
+    input: str | None = flag(None, "Directory, file or glob. For external: FILE.py:name or module:name.")
+    images: str | None = flag(None, "Directory of the images, if --source=coco and --input is the json.")
+    annotations: str | None = flag(None, "COCO json, if --source=coco and --input is the image directory.")
     ops: str = flag("", "Chain of operators; --list_ops shows them.")
     list_ops: bool = flag(False, "Show all operators with their arguments.")
     api: str = flag("pipeline", "pipeline: prefetching graph; dynamic: one operator at a time.", choices=APIS)
-    device: str = flag("cpu", "Device of the decoded images and the operators.", choices=("cpu", "gpu"))
+    device: str = flag("cpu", "Device on which the operators run.", choices=("cpu", "gpu"))
     output: str | None = flag(None, f"Output: {ACCEPTED}.")
     overwrite: bool = flag(False, "Replace an existing --output.")
     image_format: str | None = flag(None, "Format of written images. Default: png.", choices=IMAGE_FORMATS)
     jpeg_quality: int | None = flag(None, "Quality of JPEGs. Default: 95.", low=1, high=100)
     output_shards: int | None = flag(None, "Number of TFRecord files.", low=1)
-    seed: int = flag(0, "Seed of the random operators.", low=0, high=shared_flags.MAX_SEED)
+    seed: int = flag(0, "Seed of the random numbers in --ops.", low=0, high=shared_flags.MAX_SEED)
     decode: bool = flag(False, "Decode every image completely before the start, to find damage.")
 
 

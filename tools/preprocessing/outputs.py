@@ -1,9 +1,9 @@
 """Writes preprocessed images to the file or directory that --output names.
 
-x.npz, x.npy            one array of all images, and x.npz.csv with their names and labels
+x.npz, x.npy            one array of all images, and x.npz.csv with names and labels of the images
 x.png, x.jpg            one contact sheet of the first images
-x.tfrecord              records with an index; with --output_shards x-00000-of-00004.tfrecord ...
-a directory             one picture per image, named after the source image
+x.tfrecord              records and an index; with --output_shards=4: x-00000-of-00004.tfrecord, ...
+a directory             one image file for each source image, with the same name
 
 output = check_output("small.npz", overwrite=False, inputs=files)   # UserError before anything runs
 print(output.write(samples, total))
@@ -45,9 +45,9 @@ class Output(NamedTuple):
     """An output for samples, checked before anything runs.
 
     Attributes:
-        files: the files to write, without indexes and tables; for pictures, their directory.
-        encoding: options of Pillow's `save` for pictures and records.
-        is_bgr: whether three channels are blue, green, red.
+        files: the files to write, without indexes and tables. If every image gets a file: their directory.
+        encoding: options of Pillow's `save` for image files and records.
+        is_bgr: whether images with three channels are BGR.
         label_names: label -> name; may be empty.
         has_labels: whether records contain labels.
     """
@@ -111,7 +111,7 @@ def check_output(
         overwrite: whether existing files may be replaced.
         inputs: files that are read, or their directories. They are never replaced.
         has_labels, label_names, is_bgr: as in `Output`.
-        image_format: one of IMAGE_FORMATS, for pictures and records; None: png.
+        image_format: one of IMAGE_FORMATS, for image files and records; None: png.
         jpeg_quality: 1 to 100; None: JPEG_QUALITY.
         output_shards: number of record files; None: one file with exactly the name `output`.
 
@@ -121,13 +121,13 @@ def check_output(
     stem, suffix = os.path.splitext(output)
     kind = PICTURES if output.endswith("/") or os.path.isdir(output) else KINDS.get(suffix.lower())
     if kind is None and (not output or re.fullmatch(r"\.[A-Za-z]\w{0,7}", suffix)):
-        raise UserError(f"--output={output}: use {ACCEPTED} (which ends in /)")
+        raise UserError(f"--output={output}: use {ACCEPTED}. End the name of a directory with /")
     kind = kind or PICTURES
     is_jpeg = image_format == "jpeg" or (kind is SHEET and suffix.lower() != ".png")
     flags = {"image_format": image_format, "jpeg_quality": jpeg_quality, "output_shards": output_shards}
     for name, value in flags.items():
         if value is not None and (name not in kind.flags or (name == "jpeg_quality" and not is_jpeg)):
-            raise UserError(f"--{name} does nothing for --output={output}: remove the flag")
+            raise UserError(f"--{name} has no effect on --output={output}: remove the flag")
     files = [pathlib.Path(output)]
     if output_shards is not None:
         ends = [f"-{shard:05d}-of-{output_shards:05d}{suffix}" for shard in range(output_shards)]
@@ -187,7 +187,7 @@ def _write_array(output: Output, staged: pathlib.Path, samples: Iterator[Sample]
                 np.lib.format.write_array_header_1_0(stream, header)
             if image.shape != first.image.shape or image.dtype != first.image.dtype:
                 raise UserError(
-                    f"{first.describe()}, {sample.describe()}: an array needs images of one size and"
+                    f"{first.describe()}, but {sample.describe()}. One array needs images of one size and"
                     " dtype: add a resize, crop or letterbox to one size at the end of --ops"
                 )
             stream.write(np.ascontiguousarray(image).data)
@@ -241,7 +241,7 @@ def _write_records(output: Output, staged: pathlib.Path, samples: Iterator[Sampl
 
 
 def _record(output: Output, sample: Sample) -> bytes:
-    """Uses the keys of tensorflow/models research/slim/datasets/dataset_utils.py image_to_tfexample."""
+    """Makes a tf.train.Example with the keys of slim's image_to_tfexample (tensorflow/models)."""
     picture = sample.picture(is_bgr=output.is_bgr)
     strings = {
         "image/encoded": [output.encode(picture)],
@@ -263,7 +263,7 @@ class Kind(NamedTuple):
     Attributes:
         write: function (output, directory, samples, number of samples) -> a line about the files.
         beside: suffix of a second file that is written with each file; "" for none.
-        flags: flags that have an effect.
+        flags: flags that have an effect on this kind of output.
     """
 
     write: Callable[[Output, pathlib.Path, Iterator[Sample], int], str]

@@ -39,12 +39,13 @@ class Preprocessor:
     Attributes:
         source: the result of `open_image_source`.
         ops: a chain of operators, see chain.py.
-        training: whether to shuffle the images, endlessly.
-        device: "cpu", or "gpu": images are on the GPU from the decoder on.
+        training: whether to shuffle the images.
+        device: "cpu" or "gpu". With "gpu", the decoded images and all later images are in GPU memory.
         device_id: number of the GPU; None on a CPU.
-        num_threads, prefetch: number of DALI's CPU threads, and of batches that a pipeline makes in advance.
-        shard_id, num_shards: this rank's shard of the source, and the number of shards.
-        seed: seed of the order and of random arguments; 0 is a valid seed.
+        num_threads: number of DALI's CPU threads.
+        prefetch: number of batches that a pipeline makes in advance.
+        shard_id, num_shards: number of this rank's shard, and number of all shards.
+        seed: seed of the order of the images and of random arguments; 0 is a valid seed.
         size: number of images of this shard in one epoch.
 
     Raises:
@@ -130,7 +131,7 @@ class Preprocessor:
     def dataset(self) -> tf.data.Dataset:
         """Returns an endless tf.data.Dataset of (images, labels). The images of a batch must have one size.
 
-        If Python reads the source, the position cannot be saved.
+        If Python reads the source, the position of the dataset's iterator cannot be saved.
         """
         dtype = tf.as_dtype(self._alone(self._part.begin).dtype)
         images = tf.TensorSpec((self.batch_size, None, None, None), dtype)
@@ -184,7 +185,7 @@ class Preprocessor:
                 self._alone(suspect)
             except _FAILURES as found:
                 return UserError(f"image {suspect} ({self.source.images[suspect].name!r}): {_reason(found)}")
-        return UserError(f"one of the images from {position} on cannot be processed: {_reason(error)}")
+        return UserError(f"one of the images from number {position} on cannot be processed: {_reason(error)}")
 
 
 def _reason(error: Exception) -> str:

@@ -1,12 +1,12 @@
-"""Reads a source: in a DALI graph (`fn`), or for the Dynamic API (`ndd`).
+"""Reads the images of a source, in a DALI graph (`fn`) or for the Dynamic API (`ndd`).
 
-A graph uses a reader of DALI if one reads the source correctly. Otherwise Python reads the images. Both ways
-return the following, in the same order unless they shuffle:
+A graph uses one of DALI's readers, if this reader reads the source correctly. Otherwise Python reads the
+images. Both ways return the same images and labels. Without shuffling, the order is also the same:
 
     images  uint8 (bytes,), an encoded image; or (H, W, C), uint8 or float32
     labels  int32 (), -1 for an image without a label
 
-LMDB is only shuffled within a buffer.
+DALI shuffles images from LMDB only within a buffer.
 """
 
 import dataclasses
@@ -32,7 +32,7 @@ class Part:
     Attributes:
         shard_id: number of the shard, the rank.
         num_shards: number of shards, the number of ranks.
-        training: whether to shuffle the images, endlessly.
+        training: whether to shuffle the images.
         seed: seed of the shuffling, the same on all ranks; 0 is a valid seed.
 
     Raises:
@@ -63,9 +63,9 @@ class Part:
         return shard_range(self.source.size, self.shard_id, self.num_shards)[1] - self.begin
 
     def in_graph(self, name: str = "reader") -> tuple[DataNode, DataNode]:
-        """Returns endless (images, labels) in a DALI graph.
+        """Adds a reader to the current DALI graph, and returns its images and labels. They have no end.
 
-        `name`: a unique name of the reader, for `pipeline.epoch_size(name)`.
+        `name` is the name of the reader for `pipeline.epoch_size(name)`. It must be unique in the graph.
         """
         reader = self.source.reader
         if reader is None:
@@ -96,9 +96,9 @@ class Part:
         return dali_ops.order(self.training, self.seed, in_container=operator not in ("file", "numpy"))
 
     def _in_batches(self, batch_size: int, batch: int, row: int) -> int:
-        """Returns the position of image number `row` of a batch.
+        """Returns the position in the source of image number `row` in batch number `batch`.
 
-        Evaluation repeats the shard's last image until all shards have the same number of batches.
+        In evaluation, a shard repeats its last image until all shards have the same number of batches.
         """
         if self.training:
             return self._position(*divmod(batch * batch_size + row, self.size))

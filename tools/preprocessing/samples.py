@@ -1,4 +1,4 @@
-"""Defines a preprocessed image, and makes a file name from its source's name."""
+"""Defines preprocessed images, and makes the names of their files."""
 
 import os
 import re
@@ -8,7 +8,7 @@ import numpy as np
 
 from common.errors import UserError
 
-# Matches jpeg, jp2, tiff, npy, ...; in img.0001 or a key like v1.25 the dot is a part of the name.
+# Matches suffixes such as .jpeg, .jp2 and .npy. In names such as img.0001 or v1.25 nothing is a suffix.
 _SUFFIX = re.compile(r"(?<=.)\.[A-Za-z][A-Za-z0-9]{0,4}$")
 _MAX_BYTES = 230  # of a name without suffix and number; file systems accept 255
 
@@ -34,7 +34,7 @@ class Sample(NamedTuple):
         return f"image {self.position} ({self.name!r}) is {self.image.dtype} {shape} ({self.layout})"
 
     def picture(self, *, is_bgr: bool = False) -> np.ndarray:
-        """Returns the image as picture files need it: uint8, (H, W, 3) RGB or (H, W).
+        """Returns the image in the format of image files: uint8, (H, W, 3) RGB or (H, W).
 
         Raises UserError for any other dtype, layout or number of channels.
         """
@@ -42,8 +42,8 @@ class Sample(NamedTuple):
         is_picture = image.dtype == np.uint8 and self.layout == "HWC" and image.size
         if not is_picture or channels not in ((), (1,), (3,)):
             raise UserError(
-                f"{self.describe()}, but pictures need uint8, height x width x 3 or 1: remove"
-                " crop_mirror_normalize, cast and layout from --ops, or write an .npz"
+                f"{self.describe()}, but image files need uint8 and height x width x 3 or 1: remove"
+                " crop_mirror_normalize, cast and layout from --ops, or write an .npz file"
             )
         if channels == (1,):
             image = image[..., 0]

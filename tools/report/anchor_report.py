@@ -25,7 +25,8 @@ class Level(NamedTuple):
     Attributes:
         level: the level l, with stride 2**l.
         anchors: number of anchors.
-        smallest, largest: square root of the anchors' areas in pixels of the network input.
+        smallest, largest: square root of the smallest and of the largest area of an anchor, in pixels of the
+            network input.
         reached: number of boxes that have an IoU above MATCH_IOU with an anchor of this level.
         best: number of boxes whose best anchor is on this level.
         positives: number of anchors to which a box is assigned.
@@ -43,7 +44,8 @@ class Level(NamedTuple):
 class AnchorReport(NamedTuple):
     """How the anchors match the boxes in a sample of the images.
 
-    Each array, float (N,), has the square roots of N boxes' areas in pixels of the network input.
+    Each array, float (N,), is about N boxes, and has the square roots of their areas in pixels of the network
+    input.
 
     Attributes:
         max_instances: largest number of boxes that are kept per image.
@@ -52,9 +54,10 @@ class AnchorReport(NamedTuple):
         boxes: number of boxes in the sample, without crowds.
         too_small: boxes dropped because a side is below min_box_size.
         over_limit: boxes dropped because their image has more than max_instances.
-        unreached: boxes that have no anchor with an IoU above MATCH_IOU; only their best anchor trains them.
-        lost: boxes without any anchor, because their best one is assigned to another box. They train nothing.
-        fits: anchor scale -> how well the best anchors fit the boxes, for SCALES and the given scale.
+        unreached: boxes whose best anchor has no IoU above MATCH_IOU. At most this anchor trains them.
+        lost: boxes that get no anchor, because their best anchor is assigned to another box.
+        fits: anchor scale -> how well the best anchors fit the boxes. The scales are SCALES and the scale of
+            `anchors`.
     """
 
     anchors: Anchors
@@ -121,13 +124,13 @@ def match(
     """Assigns anchors to boxes as fn.box_encoder does (common/box_encoder.py), image by image.
 
     Args:
-        boxes: float32 (M, 4), ltrb normalised to the network input, each with an area.
-        image: int (M,), the image of each box, ascending.
+        boxes: float32 (M, 4), ltrb normalised to the network input, with areas above 0.
+        image: int (M,), index of the image of each box, ascending.
         anchors: anchors of the network input.
         iou: (M, T), the result of `template_iou` for these boxes.
 
     Returns:
-        int (P,), the assigned anchors; int (P,), the index of the box to which each anchor is assigned.
+        The assigned anchors, int (P,); the index of the box to which each of them is assigned, int (P,).
     """
     best = np.full(len(boxes), anchors.num_anchors - 1)  # for a box that overlaps no anchor
     box, anchor, overlap = _candidates(boxes, anchors, iou)
@@ -147,16 +150,16 @@ def _last_of_each(group: np.ndarray, *keys: np.ndarray) -> np.ndarray:
 
 
 def _candidates(boxes: np.ndarray, anchors: Anchors, iou: np.ndarray) -> tuple[np.ndarray, ...]:
-    """Finds all pairs of a box and an anchor that can match, without trying all pairs.
+    """Finds the pairs of a box and an anchor that can match, without computing the IoU of all pairs.
 
     A match needs a minimum intersection, which limits the distance of the two centres along each axis.
 
     Returns:
-        int (C,), the box; int (C,), the anchor; float32 (C,), their IoU.
+        Three arrays with C pairs: the box, int (C,); the anchor, int (C,); their IoU, float32 (C,).
     """
     kinds, k = templates(anchors), anchors.anchors_per_location
     found = [(np.zeros(0, int), np.zeros(0, int), np.zeros(0, np.float32))]
-    # The slack is for rounding: in float32 the coordinates of a tiny box have few digits.
+    # The slack allows for rounding: in float32 the sides of a tiny box have few correct digits.
     sides = (boxes[:, 2:] - boxes[:, :2]).astype(np.float64)
     slack = np.minimum(1e-3 + 2e-6 * (1 / sides).sum(axis=1), 0.9)
     least = np.minimum(MATCH_IOU, iou.max(axis=1, initial=0)) * (1 - slack)
@@ -194,7 +197,7 @@ def template_iou(boxes: np.ndarray, anchors: Anchors) -> np.ndarray:
     """Returns the IoU of each box with each template's nearest anchor; float64 (M, T).
 
     Args:
-        boxes: float32 (M, 4), ltrb normalised to the network input, each with an area.
+        boxes: float32 (M, 4), ltrb normalised to the network input, with areas above 0.
         anchors: anchors of the network input; each level, scale and ratio is a template.
     """
     kinds = templates(anchors)

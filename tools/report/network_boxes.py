@@ -12,13 +12,15 @@ from common.letterbox import fit
 
 
 class NetworkBoxes(NamedTuple):
-    """The M boxes of a sample of images, `sample.target_boxes`, in one network input.
+    """The boxes of a sample of images, converted to the input of a network.
 
     Attributes:
+        sample: annotations of the sample. The M boxes are its `target_boxes`.
         image_size: (height, width) of the network input.
         boxes: float32 (M, 4), ltrb normalised to the network input.
-        image: int (M,), index of each box's image, ascending.
-        too_small, over_limit: bool (M,), boxes that training drops due to min_box_size, or to max_instances.
+        image: int (M,), index of the image of each box, ascending.
+        too_small: bool (M,), whether training drops a box because a side is below min_box_size.
+        over_limit: bool (M,), whether training drops a box because its image has more than max_instances.
     """
 
     sample: Annotations

@@ -85,7 +85,7 @@ def test_a_table_says_what_the_rows_are(tmp_path):
 def test_images_that_differ_are_named_with_the_remedy(tmp_path, other):
     given = samples([*images(2), other], ["a.jpg", "b.jpg", "c.jpg"])
     said = refusal(output(tmp_path / "x.npz").write, given, 3)
-    assert re.search("image 0 .'a.jpg'. is uint8 20 x 31 x 3 .*, image 2 .'c.jpg'. is .*letterbox", said)
+    assert re.search("image 0 .'a.jpg'. is uint8 20 x 31 x 3 .*, but image 2 .'c.jpg'. is .*letterbox", said)
     assert "at the end of --ops" in said and left(tmp_path) == []
 
 

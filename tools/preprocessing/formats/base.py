@@ -23,10 +23,12 @@ class Image(NamedTuple):
     """One image of a source.
 
     Attributes:
-        name: name in the data. It can occur several times, and can be a path outside the directory.
+        name: name of the image in the data. Several images can have the same name. If it is a path, it can
+            lead out of the directory.
         file: path of the file that contains the image; "" if there is none.
         place: numbers that locate the image in its file.
-        form: dtype of an array; or the type of its record, if the format has several types.
+        form: how the image is stored: the dtype of an array, "encoded", or a key of
+            lmdb_images._READERS; else "".
     """
 
     name: str
@@ -40,9 +42,9 @@ class Reader(NamedTuple):
     """A reader operator of DALI and its arguments.
 
     Attributes:
-        image: position of the output with the image, or its key in TFRecord's dict.
-        label: position or key of the output with the label, a list of one number; None without labels.
-        label_is_text: whether the label is written in decimal digits.
+        image: position of the image in the reader's outputs. The TFRecord reader has keys, not positions.
+        label: position or key of the label in the outputs, a list of one number; None without labels.
+        label_is_text: whether the label is a text of decimal digits.
     """
 
     operator: str
@@ -56,13 +58,14 @@ Found = tuple[Image, str, bytes | memoryview | np.ndarray | ImageFacts]
 
 
 class Content(NamedTuple):
-    """All images that a format finds, also unusable ones.
+    """All images that a format finds, including those that cannot be used.
 
     Attributes:
-        images: for each image: the Image, its description for messages, and its content or check's result.
+        images: a tuple for each image: the Image, its name for messages, and its content or the result of
+            its check.
         load: reads one image: encoded, uint8 (bytes,), or an array (H, W, C).
-        make_reader: function (images, whether they have labels) -> DALI's reader, or None if DALI would
-            misread them.
+        make_reader: function (images, whether they have labels) -> DALI's reader; None if DALI would misread
+            the images.
         can_shuffle: whether the images can be read in any order.
     """
 
@@ -148,11 +151,11 @@ def check_file(file: str) -> None:
 
 
 def store_indexes(images: Sequence[Image], head: str, line: Callable[[int, Image], str]) -> dict[str, str]:
-    """Caches the index that DALI needs for each file with images. Returns file -> path of its index.
+    """Writes the indexes that DALI needs into the cache. Returns file with images -> path of its index.
 
     Args:
-        head: text before the lines of an index; `{}` becomes the number of lines.
-        line: function (number of the image, image) -> line of the index.
+        head: text before the lines of an index; `{}` is replaced by the number of lines.
+        line: function (position of the image in `images`, image) -> line of the index.
     """
     lines: dict[str, list[str]] = {}
     for number, image in enumerate(images):

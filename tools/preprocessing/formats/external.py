@@ -1,10 +1,11 @@
 """Opens images from a user's Python code: encoded images, or arrays (H, W, C) of uint8 or float32.
 
 --input names a sequence, a function that takes DALI's SampleInfo or BatchInfo, an iterable, or a function
-without arguments that returns an iterable. Each step returns a sample or a batch. A sample is `image` or
-`(image, label)`. A batch is a list of samples, `(images, labels)`, or an array (N, H, W, C).
+without arguments that returns an iterable. Each element or call is a step, and returns a sample or a batch. A
+sample is `image` or `(image, label)`. A batch is a list of samples, `(images, labels)`, or an array
+(N, H, W, C).
 
-A pipeline resumes exactly if a sample number always returns the same sample.
+A pipeline resumes exactly if the same step always returns the same sample or batch.
 """
 
 import functools
@@ -62,7 +63,10 @@ def open_external(opening: Opening) -> Content:
         number, place = image.place
         found = samples(number) or []
         if place >= len(found) or _form(found[place][0]) != image.form:
-            raise UserError(f"{path}: {image.name} was {image.form} when it was checked, but differs now")
+            raise UserError(
+                f"{path}: {image.name} was {image.form} when it was checked, but differs now: always return"
+                " the same samples"
+            )
         return found[place][0]
 
     return Content(images(), load, lambda *_: None, can_shuffle)
@@ -88,7 +92,7 @@ def _imported(path: str) -> Any:
 
 
 def _function_of(found: Any, path: str) -> tuple[Callable[[int], Any], bool]:
-    """Returns a function, number -> step, and whether it takes numbers in any order."""
+    """Returns a function (number of a step -> its result), and whether it takes numbers in any order."""
     if hasattr(found, "__len__") and hasattr(found, "__getitem__"):
         return lambda number: found[number] if number < len(found) else next(iter(())), True
     if isinstance(found, Iterable) and not isinstance(found, Iterator | type):
@@ -110,7 +114,7 @@ def _function_of(found: Any, path: str) -> tuple[Callable[[int], Any], bool]:
 
 
 class _Iterable:
-    """Returns the steps of an iterable by number. Restarts it for an earlier number."""
+    """Returns an element of an iterable by its number. Restarts the iterable for an earlier element."""
 
     def __init__(self, make: Callable[[], Iterable]) -> None:
         self._make, self._next, self._left = make, 0, iter(())

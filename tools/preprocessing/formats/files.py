@@ -31,12 +31,13 @@ def open_list(opening: Opening) -> Content:
 def open_coco(opening: Opening) -> Content:
     """Opens --source=coco: a json and the directory of its images. Boxes are checked, but not used.
 
-    --input is the json, with --images for the directory; or the directory, with --annotations for the json.
+    Either --input is the json and --images the directory, or --input is the directory and --annotations the
+    json.
     """
     if bool(opening.annotations) == bool(opening.images):
         raise UserError(
-            f"--source=coco --input={opening.path} needs one more flag: --annotations=FILE,"
-            " or --images=DIR if --input is the json"
+            f"--source=coco --input={opening.path} needs one more flag: --annotations=FILE if --input is the"
+            " directory of the images, or --images=DIR if --input is the json"
         )
     directory = opening.images or opening.path
     annotations = coco.load_coco(opening.annotations or opening.path, directory, policy=opening.policy)
@@ -71,9 +72,9 @@ def _file_reader(images: Sequence[Image], labelled: bool) -> Reader:
 
 
 def _find(opening: Opening, suffixes: tuple[str, ...]) -> list[Image]:
-    """Returns the files that --input names, sorted by name: a file, a glob, or a directory and all below it.
+    """Returns the files that --input names, sorted by name. A directory is searched with all subdirectories.
 
-    In a directory, each subdirectory is a class, with the labels 0, 1, 2 ... in the order of the names.
+    Each direct subdirectory is a class. The labels 0, 1, 2 ... follow the order of the subdirectories' names.
     Hidden files are left out; symbolic links are followed.
     """
     path = opening.path
@@ -97,7 +98,7 @@ def _find(opening: Opening, suffixes: tuple[str, ...]) -> list[Image]:
 
 
 def _below(directory: str, suffixes: tuple[str, ...], above: frozenset[str] = frozenset()) -> Iterator[str]:
-    """Yields files, directory by directory. `above`: real paths of the parents, to detect cycles."""
+    """Yields files, directory by directory. `above` has the parents' real paths, to stop at cycles."""
     here = os.path.realpath(directory)
     for entry in sorted(os.scandir(directory), key=lambda entry: entry.name) if here not in above else ():
         if entry.name[0] == ".":
@@ -109,7 +110,7 @@ def _below(directory: str, suffixes: tuple[str, ...], above: frozenset[str] = fr
 
 
 def _listed(path: str) -> list[Image]:
-    """Reads a text file. Each line has a path, or a path, blanks and a label, which is a whole number.
+    """Reads a text file. Each line has a path. A label may follow after blanks; it is a whole number.
 
     Paths are relative to the list. Empty lines and lines that begin with # are left out.
     """
@@ -126,7 +127,7 @@ def _listed(path: str) -> list[Image]:
         images.append(Image(match[1] if match else line, "", label))
     bare = [line for line, image in zip(lines, images, strict=True) if image.label is None]
     if bare and len(bare) < len(lines):
-        raise UserError(f"{path}: {bare[0]!r} has no label, but other lines have: use all or none")
+        raise UserError(f"{path}: {bare[0]!r} has no label: write labels on all lines or on none")
     return [i._replace(file=os.path.normpath(os.path.join(directory, i.name))) for i in images]
 
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 _NAME = "data.mdb"
 _PACKAGE = "lmdb==3.0.0"
-_READERS = {  # form of all values in a file -> DALI's reader
+_READERS = {  # format of all values in a file -> DALI's reader
     "caffe": Reader("caffe", {}, label=1),
     "caffe-alone": Reader("caffe", {"label_available": False}),
     "caffe2": Reader("caffe2", {}, label=1),
@@ -44,7 +44,8 @@ def open_lmdb(opening: Opening) -> Content:
         count = transaction.stat()["entries"]
 
     def reader(images: Sequence[Image], labelled: bool) -> Reader | None:
-        # DALI needs a file data.mdb whose values have one form, and cannot skip any.
+        # DALI reads only a file named data.mdb. All its values must be stored in the same format, because
+        # DALI cannot skip values.
         directory, name = os.path.split(file)
         found = _READERS.get(images[0].form)
         if found is None or name != _NAME or [image.form for image in images] != count * [images[0].form]:
@@ -83,7 +84,7 @@ def _reading(file: str) -> "Iterator[lmdb.Transaction]":
             needed = (environment.info()["last_pgno"] + 1) * environment.stat()["psize"]
             size = os.path.getsize(file)
             if size < needed:  # reading a mapped file beyond its end kills the process
-                raise UserError(f"{file} is cut off: it has {size} bytes of {needed}: copy it again")
+                raise UserError(f"{file} is cut off after {size} of {needed} bytes: copy it again")
             with environment.begin() as transaction:
                 yield transaction
     except lmdb.Error as error:
@@ -91,7 +92,7 @@ def _reading(file: str) -> "Iterator[lmdb.Transaction]":
 
 
 def _parse(value: bytes, owner: str) -> tuple[bytes, float | None, str]:
-    """Returns (encoded image, label, form). form: a key of _READERS; "" if DALI would misread the value."""
+    """Returns the encoded image, the label, and a key of _READERS; "" if DALI would misread the value."""
     try:
         fields = _fields(value)
         tensors = [_fields(tensor) for tensor in fields[1] if isinstance(tensor, bytes)]
@@ -119,7 +120,7 @@ def _fields(message: bytes) -> dict[int, list[Any]]:
 
 
 def _number(values: list[Any], kind: int) -> float | None:
-    """Returns the number of a field, packed or not; None if it does not have exactly one."""
+    """Returns the number in a field, packed or not; None unless the field has exactly one number."""
     packed = values[0] if len(values) == 1 else b""
     if isinstance(packed, int) and kind == _FLOAT:
         packed = (packed % 2**32).to_bytes(4, "little")

@@ -105,7 +105,7 @@ def test_lists_that_are_refused(tmp_path):
     put(tmp_path, "a.png", "b.png")
     for text, said in (
         ("# nothing\n\n", "is not a list of files: write a path, or path and label"),
-        ("a.png 1\nb.png\n", r"'b\.png' has no label, but other lines have"),
+        ("a.png 1\nb.png\n", r"'b\.png' has no label: write labels on all lines"),
         ("a.png 1\nb.png 2147483648\n", "has the label 2147483648: a label must be a whole"),
         ("\udc89PNG\0\0", "is not a list of files"),
         ("a.png\nnowhere.png", "missing image file: 'nowhere.png'"),
