@@ -65,7 +65,10 @@ def _jittered_side(side: DataNode, scale: DataNode, limit: int) -> tuple[DataNod
 def resize_range_crop(
     size: DataNode, image_size: tuple[int, int], resize_min: int, resize_max: int
 ) -> CropResize:
-    """Takes the whole image. Its shorter side is random, but the image must fit the network input."""
+    """Takes the whole image and scales its shorter side to a random length.
+
+    If the image would be larger than the network input, it is scaled to just fit the network input.
+    """
     shorter = dali_math.floor(uniform(float(resize_min), resize_max + 1.0))
     scale = shorter / dali_math.min(size[0], size[1])
     whole = whole_image(size, image_size)

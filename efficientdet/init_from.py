@@ -23,10 +23,13 @@ def init_from(model: keras.Model, label_map: LabelMap, weights: str, backbone: s
 
     Args:
         label_map: the classes of the model.
-        weights: a .weights.h5 file of this project or a run directory; google/automl's EfficientDet of the
-            same size, as a .h5 file, a checkpoint or a directory with one checkpoint; for the backbone only,
-            an EfficientNet in one of these forms, or a ResNet or MobileNetV2 of PyTorch (.safetensors).
-            "imagenet" downloads the backbone's public file.
+        weights: one of the following.
+            - a .weights.h5 file of this project, or a run directory.
+            - google/automl's EfficientDet of the same size: a .h5 file, a checkpoint, or a directory with one
+              checkpoint.
+            - for the backbone only: an EfficientNet in one of these three formats, or a .safetensors file of
+              PyTorch's ResNet or MobileNetV2.
+            - "imagenet", which downloads the backbone's public weights.
         backbone: the model's backbone, one of backbone.NAMES.
 
     Raises:
@@ -48,8 +51,8 @@ def init_from(model: keras.Model, label_map: LabelMap, weights: str, backbone: s
     if is_backbone(file):
         return _assign_backbone(model, read_backbone(file, model), label_map, origin)
     raise UserError(
-        f"{origin} contains neither google/automl's EfficientDet nor an EfficientNet; "
-        "this project's weights end in .weights.h5"
+        f"{origin} contains neither google/automl's EfficientDet nor an EfficientNet: give one of these, "
+        "or weights of this project, whose names end in .weights.h5"
     )
 
 

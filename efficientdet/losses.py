@@ -27,7 +27,7 @@ def focal_loss(
     """Returns the sum of the sigmoid focal loss over one level, a float32 scalar.
 
     Args:
-        logits: (B, h, w, k * C) of the class head, the C values of an anchor side by side.
+        logits: (B, h, w, k * C), the output of the class head. Each anchor has C consecutive values.
         class_targets: int (B, h, w, k), 0-based class of each anchor, -1 for background.
         alpha: weight of the positive terms; the negative ones weigh 1 - alpha.
         gamma: exponent of the modulating factor (1 - p_t).
@@ -45,7 +45,7 @@ def _focal_loss(
 ) -> tf.Tensor:
     num_classes = logits.shape[-1] // class_targets.shape[-1]
     logits = tf.reshape(logits, [-1, num_classes])  # (B h w k, C)
-    # one_hot replaces ==, because TensorFlow compares int32 on the host, even if the tensors are on a GPU.
+    # This uses one_hot and not ==, because TensorFlow compares int32 tensors of a GPU on the host.
     positive = tf.one_hot(tf.reshape(class_targets, [-1]), num_classes, True, False, dtype=tf.bool)
     # Let z = -x where the target is 1, and z = x where it is 0. Then 1 - p_t = sigmoid(z) and cross-entropy =
     # softplus(z). So loss and gradient are finite for every finite logit x.
@@ -112,10 +112,10 @@ def l2_loss(variables: Sequence[keras.Variable], weight_decay: float) -> tf.Tens
 
 
 def num_positives_share(targets: dict[str, tf.Tensor], num_replicas: int = 1) -> tf.Tensor:
-    """Returns one replica's share of the number by which the loss is divided, a float32 scalar.
+    """Returns the number of positive anchors of one replica, plus 1 / num_replicas, as a float32 scalar.
 
-    The mean of the shares is (P + 1) / num_replicas, where P counts the positive anchors of all replicas.
-    Each replica divides its summed loss by this mean.
+    The mean of this value over all replicas is (P + 1) / num_replicas, where P counts the positive anchors
+    of all replicas. Each replica divides its summed loss by this mean.
     """
     # 1 is added to P, as in automl: the loss of a batch without objects stays finite.
     return tf.reduce_sum(targets["num_positives"]) + 1.0 / num_replicas

@@ -43,8 +43,8 @@ def build_model(
     Returns:
         A model from images (B, height, width, 3) to (class logits, box deltas): two lists with one float32
         tensor per level, finest first. Level l has (h, w) = (ceil(height / 2**l), ceil(width / 2**l)) cells.
-        Logits are (B, h, w, anchors_per_location * C), the C values of an anchor side by side. Deltas are
-        (B, h, w, anchors_per_location * 4), each anchor's (dy, dx, log dh, log dw) side by side.
+        Logits are (B, h, w, anchors_per_location * C): each anchor has C consecutive values. Deltas are
+        (B, h, w, anchors_per_location * 4): each anchor has four consecutive values (dy, dx, log dh, log dw).
 
     Raises:
         UserError: `model_name` is unknown.
@@ -149,7 +149,10 @@ class FastFusion(keras.layers.Layer):
 def _resample(
     x: keras.KerasTensor, size: tuple[int, int], config: EfficientDetConfig, name: str
 ) -> keras.KerasTensor:
-    """Changes `x` to (B, *size, fpn_channels). Sides stay, double or halve; halves may be rounded."""
+    """Resizes `x` to `size` and gives it fpn_channels channels.
+
+    Each side stays the same, is halved (rounded up), or is doubled (minus 1 if the new side is odd).
+    """
     layers = keras.layers
     if x.shape[-1] != config.fpn_channels:
         x = layers.Conv2D(config.fpn_channels, 1, padding="same", name=f"{name}.conv")(x)

@@ -16,10 +16,10 @@ from efficientdet.config import EfficientDetConfig
 
 @dataclasses.dataclass(eq=False)
 class Warmup(keras.optimizers.schedules.LearningRateSchedule):
-    """Linear warm-up, then half a cosine down to zero, or a constant rate that falls at each milestone.
+    """A linear warm-up, followed by a cosine or by milestones.
 
-    The cosine depends on `(step - warmup) / (total - warmup)`, unlike automl's, in which the rate jumps after
-    the warm-up. The milestones are as in odtk/train.py, schedule.
+    The cosine falls from `peak` to zero. It starts when the warm-up ends, so the rate does not jump then, as
+    it does in automl. With milestones, the rate is constant between them, as in odtk/train.py (schedule).
 
     Args:
         peak: learning rate at the end of the warm-up.
@@ -66,7 +66,7 @@ def make_schedule(
 ) -> Warmup:
     """Returns the recipe's schedule, with rates scaled linearly to `effective_batch` images per update.
 
-    The schedule counts batches, as Keras does even with gradient accumulation.
+    A step of the schedule is one batch, even with gradient accumulation, because Keras counts batches.
     """
     scale = effective_batch / config.reference_batch
     peak, start = config.learning_rate * scale, config.warmup_learning_rate * scale

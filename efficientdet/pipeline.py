@@ -85,7 +85,10 @@ def random_grid_mask(images: DataNode, image_size: tuple[int, int], prob: float)
 def random_color(
     images: DataNode, brightness: float, contrast: float, saturation: float, hue: float
 ) -> DataNode:
-    """Changes brightness, contrast and saturation by factors from 1 - x to 1 + x, and the hue in degrees."""
+    """Changes the colours at random.
+
+    `hue` is the largest change in degrees. Each other argument x means a random factor from 1 - x to 1 + x.
+    """
     return fn.color_twist(
         images,
         brightness=uniform(1 - brightness, 1 + brightness),
@@ -199,7 +202,7 @@ class EfficientDetPipeline(DaliOptions, EfficientDetLoader):
             num_threads=self.num_threads,
             device_id=self.device_id,  # type: ignore[arg-type]  # the type stub lacks None
             prefetch_queue_depth=self.prefetch,
-            # Each rank augments with another seed, but all readers shuffle alike.
+            # Each rank has its own seed for augmentation. The readers of all ranks use the same order.
             seed=int(np.random.SeedSequence([self.seed, self.shard_id]).generate_state(1)[0]),
             enable_checkpointing=self.saveable,
             enable_conditionals=is_conditional(self.config),

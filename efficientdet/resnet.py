@@ -87,7 +87,10 @@ def batch_norm(x: keras.KerasTensor, momentum: float, name: str) -> keras.KerasT
 def _block(
     x: keras.KerasTensor, filters: int, stride: int, bottleneck: bool, bn_momentum: float, name: str
 ) -> keras.KerasTensor:
-    """Applies a residual block, with a projection if its shapes differ (arXiv 1512.03385, option B)."""
+    """Applies a residual block (arXiv 1512.03385).
+
+    The shortcut has a projection if the shapes of input and output differ (option B of the paper).
+    """
     convolutions = [(filters, 3, stride), (filters, 3, 1)]  # channels, kernel, stride
     if bottleneck:
         convolutions = [(filters, 1, 1), (filters, 3, stride), (_WIDENING * filters, 1, 1)]

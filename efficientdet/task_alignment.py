@@ -22,11 +22,11 @@ from efficientdet.config import EfficientDetConfig
 
 ALPHA, BETA = 0.5, 6.0  # exponents of score and IoU
 ANCHORS_PER_BOX = 10
-# The assignment enlarges shorter sides of boxes to this, in pixels. So each box contains anchor centres.
+# The assignment treats shorter sides of boxes as this long, in pixels, so that boxes contain anchor centres.
 MIN_SIDE = 8.0
-# The boxes of a batch are padded to one of these numbers or max_instances: XLA compiles only a few shapes.
+# A batch has this many boxes per image after padding, or max_instances. XLA compiles only these few shapes.
 FEW_BOXES = (16, 48)
-# Limits of (dy, dx, dh, dw). With larger logarithms dh and dw, the sides could overflow.
+# Largest values of (dy, dx, dh, dw). Sides grow with exp(dh) and exp(dw), which could overflow.
 LARGEST_DELTAS = (math.inf, math.inf, 4.0, 4.0)
 
 
@@ -141,7 +141,7 @@ def _assign(
     alignment, iou = alignment * owned, iou * owned
     largest = tf.reduce_max(alignment, axis=-1, keepdims=True)
     quality = tf.math.divide_no_nan(alignment, largest) * tf.reduce_max(iou, axis=-1, keepdims=True)
-    # tf.gather, because a matrix product in a GPU's TF32 would round the boxes to 11 bits
+    # tf.gather is exact. A matrix product in a GPU's TF32 would round the boxes to 11 bits.
     return Assignment(
         boxes=tf.gather(boxes, owner, batch_dims=1),
         quality=tf.reduce_sum(quality, axis=1)[..., tf.newaxis] * tf.gather(labels, owner, batch_dims=1),

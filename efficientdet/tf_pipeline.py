@@ -2,9 +2,9 @@
 
     --pipeline_type=tensorflow
 
-The rules are those of pipeline.py, the random numbers differ. In evaluation, decoded pixels and targets equal
-DALI's, and resized pixels differ by less than one level on average. The published recipes work with this
-pipeline. Other loader settings need DALI.
+This pipeline follows the rules of pipeline.py, but draws other random numbers. In evaluation, decoded pixels
+and targets equal DALI's, and resized pixels differ by less than one level on average. The published recipes
+work with this pipeline. Other loader settings need DALI.
 """
 
 import dataclasses
@@ -30,7 +30,7 @@ FIELDS = {"augmentation", "jitter_min", "jitter_max", "resize_min", "resize_max"
 FIELDS |= {"min_box_size", "max_instances"}
 
 
-# --- 1. crop; CropResize holds float32 tensors here ---
+# --- 1. crop. In this file, a CropResize holds float32 tensors. ---
 
 
 def whole_image(size: tf.Tensor, image_size: tuple[int, int]) -> CropResize:
@@ -54,7 +54,10 @@ def jittered_crop(
 def resize_range_crop(
     size: tf.Tensor, image_size: tuple[int, int], resize_min: int, resize_max: int, random: Random
 ) -> CropResize:
-    """Takes the whole image. Its shorter side is random, but the image must fit the network input."""
+    """Takes the whole image and scales its shorter side to a random length.
+
+    If the image would be larger than the network input, it is scaled to just fit the network input.
+    """
     shorter = tf.floor(random.uniform(resize_min, resize_max + 1.0))
     whole = whole_image(size, image_size)
     return whole._replace(size=tf.minimum(whole.size, tf.floor(size * shorter / tf.reduce_min(size) + 0.5)))

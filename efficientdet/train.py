@@ -68,7 +68,7 @@ def train(a: Args, hooks: Hooks = Hooks()) -> dict | None:
     """Trains one model.
 
     Args:
-        hooks: functions of elastic training and of a dry run that are called.
+        hooks: functions that are called during training. Elastic training and dry runs use them.
 
     Returns:
         The metrics of the last evaluation (coco_metrics.score), or None without evaluation data.
@@ -179,7 +179,7 @@ def make_train_step(
         forward_backward = tf.function(forward_backward, jit_compile=True, autograph=False)
 
     def gradients_of(images: tf.Tensor, targets: dict) -> tuple[list, dict]:
-        # All replicas divide their losses by the mean of their numbers of positives.
+        # Each replica divides its losses by the mean of this value over all replicas.
         share = losses.num_positives_share(targets, ranks.num_replicas)
         num_positives = ranks.mean({"share": share})["share"]
         gradients, values = forward_backward(images, targets, num_positives)
@@ -207,7 +207,7 @@ def loss_values(
     targets: dict[str, tf.Tensor],
     num_positives: tf.Tensor | None = None,
 ) -> dict[str, tf.Tensor]:
-    """Runs one forward pass in training mode, and returns "loss", which is minimised, and its parts.
+    """Runs one forward pass in training mode. Returns the loss to minimise as "loss", and also its parts.
 
     Args:
         images: float32 (B, H, W, 3), normalised.

@@ -144,7 +144,7 @@ def jittered_windows(sizes: np.ndarray, draws: Draws, image_size: Size) -> tuple
 
     Returns:
         windows: int32 (B, 4), top, left, height, width in pixels of the stored image.
-        shown: int32 (B, 2), their height and width in the network input.
+        shown: int32 (B, 2), height and width of each window in the network input.
     """
     limit = np.float32(image_size)
     scales = draws.jitter * (limit / sizes).min(1)
@@ -204,7 +204,7 @@ def select_boxes(boxes: ndd.Batch, labels: ndd.Batch, image_size: Size) -> tuple
 
 
 class Constant(tuple):
-    """Numbers for an operator. ndd would check each number of a list in every call."""
+    """A long argument of an operator. If it were a list, ndd would check each number in every call."""
 
 
 @functools.cache
@@ -270,7 +270,7 @@ def training_batch(
 
 
 def xyxy(yx: np.ndarray) -> ndd.Batch:
-    """Converts (B, 2), y and x, to float32 (1, 4) for each image: x, y, x, y."""
+    """Converts (y, x) of each image, (B, 2), to a batch of (x, y, x, y), each float32 (1, 4)."""
     return to_dali(np.float32(yx)[:, np.newaxis, [1, 0, 1, 0]])
 
 

@@ -94,9 +94,10 @@ def xyxy(yx):  # (y, x), (2,) or (n, 2) -> (x, y, x, y), float32 (1, 4) or (n, 4
     return fn.coord_transform(fn.reshape(yx, shape=[-1, 2]), M=[0, 1, 1, 0, 0, 1, 1, 0])
 
 
-# Readers return encoded images; boxes with an area, float32 (N, 4), ltrb in 0..1; labels int32 (N,), from 1.
+# Each reader returns encoded images, boxes (float32 (N, 4), ltrb in 0..1) and labels (int32 (N,), from 1).
+# Boxes without an area are dropped.
 def read_coco(config: Config, order: dict):
-    """Reads a json, except crowds. Renumbers images, because DALI rejects ids of 2**31 or more."""
+    """Reads a COCO json without its crowds. Renumbers images, because DALI rejects ids of 2**31 or more."""
     document = json.loads(pathlib.Path(config.annotations).read_bytes())
     label_of = {i: label for label, i in enumerate(sorted(c["id"] for c in document["categories"]), 1)}
     row_of = {image["id"]: row for row, image in enumerate(document["images"])}
@@ -152,7 +153,7 @@ def decode(jpegs, window, on_gpu: bool):
 
 
 def random_crop(config: Config, size, boxes, labels):
-    """Returns a window, int32 (4,): top, left, height, width; the size to resize it to; boxes and labels."""
+    """Returns the window (int32 top, left, height, width), its size after resizing, the boxes and labels."""
     assert config.crop in CROPS, config.crop
     limit = constant(np.int32(config.image_size))
     if config.crop == "scale_jitter":  # a random part of the image at a random scale (google/automl)
@@ -198,14 +199,15 @@ def augment(config: Config, images, boxes):
 
 
 def select_boxes(boxes, labels, min_size=0.0, limit: int = 2**14):
-    """Drops boxes without an area or with a side below `min_size`. Keeps the `limit` largest, in order."""
+    """Drops boxes with no area or a side below `min_size`. Keeps the `limit` largest in their old order."""
     number = constant(np.arange(2**14, dtype=np.int32))[: boxes.shape()[0]]  # (N,), at most 2**14
     sides, smallest = boxes[:, 2:4] - boxes[:, 0:2], constant(np.maximum(np.float32(min_size), 2.0**-126))
     is_large = fn.reductions.min(int32(sides >= smallest), axes=[1])
     area, is_before = sides[:, 0] * sides[:, 1] * is_large, column(number) < number  # (N,), (N, N)
     is_larger = (column(area) > area) | ((column(area) == area) & is_before)
     kept = is_large * (int_sum(int32(is_larger), axes=[0]) < limit)
-    # A matrix of 0 and 1 replaces boxes[kept], which DALI lacks. Slice it last: DALI compares slices wrongly.
+    # DALI lacks boxes[kept], so a matrix of 0 and 1 selects the boxes. It is sliced after the comparison,
+    # because DALI compares slices wrongly.
     row = int_sum(is_before * column(kept), axes=[0])
     move = (kept * (column(number) == row))[: int_sum(kept)]  # (M, N)
     bits = int_sum(fn.expand_dims(move, axes=[2]) * fn.reinterpret(boxes, dtype=types.INT32), axes=[1])
@@ -239,7 +241,10 @@ def encode(config: Config, boxes, labels) -> list:
 
 
 def make_dataset(config: Config, shard_id: int = 0, num_shards: int = 1):
-    """Returns endless tf.data of (images, dict of other outputs). On a GPU `map` fails, so it has tuples."""
+    """Returns an endless dataset of (images, dict of the other outputs).
+
+    On a GPU, where `map` fails, an element is a tuple of all outputs.
+    """
     import nvidia.dali.plugin.tf as dali_tf
     import tensorflow as tf
 

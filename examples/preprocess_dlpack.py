@@ -1,4 +1,4 @@
-r"""Passes DALI's results to NumPy and TensorFlow without a copy, and their arrays to DALI, by DLPack.
+r"""Passes arrays from DALI to NumPy and TensorFlow, and back to DALI, by DLPack and without copies.
 
     python examples/preprocess_dlpack.py
 

@@ -49,7 +49,8 @@ SHORT_SIDE, CROP = 72, (64, 48)  # pixels; CROP is (height, width), not square, 
 @pipeline_def
 def shapes_pipeline(files: list[str], label_map: LabelMap) -> tuple[DataNode, DataNode, DataNode]:
     """Returns the image: uint8 (64, 48, 3); its number of objects: float32 (); and its id: int64 ()."""
-    # training=False reads in order. First check records that other programs wrote, with `open_tfrecords`.
+    # training=False reads records in order. Records of other programs must be checked before, with
+    # `open_tfrecords`.
     jpegs, _, labels, image_ids = readers.tfrecord_reader(files, label_map, training=False)
     images = fn.decoders.image(jpegs, output_type=types.RGB)
     images = fn.resize(images, resize_shorter=SHORT_SIDE)  # the other side follows the aspect ratio
@@ -107,7 +108,7 @@ def main() -> None:
     np.testing.assert_array_equal(counts, np.diff(annotations.row_splits)[rows])
 
     # --- 4. The short way. A Preprocessor needs a source and a line of operators. It decodes only the part of
-    # an image that the crop shows, so values may differ by 1.
+    # an image that the crop shows, so pixel values may differ from those of step 3 by 1.
     source = open_image_source("tfrecord", ",".join(files))
     work = Preprocessor(source=source, ops=OPS, batch_size=BATCH_SIZE)
     for name in ("sheet.png", "images.npz"):

@@ -38,8 +38,8 @@ OUTPUTS += [f"{kind}_targets_{level}" for level in LEVELS for kind in ("class", 
 def make_loader(config: Config, rank: int = 0, num_ranks: int = 1) -> DALIGenericIterator:
     """Returns an iterator over one rank's shard of each epoch. A batch is a list of one dict of tensors.
 
-    With FILL, all ranks have equally many batches. For evaluation use PARTIAL, and a reader that does not
-    shuffle, with pad_last_batch and stick_to_shard set to True.
+    With last_batch_policy FILL, all ranks have the same number of batches. For evaluation, use PARTIAL and a
+    reader that does not shuffle. Set the reader's pad_last_batch and stick_to_shard to True.
     """
     pipeline = make_pipeline(config, rank, num_ranks)
     pipeline.build()

@@ -2,9 +2,9 @@
 
     --pipeline_type=tensorflow
 
-The rules are those of pipeline.py, the random numbers differ. In evaluation, decoded pixels and boxes equal
-DALI's, and resized pixels differ by less than one level on average. Colours are changed in true HSV, as in
-Darknet. Darknet's recipe works with this pipeline. Other loader settings need DALI.
+This pipeline follows the rules of pipeline.py, but draws other random numbers. In evaluation, decoded pixels
+and boxes equal DALI's, and resized pixels differ by less than one level on average. Colours are changed in
+true HSV, as in Darknet. Darknet's recipe works with this pipeline. Other loader settings need DALI.
 """
 
 import dataclasses
@@ -29,7 +29,7 @@ from yolov4.crops import CropResize
 FIELDS = {"antialias", "letterbox", "jitter", "flip_prob", "hue", "saturation", "exposure", "mosaic_prob"}
 FIELDS |= {"close_mosaic", "multi_scale", "min_box_size", "max_instances"}
 
-# --- 1. input size and crop; CropResize and image_size are int32 tensors here ---
+# --- 1. input size and crop. In this file, CropResize and image_size hold int32 tensors. ---
 
 
 def input_size(config: YOLOv4Config, training: bool, random: Random) -> tf.Tensor:

@@ -74,7 +74,7 @@ def train(a: Args, hooks: Hooks = Hooks()) -> dict | None:
     """Trains one model.
 
     Args:
-        hooks: functions of elastic training and of a dry run that are called.
+        hooks: functions that are called during training. Elastic training and dry runs use them.
 
     Returns:
         The metrics of the last evaluation (coco_metrics.score), or None without evaluation data.
@@ -207,7 +207,7 @@ def make_train_step(
 def loss_values(
     model: keras.Model, config: YOLOv4Config, images: tf.Tensor, targets: dict[str, tf.Tensor]
 ) -> dict[str, tf.Tensor]:
-    """Runs one forward pass in training mode, and returns "loss", which is minimised, and its parts.
+    """Runs one forward pass in training mode. Returns the loss to minimise as "loss", and also its parts.
 
     Args:
         images: float32 (B, H, W, 3), in [0, 1].

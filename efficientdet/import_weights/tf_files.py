@@ -1,6 +1,6 @@
-"""Reads weights of other projects, TensorFlow checkpoints and Keras 2's .h5 files, as names and arrays.
+"""Reads weights of other projects from TensorFlow checkpoints and from Keras 2's .h5 files.
 
-A variable gets the same name, for example `efficientnet-b0/stem/conv2d/kernel`, from each of four layouts:
+Variables are identified by names, for example `efficientnet-b0/stem/conv2d/kernel`. Four layouts are read:
 
 - a checkpoint of TensorFlow 1's Saver contains these names;
 - a checkpoint of tf.train.Checkpoint has them in its object graph (trackable_object_graph.proto, full_name);
@@ -39,8 +39,10 @@ class ForeignWeights(NamedTuple):
 
     Attributes:
         shapes: name of a variable -> its shape.
-        stored: name of a variable -> key of its moving average, or of its values if there is no average.
-        read: function that returns the arrays of given keys, in order; UserError if the file is damaged.
+        stored: name of a variable -> key of the array to read: its moving average, or its values if
+            there is no average.
+        read: function that takes several keys and returns their arrays in the same order. It raises
+            UserError if the file is damaged.
     """
 
     path: str
@@ -58,7 +60,11 @@ class ForeignWeights(NamedTuple):
 
 
 def open_weights(path: str | os.PathLike) -> ForeignWeights:
-    """Opens a .h5 file or a checkpoint: its prefix, one of its files, or a directory with one checkpoint.
+    """Opens a .h5 file or a checkpoint.
+
+    Args:
+        path: a .h5 file, the prefix of a checkpoint, one file of a checkpoint, or a directory with one
+            checkpoint.
 
     Raises:
         UserError: the file is missing or damaged.
@@ -72,8 +78,8 @@ def open_weights(path: str | os.PathLike) -> ForeignWeights:
     if not pathlib.Path(path).exists():
         raise UserError(f"weights {path}: no such file, run directory or checkpoint")
     raise UserError(
-        f"weights {path}: the file is damaged, or is not a run directory of this project, "
-        "a .h5 file or a single checkpoint"
+        f"weights {path}: this is not a run directory of this project, a .h5 file or a single checkpoint, "
+        "or the file is damaged"
     )
 
 
@@ -83,11 +89,12 @@ def take(
     wanted: Mapping[str, tuple[str, ...]],
     lengths: Mapping[str, int] = MappingProxyType({}),
 ) -> dict[str, np.ndarray]:
-    """Reads the values of some of a model's weights: path -> float32 array.
+    """Reads the values of the weights in `wanted`. Returns path of a weight -> float32 array.
 
     Args:
-        wanted: path of a weight -> names of its variables in the file; several variables are stacked.
-        lengths: path of a weight -> length of its last axis in the file, if it differs from the model's.
+        wanted: path of a weight -> names of its variables in the file. Several variables are stacked.
+        lengths: path of a weight -> length of its last axis in the file. Only weights whose length differs
+            in the model need an entry.
 
     Raises:
         UserError: the file is damaged or belongs to another model: a variable is missing, or a shape differs.
@@ -172,14 +179,17 @@ def _open_checkpoint(path: str, prefix: str) -> ForeignWeights:
         averages = {key.removesuffix(_AVERAGE): key for key in by_key if key.endswith(_AVERAGE)}
     for name, key in averages.items():
         if key not in by_key:
-            raise UserError(f"weights {path}: the file is incomplete: the average of {name} has no values")
+            raise UserError(f"weights {path}: the checkpoint is incomplete: it lacks the average of {name}")
     stored = {name: key for name, key in (raw | averages).items() if key in by_key}
     shapes = {name: tuple(by_key[key]) for name, key in stored.items()}
     return ForeignWeights(path, shapes, stored, read)
 
 
 def _names_of_objects(path: str, graph: bytes) -> tuple[dict[str, str], dict[str, str]]:
-    """Returns two dicts by variable name: the keys of values, and the keys of averages ("" if missing)."""
+    """Returns two dicts: name of a variable -> key of its values, and -> key of its moving average.
+
+    The key of an average is "" if its values are missing.
+    """
     with _in_one_line(path, "the checkpoint is damaged"):
         nodes = trackable_object_graph_pb2.TrackableObjectGraph.FromString(graph).nodes
     keys = [{a.full_name: a.checkpoint_key for a in node.attributes if a.full_name} for node in nodes]

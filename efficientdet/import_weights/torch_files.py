@@ -28,7 +28,7 @@ _VARIABLES = {
 _RESNET_STEM = {"backbone.stem.conv": "conv1", "backbone.stem.bn": "bn1"}
 _RESNET_LAYER = re.compile(r"backbone\.stage_(\d)\.block_(\d+)\.(?:conv_(\d)|project)(\.bn)?")
 _MOBILENET_STEM = {"backbone.stem.conv": "conv_stem", "backbone.stem.bn": "bn1"}
-# our layer -> timm's (convolution, batch norm). _EXPANDING is for blocks with expansion, _PLAIN for others.
+# Name of our layer -> names of timm's convolution and batch norm. _PLAIN is for blocks without an expansion.
 _EXPANDING = {"expand": ("conv_pw", "bn1"), "depthwise": ("conv_dw", "bn2"), "project": ("conv_pwl", "bn3")}
 _PLAIN = {"depthwise": ("conv_dw", "bn1"), "project": ("conv_pw", "bn2")}
 
@@ -37,14 +37,15 @@ def read_torch(path: str | os.PathLike, model: keras.Model, backbone: str) -> di
     """Reads the values of a model's backbone from a .safetensors file: path -> float32 array.
 
     Raises:
-        UserError: the file is damaged or belongs to another network, or `backbone` is of another type.
+        UserError: the file is damaged or belongs to another network, or `backbone` is neither a ResNet nor
+            MobileNetV2.
     """
     if backbone in resnet.RESNETS:
         name_of = _resnet_name
     elif backbone in mobilenet.MOBILENETS:
         name_of = _mobilenet_name
     else:
-        raise UserError(f"weights {path}: safetensors files fit ResNets and MobileNetV2, not {backbone}")
+        raise UserError(f"weights {path}: .safetensors files fit ResNets and MobileNetV2, not {backbone}")
     wanted = {}
     for weight in model.weights:
         layer, _, variable = weight.path.rpartition("/")
@@ -65,7 +66,10 @@ def _open(path: str | os.PathLike) -> ForeignWeights:
 
 
 def _keras_layout(array: np.ndarray) -> np.ndarray:
-    """Converts a kernel (output, input, h, w) to (h, w, input, output), or depthwise to (h, w, output, 1)."""
+    """Converts a kernel from (output, input, h, w) to Keras' (h, w, input, output).
+
+    A depthwise kernel becomes (h, w, output, 1). Arrays of other shapes do not change.
+    """
     if array.ndim != 4:
         return array
     return array.transpose(2, 3, 0, 1) if array.shape[1] == 1 else array.transpose(2, 3, 1, 0)

@@ -44,7 +44,7 @@ class App:
     other_nms: str
 
     def class_rows(self, weights: dict[str, np.ndarray], num_classes: int) -> list[np.ndarray]:
-        """Returns the weights that score a class, as arrays (..., anchor, class)."""
+        """Returns the weights of the class scores in the last layers, as arrays (..., anchor, class)."""
         if self.name == "efficientdet":
             names = ("class_net.predict/kernel", "class_net.predict/bias")
             return [weights[name].reshape(-1, 1, num_classes) for name in names]
@@ -95,7 +95,7 @@ APPS = {
         name="yolov4",
         package=yolov4,
         model_name="yolov4-nano",
-        # SGD, because Adam takes a full-size step even if the gradient is only a rounding error
+        # Adam would take a full-size step even if the gradient is only a rounding error.
         tiny="width=0.25,optimizer=sgd",
         by_heart="jitter=0,flip_prob=0,hue=0,saturation=1,exposure=1,mosaic_prob=0,learning_rate=0.006",
         steps_by_heart=160,

@@ -1,6 +1,6 @@
 """Tests that a training step, repeated or run in another process under load, gives equal bits on a CPU.
 
-One such process, which prints JSON: python -m tests.apps.test_determinism yolov4
+This command runs one of the processes and prints JSON: python -m tests.apps.test_determinism yolov4
 """
 
 import dataclasses

@@ -26,14 +26,17 @@ from tools.exporting import export_graph, verify
 
 @pytest.fixture(scope="module")
 def decided(app, drawn, source, tmp_path_factory):
-    """Weights whose scores differ. With nearly equal scores, rounding would decide which boxes NMS keeps."""
+    """Makes weights that give clearly different scores.
+
+    If scores were nearly equal, rounding would decide which boxes NMS keeps.
+    """
     config = app.package.config.get_config(app.model_name)
     config = hparams.override(config, f"{app.tiny},image_size=64x96")
     keras.utils.set_random_seed(0)
     model = app.package.model.build_model(app.model_name, 3, config=config)
     random = np.random.default_rng(3)
     for weight in model.weights:
-        # YOLOv4's features would be nearly equal in all cells.
+        # With the initial gammas, YOLOv4's features would be nearly equal in all cells.
         if app.name == "yolov4" and weight.path.endswith("bn/gamma"):
             weight.assign(random.uniform(0.5, 3, weight.shape) * random.choice([-1, 1], weight.shape))
     parts = importlib.import_module(f"{app.name}.export_parts").make_exportable(model, config)
@@ -78,7 +81,7 @@ def by_weights(app, decided, command, drawn, tmp_path_factory):
 
 
 def _check_same(found, expected):
-    """Asserts that 99.5 % of the detections agree: scores to 1e-4, boxes to 0.03 px."""
+    """Asserts that 99.5 % of the detections agree: scores within 1e-4, and boxes within 0.03 px."""
     assert len(found) == len(expected) > 500
     assert np.std([detection["score"] for detection in expected]) > 0.01
 

@@ -66,7 +66,7 @@ class Tuned(NamedTuple):
 
 @pytest.fixture(scope="module")
 def tune(app, tiny_train, drawn, earlier):
-    """Gives tune(run, "--epochs=1", ...): three steps per epoch from the earlier weights."""
+    """Gives tune(run, "--epochs=1", ...), which trains from the earlier weights, three steps per epoch."""
 
     def slots(optimizer) -> dict[str, np.ndarray]:
         values = {v.path: np.array(v) for v in optimizer.variables if v.path.count("/") > 1 or len(v.shape)}

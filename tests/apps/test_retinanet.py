@@ -28,7 +28,8 @@ def run(drawn, tmp_path_factory):
 def test_iterations_decide_the_number_of_epochs_and_the_rates(run):
     rows = rows_of(run)
     assert [int(row["step"]) for row in rows] == [3, 6]
-    # The run has whole epochs, so six steps instead of five: milestones 2 and 4 become 2.4 and 4.8, rounded.
+    # A run has whole epochs, so it takes six steps instead of five. The milestones 2 and 4 are scaled to 2.4
+    # and 4.8, and rounded to 2 and 5.
     assert [float(row["learning_rate"]) for row in rows] == pytest.approx([1e-4, 1e-5], rel=1e-4)
     assert all(np.isfinite(float(row["loss"])) for row in rows)
 

@@ -12,7 +12,7 @@ GREY = (90, 110, 100)
 
 
 def draw_rectangle(random: np.random.Generator, height: int, width: int, color) -> tuple[np.ndarray, tuple]:
-    """Returns a picture, uint8 (height, width, 3), and the place of its rectangle, ltwh in pixels."""
+    """Returns an image, uint8 (height, width, 3), and the box of its rectangle, ltwh in pixels."""
     w, h = random.integers(width // 4, width // 2), random.integers(height // 4, height // 2)
     x, y = random.integers(0, width - w + 1), random.integers(0, height - h + 1)
     image = np.full((height, width, 3), GREY, np.uint8)
@@ -21,12 +21,12 @@ def draw_rectangle(random: np.random.Generator, height: int, width: int, color) 
 
 
 def write_coco(directory: pathlib.Path, pictures, suffixes=("png",), crowds=()) -> CocoSource:
-    """Writes pictures as image files, and a COCO json.
+    """Writes image files and a COCO json.
 
     Args:
         pictures: list of (image id, uint8 image, [(class, ltwh px), ...]). Class k, 0 to 5, has id 3 + 7 k.
-        suffixes: suffixes of the image files, in turn.
-        crowds: indices of the boxes that mark crowds, counted over all pictures.
+        suffixes: suffixes of the image files, used in turn.
+        crowds: indices of the boxes that mark crowds. The boxes of all images are counted from 0.
     """
     images, annotations = [], []
     for row, (image_id, image, objects) in enumerate(pictures):

@@ -1,4 +1,4 @@
-"""Encodes one picture in many variants. DALI decodes VARIANTS correctly, but not REFUSED."""
+"""Encodes one image in many variants. DALI decodes those in VARIANTS correctly, but not those in REFUSED."""
 
 import base64
 import io
@@ -32,7 +32,7 @@ def opencv(suffix: str, pixels: np.ndarray, *options: int) -> bytes:
 
 
 def exif(orientation: int, order: str = "<") -> bytes:
-    """Returns EXIF data with an orientation, without the six bytes before it in a JPEG."""
+    """Returns EXIF data with an orientation. In a JPEG, six more bytes must precede the data."""
     start = b"II*\0" if order == "<" else b"MM\0*"
     return start + struct.pack(f"{order}IHHHIHHI", 8, 1, 0x0112, 3, 1, orientation, 0, 0)
 

@@ -9,9 +9,10 @@ def annotations(image_sizes, boxes, names=("cat", "dog", "cow"), crowds=(), area
 
     Args:
         image_sizes: (height, width) of each image.
-        boxes: rows (image, class, left, top, width, height): indices from 0, then pixels.
+        boxes: (image, class, left, top, width, height) of each box. Image and class are indices from 0, the
+            other values are pixels.
         crowds: indices of the boxes that mark a crowd.
-        areas: by default the areas of the boxes.
+        areas: `area` of each box. By default, it is width * height.
     """
     rows = np.array(boxes, np.float64).reshape(-1, 6)
     order = np.argsort(rows[:, 0], kind="stable")

@@ -85,7 +85,10 @@ def first_images(source: CocoSource, size: int, kind: str, directory: pathlib.Pa
 
 
 def assert_iterator_resumes(iterate, directory, before: int, after: int) -> None:
-    """Restores an iterator that was saved after `before` steps, and compares `after` steps."""
+    """Asserts that a restored iterator gives the same elements as the saved one.
+
+    The iterator is saved after `before` steps. The next `after` steps are compared.
+    """
     iterator = iterate()
     for _ in range(before):
         next(iterator)
@@ -99,7 +102,7 @@ def assert_iterator_resumes(iterate, directory, before: int, after: int) -> None
 
 
 class Scripted(Random):
-    """Gives prepared numbers. Each of `draws` is (low, high, shape, numbers)."""
+    """Returns prepared numbers. Each draw is (low, high, shape, numbers): expected arguments and result."""
 
     def __init__(self, *draws) -> None:
         self._draws = list(draws)

@@ -57,7 +57,7 @@ def test_each_rank_reads_its_part(numbered, kind, num_shards, size):
     source = first_images(numbered[0], size, kind, numbered[1])
     everything = sorted(source.annotations.image_ids)
 
-    # Reads two evaluations, which have the same images.
+    # Each rank reads two epochs of evaluation, which have the same images.
     batch_size = (1, 3, 4, 7)[(size + num_shards) % 4]
     count = batch_size * steps_per_epoch(size, batch_size * num_shards, training=False)
     ranks = read_ids(source, num_shards, 2 * count, batch_size, training=False, seed=0)
@@ -146,8 +146,10 @@ def test_without_a_limit_dali_keeps_all():
 
 @SELECT
 def test_batches_of_images_with_at_most_one_box_left(run, select):
-    """DALI 2.4 reads wrong memory if a batch compares arrays of the shapes (1, N) and (1, 1), and (1, 1) and
-    (0, 1)."""
+    """DALI 2.4 reads wrong memory if it compares arrays of certain shapes in one batch.
+
+    In one sample, the shapes are (1, N) and (1, 1). In another sample, they are (1, 1) and (0, 1).
+    """
     random = np.random.default_rng(0)
     for _ in range(60):
         images = [random_boxes(random, n) for n in random.integers(0, 4, 4)]

@@ -8,7 +8,7 @@ from common import layers
 from common.layers import BatchNormalization, Mish, Swish
 
 CHANNELS = 5
-# for 16 bits, the distance of neighbouring numbers between 2 and 4
+# Tolerance of batch norms. For 16 bits, it is the distance of neighbouring numbers between 2 and 4.
 UNIT = {"float32": 2e-6, "mixed_float16": 2**-9, "mixed_bfloat16": 2**-6}
 
 
@@ -20,7 +20,7 @@ def sigmoid(z):
 
 
 FORMULAS = {Swish: lambda z: z * sigmoid(z), Mish: lambda z: z * np.tanh(np.log1p(np.exp(z)))}
-# large for 16 bits, because Swish computes in these dtypes
+# The tolerances for 16 bits are large, because Swish computes in these dtypes.
 TOLERANCES = {"float32": 1e-5, "float16": 2e-2, "bfloat16": 1.5e-1}
 
 
@@ -206,8 +206,8 @@ def test_a_short_run_forgets_the_statistics_it_starts_with():
     assert momentum(0.99, 10_000)[0] == 0.99 and momentum(0.99, 3)[0] == 0.9 and momentum(0.8, 3)[0] == 0.8
     limited, model, norm = momentum(0.99, 400)
     assert limited == 0.95
-    # The images' variance is 1e-4 of the initial moving variance, of which a momentum of 0.99 would leave 1.8
-    # %.
+    # The images' variance is 1e-4, and the initial moving variance is 1. With a momentum of 0.99, 1.8 % of
+    # the initial variance would remain after 400 steps.
     images = np.random.default_rng(0).normal(3.0, 0.01, (8, 4, 4, 2)).astype(np.float32)
     for _ in range(400):
         model(images, training=True)

@@ -230,7 +230,11 @@ CODESTREAM = VARIANTS["jpeg2000"].index(b"\xff\x4f\xff\x51")
 
 
 def _jpeg_frame(position: int, value: bytes) -> bytes:
-    """Changes a frame header. Byte 2: bits per sample, 3: height, 5: width, 7: number of components."""
+    """Writes `value` at a byte of the frame header.
+
+    Byte 2 has the bits per sample. The height begins at byte 3, the width at byte 5. Byte 7 has the number of
+    components.
+    """
     return _changed("jpeg", FRAME + 2 + position, value)
 
 

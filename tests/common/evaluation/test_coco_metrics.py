@@ -16,7 +16,7 @@ from tests.common.evaluation.reference import by_pycocotools
 
 CATEGORIES = [{"id": i, "name": f"class {i}"} for i in (0, 2, 3, 17, 90, 2**31 + 5, 2**53 + 1)]
 IDS = [category["id"] for category in CATEGORIES]
-# at, below and above COCO's limits 32**2 and 96**2, and without area
+# Some of the boxes have areas at, below and above COCO's limits 32**2 and 96**2. Two boxes have no area.
 SIDES = [
     *((32, 32), (16, 64), (96, 96), (48, 192), (31, 33), (95, 97), (33, 33), (97, 97)),
     *((1, 1), (0, 40), (0, 0)),
@@ -53,7 +53,10 @@ def hard_truth(seed=0, num_images=60):
 
 
 def plain_truth():
-    """There are no crowds, empty boxes or boxes outside. Each `area` is its box's area."""
+    """Returns a truth without crowds, empty boxes and boxes that leave the image.
+
+    Each `area` is the product of the box's sides.
+    """
     truth = hard_truth()
     boxes = [a for a in truth["annotations"] if min(a["bbox"][2:]) > 0 and a["bbox"][1] + a["bbox"][3] < 480]
     plain = [a | {"iscrowd": 0, "area": a["bbox"][2] * a["bbox"][3]} for a in boxes]
