@@ -33,7 +33,7 @@ def serve(port: int, hosts: list[str], ranks_per_host: int, parent: int) -> None
     from horovod.runner.common.util.hosts import get_host_assignments, parse_hosts
     from horovod.runner.http.http_server import RendezvousHandler, RendezvousHTTPServer
 
-    # The ranks need the server until they have saved.
+    # Ignore both signals: after a signal, the ranks still need this server to save a checkpoint.
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     slots = parse_hosts(",".join(f"{host}:{ranks_per_host}" for host in hosts))

@@ -1,4 +1,4 @@
-"""Both apps' optimizer (SGD or Adam; clipping, gradient accumulation, loss scaling) and weight averages."""
+"""Makes the optimizer of both apps (SGD or Adam), and keeps moving averages of the weights."""
 
 import contextlib
 import functools
@@ -17,11 +17,11 @@ class _Fused(keras.optimizers.Optimizer):
     """Base class of both optimizers."""
 
     def _clip_gradients(self, gradients: list[tf.Tensor]) -> list[tf.Tensor]:
-        # Keras calls this first in each update, so reset the numbers here.
+        # Keras calls this method first in each update. `_numbers` holds constants of one update.
         self._numbers: tuple[tf.Tensor, ...] = ()
         if self.clipnorm or not self.global_clipnorm:
             return super()._clip_gradients(gradients)
-        # Two operations per gradient instead of Keras' five.
+        # Keras uses five operations per gradient, this code two. norm - norm is 0, or NaN after an overflow.
         norm = tf.linalg.global_norm(gradients)
         scale = self.global_clipnorm / tf.maximum(norm, self.global_clipnorm) + (norm - norm)
         return [gradient * scale for gradient in gradients]

@@ -107,7 +107,7 @@ class Results:
         directory: the run directory; None on all ranks but rank 0.
         model: the model whose weights are saved.
         metadata: metadata of the weights files.
-        state: state of the checkpoint. Rows of results.csv for later steps are dropped.
+        state: state of the checkpoint that the run continues from. Later rows of results.csv are removed.
     """
 
     def __init__(

@@ -33,7 +33,8 @@ def start_process(a: Args) -> Ranks:
     """Connects this process to the other ranks of the run. Call it before TensorFlow runs anything.
 
     Raises:
-        UserError: --output_dir is missing; --compression without Horovod; an error of `distributed.start`.
+        UserError: --output_dir is missing, --compression is used without Horovod, or `distributed.start`
+            raises an error.
     """
     if not a.output_dir:
         raise UserError("--output_dir is missing: give a directory for checkpoints and results")
@@ -55,10 +56,11 @@ class Run:
         optimizer: an optimizer that is built for all variables that are ever trained.
         hooks: functions to call after steps and epochs, for elastic training and the dry run.
         ema_decay: see AveragedWeights.
-        identity: the identity of the run, as run_directory.check has compared it.
+        identity: the identity of the run, which run_directory.check has already compared.
         metadata: metadata of the weights files, with "eval_data" if there are evaluation data.
-        explain: error of a loader -> the UserError that names the images.
-        show_batch: (images, targets, path=path) -> writes a picture of the first batch; returns one line.
+        explain: converts an error of a loader to a UserError that names the images.
+        show_batch: called with (images, targets, path=path). Draws the first batch into the file `path`, and
+            returns a line for the log.
 
     Attributes:
         ranks, model, optimizer: the arguments.
@@ -112,8 +114,9 @@ class Run:
             self._checkpoints.save()  # the run returns here if a host is lost in the first epoch
         if a.elastic and state["epoch"] < hooks.expected_epochs:
             raise UserError(
-                f"--output_dir={a.output_dir} has {state['epoch']} of the {hooks.expected_epochs} "
-                "epochs that were trained: --elastic needs a directory that all hosts share"
+                f"the newest checkpoint in --output_dir={a.output_dir} has {state['epoch']} of the "
+                f"{hooks.expected_epochs} epochs that were trained: --elastic needs a directory that all "
+                "hosts share"
             )
         self._results = results.Results(directory, model, metadata, state)
         self._results.save_flags(flags)
@@ -223,7 +226,7 @@ class Run:
     def is_evaluation_due(self) -> bool:
         """Whether to evaluate now: by --eval_every_steps, --eval_every, or because the run ends.
 
-        A saved evaluation is not due again.
+        False if the evaluation at this step is already saved.
         """
         state, a = self.state, self._a
         if (
@@ -239,7 +242,7 @@ class Run:
 
     @contextlib.contextmanager
     def evaluating(self) -> Iterator[OnBatch]:
-        """Gives the model averaged weights for an evaluation. Yields a function to call after each batch.
+        """Gives the model the averaged weights. Yields a function that the evaluation calls after each batch.
 
         Raises:
             StoppedError: any rank has received a signal; all steps are saved.
@@ -314,5 +317,6 @@ class Run:
         """Raises UserError on all ranks if the last checkpoint was not written."""
         if not self._saved:
             raise UserError(
-                f"the last checkpoint is unsaved: make room in {self._a.output_dir} and run the same command"
+                f"the last checkpoint could not be saved: make room in {self._a.output_dir}, then run the "
+                "same command again"
             )

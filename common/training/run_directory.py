@@ -4,9 +4,11 @@
     checkpoints/00001200/
         manifest.json         step, epoch, counters; the Identity; versions of the libraries
         state.*               weights, averages, optimizer, loss scale: the same on all ranks
-        rank_0.* ...          what differs between ranks: data position, random seeds, and on ranks above 0
-                              moving statistics; written by tf.train.Checkpoint, like state.*
+        rank_0.*, rank_1.*    what differs between ranks: position in the data, random seeds, and for rank 1
+                              and later ranks the moving statistics (state.* has those of rank 0)
         SHA256SUMS            written last; `sha256sum -c` reads it
+
+tf.train.Checkpoint writes state.* and rank_*.
 
 The newest checkpoint is the one that was saved last, at any step. If a step is saved again, the new
 checkpoint gets another directory: 00001200.7 for the seventh save of the run.
@@ -44,7 +46,8 @@ _SHOWN_CHARACTERS = 60
 
 MANIFEST = "manifest.json"
 _CHECKSUMS = "SHA256SUMS"
-# A checkpoint's step, and a serial number if the step was saved before (old runs: .new).
+# Name of a checkpoint's directory: its step, and a serial number if that step was saved before. Older
+# versions of this project added .new instead of the number.
 _NAME = re.compile(r"\d+(\.\d+|\.new)?")
 _SERIAL = "serial"  # key in the manifest: 7 for the seventh checkpoint that the run has saved
 _LIBRARIES = ("tensorflow", "keras", "nvidia-dali-cuda120", "numpy", "horovod")
@@ -57,8 +60,8 @@ class Identity:
 
     Attributes:
         values: name -> JSON value; mappings are compared key by key.
-        defaults: "config.name", or the name of a flag -> its value in runs that were saved before the field
-            or flag existed.
+        defaults: name of a flag, or "config." and the name of a field -> default value. A run that was saved
+            before the flag or field existed has this value.
     """
 
     values: Mapping[str, Any]
@@ -75,7 +78,7 @@ class Identity:
         may_change: Collection[str],
         **others: Any,
     ) -> "Identity":
-        """Makes the identity of a run from flags, ranks, `others`, and config fields not in `may_change`.
+        """Makes the identity from flags, ranks, `others` and all config fields that are not in `may_change`.
 
         `metadata` is the metadata of the weights files.
         """
@@ -178,12 +181,13 @@ def _check_same_run(file: pathlib.Path, identity: Identity, may_change: Collecti
 
 
 def _check_free(directory: pathlib.Path, overwrite: bool) -> None:
-    """Raises UserError if the directory holds files; with --overwrite, only names in RUN_FILES count."""
+    """Raises UserError if the directory holds files; with --overwrite, only if one is named in RUN_FILES."""
     names = sorted(path.name for path in directory.iterdir() if not path.name.startswith("."))
     if in_the_way := [name for name in names if name in RUN_FILES or not overwrite]:
         raise UserError(
-            f"--output_dir={directory} holds files ({', '.join(in_the_way[:3])}), but no run (no run.json): "
-            "choose another directory. --overwrite accepts only files whose names no run uses"
+            f"--output_dir={directory} holds files ({', '.join(in_the_way[:3])}), but no run.json, so it is "
+            "not the directory of a run: choose another directory. With --overwrite, a run can start beside "
+            "other files, if it does not write files with the same names"
         )
 
 
@@ -214,7 +218,7 @@ def newest(directory: pathlib.Path, *, boundary: bool = False) -> pathlib.Path |
         elif not boundary or at_boundary(path):
             return path
     if found:
-        wanted = " from an epoch's end, which changed flags need: use the old flags, or" if boundary else ":"
+        wanted = " from an epoch's end. Changed flags need one: use the old flags, or" if boundary else ":"
         raise UserError(f"{directory} has no undamaged checkpoint{wanted} give --overwrite to start anew")
     return None
 

@@ -7,7 +7,7 @@
         guard.check(number, result, images, targets)
 
 A skipped step changes nothing, and its image ids are logged. Too many skipped steps in a row end the run.
-Then a file has the batch of the first skipped step (results.py, tools/replay_step.py).
+The batch of the first of these steps is in a file (results.py). tools/replay_step.py runs that step again.
 """
 
 from collections.abc import Callable, Sequence
@@ -151,7 +151,7 @@ class StepGuard:
             self._look()
 
     def check_weights(self, model: keras.Model, optimizer: keras.optimizers.Optimizer, step: int) -> None:
-        """UserError on all ranks if any has a non-finite weight or a tiny loss scale."""
+        """Raises UserError on all ranks if any rank has a non-finite weight or a tiny loss scale."""
         self._look()
         with self._ranks.raise_on_any_rank():
             scale = getattr(optimizer, "dynamic_scale", None)  # only a LossScaleOptimizer has it

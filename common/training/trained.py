@@ -53,7 +53,7 @@ class App:
         )
 
     def make_halves(self, model: keras.Model, config: Any) -> tuple[Callable, Callable]:
-        """Returns two functions: images -> outputs, and (outputs, letterbox) -> detections."""
+        """Returns the two halves of detection: images -> outputs, and (outputs, letterbox) -> detections."""
 
         @tf.function(reduce_retracing=True)
         def network(images: tf.Tensor) -> Any:
@@ -71,7 +71,7 @@ class App:
         return network, to_detections
 
     def to_pixels(self, images: tf.Tensor) -> tf.Tensor:
-        """Converts images of the loaders, normalised float (..., 3), to uint8 RGB."""
+        """Converts normalised float images (..., 3), as loaders return them, to uint8 RGB."""
         pixels = tf.round(tf.cast(images, tf.float32) * self.stddev_rgb + self.mean_rgb)
         return tf.cast(tf.clip_by_value(pixels, 0.0, 255.0), tf.uint8)
 

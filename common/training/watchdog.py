@@ -8,11 +8,11 @@
 SIGTERM and SIGINT stop all ranks after the same step. A run that hangs or has lost a rank ends with exit
 code 1 and one line with the reason; a rank that hangs also prints the stacks of its threads.
 
-Each rank limits the time between its own calls of `beat`. After that, the rank ends, and the launcher
-(horovodrun, Slurm) or TensorFlow's coordination service ends the others. If a rank dies, collective
-operations of other ranks raise an error at once (Horovod) or after 30 s (multi_worker).
+Each rank limits the time between its own calls of `beat`. If this takes too long, the rank ends, and the
+launcher (horovodrun, Slurm) or TensorFlow's coordination service ends the other ranks. If a rank dies,
+collective operations of other ranks raise an error at once (Horovod) or after 30 s (multi_worker).
 
-The ranks of a host kill processes that SIGSTOP has stopped, because launchers wait for them without limit.
+If SIGSTOP has stopped a rank, other ranks of its host kill it: the launcher would wait for it without limit.
 """
 
 import contextlib
@@ -94,7 +94,7 @@ class Watchdog:
 
     def __init__(self, ranks: "Ranks", *, step_timeout: float, on_loss: str = "exit") -> None:
         host = socket.gethostname()
-        # The same pid may also exist in another container.
+        # Processes in two containers may have the same pid. The time when they were created tells them apart.
         processes = ranks.gather([host, os.getpid(), psutil.Process().create_time()])
         names = [f"rank {i} ({name}, pid {pid})" for i, (name, pid, _) in enumerate(processes)]
         self._name, self._alone = names[ranks.rank], len(names) == 1
@@ -128,9 +128,9 @@ class Watchdog:
         return self
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
-        """Ends this process if only this rank has failed, because other ranks may wait for this process.
+        """Ends this process at once if only this rank has failed, because other ranks may wait for it.
 
-        Errors that all ranks raise together propagate, and so do all errors of a single process.
+        An error that all ranks raise together propagates. If there is only one rank, every error propagates.
         """
         self._closing.set()
         self._thread.join()
@@ -143,7 +143,7 @@ class Watchdog:
         if isinstance(error, UserError):
             _end(f"error: {error}")
         if error and is_lost_rank(error):
-            # Connections of a killed process close a moment before its status changes.
+            # The connections of a killed process close before its status changes, so look for a while.
             deadline = time.monotonic() + NAMING_SECONDS
             while self._neighbours and not lost and time.monotonic() < deadline:
                 time.sleep(0.05)
@@ -171,7 +171,10 @@ class Watchdog:
             _end(f"error: {self._name}, {self._at}, made no progress for {limit}: {why}; {CONTINUE}")
 
     def _kill_stopped(self) -> tuple[str, bool]:
-        """Kills stopped ranks of this host; returns the lost ranks' names, and if any was stopped."""
+        """Kills stopped ranks of this host.
+
+        Returns the names of stopped or dead ranks, and whether any was stopped.
+        """
         lost, stopped = [], False
         for name, process in self._neighbours.items():
             status = psutil.STATUS_DEAD

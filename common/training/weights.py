@@ -63,7 +63,7 @@ def save(model: "keras.Model", path: str | os.PathLike, metadata: Mapping[str, A
 
 
 def load(model: "keras.Model", path: str | os.PathLike) -> dict[str, Any]:
-    """Loads weights from a file of `save` into a model of the same structure.
+    """Loads a file that `save` has written into a model of the same structure.
 
     Returns:
         The metadata.
@@ -75,13 +75,17 @@ def load(model: "keras.Model", path: str | os.PathLike) -> dict[str, Any]:
     for in_file, in_model in itertools.zip_longest(header["weights"], _manifest(model), fillvalue=()):
         if in_file[1:] != in_model[1:]:
             found, wanted = (weight[::2] or "nothing" for weight in (in_file, in_model))
-            raise UserError(f"weights {path} do not fit: they have {found} where the model has {wanted}")
+            raise UserError(f"weights {path} do not fit: the file has {found} where the model has {wanted}")
     model.load_weights(path)
     return header["metadata"]
 
 
 def read_metadata(path: str | os.PathLike) -> dict[str, Any]:
-    """Reads a weights file's metadata. UserError: it is missing, damaged or not of this project."""
+    """Reads the metadata of a weights file.
+
+    Raises:
+        UserError: the file is missing, damaged or not of this project.
+    """
     return _read_header(path)["metadata"]
 
 
@@ -126,7 +130,7 @@ def download(address: str, name: str, checksum: str | None = None) -> str:
 def _manifest(model: "keras.Model") -> list[list[Any]]:
     """Returns [path, name, shape] of every weight, in order, to compare a file with a model.
 
-    The path is only for messages: it differs between the models of a process.
+    Only messages use the path, because equal models in one process have different paths.
     """
     return [[weight.path, weight.name, list(weight.shape)] for weight in model.weights]
 
@@ -136,9 +140,9 @@ def _read_header(path: str | os.PathLike) -> dict[str, Any]:
         content = pathlib.Path(path).read_bytes()
     body, seal = content[:-_SEAL_BYTES], content[-_SEAL_BYTES:]
     if not seal.startswith(_SEAL):
-        raise UserError(f"weights {path}: the file is cut short, or was not written by this project")
+        raise UserError(f"weights {path}: the file is incomplete, or was not written by this project")
     if seal.removeprefix(_SEAL) != hashlib.sha256(body).hexdigest().encode():
-        raise UserError(f"weights {path}: the file is damaged, its checksum is wrong: use another copy")
+        raise UserError(f"weights {path}: the file is damaged (wrong checksum): use another copy")
     with h5py.File(path) as file:
         return json.loads(file[_HEADER][()].tobytes())
 

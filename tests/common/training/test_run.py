@@ -330,7 +330,7 @@ def test_a_signal_stops_it_with_everything_saved(tmp_path, monkeypatch, where):
 
 def test_a_run_that_ends_without_its_last_checkpoint_fails(tmp_path, monkeypatch):
     monkeypatch.setattr(run_directory, "write", full_disk)
-    with pytest.raises(UserError, match=r"^the last checkpoint is unsaved: make room in .* and run the same"):
+    with pytest.raises(UserError, match=r"^the last checkpoint could not be saved: make room in .*"):
         Session(tmp_path, epochs=1).train()
 
 
