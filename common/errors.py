@@ -24,9 +24,9 @@ class StoppedError(Exception):
     """A signal ended the run after everything was saved. The message tells how to resume."""
 
 
-# Parts of the errors that collective operations raise when a rank is gone: Horovod's SHUT_DOWN_ERROR
-# (common/common.h), Gloo's transport (gloo/transport/tcp/pair.cc), Horovod's operations, TensorFlow's
-# CollectiveExecutor.
+# Matches the errors of collective operations when a rank is gone. These errors come from Horovod
+# (SHUT_DOWN_ERROR in common/common.h, and its operations), Gloo (gloo/transport/tcp/pair.cc) and TensorFlow
+# (CollectiveExecutor).
 _LOSS = re.compile(
     r"Horovod has been shut down|gloo/transport|({{node |/|_)Horovod|Collective ops is aborted"
 )

@@ -69,7 +69,7 @@ def write_bytes(path: str | os.PathLike, content: bytes) -> None:
 def write_directory(path: str | os.PathLike, writer: Callable[[pathlib.Path], object]) -> None:
     """Makes or replaces the directory `path`; `writer` fills the new directory before it is renamed.
 
-    If there is an old directory, `path` is missing for a moment.
+    While an old directory is replaced, `path` is missing for a moment.
     """
     path = pathlib.Path(path)
     with _staged(path.parent) as staged:
@@ -85,14 +85,14 @@ def write_directory(path: str | os.PathLike, writer: Callable[[pathlib.Path], ob
 
 
 def remove_directory(path: str | os.PathLike) -> None:
-    """Removes a directory. If the process crashes, it is either complete or gone."""
+    """Removes a directory. After a crash, the directory is either complete or gone."""
     temporary = tempfile.mkdtemp(prefix=TEMPORARY, dir=pathlib.Path(path).parent)
     os.replace(path, temporary)  # replaces the empty directory
     shutil.rmtree(temporary)
 
 
 def remove_unfinished(directory: str | os.PathLike) -> None:
-    """Removes unfinished files of killed processes. No process may be writing there."""
+    """Removes unfinished files of killed processes. No process may be writing to `directory`."""
     for path in pathlib.Path(directory).glob(f"{TEMPORARY}*"):
         shutil.rmtree(path, ignore_errors=True)
 
@@ -149,7 +149,7 @@ def cache_directory() -> pathlib.Path:
         with contextlib.suppress(OSError):
             place.mkdir(mode=0o700, parents=True, exist_ok=True)
             status = place.stat()
-            # Another user may have made the directory under /tmp.
+            # A directory in /tmp may belong to another user.
             is_private = status.st_uid == os.getuid() and not status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
             if is_private and os.access(place, os.W_OK | os.X_OK):
                 return place
@@ -166,7 +166,7 @@ def store_cached(content: bytes, suffix: str) -> pathlib.Path:
 
 
 def get_or_create(name: str, make: Callable[[], bytes]) -> pathlib.Path:
-    """Returns the path of the cache file `name`; writes the bytes from `make` if it is missing.
+    """Returns the path of the cache file `name`. If the file is missing, writes the bytes from `make` to it.
 
     Raises:
         UserError: the file cannot be written.

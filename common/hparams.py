@@ -81,11 +81,14 @@ def resolve(config: Config, a: Any, preset: Mapping[str, Any] | None = None) -> 
 
 
 def replace(config: Config, values: Mapping[str, Any], *, strict: bool = True) -> Config:
-    """Calls `dataclasses.replace`. UserError if a value does not fit its field or fails the config's checks.
+    """Checks `values`, converts them to the types of their fields, and calls `dataclasses.replace`.
 
     Args:
         values: field name -> new value; image_size in any form that `parse_image_size` takes.
         strict: if False, text is converted to the type of its field.
+
+    Raises:
+        UserError: a value does not fit its field, or the config's checks refuse it.
     """
     annotations = typing.get_type_hints(type(config), include_extras=True)
     if "image_size" in values:
@@ -107,7 +110,7 @@ def check(config: Any) -> None:
 
 
 def require(config: Any, rules: Mapping[str, Any]) -> None:
-    """Raises ValueError for the first broken rule. `rules`: text of a rule -> whether it holds."""
+    """Raises ValueError for the first broken rule. `rules` maps the text of each rule to whether it holds."""
     for rule, holds in rules.items():
         if not holds:
             values = [f"{name}={value}" for name, value in vars(config).items() if name in rule.split()]

@@ -1,4 +1,4 @@
-"""LabelMap maps COCO category id <-> class <-> name. Every data set and every checkpoint has one.
+"""A LabelMap relates category ids, classes and names. Every data set and every checkpoint has a LabelMap.
 
 COCO's category ids have gaps: 80 of the ids 1..90 are used. The network's classes are 0..num_classes-1.
 """
@@ -79,7 +79,7 @@ class LabelMap:
 
     @classmethod
     def from_json(cls, text: str | bytes) -> "LabelMap":
-        """Reads a JSON object with a COCO `categories` list; UserError if the text is none."""
+        """Reads a JSON object with a COCO `categories` list. Raises UserError for any other text."""
         try:
             categories = list(json.loads(text)["categories"])
         except (ValueError, TypeError, KeyError) as error:
@@ -134,7 +134,7 @@ def category_faults(categories: Sequence[Any]) -> Iterator[str]:
 
 
 def is_text(name: str) -> bool:
-    """Whether UTF-8 can encode the name; JSON may contain half a surrogate pair."""
+    """Returns whether UTF-8 can encode the name. It cannot encode half a surrogate pair from JSON."""
     return name.encode(errors="ignore").decode() == name
 
 

@@ -20,8 +20,8 @@ FUSE_FROM = 2**17  # XLA compiles tensors with at least this many numbers per im
 class BatchNormalization(keras.layers.BatchNormalization):
     """`keras.layers.BatchNormalization` for images, (B, H, W, C), with the same arguments and outputs.
 
-    Keras' own code runs where the fused kernel cannot: other shapes or axes, a mask, no scale, no centre,
-    batch renormalisation, statistics synchronised over replicas.
+    The fused kernel cannot be used for other shapes or axes, with a mask, without scale or centre, for batch
+    renormalisation, or for statistics synchronised over replicas. Then Keras' own code runs.
 
     The kernel returns the unbiased variance. The moving variance averages biased variances, as in Keras 3 and
     in google/automl on TPUs (efficientdet/utils.py: TpuBatchNormalization).
@@ -67,8 +67,9 @@ def moving_statistics(model: keras.Model) -> list[tf.Variable]:
 def limit_bn_momentum(model: keras.Model, num_steps: int) -> keras.Model:
     """Lowers the momentum of all batch norms for a run of fewer than 2,000 steps, but not below 0.9.
 
-    After n steps, the share momentum**n of the initial statistics is left. An EfficientDet-D0 trained for 420
-    steps with momentum 0.99 had AP 11.4, and AP 40.8 with statistics computed again (docs/accuracy.md).
+    After n steps, the initial statistics still have the weight momentum**n. An EfficientDet-D0 trained for
+    420 steps with momentum 0.99 had AP 11.4. After its statistics were computed again, it had AP 40.8
+    (docs/accuracy.md).
 
     Args:
         model: the network; it is changed.
@@ -87,7 +88,7 @@ def limit_bn_momentum(model: keras.Model, num_steps: int) -> keras.Model:
 class _Activation(keras.layers.Layer):
     """An activation layer, (B, ..., C) -> (B, ..., C). `build` decides once whether XLA compiles the layer.
 
-    If the sides are unknown, XLA compiles the layer once per size. Inference never uses XLA.
+    If a side of the input is unknown, XLA compiles the layer again for each size. Inference never uses XLA.
     """
 
     def build(self, input_shape: tuple[int | None, ...]) -> None:
@@ -162,7 +163,8 @@ def _mish_gradient(x: tf.Tensor, upstream: tf.Tensor) -> tf.Tensor:
 def _mish_gate(x: tf.Tensor) -> tf.Tensor:
     """Returns tanh(softplus(x)), computed as n / (n + 2) with n = e^x (e^x + 2).
 
-    TensorFlow 2.21 would fuse tanh(softplus(x)) with the layers before it, but has no CPU kernel for that.
+    TensorFlow 2.21 would fuse tanh(softplus(x)) with the layers before it, but has no CPU kernel for the
+    fused operation.
     """
     e = tf.exp(tf.minimum(tf.cast(x, tf.float32), 20.0))  # the gate is 1 for x > 10
     n = e * (e + 2.0)

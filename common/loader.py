@@ -45,16 +45,16 @@ class BaseLoader:
         source: the data set, from `open_source` of common/datasets.py; None for synthetic data.
         config: the app's config, which sets image size and augmentation.
         batch_size: images per batch on this rank.
-        training: True: shuffled and augmented images; False: whole images in order.
+        training: if True, images are shuffled and augmented. If False, whole images are read in order.
         shard_id, num_shards: index of the shard that this rank reads; number of shards.
         num_threads, prefetch: number of CPU threads; number of batches that are loaded ahead.
-        device_id: number, in CUDA and DALI, of the GPU that gets the batches; None: batches are on the CPU.
+        device_id: the GPU that gets the batches, as CUDA and DALI number it. None: batches are on the CPU.
         hw_decoder_load, roi_decoding: options of DALI on a GPU, see dali_ops.Decoder.
         num_classes: number of classes of synthetic data.
         checkpointing: lets tf.train.Checkpoint save `iterator()`; has no effect on a GPU.
-        seed: sets the order, which is equal on all ranks, and the augmentation, which differs. 0 is valid.
-        with_targets: False: batches only have images, image_ids, image_sizes and letterbox.
-        count_lost: adds `lost`, int32 (B, 2): numbers of boxes that min_box_size and max_instances removed.
+        seed: sets the order of the images, equal on all ranks, and the augmentation, different on each rank.
+        with_targets: if False, batches have only images, image_ids, image_sizes and letterbox.
+        count_lost: adds `lost`, int32 (B, 2), numbers of boxes that min_box_size and max_instances removed.
         name_images: adds `image_ids` to training batches; evaluation batches always have them.
     """
 
@@ -105,7 +105,7 @@ class BaseLoader:
 
     @property
     def image_size(self) -> tuple[int | None, int | None]:
-        """(height, width) of the images; None for sides that change from batch to batch."""
+        """The (height, width) of the images. A side that changes from batch to batch is None."""
         return self.config.image_size
 
     def dataset(self) -> tf.data.Dataset:
@@ -186,7 +186,7 @@ def steps_per_epoch(num_images: int, global_batch_size: int, *, training: bool) 
 
 
 def resolve_type(pipeline_type: str) -> str:
-    """Replaces auto by dali_gpu or dali_cpu; UserError for dali_gpu without a GPU."""
+    """Replaces auto by dali_gpu or dali_cpu. Raises UserError for dali_gpu without a GPU."""
     if pipeline_type == "auto":
         if not gpu_visible() and backend.GetCUDADeviceCount():
             log_once(
@@ -280,7 +280,7 @@ def from_pipeline(
 
 
 class _OnGPU(tf.data.Dataset):
-    """Gives a dataset on a GPU the structure of `element_spec`; `map` has no kernel for a GPU."""
+    """Gives a dataset on a GPU the structure of `element_spec`. `Dataset.map` cannot run on a GPU."""
 
     def __init__(self, flat: tf.data.Dataset, element_spec: ElementSpec) -> None:
         self._flat, self._element_spec = flat, element_spec

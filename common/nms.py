@@ -19,12 +19,12 @@ import tensorflow as tf
 
 from common import boxes as box_ops
 
-# Suppression clips normalised boxes to this range: a larger box would reduce the precision of all others.
+# Boxes are clipped to this range before suppression. With larger boxes, `moved_apart` would lose precision.
 _NEIGHBOURHOOD = (-8.0, 8.0)
 
 
 class Detections(NamedTuple):
-    """D = max_detections detections per image, the best first, with padding at the end.
+    """The detections of a batch. Each image has D = max_detections rows, the best first, padding at the end.
 
     Attributes:
         boxes: float32 (B, D, 4), ltrb, normalised to the network input and clipped to it; 0 in the padding.
@@ -42,7 +42,7 @@ class Detections(NamedTuple):
 def top_candidates(levels: Sequence[tf.Tensor], count: int) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
     """Returns the K = min(count, N * C) best scores or logits. Ties are broken as in a top-k of all scores.
 
-    The `count` best scores are all in the `count` rows with the largest maxima. So two small sorts suffice.
+    The `count` best scores are all in the `count` rows with the largest maxima. So other rows are ignored.
 
     Args:
         levels: scores or logits of each level, (B, n, C), which are joined along n to N rows. If a row has a
@@ -50,7 +50,8 @@ def top_candidates(levels: Sequence[tf.Tensor], count: int) -> tuple[tf.Tensor, 
         count: largest number of scores to return.
 
     Returns:
-        (B, K) each: float32 scores in descending order, -inf if not finite; int32 rows; int32 classes.
+        The scores, float32 (B, K), in descending order, -inf if not finite. Then the row and the class of
+        each score, int32 (B, K).
     """
     num_classes = levels[0].shape[2]
     joined = tf.concat(levels, axis=1)
@@ -62,9 +63,9 @@ def top_candidates(levels: Sequence[tf.Tensor], count: int) -> tuple[tf.Tensor, 
 
 
 def top_rows(maxima: tf.Tensor, count: int) -> tf.Tensor:
-    """Returns the positions of the R = min(count, N) largest numbers of (B, N): int32 (B, R), ascending.
+    """Returns the positions of the R = min(count, N) largest of N numbers per image.
 
-    Numbers that are not finite are chosen last.
+    `maxima` is (B, N). The result is int32 (B, R), ascending. Numbers that are not finite are chosen last.
     """
     _, rows = tf.math.top_k(without_nonfinite(maxima), tf.minimum(count, tf.shape(maxima)[1]))
     return tf.sort(rows, axis=1)
@@ -93,12 +94,12 @@ def suppress(
     A candidate that is not finite is dropped. Of equal scores, the first counts as better.
 
     Args:
-        boxes: float32 (B, K, 4), ltrb normalised; may reach outside; the detections are clipped.
+        boxes: float32 (B, K, 4), ltrb normalised. Boxes may reach outside 0..1; detections are clipped.
         scores: float32 (B, K), probabilities.
         classes: int32 (B, K), 0-based, below `num_classes`.
         method: hard, gaussian or diou: see the top of this file.
         max_detections: D, the largest number of detections per image.
-        score_threshold: 0 or more. Candidates with this score or less, also after suppression, are dropped.
+        score_threshold: 0 or more. Candidates must have a larger score, also after suppression.
 
     Raises:
         ValueError: an unknown method.
@@ -191,7 +192,7 @@ def _pick_by_diou(
     score_threshold: float,
     beta: float,
 ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-    """Like `_pick_by_iou` with DIoU: each turn picks one box per image and drops boxes that overlap it."""
+    """Like `_pick_by_iou`, but with DIoU. Each turn picks one box per image and drops overlapping boxes."""
     positions = tf.range(tf.shape(scores)[1])
     places = tf.range(max_detections)
 

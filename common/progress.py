@@ -75,7 +75,7 @@ def show_until_next(text: str) -> None:
 def import_tensorflow() -> None:
     """Imports TensorFlow, and hides the lines that its C++ code prints.
 
-    They are shown if the import fails, or if TensorFlow does not find the NVIDIA GPU, or with --verbosity=1.
+    The lines are shown if the import fails, if TensorFlow finds no NVIDIA GPU, or with --verbosity=1.
     """
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     if logging.get_verbosity() >= logging.DEBUG or "tensorflow" in sys.modules:

@@ -11,8 +11,8 @@ Crowds are left out. Boxes refer to the stored pixels, so decode with `adjust_or
 
 Order of the images, as observed with DALI 2.4:
 
-* Training: every epoch has a new permutation of the whole set, from a seed that all ranks share. Rank r reads
-  the r-th part of each permutation. A batch can span two epochs.
+* Training: every epoch has a new permutation of the whole data set. Its seed is the same on all ranks. Rank r
+  reads the r-th part of each permutation. A batch can span two epochs.
 * TFRecords and other containers in training: the files are permuted, and the records are shuffled within a
   buffer of 1024. So write records in random order, as tools/convert.py does.
 * Evaluation: each rank always reads the same part, in order, and repeats its last image until all ranks have
@@ -115,7 +115,7 @@ def file_reader(
     return jpegs, boxes, labels, fn.cast(positions[0], dtype=types.INT64)
 
 
-# These structs need a third of the memory of dictionaries.
+# Structs need a third of the memory that dictionaries need.
 _Image = msgspec.defstruct("_Image", ["id", "file_name", "width", "height"], gc=False)
 _Object = msgspec.defstruct("_Object", ["id", "image_id", "category_id", "bbox", "iscrowd"], gc=False)
 

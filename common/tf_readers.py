@@ -7,8 +7,8 @@
     labels      int32 (N,), 1-based: class + 1
     image_id    int64 (), the original id
 
-In training, the dataset is endless: one permutation of the whole set after the other. Rank r takes every
-num_shards-th example. In evaluation, a rank reads the same part of the set as with DALI's reader, in order.
+In training, the dataset is endless. Every epoch has a new permutation of the whole data set, and rank r takes
+every num_shards-th example. In evaluation, a rank reads the same images as with DALI's reader, in order.
 
 The state of an iterator is a few numbers, which tf.train.Checkpoint saves.
 """
@@ -93,7 +93,7 @@ class Random:
 
 
 def _positions(size: int, shard_id: int, num_shards: int, seed: int, *, training: bool) -> tf.data.Dataset:
-    """Returns a dataset with the positions of the images that one rank reads, int64 ()."""
+    """Returns a dataset of the positions of the images that one rank reads. Each position is int64 ()."""
     if not training:
         begin, end = shard_range(size, shard_id, num_shards)
         count = -(-size // num_shards)
@@ -173,7 +173,7 @@ def _parse(record: tf.Tensor, label_map: LabelMap) -> Example:
 
 
 def refuse_changes(config: Any, published: Any, fields: Sequence[str], done: Collection[str]) -> None:
-    """Raises UserError if one of `fields` differs from `published` and is not in `done`."""
+    """Raises UserError if `config` and `published` differ in one of `fields` that is not in `done`."""
     if changed := [n for n in fields if n not in done and getattr(config, n) != getattr(published, n)]:
         given = ", ".join(f"{name}={getattr(config, name)}" for name in changed)
         wanted = ",".join(f"{name}={getattr(published, name)}" for name in changed)
@@ -200,7 +200,7 @@ def xyxy(yx: tf.Tensor) -> tf.Tensor:
 def select_boxes(
     boxes: tf.Tensor, labels: tf.Tensor, min_size: tuple[float, float], max_instances: int
 ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-    """Does the same as `dali_ops.select_boxes`. Returns boxes, labels and `lost`."""
+    """Does the same as `dali_ops.select_boxes`, with the same outputs."""
     sides = boxes[:, 2:] - boxes[:, :2]  # (N, 2) width, height
     visible = tf.math.count_nonzero(tf.reduce_all(sides > 0, 1), dtype=tf.int32)
     is_large = (sides > 0) & (sides >= tf.constant(min_size[::-1], tf.float32)) & (sides <= tf.float32.max)

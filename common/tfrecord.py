@@ -51,10 +51,10 @@ class RecordFile:
     Attributes:
         size: size of the file in bytes.
         mtime_ns: time when the file was written.
-        digest: SHA-256 (hex) of spans and checksums.
+        digest: SHA-256 (hex) of `spans` and `checksums`.
         spans: int64 (R, 2), offset and size in bytes of each record, including its FRAME bytes.
         checksums: uint32 (R,), masked CRC-32C of each record's data, as stored in the file.
-        fault: None, or (key of issues.KINDS, message) of the first fault; `spans` stops before it.
+        fault: the first fault, as (key of issues.KINDS, message), or None. `spans` stops before the fault.
     """
 
     path: str
@@ -94,7 +94,7 @@ class Records:
 
 
 def walk(file: str | os.PathLike) -> RecordFile:
-    """Finds the records of a file by their headers and checks each length. Pipes are refused."""
+    """Finds the records of a file by their headers and checks each length. For a pipe, returns a fault."""
     path = os.fspath(file)
     records: list[tuple[int, int, int]] = []
     fault: tuple[str, str] | None
@@ -117,7 +117,7 @@ def walk(file: str | os.PathLike) -> RecordFile:
 def _walk(
     path: str, descriptor: int, end: int, records: list[tuple[int, int, int]]
 ) -> tuple[str, str] | None:
-    """Appends (offset, size, checksum of the data) of each record; returns the first fault."""
+    """Appends (offset, size, checksum of the data) of each record to `records`. Returns the first fault."""
     offset = 0
     while offset < end:
         header, left = os.pread(descriptor, HEADER, offset), end - offset
@@ -180,18 +180,21 @@ def format_index(spans: np.ndarray | Sequence[tuple[int, int]]) -> bytes:
 
 
 def write_index(file: str | os.PathLike) -> str:
-    """Makes `<file>.idx` if it is missing or wrong, and returns its path. Errors as in `record_spans`."""
+    """Makes `<file>.idx` if it is missing or wrong, and returns its path. UserError as in `record_spans`."""
     return ensure_index(os.fspath(file), record_spans(file))[0]
 
 
 def ensure_index(file: str, spans: np.ndarray) -> tuple[str, str | None]:
-    """Makes a file's index if it is missing or wrong; in the cache directory, if the file's is not writable.
+    """Makes a file's index if it is missing or wrong.
+
+    If the index cannot be written next to the file, it is written to the cache directory.
 
     Args:
         spans: offset and size of each record in this file.
 
     Returns:
-        The path of the index, and "index-made" (was missing), "index-stale" (was wrong) or None (was right).
+        The path of the index, and "index-made" if an index was missing, "index-stale" if the old index was
+        wrong, or None if it was right.
     """
     content, path = format_index(spans), pathlib.Path(f"{file}.idx")
     made = "index-stale" if os.path.lexists(path) else "index-made"
@@ -205,7 +208,7 @@ def ensure_index(file: str, spans: np.ndarray) -> tuple[str, str | None]:
 
 
 def index_records(paths: Sequence[str | os.PathLike]) -> Records:
-    """Opens record files without common/datacheck. Checks only that no record lacks a key.
+    """Opens record files without the checks of common/datacheck. Checks only that no record lacks a key.
 
     Raises:
         UserError: a file cannot be read, or a record lacks a key.
@@ -219,10 +222,10 @@ def index_records(paths: Sequence[str | os.PathLike]) -> Records:
             features = tf.train.Example.FromString(read_record(path, offset, size)).features.feature
             lacking |= {key for key in DALI_KEYS if key not in features}
             if absent := lacking - {CROWD_KEY}:
-                raise UserError(f"{path} record {record} lacks {min(absent)}: convert the data set again")
+                raise UserError(f"record {record} of {path} lacks {min(absent)}: convert the data set again")
             has_crowds |= any(features[CROWD_KEY].int64_list.value)
     if has_crowds and lacking:
-        raise UserError(f"{paths[0]}: some records lack {CROWD_KEY}: convert the data set again")
+        raise UserError(f"some records lack {CROWD_KEY}: convert the data set of {paths[0]} again")
     files = tuple(os.fspath(path) for path in paths)
     return Records(files, tuple(indexes), np.concatenate(spans), has_crowds, has_empty_boxes=True)
 

@@ -1,14 +1,14 @@
-"""Ranks with tf.distribute: all devices of a process, and all hosts of a cluster, train together.
+"""Ranks for tf.distribute: all devices of a process, and all hosts of a cluster, train together.
 
-mirrored      MirroredStrategy: one process with all its GPUs, or else with its logical CPU devices
-multi_worker  MultiWorkerMirroredStrategy: one process per host with all its GPUs, or else with one CPU
-              device. TF_CONFIG identifies each process:
+mirrored      MirroredStrategy: one process uses all its GPUs. Without a GPU, it uses its logical CPU devices.
+multi_worker  MultiWorkerMirroredStrategy: one process per host uses all its GPUs. Without a GPU, it uses one
+              CPU device. TF_CONFIG identifies each process:
 
     TF_CONFIG='{"cluster": {"worker": ["a:12345", "b:12345"]}, "task": {"type": "worker", "index": 0}}'
 
 Every replica updates its own copy of each variable. Only the moving statistics differ between replicas.
-Outside `run`, reading a variable reads the copy of the process' first replica, and an assignment sets all
-copies of the process.
+Outside `run`, a variable has the value of this process' first replica. An assignment there changes the copies
+of all replicas of this process.
 """
 
 import contextlib
@@ -38,7 +38,7 @@ START_SECONDS = 900.0  # time for all workers to start
 EXAMPLE = '{"cluster": {"worker": ["a:12345", "b:12345"]}, "task": {"type": "worker", "index": 0}}'
 HEARTBEAT_SECONDS = 30.0  # a worker without a heartbeat for this time counts as dead
 
-# Methods that work across replicas in keras.Optimizer, but on one device in its base class.
+# In keras.Optimizer, these methods work across replicas. In its base class, they work on one device.
 _ACROSS_REPLICAS = ("_backend_update_step", "_apply_weight_decay", "_backend_increment_gradient_accumulators")
 
 
@@ -73,7 +73,7 @@ class StrategyRanks(Ranks):
         own = self.num_replicas // self.world_size
         self.local_replicas = range(self.rank * own, (self.rank + 1) * own)
         if strategy == "multi_worker" and any(theirs != workers for theirs in self.gather(workers)):
-            raise UserError("TF_CONFIG does not have the same list of workers on all workers")
+            raise UserError("TF_CONFIG must have the same list of workers, in the same order, on all hosts")
 
     def scope(self) -> contextlib.AbstractContextManager:
         return self._strategy.scope()
@@ -89,7 +89,7 @@ class StrategyRanks(Ranks):
 
         if not tf.executing_eagerly():
             return on_replicas()
-        # Without a graph, replicas run in sequence.
+        # In eager mode, TensorFlow would run the replicas one after the other.
         return tf.function(on_replicas, autograph=False).get_concrete_function()()
 
     def local(self, value: T) -> list[T]:
@@ -100,7 +100,8 @@ class StrategyRanks(Ranks):
     def wrap_optimizer(self, optimizer: keras.optimizers.Optimizer) -> keras.optimizers.Optimizer:
         """Makes every replica update its own weights.
 
-        Keras' own methods would sum the clipped gradients over the replicas again.
+        The gradients are already averaged over the replicas and clipped. Keras' own methods would also sum
+        them over the replicas.
         """
         plain = getattr(optimizer, "inner_optimizer", optimizer)  # unwraps a LossScaleOptimizer
         (base,) = [c for c in type(plain).__mro__ if c.__name__ == "BaseOptimizer"]
@@ -142,10 +143,10 @@ class StrategyRanks(Ranks):
 
 
 def read_tf_config(text: str | None) -> tuple[list[str], int]:
-    """Parses the value of TF_CONFIG; None: TF_CONFIG is not set.
+    """Parses `text`, the value of TF_CONFIG. `text` is None if TF_CONFIG is not set.
 
     Returns:
-        The workers' addresses ("host:port"), the chief's first, and the index of this process.
+        The addresses of all workers ("host:port", the chief first), and this process' index in this list.
 
     Raises:
         UserError: TF_CONFIG is missing or wrong.
@@ -169,8 +170,8 @@ def read_tf_config(text: str | None) -> tuple[list[str], int]:
         right = False
     if not right:
         raise UserError(
-            f"TF_CONFIG={text} is not right: it needs workers with different addresses of the form host:port "
-            f"and an index from 0 on; a chief is optional. Example: {EXAMPLE}"
+            f"TF_CONFIG={text} is not valid: give each worker its own address host:port, and set the index "
+            f"of this process, which counts from 0. Example: {EXAMPLE}"
         )
     return addresses, index + (len(chiefs) if task["type"] == "worker" else 0)
 
@@ -200,13 +201,13 @@ def _multi_worker_strategy(workers: Sequence[str], rank: int) -> tf.distribute.S
                     for job in cluster.jobs
                 ],
             )
-        # TensorFlow waits in C++ and holds Python's lock.
+        # TensorFlow waits in C++ and holds the GIL. So no Python code can stop the wait or handle Ctrl-C.
         faulthandler.dump_traceback_later(START_SECONDS, exit=True, file=2)
         signal.signal(signal.SIGINT, signal.SIG_DFL)
         return tf.distribute.MultiWorkerMirroredStrategy()
     except tf.errors.OpError as error:  # "Could not start gRPC server", for example
         reason = error.message.partition("\n")[0]
-        raise UserError(f"TF_CONFIG: address {workers[rank]} of this worker: {reason}") from error
+        raise UserError(f"TF_CONFIG: this worker cannot start at {workers[rank]}: {reason}") from error
     finally:
         faulthandler.cancel_dump_traceback_later()
         for number, handler in handlers.items():  # TensorFlow's preemption notifier has replaced SIGTERM's
@@ -216,7 +217,7 @@ def _multi_worker_strategy(workers: Sequence[str], rank: int) -> tf.distribute.S
 def _wait_for_leader(address: str) -> None:
     """Waits until worker 0 listens.
 
-    TensorFlow itself would try again at longer and longer intervals, until the worker counts as dead.
+    TensorFlow itself would try again at longer and longer intervals.
     """
     deadline = time.monotonic() + START_SECONDS
     host, _, port = address.rpartition(":")

@@ -49,10 +49,10 @@ def to_results(
     Args:
         boxes: (B, D, 4) float, ltrb normalised to the original image.
         scores: (B, D) float.
-        classes: (B, D) int, 0-based; -1 is padding. Classes without a category are left out.
+        classes: (B, D) int, 0-based; -1 is padding. Classes that `label_map` lacks are left out.
         image_ids: (B,) int.
         image_sizes: (B, 2) int, (height, width) of the original images in pixels.
-        label_map: the map from classes to category ids.
+        label_map: the category id of each class.
         seen: ids of the images that were reported before; this function adds the new ids.
 
     Raises:
@@ -82,8 +82,8 @@ class Evaluation(NamedTuple):
     """Detections and their metrics.
 
     Attributes:
-        metrics: each of NAMES -> float in 0..1, or NO_TRUTH without ground truth. And `per_class`: class name
-            -> AP, AP50, and `num_boxes`, the number of ground-truth boxes without crowds.
+        metrics: a dict. Each of NAMES has a float in 0..1, or NO_TRUTH without ground truth. `per_class` has,
+            for each class name, AP, AP50 and `num_boxes`, the number of ground-truth boxes without crowds.
         results: the detections that were evaluated.
         curves: class name -> 101 floats, the interpolated precision at IoU 0.50 for the recalls 0, 0.01 .. 1.
             Classes without ground truth are left out.
@@ -132,14 +132,15 @@ def score(
     image_ids = sorted(image["id"] for image in ground_truth["images"])
     num_boxes = collections.Counter(a["category_id"] for a in annotations if not a.get("iscrowd", 0))
     if not num_boxes:
-        raise UserError("the evaluation data hold no box except crowds: give other --eval_annotations")
+        raise UserError("the evaluation data have no boxes, or only crowds: give other --eval_annotations")
     ids = image_ids, [category["id"] for category in categories]
     with contextlib.redirect_stdout(io.StringIO()):  # both packages print their progress
         evaluator = evaluator_class(_index(annotations, *ids), _index(_sorted(detections), *ids), "bbox")
         evaluator.evaluate()
         evaluator.accumulate()
         evaluator.summarize()
-    # Axes: IoU thresholds, recalls, categories. Boxes of all sizes, 100 detections; -1: no ground truth.
+    # The axes are IoU thresholds, recalls and categories. The values are for boxes of all sizes and at most
+    # 100 detections per image. They are -1 for a category without ground truth.
     precision = evaluator.eval["precision"][:, :, :, 0, -1]
     metrics: dict[str, Any] = dict(zip(NAMES, map(float, evaluator.stats[:12]), strict=True))
     metrics["per_class"], curves = {}, {}
@@ -155,7 +156,7 @@ def score(
 
 
 def format_table(metrics: dict[str, Any]) -> str:
-    """Returns a text with the 12 metrics and one line per class; `-`: no ground truth."""
+    """Returns a text with the 12 metrics and one line per class. `-` means: no ground truth."""
     width = max(len(name) for name in [*metrics["per_class"], "class"])
     lines = [f"{name:5} {_percent(metrics[name])}" for name in NAMES]
     lines += ["", f"{'class':{width}}     AP   AP50   boxes"]

@@ -1,4 +1,4 @@
-"""The work of eval.py and infer.py. Each app passes `open_detector` and `make_loader`."""
+"""The common code of eval.py and infer.py. Each app passes `open_detector` and `make_loader`."""
 
 import collections
 import os
@@ -24,10 +24,10 @@ from common.progress import Bar, log
 SHEET = "contact_sheet"
 SHEET_PICTURES = 6
 
-# (--weights, --image_size, --hparams) -> detection function, config, label map, weights file: detectors.py
+# Arguments: --weights, --image_size, --hparams. Returns what `open_detector` of detectors.py returns.
 OpenDetector = Callable[[str | None, str | None, str | None], tuple[Detect, Any, LabelMap, pathlib.Path]]
 MakeLoader = Callable[..., BaseLoader]
-# (evaluation data, COCO results, output directory, --errors_min_score) -> text (see tools/error_analysis.py)
+# Arguments: evaluation data, COCO results, output directory, --errors_min_score. Returns a text to print.
 ReportErrors = Callable[[Source, list[dict[str, Any]], pathlib.Path, float | None], str]
 
 
@@ -39,10 +39,10 @@ def evaluate_weights(
     explain: Explain,
     report_errors: ReportErrors | None = None,
 ) -> dict[str, Any]:
-    """Evaluates weights on the evaluation data; prints and writes the result.
+    """Evaluates weights on the evaluation data. Prints and writes the metrics.
 
     Args:
-        open_source: (flags, trained classes) -> the evaluation data.
+        open_source: opens the evaluation data. Its arguments are the flags and the trained classes.
         report_errors: writes the files of --errors and returns a text to print.
 
     Returns:
@@ -74,7 +74,7 @@ def infer(
     open_images: Callable[..., ImageListSource],
     explain: Explain,
 ) -> list[dict[str, Any]]:
-    """Detects objects in images or a video; draws and writes the results.
+    """Detects objects in images or a video. Draws and writes the results.
 
     Args:
         open_images: opens and checks the images of --images.
@@ -96,7 +96,7 @@ def infer(
 
 def _loader_options(a: EvalArgs | InferArgs) -> dict[str, Any]:
     if a.pipeline_type == "synthetic":
-        raise UserError("--pipeline_type=synthetic only measures training speed: use auto")
+        raise UserError("--pipeline_type=synthetic only measures training speed: use --pipeline_type=auto")
     names = ("batch_size", "num_threads", "prefetch", *DECODER_FLAGS)
     return {name: getattr(a, name) for name in names} | {"training": False, "with_targets": False}
 
@@ -106,7 +106,7 @@ class Job:
 
     Attributes:
         pipeline_type: --pipeline_type, or "tensorflow" for a video.
-        categories: the categories of --image_info or, for a --submission, of --annotations; else None.
+        categories: read from --image_info or, with --submission, from --annotations. Otherwise None.
 
     Raises:
         UserError: flags are missing or contradict each other, or files cannot be used.
@@ -125,7 +125,7 @@ class Job:
             if self._is_video and getattr(a, name):
                 raise UserError(f"--{name} is for images, but --images={a.images} is a video")
         if self._is_video and a.pipeline_type not in ("auto", "tensorflow"):
-            raise UserError(f"--pipeline_type={a.pipeline_type} reads no videos: leave it out")
+            raise UserError(f"--pipeline_type={a.pipeline_type} cannot read videos: omit the flag")
         self._truth = read_coco(a.annotations) if a.annotations else None
         self.categories: LabelMap | None = None
         self._video = video.open_video(a.images) if self._is_video else None
@@ -140,14 +140,14 @@ class Job:
         output = pathlib.Path(a.output_dir)
         directories = {pathlib.Path(file).resolve().parent for file in self.source.files}
         if a.draw and output.resolve() in directories:
-            raise UserError(f"--output_dir={output} holds the images: pictures would replace them")
+            raise UserError(f"--output_dir={output} has the input files: choose another directory")
         self._directory = make_output_directory(output)  # --submission may be inside it
         if a.submission:
             given = [path for path in (a.annotations, a.image_info) if path]
             submission.check_path(a.submission, [output / "detections.json", *given])
 
     def _with_ids(self, source: ImageListSource) -> tuple[ImageListSource, list[dict[str, Any]]]:
-        """Returns the images, and their ids and names. --annotations or --image_info select images."""
+        """Returns the images, their ids and names. With --annotations or --image_info, only listed images."""
         a = self._a
         base = os.path.commonpath([pathlib.Path(file).parent for file in source.files])
         names = [os.path.relpath(file, base) for file in source.files]
@@ -190,7 +190,7 @@ class Job:
         return results
 
     def _draw(self, results: list[dict[str, Any]], label_map: LabelMap) -> Iterator[np.ndarray]:
-        """Yields pictures of the detections, with the ground truth to the left, if there is one."""
+        """Yields images with their detections. With --annotations, the ground truth is on the left."""
         pixels = self._video.frames() if self._video else map(drawing.read_image, self.source.files)
         detections = _by_image(results)
         boxes = _by_image(self._truth.ground_truth()["annotations"] if self._truth else ())
@@ -206,7 +206,7 @@ class Job:
             bar.step()
 
     def _save_pictures(self, pictures: Iterator[np.ndarray]) -> None:
-        """Writes the video, or all pictures and a contact sheet of the first ones."""
+        """Writes a video, or else all images and a contact sheet of the first SHEET_PICTURES images."""
         if source := self._video:
             target = self._directory / f"{pathlib.Path(self._a.images).stem}.mp4"
             write_file(target, lambda temporary: video.write_video(temporary, source, pictures))
@@ -219,15 +219,15 @@ class Job:
 
 
 def look_up(names: list[str], known: Mapping[str, int], origin: str) -> list[int | None]:
-    """Looks up files in `known`, by relative path or else by name. Returns ids, or None for unknown files.
+    """Looks up each file in `known`, by its relative path, then by its name. Returns the image id or None.
 
     Raises:
         UserError: no file is known.
     """
     image_ids = [known.get(name, known.get(os.path.basename(name))) for name in names]
     if (left_out := image_ids.count(None)) == len(names):
-        raise UserError(f"{origin} lists none of the {len(names)} images, for example not {names[0]!r}")
-    log(f"{origin} lists {len(known)} images: {len(names) - left_out} found; {left_out} other files skipped")
+        raise UserError(f"{origin} lists none of the files in --images ({names[0]!r}, ...): check both flags")
+    log(f"{origin} lists {len(names) - left_out} of {len(names)} files in --images; the others are skipped")
     return image_ids
 
 
@@ -240,7 +240,7 @@ def _by_image(rows: Iterable[dict[str, Any]]) -> dict[int, list[dict[str, Any]]]
 
 
 def _picture_names(about: list[dict[str, Any]]) -> list[str]:
-    """Names the pictures: a/dog.jpg -> a_dog, or a_dog.jpg if there are two a_dog."""
+    """Names the output images: a_dog for a/dog.jpg, or a_dog.jpg if another image has the name a_dog."""
     flat = [image["file_name"].replace(os.sep, "_") for image in about]
     stems = [os.path.splitext(name)[0] for name in flat]
     count = collections.Counter([SHEET, *stems])

@@ -57,7 +57,7 @@ def draw_boxes(
     draw = ImageDraw.Draw(picture)
     line = max(2, round(min(picture.size) / 200))
     draw.font = font(max(11, round(min(picture.size) / 32)))
-    # A side outside the image is drawn along the image's edge.
+    # A box side outside the image is moved to the edge of the image.
     clipped = np.clip(boxes_px, 0, picture.size * 2)
     for row in rows:
         left, top, right, bottom = clipped[row]
@@ -189,5 +189,5 @@ def font(size: int) -> ImageFont.FreeTypeFont:
 
 
 def save_figure(figure: Figure, path: str | os.PathLike) -> None:
-    # without the version of matplotlib: equal curves give equal bytes
+    # The file has no version of matplotlib, so equal curves give equal bytes.
     write_file(path, lambda temporary: figure.savefig(temporary, format="png", metadata={"Software": None}))

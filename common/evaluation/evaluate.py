@@ -26,12 +26,15 @@ from common.loader import BaseLoader
 if TYPE_CHECKING:
     from common.datasets import Source
 
-# The function of each app's make_detect: (images (B, H, W, 3), letterbox (B, 4)) -> boxes (B, D, 4) ltrb,
-# normalised to the original image, clipped; scores (B, D); classes (B, D), 0-based, -1 in the padding; and
-# whether all outputs of the network were finite (B,).
+# The function that each app's make_detect returns.
+# Its arguments are images (B, H, W, 3) and letterbox (B, 4). It returns four tensors:
+# - boxes (B, D, 4), ltrb, normalised to the original image and clipped;
+# - scores (B, D);
+# - classes (B, D), 0-based, -1 in the padding;
+# - booleans (B,): whether all outputs of the network for this image were finite.
 Detect = Callable[[tf.Tensor, tf.Tensor], tuple[tf.Tensor, ...]]
 OnBatch = Callable[[int, int], None]  # arguments: number of batches done, number of all batches
-# (exception of a loader, the loader's source, --pipeline_type) -> the error that names the bad images
+# Arguments: exception of a loader, the loader's source, --pipeline_type. Returns the error for the user.
 Explain = Callable[[Exception, "Source | None", str], UserError]
 ALONE = Ranks()
 

@@ -46,10 +46,11 @@ def open_runner(path: pathlib.Path) -> Run:
 def make_detect(run: Run, to_pixels: Callable[[tf.Tensor], tf.Tensor]) -> Callable[..., tuple]:
     """Returns an exported detector as a function for common.evaluation.evaluate.
 
-    The detector gets the size of the resized image instead of the original one: the letterbox is the same.
+    The detector gets the size of the resized image, because the loader does not give the original size. The
+    letterbox is the same for both.
 
     Args:
-        to_pixels: normalised images of the app's loader -> uint8.
+        to_pixels: converts the normalised images of the app's loader to uint8.
     """
 
     def detect(images: tf.Tensor, letterbox: tf.Tensor) -> tuple[np.ndarray, ...]:
@@ -83,7 +84,7 @@ def _open_onnx(path: pathlib.Path) -> Run:
     on_gpu = [(cuda, {"use_tf32": "0"})] if cuda in onnxruntime.get_available_providers() else []
     session = onnxruntime.InferenceSession(path, providers=[*on_gpu, cpu])
     if cuda not in session.get_providers() and tf.config.list_physical_devices("GPU"):
-        # 1.27 requires CUDA 13, but TensorFlow's wheels have CUDA 12.
+        # onnxruntime-gpu 1.27 requires CUDA 13, but TensorFlow's wheels have CUDA 12.
         instead = "pip uninstall onnxruntime; pip install 'onnxruntime-gpu==1.26.*'"
         log_once(f"ONNX Runtime runs on the CPU here. To use the GPU: {instead}")
     names = [output.name for output in session.get_outputs()]
@@ -112,7 +113,7 @@ def _open_litert(path: pathlib.Path) -> Run:
 
 
 def _open_engine(path: pathlib.Path) -> Run:
-    """Opens a TensorRT engine. This code has never run; it makes its calls in the order of NVIDIA's samples:
+    """Opens a TensorRT engine. This code has never run. It follows NVIDIA's samples:
     https://github.com/NVIDIA/TensorRT/blob/release/10.16/samples/python/common_runtime.py
     """
     import tensorrt as trt
@@ -127,7 +128,7 @@ def _open_engine(path: pathlib.Path) -> Run:
     inputs = ("images", "image_sizes")
     for name in inputs:
         context.set_input_shape(name, engine.get_tensor_profile_shape(name, 0)[2])  # the largest
-    # Memory for the largest batch is enough for all batches.
+    # Memory is allocated once, for the largest batch.
     on_host: Found = {}
     on_gpu: dict[str, int] = {}
     for number in range(engine.num_io_tensors):
@@ -146,7 +147,7 @@ def _open_engine(path: pathlib.Path) -> Run:
         batch = {name: whole[: len(images)] for name, whole in on_host.items()}
         for name, given in zip(inputs, (images, image_sizes), strict=True):
             if not context.set_input_shape(name, given.shape):
-                raise UserError(f"{path} does not take {name} of shape {given.shape}: export it again")
+                raise UserError(f"{path} does not accept {name} of shape {given.shape}: export it again")
             batch[name][:] = given
             gpu.copy(on_gpu[name], batch[name].ctypes.data, batch[name].nbytes)
         if not context.execute_async_v3(gpu.stream.value):

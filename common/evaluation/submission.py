@@ -41,7 +41,7 @@ def read_image_info(path: str | os.PathLike) -> tuple[dict[str, int], LabelMap |
     """Reads a json with COCO's `images`, such as image_info_test-dev2017.json.
 
     Returns:
-        File name -> image id; and the categories, or None if the file has none.
+        A dict of file name -> image id, and the categories. The categories are None if the file has none.
 
     Raises:
         UserError: the file is missing or has no `images`.
@@ -70,7 +70,7 @@ def ids_by_name(names: Sequence[str]) -> list[int]:
 
 
 def check_path(path: str, others: Iterable[str | os.PathLike]) -> None:
-    """Raises UserError unless `path` is a .json or .zip in an existing directory, and none of `others`."""
+    """Raises UserError if `path` is not a .json or .zip in an existing directory, or is one of `others`."""
     file = pathlib.Path(path)
     if file.suffix not in (".json", ".zip"):
         raise UserError(f"--submission={path} must end in .json or .zip")
@@ -83,7 +83,7 @@ def check_path(path: str, others: Iterable[str | os.PathLike]) -> None:
 def check_categories(categories: LabelMap, label_map: LabelMap, file: str) -> None:
     """Raises UserError if a trained class is not a category of `file`."""
     for difference in categories.differences(label_map, here=f"in {file}"):
-        raise UserError(f"the weights' {difference}: give weights that were trained on these categories")
+        raise UserError(f"in the weights, {difference}: give weights that were trained on these categories")
 
 
 def write(path: str, results: Iterable[dict[str, Any]]) -> int:

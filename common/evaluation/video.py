@@ -53,7 +53,7 @@ class VideoSource(Source):
         for _ in range(self.size):
             success, frame = capture.read()
             if not success:
-                raise UserError(f"--images={self.path}: the file has changed while it was read")
+                raise UserError(f"--images={self.path}: the file changed during the run: try again")
             yield frame[..., ::-1]  # BGR -> RGB
 
     def examples(self, **_: Any) -> tf.data.Dataset:

@@ -75,7 +75,7 @@ class Checkpoints:
         self._variables = [v.value for v in [*model.weights, *optimizer.variables]] + [*averaged.variables]
         self._shared = tf.train.Checkpoint(model=model, optimizer=optimizer, averaged=averaged)
         self._seeds = random_states(model)  # tf.train.Checkpoint(model=...) does not save the seeds
-        # The shared part of the checkpoint holds the statistics of rank 0.
+        # `_shared` holds the statistics of rank 0. So only the other ranks save their statistics here.
         statistics = moving_statistics(model) if ranks.rank else []
         self._statistics = [*statistics, *averaged.averages_of(statistics)]
         with ranks.raise_on_any_rank():

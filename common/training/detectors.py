@@ -28,7 +28,7 @@ def open_detector(
         config = app.read_config(metadata, file)
         for flag, value in (("image_size", image_size), ("hparams", spec)):
             if value:
-                raise UserError(f"--{flag}={value} cannot change {file}: export again with this flag")
+                raise UserError(f"--{flag}={value} has no effect on {file}: export it again with this flag")
         nms = metadata.get("export", {}).get("nms")
         if nms != "standard" and (nms, file.suffix) != ("efficientnms_trt", ".plan"):
             raise UserError(f"{file} was exported with --nms={nms}: export it with --nms=standard")

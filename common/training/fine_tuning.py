@@ -15,7 +15,7 @@ from common.errors import UserError
 from common.labels import LabelMap
 from common.progress import log
 
-# Least share of the model's weights that a file must hold; a backbone alone has more (efficientdet-d0: 44 %).
+# A file must have at least this share of the model's weights. A backbone has more (efficientdet-d0: 44 %).
 LEAST_SHARE = 0.3
 
 
@@ -27,7 +27,7 @@ class ClassRows:
         paths: the paths of these weights.
         anchors: number of anchors per location in the model to initialise.
         source_anchors: number of anchors per location in the source model.
-        first: number of values per anchor before those of the classes; they are always copied.
+        first: number of values per anchor that precede the class values. These values are always copied.
     """
 
     paths: Collection[str]
@@ -71,12 +71,12 @@ def transfer(
 ) -> Report:
     """Copies every weight with the same path and shape in `source`; other weights keep their initial values.
 
-    The weights in `rows` are copied class by class. Classes are matched by name (in COCO's or Pascal VOC's
-    spelling).
+    The weights in `rows` are copied class by class. Classes are matched by name. COCO's and Pascal VOC's
+    names of the same class match, for example couch and sofa.
 
     Args:
         source: path of a weight -> its values.
-        rows: which weights have a value for each class.
+        rows: the weights that have a value for each class.
         source_names: the class names of `source` by class index; "" for an unused index.
         origin: name of the source with which messages begin, for example "--init_from=runs/mine".
 
@@ -144,7 +144,7 @@ def freeze_batch_norms(model: keras.Model) -> None:
 
 
 def freeze(model: keras.Model, pattern: str) -> str:
-    """Freezes the layers whose names match: weights do not train, and batch norms keep their statistics.
+    """Freezes the layers whose names match. Their weights do not train; batch norms keep their statistics.
 
     Args:
         pattern: a regular expression that is searched for in the names of the layers.
@@ -161,7 +161,7 @@ def freeze(model: keras.Model, pattern: str) -> str:
         raise UserError(f"--freeze={pattern!r} is not a regular expression: {error}") from error
     if not frozen:
         names = sorted({layer.name.split(".")[0] for layer in model.layers if layer.weights})
-        raise UserError(f"--freeze={pattern!r} matches no layer; names start with {', '.join(names)}")
+        raise UserError(f"--freeze={pattern!r} matches no layer: layer names start with {', '.join(names)}")
     for layer in frozen:
         layer.trainable = False
     if not model.trainable_variables:

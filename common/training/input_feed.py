@@ -51,11 +51,11 @@ def open_splits(
     max_instances: int,
     synthetic_classes: int,
 ) -> Data:
-    """Opens and checks the data, first on one rank per host. The others then use its caches.
+    """Opens and checks the data. One rank per host goes first, so that the others can use its caches.
 
     Args:
         open_datasets: `open_datasets` of common/datacheck/datasets.py.
-        max_instances: number of boxes per image that are kept.
+        max_instances: largest number of boxes per image; other boxes are dropped.
         synthetic_classes: number of classes of synthetic data.
 
     Raises:
@@ -98,7 +98,7 @@ def open_loader(
         classes: the loader classes of the app, see make_loader.
         training: whether to open the training loader or the evaluation loader.
         device_index: index in `ranks.local_replicas`.
-        of_epoch: further arguments of the loader, from the app's `epoch_kwargs`.
+        of_epoch: further arguments of the loader, which the app's `epoch_kwargs` returns for an epoch.
     """
     if training:
         shard_id, num_shards = ranks.local_replicas[device_index], ranks.num_replicas
@@ -126,17 +126,17 @@ class InputFeed:
 
     Args:
         ranks: the ranks of the run; each replica reads one shard.
-        open_loader: (device_index=index, **others) -> the training loader of a replica of this process.
-        loader_kwargs: number of epochs done -> the other arguments of the loaders for the next epoch, as
-            JSON values: the seed, ...
-        steps_per_epoch: batches per epoch and replica; None: the size of the data decides.
+        open_loader: opens the training loader of a replica. It gets device_index and the `loader_kwargs`.
+        loader_kwargs: called with the number of epochs done. Returns further arguments of the loaders for the
+            next epoch, such as the seed, as JSON values.
+        steps_per_epoch: batches per epoch and replica. If None, an epoch is one pass over the data.
 
     Attributes:
         size: number of images in all shards together.
         pipeline_type: the loaders' pipeline type.
         steps_per_epoch: the argument or, if it is None, the number of batches for one pass over the data.
         identity: values that must be the same when the run resumes.
-        num_epochs: number of epochs of the run; None: not known.
+        num_epochs: number of epochs of the run, or None if it is not known.
     """
 
     def __init__(

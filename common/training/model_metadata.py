@@ -36,7 +36,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 # Flags of train.py that affect the result of a run and are not fields of the config.
 RECIPE_FLAGS: tuple[str, ...] = ("batch_size", "accumulate_steps", "precision", "strategy", "pipeline_type")
 RECIPE_FLAGS += ("init_from", "freeze", "freeze_batch_norm", "seed")
-# `differences` compares fields whose names begin like this.
+# `differences` compares only fields whose names begin with one of these.
 COMPARED: tuple[str, ...] = ("app", "num_classes", "train_data", "eval_data", "class ")
 COMPARED += ("config.", "preprocessing.", "versions.", "export.")
 KEY = "passport"  # the metadata's key in exported files
@@ -57,12 +57,12 @@ def make(
     """Makes the metadata of a model in memory; each app's model_metadata.py supplies the first two arguments.
 
     Args:
-        describe: config -> a dict of `anchors` (what box outputs are relative to) and `preprocessing` (how
-            pixels are processed before the network), as text and numbers.
-        config: the present config of the model, a dataclass.
+        describe: returns a dict for the config. `anchors` tells what box outputs are relative to.
+            `preprocessing` tells how pixels are processed before the network.
+        config: the current config of the model, a dataclass.
         num_classes: number of class outputs, at least the number of classes in `label_map`.
         source, eval_source: the training and evaluation data, if known.
-        recipe: flags of train.py, of which those in RECIPE_FLAGS are kept.
+        recipe: flags of train.py. Only the flags in RECIPE_FLAGS are kept.
 
     Returns:
         A dict of JSON values, without the keys that have no value.
@@ -129,7 +129,7 @@ def read(path: str | pathlib.Path) -> dict[str, Any]:
 
 
 def is_exported(path: pathlib.Path) -> bool:
-    """Whether a path names a file of an exported format, or a saved_model directory."""
+    """Returns whether a path is a file of an exported format, or a saved_model directory."""
     return path.suffix in (".onnx", ".tflite", ".plan") or (path / "saved_model.pb").is_file()
 
 
@@ -137,7 +137,7 @@ def _read_exported(path: pathlib.Path) -> dict[str, Any]:
     if path.suffix == ".plan":
         path = path.with_suffix(".onnx")
         if not path.exists():
-            raise UserError(f"{path} is missing: it holds the metadata of the .plan file next to it")
+            raise UserError(f"{path} is missing. The .plan file needs its metadata: copy both files")
     try:
         if path.is_dir():
             text = (path / SAVED_MODEL_FOLDER / FILE).read_bytes()
@@ -173,7 +173,7 @@ def differences(saved: Mapping, now: Mapping, words: tuple[str, str] = ("saved",
 
 
 def fields(metadata: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns name -> value of all fields, such as "class 0" -> "category 3, car"."""
+    """Returns a dict of field name -> value, for example "class 0" -> "category 3, car"."""
     found = run_directory.flatten(metadata)
     if "label_map" in metadata:
         label_map = LabelMap.from_json(found.pop("label_map"))

@@ -131,7 +131,7 @@ def test_onnx(app, decided, command, drawn, by_weights, tmp_path, capsys):
     assert metrics["AP"] == pytest.approx(by_weights[0]["AP"], abs=1e-3)
     _check_same(detections, by_weights[1])
 
-    with pytest.raises(UserError, match="--image_size=128 cannot change"):
+    with pytest.raises(UserError, match="--image_size=128 has no effect on"):
         command("eval", f"--weights={file}", "--image_size=128", *coco_flags(drawn, "eval"))
     _check_a_cut_file_is_refused(command, drawn, file, file)
 
@@ -181,7 +181,7 @@ def test_tensorrt(decided, command, drawn, by_weights, tmp_path, monkeypatch, ca
     found, expected = run(images, sizes), exported.open_runner(onnx)(images, sizes)
     assert found.keys() == expected.keys()
     assert all(np.array_equal(found[name], expected[name]) for name in found)
-    with pytest.raises(UserError, match=r"does not take images of shape \(2, 96, 64, 3\): export it again"):
+    with pytest.raises(UserError, match=r"does not accept images of shape \(2, 96, 64, 3\): export it again"):
         run(images[:2].transpose(0, 2, 1, 3), sizes[:2])
 
     _check_a_cut_file_is_refused(command, drawn, plan, plan)
@@ -189,7 +189,7 @@ def test_tensorrt(decided, command, drawn, by_weights, tmp_path, monkeypatch, ca
     *_, said = refusal(exported.open_runner, plan).partition("detector.plan cannot ")
     assert ": TensorRT 10.16.0.72 takes only engines of this" in said
     onnx.unlink()
-    with pytest.raises(UserError, match=r"detector\.onnx is missing: it holds the metadata"):
+    with pytest.raises(UserError, match=r"detector\.onnx is missing\. The \.plan file needs its metadata"):
         command("infer", f"--weights={plan}", f"--images={drawn}/images", f"--output_dir={tmp_path}/found")
 
 

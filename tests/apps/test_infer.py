@@ -144,7 +144,7 @@ def test_a_video_is_its_frames(infer, clip, tmp_path, capsys):
     plain = cv2.imread(str(clip / "frames" / f"{found[0]['frame']}.png"))
     assert np.abs(frames[found[0]["frame"]].astype(int) - plain).max() > 100
     assert not list((tmp_path / "video").glob(".tmp-*"))
-    assert "reads no videos" in refusal(infer, clip / "clip.avi", "--pipeline_type=dali_cpu", "--nodraw")
+    assert "cannot read videos" in refusal(infer, clip / "clip.avi", "--pipeline_type=dali_cpu", "--nodraw")
 
 
 BUS = r"category 3 is 'car', in .*other\.json it is 'bus'"
@@ -153,7 +153,7 @@ REFUSED = {
     "no flag": ("", "", "images"),
     "an empty directory": ("{tmp}/empty", "", r"empty: no image files found \(\.jpg"),
     "no such video": ("{tmp}/none.mp4", "", r"none\.mp4: no such file"),
-    "video over itself": ("{clip}/clip.avi", "--output_dir={clip}", "holds the images"),
+    "video over itself": ("{clip}/clip.avi", "--output_dir={clip}", "has the input files"),
     "video with ids": ("{clip}/clip.avi", "--submission=a.zip", "--submission is for images"),
     "no results file": ("{clip}/frames", "--submission={tmp}/a.txt", r"must end in \.json or"),
     "two ids": ("{tmp}/frog.png", "--image_info={tmp}/a.json --annotations={tmp}/a.json", "give one of them"),

@@ -46,7 +46,7 @@ WRONG += [config({"worker": ["a:1"], "ps": ["b:1"]}), *(config(index=i) for i in
 
 @pytest.mark.parametrize("text", WRONG)
 def test_a_wrong_one_is_told_in_one_line(text):
-    assert refusal(tf_distribute.read_tf_config, text).startswith(f"TF_CONFIG={text} is not right: ")
+    assert refusal(tf_distribute.read_tf_config, text).startswith(f"TF_CONFIG={text} is not valid: ")
 
 
 def test_a_worker_waits_until_worker_0_listens(monkeypatch):

@@ -159,7 +159,7 @@ def test_data_without_boxes_are_refused(backend):
     truth = hard_truth()
     crowds = [annotation | {"iscrowd": 1} for annotation in truth["annotations"]]
     for annotations in ([], crowds):
-        with pytest.raises(UserError, match="evaluation data hold no box"):
+        with pytest.raises(UserError, match="evaluation data have no boxes"):
             coco_metrics.score(truth | {"annotations": annotations}, hard_detections(truth), backend)
 
 

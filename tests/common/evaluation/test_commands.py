@@ -26,7 +26,7 @@ def job(images, output_dir, **options):
 
 
 def test_beside_the_images_only_what_replaces_none(images):
-    with pytest.raises(UserError, match="holds the images: pictures would replace them"):
+    with pytest.raises(UserError, match="has the input files: choose another directory"):
         job(images, images, draw=True)
     before = {path: path.stat().st_mtime_ns for path in images.iterdir()}
     (result,) = job(images, images, draw=False).write(FOUND, LABELS)

@@ -52,15 +52,15 @@ def test_ids_from_an_image_list_without_annotations(tmp_path, capsys):
     assert look_up(["a/c.jpg", "x/b.jpg"], known, "f") == [4, 9]
     assert look_up(["d.jpg", "b.jpg", "e.jpg"], known, "f") == [None, 9, None]
     said = capsys.readouterr().err.splitlines()
-    assert said[1] == "f lists 2 images: 1 found; 2 other files skipped"
-    with pytest.raises(UserError, match=r"f lists none of the 2 images, for example not 'd\.jpg'"):
+    assert said[1] == "f lists 1 of 3 files in --images; the others are skipped"
+    with pytest.raises(UserError, match=r"f lists none of the files in --images \('d\.jpg', \.\.\.\)"):
         look_up(["d.jpg", "e.jpg"], known, "f")
 
 
 def test_categories_must_be_those_of_the_list():
     categories = LabelMap.from_categories(CATEGORIES)
     submission.check_categories(categories, LabelMap((17,), ("cat",)), "f")
-    with pytest.raises(UserError, match="the weights' category 17 is 'dog', in f it is 'cat'"):
+    with pytest.raises(UserError, match="in the weights, category 17 is 'dog', in f it is 'cat'"):
         submission.check_categories(categories, LabelMap((17,), ("dog",)), "f")
     with pytest.raises(UserError, match="category 1 is 'cat', in f it is absent"):
         submission.check_categories(categories, LabelMap((1,), ("cat",)), "f")

@@ -125,7 +125,7 @@ def test_freeze_stops_the_layers_that_match():
 
 BAD_PATTERNS = [
     ("(", r"^--freeze='\(' is not a regular expression: "),
-    ("xyz", "^--freeze='xyz' matches no layer; names start with body, head$"),
+    ("xyz", "^--freeze='xyz' matches no layer: layer names start with body, head$"),
     (".", "^--freeze='.' leaves nothing to train$"),
 ]
 
