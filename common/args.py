@@ -2,7 +2,7 @@
 
     @dataclasses.dataclass(frozen=True)
     class Args(args.Args):                                  # an app adds flags
-        letterbox: bool | None = flag(None, "Keep the aspect ratio ... Default: the recipe's.")
+        letterbox: bool | None = flag(None, "Keep the aspect ratio ... Default: as in the recipe.")
 
     define(fv, Args)                                        # defines the absl flags of all fields
     a = Args(**values(flags.FLAGS, define_flags))           # the command line as plain values
@@ -66,7 +66,7 @@ def model_name_flag(model_names: Sequence[str], default: str) -> Any:
 class NetworkArgs:
     group = "Network"
 
-    image_size: str | None = flag(None, "Network input size in pixels, N or HxW. Default: the model's.")
+    image_size: str | None = flag(None, "Network input size in pixels, N or HxW. Default: the model's size.")
     hparams: str | None = flag(None, "Changes of hyper-parameters: name=value,name=value or a YAML file.")
 
 
@@ -125,21 +125,21 @@ class TrainingArgs:
     )
     output_dir: str = flag("", "Directory for the files of the run. The same command resumes the run.")
     overwrite: bool = flag(False, "Delete the run in --output_dir, if there is one, and start again.")
-    epochs: int | None = flag(None, "Number of epochs. Default: the recipe's.", low=1)
+    epochs: int | None = flag(None, "Number of epochs. Default: as in the recipe.", low=1)
     steps_per_epoch: int | None = flag(None, "Batches per epoch. Default: one pass over the data.", low=1)
     learning_rate: float | None = flag(
         None,
         "Learning rate for updates of reference_batch images. It is scaled linearly for other numbers of "
-        "images. Default: the recipe's.",
+        "images. Default: as in the recipe.",
         low=0.0,
     )
     precision: str = flag(
         "float32", "Dtype policy of the network.", choices=("float32", "mixed_float16", "mixed_bfloat16")
     )
     xla: bool = flag(False, "Compile the training step with XLA.")
-    ema_decay: float | None = flag(None, "Decay of the weights' EMA; 0: off. Default: the recipe's.")
+    ema_decay: float | None = flag(None, "Decay of the weights' EMA; 0: off. Default: as in the recipe.")
     clip_norm: float | None = flag(
-        None, "Largest global norm of the gradients; 0: no limit. Default: the recipe's."
+        None, "Largest global norm of the gradients; 0: no limit. Default: as in the recipe."
     )
     accumulate_steps: int = flag(0, "Batches whose gradients make one weight update; 0: off.", low=0)
     init_from: str | None = flag(None, "Weights to start from. Head outputs for new classes start untrained.")

@@ -1,4 +1,4 @@
-"""Augmentations in DALI that are off by default: rotation, RandAugment and TrivialAugment, cutout.
+"""Augmentations in DALI that are off by default: rotation, RandAugment, TrivialAugment and cutout.
 
     --augmentation_preset=strong
     --hparams=rotation=5,cutout_prob=0.5
@@ -44,7 +44,7 @@ def random_rotation(
     """
     angle = uniform(-degrees, degrees)
     sides = boxes[:, 2:4] - boxes[:, 0:2]
-    # fn.bbox_rotate gives an area to boxes that had none. Label 0 marks them.
+    # fn.bbox_rotate gives an area to boxes without area. Label 0 marks these boxes, to undo this below.
     labels = labels * fn.reductions.min(int32(sides > 0), axes=[1])
     rotated: Any = fn.bbox_rotate(
         boxes, labels, angle=angle, input_shape=images.shape()[0:2], keep_size=True, remove_threshold=0.0
@@ -61,7 +61,7 @@ def is_conditional(config: "EfficientDetConfig") -> bool:
 
 def auto_augment(images: DataNode, config: "EfficientDetConfig") -> DataNode:
     """Applies RandAugment (arXiv 1909.13719) or TrivialAugment (2103.10158) to an image, uint8 (h, w, 3)."""
-    # DALI 2.4 calls two of its own operators by deprecated names. This hides its warnings.
+    # Hide DALI 2.4's warnings about deprecated operator names, which DALI itself uses.
     with warnings.catch_warnings(record=True):
         if config.auto_augment == "trivial":
             images = trivial_augment.apply_trivial_augment(TRIVIAL_AUGMENT, images)

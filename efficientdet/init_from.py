@@ -19,7 +19,7 @@ from efficientdet.predict import load_trained
 
 
 def init_from(model: keras.Model, label_map: LabelMap, weights: str, backbone: str = "") -> Report:
-    """Copies each weight that has the same name and shape. In the class head, classes are matched by name.
+    """Copies the weights whose name and shape fit `model`. In the class head, classes are matched by name.
 
     Args:
         label_map: the classes of the model.

@@ -7,19 +7,19 @@ from typing import Any
 
 
 class SourceText:
-    """One file as bytes, because ast counts columns in bytes. The methods return the new text."""
+    """The text of one file, as bytes because ast counts columns in bytes. Methods return an edited text."""
 
     def __init__(self, text: str) -> None:
         self._text = text.encode()
         self._lines = self._text.splitlines(keepends=True)
 
     def without_item(self, items: Sequence, item: object, comma: bytes = b"") -> str:
-        """Removes one of several items that commas, `or` or `and` separate.
+        """Removes one item of a list, a call, a dict, or a chain of `or` or `and`.
 
         Args:
-            items: nodes, or tuples of nodes that belong together: a key and its value.
+            items: all items. Each is a node, or a tuple of nodes: a key and its value.
             item: the item to remove.
-            comma: b"," for a tuple of two, because a comma must follow the item that remains.
+            comma: b"," if the items form a tuple of two. The remaining item then gets this comma.
         """
         groups = [item if isinstance(item, tuple) else (item,) for item in items]
         spans = [self.span(*filter(None, group)) for group in groups]

@@ -50,7 +50,7 @@ class Style(NamedTuple):
 Rng = np.random.Generator
 STYLES = {
     "small": Style((240, 640), (240, 640), 2.0),
-    # For timing: about as many pixels and bytes as COCO's photographs.
+    # For benchmarks: images have about as many pixels and bytes as COCO's photographs.
     "photo": Style((480, 768), (640, 1024), 8.0),
 }
 
@@ -141,7 +141,7 @@ def _rotation(angle: float) -> np.ndarray:
 
 _CIRCLE = _on_circle(np.linspace(0, 2 * math.pi, 96, endpoint=False))
 _ARM = np.array([[0.3, -1], [0.3, -0.3], [1, -0.3]])
-# Polygons (points, 2) of (x, y), y downwards: the outline, then the hole.
+# Each shape is an outline, and a hole if it has one. They are polygons (points, 2): x, and y downwards.
 _OUTLINES = {
     "disk": [_CIRCLE],
     "ring": [_CIRCLE, 0.55 * _CIRCLE],
@@ -191,7 +191,7 @@ def _visible_areas(owner: np.ndarray, num_objects: int) -> np.ndarray:
 
 
 def _overlap(image_shape: _Shape, patch_shape: _Shape, top: int, left: int) -> tuple[_Slices, _Slices]:
-    """Returns the slices of the image and of the patch in which the two overlap."""
+    """Returns where an image and a patch overlap: slices of the image, and slices of the patch."""
     bottom = min(top + patch_shape[0], image_shape[0])
     right = min(left + patch_shape[1], image_shape[1])
     view = slice(max(top, 0), bottom), slice(max(left, 0), right)

@@ -40,9 +40,10 @@ class Fit:
 
 
 def beats(new_iou: np.ndarray, old_iou: np.ndarray) -> bool:
-    """Returns whether new anchors fit the same boxes better by MARGIN and by MIN_ERRORS standard errors.
+    """Returns whether new anchors fit the same boxes clearly better than old anchors.
 
-    The share of boxes with an IoU above REACHED_IOU must not fall by more than MAX_FALL.
+    The mean IoU must rise by at least MARGIN, and by at least MIN_ERRORS standard errors. The share of boxes
+    with an IoU above REACHED_IOU must not fall by more than MAX_FALL.
 
     Args:
         new_iou, old_iou: float (N,), the IoU of each box with its best anchor.
@@ -56,9 +57,10 @@ def beats(new_iou: np.ndarray, old_iou: np.ndarray) -> bool:
 
 
 def split(box_image: np.ndarray, random: np.random.Generator) -> np.ndarray:
-    """Splits N boxes into two halves, bool (N,): True for fitting anchors, False for evaluating them.
+    """Splits N boxes into two halves, to fit anchors to one half and to evaluate them on the other.
 
-    All boxes of an image are in the same half.
+    Returns bool (N,), True for the boxes to fit. If there are several images, all boxes of an image are in
+    the same half.
     """
     different, image = np.unique(box_image, return_inverse=True)
     groups = image if len(different) > 1 else np.arange(len(box_image))
@@ -72,7 +74,7 @@ def fit_anchors(sizes: np.ndarray, count: int, seed: int = 0) -> np.ndarray:
     """Fits anchors to boxes by k-means with the distance 1 - IoU.
 
     Args:
-        sizes: (N, 2), widths and heights, at least `count` different ones.
+        sizes: (N, 2), width and height of each box. At least `count` sizes must be different.
 
     Returns:
         float64 (count, 2), widths and heights, the smallest area first.
@@ -98,6 +100,6 @@ def _k_means(sizes: np.ndarray, anchors: np.ndarray) -> np.ndarray:
 
 
 def shape_iou(sizes: np.ndarray, anchors: np.ndarray) -> np.ndarray:
-    """Returns the IoU (N, A) of every size (N, 2) with every anchor (A, 2), with equal centres."""
+    """Returns the IoU (N, A) of boxes of sizes (N, 2) with anchors (A, 2) that have the same centre."""
     common = np.minimum(sizes[:, None], anchors[None]).prod(2)
     return common / (sizes.prod(1)[:, None] + anchors.prod(1)[None] - common)

@@ -149,7 +149,7 @@ class YOLOv4Config:
         return max(math.floor(side / self.multi_scale + 0.5), 1), math.floor(side * self.multi_scale + 0.5)
 
     def bucket(self, units: int) -> tuple[int, int]:
-        """The training size with a shorter side of `units` * STRIDE; the longer is a multiple of STRIDE."""
+        """The training size with a shorter side of `units` * STRIDE. Both sides are multiples of STRIDE."""
         shorter = min(self.image_size)
         height, width = (STRIDE * math.floor(units * side / shorter + 0.5) for side in self.image_size)
         return height, width

@@ -40,10 +40,10 @@ def source_sizes(jpegs: list[DataNode]) -> DataNode:
 
 
 def input_size(config: "YOLOv4Config", training: bool, seed: int) -> DataNode:
-    """Returns int32 (2,), (height, width) of the network input; random for training with multi_scale > 1.
+    """Returns int32 (2,), (height, width) of the network input. It is random in training if multi_scale > 1.
 
-    The shorter side is uniform over the multiples of 32 from image_size / multi_scale to image_size *
-    multi_scale. All ranks use the same `seed`, and so the same size.
+    The shorter side is then a random multiple of 32, from image_size / multi_scale to image_size *
+    multi_scale. All ranks use the same `seed`, so they get the same size.
     """
     if not training or config.multi_scale == 1:
         return types.Constant(np.array(config.image_size, np.int32), device="cpu")
@@ -51,13 +51,13 @@ def input_size(config: "YOLOv4Config", training: bool, seed: int) -> DataNode:
     sizes = np.array([config.bucket(units) for units in range(low, high + 1)], np.int32)
     drawn = fn.random.uniform(range=(0.0, float(len(sizes))), seed=seed)
     drawn = dali_math.min(int32(dali_math.floor(drawn)), len(sizes) - 1)  # floor, because a cast rounds
-    # All samples use the number of the first sample.
+    # All samples of the batch use the number drawn for the first sample.
     drawn = fn.permute_batch(drawn, indices=types.Constant(0, device="cpu"))
     return types.Constant(sizes, device="cpu")[drawn]
 
 
 def whole_image(size: DataNode, image_size: DataNode, keep_aspect: bool) -> CropResize:
-    """Takes the whole image. With keep_aspect it is centred and as large as fits, otherwise stretched."""
+    """Takes the whole image. With keep_aspect, letterboxes and centres it; otherwise stretches it."""
     zero = 0 * size
     window = fn.cat(zero, size)
     if not keep_aspect:
@@ -82,7 +82,7 @@ def jittered_crop(
     end = size - round_half_up(_jitter(jitter, count) * size - longer / 2)
     length = dali_math.max(end - start, 1)
     first, last = dali_math.max(start, 0), dali_math.min(start + length, size)  # the part in the image
-    # Round to the nearest pixel of the network input, halves up.
+    # Round to the nearest pixel of the network input. Halves are rounded up.
     ends = (2 * image_size * (fn.stack(first, last) - start) + length) // (2 * length)
     place = dali_math.min(ends[0], image_size - 1)
     place_size = dali_math.max(ends[1] - place, 1)

@@ -39,14 +39,14 @@ class Args:
     model_name: str | None = flag(
         None, f"For Darknet's weights: name of the model, one of {', '.join(MODEL_NAMES)}."
     )
-    image_size: str | None = flag(None, "For Darknet's weights: input size, N or HxW. Default: the model's.")
+    image_size: str | None = flag(None, "For Darknet's weights: size, N or HxW. Default: the model's size.")
     hparams: str | None = flag(None, "For Darknet's weights: hyper-parameters, k=v,k=v or a YAML file.")
 
 
 def load_darknet(model: "keras.Model", path: str | os.PathLike) -> "Contents":
-    """Loads a .weights file, or a partial one (yolov4.conv.137, yolov4-tiny.conv.29), into a model.
+    """Loads a complete .weights file, or a partial one (yolov4.conv.137, yolov4-tiny.conv.29), into a model.
 
-    If the file has another number of classes, the last convolution of each head keeps its values.
+    If the file has another number of classes, the last convolution of each head is not loaded.
 
     Raises:
         UserError: the file cannot be used. The model has not been changed.
@@ -82,7 +82,9 @@ def convert(a: Args) -> None:
         elif a.output.endswith(".weights"):
             _to_darknet(a)
         else:
-            raise UserError(f"--output={a.output} must end in .weights.h5 (ours) or .weights (Darknet's)")
+            raise UserError(
+                f"--output={a.output} must end in .weights.h5 (from Darknet) or .weights (to Darknet)"
+            )
     except OSError as error:
         raise UserError(f"--output={a.output}: {weight_files.reason(error)}") from error
 
@@ -121,7 +123,9 @@ def _from_darknet(a: Args) -> None:
 
 def _to_darknet(a: Args) -> None:
     if a.model_name or a.image_size or a.hparams:
-        raise UserError("the weights contain their model: leave out --model_name, --image_size and --hparams")
+        raise UserError(
+            "--model_name, --image_size and --hparams have no effect on a conversion to Darknet: remove them"
+        )
     file = pathlib.Path(a.output)
     cfg, names = file.with_suffix(".cfg"), file.with_suffix(".names")
     _refuse_existing(file, cfg, names)

@@ -30,7 +30,7 @@ def decode_offsets(
         rows, columns: (...), the cell of each prediction.
         head: number of the head, the finest stride first.
         grid_size: (rows, columns) of the head.
-        anchors: int (...), the index of each anchor in the head; None: 0 to K - 1 in the last axis.
+        anchors: int (...), index of each prediction's anchor in the head; None: the last axis is the anchors.
 
     Returns:
         float32 (..., 4), ltrb, normalised to the network input, not clipped; finite for finite offsets.

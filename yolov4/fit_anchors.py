@@ -4,8 +4,8 @@ r"""Fits anchors to the boxes of your own data, by k-means on their shapes.
         --annotations=coco/annotations/instances_train2017.json
 
 The command prints how well the model's own anchors fit. It also fits new anchors to half of the images. If
-these fit the other half better, it prints --hparams with new anchors. These fit only this --image_size, and
-only stretched or only letterboxed images.
+these fit the other half better, it prints --hparams with new anchors. The new anchors are only for training
+with the same --image_size and --letterbox.
 """
 
 import pathlib
@@ -29,7 +29,9 @@ from yolov4.config import MODEL_NAMES, YOLOv4Config, get_config
 def define_flags(fv: flags.FlagValues) -> None:
     flags.DEFINE_string("annotations", None, "COCO json of the training images.", flag_values=fv)
     flags.DEFINE_string("model_name", "yolov4", f"Model: one of {', '.join(MODEL_NAMES)}.", flag_values=fv)
-    flags.DEFINE_string("image_size", None, "Size: N or HxW in pixels. Default: the model's.", flag_values=fv)
+    flags.DEFINE_string(
+        "image_size", None, "Size: N or HxW in pixels. Default: the model's size.", flag_values=fv
+    )
     flags.DEFINE_bool("letterbox", False, "Images will be letterboxed, not stretched.", flag_values=fv)
     flags.DEFINE_integer("seed", 0, "Seed of the starting points; default 0.", lower_bound=0, flag_values=fv)
 
@@ -53,7 +55,8 @@ def suggest(
     sizes, count = box_sizes(found, config.image_size, letterbox), config.num_anchors
     if len(np.unique(sizes, axis=0)) < count:
         raise errors.UserError(
-            f"{annotations}: its boxes have fewer than {count} sizes, too few for {count} anchors"
+            f"{annotations}: the boxes have fewer than {count} different sizes, so {count} anchors cannot be "
+            "fitted: give a file with more boxes"
         )
     height, width = config.image_size
     print(f"{len(sizes)} boxes at {height}x{width}")
@@ -81,9 +84,12 @@ def suggest(
 
 
 def with_fitted_anchors(sizes: np.ndarray, config: YOLOv4Config, seed: int) -> YOLOv4Config:
-    """Returns the config with anchors fitted to boxes of these sizes (N, 2), in whole pixels, smallest first.
+    """Returns the config with anchors that are fitted to boxes.
 
-    Anchors that no head uses get the size 1x1.
+    The anchors are in whole pixels, the smallest first. Anchors that no head uses get the size 1x1.
+
+    Args:
+        sizes: (N, 2), width and height of each box in pixels of the network input.
     """
     with_head = sorted(_with_head(config))
     anchors = np.ones((config.num_anchors, 2))
@@ -92,7 +98,10 @@ def with_fitted_anchors(sizes: np.ndarray, config: YOLOv4Config, seed: int) -> Y
 
 
 def trained_iou(sizes: np.ndarray, config: YOLOv4Config) -> np.ndarray:
-    """Returns the IoU (N,) of shapes (N, 2) with their best anchor of any head; 0 for boxes not assigned."""
+    """Returns the IoU (N,) of boxes of sizes (N, 2) with their best anchor that a head uses.
+
+    The IoU is 0 for a box that is assigned to no anchor.
+    """
     fit_of = shape_iou(sizes, np.array(config.anchor_sizes))
     with_head = sorted(_with_head(config))
     trains = np.isin(fit_of.argmax(1), with_head) | (fit_of[:, with_head].max(1) > config.iou_thresh)

@@ -1,11 +1,11 @@
 """Mosaics of four freshly read images in DALI, as Darknet makes them: --hparams=mosaic_tiles=fresh.
 
-Only the pixels that a tile shows, and a margin for the filter of the resize, are decoded, resized and
-coloured. A sample that is not a mosaic has one tile: the whole canvas of the first reader's image.
+For each tile, DALI decodes, resizes and colours only the pixels that the tile shows, and a margin that the
+resize filter needs. A sample that is not a mosaic has one tile: the whole canvas of the first reader's image.
 
 The first reader reads the data in its usual order. The other three read the same shards in other orders, so
-each image is read four times per epoch. With few TFRecord files, all readers read from similar positions. So
-write many files of shuffled images.
+each image is read four times per epoch. Use many TFRecord files of shuffled images: with few files, all
+readers read from similar positions.
 
 Arrays have one column per tile. For example, int32 (2, 4) has a row of four y and a row of four x.
 """
@@ -36,10 +36,10 @@ class Example(NamedTuple):
 
 
 class Tiles(NamedTuple):
-    """For each tile: the part of the image to decode and resize, its position, and the map of its boxes.
+    """Which part of its image each tile decodes and resizes, where the tile is, and how its boxes move.
 
-    A box b, normalised by its image, is clipped to the crop, and flipped if the image is flipped. Then
-    b * scale + shift, clipped to the tile, is the box in pixels of the mosaic.
+    A box that is normalised by its image is first clipped to the crop, and flipped if the image is flipped.
+    Then box * scale + shift converts it to pixels of the mosaic, where it is clipped to the tile.
     """
 
     window: DataNode  # int32 (4, 4): top, left, height, width in pixels of the stored image
@@ -47,7 +47,8 @@ class Tiles(NamedTuple):
     roi_end: DataNode  # float32 (2, 4): end of this part, left of its start if the image is flipped
     size: DataNode  # float32 (2, 4): height, width in the mosaic, at least 1
     target: DataNode  # int32 (2, 4): top, left in the mosaic
-    # float32 (6, 4, 4): ends of the crop, scale, shift, ends of the tile; a column (x, y, x, y) per tile
+    # float32 (6, 4, 4): start of the crop, its end, scale, shift, start of the tile, its end. Each of these
+    # six has a column (x, y, x, y) per tile.
     boxes: DataNode
 
 
@@ -66,7 +67,7 @@ def make(
     decoder: Decoder,
     fill: float,
 ) -> tuple[DataNode, Objects, DataNode]:
-    """Makes each sample a mosaic with probability `mosaic_prob`, else the canvas of the first reader's image.
+    """Returns a mosaic with probability `mosaic_prob`, else the canvas of the first reader's image.
 
     Args:
         examples: the outputs of the four readers.
@@ -75,7 +76,9 @@ def make(
         fill: the level of the padding, 0 to 1.
 
     Returns:
-        The image, float32 (H, W, 3); its objects, whose boxes may have no area; int32 (), 1 for a mosaic.
+        image: float32 (H, W, 3).
+        objects: the objects of the image. Some boxes may have no area.
+        chosen: int32 (), 1 for a mosaic, else 0.
     """
     chosen = fn.random.coin_flip(probability=config.mosaic_prob)
     cut = random_cut(image_size)
@@ -115,12 +118,12 @@ def tiles_of(
     image_size: DataNode,
     chosen: DataNode,
 ) -> Tiles:
-    """Returns the tiles of a mosaic. If `chosen` is 0, the first tile is the whole canvas; others are absent.
+    """Returns the tiles of a mosaic. If `chosen` is 0, only the first is present, and is the whole canvas.
 
     Args:
         sizes: int32 (2, 4), the sizes of the stored images.
-        crop: the crop of each image, (4, 4), before flipping.
-        flips: int32 (2, 4), 1 in the row of x for a flipped image; 0: no image is flipped.
+        crop: window (4, 4) and place (4, 4) of each image, before flipping.
+        flips: int32 (2, 4). The row of y is 0. The row of x is 1 for each flipped image. Or 0 for no flips.
         cut: int32 (2, 1), from `random_cut`.
         image_size: int32 (2, 1), the size of the network input.
         chosen: int32 (), 1 for a mosaic, else 0.
@@ -140,7 +143,7 @@ def tiles_of(
     end = start + dali_math.max(first * cut + (1 - first) * rest, 1)
     size = dali_math.min(end, before + place_size) - shown
     target = shown + shift
-    # An absent tile is one pixel without boxes, which the first tile covers.
+    # Replace an absent tile by one pixel without boxes. The first tile covers this pixel.
     there = dali_math.max(types.Constant(np.array([1, 0, 0, 0], np.int32), device="cpu"), chosen)
     size = size * there + (1 - there)
     target = target * there + target[:, 0:1] * (1 - there)
@@ -197,7 +200,7 @@ def _resize(window: DataNode, tiles: Tiles, number: int, antialias: bool) -> Dat
 
 
 def _paste(images: list[DataNode], tiles: Tiles, image_size: DataNode, fill: float | None) -> DataNode:
-    """Pastes the images into float32 (H, W, 3). The first covers all others; the rest is `fill`."""
+    """Pastes the tiles into float32 (H, W, 3), the first tile last. Pixels outside all tiles are `fill`."""
     first, *others = images
     anchors = fn.transpose(tiles.target, perm=[1, 0])  # (4, 2)
     targets = [anchors[1:], anchors[0:1]]

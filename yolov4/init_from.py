@@ -16,13 +16,14 @@ BOX_ROWS = 5  # number of an anchor's outputs before its class outputs: x, y, wi
 
 
 def init_from(model: keras.Model, label_map: LabelMap, weights: str, config: YOLOv4Config) -> Report:
-    """Copies each weight that has the same name and shape. In the heads, classes are matched by name.
+    """Copies the weights whose name and shape fit `model`. In the heads, classes are matched by name.
 
     Args:
         label_map: the classes of the model.
-        weights: a weights file of this project, a run directory, or a file of Darknet: .weights, or a partial
-            one (yolov4.conv.137, yolov4-tiny.conv.29). The .names file next to a .weights file has its class
-            names. Without it, 80 classes get COCO's names. "imagenet" downloads the backbone's public file.
+        weights: a weights file of this project, a run directory, a .weights file of Darknet, or a partial one
+            (yolov4.conv.137, yolov4-tiny.conv.29). "imagenet" downloads the backbone's public file. Class
+            names of a .weights file are read from a .names file next to it. If there is none, 80 classes get
+            COCO's names.
 
     Raises:
         UserError: the file cannot be read, or nothing in it fits.
@@ -33,8 +34,8 @@ def init_from(model: keras.Model, label_map: LabelMap, weights: str, config: YOL
         values = {weight.path: weight.value for weight in trained.weights}
         if source.backbone != config.backbone:
             raise UserError(
-                f"{origin} is a {source.model_name}: start a {config.model_name} from weights of the same "
-                f"backbone, {config.backbone}"
+                f"{origin} has weights of {source.model_name}, which do not fit: choose weights with the "
+                f"backbone of {config.model_name}, {config.backbone}"
             )
         names, anchors = source_map.names, source.anchors_per_location
     else:

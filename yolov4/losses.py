@@ -26,16 +26,16 @@ def box_loss(
     *,
     grid_size: tuple[tf.Tensor | int, tf.Tensor | int],
 ) -> tf.Tensor:
-    """Returns the sum of 1 - CIoU over the assigned predictions, times iou_normalizer, a float32 scalar.
+    """Returns iou_normalizer times the sum of 1 - CIoU over the assigned predictions, a float32 scalar.
 
     config.box_gradient chooses the gradient for the raw outputs. "exact" is the derivative of the loss.
     "darknet" is the gradient of Darknet's delta_yolo_box (`_darknet_derivative`), which is many times larger.
-    iou_normalizer 0.07 and max_delta 5 were tuned for it. With "exact", an iou_normalizer of about 2 works.
+    iou_normalizer 0.07 and max_delta 5 were tuned for "darknet". With "exact", iou_normalizer 2 works.
 
     config.size_weighting multiplies the loss of a box by 2 - width * height, so that small boxes count more.
-    Darknet's loss is without this factor. config.max_delta limits the gradient of each box for each raw
-    output, after all factors, like Darknet's clip_value. If iou_thresh is below 1, the losses of boxes that
-    share a prediction are divided by the number of their classes.
+    Darknet's loss does not have this factor. config.max_delta limits the gradient of each box for each raw
+    output, like Darknet's clip_value. If iou_thresh is below 1, the loss of a box is divided by the number of
+    classes among all boxes that are assigned to the same prediction.
 
     Args:
         offsets: (B, M, K, 4), raw outputs of the predictions `assignment.cells`.
@@ -48,7 +48,7 @@ def box_loss(
     weight = config.iou_normalizer * (2.0 - area if config.size_weighting else tf.ones_like(area))
     decode = functools.partial(_decode, assignment=assignment, config=config, head=head, grid_size=grid_size)
 
-    # The forward pass clips the derivative. So later factors, such as the loss scale, do not matter.
+    # The derivative is clipped in the forward pass, where the loss scale has no effect on it.
     @tf.custom_gradient
     def loss_of_each(offsets: tf.Tensor) -> tuple[tf.Tensor, Callable[[tf.Tensor], tf.Tensor]]:
         ciou, derivative = _DERIVATIVES[config.box_gradient](offsets, boxes, decode)
@@ -69,8 +69,8 @@ def objectness_loss(
 ) -> tf.Tensor:
     """Returns the sum of the cross-entropy of one head's objectness, a float32 scalar.
 
-    The target of an assigned prediction is 1 - `shortfall` of its first box. Unassigned predictions have the
-    target 0, and are left out of the sum where `ignored` is true.
+    The target of a prediction is 1 - `shortfall` of the first box that is assigned to it, or 0 if no box is.
+    Predictions without a box do not count in the sum if `ignored` is true for them.
 
     Args:
         logits: (B, h, w, K).
@@ -188,12 +188,13 @@ def _exact_derivative(
 def _darknet_derivative(
     offsets: tf.Tensor, boxes: tf.Tensor, decode: Callable[[tf.Tensor], tf.Tensor]
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    """Returns the CIoU, and what Darknet uses as its derivative for `offsets` (yolo_layer.c, delta_yolo_box).
+    """Returns the CIoU, and the gradient that Darknet uses for `offsets` (yolo_layer.c, delta_yolo_box).
 
-    Darknet uses the derivative for the box's normalised centre x, centre y, width and height as the
-    derivative for the raw outputs. It multiplies the derivative for a side by the exponential of the raw
-    output, but not by the anchor's side. For the sides, the derivative of the IoU is doubled. The aspect term
-    is not divided by width**2 + height**2. One difference: a wrong sign in Darknet's dx_box_iou (src/box.c).
+    Darknet computes the derivative for the box's normalised centre x, centre y, width and height, and uses it
+    as the derivative for the raw outputs. It multiplies the derivative for a side by the exponential of the
+    raw output, but not by the anchor's side. For the sides, it doubles the derivative of the IoU. It does not
+    divide the aspect term by width**2 + height**2. Unlike this function, Darknet has a wrong sign in
+    dx_box_iou (src/box.c).
     """
     boxes_cxcywh = box_ops.ltrb_to_cxcywh(decode(offsets))
     with tf.GradientTape(persistent=True) as tape:

@@ -30,14 +30,14 @@ def mix(
     image_size: DataNode,
     taken: DataNode | None = None,
 ) -> tuple[DataNode, Objects]:
-    """Makes some samples a mosaic, a MixUp or a CutMix with other samples. The order in the batch changes.
+    """Mixes some samples with others of the batch (mosaic, MixUp, CutMix). The order in the batch changes.
 
     Args:
         images: float32 (H, W, 3), the canvases, all of the same size.
         objects: the objects of each canvas.
-        place: int32 (4,), place of the image in its canvas; the rest is padding. Only mosaics need it.
+        place: int32 (4,), top, left, height and width of the image in its canvas; None without mosaics.
         image_size: int32 (2,), (H, W).
-        taken: int32 (), 1 for a canvas that must not change.
+        taken: int32 (), 1 for a canvas that must not be mixed with others; None: all can be mixed.
     """
     sources = draw_sources(mosaic.TILES if config.mosaic_prob else 2)
     groups = [whole(sources[0], image_size)]
@@ -75,9 +75,9 @@ def images_of_one(config: YOLOv4Config) -> int:
 
 
 def draw_sources(count: int) -> list[DataNode]:
-    """Draws `count` canvases for each new image: indices into the batch, int32 () nodes.
+    """Draws `count` canvases for each new image, and returns their indices in the batch, int32 () nodes.
 
-    The first is the image's main canvas. The others differ from it, unless the batch has only one canvas.
+    The first is the main canvas of the new image. The others differ from it if the batch has several.
     """
     own = fn.batch_permutation()
     others = [fn.batch_permutation(no_fixed_points=True) for _ in range(count - 1)]
@@ -91,7 +91,7 @@ def whole(source: DataNode, image_size: DataNode) -> Pieces:
 
 
 def paste(canvases: DataNode, groups: list[Pieces]) -> DataNode:
-    """Pastes pieces of canvases into an image, float32 (H, W, 3), which they must cover."""
+    """Pastes pieces of canvases into an image, float32 (H, W, 3). The pieces must cover the whole image."""
 
     # Absent pieces are left out, because on a GPU, fn.multi_paste pastes regions without area wrongly.
     def join(arrays: list[DataNode]) -> DataNode:
@@ -112,7 +112,7 @@ def objects_of(canvas: Objects, pieces: Pieces) -> list[Objects]:
 
     Boxes outside their piece, and all boxes of an absent piece, get no area.
     """
-    # Absent tiles of a mosaic have no area. Other absent pieces have `count` 0, and so get no area.
+    # Absent tiles of a mosaic have no area already. For other pieces, `count` is 0 if they are absent.
     sizes = pieces.sizes if len(pieces.sources) > 1 else pieces.sizes * pieces.count
     starts, ends, shifts = (
         fn.coord_transform(corners, M=YX_TO_XYXY)  # float32 (R, 4)

@@ -31,8 +31,9 @@ training image of the batch) at the scale of that canvas:
 
 So a tile shows padding only if the image is smaller than the tile.
 
-Boxes move with their tile and are clipped to the tile. Darknet clips them only to the whole image (unless
-mosaic_bound=1), reads four new images for each mosaic, and makes all images of a batch mosaics or none.
+Boxes move with their tile and are clipped to the tile. Darknet clips them only to the whole image, unless
+mosaic_bound=1. It also reads four new images for each mosaic, and draws once per batch whether all of its
+images become mosaics.
 """
 
 import dataclasses
@@ -80,11 +81,11 @@ def random_cut(image_size: DataNode) -> DataNode:
 def tiles(
     sources: list[DataNode], places: DataNode, cut: DataNode, image_size: DataNode, chosen: DataNode
 ) -> Pieces:
-    """Returns the four pieces of a mosaic; if `chosen` is 0, only one piece: the whole first canvas.
+    """Returns the four pieces of a mosaic. If `chosen` is 0, only one is present, the whole first canvas.
 
     Args:
         sources: four int32 (), the indices of the canvases in the batch.
-        places: int32 (4,), top, left, height, width in pixels of the image in its canvas.
+        places: int32 (4,), top, left, height and width of the image in its canvas, in pixels.
         cut: int32 (2,), from `random_cut`.
         image_size: int32 (2,), the size of the canvases.
         chosen: int32 (), 1 for a mosaic, else 0.
@@ -109,7 +110,7 @@ def tiles(
 def tile_starts(
     is_first: DataNode, cut: DataNode, rest: DataNode, before: DataNode, after: DataNode
 ) -> DataNode:
-    """Returns at which row, or at which column, each tile starts in its canvas. Arguments are int32 nodes.
+    """Returns the first row, or the first column, of each tile in its canvas. Arguments are int32 nodes.
 
     Args:
         is_first: 1 for the upper tiles (rows) or the left tiles (columns), else 0.

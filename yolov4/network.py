@@ -21,18 +21,18 @@ class Layer:
 
     Attributes:
         kind: the section's name.
-            convolutional: padded by size // 2 on both sides; then batch norm or a bias; then `activation`.
-            route: concatenates the channels of its inputs; or splits the channels of one input into `groups`
-                parts, and takes part `group_id`.
+            convolutional: convolution padded by size // 2, then batch norm or a bias, then `activation`.
+            route: concatenates the channels of its inputs. With the option `groups`, splits the channels of
+                its only input into `groups` parts, and returns part `group_id`.
             shortcut: adds its two inputs.
             maxpool: takes the maximum over size x size.
             upsample: repeats every value in both directions.
             yolo: marks its input as the raw output of head number `head`, counted from the finest stride.
         part: backbone, neck or head.
-        index: Darknet's layer number, which counts routes and shortcuts, too.
+        index: Darknet's layer number. Sections of all kinds are counted.
         inputs: indices of the layers that this layer reads; empty for the first layer.
-        channels: number of channels of its output.
-        options: the section's options by Darknet's names.
+        channels: number of channels of the layer's output.
+        options: name of an option in Darknet -> its value.
     """
 
     kind: str
@@ -147,14 +147,14 @@ def _spp(part: _Part, x: Layer) -> Layer:
 
 
 def _top_down(part: _Part, coarse: Layer, fine: Layer, filters: int) -> Layer:
-    """Appends a step of PANet's top-down path (arXiv 1803.01534 figure 1), but concatenates, not adds."""
+    """Appends a step of PANet's top-down path (arXiv 1803.01534 figure 1), which concatenates here."""
     coarse = part.upsample(part.conv(coarse, filters, 1))
     fine = part.conv(fine, filters, 1)
     return _bottlenecks(part, part.concat(fine, coarse), filters, count=5)
 
 
 def _bottom_up(part: _Part, fine: Layer, coarse: Layer, filters: int) -> Layer:
-    """Appends a step of PANet's bottom-up path (arXiv 1803.01534 figure 1), but concatenates, not adds."""
+    """Appends a step of PANet's bottom-up path (arXiv 1803.01534 figure 1), which concatenates here."""
     fine = part.conv(fine, filters, 3, stride=2)
     return _bottlenecks(part, part.concat(fine, coarse), filters, count=5)
 
@@ -199,7 +199,7 @@ def _yolov4_nano(backbone: _Part, neck: _Part, head: _Part, outputs: int) -> Non
 
 
 def _tiny_stage(part: _Part, x: Layer, filters: int) -> tuple[Layer, Layer]:
-    """Appends a CSP stage with half of the channels in its branch. Returns (output at half size, feature)."""
+    """Appends a CSP stage that halves the size. Returns its output, and that of its last convolution."""
     x = part.conv(x, filters, 3)
     first = part.conv(part.half(x), filters // 2, 3)
     second = part.conv(first, filters // 2, 3)

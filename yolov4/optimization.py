@@ -1,7 +1,7 @@
 """Learning rate and optimizer of the YOLOv4 recipe: AlexeyAB/darknet src/network.c, get_current_rate.
 
-One difference: Darknet multiplies the velocity by the rate (src/convolutional_layer.c,
-update_convolutional_layer), Keras the gradient.
+One difference: Darknet multiplies the velocity by the learning rate (src/convolutional_layer.c,
+update_convolutional_layer). Keras multiplies the gradient by it.
 """
 
 import dataclasses
@@ -20,9 +20,10 @@ INITIAL_LOSS_SCALE = 32.0
 
 @dataclasses.dataclass(eq=False)
 class BurnIn(keras.optimizers.schedules.LearningRateSchedule):
-    """In the burn-in, the rate is a power of the update's number. Then it falls in steps or by a cosine.
+    """A learning rate that rises in the burn-in, and then falls in steps or along a cosine.
 
-    The first update has number 1, as in Darknet (train_network_datum), so no update has a rate of zero.
+    In the burn-in, the rate is peak * (number of the update / burn_in) ** power. The first update has number
+    1, as in Darknet (train_network_datum), so its rate is above zero.
 
     Args:
         peak: learning rate after the burn-in.
@@ -31,7 +32,7 @@ class BurnIn(keras.optimizers.schedules.LearningRateSchedule):
         total: number of the last update.
         boundaries: numbers of the updates at which the rate is multiplied by `factor`; None: the rate follows
             a cosine from the end of the burn-in to 0 at `total`.
-        accumulate_steps: batches per update. Keras counts batches, from 0.
+        accumulate_steps: number of batches per update. Keras calls the schedule with the number of batches.
     """
 
     peak: float
@@ -63,7 +64,7 @@ def make_schedule(
 ) -> BurnIn:
     """Returns the recipe's schedule, with its rate scaled linearly to `effective_batch` images per update.
 
-    The burn-in counts updates, and is at most a tenth of the run.
+    The burn-in has config.burn_in_steps updates, but at most a tenth of all updates.
     """
     total = max(config.epochs * steps_per_epoch // accumulate_steps, 1)
     steps = config.lr_schedule == "steps"

@@ -56,7 +56,7 @@ def boxes_to_input(boxes: DataNode, place: DataNode) -> DataNode:
 
 
 def random_flip(place: DataNode, image_size: DataNode, prob: float) -> tuple[DataNode, DataNode]:
-    """Returns int32 (), 1 (mirror) with probability `prob`, else 0; and the place of the resulting image."""
+    """Returns int32 (), 1 (mirror the image) with probability `prob`, else 0; and the image's new place."""
     coin = fn.random.coin_flip(probability=prob)
     top, left, height, width = (place[i] for i in range(4))
     return coin, fn.stack(top, left + coin * (image_size[1] - width - 2 * left), height, width)
@@ -85,7 +85,7 @@ def augment(
 
 
 def augment_pixels(config: YOLOv4Config, images: list[DataNode]) -> list[DataNode]:
-    """Applies the stages that move no pixels, to one image or to the four of a fresh mosaic."""
+    """Applies augmentations that move no pixels to one image, or to the four images of a fresh mosaic."""
     if config.auto_augment != "none":
         images = auto_augment(images, config)
     images = random_hsv(images, config.hue, config.saturation, config.exposure)

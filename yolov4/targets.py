@@ -27,9 +27,10 @@ IGNORE_CHUNK = 16  # number of boxes that are compared with all predictions at o
 
 
 class Assignment(NamedTuple):
-    """The assignment of M boxes of B images to the predictions of a head: K anchors, h x w cells, C classes.
+    """The assignment of M boxes per image to the predictions of a head: K anchors, h x w cells, C classes.
 
-    With neighbour_cells, M is 3 times as large: each box in its own cell, the nearest column and row.
+    With neighbour_cells, M is 3 times the number of boxes: first all boxes with their own cells, then with
+    the cells in the nearest column, then with those in the nearest row.
     """
 
     boxes: tf.Tensor  # float32 (B, M, 4), ltrb, normalised; the whole image for an invalid box
@@ -45,7 +46,7 @@ class Assignment(NamedTuple):
 def valid_boxes(boxes: tf.Tensor, classes: tf.Tensor, num_classes: int) -> tf.Tensor:
     """Returns bool (B, M): which boxes can be used in training.
 
-    These are finite, with sides above 0, a centre inside the image, and a class from 0 to num_classes - 1.
+    Such a box is finite and has sides above 0, a centre inside the image, and a class below num_classes.
     """
     left, top, right, bottom = tf.unstack(tf.cast(boxes, tf.float32), axis=-1)
     center_x, center_y = (left + right) / 2, (top + bottom) / 2
@@ -87,7 +88,7 @@ def assign_targets(
     fitting = _fitting_anchors(boxes[..., 2:] - boxes[..., :2], config, head, grid * config.strides[head])
     assigned = fitting & valid[..., None]  # (B, M, K)
 
-    # The matrix products below count boxes of the same prediction. They are exact: all factors are 0 or 1.
+    # The matrix products below count boxes that share a prediction. They are exact: all factors are 0 or 1.
     same_cell = tf.cast(cell[:, :, None] == cell[:, None, :], tf.float32)  # (B, M, M)
     earlier = tf.linalg.band_part(same_cell, -1, 0) - tf.linalg.band_part(same_cell, 0, 0)
     assigned_number = tf.cast(assigned, tf.float32)
@@ -114,9 +115,17 @@ def assign_targets(
 def _with_neighbours(
     position: tf.Tensor, centers: tf.Tensor, valid: tf.Tensor, grid: tf.Tensor
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    """Returns cells (B, 3 M, 2) of M boxes (own, nearest column, nearest row), and which of them are valid.
+    """Returns the own cells of M boxes, then the cells in the nearest columns, then in the nearest rows.
 
-    `position` and `centers` (B, M, 2) are in units of cells.
+    Args:
+        position: (B, M, 2), column and row of each box's own cell.
+        centers: (B, M, 2), x and y of each box's centre, in units of cells.
+        valid: bool (B, M), which boxes are valid.
+        grid: (2,), numbers of columns and rows.
+
+    Returns:
+        position: (B, 3 M, 2), column and row of each cell.
+        valid: bool (B, 3 M), whether the box is valid and the cell is in the grid.
     """
     step = tf.where(centers - position < 0.5, -1.0, 1.0)
     positions = [position, position + step * [1.0, 0.0], position + step * [0.0, 1.0]]
@@ -135,8 +144,8 @@ def ignore_mask(
 ) -> tf.Tensor:
     """Returns bool (B, h, w, K): which predictions are too good to count as background.
 
-    Their IoU with a ground-truth box is above ignore_thresh, and some class has a probability above
-    IGNORE_CLASS_PROBABILITY.
+    Such a prediction has an IoU above ignore_thresh with a ground-truth box, and a probability above
+    IGNORE_CLASS_PROBABILITY for some class.
 
     Args:
         raw: (B, h, w, K, 5 + C), outputs of head number `head`. No gradient flows back to them.
@@ -174,16 +183,17 @@ def ignore_mask(
 def _fitting_anchors(
     sizes: tf.Tensor, config: "YOLOv4Config", head: int, image_size_wh: tf.Tensor
 ) -> tf.Tensor:
-    """Returns bool (B, M, K): which anchors of one head fit boxes of these sizes (width, height), (B, M, 2).
+    """Returns bool (B, M, K): which of the head's K anchors each box is assigned to.
 
-    The shape IoU is the IoU of two boxes with the same centre. Of equally good anchors the first is the best.
+    `sizes` (B, M, 2) holds the width and height of each box. The shape IoU is the IoU of two boxes with the
+    same centre. If several anchors have the best shape IoU, the first of them counts as the best.
     """
     anchors = tf.constant(config.anchor_sizes, tf.float32) / image_size_wh  # (A, 2)
     common = tf.minimum(sizes[..., None, :], anchors)
     intersection = common[..., 0] * common[..., 1]
     areas = (sizes[..., 0] * sizes[..., 1])[..., None]
     fit = intersection / (areas + anchors[:, 0] * anchors[:, 1] - intersection)
-    # No argmax, because TensorFlow does not define which of several equal values it takes.
+    # tf.argmax is not used, because it may return any of several equal values.
     numbers = tf.range(config.num_anchors, dtype=tf.float32)
     is_best = fit == tf.reduce_max(fit, axis=-1, keepdims=True)
     best = tf.reduce_min(tf.where(is_best, numbers, float(config.num_anchors)), axis=-1)  # (B, M)

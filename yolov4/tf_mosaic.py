@@ -1,6 +1,6 @@
 """Mosaic in plain TensorFlow, with the rules of mosaic.py.
 
-Rows of boxes without area are padding. Boxes outside their tile become such rows.
+Boxes without area are padding. A box outside its tile loses its area, and so becomes padding.
 """
 
 from typing import NamedTuple
@@ -29,7 +29,7 @@ class Mixed(NamedTuple):
 
 
 def mix(canvases: Canvases, mosaic_prob: float, random: Random) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-    """Makes samples mosaics with probability `mosaic_prob`.
+    """Replaces each sample by a mosaic with probability `mosaic_prob`.
 
     Returns:
         uint8 (B, H, W, 3), images; float32 (B, 4 N, 4), boxes in pixels; int32 (B, 4 N), their labels.

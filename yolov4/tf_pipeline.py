@@ -33,7 +33,7 @@ FIELDS |= {"close_mosaic", "multi_scale", "min_box_size", "max_instances"}
 
 
 def input_size(config: YOLOv4Config, training: bool, random: Random) -> tf.Tensor:
-    """Returns int32 (2,), (height, width) of the network input: random in training at multi_scale > 1."""
+    """Returns int32 (2,), (height, width) of the input. It is random in training if multi_scale > 1."""
     if not training or config.multi_scale == 1:
         return tf.constant(config.image_size)
     low, high = config.size_range
@@ -42,7 +42,7 @@ def input_size(config: YOLOv4Config, training: bool, random: Random) -> tf.Tenso
 
 
 def whole_image(size: tf.Tensor, image_size: tf.Tensor, keep_aspect: bool) -> CropResize:
-    """Takes the whole image. With keep_aspect it is centred and as large as fits, otherwise stretched."""
+    """Takes the whole image. With keep_aspect, letterboxes and centres it; otherwise stretches it."""
     window = tf.concat([[0, 0], size], 0)
     if not keep_aspect:
         return CropResize(window, tf.concat([[0, 0], image_size], 0))

@@ -32,10 +32,11 @@ class Args(args.Args):
 
     model_name: str = args.model_name_flag(MODEL_NAMES, "yolov4")
     letterbox: bool | None = args.flag(
-        None, "Keep the aspect ratio of images and pad them; off: stretch them. Default: the recipe's, off."
+        None,
+        "Keep the aspect ratio of images and pad them; off: stretch them. Default: off, as in the recipe.",
     )
     close_mosaic: int | None = args.flag(
-        None, "Number of last epochs without mosaic, MixUp and CutMix. Default: the recipe's.", low=0
+        None, "Number of last epochs without mosaic, MixUp and CutMix. Default: as in the recipe.", low=0
     )
 
 
@@ -174,7 +175,7 @@ def make_train_step(
     precision: str,
     xla: bool,
 ) -> Callable[[Any, Any, tf.Tensor], step_guard.StepResult]:
-    """Returns the compiled step, which skips non-finite updates, and returns the values to log."""
+    """Returns the compiled training step. The step skips non-finite updates, and returns values to log."""
 
     def forward_backward(images: tf.Tensor, targets: dict) -> tuple[list, dict]:
         with tf.GradientTape() as tape:

@@ -243,7 +243,7 @@ def test_command_refuses_in_one_line(nano, partial, tmp_path):
         "did you mean 'yolov4-nano'": [weights, "--model_name=nano4", f"--output={tmp_path}/a.weights.h5"],
         "exists": [weights, name, f"--output={tmp_path}/there.weights.h5"],
         "there.cfg exists": [weights, f"--output={tmp_path}/there.weights"],
-        "leave out": [weights, name, f"--output={tmp_path}/a.weights"],
+        "have no effect on a conversion": [weights, name, f"--output={tmp_path}/a.weights"],
         "17 of 26 convolutions": [f"--weights={partial}", name, f"--output={tmp_path}/a.weights.h5"],
         "No such file": [weights, name, f"--output={tmp_path}/no/a.weights.h5"],
         "is not a .weights.h5 file": [f"--weights={nano.file}", f"--output={tmp_path}/a.weights"],

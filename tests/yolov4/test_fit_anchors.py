@@ -56,7 +56,7 @@ def test_the_command_prints_what_to_type(tmp_path, capsys):
 
 BAD_INPUT = [
     ({}, "--annotations is missing"),
-    ({"sizes": [(10, 10)] * 20}, "fewer than 9 sizes"),
+    ({"sizes": [(10, 10)] * 20}, "fewer than 9 different sizes"),
     ({"sizes": [(10, 10)], "image_size": "100"}, "multiples of 32"),
 ]
 

@@ -83,7 +83,7 @@ def test_weights_that_hardly_fit_are_refused_and_nothing_is_taken(tmp_path):
     before = values_of(model)
     for config, message in (
         (NANO, r"only \d+ of the 121 weights of yolov4-nano are in this file"),
-        (get_config("yolov4"), r"given.weights.h5 is a yolov4-nano: start a yolov4 from weights of the same"),
+        (get_config("yolov4"), r"given.weights.h5 has weights of yolov4-nano, which do not fit: choose"),
     ):
         with pytest.raises(UserError, match=message):
             init_from(model, label_map("a", "b"), str(file), config)

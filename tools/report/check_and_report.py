@@ -22,16 +22,17 @@ def check(
     report: str | None = None,
     max_instances: int = MAX_INSTANCES,
 ) -> str:
-    """Checks one data set, or two that belong together. Prints a summary, returns it, and writes the report.
+    """Checks data, prints a summary, and returns it. Also writes an HTML page if `report` is given.
 
     Args:
-        data, evaluation: flags with the paths of the data; those of `evaluation` may be None.
-        label_map: file of the categories of TFRecords.
-        report: file to write, if any. Evaluation data get a second file, with `_eval` in its name.
+        data: paths of the data set.
+        evaluation: paths of evaluation data to check together with `data`; they may be None.
+        label_map: path of the file with the class names of TFRecords.
+        report: path of the HTML page. Evaluation data get a second page, with `_eval` in its name.
         max_instances: largest number of boxes kept per image.
 
     Raises:
-        DataError: the data would make training wrong; the report has all errors.
+        DataError: the data cannot be used for training. The HTML page lists all errors.
         UserError: flags cannot be used.
     """
     if report:

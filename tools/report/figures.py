@@ -99,7 +99,7 @@ def _histogram(axes: Axes, values: np.ndarray, label: str, lines: tuple[float, .
     for line in lines:
         axes.axvline(line, color=_ACCENT, linestyle="--", linewidth=1)
     if len(values):
-        # Powers of two as outer edges: rounding moves no value out of the bins.
+        # The outer edges are powers of two, so that rounding moves no value out of the bins.
         low, high = np.floor(np.log2(values.min())), np.floor(np.log2(values.max())) + 1
         edges = 2.0 ** np.linspace(low, high, int(high - low) * BINS_PER_DOUBLING + 1)
         axes.hist(values, edges.tolist(), color=_COLOUR, edgecolor="white")

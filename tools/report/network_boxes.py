@@ -1,6 +1,6 @@
-"""Converts the boxes of a data set to the input of a network, and finds those that training drops.
+"""Converts the boxes of a data set to the input of a network, and finds boxes that training drops.
 
-Whole images are letterboxed, in the top left corner.
+The images are letterboxed without cropping, in the top left corner of the network input.
 """
 
 from typing import NamedTuple
@@ -36,7 +36,7 @@ class NetworkBoxes(NamedTuple):
         return np.flatnonzero(~(self.too_small | self.over_limit))
 
     def sides_px(self, numbers: np.ndarray) -> np.ndarray:
-        """Returns the square roots of the areas, in pixels of the network input; float (N,)."""
+        """Returns the square roots of the areas of boxes `numbers`, float (N,), in pixels of the input."""
         return np.sqrt(_sides(self.boxes[numbers]).prod(axis=1) * np.prod(self.image_size))
 
 
@@ -58,7 +58,7 @@ def network_boxes(
     """Converts the boxes for training from their images to a network input.
 
     Args:
-        max_instances: largest number of boxes kept per image: the largest boxes.
+        max_instances: number of boxes kept per image. The largest boxes are kept.
         min_box_size: length in pixels of the network input; boxes with a shorter side are dropped.
     """
     targets = sample.target_boxes

@@ -50,7 +50,7 @@ def _rich_table(table: Table) -> rich.table.Table:
 
 
 def write(path: str | os.PathLike, sections: Sequence[Section]) -> None:
-    """Writes a report as one page that needs no other file. Raises UserError."""
+    """Writes a report as one HTML page. Raises UserError."""
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(pathlib.Path(__file__).parent),
         autoescape=True,
@@ -67,7 +67,7 @@ def write(path: str | os.PathLike, sections: Sequence[Section]) -> None:
 
 def check_suffix(path: str | os.PathLike) -> None:
     if pathlib.Path(path).suffix.lower() != ".html":
-        raise UserError(f"--report={os.fspath(path)}: its name must end in .html")
+        raise UserError(f"--report={os.fspath(path)} must end in .html")
 
 
 def _png(image: np.ndarray) -> str:

@@ -24,8 +24,8 @@ _CAPTION_HEIGHT = 24
 def sheet(annotations: Annotations, encoded: Callable[[int], bytes]) -> np.ndarray | None:
     """Draws images with their boxes, and above each image its id, file name and number of boxes.
 
-    `encoded` returns the encoded image at an index. The sheet is uint8 (H, W, 3), three images wide; None if
-    no image can be read.
+    `encoded` maps the index of an image to the content of its file. The sheet is uint8 (H, W, 3), three
+    images wide. Returns None if no image can be read.
     """
     tiles = []
     for row in choose(annotations):
@@ -43,7 +43,7 @@ def sheet(annotations: Annotations, encoded: Callable[[int], bytes]) -> np.ndarr
 
 
 def choose(annotations: Annotations, seed: int = 0) -> list[int]:
-    """Returns the indices of images: MOST with most boxes, then OTHERS random ones."""
+    """Returns indices of images: first the MOST images with most boxes, then OTHERS random images."""
     counts = np.diff(annotations.target_boxes.row_splits)
     most = np.argsort(-counts, kind="stable")[:MOST]
     others = np.setdiff1d(np.flatnonzero(counts), most)

@@ -26,7 +26,7 @@ class DataStatistics(NamedTuple):
 
     Attributes:
         origin: path from which the annotations were read.
-        targets: the boxes, with the numbers of boxes that were clipped, dropped or left out.
+        targets: the boxes, and how many boxes were clipped, dropped or left out.
         classes: all classes, the most frequent first.
         formats: image format -> number of images; empty if they were not counted.
         image_sizes: int (I, 2), height and width in pixels.
@@ -34,8 +34,8 @@ class DataStatistics(NamedTuple):
         boxes_per_image: int (I,).
         box_sides_px: float (M,), square root of the box area in pixels of the image.
         box_aspects: float (M,), width / height in pixels.
-        by_area: number of boxes by COCO's areas: small (below 32 x 32), medium (below 96 x 96), large. As in
-            pycocotools, the area is that in the annotations.
+        by_area: number of small boxes (area below 32 x 32 pixels), medium boxes (below 96 x 96) and large
+            boxes. As in pycocotools, the area is read from the annotations.
     """
 
     origin: str

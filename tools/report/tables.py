@@ -17,7 +17,7 @@ class Table(NamedTuple):
     """A table of text.
 
     Attributes:
-        header: titles of the columns. If empty, a row is a name and a text.
+        header: titles of the columns; empty for a table with two columns, a name and a text.
         rows: rows, all with the same number of cells.
     """
 
@@ -26,7 +26,7 @@ class Table(NamedTuple):
 
 
 class Offenders(NamedTuple):
-    """A line for each offender of one kind of issue. Only the HTML page has them."""
+    """A list with one line for each place where an issue occurs. Only the HTML page shows the list."""
 
     title: str
     texts: Sequence[str]
@@ -146,7 +146,7 @@ def anchor_items(anchors: AnchorReport) -> list[Item]:
 
 
 def issue_items(issues: Iterable[Issue]) -> list[Item]:
-    """Returns a line and a list of offenders for each kind of issue, errors first."""
+    """Returns a line of text and an Offenders list for each kind of issue. Errors come first."""
     items: list[Item] = []
     for of in sorted(issues, key=lambda of: (not of.stops, of.severity is Severity.WARNING)):
         items.append(f"{of.severity.value}: {of.line(shown=3)}")
@@ -156,7 +156,7 @@ def issue_items(issues: Iterable[Issue]) -> list[Item]:
 
 
 def shorten(text: str, length: int) -> str:
-    """Shortens a text by an ellipsis in its middle, because long names often differ at their end."""
+    """Puts an ellipsis in the middle of a long text, because long names often differ at their end."""
     text, end = printable(text), (length - 1) // 2
     return text if len(text) <= length else text[: length - 1 - end] + "…" + text[len(text) - end :]
 

@@ -1,9 +1,10 @@
 """Reads and writes Darknet's .weights files, and reads the .names files next to them.
 
 A .weights file (AlexeyAB/darknet src/parser.c, load_weights_upto and save_weights_upto) starts with three
-int32 (its version) and the number of images that training has seen. Then it has, for every convolution in the
-order of the .cfg: beta, gamma, mean and variance of the batch norm, or a bias if there is none; then the
-kernel (output, input, height, width). All numbers are float32, little endian.
+int32 (its version) and the number of images that training has seen. Then follow the variables of each
+convolution, in the order of the .cfg. They are beta, gamma, mean and variance of the batch norm, or the bias
+of a convolution without batch norm; then the kernel (output, input, height, width). The variables are
+float32, little endian.
 """
 
 import itertools
@@ -45,7 +46,7 @@ class Contents(NamedTuple):
 
 
 def read_darknet(path: str | os.PathLike, model: keras.Model) -> Contents:
-    """Reads a .weights file of `model`'s network: a complete one with any class count, or a partial one.
+    """Reads a .weights file of `model`'s network. It may be partial, or have another number of classes.
 
     Raises:
         UserError: the file is missing or damaged, or belongs to another network.
@@ -72,10 +73,10 @@ def read_darknet(path: str | os.PathLike, model: keras.Model) -> Contents:
             outputs = anchors * (5 + num_classes) if _is_head(block) else outputs
             array, numbers_left = np.split(numbers_left, [math.prod(axes) * outputs])
             if not np.isfinite(array).all():
-                raise UserError(f"weights {path}: {variable.path} is not finite: the file is damaged")
+                raise UserError(f"weights {path}: {variable.path} is not finite, so the file is damaged")
             if variable.name == "moving_variance" and array.min() < 0:
                 raise UserError(
-                    f"weights {path}: {variable.path} is negative: the file belongs to another network"
+                    f"weights {path}: {variable.path} is negative, so the file belongs to another network"
                 )
             if axes:  # a kernel
                 height, width, inputs = axes
@@ -127,7 +128,7 @@ def _size(block: list[keras.Variable]) -> int:
 def _fit(
     blocks: list[list[keras.Variable]], floats: int, anchors: int, num_classes: int
 ) -> tuple[int, int] | None:
-    """Returns (convolutions, classes) of a file with `floats` numbers; None if it is not of this network."""
+    """Returns how many convolutions and classes a file of `floats` values has; None: it does not fit."""
     per_output = sum(math.prod(v.shape[:-1]) for block in blocks if _is_head(block) for v in block)
     more_classes, rest = divmod(floats - sum(map(_size, blocks)), anchors * per_output)
     if not rest and num_classes + more_classes >= 1:
@@ -137,7 +138,7 @@ def _fit(
 
 
 def _read_header(content: bytes) -> tuple[int, int]:
-    """Returns (bytes of the header, images seen). Before version 0.2, the count has 32 bits."""
+    """Returns (bytes of the header, images seen). Before version 0.2, the number of images has 32 bits."""
     if len(content) < 20:
         return 20, 0
     major, minor, _, seen = struct.unpack_from("<iiiQ", content)
@@ -149,8 +150,8 @@ def _read_header(content: bytes) -> tuple[int, int]:
 def read_label_map(weights: str | os.PathLike, num_classes: int) -> LabelMap | None:
     """Returns the classes of a .weights file, from the .names file next to it (one name per line).
 
-    COCO's 80 classes, in COCO's or Darknet's spelling, get COCO's names and ids. All others get ids from 1.
-    Without a .names file, 80 classes are COCO's, and any other number gives None.
+    COCO's 80 classes, in COCO's or Darknet's spelling, get COCO's names and ids. Other classes get the ids
+    1, 2, ... If there is no .names file, the result is COCO's classes for 80 classes, and None otherwise.
 
     Raises:
         UserError: the .names file cannot be read, has a class twice, or does not have `num_classes` names.
@@ -165,7 +166,10 @@ def read_label_map(weights: str | os.PathLike, num_classes: int) -> LabelMap | N
         raise UserError(f"class names {file}: {error}") from error
     names = tuple(line for line in lines if line)
     if len(names) != num_classes:
-        raise UserError(f"class names {file}: {len(names)} names for the {num_classes} classes of {weights}")
+        raise UserError(
+            f"{file} has {len(names)} class names, but {weights} has {num_classes} classes: correct the "
+            "names, or remove the file"
+        )
     if names in (coco.names, tuple(VOC_SPELLINGS.get(name, name) for name in coco.names)):
         return coco
     try:

@@ -1,7 +1,7 @@
-"""Downloads YOLOv4's backbone that was trained on ImageNet, for --init_from=imagenet.
+"""Downloads weights of YOLOv4's backbone that were trained on ImageNet, for --init_from=imagenet.
 
-The file has the first 105 layers of Darknet's classifier (cfg/csdarknet53-omega.cfg; the address is from
-AlexeyAB/darknet issue 5804). yolov4.conv.137 and yolov4-tiny.conv.29 are from COCO, not from ImageNet.
+The file has the first 105 layers of Darknet's classifier cfg/csdarknet53-omega.cfg. Its address is from
+AlexeyAB/darknet issue 5804. yolov4.conv.137 and yolov4-tiny.conv.29 were trained on COCO, not on ImageNet.
 """
 
 from common.errors import UserError

@@ -38,4 +38,4 @@ def test_faults_alone_make_a_page(tmp_path):
 
 def test_a_report_of_another_suffix_is_refused_before_data_are_read():
     given = [check_and_report.check, DataFlags(), DataFlags(), ANCHORS, ImagePolicy()]
-    assert "--report=x.pdf: its name must end in" in refusal(*given, report="x.pdf")
+    assert "--report=x.pdf must end in" in refusal(*given, report="x.pdf")

@@ -74,7 +74,7 @@ def test_all_kept_offenders_and_all_classes_are_on_the_page(tmp_path):
 
 
 def test_another_suffix_or_place_is_one_line(tmp_path):
-    assert "report.pdf: its name must end in .html" in refusal(page.check_suffix, "report.pdf")
+    assert "report.pdf must end in .html" in refusal(page.check_suffix, "report.pdf")
     place = tmp_path / "missing" / "report.html"
     assert f"cannot write the report {place}: No such file" in refusal(page.write, place, [])
     assert list(tmp_path.iterdir()) == []
