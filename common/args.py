@@ -102,9 +102,7 @@ class EvaluationArgs:
     input_type: str | None = flag(None, "Data format. Default: auto-detected.", choices=("coco", "tfrecord"))
     eval_images: str | None = flag(None, "Directory of evaluation images (COCO).")
     eval_annotations: str | None = flag(None, "COCO json of the evaluation images.")
-    eval_file_pattern: str | None = flag(
-        None, "Glob of evaluation TFRecords. Missing DALI indexes are written."
-    )
+    eval_file_pattern: str | None = flag(None, "Glob of evaluation TFRecords. Missing indexes are written.")
     label_map: str | None = flag(None, "Class names of TFRecords. Default: the .label_map.json next to them.")
     coco_backend: str = flag(
         "pycocotools", "COCO metrics library. faster: faster-coco-eval.", choices=("pycocotools", "faster")
@@ -117,9 +115,7 @@ class TrainingArgs:
 
     train_images: str | None = flag(None, "Directory of training images (COCO).")
     train_annotations: str | None = flag(None, "COCO json of the training images.")
-    train_file_pattern: str | None = flag(
-        None, "Glob of training TFRecords. Missing DALI indexes are written."
-    )
+    train_file_pattern: str | None = flag(None, "Glob of training TFRecords. Missing indexes are written.")
     augmentation_preset: str = flag(
         "default", "Strength of the training augmentation.", choices=("none", "light", "default", "strong")
     )
@@ -129,9 +125,8 @@ class TrainingArgs:
     steps_per_epoch: int | None = flag(None, "Batches per epoch. Default: one pass over the data.", low=1)
     learning_rate: float | None = flag(
         None,
-        "Learning rate for updates of reference_batch images. It is scaled linearly for other numbers of "
-        "images. Default: as in the recipe.",
-        low=0.0,
+        "Learning rate, scaled by images per update / reference_batch. Default: as in the recipe.",
+        low=0,
     )
     precision: str = flag(
         "float32", "Dtype policy of the network.", choices=("float32", "mixed_float16", "mixed_bfloat16")
@@ -139,7 +134,7 @@ class TrainingArgs:
     xla: bool = flag(False, "Compile the training step with XLA.")
     ema_decay: float | None = flag(None, "Decay of the weights' EMA; 0: off. Default: as in the recipe.")
     clip_norm: float | None = flag(
-        None, "Largest global norm of the gradients; 0: no limit. Default: as in the recipe."
+        None, "Largest global gradient norm; 0: no limit. Default: as in the recipe."
     )
     accumulate_steps: int = flag(0, "Batches whose gradients make one weight update; 0: off.", low=0)
     init_from: str | None = flag(None, "Weights to start from. Head outputs for new classes start untrained.")
@@ -166,9 +161,7 @@ class ProcessArgs:
     compression: str = flag("none", "Compression of gradients with Horovod.", choices=("none", "fp16"))
     step_timeout: float = flag(600.0, "Seconds without a step after which the run ends; 0: never.", low=0.0)
     elastic: bool = flag(False, "With Horovod: if hosts or ranks change, resume from the last full epoch.")
-    dry_run: int | None = flag(
-        None, "Test the other flags in a short run with this many local processes.", low=1
-    )
+    dry_run: int | None = flag(None, "Test the other flags in a short run of N local processes.", low=1)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -193,9 +186,7 @@ class EvalArgs(TrainedArgs, LoaderArgs, EvaluationArgs):
     """The flags of eval.py."""
 
     output_dir: str | None = flag(None, "Directory for the results. Default: the run directory.")
-    errors: bool = flag(
-        False, "Print a table of error types; write errors.json, confusion_matrix.png, errors.png."
-    )
+    errors: bool = flag(False, "Print the error types; write errors.json, confusion_matrix.png, errors.png.")
     errors_min_score: float | None = flag(
         None, "Minimum score for --errors. Default: the score with the best F1.", low=0.0, high=1.0
     )

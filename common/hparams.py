@@ -81,11 +81,11 @@ def resolve(config: Config, a: Any, preset: Mapping[str, Any] | None = None) -> 
 
 
 def replace(config: Config, values: Mapping[str, Any], *, strict: bool = True) -> Config:
-    """Checks `values`, converts them to the types of their fields, and calls `dataclasses.replace`.
+    """Calls `dataclasses.replace` with values that are checked and converted to the types of their fields.
 
     Args:
         values: field name -> new value; image_size in any form that `parse_image_size` takes.
-        strict: if False, text is converted to the type of its field.
+        strict: if False, text is also converted, for example "3" to 3.
 
     Raises:
         UserError: a value does not fit its field, or the config's checks refuse it.

@@ -280,7 +280,7 @@ def from_pipeline(
 
 
 class _OnGPU(tf.data.Dataset):
-    """Gives a dataset on a GPU the structure of `element_spec`. `Dataset.map` cannot run on a GPU."""
+    """A dataset whose elements get the structure of `element_spec`. `Dataset.map` does this on a CPU only."""
 
     def __init__(self, flat: tf.data.Dataset, element_spec: ElementSpec) -> None:
         self._flat, self._element_spec = flat, element_spec

@@ -38,9 +38,7 @@ class Args:
     weights: str | None = flag(None, "Weights of automl: a .h5 file, a checkpoint or its directory.")
     output: str | None = flag(None, "The file to write; must end in .weights.h5.")
     model_name: str | None = flag(None, "Model: one of efficientdet-d0 .. d7x.")
-    image_size: str | None = flag(
-        None, "Size of the network input in pixels: N or HxW. Default: the image size of the model."
-    )
+    image_size: str | None = flag(None, "Network input in pixels, N or HxW. Default: the model's size.")
     label_map: str | None = flag(
         None, "File of class names and ids: class output n has id n. Default for 90 outputs: COCO's classes."
     )

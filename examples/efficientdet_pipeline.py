@@ -8,7 +8,7 @@ The pipeline is only for training: images are shuffled and have no ids. Run tool
 DALI may accept damaged data without an error. On a CPU, batches equal those of efficientdet/pipeline.py, bit
 for bit. The GPU branch was never run. The outputs in order, with K = 9 anchors per cell of each level l:
 
-    images           float32 (B, H, W, 3): RGB, normalised, at the top left; 0, the mean colour, elsewhere
+    images           float32 (B, H, W, 3): RGB, normalised, at the top left; padded with 0, the mean
     num_positives    float32 (B,): anchors that are matched to a box
     boxes            float32 (B, max_instances, 4): left, top, right, bottom in 0..1; padded with -1
     classes          int32 (B, max_instances): 0-based, in the order of category ids; padded with -1

@@ -319,7 +319,7 @@ class _Edit(SourceText):
         return self.without_item(items, item)
 
     def _is_list(self, place: Place, leaf: ast.AST) -> bool:
-        """Returns whether an element may be removed. A row of a table, a result or a command keeps it."""
+        """Returns whether elements may be removed. Rows of tables, results and commands keep all elements."""
         parent = place.above[-1][0]
         if str(getattr(leaf, "value", "")).startswith("--"):
             return False

@@ -39,7 +39,7 @@ class Args:
     model_name: str | None = flag(
         None, f"For Darknet's weights: name of the model, one of {', '.join(MODEL_NAMES)}."
     )
-    image_size: str | None = flag(None, "For Darknet's weights: size, N or HxW. Default: the model's size.")
+    image_size: str | None = flag(None, "For Darknet's weights: input size, N or HxW. Default: the model's.")
     hparams: str | None = flag(None, "For Darknet's weights: hyper-parameters, k=v,k=v or a YAML file.")
 
 

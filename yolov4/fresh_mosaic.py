@@ -53,7 +53,7 @@ class Tiles(NamedTuple):
 
 
 def reader_seeds(seed: int) -> list[int]:
-    """Returns the readers' seeds, at most args.MAX_SEED. The first one is `seed`."""
+    """Returns one seed for each reader. The first is `seed`, and none is above args.MAX_SEED."""
     others = [np.random.SeedSequence([seed, number]).generate_state(1)[0] for number in range(1, TILES)]
     return [seed, *(int(other) % 2**31 for other in others)]
 

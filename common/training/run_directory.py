@@ -60,8 +60,8 @@ class Identity:
 
     Attributes:
         values: name -> JSON value; mappings are compared key by key.
-        defaults: name of a flag, or "config." and the name of a field -> default value. A run that was saved
-            before the flag or field existed has this value.
+        defaults: name of a flag or "config.<field>" -> its value in runs that were saved before the flag or
+            field existed.
     """
 
     values: Mapping[str, Any]

@@ -196,7 +196,7 @@ def evaluated(loader) -> dict[str, np.ndarray]:
 
 
 def compare_twins(app, make, source, changes, batch_size) -> int:
-    """Asserts that both loaders give equal elements. Returns the number of anchors with different targets."""
+    """Asserts that both loaders give equal elements. Returns the number of anchors whose targets differ."""
     options = {"training": False, "batch_size": batch_size, "count_lost": True}
     expected, found = (evaluated(make(source, kind, [changes], **options)) for kind in LOADERS)
     levels = np.abs(found.pop("images") - expected.pop("images")) * LEVEL[app.name]

@@ -43,7 +43,7 @@ CASES |= {name: CASES[name.removesuffix("_on_gpu")] for name in AS_ON_GPU}
 
 
 def copies(variables):
-    """Returns each variable's values on all replicas of this process, as one array."""
+    """Returns one array for each variable: its values on all replicas of this process."""
     return [np.stack([np.asarray(v) for v in getattr(v, "values", [v])]) for v in variables]
 
 

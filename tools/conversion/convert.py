@@ -88,10 +88,7 @@ def split(annotations: Annotations, holdout: float, seed: int) -> list[Annotatio
     total = annotations.num_images
     count = round(holdout * total)
     if not 0 < count < total:
-        raise UserError(
-            f"--holdout={holdout} selects {count} of {total} images for evaluation: choose a fraction that"
-            " leaves at least one image in each part"
-        )
+        raise UserError(f"--holdout={holdout} selects {count} of {total} images: each part needs an image")
     hashes = [hashlib.sha256(f"{seed} {name}".encode()).digest() for name in annotations.file_names]
     held_out = np.zeros(total, np.bool_)
     held_out[sorted(range(total), key=hashes.__getitem__)[:count]] = True

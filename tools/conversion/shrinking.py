@@ -99,10 +99,7 @@ def write_shrunk(
         OSError: a file cannot be read or written.
     """
     if os.path.realpath(directory) == os.path.realpath(images_dir):
-        raise UserError(
-            f"{directory} is the directory of the original images, which the output would overwrite: choose"
-            " --output in another directory"
-        )
+        raise UserError(f"{directory} has the original images: choose --output in another directory")
 
     def shrunk(row: int) -> bytes:
         original = pathlib.Path(images_dir, annotations.file_names[row])
