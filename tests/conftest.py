@@ -73,9 +73,9 @@ def _real(name: str) -> pathlib.Path:
 
 @pytest.fixture(scope="session")
 def once(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Callable:
-    """Gives once(name, make): a directory that `make` has filled. Tests must not write into it.
+    """A function once(name, make) that returns a directory with the files that `make` writes.
 
-    Only one of several test processes runs `make`.
+    Only one of several test processes runs `make`. Tests must not write into the directory.
     """
     shared = tmp_path_factory.getbasetemp()
     if hasattr(request.config, "workerinput"):
@@ -97,9 +97,9 @@ def once(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 def drawn(once: Callable) -> pathlib.Path:
     """Twelve synthetic images as a COCO directory.
 
-    Category ids 3, 17, 90 and image ids have gaps; one image id is above 2**31. The third image has no
-    objects, the fifth a crowd. The seventh has a box that reaches outside, one without area and one wholly
-    outside. The last is a PNG.
+    The category ids 3, 17, 90 and the image ids have gaps. One image id is above 2**31. The third image has
+    no objects. The fifth image has a crowd. The seventh image has boxes outside and a box without area. The
+    last image is a PNG.
     """
     return once("drawn", _draw)
 
@@ -144,7 +144,7 @@ def _annotation(image_id: int, category_id: int, box_ltwh_px: list[float]) -> di
 
 @pytest.fixture(scope="session")
 def drawn_records(drawn: pathlib.Path, once: Callable) -> pathlib.Path:
-    """Three TFRecord files, indexes and label map; returns their path prefix."""
+    """Writes `drawn` as three TFRecord files, and returns the prefix of their paths."""
 
     def write(directory: pathlib.Path) -> None:
         from common.datacheck.coco import load_coco

@@ -125,7 +125,6 @@ def test_compose_checks_a_device_before_it_trains():
 
 
 def test_the_mpijob_and_the_images_agree():
-    """kubeflow/mpi-operator mounts the SSH keys: setupSSHOnPod in pkg/controller/mpi_job_controller.go."""
     lines = (DOCKER / "sshd_config").read_text().splitlines()
     settings = dict(line.split(maxsplit=1) for line in lines if not line.startswith("#"))
     keys = SPEC["sshAuthMountPath"]

@@ -1,8 +1,9 @@
 """Tests that runs and weights of commit 6eb6d8f can be resumed, loaded and evaluated, with equal numbers.
 
-tests/fixtures/make_fixture.py of commit 055267a made tests/fixtures/6eb6d8f with the older code:
+tests/fixtures/6eb6d8f has the results of the code of commit 6eb6d8f. The script that made them is
+tests/fixtures/make_fixture.py of commit 055267a. The files are:
 
-    data/                       16 synthetic images with instances.json, and the same as TFRecords with index
+    data/                       16 synthetic images with instances.json, and as TFRecords with indexes
     <app>.tar.xz                runs/<app>: a run of three epochs, which SIGTERM stopped in the second epoch
                                 (EfficientDet: COCO files; YOLOv4: TFRecords), with its settings;
                                 runs/<app>-whole: the last weights of the same run without a stop;

@@ -1,4 +1,4 @@
-"""Checks the commands, flags, files and links of the pages.
+"""Checks the commands, flags, files and links in README.md and the pages of docs/.
 
 Slow tests run all commands of a page in order, because later commands use files of earlier ones.
 """

@@ -86,7 +86,7 @@ def test_learning_rate_at_five_points(recipe):
 
 def test_every_recipe_for_coco_is_here():
     names = [f"{path.parts[-3]}/{path.stem}" for path in RECIPES if "_coco" in path.stem]
-    # Without RetinaNet, whose schedule tests/efficientdet/test_optimization.py tests.
+    # tests/efficientdet/test_optimization.py tests the schedule of RetinaNet.
     assert {name for name in names if "/retinanet" not in name} == set(EXPECTED)
 
 

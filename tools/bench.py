@@ -3,8 +3,8 @@ r"""Compares two benchmark files, and checks that both were measured under the s
     python efficientdet/bench.py --train_images=my/images --train_annotations=my/instances.json --json=a.json
     python tools/bench.py compare a.json b.json
 
-The first command measures and writes a.json. Between two files of one machine, differences under 10 % mean
-nothing.
+The first command measures and writes a.json. Run it again with --json=b.json to get the second file. Even on
+one machine, differences under 10 % mean nothing.
 """
 
 import json

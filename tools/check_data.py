@@ -7,8 +7,8 @@ For TFRecords, give --file_pattern='records/train-*.tfrecord' instead. --eval_im
 (or --eval_file_pattern) also check evaluation data. If training would go wrong, the command lists all errors
 and ends with exit code 1. Otherwise it prints statistics, and how well EfficientDet's anchors fit the boxes.
 
---decode decodes every image completely: only this finds damage in the middle of a file. Training makes the
-same check without --decode.
+--decode decodes every image completely: only this finds damage in the middle of a file. Training starts with
+the same check, but does not decode.
 """
 
 import pathlib

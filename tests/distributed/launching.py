@@ -37,7 +37,7 @@ Words = Sequence[str | os.PathLike]
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 MARK = "DETECTION_TEST_JOB"
 SETTINGS = {"CUDA_VISIBLE_DEVICES": "", "TF_CPP_MIN_LOG_LEVEL": "3", "PYTHONPATH": str(ROOT)}
-# Ranks share two cores, and sums must be the same every time.
+# With one thread, a rank adds numbers in the same order every time.
 SETTINGS |= {"TF_NUM_INTRAOP_THREADS": "1", "OMP_NUM_THREADS": "1"}
 # Splits the CPU into two devices in place of two GPUs, then runs the command line.
 TWO_DEVICES = """
@@ -80,7 +80,7 @@ class Job(subprocess.Popen):
 
     def output(self) -> tuple[str, str]:
         sizes = [os.fstat(file.fileno()).st_size for file in self._outputs]
-        # pread does not move the file position, at which the job's processes write.
+        # The job's processes write at the file position, which pread does not change.
         read = [os.pread(file.fileno(), size, 0) for file, size in zip(self._outputs, sizes, strict=True)]
         return read[0].decode(errors="replace"), read[1].decode(errors="replace")
 

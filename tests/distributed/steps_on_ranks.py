@@ -2,8 +2,8 @@
 
     PYTHONPATH=. python tests/distributed/steps_on_ranks.py mirrored DIR
 
-Every rank writes {case: {name: value}} to DIR/<rank>.msgpack. For a variable, it writes the values on each of
-its replicas. Arrays are written as nested lists.
+Every rank writes {case: {name: value}} to DIR/<rank>.msgpack. The value of a variable is a list with one
+entry for each replica of the rank.
 """
 
 import contextlib

@@ -32,7 +32,6 @@ def results(tmp_path_factory):
         else:
             words = [steps_on_ranks.__file__, strategy, output]
             for result in launching.run_two_replicas(strategy, words, timeout=TIMEOUT):
-                # Ranks that end normally must not be reported by the watchdog.
                 assert not re.search(r"\brank\b|^(.*>:)?(error|warning)", result.stderr, re.MULTILINE)
         files = sorted(output.glob("*.msgpack"))
         return [msgspec.msgpack.decode(file.read_bytes()) for file in files]
@@ -178,7 +177,6 @@ def test_without_horovod_the_message_says_what_to_do(monkeypatch):
 
 
 def test_horovod_chooses_the_gpu_before_tensorflow_runs_anything(monkeypatch):
-    """As in an elastic run, the process keeps its GPU when its local rank changes."""
     calls = []
     gpus = [types.SimpleNamespace(name=f"/physical_device:GPU:{i}") for i in range(4)]
     seen = list(gpus)

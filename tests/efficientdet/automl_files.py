@@ -74,11 +74,11 @@ def write_tensors(prefix, tensors):
 
 
 def write_objects(prefix, variables, lost=None):
-    """Writes a checkpoint as tf.train.Checkpoint does. Moving averages are slots of an optimizer.
+    """Writes a checkpoint in the format of tf.train.Checkpoint, with a moving average of each variable.
 
-    `lost` damages the average of the last variable. Without it, nothing is damaged.
-        "values": the average's values are missing.
-        "attribute": the average's values and its attribute in the object graph are missing.
+    Args:
+        lost: what is missing of the last variable's average. "values": its values. "attribute": its values,
+            and its attribute in the object graph. None: nothing.
     """
     graph = trackable_object_graph_pb2.TrackableObjectGraph()
     root, tensors = graph.nodes.add(), {}

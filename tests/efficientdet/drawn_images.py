@@ -10,7 +10,7 @@ RED = (230, 20, 30)
 
 
 def find_rectangle(normalized: np.ndarray) -> np.ndarray | None:
-    """Returns the box (ltrb) of the pixels that are nearest to red; None if they are too few."""
+    """Returns the box (ltrb) around the red pixels, or None if there are fewer than 12 red pixels."""
     colors = np.array([RED, GREY, IMAGENET_MEAN])
     pixels = normalized * IMAGENET_STD + IMAGENET_MEAN
     nearest = np.abs(pixels[:, :, np.newaxis] - colors).sum(-1).argmin(-1)

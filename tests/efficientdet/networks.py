@@ -13,10 +13,11 @@ def pseudo_random(shape, seed):
 
 
 def summarize_outputs(model: keras.Model, training: bool) -> np.ndarray:
-    """Returns (4, levels): two numbers of the class outputs, then two of the box outputs.
+    """Returns an array (4, levels).
 
-    The two numbers are the mean absolute value and the element [1, -1, -1, 5]. `pseudo_random` computes the
-    images and all weights. The seed of a weight is the CRC-32 of its path.
+    The rows are the mean absolute value and the element [1, -1, -1, 5] of the class outputs, then of the box
+    outputs. `pseudo_random` computes the images and all weights. The seed of a weight is the CRC-32 of its
+    path.
     """
     for weight in model.weights:
         value = pseudo_random(weight.shape, zlib.crc32(weight.path.encode()))

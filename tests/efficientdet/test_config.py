@@ -34,7 +34,7 @@ def test_efficientdet_has_the_published_rows():
 
 
 def differences(config) -> dict:
-    """Compares a run with the same run of a version whose configs had only the fields in FIRST."""
+    """Returns the differences to the same run of an earlier version, whose configs had the fields FIRST."""
     metadata = make_metadata(config, LabelMap.numbered(3), 3)
     identity = Identity.of(Args(), Ranks(), config, metadata, may_change=("epochs", *DETECTION_FIELDS))
     before = {name: metadata["config"][name] for name in FIRST.split()}

@@ -53,7 +53,7 @@ def test_d0_has_the_published_parameters_and_operations_at_its_default_size():
     options = tf.compat.v1.profiler.ProfileOptionBuilder.float_operation()
     options["output"] = "none"
     profile = tf.compat.v1.profiler.profile(function.graph, options=options)
-    # google/automl's README has 2.54 billion multiply-adds. This profiler gives 2.549 for its model.
+    # google/automl's README says 2.54 billion multiply-adds.
     assert profile.total_float_ops / 2 / 1e9 == pytest.approx(2.54, abs=0.01)
 
 

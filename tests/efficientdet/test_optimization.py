@@ -41,7 +41,6 @@ def odtk_rate(iteration: int) -> float:
 
 @pytest.mark.parametrize("batch, accumulate", [(16, 1), (8, 1), (64, 1), (64, 4)])
 def test_retinanet_has_odtks_rates_for_every_batch(batch, accumulate):
-    """With batch 64, odtk's run of batch 16 has a quarter of the updates and four times the rate."""
     steps_per_epoch = 1000 * 16 * accumulate // batch
     assert num_epochs(RETINANET, batch, steps_per_epoch, accumulate) == 90
     schedule = make_schedule(RETINANET, batch, steps_per_epoch, accumulate)

@@ -41,7 +41,7 @@ def sigmoid(logits):
 
 
 def decode_numpy(deltas):
-    """Decodes deltas (dy, dx, dh, dw). Returns normalised float64 boxes, ltrb. Both are (A, 4)."""
+    """Decodes (A, 4) deltas dy, dx, dh, dw to (A, 4) boxes, which are ltrb and normalised."""
     top, left, bottom, right = ANCHORS.boxes.T.astype(np.float64)
     dy, dx, dh, dw = deltas.T.astype(np.float64)
     height, width = np.exp(dh) * (bottom - top), np.exp(dw) * (right - left)

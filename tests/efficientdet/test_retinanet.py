@@ -7,8 +7,8 @@ from efficientdet.config import MODEL_NAMES, get_config
 from efficientdet.model import build_model
 from tests.efficientdet.networks import summarize_outputs
 
-# Outputs of keras-hub 0.32.0's ResNetBackbone and FeaturePyramid (use_p5=True), and heads of tf.nn.conv2d,
-# for 7 classes and 160 x 288 pixels; see networks.summarize_outputs.
+# The result of networks.summarize_outputs for 7 classes and images of 160 x 288 pixels. The model consists of
+# keras-hub 0.32.0's ResNetBackbone and FeaturePyramid (use_p5=True), and of heads made with tf.nn.conv2d.
 KERAS_HUB = {
     "retinanet-rn18fpn": [
         [0.35896, 0.37854, 0.31640, 0.30929, 0.29189],

@@ -9,7 +9,7 @@ from tools.conversion.coco_to_tfrecord import write_tfrecords
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory) -> dict[str, tuple]:
-    """A hundred images as {reader: (source, fields of the example's config)}. Image ids are above 2**31."""
+    """A hundred images. Returns {reader: (source, fields of the example's config)}."""
     directory = tmp_path_factory.mktemp("fuzzed")
     write_fuzzed_set(directory)
     annotations = directory / "instances.json"

@@ -27,7 +27,7 @@ VARIANTS = (
 
 
 def of_app_and_example(data, reader: str, crop: str, seed: int) -> tuple:
-    """Returns the app's loader. Also returns the example's config and shard for equal batches."""
+    """Returns the app's loader, and the config and shard with which the example makes equal batches."""
     source, files = data[reader]
     fields, shard = VARIANTS[seed % len(VARIANTS)]
     fields = {"augmentation": crop, "resize_min": 60, "resize_max": 150} | fields

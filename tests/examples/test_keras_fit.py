@@ -99,7 +99,6 @@ def test_each_step_has_the_loss_of_train_py(app, strategy, drawn, tmp_path):
     trained, fitted = json.loads((tmp_path / "losses.json").read_text())
     assert len(trained) == 20
     assert np.ptp(trained) > 0.01
-    # For YOLOv4, the graphs of both loops differ in the last digits, and its targets amplify this.
     np.testing.assert_allclose(fitted, trained, rtol=1e-5 if app == "efficientdet" else 1e-3)
 
 

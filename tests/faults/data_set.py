@@ -18,12 +18,12 @@ LFS_POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a21461
 
 
 class DataSet:
-    """Six images with boxes. A fault damages one image or one annotation. The seed chooses them.
+    """Six images with boxes. A fault damages one image or one annotation.
 
     Attributes:
         document: content of the json.
         content: bytes of the json, if a fault sets them.
-        image, annotation: entries of the json that faults damage. They are never its first entries.
+        image, annotation: entries of the json that faults damage.
         options: options of the check, for example `decode`.
     """
 

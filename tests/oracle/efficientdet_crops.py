@@ -19,7 +19,7 @@ def whole_image(size, image_size) -> Crop:
 
 
 def jittered_crop(size, image_size, jitter, shares) -> Crop:
-    """As google/automl's dataloader.py. The window has whole pixels of the stored image."""
+    """Computes the crop of google/automl's dataloader.py."""
     scale = jitter * min(image_size[0] / size[0], image_size[1] / size[1])
     starts, lengths, shown = [], [], []
     for side, limit, share in zip(size, image_size, shares, strict=True):
@@ -32,9 +32,9 @@ def jittered_crop(size, image_size, jitter, shares) -> Crop:
 
 
 def resize_range_crop(size, image_size, drawn) -> Crop:
-    """Resizes the shorter side to `drawn`, rounded down. If the result would not fit, it is smaller."""
+    """Resizes the shorter side to `drawn`, rounded down, or less if the image would not fit."""
     window, largest = whole_image(size, image_size)
-    # float32 as in the graph: many results end in 1/2.
+    # The graph computes in float32, too. With float64, results that end in 1/2 could be rounded differently.
     scale = np.float32(math.floor(drawn)) / np.float32(min(size))
     scaled = [nearest(np.float32(side) * scale) for side in size]
     return window, tuple(map(min, scaled, largest))

@@ -22,7 +22,7 @@ def to_letterbox(boxes: ArrayLike, place: ArrayLike, image_size: tuple[int, int]
 
     Args:
         boxes: (..., 4), normalised by the image.
-        place: (..., 4): top, left, height, width of the image in the network input, pixels.
+        place: (..., 4): top, left, height, width in pixels of the image in the network input.
         image_size: height, width of the network input.
     """
     shares = np.float32(place) / np.float32(image_size * 2)
@@ -91,10 +91,10 @@ def assert_boxes(outputs, row: int, boxes_px, classes, config, where: str, adjoi
 
 
 def match(boxes: np.ndarray, anchors: np.ndarray) -> np.ndarray:
-    """Returns (A,): the box of each anchor by SSD's rule, or -1.
+    """Returns the index of the box of each anchor by SSD's rule, or -1.
 
-    An anchor gets the box of the highest IoU above 1/2. Every box also gets its best anchor; a later box
-    wins. Of equal IoUs the last wins. Numbers are float32 as in the pipeline.
+    An anchor gets the box with the highest IoU, if this IoU is above 1/2. Then every box gets the anchor with
+    the highest IoU. If boxes or anchors compete, the last one wins.
     """
     if len(boxes) == 0:
         return np.full(len(anchors), -1)

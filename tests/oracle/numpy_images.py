@@ -1,6 +1,6 @@
 """Transforms pixels in float64 NumPy.
 
-Pixel i has its centre at i + 1/2. After every stage, levels are whole numbers in 0..255.
+Pixel i has its centre at i + 1/2. After every stage, pixel values are rounded to integers in 0..255.
 """
 
 import fractions
@@ -29,10 +29,10 @@ def whole_levels(values: np.ndarray) -> np.ndarray:
 def letterbox(
     size: tuple[int, int], image_size: tuple[int, int], *, centered: bool
 ) -> tuple[int, int, int, int]:
-    """Returns top, left, height, width of an image at the largest size that fits.
+    """Returns top, left, height, width of an image that is scaled to fit into `image_size`.
 
-    Sides are whole pixels, at least 1; halves are rounded up. A centred image has the larger padding below or
-    on the right.
+    The height and the width are rounded, halves up, and are at least 1. If the padding of a centred image is
+    odd, the extra pixel is below or on the right.
     """
     scale = min(fractions.Fraction(*sides) for sides in zip(image_size, size, strict=True))
     height, width = (max(math.floor(side * scale + fractions.Fraction(1, 2)), 1) for side in size)
@@ -51,8 +51,7 @@ def crop(image: np.ndarray, window: tuple[int, int, int, int]) -> np.ndarray:
 def resample(rows: np.ndarray, new_length: int, antialias: bool = True) -> np.ndarray:
     """Resizes the first axis: (length, ...) -> float64 (new_length, ...).
 
-    A new pixel is a mean of old pixels with the weights of a triangle. Half the triangle's base is the width
-    of an old or a new pixel, whichever is larger. Without `antialias`, it is the width of an old pixel.
+    This is linear interpolation. With `antialias`, the filter becomes wider if the axis becomes shorter.
     Beyond the border, the last pixel is repeated.
     """
     step = len(rows) / new_length
@@ -98,9 +97,9 @@ def mask_grid(image: np.ndarray, tile: int, ratio: float, angle: float, shift: n
 
 
 def assert_small(difference: np.ndarray, config, where: str, has_halves: bool = False) -> None:
-    """Asserts that images are almost equal. Colour changes amplify rounding errors of the resizing.
+    """Asserts that the difference of two images is small.
 
-    With `has_halves`, levels that end in 1/2 may be rounded up or down.
+    With `has_halves`, pixel values that end in 1/2 may be rounded up or down.
     """
     highest, mean = (4.001, 0.5) if config.hue else (1.001, 0.1)
     if has_halves:

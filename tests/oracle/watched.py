@@ -91,7 +91,7 @@ class Watched:
 
 
 def run_epoch(make: type, fuzzed: FuzzedSet, **options: Any) -> Iterator[tuple[Batch, list[Annotated]]]:
-    """Yields each batch of one epoch with its images. `options` are those of `make`."""
+    """Yields (batch, its images) for each batch of one epoch. `options` are passed to `make`."""
     loader = make(source=fuzzed.source, batch_size=BATCH, count_lost=True, seed=7, **options)
     watched, seen = Watched(loader), []
     for _ in range(loader.steps_per_epoch):

@@ -80,7 +80,7 @@ class Subject:
 
 
 def kills(directory: pathlib.Path, rounds: int, seed: int = 0) -> list[str]:
-    """Kills processes that save in a loop at random moments.
+    """Starts processes that save in a loop, and kills each one at a random moment.
 
     Returns:
         One line for each round.

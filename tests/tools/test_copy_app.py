@@ -47,7 +47,7 @@ def importable(project: pathlib.Path) -> Iterator[None]:
 @pytest.fixture(scope="module")
 def check(tmp_path_factory):
     """check(app, project, product): names, imports and calls are valid."""
-    # All copies share this cache, which starts with the project's.
+    # All copies share this cache. It starts as a copy of the project's cache.
     cache = tmp_path_factory.mktemp("types")
     if (ROOT / ".mypy_cache").exists():
         shutil.copytree(ROOT / ".mypy_cache", cache, dirs_exist_ok=True)

@@ -20,7 +20,7 @@ def overlap(detection, box):
     (x, y, width, height), (left, top, *sides) = detection["bbox"], box["bbox"]
     common = max(min(x + width, left + sides[0]) - max(x, left), 0)
     common *= max(min(y + height, top + sides[1]) - max(y, top), 0)
-    # These are added in the order of pycocotools, because rounding matters at an IoU of 0.5.
+    # The areas are added in the order of pycocotools, because rounding matters at an IoU of 0.5.
     union = width * height + sides[0] * sides[1] - common
     return common / (width * height if box["iscrowd"] else union)
 

@@ -10,7 +10,7 @@ import numpy as np
 
 
 def darknet_axis(side, other_side, out, other_out, first_draw, last_draw, keep_aspect):
-    """Returns, for one axis, start and length of Darknet's crop, then of its place in the output."""
+    """Returns start and length of Darknet's crop, then of its place in the output, along one axis."""
     before, after = side * first_draw, side * last_draw
     if keep_aspect:
         missing = other_side * out / other_out - side
@@ -146,10 +146,10 @@ def best_ious(raw, boxes, classes, config, head):
 
 
 def losses(heads, boxes, classes, config, constants=None):
-    """Returns (box, objectness, class) losses, and the constants of their gradients.
+    """Returns the box, objectness and class losses, and the values through which no gradient flows.
 
-    The constants are the ignore mask, the IoUs of the objectness, and alpha. If `constants` are
-    given, they are used in place of computed ones.
+    These values are the ignore mask, the IoUs for the objectness, and alpha. If `constants` is given, its
+    values are used in their place.
     """
     sums = np.zeros(3)
     kept = {}
@@ -199,8 +199,8 @@ def cross_entropy(logits, targets):
 def box_delta(raw, box, config, head, cell, grid_size):
     """Returns Darknet's deltas (4,), before it limits them (dx_box_iou, delta_yolo_box).
 
-    Two corrections: Darknet has a wrong sign for x and y in the enclosing box's term. For boxes apart in both
-    directions it multiplies two negative sides; here the intersection is 0.
+    Two errors of Darknet are corrected. The enclosing box's term has a wrong sign for x and y. If boxes are
+    apart in both directions, the intersection is the product of two negative sides in place of 0.
     """
     prediction = decode(raw, config, head, *cell, grid_size)
     delta = np.zeros(4)

@@ -69,7 +69,7 @@ def painted(shape: tuple[int, int], boxes: np.ndarray, classes: np.ndarray, grow
 
 
 def count_found(batch: dict[str, np.ndarray]) -> int:
-    """Returns the number of boxes. To 1.5 pixels, the colour of a class must fill exactly its boxes."""
+    """Asserts that each box is filled with its class's colour, to 1.5 pixels. Returns the number of boxes."""
     rows = (batch[name] for name in ("images", "boxes", "classes", "num_boxes"))
     for image, boxes, classes, count in zip(*rows, strict=True):
         assert (classes[:count] >= 0).all() and (classes[count:] == -1).all() and (boxes[count:] == -1).all()

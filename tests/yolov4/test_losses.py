@@ -27,7 +27,7 @@ LIMITED = dataclasses.replace(DARKNET, max_delta=1e-3)
 NUM_CLASSES = 3
 NAMES = ["box_loss", "objectness_loss", "class_loss"]
 
-# (left, top, right, bottom, class). The first two boxes train the same predictions; the third nearly so.
+# (left, top, right, bottom, class)
 BOXES = [
     (0.30, 0.30, 0.60, 0.80, 0),
     (0.31, 0.31, 0.60, 0.80, 0),

@@ -26,7 +26,7 @@ def batch(boxes_px: list[list[tuple]]) -> tuple[tf.Tensor, dict[str, tf.Tensor]]
 
 
 def test_the_line_counts_what_boxes_train(tmp_path):
-    # No head has anchor 10,14, both have 81,82, only the finer has 23,27.
+    # No head has anchor 10,14. Both heads have anchor 81,82. Only the head of stride 16 has anchor 23,27.
     one, other = (40, 10, 63, 37), (41, 10, 62, 37)
     images, targets = batch([[(20, 20, 30, 34), (0, 0, 81, 64), one], [one, other], []])
     path = tmp_path / "sheet.png"

@@ -12,7 +12,7 @@ FILL = 127
 
 
 def draw_canvas(random, size, index):
-    """Returns noise with padding of FILL: (image, boxes_px, unique labels, place, size)."""
+    """Returns (image, boxes_px, labels, place, size). The image is noise, padded with FILL."""
     sides = [random.integers(side // 4, side + 1) for side in size]
     starts = [random.integers(0, side - shown + 1) for side, shown in zip(size, sides, strict=True)]
     (top, left), (height, width) = starts, sides

@@ -40,7 +40,7 @@ class Command(NamedTuple):
     """The command line of a candidate.
 
     Attributes:
-        settle: number of steps before each measurement, because the loader has prefetched their batches.
+        settle: number of steps to skip before each measurement. Their batches were prefetched.
     """
 
     name: str

@@ -1,7 +1,8 @@
 """Measures what each stage of a DALI loader costs.
 
-A truncated graph ends after one stage. The cost of a stage is the CPU time of its graph minus the CPU time of
-the previous, shorter graph. Each measurement starts and ends with full queues and idle threads.
+For each stage, a truncated graph is measured. It ends after this stage. The cost of a stage is the CPU time
+of its graph minus the CPU time of the previous, shorter graph. Each measurement starts and ends with full
+queues and idle threads.
 """
 
 import dataclasses

@@ -24,10 +24,11 @@ from tools.benchmark.protocol import own_stdout, tell_steps
 
 
 def work(app: App, a: Any, role: str) -> None:
-    """Runs one candidate until it is killed, or prints one line of JSON.
+    """Runs one candidate.
 
     Args:
-        role: model, data:TYPE, both:TYPE, stages:TYPE or inference:TYPE. TYPE is a pipeline type.
+        role: model, data:TYPE or both:TYPE to run until the process is killed; stages:TYPE or inference:TYPE
+            to print one line of JSON. TYPE is a pipeline type.
     """
     what, _, pipeline_type = role.partition(":")
     a = dataclasses.replace(a, pipeline_type=pipeline_type or "synthetic")

@@ -158,7 +158,7 @@ def serialized(lists: Mapping[str, Mapping[str, Any]]) -> bytes:
 def refuse_other_set(directory: pathlib.Path, name: str, own: Collection[str]) -> None:
     """Raises UserError if `directory` has shards `<name>-...` other than `own`.
 
-    A glob would match the files of both conversions, and images would be read twice.
+    Otherwise, a glob would also match the files of an earlier conversion, and images would be read twice.
     """
     shard = re.compile(re.escape(name) + r"-[^-]*-of-[^-]*\.tfrecord")
     for path in sorted(directory.glob("*.tfrecord")):

@@ -20,7 +20,7 @@ _DECIMALS = 3  # of coordinates in pixels: float32 is not more precise
 
 
 def write_coco(annotations: Annotations, path: str | os.PathLike) -> None:
-    """Writes a COCO json from which `load_coco` reads equal annotations. Their ids start at 1.
+    """Writes a COCO json from which `load_coco` reads equal annotations. Annotation ids start at 1.
 
     The file appears only when it is complete. Raises OSError.
     """

@@ -42,7 +42,7 @@ def convert(source: str, target: str, options: Options) -> tuple[dict[str, Annot
     outputs = [output]
     if holdout is not None:
         if not 0 < holdout < 1:
-            raise UserError(f"--holdout={holdout}: give a share above 0 and below 1, such as 0.2")
+            raise UserError(f"--holdout={holdout}: give a fraction above 0 and below 1, such as 0.2")
         stem, suffix = os.path.splitext(output) if target == "coco" else (output, "")
         outputs = [f"{stem}_train{suffix}", f"{stem}_val{suffix}"]
     endings = ("",) if target == "coco" else (".label_map.json", "-[0-9]*-of-[0-9]*.tfrecord")

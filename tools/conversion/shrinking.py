@@ -24,7 +24,7 @@ _ORIENTATION = 0x0112
 
 
 def shrunk_sizes(sizes: np.ndarray, max_side: int) -> np.ndarray:
-    """Scales sizes (I, 2) in pixels down so that the longer side is at most `max_side`; int32 (I, 2)."""
+    """Scales sizes (I, 2) in pixels down so that the longer side is at most `max_side`."""
     longest = sizes.max(axis=1, keepdims=True)
     smaller = np.maximum(np.rint(sizes.astype(np.float64) * max_side / longest), 1)
     return np.where(longest > max_side, smaller, sizes).astype(np.int32)
@@ -61,7 +61,7 @@ def shrink_image(encoded: bytes, name: str, max_side: int | None) -> bytes:
     try:
         picture: PIL.Image.Image = open_picture(io.BytesIO(encoded), "")
         profile = picture.info.get("icc_profile")
-        # libjpeg decodes at 1/2, 1/4 or 1/8 of the size, here at least at twice the wanted size.
+        # libjpeg decodes faster at 1/2, 1/4 or 1/8 of the size. At least twice the wanted size is decoded.
         drafted = picture.draft(None, (2 * width, 2 * height))
         picture = _as_8_bit(picture)
     except PILLOW_ERRORS as error:

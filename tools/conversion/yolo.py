@@ -127,9 +127,10 @@ def _read_objects(
 
 
 def parse_line(words: list[str]) -> tuple[float, Box]:
-    """Returns the class and the box of a label line, (left, top, width, height) as fractions of the image.
+    """Parses a line of a label file; raises ValueError if it is not a label.
 
-    Raises ValueError if the line is not a label.
+    Returns:
+        The class, and the box (left, top, width, height) as fractions of the image's width and height.
     """
     if len(words) < 5 or len(words) % 2 == 0:
         shapes = "a box is class cx cy w h without a confidence, a polygon is class x1 y1 x2 y2 ..."

@@ -3,7 +3,8 @@
 A data set is given as one of these:
 
 - a directory with images/ and labels/; `split` selects images/<split>, or <split>/images as in Roboflow's
-  exports. Or a directory that has the images and their labels together;
+  exports;
+- a directory that has the images and their labels together;
 - Ultralytics' data.yaml: `path`, `names`, and for each split one or more directories or lists of images;
 - Darknet's list of images, one path per line (train.txt).
 """
@@ -34,8 +35,8 @@ def find_files(path: str, split: str | None, issues: Issues) -> tuple[list[str],
         issues: listed images that do not exist are added here.
 
     Returns:
-        Absolute paths of the images: sorted if they are from a directory, else in the order of the list; and
-        the directory that contains all of them.
+        (paths, directory). The paths of the images are absolute. Those from a directory are sorted; those
+        from a list keep its order. The directory contains all images.
 
     Raises:
         UserError: a file or directory does not exist, or a file cannot be parsed.
@@ -49,7 +50,7 @@ def find_files(path: str, split: str | None, issues: Issues) -> tuple[list[str],
         places = [path]
     else:
         raise UserError(
-            f"--input={path} is not a directory, a data.yaml or, without --split, a list of images (.txt)"
+            f"--input={path} is not a directory, a data.yaml, or a list of images (.txt) without --split"
         )
     files, directories = [], []
     for place in places:
@@ -147,7 +148,7 @@ def _read_yaml(path: str) -> dict[str, Any]:
 
 
 def _find(line: str, list_file: str) -> str | None:
-    """Returns the image that a line names. As in Darknet, it may be relative to the working directory."""
+    """Returns the path of a line's image. As in Darknet, a line may be relative to the working directory."""
     places = (os.path.dirname(list_file), os.getcwd())
     choices = [os.path.normpath(os.path.join(place, line)) for place in places]
     return next(filter(os.path.exists, choices), None)

@@ -132,7 +132,6 @@ FAILURES = [
     ("user error", "brief", "error: the disk is full", False),
     ("bug", "brief", "KeyError: 'a typo'", True),
     ("lost", "slow", "error: another rank is stopped or dead; rank 0 (", False),
-    # Rank 1 ends while rank 0 still looks for the lost rank.
     ("lost, named late", "brief", "error: rank 1 (", False),
 ]
 

@@ -43,7 +43,8 @@ def put_yolo(directory):
 def calls(read):
     """Returns three functions that call `read`.
 
-    The first returns its result, the second the message of its UserError, the third that of its DataError.
+    The first function returns the result. The second expects a UserError and returns its message. The third
+    expects a DataError and returns its message.
     """
 
     def call(path, *, policy=ImagePolicy(), **options):

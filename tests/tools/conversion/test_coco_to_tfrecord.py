@@ -153,7 +153,6 @@ def test_shards_are_written_at_once(drawn, tmp_path, monkeypatch):
 
 
 def test_another_set_with_the_same_prefix_is_in_the_way(drawn, tmp_path):
-    # a new set, the same set again, and a set with another prefix
     for name, num_shards in (("t", 2), ("t", 2), ("t-more", 3)):
         write(drawn, tmp_path / name, num_shards)
     said = refusal(write, drawn, tmp_path / "t", 3)

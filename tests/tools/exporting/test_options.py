@@ -1,5 +1,4 @@
-"""Tests options.py, verify.py and tensorrt.py of tools/exporting, and the GPUs of
-common/evaluation/exported.py."""
+"""Tests tools/exporting, and how common/evaluation/exported.py chooses a GPU."""
 
 import pathlib
 import sys
@@ -92,7 +91,7 @@ DIFFERENCES = [
     ([A], [(*A[:4], 0.85, 0)], 100, 0.05),
     ([A], [(*A[:5], 1)], 100, 0.9),
     ([A, B], [A], 100, 0.9),
-    # Of equal scores, either detection may have the last place. A higher score must stay.
+    # Only one of two detections has a place. With equal scores, it may be either.
     ([A, LAST], [A, SAME_SCORE], 2, 0),
     ([A, LAST], [A, SAME_SCORE], 3, 0.2),
     ([A, BETTER], [A, SAME_SCORE], 2, 0.3),
