@@ -94,7 +94,7 @@ def train(a: Args, hooks: Hooks = Hooks()) -> dict | None:
     epochs = num_epochs(config, effective_batch, feed.steps_per_epoch, accumulate_steps)
     config = hparams.replace(config, {"epochs": epochs})  # some recipes set config.iterations, not epochs
 
-    # --- Run: new, resumed at any step, or refused -------------------------------------------------
+    # --- Run: check whether it is new or can be resumed --------------------------------------------
     metadata = make_metadata(
         config, data.label_map, data.num_classes, data.train, data.evaluation, dataclasses.asdict(a)
     )

@@ -17,9 +17,9 @@ class SourceText:
         """Removes one item of a list, a call, a dict, or a chain of `or` or `and`.
 
         Args:
-            items: all items. Each is a node, or a tuple of nodes: a key and its value.
+            items: all items, as nodes. A key with its value, or a parameter with its default, is a tuple.
             item: the item to remove.
-            comma: b"," if the items form a tuple of two. The remaining item then gets this comma.
+            comma: b"," if the items are a Python tuple of two. The remaining item then needs a comma.
         """
         groups = [item if isinstance(item, tuple) else (item,) for item in items]
         spans = [self.span(*filter(None, group)) for group in groups]

@@ -141,7 +141,8 @@ def _rotation(angle: float) -> np.ndarray:
 
 _CIRCLE = _on_circle(np.linspace(0, 2 * math.pi, 96, endpoint=False))
 _ARM = np.array([[0.3, -1], [0.3, -0.3], [1, -0.3]])
-# Each shape is an outline, and a hole if it has one. They are polygons (points, 2): x, and y downwards.
+# The outline of each shape, then its hole if it has one. Each is a polygon, (points, 2): x and y. The y
+# axis points down.
 _OUTLINES = {
     "disk": [_CIRCLE],
     "ring": [_CIRCLE, 0.55 * _CIRCLE],
@@ -170,7 +171,7 @@ def _shape_mask(rng: Rng, name: str, shorter_side: int) -> np.ndarray:
 
 def _find_place(rng: Rng, solid: np.ndarray, owner: np.ndarray, full_areas: list[int]) -> _Place | None:
     for _ in range(_ATTEMPTS):
-        # Up to a third of each side may lie outside the image.
+        # Up to a third of the object's height and width may lie outside the image.
         top, left = (
             int(rng.integers(-(side // 3), space - side + side // 3 + 1))
             for side, space in zip(solid.shape, owner.shape, strict=True)

@@ -1,6 +1,6 @@
 """Finds definitions that tools/copy_app.py can remove, because only files that are not copied use them.
 
-A name counts as used if a variable, an attribute or a whole string with this name is read.
+A name counts as used if a variable or an attribute has this name, or if a string equals it.
 """
 
 import ast
@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 
 
 def unused(texts: Mapping[str, str], project: Mapping[str, str]) -> Iterator[tuple[str, str, str]]:
-    """Yields (path, scope, name) of each definition in `texts` that `project` uses, but `texts` do not."""
+    """Yields (path, scope, name) of each definition in `texts` that only the rest of `project` uses."""
     places: list[dict[str, list[tuple[str, str]]]] = [collections.defaultdict(list) for _ in range(2)]
     for uses, files in zip(places, (texts, project), strict=True):
         for path, text in files.items():
@@ -44,7 +44,7 @@ def _classes(text: str) -> dict[str, set[str]]:
 
 @functools.cache
 def _references(text: str) -> tuple[list[tuple[str, str]], list[tuple[str, str]]]:
-    """Returns (scope, name) of each definition in a file, and (scope, name) of each name that it reads."""
+    """Returns two lists of (scope, name): the definitions in a file, and the names that the file reads."""
     defined: list[tuple[str, str]] = []
     read: list[tuple[str, str]] = []
 

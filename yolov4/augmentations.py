@@ -44,7 +44,8 @@ def random_rotation(
     """
     angle = uniform(-degrees, degrees)
     sides = boxes[:, 2:4] - boxes[:, 0:2]
-    # fn.bbox_rotate gives an area to boxes without area. Label 0 marks these boxes, to undo this below.
+    # fn.bbox_rotate gives an area to boxes without area. Label 0 marks these boxes, and the last line sets
+    # their coordinates to 0.
     labels = labels * fn.reductions.min(int32(sides > 0), axes=[1])
     rotated: Any = fn.bbox_rotate(
         boxes, labels, angle=angle, input_shape=images.shape()[0:2], keep_size=True, remove_threshold=0.0

@@ -38,6 +38,9 @@ def change_hsv(
 
 
 def random_factor(limit: float, count: int) -> DataNode:
-    """Returns (count,) factors from 1 to limit, each inverted with probability 0.5 (utils.c, rand_scale)."""
+    """Returns (count,) factors from 1 to limit, or with probability 0.5 their reciprocals.
+
+    As in Darknet (utils.c, rand_scale).
+    """
     inverted = fn.random.coin_flip(probability=0.5, shape=[count])
     return uniform(1.0, limit, [count]) ** (1 - 2 * inverted)

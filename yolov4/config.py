@@ -190,7 +190,8 @@ _YOLOV4 = {
     "multi_scale": 1.4,  # random=1 in the cfg: src/detector.c, train_detector
 }
 # Not published: yolov4-tiny with half the channels and smaller anchors. A laptop trains this model in
-# minutes. Boxes and classes have larger weights than objectness, else both are learned late.
+# minutes. The box and class losses have larger weights than the objectness loss, because the model
+# otherwise learns boxes and classes late.
 _NANO = _TINY | {
     "backbone": "csp_darknet_nano",
     "width": 0.5,

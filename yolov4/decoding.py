@@ -30,7 +30,8 @@ def decode_offsets(
         rows, columns: (...), the cell of each prediction.
         head: number of the head, the finest stride first.
         grid_size: (rows, columns) of the head.
-        anchors: int (...), index of each prediction's anchor in the head; None: the last axis is the anchors.
+        anchors: int (...), the index of each prediction's anchor among the anchors of the head. If None, the
+            last axis of (...) has one prediction for each anchor.
 
     Returns:
         float32 (..., 4), ltrb, normalised to the network input, not clipped; finite for finite offsets.

@@ -36,10 +36,10 @@ class Example(NamedTuple):
 
 
 class Tiles(NamedTuple):
-    """Which part of its image each tile decodes and resizes, where the tile is, and how its boxes move.
+    """The part of an image that each tile shows, the place of the tile, and the conversion of its boxes.
 
-    A box that is normalised by its image is first clipped to the crop, and flipped if the image is flipped.
-    Then box * scale + shift converts it to pixels of the mosaic, where it is clipped to the tile.
+    Boxes are normalised by their image. They are clipped to the crop, and flipped if the image is flipped.
+    Then box * scale + shift converts them to pixels of the mosaic, where they are clipped to the tile.
     """
 
     window: DataNode  # int32 (4, 4): top, left, height, width in pixels of the stored image
@@ -47,8 +47,8 @@ class Tiles(NamedTuple):
     roi_end: DataNode  # float32 (2, 4): end of this part, left of its start if the image is flipped
     size: DataNode  # float32 (2, 4): height, width in the mosaic, at least 1
     target: DataNode  # int32 (2, 4): top, left in the mosaic
-    # float32 (6, 4, 4): start of the crop, its end, scale, shift, start of the tile, its end. Each of these
-    # six has a column (x, y, x, y) per tile.
+    # float32 (6, 4, 4): six arrays, each with a column (x, y, x, y) for each tile. The arrays are the crop's
+    # start, the crop's end, scale, shift, the tile's start and the tile's end.
     boxes: DataNode
 
 
@@ -118,12 +118,13 @@ def tiles_of(
     image_size: DataNode,
     chosen: DataNode,
 ) -> Tiles:
-    """Returns the tiles of a mosaic. If `chosen` is 0, only the first is present, and is the whole canvas.
+    """Returns the tiles of a mosaic. If `chosen` is 0, only the first tile is present: the whole canvas.
 
     Args:
         sizes: int32 (2, 4), the sizes of the stored images.
         crop: window (4, 4) and place (4, 4) of each image, before flipping.
-        flips: int32 (2, 4). The row of y is 0. The row of x is 1 for each flipped image. Or 0 for no flips.
+        flips: int32 (2, 4). Row 0 (y) is 0. Row 1 (x) is 1 for each flipped image. If no image is flipped,
+            `flips` may be the number 0.
         cut: int32 (2, 1), from `random_cut`.
         image_size: int32 (2, 1), the size of the network input.
         chosen: int32 (), 1 for a mosaic, else 0.

@@ -34,8 +34,8 @@ def init_from(model: keras.Model, label_map: LabelMap, weights: str, config: YOL
         values = {weight.path: weight.value for weight in trained.weights}
         if source.backbone != config.backbone:
             raise UserError(
-                f"{origin} has weights of {source.model_name}, which do not fit: choose weights with the "
-                f"backbone of {config.model_name}, {config.backbone}"
+                f"{origin} has weights of {source.model_name}, which do not fit: choose weights of a "
+                f"model with the backbone {config.backbone}, such as {config.model_name}"
             )
         names, anchors = source_map.names, source.anchors_per_location
     else:

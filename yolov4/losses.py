@@ -48,7 +48,7 @@ def box_loss(
     weight = config.iou_normalizer * (2.0 - area if config.size_weighting else tf.ones_like(area))
     decode = functools.partial(_decode, assignment=assignment, config=config, head=head, grid_size=grid_size)
 
-    # The derivative is clipped in the forward pass, where the loss scale has no effect on it.
+    # The derivative is clipped before it is multiplied by `upstream`, which contains the loss scale.
     @tf.custom_gradient
     def loss_of_each(offsets: tf.Tensor) -> tuple[tf.Tensor, Callable[[tf.Tensor], tf.Tensor]]:
         ciou, derivative = _DERIVATIVES[config.box_gradient](offsets, boxes, decode)
@@ -178,7 +178,7 @@ def _decode(
 def _exact_derivative(
     offsets: tf.Tensor, boxes: tf.Tensor, decode: Callable[[tf.Tensor], tf.Tensor]
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    """Returns the CIoU (...) of `decode(offsets)` with `boxes`, and its gradient (..., 4) for `offsets`."""
+    """Returns the CIoU (...) of `decode(offsets)` and `boxes`, and the CIoU's gradient for `offsets`."""
     with tf.GradientTape() as tape:
         tape.watch(offsets)
         ciou = box_ops.ciou(decode(offsets), boxes)

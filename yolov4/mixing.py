@@ -77,7 +77,8 @@ def images_of_one(config: YOLOv4Config) -> int:
 def draw_sources(count: int) -> list[DataNode]:
     """Draws `count` canvases for each new image, and returns their indices in the batch, int32 () nodes.
 
-    The first is the main canvas of the new image. The others differ from it if the batch has several.
+    The first index is the main canvas of the new image. If the batch has several canvases, the other
+    indices differ from the first.
     """
     own = fn.batch_permutation()
     others = [fn.batch_permutation(no_fixed_points=True) for _ in range(count - 1)]
@@ -112,7 +113,7 @@ def objects_of(canvas: Objects, pieces: Pieces) -> list[Objects]:
 
     Boxes outside their piece, and all boxes of an absent piece, get no area.
     """
-    # Absent tiles of a mosaic have no area already. For other pieces, `count` is 0 if they are absent.
+    # An absent piece gets no area here, because its `count` is 0. Absent tiles of a mosaic already have none.
     sizes = pieces.sizes if len(pieces.sources) > 1 else pieces.sizes * pieces.count
     starts, ends, shifts = (
         fn.coord_transform(corners, M=YX_TO_XYXY)  # float32 (R, 4)
@@ -137,7 +138,7 @@ def random_rectangle(source: DataNode, chosen: DataNode, image_size: DataNode) -
 
 
 def hide_covered(objects: Objects, rectangle: Pieces) -> Objects:
-    """Sets the area of a box to 0 if the rectangle covers more than the share COVERED of the box."""
+    """Sets a box to 0 if the rectangle covers more than COVERED times the box's area."""
     boxes_px, labels = objects
     top_left, size = rectangle.targets[0], rectangle.sizes[0] * rectangle.count
     bottom_right = top_left + size

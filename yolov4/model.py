@@ -87,7 +87,8 @@ def _convolution(
     padding = "same"
     if stride == 2:
         # Darknet pads all sides. Keras' "same" would pad only bottom and right, and shift the output by a
-        # pixel. Sides are even, so padding at top and left suffices.
+        # pixel. The height and width of `x` are even, so padding at top and left gives the same result as
+        # Darknet.
         pad = size // 2
         x = keras.layers.ZeroPadding2D(((pad, 0), (pad, 0)), name=f"{name}.pad")(x)
         padding = "valid"

@@ -20,7 +20,7 @@ training image of the batch) at the scale of that canvas:
      cut_y is the height of tile 0                                   -----
                                                                right_shift
 
-    tile   shows of its canvas   height x width         moved inwards by
+    tile   part of its canvas    height x width         moved inwards by
     0      the lower right       cut_y, cut_x           bottom_shift, right_shift
     1      the lower left        cut_y, W - cut_x       bottom_shift, left_shift
     2      the upper right       H - cut_y, cut_x       top_shift, right_shift
@@ -32,8 +32,8 @@ training image of the batch) at the scale of that canvas:
 So a tile shows padding only if the image is smaller than the tile.
 
 Boxes move with their tile and are clipped to the tile. Darknet clips them only to the whole image, unless
-mosaic_bound=1. It also reads four new images for each mosaic, and draws once per batch whether all of its
-images become mosaics.
+mosaic_bound=1. Darknet also reads four new images for each mosaic. It draws once per batch: all images of a
+batch become mosaics, or none.
 """
 
 import dataclasses

@@ -95,7 +95,8 @@ class _Part:
 
     def _append(self, kind: str, inputs: Sequence[Layer], channels: int, **options: Any) -> Layer:
         if inputs and kind != "route" and inputs[0] is not self.layers[-1]:
-            # A Darknet layer reads the layer before it. To read an earlier layer, put a route before it.
+            # In Darknet, only a route can read any layer. Other layers read the layer before them, so a route
+            # to `inputs[0]` is inserted.
             self.concat(inputs[0])
         numbers = tuple(x.index for x in inputs)
         layer = Layer(kind, self.name, len(self.layers), numbers, channels, options)
@@ -147,14 +148,20 @@ def _spp(part: _Part, x: Layer) -> Layer:
 
 
 def _top_down(part: _Part, coarse: Layer, fine: Layer, filters: int) -> Layer:
-    """Appends a step of PANet's top-down path (arXiv 1803.01534 figure 1), which concatenates here."""
+    """Appends a step of PANet's top-down path (arXiv 1803.01534 figure 1).
+
+    The step concatenates its two inputs. PANet adds them.
+    """
     coarse = part.upsample(part.conv(coarse, filters, 1))
     fine = part.conv(fine, filters, 1)
     return _bottlenecks(part, part.concat(fine, coarse), filters, count=5)
 
 
 def _bottom_up(part: _Part, fine: Layer, coarse: Layer, filters: int) -> Layer:
-    """Appends a step of PANet's bottom-up path (arXiv 1803.01534 figure 1), which concatenates here."""
+    """Appends a step of PANet's bottom-up path (arXiv 1803.01534 figure 1).
+
+    The step concatenates its two inputs. PANet adds them.
+    """
     fine = part.conv(fine, filters, 3, stride=2)
     return _bottlenecks(part, part.concat(fine, coarse), filters, count=5)
 
@@ -199,7 +206,7 @@ def _yolov4_nano(backbone: _Part, neck: _Part, head: _Part, outputs: int) -> Non
 
 
 def _tiny_stage(part: _Part, x: Layer, filters: int) -> tuple[Layer, Layer]:
-    """Appends a CSP stage that halves the size. Returns its output, and that of its last convolution."""
+    """Appends a CSP stage that halves the size. Returns its output, and its last convolution."""
     x = part.conv(x, filters, 3)
     first = part.conv(part.half(x), filters // 2, 3)
     second = part.conv(first, filters // 2, 3)

@@ -14,7 +14,8 @@ from keras import ops
 from common.training import optimizers
 from yolov4.config import YOLOv4Config
 
-# With Keras' 2**15, the first updates would overflow, because the loss is a sum over all predictions.
+# With Keras' default, 2**15, the first updates would overflow, because the loss is a sum over all
+# predictions.
 INITIAL_LOSS_SCALE = 32.0
 
 

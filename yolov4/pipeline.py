@@ -56,7 +56,11 @@ def boxes_to_input(boxes: DataNode, place: DataNode) -> DataNode:
 
 
 def random_flip(place: DataNode, image_size: DataNode, prob: float) -> tuple[DataNode, DataNode]:
-    """Returns int32 (), 1 (mirror the image) with probability `prob`, else 0; and the image's new place."""
+    """Decides with probability `prob` to mirror an image.
+
+    Returns:
+        int32 (), 1 if the image must be mirrored, else 0; the place of the image after this.
+    """
     coin = fn.random.coin_flip(probability=prob)
     top, left, height, width = (place[i] for i in range(4))
     return coin, fn.stack(top, left + coin * (image_size[1] - width - 2 * left), height, width)

@@ -19,7 +19,7 @@ _METHODS = {"greedy": "hard", "diou": "diou"}
 def decode_heads(
     raw: list[tf.Tensor], model_name: str, image_size: tuple[int, int]
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    """Decodes all boxes and scores of a published model, without NMS.
+    """Decodes all boxes and scores of a model in its default configuration, without NMS.
 
     Args:
         raw: one (B, h, w, K, 5 + C) per head, finest stride first, of any float type.
@@ -105,7 +105,7 @@ def _best_of_head(raw: tf.Tensor, config: YOLOv4Config, head: int) -> tuple[tf.T
     flat = tf.cast(tf.gather(flat, index, batch_dims=1), tf.float32)
     offsets = flat[..., :4]
     boxes = decode_offsets(
-        # NaN, because decoding would turn infinity into a valid box
+        # Replace infinity by NaN, because decoding would turn infinity into a valid box.
         tf.where(tf.math.is_finite(offsets), offsets, math.nan),
         rows=index // (num_anchors * grid_width),
         columns=index // num_anchors % grid_width,

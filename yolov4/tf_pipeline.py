@@ -29,7 +29,7 @@ from yolov4.crops import CropResize
 FIELDS = {"antialias", "letterbox", "jitter", "flip_prob", "hue", "saturation", "exposure", "mosaic_prob"}
 FIELDS |= {"close_mosaic", "multi_scale", "min_box_size", "max_instances"}
 
-# --- 1. input size and crop. In this file, CropResize and image_size hold int32 tensors. ---
+# --- 1. input size and crop. CropResize has int32 tensors here, instead of DALI's nodes. ---
 
 
 def input_size(config: YOLOv4Config, training: bool, random: Random) -> tf.Tensor:
@@ -85,7 +85,7 @@ def random_hsv(image: tf.Tensor, hue: float, saturation: float, exposure: float,
 
 
 def random_factor(limit: float, random: Random) -> tf.Tensor:
-    """Returns a factor from 1 to limit, inverted with probability 0.5 (utils.c, rand_scale)."""
+    """Returns a factor from 1 to limit, or with probability 0.5 its reciprocal (utils.c, rand_scale)."""
     factor = random.uniform(1.0, limit)
     return tf.where(random.uniform(0.0, 1.0) < 0.5, factor, 1.0 / factor)
 

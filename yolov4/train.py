@@ -102,7 +102,7 @@ def train(a: Args, hooks: Hooks = Hooks()) -> dict | None:
     accumulate_steps = max(a.accumulate_steps, 1)
     effective_batch = ranks.num_replicas * a.batch_size * accumulate_steps
 
-    # --- Run: new, resumed at any step, or refused -------------------------------------------------
+    # --- Run: check whether it is new or can be resumed --------------------------------------------
     metadata = make_metadata(
         config, data.label_map, data.num_classes, data.train, data.evaluation, dataclasses.asdict(a)
     )

@@ -1,4 +1,4 @@
-"""Draws the figures of a data report as panels of one uint8 picture.
+"""Draws the figures of a data report into one uint8 image, a panel for each figure.
 
 pyplot is not used, so drawing works without a display and in threads.
 """

@@ -36,7 +36,11 @@ class NetworkBoxes(NamedTuple):
         return np.flatnonzero(~(self.too_small | self.over_limit))
 
     def sides_px(self, numbers: np.ndarray) -> np.ndarray:
-        """Returns the square roots of the areas of boxes `numbers`, float (N,), in pixels of the input."""
+        """Returns the square roots of the areas of N boxes, float (N,), in pixels of the network input.
+
+        Args:
+            numbers: the indices of the N boxes.
+        """
         return np.sqrt(_sides(self.boxes[numbers]).prod(axis=1) * np.prod(self.image_size))
 
 
@@ -55,7 +59,7 @@ def network_boxes(
     max_instances: int,
     min_box_size: float,
 ) -> NetworkBoxes:
-    """Converts the boxes for training from their images to a network input.
+    """Converts the boxes that training uses to a network input, and marks those that training drops.
 
     Args:
         max_instances: number of boxes kept per image. The largest boxes are kept.

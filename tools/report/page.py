@@ -25,7 +25,7 @@ COLUMNS = 100
 
 
 def format_text(sections: Sequence[Section]) -> str:
-    """Returns the report as text: no pictures, no Offenders, and at most SHOWN rows of each table."""
+    """Returns the report as text. It has no pictures, no Offenders, and at most SHOWN rows of a table."""
     text = io.StringIO()
     console = Console(file=text, width=COLUMNS, color_system=None)
     for title, items in sections:
@@ -61,7 +61,7 @@ def write(path: str | os.PathLike, sections: Sequence[Section]) -> None:
     environment.filters["png"] = _png
     page = environment.get_template("page.html").render(sections=sections)
     with user_errors(f"cannot write the report {os.fspath(path)}"):
-        # A file name may not be UTF-8. Python then keeps lone surrogates.
+        # Some file names are not UTF-8. Python keeps their bytes as lone surrogates, which "utf-8" rejects.
         write_bytes(path, page.encode("utf-8", "backslashreplace"))
 
 

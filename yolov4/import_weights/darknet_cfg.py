@@ -39,7 +39,7 @@ def _yolo(head: int, config: YOLOv4Config, num_classes: int) -> dict[str, Any]:
         "classes": num_classes,
         "num": config.num_anchors,
         "scale_x_y": config.scale_xy[head],
-        # "default" is NMS by IoU. Darknet's "greedynms" is DIoU-NMS.
+        # In Darknet, NMS by IoU is "default". "greedynms" would be DIoU-NMS.
         "nms_kind": {"greedy": "default", "diou": "diounms"}[config.nms_method],
         "beta_nms": config.diou_beta,
     }

@@ -128,7 +128,10 @@ def _size(block: list[keras.Variable]) -> int:
 def _fit(
     blocks: list[list[keras.Variable]], floats: int, anchors: int, num_classes: int
 ) -> tuple[int, int] | None:
-    """Returns how many convolutions and classes a file of `floats` values has; None: it does not fit."""
+    """Returns the numbers of convolutions and classes in a file of `floats` values.
+
+    Returns None if no such numbers fit the network.
+    """
     per_output = sum(math.prod(v.shape[:-1]) for block in blocks if _is_head(block) for v in block)
     more_classes, rest = divmod(floats - sum(map(_size, blocks)), anchors * per_output)
     if not rest and num_classes + more_classes >= 1:
@@ -138,7 +141,7 @@ def _fit(
 
 
 def _read_header(content: bytes) -> tuple[int, int]:
-    """Returns (bytes of the header, images seen). Before version 0.2, the number of images has 32 bits."""
+    """Returns (bytes of the header, images seen). Files before version 0.2 store images seen in 32 bits."""
     if len(content) < 20:
         return 20, 0
     major, minor, _, seen = struct.unpack_from("<iiiQ", content)
