@@ -54,7 +54,7 @@ def run(main: Callable[..., int | None], *, positional: bool = False) -> None:
 
     Args:
         main: called with the arguments of the command line that are not flags.
-        positional: whether such arguments are allowed.
+        positional: whether the command line may have arguments that are not flags.
     """
 
     def guarded(argv: list[str]) -> int | None:

@@ -4,7 +4,7 @@ A kill or a full disk leaves either the complete old file or directory, or the c
 
 The cache directory is $XDG_CACHE_HOME/dali-detection, else ~/.cache/dali-detection, else a private directory
 in the system's temporary directory. Cache files of the same name have the same content, so several ranks may
-write one at once.
+write the same file at once.
 """
 
 import concurrent.futures

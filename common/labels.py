@@ -34,7 +34,7 @@ class LabelMap:
 
     @classmethod
     def from_categories(cls, categories: Iterable[Mapping[str, Any]]) -> "LabelMap":
-        """Builds the map from a list like COCO's `categories`: dicts with an integer "id", a string "name".
+        """Builds the map from a list like COCO's `categories`: dicts with an int "id" and a string "name".
 
         Raises:
             UserError: the first fault that `category_faults` finds.
@@ -56,7 +56,7 @@ class LabelMap:
         return len(self.category_ids)
 
     def classes_of(self, category_ids: ArrayLike) -> np.ndarray:
-        """Converts category ids (N,) to classes, int32 (N,). KeyError for an unknown id."""
+        """Converts category ids (N,) to classes, int32 (N,). Raises KeyError for an unknown id."""
         class_of = {category_id: index for index, category_id in enumerate(self.category_ids)}
         return np.array([class_of[i] for i in np.asarray(category_ids).tolist()], np.int32)
 
@@ -134,7 +134,7 @@ def category_faults(categories: Sequence[Any]) -> Iterator[str]:
 
 
 def is_text(name: str) -> bool:
-    """Returns whether UTF-8 can encode the name. It cannot encode half a surrogate pair from JSON."""
+    """Returns whether UTF-8 can encode `name`. JSON may contain half a surrogate pair, which UTF-8 lacks."""
     return name.encode(errors="ignore").decode() == name
 
 

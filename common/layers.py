@@ -21,10 +21,10 @@ class BatchNormalization(keras.layers.BatchNormalization):
     """`keras.layers.BatchNormalization` for images, (B, H, W, C), with the same arguments and outputs.
 
     The fused kernel cannot be used for other shapes or axes, with a mask, without scale or centre, for batch
-    renormalisation, or for statistics synchronised over replicas. Then Keras' own code runs.
+    renormalisation, or for statistics synchronised over replicas. In these cases Keras' own code runs.
 
-    The kernel returns the unbiased variance. The moving variance averages biased variances, as in Keras 3 and
-    in google/automl on TPUs (efficientdet/utils.py: TpuBatchNormalization).
+    The kernel returns the unbiased variance. This layer converts it to the biased variance for the moving
+    variance, as Keras 3 does, and google/automl on TPUs (efficientdet/utils.py: TpuBatchNormalization).
     """
 
     def call(self, inputs: tf.Tensor, training: bool | None = None, mask: Any = None) -> tf.Tensor:
@@ -86,9 +86,10 @@ def limit_bn_momentum(model: keras.Model, num_steps: int) -> keras.Model:
 
 
 class _Activation(keras.layers.Layer):
-    """An activation layer, (B, ..., C) -> (B, ..., C). `build` decides once whether XLA compiles the layer.
+    """An activation layer, (B, ..., C) -> (B, ..., C). `build` decides whether XLA compiles the layer.
 
-    If a side of the input is unknown, XLA compiles the layer again for each size. Inference never uses XLA.
+    XLA is only used for training on a CPU, if the input is large or a side of the input is unknown. For an
+    unknown side, XLA compiles the layer again for each size.
     """
 
     def build(self, input_shape: tuple[int | None, ...]) -> None:
@@ -163,8 +164,8 @@ def _mish_gradient(x: tf.Tensor, upstream: tf.Tensor) -> tf.Tensor:
 def _mish_gate(x: tf.Tensor) -> tf.Tensor:
     """Returns tanh(softplus(x)), computed as n / (n + 2) with n = e^x (e^x + 2).
 
-    TensorFlow 2.21 would fuse tanh(softplus(x)) with the layers before it, but has no CPU kernel for the
-    fused operation.
+    TensorFlow 2.21 replaces tanh(softplus(x)) and the layers before it by an operation that has no CPU
+    kernel.
     """
     e = tf.exp(tf.minimum(tf.cast(x, tf.float32), 20.0))  # the gate is 1 for x > 10
     n = e * (e + 2.0)

@@ -115,7 +115,7 @@ class BaseLoader:
     def iterator(self) -> Iterator[Batch]:
         """Returns endless batches for a training step. On a GPU, their int32 tensors are converted to int64.
 
-        TensorFlow would copy int32 arguments of a compiled function from the GPU to the host
+        TensorFlow copies int32 arguments of a compiled function from the GPU to the host, but not int64
         (tensorflow/core/common_runtime/eager/execute.cc GetDeviceForInput).
         """
         with tf.device(tensorflow_device(self.device_id)):

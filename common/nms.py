@@ -7,8 +7,8 @@ There are three methods:
         the diagonal of the box around both boxes (arXiv 1911.08287, section 3.3; beta is from
         AlexeyAB/darknet src/box.c, box_diounms).
 
-Darknet (src/box.c, diounms_sort): nms_kind=greedynms equals diou with beta 0.6 here. Without an nms_kind,
-Darknet uses do_nms_sort, which equals hard.
+Darknet's nms_kind=greedynms (src/box.c, diounms_sort) equals diou with beta 0.6. Without an nms_kind, Darknet
+uses do_nms_sort, which equals hard.
 """
 
 import math
@@ -40,18 +40,19 @@ class Detections(NamedTuple):
 
 
 def top_candidates(levels: Sequence[tf.Tensor], count: int) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-    """Returns the K = min(count, N * C) best scores or logits. Ties are broken as in a top-k of all scores.
+    """Returns the K = min(count, N * C) best scores or logits, as one top-k over all of them would do.
 
-    The `count` best scores are all in the `count` rows with the largest maxima. So other rows are ignored.
+    Only the `count` rows with the largest maxima are searched. They contain the `count` best scores.
 
     Args:
-        levels: scores or logits of each level, (B, n, C), which are joined along n to N rows. If a row has a
-            NaN or +infinity, its other numbers may be lost, too.
+        levels: scores or logits of each level, (B, n, C). The levels are joined along n to N rows. The other
+            scores of a row with NaN or +infinity may be missing in the result.
         count: largest number of scores to return.
 
     Returns:
-        The scores, float32 (B, K), in descending order, -inf if not finite. Then the row and the class of
-        each score, int32 (B, K).
+        scores: float32 (B, K), in descending order. NaN and +infinity are replaced by -infinity.
+        rows: int32 (B, K), the row of each score.
+        classes: int32 (B, K), the class of each score.
     """
     num_classes = levels[0].shape[2]
     joined = tf.concat(levels, axis=1)
@@ -159,7 +160,7 @@ def _pick_by_iou(
         options: score_threshold, iou_threshold and soft_nms_sigma of NonMaxSuppressionV5.
 
     Returns:
-        (B, D) indices into the K candidates, padded with 0; (B, D) scores; (B,) numbers of picks.
+        (B, D) indices into the K candidates, padded with 0; (B, D) scores; (B,) number of picked boxes.
     """
 
     def pick_from_one(image: tuple[tf.Tensor, tf.Tensor]) -> tuple[tf.Tensor, ...]:
@@ -192,7 +193,7 @@ def _pick_by_diou(
     score_threshold: float,
     beta: float,
 ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-    """Like `_pick_by_iou`, but with DIoU. Each turn picks one box per image and drops overlapping boxes."""
+    """Like `_pick_by_iou`, with DIoU. Each turn picks one box per image and drops boxes that overlap it."""
     positions = tf.range(tf.shape(scores)[1])
     places = tf.range(max_detections)
 

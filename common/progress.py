@@ -16,7 +16,7 @@ _BAR_WIDTH = 20  # characters
 
 
 def be_quiet(quiet: bool) -> None:
-    """Hides log lines and progress bars if `quiet`: on all ranks but the first."""
+    """Hides log lines and progress bars if `quiet`, which is True on all ranks but rank 0."""
     global _quiet
     _quiet = quiet
 
@@ -31,7 +31,7 @@ log_once = functools.cache(log)
 
 
 class Bar:
-    """Shows a progress bar on a terminal, elsewhere one line at the end.
+    """Shows a progress bar on a terminal. Elsewhere, prints one line at the end.
 
     Args:
         title: name of the task, one or two words.

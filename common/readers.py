@@ -5,7 +5,7 @@ For the same images, `coco_reader` and `tfrecord_reader` return the same four no
     jpegs       uint8 (bytes,): an encoded image, JPEG, PNG or any other format that DALI decodes
     boxes       float32 (N, 4), ltrb normalised, within [0, 1], each with a positive area; N may be 0
     labels      int32 (N,), 1-based: class + 1
-    image_ids   int64 (), the original ids, of any size
+    image_ids   int64 (), the original id
 
 Crowds are left out. Boxes refer to the stored pixels, so decode with `adjust_orientation=False`.
 

@@ -35,7 +35,7 @@ Example = dict[str, tf.Tensor]
 def examples(
     source: "Source", *, shard_id: int = 0, num_shards: int = 1, training: bool, seed: int = 0
 ) -> tf.data.Dataset:
-    """Returns a dataset of the examples that `source.read` reads in a DALI graph, with the same arguments.
+    """Returns the examples of `source` as a dataset. The arguments are those of `source.read`.
 
     Raises:
         UserError: the data cannot be used, or there are fewer images than shards.
@@ -100,7 +100,7 @@ def _positions(size: int, shard_id: int, num_shards: int, seed: int, *, training
         return tf.data.Dataset.range(begin, begin + count).map(lambda position: tf.minimum(position, end - 1))
 
     def permutation(epoch: tf.Tensor) -> tf.data.Dataset:
-        # tf.data's own shuffle also uses the global seed.
+        # tf.data's own shuffle is not used, because it also depends on the global seed.
         seeds = tf.stack([tf.constant(seed, tf.int64), epoch])
         positions = tf.random.experimental.stateless_shuffle(tf.range(size, dtype=tf.int64), seeds)
         return tf.data.Dataset.from_tensor_slices(positions)
@@ -173,7 +173,14 @@ def _parse(record: tf.Tensor, label_map: LabelMap) -> Example:
 
 
 def refuse_changes(config: Any, published: Any, fields: Sequence[str], done: Collection[str]) -> None:
-    """Raises UserError if `config` and `published` differ in one of `fields` that is not in `done`."""
+    """Raises UserError if `config` asks for something that the loader without DALI cannot do.
+
+    Args:
+        config: the config of the run.
+        published: the model's default config.
+        fields: the fields to compare.
+        done: the fields whose values may differ, because the loader implements them.
+    """
     if changed := [n for n in fields if n not in done and getattr(config, n) != getattr(published, n)]:
         given = ", ".join(f"{name}={getattr(config, name)}" for name in changed)
         wanted = ",".join(f"{name}={getattr(published, name)}" for name in changed)
@@ -226,7 +233,7 @@ def pad_boxes_tf(boxes: tf.Tensor, labels: tf.Tensor, max_instances: int) -> tup
 
 
 def image_size_tf(encoded: tf.Tensor) -> tf.Tensor:
-    """Reads the stored (height, width) of a JPEG or PNG from its header: int32 (2,)."""
+    """Reads the stored size of a JPEG or PNG from its header. Returns int32 (2,): (height, width)."""
     size = tf.cond(
         tf.io.is_jpeg(encoded),
         lambda: tf.io.extract_jpeg_shape(encoded)[:2],
@@ -237,7 +244,9 @@ def image_size_tf(encoded: tf.Tensor) -> tf.Tensor:
 
 
 def decode_image_tf(encoded: tf.Tensor, window: tf.Tensor) -> tf.Tensor:
-    """Decodes a window (top, left, height, width) of a JPEG or PNG: uint8 (h, w, 3) RGB, not rotated by EXIF.
+    """Decodes a window (top, left, height, width) of a JPEG or PNG, and ignores the EXIF orientation.
+
+    Returns uint8 (h, w, 3) RGB.
 
     Whole images equal DALI's bit for bit. Windows of JPEGs with subsampled colour differ in their outermost
     columns.

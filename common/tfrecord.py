@@ -52,7 +52,7 @@ class RecordFile:
         size: size of the file in bytes.
         mtime_ns: time when the file was written.
         digest: SHA-256 (hex) of `spans` and `checksums`.
-        spans: int64 (R, 2), offset and size in bytes of each record, including its FRAME bytes.
+        spans: int64 (R, 2), offset and size of each record in bytes. The size includes FRAME.
         checksums: uint32 (R,), masked CRC-32C of each record's data, as stored in the file.
         fault: the first fault, as (key of issues.KINDS, message), or None. `spans` stops before the fault.
     """
@@ -76,7 +76,7 @@ class Records:
     Attributes:
         files: paths in the order in which they are read.
         indexes: path of each file's index.
-        spans: int64 (I, 3), (index in `files`, offset, size with FRAME) of each record, in reading order.
+        spans: int64 (I, 3), for each record in reading order: index in `files`, offset, size including FRAME.
         has_crowds: whether any object is a crowd. If so, every record has CROWD_KEY.
         has_empty_boxes: whether boxes other than crowds may have no area inside their image.
     """
@@ -180,7 +180,11 @@ def format_index(spans: np.ndarray | Sequence[tuple[int, int]]) -> bytes:
 
 
 def write_index(file: str | os.PathLike) -> str:
-    """Makes `<file>.idx` if it is missing or wrong, and returns its path. UserError as in `record_spans`."""
+    """Makes `<file>.idx` if it is missing or wrong, and returns its path.
+
+    Raises:
+        UserError: the file is unreadable or damaged.
+    """
     return ensure_index(os.fspath(file), record_spans(file))[0]
 
 

@@ -156,7 +156,7 @@ def score(
 
 
 def format_table(metrics: dict[str, Any]) -> str:
-    """Returns a text with the 12 metrics and one line per class. `-` means: no ground truth."""
+    """Returns a text with the 12 metrics and one line per class. `-` means that there is no ground truth."""
     width = max(len(name) for name in [*metrics["per_class"], "class"])
     lines = [f"{name:5} {_percent(metrics[name])}" for name in NAMES]
     lines += ["", f"{'class':{width}}     AP   AP50   boxes"]

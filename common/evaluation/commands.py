@@ -118,7 +118,7 @@ class Job:
         if not a.images:
             raise UserError("--images is missing: give an image, a directory, a glob or a video")
         if not a.output_dir:
-            raise UserError("--output_dir is missing: give a directory for the pictures")
+            raise UserError("--output_dir is missing: give a directory for the results")
         if a.annotations and a.image_info:
             raise UserError("--annotations and --image_info both define image ids: give one of them")
         for name in ("annotations", "image_info", "submission"):
@@ -147,7 +147,10 @@ class Job:
             submission.check_path(a.submission, [output / "detections.json", *given])
 
     def _with_ids(self, source: ImageListSource) -> tuple[ImageListSource, list[dict[str, Any]]]:
-        """Returns the images, their ids and names. With --annotations or --image_info, only listed images."""
+        """Returns the images to read, and the id and name of each image.
+
+        Images that --annotations or --image_info do not list are left out.
+        """
         a = self._a
         base = os.path.commonpath([pathlib.Path(file).parent for file in source.files])
         names = [os.path.relpath(file, base) for file in source.files]
@@ -190,7 +193,7 @@ class Job:
         return results
 
     def _draw(self, results: list[dict[str, Any]], label_map: LabelMap) -> Iterator[np.ndarray]:
-        """Yields images with their detections. With --annotations, the ground truth is on the left."""
+        """Yields images with their detections. With --annotations, the ground truth is drawn on the left."""
         pixels = self._video.frames() if self._video else map(drawing.read_image, self.source.files)
         detections = _by_image(results)
         boxes = _by_image(self._truth.ground_truth()["annotations"] if self._truth else ())
@@ -206,7 +209,7 @@ class Job:
             bar.step()
 
     def _save_pictures(self, pictures: Iterator[np.ndarray]) -> None:
-        """Writes a video, or else all images and a contact sheet of the first SHEET_PICTURES images."""
+        """Writes the video. For images, writes each image and a contact sheet of the first SHEET_PICTURES."""
         if source := self._video:
             target = self._directory / f"{pathlib.Path(self._a.images).stem}.mp4"
             write_file(target, lambda temporary: video.write_video(temporary, source, pictures))
@@ -219,10 +222,12 @@ class Job:
 
 
 def look_up(names: list[str], known: Mapping[str, int], origin: str) -> list[int | None]:
-    """Looks up each file in `known`, by its relative path, then by its name. Returns the image id or None.
+    """Returns the image id of each file, or None for a file that is not in `known`.
+
+    A file is looked up by its relative path first, then by its name.
 
     Raises:
-        UserError: no file is known.
+        UserError: none of the files is in `known`.
     """
     image_ids = [known.get(name, known.get(os.path.basename(name))) for name in names]
     if (left_out := image_ids.count(None)) == len(names):

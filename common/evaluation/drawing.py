@@ -43,7 +43,7 @@ def draw_boxes(
     Args:
         image: uint8 (H, W, 3); it is not changed.
         boxes_px: (N, 4) ltrb in pixels; boxes may reach outside the image.
-        classes: (N,) int, 0-based; rows of -1 are padding and are not drawn.
+        classes: (N,) int, 0-based. Boxes of class -1 are padding and are not drawn.
         names: the name of each class; a class without a name is shown as its number.
         scores: (N,) float, or None. The box with the best score is drawn on top.
 
@@ -189,5 +189,5 @@ def font(size: int) -> ImageFont.FreeTypeFont:
 
 
 def save_figure(figure: Figure, path: str | os.PathLike) -> None:
-    # The file has no version of matplotlib, so equal curves give equal bytes.
+    # Matplotlib's version is left out of the file, so that equal curves give equal bytes.
     write_file(path, lambda temporary: figure.savefig(temporary, format="png", metadata={"Software": None}))

@@ -46,8 +46,8 @@ def open_runner(path: pathlib.Path) -> Run:
 def make_detect(run: Run, to_pixels: Callable[[tf.Tensor], tf.Tensor]) -> Callable[..., tuple]:
     """Returns an exported detector as a function for common.evaluation.evaluate.
 
-    The detector gets the size of the resized image, because the loader does not give the original size. The
-    letterbox is the same for both.
+    The loader does not give the original size of an image. So the detector gets the size of the resized
+    image, which has the same letterbox.
 
     Args:
         to_pixels: converts the normalised images of the app's loader to uint8.
@@ -80,7 +80,7 @@ def _open_onnx(path: pathlib.Path) -> Run:
 
     onnxruntime.preload_dlls()  # loads CUDA's libraries from TensorFlow's wheels
     cuda, cpu = "CUDAExecutionProvider", "CPUExecutionProvider"
-    # With TF32, outputs would differ by more than export.py allows.
+    # TF32 changes the outputs by more than export.py allows.
     on_gpu = [(cuda, {"use_tf32": "0"})] if cuda in onnxruntime.get_available_providers() else []
     session = onnxruntime.InferenceSession(path, providers=[*on_gpu, cpu])
     if cuda not in session.get_providers() and tf.config.list_physical_devices("GPU"):
@@ -113,7 +113,7 @@ def _open_litert(path: pathlib.Path) -> Run:
 
 
 def _open_engine(path: pathlib.Path) -> Run:
-    """Opens a TensorRT engine. This code has never run. It follows NVIDIA's samples:
+    """Opens a TensorRT engine. This code has never run with TensorRT. It follows NVIDIA's samples:
     https://github.com/NVIDIA/TensorRT/blob/release/10.16/samples/python/common_runtime.py
     """
     import tensorrt as trt

@@ -77,7 +77,7 @@ def check_path(path: str, others: Iterable[str | os.PathLike]) -> None:
     if not file.parent.is_dir():
         raise UserError(f"--submission={path}: the directory {file.parent} is missing")
     if file.resolve() in [pathlib.Path(other).resolve() for other in others]:
-        raise UserError(f"--submission={path} is another file of this command: choose another name")
+        raise UserError(f"--submission={path} would overwrite another file of this run: choose another name")
 
 
 def check_categories(categories: LabelMap, label_map: LabelMap, file: str) -> None:

@@ -53,7 +53,7 @@ class VideoSource(Source):
         for _ in range(self.size):
             success, frame = capture.read()
             if not success:
-                raise UserError(f"--images={self.path}: the file changed during the run: try again")
+                raise UserError(f"--images={self.path} changed during the run: try again")
             yield frame[..., ::-1]  # BGR -> RGB
 
     def examples(self, **_: Any) -> tf.data.Dataset:
@@ -81,7 +81,7 @@ def open_video(path: str) -> VideoSource:
     capture = cv2.VideoCapture(path)
     success, first = capture.read()
     if not success:
-        raise UserError(f"--images={path}: no frame can be decoded: the file is damaged, or not a video")
+        raise UserError(f"--images={path} is damaged or not a video: no frame can be decoded")
     count = 1
     while capture.grab():
         count += 1

@@ -130,7 +130,7 @@ class Checkpoints:
                 for library, now in run_directory.versions().items():
                     was = manifest.get("versions", {}).get(library, "absent")
                     if was != now and library not in run_directory.UNIMPORTANT:
-                        progress.log(f"warning: {library} was {was} and is now {now}: last digits may differ")
+                        progress.log(f"warning: {library} was {was} and is now {now}: results may differ")
                 path = self._directory / name
                 self._read(self._shared, path / _SHARED)
                 with files.user_errors(f"--output_dir={self._directory.parent}"):

@@ -31,7 +31,7 @@ def open_detector(
                 raise UserError(f"--{flag}={value} has no effect on {file}: export it again with this flag")
         nms = metadata.get("export", {}).get("nms")
         if nms != "standard" and (nms, file.suffix) != ("efficientnms_trt", ".plan"):
-            raise UserError(f"{file} was exported with --nms={nms}: export it with --nms=standard")
+            raise UserError(f"{file} was exported with --nms={nms}: export it again with --nms=standard")
         detect = exported.make_detect(exported.open_runner(file), app.to_pixels)
         return detect, config, LabelMap.from_json(metadata["label_map"]), file
     model, config, label_map, file = app.load(path, image_size, spec, **defaults)

@@ -15,7 +15,8 @@ from common.errors import UserError
 from common.labels import LabelMap
 from common.progress import log
 
-# A file must have at least this share of the model's weights. A backbone has more (efficientdet-d0: 44 %).
+# A file must have at least this share of the model's weights. A backbone alone has enough: 44 % of the
+# weights of efficientdet-d0.
 LEAST_SHARE = 0.3
 
 
@@ -114,7 +115,7 @@ def set_initial_weights(
 
     Args:
         model: the model, with all layers trainable.
-        init_from: path of a file -> loads its weights into the model and returns a report.
+        init_from: called with the path of a file. Loads its weights into the model and returns a report.
 
     Raises:
         UserError: on every rank: the file or the pattern of --freeze cannot be used, or --freeze_batch_norm
@@ -172,7 +173,7 @@ def freeze(model: keras.Model, pattern: str) -> str:
 def _copy_rows(
     own: np.ndarray, source: np.ndarray, rows: ClassRows, places: Sequence[int | None]
 ) -> np.ndarray | None:
-    """Returns `own` with the values of shared classes replaced by those of `source`; None if nothing fits.
+    """Returns `own` with the values of `source` for the shared classes, or None if no value can be copied.
 
     Args:
         own, source: arrays (..., anchors x (first + C)); the number of classes C may differ.

@@ -179,7 +179,7 @@ class InputFeed:
         within = f" and {state['step_in_epoch']} steps" if state["step_in_epoch"] else ""
         log(f"resumed after epoch {state['epoch']}{within} (step {state['step']})")
         if changed:
-            log(f"  changed: {', '.join(changed)}; the run goes on from an epoch's end, not bit-identically")
+            log(f"  changed: {', '.join(changed)}; the run continues from an epoch's end, results may differ")
 
     def begin_epoch(self) -> None:
         """Opens new loaders if the old ones cannot continue, or if an argument changes."""
@@ -187,7 +187,7 @@ class InputFeed:
         old, new = state["loader"], dict(self._loader_kwargs(state["epoch"]))
         changed = [f"{name}={new[name]}" for name in new if name != "seed" and new[name] != old.get(name)]
         if changed:
-            log(f"from epoch {state['epoch'] + 1} on: {', '.join(changed)}")
+            log(f"from epoch {state['epoch'] + 1} on, the loaders use {', '.join(changed)}")
         if changed or (not self._saveable and (self._taken or new != old)):
             state["loader"] = new
             self._open()

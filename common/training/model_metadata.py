@@ -57,8 +57,8 @@ def make(
     """Makes the metadata of a model in memory; each app's model_metadata.py supplies the first two arguments.
 
     Args:
-        describe: returns a dict for the config. `anchors` tells what box outputs are relative to.
-            `preprocessing` tells how pixels are processed before the network.
+        describe: called with the config. Returns a dict with two keys: `anchors` tells what box outputs are
+            relative to, `preprocessing` how pixels are processed before the network.
         config: the current config of the model, a dataclass.
         num_classes: number of class outputs, at least the number of classes in `label_map`.
         source, eval_source: the training and evaluation data, if known.
@@ -105,8 +105,8 @@ def read(path: str | pathlib.Path) -> dict[str, Any]:
     """Reads the metadata of a file or directory.
 
     Args:
-        path: a weights file, a run directory, a checkpoint or a directory of them, or an exported model: a
-            saved_model directory, .onnx, .tflite, .plan.
+        path: a weights file, a run directory, a checkpoint, a directory of checkpoints, a saved_model
+            directory, or an .onnx, .tflite or .plan file.
 
     Raises:
         UserError: the path does not exist, is damaged, or has no metadata of this project.
@@ -173,7 +173,7 @@ def differences(saved: Mapping, now: Mapping, words: tuple[str, str] = ("saved",
 
 
 def fields(metadata: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns a dict of field name -> value, for example "class 0" -> "category 3, car"."""
+    """Returns the metadata as a flat dict. Each class is one entry: "class 0" -> "category 3, car"."""
     found = run_directory.flatten(metadata)
     if "label_map" in metadata:
         label_map = LabelMap.from_json(found.pop("label_map"))

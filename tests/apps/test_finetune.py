@@ -169,7 +169,7 @@ def test_batch_norms_that_are_frozen_stay_and_the_run_resumes_exactly(app, tune,
 @either_app
 def test_unfreezing_keeps_the_weights_and_the_state_of_the_optimizer(app, heads, tune, tmp_path):
     whole = tune(shutil.copytree(heads.run, tmp_path / "run"), "--epochs=2", "--freeze=")
-    assert "changed: freeze; the run goes on from an epoch's end" in whole.said
+    assert "changed: freeze; the run continues from an epoch's end" in whole.said
     assert (heads.updates, whole.updates) == (0, 3)
     still = [name for name in heads.left if "backbone" in name]
     moving = [name for name in heads.left if name not in still]

@@ -94,5 +94,5 @@ def test_bad_places(tmp_path):
         submission.check_path("/nowhere/detections_test-dev2017_x_results.zip", [])
     submission.check_path(str(tmp_path / "mine.zip"), [])
     others = [tmp_path / "x.json", tmp_path / "d" / ".." / "info.json"]
-    with pytest.raises(UserError, match=r"info\.json is another file of this command"):
+    with pytest.raises(UserError, match=r"info\.json would overwrite another file of this run"):
         submission.check_path(str(tmp_path / "info.json"), others)

@@ -53,7 +53,7 @@ def test_what_is_written_can_be_read(clip, tmp_path):
 def test_a_damaged_video_is_one_line(clip, tmp_path, content):
     path = tmp_path / "bad.avi"
     path.write_bytes(clip.read_bytes()[:300] if content == "half" else content)
-    assert "bad.avi: no frame can be decoded" in refusal(video.open_video, str(path))
+    assert "bad.avi is damaged or not a video" in refusal(video.open_video, str(path))
 
 
 def test_a_video_that_is_cut_short_says_how_many_frames_are_left(clip, tmp_path, capsys):

@@ -277,7 +277,7 @@ def test_other_versions_are_named_and_restored(tmp_path, monkeypatch, capfd):
     monkeypatch.setattr(run_directory, "versions", lambda: now | {"keras": "9.9", "python": "3.0"})
     assert training.start().resume() == 1
     warnings = [line for line in capfd.readouterr().err.splitlines() if "warning" in line]
-    assert warnings == [f"warning: keras was {now['keras']} and is now 9.9: last digits may differ"]
+    assert warnings == [f"warning: keras was {now['keras']} and is now 9.9: results may differ"]
 
 
 # --- failing disks ---
