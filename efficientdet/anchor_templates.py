@@ -13,8 +13,8 @@ class Templates(NamedTuple):
 
     Attributes:
         sizes: float64 (T, 2), width and height of each shape, normalised by the image.
-        cells: int64 (T, 2), number of columns and number of rows of the level of each shape.
-        first: int64 (T,), index in `Anchors.boxes` of the anchor with this shape in the level's first cell.
+        cells: int64 (T, 2), for each shape the number of columns and the number of rows of its level.
+        first: int64 (T,), for each shape the index of its first anchor in `Anchors.boxes`.
     """
 
     sizes: np.ndarray

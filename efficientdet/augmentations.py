@@ -56,7 +56,7 @@ def random_rotation(
 
 
 def is_conditional(config: "EfficientDetConfig") -> bool:
-    """Returns whether DALI may run different operators for the samples of a batch (enable_conditionals)."""
+    """Returns whether the pipeline needs enable_conditionals=True. DALI's auto_aug needs it."""
     return config.auto_augment != "none"
 
 
@@ -73,7 +73,7 @@ def auto_augment(images: DataNode, config: "EfficientDetConfig") -> DataNode:
 
 
 def random_cutout(images: DataNode, prob: float, fill: tuple[float, ...]) -> DataNode:
-    """Fills a random square, which may be partly outside the image; boxes do not change (arXiv 1708.04552).
+    """Cutout (arXiv 1708.04552): fills a random square that may cross the image's edge. Keeps the boxes.
 
     Args:
         images: (h, w, 3), any dtype.

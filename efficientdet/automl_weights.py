@@ -40,7 +40,7 @@ class Args:
     model_name: str | None = flag(None, "Model: one of efficientdet-d0 .. d7x.")
     image_size: str | None = flag(None, "Network input in pixels, N or HxW. Default: the model's size.")
     label_map: str | None = flag(
-        None, "File of class names and ids: class output n has id n. Default for 90 outputs: COCO's classes."
+        None, "File of class names and ids; id n is class output n. Default for 90 outputs: COCO's classes."
     )
     hparams: str | None = flag(None, "Hyper-parameters, k=v,k=v or a YAML file.")
 
@@ -107,7 +107,7 @@ def convert(a: Args) -> None:
     try:
         weight_files.save(model, a.output, metadata)
     except OSError as error:
-        raise UserError(f"--output={a.output}: {weight_files.reason(error)}") from error
+        raise UserError(f"cannot write --output={a.output}: {weight_files.reason(error)}") from error
     print(f"{a.output}: {report}")
 
 

@@ -70,7 +70,8 @@ def extract_features(
         backbone: one of NAMES.
 
     Returns:
-        A dict: level l, 1 to 5 -> output of the level's last block, (B, ceil(H / 2**l), ceil(W / 2**l), C_l).
+        A dict: level l (1 to 5) -> output of the level's last block.
+        Its shape is (B, ceil(H / 2**l), ceil(W / 2**l), C_l).
 
     Raises:
         UserError: `backbone` is unknown.
@@ -164,7 +165,7 @@ def _initializer() -> keras.initializers.Initializer:
 
 
 def scaled_blocks(scaling: Scaling) -> list[_Stage]:
-    """Returns one entry per block, with scaled numbers of filters and blocks."""
+    """Returns all blocks of the network. `scaling` changes their number and their filters."""
     blocks = []
     for stage in _STAGES:
         block = stage._replace(repeats=1, filters=_round_filters(stage.filters, scaling.width))

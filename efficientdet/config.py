@@ -84,8 +84,8 @@ class EfficientDetConfig:
     warmup_epochs: NotNegative = 1.0
     epochs: CountOrZero = 300  # 0: the number of epochs that is nearest to `iterations`
     lr_schedule: Literal["cosine", "milestones"] = "cosine"
-    # Length of the run in updates of reference_batch images. If `epochs` makes the run longer or shorter,
-    # milestones and warmup_iterations are scaled with it.
+    # Number of updates in a run, if each update uses reference_batch images. If `epochs` makes the run longer
+    # or shorter, milestones and warmup_iterations are scaled by the same factor.
     iterations: CountOrZero = 0
     milestones: tuple[int, ...] = ()  # iterations at which the learning rate falls
     warmup_iterations: CountOrZero = 0  # length of the warm-up; if above 0, it replaces warmup_epochs

@@ -22,14 +22,14 @@ CROP_ATTEMPTS = 20  # crops to try with one threshold; then DALI draws another t
 
 
 class CropResize(NamedTuple):
-    """The window of the stored image that is used, and its size in the network input, as int32 nodes."""
+    """A window of the stored image, and its size in the network input. Both are int32 nodes."""
 
     window: DataNode  # (4,): top, left, height, width in pixels of the stored image
     size: DataNode  # (2,): height, width in pixels of the network input, at most image_size
 
 
 def source_size(jpegs: DataNode) -> DataNode:
-    """Reads float32 (2,) from an image's header: its stored height and width. Ignores EXIF orientation."""
+    """Reads the stored height and width from an image's header, float32 (2,). Ignores EXIF orientation."""
     return fn.cast(fn.peek_image_shape(jpegs, adjust_orientation=False)[0:2], dtype=types.FLOAT)
 
 
@@ -122,7 +122,7 @@ def _fit(window: DataNode, image_size: tuple[int, int]) -> CropResize:
 def random_crop(
     config: EfficientDetConfig, size: DataNode, boxes: DataNode, labels: DataNode
 ) -> tuple[CropResize, DataNode, DataNode]:
-    """Returns the crop that `config.augmentation` names, its boxes (normalised by the image) and labels."""
+    """Crops as in `config.augmentation`. Returns the crop, the boxes (normalised by the image) and labels."""
     if config.augmentation == "min_iou_crop":
         return min_iou_crop(size, boxes, labels, config.image_size)
     if config.augmentation == "scale_jitter":

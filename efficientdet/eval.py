@@ -28,7 +28,11 @@ define_flags = functools.partial(shared_flags.define, args_class=EvalArgs)
 
 
 def evaluate_weights(**given: Any) -> dict:
-    """Evaluates weights and returns COCO's numbers (coco_metrics.Evaluation). `given`: fields of EvalArgs."""
+    """Evaluates weights and returns `metrics` of coco_metrics.Evaluation.
+
+    Args:
+        given: values for fields of EvalArgs.
+    """
     from common.datacheck import datasets
     from common.evaluation import commands
     from common.training.detectors import open_detector

@@ -1,10 +1,10 @@
 """Assigns the boxes of a whole batch to anchors without comparing all pairs of boxes and anchors.
 
-DALI's fn.box_encoder (common/box_encoder.py) gives the same matches. A template is a level, a scale and an
-aspect ratio. The anchors of a template form a regular grid. So
+DALI's fn.box_encoder (common/box_encoder.py) gives the same matches. A template is an anchor shape of one
+level. The anchors of a template form a regular grid. This has two consequences:
 
-- for a given box, the best anchor of a template is the one with the nearest centre;
-- an IoU above t needs an intersection above t / (1 + t) times the sum of both areas. This limits the distance
+- For a given box, the best anchor of a template is the one with the nearest centre.
+- An IoU above t needs an intersection above t / (1 + t) times the sum of both areas. This limits the distance
   between the centres of box and anchor, so only a small rectangle of cells can match.
 """
 
@@ -106,7 +106,8 @@ def encode_batch_tf(boxes: tf.Tensor, classes: tf.Tensor, anchors: Anchors) -> E
     """Encodes the targets of a batch from its padded boxes. The deltas differ from DALI's by 1e-6 or less.
 
     Args:
-        boxes: float32 (B, max_instances, 4) with a static B, ltrb normalised, within the image, with an area.
+        boxes: float32 (B, max_instances, 4), ltrb normalised. B is static. The boxes lie within the image
+            and have an area.
         classes: int32 (B, max_instances), 0-based, -1 for padding.
 
     Returns:

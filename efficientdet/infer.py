@@ -27,7 +27,11 @@ define_flags = functools.partial(shared_flags.define, args_class=InferArgs)
 
 
 def infer(**given: Any) -> list[dict]:
-    """Writes all output files. Returns the detections as COCO results. `given`: fields of InferArgs."""
+    """Writes all output files and returns the detections as COCO results.
+
+    Args:
+        given: values for fields of InferArgs.
+    """
     from common.datacheck import datasets
     from common.evaluation import commands
     from common.training.detectors import open_detector

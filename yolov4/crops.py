@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class CropResize(NamedTuple):
-    """The window of the stored image that is used, and its place in the network input, as int32 nodes.
+    """A window of the stored image, and its place in the network input. Both are int32 nodes.
 
     Everything outside `place` is padding.
     """
@@ -29,7 +29,7 @@ class CropResize(NamedTuple):
 
 
 def source_size(jpegs: DataNode) -> DataNode:
-    """Reads int32 (2,) from an image's header: its stored height and width. Ignores EXIF orientation."""
+    """Reads the stored height and width from an image's header, int32 (2,). Ignores EXIF orientation."""
     return int32(fn.peek_image_shape(jpegs, adjust_orientation=False)[0:2])
 
 

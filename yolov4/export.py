@@ -4,9 +4,9 @@ r"""Writes a trained YOLOv4 as a file that runs without this project, and checks
     python yolov4/export.py --weights=runs/demo-yolov4 --format=onnx --quantize=int8 \
         --calibration_images=runs/demo-data/train/images --output=small.onnx
 
-saved_model takes images of any size. onnx, litert and tensorrt take images that are already placed in the
-network input, and the sizes of the original images. The outputs are boxes (ltrb, in pixels of the original),
-scores, classes (0-based, named in the metadata) and the number of boxes.
+saved_model takes images of any size. The other formats have two inputs: images that already have the
+size of the network input, and the sizes of the original images. The outputs are boxes (ltrb, in pixels of the
+original), scores, classes (0-based, named in the metadata) and the number of boxes.
 Exported NMS is always greedy NMS per class, because the formats lack DIoU-NMS.
 --verify_annotations prints how much AP this costs.
 The command fails if the outputs of a float32 file differ by more than 1e-4 from the outputs of the weights.
@@ -32,7 +32,11 @@ def define_flags(fv: flags.FlagValues) -> None:
 
 
 def export(**given: Any) -> pathlib.Path:
-    """Exports weights and returns the path of the exported file. `given` are fields of Options."""
+    """Exports weights and returns the path of the exported file.
+
+    Args:
+        given: values for fields of Options.
+    """
     from tools.exporting import exporter
     from yolov4.export_parts import make_exportable
     from yolov4.loaders import make_loader

@@ -107,8 +107,8 @@ class Contents(NamedTuple):
     """The contents of a checkpoint.
 
     Attributes:
-        values: path of a weight in our model -> the array in the checkpoint. In the last layers of the heads,
-            its shape follows the checkpoint's numbers of classes and anchors, not those of our model.
+        values: path of a weight in our model -> the array in the checkpoint. Arrays of the heads' last layers
+            may have another shape than in our model, because the numbers of classes and anchors may differ.
         anchors: number of anchors per location in the checkpoint.
         num_classes: number of class outputs per anchor in the checkpoint.
     """

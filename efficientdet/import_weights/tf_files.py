@@ -4,7 +4,7 @@ Variables are identified by names, for example `efficientnet-b0/stem/conv2d/kern
 
 - a checkpoint of TensorFlow 1's Saver contains these names;
 - a checkpoint of tf.train.Checkpoint has them in its object graph (trackable_object_graph.proto, full_name);
-- a .h5 file of Keras' save_weights has a group for each layer with these names, and `:0` at their end;
+- a .h5 file of Keras' save_weights has a group for each layer. The names in it end in `:0`;
 - a .h5 file of Keras' model.save has all these groups in a group `model_weights`.
 
 If a variable has a moving average, the average is read instead.
@@ -39,8 +39,8 @@ class ForeignWeights(NamedTuple):
 
     Attributes:
         shapes: name of a variable -> its shape.
-        stored: name of a variable -> key of the array to read: its moving average, or its values if
-            there is no average.
+        stored: name of a variable -> key of the array to read. If there is a moving average, this is the key
+            of the average.
         read: function that takes several keys and returns their arrays in the same order. It raises
             UserError if the file is damaged.
     """
@@ -51,7 +51,7 @@ class ForeignWeights(NamedTuple):
     read: Callable[[Iterable[str]], list[np.ndarray]]
 
     def renamed(self, rename: Callable[[str], str | None]) -> "ForeignWeights":
-        """Returns the same weights with new names, without variables whose new name is None."""
+        """Renames the variables. Variables whose new name is None are left out."""
         names = {name: rename(name) for name in self.shapes}
         return self._replace(
             shapes={new: self.shapes[name] for name, new in names.items() if new},
@@ -78,8 +78,8 @@ def open_weights(path: str | os.PathLike) -> ForeignWeights:
     if not pathlib.Path(path).exists():
         raise UserError(f"weights {path}: no such file, run directory or checkpoint")
     raise UserError(
-        f"weights {path}: this is not a run directory of this project, a .h5 file or a single checkpoint, "
-        "or the file is damaged"
+        f"weights {path} cannot be read: give a run directory of this project, an undamaged "
+        ".h5 file, or one checkpoint (its prefix or its directory)"
     )
 
 
@@ -93,8 +93,8 @@ def take(
 
     Args:
         wanted: path of a weight -> names of its variables in the file. Several variables are stacked.
-        lengths: path of a weight -> length of its last axis in the file. Only weights whose length differs
-            in the model need an entry.
+        lengths: path of a weight -> length of its last axis in the file. An entry is only needed if this
+            length differs from the model's.
 
     Raises:
         UserError: the file is damaged or belongs to another model: a variable is missing, or a shape differs.
@@ -121,9 +121,9 @@ def take(
 
 def _check_numbers(path: str, name: str, values: np.ndarray) -> None:
     if not np.isfinite(values).all():
-        raise UserError(f"weights {path}: {name} is not finite: the file is damaged")
+        raise UserError(f"weights {path}: {name} is not finite, so the file is damaged")
     if name.endswith(("/moving_variance", ".running_var")) and values.min() < 0:
-        raise UserError(f"weights {path}: {name} is negative: the file is damaged")
+        raise UserError(f"weights {path}: {name} is negative, so the file is damaged")
 
 
 @contextlib.contextmanager
@@ -179,16 +179,17 @@ def _open_checkpoint(path: str, prefix: str) -> ForeignWeights:
         averages = {key.removesuffix(_AVERAGE): key for key in by_key if key.endswith(_AVERAGE)}
     for name, key in averages.items():
         if key not in by_key:
-            raise UserError(f"weights {path}: the checkpoint is incomplete: it lacks the average of {name}")
+            raise UserError(f"weights {path}: the checkpoint is incomplete. It lacks the average of {name}")
     stored = {name: key for name, key in (raw | averages).items() if key in by_key}
     shapes = {name: tuple(by_key[key]) for name, key in stored.items()}
     return ForeignWeights(path, shapes, stored, read)
 
 
 def _names_of_objects(path: str, graph: bytes) -> tuple[dict[str, str], dict[str, str]]:
-    """Returns two dicts: name of a variable -> key of its values, and -> key of its moving average.
+    """Returns two dicts. Both have the names of variables as keys.
 
-    The key of an average is "" if its values are missing.
+    The first dict has the checkpoint's key of each variable's values. The second has the key of its moving
+    average, or "" if the checkpoint lacks the average.
     """
     with _in_one_line(path, "the checkpoint is damaged"):
         nodes = trackable_object_graph_pb2.TrackableObjectGraph.FromString(graph).nodes

@@ -84,7 +84,7 @@ def test_every_form_has_the_same_numbers(variables, files, form):
 def test_an_average_without_values_is_an_error(tmp_path, lost):
     names = "class_net/class-predict/bias", "box_net/box-predict/bias"
     prefix = automl_files.write_objects(tmp_path / "ckpt-7", dict.fromkeys(names, np.float32([3])), lost=lost)
-    with pytest.raises(UserError, match=r"incomplete: it lacks the average of box_net/box-predict/bias$"):
+    with pytest.raises(UserError, match=r"incomplete\. It lacks the average of box_net/box-predict/bias$"):
         open_weights(prefix)
 
 
@@ -201,7 +201,7 @@ def test_numbers_that_cannot_be_are_one_line(fresh, variables, tmp_path, name, v
     values = variables[name].copy()
     values.flat[3] = value
     file = write_h5(tmp_path / "odd.h5", variables | {name: values})
-    assert_refused(fresh, file, f"{canonical(name)} {problem}: the file is damaged")
+    assert_refused(fresh, file, f"{canonical(name)} {problem}, so the file is damaged")
 
 
 def flip_a_bit(content: bytes) -> bytes:
@@ -213,7 +213,7 @@ DAMAGE = [
     ("model.data-00000-of-00001", lambda content: content[:1_000_000], "", "the checkpoint is incomplete"),
     ("model.data-00000-of-00001", flip_a_bit, "", "the checkpoint is incomplete"),
     ("model.index", lambda content: content[:1_000], "model", "the checkpoint is damaged"),
-    ("model.index", None, "", "is not a run directory of this project"),
+    ("model.index", None, "", "cannot be read: give a run directory of this project"),
     ("model.index", None, "model", "no such file"),
 ]
 
@@ -235,7 +235,7 @@ def test_other_files_are_one_line(fresh, tmp_path):
     weights.save(small, tmp_path / "their.weights.h5", {"app": "yolov4"})
     assert_refused(fresh, tmp_path / "their.weights.h5", "saved by 'yolov4', not by efficientdet")
     (tmp_path / "empty").mkdir()
-    assert_refused(fresh, tmp_path / "empty", "is not a run directory of this project")
+    assert_refused(fresh, tmp_path / "empty", "cannot be read: give a run directory of this project")
 
 
 # --- the command -----------------------------------------------------------------------------------
