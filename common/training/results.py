@@ -43,8 +43,8 @@ _RENAMED = {"boxes_truncated": "boxes_over_limit"}  # name in older checkpoints 
 class EpochLog:
     """Sums the scalars of an epoch's steps on the device, shows a progress bar, measures images per second.
 
-    The scalars of the training step are logged as the mean over the steps that were not skipped, or as the
-    sum if the name begins with "boxes_".
+    The log has the mean of each scalar over the steps that were not skipped. Of scalars whose names begin
+    with "boxes_", it has the sum.
 
     Args:
         done: number of steps that were done before the run was stopped.
@@ -59,7 +59,7 @@ class EpochLog:
         self._times: list[tuple[float, int]] = []  # (seconds, step), for images per second
 
     def add(self, step: int, values: Mapping[str, tf.Tensor], finite: tf.Tensor) -> None:
-        """Adds one step. Every SHOW_EVERY steps, waits for the device and shows new means.
+        """Adds one step. Every SHOW_EVERY steps, waits for the device and updates the displayed means.
 
         Args:
             step: number of the step in the epoch, from 1.
@@ -93,7 +93,7 @@ class EpochLog:
         return {name: float(value) for name, value in self._sums.items()}
 
     def _means(self) -> dict[str, float]:
-        """Returns the means over the steps that were taken; NaN if there is none."""
+        """Returns the means over the steps that were not skipped; NaN if all were skipped."""
         totals = self.totals()
         steps = totals.pop(_STEPS) or math.nan
         names = [name for name in totals if name != _SKIPPED and not name.startswith(_COUNTED)]
@@ -107,7 +107,8 @@ class Results:
         directory: the run directory; None on all ranks but rank 0.
         model: the model whose weights are saved.
         metadata: metadata of the weights files.
-        state: state of the checkpoint that the run continues from. Later rows of results.csv are removed.
+        state: state of the checkpoint that the run continues from. Later rows are
+            removed from results.csv.
     """
 
     def __init__(

@@ -56,7 +56,7 @@ class Run:
         optimizer: an optimizer that is built for all variables that are ever trained.
         hooks: functions to call after steps and epochs, for elastic training and the dry run.
         ema_decay: see AveragedWeights.
-        identity: the identity of the run, which run_directory.check has already compared.
+        identity: the identity of the run. Call run_directory.check with it before.
         metadata: metadata of the weights files, with "eval_data" if there are evaluation data.
         explain: converts an error of a loader to a UserError that names the images.
         show_batch: called with (images, targets, path=path). Draws the first batch into the file `path`, and
@@ -296,7 +296,7 @@ class Run:
         return self.state["step_in_epoch"] < self._feed.steps_per_epoch
 
     def _progress(self) -> float:
-        """Returns the number of epochs done, with the finished fraction of the present one."""
+        """Returns the number of epochs done, for example 1.25 after a quarter of the second epoch."""
         return round(self.state["epoch"] + self.state["step_in_epoch"] / self._feed.steps_per_epoch, 6)
 
     def _beat(self, doing: str, at_least: float = 0.0) -> None:

@@ -4,8 +4,8 @@
     checkpoints/00001200/
         manifest.json         step, epoch, counters; the Identity; versions of the libraries
         state.*               weights, averages, optimizer, loss scale: the same on all ranks
-        rank_0.*, rank_1.*    what differs between ranks: position in the data, random seeds, and for rank 1
-                              and later ranks the moving statistics (state.* has those of rank 0)
+        rank_0.*, rank_1.*    of each rank: its position in the data, its random seeds and, except for rank
+                              0, its moving statistics. The moving statistics of rank 0 are in state.*
         SHA256SUMS            written last; `sha256sum -c` reads it
 
 tf.train.Checkpoint writes state.* and rank_*.
@@ -78,9 +78,12 @@ class Identity:
         may_change: Collection[str],
         **others: Any,
     ) -> "Identity":
-        """Makes the identity from flags, ranks, `others` and all config fields that are not in `may_change`.
+        """Makes the identity of a run.
 
-        `metadata` is the metadata of the weights files.
+        Args:
+            metadata: the metadata of the weights files.
+            may_change: names of the config fields that are not part of the identity.
+            others: name -> value, added to the identity.
         """
         fields = [field for field in dataclasses.fields(config) if field.name not in may_change]
         values = {
@@ -181,7 +184,7 @@ def _check_same_run(file: pathlib.Path, identity: Identity, may_change: Collecti
 
 
 def _check_free(directory: pathlib.Path, overwrite: bool) -> None:
-    """Raises UserError if the directory holds files; with --overwrite, only if one is named in RUN_FILES."""
+    """Raises UserError if `directory` holds files. With `overwrite`, only names in RUN_FILES are refused."""
     names = sorted(path.name for path in directory.iterdir() if not path.name.startswith("."))
     if in_the_way := [name for name in names if name in RUN_FILES or not overwrite]:
         raise UserError(

@@ -7,7 +7,7 @@
         guard.check(number, result, images, targets)
 
 A skipped step changes nothing, and its image ids are logged. Too many skipped steps in a row end the run.
-The batch of the first of these steps is in a file (results.py). tools/replay_step.py runs that step again.
+Of consecutive skipped steps, results.py saves the first batch. tools/replay_step.py repeats that step.
 """
 
 from collections.abc import Callable, Sequence
@@ -84,7 +84,7 @@ def guarded_step(
     def update_or_restore(gradients: list, finite: tf.Tensor, before: list) -> tf.Tensor:
         """On a GPU, the host would wait for the condition of a branch."""
         if every_gradient:
-            # The norm may overflow before any gradient does.
+            # The norm can be infinite although all gradients are finite.
             finite &= tf.math.is_finite(tf.linalg.global_norm(gradients))
         old = [variable.read_value() for variable in updated]
         update(gradients)
@@ -100,7 +100,7 @@ def guarded_step(
     def step(images: Any, targets: Any, asked: tf.Tensor) -> StepResult:
         before = ranks.run(lambda: [tf.convert_to_tensor(variable) for variable in statistics])
         gradients, values, own_finite = ranks.run(forward, images, targets, asked)
-        # If a value is not finite on any replica, neither is its average.
+        # If a value is not finite on one replica, its average is not finite either.
         values = ranks.first(values)
         finite = tf.math.is_finite(values["loss"])
         if not with_branch:
@@ -123,8 +123,9 @@ class StepGuard:
 
     Args:
         limit: number of consecutive steps that may be skipped; one more ends the run.
-        save_batch: (step, images, targets) -> path of the file with the batch. For the first of consecutive
-            skipped steps, all ranks call it; ranks without the bad batch pass None for images and targets.
+        save_batch: (step, images, targets) -> path of the file with the batch. All ranks call it after the
+            first of consecutive skipped steps. Ranks that do not have the bad batch pass None for images
+            and targets.
 
     Attributes:
         stop: whether a rank asked for a stop.
@@ -157,8 +158,8 @@ class StepGuard:
             scale = getattr(optimizer, "dynamic_scale", None)  # only a LossScaleOptimizer has it
             if scale is not None and float(tf.convert_to_tensor(scale)) < MIN_LOSS_SCALE:
                 raise UserError(
-                    f"the loss scale has fallen below {MIN_LOSS_SCALE:g}: the gradients overflow "
-                    "mixed_float16 with any scale; use --precision=mixed_bfloat16 or float32, or lower "
+                    f"the loss scale has fallen below {MIN_LOSS_SCALE:g}, and the gradients still "
+                    "overflow in float16: use --precision=mixed_bfloat16 or float32, or lower "
                     "--learning_rate"
                 )
             for weight in model.weights:

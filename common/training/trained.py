@@ -53,7 +53,7 @@ class App:
         )
 
     def make_halves(self, model: keras.Model, config: Any) -> tuple[Callable, Callable]:
-        """Returns the two halves of detection: images -> outputs, and (outputs, letterbox) -> detections."""
+        """Returns two functions: images -> outputs, and (outputs, letterbox) -> detections."""
 
         @tf.function(reduce_retracing=True)
         def network(images: tf.Tensor) -> Any:

@@ -8,11 +8,12 @@
 SIGTERM and SIGINT stop all ranks after the same step. A run that hangs or has lost a rank ends with exit
 code 1 and one line with the reason; a rank that hangs also prints the stacks of its threads.
 
-Each rank limits the time between its own calls of `beat`. If this takes too long, the rank ends, and the
-launcher (horovodrun, Slurm) or TensorFlow's coordination service ends the other ranks. If a rank dies,
+Each rank limits the time between two of its own calls of `beat`. A rank that exceeds this limit ends, and
+the launcher (horovodrun, Slurm) or TensorFlow's coordination service ends the other ranks. If a rank dies,
 collective operations of other ranks raise an error at once (Horovod) or after 30 s (multi_worker).
 
-If SIGSTOP has stopped a rank, other ranks of its host kill it: the launcher would wait for it without limit.
+A launcher would wait forever for a rank that SIGSTOP has stopped. Therefore other ranks of the same host
+kill this rank.
 """
 
 import contextlib
@@ -143,7 +144,7 @@ class Watchdog:
         if isinstance(error, UserError):
             _end(f"error: {error}")
         if error and is_lost_rank(error):
-            # The connections of a killed process close before its status changes, so look for a while.
+            # The connections of a killed process close before its status changes, so check repeatedly.
             deadline = time.monotonic() + NAMING_SECONDS
             while self._neighbours and not lost and time.monotonic() < deadline:
                 time.sleep(0.05)

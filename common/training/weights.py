@@ -128,9 +128,10 @@ def download(address: str, name: str, checksum: str | None = None) -> str:
 
 
 def _manifest(model: "keras.Model") -> list[list[Any]]:
-    """Returns [path, name, shape] of every weight, in order, to compare a file with a model.
+    """Returns [path, name, shape] of each weight of a model.
 
-    Only messages use the path, because equal models in one process have different paths.
+    `load` compares the names and shapes. The paths are only for messages: two equal models in one process
+    have different paths.
     """
     return [[weight.path, weight.name, list(weight.shape)] for weight in model.weights]
 
