@@ -6,8 +6,8 @@ docs/accuracy.md has the method, the data and how to install the other programs.
 benchmarks/accuracy.yaml lists data sets, and programs with their command lines. A run is one program with one
 data set and one seed. It executes two bash scripts: one trains, the other detects.
 
-A finished run has the file OUTPUT_DIR/ROW/DATA/PROGRAM/SEED/result.json, and `log.txt` beside it. The run is
-repeated only if its commands have changed.
+A finished run has the files result.json and log.txt in the directory OUTPUT_DIR/ROW/DATA/PROGRAM/SEED. It is
+executed again only if its commands have changed.
 """
 
 import dataclasses
@@ -52,8 +52,8 @@ T_QUANTILES = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776, 6: 2.571, 7: 2.447, 8: 2
 class AccuracyArgs:
     rows: str = flag("", "Rows of --table to run, comma-separated. Default: all.")
     seeds: str = flag("1,2,3", "Seeds, comma-separated.")
-    settings: str = flag("", "Values that replace `settings` of --table, for trials: name=value,name=value.")
-    table: str = flag("benchmarks/accuracy.yaml", "YAML file that defines the rows.")
+    settings: str = flag("", "Values that override `settings` in --table: name=value,name=value.")
+    table: str = flag("benchmarks/accuracy.yaml", "YAML file of the rows: data sets, programs and commands.")
     output_dir: str = flag("runs/accuracy", "Directory with the data sets (in data/) and all runs.")
 
 
@@ -170,7 +170,7 @@ def compare(a: AccuracyArgs) -> int:
         log(f"{title}: {job.directory}/log.txt")
         try:
             if not job.needs.exists():
-                raise UserError(f"{job.needs} does not exist: docs/accuracy.md tells how to install it")
+                raise UserError(f"{job.needs} does not exist: install the program, see docs/accuracy.md")
             record = run(job)
             log(f"{title}: AP {100 * record['metrics']['AP']:.1f} after {record['train']['cpu']:.0f} CPU s")
         except (subprocess.SubprocessError, OSError, ValueError, KeyError, UserError) as error:

@@ -6,7 +6,7 @@ r"""Writes a COCO data set in the formats that the programs of benchmarks/accura
 
 The labels of `images/train2017` are in `labels/train2017`, where Darknet and Ultralytics find them. Each
 image file is named after its image id. Category ids are the class indexes plus 1. `records/` has TFRecords.
-Ultralytics reads data.yaml, and Darknet reads the text files.
+Ultralytics reads data.yaml. Darknet reads names.txt, train2017.txt and val2017.txt.
 """
 
 import dataclasses
@@ -63,7 +63,7 @@ def write_split(annotations: Annotations, images_dir: str, output: pathlib.Path,
     images, labels = output / "images" / split, output / "labels" / split
     for directory in (images, labels):
         if directory.exists():
-            raise UserError(f"{directory} exists: remove it, so that no image of another data set is left")
+            raise UserError(f"{directory} exists: remove it, or give another --output_dir")
         directory.mkdir(parents=True)
     for i, (old, new) in enumerate(zip(annotations.file_names, names, strict=True)):
         shutil.copyfile(pathlib.Path(images_dir, old), images / new)
@@ -90,7 +90,7 @@ def write_data_set(a: DataArgs) -> None:
     train = load_coco(a.train_annotations, a.train_images)
     evaluation = load_coco(a.eval_annotations, a.eval_images)
     if train.label_map != evaluation.label_map:
-        raise UserError(f"{a.train_annotations} and {a.eval_annotations} have different categories")
+        raise UserError(f"{a.train_annotations} and {a.eval_annotations} must have the same categories")
     output = make_output_directory(a.output_dir).resolve()
     with user_errors(f"--output_dir={output}"):
         write_split(train, a.train_images, output, TRAIN)

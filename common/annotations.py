@@ -83,7 +83,7 @@ class Annotations:
 
     @functools.cached_property
     def row_splits(self) -> np.ndarray:
-        """int64 (I + 1,): the boxes of image i are the rows row_splits[i] : row_splits[i + 1]."""
+        """Returns int64 (I + 1,). The boxes of image i are the rows row_splits[i] : row_splits[i + 1]."""
         return np.searchsorted(self.box_image, np.arange(self.num_images + 1)).astype(np.int64)
 
     @functools.cached_property
@@ -101,9 +101,11 @@ class Annotations:
 
     @functools.cached_property
     def clipped_boxes(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Three arrays: the clipped boxes, whether clipping changed each box, whether its area is above 0.
+        """Returns (boxes, is_changed, has_area).
 
-        The boxes are float32 (N, 4) ltrb normalised, clipped to [0, 1]. The other arrays are bool (N,).
+        boxes: float32 (N, 4) ltrb normalised, clipped to [0, 1].
+        is_changed: bool (N,), whether clipping changed the box.
+        has_area: bool (N,), whether the clipped box has an area above 0.
         """
         left_top, size = np.split(self.boxes_ltwh_px, 2, axis=1)
         limits = self.image_sizes[self.box_image][:, [1, 0, 1, 0]].astype(np.float64)
@@ -114,7 +116,10 @@ class Annotations:
         return clipped, np.any(boxes != clipped, axis=1), has_area
 
     def limit(self, max_instances: int, images: int = 1) -> int | None:
-        """Returns `max_instances`, or None if `images` images together never have more boxes than that."""
+        """Returns `max_instances`, or None if no limit is needed.
+
+        No limit is needed if any `images` images together have at most `max_instances` boxes.
+        """
         most = int(np.diff(self.target_boxes.row_splits).max(initial=0))
         return max_instances if images * most > max_instances else None
 
@@ -261,7 +266,7 @@ def sizes_of(images: Sequence[CocoImage]) -> np.ndarray:
 
 
 def find_rows(ids: np.ndarray, known: np.ndarray) -> np.ndarray:
-    """Returns the position of each id in `known`, int64 (N,). The position of an unknown id is NONE."""
+    """Returns int64 (N,): the index in `known` of each of the `ids`, or NONE if `known` lacks the id."""
     if not len(known):
         return np.full(len(ids), NONE)
     order = np.argsort(known, kind="stable")

@@ -1,4 +1,4 @@
-"""Flags as fields of frozen dataclasses: a field defines the default, help text and range of a flag.
+"""Defines flags as fields of frozen dataclasses. A field has the default, help text and range of its flag.
 
     @dataclasses.dataclass(frozen=True)
     class Args(args.Args):                                  # an app adds flags
@@ -48,10 +48,10 @@ def flag(
     """Returns a dataclass field, which `define` turns into an absl flag of the same name and type.
 
     Args:
-        default: the flag's default value; None: no fixed default.
-        help_text: what the flag sets, its unit and, if `default` is None, its default.
-        choices: allowed values of a flag of type str; None: any value.
-        low, high: smallest and largest allowed value of a number; None: no limit.
+        default: the flag's default value. None means that there is no fixed default.
+        help_text: what the flag sets and its unit. If `default` is None, also which value is then used.
+        choices: allowed values of a flag of type str. None allows any value.
+        low, high: smallest and largest allowed value of a number. None means no limit.
     """
     metadata = {"help": help_text, "choices": choices, "low": low, "high": high}
     return dataclasses.field(default=default, metadata=metadata)
@@ -88,7 +88,7 @@ class LoaderArgs:
     on_bad_image: str = flag("stop", "On unreadable images: stop, or skip and log.", choices=("stop", "skip"))
     max_megapixels: float = flag(MAX_MEGAPIXELS, "Images with more megapixels count as unreadable.", low=0.0)
     hw_decoder_load: float = flag(
-        0.65, "Share of the JPEGs that the GPU's JPEG engines decode (A100 and later).", low=0.0, high=1.0
+        0.65, "Fraction of JPEGs that the GPU's JPEG engines decode (A100 and later).", low=0.0, high=1.0
     )
     roi_decoding: bool = flag(
         False, "On a GPU, decode only the needed part of an image, as CPUs do. Can crash with DALI 2.4."
@@ -103,7 +103,7 @@ class EvaluationArgs:
     eval_images: str | None = flag(None, "Directory of evaluation images (COCO).")
     eval_annotations: str | None = flag(None, "COCO json of the evaluation images.")
     eval_file_pattern: str | None = flag(None, "Glob of evaluation TFRecords. Missing indexes are written.")
-    label_map: str | None = flag(None, "Class names of TFRecords. Default: the .label_map.json next to them.")
+    label_map: str | None = flag(None, "Class names file. Default: .label_map.json next to the TFRecords.")
     coco_backend: str = flag(
         "pycocotools", "COCO metrics library. faster: faster-coco-eval.", choices=("pycocotools", "faster")
     )
@@ -125,7 +125,7 @@ class TrainingArgs:
     steps_per_epoch: int | None = flag(None, "Batches per epoch. Default: one pass over the data.", low=1)
     learning_rate: float | None = flag(
         None,
-        "Learning rate, scaled by images per update / reference_batch. Default: as in the recipe.",
+        "Learning rate for `reference_batch` images per update; scales linearly. Default: as in the recipe.",
         low=0,
     )
     precision: str = flag(
@@ -136,7 +136,7 @@ class TrainingArgs:
     clip_norm: float | None = flag(
         None, "Largest global gradient norm; 0: no limit. Default: as in the recipe."
     )
-    accumulate_steps: int = flag(0, "Batches whose gradients make one weight update; 0: off.", low=0)
+    accumulate_steps: int = flag(0, "Batches per weight update (gradient accumulation); 0: off.", low=0)
     init_from: str | None = flag(None, "Weights to start from. Head outputs for new classes start untrained.")
     freeze: str | None = flag(None, "Regular expression. Layers with a matching name are not trained.")
     freeze_batch_norm: bool = flag(False, "Keep statistics, scales and offsets of all batch norms unchanged.")
@@ -198,7 +198,7 @@ class InferArgs(TrainedArgs, LoaderArgs):
 
     images: str = flag("", "Input: an image, a directory of images, a glob or a video.")
     annotations: str | None = flag(None, "COCO json whose boxes are drawn next to the detections.")
-    output_dir: str = flag("", "Output directory: gets detections.json and the images or video with boxes.")
+    output_dir: str = flag("", "Directory for detections.json and for the images or video with boxes.")
     draw: bool = flag(True, "Draw the detections on the images or on the video.")
     submission: str | None = flag(None, "Results file to write for the COCO server, .json or .zip.")
     image_info: str | None = flag(
@@ -212,9 +212,10 @@ class ImagePolicy:
     """What to do about images that cannot be used.
 
     Attributes:
-        on_bad_image: "stop": raise an error for unreadable images; "skip": leave them out and report them.
+        on_bad_image: what to do if an image is unreadable. "stop" raises an error. "skip" leaves the image
+            out and reports it.
         max_megapixels: larger images count as unreadable.
-        decode: whether to decode every image. If false, mostly only headers and file ends are read.
+        decode: whether to decode every image. If False, only the header and the end of most images are read.
     """
 
     on_bad_image: str = "stop"

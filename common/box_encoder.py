@@ -16,7 +16,7 @@ from nvidia.dali.data_node import DataNode
 from common.anchors import MATCH_IOU, MAX_INSTANCES, Anchors
 from common.dali_ops import pad_boxes, select_boxes
 
-# A matrix for fn.coord_transform, row by row: (dx, dy, dw, dh) -> (dy, dx, dh, dw).
+# The matrix (row by row) with which fn.coord_transform converts (dx, dy, dw, dh) to (dy, dx, dh, dw).
 _SWAP_XY = [0, 1, 0, 0, 1, 0, 0, 0, 0, 0, 0, 1, 0, 0, 1, 0]
 
 
@@ -28,8 +28,8 @@ class EncodedBoxes(NamedTuple):
         boxes: float32 (max_instances, 4), ltrb normalised, padded with -1.
         classes: int32 (max_instances,), 0-based, padded with -1.
         class_targets: for each level int32 (h, w, anchors_per_location), 0-based, -1 for background.
-        box_targets: for each level float32 (h, w, anchors_per_location * 4): (dy, dx, dh, dw) of one anchor
-            after the other; zeros for background.
+        box_targets: for each level float32 (h, w, anchors_per_location * 4). The last axis lists the four
+            numbers dy, dx, dh, dw of each anchor. They are 0 for background.
     """
 
     num_positives: Any
@@ -51,8 +51,9 @@ def encode_boxes(
 ) -> EncodedBoxes:
     """Assigns the boxes of one image to anchors and computes the targets, in a DALI graph.
 
-    Drops boxes without area. Of the others, it keeps the `max_instances` largest. Ties go to the last anchor
-    and to the last box. A box can stay without an anchor, because its best anchor may go to another box.
+    Drops boxes without area. Of the others, it keeps the `max_instances` largest. If several anchors or boxes
+    have the same IoU, the last one is chosen. A box can stay without an anchor, because its best anchor may
+    go to another box.
 
     Args:
         boxes: float32 (N, 4), ltrb normalised; N may be 0. Boxes on a GPU are first copied to the CPU.
@@ -70,7 +71,10 @@ def encode_boxes(
 def encode_selected(
     boxes: DataNode, labels: DataNode, anchors: Anchors, max_instances: int, *, device: str
 ) -> EncodedBoxes:
-    """Works like `encode_boxes` for at most `max_instances` boxes with an area, on the CPU."""
+    """Works like `encode_boxes`, but expects boxes from `select_boxes`.
+
+    The boxes are on the CPU, there are at most `max_instances`, and each has an area.
+    """
     padded_boxes, padded_classes = pad_boxes(boxes, labels, max_instances)
     if device == "gpu":
         boxes, labels = boxes.gpu(), labels.gpu()
@@ -86,7 +90,7 @@ def encode_selected(
     class_targets, box_targets = [], []
     for start, size, (height, width) in level_slices(anchors):
         k = anchors.anchors_per_location
-        # DALI would copy positional arguments to the GPU and wait for the copies.
+        # Uses keyword arguments, because DALI copies positional ones to the GPU and waits for the copies.
         part: dict[str, Any] = {"start": [start], "shape": [size], "axes": [0]}
         level_targets, level_deltas = fn.slice(targets, **part), fn.slice(deltas, **part)
         class_targets.append(fn.reshape(level_targets, shape=[height, width, k]))
@@ -111,7 +115,8 @@ def decode_boxes(deltas: Any, anchors: Anchors) -> Any:
     """Converts the deltas of the box heads to boxes: the inverse of `encode_boxes`.
 
     Args:
-        deltas: (..., A, 4), (dy, dx, dh, dw); or a list of (B, h, w, anchors_per_location * 4) per level.
+        deltas: (dy, dx, dh, dw) of all anchors, (..., A, 4). Or a list with one array for each level,
+            (B, h, w, anchors_per_location * 4).
         anchors: the anchors that the deltas are relative to.
 
     Returns:

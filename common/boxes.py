@@ -53,7 +53,7 @@ def iou(a: Any, b: Any) -> Any:
 
 
 def diou(a: Any, b: Any, beta: float = 1.0) -> Any:
-    """Distance IoU (arXiv 1911.08287), in [-1, 1]. Darknet applies the exponent `beta` to the distance."""
+    """Distance IoU (arXiv 1911.08287), in [-1, 1]. `beta` is Darknet's exponent of the distance."""
     a, b = _split(a), _split(b)
     return _iou(a, b) - ops.power(_center_distance(a, b), beta)
 

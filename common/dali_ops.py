@@ -66,7 +66,8 @@ def order(training: bool, seed: int, *, in_container: bool = False) -> dict[str,
     """Returns the arguments for DALI's readers that set the order of the images.
 
     Args:
-        training: True: images are shuffled and repeat without end. False: each rank reads its shard in order.
+        training: if True, images are shuffled and repeat without end. If False, each rank reads its shard in
+            order.
         in_container: True for containers such as TFRecords, which DALI shuffles by file and in a buffer.
     """
     if not training:
@@ -89,8 +90,8 @@ class Decoder:
 
     Attributes:
         device: "cpu" or "gpu", the device that holds the decoded pixels.
-        hw_load: share of a batch's JPEGs that the GPU's JPEG engines (A100 and later) decode, 0 to 1.
-        largest: (height, width) for which the engines reserve memory; (0, 0): memory grows on demand.
+        hw_load: fraction of a batch's JPEGs that the GPU's JPEG engines (A100 and later) decode, 0 to 1.
+        largest: (height, width) for which the engines reserve memory. With (0, 0), memory grows on demand.
         roi: on a GPU, decode only the needed window, as CPUs always do. Off by default, because it can crash
             with DALI 2.4 (github.com/NVIDIA/nvImageCodec/issues/55).
     """
@@ -141,8 +142,9 @@ def resize(
     Args:
         images: (h, w, C).
         size: int32 (2,), the new height and width.
-        mirrored: int32 (), 1 to flip the image horizontally; None: never flip.
-        antialias: True: average all pixels that an output pixel covers; False: use at most four of them.
+        mirrored: int32 (), 1 to flip the image horizontally. None means that no image is flipped.
+        antialias: if True, an output pixel is the average of all pixels that it covers. If False, it depends
+            on at most four of them.
     """
     if mirrored is not None:  # fn.resize mirrors if the width is negative
         size = api.ops.stack(api.part(size, 0), api.part(size, 1) * (1 - 2 * mirrored))
@@ -183,7 +185,7 @@ def place(
 
 
 def xyxy(yx: DataNode) -> DataNode:
-    """Converts (2,), y and x of any number type, to float32 (1, 4): x, y, x, y."""
+    """Converts (y, x), an array (2,) of any number type, to (x, y, x, y), a float32 array (1, 4)."""
     return fn.coord_transform(fn.expand_dims(yx, axes=[0]), M=YX_TO_XYXY)
 
 
@@ -249,7 +251,7 @@ def select_boxes(
     num_kept = fn.reductions.sum(kept, dtype=types.INT32)
     # The next lines compute boxes[kept] as a matrix product. Each row of the matrix has a single 1.
     place = fn.reductions.sum(is_before * fn.expand_dims(kept, axes=[1]), axes=[0], dtype=types.INT32) * kept
-    # The slice follows the comparison: DALI 2.4 reads wrong memory if it compares with empty arrays.
+    # Slices after the comparison, because DALI 2.4 reads wrong memory if it compares with an empty array.
     is_source = (fn.expand_dims(place, axes=[0]) == column[:count])[:num_kept]  # (M, N)
     # Products of the coordinates' bits are exact, and 0 times the bits of NaN is 0.
     bits = fn.expand_dims(is_source, axes=[2]) * fn.reinterpret(boxes, dtype=types.INT32)  # (M, N, 4)
@@ -271,7 +273,7 @@ def int32(values: DataNode) -> DataNode:
 
 
 def uniform(low: float, high: float, shape: list[int] | None = None) -> DataNode | float:
-    """Returns a random number from low to high for each sample, or an array `shape` of them."""
+    """Returns for each sample a random number from low to high, or an array of shape `shape`."""
     if low < high:
         return fn.random.uniform(range=(low, high), shape=shape)
     return float(low)  # DALI refuses an empty range

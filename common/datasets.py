@@ -1,7 +1,7 @@
-"""Defines `Source`, an opened data set, and functions that open data sets as the flags say, without checks.
+"""Defines `Source`, an opened data set. The functions open the data sets that the flags name, without checks.
 
 The apps import `common.datacheck.datasets`, whose functions have the same names and also check the data.
-Copies of an app without this check (tools/copy_app.py) import this file.
+If tools/copy_app.py copies an app without this check, the copy imports this file instead.
 """
 
 import abc
@@ -47,7 +47,7 @@ class Source(abc.ABC):
 
     @functools.cached_property
     def fingerprint(self) -> str:
-        """SHA-256 (hex) of the annotations in order. A run does not resume if this value has changed."""
+        """SHA-256 (hex) of the annotations and their order. A run does not resume if it has changed."""
         return self.annotations.fingerprint()
 
     def image_name(self, row: int) -> str:
@@ -63,7 +63,8 @@ class Source(abc.ABC):
         """Adds a reader to a DALI graph; returns its nodes (jpegs, boxes, labels, image_ids).
 
         Args:
-            training: True: images are shuffled and repeat without end. False: in order. See readers.py.
+            training: if True, images are shuffled and repeat without end. If False, they are read in order.
+                See readers.py.
             options: shard_id, num_shards, seed and name. The name must be unique in the graph.
         """
 
@@ -198,14 +199,14 @@ class Opener:
         names: tuple[str, str] = ("train", "eval"),
         **options: Any,
     ) -> tuple[Source, Source | None]:
-        """Opens the training and the evaluation data. If `evaluation` has no values, returns None for it.
+        """Opens the training and the evaluation data. The latter is None if `evaluation` has no values.
 
         Args:
             names: the argument `split` of `open_source` for each of the two.
             options: other arguments of `open_source`.
 
         Raises:
-            UserError: see `open_source`; or training lacks a category of the evaluation data.
+            UserError: see `open_source`; or the evaluation data have a category that the training data lack.
         """
         sources, errors = [], []
         for split, flags in zip(names, (train, evaluation), strict=True):
@@ -271,7 +272,11 @@ check_labels = _PLAIN.check_labels
 
 
 def list_images(images: str) -> tuple[str, ...]:
-    """Returns the sorted image files of --images, a file, a directory or a glob; UserError if none match."""
+    """Returns the sorted image files that --images names: a file, a directory or a glob.
+
+    Raises:
+        UserError: there is no such image file.
+    """
     path = pathlib.Path(images)
     if path.is_file():
         return (images,)

@@ -55,7 +55,8 @@ def coco_reader(
     Args:
         images_dir: the directory that the annotations' file names refer to.
         annotations: the annotations, checked against `images_dir`.
-        training: True: images are shuffled and repeat without end. False: in order. See the top of this file.
+        training: if True, images are shuffled and repeat without end. If False, they are read in order. See
+            the top of this file.
         shard_id: index of the part to read, equal to the rank.
         num_shards: number of parts, equal to the number of ranks.
         seed: seed of the shuffling, the same on all ranks; 0 is a valid seed.

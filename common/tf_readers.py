@@ -200,7 +200,7 @@ def boxes_to_window(boxes: tf.Tensor, size: tf.Tensor, window: tf.Tensor) -> tf.
 
 
 def xyxy(yx: tf.Tensor) -> tf.Tensor:
-    """Converts (2,), y and x, to float32 (4,): x, y, x, y."""
+    """Converts (y, x), an array (2,), to (x, y, x, y), a float32 array (4,)."""
     return tf.cast(tf.gather(yx, [1, 0, 1, 0]), tf.float32)
 
 

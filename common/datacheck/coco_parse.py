@@ -35,7 +35,7 @@ _NO_JSON = (
     ("file-empty", rb"\s*\Z"),
     ("file-lfs-pointer", rb"version https://git-lfs"),
     ("file-gzip", rb"\x1f\x8b"),
-    # UTF-16 with a byte order mark or an opening bracket.
+    # UTF-16 starts with a byte order mark, or with an opening bracket of two bytes.
     ("json-utf-16", rb"\xff\xfe(?!\0\0)|\xfe\xff|\{\0[^\0]\0|\0\{\0[^\0]"),
 )
 _PART = re.compile(r"[\w.+\\-]*\s*")  # the rest of a number, literal or escape in a truncated file

@@ -149,7 +149,8 @@ END = b"\xff\xd9"  # end marker of JPEG and JPEG 2000
 
 def _jpeg(image: Encoded) -> None:
     picture = _open(image, JpegImagePlugin.JpegImageFile)
-    # Pillow stops after the header of the first scan. The end marker of an EXIF thumbnail is before it.
+    # Pillow stops after the header of the first scan. Earlier end markers, such as that of an EXIF thumbnail,
+    # do not count.
     scan = image.pixels_at = image.stream.tell()
     _parse_as_dali(image, image.at(0, scan))
     if max(picture.size) > _LONGEST_SIDE or not picture.quantization:

@@ -45,7 +45,7 @@ _FORMAT_OF = PIL.Image.registered_extensions() | {".mpo": "JPEG", ".dib": "BMP",
 
 
 def inspect(encoded: bytes | memoryview, policy: ImagePolicy = ImagePolicy()) -> ImageFacts:
-    """Inspects an image in memory, as `policy` asks. Images above the limit are not decoded."""
+    """Inspects an image in memory, as `policy` asks. Does not decode images above `policy.max_megapixels`."""
     return _inspect(io.BytesIO(encoded), policy)
 
 
@@ -62,7 +62,7 @@ def _inspect(stream: BinaryIO, policy: ImagePolicy) -> ImageFacts:
 
 
 def limited(facts: ImageFacts, max_megapixels: float) -> ImageFacts:
-    """Returns the facts, with the fault "image-too-large" if the image exceeds the limit."""
+    """Returns the facts, with the fault "image-too-large" if the image exceeds `max_megapixels`."""
     megapixels = facts.height * facts.width / 1e6
     if facts.fault or megapixels <= max_megapixels:
         return facts
@@ -79,8 +79,8 @@ def _check_pixels(image: Encoded, decode: bool) -> None:
     """Decodes an image with a valid header: always if it has 16 bits, else only if `decode` is true.
 
     Raises:
-        Fault: the data are damaged; or no value of a 16-bit image reaches 4096, so DALI would show an almost
-            black image. A grey image of zeros is accepted.
+        Fault: the data are damaged, or no value of a 16-bit image reaches 4096. DALI makes such an image
+            almost black. A grey image of zeros is accepted.
     """
     if image.is_16_bit:
         if picture := _load(image):
@@ -115,7 +115,7 @@ def _load(image: Encoded) -> PIL.Image.Image | None:
 def _check_jpeg(image: Encoded) -> None:
     content = image.whole()
     try:
-        # Decoding to grey at an eighth of the size still reads all codes.
+        # This decodes to grey at an eighth of the size, but still reads all of the compressed data.
         simplejpeg.decode_jpeg(content, colorspace="GRAY", min_height=1, min_width=1, min_factor=8)
     except ValueError as error:
         message = str(error)
@@ -156,11 +156,11 @@ def in_threads(function: Callable, parts: Sequence, threads: int, title: str | N
 
 
 class _Entry(msgspec.Struct, gc=False, array_like=True):
-    """The cached result for one file.
+    """The result for one file, as the cache stores it.
 
     Attributes:
-        state: size, mtime and ctime in ns, inode number. None if the result is not cached.
-        decoded: whether all pixels were decoded, or the header has a fault.
+        state: size, mtime and ctime in ns, inode number. None if the result must not be cached.
+        decoded: whether all pixels were decoded, or need not be decoded because a fault was found.
     """
 
     state: tuple[int, int, int, int] | None

@@ -52,7 +52,7 @@ class TFRecordSource(Source):
     Attributes:
         records: the files, indexes and spans that DALI reads.
         annotations: the annotations of all records that are read, in the order of the user's files.
-        rows: int64 (I,). rows[i] is the index in `annotations` of the image in record `records.spans[i]`.
+        rows: int64 (I,), for each record in `records.spans` the index of its image in `annotations`.
         names: the name of each image's record for messages: `a.tfrecord record 5 (image 12)`.
         formats: Pillow's name of a format -> the number of images, the most frequent first.
     """
@@ -101,7 +101,10 @@ def expand_pattern(pattern: str) -> list[str]:
 
 
 def walk_files(files: Sequence[str | os.PathLike], issues: Issues) -> list[RecordFile]:
-    """Finds the records in each file. Reports damaged files and indexes with missing records."""
+    """Finds the records in each file.
+
+    Reports damaged files, and files that have fewer records than their index lists.
+    """
     walked = list(in_threads(tfrecord.walk, files, _THREADS))
     for file in walked:
         if file.fault:
@@ -183,7 +186,7 @@ def open_records(
         return f"{names[annotations.box_image[row]]} has {tfrecord_scan.box_name(boxes[row])}"
 
     annotations = finish(annotations, names.__getitem__, name_box, issues)
-    # Records need the key of crowds only if there are crowds.
+    # Records must have the key of crowds only if the data set has crowds.
     has_crowds = bool(annotations.is_crowd.any())
     least = LACKS_CROWDS if has_crowds else LACKS_BOXES
     lacking = np.array([example.lacks >= least for example in examples]) & is_usable
@@ -227,8 +230,8 @@ def _lay_out(
         issues: receives the indexes that were written.
 
     Returns:
-        The files, indexes and spans for `Records`; and the record number of each span, int64 (I,), from
-        0 to R - 1.
+        (files, indexes, spans, numbers). `Records` has the first three. `numbers`, int64 (I,), has the record
+        number of each span, from 0 to R - 1.
     """
     layout = []
     begins = np.cumsum([len(file.spans) for file in walked])[:-1]

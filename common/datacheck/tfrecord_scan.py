@@ -1,4 +1,4 @@
-"""Reads record files once, and checks the checksums of the data, the annotations and the image headers.
+"""Reads record files once. Checks the checksum, the annotations and the image header of each record.
 
 A record of an image without objects may lack all keys of objects.
 """

@@ -42,7 +42,7 @@ class Ranks:
         local_size: number of processes on this host.
         world_size: number of processes.
         num_replicas: number of devices that train, in all processes together.
-        local_replicas: global indexes of this process' replicas. Each replica loads the shard of its index.
+        local_replicas: global indexes of this process' replicas. Replica i loads shard i.
         can_compile_updates: whether XLA can compile weight updates.
     """
 
@@ -141,7 +141,7 @@ class Ranks:
         return "" if self.strategy == "none" else f" on {self.num_replicas} replicas ({self.strategy})"
 
     def first_on_host(self, work: Callable[[], T]) -> T:
-        """Calls `work()` on one rank per host first; the others can use its cached files."""
+        """Calls `work()` on one rank per host, then on the others. They can use the files that it cached."""
         results: list[T] = []
         with self.raise_on_any_rank():
             if self.local_rank == 0:
@@ -209,7 +209,7 @@ class HorovodRanks(Ranks):
         self._compression = hvd.Compression.fp16 if compression == "fp16" else hvd.Compression.none
 
     def gpu_number(self, replica: int) -> int:
-        # The local rank can be wrong: Slurm may hide other GPUs, and elastic runs change the ranks.
+        # The local rank can differ from the GPU number: Slurm may hide GPUs, elastic runs change the ranks.
         visible = tf.config.get_visible_devices("GPU")
         return int(visible[0].name.rpartition(":")[2]) if visible else 0
 
@@ -219,7 +219,7 @@ class HorovodRanks(Ranks):
     def broadcast(self, variables: Sequence[tf.Variable]) -> None:
         self._hvd.broadcast_variables(list(variables), root_rank=0)
 
-    # Horovod's allgather_object would be slow and limited to 2 GiB.
+    # Does not use Horovod's allgather_object, which is slow and limited to 2 GiB.
     def _gather_bytes(self, data: np.ndarray) -> list[np.ndarray]:
         with tf.device("CPU"):
             sizes = self._hvd.allgather(tf.constant([data.size], tf.int64)).numpy()
@@ -243,7 +243,8 @@ class Hooks:
             `targets["image_ids"]` has the image ids.
         on_epoch: called with the number of epochs done, after their checkpoint is written. An exception
             from this function ends `train`.
-        expected_epochs: number of epochs that are already done. A run directory with fewer is refused.
+        expected_epochs: number of epochs that this process has already seen done. With --elastic, it is an
+            error if the newest checkpoint has fewer.
         lost_ranks: what happens when another rank is lost (Watchdog's `on_loss`). exit: this process ends
             with code 1. report: the error of the collective operation propagates.
     """
@@ -300,11 +301,11 @@ def unpack(data: np.ndarray) -> Any:
 
 
 def reproducible() -> None:
-    """Makes a training step on the same CPU bit-identical, independent of the load of the machine.
+    """Makes repeated training on one CPU bit-identical, whatever the load of the machine.
 
     Only sums of three or more tensors depend on timing: TensorFlow adds the terms as they arrive
     (tensorflow/core/kernels/aggregate_ops.cc, tensorflow/core/grappler/optimizers/memory_optimizer.cc). So
-    this function splits them into sums of two, and turns off the graph optimizer that would join the sums
+    this function splits them into sums of two, and turns off the graph optimizer that joins the sums again
     (arithmetic_optimizer.cc, AddOpsRewriteStage).
 
     A different number of threads, another type of CPU and --xla can still change the last digits. On a GPU,

@@ -89,7 +89,7 @@ class StrategyRanks(Ranks):
 
         if not tf.executing_eagerly():
             return on_replicas()
-        # In eager mode, TensorFlow would run the replicas one after the other.
+        # Makes a graph, because TensorFlow runs the replicas one after the other in eager mode.
         return tf.function(on_replicas, autograph=False).get_concrete_function()()
 
     def local(self, value: T) -> list[T]:
@@ -100,8 +100,8 @@ class StrategyRanks(Ranks):
     def wrap_optimizer(self, optimizer: keras.optimizers.Optimizer) -> keras.optimizers.Optimizer:
         """Makes every replica update its own weights.
 
-        The gradients are already averaged over the replicas and clipped. Keras' own methods would also sum
-        them over the replicas.
+        The gradients are already averaged over the replicas and clipped. Keras' own methods sum
+        them over the replicas once more.
         """
         plain = getattr(optimizer, "inner_optimizer", optimizer)  # unwraps a LossScaleOptimizer
         (base,) = [c for c in type(plain).__mro__ if c.__name__ == "BaseOptimizer"]
@@ -207,7 +207,7 @@ def _multi_worker_strategy(workers: Sequence[str], rank: int) -> tf.distribute.S
         return tf.distribute.MultiWorkerMirroredStrategy()
     except tf.errors.OpError as error:  # "Could not start gRPC server", for example
         reason = error.message.partition("\n")[0]
-        raise UserError(f"TF_CONFIG: this worker cannot start at {workers[rank]}: {reason}") from error
+        raise UserError(f"this worker cannot start at {workers[rank]} ({reason}): check TF_CONFIG") from error
     finally:
         faulthandler.cancel_dump_traceback_later()
         for number, handler in handlers.items():  # TensorFlow's preemption notifier has replaced SIGTERM's
@@ -217,7 +217,7 @@ def _multi_worker_strategy(workers: Sequence[str], rank: int) -> tf.distribute.S
 def _wait_for_leader(address: str) -> None:
     """Waits until worker 0 listens.
 
-    TensorFlow itself would try again at longer and longer intervals.
+    TensorFlow's own wait tries again at longer and longer intervals.
     """
     deadline = time.monotonic() + START_SECONDS
     host, _, port = address.rpartition(":")
@@ -226,5 +226,5 @@ def _wait_for_leader(address: str) -> None:
             return socket.create_connection((host.strip("[]"), int(port)), timeout=5).close()
         except OSError as error:
             if time.monotonic() > deadline:
-                raise UserError(f"TF_CONFIG: worker 0 does not answer at {address} ({error})") from error
+                raise UserError(f"no answer at {address} ({error}): start worker 0 of TF_CONFIG") from error
         time.sleep(0.2)

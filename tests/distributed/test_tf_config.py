@@ -55,7 +55,7 @@ def test_a_worker_waits_until_worker_0_listens(monkeypatch):
         address = f"127.0.0.1:{leader.getsockname()[1]}"
         monkeypatch.setattr(tf_distribute, "START_SECONDS", 0.3)
         said = refusal(tf_distribute._wait_for_leader, address)
-        assert said.startswith(f"TF_CONFIG: worker 0 does not answer at {address} ")
+        assert said.startswith(f"no answer at {address} ")
         monkeypatch.setattr(tf_distribute, "START_SECONDS", 60.0)
         threading.Timer(0.3, leader.listen).start()
         tf_distribute._wait_for_leader(address)
