@@ -11,13 +11,15 @@ r"""Converts a data set from Pascal VOC, YOLO txt, COCO json or TFRecords to COC
         --output=my/small/instances.json --max_side=1024 --holdout=0.2
 
 The command lists all errors in the input before it writes anything. voc.py, yolo.py and labels.py in
-tools/conversion/ describe the conversion of ids, difficult objects and polygons. With --to=coco, images stay
-where they are. Only images from TFRecords are written as files, into the directory `images` next to --output.
+tools/conversion/ describe the conversion of ids, difficult objects and polygons. --to=coco does not copy
+image files. If the input is TFRecords, it writes their images into the directory `images` next to --output.
 
 --max_side=N scales larger images down. With --to=tfrecord, the TFRecords contain the scaled images. With
---to=coco, all images are written into the directory `images_N` next to the json.
---holdout=F splits the images into two outputs: OUTPUT_val gets the share F of the images, and OUTPUT_train
-gets the others. The split depends only on the file names and --seed.
+--to=coco, all images are written into the directory `images_N` next to the json. Images from TFRecords are
+written into `images` instead.
+
+--holdout=F splits the images into two outputs. The fraction F of the images goes to OUTPUT_val, and the rest
+goes to OUTPUT_train. The split depends only on the file names and --seed.
 """
 
 import pathlib

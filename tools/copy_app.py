@@ -66,7 +66,7 @@ PARTS = {
     "faster_coco": (),
     "error_analysis": ("tools/error_analysis.py",),
 }
-# Part -> its flags. A key with two parts: the flags go only if both parts are left out.
+# Part -> its flags. If a key names two parts, its flags are left out only if both parts are left out.
 PART_FLAGS = {
     "tfrecord": ("input_type", "label_map", "train_file_pattern", "eval_file_pattern"),
     "horovod": ("compression",),
@@ -292,9 +292,9 @@ def _tests(
 
 
 def _lost_methods(product: Mapping[str, str], lost: Mapping[str, Lost]) -> Iterator[str]:
-    """Yields each lost method, for example "LabelMap.load".
+    """Yields the attributes that classes lose because parts are left out, for example "LabelMap.load".
 
-    Also yields ".load" if no copied file uses an attribute of the name `load`.
+    If no copied file uses an attribute named `load`, ".load" is also yielded.
     """
     called = {
         node.attr

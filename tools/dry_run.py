@@ -226,7 +226,7 @@ def _run_session(
     records = directory / f"to_epoch_{a.epochs}"
     records.mkdir()
     (records / "spec.json").write_text(json.dumps({"module": module, "flags": dataclasses.asdict(a)}))
-    log(f"dry run: {processes} processes train {a.model_name}, {a.image_size} pixels, {a.epochs} epochs")
+    log(f"dry run: {processes} processes train {a.model_name} at {a.image_size} pixels to epoch {a.epochs}")
     environment = os.environ | {
         "CUDA_VISIBLE_DEVICES": "",
         "TF_CPP_MIN_LOG_LEVEL": "3",

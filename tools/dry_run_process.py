@@ -1,8 +1,8 @@
-"""Makes the flags and data of the small run of `--dry_run`, and runs one process of this run.
+"""Chooses flags and data for the small run of `--dry_run`, and runs one process of the small run.
 
     horovodrun -np 2 python tools/dry_run_process.py SPEC.json
 
-The command trains with the flags in SPEC.json and writes a record, `rank_<rank>.json`, to the same directory.
+The command trains with the flags in SPEC.json and writes the record `rank_<rank>.json` next to SPEC.json.
 """
 
 import hashlib
@@ -41,7 +41,7 @@ MAX_STEPS = 3
 
 
 def small_image_size(image_size: tuple[int, int]) -> tuple[int, int]:
-    """Returns a (height, width) of about the same aspect ratio, with a shorter side of at most SIDE pixels.
+    """Scales (height, width) down to a shorter side of SIDE pixels. Keeps about the same aspect ratio.
 
     >>> small_image_size((512, 512)), small_image_size((384, 640)), small_image_size((64, 96))
     ((128, 128), (128, 224), (64, 96))
@@ -54,7 +54,7 @@ def small_image_size(image_size: tuple[int, int]) -> tuple[int, int]:
 
 
 def small_flags(a: Args, config: Any, processes: int, size: int) -> dict[str, Any]:
-    """Returns the flags that the small run changes, except the flags of the data (`small_data`)."""
+    """Returns the flags that differ in the small run. `small_data` returns the flags of its data."""
     batch = min(a.batch_size, MAX_BATCH)
     images = min(size, IMAGES_PER_PROCESS * processes + 1)
     height, width = small_image_size(config.image_size)

@@ -2,8 +2,8 @@
 
 As in COCO at IoU 0.5, only the 100 detections with the highest scores in each image and class count. In
 descending order of their scores, detections are matched to boxes of their class. Each takes the box that it
-overlaps most, among the boxes without a match. An unmatched detection in a crowd of its class is ignored. All
-other detections have the first kind in this list whose rule holds:
+overlaps most, among the boxes without a match. An unmatched detection in a crowd of its class is ignored.
+Each other detection gets the first kind of this list whose rule holds:
 
     correct          matched to a box
     localisation     IoU of 0.1 to 0.5 with the box of its class that it overlaps most
@@ -12,12 +12,12 @@ other detections have the first kind in this list whose rule holds:
     background       IoU below 0.1 with every box
     both             IoU of 0.1 to 0.5 with a box of another class
 
-Each localisation or classification error belongs to the box that its rule names. An unmatched box has the
-kind of the error with the highest score that belongs to it. A box to which no error belongs is missed.
+The rules of localisation and classification name a box, and the error belongs to this box. An unmatched box
+gets the kind of its error with the highest score. If no error belongs to it, the box is missed.
 
 Detections below a score threshold do not count. The default is the threshold with the highest F1 over all
-classes. dAP50 is the gain in AP50 if all errors of one kind are removed. It uses detections of all scores. An
-error that determines the kind of a box is not removed, but counts as correct.
+classes. dAP50 is the gain in AP50 if all errors of one kind are corrected. It uses detections of all scores.
+An error that gave a box its kind becomes a correct detection. All other errors of this kind are removed.
 """
 
 import io
@@ -51,16 +51,17 @@ KINDS = {  # kinds from CORRECT on -> meaning, colour of Paul Tol's schemes (per
     "background": ("no object at the box", "#ee7733"),
     "missed": ("object not found, not even with a wrong class or a poor box", "#cc3311"),
 }
-# `class`: 0-based. `target`: index of the box of a detection. `box`: left, top, width and height in pixels.
+# `class` is 0-based. `target` is the index of the ground-truth box that belongs to a detection. `box` has
+# left, top, width and height in pixels.
 _NAMES = ("image", "class", "kind", "target", "score", "box")
 ROW = np.dtype({"names": _NAMES, "formats": ("i8", "i8", "i8", "i8", "f8", "4f8")})
 
 
 def match(annotations: Annotations, results: Sequence[dict[str, Any]]) -> tuple[np.ndarray, np.ndarray]:
-    """Matches detections to ground-truth boxes, and determines their kinds.
+    """Matches detections to ground-truth boxes, and gives each detection its kind.
 
     Args:
-        annotations: the annotations, with M boxes including crowds.
+        annotations: the ground truth with M boxes, including crowds.
         results: detections in COCO results format; those of unknown categories are left out.
 
     Returns:
@@ -117,10 +118,12 @@ def kinds_of_boxes(found: np.ndarray, truth: np.ndarray) -> tuple[np.ndarray, np
     """Returns the kinds of ground-truth boxes: IGNORED, CORRECT, CLASSIFICATION, LOCALISATION or MISSED.
 
     Args:
-        found, truth: results of `match`; `found` may be a part of the detections.
+        found: the detections from `match`, or some of them.
+        truth: the M boxes from `match`.
 
     Returns:
-        int (M,), the kinds; int (K,), the indices of K detections that each determine the kind of a box.
+        kinds: int (M,), the kind of each box.
+        deciding: int (K,), indices of the K detections that gave a box its kind.
     """
     order = np.lexsort((-found["score"], found["kind"] != CORRECT))
     order = order[np.isin(found["kind"][order], (CORRECT, CLASSIFICATION, LOCALISATION))]
@@ -131,7 +134,7 @@ def kinds_of_boxes(found: np.ndarray, truth: np.ndarray) -> tuple[np.ndarray, np
 
 
 def ap50(found: np.ndarray, truth: np.ndarray, without: int | None = None) -> float:
-    """Returns AP50 from 0 to 1, as pycocotools computes it. Errors of the kind `without` are removed."""
+    """Returns AP50 from 0 to 1, as pycocotools computes it. Errors of the kind `without` are corrected."""
     kinds, deciding = kinds_of_boxes(found, truth)
     found, fixed = found.copy(), deciding[found["kind"][deciding] == without]
     found["class"][fixed], found["kind"][fixed] = truth["class"][found["target"][fixed]], CORRECT
@@ -176,7 +179,7 @@ def confusion_matrix(found: np.ndarray, truth: np.ndarray, num_classes: int) -> 
 
 
 def draw_matrix(matrix: np.ndarray, names: Sequence[str], path: pathlib.Path) -> None:
-    """Draws a confusion matrix, int (C + 1, C + 1). Colours show the shares of the counts in their row."""
+    """Draws a confusion matrix, int (C + 1, C + 1). Darker cells hold more of their row's sum."""
     errors = matrix.sum(axis=0) + matrix.sum(axis=1) - 2 * matrix.diagonal()
     most = np.argsort(-errors[:-1], kind="stable")[:MATRIX_CLASSES]
     shown = [*np.sort(most).tolist(), len(errors) - 1]
@@ -195,7 +198,7 @@ def draw_matrix(matrix: np.ndarray, names: Sequence[str], path: pathlib.Path) ->
 
 
 def draw_worst(found: np.ndarray, truth: np.ndarray, source: Source, path: pathlib.Path) -> None:
-    """Draws the images with the most errors, once with the ground truth and once with the detections."""
+    """Draws the images with the most errors. Draws each twice: with the ground truth, with the detections."""
     wrong = found["image"][found["kind"] != CORRECT], truth["image"][truth["kind"] == MISSED]
     errors = np.bincount(np.concatenate(wrong), minlength=source.size)
     worst = [image for image in np.argsort(-errors, kind="stable")[:WORST].tolist() if errors[image]]

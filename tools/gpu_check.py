@@ -65,7 +65,7 @@ def count_gpus() -> int:
         raise UserError(f"DALI does not start ({done.stderr.strip().rpartition(chr(10))[2]}): run make setup")
     if not (gpus := int(done.stdout)):
         raise UserError(
-            "no GPU: DALI sees none, but this command needs one (nvidia-smi lists the driver's GPUs)"
+            "no GPU: DALI finds none, but this command needs one: check the driver with nvidia-smi"
         )
     return gpus
 

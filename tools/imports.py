@@ -45,9 +45,9 @@ def _imports(text: str) -> frozenset[str]:
 
 @functools.cache
 def imported_files(text: str) -> tuple[tuple[str, str, str | None], ...]:
-    """Returns (local name, file, name) for each import of a file of this project.
+    """Returns (local name, file, imported name) for each import of a file of this project.
 
-    `name` is the imported name in the file; None if the whole file is imported.
+    The imported name is None if the whole file is imported.
     """
     found = []
     for statement, alias, files in _import_statements(ast.parse(text)):

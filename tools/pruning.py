@@ -33,11 +33,12 @@ class Lost(NamedTuple):
     """The names that a file can no longer use.
 
     Attributes:
-        names: scope ("" is the module, "Run.save" a method) -> names as the file writes them: "elastic",
-            "loader.synthetic_boxes", "self._is_video"; ".encoded" means this attribute of any object.
+        names: scope -> names as the file writes them, such as "elastic", "loader.synthetic_boxes" and
+            "self._is_video". The scope is "" for the module, or for example "Run.save" for a method. The name
+            ".encoded" means the attribute `encoded` of any object.
         flags: flag -> default, for uses such as `a.elastic` and for the fields of Args.
         words: strings to remove from lists, keys and comparisons: names of flags and their values.
-        is_test: whether the file is a test, from which a use removes the whole test function.
+        is_test: whether the file is a test. A test function that uses a lost name is removed as a whole.
     """
 
     names: dict[str, set[str]]
@@ -68,7 +69,7 @@ class Place(NamedTuple):
     """A node of a syntax tree, and the nodes that contain it.
 
     Attributes:
-        above: the nodes that contain it, outermost first, each with the field in which the next node is.
+        above: (node, field) of each node that contains it, outermost first. The next node is in this field.
     """
 
     node: Any
@@ -192,7 +193,8 @@ class _Edit(SourceText):
             return self.without_statement(place)
         leaf, attribute = place.node, getattr(place.node, "attr", "")
         flag = attribute if attribute in self._lost.flags else ""
-        # The value of the lost name in a condition: a flag's default, or false. None means unknown.
+        # The truth value of the code at `place`: at first a lost flag's default, or False for any other lost
+        # name. None means unknown.
         is_true: bool | None = bool(self._lost.flags.get(flag))
         while True:
             node, (parent, field), above = place.node, place.above[-1], place.up
@@ -246,7 +248,7 @@ class _Edit(SourceText):
     def _compare(self, leaf: ast.AST, flag: str, operator: ast.cmpop, right: ast.expr) -> bool | None:
         """Returns the result of a comparison with a lost name; None: unknown."""
         if not flag:
-            # A lost word is equal to no value, and a lost table contains no value.
+            # No value is equal to a lost word, and no value is in a lost table.
             if isinstance(leaf, ast.Constant) or isinstance(operator, ast.In | ast.NotIn):
                 return isinstance(operator, ast.NotEq | ast.NotIn)
             is_none = isinstance(right, ast.Constant) and right.value is None
@@ -319,7 +321,7 @@ class _Edit(SourceText):
         return self.without_item(items, item)
 
     def _is_list(self, place: Place, leaf: ast.AST) -> bool:
-        """Returns whether elements may be removed. Rows of tables, results and commands keep all elements."""
+        """Returns whether an element may be removed. It may not if a row, result or command would lose it."""
         parent = place.above[-1][0]
         if str(getattr(leaf, "value", "")).startswith("--"):
             return False

@@ -60,7 +60,7 @@ def read(path: str | os.PathLike) -> SkippedStep:
             [arrays[name] for name in sorted(arrays) if name.startswith("weight/")],
         )
     except (OSError, ValueError, TypeError, KeyError, EOFError, zipfile.BadZipFile) as error:
-        raise UserError(f"{path} is missing, damaged or not the file of a skipped step") from error
+        raise UserError(f"{path} is no readable file of a skipped step: give skipped/step_*.npz") from error
 
 
 def replay(skipped: SkippedStep, model: "keras.Model", loss_values: LossValues) -> str:

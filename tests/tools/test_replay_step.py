@@ -16,7 +16,7 @@ from tools import replay_step
 from tools.replay_step import read
 
 METADATA = {"app": "efficientdet", "num_classes": 2, "config": {"a": 1}}
-NO_FILE = "is missing, damaged or not the file of a skipped step"
+NO_FILE = "is no readable file of a skipped step: give skipped/step_*.npz"
 
 
 def make_model(filters=2):

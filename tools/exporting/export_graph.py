@@ -19,7 +19,7 @@ Outputs = dict[str, tf.Tensor]
 
 @dataclasses.dataclass(frozen=True)
 class Exportable:
-    """The trained network of one app, split into the parts that formats need. Boxes are ltrb.
+    """The trained network of one app and the functions that exported files are made of. Boxes are ltrb.
 
     Attributes:
         model: the network with its variables.

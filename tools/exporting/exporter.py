@@ -44,7 +44,7 @@ def export(
 
     Args:
         make_exportable, make_loader: the app's functions in export_parts.py and loaders.py.
-        nms_method: the app's name of the NMS that is exported.
+        nms_method: the name of hard NMS, which is exported, in the app's config.
 
     Raises:
         UserError: flags exclude each other; images or a package are missing; the output cannot be written; or

@@ -1,6 +1,6 @@
 """Converts TensorFlow functions to ONNX models, and joins these models by the names of their tensors.
 
-Each model is one part of the detector, which can be quantised alone, or written by hand.
+Each model is one part of the detector. So one part can be quantised alone, and another written by hand.
 """
 
 import contextlib
@@ -24,7 +24,7 @@ def convert(function: Function, inputs: Sequence[tf.TensorSpec]) -> onnx.ModelPr
     """Converts a TensorFlow function to an ONNX model.
 
     Args:
-        function: takes one tensor per spec; the keys of its result name the model's outputs.
+        function: takes one tensor for each of `inputs`, and returns a dict: name of an output -> tensor.
     """
     logging.getLogger("tf2onnx").setLevel(logging.ERROR)
     with contextlib.redirect_stdout(io.StringIO()):
@@ -98,5 +98,5 @@ def _port(spec: tf.TensorSpec) -> onnx.ValueInfoProto:
 
 
 def _where(_: Any, node: Any, *__: Any) -> None:
-    """Converts tf.where to Where. tf2onnx would multiply by 0 or 1, but 0 times NaN is NaN."""
+    """Converts tf.where to ONNX's Where. tf2onnx alone multiplies by 0 or 1, but 0 times NaN is NaN."""
     node.type = "Where"

@@ -16,10 +16,10 @@ PLUGIN_DOMAIN = "TRT"  # TensorRT's parser finds plugins by the operation's name
 
 
 def standard(parts: Exportable, raw: list[tf.TensorSpec]) -> list[onnx.ModelProto]:
-    """Returns parts that compute the outputs of export_graph.detect from the raw outputs and image_sizes.
+    """Returns ONNX models that turn raw outputs and image_sizes into the outputs of export_graph.detect.
 
-    ONNX's NonMaxSuppression selects the candidates, and TopK sorts them by score. Of equal scores, TopK puts
-    the first one first (https://onnx.ai/onnx/operators/onnx__TopK.html).
+    ONNX's NonMaxSuppression selects the candidates, and TopK sorts them by score. TopK keeps the order of
+    candidates with equal scores (https://onnx.ai/onnx/operators/onnx__TopK.html).
     """
 
     def candidates(*raw: tf.Tensor) -> Outputs:
@@ -71,9 +71,9 @@ def standard(parts: Exportable, raw: list[tf.TensorSpec]) -> list[onnx.ModelProt
 
 
 def efficientnms_trt(parts: Exportable, raw: list[tf.TensorSpec]) -> list[onnx.ModelProto]:
-    """Returns parts that do the same as `standard`, but use the plugin EfficientNMS_TRT of TensorRT.
+    """Returns ONNX models that do the same as `standard`, but use the plugin EfficientNMS_TRT of TensorRT.
 
-    Only TensorRT can run the plugin. It gets all predictions, and is documented here:
+    The plugin takes all predictions. Only TensorRT can run it. Its documentation:
     https://github.com/NVIDIA/TensorRT/tree/main/plugin/efficientNMSPlugin
     """
 

@@ -23,7 +23,7 @@ def largest_difference(
 ) -> float:
     """Returns the largest difference between the detections of an exported file and of the weights.
 
-    Scores are compared, and box coordinates divided by the image size.
+    This is a difference of scores, or of box coordinates as fractions of the image size.
 
     Args:
         detect: detects with the weights.
@@ -40,11 +40,11 @@ def largest_difference(
 
 
 def difference(wanted: Detections, found: Detections, max_detections: int) -> float:
-    """Returns the largest distance of a wanted detection to the nearest found detection of its class.
+    """Compares each wanted detection with the nearest found one of its class. Returns the largest distance.
 
-    The distance is at most the score of the wanted detection, also if no detection of its class was found.
-    A wanted detection without a near one is ignored if NMS may have cut it off: `found` has `max_detections`
-    entries, and none has a lower score.
+    The distance is at most the score of the wanted detection. If its class was not found, it is this score.
+    If `found` has `max_detections` entries, NMS may have dropped detections with low scores. Then a wanted
+    detection that was not found is ignored if no found detection has a clearly lower score.
     """
     boxes, scores, classes = found
     lowest = scores.min() if len(scores) == max_detections else 0.0

@@ -22,7 +22,7 @@ class _Anything(type):
         return found
 
     def __call__(cls, *args: Any, **options: Any) -> Any:
-        """Returns a function unchanged if it is the only argument, as a decorator; else makes an object."""
+        """Makes an object. If a function is the only argument, acts as a decorator: returns the function."""
         if len(args) == 1 and callable(args[0]) and not options:
             return args[0]
         return super().__call__(*args, **options)

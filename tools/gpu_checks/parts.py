@@ -117,7 +117,7 @@ def compare(
 ) -> Result:
     """Compares three batches of the GPU graph with those of the CPU graph.
 
-    The largest differences that pass are TOLERANCE, OTHERS and BOXES.
+    Images may differ by TOLERANCE or OTHERS, and all other tensors by BOXES.
 
     Args:
         images, annotations: the data of images.draw_kinds.
@@ -126,7 +126,7 @@ def compare(
 
     Returns:
         File format -> mean pixel difference, in levels from 0 to 255. For training graphs the only key is
-        "batch". The key "error" is added if something differs too much.
+        "batch". If something differs too much, the key "error" has a message.
     """
     options: Result = {"training": training, "batch_size": len(KINDS), "name_images": True}
     cpu = _loader(app, images, annotations, device="cpu", **options)

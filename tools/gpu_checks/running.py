@@ -1,4 +1,4 @@
-"""Runs cases one after another, each in a separate process, and writes their rows to gpu_check.json."""
+"""Runs cases one after another, each in a separate process, and writes the results to gpu_check.json."""
 
 import json
 import os
@@ -54,14 +54,14 @@ class Case(NamedTuple):
 
 
 def run_all(cases: Sequence[Case], path: pathlib.Path, *, host: str, retry: bool) -> dict[str, Row]:
-    """Runs all cases that have no row for the same command and host. Saves each result at once.
+    """Runs all cases without a result for the same command and host. Saves each result at once.
 
     Args:
         host: number and names of the GPUs.
         retry: whether to repeat cases that did not pass.
 
     Returns:
-        Name -> row, for all rows of this host in the file.
+        Name of a case -> its entry in the file, for all cases that ran on this host.
 
     Raises:
         UserError: gpu_check.json is damaged.
@@ -110,7 +110,7 @@ def run(case: Case, logs: pathlib.Path) -> Row:
 
 
 def _wait(case: Case, stdout: Any, stderr: Any) -> int:
-    """Returns the exit code. Ends all processes of the case, also after a timeout."""
+    """Runs a case, and returns its exit code. Ends all its processes, also after a timeout."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     streams = {"stdin": subprocess.DEVNULL, "stdout": stdout, "stderr": stderr}
     process = subprocess.Popen(case.command, cwd=ROOT, env=environment, start_new_session=True, **streams)

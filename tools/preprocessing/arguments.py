@@ -52,7 +52,7 @@ class Argument(NamedTuple):
             "statistics": numbers, or `imagenet`.
             "sides": `HEIGHTxWIDTH` in pixels, or one number for both.
             "limits": `low..high`, for an operator that draws the random number itself.
-        may_vary: whether a Range is allowed, which gives each image a random number.
+        may_vary: whether a Range is allowed. Each image gets a random number from a Range.
         is_integer: whether DALI expects int32.
         low, high: the smallest and the largest allowed number.
     """

@@ -23,7 +23,7 @@ class Operator(NamedTuple):
 
     Attributes:
         first: the argument whose name may be left out; "" for none.
-        needs: arguments of which at least one must be given.
+        needs: at least one of these arguments must be given; () for none.
         about: one line for --list_ops.
         apply: function (api, images, drawn arguments) -> images.
     """
@@ -50,7 +50,7 @@ class Operator(NamedTuple):
 
 
 def decode(api: Api, encoded: Data, arguments: Arguments) -> Data:
-    """Decodes the whole image to uint8 (H, W, 3); gray: (H, W, 1). Rotates it by EXIF unless exif=ignore."""
+    """Decodes whole images to uint8, 3 channels (gray: 1). Rotates them as EXIF says, unless exif=ignore."""
     return api.ops.decoders.image(encoded, **_decoding(api, arguments))
 
 
@@ -60,7 +60,7 @@ def decode_random_crop(api: Api, encoded: Data, arguments: Arguments) -> Data:
 
 
 def decode_region(api: Api, encoded: Data, arguments: Arguments) -> Data:
-    """Decodes a part: start=TOP/LEFT, shape=HEIGHT/WIDTH in pixels; or rel_start, rel_shape from 0 to 1."""
+    """Decodes the part start=TOP/LEFT, shape=HEIGHT/WIDTH (pixels), or rel_start, rel_shape (0 to 1)."""
     return api.ops.decoders.image_slice(encoded, axes=[0, 1], **_decoding(api, arguments))
 
 
@@ -71,7 +71,7 @@ def _decoding(api: Api, arguments: Arguments) -> Arguments:
 
 
 def crop(api: Api, images: Data, arguments: Arguments) -> Data:
-    """Crops HEIGHTxWIDTH at x and y from 0 to 1. Default: the middle. fill: colour that pads small images."""
+    """Crops to HEIGHTxWIDTH. x and y: position from 0 to 1, default 0.5. fill: colour to pad small images."""
     return api.ops.crop(images, **_filled(arguments))
 
 
@@ -80,7 +80,7 @@ def _filled(arguments: Arguments) -> Arguments:
 
 
 def crop_mirror_normalize(api: Api, images: Data, arguments: Arguments) -> Data:
-    """Crops, mirrors with probability p, subtracts mean, divides by std (0 to 255). Default layout: HWC."""
+    """Crops, mirrors with probability p, normalises by mean and std (for 0 to 255). Default layout: HWC."""
     arguments = {"output_layout": "HWC", **_filled(arguments)}
     if "p" in arguments:
         arguments["mirror"] = _coin(api, arguments.pop("p"))
@@ -115,7 +115,7 @@ def fit(api: Api, images: Data, arguments: Arguments) -> Data:
 
 
 def letterbox(api: Api, images: Data, arguments: Arguments) -> Data:
-    """Resizes as fit does, then pads to HEIGHTxWIDTH below and to the right; with centered=1 on all sides."""
+    """Resizes as fit does, then pads to HEIGHTxWIDTH: bottom and right, or all sides if centered=1."""
     fill = arguments.pop("fill", [0.0])
     images, top_left = _fitted(api, images, **arguments)
     return dali_ops.place(images, top_left, arguments["size"], fill, api)
@@ -148,7 +148,7 @@ MOVES = {  # in the order of their use: argument -> DALI's transform, its argume
 
 
 def warp_affine(api: Api, images: Data, arguments: Arguments) -> Data:
-    """Rotates, shears (degrees) and scales about the centre, then translates (pixels); or applies matrix."""
+    """Rotates, shears (degrees) and scales about the centre, then translates (pixels). Or give a matrix."""
     moves = {name: arguments.pop(name) for name in MOVES if name in arguments}
     matrix = arguments.pop("matrix", None)
     if matrix is not None and moves:
@@ -189,9 +189,12 @@ def _row(
     schema: str | None = None,
     call: Callable[[Api, Data, Arguments], Data] | None = None,
 ) -> Operator:
-    """Makes an operator. Its arguments are those of a DALI schema, and `own`.
+    """Makes an operator.
 
-    `schema` is the name of the schema. None means the schema of the operator's name; "" means no schema.
+    Args:
+        own: arguments that are added to those of DALI's schema.
+        schema: name of DALI's schema. None: derived from the operator's name. "": no schema.
+        call: function that applies the operator. None: DALI's operator of the same name.
     """
     schema = name.title().replace("_", "") if schema is None else schema
     arguments = {**(of_schema(schema) if schema else {}), **own}

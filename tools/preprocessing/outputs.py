@@ -45,7 +45,7 @@ class Output(NamedTuple):
     """An output for samples, checked before anything runs.
 
     Attributes:
-        files: the files to write, without indexes and tables. If every image gets a file: their directory.
+        files: the files to write, without indexes and tables. For one file per image: only the directory.
         encoding: options of Pillow's `save` for image files and records.
         is_bgr: whether images with three channels are BGR.
         label_names: label -> name; may be empty.
@@ -69,7 +69,7 @@ class Output(NamedTuple):
             UserError: a sample does not fit this output, or the files cannot be written.
         """
         if total < len(self.files):
-            raise UserError(f"--output_shards={len(self.files)} is not in 1..{total}, the number of images")
+            raise UserError(f"--output_shards={len(self.files)} is more than the {total} images: give fewer")
         told = []
         shown = min(total, SHEET_IMAGES) if self.kind is SHEET else total
         counted = _counted(itertools.islice(samples, shown), shown)

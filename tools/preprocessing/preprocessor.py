@@ -131,7 +131,7 @@ class Preprocessor:
     def dataset(self) -> tf.data.Dataset:
         """Returns an endless tf.data.Dataset of (images, labels). The images of a batch must have one size.
 
-        If Python reads the source, the position of the dataset's iterator cannot be saved.
+        If the source has no DALI reader, the position of the dataset's iterator cannot be saved.
         """
         dtype = tf.as_dtype(self._alone(self._part.begin).dtype)
         images = tf.TensorSpec((self.batch_size, None, None, None), dtype)
@@ -185,7 +185,7 @@ class Preprocessor:
                 self._alone(suspect)
             except _FAILURES as found:
                 return UserError(f"image {suspect} ({self.source.images[suspect].name!r}): {_reason(found)}")
-        return UserError(f"one of the images from number {position} on cannot be processed: {_reason(error)}")
+        return UserError(f"an image in the batch that begins with image {position} failed: {_reason(error)}")
 
 
 def _reason(error: Exception) -> str:

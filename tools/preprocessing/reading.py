@@ -49,8 +49,7 @@ class Part:
         dali_ops.check_shards(self.source.size, self.num_shards)
         if self.training and not self.source.content.can_shuffle:
             raise UserError(
-                f"--source={self.source.kind}: an iterable cannot be shuffled: give a sequence, or a function"
-                " that takes SampleInfo"
+                "cannot shuffle the iterable of --input: give a sequence or a function that takes SampleInfo"
             )
 
     @property
@@ -63,7 +62,7 @@ class Part:
         return shard_range(self.source.size, self.shard_id, self.num_shards)[1] - self.begin
 
     def in_graph(self, name: str = "reader") -> tuple[DataNode, DataNode]:
-        """Adds a reader to the current DALI graph, and returns its images and labels. They have no end.
+        """Adds an endless reader to the current DALI graph, and returns its images and labels.
 
         `name` is the name of the reader for `pipeline.epoch_size(name)`. It must be unique in the graph.
         """

@@ -8,7 +8,7 @@ import numpy as np
 
 from common.errors import UserError
 
-# Matches suffixes such as .jpeg, .jp2 and .npy. In names such as img.0001 or v1.25 nothing is a suffix.
+# Matches suffixes such as .jpeg, .jp2 and .npy, but not the ends of names such as img.0001 or v1.25.
 _SUFFIX = re.compile(r"(?<=.)\.[A-Za-z][A-Za-z0-9]{0,4}$")
 _MAX_BYTES = 230  # of a name without suffix and number; file systems accept 255
 
@@ -42,7 +42,7 @@ class Sample(NamedTuple):
         is_picture = image.dtype == np.uint8 and self.layout == "HWC" and image.size
         if not is_picture or channels not in ((), (1,), (3,)):
             raise UserError(
-                f"{self.describe()}, but image files need uint8 and height x width x 3 or 1: remove"
+                f"{self.describe()}, but image files need uint8, HWC and 1 or 3 channels: remove"
                 " crop_mirror_normalize, cast and layout from --ops, or write an .npz file"
             )
         if channels == (1,):

@@ -1,1 +1,1 @@
-"""Makes the report of check_data: statistics, anchors, tables, figures, pictures and the page."""
+"""Makes the report of check_data: statistics, anchors, tables, figures, sample images and the HTML page."""

@@ -44,8 +44,7 @@ class Level(NamedTuple):
 class AnchorReport(NamedTuple):
     """How the anchors match the boxes in a sample of the images.
 
-    Each array, float (N,), is about N boxes, and has the square roots of their areas in pixels of the network
-    input.
+    Each array, float (N,), contains the square roots of the areas of N boxes, in pixels of the network input.
 
     Attributes:
         max_instances: largest number of boxes that are kept per image.
@@ -54,10 +53,10 @@ class AnchorReport(NamedTuple):
         boxes: number of boxes in the sample, without crowds.
         too_small: boxes dropped because a side is below min_box_size.
         over_limit: boxes dropped because their image has more than max_instances.
-        unreached: boxes whose best anchor has no IoU above MATCH_IOU. At most this anchor trains them.
+        unreached: boxes without an anchor whose IoU is above MATCH_IOU. They get their best anchor or none.
         lost: boxes that get no anchor, because their best anchor is assigned to another box.
-        fits: anchor scale -> how well the best anchors fit the boxes. The scales are SCALES and the scale of
-            `anchors`.
+        fits: anchor scale -> how well anchors of this scale fit the boxes. The scales are SCALES and the
+            scale of `anchors`.
     """
 
     anchors: Anchors
@@ -130,14 +129,14 @@ def match(
         iou: (M, T), the result of `template_iou` for these boxes.
 
     Returns:
-        The assigned anchors, int (P,); the index of the box to which each of them is assigned, int (P,).
+        int (P,), the assigned anchors; int (P,), the indices of the boxes to which they are assigned.
     """
     best = np.full(len(boxes), anchors.num_anchors - 1)  # for a box that overlaps no anchor
     box, anchor, overlap = _candidates(boxes, anchors, iou)
     last = _last_of_each(box, overlap, anchor)  # of equal IoUs the last anchor
     best[box[last]] = anchor[last]
     above = overlap > MATCH_IOU
-    # An overlap of 2.0 is above any IoU, so each box gets its best anchor.
+    # The pair of a box and its best anchor gets the overlap 2.0, above any IoU. So this pair wins.
     box = np.concatenate([box[above], np.arange(len(boxes))])
     place = image[box] * anchors.num_anchors + np.concatenate([anchor[above], best])
     chosen = _last_of_each(place, np.concatenate([overlap[above], np.full(len(boxes), 2.0)]), box)
@@ -155,7 +154,7 @@ def _candidates(boxes: np.ndarray, anchors: Anchors, iou: np.ndarray) -> tuple[n
     A match needs a minimum intersection, which limits the distance of the two centres along each axis.
 
     Returns:
-        Three arrays with C pairs: the box, int (C,); the anchor, int (C,); their IoU, float32 (C,).
+        For the C pairs: int (C,), the boxes; int (C,), the anchors; float32 (C,), the IoUs.
     """
     kinds, k = templates(anchors), anchors.anchors_per_location
     found = [(np.zeros(0, int), np.zeros(0, int), np.zeros(0, np.float32))]
@@ -194,7 +193,7 @@ def _iou(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 
 
 def template_iou(boxes: np.ndarray, anchors: Anchors) -> np.ndarray:
-    """Returns the IoU of each box with each template's nearest anchor; float64 (M, T).
+    """Returns float64 (M, T), the IoU of each box with the nearest anchor of each template.
 
     Args:
         boxes: float32 (M, 4), ltrb normalised to the network input, with areas above 0.

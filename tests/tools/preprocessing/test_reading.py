@@ -82,7 +82,7 @@ def test_training_goes_through_all_images_in_a_new_order_each_epoch(written, cas
 
 def test_an_iterable_is_not_shuffled(written):
     source, _ = written("external-generator")
-    assert "an iterable cannot be shuffled: give a sequence" in refusal(Part, source, training=True)
+    assert "cannot shuffle the iterable of --input: give a sequence" in refusal(Part, source, training=True)
 
 
 RESUMED = [

@@ -23,12 +23,12 @@ class Image(NamedTuple):
     """One image of a source.
 
     Attributes:
-        name: name of the image in the data. Several images can have the same name. If it is a path, it can
-            lead out of the directory.
+        name: name of the image in the data. Several images can have the same name. A name can be a path
+            that points outside of the directory.
         file: path of the file that contains the image; "" if there is none.
         place: numbers that locate the image in its file.
-        form: how the image is stored: the dtype of an array, "encoded", or a key of
-            lmdb_images._READERS; else "".
+        form: the dtype, if the image is an array. An encoded image has "encoded", "" or, if DALI reads it
+            from LMDB, a key of lmdb_images._READERS.
     """
 
     name: str
@@ -61,11 +61,11 @@ class Content(NamedTuple):
     """All images that a format finds, including those that cannot be used.
 
     Attributes:
-        images: a tuple for each image: the Image, its name for messages, and its content or the result of
-            its check.
+        images: tuples (Image, name for messages, content). If the image was checked already, the third
+            value is the result of the check.
         load: reads one image: encoded, uint8 (bytes,), or an array (H, W, C).
-        make_reader: function (images, whether they have labels) -> DALI's reader; None if DALI would misread
-            the images.
+        make_reader: function (images, has_labels) -> DALI's reader. Returns None if DALI would misread the
+            images.
         can_shuffle: whether the images can be read in any order.
     """
 
@@ -151,7 +151,7 @@ def check_file(file: str) -> None:
 
 
 def store_indexes(images: Sequence[Image], head: str, line: Callable[[int, Image], str]) -> dict[str, str]:
-    """Writes the indexes that DALI needs into the cache. Returns file with images -> path of its index.
+    """Writes indexes for DALI into the cache. Returns a dict: file that contains images -> its index file.
 
     Args:
         head: text before the lines of an index; `{}` is replaced by the number of lines.

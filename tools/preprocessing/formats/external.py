@@ -1,11 +1,11 @@
 """Opens images from a user's Python code: encoded images, or arrays (H, W, C) of uint8 or float32.
 
---input names a sequence, a function that takes DALI's SampleInfo or BatchInfo, an iterable, or a function
-without arguments that returns an iterable. Each element or call is a step, and returns a sample or a batch. A
-sample is `image` or `(image, label)`. A batch is a list of samples, `(images, labels)`, or an array
-(N, H, W, C).
+--input names a sequence, an iterable, a function without arguments that returns an iterable, or a function
+that takes DALI's SampleInfo or BatchInfo. Each step takes one element, or calls the function once, and gets a
+sample or a batch. A sample is `image` or `(image, label)`. A batch is a list of samples, `(images, labels)`,
+or an array (N, H, W, C).
 
-A pipeline resumes exactly if the same step always returns the same sample or batch.
+A pipeline resumes exactly only if the same step always gets the same sample or batch.
 """
 
 import functools
@@ -92,7 +92,7 @@ def _imported(path: str) -> Any:
 
 
 def _function_of(found: Any, path: str) -> tuple[Callable[[int], Any], bool]:
-    """Returns a function (number of a step -> its result), and whether it takes numbers in any order."""
+    """Returns a function (number of a step -> sample or batch), and whether steps can run in any order."""
     if hasattr(found, "__len__") and hasattr(found, "__getitem__"):
         return lambda number: found[number] if number < len(found) else next(iter(())), True
     if isinstance(found, Iterable) and not isinstance(found, Iterator | type):
@@ -114,7 +114,7 @@ def _function_of(found: Any, path: str) -> tuple[Callable[[int], Any], bool]:
 
 
 class _Iterable:
-    """Returns an element of an iterable by its number. Restarts the iterable for an earlier element."""
+    """Returns elements of an iterable by number. To go back to an earlier element, it starts again."""
 
     def __init__(self, make: Callable[[], Iterable]) -> None:
         self._make, self._next, self._left = make, 0, iter(())

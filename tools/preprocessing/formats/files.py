@@ -98,7 +98,10 @@ def _find(opening: Opening, suffixes: tuple[str, ...]) -> list[Image]:
 
 
 def _below(directory: str, suffixes: tuple[str, ...], above: frozenset[str] = frozenset()) -> Iterator[str]:
-    """Yields files, directory by directory. `above` has the parents' real paths, to stop at cycles."""
+    """Yields the files in a directory and its subdirectories.
+
+    `above` contains the real paths of the parents. A link to one of them is skipped, to avoid endless loops.
+    """
     here = os.path.realpath(directory)
     for entry in sorted(os.scandir(directory), key=lambda entry: entry.name) if here not in above else ():
         if entry.name[0] == ".":
@@ -110,7 +113,7 @@ def _below(directory: str, suffixes: tuple[str, ...], above: frozenset[str] = fr
 
 
 def _listed(path: str) -> list[Image]:
-    """Reads a text file. Each line has a path. A label may follow after blanks; it is a whole number.
+    """Reads a text file. Each line is a path, or a path, blanks and a label (a whole number).
 
     Paths are relative to the list. Empty lines and lines that begin with # are left out.
     """

@@ -92,7 +92,10 @@ def _reading(file: str) -> "Iterator[lmdb.Transaction]":
 
 
 def _parse(value: bytes, owner: str) -> tuple[bytes, float | None, str]:
-    """Returns the encoded image, the label, and a key of _READERS; "" if DALI would misread the value."""
+    """Returns the encoded image, its label, and a key of _READERS.
+
+    The key is "" if DALI would misread the value.
+    """
     try:
         fields = _fields(value)
         tensors = [_fields(tensor) for tensor in fields[1] if isinstance(tensor, bytes)]
@@ -120,7 +123,7 @@ def _fields(message: bytes) -> dict[int, list[Any]]:
 
 
 def _number(values: list[Any], kind: int) -> float | None:
-    """Returns the number in a field, packed or not; None unless the field has exactly one number."""
+    """Returns the number in a protobuf field, or None if the field does not have exactly one number."""
     packed = values[0] if len(values) == 1 else b""
     if isinstance(packed, int) and kind == _FLOAT:
         packed = (packed % 2**32).to_bytes(4, "little")
