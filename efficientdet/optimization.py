@@ -18,8 +18,9 @@ from efficientdet.config import EfficientDetConfig
 class Warmup(keras.optimizers.schedules.LearningRateSchedule):
     """A linear warm-up, followed by a cosine or by milestones.
 
-    The cosine falls from `peak` to zero. It starts when the warm-up ends, so the rate does not jump then, as
-    it does in automl. With milestones, the rate is constant between them, as in odtk/train.py (schedule).
+    The cosine falls from `peak` to zero. It starts when the warm-up ends. In automl, it starts at step 0, so
+    the rate jumps when the warm-up ends. With milestones, the rate is constant between them, as in
+    odtk/train.py (schedule).
 
     Args:
         peak: learning rate at the end of the warm-up.
@@ -54,7 +55,7 @@ class Warmup(keras.optimizers.schedules.LearningRateSchedule):
 def num_epochs(
     config: EfficientDetConfig, effective_batch: int, steps_per_epoch: int, accumulate_steps: int = 1
 ) -> int:
-    """Returns `config.epochs`, or if it is 0, the number of epochs nearest to `config.iterations`."""
+    """Returns `config.epochs`. If this is 0, returns the number of epochs nearest to `config.iterations`."""
     if config.epochs:
         return config.epochs
     steps = config.iterations * config.reference_batch / effective_batch * accumulate_steps

@@ -42,7 +42,7 @@ from efficientdet.grid_matching import encode_batch_tf
 MEAN_RGB, STDDEV_RGB = IMAGENET_MEAN, IMAGENET_STD
 
 # GridMask (arXiv 2001.04086) divides the image into tiles and blacks out one square in each tile.
-GRID_MASK_RATIO = 0.4  # side of the square / side of the tile; r = 0.6 in the paper
+GRID_MASK_RATIO = 0.4  # side of the square / side of the tile; this is 1 - r in the paper
 GRID_MASK_TILE = (0.2, 0.6)  # side of the tile / shorter side of the network input
 GRID_MASK_ANGLE = math.radians(10)  # google/automl efficientdet/aug/gridmask.py
 
@@ -102,7 +102,7 @@ def random_color(
 
 
 def pad_and_normalize(images: DataNode, image_size: tuple[int, int]) -> DataNode:
-    """Normalises uint8 (h, w, 3), then pads right and bottom with 0, the mean colour: float32 (H, W, 3)."""
+    """Normalises uint8 (h, w, 3). Pads it at the right and bottom with 0, the mean, to float32 (H, W, 3)."""
     return fn.crop_mirror_normalize(
         images,
         mean=list(MEAN_RGB),

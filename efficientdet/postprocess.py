@@ -9,7 +9,7 @@ import tensorflow as tf
 from common import box_encoder, nms
 from efficientdet.config import EfficientDetConfig
 
-# For each level, class logits (B, h, w, k * C) and box deltas (B, h, w, k * 4) of any float type.
+# Class logits (B, h, w, k * C) and box deltas (B, h, w, k * 4). Each list has one tensor per level.
 Outputs = tuple[list[tf.Tensor], list[tf.Tensor]]
 
 
@@ -36,8 +36,9 @@ def candidates(outputs: Outputs, config: EfficientDetConfig) -> tuple[tf.Tensor,
     """Returns the best K predictions of each image before NMS, best first.
 
     Returns:
-        boxes float32 (B, K, 4), ltrb, normalised to the network input, not clipped; scores float32 (B, K);
-        classes int32 (B, K).
+        boxes: float32 (B, K, 4), ltrb, normalised to the network input, not clipped.
+        scores: float32 (B, K).
+        classes: int32 (B, K).
     """
     class_logits, box_deltas = outputs
     num_classes = class_logits[0].shape[-1] // config.anchors_per_location
@@ -54,7 +55,8 @@ def decode_all(outputs: Outputs, config: EfficientDetConfig) -> tuple[tf.Tensor,
     """Decodes the box and the scores of every anchor, without NMS.
 
     Returns:
-        boxes float32 (B, A, 4), ltrb, normalised to the network input, not clipped; scores float32 (B, A, C).
+        boxes: float32 (B, A, 4), ltrb, normalised to the network input, not clipped.
+        scores: float32 (B, A, C).
     """
     class_logits, box_deltas = outputs
     num_classes = class_logits[0].shape[-1] // config.anchors_per_location

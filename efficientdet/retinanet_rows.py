@@ -49,7 +49,8 @@ _BACKBONES = {  # odtk/backbones/fpn.py
     "mobilenetv2": "mobilenet-v2",
 }
 
-# model: (image side, backbone, pyramid channels, unused BiFPN cells, head repeats, other changed fields)
+# model: (image side, backbone, channels of the pyramid, number of BiFPN cells, head repeats, other fields).
+# A RetinaNet has no BiFPN, so its number of cells has no effect.
 RETINANETS: dict[str, tuple[int, str, int, int, int, dict]] = {
     f"retinanet-{name}fpn": (_SIDE, backbone, 256, 1, 4, _RETINANET | _RECIPE)
     for name, backbone in _BACKBONES.items()

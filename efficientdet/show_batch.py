@@ -10,7 +10,7 @@ from efficientdet.predict import to_pixels
 
 
 def report(images: tf.Tensor, targets: dict[str, tf.Tensor], label_map: LabelMap, path: pathlib.Path) -> str:
-    """Writes a picture of the batch with its boxes to `path`, a .png file. Returns one line of counts.
+    """Writes a picture of the batch with its boxes to `path`, a .png file. Returns a line for the log.
 
     Args:
         images: float32 (B, H, W, 3), normalised.

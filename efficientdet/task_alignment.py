@@ -22,9 +22,9 @@ from efficientdet.config import EfficientDetConfig
 
 ALPHA, BETA = 0.5, 6.0  # exponents of score and IoU
 ANCHORS_PER_BOX = 10
-# The assignment treats shorter sides of boxes as this long, in pixels, so that boxes contain anchor centres.
+# In the assignment, sides of boxes are at least this long, in pixels, so that boxes contain anchor centres.
 MIN_SIDE = 8.0
-# A batch has this many boxes per image after padding, or max_instances. XLA compiles only these few shapes.
+# Arrays have one of these numbers of boxes per image, or max_instances. XLA compiles only these shapes.
 FEW_BOXES = (16, 48)
 # Largest values of (dy, dx, dh, dw). Sides grow with exp(dh) and exp(dw), which could overflow.
 LARGEST_DELTAS = (math.inf, math.inf, 4.0, 4.0)
@@ -51,8 +51,8 @@ def detection_loss(
 ) -> dict[str, tf.Tensor]:
     """Returns the loss that `config.assignment` names. Arguments and results: see losses.detection_loss.
 
-    For task_aligned, the class loss is the cross-entropy of all classes of all anchors. The box loss is 1 -
-    CIoU of the assigned anchors, weighted by quality.
+    For task_aligned, the class loss is the cross-entropy of all classes of all anchors. The box loss is
+    1 - CIoU of the assigned anchors, weighted by quality.
     """
     if config.assignment == "max_iou":
         return losses.detection_loss(class_logits, box_deltas, targets, config, num_positives)
@@ -93,8 +93,8 @@ def assign(
     """Assigns each box to the best-aligned anchors among those whose centre is inside the box.
 
     If several boxes choose the same anchor, the box with the largest IoU gets it. The class target of a box's
-    best-aligned anchor is the largest IoU of the box with the predictions of its anchors. The box's other
-    anchors have lower targets, in proportion to their alignment.
+    best-aligned anchor is the largest IoU between the box and the boxes that its anchors predict. The targets
+    of its other anchors are lower, in proportion to their alignment.
 
     Args:
         predicted: float32 (B, A, 4), ltrb normalised, the boxes that the anchors predict now.
@@ -104,7 +104,7 @@ def assign(
         classes: int32 (B, N), 0-based, -1 for padding.
         image_size: (height, width) of the network input in pixels.
     """
-    # Leave out rows that are padding in all images of the batch.
+    # Shorten the arrays if their last boxes are padding in all images of the batch.
     num_boxes = tf.reduce_max(tf.math.count_nonzero(classes >= 0, axis=1, dtype=tf.int32))
     lengths = [length for length in FEW_BOXES if length < classes.shape[1]]
     index = tf.math.count_nonzero(num_boxes > tf.constant(lengths, tf.int32), dtype=tf.int32)

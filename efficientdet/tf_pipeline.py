@@ -3,8 +3,8 @@
     --pipeline_type=tensorflow
 
 This pipeline follows the rules of pipeline.py, but draws other random numbers. In evaluation, decoded pixels
-and targets equal DALI's, and resized pixels differ by less than one level on average. The published recipes
-work with this pipeline. Other loader settings need DALI.
+and targets equal DALI's, and resized values (0 to 255) differ by less than 1 on average. The published
+recipes work with this pipeline. Other loader settings need DALI.
 """
 
 import dataclasses
@@ -30,7 +30,8 @@ FIELDS = {"augmentation", "jitter_min", "jitter_max", "resize_min", "resize_max"
 FIELDS |= {"min_box_size", "max_instances"}
 
 
-# --- 1. crop. In this file, a CropResize holds float32 tensors. ---
+# --- 1. crop ---
+# In this file, the fields of a CropResize are float32 tensors instead of DALI's nodes.
 
 
 def whole_image(size: tf.Tensor, image_size: tuple[int, int]) -> CropResize:
@@ -86,7 +87,7 @@ def random_flip(
 
 
 def pad_and_normalize(image: tf.Tensor, image_size: tuple[int, int]) -> tf.Tensor:
-    """Normalises uint8 (h, w, 3), then pads right and bottom with 0, the mean colour: float32 (H, W, 3)."""
+    """Normalises uint8 (h, w, 3). Pads it at the right and bottom with 0, the mean, to float32 (H, W, 3)."""
     normalized = (tf.cast(image, tf.float32) - pipeline.MEAN_RGB) / pipeline.STDDEV_RGB
     return tf.image.pad_to_bounding_box(normalized, 0, 0, *image_size)
 

@@ -102,13 +102,17 @@ class Stream:
                 yield Read(*read), draw_numbers(self._rng, self._batch_size)
 
     def save(self, pattern: str) -> str:
-        """Saves the state to the next file of a numbered series, "at-{seq:04d}.json"; returns its name."""
+        """Saves the state to the next file of a series, for example "at-{seq:04d}.json". Returns its name."""
         checkpoint = self._register(ndd.checkpoint.Checkpoint())
         checkpoint.collect()
         return checkpoint.save(pattern)
 
     def restore(self, pattern: str) -> str:
-        """Restores the newest file's state; returns the file's name. FileNotFoundError: there is no file."""
+        """Restores the state from the newest file. Returns the file's name.
+
+        Raises:
+            FileNotFoundError: there is no file.
+        """
         checkpoint = ndd.checkpoint.Checkpoint()
         path = checkpoint.load(pattern)
         self._register(checkpoint)  # this also restores the states
@@ -204,12 +208,17 @@ def select_boxes(boxes: ndd.Batch, labels: ndd.Batch, image_size: Size) -> tuple
 
 
 class Constant(tuple):
-    """A long argument of an operator. If it were a list, ndd would check each number in every call."""
+    """The numbers of a long argument. If they were in a list, DALI would check each number in every call."""
 
 
 @functools.cache
 def anchor_boxes(image_size: Size) -> tuple[Constant, list[Size]]:
-    """Returns all anchors, normalised ltrb, level by level; and each level's numbers of rows and columns."""
+    """Makes the anchors of all levels.
+
+    Returns:
+        anchors: four numbers for each anchor, normalised ltrb, level by level.
+        cells: (rows, columns) of each level.
+    """
     boxes, cells = [], [(-(-image_size[0] // 2**level), -(-image_size[1] // 2**level)) for level in LEVELS]
     for rows, columns in cells:
         stride = np.array(image_size) / (rows, columns)  # y, x
@@ -226,7 +235,8 @@ def encode(boxes: ndd.Batch, labels: ndd.Batch, image_size: Size) -> dict[str, n
     """Makes the targets of the loss.
 
     Returns:
-        boxes: float32 (MAX_BOXES, 4), padded with -1. classes: int32 (MAX_BOXES,), 0-based, padded with -1.
+        boxes: float32 (MAX_BOXES, 4), padded with -1.
+        classes: int32 (MAX_BOXES,), 0-based, padded with -1.
         num_positives: float32 (), number of anchors that are matched to a box.
         class_targets_3 to class_targets_7: int32 (h, w, 9), 0-based, -1 for background.
         box_targets_3 to box_targets_7: float32 (h, w, 36), (dy, dx, dh, dw) for each of the 9 anchors.
@@ -253,7 +263,7 @@ def encode(boxes: ndd.Batch, labels: ndd.Batch, image_size: Size) -> dict[str, n
 def training_batch(
     read: Read, draws: Draws, image_size: Size, look: Callable[..., object] = lambda step, images, boxes: None
 ) -> dict[str, ndd.Batch]:
-    """Returns `images`, float32 (H, W, 3), and targets. Calls `look(step, images, boxes)` at each step."""
+    """Makes `images`, float32 (H, W, 3), and targets. Calls `look(step, images, boxes)` after each step."""
     sizes = stored_sizes(read.jpegs)
     windows, shown = jittered_windows(sizes, draws, image_size)
     images = ndd.resize(decode(read.jpegs, windows), size=to_dali(np.float32(shown)))
@@ -270,7 +280,7 @@ def training_batch(
 
 
 def xyxy(yx: np.ndarray) -> ndd.Batch:
-    """Converts (y, x) of each image, (B, 2), to a batch of (x, y, x, y), each float32 (1, 4)."""
+    """Converts B rows (y, x) to a batch of B tensors [[x, y, x, y]], float32."""
     return to_dali(np.float32(yx)[:, np.newaxis, [1, 0, 1, 0]])
 
 
@@ -286,7 +296,7 @@ def to_numpy(batch: ndd.Batch) -> np.ndarray:
 
 
 def draw_column(step: str, images: ndd.Batch, boxes: ndd.Batch) -> np.ndarray:
-    """Draws the images and their boxes, one below the other; uint8 (h, w, 3)."""
+    """Draws the images and their boxes below each other. Returns uint8 (h, w, 3)."""
     tiles = []
     for pixels, rectangles in zip(
         map(np.asarray, images.tensors), map(np.asarray, boxes.tensors), strict=True
@@ -361,7 +371,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    # With DALI 2.4's default on a CPU, 1 of 10 runs aborted at exit.
+    # In the default mode of DALI 2.4, 1 of 10 runs on a CPU aborted at exit.
     with ndd.EvalMode.sync_cpu:
         try:
             main()

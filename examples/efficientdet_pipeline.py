@@ -9,7 +9,7 @@ DALI may accept damaged data without an error. On a CPU, batches equal those of 
 for bit. The GPU branch was never run. The outputs in order, with K = 9 anchors per cell of each level l:
 
     images           float32 (B, H, W, 3): RGB, normalised, at the top left; padded with 0, the mean
-    num_positives    float32 (B,): anchors that are matched to a box
+    num_positives    float32 (B,): number of anchors that are matched to a box
     boxes            float32 (B, max_instances, 4): left, top, right, bottom in 0..1; padded with -1
     classes          int32 (B, max_instances): 0-based, in the order of category ids; padded with -1
     class_targets_l  int32 (B, h, w, K): the class of each anchor; -1 for background
@@ -72,11 +72,12 @@ def make_pipeline(config: Config, shard_id: int = 0, num_shards: int = 1) -> Pip
         size = fn.peek_image_shape(jpegs, adjust_orientation=False)[0:2] * 1.0  # (height, width) as stored
         window, new_size, boxes, labels = random_crop(config, size, boxes, labels)
         images = fn.resize(decode(jpegs, window, on_gpu), size=new_size * 1.0)
-        # Convert boxes from 0..1 of the image to 0..1 of the window, clip them, convert to 0..1 of the input.
+        # Convert boxes from 0..1 of the image to 0..1 of the window, and clip them.
         boxes = math.clamp((boxes * xyxy(size) - xyxy(window[0:2])) / xyxy(window[2:4]), 0.0, 1.0)
         images, boxes = augment(config, images, boxes)
         place = {"crop": config.image_size, "crop_pos_x": 0, "crop_pos_y": 0, "out_of_bounds_policy": "pad"}
         images = fn.crop_mirror_normalize(images, mean=MEAN, std=STDDEV, output_layout="HWC", **place)
+        # Convert boxes from 0..1 of the window to 0..1 of the network input.
         boxes = boxes * xyxy(new_size / constant(np.float32(config.image_size)))
         smallest = config.min_box_size / np.float32(config.image_size[::-1])
         boxes, labels = select_boxes(boxes, labels, smallest, config.max_instances)
@@ -115,7 +116,7 @@ def read_coco(config: Config, order: dict):
     ]
     path = tempfile.mkdtemp(dir=SCRATCH.name) + "/clean.json"
     pathlib.Path(path).write_text(json.dumps(document))
-    # avoid_class_remapping keeps our labels. size_threshold only drops boxes without an area.
+    # avoid_class_remapping keeps our labels. With this size_threshold, DALI drops only boxes without an area.
     options = {"avoid_class_remapping": True, "size_threshold": 1e-30, "ltrb": True, "ratio": True}
     jpegs, boxes, labels = fn.readers.coco(file_root=config.images, annotations_file=path, **options, **order)
     return jpegs, math.clamp(boxes, 0.0, 1.0), labels
@@ -153,7 +154,13 @@ def decode(jpegs, window, on_gpu: bool):
 
 
 def random_crop(config: Config, size, boxes, labels):
-    """Returns the window (int32 top, left, height, width), its size after resizing, the boxes and labels."""
+    """Chooses the part of an image to use.
+
+    Returns:
+        window: int32 (4,), top, left, height, width in pixels of the stored image.
+        new_size: int32 (2,), height and width of the window after resizing.
+        boxes, labels: those of the image. For min_iou_crop, only those that DALI keeps.
+    """
     assert config.crop in CROPS, config.crop
     limit = constant(np.int32(config.image_size))
     if config.crop == "scale_jitter":  # a random part of the image at a random scale (google/automl)
@@ -182,7 +189,7 @@ def random_crop(config: Config, size, boxes, labels):
 
 
 def augment(config: Config, images, boxes):
-    """Applies flip, GridMask (arXiv 2001.04086) and colour to uint8 (h, w, 3). Add your own steps here."""
+    """Flips an image, applies GridMask (arXiv 2001.04086), changes colours. Add your own steps here."""
     if config.flip_prob:
         coin = fn.random.coin_flip(probability=config.flip_prob)
         images, boxes = fn.flip(images, horizontal=coin), fn.bb_flip(boxes, horizontal=coin, ltrb=True)
@@ -199,15 +206,15 @@ def augment(config: Config, images, boxes):
 
 
 def select_boxes(boxes, labels, min_size=0.0, limit: int = 2**14):
-    """Drops boxes with no area or a side below `min_size`. Keeps the `limit` largest in their old order."""
+    """Drops boxes with no area or a side below `min_size`. Then keeps at most `limit` boxes, the largest."""
     number = constant(np.arange(2**14, dtype=np.int32))[: boxes.shape()[0]]  # (N,), at most 2**14
     sides, smallest = boxes[:, 2:4] - boxes[:, 0:2], constant(np.maximum(np.float32(min_size), 2.0**-126))
     is_large = fn.reductions.min(int32(sides >= smallest), axes=[1])
     area, is_before = sides[:, 0] * sides[:, 1] * is_large, column(number) < number  # (N,), (N, N)
     is_larger = (column(area) > area) | ((column(area) == area) & is_before)
     kept = is_large * (int_sum(int32(is_larger), axes=[0]) < limit)
-    # DALI lacks boxes[kept], so a matrix of 0 and 1 selects the boxes. It is sliced after the comparison,
-    # because DALI compares slices wrongly.
+    # DALI lacks boxes[kept], so the matrix `move` of 0 and 1 selects the boxes. It is compared first and then
+    # sliced, because DALI compares slices wrongly.
     row = int_sum(is_before * column(kept), axes=[0])
     move = (kept * (column(number) == row))[: int_sum(kept)]  # (M, N)
     bits = int_sum(fn.expand_dims(move, axes=[2]) * fn.reinterpret(boxes, dtype=types.INT32), axes=[1])
@@ -215,7 +222,7 @@ def select_boxes(boxes, labels, min_size=0.0, limit: int = 2**14):
 
 
 def make_anchors(config: Config):
-    """Yields the anchors of each level, float32 (h, w, K, 4), ltrb in 0..1, as google/automl's anchors.py."""
+    """Yields each level's anchors as in google/automl's anchors.py: float32 (h, w, K, 4), ltrb in 0..1."""
     scales, ratios = 2.0 ** (np.arange(3) / 3), np.sqrt([1.0, 2.0, 0.5])
     for level in config.levels:
         h, w = (-(-side // 2**level) for side in config.image_size)
@@ -227,7 +234,7 @@ def make_anchors(config: Config):
 
 
 def encode(config: Config, boxes, labels) -> list:
-    """Returns the number of positives, and class and box targets of each level. Matches boxes as in SSD."""
+    """Returns the number of positive anchors, then each level's class and box targets. Matches as in SSD."""
     levels, start = list(make_anchors(config)), 0
     anchors = np.concatenate([level.ravel() for level in levels]).tolist()
     deltas, classes = fn.box_encoder(boxes, labels, anchors=anchors, criteria=0.5, offset=True)

@@ -1,7 +1,8 @@
 r"""Trains EfficientDet with Keras' `fit` and callbacks on batches from DALI, with the losses of train.py.
 
     python examples/keras_fit.py --flagfile=efficientdet/flags/demo.txt --output_dir=runs/demo-keras-fit
-    horovodrun -np 2 python examples/keras_fit.py --strategy=horovod ...  # or alone, --strategy=mirrored
+    horovodrun -np 2 python examples/keras_fit.py --strategy=horovod ...
+    python examples/keras_fit.py --strategy=mirrored ...
 
 All flags of train.py work, except those in WITHOUT below. eval.py, infer.py and export.py read the weights.
 The same command with the same directory continues after the last complete epoch.
@@ -9,10 +10,12 @@ The same command with the same directory continues after the last complete epoch
 `fit` cannot do the following; use train.py instead:
 - Resume within an epoch: the next run repeats the whole epoch, with images in another order.
 - Skip a step whose loss is not finite: the run ends.
-- Save and stop at a signal, or end ranks that wait for a lost rank.
+- Save when a signal stops the run.
+- End the other ranks if one rank is lost.
 - Train with --strategy=multi_worker, or change the data between epochs.
 
-For YOLOv4, import from `yolov4`, call `FitModel(network, config)`, and take the epochs from config.epochs.
+For YOLOv4, import from `yolov4`, call `FitModel(network, config)`, and use config.epochs instead of
+num_epochs.
 """
 
 import dataclasses

@@ -48,8 +48,14 @@ SHORT_SIDE, CROP = 72, (64, 48)  # pixels; CROP is (height, width), not square, 
 # The function below is called once: each `fn` call adds a node to a graph. DALI runs the graph later.
 @pipeline_def
 def shapes_pipeline(files: list[str], label_map: LabelMap) -> tuple[DataNode, DataNode, DataNode]:
-    """Returns the image: uint8 (64, 48, 3); its number of objects: float32 (); and its id: int64 ()."""
-    # training=False reads records in order. Records of other programs must be checked before, with
+    """Reads and crops images.
+
+    Returns:
+        images: uint8 (64, 48, 3).
+        counts: float32 (), number of objects in the image.
+        image_ids: int64 ().
+    """
+    # training=False reads records in order. If another program wrote the records, check them first with
     # `open_tfrecords`.
     jpegs, _, labels, image_ids = readers.tfrecord_reader(files, label_map, training=False)
     images = fn.decoders.image(jpegs, output_type=types.RGB)

@@ -4,8 +4,8 @@
     torchrun --nproc-per-node 2 pytorch_loader.py    # the same on two ranks
 
 Copy this file and efficientdet_pipeline.py. They need DALI, NumPy, Pillow and PyTorch, but not TensorFlow:
-`make torch` of this project installs them into .venv/torch. If `Config` has a `device_id`, the batches are on
-that GPU. Then move the network to the same GPU.
+`make torch` of this project installs them into .venv/torch. If you set `device_id` in `Config`, the batches
+are on this GPU. Then move the network to the same GPU.
 
 torchvision's detection models take `list(batch["images"].permute(0, 3, 1, 2)), detection_targets(batch)`.
 Make such a model with image_mean=[0, 0, 0], image_std=[1, 1, 1]: the images are already normalised.
@@ -50,7 +50,9 @@ def make_loader(config: Config, rank: int = 0, num_ranks: int = 1) -> DALIGeneri
 def detection_targets(batch: dict[str, torch.Tensor]) -> list[dict[str, torch.Tensor]]:
     """Returns the objects of each image in torchvision's format, without padding.
 
-    boxes float32 (N, 4): left, top, right, bottom in pixels; labels int64 (N,), 1-based. N can be 0.
+    Returns:
+        boxes: float32 (N, 4), left, top, right, bottom in pixels. N can be 0.
+        labels: int64 (N,), 1-based.
     """
     height, width = batch["images"].shape[1:3]
     boxes_px = batch["boxes"] * batch["boxes"].new_tensor([width, height, width, height])

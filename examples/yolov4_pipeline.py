@@ -39,7 +39,7 @@ column = functools.partial(fn.expand_dims, axes=[1])  # (N,) -> (N, 1)
 
 @dataclasses.dataclass(frozen=True)
 class Config:
-    """The data and the augmentation (Darknet's cfg/yolov4.cfg). Sizes are (height, width) in pixels."""
+    """The data, and the augmentation of Darknet's cfg/yolov4.cfg. Sizes are (height, width) in pixels."""
 
     annotations: str  # COCO json; with TFRecords, any json that has the same `categories`
     images: str = ""  # directory of the files that the json names
@@ -74,8 +74,9 @@ def make_pipeline(config: Config, shard_id: int = 0, num_shards: int = 1) -> Pip
         window, place, mirrored = random_crop(config, size)
         new_size = fn.stack(place[2], place[3] * (1 - 2 * mirrored))  # a negative width mirrors
         images = fn.resize(decode(jpegs, window, on_gpu), size=new_size * 1.0)
-        # Convert boxes from 0..1 of the image to 0..1 of the window, clip them, convert to pixels of input.
+        # Convert boxes from 0..1 of the image to 0..1 of the window, and clip them.
         boxes = math.clamp((boxes * xyxy(size) - xyxy(window[0:2])) / xyxy(window[2:4]), 0.0, 1.0)
+        # Flip boxes, and convert them to pixels of the network input.
         boxes_px = fn.bb_flip(boxes, horizontal=mirrored, ltrb=True) * xyxy(place[2:4]) + xyxy(place[0:2])
         canvas = {"start": -place[0:2], "shape": config.image_size, "axes": [0, 1], "fill_values": GREY}
         images = fn.slice(augment(config, images), **canvas, out_of_bounds_policy="pad")
@@ -118,7 +119,7 @@ def read_coco(config: Config, order: dict):
     ]
     path = tempfile.mkdtemp(dir=SCRATCH.name) + "/clean.json"
     pathlib.Path(path).write_text(json.dumps(document))
-    # avoid_class_remapping keeps our labels. size_threshold only drops boxes without an area.
+    # avoid_class_remapping keeps our labels. With this size_threshold, DALI drops only boxes without an area.
     options = {"avoid_class_remapping": True, "size_threshold": 1e-30, "ltrb": True, "ratio": True}
     jpegs, boxes, labels = fn.readers.coco(file_root=config.images, annotations_file=path, **options, **order)
     return jpegs, math.clamp(boxes, 0.0, 1.0), labels
@@ -156,9 +157,12 @@ def decode(jpegs, window, on_gpu: bool):
 
 
 def random_crop(config: Config, size):
-    """Returns a window of the image, its position in the network input, and 1 if it is mirrored, else 0.
+    """Chooses the part of an image to use.
 
-    Window and position are int32 (4,): top, left, height, width.
+    Returns:
+        window: int32 (4,), top, left, height, width in pixels of the stored image.
+        place: int32 (4,), top, left, height, width of this window in the network input.
+        mirrored: 1 if the window is mirrored, else 0.
     """
     height, width = config.image_size
     input_size, growth = constant(np.int32(config.image_size)), 0.0
@@ -177,7 +181,7 @@ def random_crop(config: Config, size):
 
 
 def augment(config: Config, images):
-    """Changes hue, saturation, brightness: uint8 0..255 -> float32 0..1. Add your own steps here."""
+    """Changes the colours of a uint8 image. Returns float32 in 0..1. Add your own steps here."""
     hue = uniform(-config.hue, config.hue)
     saturation, brightness = (
         uniform(1.0, limit) ** (1 - 2 * fn.random.coin_flip(probability=0.5))
@@ -190,7 +194,8 @@ def augment(config: Config, images):
 def mosaic(config: Config, images, boxes_px, labels, place):
     """Shuffles the batch. With probability `mosaic_prob`, makes a sample from four canvases (padded images).
 
-    The top left tile shows the bottom right corner of its canvas without the padding there, and so on.
+    Each tile shows the opposite corner of its canvas, without the padding at this corner. For example,
+    the top left tile shows the bottom right corner.
     """
     own = fn.batch_permutation()
     others = [fn.batch_permutation(no_fixed_points=True) for _ in range(3)]
@@ -200,8 +205,9 @@ def mosaic(config: Config, images, boxes_px, labels, place):
     cut = int32(math.floor(uniform(0.2, 0.8, (2,)) * input_size + 0.5))
     cut = input_size + (cut - input_size) * is_mosaic  # without a mosaic the first tile is the whole canvas
     rest = input_size - cut
-    # Each array below has y and x for each tile, (4, 2). `before` and `after` are the padding of the canvas.
-    # `start` and `size` define the part of the canvas that is used, and `target` is its place in the mosaic.
+    # Each array below is (4, 2): y and x for each tile.
+    # before, after: padding of the canvas. start, size: the part of the canvas that the tile shows.
+    # target: the place of the tile in the mosaic.
     place = fn.stack(*(fn.permute_batch(place, indices=source) for source in sources))
     before, after = place[:, 0:2], input_size - place[:, 0:2] - place[:, 2:4]
     is_first = constant(np.int32([[1, 1], [1, 0], [0, 1], [0, 0]]))
@@ -218,15 +224,15 @@ def mosaic(config: Config, images, boxes_px, labels, place):
 
 
 def select_boxes(boxes, labels, min_size=0.0, limit: int = 2**14):
-    """Drops boxes with no area or a side below `min_size`. Keeps the `limit` largest in their old order."""
+    """Drops boxes with no area or a side below `min_size`. Then keeps at most `limit` boxes, the largest."""
     number = constant(np.arange(2**14, dtype=np.int32))[: boxes.shape()[0]]  # (N,), at most 2**14
     sides, smallest = boxes[:, 2:4] - boxes[:, 0:2], constant(np.maximum(np.float32(min_size), 2.0**-126))
     is_large = fn.reductions.min(int32(sides >= smallest), axes=[1])
     area, is_before = sides[:, 0] * sides[:, 1] * is_large, column(number) < number  # (N,), (N, N)
     is_larger = (column(area) > area) | ((column(area) == area) & is_before)
     kept = is_large * (int_sum(int32(is_larger), axes=[0]) < limit)
-    # DALI lacks boxes[kept], so a matrix of 0 and 1 selects the boxes. It is sliced after the comparison,
-    # because DALI compares slices wrongly.
+    # DALI lacks boxes[kept], so the matrix `move` of 0 and 1 selects the boxes. It is compared first and then
+    # sliced, because DALI compares slices wrongly.
     row = int_sum(is_before * column(kept), axes=[0])
     move = (kept * (column(number) == row))[: int_sum(kept)]  # (M, N)
     bits = int_sum(fn.expand_dims(move, axes=[2]) * fn.reinterpret(boxes, dtype=types.INT32), axes=[1])

@@ -19,7 +19,7 @@ def report(
     label_map: LabelMap,
     path: pathlib.Path,
 ) -> str:
-    """Writes a picture of the batch with its boxes to `path`, a .png file. Returns one line of counts.
+    """Writes a picture of the batch with its boxes to `path`, a .png file. Returns a line for the log.
 
     Args:
         images: float32 (B, H, W, 3), in [0, 1].

@@ -3,7 +3,7 @@
     --pipeline_type=tensorflow
 
 This pipeline follows the rules of pipeline.py, but draws other random numbers. In evaluation, decoded pixels
-and boxes equal DALI's, and resized pixels differ by less than one level on average. Colours are changed in
+and boxes equal DALI's, and resized values (0 to 255) differ by less than 1 on average. Colours are changed in
 true HSV, as in Darknet. Darknet's recipe works with this pipeline. Other loader settings need DALI.
 """
 
@@ -29,7 +29,8 @@ from yolov4.crops import CropResize
 FIELDS = {"antialias", "letterbox", "jitter", "flip_prob", "hue", "saturation", "exposure", "mosaic_prob"}
 FIELDS |= {"close_mosaic", "multi_scale", "min_box_size", "max_instances"}
 
-# --- 1. input size and crop. CropResize has int32 tensors here, instead of DALI's nodes. ---
+# --- 1. input size and crop ---
+# In this file, image_size and the fields of a CropResize are int32 tensors instead of DALI's nodes.
 
 
 def input_size(config: YOLOv4Config, training: bool, random: Random) -> tf.Tensor:

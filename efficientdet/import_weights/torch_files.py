@@ -45,7 +45,7 @@ def read_torch(path: str | os.PathLike, model: keras.Model, backbone: str) -> di
     elif backbone in mobilenet.MOBILENETS:
         name_of = _mobilenet_name
     else:
-        raise UserError(f"weights {path}: .safetensors files fit ResNets and MobileNetV2, not {backbone}")
+        raise UserError(f"weights {path}: {backbone} needs a .h5 file or a checkpoint, not .safetensors")
     wanted = {}
     for weight in model.weights:
         layer, _, variable = weight.path.rpartition("/")

@@ -22,7 +22,7 @@ from tools.benchmark.options import BenchArgs
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 BASELINE = "import time; print('ready')\nwhile True: time.sleep(0.001); print('step 3')"
-# Keys of the file that --json writes, as of commit 6eb6d8f.
+# Keys of the file that --json writes.
 KEYS = {
     *("format", "app", "title", "when", "commit", "versions", "machine", "data", "settings", "rounds"),
     *("seconds", "candidates", "stages", "inference", "other_cores", "ratios", "verdict"),

@@ -1,7 +1,4 @@
-"""Tests that a training step, repeated or run in another process under load, gives equal bits on a CPU.
-
-This command runs one of the processes and prints JSON: python -m tests.apps.test_determinism yolov4
-"""
+"""Tests that a training step gives equal bits on a CPU if it is repeated, or run in another process."""
 
 import dataclasses
 import hashlib
@@ -23,8 +20,7 @@ from common.distributed import ranks
 from common.training.optimizers import AveragedWeights
 from tests.conftest import ROOT
 
-# {app: (model name, image side, batch size, fields)}. The fields make the step fit into 256 MB, the memory
-# that TensorFlow's graph optimizer assumes.
+# {app: (model name, image side, batch size, fields)}
 MODELS = {
     "efficientdet": ("efficientdet-d0", 128, 16, {"fpn_cells": 1, "head_repeats": 1}),
     "yolov4": ("yolov4-tiny", 128, 4, {}),

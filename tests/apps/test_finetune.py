@@ -52,7 +52,8 @@ class Tuned(NamedTuple):
         run: directory of the run.
         said: what the run printed to stderr.
         begun: weights when training began.
-        restored, updates: state of the optimizer and number of its steps when training began.
+        restored: state of the optimizer when training began.
+        updates: number of the optimizer's steps when training began.
         left: state of the optimizer when training ended.
     """
 

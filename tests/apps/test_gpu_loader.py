@@ -72,11 +72,7 @@ def graphs_of(function: Callable, *arguments) -> list[graph_pb2.GraphDef]:
 
 
 def sent_to_host(graph: graph_pb2.GraphDef) -> list[str]:
-    """Returns the names of the tensors that are copied from a GPU to the host.
-
-    A _Send node copies a tensor to the CPU device. A _HostRecv node copies it for a GPU kernel that reads
-    host memory.
-    """
+    """Returns the names of the tensors that are copied from a GPU to the host."""
     names = []
     for node in graph.node:
         if node.op not in ("_Send", "_HostRecv"):

@@ -108,7 +108,7 @@ def test_the_order_follows_the_seed_and_nothing_else(app, make, source, pipeline
 @pytest.mark.parametrize("pipeline_type", LOADERS)
 def test_no_randomness_is_that_of_another_rank_seed_or_image(app, make, twins, pipeline_type):
     def draw(*changes, **given):
-        """Returns pixels and boxes of each image. MixUp of equal images changes only the boxes."""
+        """Returns pixels and boxes of each image."""
         options = {"batch_size": 8, "num_shards": 2, "seed": 5} | given
         ((images, targets),) = read(make(twins, pipeline_type, changes, **options), 1)
         pairs = zip(images, targets["boxes"].numpy(), strict=True)

@@ -49,7 +49,7 @@ def write_json(directory: pathlib.Path, document) -> pathlib.Path:
 
 
 def changed(path, value, document=SMALL):
-    """Returns a copy with another value at `path`, or without it if `value` is `...`."""
+    """Returns a copy with `value` at `path`. If `value` is `...`, deletes the key at `path`."""
     document = copy.deepcopy(document)
     parent = functools.reduce(operator.getitem, path[:-1], document)
     if value is ...:
@@ -60,7 +60,7 @@ def changed(path, value, document=SMALL):
 
 
 def refused(path, images_dir=None, **policy):
-    """Asserts that load_coco refuses a json; returns its errors, {kind: issue}."""
+    """Asserts that load_coco refuses a json. Returns the errors as {kind: issue}."""
     with pytest.raises(DataError) as error:
         load_coco(path, images_dir, policy=ImagePolicy(**policy))
     (issues,) = error.value.issues

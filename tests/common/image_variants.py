@@ -32,7 +32,7 @@ def opencv(suffix: str, pixels: np.ndarray, *options: int) -> bytes:
 
 
 def exif(orientation: int, order: str = "<") -> bytes:
-    """Returns EXIF data with an orientation. In a JPEG, six more bytes must precede the data."""
+    """Returns EXIF data with an orientation."""
     start = b"II*\0" if order == "<" else b"MM\0*"
     return start + struct.pack(f"{order}IHHHIHHI", 8, 1, 0x0112, 3, 1, orientation, 0, 0)
 
@@ -86,8 +86,8 @@ def tiff(
         pixels: (HEIGHT, WIDTH, samples), integers of `bits` bits, or floats for kind 3.
         colors: photometric interpretation, 2 for RGB.
         kind: 1 unsigned, 2 signed, 3 float.
-        planar: one strip per sample.
-        tiled: tiles of 16 x 16 pixels in place of one strip.
+        planar: if True, each sample has its own strip.
+        tiled: if True, pixels are in tiles of 16 x 16 instead of one strip.
         without: numbers of the tags to leave out.
         tags: additional tags, for example `tag320=(...)`.
     """

@@ -33,7 +33,7 @@ def annotations(image_sizes, boxes, names=("cat", "dog", "cow"), crowds=(), area
 
 
 def random_annotations(rng, num_images, most_boxes, num_classes=3, smallest=0.02, largest=0.6):
-    """`smallest` and `largest` limit the sides of boxes, relative to the image."""
+    """Makes random Annotations. `smallest` and `largest` limit the sides of boxes, relative to the image."""
     sizes, rows = [], []
     for image in range(num_images):
         height, width = rng.integers(80, 700, 2).tolist()

@@ -102,7 +102,10 @@ def assert_iterator_resumes(iterate, directory, before: int, after: int) -> None
 
 
 class Scripted(Random):
-    """Returns prepared numbers. Each draw is (low, high, shape, numbers): expected arguments and result."""
+    """Returns prepared numbers.
+
+    Each draw is (low, high, shape, numbers): the arguments that `uniform` must get, and its result.
+    """
 
     def __init__(self, *draws) -> None:
         self._draws = list(draws)

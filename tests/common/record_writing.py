@@ -40,7 +40,7 @@ def record(**changes):
 
 
 def of_boxes(*boxes, **changes):
-    """The boxes are (xmin, ymin, xmax, ymax). Their category is 3, unless `changes` set it."""
+    """Makes a record of boxes (xmin, ymin, xmax, ymax) of category 3."""
     sides = zip(("xmin", "ymin", "xmax", "ymax"), map(list, zip(*boxes, strict=True)), strict=True)
     values = {f"object__bbox__{side}": edges for side, edges in sides}
     return record(**values | {"object__class__label": [3] * len(boxes)} | changes)

@@ -61,7 +61,6 @@ def test_overlaps_are_one_for_equal_boxes_symmetric_and_free_of_place_and_scale(
     np.testing.assert_allclose(overlap(*small), overlap(a, b), atol=1e-4)
 
 
-# points, a line, an inverted, a tiny, a denormal, a huge and a valid box
 DEGENERATE = [[0.5] * 4, [0.2, 0.3, 0.8, 0.3], [0.0] * 4, [0.8, 0.8, 0.2, 0.2]]
 DEGENERATE += [[0.5, 0.5, 0.5 + 1e-7, 0.5 + 1e-7], [0.0, 0.0, 1e-40, 1e-40]]
 DEGENERATE += [[-1e6, -1e6, 1e6, 1e6], [0.2, 0.2, 0.6, 0.6]]

@@ -57,7 +57,7 @@ def test_each_rank_reads_its_part(numbered, kind, num_shards, size):
     source = first_images(numbered[0], size, kind, numbered[1])
     everything = sorted(source.annotations.image_ids)
 
-    # Each rank reads two epochs of evaluation, which have the same images.
+    # Each rank reads two epochs of evaluation. Both have the same images.
     batch_size = (1, 3, 4, 7)[(size + num_shards) % 4]
     count = batch_size * steps_per_epoch(size, batch_size * num_shards, training=False)
     ranks = read_ids(source, num_shards, 2 * count, batch_size, training=False, seed=0)

@@ -84,7 +84,7 @@ class Killed(BaseException):
 
 @pytest.mark.parametrize("names", [[], ["a", "b"]], ids=["file", "directory"])
 def test_a_kill_at_any_call_leaves_the_old_or_the_new(tmp_path, monkeypatch, names):
-    """Between the two steps that replace a directory, neither the old nor the new one is there."""
+    """If a kill interrupts the replacement of a directory, the directory can also be missing."""
     path, left = tmp_path / "x", 0
 
     def write(text):

@@ -8,7 +8,7 @@ from common import layers
 from common.layers import BatchNormalization, Mish, Swish
 
 CHANNELS = 5
-# Tolerance of batch norms. For 16 bits, it is the distance of neighbouring numbers between 2 and 4.
+# tolerances of batch norms
 UNIT = {"float32": 2e-6, "mixed_float16": 2**-9, "mixed_bfloat16": 2**-6}
 
 
@@ -131,7 +131,7 @@ def make_images(shape=(2, 3, 4, CHANNELS), dtype="float32"):
 
 
 def run_step(layer, images, training, jit_compile=False):
-    """Returns outputs, gradients by input and variables, and moving statistics."""
+    """Returns outputs, gradients with respect to input and variables, and moving statistics."""
 
     @tf.function(jit_compile=jit_compile)
     def step(images):

@@ -38,7 +38,6 @@ def test_tensorflow_counts_the_gpus_that_it_sees(monkeypatch):
 )
 def test_a_loader_takes_its_share_of_the_cores(monkeypatch, cores, loaders_here, expected):
     monkeypatch.setattr(args.os, "sched_getaffinity", lambda _: range(cores))
-    # With 6 of 64 cores, a rank has these cores to itself. With 48 of 64 cores, 8 ranks share the cores.
     monkeypatch.setattr(args.os, "cpu_count", lambda: 64 if cores in (6, 48) else cores)
     assert args.default_threads(loaders_here) == expected
 

@@ -56,7 +56,6 @@ def test_json_and_records_give_the_same(name, request, tmp_path):
 
 @pytest.mark.parametrize("category_ids", [[0, 65_536, 2**31 - 1], [5, 2**32 + 5, 2**63 - 1]])
 def test_ids_of_any_size_and_boxes_as_thin_as_they_come(tmp_path, category_ids):
-    """DALI's limits are 65,535 in lookup_table, 32 bits in constants, and 2**31 in its COCO reader."""
     image_ids = [0, 2**31 - 1, 2**31, 2**53 + 1, 2**63 - 1]
     source = numbered_images(tmp_path, image_ids, category_ids[::-1], box=[1, 1, 0.05, 3])
     for reader in both_readers(source, tmp_path):

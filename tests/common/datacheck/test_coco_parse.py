@@ -287,7 +287,7 @@ def test_small_boxes_that_are_no_fractions(small):
 CORNERS, INSIDE = [60, 50, 90, 70], [10, 10, 20, 20]
 
 
-# (number of boxes CORNERS, number of boxes INSIDE, one more box, whether the json is refused)
+# (number of copies of CORNERS, number of copies of INSIDE, one more box, True if the json is refused)
 CORNERS_OR_NOT = [
     (7, 8, CORNERS, True),  # 8 of 16 boxes reach outside the image: just enough
     (7, 9, CORNERS, False),

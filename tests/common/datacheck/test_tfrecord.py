@@ -121,7 +121,7 @@ def test_faults_of_all_files_and_records_are_listed_together(tmp_path):
     os.mkfifo(pipe)
     files = (sound, cut, flipped, length, empty, many, pipe)
     found = refused(*files)
-    # Records after a damaged record are read too. Their ids 0 and 2 are also ids of sound records.
+    # Records after a damaged record are read too.
     assert found.pop("repeated-image-id") == [
         f"image {i} is given 2 times: {sound} record {i} (image {i}), {other} (image {i})"
         for i, other in ((0, f"{flipped} record 2"), (2, f"{many} record 3"))

@@ -53,10 +53,7 @@ def hard_truth(seed=0, num_images=60):
 
 
 def plain_truth():
-    """Returns a truth without crowds, empty boxes and boxes that leave the image.
-
-    Each `area` is the product of the box's sides.
-    """
+    """Returns a ground truth without crowds, empty boxes and boxes that leave the image."""
     truth = hard_truth()
     boxes = [a for a in truth["annotations"] if min(a["bbox"][2:]) > 0 and a["bbox"][1] + a["bbox"][3] < 480]
     plain = [a | {"iscrowd": 0, "area": a["bbox"][2] * a["bbox"][3]} for a in boxes]
@@ -64,7 +61,7 @@ def plain_truth():
 
 
 def hard_detections(truth, seed=0):
-    """Returns true, halved (IoU 0.5), shifted and random boxes. Many scores are equal."""
+    """Returns correct, shrunk, shifted and random detections. Many scores are equal."""
     rng = np.random.default_rng(100 + seed)
     detections = []
 
@@ -91,7 +88,7 @@ def hard_detections(truth, seed=0):
         for _ in range(rng.integers(0, 8)):
             sides = SIDES[rng.integers(len(SIDES))]
             add(image["id"], int(rng.choice(IDS)), [*rng.uniform(0, 300, 2), *sides])
-    # Three images have more detections of one class than the 100 that count.
+    # COCO counts at most 100 detections of one class in an image. These three images can have more.
     crowded = truth["annotations"][0]
     empty = [image["id"] for image in truth["images"][-9:]]
     for image_id in (crowded["image_id"], *empty[2:4]):

@@ -71,7 +71,7 @@ class ShardLoader:
 
 
 class Network:
-    """Looks up detections by image id. Some are wrong, and many of one image have equal scores."""
+    """Returns prepared detections for each image id. Some are wrong, and many scores are equal."""
 
     def __init__(self, source):
         self.source = source
@@ -145,7 +145,7 @@ def test_a_single_process_finds_what_pycocotools_finds(source, alone, drawn):
     stats, _ = by_pycocotools(truth, written)
     assert [metrics[name] for name in coco_metrics.NAMES] == pytest.approx(stats.tolist(), abs=1e-12, rel=0)
     assert 0.1 < metrics["AP"] < 0.9
-    # Here the order of detections with equal scores matters: reversed, pycocotools gives other metrics.
+    # The order of detections with equal scores changes the metrics.
     other, _ = by_pycocotools(truth, written[::-1])
     assert np.abs(other - stats).max() > 1e-3
 

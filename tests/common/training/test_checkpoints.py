@@ -78,7 +78,7 @@ class Training:
         return self
 
     def resume(self, boundary=False):
-        """Returns the checkpoint's step or None. With `boundary`, only ends of epochs are restored."""
+        """Returns the checkpoint's step or None. With `boundary`, restores only the end of an epoch."""
         if boundary:
             self.start(Identity({"num_ranks": 1, "seed": "now"}))
             self.saved._metadata["identity"] = {"num_ranks": 1}
@@ -312,7 +312,7 @@ def test_trouble_at_any_call_of_a_save_costs_that_save_alone(tmp_path, capfd, st
             said = capfd.readouterr().err
             assert said.count("warning: ") == (len(calls) > number), (name, number, said)
             found = training.set_all(0).start().resume(), training.number
-            # After a save that reported success, the new step is found. After a failed save it may be step 2.
+            # If the save succeeded, the new step is found. If it failed, step 2 may be found instead.
             assert found == (step, 30) if worked else found in ((2, 2), (step, 30))
             if number == 0:
                 assert training.save(4)
@@ -346,7 +346,7 @@ def test_a_users_files_stay_and_leftovers_of_a_killed_save_go(tmp_path):
 
 
 def see_own_images(training):
-    """Gives each rank other statistics, averages and seeds, and another position in its data."""
+    """Gives each rank its own statistics, averages, seeds and position in the data."""
     training.set_all(1)
     number = training.ranks.rank + 5
     statistics = moving_statistics(training.model)
