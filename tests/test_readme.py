@@ -213,7 +213,7 @@ def test_the_demos_flags_are_those_of_the_programs(tmp_path, app):
         check_flags(words)
 
 
-# --- commands that run; the long tests run all of them --------------------------------------------
+# --- tests that run commands of the pages ------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")

@@ -292,9 +292,9 @@ def _tests(
 
 
 def _lost_methods(product: Mapping[str, str], lost: Mapping[str, Lost]) -> Iterator[str]:
-    """Yields the attributes that classes lose because parts are left out, for example "LabelMap.load".
+    """Yields the attributes that the classes of a copy lose, for example "LabelMap.load".
 
-    If no copied file uses an attribute named `load`, ".load" is also yielded.
+    Also yields ".load", for `load` of any object, if no copied file uses an attribute of this name.
     """
     called = {
         node.attr

@@ -170,7 +170,7 @@ def l2_loss(variables: Sequence[keras.Variable], weight_decay: float) -> tf.Tens
 def _decode(
     offsets: tf.Tensor, assignment: Assignment, config: "YOLOv4Config", head: int, grid_size: tuple
 ) -> tf.Tensor:
-    """Decodes raw outputs (B, M, K, 4) of the predictions `assignment.cells` to boxes (B, M, K, 4)."""
+    """Decodes the raw outputs (B, M, K, 4) at the cells `assignment.cells` to boxes (B, M, K, 4)."""
     rows, columns = assignment.rows[:, :, None], assignment.columns[:, :, None]
     return decode_offsets(offsets, rows, columns, config, head, grid_size)
 

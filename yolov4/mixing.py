@@ -94,7 +94,7 @@ def whole(source: DataNode, image_size: DataNode) -> Pieces:
 def paste(canvases: DataNode, groups: list[Pieces]) -> DataNode:
     """Pastes pieces of canvases into an image, float32 (H, W, 3). The pieces must cover the whole image."""
 
-    # Absent pieces are left out, because on a GPU, fn.multi_paste pastes regions without area wrongly.
+    # Pieces without area are left out, because fn.multi_paste was never tried with them on a GPU.
     def join(arrays: list[DataNode]) -> DataNode:
         rows = [arrays[i][: group.count] for i, group in enumerate(groups)]
         return fn.cat(*rows, axis=0) if len(rows) > 1 else rows[0]

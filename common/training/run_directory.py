@@ -184,7 +184,7 @@ def _check_same_run(file: pathlib.Path, identity: Identity, may_change: Collecti
 
 
 def _check_free(directory: pathlib.Path, overwrite: bool) -> None:
-    """Raises UserError if `directory` holds files. With `overwrite`, only names in RUN_FILES are refused."""
+    """Raises UserError if `directory` holds files, with `overwrite` only for files named in RUN_FILES."""
     names = sorted(path.name for path in directory.iterdir() if not path.name.startswith("."))
     if in_the_way := [name for name in names if name in RUN_FILES or not overwrite]:
         raise UserError(

@@ -11,7 +11,7 @@ from tests.conftest import ROOT
 
 
 def run_alone(name: str, tmp_path: pathlib.Path, *arguments: object) -> str:
-    """Returns the output of an example that cannot import the repository (-I)."""
+    """Runs an example with `python -I`, which cannot import the repository, and returns its output."""
     alone = tmp_path / "alone"
     alone.mkdir()
     shutil.copy(ROOT / "examples" / name, alone)

@@ -26,7 +26,10 @@ def overlap(detection, box):
 
 
 def by_loops(truth, detections):
-    """Returns [(detection, kind, index of its box)], best first, and {index of a box: kind}."""
+    """Returns the matches, highest score first, and {index of a ground-truth box: kind of error}.
+
+    A match is (detection, kind of error, index of the matched ground-truth box).
+    """
     found, ranks = [], collections.Counter()
     kinds = {k: MISSED for k, box in enumerate(truth["annotations"]) if not box["iscrowd"]}
     for detection in sorted(detections, key=lambda d: (-d["score"], d["bbox"])):

@@ -59,9 +59,7 @@ def write_tfrecords(
     """
     directory, name = os.path.split(prefix)
     if not name:
-        raise UserError(
-            f"--output={prefix} is a directory: add the beginning of the file names, {prefix}train"
-        )
+        raise UserError(f"--output={prefix} is a directory: add a file name, for example {prefix}train")
     if not 1 <= num_shards <= annotations.num_images:
         raise UserError(
             f"--num_shards={num_shards} is not in 1..{annotations.num_images}, the number of images"

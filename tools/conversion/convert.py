@@ -114,5 +114,5 @@ def _read_tfrecords(options: Options, policy: ImagePolicy) -> tuple[Annotations,
     return annotations, directory
 
 
-_NAMES = {"coco": "the name of the json", "tfrecord": "the beginning of the file names"}
+_NAMES = {"coco": "a file name that ends in .json", "tfrecord": "a file name without .tfrecord"}
 _READERS = {"voc": read_voc, "yolo": read_yolo, "coco": _read_coco, "tfrecord": _read_tfrecords}

@@ -50,7 +50,7 @@ def find_files(path: str, split: str | None, issues: Issues) -> tuple[list[str],
         places = [path]
     else:
         raise UserError(
-            f"--input={path} is not a directory, a data.yaml, or a list of images (.txt) without --split"
+            f"--input={path}: give a directory, a data.yaml or, without --split, a list of images (.txt)"
         )
     files, directories = [], []
     for place in places:

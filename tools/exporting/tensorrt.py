@@ -15,7 +15,7 @@ from common.progress import log
 
 
 def trtexec(onnx_file: pathlib.Path, engine: pathlib.Path, image_size: tuple[int, int]) -> str:
-    """Returns the command that builds the same engine with TensorRT's tool trtexec."""
+    """Returns a command of TensorRT's tool trtexec that builds the same engine as `build`."""
     height, width = image_size
     shapes = [
         f"--{bound}Shapes=images:{batch}x{height}x{width}x3,image_sizes:{batch}x2"

@@ -25,7 +25,7 @@ COLUMNS = 100
 
 
 def format_text(sections: Sequence[Section]) -> str:
-    """Returns the report as text. It has no pictures, no Offenders, and at most SHOWN rows of a table."""
+    """Returns the report as text. It omits pictures and the rows of a table after the first SHOWN."""
     text = io.StringIO()
     console = Console(file=text, width=COLUMNS, color_system=None)
     for title, items in sections:

@@ -162,7 +162,7 @@ def test_another_set_with_the_same_prefix_is_in_the_way(drawn, tmp_path):
 IMPOSSIBLE = [
     ("t", 0, "--num_shards=0 is not in 1..12"),
     ("t", 13, "--num_shards=13 is not in 1..12"),
-    ("", 1, "is a directory: add the beginning of the file names"),
+    ("", 1, "is a directory: add a file name"),
 ]
 
 
