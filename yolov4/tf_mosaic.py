@@ -77,7 +77,7 @@ def mosaic(canvases: Canvases, tiles: tf.Tensor, cut: tf.Tensor) -> Mixed:
     """Makes a mosaic of parts of four canvases (Darknet src/data.c, load_data_detection, blend_truth_mosaic).
 
     Args:
-        tiles: int32 (4,), index of the canvas for each quarter: top left, top right, bottom left, bottom right.
+        tiles: int32 (4,), canvas of each quarter: top left, top right, bottom left, bottom right.
         cut: int32 (2,), row and column of the cut point.
     """
     size = tf.shape(canvases.images)[1:3]
