@@ -134,7 +134,7 @@ def category_faults(categories: Sequence[Any]) -> Iterator[str]:
 
 
 def is_text(name: str) -> bool:
-    """Returns whether UTF-8 can encode `name`. JSON may contain half a surrogate pair, which UTF-8 lacks."""
+    """Returns whether UTF-8 can encode `name`."""
     return name.encode(errors="ignore").decode() == name
 
 

@@ -20,11 +20,10 @@ FUSE_FROM = 2**17  # XLA compiles tensors with at least this many numbers per im
 class BatchNormalization(keras.layers.BatchNormalization):
     """`keras.layers.BatchNormalization` for images, (B, H, W, C), with the same arguments and outputs.
 
-    The fused kernel cannot be used for other shapes or axes, with a mask, without scale or centre, for batch
-    renormalisation, or for statistics synchronised over replicas. In these cases Keras' own code runs.
+    For other shapes and rare options, Keras' own code runs.
 
-    The kernel returns the unbiased variance. This layer converts it to the biased variance for the moving
-    variance, as Keras 3 does, and google/automl on TPUs (efficientdet/utils.py: TpuBatchNormalization).
+    The fused kernel returns the unbiased variance. The moving variance is an average of biased variances, as
+    in Keras 3, and in google/automl on TPUs (efficientdet/utils.py: TpuBatchNormalization).
     """
 
     def call(self, inputs: tf.Tensor, training: bool | None = None, mask: Any = None) -> tf.Tensor:
@@ -67,9 +66,8 @@ def moving_statistics(model: keras.Model) -> list[tf.Variable]:
 def limit_bn_momentum(model: keras.Model, num_steps: int) -> keras.Model:
     """Lowers the momentum of all batch norms for a run of fewer than 2,000 steps, but not below 0.9.
 
-    After n steps, the initial statistics still have the weight momentum**n. An EfficientDet-D0 trained for
-    420 steps with momentum 0.99 had AP 11.4. After its statistics were computed again, it had AP 40.8
-    (docs/accuracy.md).
+    After n steps, the initial statistics still have the weight momentum**n. docs/accuracy.md shows how much
+    AP is lost in a short run.
 
     Args:
         model: the network; it is changed.
@@ -88,8 +86,7 @@ def limit_bn_momentum(model: keras.Model, num_steps: int) -> keras.Model:
 class _Activation(keras.layers.Layer):
     """An activation layer, (B, ..., C) -> (B, ..., C). `build` decides whether XLA compiles the layer.
 
-    XLA is only used for training on a CPU, if the input is large or a side of the input is unknown. For an
-    unknown side, XLA compiles the layer again for each size.
+    XLA is used only for training on a CPU. The input must be large or have a side of unknown size.
     """
 
     def build(self, input_shape: tuple[int | None, ...]) -> None:
@@ -135,7 +132,7 @@ def swish(x: tf.Tensor) -> tuple[tf.Tensor, Callable]:
 
 @tf.custom_gradient
 def _fused_swish(x: tf.Tensor) -> tuple[tf.Tensor, Callable]:
-    # TensorFlow has a fused kernel for the forward pass on x86.
+    # XLA compiles only the gradient. On x86, TensorFlow itself fuses x * sigmoid(x).
     return x * tf.sigmoid(x), lambda upstream: _swish_gradient(x, upstream)
 
 

@@ -230,9 +230,9 @@ def gpu_visible() -> bool:
 
 
 def tensorflow_device(device_id: int | None) -> str:
-    """Returns TensorFlow's name of the GPU with this number in CUDA and DALI, or of the CPU for None.
+    """Returns TensorFlow's name of a device.
 
-    Under Horovod each process sees one GPU, which is TensorFlow's GPU 0.
+    `device_id` is the number of a GPU in CUDA and DALI, or None for the CPU.
     """
     if device_id is None:
         return "/cpu:0"
@@ -256,7 +256,7 @@ def from_pipeline(
 ) -> tf.data.Dataset:
     """Makes an endless tf.data dataset from a DALI pipeline.
 
-    On a CPU, its iterators can be saved, if the pipeline was made with checkpointing.
+    Iterators of the dataset can be saved on a CPU, if the pipeline was made with checkpointing.
 
     Args:
         pipeline: must not be built or run, because DALIDataset builds its own copy.
@@ -280,7 +280,7 @@ def from_pipeline(
 
 
 class _OnGPU(tf.data.Dataset):
-    """A dataset whose elements get the structure of `element_spec`. `Dataset.map` does this on a CPU only."""
+    """A dataset on a GPU. Its elements get the structure of `element_spec`."""
 
     def __init__(self, flat: tf.data.Dataset, element_spec: ElementSpec) -> None:
         self._flat, self._element_spec = flat, element_spec

@@ -45,8 +45,7 @@ def top_candidates(levels: Sequence[tf.Tensor], count: int) -> tuple[tf.Tensor, 
     Only the `count` rows with the largest maxima are searched. They contain the `count` best scores.
 
     Args:
-        levels: scores or logits of each level, (B, n, C). The levels are joined along n to N rows. The other
-            scores of a row with NaN or +infinity may be missing in the result.
+        levels: scores or logits of each level, (B, n, C). The levels are joined along n to N rows.
         count: largest number of scores to return.
 
     Returns:

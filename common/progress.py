@@ -88,7 +88,6 @@ def import_tensorflow() -> None:
         try:
             import tensorflow as tf
 
-            # TensorFlow also prints when it lists the GPUs for the first time.
             failed = not tf.config.list_physical_devices("GPU") and os.path.exists("/dev/nvidiactl")
         finally:
             os.dup2(stderr, 2)

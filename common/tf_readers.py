@@ -9,8 +9,6 @@
 
 In training, the dataset is endless. Every epoch has a new permutation of the whole data set, and rank r takes
 every num_shards-th example. In evaluation, a rank reads the same images as with DALI's reader, in order.
-
-The state of an iterator is a few numbers, which tf.train.Checkpoint saves.
 """
 
 import os
@@ -65,8 +63,7 @@ def loader_examples(loader: "BaseLoader") -> tf.data.Dataset:
 class Random:
     """Makes random numbers, which differ at every call.
 
-    The calls are counted while a graph is traced. So a call inside a loop of the graph returns the same
-    numbers in every iteration.
+    Exception: inside a loop of a graph, a call returns the same numbers in every iteration.
 
     Args:
         index: index of the image or the batch that needs the numbers.
@@ -173,13 +170,13 @@ def _parse(record: tf.Tensor, label_map: LabelMap) -> Example:
 
 
 def refuse_changes(config: Any, published: Any, fields: Sequence[str], done: Collection[str]) -> None:
-    """Raises UserError if `config` asks for something that the loader without DALI cannot do.
+    """Raises UserError if `config` changes a field that the loader without DALI does not implement.
 
     Args:
         config: the config of the run.
         published: the model's default config.
         fields: the fields to compare.
-        done: the fields whose values may differ, because the loader implements them.
+        done: the fields that the loader implements.
     """
     if changed := [n for n in fields if n not in done and getattr(config, n) != getattr(published, n)]:
         given = ", ".join(f"{name}={getattr(config, name)}" for name in changed)
@@ -248,8 +245,7 @@ def decode_image_tf(encoded: tf.Tensor, window: tf.Tensor) -> tf.Tensor:
 
     Returns uint8 (h, w, 3) RGB.
 
-    Whole images equal DALI's bit for bit. Windows of JPEGs with subsampled colour differ in their outermost
-    columns.
+    Whole images equal DALI's bit for bit.
     """
 
     def decode_png() -> tf.Tensor:

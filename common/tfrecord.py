@@ -78,7 +78,7 @@ class Records:
         indexes: path of each file's index.
         spans: int64 (I, 3), for each record in reading order: index in `files`, offset, size including FRAME.
         has_crowds: whether any object is a crowd. If so, every record has CROWD_KEY.
-        has_empty_boxes: whether boxes other than crowds may have no area inside their image.
+        has_empty_boxes: whether there may be boxes without an area inside their image.
     """
 
     files: tuple[str, ...]

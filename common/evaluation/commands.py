@@ -245,7 +245,7 @@ def _by_image(rows: Iterable[dict[str, Any]]) -> dict[int, list[dict[str, Any]]]
 
 
 def _picture_names(about: list[dict[str, Any]]) -> list[str]:
-    """Names the output images: a_dog for a/dog.jpg, or a_dog.jpg if another image has the name a_dog."""
+    """Names the output images: a_dog for a/dog.jpg. Equal names keep their extension: a_dog.jpg."""
     flat = [image["file_name"].replace(os.sep, "_") for image in about]
     stems = [os.path.splitext(name)[0] for name in flat]
     count = collections.Counter([SHEET, *stems])

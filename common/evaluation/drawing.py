@@ -72,7 +72,7 @@ def draw_boxes(
 
 
 def draw_results(image: np.ndarray, results: Sequence[Mapping[str, Any]], label_map: LabelMap) -> np.ndarray:
-    """Draws COCO results, or COCO annotations, which have no scores, on their image."""
+    """Draws COCO results or COCO annotations on their image."""
     boxes_ltwh_px = np.array([result["bbox"] for result in results], np.float32).reshape(-1, 4)
     classes = label_map.classes_of([result["category_id"] for result in results])
     scores = np.array([result["score"] for result in results if "score" in result])

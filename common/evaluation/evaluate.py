@@ -54,8 +54,8 @@ def predict(
     Args:
         loader: an evaluation loader of this rank's shard: shard_id is the rank, num_shards the world size.
         ranks: the ranks that detect together; by default only this process.
-        on_batch: called after every batch, equally often on all ranks, also after an error. If it raises, it
-            must raise on all ranks after the same batch.
+        on_batch: called after every batch, equally often on all ranks. If `on_batch` raises an exception,
+            all ranks must raise after the same batch.
         explain: turns an exception of the loader into a UserError.
 
     Returns:

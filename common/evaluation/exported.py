@@ -46,8 +46,7 @@ def open_runner(path: pathlib.Path) -> Run:
 def make_detect(run: Run, to_pixels: Callable[[tf.Tensor], tf.Tensor]) -> Callable[..., tuple]:
     """Returns an exported detector as a function for common.evaluation.evaluate.
 
-    The loader does not give the original size of an image. So the detector gets the size of the resized
-    image, which has the same letterbox.
+    The detector gets the size of each resized image instead of the original size.
 
     Args:
         to_pixels: converts the normalised images of the app's loader to uint8.

@@ -39,7 +39,7 @@ class Checkpoints:
 
     Args:
         directory: the run directory; None on all ranks but rank 0.
-        optimizer: an optimizer that is built for all variables that are ever trained.
+        optimizer: an optimizer that was built before layers were frozen.
         averaged: the moving averages of the model's weights.
         metadata: the metadata of the weights files and the flags, for the manifest.
         identity: the identity of the run, for the manifest.
@@ -75,7 +75,7 @@ class Checkpoints:
         self._variables = [v.value for v in [*model.weights, *optimizer.variables]] + [*averaged.variables]
         self._shared = tf.train.Checkpoint(model=model, optimizer=optimizer, averaged=averaged)
         self._seeds = random_states(model)  # tf.train.Checkpoint(model=...) does not save the seeds
-        # `_shared` holds the statistics of rank 0. So only the other ranks save their statistics here.
+        # `_shared` saves the statistics of rank 0. The other ranks save theirs here.
         statistics = moving_statistics(model) if ranks.rank else []
         self._statistics = [*statistics, *averaged.averages_of(statistics)]
         with ranks.raise_on_any_rank():
@@ -117,8 +117,8 @@ class Checkpoints:
     def restore(self) -> None:
         """Restores the variables and the positions of `iterators` from the checkpoint that `find` found.
 
-        If the number of ranks has changed, all ranks get the moving statistics of rank 0, and `iterators`
-        keep their positions.
+        If `data_anew` is True, the positions are not restored. If the number of ranks has
+        changed, all ranks get the moving statistics of rank 0.
 
         Raises:
             UserError: the checkpoint belongs to another model.

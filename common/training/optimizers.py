@@ -17,11 +17,11 @@ class _Fused(keras.optimizers.Optimizer):
     """Base class of both optimizers."""
 
     def _clip_gradients(self, gradients: list[tf.Tensor]) -> list[tf.Tensor]:
-        # Keras calls this method first in each update. `_numbers` holds constants of one update.
+        # Keras begins each update with this method. It clears `_numbers`, the constants of an update.
         self._numbers: tuple[tf.Tensor, ...] = ()
         if self.clipnorm or not self.global_clipnorm:
             return super()._clip_gradients(gradients)
-        # Keras uses five operations per gradient, this code two. norm - norm is 0, or NaN after an overflow.
+        # As in Keras, with fewer operations. norm - norm is 0, or NaN after an overflow.
         norm = tf.linalg.global_norm(gradients)
         scale = self.global_clipnorm / tf.maximum(norm, self.global_clipnorm) + (norm - norm)
         return [gradient * scale for gradient in gradients]
@@ -139,7 +139,7 @@ class AveragedWeights(tf.Module):
     def update(self, moved: tf.Tensor | bool = True) -> None:
         """Moves the averages towards the weights after an optimizer step; works in a tf.function.
 
-        Every replica updates its own averages. Only averages of moving statistics differ between replicas.
+        Every replica updates its own averages.
 
         Args:
             moved: whether the optimizer has changed the weights; may be a tensor.
@@ -166,8 +166,8 @@ class AveragedWeights(tf.Module):
     def swapped_in(self, ranks: Ranks = _ALONE) -> Iterator[None]:
         """Gives the model the averaged weights inside this context, and then its own weights, bit for bit.
 
-        Moving statistics are also averaged over the ranks, so all ranks enter this context together. If
-        weights are not averaged, only the statistics are replaced.
+        All ranks enter this context together, because moving statistics are averaged over the ranks. With
+        decay 0, only the moving statistics are replaced.
         """
         statistics = self._statistics()
         means = ranks.mean_over_ranks(self.averages_of(statistics) or statistics)
