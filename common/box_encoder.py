@@ -51,9 +51,8 @@ def encode_boxes(
 ) -> EncodedBoxes:
     """Assigns the boxes of one image to anchors and computes the targets, in a DALI graph.
 
-    Drops boxes without area. Of the others, it keeps the `max_instances` largest. If several anchors or boxes
-    have the same IoU, the last one is chosen. A box can stay without an anchor, because its best anchor may
-    go to another box.
+    Drops boxes without area. Then keeps the `max_instances` largest boxes. A box may get no anchor if its
+    best anchor goes to another box.
 
     Args:
         boxes: float32 (N, 4), ltrb normalised; N may be 0. Boxes on a GPU are first copied to the CPU.

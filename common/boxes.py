@@ -86,7 +86,7 @@ def _sides(box: list[Any]) -> tuple[Any, Any]:
 
 
 def _iou(a: list[Any], b: list[Any]) -> Any:
-    """Computes the IoU in the order of DALI's core/geom/box.h: float32 results are bit-identical."""
+    """Computes the IoU as DALI's core/geom/box.h does. float32 results are bit-identical."""
     common = [*map(ops.maximum, a[:2], b[:2]), *map(ops.minimum, a[2:], b[2:])]
     intersection, area_a, area_b = [width * height for width, height in map(_sides, (common, a, b))]
     return intersection / ops.maximum(area_a + area_b - intersection, TINY)

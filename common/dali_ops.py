@@ -242,7 +242,7 @@ def select_boxes(
     column = types.Constant(_NUMBERS.T, device="cpu")  # (rows, 1)
     is_before = column[:count] <= number  # (N, N)
     if max_instances is not None:
-        # The bits of positive floats sort like the floats.
+        # Positive floats have the same order as their bits.
         area_bits = fn.reinterpret(sides[:, 0] * sides[:, 1], dtype=types.INT32)
         key = fn.cast(area_bits, dtype=types.INT64) * _MAX_ROWS - number
         is_larger = (fn.transpose(key, perm=[1, 0]) > key) * fn.expand_dims(large, axes=[1])
@@ -251,9 +251,9 @@ def select_boxes(
     num_kept = fn.reductions.sum(kept, dtype=types.INT32)
     # The next lines compute boxes[kept] as a matrix product. Each row of the matrix has a single 1.
     place = fn.reductions.sum(is_before * fn.expand_dims(kept, axes=[1]), axes=[0], dtype=types.INT32) * kept
-    # The slice follows the comparison, because DALI 2.4 reads wrong memory if it compares an empty array.
+    # Slices after the comparison, because DALI 2.4 reads wrong memory if it compares an empty array.
     is_source = (fn.expand_dims(place, axes=[0]) == column[:count])[:num_kept]  # (M, N)
-    # Products of the coordinates' bits are exact, and 0 times the bits of NaN is 0.
+    # Multiplies the coordinates' bits as integers, because 0 times NaN is NaN.
     bits = fn.expand_dims(is_source, axes=[2]) * fn.reinterpret(boxes, dtype=types.INT32)  # (M, N, 4)
     bits = fn.reductions.sum(bits, axes=[1], dtype=types.INT32)
     labels = fn.reductions.sum(is_source * labels, axes=[1], dtype=types.INT32)  # (M,)

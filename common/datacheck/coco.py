@@ -149,7 +149,7 @@ def _check_references(objects: _Objects, kind: str, known: np.ndarray, issues: I
     ids = objects.rows[f"{of}_id"]
     rows = np.where(ids == NONE, NONE, find_rows(ids, known))
     unknown = np.flatnonzero((rows == NONE) & (ids != NONE))
-    # Invalid and repeated ids in `known` are already reported. Each of them can cause one unknown id.
+    # Reports no unknown ids if invalid or repeated ids in `known` can explain all of them.
     num_lost = len(known) - len(np.unique(known[known != NONE]))
     if len(known) and len(np.unique(ids[unknown])) > num_lost:
         text = "{} has {}_id {}, which no {} has".format
@@ -169,8 +169,8 @@ def _check_unit(objects: _Objects, issues: Issues) -> None:
     if is_within.all() and np.all(sides > 0, axis=1).any():
         issues.add_each("boxes-not-in-pixels", rows, objects.name_in_image)
         return
-    # The boxes are probably x1y1x2y2 if two things are true: read as x1y1x2y2, all are inside their images;
-    # read as ltwh, at least half are not.
+    # The boxes are probably x1y1x2y2 if all boxes, read as x1y1x2y2, are inside their images, and at least
+    # half of them, read as ltwh, are not.
     limits = objects.sizes[objects.image_row[rows]] + 1.0  # (M, 2) width, height; tolerance: one pixel
     is_outside = np.any(left_top + sides > limits, axis=1)
     would_fit = np.all((left_top >= -1) & (sides > left_top) & (sides <= limits), axis=1)

@@ -55,7 +55,7 @@ def parse(path: str, issues: Issues) -> dict[str, list | None]:
 
     Returns:
         `images` and `annotations` as lists of structs, `categories` as a list of JSON values. Values of
-        _NOTHING replace invalid values; None replaces an invalid list.
+        _NOTHING replace invalid values. An invalid list is None.
     """
     try:
         content = _read(path)
@@ -86,7 +86,7 @@ def _read(path: str) -> bytes:
 
 
 def _load(content: bytes, issues: Issues) -> dict[str, Any]:
-    """Parses a JSON object; raises Fault for anything else. `...` replaces a list whose key is repeated."""
+    """Parses a JSON object; raises Fault for anything else."""
 
     def to_dict(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         found = dict(pairs)

@@ -64,7 +64,7 @@ class CheckedOpener(plain.Opener):
         return ImageListSource(usable)
 
     def join(self, errors: Sequence[UserError]) -> UserError:
-        """Returns the first error in the flags. Without one, returns an error that lists all data issues."""
+        """Returns the first error in the flags. If there is none, returns one error with all data issues."""
         of_flags = [error for error in errors if not isinstance(error, DataError)]
         of_data = [issues for error in errors if isinstance(error, DataError) for issues in error.issues]
         return of_flags[0] if of_flags else DataError(*of_data)

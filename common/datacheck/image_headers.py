@@ -1,8 +1,7 @@
 """Checks the header and the end of an encoded image without decoding it.
 
 Pillow reads the headers. For some formats nvImageCodec, DALI's codec library, reads them too. Rare variants
-that DALI 2.4 rejects or decodes wrongly are reported as unsupported: lossless JPEG, JPEG 2000 with 9 to 16
-bits, TIFF with floats or JPEG inside, BMP with swapped masks, PNM with an unusual maximum.
+that DALI 2.4 rejects or decodes wrongly are reported as unsupported.
 """
 
 import functools
@@ -149,8 +148,7 @@ END = b"\xff\xd9"  # end marker of JPEG and JPEG 2000
 
 def _jpeg(image: Encoded) -> None:
     picture = _open(image, JpegImagePlugin.JpegImageFile)
-    # Pillow stops after the header of the first scan. Earlier end markers, such as that of an EXIF thumbnail,
-    # do not count.
+    # Pillow stops after the header of the first scan. The end marker must come later.
     scan = image.pixels_at = image.stream.tell()
     _parse_as_dali(image, image.at(0, scan))
     if max(picture.size) > _LONGEST_SIDE or not picture.quantization:

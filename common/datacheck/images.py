@@ -1,8 +1,7 @@
 """Checks images before they are used: format, size, orientation, damage, and whether DALI can decode them.
 
 The check reads the header and the end of an image (image_headers.py). It decodes 16-bit images always, and
-others on request. Decoding finds only a part of the damage, because only PNG has checksums: in 1500 tests
-with damaged photographs of coco128, the decoder noticed a third of the cases.
+others on request. Decoding finds only a part of the damage, because only PNG has checksums.
 
 The result for a file is cached until the file's size, times or inode change.
 """
@@ -79,8 +78,8 @@ def _check_pixels(image: Encoded, decode: bool) -> None:
     """Decodes an image with a valid header: always if it has 16 bits, else only if `decode` is true.
 
     Raises:
-        Fault: the data are damaged, or no value of a 16-bit image reaches 4096. DALI makes such an image
-            almost black. A grey image of zeros is accepted.
+        Fault: the data are damaged, or all values of a 16-bit image are below 4096. DALI makes such an image
+            almost black.
     """
     if image.is_16_bit:
         if picture := _load(image):
@@ -160,7 +159,7 @@ class _Entry(msgspec.Struct, gc=False, array_like=True):
 
     Attributes:
         state: size, mtime and ctime in ns, inode number. None if the result must not be cached.
-        decoded: whether all pixels were decoded, or need not be decoded because a fault was found.
+        decoded: False if the pixels were not decoded and no fault was found.
     """
 
     state: tuple[int, int, int, int] | None

@@ -1,6 +1,6 @@
 """Defines all kinds of errors and warnings that the data check can report, with their texts.
 
-Errors stop a run, and all of them are listed at once. Issues of four kinds are fixed in the data that DALI
+Errors stop a run, and all of them are listed at once. Some issues are fixed in the data that DALI
 reads, never in the user's files. Other issues are warnings.
 """
 

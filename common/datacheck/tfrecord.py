@@ -226,12 +226,12 @@ def _lay_out(
     Args:
         counts: int64 (R,), the number of objects in each record of these files.
         is_usable: bool (R,), whether the record is read.
-        lacking: bool (R,), whether the record must be completed first.
+        lacking: bool (R,), whether the record lacks a key that DALI needs.
         issues: receives the indexes that were written.
 
     Returns:
-        (files, indexes, spans, numbers). `Records` has the first three. `numbers`, int64 (I,), has the record
-        number of each span, from 0 to R - 1.
+        (files, indexes, spans, numbers). The first three are fields of `Records`. `numbers`, int64 (I,), has
+        the record number of each span.
     """
     layout = []
     begins = np.cumsum([len(file.spans) for file in walked])[:-1]

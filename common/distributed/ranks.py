@@ -243,8 +243,7 @@ class Hooks:
             `targets["image_ids"]` has the image ids.
         on_epoch: called with the number of epochs done, after their checkpoint is written. An exception
             from this function ends `train`.
-        expected_epochs: number of epochs that this process has already seen done. With --elastic, it is an
-            error if the newest checkpoint has fewer.
+        expected_epochs: with --elastic, it is an error if the newest checkpoint has fewer epochs.
         lost_ranks: what happens when another rank is lost (Watchdog's `on_loss`). exit: this process ends
             with code 1. report: the error of the collective operation propagates.
     """
@@ -303,9 +302,9 @@ def unpack(data: np.ndarray) -> Any:
 def reproducible() -> None:
     """Makes repeated training on one CPU bit-identical, whatever the load of the machine.
 
-    Only sums of three or more tensors depend on timing: TensorFlow adds the terms as they arrive
-    (tensorflow/core/kernels/aggregate_ops.cc, tensorflow/core/grappler/optimizers/memory_optimizer.cc). So
-    this function splits them into sums of two, and turns off the graph optimizer that joins the sums again
+    TensorFlow adds three or more tensors in the order in which they arrive
+    (tensorflow/core/kernels/aggregate_ops.cc, tensorflow/core/grappler/optimizers/memory_optimizer.cc).
+    This function adds only two tensors at a time. It turns off the graph optimizer that joins sums again
     (arithmetic_optimizer.cc, AddOpsRewriteStage).
 
     A different number of threads, another type of CPU and --xla can still change the last digits. On a GPU,

@@ -38,7 +38,8 @@ START_SECONDS = 900.0  # time for all workers to start
 EXAMPLE = '{"cluster": {"worker": ["a:12345", "b:12345"]}, "task": {"type": "worker", "index": 0}}'
 HEARTBEAT_SECONDS = 30.0  # a worker without a heartbeat for this time counts as dead
 
-# In keras.Optimizer, these methods work across replicas. In its base class, they work on one device.
+# In keras.Optimizer, these methods work across replicas. In the base class of
+# keras.Optimizer, they work on one device.
 _ACROSS_REPLICAS = ("_backend_update_step", "_apply_weight_decay", "_backend_increment_gradient_accumulators")
 
 
@@ -215,10 +216,7 @@ def _multi_worker_strategy(workers: Sequence[str], rank: int) -> tf.distribute.S
 
 
 def _wait_for_leader(address: str) -> None:
-    """Waits until worker 0 listens.
-
-    TensorFlow's own wait tries again at longer and longer intervals.
-    """
+    """Waits until worker 0 listens."""
     deadline = time.monotonic() + START_SECONDS
     host, _, port = address.rpartition(":")
     while True:

@@ -191,8 +191,7 @@ def _sorted(detections: list[dict[str, Any]]) -> list[dict[str, Any]]:
 def _index(rows: list[dict[str, Any]], image_ids: list[int], category_ids: list[int]) -> COCO:
     """Builds a pycocotools index of the annotations or detections whose categories are known.
 
-    Ids are renumbered from 1: COCOeval treats a match with annotation 0 as no match, and faster-coco-eval
-    stores ids as doubles.
+    Ids are renumbered from 1: COCOeval treats a match with annotation 0 as no match.
     """
     images = {image_id: number for number, image_id in enumerate(image_ids, start=1)}
     categories = {category_id: number for number, category_id in enumerate(category_ids, start=1)}
