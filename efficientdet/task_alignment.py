@@ -24,7 +24,7 @@ ALPHA, BETA = 0.5, 6.0  # exponents of score and IoU
 ANCHORS_PER_BOX = 10
 # In the assignment, sides of boxes are at least this long, in pixels, so that boxes contain anchor centres.
 MIN_SIDE = 8.0
-# Arrays have one of these numbers of boxes per image, or max_instances. XLA compiles only these shapes.
+# Arrays of boxes are shortened to one of these lengths, so that XLA compiles only a few shapes.
 FEW_BOXES = (16, 48)
 # Largest values of (dy, dx, dh, dw). Sides grow with exp(dh) and exp(dw), which could overflow.
 LARGEST_DELTAS = (math.inf, math.inf, 4.0, 4.0)
@@ -92,9 +92,8 @@ def assign(
 ) -> Assignment:
     """Assigns each box to the best-aligned anchors among those whose centre is inside the box.
 
-    If several boxes choose the same anchor, the box with the largest IoU gets it. The class target of a box's
-    best-aligned anchor is the largest IoU between the box and the boxes that its anchors predict. The targets
-    of its other anchors are lower, in proportion to their alignment.
+    If several boxes choose the same anchor, the box with the largest IoU gets it. The class target of an
+    anchor is alignment / (largest alignment) * (largest IoU). Both maxima are over the anchors of the box.
 
     Args:
         predicted: float32 (B, A, 4), ltrb normalised, the boxes that the anchors predict now.
@@ -141,7 +140,6 @@ def _assign(
     alignment, iou = alignment * owned, iou * owned
     largest = tf.reduce_max(alignment, axis=-1, keepdims=True)
     quality = tf.math.divide_no_nan(alignment, largest) * tf.reduce_max(iou, axis=-1, keepdims=True)
-    # tf.gather is exact. A matrix product in a GPU's TF32 would round the boxes to 11 bits.
     return Assignment(
         boxes=tf.gather(boxes, owner, batch_dims=1),
         quality=tf.reduce_sum(quality, axis=1)[..., tf.newaxis] * tf.gather(labels, owner, batch_dims=1),

@@ -31,7 +31,7 @@ FIELDS |= {"min_box_size", "max_instances"}
 
 
 # --- 1. crop ---
-# In this file, the fields of a CropResize are float32 tensors instead of DALI's nodes.
+# In this file, the fields of a CropResize are float32 tensors.
 
 
 def whole_image(size: tf.Tensor, image_size: tuple[int, int]) -> CropResize:

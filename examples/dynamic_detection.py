@@ -208,7 +208,7 @@ def select_boxes(boxes: ndd.Batch, labels: ndd.Batch, image_size: Size) -> tuple
 
 
 class Constant(tuple):
-    """The numbers of a long argument. If they were in a list, DALI would check each number in every call."""
+    """The numbers of a long argument. DALI would check each number of a list in every call."""
 
 
 @functools.cache

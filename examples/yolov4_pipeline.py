@@ -231,8 +231,8 @@ def select_boxes(boxes, labels, min_size=0.0, limit: int = 2**14):
     area, is_before = sides[:, 0] * sides[:, 1] * is_large, column(number) < number  # (N,), (N, N)
     is_larger = (column(area) > area) | ((column(area) == area) & is_before)
     kept = is_large * (int_sum(int32(is_larger), axes=[0]) < limit)
-    # DALI lacks boxes[kept], so the matrix `move` of 0 and 1 selects the boxes. It is compared first and then
-    # sliced, because DALI compares slices wrongly.
+    # DALI lacks boxes[kept]. The matrix `move` of 0 and 1 replaces it: each row selects one box.
+    # Slice only after `==`, because DALI compares slices wrongly.
     row = int_sum(is_before * column(kept), axes=[0])
     move = (kept * (column(number) == row))[: int_sum(kept)]  # (M, N)
     bits = int_sum(fn.expand_dims(move, axes=[2]) * fn.reinterpret(boxes, dtype=types.INT32), axes=[1])
@@ -242,7 +242,7 @@ def select_boxes(boxes, labels, min_size=0.0, limit: int = 2**14):
 def make_dataset(config: Config, shard_id: int = 0, num_shards: int = 1):
     """Returns an endless dataset of (images, dict of the other outputs).
 
-    On a GPU, where `map` fails, an element is a tuple of all outputs.
+    On a GPU, an element is a tuple of all outputs.
     """
     import nvidia.dali.plugin.tf as dali_tf
     import tensorflow as tf

@@ -30,7 +30,7 @@ FIELDS = {"antialias", "letterbox", "jitter", "flip_prob", "hue", "saturation", 
 FIELDS |= {"close_mosaic", "multi_scale", "min_box_size", "max_instances"}
 
 # --- 1. input size and crop ---
-# In this file, image_size and the fields of a CropResize are int32 tensors instead of DALI's nodes.
+# In this file, image_size and the fields of a CropResize are int32 tensors.
 
 
 def input_size(config: YOLOv4Config, training: bool, random: Random) -> tf.Tensor:

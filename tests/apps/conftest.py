@@ -95,7 +95,6 @@ APPS = {
         name="yolov4",
         package=yolov4,
         model_name="yolov4-nano",
-        # Adam would take a full-size step even if the gradient is only a rounding error.
         tiny="width=0.25,optimizer=sgd",
         by_heart="jitter=0,flip_prob=0,hue=0,saturation=1,exposure=1,mosaic_prob=0,learning_rate=0.006",
         steps_by_heart=160,

@@ -73,7 +73,7 @@ def _long_sums(graphs: Iterable[graph_pb2.GraphDef]) -> list[str]:
 
 
 def _trained(app_name: str) -> dict:
-    """Returns which repeats of one step differed, and a hash of the weights after more steps."""
+    """Returns which values differed when a step was repeated, and a hash of later weights."""
     keras.utils.set_random_seed(0)
     train = importlib.import_module(f"{app_name}.train")
     model_name, side, batch_size, changes = MODELS[app_name]

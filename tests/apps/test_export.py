@@ -36,7 +36,6 @@ def decided(app, drawn, source, tmp_path_factory):
     model = app.package.model.build_model(app.model_name, 3, config=config)
     random = np.random.default_rng(3)
     for weight in model.weights:
-        # With the initial gammas, YOLOv4's features would be nearly equal in all cells.
         if app.name == "yolov4" and weight.path.endswith("bn/gamma"):
             weight.assign(random.uniform(0.5, 3, weight.shape) * random.choice([-1, 1], weight.shape))
     parts = importlib.import_module(f"{app.name}.export_parts").make_exportable(model, config)

@@ -6,7 +6,6 @@ from tests.apps.conftest import coco_flags, eagerly
 from tests.common.training.small_model import rows_of
 from tests.distributed.small_apps import parsed, training_flags
 
-# Five updates are nearly two epochs of the twelve images.
 RECIPE = (
     "epochs=0,iterations=5,milestones=2,4,warmup_iterations=1,lr_schedule=milestones,reference_batch=4,"
     "learning_rate=0.001,augmentation=resize_range,resize_min=40,resize_max=64,antialias=false,"
@@ -28,8 +27,7 @@ def run(drawn, tmp_path_factory):
 def test_iterations_decide_the_number_of_epochs_and_the_rates(run):
     rows = rows_of(run)
     assert [int(row["step"]) for row in rows] == [3, 6]
-    # A run has whole epochs, so it takes six steps instead of five. The milestones 2 and 4 are scaled to 2.4
-    # and 4.8, and rounded to 2 and 5.
+    # The run takes six steps instead of five. The milestones 2 and 4 become 2 and 5.
     assert [float(row["learning_rate"]) for row in rows] == pytest.approx([1e-4, 1e-5], rel=1e-4)
     assert all(np.isfinite(float(row["loss"])) for row in rows)
 

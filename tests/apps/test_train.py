@@ -81,7 +81,7 @@ def test_bfloat16_and_accumulated_gradients_train_from_tfrecords(take_steps, dra
 
 @pytest.fixture
 def take_steps(app, tiny_train, drawn, tmp_path, monkeypatch):
-    """Gives take_steps(index in app.ways, data). It trains four steps and returns the number of updates."""
+    """Gives run(way, data), which trains four steps and returns the number of updates."""
     made, init = [], AveragedWeights.__init__
 
     def remember(self, *arguments):

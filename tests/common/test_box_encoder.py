@@ -180,8 +180,7 @@ def test_a_batch_is_its_images_one_by_one(anchors):
 @RUNS
 def test_an_iou_of_exactly_one_half_is_background(run):
     squares = Anchors(3, 3, 1, [1.0], 4.0, (128, 128))  # anchors of 32 pixels, every 8 pixels
-    # Five anchors inside the first box have the best IoU, exactly 1/2. That is too low for a positive anchor,
-    # but the last of the five is positive, because each box gets one best anchor.
+    # Five anchors have an IoU of exactly 1/2 with the first box. Only the last of the five is positive.
     exactly = np.float32([[44, 36, 76, 100]]) / 128
     shorter = np.float32([[44, 36, 76, 99.9]]) / 128
     exactly, shorter = run([exactly, shorter], [np.int32([1])] * 2, squares)

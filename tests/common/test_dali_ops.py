@@ -146,10 +146,7 @@ def test_without_a_limit_dali_keeps_all():
 
 @SELECT
 def test_batches_of_images_with_at_most_one_box_left(run, select):
-    """DALI 2.4 reads wrong memory if it compares arrays of certain shapes in one batch.
-
-    In one sample, the shapes are (1, N) and (1, 1). In another sample, they are (1, 1) and (0, 1).
-    """
+    """DALI 2.4 reads wrong memory if it compares arrays of certain shapes in one batch."""
     random = np.random.default_rng(0)
     for _ in range(60):
         images = [random_boxes(random, n) for n in random.integers(0, 4, 4)]

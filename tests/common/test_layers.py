@@ -20,7 +20,6 @@ def sigmoid(z):
 
 
 FORMULAS = {Swish: lambda z: z * sigmoid(z), Mish: lambda z: z * np.tanh(np.log1p(np.exp(z)))}
-# The tolerances for 16 bits are large, because Swish computes in these dtypes.
 TOLERANCES = {"float32": 1e-5, "float16": 2e-2, "bfloat16": 1.5e-1}
 
 
@@ -206,8 +205,6 @@ def test_a_short_run_forgets_the_statistics_it_starts_with():
     assert momentum(0.99, 10_000)[0] == 0.99 and momentum(0.99, 3)[0] == 0.9 and momentum(0.8, 3)[0] == 0.8
     limited, model, norm = momentum(0.99, 400)
     assert limited == 0.95
-    # The images' variance is 1e-4, and the initial moving variance is 1. With a momentum of 0.99, 1.8 % of
-    # the initial variance would remain after 400 steps.
     images = np.random.default_rng(0).normal(3.0, 0.01, (8, 4, 4, 2)).astype(np.float32)
     for _ in range(400):
         model(images, training=True)

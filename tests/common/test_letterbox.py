@@ -30,7 +30,7 @@ def test_boxes_come_back(boxes, data):
     batch = np.array(places)[:, np.newaxis]
     there = np.asarray(numpy_boxes.to_letterbox(boxes, batch, image_size))
     back = np.asarray(letterbox.boxes_from_letterbox(there, batch, image_size))
-    # Boxes in the letterbox are float32. Mapping them back multiplies their rounding errors by `squeeze`.
+    # Rounding errors of boxes in the letterbox grow by the factor `squeeze`.
     squeeze = np.tile([image_size[1] / places[0][3], image_size[0] / places[0][2]], 2)
     assert (np.abs(back - boxes) <= 5e-7 * squeeze).all()
     for i, (top, left, new_height, new_width) in enumerate(places):

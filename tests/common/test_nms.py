@@ -122,7 +122,7 @@ def test_diou_at_the_threshold_itself(beta):
 
 @pytest.mark.parametrize(("method", "overlap"), [("hard", 9 / 16), ("diou", 9 / 16 - 1 / 64)])
 def test_boxes_are_cut_at_eight_sides_of_the_image(method, overlap):
-    """Coordinates are clipped to -8..8 image sides, so the two boxes get 16 x 16 and 12 x 12 image sides."""
+    """The clipped boxes have 16 x 16 and 12 x 12 image sides."""
     candidates = np.float32([[[-99, -99, 99, 99], [-4, -4, 99, 99]]]), np.float32([[0.9, 0.8]]), [[0, 0]]
     for threshold, count in ((overlap - 1e-6, 1), (overlap + 1e-6, 2)):
         assert run(*candidates, method=method, beta=1.0, iou_threshold=threshold).count == [count]

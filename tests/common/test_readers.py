@@ -96,7 +96,6 @@ def test_the_clean_json_is_made_once(drawn, tmp_path, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(readers, "_clean_json", None)
         assert made(dataclasses.replace(annotations, origin="elsewhere")) == [path]
-    # A new clean json is made for other annotations, and for another version of the clean json's format.
     assert len(made(annotations.select(annotations.image_ids != 10))) == 2
     monkeypatch.setattr(readers, "_CLEAN_JSON", "next")
     assert len(made(annotations)) == 3

@@ -72,7 +72,7 @@ def die() -> None:
 
 
 def wait_for_hosts(hooks: Hooks) -> None:
-    """Calls on_epoch until it raises the exception that makes Horovod connect the ranks again."""
+    """Waits until on_epoch raises an exception, which makes Horovod connect the ranks again."""
     while True:
         hooks.on_epoch(1)
         time.sleep(0.05)

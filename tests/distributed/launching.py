@@ -80,7 +80,6 @@ class Job(subprocess.Popen):
 
     def output(self) -> tuple[str, str]:
         sizes = [os.fstat(file.fileno()).st_size for file in self._outputs]
-        # The job's processes write at the file position, which pread does not change.
         read = [os.pread(file.fileno(), size, 0) for file, size in zip(self._outputs, sizes, strict=True)]
         return read[0].decode(errors="replace"), read[1].decode(errors="replace")
 
@@ -146,8 +145,7 @@ def start_alone(arguments: Words, **env: str) -> Job:
 def start_workers(arguments: Words, indexes: Sequence[int] = (0, 1)) -> Iterator:
     """Starts workers of a tf.distribute cluster; yields a Job for each of `indexes`.
 
-    This process also binds their ports, so that no other program can get them. TF_GRPC_REUSE_PORT lets
-    TensorFlow bind them again.
+    This process also binds the workers' ports, so that no other program can get them.
     """
     with contextlib.ExitStack() as stack:
         addresses = []
@@ -183,7 +181,7 @@ def rank_pids(job: Job) -> dict[int, int]:
     """Returns {rank: pid}, without child processes."""
     found = {}
     for process in job.processes():
-        # Children inherit this variable from their rank. A rank's parent does not have it.
+        # A process whose parent also has this variable is a child of a rank.
         with contextlib.suppress(psutil.Error, KeyError):
             if "HOROVOD_RANK" not in psutil.Process(process.ppid()).environ():
                 found[int(process.environ()["HOROVOD_RANK"])] = process.pid

@@ -4,7 +4,6 @@ import tensorflow as tf
 
 from tests.soak import soak_kills
 
-# With the flags for one rank, checkpoints contain gradients of an unfinished update.
 FLAGS = {1: ("--accumulate_steps=3", "--eval_every=1"), 2: ()}
 
 

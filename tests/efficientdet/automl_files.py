@@ -77,8 +77,8 @@ def write_objects(prefix, variables, lost=None):
     """Writes a checkpoint in the format of tf.train.Checkpoint, with a moving average of each variable.
 
     Args:
-        lost: what is missing of the last variable's average. "values": its values. "attribute": its values,
-            and its attribute in the object graph. None: nothing.
+        lost: what the last variable's average lacks. "values": values. "attribute": values and attribute in
+            the object graph. None: nothing.
     """
     graph = trackable_object_graph_pb2.TrackableObjectGraph()
     root, tensors = graph.nodes.add(), {}

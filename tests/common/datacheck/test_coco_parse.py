@@ -261,10 +261,8 @@ def test_boxes_that_are_fractions(small):
         "annotation 1 (image 7) has bbox [0.05, 0.1, 0.2, 0.9] in 30 x 40 pixels",
         "annotation 8 (image 42) has bbox [-0.01, 0.0, 0.3, 0.3] in 20 x 10 pixels",
     ]
-    # A single box of fractions is enough for boxes-not-in-pixels, even next to other faults.
     document["annotations"] = document["annotations"][:1]
     assert list(refused(small(document))) == ["boxes-not-in-pixels"]
-    # Boxes that are not finite or have a negative side do not count when the unit is checked.
     stopping = refused(small(with_boxes([*FRACTIONS[:2], [20, 10, -8, 5], [1, 2, NAN, 4]])))
     counts = {"box-not-finite": 1, "box-negative": 1, "boxes-not-in-pixels": 2}
     assert {kind: issue.count for kind, issue in stopping.items()} == counts

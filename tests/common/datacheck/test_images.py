@@ -49,7 +49,7 @@ def test_damage_in_the_scan_of_a_jpeg(name, piece):
     facts = inspect(damaged, EVERY_PIXEL)
     assert facts.fault == "image-damaged" and facts.detail
     assert (facts.height, facts.width) == NOISE.shape[:2]
-    # Without decoding, the damage is found only in progressive JPEGs, which have tables between their scans.
+    # Without decoding, the damage is found only in progressive JPEGs.
     assert not inspect(damaged).fault or name == "progressive"
 
 
@@ -184,7 +184,6 @@ def test_12_bit_data_in_16_bits(name, decode):
 def test_an_image_without_light():
     assert not inspect(pillow("PNG", np.zeros((9, 9), np.uint16))).fault
     assert not inspect(tiff(np.zeros((HEIGHT, WIDTH, 1), np.int64), 1, bits=16)).fault
-    # Pillow keeps only the upper 8 bits of 16-bit colours. If these bits are 0, all values are below 256.
     assert inspect(opencv(".png", np.zeros((9, 9, 3), np.uint16))).fault == "image-12-bit"
 
 

@@ -117,7 +117,6 @@ def source(request, drawn_source, drawn_records):
 
 
 def on_shard(run, source, ranks, batch_size, network, explain=plain.explain, shard=None, **options):
-    """Calls `run` on the rank's shard, or on `shard` = (index, number of shards)."""
     loader = ShardLoader(source, batch_size, *(shard or (ranks.rank, ranks.world_size)))
     label_map = network.source.label_map
     return run(network, loader, label_map, explain=explain, ranks=ranks, **options)

@@ -53,7 +53,7 @@ def shuffled_images():
 
 
 class Training:
-    """A small run. Without `make_dataset`, rank r reads the numbers r, r + 100, r + 200, ..."""
+    """A small run. By default, rank r reads the numbers r, r + 100, r + 200, ..."""
 
     def __init__(
         self, directory, make_dataset=None, *, kind="momentum", units=6, decay=0.9, ranks=None, metadata=None
@@ -78,7 +78,7 @@ class Training:
         return self
 
     def resume(self, boundary=False):
-        """Returns the checkpoint's step or None. With `boundary`, restores only the end of an epoch."""
+        """Returns the checkpoint's step or None."""
         if boundary:
             self.start(Identity({"num_ranks": 1, "seed": "now"}))
             self.saved._metadata["identity"] = {"num_ranks": 1}
@@ -312,7 +312,6 @@ def test_trouble_at_any_call_of_a_save_costs_that_save_alone(tmp_path, capfd, st
             said = capfd.readouterr().err
             assert said.count("warning: ") == (len(calls) > number), (name, number, said)
             found = training.set_all(0).start().resume(), training.number
-            # If the save succeeded, the new step is found. If it failed, step 2 may be found instead.
             assert found == (step, 30) if worked else found in ((2, 2), (step, 30))
             if number == 0:
                 assert training.save(4)

@@ -52,7 +52,7 @@ def test_a_row_of_an_epoch_has_means_sums_and_a_rate(monkeypatch):
     """The run was resumed after step 2, and step 5 was skipped."""
     seconds = iter((10.0, 12.0, 13.0, 14.0))
     monkeypatch.setattr(results, "time", types.SimpleNamespace(monotonic=lambda: next(seconds)))
-    # Earlier versions named the column boxes_over_limit boxes_truncated.
+    # boxes_truncated is the old name of boxes_over_limit.
     before = {"loss": 3.0, "boxes_truncated": 1.0, "steps": 2.0, "skipped_steps": 0.0}
     log = EpochLog("epoch 1/1", 6, 2, before)
     for step, loss in ((3, 4.0), (4, 5.0), (5, 0.0), (6, 6.0)):
