@@ -54,7 +54,7 @@ def test_packages_come_from_pyproject_alone(path):
     extras = argument(build, "EXTRAS").strip('"')
     assert set(extras.split()) <= set(EXTRAS) and "dev" not in extras
     assert ("gpu" in extras.split()) == (path.name == "Dockerfile")
-    # docker/setup_env.sh searches for a lock file of this name. If there is none, it checks no hashes.
+    # docker/setup_env.sh searches for a lock file of this name.
     lock = (DOCKER / "locks" / f"{'+'.join(sorted(extras.split()))}.txt").read_text()
     for pin in [*PROJECT["dependencies"], *(pin for extra in extras.split() for pin in EXTRAS[extra])]:
         package, version = pin.split("==")

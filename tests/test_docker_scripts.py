@@ -99,7 +99,7 @@ def test_stopping_horovodrun_lets_its_ranks_save_and_no_others(tmp_path):
 
 @pytest.mark.slow
 def test_ranks_meet_where_the_hosts_own_name_means_nothing(tmp_path):
-    """Horovod 0.28.1 without our patch looks up the host's own name, and crashes with exit code 139."""
+    """Horovod 0.28.1 without our patch looks up the host's own name, and crashes."""
     rename = 'echo nowhere.invalid >/proc/sys/kernel/hostname; exec "$@"'
     own_name = ["unshare", "--uts", "sh", "-c", rename, "sh"]
     if subprocess.run([*own_name, "true"], capture_output=True).stderr:

@@ -47,7 +47,7 @@ EVALUATIONS = {
 EXACT = ("epoch", "step", "learning_rate", "boxes_dropped", "boxes_truncated", "skipped_steps")
 RENAMED = {"boxes_truncated": "boxes_over_limit"}
 
-# TF_ENABLE_ONEDNN_OPTS=0 adds float32 terms in another order. The tolerances are about five times its effect.
+# The tolerances are about five times the differences that TF_ENABLE_ONEDNN_OPTS=0 makes.
 LOSS_RTOL = 2e-5
 GRADIENT_RTOL = {"yolov4-tiny": 1e-2}  # at kinks of leaky ReLU or max, rounding changes gradients
 OTHER_GRADIENT_RTOL = 1e-3

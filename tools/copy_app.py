@@ -66,7 +66,7 @@ PARTS = {
     "faster_coco": (),
     "error_analysis": ("tools/error_analysis.py",),
 }
-# Part -> its flags. If a key names two parts, its flags are left out only if both parts are left out.
+# Part -> its flags. The flags of "horovod tf_distribute" are left out only with both parts.
 PART_FLAGS = {
     "tfrecord": ("input_type", "label_map", "train_file_pattern", "eval_file_pattern"),
     "horovod": ("compression",),
@@ -292,10 +292,7 @@ def _tests(
 
 
 def _lost_methods(product: Mapping[str, str], lost: Mapping[str, Lost]) -> Iterator[str]:
-    """Yields the attributes that the classes of a copy lose, for example "LabelMap.load".
-
-    Also yields ".load", for `load` of any object, if no copied file uses an attribute of this name.
-    """
+    """Yields the attributes that the classes of a copy lose, for example "LabelMap.load"."""
     called = {
         node.attr
         for text in product.values()

@@ -1,4 +1,4 @@
-"""Outputs of a network whose weights other implementations can reproduce."""
+"""Computes outputs of a network with weights that are the same on every machine."""
 
 import zlib
 
@@ -15,9 +15,8 @@ def pseudo_random(shape, seed):
 def summarize_outputs(model: keras.Model, training: bool) -> np.ndarray:
     """Returns an array (4, levels).
 
-    The rows are the mean absolute value and the element [1, -1, -1, 5] of the class outputs, then of the box
-    outputs. `pseudo_random` computes the images and all weights. The seed of a weight is the CRC-32 of its
-    path.
+    Rows 0 and 1 are the mean absolute value and one element of the class outputs. Rows 2 and 3 are the same
+    for the box outputs. `pseudo_random` computes the images and all weights.
     """
     for weight in model.weights:
         value = pseudo_random(weight.shape, zlib.crc32(weight.path.encode()))

@@ -39,7 +39,6 @@ def b1():
 
 
 def test_mobilenet_equals_keras_applications_with_the_same_weights():
-    """Batch norm has the epsilon 1e-3 in Keras and 1e-5 here, so the variances of Keras are changed."""
     reference = keras.applications.MobileNetV2(include_top=False, weights=None, input_shape=(65, 97, 3))
     taps = ["block_5_add", "block_12_add", "block_16_project_BN"]
     reference = keras.Model(reference.input, [reference.get_layer(tap).output for tap in taps])

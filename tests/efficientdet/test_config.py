@@ -11,8 +11,7 @@ from common.training.run_directory import Identity
 from efficientdet.config import DETECTION_FIELDS, LOADER_FIELDS, EfficientDetConfig, get_config
 from efficientdet.model_metadata import make_metadata
 
-# The fields that EfficientDetConfig had before RetinaNet was added. Fields that may change when a run resumes
-# are left out.
+# The fields that EfficientDetConfig had before RetinaNet was added.
 FIRST = """model_name image_size backbone fpn_channels fpn_cells head_repeats fpn_fusion bn_momentum min_level
 max_level num_scales aspect_ratios anchor_scale augmentation jitter_min jitter_max resize_min resize_max
 flip_prob grid_mask_prob brightness contrast saturation hue min_box_size max_instances focal_alpha focal_gamma
@@ -34,7 +33,7 @@ def test_efficientdet_has_the_published_rows():
 
 
 def differences(config) -> dict:
-    """Returns the differences to the same run of an earlier version, whose configs had the fields FIRST."""
+    """Compares a run with the same run of an earlier version, which had only the fields FIRST."""
     metadata = make_metadata(config, LabelMap.numbered(3), 3)
     identity = Identity.of(Args(), Ranks(), config, metadata, may_change=("epochs", *DETECTION_FIELDS))
     before = {name: metadata["config"][name] for name in FIRST.split()}

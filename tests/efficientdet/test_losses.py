@@ -29,7 +29,6 @@ def numpy_huber(deltas, targets, classes, delta):
 
 
 def random_level(rng, num_classes=7, size=(2, 5, 3), anchors=9):
-    """Every third box target is exactly 0. google/automl leaves such targets out of its box loss."""
     logits = rng.normal(scale=4, size=(*size, anchors * num_classes)).astype(np.float32)
     classes = rng.integers(-1, num_classes, size=(*size, anchors)).astype(np.int32)
     deltas, targets = rng.normal(scale=0.2, size=(2, *size, anchors * 4)).astype(np.float32)

@@ -80,7 +80,7 @@ def test_gpu_graph_gives_what_the_cpu_graph_gives(rectangles):
     for _ in range(3):
         for name, one, other in zip(cpu.element_spec, cpu.pipeline.run(), gpu.pipeline.run(), strict=True):
             one, other = np.asarray(one.as_tensor()), np.asarray(other.as_cpu().as_tensor())
-            # Only PNGs, every second image, are compared: CPU and GPU decode them equally.
+            # Every second image is a PNG. CPU and GPU decode only PNGs equally.
             if name == "images":
                 assert np.abs(one - other)[1::2].max() < 2.5 / 57
             else:

@@ -98,7 +98,6 @@ def test_what_is_not_finite_is_no_detection_and_harms_no_other():
     logits[0, bad[2::5]] = np.inf
     deltas[0, bad[3::5], 1] = np.nan
     deltas[0, bad[4::5], 2] = 1000
-    # Boxes are decoded only after the candidates are chosen, so all anchors have to be candidates.
     config = dataclasses.replace(CONFIG, nms_candidates=ANCHORS.num_anchors * CLASSES)
     found, expected = run(logits, deltas, config), run(quiet_logits, quiet_deltas, config)
     for one, other in zip(found, expected, strict=True):

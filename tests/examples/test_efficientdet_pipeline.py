@@ -14,7 +14,7 @@ NAME = "efficientdet_pipeline.py"
 BATCH = 10
 STEPS = 4  # a shard is a third of the images; its next epoch begins in step 4
 ALL_ON = {"grid_mask_prob": 0.7, "brightness": 0.3, "contrast": 0.2, "saturation": 0.5, "hue": 20.0}
-# (fields of the app's config, (shard_id, num_shards)) for each seed in turn
+# (fields of the app's config, (shard_id, num_shards))
 VARIANTS = (
     (ALL_ON | {"image_size": (128, 192), "max_instances": 15}, (0, 1)),
     (ALL_ON | {"image_size": (200, 136), "brightness": 0.0, "flip_prob": 0.0, "min_box_size": 3.0}, (1, 3)),
@@ -27,7 +27,7 @@ VARIANTS = (
 
 
 def of_app_and_example(data, reader: str, crop: str, seed: int) -> tuple:
-    """Returns the app's loader, and the config and shard with which the example makes equal batches."""
+    """Returns the app's loader, and the example's arguments that give equal batches."""
     source, files = data[reader]
     fields, shard = VARIANTS[seed % len(VARIANTS)]
     fields = {"augmentation": crop, "resize_min": 60, "resize_max": 150} | fields

@@ -121,7 +121,7 @@ def losses_of_both(app, words):
     with (
         mock.patch.object(Run, "after_step", note_trained),
         mock.patch.object(example.MovingAverage, "on_train_batch_end", note_fitted),
-        # Both loops share a strategy, because two strategies would use equal keys for their collectives.
+        # Both loops share a strategy.
         mock.patch.object(ranks, "start", functools.cache(ranks.start)),
         mock.patch.object(ranks.HorovodRanks, "close"),
     ):

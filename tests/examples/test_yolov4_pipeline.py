@@ -13,7 +13,7 @@ from yolov4.config import get_config
 from yolov4.pipeline import YOLOv4Pipeline
 
 BATCH, STEPS = 10, 4  # a shard has a third of 100 images: step 4 begins its next epoch
-# (fields of both configs, (shard_id, num_shards), file format) for each seed in turn
+# (fields of both configs, (shard_id, num_shards), file format)
 VARIANTS = (
     ({"image_size": (128, 192), "letterbox": True, "max_instances": 15}, (0, 1), "coco"),
     ({"image_size": (96, 96), "min_box_size": 3.0, "flip_prob": 0.0, "hue": 0.0}, (1, 3), "tfrecord"),

@@ -1,7 +1,7 @@
-"""A small valid data set, into which functions put one fault each.
+"""A small valid data set, and functions that damage it.
 
-A function with the decorator `@fault(kind)` damages a `DataSet`. The function returns the texts that the
-report must contain, or None if these are `DataSet.words`.
+A function with the decorator `@fault(kind)` puts one fault into a `DataSet`. The function returns the texts
+that the report must contain. None stands for `DataSet.words`.
 """
 
 import dataclasses
@@ -22,8 +22,8 @@ class DataSet:
 
     Attributes:
         document: content of the json.
-        content: bytes of the json, if a fault sets them.
-        image, annotation: entries of the json that faults damage.
+        content: bytes of the damaged json file. None: `document` is written.
+        image, annotation: the entries of the json that a fault damages.
         options: options of the check, for example `decode`.
     """
 

@@ -27,7 +27,7 @@ def pipe_in_place_of_the_json(data):
 
 
 def written(name: str, kind: str, change: Callable[[bytes], bytes], *words: str) -> None:
-    """Adds a fault that changes the json's bytes by `change`. `{}` in `words` stands for its new size."""
+    """Adds a fault that changes the json's bytes by `change`."""
 
     def spoil(data):
         data.content = change(json.dumps(data.document).encode())

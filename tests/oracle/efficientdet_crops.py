@@ -32,9 +32,9 @@ def jittered_crop(size, image_size, jitter, shares) -> Crop:
 
 
 def resize_range_crop(size, image_size, drawn) -> Crop:
-    """Resizes the shorter side to `drawn`, rounded down, or less if the image would not fit."""
+    """Resizes the shorter side to `drawn`, rounded down. An image that would not fit is made to fit."""
     window, largest = whole_image(size, image_size)
-    # The graph computes in float32, too. With float64, results that end in 1/2 could be rounded differently.
+    # The graph computes in float32, too.
     scale = np.float32(math.floor(drawn)) / np.float32(min(size))
     scaled = [nearest(np.float32(side) * scale) for side in size]
     return window, tuple(map(min, scaled, largest))

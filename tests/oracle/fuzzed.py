@@ -98,10 +98,7 @@ def draw_image(random: np.random.Generator, height: int, width: int, boxes_ltwh_
 
 
 def draw_box(random: np.random.Generator, height: int, width: int, smallest: float) -> list[float]:
-    """Returns ltwh in pixels. The box may be tiny, outside or without area.
-
-    For the kind "any", each side is at least the image's side times `smallest` ** 2.
-    """
+    """Returns ltwh in pixels. The box may be tiny, outside or without area."""
     kind, limits = random.choice(list(KINDS), p=list(KINDS.values())), np.array([width, height], float)
     if kind == "whole":
         return [0.0, 0.0, *limits.tolist()]

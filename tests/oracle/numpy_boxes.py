@@ -59,7 +59,7 @@ def assert_boxes(outputs, row: int, boxes_px, classes, config, where: str, adjoi
 
     Args:
         boxes_px, classes: all visible boxes of the image.
-        adjoining: number of invisible boxes that rounding may make visible.
+        adjoining: number of further boxes that only rounding errors can make visible.
     """
     got_classes, max_instances = outputs["classes"][row], config.max_instances
     count = (got_classes >= 0).sum()
@@ -94,7 +94,7 @@ def match(boxes: np.ndarray, anchors: np.ndarray) -> np.ndarray:
     """Returns the index of the box of each anchor by SSD's rule, or -1.
 
     An anchor gets the box with the highest IoU, if this IoU is above 1/2. Then every box gets the anchor with
-    the highest IoU. If boxes or anchors compete, the last one wins.
+    the highest IoU.
     """
     if len(boxes) == 0:
         return np.full(len(anchors), -1)

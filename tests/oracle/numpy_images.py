@@ -97,10 +97,7 @@ def mask_grid(image: np.ndarray, tile: int, ratio: float, angle: float, shift: n
 
 
 def assert_small(difference: np.ndarray, config, where: str, has_halves: bool = False) -> None:
-    """Asserts that the difference of two images is small.
-
-    With `has_halves`, pixel values that end in 1/2 may be rounded up or down.
-    """
+    """Asserts that the difference of two images is small. `has_halves` allows a larger difference."""
     highest, mean = (4.001, 0.5) if config.hue else (1.001, 0.1)
     if has_halves:
         highest, mean = highest + 0.5, 0.6

@@ -131,7 +131,7 @@ def mosaic(canvases: list[Canvas], numbers, cut_shares, image_size: tuple[int, i
 
 
 def mix(config, canvases, image_size, draws: Draws, taken: np.ndarray) -> list[Canvas]:
-    """Applies a mosaic, else MixUp, else CutMix. Canvases whose `taken` is true stay unchanged."""
+    """Applies at most one of mosaic, MixUp and CutMix. Canvases whose `taken` is true stay unchanged."""
     if not (config.mosaic_prob or config.mixup_prob or config.cutmix_prob):
         return canvases
     count = 4 if config.mosaic_prob else 2

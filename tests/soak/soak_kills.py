@@ -137,7 +137,7 @@ def _stop_somewhere(
     if how != "SIGKILL":
         said = result.stdout + result.stderr
         assert "saved after step" in said, said
-        # With more ranks, horovodrun prints the exit code of the first rank that ended.
+        # With more ranks, horovodrun prints the exit code.
         assert "Exit code: 75" in said if ranks > 1 else result.returncode == 75, said
     reached = (saved_steps(output_dir) or [0])[-1]
     return f"{how} to rank {' and '.join(map(str, sorted(victims)))}, saved was step {reached}"

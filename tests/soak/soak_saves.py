@@ -2,7 +2,7 @@
 
     python tests/soak/soak_saves.py --rounds=100
 
-At step 7, every saved weight, average, optimizer variable and counter is 7, and so is the loader's position.
+All numbers in the checkpoint of step 7 are 7.
 """
 
 import argparse

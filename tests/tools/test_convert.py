@@ -206,7 +206,6 @@ def test_flags_that_do_nothing_are_refused(arguments, name, monkeypatch):
 
 
 def test_the_command_in_another_process_writes_the_same_bytes(drawn, tmp_path):
-    """The hashes of strings differ between processes, and must not decide the order of protobuf's keys."""
     shutil.copytree(drawn, tmp_path / "data")
     images, instances = tmp_path / "data" / "images", tmp_path / "data" / "instances.json"
     annotations = load_coco(instances, images)

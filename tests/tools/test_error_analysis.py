@@ -20,7 +20,7 @@ def overlap(detection, box):
     (x, y, width, height), (left, top, *sides) = detection["bbox"], box["bbox"]
     common = max(min(x + width, left + sides[0]) - max(x, left), 0)
     common *= max(min(y + height, top + sides[1]) - max(y, top), 0)
-    # The areas are added in the order of pycocotools, because rounding matters at an IoU of 0.5.
+    # The areas are added in the order of pycocotools.
     union = width * height + sides[0] * sides[1] - common
     return common / (width * height if box["iscrowd"] else union)
 
@@ -111,7 +111,7 @@ def test_ap50_with_and_without_errors_is_that_of_pycocotools(scene):
     truth, annotations, detections = scene
     found, boxes = error_analysis.match(annotations, detections)
     assert error_analysis.ap50(found, boxes) == pytest.approx(mean_ap50(truth, detections), abs=1e-12)
-    # Scores differ, because the order of equal scores would depend on the boxes.
+    # All scores are different.
     scores = np.random.default_rng(0).permutation(len(detections)).tolist()
     some = [d | {"score": 0.001 * score} for d, score in zip(detections, scores, strict=True)][::2]
     expected, kinds = by_loops(truth, some)

@@ -148,8 +148,7 @@ def best_ious(raw, boxes, classes, config, head):
 def losses(heads, boxes, classes, config, constants=None):
     """Returns the box, objectness and class losses, and the values through which no gradient flows.
 
-    These values are the ignore mask, the IoUs for the objectness, and alpha. If `constants` is given, its
-    values are used in their place.
+    `constants` are such values from an earlier call. They replace the values of this call.
     """
     sums = np.zeros(3)
     kept = {}
@@ -199,8 +198,8 @@ def cross_entropy(logits, targets):
 def box_delta(raw, box, config, head, cell, grid_size):
     """Returns Darknet's deltas (4,), before it limits them (dx_box_iou, delta_yolo_box).
 
-    Two errors of Darknet are corrected. The enclosing box's term has a wrong sign for x and y. If boxes are
-    apart in both directions, the intersection is the product of two negative sides in place of 0.
+    Two errors of Darknet are corrected: a wrong sign in the term of the enclosing box, and the intersection
+    of boxes that do not overlap.
     """
     prediction = decode(raw, config, head, *cell, grid_size)
     delta = np.zeros(4)

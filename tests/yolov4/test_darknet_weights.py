@@ -21,8 +21,8 @@ from yolov4.model import build_model
 from yolov4.predict import load_trained
 
 HEADER = 20
-# {model: (bytes of .weights, bytes of the backbone's file, its convolutions)}; the backbones are
-# yolov4.conv.137 and yolov4-tiny.conv.29
+# {model: (size of the .weights file, size of the backbone's file, convolutions in the backbone)}
+# The backbones' files are yolov4.conv.137 and yolov4-tiny.conv.29.
 PUBLISHED = {"yolov4": (257_717_640, 170_038_676, 92), "yolov4-tiny": (24_251_276, 19_789_716, 17)}
 # {model: layer numbers of the convolutions before the yolo layers}
 LAST = {"yolov4": (138, 149, 160), "yolov4-tiny": (36, 29), "yolov4-nano": (45, 37, 30)}
@@ -169,7 +169,6 @@ DAMAGE = [
     (lambda content: bytes(24), " have 24 bytes"),
     (lambda content: content[:-8] + NAN + content[-4:], "head.layer_45.conv/kernel is not finite"),
     (lambda content: content[:-4] + INFINITY, "head.layer_45.conv/kernel is not finite"),
-    # A negative variance shows that the file is of another network of equal size.
     (lambda content: content[:20] + content[420:] + content[20:420], "moving_variance is negative"),
 ]
 

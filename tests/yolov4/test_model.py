@@ -183,7 +183,6 @@ def test_heads_and_variables_are_float32_under_mixed_precision():
 
 
 def test_a_compiled_convolution_with_mish_gives_the_same(published_yolov4):
-    # TensorFlow 2.21 replaces x * tanh(softplus(x)) by an operation that has no CPU kernel.
     mish = published_yolov4.get_layer("backbone.layer_0.mish")
     model = keras.Model(published_yolov4.input, mish.output)
     images = np.random.default_rng(0).random((1, 608, 608, 3), np.float32)

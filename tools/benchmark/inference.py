@@ -17,7 +17,7 @@ from common.loader import BaseLoader
 from tools.benchmark import stages
 from tools.benchmark.summary import Record
 
-# images -> network outputs; (these outputs, letterbox) -> detections
+# The network: images -> outputs. The post-processing: (outputs, letterbox) -> detections.
 Halves = tuple[Callable[[tf.Tensor], Any], Callable[[Any, tf.Tensor], tuple[tf.Tensor, ...]]]
 
 
@@ -30,9 +30,9 @@ def measure(loader: BaseLoader, halves: Halves, label_map: LabelMap, a: Any) -> 
         a: the flags prefetch, rounds and seconds.
 
     Returns:
-        A record. `num_batches` is the smallest number of batches timed in one round. `stages` maps a name to
-        milliseconds per batch: wall_ms and cpu_ms (medians over the rounds), lowest_ms, highest_ms.
-        `latency_ms` is the sum of the stages, `images_per_second` the median rate of complete inference.
+        A record. `num_batches` is the smallest number of batches timed in one round. `stages` maps the name
+        of a stage to its milliseconds per batch. `latency_ms` is the sum of the stages. `images_per_second`
+        is the median rate of complete inference.
     """
     functions = _functions(stages.load(loader), halves, label_map)
     cuts, batch = {}, None

@@ -29,7 +29,7 @@ class App(NamedTuple):
         name: directory of the app.
         num_classes: number of classes of the published model.
         stages: the stages of the app's DALI graph; see stages.stage_nodes.
-        fixed: config fields that differ from train.py's config, and their values.
+        fixed: values of config fields that differ from train.py's config.
     """
 
     name: str
@@ -48,7 +48,7 @@ class App(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class BenchArgs(shared_flags.Args):
-    """The flags of bench.py. Flags that only train.py has keep their defaults."""
+    """The flags of bench.py."""
 
     what: str = flag("data,model,both,stages", f"What to measure, comma-separated, from {','.join(WHAT)}.")
     pipeline_types: str | None = flag(

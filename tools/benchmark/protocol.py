@@ -1,6 +1,6 @@
 """Implements the candidate's side of the protocol in rounds.py.
 
-This module imports only the standard library, because rounds.py measures the memory of each candidate.
+This module imports only the standard library, because imports would add to the candidate's memory.
 """
 
 import contextlib
@@ -12,7 +12,7 @@ WARM_UP = 3  # steps before `ready`: the first ones compile and allocate memory
 
 
 def tell_steps(advance: Callable[[], object], batch_size: int) -> None:
-    """Makes batches until the process is killed, and prints a line for each batch."""
+    """Calls `advance` until the process is killed, and prints a line after each call."""
     with own_stdout() as tell:
         for _ in range(WARM_UP):
             advance()

@@ -3,7 +3,7 @@
 A candidate is any command that follows this protocol:
 
     it starts, runs a few steps to warm up, and prints the line `ready`
-    then it prints and flushes the line `step N` after every N images, until it is killed
+    then it prints and flushes the line `step N` after each step of N images, until it is killed
 
 Other lines are ignored. Every second round runs in reverse order, because a machine can slow down.
 """
@@ -40,7 +40,7 @@ class Command(NamedTuple):
     """The command line of a candidate.
 
     Attributes:
-        settle: number of steps to skip before each measurement. Their batches were prefetched.
+        settle: number of steps to skip before each measurement.
     """
 
     name: str

@@ -62,11 +62,10 @@ def stage_nodes(pipeline: Any, stages: Mapping[str, str]) -> dict[str, list[Data
             A stage without a match ends where the previous stage ends.
 
     Returns:
-        Name of a stage -> outputs of its last operators. If only an arithmetic operator uses such an output,
-        that operator's output is returned instead.
+        Name of a stage -> outputs of its last operators.
     """
     images = pipeline._graph_outputs[0]
-    # `_ops` first lists the operators that the first output, the images, needs.
+    # `_ops` begins with the operators that make the images.
     names = [operator.name for operator in pipeline._ops]
     upstream = pipeline._ops[: names.index(images.source.name) + 1]
     kinds = [re.sub(r"^_*|_\d+$", "", operator.name) for operator in upstream]

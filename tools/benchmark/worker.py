@@ -27,8 +27,8 @@ def work(app: App, a: Any, role: str) -> None:
     """Runs one candidate.
 
     Args:
-        role: model, data:TYPE or both:TYPE to run until the process is killed; stages:TYPE or inference:TYPE
-            to print one line of JSON. TYPE is a pipeline type.
+        role: model, data:TYPE, both:TYPE, stages:TYPE or inference:TYPE. TYPE is a pipeline type. The first
+            three run until the process is killed. The last two print one line of JSON.
     """
     what, _, pipeline_type = role.partition(":")
     a = dataclasses.replace(a, pipeline_type=pipeline_type or "synthetic")

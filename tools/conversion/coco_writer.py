@@ -61,10 +61,10 @@ def write_images(
 
 
 def file_names(annotations: Annotations, encoded: Callable[[int], bytes]) -> list[str]:
-    """Returns a file name for each image of TFRecords: the name in its record.
+    """Returns the file names of images from TFRecords: the names in the records.
 
-    If any name is missing, leads out of the directory or occurs twice, all images are named
-    `<image id>.<format>`. `encoded` returns the bytes of image number i.
+    If a name cannot be used or occurs twice, all images are named `<image id>.<format>`.
+    `encoded` returns the bytes of image number i.
     """
     names = [str(pathlib.PurePosixPath(name)) for name in annotations.file_names]  # "" becomes "."
     if "." not in names and not any(map(images.path_fault, names)) and len(set(names)) == len(names):

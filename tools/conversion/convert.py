@@ -59,7 +59,7 @@ def convert(source: str, target: str, options: Options) -> tuple[dict[str, Annot
                 write_shrunk(annotations, original_dir, images_dir, max_side, overwrite=options.overwrite)
             parts = [shrink_annotations(part, max_side) for part in parts]
         written = dict(zip(outputs, parts, strict=True))
-        # Writes the smaller part first. If it has too few images for --num_shards, no part is written.
+        # The smaller part comes first: if it has too few images for --num_shards, no part is written.
         for name, part in sorted(written.items(), key=lambda item: item[1].num_images):
             if target == "coco":
                 write_coco(part, name)

@@ -33,7 +33,7 @@ from tools.conversion.yolo_layout import find_files, find_names, label_file_of, 
 _SHOWN = 60  # characters of a label line that a message shows
 _FARTHEST = 1.0  # limit outside the image, in image sides; larger numbers are pixels
 _DECIMALS = 6  # of coordinates in pixels, as many as labels have
-# EXIF orientations that mirror x or y. For orientations 5 to 8, x and y are swapped before.
+# EXIF orientations that mirror x, and those that mirror y.
 _MIRROR_X = (2, 3, 7, 8)
 _MIRROR_Y = (3, 4, 6, 7)
 

@@ -125,7 +125,7 @@ def _yaml_places(path: str, split: str) -> list[str]:
     roots = [os.path.join(beside, str(document.get("path") or "")), beside]
     places = []
     for entry in entries if isinstance(entries, list) else [entries]:
-        # Roboflow writes ../train/images, although its data.yaml is in the same directory as train/.
+        # Roboflow's data.yaml has the path ../train/images for train/images.
         spellings = [str(entry), str(entry).removeprefix("../")]
         choices = [os.path.normpath(os.path.join(root, spelt)) for spelt in spellings for root in roots]
         place = next(filter(os.path.exists, choices), None)
@@ -148,7 +148,7 @@ def _read_yaml(path: str) -> dict[str, Any]:
 
 
 def _find(line: str, list_file: str) -> str | None:
-    """Returns the path of a line's image. As in Darknet, a line may be relative to the working directory."""
+    """Returns the path of the image that a line of a list names, or None if the image does not exist."""
     places = (os.path.dirname(list_file), os.getcwd())
     choices = [os.path.normpath(os.path.join(place, line)) for place in places]
     return next(filter(os.path.exists, choices), None)

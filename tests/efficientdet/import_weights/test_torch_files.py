@@ -24,7 +24,7 @@ def torch_values(name, shape):
 
 
 def write(path, backbone):
-    """Writes a file like timm's; returns its path, and three statistics of each level's features."""
+    """Writes a file of weights like timm's. Returns its path and the expected outputs."""
     tensors, outputs = {"fc.bias": np.zeros(1000, np.float32)}, []
     for line in NETWORKS:
         of, layer, *rest = line.split()

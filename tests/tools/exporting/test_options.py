@@ -91,7 +91,7 @@ DIFFERENCES = [
     ([A], [(*A[:4], 0.85, 0)], 100, 0.05),
     ([A], [(*A[:5], 1)], 100, 0.9),
     ([A, B], [A], 100, 0.9),
-    # Only one of two detections has a place. With equal scores, it may be either.
+    # If scores are equal, max_detections may cut off either detection.
     ([A, LAST], [A, SAME_SCORE], 2, 0),
     ([A, LAST], [A, SAME_SCORE], 3, 0.2),
     ([A, BETTER], [A, SAME_SCORE], 2, 0.3),

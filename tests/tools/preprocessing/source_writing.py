@@ -151,7 +151,7 @@ def write_caffe(directory, images, labels, make=datum):
 
 
 def record(data):
-    """Makes a RecordIO record. Data with a magic number at a multiple of four bytes are split there."""
+    """Makes a RecordIO record. Data that contain RecordIO's magic number are split into parts."""
     cuts = [at for at in range(0, len(data) - 3, 4) if data[at : at + 4] == RECORDIO_MAGIC]
     kinds = [1, *[2] * (len(cuts) - 1), 3] if cuts else [0]
     frames = b""

@@ -10,7 +10,7 @@ from tools.preprocessing import chain
 from tools.preprocessing.fusion import fuse
 from tools.preprocessing.preprocessor import Preprocessor
 
-# (height, width). Some sizes and positions are rounded from n + 0.5.
+# (height, width)
 SIZES = ((96, 171), (200, 131), (48, 51), (48, 50), (64, 64), (30, 200), (225, 40), (151, 97))
 CHAINS = (
     "resize:short=24 | crop:20x20",

@@ -207,7 +207,7 @@ def many(tmp_path_factory):
 def test_numbers_are_drawn_evenly(many, api):
     drawn = np.sort([image.mean() / 100 for image in many("cast:float | brightness:0.5..1.5", api)])
     assert drawn[0] >= 0.5 and drawn[-1] <= 1.5
-    # One seed in a hundred exceeds the limit 1.63 / sqrt(n) of the Kolmogorov-Smirnov test.
+    # The limit of the Kolmogorov-Smirnov test at 1 % is 1.63 / sqrt(n).
     assert np.abs(drawn - 0.5 - np.arange(800) / 800).max() < 1.63 / np.sqrt(800)
 
 

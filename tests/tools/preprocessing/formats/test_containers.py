@@ -66,7 +66,6 @@ MAGIC = [writing.png(i, extra=bytes(i) + writing.RECORDIO_MAGIC * i + b"end") fo
 
 
 def test_records_in_parts(tmp_path):
-    """The writer splits a record where RecordIO's magic number is at a multiple of four bytes."""
     path = rec(tmp_path / "x.rec", *(writing.image_record(image, i) for i, image in enumerate(MAGIC)))
     assert path.read_bytes().count(writing.RECORDIO_MAGIC) > COUNT + 5
     check(opened("recordio", path), MAGIC, list(range(COUNT)))

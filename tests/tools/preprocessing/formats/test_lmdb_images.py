@@ -48,7 +48,6 @@ def test_python_reads_values_of_several_forms(tmp_path, odd, label):
 
 @pytest.mark.parametrize("numbers", [[tensor("int64", 6)], [tensor("int32", 6), tensor("int32", 1, 2, 3, 4)]])
 def test_python_reads_what_dali_would_misread_even_if_all_are_alike(tmp_path, numbers):
-    """DALI misreads 64-bit labels and boxes, and opens only files called data.mdb."""
     path = values(tmp_path, tensors(IMAGES[0], *numbers))
     check(opened("lmdb", path), IMAGES[:1], [6], by_python=True)
     values(tmp_path / "b", datum(IMAGES[0], 6))
@@ -89,7 +88,6 @@ ENDS = [
 
 @pytest.mark.parametrize(("end", "said"), ENDS)
 def test_a_truncated_lmdb_is_refused(tmp_path, end, said):
-    """Reading beyond the end of a mapped file would kill the process with SIGBUS."""
     path = values(tmp_path, *map(datum, IMAGES * 9, LABELS * 9))
     assert opened("lmdb", path).size == 63
     os.truncate(f"{path}/data.mdb", end if end > 0 else os.path.getsize(f"{path}/data.mdb") + end)
