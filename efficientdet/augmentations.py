@@ -34,7 +34,7 @@ def random_rotation(
 
     Args:
         images: uint8 (h, w, 3).
-        boxes: float32 (N, 4), ltrb normalised by the image; some may have no area.
+        boxes: float32 (N, 4), ltrb normalised by the image.
         labels: int32 (N,), 1-based.
         degrees: the largest angle in both directions.
         fill: the grey level that fills the empty corners.
@@ -44,8 +44,7 @@ def random_rotation(
     """
     angle = uniform(-degrees, degrees)
     sides = boxes[:, 2:4] - boxes[:, 0:2]
-    # fn.bbox_rotate gives an area to boxes without area. Label 0 marks these boxes, and the last line sets
-    # their coordinates to 0.
+    # fn.bbox_rotate gives an area to boxes without area, so mark these boxes with label 0.
     labels = labels * fn.reductions.min(int32(sides > 0), axes=[1])
     rotated: Any = fn.bbox_rotate(
         boxes, labels, angle=angle, input_shape=images.shape()[0:2], keep_size=True, remove_threshold=0.0

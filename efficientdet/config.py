@@ -65,7 +65,7 @@ class EfficientDetConfig:
 
     # --- loss ---
     # max_iou: assign boxes to anchors by their IoU. task_aligned: assign boxes to the anchors that predict
-    # them best (task_alignment.py). task_aligned uses only two other loss fields: box_loss_weight and
+    # them best (task_alignment.py). Of the loss fields, task_aligned uses only box_loss_weight and
     # weight_decay.
     assignment: Literal["max_iou", "task_aligned"] = "max_iou"
     focal_alpha: Share = 0.25
@@ -84,8 +84,8 @@ class EfficientDetConfig:
     warmup_epochs: NotNegative = 1.0
     epochs: CountOrZero = 300  # 0: the number of epochs that is nearest to `iterations`
     lr_schedule: Literal["cosine", "milestones"] = "cosine"
-    # Number of updates in a run, if each update uses reference_batch images. If `epochs` makes the run longer
-    # or shorter, milestones and warmup_iterations are scaled by the same factor.
+    # Number of updates in a run, at reference_batch images per update. If `epochs` changes the length of the
+    # run, milestones and warmup_iterations change by the same factor.
     iterations: CountOrZero = 0
     milestones: tuple[int, ...] = ()  # iterations at which the learning rate falls
     warmup_iterations: CountOrZero = 0  # length of the warm-up; if above 0, it replaces warmup_epochs

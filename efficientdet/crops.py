@@ -100,8 +100,8 @@ def min_iou_crop(
     )
     anchor, shape, boxes, labels = outputs
     boxes = boxes * fn.cat(shape, shape) + fn.cat(anchor, anchor)  # DALI's boxes are relative to the crop
-    # In `anchor` and `shape`, x comes before y. DALI has clipped the boxes to the crop. A larger crop would
-    # show parts of objects beyond their clipped boxes, so round the crop inwards.
+    # DALI has clipped the boxes to the crop. A larger crop would show parts of objects outside their boxes,
+    # so round the crop inwards.
     top, height = _whole_pixels(anchor[1], shape[1], size[0])
     left, width = _whole_pixels(anchor[0], shape[0], size[1])
     return _fit(int32(fn.stack(top, left, height, width)), image_size), boxes, labels

@@ -4,8 +4,8 @@ DALI's fn.box_encoder (common/box_encoder.py) gives the same matches. A template
 level. The anchors of a template form a regular grid. This has two consequences:
 
 - For a given box, the best anchor of a template is the one with the nearest centre.
-- An IoU above t needs an intersection above t / (1 + t) times the sum of both areas. This limits the distance
-  between the centres of box and anchor, so only a small rectangle of cells can match.
+- If the IoU of a box and an anchor is above t, their intersection is above t / (1 + t) times the sum of their
+  areas. So their centres are close, and only a small rectangle of cells can match.
 """
 
 import numpy as np
@@ -38,7 +38,7 @@ def match(
     # `iou` computes DALI's exact bits.
     overlap = box_ops.iou(tf.gather(boxes, owner), tf.gather(anchors.boxes_normalized, anchor))
 
-    # Find each box's best anchor, the last one if IoUs are equal. A box without overlap gets the last anchor.
+    # Find each box's best anchor, the last one if IoUs are equal.
     num_boxes = tf.shape(boxes)[0]
     best = tf.math.unsorted_segment_max(overlap, owner, num_boxes)
     is_best = (overlap == tf.gather(best, owner)) & (overlap > 0)
@@ -76,7 +76,7 @@ def _candidates(boxes: tf.Tensor, anchors: Anchors, match_iou: float) -> tuple[t
     intersection = overlap[..., 0] * overlap[..., 1]  # (R, T)
     areas = sizes[..., 0] * sizes[..., 1] + kind_sizes[:, 0] * kind_sizes[:, 1]
     iou = intersection / (areas - intersection)
-    # For a tiny box, float32 coordinates are too coarse for the exact IoU, so lower the threshold.
+    # The IoU of a tiny box is inexact in float32, so lower the threshold.
     slack = tf.minimum(1e-4 + 2e-6 * tf.reduce_sum(1.0 / sizes, axis=-1), 0.9)  # (R, 1)
     wanted = tf.minimum(match_iou, tf.reduce_max(iou, axis=1, keepdims=True)) * (1.0 - slack)
 

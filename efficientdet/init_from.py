@@ -27,7 +27,7 @@ def init_from(model: keras.Model, label_map: LabelMap, weights: str, backbone: s
             - a .weights.h5 file of this project, or a run directory.
             - google/automl's EfficientDet of the same size: a .h5 file, a checkpoint, or a directory with one
               checkpoint.
-            - for the backbone only: an EfficientNet in one of these three formats, or a .safetensors file of
+            - for the backbone only: a .h5 file or a checkpoint of EfficientNet, or a .safetensors file of
               PyTorch's ResNet or MobileNetV2.
             - "imagenet", which downloads the backbone's public weights.
         backbone: the model's backbone, one of backbone.NAMES.

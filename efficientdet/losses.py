@@ -53,7 +53,7 @@ def _focal_loss(
     cross_entropy = tf.nn.softplus(z)
     modulation = tf.exp(gamma * (z - cross_entropy))  # log sigmoid(z) = z - softplus(z)
     if label_smoothing:
-        # The opposite target has the weight label_smoothing / 2 and the loss softplus(-z) = softplus(z) - z.
+        # The opposite target has the weight label_smoothing / 2. Its loss is softplus(-z) = softplus(z) - z.
         cross_entropy = cross_entropy - 0.5 * label_smoothing * z
     return tf.reduce_sum(tf.where(positive, alpha, 1.0 - alpha) * modulation * cross_entropy)
 
@@ -114,10 +114,9 @@ def l2_loss(variables: Sequence[keras.Variable], weight_decay: float) -> tf.Tens
 def num_positives_share(targets: dict[str, tf.Tensor], num_replicas: int = 1) -> tf.Tensor:
     """Returns the number of positive anchors of one replica, plus 1 / num_replicas, as a float32 scalar.
 
-    The mean of this value over all replicas is (P + 1) / num_replicas, where P counts the positive anchors
-    of all replicas. Each replica divides its summed loss by this mean.
+    Each replica divides its summed loss by the mean of this value over all replicas.
     """
-    # 1 is added to P, as in automl: the loss of a batch without objects stays finite.
+    # All replicas together add 1, as in automl: the loss of a batch without objects stays finite.
     return tf.reduce_sum(targets["num_positives"]) + 1.0 / num_replicas
 
 

@@ -149,10 +149,7 @@ class FastFusion(keras.layers.Layer):
 def _resample(
     x: keras.KerasTensor, size: tuple[int, int], config: EfficientDetConfig, name: str
 ) -> keras.KerasTensor:
-    """Resizes `x` to `size` and gives it fpn_channels channels.
-
-    Each side stays the same, is halved (rounded up), or is doubled (minus 1 if the new side is odd).
-    """
+    """Resizes `x` to `size` and gives it fpn_channels channels."""
     layers = keras.layers
     if x.shape[-1] != config.fpn_channels:
         x = layers.Conv2D(config.fpn_channels, 1, padding="same", name=f"{name}.conv")(x)

@@ -67,7 +67,7 @@ def make_schedule(
 ) -> Warmup:
     """Returns the recipe's schedule, with rates scaled linearly to `effective_batch` images per update.
 
-    A step of the schedule is one batch, even with gradient accumulation, because Keras counts batches.
+    A step of the schedule is one batch, even with gradient accumulation.
     """
     scale = effective_batch / config.reference_batch
     peak, start = config.learning_rate * scale, config.warmup_learning_rate * scale

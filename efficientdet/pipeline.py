@@ -102,7 +102,7 @@ def random_color(
 
 
 def pad_and_normalize(images: DataNode, image_size: tuple[int, int]) -> DataNode:
-    """Normalises uint8 (h, w, 3). Pads it at the right and bottom with 0, the mean, to float32 (H, W, 3)."""
+    """Normalises uint8 (h, w, 3), then pads it at the right and bottom to float32 (H, W, 3)."""
     return fn.crop_mirror_normalize(
         images,
         mean=list(MEAN_RGB),

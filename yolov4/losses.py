@@ -107,7 +107,7 @@ def class_loss(logits: tf.Tensor, assignment: Assignment, *, label_smoothing: fl
     z = tf.where(assignment.class_targets, -logits, logits)
     cross_entropy = tf.nn.softplus(z)
     if label_smoothing:
-        # The opposite target has the weight label_smoothing / 2 and the loss softplus(-z) = softplus(z) - z.
+        # The opposite target has the weight label_smoothing / 2. Its loss is softplus(-z) = softplus(z) - z.
         cross_entropy -= 0.5 * label_smoothing * z
     return tf.reduce_sum(tf.where(assignment.owner[..., None], cross_entropy, 0.0))
 

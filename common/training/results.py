@@ -235,7 +235,7 @@ def note_metric(state: dict[str, Any], metric: float, eval_data: str | None = No
 
 
 def out_of_patience(state: Mapping[str, Any], patience: int) -> str | None:
-    """Returns why the run ends if the last `patience` (not 0) evaluations had no better AP, else None."""
+    """Returns why the run ends if the last `patience` evaluations had no better AP, else None."""
     without_gain = state.get("without_gain", 0)
     if not 0 < patience <= without_gain:
         return None

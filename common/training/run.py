@@ -66,7 +66,7 @@ class Run:
         ranks, model, optimizer: the arguments.
         ema: the averaged weights.
         state: "epoch" (epochs done), "step", "step_in_epoch" and other plain values that checkpoints hold.
-        metrics: metrics of the last evaluation; if nothing was left to train, the content of metrics.json.
+        metrics: metrics of the last evaluation.
 
     Raises:
         UserError: the directory cannot be written to, or no checkpoint in it can be used.

@@ -4,8 +4,8 @@
     checkpoints/00001200/
         manifest.json         step, epoch, counters; the Identity; versions of the libraries
         state.*               weights, averages, optimizer, loss scale: the same on all ranks
-        rank_0.*, rank_1.*    of each rank: its position in the data, its random seeds and, except for rank
-                              0, its moving statistics. The moving statistics of rank 0 are in state.*
+        rank_0.*, rank_1.*    of each rank: its position in the data, its random seeds, its moving
+                              statistics (those of rank 0 are in state.*)
         SHA256SUMS            written last; `sha256sum -c` reads it
 
 tf.train.Checkpoint writes state.* and rank_*.
@@ -60,7 +60,7 @@ class Identity:
 
     Attributes:
         values: name -> JSON value; mappings are compared key by key.
-        defaults: name of a flag or "config.<field>" -> its value in runs that were saved before the flag or
+        defaults: name of a flag or "config.<field>" -> the value for runs that were saved before the flag or
             field existed.
     """
 
@@ -184,7 +184,7 @@ def _check_same_run(file: pathlib.Path, identity: Identity, may_change: Collecti
 
 
 def _check_free(directory: pathlib.Path, overwrite: bool) -> None:
-    """Raises UserError if `directory` holds files, with `overwrite` only for files named in RUN_FILES."""
+    """Raises UserError if `directory` holds files. With `overwrite`, only files in RUN_FILES count."""
     names = sorted(path.name for path in directory.iterdir() if not path.name.startswith("."))
     if in_the_way := [name for name in names if name in RUN_FILES or not overwrite]:
         raise UserError(

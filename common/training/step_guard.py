@@ -84,7 +84,6 @@ def guarded_step(
     def update_or_restore(gradients: list, finite: tf.Tensor, before: list) -> tf.Tensor:
         """On a GPU, the host would wait for the condition of a branch."""
         if every_gradient:
-            # The norm can be infinite although all gradients are finite.
             finite &= tf.math.is_finite(tf.linalg.global_norm(gradients))
         old = [variable.read_value() for variable in updated]
         update(gradients)

@@ -9,8 +9,7 @@ SIGTERM and SIGINT stop all ranks after the same step. A run that hangs or has l
 code 1 and one line with the reason; a rank that hangs also prints the stacks of its threads.
 
 Each rank limits the time between two of its own calls of `beat`. A rank that exceeds this limit ends, and
-the launcher (horovodrun, Slurm) or TensorFlow's coordination service ends the other ranks. If a rank dies,
-collective operations of other ranks raise an error at once (Horovod) or after 30 s (multi_worker).
+the launcher (horovodrun, Slurm) or TensorFlow's coordination service ends the other ranks.
 
 A launcher would wait forever for a rank that SIGSTOP has stopped. Therefore other ranks of the same host
 kill this rank.
@@ -85,7 +84,7 @@ class StopSignals:
 class Watchdog:
     """Limits the time between two calls of `beat` on this rank. All ranks create their watchdogs together.
 
-    Only time in which this process runs counts, so a suspended job can continue later.
+    The time during which this process is suspended does not count.
 
     Args:
         step_timeout: seconds that a rank may take between two beats; 0: no limit.
@@ -129,10 +128,7 @@ class Watchdog:
         return self
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
-        """Ends this process at once if only this rank has failed, because other ranks may wait for it.
-
-        An error that all ranks raise together propagates. If there is only one rank, every error propagates.
-        """
+        """Ends this process at once if only this rank has failed, because other ranks may wait for it."""
         self._closing.set()
         self._thread.join()
         on_all_ranks = not isinstance(error, Exception) or isinstance(error, StoppedError | OtherRankError)
@@ -144,7 +140,7 @@ class Watchdog:
         if isinstance(error, UserError):
             _end(f"error: {error}")
         if error and is_lost_rank(error):
-            # The connections of a killed process close before its status changes, so check repeatedly.
+            # The status of a killed process may change late, so check repeatedly.
             deadline = time.monotonic() + NAMING_SECONDS
             while self._neighbours and not lost and time.monotonic() < deadline:
                 time.sleep(0.05)

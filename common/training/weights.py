@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 BEST = "best.weights.h5"
 LAST = "last.weights.h5"
 
-# A weights file ends with _SEAL and the SHA-256 of all bytes before _SEAL. HDF5 readers ignore both. The hash
-# is checked before HDF5 opens the file: a damaged file can crash HDF5.
+# A weights file ends with _SEAL and the SHA-256 of all bytes before _SEAL. HDF5 readers ignore this end.
+# The hash is checked before HDF5 opens the file: a damaged file can crash HDF5.
 _SEAL = b"\nsha256="
 _SEAL_BYTES = len(_SEAL) + 64
 _HEADER = "detection_metadata"  # an HDF5 dataset, because HDF5 attributes are limited to 64 KB
@@ -130,8 +130,7 @@ def download(address: str, name: str, checksum: str | None = None) -> str:
 def _manifest(model: "keras.Model") -> list[list[Any]]:
     """Returns [path, name, shape] of each weight of a model.
 
-    `load` compares the names and shapes. The paths are only for messages: two equal models in one process
-    have different paths.
+    `load` compares the names and shapes. The paths are only for messages.
     """
     return [[weight.path, weight.name, list(weight.shape)] for weight in model.weights]
 

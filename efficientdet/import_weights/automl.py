@@ -34,7 +34,7 @@ _LAYERS = {
     r"(class|box)_net\.bn_(\d+)\.level_(\d+)": r"\1_net/\1-\2-bn-\3",
     r"(class|box)_net\.predict": r"\1_net/\1-predict",
 }
-# our layer in a backbone block -> (automl's layer in a block with expansion, in a block without expansion)
+# our layer in a backbone block -> automl's layer (in blocks with expansion, in blocks without expansion)
 _BLOCK_LAYERS = {
     "expand.conv": ("conv2d", None),
     "expand.bn": ("tpu_batch_normalization", None),

@@ -30,8 +30,8 @@ KERAS_MD5 = {
 }
 TIMM_FILES = "https://huggingface.co/timm/"
 # backbone: (repository, SHA-256 of its model.safetensors). tv_in1k is torchvision's IMAGENET1K_V1
-# (timm/models/resnet.py). The checksums of ResNet-18 and ResNet-34 come from other projects. The other
-# checksums come from huggingface.co. None: the checksum is not verified.
+# (timm/models/resnet.py). The checksums of ResNet-18 and ResNet-34 come from other projects, all others
+# from huggingface.co. None: the checksum is not verified.
 TIMM_SHA256: dict[str, tuple[str, str | None]] = {
     "resnet-18": ("resnet18.tv_in1k", "694f673df6520a3158624e8a89af086f59923ee4cd7436fe5bc3bc71d295ad81"),
     "resnet-34": ("resnet34.tv_in1k", "0bb82595a564991a9d424708b33f5d843f5aaed7f6c0886ff10849ff97022235"),

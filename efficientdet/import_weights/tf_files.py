@@ -92,9 +92,8 @@ def take(
     """Reads the values of the weights in `wanted`. Returns path of a weight -> float32 array.
 
     Args:
-        wanted: path of a weight -> names of its variables in the file. Several variables are stacked.
-        lengths: path of a weight -> length of its last axis in the file. An entry is only needed if this
-            length differs from the model's.
+        wanted: path of a weight -> names of its variables in the file. Arrays of several names are stacked.
+        lengths: path of a weight -> length of its last axis in the file, if the model has another length.
 
     Raises:
         UserError: the file is damaged or belongs to another model: a variable is missing, or a shape differs.
@@ -186,11 +185,7 @@ def _open_checkpoint(path: str, prefix: str) -> ForeignWeights:
 
 
 def _names_of_objects(path: str, graph: bytes) -> tuple[dict[str, str], dict[str, str]]:
-    """Returns two dicts. Both have the names of variables as keys.
-
-    The first dict has the checkpoint's key of each variable's values. The second has the key of its moving
-    average, or "" if the checkpoint lacks the average.
-    """
+    """Returns two dicts: name of a variable -> key of its values; name -> key of its moving average."""
     with _in_one_line(path, "the checkpoint is damaged"):
         nodes = trackable_object_graph_pb2.TrackableObjectGraph.FromString(graph).nodes
     keys = [{a.full_name: a.checkpoint_key for a in node.attributes if a.full_name} for node in nodes]
