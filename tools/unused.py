@@ -1,4 +1,4 @@
-"""Finds definitions that tools/copy_app.py can remove, because only files that are not copied use them.
+"""Finds definitions in copied files that only files outside the copy use. copy_app.py removes them.
 
 A name counts as used if a variable or an attribute has this name, or if a string equals it.
 """
@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 
 
 def unused(texts: Mapping[str, str], project: Mapping[str, str]) -> Iterator[tuple[str, str, str]]:
-    """Yields (path, scope, name) of each definition in `texts` that only the rest of `project` uses."""
+    """Yields (path, scope, name) of each definition in `texts` that only files outside `texts` use."""
     places: list[dict[str, list[tuple[str, str]]]] = [collections.defaultdict(list) for _ in range(2)]
     for uses, files in zip(places, (texts, project), strict=True):
         for path, text in files.items():

@@ -144,12 +144,12 @@ class YOLOv4Config:
 
     @property
     def size_range(self) -> tuple[int, int]:
-        """The smallest and the largest shorter side of training batches, in units of STRIDE."""
+        """The range of the shorter side of training images, in units of STRIDE."""
         side = min(self.image_size) / STRIDE
         return max(math.floor(side / self.multi_scale + 0.5), 1), math.floor(side * self.multi_scale + 0.5)
 
     def bucket(self, units: int) -> tuple[int, int]:
-        """The training size with a shorter side of `units` * STRIDE. Both sides are multiples of STRIDE."""
+        """Returns the training size with a shorter side of `units` * STRIDE."""
         shorter = min(self.image_size)
         height, width = (STRIDE * math.floor(units * side / shorter + 0.5) for side in self.image_size)
         return height, width

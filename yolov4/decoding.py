@@ -30,11 +30,11 @@ def decode_offsets(
         rows, columns: (...), the cell of each prediction.
         head: number of the head, the finest stride first.
         grid_size: (rows, columns) of the head.
-        anchors: int (...), the index of each prediction's anchor among the anchors of the head. If None, the
-            last axis of (...) has one prediction for each anchor.
+        anchors: int (...), the index of each prediction's anchor in the head. If None, the last axis of (...)
+            is the axis of the anchors.
 
     Returns:
-        float32 (..., 4), ltrb, normalised to the network input, not clipped; finite for finite offsets.
+        float32 (..., 4), ltrb, normalised to the network input, not clipped.
     """
     offsets = tf.cast(offsets, tf.float32)
     grid_height, grid_width = (tf.cast(side, tf.float32) for side in grid_size)

@@ -7,8 +7,8 @@ r"""Writes a trained YOLOv4 as a file that runs without this project, and checks
 saved_model takes images of any size. The other formats have two inputs: images that already have the
 size of the network input, and the sizes of the original images. The outputs are boxes (ltrb, in pixels of the
 original), scores, classes (0-based, named in the metadata) and the number of boxes.
-Exported NMS is always greedy NMS per class, because the formats lack DIoU-NMS.
---verify_annotations prints how much AP this costs.
+Exported NMS is always greedy NMS per class.
+--verify_annotations compares the AP of the file with the AP of the weights.
 The command fails if the outputs of a float32 file differ by more than 1e-4 from the outputs of the weights.
 """
 

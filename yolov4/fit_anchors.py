@@ -98,7 +98,7 @@ def with_fitted_anchors(sizes: np.ndarray, config: YOLOv4Config, seed: int) -> Y
 def trained_iou(sizes: np.ndarray, config: YOLOv4Config) -> np.ndarray:
     """Returns the IoU (N,) of boxes of sizes (N, 2) with their best anchor that a head uses.
 
-    The IoU is 0 for a box that is assigned to no anchor.
+    Boxes that training assigns to no anchor get 0.
     """
     fit_of = shape_iou(sizes, np.array(config.anchor_sizes))
     with_head = sorted(_with_head(config))

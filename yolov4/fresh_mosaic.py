@@ -3,11 +3,10 @@
 For each tile, DALI decodes, resizes and colours only the pixels that the tile shows, and a margin that the
 resize filter needs. A sample that is not a mosaic has one tile: the whole canvas of the first reader's image.
 
-The first reader reads the data in its usual order. The other three read the same shards in other orders, so
-each image is read four times per epoch. Use many TFRecord files of shuffled images: with few files, all
-readers read from similar positions.
+The first reader reads the data in its usual order. The other three read the same shards in other orders.
+Each image is read four times per epoch. Use many TFRecord files of shuffled images.
 
-Arrays have one column per tile. For example, int32 (2, 4) has a row of four y and a row of four x.
+Arrays have one column per tile. In int32 (2, 4), the first row has the four y, the second the four x.
 """
 
 from collections.abc import Callable
@@ -36,7 +35,7 @@ class Example(NamedTuple):
 
 
 class Tiles(NamedTuple):
-    """The part of an image that each tile shows, the place of the tile, and the conversion of its boxes.
+    """For each tile: the part of an image to show, the place in the mosaic, and how to convert boxes.
 
     Boxes are normalised by their image. They are clipped to the crop, and flipped if the image is flipped.
     Then box * scale + shift converts them to pixels of the mosaic, where they are clipped to the tile.
@@ -47,8 +46,8 @@ class Tiles(NamedTuple):
     roi_end: DataNode  # float32 (2, 4): end of this part, left of its start if the image is flipped
     size: DataNode  # float32 (2, 4): height, width in the mosaic, at least 1
     target: DataNode  # int32 (2, 4): top, left in the mosaic
-    # float32 (6, 4, 4): six arrays, each with a column (x, y, x, y) for each tile. The arrays are the crop's
-    # start, the crop's end, scale, shift, the tile's start and the tile's end.
+    # float32 (6, 4, 4): the crop's start and end, scale, shift, the tile's start and end. Each of these six
+    # has a column (x, y, x, y) for each tile.
     boxes: DataNode
 
 
@@ -123,8 +122,7 @@ def tiles_of(
     Args:
         sizes: int32 (2, 4), the sizes of the stored images.
         crop: window (4, 4) and place (4, 4) of each image, before flipping.
-        flips: int32 (2, 4). Row 0 (y) is 0. Row 1 (x) is 1 for each flipped image. If no image is flipped,
-            `flips` may be the number 0.
+        flips: int32 (2, 4). Row 0 is 0. Row 1 is 1 for each flipped image.
         cut: int32 (2, 1), from `random_cut`.
         image_size: int32 (2, 1), the size of the network input.
         chosen: int32 (), 1 for a mosaic, else 0.
@@ -144,7 +142,7 @@ def tiles_of(
     end = start + dali_math.max(first * cut + (1 - first) * rest, 1)
     size = dali_math.min(end, before + place_size) - shown
     target = shown + shift
-    # Replace an absent tile by one pixel without boxes. The first tile covers this pixel.
+    # Without a mosaic, shrink tiles 1 to 3 to one pixel, which tile 0 covers.
     there = dali_math.max(types.Constant(np.array([1, 0, 0, 0], np.int32), device="cpu"), chosen)
     size = size * there + (1 - there)
     target = target * there + target[:, 0:1] * (1 - there)

@@ -33,9 +33,8 @@ def box_loss(
     iou_normalizer 0.07 and max_delta 5 were tuned for "darknet". With "exact", iou_normalizer 2 works.
 
     config.size_weighting multiplies the loss of a box by 2 - width * height, so that small boxes count more.
-    Darknet's loss does not have this factor. config.max_delta limits the gradient of each box for each raw
-    output, like Darknet's clip_value. If iou_thresh is below 1, the loss of a box is divided by the number of
-    classes among all boxes that are assigned to the same prediction.
+    Darknet's loss does not have this factor. config.max_delta limits each value of the gradient, like
+    Darknet's clip_value. If iou_thresh is below 1, the loss is divided by `assignment.num_classes`.
 
     Args:
         offsets: (B, M, K, 4), raw outputs of the predictions `assignment.cells`.
@@ -69,8 +68,8 @@ def objectness_loss(
 ) -> tf.Tensor:
     """Returns the sum of the cross-entropy of one head's objectness, a float32 scalar.
 
-    The target of a prediction is 1 - `shortfall` of the first box that is assigned to it, or 0 if no box is.
-    Predictions without a box do not count in the sum if `ignored` is true for them.
+    A prediction with boxes has the target 1 - `shortfall` of the first box. A prediction without a box has
+    the target 0, and does not count if `ignored` is true.
 
     Args:
         logits: (B, h, w, K).
@@ -79,7 +78,7 @@ def objectness_loss(
     """
     logits = tf.cast(logits, tf.float32)
     shape = tf.shape(logits, tf.int64)
-    # int64, because TensorFlow adds int32 on the host
+    # int64, because TensorFlow adds int32 on the CPU
     first = tf.range(shape[0])[:, None, None] * tf.reduce_prod(shape[1:])
     cells = tf.reshape(first + tf.cast(assignment.cells, tf.int64), [-1, 1])
 
@@ -190,11 +189,12 @@ def _darknet_derivative(
 ) -> tuple[tf.Tensor, tf.Tensor]:
     """Returns the CIoU, and the gradient that Darknet uses for `offsets` (yolo_layer.c, delta_yolo_box).
 
-    Darknet computes the derivative for the box's normalised centre x, centre y, width and height, and uses it
-    as the derivative for the raw outputs. It multiplies the derivative for a side by the exponential of the
-    raw output, but not by the anchor's side. For the sides, it doubles the derivative of the IoU. It does not
-    divide the aspect term by width**2 + height**2. Unlike this function, Darknet has a wrong sign in
-    dx_box_iou (src/box.c).
+    Darknet computes the derivative for the box's normalised centre x, centre y, width and height, and uses
+    this derivative for the raw outputs, with three changes:
+    - The derivative for a side is multiplied by the exponential of the raw output.
+    - For the sides, the derivative of the IoU is doubled.
+    - The aspect term is not divided by width**2 + height**2.
+    Darknet's dx_box_iou (src/box.c) has a wrong sign, which is corrected here.
     """
     boxes_cxcywh = box_ops.ltrb_to_cxcywh(decode(offsets))
     with tf.GradientTape(persistent=True) as tape:

@@ -77,8 +77,7 @@ def images_of_one(config: YOLOv4Config) -> int:
 def draw_sources(count: int) -> list[DataNode]:
     """Draws `count` canvases for each new image, and returns their indices in the batch, int32 () nodes.
 
-    The first index is the main canvas of the new image. If the batch has several canvases, the other
-    indices differ from the first.
+    The first index is the main canvas of the new image.
     """
     own = fn.batch_permutation()
     others = [fn.batch_permutation(no_fixed_points=True) for _ in range(count - 1)]
@@ -94,7 +93,6 @@ def whole(source: DataNode, image_size: DataNode) -> Pieces:
 def paste(canvases: DataNode, groups: list[Pieces]) -> DataNode:
     """Pastes pieces of canvases into an image, float32 (H, W, 3). The pieces must cover the whole image."""
 
-    # Pieces without area are left out, because fn.multi_paste was never tried with them on a GPU.
     def join(arrays: list[DataNode]) -> DataNode:
         rows = [arrays[i][: group.count] for i, group in enumerate(groups)]
         return fn.cat(*rows, axis=0) if len(rows) > 1 else rows[0]
@@ -111,9 +109,9 @@ def paste(canvases: DataNode, groups: list[Pieces]) -> DataNode:
 def objects_of(canvas: Objects, pieces: Pieces) -> list[Objects]:
     """Returns the objects of each piece: the boxes of its canvas, clipped to the piece and moved with it.
 
-    Boxes outside their piece, and all boxes of an absent piece, get no area.
+    Boxes outside their piece get no area.
     """
-    # An absent piece gets no area here, because its `count` is 0. Absent tiles of a mosaic already have none.
+    # A piece with `count` 0 gets no area. Absent tiles of a mosaic already have none.
     sizes = pieces.sizes if len(pieces.sources) > 1 else pieces.sizes * pieces.count
     starts, ends, shifts = (
         fn.coord_transform(corners, M=YX_TO_XYXY)  # float32 (R, 4)
@@ -150,7 +148,7 @@ def hide_covered(objects: Objects, rectangle: Pieces) -> Objects:
 
 
 def mixup(images: DataNode, canvases: DataNode, pieces: Pieces) -> DataNode:
-    """Averages each image, float32 (H, W, 3), with another canvas. An absent piece changes nothing."""
+    """Averages each image, float32 (H, W, 3), with another canvas, if pieces.count is 1."""
     rows = pieces.sizes[0, 0] * pieces.count  # 0 if the piece is absent
     own = images[:rows]
     other = fn.permute_batch(canvases, indices=pieces.sources[0])[:rows]

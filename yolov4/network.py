@@ -95,8 +95,7 @@ class _Part:
 
     def _append(self, kind: str, inputs: Sequence[Layer], channels: int, **options: Any) -> Layer:
         if inputs and kind != "route" and inputs[0] is not self.layers[-1]:
-            # In Darknet, only a route can read any layer. Other layers read the layer before them, so a route
-            # to `inputs[0]` is inserted.
+            # In Darknet, only a route can read a layer that is not the last one. Add a route to `inputs[0]`.
             self.concat(inputs[0])
         numbers = tuple(x.index for x in inputs)
         layer = Layer(kind, self.name, len(self.layers), numbers, channels, options)

@@ -59,7 +59,7 @@ def random_flip(place: DataNode, image_size: DataNode, prob: float) -> tuple[Dat
     """Decides with probability `prob` to mirror an image.
 
     Returns:
-        int32 (), 1 if the image must be mirrored, else 0; the place of the image after this.
+        int32 (), 1 to mirror the image, else 0; the place of the image after mirroring.
     """
     coin = fn.random.coin_flip(probability=prob)
     top, left, height, width = (place[i] for i in range(4))

@@ -95,7 +95,7 @@ def _best_of_head(raw: tf.Tensor, config: YOLOv4Config, head: int) -> tuple[tf.T
     """Decodes the R = min(nms_candidates, h * w * K) best-scored predictions of one head.
 
     Returns:
-        boxes (B, R, 4), with NaN if a raw output is not finite; scores (B, R, C), 0 if a logit is not finite.
+        boxes (B, R, 4); scores (B, R, C).
     """
     shape = tf.shape(raw)
     grid_height, grid_width, num_anchors = shape[1], shape[2], config.anchors_per_location

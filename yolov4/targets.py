@@ -88,7 +88,7 @@ def assign_targets(
     fitting = _fitting_anchors(boxes[..., 2:] - boxes[..., :2], config, head, grid * config.strides[head])
     assigned = fitting & valid[..., None]  # (B, M, K)
 
-    # The matrix products below count boxes that share a prediction. They are exact: all factors are 0 or 1.
+    # The matrix products below count boxes that share a prediction.
     same_cell = tf.cast(cell[:, :, None] == cell[:, None, :], tf.float32)  # (B, M, M)
     earlier = tf.linalg.band_part(same_cell, -1, 0) - tf.linalg.band_part(same_cell, 0, 0)
     assigned_number = tf.cast(assigned, tf.float32)
@@ -186,7 +186,7 @@ def _fitting_anchors(
     """Returns bool (B, M, K): which of the head's K anchors each box is assigned to.
 
     `sizes` (B, M, 2) holds the width and height of each box. The shape IoU is the IoU of two boxes with the
-    same centre. If several anchors have the best shape IoU, the first of them counts as the best.
+    same centre.
     """
     anchors = tf.constant(config.anchor_sizes, tf.float32) / image_size_wh  # (A, 2)
     common = tf.minimum(sizes[..., None, :], anchors)

@@ -1,10 +1,9 @@
 """Reads and writes Darknet's .weights files, and reads the .names files next to them.
 
 A .weights file (AlexeyAB/darknet src/parser.c, load_weights_upto and save_weights_upto) starts with three
-int32 (its version) and the number of images that training has seen. Then follow the variables of each
-convolution, in the order of the .cfg. They are beta, gamma, mean and variance of the batch norm, or the bias
-of a convolution without batch norm; then the kernel (output, input, height, width). The variables are
-float32, little endian.
+int32 (its version) and the number of images that training has seen. Then follow the convolutions, in the
+order of the .cfg, in float32, little endian. A convolution has beta, gamma, mean and variance of its batch
+norm (or a bias, without batch norm), then its kernel (output, input, height, width).
 """
 
 import itertools
@@ -32,8 +31,7 @@ class Contents(NamedTuple):
     """The contents of a .weights file.
 
     Attributes:
-        values: path of a variable of the model -> array in Keras' layout. The heads' last convolutions have
-            the file's number of classes.
+        values: path of a variable of the model -> array in Keras' layout.
         convolutions: number of convolutions in the file. They are the first ones of the network.
         num_classes: number of classes; None if the file ends before the first head.
         seen: number of images that training has seen.
@@ -141,7 +139,7 @@ def _fit(
 
 
 def _read_header(content: bytes) -> tuple[int, int]:
-    """Returns (bytes of the header, images seen). Files before version 0.2 store images seen in 32 bits."""
+    """Returns (bytes of the header, images seen)."""
     if len(content) < 20:
         return 20, 0
     major, minor, _, seen = struct.unpack_from("<iiiQ", content)
