@@ -4,9 +4,8 @@
     python tools/copy_app.py yolov4 my_project --without=tfrecord,tf_pipeline
     python tools/copy_app.py efficientdet my_project --minimal    # leaves out every optional part
 
-The copy is a complete project: `make setup`, `make demo` and `make test` work in it. Parts that are left out
-have no files, flags, code or tests in it (tools/pruning.py). Functions that only other apps and tools call
-are not copied either (tools/unused.py).
+The copy is a complete project: `make setup`, `make demo` and `make test` work in it. It has no files, flags,
+code or tests of the parts that are left out, and no functions that only other apps and tools call.
 """
 
 import ast
@@ -82,7 +81,7 @@ PART_FLAGS = {
     "faster_coco": ("coco_backend",),
 }
 AUGMENTING = ("rotation", "auto_augment", "cutout_prob", "rand_augment_ops", "rand_augment_magnitude")
-# Part -> classes, functions and fields that belong to it, but are in files that stay in the copy.
+# Part -> what to remove from files that stay: classes, functions and fields.
 PART_NAMES = {
     "datacheck": ("common/args.py:ImagePolicy",),
     "tfrecord": (
@@ -106,7 +105,7 @@ PART_NAMES = {
         for name in ("PRESETS", "_NONE", *(f"{config}.{field}" for field in AUGMENTING))
     ),
 }
-# Part -> values of flags and config fields that need it. Tests that use these strings are left out.
+# Part -> values of flags and config fields that need the part, such as --strategy=horovod.
 PART_CHOICES = {
     "tfrecord": ("tfrecord",),
     "tf_pipeline": ("tensorflow",),
@@ -119,7 +118,7 @@ PART_CHOICES = {
     "faster_coco": ("faster",),
 }
 NAMES_PACKAGES = "common/training/run_directory.py"  # here "tensorflow" is a package, not a --pipeline_type
-# Part -> the parts that need it and are left out with it.
+# Part -> the parts that need it, so they are left out too.
 LEFT_OUT_ALONG = {
     "datacheck": ["tfrecord"],
     "tf_pipeline": ["video", "export", "bench"],
@@ -137,12 +136,12 @@ RECIPES = {
     "fine_tuning": ["finetune*.txt"],
     "horovod": ["*_8x*.txt", "*_coco_*gpu.txt", "retinanet_coco.txt"],
 }
-# Programs that no app imports.
+# Programs to copy, though no app imports them.
 TOOLS = (
     *("tools/synthetic.py", "tools/dry_run_process.py", "tools/replay_step.py"),
     "tools/conversion/coco_to_tfrecord.py",
 )
-# Copied without changes: the set-up with its pins and hashes, and the licence.
+# Copied without changes.
 SETUP = ("docker/setup_env.sh", "docker/build_horovod.sh", "docker/locks", "LICENSE", ".gitignore")
 
 
@@ -208,7 +207,7 @@ def copy(app: str, directory: pathlib.Path, without: Iterable[str] = ()) -> list
 
 
 def _lost(without: Iterable[str]) -> dict[str, Lost]:
-    """Returns path -> the names that the file can no longer use."""
+    """Returns path -> the lost names of this file (tools/pruning.py)."""
     lost_flags = _left_out_of(PART_FLAGS, without)
     words = [name for name in lost_flags if name != "label_map"]  # the metadata keep this key
     choices = [*words, *_left_out_of(PART_CHOICES, without)]
@@ -235,7 +234,7 @@ def left_out_files(app: str, without: Iterable[str]) -> frozenset[str]:
 
 
 def _product(app: str, left_out: frozenset[str], lost: dict[str, Lost]) -> dict[str, str]:
-    """Returns path -> text of the copied files except tests. Adds to `lost`."""
+    """Returns path -> text of the copied files except tests. Adds removed names to `lost`."""
 
     def read_with_opener(path: str) -> str:
         if path in left_out:
@@ -292,7 +291,7 @@ def _tests(
 
 
 def _lost_methods(product: Mapping[str, str], lost: Mapping[str, Lost]) -> Iterator[str]:
-    """Yields the attributes that the classes of a copy lose, for example "LabelMap.load"."""
+    """Yields the removed methods and fields of classes, for example "LabelMap.load"."""
     called = {
         node.attr
         for text in product.values()

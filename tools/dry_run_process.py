@@ -54,7 +54,7 @@ def small_image_size(image_size: tuple[int, int]) -> tuple[int, int]:
 
 
 def small_flags(a: Args, config: Any, processes: int, size: int) -> dict[str, Any]:
-    """Returns the flags that differ in the small run. `small_data` returns the flags of its data."""
+    """Returns the flags that the small run changes, without those of the data."""
     batch = min(a.batch_size, MAX_BATCH)
     images = min(size, IMAGES_PER_PROCESS * processes + 1)
     height, width = small_image_size(config.image_size)

@@ -1,9 +1,8 @@
 """Counts a detector's errors by kind, after TIDE (arXiv 2008.08115). `eval.py --errors` runs this module.
 
-As in COCO at IoU 0.5, only the 100 detections with the highest scores in each image and class count. In
-descending order of their scores, detections are matched to boxes of their class. Each takes the box that it
-overlaps most, among the boxes without a match. An unmatched detection in a crowd of its class is ignored.
-Each other detection gets the first kind of this list whose rule holds:
+As in COCO at IoU 0.5, the 100 detections with the highest scores in each image and class are matched to boxes
+of their class. The highest score comes first. An unmatched detection in a crowd of its class is ignored.
+Each remaining detection gets the first kind of this list whose rule holds:
 
     correct          matched to a box
     localisation     IoU of 0.1 to 0.5 with the box of its class that it overlaps most
@@ -12,12 +11,11 @@ Each other detection gets the first kind of this list whose rule holds:
     background       IoU below 0.1 with every box
     both             IoU of 0.1 to 0.5 with a box of another class
 
-The rules of localisation and classification name a box, and the error belongs to this box. An unmatched box
-gets the kind of its error with the highest score. If no error belongs to it, the box is missed.
+Each error of localisation or classification belongs to the box in its rule. An unmatched box gets the kind of
+the error with the highest score that belongs to the box. An unmatched box without errors is missed.
 
 Detections below a score threshold do not count. The default is the threshold with the highest F1 over all
 classes. dAP50 is the gain in AP50 if all errors of one kind are corrected. It uses detections of all scores.
-An error that gave a box its kind becomes a correct detection. All other errors of this kind are removed.
 """
 
 import io
@@ -123,7 +121,7 @@ def kinds_of_boxes(found: np.ndarray, truth: np.ndarray) -> tuple[np.ndarray, np
 
     Returns:
         kinds: int (M,), the kind of each box.
-        deciding: int (K,), indices of the K detections that gave a box its kind.
+        deciding: int (K,), indices of the detections from which boxes get their kinds.
     """
     order = np.lexsort((-found["score"], found["kind"] != CORRECT))
     order = order[np.isin(found["kind"][order], (CORRECT, CLASSIFICATION, LOCALISATION))]

@@ -1,14 +1,11 @@
-"""Removes code of a copied app (tools/copy_app.py) that uses lost names: names left out of the copy.
+"""Removes the code that uses lost names from a copied app. Lost names are those that the copy does not have.
 
-    from common.distributed import elastic     the module was left out: removed
-    if a.elastic:                              the flag was left out: removed with its body
-        return elastic.run(train, a)
+For example, a copy by tools/copy_app.py without the part "elastic" loses three of these lines:
+
+    from common.distributed import elastic     removed
+    if a.elastic:                              removed
+        return elastic.run(train, a)           removed
     return train(a)                            stays
-
-For each use, the smallest removable piece of code around it is removed: an entry of a list, an argument, an
-operand of `or` and `and`, a branch, or the statement. In a condition, a lost flag has its default value, and
-any other lost name is false. A name is also lost if all statements that define it were removed. If the
-remaining code would mean something else, UnsoundError is raised.
 """
 
 import ast
@@ -26,18 +23,17 @@ FLAG_OWNERS = ("a", "self._a")
 
 
 class UnsoundError(Exception):
-    """A statement that must stay uses a lost name. The message names the line."""
+    """Code that uses a lost name cannot be removed safely. The message names the line."""
 
 
 class Lost(NamedTuple):
-    """The names that a file can no longer use.
+    """The lost names of one file.
 
     Attributes:
-        names: scope -> names as the file writes them, such as "elastic", "loader.synthetic_boxes" and
-            "self._is_video". The scope is "" for the module, or for example "Run.save" for a method. The name
-            ".encoded" means the attribute `encoded` of any object.
-        flags: flag -> default, for uses such as `a.elastic` and for the fields of Args.
-        words: strings to remove from lists, keys and comparisons: names of flags and their values.
+        names: scope -> names as in the code, such as "elastic" and "self._is_video". The scope is "" for the
+            module, or for example "Run.save" for a method. ".encoded" means `encoded` of any object.
+        flags: lost flag -> its default value, which decides conditions such as `if a.elastic`.
+        words: lost strings: names of flags, and values of flags such as "horovod".
         is_test: whether the file is a test. A test function that uses a lost name is removed as a whole.
     """
 
@@ -69,7 +65,7 @@ class Place(NamedTuple):
     """A node of a syntax tree, and the nodes that contain it.
 
     Attributes:
-        above: (node, field) of each node that contains it, outermost first. The next node is in this field.
+        above: the nodes around `node`, outermost first, each with the field that leads to `node`.
     """
 
     node: Any
@@ -99,8 +95,8 @@ def prune(texts: dict[str, str], lost: Mapping[str, Lost], has: Callable[[str], 
 
     Args:
         texts: path -> text.
-        lost: path -> names that are lost in this file. The function adds names that become lost.
-        has: function that returns whether the copy has a file of this project.
+        lost: path -> lost names of this file. Names that removed code defined are added.
+        has: function (path) -> whether the copy has this file.
     """
     known = -1
     sound: dict[str, int] = {}  # path -> number of its lost names when it was last pruned
@@ -122,7 +118,7 @@ def prune(texts: dict[str, str], lost: Mapping[str, Lost], has: Callable[[str], 
 
 
 def pruned(text: str, lost: Lost) -> str:
-    """Returns the text without code that uses lost names. Adds names to `lost` that become lost."""
+    """Returns the text without code that uses lost names. Adds the names that this code defined to `lost`."""
     names = {name.rpartition(".")[2] for found in lost.names.values() for name in found}
     used = set(re.findall(r"\w+", text))
     if not any(
@@ -174,7 +170,7 @@ def _is_lost(place: Place, lost: Lost) -> bool:
 
 
 def _stored(node: ast.AST, without: ast.AST | None = None) -> set[str]:
-    """Returns the names that are assigned inside `node`, but not inside `without`."""
+    """Returns the names that are assigned in `node`. Skips the part `without`."""
     if node is without:
         return set()
     found = set().union(*(_stored(child, without) for child in ast.iter_child_nodes(node)))
@@ -188,13 +184,13 @@ class _Edit(SourceText):
         self._lost = lost
 
     def without_use(self, place: Place) -> str:
-        """Returns the text without the smallest removable piece around one use of a lost name."""
+        """Removes one use of a lost name, with as little code around it as possible."""
         if isinstance(place.node, ast.stmt):
             return self.without_statement(place)
         leaf, attribute = place.node, getattr(place.node, "attr", "")
         flag = attribute if attribute in self._lost.flags else ""
-        # The truth value of the code at `place`: at first a lost flag's default, or False for any other lost
-        # name. None means unknown.
+        # The truth value of the code at `place`; None: unknown. A lost flag has its default value. Any other
+        # lost name is False.
         is_true: bool | None = bool(self._lost.flags.get(flag))
         while True:
             node, (parent, field), above = place.node, place.above[-1], place.up
@@ -248,7 +244,7 @@ class _Edit(SourceText):
     def _compare(self, leaf: ast.AST, flag: str, operator: ast.cmpop, right: ast.expr) -> bool | None:
         """Returns the result of a comparison with a lost name; None: unknown."""
         if not flag:
-            # No value is equal to a lost word, and no value is in a lost table.
+            # If "horovod" is lost, `x == "horovod"` is always False.
             if isinstance(leaf, ast.Constant) or isinstance(operator, ast.In | ast.NotIn):
                 return isinstance(operator, ast.NotEq | ast.NotIn)
             is_none = isinstance(right, ast.Constant) and right.value is None
@@ -321,7 +317,7 @@ class _Edit(SourceText):
         return self.without_item(items, item)
 
     def _is_list(self, place: Place, leaf: ast.AST) -> bool:
-        """Returns whether an element may be removed. It may not if a row, result or command would lose it."""
+        """Returns whether the list or tuple at `place` may lose an element."""
         parent = place.above[-1][0]
         if str(getattr(leaf, "value", "")).startswith("--"):
             return False

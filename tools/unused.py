@@ -1,6 +1,6 @@
-"""Finds definitions in copied files that only files outside the copy use. copy_app.py removes them.
+"""Finds functions, classes and constants that a copy of one app (tools/copy_app.py) does not use.
 
-A name counts as used if a variable or an attribute has this name, or if a string equals it.
+For example, a copy of efficientdet does not use functions that only yolov4 calls.
 """
 
 import ast
@@ -44,7 +44,7 @@ def _classes(text: str) -> dict[str, set[str]]:
 
 @functools.cache
 def _references(text: str) -> tuple[list[tuple[str, str]], list[tuple[str, str]]]:
-    """Returns two lists of (scope, name): the definitions in a file, and the names that the file reads."""
+    """Returns two lists of (scope, name): what a file defines, and what it uses."""
     defined: list[tuple[str, str]] = []
     read: list[tuple[str, str]] = []
 

@@ -61,7 +61,7 @@ def export(
     if options.verify_annotations:
         evaluation = open_source(options.verify_images, options.verify_annotations, split="verify")
         check_labels(label_map, evaluation)
-    # Recent GPUs compute in TF32 by default, which would cause most of the difference.
+    # GPUs round to TF32 by default. That is too inexact for the comparison.
     tf.config.experimental.enable_tensor_float_32_execution(False)
     open_loader = functools.partial(make_loader, config=config, training=False, with_targets=False)
     metadata = weights.read_metadata(weights_file)

@@ -1,6 +1,6 @@
 """Converts TensorFlow functions to ONNX models, and joins these models by the names of their tensors.
 
-Each model is one part of the detector. So one part can be quantised alone, and another written by hand.
+Each model is one part of the detector. So one part can be quantised alone.
 """
 
 import contextlib
@@ -98,5 +98,5 @@ def _port(spec: tf.TensorSpec) -> onnx.ValueInfoProto:
 
 
 def _where(_: Any, node: Any, *__: Any) -> None:
-    """Converts tf.where to ONNX's Where. tf2onnx alone multiplies by 0 or 1, but 0 times NaN is NaN."""
+    """Converts tf.where to ONNX's Where. The conversion of tf2onnx is wrong for NaN."""
     node.type = "Where"

@@ -64,7 +64,7 @@ class Options(TrainedArgs):
 
     @property
     def verified_file(self) -> pathlib.Path:
-        """The file to compare with the weights. A TensorRT engine is not compared, but its ONNX file is."""
+        """The file to compare with the weights. For TensorRT this is the ONNX file."""
         return self.file.with_suffix(".onnx") if self.format == "tensorrt" else self.file
 
     @property

@@ -32,8 +32,8 @@ def to_int8(network: onnx.ModelProto, batches: Iterator[np.ndarray], *, tensorrt
     Args:
         network: the float32 network; its input is NETWORK_INPUT.
         batches: batches of network input, float32 (B, H, W, 3).
-        tensorrt: whether the result is for TensorRT. Then ranges of activations are symmetric. Biases stay in
-            float32, because TensorRT's DequantizeLinear takes no INT32 (microsoft/onnxruntime issue 17738).
+        tensorrt: whether the result is for TensorRT. TensorRT needs symmetric ranges of activations, and
+            biases in float32 (microsoft/onnxruntime issue 17738).
     """
     from onnxruntime.quantization import QuantFormat, QuantType, quantize_static
     from onnxruntime.quantization.shape_inference import quant_pre_process
@@ -69,8 +69,7 @@ def to_int8(network: onnx.ModelProto, batches: Iterator[np.ndarray], *, tensorrt
 def _separate_biases(graph: onnx.GraphProto) -> None:
     """Gives each convolution its own copy of its bias.
 
-    Otherwise ONNX Runtime copies shared biases, but a copy of `tensor_6` may get the name of another tensor,
-    such as `tensor_69`.
+    ONNX Runtime would also copy shared biases, but may give a copy the name of another tensor.
     """
     constants = {constant.name: constant for constant in graph.initializer}
     for number, node in enumerate(graph.node):

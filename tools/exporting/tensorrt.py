@@ -3,7 +3,7 @@
 The code is for TensorRT 10.16. The network is strongly typed: every tensor has the type that it has in the
 ONNX file. TensorRT 11 supports only such networks:
 https://docs.nvidia.com/deeplearning/tensorrt/11.4.0/api/migration/tensorrt-10x-to-11x-python-api-reference.html
-Convolutions in float32 run as TF32, TensorRT's default, which has a mantissa of 10 bits.
+Convolutions in float32 run as TF32, TensorRT's default.
 """
 
 import pathlib

@@ -42,9 +42,8 @@ def largest_difference(
 def difference(wanted: Detections, found: Detections, max_detections: int) -> float:
     """Compares each wanted detection with the nearest found one of its class. Returns the largest distance.
 
-    The distance is at most the score of the wanted detection. If its class was not found, it is this score.
-    If `found` has `max_detections` entries, NMS may have dropped detections with low scores. Then a wanted
-    detection that was not found is ignored if no found detection has a clearly lower score.
+    A distance is at most the score of the wanted detection. If `found` has `max_detections` entries, NMS may
+    have dropped detections with low scores. Such wanted detections are ignored.
     """
     boxes, scores, classes = found
     lowest = scores.min() if len(scores) == max_detections else 0.0

@@ -1,4 +1,4 @@
-"""Stand-ins for TensorFlow and Keras, with which the DALI graphs of both apps run without these packages.
+"""Stand-ins for TensorFlow and Keras, to run DALI graphs where these packages are missing.
 
     dali_alone.install()
     from efficientdet.pipeline import EfficientDetPipeline
@@ -22,7 +22,7 @@ class _Anything(type):
         return found
 
     def __call__(cls, *args: Any, **options: Any) -> Any:
-        """Makes an object. If a function is the only argument, acts as a decorator: returns the function."""
+        """Makes an object. As a decorator, returns the decorated function."""
         if len(args) == 1 and callable(args[0]) and not options:
             return args[0]
         return super().__call__(*args, **options)

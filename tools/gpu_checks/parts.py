@@ -115,14 +115,11 @@ def decode(images: str, annotations: str, load: float, roi: bool, device: str = 
 def compare(
     app: str, images: str, annotations: str, training: bool, device: str = "gpu", **more: Any
 ) -> Result:
-    """Compares three batches of the GPU graph with those of the CPU graph.
-
-    Images may differ by TOLERANCE or OTHERS, and all other tensors by BOXES.
+    """Compares three batches of the graph on `device` with three batches of the CPU graph.
 
     Args:
         images, annotations: the data of images.draw_kinds.
         training: whether to compare the training graphs or the evaluation graphs.
-        device: device of the second graph.
 
     Returns:
         File format -> mean pixel difference, in levels from 0 to 255. For training graphs the only key is

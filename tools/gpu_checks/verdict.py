@@ -38,7 +38,7 @@ def tables(rows: Rows) -> str:
 
 
 def _passed(rows: Rows, stage: str, **about: Any) -> list[tuple[dict, dict]]:
-    """Returns (about, result) of each passed case of a stage. Its `about` must contain the given values."""
+    """Returns (about, result) of each passed case of a stage that has the values `about`."""
     return [
         (row["about"], row["result"])
         for row in rows.values()

@@ -113,7 +113,7 @@ class Argument(NamedTuple):
     def _drawn(self, api: Api, limits: Range) -> Data:
         if not self.is_whole:
             return api.draw("random.uniform", range=tuple(limits))
-        # In float32 a number may be rounded up to `high + 1`, so `min` limits it to `high`.
+        # In float32 a number may be rounded up to `high + 1`.
         drawn = api.math.floor(api.draw("random.uniform", range=(limits.low, limits.high + 1.0)))
         return api.math.min(drawn, limits.high)
 
@@ -129,7 +129,7 @@ _KINDS = {  # the schema's type -> (kind, is_integer)
     types.DALIDataType.INTERP_TYPE: ("interpolation", False),
     types.DALIDataType.TENSOR_LAYOUT: ("layout", False),
 }
-# DALI's arguments that do not affect pixels, or that `--ops` expresses in another way.
+# DALI's arguments that `--ops` does not have.
 _LEFT_OUT = re.compile(
     "seed|preserve|save_attrs|minibatch_size|affine|pad_output|depthwise|axis|axes|axis_names|resize_[xy]|"
     "end|rel_end|normalized_.*|adjust_orientation|cache_.*|.*_(hint|padding|jpeg2k|z|d)"

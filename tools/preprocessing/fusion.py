@@ -13,8 +13,7 @@ from tools.preprocessing.arguments import Range
 from tools.preprocessing.chain import Chain, Step
 from tools.preprocessing.operators import OPERATORS, Arguments, decode_region
 
-# Interpolation -> radius in output pixels. Nearest-neighbour resizing is not combined with other operators,
-# because a tiny shift would change pixels.
+# Interpolation -> radius in output pixels. Nearest-neighbour resizing is not combined with other operators.
 _RADIUS = dict.fromkeys((types.INTERP_LINEAR, types.INTERP_TRIANGULAR), 1)
 _RADIUS |= {types.INTERP_CUBIC: 2, types.INTERP_LANCZOS3: 3}
 _MARGIN = 3.0  # source pixels, for chroma
@@ -54,8 +53,7 @@ def _decode_resize_crop(api: Api, encoded: Data, arguments: Arguments) -> Data:
     place = api.ops.stack(*(scale * 0 + arguments.get(name, 0.5) for name in ("crop_pos_y", "crop_pos_x")))
     room = api.ops.cast(resized - crop, dtype=types.FLOAT64)
     corner = api.ops.cast(api.math.floor(room * place + 0.5), dtype=types.FLOAT)
-    # DALI rounds `resized` to whole pixels, but keeps scale and centre. So the resized image begins and ends
-    # at slightly different places than the original image.
+    # DALI rounds `resized` to whole pixels, but keeps scale and centre. This moves the edges slightly.
     start = (size - resized * pixel) * 0.5 + corner * pixel
     end = start + crop * pixel
     radius = _RADIUS[arguments.get("interp_type", types.INTERP_LINEAR)]

@@ -74,7 +74,7 @@ def open_image_source(
         listed = " and ".join(f"{name!r} is {form}" for form, name in forms.items())
         raise UserError(f"{path}: {listed}, but all must be encoded or arrays of one dtype")
     labelled = {image.label is not None for image in kept}
-    # DALI misreads data where only some images have a label, or a file name is not UTF-8.
+    # DALI misreads images if only some have labels, or if a file name is not UTF-8.
     can_read = len(labelled) == 1 and all(image.file.isprintable() for image in kept)
     reader = content.make_reader(kept, labelled.pop()) if can_read else None
     return ImageSource(kind, kept, content, reader, opening.label_names, "encoded" not in forms)

@@ -192,7 +192,7 @@ def _row(
     """Makes an operator.
 
     Args:
-        own: arguments that are added to those of DALI's schema.
+        own: arguments that DALI's schema does not have.
         schema: name of DALI's schema. None: derived from the operator's name. "": no schema.
         call: function that applies the operator. None: DALI's operator of the same name.
     """
@@ -237,5 +237,5 @@ _ROWS = (
 )
 OPERATORS = {row.name: row for row in _ROWS}
 DECODERS = ("decode", "decode_random_crop", "decode_region")
-# These operators expect channels in the order RGB, even if an argument says BGR (DALI 2.4 on a CPU).
+# These operators are correct only for RGB images, not for BGR (DALI 2.4 on a CPU).
 NEED_RGB = ("color_twist", "saturation", "hue", "hsv", "jpeg_compression_distortion")

@@ -45,7 +45,7 @@ class Output(NamedTuple):
     """An output for samples, checked before anything runs.
 
     Attributes:
-        files: the files to write, without indexes and tables. For one file per image: only the directory.
+        files: the files to write. For one file per image: only the directory.
         encoding: options of Pillow's `save` for image files and records.
         is_bgr: whether images with three channels are BGR.
         label_names: label -> name; may be empty.
@@ -262,7 +262,7 @@ class Kind(NamedTuple):
 
     Attributes:
         write: function (output, directory, samples, number of samples) -> a line about the files.
-        beside: suffix of a second file that is written with each file; "" for none.
+        beside: suffix of the index or table beside each file; "" for none.
         flags: flags that have an effect on this kind of output.
     """
 

@@ -95,7 +95,7 @@ class Part:
         return dali_ops.order(self.training, self.seed, in_container=operator not in ("file", "numpy"))
 
     def _in_batches(self, batch_size: int, batch: int, row: int) -> int:
-        """Returns the position in the source of image number `row` in batch number `batch`.
+        """Returns the position in the source of image `row` of batch `batch`.
 
         In evaluation, a shard repeats its last image until all shards have the same number of batches.
         """

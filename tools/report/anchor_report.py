@@ -53,10 +53,9 @@ class AnchorReport(NamedTuple):
         boxes: number of boxes in the sample, without crowds.
         too_small: boxes dropped because a side is below min_box_size.
         over_limit: boxes dropped because their image has more than max_instances.
-        unreached: boxes without an anchor whose IoU is above MATCH_IOU. They get their best anchor or none.
+        unreached: boxes that have no IoU above MATCH_IOU with any anchor.
         lost: boxes that get no anchor, because their best anchor is assigned to another box.
-        fits: anchor scale -> how well anchors of this scale fit the boxes. The scales are SCALES and the
-            scale of `anchors`.
+        fits: anchor scale -> how well anchors of this scale fit the boxes.
     """
 
     anchors: Anchors
@@ -136,7 +135,7 @@ def match(
     last = _last_of_each(box, overlap, anchor)  # of equal IoUs the last anchor
     best[box[last]] = anchor[last]
     above = overlap > MATCH_IOU
-    # The pair of a box and its best anchor gets the overlap 2.0, above any IoU. So this pair wins.
+    # A box and its best anchor get the overlap 2.0. This pair wins against all pairs with an IoU.
     box = np.concatenate([box[above], np.arange(len(boxes))])
     place = image[box] * anchors.num_anchors + np.concatenate([anchor[above], best])
     chosen = _last_of_each(place, np.concatenate([overlap[above], np.full(len(boxes), 2.0)]), box)
@@ -151,14 +150,12 @@ def _last_of_each(group: np.ndarray, *keys: np.ndarray) -> np.ndarray:
 def _candidates(boxes: np.ndarray, anchors: Anchors, iou: np.ndarray) -> tuple[np.ndarray, ...]:
     """Finds the pairs of a box and an anchor that can match, without computing the IoU of all pairs.
 
-    A match needs a minimum intersection, which limits the distance of the two centres along each axis.
-
     Returns:
         For the C pairs: int (C,), the boxes; int (C,), the anchors; float32 (C,), the IoUs.
     """
     kinds, k = templates(anchors), anchors.anchors_per_location
     found = [(np.zeros(0, int), np.zeros(0, int), np.zeros(0, np.float32))]
-    # The slack allows for rounding: in float32 the sides of a tiny box have few correct digits.
+    # The slack allows for rounding errors of tiny boxes.
     sides = (boxes[:, 2:] - boxes[:, :2]).astype(np.float64)
     slack = np.minimum(1e-3 + 2e-6 * (1 / sides).sum(axis=1), 0.9)
     least = np.minimum(MATCH_IOU, iou.max(axis=1, initial=0)) * (1 - slack)

@@ -61,7 +61,7 @@ def write(path: str | os.PathLike, sections: Sequence[Section]) -> None:
     environment.filters["png"] = _png
     page = environment.get_template("page.html").render(sections=sections)
     with user_errors(f"cannot write the report {os.fspath(path)}"):
-        # Some file names are not UTF-8. Python keeps their bytes as lone surrogates, which "utf-8" rejects.
+        # Some file names are not UTF-8, so they cannot be encoded without "backslashreplace".
         write_bytes(path, page.encode("utf-8", "backslashreplace"))
 
 

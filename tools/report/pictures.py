@@ -43,7 +43,7 @@ def sheet(annotations: Annotations, encoded: Callable[[int], bytes]) -> np.ndarr
 
 
 def choose(annotations: Annotations, seed: int = 0) -> list[int]:
-    """Returns indices of images. The first `MOST` have the most boxes; `OTHERS` more images are random."""
+    """Returns indices of images: the `MOST` images with the most boxes, then `OTHERS` random images."""
     counts = np.diff(annotations.target_boxes.row_splits)
     most = np.argsort(-counts, kind="stable")[:MOST]
     others = np.setdiff1d(np.flatnonzero(counts), most)

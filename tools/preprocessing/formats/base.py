@@ -23,12 +23,11 @@ class Image(NamedTuple):
     """One image of a source.
 
     Attributes:
-        name: name of the image in the data. Several images can have the same name. A name can be a path
-            that points outside of the directory.
+        name: name of the image in the data. Several images can have the same name.
         file: path of the file that contains the image; "" if there is none.
         place: numbers that locate the image in its file.
-        form: the dtype, if the image is an array. An encoded image has "encoded", "" or, if DALI reads it
-            from LMDB, a key of lmdb_images._READERS.
+        form: the dtype, if the image is an array; "encoded" or "" for an encoded image. For an image in
+            LMDB, a key of lmdb_images._READERS.
     """
 
     name: str
@@ -61,8 +60,7 @@ class Content(NamedTuple):
     """All images that a format finds, including those that cannot be used.
 
     Attributes:
-        images: tuples (Image, name for messages, content). If the image was checked already, the third
-            value is the result of the check.
+        images: tuples (Image, name for messages, content, or the result if it was checked already).
         load: reads one image: encoded, uint8 (bytes,), or an array (H, W, C).
         make_reader: function (images, has_labels) -> DALI's reader. Returns None if DALI would misread the
             images.
@@ -151,7 +149,7 @@ def check_file(file: str) -> None:
 
 
 def store_indexes(images: Sequence[Image], head: str, line: Callable[[int, Image], str]) -> dict[str, str]:
-    """Writes indexes for DALI into the cache. Returns a dict: file that contains images -> its index file.
+    """Writes indexes for DALI into the cache. Returns a dict: file with images -> index file.
 
     Args:
         head: text before the lines of an index; `{}` is replaced by the number of lines.

@@ -2,10 +2,8 @@
 
 TFRecords: `image/encoded` is the image, `image/filename` its name, and `image/class/label` its label.
 
-RecordIO (dmlc-core include/dmlc/recordio.h): a record has one or several parts. A part is a magic number, a
-word with the length of the data and the type of the part, the data, and zeros up to a multiple of four bytes.
-If the data contain the magic number, the record is split there. The header of an image is IRHeader in
-python/mxnet/recordio.py of apache/mxnet.
+RecordIO: dmlc-core include/dmlc/recordio.h describes the parts of a record. The header of an image is
+IRHeader in python/mxnet/recordio.py of apache/mxnet.
 
 WebDataset (webdataset/webdataset README, and dali/operators/reader/loader/webdataset_loader.cc of
 NVIDIA/DALI): a sample is, for example, `0001.jpg` and `0001.cls`, which contains the label in digits.

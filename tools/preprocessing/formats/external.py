@@ -92,7 +92,7 @@ def _imported(path: str) -> Any:
 
 
 def _function_of(found: Any, path: str) -> tuple[Callable[[int], Any], bool]:
-    """Returns a function (number of a step -> sample or batch), and whether steps can run in any order."""
+    """Returns a function (step number -> sample or batch), and whether steps can run in any order."""
     if hasattr(found, "__len__") and hasattr(found, "__getitem__"):
         return lambda number: found[number] if number < len(found) else next(iter(())), True
     if isinstance(found, Iterable) and not isinstance(found, Iterator | type):
@@ -114,7 +114,7 @@ def _function_of(found: Any, path: str) -> tuple[Callable[[int], Any], bool]:
 
 
 class _Iterable:
-    """Returns elements of an iterable by number. To go back to an earlier element, it starts again."""
+    """Returns elements of an iterable by number. An earlier element starts a new iteration."""
 
     def __init__(self, make: Callable[[], Iterable]) -> None:
         self._make, self._next, self._left = make, 0, iter(())

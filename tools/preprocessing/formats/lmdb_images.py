@@ -44,8 +44,7 @@ def open_lmdb(opening: Opening) -> Content:
         count = transaction.stat()["entries"]
 
     def reader(images: Sequence[Image], labelled: bool) -> Reader | None:
-        # DALI reads only a file named data.mdb. All its values must be stored in the same format, because
-        # DALI cannot skip values.
+        # DALI reads only a file named data.mdb, and only if all values have the same format.
         directory, name = os.path.split(file)
         found = _READERS.get(images[0].form)
         if found is None or name != _NAME or [image.form for image in images] != count * [images[0].form]:
@@ -123,7 +122,7 @@ def _fields(message: bytes) -> dict[int, list[Any]]:
 
 
 def _number(values: list[Any], kind: int) -> float | None:
-    """Returns the number in a protobuf field, or None if the field does not have exactly one number."""
+    """Returns the only number in a protobuf field; None if there is no number or several."""
     packed = values[0] if len(values) == 1 else b""
     if isinstance(packed, int) and kind == _FLOAT:
         packed = (packed % 2**32).to_bytes(4, "little")
