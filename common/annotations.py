@@ -116,7 +116,7 @@ class Annotations:
         return clipped, np.any(boxes != clipped, axis=1), has_area
 
     def limit(self, max_instances: int, images: int = 1) -> int | None:
-        """Returns `max_instances`, or None if no group of `images` images has more boxes than that."""
+        """Returns `max_instances` if `images` images can have more boxes than that together, else None."""
         most = int(np.diff(self.target_boxes.row_splits).max(initial=0))
         return max_instances if images * most > max_instances else None
 

@@ -72,7 +72,7 @@ def make_pipeline(config: Config, shard_id: int = 0, num_shards: int = 1) -> Pip
         size = fn.peek_image_shape(jpegs, adjust_orientation=False)[0:2] * 1.0  # (height, width) as stored
         window, new_size, boxes, labels = random_crop(config, size, boxes, labels)
         images = fn.resize(decode(jpegs, window, on_gpu), size=new_size * 1.0)
-        # Convert boxes from 0..1 of the image to 0..1 of the window, and clip them.
+        # Convert boxes to 0..1 of the window, and clip them.
         boxes = math.clamp((boxes * xyxy(size) - xyxy(window[0:2])) / xyxy(window[2:4]), 0.0, 1.0)
         images, boxes = augment(config, images, boxes)
         place = {"crop": config.image_size, "crop_pos_x": 0, "crop_pos_y": 0, "out_of_bounds_policy": "pad"}
@@ -96,7 +96,6 @@ def xyxy(yx):  # (y, x), (2,) or (n, 2) -> (x, y, x, y), float32 (1, 4) or (n, 4
 
 
 # Each reader returns encoded images, boxes (float32 (N, 4), ltrb in 0..1) and labels (int32 (N,), from 1).
-# Boxes without an area are dropped.
 def read_coco(config: Config, order: dict):
     """Reads a COCO json without its crowds. Renumbers images, because DALI rejects ids of 2**31 or more."""
     document = json.loads(pathlib.Path(config.annotations).read_bytes())
@@ -154,13 +153,7 @@ def decode(jpegs, window, on_gpu: bool):
 
 
 def random_crop(config: Config, size, boxes, labels):
-    """Chooses the part of an image to use.
-
-    Returns:
-        window: int32 (4,), top, left, height, width in pixels of the stored image.
-        new_size: int32 (2,), height and width of the window after resizing.
-        boxes, labels: those of the image. For min_iou_crop, only those that DALI keeps.
-    """
+    """Returns the crop window (top, left, height, width), its new size (height, width), boxes and labels."""
     assert config.crop in CROPS, config.crop
     limit = constant(np.int32(config.image_size))
     if config.crop == "scale_jitter":  # a random part of the image at a random scale (google/automl)
@@ -213,8 +206,7 @@ def select_boxes(boxes, labels, min_size=0.0, limit: int = 2**14):
     area, is_before = sides[:, 0] * sides[:, 1] * is_large, column(number) < number  # (N,), (N, N)
     is_larger = (column(area) > area) | ((column(area) == area) & is_before)
     kept = is_large * (int_sum(int32(is_larger), axes=[0]) < limit)
-    # DALI lacks boxes[kept]. The matrix `move` of 0 and 1 replaces it: each row selects one box.
-    # Slice only after `==`, because DALI compares slices wrongly.
+    # Each row of `move` selects one box. Slice only after `==`, because DALI compares slices wrongly.
     row = int_sum(is_before * column(kept), axes=[0])
     move = (kept * (column(number) == row))[: int_sum(kept)]  # (M, N)
     bits = int_sum(fn.expand_dims(move, axes=[2]) * fn.reinterpret(boxes, dtype=types.INT32), axes=[1])
@@ -248,10 +240,7 @@ def encode(config: Config, boxes, labels) -> list:
 
 
 def make_dataset(config: Config, shard_id: int = 0, num_shards: int = 1):
-    """Returns an endless dataset of (images, dict of the other outputs).
-
-    On a GPU, an element is a tuple of all outputs.
-    """
+    """Returns an endless dataset of (images, dict of the other outputs). On a GPU, it has tuples."""
     import nvidia.dali.plugin.tf as dali_tf
     import tensorflow as tf
 

@@ -99,7 +99,6 @@ def xyxy(yx):  # (y, x), (2,) or (n, 2) -> (x, y, x, y), float32 (1, 4) or (n, 4
 
 
 # Each reader returns encoded images, boxes (float32 (N, 4), ltrb in 0..1) and labels (int32 (N,), from 1).
-# Boxes without an area are dropped.
 def read_coco(config: Config, order: dict):
     """Reads a COCO json without its crowds. Renumbers images, because DALI rejects ids of 2**31 or more."""
     document = json.loads(pathlib.Path(config.annotations).read_bytes())
@@ -231,8 +230,7 @@ def select_boxes(boxes, labels, min_size=0.0, limit: int = 2**14):
     area, is_before = sides[:, 0] * sides[:, 1] * is_large, column(number) < number  # (N,), (N, N)
     is_larger = (column(area) > area) | ((column(area) == area) & is_before)
     kept = is_large * (int_sum(int32(is_larger), axes=[0]) < limit)
-    # DALI lacks boxes[kept]. The matrix `move` of 0 and 1 replaces it: each row selects one box.
-    # Slice only after `==`, because DALI compares slices wrongly.
+    # Each row of `move` selects one box. Slice only after `==`, because DALI compares slices wrongly.
     row = int_sum(is_before * column(kept), axes=[0])
     move = (kept * (column(number) == row))[: int_sum(kept)]  # (M, N)
     bits = int_sum(fn.expand_dims(move, axes=[2]) * fn.reinterpret(boxes, dtype=types.INT32), axes=[1])
@@ -240,10 +238,7 @@ def select_boxes(boxes, labels, min_size=0.0, limit: int = 2**14):
 
 
 def make_dataset(config: Config, shard_id: int = 0, num_shards: int = 1):
-    """Returns an endless dataset of (images, dict of the other outputs).
-
-    On a GPU, an element is a tuple of all outputs.
-    """
+    """Returns an endless dataset of (images, dict of the other outputs). On a GPU, it has tuples."""
     import nvidia.dali.plugin.tf as dali_tf
     import tensorflow as tf
 

@@ -29,8 +29,8 @@ IGNORE_CHUNK = 16  # number of boxes that are compared with all predictions at o
 class Assignment(NamedTuple):
     """The assignment of M boxes per image to the predictions of a head: K anchors, h x w cells, C classes.
 
-    With neighbour_cells, M is 3 times the number of boxes: first all boxes with their own cells, then with
-    the cells in the nearest column, then with those in the nearest row.
+    With neighbour_cells, each box is there three times: with its own cell, with the cell in the nearest
+    column and with the cell in the nearest row. So M is three times the number of boxes.
     """
 
     boxes: tf.Tensor  # float32 (B, M, 4), ltrb, normalised; the whole image for an invalid box

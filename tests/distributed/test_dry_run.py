@@ -68,8 +68,7 @@ def one_process(drawn_records, tmp_path_factory):
 @pytest.fixture
 def result(one_process):
     """Made by copying one_process. Only the ranks' image ids differ."""
-    dry = copy.deepcopy(one_process[0])
-    dry.processes = 2
+    dry = copy.deepcopy(one_process[0])._replace(processes=2)
     for session in dry.sessions:
         (rank_0,) = session.ranks
         rank_0["peak"] *= 2
@@ -108,7 +107,7 @@ def test_the_numbers_are_those_of_the_real_flags(result):
     assert "each image evaluated once; AP 0." in lines["evaluation"]
     values = result.sessions[0].ranks[0]["trainable_values"]
     assert values > 50_000 and f"{values * 4 / 1e6:.1f} MB per step" in lines["weights"]
-    result.flags = dataclasses.replace(result.flags, compression="fp16")
+    result = result._replace(flags=dataclasses.replace(result.flags, compression="fp16"))
     assert f"{values * 2 / 1e6:.1f} MB per step" in dry_run.CHECKS["weights"](result)[1]
 
 
@@ -131,16 +130,18 @@ FAULTS = {  # name: (session, rank or None for the session itself, field, its ne
 
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_wrong_record_fails_its_check_and_no_other(result, fault):
-    session, rank, name, wrong, check = FAULTS[fault]
-    session = result.sessions[session]
-    fields = vars(session) if rank is None else session.ranks[rank]
-    fields[name] = wrong(fields[name])
+    number, rank, name, wrong, check = FAULTS[fault]
+    session = result.sessions[number]
+    if rank is None:
+        result.sessions[number] = session._replace(**{name: wrong(getattr(session, name))})
+    else:
+        session.ranks[rank][name] = wrong(session.ranks[rank][name])
     assert failing(result) == [check]
 
 
 def test_a_place_that_cannot_be_written_to(result, tmp_path):
     (tmp_path / "file").write_text("")
-    result.flags = dataclasses.replace(result.flags, output_dir=f"{tmp_path}/file/run")
+    result = result._replace(flags=dataclasses.replace(result.flags, output_dir=f"{tmp_path}/file/run"))
     assert failing(result) == ["saving"]
 
 

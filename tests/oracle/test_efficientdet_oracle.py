@@ -1,3 +1,5 @@
+"""Compares pipeline.py and crops.py of efficientdet with computations in NumPy."""
+
 import dataclasses
 import math
 

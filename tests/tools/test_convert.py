@@ -154,7 +154,7 @@ def test_smaller_images_never_replace_the_originals(yolo, tmp_path):
     assert "images_20/a.png exists already" in refused("yolo", "coco", **given)
     run("yolo", "coco", **given, overwrite=True)
     again = {**given, "input": tmp_path / "y.json", "images": tmp_path / "set" / ".." / "images_20"}
-    assert "images_20 is the directory of the original" in refused("coco", "coco", **again, overwrite=True)
+    assert "images_20 has the original images" in refused("coco", "coco", **again, overwrite=True)
 
 
 IMPOSSIBLE = [

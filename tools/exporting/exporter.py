@@ -79,7 +79,7 @@ def export(
         _compare_ap(detectors | {str(options.file): file}, options.quantize, loader, label_map)
     if options.quantize == "none" and not largest <= verify.FLOAT_LIMIT:  # or NaN
         raise UserError(
-            f"{options.verified_file} is written, but differs from the weights by {largest:.1e}, more than "
+            f"{options.verified_file} is written, but its outputs differ from the model by {largest:.1e} > "
             f"{verify.FLOAT_LIMIT:g}. This can be rounding if the network trained for only a few epochs: use "
             "the file only if --verify_annotations shows the same AP"
         )

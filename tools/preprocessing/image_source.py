@@ -72,7 +72,7 @@ def open_image_source(
     forms = {image.form if image.form in ARRAYS else "encoded": image.name for image in kept}
     if len(forms) > 1:
         listed = " and ".join(f"{name!r} is {form}" for form, name in forms.items())
-        raise UserError(f"{path}: {listed}, but all must be encoded or arrays of one dtype")
+        raise UserError(f"{path}: {listed}: give only encoded images, or only arrays of one dtype")
     labelled = {image.label is not None for image in kept}
     # DALI misreads images if only some have labels, or if a file name is not UTF-8.
     can_read = len(labelled) == 1 and all(image.file.isprintable() for image in kept)

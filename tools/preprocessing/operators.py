@@ -60,7 +60,7 @@ def decode_random_crop(api: Api, encoded: Data, arguments: Arguments) -> Data:
 
 
 def decode_region(api: Api, encoded: Data, arguments: Arguments) -> Data:
-    """Decodes the part start=TOP/LEFT, shape=HEIGHT/WIDTH (pixels), or rel_start, rel_shape (0 to 1)."""
+    """Decodes a part: start=TOP/LEFT and shape=HEIGHT/WIDTH in pixels, or rel_start and rel_shape in 0..1."""
     return api.ops.decoders.image_slice(encoded, axes=[0, 1], **_decoding(api, arguments))
 
 

@@ -1,4 +1,4 @@
-"""Tests tools/exporting, and how common/evaluation/exported.py chooses a GPU."""
+"""Tests options.py and tensorrt.py of tools/exporting, and how common/evaluation/exported.py chooses a GPU."""
 
 import pathlib
 import sys

@@ -232,7 +232,7 @@ def test_a_table_an_index_or_another_set_of_records_in_the_way_counts_too(tmp_pa
         (tmp_path / name).write_text("mine")
         assert name in refusal(output, f"{tmp_path}/{name[:-4]}")
     output(tmp_path / "y.tfrecord", output_shards=2).write(samples(images(2)), 2)
-    for output_shards, said in ((1, "another set"), (2, "--overwrite")):
+    for output_shards, said in ((1, "an earlier conversion"), (2, "--overwrite")):
         assert said in refusal(output, tmp_path / "y.tfrecord", output_shards=output_shards)
 
 
