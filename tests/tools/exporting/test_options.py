@@ -1,4 +1,4 @@
-"""Tests options.py and tensorrt.py of tools/exporting, and how common/evaluation/exported.py chooses a GPU."""
+"""Tests options.py and tensorrt.py of tools/exporting, and the choice of a GPU in evaluation/exported.py."""
 
 import pathlib
 import sys
