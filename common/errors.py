@@ -7,7 +7,7 @@ import difflib
 import functools
 import re
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection
 
 from absl import app, logging
 
@@ -37,13 +37,12 @@ def is_lost_rank(error: BaseException) -> bool:
     return bool(_LOSS.search(str(error)))
 
 
-def unknown(kind: str, name: str, known: Iterable[str]) -> UserError:
+def unknown(kind: str, name: str, known: Collection[str]) -> UserError:
     """Returns the error for an unknown name. It suggests the most similar known name.
 
     >>> str(unknown("model", "yolo4", ["efficientdet-d0", "yolov4"]))
     "unknown model 'yolo4': did you mean 'yolov4'? Known: efficientdet-d0, yolov4"
     """
-    known = list(known)
     near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
     hint = f" did you mean {near[0]!r}?" if near else ""
     return UserError(f"unknown {kind} {name!r}:{hint} Known: {', '.join(known)}")

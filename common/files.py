@@ -15,6 +15,7 @@ import pathlib
 import shutil
 import stat
 import tempfile
+import uuid
 from collections.abc import Callable, Iterator
 
 from common.errors import UserError
@@ -86,9 +87,8 @@ def write_directory(path: str | os.PathLike, writer: Callable[[pathlib.Path], ob
 
 def remove_directory(path: str | os.PathLike) -> None:
     """Removes a directory. After a crash, the directory is either complete or gone."""
-    temporary = tempfile.mkdtemp(prefix=TEMPORARY, dir=pathlib.Path(path).parent)
-    os.replace(path, temporary)  # replaces the empty directory
-    shutil.rmtree(temporary)
+    path = pathlib.Path(path)
+    shutil.rmtree(path.rename(path.with_name(f"{TEMPORARY}{uuid.uuid4().hex[:8]}")))
 
 
 def remove_unfinished(directory: str | os.PathLike) -> None:

@@ -280,8 +280,7 @@ def _smooth_noise(rng: Rng, height: int, width: int, cells: int) -> np.ndarray:
 
 def _colour(rng: Rng, saturation: tuple[float, float], value: tuple[float, float]) -> np.ndarray:
     """Returns a random colour of any hue, float32 (3,) RGB in 0..255."""
-    offsets = np.array([0, 2 / 3, 1 / 3])
-    hue = np.clip(np.abs((rng.random() + offsets) % 1 * 6 - 3) - 1, 0, 1)
+    hue = np.clip(np.abs((rng.random() + np.array([0, 2 / 3, 1 / 3])) % 1 * 6 - 3) - 1, 0, 1)
     mixed = 1 - rng.uniform(*saturation) * (1 - hue)
     return (255 * rng.uniform(*value) * mixed).astype(np.float32)
 

@@ -232,7 +232,7 @@ def look_up(names: list[str], known: Mapping[str, int], origin: str) -> list[int
     image_ids = [known.get(name, known.get(os.path.basename(name))) for name in names]
     if (left_out := image_ids.count(None)) == len(names):
         raise UserError(f"{origin} lists none of the files in --images ({names[0]!r}, ...): check both flags")
-    log(f"{origin} lists {len(names) - left_out} of {len(names)} files in --images; the others are skipped")
+    log(f"{origin} lists {len(names) - left_out} of {len(names)} files in --images; {left_out} are skipped")
     return image_ids
 
 

@@ -66,15 +66,15 @@ def predict(
             raise the error after they have finished their shards.
     """
     seen: set[int] = set()
-    batches = loader.iterator()
+    with ranks.raise_on_any_rank():
+        batches = loader.iterator()
     results: list[dict[str, Any]] = []
     problem: UserError | None = None
     bar = progress.Bar(title, loader.steps_per_epoch)
     for done in range(1, loader.steps_per_epoch + 1):
         if problem is None:
             try:
-                found_in_batch = _detect_next(detect, batches, loader, explain)
-                results += coco_metrics.to_results(*found_in_batch, label_map, seen)
+                results += coco_metrics.to_results(*_next(detect, batches, loader, explain), label_map, seen)
             except UserError as error:
                 problem = error
             bar.step()
@@ -92,7 +92,7 @@ def predict(
     return sorted(itertools.chain.from_iterable(parts), key=operator.itemgetter("image_id"))
 
 
-def _detect_next(
+def _next(
     detect: Detect, batches: Iterator, loader: BaseLoader, explain: Explain
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     """Returns boxes, scores, classes, image ids and image sizes of the next batch."""

@@ -129,9 +129,9 @@ def check(a: Args, ranks: "Ranks", identity: Identity) -> bool:
     """
     with ranks.raise_on_any_rank():
         if differing := identity.differences(ranks.broadcast_object(identity.values)):
+            names = ", ".join(differing)
             raise UserError(
-                f"rank {ranks.rank} and rank 0 do not have the same {', '.join(differing)}: give all ranks "
-                "the same flags and the same data"
+                f"ranks 0 and {ranks.rank} differ in {names}: give all ranks the same flags and data"
             )
         resumed = ranks.rank == 0 and _check_directory(a, identity)
     return ranks.broadcast_object(resumed)
@@ -162,7 +162,8 @@ def claim(a: Args, identity: Identity) -> pathlib.Path:
                 else:
                     path.unlink(missing_ok=True)
         content = json.dumps(identity.values, indent=2).encode() + b"\n"
-        files.write_bytes(directory / RUN, content)
+        if not (directory / RUN).exists() or (directory / RUN).read_bytes() != content:
+            files.write_bytes(directory / RUN, content)
     return directory
 
 
@@ -273,7 +274,7 @@ def prune(directory: pathlib.Path, keep: int) -> None:
     """
     found = [path for path in saved(directory) if math.isfinite(_serial(path))]
     staying = {*found[-keep:], *[path for path in found if at_boundary(path)][-1:]}
-    for path in {*found} - staying:
+    for path in [path for path in found if path not in staying]:
         files.remove_directory(path)
 
 
@@ -300,5 +301,8 @@ def _serial(path: pathlib.Path) -> float:
 
 
 def _checksums(directory: pathlib.Path) -> list[str]:
-    paths = sorted(path for path in directory.iterdir() if path.name != _CHECKSUMS)
-    return [f"{hashlib.sha256(path.read_bytes()).hexdigest()}  {path.name}\n" for path in paths]
+    lines = []
+    for path in sorted(path for path in directory.iterdir() if path.name != _CHECKSUMS):
+        with path.open("rb") as stream:
+            lines.append(f"{hashlib.file_digest(stream, 'sha256').hexdigest()}  {path.name}\n")
+    return lines

@@ -165,7 +165,7 @@ IMPOSSIBLE = [
     ("tfrecord", "coco", {"input": "gone*"}, "no file matches"),
     ("yolo", "coco", {"output": "."}, "--output=. is a directory: add a file name"),
     ("yolo", "coco", {"output": "new/"}, "--output=new/ is a directory: add a file name"),
-    ("yolo", "tfrecord", {"output": "set/", "holdout": 0.5}, "output=set/ is a directory: add the beginning"),
+    ("yolo", "tfrecord", {"output": "set/", "holdout": 0.5}, "output=set/ is a directory: add a file name"),
     ("tfrecord", "tfrecord", {"holdout": 0.5}, "--from=tfrecord --to=tfrecord: there is nothing to convert"),
     ("yolo", "coco", {"holdout": 0.0}, "--holdout=0.0: give a fraction above 0 and below 1"),
     ("yolo", "coco", {"holdout": float("nan")}, "--holdout=nan: give a fraction above 0 and below 1"),

@@ -71,4 +71,4 @@ def _formats(source: Source, policy: ImagePolicy) -> dict[str, int]:
     if isinstance(source, CocoSource):
         facts = inspect_files(source.images_dir, source.annotations.file_names, policy)
         return collections.Counter(fact.image_format for fact in facts)
-    return getattr(source, "formats", {})
+    return source.formats  # type: ignore[attr-defined]  # a TFRecordSource

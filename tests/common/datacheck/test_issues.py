@@ -40,6 +40,8 @@ def test_every_kind_can_be_said():
         assert "\n" not in line and not line.endswith(".") and "  " not in line
         if row.severity is Severity.IMAGE:
             assert "--on_bad_image=skip" in line
+    with pytest.raises(KeyError, match="box-negativ"):
+        Issues("x").add_many("box-negativ", 0, [])
 
 
 def test_every_kind_is_looked_for():

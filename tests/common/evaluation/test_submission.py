@@ -52,7 +52,7 @@ def test_ids_from_an_image_list_without_annotations(tmp_path, capsys):
     assert look_up(["a/c.jpg", "x/b.jpg"], known, "f") == [4, 9]
     assert look_up(["d.jpg", "b.jpg", "e.jpg"], known, "f") == [None, 9, None]
     said = capsys.readouterr().err.splitlines()
-    assert said[1] == "f lists 1 of 3 files in --images; the others are skipped"
+    assert said[1] == "f lists 1 of 3 files in --images; 2 are skipped"
     with pytest.raises(UserError, match=r"f lists none of the files in --images \('d\.jpg', \.\.\.\)"):
         look_up(["d.jpg", "e.jpg"], known, "f")
 

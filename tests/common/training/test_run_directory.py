@@ -58,7 +58,7 @@ def test_ranks_with_other_flags_or_data_are_refused(tmp_path):
         return refusal(check, tmp_path, Identity({"data": f"of rank {ranks.rank}", "seed": 1}), ranks)
 
     _, said = together(2, work)
-    assert said.startswith("rank 1 and rank 0 do not have the same data: give all ranks the same flags")
+    assert said.startswith("ranks 0 and 1 differ in data: give all ranks the same flags")
 
 
 @dataclasses.dataclass(frozen=True)
