@@ -1,8 +1,9 @@
 """Encodes ground-truth boxes as anchor targets, and decodes the heads' outputs to boxes.
 
 Anchors are assigned as in SSD (arXiv 1512.02325, section 2.2): to the box that they overlap most, if the IoU
-exceeds 0.5. In addition, each box gets the anchor with the largest IoU. Deltas are those of Faster R-CNN
-(arXiv 1506.01497, section 3.1.2), in TensorFlow's order (dy, dx, dh, dw).
+exceeds 0.5. In addition, each box gets the anchor with the largest IoU, unless another box takes that anchor.
+Of anchors with equal IoU, the last is taken. Deltas are those of Faster R-CNN (arXiv 1506.01497, section
+3.1.2), in TensorFlow's order (dy, dx, dh, dw).
 """
 
 import math
@@ -51,8 +52,7 @@ def encode_boxes(
 ) -> EncodedBoxes:
     """Assigns the boxes of one image to anchors and computes the targets, in a DALI graph.
 
-    Drops boxes without area. Then keeps the `max_instances` largest boxes. A box may get no anchor if its
-    best anchor goes to another box.
+    Drops boxes without area. Then keeps the `max_instances` largest boxes.
 
     Args:
         boxes: float32 (N, 4), ltrb normalised; N may be 0. Boxes on a GPU are first copied to the CPU.
@@ -70,10 +70,7 @@ def encode_boxes(
 def encode_selected(
     boxes: DataNode, labels: DataNode, anchors: Anchors, max_instances: int, *, device: str
 ) -> EncodedBoxes:
-    """Works like `encode_boxes`, but expects boxes from `select_boxes`.
-
-    The boxes are on the CPU, there are at most `max_instances`, and each has an area.
-    """
+    """Works like `encode_boxes`, but expects at most `max_instances` boxes of `select_boxes` on the CPU."""
     padded_boxes, padded_classes = pad_boxes(boxes, labels, max_instances)
     if device == "gpu":
         boxes, labels = boxes.gpu(), labels.gpu()

@@ -251,7 +251,7 @@ def select_boxes(
     num_kept = fn.reductions.sum(kept, dtype=types.INT32)
     # The next lines compute boxes[kept] as a matrix product. Each row of the matrix has a single 1.
     place = fn.reductions.sum(is_before * fn.expand_dims(kept, axes=[1]), axes=[0], dtype=types.INT32) * kept
-    # Slices after the comparison, because DALI 2.4 reads wrong memory if it compares an empty array.
+    # Slice after `==`, as DALI 2.4 may read wrong memory if an operand is empty.
     is_source = (fn.expand_dims(place, axes=[0]) == column[:count])[:num_kept]  # (M, N)
     # Multiplies the coordinates' bits as integers, because 0 times NaN is NaN.
     bits = fn.expand_dims(is_source, axes=[2]) * fn.reinterpret(boxes, dtype=types.INT32)  # (M, N, 4)

@@ -38,8 +38,7 @@ Shapes = dict[str, tuple[tuple[int | None, ...], tf.DType]]  # name -> shape of 
 class BaseLoader:
     """Loads batches for one rank: for training, evaluation or (without targets) inference.
 
-    Training data is endless, shuffled and augmented. Evaluation reads this rank's shard in order; a shorter
-    shard repeats an image at the end.
+    In evaluation, a shorter shard repeats an image at the end.
 
     Attributes:
         source: the data set, from `open_source` of common/datasets.py; None for synthetic data.
@@ -109,7 +108,11 @@ class BaseLoader:
         return self.config.image_size
 
     def dataset(self) -> tf.data.Dataset:
-        """Returns an endless dataset of batches (images, targets)."""
+        """Returns an endless dataset of (images, targets): float32 (B, H, W, 3), and a dict of tensors.
+
+        The dict has `target_shapes`. Evaluation adds image_ids, int64 (B,); image_sizes, int32 (B, 2), height
+        and width of the stored image; letterbox, float32 (B, 4), top, left, height, width in input pixels.
+        """
         raise NotImplementedError
 
     def iterator(self) -> Iterator[Batch]:

@@ -181,7 +181,7 @@ class EfficientDetPipeline(DaliOptions, EfficientDetLoader):
         return pipeline
 
     def dataset(self) -> tf.data.Dataset:
-        """Returns an endless dataset of (float32 images (B, H, W, 3), dict of all other outputs by name)."""
+        """Returns an endless dataset of (images, dict of the other outputs); see `BaseLoader.dataset`."""
         targets_spec = self.target_spec
         # On a CPU, TensorFlow encodes the targets, because fn.box_encoder is slow there.
         encode_after = self.device == "cpu" and "num_positives" in targets_spec

@@ -5,9 +5,10 @@ r"""YOLOv4's training pipeline (arXiv 2004.10934) in DALI, in one file to copy.
     python yolov4_pipeline.py --file_pattern='train-*.tfrecord' --annotations=train.label_map.json
 
 The pipeline is only for training: images are shuffled and have no ids. Run tools/check_data.py first, because
-DALI may accept damaged data without an error. Crop, flip, colour and mosaic are those of Darknet
-(github.com/AlexeyAB/darknet src/data.c). On a CPU, batches equal those of yolov4/pipeline.py, bit for bit.
-The GPU branch was never run. The app also has MixUp, CutMix and multi-scale training. Outputs in order:
+DALI may accept damaged data without an error. Crop, flip, colour and mosaic follow Darknet
+(github.com/AlexeyAB/darknet src/data.c), except for the differences in docs/yolov4.md. On a CPU, batches
+equal those of yolov4/pipeline.py, bit for bit. The GPU branch was never run. The app also has MixUp, CutMix
+and multi-scale training. Outputs in order:
 
     images     float32 (B, H, W, 3): RGB in 0..1
     boxes      float32 (B, max_instances, 4): left, top, right, bottom in 0..1; padded with -1
@@ -230,7 +231,7 @@ def select_boxes(boxes, labels, min_size=0.0, limit: int = 2**14):
     area, is_before = sides[:, 0] * sides[:, 1] * is_large, column(number) < number  # (N,), (N, N)
     is_larger = (column(area) > area) | ((column(area) == area) & is_before)
     kept = is_large * (int_sum(int32(is_larger), axes=[0]) < limit)
-    # Each row of `move` selects one box. Slice only after `==`, because DALI compares slices wrongly.
+    # Each row selects one box. Slice after `==`, as DALI 2.4 may read wrong memory if an operand is empty.
     row = int_sum(is_before * column(kept), axes=[0])
     move = (kept * (column(number) == row))[: int_sum(kept)]  # (M, N)
     bits = int_sum(fn.expand_dims(move, axes=[2]) * fn.reinterpret(boxes, dtype=types.INT32), axes=[1])

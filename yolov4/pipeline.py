@@ -3,9 +3,9 @@
     pipeline = YOLOv4Pipeline(source=source, config=config, batch_size=16, training=True)
     images, targets = next(iter(pipeline.dataset()))
 
-A training image is cropped, coloured and flipped at random, as in Darknet (github.com/AlexeyAB/darknet). Then
-some samples become a mosaic, MixUp or CutMix (mixing.py, mosaic.py, fresh_mosaic.py). An evaluation image is
-used whole, stretched or letterboxed. Each function processes one sample (DALI's convention).
+A training image is cropped, coloured and flipped at random. Then some samples become a mosaic, MixUp or
+CutMix. Crop, flip, colour and mosaic follow Darknet, except for the differences in docs/yolov4.md. An
+evaluation image is used whole, stretched or letterboxed. Each function processes one sample.
 """
 
 import dataclasses
@@ -143,7 +143,7 @@ class YOLOv4Pipeline(DaliOptions, YOLOv4Loader):
         return pipeline
 
     def dataset(self) -> tf.data.Dataset:
-        """Returns an endless dataset of (float32 images (B, H, W, 3), dict of all other outputs by name)."""
+        """Returns an endless dataset of (images, dict of the other outputs); see `BaseLoader.dataset`."""
         spec = self.element_spec["images"], self.target_spec
         pipeline = self._define(["images", *sorted(self.target_spec)])
         return from_pipeline(pipeline, spec, device_id=self.device_id)
