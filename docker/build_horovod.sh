@@ -57,7 +57,7 @@ if [ -z "${HOROVOD_GPU_OPERATIONS+set}" ]; then
   if has_nvcc && { [ -n "${HOROVOD_NCCL_HOME:-}${HOROVOD_NCCL_INCLUDE:-}" ] || packaged_nccl || system_nccl; }; then
     export HOROVOD_GPU_OPERATIONS=NCCL
   elif nvidia-smi -L >/dev/null 2>&1; then
-    say "no nvcc or no NCCL here: gradients will go through the CPU. Install a CUDA 12 toolkit, then: make horovod"
+    say "no nvcc or no NCCL here: gradients will go through the CPU. Put nvcc of CUDA 12 on PATH, then: rm $venv/.horovod && make horovod"
   fi
 fi
 [ -n "${HOROVOD_GPU_OPERATIONS:-}" ] || unset HOROVOD_GPU_OPERATIONS
