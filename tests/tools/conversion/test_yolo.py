@@ -236,6 +236,6 @@ def test_names_and_input_that_are_refused(made):
         put(made, "n.names", text)
         assert f"{made}/n.names{said}" in refused(made, names=made / "n.names")
     assert "No such file" in refused(made, error=OSError, names=made / "gone.names")
-    assert "is not a directory, a data.yaml" in refused(made / "gone")
+    assert "give a directory, a data.yaml" in refused(made / "gone")
     put(made, "list.txt", "images/a.png\n")
     assert "without --split, a list of images" in refused(made / "list.txt", split="val")
