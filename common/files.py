@@ -88,7 +88,7 @@ def write_directory(path: str | os.PathLike, writer: Callable[[pathlib.Path], ob
 def remove_directory(path: str | os.PathLike) -> None:
     """Removes a directory. After a crash, the directory is either complete or gone."""
     path = pathlib.Path(path)
-    shutil.rmtree(path.rename(path.with_name(f"{TEMPORARY}{uuid.uuid4().hex[:8]}")))
+    shutil.rmtree(path.replace(path.with_name(f"{TEMPORARY}{uuid.uuid4().hex[:8]}")))
 
 
 def remove_unfinished(directory: str | os.PathLike) -> None:
