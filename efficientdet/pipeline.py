@@ -5,7 +5,8 @@
 
 A training image is cropped at random, resized and flipped. Then GridMask blacks out squares, and the colours
 are changed. An evaluation image is used whole. Each image is placed at the top left of the network input.
-Each function processes one sample (DALI's convention).
+Each function processes one sample (DALI's convention): images are uint8 (h, w, 3), boxes float32 (N, 4),
+ltrb, and sizes float32 (2,), height and width in pixels.
 """
 
 import dataclasses
@@ -63,6 +64,7 @@ def boxes_to_window(boxes: DataNode, size: DataNode, window: DataNode) -> DataNo
 
 
 def random_flip(images: DataNode, boxes: DataNode, prob: float) -> tuple[DataNode, DataNode]:
+    """Mirrors image and boxes horizontally with probability `prob`."""
     coin = fn.random.coin_flip(probability=prob)
     flipped = fn.flip(images, horizontal=coin)
     return flipped, fn.bb_flip(boxes, horizontal=coin, ltrb=True)
@@ -118,7 +120,7 @@ def pad_and_normalize(images: DataNode, image_size: tuple[int, int]) -> DataNode
 
 
 def boxes_to_input(boxes: DataNode, size: DataNode, image_size: tuple[int, int]) -> DataNode:
-    """Normalises boxes by the network input instead of the crop."""
+    """Converts boxes normalised by the crop (`size`) to boxes normalised by the network input."""
     return boxes * xyxy(size / types.Constant(np.array(image_size, np.float32), device="cpu"))
 
 

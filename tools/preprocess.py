@@ -6,7 +6,7 @@ r"""Preprocesses images with DALI: reads them from a source, applies a chain of 
         --ops="resize:128x128 | rotate:angle=-10..10,fill=114 | flip:p=0.5"
     python tools/preprocess.py --list_ops
 
-The same chain runs in DALI's Pipeline API (fast) or its Dynamic API (to explore). In Python use
+The same chain runs in DALI's Pipeline API, which prefetches batches, or in its Dynamic API. In Python use
 `open_image_source` and `Preprocessor` of preprocessing/preprocessor.py.
 """
 

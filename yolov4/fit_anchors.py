@@ -29,7 +29,7 @@ from yolov4.config import MODEL_NAMES, YOLOv4Config, get_config
 def define_flags(fv: flags.FlagValues) -> None:
     flags.DEFINE_string("annotations", None, "COCO json of the training images.", flag_values=fv)
     flags.DEFINE_string("model_name", "yolov4", f"Model: one of {', '.join(MODEL_NAMES)}.", flag_values=fv)
-    flags.DEFINE_string("image_size", None, "N or HxW in pixels. Default: the model's size.", flag_values=fv)
+    flags.DEFINE_string("image_size", None, "Network input, N or HxW. Default: the model's.", flag_values=fv)
     flags.DEFINE_bool("letterbox", False, "Images will be letterboxed, not stretched.", flag_values=fv)
     flags.DEFINE_integer("seed", 0, "Seed of the starting points; default 0.", lower_bound=0, flag_values=fv)
 

@@ -116,6 +116,7 @@ class YOLOv4Loader(BaseLoader):
 
     @property
     def mixed_config(self) -> YOLOv4Config:
+        """The config with the probabilities of mosaic, MixUp and CutMix that this loader uses."""
         config = self.config
         if not (self.training and self.mosaic):
             return dataclasses.replace(config, mosaic_prob=0.0, mixup_prob=0.0, cutmix_prob=0.0)

@@ -69,6 +69,7 @@ def random_others(batch_size: int, random: Random) -> tf.Tensor:
 
 
 def random_cuts(batch_size: int, size: tf.Tensor, random: Random) -> tf.Tensor:
+    """Returns int32 (B, 2): row and column of the cut point of each mosaic. `size` is height and width."""
     shares = random.uniform(MIN_OFFSET, 1.0 - MIN_OFFSET, (batch_size, 2))
     return tf.cast(tf.round(shares * tf.cast(size, tf.float32)), tf.int32)
 

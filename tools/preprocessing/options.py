@@ -25,7 +25,7 @@ class Args:
     annotations: str | None = flag(None, "COCO json, if --source=coco and --input is the image directory.")
     ops: str = flag("", "Chain of operators; --list_ops shows them.")
     list_ops: bool = flag(False, "Show all operators with their arguments.")
-    api: str = flag("pipeline", "DALI's API: pipeline is fast; dynamic is for exploring.", choices=APIS)
+    api: str = flag("pipeline", "DALI's API. pipeline: prefetches; dynamic: runs step by step.", choices=APIS)
     device: str = flag("cpu", "Device on which the operators run.", choices=("cpu", "gpu"))
     output: str | None = flag(None, f"Output: {ACCEPTED}.")
     overwrite: bool = flag(False, "Replace an existing --output.")
