@@ -4,6 +4,7 @@
 `Annotations.target_boxes` has the boxes for training.
 """
 
+import codecs
 import dataclasses
 import functools
 import hashlib
@@ -232,7 +233,8 @@ def read_coco(json_path: str | os.PathLike) -> Annotations:
     """
     path = os.fspath(json_path)
     try:
-        file = msgspec.json.decode(pathlib.Path(path).read_bytes(), type=CocoFile)
+        content = pathlib.Path(path).read_bytes().removeprefix(codecs.BOM_UTF8)
+        file = msgspec.json.decode(content, type=CocoFile)
         label_map = LabelMap.from_categories(file.categories)
     except OSError as error:
         raise UserError(f"{path}: {error.strerror}") from error

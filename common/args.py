@@ -133,9 +133,7 @@ class TrainingArgs:
     )
     xla: bool = flag(False, "Compile the training step with XLA.")
     ema_decay: float | None = flag(None, "Decay of the weights' EMA; 0: off. Default: as in the recipe.")
-    clip_norm: float | None = flag(
-        None, "Largest global gradient norm; 0: no limit. Default: as in the recipe."
-    )
+    clip_norm: float | None = flag(None, "Largest gradient norm; 0: no limit. Default: as in the recipe.")
     accumulate_steps: int = flag(0, "Batches per weight update (gradient accumulation); 0: off.", low=0)
     init_from: str | None = flag(None, "Weights to start from. Head outputs for new classes start untrained.")
     freeze: str | None = flag(None, "Regular expression. Layers with a matching name are not trained.")

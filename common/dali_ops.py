@@ -57,9 +57,7 @@ def shard_range(size: int, shard_id: int, num_shards: int) -> tuple[int, int]:
 def check_shards(num_images: int, num_shards: int) -> None:
     """Raises UserError if there are more ranks than images."""
     if num_images < num_shards:
-        raise UserError(
-            f"{num_images} images cannot be shared by {num_shards} ranks: use at most {num_images} ranks"
-        )
+        raise UserError(f"{num_images} images are too few for {num_shards} ranks: use at most {num_images}")
 
 
 def order(training: bool, seed: int, *, in_container: bool = False) -> dict[str, Any]:

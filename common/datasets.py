@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from common.annotations import Annotations, read_coco, without_objects
 from common.args import IMAGE_SUFFIXES, Args, ImagePolicy
 from common.errors import UserError
+from common.files import user_errors
 from common.labels import LabelMap
 from common.progress import log
 
@@ -278,12 +279,13 @@ def list_images(images: str) -> tuple[str, ...]:
         UserError: there is no such image file.
     """
     path = pathlib.Path(images)
-    if path.is_file():
-        return (images,)
-    if not path.exists() and not glob.has_magic(images):
-        raise UserError(f"--images={images}: no such file or directory")
-    found = path.iterdir() if path.is_dir() else map(pathlib.Path, glob.glob(images, recursive=True))
-    files = sorted(file for file in found if file.suffix.lower() in IMAGE_SUFFIXES and file.is_file())
+    with user_errors(f"--images={images}"):
+        if path.is_file():
+            return (images,)
+        if not path.exists() and not glob.has_magic(images):
+            raise UserError(f"--images={images}: no such file or directory")
+        found = path.iterdir() if path.is_dir() else map(pathlib.Path, glob.glob(images, recursive=True))
+        files = sorted(file for file in found if file.suffix.lower() in IMAGE_SUFFIXES and file.is_file())
     if not files:
         raise UserError(f"--images={images}: no image files found ({', '.join(IMAGE_SUFFIXES)})")
     return tuple(map(str, files))

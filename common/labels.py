@@ -101,7 +101,7 @@ class LabelMap:
         try:
             if path.exists() and not path.is_file():
                 raise UserError("it is not a regular file")  # reading a pipe would never end
-            text = path.read_text(encoding="utf-8")
+            text = path.read_text(encoding="utf-8-sig")
             if text.lstrip().startswith("{"):
                 return cls.from_json(text)
             return cls.from_categories(_parse_pbtxt(text))

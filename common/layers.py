@@ -159,14 +159,16 @@ def _mish_gradient(x: tf.Tensor, upstream: tf.Tensor) -> tf.Tensor:
 
 
 def _mish_gate(x: tf.Tensor) -> tf.Tensor:
-    """Returns tanh(softplus(x)), computed as n / (n + 2) with n = e^x (e^x + 2).
+    """Returns tanh(softplus(x)), computed as (e + 2) / (e + 2 + 2 / e) with e = e^x.
+
+    In float16, in which exported files may compute, 2 / e is infinite for x < -10; the result 0 is right.
 
     TensorFlow 2.21 replaces tanh(softplus(x)) and the layers before it by an operation that has no CPU
     kernel.
     """
-    e = tf.exp(tf.minimum(tf.cast(x, tf.float32), 20.0))  # the gate is 1 for x > 10
-    n = e * (e + 2.0)
-    return tf.cast(n / (n + 2.0), x.dtype)
+    e = tf.exp(tf.minimum(tf.cast(x, tf.float32), 10.0))  # the gate is 1 for x > 10
+    n = e + 2.0
+    return tf.cast(n / (n + 2.0 / e), x.dtype)
 
 
 _compiled_mish = tf.function(lambda x: x * _mish_gate(x), jit_compile=True, autograph=False)

@@ -198,10 +198,7 @@ def resolve_type(pipeline_type: str) -> str:
             )
         return "dali_gpu" if gpu_visible() else "dali_cpu"
     if pipeline_type == "dali_gpu" and not gpu_visible():
-        raise UserError(
-            "--pipeline_type=dali_gpu needs a GPU that TensorFlow and DALI both see: use"
-            " --pipeline_type=dali_cpu"
-        )
+        raise UserError("--pipeline_type=dali_gpu needs a GPU that TensorFlow and DALI see: use dali_cpu")
     return pipeline_type
 
 

@@ -163,12 +163,9 @@ def _pick_by_iou(
     """
 
     def pick_from_one(image: tuple[tf.Tensor, tf.Tensor]) -> tuple[tf.Tensor, ...]:
+        boxes, scores = image
         picks = tf.raw_ops.NonMaxSuppressionV5(
-            boxes=image[0],
-            scores=image[1],
-            max_output_size=max_detections,
-            pad_to_max_output_size=True,
-            **options,
+            boxes=boxes, scores=scores, max_output_size=max_detections, pad_to_max_output_size=True, **options
         )
         return tuple(picks)  # map_fn needs exactly the type in its signature
 

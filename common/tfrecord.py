@@ -224,7 +224,7 @@ def index_records(paths: Sequence[str | os.PathLike]) -> Records:
         spans.append(np.insert(found, 0, number, axis=1))
         for record, (offset, size) in enumerate(found.tolist()):
             features = tf.train.Example.FromString(read_record(path, offset, size)).features.feature
-            lacking |= {key for key in DALI_KEYS if key not in features}
+            lacking |= {*DALI_KEYS, "image/encoded", "image/source_id"} - {*features}
             if absent := lacking - {CROWD_KEY}:
                 raise UserError(f"record {record} of {path} lacks {min(absent)}: convert the data set again")
             has_crowds |= any(features[CROWD_KEY].int64_list.value)

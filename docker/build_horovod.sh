@@ -53,10 +53,10 @@ packaged_nccl() {
 }
 system_nccl() { echo '#include <nccl.h>' | g++ -E -x c++ - >/dev/null 2>&1; }
 has_nvcc() { command -v "${HOROVOD_CUDA_HOME:+$HOROVOD_CUDA_HOME/bin/}nvcc" >/dev/null; }
-if [ -z "${HOROVOD_GPU_OPERATIONS+set}" ]; then
+if [ "${HOROVOD_GPU_OPERATIONS-NCCL}" = NCCL ]; then
   if has_nvcc && { [ -n "${HOROVOD_NCCL_HOME:-}${HOROVOD_NCCL_INCLUDE:-}" ] || packaged_nccl || system_nccl; }; then
     export HOROVOD_GPU_OPERATIONS=NCCL
-  elif nvidia-smi -L >/dev/null 2>&1; then
+  elif [ -z "${HOROVOD_GPU_OPERATIONS:-}" ] && nvidia-smi -L >/dev/null 2>&1; then
     say "no nvcc or no NCCL here: gradients will go through the CPU. Put nvcc of CUDA 12 on PATH, then: rm $venv/.horovod && make horovod"
   fi
 fi

@@ -37,7 +37,7 @@ python=.venv/bin/python
 container=()
 if [ -n "${IMAGE:-}" ]; then
   python=/workspace/.venv/bin/python
-  container=("--container-image=$IMAGE" "--container-mounts=${MOUNTS:-}" --container-workdir=/workspace)
+  container=("--container-image=$IMAGE" ${MOUNTS:+"--container-mounts=$MOUNTS"} --container-workdir=/workspace)
 elif [ ! -x "$python" ]; then
   fail "there is no $python in $PWD: run make horovod there, or set IMAGE"
 fi

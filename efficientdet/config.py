@@ -11,7 +11,7 @@ from typing import Literal
 from common import hparams
 from common.anchors import Anchors
 from common.errors import unknown
-from common.hparams import Count, CountOrZero, NotNegative, Share, ShareBelowOne
+from common.hparams import Count, CountOrZero, NotNegative, Positive, Share, ShareBelowOne
 from efficientdet.retinanet_rows import RETINANETS
 
 
@@ -71,7 +71,7 @@ class EfficientDetConfig:
     focal_alpha: Share = 0.25
     focal_gamma: NotNegative = 1.5
     label_smoothing: Share = 0.0
-    huber_delta: NotNegative = 0.1
+    huber_delta: Positive = 0.1
     box_loss_weight: NotNegative = 50.0
     weight_decay: NotNegative = 4e-5  # factor on half the sum of squared kernels (automl tf2/train_lib.py)
 
@@ -80,7 +80,8 @@ class EfficientDetConfig:
     momentum: ShareBelowOne = 0.9  # of SGD; beta_1 of Adam
     learning_rate: NotNegative = 0.08  # for reference_batch images per update; scales linearly with them
     reference_batch: Count = 64
-    warmup_learning_rate: NotNegative = 0.008  # at the start of the warm-up; scaled like learning_rate
+    # At the start of the warm-up; scaled like learning_rate, and at most learning_rate
+    warmup_learning_rate: NotNegative = 0.008
     warmup_epochs: NotNegative = 1.0
     epochs: CountOrZero = 300  # 0: the number of epochs that is nearest to `iterations`
     lr_schedule: Literal["cosine", "milestones"] = "cosine"
@@ -96,7 +97,7 @@ class EfficientDetConfig:
     # --- detections ---
     nms_method: Literal["gaussian", "hard"] = "gaussian"
     nms_iou: Share = 0.5  # IoU threshold of nms_method=hard
-    nms_sigma: NotNegative = 0.5  # sigma of nms_method=gaussian (Soft-NMS)
+    nms_sigma: Positive = 0.5  # sigma of nms_method=gaussian (Soft-NMS)
     score_threshold: Share = 0.001
     nms_candidates: Count = 1000
     max_detections: Count = 100

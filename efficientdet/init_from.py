@@ -58,7 +58,7 @@ def init_from(model: keras.Model, label_map: LabelMap, weights: str, backbone: s
 
 def _is_ours(path: pathlib.Path) -> bool:
     if path.is_dir():
-        return any((path / name).exists() for name in (weight_files.BEST, weight_files.LAST))
+        return any((path / name).exists() for name in (weight_files.BEST, weight_files.LAST, "run.json"))
     return path.name.endswith(".weights.h5")
 
 

@@ -70,7 +70,8 @@ def make_schedule(
     A step of the schedule is one batch, even with gradient accumulation.
     """
     scale = effective_batch / config.reference_batch
-    peak, start = config.learning_rate * scale, config.warmup_learning_rate * scale
+    peak = config.learning_rate * scale
+    start = min(config.warmup_learning_rate * scale, peak)
     total_steps = num_epochs(config, effective_batch, steps_per_epoch, accumulate_steps) * steps_per_epoch
     warmup_steps = config.warmup_epochs * steps_per_epoch
     if config.warmup_iterations:

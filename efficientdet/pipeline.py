@@ -253,10 +253,7 @@ class EfficientDetPipeline(DaliOptions, EfficientDetLoader):
     @do_not_convert
     def _read(self) -> tuple[DataNode, ...]:
         return self.opened_source.read(
-            shard_id=self.shard_id,
-            num_shards=self.num_shards,
-            training=self.training,
-            seed=self.seed,
+            shard_id=self.shard_id, num_shards=self.num_shards, training=self.training, seed=self.seed
         )
 
 

@@ -26,7 +26,6 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch, Rectangle
-from PIL import Image
 from pycocotools import mask
 
 from common.annotations import Annotations
@@ -206,7 +205,7 @@ def draw_worst(found: np.ndarray, truth: np.ndarray, source: Source, path: pathl
     patches = [Patch(color=colour, label=kind) for kind, (_, colour) in KINDS.items()]
     figure.legend(handles=patches, loc="outside upper center", ncols=len(patches))
     for place, image in enumerate(worst):
-        pixels = Image.open(io.BytesIO(source.encoded(image))).convert("RGB")
+        pixels = drawing.read_image(io.BytesIO(source.encoded(image)))
         titles = source.annotations.image_name(image), f"{errors[image]} errors"
         for column, (title, boxes) in enumerate(zip(titles, (truth, found), strict=True), start=1):
             axes = figure.add_subplot(rows, 4, 2 * place + column)

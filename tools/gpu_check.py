@@ -64,9 +64,7 @@ def count_gpus() -> int:
     if done.returncode:
         raise UserError(f"DALI does not start ({done.stderr.strip().rpartition(chr(10))[2]}): run make setup")
     if not (gpus := int(done.stdout)):
-        raise UserError(
-            "no GPU: DALI finds none, but this command needs one: check the driver with nvidia-smi"
-        )
+        raise UserError("no GPU: DALI finds none, this command needs one: check the driver with nvidia-smi")
     return gpus
 
 

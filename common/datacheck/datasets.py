@@ -19,7 +19,7 @@ from common.datacheck.images import DECODERS, add_fault, in_threads, inspect, in
 from common.datacheck.issues import DataError, Issues
 from common.datasets import CocoSource, ImageListSource, Source
 from common.errors import UserError
-from common.labels import LabelMap
+from common.labels import LabelMap, is_text
 from common.progress import import_tensorflow, log
 
 if TYPE_CHECKING:
@@ -55,7 +55,8 @@ class CheckedOpener(plain.Opener):
         """Opens and checks the images of --images. Raises UserError if no image is usable."""
         files, issues = plain.list_images(images), Issues(f"--images={images}", policy)
         facts = inspect_files(os.curdir, files, policy)
-        pairs = zip(files, facts, strict=True)
+        misnamed = ImageFacts(fault="image-unreadable", detail="DALI needs a file name in UTF-8")
+        pairs = [(file, fact if is_text(file) else misnamed) for file, fact in zip(files, facts, strict=True)]
         usable = [file for file, fact in pairs if not add_fault(fact, repr(file), issues)]
         if not usable:
             issues.add("no-images", f"none of the {len(facts)} images can be read")

@@ -87,7 +87,7 @@ _ERRORS = {
 _BAD_IMAGES = {
     "image-missing": ("missing image file", "correct the image directory, or copy the file there"),
     "image-not-a-file": ("image that is not a regular file", "put a file there"),
-    "image-unreadable": ("image file that cannot be read", "correct its permissions"),
+    "image-unreadable": ("image file that cannot be read", "correct its permissions or name"),
     "image-empty": ("empty image file", "copy it again"),
     "image-lfs-pointer": ("git-lfs pointer in place of an image", "run git lfs pull"),
     "not-an-image": ("file that is not an image", "replace it"),

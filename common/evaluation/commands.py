@@ -185,9 +185,9 @@ class Job:
             print(f"{a.submission}: {count} detections in {len(self._about)} images")
         results = [result for result in results if result["score"] >= a.score_threshold]
         with user_errors(f"--output_dir={self._directory}"):
+            coco_metrics.write_detections(results, self._directory / "detections.json")
             if a.draw:
                 self._save_pictures(self._draw(results, label_map))
-            coco_metrics.write_detections(results, self._directory / "detections.json")
         images = "frames" if self._is_video else "images"
         print(f"{len(results)} detections in {len(self._about)} {images}: see {self._directory}")
         return results
@@ -245,8 +245,10 @@ def _by_image(rows: Iterable[dict[str, Any]]) -> dict[int, list[dict[str, Any]]]
 
 
 def _picture_names(about: list[dict[str, Any]]) -> list[str]:
-    """Names the output images: a_dog for a/dog.jpg. Equal names keep their extension: a_dog.jpg."""
+    """Names the output images: a_dog for a/dog.jpg. Equal names keep their extension, or get a number too."""
     flat = [image["file_name"].replace(os.sep, "_") for image in about]
     stems = [os.path.splitext(name)[0] for name in flat]
-    count = collections.Counter([SHEET, *stems])
-    return [stem if count[stem] == 1 else name for stem, name in zip(stems, flat, strict=True)]
+    count = collections.Counter([SHEET, *stems, *flat])
+    numbered = [f"{number}_{name}" for number, name in enumerate(flat)]
+    choices = zip(stems, flat, numbered, strict=True)
+    return [next(name for name in names if count[name] < 2) for names in choices]

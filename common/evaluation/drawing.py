@@ -8,7 +8,7 @@ import functools
 import os
 import pathlib
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, BinaryIO
 
 import matplotlib
 import numpy as np
@@ -20,6 +20,7 @@ from common.labels import LabelMap
 
 BACKGROUND = (255, 255, 255)
 GAP = 6  # pixels between images
+Image.MAX_IMAGE_PIXELS = None  # the data check limits the size (--max_megapixels)
 _new_figure = functools.partial(Figure, figsize=(8.0, 5.0), dpi=120, layout="tight")
 
 
@@ -121,9 +122,15 @@ def contact_sheet(images: Sequence[np.ndarray], columns: int = 4, width: int = 1
     return np.asarray(sheet)
 
 
-def read_image(path: str | os.PathLike) -> np.ndarray:
+def read_image(file: str | os.PathLike | BinaryIO) -> np.ndarray:
     """Reads an image file as uint8 (H, W, 3)."""
-    return np.asarray(Image.open(path).convert("RGB"))
+    return np.asarray(as_rgb(Image.open(file)))
+
+
+def as_rgb(picture: Image.Image) -> Image.Image:
+    if picture.mode.startswith("I"):  # 16 bits; convert("RGB") would clip them at 255
+        picture = Image.fromarray(np.rint(np.asarray(picture) / 257).astype(np.uint8))
+    return picture.convert("RGB")
 
 
 def save_png(image: np.ndarray, path: str | os.PathLike) -> None:

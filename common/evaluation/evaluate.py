@@ -103,10 +103,8 @@ def _next(
     boxes, scores, classes, finite = map(np.asarray, detect(images, extra["letterbox"]))
     image_ids, image_sizes = np.asarray(extra["image_ids"]), np.asarray(extra["image_sizes"])
     if not finite.all():
-        raise UserError(
-            f"the network's output for image {image_ids[~finite][0]} is not finite: the weights are damaged, "
-            "or training diverged"
-        )
+        image_id = image_ids[~finite][0]
+        raise UserError(f"the output for image {image_id} is not finite: the weights are damaged or diverged")
     return boxes, scores, classes, image_ids, image_sizes
 
 

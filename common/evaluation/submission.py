@@ -47,9 +47,9 @@ def read_image_info(path: str | os.PathLike) -> tuple[dict[str, int], LabelMap |
         UserError: the file is missing or has no `images`.
     """
     try:
-        document = msgspec.json.decode(pathlib.Path(path).read_bytes(), type=_Document)
+        document = msgspec.json.decode(pathlib.Path(path).read_text("utf-8-sig"), type=_Document)
         categories = LabelMap.from_categories(document.categories) if document.categories else None
-    except (OSError, msgspec.DecodeError, UserError) as error:
+    except (OSError, ValueError, UserError) as error:
         raise UserError(f"--image_info={path} is not a json with COCO's images: {error}") from error
     return {image.file_name: image.id for image in document.images}, categories
 

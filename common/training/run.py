@@ -229,14 +229,12 @@ class Run:
         False if the evaluation at this step is already saved.
         """
         state, a = self.state, self._a
-        if (
-            "eval_data" not in self._metadata
-            or not state["step_in_epoch"]
-            or state.get("evaluated") == self._progress()
-        ):
+        saved = state.get("evaluated") == self._progress()
+        if saved or "eval_data" not in self._metadata or not state["step_in_epoch"]:
             return False
-        if self._is_within_epoch():
-            return bool(a.eval_every_steps) and state["step"] % a.eval_every_steps == 0
+        by_steps = bool(a.eval_every_steps) and state["step"] % a.eval_every_steps == 0
+        if by_steps or self._is_within_epoch():
+            return by_steps
         epoch = state["epoch"] + 1
         return epoch == self._num_epochs or bool(a.eval_every and epoch % a.eval_every == 0)
 

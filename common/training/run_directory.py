@@ -40,6 +40,7 @@ _TEXTS = ("flags.txt", "init_from.txt", "metrics.json", "detections.json")
 _PICTURES = ("first_batch.png", "loss_curves.png", "pr_curves.png")
 RUN_FILES = (*_DATA, *_TEXTS, *_PICTURES, RUN)  # in the order of removal
 IDENTITY_FLAGS = ("batch_size", "accumulate_steps", "precision", "freeze", "freeze_batch_norm", "seed")
+LOOP_FLAGS = ("eval_every", "eval_every_steps", "patience", "save_every", "max_skipped_steps")
 MAY_CHANGE = ("freeze", "freeze_batch_norm", "dali_graph")
 MAY_CHANGE_IF_ELASTIC = (*MAY_CHANGE, "num_replicas", "num_ranks", "steps_per_epoch")
 _SHOWN_CHARACTERS = 60
@@ -62,10 +63,12 @@ class Identity:
         values: name -> JSON value; mappings are compared key by key.
         defaults: name of a flag or "config.<field>" -> the value for runs that were saved before the flag or
             field existed.
+        of_all_ranks: like `values`, but only equal on all ranks: a resumed run may change them.
     """
 
     values: Mapping[str, Any]
     defaults: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    of_all_ranks: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     @classmethod
     def of(
@@ -96,7 +99,9 @@ class Identity:
             **others,
         }
         defaults = {f"config.{f.name}": f.default for f in fields if f.default is not dataclasses.MISSING}
-        return cls(values, json.loads(json.dumps(defaults | {"freeze_batch_norm": False})))
+        of_all_ranks = {"config": metadata["config"], "eval_data": metadata.get("eval_data")}
+        of_all_ranks |= {name: getattr(a, name) for name in LOOP_FLAGS}
+        return cls(values, json.loads(json.dumps(defaults | {"freeze_batch_norm": False})), of_all_ranks)
 
     def differences(self, saved: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
         """Returns name -> (saved value, present value) of differing values."""
@@ -128,11 +133,10 @@ def check(a: Args, ranks: "Ranks", identity: Identity) -> bool:
             flags or data.
     """
     with ranks.raise_on_any_rank():
-        if differing := identity.differences(ranks.broadcast_object(identity.values)):
+        own = Identity({**identity.values, **identity.of_all_ranks})
+        if differing := own.differences(ranks.broadcast_object(own.values)):
             names = ", ".join(differing)
-            raise UserError(
-                f"ranks 0 and {ranks.rank} differ in {names}: give all ranks the same flags and data"
-            )
+            raise UserError(f"ranks 0 and {ranks.rank} differ in {names}: give all the same flags and data")
         resumed = ranks.rank == 0 and _check_directory(a, identity)
     return ranks.broadcast_object(resumed)
 

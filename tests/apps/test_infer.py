@@ -56,12 +56,12 @@ def test_one_file_and_a_glob(infer, drawn, tmp_path):
 @either_app
 def test_files_of_the_same_name_get_a_picture_each(infer, drawn, tmp_path):
     content = next((drawn / "images").glob("*.jpg")).read_bytes()
-    for folder in ("a", "b"):
-        (tmp_path / folder).mkdir()
-        (tmp_path / folder / "1.jpg").write_bytes(content)
+    for name in ("a/1.jpg", "b/1.jpg", "a/b_1.jpg", "a_b/1.jpg"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(content)
     (tmp_path / "a" / "notes.txt").write_text("no image")
     infer(f"{tmp_path}/*/*")
-    assert len(list((tmp_path / "out").glob("*1.png"))) == 2
+    assert len(list((tmp_path / "out").glob("*1*.png"))) == 4
 
 
 @either_app

@@ -184,7 +184,8 @@ HARD = {
 
 @pytest.mark.parametrize("name", HARD)
 def test_hard_inputs_are_read_as_by_the_strict_reader(name, tmp_path):
-    assert_is(assert_same(write_json(tmp_path, HARD[name])), HARD[name])
+    content = b"\xef\xbb\xbf" + json.dumps(HARD[name]).encode()  # with a byte order mark
+    assert_is(assert_same(write_json(tmp_path, content)), HARD[name])
 
 
 BAD = [

@@ -96,6 +96,7 @@ def test_lists_of_images(tmp_path):
     images = (f"{tmp_path}/a.png", f"{tmp_path}/b.JPG")
     assert list_images(str(tmp_path)) == list_images(f"{tmp_path}/*.[Jp]*") == images
     assert list_images(images[1]) == images[1:]
+    assert "File name too long" in refusal(list_images, ",".join(["a.png"] * 60))
     assert "nothing: no such file or directory" in refusal(list_images, str(tmp_path / "nothing"))
     assert "d.jpg: no image files found" in refusal(list_images, str(tmp_path / "d.jpg"))
 

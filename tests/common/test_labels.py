@@ -39,7 +39,7 @@ def test_ids_of_any_size_and_names_of_any_letters_in_all_files(tmp_path, large):
         with pytest.raises(KeyError, match=str(unknown)):
             label_map.classes_of(np.array([0, unknown, large]))
     text = f"item {{id: {large} name: 'Körper'}} item {{id: 0 name: 'a \"b\" {{c}}'}}"
-    (tmp_path / "labels.pbtxt").write_text(text)
+    (tmp_path / "labels.pbtxt").write_text(text, "utf-8-sig")
     label_map.save(tmp_path / "labels.json")
     for path in tmp_path.iterdir():
         assert LabelMap.load(path) == label_map

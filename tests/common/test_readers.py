@@ -73,8 +73,9 @@ def test_records_without_a_data_check_get_an_index_and_are_looked_through(tmp_pa
 
     build_reader(record(object__is_crowd=[0]), record(object__is_crowd=[1]))
     assert len(pathlib.Path(f"{tmp_path}/x.idx").read_text().splitlines()) == 2
-    with pytest.raises(UserError, match=r"record 1 of .*x lacks image/object/bbox/xmax: convert the data"):
-        build_reader(record(), record(object__bbox__xmax=None))
+    for key in ("object/bbox/xmax", "source_id"):
+        with pytest.raises(UserError, match=rf"record 1 of .*x lacks image/{key}: convert the data"):
+            build_reader(record(), record(**{key.replace("/", "__"): None}))
     with pytest.raises(UserError, match="some records lack image/object/is_crowd: convert the data set of"):
         build_reader(record(), record(object__is_crowd=[1]))
 

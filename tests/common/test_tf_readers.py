@@ -154,7 +154,7 @@ def test_a_saved_iterator_goes_on_where_it_was(source, training, tmp_path):
 def test_fewer_images_than_ranks_are_refused(source):
     options = {"shard_id": 0, "num_shards": 13, "training": False, "seed": 0}
     for reader in (source.read, lambda **options: tf_readers.examples(source, **options)):
-        with pytest.raises(UserError, match=r"^12 images cannot be shared by 13 ranks: use at most 12 ranks"):
+        with pytest.raises(UserError, match=r"^12 images are too few for 13 ranks: use at most 12"):
             reader(**options)
 
 

@@ -20,16 +20,14 @@ def test_published_recipe_at_five_points():
         assert float(schedule(step)) == pytest.approx(expected, abs=1e-7)
 
 
-@pytest.mark.parametrize(
-    ("changes", "warmup_steps"), [({}, 10), ({"warmup_epochs": 3.0}, 10), ({"warmup_epochs": 0.0}, 0)]
-)
-def test_a_warm_up_of_all_or_nothing_is_finite(changes, warmup_steps):
-    config = dataclasses.replace(CONFIG, epochs=1, **changes)
+@pytest.mark.parametrize("warmup_epochs, learning_rate", [(1.0, 0.08), (3.0, 0.0008), (0.0, 0.08)])
+def test_a_warm_up_of_all_or_nothing_is_finite(warmup_epochs, learning_rate):
+    config = dataclasses.replace(CONFIG, epochs=1, warmup_epochs=warmup_epochs, learning_rate=learning_rate)
     schedule = make_schedule(config, 64, 10)
-    assert schedule.warmup_steps == warmup_steps
+    assert schedule.warmup_steps == 10 * min(warmup_epochs, 1)
     values = [float(schedule(step)) for step in range(12)]
     assert all(math.isfinite(value) and value >= 0 for value in values)
-    assert values[0] == pytest.approx(0.008 if warmup_steps else 0.08)
+    assert values[0] == pytest.approx(min(0.008 if warmup_epochs else 0.08, config.learning_rate))
 
 
 def odtk_rate(iteration: int) -> float:

@@ -164,7 +164,7 @@ def _compare(
         if not options.verify_images:
             synthetic.draw_dataset(folder, DRAWN_IMAGES, seed=0)
         source = open_images(options.verify_images or f"{folder}/images")
-        loader = open_loader("tensorflow", source=source, batch_size=1)
+        loader = open_loader("auto", source=source, batch_size=1)
         if options.suppression == "none":
             largest = verify.largest_raw_difference(parts, run, to_pixels, loader)
         else:

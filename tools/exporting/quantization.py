@@ -22,8 +22,11 @@ _QUANTIZED = ["Conv", "MatMul"]
 def to_fp16(network: onnx.ModelProto) -> onnx.ModelProto:
     """Converts weights and arithmetic to half precision; inputs and outputs stay in float32."""
     from onnxruntime.transformers.float16 import convert_float_to_float16
+    from onnxruntime.transformers.onnx_model import OnnxModel
 
-    return convert_float_to_float16(network, keep_io_types=True)
+    network = convert_float_to_float16(network, keep_io_types=True)
+    OnnxModel.graph_topological_sort(network.graph)
+    return network
 
 
 def to_int8(network: onnx.ModelProto, batches: Iterator[np.ndarray], *, tensorrt: bool) -> onnx.ModelProto:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import tensorflow as tf
 
+from common.datacheck.datasets import explain
 from common.evaluation.evaluate import Detect
 from common.evaluation.exported import Run, make_detect
 from common.loader import BaseLoader
@@ -73,7 +74,11 @@ def largest_raw_difference(parts: Exportable, run: Run, to_pixels: ToPixels, loa
 
 
 def batches(loader: BaseLoader) -> Iterator[tuple[tf.Tensor, dict[str, tf.Tensor]]]:
-    return itertools.islice(loader.iterator(), loader.steps_per_epoch)  # tf.data's `take` lacks a GPU kernel
+    try:
+        # tf.data's `take` lacks a GPU kernel.
+        yield from itertools.islice(loader.iterator(), loader.steps_per_epoch)
+    except tf.errors.OpError as error:
+        raise explain(error, loader.source, loader.pipeline_type) from error
 
 
 def _by_image(found: tuple[tf.Tensor, ...]) -> Iterator[Detections]:

@@ -8,7 +8,8 @@ import PIL.Image
 from PIL import ImageDraw, ImageOps
 
 from common.annotations import Annotations
-from common.evaluation.drawing import BACKGROUND, draw_boxes, font
+from common.datacheck.image_headers import PILLOW_ERRORS
+from common.evaluation.drawing import BACKGROUND, as_rgb, draw_boxes, font
 from tools.report.tables import printable, shorten
 
 MOST = 3
@@ -32,8 +33,8 @@ def sheet(annotations: Annotations, encoded: Callable[[int], bytes]) -> np.ndarr
         try:
             with PIL.Image.open(io.BytesIO(encoded(row))) as picture:
                 picture.draft("RGB", (2 * _TILE[0], 2 * _TILE[1]))
-                tiles.append(_tile(annotations, row, picture.convert("RGB")))
-        except (OSError, ValueError, PIL.Image.DecompressionBombError):
+                tiles.append(_tile(annotations, row, as_rgb(picture)))
+        except (*PILLOW_ERRORS, PIL.Image.DecompressionBombError):
             continue  # the data check reports the file
     if not tiles:
         return None

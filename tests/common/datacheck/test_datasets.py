@@ -47,6 +47,9 @@ def test_images_alone_are_checked_or_left_out(data, capsys):
     assert f"{bad}Left out" in capsys.readouterr().err
     with pytest.raises(DataError, match="no usable image: none of the 1 images can be read"):
         open_images(f"{data}/images/00.jpg", ImagePolicy("skip"))
+    (data / "images/01.jpg").rename(data / "images/\udce9.jpg")
+    with pytest.raises(DataError, match="DALI needs a file name in UTF-8"):
+        open_images(f"{data}/images")
 
 
 def test_damage_is_found_by_file_and_id(data, capsys):

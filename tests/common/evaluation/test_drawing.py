@@ -130,6 +130,11 @@ def test_png_keeps_every_pixel(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["x.png"]
 
 
+def test_16_bit_images_are_scaled(tmp_path):
+    Image.fromarray(np.uint16([[0, 257 * 128, 65535]])).save(tmp_path / "x.png")
+    assert drawing.read_image(tmp_path / "x.png")[0, :, 0].tolist() == [0, 128, 255]
+
+
 @pytest.fixture
 def figures(monkeypatch):
     saved, save = [], drawing.save_figure

@@ -222,6 +222,11 @@ def test_evaluations_within_an_epoch_are_neither_repeated_nor_lost(tmp_path, mon
     assert_same_runs(unbroken, resumed)
 
 
+def test_evaluations_by_steps_may_end_an_epoch(tmp_path):
+    Session(tmp_path, eval_every_steps=4, eval_every=0).train()
+    assert [row["step"] for row in rows_of(tmp_path) if row["AP"]] == ["4", "8", "12"]
+
+
 @pytest.mark.parametrize("saveable", [True, False])
 def test_stopped_within_an_epoch_it_sees_the_same_images(tmp_path, monkeypatch, saveable, capfd):
     flags = {"saveable": saveable, "turn": 2, "save_every": 2, "eval_every": 0}

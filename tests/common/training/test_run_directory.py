@@ -55,10 +55,11 @@ def test_long_values_are_named_and_not_shown(tmp_path):
 
 def test_ranks_with_other_flags_or_data_are_refused(tmp_path):
     def work(ranks):
-        return refusal(check, tmp_path, Identity({"data": f"of rank {ranks.rank}", "seed": 1}), ranks)
+        own = {"data": f"of rank {ranks.rank}", "seed": 1}
+        return refusal(check, tmp_path, Identity(own, of_all_ranks={"patience": ranks.rank}), ranks)
 
     _, said = together(2, work)
-    assert said.startswith("ranks 0 and 1 differ in data: give all ranks the same flags")
+    assert said.startswith("ranks 0 and 1 differ in data, patience: give all the same flags")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -86,6 +87,7 @@ def test_a_new_field_with_its_default_does_not_make_another_run(tmp_path):
     assert not identity_of(Config(8)).differences(older)  # earlier versions did not have this flag
     for config in (LaterConfig(8), LaterConfig(8, epochs=3), Config(8, epochs=3)):
         check(tmp_path, identity_of(config))
+    assert identity_of(Config(8, epochs=3)).of_all_ranks["config"]["epochs"] == 3
     for config, message in (
         (LaterConfig(8, dropout=0.5), "config.dropout was 0.0 and is now 0.5"),
         (LaterConfig(8, levels=(3,)), r"config.levels was \[3, 4\] and is now \[3\]"),

@@ -1,9 +1,10 @@
 import numpy as np
-import onnx
+import onnx.reference
 import onnxruntime
 import pytest
 import tensorflow as tf
 
+from common import layers
 from tools.exporting import onnx_graphs, quantization
 from tools.exporting.quantization import NETWORK_INPUT
 
@@ -91,3 +92,13 @@ def test_fp16_keeps_the_ports(network):
     assert {port.type.tensor_type.elem_type for port in ports} == {onnx.TensorProto.FLOAT}
     assert onnx.TensorProto.FLOAT16 in {tensor.data_type for tensor in model.graph.initializer if tensor.dims}
     assert 1e-6 < _relative_error(exact, model).max() < 0.005
+    onnx.checker.check_model(model)  # also checks that the nodes are sorted
+
+
+def test_mish_is_right_in_half_precision():
+    """ONNX Runtime computes in float32 on CPUs; the reference evaluator computes in float16."""
+    spec = tf.TensorSpec([None, 4], tf.float32, NETWORK_INPUT)
+    model = quantization.to_fp16(onnx_graphs.convert(lambda x: {"raw_0": layers.mish(x)}, [spec]))
+    values = np.float32([[-9.0, 0.5, 5.6, 90.0]])
+    (found,) = onnx.reference.ReferenceEvaluator(model).run(None, {NETWORK_INPUT: values})
+    np.testing.assert_allclose(found, values * np.tanh(np.logaddexp(0, values)), rtol=0.01)

@@ -46,8 +46,9 @@ def test_images_of_all_shapes_have_a_place_and_those_that_cannot_be_read_have_no
     grey = np.full((900, 1200), 77, np.uint8)
     files = [pillow("PNG", image) for image in (grey, grey[:30, :20], grey[:10], grey[:, :10], grey[:1])]
     assert pictures.sheet(truth, files.__getitem__).shape == (800, 3 * 466, 3)
+    broken = files[0].replace(b"IDAT", b"\x01DAT")
     for file in files[:4]:
-        assert pictures.sheet(truth, [file, b"no image", b"", file, file].__getitem__).shape[0] == 400
+        assert pictures.sheet(truth, [file, broken, b"", file, file].__getitem__).shape[0] == 400
 
     def missing(row):
         raise FileNotFoundError(row)
