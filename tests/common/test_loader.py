@@ -21,7 +21,7 @@ def test_auto_is_what_the_machine_has(monkeypatch, gpu, expected):
 
 def test_types_that_cannot_be(monkeypatch):
     monkeypatch.setattr(loaders, "gpu_visible", lambda: False)
-    with pytest.raises(UserError, match=r"=dali_gpu needs a GPU .*use --pipeline_type=dali_cpu"):
+    with pytest.raises(UserError, match=r"=dali_gpu needs a GPU .*use dali_cpu"):
         loaders.resolve_type("dali_gpu")
 
 

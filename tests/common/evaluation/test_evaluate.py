@@ -206,7 +206,7 @@ def test_output_that_is_not_finite_ends_all_ranks(drawn_source, culprit):
     image_id = int(drawn_source.annotations.image_ids[drawn_source.size * culprit // 3])
     network.table[image_id][0][3, 2] = np.nan
     line = problem_of(on_ranks(3, lambda ranks: evaluate(drawn_source, ranks, 2, network)), culprit)
-    assert line.startswith(f"the network's output for image {image_id} is not finite")
+    assert line.startswith(f"the output for image {image_id} is not finite")
     with pytest.raises(UserError, match=f"^{line}$"):
         evaluate(drawn_source, Ranks(), 2, network)
 
