@@ -250,7 +250,7 @@ def make_dataset(config: Config, shard_id: int = 0, num_shards: int = 1):
     for level, (h, w, k, _) in zip(config.levels, map(np.shape, make_anchors(config)), strict=True):
         spec[f"class_targets_{level}"] = (b, h, w, k), tf.int32
         spec[f"box_targets_{level}"] = (b, h, w, k * 4), tf.float32
-    options = {"batch_size": b, "device_id": config.device_id}
+    options = {"batch_size": b, "device_id": config.device_id, "num_threads": config.num_threads}
     options["output_shapes"], options["output_dtypes"] = zip(*spec.values(), strict=True)
     with tf.device(f"/gpu:{config.device_id}" if on_gpu else "/cpu:0"):
         data = dali_tf.DALIDataset(make_pipeline(config, shard_id, num_shards), **options)

@@ -246,7 +246,7 @@ def make_dataset(config: Config, shard_id: int = 0, num_shards: int = 1):
     b, rows, on_gpu = config.batch_size, config.max_instances, config.device_id is not None
     spec = {"images": ((b, *config.image_size, 3), tf.float32), "boxes": ((b, rows, 4), tf.float32)}
     spec |= {"classes": ((b, rows), tf.int32), "num_boxes": ((b,), tf.int32)}
-    options = {"batch_size": b, "device_id": config.device_id}
+    options = {"batch_size": b, "device_id": config.device_id, "num_threads": config.num_threads}
     options["output_shapes"], options["output_dtypes"] = zip(*spec.values(), strict=True)
     with tf.device(f"/gpu:{config.device_id}" if on_gpu else "/cpu:0"):
         data = dali_tf.DALIDataset(make_pipeline(config, shard_id, num_shards), **options)

@@ -157,11 +157,11 @@ class Job:
         image_ids: Sequence[int | None]
         if self._truth:
             known = dict(zip(self._truth.file_names, self._truth.image_ids.tolist(), strict=True))
-            image_ids = look_up(names, known, f"--annotations={a.annotations}")
+            image_ids = look_up(source.files, known, f"--annotations={a.annotations}")
             self.categories = self._truth.label_map if a.submission else None
         elif a.image_info:
             known, self.categories = submission.read_image_info(a.image_info)
-            image_ids = look_up(names, known, f"--image_info={a.image_info}")
+            image_ids = look_up(source.files, known, f"--image_info={a.image_info}")
         else:
             image_ids = submission.ids_by_name(names) if a.submission else range(len(names))
         found = [row for row in zip(image_ids, names, source.files, strict=True) if row[0] is not None]
@@ -221,18 +221,22 @@ class Job:
         drawing.save_png(drawing.contact_sheet(sheet, columns=2), self._directory / f"{SHEET}.png")
 
 
-def look_up(names: list[str], known: Mapping[str, int], origin: str) -> list[int | None]:
+def look_up(files: Sequence[str], known: Mapping[str, int], origin: str) -> list[int | None]:
     """Returns the image id of each file, or None for a file that is not in `known`.
 
-    A file is looked up by its relative path first, then by its name.
+    A file has the id of the longest end of its path that is in `known`: data/a/1.jpg may be a/1.jpg or 1.jpg.
 
     Raises:
         UserError: none of the files is in `known`.
     """
-    image_ids = [known.get(name, known.get(os.path.basename(name))) for name in names]
-    if (left_out := image_ids.count(None)) == len(names):
-        raise UserError(f"{origin} lists none of the files in --images ({names[0]!r}, ...): check both flags")
-    log(f"{origin} lists {len(names) - left_out} of {len(names)} files in --images; {left_out} are skipped")
+    image_ids = []
+    for file in files:
+        parts = os.path.abspath(file).split(os.sep)
+        ends = ("/".join(parts[start:]) for start in range(len(parts)))
+        image_ids.append(next((known[end] for end in ends if end in known), None))
+    if (left_out := image_ids.count(None)) == len(files):
+        raise UserError(f"{origin} lists none of the files in --images ({files[0]!r}, ...): check both flags")
+    log(f"{origin} lists {len(files) - left_out} of {len(files)} files in --images; {left_out} are skipped")
     return image_ids
 
 

@@ -36,8 +36,9 @@ if TYPE_CHECKING:
 # --overwrite removes only these files, and only if there is a run.json.
 RUN = "run.json"
 _DATA = ("checkpoints", "skipped", "tensorboard", "best.weights.h5", "last.weights.h5", "results.csv")
-_TEXTS = ("flags.txt", "init_from.txt", "metrics.json", "detections.json")
-_PICTURES = ("first_batch.png", "loss_curves.png", "pr_curves.png")
+_TEXTS = ("flags.txt", "init_from.txt", "metrics.json", "detections.json", "errors.json")
+_EVALUATION = ("pr_curves.png", "errors.png", "confusion_matrix.png")
+_PICTURES = ("first_batch.png", "loss_curves.png", *_EVALUATION)
 RUN_FILES = (*_DATA, *_TEXTS, *_PICTURES, RUN)  # in the order of removal
 IDENTITY_FLAGS = ("batch_size", "accumulate_steps", "precision", "freeze", "freeze_batch_norm", "seed")
 LOOP_FLAGS = ("eval_every", "eval_every_steps", "patience", "save_every", "max_skipped_steps")

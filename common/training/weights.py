@@ -123,7 +123,7 @@ def download(address: str, name: str, checksum: str | None = None) -> str:
         problem = reason(error).rpartition(" -- ")[2].rstrip(".")
         raise UserError(
             f"--init_from=imagenet: {address} cannot be downloaded ({problem}). Copy it from another "
-            f"machine to ~/.keras/models/{name}"
+            f"machine to {keras.src.backend.config.keras_home()}/models/{name}"
         ) from error
 
 

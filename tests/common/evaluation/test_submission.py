@@ -49,7 +49,7 @@ def test_ids_from_an_image_list_without_annotations(tmp_path, capsys):
     images = [{"id": 9, "file_name": "b.jpg", "height": 3, "width": 4}, {"id": 4, "file_name": "a/c.jpg"}]
     known, categories = submission.read_image_info(image_info(tmp_path, images, categories=CATEGORIES))
     assert categories.names == ("car", "cat")
-    assert look_up(["a/c.jpg", "x/b.jpg"], known, "f") == [4, 9]
+    assert look_up(["/data/a/c.jpg", "x/b.jpg"], {**known, "c.jpg": 1}, "f") == [4, 9]
     assert look_up(["d.jpg", "b.jpg", "e.jpg"], known, "f") == [None, 9, None]
     said = capsys.readouterr().err.splitlines()
     assert said[1] == "f lists 1 of 3 files in --images; 2 are skipped"

@@ -106,7 +106,7 @@ def test_imagenet_without_network_or_with_another_file_says_where_to_put_it(tmp_
     monkeypatch.setattr(keras.src.backend.config, "_KERAS_DIR", str(tmp_path))
     monkeypatch.setattr(imagenet, "TIMM_FILES", f"file://{tmp_path}/")
     where = r"file://.*/resnet18\.tv_in1k/resolve/main/model\.safetensors"
-    place = r"Copy it from another machine to ~/\.keras/models/resnet18\.tv_in1k\.safetensors$"
+    place = rf"Copy it from another machine to {tmp_path}/models/resnet18\.tv_in1k\.safetensors$"
     with pytest.raises(UserError, match=rf"^--init_from=imagenet: {where} cannot be downloaded .*{place}"):
         imagenet.download("resnet-18")
     served = tmp_path / "resnet18.tv_in1k/resolve/main/model.safetensors"
