@@ -27,9 +27,7 @@ class StoppedError(Exception):
 # Matches the errors of collective operations when a rank is gone. These errors come from Horovod
 # (SHUT_DOWN_ERROR in common/common.h, and its operations), Gloo (gloo/transport/tcp/pair.cc) and TensorFlow
 # (CollectiveExecutor).
-_LOSS = re.compile(
-    r"Horovod has been shut down|gloo/transport|({{node |/|_)Horovod|Collective ops is aborted"
-)
+_LOSS = re.compile(r"Horovod has been shut down|gloo/transport|({{node |/|_)Horovod|ops is aborted")
 
 
 def is_lost_rank(error: BaseException) -> bool:

@@ -191,9 +191,8 @@ class EfficientDetPipeline(DaliOptions, EfficientDetLoader):
             encoded = ("num_positives", "class_targets", "box_targets")
             targets_spec = {k: spec for k, spec in targets_spec.items() if not k.startswith(encoded)}
         pipeline = self._define(["images", *sorted(targets_spec)], encode_boxes=not encode_after)
-        batches = from_pipeline(
-            pipeline, (self.element_spec["images"], targets_spec), device_id=self.device_id
-        )
+        spec = self.element_spec["images"], targets_spec
+        batches = from_pipeline(pipeline, spec, device_id=self.device_id)
         if encode_after:
             batches = batches.map(functools.partial(add_targets, anchors=self.config.anchors))
         return batches

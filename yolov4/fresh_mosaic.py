@@ -200,14 +200,20 @@ def _resize(window: DataNode, tiles: Tiles, number: int, antialias: bool) -> Dat
 
 def _paste(images: list[DataNode], tiles: Tiles, image_size: DataNode, fill: float | None) -> DataNode:
     """Pastes the tiles into float32 (H, W, 3), the first tile last. Pixels outside all tiles are `fill`."""
+    if images[0].device == "gpu":
+        # DALI 2.4's GPU kernel reads all inputs with the width of the first (multipaste.cu, SetupTyped).
+        images = [fn.pad(image, axes=[1], shape=image_size[1:2]) for image in images]
     first, *others = images
-    anchors = fn.transpose(tiles.target, perm=[1, 0])  # (4, 2)
-    targets = [anchors[1:], anchors[0:1]]
+    anchors, sizes = (int32(fn.transpose(rows, perm=[1, 0])) for rows in (tiles.target, tiles.size))  # (4, 2)
+    targets, shapes = [anchors[1:], anchors[0:1]], [sizes[1:], sizes[0:1]]
     if fill is not None:
         # To save time, DALI fills only a strip, which is pasted several times.
         rows = image_size[0] // _STRIPS
-        strip = fn.reshape(fn.full(fill, shape=fn.stack(rows, image_size[1], 3)), layout="HWC")
+        strip_size = fn.stack(rows, image_size[1])
+        strip = fn.reshape(fn.full(fill, shape=fn.cat(strip_size, [3])), layout="HWC")
         others = [strip.gpu() if first.device == "gpu" else strip] * _STRIPS + others
         numbers = np.stack([np.arange(_STRIPS), np.zeros(_STRIPS)], 1).astype(np.int32)
         targets = [types.Constant(numbers, device="cpu") * rows, *targets]
-    return fn.multi_paste(*others, first, out_anchors=fn.cat(*targets), output_size=image_size)
+        shapes = [fn.stack(*[strip_size] * _STRIPS), *shapes]
+    parts = {"out_anchors": fn.cat(*targets), "shapes": fn.cat(*shapes)}
+    return fn.multi_paste(*others, first, **parts, output_size=image_size)

@@ -177,9 +177,7 @@ def initialize() -> Any:
     try:
         import horovod.tensorflow as hvd
     except ImportError as error:
-        raise UserError(
-            f"--strategy=horovod needs Horovod, which is not installed ({error}): run `make horovod`"
-        ) from error
+        raise UserError(f"--strategy=horovod needs Horovod ({error}): run `make horovod`") from error
     hvd.init()
     share_gpu_memory()
     gpus = tf.config.list_physical_devices("GPU")

@@ -75,9 +75,7 @@ def open_splits(
                 check_shards(eval_set.size, ranks.world_size)  # fails now, not after the first epoch
         num_classes = a.num_classes or label_map.num_classes
         if num_classes < label_map.num_classes:
-            raise UserError(
-                f"--num_classes={num_classes}: the data have {label_map.num_classes} classes; omit the flag"
-            )
+            raise UserError(f"omit --num_classes={num_classes}: data have {label_map.num_classes} classes")
     return Data(train_set, eval_set, label_map, num_classes)
 
 

@@ -315,6 +315,5 @@ class Run:
         """Raises UserError on all ranks if the last checkpoint was not written."""
         if not self._saved:
             raise UserError(
-                f"the last checkpoint could not be saved: make room in {self._a.output_dir}, then run the "
-                "same command again"
+                f"the last checkpoint could not be saved: make room in {self._a.output_dir} and try again"
             )

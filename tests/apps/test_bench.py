@@ -183,7 +183,7 @@ def test_flags_that_cannot_be(bench, drawn):
         (["--baseline=python loader.py"], "is not NAME=COMMAND"),
         (["--baseline=a=x 'y"], "No closing quotation"),
         (["--baseline=a=x", "--baseline=a=y"], "another --baseline has this NAME"),
-        (["--num_classes=1", *data], "the data have 3 classes"),
+        (["--num_classes=1", *data], "data have 3 classes"),
         (["--batch_size=13", *data], "12 images, --batch_size=13"),
         (["--model_name=nona"], "unknown model"),
         ([data[0]], "is given without --train_annotations"),

@@ -156,7 +156,7 @@ REFUSED = {
     "model in hparams": (["--hparams=model_name={model}"], "model_name"),
     "impossible setting": (["--hparams=max_instances=0"], "max_instances='0'"),
     "batch norms of random weights": (["--freeze_batch_norm", SYNTHETIC], "add --init_from"),
-    "too few classes": (["--num_classes=2", *coco_flags("{data}", "train")], "the data have 3 classes"),
+    "too few classes": (["--num_classes=2", *coco_flags("{data}", "train")], "data have 3 classes"),
 }
 
 

@@ -155,7 +155,7 @@ def test_a_failed_check_ends_in_one_line(result, capsys):
 BAD_FLAGS = [
     (["--train_images=nowhere"], "does not exist"),
     (["--batch_size=7"], "12 images, --batch_size=7 x 2 ranks"),
-    (["--num_classes=2"], "--num_classes=2: the data have 3 classes"),
+    (["--num_classes=2"], "--num_classes=2: data have 3 classes"),
     (["--output_dir="], "--output_dir is missing"),
 ]
 

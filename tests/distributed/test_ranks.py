@@ -172,7 +172,7 @@ def test_sigterm_still_ends_a_worker(results):
 
 def test_without_horovod_the_message_says_what_to_do(monkeypatch):
     monkeypatch.setitem(sys.modules, "horovod.tensorflow", None)
-    with pytest.raises(UserError, match=r"^--strategy=horovod needs Horovod, .*run `make horovod`$"):
+    with pytest.raises(UserError, match=r"^--strategy=horovod needs Horovod .*run `make horovod`$"):
         distributed.start("horovod")
 
 

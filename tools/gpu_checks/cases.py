@@ -74,13 +74,14 @@ def _passed(output: str) -> dict[str, Any]:
 
 def _dali_alone(app: str, output: pathlib.Path, photos: dict, cores: int) -> Iterator[Case]:
     kinds = {"images": f"{output}/kinds/images", "annotations": f"{output}/kinds/instances.json"}
-    for options in ({"training": False}, {"training": True}, {"training": False, "roi_decoding": True}):
+    fresh: list[dict] = [{"hparams": "mosaic_tiles=fresh"}] if app == "yolov4" else []
+    training = [{"training": True, **more} for more in ({}, *fresh)]
+    for options in ({"training": False}, *training, {"training": False, "roi_decoding": True}):
         yield part("graphs", "compare", app=app, **options, **kinds)
     batch = MODELS[app][2]
     sizes = [(threads, batch) for threads in sorted({2, max(cores // 2, 1), cores})]
     for threads, size in (*sizes, (cores, batch // 4), (cores, batch * 2)):
         yield part("loading", "rate", app=app, num_threads=threads, batch_size=size, **photos)
-    fresh: list[dict] = [{"hparams": "mosaic_tiles=fresh"}] if app == "yolov4" else []
     for more in ({"roi_decoding": True}, *fresh):
         yield part("loading", "rate", app=app, num_threads=cores, batch_size=batch, **more, **photos)
 

@@ -125,7 +125,8 @@ def compare(
         File format -> mean pixel difference, in levels from 0 to 255. For training graphs the only key is
         "batch". If something differs too much, the key "error" has a message.
     """
-    options: Result = {"training": training, "batch_size": len(KINDS), "name_images": True}
+    shared = {"training": training, "hparams": more.pop("hparams", "")}
+    options: Result = {**shared, "batch_size": len(KINDS), "name_images": True}
     cpu = _loader(app, images, annotations, device="cpu", **options)
     gpu = _loader(app, images, annotations, device=device, **options, **more)
     from common.dali_ops import IMAGENET_STD
