@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 SYNTHETIC_IMAGES = 1024  # in an epoch
 SYNTHETIC_BOXES = 7  # boxes per synthetic image; COCO train2017 has 7.3 boxes per image
 MAX_RESERVED = 2**30  # bytes; above this, JPEG engines reserve no memory
-DALI_GRAPH = 4  # version; raise it if DALI cannot restore iterators of the previous version
+DALI_GRAPH = 5  # version; raise it if DALI cannot restore iterators of the previous version
 
 Batch = tuple[Any, dict[str, Any]]  # images, targets
 ElementSpec = tuple[tf.TensorSpec, dict[str, tf.TensorSpec]]

@@ -175,6 +175,8 @@ class Results:
     def save_skipped(self, ranks: Ranks, step: int, images: Any, targets: Any) -> str | None:
         """Saves the batch of a skipped step and the present weights; all ranks call it together.
 
+        On a GPU the weights can be those of up to four steps later (`LOOK_EVERY` in step_guard.py).
+
         Args:
             images, targets: the batch of one replica; None on ranks that do not have this batch.
 
