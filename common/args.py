@@ -81,9 +81,7 @@ class LoaderArgs:
         choices=PIPELINE_TYPES,
     )
     batch_size: int = flag(8, "Images per batch of each replica (device).", low=1)
-    num_threads: int | None = flag(
-        None, "CPU threads per loader. Default: an equal share of the cores, at most 16.", low=1
-    )
+    num_threads: int | None = flag(None, "Loader threads. Default: a share of the cores, at most 16.", low=1)
     prefetch: int = flag(2, "Number of batches that the loader prepares ahead.", low=1)
     on_bad_image: str = flag("stop", "On unreadable images: stop, or skip and log.", choices=("stop", "skip"))
     max_megapixels: float = flag(MAX_MEGAPIXELS, "Images with more megapixels count as unreadable.", low=0.0)

@@ -146,9 +146,7 @@ SETUP = ("docker/setup_env.sh", "docker/build_horovod.sh", "docker/locks", "LICE
 
 
 def define_flags(fv: flags.FlagValues) -> None:
-    flags.DEFINE_list(
-        "without", [], f"Parts to leave out: {', '.join(PARTS)}. Default: none.", flag_values=fv
-    )
+    flags.DEFINE_list("without", [], f"Parts to leave out, from: {', '.join(PARTS)}.", flag_values=fv)
     flags.DEFINE_bool("minimal", False, "Leave out all parts that --without accepts.", flag_values=fv)
 
 

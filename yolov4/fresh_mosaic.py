@@ -215,5 +215,5 @@ def _paste(images: list[DataNode], tiles: Tiles, image_size: DataNode, fill: flo
         numbers = np.stack([np.arange(_STRIPS), np.zeros(_STRIPS)], 1).astype(np.int32)
         targets = [types.Constant(numbers, device="cpu") * rows, *targets]
         shapes = [fn.stack(*[strip_size] * _STRIPS), *shapes]
-    parts = {"out_anchors": fn.cat(*targets), "shapes": fn.cat(*shapes)}
-    return fn.multi_paste(*others, first, **parts, output_size=image_size)
+    place = fn.cat(*targets)
+    return fn.multi_paste(*others, first, out_anchors=place, shapes=fn.cat(*shapes), output_size=image_size)

@@ -18,7 +18,7 @@ from common.datacheck.image_headers import ImageFacts
 from common.datacheck.images import DECODERS, add_fault, in_threads, inspect, inspect_files
 from common.datacheck.issues import DataError, Issues
 from common.datasets import CocoSource, ImageListSource, Source
-from common.errors import UserError
+from common.errors import UserError, tell
 from common.labels import LabelMap, is_text
 from common.progress import import_tensorflow, log
 
@@ -121,7 +121,7 @@ def explain(error: Exception, source: Source | None, pipeline_type: str) -> User
     stopped = plain.explain(error, source, pipeline_type)
     if source is None or source.name == "video":
         return stopped
-    log(f"{stopped}\nDecoding the images to find the damaged ones; press Ctrl-C if that takes too long")
+    tell(f"{stopped}\nDecoding the images to find the damaged ones; press Ctrl-C if that takes too long")
     issues = Issues(source.annotations.origin)
     others = []  # names and formats of images that TensorFlow cannot decode
     found = in_threads(functools.partial(_decode, source), range(source.size), DECODERS)

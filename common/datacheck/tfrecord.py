@@ -75,7 +75,11 @@ class TFRecordSource(Source):
         return self.names[row]
 
     def encoded(self, row: int) -> bytes:
-        return self.records.image(int(np.flatnonzero(self.rows == row)[0]))
+        return self.records.image(int(self._record_of_row[row]))
+
+    @functools.cached_property
+    def _record_of_row(self) -> np.ndarray:
+        return np.argsort(self.rows)
 
     def read(self, *, training: bool, **options: Any) -> Nodes:
         return readers.tfrecord_reader(self.records, self.label_map, training=training, **options)

@@ -71,7 +71,10 @@ class Ranks:
         return batch
 
     def run(self, function: Callable[..., T], *arguments: Any) -> T:
-        """Calls `function` on every replica of this process, with its part of the arguments."""
+        """Calls `function` on every replica of this process, with its part of the arguments.
+
+        Outside a tf.function, always pass the same function object: tf_distribute.py keeps a graph of each.
+        """
         return function(*arguments)
 
     def local(self, value: T) -> list[T]:
@@ -123,7 +126,13 @@ class Ranks:
         """Returns the variables' values averaged over all replicas."""
         if not variables:
             return []
-        return self.first(self.run(lambda: self._mean([tf.identity(v) for v in variables])))
+        key = tuple(map(id, variables))
+        mean = self._means.setdefault(key, lambda: self._mean([tf.identity(v) for v in variables]))
+        return self.first(self.run(mean))
+
+    @functools.cached_property
+    def _means(self) -> dict[tuple[int, ...], Callable[[], list[tf.Tensor]]]:
+        return {}
 
     def close(self) -> None:
         """Disconnects from the other ranks."""

@@ -13,6 +13,7 @@ of all replicas of this process.
 
 import contextlib
 import faulthandler
+import functools
 import json
 import os
 import signal
@@ -70,6 +71,7 @@ class StrategyRanks(Ranks):
         else:
             devices = tf.config.list_logical_devices("GPU") or tf.config.list_logical_devices("CPU")
             self._strategy = tf.distribute.MirroredStrategy([device.name for device in devices])
+        self._graphs: dict[Callable, Callable] = {}
         self.num_replicas = self._strategy.num_replicas_in_sync
         own = self.num_replicas // self.world_size
         self.local_replicas = range(self.rank * own, (self.rank + 1) * own)
@@ -85,13 +87,13 @@ class StrategyRanks(Ranks):
         )
 
     def run(self, function: Callable[..., T], *arguments: Any) -> T:
-        def on_replicas() -> T:
-            return self._strategy.run(function, args=arguments)
-
         if not tf.executing_eagerly():
-            return on_replicas()
-        # Makes a graph, because TensorFlow runs the replicas one after the other in eager mode.
-        return tf.function(on_replicas, autograph=False).get_concrete_function()()
+            return self._strategy.run(function, args=arguments)
+        # In eager mode, TensorFlow would run the replicas one after the other. It never frees a graph.
+        if function not in self._graphs:
+            on_replicas = functools.partial(self._strategy.run, function)
+            self._graphs[function] = tf.function(lambda *given: on_replicas(args=given), autograph=False)
+        return self._graphs[function](*arguments)
 
     def local(self, value: T) -> list[T]:
         results = self._strategy.experimental_local_results

@@ -229,11 +229,9 @@ def look_up(files: Sequence[str], known: Mapping[str, int], origin: str) -> list
     Raises:
         UserError: none of the files is in `known`.
     """
-    image_ids = []
-    for file in files:
-        parts = os.path.abspath(file).split(os.sep)
-        ends = ("/".join(parts[start:]) for start in range(len(parts)))
-        image_ids.append(next((known[end] for end in ends if end in known), None))
+    parts = [os.path.abspath(file).split(os.sep) for file in files]
+    ends = [["/".join(of_one[start:]) for start in range(len(of_one))] for of_one in parts]
+    image_ids = [next((known[end] for end in of_one if end in known), None) for of_one in ends]
     if (left_out := image_ids.count(None)) == len(files):
         raise UserError(f"{origin} lists none of the files in --images ({files[0]!r}, ...): check both flags")
     log(f"{origin} lists {len(files) - left_out} of {len(files)} files in --images; {left_out} are skipped")
@@ -253,6 +251,5 @@ def _picture_names(about: list[dict[str, Any]]) -> list[str]:
     flat = [image["file_name"].replace(os.sep, "_") for image in about]
     stems = [os.path.splitext(name)[0] for name in flat]
     count = collections.Counter([SHEET, *stems, *flat])
-    numbered = [f"{number}_{name}" for number, name in enumerate(flat)]
-    choices = zip(stems, flat, numbered, strict=True)
+    choices = zip(stems, flat, (f"{number}_{name}" for number, name in enumerate(flat)), strict=True)
     return [next(name for name in names if count[name] < 2) for names in choices]

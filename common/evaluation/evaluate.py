@@ -84,11 +84,9 @@ def predict(
             raise problem
     parts, seen_by_rank = zip(*ranks.gather((results, sorted(seen))), strict=True)
     found = list(itertools.chain.from_iterable(seen_by_rank))
-    if not len(found) == len(set(found)) == loader.size:
-        raise RuntimeError(
-            f"{len(found)} images were evaluated, {len(set(found))} of them different, but the data have "
-            f"{loader.size}: check that each rank reads only its own shard"
-        )
+    count, different = len(found), len(set(found))
+    if not count == different == loader.size:
+        raise RuntimeError(f"{count} images were evaluated, {different} of them different, not {loader.size}")
     return sorted(itertools.chain.from_iterable(parts), key=operator.itemgetter("image_id"))
 
 

@@ -167,7 +167,7 @@ class InputFeed:
             state["step"] = state["epoch"] * self.steps_per_epoch
         if changed is None or checkpoints.data_anew or not (self._saveable or state["step_in_epoch"]):
             state["loader"] = dict(self._loader_kwargs(state["epoch"]))
-        self._open()
+        self._ranks.first_on_host(self._open)  # the first rank writes the file that DALI reads
         if changed is None:
             return
         checkpoints.restore()
@@ -215,7 +215,7 @@ class InputFeed:
         self._checkpoints.iterators = self._iterators if self._saveable else ()
 
     def _open_loaders(self, kwargs: Mapping[str, Any]) -> None:
-        replicas = range(len(self._ranks.local_replicas))
+        replicas, self._iterators = range(len(self._ranks.local_replicas)), []  # frees the old loaders first
         self._iterators = [self._open_loader(device_index=i, **kwargs).iterator() for i in replicas]
 
     def _fetch(self) -> list[Batch]:

@@ -130,6 +130,8 @@ class AveragedWeights(tf.Module):
         statistics = moving_statistics(model)
         self._weights = lambda: floats  # a function, because tf.Module would save a list of variables
         self._statistics = lambda: statistics
+        self._copy = lambda: [tf.identity(statistic) for statistic in statistics]
+        self._restore = lambda values: _assign(statistics, values)
         variable = functools.partial(
             tf.Variable, trainable=False, aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA
         )
@@ -172,7 +174,7 @@ class AveragedWeights(tf.Module):
         statistics = self._statistics()
         means = ranks.mean_over_ranks(self.averages_of(statistics) or statistics)
         own = [tf.identity(weight) for weight in self._weights()]
-        own_statistics = ranks.run(lambda: [tf.identity(statistic) for statistic in statistics])
+        own_statistics = ranks.run(self._copy)
         try:
             for average, weight in zip(self._averages, self._weights(), strict=True):
                 weight.assign(tf.cast(average, weight.dtype))
@@ -180,7 +182,7 @@ class AveragedWeights(tf.Module):
             yield
         finally:
             _assign(self._weights(), own)
-            ranks.run(_assign, statistics, own_statistics)  # each replica has its own statistics
+            ranks.run(self._restore, own_statistics)  # each replica has its own statistics
 
 
 def _assign(variables: Sequence[tf.Variable], values: Sequence[tf.Tensor]) -> None:

@@ -120,9 +120,7 @@ def _listed(path: str) -> list[Image]:
     text = pathlib.Path(path).read_text("utf-8-sig", "surrogateescape")
     lines = [line for line in map(str.strip, text.split("\n")) if line and line[0] != "#"]
     if not lines or "\0" in text:
-        raise UserError(
-            f"--input={path} is not a list of files: write a path, or path and label, on each line"
-        )
+        raise UserError(f"--input={path} is not a list of files: write a path, or path and label, per line")
     directory, images = os.path.dirname(os.path.abspath(path)), []
     for line in lines:
         match = re.fullmatch(r"(.*\S)\s+(-?[0-9]+)", line)
