@@ -244,7 +244,7 @@ def test_a_wrong_shard_is_our_mistake_and_found_on_all_ranks(drawn_source, shard
     for outcome in on_ranks(2, work):
         assert isinstance(outcome, RuntimeError)
         evaluated = f"{images} images were evaluated, {12 // num_shards} of them different"
-        assert f"{evaluated}, but the data have 12" in str(outcome)
+        assert f"{evaluated}, not 12" in str(outcome)
 
 
 # --- on_batch, which is called after every batch ---
