@@ -320,7 +320,7 @@ def test_trouble_at_any_call_of_a_save_costs_that_save_alone(tmp_path, capfd, st
                 break
             failed += 1
         assert worked, f"{name} was called more than {number} times"
-    assert failed >= 4 * len(places)
+    assert failed > 3 * len(places)  # of shutil.rmtree, Python 3.11.2 sees one call less than 3.11.7
 
 
 def test_a_directory_that_cannot_be_used_is_the_users_problem(tmp_path):
