@@ -27,7 +27,8 @@ if TYPE_CHECKING:
 SYNTHETIC_IMAGES = 1024  # in an epoch
 SYNTHETIC_BOXES = 7  # boxes per synthetic image; COCO train2017 has 7.3 boxes per image
 MAX_RESERVED = 2**30  # bytes; above this, JPEG engines reserve no memory
-DALI_GRAPH = 5  # version; raise it if DALI cannot restore iterators of the previous version
+# Versions of the loaders. Raise one if the iterators of the previous version cannot be restored.
+DALI_GRAPH, TF_GRAPH = 5, 1
 
 Batch = tuple[Any, dict[str, Any]]  # images, targets
 ElementSpec = tuple[tf.TensorSpec, dict[str, tf.TensorSpec]]

@@ -17,12 +17,7 @@ FUSE_FROM = 2**20
 
 
 def focal_loss(
-    logits: tf.Tensor,
-    class_targets: tf.Tensor,
-    *,
-    alpha: float,
-    gamma: float,
-    label_smoothing: float = 0.0,
+    logits: tf.Tensor, class_targets: tf.Tensor, *, alpha: float, gamma: float, label_smoothing: float = 0.0
 ) -> tf.Tensor:
     """Returns the sum of the sigmoid focal loss over one level, a float32 scalar.
 

@@ -124,6 +124,7 @@ class EfficientDetTFPipeline(pipeline.EfficientDetLoader):
         """Returns an endless dataset of (images, targets). An evaluation takes `steps_per_epoch` batches."""
         options = tf.data.Options()
         options.threading.private_threadpool_size = self.num_threads
+        options.experimental_symbolic_checkpoint = True  # else checkpoints hold the prefetched images
         return (
             loader_examples(self)
             .enumerate()

@@ -39,10 +39,7 @@ PARTS = {
     "tfrecord": ("common/*tfrecord*.py", "tools/conversion/coco_to_tfrecord.py"),
     "tf_pipeline": ("{app}/tf_*.py", "common/tf_readers.py"),
     "synthetic_loader": (),
-    "retinanet": (
-        *("{app}/retinanet*.py", "{app}/mobilenet.py"),
-        "{app}/import_weights/torch_files.py",
-    ),
+    "retinanet": (*("{app}/retinanet*.py", "{app}/mobilenet.py"), "{app}/import_weights/torch_files.py"),
     "horovod": (),
     "tf_distribute": ("common/distributed/tf_*.py",),
     "elastic": ("common/distributed/elastic.py",),

@@ -155,11 +155,7 @@ class YOLOv4Config:
         return height, width
 
 
-HEAD_STRIDES = {
-    "csp_darknet53": (8, 16, 32),
-    "csp_darknet_tiny": (16, 32),
-    "csp_darknet_nano": (8, 16, 32),
-}
+HEAD_STRIDES = {"csp_darknet53": (8, 16, 32), "csp_darknet_tiny": (16, 32), "csp_darknet_nano": (8, 16, 32)}
 
 _FIELDS = [field.name for field in dataclasses.fields(YOLOv4Config)]
 LOADER_FIELDS = _FIELDS[_FIELDS.index("antialias") : _FIELDS.index("iou_normalizer")]

@@ -155,6 +155,7 @@ class YOLOv4TFPipeline(pipeline.YOLOv4Loader):
         """Returns an endless dataset of (images, targets). An evaluation takes `steps_per_epoch` batches."""
         options = tf.data.Options()
         options.threading.private_threadpool_size = self.num_threads
+        options.experimental_symbolic_checkpoint = True  # else checkpoints hold the prefetched images
         parallel = {"num_parallel_calls": self.num_threads, "deterministic": True}
         return (
             loader_examples(self)

@@ -89,7 +89,8 @@ def infer(
         submission.check_categories(job.categories, label_map, a.image_info or a.annotations or "")
     loader = make_loader(job.pipeline_type, source=job.source, config=config, **_loader_options(a))
     begun = time.monotonic()
-    found = predict(detect, loader, label_map, title="detecting", explain=explain)
+    least = 0.0 if a.submission else a.score_threshold  # a submission has all detections
+    found = predict(detect, loader, label_map, title="detecting", explain=explain, min_score=least)
     print(f"{job.source.size} images in {time.monotonic() - begun:.1f} s, compiling included")
     return job.write(found, label_map)
 

@@ -48,6 +48,7 @@ def predict(
     explain: Explain,
     ranks: Ranks = ALONE,
     on_batch: OnBatch = lambda *_: None,
+    min_score: float = 0.0,
 ) -> list[dict[str, Any]]:
     """Detects objects in each of the loader's images exactly once. All ranks call `predict` together.
 
@@ -57,6 +58,7 @@ def predict(
         on_batch: called after every batch, equally often on all ranks. If `on_batch` raises an exception,
             all ranks must raise after the same batch.
         explain: turns an exception of the loader into a UserError.
+        min_score: lowest score of the detections that are returned.
 
     Returns:
         Detections of all images in COCO results format, sorted by image id, the same list on every rank.
@@ -74,7 +76,8 @@ def predict(
     for done in range(1, loader.steps_per_epoch + 1):
         if problem is None:
             try:
-                results += coco_metrics.to_results(*_next(detect, batches, loader, explain), label_map, seen)
+                new = coco_metrics.to_results(*_next(detect, batches, loader, explain), label_map, seen)
+                results += [result for result in new if result["score"] >= min_score]
             except UserError as error:
                 problem = error
             bar.step()

@@ -109,7 +109,7 @@ class Checkpoints:
         self._found = found  # the checkpoint's name and its manifest
         changed = self._changed(found)
         self.resharded = "num_ranks" in changed
-        self.data_anew = self.resharded or "dali_graph" in changed
+        self.data_anew = self.resharded or not {"dali_graph", "tf_graph"}.isdisjoint(changed)
         self.state.clear()
         self.state.update(found[1]["state"])
         return changed

@@ -5,9 +5,9 @@
     feed.resume(checkpoints)
     images, targets = next(feed)  # continues at the position in the checkpoint
 
-tf.train.Checkpoint cannot save iterators of DALI on a GPU. So on a GPU each epoch opens new loaders with
-another seed, and a resumed run reads the batches of its epoch again and drops those that it has trained on.
-A thread fetches the next batch while the device trains, and opens the loaders of the next epoch.
+tf.train.Checkpoint cannot save iterators of DALI on a GPU. So on a GPU new loaders with another seed are
+opened at the first epoch after a pass over the data, and a resumed run reads the batches since then again and
+drops them. A thread fetches the next batch while the device trains, and opens these loaders.
 """
 
 from collections.abc import Callable, Mapping
@@ -21,7 +21,7 @@ from common.distributed.ranks import Ranks
 from common.errors import UserError
 from common.evaluation import coco_metrics
 from common.labels import LabelMap
-from common.loader import DALI_GRAPH, BaseLoader, Batch, make_loader
+from common.loader import DALI_GRAPH, TF_GRAPH, BaseLoader, Batch, make_loader
 from common.progress import log
 from common.training.checkpoints import Checkpoints
 
@@ -151,7 +151,10 @@ class InputFeed:
         self.identity = {"pipeline_type": self.pipeline_type, "steps_per_epoch": self.steps_per_epoch}
         if self.pipeline_type.startswith("dali"):
             self.identity["dali_graph"] = DALI_GRAPH
-        self._saveable, self._taken = loader.saveable, 0  # _taken: number of batches from the open loaders
+        if self.pipeline_type == "tensorflow":
+            self.identity["tf_graph"] = TF_GRAPH
+        self._saveable, self._pass = loader.saveable, loader.steps_per_epoch
+        self._taken = 0  # number of batches from the open loaders
         self.num_epochs: int | None = None
         self._thread = ThreadPoolExecutor(1, "input_feed")
         self._ahead: Future[list[Batch]] | None = None
@@ -165,15 +168,19 @@ class InputFeed:
         self._checkpoints, state, changed = checkpoints, checkpoints.state, checkpoints.find()
         if checkpoints.resharded:  # --elastic: the number of ranks, and so the number of steps, has changed
             state["step"] = state["epoch"] * self.steps_per_epoch
-        if changed is None or checkpoints.data_anew or not (self._saveable or state["step_in_epoch"]):
-            state["loader"] = dict(self._loader_kwargs(state["epoch"]))
+        # Older versions did not save `taken`, and opened new loaders at every epoch.
+        taken = state.get("taken", state["step_in_epoch"])
+        continues = self._saveable or state["step_in_epoch"] or 0 < taken < self._pass
+        if changed is None or checkpoints.data_anew or not continues:
+            state["loader"], taken = dict(self._loader_kwargs(state["epoch"])), 0
         self._ranks.first_on_host(self._open)  # the first rank writes the file that DALI reads
         if changed is None:
             return
         checkpoints.restore()
         if not self._saveable:
-            for _ in range(state["step_in_epoch"]):
-                next(self)
+            for _ in range(taken):
+                self._fetch()
+            self._taken = taken
         within = f" and {state['step_in_epoch']} steps" if state["step_in_epoch"] else ""
         log(f"resumed after epoch {state['epoch']}{within} (step {state['step']})")
         if changed:
@@ -182,11 +189,10 @@ class InputFeed:
     def begin_epoch(self) -> None:
         """Opens new loaders if the old ones cannot continue, or if an argument changes."""
         state = self._checkpoints.state
-        old, new = state["loader"], dict(self._loader_kwargs(state["epoch"]))
-        changed = [f"{name}={new[name]}" for name in new if name != "seed" and new[name] != old.get(name)]
+        new, changed = self._next_loader(state["epoch"])
         if changed:
             log(f"from epoch {state['epoch'] + 1} on, the loaders use {', '.join(changed)}")
-        if changed or (not self._saveable and (self._taken or new != old)):
+        if new:
             state["loader"] = new
             self._open()
 
@@ -198,10 +204,11 @@ class InputFeed:
         """
         batches = self._ahead.result() if self._ahead else self._fetch()
         self._taken += 1
-        if not self._saveable and self._taken < self.steps_per_epoch:
-            self._ahead = self._thread.submit(self._fetch)
-        elif not self._saveable:
-            self._ahead = self._thread.submit(self._open_and_fetch, self._checkpoints.state["epoch"] + 1)
+        if not self._saveable:
+            state = self._checkpoints.state
+            state["taken"], epoch_ends = self._taken, self._taken % self.steps_per_epoch == 0
+            new = self._next_loader(state["epoch"] + 1)[0] if epoch_ends else {}
+            self._ahead = self._thread.submit(self._fetch, new)
         return self._ranks.feed(batches)
 
     def close(self) -> None:
@@ -218,11 +225,14 @@ class InputFeed:
         replicas, self._iterators = range(len(self._ranks.local_replicas)), []  # frees the old loaders first
         self._iterators = [self._open_loader(device_index=i, **kwargs).iterator() for i in replicas]
 
-    def _fetch(self) -> list[Batch]:
-        return [next(iterator) for iterator in self._iterators]
+    def _next_loader(self, epochs_done: int) -> tuple[dict[str, Any], list[str]]:
+        """Returns the arguments of an epoch's new loaders, {} to keep the open ones, and what changes."""
+        old, new = self._checkpoints.state["loader"], dict(self._loader_kwargs(epochs_done))
+        changed = [f"{name}={new[name]}" for name in new if name != "seed" and new[name] != old.get(name)]
+        is_over = not self._saveable and self._taken >= self._pass
+        return new if (changed or is_over) and epochs_done != self.num_epochs else {}, changed
 
-    def _open_and_fetch(self, epochs_done: int) -> list[Batch]:
-        if epochs_done == self.num_epochs:
-            return []
-        self._open_loaders(self._loader_kwargs(epochs_done))
-        return self._fetch()
+    def _fetch(self, new: Mapping[str, Any] | None = None) -> list[Batch]:
+        if new:  # the arguments of new loaders
+            self._open_loaders(new)
+        return [next(iterator) for iterator in self._iterators]

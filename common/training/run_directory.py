@@ -42,7 +42,7 @@ _PICTURES = ("first_batch.png", "loss_curves.png", *_EVALUATION)
 RUN_FILES = (*_DATA, *_TEXTS, *_PICTURES, RUN)  # in the order of removal
 IDENTITY_FLAGS = ("batch_size", "accumulate_steps", "precision", "freeze", "freeze_batch_norm", "seed")
 LOOP_FLAGS = ("eval_every", "eval_every_steps", "patience", "save_every", "max_skipped_steps")
-MAY_CHANGE = ("freeze", "freeze_batch_norm", "dali_graph")
+MAY_CHANGE = ("freeze", "freeze_batch_norm", "dali_graph", "tf_graph")
 MAY_CHANGE_IF_ELASTIC = (*MAY_CHANGE, "num_replicas", "num_ranks", "steps_per_epoch")
 _SHOWN_CHARACTERS = 60
 

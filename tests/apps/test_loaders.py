@@ -174,6 +174,7 @@ def test_the_seed_decides_everything_and_a_saved_iterator_goes_on(app, make, sou
         return iter(make(source, pipeline_type, changes, seed=3, num_threads=next(threads)).dataset())
 
     assert_iterator_resumes(iterate, tmp_path, before=4, after=4)
+    assert max(file.stat().st_size for file in tmp_path.iterdir()) < 100_000  # no images
 
 
 def test_every_epoch_has_another_seed_within_the_range(app):

@@ -150,11 +150,7 @@ def _read_size(document: Element) -> tuple[int, int]:
 
 
 def _read_objects(
-    image: LabelledImage,
-    document: Element,
-    category_ids: Mapping[str, int],
-    options: Options,
-    issues: Issues,
+    image: LabelledImage, document: Element, category_ids: Mapping[str, int], options: Options, issues: Issues
 ) -> Iterator[Object]:
     first = 1 if options.voc_pixels == "one_based" else 0
     for number, element in enumerate(document.iterfind("object"), 1):

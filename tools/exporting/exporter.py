@@ -175,10 +175,7 @@ def _compare(
 
 
 def _compare_ap(
-    detectors: dict[str, Detect],
-    quantize: str,
-    open_loader: Callable[[], BaseLoader],
-    label_map: LabelMap,
+    detectors: dict[str, Detect], quantize: str, open_loader: Callable[[], BaseLoader], label_map: LabelMap
 ) -> None:
     aps = []
     for name, detect in detectors.items():

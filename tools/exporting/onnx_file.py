@@ -50,11 +50,7 @@ def write(
     raw = list(onnx_graphs.output_specs(run_network, [network_input]).values())
     suppress, outputs = _NMS[nms]
     model = onnx_graphs.join(
-        [
-            onnx_graphs.convert(to_input, [images, image_sizes]),
-            network,
-            *suppress(parts, raw),
-        ],
+        [onnx_graphs.convert(to_input, [images, image_sizes]), network, *suppress(parts, raw)],
         [images.name, image_sizes.name],
         outputs,
     )

@@ -53,11 +53,7 @@ def sample_images(annotations: Annotations, max_images: int, random: np.random.G
 
 
 def network_boxes(
-    sample: Annotations,
-    image_size: tuple[int, int],
-    *,
-    max_instances: int,
-    min_box_size: float,
+    sample: Annotations, image_size: tuple[int, int], *, max_instances: int, min_box_size: float
 ) -> NetworkBoxes:
     """Converts the boxes that training uses to a network input, and marks those that training drops.
 

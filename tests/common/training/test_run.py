@@ -227,15 +227,19 @@ def test_evaluations_by_steps_may_end_an_epoch(tmp_path):
     assert [row["step"] for row in rows_of(tmp_path) if row["AP"]] == ["4", "8", "12"]
 
 
-@pytest.mark.parametrize("saveable", [True, False])
-def test_stopped_within_an_epoch_it_sees_the_same_images(tmp_path, monkeypatch, saveable, capfd):
+@pytest.mark.parametrize(("saveable", "steps_of_a_pass"), [(True, 3), (False, 3), (False, 6)])
+def test_stopped_within_an_epoch_it_sees_the_same_images(
+    tmp_path, monkeypatch, saveable, steps_of_a_pass, capfd
+):
+    monkeypatch.setattr(Loader, "steps_per_epoch", steps_of_a_pass)
     flags = {"saveable": saveable, "turn": 2, "save_every": 2, "eval_every": 0}
     unbroken = Session(tmp_path / "unbroken", **flags)
     unbroken.train()
     assert "from epoch 3 on, the loaders use sign=-1.0" in capfd.readouterr().err
     # The first two loaders are for first_batch.png and for the first epoch.
     first = [(0, 1.0), (0, 1.0)]
-    assert unbroken.opened == ([*first, (2, -1.0)] if saveable else [*first, (1, 1.0), (2, -1.0)])
+    second = [] if saveable or steps_of_a_pass > STEPS else [(1, 1.0)]
+    assert unbroken.opened == [*first, *second, (2, -1.0)]
     done = 0
     for stop, saved in ((5, 4), (7, 6), (11, 10)):
         broken = Session(tmp_path / "broken", **flags)

@@ -28,10 +28,7 @@ TAPS = {
 
 
 # The published files have standard deviations in place of variances (tensorflow/tensorflow issue 49930)
-NORMALIZATION = {
-    "normalization/mean": (0.485, 0.456, 0.406),
-    "normalization/variance": (0.229, 0.224, 0.225),
-}
+NORMALIZATION = {"normalization/mean": (0.485, 0.456, 0.406), "normalization/variance": (0.229, 0.224, 0.225)}
 
 
 @pytest.fixture(scope="module")

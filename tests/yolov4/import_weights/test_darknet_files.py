@@ -49,11 +49,7 @@ def test_other_names_are_numbered(tmp_path):
 
 @pytest.mark.parametrize(
     ("content", "message"),
-    [
-        (b"a\nb\n", "has 2 class names, but "),
-        (b"a\nb\na\n", "same name 'a'"),
-        (b"a\n\xff\nb\n", "decode"),
-    ],
+    [(b"a\nb\n", "has 2 class names, but "), (b"a\nb\na\n", "same name 'a'"), (b"a\n\xff\nb\n", "decode")],
 )
 def test_names_that_do_not_fit_are_refused(tmp_path, content, message):
     (tmp_path / "my.names").write_bytes(content)
