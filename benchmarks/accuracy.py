@@ -44,7 +44,7 @@ from tools.processes import ended_afterwards
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 RESULT, DETECTIONS = "result.json", "detections.json"
 METRICS = ("AP", "AP50", "AP75")
-# Number of seeds -> 97.5 % quantile of Student's t distribution.
+# Number of seeds, at most 10 -> 97.5 % quantile of Student's t distribution.
 T_QUANTILES = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776, 6: 2.571, 7: 2.447, 8: 2.365, 9: 2.306, 10: 2.262}
 
 
@@ -138,7 +138,7 @@ def mean_and_interval(values: list[float]) -> str:
     mean = f"{statistics.mean(values):.1f}"
     if len(values) < 2:
         return mean
-    return f"{mean} ± {T_QUANTILES[len(values)] * statistics.stdev(values) / len(values) ** 0.5:.1f}"
+    return f"{mean} ± {T_QUANTILES[min(len(values), 10)] * statistics.stdev(values) / len(values) ** 0.5:.1f}"
 
 
 def table(jobs: list[Job]) -> str:

@@ -44,7 +44,8 @@ DARKNET_FILE = "yolov4-tiny.weights"
 
 def commands(text: str) -> list[str]:
     blocks = re.findall(r"```bash\n(.*?)```", text, re.DOTALL)
-    return [line for block in blocks for line in block.replace("\\\n", " ").splitlines() if line.strip()]
+    lines = [line for block in blocks for line in re.sub(r" *\\\n *", " ", block).splitlines()]
+    return [line for line in lines if line.strip()]
 
 
 def program_of(words: list[str]) -> tuple[str, list[str]] | None:

@@ -51,7 +51,8 @@ class Operator(NamedTuple):
 
 def decode(api: Api, encoded: Data, arguments: Arguments) -> Data:
     """Decodes whole images to uint8, 3 channels (gray: 1). Rotates them as EXIF says, unless exif=ignore."""
-    return api.ops.decoders.image(encoded, **_decoding(api, arguments))
+    # Interpolates chroma on a GPU as on a CPU.
+    return api.ops.decoders.image(encoded, **{"jpeg_fancy_upsampling": True} | _decoding(api, arguments))
 
 
 def decode_random_crop(api: Api, encoded: Data, arguments: Arguments) -> Data:
@@ -61,6 +62,10 @@ def decode_random_crop(api: Api, encoded: Data, arguments: Arguments) -> Data:
 
 def decode_region(api: Api, encoded: Data, arguments: Arguments) -> Data:
     """Decodes a part: start=TOP/LEFT and shape=HEIGHT/WIDTH in pixels, or rel_start and rel_shape in 0..1."""
+    if arguments["device"] == "gpu":  # decoding a part can crash: see `roi` of Decoder in common/dali_ops.py
+        place = {name: value for name, value in arguments.items() if name in (*_REGION, "end")}
+        how = {name: value for name, value in arguments.items() if name not in place}
+        return api.ops.slice(decode(api, encoded, how), axes=[0, 1], **place)
     return api.ops.decoders.image_slice(encoded, axes=[0, 1], **_decoding(api, arguments))
 
 

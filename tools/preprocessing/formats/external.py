@@ -77,6 +77,7 @@ def _imported(path: str) -> Any:
     if not place or not name:
         raise UserError(f"--input={path} must be FILE.py:name or package.module:name")
     try:
+        sys.path.append(os.path.dirname(os.path.abspath(place)) if place.endswith(".py") else os.getcwd())
         if place.endswith(".py"):
             module_name = f"external_{os.path.basename(place).removesuffix('.py')}"
             spec = importlib.util.spec_from_file_location(module_name, place)
