@@ -263,6 +263,7 @@ def target_dict(encoded: box_encoder.EncodedBoxes, anchors: Anchors) -> dict[str
     return targets
 
 
+@tf.autograph.experimental.do_not_convert  # saves a second
 def add_targets(
     images: tf.Tensor, targets: dict[str, tf.Tensor], anchors: Anchors
 ) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:

@@ -48,18 +48,21 @@ class App:
     def make_detect(self, model: keras.Model, config: Any) -> "Detect":
         """Returns a compiled function of the type evaluate.Detect."""
         network, to_detections = self.make_halves(model, config)
-        return tf.function(
-            lambda images, letterbox_px: to_detections(network(images), letterbox_px), reduce_retracing=True
-        )
+
+        @tf.function(reduce_retracing=True, autograph=False)
+        def detect(images: tf.Tensor, letterbox_px: tf.Tensor) -> tuple[tf.Tensor, ...]:
+            return to_detections(network(images), letterbox_px)
+
+        return detect
 
     def make_halves(self, model: keras.Model, config: Any) -> tuple[Callable, Callable]:
         """Returns two functions: images -> outputs, and (outputs, letterbox) -> detections."""
 
-        @tf.function(reduce_retracing=True)
+        @tf.function(reduce_retracing=True, autograph=False)
         def network(images: tf.Tensor) -> Any:
             return model(images, training=False)
 
-        @tf.function(reduce_retracing=True)
+        @tf.function(reduce_retracing=True, autograph=False)
         def to_detections(outputs: Any, letterbox_px: tf.Tensor) -> tuple[tf.Tensor, ...]:
             boxes, scores, classes, _ = self.postprocess(outputs, config)
             boxes = letterbox.boxes_from_letterbox(boxes, letterbox_px[:, None], config.image_size)
