@@ -34,7 +34,9 @@ def feed(app, config, source):
             return app.make_loader(pipeline_type, **options, **asked)
 
         feed = input_feed.InputFeed(Ranks(), open_loader, lambda epochs_done: {})
-        feed.resume(types.SimpleNamespace(find=lambda: None, resharded=False, state={"epoch": 0}))
+        feed.resume(
+            types.SimpleNamespace(find=lambda: None, resharded=False, state={"epoch": 0, "step_in_epoch": 0})
+        )
         return feed
 
     return run

@@ -5,10 +5,10 @@ import numpy as np
 import pytest
 
 from common.datacheck.coco import load_coco
+from tests.apps.conftest import slow_for
 from tools.conversion.coco_to_tfrecord import write_tfrecords
 
 NUM_IMAGES = 4
-TRAININGS = [("efficientdet", "dali_cpu"), ("yolov4", "dali_cpu"), ("yolov4", "tensorflow")]
 
 
 @pytest.fixture(scope="module")
@@ -25,14 +25,13 @@ def photographs(coco128, tmp_path_factory) -> pathlib.Path:
     return directory
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("app, pipeline_type", TRAININGS, indirect=["app"])
-def test_learns_real_photographs(app, tiny_train, photographs, tmp_path, pipeline_type):
+@slow_for("efficientdet", "yolov4")
+def test_learns_real_photographs(app, tiny_train, photographs, tmp_path):
     data = photographs
-    if pipeline_type == "tensorflow":
+    if app.name == "yolov4":
         data, images = tmp_path / "p", photographs / "images"
         write_tfrecords(load_coco(photographs / "instances.json", images), images, str(data), num_shards=2)
     flags = ["--image_size=192", "--epochs=1", f"--steps_per_epoch={app.steps_by_heart}"]
     flags += [f"--hparams={app.by_heart}"]
-    metrics = tiny_train(data, tmp_path / "run", *flags, f"--pipeline_type={pipeline_type}", compiled=True)
+    metrics = tiny_train(data, tmp_path / "run", *flags, compiled=True)
     assert metrics["AP50"] > 0.9
