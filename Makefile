@@ -15,7 +15,7 @@ GPU_CHECK := runs/gpu-check
 PICTURES := runs/pictures
 BCCD := runs/accuracy/data/bccd
 GPU_CHECK_FLAGS :=
-JOBS := 2
+JOBS ?= 2
 CHECKS := tests/test_older_versions.py tests/apps/test_determinism.py tests/distributed/test_stop_and_resume.py \
   tests/test_structure.py
 APPS := efficientdet yolov4
