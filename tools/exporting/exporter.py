@@ -180,7 +180,7 @@ def _compare_ap(
     aps = []
     for name, detect in detectors.items():
         aps.append(evaluate(detect, open_loader(), label_map, explain=explain).metrics["AP"])
-        print(f"AP {aps[-1]:.4f}  {name}")
+        print(f"AP {100 * aps[-1]:.2f}  {name}")
     limit, apart = verify.AP_LIMITS.get(quantize), abs(aps[0] - aps[-1])
     if limit and apart > limit:
-        print(f"AP differs by {apart:.4f}: MORE than the limit of {limit:g}")
+        print(f"AP differs by {100 * apart:.2f}: MORE than the limit of {100 * limit:g}")
