@@ -107,7 +107,7 @@ PART_CHOICES = {
     "tfrecord": ("tfrecord",),
     "tf_pipeline": ("tensorflow",),
     "synthetic_loader": ("synthetic",),
-    "retinanet": ("retinanet",),
+    "retinanet": ("retinanet", "mobilenet"),
     "horovod": ("horovod",),
     "tf_distribute": ("mirrored", "multi_worker"),
     "fresh_mosaic": ("fresh",),

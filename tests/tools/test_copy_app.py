@@ -108,14 +108,14 @@ def test_a_copy_without_the_data_check_opens_data_plainly(minimal):
 
 
 def test_the_minimal_copy_is_a_project(minimal, tmp_path):
-    _, project, _ = minimal
+    app, project, _ = minimal
     (tmp_path / ".ready").touch()
     small = "DEMO_FLAGS=--epochs=1 --image_size=64 --batch_size=4 --steps_per_epoch=2"
     run("make", "demo", f"VENV={tmp_path}", f"RUN={sys.executable}", "DEMO_IMAGES=8", small, cwd=project)
     assert (project / "runs/demo/metrics.json").exists()
     run(sys.executable, "-m", "pytest", "-q", "--setup-plan", cwd=project)
     # All tests would take minutes.
-    quick = ["tests/common/test_boxes.py", "tests/common/test_hparams.py"]
+    quick = [f"tests/{app}", "tests/common/training/test_run.py"]
     assert "passed" in run(sys.executable, "-m", "pytest", "-q", "-x", *quick, cwd=project).stdout
 
 
