@@ -38,7 +38,7 @@ from common.errors import UserError, unknown
 from common.evaluation.coco_metrics import score
 from common.files import user_errors, write_bytes
 from common.progress import log
-from common.training import model_metadata
+from common.weights import model_metadata
 from tools.processes import ended_afterwards
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]

@@ -23,12 +23,12 @@ from absl import flags
 
 from common import args as shared_flags
 from common import errors
-from common.annotations import Annotations
 from common.args import flag
-from common.datacheck.coco import load_coco
+from common.data.annotations import Annotations
+from common.data.check.coco import load_coco
+from common.data.labels import LabelMap
 from common.errors import UserError
 from common.files import make_output_directory, user_errors
-from common.labels import LabelMap
 from common.progress import import_tensorflow
 from tools.conversion.coco_writer import write_coco
 

@@ -21,16 +21,16 @@ from absl import flags
 
 from common import args, errors, hparams
 from common.args import flag
+from common.data.labels import LabelMap
 from common.errors import UserError
-from common.labels import LabelMap
 from common.progress import import_tensorflow
-from common.training import weights as weight_files
+from common.weights import weight_files
 from efficientdet.config import get_config
 
 if TYPE_CHECKING:
     import keras
 
-    from common.training.fine_tuning import Report
+    from common.weights.fine_tuning import Report
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,7 +58,7 @@ def load_automl(model: "keras.Model", path: str | os.PathLike) -> "Report":
     Raises:
         UserError: the file is damaged or belongs to another model. The model has not been changed.
     """
-    from common.training.fine_tuning import NUM_COCO_CLASSES, coco_label_map
+    from common.weights.fine_tuning import NUM_COCO_CLASSES, coco_label_map
     from efficientdet.import_weights.automl import class_names, read_automl
     from efficientdet.import_weights.tf_files import open_weights
     from efficientdet.init_from import assign

@@ -33,12 +33,11 @@ def evaluate_weights(**given: Any) -> dict:
     Args:
         given: values for fields of EvalArgs.
     """
-    from common.datacheck import datasets
-    from common.evaluation import commands
-    from common.training.detectors import open_detector
+    from common.data.check import datasets
+    from common.evaluation import commands, error_analysis
+    from common.evaluation.detectors import open_detector
     from efficientdet.loaders import make_loader
     from efficientdet.predict import APP
-    from tools import error_analysis
 
     return commands.evaluate_weights(
         EvalArgs(**given),

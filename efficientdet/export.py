@@ -23,8 +23,8 @@ from absl import flags
 
 from common import args as shared_flags
 from common import errors
+from common.export.options import Options
 from common.progress import import_tensorflow
-from tools.exporting.options import Options
 
 
 def define_flags(fv: flags.FlagValues) -> None:
@@ -37,10 +37,10 @@ def export(**given: Any) -> pathlib.Path:
     Args:
         given: values for fields of Options.
     """
+    from common.export import exporter
     from efficientdet.export_parts import make_exportable
     from efficientdet.loaders import make_loader
     from efficientdet.predict import APP
-    from tools.exporting import exporter
 
     return exporter.export(APP, Options(**given), make_exportable, make_loader, nms_method="hard")
 

@@ -1,12 +1,13 @@
-"""Splits a trained EfficientDet into the parts that tools/exporting/export_graph.py joins and exports."""
+"""Splits a trained EfficientDet into the parts that common/export/export_graph.py joins and exports."""
 
 import keras
 import tensorflow as tf
 
-from common import letterbox, tf_readers
+from common import letterbox
+from common.data import tf_readers
+from common.export.export_graph import Exportable
 from efficientdet import pipeline, postprocess, tf_pipeline
 from efficientdet.config import EfficientDetConfig
-from tools.exporting.export_graph import Exportable
 
 
 def make_exportable(model: keras.Model, config: EfficientDetConfig) -> Exportable:

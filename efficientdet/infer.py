@@ -32,9 +32,9 @@ def infer(**given: Any) -> list[dict]:
     Args:
         given: values for fields of InferArgs.
     """
-    from common.datacheck import datasets
+    from common.data.check import datasets
     from common.evaluation import commands
-    from common.training.detectors import open_detector
+    from common.evaluation.detectors import open_detector
     from efficientdet.loaders import make_loader
     from efficientdet.predict import APP
 

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 import keras
 import numpy as np
 
+from common.data.labels import LabelMap
 from common.errors import UserError
-from common.labels import LabelMap
-from common.training import weights as weight_files
-from common.training.fine_tuning import ClassRows, Report, transfer
+from common.weights import weight_files
+from common.weights.fine_tuning import ClassRows, Report, transfer
 from efficientdet.import_weights.automl import Contents, class_names, is_automl, read_automl
 from efficientdet.import_weights.imagenet import download, is_backbone, read_backbone
 from efficientdet.import_weights.tf_files import open_weights

@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from common import loader
 from common.args import MAX_SEED
-from common.loader import SYNTHETIC_IMAGES, synthetic_boxes, synthetic_dataset
+from common.data import loader
+from common.data.loader import SYNTHETIC_IMAGES, synthetic_boxes, synthetic_dataset
 from common.training import input_feed
 from efficientdet.config import EfficientDetConfig
 from efficientdet.pipeline import EfficientDetLoader, EfficientDetPipeline, add_targets

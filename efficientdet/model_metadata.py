@@ -1,10 +1,10 @@
-"""Metadata of this app's models; see common/training/model_metadata.py."""
+"""Metadata of this app's models; see common/weights/model_metadata.py."""
 
 import functools
 from typing import Any
 
 from common.dali_ops import IMAGENET_MEAN, IMAGENET_STD
-from common.training import model_metadata
+from common.weights import model_metadata
 from efficientdet.config import EfficientDetConfig
 
 

@@ -25,7 +25,7 @@ from nvidia.dali.pipeline import do_not_convert
 from common import box_encoder
 from common.anchors import Anchors
 from common.dali_ops import IMAGENET_MEAN, IMAGENET_STD, int32, pad_boxes, resize, select_boxes, uniform, xyxy
-from common.loader import BaseLoader, DaliOptions, Shapes, from_pipeline
+from common.data.loader import BaseLoader, DaliOptions, Shapes, from_pipeline
 from efficientdet.augmentations import auto_augment, is_conditional, random_cutout, random_rotation
 from efficientdet.config import EfficientDetConfig
 from efficientdet.crops import random_crop, source_size, whole_image

@@ -1,7 +1,7 @@
 """Turns weights into detections, for evaluation during training, eval.py and infer.py."""
 
 from common.dali_ops import IMAGENET_MEAN, IMAGENET_STD
-from common.training import trained
+from common.weights import trained
 from efficientdet import postprocess
 from efficientdet.config import DETECTION_FIELDS, EfficientDetConfig
 from efficientdet.model import build_model

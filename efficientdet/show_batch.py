@@ -4,8 +4,8 @@ import pathlib
 
 import tensorflow as tf
 
+from common.data.labels import LabelMap
 from common.evaluation import drawing
-from common.labels import LabelMap
 from efficientdet.predict import to_pixels
 
 

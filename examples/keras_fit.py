@@ -34,15 +34,16 @@ import tensorflow as tf
 from absl import flags
 
 from common import args, errors, hparams
-from common.datacheck import datasets
+from common.data.check import datasets
 from common.distributed.ranks import Ranks, seed_per_rank
 from common.evaluation import coco_metrics
 from common.evaluation.evaluate import evaluate
-from common.training import input_feed, run_directory, weights
+from common.training import input_feed, run_directory
 from common.training.checkpoints import Checkpoints
 from common.training.optimizers import AveragedWeights
 from common.training.results import Results, note_metric
 from common.training.run import start_process
+from common.weights import weight_files as weights
 from efficientdet.config import PRESETS, get_config
 from efficientdet.fit_model import FitModel
 from efficientdet.loaders import epoch_kwargs, open_loader

@@ -30,10 +30,11 @@ from absl import flags
 from nvidia.dali import fn, pipeline_def, types
 from nvidia.dali.data_node import DataNode
 
-from common import errors, readers
-from common.datacheck.coco import load_coco
+from common import errors
+from common.data import readers
+from common.data.check.coco import load_coco
+from common.data.labels import LabelMap
 from common.files import make_output_directory
-from common.labels import LabelMap
 from tools import synthetic
 from tools.conversion.coco_to_tfrecord import write_tfrecords
 from tools.preprocessing.image_source import open_image_source

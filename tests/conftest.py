@@ -147,7 +147,7 @@ def drawn_records(drawn: pathlib.Path, once: Callable) -> pathlib.Path:
     """Writes `drawn` as three TFRecord files, and returns the prefix of their paths."""
 
     def write(directory: pathlib.Path) -> None:
-        from common.datacheck.coco import load_coco
+        from common.data.check.coco import load_coco
         from tools.conversion.coco_to_tfrecord import write_tfrecords
 
         directory.mkdir()

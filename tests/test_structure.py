@@ -12,12 +12,12 @@ APPS = ("efficientdet", "yolov4")
 FILES = python_files(*PRODUCT)
 COMMON = python_files("common")
 
-ROOMS = ("common", "common/distributed", "common/datacheck", "common/evaluation", "common/training")
+ROOMS = ("common", "common/distributed", "common/data/check", "common/evaluation", "common/training")
 # {package: other packages that its files may import}. "common" means only files directly in common/.
 LAYERS = {
     "common": {"common"},
     "common/distributed": {"common"},
-    "common/datacheck": {"common"},
+    "common/data/check": {"common"},
     "common/evaluation": {"common", "common/distributed"},
     "common/training": {"common", "common/distributed", "common/evaluation"},
     **{app: set(ROOMS) for app in APPS},

@@ -32,8 +32,8 @@ from absl import flags
 
 from common import args as shared_flags
 from common import errors
-from common.datacheck.datasets import log_issues
-from common.datacheck.issues import Issues
+from common.data.check.datasets import log_issues
+from common.data.check.issues import Issues
 from tools.conversion.convert import convert
 from tools.conversion.options import Options, define_flags, refuse_idle_flags
 

@@ -35,23 +35,23 @@ from tools.unused import unused
 APPS = ("efficientdet", "yolov4")
 # Part that can be left out -> its files. {app} is the name of the app.
 PARTS = {
-    "datacheck": ("common/datacheck/*.py",),
+    "datacheck": ("common/data/check/*.py",),
     "tfrecord": ("common/*tfrecord*.py", "tools/conversion/coco_to_tfrecord.py"),
-    "tf_pipeline": ("{app}/tf_*.py", "common/tf_readers.py"),
+    "tf_pipeline": ("{app}/tf_*.py", "common/data/tf_readers.py"),
     "synthetic_loader": (),
     "retinanet": (*("{app}/retinanet*.py", "{app}/mobilenet.py"), "{app}/import_weights/torch_files.py"),
     "horovod": (),
     "tf_distribute": ("common/distributed/tf_*.py",),
     "elastic": ("common/distributed/elastic.py",),
-    "fine_tuning": ("common/training/fine_tuning.py", "{app}/init_from.py"),
+    "fine_tuning": ("common/weights/fine_tuning.py", "{app}/init_from.py"),
     "import_weights": ("{app}/import_weights/*.py", "{app}/automl_weights.py", "{app}/darknet_weights.py"),
     "fit_model": ("{app}/fit_model.py",),
     "fresh_mosaic": ("{app}/fresh_mosaic.py",),
     "augmentations": ("{app}/augmentations.py",),
     "fit_anchors": ("{app}/fit_anchors.py", "{app}/anchor_fit.py"),
     "export": (
-        *("{app}/export*.py", "tools/exporting/*.py", "common/evaluation/exported.py"),
-        "tests/common/training/test_model_metadata_exported.py",
+        *("{app}/export*.py", "common/export/*.py", "common/evaluation/exported.py"),
+        "tests/common/weights/test_model_metadata_exported.py",
     ),
     "bench": ("{app}/bench.py", "tools/benchmark/*.py"),
     "dry_run": ("tools/dry_run*.py", "tools/replay_step.py"),
@@ -60,7 +60,7 @@ PARTS = {
     "submission": ("common/evaluation/submission.py",),
     "curves": (),
     "faster_coco": (),
-    "error_analysis": ("tools/error_analysis.py",),
+    "error_analysis": ("common/evaluation/error_analysis.py",),
 }
 # Part -> its flags. The flags of "horovod tf_distribute" are left out only with both parts.
 PART_FLAGS = {
@@ -82,18 +82,18 @@ AUGMENTING = ("rotation", "auto_augment", "cutout_prob", "rand_augment_ops", "ra
 PART_NAMES = {
     "datacheck": ("common/args.py:ImagePolicy",),
     "tfrecord": (
-        "common/datasets.py:Opener.open_tfrecords",
-        "common/datacheck/datasets.py:open_tfrecords",
-        "common/datacheck/datasets.py:CheckedOpener.open_tfrecords",
+        "common/data/datasets.py:Opener.open_tfrecords",
+        "common/data/check/datasets.py:open_tfrecords",
+        "common/data/check/datasets.py:CheckedOpener.open_tfrecords",
         "tools/conversion/coco_writer.py:write_images",
         "tools/conversion/coco_writer.py:file_names",
     ),
-    "tfrecord import_weights": ("common/labels.py:LabelMap.load",),
+    "tfrecord import_weights": ("common/data/labels.py:LabelMap.load",),
     "elastic dry_run": ("common/distributed/ranks.py:Hooks",),
     "dry_run": ("common/training/run.py:Run._save_skipped",),
     "curves": ("common/evaluation/drawing.py:loss_curves", "common/evaluation/drawing.py:pr_curves"),
     "faster_coco": ("common/evaluation/coco_metrics.py:check_backend",),
-    "export": ("common/training/model_metadata.py:is_exported",),
+    "export": ("common/weights/model_metadata.py:is_exported",),
     "watchdog": ("common/training/watchdog.py:Watchdog",),
     "error_analysis": ("common/evaluation/commands.py:ReportErrors",),
     "augmentations": tuple(
@@ -123,9 +123,9 @@ LEFT_OUT_ALONG = {
     "horovod": ["elastic", "dry_run"],
     "fine_tuning": ["import_weights"],
 }
-# If the data check is left out, imports of common.datacheck.datasets become imports of common.datasets.
-CHECKED = "common/datacheck/datasets.py"
-CHECKED_IMPORT = re.compile(r"from common\.datacheck(?= import datasets$|\.datasets import)", re.MULTILINE)
+# If the data check is left out, imports of common.data.check.datasets become imports of common.data.datasets.
+CHECKED = "common/data/check/datasets.py"
+CHECKED_IMPORT = re.compile(r"from common\.data\.check(?= import datasets$|\.datasets import)", re.MULTILINE)
 OWN_FLAG = re.compile(r"^    (\w+): .* = (?:\w+\.)?flag\(", re.MULTILINE)
 # Part -> the recipes (files of flags) that need it.
 RECIPES = {

@@ -18,7 +18,7 @@ from absl import flags
 
 from common import args as shared_flags
 from common import errors
-from common.training import model_metadata
+from common.weights import model_metadata
 
 
 def describe(metadata: Mapping[str, Any]) -> str:

@@ -24,9 +24,9 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from common.args import Args
+from common.data.loader import SYNTHETIC_IMAGES, steps_per_epoch
 from common.distributed.ranks import Ranks
 from common.errors import UserError
-from common.loader import SYNTHETIC_IMAGES, steps_per_epoch
 from common.progress import log
 from common.training import run_directory
 from common.training.input_feed import open_splits

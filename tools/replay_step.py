@@ -124,7 +124,7 @@ def main(*files: str) -> None:
     import_tensorflow()
     import keras
 
-    from common.training.fine_tuning import freeze, freeze_batch_norms
+    from common.weights.fine_tuning import freeze, freeze_batch_norms
 
     metadata = skipped.metadata
     app = metadata.get("app")

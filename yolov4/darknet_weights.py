@@ -19,11 +19,11 @@ from absl import flags
 
 from common import args, errors, hparams
 from common.args import flag
+from common.data.labels import LabelMap
 from common.errors import UserError
 from common.files import write_bytes
-from common.labels import LabelMap
 from common.progress import import_tensorflow
-from common.training import weights as weight_files
+from common.weights import weight_files
 from yolov4.config import MODEL_NAMES, get_config
 
 if TYPE_CHECKING:
@@ -94,7 +94,7 @@ def _from_darknet(a: Args) -> None:
         raise UserError(f"--model_name is missing: choose one of {', '.join(MODEL_NAMES)} for {a.weights}")
     _refuse_existing(a.output)
     import_tensorflow()
-    from common.training.fine_tuning import NUM_COCO_CLASSES
+    from common.weights.fine_tuning import NUM_COCO_CLASSES
     from yolov4.import_weights.darknet_files import blocks_of, read_darknet, read_label_map
     from yolov4.model import build_model
     from yolov4.model_metadata import make_metadata

@@ -33,10 +33,9 @@ def evaluate_weights(**given: Any) -> dict:
     Args:
         given: values for fields of EvalArgs.
     """
-    from common.datacheck import datasets
-    from common.evaluation import commands
-    from common.training.detectors import open_detector
-    from tools import error_analysis
+    from common.data.check import datasets
+    from common.evaluation import commands, error_analysis
+    from common.evaluation.detectors import open_detector
     from yolov4.loaders import make_loader
     from yolov4.predict import APP
 

@@ -23,8 +23,8 @@ from absl import flags
 
 from common import args as shared_flags
 from common import errors
+from common.export.options import Options
 from common.progress import import_tensorflow
-from tools.exporting.options import Options
 
 
 def define_flags(fv: flags.FlagValues) -> None:
@@ -37,7 +37,7 @@ def export(**given: Any) -> pathlib.Path:
     Args:
         given: values for fields of Options.
     """
-    from tools.exporting import exporter
+    from common.export import exporter
     from yolov4.export_parts import make_exportable
     from yolov4.loaders import make_loader
     from yolov4.predict import APP

@@ -1,10 +1,11 @@
-"""Splits a trained YOLOv4 into the parts that tools/exporting/export_graph.py joins and exports."""
+"""Splits a trained YOLOv4 into the parts that common/export/export_graph.py joins and exports."""
 
 import keras
 import tensorflow as tf
 
-from common import letterbox, tf_readers
-from tools.exporting.export_graph import Exportable
+from common import letterbox
+from common.data import tf_readers
+from common.export.export_graph import Exportable
 from yolov4 import postprocess, tf_pipeline
 from yolov4.config import FILL, YOLOv4Config
 

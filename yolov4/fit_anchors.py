@@ -19,7 +19,7 @@ from absl import flags
 
 from common import args as shared_flags
 from common import errors, hparams
-from common.annotations import Annotations, read_coco
+from common.data.annotations import Annotations, read_coco
 from common.letterbox import fit
 from yolov4 import anchor_fit
 from yolov4.anchor_fit import Fit, fit_anchors, shape_iou

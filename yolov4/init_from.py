@@ -4,9 +4,9 @@ import pathlib
 
 import keras
 
+from common.data.labels import LabelMap
 from common.errors import UserError
-from common.labels import LabelMap
-from common.training.fine_tuning import ClassRows, Report, transfer
+from common.weights.fine_tuning import ClassRows, Report, transfer
 from yolov4.config import YOLOv4Config
 from yolov4.import_weights.darknet_files import read_darknet, read_label_map
 from yolov4.import_weights.imagenet import download

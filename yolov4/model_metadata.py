@@ -1,9 +1,9 @@
-"""Metadata of this app's models; see common/training/model_metadata.py."""
+"""Metadata of this app's models; see common/weights/model_metadata.py."""
 
 import functools
 from typing import Any
 
-from common.training import model_metadata
+from common.weights import model_metadata
 from yolov4.config import FILL, YOLOv4Config
 
 

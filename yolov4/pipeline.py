@@ -21,7 +21,7 @@ from nvidia.dali.pipeline import do_not_convert
 
 from common import dali_ops
 from common.dali_ops import resize, select_boxes, xyxy
-from common.loader import BaseLoader, DaliOptions, Shapes, from_pipeline
+from common.data.loader import BaseLoader, DaliOptions, Shapes, from_pipeline
 from yolov4 import fresh_mosaic
 from yolov4.augmentations import auto_augment, is_conditional, random_cutout, random_rotation
 from yolov4.color import random_hsv, to_unit

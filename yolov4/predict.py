@@ -1,6 +1,6 @@
 """Turns weights into detections, for evaluation during training, eval.py and infer.py."""
 
-from common.training import trained
+from common.weights import trained
 from yolov4 import postprocess
 from yolov4.config import DETECTION_FIELDS, YOLOv4Config
 from yolov4.model import build_model

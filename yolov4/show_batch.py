@@ -5,8 +5,8 @@ import pathlib
 import numpy as np
 import tensorflow as tf
 
+from common.data.labels import LabelMap
 from common.evaluation import drawing
-from common.labels import LabelMap
 from yolov4.config import YOLOv4Config
 from yolov4.predict import to_pixels
 from yolov4.targets import assign_targets

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
-from common.tf_readers import Random, xyxy
+from common.data.tf_readers import Random, xyxy
 from yolov4.mosaic import IS_FIRST, MIN_OFFSET, TILES
 
 

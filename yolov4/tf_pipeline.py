@@ -11,8 +11,9 @@ import dataclasses
 
 import tensorflow as tf
 
-from common import letterbox, tf_readers
-from common.tf_readers import (
+from common import letterbox
+from common.data import tf_readers
+from common.data.tf_readers import (
     Random,
     boxes_to_window,
     loader_examples,

@@ -52,15 +52,15 @@ import keras
 import tensorflow as tf
 
 from common import hparams
-from common.datacheck import datasets
+from common.data.check import datasets
 from common.distributed import elastic
 from common.distributed.ranks import Hooks, Ranks
 from common.evaluation.evaluate import evaluate
 from common.layers import limit_bn_momentum
 from common.training import input_feed, run_directory, step_guard
-from common.training.fine_tuning import set_initial_weights
 from common.training.optimizers import AveragedWeights
 from common.training.run import Run, start_process
+from common.weights.fine_tuning import set_initial_weights
 from tools import dry_run
 from yolov4 import losses, show_batch
 from yolov4.init_from import init_from

@@ -20,10 +20,10 @@ import numpy as np
 from pycocotools.coco import COCO
 from pycocotools.cocoeval import COCOeval
 
-from common.annotations import records
+from common.data.annotations import records
+from common.data.labels import LabelMap
 from common.errors import UserError
 from common.files import write_bytes
-from common.labels import LabelMap
 
 FASTER_VERSION = "1.8.0"  # tested against pycocotools
 

@@ -9,16 +9,16 @@ from typing import Any
 
 import numpy as np
 
-from common.annotations import read_coco
 from common.args import DECODER_FLAGS, EvalArgs, ImagePolicy, InferArgs
-from common.datasets import ImageListSource, Source
+from common.data.annotations import read_coco
+from common.data.datasets import ImageListSource, Source
+from common.data.labels import LabelMap
+from common.data.loader import BaseLoader
 from common.distributed.ranks import share_gpu_memory
 from common.errors import UserError
 from common.evaluation import coco_metrics, drawing, submission, video
 from common.evaluation.evaluate import Detect, Explain, evaluate, predict, write_evaluation
 from common.files import make_output_directory, user_errors, write_file
-from common.labels import LabelMap
-from common.loader import BaseLoader
 from common.progress import Bar, log
 
 SHEET = "contact_sheet"

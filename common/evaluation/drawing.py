@@ -15,8 +15,8 @@ import numpy as np
 from matplotlib.figure import Figure
 from PIL import Image, ImageDraw, ImageFont, ImageOps
 
+from common.data.labels import LabelMap
 from common.files import write_file
-from common.labels import LabelMap
 
 BACKGROUND = (255, 255, 255)
 GAP = 6  # pixels between images

@@ -16,15 +16,15 @@ import numpy as np
 import tensorflow as tf
 
 from common import progress
+from common.data.labels import LabelMap
+from common.data.loader import BaseLoader
 from common.distributed.ranks import Ranks
 from common.errors import UserError
 from common.evaluation import coco_metrics, drawing
 from common.evaluation.coco_metrics import Evaluation
-from common.labels import LabelMap
-from common.loader import BaseLoader
 
 if TYPE_CHECKING:
-    from common.datasets import Source
+    from common.data.datasets import Source
 
 # The function that each app's make_detect returns.
 # Its arguments are images (B, H, W, 3) and letterbox (B, 4). It returns four tensors:

@@ -2,7 +2,7 @@
 TensorRT. The code for TensorRT 10.16 has never run a real engine; its tests use fakes of TensorRT and CUDA.
 
 run = open_runner(pathlib.Path("detector.onnx"))
-found = run(images, image_sizes)  # boxes, scores, classes, count; see tools/exporting/export_graph.py
+found = run(images, image_sizes)  # boxes, scores, classes, count; see common/export/export_graph.py
 """
 
 import os

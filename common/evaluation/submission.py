@@ -19,10 +19,10 @@ from typing import Any
 
 import msgspec
 
+from common.data.labels import LabelMap
 from common.errors import UserError
 from common.evaluation import coco_metrics
 from common.files import user_errors, write_bytes
-from common.labels import LabelMap
 
 MAX_DETECTIONS = 100  # per image: the last of maxDets in pycocotools cocoeval.py, Params.setDetParams
 

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from common.annotations import without_objects
 from common.dali_ops import Nodes
-from common.datasets import Source
+from common.data.annotations import without_objects
+from common.data.datasets import Source
 from common.errors import UserError
 from common.progress import log
 

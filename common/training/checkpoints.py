@@ -25,7 +25,7 @@ from common.distributed.ranks import Ranks, random_states
 from common.errors import UserError
 from common.layers import moving_statistics
 from common.training import optimizers, run_directory
-from common.training import weights as weight_files
+from common.weights import weight_files
 
 KEEP = 2  # newest checkpoints; the newest one from the end of an epoch is also kept
 _SHARED = "state"

@@ -16,12 +16,12 @@ from typing import Any, NamedTuple
 
 from common.args import DECODER_FLAGS, Args, default_threads
 from common.dali_ops import check_shards
-from common.datasets import Source
+from common.data.datasets import Source
+from common.data.labels import LabelMap
+from common.data.loader import DALI_GRAPH, TF_GRAPH, BaseLoader, Batch, make_loader
 from common.distributed.ranks import Ranks
 from common.errors import UserError
 from common.evaluation import coco_metrics
-from common.labels import LabelMap
-from common.loader import DALI_GRAPH, TF_GRAPH, BaseLoader, Batch, make_loader
 from common.progress import log
 from common.training.checkpoints import Checkpoints
 
@@ -54,7 +54,7 @@ def open_splits(
     """Opens and checks the data. One rank per host goes first, so that the others can use its caches.
 
     Args:
-        open_datasets: `open_datasets` of common/datacheck/datasets.py.
+        open_datasets: `open_datasets` of common/data/check/datasets.py.
         max_instances: largest number of boxes per image; other boxes are dropped.
         synthetic_classes: number of classes of synthetic data.
 

@@ -30,7 +30,7 @@ from common.evaluation import coco_metrics, drawing
 from common.evaluation.coco_metrics import Evaluation
 from common.evaluation.evaluate import write_evaluation
 from common.files import write_bytes
-from common.training import weights as weight_files
+from common.weights import weight_files
 
 T = TypeVar("T")
 SHOW_EVERY = 10  # steps between two updates of the means in the progress bar

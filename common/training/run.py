@@ -23,8 +23,9 @@ from common.evaluation import coco_metrics
 from common.evaluation.coco_metrics import Evaluation
 from common.evaluation.evaluate import OnBatch
 from common.progress import log
-from common.training import checkpoints, input_feed, optimizers, results, run_directory, step_guard, weights
+from common.training import checkpoints, input_feed, optimizers, results, run_directory, step_guard
 from common.training.watchdog import StopSignals, Watchdog
+from common.weights import weight_files as weights
 
 LONG_SECONDS = 1800.0  # the watchdog's limit for compiling a step and for scoring an evaluation
 

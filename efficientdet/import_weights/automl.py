@@ -12,9 +12,9 @@ from typing import NamedTuple
 import keras
 import numpy as np
 
+from common.data.labels import LabelMap
 from common.errors import UserError
-from common.labels import LabelMap
-from common.training.fine_tuning import coco_label_map
+from common.weights.fine_tuning import coco_label_map
 from efficientdet.import_weights.tf_files import ForeignWeights, take
 
 NUM_COCO_ROWS = 90  # google/automl efficientdet/hparams_config.py: num_classes

@@ -12,7 +12,7 @@ import keras
 import numpy as np
 
 from common.errors import UserError
-from common.training import weights as weight_files
+from common.weights import weight_files
 from efficientdet.import_weights.automl import BACKBONE, automl_names, canonical
 from efficientdet.import_weights.tf_files import ForeignWeights, take
 

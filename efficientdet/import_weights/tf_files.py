@@ -25,7 +25,7 @@ from google.protobuf.message import DecodeError
 from tensorflow.core.protobuf import trackable_object_graph_pb2
 
 from common.errors import UserError
-from common.training import weights as weight_files
+from common.weights import weight_files
 
 _AVERAGE = "/ExponentialMovingAverage"  # tf.train.ExponentialMovingAverage
 _AVERAGE_SLOT = "average"  # tensorflow_addons' MovingAverage, which automl's Keras training uses

@@ -14,7 +14,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load_file
 
 from common.errors import UserError
-from common.training import weights as weight_files
+from common.weights import weight_files
 from efficientdet import mobilenet, resnet
 from efficientdet.import_weights.tf_files import ForeignWeights, take
 

@@ -24,8 +24,8 @@ import yolov4.infer
 import yolov4.loaders
 import yolov4.predict
 import yolov4.train
-from common.datacheck.datasets import open_coco
-from common.loader import BaseLoader
+from common.data.check.datasets import open_coco
+from common.data.loader import BaseLoader
 from tests.distributed.small_apps import flag_values
 
 

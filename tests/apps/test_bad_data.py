@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from common.datacheck.issues import DataError
+from common.data.check.issues import DataError
 from tests.apps.conftest import coco_flags, eagerly, either_app, slow_for
 from tests.conftest import ROOT
 from tests.faults.data_set import DataSet

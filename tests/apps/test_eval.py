@@ -7,7 +7,7 @@ import shutil
 import numpy as np
 import pytest
 
-from common.datacheck.datasets import explain
+from common.data.check.datasets import explain
 from common.errors import UserError
 from common.evaluation import coco_metrics, commands
 from common.evaluation.evaluate import Evaluation, evaluate

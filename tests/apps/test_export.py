@@ -1,5 +1,5 @@
 """Tests exports: export_parts.py of each app, common/evaluation/exported.py, and exporter.py,
-export_graph.py, tensorflow_files.py, onnx_file.py and verify.py of tools/exporting."""
+export_graph.py, tensorflow_files.py, onnx_file.py and verify.py of common/export."""
 
 import collections
 import importlib
@@ -13,15 +13,14 @@ import pytest
 import tensorflow as tf
 
 from common import hparams
+from common.data.labels import LabelMap
 from common.errors import UserError
 from common.evaluation import exported
-from common.labels import LabelMap
-from common.training import model_metadata
-from common.training import weights as weight_files
+from common.export import export_graph, verify
+from common.weights import model_metadata, weight_files
 from tests.apps.conftest import coco_flags, eagerly, slow_for
+from tests.common.export import tensorrt_stand_in
 from tests.refusal import refusal
-from tests.tools.exporting import tensorrt_stand_in
-from tools.exporting import export_graph, verify
 
 
 @pytest.fixture(scope="module")

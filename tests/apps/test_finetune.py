@@ -13,12 +13,13 @@ import numpy as np
 import pytest
 
 from common import hparams
-from common.labels import LabelMap
+from common.data.labels import LabelMap
 from common.layers import BatchNormalization
-from common.training import fine_tuning, model_metadata, weights
 from common.training.results import Results
+from common.weights import fine_tuning, model_metadata
+from common.weights import weight_files as weights
 from tests.apps.conftest import either_app, slow_for
-from tests.common.training.test_fine_tuning import values_of
+from tests.common.weights.test_fine_tuning import values_of
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 LABELS = LabelMap((5, 7, 8, 9), ("toothbrush", "cow", "car", "emu"))  # the earlier model has no "cat"

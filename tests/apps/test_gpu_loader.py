@@ -9,7 +9,8 @@ from tensorflow.core.framework import graph_pb2
 from tensorflow.python.eager import context
 
 import efficientdet.train
-from common import hparams, loader
+from common import hparams
+from common.data import loader
 from common.distributed.ranks import Ranks
 from common.training import input_feed
 from efficientdet.model import build_model

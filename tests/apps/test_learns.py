@@ -4,7 +4,7 @@ import pathlib
 import numpy as np
 import pytest
 
-from common.datacheck.coco import load_coco
+from common.data.check.coco import load_coco
 from tests.apps.conftest import slow_for
 from tools.conversion.coco_to_tfrecord import write_tfrecords
 

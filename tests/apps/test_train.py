@@ -10,11 +10,11 @@ import PIL.Image
 import pytest
 
 from common import hparams
+from common.data.labels import LabelMap
 from common.evaluation import coco_metrics
-from common.labels import LabelMap
-from common.training import weights
 from common.training.input_feed import InputFeed
 from common.training.optimizers import AveragedWeights
+from common.weights import weight_files as weights
 from tests.apps.conftest import coco_flags, slow_for
 from tests.common.training.small_model import rows_of
 from tests.refusal import refusal

@@ -3,8 +3,9 @@ import dataclasses
 import numpy as np
 import pytest
 
-from common.labels import LabelMap
-from common.training import input_feed, weights
+from common.data.labels import LabelMap
+from common.training import input_feed
+from common.weights import weight_files as weights
 from yolov4.config import get_config
 from yolov4.model_metadata import make_metadata
 from yolov4.predict import load_trained

@@ -10,9 +10,9 @@ import numpy as np
 import PIL.Image
 import pytest
 
-from common.datacheck.coco import load_coco
-from common.datacheck.images import ImagePolicy
-from common.datacheck.issues import DataError
+from common.data.check.coco import load_coco
+from common.data.check.images import ImagePolicy
+from common.data.check.issues import DataError
 
 SMALL = {
     "info": {"year": 2017},

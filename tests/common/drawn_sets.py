@@ -6,7 +6,7 @@ import pathlib
 import numpy as np
 import PIL.Image
 
-from common.datasets import CocoSource, open_source
+from common.data.datasets import CocoSource, open_source
 
 GREY = (90, 110, 100)
 

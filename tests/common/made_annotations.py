@@ -1,7 +1,7 @@
 import numpy as np
 
-from common.annotations import Annotations
-from common.labels import LabelMap
+from common.data.annotations import Annotations
+from common.data.labels import LabelMap
 
 
 def annotations(image_sizes, boxes, names=("cat", "dog", "cow"), crowds=(), areas=None):

@@ -7,9 +7,9 @@ import tensorflow as tf
 from nvidia import dali
 from nvidia.dali import fn
 
-from common.datacheck.datasets import open_coco, open_tfrecords
-from common.datasets import CocoSource, ImageListSource
-from common.tf_readers import Random
+from common.data.check.datasets import open_coco, open_tfrecords
+from common.data.datasets import CocoSource, ImageListSource
+from common.data.tf_readers import Random
 from tests.common.record_writing import png
 from tools.conversion.coco_to_tfrecord import write_tfrecords
 

@@ -4,7 +4,7 @@ import os
 import PIL.Image
 import tensorflow as tf
 
-from common.labels import LabelMap
+from common.data.labels import LabelMap
 
 LABELS = LabelMap((3, 17, 90), ("car", "cat", "toothbrush"))
 

@@ -2,8 +2,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from common import box_encoder, tf_readers
+from common import box_encoder
 from common.anchors import Anchors
+from common.data import tf_readers
 from efficientdet.grid_matching import encode_batch_tf
 from tests.common.reading import run_graph
 from tests.oracle import numpy_boxes

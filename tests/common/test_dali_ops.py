@@ -5,8 +5,9 @@ import pytest
 import tensorflow as tf
 from nvidia import dali
 
-from common import dali_ops, tf_readers
-from common.loader import steps_per_epoch
+from common import dali_ops
+from common.data import tf_readers
+from common.data.loader import steps_per_epoch
 from tests.common.reading import first_images, numbered_images, run_graph
 from tests.common.test_box_encoder import INF, NAN, NO_BOXES, grid_boxes, largest, random_boxes, random_labels
 

@@ -8,10 +8,11 @@ import keras
 import numpy as np
 import pytest
 
+from common.data.labels import LabelMap
 from common.errors import UserError
-from common.labels import LabelMap
-from common.training import model_metadata, weights
-from common.training.fine_tuning import coco_label_map
+from common.weights import model_metadata
+from common.weights import weight_files as weights
+from common.weights.fine_tuning import coco_label_map
 from efficientdet.automl_weights import load_automl
 from efficientdet.import_weights.automl import automl_names, canonical, count_outputs, read_automl
 from efficientdet.import_weights.tf_files import open_weights

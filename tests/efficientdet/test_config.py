@@ -5,8 +5,8 @@ import pytest
 
 from common import hparams
 from common.args import Args
+from common.data.labels import LabelMap
 from common.distributed.ranks import Ranks
-from common.labels import LabelMap
 from common.training.run_directory import Identity
 from efficientdet.config import DETECTION_FIELDS, LOADER_FIELDS, EfficientDetConfig, get_config
 from efficientdet.model_metadata import make_metadata

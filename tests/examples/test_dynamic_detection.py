@@ -5,7 +5,7 @@ import numpy as np
 import nvidia.dali.experimental.dynamic as ndd
 import pytest
 
-from common import readers
+from common.data import readers
 from efficientdet.config import get_config
 from efficientdet.pipeline import EfficientDetPipeline
 from examples import dynamic_detection as example

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import numpy as np
 import tensorflow as tf
 
-from common.datacheck.coco import load_coco
+from common.data.check.coco import load_coco
 from tests.common.record_writing import feature, write
 from tests.faults.data_set import LFS_POINTER, DataSet, Fault, registry
 from tests.faults.image_faults import early_end

@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 from absl import flags
 
-from common.datacheck.coco import load_coco
-from common.datacheck.datasets import open_tfrecords
-from common.datacheck.issues import DataError
+from common.data.check.coco import load_coco
+from common.data.check.datasets import open_tfrecords
+from common.data.check.issues import DataError
+from common.data.labels import LabelMap
 from common.errors import UserError
-from common.labels import LabelMap
 from tests import commands
 from tests.common.made_annotations import annotations
 from tests.refusal import refusal

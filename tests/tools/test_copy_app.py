@@ -100,7 +100,7 @@ def test_help_of_the_minimal_copy_has_no_lost_flag(minimal):
 
 def test_a_copy_without_the_data_check_opens_data_plainly(minimal):
     app, directory, product = minimal
-    assert "common/datasets.py" in product and "common/datacheck/datasets.py" not in product
+    assert "common/data/datasets.py" in product and "common/data/check/datasets.py" not in product
     assert "tools/conversion/coco_to_tfrecord.py" not in product
     for command in ("train.py", "eval.py", "infer.py"):
         text = (directory / app / command).read_text()

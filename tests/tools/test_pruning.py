@@ -103,7 +103,7 @@ def test_a_test_goes_as_a_whole_and_an_entry_of_its_parameters():
 def test_a_name_is_lost_for_the_files_that_import_it():
     texts = {
         "common/boxes.py": "from common import nms\n\ndef f():\n    return nms.g()\n",
-        "common/labels.py": "from common.boxes import f\n\nx = f()\ny = 1\n",
+        "common/data/labels.py": "from common.boxes import f\n\nx = f()\ny = 1\n",
         "common/errors.py": "from common import boxes\n\nx = [boxes.f, 1]\n",
     }
     prune(texts, {path: Lost({}) for path in texts}, lambda path: path != "common/nms.py")

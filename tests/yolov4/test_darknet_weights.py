@@ -7,8 +7,8 @@ import cv2
 import numpy as np
 import pytest
 
-from common.training.fine_tuning import coco_label_map
-from tests.common.training.test_fine_tuning import values_of
+from common.weights.fine_tuning import coco_label_map
+from tests.common.weights.test_fine_tuning import values_of
 from tests.distributed.small_apps import flag_values
 from tests.refusal import refusal
 from yolov4.config import get_config

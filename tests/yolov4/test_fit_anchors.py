@@ -4,7 +4,7 @@ import re
 import numpy as np
 import pytest
 
-from common.datacheck.coco import load_coco
+from common.data.check.coco import load_coco
 from common.hparams import override
 from tests.common.made_annotations import annotations
 from tests.refusal import refusal

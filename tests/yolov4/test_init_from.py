@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 
 from common.errors import UserError
-from common.training import weights as weight_files
-from tests.common.training.test_fine_tuning import label_map, values_of
+from common.weights import weight_files
+from tests.common.weights.test_fine_tuning import label_map, values_of
 from yolov4.config import get_config
 from yolov4.darknet_weights import save_darknet
 from yolov4.import_weights import imagenet

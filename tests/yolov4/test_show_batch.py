@@ -2,7 +2,7 @@ import numpy as np
 import tensorflow as tf
 from PIL import Image
 
-from common.labels import LabelMap
+from common.data.labels import LabelMap
 from yolov4 import show_batch
 from yolov4.config import get_config
 from yolov4.predict import to_pixels

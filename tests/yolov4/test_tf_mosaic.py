@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from common.tf_readers import Random
+from common.data.tf_readers import Random
 from tests.yolov4.darknet_rules import darknet_mosaic
 from yolov4 import tf_mosaic
 from yolov4.tf_mosaic import Canvases, Mixed

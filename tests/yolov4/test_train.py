@@ -1,8 +1,8 @@
 import numpy as np
 
 from common import hparams
-from common.labels import LabelMap
-from common.training import weights
+from common.data.labels import LabelMap
+from common.weights import weight_files as weights
 from tests.apps.conftest import eagerly
 from tests.distributed.small_apps import parsed
 from yolov4.config import get_config

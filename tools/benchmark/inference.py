@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from common.data.labels import LabelMap
+from common.data.loader import BaseLoader
 from common.evaluation import coco_metrics
-from common.labels import LabelMap
-from common.loader import BaseLoader
 from tools.benchmark import stages
 from tools.benchmark.summary import Record
 

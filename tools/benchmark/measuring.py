@@ -16,12 +16,12 @@ import numpy as np
 
 from common import errors
 from common.args import default_threads
-from common.datacheck.datasets import open_datasets
-from common.datasets import Source
+from common.data.check.datasets import open_datasets
+from common.data.datasets import Source
+from common.data.loader import gpu_visible
 from common.distributed.ranks import Ranks
 from common.errors import UserError
 from common.files import cache_directory
-from common.loader import gpu_visible
 from common.progress import log
 from common.training.input_feed import open_splits
 from tools import synthetic

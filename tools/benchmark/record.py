@@ -14,7 +14,8 @@ import tensorflow as tf
 from common.errors import UserError
 from common.files import user_errors, write_bytes
 from common.progress import log
-from common.training import model_metadata, run_directory
+from common.training import run_directory
+from common.weights import model_metadata
 from tools.benchmark import summary
 from tools.benchmark.summary import FORMAT, Record
 

@@ -16,7 +16,7 @@ import tensorflow as tf
 from nvidia import dali
 from nvidia.dali.data_node import DataNode
 
-from common.loader import BaseLoader
+from common.data.loader import BaseLoader
 from tools.benchmark.protocol import WARM_UP
 from tools.benchmark.summary import Record, spread
 

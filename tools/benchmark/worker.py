@@ -11,10 +11,10 @@ import keras
 import tensorflow as tf
 
 from common import args
-from common.datacheck.datasets import open_datasets
+from common.data.check.datasets import open_datasets
+from common.data.loader import BaseLoader
 from common.distributed import ranks as distributed
 from common.distributed.ranks import Ranks
-from common.loader import BaseLoader
 from common.training import step_guard
 from common.training.input_feed import open_splits
 from common.training.optimizers import AveragedWeights

@@ -17,12 +17,12 @@ import numpy as np
 import tensorflow as tf
 
 from common import progress
-from common.annotations import Annotations
 from common.args import ImagePolicy
-from common.datacheck import images
+from common.data.annotations import Annotations
+from common.data.check import images
+from common.data.tfrecord import AREA_KEY, BOX_KEYS, CROWD_KEY, LABEL_KEY, framed, write_index
 from common.errors import UserError
 from common.files import write_into
-from common.tfrecord import AREA_KEY, BOX_KEYS, CROWD_KEY, LABEL_KEY, framed, write_index
 from tools.conversion.shrinking import shrink_image
 
 _FORMATS = {"JPEG": b"jpeg", "PNG": b"png"}  # Pillow's format -> image/format

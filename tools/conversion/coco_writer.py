@@ -11,8 +11,8 @@ from collections.abc import Callable, Sequence
 import msgspec
 import numpy as np
 
-from common.annotations import Annotations
-from common.datacheck import images
+from common.data.annotations import Annotations
+from common.data.check import images
 from common.errors import UserError
 from common.files import write_bytes, write_into
 

@@ -13,12 +13,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from common.annotations import NONE, Annotations, CocoImage, CocoObject, table_of, to_annotations
-from common.datacheck.image_headers import ImageFacts
-from common.datacheck.images import check_files
-from common.datacheck.issues import Issues
+from common.data.annotations import NONE, Annotations, CocoImage, CocoObject, table_of, to_annotations
+from common.data.check.image_headers import ImageFacts
+from common.data.check.images import check_files
+from common.data.check.issues import Issues
+from common.data.labels import LabelMap, is_text
 from common.errors import UserError
-from common.labels import LabelMap, is_text
 
 _MAX_IMAGE_ID = 2**31 - 1  # DALI keeps ids up to this one unchanged
 

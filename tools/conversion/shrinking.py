@@ -13,9 +13,9 @@ import pathlib
 import numpy as np
 import PIL.Image
 
-from common.annotations import Annotations
-from common.datacheck.image_headers import PILLOW_ERRORS
-from common.datacheck.images import inspect
+from common.data.annotations import Annotations
+from common.data.check.image_headers import PILLOW_ERRORS
+from common.data.check.images import inspect
 from common.errors import UserError
 from tools.conversion.coco_writer import write_images
 

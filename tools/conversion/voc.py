@@ -15,11 +15,11 @@ from collections.abc import Iterable, Iterator, Mapping
 from xml.etree import ElementTree
 from xml.etree.ElementTree import Element
 
-from common.annotations import Annotations
 from common.args import IMAGE_SUFFIXES, ImagePolicy
-from common.datacheck.issues import Issues
+from common.data.annotations import Annotations
+from common.data.check.issues import Issues
+from common.data.labels import LabelMap
 from common.errors import UserError
-from common.labels import LabelMap
 from tools.conversion.labels import Box, LabelledImage, Object, find_listed, make_annotations
 from tools.conversion.options import Options
 

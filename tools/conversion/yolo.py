@@ -20,12 +20,12 @@ from collections.abc import Iterable, Mapping
 
 import numpy as np
 
-from common.annotations import Annotations
 from common.args import ImagePolicy
-from common.datacheck.image_headers import ImageFacts
-from common.datacheck.issues import Issues
+from common.data.annotations import Annotations
+from common.data.check.image_headers import ImageFacts
+from common.data.check.issues import Issues
+from common.data.labels import LabelMap
 from common.errors import UserError
-from common.labels import LabelMap
 from tools.conversion.labels import Box, LabelledImage, Object, make_annotations
 from tools.conversion.options import Options
 from tools.conversion.yolo_layout import find_files, find_names, label_file_of, read_names

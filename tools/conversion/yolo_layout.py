@@ -17,7 +17,7 @@ from typing import Any
 import yaml
 
 from common.args import IMAGE_SUFFIXES
-from common.datacheck.issues import Issues
+from common.data.check.issues import Issues
 from common.errors import UserError
 from tools.conversion.labels import find_listed, read_lines
 

@@ -26,11 +26,11 @@ from PIL import Image
 
 from common import progress
 from common.dali_ops import shard_range
-from common.datacheck.tfrecord_scan import name_files
+from common.data.check.tfrecord_scan import name_files
+from common.data.tfrecord import framed, write_index
 from common.errors import UserError
 from common.evaluation import drawing
 from common.files import TEMPORARY, write_into
-from common.tfrecord import framed, write_index
 from tools.conversion.coco_to_tfrecord import refuse_other_set, serialized
 from tools.preprocessing.options import ACCEPTED
 from tools.preprocessing.samples import FileNames, Sample

@@ -19,8 +19,8 @@ import nvidia.dali.experimental.dynamic as ndd
 import tensorflow as tf
 from nvidia import dali
 
-from common import loader
 from common.dali_ops import Data
+from common.data import loader
 from common.errors import UserError
 from tools.preprocessing import chain
 from tools.preprocessing.apis import GRAPH, Api, Dynamic

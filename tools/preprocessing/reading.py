@@ -19,8 +19,9 @@ import nvidia.dali.experimental.dynamic as ndd
 from nvidia.dali import Pipeline, fn, types
 from nvidia.dali.data_node import DataNode
 
-from common import dali_ops, tfrecord
+from common import dali_ops
 from common.dali_ops import shard_range
+from common.data import tfrecord
 from common.errors import UserError
 from tools.preprocessing.formats.base import NO_LABEL, ImageSource
 

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from common.anchors import MATCH_IOU, MAX_INSTANCES, Anchors
-from common.annotations import Annotations
+from common.data.annotations import Annotations
 from efficientdet.anchor_templates import templates
 from tools.report.network_boxes import network_boxes, sample_images
 from yolov4.anchor_fit import Fit

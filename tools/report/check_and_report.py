@@ -5,10 +5,10 @@ import pathlib
 
 from common.anchors import MAX_INSTANCES, Anchors
 from common.args import ImagePolicy
-from common.datacheck.datasets import open_pair
-from common.datacheck.images import inspect_files
-from common.datacheck.issues import DataError
-from common.datasets import CocoSource, DataFlags, Source
+from common.data.check.datasets import open_pair
+from common.data.check.images import inspect_files
+from common.data.check.issues import DataError
+from common.data.datasets import CocoSource, DataFlags, Source
 from tools.report import anchor_report, page, statistics, tables
 
 

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from common.annotations import Annotations
+from common.data.annotations import Annotations
 from common.letterbox import fit
 
 

@@ -7,8 +7,8 @@ import numpy as np
 import PIL.Image
 from PIL import ImageDraw, ImageOps
 
-from common.annotations import Annotations
-from common.datacheck.image_headers import PILLOW_ERRORS
+from common.data.annotations import Annotations
+from common.data.check.image_headers import PILLOW_ERRORS
 from common.evaluation.drawing import BACKGROUND, as_rgb, draw_boxes, font
 from tools.report.tables import printable, shorten
 

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from common.annotations import Annotations, TargetBoxes
+from common.data.annotations import Annotations, TargetBoxes
 
 SMALL, LARGE = 32.0**2, 96.0**2  # pycocotools cocoeval.py, Params.setDetParams: areaRng
 CROWDED = (0, 1, 2, 3, 5, 9, 17, 33, 65, 129, 257, 513, 1025)  # first value of each bin of boxes per image

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from common.datacheck.issues import KINDS, Issue, Severity
+from common.data.check.issues import KINDS, Issue, Severity
 from tools.report.anchor_report import AnchorReport
 from tools.report.statistics import DataStatistics
 

@@ -17,10 +17,10 @@ from typing import NamedTuple
 import keras
 import numpy as np
 
+from common.data.labels import LabelMap
 from common.errors import UserError
 from common.files import user_errors, write_file
-from common.labels import LabelMap
-from common.training.fine_tuning import NUM_COCO_CLASSES, VOC_SPELLINGS, coco_label_map
+from common.weights.fine_tuning import NUM_COCO_CLASSES, VOC_SPELLINGS, coco_label_map
 
 VERSION = (0, 2, 5)  # include/darknet.h: MAJOR_VERSION, MINOR_VERSION, PATCH_VERSION
 

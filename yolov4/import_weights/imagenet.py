@@ -5,7 +5,7 @@ AlexeyAB/darknet issue 5804. yolov4.conv.137 and yolov4-tiny.conv.29 were traine
 """
 
 from common.errors import UserError
-from common.training import weights as weight_files
+from common.weights import weight_files
 
 DARKNET_FILES = "https://github.com/AlexeyAB/darknet/releases/download/darknet_yolo_v4_pre/"
 CSP_DARKNET53 = "csdarknet53-omega.conv.105"  # no checksum is published; the reader checks the size

@@ -9,9 +9,9 @@ import types
 import numpy as np
 import pytest
 
+from common.data.labels import LabelMap
 from common.errors import UserError
 from common.evaluation import coco_metrics
-from common.labels import LabelMap
 from tests.common.evaluation.reference import by_pycocotools
 
 CATEGORIES = [{"id": i, "name": f"class {i}"} for i in (0, 2, 3, 17, 90, 2**31 + 5, 2**53 + 1)]

@@ -3,10 +3,10 @@ import os
 import pytest
 
 from common.args import InferArgs
-from common.datacheck.datasets import open_images
+from common.data.check.datasets import open_images
+from common.data.labels import LabelMap
 from common.errors import UserError
 from common.evaluation.commands import Job
-from common.labels import LabelMap
 from tests.common.training.small_model import full_disk
 
 LABELS = LabelMap((3, 17, 90), ("car", "cat", "toothbrush"))

@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from common import datasets as plain
-from common import loader as loaders
-from common import tf_readers
-from common.datacheck import datasets
-from common.datacheck.datasets import open_coco, open_tfrecords
-from common.datasets import ImageListSource
+from common.data import datasets as plain
+from common.data import loader as loaders
+from common.data import tf_readers
+from common.data.check import datasets
+from common.data.check.datasets import open_coco, open_tfrecords
+from common.data.datasets import ImageListSource
 from common.distributed.ranks import Ranks
 from common.errors import OtherRankError, UserError
 from common.evaluation import coco_metrics

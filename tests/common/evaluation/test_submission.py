@@ -6,10 +6,10 @@ import zipfile
 import pytest
 from pycocotools.coco import COCO
 
+from common.data.labels import LabelMap
 from common.errors import UserError
 from common.evaluation import submission
 from common.evaluation.commands import look_up
-from common.labels import LabelMap
 from tests.refusal import refusal
 
 CATEGORIES = [{"id": 3, "name": "car", "supercategory": "vehicle"}, {"id": 17, "name": "cat"}]

@@ -3,7 +3,7 @@ import sys
 import numpy as np
 import pytest
 
-from common import tf_readers
+from common.data import tf_readers
 from common.evaluation import video
 from tests.refusal import refusal
 

@@ -5,8 +5,9 @@ import keras
 import pytest
 import tensorflow as tf
 
-from common.training import results, weights
+from common.training import results
 from common.training.results import EpochLog, Results, note_metric, out_of_patience
+from common.weights import weight_files as weights
 from tests.common.training.small_model import full_disk, rows_of
 
 

@@ -15,12 +15,14 @@ from common.distributed.ranks import Hooks, Ranks
 from common.errors import StoppedError, UserError
 from common.evaluation import coco_metrics, drawing
 from common.evaluation.coco_metrics import Evaluation
-from common.training import model_metadata, optimizers, run_directory, step_guard, weights
+from common.training import optimizers, run_directory, step_guard
 from common.training import run as run_module
 from common.training.input_feed import InputFeed
 from common.training.results import EpochLog, Results
 from common.training.run import Run, start_process
 from common.training.watchdog import Watchdog
+from common.weights import model_metadata
+from common.weights import weight_files as weights
 from tests.common.training.small_model import assert_same, full_disk, rows_of, values
 
 pytestmark = pytest.mark.timeout(120)  # an error in the training loop may make it endless

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from common.dali_ops import IMAGENET_MEAN, IMAGENET_STD
+from common.data.labels import LabelMap
 from common.errors import UserError
-from common.labels import LabelMap
 from efficientdet.import_weights import imagenet
 from efficientdet.import_weights.imagenet import KERAS_MD5, read_backbone
 from efficientdet.import_weights.tf_files import open_weights

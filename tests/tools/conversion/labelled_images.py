@@ -7,7 +7,7 @@ import pathlib
 import PIL.Image
 
 from common.args import ImagePolicy
-from common.datacheck.issues import DataError
+from common.data.check.issues import DataError
 from tests.refusal import refusal
 from tools.conversion.options import Options
 

@@ -10,9 +10,9 @@ import PIL.Image
 import pytest
 import tensorflow as tf
 
-from common import tfrecord
-from common.datacheck.coco import load_coco
-from common.labels import LabelMap
+from common.data import tfrecord
+from common.data.check.coco import load_coco
+from common.data.labels import LabelMap
 from tests.common.record_writing import record
 from tests.refusal import refusal
 from tests.tools.conversion.labelled_images import contents_of

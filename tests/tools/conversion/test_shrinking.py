@@ -6,7 +6,7 @@ import PIL.Image
 import pytest
 
 from common.args import ImagePolicy
-from common.datacheck.images import inspect
+from common.data.check.images import inspect
 from tests.common import image_variants
 from tests.common.made_annotations import annotations
 from tests.refusal import refusal

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from pycocotools import mask
 
-from common.labels import LabelMap
+from common.data.labels import LabelMap
 from tests.tools.conversion.labelled_images import HEIGHT, SKIP, WIDTH, calls, picture, put
 from tools.conversion import voc
 

@@ -8,7 +8,7 @@ import PIL.Image
 import PIL.ImageOps
 import pytest
 
-from common.labels import LabelMap
+from common.data.labels import LabelMap
 from tests.tools.conversion.labelled_images import HEIGHT, SKIP, WIDTH, calls, picture, put, put_yolo
 from tools.conversion import yolo
 

@@ -2,7 +2,7 @@ import numpy as np
 import PIL.Image
 import pytest
 
-from common.datacheck.images import ImagePolicy
+from common.data.check.images import ImagePolicy
 from tests.common.image_variants import VARIANTS
 from tests.tools.preprocessing.pictures_on_disk import picture
 from tests.tools.preprocessing.reading import opened

@@ -12,7 +12,7 @@ import PIL.Image
 import pytest
 import tensorflow as tf
 
-from common import tfrecord
+from common.data import tfrecord
 from tests.refusal import refusal
 from tests.tools.preprocessing.source_writing import put
 from tools.preprocessing.outputs import check_output

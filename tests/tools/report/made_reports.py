@@ -1,7 +1,7 @@
 import numpy as np
 
 from common.anchors import Anchors
-from common.datacheck.issues import Issues
+from common.data.check.issues import Issues
 from tests.common.made_annotations import random_annotations
 from tools.report import anchor_report, statistics, tables
 

@@ -1,8 +1,8 @@
 """Tests check_and_report.py and tools/check_data.py."""
 
 from common.args import ImagePolicy
-from common.datacheck.issues import KINDS, DataError
-from common.datasets import DataFlags
+from common.data.check.issues import KINDS, DataError
+from common.data.datasets import DataFlags
 from tests.refusal import refusal
 from tests.tools.report.made_reports import ANCHORS
 from tools.report import check_and_report

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from common import tf_readers
+from common.data import tf_readers
 from common.letterbox import fit
 from tests.common.made_annotations import annotations, random_annotations
 from tests.oracle.numpy_boxes import to_letterbox

@@ -3,7 +3,7 @@ import re
 import numpy as np
 import pytest
 
-from common.datacheck.issues import KINDS, Issues
+from common.data.check.issues import KINDS, Issues
 from tests.common.made_annotations import annotations, random_annotations
 from tests.tools.report.made_reports import few, found, sections_of
 from tools.report import page, tables

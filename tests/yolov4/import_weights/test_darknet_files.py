@@ -2,9 +2,9 @@ import json
 
 import pytest
 
+from common.data.labels import LabelMap
 from common.errors import UserError
-from common.labels import LabelMap
-from common.training.fine_tuning import coco_label_map
+from common.weights.fine_tuning import coco_label_map
 from yolov4.import_weights.darknet_files import read_label_map
 
 

@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from common.args import ImagePolicy
-from common.datacheck.image_headers import ImageFacts
-from common.datacheck.issues import Issues
-from common.datacheck.tfrecord import expand_pattern
+from common.data.check.image_headers import ImageFacts
+from common.data.check.issues import Issues
+from common.data.check.tfrecord import expand_pattern
 from common.errors import UserError
 from common.files import store_cached
 

@@ -21,11 +21,11 @@ import numpy as np
 import nvidia.dali.tfrecord as dali_tfrecord
 import tensorflow as tf
 
-from common import tfrecord
 from common.args import IMAGE_SUFFIXES
-from common.datacheck.image_headers import ImageFacts
-from common.datacheck.tfrecord import expand_pattern, missing_shards, walk_files
-from common.datacheck.tfrecord_scan import read_record
+from common.data import tfrecord
+from common.data.check.image_headers import ImageFacts
+from common.data.check.tfrecord import expand_pattern, missing_shards, walk_files
+from common.data.check.tfrecord_scan import read_record
 from common.errors import UserError
 from tools.preprocessing.formats import base
 from tools.preprocessing.formats.base import Content, Found, Image, Opening, Reader

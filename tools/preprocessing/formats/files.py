@@ -9,10 +9,10 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from common.args import IMAGE_SUFFIXES
-from common.datacheck import coco
-from common.datacheck import images as image_checks
-from common.datacheck.image_headers import ImageFacts
-from common.datacheck.issues import Issues
+from common.data.check import coco
+from common.data.check import images as image_checks
+from common.data.check.image_headers import ImageFacts
+from common.data.check.issues import Issues
 from common.errors import UserError
 from tools.preprocessing.formats import base
 from tools.preprocessing.formats.base import Content, Found, Image, Opening, Reader

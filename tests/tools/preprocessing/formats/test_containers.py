@@ -4,8 +4,8 @@ import tarfile
 
 import pytest
 
-from common.datacheck.images import ImagePolicy
-from common.datacheck.issues import DataError
+from common.data.check.images import ImagePolicy
+from common.data.check.issues import DataError
 from tests.common.record_writing import PNG, flip, record, write
 from tests.tools.preprocessing import source_writing as writing
 from tests.tools.preprocessing.reading import check, names_of, opened, refused

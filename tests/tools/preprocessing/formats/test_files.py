@@ -6,8 +6,8 @@ from pickle import dumps
 import numpy as np
 import pytest
 
-from common.datacheck.images import ImagePolicy
-from common.datacheck.issues import DataError
+from common.data.check.images import ImagePolicy
+from common.data.check.issues import DataError
 from tests.common.record_writing import flip
 from tests.tools.preprocessing import source_writing
 from tests.tools.preprocessing.reading import by_dynamic, by_pipeline, check, flat, names_of, opened, refused

@@ -3,7 +3,7 @@ import os
 import lmdb
 import pytest
 
-from common.datacheck.issues import DataError
+from common.data.check.issues import DataError
 from tests.tools.preprocessing import source_writing as writing
 from tests.tools.preprocessing.reading import check, opened, refused
 from tests.tools.preprocessing.source_writing import COUNT, IMAGES, LABELS, datum, tensor, tensors

@@ -1,0 +1,1 @@
+"""From a path to a batch: annotations, readers, checks, loaders."""

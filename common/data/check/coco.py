@@ -1,0 +1,227 @@
+"""Reads and checks a COCO json of instances: values, ids, references, categories, boxes, image files.
+
+All errors are reported together, with the ids of the records. DALI reads a json that readers.py writes from
+the result of `load_coco`.
+
+Format: https://cocodataset.org/#format-data
+"""
+
+import dataclasses
+import itertools
+import os
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from common.args import ImagePolicy
+from common.data.annotations import (
+    NONE,
+    Annotations,
+    CocoImage,
+    find_rows,
+    sizes_of,
+    table_of,
+    to_annotations,
+)
+from common.data.check import coco_parse
+from common.data.check.images import check_files
+from common.data.check.issues import Issues
+from common.data.labels import MAX_CATEGORY_ID, LabelMap, category_faults
+
+LARGE_ID = 2**31  # DALI only accepts smaller ids
+_FRACTION = 1.05  # upper limit for edges of normalised boxes, because rounding may give numbers above 1
+_MANY = 8  # least number of boxes outside their images that are reported as x1y1x2y2
+
+
+def load_coco(
+    json_path: str | os.PathLike,
+    images_dir: str | os.PathLike | None = None,
+    *,
+    policy: ImagePolicy = ImagePolicy(),
+) -> Annotations:
+    """Reads and checks a COCO json of instances.
+
+    Annotations may lack `area` (default: the area of the box), `iscrowd` (default: 0) and `id`. Boxes that
+    reach outside their image or have no area are accepted and reported. A negative side is an error.
+
+    Args:
+        images_dir: the directory that `file_name` is relative to; if None, image files are not checked.
+
+    Returns:
+        The annotations; with on_bad_image="skip", only those of usable images. Their attribute `issues` lists
+        fixes, skipped images and warnings.
+
+    Raises:
+        DataError: the json or the image files have errors; the message lists all of them.
+    """
+    issues = Issues(os.fspath(json_path), policy)
+    lists = coco_parse.parse(issues.origin, issues)
+    images = lists["images"] or []
+    table = _Objects(table_of(lists["annotations"] or []), images)
+    _check(lists, table, issues)
+    usable = np.ones(len(images), np.bool_)
+    if images_dir is not None and not os.path.isdir(images_dir):
+        issues.add("no-image-directory", os.fspath(images_dir))
+    elif images_dir is not None:
+        usable, _ = check_files(images_dir, images, lambda row: _image_name(images, row), issues)
+    issues.raise_if_stopping()
+    label_map = LabelMap.from_categories(lists["categories"] or [])
+    annotations = to_annotations(images, table.rows, table.image_row, label_map, issues.origin).select(usable)
+    order = np.argsort(table.image_row, kind="stable")
+    order = order[usable[table.image_row[order]]]
+    return finish(annotations, annotations.image_name, lambda row: table.name_in_image(order[row]), issues)
+
+
+def _check(lists: dict[str, list | None], table: "_Objects", issues: Issues) -> None:
+    """Checks the lists from `coco_parse.parse` and the ids in them. A list is None if it is invalid."""
+    for key, kind in (("images", "no-images"), ("annotations", "no-boxes")):
+        if lists[key] == []:
+            issues.add(kind, f"`{key}` is empty")
+    images, categories = lists["images"] or [], lists["categories"]
+    ids, files = [image.id for image in images], [image.file_name for image in images]
+    issues.add_repeats("repeated-image-id", "image", ids, lambda row: repr(files[row]))
+    issues.add_repeats("repeated-file", "file", files, lambda row: _image_name(images, row))
+    numbers = table.rows["id"].tolist()
+    issues.add_repeats("repeated-annotation-id", "annotation", numbers, "annotations[{}]".format)
+    issues.add_each("box-negative", np.flatnonzero(table.is_negative), table.name_with_box)
+    if categories is not None:
+        _check_references(table, "unknown-category", _check_categories(categories, issues), issues)
+    table.image_row = _check_references(table, "unknown-image", np.array(ids, np.int64), issues)
+    if images:
+        _check_unit(table, issues)
+
+
+class _Objects:
+    """The annotations of a json as arrays.
+
+    Attributes:
+        rows: array (N,) from `table_of`; NONE and NaN replace invalid values.
+        sizes: int64 (I, 2), width and height of the images.
+        image_row: int64 (N,), index of each annotation's image; NONE if it is unknown.
+        is_negative: bool (N,), whether a side of the box is negative.
+    """
+
+    image_row: np.ndarray
+
+    def __init__(self, rows: np.ndarray, images: Sequence[CocoImage]):
+        self.rows = rows
+        self.sizes = sizes_of(images)[:, ::-1].astype(np.int64)
+        self.is_negative = np.any(rows["bbox"][:, 2:] < 0, axis=1)
+
+    def name(self, row: int) -> str:
+        """Returns a name for messages, such as `annotation 7 (image 3)`."""
+        known = {key: self.rows[key][row].item() for key in ("id", "image_id")}
+        known = {key: number for key, number in known.items() if number != NONE}
+        return coco_parse.record_name(known, "annotations", row)
+
+    def name_with_box(self, row: int) -> str:
+        return f"{self.name(row)} has bbox {self.rows['bbox'][row].tolist()}"
+
+    def name_in_image(self, row: int) -> str:
+        width, height = self.sizes[self.image_row[row]].tolist()
+        return f"{self.name_with_box(row)} in {width} x {height} pixels"
+
+
+def _image_name(images: Sequence[CocoImage], row: int) -> str:
+    """Returns a name for messages, such as `image 12 ('a.jpg')`."""
+    known = {"id": images[row].id, "file_name": images[row].file_name}
+    known = {key: value for key, value in known.items() if value not in (NONE, "")}
+    return coco_parse.record_name(known, "images", row)
+
+
+def _check_categories(categories: list[Any], issues: Issues) -> np.ndarray:
+    """Returns the ids of the categories, int64 (C,); NONE replaces an invalid id."""
+    issues.add_each("bad-category", list(category_faults(categories)), str)
+    found = [category.get("id") if isinstance(category, dict) else None for category in categories]
+    ids = [i if type(i) is int and 0 <= i <= MAX_CATEGORY_ID else NONE for i in found]
+    for row, (before, after) in enumerate(itertools.pairwise(ids)):
+        if NONE < after < before:
+            names = [f"category {c['id']} ({c.get('name')!r})" for c in categories[row : row + 2]]
+            issues.add("category-order", f"{names[1]} is listed after {names[0]}")
+    return np.array(ids, np.int64)
+
+
+def _check_references(objects: _Objects, kind: str, known: np.ndarray, issues: Issues) -> np.ndarray:
+    """Reports annotations whose image or category does not exist.
+
+    Args:
+        kind: the kind of issue to report, "unknown-image" or "unknown-category".
+        known: int64 (K,), the ids of all images or categories; NONE replaces an invalid id.
+        issues: receives the unknown references.
+
+    Returns:
+        int64 (N,), index into `known` of each annotation's image or category; NONE if it does not exist.
+    """
+    of = kind.removeprefix("unknown-")
+    ids = objects.rows[f"{of}_id"]
+    rows = np.where(ids == NONE, NONE, find_rows(ids, known))
+    unknown = np.flatnonzero((rows == NONE) & (ids != NONE))
+    # Reports no unknown ids if invalid or repeated ids in `known` can explain all of them.
+    num_lost = len(known) - len(np.unique(known[known != NONE]))
+    if len(known) and len(np.unique(ids[unknown])) > num_lost:
+        text = "{} has {}_id {}, which no {} has".format
+        issues.add_each(kind, unknown, lambda row: text(objects.name(row), of, ids[row], of))
+    return rows
+
+
+def _check_unit(objects: _Objects, issues: Issues) -> None:
+    """Reports normalised boxes, and boxes that are x1y1x2y2 instead of ltwh."""
+    boxes = objects.rows["bbox"]
+    # The index NONE (-1) selects the appended False.
+    is_larger = np.append(np.all(objects.sizes > 1, axis=1), False)[objects.image_row]
+    rows = np.flatnonzero(is_larger & ~objects.is_negative & ~np.isnan(boxes[:, 0]))
+    left_top, sides = np.split(boxes[rows], 2, axis=1)
+    with np.errstate(over="ignore"):
+        is_within = (np.abs(left_top) <= _FRACTION) & (left_top + sides <= _FRACTION)
+    if is_within.all() and np.all(sides > 0, axis=1).any():
+        issues.add_each("boxes-not-in-pixels", rows, objects.name_in_image)
+        return
+    # The boxes are probably x1y1x2y2 if all boxes, read as x1y1x2y2, are inside their images, and at least
+    # half of them, read as ltwh, are not.
+    limits = objects.sizes[objects.image_row[rows]] + 1.0  # (M, 2) width, height; tolerance: one pixel
+    is_outside = np.any(left_top + sides > limits, axis=1)
+    would_fit = np.all((left_top >= -1) & (sides > left_top) & (sides <= limits), axis=1)
+    outside = rows[is_outside]
+    if len(outside) >= max(_MANY, len(rows) / 2) and would_fit.all():
+        issues.add_each("boxes-of-corners", outside, objects.name_in_image)
+
+
+def finish(
+    annotations: Annotations, name_image: Callable[[int], str], name_box: Callable[[int], str], issues: Issues
+) -> Annotations:
+    """Reports fixes and warnings for valid annotations, or an error if no image or no box can be used.
+
+    Args:
+        annotations: the annotations of the usable images, without errors.
+        name_image: i -> the name of image i for messages.
+        name_box: i -> the name of box i and its image for messages.
+        issues: receives no-images, no-boxes, box-outside, box-empty, crowd, image-without-boxes, large-id.
+
+    Returns:
+        The annotations, with `issues` in their attribute `issues`.
+
+    Raises:
+        DataError: no image or no box can be used.
+    """
+    boxes, is_clipped, has_area = annotations.clipped_boxes
+    is_crowd = annotations.is_crowd
+    is_target = has_area & ~is_crowd
+    if not annotations.num_images:
+        left_out = sum(issue.count for issue in issues if issue.skipped)
+        issues.add("no-images", f"all {left_out} images are skipped")
+    elif not is_target.any():
+        issues.add("no-boxes", f"each of the {len(boxes)} boxes is a crowd or has no area")
+    counts = np.bincount(annotations.box_image[is_target], minlength=annotations.num_images)
+    for kind, which, name in (
+        ("box-outside", is_target & is_clipped, name_box),
+        ("box-empty", ~is_crowd & ~has_area, name_box),
+        ("crowd", is_crowd, name_box),
+        ("image-without-boxes", counts == 0, name_image),
+        ("large-id", annotations.image_ids >= LARGE_ID, name_image),
+    ):
+        issues.add_each(kind, np.flatnonzero(which), name)
+    large = [category for category in annotations.label_map.categories() if category["id"] >= LARGE_ID]
+    issues.add_each("large-id", large, lambda category: f"category {category['id']} ({category['name']!r})")
+    issues.raise_if_stopping()
+    return dataclasses.replace(annotations, issues=issues)

@@ -1,0 +1,183 @@
+"""Parses a COCO json into structs and reports every value that cannot be used.
+
+msgspec decodes valid files. If it refuses a file, Python's json module reads the file, and this module checks
+each value. Invalid values are reported with the id of their record; the other values are used.
+
+Decoding is strict: "12" and true are not numbers, and 1.5 is not an id.
+"""
+
+import codecs
+import contextlib
+import json
+import math
+import os
+import pathlib
+import re
+import reprlib
+import stat
+import sys
+import types
+from typing import Any
+
+import msgspec
+
+from common.data.annotations import NONE, CocoFile, CocoImage, CocoObject
+from common.data.check.issues import Fault, Issues
+from common.data.labels import is_text
+from common.files import file_type
+
+_REPR = reprlib.Repr()
+_REPR.maxlist, _REPR.maxdict, _REPR.maxstring = 8, 4, 80
+_shown = _REPR.repr  # shortens a value for a message
+_NEAR = 20  # characters that a message shows before and after an error
+_DIGITS = 4000  # Python raises an error above 4300 digits
+_NO_JSON = (
+    ("file-empty", rb"\s*\Z"),
+    ("file-lfs-pointer", rb"version https://git-lfs"),
+    ("file-gzip", rb"\x1f\x8b"),
+    # UTF-16 starts with a byte order mark, or with an opening bracket of two bytes.
+    ("json-utf-16", rb"\xff\xfe(?!\0\0)|\xfe\xff|\{\0[^\0]\0|\0\{\0[^\0]"),
+)
+_PART = re.compile(r"[\w.+\\-]*\s*")  # the rest of a number, literal or escape in a truncated file
+LISTS: dict[str, Any] = {"images": CocoImage, "annotations": CocoObject, "categories": Any}
+# The values that replace missing and invalid values in a struct.
+_NOTHING: dict[type[msgspec.Struct], dict[str, Any]] = {
+    CocoImage: {"id": NONE, "file_name": "", "width": 0, "height": 0},
+    CocoObject: {"image_id": NONE, "category_id": NONE, "bbox": (math.nan,) * 4},
+}
+
+
+def parse(path: str, issues: Issues) -> dict[str, list | None]:
+    """Reads and decodes a COCO json.
+
+    Args:
+        issues: receives file-*, json-*, repeated-key, missing-key, wrong-type, box-length, box-not-finite.
+
+    Returns:
+        `images` and `annotations` as lists of structs, `categories` as a list of JSON values. Values of
+        _NOTHING replace invalid values. An invalid list is None.
+    """
+    try:
+        content = _read(path)
+        if all(content.count(f'"{key}"'.encode()) == 1 for key in LISTS):  # msgspec drops repeated lists
+            with contextlib.suppress(ValueError, RecursionError):
+                return msgspec.structs.asdict(msgspec.json.decode(content, type=CocoFile))
+        document = _load(content, issues)
+    except Fault as fault:
+        issues.add(*fault.args)
+        return dict.fromkeys(LISTS)
+    return {key: _list(document, key, struct, issues) for key, struct in LISTS.items()}
+
+
+def _read(path: str) -> bytes:
+    """Reads a file without its byte order mark. Raises Fault if it cannot be a json."""
+    try:
+        mode = os.stat(path).st_mode
+        if not stat.S_ISREG(mode):
+            raise Fault("file-unreadable", f"it is {file_type(mode)}")
+        content = pathlib.Path(path).read_bytes()
+    except OSError as error:
+        raise Fault("file-unreadable", error.strerror or str(error)) from error
+    text = content.removeprefix(codecs.BOM_UTF8)
+    for kind, pattern in _NO_JSON:
+        if re.match(pattern, text):
+            raise Fault(kind, f"it has {len(content)} bytes and begins with {text[:4].hex(' ')}")
+    return text
+
+
+def _load(content: bytes, issues: Issues) -> dict[str, Any]:
+    """Parses a JSON object; raises Fault for anything else."""
+
+    def to_dict(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        found = dict(pairs)
+        for key in LISTS if len(found) < len(pairs) else ():
+            if (count := sum(name == key for name, _ in pairs)) > 1:
+                issues.add("repeated-key", f"the file has {count} lists `{key}`")
+                found[key] = ...
+        return found
+
+    text = content.decode("utf-8", "surrogateescape")
+    try:
+        document = json.loads(text, object_pairs_hook=to_dict, parse_int=lambda digits: int(digits[:_DIGITS]))
+    except RecursionError as error:
+        raise Fault("json-malformed", "its brackets are nested too deeply") from error
+    except json.JSONDecodeError as error:
+        is_cut = error.msg.startswith("Unterminated") or _PART.fullmatch(text, error.pos)
+        if is_cut and error.msg != "Extra data":
+            tail = text.rstrip()[-2 * _NEAR :]
+            raise Fault("file-truncated", f"it ends after {len(content)} bytes with {tail!r}") from error
+        near = text[max(error.pos - _NEAR, 0) : error.pos + _NEAR]
+        position = len(text[: error.pos].encode("utf-8", "surrogateescape"))
+        raise Fault("json-malformed", f"{error.msg} at byte {position}, near {near!r}") from error
+    if not isinstance(document, dict):
+        head = text[: 2 * _NEAR]
+        raise Fault("wrong-type", f"the file begins with {head!r}: an object with three lists is needed")
+    return document
+
+
+def _list(document: dict[str, Any], key: str, struct: Any, issues: Issues) -> list | None:
+    """Returns the records of one list, with invalid values replaced; None for an invalid list."""
+    records = document.get(key)
+    if key not in document:
+        issues.add("missing-key", f"the file has no list `{key}`")
+    elif not isinstance(records, list | types.EllipsisType):
+        issues.add("wrong-type", f"`{key}` is {_shown(records)}: a list is needed")
+    elif records is not ...:
+        if struct is Any:
+            return records
+        return [_salvaged(record, struct, key, number, issues) for number, record in enumerate(records)]
+    return None
+
+
+def _salvaged(record: Any, struct: type[msgspec.Struct], key: str, number: int, issues: Issues) -> Any:
+    """Returns the struct of a record; adds an issue for each invalid value."""
+    good = dict(_NOTHING[struct])
+    if not isinstance(record, dict):
+        issues.add("wrong-type", f"{key}[{number}] is {_shown(record)}: an object is needed")
+        return struct(**good)
+    for field in _FIELDS[struct]:
+        try:
+            if field.name in record:
+                good[field.name] = _checked(record[field.name], field)
+            elif field.required:
+                raise Fault("missing-key", f"has no {field.name}")
+        except Fault as fault:
+            kind, text = fault.args
+            issues.add(kind, f"{record_name(record, key, number)} {text}")
+    return struct(**good)
+
+
+_FIELDS = {struct: msgspec.structs.fields(struct) for struct in _NOTHING}
+
+
+def record_name(record: dict[str, Any], key: str, number: int) -> str:
+    """Returns `annotation 3 (image 7)` for messages; without an id `annotations[2] (no id, image 7)`."""
+    record_id = record.get("id")
+    has_id = type(record_id) is int and record_id >= 0
+    about = [] if has_id else [f"id {_shown(record_id)}" if "id" in record else "no id"]
+    if "image_id" in record:
+        about.append(f"image {_shown(record['image_id'])}")
+    if "file_name" in record:
+        about.append(_shown(record["file_name"]))
+    name = f"{key[:-1]} {_shown(record_id)}" if has_id else f"{key}[{number}]"
+    return f"{name} ({', '.join(about)})" if about else name
+
+
+def _checked(value: Any, field: msgspec.structs.FieldInfo) -> Any:
+    """Converts a value to the field's type; raises a Fault if it is invalid."""
+    has = f"has {field.name} {_shown(value)}"
+    if field.name == "bbox" and isinstance(value, list):
+        if len(value) != 4:
+            raise Fault("box-length", has)
+        numbers = all(isinstance(side, int | float) for side in value)
+        if numbers and not all(abs(side) <= sys.float_info.max for side in value):
+            raise Fault("box-not-finite", has)
+    if isinstance(value, float) and not math.isfinite(value):
+        raise Fault("wrong-type", f"{has}: a finite number is needed")
+    if isinstance(value, str) and not is_text(value):
+        raise Fault("wrong-type", f"{has}, which cannot be encoded in UTF-8")
+    try:
+        return msgspec.convert(value, field.type)
+    except ValueError as error:
+        reason = str(error).partition(" - at ")[0]
+        raise Fault("wrong-type", f"{has}: {reason[:1].lower()}{reason[1:]}") from error

@@ -1,0 +1,282 @@
+"""Opens TFRecords for DALI: checks all of their content, and rejects what DALI would misread.
+
+If a record lacks a requested key, DALI returns uninitialised memory or crashes. So such a record is copied to
+the cache directory with all keys, and the index of the original file omits it. With --on_bad_image=skip, the
+index also omits records whose images cannot be used.
+
+The cache also stores the parsed records, so the next start does not read the data.
+"""
+
+import collections
+import contextlib
+import dataclasses
+import functools
+import glob
+import hashlib
+import itertools
+import os
+import pathlib
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+import numpy as np
+import tensorflow as tf
+
+from common.args import ImagePolicy
+from common.dali_ops import Nodes
+from common.data import readers, tfrecord
+from common.data.annotations import Annotations
+from common.data.check import tfrecord_scan
+from common.data.check.coco import finish
+from common.data.check.images import in_threads
+from common.data.check.issues import Issues
+from common.data.check.tfrecord_scan import LACKS_BOXES, LACKS_CROWDS, Example, name_files
+from common.data.datasets import Source
+from common.data.labels import LabelMap
+from common.data.tfrecord import BOX_KEYS, CROWD_KEY, LABEL_KEY, RecordFile, Records
+from common.errors import UserError
+from common.files import get_or_create, load_cached, save_cached, store_cached
+
+_VERSION = 7  # increase this when any check changes, also one of images.py
+_THREADS = 16  # files whose record headers are read at once
+_NO_RECORDS = (".idx", ".json", ".pbtxt")  # files next to record files that are not records themselves
+_SHARD = re.compile(r"(?P<prefix>.*-)(?P<shard>\d{1,9})-of-(?P<count>\d{1,5})(?P<suffix>[^/]*)", re.DOTALL)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class TFRecordSource(Source):
+    """TFRecords in the schema of TensorFlow Object Detection.
+
+    Attributes:
+        records: the files, indexes and spans that DALI reads.
+        annotations: the annotations of all records that are read, in the order of the user's files.
+        rows: int64 (I,), for each record in `records.spans` the index of its image in `annotations`.
+        names: the name of each image's record for messages: `a.tfrecord record 5 (image 12)`.
+        formats: Pillow's name of a format -> the number of images, the most frequent first.
+    """
+
+    records: Records
+    annotations: Annotations
+    rows: np.ndarray
+    names: Sequence[str]
+    formats: dict[str, int]
+    name = "tfrecord"
+
+    @functools.cached_property
+    def fingerprint(self) -> str:
+        # Paths are not included, because the user may move the files.
+        digest = hashlib.sha256(self.annotations.fingerprint().encode())
+        digest.update(self.records.spans.tobytes())
+        return digest.hexdigest()
+
+    def image_name(self, row: int) -> str:
+        return self.names[row]
+
+    def encoded(self, row: int) -> bytes:
+        return self.records.image(int(self._record_of_row[row]))
+
+    @functools.cached_property
+    def _record_of_row(self) -> np.ndarray:
+        return np.argsort(self.rows)
+
+    def read(self, *, training: bool, **options: Any) -> Nodes:
+        return readers.tfrecord_reader(self.records, self.label_map, training=training, **options)
+
+
+# --- files ---
+
+
+def expand_pattern(pattern: str) -> list[str]:
+    """Returns the sorted files that match a glob, or several globs with commas between them.
+
+    Raises:
+        DataError: a pattern matches nothing; the message lists all such patterns.
+    """
+    issues, files = Issues(pattern), set()
+    for part in [part.strip() for part in pattern.split(",") if part.strip()] or [pattern]:
+        found = [file for file in glob.glob(part, recursive=True) if not file.endswith(_NO_RECORDS)]
+        matches = [file for file in found if not (part.endswith("**") and os.path.isdir(file))]
+        issues.add_each("no-record-file", [] if matches else [part], repr)
+        files.update(matches)
+    issues.raise_if_stopping()
+    return sorted(files)
+
+
+def walk_files(files: Sequence[str | os.PathLike], issues: Issues) -> list[RecordFile]:
+    """Finds the records in each file.
+
+    Reports damaged files, and files that have fewer records than their index lists.
+    """
+    walked = list(in_threads(tfrecord.walk, files, _THREADS))
+    for file in walked:
+        if file.fault:
+            issues.add(*file.fault)
+    for file in walked if not issues.stopping else ():
+        path, listed = pathlib.Path(f"{file.path}.idx"), b""
+        with contextlib.suppress(OSError):  # index_of replaces an unreadable index
+            listed = path.read_bytes() if path.is_file() else b""
+        num_listed, count = listed.count(b"\n"), len(file.spans)
+        if num_listed > count and listed.startswith(tfrecord.format_index(file.spans)):
+            issues.add("index-longer", f"{file.path} has {count} records, {path.name} lists {num_listed}")
+    return walked
+
+
+def index_of(file: RecordFile, issues: Issues) -> str:
+    """Returns the path of a file's index; writes it if it is missing or wrong."""
+    path, made = tfrecord.ensure_index(file.path, file.spans)
+    if made:
+        issues.add(made, file.path)
+    return path
+
+
+def missing_shards(files: Sequence[str | os.PathLike]) -> list[str]:
+    """Returns the missing files of numbered series, such as `train-00002-of-00004`."""
+    known = {os.fspath(file) for file in files}
+    missing: set[str] = set()
+    for match in filter(None, map(_SHARD.fullmatch, known)):
+        digits = len(match["shard"])
+        names = (f"{match['prefix']}{i:0{digits}}-of-{match['count']}" for i in range(int(match["count"])))
+        missing.update(name + match["suffix"] for name in names)
+    return sorted(missing - known)
+
+
+def find_label_map(files: Sequence[str]) -> str:
+    """Returns the path of the label map that tools/convert.py wrote next to `files`.
+
+    Raises:
+        UserError: there is no label map, or there are different ones.
+    """
+    prefixes = {re.sub(r"(-\d+-of-\d+)?(\.tfrecords?)?$", "", file) for file in files}
+    found = sorted(filter(os.path.isfile, (f"{prefix}.label_map.json" for prefix in prefixes)))
+    if not found:
+        raise UserError(
+            f"no label map next to {files[0]} ({min(prefixes)}.label_map.json): give --label_map=FILE (json"
+            " or pbtxt), or convert the data again if the conversion did not finish"
+        )
+    if len({LabelMap.load(path) for path in found}) > 1:
+        raise UserError(f"label maps {found[0]} and {found[1]} differ: give --label_map=FILE")
+    return found[0]
+
+
+# --- records ---
+
+
+def open_records(
+    files: Sequence[str | os.PathLike], label_map: LabelMap, *, policy: ImagePolicy = ImagePolicy()
+) -> TFRecordSource:
+    """Checks record files and their indexes, and every annotation and image in the files.
+
+    The data are read once, and the result is cached until the files change.
+
+    Args:
+        label_map: the categories of the ids in the records.
+
+    Raises:
+        DataError: the files have errors that would make training wrong. The message lists all of them.
+    """
+    issues = Issues(name_files(files), policy)
+    walked = walk_files(files, issues)
+    examples = _read(walked, label_map, issues)
+    annotations, is_usable = tfrecord_scan.check(examples, label_map, issues)
+    issues.raise_if_stopping()
+    kept = list(itertools.compress(examples, is_usable))
+    names = [example.name for example in kept]
+    annotations = annotations.select(is_usable)
+    boxes = [box for example in kept for _, _, box, *_ in example.objects]
+
+    def name_box(row: int) -> str:
+        return f"{names[annotations.box_image[row]]} has {tfrecord_scan.box_name(boxes[row])}"
+
+    annotations = finish(annotations, names.__getitem__, name_box, issues)
+    # Records must have the key of crowds only if the data set has crowds.
+    has_crowds = bool(annotations.is_crowd.any())
+    least = LACKS_CROWDS if has_crowds else LACKS_BOXES
+    lacking = np.array([example.lacks >= least for example in examples]) & is_usable
+    issues.add_each("record-completed", np.flatnonzero(lacking[is_usable]), names.__getitem__)
+    issues.add_each("shard-missing", missing_shards([file.path for file in walked]), str)
+    counts = np.array([len(example.objects) for example in examples])
+    files, indexes, spans, numbers = _lay_out(walked, counts, is_usable, lacking, issues)
+    records = Records(files, indexes, spans, has_crowds, annotations.target_boxes.num_dropped > 0)
+    rows = (np.cumsum(is_usable) - 1)[numbers]
+    formats = collections.Counter(example.facts.image_format for example in kept if example.facts)
+    return TFRecordSource(records, annotations, rows, names, dict(formats.most_common()))
+
+
+def _read(walked: Sequence[RecordFile], label_map: LabelMap, issues: Issues) -> list[Example]:
+    """Returns the parsed records, from the cache or else from `tfrecord_scan.scan`."""
+    state = [(os.fsencode(file.path), file.size, file.mtime_ns, file.digest) for file in walked]
+    of_policy = (issues.policy.decode, issues.policy.max_megapixels)
+    key = msgspec.msgpack.encode((_VERSION, label_map.to_json(), of_policy, state))
+    name = f"{hashlib.sha256(key).hexdigest()[:32]}.records"
+    with contextlib.suppress(msgspec.MsgspecError):  # no cached result, or a damaged one
+        return msgspec.msgpack.decode(load_cached(name) or b"", type=list[Example])
+    examples = tfrecord_scan.scan(walked, frozenset(label_map.category_ids), issues)
+    if not issues.stopping:
+        save_cached(name, msgspec.msgpack.encode(examples))
+    return examples
+
+
+def _lay_out(
+    walked: Sequence[RecordFile],
+    counts: np.ndarray,
+    is_usable: np.ndarray,
+    lacking: np.ndarray,
+    issues: Issues,
+) -> tuple[tuple[str, ...], tuple[str, ...], np.ndarray, np.ndarray]:
+    """Selects the files and spans that DALI reads; writes missing indexes and completed copies.
+
+    Args:
+        counts: int64 (R,), the number of objects in each record of these files.
+        is_usable: bool (R,), whether the record is read.
+        lacking: bool (R,), whether the record lacks a key that DALI needs.
+        issues: receives the indexes that were written.
+
+    Returns:
+        (files, indexes, spans, numbers). The first three are fields of `Records`. `numbers`, int64 (I,), has
+        the record number of each span.
+    """
+    layout = []
+    begins = np.cumsum([len(file.spans) for file in walked])[:-1]
+    for file, numbers in zip(walked, np.split(np.arange(len(counts)), begins), strict=True):
+        is_copied = lacking[numbers]
+        is_read = is_usable[numbers] & ~is_copied
+        if is_read.any():
+            index = index_of(file, issues) if is_read.all() else _index(file.spans[is_read])
+            layout.append((file.path, index, file.spans[is_read], numbers[is_read]))
+        if is_copied.any():
+            copy = _complete_copy(file, is_copied, counts[numbers])
+            spans = tfrecord.record_spans(copy)
+            layout.append((copy, _index(spans), spans, numbers[is_copied]))
+    files, indexes, spans_read, numbers_read = zip(*layout, strict=True)
+    with_file = [np.insert(spans, 0, i, axis=1) for i, spans in enumerate(spans_read)]
+    return files, indexes, np.concatenate(with_file), np.concatenate(numbers_read)
+
+
+def _index(spans: np.ndarray) -> str:
+    return os.fspath(store_cached(tfrecord.format_index(spans), ".idx"))
+
+
+def _complete_copy(file: RecordFile, is_copied: np.ndarray, counts: np.ndarray) -> str:
+    """Copies the selected records, with all keys, to a file in the cache. Returns its path."""
+
+    def make() -> bytes:
+        spans = zip(file.spans[is_copied].tolist(), counts[is_copied].tolist(), strict=True)
+        records = [complete(tfrecord.read_record(file.path, *span), count) for span, count in spans]
+        return b"".join(map(tfrecord.framed, records))
+
+    identity = hashlib.sha256(file.digest.encode() + is_copied.tobytes()).hexdigest()
+    return os.fspath(get_or_create(f"{identity[:32]}.tfrecord", make))
+
+
+def complete(record: bytes, num_objects: int) -> bytes:
+    """Returns the record with all keys that DALI needs. The added keys mark no box as a crowd."""
+    crowds = tf.train.Int64List(value=[0] * num_objects)
+    features = {CROWD_KEY: tf.train.Feature(int64_list=crowds)}
+    if not num_objects:
+        features[LABEL_KEY] = tf.train.Feature(int64_list=tf.train.Int64List())
+        features |= dict.fromkeys(BOX_KEYS, tf.train.Feature(float_list=tf.train.FloatList()))
+    addition = tf.train.Example(features=tf.train.Features(feature=features)).SerializeToString()
+    # Protobuf parses two concatenated messages as one.
+    return record + addition

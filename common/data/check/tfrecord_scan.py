@@ -1,0 +1,252 @@
+"""Reads record files once. Checks the checksum, the annotations and the image header of each record.
+
+A record of an image without objects may lack all keys of objects.
+"""
+
+import itertools
+import math
+import os
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+import numpy as np
+import tensorflow as tf
+
+from common.args import ImagePolicy
+from common.data import tfrecord
+from common.data.annotations import NONE, OBJECT, Annotations, CocoImage, sizes_of, to_annotations
+from common.data.check import images
+from common.data.check.image_headers import ImageFacts
+from common.data.check.issues import Issues
+from common.data.labels import LabelMap
+from common.data.tfrecord import AREA_KEY, BOX_KEYS, CROWD_KEY, LABEL_KEY, RecordFile
+
+LACKS_CROWDS, LACKS_BOXES = 1, 2  # values of Example.lacks
+_THREADS = min(16, os.cpu_count() or 1)
+_PART = 64  # number of records that a thread checks at a time
+_FARTHEST = 2  # largest edge of a normalised box
+_SLOW_BYTES = 2**29  # a progress bar is shown if all files together are larger
+_MAX_ID, _MAX_DIGITS = 2**63 - 1, 19
+_SHOWN, _SHOWN_BYTES = 8, 40  # numbers of values that a message shows, and of bytes per value
+
+
+# --- one record ---
+
+
+class Example(msgspec.Struct, gc=False, array_like=True):
+    """The content of one record.
+
+    Attributes:
+        name: the name of the record for messages: `a.tfrecord record 5 (image 12)`.
+        image_id: the image id; NONE if it is invalid.
+        file_name: the file name; "" if there is none.
+        image_size: (height, width) in pixels; (0, 0) if one of them is invalid.
+        objects: rows of OBJECT, with boxes ltrb normalised as stored; empty if any value is invalid.
+        lacks: LACKS_BOXES if a key of boxes or labels is missing; LACKS_CROWDS if only the key of crowds is
+            missing or empty; else 0.
+        facts: the facts about the image; None if the record has no valid image data.
+    """
+
+    name: str
+    image_id: int = NONE
+    file_name: str = ""
+    image_size: tuple[int, int] = (0, 0)
+    objects: list[tuple[int, int, tuple[float, float, float, float], int, int, float]] = []
+    lacks: int = 0
+    facts: ImageFacts | None = None
+
+
+def _is_id(text: bytes) -> bool:
+    return text.isdigit() and len(text) <= _MAX_DIGITS and int(text) <= _MAX_ID
+
+
+_ID_KEY, _NAME_KEY, _IMAGE_KEY = "image/source_id", "image/filename", "image/encoded"
+_SIZE_KEYS = ("image/height", "image/width")
+_ONE = (_ID_KEY, *_SIZE_KEYS, _IMAGE_KEY)  # keys with exactly one value
+_NEEDED = (LABEL_KEY, *BOX_KEYS)  # keys with one value per object; CROWD_KEY and AREA_KEY are optional
+_LISTS = (*_NEEDED, CROWD_KEY, AREA_KEY)
+_PIXELS = range(1, 2**31)
+# For each key: the type of its values, a test of one value, and the rule that a message shows.
+_KEYS = {
+    _ID_KEY: ("bytes_list", _is_id, f"image ids are decimal digits, up to {_MAX_ID}"),
+    **dict.fromkeys(_SIZE_KEYS, ("int64_list", _PIXELS.__contains__, "it must be one number of pixels")),
+    _IMAGE_KEY: ("bytes_list", None, "it must be one image"),
+    _NAME_KEY: ("bytes_list", None, ""),
+    LABEL_KEY: ("int64_list", None, ""),
+    **dict.fromkeys(BOX_KEYS, ("float_list", None, "")),
+    CROWD_KEY: ("int64_list", (0, 1).__contains__, "it must be 0 or 1"),
+    AREA_KEY: ("float_list", lambda area: 0 <= area < math.inf, "it must be a number, 0 or more"),
+}
+
+
+def parse(record: bytes, name: str, known: frozenset[int], issues: Issues) -> tuple[Example, bytes | None]:
+    """Parses a serialized tf.train.Example. Returns its content, and the encoded image or None.
+
+    Args:
+        record: the data of one record.
+        name: the name of the record for messages, `a.tfrecord record 5`.
+        known: the category ids that labels may have.
+        issues: receives every missing or invalid value.
+    """
+    example, values, absent = Example(name), {}, set()
+    try:
+        features = tf.train.Example.FromString(record).features.feature
+        if not features:  # other bytes can parse as an empty message
+            raise ValueError("it has no feature")
+    except Exception as error:  # protobuf's DecodeError
+        issues.add("not-an-example", f"{name} ({len(record)} bytes): {error}")
+        return example, None
+    for key, (kind, is_right, rule) in _KEYS.items():
+        found = features[key].WhichOneof("kind")
+        of_key = getattr(features[key], found or kind).value
+        if found is None:
+            absent.add(key)
+        if found not in (kind, None):
+            text = f"has a {found} in {key}, {_shown(of_key)}, instead of a {kind}"
+            issues.add("record-key-type", f"{example.name} {text}")
+        elif key in _ONE and not of_key:
+            issues.add("record-key-missing", f"{example.name} lacks {key}")
+        elif (key in _ONE and len(of_key) > 1) or (is_right and not all(map(is_right, of_key))):
+            issues.add("record-value", f"{example.name} has {key} {_shown(of_key)}: {rule}")
+        else:
+            values[key] = of_key
+        if key == _ID_KEY and key in values:
+            example.image_id = int(of_key[0])
+            example.name = f"{name} (image {example.image_id})"
+    file_name = b"".join(values.get(_NAME_KEY, ())).decode("utf-8", "replace")
+    example.file_name = file_name.replace("\0", "\N{REPLACEMENT CHARACTER}")
+    if values.keys() >= set(_SIZE_KEYS):
+        example.image_size = tuple(values[key][0] for key in _SIZE_KEYS)
+    for label in sorted(set(values.get(LABEL_KEY, ())) - known):
+        categories = f"{len(known)} categories from {min(known)} to {max(known)}"
+        text = f"has the label {label}, which none of {categories} has"
+        issues.add("unknown-category", f"{example.name} {text}")
+    if values.keys() >= set(_LISTS):
+        _add_objects(example, values, absent, issues)
+    return example, values.get(_IMAGE_KEY, (None,))[0]
+
+
+def _add_objects(
+    example: Example, values: dict[str, Sequence[Any]], absent: set[str], issues: Issues
+) -> None:
+    """Fills in `example.objects`; reports keys that do not have one value per box."""
+    lengths = {key: len(values[key]) for key in _LISTS}
+    fullest = max(lengths, key=lengths.__getitem__)
+    count = lengths[fullest]
+    missing = [key for key in _NEEDED if count and key in absent]
+    for key in missing:
+        text = f"lacks {key}, but has {count} values in {fullest}"
+        issues.add("record-key-missing", f"{example.name} {text}")
+    given = {key: n for key, n in lengths.items() if n or (key in _NEEDED and key not in absent)}
+    if len(set(given.values())) > 1:
+        listed = ", ".join(f"{key} {n}" for key, n in given.items())
+        issues.add("record-ragged", f"{example.name} has lists of these lengths: {listed}")
+    elif not missing:
+        # Copies the values, because references to them would keep the whole record in memory.
+        boxes = zip(*(values[key] for key in BOX_KEYS), strict=True)
+        others = (list(values[CROWD_KEY]) or [0] * count, list(values[AREA_KEY]) or [math.nan] * count)
+        ids = ([example.image_id] * count, values[LABEL_KEY])
+        example.objects = list(zip(*ids, boxes, [NONE] * count, *others, strict=True))
+        if not absent.isdisjoint(_NEEDED):
+            example.lacks = LACKS_BOXES
+        elif CROWD_KEY in absent or lengths[CROWD_KEY] < count:
+            example.lacks = LACKS_CROWDS
+
+
+def _shown(values: Sequence[Any]) -> str:
+    first = [value[:_SHOWN_BYTES] if isinstance(value, bytes) else value for value in values[:_SHOWN]]
+    return repr(first[0] if len(values) == 1 else first)
+
+
+# --- many records ---
+
+
+def name_files(files: Sequence[str | os.PathLike]) -> str:
+    """Returns a short name of one or several files."""
+    first = os.fspath(files[0])
+    return first if len(files) == 1 else f"{first} and {len(files) - 1} more files"
+
+
+def box_name(box: Sequence[float]) -> str:
+    """Describes a box for messages."""
+    return f"the box xmin, ymin, xmax, ymax = {[round(float(edge), 6) for edge in box]}"
+
+
+def scan(files: Sequence[RecordFile], known: frozenset[int], issues: Issues) -> list[Example]:
+    """Reads and checks all records of the files.
+
+    Args:
+        files: results of `walk`. In a damaged file, only the records before the damage are read.
+        known: the category ids that labels may have.
+        issues: receives the errors in records, not those in images; its policy sets how images are checked.
+    """
+    parts = [(file, begin) for file in files for begin in range(0, len(file.spans), _PART)]
+    title = "Checking records" if sum(file.size for file in files) > _SLOW_BYTES else None
+    examples: list[Example] = []
+    for of_part, found in images.in_threads(
+        lambda part: _scan_part(part[0], part[1], known, issues.policy), parts, _THREADS, title
+    ):
+        examples += of_part
+        issues.extend(found)
+    return examples
+
+
+def check(examples: Sequence[Example], label_map: LabelMap, issues: Issues) -> tuple[Annotations, np.ndarray]:
+    """Checks the ids, boxes and images of the parsed records, and makes annotations from them.
+
+    Args:
+        issues: receives errors in ids, boxes and images.
+
+    Returns:
+        The annotations of all records; and bool (I,), whether each image can be used. If there are errors,
+        the annotations of invalid records are meaningless.
+    """
+    table = np.array(list(itertools.chain.from_iterable(e.objects for e in examples)), OBJECT)
+    boxes, box_image = table["bbox"], np.repeat(np.arange(len(examples)), [len(e.objects) for e in examples])
+    of_records = [CocoImage(e.image_id, e.file_name, e.image_size[1], e.image_size[0]) for e in examples]
+    image_sizes = sizes_of(of_records)
+    is_finite = np.isfinite(boxes).all(axis=1)
+    is_negative = is_finite & np.any(boxes[:, 2:] < boxes[:, :2], axis=1)
+    is_far = is_finite & ~is_negative & np.any(boxes > _FARTHEST, axis=1)
+    kinds = {"box-not-finite": ~is_finite, "box-negative": is_negative, "box-in-pixels": is_far}
+    for kind, which in kinds.items():
+        rows = np.flatnonzero(which)
+        issues.add_each(kind, rows, lambda i: f"{examples[box_image[i]].name} has {box_name(boxes[i])}")
+    ids, names = [example.image_id for example in examples], [example.name for example in examples]
+    issues.add_repeats("repeated-image-id", "image", ids, names.__getitem__)
+    facts = [example.facts for example in examples]
+    is_usable = images.check_images(facts, of_records, names.__getitem__, issues)
+    boxes_px = boxes * image_sizes[box_image][:, [1, 0, 1, 0]]
+    table["bbox"] = np.concatenate([boxes_px[:, :2], boxes_px[:, 2:] - boxes_px[:, :2]], axis=1)
+    return to_annotations(of_records, table, box_image, label_map, issues.origin), is_usable
+
+
+def _scan_part(
+    file: RecordFile, begin: int, known: frozenset[int], policy: ImagePolicy
+) -> tuple[list[Example], Issues]:
+    """Reads up to _PART records of a file, from number `begin` on."""
+    issues, examples = Issues(file.path), []
+    try:
+        for number in range(begin, min(begin + _PART, len(file.spans))):
+            example, encoded = Example(file.name(number)), None
+            record = read_record(file, number, issues)
+            if record is not None:
+                example, encoded = parse(record, example.name, known, issues)
+            if encoded is not None:
+                example.facts = images.inspect(encoded, policy)
+            examples.append(example)
+    except OSError as error:  # for example, the file was removed
+        issues.add("file-unreadable", f"{file.path}: {error.strerror}")
+    return examples, issues
+
+
+def read_record(file: RecordFile, number: int, issues: Issues) -> bytes | None:
+    """Returns the data of a record; None if it is damaged. Raises OSError if the file is gone."""
+    offset, size = file.spans[number].tolist()
+    record = tfrecord.read_record(file.path, offset, size)
+    if tfrecord.masked_crc32c(record) == file.checksums[number]:
+        return record
+    checksum = f"the checksum {file.checksums[number]:#010x}, which does not match its data"
+    issues.add("record-damaged", f"{file.name(number)} at byte {offset} has {checksum}")
+    return None

@@ -1,0 +1,266 @@
+"""Counts a detector's errors by kind, after TIDE (arXiv 2008.08115). `eval.py --errors` runs this module.
+
+As in COCO at IoU 0.5, the 100 detections with the highest scores in each image and class are matched to boxes
+of their class. The highest score comes first. An unmatched detection in a crowd of its class is ignored.
+Each remaining detection gets the first kind of this list whose rule holds:
+
+    correct          matched to a box
+    localisation     IoU of 0.1 to 0.5 with the box of its class that it overlaps most
+    classification   IoU of 0.5 or more with the box of another class that it overlaps most
+    duplicate        IoU of 0.5 or more with a box of its class that a higher-scored detection is matched to
+    background       IoU below 0.1 with every box
+    both             IoU of 0.1 to 0.5 with a box of another class
+
+Each error of localisation or classification belongs to the box in its rule. An unmatched box gets the kind of
+the error with the highest score that belongs to the box. An unmatched box without errors is missed.
+
+Detections below a score threshold do not count. The default is the threshold with the highest F1 over all
+classes. dAP50 is the gain in AP50 if all errors of one kind are corrected. It uses detections of all scores.
+"""
+
+import io
+import pathlib
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from matplotlib.figure import Figure
+from matplotlib.patches import Patch, Rectangle
+from pycocotools import mask
+
+from common.data.annotations import Annotations
+from common.data.datasets import Source
+from common.evaluation import coco_metrics, drawing
+
+FOREGROUND, BACKGROUND_BELOW = 0.5, 0.1  # IoU thresholds; TIDE's t_f and t_b
+MAX_DETECTIONS = 100  # per class and image; pycocotools cocoeval.py, Params.setDetParams: maxDets
+MATRIX_CLASSES = 80  # classes with most errors in the picture
+NAME_LENGTH = 20  # characters of a class name in the picture
+WORST = 8
+
+IGNORED, CORRECT, CLASSIFICATION, LOCALISATION, BOTH, DUPLICATE, BACKGROUND, MISSED = range(-1, 7)
+KINDS = {  # kinds from CORRECT on -> meaning, colour of Paul Tol's schemes (personal.sron.nl/~pault)
+    "correct": ("", "#228833"),
+    "classification": ("good box, wrong class", "#4477aa"),
+    "localisation": ("right class, poor box", "#ccbb44"),
+    "both": ("wrong class and poor box", "#aa3377"),
+    "duplicate": ("another detection of a found object", "#66ccee"),
+    "background": ("no object at the box", "#ee7733"),
+    "missed": ("object not found, not even with a wrong class or a poor box", "#cc3311"),
+}
+# `class` is 0-based. `target` is the index of the ground-truth box that belongs to a detection. `box` has
+# left, top, width and height in pixels.
+_NAMES = ("image", "class", "kind", "target", "score", "box")
+ROW = np.dtype({"names": _NAMES, "formats": ("i8", "i8", "i8", "i8", "f8", "4f8")})
+
+
+def match(annotations: Annotations, results: Sequence[dict[str, Any]]) -> tuple[np.ndarray, np.ndarray]:
+    """Matches detections to ground-truth boxes, and gives each detection its kind.
+
+    Args:
+        annotations: the ground truth with M boxes, including crowds.
+        results: detections in COCO results format; those of unknown categories are left out.
+
+    Returns:
+        The N detections that are not ignored, sorted by image id, then by descending score; and the M
+        ground-truth boxes. Both are arrays of the dtype ROW.
+    """
+    truth = np.zeros(annotations.num_boxes, ROW)
+    truth["image"], truth["box"] = annotations.box_image, annotations.boxes_ltwh_px
+    truth["class"] = annotations.label_map.classes_of(annotations.category_ids)
+    truth["kind"] = np.where(annotations.is_crowd, IGNORED, MISSED)
+    images = {image_id: row for row, image_id in enumerate(annotations.image_ids.tolist())}
+    classes = {category_id: index for index, category_id in enumerate(annotations.label_map.category_ids)}
+    rows = [
+        (images[row["image_id"]], classes[row["category_id"]], BOTH, -1, row["score"], row["bbox"])
+        for row in sorted(results, key=lambda row: (-row["score"], row["bbox"]))
+        if row["category_id"] in classes
+    ]
+    found = np.array(rows, ROW)
+    found = found[np.argsort(found["image"], kind="stable")]
+    ends = np.searchsorted(found["image"], np.arange(annotations.num_images + 1))
+    for image, first in enumerate(annotations.row_splits[:-1]):
+        own = found[ends[image] : ends[image + 1]]
+        _judge(own, truth[first : annotations.row_splits[image + 1]])
+        own["target"] += first
+    found = found[np.argsort(annotations.image_ids[found["image"]], kind="stable")]
+    return found[found["kind"] != IGNORED], truth
+
+
+def _judge(found: np.ndarray, truth: np.ndarray) -> None:
+    """Sets kind and target of the detections in one image."""
+    is_late = np.tril(found["class"][:, None] == found["class"]).sum(axis=1) > MAX_DETECTIONS
+    crowd = np.append(truth["kind"] == IGNORED, True)
+    overlap = np.zeros((len(found), len(crowd)))  # (D, M + 1): the last column means "no box"
+    overlap[:, :-1] = np.reshape(mask.iou(found["box"], truth["box"], crowd[:-1]), (len(found), len(truth)))
+    same = found["class"][:, None] == np.append(truth["class"], -1)
+    own, other = np.where(same & ~crowd, overlap, 0), np.where(same | crowd, 0, overlap)
+    near, far = own.max(axis=1), other.max(axis=1)
+    in_crowd = np.where(same & crowd, overlap, 0).max(axis=1) >= FOREGROUND
+    found["kind"] = np.select(
+        [is_late | in_crowd, (near >= BACKGROUND_BELOW) & (near < FOREGROUND), far >= FOREGROUND]
+        + [near >= FOREGROUND, np.maximum(near, far) < BACKGROUND_BELOW],
+        [IGNORED, LOCALISATION, CLASSIFICATION, DUPLICATE, BACKGROUND],
+        BOTH,
+    )
+    found["target"] = np.where(found["kind"] == CLASSIFICATION, other.argmax(axis=1), own.argmax(axis=1))
+    for row in np.flatnonzero((near >= FOREGROUND) & ~is_late):
+        best = np.flatnonzero(own[row] == own[row].max())[-1]  # of equal IoUs COCO takes the last
+        if own[row, best] >= FOREGROUND:
+            own[:, best] = 0
+            found["kind"][row], found["target"][row] = CORRECT, best
+
+
+def kinds_of_boxes(found: np.ndarray, truth: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the kinds of ground-truth boxes: IGNORED, CORRECT, CLASSIFICATION, LOCALISATION or MISSED.
+
+    Args:
+        found: the detections from `match`, or some of them.
+        truth: the M boxes from `match`.
+
+    Returns:
+        kinds: int (M,), the kind of each box.
+        deciding: int (K,), indices of the detections from which boxes get their kinds.
+    """
+    order = np.lexsort((-found["score"], found["kind"] != CORRECT))
+    order = order[np.isin(found["kind"][order], (CORRECT, CLASSIFICATION, LOCALISATION))]
+    boxes, first = np.unique(found["target"][order], return_index=True)
+    kinds = truth["kind"].copy()
+    kinds[boxes] = found["kind"][order[first]]
+    return kinds, order[first]
+
+
+def ap50(found: np.ndarray, truth: np.ndarray, without: int | None = None) -> float:
+    """Returns AP50 from 0 to 1, as pycocotools computes it. Errors of the kind `without` are corrected."""
+    kinds, deciding = kinds_of_boxes(found, truth)
+    found, fixed = found.copy(), deciding[found["kind"][deciding] == without]
+    found["class"][fixed], found["kind"][fixed] = truth["class"][found["target"][fixed]], CORRECT
+    found = found[np.argsort(-found["score"], kind="stable")]
+    found = found[found["kind"] != without]
+    aps = []
+    for index in np.unique(truth["class"][kinds != IGNORED]):
+        own = kinds[truth["class"] == index]
+        num_boxes = np.count_nonzero((own != IGNORED) & ((own != MISSED) | (without != MISSED)))
+        correct = np.cumsum(found["kind"][found["class"] == index] == CORRECT)
+        precision = np.maximum.accumulate((correct / np.arange(1, len(correct) + 1))[::-1])[::-1]
+        places = np.searchsorted(correct / max(num_boxes, 1), np.linspace(0, 1, 101))
+        aps.append(np.append(precision, 0.0)[places].mean() if num_boxes else 1.0)
+    return float(np.mean(aps)) if aps else 0.0
+
+
+def best_score(found: np.ndarray, truth: np.ndarray) -> float:
+    """Returns the score threshold with the highest F1; 0 without detections."""
+    scores = np.sort(found["score"])[::-1]
+    kept = np.searchsorted(-scores, -scores, side="right")  # detections with this score or a higher one
+    correct = np.searchsorted(-np.sort(found["score"][found["kind"] == CORRECT])[::-1], -scores, side="right")
+    f1 = 2 * correct / (kept + np.count_nonzero(truth["kind"] != IGNORED))
+    return float(scores[f1.argmax()]) if len(scores) else 0.0
+
+
+def confusion_matrix(found: np.ndarray, truth: np.ndarray, num_classes: int) -> np.ndarray:
+    """Counts how often boxes of each class are detected as each class.
+
+    Correct detections and classification errors count in the row of their box's class, other detections in
+    the background's row. A box without a correct detection or classification error counts in the last column.
+
+    Returns:
+        int (C + 1, C + 1): rows are ground-truth classes, columns detected classes; the background is last.
+    """
+    matrix = np.zeros((num_classes + 1, num_classes + 1), int)
+    hits = np.isin(found["kind"], (CORRECT, CLASSIFICATION))
+    np.add.at(matrix, (truth["class"][found["target"][hits]], found["class"][hits]), 1)
+    np.add.at(matrix[-1], found["class"][~hits], 1)
+    others = np.setdiff1d(np.flatnonzero(truth["kind"] != IGNORED), found["target"][hits])
+    np.add.at(matrix[:, -1], truth["class"][others], 1)
+    return matrix
+
+
+def draw_matrix(matrix: np.ndarray, names: Sequence[str], path: pathlib.Path) -> None:
+    """Draws a confusion matrix, int (C + 1, C + 1). Darker cells hold more of their row's sum."""
+    errors = matrix.sum(axis=0) + matrix.sum(axis=1) - 2 * matrix.diagonal()
+    most = np.argsort(-errors[:-1], kind="stable")[:MATRIX_CLASSES]
+    shown = [*np.sort(most).tolist(), len(errors) - 1]
+    matrix, labels = matrix[np.ix_(shown, shown)], [names[index][:NAME_LENGTH] for index in shown]
+    shares = matrix / np.maximum(matrix.sum(axis=1, keepdims=True), 1)
+    cell = 0.3 + 2 / len(shown)  # inches
+    figure = Figure(figsize=(2 + cell * len(shown), 2 + cell * len(shown)), layout="constrained")
+    axes = figure.add_subplot(xlabel="detected as", ylabel="ground truth")
+    axes.imshow(shares, cmap="Blues", vmin=0, vmax=1.5)
+    axes.set_xticks(range(len(shown)), labels, rotation=90, parse_math=False)
+    axes.set_yticks(range(len(shown)), labels, parse_math=False)
+    for row, column in np.argwhere(matrix):
+        size = min(20 * cell, 12)
+        axes.text(column, row, str(matrix[row, column]), ha="center", va="center", fontsize=size)
+    drawing.save_figure(figure, path)
+
+
+def draw_worst(found: np.ndarray, truth: np.ndarray, source: Source, path: pathlib.Path) -> None:
+    """Draws the images with the most errors. Draws each twice: with the ground truth, with the detections."""
+    wrong = found["image"][found["kind"] != CORRECT], truth["image"][truth["kind"] == MISSED]
+    errors = np.bincount(np.concatenate(wrong), minlength=source.size)
+    worst = [image for image in np.argsort(-errors, kind="stable")[:WORST].tolist() if errors[image]]
+    names, colours = source.label_map.names, [colour for _, colour in KINDS.values()]
+    rows = -(-len(worst) // 2)
+    figure = Figure(figsize=(16, 0.5 + 4 * rows), layout="constrained")
+    patches = [Patch(color=colour, label=kind) for kind, (_, colour) in KINDS.items()]
+    figure.legend(handles=patches, loc="outside upper center", ncols=len(patches))
+    for place, image in enumerate(worst):
+        pixels = drawing.read_image(io.BytesIO(source.encoded(image)))
+        titles = source.annotations.image_name(image), f"{errors[image]} errors"
+        for column, (title, boxes) in enumerate(zip(titles, (truth, found), strict=True), start=1):
+            axes = figure.add_subplot(rows, 4, 2 * place + column)
+            axes.set_axis_off()
+            axes.set_title(title, fontsize="small", parse_math=False)
+            axes.imshow(pixels)
+            shown = (boxes["image"] == image) & (boxes["kind"] != IGNORED)
+            for box in boxes[shown][::-1]:
+                colour, (x, y, *sides) = colours[box["kind"]], box["box"]
+                axes.add_patch(Rectangle((x, y), *sides, fill=False, edgecolor=colour, linewidth=2))
+                label = names[box["class"]] + (f" {box['score']:.2f}" if boxes is found else "")
+                axes.text(x, y, label, backgroundcolor=colour, fontsize=7, va="bottom", parse_math=False)
+    drawing.save_figure(figure, path)
+
+
+def report(
+    source: Source, results: Sequence[dict[str, Any]], directory: pathlib.Path, least: float | None = None
+) -> str:
+    """Analyses detections and writes errors.json, confusion_matrix.png and errors.png.
+
+    Args:
+        least: detections with lower scores do not count; None: the threshold with the highest F1.
+
+    Returns:
+        The table of errors, to print.
+    """
+    label_map = source.label_map
+    every, truth = match(source.annotations, results)
+    ap = ap50(every, truth)
+    gains = {name: ap50(every, truth, without=kind) - ap for kind, name in enumerate(KINDS) if kind}
+    origin = "best F1" if least is None else "given"
+    least = best_score(every, truth) if least is None else least
+    found = every[every["score"] >= least]
+    truth["kind"] = kinds_of_boxes(found, truth)[0]
+    boxes = np.bincount(truth["kind"][truth["kind"] != IGNORED], minlength=len(KINDS))
+    counts = np.bincount(found["kind"], minlength=len(KINDS))
+    counts[MISSED] = boxes[MISSED]
+    matrix = confusion_matrix(found, truth, label_map.num_classes)
+    names = [*label_map.names, "background"]
+    document: dict[str, Any] = {
+        "AP50": ap,
+        "dAP50": gains,
+        "least_score": least,
+        "counts": dict(zip(KINDS, counts.tolist(), strict=True)),
+        "num_boxes": int(boxes.sum()),
+        "confusion_matrix": {"classes": names, "counts": matrix.tolist()},
+    }
+    coco_metrics.write_metrics(document, directory / "errors.json")
+    draw_matrix(matrix, names, directory / "confusion_matrix.png")
+    draw_worst(found, truth, source, directory / "errors.png")
+    lines = [
+        f"{len(found)} detections with a score of at least {least:g} ({origin}), {counts[CORRECT]} correct; "
+        f"{boxes.sum()} boxes, {boxes[CORRECT]} found",
+        "errors           count  dAP50",
+    ]
+    for (name, gain), (meaning, _) in zip(gains.items(), list(KINDS.values())[1:], strict=True):
+        lines.append(f"{name:16} {document['counts'][name]:5d} {100 * gain:6.1f}  {meaning}")
+    return "\n".join(lines)

@@ -1,0 +1,186 @@
+"""Exports weights to a file and compares the file with the weights."""
+
+import dataclasses
+import functools
+import pathlib
+import tempfile
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from common.data.check.datasets import check_labels, explain, open_images, open_source
+from common.data.labels import LabelMap
+from common.data.loader import BaseLoader
+from common.distributed.ranks import share_gpu_memory
+from common.errors import UserError
+from common.evaluation import exported as runtimes
+from common.evaluation.evaluate import Detect, evaluate
+from common.export import tensorflow_files, tensorrt, verify
+from common.export.export_graph import Exportable
+from common.export.options import Options
+from common.files import write_directory, write_file
+from common.progress import log
+from common.weights import weight_files as weights
+from common.weights.trained import App
+from tools import synthetic
+
+DRAWN_IMAGES = 8
+_CALIBRATION_BATCH = 4
+
+OpenLoader = Callable[..., BaseLoader]  # called as f(pipeline_type, source=, batch_size=)
+
+
+def export(
+    app: App,
+    options: Options,
+    make_exportable: Callable[[keras.Model, Any], Exportable],
+    make_loader: OpenLoader,
+    nms_method: str,
+) -> pathlib.Path:
+    """Writes the exported file, compares it with the weights, and returns its path.
+
+    Args:
+        make_exportable, make_loader: the app's functions in export_parts.py and loaders.py.
+        nms_method: the name of hard NMS, which is exported, in the app's config.
+
+    Raises:
+        UserError: flags exclude each other; images or a package are missing; the output cannot be written; or
+            a float32 file gives other detections than the weights.
+    """
+    options.check()
+    share_gpu_memory()
+    model, trained_config, label_map, weights_file = app.load(
+        options.weights, options.image_size, options.hparams
+    )
+    config = dataclasses.replace(trained_config, nms_method=nms_method)
+    parts = make_exportable(model, config)
+    evaluation = None
+    if options.verify_annotations:
+        evaluation = open_source(options.verify_images, options.verify_annotations, split="verify")
+        check_labels(label_map, evaluation)
+    # GPUs round to TF32 by default. That is too inexact for the comparison.
+    tf.config.experimental.enable_tensor_float_32_execution(False)
+    open_loader = functools.partial(make_loader, config=config, training=False, with_targets=False)
+    metadata = weights.read_metadata(weights_file)
+    metadata |= app.make_metadata(config, label_map, metadata["num_classes"])
+    _write(parts, options, metadata, open_loader)
+    hard = app.make_detect(model, config)
+    log(f"comparing {options.verified_file} with the weights")
+    largest = _compare(parts, options, options.verified_file, hard, app.to_pixels, open_loader)
+    if evaluation:
+        detectors = {"weights, hard NMS": hard}
+        if config != trained_config:
+            detectors["weights, NMS of the training"] = app.make_detect(model, trained_config)
+        file = runtimes.make_detect(runtimes.open_runner(options.file), app.to_pixels)
+        loader = functools.partial(open_loader, "auto", source=evaluation, batch_size=8)
+        _compare_ap(detectors | {str(options.file): file}, options.quantize, loader, label_map)
+    if options.quantize == "none" and not largest <= verify.FLOAT_LIMIT:  # or NaN
+        raise UserError(
+            f"{options.verified_file} is written, but its outputs differ from the model by {largest:.1e} > "
+            f"{verify.FLOAT_LIMIT:g}. This can be rounding if the network trained for only a few epochs: use "
+            "the file only if --verify_annotations shows the same AP"
+        )
+    if options.format == "tensorrt":
+        tensorrt.build(options.verified_file, options.file, parts.image_size)
+        _compare(parts, options, options.file, hard, app.to_pixels, open_loader)
+    size = sum(file.stat().st_size for file in [options.file, *options.file.rglob("*")] if file.is_file())
+    print(f"wrote {options.file} ({size / 2**20:.1f} MiB)")
+    return options.file
+
+
+def _write(parts: Exportable, options: Options, metadata: dict[str, Any], open_loader: OpenLoader) -> None:
+    output = options.file
+    is_saved_model = options.format == "saved_model"
+    may_replace = (output / "saved_model.pb").is_file() if is_saved_model else not output.is_dir()
+    if output.exists() and not may_replace:
+        raise UserError(f"--output={output} exists and is not a {options.format}: choose another path")
+    if options.format == "tensorrt":
+        output.unlink(missing_ok=True)
+    log(f"writing {options.verified_file}")
+    about = {
+        "format": options.format,
+        "quantize": options.quantize,
+        "nms": options.suppression,
+        "image_size": parts.image_size,
+        "inputs": "images: uint8 RGB; image_sizes: int32, heights and widths of the originals",
+        "boxes": "left, top, right, bottom in pixels of the original image",
+        "classes": "0-based, in the order of label_map; -1 in the padding",
+    }
+    given: dict[str, Any] = {"nms": options.suppression, "metadata": metadata | {"export": about}}
+    try:
+        if is_saved_model:
+            writer = tensorflow_files.write_saved_model
+        elif options.format == "litert":
+            writer = functools.partial(tensorflow_files.write_litert, quantize=options.quantize)
+        else:
+            from common.export import onnx_file
+
+            writer = functools.partial(onnx_file.write, quantize=_quantizer(options, open_loader))
+        output.parent.mkdir(parents=True, exist_ok=True)
+        write = write_directory if is_saved_model else write_file
+        write(options.verified_file, lambda path: writer(parts, path, **given))
+    except ImportError as error:
+        raise UserError(
+            f"--format={options.format} needs the package {error.name}: pip install '.[export]'"
+        ) from error
+    except OSError as error:
+        raise UserError(f"--output={options.output} cannot be written: {error.strerror or error}") from error
+
+
+def _quantizer(options: Options, open_loader: OpenLoader) -> Callable | None:
+    from common.export import quantization
+
+    if options.quantize == "fp16":
+        return quantization.to_fp16
+    if not options.calibration_images:
+        return None
+    source = open_images(options.calibration_images)
+    loader = open_loader("auto", source=source, batch_size=_CALIBRATION_BATCH)
+    log(f"measuring the ranges of activations on {loader.size} images")
+    batches = (np.asarray(images) for images, _ in verify.batches(loader))
+    return functools.partial(quantization.to_int8, batches=batches, tensorrt=options.format == "tensorrt")
+
+
+def _compare(
+    parts: Exportable,
+    options: Options,
+    file: pathlib.Path,
+    detect: Detect,
+    to_pixels: verify.ToPixels,
+    open_loader: OpenLoader,
+) -> float:
+    """Compares a file with the weights. Prints and returns the largest difference.
+
+    A file that only TensorRT can run is not compared; the result is 0.
+    """
+    if options.suppression == "efficientnms_trt" and file.suffix == ".onnx":
+        print(f"{file} is not compared with the weights: only TensorRT runs its plugin")
+        return 0.0
+    run = runtimes.open_runner(file)
+    with tempfile.TemporaryDirectory() as folder:
+        if not options.verify_images:
+            synthetic.draw_dataset(folder, DRAWN_IMAGES, seed=0)
+        source = open_images(options.verify_images or f"{folder}/images")
+        loader = open_loader("auto", source=source, batch_size=1)
+        if options.suppression == "none":
+            largest = verify.largest_raw_difference(parts, run, to_pixels, loader)
+        else:
+            largest = verify.largest_difference(parts, detect, run, to_pixels, loader)
+    what = "largest difference from the weights, in scores or in box coordinates / image size"
+    print(f"{file.name}: {what}: {largest:.1e} ({source.size} images)")
+    return largest
+
+
+def _compare_ap(
+    detectors: dict[str, Detect], quantize: str, open_loader: Callable[[], BaseLoader], label_map: LabelMap
+) -> None:
+    aps = []
+    for name, detect in detectors.items():
+        aps.append(evaluate(detect, open_loader(), label_map, explain=explain).metrics["AP"])
+        print(f"AP {100 * aps[-1]:.2f}  {name}")
+    limit, apart = verify.AP_LIMITS.get(quantize), abs(aps[0] - aps[-1])
+    if limit and apart > limit:
+        print(f"AP differs by {100 * apart:.2f}: MORE than the limit of {100 * limit:g}")

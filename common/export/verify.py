@@ -1,0 +1,87 @@
+"""Compares detections of an exported file with detections of the weights."""
+
+import itertools
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import tensorflow as tf
+
+from common.data.check.datasets import explain
+from common.data.loader import BaseLoader
+from common.evaluation.evaluate import Detect
+from common.evaluation.exported import Run, make_detect
+from common.export.export_graph import Exportable, detect_raw
+
+FLOAT_LIMIT = 1e-4  # largest difference of scores, and of box coordinates as shares of the image size
+AP_LIMITS = {"none": 1e-3, "int8": 0.01}
+
+Detections = tuple[np.ndarray, np.ndarray, np.ndarray]  # boxes (D, 4), scores (D,), classes (D,) of one image
+ToPixels = Callable[[tf.Tensor], tf.Tensor]  # images of a loader -> uint8
+
+
+def largest_difference(
+    parts: Exportable, detect: Detect, run: Run, to_pixels: ToPixels, loader: BaseLoader
+) -> float:
+    """Returns the largest difference between the detections of an exported file and of the weights.
+
+    This is a difference of scores, or of box coordinates as fractions of the image size.
+
+    Args:
+        detect: detects with the weights.
+        run: runs the exported file.
+        to_pixels: converts images of the loader to uint8.
+    """
+    largest = 0.0
+    for images, extra in batches(loader):
+        pair = (_by_image(each(images, extra["letterbox"])) for each in (detect, make_detect(run, to_pixels)))
+        for one, other in zip(*pair, strict=True):
+            for wanted, found in ((one, other), (other, one)):
+                largest = max(largest, difference(wanted, found, parts.max_detections))
+    return largest
+
+
+def difference(wanted: Detections, found: Detections, max_detections: int) -> float:
+    """Compares each wanted detection with the nearest found one of its class. Returns the largest distance.
+
+    A distance is at most the score of the wanted detection. If `found` has `max_detections` entries, NMS may
+    have dropped detections with low scores. Such wanted detections are ignored.
+    """
+    boxes, scores, classes = found
+    lowest = scores.min() if len(scores) == max_detections else 0.0
+    largest = 0.0
+    for box, score, class_ in zip(*wanted, strict=True):
+        same = classes == class_
+        apart = np.maximum(np.abs(boxes[same] - box).max(axis=1, initial=0.0), np.abs(scores[same] - score))
+        nearest = min(apart.min(initial=np.inf), score)
+        if nearest > FLOAT_LIMIT and score <= lowest + FLOAT_LIMIT:
+            continue
+        largest = max(largest, float(nearest))
+    return largest
+
+
+def largest_raw_difference(parts: Exportable, run: Run, to_pixels: ToPixels, loader: BaseLoader) -> float:
+    """Returns the largest difference without NMS, row by row."""
+    reference = tf.function(lambda *given: detect_raw(parts, *given), reduce_retracing=True)
+    largest = 0.0
+    for images, extra in batches(loader):
+        pixels, sizes = to_pixels(images), tf.cast(extra["letterbox"][:, 2:], tf.int32)
+        wanted, found = reference(pixels, sizes), run(pixels.numpy(), sizes.numpy())
+        sides = sizes.numpy()[:, np.newaxis, [1, 0, 1, 0]]
+        boxes_apart = np.abs(wanted["boxes"] - found["boxes"]) / sides
+        scores_apart = np.abs(wanted["scores"] - found["scores"])
+        largest = np.max([largest, boxes_apart.max(), scores_apart.max()])  # np.max keeps NaN
+    return float(largest)
+
+
+def batches(loader: BaseLoader) -> Iterator[tuple[tf.Tensor, dict[str, tf.Tensor]]]:
+    try:
+        # tf.data's `take` lacks a GPU kernel.
+        yield from itertools.islice(loader.iterator(), loader.steps_per_epoch)
+    except tf.errors.OpError as error:
+        raise explain(error, loader.source, loader.pipeline_type) from error
+
+
+def _by_image(found: tuple[tf.Tensor, ...]) -> Iterator[Detections]:
+    for boxes, scores, classes in zip(*map(np.asarray, found[:3]), strict=True):
+        real = classes >= 0
+        yield boxes[real], scores[real], classes[real]

@@ -1,0 +1,1 @@
+"""Weights files, their metadata, and starting from published weights."""

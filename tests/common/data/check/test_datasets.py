@@ -1,0 +1,125 @@
+import shutil
+
+import numpy as np
+import PIL.Image
+import pytest
+import tensorflow as tf
+
+from common.data.check import datasets
+from common.data.check.datasets import open_coco, open_images, open_tfrecords
+from common.data.check.images import ImagePolicy
+from common.data.check.issues import DataError
+from common.data.datasets import CocoSource, ImageListSource
+from common.errors import UserError
+from tests.common.image_variants import pillow
+from tests.common.record_writing import write
+from tests.faults.image_faults import early_end
+
+NOISE = np.random.default_rng(5).integers(0, 256, (60, 151, 3), np.uint8)
+REASON = "Critical error in pipeline:\n  Error in CPU operator `decoders.image`\nFailed to decode sample #3"
+ERROR = tf.errors.InternalError(None, None, REASON)
+
+
+def explained(source, pipeline_type="dali_cpu", error=ERROR) -> str:
+    return str(datasets.explain(error, source, pipeline_type))
+
+
+def damage(path) -> None:
+    path.write_bytes(early_end(path.read_bytes()))
+
+
+@pytest.fixture
+def data(drawn, tmp_path):
+    shutil.copytree(drawn, tmp_path / "data")
+    return tmp_path / "data"
+
+
+def coco(data, **policy) -> CocoSource:
+    return open_coco(data / "images", data / "instances.json", ImagePolicy(**policy))
+
+
+def test_images_alone_are_checked_or_left_out(data, capsys):
+    (data / "images/00.jpg").write_bytes(b"")
+    bad = f"--images={data}/images: empty image file: '{data}/images/00.jpg'. "
+    with pytest.raises(DataError, match=f"^{bad}Copy"):
+        open_images(f"{data}/images")
+    assert open_images(f"{data}/images", ImagePolicy("skip")).size == 11
+    assert f"{bad}Left out" in capsys.readouterr().err
+    with pytest.raises(DataError, match="no usable image: none of the 1 images can be read"):
+        open_images(f"{data}/images/00.jpg", ImagePolicy("skip"))
+    (data / "images/01.jpg").rename(data / "images/\udce9.jpg")
+    with pytest.raises(DataError, match="DALI needs a file name in UTF-8"):
+        open_images(f"{data}/images")
+
+
+def test_damage_is_found_by_file_and_id(data, capsys):
+    damage(data / "images/01.jpg")
+    damage(data / "images/04.jpg")
+    source = coco(data)
+    error = datasets.explain(ERROR, source, "dali_cpu")
+    assert isinstance(error, DataError) and "decoders.image" not in str(error)
+    assert "decoders.image`\nDecoding the images to find the damaged ones" in capsys.readouterr().err
+    for words in ("json: image with damaged data (2)", "image 13 ('01.jpg')", "image 22 ('04.jpg')"):
+        assert words in str(error)
+
+
+def test_files_that_changed_after_the_start(data):
+    source = coco(data)
+    (data / "images/00.jpg").unlink()
+    (data / "images/03.jpg").write_bytes((data / "images/03.jpg").read_bytes()[:-1])
+    (data / "images/04.jpg").unlink()
+    (data / "images/04.jpg").mkdir()
+    said = explained(source)
+    assert "missing image file: image 10 ('00.jpg')" in said
+    assert "image that is cut off: image 19 ('03.jpg')" in said
+    assert "image file that cannot be read: image 22 ('04.jpg'): " in said and "Is a directory" in said
+
+
+def test_images_that_were_left_out_are_not_blamed(data):
+    (data / "images/00.jpg").write_bytes(b"")
+    source = coco(data, on_bad_image="skip")
+    assert explained(source).startswith("the loader (dali_cpu) stopped")
+    damage(data / "images/01.jpg")
+    assert "'01.jpg'" in explained(source) and "'00.jpg'" not in explained(source)
+
+
+def test_where_all_is_well_the_loader_is_quoted(data):
+    for pipeline_type in ("dali_cpu", "tensorflow"):
+        said = explained(coco(data), pipeline_type)
+        assert said == f"the loader ({pipeline_type}) stopped: Error in CPU operator `decoders.image`"
+    error = datasets.explain(RuntimeError(""), None, "synthetic")
+    assert str(error) == "the loader (synthetic) stopped: " and type(error) is UserError
+
+
+def test_plain_tensorflow_and_another_format(data):
+    with PIL.Image.open(data / "images/02.jpg") as image:
+        image.save(data / "images/02.jpg", "WEBP")
+    said = "--pipeline_type=tensorflow reads only JPEG and PNG, but image 16 ('02.jpg') is WEBP: use dali_cpu"
+    assert explained(coco(data), "tensorflow") == said
+    assert "stopped" in explained(coco(data))
+
+
+def test_a_list_of_images(data, tmp_path, monkeypatch):
+    other = tmp_path / "other.jpg"
+    other.write_bytes(pillow("JPEG", NOISE))
+    monkeypatch.chdir(tmp_path)
+    source = ImageListSource(("data/images/00.jpg", str(other), "data/images/11.png"))
+    assert "stopped" in explained(source)
+    damage(other)
+    assert f"{str(other)!r}: " in explained(source) and "00.jpg" not in explained(source)
+    other.write_bytes(pillow("WEBP", NOISE))
+    assert f"{str(other)!r} is WEBP" in explained(source, "tensorflow")
+
+
+def test_records(drawn_records, tmp_path):
+    shutil.copytree(drawn_records.parent, tmp_path / "records")
+    file = sorted(tmp_path.glob("records/*.tfrecord"))[1]
+    records = list(tf.data.TFRecordDataset(str(file)).as_numpy_iterator())
+    features = tf.train.Example.FromString(records[2]).features.feature
+    (encoded,) = features["image/encoded"].bytes_list.value
+    (image_id,) = features["image/source_id"].bytes_list.value
+    write(file, *records[:2], records[2].replace(encoded, early_end(encoded)), *records[3:])
+    source = open_tfrecords(f"{tmp_path}/records/*.tfrecord")
+    assert source.size == 12
+    place = f"{file} record 2 (image {image_id.decode()})"
+    assert f"image with damaged data: {place}: " in explained(source)

@@ -1,0 +1,315 @@
+import io
+import struct
+import zlib
+
+import numpy as np
+import PIL.Image
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from nvidia.dali import fn, pipeline_def, types
+
+from common.data.check.image_headers import Encoded, ImageFacts
+from common.data.check.images import ImagePolicy, inspect
+from common.data.check.issues import KINDS, Fault, Severity
+from tests.common.image_variants import HEIGHT, REFUSED, RGB, WIDTH, bmp, chunk, exif, expected, pillow, tiff
+from tests.common.image_variants import VARIANTS as DECODED
+
+# DALI decodes these formats, but the check refuses them: hardly any data set uses them.
+RARE = (
+    *("bmp-run-lengths", "ppm", "jpeg2000-rgb-16", "tiff-big-big-endian", "tiff-planar", "tiff-float"),
+    *("tiff-without-sizes", "tiff-zstandard", "tiff-pages", "tiff-five-samples"),
+)
+VARIANTS = {name: encoded for name, encoded in DECODED.items() if name not in RARE}
+SOUND_JPEG = VARIANTS["jpeg"]
+EVERY_PIXEL = ImagePolicy(decode=True)
+
+
+def decode_by_dali(*encoded: bytes) -> list[tuple[np.ndarray, np.ndarray]]:
+    """Decodes each image as a whole, and as a window of its size."""
+
+    @pipeline_def(batch_size=len(encoded), num_threads=2, device_id=None, prefetch_queue_depth=1)
+    def pipeline():
+        batch = [np.frombuffer(image, np.uint8) for image in encoded]
+        files = fn.external_source(source=lambda: batch, batch=True)
+        size = fn.cast(fn.peek_image_shape(files, adjust_orientation=False)[:2], dtype=types.INT32)
+        options = {"output_type": types.RGB, "adjust_orientation": False}
+        window = fn.decoders.image_slice(files, start=[0, 0], shape=size, axes=[0, 1], **options)
+        return fn.decoders.image(files, **options), window
+
+    whole, window = pipeline().run()
+    return [(np.array(whole[i]), np.array(window[i])) for i in range(len(encoded))]
+
+
+def test_what_passes_is_decoded_by_dali_into_what_it_means():
+    decoded = decode_by_dali(*VARIANTS.values())
+    for (name, encoded), (whole, window) in zip(VARIANTS.items(), decoded, strict=True):
+        facts = inspect(encoded)
+        assert facts == ImageFacts(name.split("-")[0].upper(), HEIGHT, WIDTH), name
+        assert whole.shape == (facts.height, facts.width, 3), name
+        np.testing.assert_array_equal(whole, window, err_msg=name)
+        difference = np.abs(whole.astype(int) - expected(name)).mean()
+        assert difference < 4, (name, difference)
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_no_variant_is_a_false_alarm_when_decoded_or_in_a_part_of_the_memory(name):
+    encoded = VARIANTS[name]
+    facts = inspect(encoded, EVERY_PIXEL)
+    assert not facts.fault
+    assert inspect(memoryview(b"before" + encoded)[6:], EVERY_PIXEL) == facts
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_dali_refuses_or_changes_is_unsupported(name):
+    facts = inspect(REFUSED[name])
+    assert facts.fault in ("unsupported-format", "image-damaged") and facts.detail
+    try:
+        ((whole, _),) = decode_by_dali(REFUSED[name])
+    except RuntimeError:
+        return
+    assert facts.fault == "unsupported-format"
+    assert np.abs(whole.astype(int) - expected(name)).mean() > 25
+
+
+@pytest.mark.parametrize("name", RARE)
+def test_rare_variants_are_unsupported(name):
+    facts = inspect(DECODED[name])
+    assert facts.fault == "unsupported-format" and facts.detail
+    assert inspect(DECODED[name], EVERY_PIXEL) == facts
+
+
+LAYOUTS = [(0, 1), (1, 1), (2, 3), (2, 4), (2, 5), (3, 1), (5, 4), (5, 5), (6, 3), (8, 3)]
+
+
+@pytest.mark.parametrize(("photometric", "samples"), LAYOUTS)
+def test_no_tiff_passes_that_dali_refuses(photometric, samples):
+    passing = []
+    for bits in (1, 2, 4, 8, 10, 12, 14, 16) if photometric != 3 else (1, 2, 4, 8):
+        values = np.arange(HEIGHT * WIDTH * samples).reshape(HEIGHT, WIDTH, samples) % 2**bits
+        palette = {"tag320": tuple(range(3 * 2**bits))} if photometric == 3 else {}
+        for planar, tiled in ((False, False), (samples > 1, False), (False, True)):
+            encoded = tiff(values, photometric, bits=bits, planar=planar, tiled=tiled, **palette)
+            if inspect(encoded).fault != "unsupported-format":
+                passing.append(encoded)
+    assert bool(passing) == ((photometric, samples) in ((1, 1), (2, 3), (2, 4), (3, 1)))
+    assert not passing or all(whole.shape == RGB.shape for whole, _ in decode_by_dali(*passing))
+
+
+# --- truncated files and bytes after the end ---
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_every_cut_is_found_without_decoding(name):
+    encoded = VARIANTS[name]
+    end = len(encoded)
+    if name == "jpeg-several-pictures":
+        end = encoded.index(b"\xff\xd9") + 2  # DALI reads only the first picture of this file
+    for cut in sorted({*range(1, min(end, 700), 3), *range(1, end, 7), *range(end - 100, end)}):
+        facts = inspect(encoded[:cut])
+        assert facts.fault, cut
+        if (name in ("png", "webp") and cut > 20) or (name in ("jpeg", "bmp") and cut > 700):
+            assert facts.fault == "image-truncated", (cut, facts)
+
+
+@pytest.mark.parametrize("garbage", [bytes(33), b"\xff\xd8\xff\xe0 more", b"text\n"])
+@pytest.mark.parametrize("name", VARIANTS)
+def test_bytes_behind_an_image_do_no_harm(name, garbage):
+    facts = inspect(VARIANTS[name] + garbage, EVERY_PIXEL)
+    assert not facts.fault and inspect(VARIANTS[name] + garbage) == facts
+
+
+def test_what_lies_behind_the_end_is_not_even_read():
+    counts = []
+
+    class Stream(io.BytesIO):
+        def read(self, count: int) -> bytes:
+            counts.append(count)
+            return super().read(count)
+
+    encoded = Encoded(Stream(bytes(20_000)))
+    assert len(encoded.at(15_000, 4)) == 4 and len(encoded.whole()) == 20_000
+    for offset, count in ((19_999, 2), (0, 2**40), (2**40, 1)):
+        with pytest.raises(Fault, match=f"after 20000 bytes, and byte {offset + count - 1} is needed"):
+            encoded.at(offset, count)
+    assert max(counts) == 20_000 and len(counts) == 3
+
+
+@pytest.mark.parametrize("width", range(1, 9))
+def test_rows_of_a_bmp_are_filled_up(width):
+    for pixels in (RGB[:, :width], RGB[:, :width, 0]):
+        encoded = pillow("BMP", pixels)
+        assert not inspect(encoded).fault
+        assert inspect(encoded[:-1]).fault == "image-truncated"
+
+
+def _with_exif(jpeg: bytes, block: bytes) -> bytes:
+    block = b"Exif\0\0" + block
+    return jpeg[:2] + b"\xff\xe1" + struct.pack(">H", len(block) + 2) + block + jpeg[2:]
+
+
+def test_the_end_of_a_thumbnail_is_not_that_of_the_image():
+    whole = _with_exif(SOUND_JPEG, exif(1) + VARIANTS["jpeg-grey"])
+    assert whole.count(b"\xff\xd9") == 2
+    assert inspect(whole, EVERY_PIXEL) == ImageFacts("JPEG", HEIGHT, WIDTH)
+    scan, first_end = whole.rindex(b"\xff\xda") + 30, whole.index(b"\xff\xd9") + 2
+    for cut in (whole[:-1], whole[:-1] + bytes(50), whole[:scan], whole[:first_end]):
+        assert inspect(cut).fault == "image-truncated"
+
+
+# --- contents of headers ---
+
+
+PIXELS = chunk(b"IDAT", zlib.compress(bytes(HEIGHT * (1 + 3 * WIDTH))))
+
+
+def _png_with(*chunks: bytes, color=2) -> bytes:
+    header = chunk(b"IHDR", struct.pack(">IIBBBBB", WIDTH, HEIGHT, 8, color, 0, 0, 0))
+    return b"\x89PNG\r\n\x1a\n" + b"".join((header, *chunks, chunk(b"IEND", b"")))
+
+
+@pytest.mark.parametrize("orientation", range(10))
+@pytest.mark.parametrize("order", ["<", ">"])
+def test_orientation(orientation, order):
+    block = exif(orientation, order)
+    turned = {
+        "JPEG": _with_exif(SOUND_JPEG, block),
+        "PNG": _png_with(chunk(b"eXIf", block), PIXELS),
+        "WEBP": pillow("WEBP", exif=block),
+        "TIFF": tiff(RGB, 2, order=order, tag274=(orientation,)),
+    }
+    known = orientation if 1 <= orientation <= 8 else 1
+    for image_format, encoded in turned.items():
+        assert inspect(encoded) == ImageFacts(image_format, HEIGHT, WIDTH, known)
+    assert PIL.Image.open(io.BytesIO(turned["JPEG"])).getexif()[0x0112] == orientation
+
+
+@pytest.mark.parametrize(
+    "block", [b"", b"II", b"II*\0", exif(6)[:15], b"XX*\0" + exif(6)[4:], exif(6)[:4] + b"\xff" * 4]
+)
+def test_damaged_exif_is_no_fault(block):
+    assert inspect(_with_exif(SOUND_JPEG, block)) == ImageFacts("JPEG", HEIGHT, WIDTH)
+
+
+OTHER_FORMATS = [
+    (pillow("GIF", RGB, "P"), "GIF"),
+    (pillow("AVIF"), "AVIF"),
+    (b"\0\0\0\x18ftypavis\0\0\0\0avismif1" + bytes(50), "AVIF"),
+    (b"\0\0\0\x1cftypmif1\0\0\0\0mif1avifmiaf" + bytes(50), "AVIF"),
+    (b"\0\0\0\x18ftypheic\0\0\0\0mif1heic" + bytes(50), "HEIF"),
+    (b"\0\0\0\x18ftypmif1\0\0\0\0mif1heic" + bytes(50), "HEIF"),
+    (b"\0\0\0\x18ftypisom\0\0\0\0isommp42" + bytes(50), "video"),
+    (b"\xff\x0a" + bytes(50), "JPEG XL"),
+    (b"P7\nWIDTH 3\n", "PNM"),
+]
+
+
+@pytest.mark.parametrize(("encoded", "image_format"), OTHER_FORMATS)
+def test_formats_that_dali_does_not_decode_are_named(encoded, image_format):
+    facts = inspect(encoded)
+    assert facts == ImageFacts(image_format, fault="unsupported-format", detail=image_format)
+
+
+NO_IMAGES = [b"<!DOCTYPE html>\n<html>", b"\0" * 100, b"RIFF\x24\0\0\0WAVEfmt " + bytes(50), b"x", b"P6x"]
+NO_IMAGES += [pillow("ICO"), b"<svg xmlns='http://www.w3.org/2000/svg'/>"]
+
+
+@pytest.mark.parametrize("encoded", NO_IMAGES)
+def test_what_is_no_image(encoded):
+    expected = ImageFacts(fault="not-an-image", detail=f"it begins with {encoded[:16]!r}")
+    assert inspect(encoded) == expected
+
+
+def _changed(name: str, position: int, value: bytes) -> bytes:
+    encoded = VARIANTS[name]
+    return encoded[:position] + value + encoded[position + len(value) :]
+
+
+FRAME, TABLES = SOUND_JPEG.index(b"\xff\xc0"), SOUND_JPEG.index(b"\xff\xdb")
+CODESTREAM = VARIANTS["jpeg2000"].index(b"\xff\x4f\xff\x51")
+
+
+def _jpeg_frame(position: int, value: bytes) -> bytes:
+    """Writes `value` at a byte of the frame header.
+
+    Byte 2 has the bits per sample. The height begins at byte 3, the width at byte 5. Byte 7 has the number of
+    components.
+    """
+    return _changed("jpeg", FRAME + 2 + position, value)
+
+
+BAD_HEADERS = [
+    (_jpeg_frame(2, b"\x0c"), "unsupported-format"),
+    # The frame header says that the JPEG is lossless. The quantization tables are left out.
+    (SOUND_JPEG[:TABLES] + _jpeg_frame(-1, b"\xc3")[FRAME:], "unsupported-format"),
+    (_jpeg_frame(-1, b"\xf7"), "image-damaged"),
+    (_jpeg_frame(3, b"\0\0"), "image-damaged"),
+    (_jpeg_frame(5, b"\0\0"), "image-damaged"),
+    (SOUND_JPEG[:20] + b"abc" + SOUND_JPEG[20:], "image-damaged"),
+    (b"\xff\xd8\xff\xd9" + bytes(9), "image-truncated"),
+    (_changed("png", 16, bytes(4)), "image-damaged"),
+    (_changed("png", 24, b"\3"), "image-damaged"),
+    (_changed("png", 29, b"abcd"), "image-damaged"),
+    (VARIANTS["png"][:33] + chunk(b"IEND", b""), "image-damaged"),
+    (_changed("webp", 12, b"VP9 "), "image-damaged"),
+    (_changed("bmp", 14, b"\x10"), "unsupported-format"),
+    (_changed("bmp", 18, bytes(4)), "image-damaged"),
+    (_changed("bmp", 18, b"\0\0\0\x80"), "image-damaged"),
+    (bmp(32, [bytes(4 * WIDTH)] * HEIGHT, compression=6), "unsupported-format"),
+    (tiff(RGB, 2, without=(256,)), "unsupported-format"),
+    (tiff(RGB, 2, tag258=(8, 8, 16)), "unsupported-format"),
+    (tiff(RGB, 2, tag259=(34712,)), "unsupported-format"),
+    # The TIFF tag with the offsets of the strips has the type ASCII.
+    (tiff(RGB, 2).replace(b"\x11\x01\x04\0", b"\x11\x01\x02\0"), "unsupported-format"),
+    (_changed("jpeg2000", CODESTREAM + 3, b"\x52"), "image-damaged"),
+    (VARIANTS["jpeg2000"].replace(b"ihdr", b"xxxx"), "image-damaged"),
+    # The JPEG 2000 tiles have width or height 0. nvImageCodec would divide by 0 and crash the process.
+    (_changed("jpeg2000", CODESTREAM + 24, bytes(4)), "image-damaged"),
+    (_changed("jpeg2000", CODESTREAM + 28, bytes(4)), "image-damaged"),
+]
+
+
+@pytest.mark.parametrize(("encoded", "kind"), BAD_HEADERS)
+def test_faults_of_headers(encoded, kind, capfd):
+    facts = inspect(encoded)
+    assert facts.fault == kind and facts.detail, facts
+    assert inspect(encoded, EVERY_PIXEL) == facts
+    assert not capfd.readouterr().err
+
+
+def test_sides_that_libjpeg_does_not_take():
+    for position in (3, 5):
+        facts = inspect(_jpeg_frame(position, struct.pack(">H", 65501)))
+        assert facts.fault == "unsupported-format" and "65501" in facts.detail
+        assert not inspect(_jpeg_frame(position, struct.pack(">H", 65500))).fault
+    with pytest.raises(RuntimeError):
+        decode_by_dali(_jpeg_frame(5, struct.pack(">H", 65501)))
+
+
+def test_rare_headers_that_dali_decodes_are_no_faults():
+    jpeg, scan = SOUND_JPEG, SOUND_JPEG.index(b"\xff\xc4")
+    values = np.frombuffer(jpeg[TABLES + 5 : TABLES + 69], np.uint8).astype(">u2").tobytes()
+    of_16_bits = b"\xff\xdb\0\x83\x10" + values
+    indices = chunk(b"IDAT", zlib.compress(bytes(HEIGHT * (1 + WIDTH))))
+    encoded = {
+        "tables behind the frame": jpeg[:TABLES] + jpeg[FRAME:scan] + jpeg[TABLES:FRAME] + jpeg[scan:],
+        "a table of 16 bits": jpeg[:FRAME] + of_16_bits + jpeg[FRAME:],
+        "a palette": _png_with(chunk(b"PLTE", bytes(768)), indices, color=3),
+        "an unknown chunk": _png_with(chunk(b"abCD", b""), PIXELS),
+        "a part without data": _png_with(chunk(b"IDAT", b""), PIXELS),
+    }
+    assert not [name for name, image in encoded.items() if inspect(image).fault]
+    assert all(whole.shape == RGB.shape for whole, _ in decode_by_dali(*encoded.values()))
+
+
+@settings(max_examples=400, deadline=None)
+@given(st.data())
+def test_no_bytes_lead_to_an_exception(data):
+    encoded = bytearray(VARIANTS[data.draw(st.sampled_from(sorted(VARIANTS)))])
+    for _ in range(data.draw(st.integers(1, 4))):
+        # At least half of the changes are in the first 150 bytes, because most headers are short.
+        position = data.draw(st.integers(0, min(len(encoded) - 1, data.draw(st.sampled_from([150, 5000])))))
+        encoded[position] = data.draw(st.integers(0, 255))
+    facts = inspect(bytes(encoded), ImagePolicy(decode=True, max_megapixels=1))
+    assert not facts.fault or KINDS[facts.fault].severity is Severity.IMAGE
+    assert 0 <= facts.height < 2**31 and 0 <= facts.width < 2**31 and 1 <= facts.orientation <= 8

@@ -1,0 +1,115 @@
+import re
+
+import numpy as np
+import pytest
+
+from common.data.labels import LabelMap, category_faults
+from tests.refusal import refusal
+
+CATEGORIES = [{"id": 90, "name": "toothbrush"}, {"id": 1, "name": "person"}, {"id": 13, "name": "stop sign"}]
+
+
+LABEL_MAP = LabelMap.from_categories(CATEGORIES)
+
+
+def test_classes_follow_the_ids_not_the_order_of_the_file():
+    assert LABEL_MAP.category_ids == (1, 13, 90)
+    assert LABEL_MAP.names == ("person", "stop sign", "toothbrush")
+    assert LABEL_MAP.num_classes == 3
+    assert LabelMap.from_categories(reversed(CATEGORIES)) == LABEL_MAP
+    assert hash(LabelMap.from_categories(reversed(CATEGORIES))) == hash(LABEL_MAP)
+    assert LabelMap.numbered(3) == LabelMap((1, 2, 3), ("1", "2", "3"))
+
+
+def test_arrays_agree_with_a_search():
+    random = np.random.default_rng(0)
+    ids = random.choice(100_000, 365, replace=False)
+    label_map = LabelMap.from_categories({"id": int(i), "name": f"c{i}"} for i in ids)
+    asked = random.choice(ids, 1000)
+    np.testing.assert_array_equal(label_map.classes_of(asked), np.searchsorted(np.sort(ids), asked))
+    assert label_map.classes_of(asked).dtype == np.int32
+    assert label_map.classes_of(np.zeros(0, np.int64)).shape == (0,)
+
+
+@pytest.mark.parametrize("large", [2**31, 2**53 + 1, 2**63 - 1])
+def test_ids_of_any_size_and_names_of_any_letters_in_all_files(tmp_path, large):
+    label_map = LabelMap.from_categories([{"id": large, "name": "Körper"}, {"id": 0, "name": 'a "b" {c}'}])
+    assert label_map.category_ids == (0, large) and label_map.classes_of([large, 0]).tolist() == [1, 0]
+    for unknown in (2, large - 1):
+        with pytest.raises(KeyError, match=str(unknown)):
+            label_map.classes_of(np.array([0, unknown, large]))
+    text = f"item {{id: {large} name: 'Körper'}} item {{id: 0 name: 'a \"b\" {{c}}'}}"
+    (tmp_path / "labels.pbtxt").write_text(text, "utf-8-sig")
+    label_map.save(tmp_path / "labels.json")
+    for path in tmp_path.iterdir():
+        assert LabelMap.load(path) == label_map
+
+
+def test_pbtxt(tmp_path):
+    (tmp_path / "map.pbtxt").write_text(
+        """# a comment with item { id: 99 }
+        item { name: "/m/01g317" id: 1 display_name: "person" }
+        item { id: 90, name: 'tooth } brush # not a comment' }  # trailing
+        item: {
+          id: 13
+          name: 'driver\\'s licence'
+        }
+        """
+    )
+    label_map = LabelMap.load(tmp_path / "map.pbtxt")
+    assert label_map.category_ids == (1, 13, 90)
+    assert label_map.names == ("person", "driver's licence", "tooth } brush # not a comment")
+
+
+def test_all_faults_of_categories_are_named():
+    sound = {"id": 7, "name": "sound"}
+    rows = [
+        (None, "categories[1] is None: it needs"),
+        ({"id": "1", "name": "a"}, "category 'a' has id '1': ids are integers from 0 to 9223372036854775807"),
+        ({"id": True, "name": "a"}, "category 'a' has id True: "),
+        ({"id": 1.0, "name": "a"}, "category 'a' has id 1.0: "),
+        ({"id": -1, "name": "b"}, "category 'b' has id -1: "),
+        ({"id": 2**63, "name": "a"}, "category 'a' has id 9223372036854775808: "),
+        ({"name": "a"}, "category 'a' has id None: "),
+        ({"id": 2, "name": 5}, "category 2 has the name 5: names are non-empty strings in UTF-8"),
+        ({"id": 2}, "category 2 has the name None: "),
+        ({"id": 2, "name": ""}, "category 2 has the name '': "),
+        ({"id": 2, "name": "\ud800"}, "category 2 has the name '\\ud800': "),
+        ({"id": 7, "name": "c"}, "category id 7 is given twice: 'sound' and 'c'"),
+        ({"id": 8, "name": "sound"}, "categories 7 and 8 have the same name 'sound'"),
+    ]
+    categories = [sound, *(category for category, _ in rows), {"id": 9, "name": "d"}]
+    faults = list(category_faults(categories))
+    for fault, (_, expected) in zip(faults, rows, strict=True):
+        assert fault.startswith(expected)
+    assert faults[0] in refusal(LabelMap.from_categories, categories)
+
+
+REFUSED = [
+    (b"{", "not a label map"),
+    (b"{}", "not a label map"),
+    (b'{"categories": [1]}', r"categories\[0\] is 1"),
+    (b"item { id: 1 name: 'a' } itm { id: 2 }", "item 2 cannot be parsed"),
+    (b"item { id: 1\n name: 'a' }\nitem { id: 2", "item 2 cannot be parsed"),
+    (b"item { name: 'a' }", "'a' has id ''"),
+    (b"", "no categories"),
+    (b"\xff\xfe\x00", "'utf-8' codec can't decode"),
+    (None, "No such file"),
+]
+
+
+@pytest.mark.parametrize(("content", "message"), REFUSED)
+def test_refused_files_are_named(tmp_path, content, message):
+    if content is not None:
+        (tmp_path / "labels").write_bytes(content)
+    assert re.search(f"label map {tmp_path}/labels: .*{message}", refusal(LabelMap.load, tmp_path / "labels"))
+
+
+def test_differences():
+    assert LABEL_MAP.differences(LABEL_MAP) == LABEL_MAP.differences(LabelMap((13,), ("stop sign",))) == []
+    found = LABEL_MAP.differences(LabelMap((1, 2, 13, 91), ("person", "bicycle", "cat", "dog")))
+    assert found == [
+        "category 2 is 'bicycle', in training it is absent",
+        "category 13 is 'cat', in training it is 'stop sign'",
+        "category 91 is 'dog', in training it is absent",
+    ]

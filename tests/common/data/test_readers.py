@@ -1,0 +1,133 @@
+import dataclasses
+import functools
+import pathlib
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from common.data import readers
+from common.data.check.coco import load_coco
+from common.data.check.datasets import open_coco
+from common.data.loader import from_pipeline
+from common.data.readers import coco_reader, tfrecord_reader
+from common.errors import UserError
+from tests.common.reading import assert_iterator_resumes, build, first_images, ids, numbered_images, read
+from tests.common.record_writing import LABELS, record, write
+from tools.conversion.coco_to_tfrecord import write_tfrecords
+
+
+def both_readers(source, directory):
+    """Returns a reader of the source, and of records that are written from it."""
+    records = write_tfrecords(source.annotations, source.images_dir, directory / "t", num_shards=3, seed=1)
+    return source.read, functools.partial(tfrecord_reader, records, source.label_map)
+
+
+@pytest.fixture(scope="module")
+def numbered(tmp_path_factory):
+    """The same thirteen images as {kind: source}."""
+    directory = tmp_path_factory.mktemp("numbered")
+    source = numbered_images(directory, range(100, 113))
+    return {kind: first_images(source, 13, kind, directory) for kind in ("coco", "tfrecord")}
+
+
+# --- examples ---
+
+
+@pytest.mark.parametrize("name", ["coco128", "drawn"])
+def test_json_and_records_give_the_same(name, request, tmp_path):
+    directory = request.getfixturevalue(name)
+    source = open_coco(directory / "images", directory / "instances.json")
+    both = [
+        read(reader, source.size, batch_size=4, training=False) for reader in both_readers(source, tmp_path)
+    ]
+    assert ids(both[0]) == source.annotations.image_ids.tolist()
+    from_records = {example.image_id: example for example in both[1]}
+    assert len(from_records) == source.size
+    targets = source.annotations.target_boxes
+    for row, example in enumerate(both[0]):
+        rows = slice(*targets.row_splits[row : row + 2])
+        for found in (example, from_records[example.image_id]):
+            assert found.encoded == source.encoded(row)
+            assert found.labels.tolist() == (targets.classes[rows] + 1).tolist()
+            np.testing.assert_allclose(found.boxes, targets.boxes[rows], atol=1e-6, rtol=0)
+            assert found.boxes.min(initial=0) >= 0 and found.boxes.max(initial=1) <= 1
+
+
+@pytest.mark.parametrize("category_ids", [[0, 65_536, 2**31 - 1], [5, 2**32 + 5, 2**63 - 1]])
+def test_ids_of_any_size_and_boxes_as_thin_as_they_come(tmp_path, category_ids):
+    image_ids = [0, 2**31 - 1, 2**31, 2**53 + 1, 2**63 - 1]
+    source = numbered_images(tmp_path, image_ids, category_ids[::-1], box=[1, 1, 0.05, 3])
+    for reader in both_readers(source, tmp_path):
+        examples = read(reader, 5, training=False)
+        assert sorted(ids(examples)) == image_ids
+        for example in examples:
+            assert example.labels.tolist() == [3, 2, 1]
+            expected = [1 / 8, 1 / 9, 1.05 / 8, 4 / 9]
+            np.testing.assert_allclose(example.boxes, [expected] * 3, atol=1e-6)
+
+
+def test_records_without_a_data_check_get_an_index_and_are_looked_through(tmp_path):
+    def build_reader(*contents):
+        return build(lambda: tfrecord_reader([write(tmp_path / "x", *contents)], LABELS, training=False))
+
+    build_reader(record(object__is_crowd=[0]), record(object__is_crowd=[1]))
+    assert len(pathlib.Path(f"{tmp_path}/x.idx").read_text().splitlines()) == 2
+    for key in ("object/bbox/xmax", "source_id"):
+        with pytest.raises(UserError, match=rf"record 1 of .*x lacks image/{key}: convert the data"):
+            build_reader(record(), record(**{key.replace("/", "__"): None}))
+    with pytest.raises(UserError, match="some records lack image/object/is_crowd: convert the data set of"):
+        build_reader(record(), record(object__is_crowd=[1]))
+
+
+# --- the clean json, which is written for DALI ---
+
+
+def test_the_clean_json_is_made_once(drawn, tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    annotations = load_coco(drawn / "instances.json", drawn / "images")
+
+    def made(annotations):
+        """Returns all clean jsons in the cache."""
+        build(lambda: coco_reader(drawn / "images", annotations, training=False))
+        return sorted((tmp_path / "dali-detection").glob("*.coco.json"))
+
+    (path,) = made(annotations)
+    assert path.name == f"{annotations.fingerprint()[:32]}-{readers._CLEAN_JSON}.coco.json"
+    with monkeypatch.context() as patch:
+        patch.setattr(readers, "_clean_json", None)
+        assert made(dataclasses.replace(annotations, origin="elsewhere")) == [path]
+    assert len(made(annotations.select(annotations.image_ids != 10))) == 2
+    monkeypatch.setattr(readers, "_CLEAN_JSON", "next")
+    assert len(made(annotations)) == 3
+
+
+# --- order and state ---
+
+
+@pytest.mark.parametrize("kind", ["coco", "tfrecord"])
+def test_shuffling_follows_the_seed_and_nothing_else(numbered, kind):
+    def epochs(**options):
+        order = ids(read(numbered[kind].read, 39, training=True, **options))
+        return {tuple(order[i : i + 13]) for i in (0, 13, 26)}
+
+    first = epochs(seed=0)
+    in_order = tuple(range(100, 113))
+    assert all(sorted(epoch) == list(in_order) for epoch in first)
+    assert len({*first, in_order}) == 4
+    assert epochs(seed=0, pipeline_seed=99) == epochs(seed=0, batch_size=5) == first
+    for seed in (1, 2**31 - 1):
+        assert not epochs(seed=seed) & first
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("kind", ["coco", "tfrecord"])
+def test_a_saved_iterator_goes_on_in_the_middle_of_an_epoch(numbered, kind, training, tmp_path):
+    options = {"shard_id": 1, "num_shards": 2, "training": training, "seed": 4}
+
+    def iterate():
+        pipeline = build(lambda: numbered[kind].read(**options)[3:], batch_size=2)
+        dataset = from_pipeline(pipeline, tf.TensorSpec([2], tf.int64), device_id=None)
+        return iter(dataset.map(lambda image_ids: image_ids + 1).prefetch(2))
+
+    assert_iterator_resumes(iterate, tmp_path, before=6, after=12)

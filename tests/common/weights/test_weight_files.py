@@ -1,0 +1,86 @@
+import re
+
+import h5py
+import keras
+import numpy as np
+import pytest
+
+from common.weights import weight_files as weights
+from tests.common.training.small_model import assert_same, files_end_at, make_model, values
+from tests.refusal import refusal
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "m.weights.h5"
+
+
+def test_weights_and_metadata_come_back(path):
+    metadata = {"label_map": {"names": ["Ärger", "x"]}, "config": [1, 2.5, None], "long": "z" * 200_000}
+    model, other = make_model(), make_model(seed=1)
+    weights.save(model, path, metadata)
+    assert weights.load(other, path) == weights.read_metadata(path) == metadata
+    assert_same([w.numpy() for w in other.weights], [w.numpy() for w in model.weights])
+    make_model(seed=2).load_weights(path)
+    with h5py.File(path) as file:
+        assert "layers" in file
+
+
+def test_any_flipped_bit_is_noticed(path):
+    weights.save(make_model(), path, {"a": 1})
+    content, random = path.read_bytes(), np.random.default_rng(0)
+    ends = [0, 8, len(content) // 2, len(content) - 1, len(content) - 70]
+    model = make_model(seed=1)
+    before = values(model)
+    for place in [*ends, *random.integers(0, len(content), 15)]:
+        damaged = bytearray(content)
+        damaged[place] ^= 1 << int(random.integers(8))
+        path.write_bytes(damaged)
+        assert "m.weights.h5: the file is" in refusal(weights.load, model, path)
+        assert "m.weights.h5" in refusal(weights.read_metadata, path)
+    assert_same(values(model), before)
+
+
+def test_a_truncated_file_is_noticed(path):
+    weights.save(make_model(), path, {})
+    content = path.read_bytes()
+    for length in (0, 1, 71, 72, 2000, -1, -72):
+        path.write_bytes(content[:length])
+        assert "the file is incomplete" in refusal(weights.load, make_model(), path)
+
+
+def test_files_of_others_are_refused(path, tmp_path):
+    make_model().save_weights(path)
+    assert "not written by this project" in refusal(weights.load, make_model(), path)
+    for missing in (tmp_path / "no.weights.h5", tmp_path):
+        assert str(missing) in refusal(weights.read_metadata, missing)
+
+
+def test_weights_of_another_structure_are_refused_and_the_difference_is_named(path):
+    weights.save(make_model(units=6), path, {})
+    shapes = r"kernel', \[3, 3, 3, 6\]\] where the model has .*kernel', \[3, 3, 3, 7\]\]"
+    assert re.search(shapes, refusal(weights.load, make_model(units=7), path))
+    longer = keras.Sequential([*make_model().layers, keras.layers.Dense(2)])
+    longer.build((None, 8, 8, 3))
+    weights.save(longer, path, {})
+    assert re.search(r"dense_.* where the model has nothing", refusal(weights.load, make_model(), path))
+
+
+@pytest.mark.parametrize("size", [0, 1000, 6000])
+def test_a_full_disk_leaves_the_old_weights(path, size):
+    weights.save(make_model(), path, {"step": 1})
+    assert path.stat().st_size > 6000
+    full = pytest.raises(OSError, match=r"m\.weights\.h5 cannot be written: File too large")
+    with files_end_at(size), full:
+        weights.save(make_model(seed=1), path, {"step": 2})
+    assert weights.load(make_model(seed=2), path) == {"step": 1}
+    assert list(path.parent.iterdir()) == [path]
+
+
+def test_find_weights_prefers_the_best(tmp_path):
+    for wrong, message in ((tmp_path, "neither best"), (tmp_path / "absent.weights.h5", "no such file")):
+        assert message in refusal(weights.find, wrong)
+    for name in ("last.weights.h5", "best.weights.h5"):
+        (tmp_path / name).touch()
+        assert weights.find(tmp_path).name == name
+    assert weights.find(str(tmp_path / "last.weights.h5")) == tmp_path / "last.weights.h5"
