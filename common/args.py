@@ -196,11 +196,10 @@ class InferArgs(TrainedArgs, LoaderArgs):
     annotations: str | None = flag(None, "COCO json whose boxes are drawn next to the detections.")
     output_dir: str = flag("", "Directory for detections.json and for the images or video with boxes.")
     draw: bool = flag(True, "Draw the detections on the images or on the video.")
-    submission: str | None = flag(None, "Results file to write for the COCO server, .json or .zip.")
     image_info: str | None = flag(
-        None, "COCO json with the image ids. Default: --annotations, or else the numbers in the file names."
+        None, "COCO json with the image ids. Default: --annotations, or else 0, 1, ... in file order."
     )
-    score_threshold: float = flag(0.3, "Minimum score; does not affect --submission.", low=0.0, high=1.0)
+    score_threshold: float = flag(0.3, "Minimum score.", low=0.0, high=1.0)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -4,8 +4,14 @@
     python efficientdet/infer.py --weights=runs/demo-efficientdet --images=clip.mp4 --output_dir=found
 
 The command writes one picture per image, or the video with boxes, and detections.json with boxes in pixels of
-the original images. With --annotations, each picture shows the ground truth on the left. --submission writes
-a results file for the COCO server.
+the original images. With --annotations, each picture shows the ground truth on the left.
+
+For COCO's test server, read the image ids from its list and keep all detections:
+
+    python efficientdet/infer.py --weights=WEIGHTS --images=coco/test2017 --output_dir=found --nodraw \
+        --image_info=coco/annotations/image_info_test-dev2017.json --score_threshold=0
+
+Then rename detections.json as https://cocodataset.org/#upload says, and zip it.
 """
 
 import functools

@@ -4,10 +4,16 @@
     python yolov4/infer.py --weights=runs/demo-yolov4 --images=clip.mp4 --output_dir=found
 
 The command writes one picture per image, or the video with boxes, and detections.json with boxes in pixels of
-the original images. With --annotations, each picture shows the ground truth on the left. --submission writes
-a results file for the COCO server.
+the original images. With --annotations, each picture shows the ground truth on the left.
 
-NMS has an IoU threshold of 0.45 here, but of 0.6 in eval.py and with --submission. To change it:
+For COCO's test server, read the image ids from its list and keep all detections:
+
+    python yolov4/infer.py --weights=WEIGHTS --images=coco/test2017 --output_dir=found --nodraw \
+        --image_info=coco/annotations/image_info_test-dev2017.json --score_threshold=0 --hparams=nms_iou=0.6
+
+Then rename detections.json as https://cocodataset.org/#upload says, and zip it.
+
+NMS has an IoU threshold of 0.45 here, but of 0.6 in eval.py. To change it:
 --hparams=nms_iou=0.6
 """
 
@@ -45,8 +51,7 @@ def infer(**given: Any) -> list[dict]:
     from yolov4.predict import APP
 
     a = InferArgs(**given)
-    defaults: dict[str, Any] = {} if a.submission else {"nms_iou": PICTURE_NMS_IOU}
-    opener = functools.partial(open_detector, APP, **defaults)
+    opener = functools.partial(open_detector, APP, nms_iou=PICTURE_NMS_IOU)
     return commands.infer(a, opener, make_loader, datasets.open_images, datasets.explain)
 
 

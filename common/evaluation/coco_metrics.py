@@ -173,7 +173,7 @@ def write_metrics(metrics: dict[str, Any], path: str | os.PathLike) -> None:
 
 
 def write_detections(detections: list[dict[str, Any]], path: str | os.PathLike) -> None:
-    """Writes the bytes of `encode_detections` to a file."""
+    """Writes the JSON of `encode_detections`, for https://cocodataset.org/#format-results, to a file."""
     write_bytes(path, encode_detections(detections))
 
 

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from common.args import DECODER_FLAGS, EvalArgs, ImagePolicy, InferArgs
@@ -16,7 +17,7 @@ from common.data.labels import LabelMap
 from common.data.loader import BaseLoader
 from common.distributed.ranks import share_gpu_memory
 from common.errors import UserError
-from common.evaluation import coco_metrics, drawing, submission, video
+from common.evaluation import coco_metrics, drawing, video
 from common.evaluation.evaluate import Detect, Explain, evaluate, predict, write_evaluation
 from common.files import make_output_directory, user_errors, write_file
 from common.progress import Bar, log
@@ -86,13 +87,15 @@ def infer(
     job = Job(a, open_images)
     detect, config, label_map, _ = open_detector(a.weights, a.image_size, a.hparams)
     if job.categories:
-        submission.check_categories(job.categories, label_map, a.image_info or a.annotations or "")
+        for difference in job.categories.differences(label_map, here=f"in {a.image_info}"):
+            raise UserError(f"in the weights, {difference}: give weights trained on these categories")
     loader = make_loader(job.pipeline_type, source=job.source, config=config, **_loader_options(a))
     begun = time.monotonic()
-    least = 0.0 if a.submission else a.score_threshold  # a submission has all detections
-    found = predict(detect, loader, label_map, title="detecting", explain=explain, min_score=least)
+    results = predict(
+        detect, loader, label_map, title="detecting", explain=explain, min_score=a.score_threshold
+    )
     print(f"{job.source.size} images in {time.monotonic() - begun:.1f} s, compiling included")
-    return job.write(found, label_map)
+    return job.write(results, label_map)
 
 
 def _loader_options(a: EvalArgs | InferArgs) -> dict[str, Any]:
@@ -107,7 +110,7 @@ class Job:
 
     Attributes:
         pipeline_type: --pipeline_type, or "tensorflow" for a video.
-        categories: read from --image_info or, with --submission, from --annotations. Otherwise None.
+        categories: the categories in --image_info, or None.
 
     Raises:
         UserError: flags are missing or contradict each other, or files cannot be used.
@@ -122,7 +125,7 @@ class Job:
             raise UserError("--output_dir is missing: give a directory for the results")
         if a.annotations and a.image_info:
             raise UserError("--annotations and --image_info both define image ids: give one of them")
-        for name in ("annotations", "image_info", "submission"):
+        for name in ("annotations", "image_info"):
             if self._is_video and getattr(a, name):
                 raise UserError(f"--{name} is for images, but --images={a.images} is a video")
         if self._is_video and a.pipeline_type not in ("auto", "tensorflow"):
@@ -142,10 +145,7 @@ class Job:
         directories = {pathlib.Path(file).resolve().parent for file in self.source.files}
         if a.draw and output.resolve() in directories:
             raise UserError(f"--output_dir={output} has the input files: choose another directory")
-        self._directory = make_output_directory(output)  # --submission may be inside it
-        if a.submission:
-            given = [path for path in (a.annotations, a.image_info) if path]
-            submission.check_path(a.submission, [output / "detections.json", *given])
+        self._directory = make_output_directory(output)
 
     def _with_ids(self, source: ImageListSource) -> tuple[ImageListSource, list[dict[str, Any]]]:
         """Returns the images to read, and the id and name of each image.
@@ -159,12 +159,11 @@ class Job:
         if self._truth:
             known = dict(zip(self._truth.file_names, self._truth.image_ids.tolist(), strict=True))
             image_ids = look_up(source.files, known, f"--annotations={a.annotations}")
-            self.categories = self._truth.label_map if a.submission else None
         elif a.image_info:
-            known, self.categories = submission.read_image_info(a.image_info)
+            known, self.categories = read_image_info(a.image_info)
             image_ids = look_up(source.files, known, f"--image_info={a.image_info}")
         else:
-            image_ids = submission.ids_by_name(names) if a.submission else range(len(names))
+            image_ids = range(len(names))
         found = [row for row in zip(image_ids, names, source.files, strict=True) if row[0] is not None]
         about: dict[Any, dict[str, Any]] = {}
         for image_id, name, _ in found:
@@ -173,21 +172,16 @@ class Job:
             about[image_id] = {"image_id": image_id, "file_name": name}
         return ImageListSource([file for *_, file in found]), list(about.values())
 
-    def write(self, found: list[dict[str, Any]], label_map: LabelMap) -> list[dict[str, Any]]:
+    def write(self, detections: list[dict[str, Any]], label_map: LabelMap) -> list[dict[str, Any]]:
         """Writes all files, prints their paths, and returns the content of detections.json.
 
         Args:
-            found: COCO results; image_id is the index of an image in the source.
+            detections: COCO results; image_id is the index of an image in the source.
         """
-        a = self._a
-        results = [result | self._about[result["image_id"]] for result in found]
-        if a.submission:
-            count = submission.write(a.submission, results)
-            print(f"{a.submission}: {count} detections in {len(self._about)} images")
-        results = [result for result in results if result["score"] >= a.score_threshold]
+        results = [result | self._about[result["image_id"]] for result in detections]
         with user_errors(f"--output_dir={self._directory}"):
             coco_metrics.write_detections(results, self._directory / "detections.json")
-            if a.draw:
+            if self._a.draw:
                 self._save_pictures(self._draw(results, label_map))
         images = "frames" if self._is_video else "images"
         print(f"{len(results)} detections in {len(self._about)} {images}: see {self._directory}")
@@ -220,6 +214,33 @@ class Job:
             drawing.save_png(picture, self._directory / f"{name}.png")
             sheet = [*sheet, picture][:SHEET_PICTURES]
         drawing.save_png(drawing.contact_sheet(sheet, columns=2), self._directory / f"{SHEET}.png")
+
+
+class _Image(msgspec.Struct):
+    id: int
+    file_name: str
+
+
+class _ImageInfo(msgspec.Struct):
+    images: list[_Image]
+    categories: list[dict[str, Any]] = []
+
+
+def read_image_info(path: str | os.PathLike) -> tuple[dict[str, int], LabelMap | None]:
+    """Reads a json with COCO's `images`, such as image_info_test-dev2017.json.
+
+    Returns:
+        A dict of file name -> image id, and the categories. The categories are None if the file has none.
+
+    Raises:
+        UserError: the file is missing or has no `images`.
+    """
+    try:
+        document = msgspec.json.decode(pathlib.Path(path).read_text("utf-8-sig"), type=_ImageInfo)
+        categories = LabelMap.from_categories(document.categories) if document.categories else None
+    except (OSError, ValueError, UserError) as error:
+        raise UserError(f"--image_info={path} is not a json with COCO's images: {error}") from error
+    return {image.file_name: image.id for image in document.images}, categories
 
 
 def look_up(files: Sequence[str], known: Mapping[str, int], origin: str) -> list[int | None]:

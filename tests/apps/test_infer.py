@@ -1,10 +1,10 @@
 import json
 import re
-import zipfile
 
 import numpy as np
 import PIL.Image
 import pytest
+from pycocotools.coco import COCO
 
 from tests.apps.conftest import eagerly, either_app
 from tests.refusal import refusal
@@ -65,45 +65,35 @@ def test_files_of_the_same_name_get_a_picture_each(infer, drawn, tmp_path):
 
 
 @either_app
-def test_order_seconds_and_a_submission(infer, drawn, tmp_path, capsys):
-    (tmp_path / "images").mkdir()
-    numbers = [140 - 7 * i for i in range(12)]  # as text, "105" would come before "63"
-    for file, number in zip(sorted((drawn / "images").iterdir()), numbers, strict=True):
-        (tmp_path / "images" / f"{number}{file.suffix}").write_bytes(file.read_bytes())
-    target = tmp_path / "detections_test-dev2017_tiny_results.zip"
-    flags = [f"--submission={target}", "--score_threshold=0.2", "--batch_size=2", "--nodraw"]
-    results = infer(tmp_path / "images", *flags)
-    assert [path.name for path in (tmp_path / "out").iterdir()] == ["detections.json"]
-    with zipfile.ZipFile(target) as archive:
-        (name,) = archive.namelist()
-        sent = json.loads(archive.read(name))
-    assert name == "detections_test-dev2017_tiny_results.json"
-    assert {result["image_id"] for result in sent} <= set(numbers)
-    assert {result["category_id"] for result in sent} <= {3, 17, 90}
-    assert set(sent[0]) == {"image_id", "category_id", "bbox", "score"}
-    assert min(result["score"] for result in sent) < 0.2
-    confident = sorted(str(result) for result in sent if result["score"] >= 0.2)
-    assert confident == sorted(str({key: result[key] for key in sent[0]}) for result in results)
-    said = capsys.readouterr().out
-    assert f"{target}: {len(sent)} detections in 12 images" in said
-    assert re.search(r"^12 images in \d+\.\d s, compiling included", said, re.MULTILINE)
-    ids = [result["image_id"] for result in read(tmp_path / "out" / "detections.json")]
-    assert ids == sorted(ids)
-
-
-@either_app
-def test_ids_from_an_image_list(infer, drawn, tmp_path):
+def test_image_list_gives_ids_in_the_format_of_the_coco_server(infer, drawn, tmp_path, capsys):
     document = read(drawn / "instances.json")
     del document["annotations"]
     del document["images"][3]
+    for i, image in enumerate(document["images"]):
+        image["id"] = 5_000_000_140 - 7 * i  # as text, "105" would come before "63"
     (tmp_path / "info.json").write_text(json.dumps(document))
-    target = tmp_path / "detections_test-dev2017_tiny_results.json"
-    flags = [f"--image_info={tmp_path}/info.json", f"--submission={target}", "--nodraw"]
+    flags = [f"--image_info={tmp_path}/info.json", "--batch_size=2", "--nodraw"]
     results = infer(f"{drawn}/images", *flags, "--score_threshold=0")
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["detections.json"]
+    assert re.search(r"^11 images in \d+\.\d s, compiling included", capsys.readouterr().out, re.MULTILINE)
     names = {image["id"]: image["file_name"] for image in document["images"]}
     assert results
     assert all(names[result["image_id"]] == result["file_name"] for result in results)
-    assert {result["image_id"] for result in read(target)} <= set(names)
+    assert {result["category_id"] for result in results} <= {3, 17, 90}
+    written = read(tmp_path / "out" / "detections.json")
+    assert sorted(map(str, written)) == sorted(map(str, [dict(sorted(result.items())) for result in results]))
+    ids = [result["image_id"] for result in written]
+    assert ids == sorted(ids)
+    truth = COCO()
+    truth.dataset = {"images": document["images"], "annotations": [], "categories": document["categories"]}
+    truth.createIndex()
+    loaded = truth.loadRes(str(tmp_path / "out" / "detections.json"))
+    assert [row["bbox"] for row in loaded.dataset["annotations"]] == [row["bbox"] for row in written]
+
+    threshold = sorted(result["score"] for result in results)[len(results) // 2]
+    confident = infer(f"{drawn}/images", *flags, f"--score_threshold={threshold}")
+    assert 0 < len(confident) < len(results)
+    assert confident == [result for result in results if result["score"] >= threshold]
 
 
 @pytest.fixture(scope="module")
@@ -154,11 +144,9 @@ REFUSED = {
     "an empty directory": ("{tmp}/empty", "", r"empty: no image files found \(\.jpg"),
     "no such video": ("{tmp}/none.mp4", "", r"none\.mp4: no such file"),
     "video over itself": ("{clip}/clip.avi", "--output_dir={clip}", "has the input files"),
-    "video with ids": ("{clip}/clip.avi", "--submission=a.zip", "--submission is for images"),
-    "no results file": ("{clip}/frames", "--submission={tmp}/a.txt", r"must end in \.json or"),
+    "video with ids": ("{clip}/clip.avi", "--image_info={tmp}/a.json", "--image_info is for images"),
     "two ids": ("{tmp}/frog.png", "--image_info={tmp}/a.json --annotations={tmp}/a.json", "give one of them"),
     "other categories": ("{clip}/frames/3.png", "--image_info={tmp}/other.json", BUS),
-    "other truth": ("{clip}/frames/3.png", "--submission={tmp}/a.zip --annotations={tmp}/other.json", BUS),
 }
 
 
@@ -176,5 +164,5 @@ def test_what_cannot_be_done_is_one_line(infer, clip, tmp_path, case):
     (tmp_path / "other.json").write_text(json.dumps(other))
     images, flags = (text.replace("{clip}", str(clip)) for text in (images, flags))
     assert re.search(message, refusal(infer, images, *flags.split()))
-    assert not (tmp_path / "a.zip").exists() and not (tmp_path / "out" / "detections.json").exists()
+    assert not (tmp_path / "out" / "detections.json").exists()
     assert (tmp_path / "frog.png").read_bytes() == content
