@@ -11,8 +11,6 @@ import numpy as np
 from nvidia.dali import fn, types
 from nvidia.dali.data_node import DataNode
 
-from common.errors import UserError
-
 # Means and standard deviations of RGB pixels (0 to 255) in ImageNet. Source: google/automl,
 # efficientdet/hparams_config.py, mean_rgb and stddev_rgb.
 IMAGENET_MEAN = (0.485 * 255, 0.456 * 255, 0.406 * 255)
@@ -22,8 +20,6 @@ _FLOAT32_MAX = float(np.finfo(np.float32).max)
 _MAX_ROWS = 2**14  # limit for boxes of one image
 _NUMBERS = np.arange(1, _MAX_ROWS + 1, dtype=np.int32)[np.newaxis]
 YX_TO_XYXY = [0, 1, 1, 0, 0, 1, 1, 0]  # a matrix for fn.coord_transform, row by row
-
-SHUFFLE_BUFFER = 1024  # encoded images
 
 Nodes = tuple[DataNode, DataNode, DataNode, DataNode]  # jpegs, boxes, labels, image_ids: see readers.py
 Data = Any  # DataNode in the Pipeline API, nvidia.dali.experimental.dynamic.Batch in the Dynamic API
@@ -44,39 +40,6 @@ class Api:
 
 
 GRAPH = Api()
-
-
-# --- which rank reads which images, in which order ---
-
-
-def shard_range(size: int, shard_id: int, num_shards: int) -> tuple[int, int]:
-    """Returns the range [begin, end) of images in a shard, as in DALI's loader.h."""
-    return size * shard_id // num_shards, size * (shard_id + 1) // num_shards
-
-
-def check_shards(num_images: int, num_shards: int) -> None:
-    """Raises UserError if there are more ranks than images."""
-    if num_images < num_shards:
-        raise UserError(f"{num_images} images are too few for {num_shards} ranks: use at most {num_images}")
-
-
-def order(training: bool, seed: int, *, in_container: bool = False) -> dict[str, Any]:
-    """Returns the arguments for DALI's readers that set the order of the images.
-
-    Args:
-        training: if True, images are shuffled and repeat without end. If False, each rank reads its shard in
-            order.
-        in_container: True for containers such as TFRecords, which DALI shuffles by file and in a buffer.
-    """
-    if not training:
-        return {"pad_last_batch": True, "stick_to_shard": True}
-    shuffled = {"shuffle_after_epoch": True, "shuffle_after_epoch_seed": seed}
-    return shuffled | (buffer_order(seed) if in_container else {})
-
-
-def buffer_order(seed: int) -> dict[str, Any]:
-    """Returns the arguments that shuffle within a buffer."""
-    return {"random_shuffle": True, "initial_fill": SHUFFLE_BUFFER, "seed": seed}
 
 
 # --- images ---

@@ -12,48 +12,66 @@ confusion_matrix.png and errors.png, a picture of the worst images.
 import functools
 import pathlib
 import sys
-from typing import Any
+import time
 
 if not __package__:  # run as a script: import from the repo root, exactly as the tests do
     sys.path[0] = str(pathlib.Path(__file__).resolve().parents[1])
 
 from absl import flags
 
-from common import args as shared_flags
-from common import errors
+from common import args, errors
 from common.args import EvalArgs
 from common.progress import import_tensorflow
 
-define_flags = functools.partial(shared_flags.define, args_class=EvalArgs)
+define_flags = functools.partial(args.define, args_class=EvalArgs)
+
+if __name__ == "__main__":  # check the flags first, because the imports below take seconds
+    args.install(define_flags)
+    errors.parse_flags()
+    import_tensorflow()
+
+from common.data.loader import evaluation_options
+from common.data.open import open_evaluation
+from common.distributed.ranks import share_gpu_memory
+from common.evaluation import coco_metrics, error_analysis
+from common.evaluation.detectors import open_detector
+from common.evaluation.evaluate import evaluate, write_evaluation
+from common.files import make_output_directory, user_errors
+from efficientdet.loaders import make_loader
+from efficientdet.predict import APP
 
 
-def evaluate_weights(**given: Any) -> dict:
-    """Evaluates weights and returns `metrics` of coco_metrics.Evaluation.
+def evaluate_weights(a: EvalArgs) -> dict:
+    """Evaluates weights on the evaluation data. Prints and writes the results.
 
-    Args:
-        given: values for fields of EvalArgs.
+    Returns:
+        `metrics` of coco_metrics.Evaluation.
+
+    Raises:
+        UserError: the weights, flags or data cannot be used, or the output cannot be written.
     """
-    from common.data.check import datasets
-    from common.evaluation import commands, error_analysis
-    from common.evaluation.detectors import open_detector
-    from efficientdet.loaders import make_loader
-    from efficientdet.predict import APP
-
-    return commands.evaluate_weights(
-        EvalArgs(**given),
-        functools.partial(open_detector, APP),
-        make_loader,
-        datasets.open_evaluation,
-        datasets.explain,
-        report_errors=error_analysis.report,
-    )
+    share_gpu_memory()
+    coco_metrics.check_backend(a.coco_backend)
+    detect, config, label_map, file = open_detector(APP, a.weights, a.image_size, a.hparams)
+    neighbour = file.parent if file.suffix == ".h5" else file.with_name(f"{file.name}.eval")
+    directory = make_output_directory(a.output_dir or neighbour)
+    source = open_evaluation(a, label_map)
+    loader = make_loader(a.pipeline_type, source=source, config=config, **evaluation_options(a))
+    start = time.monotonic()
+    evaluation = evaluate(detect, loader, label_map, coco_backend=a.coco_backend)
+    print(coco_metrics.format_table(evaluation.metrics))
+    print(f"{source.size} images in {time.monotonic() - start:.1f} s, compiling included")
+    with user_errors(f"--output_dir={directory}"):
+        write_evaluation(directory, evaluation)
+        if a.errors:
+            print(error_analysis.report(source, evaluation.results, directory, a.errors_min_score))
+    print(f"wrote {directory / 'metrics.json'} and {directory / 'detections.json'}")
+    return evaluation.metrics
 
 
 def main() -> None:
-    import_tensorflow()
-    evaluate_weights(**shared_flags.values(flags.FLAGS, define_flags))
+    evaluate_weights(EvalArgs(**args.values(flags.FLAGS, define_flags)))
 
 
 if __name__ == "__main__":
-    shared_flags.install(define_flags)
     errors.run(main)

@@ -12,46 +12,44 @@ Exported NMS is always hard NMS per class, because the formats lack Soft-NMS.
 The command fails if the outputs of a float32 file differ by more than 1e-4 from the outputs of the weights.
 """
 
+import functools
 import pathlib
 import sys
-from typing import Any
 
 if not __package__:  # run as a script: import from the repo root, exactly as the tests do
     sys.path[0] = str(pathlib.Path(__file__).resolve().parents[1])
 
 from absl import flags
 
-from common import args as shared_flags
-from common import errors
-from common.export.options import Options
+from common import args, errors
+from common.export.options import ExportArgs
 from common.progress import import_tensorflow
 
+define_flags = functools.partial(args.define, args_class=ExportArgs)
 
-def define_flags(fv: flags.FlagValues) -> None:
-    shared_flags.define(fv, Options)
+if __name__ == "__main__":  # check the flags first, because the imports below take seconds
+    args.install(define_flags)
+    errors.parse_flags()
+    import_tensorflow()
+
+from common.export import exporter
+from efficientdet.export_parts import make_exportable
+from efficientdet.loaders import make_loader
+from efficientdet.predict import APP
 
 
-def export(**given: Any) -> pathlib.Path:
+def export(a: ExportArgs) -> pathlib.Path:
     """Exports weights and returns the path of the exported file.
 
-    Args:
-        given: values for fields of Options.
+    Raises:
+        UserError: see `exporter.export`.
     """
-    from common.export import exporter
-    from efficientdet.export_parts import make_exportable
-    from efficientdet.loaders import make_loader
-    from efficientdet.predict import APP
-
-    return exporter.export(APP, Options(**given), make_exportable, make_loader, nms_method="hard")
+    return exporter.export(APP, a, make_exportable, make_loader, nms_method="hard")
 
 
 def main() -> None:
-    given = shared_flags.values(flags.FLAGS, define_flags)
-    Options(**given).check()  # `export` checks the options too, but only after imports that take seconds
-    import_tensorflow()
-    export(**given)
+    export(ExportArgs(**args.values(flags.FLAGS, define_flags)))
 
 
 if __name__ == "__main__":
-    shared_flags.install(define_flags)
     errors.run(main)

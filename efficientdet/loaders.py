@@ -10,7 +10,6 @@ import tensorflow as tf
 from common.args import MAX_SEED
 from common.data import loader
 from common.data.loader import SYNTHETIC_IMAGES, synthetic_boxes, synthetic_dataset
-from common.training import input_feed
 from efficientdet.config import EfficientDetConfig
 from efficientdet.pipeline import EfficientDetLoader, EfficientDetPipeline, add_targets
 from efficientdet.tf_pipeline import EfficientDetTFPipeline
@@ -42,4 +41,4 @@ class SyntheticLoader(EfficientDetLoader):
 LOADERS = {"dali": EfficientDetPipeline, "tensorflow": EfficientDetTFPipeline, "synthetic": SyntheticLoader}
 
 make_loader = functools.partial(loader.make_loader, LOADERS)
-open_loader = functools.partial(input_feed.open_loader, LOADERS)
+open_loader = functools.partial(loader.open_loader, LOADERS)

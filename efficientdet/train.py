@@ -45,7 +45,8 @@ import keras
 import tensorflow as tf
 
 from common import hparams
-from common.data.check import datasets
+from common.data.check import loader_errors
+from common.data.open import open_data
 from common.distributed import elastic
 from common.distributed.ranks import Hooks, Ranks
 from common.evaluation.evaluate import evaluate
@@ -82,9 +83,7 @@ def train(a: Args, hooks: Hooks = Hooks()) -> dict | None:
     config = hparams.resolve(get_config(a.model_name), a, preset=PRESETS[a.augmentation_preset])
 
     # --- Data -------------------------------------------------------------------------------------
-    data = input_feed.open_splits(
-        a, ranks, datasets.open_datasets, max_instances=config.max_instances, synthetic_classes=90
-    )
+    data = open_data(a, ranks, config.max_instances, synthetic_classes=90)
     loader_kwargs = functools.partial(epoch_kwargs, config, a.seed)
     open_train_loader = functools.partial(open_loader, a, ranks, config, data, training=True)
     open_eval_loader = functools.cache(lambda: open_loader(a, ranks, config, data, training=False))
@@ -130,7 +129,7 @@ def train(a: Args, hooks: Hooks = Hooks()) -> dict | None:
         identity=identity,
         metadata=metadata,
         feed=feed,
-        explain=lambda error: datasets.explain(error, data.train, feed.pipeline_type),
+        explain=lambda error: loader_errors.explain(error, data.train, feed.pipeline_type),
         show_batch=functools.partial(show_batch.report, label_map=data.label_map),
     )
     train_step = make_train_step(ranks, model, config, optimizer, run.ema, precision=a.precision, xla=a.xla)
@@ -139,7 +138,6 @@ def train(a: Args, hooks: Hooks = Hooks()) -> dict | None:
         make_detect(model, config),
         label_map=data.label_map,
         ranks=ranks,
-        explain=datasets.explain,
         coco_backend=a.coco_backend,
     )
 
@@ -228,7 +226,7 @@ def start(a: Args) -> dict | None:
     """Starts a dry run, elastic training or training, depending on the flags. Returns the metrics."""
     if a.dry_run:
         config = hparams.resolve(get_config(a.model_name), a, preset=PRESETS[a.augmentation_preset])
-        dry_run.run("efficientdet.train", config, a, a.dry_run, datasets.open_datasets)
+        dry_run.run("efficientdet.train", config, a, a.dry_run)
         return None
     return elastic.run(train, a) if a.elastic else train(a)
 

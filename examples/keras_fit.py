@@ -34,11 +34,11 @@ import tensorflow as tf
 from absl import flags
 
 from common import args, errors, hparams
-from common.data.check import datasets
+from common.data.open import open_data
 from common.distributed.ranks import Ranks, seed_per_rank
 from common.evaluation import coco_metrics
 from common.evaluation.evaluate import evaluate
-from common.training import input_feed, run_directory
+from common.training import run_directory
 from common.training.checkpoints import Checkpoints
 from common.training.optimizers import AveragedWeights
 from common.training.results import Results, note_metric
@@ -144,8 +144,7 @@ def fit(a: Args) -> None:
         raise errors.UserError("--strategy=multi_worker does not work with Keras 3's fit: use horovod")
     ranks = start_process(a)
     config = hparams.resolve(get_config(a.model_name), a, preset=PRESETS[a.augmentation_preset])
-    limits = {"max_instances": config.max_instances, "synthetic_classes": 90}
-    data = input_feed.open_splits(a, ranks, datasets.open_datasets, **limits)
+    data = open_data(a, ranks, config.max_instances, synthetic_classes=90)
     open_train_loader = functools.partial(open_loader, a, ranks, config, data, training=True)
     loader = open_train_loader(**epoch_kwargs(config, a.seed, 0))
     steps, batch_size = a.steps_per_epoch or loader.steps_per_epoch, ranks.num_replicas * a.batch_size
@@ -174,8 +173,8 @@ def fit(a: Args) -> None:
     callbacks = [Synchronize(*run), Checkpoint(*run), MovingAverage(*run)]  # called in this order
     if data.evaluation:
         eval_loader = open_loader(a, ranks, config, data, training=False)
-        detect, explain = make_detect(network, config), datasets.explain
-        score = functools.partial(evaluate, detect, eval_loader, data.label_map, ranks=ranks, explain=explain)
+        detect = make_detect(network, config)
+        score = functools.partial(evaluate, detect, eval_loader, data.label_map, ranks=ranks)
         callbacks.insert(1, CocoMetrics(*run, score=score, eval_every=a.eval_every))
     if directory:
         callbacks.append(keras.callbacks.TensorBoard(directory / "tensorboard", write_graph=False))

@@ -23,7 +23,7 @@ from common import args as shared_flags
 from common import errors, hparams
 from common.anchors import Anchors
 from common.args import ImagePolicy
-from common.data.datasets import DataFlags
+from common.data.open import DataFlags
 from common.errors import UserError
 from tools.report import check_and_report
 

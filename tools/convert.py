@@ -32,8 +32,8 @@ from absl import flags
 
 from common import args as shared_flags
 from common import errors
-from common.data.check.datasets import log_issues
 from common.data.check.issues import Issues
+from common.data.open import log_issues
 from tools.conversion.convert import convert
 from tools.conversion.options import Options, define_flags, refuse_idle_flags
 

@@ -25,11 +25,11 @@ from typing import Any, NamedTuple
 
 from common.args import Args
 from common.data.loader import SYNTHETIC_IMAGES, steps_per_epoch
+from common.data.open import open_data
 from common.distributed.ranks import Ranks
 from common.errors import UserError
 from common.progress import log
 from common.training import run_directory
-from common.training.input_feed import open_splits
 from tools.dry_run_process import small_data, small_flags
 from tools.processes import ended_afterwards
 
@@ -72,12 +72,11 @@ class DryRun(NamedTuple):
     sessions: list[Session]
 
 
-def run(module: str, config: Any, a: Args, processes: int, open_datasets: Callable) -> None:
+def run(module: str, config: Any, a: Args, processes: int) -> None:
     """Trains in two small sessions and prints one line for each check.
 
     Args:
         module: the module of the app's train.py, for example "efficientdet.train".
-        open_datasets: function that opens and checks the data.
 
     Raises:
         UserError: a check failed; the flags or the data cannot be used; Horovod is missing.
@@ -92,7 +91,7 @@ def run(module: str, config: Any, a: Args, processes: int, open_datasets: Callab
     with tempfile.TemporaryDirectory(prefix="dry-run-") as name:
         directory = pathlib.Path(name)
         log("dry run: checking all of the data")
-        data = open_splits(a, ranks, open_datasets, max_instances=config.max_instances, synthetic_classes=1)
+        data = open_data(a, ranks, config.max_instances, synthetic_classes=1)
         images = data.train.size if data.train else SYNTHETIC_IMAGES
         small = small_flags(a, config, processes, images) | {"output_dir": str(directory / "run")}
         for split, source in (("train", data.train), ("eval", data.evaluation)):

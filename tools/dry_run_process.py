@@ -26,7 +26,7 @@ import PIL.Image
 
 from common import errors
 from common.args import Args
-from common.data.datasets import Source
+from common.data.sources import Source
 from common.distributed.ranks import Hooks
 from tools.conversion.coco_writer import write_coco
 

@@ -20,6 +20,7 @@ NMS has an IoU threshold of 0.45 here, but of 0.6 in eval.py. To change it:
 import functools
 import pathlib
 import sys
+import time
 from typing import Any
 
 if not __package__:  # run as a script: import from the repo root, exactly as the tests do
@@ -27,39 +28,53 @@ if not __package__:  # run as a script: import from the repo root, exactly as th
 
 from absl import flags
 
-from common import args as shared_flags
-from common import errors
+from common import args, errors
 from common.args import InferArgs
 from common.progress import import_tensorflow
 
 PICTURE_NMS_IOU = 0.45  # AlexeyAB/darknet src/detector.c, test_detector
 
+define_flags = functools.partial(args.define, args_class=InferArgs)
 
-define_flags = functools.partial(shared_flags.define, args_class=InferArgs)
+if __name__ == "__main__":  # check the flags first, because the imports below take seconds
+    args.install(define_flags)
+    errors.parse_flags()
+    import_tensorflow()
+
+from common.data.loader import evaluation_options
+from common.distributed.ranks import share_gpu_memory
+from common.evaluation.detectors import open_detector
+from common.evaluation.evaluate import predict
+from common.evaluation.inference import InferenceJob
+from yolov4.loaders import make_loader
+from yolov4.predict import APP
 
 
-def infer(**given: Any) -> list[dict]:
-    """Writes all output files and returns the detections as COCO results.
+def infer(a: InferArgs) -> list[dict[str, Any]]:
+    """Detects objects in images or a video. Draws and writes the results.
 
-    Args:
-        given: values for fields of InferArgs.
+    Returns:
+        The content of detections.json: detections in COCO results format.
+
+    Raises:
+        UserError: the weights, flags or images cannot be used, or the output cannot be written.
     """
-    from common.data.check import datasets
-    from common.evaluation import commands
-    from common.evaluation.detectors import open_detector
-    from yolov4.loaders import make_loader
-    from yolov4.predict import APP
-
-    a = InferArgs(**given)
-    opener = functools.partial(open_detector, APP, nms_iou=PICTURE_NMS_IOU)
-    return commands.infer(a, opener, make_loader, datasets.open_images, datasets.explain)
+    share_gpu_memory()
+    job = InferenceJob(a)  # opens the images or the video
+    detect, config, label_map, _ = open_detector(
+        APP, a.weights, a.image_size, a.hparams, nms_iou=PICTURE_NMS_IOU
+    )
+    job.check_categories(label_map)
+    loader = make_loader(job.pipeline_type, source=job.source, config=config, **evaluation_options(a))
+    start = time.monotonic()
+    detections = predict(detect, loader, label_map, title="detecting", min_score=a.score_threshold)
+    print(f"{job.source.size} images in {time.monotonic() - start:.1f} s, compiling included")
+    return job.write(detections, label_map)
 
 
 def main() -> None:
-    import_tensorflow()
-    infer(**shared_flags.values(flags.FLAGS, define_flags))
+    infer(InferArgs(**args.values(flags.FLAGS, define_flags)))
 
 
 if __name__ == "__main__":
-    shared_flags.install(define_flags)
     errors.run(main)

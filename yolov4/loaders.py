@@ -10,7 +10,6 @@ import tensorflow as tf
 from common.args import MAX_SEED
 from common.data import loader
 from common.data.loader import SYNTHETIC_IMAGES, synthetic_boxes, synthetic_dataset
-from common.training import input_feed
 from yolov4.config import YOLOv4Config
 from yolov4.pipeline import YOLOv4Loader, YOLOv4Pipeline
 from yolov4.tf_pipeline import YOLOv4TFPipeline
@@ -50,4 +49,4 @@ class SyntheticLoader(YOLOv4Loader):
 LOADERS = {"dali": YOLOv4Pipeline, "tensorflow": YOLOv4TFPipeline, "synthetic": SyntheticLoader}
 
 make_loader = functools.partial(loader.make_loader, LOADERS)
-open_loader = functools.partial(input_feed.open_loader, LOADERS)
+open_loader = functools.partial(loader.open_loader, LOADERS)

@@ -52,7 +52,8 @@ import keras
 import tensorflow as tf
 
 from common import hparams
-from common.data.check import datasets
+from common.data.check import loader_errors
+from common.data.open import open_data
 from common.distributed import elastic
 from common.distributed.ranks import Hooks, Ranks
 from common.evaluation.evaluate import evaluate
@@ -89,9 +90,7 @@ def train(a: Args, hooks: Hooks = Hooks()) -> dict | None:
     config = hparams.resolve(get_config(a.model_name), a, preset=PRESETS[a.augmentation_preset])
 
     # --- Data -------------------------------------------------------------------------------------
-    data = input_feed.open_splits(
-        a, ranks, datasets.open_datasets, max_instances=config.max_instances, synthetic_classes=80
-    )
+    data = open_data(a, ranks, config.max_instances, synthetic_classes=80)
     mixes = config.mosaic_prob or config.mixup_prob or config.cutmix_prob
     if mixes and config.epochs <= config.close_mosaic:
         log(f"no mosaic, MixUp or CutMix in this run: close_mosaic={config.close_mosaic} covers all epochs")
@@ -138,7 +137,7 @@ def train(a: Args, hooks: Hooks = Hooks()) -> dict | None:
         identity=identity,
         metadata=metadata,
         feed=feed,
-        explain=lambda error: datasets.explain(error, data.train, feed.pipeline_type),
+        explain=lambda error: loader_errors.explain(error, data.train, feed.pipeline_type),
         show_batch=functools.partial(show_batch.report, config=config, label_map=data.label_map),
     )
     train_step = make_train_step(ranks, model, config, optimizer, run.ema, precision=a.precision, xla=a.xla)
@@ -147,7 +146,6 @@ def train(a: Args, hooks: Hooks = Hooks()) -> dict | None:
         make_detect(model, config),
         label_map=data.label_map,
         ranks=ranks,
-        explain=datasets.explain,
         coco_backend=a.coco_backend,
     )
 
@@ -230,7 +228,7 @@ def start(a: Args) -> dict | None:
     """Starts a dry run, elastic training or training, depending on the flags. Returns the metrics."""
     if a.dry_run:
         config = hparams.resolve(get_config(a.model_name), a, preset=PRESETS[a.augmentation_preset])
-        dry_run.run("yolov4.train", config, a, a.dry_run, datasets.open_datasets)
+        dry_run.run("yolov4.train", config, a, a.dry_run)
         return None
     return elastic.run(train, a) if a.elastic else train(a)
 

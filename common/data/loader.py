@@ -8,7 +8,7 @@ import dataclasses
 import functools
 import itertools
 from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import nvidia.dali.plugin.tf as dali_tf
@@ -16,16 +16,17 @@ import tensorflow as tf
 from nvidia import dali
 from nvidia.dali import backend
 
-from common.args import default_threads
+from common.args import DECODER_FLAGS, Args, EvalArgs, InferArgs, default_threads
 from common.dali_ops import Decoder
+from common.data.open import Data
+from common.data.sources import Source
+from common.distributed.ranks import Ranks
 from common.errors import UserError
 from common.progress import log_once
 
-if TYPE_CHECKING:
-    from common.data.datasets import Source
-
 SYNTHETIC_IMAGES = 1024  # in an epoch
 SYNTHETIC_BOXES = 7  # boxes per synthetic image; COCO train2017 has 7.3 boxes per image
+LOADER_FLAGS = ("pipeline_type", "batch_size", "prefetch", *DECODER_FLAGS)
 MAX_RESERVED = 2**30  # bytes; above this, JPEG engines reserve no memory
 # Versions of the loaders. Raise one if the iterators of the previous version cannot be restored.
 DALI_GRAPH, TF_GRAPH = 5, 1
@@ -42,7 +43,7 @@ class BaseLoader:
     In evaluation, a shorter shard repeats an image at the end.
 
     Attributes:
-        source: the data set, from `open_source` of common/data/datasets.py; None for synthetic data.
+        source: the data set, from `open_source` of common/data/open.py; None for synthetic data.
         config: the app's config, which sets image size and augmentation.
         batch_size: images per batch on this rank.
         training: if True, images are shuffled and augmented. If False, whole images are read in order.
@@ -58,7 +59,7 @@ class BaseLoader:
         name_images: adds `image_ids` to training batches; evaluation batches always have them.
     """
 
-    source: "Source | None"
+    source: Source | None
     config: Any
     batch_size: int
     training: bool
@@ -87,7 +88,7 @@ class BaseLoader:
         return self.checkpointing and self.device_id is None
 
     @property
-    def opened_source(self) -> "Source":
+    def opened_source(self) -> Source:
         """The source; raises ValueError for synthetic data."""
         if self.source is None:
             raise ValueError("synthetic data have no source")
@@ -223,6 +224,58 @@ def make_loader(
         options["device_id"] = device_id
     kind = pipeline_type.removesuffix("_gpu").removesuffix("_cpu")
     return classes[kind](num_threads=num_threads or default_threads(), **options)
+
+
+def open_loader(
+    classes: Mapping[str, type[BaseLoader]],
+    a: Args,
+    ranks: Ranks,
+    config: Any,
+    data: Data,
+    *,
+    training: bool,
+    device_index: int = 0,
+    **epoch_options: Any,
+) -> BaseLoader:
+    """Opens the training loader of one replica of this process, or the evaluation loader of this rank.
+
+    Args:
+        classes: the loader classes of the app, see make_loader.
+        training: whether to open the training loader or the evaluation loader.
+        device_index: index in `ranks.local_replicas`.
+        epoch_options: further arguments of the loader, which the app's `epoch_kwargs` returns for an epoch.
+    """
+    if training:
+        shard_id, num_shards = ranks.local_replicas[device_index], ranks.num_replicas
+        options: dict[str, Any] = {"source": data.train, "count_lost": True, "name_images": True}
+    else:
+        shard_id, num_shards = ranks.rank, ranks.world_size
+        options = {"source": data.evaluation, "with_targets": False}
+    return make_loader(
+        classes,
+        config=config,
+        training=training,
+        shard_id=shard_id,
+        num_shards=num_shards,
+        num_classes=data.num_classes,
+        device_id=ranks.gpu_number(device_index),
+        num_threads=a.num_threads or default_threads(ranks.local_size * len(ranks.local_replicas)),
+        **{name: getattr(a, name) for name in LOADER_FLAGS},
+        **options,
+        **epoch_options,
+    )
+
+
+def evaluation_options(a: EvalArgs | InferArgs) -> dict[str, Any]:
+    """Returns the arguments of `make_loader` for the flags of eval.py and infer.py, except --pipeline_type.
+
+    Raises:
+        UserError: the data would be synthetic.
+    """
+    if a.pipeline_type == "synthetic":
+        raise UserError("--pipeline_type=synthetic only measures training speed: use --pipeline_type=auto")
+    names = ("batch_size", "num_threads", "prefetch", *DECODER_FLAGS)
+    return {name: getattr(a, name) for name in names} | {"training": False, "with_targets": False}
 
 
 def gpu_visible() -> bool:

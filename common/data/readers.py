@@ -28,7 +28,8 @@ import numpy as np
 from nvidia.dali import fn, types
 from nvidia.dali import math as dali_math
 
-from common.dali_ops import Nodes, check_shards, order
+from common.dali_ops import Nodes
+from common.data.sharding import check_shards, order
 from common.data.tfrecord import tfrecord_reader as tfrecord_reader
 from common.files import get_or_create
 

@@ -18,14 +18,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import tensorflow as tf
 
-from common.dali_ops import check_shards, shard_range
 from common.data.labels import LabelMap
+from common.data.sharding import check_shards, shard_range
 from common.data.tfrecord import BOX_KEYS, CROWD_KEY, FRAME, HEADER, LABEL_KEY, Records
 from common.errors import UserError
 
 if TYPE_CHECKING:
-    from common.data.datasets import Source
     from common.data.loader import BaseLoader
+    from common.data.sources import Source
 
 Example = dict[str, tf.Tensor]
 

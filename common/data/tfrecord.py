@@ -28,8 +28,9 @@ from nvidia.dali import fn, types
 from nvidia.dali import math as dali_math
 from nvidia.dali.data_node import DataNode
 
-from common.dali_ops import Nodes, check_shards, order, select_boxes
+from common.dali_ops import Nodes, select_boxes
 from common.data.labels import LabelMap
+from common.data.sharding import check_shards, order
 from common.errors import UserError
 from common.files import store_cached, write_bytes
 

@@ -1,38 +1,50 @@
-"""Opens the file that --weights of eval.py and infer.py names."""
+"""Opens the detector that --weights of eval.py and infer.py names."""
 
 import pathlib
-from typing import Any
+from typing import Any, NamedTuple
 
 from common.data.labels import LabelMap
 from common.errors import UserError
 from common.evaluation import exported
-from common.evaluation.evaluate import Detect
 from common.weights import model_metadata
-from common.weights.trained import App
+from common.weights.trained import App, Detect
+
+
+class Detector(NamedTuple):
+    """A detector for the evaluation loader.
+
+    Attributes:
+        detect: the detection function.
+        config: the app's config, with which the loader preprocesses images.
+        label_map: the trained classes.
+        file: the file that was read.
+    """
+
+    detect: Detect
+    config: Any
+    label_map: LabelMap
+    file: pathlib.Path
 
 
 def open_detector(
     app: App, path: str | None, image_size: str | None = None, spec: str | None = None, **defaults: Any
-) -> tuple[Detect, Any, LabelMap, pathlib.Path]:
-    """Opens a detector for the evaluation loader, with the arguments and errors of `App.load`.
+) -> Detector:
+    """Opens a detector, with the arguments and errors of `App.load`.
 
     `path` may also be an exported model: a saved_model directory, or an .onnx, .tflite or .plan file. Its
     input size, config and NMS cannot change.
-
-    Returns:
-        The detection function, its config, the trained classes, and the file that was read.
     """
     file = pathlib.Path(path or "")
-    if model_metadata.is_exported(file):
-        metadata = model_metadata.read(file)
-        config = app.read_config(metadata, file)
-        for flag, value in (("image_size", image_size), ("hparams", spec)):
-            if value:
-                raise UserError(f"--{flag}={value} has no effect on {file}: export it again with this flag")
-        nms = metadata.get("export", {}).get("nms")
-        if nms != "standard" and (nms, file.suffix) != ("efficientnms_trt", ".plan"):
-            raise UserError(f"{file} was exported with --nms={nms}: export it again with --nms=standard")
-        detect = exported.make_detect(exported.open_runner(file), app.to_pixels)
-        return detect, config, LabelMap.from_json(metadata["label_map"]), file
-    model, config, label_map, file = app.load(path, image_size, spec, **defaults)
-    return app.make_detect(model, config), config, label_map, file
+    if not model_metadata.is_exported(file):
+        model, config, label_map, file = app.load(path, image_size, spec, **defaults)
+        return Detector(app.make_detect(model, config), config, label_map, file)
+    metadata = model_metadata.read(file)
+    config = app.read_config(metadata, file)
+    for flag, value in (("image_size", image_size), ("hparams", spec)):
+        if value:
+            raise UserError(f"--{flag}={value} has no effect on {file}: export it again with this flag")
+    nms = metadata.get("export", {}).get("nms")
+    if nms != "standard" and (nms, file.suffix) != ("efficientnms_trt", ".plan"):
+        raise UserError(f"{file} was exported with --nms={nms}: export it again with --nms=standard")
+    detect = exported.make_detect(exported.open_runner(file), app.to_pixels)
+    return Detector(detect, config, LabelMap.from_json(metadata["label_map"]), file)

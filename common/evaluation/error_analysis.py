@@ -29,7 +29,7 @@ from matplotlib.patches import Patch, Rectangle
 from pycocotools import mask
 
 from common.data.annotations import Annotations
-from common.data.datasets import Source
+from common.data.sources import Source
 from common.evaluation import coco_metrics, drawing
 
 FOREGROUND, BACKGROUND_BELOW = 0.5, 0.1  # IoU thresholds; TIDE's t_f and t_b

@@ -1,7 +1,7 @@
 """Detects in all images of a loader and computes COCO metrics, for training, eval.py and infer.py.
 
     loader = make_loader(..., training=False, shard_id=ranks.rank, num_shards=ranks.world_size)
-    metrics, results, curves = evaluate(detect, loader, label_map, explain=explain, ranks=ranks)
+    metrics, results, curves = evaluate(detect, loader, label_map, ranks=ranks)
 
 The result is the same for any number of ranks and any batch size.
 """
@@ -10,32 +10,22 @@ import itertools
 import operator
 import pathlib
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
 from common import progress
+from common.data.check import loader_errors
 from common.data.labels import LabelMap
 from common.data.loader import BaseLoader
 from common.distributed.ranks import Ranks
 from common.errors import UserError
 from common.evaluation import coco_metrics, drawing
 from common.evaluation.coco_metrics import Evaluation
+from common.weights.trained import Detect
 
-if TYPE_CHECKING:
-    from common.data.datasets import Source
-
-# The function that each app's make_detect returns.
-# Its arguments are images (B, H, W, 3) and letterbox (B, 4). It returns four tensors:
-# - boxes (B, D, 4), ltrb, normalised to the original image and clipped;
-# - scores (B, D);
-# - classes (B, D), 0-based, -1 in the padding;
-# - booleans (B,): whether all outputs of the network for this image were finite.
-Detect = Callable[[tf.Tensor, tf.Tensor], tuple[tf.Tensor, ...]]
 OnBatch = Callable[[int, int], None]  # arguments: number of batches done, number of all batches
-# Arguments: exception of a loader, the loader's source, --pipeline_type. Returns the error for the user.
-Explain = Callable[[Exception, "Source | None", str], UserError]
 ALONE = Ranks()
 
 
@@ -45,7 +35,6 @@ def predict(
     label_map: LabelMap,
     *,
     title: str,
-    explain: Explain,
     ranks: Ranks = ALONE,
     on_batch: OnBatch = lambda *_: None,
     min_score: float = 0.0,
@@ -57,7 +46,6 @@ def predict(
         ranks: the ranks that detect together; by default only this process.
         on_batch: called after every batch, equally often on all ranks. If `on_batch` raises an exception,
             all ranks must raise after the same batch.
-        explain: turns an exception of the loader into a UserError.
         min_score: lowest score of the detections that are returned.
 
     Returns:
@@ -76,7 +64,7 @@ def predict(
     for done in range(1, loader.steps_per_epoch + 1):
         if problem is None:
             try:
-                new = coco_metrics.to_results(*_next(detect, batches, loader, explain), label_map, seen)
+                new = coco_metrics.to_results(*_next(detect, batches, loader), label_map, seen)
                 results += [result for result in new if result["score"] >= min_score]
             except UserError as error:
                 problem = error
@@ -94,13 +82,13 @@ def predict(
 
 
 def _next(
-    detect: Detect, batches: Iterator, loader: BaseLoader, explain: Explain
+    detect: Detect, batches: Iterator, loader: BaseLoader
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     """Returns boxes, scores, classes, image ids and image sizes of the next batch."""
     try:
         images, extra = next(batches)
     except tf.errors.OpError as error:
-        raise explain(error, loader.source, loader.pipeline_type) from error
+        raise loader_errors.explain(error, loader.source, loader.pipeline_type) from error
     boxes, scores, classes, finite = map(np.asarray, detect(images, extra["letterbox"]))
     image_ids, image_sizes = np.asarray(extra["image_ids"]), np.asarray(extra["image_sizes"])
     if not finite.all():
@@ -123,7 +111,7 @@ def evaluate(
     Args:
         loader: an evaluation loader of this rank's shard, whose source has annotations.
         ranks: the ranks that detect together; by default only this process.
-        options: the arguments `explain` and `on_batch` of `predict`.
+        options: the argument `on_batch` of `predict`.
 
     Returns:
         The evaluation, the same on every rank.
@@ -140,8 +128,8 @@ def evaluate(
     return Evaluation(*ranks.broadcast_object(scores))._replace(results=results)
 
 
-def write_evaluation(directory: pathlib.Path, metrics: dict, results: list[dict], curves: dict) -> None:
+def write_evaluation(directory: pathlib.Path, evaluation: Evaluation) -> None:
     """Writes metrics.json, detections.json and pr_curves.png."""
-    coco_metrics.write_metrics(metrics, directory / "metrics.json")
-    coco_metrics.write_detections(results, directory / "detections.json")
-    drawing.pr_curves(curves, directory / "pr_curves.png")
+    coco_metrics.write_metrics(evaluation.metrics, directory / "metrics.json")
+    coco_metrics.write_detections(evaluation.results, directory / "detections.json")
+    drawing.pr_curves(evaluation.curves, directory / "pr_curves.png")

@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from common.dali_ops import Nodes
 from common.data.annotations import without_objects
-from common.data.datasets import Source
+from common.data.sources import Source
 from common.errors import UserError
 from common.progress import log
 

@@ -11,20 +11,20 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from common.data.check.datasets import check_labels, explain, open_images, open_source
 from common.data.labels import LabelMap
 from common.data.loader import BaseLoader
+from common.data.open import check_labels, open_images, open_source
 from common.distributed.ranks import share_gpu_memory
 from common.errors import UserError
 from common.evaluation import exported as runtimes
-from common.evaluation.evaluate import Detect, evaluate
+from common.evaluation.evaluate import evaluate
 from common.export import tensorflow_files, tensorrt, verify
 from common.export.export_graph import Exportable
-from common.export.options import Options
+from common.export.options import ExportArgs
 from common.files import write_directory, write_file
 from common.progress import log
 from common.weights import weight_files as weights
-from common.weights.trained import App
+from common.weights.trained import App, Detect
 from tools import synthetic
 
 DRAWN_IMAGES = 8
@@ -35,7 +35,7 @@ OpenLoader = Callable[..., BaseLoader]  # called as f(pipeline_type, source=, ba
 
 def export(
     app: App,
-    options: Options,
+    options: ExportArgs,
     make_exportable: Callable[[keras.Model, Any], Exportable],
     make_loader: OpenLoader,
     nms_method: str,
@@ -91,7 +91,7 @@ def export(
     return options.file
 
 
-def _write(parts: Exportable, options: Options, metadata: dict[str, Any], open_loader: OpenLoader) -> None:
+def _write(parts: Exportable, options: ExportArgs, metadata: dict[str, Any], open_loader: OpenLoader) -> None:
     output = options.file
     is_saved_model = options.format == "saved_model"
     may_replace = (output / "saved_model.pb").is_file() if is_saved_model else not output.is_dir()
@@ -130,7 +130,7 @@ def _write(parts: Exportable, options: Options, metadata: dict[str, Any], open_l
         raise UserError(f"--output={options.output} cannot be written: {error.strerror or error}") from error
 
 
-def _quantizer(options: Options, open_loader: OpenLoader) -> Callable | None:
+def _quantizer(options: ExportArgs, open_loader: OpenLoader) -> Callable | None:
     from common.export import quantization
 
     if options.quantize == "fp16":
@@ -146,7 +146,7 @@ def _quantizer(options: Options, open_loader: OpenLoader) -> Callable | None:
 
 def _compare(
     parts: Exportable,
-    options: Options,
+    options: ExportArgs,
     file: pathlib.Path,
     detect: Detect,
     to_pixels: verify.ToPixels,
@@ -179,7 +179,7 @@ def _compare_ap(
 ) -> None:
     aps = []
     for name, detect in detectors.items():
-        aps.append(evaluate(detect, open_loader(), label_map, explain=explain).metrics["AP"])
+        aps.append(evaluate(detect, open_loader(), label_map).metrics["AP"])
         print(f"AP {100 * aps[-1]:.2f}  {name}")
     limit, apart = verify.AP_LIMITS.get(quantize), abs(aps[0] - aps[-1])
     if limit and apart > limit:

@@ -35,7 +35,7 @@ FORMATS = {
 
 
 @dataclasses.dataclass(frozen=True)
-class Options(TrainedArgs):
+class ExportArgs(TrainedArgs):
     format: str = flag(None, "Format of the exported file.", choices=tuple(FORMATS))
     output: str = flag(None, "File to write; for saved_model, a directory. An existing output is replaced.")
     quantize: str = flag(

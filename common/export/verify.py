@@ -6,11 +6,11 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import tensorflow as tf
 
-from common.data.check.datasets import explain
+from common.data.check.loader_errors import explain
 from common.data.loader import BaseLoader
-from common.evaluation.evaluate import Detect
 from common.evaluation.exported import Run, make_detect
 from common.export.export_graph import Exportable, detect_raw
+from common.weights.trained import Detect
 
 FLOAT_LIMIT = 1e-4  # largest difference of scores, and of box coordinates as shares of the image size
 AP_LIMITS = {"none": 1e-3, "int8": 0.01}

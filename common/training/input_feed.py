@@ -1,6 +1,5 @@
-"""Opens and checks the data of a run, and feeds batches to the replicas of this process.
+"""Feeds batches to the replicas of this process.
 
-    data = open_splits(a, ranks, open_datasets, max_instances=100, synthetic_classes=90)
     feed = InputFeed(ranks, open_loader, loader_kwargs, steps_per_epoch)
     feed.resume(checkpoints)
     images, targets = next(feed)  # continues at the position in the checkpoint
@@ -12,111 +11,12 @@ drops them. A thread fetches the next batch while the device trains, and opens t
 
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any, NamedTuple
+from typing import Any
 
-from common.args import DECODER_FLAGS, Args, default_threads
-from common.dali_ops import check_shards
-from common.data.datasets import Source
-from common.data.labels import LabelMap
-from common.data.loader import DALI_GRAPH, TF_GRAPH, BaseLoader, Batch, make_loader
+from common.data.loader import DALI_GRAPH, TF_GRAPH, BaseLoader, Batch
 from common.distributed.ranks import Ranks
-from common.errors import UserError
-from common.evaluation import coco_metrics
 from common.progress import log
 from common.training.checkpoints import Checkpoints
-
-LOADER_FLAGS = ("pipeline_type", "batch_size", "prefetch", *DECODER_FLAGS)
-
-
-class Data(NamedTuple):
-    """The data of a run.
-
-    Attributes:
-        train, evaluation: the sources of both data sets; None if the data are synthetic or not given.
-        label_map: the classes of the training data.
-        num_classes: number of classes of the model; --num_classes may be larger than the label map.
-    """
-
-    train: Source | None
-    evaluation: Source | None
-    label_map: LabelMap
-    num_classes: int
-
-
-def open_splits(
-    a: Args,
-    ranks: Ranks,
-    open_datasets: Callable[..., tuple[Source, Source | None]],
-    *,
-    max_instances: int,
-    synthetic_classes: int,
-) -> Data:
-    """Opens and checks the data. One rank per host goes first, so that the others can use its caches.
-
-    Args:
-        open_datasets: `open_datasets` of common/data/check/datasets.py.
-        max_instances: largest number of boxes per image; other boxes are dropped.
-        synthetic_classes: number of classes of synthetic data.
-
-    Raises:
-        UserError: on every rank, if any rank cannot use its flags or data.
-    """
-    train_set: Source | None = None
-    eval_set: Source | None = None
-    label_map = LabelMap.numbered(a.num_classes or synthetic_classes)
-    with ranks.raise_on_any_rank():
-        coco_metrics.check_backend(a.coco_backend)
-        if a.pipeline_type != "synthetic":
-            train_set, eval_set = ranks.first_on_host(
-                lambda: open_datasets(a, num_replicas=ranks.num_replicas, max_instances=max_instances)
-            )
-            label_map = train_set.label_map
-            if eval_set:
-                check_shards(eval_set.size, ranks.world_size)  # fails now, not after the first epoch
-        num_classes = a.num_classes or label_map.num_classes
-        if num_classes < label_map.num_classes:
-            raise UserError(f"omit --num_classes={num_classes}: data have {label_map.num_classes} classes")
-    return Data(train_set, eval_set, label_map, num_classes)
-
-
-def open_loader(
-    classes: Mapping[str, type[BaseLoader]],
-    a: Args,
-    ranks: Ranks,
-    config: Any,
-    data: Data,
-    *,
-    training: bool,
-    device_index: int = 0,
-    **of_epoch: Any,
-) -> BaseLoader:
-    """Opens the training loader of one replica of this process, or the evaluation loader of this rank.
-
-    Args:
-        classes: the loader classes of the app, see make_loader.
-        training: whether to open the training loader or the evaluation loader.
-        device_index: index in `ranks.local_replicas`.
-        of_epoch: further arguments of the loader, which the app's `epoch_kwargs` returns for an epoch.
-    """
-    if training:
-        shard_id, num_shards = ranks.local_replicas[device_index], ranks.num_replicas
-        options: dict[str, Any] = {"source": data.train, "count_lost": True, "name_images": True}
-    else:
-        shard_id, num_shards = ranks.rank, ranks.world_size
-        options = {"source": data.evaluation, "with_targets": False}
-    return make_loader(
-        classes,
-        config=config,
-        training=training,
-        shard_id=shard_id,
-        num_shards=num_shards,
-        num_classes=data.num_classes,
-        device_id=ranks.gpu_number(device_index),
-        num_threads=a.num_threads or default_threads(ranks.local_size * len(ranks.local_replicas)),
-        **{name: getattr(a, name) for name in LOADER_FLAGS},
-        **options,
-        **of_epoch,
-    )
 
 
 class InputFeed:

@@ -170,7 +170,7 @@ class Results:
         """Writes the files of an evaluation and, if it is the best, the weights."""
         if is_best:
             self.save_weights(weight_files.BEST, AP=evaluation.metrics["AP"])
-        self._try(lambda path: write_evaluation(path, *evaluation))
+        self._try(lambda path: write_evaluation(path, evaluation))
 
     def save_skipped(self, ranks: Ranks, step: int, images: Any, targets: Any) -> str | None:
         """Saves the batch of a skipped step and the present weights; all ranks call it together.

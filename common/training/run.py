@@ -43,6 +43,8 @@ def start_process(a: Args) -> Ranks:
         raise UserError(f"--compression={a.compression} needs Horovod: add --strategy=horovod")
     distributed.reproducible()
     ranks = distributed.start(strategy=a.strategy, compression=a.compression)
+    with ranks.raise_on_any_rank():
+        coco_metrics.check_backend(a.coco_backend)
     progress.be_quiet(ranks.rank > 0)
     keras.utils.set_random_seed(a.seed)
     keras.mixed_precision.set_global_policy(a.precision)

@@ -30,7 +30,7 @@ from common.training import run_directory
 from common.weights import weight_files as weights
 
 if TYPE_CHECKING:
-    from common.data.datasets import Source
+    from common.data.sources import Source
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 

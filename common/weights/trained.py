@@ -3,7 +3,7 @@
 import dataclasses
 import pathlib
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import keras
 import tensorflow as tf
@@ -17,8 +17,13 @@ from common.progress import log
 from common.weights import model_metadata
 from common.weights import weight_files as weights
 
-if TYPE_CHECKING:
-    from common.evaluation.evaluate import Detect
+# The function that `App.make_detect` returns.
+# Its arguments are images (B, H, W, 3) and letterbox (B, 4). It returns four tensors:
+# - boxes (B, D, 4), ltrb, normalised to the original image and clipped;
+# - scores (B, D);
+# - classes (B, D), 0-based, -1 in the padding;
+# - booleans (B,): whether all outputs of the network for this image were finite.
+Detect = Callable[[tf.Tensor, tf.Tensor], tuple[tf.Tensor, ...]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,8 +51,8 @@ class App:
     stddev_rgb: Sequence[float]
     converter: str
 
-    def make_detect(self, model: keras.Model, config: Any) -> "Detect":
-        """Returns a compiled function of the type evaluate.Detect."""
+    def make_detect(self, model: keras.Model, config: Any) -> Detect:
+        """Returns a compiled detection function."""
         network, to_detections = self.make_halves(model, config)
 
         @tf.function(reduce_retracing=True, autograph=False)

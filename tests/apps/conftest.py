@@ -24,8 +24,8 @@ import yolov4.infer
 import yolov4.loaders
 import yolov4.predict
 import yolov4.train
-from common.data.check.datasets import open_coco
 from common.data.loader import BaseLoader
+from common.data.open import open_coco
 from tests.distributed.small_apps import flag_values
 
 
@@ -61,9 +61,13 @@ class App:
 
     def entry(self, name: str) -> tuple[types.ModuleType, Callable]:
         module = getattr(self.package, name)
-        if name == "train":
-            return module, lambda **given: module.start(module.Args(**given))
-        return module, getattr(module, "evaluate_weights" if name == "eval" else name)
+        function, args_class = {
+            "train": ("start", "Args"),
+            "eval": ("evaluate_weights", "EvalArgs"),
+            "infer": ("infer", "InferArgs"),
+            "export": ("export", "ExportArgs"),
+        }[name]
+        return module, lambda **values: getattr(module, function)(getattr(module, args_class)(**values))
 
     def load_trained(self, weights: pathlib.Path):
         return self.package.predict.load_trained(str(weights))

@@ -6,7 +6,7 @@ import pytest
 from nvidia.dali import fn
 
 from common import hparams
-from common.data.check.datasets import open_coco
+from common.data.open import open_coco
 from common.errors import UserError
 from tests.common.reading import run_graph
 

@@ -14,7 +14,7 @@ import pytest
 from absl import flags
 
 from common import args as shared_flags
-from common.data.check.datasets import open_source
+from common.data.open import open_source
 from tests.apps.conftest import APPS, coco_flags, eagerly, either_app
 from tests.refusal import refusal
 from tools.benchmark import inference, measuring, options, report, stages, worker

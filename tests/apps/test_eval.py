@@ -7,9 +7,8 @@ import shutil
 import numpy as np
 import pytest
 
-from common.data.check.datasets import explain
 from common.errors import UserError
-from common.evaluation import coco_metrics, commands
+from common.evaluation import coco_metrics
 from common.evaluation.evaluate import Evaluation, evaluate
 from tests.apps.conftest import coco_flags, eagerly, either_app
 from tests.common.training.small_model import full_disk, rows_of
@@ -80,7 +79,7 @@ def test_every_image_once_and_an_error_where_the_network_gives_nan(app, trained,
     options = {"source": source, "config": config, "training": False, "with_targets": False}
     loader, detect = app.make_loader("dali_cpu", batch_size=5, **options), app.make_detect(model, config)
     with eagerly():
-        results = evaluate(detect, loader, labels, explain=explain).results
+        results = evaluate(detect, loader, labels).results
     keys = [(r["image_id"], r["category_id"], tuple(r["bbox"]), r["score"]) for r in results]
     assert len(keys) == len(set(keys))
     assert {r["image_id"] for r in results} <= set(source.annotations.image_ids.tolist())
@@ -90,7 +89,7 @@ def test_every_image_once_and_an_error_where_the_network_gives_nan(app, trained,
     bias = [weight for weight in model.weights if weight.path.endswith("/bias")][-1]
     bias.assign(np.full(bias.shape, np.nan))
     with pytest.raises(UserError, match=r"image 10 is not finite"), eagerly():
-        evaluate(detect, loader, labels, explain=explain)
+        evaluate(detect, loader, labels)
 
 
 @either_app
@@ -121,10 +120,10 @@ def test_it_is_refused_before_the_work(evaluation, tmp_path, output, flags, mess
 
 
 @either_app
-def test_a_full_disk_is_one_line_and_earlier_results_stand(evaluation, tmp_path, monkeypatch):
+def test_full_disk_is_one_line_and_earlier_results_stand(app, evaluation, tmp_path, monkeypatch):
     (tmp_path / "detections.json").write_text("earlier")
     found = Evaluation({**dict.fromkeys(coco_metrics.NAMES, 0.5), "per_class": {}}, [], {})
-    monkeypatch.setattr(commands, "evaluate", lambda *_, **__: found)
+    monkeypatch.setattr(app.entry("eval")[0], "evaluate", lambda *_, **__: found)
     monkeypatch.setattr(os, "fsync", full_disk)
     with pytest.raises(UserError, match=r"^--output_dir=.*: No space left on device$"):
         evaluation(tmp_path)

@@ -9,8 +9,8 @@ import tensorflow as tf
 from common import hparams
 from common.args import MAX_SEED
 from common.dali_ops import IMAGENET_STD
-from common.data.check.datasets import open_coco
 from common.data.loader import SYNTHETIC_BOXES, steps_per_epoch
+from common.data.open import open_coco
 from tests.common.drawn_sets import write_coco
 from tests.common.reading import assert_iterator_resumes
 from tests.refusal import refusal

@@ -3,7 +3,7 @@ import dataclasses
 import numpy as np
 import pytest
 
-from common.data.datasets import ImageListSource
+from common.data.sources import ImageListSource
 from tests.tools.preprocessing import pictures_on_disk
 from tools.preprocessing.image_source import open_image_source
 from tools.preprocessing.preprocessor import Preprocessor

@@ -7,8 +7,8 @@ import tensorflow as tf
 from nvidia import dali
 from nvidia.dali import fn
 
-from common.data.check.datasets import open_coco, open_tfrecords
-from common.data.datasets import CocoSource, ImageListSource
+from common.data.open import open_coco, open_tfrecords
+from common.data.sources import CocoSource, ImageListSource
 from common.data.tf_readers import Random
 from tests.common.record_writing import png
 from tools.conversion.coco_to_tfrecord import write_tfrecords

@@ -8,6 +8,7 @@ from nvidia import dali
 from common import dali_ops
 from common.data import tf_readers
 from common.data.loader import steps_per_epoch
+from common.data.sharding import shard_range
 from tests.common.reading import first_images, numbered_images, run_graph
 from tests.common.test_box_encoder import INF, NAN, NO_BOXES, grid_boxes, largest, random_boxes, random_labels
 
@@ -22,7 +23,7 @@ def test_shards_and_steps_in_all_combinations():
     for num_shards, size, batch_size in itertools.product(RANKS, range(1, MAX_SIZE + 1), range(1, 17)):
         if size < num_shards:
             continue
-        parts = [range(*dali_ops.shard_range(size, shard_id, num_shards)) for shard_id in range(num_shards)]
+        parts = [range(*shard_range(size, shard_id, num_shards)) for shard_id in range(num_shards)]
         assert [image for part in parts for image in part] == list(range(size))
         lengths = [len(part) for part in parts]
         assert max(lengths) - min(lengths) <= 1 and min(lengths) >= 1
@@ -68,7 +69,7 @@ def test_each_rank_reads_its_part(numbered, kind, num_shards, size):
 
     # In each epoch of training, the ranks together read every image once.
     if kind != "images":
-        lengths = [len(range(*dali_ops.shard_range(size, rank, num_shards))) for rank in range(num_shards)]
+        lengths = [len(range(*shard_range(size, rank, num_shards))) for rank in range(num_shards)]
         count = EPOCHS * max(lengths)
         ranks = read_ids(source, num_shards, count, count, training=True, seed=3)
         for epoch in range(EPOCHS):

@@ -2,7 +2,7 @@ import json
 
 import pytest
 
-from common.data.check.datasets import open_coco, open_source
+from common.data.open import open_coco, open_source
 from tests.oracle.fuzzed import write_fuzzed_set
 from tools.conversion.coco_to_tfrecord import write_tfrecords
 

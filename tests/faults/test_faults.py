@@ -3,10 +3,9 @@ import pathlib
 import pytest
 
 from common.data.annotations import Annotations
-from common.data.check.datasets import check_sizes, open_pair, open_source
 from common.data.check.images import ImagePolicy
 from common.data.check.issues import KINDS, DataError, Issues, Severity
-from common.data.datasets import DataFlags
+from common.data.open import DataFlags, check_sizes, open_pair, open_source
 from tests.faults import image_faults, json_faults, record_faults
 from tests.faults.data_set import DataSet
 from tests.faults.record_faults import RecordSet

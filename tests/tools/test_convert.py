@@ -12,9 +12,9 @@ import pytest
 from absl import flags
 
 from common.data.check.coco import load_coco
-from common.data.check.datasets import open_tfrecords
 from common.data.check.issues import DataError
 from common.data.labels import LabelMap
+from common.data.open import open_tfrecords
 from common.errors import UserError
 from tests import commands
 from tests.common.made_annotations import annotations

@@ -3,7 +3,7 @@ import dataclasses
 import numpy as np
 import pytest
 
-from common.data.check.datasets import open_source
+from common.data.open import open_source
 from tests.common.drawn_sets import write_coco
 from tests.common.reading import assert_iterator_resumes
 from tests.oracle.watched import Batch, Watched

@@ -16,14 +16,13 @@ import numpy as np
 
 from common import errors
 from common.args import default_threads
-from common.data.check.datasets import open_datasets
-from common.data.datasets import Source
 from common.data.loader import gpu_visible
+from common.data.open import open_data
+from common.data.sources import Source
 from common.distributed.ranks import Ranks
 from common.errors import UserError
 from common.files import cache_directory
 from common.progress import log
-from common.training.input_feed import open_splits
 from tools import synthetic
 from tools.benchmark import record, report, rounds, worker
 from tools.benchmark.options import TYPES, WHAT, App, BenchArgs
@@ -133,8 +132,7 @@ def _with_data(
         a = dataclasses.replace(a, train_images=images, train_annotations=annotations)
     pipeline_type = "dali_gpu" if "dali_gpu" in types else "dali_cpu"
     checked = dataclasses.replace(a, pipeline_type=pipeline_type if needed or given else "synthetic")
-    options = {"max_instances": config.max_instances, "synthetic_classes": app.num_classes}
-    data = open_splits(checked, Ranks(), open_datasets, **options)
+    data = open_data(checked, Ranks(), config.max_instances, synthetic_classes=app.num_classes)
     return dataclasses.replace(a, num_classes=data.num_classes), data.train
 
 

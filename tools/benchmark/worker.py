@@ -11,12 +11,11 @@ import keras
 import tensorflow as tf
 
 from common import args
-from common.data.check.datasets import open_datasets
 from common.data.loader import BaseLoader
+from common.data.open import open_data
 from common.distributed import ranks as distributed
 from common.distributed.ranks import Ranks
 from common.training import step_guard
-from common.training.input_feed import open_splits
 from common.training.optimizers import AveragedWeights
 from tools.benchmark import inference, stages
 from tools.benchmark.options import App
@@ -37,9 +36,7 @@ def work(app: App, a: Any, role: str) -> None:
     keras.utils.set_random_seed(0)
     keras.mixed_precision.set_global_policy(a.precision)
     config, loaders = app.make_config(a), app.module("loaders")
-    data = open_splits(
-        a, ranks, open_datasets, max_instances=config.max_instances, synthetic_classes=app.num_classes
-    )
+    data = open_data(a, ranks, config.max_instances, synthetic_classes=app.num_classes)
 
     if what == "inference":
         model = app.module("train").make_model(config, data.num_classes)

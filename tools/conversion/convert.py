@@ -10,7 +10,7 @@ import numpy as np
 from common.args import ImagePolicy
 from common.data.annotations import Annotations
 from common.data.check.coco import load_coco
-from common.data.check.datasets import open_tfrecords
+from common.data.open import open_tfrecords
 from common.errors import UserError
 from common.progress import import_tensorflow
 from tools.conversion.coco_writer import file_names, round_boxes, write_coco, write_images

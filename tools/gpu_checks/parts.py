@@ -156,7 +156,7 @@ def rate(app: str, images: str, annotations: str, seconds: float = 5.0, **option
 
 def _loader(app: str, images: str, annotations: str, device: str = "gpu", **options: Any) -> Any:
     dali_alone.install()
-    from common.data.datasets import open_source
+    from common.data.open import open_source
     from common.hparams import override
     from efficientdet.config import get_config as efficientdet_config
     from efficientdet.pipeline import EfficientDetPipeline

@@ -12,9 +12,9 @@ import numpy as np
 
 from common.args import ImagePolicy
 from common.data.check import images as images_lib
-from common.data.check.datasets import log_issues
 from common.data.check.image_headers import ImageFacts
 from common.data.check.issues import Issues
+from common.data.open import log_issues
 from common.errors import UserError, unknown
 from tools.preprocessing.formats import containers, external, files, lmdb_images
 from tools.preprocessing.formats.base import ARRAYS, ImageSource, Opening

@@ -25,8 +25,8 @@ import numpy as np
 from PIL import Image
 
 from common import progress
-from common.dali_ops import shard_range
 from common.data.check.tfrecord_scan import name_files
+from common.data.sharding import shard_range
 from common.data.tfrecord import framed, write_index
 from common.errors import UserError
 from common.evaluation import drawing

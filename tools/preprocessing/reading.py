@@ -19,9 +19,8 @@ import nvidia.dali.experimental.dynamic as ndd
 from nvidia.dali import Pipeline, fn, types
 from nvidia.dali.data_node import DataNode
 
-from common import dali_ops
-from common.dali_ops import shard_range
 from common.data import tfrecord
+from common.data.sharding import buffer_order, check_shards, order, shard_range
 from common.errors import UserError
 from tools.preprocessing.formats.base import NO_LABEL, ImageSource
 
@@ -47,7 +46,7 @@ class Part:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        dali_ops.check_shards(self.source.size, self.num_shards)
+        check_shards(self.source.size, self.num_shards)
         if self.training and not self.source.content.can_shuffle:
             raise UserError(
                 "cannot shuffle the iterable of --input: give a sequence or a function that takes SampleInfo"
@@ -92,8 +91,8 @@ class Part:
 
     def _order(self, operator: str) -> dict[str, bool | int]:
         if self.training and operator.startswith("caffe"):
-            return dali_ops.buffer_order(self.seed)
-        return dali_ops.order(self.training, self.seed, in_container=operator not in ("file", "numpy"))
+            return buffer_order(self.seed)
+        return order(self.training, self.seed, in_container=operator not in ("file", "numpy"))
 
     def _in_batches(self, batch_size: int, batch: int, row: int) -> int:
         """Returns the position in the source of image `row` of batch `batch`.

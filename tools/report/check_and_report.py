@@ -5,10 +5,10 @@ import pathlib
 
 from common.anchors import MAX_INSTANCES, Anchors
 from common.args import ImagePolicy
-from common.data.check.datasets import open_pair
 from common.data.check.images import inspect_files
 from common.data.check.issues import DataError
-from common.data.datasets import CocoSource, DataFlags, Source
+from common.data.open import DataFlags, open_pair
+from common.data.sources import CocoSource, Source
 from tools.report import anchor_report, page, statistics, tables
 
 

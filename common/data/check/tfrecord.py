@@ -33,8 +33,8 @@ from common.data.check.coco import finish
 from common.data.check.images import in_threads
 from common.data.check.issues import Issues
 from common.data.check.tfrecord_scan import LACKS_BOXES, LACKS_CROWDS, Example, name_files
-from common.data.datasets import Source
 from common.data.labels import LabelMap
+from common.data.sources import Source
 from common.data.tfrecord import BOX_KEYS, CROWD_KEY, LABEL_KEY, RecordFile, Records
 from common.errors import UserError
 from common.files import get_or_create, load_cached, save_cached, store_cached

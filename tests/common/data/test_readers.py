@@ -8,8 +8,8 @@ import tensorflow as tf
 
 from common.data import readers
 from common.data.check.coco import load_coco
-from common.data.check.datasets import open_coco
 from common.data.loader import from_pipeline
+from common.data.open import open_coco
 from common.data.readers import coco_reader, tfrecord_reader
 from common.errors import UserError
 from tests.common.reading import assert_iterator_resumes, build, first_images, ids, numbered_images, read

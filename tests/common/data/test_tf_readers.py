@@ -7,9 +7,9 @@ from nvidia.dali.types import Constant
 
 from common import dali_ops
 from common.data import tf_readers
-from common.data.check.datasets import open_source
-from common.data.datasets import ImageListSource, list_images
 from common.data.labels import LabelMap
+from common.data.open import list_images, open_source
+from common.data.sources import ImageListSource
 from common.data.tf_readers import Random
 from common.errors import UserError
 from tests.common.image_variants import HEIGHT, VARIANTS, WIDTH, exif, pillow

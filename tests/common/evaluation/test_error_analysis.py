@@ -6,8 +6,8 @@ import PIL.Image
 import pytest
 
 from common.data.annotations import read_coco
-from common.data.check.datasets import open_coco, open_tfrecords
-from common.data.datasets import CocoSource
+from common.data.open import open_coco, open_tfrecords
+from common.data.sources import CocoSource
 from common.evaluation import coco_metrics, error_analysis
 from common.evaluation.error_analysis import (
     BACKGROUND,

@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from common.evaluation import exported
 from common.export import tensorrt, verify
-from common.export.options import Options
+from common.export.options import ExportArgs
 from tests.refusal import refusal
 
 ONNX = {"weights": "w", "format": "onnx", "output": "a.onnx"}
@@ -40,16 +40,16 @@ SENSELESS = [
 
 @pytest.mark.parametrize(("flags", "message"), SENSELESS)
 def test_what_makes_no_sense_is_one_line(flags, message):
-    assert message in refusal(Options(**ONNX | flags).check)
+    assert message in refusal(ExportArgs(**ONNX | flags).check)
 
 
 def test_defaults_follow_from_the_format():
-    onnx, engine = Options(**ONNX), Options(**ONNX | TENSORRT)
+    onnx, engine = ExportArgs(**ONNX), ExportArgs(**ONNX | TENSORRT)
     assert onnx.quantize == "none"
     assert (onnx.suppression, engine.suppression) == ("standard", "efficientnms_trt")
     assert (str(onnx.verified_file), str(engine.verified_file)) == ("a.onnx", "a.onnx")
-    Options(**ONNX | TENSORRT | {"quantize": "int8", "calibration_images": "x"}).check()
-    Options(**ONNX | TRUTH).check()
+    ExportArgs(**ONNX | TENSORRT | {"quantize": "int8", "calibration_images": "x"}).check()
+    ExportArgs(**ONNX | TRUTH).check()
 
 
 def test_without_tensorrt_the_command_for_it_is_said(monkeypatch):

@@ -1,8 +1,8 @@
 import pytest
 
-from common.dali_ops import shard_range
 from common.data.check.images import ImagePolicy
 from common.data.check.issues import DataError
+from common.data.sharding import shard_range
 from tests.tools.preprocessing.reading import by_dynamic, by_pipeline, flat, keys, names_of, opened, refused
 from tests.tools.preprocessing.source_writing import IMAGES, labels_of, write_case
 from tools.preprocessing.reading import Part

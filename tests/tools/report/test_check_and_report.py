@@ -2,7 +2,7 @@
 
 from common.args import ImagePolicy
 from common.data.check.issues import KINDS, DataError
-from common.data.datasets import DataFlags
+from common.data.open import DataFlags
 from tests.refusal import refusal
 from tests.tools.report.made_reports import ANCHORS
 from tools.report import check_and_report

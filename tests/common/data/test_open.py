@@ -3,13 +3,21 @@ import shutil
 import pytest
 
 from common.args import Args
-from common.data import datasets, tf_readers
-from common.data.check import datasets as checked
+from common.data import tf_readers
 from common.data.check.coco import load_coco
-from common.data.check.datasets import open_images, open_source
 from common.data.check.tfrecord import TFRecordSource
-from common.data.datasets import CocoSource, ImageListSource, list_images, log_source
 from common.data.labels import LabelMap
+from common.data.open import (
+    list_images,
+    log_source,
+    open_data,
+    open_evaluation,
+    open_images,
+    open_source,
+    open_splits,
+)
+from common.data.sources import CocoSource, ImageListSource
+from common.distributed.ranks import Ranks
 from common.errors import UserError
 from tests.refusal import refusal
 from tools.conversion.coco_to_tfrecord import write_tfrecords
@@ -116,22 +124,30 @@ def test_what_is_remarkable_is_said(coco_flags, capsys):
     assert "reaches outside" in said and "crowd (" not in said
 
 
-def test_without_a_data_check_the_same_functions_open_the_same(drawn, coco_flags, capsys):
-    given = {f"{split}_{flag}": path for split in ("train", "eval") for flag, path in coco_flags.items()}
-    options = {"num_replicas": 2, "max_instances": 100}
-    found = datasets.open_datasets(Args(batch_size=6, **given), **options)
-    expected = checked.open_datasets(Args(batch_size=6, **given), **options)
-    assert [source.fingerprint for source in found] == [source.fingerprint for source in expected]
-    assert "training data: 12 images" in capsys.readouterr().err
-    assert datasets.open_evaluation(Args(**given), found[0].label_map).size == 12
-    assert len({module.open_images(str(drawn / "images")).fingerprint for module in (datasets, checked)}) == 1
-    for module in (datasets, checked):
-        with pytest.raises(UserError, match=r"12 images.*--batch_size=7 x 2 ranks"):
-            module.open_datasets(Args(batch_size=7, **given), **options)
-        with pytest.raises(UserError, match="category 3 is 'car', in training it is absent"):
-            module.open_evaluation(Args(**given), LabelMap((17,), ("cat",)))
-    with pytest.raises(UserError, match=r"x-.: this copy of the app cannot read TFRecords"):
-        datasets.open_source(file_pattern="x-*")
-    error = RuntimeError("Critical error\n  Error in CPU operator\nmore")
-    said = str(datasets.explain(error, found[0], "dali_cpu"))
-    assert said == "the loader (dali_cpu) stopped: Error in CPU operator"
+@pytest.fixture
+def split_flags(coco_flags):
+    return {f"{split}_{flag}": path for split in ("train", "eval") for flag, path in coco_flags.items()}
+
+
+def test_open_data_returns_both_splits_and_logs_them(split_flags, capsys):
+    data = open_data(Args(batch_size=6, **split_flags), Ranks(), max_instances=100)
+    assert (data.train.size, data.evaluation.size, data.num_classes) == (12, 12, 3)
+    log = capsys.readouterr().err
+    assert "training data: 12 images" in log and "evaluation data: 12 images" in log
+
+
+def test_open_data_synthetic_has_numbered_classes():
+    data = open_data(Args(pipeline_type="synthetic"), Ranks(), max_instances=100, synthetic_classes=7)
+    assert (data.train, data.evaluation, data.num_classes, data.label_map.num_classes) == (None, None, 7, 7)
+
+
+def test_batch_larger_than_the_data_is_refused(split_flags):
+    with pytest.raises(UserError, match=r"12 images.*--batch_size=7 x 2 ranks"):
+        open_splits(Args(batch_size=7, **split_flags), num_replicas=2, max_instances=100)
+
+
+def test_evaluation_category_unknown_to_the_weights_is_refused(split_flags):
+    a = Args(**split_flags)
+    assert open_evaluation(a, LabelMap((3, 17, 90), ("car", "cat", "toothbrush"))).size == 12
+    with pytest.raises(UserError, match="category 3 is 'car', in training it is absent"):
+        open_evaluation(a, LabelMap((17,), ("cat",)))

@@ -5,10 +5,9 @@ import re
 import pytest
 
 from common.args import InferArgs
-from common.data.check.datasets import open_images
 from common.data.labels import LabelMap
 from common.errors import UserError
-from common.evaluation.commands import Job, look_up, read_image_info
+from common.evaluation.inference import InferenceJob, look_up, read_image_info
 from tests.common.training.small_model import full_disk
 from tests.refusal import refusal
 
@@ -25,7 +24,7 @@ def images(drawn, tmp_path):
 
 
 def job(images, output_dir, **options):
-    return Job(InferArgs(images=str(images), output_dir=str(output_dir), **options), open_images)
+    return InferenceJob(InferArgs(images=str(images), output_dir=str(output_dir), **options))
 
 
 def test_beside_the_images_only_what_replaces_none(images):

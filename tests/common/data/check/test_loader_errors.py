@@ -5,11 +5,11 @@ import PIL.Image
 import pytest
 import tensorflow as tf
 
-from common.data.check import datasets
-from common.data.check.datasets import open_coco, open_images, open_tfrecords
+from common.data.check import loader_errors
 from common.data.check.images import ImagePolicy
 from common.data.check.issues import DataError
-from common.data.datasets import CocoSource, ImageListSource
+from common.data.open import open_coco, open_images, open_tfrecords
+from common.data.sources import CocoSource, ImageListSource
 from common.errors import UserError
 from tests.common.image_variants import pillow
 from tests.common.record_writing import write
@@ -21,7 +21,7 @@ ERROR = tf.errors.InternalError(None, None, REASON)
 
 
 def explained(source, pipeline_type="dali_cpu", error=ERROR) -> str:
-    return str(datasets.explain(error, source, pipeline_type))
+    return str(loader_errors.explain(error, source, pipeline_type))
 
 
 def damage(path) -> None:
@@ -56,7 +56,7 @@ def test_damage_is_found_by_file_and_id(data, capsys):
     damage(data / "images/01.jpg")
     damage(data / "images/04.jpg")
     source = coco(data)
-    error = datasets.explain(ERROR, source, "dali_cpu")
+    error = loader_errors.explain(ERROR, source, "dali_cpu")
     assert isinstance(error, DataError) and "decoders.image" not in str(error)
     assert "decoders.image`\nDecoding the images to find the damaged ones" in capsys.readouterr().err
     for words in ("json: image with damaged data (2)", "image 13 ('01.jpg')", "image 22 ('04.jpg')"):
@@ -87,7 +87,7 @@ def test_where_all_is_well_the_loader_is_quoted(data):
     for pipeline_type in ("dali_cpu", "tensorflow"):
         said = explained(coco(data), pipeline_type)
         assert said == f"the loader ({pipeline_type}) stopped: Error in CPU operator `decoders.image`"
-    error = datasets.explain(RuntimeError(""), None, "synthetic")
+    error = loader_errors.explain(RuntimeError(""), None, "synthetic")
     assert str(error) == "the loader (synthetic) stopped: " and type(error) is UserError
 
 

@@ -1,122 +1,40 @@
-"""The common code of eval.py and infer.py. Each app passes `open_detector` and `make_loader`."""
+"""The inputs and outputs of infer.py: images or a video, image ids, detections.json and pictures."""
 
 import collections
 import os
 import pathlib
-import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
 import numpy as np
 
-from common.args import DECODER_FLAGS, EvalArgs, ImagePolicy, InferArgs
+from common.args import ImagePolicy, InferArgs
 from common.data.annotations import read_coco
-from common.data.datasets import ImageListSource, Source
 from common.data.labels import LabelMap
-from common.data.loader import BaseLoader
-from common.distributed.ranks import share_gpu_memory
+from common.data.open import open_images
+from common.data.sources import ImageListSource, Source
 from common.errors import UserError
 from common.evaluation import coco_metrics, drawing, video
-from common.evaluation.evaluate import Detect, Explain, evaluate, predict, write_evaluation
 from common.files import make_output_directory, user_errors, write_file
 from common.progress import Bar, log
 
 SHEET = "contact_sheet"
 SHEET_PICTURES = 6
 
-# Arguments: --weights, --image_size, --hparams. Returns what `open_detector` of detectors.py returns.
-OpenDetector = Callable[[str | None, str | None, str | None], tuple[Detect, Any, LabelMap, pathlib.Path]]
-MakeLoader = Callable[..., BaseLoader]
-# Arguments: evaluation data, COCO results, output directory, --errors_min_score. Returns a text to print.
-ReportErrors = Callable[[Source, list[dict[str, Any]], pathlib.Path, float | None], str]
 
-
-def evaluate_weights(
-    a: EvalArgs,
-    open_detector: OpenDetector,
-    make_loader: MakeLoader,
-    open_source: Callable[[EvalArgs, LabelMap], Source],
-    explain: Explain,
-    report_errors: ReportErrors | None = None,
-) -> dict[str, Any]:
-    """Evaluates weights on the evaluation data. Prints and writes the metrics.
-
-    Args:
-        open_source: opens the evaluation data. Its arguments are the flags and the trained classes.
-        report_errors: writes the files of --errors and returns a text to print.
-
-    Returns:
-        COCO's metrics: see coco_metrics.Evaluation.
-    """
-    share_gpu_memory()
-    coco_metrics.check_backend(a.coco_backend)
-    detect, config, label_map, file = open_detector(a.weights, a.image_size, a.hparams)
-    beside = file.parent if file.suffix == ".h5" else file.with_name(f"{file.name}.eval")
-    directory = make_output_directory(a.output_dir or beside)
-    source = open_source(a, label_map)
-    loader = make_loader(a.pipeline_type, source=source, config=config, **_loader_options(a))
-    begun = time.monotonic()
-    found = evaluate(detect, loader, label_map, explain=explain, coco_backend=a.coco_backend)
-    print(coco_metrics.format_table(found.metrics))
-    print(f"{source.size} images in {time.monotonic() - begun:.1f} s, compiling included")
-    with user_errors(f"--output_dir={directory}"):
-        write_evaluation(directory, *found)
-        if a.errors and report_errors:
-            print(report_errors(source, found.results, directory, a.errors_min_score))
-    print(f"wrote {directory / 'metrics.json'} and {directory / 'detections.json'}")
-    return found.metrics
-
-
-def infer(
-    a: InferArgs,
-    open_detector: OpenDetector,
-    make_loader: MakeLoader,
-    open_images: Callable[..., ImageListSource],
-    explain: Explain,
-) -> list[dict[str, Any]]:
-    """Detects objects in images or a video. Draws and writes the results.
-
-    Args:
-        open_images: opens and checks the images of --images.
-
-    Returns:
-        The detections in COCO results format.
-    """
-    share_gpu_memory()
-    job = Job(a, open_images)
-    detect, config, label_map, _ = open_detector(a.weights, a.image_size, a.hparams)
-    if job.categories:
-        for difference in job.categories.differences(label_map, here=f"in {a.image_info}"):
-            raise UserError(f"in the weights, {difference}: give weights trained on these categories")
-    loader = make_loader(job.pipeline_type, source=job.source, config=config, **_loader_options(a))
-    begun = time.monotonic()
-    results = predict(
-        detect, loader, label_map, title="detecting", explain=explain, min_score=a.score_threshold
-    )
-    print(f"{job.source.size} images in {time.monotonic() - begun:.1f} s, compiling included")
-    return job.write(results, label_map)
-
-
-def _loader_options(a: EvalArgs | InferArgs) -> dict[str, Any]:
-    if a.pipeline_type == "synthetic":
-        raise UserError("--pipeline_type=synthetic only measures training speed: use --pipeline_type=auto")
-    names = ("batch_size", "num_threads", "prefetch", *DECODER_FLAGS)
-    return {name: getattr(a, name) for name in names} | {"training": False, "with_targets": False}
-
-
-class Job:
+class InferenceJob:
     """One run of infer.py: opens the images or the video, and writes the results.
 
     Attributes:
         pipeline_type: --pipeline_type, or "tensorflow" for a video.
-        categories: the categories in --image_info, or None.
+        source: the images or the video.
 
     Raises:
         UserError: flags are missing or contradict each other, or files cannot be used.
     """
 
-    def __init__(self, a: InferArgs, open_images: Callable[..., ImageListSource]) -> None:
+    def __init__(self, a: InferArgs) -> None:
         self._a = a
         self._is_video = pathlib.Path(a.images).suffix.lower() in video.SUFFIXES
         if not a.images:
@@ -131,15 +49,15 @@ class Job:
         if self._is_video and a.pipeline_type not in ("auto", "tensorflow"):
             raise UserError(f"--pipeline_type={a.pipeline_type} cannot read videos: omit the flag")
         self._truth = read_coco(a.annotations) if a.annotations else None
-        self.categories: LabelMap | None = None
+        self._categories: LabelMap | None = None
         self._video = video.open_video(a.images) if self._is_video else None
         self.source: Source
         if self._video:
             self.source, self.pipeline_type = self._video, "tensorflow"
-            self._about = self._video.about()  # facts about each image, for detections.json
+            self._images = self._video.about()  # id and name or time of each image, for detections.json
         else:
             policy = ImagePolicy(a.on_bad_image, a.max_megapixels)
-            self.source, self._about = self._with_ids(open_images(a.images, policy=policy))
+            self.source, self._images = self._with_ids(open_images(a.images, policy=policy))
             self.pipeline_type = a.pipeline_type
         output = pathlib.Path(a.output_dir)
         directories = {pathlib.Path(file).resolve().parent for file in self.source.files}
@@ -160,17 +78,23 @@ class Job:
             known = dict(zip(self._truth.file_names, self._truth.image_ids.tolist(), strict=True))
             image_ids = look_up(source.files, known, f"--annotations={a.annotations}")
         elif a.image_info:
-            known, self.categories = read_image_info(a.image_info)
+            known, self._categories = read_image_info(a.image_info)
             image_ids = look_up(source.files, known, f"--image_info={a.image_info}")
         else:
             image_ids = range(len(names))
-        found = [row for row in zip(image_ids, names, source.files, strict=True) if row[0] is not None]
-        about: dict[Any, dict[str, Any]] = {}
-        for image_id, name, _ in found:
-            if image_id in about:
-                raise UserError(f"{about[image_id]['file_name']!r} and {name!r} both have the id {image_id}")
-            about[image_id] = {"image_id": image_id, "file_name": name}
-        return ImageListSource([file for *_, file in found]), list(about.values())
+        rows = [row for row in zip(image_ids, names, source.files, strict=True) if row[0] is not None]
+        images: dict[Any, dict[str, Any]] = {}
+        for image_id, name, _ in rows:
+            if image_id in images:
+                raise UserError(f"{images[image_id]['file_name']!r} and {name!r} both have the id {image_id}")
+            images[image_id] = {"image_id": image_id, "file_name": name}
+        return ImageListSource([file for *_, file in rows]), list(images.values())
+
+    def check_categories(self, label_map: LabelMap) -> None:
+        """Raises UserError if --image_info has other categories than the weights."""
+        if self._categories:
+            for difference in self._categories.differences(label_map, here=f"in {self._a.image_info}"):
+                raise UserError(f"in the weights, {difference}: give weights trained on these categories")
 
     def write(self, detections: list[dict[str, Any]], label_map: LabelMap) -> list[dict[str, Any]]:
         """Writes all files, prints their paths, and returns the content of detections.json.
@@ -178,13 +102,13 @@ class Job:
         Args:
             detections: COCO results; image_id is the index of an image in the source.
         """
-        results = [result | self._about[result["image_id"]] for result in detections]
+        results = [result | self._images[result["image_id"]] for result in detections]
         with user_errors(f"--output_dir={self._directory}"):
             coco_metrics.write_detections(results, self._directory / "detections.json")
             if self._a.draw:
                 self._save_pictures(self._draw(results, label_map))
         images = "frames" if self._is_video else "images"
-        print(f"{len(results)} detections in {len(self._about)} {images}: see {self._directory}")
+        print(f"{len(results)} detections in {len(self._images)} {images}: see {self._directory}")
         return results
 
     def _draw(self, results: list[dict[str, Any]], label_map: LabelMap) -> Iterator[np.ndarray]:
@@ -192,9 +116,9 @@ class Job:
         pixels = self._video.frames() if self._video else map(drawing.read_image, self.source.files)
         detections = _by_image(results)
         boxes = _by_image(self._truth.ground_truth()["annotations"] if self._truth else ())
-        bar = Bar("drawing", len(self._about))
-        for image, about in zip(pixels, self._about, strict=True):
-            image_id = about["image_id"]
+        bar = Bar("drawing", len(self._images))
+        for image, facts in zip(pixels, self._images, strict=True):
+            image_id = facts["image_id"]
             picture = drawing.draw_results(image, detections[image_id], label_map)
             if self._truth:
                 ground_truth = drawing.draw_results(image, boxes[image_id], self._truth.label_map)
@@ -210,7 +134,7 @@ class Job:
             write_file(target, lambda temporary: video.write_video(temporary, source, pictures))
             return
         sheet: list[np.ndarray] = []
-        for name, picture in zip(_picture_names(self._about), pictures, strict=True):
+        for name, picture in zip(_picture_names(self._images), pictures, strict=True):
             drawing.save_png(picture, self._directory / f"{name}.png")
             sheet = [*sheet, picture][:SHEET_PICTURES]
         drawing.save_png(drawing.contact_sheet(sheet, columns=2), self._directory / f"{SHEET}.png")

@@ -1,0 +1,306 @@
+"""Opens and checks the data that the flags name. All faults of all data sets are reported together.
+
+    data = open_data(a, ranks, max_instances=100)                       # train.py
+    source = open_evaluation(a, label_map)                              # eval.py
+    source = open_images("photos/")                                     # infer.py
+    source = open_coco("val2017", "instances_val2017.json")             # anywhere else
+
+No DALI reader sees a file before this check, because DALI misreads many faulty files silently.
+"""
+
+import glob
+import os
+import pathlib
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from common.args import IMAGE_SUFFIXES, Args, EvalArgs, ImagePolicy
+from common.data.check.coco import load_coco
+from common.data.check.image_headers import ImageFacts
+from common.data.check.images import add_fault, inspect_files
+from common.data.check.issues import DataError, Issues
+from common.data.labels import LabelMap, is_text
+from common.data.sharding import check_shards
+from common.data.sources import CocoSource, ImageListSource, Source
+from common.errors import UserError
+from common.files import user_errors
+from common.progress import import_tensorflow, log
+
+if TYPE_CHECKING:
+    from common.data.check.tfrecord import TFRecordSource
+    from common.distributed.ranks import Ranks
+
+_IN_SUMMARY = ("crowd", "image-without-boxes")  # kinds of issues that Annotations.summary counts
+
+
+# --- train.py and eval.py: flags -> data ---
+
+
+class Data(NamedTuple):
+    """The data of a run.
+
+    Attributes:
+        train, evaluation: the sources of both data sets; None if the data are synthetic or not given.
+        label_map: the classes of the training data.
+        num_classes: number of classes of the model; --num_classes may be larger than the label map.
+    """
+
+    train: Source | None
+    evaluation: Source | None
+    label_map: LabelMap
+    num_classes: int
+
+
+def open_data(a: Args, ranks: "Ranks", max_instances: int, *, synthetic_classes: int = 80) -> Data:
+    """Opens and checks the data of train.py. One rank per host goes first, so that the others use its caches.
+
+    Args:
+        max_instances: largest number of boxes that are kept per image.
+        synthetic_classes: number of classes of synthetic data.
+
+    Raises:
+        UserError: on every rank, if any rank cannot use its flags or data. The message names every fault.
+    """
+    train: Source | None = None
+    evaluation: Source | None = None
+    label_map = LabelMap.numbered(a.num_classes or synthetic_classes)
+    with ranks.raise_on_any_rank():
+        if a.pipeline_type != "synthetic":
+            train, evaluation = ranks.first_on_host(
+                lambda: open_splits(a, num_replicas=ranks.num_replicas, max_instances=max_instances)
+            )
+            label_map = train.label_map
+            if evaluation:
+                check_shards(evaluation.size, ranks.world_size)  # fails now, not after the first epoch
+        num_classes = a.num_classes or label_map.num_classes
+        if num_classes < label_map.num_classes:
+            raise UserError(f"omit --num_classes={num_classes}: data have {label_map.num_classes} classes")
+    return Data(train, evaluation, label_map, num_classes)
+
+
+def open_splits(a: Args, *, num_replicas: int, max_instances: int) -> tuple[Source, Source | None]:
+    """Opens the training data and, if given, the evaluation data of train.py. Logs summaries.
+
+    Raises:
+        UserError: see `open_pair` and `check_sizes`.
+    """
+    train = DataFlags(a.train_images, a.train_annotations, file_pattern=a.train_file_pattern)
+    sources = open_pair(train, _evaluation_flags(a), **_options(a))
+    log_source("training", sources[0])
+    check_sizes(sources[0], a.batch_size, num_replicas, max_instances)
+    if sources[1]:
+        log_source("evaluation", sources[1])
+    return sources
+
+
+def open_evaluation(a: EvalArgs, label_map: LabelMap) -> Source:
+    """Opens the evaluation data of eval.py and logs a summary.
+
+    Args:
+        label_map: the classes that the network was trained on.
+
+    Raises:
+        UserError: see `open_source` and `check_labels`.
+    """
+    source = open_source(*_evaluation_flags(a), split="eval", **_options(a))
+    check_labels(label_map, source)
+    log_source("evaluation", source)
+    return source
+
+
+class DataFlags(NamedTuple):
+    """The data flags of one split: a directory and a COCO json, or a glob of TFRecords."""
+
+    images: str | None = None
+    annotations: str | None = None
+    file_pattern: str | None = None
+
+
+def _evaluation_flags(a: Args | EvalArgs) -> DataFlags:
+    return DataFlags(a.eval_images, a.eval_annotations, file_pattern=a.eval_file_pattern)
+
+
+def _options(a: Args | EvalArgs) -> dict[str, Any]:
+    policy = ImagePolicy(a.on_bad_image, a.max_megapixels)
+    return {"input_type": a.input_type, "label_map": a.label_map, "policy": policy}
+
+
+def open_pair(
+    train: DataFlags,
+    evaluation: DataFlags,
+    *,
+    names: tuple[str, str] = ("train", "eval"),
+    **options: Any,
+) -> tuple[Source, Source | None]:
+    """Opens the training and the evaluation data. The latter is None if `evaluation` has no values.
+
+    Args:
+        names: the argument `split` of `open_source` for each of the two.
+        options: other arguments of `open_source`.
+
+    Raises:
+        UserError: see `open_source`; or the evaluation data have a category that the training data lack.
+    """
+    sources, errors = [], []
+    for split, flags in zip(names, (train, evaluation), strict=True):
+        if flags is train or any(flags):
+            try:
+                sources.append(open_source(*flags, split=split, **options))
+            except UserError as error:
+                errors.append(error)
+    if errors:
+        raise _joined(errors)
+    if len(sources) == 1:
+        return sources[0], None
+    check_labels(sources[0].label_map, sources[1])
+    return sources[0], sources[1]
+
+
+def _joined(errors: Sequence[UserError]) -> UserError:
+    """Returns the first error in the flags. If there is none, returns one error with all data issues."""
+    flag_errors = [error for error in errors if not isinstance(error, DataError)]
+    data_issues = [issues for error in errors if isinstance(error, DataError) for issues in error.issues]
+    return flag_errors[0] if flag_errors else DataError(*data_issues)
+
+
+def open_source(
+    images: str | None = None,
+    annotations: str | None = None,
+    file_pattern: str | None = None,
+    *,
+    input_type: str | None = None,
+    label_map: str | None = None,
+    policy: ImagePolicy = ImagePolicy(),
+    split: str = "train",
+) -> Source:
+    """Opens the data set that the data flags of one split describe.
+
+    Args:
+        images, annotations, file_pattern: values of the split's flags.
+        input_type: "coco" or "tfrecord"; None: the format whose flags are given.
+        split: "train", "eval" or "", the prefix of the flags in messages.
+
+    Raises:
+        UserError: flags or files are missing or contradict each other, or the data is faulty.
+    """
+    prefix = f"--{split}_" if split else "--"
+    coco_flags = {f"{prefix}images": images, f"{prefix}annotations": annotations}
+    named = [flag for flag, value in coco_flags.items() if value]
+    if file_pattern and named and input_type is None:
+        raise UserError(f"{prefix}file_pattern (TFRecords) and {named[0]} (COCO) are both given: use one")
+    if input_type == "tfrecord" and not file_pattern:
+        raise UserError(f"--input_type=tfrecord needs {prefix}file_pattern")
+    if file_pattern and input_type != "coco":
+        return open_tfrecords(file_pattern, label_map, policy=policy)
+    if images and annotations:
+        return open_coco(images, annotations, policy=policy)
+    if named:
+        (absent,) = set(coco_flags) - set(named)
+        raise UserError(f"{named[0]} is given without {absent}: COCO data needs both")
+    raise UserError(f"no data: give {' and '.join(coco_flags)} (COCO), or {prefix}file_pattern (TFRecords)")
+
+
+# --- one data set ---
+
+
+def open_coco(
+    images: str | os.PathLike, annotations: str | os.PathLike, policy: ImagePolicy = ImagePolicy()
+) -> CocoSource:
+    """Opens and checks a COCO json and its images; raises DataError like `load_coco`."""
+    return CocoSource(os.fspath(images), load_coco(annotations, images, policy=policy))
+
+
+def open_tfrecords(
+    pattern: str, label_map: str | None = None, policy: ImagePolicy = ImagePolicy()
+) -> "TFRecordSource":
+    """Opens and checks record files; raises DataError like `tfrecord.open_records`.
+
+    Args:
+        pattern: glob of the record files.
+        label_map: file with the categories; default: the `<prefix>.label_map.json` of tools/convert.py.
+    """
+    import_tensorflow()  # takes seconds
+    from common.data.check import tfrecord
+
+    files = tfrecord.expand_pattern(pattern)
+    labels = LabelMap.load(label_map or tfrecord.find_label_map(files))
+    return tfrecord.open_records(files, labels, policy=policy)
+
+
+def open_images(images: str, policy: ImagePolicy = ImagePolicy()) -> ImageListSource:
+    """Opens and checks the images of --images. Raises UserError if no image is usable."""
+    files, issues = list_images(images), Issues(f"--images={images}", policy)
+    facts = inspect_files(os.curdir, files, policy)
+    misnamed = ImageFacts(fault="image-unreadable", detail="DALI needs a file name in UTF-8")
+    pairs = [(file, fact if is_text(file) else misnamed) for file, fact in zip(files, facts, strict=True)]
+    usable = [file for file, fact in pairs if not add_fault(fact, repr(file), issues)]
+    if not usable:
+        issues.add("no-images", f"none of the {len(facts)} images can be read")
+    issues.raise_if_stopping()
+    log_issues(issues)
+    return ImageListSource(usable)
+
+
+def list_images(images: str) -> tuple[str, ...]:
+    """Returns the sorted image files that --images names: a file, a directory or a glob.
+
+    Raises:
+        UserError: there is no such image file.
+    """
+    path = pathlib.Path(images)
+    with user_errors(f"--images={images}"):
+        if path.is_file():
+            return (images,)
+        if not path.exists() and not glob.has_magic(images):
+            raise UserError(f"--images={images}: no such file or directory")
+        paths = path.iterdir() if path.is_dir() else map(pathlib.Path, glob.glob(images, recursive=True))
+        files = sorted(file for file in paths if file.suffix.lower() in IMAGE_SUFFIXES and file.is_file())
+    if not files:
+        raise UserError(f"--images={images}: no image files found ({', '.join(IMAGE_SUFFIXES)})")
+    return tuple(map(str, files))
+
+
+# --- checks of whole sources, and the log ---
+
+
+def check_labels(label_map: LabelMap, source: Source) -> None:
+    """Raises DataError if `source` has a category that `label_map` lacks. Compares ids and names."""
+    issues = Issues(source.annotations.origin)
+    issues.add_each("eval-categories", label_map.differences(source.label_map), str)
+    issues.raise_if_stopping()
+
+
+def check_sizes(source: Source, batch_size: int, num_replicas: int, max_instances: int) -> None:
+    """Logs images with too many boxes.
+
+    Raises:
+        DataError: the data set has fewer images than the replicas need for one batch each.
+    """
+    annotations = source.annotations
+    issues, counts = Issues(annotations.origin), np.diff(annotations.target_boxes.row_splits)
+    if source.size < batch_size * num_replicas:
+        replicas = f" x {num_replicas} ranks" if num_replicas > 1 else ""
+        issues.add("fewer-than-batch", f"{source.size} images, --batch_size={batch_size}{replicas}")
+    issues.raise_if_stopping()
+    issues.add_each(
+        "too-many-boxes",
+        np.flatnonzero(counts > max_instances),
+        lambda i: f"{annotations.image_name(i)} has {counts[i]}, of which {max_instances} are kept",
+    )
+    log_issues(issues)
+
+
+def log_source(split: str, source: Source) -> None:
+    """Logs a summary of a source and the issues that the data check found."""
+    log(f"{split} data: {source.annotations.summary()}")
+    for issue in source.annotations.issues:
+        if issue.kind not in _IN_SUMMARY:
+            log(f"  {issue.line(shown=3)}")
+
+
+def log_issues(issues: Issues) -> None:
+    """Logs the issues of a data set, with at most three offenders each."""
+    for issue in issues:
+        log(f"{issues.origin}: {issue.line(shown=3)}")

@@ -1,0 +1,93 @@
+"""Defines `Source`, an opened data set. open.py opens the sources that the flags name."""
+
+import abc
+import functools
+import os
+import pathlib
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from common.data.annotations import Annotations, without_objects
+from common.data.labels import LabelMap
+
+if TYPE_CHECKING:
+    from common.dali_ops import Nodes
+
+
+class Source(abc.ABC):
+    """An opened data set.
+
+    Attributes:
+        name: "coco", "tfrecord", "images" or "video".
+        annotations: annotations of the images in reading order; they have no boxes for unlabelled images.
+        files: the paths of the images, if each image has its own file.
+    """
+
+    name: str
+    annotations: Annotations
+    files: Sequence[str]
+
+    @property
+    def size(self) -> int:
+        return self.annotations.num_images
+
+    @property
+    def label_map(self) -> LabelMap:
+        return self.annotations.label_map
+
+    @functools.cached_property
+    def fingerprint(self) -> str:
+        """SHA-256 (hex) of the annotations and their order. A run does not resume if it has changed."""
+        return self.annotations.fingerprint()
+
+    def image_name(self, row: int) -> str:
+        """Returns an image's name for messages."""
+        return self.annotations.image_name(row)
+
+    def encoded(self, row: int) -> bytes:
+        """Returns the bytes of the image file of row `row`; raises OSError."""
+        return pathlib.Path(self.files[row]).read_bytes()
+
+    @abc.abstractmethod
+    def read(self, *, training: bool, **options: Any) -> "Nodes":
+        """Adds a reader to a DALI graph; returns its nodes (jpegs, boxes, labels, image_ids).
+
+        Args:
+            training: if True, images are shuffled and repeat without end. If False, they are read in order.
+                See readers.py.
+            options: shard_id, num_shards, seed and name. The name must be unique in the graph.
+        """
+
+
+class CocoSource(Source):
+    """A directory of images, and a COCO json with file names relative to it."""
+
+    name = "coco"
+
+    def __init__(self, images_dir: str, annotations: Annotations) -> None:
+        self.images_dir, self.annotations = images_dir, annotations
+        self.files = [os.path.join(images_dir, name) for name in annotations.file_names]
+
+    def read(self, *, training: bool, **options: Any) -> "Nodes":
+        from common import readers  # check_data.py needs no DALI
+
+        return readers.coco_reader(self.images_dir, self.annotations, training=training, **options)
+
+
+class ImageListSource(Source):
+    """Image files without annotations; image ids are positions in `files`."""
+
+    name = "images"
+
+    def __init__(self, files: Sequence[str]) -> None:
+        self.files, self.annotations = files, without_objects(files, "images")
+
+    def image_name(self, row: int) -> str:
+        return repr(self.files[row])
+
+    def read(self, *, training: bool, seed: int = 0, **options: Any) -> "Nodes":
+        if training:
+            raise ValueError("images without annotations cannot be used for training")
+        from common.data import readers
+
+        return readers.file_reader(self.files, **options)
