@@ -109,7 +109,7 @@ check: horovod  ## tests what a change must not break: resuming (also older runs
 test: lint horovod  ## runs lint, then all tests except the long ones, in JOBS=2 processes of up to 3 GB each
 	CUDA_VISIBLE_DEVICES= $(RUN) -m pytest --numprocesses=$(JOBS) --dist=loadfile -m 'not slow'
 
-test-long: horovod torch  ## runs only the long tests: the commands of the pages, comparisons of runs, copies of the apps
+test-long: horovod torch  ## runs only the long tests: the commands of the pages, comparisons of runs
 	CUDA_VISIBLE_DEVICES= $(RUN) -m pytest --numprocesses=$(JOBS) --dist=loadfile -m slow
 
 test-all: test test-long  ## runs all tests

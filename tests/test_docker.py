@@ -8,12 +8,12 @@ import yaml
 
 from tests.test_launch_files import LAUNCHER, SPEC, WORKER
 from tests.test_readme import PAGES
-from tools.imports import PRODUCT
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 DOCKER = ROOT / "docker"
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 EXTRAS = PROJECT["optional-dependencies"]
+FOLDERS = ("common", "efficientdet", "tools", "yolov4")
 DOCKERFILES = [DOCKER / "Dockerfile", DOCKER / "Dockerfile.cpu"]
 COMPOSE = yaml.safe_load((DOCKER / "compose.yaml").read_text())
 every_dockerfile = pytest.mark.parametrize("path", DOCKERFILES, ids=lambda path: path.name)
@@ -82,7 +82,7 @@ def test_the_context_is_what_the_apps_need():
     assert lines[0] == "*"
     allowed = {line[1:] for line in lines if line.startswith("!")}
     files = {"Makefile", "README.md", "pyproject.toml", "LICENSE"}
-    assert allowed == files | {"docker"} | set(PRODUCT)
+    assert allowed == files | {"docker"} | set(FOLDERS)
     assert lines[-1] == "**/__pycache__"
 
 

@@ -153,7 +153,7 @@ def test_other_commands_are_known():
 
 @pytest.mark.parametrize("name", PAGES)
 def test_flags_in_the_text_exist(name, capsys):
-    programs = [*sorted({program_of(words)[0] for words in PROGRAMS.values()}), "tools/copy_app.py"]
+    programs = sorted({program_of(words)[0] for words in PROGRAMS.values()})
     known = {flag for program in programs for flag in known_flags(program)}
     with mock.patch.object(sys, "argv", ["horovodrun", "--help"]), pytest.raises(SystemExit):
         parse_args()

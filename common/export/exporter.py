@@ -25,9 +25,7 @@ from common.files import write_directory, write_file
 from common.progress import log
 from common.weights import weight_files as weights
 from common.weights.trained import App, Detect
-from tools import synthetic
 
-DRAWN_IMAGES = 8
 _CALIBRATION_BATCH = 4
 
 OpenLoader = Callable[..., BaseLoader]  # called as f(pipeline_type, source=, batch_size=)
@@ -162,8 +160,8 @@ def _compare(
     run = runtimes.open_runner(file)
     with tempfile.TemporaryDirectory() as folder:
         if not options.verify_images:
-            synthetic.draw_dataset(folder, DRAWN_IMAGES, seed=0)
-        source = open_images(options.verify_images or f"{folder}/images")
+            verify.draw_images(pathlib.Path(folder))
+        source = open_images(options.verify_images or folder)
         loader = open_loader("auto", source=source, batch_size=1)
         if options.suppression == "none":
             largest = verify.largest_raw_difference(parts, run, to_pixels, loader)

@@ -54,7 +54,7 @@ class ExportArgs(TrainedArgs):
         choices=NMS,
     )
     verify_images: str | None = flag(
-        None, "Images for the comparison of the file with the weights. Default: eight synthetic images."
+        None, "Images for the comparison of the file with the weights. Default: eight drawn images."
     )
     verify_annotations: str | None = flag(None, "COCO json of --verify_images. If given, AP is compared too.")
 

@@ -1,10 +1,12 @@
 """Compares detections of an exported file with detections of the weights."""
 
 import itertools
+import pathlib
 from collections.abc import Callable, Iterator
 
 import numpy as np
 import tensorflow as tf
+from PIL import Image, ImageDraw
 
 from common.data.check.loader_errors import explain
 from common.data.loader import BaseLoader
@@ -17,6 +19,22 @@ AP_LIMITS = {"none": 1e-3, "int8": 0.01}
 
 Detections = tuple[np.ndarray, np.ndarray, np.ndarray]  # boxes (D, 4), scores (D,), classes (D,) of one image
 ToPixels = Callable[[tf.Tensor], tf.Tensor]  # images of a loader -> uint8
+
+
+def draw_images(folder: pathlib.Path, count: int = 8) -> None:
+    """Writes images of coloured ellipses and rectangles, the same ones in each call."""
+    random = np.random.default_rng(0)
+    for number in range(count):
+        height, width = random.integers(192, 321, 2)
+        coarse = random.integers(0, 256, (8, 8, 3), dtype=np.uint8)
+        image = Image.fromarray(coarse).resize((int(width), int(height)), Image.Resampling.BICUBIC)
+        canvas = ImageDraw.Draw(image)
+        for draw in (canvas.ellipse, canvas.rectangle) * 3:
+            left, top = random.uniform(0.0, 0.7, 2) * (width, height)
+            w, h = random.uniform(0.1, 0.4, 2) * min(width, height)
+            red, green, blue = random.integers(0, 256, 3).tolist()
+            draw((left, top, left + w, top + h), fill=(red, green, blue))
+        image.save(folder / f"{number}.png")
 
 
 def largest_difference(

@@ -102,3 +102,12 @@ DIFFERENCES = [
 def test_boxes_scores_and_classes_count_but_not_the_order(wanted, found, max_detections, difference):
     apart = verify.difference(_detections(*wanted), _detections(*found), max_detections)
     assert apart == pytest.approx(difference, abs=1e-6)
+
+
+def test_drawn_images_are_the_same_in_each_call(tmp_path):
+    for name in ("first", "second"):
+        (tmp_path / name).mkdir()
+        verify.draw_images(tmp_path / name)
+    first, second = (sorted((tmp_path / name).iterdir()) for name in ("first", "second"))
+    assert len({file.read_bytes() for file in first}) == len(first) == 8
+    assert [file.read_bytes() for file in first] == [file.read_bytes() for file in second]
