@@ -156,8 +156,6 @@ class ProcessArgs:
     )
     compression: str = flag("none", "Compression of gradients with Horovod.", choices=("none", "fp16"))
     step_timeout: float = flag(600.0, "End a run after this many seconds without a step; 0: never.", low=0.0)
-    elastic: bool = flag(False, "With Horovod: if hosts or ranks change, resume from the last full epoch.")
-    dry_run: int | None = flag(None, "Test the other flags in a short run of N local processes.", low=1)
 
 
 @dataclasses.dataclass(frozen=True)

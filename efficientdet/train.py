@@ -47,8 +47,7 @@ import tensorflow as tf
 from common import hparams
 from common.data.check import loader_errors
 from common.data.open import open_data
-from common.distributed import elastic
-from common.distributed.ranks import Hooks, Ranks
+from common.distributed.ranks import Ranks
 from common.evaluation.evaluate import evaluate
 from common.layers import limit_bn_momentum
 from common.training import input_feed, run_directory, step_guard
@@ -62,14 +61,10 @@ from efficientdet.model import build_model
 from efficientdet.model_metadata import make_metadata
 from efficientdet.optimization import make_optimizer, make_schedule, num_epochs
 from efficientdet.predict import make_detect
-from tools import dry_run
 
 
-def train(a: Args, hooks: Hooks = Hooks()) -> dict | None:
+def train(a: Args) -> dict | None:
     """Trains one model.
-
-    Args:
-        hooks: functions that are called during training. Elastic training and dry runs use them.
 
     Returns:
         The metrics of the last evaluation (coco_metrics.score), or None without evaluation data.
@@ -125,7 +120,6 @@ def train(a: Args, hooks: Hooks = Hooks()) -> dict | None:
         model,
         optimizer,
         ema_decay=config.ema_decay,
-        hooks=hooks,
         identity=identity,
         metadata=metadata,
         feed=feed,
@@ -147,7 +141,7 @@ def train(a: Args, hooks: Hooks = Hooks()) -> dict | None:
             while run.epoch_is_unfinished():  # once, or once per evaluation of --eval_every_steps
                 for images, targets in run.batches():
                     result = train_step(images, targets, run.stop_requested)
-                    run.after_step(result, images, targets)  # shows progress, saves, stops
+                    run.after_step(result, targets)  # shows progress, saves, stops
                 if run.is_evaluation_due():
                     with run.evaluating() as on_batch:  # here the model has the averaged weights
                         run.save_evaluation(evaluate_model(open_eval_loader(), on_batch=on_batch))
@@ -222,17 +216,8 @@ def make_model(config: EfficientDetConfig, num_classes: int, num_steps: int = 10
     return limit_bn_momentum(build_model(config.model_name, num_classes, config=config), num_steps)
 
 
-def start(a: Args) -> dict | None:
-    """Starts a dry run, elastic training or training, depending on the flags. Returns the metrics."""
-    if a.dry_run:
-        config = hparams.resolve(get_config(a.model_name), a, preset=PRESETS[a.augmentation_preset])
-        dry_run.run("efficientdet.train", config, a, a.dry_run)
-        return None
-    return elastic.run(train, a) if a.elastic else train(a)
-
-
 def main() -> None:
-    start(Args(**args.values(flags.FLAGS, define_flags)))
+    train(Args(**args.values(flags.FLAGS, define_flags)))
 
 
 if __name__ == "__main__":

@@ -52,7 +52,7 @@ from efficientdet.optimization import make_optimizer, make_schedule, num_epochs
 from efficientdet.predict import make_detect
 from efficientdet.train import Args, make_model
 
-WITHOUT = {"accumulate_steps", "coco_backend", "dry_run", "elastic", "eval_every_steps", "freeze", "xla"}
+WITHOUT = {"accumulate_steps", "coco_backend", "eval_every_steps", "freeze", "xla"}
 WITHOUT |= {"freeze_batch_norm", "init_from", "max_skipped_steps", "patience", "save_every", "step_timeout"}
 NAMES = {field.name for field in dataclasses.fields(Args)} - WITHOUT
 define_flags = functools.partial(args.define, args_class=Args, names=NAMES)

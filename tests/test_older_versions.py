@@ -83,7 +83,7 @@ def test_a_run_that_was_stopped_in_an_epoch_goes_on_from_the_epoch_before(app, c
     """A position within an epoch needs the same DALI graph."""
     monkeypatch.chdir(copy)
     module, a = small_apps.parsed(app, f"--flagfile=runs/{app}/flags.txt")
-    module.start(a)
+    module.train(a)
     said = capfd.readouterr().err
     assert "resumed after epoch 1 (step 8)\n" in said
     assert said.count("changed: dali_graph; the run continues from an epoch's end, results may differ\n") == 1
@@ -100,7 +100,7 @@ def test_a_run_of_today_ends_as_one_of_then(app, copy, monkeypatch):
     monkeypatch.chdir(copy)
     directory, expected = copy / "runs" / f"{app}-today", EXPECTED[app]["run"]
     module, a = small_apps.parsed(app, f"--flagfile=runs/{app}/flags.txt", f"--output_dir={directory}")
-    module.start(a)
+    module.train(a)
     rows = rows_of(directory)
     header, *wanted_rows = expected["results.csv"]
     assert len(rows) == len(wanted_rows) == 3

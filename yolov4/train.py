@@ -54,15 +54,13 @@ import tensorflow as tf
 from common import hparams
 from common.data.check import loader_errors
 from common.data.open import open_data
-from common.distributed import elastic
-from common.distributed.ranks import Hooks, Ranks
+from common.distributed.ranks import Ranks
 from common.evaluation.evaluate import evaluate
 from common.layers import limit_bn_momentum
 from common.training import input_feed, run_directory, step_guard
 from common.training.optimizers import AveragedWeights
 from common.training.run import Run, start_process
 from common.weights.fine_tuning import set_initial_weights
-from tools import dry_run
 from yolov4 import losses, show_batch
 from yolov4.init_from import init_from
 from yolov4.loaders import epoch_kwargs, open_loader
@@ -72,11 +70,8 @@ from yolov4.optimization import make_optimizer, make_schedule
 from yolov4.predict import make_detect
 
 
-def train(a: Args, hooks: Hooks = Hooks()) -> dict | None:
+def train(a: Args) -> dict | None:
     """Trains one model.
-
-    Args:
-        hooks: functions that are called during training. Elastic training and dry runs use them.
 
     Returns:
         The metrics of the last evaluation (coco_metrics.score), or None without evaluation data.
@@ -133,7 +128,6 @@ def train(a: Args, hooks: Hooks = Hooks()) -> dict | None:
         model,
         optimizer,
         ema_decay=config.ema_decay,
-        hooks=hooks,
         identity=identity,
         metadata=metadata,
         feed=feed,
@@ -155,7 +149,7 @@ def train(a: Args, hooks: Hooks = Hooks()) -> dict | None:
             while run.epoch_is_unfinished():  # once, or once per evaluation of --eval_every_steps
                 for images, targets in run.batches():
                     result = train_step(images, targets, run.stop_requested)
-                    run.after_step(result, images, targets)  # shows progress, saves, stops
+                    run.after_step(result, targets)  # shows progress, saves, stops
                 if run.is_evaluation_due():
                     with run.evaluating() as on_batch:  # here the model has the averaged weights
                         run.save_evaluation(evaluate_model(open_eval_loader(), on_batch=on_batch))
@@ -224,17 +218,8 @@ def make_model(config: YOLOv4Config, num_classes: int, num_steps: int = 10**9) -
     return limit_bn_momentum(model, num_steps)
 
 
-def start(a: Args) -> dict | None:
-    """Starts a dry run, elastic training or training, depending on the flags. Returns the metrics."""
-    if a.dry_run:
-        config = hparams.resolve(get_config(a.model_name), a, preset=PRESETS[a.augmentation_preset])
-        dry_run.run("yolov4.train", config, a, a.dry_run)
-        return None
-    return elastic.run(train, a) if a.elastic else train(a)
-
-
 def main() -> None:
-    start(Args(**args.values(flags.FLAGS, define_flags)))
+    train(Args(**args.values(flags.FLAGS, define_flags)))
 
 
 if __name__ == "__main__":

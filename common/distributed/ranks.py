@@ -11,10 +11,9 @@ A rank is a process; a replica is a device that trains. Horovod has one replica 
 """
 
 import contextlib
-import dataclasses
 import functools
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import keras
 import msgspec
@@ -23,9 +22,6 @@ import tensorflow as tf
 from tensorflow.python.ops import gen_math_ops
 
 from common.errors import OtherRankError, UserError
-
-if TYPE_CHECKING:
-    from common.training.run import Run
 
 T = TypeVar("T")
 
@@ -216,7 +212,7 @@ class HorovodRanks(Ranks):
         self._compression = hvd.Compression.fp16 if compression == "fp16" else hvd.Compression.none
 
     def gpu_number(self, replica: int) -> int:
-        # The local rank can differ from the GPU number: Slurm may hide GPUs, elastic runs change the ranks.
+        # The local rank can differ from the GPU number, because Slurm may hide GPUs.
         visible = tf.config.get_visible_devices("GPU")
         return int(visible[0].name.rpartition(":")[2]) if visible else 0
 
@@ -238,27 +234,6 @@ class HorovodRanks(Ranks):
 
     def close(self) -> None:
         self._hvd.shutdown()
-
-
-@dataclasses.dataclass(frozen=True)
-class Hooks:
-    """Functions that `train` and its `Run` call, on every rank at the same points, and two settings.
-
-    Attributes:
-        on_step: called with (run, images, targets) after each training step, before the step is saved.
-            `run.state` has the number of the step ("step"), the epochs done ("epoch") and "step_in_epoch".
-            `targets["image_ids"]` has the image ids.
-        on_epoch: called with the number of epochs done, after their checkpoint is written. An exception
-            from this function ends `train`.
-        expected_epochs: with --elastic, it is an error if the newest checkpoint has fewer epochs.
-        lost_ranks: what happens when another rank is lost (Watchdog's `on_loss`). exit: this process ends
-            with code 1. report: the error of the collective operation propagates.
-    """
-
-    on_step: Callable[["Run", Any, Any], None] = lambda *_: None
-    on_epoch: Callable[[int], None] = lambda _: None
-    expected_epochs: int = 0
-    lost_ranks: str = "exit"
 
 
 def start(strategy: str = "none", compression: str = "none") -> Ranks:

@@ -48,7 +48,8 @@ class Checkpoints:
         state: counters and other JSON values, which the caller changes in place: "step", "epoch" (epochs
             done), "step_in_epoch" (0 between two epochs), ...
         iterators: iterators of the data, whose positions are saved; empty if they cannot be saved.
-        resharded: whether another number of ranks saved the checkpoint that `find` found.
+        resharded: whether a run with another number of ranks or replicas saved the checkpoint that `find`
+            found.
         data_anew: whether the epoch must read its data from the start.
 
     Raises:
@@ -108,7 +109,7 @@ class Checkpoints:
             return None
         self._found = found  # the checkpoint's name and its manifest
         changed = self._changed(found)
-        self.resharded = "num_ranks" in changed
+        self.resharded = not set(run_directory.RESHARDED).isdisjoint(changed)
         self.data_anew = self.resharded or not {"dali_graph", "tf_graph"}.isdisjoint(changed)
         self.state.clear()
         self.state.update(found[1]["state"])

@@ -66,7 +66,7 @@ class InputFeed:
             UserError: there are checkpoints, but none can be used.
         """
         self._checkpoints, state, changed = checkpoints, checkpoints.state, checkpoints.find()
-        if checkpoints.resharded:  # --elastic: the number of ranks, and so the number of steps, has changed
+        if checkpoints.resharded:  # the number of ranks, and so of steps per epoch, has changed
             state["step"] = state["epoch"] * self.steps_per_epoch
         # Older versions did not save `taken`, and opened new loaders at every epoch.
         taken = state.get("taken", state["step_in_epoch"])

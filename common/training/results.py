@@ -5,36 +5,30 @@
     last.weights.h5     the weights of the last epoch
     metrics.json, detections.json, pr_curves.png    results of the last evaluation
     flags.txt, first_batch.png                      the flags; the images and boxes of the first batch
-    skipped/step_00000123.npz   what tools/replay_step.py needs to run a skipped step again
 
 If the disk is full, a file is not written; training continues, and earlier files stay intact.
 """
 
 import csv
 import io
-import json
 import math
 import pathlib
 import time
 from collections.abc import Callable, Mapping
-from typing import Any, TypeVar
+from typing import Any
 
 import keras
-import numpy as np
 import tensorflow as tf
 
 from common import progress
 from common.args import flagfile
-from common.distributed.ranks import Ranks
 from common.evaluation import coco_metrics, drawing
 from common.evaluation.coco_metrics import Evaluation
 from common.evaluation.evaluate import write_evaluation
 from common.files import write_bytes
 from common.weights import weight_files
 
-T = TypeVar("T")
 SHOW_EVERY = 10  # steps between two updates of the means in the progress bar
-KEPT_STEPS = 2  # number of newest files of skipped steps to keep
 _STEPS, _SKIPPED = "steps", "skipped_steps"
 _COUNTED = "boxes_"  # scalars whose names begin like this are summed
 _RENAMED = {"boxes_truncated": "boxes_over_limit"}  # name in older checkpoints and logs -> present name
@@ -172,47 +166,14 @@ class Results:
             self.save_weights(weight_files.BEST, AP=evaluation.metrics["AP"])
         self._try(lambda path: write_evaluation(path, evaluation))
 
-    def save_skipped(self, ranks: Ranks, step: int, images: Any, targets: Any) -> str | None:
-        """Saves the batch of a skipped step and the present weights; all ranks call it together.
-
-        On a GPU the weights can be those of up to four steps later (`LOOK_EVERY` in step_guard.py).
-
-        Args:
-            images, targets: the batch of one replica; None on ranks that do not have this batch.
-
-        Returns:
-            The path of the file on rank 0; None on other ranks, or if it could not be written.
-        """
-        content = None
-        if images is not None:
-            arrays: dict[str, Any] = {f"target/{k}": np.asarray(v) for k, v in targets.items()}
-            variables = enumerate(self._model.variables)
-            arrays |= {f"weight/{i:05d}": tf.convert_to_tensor(v.value).numpy() for i, v in variables}
-            text = json.dumps({**self._metadata, "step": step, "rank": ranks.rank})
-            stream = io.BytesIO()
-            np.savez(stream, metadata=text, images=np.asarray(images), **arrays)
-            content = stream.getvalue()
-        contents = [found for found in ranks.gather(content) if found is not None]
-
-        def save(directory: pathlib.Path) -> str:
-            path = directory / "skipped" / f"step_{step:08d}.npz"
-            path.parent.mkdir(exist_ok=True)
-            write_bytes(path, contents[0])
-            for old in sorted(path.parent.glob("step_*.npz"))[:-KEPT_STEPS]:
-                old.unlink()
-            return str(path)
-
-        return self._try(save)
-
-    def _try(self, save: Callable[[pathlib.Path], T]) -> T | None:
+    def _try(self, save: Callable[[pathlib.Path], Any]) -> None:
         if self._directory is None:
-            return None
+            return
         try:
-            return save(self._directory)
+            save(self._directory)
         except (OSError, tf.errors.OpError) as error:  # TensorBoard's writer raises OpError
             reason = weight_files.reason(error)
             progress.log(f"warning: {reason}; training continues, earlier files are intact")
-            return None
 
 
 def note_metric(state: dict[str, Any], metric: float, eval_data: str | None = None) -> bool:

@@ -17,7 +17,7 @@ import tensorflow as tf
 from common import progress
 from common.args import Args
 from common.distributed import ranks as distributed
-from common.distributed.ranks import Hooks, Ranks
+from common.distributed.ranks import Ranks
 from common.errors import StoppedError, UserError
 from common.evaluation import coco_metrics
 from common.evaluation.coco_metrics import Evaluation
@@ -57,7 +57,6 @@ class Run:
     Args:
         model: a built model with initial weights, in which the layers of --freeze are already frozen.
         optimizer: an optimizer that is built for all variables that are ever trained.
-        hooks: functions to call after steps and epochs, for elastic training and the dry run.
         ema_decay: see AveragedWeights.
         identity: the identity of the run. Call run_directory.check with it before.
         metadata: metadata of the weights files, with "eval_data" if there are evaluation data.
@@ -82,7 +81,6 @@ class Run:
         model: keras.Model,
         optimizer: keras.optimizers.Optimizer,
         *,
-        hooks: Hooks = Hooks(),
         ema_decay: float,
         identity: run_directory.Identity,
         metadata: dict[str, Any],
@@ -94,7 +92,6 @@ class Run:
         self.ranks, self.model, self.optimizer = ranks, model, optimizer
         self.metrics: dict[str, Any] | None = None
         self._a, self._feed, self._metadata = a, feed, metadata
-        self._hooks = hooks
         self._explain, self._show_batch = explain, show_batch
         with ranks.raise_on_any_rank():
             directory = None if ranks.rank else run_directory.claim(a, identity)
@@ -112,25 +109,17 @@ class Run:
             identity=identity,
         )
         feed.resume(self._checkpoints)
-        self.state = state = self._checkpoints.state
-        if a.elastic and state["step"] == 0:
-            self._checkpoints.save()  # the run returns here if a host is lost in the first epoch
-        if a.elastic and state["epoch"] < hooks.expected_epochs:
-            raise UserError(
-                f"the newest checkpoint in --output_dir={a.output_dir} has {state['epoch']} of the "
-                f"{hooks.expected_epochs} epochs that were trained: --elastic needs a directory that all "
-                "hosts share"
-            )
-        self._results = results.Results(directory, model, metadata, state)
+        self.state = self._checkpoints.state
+        self._results = results.Results(directory, model, metadata, self.state)
         self._results.save_flags(flags)
-        self._guard = step_guard.StepGuard(ranks, limit=a.max_skipped_steps, save_batch=self._save_skipped)
+        self._guard = step_guard.StepGuard(ranks, limit=a.max_skipped_steps)
         self._compiled, self._saved = False, True
 
     def __enter__(self) -> "Run":
         self._exit_stack = contextlib.ExitStack()
         self._signals = self._exit_stack.enter_context(StopSignals(quiet=self.ranks.rank > 0))
         self._watchdog = self._exit_stack.enter_context(
-            Watchdog(self.ranks, step_timeout=self._a.step_timeout, on_loss=self._hooks.lost_ranks)
+            Watchdog(self.ranks, step_timeout=self._a.step_timeout)
         )
         self._exit_stack.callback(self._feed.close)  # runs first on exit
         return self
@@ -205,7 +194,7 @@ class Run:
                 progress.show_until_next("compiling the training step")
             yield images, targets
 
-    def after_step(self, result: step_guard.StepResult, images: Any, targets: Any) -> None:
+    def after_step(self, result: step_guard.StepResult, targets: Any) -> None:
         """Counts a step, checks its result, shows progress, and saves when a checkpoint is due.
 
         Raises:
@@ -216,8 +205,7 @@ class Run:
         self._compiled = True
         state["step"] += 1
         state["step_in_epoch"] += 1
-        self._hooks.on_step(self, images, targets)
-        self._guard.check(state["step"], result, images, targets)
+        self._guard.check(state["step"], result, targets)
         self._epoch.add(state["step_in_epoch"], result.values, result.finite)
         if self._guard.stop:
             self._save()
@@ -291,7 +279,6 @@ class Run:
             self._results.save_weights(weights.LAST)
         state.update(epoch=epoch, step_in_epoch=0)
         self._save()
-        self._hooks.on_epoch(epoch)
 
     def _is_within_epoch(self) -> bool:
         return self.state["step_in_epoch"] < self._feed.steps_per_epoch
@@ -310,9 +297,6 @@ class Run:
         self._guard.check_weights(self.model, self.optimizer, state["step"])
         state["totals"] = self._epoch.totals() if state["step_in_epoch"] else {}
         self._saved = self._checkpoints.save()
-
-    def _save_skipped(self, step: int, images: Any, targets: Any) -> str | None:
-        return self._results.save_skipped(self.ranks, step, images, targets)
 
     def _require_saved(self) -> None:
         """Raises UserError on all ranks if the last checkpoint was not written."""

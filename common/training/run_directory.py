@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 # --overwrite removes only these files, and only if there is a run.json.
 RUN = "run.json"
-_DATA = ("checkpoints", "skipped", "tensorboard", "best.weights.h5", "last.weights.h5", "results.csv")
+_DATA = ("checkpoints", "tensorboard", "best.weights.h5", "last.weights.h5", "results.csv")
 _TEXTS = ("flags.txt", "init_from.txt", "metrics.json", "detections.json", "errors.json")
 _EVALUATION = ("pr_curves.png", "errors.png", "confusion_matrix.png")
 _PICTURES = ("first_batch.png", "loss_curves.png", *_EVALUATION)
@@ -43,7 +43,8 @@ RUN_FILES = (*_DATA, *_TEXTS, *_PICTURES, RUN)  # in the order of removal
 IDENTITY_FLAGS = ("batch_size", "accumulate_steps", "precision", "freeze", "freeze_batch_norm", "seed")
 LOOP_FLAGS = ("eval_every", "eval_every_steps", "patience", "save_every", "max_skipped_steps")
 MAY_CHANGE = ("freeze", "freeze_batch_norm", "dali_graph", "tf_graph")
-MAY_CHANGE_IF_ELASTIC = (*MAY_CHANGE, "num_replicas", "num_ranks", "steps_per_epoch")
+# A resumed run may have another number of ranks, and then another number of steps per epoch.
+RESHARDED = ("num_replicas", "num_ranks", "steps_per_epoch")
 _SHOWN_CHARACTERS = 60
 
 MANIFEST = "manifest.json"
@@ -127,7 +128,8 @@ def check(a: Args, ranks: "Ranks", identity: Identity) -> bool:
     All ranks call it together. Only rank 0 reads the directory, so hosts need not share a disk.
 
     Args:
-        identity: the identity of the run. Values in MAY_CHANGE may differ from the last session.
+        identity: the identity of the run. Values in MAY_CHANGE and the number of replicas may differ from the
+            last session.
 
     Raises:
         UserError: the directory holds another run or other files, or cannot be made; or the ranks differ in
@@ -148,7 +150,7 @@ def _check_directory(a: Args, identity: Identity) -> bool:
         if not (directory / RUN).exists():
             _check_free(directory, a.overwrite)
         elif not a.overwrite:
-            _check_same_run(directory / RUN, identity, MAY_CHANGE_IF_ELASTIC if a.elastic else MAY_CHANGE)
+            _check_same_run(directory / RUN, identity)
         return not a.overwrite and any(directory.glob("checkpoints/[0-9]*"))
 
 
@@ -172,11 +174,12 @@ def claim(a: Args, identity: Identity) -> pathlib.Path:
     return directory
 
 
-def _check_same_run(file: pathlib.Path, identity: Identity, may_change: Collection[str]) -> None:
+def _check_same_run(file: pathlib.Path, identity: Identity) -> None:
     try:
         found = identity.differences(json.loads(file.read_bytes()))
     except (ValueError, AttributeError) as error:
         raise UserError(f"{file} is damaged: give --overwrite to start anew") from error
+    may_change = {*MAY_CHANGE, *(RESHARDED if "num_replicas" in found else ())}
     refused = []
     for name, (was, now) in found.items():
         if name not in may_change:
@@ -226,9 +229,13 @@ def newest(directory: pathlib.Path, *, boundary: bool = False) -> pathlib.Path |
             progress.log(f"checkpoint {path} is damaged ({problem}): trying the one before it")
         elif not boundary or at_boundary(path):
             return path
+    if found and boundary:
+        raise UserError(
+            f"{directory} has no undamaged checkpoint from an epoch's end, which changed flags or another "
+            "number of ranks need: use the old ones, or give --overwrite to start anew"
+        )
     if found:
-        wanted = " from an epoch's end. Changed flags need one: use the old flags, or" if boundary else ":"
-        raise UserError(f"{directory} has no undamaged checkpoint{wanted} give --overwrite to start anew")
+        raise UserError(f"{directory} has no undamaged checkpoint: give --overwrite to start anew")
     return None
 
 

@@ -1,13 +1,12 @@
 """Skips training steps with NaN or infinity, so that they do not change the weights.
 
     step = guarded_step(ranks, gradients_of, update, model, variables, xla=False, every_gradient=True)
-    guard = StepGuard(ranks, limit=10, save_batch=save_batch)
+    guard = StepGuard(ranks, limit=10)
     for ...:
         result = step(images, targets, stop_requested)
         guard.check(number, result, images, targets)
 
 A skipped step changes nothing, and its image ids are logged. Too many skipped steps in a row end the run.
-Of consecutive skipped steps, results.py saves the first batch. tools/replay_step.py repeats that step.
 """
 
 from collections.abc import Callable, Sequence
@@ -122,31 +121,29 @@ class StepGuard:
 
     Args:
         limit: number of consecutive steps that may be skipped; one more ends the run.
-        save_batch: (step, images, targets) -> path of the file with the batch. All ranks call it after the
-            first of consecutive skipped steps. Ranks that do not have the bad batch pass None for images
-            and targets.
 
     Attributes:
         stop: whether a rank asked for a stop.
     """
 
-    def __init__(
-        self, ranks: Ranks, *, limit: int, save_batch: Callable[..., str | None] = lambda *_: None
-    ) -> None:
+    def __init__(self, ranks: Ranks, *, limit: int) -> None:
         self.stop = False
-        self._ranks, self._limit, self._save_batch = ranks, limit, save_batch
+        self._ranks, self._limit = ranks, limit
         self._in_a_row = 0  # consecutive skipped steps
-        self._batch_file: str | None = None
         self._look_every = 1 if is_cpu_only() else LOOK_EVERY
-        self._waiting: list[tuple[int, StepResult, Any, Any]] = []
+        self._waiting: list[tuple[int, StepResult, Any]] = []
 
-    def check(self, step: int, result: StepResult, images: Any, targets: Any) -> None:
+    def check(self, step: int, result: StepResult, targets: Any) -> None:
         """Checks the result of a step. On a GPU, checks LOOK_EVERY results together.
+
+        Args:
+            step: number of the step.
+            targets: the step's targets, whose "image_ids" are logged if the step was skipped.
 
         Raises:
             UserError: more than `limit` steps in a row were skipped.
         """
-        self._waiting.append((step, result, images, targets))
+        self._waiting.append((step, result, targets))
         if len(self._waiting) == self._look_every:
             self._look()
 
@@ -170,35 +167,32 @@ class StepGuard:
 
     def _look(self) -> None:
         waiting, self._waiting = self._waiting, []
-        for step, result, images, targets in waiting:
+        for step, result, targets in waiting:
             self.stop = self.stop or bool(result.stop)
             if bool(result.finite):
                 self._in_a_row = 0
             else:
                 self._in_a_row += 1
-                self._report(step, result, images, targets)
+                self._report(step, result, targets)
 
-    def _report(self, step: int, result: StepResult, images: Any, targets: Any) -> None:
+    def _report(self, step: int, result: StepResult, targets: Any) -> None:
         local_ids = [part["image_ids"].numpy().tolist() for part in self._ranks.local(targets)]
-        own = list(zip(result.own_finite.numpy().tolist(), local_ids, strict=True))
-        replicas = []
-        for rank, of_rank in enumerate(self._ranks.gather(own)):
-            replicas += [(rank, place, *about) for place, about in enumerate(of_rank)]
-        bad = [replica for replica in replicas if not replica[2]]
-        what = "the loss is not finite" if bad else "a gradient is not finite"
-        bad = bad or replicas  # gradients are averaged: any replica's images may be the cause
-        if self._in_a_row == 1:
-            rank, place, *_ = bad[0]
-            batch = [self._ranks.local(part)[place] for part in (images, targets)]
-            self._batch_file = self._save_batch(step, *(batch if rank == self._ranks.rank else (None, None)))
-        named = "; ".join(f"{_shorten(ids)} (rank {rank})" for rank, _, _, ids in bad)
-        progress.log(f"\nstep {step} is skipped: {what}; image ids {named}")
+        local_replicas = list(zip(result.own_finite.numpy().tolist(), local_ids, strict=True))
+        replicas = [
+            (rank, finite, ids)
+            for rank, replicas_of_rank in enumerate(self._ranks.gather(local_replicas))
+            for finite, ids in replicas_of_rank
+        ]
+        bad = [replica for replica in replicas if not replica[1]]
+        reason = "the loss is not finite" if bad else "a gradient is not finite"
+        # Gradients are averaged, so the images of any replica may be the cause.
+        images = "; ".join(f"{_shorten(ids)} (rank {rank})" for rank, _, ids in bad or replicas)
+        progress.log(f"\nstep {step} is skipped: {reason}; image ids {images}")
         if self._in_a_row > self._limit:
-            replay = f": python tools/replay_step.py {self._batch_file}" if self._batch_file else ""
             raise UserError(
-                f"{self._in_a_row} steps in a row were skipped, the last is step {step}: {what}. They have "
-                "not changed weights or checkpoints. Lower --learning_rate or check the data. To find "
-                f"the cause, run the first of these steps again{replay}"
+                f"{self._in_a_row} steps in a row were skipped, the last is step {step}: {reason}. They have "
+                "not changed weights or checkpoints. Lower --learning_rate, or check the images that are "
+                "named above"
             )
 
 

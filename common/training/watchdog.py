@@ -88,11 +88,9 @@ class Watchdog:
 
     Args:
         step_timeout: seconds that a rank may take between two beats; 0: no limit.
-        on_loss: what happens if another rank is lost. exit: this process ends with code 1. report: the error
-            of the collective operation propagates.
     """
 
-    def __init__(self, ranks: "Ranks", *, step_timeout: float, on_loss: str = "exit") -> None:
+    def __init__(self, ranks: "Ranks", *, step_timeout: float) -> None:
         host = socket.gethostname()
         # Processes in two containers may have the same pid. The time when they were created tells them apart.
         processes = ranks.gather([host, os.getpid(), psutil.Process().create_time()])
@@ -104,7 +102,6 @@ class Watchdog:
                 process = psutil.Process(pid)
                 if where == host and name != self._name and abs(process.create_time() - begun) < 1:
                     self._neighbours[name] = process
-        self._exits = on_loss == "exit"
         self._step_timeout = step_timeout
         self._limit = 0.0  # seconds until the next beat; 0: no limit
         self._beats = 0
@@ -134,9 +131,7 @@ class Watchdog:
         on_all_ranks = not isinstance(error, Exception) or isinstance(error, StoppedError | OtherRankError)
         if on_all_ranks or self._alone:
             return
-        lost, _ = self._kill_stopped()
-        if not self._exits:
-            return
+        lost = self._kill_stopped()
         if isinstance(error, UserError):
             _end(f"error: {error}")
         if error and is_lost_rank(error):
@@ -144,7 +139,7 @@ class Watchdog:
             deadline = time.monotonic() + NAMING_SECONDS
             while self._neighbours and not lost and time.monotonic() < deadline:
                 time.sleep(0.05)
-                lost, _ = self._kill_stopped()
+                lost = self._kill_stopped()
             lost = lost or "another rank"
             _end(f"error: {lost} is stopped or dead; {self._name}, {self._at}: {CONTINUE}")
         _end("".join(traceback.format_exception(error)).rstrip())
@@ -157,32 +152,25 @@ class Watchdog:
             beats = self._beats
             if not self._limit or waited < self._limit:
                 continue
-            lost, killed = self._kill_stopped()
-            if killed and not self._exits:
-                waited = 0.0
-                continue  # Horovod Elastic continues without the killed ranks
+            lost = self._kill_stopped()
             faulthandler.dump_traceback(file=2)
             why = "if it waits for another rank, see the stacks of that rank"
             why = f"{lost} is stopped or dead" if lost else why
             limit = f"{self._limit:g} s (--step_timeout)"
             _end(f"error: {self._name}, {self._at}, made no progress for {limit}: {why}; {CONTINUE}")
 
-    def _kill_stopped(self) -> tuple[str, bool]:
-        """Kills stopped ranks of this host.
-
-        Returns the names of stopped or dead ranks, and whether any was stopped.
-        """
-        lost, stopped = [], False
+    def _kill_stopped(self) -> str:
+        """Kills stopped ranks of this host. Returns the names of stopped or dead ranks."""
+        lost = []
         for name, process in self._neighbours.items():
             status = psutil.STATUS_DEAD
             with contextlib.suppress(psutil.Error):
                 status = process.status()
                 if status == psutil.STATUS_STOPPED:
-                    stopped = True
                     process.kill()
             if status in _LOST:
                 lost.append(name)
-        return ", ".join(lost), stopped
+        return ", ".join(lost)
 
 
 def _end(text: str) -> None:

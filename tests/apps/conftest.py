@@ -62,7 +62,7 @@ class App:
     def entry(self, name: str) -> tuple[types.ModuleType, Callable]:
         module = getattr(self.package, name)
         function, args_class = {
-            "train": ("start", "Args"),
+            "train": ("train", "Args"),
             "eval": ("evaluate_weights", "EvalArgs"),
             "infer": ("infer", "InferArgs"),
             "export": ("export", "ExportArgs"),

@@ -23,7 +23,7 @@ def test_the_flags_of_training_are_the_fields_of_args_and_those_of_the_interface
         "input_type train_images train_annotations eval_images eval_annotations train_file_pattern "
         "eval_file_pattern label_map pipeline_type model_name image_size num_classes hparams batch_size "
         "epochs steps_per_epoch learning_rate strategy precision xla ema_decay clip_norm accumulate_steps "
-        "init_from freeze freeze_batch_norm output_dir overwrite eval_every eval_every_steps dry_run seed "
+        "init_from freeze freeze_batch_norm output_dir overwrite eval_every eval_every_steps seed "
         "num_threads prefetch"
     )
     assert set(promised.split()) <= set(fv)
@@ -60,7 +60,7 @@ def heavy_imports(*command: str) -> set[str]:
 
 def test_commands_import_neither_tensorflow_nor_dali_before_they_know_their_flags():
     programs = [name.format(app=app) for app in APPS for name in reference.OF_APPS] + [*reference.OTHERS]
-    programs += ["tools/describe_weights.py", "tools/replay_step.py", "tools/bench.py"]
+    programs += ["tools/describe_weights.py", "tools/bench.py"]
     modules = [name.removesuffix(".py").replace("/", ".") for name in programs]
     assert len(modules) > 20
     modules = [name for name in modules if not name.endswith("train")]

@@ -18,7 +18,6 @@ from common.weights import weight_files as weights
 from tests.apps.conftest import coco_flags, slow_for
 from tests.common.training.small_model import rows_of
 from tests.refusal import refusal
-from tools import replay_step
 
 
 def assert_same_weights(app, one: pathlib.Path, other: pathlib.Path) -> None:
@@ -114,7 +113,7 @@ def test_synthetic_data_take_compiled_steps(tiny_train, tmp_path):
 
 
 @slow_for("efficientdet")
-def test_a_diverging_run_stops_and_its_step_can_be_repeated(app, tiny_train, tmp_path, monkeypatch, capsys):
+def test_diverging_run_stops_and_names_the_images(app, tiny_train, tmp_path, monkeypatch, capsys):
     following, count = InputFeed.__next__, iter(range(1, 100))
 
     def poisoned(self):
@@ -128,10 +127,6 @@ def test_a_diverging_run_stops_and_its_step_can_be_repeated(app, tiny_train, tmp
     said = capsys.readouterr().err
     skipped = re.findall(r"step (\d+) is skipped: the loss is not finite; image ids \d+", said)
     assert skipped == ["2", "4", "5"]
-    replay_step.main(re.search(r"replay_step\.py (\S+step_00000004\.npz)", refused)[1])
-    report = capsys.readouterr().out
-    assert "image ids" in report
-    assert re.search(r"(output of layer|weight|gradient of) \S+: \d+ of \d+ numbers are not finite", report)
 
 
 @pytest.mark.gpu

@@ -4,11 +4,11 @@ Batch norms are frozen, because their statistics would differ between ranks.
 """
 
 import dataclasses
+import shutil
 
 import numpy as np
 import pytest
 
-from common.distributed.ranks import Hooks
 from common.errors import UserError
 from tests.common.training.small_model import rows_of
 from tests.distributed import launching
@@ -45,7 +45,7 @@ def flags(app, drawn):
 def alone(app, flags, tmp_path_factory):
     run = tmp_path_factory.mktemp("alone") / "run"
     module, a = parsed(app, *flags(run, "none", 1))
-    module.start(a)
+    module.train(a)
     return run
 
 
@@ -85,23 +85,22 @@ def test_two_replicas_of_tf_distribute_train_as_one_does(app, flags, alone, tmp_
 
 
 @pytest.mark.slow
-def test_only_an_elastic_run_goes_on_with_another_number_of_ranks(app, by_two, flags, capsys):
-    module, a = parsed(app, *flags(by_two, "horovod", 2))
-    with pytest.raises(UserError, match="num_replicas was 2 and is now 1"):
-        module.start(a)
-    a = dataclasses.replace(a, elastic=True, epochs=EPOCHS + 1, steps_per_epoch=None)
-    capsys.readouterr()
-    with pytest.raises(UserError, match=f"has {EPOCHS} of the {EPOCHS + 1} epochs that were trained"):
-        module.train(a, Hooks(expected_epochs=EPOCHS + 1))
-    said = capsys.readouterr().err
+def test_run_resumes_with_fewer_and_with_more_ranks_from_its_last_whole_epoch(
+    app, by_two, flags, tmp_path, capsys
+):
+    run = shutil.copytree(by_two, tmp_path / "run")
+    module, a = parsed(app, *flags(run, "none", 2))
+    with pytest.raises(UserError, match="holds another run: seed was 0 and is now 1"):
+        module.train(dataclasses.replace(a, seed=1))
+    module.train(dataclasses.replace(a, epochs=EPOCHS + 1, steps_per_epoch=None))
+    log = capsys.readouterr().err
     # The single rank has two steps in an epoch.
-    assert f"resumed after epoch {EPOCHS} (step {2 * EPOCHS})" in said
-    assert "changed: num_ranks, num_replicas, steps_per_epoch" in said
-    nothing_left = dataclasses.replace(a, epochs=EPOCHS)
-    assert module.train(nothing_left, Hooks(expected_epochs=EPOCHS)) is None
-
-
-def test_elastic_training_needs_horovod(app, flags, tmp_path):
-    module, a = parsed(app, *flags(tmp_path / "run", "none", 2), "--elastic")
-    with pytest.raises(UserError, match="--elastic works only with Horovod: add --strategy=horovod"):
-        module.start(a)
+    assert f"resumed after epoch {EPOCHS} (step {2 * EPOCHS})" in log
+    assert "changed: num_ranks, num_replicas, steps_per_epoch; the run continues from an epoch's end" in log
+    words = [launching.ROOT / app / "train.py", *flags(run, "horovod", 2), f"--epochs={EPOCHS + 2}"]
+    (result,) = launching.run_two_replicas("horovod", words, timeout=TIMEOUT)
+    assert f"resumed after epoch {EPOCHS + 1} (step {STEPS * (EPOCHS + 1)})" in result.stderr
+    steps = [STEPS, 2 * STEPS, 2 * (EPOCHS + 1), STEPS * (EPOCHS + 2)]
+    rows = rows_of(run)
+    assert [(int(row["epoch"]), int(row["step"])) for row in rows] == list(enumerate(steps, 1))
+    assert float(rows[-1]["loss"]) < float(rows[1]["loss"])

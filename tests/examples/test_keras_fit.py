@@ -60,7 +60,7 @@ def test_a_continued_run_ends_as_train_py_does(app, drawn, tmp_path, monkeypatch
 
     save, left = Checkpoints.save, iter([1])
     with eagerly():
-        train.start(a)
+        train.train(a)
         with monkeypatch.context() as patch:
             patch.setattr(Checkpoints, "save", lambda self: next(left) and save(self))
             with pytest.raises(StopIteration):  # the test stops the run at its second checkpoint
@@ -106,9 +106,9 @@ def losses_of_both(app, words):
     on_batch_end = example.MovingAverage.on_train_batch_end
     trained, fitted = [], []
 
-    def note_trained(self, result, *batch):
+    def note_trained(self, result, targets):
         trained.append(float(result.values["loss"]))
-        after_step(self, result, *batch)
+        after_step(self, result, targets)
 
     def note_fitted(self, batch, logs):
         fitted.append(float(np.mean(self.ranks.gather(logs["loss"]))))
@@ -123,7 +123,7 @@ def losses_of_both(app, words):
         mock.patch.object(ranks, "start", functools.cache(ranks.start)),
         mock.patch.object(ranks.HorovodRanks, "close"),
     ):
-        module.start(dataclasses.replace(a, output_dir=f"{a.output_dir}/train"))
+        module.train(dataclasses.replace(a, output_dir=f"{a.output_dir}/train"))
         example.fit(example.Args(**dataclasses.asdict(a) | {"output_dir": f"{a.output_dir}/fit"}))
     pathlib.Path(a.output_dir, "losses.json").write_text(json.dumps([trained, fitted]))
 

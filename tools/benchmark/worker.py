@@ -82,6 +82,6 @@ def _make_step(
         images, targets = ahead.pop().result() if ahead else next(batches)
         if not loader.saveable:
             ahead.append(thread.submit(next, batches))
-        guard.check(next(numbers), step(images, targets, stop_requested), images, targets)
+        guard.check(next(numbers), step(images, targets, stop_requested), targets)
 
     return advance

@@ -122,11 +122,9 @@ def _train(app: str, output: pathlib.Path, photos: dict, gpus: int) -> Iterator[
         "float16-large": bfloat16 | {"precision": "mixed_float16", "batch_size": 2 * batch},
         "mirrored": nano | {"strategy": "mirrored"},
         "horovod": nano | {"strategy": "horovod"},
-        "elastic": nano | {"strategy": "horovod", "elastic": True},
         "two-gpus": bfloat16 | {"strategy": "horovod"},
     }
-    hosts = ["--min-np", "1", "--max-np", "1", "--host-discovery-script", f"{output}/hosts.sh"]
-    processes = {"horovod": ["1"], "elastic": ["1", *hosts], "two-gpus": ["2"]}
+    processes = {"horovod": ["1"], "two-gpus": ["2"]}
     for name, flags in runs.items():
         directory = output / f"{app}-{name}"
         command = python(f"{app}/train.py", **flags, output_dir=directory, overwrite=True)

@@ -11,7 +11,7 @@ import pytest
 import tensorflow as tf
 
 from common.args import Args
-from common.distributed.ranks import Hooks, Ranks
+from common.distributed.ranks import Ranks
 from common.errors import StoppedError, UserError
 from common.evaluation import coco_metrics, drawing
 from common.evaluation.coco_metrics import Evaluation
@@ -55,11 +55,11 @@ class Loader:
 class Session:
     """One process of a run. `seen` has the image ids of each step."""
 
-    def __init__(self, directory, *, saveable=True, turn=None, epochs=3, aps=None, hooks=Hooks(), **flags):
+    def __init__(self, directory, *, saveable=True, turn=None, epochs=3, aps=None, **flags):
         self.seen, self.opened = [], []
         self.a = Args(output_dir=str(directory), batch_size=2, **flags)
         self.ranks = start_process(self.a)
-        self._epochs, self._aps, self._hooks = epochs, aps, hooks
+        self._epochs, self._aps = epochs, aps
         layers = [keras.layers.BatchNormalization(), keras.layers.Dense(1, name="head")]
         self.model = keras.Sequential([keras.Input((3,)), *layers])
         schedule = keras.optimizers.schedules.ExponentialDecay(0.1, 3, 0.9)
@@ -80,7 +80,7 @@ class Session:
         metadata = {"app": "a", "eval_data": "f00"}
         identity = run_directory.Identity({"batch_size": 2, "freeze": self.a.freeze, **self.feed.identity})
         run_directory.check(self.a, self.ranks, identity)
-        options = {"hooks": self._hooks, "ema_decay": 0.9, "identity": identity, "feed": self.feed}
+        options = {"ema_decay": 0.9, "identity": identity, "feed": self.feed}
         options["explain"] = lambda error: UserError(f"explained: {type(error).__name__}")
         options["show_batch"] = lambda images, targets, path: f"boxes in {path.name}: {len(targets['boxes'])}"
         run = self.run = Run(self.a, self.ranks, self.model, self.optimizer, metadata=metadata, **options)
@@ -92,7 +92,7 @@ class Session:
                 while run.epoch_is_unfinished():
                     for images, targets in run.batches():
                         self.seen.append(tuple(targets["image_ids"].numpy()))
-                        run.after_step(step(images, targets, run.stop_requested), images, targets)
+                        run.after_step(step(images, targets, run.stop_requested), targets)
                     if run.is_evaluation_due():
                         with run.evaluating() as on_batch:
                             on_batch(1, 2)
@@ -143,11 +143,8 @@ def state_of(directory):
 
 
 def test_what_a_run_leaves_behind(tmp_path, capfd):
-    steps, epochs = [], []
-    hooks = Hooks(on_step=lambda run, *_: steps.append(run.state["step"]), on_epoch=epochs.append)
-    session = Session(tmp_path, eval_every=2, hooks=hooks)
+    session = Session(tmp_path, eval_every=2)
     metrics = session.train()
-    assert (steps, epochs) == (list(range(1, 13)), [1, 2, 3])
     rows = rows_of(tmp_path)
     assert [(row["epoch"], row["step"]) for row in rows] == [("1", "4"), ("2", "8"), ("3", "12")]
     assert [bool(row["AP"]) for row in rows] == [False, True, True]
@@ -321,9 +318,17 @@ def test_a_signal_stops_it_with_everything_saved(tmp_path, monkeypatch, where):
     def stop(*_):
         os.kill(os.getpid(), signal.SIGTERM)
 
-    hooks = Hooks(on_step=lambda run, *_: run.state["step"] == 5 and stop())
-    session = Session(tmp_path, hooks=hooks if where == "step" else Hooks(), save_every=0)
-    if where == "evaluation":
+    session = Session(tmp_path, save_every=0)
+    if where == "step":
+        check = step_guard.StepGuard.check
+
+        def stopped_at_step_5(self, step, *arguments):
+            if step == 5:
+                stop()
+            check(self, step, *arguments)
+
+        monkeypatch.setattr(step_guard.StepGuard, "check", stopped_at_step_5)
+    else:
         monkeypatch.setattr(Session, "_evaluation", stop)
         beat = Watchdog.beat
 
@@ -374,12 +379,6 @@ def test_the_output_directory_must_be_given():
 def test_compression_needs_horovod():
     with pytest.raises(UserError, match=r"^--compression=fp16 needs Horovod: add --strategy"):
         start_process(Args(output_dir="x", compression="fp16"))
-
-
-def test_elastic_saves_before_the_first_epoch_and_needs_what_was_trained(tmp_path):
-    with pytest.raises(UserError, match="has 0 of the 2 epochs that were trained: --elastic needs"):
-        Session(tmp_path, elastic=True, hooks=Hooks(expected_epochs=2)).train()
-    assert state_of(tmp_path)["step"] == 0
 
 
 def test_processes_start_with_the_seed_and_the_precision_of_the_flags():

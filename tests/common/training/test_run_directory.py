@@ -47,6 +47,17 @@ def test_another_run_is_refused_with_what_differs(tmp_path):
     assert said == f"{holds}or give --overwrite to start anew"
 
 
+def test_other_number_of_ranks_is_the_same_run_and_other_steps_alone_are_not(tmp_path):
+    of_two = {"seed": 0, "num_replicas": 2, "num_ranks": 2, "steps_per_epoch": 4}
+    claim(tmp_path, Identity(of_two))
+    check(tmp_path, Identity({"seed": 0, "num_replicas": 1, "num_ranks": 1, "steps_per_epoch": 8}))
+    check(tmp_path, Identity({"seed": 0, "num_replicas": 4, "num_ranks": 2, "steps_per_epoch": 2}))
+    message = refusal(check, tmp_path, Identity(of_two | {"steps_per_epoch": 8}))
+    assert "holds another run: steps_per_epoch was 4 and is now 8. Choose" in message
+    message = refusal(check, tmp_path, Identity(of_two | {"num_replicas": 1, "num_ranks": 1, "seed": 1}))
+    assert "holds another run: seed was 0 and is now 1. Choose" in message
+
+
 def test_long_values_are_named_and_not_shown(tmp_path):
     claim(tmp_path, Identity({"data": "864dbb" * 11, "seed": 1}))
     said = refusal(check, tmp_path, Identity({"data": "241152" * 11, "seed": 1}))

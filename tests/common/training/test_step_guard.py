@@ -155,42 +155,32 @@ def test_weights_that_are_not_finite_are_named(alone):
 
 @pytest.mark.usefixtures("branch")
 def test_skipped_steps_are_named_and_too_many_in_a_row_end_the_run(capsys):
-    training, saved = Training(), []
-
-    def save_batch(step, images, targets):
-        saved.append((step, images is not None))
-        return f"file_{step}"
+    training = Training()
 
     def run(*batches):
-        guard = step_guard.StepGuard(training.ranks, limit=2, save_batch=save_batch)
+        guard = step_guard.StepGuard(training.ranks, limit=2)
         for number, (images, targets) in enumerate(batches, 1):
-            guard.check(number, training.step(images, targets, GO_ON), images, targets)
+            guard.check(number, training.step(images, targets, GO_ON), targets)
         guard.check_weights(training.model, training.optimizer, number)
 
     bad, good = batch(wanted=np.nan), batch()
     run(bad, bad, good, bad, bad, good)  # never more than two bad steps in a row
-    assert saved == [(1, True), (4, True)]
     said = capsys.readouterr().err
     assert "step 1 is skipped: the loss is not finite; image ids 10, 11, 12, 13 (rank 0)\n" in said
     assert said.count("is skipped") == 4
-    with pytest.raises(UserError, match=r"3 steps in a row .* step 4: a gradient .*replay_step\.py file_2"):
+    with pytest.raises(UserError, match=r"3 steps in a row .* step 4: a gradient is not finite\."):
         run(good, *[batch(gradient=np.nan)] * 3)
 
 
 @pytest.mark.parametrize("other_is_finite", [False, True])
 def test_the_rank_whose_loss_it_was_is_named(capsys, other_is_finite):
-    saved = []
-
-    def save_batch(step, images, targets):
-        saved.append(images is not None)
-
-    guard = step_guard.StepGuard(Pair(other_is_finite), limit=5, save_batch=save_batch)
+    guard = step_guard.StepGuard(Pair(other_is_finite), limit=5)
     no = tf.constant(False)
     own_finite = tf.constant([not other_is_finite])
-    guard.check(5, step_guard.StepResult({}, finite=no, own_finite=own_finite, stop=no), *batch())
+    _, targets = batch()
+    guard.check(5, step_guard.StepResult({}, finite=no, own_finite=own_finite, stop=no), targets)
     bad = "10, 11, 12, 13 (rank 0)" if other_is_finite else "77, 78 (rank 1)"
     assert f"image ids {bad}\n" in capsys.readouterr().err
-    assert saved == [other_is_finite]
 
 
 def test_at_most_sixteen_images_are_named(capsys):
@@ -198,7 +188,7 @@ def test_at_most_sixteen_images_are_named(capsys):
     guard = step_guard.StepGuard(training.ranks, limit=5)
     for size, last in ((16, "24, 25"), (17, "24, 25 and 1 more")):
         images, targets = batch(wanted=np.nan, size=size)
-        guard.check(1, training.step(images, targets, GO_ON), images, targets)
+        guard.check(1, training.step(images, targets, GO_ON), targets)
         assert f", {last} (rank 0)\n" in capsys.readouterr().err
 
 
@@ -207,6 +197,6 @@ def test_any_rank_may_ask_for_a_stop(alone):
     images, targets = batch()
     half = tf.constant(0.5)  # the mean over two ranks if one of them asks to stop
     for asked, stops in ((GO_ON, False), (half, True), (GO_ON, True)):
-        guard.check(1, training.step(images, targets, asked), images, targets)
+        guard.check(1, training.step(images, targets, asked), targets)
         guard.check_weights(training.model, training.optimizer, 1)
         assert guard.stop == stops

@@ -20,7 +20,7 @@ from common import errors
 from common.training import watchdog as module
 
 assert "tensorflow" not in sys.modules
-directory, rank, world_size, act, on_loss, timeout = sys.argv[1:]
+directory, rank, world_size, act, timeout = sys.argv[1:]
 module.TICK, module.NAMING_SECONDS = 0.2, 20 if act == "lost, named late" else 0.2
 raised = {
     "user error": errors.UserError("the disk is full"),
@@ -51,7 +51,7 @@ def endless():
 
 def main(*_):
     limit = 0 if act == "unlimited" else float(timeout)
-    with module.Watchdog(FileRanks(), step_timeout=limit, on_loss=on_loss) as watchdog:
+    with module.Watchdog(FileRanks(), step_timeout=limit) as watchdog:
         watchdog.beat("training", epoch=2, step=7)
         print("begun", flush=True)
         if act in raised:
@@ -73,11 +73,11 @@ errors.run(main, positional=True)
 class Ranks:
     """One process per rank. Each of `acts` says what a process does."""
 
-    def __init__(self, directory, *acts, on_loss="exit"):
+    def __init__(self, directory, *acts):
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "cwd": ROOT}
         self.processes = []
         for rank, act in enumerate(acts):
-            arguments = [directory, str(rank), str(len(acts)), act, on_loss, str(TIMEOUT)]
+            arguments = [directory, str(rank), str(len(acts)), act, str(TIMEOUT)]
             self.processes.append(subprocess.Popen([sys.executable, "-c", WORKER, *arguments], **pipes))
 
     def __enter__(self):
@@ -118,14 +118,13 @@ def test_nothing_ends_a_process_that_may_take_its_time(tmp_path, act):
         assert ranks.end() == (0, "")
 
 
-@pytest.mark.parametrize("on_loss", ["exit", "report"])
-def test_a_stopped_rank_is_killed_by_the_rank_that_waits_for_it(tmp_path, on_loss):
-    with Ranks(tmp_path, "hang" if on_loss == "exit" else "sleep", "hang", on_loss=on_loss) as ranks:
+def test_a_stopped_rank_is_killed_by_the_rank_that_waits_for_it(tmp_path):
+    with Ranks(tmp_path, "hang", "hang") as ranks:
         ranks.processes[1].send_signal(signal.SIGSTOP)
         code, stderr = ranks.end(0)
         assert ranks.end(1) == (-signal.SIGKILL, "")
-    assert code == (1 if on_loss == "exit" else 0)
-    assert (f"{ranks.name(1)} is stopped or dead" in stderr) == (on_loss == "exit")
+    assert code == 1
+    assert f"{ranks.name(1)} is stopped or dead" in stderr
 
 
 FAILURES = [
