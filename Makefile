@@ -122,8 +122,8 @@ gpu-check: setup  ## tests everything that needs a GPU and reports which flags t
 	$(RUN) tools/gpu_check.py --output_dir=$(GPU_CHECK) $(GPU_CHECK_FLAGS)
 
 bench: setup  ## measures loaders, training steps and both together, and each stage of a loader (15 minutes on two cores)
-	$(RUN) efficientdet/bench.py --batch_size=8 --json=$(BENCH)/efficientdet.json $(BENCH_FLAGS)
-	$(RUN) yolov4/bench.py --image_size=416 --batch_size=4 --json=$(BENCH)/yolov4.json $(BENCH_FLAGS)
+	$(RUN) tools/bench.py efficientdet --batch_size=8 --json=$(BENCH)/efficientdet.json $(BENCH_FLAGS)
+	$(RUN) tools/bench.py yolov4 --image_size=416 --batch_size=4 --json=$(BENCH)/yolov4.json $(BENCH_FLAGS)
 
 soak: setup horovod  ## kills runs at random steps and starts them again, and interrupts saves (about two hours)
 	$(RUN) tests/soak/soak_kills.py --app=efficientdet --ranks=1 --rounds=20

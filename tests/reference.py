@@ -14,15 +14,14 @@ if not __package__:  # run as a script: import from the repo root, exactly as th
 
 from absl import flags
 
-from tools.benchmark import options
-
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 APPS = ("efficientdet", "yolov4")
 # Programs that have a section in docs/flags.md. {app} stands for the name of each app.
-OF_APPS = ("{app}/train.py", "{app}/eval.py", "{app}/infer.py", "{app}/export.py", "{app}/bench.py")
+OF_APPS = ("{app}/train.py", "{app}/eval.py", "{app}/infer.py", "{app}/export.py")
 OTHERS = (
     *("efficientdet/automl_weights.py", "yolov4/darknet_weights.py", "yolov4/fit_anchors.py"),
     *("tools/synthetic.py", "tools/check_data.py", "tools/convert.py", "tools/preprocess.py"),
+    "tools/bench.py",
     *("benchmarks/accuracy_data.py", "benchmarks/accuracy.py", "tools/gpu_check.py"),
 )
 ABOUT = """Set them by `--hparams=name=value,...` or by a YAML file. The table of models at the end of each
@@ -59,8 +58,7 @@ def pages() -> dict[str, str]:
 def flag_rows(program: str) -> list[str]:
     module = importlib.import_module(program.removesuffix(".py").replace("/", "."))
     fv = flags.FlagValues()
-    define_flags = options.flags_of(module.APP) if program.endswith("bench.py") else module.define_flags
-    define_flags(fv)
+    module.define_flags(fv)
     rows = []
     for flag in (fv[name] for name in fv):
         default = "" if flag.default in (None, "") else f"`{flag.default_as_str.strip(chr(39))}`"

@@ -19,7 +19,6 @@ from absl import flags
 from horovod.runner.launch import parse_args
 
 from tests.distributed.small_apps import TINY
-from tools.benchmark import options
 from yolov4.darknet_weights import save_darknet
 from yolov4.model import build_model
 
@@ -67,8 +66,6 @@ def known_flags(program: str) -> flags.FlagValues:
     flags.DEFINE_boolean("help", False, "absl.app's", flag_values=fv)
     if hasattr(module, "define_flags"):
         module.define_flags(fv)
-    elif hasattr(module, "APP"):
-        options.flags_of(module.APP)(fv)
     elif hasattr(module, "argparse"):
         for name in set(re.findall(r"--(\w+)", help_of(program))) - {"help"}:
             flags.DEFINE_string(name, None, "argparse's", flag_values=fv)
@@ -102,7 +99,7 @@ def check_flags(words: list[str], on_a_page: bool = True) -> None:
     program, arguments = program_of(words)
     fv = known_flags(program)
     left = fv([program, *arguments])[1:]
-    assert not left or program == "tools/describe_weights.py", left
+    assert not left or program in ("tools/describe_weights.py", "tools/bench.py"), left
     if on_a_page and program.endswith("/train.py") and not fv.help:
         check_recipe(words, fv)
     for file in fv.flagfile:
@@ -272,8 +269,9 @@ def python_commands() -> list[str]:
 @pytest.mark.parametrize("command", python_commands())
 def test_python_commands_run_in_order(project, command):
     words = shlex.split(command)
-    app, _, program = words[1].partition("/")
-    more = {"train.py": SMALL, "bench.py": BENCH}.get(program, [])
+    folder, _, program = words[1].partition("/")
+    app = words[2] if folder == "tools" else folder
+    more = {"train.py": SMALL, "bench.py": BENCH if "compare" not in words else []}.get(program, [])
     if more and not any(word.endswith((DARKNET_FILE, "demo.weights.h5", "=runs/mine")) for word in words):
         more = [*more, *small_model(app)]
     run([sys.executable, *words[1:], *more], project)

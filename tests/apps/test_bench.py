@@ -1,6 +1,5 @@
-"""Tests bench.py of each app and tools/benchmark/measuring.py."""
+"""Tests tools/bench.py with both apps: measuring.py and worker.py of tools/benchmark."""
 
-import importlib
 import itertools
 import json
 import os
@@ -17,7 +16,7 @@ from common import args as shared_flags
 from common.data.open import open_source
 from tests.apps.conftest import APPS, coco_flags, eagerly, either_app
 from tests.refusal import refusal
-from tools.benchmark import inference, measuring, options, report, stages, worker
+from tools.benchmark import measuring, options, report, stages, worker
 from tools.benchmark.options import BenchArgs
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -39,16 +38,15 @@ STAGES = {
 
 
 @pytest.fixture
-def bench(app):
-    return importlib.import_module(f"{app.name}.bench")
+def bench(app) -> options.App:
+    return options.APPS[app.name]
 
 
-def parse(bench, *arguments: str) -> BenchArgs:
+def parse(bench: options.App, *arguments: str) -> BenchArgs:
     fv = flags.FlagValues()
-    define_flags = options.flags_of(bench.APP)
-    define_flags(fv)
-    fv(["bench", *arguments])
-    return BenchArgs(**shared_flags.values(fv, define_flags))
+    options.define_flags(fv)
+    fv(["bench", f"--model_name={bench.model_name}", *arguments])
+    return BenchArgs(**shared_flags.values(fv, options.define_flags))
 
 
 def small(app, drawn: pathlib.Path, *arguments: str) -> list[str]:
@@ -58,9 +56,9 @@ def small(app, drawn: pathlib.Path, *arguments: str) -> list[str]:
 
 
 def open_loader(bench, drawn, hparams: str):
-    a = parse(bench, f"--model_name={bench.APP.name}-nano", f"--hparams={hparams}")
-    options = {"config": bench.APP.make_config(a), "batch_size": 4, "training": True, "seed": 3}
-    return bench.APP.module("loaders").make_loader("dali_cpu", source=source_of(drawn), **options)
+    a = parse(bench, f"--model_name={bench.name}-nano", f"--hparams={hparams}")
+    options = {"config": bench.make_config(a), "batch_size": 4, "training": True, "seed": 3}
+    return bench.module("loaders").make_loader("dali_cpu", source=source_of(drawn), **options)
 
 
 def source_of(directory: pathlib.Path):
@@ -71,7 +69,8 @@ def test_the_command_measures_processes(drawn, tmp_path):
     app = APPS["efficientdet"]
     baseline = f"--baseline=theirs={sys.executable} -uc {shlex.quote(BASELINE)}"
     arguments = small(app, drawn, "--what=data", "--pipeline_types=dali_cpu", "--rounds=1", baseline)
-    command = [sys.executable, ROOT / app.name / "bench.py", *arguments, f"--json={tmp_path}/new/bench.json"]
+    arguments.append(f"--json={tmp_path}/new/bench.json")
+    command = [sys.executable, ROOT / "tools" / "bench.py", app.name, *arguments]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-3000:]
     record = json.loads((tmp_path / "new" / "bench.json").read_text())
@@ -88,7 +87,7 @@ def test_the_command_measures_processes(drawn, tmp_path):
 
 @pytest.mark.parametrize("name, role", [("efficientdet", "both:dali_cpu"), ("yolov4", "model")])
 def test_a_candidate_trains(drawn, monkeypatch, name, role):
-    app, bench = APPS[name], importlib.import_module(f"{name}.bench")
+    app, bench = APPS[name], options.APPS[name]
     sizes, models, initial = [], [], {}
 
     def tell(advance, batch_size: int) -> None:
@@ -96,7 +95,7 @@ def test_a_candidate_trains(drawn, monkeypatch, name, role):
         advance()
         advance()
 
-    train = bench.APP.module("train")
+    train = bench.module("train")
 
     def make_step(ranks, model, *rest, make=train.make_train_step, **options):
         models.append(model)
@@ -105,9 +104,9 @@ def test_a_candidate_trains(drawn, monkeypatch, name, role):
 
     monkeypatch.setattr(worker, "tell_steps", tell)
     monkeypatch.setattr(train, "make_train_step", make_step)
-    a = parse(bench, *small(app, drawn, "--num_classes=3", f"--role={role}"))
+    a = parse(bench, *small(app, drawn, "--num_classes=3"))
     with eagerly():
-        measuring.start(bench.APP, a)
+        worker.work(bench, role, a)
     assert sizes == [4]
     (model,) = models
     moved = [np.any(weight.numpy() != initial[weight.path]) for weight in model.weights]
@@ -115,7 +114,7 @@ def test_a_candidate_trains(drawn, monkeypatch, name, role):
 
 
 def test_stages_are_one_line_of_json(app, bench, drawn, capfd):
-    measuring.start(bench.APP, parse(bench, *small(app, drawn, "--role=stages:dali_cpu")))
+    worker.work(bench, "stages:dali_cpu", parse(bench, *small(app, drawn)))
     (line,) = capfd.readouterr().out.splitlines()
     found = {stage["stage"]: stage for stage in json.loads(line)}
     assert list(found) == [*STAGES[app.name], "hand-over", "targets"]
@@ -130,7 +129,7 @@ def operators(pipeline) -> set[str]:
 
 def test_a_cut_graph_is_the_product_s_graph(app, bench, drawn):
     whole = open_loader(bench, drawn, WHOLE[app.name]).pipeline
-    nodes = stages.stage_nodes(whole, bench.APP.stages)
+    nodes = stages.stage_nodes(whole, bench.stages)
     assert list(nodes) == STAGES[app.name]
     cuts = {stage: stages.truncate_at(whole, each) for stage, each in nodes.items()}
     names = [set(), *(operators(cut) for cut in cuts.values()), operators(whole)]
@@ -147,9 +146,9 @@ def test_a_cut_graph_is_the_product_s_graph(app, bench, drawn):
 
 
 def test_cuts_of_mosaics_of_fresh_images(drawn):
-    bench = importlib.import_module("yolov4.bench")
+    bench = options.APPS["yolov4"]
     whole = open_loader(bench, drawn, f"{WHOLE['yolov4']},mosaic_tiles=fresh").pipeline
-    nodes = stages.stage_nodes(whole, bench.APP.stages)
+    nodes = stages.stage_nodes(whole, bench.stages)
     cuts = {stage: stages.truncate_at(whole, each) for stage, each in nodes.items()}
     images = np.stack([np.asarray(image) for image in cuts["mosaic"].run()[0]])
     np.testing.assert_array_equal(images, whole.run()[0].as_array())
@@ -161,7 +160,7 @@ def test_cuts_of_mosaics_of_fresh_images(drawn):
 
 def test_the_last_cut_is_what_training_gets(app, bench, drawn):
     loader = open_loader(bench, drawn, WHOLE[app.name])
-    cuts = stages.cuts(loader, bench.APP.stages)
+    cuts = stages.cuts(loader, bench.stages)
     assert list(cuts) == [*STAGES[app.name], "hand-over", "targets"]
     expected, found = next(iter(loader.dataset())), cuts["targets"]()
     assert found[1].keys() == expected[1].keys()
@@ -188,13 +187,13 @@ def test_flags_that_cannot_be(bench, drawn):
         (["--model_name=nona"], "unknown model"),
         ([data[0]], "is given without --train_annotations"),
     ):
-        assert message in refusal(measuring.start, bench.APP, parse(bench, *arguments))
+        assert message in refusal(measuring.measure, bench, parse(bench, *arguments))
 
 
 @either_app
 def test_nothing_that_works_is_an_error(bench, capsys):
     a = parse(bench, "--what=", "--baseline=a=/no/such/program", "--rounds=1")
-    assert "nothing could be measured" in refusal(measuring.start, bench.APP, a)
+    assert "nothing could be measured" in refusal(measuring.measure, bench, a)
     assert "baseline a: failed: cannot be started" in capsys.readouterr().out
 
 
@@ -213,12 +212,12 @@ def test_data_are_drawn_once_where_none_are_given(monkeypatch, tmp_path):
 def test_inference_is_measured_at_both_batch_sizes(app, bench, drawn, monkeypatch, capfd):
     asked = []
 
-    def measure(loader, halves, label_map, a) -> dict:
+    def measure(loader, network, to_detections, label_map, a) -> dict:
         asked.append((loader, label_map))
         return {"batch_size": len(asked)}
 
-    monkeypatch.setattr(inference, "measure", measure)
-    measuring.start(bench.APP, parse(bench, *small(app, drawn, "--role=inference:dali_cpu")))
+    monkeypatch.setattr(stages, "measure_inference", measure)
+    worker.work(bench, "inference:dali_cpu", parse(bench, *small(app, drawn)))
     (line,) = capfd.readouterr().out.splitlines()
     assert [times["batch_size"] for times in json.loads(line)] == [1, 2]
     for (loader, label_map), batch_size in zip(asked, (1, 4), strict=True):

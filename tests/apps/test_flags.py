@@ -60,7 +60,7 @@ def heavy_imports(*command: str) -> set[str]:
 
 def test_commands_import_neither_tensorflow_nor_dali_before_they_know_their_flags():
     programs = [name.format(app=app) for app in APPS for name in reference.OF_APPS] + [*reference.OTHERS]
-    programs += ["tools/describe_weights.py", "tools/bench.py"]
+    programs += ["tools/describe_weights.py"]
     modules = [name.removesuffix(".py").replace("/", ".") for name in programs]
     assert len(modules) > 20
     modules = [name for name in modules if not name.endswith("train")]

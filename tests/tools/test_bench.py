@@ -7,7 +7,7 @@ import pytest
 from tests.commands import run
 from tests.refusal import refusal
 from tools import bench
-from tools.benchmark.summary import FORMAT
+from tools.benchmark import report
 
 
 def candidate(rate, cpu_ms, peak_bytes):
@@ -16,7 +16,7 @@ def candidate(rate, cpu_ms, peak_bytes):
 
 
 RECORD = {
-    "format": FORMAT,
+    "format": report.FORMAT,
     "app": "efficientdet",
     "title": "net at 512x512",
     "when": "2026-01-01T00:00:00+00:00",
@@ -46,7 +46,7 @@ def test_ratios_of_new_to_old(write):
     new["stages"]["dali_cpu"][0]["cpu_ms_per_image"]["median"] = 1.0
     new["versions"]["tensorflow"] = "2.22.0"
     new["other_cores"] = 0.5
-    text = bench.compare(write("old.json", RECORD), write("new.json", new))
+    text = report.compare(write("old.json", RECORD), write("new.json", new))
     assert "Other processes used 0.5 of 2 cores during the new run" in text and "during the old" not in text
     rows = [line.rsplit(maxsplit=3) for line in text.splitlines()[-4:]]
     assert rows == [
@@ -70,7 +70,7 @@ CHANGES = [
 
 @pytest.mark.parametrize(("change", "line"), CHANGES)
 def test_what_was_not_the_same_is_said(write, change, line):
-    text = bench.compare(write("old.json", RECORD), write("new.json", RECORD | change))
+    text = report.compare(write("old.json", RECORD), write("new.json", RECORD | change))
     assert "cannot be compared" in text and f"  {line}" in text.splitlines()
     assert "10 %" not in text
 
@@ -78,12 +78,12 @@ def test_what_was_not_the_same_is_said(write, change, line):
 def test_files_that_are_none(write):
     none = "not a benchmark file of this version"
     for content, said in (("{", "is not JSON"), ("[]", none), ({"format": 0}, none)):
-        assert said in refusal(bench.read, write("a.json", content))
-    assert "/no/such.json: No such file" in refusal(bench.read, "/no/such.json")
+        assert said in refusal(report.read, write("a.json", content))
+    assert "/no/such.json: No such file" in refusal(report.read, "/no/such.json")
 
 
 def test_the_command(write):
     old = write("old.json", RECORD)
     assert "data dali_cpu" in run(sys.executable, "tools/bench.py", "compare", old, old).stdout
-    for words in (["compare", "old.json"], ["show", "old.json", "new.json"]):
-        assert "give two files: python tools/bench.py compare OLD" in refusal(bench.main, *words)
+    for words in ([], ["compare", "old.json"], ["show", "old.json", "new.json"], ["yolov5"]):
+        assert "give an app (efficientdet, yolov4), or: compare OLD.json" in refusal(bench.main, *words)

@@ -1,11 +1,16 @@
-"""Implements each app's bench.py: measures loaders and the training step.
+"""Measures loaders and the training step of an app.
 
 The candidates are each loader, the training step on a synthetic batch, the step with each loader, and each
 command of `--baseline`. Each candidate runs in a separate process (rounds.py).
 """
 
+import contextlib
 import dataclasses
+import datetime
+import json
 import pathlib
+import platform
+import re
 import shlex
 import sys
 import tempfile
@@ -13,36 +18,34 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import psutil
+import tensorflow as tf
 
-from common import errors
 from common.args import default_threads
 from common.data.loader import gpu_visible
 from common.data.open import open_data
 from common.data.sources import Source
 from common.distributed.ranks import Ranks
 from common.errors import UserError
-from common.files import cache_directory
+from common.files import cache_directory, user_errors, write_bytes
 from common.progress import log
+from common.training import run_directory
+from common.weights import model_metadata
 from tools import synthetic
-from tools.benchmark import record, report, rounds, worker
-from tools.benchmark.options import TYPES, WHAT, App, BenchArgs
-from tools.benchmark.rounds import Command
-from tools.benchmark.summary import Record
+from tools.benchmark import report, rounds
+from tools.benchmark.options import TYPES, WHAT, App, BenchArgs, chosen
+from tools.benchmark.rounds import Command, Record
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
+PROGRAM = pathlib.Path(__file__).resolve().parents[1] / "bench.py"
 SAMPLE = 200  # number of images whose file sizes are averaged
-_NOT_OF_CANDIDATES = ("what", "pipeline_types", "baseline", "json", "synthetic_images", "role")
 _SETTINGS = ("num_classes", "batch_size", "num_threads", "prefetch", "precision", "xla")
 
 
-def start(app: App, a: BenchArgs) -> None:
+def measure(app: App, a: BenchArgs) -> None:
     """Measures what the flags select, prints the results, and writes them to --json.
 
-    With --role, this process is one candidate that bench.py has started. Raises UserError for unusable flags.
+    Raises UserError for unusable flags, and if nothing could be measured.
     """
-    if a.role:
-        worker.work(app, a, a.role)
-        return
     a = dataclasses.replace(a, num_threads=a.num_threads or default_threads())
     what = chosen("thing to measure", a.what, WHAT)
     runnable = TYPES if gpu_visible() else TYPES[1:]
@@ -51,32 +54,48 @@ def start(app: App, a: BenchArgs) -> None:
     if not what and not baselines:
         raise UserError("--what is empty and --baseline is not given: nothing to measure")
     config = app.make_config(a)
-    a, source = _with_data(app, a, config, types, needed=what not in ([], ["model"]))
+    a, source = with_data(app, a, config, types, needed=what not in ([], ["model"]))
 
     roles = [*(f"data:{each}" for each in types), "model", *(f"both:{each}" for each in types)]
-    own = [_command(app, a, role) for role in roles if role.partition(":")[0] in what]
+    commands = [command(app, role, a) for role in roles if role.partition(":")[0] in what]
     with tempfile.TemporaryDirectory(prefix="bench-") as name:
         logs = pathlib.Path(name)
-        candidates = rounds.measure([*own, *baselines], rounds=a.rounds, seconds=a.seconds, logs=logs)
+        candidates = rounds.measure([*commands, *baselines], rounds=a.rounds, seconds=a.seconds, logs=logs)
         dali = [each for each in types if each != "tensorflow"]  # loaders whose graph can be truncated
-        results = {
-            part: {each: rounds.result(_command(app, a, f"{part}:{each}"), logs) for each in measured}
-            for part, measured in (("stages", dali), ("inference", types))
-            if part in what
-        }
+        results: Record = {"stages": {}, "inference": {}}
+        for part, measured in (("stages", dali), ("inference", types)):
+            if part in what:
+                results[part] = {
+                    each: rounds.result(command(app, f"{part}:{each}", a), logs) for each in measured
+                }
     height, width = config.image_size
-    found = record.make(
-        app.name,
-        a,
-        title=f"{a.model_name} at {height}x{width}, batch {a.batch_size}, {a.precision}"
+    record = {
+        **context(a),
+        "app": app.name,
+        "title": f"{a.model_name} at {height}x{width}, batch {a.batch_size}, {a.precision}"
         f"{', XLA' if a.xla else ''}; loaders with {a.num_threads} threads, prefetch {a.prefetch}",
-        data=_describe(source) if source else {"summary": "no data"},
-        settings={name: getattr(a, name) for name in _SETTINGS} | dataclasses.asdict(config),
-        candidates=candidates,
+        "data": _describe(source) if source else {"summary": "no data"},
+        "settings": {name: getattr(a, name) for name in _SETTINGS} | dataclasses.asdict(config),
+        "candidates": candidates,
+        "other_cores": report.other_cores(candidates),
+        "ratios": report.ratios(candidates),
         **results,
-    )
-    found["verdict"] = report.verdict(found)
-    record.publish(found, report.tables(found), a.json)
+    }
+    record["verdict"] = report.verdict(record)
+    print(report.tables(record), flush=True)
+    if a.json:
+        write_json(a.json, record)
+        log(f"wrote {a.json}")
+    records = [each for part in (candidates, *results.values()) for each in part.values()]
+    if all("error" in each for each in records):
+        raise UserError("nothing could be measured: the lines above name the reasons")
+
+
+def command(app: App, role: str, a: BenchArgs) -> Command:
+    """Returns the command that runs one candidate; see worker.work for its roles."""
+    values = json.dumps(dataclasses.asdict(a))
+    arguments = [sys.executable, str(PROGRAM), "candidate", app.name, role, values]
+    return Command(role.replace(":", " "), arguments, settle=a.prefetch + 1)
 
 
 def parse_baselines(texts: Sequence[str]) -> list[Command]:
@@ -94,6 +113,24 @@ def parse_baselines(texts: Sequence[str]) -> list[Command]:
     return list(baselines.values())
 
 
+def with_data(
+    app: App, a: BenchArgs, config: Any, types: Sequence[str], *, needed: bool
+) -> tuple[BenchArgs, Source | None]:
+    """Checks the data once for all candidates, and draws images if there are no data but they are needed.
+
+    Returns the flags, with num_classes set, and the data.
+    """
+    has_data = bool(a.train_images or a.train_annotations or a.train_file_pattern)
+    if needed and not has_data:
+        directory = draw(a.synthetic_images)
+        images, annotations = str(directory / "images"), str(directory / "instances.json")
+        a = dataclasses.replace(a, train_images=images, train_annotations=annotations)
+    pipeline_type = "dali_gpu" if "dali_gpu" in types else "dali_cpu"
+    checked = dataclasses.replace(a, pipeline_type=pipeline_type if needed or has_data else "synthetic")
+    data = open_data(checked, Ranks(), config.max_instances, synthetic_classes=app.num_classes)
+    return dataclasses.replace(a, num_classes=data.num_classes), data.train
+
+
 def draw(count: int) -> pathlib.Path:
     """Draws photo-sized images into the user's cache, unless they exist there."""
     directory = cache_directory() / f"bench-images-{count}"
@@ -103,37 +140,39 @@ def draw(count: int) -> pathlib.Path:
     return directory
 
 
-def chosen(kind: str, text: str, known: Sequence[str]) -> list[str]:
-    """Splits a comma-separated list. Raises UserError for an unknown name."""
-    names = dict.fromkeys(name.strip() for name in text.split(",") if name.strip())
-    for name in names:
-        if name not in known:
-            raise errors.unknown(kind, name, known)
-    return list(names)
+def context(a: BenchArgs) -> Record:
+    """Returns the entries of a `--json` file about this measurement: when, where, with which versions."""
+    return {
+        "format": report.FORMAT,
+        "when": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "commit": model_metadata.commit(),
+        "versions": run_directory.versions(),
+        "machine": machine(),
+        "rounds": a.rounds,
+        "seconds": a.seconds,
+    }
 
 
-def _command(app: App, a: BenchArgs, role: str) -> Command:
-    arguments = [sys.executable, str(ROOT / app.name / "bench.py"), f"--role={role}"]
-    for field in dataclasses.fields(a):
-        value = getattr(a, field.name)
-        if value != field.default and field.name not in _NOT_OF_CANDIDATES:
-            arguments.append(f"--{field.name}={value}")
-    return Command(role.replace(":", " "), arguments, settle=a.prefetch + 1)
+def machine() -> Record:
+    """Describes the hardware. `cores` respects the affinity and the container's quota."""
+    model = re.search(r"model name\s*: (.+)", pathlib.Path("/proc/cpuinfo").read_text())
+    gpus = map(tf.config.experimental.get_device_details, tf.config.list_physical_devices("GPU"))
+    cores = float(len(psutil.Process().cpu_affinity()))
+    with contextlib.suppress(OSError, ValueError):  # without a quota the file is missing or has "max"
+        quota, period = pathlib.Path("/sys/fs/cgroup/cpu.max").read_text().split()
+        cores = min(cores, int(quota) / int(period))
+    return {
+        "cpu": model[1].strip() if model else platform.machine(),
+        "cores": cores,
+        "memory_bytes": psutil.virtual_memory().total,
+        "gpus": [each.get("device_name", "GPU") for each in gpus],
+    }
 
 
-def _with_data(
-    app: App, a: BenchArgs, config: Any, types: Sequence[str], *, needed: bool
-) -> tuple[BenchArgs, Source | None]:
-    """Checks the data once for all candidates. Returns the flags, with num_classes set, and the data."""
-    given = a.train_images or a.train_annotations or a.train_file_pattern
-    if needed and not given:
-        directory = draw(a.synthetic_images)
-        images, annotations = str(directory / "images"), str(directory / "instances.json")
-        a = dataclasses.replace(a, train_images=images, train_annotations=annotations)
-    pipeline_type = "dali_gpu" if "dali_gpu" in types else "dali_cpu"
-    checked = dataclasses.replace(a, pipeline_type=pipeline_type if needed or given else "synthetic")
-    data = open_data(checked, Ranks(), config.max_instances, synthetic_classes=app.num_classes)
-    return dataclasses.replace(a, num_classes=data.num_classes), data.train
+def write_json(path: str, record: Record) -> None:
+    with user_errors(f"--json={path}"):
+        pathlib.Path(path).parent.mkdir(parents=True, exist_ok=True)
+        write_bytes(path, json.dumps(record, indent=1).encode())
 
 
 def _describe(source: Source) -> Record:

@@ -1,55 +1,30 @@
-"""The flags of each app's bench.py, and a description of the app."""
+"""The apps that tools/bench.py measures, and its flags."""
 
 import dataclasses
 import importlib
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from absl import flags
 
-from common import args as shared_flags
-from common import errors, hparams
+from common import args, errors, hparams
 from common.args import flag
-from common.progress import import_tensorflow
 
 WHAT = ("data", "model", "both", "stages", "inference")
 TYPES = ("dali_gpu", "dali_cpu", "tensorflow")  # pipeline types that read data
 _OF_TRAINING = (
-    *("image_size", "num_classes", "hparams", "precision", "xla"),
+    *("model_name", "image_size", "num_classes", "hparams", "precision", "xla"),
     *("input_type", "label_map", "train_images", "train_annotations", "train_file_pattern"),
-    *shared_flags.BATCH_FLAGS,
-    *shared_flags.DECODER_FLAGS,
+    *args.BATCH_FLAGS,
+    *args.DECODER_FLAGS,
 )
 
 
-class App(NamedTuple):
-    """Describes an app to its bench.py.
-
-    Attributes:
-        name: directory of the app.
-        num_classes: number of classes of the published model.
-        stages: the stages of the app's DALI graph; see stages.stage_nodes.
-        fixed: values of config fields that differ from train.py's config.
-    """
-
-    name: str
-    num_classes: int
-    stages: Mapping[str, str]
-    fixed: Mapping[str, Any]
-
-    def module(self, name: str) -> Any:
-        return importlib.import_module(f"{self.name}.{name}")
-
-    def make_config(self, a: shared_flags.Args) -> Any:
-        """Returns the config that train.py makes, with the values of `fixed`."""
-        row = self.module("config").get_config(a.model_name)
-        return hparams.replace(hparams.resolve(row, a), self.fixed)
-
-
 @dataclasses.dataclass(frozen=True)
-class BenchArgs(shared_flags.Args):
-    """The flags of bench.py."""
+class BenchArgs(args.Args):
+    """The flags of bench.py. Of the flags of train.py, it has those that change the speed."""
 
+    model_name: str = flag("", "Model. Default: efficientdet-d0 or yolov4.")
     what: str = flag("data,model,both,stages", f"What to measure, comma-separated, from {','.join(WHAT)}.")
     pipeline_types: str | None = flag(
         None, f"Loaders to measure, comma-separated, from {','.join(TYPES)}. Default: all that run here."
@@ -59,32 +34,83 @@ class BenchArgs(shared_flags.Args):
     synthetic_images: int = flag(256, "Number of synthetic images to draw if no data are given.", low=1)
     json: str | None = flag(None, "JSON file to write with all results.")
     baseline: Sequence[str] = ()
-    role: str | None = flag(None, "Internal, not for users: the candidate that this process runs.")
 
 
-def flags_of(app: App) -> Callable[[flags.FlagValues], None]:
-    def define(fv: flags.FlagValues) -> None:
-        names = app.module("config").MODEL_NAMES
-        shared_flags.define_flag(fv, "model_name", str, shared_flags.model_name_flag(names, names[0]))
-        own = ("what", "pipeline_types", "rounds", "seconds", "synthetic_images", "json", "role")
-        shared_flags.define(fv, BenchArgs, [*_OF_TRAINING, *own])
-        help_text = (
-            "NAME=COMMAND: another program to measure; may be repeated. The program must print `ready`, then "
-            "`step N` after every N images, until it is killed."
-        )
-        flags.DEFINE_multi_string("baseline", [], help_text, flag_values=fv)
-
-    return define
+_OF_BENCH = ("what", "pipeline_types", "rounds", "seconds", "synthetic_images", "json")
 
 
-def main(app: App) -> None:
-    define = flags_of(app)
-    shared_flags.install(define)
+def define_flags(fv: flags.FlagValues) -> None:
+    args.define(fv, BenchArgs, [*_OF_TRAINING, *_OF_BENCH])
+    help_text = (
+        "NAME=COMMAND: another program to measure; may be repeated. The program must print `ready`, then "
+        "`step N` after every N images, until it is killed."
+    )
+    flags.DEFINE_multi_string("baseline", [], help_text, flag_values=fv)
 
-    def measure() -> None:
-        import_tensorflow()
-        from tools.benchmark import measuring
 
-        measuring.start(app, BenchArgs(**shared_flags.values(flags.FLAGS, define)))
+@dataclasses.dataclass(frozen=True)
+class App:
+    """An app, as bench.py needs it.
 
-    errors.run(measure)
+    Attributes:
+        name: directory of the app.
+        model_name: the model that is measured by default.
+        num_classes: number of classes of the published model.
+        stages: name of a stage of the app's DALI graph -> its last operators; see stages.stage_nodes.
+        fixed: values of config fields that differ from train.py's config.
+    """
+
+    name: str
+    model_name: str
+    num_classes: int
+    stages: Mapping[str, str]
+    fixed: Mapping[str, Any]
+
+    def module(self, name: str) -> Any:
+        return importlib.import_module(f"{self.name}.{name}")
+
+    def make_config(self, a: args.Args) -> Any:
+        """Returns the config that train.py makes, with the values of `fixed`."""
+        row = self.module("config").get_config(a.model_name)
+        return hparams.replace(hparams.resolve(row, a), self.fixed)
+
+
+_APPS = (
+    App(
+        name="efficientdet",
+        model_name="efficientdet-d0",
+        num_classes=90,
+        stages={
+            "read": "reader",
+            "decode": "Image|ImageSlice",
+            "resize": "Resize",
+            "augment": "Flip|GridMask|ColorTwist",
+            "normalize": "CropMirrorNormalize",
+        },
+        fixed={},
+    ),
+    App(
+        name="yolov4",
+        model_name="yolov4",
+        num_classes=80,
+        stages={
+            "read": "reader",
+            "decode": "Image|ImageSlice",
+            "resize": "Resize",
+            "color": "Hsv",
+            "place": "Slice",
+            "mosaic": "MultiPaste",
+        },
+        fixed={"multi_scale": 1.0},  # one image size: with many sizes, a measurement would take long
+    ),
+)
+APPS = {app.name: app for app in _APPS}
+
+
+def chosen(kind: str, text: str, known: Sequence[str]) -> list[str]:
+    """Splits a comma-separated list. Raises UserError for an unknown name."""
+    names = dict.fromkeys(name.strip() for name in text.split(",") if name.strip())
+    for name in names:
+        if name not in known:
+            raise errors.unknown(kind, name, known)
+    return list(names)

@@ -14,22 +14,32 @@ import pathlib
 import queue
 import re
 import signal
+import statistics
 import subprocess
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import psutil
 
 from common.progress import log
-from tools.benchmark import summary
-from tools.benchmark.summary import Record, Window
 from tools.processes import ended_afterwards
 
 START_TIMEOUT = 1800.0  # seconds until `ready`: candidates check data and compile a network
 STEP_TIMEOUT = 600.0  # seconds between two steps
 _END_TIMEOUT = 10.0  # seconds
+
+Record = dict[str, Any]  # a part of a `--json` file: plain dicts and lists
+
+
+class Window(NamedTuple):
+    """What a candidate did in one round."""
+
+    images: int
+    seconds: float
+    cpu_seconds: float  # of all processes of the candidate
+    other_cpu_seconds: float = 0.0  # of all other processes on this machine
 
 
 class CandidateError(Exception):
@@ -59,7 +69,7 @@ def measure(
         logs: an existing directory for the candidates' stderr.
 
     Returns:
-        Name -> record of summary.candidate; {"error": reason} for a candidate that fails.
+        Name -> record of `summarize`; {"error": reason} for a candidate that fails.
     """
     windows: dict[str, list[Window]] = {command.name: [] for command in commands}
     peaks, failed = dict.fromkeys(windows, 0), {}
@@ -79,7 +89,7 @@ def measure(
             else:
                 windows[name].append(window)
                 log(f"  {name}: {window.images / window.seconds:.4g} images/s")
-    return {name: failed.get(name) or summary.candidate(windows[name], peaks[name]) for name in windows}
+    return {name: failed.get(name) or summarize(windows[name], peaks[name]) for name in windows}
 
 
 def result(command: Command, logs: pathlib.Path) -> Any:
@@ -90,6 +100,27 @@ def result(command: Command, logs: pathlib.Path) -> Any:
             return json.loads(candidate.wait_for(rb"[\[{].*", None)[0])
     except CandidateError as error:
         return _failure(command.name, error)
+
+
+def summarize(windows: Sequence[Window], peak_bytes: int) -> Record:
+    """Makes the record of a candidate that did not fail.
+
+    Args:
+        windows: the measurement of each round.
+        peak_bytes: highest resident memory in any round, summed over all processes.
+    """
+    return {
+        "images_per_second": spread(w.images / w.seconds for w in windows),
+        "cpu_ms_per_image": spread(1000 * w.cpu_seconds / w.images for w in windows),
+        "cores": spread(w.cpu_seconds / w.seconds for w in windows),
+        "peak_bytes": peak_bytes,
+        "windows": [w._asdict() for w in windows],
+    }
+
+
+def spread(values: Iterable[float]) -> Record:
+    values = list(values)
+    return {"median": statistics.median(values), "min": min(values), "max": max(values)}
 
 
 def _failure(name: str, error: CandidateError) -> Record:

@@ -1,12 +1,13 @@
-"""Measures what each stage of a DALI loader costs.
+"""Measures what each stage of a DALI loader costs, and how long each stage of inference takes.
 
-For each stage, a truncated graph is measured. It ends after this stage. The cost of a stage is the CPU time
-of its graph minus the CPU time of the previous, shorter graph. Each measurement starts and ends with full
-queues and idle threads.
+For each stage of a loader, a truncated graph is measured. It ends after this stage. The cost of a stage is
+the CPU time of its graph minus the CPU time of the previous, shorter graph. Each measurement starts and ends
+with full queues and idle threads. Each stage of inference repeats its work on one batch.
 """
 
 import dataclasses
 import re
+import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -16,10 +17,12 @@ import tensorflow as tf
 from nvidia import dali
 from nvidia.dali.data_node import DataNode
 
+from common.data.labels import LabelMap
 from common.data.loader import BaseLoader
-from tools.benchmark.protocol import WARM_UP
-from tools.benchmark.summary import Record, spread
+from common.evaluation import coco_metrics
+from tools.benchmark.rounds import Record, spread
 
+WARM_UP = 3  # batches before the first measurement: they compile and allocate memory
 SHARE = 1 / 3  # share of --seconds for one graph
 Advance = Callable[[], object]
 _QUIET = 0.05  # seconds without work after which a queue counts as full
@@ -76,9 +79,9 @@ def stage_nodes(pipeline: Any, stages: Mapping[str, str]) -> dict[str, list[Data
     nodes: dict[str, list[DataNode]] = {}
     ends: list = []
     for stage, pattern in stages.items():
-        found = [kind for kind in kinds if re.fullmatch(pattern, kind)]
-        if found:
-            ends = [each for each, kind in zip(upstream, kinds, strict=True) if kind == found[-1]]
+        matches = [kind for kind in kinds if re.fullmatch(pattern, kind)]
+        if matches:
+            ends = [each for each, kind in zip(upstream, kinds, strict=True) if kind == matches[-1]]
         for number, end in enumerate(ends):
             while len(after := consumers.get(end.outputs[0].name, [])) == 1 and "Arithmetic" in after[0].name:
                 end = ends[number] = after[0]
@@ -127,20 +130,87 @@ def cost(advance: Advance, seconds: float, settle: int) -> Cost:
 
 def summarize(rounds: Sequence[Mapping[str, Cost]], batch_size: int) -> list[Record]:
     """Returns the cost per image that each stage adds, and the cost of the loader up to that stage."""
-    found, before = [], np.zeros(len(rounds))
+    stages, before = [], np.zeros(len(rounds))
     for stage in rounds[0]:
         cpu_ms, ms, _ = np.array([costs[stage] for costs in rounds]).T / batch_size
-        found.append(
+        stages.append(
             {
                 "stage": stage,
                 "cpu_ms_per_image": spread((cpu_ms - before).tolist()),
                 "cpu_ms_so_far": float(np.median(cpu_ms)),
                 "images_per_second": float(np.median(1000 / ms)),
-                "instead": False,  # the file format requires it
             }
         )
         before = cpu_ms
-    return found
+    return stages
+
+
+def measure_inference(
+    loader: BaseLoader, network: Callable, to_detections: Callable, label_map: LabelMap, a: Any
+) -> Record:
+    """Measures each stage of inference at the loader's batch size, and complete inference as in infer.py.
+
+    In complete inference, the loader prepares batches while the network computes.
+
+    Args:
+        loader: an evaluation loader without targets.
+        network, to_detections: the app's predict.make_halves.
+        a: the flags prefetch, rounds and seconds.
+
+    Returns:
+        A record. `num_batches` is the smallest number of batches timed in one round. `stages` maps the name
+        of a stage to its milliseconds per batch. `latency_ms` is the sum of the stages. `images_per_second`
+        is the median rate of complete inference.
+    """
+    batches = loader.iterator()
+    images, extra = next(batches)
+    outputs = network(images)
+    detections = to_detections(outputs, extra["letterbox"])
+
+    def infer() -> list[Record]:
+        images, extra = next(batches)
+        return _to_results(to_detections(network(images), extra["letterbox"]), extra, label_map)
+
+    steps: dict[str, Advance] = {
+        "load": lambda: _synced(next(batches)),
+        "network": lambda: _synced(network(images)),
+        "post-processing": lambda: _synced(to_detections(outputs, extra["letterbox"])),
+        "results": lambda: _to_results(detections, extra, label_map),
+        "whole": infer,
+    }
+    rounds = measure(steps, a)
+    times = {name: _stage_time([costs[name] for costs in rounds]) for name in steps}
+    whole = times.pop("whole")
+    return {
+        "batch_size": loader.batch_size,
+        "num_batches": min(cost.batches for costs in rounds for cost in costs.values()),
+        "num_rounds": len(rounds),
+        "stages": times,
+        "latency_ms": sum(each["wall_ms"] for each in times.values()),
+        "images_per_second": 1000 * loader.batch_size / whole["wall_ms"],
+    }
+
+
+def _synced(result: object) -> object:
+    """Waits for the devices, because TensorFlow returns before a GPU has finished."""
+    tf.test.experimental.sync_devices()
+    return result
+
+
+def _to_results(detections: Sequence[tf.Tensor], extra: Mapping, label_map: LabelMap) -> list[Record]:
+    columns = (*detections[:3], extra["image_ids"], extra["image_sizes"])
+    boxes, scores, classes, image_ids, image_sizes = map(np.asarray, columns)
+    return coco_metrics.to_results(boxes, scores, classes, image_ids, image_sizes, label_map, set())
+
+
+def _stage_time(costs: Sequence[Cost]) -> dict[str, float]:
+    wall = [cost.ms for cost in costs]
+    return {
+        "wall_ms": statistics.median(wall),
+        "lowest_ms": min(wall),
+        "highest_ms": max(wall),
+        "cpu_ms": statistics.median(cost.cpu_ms for cost in costs),
+    }
 
 
 def _wait_until_quiet() -> None:

@@ -1,28 +1,29 @@
-"""Runs one candidate of bench.py in a separate process."""
+"""Runs one candidate of bench.py: what a process does that rounds.py has started."""
 
+import contextlib
 import dataclasses
 import itertools
 import json
-from collections.abc import Callable
+import os
+import sys
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import keras
 import tensorflow as tf
 
-from common import args
 from common.data.loader import BaseLoader
 from common.data.open import open_data
 from common.distributed import ranks as distributed
 from common.distributed.ranks import Ranks
 from common.training import step_guard
 from common.training.optimizers import AveragedWeights
-from tools.benchmark import inference, stages
-from tools.benchmark.options import App
-from tools.benchmark.protocol import own_stdout, tell_steps
+from tools.benchmark import stages
+from tools.benchmark.options import App, BenchArgs
 
 
-def work(app: App, a: Any, role: str) -> None:
+def work(app: App, role: str, a: BenchArgs) -> None:
     """Runs one candidate.
 
     Args:
@@ -37,34 +38,55 @@ def work(app: App, a: Any, role: str) -> None:
     keras.mixed_precision.set_global_policy(a.precision)
     config, loaders = app.make_config(a), app.module("loaders")
     data = open_data(a, ranks, config.max_instances, synthetic_classes=app.num_classes)
-
     if what == "inference":
         model = app.module("train").make_model(config, data.num_classes)
-        halves = app.module("predict").make_halves(model, config)
-        sizes = [dataclasses.replace(a, batch_size=size) for size in (1, a.batch_size)]
+        network, to_detections = app.module("predict").make_halves(model, config)
         data = data._replace(evaluation=data.train)
+        sizes = [dataclasses.replace(a, batch_size=size) for size in (1, a.batch_size)]
         opened = [loaders.open_loader(each, ranks, config, data, training=False) for each in sizes]
-        _tell_result(lambda: [inference.measure(each, halves, data.label_map, a) for each in opened])
+        with own_stdout() as tell:
+            times = [
+                stages.measure_inference(each, network, to_detections, data.label_map, a) for each in opened
+            ]
+            tell(json.dumps(times))
         return
     epoch = loaders.epoch_kwargs(config, a.seed, epochs_done=0)
     loader = loaders.open_loader(a, ranks, config, data, training=True, **epoch)
-    if what == "data":
+    if what == "stages":
+        with own_stdout() as tell:
+            costs = stages.measure(stages.cuts(loader, app.stages), a)
+            tell(json.dumps(stages.summarize(costs, a.batch_size)))
+    elif what == "data":
         tell_steps(stages.load(loader), a.batch_size)
-    elif what == "stages":
-        cuts = stages.cuts(loader, app.stages)
-        _tell_result(lambda: stages.summarize(stages.measure(cuts, a), a.batch_size))
     else:
         model = app.module("train").make_model(config, data.num_classes)
         tell_steps(_make_step(app, config, model, loader, ranks, a), a.batch_size)
 
 
-def _tell_result(measure: Callable[[], Any]) -> None:
+def tell_steps(advance: Callable[[], object], batch_size: int) -> None:
+    """Calls `advance` until the process is killed, and prints a line after each call; see rounds.py."""
     with own_stdout() as tell:
-        tell(json.dumps(measure()))
+        for _ in range(stages.WARM_UP):
+            advance()
+        tell("ready")
+        while True:
+            advance()
+            tell(f"step {batch_size}")
+
+
+@contextlib.contextmanager
+def own_stdout() -> Iterator[Callable[[str], object]]:
+    """Yields a function that prints a line to stdout. What libraries print goes to stderr."""
+    with os.fdopen(os.dup(1), "wb", buffering=0) as pipe:
+        os.dup2(2, 1)
+        try:
+            yield lambda line: pipe.write(line.encode() + b"\n")
+        except BrokenPipeError:
+            sys.exit(0)
 
 
 def _make_step(
-    app: App, config: Any, model: keras.Model, loader: BaseLoader, ranks: Ranks, a: args.Args
+    app: App, config: Any, model: keras.Model, loader: BaseLoader, ranks: Ranks, a: BenchArgs
 ) -> Callable[[], None]:
     schedule = app.module("optimization").make_schedule(config, a.batch_size, loader.steps_per_epoch)
     optimizer = app.module("optimization").make_optimizer(config, schedule, precision=a.precision)

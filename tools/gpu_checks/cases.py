@@ -10,7 +10,7 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
-from tools.benchmark import summary
+from tools.benchmark import report
 from tools.gpu_checks import parts
 from tools.gpu_checks.running import ROOT, Case
 
@@ -94,13 +94,13 @@ def _bench(app: str, output: pathlib.Path, photos: dict) -> Iterator[Case]:
             flags = {"what": what, "precision": precision, "xla": xla, "batch_size": factor * batch}
             path = output / f"{app}-{'-'.join(map(str, flags.values()))}.json"
             more = {"model_name": model, "pipeline_types": "dali_gpu", "rounds": 1, "json": path}
-            command = python(f"{app}/bench.py", **flags, **more, **data)
+            command = python("tools/bench.py", app, **flags, **more, **data)
             yield Case("training", {"app": app, **flags}, command, functools.partial(_rates, path), COMPILING)
 
 
 def _rates(path: pathlib.Path, _: str) -> dict[str, Any]:
     record = json.loads(path.read_bytes())
-    good = summary.succeeded(record["candidates"])
+    good = report.succeeded(record["candidates"])
     found = {
         name.partition(" ")[0]: round(each["images_per_second"]["median"], 1) for name, each in good.items()
     }

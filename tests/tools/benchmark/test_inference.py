@@ -3,35 +3,39 @@ import types
 import tensorflow as tf
 
 from tests.common.record_writing import LABELS
-from tools.benchmark import inference
+from tools.benchmark import stages
 
 
-def test_every_stage_sees_what_the_one_before_gave(monkeypatch):
-    class Loader:
-        pipeline_type, batch_size = "dali_cpu", 1
+class Loader:
+    """Batch number i has one image of value i, with image id i."""
 
-        def iterator(self):
-            number = 0
-            while True:
-                extra = {"image_ids": [number], "image_sizes": [[10, 20]], "letterbox": [[0.0, 0, 10, 20]]}
-                yield tf.fill([1, 1], number), {name: tf.constant(value) for name, value in extra.items()}
-                number += 1
+    pipeline_type, batch_size = "dali_cpu", 1
 
-    def to_detections(outputs, letterbox):
-        assert letterbox.shape == (1, 4)
-        scores = tf.cast(outputs, tf.float32) / 1000
-        return tf.constant([[[0.0, 0, 1, 1]]]), scores, tf.constant([[2]]), tf.constant([True])
+    def iterator(self):
+        number = 0
+        while True:
+            extra = {"image_ids": [number], "image_sizes": [[10, 20]], "letterbox": [[0.0, 0, 10, 20]]}
+            yield tf.fill([1, 1], number), {name: tf.constant(value) for name, value in extra.items()}
+            number += 1
 
-    cuts = {}
 
-    def measure(given, a):
-        cuts.update(given)
-        cost = inference.stages.Cost
-        return [{name: cost(1.0, ms, 7) for name in given} for ms in (2.0, 4.0, 9.0)]
+def to_detections(outputs, letterbox):
+    assert letterbox.shape == (1, 4)
+    scores = tf.cast(outputs, tf.float32) / 1000
+    return tf.constant([[[0.0, 0, 1, 1]]]), scores, tf.constant([[2]]), tf.constant([True])
 
-    monkeypatch.setattr(inference.stages, "measure", measure)
-    halves = (lambda images: 10 * images, to_detections)
-    times = inference.measure(Loader(), halves, LABELS, types.SimpleNamespace())
+
+def test_stages_of_inference_repeat_one_batch_and_whole_inference_reads_on(monkeypatch):
+    steps = {}
+
+    def measure(cuts, a):
+        steps.update(cuts)
+        return [{name: stages.Cost(1.0, ms, 7) for name in cuts} for ms in (2.0, 4.0, 9.0)]
+
+    monkeypatch.setattr(stages, "measure", measure)
+    times = stages.measure_inference(
+        Loader(), lambda images: 10 * images, to_detections, LABELS, types.SimpleNamespace()
+    )
     assert list(times["stages"]) == ["load", "network", "post-processing", "results"]
     assert (times["batch_size"], times["num_batches"], times["num_rounds"]) == (1, 7, 3)
     assert times["latency_ms"] == 16.0 and times["images_per_second"] == 250.0
@@ -40,5 +44,9 @@ def test_every_stage_sees_what_the_one_before_gave(monkeypatch):
     def result(i):
         return [{"image_id": i, "category_id": 90, "bbox": [0.0, 0.0, 20.0, 10.0], "score": i / 100}]
 
-    assert [cuts["results"]() for _ in range(2)] == [result(0), result(0)]
-    assert [cuts["whole"]() for _ in range(2)] == [result(1), result(2)]
+    assert [steps["results"]() for _ in range(2)] == [result(0), result(0)]
+    assert [steps["whole"]() for _ in range(2)] == [result(1), result(2)]
+    images, _ = steps["load"]()
+    assert images.numpy() == 3 and steps["network"]().numpy() == 0
+    _, scores, *_ = steps["post-processing"]()
+    assert scores.numpy() == 0

@@ -1,30 +1,30 @@
-"""Tests report.py, record.py and summary.py."""
+"""Tests report.py, and the numbers that it prints."""
 
 import pytest
 
-from tools.benchmark import report, summary
+from tools.benchmark import report, rounds
+from tools.benchmark.rounds import Window
 from tools.benchmark.stages import Cost, summarize
-from tools.benchmark.summary import Window
 
 CORES = 2.0
 
 
 def candidate(*rates, cpu_ms, peak=500_000_000, seconds=10.0):
     windows = [Window(round(seconds * rate), seconds, seconds * rate * cpu_ms / 1000) for rate in rates]
-    return summary.candidate(windows, peak)
+    return rounds.summarize(windows, peak)
 
 
 def record(stages: dict | None = None, **candidates) -> dict:
     found = {name.replace("_", " ", 1): each for name, each in candidates.items()}
     made = {"title": "net at 512x512", "data": {"summary": "12 images"}, "stages": stages or {}}
     made["machine"] = {"cpu": "some CPU", "cores": CORES, "gpus": ["H100"]}
-    made |= {"candidates": found, "inference": {}, "other_cores": summary.other_cores(found)}
+    made |= {"candidates": found, "inference": {}, "other_cores": report.other_cores(found)}
     return made | {"verdict": report.verdict(made)}
 
 
 def test_numbers_of_a_candidate():
     windows = [Window(100, 10.0, 5.0), Window(40, 5.0, 4.0), Window(120, 10.0, 9.0)]
-    found = summary.candidate(windows, 7)
+    found = rounds.summarize(windows, 7)
     assert found["images_per_second"] == {"median": 10.0, "min": 8.0, "max": 12.0}
     assert found["cpu_ms_per_image"] == pytest.approx({"median": 75.0, "min": 50.0, "max": 100.0})
     assert found["cores"] == pytest.approx({"median": 0.8, "min": 0.5, "max": 0.9})
@@ -33,7 +33,7 @@ def test_numbers_of_a_candidate():
 
 def test_ratios_are_the_median_of_the_rounds_not_the_ratio_of_medians():
     first, second = candidate(10, 40, 20, cpu_ms=1), candidate(20, 10, 10, cpu_ms=1, seconds=5.0)
-    assert summary.ratio(first, second) == pytest.approx(2.0)
+    assert report.ratio(first, second) == pytest.approx(2.0)
 
 
 def test_stages_are_differences_round_by_round():
@@ -41,8 +41,8 @@ def test_stages_are_differences_round_by_round():
         made = [Cost(2 * cpu, 2 * ms, 9) for cpu, ms in values]
         return dict(zip(("read", "decode", "end"), made, strict=True))
 
-    rounds = [costs((1.0, 2.0), (4.0, 4.0), (6.0, 5.0)), costs((2.0, 2.0), (6.0, 5.0), (7.0, 5.0))]
-    stages = summarize(rounds, 2)
+    all_rounds = [costs((1.0, 2.0), (4.0, 4.0), (6.0, 5.0)), costs((2.0, 2.0), (6.0, 5.0), (7.0, 5.0))]
+    stages = summarize(all_rounds, 2)
     found = {stage["stage"]: stage for stage in stages}
     assert found["read"]["cpu_ms_per_image"] == {"median": 1.5, "min": 1.0, "max": 2.0}
     assert found["decode"]["cpu_ms_per_image"] == {"median": 3.5, "min": 3.0, "max": 4.0}
@@ -82,7 +82,7 @@ def test_candidates_are_compared_with_the_first_baseline():
     lines = report.tables(made).splitlines()
     assert lines[3].endswith("x baseline automl")
     assert lines[4].split()[-1] == "4"
-    assert summary.ratios(made["candidates"])["baseline automl"]["data dali_cpu"] == 0.25
+    assert report.ratios(made["candidates"])["baseline automl"]["data dali_cpu"] == 0.25
 
 
 LIMITS = [
@@ -106,7 +106,7 @@ def test_verdict_says_that_other_work_ran_and_nothing_more_without_a_model():
     told = "Other processes used 0.6 of 2 cores: measure again on an idle machine."
     for other, verdict in ((6.0, [told]), (2.0, [])):
         windows = [Window(100, 10.0, 15.0, seconds) for seconds in (1.0, other, 7.0)]
-        busy = summary.candidate(windows, 1)
+        busy = rounds.summarize(windows, 1)
         assert record(data_dali_cpu=busy, model={"error": "killed"})["verdict"] == verdict
 
 

@@ -1,4 +1,4 @@
-"""Tests rounds.py, protocol.py, worker.py and tools/processes.py with small programs."""
+"""Tests rounds.py and tools/processes.py with small programs."""
 
 import itertools
 import os
