@@ -237,17 +237,17 @@ def define(fv: flags.FlagValues, args_class: type, names: Collection[str] | None
 def define_flag(fv: flags.FlagValues, name: str, annotation: Any, field: dataclasses.Field[Any]) -> None:
     """Defines one absl flag from a field of `flag`."""
     default: Any = field.default
-    about, types = field.metadata, typing.get_args(annotation) or (annotation,)
-    common: dict[str, Any] = {"help": about["help"], "flag_values": fv}
-    if about["choices"]:
-        flags.DEFINE_enum(name, default, about["choices"], **common)
+    metadata, types = field.metadata, typing.get_args(annotation) or (annotation,)
+    common: dict[str, Any] = {"help": metadata["help"], "flag_values": fv}
+    if metadata["choices"]:
+        flags.DEFINE_enum(name, default, metadata["choices"], **common)
     elif bool in types:
         flags.DEFINE_bool(name, default, **common)
     elif str in types:
         flags.DEFINE_string(name, default, **common)
     else:
         number = flags.DEFINE_integer if int in types else flags.DEFINE_float
-        number(name, default, lower_bound=about["low"], upper_bound=about["high"], **common)
+        number(name, default, lower_bound=metadata["low"], upper_bound=metadata["high"], **common)
 
 
 # --- from the command line to values ---------------------------------------------------------------------
@@ -256,10 +256,10 @@ def define_flag(fv: flags.FlagValues, name: str, annotation: Any, field: datacla
 def install(define_flags: Callable[[flags.FlagValues], None]) -> None:
     """Defines the flags of an entry point, and makes --help show them in groups."""
     define_flags(flags.FLAGS)
-    own = flags.FlagValues()
-    define_flags(own)
-    grouped = own.key_flags_by_module_dict()
-    for name in set(own) - {flag.name for members in grouped.values() for flag in members}:
+    command_flags = flags.FlagValues()
+    define_flags(command_flags)
+    grouped = command_flags.key_flags_by_module_dict()
+    for name in set(command_flags) - {flag.name for members in grouped.values() for flag in members}:
         flags.FLAGS.register_key_flag_for_module("Other flags", flags.FLAGS[name])
     titles = ["Most used", *sorted({*grouped} - {"Most used", "Other flags"}), "Other flags"]
     # absl's --help prints the result of this function.
@@ -268,12 +268,12 @@ def install(define_flags: Callable[[flags.FlagValues], None]) -> None:
 
 def values(fv: flags.FlagValues, define_flags: Callable[[flags.FlagValues], None]) -> dict:
     """Returns name -> value of the flags of `define_flags`."""
-    own = flags.FlagValues()
-    define_flags(own)
-    return {name: fv[name].value for name in own}
+    command_flags = flags.FlagValues()
+    define_flags(command_flags)
+    return {name: fv[name].value for name in command_flags}
 
 
 def flagfile(flag_values: dict) -> bytes:
     """Returns `--name=value` lines for `--flagfile=`. Omits --overwrite and all flags that are None."""
-    given = {k: v for k, v in sorted(flag_values.items()) if v is not None and k != "overwrite"}
-    return "".join(f"--{name}={value}\n" for name, value in given.items()).encode()
+    values = {k: v for k, v in sorted(flag_values.items()) if v is not None and k != "overwrite"}
+    return "".join(f"--{name}={value}\n" for name, value in values.items()).encode()

@@ -197,7 +197,7 @@ def select_boxes(
     smallest = np.maximum(np.array(min_size[::-1], np.float32), np.finfo(np.float32).tiny)
     # NaN and infinite sides fail one of these comparisons.
     is_large = (sides >= types.Constant(smallest, device="cpu")) & (sides <= _FLOAT32_MAX)
-    large = kept = fn.reductions.min(int32(is_large), axes=[1])  # (N,)
+    large = selected = fn.reductions.min(int32(is_large), axes=[1])  # (N,)
     count = boxes.shape()[0]
     number = types.Constant(_NUMBERS, device="cpu")[:, :count]  # (1, N): 1, 2, 3, ...
     column = types.Constant(_NUMBERS.T, device="cpu")  # (rows, 1)
@@ -207,11 +207,14 @@ def select_boxes(
         area_bits = fn.reinterpret(sides[:, 0] * sides[:, 1], dtype=types.INT32)
         key = fn.cast(area_bits, dtype=types.INT64) * _MAX_ROWS - number
         is_larger = (fn.transpose(key, perm=[1, 0]) > key) * fn.expand_dims(large, axes=[1])
-        kept = large * (fn.reductions.sum(is_larger, axes=[0]) < max_instances)
+        selected = large * (fn.reductions.sum(is_larger, axes=[0]) < max_instances)
 
-    num_kept = fn.reductions.sum(kept, dtype=types.INT32)
+    num_kept = fn.reductions.sum(selected, dtype=types.INT32)
     # The next lines compute boxes[kept] as a matrix product. Each row of the matrix has a single 1.
-    place = fn.reductions.sum(is_before * fn.expand_dims(kept, axes=[1]), axes=[0], dtype=types.INT32) * kept
+    place = (
+        fn.reductions.sum(is_before * fn.expand_dims(selected, axes=[1]), axes=[0], dtype=types.INT32)
+        * selected
+    )
     # Slice after `==`, as DALI 2.4 may read wrong memory if an operand is empty.
     is_source = (fn.expand_dims(place, axes=[0]) == column[:count])[:num_kept]  # (M, N)
     # Multiplies the coordinates' bits as integers, because 0 times NaN is NaN.

@@ -76,8 +76,8 @@ def resolve(config: Config, a: Any, preset: Mapping[str, Any] | None = None) -> 
     """
     fields = [field.name for field in dataclasses.fields(config) if field.name != "model_name"]
     config = override(replace(config, preset or {}), a.hparams, only=fields)
-    given = {name: getattr(a, name, None) for name in fields}
-    return replace(config, {name: value for name, value in given.items() if value not in (None, "")})
+    flag_values = {name: getattr(a, name, None) for name in fields}
+    return replace(config, {name: value for name, value in flag_values.items() if value not in (None, "")})
 
 
 def replace(config: Config, values: Mapping[str, Any], *, strict: bool = True) -> Config:

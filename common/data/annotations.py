@@ -90,12 +90,12 @@ class Annotations:
     @functools.cached_property
     def target_boxes(self) -> TargetBoxes:
         boxes, clipped, has_area = self.clipped_boxes
-        kept = has_area & ~self.is_crowd
+        is_target = has_area & ~self.is_crowd
         return TargetBoxes(
-            boxes=boxes[kept],
-            classes=self.label_map.classes_of(self.category_ids[kept]),
-            row_splits=np.concatenate([[0], np.cumsum(kept)])[self.row_splits],
-            num_clipped=int(np.count_nonzero(clipped & kept)),
+            boxes=boxes[is_target],
+            classes=self.label_map.classes_of(self.category_ids[is_target]),
+            row_splits=np.concatenate([[0], np.cumsum(is_target)])[self.row_splits],
+            num_clipped=int(np.count_nonzero(clipped & is_target)),
             num_dropped=int(np.count_nonzero(~has_area & ~self.is_crowd)),
             num_crowds=int(np.count_nonzero(self.is_crowd)),
         )
@@ -160,16 +160,16 @@ class Annotations:
         file = f" ({self.file_names[row]!r})" if self.file_names[row] else ""
         return f"image {self.image_ids[row]}{file}"
 
-    def select(self, kept: np.ndarray) -> "Annotations":
-        """Returns the annotations of the images for which `kept`, bool (I,), is true."""
-        box_kept = kept[self.box_image]
+    def select(self, is_selected: np.ndarray) -> "Annotations":
+        """Returns the annotations of the images for which `is_selected`, bool (I,), is true."""
+        box_kept = is_selected[self.box_image]
         of_boxes = ("boxes_ltwh_px", "category_ids", "is_crowd", "areas")
         return dataclasses.replace(
             self,
-            image_ids=self.image_ids[kept],
-            file_names=list(itertools.compress(self.file_names, kept)),
-            image_sizes=self.image_sizes[kept],
-            box_image=(np.cumsum(kept) - 1)[self.box_image[box_kept]],
+            image_ids=self.image_ids[is_selected],
+            file_names=list(itertools.compress(self.file_names, is_selected)),
+            image_sizes=self.image_sizes[is_selected],
+            box_image=(np.cumsum(is_selected) - 1)[self.box_image[box_kept]],
             **{name: getattr(self, name)[box_kept] for name in of_boxes},
         )
 

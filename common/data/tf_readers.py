@@ -54,10 +54,10 @@ def examples(
 def loader_examples(loader: "BaseLoader") -> tf.data.Dataset:
     """Returns endless examples for a loader. In evaluation, a shorter shard is repeated."""
     shard = {"shard_id": loader.shard_id, "num_shards": loader.num_shards}
-    found = examples(loader.opened_source, **shard, training=loader.training, seed=loader.seed)
+    dataset = examples(loader.opened_source, **shard, training=loader.training, seed=loader.seed)
     if loader.training:
-        return found
-    return found.repeat().take(loader.steps_per_epoch * loader.batch_size).repeat()
+        return dataset
+    return dataset.repeat().take(loader.steps_per_epoch * loader.batch_size).repeat()
 
 
 class Random:
@@ -157,11 +157,11 @@ def _parse(record: tf.Tensor, label_map: LabelMap) -> Example:
     labels = tf.searchsorted(known, features[LABEL_KEY], out_type=tf.int32) + 1
     is_crowd = features[CROWD_KEY]  # may be absent
     is_crowd = tf.concat([is_crowd, tf.zeros(tf.shape(labels)[0] - tf.shape(is_crowd)[0], tf.int64)], axis=0)
-    kept = (is_crowd == 0) & (boxes[:, 2] > boxes[:, 0]) & (boxes[:, 3] > boxes[:, 1])
+    is_target = (is_crowd == 0) & (boxes[:, 2] > boxes[:, 0]) & (boxes[:, 3] > boxes[:, 1])
     return {
         "encoded": features["image/encoded"],
-        "boxes": boxes[kept],
-        "labels": labels[kept],
+        "boxes": boxes[is_target],
+        "labels": labels[is_target],
         "image_id": tf.strings.to_number(features["image/source_id"], tf.int64),
     }
 
@@ -179,9 +179,11 @@ def refuse_changes(config: Any, published: Any, fields: Sequence[str], done: Col
         done: the fields that the loader implements.
     """
     if changed := [n for n in fields if n not in done and getattr(config, n) != getattr(published, n)]:
-        given = ", ".join(f"{name}={getattr(config, name)}" for name in changed)
-        wanted = ",".join(f"{name}={getattr(published, name)}" for name in changed)
-        raise UserError(f"--pipeline_type=tensorflow cannot do {given}: use dali_cpu, or --hparams={wanted}")
+        changes = ", ".join(f"{name}={getattr(config, name)}" for name in changed)
+        defaults = ",".join(f"{name}={getattr(published, name)}" for name in changed)
+        raise UserError(
+            f"--pipeline_type=tensorflow cannot do {changes}: use dali_cpu, or --hparams={defaults}"
+        )
 
 
 def resize(image: tf.Tensor, size: tf.Tensor, antialias: bool = True) -> tf.Tensor:
@@ -213,9 +215,9 @@ def select_boxes(
     num_large = tf.shape(areas)[0]
     # top_k puts the lower index first among equal values
     largest = tf.math.top_k(areas, k=tf.minimum(num_large, max_instances)).indices
-    kept = tf.gather(large, tf.sort(largest))
-    lost = tf.stack([visible - num_large, num_large - tf.shape(kept)[0]])
-    return tf.gather(boxes, kept), tf.gather(tf.cast(labels, tf.int32), kept), lost
+    rows = tf.gather(large, tf.sort(largest))
+    lost = tf.stack([visible - num_large, num_large - tf.shape(rows)[0]])
+    return tf.gather(boxes, rows), tf.gather(tf.cast(labels, tf.int32), rows), lost
 
 
 def pad_boxes_tf(boxes: tf.Tensor, labels: tf.Tensor, max_instances: int) -> tuple[tf.Tensor, tf.Tensor]:

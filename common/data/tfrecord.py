@@ -109,8 +109,8 @@ def walk(file: str | os.PathLike) -> RecordFile:
             fault = _walk(path, stream.fileno(), size, records)
     except OSError as error:
         fault = ("file-unreadable", f"{path}: {error.strerror}")
-    found = np.array(records, np.int64).reshape(-1, 3)
-    spans, checksums = found[:, :2].copy(), found[:, 2].astype(np.uint32)
+    table = np.array(records, np.int64).reshape(-1, 3)
+    spans, checksums = table[:, :2].copy(), table[:, 2].astype(np.uint32)
     digest = hashlib.sha256(spans.tobytes() + checksums.tobytes()).hexdigest()
     return RecordFile(path, size, mtime_ns, digest, spans, checksums, fault)
 
@@ -202,14 +202,14 @@ def ensure_index(file: str, spans: np.ndarray) -> tuple[str, str | None]:
         wrong, or None if it was right.
     """
     content, path = format_index(spans), pathlib.Path(f"{file}.idx")
-    made = "index-stale" if os.path.lexists(path) else "index-made"
+    change = "index-stale" if os.path.lexists(path) else "index-made"
     try:
         if path.is_file() and path.read_bytes() == content:
             return os.fspath(path), None
         write_bytes(path, content)
     except OSError:  # data are often mounted read-only
         path = store_cached(content, ".idx")
-    return os.fspath(path), made
+    return os.fspath(path), change
 
 
 def index_records(paths: Sequence[str | os.PathLike]) -> Records:
@@ -220,10 +220,10 @@ def index_records(paths: Sequence[str | os.PathLike]) -> Records:
     """
     indexes, spans, lacking, has_crowds = [], [], set(), False
     for number, path in enumerate(paths):
-        found = record_spans(path)
-        indexes.append(ensure_index(os.fspath(path), found)[0])
-        spans.append(np.insert(found, 0, number, axis=1))
-        for record, (offset, size) in enumerate(found.tolist()):
+        record_table = record_spans(path)
+        indexes.append(ensure_index(os.fspath(path), record_table)[0])
+        spans.append(np.insert(record_table, 0, number, axis=1))
+        for record, (offset, size) in enumerate(record_table.tolist()):
             features = tf.train.Example.FromString(read_record(path, offset, size)).features.feature
             lacking |= {*DALI_KEYS, "image/encoded", "image/source_id"} - {*features}
             if absent := lacking - {CROWD_KEY}:

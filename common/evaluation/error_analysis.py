@@ -76,88 +76,96 @@ def match(annotations: Annotations, results: Sequence[dict[str, Any]]) -> tuple[
         for row in sorted(results, key=lambda row: (-row["score"], row["bbox"]))
         if row["category_id"] in classes
     ]
-    found = np.array(rows, ROW)
-    found = found[np.argsort(found["image"], kind="stable")]
-    ends = np.searchsorted(found["image"], np.arange(annotations.num_images + 1))
+    detections = np.array(rows, ROW)
+    detections = detections[np.argsort(detections["image"], kind="stable")]
+    splits = np.searchsorted(detections["image"], np.arange(annotations.num_images + 1))
     for image, first in enumerate(annotations.row_splits[:-1]):
-        own = found[ends[image] : ends[image + 1]]
-        _judge(own, truth[first : annotations.row_splits[image + 1]])
-        own["target"] += first
-    found = found[np.argsort(annotations.image_ids[found["image"]], kind="stable")]
-    return found[found["kind"] != IGNORED], truth
+        image_detections = detections[splits[image] : splits[image + 1]]
+        _judge(image_detections, truth[first : annotations.row_splits[image + 1]])
+        image_detections["target"] += first
+    detections = detections[np.argsort(annotations.image_ids[detections["image"]], kind="stable")]
+    return detections[detections["kind"] != IGNORED], truth
 
 
-def _judge(found: np.ndarray, truth: np.ndarray) -> None:
+def _judge(detections: np.ndarray, truth: np.ndarray) -> None:
     """Sets kind and target of the detections in one image."""
-    is_late = np.tril(found["class"][:, None] == found["class"]).sum(axis=1) > MAX_DETECTIONS
+    is_late = np.tril(detections["class"][:, None] == detections["class"]).sum(axis=1) > MAX_DETECTIONS
     crowd = np.append(truth["kind"] == IGNORED, True)
-    overlap = np.zeros((len(found), len(crowd)))  # (D, M + 1): the last column means "no box"
-    overlap[:, :-1] = np.reshape(mask.iou(found["box"], truth["box"], crowd[:-1]), (len(found), len(truth)))
-    same = found["class"][:, None] == np.append(truth["class"], -1)
-    own, other = np.where(same & ~crowd, overlap, 0), np.where(same | crowd, 0, overlap)
-    near, far = own.max(axis=1), other.max(axis=1)
+    overlap = np.zeros((len(detections), len(crowd)))  # (D, M + 1): the last column means "no box"
+    overlap[:, :-1] = np.reshape(
+        mask.iou(detections["box"], truth["box"], crowd[:-1]), (len(detections), len(truth))
+    )
+    same = detections["class"][:, None] == np.append(truth["class"], -1)
+    same_class, other_class = np.where(same & ~crowd, overlap, 0), np.where(same | crowd, 0, overlap)
+    near, far = same_class.max(axis=1), other_class.max(axis=1)
     in_crowd = np.where(same & crowd, overlap, 0).max(axis=1) >= FOREGROUND
-    found["kind"] = np.select(
+    detections["kind"] = np.select(
         [is_late | in_crowd, (near >= BACKGROUND_BELOW) & (near < FOREGROUND), far >= FOREGROUND]
         + [near >= FOREGROUND, np.maximum(near, far) < BACKGROUND_BELOW],
         [IGNORED, LOCALISATION, CLASSIFICATION, DUPLICATE, BACKGROUND],
         BOTH,
     )
-    found["target"] = np.where(found["kind"] == CLASSIFICATION, other.argmax(axis=1), own.argmax(axis=1))
+    detections["target"] = np.where(
+        detections["kind"] == CLASSIFICATION, other_class.argmax(axis=1), same_class.argmax(axis=1)
+    )
     for row in np.flatnonzero((near >= FOREGROUND) & ~is_late):
-        best = np.flatnonzero(own[row] == own[row].max())[-1]  # of equal IoUs COCO takes the last
-        if own[row, best] >= FOREGROUND:
-            own[:, best] = 0
-            found["kind"][row], found["target"][row] = CORRECT, best
+        *_, best = np.flatnonzero(same_class[row] == same_class[row].max())  # COCO takes the last of equals
+        if same_class[row, best] >= FOREGROUND:
+            same_class[:, best] = 0
+            detections["kind"][row], detections["target"][row] = CORRECT, best
 
 
-def kinds_of_boxes(found: np.ndarray, truth: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def kinds_of_boxes(detections: np.ndarray, truth: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Returns the kinds of ground-truth boxes: IGNORED, CORRECT, CLASSIFICATION, LOCALISATION or MISSED.
 
     Args:
-        found: the detections from `match`, or some of them.
+        detections: the detections from `match`, or some of them.
         truth: the M boxes from `match`.
 
     Returns:
         kinds: int (M,), the kind of each box.
         deciding: int (K,), indices of the detections from which boxes get their kinds.
     """
-    order = np.lexsort((-found["score"], found["kind"] != CORRECT))
-    order = order[np.isin(found["kind"][order], (CORRECT, CLASSIFICATION, LOCALISATION))]
-    boxes, first = np.unique(found["target"][order], return_index=True)
+    order = np.lexsort((-detections["score"], detections["kind"] != CORRECT))
+    order = order[np.isin(detections["kind"][order], (CORRECT, CLASSIFICATION, LOCALISATION))]
+    boxes, first = np.unique(detections["target"][order], return_index=True)
     kinds = truth["kind"].copy()
-    kinds[boxes] = found["kind"][order[first]]
+    kinds[boxes] = detections["kind"][order[first]]
     return kinds, order[first]
 
 
-def ap50(found: np.ndarray, truth: np.ndarray, without: int | None = None) -> float:
+def ap50(detections: np.ndarray, truth: np.ndarray, without: int | None = None) -> float:
     """Returns AP50 from 0 to 1, as pycocotools computes it. Errors of the kind `without` are corrected."""
-    kinds, deciding = kinds_of_boxes(found, truth)
-    found, fixed = found.copy(), deciding[found["kind"][deciding] == without]
-    found["class"][fixed], found["kind"][fixed] = truth["class"][found["target"][fixed]], CORRECT
-    found = found[np.argsort(-found["score"], kind="stable")]
-    found = found[found["kind"] != without]
+    kinds, deciding = kinds_of_boxes(detections, truth)
+    detections, fixed = detections.copy(), deciding[detections["kind"][deciding] == without]
+    detections["class"][fixed] = truth["class"][detections["target"][fixed]]
+    detections["kind"][fixed] = CORRECT
+    detections = detections[np.argsort(-detections["score"], kind="stable")]
+    detections = detections[detections["kind"] != without]
     aps = []
     for index in np.unique(truth["class"][kinds != IGNORED]):
-        own = kinds[truth["class"] == index]
-        num_boxes = np.count_nonzero((own != IGNORED) & ((own != MISSED) | (without != MISSED)))
-        correct = np.cumsum(found["kind"][found["class"] == index] == CORRECT)
+        class_kinds = kinds[truth["class"] == index]
+        num_boxes = np.count_nonzero(
+            (class_kinds != IGNORED) & ((class_kinds != MISSED) | (without != MISSED))
+        )
+        correct = np.cumsum(detections["kind"][detections["class"] == index] == CORRECT)
         precision = np.maximum.accumulate((correct / np.arange(1, len(correct) + 1))[::-1])[::-1]
         places = np.searchsorted(correct / max(num_boxes, 1), np.linspace(0, 1, 101))
         aps.append(np.append(precision, 0.0)[places].mean() if num_boxes else 1.0)
     return float(np.mean(aps)) if aps else 0.0
 
 
-def best_score(found: np.ndarray, truth: np.ndarray) -> float:
+def best_score(detections: np.ndarray, truth: np.ndarray) -> float:
     """Returns the score threshold with the highest F1; 0 without detections."""
-    scores = np.sort(found["score"])[::-1]
-    kept = np.searchsorted(-scores, -scores, side="right")  # detections with this score or a higher one
-    correct = np.searchsorted(-np.sort(found["score"][found["kind"] == CORRECT])[::-1], -scores, side="right")
-    f1 = 2 * correct / (kept + np.count_nonzero(truth["kind"] != IGNORED))
+    scores = np.sort(detections["score"])[::-1]
+    counts = np.searchsorted(-scores, -scores, side="right")  # detections with this score or a higher one
+    correct_scores = np.sort(detections["score"][detections["kind"] == CORRECT])[::-1]
+    correct = np.searchsorted(-correct_scores, -scores, side="right")
+    f1 = 2 * correct / (counts + np.count_nonzero(truth["kind"] != IGNORED))
     return float(scores[f1.argmax()]) if len(scores) else 0.0
 
 
-def confusion_matrix(found: np.ndarray, truth: np.ndarray, num_classes: int) -> np.ndarray:
+def confusion_matrix(detections: np.ndarray, truth: np.ndarray, num_classes: int) -> np.ndarray:
     """Counts how often boxes of each class are detected as each class.
 
     Correct detections and classification errors count in the row of their box's class, other detections in
@@ -167,10 +175,10 @@ def confusion_matrix(found: np.ndarray, truth: np.ndarray, num_classes: int) -> 
         int (C + 1, C + 1): rows are ground-truth classes, columns detected classes; the background is last.
     """
     matrix = np.zeros((num_classes + 1, num_classes + 1), int)
-    hits = np.isin(found["kind"], (CORRECT, CLASSIFICATION))
-    np.add.at(matrix, (truth["class"][found["target"][hits]], found["class"][hits]), 1)
-    np.add.at(matrix[-1], found["class"][~hits], 1)
-    others = np.setdiff1d(np.flatnonzero(truth["kind"] != IGNORED), found["target"][hits])
+    hits = np.isin(detections["kind"], (CORRECT, CLASSIFICATION))
+    np.add.at(matrix, (truth["class"][detections["target"][hits]], detections["class"][hits]), 1)
+    np.add.at(matrix[-1], detections["class"][~hits], 1)
+    others = np.setdiff1d(np.flatnonzero(truth["kind"] != IGNORED), detections["target"][hits])
     np.add.at(matrix[:, -1], truth["class"][others], 1)
     return matrix
 
@@ -194,9 +202,9 @@ def draw_matrix(matrix: np.ndarray, names: Sequence[str], path: pathlib.Path) ->
     drawing.save_figure(figure, path)
 
 
-def draw_worst(found: np.ndarray, truth: np.ndarray, source: Source, path: pathlib.Path) -> None:
+def draw_worst(detections: np.ndarray, truth: np.ndarray, source: Source, path: pathlib.Path) -> None:
     """Draws the images with the most errors. Draws each twice: with the ground truth, with the detections."""
-    wrong = found["image"][found["kind"] != CORRECT], truth["image"][truth["kind"] == MISSED]
+    wrong = detections["image"][detections["kind"] != CORRECT], truth["image"][truth["kind"] == MISSED]
     errors = np.bincount(np.concatenate(wrong), minlength=source.size)
     worst = [image for image in np.argsort(-errors, kind="stable")[:WORST].tolist() if errors[image]]
     names, colours = source.label_map.names, [colour for _, colour in KINDS.values()]
@@ -207,7 +215,7 @@ def draw_worst(found: np.ndarray, truth: np.ndarray, source: Source, path: pathl
     for place, image in enumerate(worst):
         pixels = drawing.read_image(io.BytesIO(source.encoded(image)))
         titles = source.annotations.image_name(image), f"{errors[image]} errors"
-        for column, (title, boxes) in enumerate(zip(titles, (truth, found), strict=True), start=1):
+        for column, (title, boxes) in enumerate(zip(titles, (truth, detections), strict=True), start=1):
             axes = figure.add_subplot(rows, 4, 2 * place + column)
             axes.set_axis_off()
             axes.set_title(title, fontsize="small", parse_math=False)
@@ -216,18 +224,18 @@ def draw_worst(found: np.ndarray, truth: np.ndarray, source: Source, path: pathl
             for box in boxes[shown][::-1]:
                 colour, (x, y, *sides) = colours[box["kind"]], box["box"]
                 axes.add_patch(Rectangle((x, y), *sides, fill=False, edgecolor=colour, linewidth=2))
-                label = names[box["class"]] + (f" {box['score']:.2f}" if boxes is found else "")
+                label = names[box["class"]] + (f" {box['score']:.2f}" if boxes is detections else "")
                 axes.text(x, y, label, backgroundcolor=colour, fontsize=7, va="bottom", parse_math=False)
     drawing.save_figure(figure, path)
 
 
 def report(
-    source: Source, results: Sequence[dict[str, Any]], directory: pathlib.Path, least: float | None = None
+    source: Source, results: Sequence[dict[str, Any]], directory: pathlib.Path, min_score: float | None = None
 ) -> str:
     """Analyses detections and writes errors.json, confusion_matrix.png and errors.png.
 
     Args:
-        least: detections with lower scores do not count; None: the threshold with the highest F1.
+        min_score: detections with lower scores do not count; None: the threshold with the highest F1.
 
     Returns:
         The table of errors, to print.
@@ -236,29 +244,29 @@ def report(
     every, truth = match(source.annotations, results)
     ap = ap50(every, truth)
     gains = {name: ap50(every, truth, without=kind) - ap for kind, name in enumerate(KINDS) if kind}
-    origin = "best F1" if least is None else "given"
-    least = best_score(every, truth) if least is None else least
-    found = every[every["score"] >= least]
-    truth["kind"] = kinds_of_boxes(found, truth)[0]
+    origin = "best F1" if min_score is None else "given"
+    min_score = best_score(every, truth) if min_score is None else min_score
+    detections = every[every["score"] >= min_score]
+    truth["kind"] = kinds_of_boxes(detections, truth)[0]
     boxes = np.bincount(truth["kind"][truth["kind"] != IGNORED], minlength=len(KINDS))
-    counts = np.bincount(found["kind"], minlength=len(KINDS))
+    counts = np.bincount(detections["kind"], minlength=len(KINDS))
     counts[MISSED] = boxes[MISSED]
-    matrix = confusion_matrix(found, truth, label_map.num_classes)
+    matrix = confusion_matrix(detections, truth, label_map.num_classes)
     names = [*label_map.names, "background"]
     document: dict[str, Any] = {
         "AP50": ap,
         "dAP50": gains,
-        "least_score": least,
+        "least_score": min_score,
         "counts": dict(zip(KINDS, counts.tolist(), strict=True)),
         "num_boxes": int(boxes.sum()),
         "confusion_matrix": {"classes": names, "counts": matrix.tolist()},
     }
     coco_metrics.write_metrics(document, directory / "errors.json")
     draw_matrix(matrix, names, directory / "confusion_matrix.png")
-    draw_worst(found, truth, source, directory / "errors.png")
+    draw_worst(detections, truth, source, directory / "errors.png")
     lines = [
-        f"{len(found)} detections with a score of at least {least:g} ({origin}), {counts[CORRECT]} correct; "
-        f"{boxes.sum()} boxes, {boxes[CORRECT]} found",
+        f"{len(detections)} detections with a score of at least {min_score:g} ({origin}), "
+        f"{counts[CORRECT]} correct; {boxes.sum()} boxes, {boxes[CORRECT]} found",
         "errors           count  dAP50",
     ]
     for (name, gain), (meaning, _) in zip(gains.items(), list(KINDS.values())[1:], strict=True):

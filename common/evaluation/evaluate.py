@@ -74,8 +74,8 @@ def predict(
         if problem:
             raise problem
     parts, seen_by_rank = zip(*ranks.gather((results, sorted(seen))), strict=True)
-    found = list(itertools.chain.from_iterable(seen_by_rank))
-    count, different = len(found), len(set(found))
+    image_ids = list(itertools.chain.from_iterable(seen_by_rank))
+    count, different = len(image_ids), len(set(image_ids))
     if not count == different == loader.size:
         raise RuntimeError(f"{count} images were evaluated, {different} of them different, not {loader.size}")
     return sorted(itertools.chain.from_iterable(parts), key=operator.itemgetter("image_id"))

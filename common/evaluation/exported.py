@@ -2,7 +2,7 @@
 TensorRT. The code for TensorRT 10.16 has never run a real engine; its tests use fakes of TensorRT and CUDA.
 
 run = open_runner(pathlib.Path("detector.onnx"))
-found = run(images, image_sizes)  # boxes, scores, classes, count; see common/export/export_graph.py
+outputs = run(images, image_sizes)  # boxes, scores, classes, count; see common/export/export_graph.py
 """
 
 import os
@@ -17,8 +17,8 @@ import tensorflow as tf
 from common.errors import UserError
 from common.progress import log_once
 
-Found = dict[str, np.ndarray]
-Run = Callable[[np.ndarray, np.ndarray], Found]  # images uint8 (B, H, W, 3), image_sizes int32 (B, 2)
+Outputs = dict[str, np.ndarray]
+Run = Callable[[np.ndarray, np.ndarray], Outputs]  # images uint8 (B, H, W, 3), image_sizes int32 (B, 2)
 
 RESIZED = "resized"  # signature of a saved_model for images that are already letterboxed
 TENSORRT = "'tensorrt-cu12==10.16.*'"  # for CUDA 12, as TensorFlow's wheels are; quoted for the shell
@@ -54,10 +54,10 @@ def make_detect(run: Run, to_pixels: Callable[[tf.Tensor], tf.Tensor]) -> Callab
 
     def detect(images: tf.Tensor, letterbox: tf.Tensor) -> tuple[np.ndarray, ...]:
         sizes = np.asarray(letterbox)[:, 2:].astype(np.int32)
-        found = run(np.asarray(to_pixels(images)), sizes)
-        boxes = found["boxes"] / sizes[:, np.newaxis, [1, 0, 1, 0]].astype(np.float32)
+        outputs = run(np.asarray(to_pixels(images)), sizes)
+        boxes = outputs["boxes"] / sizes[:, np.newaxis, [1, 0, 1, 0]].astype(np.float32)
         # Non-finite outputs give no detections.
-        return boxes, found["scores"], found["classes"], np.ones(len(sizes), bool)
+        return boxes, outputs["scores"], outputs["classes"], np.ones(len(sizes), bool)
 
     return detect
 
@@ -67,9 +67,9 @@ def _open_saved_model(path: pathlib.Path) -> Run:
     function = loaded.signatures[RESIZED]
 
     # The default argument keeps `loaded` alive.
-    def run(images: np.ndarray, image_sizes: np.ndarray, _kept: Any = loaded) -> Found:
-        found = function(images=tf.constant(images), image_sizes=tf.constant(image_sizes))
-        return {name: value.numpy() for name, value in found.items()}
+    def run(images: np.ndarray, image_sizes: np.ndarray, _kept: Any = loaded) -> Outputs:
+        outputs = function(images=tf.constant(images), image_sizes=tf.constant(image_sizes))
+        return {name: value.numpy() for name, value in outputs.items()}
 
     return run
 
@@ -88,9 +88,9 @@ def _open_onnx(path: pathlib.Path) -> Run:
         log_once(f"ONNX Runtime runs on the CPU here. To use the GPU: {instead}")
     names = [output.name for output in session.get_outputs()]
 
-    def run(images: np.ndarray, image_sizes: np.ndarray) -> Found:
-        found = session.run(names, {"images": images, "image_sizes": image_sizes})
-        return dict(zip(names, found, strict=True))
+    def run(images: np.ndarray, image_sizes: np.ndarray) -> Outputs:
+        outputs = session.run(names, {"images": images, "image_sizes": image_sizes})
+        return dict(zip(names, outputs, strict=True))
 
     return run
 
@@ -101,12 +101,12 @@ def _open_litert(path: pathlib.Path) -> Run:
     interpreter = Interpreter(str(path), num_threads=os.cpu_count())
     function = interpreter.get_signature_runner()
 
-    def run(images: np.ndarray, image_sizes: np.ndarray) -> Found:
-        found = []
+    def run(images: np.ndarray, image_sizes: np.ndarray) -> Outputs:
+        outputs = []
         for i in range(len(images)):
             one = function(images=images[i : i + 1], image_sizes=image_sizes[i : i + 1])
-            found.append({name: value.copy() for name, value in one.items()})
-        return {name: np.concatenate([one[name] for one in found]) for name in found[0]}
+            outputs.append({name: value.copy() for name, value in one.items()})
+        return {name: np.concatenate([one[name] for one in outputs]) for name in outputs[0]}
 
     return run
 
@@ -128,7 +128,7 @@ def _open_engine(path: pathlib.Path) -> Run:
     for name in inputs:
         context.set_input_shape(name, engine.get_tensor_profile_shape(name, 0)[2])  # the largest
     # Memory is allocated once, for the largest batch.
-    on_host: Found = {}
+    on_host: Outputs = {}
     on_gpu: dict[str, int] = {}
     for number in range(engine.num_io_tensors):
         name = engine.get_tensor_name(number)
@@ -138,24 +138,24 @@ def _open_engine(path: pathlib.Path) -> Run:
         on_gpu[name] = int(address.value or 0)
         context.set_tensor_address(name, on_gpu[name])
 
-    def run(images: np.ndarray, image_sizes: np.ndarray) -> Found:
+    def run(images: np.ndarray, image_sizes: np.ndarray) -> Outputs:
         if len(images) > len(on_host["images"]):
             halves = zip(np.array_split(images, 2), np.array_split(image_sizes, 2), strict=True)
             parts = [run(*half) for half in halves]
             return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
-        batch = {name: whole[: len(images)] for name, whole in on_host.items()}
-        for name, given in zip(inputs, (images, image_sizes), strict=True):
-            if not context.set_input_shape(name, given.shape):
-                raise UserError(f"{path} does not accept {name} of shape {given.shape}: export it again")
-            batch[name][:] = given
+        batch = {name: buffer[: len(images)] for name, buffer in on_host.items()}
+        for name, array in zip(inputs, (images, image_sizes), strict=True):
+            if not context.set_input_shape(name, array.shape):
+                raise UserError(f"{path} does not accept {name} of shape {array.shape}: export it again")
+            batch[name][:] = array
             gpu.copy(on_gpu[name], batch[name].ctypes.data, batch[name].nbytes)
         if not context.execute_async_v3(gpu.stream.value):
             raise RuntimeError(f"TensorRT could not run {path}")
-        found = {name: value for name, value in batch.items() if name not in inputs}
-        for name, value in found.items():
+        outputs = {name: value for name, value in batch.items() if name not in inputs}
+        for name, value in outputs.items():
             gpu.copy(value.ctypes.data, on_gpu[name], value.nbytes)
         gpu.call("cudaStreamSynchronize", gpu.stream)
-        return {name: value.copy() for name, value in found.items()}
+        return {name: value.copy() for name, value in outputs.items()}
 
     return run
 

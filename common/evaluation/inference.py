@@ -54,7 +54,7 @@ class InferenceJob:
         self.source: Source
         if self._video:
             self.source, self.pipeline_type = self._video, "tensorflow"
-            self._images = self._video.about()  # id and name or time of each image, for detections.json
+            self._images = self._video.frame_facts()  # id and name or time of each image, for detections.json
         else:
             policy = ImagePolicy(a.on_bad_image, a.max_megapixels)
             self.source, self._images = self._with_ids(open_images(a.images, policy=policy))
@@ -176,8 +176,8 @@ def look_up(files: Sequence[str], known: Mapping[str, int], origin: str) -> list
         UserError: none of the files is in `known`.
     """
     parts = [os.path.abspath(file).split(os.sep) for file in files]
-    ends = [["/".join(of_one[start:]) for start in range(len(of_one))] for of_one in parts]
-    image_ids = [next((known[end] for end in of_one if end in known), None) for of_one in ends]
+    suffixes = [["/".join(of_one[start:]) for start in range(len(of_one))] for of_one in parts]
+    image_ids = [next((known[end] for end in of_one if end in known), None) for of_one in suffixes]
     if (left_out := image_ids.count(None)) == len(files):
         raise UserError(f"{origin} lists none of the files in --images ({files[0]!r}, ...): check both flags")
     log(f"{origin} lists {len(files) - left_out} of {len(files)} files in --images; {left_out} are skipped")
@@ -192,9 +192,9 @@ def _by_image(rows: Iterable[dict[str, Any]]) -> dict[int, list[dict[str, Any]]]
     return grouped
 
 
-def _picture_names(about: list[dict[str, Any]]) -> list[str]:
+def _picture_names(images: list[dict[str, Any]]) -> list[str]:
     """Names the output images: a_dog for a/dog.jpg. Equal names keep their extension, or get a number too."""
-    flat = [image["file_name"].replace(os.sep, "_") for image in about]
+    flat = [image["file_name"].replace(os.sep, "_") for image in images]
     stems = [os.path.splitext(name)[0] for name in flat]
     count = collections.Counter([SHEET, *stems, *flat])
     choices = zip(stems, flat, (f"{number}_{name}" for number, name in enumerate(flat)), strict=True)

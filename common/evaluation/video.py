@@ -39,7 +39,7 @@ class VideoSource(Source):
     def read(self, *, training: bool, **options: Any) -> Nodes:
         raise UserError(f"--images={self.path}: DALI reads no videos; use --pipeline_type=tensorflow")
 
-    def about(self) -> list[dict[str, Any]]:
+    def frame_facts(self) -> list[dict[str, Any]]:
         """Returns facts about each frame for detections.json."""
         name = os.path.basename(self.path)
         return [

@@ -69,13 +69,13 @@ def to_pixels(parts: Exportable, boxes: tf.Tensor, image_sizes: tf.Tensor) -> tf
     return boxes * tf.cast(tf.gather(image_sizes, [1, 0, 1, 0], axis=1), tf.float32)[:, tf.newaxis]
 
 
-def name_outputs(parts: Exportable, found: nms.Detections, image_sizes: tf.Tensor) -> Outputs:
-    is_detection = (found.classes >= 0)[..., tf.newaxis]
+def name_outputs(parts: Exportable, detections: nms.Detections, image_sizes: tf.Tensor) -> Outputs:
+    is_detection = (detections.classes >= 0)[..., tf.newaxis]
     return {
-        "boxes": tf.where(is_detection, to_pixels(parts, found.boxes, image_sizes), 0.0),
-        "scores": found.scores,
-        "classes": found.classes,
-        "count": found.count,
+        "boxes": tf.where(is_detection, to_pixels(parts, detections.boxes, image_sizes), 0.0),
+        "scores": detections.scores,
+        "classes": detections.classes,
+        "count": detections.count,
     }
 
 
@@ -94,7 +94,7 @@ def detect(parts: Exportable, images: tf.Tensor, image_sizes: tf.Tensor) -> Outp
     """
     raw = parts.network(network_input(parts, images, image_sizes))
     boxes, scores, classes = parts.candidates(raw)
-    found = nms.suppress(
+    detections = nms.suppress(
         boxes,
         scores,
         classes,
@@ -104,7 +104,7 @@ def detect(parts: Exportable, images: tf.Tensor, image_sizes: tf.Tensor) -> Outp
         score_threshold=parts.score_threshold,
         iou_threshold=parts.nms_iou,
     )
-    return name_outputs(parts, found, image_sizes)
+    return name_outputs(parts, detections, image_sizes)
 
 
 def name_raw_outputs(parts: Exportable, raw: list[tf.Tensor], image_sizes: tf.Tensor) -> Outputs:

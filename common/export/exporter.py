@@ -98,7 +98,7 @@ def _write(parts: Exportable, options: ExportArgs, metadata: dict[str, Any], ope
     if options.format == "tensorrt":
         output.unlink(missing_ok=True)
     log(f"writing {options.verified_file}")
-    about = {
+    export_facts = {
         "format": options.format,
         "quantize": options.quantize,
         "nms": options.suppression,
@@ -107,7 +107,10 @@ def _write(parts: Exportable, options: ExportArgs, metadata: dict[str, Any], ope
         "boxes": "left, top, right, bottom in pixels of the original image",
         "classes": "0-based, in the order of label_map; -1 in the padding",
     }
-    given: dict[str, Any] = {"nms": options.suppression, "metadata": metadata | {"export": about}}
+    options_of_writer: dict[str, Any] = {
+        "nms": options.suppression,
+        "metadata": metadata | {"export": export_facts},
+    }
     try:
         if is_saved_model:
             writer = tensorflow_files.write_saved_model
@@ -119,7 +122,7 @@ def _write(parts: Exportable, options: ExportArgs, metadata: dict[str, Any], ope
             writer = functools.partial(onnx_file.write, quantize=_quantizer(options, open_loader))
         output.parent.mkdir(parents=True, exist_ok=True)
         write = write_directory if is_saved_model else write_file
-        write(options.verified_file, lambda path: writer(parts, path, **given))
+        write(options.verified_file, lambda path: writer(parts, path, **options_of_writer))
     except ImportError as error:
         raise UserError(
             f"--format={options.format} needs the package {error.name}: pip install '.[export]'"

@@ -30,7 +30,7 @@ def convert(function: Function, inputs: Sequence[tf.TensorSpec]) -> onnx.ModelPr
     with contextlib.redirect_stdout(io.StringIO()):
         model, _ = tf2onnx.convert.from_function(
             tf.function(
-                lambda *given: {name: tf.identity(found) for name, found in function(*given).items()}
+                lambda *tensors: {name: tf.identity(tensor) for name, tensor in function(*tensors).items()}
             ),
             input_signature=list(inputs),
             opset=OPSET,
@@ -41,8 +41,8 @@ def convert(function: Function, inputs: Sequence[tf.TensorSpec]) -> onnx.ModelPr
 
 def output_specs(function: Function, inputs: Sequence[tf.TensorSpec]) -> dict[str, tf.TensorSpec]:
     """Returns name -> spec of a function's outputs, sorted by name."""
-    found = tf.function(function).get_concrete_function(*inputs).structured_outputs
-    return {name: tf.TensorSpec(found[name].shape, found[name].dtype, name) for name in sorted(found)}
+    outputs = tf.function(function).get_concrete_function(*inputs).structured_outputs
+    return {name: tf.TensorSpec(outputs[name].shape, outputs[name].dtype, name) for name in sorted(outputs)}
 
 
 def by_hand(
@@ -70,9 +70,9 @@ def join(models: Sequence[onnx.ModelProto], inputs: Sequence[str], outputs: Sequ
         models: the models, in the order in which they run.
         inputs, outputs: names of the inputs and outputs of the joined model.
     """
-    kept: dict[str, Any] = {"rename_inputs": False, "rename_outputs": False, "rename_value_infos": False}
+    renaming: dict[str, Any] = {"rename_inputs": False, "rename_outputs": False, "rename_value_infos": False}
     graphs = [
-        onnx.compose.add_prefix_graph(model.graph, f"part{number}/", **kept)
+        onnx.compose.add_prefix_graph(model.graph, f"part{number}/", **renaming)
         for number, model in enumerate(models)
     ]
     values = {port.name: port for graph in graphs for port in [*graph.input, *graph.output]}

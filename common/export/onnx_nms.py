@@ -37,20 +37,20 @@ def standard(parts: Exportable, raw: list[tf.TensorSpec]) -> list[onnx.ModelProt
         boxes: tf.Tensor, scores: tf.Tensor, classes: tf.Tensor, selected: tf.Tensor, image_sizes: tf.Tensor
     ) -> Outputs:
         rows = tf.gather(selected, [0, 2], axis=1)  # (n, 2): image, candidate
-        kept = tf.scatter_nd(rows, tf.ones_like(rows[:, 0], tf.float32), tf.shape(scores, tf.int64))
+        is_selected = tf.scatter_nd(rows, tf.ones_like(rows[:, 0], tf.float32), tf.shape(scores, tf.int64))
         most = tf.minimum(parts.max_detections, tf.shape(scores)[1])
-        scores, places = tf.math.top_k(scores * kept, most)
+        scores, places = tf.math.top_k(scores * is_selected, most)
         shape, missing = [-1, parts.max_detections], [[0, 0], [0, parts.max_detections - most]]
         scores = tf.reshape(tf.pad(scores, missing), shape)
         places = tf.reshape(tf.pad(places, missing), shape)
         is_detection = scores > 0
-        found = nms.Detections(
+        detections = nms.Detections(
             boxes=box_ops.clip(tf.gather(boxes, places, batch_dims=1)),
             scores=scores,
             classes=tf.where(is_detection, tf.gather(classes, places, batch_dims=1), -1),
             count=tf.reduce_sum(tf.cast(is_detection, tf.int32), axis=1),
         )
-        return export_graph.name_outputs(parts, found, image_sizes)
+        return export_graph.name_outputs(parts, detections, image_sizes)
 
     specs = onnx_graphs.output_specs(candidates, raw)
     selected = tf.TensorSpec([None, 3], tf.int64, "selected")  # image, class, candidate
@@ -59,14 +59,14 @@ def standard(parts: Exportable, raw: list[tf.TensorSpec]) -> list[onnx.ModelProt
         "iou": np.array([parts.nms_iou], np.float32),
         "threshold": np.array([parts.score_threshold], np.float32),
     }
-    given = [specs["boxes_apart"], specs["scores_of_one_class"]]
-    names = [*(spec.name for spec in given), *constants]
+    nms_inputs = [specs["boxes_apart"], specs["scores_of_one_class"]]
+    names = [*(spec.name for spec in nms_inputs), *constants]
     suppression = helper.make_node("NonMaxSuppression", names, [selected.name], name="suppression")
-    taken = [specs[f"candidate_{name}"] for name in ("boxes", "scores", "classes")]
+    candidate_specs = [specs[f"candidate_{name}"] for name in ("boxes", "scores", "classes")]
     return [
         onnx_graphs.convert(candidates, raw),
-        onnx_graphs.by_hand(suppression, given, [selected], constants),
-        onnx_graphs.convert(pick, [*taken, selected, export_graph.signature(parts, None)[1]]),
+        onnx_graphs.by_hand(suppression, nms_inputs, [selected], constants),
+        onnx_graphs.convert(pick, [*candidate_specs, selected, export_graph.signature(parts, None)[1]]),
     ]
 
 
@@ -84,26 +84,26 @@ def efficientnms_trt(parts: Exportable, raw: list[tf.TensorSpec]) -> list[onnx.M
         count: tf.Tensor, boxes: tf.Tensor, scores: tf.Tensor, classes: tf.Tensor, image_sizes: tf.Tensor
     ) -> Outputs:
         is_detection = tf.sequence_mask(count[:, 0], parts.max_detections)
-        found = nms.Detections(
+        detectionsts = nms.Detections(
             boxes=box_ops.clip(boxes),
             scores=tf.where(is_detection, scores, 0.0),
             classes=tf.where(is_detection, classes, -1),
             count=count[:, 0],
         )
-        return export_graph.name_outputs(parts, found, image_sizes)
+        return export_graph.name_outputs(parts, detectionsts, image_sizes)
 
     detections = parts.max_detections
-    found = [
+    outputs = [
         tf.TensorSpec([None, 1], tf.int32, "num_detections"),
         tf.TensorSpec([None, detections, 4], tf.float32, "detection_boxes"),
         tf.TensorSpec([None, detections], tf.float32, "detection_scores"),
         tf.TensorSpec([None, detections], tf.int32, "detection_classes"),
     ]
-    given = onnx_graphs.output_specs(decode, raw)
+    plugin_inputs = onnx_graphs.output_specs(decode, raw)
     plugin = helper.make_node(
         "EfficientNMS_TRT",
-        list(given),
-        [spec.name for spec in found],
+        list(plugin_inputs),
+        [spec.name for spec in outputs],
         name="suppression",
         domain=PLUGIN_DOMAIN,
         plugin_version="1",
@@ -117,8 +117,8 @@ def efficientnms_trt(parts: Exportable, raw: list[tf.TensorSpec]) -> list[onnx.M
     )
     return [
         onnx_graphs.convert(decode, raw),
-        onnx_graphs.by_hand(plugin, list(given.values()), found, {}),
-        onnx_graphs.convert(finish, [*found, export_graph.signature(parts, None)[1]]),
+        onnx_graphs.by_hand(plugin, list(plugin_inputs.values()), outputs, {}),
+        onnx_graphs.convert(finish, [*outputs, export_graph.signature(parts, None)[1]]),
     ]
 
 

@@ -70,11 +70,11 @@ def write_litert(
     """
     specs = signature(parts, 1)
     # The converter leaves out the variables of a Keras model, so they are made constants first.
-    whole = tf.function(
+    detector = tf.function(
         lambda images, image_sizes: DETECT[nms](parts, images, image_sizes), input_signature=specs
     ).get_concrete_function()
-    names = sorted(whole.structured_outputs)
-    frozen = convert_variables_to_constants_v2(whole)
+    names = sorted(detector.structured_outputs)
+    frozen = convert_variables_to_constants_v2(detector)
     function = tf.function(
         lambda images, image_sizes: dict(zip(names, frozen(images, image_sizes), strict=True)),
         input_signature=specs,

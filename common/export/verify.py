@@ -53,21 +53,21 @@ def largest_difference(
     for images, extra in batches(loader):
         pair = (_by_image(each(images, extra["letterbox"])) for each in (detect, make_detect(run, to_pixels)))
         for one, other in zip(*pair, strict=True):
-            for wanted, found in ((one, other), (other, one)):
-                largest = max(largest, difference(wanted, found, parts.max_detections))
+            for reference, tested in ((one, other), (other, one)):
+                largest = max(largest, difference(reference, tested, parts.max_detections))
     return largest
 
 
-def difference(wanted: Detections, found: Detections, max_detections: int) -> float:
-    """Compares each wanted detection with the nearest found one of its class. Returns the largest distance.
+def difference(reference: Detections, tested: Detections, max_detections: int) -> float:
+    """Returns the largest distance from a reference detection to the nearest tested one of its class.
 
-    A distance is at most the score of the wanted detection. If `found` has `max_detections` entries, NMS may
-    have dropped detections with low scores. Such wanted detections are ignored.
+    A distance is at most the score of the reference detection. If `tested` has `max_detections` entries,
+    NMS may have dropped detections with low scores. Such reference detections are ignored.
     """
-    boxes, scores, classes = found
+    boxes, scores, classes = tested
     lowest = scores.min() if len(scores) == max_detections else 0.0
     largest = 0.0
-    for box, score, class_ in zip(*wanted, strict=True):
+    for box, score, class_ in zip(*reference, strict=True):
         same = classes == class_
         apart = np.maximum(np.abs(boxes[same] - box).max(axis=1, initial=0.0), np.abs(scores[same] - score))
         nearest = min(apart.min(initial=np.inf), score)
@@ -79,14 +79,14 @@ def difference(wanted: Detections, found: Detections, max_detections: int) -> fl
 
 def largest_raw_difference(parts: Exportable, run: Run, to_pixels: ToPixels, loader: BaseLoader) -> float:
     """Returns the largest difference without NMS, row by row."""
-    reference = tf.function(lambda *given: detect_raw(parts, *given), reduce_retracing=True)
+    reference = tf.function(lambda *arguments: detect_raw(parts, *arguments), reduce_retracing=True)
     largest = 0.0
     for images, extra in batches(loader):
         pixels, sizes = to_pixels(images), tf.cast(extra["letterbox"][:, 2:], tf.int32)
-        wanted, found = reference(pixels, sizes), run(pixels.numpy(), sizes.numpy())
+        expected, actual = reference(pixels, sizes), run(pixels.numpy(), sizes.numpy())
         sides = sizes.numpy()[:, np.newaxis, [1, 0, 1, 0]]
-        boxes_apart = np.abs(wanted["boxes"] - found["boxes"]) / sides
-        scores_apart = np.abs(wanted["scores"] - found["scores"])
+        boxes_apart = np.abs(expected["boxes"] - actual["boxes"]) / sides
+        scores_apart = np.abs(expected["scores"] - actual["scores"])
         largest = np.max([largest, boxes_apart.max(), scores_apart.max()])  # np.max keeps NaN
     return float(largest)
 
@@ -99,7 +99,7 @@ def batches(loader: BaseLoader) -> Iterator[tuple[tf.Tensor, dict[str, tf.Tensor
         raise explain(error, loader.source, loader.pipeline_type) from error
 
 
-def _by_image(found: tuple[tf.Tensor, ...]) -> Iterator[Detections]:
-    for boxes, scores, classes in zip(*map(np.asarray, found[:3]), strict=True):
+def _by_image(detections: tuple[tf.Tensor, ...]) -> Iterator[Detections]:
+    for boxes, scores, classes in zip(*map(np.asarray, detections[:3]), strict=True):
         real = classes >= 0
         yield boxes[real], scores[real], classes[real]

@@ -42,19 +42,19 @@ class Report(NamedTuple):
 
     Attributes:
         origin: the name of the source in this paragraph.
-        taken: paths of the model's weights that were copied from the source, wholly or for some classes.
-        made_anew: paths of the other weights, which keep their initial values.
+        copied: paths of the model's weights that were copied from the source, wholly or for some classes.
+        initial: paths of the other weights, which keep their initial values.
         new_classes: names of the model's classes that the source does not have.
     """
 
     origin: str
-    taken: tuple[str, ...]
-    made_anew: tuple[str, ...]
+    copied: tuple[str, ...]
+    initial: tuple[str, ...]
     new_classes: tuple[str, ...]
 
     def __str__(self) -> str:
-        text = f"{self.origin}: {len(self.taken)} of {len(self.taken) + len(self.made_anew)} weights taken"
-        layers = sorted({path.rpartition("/")[0] for path in self.made_anew})
+        text = f"{self.origin}: {len(self.copied)} of {len(self.copied) + len(self.initial)} weights taken"
+        layers = sorted({path.rpartition("/")[0] for path in self.initial})
         for title, names in (("made anew", layers), ("new classes", self.new_classes)):
             if names:
                 more = f" and {len(names) - 5} more" if len(names) > 5 else ""
@@ -85,25 +85,25 @@ def transfer(
         UserError: `source` holds less than LEAST_SHARE of the model's weights; the model is unchanged.
     """
     places = [find_class(name, source_names) for name in label_map.names]
-    taken = {}
+    copied = {}
     for weight in model.weights:
         values = source.get(weight.path)
         if values is not None and weight.path in rows.paths:
             values = _copy_rows(np.array(weight), np.array(values), rows, places)
         if values is not None and tuple(np.shape(values)) == tuple(weight.shape):
-            taken[weight.path] = values
-    if len(taken) < len(model.weights) * LEAST_SHARE:
+            copied[weight.path] = values
+    if len(copied) < len(model.weights) * LEAST_SHARE:
         raise UserError(
-            f"{origin}: only {len(taken)} of the {len(model.weights)} weights of {model.name} "
+            f"{origin}: only {len(copied)} of the {len(model.weights)} weights of {model.name} "
             "are in this file: give weights of the same model"
         )
     for weight in model.weights:
-        if weight.path in taken:
-            weight.assign(taken[weight.path])
+        if weight.path in copied:
+            weight.assign(copied[weight.path])
     return Report(
         origin,
-        taken=tuple(taken),
-        made_anew=tuple(weight.path for weight in model.weights if weight.path not in taken),
+        copied=tuple(copied),
+        initial=tuple(weight.path for weight in model.weights if weight.path not in copied),
         new_classes=tuple(n for n, place in zip(label_map.names, places, strict=True) if place is None),
     )
 
@@ -171,24 +171,24 @@ def freeze(model: keras.Model, pattern: str) -> str:
 
 
 def _copy_rows(
-    own: np.ndarray, source: np.ndarray, rows: ClassRows, places: Sequence[int | None]
+    target: np.ndarray, source: np.ndarray, rows: ClassRows, places: Sequence[int | None]
 ) -> np.ndarray | None:
-    """Returns `own` with the values of `source` for the shared classes, or None if no value can be copied.
+    """Returns `target` with the values of `source` for the shared classes, or None if no value can be copied.
 
     Args:
-        own, source: arrays (..., anchors x (first + C)); the number of classes C may differ.
-        places: the index in `source` of each class of `own`; None for a new class.
+        target, source: arrays (..., anchors x (first + C)); the number of classes C may differ.
+        places: the index in `source` of each class of `target`; None for a new class.
     """
     nothing_fits = not rows.first and all(place is None for place in places)
-    if own.shape[:-1] != source.shape[:-1] or rows.anchors != rows.source_anchors or nothing_fits:
+    if target.shape[:-1] != source.shape[:-1] or rows.anchors != rows.source_anchors or nothing_fits:
         return None
-    shape = (*own.shape[:-1], rows.anchors, -1)
-    values, source = own.reshape(shape).copy(), source.reshape(shape)  # (..., anchors, first + C)
+    shape = (*target.shape[:-1], rows.anchors, -1)
+    values, source = target.reshape(shape).copy(), source.reshape(shape)  # (..., anchors, first + C)
     values[..., : rows.first] = source[..., : rows.first]
     for index, place in enumerate(places):
         if place is not None:
             values[..., rows.first + index] = source[..., rows.first + place]
-    return values.reshape(own.shape)
+    return values.reshape(target.shape)
 
 
 # --- the 80 class names of COCO, and the names that Pascal VOC spells differently ---

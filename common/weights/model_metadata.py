@@ -71,15 +71,15 @@ def make(
     recipe = {name: recipe[name] for name in RECIPE_FLAGS if recipe.get(name) is not None} if recipe else {}
     if "init_from" in recipe:  # without directories, because weights may be published
         recipe["init_from"] = pathlib.Path(recipe["init_from"]).name
-    about = describe(config)
+    description = describe(config)
     pixels = {"color": "RGB, 0 to 255", "network_sees": "(pixel - mean) / stddev"}
     known = {
         "app": app,
         "num_classes": num_classes,
         "label_map": label_map.to_json(),
         "config": dataclasses.asdict(config),
-        "anchors": about["anchors"],
-        "preprocessing": pixels | {"antialias": config.antialias} | about["preprocessing"],
+        "anchors": description["anchors"],
+        "preprocessing": pixels | {"antialias": config.antialias} | description["preprocessing"],
         "train_data": source and source.fingerprint,
         "eval_data": eval_source and eval_source.fingerprint,
         "recipe": recipe or None,
@@ -123,10 +123,10 @@ def read(path: str | pathlib.Path) -> dict[str, Any]:
         if problem := run_directory.damage(path):
             raise UserError(f"checkpoint {path} is damaged: {problem}")
         return run_directory.read_manifest(path)
-    found = run_directory.newest(path) or run_directory.newest(path / "checkpoints")
-    if not found:
+    checkpoint = run_directory.newest(path) or run_directory.newest(path / "checkpoints")
+    if not checkpoint:
         raise UserError(f"{path} is not a run directory, a checkpoint or a saved_model")
-    return run_directory.read_manifest(found)
+    return run_directory.read_manifest(checkpoint)
 
 
 def is_exported(path: pathlib.Path) -> bool:
@@ -175,9 +175,9 @@ def differences(saved: Mapping, now: Mapping, words: tuple[str, str] = ("saved",
 
 def fields(metadata: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the metadata as a flat dict. Each class is one entry: "class 0" -> "category 3, car"."""
-    found = run_directory.flatten(metadata)
+    flat = run_directory.flatten(metadata)
     if "label_map" in metadata:
-        label_map = LabelMap.from_json(found.pop("label_map"))
+        label_map = LabelMap.from_json(flat.pop("label_map"))
         classes = zip(label_map.category_ids, label_map.names, strict=True)
-        found |= {f"class {i}": f"category {id_}, {name}" for i, (id_, name) in enumerate(classes)}
-    return found
+        flat |= {f"class {i}": f"category {id_}, {name}" for i, (id_, name) in enumerate(classes)}
+    return flat

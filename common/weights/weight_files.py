@@ -74,8 +74,10 @@ def load(model: "keras.Model", path: str | os.PathLike) -> dict[str, Any]:
     header = _read_header(path)
     for in_file, in_model in itertools.zip_longest(header["weights"], _manifest(model), fillvalue=()):
         if in_file[1:] != in_model[1:]:
-            found, wanted = (weight[::2] or "nothing" for weight in (in_file, in_model))
-            raise UserError(f"weights {path} do not fit: the file has {found} where the model has {wanted}")
+            file_weight, model_weight = (weight[::2] or "nothing" for weight in (in_file, in_model))
+            raise UserError(
+                f"weights {path} do not fit: the file has {file_weight} where the model has {model_weight}"
+            )
     model.load_weights(path)
     return header["metadata"]
 

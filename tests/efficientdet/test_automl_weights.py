@@ -58,8 +58,8 @@ def d0():
 
 def test_answers_are_those_of_automls_own_model(d0, files):
     report = load_automl(d0, files["h5"])
-    assert len(report.taken) == len(d0.weights)
-    assert not (report.made_anew or report.new_classes)
+    assert len(report.copied) == len(d0.weights)
+    assert not (report.initial or report.new_classes)
     images = np.float32(np.random.default_rng(0).normal(size=(1, *SMALL_D0.image_size, 3)))
     outputs = dict(zip(("class", "box"), d0(images, training=False), strict=True))
     lines = automl_files.lines_of("automl_d0_outputs.txt")
@@ -118,14 +118,14 @@ def test_rows_follow_names(fresh, files, variables, label_map, rows):
             np.testing.assert_array_equal(now[..., index], expected)
     depthwise = "class_net.predict/depthwise_kernel"
     np.testing.assert_array_equal(after[depthwise], variables["class_net/class-predict/depthwise_kernel"])
-    assert not report.made_anew
+    assert not report.initial
     assert len(report.new_classes) == rows.count(None)
 
 
 def test_other_classes_remake_one_layer_only(fresh, files):
     before = values_of(fresh)
     report = init_from(fresh, LabelMap((1, 2, 3), ("a", "b", "c")), str(files["checkpoint"]))
-    assert report.made_anew == tuple(PREDICT)
+    assert report.initial == tuple(PREDICT)
     kept = {path for path, value in values_of(fresh).items() if np.array_equal(value, before[path])}
     assert kept == set(PREDICT)
 
@@ -136,7 +136,7 @@ def test_other_anchors_remake_both_last_layers(fresh, variables, tmp_path):
     values = {name: variables[name] for name in last.values()}
     fewer = {name: value[..., : value.shape[-1] * 2 // 3] for name, value in values.items()}
     report = init_from(fresh, PETS, str(write_h5(tmp_path / "two.h5", variables | fewer)))
-    assert set(report.made_anew) == last.keys()
+    assert set(report.initial) == last.keys()
 
 
 def test_classes_of_another_training_have_no_names(fresh, variables, tmp_path):

@@ -133,8 +133,8 @@ def _image_name(images: Sequence[CocoImage], row: int) -> str:
 def _check_categories(categories: list[Any], issues: Issues) -> np.ndarray:
     """Returns the ids of the categories, int64 (C,); NONE replaces an invalid id."""
     issues.add_each("bad-category", list(category_faults(categories)), str)
-    found = [category.get("id") if isinstance(category, dict) else None for category in categories]
-    ids = [i if type(i) is int and 0 <= i <= MAX_CATEGORY_ID else NONE for i in found]
+    stored_ids = [category.get("id") if isinstance(category, dict) else None for category in categories]
+    ids = [i if type(i) is int and 0 <= i <= MAX_CATEGORY_ID else NONE for i in stored_ids]
     for row, (before, after) in enumerate(itertools.pairwise(ids)):
         if NONE < after < before:
             names = [f"category {c['id']} ({c.get('name')!r})" for c in categories[row : row + 2]]

@@ -89,12 +89,12 @@ def _load(content: bytes, issues: Issues) -> dict[str, Any]:
     """Parses a JSON object; raises Fault for anything else."""
 
     def to_dict(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        found = dict(pairs)
-        for key in LISTS if len(found) < len(pairs) else ():
+        record = dict(pairs)
+        for key in LISTS if len(record) < len(pairs) else ():
             if (count := sum(name == key for name, _ in pairs)) > 1:
                 issues.add("repeated-key", f"the file has {count} lists `{key}`")
-                found[key] = ...
-        return found
+                record[key] = ...
+        return record
 
     text = content.decode("utf-8", "surrogateescape")
     try:
@@ -154,13 +154,13 @@ def record_name(record: dict[str, Any], key: str, number: int) -> str:
     """Returns `annotation 3 (image 7)` for messages; without an id `annotations[2] (no id, image 7)`."""
     record_id = record.get("id")
     has_id = type(record_id) is int and record_id >= 0
-    about = [] if has_id else [f"id {_shown(record_id)}" if "id" in record else "no id"]
+    details = [] if has_id else [f"id {_shown(record_id)}" if "id" in record else "no id"]
     if "image_id" in record:
-        about.append(f"image {_shown(record['image_id'])}")
+        details.append(f"image {_shown(record['image_id'])}")
     if "file_name" in record:
-        about.append(_shown(record["file_name"]))
+        details.append(_shown(record["file_name"]))
     name = f"{key[:-1]} {_shown(record_id)}" if has_id else f"{key}[{number}]"
-    return f"{name} ({', '.join(about)})" if about else name
+    return f"{name} ({', '.join(details)})" if details else name
 
 
 def _checked(value: Any, field: msgspec.structs.FieldInfo) -> Any:

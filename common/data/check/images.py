@@ -133,12 +133,12 @@ def _is_padding(scan: bytes, message: str) -> bool:
 def _check_range(picture: PIL.Image.Image) -> None:
     values = np.asarray(picture)
     if picture.mode.startswith("I"):
-        about, largest = "", int(values.max())
+        precision, largest = "", int(values.max())
     else:  # Pillow keeps only the upper eight bits of colours
         colors = values[..., :-1] if picture.mode in ("LA", "RGBA", "RGBX") else values
-        about, largest = "about ", int(colors.max()) * 256 + 255
+        precision, largest = "about ", int(colors.max()) * 256 + 255
     if 0 < largest < 4096:
-        raise Fault("image-12-bit", f"its largest value is {about}{largest} of 65535")
+        raise Fault("image-12-bit", f"its largest value is {precision}{largest} of 65535")
 
 
 # --- image files ---
@@ -148,8 +148,8 @@ def in_threads(function: Callable, parts: Sequence, threads: int, title: str | N
     """Yields `function(part)` for each part, in order. If `title` is given, shows a progress bar."""
     bar = Bar(title, len(parts)) if title else None
     with concurrent.futures.ThreadPoolExecutor(threads) as pool:  # not processes: TensorFlow hangs after fork
-        for found in pool.map(function, parts):
-            yield found
+        for result in pool.map(function, parts):
+            yield result
             if bar:
                 bar.step()
 
@@ -195,18 +195,18 @@ def inspect_files(
         paths = {name: os.path.join(images_dir, name) for name in part}
         return {name: _look(path, known.get(os.fsencode(name)), policy) for name, path in paths.items()}
 
-    found: dict[str, _Entry] = {}
+    entries_by_name: dict[str, _Entry] = {}
     unique = list(dict.fromkeys(names))
     chunks = [unique[i : i + _CHUNK] for i in range(0, len(unique), _CHUNK)]
     title = "Checking images" if len(unique) > _SLOW[policy.decode] else None
     try:
         for entries in in_threads(look, chunks, DECODERS if policy.decode else _READERS, title):
-            found |= entries
+            entries_by_name |= entries
     finally:  # keep the results of an interrupted check, too
-        kept = {os.fsencode(name): entry for name, entry in found.items() if entry.state}
-        if any(known.get(name) is not entry for name, entry in kept.items()):
-            save_cached(cache, msgspec.msgpack.encode(known | kept))
-    return [limited(found[name].facts, policy.max_megapixels) for name in names]
+        cacheable = {os.fsencode(name): entry for name, entry in entries_by_name.items() if entry.state}
+        if any(known.get(name) is not entry for name, entry in cacheable.items()):
+            save_cached(cache, msgspec.msgpack.encode(known | cacheable))
+    return [limited(entries_by_name[name].facts, policy.max_megapixels) for name in names]
 
 
 def _look(path: str, known: _Entry | None, policy: ImagePolicy) -> _Entry:

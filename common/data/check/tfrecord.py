@@ -96,8 +96,8 @@ def expand_pattern(pattern: str) -> list[str]:
     """
     issues, files = Issues(pattern), set()
     for part in [part.strip() for part in pattern.split(",") if part.strip()] or [pattern]:
-        found = [file for file in glob.glob(part, recursive=True) if not file.endswith(_NO_RECORDS)]
-        matches = [file for file in found if not (part.endswith("**") and os.path.isdir(file))]
+        paths = [file for file in glob.glob(part, recursive=True) if not file.endswith(_NO_RECORDS)]
+        matches = [file for file in paths if not (part.endswith("**") and os.path.isdir(file))]
         issues.add_each("no-record-file", [] if matches else [part], repr)
         files.update(matches)
     issues.raise_if_stopping()
@@ -125,9 +125,9 @@ def walk_files(files: Sequence[str | os.PathLike], issues: Issues) -> list[Recor
 
 def index_of(file: RecordFile, issues: Issues) -> str:
     """Returns the path of a file's index; writes it if it is missing or wrong."""
-    path, made = tfrecord.ensure_index(file.path, file.spans)
-    if made:
-        issues.add(made, file.path)
+    path, change = tfrecord.ensure_index(file.path, file.spans)
+    if change:
+        issues.add(change, file.path)
     return path
 
 
@@ -149,15 +149,15 @@ def find_label_map(files: Sequence[str]) -> str:
         UserError: there is no label map, or there are different ones.
     """
     prefixes = {re.sub(r"(-\d+-of-\d+)?(\.tfrecords?)?$", "", file) for file in files}
-    found = sorted(filter(os.path.isfile, (f"{prefix}.label_map.json" for prefix in prefixes)))
-    if not found:
+    label_maps = sorted(filter(os.path.isfile, (f"{prefix}.label_map.json" for prefix in prefixes)))
+    if not label_maps:
         raise UserError(
             f"no label map next to {files[0]} ({min(prefixes)}.label_map.json): give --label_map=FILE (json"
             " or pbtxt), or convert the data again if the conversion did not finish"
         )
-    if len({LabelMap.load(path) for path in found}) > 1:
-        raise UserError(f"label maps {found[0]} and {found[1]} differ: give --label_map=FILE")
-    return found[0]
+    if len({LabelMap.load(path) for path in label_maps}) > 1:
+        raise UserError(f"label maps {label_maps[0]} and {label_maps[1]} differ: give --label_map=FILE")
+    return label_maps[0]
 
 
 # --- records ---
@@ -181,10 +181,10 @@ def open_records(
     examples = _read(walked, label_map, issues)
     annotations, is_usable = tfrecord_scan.check(examples, label_map, issues)
     issues.raise_if_stopping()
-    kept = list(itertools.compress(examples, is_usable))
-    names = [example.name for example in kept]
+    usable = list(itertools.compress(examples, is_usable))
+    names = [example.name for example in usable]
     annotations = annotations.select(is_usable)
-    boxes = [box for example in kept for _, _, box, *_ in example.objects]
+    boxes = [box for example in usable for _, _, box, *_ in example.objects]
 
     def name_box(row: int) -> str:
         return f"{names[annotations.box_image[row]]} has {tfrecord_scan.box_name(boxes[row])}"
@@ -192,15 +192,15 @@ def open_records(
     annotations = finish(annotations, names.__getitem__, name_box, issues)
     # Records must have the key of crowds only if the data set has crowds.
     has_crowds = bool(annotations.is_crowd.any())
-    least = LACKS_CROWDS if has_crowds else LACKS_BOXES
-    lacking = np.array([example.lacks >= least for example in examples]) & is_usable
+    limit = LACKS_CROWDS if has_crowds else LACKS_BOXES
+    lacking = np.array([example.lacks >= limit for example in examples]) & is_usable
     issues.add_each("record-completed", np.flatnonzero(lacking[is_usable]), names.__getitem__)
     issues.add_each("shard-missing", missing_shards([file.path for file in walked]), str)
     counts = np.array([len(example.objects) for example in examples])
     files, indexes, spans, numbers = _lay_out(walked, counts, is_usable, lacking, issues)
     records = Records(files, indexes, spans, has_crowds, annotations.target_boxes.num_dropped > 0)
     rows = (np.cumsum(is_usable) - 1)[numbers]
-    formats = collections.Counter(example.facts.image_format for example in kept if example.facts)
+    formats = collections.Counter(example.facts.image_format for example in usable if example.facts)
     return TFRecordSource(records, annotations, rows, names, dict(formats.most_common()))
 
 

@@ -98,12 +98,12 @@ def parse(record: bytes, name: str, known: frozenset[int], issues: Issues) -> tu
         issues.add("not-an-example", f"{name} ({len(record)} bytes): {error}")
         return example, None
     for key, (kind, is_right, rule) in _KEYS.items():
-        found = features[key].WhichOneof("kind")
-        of_key = getattr(features[key], found or kind).value
-        if found is None:
+        stored_kind = features[key].WhichOneof("kind")
+        of_key = getattr(features[key], stored_kind or kind).value
+        if stored_kind is None:
             absent.add(key)
-        if found not in (kind, None):
-            text = f"has a {found} in {key}, {_shown(of_key)}, instead of a {kind}"
+        if stored_kind not in (kind, None):
+            text = f"has a {stored_kind} in {key}, {_shown(of_key)}, instead of a {kind}"
             issues.add("record-key-type", f"{example.name} {text}")
         elif key in _ONE and not of_key:
             issues.add("record-key-missing", f"{example.name} lacks {key}")
@@ -138,9 +138,9 @@ def _add_objects(
     for key in missing:
         text = f"lacks {key}, but has {count} values in {fullest}"
         issues.add("record-key-missing", f"{example.name} {text}")
-    given = {key: n for key, n in lengths.items() if n or (key in _NEEDED and key not in absent)}
-    if len(set(given.values())) > 1:
-        listed = ", ".join(f"{key} {n}" for key, n in given.items())
+    stored_lengths = {key: n for key, n in lengths.items() if n or (key in _NEEDED and key not in absent)}
+    if len(set(stored_lengths.values())) > 1:
+        listed = ", ".join(f"{key} {n}" for key, n in stored_lengths.items())
         issues.add("record-ragged", f"{example.name} has lists of these lengths: {listed}")
     elif not missing:
         # Copies the values, because references to them would keep the whole record in memory.
@@ -184,11 +184,11 @@ def scan(files: Sequence[RecordFile], known: frozenset[int], issues: Issues) -> 
     parts = [(file, begin) for file in files for begin in range(0, len(file.spans), _PART)]
     title = "Checking records" if sum(file.size for file in files) > _SLOW_BYTES else None
     examples: list[Example] = []
-    for of_part, found in images.in_threads(
+    for part_examples, part_issues in images.in_threads(
         lambda part: _scan_part(part[0], part[1], known, issues.policy), parts, _THREADS, title
     ):
-        examples += of_part
-        issues.extend(found)
+        examples += part_examples
+        issues.extend(part_issues)
     return examples
 
 

@@ -155,7 +155,7 @@ def test_the_report_of_drawn_images(drawn, drawn_records, tmp_path, kind):
     boxes = [box for box in boxes if min(box["bbox"]) >= 0 and min(box["bbox"][2:]) > 0]
     other = boxes[1] | {"category_id": 3 if boxes[1]["category_id"] != 3 else 17, "score": 0.9}
     results = [boxes[0] | {"score": 0.8}, boxes[0] | {"score": 0.7}, other, boxes[2] | {"score": 0.4}]
-    text = error_analysis.report(source, results, tmp_path, least=0.5)
+    text = error_analysis.report(source, results, tmp_path, min_score=0.5)
     found = json.loads((tmp_path / "errors.json").read_text())
     number = int(np.count_nonzero(~source.annotations.is_crowd))
     counts = dict.fromkeys(KINDS, 0) | {"correct": 1, "classification": 1, "duplicate": 1}

@@ -60,7 +60,7 @@ def test_rows_of_another_number_of_anchors_are_not_mixed_up():
     report = transfer(model, source, ClassRows(PATHS, 2, 3), label_map("a", "b", "c"), ("a", "b"), "run")
     for path in PATHS:
         np.testing.assert_array_equal(values_of(model)[path], before[path])
-    assert report.made_anew == PATHS
+    assert report.initial == PATHS
     assert "2 of 4 weights taken, made anew: head" in str(report)
 
 
@@ -74,8 +74,8 @@ def test_other_shapes_and_missing_weights_are_made_anew():
     for path, value in before.items():
         anew = path in ("body/kernel", "head/bias")
         np.testing.assert_array_equal(after[path], value if anew else source[path])
-    assert report.taken == ("body/bias", "head/kernel")
-    assert report.made_anew == ("body/kernel", "head/bias")
+    assert report.copied == ("body/bias", "head/kernel")
+    assert report.initial == ("body/kernel", "head/bias")
     assert str(report) == "run: 2 of 4 weights taken, made anew: body, head"
 
 
@@ -110,7 +110,7 @@ def test_classes_are_found_in_the_other_spelling():
 def test_long_lists_are_cut():
     model, source = make_model(9), values_of(make_model(2))
     report = transfer(model, source, ClassRows(PATHS, 1, 1), label_map(*"abcdefghi"), ("x", "y"), "run")
-    assert report.made_anew == PATHS
+    assert report.initial == PATHS
     assert str(report).endswith("new classes: a, b, c, d, e and 4 more")
 
 

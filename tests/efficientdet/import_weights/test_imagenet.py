@@ -71,10 +71,10 @@ def notop(b0, tmp_path_factory):
 def test_features_of_an_image_are_those_of_keras_own_network(fresh, notop, monkeypatch):
     before = values_of(fresh)
     report = init_from(fresh, CLASSES, str(notop))
-    assert set(report.taken) == {path for path in before if path.startswith("backbone.")}
-    assert set(report.made_anew) == before.keys() - set(report.taken)
+    assert set(report.copied) == {path for path in before if path.startswith("backbone.")}
+    assert set(report.initial) == before.keys() - set(report.copied)
     after = values_of(fresh)
-    for path in report.made_anew:
+    for path in report.initial:
         np.testing.assert_array_equal(after[path], before[path])
     monkeypatch.setattr(
         keras.src.applications.efficientnet.file_utils, "get_file", lambda *_, **__: str(notop)
@@ -94,7 +94,7 @@ def test_imagenet_is_the_file_that_keras_applications_download(fresh, notop, mon
     assert {f"efficientnet-{of}": md5 for of, (_, md5) in theirs.WEIGHTS_HASHES.items()} == KERAS_MD5
     get_file = mock.Mock(return_value=str(notop))
     monkeypatch.setattr(keras.utils, "get_file", get_file)
-    assert len(init_from(fresh, CLASSES, "imagenet", "efficientnet-b0").taken) > 200
+    assert len(init_from(fresh, CLASSES, "imagenet", "efficientnet-b0").copied) > 200
     assert get_file.call_args.args == (name, theirs.BASE_WEIGHTS_PATH + name)
     assert get_file.call_args.kwargs["file_hash"] == KERAS_MD5["efficientnet-b0"]
 
@@ -139,7 +139,7 @@ def test_the_authors_checkpoint_has_the_names_of_automl(fresh, variables, tmp_pa
         tensors |= {name: values + 1, f"{name}/ExponentialMovingAverage": values, f"{name}/RMSProp": values}
     checkpoint = write_tensors(tmp_path / "authors" / "model.ckpt", tensors)
     report = init_from(fresh, CLASSES, str(checkpoint))
-    assert len(report.taken) == len(backbone)
+    assert len(report.copied) == len(backbone)
     found = values_of(fresh)
 
     init_from(fresh, CLASSES, str(write_h5(tmp_path / "d0.h5", variables)))
