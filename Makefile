@@ -83,7 +83,7 @@ pictures: setup $(DEMO_DATA)/eval/instances.json  ## draws the pictures of docs/
 	  --output_dir=$(PICTURES)/bccd --overwrite
 	$(RUN) efficientdet/infer.py --weights=$(PICTURES)/bccd --images=$(BCCD)/images/val2017 \
 	  --annotations=$(BCCD)/annotations/instances_val2017.json --output_dir=$(PICTURES)/detections
-	$(RUN) tools/check_data.py --images=$(BCCD)/images/train2017 --annotations=$(BCCD)/annotations/instances_train2017.json \
+	$(RUN) tools/check_data.py --images=$(DEMO_DATA)/eval/images --annotations=$(DEMO_DATA)/eval/instances.json \
 	  --report=$(PICTURES)/report.html
 	$(RUN) tools/synthetic.py --output_dir=$(PICTURES)/shapes --num_images=9 --seed=11
 	$(RUN) tools/preprocess.py --input=$(PICTURES)/shapes/images --output=docs/preprocess_before.jpg --overwrite \

@@ -1,16 +1,18 @@
-r"""Checks a data set before a long run, and reports its errors and its contents.
+"""Checks a data set before a long run, and reports its errors and its contents.
 
-    python tools/check_data.py --images=coco/train2017 \
+    python tools/check_data.py --images=coco/train2017 \\
         --annotations=coco/annotations/instances_train2017.json --decode --report=report.html
 
 For TFRecords, give --file_pattern='records/train-*.tfrecord' instead. --eval_images and --eval_annotations
 (or --eval_file_pattern) also check evaluation data. If training would go wrong, the command lists all errors
-and ends with exit code 1. Otherwise it prints statistics, and how well EfficientDet's anchors fit the boxes.
+and ends with exit code 1. Otherwise it prints statistics. --report writes an HTML page with figures, images
+and all errors, and adds how well EfficientDet's anchors fit the boxes.
 
 --decode decodes every image completely: only this finds damage in the middle of a file. Training starts with
 the same check, but does not decode.
 """
 
+import collections
 import pathlib
 import sys
 
@@ -21,11 +23,15 @@ from absl import flags
 
 from common import args as shared_flags
 from common import errors, hparams
-from common.anchors import Anchors
+from common.anchors import MAX_INSTANCES, Anchors
 from common.args import ImagePolicy
-from common.data.open import DataFlags
+from common.data.check.images import inspect_files
+from common.data.check.issues import DataError
+from common.data.open import DataFlags, open_pair
+from common.data.sources import CocoSource, Source
 from common.errors import UserError
-from tools.report import check_and_report
+from common.progress import import_tensorflow
+from tools.report import page, statistics
 
 
 def define_flags(fv: flags.FlagValues) -> None:
@@ -49,6 +55,69 @@ def define_flags(fv: flags.FlagValues) -> None:
     flags.DEFINE_integer("max_instances", 100, "Max. boxes kept per image.", lower_bound=1, flag_values=fv)
 
 
+def check(
+    data: DataFlags,
+    evaluation: DataFlags,
+    anchors: Anchors,
+    policy: ImagePolicy,
+    *,
+    label_map: str | None = None,
+    report: str | None = None,
+    max_instances: int = MAX_INSTANCES,
+) -> str:
+    """Checks data, prints a summary, and returns it. Also writes an HTML page if `report` is given.
+
+    Args:
+        data: paths of the data set.
+        evaluation: paths of evaluation data to check together with `data`; they may be None.
+        label_map: path of the file with the class names of TFRecords.
+        report: path of the HTML page. Evaluation data get a second page, with `_eval` in its name.
+        max_instances: largest number of boxes kept per image.
+
+    Raises:
+        DataError: the data cannot be used for training. The HTML page lists all errors.
+        UserError: flags cannot be used.
+    """
+    if report:
+        page.check_suffix(report)
+    try:
+        sources = open_pair(data, evaluation, label_map=label_map, policy=policy, names=("", "eval"))
+    except DataError as error:
+        if report:
+            page.write(report, [page.Section(each.origin, page.issue_items(each)) for each in error.issues])
+        raise
+    parts = []
+    for number, source in enumerate(filter(None, sources)):
+        annotations = source.annotations
+        data_statistics = statistics.describe(annotations, _formats(source, policy))
+        if report:
+            import_tensorflow()  # slow to import; only the anchors need it
+            from tools.report import pictures
+            from tools.report.anchors import examine
+
+            path = pathlib.Path(report)
+            path = path.with_stem(f"{path.stem}_eval") if number else path
+            anchor_report = examine(annotations, anchors, max_instances=max_instances)
+            figures = pictures.draw_figures(data_statistics, anchor_report)
+            sheet = pictures.draw_sheet(annotations, source.encoded)
+            images = [figures] if sheet is None else [figures, sheet]
+            sections = page.sections(data_statistics, annotations.issues, anchor_report, images)
+            page.write(path, sections)
+            parts += [page.format_text(sections), f"report: {path}"]
+        else:
+            parts.append(page.format_text(page.sections(data_statistics, annotations.issues)))
+    text = "\n\n".join(parts)
+    print(text)
+    return text
+
+
+def _formats(source: Source, policy: ImagePolicy) -> dict[str, int]:
+    if isinstance(source, CocoSource):
+        facts = inspect_files(source.images_dir, source.annotations.file_names, policy)
+        return collections.Counter(fact.image_format for fact in facts)
+    return source.formats  # type: ignore[attr-defined]  # a TFRecordSource
+
+
 def main() -> None:
     fv = flags.FLAGS
     try:
@@ -56,7 +125,7 @@ def main() -> None:
         anchors = Anchors(fv.min_level, fv.max_level, fv.num_scales, ratios, fv.anchor_scale, image_size)
     except ValueError as error:
         raise UserError(f"the anchors cannot be made: {error}") from error
-    check_and_report.check(
+    check(
         DataFlags(fv.images, fv.annotations, fv.file_pattern),
         DataFlags(fv.eval_images, fv.eval_annotations, fv.eval_file_pattern),
         anchors,

@@ -70,13 +70,11 @@ def test_commands_import_neither_tensorflow_nor_dali_before_they_know_their_flag
 
 def test_checking_and_converting_need_neither_tensorflow_nor_dali(drawn, tmp_path):
     images, annotations = f"--images={drawn}/images", f"{drawn}/instances.json"
-    check = heavy_imports(
-        "tools/check_data.py", images, f"--annotations={annotations}", f"--report={tmp_path}/x.html"
-    )
+    check = heavy_imports("tools/check_data.py", images, f"--annotations={annotations}")
     options = [images, f"--input={annotations}", f"--output={tmp_path}/small.json", "--holdout=0.5"]
     convert = heavy_imports("tools/convert.py", "--from=coco", "--to=coco", *options)
     assert check == convert == set()
-    assert (tmp_path / "x.html").exists() and (tmp_path / "small_val.json").exists()
+    assert (tmp_path / "small_val.json").exists()
 
 
 QUIET = "from common.progress import import_tensorflow as f; f(); "

@@ -1,1 +1,1 @@
-"""Makes the report of check_data: statistics, anchors, tables, figures, sample images and the HTML page."""
+"""Makes the report of check_data: statistics, anchors, pictures and the HTML page."""

@@ -1,16 +1,36 @@
-"""Draws a sheet of some images of a data set with their boxes."""
+"""Draws the pictures of a data report: figures, and a sheet of the images with the most boxes and of others.
+
+The pictures are uint8 arrays. pyplot is not used, so drawing works without a display and in threads.
+"""
 
 import io
+import warnings
 from collections.abc import Callable
 
 import numpy as np
 import PIL.Image
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from matplotlib.layout_engine import ConstrainedLayoutEngine
 from PIL import ImageDraw, ImageOps
 
 from common.data.annotations import Annotations
 from common.data.check.image_headers import PILLOW_ERRORS
 from common.evaluation.drawing import BACKGROUND, as_rgb, draw_boxes, font
-from tools.report.tables import printable, shorten
+from tools.report.anchors import AnchorReport
+from tools.report.page import number, printable, shorten
+from tools.report.statistics import LARGE, SMALL, DataStatistics
+
+WIDTH = 1400  # pixels
+_DPI = 100
+_HEIGHT = 3.9  # inches
+_COLOUR = "#4477aa"
+_ACCENT = "#cc6677"
+
+NAMED_CLASSES = 24  # more names would overlap
+LABEL_LENGTH = 22
+BINS_PER_DOUBLING = 4
 
 MOST = 3
 OTHERS = 6
@@ -22,7 +42,88 @@ _GAP = 6
 _CAPTION_HEIGHT = 24
 
 
-def sheet(annotations: Annotations, encoded: Callable[[int], bytes]) -> np.ndarray | None:
+# --- figures ---
+
+
+def draw_figures(statistics: DataStatistics, anchors: AnchorReport) -> np.ndarray:
+    """Draws PANELS, two in a row, as uint8 (H, WIDTH, 3)."""
+    rows = -(-len(PANELS) // 2)
+    layout = ConstrainedLayoutEngine(w_pad=0.1, h_pad=0.1)  # inches
+    figure = Figure(figsize=(WIDTH / _DPI, rows * _HEIGHT), dpi=_DPI, layout=layout)
+    canvas = FigureCanvasAgg(figure)
+    for axes, (title, panel) in zip(figure.subplots(rows, 2).ravel(), PANELS.items(), strict=True):
+        axes.set_title(title)
+        axes.spines[["top", "right"]].set_visible(False)
+        panel(axes, statistics, anchors)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Glyph")  # the font lacks characters of some scripts
+        canvas.draw()
+    return np.asarray(canvas.buffer_rgba())[..., :3]
+
+
+def _classes(axes: Axes, statistics: DataStatistics, _: AnchorReport) -> None:
+    boxes = [row.boxes for row in statistics.classes]
+    axes.bar(range(len(boxes)), boxes, color=_COLOUR)
+    if boxes[0] > 100 * max(boxes[-1], 1):
+        axes.set_yscale("symlog", linthresh=1)
+    axes.set_ylabel("boxes")
+    if len(boxes) > NAMED_CLASSES:
+        axes.set_xlabel("classes, the most frequent first")
+        return
+    names = [shorten(row.name, LABEL_LENGTH) for row in statistics.classes]
+    axes.set_xticks(range(len(names)), names, rotation=45, ha="right", fontsize="small")
+    for label in axes.get_xticklabels():
+        label.set_parse_math(False)  # in a name, $ does not begin a formula
+
+
+def _box_sizes(axes: Axes, statistics: DataStatistics, _: AnchorReport) -> None:
+    label = "square root of the area, pixels of the image; lines: COCO's limits"
+    _histogram(axes, statistics.box_sides_px, label, lines=(SMALL**0.5, LARGE**0.5))
+
+
+def _aspects(axes: Axes, statistics: DataStatistics, _: AnchorReport) -> None:
+    _histogram(axes, statistics.box_aspects, "width / height", lines=(1,))
+
+
+def _levels(axes: Axes, _: DataStatistics, anchors: AnchorReport) -> None:
+    names = [
+        f"level {level.level}\n{level.smallest:.0f} to {level.largest:.0f} px" for level in anchors.levels
+    ]
+    places = np.arange(len(names))
+    axes.bar(
+        places - 0.2, [level.reached for level in anchors.levels], 0.4, color=_COLOUR, label="IoU above 0.5"
+    )
+    axes.bar(places + 0.2, [level.best for level in anchors.levels], 0.4, color="0.7", label="best anchor")
+    axes.set_xticks(places, names, fontsize="small")
+    axes.set_ylabel("boxes")
+    axes.legend(fontsize="small", frameon=False)
+
+
+def _histogram(axes: Axes, values: np.ndarray, label: str, lines: tuple[float, ...]) -> None:
+    axes.set(xlabel=label, ylabel="boxes")
+    axes.set_xscale("log", base=2)
+    axes.xaxis.set_major_formatter(lambda value, _: number(value))
+    for line in lines:
+        axes.axvline(line, color=_ACCENT, linestyle="--", linewidth=1)
+    if len(values):
+        # The outer edges are powers of two, so that rounding moves no value out of the bins.
+        low, high = np.floor(np.log2(values.min())), np.floor(np.log2(values.max())) + 1
+        edges = 2.0 ** np.linspace(low, high, int(high - low) * BINS_PER_DOUBLING + 1)
+        axes.hist(values, edges.tolist(), color=_COLOUR, edgecolor="white")
+
+
+PANELS = {
+    "boxes of each class": _classes,
+    "box sizes": _box_sizes,
+    "aspect ratios of the boxes": _aspects,
+    "boxes that each anchor level matches": _levels,
+}
+
+
+# --- images with their boxes ---
+
+
+def draw_sheet(annotations: Annotations, encoded: Callable[[int], bytes]) -> np.ndarray | None:
     """Draws images with their boxes, and above each image its id, file name and number of boxes.
 
     `encoded` maps the index of an image to the content of its file. The sheet is uint8 (H, W, 3), three
@@ -55,14 +156,14 @@ def choose(annotations: Annotations, seed: int = 0) -> list[int]:
 def _tile(annotations: Annotations, row: int, image: PIL.Image.Image) -> np.ndarray:
     """Draws the image with a caption above it, uint8 (400, 466, 3)."""
     targets = annotations.target_boxes
-    own = slice(targets.row_splits[row], targets.row_splits[row + 1])
+    rows = slice(targets.row_splits[row], targets.row_splits[row + 1])
     image = ImageOps.contain(image, (_TILE[0] - _GAP, _TILE[1] - _GAP - _CAPTION_HEIGHT))
-    boxes_px, classes = targets.boxes[own] * np.tile(image.size, 2), targets.classes[own]
+    boxes_px, classes = targets.boxes[rows] * np.tile(image.size, 2), targets.classes[rows]
     length = NAME_LENGTH if len(classes) <= NAMED_BOXES else 0
     names = [shorten(name, NAME_LENGTH)[:length] for name in annotations.label_map.names]
-    shown = draw_boxes(np.asarray(image), boxes_px, classes, names)
+    picture = draw_boxes(np.asarray(image), boxes_px, classes, names)
     tile = PIL.Image.new("RGB", _TILE, BACKGROUND)
-    tile.paste(PIL.Image.fromarray(shown), (0, _CAPTION_HEIGHT))
+    tile.paste(PIL.Image.fromarray(picture), (0, _CAPTION_HEIGHT))
     caption = printable(f"{annotations.image_name(row)}: {len(classes)} boxes")
     ImageDraw.Draw(tile).text((2, 3), caption, fill=(0, 0, 0), font=font(14))
     return np.asarray(tile)

@@ -1,4 +1,4 @@
-"""Computes statistics of a data set: images, boxes, classes, sizes, shapes, boxes per image.
+"""Computes statistics of a data set: images, boxes and their sizes, in total and of each class.
 
 The boxes are `Annotations.target_boxes`, on which a network is trained.
 """
@@ -11,14 +11,22 @@ import numpy as np
 from common.data.annotations import Annotations, TargetBoxes
 
 SMALL, LARGE = 32.0**2, 96.0**2  # pycocotools cocoeval.py, Params.setDetParams: areaRng
-CROWDED = (0, 1, 2, 3, 5, 9, 17, 33, 65, 129, 257, 513, 1025)  # first value of each bin of boxes per image
 
 
 class ClassCount(NamedTuple):
+    """One class: number of boxes, and of images with such a box.
+
+    `small`, `medium` and `large` are the numbers of boxes with an area below 32 x 32 pixels, below 96 x 96,
+    and of the others. As in pycocotools, the area is read from the annotations.
+    """
+
     category_id: int
     name: str
     boxes: int
     images: int
+    small: int
+    medium: int
+    large: int
 
 
 class DataStatistics(NamedTuple):
@@ -30,12 +38,9 @@ class DataStatistics(NamedTuple):
         classes: all classes, the most frequent first.
         formats: image format -> number of images; empty if they were not counted.
         image_sizes: int (I, 2), height and width in pixels.
-        frequent_sizes: (height, width, number of images) of each size, the most frequent first.
         boxes_per_image: int (I,).
         box_sides_px: float (M,), square root of the box area in pixels of the image.
         box_aspects: float (M,), width / height in pixels.
-        by_area: number of small boxes (area below 32 x 32 pixels), medium boxes (below 96 x 96) and large
-            boxes. As in pycocotools, the area is read from the annotations.
     """
 
     origin: str
@@ -43,11 +48,9 @@ class DataStatistics(NamedTuple):
     classes: tuple[ClassCount, ...]
     formats: Mapping[str, int]
     image_sizes: np.ndarray
-    frequent_sizes: list[tuple[int, int, int]]
     boxes_per_image: np.ndarray
     box_sides_px: np.ndarray
     box_aspects: np.ndarray
-    by_area: dict[str, int]
 
     @property
     def images(self) -> int:
@@ -58,14 +61,11 @@ class DataStatistics(NamedTuple):
         return len(self.box_sides_px)
 
     @property
-    def crowding(self) -> dict[str, int]:
-        """Number of boxes, such as "3-4" -> number of images with so many boxes."""
-        largest = int(self.boxes_per_image.max(initial=0))
-        starts = [start for start in CROWDED if start <= largest]
-        ends = [start - 1 for start in starts[1:]] + [largest]
-        images, _ = np.histogram(self.boxes_per_image, [*starts, largest + 1])
-        names = [f"{low}" if low == high else f"{low}-{high}" for low, high in zip(starts, ends, strict=True)]
-        return dict(zip(names, images.tolist(), strict=True))
+    def by_area(self) -> dict[str, int]:
+        """Number of small, medium and large boxes of all classes."""
+        return {
+            name: sum(getattr(row, name) for row in self.classes) for name in ("small", "medium", "large")
+        }
 
 
 def describe(annotations: Annotations, formats: Mapping[str, int] = {}) -> DataStatistics:
@@ -75,30 +75,26 @@ def describe(annotations: Annotations, formats: Mapping[str, int] = {}) -> DataS
     image = np.repeat(np.arange(annotations.num_images), counts)
     sides = (targets.boxes[:, 2:] - targets.boxes[:, :2]).astype(np.float64)  # (M, 2) width, height
     sides_px = sides * annotations.image_sizes[image][:, ::-1]
-    sizes, images = np.unique(annotations.image_sizes, axis=0, return_counts=True)
-    order = np.argsort(-images, kind="stable")
-    *_, has_area = annotations.clipped_boxes
-    kept_areas = annotations.areas[has_area & ~annotations.is_crowd]
-    areas = np.histogram(kept_areas, [-np.inf, SMALL, LARGE, np.inf])[0].tolist()
     return DataStatistics(
         origin=annotations.origin,
         targets=targets,
         classes=_classes(annotations, image),
         formats=formats,
         image_sizes=annotations.image_sizes,
-        frequent_sizes=[tuple(row) for row in np.column_stack([sizes, images])[order].tolist()],
         boxes_per_image=counts,
         box_sides_px=np.sqrt(sides_px.prod(axis=1)),
         box_aspects=sides_px[:, 0] / sides_px[:, 1],
-        by_area=dict(zip(("small", "medium", "large"), areas, strict=True)),
     )
 
 
 def _classes(annotations: Annotations, image: np.ndarray) -> tuple[ClassCount, ...]:
     classes, label_map = annotations.target_boxes.classes, annotations.label_map
-    boxes = np.bincount(classes, minlength=label_map.num_classes)
     pairs = np.unique(np.stack([classes, image]), axis=1)
     images = np.bincount(pairs[0], minlength=label_map.num_classes)
-    columns = label_map.category_ids, label_map.names, boxes.tolist(), images.tolist()
-    counts = [ClassCount(*row) for row in zip(*columns, strict=True)]
-    return tuple(sorted(counts, key=lambda count: (-count.boxes, count.category_id)))
+    *_, has_area = annotations.clipped_boxes
+    areas = annotations.areas[has_area & ~annotations.is_crowd]
+    size = np.searchsorted([SMALL, LARGE], areas, side="right")  # 0, 1, 2: small, medium, large
+    by_size = np.bincount(3 * classes + size, minlength=3 * label_map.num_classes).reshape(-1, 3)
+    columns = by_size.sum(axis=1), images, *by_size.T
+    rows = zip(label_map.category_ids, label_map.names, *(column.tolist() for column in columns), strict=True)
+    return tuple(sorted((ClassCount(*row) for row in rows), key=lambda row: (-row.boxes, row.category_id)))

@@ -3,7 +3,7 @@ import numpy as np
 from common.anchors import Anchors
 from common.data.check.issues import Issues
 from tests.common.made_annotations import random_annotations
-from tools.report import anchor_report, statistics, tables
+from tools.report import anchors, page, statistics
 
 ANCHORS = Anchors(3, 7, 3, (1.0, 2.0, 0.5), 4.0, (128, 128))
 NASTY = ("<script>alert(1)</script>", '"><img src=x onerror=alert(2)>', "a$^_{$b")
@@ -11,14 +11,15 @@ NASTY += ("日本語", "new\nline", "\x1b[31mred", "half a letter \udce9")
 
 
 def report_of(truth, formats=None):
-    return statistics.describe(truth, formats or {}), anchor_report.examine(truth, ANCHORS)
+    return statistics.describe(truth, formats or {}), anchors.examine(truth, ANCHORS)
 
 
-def sections_of(truth, issues=(), formats=None, shown=()):
-    return tables.sections(*report_of(truth, formats), issues, shown)
+def sections_of(truth, issues=(), formats=None, pictures=()):
+    data_statistics, anchor_report = report_of(truth, formats)
+    return page.sections(data_statistics, issues, anchor_report, pictures)
 
 
-def found(kind, count, offenders):
+def issues_of(kind, count, offenders):
     issues = Issues("made.json")
     issues.add_many(kind, count, offenders)
     return issues

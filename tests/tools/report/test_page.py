@@ -6,11 +6,13 @@ import re
 
 import numpy as np
 import PIL.Image
+import pytest
 
+from common.data.check.issues import KINDS, Issues
 from tests.common.made_annotations import annotations, random_annotations
 from tests.refusal import refusal
-from tests.tools.report.made_reports import NASTY, found, sections_of
-from tools.report import page, tables
+from tests.tools.report.made_reports import NASTY, few, issues_of, sections_of
+from tools.report import page
 
 TAGS = "html head meta title style body h2 table tr th td img p ul li details summary"
 NASTY_FILE = "<b onclick='alert(3)'>&amp;\udce9.jpg"
@@ -48,15 +50,15 @@ def test_a_page_needs_nothing_else_and_nothing_of_the_data_becomes_markup(tmp_pa
     rows = [(i % 3, i % 7, 5 + i, 5, 20, 30) for i in range(14)]
     truth = dataclasses.replace(annotations([(90, 80)] * 3, rows, NASTY), origin=f"/data/{NASTY[0]}.json")
     truth.file_names[0] = NASTY_FILE
-    issues = found("crowd", 2, [f"annotation 3 of {NASTY[1]}", f"image 1 ({NASTY_FILE!r})"])
-    shown = parsed(tmp_path / "report.html", sections_of(truth, issues, shown=[PICTURE] * 2))
-    assert {tag for tag, _ in shown.tags} <= set(TAGS.split())
-    for _, attrs in shown.tags:
+    issues = issues_of("crowd", 2, [f"annotation 3 of {NASTY[1]}", f"image 1 ({NASTY_FILE!r})"])
+    parsed_page = parsed(tmp_path / "report.html", sections_of(truth, issues, pictures=[PICTURE] * 2))
+    assert {tag for tag, _ in parsed_page.tags} <= set(TAGS.split())
+    for _, attrs in parsed_page.tags:
         assert set(attrs) <= {"lang", "charset", "http-equiv", "content", "class", "src", "alt"}
-    text = "".join(shown.text)
-    for expected in (*map(tables.printable, NASTY), f"annotation 3 of {NASTY[1]}", truth.origin):
+    text = "".join(parsed_page.text)
+    for expected in (*map(page.printable, NASTY), f"annotation 3 of {NASTY[1]}", truth.origin):
         assert expected in text
-    pictures = [attrs["src"].partition(",") for tag, attrs in shown.tags if tag == "img"]
+    pictures = [attrs["src"].partition(",") for tag, attrs in parsed_page.tags if tag == "img"]
     assert [kind for kind, _, _ in pictures] == ["data:image/png;base64"] * 2
     for _, _, data in pictures:
         PIL.Image.open(io.BytesIO(base64.b64decode(data, validate=True))).verify()
@@ -68,7 +70,7 @@ def test_a_page_needs_nothing_else_and_nothing_of_the_data_becomes_markup(tmp_pa
 def test_all_kept_offenders_and_all_classes_are_on_the_page(tmp_path):
     truth = random_annotations(np.random.default_rng(0), 5, 200, num_classes=90, smallest=0.004, largest=0.05)
     offenders = [f"annotation {i} has it" for i in range(1000)]
-    text = set(parsed(tmp_path / "a.html", sections_of(truth, found("crowd", 4321, offenders))).text)
+    text = set(parsed(tmp_path / "a.html", sections_of(truth, issues_of("crowd", 4321, offenders))).text)
     assert {*offenders} <= text
     assert {"crowd: the first 1,000 of 4,321", *(f"class {i}" for i in range(90))} <= text
 
@@ -78,3 +80,86 @@ def test_another_suffix_or_place_is_one_line(tmp_path):
     place = tmp_path / "missing" / "report.html"
     assert f"cannot write the report {place}: No such file" in refusal(page.write, place, [])
     assert list(tmp_path.iterdir()) == []
+
+
+# --- text ---
+
+
+def text_of(*arguments):
+    return page.format_text(sections_of(*arguments))
+
+
+@pytest.mark.parametrize("num_classes", [1, 200])
+def test_text_fits_a_terminal_whatever_the_data(num_classes):
+    truth = random_annotations(np.random.default_rng(0), 12, 140, num_classes)
+    names = [f"a name of a class that is longer than any column of the table {i}" for i in range(num_classes)]
+    rows = zip(truth.box_image, truth.category_ids // 10 - 1, *truth.boxes_ltwh_px.T, strict=True)
+    truth = annotations(truth.image_sizes, list(rows), names)
+    text = text_of(truth, issues_of("crowd", 1500, ["x" * 300] * 40), {f"format {i}": i for i in range(20)})
+    lines = text.splitlines()
+    assert len(lines) <= 92
+    assert max(map(len, lines)) <= 100
+    assert all(line == line.rstrip() for line in lines)
+
+
+def test_text_has_every_kind_of_fault():
+    issues = Issues("made.json")
+    for kind in KINDS:
+        issues.add_many(kind, 1500, [f"image {i} ('{'long/' * 30}{i}.jpg') has it" for i in range(40)])
+    text = " ".join(text_of(few(), issues).split())
+    for kind in KINDS.values():
+        assert f"{kind.what} (1500): image 0" in text, kind
+
+
+def test_text_of_known_data():
+    rows = [(0, 0, 10, 10, 40, 60), (0, 1, 5, 5, 30, 50), (1, 0, 10, 10, 4, 4), (1, 0, 10, 10, 4, 4)]
+    truth = annotations([(200, 100), (200, 100), (50, 60)], rows)
+    issues = issues_of("image-without-boxes", 1, ["image 103 ('3.jpg')"])
+    words = re.sub(" +", " ", text_of(truth, issues, {"JPEG": 2, "PNG": 1}))
+    for expected in (
+        "images 3\n",
+        "boxes 4 to train on, 0 of them clipped; dropped without area 0, crowds 0",
+        "classes 3 (1 without boxes)",
+        "box areas small 2 (50.0 %), medium 2 (50.0 %), large 0 (0.0 %)",
+        "formats JPEG: 2, PNG: 1",
+        " min 5 % 25 % median 75 % 95 % max\n image height 50 65 125 200 200 200 200\n",
+        "image width / height 0.5 0.5 0.5 0.5 0.85 1.13 1.2\n boxes per image 0 0.2 1 2 2 2 2\n",
+        "cat 10 3 75.0 % 2 2 1 0\n dog 20 1 25.0 % 1 0 1 0\n",
+        "without boxes: cow",
+        "3,069 anchors at 128x128: 3 scales per octave, aspect ratios 1, 2, 0.5, anchor scale 4",
+        "2 of 2 images with boxes, 4 boxes",
+        "with --anchor_scale mean best IoU boxes with an IoU above 0.5\n",
+        "no anchor: another box has the best one 1 25.0 %\n",
+        "AP if a network found exactly the boxes that have an anchor: all boxes 83.2, small 50.5, medium",
+        "Warning: image without boxes: image 103 ('3.jpg')",
+    ):
+        assert expected in words, expected
+
+
+def test_text_without_boxes():
+    text = text_of(annotations([(50, 60)], []))
+    assert re.search(r"formats +not counted\n", text)
+    assert text.endswith("Issues\n  none")
+
+
+def test_what_stops_comes_first():
+    issues = issues_of("crowd", 1, ["annotation 1"])
+    issues.add("box-outside", "annotation 2")
+    issues.add("image-missing", "image 3")
+
+    def first_words():
+        return [item.split(":")[0] for item in page.issue_items(issues) if isinstance(item, str)]
+
+    assert first_words() == ["Error, or the image is skipped", "Fixed", "Warning"]
+    issues["image-missing"].skipped = True
+    assert first_words() == ["Fixed", "Skipped", "Warning"]
+
+
+def test_long_and_unprintable_text():
+    cases = [("short", 5), ("longer one", 7), ("a\x1b\tb", 9), ("even", 2)]
+    assert [page.shorten(*case) for case in cases] == ["short", "lon…one", "a??b", "e…"]
+
+
+def test_numbers_have_three_or_four_digits():
+    values = [0.5812, 15.04, 15, 99.96, 100.4, 1024]
+    assert list(map(page.number, values)) == ["0.581", "15", "15", "100", "100", "1,024"]

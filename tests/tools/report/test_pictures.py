@@ -1,9 +1,64 @@
 import numpy as np
+import pytest
+from matplotlib.figure import Figure
 
 from common.evaluation import drawing
 from tests.common.image_variants import pillow
-from tests.common.made_annotations import annotations
+from tests.common.made_annotations import annotations, random_annotations
+from tests.tools.report.made_reports import NASTY, report_of
 from tools.report import pictures
+
+CASES = {
+    "one image, one class": annotations([(90, 80)], [(0, 0, 5, 5, 20, 30)], ["cat"]),
+    "no boxes": annotations([(90, 80)] * 2, [(0, 0, 5, 5, 20, 30)], crowds=[0]),
+    "90 classes": random_annotations(np.random.default_rng(1), 9, 40, 90),
+    "strange names": annotations([(90, 80)], [(0, i, 5, 5, 20, 30) for i in range(7)], NASTY),
+}
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("case", CASES)
+def test_figures_of_extreme_data(case):
+    image = pictures.draw_figures(*report_of(CASES[case]))
+    assert image.shape == (780, 1400, 3)
+    for part in np.array_split(image, 2):
+        for panel in (part[:, :700], part[:, 700:]):
+            assert (panel < 128).mean() > 0.001
+
+
+def drawn(title, report):
+    axes = Figure().subplots()
+    pictures.PANELS[title](axes, *report)
+    return axes
+
+
+def heights(axes):
+    return [bar.get_height() for bar in axes.patches]
+
+
+def test_bars_are_the_numbers_of_the_report():
+    numbers, anchors = report = report_of(CASES["90 classes"])
+    axes = drawn("boxes of each class", report)
+    assert heights(axes) == [row.boxes for row in numbers.classes]
+    assert axes.get_xlabel() and axes.get_yscale() == "linear"
+    expected = [level.reached for level in anchors.levels] + [level.best for level in anchors.levels]
+    assert heights(drawn("boxes that each anchor level matches", report)) == expected
+    for title, lines in (("box sizes", [32, 96]), ("aspect ratios of the boxes", [1])):
+        axes = drawn(title, report)
+        assert sum(heights(axes)) == numbers.boxes
+        assert [line.get_xdata()[0] for line in axes.lines] == lines
+        left, right = (bar.get_x() for bar in axes.patches[:2])
+        assert right / left == pytest.approx(2**0.25)
+
+
+def test_classes_are_named_where_there_is_room_and_rare_ones_are_seen():
+    rows = [(0, 0, 1, 1, 9, 9)] * 101 + [(0, 1, 1, 1, 9, 9)]
+    axes = drawn("boxes of each class", report_of(annotations([(90, 80)], rows, ["x" * 40, "dog"])))
+    assert [label.get_text() for label in axes.get_xticklabels()] == ["x" * 11 + "…" + "x" * 10, "dog"]
+    assert axes.get_yscale() == "symlog"
+
+
+# --- images with their boxes ---
 
 
 def test_images_with_most_boxes_come_first_and_images_without_last():
@@ -22,7 +77,7 @@ def test_boxes_are_drawn_where_they_are(monkeypatch):
     monkeypatch.setattr(drawing, "_draw_label", lambda *args: None)
     truth = annotations([(600, 920)], [(0, 1, 230, 150, 460, 300)])
     black = pillow("PNG", np.zeros((600, 920, 3), np.uint8))
-    sheet = pictures.sheet(truth, lambda row: black)
+    sheet = pictures.draw_sheet(truth, lambda row: black)
     assert sheet.shape == (400, 3 * 466, 3)
     rows, columns = np.nonzero((sheet == np.array(drawing.class_colour(1))).all(axis=-1))
     # The image is shown at half size, below a caption of 24 pixels.
@@ -37,7 +92,7 @@ def test_classes_are_named_unless_there_are_too_many_boxes(monkeypatch):
     black = pillow("PNG", np.zeros((60, 90, 3), np.uint8))
     for count in (25, 26):
         truth = annotations([(60, 90)], [(0, 1, 5, 5, 9, 9)] * count, ["cat", "x" * 40])
-        pictures.sheet(truth, lambda row: black)
+        pictures.draw_sheet(truth, lambda row: black)
     assert named == [["cat", "x" * 12 + "…" + "x" * 11], ["", ""]]
 
 
@@ -45,12 +100,12 @@ def test_images_of_all_shapes_have_a_place_and_those_that_cannot_be_read_have_no
     truth = annotations([(50, 60)] * 5, [(i, 0, 1, 1, 9, 9) for i in range(5)])
     grey = np.full((900, 1200), 77, np.uint8)
     files = [pillow("PNG", image) for image in (grey, grey[:30, :20], grey[:10], grey[:, :10], grey[:1])]
-    assert pictures.sheet(truth, files.__getitem__).shape == (800, 3 * 466, 3)
+    assert pictures.draw_sheet(truth, files.__getitem__).shape == (800, 3 * 466, 3)
     broken = files[0].replace(b"IDAT", b"\x01DAT")
     for file in files[:4]:
-        assert pictures.sheet(truth, [file, broken, b"", file, file].__getitem__).shape[0] == 400
+        assert pictures.draw_sheet(truth, [file, broken, b"", file, file].__getitem__).shape[0] == 400
 
     def missing(row):
         raise FileNotFoundError(row)
 
-    assert pictures.sheet(truth, missing) is None
+    assert pictures.draw_sheet(truth, missing) is None

@@ -1,11 +1,9 @@
-"""Tests check_and_report.py and tools/check_data.py."""
-
 from common.args import ImagePolicy
 from common.data.check.issues import KINDS, DataError
 from common.data.open import DataFlags
 from tests.refusal import refusal
 from tests.tools.report.made_reports import ANCHORS
-from tools.report import check_and_report
+from tools import check_data
 
 
 def test_two_sound_data_sets(drawn, drawn_records, tmp_path, capsys):
@@ -13,23 +11,32 @@ def test_two_sound_data_sets(drawn, drawn_records, tmp_path, capsys):
     evaluation = DataFlags(file_pattern=f"{drawn_records}-*.tfrecord")
     report = tmp_path / "a.html"
     options = {"report": str(report), "max_instances": 3}
-    text = check_and_report.check(data, evaluation, ANCHORS, ImagePolicy(), **options)
+    text = check_data.check(data, evaluation, ANCHORS, ImagePolicy(), **options)
     assert capsys.readouterr().out == text + "\n"
     assert text.endswith(f"report: {tmp_path}/a_eval.html")
     assert f"report: {report}\n" in text
     assert text.count("beyond max_instances=3") == 2
     assert " ".join(text.split()).count("formats JPEG: 11, PNG: 1") == 2
+    assert text.count("Anchors\n") == text.count("AP if a network found exactly") == 2
     for page in (report, tmp_path / "a_eval.html"):
         content = page.read_text("utf-8")
         assert content.count("<img ") == 2 and "toothbrush" in content
+
+
+def test_without_report_the_text_has_no_anchors(drawn, capsys):
+    data = DataFlags(str(drawn / "images"), str(drawn / "instances.json"))
+    text = check_data.check(data, DataFlags(), ANCHORS, ImagePolicy())
+    assert capsys.readouterr().out == text + "\n"
+    assert "Anchors" not in text
+    assert "Classes\n" in text and "Issues\n" in text
 
 
 def test_faults_alone_make_a_page(tmp_path):
     (tmp_path / "a.json").write_text('{"images": [], "annotations": [], "categories": [}')
     (tmp_path / "b.json").write_text("")
     data = [DataFlags(str(tmp_path), str(tmp_path / f"{name}.json")) for name in "ab"]
-    given = [check_and_report.check, *data, ANCHORS, ImagePolicy()]
-    assert "2 kinds of faults" in refusal(*given, report=f"{tmp_path}/report.html", error=DataError)
+    arguments = [check_data.check, *data, ANCHORS, ImagePolicy()]
+    assert "2 kinds of faults" in refusal(*arguments, report=f"{tmp_path}/report.html", error=DataError)
     text = (tmp_path / "report.html").read_text()
     assert "<img " not in text
     for name, kind in (("a.json", "json-malformed"), ("b.json", "file-empty")):
@@ -37,5 +44,5 @@ def test_faults_alone_make_a_page(tmp_path):
 
 
 def test_a_report_of_another_suffix_is_refused_before_data_are_read():
-    given = [check_and_report.check, DataFlags(), DataFlags(), ANCHORS, ImagePolicy()]
-    assert "--report=x.pdf must end in" in refusal(*given, report="x.pdf")
+    arguments = [check_data.check, DataFlags(), DataFlags(), ANCHORS, ImagePolicy()]
+    assert "--report=x.pdf must end in" in refusal(*arguments, report="x.pdf")

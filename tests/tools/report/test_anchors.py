@@ -1,0 +1,225 @@
+"""Tests anchors.py with NumPy's matching (tests/oracle/numpy_boxes.py), pycocotools and examples by hand."""
+
+import dataclasses
+import itertools
+
+import numpy as np
+import pytest
+from pycocotools.coco import COCO
+from pycocotools.cocoeval import COCOeval
+
+from common.anchors import Anchors
+from common.letterbox import fit
+from tests.common.made_annotations import annotations, random_annotations
+from tests.common.test_box_encoder import hard_images, largest, overlaps
+from tests.oracle import numpy_boxes
+from tools.report import anchors as anchor_report
+
+RATIOS = (1.0, 2.0, 0.5)
+SQUARE = Anchors(3, 7, 3, RATIOS, 4.0, (128, 128))
+WIDE = Anchors(3, 6, 2, RATIOS, 3.0, (96, 160))
+
+
+def ends_of_levels(anchors):
+    cells = [height * width for height, width in anchors.feature_sizes]
+    return np.cumsum(cells) * anchors.anchors_per_location
+
+
+def expected_report(truth, anchors, max_instances):
+    """Computes the numbers of a report in NumPy, from the IoUs of all boxes with all anchors."""
+    levels = np.zeros((3, len(anchors.levels)), int)
+    counts = {"unreached": 0, "lost": 0, "over_limit": 0}
+    targets, ends = truth.target_boxes, ends_of_levels(anchors)
+
+    def count_by_level(indices):
+        return np.bincount(np.searchsorted(ends, indices, side="right"), minlength=len(ends))
+
+    for i, (height, width) in enumerate(truth.image_sizes.tolist()):
+        place = np.float32((0, 0, *fit(height, width, anchors.image_size)))
+        rows = slice(targets.row_splits[i], targets.row_splits[i + 1])
+        boxes = np.asarray(numpy_boxes.to_letterbox(targets.boxes[rows], place, anchors.image_size))
+        kept = boxes[largest(boxes, max_instances)]
+        owners = numpy_boxes.match(kept, anchors.boxes_normalized)
+        overlap = overlaps(kept, anchors)
+        levels[0] += [(part > 0.5).any(axis=1).sum() for part in np.split(overlap, ends[:-1], axis=1)]
+        levels[1] += count_by_level(overlap.shape[1] - 1 - overlap[:, ::-1].argmax(axis=1))
+        levels[2] += count_by_level(np.flatnonzero(owners >= 0))
+        counts["over_limit"] += len(boxes) - len(kept)
+        counts["unreached"] += int((overlap.max(axis=1, initial=0) <= 0.5).sum())
+        counts["lost"] += len(set(range(len(kept))) - set(owners.tolist()))
+    return levels, counts
+
+
+@pytest.mark.parametrize(("anchors", "most_boxes", "largest_side"), [(SQUARE, 12, 0.9), (WIDE, 150, 0.15)])
+def test_report_equals_matching_of_all_boxes_with_all_anchors(monkeypatch, anchors, most_boxes, largest_side):
+    monkeypatch.setattr(anchor_report, "_BOXES_AT_ONCE", 7)
+    monkeypatch.setattr(anchor_report, "_BATCH_SIZE", 4)
+    rng = np.random.default_rng(0)
+    truth = random_annotations(rng, 10, most_boxes, num_classes=4, smallest=0.01, largest=largest_side)
+    report = anchor_report.examine(truth, anchors, min_box_size=0)
+    levels, counts = expected_report(truth, anchors, 100)
+    by_level = [(level.reached, level.best, level.positives) for level in report.levels]
+    np.testing.assert_array_equal(np.transpose(by_level), levels)
+    assert np.cumsum([level.anchors for level in report.levels]).tolist() == ends_of_levels(anchors).tolist()
+    assert {name: getattr(report, name) for name in counts} == counts
+    assert report.boxes == len(truth.target_boxes.boxes)
+    assert counts["unreached"] > 5
+    if most_boxes > 100:
+        assert counts["lost"] > 5 and counts["over_limit"] > 5
+
+
+def test_sides_of_levels_are_those_of_the_anchors():
+    report = anchor_report.examine(annotations([(50, 50)], []), SQUARE)
+    sides = [(level.level, level.smallest, level.largest) for level in report.levels]
+    np.testing.assert_allclose(sides[0], (3, 32, 32 * 2 ** (2 / 3)), rtol=1e-5)
+    np.testing.assert_allclose(sides[4], (7, 512, 512 * 2 ** (2 / 3)), rtol=1e-5)
+
+
+@pytest.mark.parametrize("level", [3, 4, 5])
+def test_the_first_anchor_of_a_level_counts_there(level):
+    anchors = Anchors(3, 5, 1, (1.0,), 1.0, (64, 64))
+    first = annotations([(64, 64)], [(0, 0, 0, 0, 2**level, 2**level)])
+    report = anchor_report.examine(first, anchors)
+    expected = [(each, int(each == level), int(each == level)) for each in (3, 4, 5)]
+    assert [(row.level, row.best, row.positives) for row in report.levels] == expected
+
+
+def test_boxes_that_lose_to_an_identical_one_are_missed():
+    rows = [(i, 0, 10, 20, 90, 80) for i in range(4)] + [(2, 0, 10, 20, 90, 80)]
+    report = anchor_report.examine(annotations([(200, 200)] * 4, rows), SQUARE)
+    assert (report.lost, report.boxes) == (1, 5)
+
+
+def test_what_training_drops_is_counted():
+    rows = [(0, 0, 5 * i, 5, 20 + i, 30) for i in range(9)] + [(1, 1, 10, 10, 1.5, 60)]
+    truth = annotations([(200, 200)] * 2, rows)
+    for options, counts in (({"max_instances": 6}, (3, 1)), ({"min_box_size": 0.9}, (0, 0))):
+        report = anchor_report.examine(truth, SQUARE, **options)
+        assert (report.over_limit, report.too_small) == counts
+
+
+def test_a_sample_is_drawn_and_said():
+    truth = annotations([(90, 90)] * 60, [(i, 0, 10, 20, 40, 30) for i in range(0, 60, 2)])
+    report = anchor_report.examine(truth, SQUARE, max_images=11, seed=3)
+    assert (report.images, report.images_with_boxes, report.boxes) == (11, 30, 11)
+
+
+@pytest.mark.parametrize("rows", [[], [(0, 0, 5, 5, 20, 20)]], ids=["empty", "crowd"])
+def test_without_a_box(rows):
+    report = anchor_report.examine(annotations([(90, 90)] * 2, rows, crowds=[0]), SQUARE)
+    assert (report.images_with_boxes, report.boxes, report.lost, report.ceiling) == (0, 0, 0, {})
+
+
+def test_the_nearest_anchor_of_each_kind_overlaps_most():
+    boxes = np.concatenate(hard_images(np.random.default_rng(9), WIDE))
+    boxes = boxes[(boxes[:, 2:] - boxes[:, :2]).min(axis=1) > 1e-3]  # float32 is too coarse for smaller ones
+    levels = np.split(overlaps(boxes, WIDE), ends_of_levels(WIDE)[:-1], axis=1)
+    by_template = [level.reshape(len(boxes), -1, WIDE.anchors_per_location).max(axis=1) for level in levels]
+    iou = anchor_report.template_iou(boxes, WIDE)
+    np.testing.assert_allclose(iou, np.concatenate(by_template, axis=1), atol=1e-4)
+
+
+def test_other_scales_are_tried():
+    rows = [(0, 0, 40 * i, 30 * i, side, side) for i, side in enumerate([10, 14, 20, 28, 40])]
+    truth, anchors = annotations([(512, 512)], rows), Anchors(3, 7, 3, RATIOS, 3.5, (512, 512))
+    report = anchor_report.examine(truth, anchors)
+    assert list(report.fits) == [1.0, 1.5, 2.0, 2.5, 3.0, 3.5, 4.0, 5.0, 6.0, 8.0]
+    best = max(report.fits, key=lambda scale: report.fits[scale].reached)
+    assert best < 3 and report.fits[best].mean_iou > report.fits[3.5].mean_iou + 0.02
+    again = anchor_report.examine(truth, dataclasses.replace(anchors, anchor_scale=best))
+    assert again.fits[best] == report.fits[best]
+    assert again.unreached == round((1 - again.fits[best].reached) * 5) < report.unreached
+
+
+# --- the boxes of the network input ---
+
+
+def test_boxes_are_letterboxed_like_their_images():
+    truth = random_annotations(np.random.default_rng(0), 20, 6)
+    image_size = (96, 160)
+    boxes, targets = anchor_report.letterboxed(truth, image_size), truth.target_boxes
+    for i, (height, width) in enumerate(truth.image_sizes.tolist()):
+        place = (0, 0, *fit(height, width, image_size))
+        rows = slice(targets.row_splits[i], targets.row_splits[i + 1])
+        expected = np.asarray(numpy_boxes.to_letterbox(targets.boxes[rows], place, image_size))
+        np.testing.assert_allclose(boxes[rows], expected, atol=1e-7)
+
+
+@pytest.mark.parametrize("max_instances", [1, 7, 100])
+def test_kept_boxes_are_the_largest_that_are_not_too_small(max_instances):
+    truth = random_annotations(np.random.default_rng(1), 12, 30, smallest=0.004)
+    anchors = Anchors(3, 7, 3, RATIOS, 4.0, (128, 64))
+    boxes = anchor_report.letterboxed(truth, anchors.image_size)
+    splits = truth.target_boxes.row_splits
+    result = anchor_report.assign(boxes, splits, anchors, max_instances, 1.5)
+    large = ((boxes[:, 2:] - boxes[:, :2]) * (64, 128)).min(axis=1) >= 1.5
+    expected = []
+    for start, end in itertools.pairwise(splits):
+        rows = start + np.flatnonzero(large[start:end])
+        expected += rows[largest(boxes[rows], max_instances)].tolist()
+    assert result.kept.tolist() == expected
+    assert result.too_small == np.count_nonzero(~large) > 0
+    assert result.over_limit == np.count_nonzero(large) - len(expected)
+    assert bool(result.over_limit) == (max_instances < 30)
+
+
+def test_of_equally_large_boxes_the_first_are_kept():
+    rows = [(0, 0, *corner, 50, 50) for corner in ((0, 0), (50, 50), (0, 50))] + [(1, 0, 0, 0, 10, 10)]
+    truth = annotations([(100, 100)] * 2, rows)
+    boxes = anchor_report.letterboxed(truth, (128, 128))
+    result = anchor_report.assign(boxes, truth.target_boxes.row_splits, SQUARE, 2, 0.0)
+    assert result.kept.tolist() == [0, 1, 3]
+
+
+def test_images_without_a_true_box_are_no_part_of_the_sample():
+    rows = [(1, 0, 1, 1, 9, 9), (2, 0, 1, 1, 9, 9), (4, 0, 1, 1, 0, 9)]
+    truth = annotations([(50, 50)] * 5, rows, crowds=[1])
+    sample = anchor_report.sample_images(truth, 10, np.random.default_rng(0))
+    assert sample.image_ids.tolist() == [102, 105]  # image 105 counts, although its box has no area
+
+
+def test_a_sample_is_drawn_by_seed():
+    truth = annotations([(50, 50)] * 300, [(i, 0, 1, 1, 9, 9) for i in range(300)])
+    first, again, other = (
+        anchor_report.sample_images(truth, 40, np.random.default_rng(seed)).image_ids.tolist()
+        for seed in (0, 0, 1)
+    )
+    assert first == again != other
+    assert len(set(first)) == 40
+    assert max(first) - min(first) > 200
+
+
+# --- AP of the boxes that have an anchor ---
+
+
+def test_ceiling_is_the_ap_of_pycocotools_if_only_boxes_with_an_anchor_are_found():
+    truth = random_annotations(np.random.default_rng(2), 8, 60, smallest=0.005, largest=0.4)
+    report = anchor_report.examine(truth, WIDE, max_instances=12, min_box_size=2.0)
+    targets, found = truth.target_boxes, []
+    for i, (height, width) in enumerate(truth.image_sizes.tolist()):
+        rows = np.arange(targets.row_splits[i], targets.row_splits[i + 1])
+        place = np.float32((0, 0, *fit(height, width, WIDE.image_size)))
+        boxes = np.asarray(numpy_boxes.to_letterbox(targets.boxes[rows], place, WIDE.image_size))
+        large = np.flatnonzero(((boxes[:, 2:] - boxes[:, :2]) * (160, 96)).min(axis=1, initial=9) >= 2)
+        kept = large[largest(boxes[large], 12)]
+        owners = np.unique(numpy_boxes.match(boxes[kept], WIDE.boxes_normalized))
+        found += rows[kept[owners[owners >= 0]]].tolist()
+    assert 0 < len(found) < report.boxes
+
+    coco = COCO()
+    coco.dataset = truth.ground_truth()
+    coco.createIndex()
+    detections = [coco.dataset["annotations"][row] | {"score": 1.0} for row in found]
+    evaluation = COCOeval(coco, coco.loadRes(detections), "bbox")
+    evaluation.evaluate()
+    evaluation.accumulate()
+    evaluation.summarize()
+    names = ("AP", "AP50", "AP75", "APs", "APm", "APl")
+    assert [report.ceiling[name] for name in names] == pytest.approx(evaluation.stats[:6].tolist())
+    assert 0.1 < report.ceiling["AP"] < 0.99
+
+
+def test_ceiling_is_one_if_every_box_has_an_anchor():
+    rows = [(0, 0, 10, 10, 60, 60), (0, 1, 100, 100, 80, 50)]
+    report = anchor_report.examine(annotations([(200, 200)], rows), SQUARE)
+    assert (report.lost, report.ceiling["AP"]) == (0, pytest.approx(1))
