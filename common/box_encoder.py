@@ -10,10 +10,12 @@ import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+import tensorflow as tf
 from keras import ops
 from nvidia.dali import fn, types
 from nvidia.dali.data_node import DataNode
 
+from common import boxes as box_ops
 from common.anchors import MATCH_IOU, MAX_INSTANCES, Anchors
 from common.dali_ops import pad_boxes, select_boxes
 
@@ -22,7 +24,7 @@ _SWAP_XY = [0, 1, 0, 0, 1, 0, 0, 0, 0, 0, 0, 1, 0, 0, 1, 0]
 
 
 class EncodedBoxes(NamedTuple):
-    """The targets of one image as DALI nodes, or of a batch as tensors.
+    """The targets of one image, as DALI nodes or as tensors.
 
     Attributes:
         num_positives: float32 (), the number of anchors that are assigned to a box.
@@ -92,6 +94,57 @@ def encode_selected(
         class_targets.append(fn.reshape(level_targets, shape=[height, width, k]))
         box_targets.append(fn.reshape(level_deltas, shape=[height, width, k * 4]))
     return EncodedBoxes(num_positives, padded_boxes, padded_classes, tuple(class_targets), tuple(box_targets))
+
+
+# --- the same in TensorFlow, for loaders without DALI ---
+
+
+def encode_boxes_tf(boxes: tf.Tensor, classes: tf.Tensor, anchors: Anchors) -> EncodedBoxes:
+    """Computes the targets of one image by comparing every box with every anchor.
+
+    The deltas differ from those of `encode_boxes` by 1e-6 or less. Everything else is equal.
+
+    Args:
+        boxes: float32 (max_instances, 4), ltrb normalised, each with an area. Padding is at the end.
+        classes: int32 (max_instances,), 0-based, -1 for padding.
+    """
+    num_boxes = tf.math.count_nonzero(classes >= 0, dtype=tf.int32)  # N
+    background = num_boxes  # follows the indices of the boxes
+    prior = tf.constant(anchors.boxes_normalized)  # (A, 4)
+    overlaps = box_ops.iou(boxes[:num_boxes, tf.newaxis], prior)  # (N, A), the same bits as DALI's
+    # Each box gets its best anchor, unless a later box has the same best anchor: 2 is above every IoU.
+    is_best = tf.one_hot(_last_argmax(overlaps, axis=1), anchors.num_anchors, True, False, dtype=tf.bool)
+    overlaps = tf.where(is_best, 2.0, overlaps)
+    # Background gets the anchors that no box overlaps by more than MATCH_IOU.
+    overlaps = tf.concat([overlaps, tf.fill([1, anchors.num_anchors], MATCH_IOU)], axis=0)
+    owners = _last_argmax(overlaps, axis=0)  # (A,)
+
+    targets = tf.gather(tf.concat([classes[:num_boxes], [-1]], axis=0), owners)  # (A,)
+    matched = tf.gather(tf.concat([boxes[:num_boxes], [[0.0, 0.0, 1.0, 1.0]]], axis=0), owners)
+    matched, prior = box_ops.ltrb_to_cxcywh(matched), box_ops.ltrb_to_cxcywh(prior)
+    shifts = (matched[:, :2] - prior[:, :2]) / prior[:, 2:]
+    scales = tf.math.log(matched[:, 2:] / prior[:, 2:])
+    deltas = tf.concat([shifts[:, ::-1], scales[:, ::-1]], axis=1)  # (A, 4) dy dx dh dw
+    deltas = tf.where(owners[:, tf.newaxis] < background, deltas, 0.0)
+
+    class_targets, box_targets = [], []
+    for start, size, (height, width) in level_slices(anchors):
+        k = anchors.anchors_per_location
+        class_targets.append(tf.reshape(targets[start : start + size], [height, width, k]))
+        box_targets.append(tf.reshape(deltas[start : start + size], [height, width, k * 4]))
+    num_positives = tf.math.count_nonzero(owners < background, dtype=tf.float32)
+    return EncodedBoxes(num_positives, boxes, classes, tuple(class_targets), tuple(box_targets))
+
+
+def _last_argmax(values: tf.Tensor, axis: int) -> tf.Tensor:
+    """Returns the index of the largest value along an axis; the last index if values are equal."""
+    indices = tf.range(tf.shape(values)[axis])
+    indices = indices[:, tf.newaxis] if axis == 0 else indices
+    is_largest = values == tf.reduce_max(values, axis, keepdims=True)
+    return tf.reduce_max(tf.where(is_largest, indices, -1), axis)
+
+
+# --- levels ---
 
 
 def level_slices(anchors: Anchors) -> list[tuple[int, int, tuple[int, int]]]:

@@ -7,11 +7,12 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from common import box_encoder
 from common.args import MAX_SEED
 from common.data import loader
 from common.data.loader import SYNTHETIC_IMAGES, synthetic_boxes, synthetic_dataset
 from efficientdet.config import EfficientDetConfig
-from efficientdet.pipeline import EfficientDetLoader, EfficientDetPipeline, add_targets
+from efficientdet.pipeline import EfficientDetLoader, EfficientDetPipeline, target_dict
 from efficientdet.tf_pipeline import EfficientDetTFPipeline
 
 
@@ -32,10 +33,9 @@ class SyntheticLoader(EfficientDetLoader):
 
     def _example(self, random: np.random.Generator) -> dict[str, np.ndarray]:
         boxes, classes = synthetic_boxes(random, self.num_classes, self.config.max_instances)
-        padded = {"boxes": tf.constant(boxes[np.newaxis]), "classes": tf.constant(classes[np.newaxis])}
-        images = random.standard_normal((1, *self.config.image_size, 3), np.float32)
-        images, targets = add_targets(images, padded, self.config.anchors)
-        return {name: values[0] for name, values in {"images": images, **targets}.items()}
+        encoded = box_encoder.encode_boxes_tf(tf.constant(boxes), tf.constant(classes), self.config.anchors)
+        images = random.standard_normal((*self.config.image_size, 3), np.float32)
+        return {"images": images, **target_dict(encoded, self.config.anchors)}
 
 
 LOADERS = {"dali": EfficientDetPipeline, "tensorflow": EfficientDetTFPipeline, "synthetic": SyntheticLoader}

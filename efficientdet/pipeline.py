@@ -24,12 +24,11 @@ from nvidia.dali.pipeline import do_not_convert
 
 from common import box_encoder
 from common.anchors import Anchors
-from common.dali_ops import IMAGENET_MEAN, IMAGENET_STD, int32, pad_boxes, resize, select_boxes, uniform, xyxy
+from common.dali_ops import IMAGENET_MEAN, IMAGENET_STD, int32, resize, select_boxes, uniform, xyxy
 from common.data.loader import BaseLoader, DaliOptions, Shapes, from_pipeline
 from efficientdet.augmentations import auto_augment, is_conditional, random_cutout, random_rotation
 from efficientdet.config import EfficientDetConfig
 from efficientdet.crops import random_crop, source_size, whole_image
-from efficientdet.grid_matching import encode_batch_tf
 
 MEAN_RGB, STDDEV_RGB = IMAGENET_MEAN, IMAGENET_STD
 
@@ -169,26 +168,17 @@ class EfficientDetPipeline(DaliOptions, EfficientDetLoader):
     @functools.cached_property
     def pipeline(self) -> dali.Pipeline:
         """The built DALI pipeline. Its outputs have the names and the order of `element_spec`."""
-        pipeline = self._define(list(self.element_spec), encode_boxes=True)
+        pipeline = self._define(list(self.element_spec))
         pipeline.build()
         return pipeline
 
     def dataset(self) -> tf.data.Dataset:
         """Returns an endless dataset of (images, dict of the other outputs); see `BaseLoader.dataset`."""
-        targets_spec = self.target_spec
-        # On a CPU, TensorFlow encodes the targets, because fn.box_encoder is slow there.
-        encode_after = self.device == "cpu" and "num_positives" in targets_spec
-        if encode_after:
-            encoded = ("num_positives", "class_targets", "box_targets")
-            targets_spec = {k: spec for k, spec in targets_spec.items() if not k.startswith(encoded)}
-        pipeline = self._define(["images", *sorted(targets_spec)], encode_boxes=not encode_after)
-        spec = self.element_spec["images"], targets_spec
-        batches = from_pipeline(pipeline, spec, device_id=self.device_id)
-        if encode_after:
-            batches = batches.map(functools.partial(add_targets, anchors=self.config.anchors))
-        return batches
+        spec = self.element_spec["images"], self.target_spec
+        pipeline = self._define(["images", *sorted(self.target_spec)])
+        return from_pipeline(pipeline, spec, device_id=self.device_id)
 
-    def _define(self, names: list[str], *, encode_boxes: bool) -> dali.Pipeline:
+    def _define(self, names: list[str]) -> dali.Pipeline:
         @dali.pipeline_def(
             batch_size=self.batch_size,
             num_threads=self.num_threads,
@@ -200,12 +190,12 @@ class EfficientDetPipeline(DaliOptions, EfficientDetLoader):
             enable_conditionals=is_conditional(self.config),
         )
         def graph() -> tuple[DataNode, ...]:
-            outputs = self._define_graph(encode_boxes)
+            outputs = self._define_graph()
             return tuple(outputs[name].gpu() if self.device == "gpu" else outputs[name] for name in names)
 
         return graph()
 
-    def _define_graph(self, encode_boxes: bool) -> dict[str, DataNode]:
+    def _define_graph(self) -> dict[str, DataNode]:
         config = self.config
         jpegs, boxes, labels, image_ids = self._read()
         size = source_size(jpegs)
@@ -225,15 +215,10 @@ class EfficientDetPipeline(DaliOptions, EfficientDetLoader):
         rows = config.max_instances
         limit = self.opened_source.annotations.limit(rows)  # None (faster) if no image has more boxes
         boxes, labels, lost = select_boxes(boxes, labels, min_box_size(config), limit)
-        if encode_boxes:
-            encoded = box_encoder.encode_selected(boxes, labels, config.anchors, rows, device=self.device)
-            targets = target_dict(encoded, config.anchors)
-        else:
-            boxes, classes = pad_boxes(boxes, labels, rows)
-            targets = {"boxes": boxes, "classes": classes}
+        encoded = box_encoder.encode_selected(boxes, labels, config.anchors, rows, device=self.device)
         return {
             "images": images,
-            **targets,
+            **target_dict(encoded, config.anchors),
             "image_ids": image_ids,
             "image_sizes": int32(size),
             "letterbox": fn.cast(fn.cat([0, 0], crop.size), dtype=types.FLOAT),
@@ -253,20 +238,10 @@ def min_box_size(config: EfficientDetConfig) -> tuple[float, float]:
     return config.min_box_size / height, config.min_box_size / width
 
 
-@do_not_convert  # DALI's AutoGraph, which auto_augment needs, fails on zip(..., strict=True)
 def target_dict(encoded: box_encoder.EncodedBoxes, anchors: Anchors) -> dict[str, Any]:
     """Returns the encoder's tensors by their names in `target_shapes`."""
     targets = {"num_positives": encoded.num_positives, "boxes": encoded.boxes, "classes": encoded.classes}
-    for level, classes, boxes in zip(anchors.levels, encoded.class_targets, encoded.box_targets, strict=True):
-        targets[f"class_targets_{level}"] = classes
-        targets[f"box_targets_{level}"] = boxes
+    for index, level in enumerate(anchors.levels):
+        targets[f"class_targets_{level}"] = encoded.class_targets[index]
+        targets[f"box_targets_{level}"] = encoded.box_targets[index]
     return targets
-
-
-@tf.autograph.experimental.do_not_convert  # saves a second
-def add_targets(
-    images: tf.Tensor, targets: dict[str, tf.Tensor], anchors: Anchors
-) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
-    """Adds the targets of the anchors to a batch with padded boxes and classes."""
-    encoded = encode_batch_tf(targets["boxes"], targets["classes"], anchors)
-    return images, targets | target_dict(encoded, anchors)

@@ -11,7 +11,7 @@ import dataclasses
 
 import tensorflow as tf
 
-from common import letterbox
+from common import box_encoder, letterbox
 from common.data import tf_readers
 from common.data.tf_readers import (
     Random,
@@ -131,7 +131,6 @@ class EfficientDetTFPipeline(pipeline.EfficientDetLoader):
             .enumerate()
             .map(self._preprocess, num_parallel_calls=self.num_threads, deterministic=True)
             .batch(self.batch_size, drop_remainder=True)
-            .map(self._finish)
             .prefetch(self.prefetch)
             .with_options(options)
         )
@@ -158,19 +157,15 @@ class EfficientDetTFPipeline(pipeline.EfficientDetLoader):
 
         boxes, labels, lost = select_boxes(boxes, labels, pipeline.min_box_size(config), config.max_instances)
         boxes, classes = tf_readers.pad_boxes_tf(boxes, labels, config.max_instances)
-        return image, {
-            "boxes": boxes,
-            "classes": classes,
+        encoded = box_encoder.encode_boxes_tf(boxes, classes, config.anchors)
+        outputs = {
+            "images": image,
+            **pipeline.target_dict(encoded, config.anchors),
             "image_ids": example["image_id"],
             "image_sizes": tf.cast(size, tf.int32),
             "letterbox": tf.concat([[0.0, 0.0], crop.size], 0),
             "lost": lost,
         }
-
-    def _finish(
-        self, images: tf.Tensor, targets: dict[str, tf.Tensor]
-    ) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
-        if "num_positives" in self.element_spec:
-            images, targets = pipeline.add_targets(images, targets, self.config.anchors)
-        spec = self.target_spec
-        return images, {name: tf.ensure_shape(targets[name], spec[name].shape) for name in spec}
+        spec = self.element_spec
+        outputs = {name: tf.ensure_shape(outputs[name], spec[name].shape[1:]) for name in spec}
+        return outputs.pop("images"), outputs

@@ -122,8 +122,7 @@ def operators(app, config, source):
         of_all = {"source": source, "config": config, "batch_size": 2, "training": True, "device_id": 0}
         pipeline = app.package.loaders.LOADERS["dali"](**of_all, **options)
         names = list(pipeline.element_spec)
-        encoding = {"encode_boxes": True} if app.name == "efficientdet" else {}
-        waiting, found = list(pipeline._define(names, **encoding)._graph_out), {}
+        waiting, found = list(pipeline._define(names)._graph_out), {}
         assert {node.device for node in waiting} == {"gpu"}
         while waiting:
             made = waiting.pop().source

@@ -5,7 +5,6 @@ import tensorflow as tf
 from common import box_encoder
 from common.anchors import Anchors
 from common.data import tf_readers
-from efficientdet.grid_matching import encode_batch_tf
 from tests.common.reading import run_graph
 from tests.oracle import numpy_boxes
 
@@ -103,8 +102,7 @@ def encode_boxes_tf(boxes, labels, anchors, max_instances=box_encoder.MAX_INSTAN
     """Encodes the boxes of one image without DALI."""
     boxes, labels, _ = tf_readers.select_boxes(boxes, labels, (0.0, 0.0), max_instances)
     boxes, classes = tf_readers.pad_boxes_tf(boxes, labels, max_instances)
-    batch = encode_batch_tf(boxes[tf.newaxis], classes[tf.newaxis], anchors)
-    return tf.nest.map_structure(lambda tensor: tensor[0], batch)
+    return box_encoder.encode_boxes_tf(boxes, classes, anchors)
 
 
 def encode_tf(images, labels, anchors, max_instances=box_encoder.MAX_INSTANCES):
@@ -167,15 +165,14 @@ def test_targets_follow_the_rule_and_tensorflow_equals_dali(anchors):
 
 
 @pytest.mark.parametrize("anchors", [WIDE, SPARSE], ids=["wide", "sparse"])
-def test_a_batch_is_its_images_one_by_one(anchors):
+def test_equal_overlaps_are_resolved_as_by_dali(anchors):
     rng = np.random.default_rng(12)
     images = [boxes for boxes in hard_images(rng, anchors) if not len(boxes) or boxes.max() <= 1]
-    images = [boxes.clip(0, 1)[:40] for boxes in images] + [grid_boxes(rng, 40)] * 2
+    images = [boxes.clip(0, 1)[:40] for boxes in images] + [grid_boxes(rng, 40) for _ in range(20)]
     labels = random_labels(rng, images)
-    alone = encode(images, labels, anchors, max_instances=40)
-    boxes, classes = np.stack([e.boxes for e in alone]), np.stack([e.classes for e in alone])
-    together = encode_batch_tf(tf.constant(boxes), tf.constant(classes), anchors)
-    assert_close(tf.nest.map_structure(lambda *one_each: np.stack(one_each), *alone), together)
+    runs = (run(images, labels, anchors, max_instances=40) for run in (encode, encode_tf))
+    for by_dali, by_tensorflow in zip(*runs, strict=True):
+        assert_close(by_dali, by_tensorflow)
 
 
 @RUNS

@@ -1,4 +1,4 @@
-"""Tests targets.py and efficientdet/grid_matching.py."""
+"""Tests targets.py."""
 
 import dataclasses
 
