@@ -2,7 +2,7 @@
 
     runs/mine/
         run.json               what this run is (run_directory.py)
-        checkpoints/00001200/  everything at step 1200 (run_directory.py)
+        checkpoints/00001200/  everything at step 1200 (common/weights/checkpoint_files.py)
         best.weights.h5        the weights of the best evaluation (weights.py)
         last.weights.h5        the weights of the last epoch
 
@@ -25,7 +25,7 @@ from common.distributed.ranks import Ranks, random_states
 from common.errors import UserError
 from common.layers import moving_statistics
 from common.training import optimizers, run_directory
-from common.weights import weight_files
+from common.weights import checkpoint_files, model_metadata, weight_files
 
 KEEP = 2  # newest checkpoints; the newest one from the end of an epoch is also kept
 _SHARED = "state"
@@ -72,7 +72,7 @@ class Checkpoints:
         self.resharded = self.data_anew = False
         self._ranks, self._optimizer, self._identity = ranks, optimizer, identity
         self._metadata = {**metadata, "identity": dict(identity.values)}
-        self._metadata |= {"world_size": ranks.world_size, "versions": run_directory.versions()}
+        self._metadata |= {"world_size": ranks.world_size, "versions": model_metadata.versions()}
         self._variables = [v.value for v in [*model.weights, *optimizer.variables]] + [*averaged.variables]
         self._shared = tf.train.Checkpoint(model=model, optimizer=optimizer, averaged=averaged)
         self._seeds = random_states(model)  # tf.train.Checkpoint(model=...) does not save the seeds
@@ -128,14 +128,14 @@ class Checkpoints:
         name, manifest = self._found
         with self._ranks.raise_on_any_rank():
             if self._ranks.rank == 0:
-                for library, now in run_directory.versions().items():
+                for library, now in model_metadata.versions().items():
                     was = manifest.get("versions", {}).get(library, "absent")
-                    if was != now and library not in run_directory.UNIMPORTANT:
+                    if was != now and library not in model_metadata.UNIMPORTANT:
                         progress.log(f"warning: {library} was {was} and is now {now}: results may differ")
                 path = self._directory / name
                 self._read(self._shared, path / _SHARED)
                 with files.user_errors(f"--output_dir={self._directory.parent}"):
-                    run_directory.remove_newer(path)
+                    checkpoint_files.remove_newer(path)
                 files_of = [path.glob(f"{_OWN}_{rank}.*") for rank in range(manifest["world_size"])]
                 parts = [{file.suffix: file.read_bytes() for file in own} for own in files_of]
         self._ranks.broadcast(self._variables)
@@ -183,8 +183,8 @@ class Checkpoints:
         return sorted({name.partition(".")[0] for name in differences})
 
     def _newest(self, *, boundary: bool) -> tuple[str, dict[str, Any]] | None:
-        path = run_directory.newest(self._directory, boundary=boundary)
-        return (path.name, run_directory.read_manifest(path)) if path else None
+        path = checkpoint_files.newest(self._directory, boundary=boundary)
+        return (path.name, checkpoint_files.read_manifest(path)) if path else None
 
     def _write(self, parts: Sequence[dict[str, bytes]]) -> None:
         def write_files(directory: pathlib.Path) -> None:
@@ -194,9 +194,9 @@ class Checkpoints:
                     (directory / f"{_OWN}_{rank}{suffix}").write_bytes(content)
 
         manifest = {**self._metadata, "state": self.state}
-        run_directory.write(self._directory, self.state["step"], manifest, write_files)
+        checkpoint_files.write(self._directory, self.state["step"], manifest, write_files)
         try:
-            run_directory.prune(self._directory, KEEP)
+            checkpoint_files.prune(self._directory, KEEP)
         except OSError as error:
             progress.log(f"warning: an old checkpoint cannot be removed: {weight_files.reason(error)}")
 

@@ -16,8 +16,10 @@ Weights and checkpoints with a wrong checksum are refused. Exported files have n
 
 import dataclasses
 import functools
+import importlib.metadata
 import json
 import pathlib
+import platform
 import subprocess
 import zipfile
 from collections.abc import Callable, Mapping
@@ -26,7 +28,7 @@ from typing import TYPE_CHECKING, Any
 from common import __version__
 from common.data.labels import LabelMap
 from common.errors import UserError
-from common.training import run_directory
+from common.weights import checkpoint_files
 from common.weights import weight_files as weights
 
 if TYPE_CHECKING:
@@ -40,6 +42,8 @@ RECIPE_FLAGS += ("init_from", "freeze", "freeze_batch_norm", "seed")
 # `differences` compares only fields whose names begin with one of these.
 COMPARED: tuple[str, ...] = ("app", "num_classes", "train_data", "eval_data", "class ")
 COMPARED += ("config.", "preprocessing.", "versions.", "export.")
+_LIBRARIES = ("tensorflow", "keras", "nvidia-dali-cuda120", "numpy", "horovod")
+UNIMPORTANT = ("python", "horovod")  # `versions` that do not affect results
 KEY = "passport"  # the metadata's key in exported files
 FILE = "passport.json"
 SAVED_MODEL_FOLDER = "assets.extra"  # TensorFlow ignores this folder: saved_model/README.md
@@ -83,10 +87,17 @@ def make(
         "train_data": source and source.fingerprint,
         "eval_data": eval_source and eval_source.fingerprint,
         "recipe": recipe or None,
-        "versions": run_directory.versions(),
+        "versions": versions(),
         "project": {"version": __version__} | ({"commit": commit()} if commit() else {}),
     }
     return json.loads(json.dumps({name: value for name, value in known.items() if value is not None}))
+
+
+@functools.cache
+def versions() -> dict[str, str]:
+    """Returns the versions of Python and of the libraries that can affect a step."""
+    installed = {package.name: package.version for package in importlib.metadata.distributions()}
+    return {"python": platform.python_version()} | {k: installed[k] for k in _LIBRARIES if k in installed}
 
 
 @functools.cache
@@ -119,14 +130,14 @@ def read(path: str | pathlib.Path) -> dict[str, Any]:
         return _read_exported(path)
     if not path.is_dir() or (path / weights.BEST).exists() or (path / weights.LAST).exists():
         return weights.read_metadata(weights.find(path))
-    if (path / run_directory.MANIFEST).exists():
-        if problem := run_directory.damage(path):
+    if (path / checkpoint_files.MANIFEST).exists():
+        if problem := checkpoint_files.damage(path):
             raise UserError(f"checkpoint {path} is damaged: {problem}")
-        return run_directory.read_manifest(path)
-    checkpoint = run_directory.newest(path) or run_directory.newest(path / "checkpoints")
+        return checkpoint_files.read_manifest(path)
+    checkpoint = checkpoint_files.newest(path) or checkpoint_files.newest(path / "checkpoints")
     if not checkpoint:
         raise UserError(f"{path} is not a run directory, a checkpoint or a saved_model")
-    return run_directory.read_manifest(checkpoint)
+    return checkpoint_files.read_manifest(checkpoint)
 
 
 def is_exported(path: pathlib.Path) -> bool:
@@ -167,7 +178,7 @@ def differences(saved: Mapping, now: Mapping, words: tuple[str, str] = ("saved",
         f"{field}: {words[0]} {before[field]}, {words[1]} {after[field]}"
         for field in before
         if field.startswith(COMPARED)
-        and field.removeprefix("versions.") not in run_directory.UNIMPORTANT
+        and field.removeprefix("versions.") not in UNIMPORTANT
         and field in after
         and before[field] != after[field]
     ]
@@ -175,9 +186,18 @@ def differences(saved: Mapping, now: Mapping, words: tuple[str, str] = ("saved",
 
 def fields(metadata: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the metadata as a flat dict. Each class is one entry: "class 0" -> "category 3, car"."""
-    flat = run_directory.flatten(metadata)
+    flat = flatten(metadata)
     if "label_map" in metadata:
         label_map = LabelMap.from_json(flat.pop("label_map"))
         classes = zip(label_map.category_ids, label_map.names, strict=True)
         flat |= {f"class {i}": f"category {id_}, {name}" for i, (id_, name) in enumerate(classes)}
+    return flat
+
+
+def flatten(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Flattens mappings: {"config": {"seed": 1}, "app": "a"} -> {"config.seed": 1, "app": "a"}."""
+    flat: dict[str, Any] = {}
+    for name, value in values.items():
+        inside = isinstance(value, Mapping)
+        flat |= {f"{name}.{key}": inner for key, inner in value.items()} if inside else {name: value}
     return flat

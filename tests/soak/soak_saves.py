@@ -28,7 +28,7 @@ from common.distributed.ranks import Ranks
 from common.training.checkpoints import Checkpoints
 from common.training.optimizers import AveragedWeights
 from common.training.run_directory import Identity
-from common.training.run_directory import saved as saved_checkpoints
+from common.weights.checkpoint_files import saved as saved_checkpoints
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 STEPS_PER_EPOCH = 3

@@ -29,7 +29,6 @@ from common.distributed.ranks import Ranks
 from common.errors import UserError
 from common.files import cache_directory, user_errors, write_bytes
 from common.progress import log
-from common.training import run_directory
 from common.weights import model_metadata
 from tools import synthetic
 from tools.benchmark import report, rounds
@@ -146,7 +145,7 @@ def context(a: BenchArgs) -> Record:
         "format": report.FORMAT,
         "when": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "commit": model_metadata.commit(),
-        "versions": run_directory.versions(),
+        "versions": model_metadata.versions(),
         "machine": machine(),
         "rounds": a.rounds,
         "seconds": a.seconds,

@@ -17,10 +17,10 @@ from common.distributed.ranks import Ranks
 from common.errors import OtherRankError, UserError
 from common.files import TEMPORARY
 from common.layers import moving_statistics
-from common.training import run_directory
 from common.training.checkpoints import Checkpoints
 from common.training.optimizers import AveragedWeights
 from common.training.run_directory import Identity
+from common.weights import model_metadata
 from tests.common.thread_ranks import together
 from tests.common.training.small_model import assert_same, files_end_at, make_model, values
 from tests.soak import soak_saves
@@ -272,9 +272,9 @@ def test_other_versions_are_named_and_restored(tmp_path, monkeypatch, capfd):
     assert training.save(1)
     assert training.start().resume() == 1
     assert "warning" not in capfd.readouterr().err
-    now = run_directory.versions()
+    now = model_metadata.versions()
     assert {"tensorflow", "keras", "nvidia-dali-cuda120"} <= now.keys() and "absent" not in now.values()
-    monkeypatch.setattr(run_directory, "versions", lambda: now | {"keras": "9.9", "python": "3.0"})
+    monkeypatch.setattr(model_metadata, "versions", lambda: now | {"keras": "9.9", "python": "3.0"})
     assert training.start().resume() == 1
     warnings = [line for line in capfd.readouterr().err.splitlines() if "warning" in line]
     assert warnings == [f"warning: keras was {now['keras']} and is now 9.9: results may differ"]

@@ -21,7 +21,7 @@ from common.training.input_feed import InputFeed
 from common.training.results import EpochLog, Results
 from common.training.run import Run, start_process
 from common.training.watchdog import Watchdog
-from common.weights import model_metadata
+from common.weights import checkpoint_files, model_metadata
 from common.weights import weight_files as weights
 from tests.common.training.small_model import assert_same, full_disk, rows_of, values
 
@@ -345,7 +345,7 @@ def test_a_signal_stops_it_with_everything_saved(tmp_path, monkeypatch, where):
 
 
 def test_a_run_that_ends_without_its_last_checkpoint_fails(tmp_path, monkeypatch):
-    monkeypatch.setattr(run_directory, "write", full_disk)
+    monkeypatch.setattr(checkpoint_files, "write", full_disk)
     with pytest.raises(UserError, match=r"^the last checkpoint could not be saved: make room in .*"):
         Session(tmp_path, epochs=1).train()
 

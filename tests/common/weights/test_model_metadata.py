@@ -1,4 +1,4 @@
-"""Tests model_metadata.py of common/training and of each app, and tools/describe_weights.py."""
+"""Tests model_metadata.py of common/weights and of each app, and tools/describe_weights.py."""
 
 import dataclasses
 import importlib
@@ -14,8 +14,7 @@ import pytest
 
 import common
 from common.data.labels import LabelMap
-from common.training import run_directory
-from common.weights import model_metadata, weight_files
+from common.weights import checkpoint_files, model_metadata, weight_files
 from common.weights.model_metadata import differences
 from tests.conftest import ROOT
 from tests.refusal import refusal
@@ -89,7 +88,7 @@ def test_checkpoints(made, tmp_path):
     directory.mkdir(parents=True)
     for step in (5, 10):
         manifest = made | {"state": {"step": step, "epoch": 1}}
-        run_directory.write(directory, step, manifest, lambda path: None)
+        checkpoint_files.write(directory, step, manifest, lambda path: None)
     for path, step in ((directory / "00000005", 5), (directory, 10), (tmp_path / "run", 10)):
         assert model_metadata.read(path)["state"]["step"] == step
         assert model_metadata.read(path)["label_map"] == made["label_map"]
