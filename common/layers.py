@@ -57,6 +57,12 @@ def is_cpu_only() -> bool:
     return not tf.config.list_physical_devices("GPU")
 
 
+def random_states(model: keras.Model) -> list[tf.Variable]:
+    """Returns the (seed, counter) of each Keras seed generator."""
+    weights = {id(weight) for weight in model.weights}
+    return [variable.value for variable in model.variables if id(variable) not in weights]
+
+
 def moving_statistics(model: keras.Model) -> list[tf.Variable]:
     """Returns the moving means and variances of all batch norms."""
     layers = [layer for layer in model.layers if isinstance(layer, keras.layers.BatchNormalization)]

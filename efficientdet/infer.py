@@ -37,7 +37,7 @@ if __name__ == "__main__":  # check the flags first, because the imports below t
     import_tensorflow()
 
 from common.data.loader import evaluation_options
-from common.distributed.ranks import share_gpu_memory
+from common.distributed.start import share_gpu_memory
 from common.evaluation.detectors import open_detector
 from common.evaluation.evaluate import predict
 from common.evaluation.inference import InferenceJob

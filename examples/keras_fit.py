@@ -35,13 +35,15 @@ from absl import flags
 
 from common import args, errors, hparams
 from common.data.open import open_data
-from common.distributed.ranks import Ranks, seed_per_rank
+from common.distributed.ranks import Ranks
+from common.distributed.start import seed_per_rank
 from common.evaluation import coco_metrics
 from common.evaluation.evaluate import evaluate
 from common.training import run_directory
 from common.training.checkpoints import Checkpoints
-from common.training.optimizers import AveragedWeights
-from common.training.results import Results, note_metric
+from common.training.early_stopping import note_metric
+from common.training.ema import AveragedWeights
+from common.training.results import Results
 from common.training.run import start_process
 from common.weights import weight_files as weights
 from efficientdet.config import PRESETS, get_config

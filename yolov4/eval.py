@@ -32,7 +32,7 @@ if __name__ == "__main__":  # check the flags first, because the imports below t
 
 from common.data.loader import evaluation_options
 from common.data.open import open_evaluation
-from common.distributed.ranks import share_gpu_memory
+from common.distributed.start import share_gpu_memory
 from common.evaluation import coco_metrics, error_analysis
 from common.evaluation.detectors import open_detector
 from common.evaluation.evaluate import evaluate, write_evaluation

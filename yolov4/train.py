@@ -58,7 +58,7 @@ from common.distributed.ranks import Ranks
 from common.evaluation.evaluate import evaluate
 from common.layers import limit_bn_momentum
 from common.training import input_feed, run_directory, step_guard
-from common.training.optimizers import AveragedWeights
+from common.training.ema import AveragedWeights
 from common.training.run import Run, start_process
 from common.weights.fine_tuning import set_initial_weights
 from yolov4 import losses, show_batch

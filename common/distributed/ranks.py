@@ -1,9 +1,9 @@
 """The processes and devices of a run: the rank of each process, and collective operations.
 
-    ranks = distributed.start("horovod")
+    ranks = start("horovod")  # start.py
 
-none          one process, one device
-horovod       one process per device, started by horovodrun, mpirun or Slurm
+none          one process, one device: the class `Ranks`
+horovod       one process per device, started by horovodrun, mpirun or Slurm (horovod.py)
 mirrored      one process with all its devices: tf.distribute.MirroredStrategy (tf_distribute.py)
 multi_worker  one process per host with all its devices: tf.distribute.MultiWorkerMirroredStrategy
 
@@ -19,13 +19,10 @@ import keras
 import msgspec
 import numpy as np
 import tensorflow as tf
-from tensorflow.python.ops import gen_math_ops
 
 from common.errors import OtherRankError, UserError
 
 T = TypeVar("T")
-
-_add_n = gen_math_ops.add_n
 
 
 class Ranks:
@@ -171,103 +168,6 @@ class Ranks:
                 raise own if own and rank == self.rank else OtherRankError(f"rank {rank}: {problem}")
 
 
-def initialize() -> Any:
-    """Starts Horovod, limits TensorFlow to the GPU of this process and returns horovod.tensorflow.
-
-    Call this before TensorFlow runs anything.
-
-    Raises:
-        UserError: Horovod is not installed.
-    """
-    try:
-        import horovod.tensorflow as hvd
-    except ImportError as error:
-        raise UserError(f"--strategy=horovod needs Horovod ({error}): run `make horovod`") from error
-    hvd.init()
-    share_gpu_memory()
-    gpus = tf.config.list_physical_devices("GPU")
-    if len(gpus) > 1 and len(tf.config.get_visible_devices("GPU")) > 1:
-        tf.config.set_visible_devices(gpus[hvd.local_rank() % len(gpus)], "GPU")
-    return hvd
-
-
-class HorovodRanks(Ranks):
-    """A process that horovodrun, mpirun or Slurm started; without a launcher, a single process.
-
-    Args:
-        compression: compression of the gradients that are sent, none or fp16.
-
-    Raises:
-        UserError: see `initialize`.
-    """
-
-    strategy = "horovod"
-
-    def __init__(self, compression: str = "none") -> None:
-        self._hvd = hvd = initialize()
-        self.rank = hvd.rank()
-        self.local_rank, self.local_size = hvd.local_rank(), hvd.local_size()
-        self.world_size = self.num_replicas = hvd.size()
-        self.local_replicas = (self.rank,)
-        self._compression = hvd.Compression.fp16 if compression == "fp16" else hvd.Compression.none
-
-    def gpu_number(self, replica: int) -> int:
-        # The local rank can differ from the GPU number, because Slurm may hide GPUs.
-        visible = tf.config.get_visible_devices("GPU")
-        return int(visible[0].name.rpartition(":")[2]) if visible else 0
-
-    def average(self, gradients: list[tf.Tensor]) -> list[tf.Tensor]:
-        return self._hvd.grouped_allreduce(gradients, op=self._hvd.Average, compression=self._compression)
-
-    def broadcast(self, variables: Sequence[tf.Variable]) -> None:
-        self._hvd.broadcast_variables(list(variables), root_rank=0)
-
-    # Does not use Horovod's allgather_object, which is slow and limited to 2 GiB.
-    def _gather_bytes(self, data: np.ndarray) -> list[np.ndarray]:
-        with tf.device("CPU"):
-            sizes = self._hvd.allgather(tf.constant([data.size], tf.int64)).numpy()
-            joined = self._hvd.allgather(tf.constant(data)).numpy()
-        return np.split(joined, np.cumsum(sizes)[:-1])
-
-    def _mean(self, tensors: list[tf.Tensor]) -> list[tf.Tensor]:
-        return self._hvd.grouped_allreduce(tensors, op=self._hvd.Average)
-
-    def close(self) -> None:
-        self._hvd.shutdown()
-
-
-def start(strategy: str = "none", compression: str = "none") -> Ranks:
-    """Connects this process to the other ranks of its run. Call it before TensorFlow runs anything.
-
-    Args:
-        strategy: none, horovod, mirrored or multi_worker.
-        compression: compression of the gradients that ranks send, none or fp16; Horovod only.
-
-    Raises:
-        UserError: Horovod is not installed; TF_CONFIG is missing or wrong.
-    """
-    share_gpu_memory()
-    if strategy == "horovod":
-        return HorovodRanks(compression)
-    if strategy in ("mirrored", "multi_worker"):
-        from common.distributed.tf_distribute import StrategyRanks
-
-        return StrategyRanks(strategy)
-    return Ranks()
-
-
-def seed_per_rank(model: keras.Model, rank: int) -> None:
-    """Gives each rank other random numbers for dropout and stochastic depth."""
-    for state in random_states(model):
-        state.assign(state + tf.cast([rank, 0], state.dtype))
-
-
-def random_states(model: keras.Model) -> list[tf.Variable]:
-    """Returns the (seed, counter) of each Keras seed generator."""
-    weights = {id(weight) for weight in model.weights}
-    return [variable.value for variable in model.variables if id(variable) not in weights]
-
-
 def pack(value: Any) -> np.ndarray:
     """Encodes a plain value as uint8 (bytes,); TypeError for anything else."""
     return np.frombuffer(msgspec.msgpack.encode(value), np.uint8)
@@ -276,35 +176,3 @@ def pack(value: Any) -> np.ndarray:
 def unpack(data: np.ndarray) -> Any:
     """Returns the value that `pack` encoded."""
     return msgspec.msgpack.decode(data.tobytes())
-
-
-# --- settings of TensorFlow, before it runs anything ---
-
-
-def reproducible() -> None:
-    """Makes repeated training on one CPU bit-identical, whatever the load of the machine.
-
-    TensorFlow adds three or more tensors in the order in which they arrive
-    (tensorflow/core/kernels/aggregate_ops.cc, tensorflow/core/grappler/optimizers/memory_optimizer.cc).
-    This function adds only two tensors at a time. It turns off the graph optimizer that joins sums again
-    (arithmetic_optimizer.cc, AddOpsRewriteStage).
-
-    A different number of threads, another type of CPU and --xla can still change the last digits. On a GPU,
-    this function does nothing.
-    """
-    if tf.config.list_physical_devices("GPU"):
-        return
-    gen_math_ops.add_n = _add_in_pairs  # GradientTape and tf.add_n call gen_math_ops.add_n
-    tf.config.optimizer.set_experimental_options({"arithmetic_optimization": False})
-
-
-def _add_in_pairs(inputs: Sequence[tf.Tensor], name: str | None = None) -> tf.Tensor:
-    if len(inputs) <= 2:
-        return _add_n(inputs, name)
-    return functools.reduce(lambda total, term: _add_n([total, term]), inputs)
-
-
-def share_gpu_memory() -> None:
-    """Makes TensorFlow allocate GPU memory on demand, which leaves memory for DALI."""
-    for gpu in tf.config.list_physical_devices("GPU"):
-        tf.config.experimental.set_memory_growth(gpu, True)

@@ -14,7 +14,7 @@ import tensorflow as tf
 from common.data.labels import LabelMap
 from common.data.loader import BaseLoader
 from common.data.open import check_labels, open_images, open_source
-from common.distributed.ranks import share_gpu_memory
+from common.distributed.start import share_gpu_memory
 from common.errors import UserError
 from common.evaluation import exported as runtimes
 from common.evaluation.evaluate import evaluate

@@ -21,10 +21,11 @@ import keras
 import tensorflow as tf
 
 from common import files, progress
-from common.distributed.ranks import Ranks, random_states
+from common.distributed.ranks import Ranks
 from common.errors import UserError
-from common.layers import moving_statistics
-from common.training import optimizers, run_directory
+from common.layers import moving_statistics, random_states
+from common.training import run_directory
+from common.training.ema import AveragedWeights
 from common.weights import checkpoint_files, model_metadata, weight_files
 
 KEEP = 2  # newest checkpoints; the newest one from the end of an epoch is also kept
@@ -63,7 +64,7 @@ class Checkpoints:
         ranks: Ranks,
         model: keras.Model,
         optimizer: keras.optimizers.Optimizer,
-        averaged: optimizers.AveragedWeights,
+        averaged: AveragedWeights,
         metadata: Mapping[str, Any],
         identity: run_directory.Identity,
     ) -> None:

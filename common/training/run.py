@@ -16,14 +16,16 @@ import tensorflow as tf
 
 from common import progress
 from common.args import Args
-from common.distributed import ranks as distributed
 from common.distributed.ranks import Ranks
+from common.distributed.start import reproducible, seed_per_rank, start
 from common.errors import StoppedError, UserError
 from common.evaluation import coco_metrics
 from common.evaluation.coco_metrics import Evaluation
 from common.evaluation.evaluate import OnBatch
 from common.progress import log
 from common.training import checkpoints, input_feed, optimizers, results, run_directory, step_guard
+from common.training.early_stopping import note_metric, out_of_patience
+from common.training.ema import AveragedWeights
 from common.training.watchdog import StopSignals, Watchdog
 from common.weights import weight_files as weights
 
@@ -34,15 +36,15 @@ def start_process(a: Args) -> Ranks:
     """Connects this process to the other ranks of the run. Call it before TensorFlow runs anything.
 
     Raises:
-        UserError: --output_dir is missing, --compression is used without Horovod, or `distributed.start`
+        UserError: --output_dir is missing, --compression is used without Horovod, or `start`
             raises an error.
     """
     if not a.output_dir:
         raise UserError("--output_dir is missing: give a directory for checkpoints and results")
     if a.compression != "none" and a.strategy != "horovod":
         raise UserError(f"--compression={a.compression} needs Horovod: add --strategy=horovod")
-    distributed.reproducible()
-    ranks = distributed.start(strategy=a.strategy, compression=a.compression)
+    reproducible()
+    ranks = start(strategy=a.strategy, compression=a.compression)
     with ranks.raise_on_any_rank():
         coco_metrics.check_backend(a.coco_backend)
     progress.be_quiet(ranks.rank > 0)
@@ -96,9 +98,9 @@ class Run:
         with ranks.raise_on_any_rank():
             directory = None if ranks.rank else run_directory.claim(a, identity)
         ranks.broadcast([variable.value for variable in [*model.weights, *optimizer.variables]])
-        distributed.seed_per_rank(model, ranks.rank)
+        seed_per_rank(model, ranks.rank)
         with ranks.scope():
-            self.ema = optimizers.AveragedWeights(model, ema_decay)
+            self.ema = AveragedWeights(model, ema_decay)
         self._checkpoints = checkpoints.Checkpoints(
             directory,
             ranks=ranks,
@@ -150,7 +152,7 @@ class Run:
         """Yields the number (from 1) of each remaining epoch, until --patience is exceeded."""
         self._num_epochs = self._feed.num_epochs = num_epochs
         state, patience = self.state, self._a.patience
-        end = None if state["step_in_epoch"] else results.out_of_patience(state, patience)
+        end = None if state["step_in_epoch"] else out_of_patience(state, patience)
         if end or state["epoch"] >= num_epochs:
             why = end or f"all {state['epoch']} epochs are done"
             log(f"{self._a.output_dir}: {why}; nothing left to train")
@@ -167,7 +169,7 @@ class Run:
             )
             self._scores: dict[str, float] = {}
             yield epoch
-            end = results.out_of_patience(state, patience)
+            end = out_of_patience(state, patience)
         if end:
             log(end)
 
@@ -257,7 +259,7 @@ class Run:
         """Saves the files and metrics of an evaluation, and the weights if they are the best."""
         state, self.metrics = self.state, evaluation.metrics
         state["evaluated"] = self._progress()
-        is_best = results.note_metric(state, self.metrics["AP"], self._metadata.get("eval_data"))
+        is_best = note_metric(state, self.metrics["AP"], self._metadata.get("eval_data"))
         self._results.save_evaluation(evaluation, is_best)
         scores = {name: self.metrics[name] for name in coco_metrics.NAMES}
         if self._is_within_epoch():

@@ -16,8 +16,8 @@ import tensorflow as tf
 from tensorflow.core.framework import graph_pb2
 from tensorflow.python.eager import context
 
-from common.distributed import ranks
-from common.training.optimizers import AveragedWeights
+from common.distributed import start
+from common.training.ema import AveragedWeights
 from tests.conftest import ROOT
 
 # {app: (model name, image side, batch size, fields)}
@@ -42,7 +42,7 @@ def test_two_processes_give_the_same_bits(app_name):
 
 
 def test_many_terms_are_added_in_pairs(monkeypatch):
-    monkeypatch.setattr(ranks.gen_math_ops, "add_n", ranks._add_in_pairs)
+    monkeypatch.setattr(start.gen_math_ops, "add_n", start._add_in_pairs)
     x = tf.constant([[2.0**24, 1.0, 1.0], [-1.0, 1.0, 2.0**-30]])
 
     @tf.function
@@ -136,5 +136,5 @@ def _keep_busy(done: threading.Event) -> None:
 
 
 if __name__ == "__main__":
-    ranks.reproducible()
+    start.reproducible()
     print(json.dumps(_trained(sys.argv[1])))

@@ -12,8 +12,8 @@ import pytest
 from common import hparams
 from common.data.labels import LabelMap
 from common.evaluation import coco_metrics
+from common.training.ema import AveragedWeights
 from common.training.input_feed import InputFeed
-from common.training.optimizers import AveragedWeights
 from common.weights import weight_files as weights
 from tests.apps.conftest import coco_flags, slow_for
 from tests.common.training.small_model import rows_of

@@ -18,12 +18,13 @@ import numpy as np
 import tensorflow as tf
 
 from common import layers
-from common.distributed import ranks as distributed
-from common.distributed.ranks import HorovodRanks
+from common.distributed.horovod import HorovodRanks
+from common.distributed.start import start
 from common.errors import UserError
 from common.layers import BatchNormalization, Mish, Swish, moving_statistics
 from common.training import step_guard
-from common.training.optimizers import AveragedWeights, FusedAdam, FusedSGD
+from common.training.ema import AveragedWeights
+from common.training.optimizers import FusedAdam, FusedSGD
 from common.training.watchdog import Watchdog
 
 STEPS = 10
@@ -182,7 +183,7 @@ def run_compression(ranks):
 
 
 def run(strategy, directory):
-    ranks = distributed.start(strategy)
+    ranks = start(strategy)
     with contextlib.ExitStack() as stack:
         stack.enter_context(mock.patch.object(layers, "FUSE_FROM", 1))
         if strategy == "horovod":

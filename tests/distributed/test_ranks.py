@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from common.distributed import ranks as distributed
+from common.distributed.start import start
 from common.errors import UserError
 from tests.distributed import launching, steps_on_ranks
 
@@ -173,7 +173,7 @@ def test_sigterm_still_ends_a_worker(results):
 def test_without_horovod_the_message_says_what_to_do(monkeypatch):
     monkeypatch.setitem(sys.modules, "horovod.tensorflow", None)
     with pytest.raises(UserError, match=r"^--strategy=horovod needs Horovod .*run `make horovod`$"):
-        distributed.start("horovod")
+        start("horovod")
 
 
 def test_horovod_chooses_the_gpu_before_tensorflow_runs_anything(monkeypatch):
@@ -199,7 +199,7 @@ def test_horovod_chooses_the_gpu_before_tensorflow_runs_anything(monkeypatch):
     growth = tf.config.experimental, "set_memory_growth"
     monkeypatch.setattr(*growth, lambda gpu, on: calls.append(f"growth {gpu.name[-1]}"))
     hvd.local_rank = lambda: 2
-    assert distributed.HorovodRanks().gpu_number(0) == 2
-    assert calls == ["init", *(f"growth {i}" for i in range(4)), "only 2", "size"]
+    assert start("horovod").gpu_number(0) == 2
+    assert calls == [*(f"growth {i}" for i in range(4)), "init", "only 2", "size"]
     hvd.local_rank = lambda: 0
-    assert distributed.HorovodRanks().gpu_number(0) == 2
+    assert start("horovod").gpu_number(0) == 2

@@ -11,8 +11,8 @@ import time
 import tensorflow as tf
 
 from common import errors
-from common.distributed import ranks as distributed
 from common.distributed import tf_distribute
+from common.distributed.start import start
 from common.training.watchdog import Watchdog
 
 
@@ -25,7 +25,7 @@ def main(act: str, strategy: str, step_timeout: str) -> None:
     if act == "missing":
         tf_distribute.START_SECONDS = 2.0
     tf_distribute.HEARTBEAT_SECONDS = 5.0
-    ranks = distributed.start(strategy)
+    ranks = start(strategy)
     step_of_all = tf.function(lambda x: ranks.run(lambda y: ranks.mean({"x": y})["x"], x), jit_compile=False)
     with Watchdog(ranks, step_timeout=float(step_timeout)) as watchdog:
         watchdog.beat("compiling", at_least=60)

@@ -15,7 +15,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from common.distributed import ranks
+from common.distributed.horovod import HorovodRanks
+from common.training import run
 from common.training.checkpoints import Checkpoints
 from common.training.run import Run
 from tests.apps.conftest import coco_flags, eagerly
@@ -120,8 +121,8 @@ def losses_of_both(app, words):
         mock.patch.object(Run, "after_step", note_trained),
         mock.patch.object(example.MovingAverage, "on_train_batch_end", note_fitted),
         # Both loops share a strategy.
-        mock.patch.object(ranks, "start", functools.cache(ranks.start)),
-        mock.patch.object(ranks.HorovodRanks, "close"),
+        mock.patch.object(run, "start", functools.cache(run.start)),
+        mock.patch.object(HorovodRanks, "close"),
     ):
         module.train(dataclasses.replace(a, output_dir=f"{a.output_dir}/train"))
         example.fit(example.Args(**dataclasses.asdict(a) | {"output_dir": f"{a.output_dir}/fit"}))

@@ -26,7 +26,7 @@ import tensorflow as tf
 
 from common.distributed.ranks import Ranks
 from common.training.checkpoints import Checkpoints
-from common.training.optimizers import AveragedWeights
+from common.training.ema import AveragedWeights
 from common.training.run_directory import Identity
 from common.weights.checkpoint_files import saved as saved_checkpoints
 

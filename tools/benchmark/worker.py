@@ -15,10 +15,10 @@ import tensorflow as tf
 
 from common.data.loader import BaseLoader
 from common.data.open import open_data
-from common.distributed import ranks as distributed
 from common.distributed.ranks import Ranks
+from common.distributed.start import reproducible, start
 from common.training import step_guard
-from common.training.optimizers import AveragedWeights
+from common.training.ema import AveragedWeights
 from tools.benchmark import stages
 from tools.benchmark.options import App, BenchArgs
 
@@ -32,8 +32,8 @@ def work(app: App, role: str, a: BenchArgs) -> None:
     """
     what, _, pipeline_type = role.partition(":")
     a = dataclasses.replace(a, pipeline_type=pipeline_type or "synthetic")
-    distributed.reproducible()
-    ranks = distributed.start("none")
+    reproducible()
+    ranks = start("none")
     keras.utils.set_random_seed(0)
     keras.mixed_precision.set_global_policy(a.precision)
     config, loaders = app.make_config(a), app.module("loaders")

@@ -18,7 +18,7 @@ from common.errors import OtherRankError, UserError
 from common.files import TEMPORARY
 from common.layers import moving_statistics
 from common.training.checkpoints import Checkpoints
-from common.training.optimizers import AveragedWeights
+from common.training.ema import AveragedWeights
 from common.training.run_directory import Identity
 from common.weights import model_metadata
 from tests.common.thread_ranks import together

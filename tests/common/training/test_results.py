@@ -2,11 +2,10 @@ import math
 import types
 
 import keras
-import pytest
 import tensorflow as tf
 
 from common.training import results
-from common.training.results import EpochLog, Results, note_metric, out_of_patience
+from common.training.results import EpochLog, Results
 from common.weights import weight_files as weights
 from tests.common.training.small_model import full_disk, rows_of
 
@@ -14,39 +13,6 @@ from tests.common.training.small_model import full_disk, rows_of
 def make_results(directory, **state):
     model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
     return Results(directory, model, {"app": "a"}, {"epoch": 0, "step": 5} | state)
-
-
-def test_best_is_the_highest_finite_metric():
-    state = {}
-    metrics = [math.nan, 0.2, 0.2, math.inf, 0.1, math.nan, 0.3]
-    assert [note_metric(state, metric) for metric in metrics] == [False, True, *[False] * 4, True]
-    assert state == {"best_metric": 0.3, "without_gain": 0, "eval_data": None}
-    assert not note_metric(state, 0.25)
-    assert note_metric(state, 0.25, "other data")
-    assert not note_metric(state, 0.24, "other data")
-
-
-PATIENCE = [
-    ([0.1, 0.2, 0.2, 0.1, 0.3], 2, 4),
-    ([0.1, 0.2, 0.2, 0.3, 0.3], 2, None),
-    ([0.0, 0.0], 1, 2),
-    ([math.nan, math.nan, 0.1], 2, 2),  # an AP that is not finite never counts as better
-    ([0.1] * 9, 0, None),
-]
-
-
-@pytest.mark.parametrize(("metrics", "patience", "ends_after"), PATIENCE)
-def test_patience_ends_a_run_after_so_many_evaluations_without_gain(metrics, patience, ends_after):
-    state, ended = {"epoch": 0}, None
-    for state["epoch"], metric in enumerate(metrics, 1):
-        note_metric(state, metric)
-        why = out_of_patience(state, patience)
-        if why:
-            ended = state["epoch"]
-            best = f"{100 * state.get('best_metric', math.nan):.1f}"
-            assert f"after epoch {ended}: {patience} evaluations without a better AP than {best}" in why
-            break
-    assert ended == ends_after
 
 
 def test_a_row_of_an_epoch_has_means_sums_and_a_rate(monkeypatch):

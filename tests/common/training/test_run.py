@@ -1,4 +1,4 @@
-"""Tests the training loop, and input_feed.py."""
+"""Tests run.py, the loop of train.py, and input_feed.py."""
 
 import functools
 import os
@@ -15,7 +15,7 @@ from common.distributed.ranks import Ranks
 from common.errors import StoppedError, UserError
 from common.evaluation import coco_metrics, drawing
 from common.evaluation.coco_metrics import Evaluation
-from common.training import optimizers, run_directory, step_guard
+from common.training import ema, run_directory, step_guard
 from common.training import run as run_module
 from common.training.input_feed import InputFeed
 from common.training.results import EpochLog, Results
@@ -206,7 +206,7 @@ def test_evaluations_within_an_epoch_are_neither_repeated_nor_lost(tmp_path, mon
             raise KeyboardInterrupt
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(optimizers.AveragedWeights, "swapped_in", in_evaluation)
+        patch.setattr(ema.AveragedWeights, "swapped_in", in_evaluation)
         Session(broken, **flags).train()
     assert not (broken / "results.csv").exists()
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):

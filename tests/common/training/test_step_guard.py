@@ -7,7 +7,7 @@ from common.distributed.ranks import Ranks
 from common.errors import UserError
 from common.layers import BatchNormalization
 from common.training import step_guard
-from common.training.optimizers import AveragedWeights
+from common.training.ema import AveragedWeights
 from tests.common.training.small_model import assert_same
 
 

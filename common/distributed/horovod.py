@@ -1,0 +1,64 @@
+"""Ranks for Horovod: one process per device, which horovodrun, mpirun or Slurm starts on all hosts."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import tensorflow as tf
+
+from common.distributed.ranks import Ranks
+from common.errors import UserError
+
+
+class HorovodRanks(Ranks):
+    """A process that horovodrun, mpirun or Slurm started; without a launcher, a single process.
+
+    Make it before TensorFlow runs anything. TensorFlow then sees only the GPU of this process.
+
+    Args:
+        compression: compression of the gradients that are sent, none or fp16.
+
+    Raises:
+        UserError: Horovod is not installed.
+    """
+
+    strategy = "horovod"
+
+    def __init__(self, compression: str = "none") -> None:
+        try:
+            import horovod.tensorflow as hvd
+        except ImportError as error:
+            raise UserError(f"--strategy=horovod needs Horovod ({error}): run `make horovod`") from error
+        self._hvd = hvd
+        hvd.init()
+        gpus = tf.config.list_physical_devices("GPU")
+        if len(gpus) > 1 and len(tf.config.get_visible_devices("GPU")) > 1:
+            tf.config.set_visible_devices(gpus[hvd.local_rank() % len(gpus)], "GPU")
+        self.rank = hvd.rank()
+        self.local_rank, self.local_size = hvd.local_rank(), hvd.local_size()
+        self.world_size = self.num_replicas = hvd.size()
+        self.local_replicas = (self.rank,)
+        self._compression = hvd.Compression.fp16 if compression == "fp16" else hvd.Compression.none
+
+    def gpu_number(self, replica: int) -> int:
+        # The local rank can differ from the GPU number, because Slurm may hide GPUs.
+        visible = tf.config.get_visible_devices("GPU")
+        return int(visible[0].name.rpartition(":")[2]) if visible else 0
+
+    def average(self, gradients: list[tf.Tensor]) -> list[tf.Tensor]:
+        return self._hvd.grouped_allreduce(gradients, op=self._hvd.Average, compression=self._compression)
+
+    def broadcast(self, variables: Sequence[tf.Variable]) -> None:
+        self._hvd.broadcast_variables(list(variables), root_rank=0)
+
+    # Does not use Horovod's allgather_object, which is slow and limited to 2 GiB.
+    def _gather_bytes(self, data: np.ndarray) -> list[np.ndarray]:
+        with tf.device("CPU"):
+            sizes = self._hvd.allgather(tf.constant([data.size], tf.int64)).numpy()
+            joined = self._hvd.allgather(tf.constant(data)).numpy()
+        return np.split(joined, np.cumsum(sizes)[:-1])
+
+    def _mean(self, tensors: list[tf.Tensor]) -> list[tf.Tensor]:
+        return self._hvd.grouped_allreduce(tensors, op=self._hvd.Average)
+
+    def close(self) -> None:
+        self._hvd.shutdown()

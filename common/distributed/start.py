@@ -1,0 +1,72 @@
+"""Connects a process to the other ranks of its run, and sets options of TensorFlow before it runs anything.
+
+reproducible()
+ranks = start("horovod")
+"""
+
+import functools
+from collections.abc import Sequence
+
+import keras
+import tensorflow as tf
+from tensorflow.python.ops import gen_math_ops
+
+from common.distributed.horovod import HorovodRanks
+from common.distributed.ranks import Ranks
+from common.distributed.tf_distribute import StrategyRanks
+from common.layers import random_states
+
+_add_n = gen_math_ops.add_n
+
+
+def start(strategy: str = "none", compression: str = "none") -> Ranks:
+    """Connects this process to the other ranks of its run. Call it before TensorFlow runs anything.
+
+    Args:
+        strategy: none, horovod, mirrored or multi_worker.
+        compression: compression of the gradients that ranks send, none or fp16; Horovod only.
+
+    Raises:
+        UserError: Horovod is not installed; TF_CONFIG is missing or wrong.
+    """
+    share_gpu_memory()
+    if strategy == "horovod":
+        return HorovodRanks(compression)
+    if strategy in ("mirrored", "multi_worker"):
+        return StrategyRanks(strategy)
+    return Ranks()
+
+
+def seed_per_rank(model: keras.Model, rank: int) -> None:
+    """Gives each rank other random numbers for dropout and stochastic depth."""
+    for state in random_states(model):
+        state.assign(state + tf.cast([rank, 0], state.dtype))
+
+
+def reproducible() -> None:
+    """Makes repeated training on one CPU bit-identical, whatever the load of the machine.
+
+    TensorFlow adds three or more tensors in the order in which they arrive
+    (tensorflow/core/kernels/aggregate_ops.cc, tensorflow/core/grappler/optimizers/memory_optimizer.cc).
+    This function adds only two tensors at a time. It turns off the graph optimizer that joins sums again
+    (arithmetic_optimizer.cc, AddOpsRewriteStage).
+
+    A different number of threads, another type of CPU and --xla can still change the last digits. On a GPU,
+    this function does nothing.
+    """
+    if tf.config.list_physical_devices("GPU"):
+        return
+    gen_math_ops.add_n = _add_in_pairs  # GradientTape and tf.add_n call gen_math_ops.add_n
+    tf.config.optimizer.set_experimental_options({"arithmetic_optimization": False})
+
+
+def _add_in_pairs(inputs: Sequence[tf.Tensor], name: str | None = None) -> tf.Tensor:
+    if len(inputs) <= 2:
+        return _add_n(inputs, name)
+    return functools.reduce(lambda total, term: _add_n([total, term]), inputs)
+
+
+def share_gpu_memory() -> None:
+    """Makes TensorFlow allocate GPU memory on demand, which leaves memory for DALI."""
+    for gpu in tf.config.list_physical_devices("GPU"):
+        tf.config.experimental.set_memory_growth(gpu, True)
