@@ -86,13 +86,13 @@ class Job:
 
 def jobs_of(a: AccuracyArgs, name: str, row: dict[str, Any]) -> Iterator[Job]:
     output = pathlib.Path(a.output_dir).resolve()
-    given = dict(pair.partition("=")[::2] for pair in a.settings.split(",") if pair)
+    overrides = dict(pair.partition("=")[::2] for pair in a.settings.split(",") if pair)
     for seed, data in itertools.product(a.seeds.split(","), row["data"]):
         folder = output / "data" / row["data"][data].get("directory", data)
         with user_errors(f"{folder}: docs/accuracy.md has the commands that create it"):
             num_classes = len((folder / "names.txt").read_text().splitlines())
         values = {"python": sys.executable, "peers": ROOT / "peers", "data": folder, "seed": seed}
-        values |= {"num_classes": num_classes, **row["settings"], **row["data"][data], **given}
+        values |= {"num_classes": num_classes, **row["settings"], **row["data"][data], **overrides}
         for program, scripts in row["programs"].items():
             job = (name, data, program, seed)
             values["run"] = output.joinpath(*job)
@@ -144,13 +144,14 @@ def mean_and_interval(values: list[float]) -> str:
 def table(jobs: list[Job]) -> str:
     lines = [f"| data | program | {' | '.join(METRICS)} | CPU s | wall s | seeds | commit |"]
     lines.append("|---|---|" + "--:|" * (len(METRICS) + 4))
-    for of_one in dict.fromkeys(job.name[1:3] for job in jobs):
-        records = [record for job in jobs if job.name[1:3] == of_one and (record := job.record())]
+    for data_and_program in dict.fromkeys(job.name[1:3] for job in jobs):
+        seeds = [job for job in jobs if job.name[1:3] == data_and_program]
+        records = [record for job in seeds if (record := job.record())]
         if records:
             cells = [mean_and_interval([100 * each["metrics"][name] for each in records]) for name in METRICS]
             cells += [f"{statistics.mean(each['train'][c] for each in records):.0f}" for c in ("cpu", "wall")]
             commits = ", ".join(sorted({str(each["commit"])[:7] for each in records}))
-            lines.append(f"| {' | '.join((*of_one, *cells))} | {len(records)} | {commits} |")
+            lines.append(f"| {' | '.join((*data_and_program, *cells))} | {len(records)} | {commits} |")
     return "\n".join(lines)
 
 
@@ -159,14 +160,14 @@ def compare(a: AccuracyArgs) -> int:
     with user_errors(f"--table={a.table}"):
         rows = yaml.safe_load(pathlib.Path(a.table).read_text())
     names = a.rows.split(",") if a.rows else list(rows)
-    if strange := set(names) - set(rows):
-        raise unknown("row", strange.pop(), rows)
+    if unknown_names := set(names) - set(rows):
+        raise unknown("row", unknown_names.pop(), rows)
     jobs = [job for name in names for job in jobs_of(a, name, rows[name])]
-    left = [job for job in jobs if not job.record()]
-    log(f"{len(jobs)} runs, {len(jobs) - len(left)} of them already finished")
-    failed = 0
-    for number, job in enumerate(left, start=1):
-        title = f"[{number}/{len(left)}] {', '.join(job.name)}"
+    open_jobs = [job for job in jobs if not job.record()]
+    log(f"{len(jobs)} runs, {len(jobs) - len(open_jobs)} of them already finished")
+    exit_code = 0
+    for number, job in enumerate(open_jobs, start=1):
+        title = f"[{number}/{len(open_jobs)}] {', '.join(job.name)}"
         log(f"{title}: {job.directory}/log.txt")
         try:
             if not job.needs.exists():
@@ -175,10 +176,10 @@ def compare(a: AccuracyArgs) -> int:
             log(f"{title}: AP {100 * record['metrics']['AP']:.1f} after {record['train']['cpu']:.0f} CPU s")
         except (subprocess.SubprocessError, OSError, ValueError, KeyError, UserError) as error:
             log(f"{title}: {error}")
-            failed = 1
+            exit_code = 1
     for name in names:
         print(f"\n{rows[name]['title']}\n\n{table([job for job in jobs if job.name[0] == name])}")
-    return failed
+    return exit_code
 
 
 def main() -> int:

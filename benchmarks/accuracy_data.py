@@ -67,8 +67,8 @@ def write_split(annotations: Annotations, images_dir: str, output: pathlib.Path,
         directory.mkdir(parents=True)
     for i, (old, new) in enumerate(zip(annotations.file_names, names, strict=True)):
         shutil.copyfile(pathlib.Path(images_dir, old), images / new)
-        of_image = rows[targets.row_splits[i] : targets.row_splits[i + 1]]
-        (labels / new).with_suffix(".txt").write_text("".join(f"{row}\n" for row in of_image))
+        image_rows = rows[targets.row_splits[i] : targets.row_splits[i + 1]]
+        (labels / new).with_suffix(".txt").write_text("".join(f"{row}\n" for row in image_rows))
     label_map = LabelMap(tuple(range(1, annotations.label_map.num_classes + 1)), annotations.label_map.names)
     category_ids = annotations.label_map.classes_of(annotations.category_ids).astype(np.int64) + 1
     numbered = dataclasses.replace(

@@ -22,33 +22,233 @@ written into `images` instead.
 goes to OUTPUT_train. The split depends only on the file names and --seed.
 """
 
+import dataclasses
+import glob
+import hashlib
+import os
 import pathlib
 import sys
 
 if not __package__:  # run as a script: import from the repo root, exactly as the tests do
     sys.path[0] = str(pathlib.Path(__file__).resolve().parents[1])
 
+import numpy as np
 from absl import flags
 
 from common import args as shared_flags
 from common import errors
+from common.args import ImagePolicy, flag
+from common.data.annotations import Annotations
+from common.data.check.coco import load_coco
 from common.data.check.issues import Issues
-from common.data.open import log_issues
-from tools.conversion.convert import convert
-from tools.conversion.options import Options, define_flags, refuse_idle_flags
+from common.data.open import log_issues, open_tfrecords
+from common.errors import UserError
+from common.progress import import_tensorflow
+from tools.conversion.coco_writer import file_names, round_boxes, write_coco, write_images
+from tools.conversion.shrinking import shrink_annotations, shrink_image, write_shrunk
+from tools.conversion.voc import read_voc
+from tools.conversion.yolo import read_yolo
+
+# Format -> the flags that it uses. Flags that all formats use are not listed.
+INPUT_FLAGS: dict[str, tuple[str, ...]] = {
+    "voc": ("images", "split", "label_map", "difficult", "voc_pixels"),
+    "yolo": ("split", "label_map", "names", "yolo_pixels"),
+    "coco": ("images",),
+    "tfrecord": ("images", "label_map"),
+}
+OUTPUT_FLAGS: dict[str, tuple[str, ...]] = {"coco": (), "tfrecord": ("num_shards", "seed")}
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """The flags, except --from and --to."""
+
+    input: str = flag(
+        None,
+        "voc: directory with Annotations/ and JPEGImages/, or directory of xml files. yolo: directory with "
+        "images/ and labels/, a data.yaml, or a list of images. coco: json file. tfrecord: glob of files.",
+    )
+    output: str = flag(None, "coco: json to write. tfrecord: prefix of the files to write.")
+    images: str | None = flag(
+        None, "Directory of the images. --from=tfrecord writes them there; default: images/ next to --output."
+    )
+    split: str | None = flag(
+        None,
+        "voc: list of the images to convert, either NAME for ImageSets/Main/NAME.txt or the path of a file. "
+        "yolo: name of a split, such as train or val.",
+    )
+    label_map: str | None = flag(None, "voc, yolo, tfrecord: json or .pbtxt file of the categories.")
+    names: str | None = flag(None, "yolo: file with one class name per line, or a data.yaml.")
+    difficult: str = flag(
+        "keep", "voc: what to do with objects marked difficult.", choices=("keep", "crowd", "drop")
+    )
+    voc_pixels: str = flag(
+        "one_based",
+        "voc: meaning of the coordinates. one_based: numbers of a box's first and last pixel, from 1 (VOC). "
+        "zero_based: positions of its edges, from 0 (labelImg).",
+        choices=("one_based", "zero_based"),
+    )
+    yolo_pixels: str | None = flag(
+        None,
+        "yolo: whether labels refer to the images as stored, or as turned by their EXIF orientation.",
+        choices=("stored", "turned"),
+    )
+    num_shards: int = flag(1, "tfrecord: number of files to write.", low=1)
+    seed: int = flag(0, "Seed of --holdout, and of the image order in TFRecords.", low=0)
+    max_side: int | None = flag(None, "Longest side in pixels; larger images are scaled down.", low=1)
+    holdout: float | None = flag(None, "Fraction of images for evaluation. Writes OUTPUT_train, OUTPUT_val.")
+    overwrite: bool = flag(False, "Replace existing files.")
+    on_bad_image: str = "stop"
+    max_megapixels: float = shared_flags.MAX_MEGAPIXELS
+
+
+def define_flags(fv: flags.FlagValues) -> None:
+    flags.DEFINE_enum("from", None, list(INPUT_FLAGS), "Format of the input.", flag_values=fv)
+    flags.DEFINE_enum("to", None, list(OUTPUT_FLAGS), "Format of the output.", flag_values=fv)
+    names = [field.name for field in dataclasses.fields(Options) if "help" in field.metadata]
+    shared_flags.define(fv, Options, names)
+    shared_flags.define(fv, shared_flags.Args, shared_flags.IMAGE_FLAGS)
+    flags.mark_flags_as_required(["from", "to", "input", "output"], flag_values=fv)
+
+
+def refuse_idle_flags(fv: flags.FlagValues) -> None:
+    """Raises UserError if a given flag has no effect for the formats --from and --to."""
+    source, target = str(fv["from"].value), str(fv["to"].value)
+    used = {*INPUT_FLAGS[source], *OUTPUT_FLAGS[target], *(("seed",) if fv["holdout"].present else ())}
+    special = {name for names in (*INPUT_FLAGS.values(), *OUTPUT_FLAGS.values()) for name in names}
+    for name in sorted(special - used):
+        if fv[name].present:
+            raise UserError(f"--{name} has no effect on a conversion from {source} to {target}: remove it")
+
+
+def convert(source: str, target: str, options: Options) -> tuple[dict[str, Annotations], str]:
+    """Converts a data set.
+
+    Args:
+        source, target: the formats, --from and --to.
+
+    Returns:
+        ({name of an output: its annotations}, directory of the images). --holdout makes two outputs.
+
+    Raises:
+        DataError: the input has errors; the message lists all of them.
+        UserError: flags exclude each other, or files are missing, exist already or cannot be read.
+    """
+    output, max_side, holdout = options.output, options.max_side, options.holdout
+    if source == target and (target == "tfrecord" or max_side is holdout is None):
+        message = "there is nothing to convert; coco to coco needs --max_side or --holdout"
+        raise UserError(f"--from={source} --to={target}: {message}")
+    ending = "that ends in .json" if target == "coco" else "without .tfrecord"
+    if output.endswith("/") or (target == "coco" and os.path.isdir(output)):
+        raise UserError(f"--output={output} is a directory: add a file name {ending}")
+    outputs = [output]
+    if holdout is not None:
+        if not 0 < holdout < 1:
+            raise UserError(f"--holdout={holdout}: give a fraction above 0 and below 1, such as 0.2")
+        stem, suffix = os.path.splitext(output) if target == "coco" else (output, "")
+        outputs = [f"{stem}_train{suffix}", f"{stem}_val{suffix}"]
+    endings = ("",) if target == "coco" else (".label_map.json", "-[0-9]*-of-[0-9]*.tfrecord")
+    existing = [path for name in outputs for end in endings for path in glob.glob(glob.escape(name) + end)]
+    if existing and not options.overwrite:
+        raise UserError(f"{existing[0]} exists already: choose another --output, or give --overwrite")
+    try:
+        annotations, images_dir = _read(source, options)
+        parts = [annotations] if holdout is None else split(annotations, holdout, options.seed)
+        if max_side is not None:
+            if target == "coco" and source != "tfrecord":
+                original_dir, images_dir = images_dir, f"{os.path.dirname(output) or '.'}/images_{max_side}"
+                write_shrunk(annotations, original_dir, images_dir, max_side, overwrite=options.overwrite)
+            parts = [shrink_annotations(part, max_side) for part in parts]
+        part_of = dict(zip(outputs, parts, strict=True))
+        # The smaller part comes first: if it has too few images for --num_shards, no part is written.
+        for name, part in sorted(part_of.items(), key=lambda item: item[1].num_images):
+            if target == "coco":
+                write_coco(part, name)
+            else:
+                import_tensorflow()
+                from tools.conversion.coco_to_tfrecord import write_tfrecords
+
+                num_shards, seed = options.num_shards, options.seed
+                write_tfrecords(part, images_dir, name, num_shards=num_shards, seed=seed, max_side=max_side)
+    except OSError as error:
+        raise UserError(f"{error.filename or output}: {error.strerror or error}") from error
+    return part_of, images_dir
+
+
+def split(annotations: Annotations, holdout: float, seed: int) -> list[Annotations]:
+    """Splits a data set by image into one for training and one for evaluation, in this order.
+
+    The split depends only on the seed and the file names.
+
+    Args:
+        holdout: fraction of the images for evaluation, above 0 and below 1. The number of images is rounded.
+
+    Raises:
+        UserError: a part would have no image.
+    """
+    total = annotations.num_images
+    count = round(holdout * total)
+    if not 0 < count < total:
+        raise UserError(f"--holdout={holdout} selects {count} of {total} images: each part needs an image")
+    hashes = [hashlib.sha256(f"{seed} {name}".encode()).digest() for name in annotations.file_names]
+    held_out = np.zeros(total, np.bool_)
+    held_out[sorted(range(total), key=hashes.__getitem__)[:count]] = True
+    return [annotations.select(~held_out), annotations.select(held_out)]
+
+
+def _read(source: str, options: Options) -> tuple[Annotations, str]:
+    """Reads and checks the input. Returns its annotations and the directory of its images."""
+    policy = ImagePolicy(options.on_bad_image, options.max_megapixels)
+    if source == "voc":
+        return read_voc(
+            options.input,
+            images_dir=options.images,
+            split=options.split,
+            label_map_file=options.label_map,
+            difficult=options.difficult,
+            voc_pixels=options.voc_pixels,
+            policy=policy,
+        )
+    if source == "yolo":
+        return read_yolo(
+            options.input,
+            split=options.split,
+            names_file=options.names,
+            label_map_file=options.label_map,
+            yolo_pixels=options.yolo_pixels,
+            policy=policy,
+        )
+    if source == "tfrecord":
+        return _read_tfrecords(options, policy)
+    if not options.images:
+        raise UserError("--from=coco needs --images=DIR, the directory that the json's file names refer to")
+    return load_coco(options.input, options.images, policy=policy), options.images
+
+
+def _read_tfrecords(options: Options, policy: ImagePolicy) -> tuple[Annotations, str]:
+    """Reads records and writes their images as files."""
+    source = open_tfrecords(options.input, options.label_map, policy)
+    directory = options.images or os.path.join(os.path.dirname(options.output), "images")
+    names = file_names(source.annotations, source.encoded)
+    annotations = dataclasses.replace(round_boxes(source.annotations), file_names=names)
+
+    def encoded(row: int) -> bytes:
+        return shrink_image(source.encoded(row), annotations.image_name(row), options.max_side)
+
+    write_images(directory, names, encoded, overwrite=options.overwrite)
+    return annotations, directory
 
 
 def main() -> None:
     refuse_idle_flags(flags.FLAGS)
     values = shared_flags.values(flags.FLAGS, define_flags)
     source, target = values.pop("from"), values.pop("to")
-    options = Options(**values)
-    written, images_dir = convert(source, target, options)
-    annotations = next(iter(written.values()))
+    parts, images_dir = convert(source, target, Options(**values))
+    annotations = next(iter(parts.values()))
     issues = Issues(annotations.origin)
     issues.extend(annotations.issues)
     log_issues(issues)
-    for output, part in written.items():
+    for output, part in parts.items():
         print(part.summary())
         print(f"{target}: {output}; images: {images_dir}")
 

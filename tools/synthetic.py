@@ -106,17 +106,17 @@ def draw_picture(seed: int, index: int, style: Style = STYLES["small"]) -> Pictu
         category_id = int(rng.choice(list(CATEGORIES)))
         mask = _shape_mask(rng, CATEGORIES[category_id], min(height, width))
         solid = mask > 127
-        placed = _find_place(rng, solid, owner, full_areas)
-        if placed is None:
+        place = _find_place(rng, solid, owner, full_areas)
+        if place is None:
             continue
-        view, part = _overlap(canvas.shape, mask.shape, *placed)
+        view, part = _overlap(canvas.shape, mask.shape, *place)
         fill = _fill(rng, mask, canvas[view].mean(axis=(0, 1)))
-        _cast_shadow(canvas, mask, *placed)
+        _cast_shadow(canvas, mask, *place)
         alpha = mask[part].astype(np.float32)[..., None] / 255
         canvas[view] += alpha * (fill[part] - canvas[view])
         owner[view][solid[part]] = len(boxes)
         full_areas.append(int(solid.sum()))
-        boxes.append(_clipped_box(solid, *placed, height, width))
+        boxes.append(_clipped_box(solid, *place, height, width))
         category_ids.append(category_id)
 
     canvas += rng.normal(0, style.noise, canvas.shape[:2])[..., None]
@@ -228,7 +228,7 @@ def _fill(rng: Rng, mask: np.ndarray, surroundings: np.ndarray) -> np.ndarray:
     """Returns the colours of one object, float32 (h, w, 3)."""
     height, width = mask.shape
     candidates = [_colour(rng, saturation=(0.45, 1), value=(0.45, 1)) for _ in range(4)]
-    colour = max(candidates, key=lambda of: np.abs(of - surroundings).sum())
+    colour = max(candidates, key=lambda candidate: np.abs(candidate - surroundings).sum())
     paint = _gradient(rng, height, width, colour, colour * rng.uniform(0.5, 0.95))
     kind = rng.choice(["plain", "stripes", "noise", "checks"], p=[0.4, 0.25, 0.2, 0.15])
     contrast = rng.uniform(15, 45)

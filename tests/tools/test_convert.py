@@ -1,5 +1,3 @@
-"""Tests tools/convert.py, conversion/convert.py and conversion/options.py."""
-
 import dataclasses
 import functools
 import hashlib
@@ -23,7 +21,7 @@ from tests.tools.conversion.labelled_images import contents_of, options_of, put,
 from tools import convert as command
 from tools.conversion.coco_to_tfrecord import write_tfrecords
 from tools.conversion.coco_writer import round_boxes
-from tools.conversion.convert import convert, split
+from tools.convert import convert, split
 
 
 @pytest.fixture

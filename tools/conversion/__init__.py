@@ -1,1 +1,1 @@
-"""The code of convert.py: reads other formats and writes COCO json or TFRecords."""
+"""The parts of tools/convert.py: readers and writers of formats, and scaling of images."""

@@ -85,12 +85,12 @@ def _write_shards(
 ) -> None:
     bar = progress.Bar("Writing records", sum(map(len, shards.values())))
     lock = threading.Lock()
-    is_over = threading.Event()
+    ended = threading.Event()
 
     def write(file: pathlib.Path) -> None:
         with open(file, "wb") as stream:
             for row in shards[file]:
-                if is_over.is_set():
+                if ended.is_set():
                     return
                 stream.write(framed(serialize(row)))
                 with lock:
@@ -101,7 +101,7 @@ def _write_shards(
         try:
             list(writers.map(write, shards))
         finally:
-            is_over.set()
+            ended.set()
 
 
 def _serialize(annotations: Annotations, row: int, folder: str | os.PathLike, max_side: int | None) -> bytes:
@@ -119,8 +119,8 @@ def _serialize(annotations: Annotations, row: int, folder: str | os.PathLike, ma
         )
     begin, end = annotations.row_splits[row : row + 2]
     boxes = annotations.clipped_boxes[0][begin:end]
-    kept = (boxes[:, 2] > boxes[:, 0]) & (boxes[:, 3] > boxes[:, 1])
-    category_ids = annotations.category_ids[begin:end][kept]
+    has_area = (boxes[:, 2] > boxes[:, 0]) & (boxes[:, 3] > boxes[:, 1])
+    category_ids = annotations.category_ids[begin:end][has_area]
     names = [annotations.label_map.names[i] for i in annotations.label_map.classes_of(category_ids)]
     strings = {
         "image/encoded": [encoded],
@@ -133,10 +133,10 @@ def _serialize(annotations: Annotations, row: int, folder: str | os.PathLike, ma
         "image/height": [height],
         "image/width": [width],
         LABEL_KEY: category_ids,
-        CROWD_KEY: annotations.is_crowd[begin:end][kept].astype(int),
+        CROWD_KEY: annotations.is_crowd[begin:end][has_area].astype(int),
     }
-    floats = {key: boxes[kept, side] for side, key in enumerate(BOX_KEYS)}
-    floats[AREA_KEY] = annotations.areas[begin:end][kept]
+    floats = {key: boxes[has_area, side] for side, key in enumerate(BOX_KEYS)}
+    floats[AREA_KEY] = annotations.areas[begin:end][has_area]
     return serialized({"bytes_list": strings, "int64_list": integers, "float_list": floats})
 
 
@@ -147,20 +147,22 @@ def serialized(lists: Mapping[str, Mapping[str, Any]]) -> bytes:
         lists: kind of list, such as "bytes_list" -> {key of a feature: its values}.
     """
     features = {
-        key: {kind: {"value": values}} for kind, of_kind in lists.items() for key, values in of_kind.items()
+        key: {kind: {"value": values}}
+        for kind, values_of in lists.items()
+        for key, values in values_of.items()
     }
     # Without deterministic=True, the order of the keys in the bytes is not defined.
     return tf.train.Example(features={"feature": features}).SerializeToString(deterministic=True)
 
 
-def refuse_other_set(directory: pathlib.Path, name: str, own: Collection[str]) -> None:
-    """Raises UserError if `directory` has shards `<name>-...` other than `own`.
+def refuse_other_set(directory: pathlib.Path, name: str, shards: Collection[str]) -> None:
+    """Raises UserError if `directory` has shards `<name>-...` other than `shards`.
 
     Otherwise, a glob would also match the files of an earlier conversion, and images would be read twice.
     """
-    shard = re.compile(re.escape(name) + r"-[^-]*-of-[^-]*\.tfrecord")
+    pattern = re.compile(re.escape(name) + r"-[^-]*-of-[^-]*\.tfrecord")
     for path in sorted(directory.glob("*.tfrecord")):
-        if shard.fullmatch(path.name) and path.name not in own:
+        if pattern.fullmatch(path.name) and path.name not in shards:
             raise UserError(
                 f"{path} is a TFRecord file of an earlier conversion with the same prefix: delete the files"
                 " of that conversion, or change --output"

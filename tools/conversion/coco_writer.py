@@ -43,10 +43,10 @@ def write_images(
         UserError: a file exists already.
         OSError: a file cannot be written, or `encoded` raises it.
     """
-    for place in (os.path.join(directory, name) for name in names):
-        if os.path.lexists(place) and not overwrite:
+    for path in (os.path.join(directory, name) for name in names):
+        if os.path.lexists(path) and not overwrite:
             hint = "choose another directory with --images or --output, or give --overwrite"
-            raise UserError(f"{place} exists already: {hint}")
+            raise UserError(f"{path} exists already: {hint}")
 
     def write(staged: pathlib.Path) -> None:
         def write_one(number: int) -> None:
@@ -82,10 +82,10 @@ def round_boxes(annotations: Annotations) -> Annotations:
     boxes = annotations.boxes_ltwh_px
     edges = np.round(np.concatenate([boxes[:, :2], boxes[:, :2] + boxes[:, 2:]], axis=1), _DECIMALS)
     sides = np.round(edges[:, 2:] - edges[:, :2], _DECIMALS)
-    of_box = annotations.areas == boxes[:, 2] * boxes[:, 3]
+    is_box_area = annotations.areas == boxes[:, 2] * boxes[:, 3]
     areas = annotations.areas.astype(np.float32).astype(str).astype(np.float64)
     return dataclasses.replace(
         annotations,
         boxes_ltwh_px=np.concatenate([edges[:, :2], sides], axis=1),
-        areas=np.where(of_box, sides[:, 0] * sides[:, 1], areas),
+        areas=np.where(is_box_area, sides[:, 0] * sides[:, 1], areas),
     )

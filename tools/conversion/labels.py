@@ -7,7 +7,7 @@ gives no unique ids, all images are numbered from 1.
 import dataclasses
 import pathlib
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from itertools import chain, compress
 from typing import NamedTuple
 
@@ -69,46 +69,60 @@ def find_listed(path: str, find: Callable[[str], str | None], kind: str, issues:
         find: function that returns the item of a line, or None if it does not exist.
         kind: kind of issue for lines whose item does not exist.
     """
-    found: dict[str, None] = {}
+    items: dict[str, None] = {}
     for number, line in enumerate(read_lines(path), 1):
         item = find(line) if line else None
         if item is not None:
-            found[item] = None
+            items[item] = None
         elif line:
             issues.add(kind, f"{path} line {number}: {line!r} does not exist")
-    return list(found)
+    return list(items)
+
+
+def check_images(
+    images: Sequence[LabelledImage], images_dir: str, issues: Issues
+) -> tuple[np.ndarray, Sequence[ImageFacts]]:
+    """Checks the image files, and adds their errors to `issues`.
+
+    Args:
+        images_dir: the directory that the file names of the images are relative to.
+
+    Returns:
+        bool (I,), whether each image can be used; and what its file says about it.
+    """
+    for image in images:
+        if not is_text(image.file_name):
+            issues.add("image-unreadable", f"{image}: its name is not UTF-8, which json requires")
+    headers = [CocoImage(NONE, _name(image), *image.size[::-1]) for image in images]
+    return check_files(images_dir, headers, lambda row: str(images[row]), issues)
 
 
 def make_annotations(
     images: Sequence[LabelledImage],
-    images_dir: str,
+    usable: np.ndarray,
+    facts: Sequence[ImageFacts],
+    objects: Sequence[Sequence[Object]],
     label_map: LabelMap,
-    read_objects: Callable[[LabelledImage, ImageFacts], Iterable[Object]],
     issues: Issues,
 ) -> Annotations:
-    """Checks the image files, reads the objects, and keeps the images that can be used.
+    """Builds the annotations of the images that can be used.
 
     Args:
-        images_dir: the directory that the file names of the images are relative to.
-        read_objects: function that returns the objects of an image, and adds errors in them to `issues`.
+        usable, facts: the results of `check_images`.
+        objects: the objects of each image.
+        issues: the errors in images and objects.
 
     Raises:
         DataError: `issues` has errors, or no image can be used, or no image has a box.
     """
-    names = [image.file_name if is_text(image.file_name) else "" for image in images]
-    for image, name in zip(images, names, strict=True):
-        if not name:
-            issues.add("image-unreadable", f"{image}: its name is not UTF-8, which json requires")
-    found = [CocoImage(NONE, name, *image.size[::-1]) for image, name in zip(images, names, strict=True)]
-    usable, facts = check_files(images_dir, found, lambda row: str(images[row]), issues)
-    objects = [list(read_objects(image, fact)) for image, fact in zip(images, facts, strict=True)]
     if not issues.stopping and not any(compress(objects, usable)):
         kind = "no-boxes" if usable.any() else "no-images"
         issues.add(kind, f"{np.count_nonzero(usable)} images, none with an object")
     issues.raise_if_stopping()
+    names = [_name(image) for image in images]
     records = [
-        CocoImage(image_id, name, facts[row].width, facts[row].height)
-        for row, (image_id, name) in enumerate(zip(image_ids(names), names, strict=True))
+        CocoImage(image_id, name, fact.width, fact.height)
+        for image_id, name, fact in zip(image_ids(names), names, facts, strict=True)
     ]
     table = table_of(
         [CocoObject(NONE, category_id, box, iscrowd=crowd) for box, category_id, crowd in chain(*objects)]
@@ -116,3 +130,7 @@ def make_annotations(
     image_row = np.repeat(np.arange(len(images)), list(map(len, objects)))
     annotations = to_annotations(records, table, image_row, label_map, issues.origin)
     return dataclasses.replace(annotations, issues=issues).select(usable)
+
+
+def _name(image: LabelledImage) -> str:
+    return image.file_name if is_text(image.file_name) else ""

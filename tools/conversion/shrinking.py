@@ -33,13 +33,14 @@ def shrunk_sizes(sizes: np.ndarray, max_side: int) -> np.ndarray:
 def shrink_annotations(annotations: Annotations, max_side: int) -> Annotations:
     """Scales boxes and areas like the images."""
     sizes = shrunk_sizes(annotations.image_sizes, max_side)
-    before, after = (s[annotations.box_image].astype(np.float64) for s in (annotations.image_sizes, sizes))
+    old_sizes = annotations.image_sizes[annotations.box_image].astype(np.float64)
+    new_sizes = sizes[annotations.box_image].astype(np.float64)
     xyxy = [1, 0, 1, 0]
     return dataclasses.replace(
         annotations,
         image_sizes=sizes,
-        boxes_ltwh_px=annotations.boxes_ltwh_px * after[:, xyxy] / before[:, xyxy],
-        areas=annotations.areas * after.prod(axis=1) / before.prod(axis=1),
+        boxes_ltwh_px=annotations.boxes_ltwh_px * new_sizes[:, xyxy] / old_sizes[:, xyxy],
+        areas=annotations.areas * new_sizes.prod(axis=1) / old_sizes.prod(axis=1),
     )
 
 
@@ -61,7 +62,7 @@ def shrink_image(encoded: bytes, name: str, max_side: int | None) -> bytes:
     try:
         picture: PIL.Image.Image = open_picture(io.BytesIO(encoded), "")
         profile = picture.info.get("icc_profile")
-        # libjpeg decodes faster at 1/2, 1/4 or 1/8 of the size. At least twice the wanted size is decoded.
+        # libjpeg decodes faster at 1/2, 1/4 or 1/8 of the size. At least twice the new size is decoded.
         drafted = picture.draft(None, (2 * width, 2 * height))
         picture = _as_8_bit(picture)
     except PILLOW_ERRORS as error:
@@ -101,8 +102,8 @@ def write_shrunk(
     if os.path.realpath(directory) == os.path.realpath(images_dir):
         raise UserError(f"{directory} has the original images: choose --output in another directory")
 
-    def shrunk(row: int) -> bytes:
+    def encoded(row: int) -> bytes:
         original = pathlib.Path(images_dir, annotations.file_names[row])
         return shrink_image(original.read_bytes(), str(original), max_side)
 
-    write_images(directory, annotations.file_names, shrunk, overwrite=overwrite)
+    write_images(directory, annotations.file_names, encoded, overwrite=overwrite)

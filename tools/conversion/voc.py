@@ -20,18 +20,40 @@ from common.data.annotations import Annotations
 from common.data.check.issues import Issues
 from common.data.labels import LabelMap
 from common.errors import UserError
-from tools.conversion.labels import Box, LabelledImage, Object, find_listed, make_annotations
-from tools.conversion.options import Options
+from tools.conversion.labels import (
+    Box,
+    LabelledImage,
+    Object,
+    check_images,
+    find_listed,
+    make_annotations,
+)
 
 _SIDES = ("xmin", "ymin", "xmax", "ymax")
 _WHOLE_NUMBER = re.compile(r"\d{1,9}(\.0*)?")
 
 
-def read_voc(options: Options, policy: ImagePolicy = ImagePolicy()) -> tuple[Annotations, str]:
+def read_voc(
+    directory: str,
+    *,
+    images_dir: str | None = None,
+    split: str | None = None,
+    label_map_file: str | None = None,
+    difficult: str = "keep",
+    voc_pixels: str = "one_based",
+    policy: ImagePolicy = ImagePolicy(),
+) -> tuple[Annotations, str]:
     """Reads and checks a data set in the format of Pascal VOC.
 
     An image has the same name as its xml file. The element `filename` is used only if no image has this name.
-    Without --label_map, category ids are 1, 2, ... in alphabetic order of the class names in all xml files.
+    Without a label map, category ids are 1, 2, ... in alphabetic order of the class names in all xml files.
+
+    Args:
+        directory: has Annotations/ with the xml files, or the xml files themselves.
+        images_dir: directory of the images; default: JPEGImages/ in `directory`.
+        split: name or path of a list of the images to read; default: all.
+        difficult: what to do with objects that are marked difficult: "keep", "crowd" or "drop".
+        voc_pixels: "one_based" or "zero_based".
 
     Returns:
         The annotations, and the directory that their file names are relative to.
@@ -40,35 +62,33 @@ def read_voc(options: Options, policy: ImagePolicy = ImagePolicy()) -> tuple[Ann
         DataError: the data have errors; the message lists all of them with their files.
         UserError, OSError: files or directories do not exist.
     """
-    directory = options.input
     xml_dir = os.path.join(directory, "Annotations")
     xml_dir = xml_dir if os.path.isdir(xml_dir) else directory
-    images_dir = options.images or os.path.join(directory, "JPEGImages")
+    images_dir = images_dir or os.path.join(directory, "JPEGImages")
     if not os.path.isdir(images_dir):
         raise UserError(f"{images_dir} is not a directory: give the images' directory as --images=DIR")
     issues = Issues(directory, policy)
     stems = sorted(name.removesuffix(".xml") for name in os.listdir(xml_dir) if name.endswith(".xml"))
     if not stems:
         raise UserError(f"--input={directory} contains no xml file")
-    wanted = _read_split(directory, options.split, stems, issues) if options.split else stems
-    documents = _read_documents(xml_dir, wanted if options.label_map else stems, issues)
-    if options.label_map:
-        label_map = LabelMap.load(options.label_map)
+    selected = _read_split(directory, split, stems, issues) if split else stems
+    documents = _read_documents(xml_dir, selected if label_map_file else stems, issues)
+    if label_map_file:
+        label_map = LabelMap.load(label_map_file)
     else:
-        objects = [element for document in documents.values() for element in document.iterfind("object")]
-        names = sorted({_text(element, "name") for element in objects} - {""})
+        elements = [element for document in documents.values() for element in document.iterfind("object")]
+        names = sorted({_text(element, "name") for element in elements} - {""})
         label_map = LabelMap(tuple(range(1, len(names) + 1)), tuple(names))
     category_ids = dict(zip(label_map.names, label_map.category_ids, strict=True))
-    of_wanted = {stem: documents[stem] for stem in wanted if stem in documents}
-    images = _find_images(of_wanted, xml_dir, images_dir, issues)
-    annotations = make_annotations(
-        list(images),
-        images_dir,
-        label_map,
-        lambda image, _: _read_objects(image, images[image], category_ids, options, issues),
-        issues,
-    )
-    return annotations, images_dir
+    documents = {stem: documents[stem] for stem in selected if stem in documents}
+    document_of = _find_images(documents, xml_dir, images_dir, issues)
+    images = list(document_of)
+    usable, facts = check_images(images, images_dir, issues)
+    objects = [
+        list(_read_objects(image, document_of[image], category_ids, difficult, voc_pixels, issues))
+        for image in images
+    ]
+    return make_annotations(images, usable, facts, objects, label_map, issues), images_dir
 
 
 def _text(element: Element, path: str) -> str:
@@ -127,10 +147,10 @@ def _find_images(
     owners: dict[str, str] = {}
     for stem, document in documents.items():
         path = os.path.join(xml_dir, f"{stem}.xml")
-        named = re.split(r"[\\/]", _text(document, "filename"))[-1]
-        is_own = stem not in by_stem or os.path.splitext(named)[0] == stem
-        name = named if named in names and is_own else by_stem.get(stem)
-        if name != named and stem in ambiguous:
+        filename = re.split(r"[\\/]", _text(document, "filename"))[-1]
+        is_usable = filename in names and (stem not in by_stem or os.path.splitext(filename)[0] == stem)
+        name = filename if is_usable else by_stem.get(stem)
+        if name != filename and stem in ambiguous:
             issues.add("label-file", f"{path}: several images are called {stem!r}: name one in <filename>")
             continue
         if name is None:
@@ -150,27 +170,32 @@ def _read_size(document: Element) -> tuple[int, int]:
 
 
 def _read_objects(
-    image: LabelledImage, document: Element, category_ids: Mapping[str, int], options: Options, issues: Issues
+    image: LabelledImage,
+    document: Element,
+    category_ids: Mapping[str, int],
+    difficult: str,
+    voc_pixels: str,
+    issues: Issues,
 ) -> Iterator[Object]:
-    first = 1 if options.voc_pixels == "one_based" else 0
+    first = 1 if voc_pixels == "one_based" else 0
     for number, element in enumerate(document.iterfind("object"), 1):
         name = _text(element, "name")
-        where = f"{image.label_file} object {number} {name!r}"
+        location = f"{image.label_file} object {number} {name!r}"
         sides = [_text(element, f"bndbox/{side}") for side in _SIDES]
         box = _parse_box(sides, first)
         if box is None:
-            issues.add("label-line", f"{where} has {', '.join(_SIDES)} = {', '.join(map(repr, sides))}")
+            issues.add("label-line", f"{location} has {', '.join(_SIDES)} = {', '.join(map(repr, sides))}")
             continue
         if name not in category_ids:
-            issues.add("unknown-category", f"{where} is not one of {len(category_ids)} categories")
+            issues.add("unknown-category", f"{location} is not one of {len(category_ids)} categories")
             continue
         if min(box[:2]) < 0 < first:
-            issues.add("voc-zero", f"{where} begins at {sides[0]}, {sides[1]}")
+            issues.add("voc-zero", f"{location} begins at {sides[0]}, {sides[1]}")
         is_difficult = _text(element, "difficult") == "1"
         if is_difficult:
-            issues.add("difficult", f"{where}: {options.difficult}")
-        if not (is_difficult and options.difficult == "drop"):
-            yield box, category_ids[name], is_difficult and options.difficult == "crowd"
+            issues.add("difficult", f"{location}: {difficult}")
+        if not (is_difficult and difficult == "drop"):
+            yield box, category_ids[name], is_difficult and difficult == "crowd"
 
 
 def _parse_box(sides: Iterable[str], first: int) -> Box | None:

@@ -9,7 +9,7 @@ import PIL.Image
 from common.args import ImagePolicy
 from common.data.check.issues import DataError
 from tests.refusal import refusal
-from tools.conversion.options import Options
+from tools.convert import Options
 
 SKIP = ImagePolicy(on_bad_image="skip")
 WIDTH, HEIGHT = 40, 20
@@ -48,10 +48,14 @@ def calls(read):
     """
 
     def call(path, *, policy=ImagePolicy(), **options):
-        return read(options_of(input=path, **options), policy)
+        return read(os.fspath(path), policy=policy, **_texts(options))
 
     return call, functools.partial(refusal, call), functools.partial(refusal, call, error=DataError)
 
 
 def options_of(**options):
-    return Options(**{k: os.fspath(v) if isinstance(v, pathlib.Path) else v for k, v in options.items()})
+    return Options(**_texts(options))
+
+
+def _texts(options):
+    return {k: os.fspath(v) if isinstance(v, pathlib.Path) else v for k, v in options.items()}

@@ -65,11 +65,11 @@ def test_ids_of_classes_are_alphabetic_and_the_same_in_every_split(made):
 
 def test_a_label_map_fixes_ids_and_refuses_other_names(made):
     LabelMap((5, 9), ("dog", "cat")).save(made / "both")
-    assert read_voc(made, label_map=made / "both")[0].category_ids.tolist() == [9, 5]
+    assert read_voc(made, label_map_file=made / "both")[0].category_ids.tolist() == [9, 5]
     LabelMap((5,), ("dog",)).save(made / "dog")
-    assert "a.xml object 1 'cat' is not one of 1 categories" in faults(made, label_map=made / "dog")
+    assert "a.xml object 1 'cat' is not one of 1 categories" in faults(made, label_map_file=made / "dog")
     write(made, "a", "<annotation>")
-    assert read_voc(made, split="one", label_map=made / "dog")[0].file_names == ["b.png"]
+    assert read_voc(made, split="one", label_map_file=made / "dog")[0].file_names == ["b.png"]
     assert "a.xml is not valid xml: no element found: line 1" in faults(made, split="one")
 
 

@@ -1,5 +1,3 @@
-"""Tests yolo.py and yolo_layout.py."""
-
 import os
 import shutil
 
@@ -48,9 +46,9 @@ def test_files_of_names_and_six_decimals(made, names):
 
 def test_a_label_map_gives_ids_by_name(made):
     LabelMap((7, 8, 9), ("bird", "dog", "cat")).save(made / "all")
-    assert read_yolo(made, label_map=made / "all")[0].category_ids.tolist() == [9, 8]
+    assert read_yolo(made, label_map_file=made / "all")[0].category_ids.tolist() == [9, 8]
     LabelMap((7,), ("dog",)).save(made / "dog")
-    assert "a.txt line 1 '0 0.5 0.5 0.25 0.5' has class 0, which" in faults(made, label_map=made / "dog")
+    assert "a.txt line 1 '0 0.5 0.5 0.25 0.5' has class 0, which" in faults(made, label_map_file=made / "dog")
 
 
 def test_polygons_give_their_bounding_box(made):
@@ -202,10 +200,12 @@ def test_darknet_lists(made, monkeypatch):
     absolute_and_repeated = f"images/b.png\n{made}/images/a.png\nimages/../images/b.png"
     for lines in ("images/b.png\n../images/a.png\n", absolute_and_repeated):
         put(made, "lists/train.txt", lines)
-        found, images_dir = read_yolo("lists/train.txt", names="classes.txt")
+        found, images_dir = read_yolo("lists/train.txt", names_file="classes.txt")
         assert found.file_names == ["b.png", "a.png"] and images_dir == os.fspath(made / "images")
     put(made, "lists/train.txt", "images/b.png\nimages/c.png\n")
-    assert "train.txt line 2: 'images/c.png' does not exist" in faults("lists/train.txt", names="classes.txt")
+    assert "train.txt line 2: 'images/c.png' does not exist" in faults(
+        "lists/train.txt", names_file="classes.txt"
+    )
 
 
 REFUSED_YAML = [
@@ -234,8 +234,8 @@ def test_names_and_input_that_are_refused(made):
     assert "no class names for " in refused(made)
     for text, said in (("cat\n\ndog\n\n", ": category 2 has the name ''"), (b"\xff", " is not UTF-8 text")):
         put(made, "n.names", text)
-        assert f"{made}/n.names{said}" in refused(made, names=made / "n.names")
-    assert "No such file" in refused(made, error=OSError, names=made / "gone.names")
+        assert f"{made}/n.names{said}" in refused(made, names_file=made / "n.names")
+    assert "No such file" in refused(made, error=OSError, names_file=made / "gone.names")
     assert "give a directory, a data.yaml" in refused(made / "gone")
     put(made, "list.txt", "images/a.png\n")
     assert "without --split, a list of images" in refused(made / "list.txt", split="val")
