@@ -18,8 +18,7 @@ from nvidia.dali import backend
 
 from common.args import DECODER_FLAGS, Args, EvalArgs, InferArgs, default_threads
 from common.dali_ops import Decoder
-from common.data.open import Data
-from common.data.sources import Source
+from common.data.sources import Data, Source
 from common.distributed.ranks import Ranks
 from common.errors import UserError
 from common.progress import log_once

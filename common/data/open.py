@@ -23,7 +23,7 @@ from common.data.check.images import add_fault, inspect_files
 from common.data.check.issues import DataError, Issues
 from common.data.labels import LabelMap, is_text
 from common.data.sharding import check_shards
-from common.data.sources import CocoSource, ImageListSource, Source
+from common.data.sources import CocoSource, Data, ImageListSource, Source
 from common.errors import UserError
 from common.files import user_errors
 from common.progress import import_tensorflow, log
@@ -36,21 +36,6 @@ _IN_SUMMARY = ("crowd", "image-without-boxes")  # kinds of issues that Annotatio
 
 
 # --- train.py and eval.py: flags -> data ---
-
-
-class Data(NamedTuple):
-    """The data of a run.
-
-    Attributes:
-        train, evaluation: the sources of both data sets; None if the data are synthetic or not given.
-        label_map: the classes of the training data.
-        num_classes: number of classes of the model; --num_classes may be larger than the label map.
-    """
-
-    train: Source | None
-    evaluation: Source | None
-    label_map: LabelMap
-    num_classes: int
 
 
 def open_data(a: Args, ranks: "Ranks", max_instances: int, *, synthetic_classes: int = 80) -> Data:

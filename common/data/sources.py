@@ -5,7 +5,7 @@ import functools
 import os
 import pathlib
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from common.data.annotations import Annotations, without_objects
 from common.data.labels import LabelMap
@@ -91,3 +91,18 @@ class ImageListSource(Source):
         from common.data import readers
 
         return readers.file_reader(self.files, **options)
+
+
+class Data(NamedTuple):
+    """The data of a run.
+
+    Attributes:
+        train, evaluation: the sources of both data sets; None if the data are synthetic or not given.
+        label_map: the classes of the training data.
+        num_classes: number of classes of the model; --num_classes may be larger than the label map.
+    """
+
+    train: Source | None
+    evaluation: Source | None
+    label_map: LabelMap
+    num_classes: int

@@ -32,7 +32,7 @@ from common.data.check import tfrecord_scan
 from common.data.check.coco import finish
 from common.data.check.images import in_threads
 from common.data.check.issues import Issues
-from common.data.check.tfrecord_scan import LACKS_BOXES, LACKS_CROWDS, Example, name_files
+from common.data.check.tfrecord_scan import LACKS_BOXES, LACKS_CROWDS, ParsedRecord, name_files
 from common.data.labels import LabelMap
 from common.data.sources import Source
 from common.data.tfrecord import BOX_KEYS, CROWD_KEY, LABEL_KEY, RecordFile, Records
@@ -204,14 +204,14 @@ def open_records(
     return TFRecordSource(records, annotations, rows, names, dict(formats.most_common()))
 
 
-def _read(walked: Sequence[RecordFile], label_map: LabelMap, issues: Issues) -> list[Example]:
+def _read(walked: Sequence[RecordFile], label_map: LabelMap, issues: Issues) -> list[ParsedRecord]:
     """Returns the parsed records, from the cache or else from `tfrecord_scan.scan`."""
     state = [(os.fsencode(file.path), file.size, file.mtime_ns, file.digest) for file in walked]
     of_policy = (issues.policy.decode, issues.policy.max_megapixels)
     key = msgspec.msgpack.encode((_VERSION, label_map.to_json(), of_policy, state))
     name = f"{hashlib.sha256(key).hexdigest()[:32]}.records"
     with contextlib.suppress(msgspec.MsgspecError):  # no cached result, or a damaged one
-        return msgspec.msgpack.decode(load_cached(name) or b"", type=list[Example])
+        return msgspec.msgpack.decode(load_cached(name) or b"", type=list[ParsedRecord])
     examples = tfrecord_scan.scan(walked, frozenset(label_map.category_ids), issues)
     if not issues.stopping:
         save_cached(name, msgspec.msgpack.encode(examples))

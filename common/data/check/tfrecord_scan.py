@@ -22,7 +22,7 @@ from common.data.check.issues import Issues
 from common.data.labels import LabelMap
 from common.data.tfrecord import AREA_KEY, BOX_KEYS, CROWD_KEY, LABEL_KEY, RecordFile
 
-LACKS_CROWDS, LACKS_BOXES = 1, 2  # values of Example.lacks
+LACKS_CROWDS, LACKS_BOXES = 1, 2  # values of ParsedRecord.lacks
 _THREADS = min(16, os.cpu_count() or 1)
 _PART = 64  # number of records that a thread checks at a time
 _FARTHEST = 2  # largest edge of a normalised box
@@ -34,7 +34,7 @@ _SHOWN, _SHOWN_BYTES = 8, 40  # numbers of values that a message shows, and of b
 # --- one record ---
 
 
-class Example(msgspec.Struct, gc=False, array_like=True):
+class ParsedRecord(msgspec.Struct, gc=False, array_like=True):
     """The content of one record.
 
     Attributes:
@@ -80,7 +80,9 @@ _KEYS = {
 }
 
 
-def parse(record: bytes, name: str, known: frozenset[int], issues: Issues) -> tuple[Example, bytes | None]:
+def parse(
+    record: bytes, name: str, known: frozenset[int], issues: Issues
+) -> tuple[ParsedRecord, bytes | None]:
     """Parses a serialized tf.train.Example. Returns its content, and the encoded image or None.
 
     Args:
@@ -89,7 +91,7 @@ def parse(record: bytes, name: str, known: frozenset[int], issues: Issues) -> tu
         known: the category ids that labels may have.
         issues: receives every missing or invalid value.
     """
-    example, values, absent = Example(name), {}, set()
+    example, values, absent = ParsedRecord(name), {}, set()
     try:
         features = tf.train.Example.FromString(record).features.feature
         if not features:  # other bytes can parse as an empty message
@@ -128,7 +130,7 @@ def parse(record: bytes, name: str, known: frozenset[int], issues: Issues) -> tu
 
 
 def _add_objects(
-    example: Example, values: dict[str, Sequence[Any]], absent: set[str], issues: Issues
+    example: ParsedRecord, values: dict[str, Sequence[Any]], absent: set[str], issues: Issues
 ) -> None:
     """Fills in `example.objects`; reports keys that do not have one value per box."""
     lengths = {key: len(values[key]) for key in _LISTS}
@@ -173,7 +175,7 @@ def box_name(box: Sequence[float]) -> str:
     return f"the box xmin, ymin, xmax, ymax = {[round(float(edge), 6) for edge in box]}"
 
 
-def scan(files: Sequence[RecordFile], known: frozenset[int], issues: Issues) -> list[Example]:
+def scan(files: Sequence[RecordFile], known: frozenset[int], issues: Issues) -> list[ParsedRecord]:
     """Reads and checks all records of the files.
 
     Args:
@@ -183,7 +185,7 @@ def scan(files: Sequence[RecordFile], known: frozenset[int], issues: Issues) -> 
     """
     parts = [(file, begin) for file in files for begin in range(0, len(file.spans), _PART)]
     title = "Checking records" if sum(file.size for file in files) > _SLOW_BYTES else None
-    examples: list[Example] = []
+    examples: list[ParsedRecord] = []
     for part_examples, part_issues in images.in_threads(
         lambda part: _scan_part(part[0], part[1], known, issues.policy), parts, _THREADS, title
     ):
@@ -192,7 +194,9 @@ def scan(files: Sequence[RecordFile], known: frozenset[int], issues: Issues) -> 
     return examples
 
 
-def check(examples: Sequence[Example], label_map: LabelMap, issues: Issues) -> tuple[Annotations, np.ndarray]:
+def check(
+    examples: Sequence[ParsedRecord], label_map: LabelMap, issues: Issues
+) -> tuple[Annotations, np.ndarray]:
     """Checks the ids, boxes and images of the parsed records, and makes annotations from them.
 
     Args:
@@ -224,12 +228,12 @@ def check(examples: Sequence[Example], label_map: LabelMap, issues: Issues) -> t
 
 def _scan_part(
     file: RecordFile, begin: int, known: frozenset[int], policy: ImagePolicy
-) -> tuple[list[Example], Issues]:
+) -> tuple[list[ParsedRecord], Issues]:
     """Reads up to _PART records of a file, from number `begin` on."""
     issues, examples = Issues(file.path), []
     try:
         for number in range(begin, min(begin + _PART, len(file.spans))):
-            example, encoded = Example(file.name(number)), None
+            example, encoded = ParsedRecord(file.name(number)), None
             record = read_record(file, number, issues)
             if record is not None:
                 example, encoded = parse(record, example.name, known, issues)
