@@ -17,7 +17,7 @@ pathlib.Path(sys.argv[2], "detections.json").write_text(json.dumps(rows))
 """
 
 
-def test_a_row_is_scored_by_pycocotools_and_goes_on_where_it_failed(tmp_path, drawn, capsys):
+def test_row_is_scored_by_pycocotools_and_continues_after_a_failure(tmp_path, drawn, capsys):
     images, annotations, data = str(drawn / "images"), str(drawn / "instances.json"), tmp_path / "data/drawn"
     write_data_set(DataArgs(str(data), images, annotations, images, annotations))
     stems = [
@@ -40,8 +40,8 @@ def test_a_row_is_scored_by_pycocotools_and_goes_on_where_it_failed(tmp_path, dr
 
     record = json.loads((tmp_path / "row/drawn/stub/2/result.json").read_bytes())
     truth = COCO(str(data / "annotations/instances_val2017.json"))
-    found = truth.loadRes(str(tmp_path / "row/drawn/stub/2/detections.json"))
-    judge = COCOeval(truth, found, "bbox")
+    detections = truth.loadRes(str(tmp_path / "row/drawn/stub/2/detections.json"))
+    judge = COCOeval(truth, detections, "bbox")
     for step in (judge.evaluate, judge.accumulate, judge.summarize):
         step()
     assert abs(record["metrics"]["AP"] - judge.stats[0]) < 1e-12

@@ -6,7 +6,7 @@ from tests.tools.report.made_reports import ANCHORS
 from tools import check_data
 
 
-def test_two_sound_data_sets(drawn, drawn_records, tmp_path, capsys):
+def test_two_valid_data_sets_give_two_reports(drawn, drawn_records, tmp_path, capsys):
     data = DataFlags(str(drawn / "images"), str(drawn / "instances.json"))
     evaluation = DataFlags(file_pattern=f"{drawn_records}-*.tfrecord")
     report = tmp_path / "a.html"
@@ -31,7 +31,7 @@ def test_without_report_the_text_has_no_anchors(drawn, capsys):
     assert "Classes\n" in text and "Issues\n" in text
 
 
-def test_faults_alone_make_a_page(tmp_path):
+def test_page_lists_the_errors_of_invalid_data(tmp_path):
     (tmp_path / "a.json").write_text('{"images": [], "annotations": [], "categories": [}')
     (tmp_path / "b.json").write_text("")
     data = [DataFlags(str(tmp_path), str(tmp_path / f"{name}.json")) for name in "ab"]
@@ -43,6 +43,6 @@ def test_faults_alone_make_a_page(tmp_path):
         assert name in text and KINDS[kind].what in text and KINDS[kind].remedy[1:] in text
 
 
-def test_a_report_of_another_suffix_is_refused_before_data_are_read():
+def test_report_with_another_suffix_is_refused_before_data_are_read():
     arguments = [check_data.check, DataFlags(), DataFlags(), ANCHORS, ImagePolicy()]
     assert "--report=x.pdf must end in" in refusal(*arguments, report="x.pdf")

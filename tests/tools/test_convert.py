@@ -50,7 +50,7 @@ def test_coco_to_records_and_back(drawn, tmp_path):
     assert sorted(os.listdir(tmp_path)) == ["images", "out.json", "r"]
 
 
-def test_bccd_from_voc_to_records_is_what_its_own_json_is(bccd, tmp_path):
+def test_bccd_records_from_voc_equal_those_from_its_json(bccd, tmp_path):
     train, test, images = (bccd / name for name in ("instances_train.json", "instances_test.json", "images"))
     voc = {"split": bccd / "test.txt", "label_map": train, "voc_pixels": "zero_based"}
     run("voc", "tfrecord", input=bccd / "annotations_voc", images=images, output=tmp_path / "v", **voc)
@@ -59,49 +59,51 @@ def test_bccd_from_voc_to_records_is_what_its_own_json_is(bccd, tmp_path):
     assert (tmp_path / name).read_bytes() == (tmp_path / "c" / name).read_bytes()
 
 
-def test_yolo_to_records_and_another_prefix_is_not_in_the_way(yolo, tmp_path):
+def test_yolo_to_records_next_to_records_with_another_prefix(yolo, tmp_path):
     for name in ("a-more", "a", "[a]"):
         run("yolo", "tfrecord", input=yolo, output=tmp_path / name)
     assert "exists already" in refused("yolo", "tfrecord", input=yolo, output=tmp_path / "[a]")
-    found = open_tfrecords(f"{tmp_path}/a-0*.tfrecord").annotations
-    assert found.label_map == LabelMap((1, 2), ("cat", "dog"))
-    assert sorted(found.file_names) == ["a.png", "b.png"]
-    assert sorted(found.boxes_ltwh_px.tolist()) == [[0, 0, 20, 20], [15, 5, 10, 10]]
+    result = open_tfrecords(f"{tmp_path}/a-0*.tfrecord").annotations
+    assert result.label_map == LabelMap((1, 2), ("cat", "dog"))
+    assert sorted(result.file_names) == ["a.png", "b.png"]
+    assert sorted(result.boxes_ltwh_px.tolist()) == [[0, 0, 20, 20], [15, 5, 10, 10]]
 
 
 @pytest.mark.parametrize("target", ["coco", "tfrecord"])
-def test_output_that_is_there_stays_unless_told(yolo, tmp_path, target):
+def test_existing_output_is_refused_without_overwrite(yolo, tmp_path, target):
     output = tmp_path / "out" / "x.json"
     run("yolo", target, input=yolo, output=output)
     before = contents_of(output.parent)
     (yolo / "labels" / "a.txt").write_text("")
-    said = refused("yolo", target, input=yolo, output=output)
-    assert said.endswith(" exists already: choose another --output, or give --overwrite")
+    message = refused("yolo", target, input=yolo, output=output)
+    assert message.endswith(" exists already: choose another --output, or give --overwrite")
     assert contents_of(output.parent) == before
     run("yolo", target, input=yolo, output=output, overwrite=True)
     after = contents_of(output.parent)
     assert set(after) == set(before) and after != before
 
 
-def test_images_that_cannot_be_used(yolo, tmp_path):
-    given = {"input": yolo, "output": tmp_path / "x.json"}
-    assert "--max_megapixels" in refused("yolo", "coco", **given, max_megapixels=0.0005, error=DataError)
+def test_unusable_images_are_errors_or_skipped(yolo, tmp_path):
+    options = {"input": yolo, "output": tmp_path / "x.json"}
+    assert "--max_megapixels" in refused("yolo", "coco", **options, max_megapixels=0.0005, error=DataError)
     put(yolo, "images/b.png", b"")
     for target in ("coco", "tfrecord"):
-        assert "empty image file: image 'b.png'" in refused("yolo", target, **given)
+        assert "empty image file: image 'b.png'" in refused("yolo", target, **options)
     assert os.listdir(tmp_path) == ["set"]
-    run("yolo", "coco", **given, on_bad_image="skip")
+    run("yolo", "coco", **options, on_bad_image="skip")
     assert load_coco(tmp_path / "x.json", yolo / "images").file_names == ["a.png"]
 
 
 @pytest.mark.parametrize(("source", "target"), [("coco", "coco"), ("coco", "tfrecord"), ("tfrecord", "coco")])
-def test_two_parts_of_smaller_images(drawn, drawn_records, tmp_path, source, target):
+def test_holdout_and_max_side_write_two_parts_of_scaled_images(
+    drawn, drawn_records, tmp_path, source, target
+):
     before = contents_of(drawn / "images")
-    given = {"input": drawn / "instances.json", "images": drawn / "images"}
+    options = {"input": drawn / "instances.json", "images": drawn / "images"}
     if source == "tfrecord":
-        given = {"input": f"{drawn_records}-*.tfrecord", "images": tmp_path / "images_103"}
-    run(source, target, **given, output=tmp_path / "x.json", max_side=103, holdout=0.2)
-    whole = load_coco(drawn / "instances.json")
+        options = {"input": f"{drawn_records}-*.tfrecord", "images": tmp_path / "images_103"}
+    run(source, target, **options, output=tmp_path / "x.json", max_side=103, holdout=0.2)
+    truth = load_coco(drawn / "instances.json")
     parts = []
     for name in ("train", "val"):
         if target == "tfrecord":
@@ -111,48 +113,54 @@ def test_two_parts_of_smaller_images(drawn, drawn_records, tmp_path, source, tar
     assert [part.num_images for part in parts] == [10, 2]
     assert set(parts[1].file_names) == {"06.jpg", "09.jpg"}
     ids = np.concatenate([part.image_ids for part in parts]).tolist()
-    assert sorted(ids) == sorted(whole.image_ids.tolist())
+    assert sorted(ids) == sorted(truth.image_ids.tolist())
     for part in parts:
-        assert part.label_map == whole.label_map and part.image_sizes.max() == 103
-        of_part = whole.select(np.isin(whole.image_ids, part.image_ids))
-        boxes, _, has_area = of_part.clipped_boxes
-        kept = has_area | (target == source == "coco")
+        assert part.label_map == truth.label_map and part.image_sizes.max() == 103
+        part_truth = truth.select(np.isin(truth.image_ids, part.image_ids))
+        boxes, _, has_area = part_truth.clipped_boxes
+        is_written = has_area | (target == source == "coco")
         order = np.argsort(part.image_ids[part.box_image], kind="stable")
-        expected = np.argsort(of_part.image_ids[of_part.box_image[kept]], kind="stable")
-        np.testing.assert_allclose(part.clipped_boxes[0][order], boxes[kept][expected], atol=1e-5)
-        assert part.is_crowd[order].tolist() == of_part.is_crowd[kept][expected].tolist()
+        expected = np.argsort(part_truth.image_ids[part_truth.box_image[is_written]], kind="stable")
+        np.testing.assert_allclose(part.clipped_boxes[0][order], boxes[is_written][expected], atol=1e-5)
+        assert part.is_crowd[order].tolist() == part_truth.is_crowd[is_written][expected].tolist()
     if target == "coco":
         after = contents_of(tmp_path / "images_103")
         assert {name for name in before if before[name] == after[name]} == {"06.jpg"}
     assert contents_of(drawn / "images") == before
 
 
-def test_more_shards_than_a_part_has_images_write_nothing(drawn, tmp_path):
-    given = {"input": drawn / "instances.json", "images": drawn / "images", "output": tmp_path / "x"}
-    assert "--num_shards=5 is not in 1..2" in refused("coco", "tfrecord", **given, holdout=0.2, num_shards=5)
+def test_more_shards_than_images_in_a_part_writes_nothing(drawn, tmp_path):
+    options = {"input": drawn / "instances.json", "images": drawn / "images", "output": tmp_path / "x"}
+    assert "--num_shards=5 is not in 1..2" in refused(
+        "coco", "tfrecord", **options, holdout=0.2, num_shards=5
+    )
     assert not os.listdir(tmp_path)
 
 
 def test_the_split_depends_on_names_seed_and_share_alone():
-    given = annotations([(20, 40)] * 40, [])
-    names = {seed: split(given, 0.3, seed)[1].file_names for seed in (0, 1)}
+    data = annotations([(20, 40)] * 40, [])
+    names = {seed: split(data, 0.3, seed)[1].file_names for seed in (0, 1)}
     assert [len(held_out) for held_out in names.values()] == [12, 12] and names[0] != names[1]
-    backwards = dataclasses.replace(given, file_names=given.file_names[::-1])
+    backwards = dataclasses.replace(data, file_names=data.file_names[::-1])
     assert split(backwards, 0.3, 0)[1].file_names == names[0][::-1]
-    first = min(given.file_names, key=lambda name: hashlib.sha256(f"0 {name}".encode()).hexdigest())
-    assert split(given, 0.03, 0)[1].file_names == [first]
+    first = min(data.file_names, key=lambda name: hashlib.sha256(f"0 {name}".encode()).hexdigest())
+    assert split(data, 0.03, 0)[1].file_names == [first]
 
 
 def test_smaller_images_never_replace_the_originals(yolo, tmp_path):
-    given = {"input": yolo, "output": tmp_path / "x.json", "max_side": 20}
-    run("yolo", "coco", **given)
+    options = {"input": yolo, "output": tmp_path / "x.json", "max_side": 20}
+    run("yolo", "coco", **options)
     small = load_coco(tmp_path / "x.json", tmp_path / "images_20")
     assert sorted(small.boxes_ltwh_px.tolist()) == [[0, 0, 10, 10], [7.5, 2.5, 5, 5]]
     (tmp_path / "x.json").rename(tmp_path / "y.json")
-    assert "images_20/a.png exists already" in refused("yolo", "coco", **given)
-    run("yolo", "coco", **given, overwrite=True)
-    again = {**given, "input": tmp_path / "y.json", "images": tmp_path / "set" / ".." / "images_20"}
-    assert "images_20 has the original images" in refused("coco", "coco", **again, overwrite=True)
+    assert "images_20/a.png exists already" in refused("yolo", "coco", **options)
+    run("yolo", "coco", **options, overwrite=True)
+    second_options = {
+        **options,
+        "input": tmp_path / "y.json",
+        "images": tmp_path / "set" / ".." / "images_20",
+    }
+    assert "images_20 has the original images" in refused("coco", "coco", **second_options, overwrite=True)
 
 
 IMPOSSIBLE = [
@@ -174,7 +182,7 @@ IMPOSSIBLE = [
 
 
 @pytest.mark.parametrize(("source", "target", "options", "message"), IMPOSSIBLE)
-def test_what_cannot_be_converted(yolo, monkeypatch, source, target, options, message):
+def test_impossible_conversion_is_one_line(yolo, monkeypatch, source, target, options, message):
     monkeypatch.chdir(yolo.parent)
     assert message in refused(source, target, **{"input": "set", "output": "x.json", **options})
     assert os.listdir(".") == ["set"]
@@ -194,13 +202,13 @@ IDLE = [
 
 
 @pytest.mark.parametrize(("arguments", "name"), IDLE)
-def test_flags_that_do_nothing_are_refused(arguments, name, monkeypatch):
+def test_flag_without_effect_is_refused(arguments, name, monkeypatch):
     fv = flags.FlagValues()
     command.define_flags(fv)
     fv(["convert", *arguments, "--input=gone", "--output=x.json"])
     monkeypatch.setattr(flags, "FLAGS", fv)
-    said = refusal(command.main, error=(UserError, OSError))
-    assert said.startswith(f"--{name} has no effect on ") == bool(name)
+    message = refusal(command.main, error=(UserError, OSError))
+    assert message.startswith(f"--{name} has no effect on ") == bool(name)
 
 
 def test_the_command_in_another_process_writes_the_same_bytes(drawn, tmp_path):

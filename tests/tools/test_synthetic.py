@@ -38,7 +38,7 @@ def test_another_seed_gives_another_picture(pictures):
     assert other_seed.image.shape != pictures[3].image.shape or (other_seed.image != pictures[3].image).any()
 
 
-def test_the_command_draws_valid_coco_and_the_beginning_of_what_it_draws_of_more_images(tmp_path):
+def test_command_draws_valid_coco_and_fewer_images_are_the_first_of_more(tmp_path):
     command = f"tools/synthetic.py --output_dir={tmp_path}/a --num_images=2 --seed=3".split()
     assert f"drew 2 images: {tmp_path}/a/instances.json" in run(sys.executable, *command).stdout
     coco = COCO(synthetic.draw_dataset(tmp_path / "b", num_images=4, seed=3))
@@ -88,7 +88,7 @@ def test_every_category_appears_about_equally_often(pictures):
     assert np.diff(sorted(synthetic.CATEGORIES)).max() > 1
 
 
-def test_hidden_objects_show_at_least_the_promised_share(drawing):
+def test_hidden_objects_show_at_least_the_minimum_share(drawing):
     pictures, full = drawing
     shares = np.concatenate([p.areas for p in pictures]) / full
     assert shares.min() >= synthetic.MIN_VISIBLE
@@ -101,38 +101,38 @@ def test_the_box_is_the_rectangle_around_the_painted_pixels(monkeypatch):
     monkeypatch.setattr(synthetic, "_background", lambda rng, h, w: np.zeros((h, w, 3), np.float32))
     monkeypatch.setattr(synthetic, "_fill", lambda rng, mask, _: np.full((*mask.shape, 3), 255, np.float32))
     monkeypatch.setattr(synthetic, "_cast_shadow", lambda *args: None)
-    drawn = [synthetic.draw_picture(seed=11, index=index) for index in range(20)]
-    found = [p for p in drawn if len(p.category_ids)]
-    assert len(found) >= 15
-    for p in found:
-        rows, columns = np.nonzero(p.image[..., 0] > 127)
-        ((left, top, width, height),) = p.boxes_ltwh_px
+    attempts = [synthetic.draw_picture(seed=11, index=index) for index in range(20)]
+    pictures = [picture for picture in attempts if len(picture.category_ids)]
+    assert len(pictures) >= 15
+    for picture in pictures:
+        rows, columns = np.nonzero(picture.image[..., 0] > 127)
+        ((left, top, width, height),) = picture.boxes_ltwh_px
         np.testing.assert_allclose([left, top], [columns.min(), rows.min()], atol=1)
         np.testing.assert_allclose([left + width, top + height], [columns.max() + 1, rows.max() + 1], atol=1)
-        assert abs(p.areas[0] - len(rows)) <= 0.05 * len(rows) + 4
+        assert abs(picture.areas[0] - len(rows)) <= 0.05 * len(rows) + 4
 
 
-def test_an_object_over_the_border_shows_the_promised_share():
+def test_object_over_the_border_shows_at_least_the_minimum_share():
     solid = np.pad(np.ones((30, 10), bool), ((0, 0), (0, 20)))
     for seed in range(50):
         rng = np.random.default_rng(seed)
         top, left = synthetic._find_place(rng, solid, np.full((60, 60), -1), [])
-        shown = solid[max(-top, 0) : 60 - top, max(-left, 0) : 60 - left].sum()
-        assert shown >= synthetic.MIN_VISIBLE * solid.sum()
+        visible = solid[max(-top, 0) : 60 - top, max(-left, 0) : 60 - left].sum()
+        assert visible >= synthetic.MIN_VISIBLE * solid.sum()
 
 
 SHAPES = [("disk", 0.785), ("ring", 0.548), ("triangle", 0.5), ("cross", 0.51)]
 
 
 @pytest.mark.parametrize(("name", "share"), SHAPES)
-def test_the_shapes_are_told_apart_by_their_filling(name, share):
+def test_shapes_fill_the_share_of_their_box_that_geometry_gives(name, share):
     """Geometry gives the shares, such as pi/4 for a disk."""
     rng = np.random.default_rng(0)
-    found = [synthetic._shape_mask(rng, name, 640).mean() / 255 for _ in range(60)]
+    shares = [synthetic._shape_mask(rng, name, 640).mean() / 255 for _ in range(60)]
     if name in ("disk", "ring"):
-        np.testing.assert_allclose(found, share, atol=0.05)
+        np.testing.assert_allclose(shares, share, atol=0.05)
     else:  # these shapes are turned, and then fill less of their box
-        assert abs(np.max(found) - share) < 0.1
+        assert abs(np.max(shares) - share) < 0.1
 
 
 @pytest.mark.parametrize("argument", ["--num_images=0", "--seed=-1"])

@@ -84,13 +84,13 @@ class Assignment(NamedTuple):
     """The result of `assign` for M boxes.
 
     Attributes:
-        kept: int (K,), the indices of the boxes that are not dropped.
+        selected: int (K,), the indices of the boxes that are not dropped.
         positives: int (P,), the anchors that get a box.
         owners: int (P,), the index of the box of each of these anchors.
         too_small, over_limit: numbers of boxes dropped because of min_box_size and because of max_instances.
     """
 
-    kept: np.ndarray
+    selected: np.ndarray
     positives: np.ndarray
     owners: np.ndarray
     too_small: int
@@ -116,7 +116,7 @@ def examine(
     sample = sample_images(annotations, max_images, np.random.default_rng(seed))
     boxes = letterboxed(sample, anchors.image_size)
     assignment = assign(boxes, sample.target_boxes.row_splits, anchors, max_instances, min_box_size)
-    boxes = boxes[assignment.kept]
+    boxes = boxes[assignment.selected]
     iou = template_iou(boxes, anchors)
     fits = {}
     for scale in sorted({*SCALES, anchors.anchor_scale}):
@@ -131,7 +131,7 @@ def examine(
         too_small=assignment.too_small,
         over_limit=assignment.over_limit,
         unreached=int(np.count_nonzero(iou.max(axis=1) <= MATCH_IOU)),
-        lost=len(np.setdiff1d(assignment.kept, assignment.owners)),
+        lost=len(np.setdiff1d(assignment.selected, assignment.owners)),
         levels=_levels(anchors, iou, assignment.positives),
         fits=fits,
         ceiling=perfect_metrics(sample, np.unique(assignment.owners)) if sample.num_images else {},
@@ -174,21 +174,21 @@ def assign(
     def graph() -> tuple[DataNode, ...]:
         source = (([boxes[rows] for rows in batch], [numbers[rows] for rows in batch]) for batch in batches)
         inputs: Any = fn.external_source(source, num_outputs=2)
-        selected = select_boxes(inputs[0], inputs[1], min_size, max_instances)
-        encoded = encode_selected(selected.boxes, selected.labels, anchors, max_instances, device="cpu")
-        return selected.labels, selected.lost, *encoded.class_targets
+        rows = select_boxes(inputs[0], inputs[1], min_size, max_instances)
+        encoded = encode_selected(rows.boxes, rows.labels, anchors, max_instances, device="cpu")
+        return rows.labels, rows.lost, *encoded.class_targets
 
     pipeline = graph()
-    kept, positives, owners = ([np.zeros(0, int)] for _ in range(3))
+    selected, positives, owners = ([np.zeros(0, int)] for _ in range(3))
     too_small, over_limit = 0, 0
     for _ in batches:
         for labels, lost, *class_targets in zip(*pipeline.run(), strict=True):
             targets = np.concatenate([np.asarray(level).ravel() for level in class_targets])  # (A,)
-            kept.append(np.asarray(labels) - 1)
+            selected.append(np.asarray(labels) - 1)
             positives.append(np.flatnonzero(targets >= 0))
             owners.append(targets[positives[-1]])
             too_small, over_limit = np.add((too_small, over_limit), lost).tolist()
-    arrays = np.concatenate(kept), np.concatenate(positives), np.concatenate(owners)
+    arrays = np.concatenate(selected), np.concatenate(positives), np.concatenate(owners)
     return Assignment(*arrays, too_small, over_limit)
 
 

@@ -180,9 +180,9 @@ def printable(text: str) -> str:
     return "".join(letter if letter.isprintable() else "?" for letter in text)
 
 
-def percent(part: float, whole: float) -> str:
-    """Formats a share like "12.5 %"; as "-" if `whole` is 0."""
-    return f"{100 * part / whole:.1f} %" if whole else "-"
+def percent(part: float, total: float) -> str:
+    """Formats a share like "12.5 %"; as "-" if `total` is 0."""
+    return f"{100 * part / total:.1f} %" if total else "-"
 
 
 def number(value: float) -> str:

@@ -35,16 +35,16 @@ def records(files):
     return {int(e.features.feature["image/source_id"].bytes_list.value[0]): e for e in examples}
 
 
-def test_every_image_with_its_objects(data, tmp_path):
+def test_records_hold_every_image_with_its_objects(data, tmp_path):
     PIL.Image.open(data / "images" / "00.jpg").save(data / "images" / "00.jpg", format="PNG")
     files = write(data, tmp_path / "sub" / "t")
     document = json.loads((data / "instances.json").read_text())
     label_map = LabelMap.load(tmp_path / "sub" / "t.label_map.json")
     assert label_map == LabelMap.from_categories(document["categories"])
     assert files == [f"{tmp_path}/sub/t-0000{i}-of-00003.tfrecord" for i in range(3)]
-    beside = [tmp_path / "sub" / "t.label_map.json", *(pathlib.Path(f"{file}.idx") for file in files)]
-    assert {*(tmp_path / "sub").iterdir()} == {*beside, *map(pathlib.Path, files)}
-    for file, index in zip(files, beside[1:], strict=True):
+    other_files = [tmp_path / "sub" / "t.label_map.json", *(pathlib.Path(f"{file}.idx") for file in files)]
+    assert {*(tmp_path / "sub").iterdir()} == {*other_files, *map(pathlib.Path, files)}
+    for file, index in zip(files, other_files[1:], strict=True):
         assert index.read_bytes() == tfrecord.format_index(tfrecord.record_spans(file))
     assert [len(records([file])) for file in files] == [4, 4, 4]
     written = records(files)
@@ -95,7 +95,7 @@ SPOILT = [
 
 
 @pytest.mark.parametrize(("spoil", "message"), SPOILT)
-def test_an_image_that_does_not_fit_is_named_and_nothing_is_touched(data, tmp_path, spoil, message):
+def test_image_that_differs_from_its_annotations_is_named_and_old_files_stay(data, tmp_path, spoil, message):
     write(data, tmp_path / "out" / "t")
     before = contents_of(tmp_path / "out")
     spoil(data / "images" / "01.jpg")
@@ -104,7 +104,7 @@ def test_an_image_that_does_not_fit_is_named_and_nothing_is_touched(data, tmp_pa
 
 
 @pytest.mark.parametrize("error", [OSError(28, "No space left on device", "/x/y"), KeyboardInterrupt("now")])
-def test_what_fails_halfway_leaves_the_old_set_whole(drawn, tmp_path, monkeypatch, error):
+def test_failure_while_writing_leaves_the_old_records(drawn, tmp_path, monkeypatch, error):
     write(drawn, tmp_path / "t", seed=1)
     before, seen, is_over = contents_of(tmp_path), [], threading.Event()
     real = coco_to_tfrecord._serialize
@@ -152,11 +152,11 @@ def test_shards_are_written_at_once(drawn, tmp_path, monkeypatch):
     write(drawn, tmp_path / "t", num_workers=3)
 
 
-def test_another_set_with_the_same_prefix_is_in_the_way(drawn, tmp_path):
+def test_records_of_another_set_with_the_same_prefix_are_refused(drawn, tmp_path):
     for name, num_shards in (("t", 2), ("t", 2), ("t-more", 3)):
         write(drawn, tmp_path / name, num_shards)
-    said = refusal(write, drawn, tmp_path / "t", 3)
-    assert "t-00000-of-00002.tfrecord is a TFRecord file of an earlier conversion" in said
+    message = refusal(write, drawn, tmp_path / "t", 3)
+    assert "t-00000-of-00002.tfrecord is a TFRecord file of an earlier conversion" in message
 
 
 IMPOSSIBLE = [
@@ -167,6 +167,6 @@ IMPOSSIBLE = [
 
 
 @pytest.mark.parametrize(("name", "num_shards", "message"), IMPOSSIBLE)
-def test_a_name_is_needed_and_as_many_files_as_images_at_most(drawn, tmp_path, name, num_shards, message):
+def test_output_without_a_name_or_with_too_many_shards_is_refused(drawn, tmp_path, name, num_shards, message):
     assert message in refusal(write, drawn, f"{tmp_path}/{name}", num_shards)
     write(drawn, tmp_path / "most", 12)

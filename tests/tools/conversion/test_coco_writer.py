@@ -19,7 +19,7 @@ def named(*names):
     return dataclasses.replace(annotations([(20, 30)] * len(names), []), file_names=list(names))
 
 
-def test_what_is_read_again_is_equal(drawn, tmp_path):
+def test_written_json_is_read_as_equal_annotations(drawn, tmp_path):
     written = load_coco(drawn / "instances.json")
     write_coco(written, tmp_path / "sub" / "out.json")
     assert load_coco(tmp_path / "sub" / "out.json").fingerprint() == written.fingerprint()
@@ -38,33 +38,33 @@ UNUSABLE = [
 
 
 @pytest.mark.parametrize("name", UNUSABLE)
-def test_names_stay_unless_one_leaves_the_directory_or_is_taken(name):
-    given, encoded = ["a.jpg", "sub/./b.jpg", "grün 1.jpg"], [JPEG, JPEG, PNG, JPEG].__getitem__
-    assert file_names(named(*given), encoded) == ["a.jpg", "sub/b.jpg", "grün 1.jpg"]
-    assert file_names(named(*given, name), encoded) == ["101.jpg", "102.jpg", "103.png", "104.jpg"]
+def test_unusable_or_repeated_name_replaces_all_names_by_ids(name):
+    names, encoded = ["a.jpg", "sub/./b.jpg", "grün 1.jpg"], [JPEG, JPEG, PNG, JPEG].__getitem__
+    assert file_names(named(*names), encoded) == ["a.jpg", "sub/b.jpg", "grün 1.jpg"]
+    assert file_names(named(*names, name), encoded) == ["101.jpg", "102.jpg", "103.png", "104.jpg"]
 
 
-def test_files_in_the_way(tmp_path):
+def test_existing_images_are_refused_without_overwrite(tmp_path):
     (tmp_path / "images").mkdir()
     (tmp_path / "images" / "mine.txt").write_text("mine")
     (tmp_path / "elsewhere.jpg").write_text("not to be touched")
     (tmp_path / "images" / "b.jpg").symlink_to(tmp_path / "elsewhere.jpg")
-    given = f"{tmp_path}/images", ["a.jpg", "b.jpg"], [JPEG, PNG].__getitem__
-    assert "images/b.jpg exists already" in refusal(write_images, *given)
+    arguments = f"{tmp_path}/images", ["a.jpg", "b.jpg"], [JPEG, PNG].__getitem__
+    assert "images/b.jpg exists already" in refusal(write_images, *arguments)
     assert sorted(os.listdir(tmp_path / "images")) == ["b.jpg", "mine.txt"]
-    write_images(*given, overwrite=True)
+    write_images(*arguments, overwrite=True)
     assert sorted(os.listdir(tmp_path / "images")) == ["a.jpg", "b.jpg", "mine.txt"]
     assert (tmp_path / "images" / "b.jpg").read_bytes() == PNG
     assert (tmp_path / "elsewhere.jpg").read_text() == "not to be touched"
 
 
-def test_a_fault_on_the_way_leaves_nothing(tmp_path):
+def test_error_while_writing_leaves_no_image(tmp_path):
     with pytest.raises(IndexError):
         write_images(f"{tmp_path}/images", ["a.jpg", "sub/b.jpg"], [JPEG].__getitem__)
     assert not os.listdir(tmp_path / "images")
 
 
-def test_boxes_of_fractions_become_pixels_again():
+def test_rounding_restores_boxes_in_pixels():
     """The edges are stored as float32 fractions of the image's sides."""
     random = np.random.default_rng(5)
     left_top = np.round(random.uniform(0, 300, (500, 2)), 2)
@@ -77,9 +77,9 @@ def test_boxes_of_fractions_become_pixels_again():
     assert np.abs(read - boxes).max() > 1e-6
     areas = np.round(boxes[:, 2] * boxes[:, 3] * 0.7, 4)
     rows = [(0, 0, *box) for box in read.tolist()]
-    found = round_boxes(annotations([(480, 640)], rows, areas=areas.astype(np.float32)))
-    np.testing.assert_array_equal(found.boxes_ltwh_px, boxes)
-    np.testing.assert_array_equal(found.areas.astype(np.float32), areas.astype(np.float32))
-    assert np.mean(found.areas == areas) > 0.5
+    rounded = round_boxes(annotations([(480, 640)], rows, areas=areas.astype(np.float32)))
+    np.testing.assert_array_equal(rounded.boxes_ltwh_px, boxes)
+    np.testing.assert_array_equal(rounded.areas.astype(np.float32), areas.astype(np.float32))
+    assert np.mean(rounded.areas == areas) > 0.5
     own_areas = round_boxes(annotations([(480, 640)], rows)).areas
     np.testing.assert_array_equal(own_areas, boxes[:, 2] * boxes[:, 3])

@@ -28,20 +28,20 @@ def encoded(picture, image_format, **options):
 
 @pytest.mark.parametrize("image_format", ["JPEG", "PNG"])
 @pytest.mark.parametrize(("size", "box", "max_side", "expected"), RECTANGLES)
-def test_a_rectangle_is_where_its_box_is(image_format, size, box, max_side, expected):
+def test_scaled_rectangle_is_at_its_scaled_box(image_format, size, box, max_side, expected):
     picture = PIL.Image.new("RGB", size[::-1])
     picture.paste("white", (*box[:2], box[0] + box[2], box[1] + box[3]))
     image = PIL.Image.open(io.BytesIO(shrink_image(encoded(picture, image_format), "x", max_side)))
     assert (image.format, image.size) == (image_format, expected[::-1])
-    found = shrink_annotations(annotations([size], [(0, 0, *box)]), max_side)
-    assert found.image_sizes.tolist() == [list(expected)]
-    left, top, width, height = found.boxes_ltwh_px[0]
+    result = shrink_annotations(annotations([size], [(0, 0, *box)]), max_side)
+    assert result.image_sizes.tolist() == [list(expected)]
+    left, top, width, height = result.boxes_ltwh_px[0]
     white = np.asarray(image.convert("L")) / 255.0
     rows, columns = (np.arange(side) + 0.5 for side in expected)
     assert white.sum() == pytest.approx(width * height, rel=0.02)
     assert white.sum(0) @ columns / white.sum() == pytest.approx(left + width / 2, abs=0.1)
     assert white.sum(1) @ rows / white.sum() == pytest.approx(top + height / 2, abs=0.1)
-    assert found.areas[0] == pytest.approx(width * height)
+    assert result.areas[0] == pytest.approx(width * height)
 
 
 VARIANTS = [name for name in image_variants.VARIANTS if name.startswith(("jpeg-", "png-"))]
@@ -71,20 +71,22 @@ def test_colours_below_transparent_pixels_and_the_orientation_stay():
 
 def test_boxes_scale_by_whole_pixels_and_other_images_stay():
     boxes = [(0, 0, 1, 2, 3, 4), (1, 1, -10, 20, 300, 40), (1, 2, 5, 5, 0, 5), (3, 0, 1, 1, 1, 1)]
-    given = annotations([(30, 50), (101, 303), (400, 400), (1, 999)], boxes, crowds=[1], areas=[7, 99, 0, 1])
-    found = shrink_annotations(given, 100)
-    assert found.image_sizes.tolist() == [[30, 50], [33, 100], [100, 100], [1, 100]]
+    original = annotations(
+        [(30, 50), (101, 303), (400, 400), (1, 999)], boxes, crowds=[1], areas=[7, 99, 0, 1]
+    )
+    result = shrink_annotations(original, 100)
+    assert result.image_sizes.tolist() == [[30, 50], [33, 100], [100, 100], [1, 100]]
     x, y = 100 / 303, 33 / 101
     expected = [[1, 2, 3, 4], [-10 * x, 20 * y, 300 * x, 40 * y], [5 * x, 5 * y, 0, 5 * y]]
-    np.testing.assert_allclose(found.boxes_ltwh_px, [*expected, [100 / 999, 1, 100 / 999, 1]], rtol=1e-12)
-    np.testing.assert_allclose(found.areas, [7, 99 * x * y, 0, 100 / 999], rtol=1e-12)
-    assert found.is_crowd.tolist() == [False, True, False, False]
+    np.testing.assert_allclose(result.boxes_ltwh_px, [*expected, [100 / 999, 1, 100 / 999, 1]], rtol=1e-12)
+    np.testing.assert_allclose(result.areas, [7, 99 * x * y, 0, 100 / 999], rtol=1e-12)
+    assert result.is_crowd.tolist() == [False, True, False, False]
     assert shrink_annotations(annotations([(400, 200)], []), 100).image_sizes.tolist() == [[100, 50]]
     largest = 2**31 - 1
     assert shrunk_sizes(np.array([[largest, 3]], np.int32), largest - 1).tolist() == [[largest - 1, 3]]
 
 
-def test_what_cannot_be_made_smaller_is_named_and_leaves_nothing(tmp_path):
+def test_undecodable_image_is_named_and_no_file_is_written(tmp_path):
     bmp = image_variants.pillow("BMP")
     assert shrink_image(bmp, "a.bmp", 52) == bmp
     assert refusal(shrink_image, bmp, "a.bmp", 51).startswith("a.bmp is BMP: convert it, --max_side reads")
@@ -92,6 +94,6 @@ def test_what_cannot_be_made_smaller_is_named_and_leaves_nothing(tmp_path):
     png = bytearray(image_variants.pillow("PNG", noise))
     png[3000] ^= 255
     (tmp_path / "1.jpg").write_bytes(png)
-    given = annotations([(40, 60)], []), f"{tmp_path}", f"{tmp_path}/new", 20
-    assert refusal(write_shrunk, *given).startswith(f"{tmp_path}/1.jpg cannot be decoded: ")
+    arguments = annotations([(40, 60)], []), f"{tmp_path}", f"{tmp_path}/new", 20
+    assert refusal(write_shrunk, *arguments).startswith(f"{tmp_path}/1.jpg cannot be decoded: ")
     assert not list((tmp_path / "new").iterdir())

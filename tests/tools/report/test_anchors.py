@@ -38,15 +38,15 @@ def expected_report(truth, anchors, max_instances):
         place = np.float32((0, 0, *fit(height, width, anchors.image_size)))
         rows = slice(targets.row_splits[i], targets.row_splits[i + 1])
         boxes = np.asarray(numpy_boxes.to_letterbox(targets.boxes[rows], place, anchors.image_size))
-        kept = boxes[largest(boxes, max_instances)]
-        owners = numpy_boxes.match(kept, anchors.boxes_normalized)
-        overlap = overlaps(kept, anchors)
+        selected = boxes[largest(boxes, max_instances)]
+        owners = numpy_boxes.match(selected, anchors.boxes_normalized)
+        overlap = overlaps(selected, anchors)
         levels[0] += [(part > 0.5).any(axis=1).sum() for part in np.split(overlap, ends[:-1], axis=1)]
         levels[1] += count_by_level(overlap.shape[1] - 1 - overlap[:, ::-1].argmax(axis=1))
         levels[2] += count_by_level(np.flatnonzero(owners >= 0))
-        counts["over_limit"] += len(boxes) - len(kept)
+        counts["over_limit"] += len(boxes) - len(selected)
         counts["unreached"] += int((overlap.max(axis=1, initial=0) <= 0.5).sum())
-        counts["lost"] += len(set(range(len(kept))) - set(owners.tolist()))
+        counts["lost"] += len(set(range(len(selected))) - set(owners.tolist()))
     return levels, counts
 
 
@@ -84,13 +84,13 @@ def test_the_first_anchor_of_a_level_counts_there(level):
     assert [(row.level, row.best, row.positives) for row in report.levels] == expected
 
 
-def test_boxes_that_lose_to_an_identical_one_are_missed():
+def test_box_that_loses_its_anchor_to_an_identical_box_is_lost():
     rows = [(i, 0, 10, 20, 90, 80) for i in range(4)] + [(2, 0, 10, 20, 90, 80)]
     report = anchor_report.examine(annotations([(200, 200)] * 4, rows), SQUARE)
     assert (report.lost, report.boxes) == (1, 5)
 
 
-def test_what_training_drops_is_counted():
+def test_small_boxes_and_those_beyond_the_limit_are_counted():
     rows = [(0, 0, 5 * i, 5, 20 + i, 30) for i in range(9)] + [(1, 1, 10, 10, 1.5, 60)]
     truth = annotations([(200, 200)] * 2, rows)
     for options, counts in (({"max_instances": 6}, (3, 1)), ({"min_box_size": 0.9}, (0, 0))):
@@ -98,19 +98,19 @@ def test_what_training_drops_is_counted():
         assert (report.over_limit, report.too_small) == counts
 
 
-def test_a_sample_is_drawn_and_said():
+def test_report_counts_the_images_of_the_sample():
     truth = annotations([(90, 90)] * 60, [(i, 0, 10, 20, 40, 30) for i in range(0, 60, 2)])
     report = anchor_report.examine(truth, SQUARE, max_images=11, seed=3)
     assert (report.images, report.images_with_boxes, report.boxes) == (11, 30, 11)
 
 
 @pytest.mark.parametrize("rows", [[], [(0, 0, 5, 5, 20, 20)]], ids=["empty", "crowd"])
-def test_without_a_box(rows):
+def test_data_without_boxes_give_zeros(rows):
     report = anchor_report.examine(annotations([(90, 90)] * 2, rows, crowds=[0]), SQUARE)
     assert (report.images_with_boxes, report.boxes, report.lost, report.ceiling) == (0, 0, 0, {})
 
 
-def test_the_nearest_anchor_of_each_kind_overlaps_most():
+def test_template_iou_is_the_largest_iou_with_an_anchor_of_the_template():
     boxes = np.concatenate(hard_images(np.random.default_rng(9), WIDE))
     boxes = boxes[(boxes[:, 2:] - boxes[:, :2]).min(axis=1) > 1e-3]  # float32 is too coarse for smaller ones
     levels = np.split(overlaps(boxes, WIDE), ends_of_levels(WIDE)[:-1], axis=1)
@@ -119,16 +119,16 @@ def test_the_nearest_anchor_of_each_kind_overlaps_most():
     np.testing.assert_allclose(iou, np.concatenate(by_template, axis=1), atol=1e-4)
 
 
-def test_other_scales_are_tried():
+def test_fits_list_all_scales_and_the_best_one_reaches_more_boxes():
     rows = [(0, 0, 40 * i, 30 * i, side, side) for i, side in enumerate([10, 14, 20, 28, 40])]
     truth, anchors = annotations([(512, 512)], rows), Anchors(3, 7, 3, RATIOS, 3.5, (512, 512))
     report = anchor_report.examine(truth, anchors)
     assert list(report.fits) == [1.0, 1.5, 2.0, 2.5, 3.0, 3.5, 4.0, 5.0, 6.0, 8.0]
     best = max(report.fits, key=lambda scale: report.fits[scale].reached)
     assert best < 3 and report.fits[best].mean_iou > report.fits[3.5].mean_iou + 0.02
-    again = anchor_report.examine(truth, dataclasses.replace(anchors, anchor_scale=best))
-    assert again.fits[best] == report.fits[best]
-    assert again.unreached == round((1 - again.fits[best].reached) * 5) < report.unreached
+    best_report = anchor_report.examine(truth, dataclasses.replace(anchors, anchor_scale=best))
+    assert best_report.fits[best] == report.fits[best]
+    assert best_report.unreached == round((1 - best_report.fits[best].reached) * 5) < report.unreached
 
 
 # --- the boxes of the network input ---
@@ -157,7 +157,7 @@ def test_kept_boxes_are_the_largest_that_are_not_too_small(max_instances):
     for start, end in itertools.pairwise(splits):
         rows = start + np.flatnonzero(large[start:end])
         expected += rows[largest(boxes[rows], max_instances)].tolist()
-    assert result.kept.tolist() == expected
+    assert result.selected.tolist() == expected
     assert result.too_small == np.count_nonzero(~large) > 0
     assert result.over_limit == np.count_nonzero(large) - len(expected)
     assert bool(result.over_limit) == (max_instances < 30)
@@ -168,23 +168,23 @@ def test_of_equally_large_boxes_the_first_are_kept():
     truth = annotations([(100, 100)] * 2, rows)
     boxes = anchor_report.letterboxed(truth, (128, 128))
     result = anchor_report.assign(boxes, truth.target_boxes.row_splits, SQUARE, 2, 0.0)
-    assert result.kept.tolist() == [0, 1, 3]
+    assert result.selected.tolist() == [0, 1, 3]
 
 
-def test_images_without_a_true_box_are_no_part_of_the_sample():
+def test_images_without_boxes_are_not_in_the_sample():
     rows = [(1, 0, 1, 1, 9, 9), (2, 0, 1, 1, 9, 9), (4, 0, 1, 1, 0, 9)]
     truth = annotations([(50, 50)] * 5, rows, crowds=[1])
     sample = anchor_report.sample_images(truth, 10, np.random.default_rng(0))
     assert sample.image_ids.tolist() == [102, 105]  # image 105 counts, although its box has no area
 
 
-def test_a_sample_is_drawn_by_seed():
+def test_sample_depends_on_the_seed():
     truth = annotations([(50, 50)] * 300, [(i, 0, 1, 1, 9, 9) for i in range(300)])
-    first, again, other = (
+    first, repeated, other = (
         anchor_report.sample_images(truth, 40, np.random.default_rng(seed)).image_ids.tolist()
         for seed in (0, 0, 1)
     )
-    assert first == again != other
+    assert first == repeated != other
     assert len(set(first)) == 40
     assert max(first) - min(first) > 200
 
@@ -195,21 +195,21 @@ def test_a_sample_is_drawn_by_seed():
 def test_ceiling_is_the_ap_of_pycocotools_if_only_boxes_with_an_anchor_are_found():
     truth = random_annotations(np.random.default_rng(2), 8, 60, smallest=0.005, largest=0.4)
     report = anchor_report.examine(truth, WIDE, max_instances=12, min_box_size=2.0)
-    targets, found = truth.target_boxes, []
+    targets, detected_rows = truth.target_boxes, []
     for i, (height, width) in enumerate(truth.image_sizes.tolist()):
         rows = np.arange(targets.row_splits[i], targets.row_splits[i + 1])
         place = np.float32((0, 0, *fit(height, width, WIDE.image_size)))
         boxes = np.asarray(numpy_boxes.to_letterbox(targets.boxes[rows], place, WIDE.image_size))
         large = np.flatnonzero(((boxes[:, 2:] - boxes[:, :2]) * (160, 96)).min(axis=1, initial=9) >= 2)
-        kept = large[largest(boxes[large], 12)]
-        owners = np.unique(numpy_boxes.match(boxes[kept], WIDE.boxes_normalized))
-        found += rows[kept[owners[owners >= 0]]].tolist()
-    assert 0 < len(found) < report.boxes
+        selected = large[largest(boxes[large], 12)]
+        owners = np.unique(numpy_boxes.match(boxes[selected], WIDE.boxes_normalized))
+        detected_rows += rows[selected[owners[owners >= 0]]].tolist()
+    assert 0 < len(detected_rows) < report.boxes
 
     coco = COCO()
     coco.dataset = truth.ground_truth()
     coco.createIndex()
-    detections = [coco.dataset["annotations"][row] | {"score": 1.0} for row in found]
+    detections = [coco.dataset["annotations"][row] | {"score": 1.0} for row in detected_rows]
     evaluation = COCOeval(coco, coco.loadRes(detections), "bbox")
     evaluation.evaluate()
     evaluation.accumulate()

@@ -46,7 +46,7 @@ def parsed(path, sections):
     return ParsedPage(path.read_text("utf-8"))
 
 
-def test_a_page_needs_nothing_else_and_nothing_of_the_data_becomes_markup(tmp_path):
+def test_page_loads_no_other_file_and_escapes_names(tmp_path):
     rows = [(i % 3, i % 7, 5 + i, 5, 20, 30) for i in range(14)]
     truth = dataclasses.replace(annotations([(90, 80)] * 3, rows, NASTY), origin=f"/data/{NASTY[0]}.json")
     truth.file_names[0] = NASTY_FILE
@@ -67,7 +67,7 @@ def test_a_page_needs_nothing_else_and_nothing_of_the_data_becomes_markup(tmp_pa
     assert "default-src 'none'" in content
 
 
-def test_all_kept_offenders_and_all_classes_are_on_the_page(tmp_path):
+def test_page_lists_all_stored_offenders_and_all_classes(tmp_path):
     truth = random_annotations(np.random.default_rng(0), 5, 200, num_classes=90, smallest=0.004, largest=0.05)
     offenders = [f"annotation {i} has it" for i in range(1000)]
     text = set(parsed(tmp_path / "a.html", sections_of(truth, issues_of("crowd", 4321, offenders))).text)
@@ -75,7 +75,7 @@ def test_all_kept_offenders_and_all_classes_are_on_the_page(tmp_path):
     assert {"crowd: the first 1,000 of 4,321", *(f"class {i}" for i in range(90))} <= text
 
 
-def test_another_suffix_or_place_is_one_line(tmp_path):
+def test_other_suffix_or_missing_directory_is_one_line(tmp_path):
     assert "report.pdf must end in .html" in refusal(page.check_suffix, "report.pdf")
     place = tmp_path / "missing" / "report.html"
     assert f"cannot write the report {place}: No such file" in refusal(page.write, place, [])
@@ -90,7 +90,7 @@ def text_of(*arguments):
 
 
 @pytest.mark.parametrize("num_classes", [1, 200])
-def test_text_fits_a_terminal_whatever_the_data(num_classes):
+def test_text_fits_a_terminal_for_long_names_and_many_classes(num_classes):
     truth = random_annotations(np.random.default_rng(0), 12, 140, num_classes)
     names = [f"a name of a class that is longer than any column of the table {i}" for i in range(num_classes)]
     rows = zip(truth.box_image, truth.category_ids // 10 - 1, *truth.boxes_ltwh_px.T, strict=True)
@@ -102,7 +102,7 @@ def test_text_fits_a_terminal_whatever_the_data(num_classes):
     assert all(line == line.rstrip() for line in lines)
 
 
-def test_text_has_every_kind_of_fault():
+def test_text_has_every_kind_of_issue():
     issues = Issues("made.json")
     for kind in KINDS:
         issues.add_many(kind, 1500, [f"image {i} ('{'long/' * 30}{i}.jpg') has it" for i in range(40)])
@@ -142,7 +142,7 @@ def test_text_without_boxes():
     assert text.endswith("Issues\n  none")
 
 
-def test_what_stops_comes_first():
+def test_errors_that_stop_training_come_first():
     issues = issues_of("crowd", 1, ["annotation 1"])
     issues.add("box-outside", "annotation 2")
     issues.add("image-missing", "image 3")

@@ -18,7 +18,7 @@ CASES = {
 
 @pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize("case", CASES)
-def test_figures_of_extreme_data(case):
+def test_figures_of_extreme_data_have_four_drawn_panels(case):
     image = pictures.draw_figures(*report_of(CASES[case]))
     assert image.shape == (780, 1400, 3)
     for part in np.array_split(image, 2):
@@ -96,7 +96,7 @@ def test_classes_are_named_unless_there_are_too_many_boxes(monkeypatch):
     assert named == [["cat", "x" * 12 + "…" + "x" * 11], ["", ""]]
 
 
-def test_images_of_all_shapes_have_a_place_and_those_that_cannot_be_read_have_none():
+def test_sheet_has_images_of_all_shapes_and_leaves_out_unreadable_ones():
     truth = annotations([(50, 60)] * 5, [(i, 0, 1, 1, 9, 9) for i in range(5)])
     grey = np.full((900, 1200), 77, np.uint8)
     files = [pillow("PNG", image) for image in (grey, grey[:30, :20], grey[:10], grey[:, :10], grey[:1])]

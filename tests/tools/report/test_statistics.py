@@ -55,7 +55,7 @@ EMPTY = [(2, []), (1, [(0, 1, 1, 1, 20, 20)]), (0, [])]
 
 
 @pytest.mark.parametrize(("images", "rows"), EMPTY)
-def test_without_boxes_without_images_and_with_crowds_alone(images, rows):
+def test_data_without_boxes_or_images_or_with_crowds_alone_give_zeros(images, rows):
     result = describe(annotations([(50, 60)] * images, rows, crowds=[0]))
     assert (result.images, result.boxes, len(result.box_sides_px)) == (images, 0, 0)
     assert (result.targets.num_crowds, result.boxes_per_image.tolist()) == (len(rows), [0] * images)
@@ -71,7 +71,7 @@ def test_classes_are_ordered_by_frequency_then_by_id():
     assert result.formats == {"JPEG": 1}
 
 
-def test_as_large_as_coco_in_seconds():
+def test_data_as_large_as_coco_take_less_than_ten_seconds():
     rng = np.random.default_rng(0)
     image = np.repeat(np.arange(117_000), rng.poisson(7.35, 117_000))
     columns = [image, rng.integers(0, 80, len(image)), *rng.uniform(1, 300, (4, len(image)))]
