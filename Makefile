@@ -130,7 +130,7 @@ soak: setup horovod  ## kills runs at random steps and starts them again, and in
 	$(RUN) tests/soak/soak_kills.py --app=efficientdet --ranks=2 --rounds=20
 	$(RUN) tests/soak/soak_kills.py --app=yolov4 --ranks=1 --rounds=20
 	$(RUN) tests/soak/soak_kills.py --app=yolov4 --ranks=2 --rounds=20
-	$(RUN) tests/soak/soak_saves.py --rounds=100
+	$(RUN) tests/common/training/soak_saves.py --rounds=100
 
 docker:  ## builds the images dali-detection:cpu and dali-detection (needs Docker)
 	docker build -f docker/Dockerfile.cpu -t dali-detection:cpu .

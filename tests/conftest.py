@@ -148,7 +148,7 @@ def drawn_records(drawn: pathlib.Path, once: Callable) -> pathlib.Path:
 
     def write(directory: pathlib.Path) -> None:
         from common.data.check.coco import load_coco
-        from tools.conversion.coco_to_tfrecord import write_tfrecords
+        from tests.common.record_writing import write_tfrecords
 
         directory.mkdir()
         annotations = load_coco(drawn / "instances.json", drawn / "images")

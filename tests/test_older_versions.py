@@ -26,8 +26,8 @@ import tarfile
 import numpy as np
 import pytest
 
+from tests import small_apps
 from tests.common.training.small_model import rows_of
-from tests.distributed import small_apps
 from tests.fixtures import calculations
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]

@@ -18,7 +18,7 @@ import pytest
 from absl import flags
 from horovod.runner.launch import parse_args
 
-from tests.distributed.small_apps import TINY
+from tests.small_apps import TINY
 from yolov4.darknet_weights import save_darknet
 from yolov4.model import build_model
 

@@ -9,7 +9,7 @@ import yolov4.config
 import yolov4.optimization
 from common import hparams
 from common.args import Args
-from tests.distributed import small_apps
+from tests import small_apps
 from tests.test_readme import check_flags, commands, gpus_of
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]

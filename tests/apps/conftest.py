@@ -4,13 +4,11 @@ import contextlib
 import dataclasses
 import pathlib
 import types
-import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import keras
 import numpy as np
 import pytest
-import tensorflow as tf
 
 import efficientdet.eval
 import efficientdet.export
@@ -26,7 +24,7 @@ import yolov4.predict
 import yolov4.train
 from common.data.loader import BaseLoader
 from common.data.open import open_coco
-from tests.distributed.small_apps import flag_values
+from tests.small_apps import eagerly, flag_values
 
 
 @dataclasses.dataclass(frozen=True)
@@ -122,18 +120,6 @@ def slow_for(*names: str) -> pytest.MarkDecorator:
     """Runs a test for both apps. It is slow for the apps in `names`."""
     params = [pytest.param(name, marks=pytest.mark.slow if name in names else ()) for name in APPS]
     return pytest.mark.parametrize("app", params, indirect=True, scope="session")
-
-
-@contextlib.contextmanager
-def eagerly() -> Iterator[None]:
-    """A few eager steps take less time than tracing a graph."""
-    tf.config.run_functions_eagerly(True)
-    try:
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "Even though the")
-            yield
-    finally:
-        tf.config.run_functions_eagerly(False)
 
 
 def coco_flags(data: pathlib.Path, *splits: str) -> list[str]:

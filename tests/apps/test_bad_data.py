@@ -5,10 +5,11 @@ import sys
 import pytest
 
 from common.data.check.issues import DataError
-from tests.apps.conftest import coco_flags, eagerly, either_app, slow_for
+from tests.apps.conftest import coco_flags, either_app, slow_for
 from tests.conftest import ROOT
 from tests.faults.data_set import DataSet
 from tests.refusal import refusal
+from tests.small_apps import eagerly
 
 
 @pytest.fixture

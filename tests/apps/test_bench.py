@@ -14,8 +14,9 @@ from absl import flags
 
 from common import args as shared_flags
 from common.data.open import open_source
-from tests.apps.conftest import APPS, coco_flags, eagerly, either_app
+from tests.apps.conftest import APPS, coco_flags, either_app
 from tests.refusal import refusal
+from tests.small_apps import eagerly
 from tools.benchmark import measuring, options, report, stages, worker
 from tools.benchmark.options import BenchArgs
 

@@ -10,8 +10,9 @@ import pytest
 from common.errors import UserError
 from common.evaluation import coco_metrics
 from common.evaluation.evaluate import Evaluation, evaluate
-from tests.apps.conftest import coco_flags, eagerly, either_app
+from tests.apps.conftest import coco_flags, either_app
 from tests.common.training.small_model import full_disk, rows_of
+from tests.small_apps import eagerly
 
 
 @pytest.fixture(scope="module")

@@ -18,9 +18,10 @@ from common.errors import UserError
 from common.evaluation import exported
 from common.export import export_graph, verify
 from common.weights import model_metadata, weight_files
-from tests.apps.conftest import coco_flags, eagerly, slow_for
+from tests.apps.conftest import coco_flags, slow_for
 from tests.common.export import tensorrt_stand_in
 from tests.refusal import refusal
+from tests.small_apps import eagerly
 
 
 @pytest.fixture(scope="module")

@@ -6,8 +6,9 @@ import PIL.Image
 import pytest
 from pycocotools.coco import COCO
 
-from tests.apps.conftest import eagerly, either_app
+from tests.apps.conftest import either_app
 from tests.refusal import refusal
+from tests.small_apps import eagerly
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ import pytest
 
 from common.data.check.coco import load_coco
 from tests.apps.conftest import slow_for
-from tools.conversion.coco_to_tfrecord import write_tfrecords
+from tests.common.record_writing import write_tfrecords
 
 NUM_IMAGES = 4
 

@@ -2,9 +2,9 @@ import numpy as np
 import pytest
 
 from efficientdet.predict import load_trained
-from tests.apps.conftest import coco_flags, eagerly
+from tests.apps.conftest import coco_flags
 from tests.common.training.small_model import rows_of
-from tests.distributed.small_apps import parsed, training_flags
+from tests.small_apps import eagerly, parsed, training_flags
 
 RECIPE = (
     "epochs=0,iterations=5,milestones=2,4,warmup_iterations=1,lr_schedule=milestones,reference_batch=4,"

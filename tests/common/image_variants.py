@@ -47,6 +47,12 @@ def png(
     return b"\x89PNG\r\n\x1a\n" + b"".join(chunk(name, content) for name, content in parts)
 
 
+def early_end(jpeg: bytes) -> bytes:
+    """Puts an end-of-image marker into the scan."""
+    middle = len(jpeg) * 2 // 3
+    return jpeg[:middle] + b"\xff\xd9" + bytes(58) + jpeg[middle + 60 :]
+
+
 def chunk(name: bytes, content: bytes) -> bytes:
     return struct.pack(">I", len(content)) + name + content + struct.pack(">I", zlib.crc32(name + content))
 

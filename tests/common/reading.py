@@ -10,8 +10,7 @@ from nvidia.dali import fn
 from common.data.open import open_coco, open_tfrecords
 from common.data.sources import CocoSource, ImageListSource
 from common.data.tf_readers import Random
-from tests.common.record_writing import png
-from tools.conversion.coco_to_tfrecord import write_tfrecords
+from tests.common.record_writing import png, write_tfrecords
 
 
 class Example(NamedTuple):
@@ -80,7 +79,7 @@ def first_images(source: CocoSource, size: int, kind: str, directory: pathlib.Pa
     if kind == "images":
         return ImageListSource(tuple(source.files[:size]))
     prefix = directory / f"first{size}"
-    write_tfrecords(first, source.images_dir, prefix, num_shards=min(size, 3), num_workers=1)
+    write_tfrecords(first, source.images_dir, prefix, num_shards=min(size, 3))
     return open_tfrecords(f"{prefix}-*.tfrecord")
 
 

@@ -1,10 +1,14 @@
 import io
 import os
+import pathlib
 
+import numpy as np
 import PIL.Image
 import tensorflow as tf
 
+from common.data.annotations import Annotations
 from common.data.labels import LabelMap
+from common.data.tfrecord import write_index
 
 LABELS = LabelMap((3, 17, 90), ("car", "cat", "toothbrush"))
 
@@ -27,6 +31,11 @@ def feature(value):
     if value and isinstance(value[0], int):
         return tf.train.Feature(int64_list=tf.train.Int64List(value=value))
     return tf.train.Feature(float_list=tf.train.FloatList(value=value))
+
+
+def integers(values) -> tf.train.Feature:
+    """Unlike `feature`, takes NumPy's integers, and an empty list keeps its type."""
+    return tf.train.Feature(int64_list=tf.train.Int64List(value=[int(value) for value in values]))
 
 
 def record(**changes):
@@ -57,6 +66,46 @@ def write(path, *records):
         for content in records:
             writer.write(content)
     return os.fspath(path)
+
+
+def write_tfrecords(annotations: Annotations, images_dir, prefix, *, num_shards, seed=0) -> list[str]:
+    """Writes shuffled record files with indexes and a label map, like tools/convert.py. Returns the files."""
+    order = np.random.default_rng(seed).permutation(annotations.num_images).tolist()
+    pathlib.Path(prefix).parent.mkdir(parents=True, exist_ok=True)
+    files = []
+    for shard in range(num_shards):
+        records = (of_row(annotations, row, images_dir) for row in order[shard::num_shards])
+        files.append(write(f"{prefix}-{shard:05d}-of-{num_shards:05d}.tfrecord", *records))
+        write_index(files[-1])
+    annotations.label_map.save(pathlib.Path(f"{prefix}.label_map.json"))
+    return files
+
+
+def of_row(annotations: Annotations, row: int, images_dir) -> bytes:
+    """Returns the record of an image: boxes are clipped, and boxes without area are left out."""
+    file_name = annotations.file_names[row]
+    rows = slice(*annotations.row_splits[row : row + 2])
+    boxes = annotations.clipped_boxes[0][rows]
+    has_area = (boxes[:, 2:] > boxes[:, :2]).all(axis=1)
+    left, top, right, bottom = boxes[has_area].T.tolist()
+    category_ids = annotations.category_ids[rows][has_area]
+    classes = annotations.label_map.classes_of(category_ids)
+    names = [annotations.label_map.names[i].encode() for i in classes]
+    height, width = annotations.image_sizes[row].tolist()
+    sides = {"xmin": left, "ymin": top, "xmax": right, "ymax": bottom}
+    return record(
+        encoded=pathlib.Path(images_dir, file_name).read_bytes(),
+        format=b"png" if file_name.endswith("png") else b"jpeg",
+        filename=file_name.encode(),
+        source_id=str(annotations.image_ids[row]).encode(),
+        height=height,
+        width=width,
+        object__class__text=tf.train.Feature(bytes_list=tf.train.BytesList(value=names)),
+        object__class__label=integers(category_ids),
+        object__is_crowd=integers(annotations.is_crowd[rows][has_area]),
+        object__area=annotations.areas[rows][has_area].tolist(),
+        **{f"object__bbox__{side}": edges for side, edges in sides.items()},
+    )
 
 
 def flip(path, position):

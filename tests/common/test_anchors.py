@@ -5,7 +5,6 @@ import numpy as np
 import pytest
 
 from common.anchors import Anchors
-from efficientdet.config import get_config
 
 RATIOS = [1.0, 2.0, 0.5]
 
@@ -50,19 +49,6 @@ def test_anchors_are_those_of_the_definition_in_order(arguments):
     top, left, bottom, right = anchors.boxes.T
     normalized = np.stack([left / width, top / height, right / width, bottom / height], axis=-1)
     np.testing.assert_allclose(anchors.boxes_normalized, normalized, rtol=1e-6)
-
-
-# of google/automl's EfficientDet-D0 to D7x
-COUNTS = {"0": 49_104, "1": 76_725, "2": 110_484, "3": 150_381, "4": 196_416, "5": 306_900, "6": 306_900}
-COUNTS |= {"7": 441_936, "7x": 442_260}
-
-
-@pytest.mark.parametrize(("number", "count"), COUNTS.items())
-def test_counts_of_the_published_models(number, count):
-    anchors = get_config(f"efficientdet-d{number}").anchors
-    assert anchors.num_anchors == count
-    cells = [height * width for height, width in anchors.feature_sizes]
-    assert sum(cells) * anchors.anchors_per_location == count
 
 
 def test_anchors_from_lists_and_tuples_are_equal_and_their_arrays_are_made_once():

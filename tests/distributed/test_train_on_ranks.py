@@ -12,8 +12,8 @@ import pytest
 from common.errors import UserError
 from tests.common.training.small_model import rows_of
 from tests.distributed import launching
-from tests.distributed.small_apps import IMAGES, TINY, parsed, training_flags
 from tests.fixtures.calculations import weights_of
+from tests.small_apps import IMAGES, TINY, parsed, training_flags
 
 TIMEOUT = 300
 EPOCHS, STEPS = 2, 4

@@ -19,10 +19,10 @@ from efficientdet.import_weights.tf_files import open_weights
 from efficientdet.init_from import init_from
 from efficientdet.model import build_model
 from efficientdet.predict import load_trained
-from tests.distributed.small_apps import flag_values
 from tests.efficientdet import automl_files
 from tests.efficientdet.automl_files import SHAPES, SMALL_D0, values_of, write_h5
 from tests.refusal import refusal
+from tests.small_apps import flag_values
 
 PREDICT = {f"class_net.predict/{x}": f"class_net/class-predict/{x}" for x in ("pointwise_kernel", "bias")}
 PETS = LabelMap((1, 2, 3), ("cat", "dog", "cow"))

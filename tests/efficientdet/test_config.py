@@ -99,3 +99,24 @@ def test_settings_that_cannot_be(fields, message):
 )
 def test_settings_at_the_limits(fields):
     dataclasses.replace(get_config("retinanet-rn50fpn"), **fields)
+
+
+# Anchors of google/automl's EfficientDet-D0 to D7x.
+ANCHOR_COUNTS = {
+    "0": 49_104,
+    "1": 76_725,
+    "2": 110_484,
+    "3": 150_381,
+    "4": 196_416,
+    "5": 306_900,
+    "6": 306_900,
+}
+ANCHOR_COUNTS |= {"7": 441_936, "7x": 442_260}
+
+
+@pytest.mark.parametrize(("number", "count"), ANCHOR_COUNTS.items())
+def test_anchor_counts_are_those_of_the_published_models(number, count):
+    anchors = get_config(f"efficientdet-d{number}").anchors
+    assert anchors.num_anchors == count
+    cells = [height * width for height, width in anchors.feature_sizes]
+    assert sum(cells) * anchors.anchors_per_location == count

@@ -3,8 +3,8 @@ import json
 import pytest
 
 from common.data.open import open_coco, open_source
+from tests.common.record_writing import write_tfrecords
 from tests.oracle.fuzzed import write_fuzzed_set
-from tools.conversion.coco_to_tfrecord import write_tfrecords
 
 
 @pytest.fixture(scope="module")

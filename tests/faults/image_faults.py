@@ -8,7 +8,7 @@ from collections.abc import Callable
 import numpy as np
 import PIL.Image
 
-from tests.common.image_variants import chunk, pillow
+from tests.common.image_variants import chunk, early_end, pillow
 from tests.faults.data_set import LFS_POINTER, Fault, registry
 
 FAULTS: list[Fault] = []
@@ -27,11 +27,6 @@ def rewritten(name: str, kind: str, change: Callable[[bytes], bytes], *words: st
         return [*data.words, *words]
 
     fault(kind, name)(spoil)
-
-
-def early_end(jpeg: bytes) -> bytes:
-    middle = len(jpeg) * 2 // 3
-    return jpeg[:middle] + b"\xff\xd9" + bytes(58) + jpeg[middle + 60 :]
 
 
 def as_png(jpeg: bytes) -> bytes:

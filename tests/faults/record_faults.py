@@ -9,9 +9,9 @@ import numpy as np
 import tensorflow as tf
 
 from common.data.check.coco import load_coco
+from tests.common.image_variants import early_end
 from tests.common.record_writing import feature, write
 from tests.faults.data_set import LFS_POINTER, DataSet, Fault, registry
-from tests.faults.image_faults import early_end
 from tools.conversion.coco_to_tfrecord import write_tfrecords
 
 FAULTS: list[Fault] = []

@@ -27,8 +27,8 @@ import numpy as np
 import tensorflow as tf
 
 from tests.distributed import launching
-from tests.distributed.small_apps import training_flags
 from tests.fixtures.calculations import weights_of
+from tests.small_apps import training_flags
 from tools import synthetic
 
 EPOCHS, STEPS, SAVE_EVERY = 2, 8, 2

@@ -13,8 +13,8 @@ import pytest
 
 from common import progress
 from tests.common.image_variants import pillow
-from tests.distributed.small_apps import flag_values
 from tests.refusal import refusal
+from tests.small_apps import flag_values
 from tests.tools.preprocessing import pictures_on_disk
 from tests.tools.preprocessing.reading import opened
 from tests.tools.preprocessing.source_writing import COUNT, IMAGES, WRITERS, labels_of, pixels, write_case

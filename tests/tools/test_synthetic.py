@@ -8,8 +8,8 @@ from PIL import Image
 from pycocotools.coco import COCO
 
 from tests.commands import run
-from tests.distributed.small_apps import flag_values
 from tests.refusal import refusal
+from tests.small_apps import flag_values
 from tools import synthetic
 
 

@@ -9,8 +9,8 @@ import pytest
 
 from common.weights.fine_tuning import coco_label_map
 from tests.common.weights.test_fine_tuning import values_of
-from tests.distributed.small_apps import flag_values
 from tests.refusal import refusal
+from tests.small_apps import flag_values
 from yolov4.config import get_config
 from yolov4.darknet_weights import load_darknet, save_darknet
 from yolov4.decoding import decode_boxes

@@ -3,8 +3,7 @@ import numpy as np
 from common import hparams
 from common.data.labels import LabelMap
 from common.weights import weight_files as weights
-from tests.apps.conftest import eagerly
-from tests.distributed.small_apps import parsed
+from tests.small_apps import eagerly, parsed
 from yolov4.config import get_config
 from yolov4.model import build_model
 from yolov4.model_metadata import make_metadata

@@ -19,8 +19,8 @@ from common.data.open import (
 from common.data.sources import CocoSource, ImageListSource
 from common.distributed.ranks import Ranks
 from common.errors import UserError
+from tests.common.record_writing import write_tfrecords
 from tests.refusal import refusal
-from tools.conversion.coco_to_tfrecord import write_tfrecords
 
 
 @pytest.fixture

@@ -13,8 +13,7 @@ from common.data.open import open_coco
 from common.data.readers import coco_reader, tfrecord_reader
 from common.errors import UserError
 from tests.common.reading import assert_iterator_resumes, build, first_images, ids, numbered_images, read
-from tests.common.record_writing import LABELS, record, write
-from tools.conversion.coco_to_tfrecord import write_tfrecords
+from tests.common.record_writing import LABELS, record, write, write_tfrecords
 
 
 def both_readers(source, directory):

@@ -22,8 +22,8 @@ from common.training.ema import AveragedWeights
 from common.training.run_directory import Identity
 from common.weights import model_metadata
 from tests.common.thread_ranks import together
+from tests.common.training import soak_saves
 from tests.common.training.small_model import assert_same, files_end_at, make_model, values
-from tests.soak import soak_saves
 
 OPTIMIZERS = {
     "accumulating": lambda: keras.optimizers.SGD(0.1, momentum=0.9, gradient_accumulation_steps=3),
@@ -468,7 +468,7 @@ def _die_at_call(directory, function, number, pipe):
 @pytest.mark.parametrize("function", ["replace", pytest.param("fsync", marks=pytest.mark.slow), "rmdir"])
 def test_a_kill_at_any_call_leaves_one_of_each_step(tmp_path, function):
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["tests.soak.soak_saves"])
+    context.set_forkserver_preload(["tests.common.training.soak_saves"])
     for number in range(20):
         shutil.rmtree(tmp_path)
         subject = soak_saves.Subject(tmp_path, units=9)

@@ -13,6 +13,7 @@ import tensorflow as tf
 from common.data import tfrecord
 from common.data.check.coco import load_coco
 from common.data.labels import LabelMap
+from tests.common import record_writing
 from tests.common.record_writing import record
 from tests.refusal import refusal
 from tests.tools.conversion.labelled_images import contents_of
@@ -33,6 +34,16 @@ def write(directory, prefix, num_shards=3, **options):
 def records(files):
     examples = map(tf.train.Example.FromString, tf.data.TFRecordDataset(files).as_numpy_iterator())
     return {int(e.features.feature["image/source_id"].bytes_list.value[0]): e for e in examples}
+
+
+def test_records_are_those_of_the_writer_that_other_tests_use(drawn, tmp_path):
+    annotations, images = load_coco(drawn / "instances.json"), drawn / "images"
+    files = record_writing.write_tfrecords(annotations, images, tmp_path / "a" / "t", num_shards=3)
+    converted = write(drawn, tmp_path / "b" / "t")
+    for file, other in zip(files, converted, strict=True):
+        assert records([file]) == records([other])
+    label_maps = [(tmp_path / name / "t.label_map.json").read_text() for name in "ab"]
+    assert label_maps[0] == label_maps[1]
 
 
 def test_records_hold_every_image_with_its_objects(data, tmp_path):

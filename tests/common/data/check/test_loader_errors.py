@@ -11,9 +11,8 @@ from common.data.check.issues import DataError
 from common.data.open import open_coco, open_images, open_tfrecords
 from common.data.sources import CocoSource, ImageListSource
 from common.errors import UserError
-from tests.common.image_variants import pillow
+from tests.common.image_variants import early_end, pillow
 from tests.common.record_writing import write
-from tests.faults.image_faults import early_end
 
 NOISE = np.random.default_rng(5).integers(0, 256, (60, 151, 3), np.uint8)
 REASON = "Critical error in pipeline:\n  Error in CPU operator `decoders.image`\nFailed to decode sample #3"

@@ -1,7 +1,11 @@
+import contextlib
 import importlib
 import types
+import warnings
+from collections.abc import Iterator
 from typing import Any
 
+import tensorflow as tf
 from absl import flags
 
 from common import args
@@ -32,3 +36,15 @@ def training_flags(app: str, data: object, output_dir: object, strategy: str, ba
     data_flags = [f"--train_images={data}/images", f"--train_annotations={data}/instances.json"]
     loader = ["--pipeline_type=dali_cpu", "--num_threads=1", f"--batch_size={batch_size}"]
     return [*model, *data_flags, *loader, f"--output_dir={output_dir}", f"--strategy={strategy}"]
+
+
+@contextlib.contextmanager
+def eagerly() -> Iterator[None]:
+    """A few eager steps take less time than tracing a graph."""
+    tf.config.run_functions_eagerly(True)
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "Even though the")
+            yield
+    finally:
+        tf.config.run_functions_eagerly(False)

@@ -1,6 +1,6 @@
 """Interrupts saves of checkpoints by SIGKILL and by full disks, and checks which checkpoint is then loaded.
 
-    python tests/soak/soak_saves.py --rounds=100
+    python tests/common/training/soak_saves.py --rounds=100
 
 All numbers in the checkpoint of step 7 are 7.
 """
@@ -18,7 +18,7 @@ import time
 from multiprocessing.connection import Connection
 
 if not __package__:  # run as a script: import from the repo root, exactly as the tests do
-    sys.path[0] = str(pathlib.Path(__file__).resolve().parents[2])
+    sys.path[0] = str(pathlib.Path(__file__).resolve().parents[3])
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 import keras
@@ -30,7 +30,7 @@ from common.training.ema import AveragedWeights
 from common.training.run_directory import Identity
 from common.weights.checkpoint_files import saved as saved_checkpoints
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
+ROOT = pathlib.Path(__file__).resolve().parents[3]
 STEPS_PER_EPOCH = 3
 UNITS = 40_000  # units of the model; enough that kills often hit the writing of its file (2 MB)
 
@@ -89,7 +89,7 @@ def kills(directory: pathlib.Path, rounds: int, seed: int = 0) -> list[str]:
         AssertionError: a loaded step was never saved, or is older than the last successful save.
     """
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["tests.soak.soak_saves"])
+    context.set_forkserver_preload(["tests.common.training.soak_saves"])
     draw = random.Random(seed)
     finished, lines = 0, []
     for _ in range(rounds):

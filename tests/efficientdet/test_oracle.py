@@ -10,7 +10,8 @@ from nvidia.dali import Pipeline, fn
 from efficientdet import crops
 from efficientdet.config import EfficientDetConfig, get_config
 from efficientdet.pipeline import EfficientDetPipeline
-from tests.oracle import efficientdet_crops, numpy_boxes, numpy_images
+from tests.efficientdet import numpy_crops
+from tests.oracle import numpy_boxes, numpy_images
 from tests.oracle.fuzzed import Annotated
 from tests.oracle.watched import BATCH, Batch, Draws, run_epoch
 
@@ -61,19 +62,19 @@ def batch_crops(config: EfficientDetConfig, images: list[Annotated], draws: Draw
     sizes = [image.size for image in images]
     kept = [np.ones(len(image.boxes_px), bool) for image in images]
     if config.augmentation == "scale_jitter":
-        make_crop = efficientdet_crops.jittered_crop
+        make_crop = numpy_crops.jittered_crop
         jitters = np.broadcast_to(draws.uniform(config.jitter_min, config.jitter_max), len(images))
         shares = np.stack([draws.uniform(0.0, 1.0), draws.uniform(0.0, 1.0)], axis=1)
         drawn = zip(jitters, shares, strict=True)
     elif config.augmentation == "min_iou_crop":
-        make_crop = efficientdet_crops.cropped
+        make_crop = numpy_crops.cropped
         drawn = list(zip(*draws.take("random_bbox_crop"), strict=True))
         for row, (image, crop) in enumerate(zip(images, drawn, strict=True)):
             if (crop[1] < 1).any():
                 assert_promise_of_crop(image.boxes_px, image.size, *crop)
                 kept[row] = shows_center(image.boxes_px, image.size, *crop)
     else:
-        make_crop = efficientdet_crops.resize_range_crop
+        make_crop = numpy_crops.resize_range_crop
         drawn = zip(draws.uniform(float(config.resize_min), config.resize_max + 1.0))
     crops = [make_crop(size, INPUT, *numbers) for size, numbers in zip(sizes, drawn, strict=True)]
     return [(*crop, stays) for crop, stays in zip(crops, kept, strict=True)]
@@ -176,7 +177,7 @@ def test_evaluation(fuzzed):
     plain = dataclasses.replace(PLAIN, min_box_size=augmented.min_box_size)
     for batch, images in run_epoch(EfficientDetPipeline, fuzzed, config=augmented, training=False):
         for row, image in enumerate(images):
-            window, size = efficientdet_crops.whole_image(image.size, INPUT)
+            window, size = numpy_crops.whole_image(image.size, INPUT)
             assert tuple(batch.outputs["letterbox"][row]) == (0, 0, *size)
             check(batch, row, image, (window, size, slice(None)), {"flip": False}, plain)
 
