@@ -4,6 +4,7 @@ r"""Measures how fast an app loads and trains on this machine, and what each sta
         --train_images=my/images --train_annotations=my/instances.json --json=a.json
     python tools/bench.py yolov4 --image_size=416 --batch_size=4 --what=data,model
     python tools/bench.py compare a.json b.json
+    python tools/bench.py gpu --rounds=1 --json=gpu.json        # which flags to change on this GPU
 
 Without data flags, the command uses synthetic images. `compare` also checks that both files were measured
 under the same conditions. Even on one machine, differences under 10 % mean nothing.
@@ -35,6 +36,11 @@ def main(*words: str) -> None:
             from tools.benchmark import worker
 
             worker.work(APPS[app_name], role, BenchArgs(**json.loads(values)))
+        case ("gpu",):
+            import_tensorflow()
+            from tools.benchmark import gpu
+
+            gpu.measure(BenchArgs(**args.values(flags.FLAGS, define_flags)))
         case (app_name,) if app_name in APPS:
             import_tensorflow()
             from tools.benchmark import measuring
@@ -42,7 +48,7 @@ def main(*words: str) -> None:
             app, a = APPS[app_name], BenchArgs(**args.values(flags.FLAGS, define_flags))
             measuring.measure(app, dataclasses.replace(a, model_name=a.model_name or app.model_name))
         case _:
-            raise UserError(f"give an app ({', '.join(APPS)}), or: compare OLD.json NEW.json")
+            raise UserError(f"give an app ({', '.join(APPS)}), gpu, or: compare OLD.json NEW.json")
 
 
 if __name__ == "__main__":

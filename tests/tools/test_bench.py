@@ -86,4 +86,4 @@ def test_the_command(write):
     old = write("old.json", RECORD)
     assert "data dali_cpu" in run(sys.executable, "tools/bench.py", "compare", old, old).stdout
     for words in ([], ["compare", "old.json"], ["show", "old.json", "new.json"], ["yolov5"]):
-        assert "give an app (efficientdet, yolov4), or: compare OLD.json" in refusal(bench.main, *words)
+        assert "give an app (efficientdet, yolov4), gpu, or: compare OLD.json" in refusal(bench.main, *words)

@@ -1,0 +1,152 @@
+"""Measures on one GPU which flags make the loader and the training step faster. It never ran on a GPU.
+
+Each row is one candidate of bench.py with its own flags. The file of `--json` gets each row at once. The rows
+that it already has are not measured again, so an interrupted measurement continues. Failed rows are repeated.
+"""
+
+import dataclasses
+import itertools
+import json
+import os
+import pathlib
+import tempfile
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from common.args import default_threads
+from common.data.loader import gpu_visible
+from common.errors import UserError
+from common.progress import log
+from tools.benchmark import measuring, report, rounds
+from tools.benchmark.options import APPS, BenchArgs
+from tools.benchmark.rounds import Record
+
+BATCH_SIZES = {"efficientdet": 64, "yolov4": 16}
+PAYS = 1.05  # smallest speed-up that is worth a flag
+LOADER, STEP, BOTH = "data:dali_gpu", "model", "both:dali_gpu"  # roles of worker.work
+_SET_BY_ROWS = (
+    *("model_name", "what", "pipeline_types", "baseline", "hparams", "batch_size", "num_threads"),
+    *("hw_decoder_load", "roi_decoding", "precision", "xla"),
+)
+
+
+class Row(NamedTuple):
+    """One measurement: the flags that it changes, as on a command line."""
+
+    app: str
+    role: str
+    flags: dict[str, Any]
+
+    @property
+    def text(self) -> str:
+        return " ".join(f"--{name}={value}" for name, value in self.flags.items())
+
+    @property
+    def name(self) -> str:
+        return f"{self.app} {self.role} {self.text}".rstrip()
+
+
+def all_rows(cores: int) -> list[Row]:
+    """Returns the rows for a host with `cores` CPU cores. The first rows of a role have the fewest flags."""
+    rows = []
+    for app, batch_size in BATCH_SIZES.items():
+        loader: list[dict[str, Any]] = [{}]
+        loader += [{"num_threads": n} for n in (2, 4, 8, 16, 32) if n <= cores and n != default_threads()]
+        loader += [{"hw_decoder_load": load} for load in (0.0, 0.3, 0.45, 1.0)]
+        loader += [{"batch_size": batch_size // 4}, {"batch_size": batch_size * 2}, {"roi_decoding": True}]
+        if app == "yolov4":
+            loader.append({"hparams": "mosaic_tiles=fresh"})
+        precisions = ("float32", "mixed_bfloat16", "mixed_float16")
+        step = [{"precision": p, "xla": xla} for p, xla in itertools.product(precisions, (False, True))]
+        bfloat16, compiled = step[2:4]
+        rows += [Row(app, LOADER, flags) for flags in loader]
+        rows += [Row(app, STEP, flags) for flags in (*step, compiled | {"batch_size": batch_size * 2})]
+        rows += [Row(app, BOTH, flags) for flags in (bfloat16, compiled)]
+    return rows
+
+
+def measure(a: BenchArgs) -> None:
+    """Measures all rows that --json does not have, and prints a table and a verdict.
+
+    Raises UserError without a GPU, for flags that the rows set, and if no row could be measured.
+    """
+    if not gpu_visible():
+        raise UserError("no GPU: TensorFlow and DALI must see one; check the driver with nvidia-smi")
+    default = BenchArgs()
+    for name in _SET_BY_ROWS:
+        if (getattr(a, name) or None) != (getattr(default, name) or None):
+            raise UserError(f"omit --{name}: the measurement itself sets it")
+    if not a.json:
+        raise UserError("--json=FILE is missing: it keeps the results")
+    rows, record = all_rows(len(os.sched_getaffinity(0))), open_record(a, a.json)
+    flags = {app: _checked(app, a) for app in BATCH_SIZES}
+    results = record["candidates"]
+    with tempfile.TemporaryDirectory(prefix="bench-") as logs:
+        for row in rows:
+            if "error" in results.get(row.name, {"error": "not measured"}):
+                of_row = dataclasses.replace(flags[row.app], **row.flags)
+                command = measuring.command(APPS[row.app], row.role, of_row)._replace(name=row.name)
+                results |= rounds.measure(
+                    [command], rounds=a.rounds, seconds=a.seconds, logs=pathlib.Path(logs)
+                )
+                measuring.write_json(a.json, record)
+    print("\n".join([table(results), "", *verdict(rows, results)]), flush=True)
+    log(f"wrote {a.json}")
+    if not report.succeeded(results):
+        raise UserError("nothing could be measured: the lines above name the reasons")
+
+
+def open_record(a: BenchArgs, path: str) -> Record:
+    """Returns the content of --json, or a record without rows. Raises UserError if other flags wrote it."""
+    settings = json.loads(json.dumps(dataclasses.asdict(a) | {"json": None}))
+    new = {**measuring.context(a), "app": "gpu", "title": "flags on a GPU", "data": {}, "settings": settings}
+    new |= {"candidates": {}, "stages": {}, "inference": {}, "other_cores": 0.0}
+    if not pathlib.Path(path).exists():
+        return new
+    record = report.read(path)
+    if any(record.get(name) != new[name] for name in ("app", "machine", "settings")):
+        raise UserError(f"{path} was written with other flags or on another machine: give another --json")
+    return record
+
+
+def table(results: Record) -> str:
+    lines = [["", "images/s", "CPU ms/image", "peak MB"]]
+    for name, each in report.succeeded(results).items():
+        rate, cpu = (each[key]["median"] for key in ("images_per_second", "cpu_ms_per_image"))
+        lines.append([name, f"{rate:.4g}", f"{cpu:.3g}", f"{each['peak_bytes'] / 1e6:.0f}"])
+    return report.align(lines)
+
+
+def verdict(rows: Sequence[Row], results: Record) -> list[str]:
+    """Returns which rows failed, and for each app which flags to change and what limits training."""
+    lines = [f"{name}: failed: {each['error']}" for name, each in results.items() if "error" in each]
+    rates: dict[tuple[str, str], dict[str, float]] = {}
+    for row in rows:
+        if row.name in report.succeeded(results):
+            rate = results[row.name]["images_per_second"]["median"]
+            rates.setdefault((row.app, row.role), {})[row.text] = rate
+    for app in BATCH_SIZES:
+        loader, step, both = (rates.get((app, role), {}) for role in (LOADER, STEP, BOTH))
+        default = loader.get("", 0.0)
+        gains = {text: rate / default for text, rate in loader.items() if rate > PAYS * default > 0}
+        faster = [f"{text} ({gains[text]:.2f} times)" for text in sorted(gains, key=gains.__getitem__)]
+        if default:
+            lines.append(f"{app}: the loader makes {default:.0f} images/s with its default flags.")
+            lines.append(f"{app}: faster loaders: {', '.join(faster[::-1]) or 'none'}.")
+        if step:
+            enough = next(text for text, rate in step.items() if rate * PAYS >= max(step.values()))
+            lines.append(f"{app}: train with {enough}: the step makes {step[enough]:.0f} images/s.")
+        for text, rate in both.items():
+            if default and text in step:
+                limit = "loader" if default < step[text] else "step"
+                share = rate / min(default, step[text])
+                together = f"{app}: with {text}, loader and step together make {rate:.0f} images/s"
+                lines.append(f"{together}, {share:.0%} of the slower, which is the {limit}.")
+    return lines
+
+
+def _checked(app: str, a: BenchArgs) -> BenchArgs:
+    """Returns the flags that all rows of an app share. Checks the data, or draws some."""
+    a = dataclasses.replace(a, model_name=APPS[app].model_name, batch_size=BATCH_SIZES[app])
+    config = APPS[app].make_config(a)
+    return measuring.with_data(APPS[app], a, config, ["dali_gpu"], needed=True)[0]
