@@ -11,16 +11,15 @@ DEMO_EVAL_IMAGES := 100
 DEMO_FLAGS :=
 BENCH := runs/bench
 BENCH_FLAGS := --rounds=3
-GPU_CHECK := runs/gpu-check
 PICTURES := runs/pictures
 BCCD := runs/accuracy/data/bccd
-GPU_CHECK_FLAGS :=
+BENCH_GPU_FLAGS := --rounds=1
 JOBS ?= 2
 CHECKS := tests/test_older_versions.py tests/apps/test_determinism.py tests/distributed/test_stop_and_resume.py \
   tests/test_structure.py
 APPS := efficientdet yolov4
 
-.PHONY: help setup horovod torch demo demo-yolov4 demo-clean check test test-long test-all test-gpu gpu-check bench soak pictures docker docker-test lint format clean
+.PHONY: help setup horovod torch demo demo-yolov4 demo-clean check test test-long test-all test-gpu bench bench-gpu soak pictures docker docker-test lint format clean
 
 help:  ## lists all targets
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -114,16 +113,16 @@ test-long: horovod torch  ## runs only the long tests: the commands of the pages
 
 test-all: test test-long  ## runs all tests
 
-test-gpu: horovod  ## runs only the tests that need a GPU
-	$(RUN) -m pytest -m gpu
-
-gpu-check: setup  ## tests everything that needs a GPU and reports which flags to change; an interrupted check continues (takes hours; never ran)
+test-gpu: setup  ## runs the tests that need a GPU, each file in a process of its own (takes hours; never ran)
 	-@$(MAKE) --no-print-directory horovod
-	$(RUN) tools/gpu_check.py --output_dir=$(GPU_CHECK) $(GPU_CHECK_FLAGS)
+	$(RUN) tests/gpu/run.py
 
 bench: setup  ## measures loaders, training steps and both together, and each stage of a loader (15 minutes on two cores)
 	$(RUN) tools/bench.py efficientdet --batch_size=8 --json=$(BENCH)/efficientdet.json $(BENCH_FLAGS)
 	$(RUN) tools/bench.py yolov4 --image_size=416 --batch_size=4 --json=$(BENCH)/yolov4.json $(BENCH_FLAGS)
+
+bench-gpu: setup  ## measures on a GPU which flags to change; an interrupted measurement continues (an hour; never ran)
+	$(RUN) tools/bench.py gpu --json=$(BENCH)/gpu.json $(BENCH_GPU_FLAGS)
 
 soak: setup horovod  ## kills runs at random steps and starts them again, and interrupts saves (about two hours)
 	$(RUN) tests/soak/soak_kills.py --app=efficientdet --ranks=1 --rounds=20

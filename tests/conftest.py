@@ -25,7 +25,7 @@ os.environ["XDG_CACHE_HOME"] = _CACHE.name
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # true in background jobs; children inherit it
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-with contextlib.suppress(OSError):  # raised where there is no driver
+with contextlib.suppress(OSError, ModuleNotFoundError):  # without a driver, or where only DALI is installed
     ctypes.CDLL("libcuda.so.1")
     import tensorflow as tf
 

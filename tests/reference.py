@@ -22,7 +22,7 @@ OTHERS = (
     *("efficientdet/automl_weights.py", "yolov4/darknet_weights.py", "yolov4/fit_anchors.py"),
     *("tools/synthetic.py", "tools/check_data.py", "tools/convert.py", "tools/preprocess.py"),
     "tools/bench.py",
-    *("benchmarks/accuracy_data.py", "benchmarks/accuracy.py", "tools/gpu_check.py"),
+    *("benchmarks/accuracy_data.py", "benchmarks/accuracy.py"),
 )
 ABOUT = """Set them by `--hparams=name=value,...` or by a YAML file. The table of models at the end of each
 `config.py` replaces some of these defaults for each model. `run.json` in a run's directory has all values.

@@ -1,3 +1,5 @@
+"""Tests that batches of a GPU loader stay on the GPU. No test with the mark `gpu` ever ran on a GPU."""
+
 import types
 from collections.abc import Callable
 
@@ -11,12 +13,24 @@ from tensorflow.python.eager import context
 import efficientdet.train
 from common import hparams
 from common.data import loader
+from common.data.open import open_coco
 from common.distributed.ranks import Ranks
 from common.training import input_feed
 from efficientdet.model import build_model
+from tests.apps.conftest import APPS
 
 INPUT = (64, 96)
 NUM_CLASSES = 3
+
+
+@pytest.fixture(scope="module", params=APPS)
+def app(request):
+    return APPS[request.param]
+
+
+@pytest.fixture(scope="module")
+def source(drawn):
+    return open_coco(drawn / "images", drawn / "instances.json")
 
 
 @pytest.fixture
