@@ -1,4 +1,4 @@
-"""Detects objects in images or in a video with a trained EfficientDet, and draws them.
+r"""Detects objects in images or in a video with a trained EfficientDet, and draws them.
 
     python efficientdet/infer.py --weights=runs/demo-efficientdet --images='photos/*.jpg' --output_dir=found
     python efficientdet/infer.py --weights=runs/demo-efficientdet --images=clip.mp4 --output_dir=found

@@ -1,6 +1,6 @@
-"""Checks a data set before a long run, and reports its errors and its contents.
+r"""Checks a data set before a long run, and reports its errors and its contents.
 
-    python tools/check_data.py --images=coco/train2017 \\
+    python tools/check_data.py --images=coco/train2017 \
         --annotations=coco/annotations/instances_train2017.json --decode --report=report.html
 
 For TFRecords, give --file_pattern='records/train-*.tfrecord' instead. --eval_images and --eval_annotations

@@ -1,4 +1,4 @@
-"""Detects objects in images or in a video with a trained YOLOv4, and draws them.
+r"""Detects objects in images or in a video with a trained YOLOv4, and draws them.
 
     python yolov4/infer.py --weights=runs/demo-yolov4 --images='photos/*.jpg' --output_dir=found
     python yolov4/infer.py --weights=runs/demo-yolov4 --images=clip.mp4 --output_dir=found

@@ -5,7 +5,7 @@ The pictures are uint8 arrays. pyplot is not used, so drawing works without a di
 
 import io
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import PIL.Image
@@ -18,13 +18,12 @@ from PIL import ImageDraw, ImageOps
 from common.data.annotations import Annotations
 from common.data.check.image_headers import PILLOW_ERRORS
 from common.evaluation.drawing import BACKGROUND, as_rgb, draw_boxes, font
-from tools.report.anchors import AnchorReport
+from tools.report.anchors import AnchorReport, Level
 from tools.report.page import number, printable, shorten
-from tools.report.statistics import LARGE, SMALL, DataStatistics
+from tools.report.statistics import LARGE, SMALL, ClassCount, DataStatistics
 
-WIDTH = 1400  # pixels
+WIDTH, HEIGHT = 1400, 780  # pixels
 _DPI = 100
-_HEIGHT = 3.9  # inches
 _COLOUR = "#4477aa"
 _ACCENT = "#cc6677"
 
@@ -46,61 +45,61 @@ _CAPTION_HEIGHT = 24
 
 
 def draw_figures(statistics: DataStatistics, anchors: AnchorReport) -> np.ndarray:
-    """Draws PANELS, two in a row, as uint8 (H, WIDTH, 3)."""
-    rows = -(-len(PANELS) // 2)
+    """Draws four figures, uint8 (HEIGHT, WIDTH, 3): classes, sizes and shapes of boxes, anchor levels."""
     layout = ConstrainedLayoutEngine(w_pad=0.1, h_pad=0.1)  # inches
-    figure = Figure(figsize=(WIDTH / _DPI, rows * _HEIGHT), dpi=_DPI, layout=layout)
+    figure = Figure(figsize=(WIDTH / _DPI, HEIGHT / _DPI), dpi=_DPI, layout=layout)
     canvas = FigureCanvasAgg(figure)
-    for axes, (title, panel) in zip(figure.subplots(rows, 2).ravel(), PANELS.items(), strict=True):
-        axes.set_title(title)
+    panels = figure.subplots(2, 2).ravel()
+    for axes in panels:
         axes.spines[["top", "right"]].set_visible(False)
-        panel(axes, statistics, anchors)
+    plot_classes(panels[0], statistics.classes)
+    plot_sizes(panels[1], statistics.box_sides_px)
+    plot_aspects(panels[2], statistics.box_aspects)
+    plot_levels(panels[3], anchors.levels)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Glyph")  # the font lacks characters of some scripts
         canvas.draw()
     return np.asarray(canvas.buffer_rgba())[..., :3]
 
 
-def _classes(axes: Axes, statistics: DataStatistics, _: AnchorReport) -> None:
-    boxes = [row.boxes for row in statistics.classes]
+def plot_classes(axes: Axes, classes: Sequence[ClassCount]) -> None:
+    """Draws a bar for each class, with a logarithmic scale if some classes are rare."""
+    boxes = [row.boxes for row in classes]
     axes.bar(range(len(boxes)), boxes, color=_COLOUR)
     if boxes[0] > 100 * max(boxes[-1], 1):
         axes.set_yscale("symlog", linthresh=1)
-    axes.set_ylabel("boxes")
+    axes.set(title="boxes of each class", ylabel="boxes")
     if len(boxes) > NAMED_CLASSES:
         axes.set_xlabel("classes, the most frequent first")
         return
-    names = [shorten(row.name, LABEL_LENGTH) for row in statistics.classes]
+    names = [shorten(row.name, LABEL_LENGTH) for row in classes]
     axes.set_xticks(range(len(names)), names, rotation=45, ha="right", fontsize="small")
     for label in axes.get_xticklabels():
         label.set_parse_math(False)  # in a name, $ does not begin a formula
 
 
-def _box_sizes(axes: Axes, statistics: DataStatistics, _: AnchorReport) -> None:
-    label = "square root of the area, pixels of the image; lines: COCO's limits"
-    _histogram(axes, statistics.box_sides_px, label, lines=(SMALL**0.5, LARGE**0.5))
+def plot_sizes(axes: Axes, box_sides_px: np.ndarray) -> None:
+    axes.set(title="box sizes", xlabel="square root of the area, pixels of the image; lines: COCO's limits")
+    _plot_histogram(axes, box_sides_px, lines=(SMALL**0.5, LARGE**0.5))
 
 
-def _aspects(axes: Axes, statistics: DataStatistics, _: AnchorReport) -> None:
-    _histogram(axes, statistics.box_aspects, "width / height", lines=(1,))
+def plot_aspects(axes: Axes, box_aspects: np.ndarray) -> None:
+    axes.set(title="aspect ratios of the boxes", xlabel="width / height")
+    _plot_histogram(axes, box_aspects, lines=(1,))
 
 
-def _levels(axes: Axes, _: DataStatistics, anchors: AnchorReport) -> None:
-    names = [
-        f"level {level.level}\n{level.smallest:.0f} to {level.largest:.0f} px" for level in anchors.levels
-    ]
+def plot_levels(axes: Axes, levels: Sequence[Level]) -> None:
+    names = [f"level {level.level}\n{level.smallest:.0f} to {level.largest:.0f} px" for level in levels]
     places = np.arange(len(names))
-    axes.bar(
-        places - 0.2, [level.reached for level in anchors.levels], 0.4, color=_COLOUR, label="IoU above 0.5"
-    )
-    axes.bar(places + 0.2, [level.best for level in anchors.levels], 0.4, color="0.7", label="best anchor")
+    axes.bar(places - 0.2, [level.reached for level in levels], 0.4, color=_COLOUR, label="IoU above 0.5")
+    axes.bar(places + 0.2, [level.best for level in levels], 0.4, color="0.7", label="best anchor")
     axes.set_xticks(places, names, fontsize="small")
-    axes.set_ylabel("boxes")
+    axes.set(title="boxes that each anchor level matches", ylabel="boxes")
     axes.legend(fontsize="small", frameon=False)
 
 
-def _histogram(axes: Axes, values: np.ndarray, label: str, lines: tuple[float, ...]) -> None:
-    axes.set(xlabel=label, ylabel="boxes")
+def _plot_histogram(axes: Axes, values: np.ndarray, lines: tuple[float, ...]) -> None:
+    axes.set_ylabel("boxes")
     axes.set_xscale("log", base=2)
     axes.xaxis.set_major_formatter(lambda value, _: number(value))
     for line in lines:
@@ -110,14 +109,6 @@ def _histogram(axes: Axes, values: np.ndarray, label: str, lines: tuple[float, .
         low, high = np.floor(np.log2(values.min())), np.floor(np.log2(values.max())) + 1
         edges = 2.0 ** np.linspace(low, high, int(high - low) * BINS_PER_DOUBLING + 1)
         axes.hist(values, edges.tolist(), color=_COLOUR, edgecolor="white")
-
-
-PANELS = {
-    "boxes of each class": _classes,
-    "box sizes": _box_sizes,
-    "aspect ratios of the boxes": _aspects,
-    "boxes that each anchor level matches": _levels,
-}
 
 
 # --- images with their boxes ---

@@ -7,6 +7,7 @@ from tests.common.image_variants import pillow
 from tests.common.made_annotations import annotations, random_annotations
 from tests.tools.report.made_reports import NASTY, report_of
 from tools.report import pictures
+from tools.report.statistics import describe
 
 CASES = {
     "one image, one class": annotations([(90, 80)], [(0, 0, 5, 5, 20, 30)], ["cat"]),
@@ -26,34 +27,42 @@ def test_figures_of_extreme_data_have_four_drawn_panels(case):
             assert (panel < 128).mean() > 0.001
 
 
-def drawn(title, report):
-    axes = Figure().subplots()
-    pictures.PANELS[title](axes, *report)
-    return axes
-
-
 def heights(axes):
     return [bar.get_height() for bar in axes.patches]
 
 
 def test_bars_are_the_numbers_of_the_report():
-    numbers, anchors = report = report_of(CASES["90 classes"])
-    axes = drawn("boxes of each class", report)
-    assert heights(axes) == [row.boxes for row in numbers.classes]
+    statistics, anchors = report_of(CASES["90 classes"])
+    axes = Figure().subplots()
+    pictures.plot_classes(axes, statistics.classes)
+    assert heights(axes) == [row.boxes for row in statistics.classes]
     assert axes.get_xlabel() and axes.get_yscale() == "linear"
-    expected = [level.reached for level in anchors.levels] + [level.best for level in anchors.levels]
-    assert heights(drawn("boxes that each anchor level matches", report)) == expected
-    for title, lines in (("box sizes", [32, 96]), ("aspect ratios of the boxes", [1])):
-        axes = drawn(title, report)
-        assert sum(heights(axes)) == numbers.boxes
-        assert [line.get_xdata()[0] for line in axes.lines] == lines
-        left, right = (bar.get_x() for bar in axes.patches[:2])
-        assert right / left == pytest.approx(2**0.25)
+
+    axes = Figure().subplots()
+    pictures.plot_levels(axes, anchors.levels)
+    assert heights(axes) == [level.reached for level in anchors.levels] + [row.best for row in anchors.levels]
+
+
+@pytest.mark.parametrize(
+    ("plot", "field", "lines"),
+    [(pictures.plot_sizes, "box_sides_px", [32, 96]), (pictures.plot_aspects, "box_aspects", [1])],
+)
+def test_histograms_count_every_box_in_quarter_octaves(plot, field, lines):
+    statistics, _ = report_of(CASES["90 classes"])
+    axes = Figure().subplots()
+    plot(axes, getattr(statistics, field))
+    edges = [bar.get_x() for bar in axes.patches]
+    edges.append(edges[-1] * 2**0.25)
+    np.testing.assert_allclose(np.diff(np.log2(edges)), 0.25, rtol=1e-6)
+    assert heights(axes) == np.histogram(getattr(statistics, field), edges)[0].tolist()
+    assert sum(heights(axes)) == statistics.boxes
+    assert [line.get_xdata()[0] for line in axes.lines] == lines
 
 
 def test_classes_are_named_where_there_is_room_and_rare_ones_are_seen():
     rows = [(0, 0, 1, 1, 9, 9)] * 101 + [(0, 1, 1, 1, 9, 9)]
-    axes = drawn("boxes of each class", report_of(annotations([(90, 80)], rows, ["x" * 40, "dog"])))
+    axes = Figure().subplots()
+    pictures.plot_classes(axes, describe(annotations([(90, 80)], rows, ["x" * 40, "dog"])).classes)
     assert [label.get_text() for label in axes.get_xticklabels()] == ["x" * 11 + "…" + "x" * 10, "dog"]
     assert axes.get_yscale() == "symlog"
 
