@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from nvidia.dali import fn, types
+from nvidia.dali import math as dali_math
 from nvidia.dali.data_node import DataNode
 
 # Means and standard deviations of RGB pixels (0 to 255) in ImageNet. Source: google/automl,
@@ -43,6 +44,11 @@ GRAPH = Api()
 
 
 # --- images ---
+
+
+def source_size(jpegs: DataNode) -> DataNode:
+    """Reads the stored height and width from an image's header, int32 (2,). Ignores EXIF orientation."""
+    return int32(fn.peek_image_shape(jpegs, adjust_orientation=False)[0:2])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -148,6 +154,20 @@ def place(
 def xyxy(yx: DataNode) -> DataNode:
     """Converts (y, x), an array (2,) of any number type, to (x, y, x, y), a float32 array (1, 4)."""
     return fn.coord_transform(fn.expand_dims(yx, axes=[0]), M=YX_TO_XYXY)
+
+
+def boxes_to_window(boxes: DataNode, size: DataNode, window: DataNode) -> DataNode:
+    """Converts boxes normalised by the image to boxes normalised by the window, clipped to the window.
+
+    Boxes outside the window lose their area, and `select_boxes` drops them later.
+
+    Args:
+        boxes: float32 (N, 4), ltrb.
+        size: int32 (2,), height and width of the image in pixels.
+        window: int32 (4,), top, left, height, width in pixels of the image.
+    """
+    boxes_px = boxes * xyxy(size) - xyxy(window[0:2])
+    return dali_math.clamp(boxes_px / xyxy(window[2:4]), 0.0, 1.0)
 
 
 def pad_boxes(boxes: DataNode, labels: DataNode, max_instances: int) -> tuple[DataNode, DataNode]:

@@ -1,86 +1,84 @@
-"""Augmentations in DALI that are off by default: rotation, RandAugment, TrivialAugment and cutout.
+"""Augmentations of EfficientDet's training images in DALI. Each has fields in config.py that turn it on.
 
-    --augmentation_preset=strong
-    --hparams=rotation=5,cutout_prob=0.5
-
-Images may be on the GPU; boxes and labels are on the CPU.
+Images may be on the GPU; boxes and labels are on the CPU. common/augmentations.py has the augmentations that
+both apps use.
 """
 
-import warnings
-from typing import TYPE_CHECKING, Any
+import math
 
 from nvidia.dali import fn, types
-from nvidia.dali.auto_aug import rand_augment, trivial_augment
+from nvidia.dali import math as dali_math
 from nvidia.dali.data_node import DataNode
 
-from common.dali_ops import int32, uniform
+from common.augmentations import auto_augment, random_cutout, random_rotation
+from common.dali_ops import IMAGENET_MEAN, int32, uniform
+from efficientdet.config import EfficientDetConfig
 
-if TYPE_CHECKING:
-    from efficientdet.config import EfficientDetConfig
-
-# These operations are left out, because DALI would not move the boxes with the pixels.
-MOVES_PIXELS = ("shear_x", "shear_y", "translate_x", "translate_y", "rotate")
-RAND_AUGMENT = [op for op in rand_augment.get_rand_augment_suite() if op.name not in MOVES_PIXELS]
-TRIVIAL_AUGMENT = [
-    op for op in trivial_augment.get_trivial_augment_wide_suite() if op.name not in MOVES_PIXELS
-]
-CUTOUT_SIDE = (0.1, 0.4)  # square's side / image's shorter side; arXiv 1708.04552 section 4.1: 0.25 and 0.5
+# GridMask (arXiv 2001.04086) divides the image into tiles and blacks out one square in each tile.
+GRID_MASK_RATIO = 0.4  # side of the square / side of the tile; this is 1 - r in the paper
+GRID_MASK_TILE = (0.2, 0.6)  # side of the tile / shorter side of the network input
+GRID_MASK_ANGLE = math.radians(10)  # google/automl efficientdet/aug/gridmask.py
 
 
-def random_rotation(
-    images: DataNode, boxes: DataNode, labels: DataNode, degrees: float, fill: float
+def augment(
+    config: EfficientDetConfig, images: DataNode, boxes: DataNode, labels: DataNode
 ) -> tuple[DataNode, DataNode, DataNode]:
-    """Rotates an image about its centre by a random angle. The size of the image does not change.
+    """Applies the random changes. New stages belong here.
 
     Args:
-        images: uint8 (h, w, 3).
-        boxes: float32 (N, 4), ltrb normalised by the image.
+        images: uint8 (h, w, 3), a resized crop.
+        boxes: float32 (N, 4), ltrb normalised by the crop.
         labels: int32 (N,), 1-based.
-        degrees: the largest angle in both directions.
-        fill: the grey level that fills the empty corners.
-
-    Returns:
-        The image; the boxes that enclose the rotated boxes, clipped to the image; their labels.
     """
-    angle = uniform(-degrees, degrees)
-    sides = boxes[:, 2:4] - boxes[:, 0:2]
-    # fn.bbox_rotate gives an area to boxes without area, so mark these boxes with label 0.
-    labels = labels * fn.reductions.min(int32(sides > 0), axes=[1])
-    rotated: Any = fn.bbox_rotate(
-        boxes, labels, angle=angle, input_shape=images.shape()[0:2], keep_size=True, remove_threshold=0.0
+    if config.flip_prob:
+        images, boxes = random_flip(images, boxes, config.flip_prob)
+    if config.rotation:
+        fill = sum(IMAGENET_MEAN) / 3  # fn.rotate fills corners with one level for all channels
+        images, boxes, labels = random_rotation(images, boxes, labels, config.rotation, fill)
+    if config.auto_augment != "none":
+        ops, magnitude = config.rand_augment_ops, config.rand_augment_magnitude
+        images = auto_augment(images, config.auto_augment, ops, magnitude)
+    if config.grid_mask_prob:
+        images = random_grid_mask(images, config.image_size, config.grid_mask_prob)
+    if config.brightness or config.contrast or config.saturation or config.hue:
+        images = random_color(images, config.brightness, config.contrast, config.saturation, config.hue)
+    if config.cutout_prob:
+        images = random_cutout(images, config.cutout_prob, IMAGENET_MEAN)
+    return images, boxes, labels
+
+
+def random_flip(images: DataNode, boxes: DataNode, prob: float) -> tuple[DataNode, DataNode]:
+    """Mirrors image and boxes horizontally with probability `prob`."""
+    coin = fn.random.coin_flip(probability=prob)
+    flipped = fn.flip(images, horizontal=coin)
+    return flipped, fn.bb_flip(boxes, horizontal=coin, ltrb=True)
+
+
+def random_grid_mask(images: DataNode, image_size: tuple[int, int], prob: float) -> DataNode:
+    """Blacks out a randomly rotated and shifted grid of squares; boxes do not change (arXiv 2001.04086)."""
+    tile = uniform(*GRID_MASK_TILE) * float(min(image_size))
+    chosen = fn.cast(fn.random.coin_flip(probability=prob), dtype=types.FLOAT)
+    return fn.grid_mask(
+        images,
+        tile=int32(dali_math.max(tile, 2.0)),
+        ratio=GRID_MASK_RATIO * chosen,  # a ratio of 0 masks nothing
+        angle=uniform(-GRID_MASK_ANGLE, GRID_MASK_ANGLE),
+        shift_x=uniform(0.0, 1.0) * tile,
+        shift_y=uniform(0.0, 1.0) * tile,
     )
-    boxes, labels = rotated
-    images = fn.rotate(images, angle=angle, keep_size=True, fill_value=fill)
-    return images, boxes * fn.expand_dims(labels > 0, axes=[1]), labels
 
 
-def is_conditional(config: "EfficientDetConfig") -> bool:
-    """Returns whether the pipeline needs enable_conditionals=True. DALI's auto_aug needs it."""
-    return config.auto_augment != "none"
+def random_color(
+    images: DataNode, brightness: float, contrast: float, saturation: float, hue: float
+) -> DataNode:
+    """Changes the colours at random.
 
-
-def auto_augment(images: DataNode, config: "EfficientDetConfig") -> DataNode:
-    """Applies RandAugment (arXiv 1909.13719) or TrivialAugment (2103.10158) to an image, uint8 (h, w, 3)."""
-    # Hide DALI 2.4's warnings about deprecated operator names, which DALI itself uses.
-    with warnings.catch_warnings(record=True):
-        if config.auto_augment == "trivial":
-            images = trivial_augment.apply_trivial_augment(TRIVIAL_AUGMENT, images)
-        else:
-            ops, magnitude = config.rand_augment_ops, config.rand_augment_magnitude
-            images = rand_augment.apply_rand_augment(RAND_AUGMENT, images, ops, magnitude)
-    return images
-
-
-def random_cutout(images: DataNode, prob: float, fill: tuple[float, ...]) -> DataNode:
-    """Cutout (arXiv 1708.04552): fills a random square that may cross the image's edge. Keeps the boxes.
-
-    Args:
-        images: (h, w, 3), any dtype.
-        prob: probability that an image gets a square.
+    `hue` is the largest change in degrees. Each other argument x means a random factor from 1 - x to 1 + x.
     """
-    chosen = fn.random.coin_flip(probability=prob)
-    size = fn.cast(images.shape()[0:2], dtype=types.FLOAT)
-    side = uniform(*CUTOUT_SIDE) * fn.reductions.min(size) * chosen
-    center = fn.random.uniform(range=(0.0, 1.0), shape=[2]) * size
-    square = fn.stack(side, side)
-    return fn.erase(images, anchor=center - square / 2, shape=square, axes=[0, 1], fill_value=list(fill))
+    return fn.color_twist(
+        images,
+        brightness=uniform(1 - brightness, 1 + brightness),
+        contrast=uniform(1 - contrast, 1 + contrast),
+        saturation=uniform(1 - saturation, 1 + saturation),
+        hue=uniform(-hue, hue),
+    )

@@ -6,7 +6,7 @@ NVIDIA/retinanet-examples odtk/dali.py and odtk/data.py.
 
 from typing import Any, NamedTuple
 
-from nvidia.dali import fn, types
+from nvidia.dali import fn
 from nvidia.dali import math as dali_math
 from nvidia.dali.data_node import DataNode
 
@@ -28,14 +28,9 @@ class CropResize(NamedTuple):
     size: DataNode  # (2,): height, width in pixels of the network input, at most image_size
 
 
-def source_size(jpegs: DataNode) -> DataNode:
-    """Reads the stored height and width from an image's header, float32 (2,). Ignores EXIF orientation."""
-    return fn.cast(fn.peek_image_shape(jpegs, adjust_orientation=False)[0:2], dtype=types.FLOAT)
-
-
 def whole_image(size: DataNode, image_size: tuple[int, int]) -> CropResize:
     """Takes the whole image, scaled to fit the network input."""
-    return _fit(fn.cat([0, 0], int32(size)), image_size)
+    return _fit(fn.cat([0, 0], size), image_size)
 
 
 def jittered_crop(
@@ -90,7 +85,7 @@ def min_iou_crop(
         boxes,
         labels,
         bbox_layout="xyXY",
-        input_shape=int32(size),
+        input_shape=size,
         shape_layout="HW",  # DALI expects (width, height) by default, and does not check the order
         aspect_ratio=list(CROP_ASPECT),
         thresholds=list(CROP_THRESHOLDS),

@@ -1,84 +1,93 @@
-"""Augmentations in DALI that are off by default: rotation, RandAugment, TrivialAugment and cutout.
+"""Augmentations of YOLOv4's training images in DALI. Each has fields in config.py that turn it on.
 
-    --augmentation_preset=strong
-    --hparams=rotation=5,cutout_prob=0.5
-
-Images may be on the GPU; boxes and labels are on the CPU.
+Images may be on the GPU; boxes and labels are on the CPU. common/augmentations.py has the augmentations that
+both apps use.
 """
 
-import warnings
-from typing import TYPE_CHECKING, Any
-
 from nvidia.dali import fn, types
-from nvidia.dali.auto_aug import rand_augment, trivial_augment
+from nvidia.dali import math as dali_math
 from nvidia.dali.data_node import DataNode
 
-from common.dali_ops import int32, uniform
-
-if TYPE_CHECKING:
-    from yolov4.config import YOLOv4Config
-
-# These operations are left out, because DALI would not move the boxes with the pixels.
-MOVES_PIXELS = ("shear_x", "shear_y", "translate_x", "translate_y", "rotate")
-RAND_AUGMENT = [op for op in rand_augment.get_rand_augment_suite() if op.name not in MOVES_PIXELS]
-TRIVIAL_AUGMENT = [
-    op for op in trivial_augment.get_trivial_augment_wide_suite() if op.name not in MOVES_PIXELS
-]
-CUTOUT_SIDE = (0.1, 0.4)  # square's side / image's shorter side; arXiv 1708.04552 section 4.1: 0.25 and 0.5
+from common.augmentations import auto_augment, random_cutout, random_rotation
+from common.dali_ops import uniform
+from yolov4.config import FILL, YOLOv4Config
 
 
-def random_rotation(
-    images: DataNode, boxes: DataNode, labels: DataNode, degrees: float, fill: float
+def augment(
+    config: YOLOv4Config, images: DataNode, boxes: DataNode, labels: DataNode
 ) -> tuple[DataNode, DataNode, DataNode]:
-    """Rotates an image about its centre by a random angle. The size of the image does not change.
+    """Rotates an image, then applies `augment_pixels`. New stages belong here.
 
     Args:
-        images: uint8 (h, w, 3).
-        boxes: float32 (N, 4), ltrb normalised by the image.
+        images: uint8 (h, w, 3), a resized and flipped crop.
+        boxes: float32 (N, 4), ltrb normalised by the crop; some may have no area.
         labels: int32 (N,), 1-based.
-        degrees: the largest angle in both directions.
-        fill: the grey level that fills the empty corners.
 
     Returns:
-        The image; the boxes that enclose the rotated boxes, clipped to the image; their labels.
+        The image, float32 (h, w, 3) in [0, 1]; its boxes; their labels.
     """
-    angle = uniform(-degrees, degrees)
-    sides = boxes[:, 2:4] - boxes[:, 0:2]
-    # fn.bbox_rotate gives an area to boxes without area, so mark these boxes with label 0.
-    labels = labels * fn.reductions.min(int32(sides > 0), axes=[1])
-    rotated: Any = fn.bbox_rotate(
-        boxes, labels, angle=angle, input_shape=images.shape()[0:2], keep_size=True, remove_threshold=0.0
-    )
-    boxes, labels = rotated
-    images = fn.rotate(images, angle=angle, keep_size=True, fill_value=fill)
-    return images, boxes * fn.expand_dims(labels > 0, axes=[1]), labels
+    if config.rotation:
+        images, boxes, labels = random_rotation(images, boxes, labels, config.rotation, FILL)
+    (images,) = augment_pixels(config, [images])
+    return images, boxes, labels
 
 
-def is_conditional(config: "YOLOv4Config") -> bool:
-    """Returns whether the pipeline needs enable_conditionals=True. DALI's auto_aug needs it."""
-    return config.auto_augment != "none"
+def augment_pixels(config: YOLOv4Config, images: list[DataNode]) -> list[DataNode]:
+    """Applies augmentations that move no pixels to one image, or to the four images of a fresh mosaic."""
+    if config.auto_augment != "none":
+        ops, magnitude = config.rand_augment_ops, config.rand_augment_magnitude
+        images = [auto_augment(image, config.auto_augment, ops, magnitude) for image in images]
+    images = random_hsv(images, config.hue, config.saturation, config.exposure)
+    if config.cutout_prob:
+        images = [random_cutout(image, config.cutout_prob, (FILL / 255,) * 3) for image in images]
+    return images
 
 
-def auto_augment(images: list[DataNode], config: "YOLOv4Config") -> list[DataNode]:
-    """Applies RandAugment (arXiv 1909.13719) or TrivialAugment (2103.10158) to images, uint8 (h, w, 3)."""
-    ops, magnitude = config.rand_augment_ops, config.rand_augment_magnitude
-    # Hide DALI 2.4's warnings about deprecated operator names, which DALI itself uses.
-    with warnings.catch_warnings(record=True):
-        if config.auto_augment == "trivial":
-            return [trivial_augment.apply_trivial_augment(TRIVIAL_AUGMENT, image) for image in images]
-        return [rand_augment.apply_rand_augment(RAND_AUGMENT, image, ops, magnitude) for image in images]
+def random_flip(place: DataNode, image_size: DataNode, prob: float) -> tuple[DataNode, DataNode]:
+    """Decides with probability `prob` to mirror an image.
 
-
-def random_cutout(images: DataNode, prob: float, fill: tuple[float, ...]) -> DataNode:
-    """Cutout (arXiv 1708.04552): fills a random square that may cross the image's edge. Keeps the boxes.
-
-    Args:
-        images: (h, w, 3), any dtype.
-        prob: probability that an image gets a square.
+    Returns:
+        int32 (), 1 to mirror the image, else 0; the place of the image after mirroring.
     """
-    chosen = fn.random.coin_flip(probability=prob)
-    size = fn.cast(images.shape()[0:2], dtype=types.FLOAT)
-    side = uniform(*CUTOUT_SIDE) * fn.reductions.min(size) * chosen
-    center = fn.random.uniform(range=(0.0, 1.0), shape=[2]) * size
-    square = fn.stack(side, side)
-    return fn.erase(images, anchor=center - square / 2, shape=square, axes=[0, 1], fill_value=list(fill))
+    coin = fn.random.coin_flip(probability=prob)
+    top, left, height, width = (place[i] for i in range(4))
+    return coin, fn.stack(top, left + coin * (image_size[1] - width - 2 * left), height, width)
+
+
+def to_unit(images: DataNode) -> DataNode:
+    """Converts uint8 (H, W, 3) in 0..255 to float32 in 0..1."""
+    return fn.crop_mirror_normalize(images, std=[255.0] * 3, dtype=types.FLOAT, output_layout="HWC")
+
+
+def random_hsv(images: list[DataNode], hue: float, saturation: float, exposure: float) -> list[DataNode]:
+    """Turns the hue by -hue to hue degrees; multiplies saturation and brightness by random factors."""
+    if not hue and saturation == exposure == 1:
+        return [to_unit(image) for image in images]
+    count = len(images)
+    degrees = fn.random.uniform(range=(-hue, hue), shape=[count]) if hue else [0.0] * count
+    saturations, brightnesses = random_factor(saturation, count), random_factor(exposure, count)
+    return [
+        change_hsv(image, degrees[number], saturations[number], brightnesses[number])
+        for number, image in enumerate(images)
+    ]
+
+
+def change_hsv(
+    images: DataNode, degrees: DataNode | float, saturation: DataNode, brightness: DataNode
+) -> DataNode:
+    """Turns the hue and multiplies saturation and brightness. Takes uint8 in 0..255, returns float32 in 0..1.
+
+    fn.hsv approximates HSV: the hue turns by up to 50 % more or less than `degrees`. Darknet converts to HSV
+    and back (src/image_opencv.cpp, image_data_augmentation).
+    """
+    changed = fn.hsv(images, hue=degrees, saturation=saturation, value=brightness / 255.0, dtype=types.FLOAT)
+    return dali_math.min(dali_math.max(changed, 0.0), 1.0)  # `clamp` takes three times as long
+
+
+def random_factor(limit: float, count: int) -> DataNode:
+    """Returns (count,) factors from 1 to limit, or with probability 0.5 their reciprocals.
+
+    As in Darknet (utils.c, rand_scale).
+    """
+    inverted = fn.random.coin_flip(probability=0.5, shape=[count])
+    return uniform(1.0, limit, [count]) ** (1 - 2 * inverted)

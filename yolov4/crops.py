@@ -28,11 +28,6 @@ class CropResize(NamedTuple):
     place: DataNode  # (4,): top, left, height, width in pixels of the network input
 
 
-def source_size(jpegs: DataNode) -> DataNode:
-    """Reads the stored height and width from an image's header, int32 (2,). Ignores EXIF orientation."""
-    return int32(fn.peek_image_shape(jpegs, adjust_orientation=False)[0:2])
-
-
 def source_sizes(jpegs: list[DataNode]) -> DataNode:
     """Reads int32 (2, N): the sizes of several images as columns."""
     shapes = [fn.peek_image_shape(file, adjust_orientation=False) for file in jpegs]

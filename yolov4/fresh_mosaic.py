@@ -9,7 +9,6 @@ Each image is read four times per epoch. Use many TFRecord files of shuffled ima
 Arrays have one column per tile. In int32 (2, 4), the first row has the four y, the second the four x.
 """
 
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,7 +17,8 @@ from nvidia.dali import math as dali_math
 from nvidia.dali.data_node import DataNode
 
 from common.dali_ops import Decoder, int32
-from yolov4.config import YOLOv4Config
+from yolov4.augmentations import augment_pixels
+from yolov4.config import FILL, YOLOv4Config
 from yolov4.crops import CropResize, source_sizes, training_crop
 from yolov4.mosaic import IS_FIRST, TILES, Objects, random_cut, tile_starts
 
@@ -61,18 +61,13 @@ def make(
     examples: list[Example],
     config: YOLOv4Config,
     image_size: DataNode,
-    *,
-    augment: Callable[[list[DataNode]], list[DataNode]],
     decoder: Decoder,
-    fill: float,
 ) -> tuple[DataNode, Objects, DataNode]:
     """Returns a mosaic with probability `mosaic_prob`, else the canvas of the first reader's image.
 
     Args:
         examples: the outputs of the four readers.
         image_size: int32 (2,), (H, W) of the network input.
-        augment: pipeline.augment_pixels, which turns uint8 crops into float32 in [0, 1].
-        fill: the level of the padding, 0 to 1.
 
     Returns:
         image: float32 (H, W, 3).
@@ -97,7 +92,7 @@ def make(
 
     windows = [decoder.crop(image, tiles.window[:, i]) for i, image in enumerate(jpegs)]
     images = [_resize(window, tiles, i, config.antialias) for i, window in enumerate(windows)]
-    images = augment(images)
+    images = augment_pixels(config, images)
     boxes_px = []
     for number, example in enumerate(examples):
         crop_low, crop_high, scale, shift, tile_low, tile_high = (tiles.boxes[i, :, number] for i in range(6))
@@ -106,7 +101,7 @@ def make(
         boxes_px.append(dali_math.clamp(boxes * scale + shift, tile_low, tile_high))
     objects = Objects(fn.cat(*boxes_px), fn.cat(*(example.labels for example in examples)))
     padded = bool(config.jitter or config.letterbox)
-    return _paste(images, tiles, image_size, fill if padded else None), objects, chosen
+    return _paste(images, tiles, image_size, FILL / 255 if padded else None), objects, chosen
 
 
 def tiles_of(

@@ -15,34 +15,20 @@ import numpy as np
 import tensorflow as tf
 from nvidia import dali
 from nvidia.dali import fn, types
-from nvidia.dali import math as dali_math
 from nvidia.dali.data_node import DataNode
 from nvidia.dali.pipeline import do_not_convert
 
 from common import dali_ops
-from common.dali_ops import resize, select_boxes, xyxy
+from common.dali_ops import boxes_to_window, resize, select_boxes, source_size, xyxy
 from common.data.loader import BaseLoader, DaliOptions, Shapes, from_pipeline
 from yolov4 import fresh_mosaic
-from yolov4.augmentations import auto_augment, is_conditional, random_cutout, random_rotation
-from yolov4.color import random_hsv, to_unit
+from yolov4.augmentations import augment, random_flip, to_unit
 from yolov4.config import FILL, YOLOv4Config
-from yolov4.crops import input_size, source_size, training_crop, whole_image
+from yolov4.crops import input_size, training_crop, whole_image
 from yolov4.mixing import images_of_one, mix
 from yolov4.mosaic import Objects
 
-# --- 1. crop ---
-
-
-def boxes_to_window(boxes: DataNode, size: DataNode, window: DataNode) -> DataNode:
-    """Converts boxes normalised by the image to boxes normalised by the window, clipped to the window.
-
-    Boxes outside the window lose their area, and `select_boxes` drops them later.
-    """
-    boxes_px = boxes * xyxy(size) - xyxy(window[0:2])
-    return dali_math.clamp(boxes_px / xyxy(window[2:4]), 0.0, 1.0)
-
-
-# --- 2. padding, flip ---
+# --- 1. the network input ---
 
 
 def pad(images: DataNode, place: DataNode, image_size: DataNode) -> DataNode:
@@ -55,47 +41,7 @@ def boxes_to_input(boxes: DataNode, place: DataNode) -> DataNode:
     return boxes * xyxy(place[2:4]) + xyxy(place[0:2])
 
 
-def random_flip(place: DataNode, image_size: DataNode, prob: float) -> tuple[DataNode, DataNode]:
-    """Decides with probability `prob` to mirror an image.
-
-    Returns:
-        int32 (), 1 to mirror the image, else 0; the place of the image after mirroring.
-    """
-    coin = fn.random.coin_flip(probability=prob)
-    top, left, height, width = (place[i] for i in range(4))
-    return coin, fn.stack(top, left + coin * (image_size[1] - width - 2 * left), height, width)
-
-
-# --- 3. the whole graph ---
-
-
-def augment(
-    config: YOLOv4Config, images: DataNode, boxes: DataNode, labels: DataNode
-) -> tuple[DataNode, DataNode, DataNode]:
-    """Rotates an image, then applies `augment_pixels`. New stages belong here.
-
-    Args:
-        images: uint8 (h, w, 3), a resized and flipped crop.
-        boxes: float32 (N, 4), ltrb normalised by the crop; some may have no area.
-        labels: int32 (N,), 1-based.
-
-    Returns:
-        The image, float32 (h, w, 3) in [0, 1]; its boxes; their labels.
-    """
-    if config.rotation:
-        images, boxes, labels = random_rotation(images, boxes, labels, config.rotation, FILL)
-    (images,) = augment_pixels(config, [images])
-    return images, boxes, labels
-
-
-def augment_pixels(config: YOLOv4Config, images: list[DataNode]) -> list[DataNode]:
-    """Applies augmentations that move no pixels to one image, or to the four images of a fresh mosaic."""
-    if config.auto_augment != "none":
-        images = auto_augment(images, config)
-    images = random_hsv(images, config.hue, config.saturation, config.exposure)
-    if config.cutout_prob:
-        images = [random_cutout(image, config.cutout_prob, (FILL / 255,) * 3) for image in images]
-    return images
+# --- 2. the whole graph of one sample ---
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -158,7 +104,7 @@ class YOLOv4Pipeline(DaliOptions, YOLOv4Loader):
             # Each rank has its own seed for augmentation. The readers of all ranks use the same order.
             seed=_mixed_seed(self.seed, self.shard_id, 1),
             enable_checkpointing=self.saveable,
-            enable_conditionals=is_conditional(self.config),
+            enable_conditionals=self.config.auto_augment != "none",
         )
         def graph() -> tuple[DataNode, ...]:
             outputs = self._define_graph()
@@ -227,14 +173,7 @@ class YOLOv4Pipeline(DaliOptions, YOLOv4Loader):
             *nodes, ids = self._read(seed, f"reader_{number}" if number else "reader")
             examples.append(fresh_mosaic.Example(*nodes))
             image_ids.append(ids)
-        images, objects, mosaics = fresh_mosaic.make(
-            examples,
-            mixed,
-            image_size,
-            augment=functools.partial(augment_pixels, self.config),
-            decoder=self.decoder,
-            fill=FILL / 255,
-        )
+        images, objects, mosaics = fresh_mosaic.make(examples, mixed, image_size, self.decoder)
         if mixed.mixup_prob or mixed.cutmix_prob:
             without = dataclasses.replace(mixed, mosaic_prob=0.0)
             images, objects = mix(without, images, objects, None, image_size, taken=mosaics)

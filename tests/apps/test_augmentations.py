@@ -5,18 +5,13 @@ import numpy as np
 import pytest
 from nvidia.dali import fn
 
-from common import hparams
+from common import augmentations, hparams
 from common.data.open import open_coco
 from common.errors import UserError
 from tests.common.reading import run_graph
 
 FILL = 7.0
 COLORS = [(250, 20, 20), (20, 250, 20), (20, 20, 250), (250, 250, 20)]
-
-
-@pytest.fixture
-def augmentations(app) -> types.ModuleType:
-    return app.package.augmentations
 
 
 def rectangles(random, height, width, count):
@@ -31,7 +26,7 @@ def rectangles(random, height, width, count):
     return image, np.float32(boxes).reshape(-1, 4)
 
 
-def test_boxes_enclose_what_they_enclosed_before_a_rotation(augmentations):
+def test_boxes_enclose_what_they_enclosed_before_a_rotation():
     random = np.random.default_rng(0)
     drawn = [rectangles(random, *(int(n) for n in random.integers(90, 260, 2)), i % 5) for i in range(30)]
     images = [image for image, _ in drawn]
@@ -66,7 +61,7 @@ def test_boxes_enclose_what_they_enclosed_before_a_rotation(augmentations):
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("suite", ["RAND_AUGMENT", "TRIVIAL_AUGMENT"])
-def test_no_operation_of_a_suite_moves_pixels(augmentations, suite):
+def test_no_operation_of_a_suite_moves_pixels(suite):
     image, _ = rectangles(np.random.default_rng(1), 120, 160, 4)
     image[:, :, 1] //= 2  # makes grey pixels coloured, so that saturation changes them
     kinds = image.reshape(-1, 3)
@@ -91,7 +86,7 @@ def test_no_operation_of_a_suite_moves_pixels(augmentations, suite):
     assert changed >= 7
 
 
-def test_cutout_is_one_square_of_the_fill(augmentations):
+def test_cutout_is_one_square_of_the_fill():
     images = [np.full((80 + 10 * i, 200 - 10 * i, 3), 255, np.uint8) for i in range(12)] * 4
     fill = (10.0, 20.0, 30.0)
 

@@ -1,4 +1,4 @@
-"""Compares pipeline.py, crops.py, color.py and mosaic.py of yolov4 with computations in NumPy."""
+"""Compares pipeline.py, crops.py, augmentations.py and mosaic.py of yolov4 with computations in NumPy."""
 
 import dataclasses
 import math
