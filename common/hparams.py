@@ -32,6 +32,18 @@ AtLeastOne = Annotated[float, msgspec.Meta(ge=1)]
 Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
 ShareBelowOne = Annotated[float, msgspec.Meta(ge=0, lt=1)]
 
+Value = TypeVar("Value")
+# These mark fields, as in `flip_prob: Loader[Share]`; `marked_fields` finds them.
+Loader = Annotated[Value, "loader"]  # the field changes images and boxes of a training loader
+# The field changes only how outputs become detections. eval.py, infer.py and a resumed run may change it.
+Detection = Annotated[Value, "detection"]
+
+
+def marked_fields(config_type: type[Config], mark: str) -> tuple[str, ...]:
+    """Returns the names of the fields of a config that are marked by Loader ("loader") or Detection."""
+    annotations = typing.get_type_hints(config_type, include_extras=True)
+    return tuple(name for name, annotation in annotations.items() if mark in typing.get_args(annotation)[1:])
+
 
 def override(config: Config, spec: str | None, only: Collection[str] | None = None) -> Config:
     """Returns `config` with the fields named in `spec` replaced.
@@ -56,7 +68,8 @@ def override(config: Config, spec: str | None, only: Collection[str] | None = No
             raise UserError(f"hyper-parameter {key!r} cannot be changed here, only {', '.join(only)}")
         if key in values:
             raise UserError(f"hyper-parameter {key!r} is given twice in {spec!r}: keep one")
-        if key != "image_size" and isinstance(value, str) and typing.get_origin(annotations[key]) is tuple:
+        is_tuple = typing.get_origin(_type_of(annotations[key])) is tuple
+        if key != "image_size" and isinstance(value, str) and is_tuple:
             rows = [re.findall(r"[^,\s]+", row) for row in value.split(";")]
             value = rows if len(rows) > 1 else rows[0]
         values[key] = value
@@ -122,13 +135,18 @@ def _convert(name: str, value: Any, annotation: Any, strict: bool) -> Any:
         converted = msgspec.convert(value, annotation, strict=strict)
     except msgspec.ValidationError as error:
         expected = re.split(" - at `|, got `", str(error))[0].replace("`", "")  # without msgspec's path
-        if typing.get_origin(annotation) is typing.Literal:
-            expected = f"Expected one of {', '.join(map(str, typing.get_args(annotation)))}"
+        kind = _type_of(annotation)
+        if typing.get_origin(kind) is typing.Literal:
+            expected = f"Expected one of {', '.join(map(str, typing.get_args(kind)))}"
         raise ValueError(f"{name}={value!r}: {expected[:1].lower()}{expected[1:]}") from error
     numbers = converted if isinstance(converted, tuple) else (converted,)
     if any(isinstance(number, float) and not math.isfinite(number) for number in numbers):
         raise ValueError(f"{name}={value!r}: expected finite numbers")
     return converted
+
+
+def _type_of(annotation: Any) -> Any:
+    return annotation.__origin__ if typing.get_origin(annotation) is Annotated else annotation
 
 
 def from_json(config_type: type[Config], fields: Mapping[str, Any]) -> Config:

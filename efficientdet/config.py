@@ -11,7 +11,7 @@ from typing import Literal
 from common import hparams
 from common.anchors import Anchors
 from common.errors import unknown
-from common.hparams import Count, CountOrZero, NotNegative, Positive, Share, ShareBelowOne
+from common.hparams import Count, CountOrZero, Detection, Loader, NotNegative, Positive, Share, ShareBelowOne
 from efficientdet.retinanet_rows import RETINANETS
 
 
@@ -40,32 +40,36 @@ class EfficientDetConfig:
     anchor_scale: float = 4.0
 
     # --- loader: preprocessing and augmentation of training images ---
-    augmentation: Literal["scale_jitter", "min_iou_crop", "resize_range", "none"] = "scale_jitter"
-    jitter_min: float = 0.1  # scale_jitter: smallest scale; 1 fits the image into the network input
-    jitter_max: float = 2.0  # scale_jitter: largest scale
-    antialias: bool = True  # smooth images that are shrunk, in training and evaluation; automl does not
+    augmentation: Loader[Literal["scale_jitter", "min_iou_crop", "resize_range", "none"]] = "scale_jitter"
+    jitter_min: Loader[float] = 0.1  # scale_jitter: smallest scale; 1 fits the image into the network input
+    jitter_max: Loader[float] = 2.0  # scale_jitter: largest scale
+    # smooth images that are shrunk, in training and evaluation; automl does not
+    antialias: Loader[bool] = True
     # resize_range: the shorter side of an image is drawn between these limits, in pixels. An image that is
     # then too large for image_size is shrunk to fit. The defaults suit an image_size of 640.
-    resize_min: int = 320
-    resize_max: int = 512
-    flip_prob: Share = 0.5
-    grid_mask_prob: Share = 0.0  # probability of GridMask (arXiv 2001.04086); automl leaves it off
-    brightness: Share = 0.0  # random factor between 1 - brightness and 1 + brightness
-    contrast: Share = 0.0  # random factor between 1 - contrast and 1 + contrast
-    saturation: Share = 0.0  # random factor between 1 - saturation and 1 + saturation
-    hue: NotNegative = 0.0  # random angle between -hue and hue degrees
-    rotation: NotNegative = 0.0  # random from -rotation to rotation degrees, about the crop's centre
+    resize_min: Loader[int] = 320
+    resize_max: Loader[int] = 512
+    flip_prob: Loader[Share] = 0.5
+    grid_mask_prob: Loader[Share] = 0.0  # probability of GridMask (arXiv 2001.04086); automl leaves it off
+    brightness: Loader[Share] = 0.0  # random factor between 1 - brightness and 1 + brightness
+    contrast: Loader[Share] = 0.0  # random factor between 1 - contrast and 1 + contrast
+    saturation: Loader[Share] = 0.0  # random factor between 1 - saturation and 1 + saturation
+    hue: Loader[NotNegative] = 0.0  # random angle between -hue and hue degrees
+    rotation: Loader[NotNegative] = 0.0  # random from -rotation to rotation degrees, about the crop's centre
     # RandAugment (arXiv 1909.13719) or TrivialAugment (arXiv 2103.10158), without operations that move pixels
-    auto_augment: Literal["none", "rand", "trivial"] = "none"
-    rand_augment_ops: Count = 2  # operations per image; the paper has 2 for ResNet-50 (section 4.3)
-    rand_augment_magnitude: CountOrZero = 9  # strength of operations, 0 to 30; the paper has 9 for ResNet-50
-    cutout_prob: Share = 0.0  # probability of one filled square (arXiv 1708.04552)
-    min_box_size: NotNegative = 1.0  # pixels of the network input; smaller boxes are dropped and counted
-    max_instances: Count = 100  # boxes kept per image, the largest first; the rest are dropped and counted
+    auto_augment: Loader[Literal["none", "rand", "trivial"]] = "none"
+    rand_augment_ops: Loader[Count] = 2  # operations per image; the paper has 2 for ResNet-50 (section 4.3)
+    # strength of operations, 0 to 30; the paper has 9 for ResNet-50
+    rand_augment_magnitude: Loader[CountOrZero] = 9
+    cutout_prob: Loader[Share] = 0.0  # probability of one filled square (arXiv 1708.04552)
+    # pixels of the network input; smaller boxes are dropped and counted
+    min_box_size: Loader[NotNegative] = 1.0
+    # boxes kept per image, the largest first; the rest are dropped and counted
+    max_instances: Loader[Count] = 100
 
     # --- loss ---
     # max_iou: assign boxes to anchors by their IoU. task_aligned: assign boxes to the anchors that predict
-    # them best (task_alignment.py). Of the loss fields, task_aligned uses only box_loss_weight and
+    # them best (targets.py). Of the loss fields, task_aligned uses only box_loss_weight and
     # weight_decay.
     assignment: Literal["max_iou", "task_aligned"] = "max_iou"
     focal_alpha: Share = 0.25
@@ -95,12 +99,12 @@ class EfficientDetConfig:
     ema_decay: ShareBelowOne = 0.9998  # decay of the averaged weights; 0: off
 
     # --- detections ---
-    nms_method: Literal["gaussian", "hard"] = "gaussian"
-    nms_iou: Share = 0.5  # IoU threshold of nms_method=hard
-    nms_sigma: Positive = 0.5  # sigma of nms_method=gaussian (Soft-NMS)
-    score_threshold: Share = 0.001
-    nms_candidates: Count = 1000
-    max_detections: Count = 100
+    nms_method: Detection[Literal["gaussian", "hard"]] = "gaussian"
+    nms_iou: Detection[Share] = 0.5  # IoU threshold of nms_method=hard
+    nms_sigma: Detection[Positive] = 0.5  # sigma of nms_method=gaussian (Soft-NMS)
+    score_threshold: Detection[Share] = 0.001
+    nms_candidates: Detection[Count] = 1000
+    max_detections: Detection[Count] = 100
 
     def __post_init__(self) -> None:
         hparams.check(self)
@@ -130,10 +134,8 @@ class EfficientDetConfig:
         return self.num_scales * len(self.aspect_ratios)
 
 
-_FIELDS = [field.name for field in dataclasses.fields(EfficientDetConfig)]
-LOADER_FIELDS = _FIELDS[_FIELDS.index("augmentation") : _FIELDS.index("assignment")]
-# The fields that eval.py, infer.py and a resumed run may change.
-DETECTION_FIELDS = tuple(_FIELDS[_FIELDS.index("nms_method") :])
+LOADER_FIELDS = hparams.marked_fields(EfficientDetConfig, "loader")
+DETECTION_FIELDS = hparams.marked_fields(EfficientDetConfig, "detection")
 
 _SUM = {"fpn_fusion": "sum"}
 # Not published: a small EfficientDet that a laptop trains in minutes. Objects are small at 256 pixels, so the

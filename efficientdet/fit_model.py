@@ -11,7 +11,7 @@ import keras
 import tensorflow as tf
 
 from common.distributed.ranks import Ranks
-from efficientdet import losses, task_alignment
+from efficientdet import losses
 from efficientdet.config import EfficientDetConfig
 
 
@@ -34,7 +34,7 @@ class FitModel(keras.Model):
         class_logits, box_deltas = y_pred[: self._num_levels], y_pred[self._num_levels :]
         share = losses.num_positives_share(y, self._ranks.num_replicas)
         num_positives = self._ranks.mean({"share": share})["share"]
-        parts = task_alignment.detection_loss(class_logits, box_deltas, y, self._config, num_positives)
+        parts = losses.detection_loss(class_logits, box_deltas, y, self._config, num_positives)
         loss = parts["detection_loss"] + losses.l2_loss(self.trainable_variables, self._config.weight_decay)
         # Keras sums the gradients of the replicas. The division makes the sum a mean.
         return loss / tf.distribute.get_strategy().num_replicas_in_sync

@@ -72,12 +72,15 @@ class EfficientDetLoader(BaseLoader):
     config: EfficientDetConfig
 
     def target_shapes(self) -> Shapes:
+        """Returns the shapes of the targets. Only assignment=max_iou reads the targets of each anchor."""
         config, k = self.config, self.config.anchors_per_location
         shapes: Shapes = {
             "num_positives": ((), tf.float32),
             "boxes": ((config.max_instances, 4), tf.float32),
             "classes": ((config.max_instances,), tf.int32),
         }
+        if config.assignment == "task_aligned":
+            return shapes
         for level, (height, width) in zip(config.anchors.levels, config.anchors.feature_sizes, strict=True):
             shapes[f"class_targets_{level}"] = ((height, width, k), tf.int32)
             shapes[f"box_targets_{level}"] = ((height, width, k * 4), tf.float32)

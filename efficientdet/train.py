@@ -54,7 +54,7 @@ from common.training import input_feed, run_directory, step_guard
 from common.training.ema import AveragedWeights
 from common.training.run import Run, start_process
 from common.weights.fine_tuning import set_initial_weights
-from efficientdet import losses, show_batch, task_alignment
+from efficientdet import losses, show_batch
 from efficientdet.init_from import init_from
 from efficientdet.loaders import epoch_kwargs, open_loader
 from efficientdet.model import build_model
@@ -206,7 +206,7 @@ def loss_values(
         targets: the outputs of the training loader.
     """
     class_logits, box_deltas = model(images, training=True)
-    parts = task_alignment.detection_loss(class_logits, box_deltas, targets, config, num_positives)
+    parts = losses.detection_loss(class_logits, box_deltas, targets, config, num_positives)
     l2_loss = losses.l2_loss(model.trainable_variables, config.weight_decay)
     return {"loss": parts["detection_loss"] + l2_loss, **parts, "l2_loss": l2_loss}
 

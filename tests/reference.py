@@ -81,8 +81,9 @@ def config_rows(app: str, name: str) -> list[str]:
             rows += [f"**{group}** | | | " for group in groups]
             notes = [line for line in above if line.startswith("#") and not line.startswith("# ---")]
             notes += re.findall(r"#.*", lines[end - 1])
+            kind = re.sub(r"^(?:Loader|Detection)\[(.*)\]$", r"\1", ast.unparse(field.annotation))
             default = f"`{ast.unparse(field.value)}`" if field.value else "the model's"
-            cells = [f"`{ast.unparse(field.target)}`", f"`{ast.unparse(field.annotation)}`", default]
+            cells = [f"`{ast.unparse(field.target)}`", f"`{kind}`", default]
             rows.append(" | ".join(map(_cell, [*cells, " ".join(note.lstrip("# ") for note in notes)])))
             last = end
     return rows

@@ -10,7 +10,17 @@ from typing import Literal
 
 from common import hparams
 from common.errors import unknown
-from common.hparams import AtLeastOne, Count, CountOrZero, NotNegative, Positive, Share, ShareBelowOne
+from common.hparams import (
+    AtLeastOne,
+    Count,
+    CountOrZero,
+    Detection,
+    Loader,
+    NotNegative,
+    Positive,
+    Share,
+    ShareBelowOne,
+)
 
 MAX_MULTI_SCALE = 4.0  # a larger multi_scale must be a typing error
 STRIDE = 32  # both sides of the network input are multiples of the coarsest head's stride
@@ -39,28 +49,39 @@ class YOLOv4Config:
     ignore_thresh: Share = 0.7  # an unassigned prediction above this IoU with a box is not background
 
     # --- loader: preprocessing and augmentation of training images ---
-    antialias: bool = True  # smooth images that are shrunk, in training and evaluation; Darknet does not
-    letterbox: bool = False  # keep the aspect ratio and pad; False: stretch, as Darknet's letter_box=0
-    jitter: NotNegative = 0.3  # each edge of the crop moves in or out by up to this share of the image's side
-    flip_prob: Share = 0.5
-    hue: NotNegative = 36.0  # random angle between -hue and hue degrees; 36 is Darknet's 0.1 of the circle
-    saturation: AtLeastOne = 1.5  # random factor between 1 and saturation, inverted with probability 0.5
-    exposure: AtLeastOne = 1.5  # brightness factor between 1 and exposure, inverted with probability 0.5
-    rotation: NotNegative = 0.0  # random from -rotation to rotation degrees, about the crop's centre
+    # smooth images that are shrunk, in training and evaluation; Darknet does not
+    antialias: Loader[bool] = True
+    # keep the aspect ratio and pad; False: stretch, as Darknet's letter_box=0
+    letterbox: Loader[bool] = False
+    # each edge of the crop moves in or out by up to this share of the image's side
+    jitter: Loader[NotNegative] = 0.3
+    flip_prob: Loader[Share] = 0.5
+    # random angle between -hue and hue degrees; 36 is Darknet's 0.1 of the circle
+    hue: Loader[NotNegative] = 36.0
+    # random factor between 1 and saturation, inverted with probability 0.5
+    saturation: Loader[AtLeastOne] = 1.5
+    # brightness factor between 1 and exposure, inverted with probability 0.5
+    exposure: Loader[AtLeastOne] = 1.5
+    rotation: Loader[NotNegative] = 0.0  # random from -rotation to rotation degrees, about the crop's centre
     # RandAugment (arXiv 1909.13719) or TrivialAugment (arXiv 2103.10158), without operations that move pixels
-    auto_augment: Literal["none", "rand", "trivial"] = "none"
-    rand_augment_ops: Count = 2  # operations per image; the paper has 2 for ResNet-50 (section 4.3)
-    rand_augment_magnitude: CountOrZero = 9  # strength of operations, 0 to 30; the paper has 9 for ResNet-50
-    cutout_prob: Share = 0.0  # probability of one filled square (arXiv 1708.04552)
-    mosaic_prob: Share = 0.5  # probability per image; in Darknet per batch (src/data.c, load_data_detection)
+    auto_augment: Loader[Literal["none", "rand", "trivial"]] = "none"
+    rand_augment_ops: Loader[Count] = 2  # operations per image; the paper has 2 for ResNet-50 (section 4.3)
+    # strength of operations, 0 to 30; the paper has 9 for ResNet-50
+    rand_augment_magnitude: Loader[CountOrZero] = 9
+    cutout_prob: Loader[Share] = 0.0  # probability of one filled square (arXiv 1708.04552)
+    # probability per image; in Darknet per batch (src/data.c, load_data_detection)
+    mosaic_prob: Loader[Share] = 0.5
     # Where a mosaic gets its other three images. batch: from the same batch; fresh: by extra reads
-    mosaic_tiles: Literal["batch", "fresh"] = "batch"
-    close_mosaic: CountOrZero = 0  # number of last epochs without mosaic, MixUp and CutMix
-    mixup_prob: Share = 0.0
-    cutmix_prob: Share = 0.0
-    multi_scale: AtLeastOne = 1.0  # random factor on image_size per batch: 1 / multi_scale to multi_scale
-    min_box_size: NotNegative = 1.0  # pixels of the network input; smaller boxes are dropped and counted
-    max_instances: Count = 200  # boxes kept per image, the largest first (src/parser.c, parse_yolo: max)
+    mosaic_tiles: Loader[Literal["batch", "fresh"]] = "batch"
+    close_mosaic: Loader[CountOrZero] = 0  # number of last epochs without mosaic, MixUp and CutMix
+    mixup_prob: Loader[Share] = 0.0
+    cutmix_prob: Loader[Share] = 0.0
+    # random factor on image_size per batch: 1 / multi_scale to multi_scale
+    multi_scale: Loader[AtLeastOne] = 1.0
+    # pixels of the network input; smaller boxes are dropped and counted
+    min_box_size: Loader[NotNegative] = 1.0
+    # boxes kept per image, the largest first (src/parser.c, parse_yolo: max)
+    max_instances: Loader[Count] = 200
 
     # --- loss ---
     iou_normalizer: NotNegative = 0.07
@@ -90,12 +111,12 @@ class YOLOv4Config:
     ema_decay: ShareBelowOne = 0.0  # decay of the averaged weights; 0: off
 
     # --- detections ---
-    nms_method: Literal["greedy", "diou"] = "greedy"
-    nms_iou: Share = 0.6
-    diou_beta: Positive = 0.6  # exponent of nms_method=diou (src/parser.c, parse_yolo: beta_nms)
-    score_threshold: Share = 0.001
-    nms_candidates: Count = 1000
-    max_detections: Count = 100
+    nms_method: Detection[Literal["greedy", "diou"]] = "greedy"
+    nms_iou: Detection[Share] = 0.6
+    diou_beta: Detection[Positive] = 0.6  # exponent of nms_method=diou (src/parser.c, parse_yolo: beta_nms)
+    score_threshold: Detection[Share] = 0.001
+    nms_candidates: Detection[Count] = 1000
+    max_detections: Detection[Count] = 100
 
     def __post_init__(self) -> None:
         hparams.check(self)
@@ -157,11 +178,8 @@ class YOLOv4Config:
 
 HEAD_STRIDES = {"csp_darknet53": (8, 16, 32), "csp_darknet_tiny": (16, 32), "csp_darknet_nano": (8, 16, 32)}
 
-_FIELDS = [field.name for field in dataclasses.fields(YOLOv4Config)]
-LOADER_FIELDS = _FIELDS[_FIELDS.index("antialias") : _FIELDS.index("iou_normalizer")]
-
-# The fields that eval.py, infer.py and a resumed run may change.
-DETECTION_FIELDS = tuple(_FIELDS[_FIELDS.index("nms_method") :])
+LOADER_FIELDS = hparams.marked_fields(YOLOv4Config, "loader")
+DETECTION_FIELDS = hparams.marked_fields(YOLOv4Config, "detection")
 
 
 # As in cfg/yolov4-tiny.cfg, anchor 3 is in both masks, and anchor 0 in none.

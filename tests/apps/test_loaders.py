@@ -23,7 +23,7 @@ TARGETS = {
 }
 FACTS = ["image_ids", "image_sizes", "letterbox"]
 PLAIN = {  # hparams without anything random
-    "efficientdet": "augmentation=none,flip_prob=0",
+    "efficientdet": "augmentation=none,flip_prob=0,assignment=max_iou",
     "yolov4": "jitter=0,flip_prob=0,hue=0,mosaic_prob=0,mixup_prob=0,cutmix_prob=0,multi_scale=1,"
     "saturation=1,exposure=1",
 }

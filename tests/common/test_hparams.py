@@ -1,9 +1,11 @@
 import dataclasses
 import re
+from typing import Literal
 
 import pytest
 
-from common.hparams import override
+from common.errors import UserError
+from common.hparams import Detection, Loader, Share, marked_fields, override
 from tests.refusal import refusal
 
 
@@ -73,3 +75,22 @@ def test_bad_pairs_and_bad_yaml(tmp_path, given, message):
         (tmp_path / "h.yaml").write_text(given.removeprefix("YAML: "))
         given = str(tmp_path / "h.yaml")
     assert re.search(message, refusal(override, Config(), given))
+
+
+def test_marked_fields_are_found_by_their_mark_and_checked_as_without_it():
+    @dataclasses.dataclass(frozen=True)
+    class Marked:
+        rate: Share = 0.5
+        flips: Loader[Share] = 0.5
+        method: Detection[Literal["fast", "slow"]] = "fast"
+        sizes: Loader[tuple[int, ...]] = (1,)
+
+    assert marked_fields(Marked, "loader") == ("flips", "sizes")
+    assert marked_fields(Marked, "detection") == ("method",)
+    assert override(Marked(), "flips=0.25,method=slow,sizes=2,3") == Marked(0.5, 0.25, "slow", (2, 3))
+    for spec, message in (
+        ("flips=2", "flips='2': expected .* <= 1"),
+        ("method=x", "expected one of fast, slow"),
+    ):
+        with pytest.raises(UserError, match=message):
+            override(Marked(), spec)

@@ -16,7 +16,7 @@ from tests.oracle.fuzzed import Annotated
 from tests.oracle.watched import BATCH, Batch, Draws, run_epoch
 
 INPUT = (128, 192)
-OFF = {"augmentation": "none", "flip_prob": 0.0}
+OFF = {"augmentation": "none", "flip_prob": 0.0, "assignment": "max_iou"}
 PLAIN = dataclasses.replace(get_config("efficientdet-nano"), image_size=INPUT, **OFF)
 ANCHORS = PLAIN.anchors
 MEAN = np.array([0.485, 0.456, 0.406]) * 255

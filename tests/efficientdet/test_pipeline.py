@@ -6,6 +6,7 @@ import tensorflow as tf
 
 from efficientdet.config import get_config
 from efficientdet.pipeline import EfficientDetPipeline
+from efficientdet.tf_pipeline import EfficientDetTFPipeline
 
 INPUT = (192, 256)
 NANO = dataclasses.replace(
@@ -13,6 +14,7 @@ NANO = dataclasses.replace(
     image_size=INPUT,
     augmentation="none",
     flip_prob=0.0,
+    assignment="max_iou",
     max_level=7,
     num_scales=3,
     aspect_ratios=(1.0, 2.0, 0.5),
@@ -68,6 +70,21 @@ def test_dataset_gives_what_the_graph_gives_under_the_promised_names(rectangles,
     assert targets["num_positives"].numpy().min() > 0
     assert targets["class_targets_4"].shape == (8, 12, 16, 9)
     assert targets["box_targets_4"].shape == (8, 12, 16, 36)
+
+
+def test_targets_of_anchors_are_loaded_only_for_the_assignment_that_reads_them(rectangles):
+    config = dataclasses.replace(NANO, assignment="task_aligned")
+    loaders = [
+        make(rectangles, config),
+        EfficientDetTFPipeline(source=rectangles, config=config, batch_size=8, training=True),
+    ]
+    for loader in loaders:
+        _, targets = next(iter(loader.dataset()))
+        assert [*targets] == ["num_positives", "boxes", "classes"] == [*loader.target_spec]
+    by_iou = next(iter(make(rectangles).dataset()))[1]
+    task_aligned = next(iter(loaders[0].dataset()))[1]
+    for name, values in task_aligned.items():  # the loss is divided by the positives of max_iou
+        np.testing.assert_array_equal(values, by_iou[name])
 
 
 @pytest.mark.gpu

@@ -5,7 +5,8 @@ import tensorflow as tf
 
 from common import box_encoder
 from common import boxes as box_ops
-from efficientdet import task_alignment
+from efficientdet import losses
+from efficientdet import targets as assignment
 from efficientdet.config import get_config
 
 
@@ -17,7 +18,7 @@ def test_assignment_is_the_papers():
     boxes, classes = np.full((2, 6, 4), -1, np.float32), np.full((2, 6), -1, np.int32)
     boxes[0, :3] = [0.1, 0.1, 0.7, 0.8], [0.1, 0.12, 0.72, 0.82], [*centers[7], *centers[7] + 0.001]
     classes[0, :3] = 2, 0, 2
-    found = task_alignment.assign(predicted, scores, centers, boxes, classes, (64, 64))
+    found = assignment.assign_targets(predicted, scores, centers, boxes, classes, (64, 64))
 
     wanted, quality = {}, np.zeros((2, 60, 3))  # wanted: {anchor: (IoU, index of its box)}
     iou = np.array([box_ops.iou(predicted[0], box) for box in boxes[0, :3]])
@@ -43,12 +44,12 @@ def test_the_loss_is_cross_entropy_and_ciou_over_the_positives():
     boxes, classes = np.full((2, 5, 4), -1, np.float32), np.full((2, 5), -1, np.int32)
     boxes[0, :2], classes[0, :2] = [[0.1, 0.2, 0.6, 0.9], [0.5, 0.1, 0.9, 0.4]], [2, 0]
     targets = {"boxes": boxes, "classes": classes, "num_positives": tf.constant([3.0, 0.0])}
-    values = task_alignment.detection_loss(logits, deltas, targets, config)
+    values = losses.detection_loss(logits, deltas, targets, config)
 
     predicted, anchors = box_encoder.decode_boxes(deltas, config.anchors), config.anchors.boxes_normalized
     p = 1 / (1 + np.exp(-np.concatenate([x.reshape(2, -1, 3) for x in logits], axis=1, dtype=np.float64)))
     centers = (anchors[:, :2] + anchors[:, 2:]) / 2
-    assigned = task_alignment.assign(predicted, p.astype("f"), centers, boxes, classes, config.image_size)
+    assigned = assignment.assign_targets(predicted, p.astype("f"), centers, boxes, classes, config.image_size)
     q = assigned.quality.numpy()
     assert (q > 0).sum() > 10
     class_loss = -np.sum(q * np.log(p) + (1 - q) * np.log(1 - p)) / (3 + 1)

@@ -1,24 +1,20 @@
-"""Task-aligned learning (arXiv 2108.07755): assigns each box to the anchors that already predict it best.
+"""Task-aligned assignment (arXiv 2108.07755): assigns each box to the anchors that already predict it best.
+
+It depends on the predictions, so the loss calls it. The loader assigns boxes by IoU (common/box_encoder.py).
 
 The alignment of an anchor with a box is score**alpha * IoU**beta: the anchor's score for the class of the
 box, and the IoU of the anchor's predicted box with the box.
 
-ALPHA, BETA, ANCHORS_PER_BOX and the plain cross-entropy come from YOLOv8 (ultralytics/utils/tal.py,
-loss.py). The box loss uses CIoU (arXiv 1911.08287). Two differences from YOLOv8: the alignment uses IoU
-instead of CIoU, and the loss is divided by the number of positive anchors, not by the sum of qualities.
+ALPHA, BETA and ANCHORS_PER_BOX come from YOLOv8 (ultralytics/utils/tal.py). One difference: YOLOv8's
+alignment uses CIoU instead of IoU.
 """
 
 import functools
-import math
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import tensorflow as tf
 
-from common import box_encoder
 from common import boxes as box_ops
-from efficientdet import losses
-from efficientdet.config import EfficientDetConfig
 
 ALPHA, BETA = 0.5, 6.0  # exponents of score and IoU
 ANCHORS_PER_BOX = 10
@@ -26,8 +22,6 @@ ANCHORS_PER_BOX = 10
 MIN_SIDE = 8.0
 # Arrays of boxes are shortened to one of these lengths, so that XLA compiles only a few shapes.
 FEW_BOXES = (16, 48)
-# Largest values of (dy, dx, dh, dw). Sides grow with exp(dh) and exp(dw), which could overflow.
-LARGEST_DELTAS = (math.inf, math.inf, 4.0, 4.0)
 
 
 class Assignment(NamedTuple):
@@ -42,47 +36,7 @@ class Assignment(NamedTuple):
     quality: tf.Tensor
 
 
-def detection_loss(
-    class_logits: Sequence[tf.Tensor],
-    box_deltas: Sequence[tf.Tensor],
-    targets: dict[str, tf.Tensor],
-    config: EfficientDetConfig,
-    num_positives: tf.Tensor | None = None,
-) -> dict[str, tf.Tensor]:
-    """Returns the loss that `config.assignment` names. Arguments and results: see losses.detection_loss.
-
-    For task_aligned, the class loss is the cross-entropy of all classes of all anchors. The box loss is
-    1 - CIoU of the assigned anchors, weighted by quality.
-    """
-    if config.assignment == "max_iou":
-        return losses.detection_loss(class_logits, box_deltas, targets, config, num_positives)
-    if num_positives is None:
-        num_positives = losses.num_positives_share(targets)
-    num_classes = class_logits[0].shape[-1] // config.anchors_per_location
-    logits = tf.cast(tf.concat(box_encoder.split_anchors(class_logits, num_classes), axis=1), tf.float32)
-    anchors = tf.constant(config.anchors.boxes_normalized)
-    deltas = tf.concat(box_encoder.split_anchors(box_deltas, 4), axis=1)
-    boxes = box_encoder.decode_deltas(tf.minimum(deltas, LARGEST_DELTAS), anchors)
-    assigned = assign(
-        tf.stop_gradient(boxes),
-        tf.stop_gradient(tf.sigmoid(logits)),
-        (anchors[:, :2] + anchors[:, 2:]) / 2,
-        targets["boxes"],
-        targets["classes"],
-        config.image_size,
-    )
-    cross_entropy = tf.nn.sigmoid_cross_entropy_with_logits(labels=assigned.quality, logits=logits)
-    class_term = tf.reduce_sum(cross_entropy) / num_positives
-    weights = tf.reduce_sum(assigned.quality, axis=-1)
-    box_term = tf.reduce_sum(weights * (1.0 - box_ops.ciou(boxes, assigned.boxes))) / num_positives
-    return {
-        "class_loss": class_term,
-        "box_loss": box_term,
-        "detection_loss": class_term + config.box_loss_weight * box_term,
-    }
-
-
-def assign(
+def assign_targets(
     predicted: tf.Tensor,
     scores: tf.Tensor,
     centers: tf.Tensor,
@@ -133,11 +87,11 @@ def _assign(
     labels = tf.one_hot(classes, scores.shape[-1])  # (B, N, C), zeros for padding
     alignment = tf.matmul(labels, scores, transpose_b=True) ** ALPHA * iou**BETA
 
-    least = tf.math.top_k(alignment, min(ANCHORS_PER_BOX, centers.shape[0])).values[..., -1:]
-    wanted = (alignment >= least) & (alignment > 0)
-    owner = tf.argmax(tf.where(wanted, iou, 0.0), axis=1)  # (B, A)
-    owned = tf.where(wanted, tf.one_hot(owner, classes.shape[1], axis=1), 0.0)  # (B, N, A)
-    alignment, iou = alignment * owned, iou * owned
+    threshold = tf.math.top_k(alignment, min(ANCHORS_PER_BOX, centers.shape[0])).values[..., -1:]
+    is_candidate = (alignment >= threshold) & (alignment > 0)
+    owner = tf.argmax(tf.where(is_candidate, iou, 0.0), axis=1)  # (B, A)
+    is_assigned = tf.where(is_candidate, tf.one_hot(owner, classes.shape[1], axis=1), 0.0)  # (B, N, A)
+    alignment, iou = alignment * is_assigned, iou * is_assigned
     largest = tf.reduce_max(alignment, axis=-1, keepdims=True)
     quality = tf.math.divide_no_nan(alignment, largest) * tf.reduce_max(iou, axis=-1, keepdims=True)
     return Assignment(
