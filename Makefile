@@ -84,11 +84,7 @@ pictures: setup $(DEMO_DATA)/eval/instances.json  ## draws the pictures of docs/
 	  --annotations=$(BCCD)/annotations/instances_val2017.json --output_dir=$(PICTURES)/detections
 	$(RUN) tools/check_data.py --images=$(DEMO_DATA)/eval/images --annotations=$(DEMO_DATA)/eval/instances.json \
 	  --report=$(PICTURES)/report.html
-	$(RUN) tools/synthetic.py --output_dir=$(PICTURES)/shapes --num_images=9 --seed=11
-	$(RUN) tools/preprocess.py --input=$(PICTURES)/shapes/images --output=docs/preprocess_before.jpg --overwrite \
-	  --ops="letterbox:192x192,fill=114,centered=1"
-	$(RUN) tools/preprocess.py --input=$(PICTURES)/shapes/images --output=docs/preprocess.jpg --overwrite --seed=1 \
-	  --ops="color_twist:brightness=0.7..1.3,hue=-30..30 | flip:p=0.5 | letterbox:192x192,fill=114,centered=1"
+	$(RUN) examples/preprocessing/operators.py --input=examples/shapes/000012.jpg --output=docs/preprocess.jpg
 	$(RUN) efficientdet/infer.py --weights=efficientdet/demo.weights.h5 --images='$(DEMO_DATA)/eval/images/0000[23][1268].jpg' \
 	  --annotations=$(DEMO_DATA)/eval/instances.json --output_dir=$(PICTURES)/demo --score_threshold=0.3
 	$(RUN) -c 'import base64, io, re, sys; import numpy as np; from PIL import Image, ImageOps; \

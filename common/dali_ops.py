@@ -1,7 +1,4 @@
-"""Functions for the DALI graphs of both apps and of tools/preprocess.py. Shapes are those of one sample.
-
-Functions with an `api` argument work with DALI's Pipeline API and its Dynamic API.
-"""
+"""Functions for the DALI graphs of both apps. Shapes are those of one sample."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -23,24 +20,6 @@ _NUMBERS = np.arange(1, _MAX_ROWS + 1, dtype=np.int32)[np.newaxis]
 YX_TO_XYXY = [0, 1, 1, 0, 0, 1, 1, 0]  # a matrix for fn.coord_transform, row by row
 
 Nodes = tuple[DataNode, DataNode, DataNode, DataNode]  # jpegs, boxes, labels, image_ids: see readers.py
-Data = Any  # DataNode in the Pipeline API, nvidia.dali.experimental.dynamic.Batch in the Dynamic API
-
-
-class Api:
-    """The Pipeline API: operators return nodes of a graph that runs later.
-
-    Attributes:
-        ops: the module of the operators, with submodules such as `ops.decoders` and `ops.transforms`.
-    """
-
-    ops: Any = fn
-
-    def part(self, data: Data, index: int | slice) -> Data:
-        """Returns `data[index]` of each sample."""
-        return data[index]
-
-
-GRAPH = Api()
 
 
 # --- images ---
@@ -97,13 +76,8 @@ class Decoder:
 
 
 def resize(
-    images: Data,
-    size: Data | Sequence[float],
-    mirrored: Data | None = None,
-    antialias: bool = True,
-    interpolation: types.DALIInterpType = types.INTERP_LINEAR,
-    api: Api = GRAPH,
-) -> Data:
+    images: DataNode, size: DataNode, mirrored: DataNode | None = None, antialias: bool = True
+) -> DataNode:
     """Resizes images, and mirrors the images for which `mirrored` is 1.
 
     Args:
@@ -114,19 +88,19 @@ def resize(
             on at most four of them.
     """
     if mirrored is not None:  # fn.resize mirrors if the width is negative
-        size = api.ops.stack(api.part(size, 0), api.part(size, 1) * (1 - 2 * mirrored))
-    if not isinstance(size, Sequence):
-        size = api.ops.cast(size, dtype=types.FLOAT)
-    return api.ops.resize(images, size=size, interp_type=interpolation, antialias=antialias)
+        size = fn.stack(size[0], size[1] * (1 - 2 * mirrored))
+    resized: Any = fn.resize(  # DALI's type hints allow two outputs
+        images, size=fn.cast(size, dtype=types.FLOAT), antialias=antialias
+    )
+    return resized
 
 
 def place(
-    images: Data,
-    top_left: Data,
-    image_size: Data | Sequence[int],
+    images: DataNode,
+    top_left: DataNode,
+    image_size: DataNode,
     fill: float | Sequence[float],
-    api: Api = GRAPH,
-) -> Data:
+) -> DataNode:
     """Places an image on a canvas of one colour. Parts outside the canvas are cut off.
 
     Args:
@@ -138,9 +112,9 @@ def place(
     Returns:
         (height, width, C), the dtype of `images`.
     """
-    return api.ops.slice(
+    return fn.slice(
         images,
-        start=api.ops.cast(-top_left, dtype=types.INT32),
+        start=fn.cast(-top_left, dtype=types.INT32),
         shape=image_size,
         axes=[0, 1],
         out_of_bounds_policy="pad",

@@ -20,8 +20,8 @@ APPS = ("efficientdet", "yolov4")
 OF_APPS = ("{app}/train.py", "{app}/eval.py", "{app}/infer.py", "{app}/export.py")
 OTHERS = (
     *("efficientdet/automl_weights.py", "yolov4/darknet_weights.py", "yolov4/fit_anchors.py"),
-    *("tools/synthetic.py", "tools/check_data.py", "tools/convert.py", "tools/preprocess.py"),
-    "tools/bench.py",
+    *("tools/synthetic.py", "tools/check_data.py", "tools/convert.py", "tools/bench.py"),
+    "examples/preprocessing/preprocess.py",
     *("benchmarks/accuracy_data.py", "benchmarks/accuracy.py"),
 )
 ABOUT = """Set them by `--hparams=name=value,...` or by a YAML file. The table of models at the end of each

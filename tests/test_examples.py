@@ -2,15 +2,11 @@ import re
 import runpy
 import sys
 import textwrap
-import types
 
 import keras
 import numpy as np
-import PIL.Image
 import pytest
-from absl import flags
 
-from examples import preprocess_dlpack, preprocess_tutorial
 from tests.commands import run
 from tests.conftest import ROOT
 from tools import synthetic
@@ -22,21 +18,6 @@ PAGE = (ROOT / "docs/examples.md").read_text()
 def test_the_page_names_every_file():
     named = set(re.findall(r"\]\(\.\./examples/(\w+)\.py\)", PAGE))
     assert named == {path.stem for path in ROOT.glob("examples/*.py")}
-
-
-def test_the_tutorial_runs_from_top_to_bottom(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(flags, "FLAGS", types.SimpleNamespace(output_dir=f"{tmp_path}/new"))
-    preprocess_tutorial.main()
-    assert {line[0] for line in capsys.readouterr().out.splitlines()} == set("1234567")
-    assert np.load(tmp_path / "new" / "images.npz")["images"].shape == (24, 64, 48, 3)
-    assert PIL.Image.open(tmp_path / "new" / "sheet.png").width == 1280
-    assert len(list((tmp_path / "new" / "records").glob("*.tfrecord.idx"))) == 2
-
-
-def test_tensors_are_handed_over_where_they_lie(capsys):
-    preprocess_dlpack.main()
-    lines = capsys.readouterr().out.splitlines()
-    assert [line.partition(":")[0] for line in lines] == ["NumPy", "TensorFlow", "DALI"]
 
 
 def test_missing_pytorch_is_one_clear_line(monkeypatch):

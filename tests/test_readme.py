@@ -49,7 +49,7 @@ def commands(text: str) -> list[str]:
 
 def program_of(words: list[str]) -> tuple[str, list[str]] | None:
     """Returns a command's program, such as efficientdet/train.py, and its arguments."""
-    places = [place for place, word in enumerate(words) if re.fullmatch(r"\w+/\w+\.py", word)]
+    places = [place for place, word in enumerate(words) if re.fullmatch(r"(\w+/)+\w+\.py", word)]
     return (words[places[0]], words[places[0] + 1 :]) if places else None
 
 

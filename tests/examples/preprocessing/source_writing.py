@@ -1,6 +1,6 @@
 """Writes images in every format of --source.
 
-Each `write_*` returns (value of --input, names of the images).
+Each `write_*` returns the value of --input, and the names of the pictures without suffix.
 """
 
 import functools
@@ -39,6 +39,10 @@ def png(number, extra=b""):
 IMAGES = [png(number) for number in range(COUNT)]
 
 
+def numbers(images):
+    return [f"{number:06d}" for number in range(len(images))]
+
+
 # --- files ---
 
 
@@ -50,28 +54,38 @@ def put(directory, names, images):
 
 def write_files(directory, images, labels):
     """The labels are the numbers of the directories, not `labels`."""
-    names = [f"{'b ü' if number >= 3 else 'a'}/{number} ü.png" for number in range(len(images))]
-    put(directory, names, images)
+    names = [f"{'b ü' if number >= 3 else 'a'}/{number} ü" for number in range(len(images))]
+    put(directory, [f"{name}.png" for name in names], images)
     return os.fspath(directory), names
 
 
+def write_list(directory, images, labels):
+    paths, names = write_files(directory / "files", images, labels)
+    lines = [f"{paths}/{name}.png {label}\n" for name, label in zip(names, labels, strict=True)]
+    (directory / "list.txt").write_text("".join(lines))
+    return os.fspath(directory / "list.txt"), [name.rpartition("/")[2] for name in names]
+
+
 def write_coco(directory, images, labels):
-    """`labels` is not used: COCO sources give none."""
-    names = [f"{(number * 3) % 7}.png" for number in range(len(images))]
-    put(directory / "images", names, images)
-    rows = [{"id": 90 - i, "file_name": name, "width": 12, "height": 8 + i} for i, name in enumerate(names)]
+    """`labels` is not used. Image ids do not have the order of the images."""
+    names = [f"{(number * 3) % 7}" for number in range(len(images))]
+    put(directory / "images", [f"{name}.png" for name in names], images)
+    rows = [
+        {"id": 90 - i, "file_name": f"{name}.png", "width": 12, "height": 8 + i}
+        for i, name in enumerate(names)
+    ]
     annotation = {"id": 1, "image_id": 90, "category_id": 3, "bbox": [1, 1, 5, 5]}
     document = {"images": rows, "annotations": [annotation], "categories": [{"id": 3, "name": "three"}]}
     (directory / "instances.json").write_text(json.dumps(document))
-    return os.fspath(directory / "images"), names
+    return os.fspath(directory), names
 
 
 def write_numpy(directory, images, labels):
     """Every second array is in Fortran's order."""
-    names = [f"{number}.npy" for number in range(len(images))]
+    names = [f"{number}" for number in range(len(images))]
     for number, name in enumerate(names):
         order = np.asfortranarray if number % 2 else np.ascontiguousarray
-        np.save(directory / name, order(pixels(number)))
+        np.save(directory / f"{name}.npy", order(pixels(number)))
     return os.fspath(directory), names
 
 
@@ -86,9 +100,12 @@ def example(image, label=None, **more):
 
 
 def write_tfrecord(directory, images, labels):
-    names = [f"n0{number}.JPEG" for number in range(len(images))]
+    names = [f"n0{number}" for number in range(len(images))]
     rows = zip(images, labels, names, strict=True)
-    records = [example(image, label, **{"image/filename": name.encode()}) for image, label, name in rows]
+    records = [
+        example(image, label, **{"image/filename": f"train/{name}.JPEG".encode()})
+        for image, label, name in rows
+    ]
     write(directory / "a.tfrecord", *records[:4])
     write(directory / "b.tfrecord", *records[4:])
     return os.fspath(directory / "*.tfrecord"), names
@@ -147,7 +164,7 @@ def write_caffe(directory, images, labels, make=datum):
     """Keys are like those of Caffe's convert_imageset, but not ASCII."""
     keys = [f"{number:08d}_ü {number}.png" for number in range(len(images))]
     values = {k.encode(): make(*sample) for k, *sample in zip(keys, images, labels, strict=True)}
-    return write_values(directory, values), keys
+    return write_values(directory, values), numbers(images)
 
 
 def record(data):
@@ -169,7 +186,7 @@ def image_record(image, label, number=0, labels=()):
 
 def write_recordio(directory, images, labels):
     (directory / "x.rec").write_bytes(b"".join(map(image_record, images, labels, range(len(images)))))
-    return os.fspath(directory / "x.rec"), [f"x.rec-{number}" for number in range(len(images))]
+    return os.fspath(directory / "x.rec"), numbers(images)
 
 
 def write_tar(path, files):
@@ -184,40 +201,27 @@ def write_tar(path, files):
 
 
 def write_webdataset(directory, images, labels):
-    names = [f"train/{number} ü.png" for number in range(len(images))]
     files = [("train", None)]
-    for image, label, name in zip(images, labels, names, strict=True):
-        stem = name.removesuffix(".png")
-        files += [(f"{stem}.cls", b"%d\n" % label), (f"{stem}.json", b"{}"), (name, image)]
+    for number, (image, label) in enumerate(zip(images, labels, strict=True)):
+        stem = f"train/{number} ü"
+        files += [(f"{stem}.cls", b"%d\n" % label), (f"{stem}.json", b"{}"), (f"{stem}.png", image)]
     write_tar(directory / "0.tar", files[:13])
     write_tar(directory / "1.tar", files[13:])
-    return os.fspath(directory / "*.tar"), names
+    return os.fspath(directory / "*.tar"), numbers(images)
 
 
 # --- Python ---
 
 
-def write_python(directory, images, labels, name):
-    """`name` is the function or the generator in the module."""
-    (directory / "given.py").write_text(f"samples = {list(zip(images, labels, strict=True))}\n{_MODULE}")
-    return f"{directory / 'given.py'}:{name}", [f"sample-{number}" for number in range(len(images))]
-
-
-_MODULE = """
-def function(info):
-    if info.idx_in_epoch >= len(samples):
-        raise StopIteration
-    return samples[info.idx_in_epoch]
-
-
-def generator():
-    yield from samples
-"""
+def write_python(directory, images, labels):
+    (directory / "given.py").write_text(f"images = {images}\n")
+    return f"{directory / 'given.py'}:images", numbers(images)
 
 
 # case -> (--source, function that writes it)
 WRITERS = {
     "files": ("files", write_files),
+    "list": ("list", write_list),
     "coco": ("coco", write_coco),
     "tfrecord": ("tfrecord", write_tfrecord),
     "lmdb-caffe": ("lmdb", write_caffe),
@@ -225,19 +229,12 @@ WRITERS = {
     "recordio": ("recordio", write_recordio),
     "webdataset": ("webdataset", write_webdataset),
     "numpy": ("numpy", write_numpy),
-    "external-function": ("external", functools.partial(write_python, name="function")),
-    "external-generator": ("external", functools.partial(write_python, name="generator")),
+    "external": ("external", write_python),
 }
 
 
 def write_case(case, directory, images=IMAGES):
+    """Returns the values of --source and --input, and the names of the pictures without suffix."""
     directory.mkdir(exist_ok=True)
-    kind, write = WRITERS[case]
-    path, names = write(directory, images, LABELS)
-    return kind, path, {"annotations": f"{directory}/instances.json"} if kind == "coco" else {}, names
-
-
-def labels_of(case):
-    if case == "files":
-        return [int(number >= 3) for number in range(COUNT)]
-    return [-1] * COUNT if case in ("coco", "numpy") else LABELS
+    kind, write_images = WRITERS[case]
+    return kind, *write_images(directory, images, LABELS)

@@ -1,0 +1,13 @@
+import re
+import sys
+
+from common import progress
+
+
+def test_a_message_replaces_an_unfinished_progress_bar(capsys, monkeypatch):
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    progress.Bar("decoding", 5).step()
+    progress.log("stopped")
+    assert re.fullmatch(
+        r"\rdecoding: 0/5 .*\rdecoding: 1/5 .*\x1b\[K\r\x1b\[Kstopped\n", capsys.readouterr().err
+    )

@@ -1,0 +1,393 @@
+"""Tests preprocess.py and the checks of its sources."""
+
+import os
+import struct
+import tarfile
+from types import SimpleNamespace
+
+import lmdb
+import numpy as np
+import PIL.Image
+import pytest
+
+from common.data.tfrecord import write_index
+from examples.preprocessing import preprocess
+from tests.commands import run as run_command
+from tests.common.record_writing import flip, record, write
+from tests.conftest import ROOT
+from tests.examples.preprocessing import pictures_on_disk
+from tests.examples.preprocessing import source_writing as writing
+from tests.examples.preprocessing.source_writing import (
+    COUNT,
+    IMAGES,
+    LABELS,
+    WRITERS,
+    datum,
+    pixels,
+    tensor,
+    tensors,
+)
+from tests.refusal import refusal
+from tests.small_apps import flag_values
+
+
+def run(*arguments):
+    _, values = flag_values("examples.preprocessing.preprocess", *arguments)
+    preprocess.preprocess(SimpleNamespace(**values))
+
+
+def refused(source, path, directory, *arguments):
+    """Returns the message, and asserts that no output was written."""
+    out = directory / "refused"
+    out.mkdir(exist_ok=True)
+    message = refusal(run, f"--source={source}", f"--input={path}", f"--output={out}/x.npz", *arguments)
+    assert list(out.iterdir()) == []
+    return message
+
+
+def stored(path):
+    with np.load(path) as arrays:
+        assert list(arrays) == ["images"]
+        return arrays["images"]
+
+
+@pytest.fixture(scope="module")
+def tree(tmp_path_factory):
+    """Five PNGs of different sizes in two directories."""
+    return pictures_on_disk.write(tmp_path_factory.mktemp("tree"))
+
+
+# --- sources ---
+
+
+@pytest.mark.parametrize("api", ["pipeline", "dynamic"])
+@pytest.mark.parametrize("case", WRITERS)
+def test_images_of_every_source_are_in_input_order(tmp_path, case, api):
+    """A batch of 3 divides the images unevenly. The crop makes their heights equal."""
+    kind, path, names = writing.write_case(case, tmp_path / "in")
+    arguments = [f"--source={kind}", f"--input={path}", f"--api={api}", "--batch_size=3"]
+    run(*arguments, "--crop=8x12", f"--output={tmp_path}/x.npz")
+    expected = [pixels(i)[(i + 1) // 2 : (i + 1) // 2 + 8] for i in range(COUNT)]
+    np.testing.assert_array_equal(stored(tmp_path / "x.npz"), expected)
+
+    run(*arguments, f"--output={tmp_path}/new/pictures")
+    for number, name in enumerate(names):
+        picture = PIL.Image.open(tmp_path / "new/pictures" / f"{name}.png")
+        np.testing.assert_array_equal(picture, pixels(number), err_msg=name)
+    assert sum(path.is_file() for path in (tmp_path / "new").rglob("*")) == COUNT
+
+
+def test_both_apis_give_the_same_file_on_photographs(tmp_path, coco128):
+    chain = [
+        "--resize_shorter=64",
+        "--crop=56x48",
+        "--saturation=1.5",
+        "--rotate=5",
+        "--shear=3",
+        "--normalize=imagenet",
+    ]
+    for api in ("pipeline", "dynamic"):
+        run(f"--api={api}", "--source=coco", f"--input={coco128}", *chain, f"--output={tmp_path}/{api}.npz")
+    pipeline, dynamic = (stored(tmp_path / f"{api}.npz") for api in ("pipeline", "dynamic"))
+    assert pipeline.dtype == np.float32 and pipeline.shape == (128, 56, 48, 3)
+    np.testing.assert_array_equal(pipeline, dynamic)
+
+
+def test_a_list_may_have_labels_blanks_and_comments(tmp_path, tree):
+    listed = f"# images\n{tree}/two dogs/3.png 7\n\n{tree}/cats/0.png\n{tree}/two dogs/4.png\n"
+    (tmp_path / "list.txt").write_text(listed)
+    run("--source=list", f"--input={tmp_path}/list.txt", f"--output={tmp_path}/out")
+    for number in (3, 0, 4):
+        picture = PIL.Image.open(tmp_path / "out" / f"{number}.png")
+        np.testing.assert_array_equal(picture, pictures_on_disk.PICTURES[number])
+
+
+def test_pictures_keep_their_directories_and_get_numbers(tmp_path, tree):
+    (tmp_path / "in/a").mkdir(parents=True)
+    for name, number in (("a/0.png", 0), ("a/0.webp", 1), ("0.png", 2)):
+        PIL.Image.fromarray(pictures_on_disk.PICTURES[number]).save(tmp_path / "in" / name, lossless=True)
+    run(f"--input={tmp_path}/in", f"--output={tmp_path}/out")
+    for name, number in (("a/0", 0), ("a/0-2", 1), ("0", 2)):
+        picture = PIL.Image.open(tmp_path / f"out/{name}.png")
+        np.testing.assert_array_equal(picture, pictures_on_disk.PICTURES[number])
+
+
+def test_external_takes_paths_arrays_and_functions(tmp_path, tree):
+    run("--source=external", f"--input={tree}", f"--output={tmp_path}/out")
+    picture = PIL.Image.open(tmp_path / "out/cats/0.png")
+    np.testing.assert_array_equal(picture, pictures_on_disk.PICTURES[0])
+    code = (
+        "import numpy as np\ndef images():\n    for i in range(5):\n        yield np.full((4, 6, 3), i, 'f4')"
+    )
+    (tmp_path / "code.py").write_text(code)
+    for api in ("pipeline", "dynamic"):
+        path = f"{tmp_path}/code.py:images"
+        run("--source=external", f"--input={path}", f"--api={api}", f"--output={tmp_path}/{api}.npz")
+        expected = np.broadcast_to(np.arange(5, dtype=np.float32)[:, None, None, None], (5, 4, 6, 3))
+        np.testing.assert_array_equal(stored(tmp_path / f"{api}.npz"), expected)
+
+
+EXTERNAL = [
+    ("images = 1 / 0", "raised ZeroDivisionError: division by zero"),
+    ("other = []", "raised AttributeError"),
+    ("images = []", "has no images"),
+    ("images = ['a.png']", "has str"),
+    ("images = [b'text']", "1 of 1 images cannot be used: 000000 (file that is not an image)"),
+]
+
+
+@pytest.mark.parametrize(("code", "message"), EXTERNAL)
+def test_external_code_that_fails_is_named(tmp_path, code, message):
+    (tmp_path / "code.py").write_text(code)
+    assert message in refused("external", f"{tmp_path}/code.py:images", tmp_path)
+
+
+# --- damage ---
+
+
+@pytest.mark.parametrize("case", ["files", "tfrecord", "coco", "lmdb-caffe", "recordio", "webdataset"])
+def test_a_damaged_image_is_named_and_nothing_is_written(tmp_path, case):
+    damaged = [*IMAGES[:2], IMAGES[2][:-20], *IMAGES[3:]]
+    kind, path, names = writing.write_case(case, tmp_path / "in", damaged)
+    message = refused(kind, path, tmp_path)
+    assert "image that is cut off" in message
+    assert (os.path.basename(names[2]) if kind in ("files", "coco") else "2") in message
+
+
+@pytest.mark.parametrize("kind", preprocess.SOURCES)
+def test_a_missing_input_is_one_line(tmp_path, kind):
+    assert "nowhere" in refused(kind, tmp_path / "nowhere", tmp_path)
+
+
+def records_of(directory, *contents):
+    return write(directory / "x.tfrecord", writing.example(IMAGES[1], 1), *contents)
+
+
+REFUSED_RECORDS = [
+    (b"text", "record 1 is not a tf.train.Example with one image/encoded"),
+    (record(encoded=None), "record 1 is not a tf.train.Example with one image/encoded"),
+    (writing.example(b""), "record 1 (empty image file)"),
+]
+
+
+@pytest.mark.parametrize(("content", "message"), REFUSED_RECORDS)
+def test_records_that_dali_would_misread_are_refused(tmp_path, content, message):
+    assert message in refused("tfrecord", records_of(tmp_path, content), tmp_path)
+
+
+def test_record_files_that_are_damaged_are_refused(tmp_path):
+    damaged, cut = (
+        write(tmp_path / name, *map(writing.example, IMAGES)) for name in ("x.tfrecord", "y.tfrecord")
+    )
+    flip(damaged, 100)
+    assert "x.tfrecord record 0 has a wrong checksum" in refused("tfrecord", damaged, tmp_path)
+    os.truncate(cut, os.path.getsize(cut) - 3)
+    assert "y.tfrecord record 6" in refused("tfrecord", cut, tmp_path)
+
+
+def test_a_stale_index_beside_the_records_is_not_used(tmp_path):
+    file = write(tmp_path / "x.tfrecord", *map(writing.example, IMAGES[:3]))
+    write_index(file)
+    write(tmp_path / "x.tfrecord", *map(writing.example, IMAGES))
+    run("--source=tfrecord", f"--input={tmp_path}/x.tfrecord", "--crop=8x12", f"--output={tmp_path}/x.npz")
+    assert len(stored(tmp_path / "x.npz")) == COUNT
+
+
+MAGIC = [writing.png(i, extra=bytes(i) + writing.RECORDIO_MAGIC * i + b"end") for i in range(COUNT)]
+
+
+def test_recordio_records_in_parts_are_read(tmp_path):
+    path = tmp_path / "x.rec"
+    path.write_bytes(b"".join(writing.image_record(image, i) for i, image in enumerate(MAGIC)))
+    assert path.read_bytes().count(writing.RECORDIO_MAGIC) > COUNT + 5
+    run("--source=recordio", f"--input={path}", f"--output={tmp_path}/out")
+    for number in range(COUNT):
+        np.testing.assert_array_equal(PIL.Image.open(tmp_path / f"out/{number:06d}.png"), pixels(number))
+
+
+REFUSED_RECORDIO = [
+    (b"", "has no images"),
+    (b"text" * 9, "has no whole image record at byte 0: copy or write it again"),
+    (writing.image_record(IMAGES[0], 1) + b"\x0a", "has no whole image record at byte "),
+    (writing.image_record(IMAGES[0], 1)[:-30], "has no whole image record at byte 0"),
+    (writing.record(b"short"), "has no whole image record at byte 0"),
+    (writing.image_record(b"", 1), "000000 (empty image file)"),
+    (writing.RECORDIO_MAGIC + struct.pack("<I", 3 << 29), "has no whole image record at byte 0"),
+    (2 * (writing.RECORDIO_MAGIC + struct.pack("<I", 1 << 29)), "has no whole image record at byte 8"),
+]
+
+
+@pytest.mark.parametrize(("content", "message"), REFUSED_RECORDIO)
+def test_recordio_files_that_are_damaged_are_refused(tmp_path, content, message):
+    (tmp_path / "x.rec").write_bytes(content)
+    assert message in refused("recordio", tmp_path / "x.rec", tmp_path)
+
+
+def tar(directory, *files):
+    return writing.write_tar(directory / "x.tar", files)
+
+
+def test_archives_with_other_files_are_read(tmp_path):
+    files = [
+        *(("a", None), ("a/1.x.json", b"{}"), ("a/1.cls", b"07 \n"), ("a/1.PNG", IMAGES[1])),
+        *(("b/1.seg.png", IMAGES[5]), ("b/1.png", IMAGES[2]), ("b/1.cls", b"12")),
+    ]
+    run("--source=webdataset", f"--input={tar(tmp_path, *files)}", f"--output={tmp_path}/out")
+    for number, image in enumerate((1, 2)):
+        np.testing.assert_array_equal(PIL.Image.open(tmp_path / f"out/{number:06d}.png"), pixels(image))
+
+
+def test_a_sample_without_image_is_refused(tmp_path):
+    path = tar(tmp_path, ("1.png", IMAGES[0]), ("2.txt", b"no"), ("2.cls", b"1"), ("3.png", IMAGES[1]))
+    assert "Underful sample" in refused("webdataset", path, tmp_path)
+
+
+def test_archives_that_are_cut_off_are_refused(tmp_path):
+    path = tar(tmp_path, *((f"{i}.png", image) for i, image in enumerate(IMAGES)))
+    end = sum(512 + -(-len(image) // 512) * 512 for image in IMAGES)
+    for size, message in ((end, f"cut off at byte {end}"), (end - 600, "not a whole"), (0, "not a whole")):
+        os.truncate(path, size)
+        assert message in refused("webdataset", path, tmp_path)
+
+
+def test_archives_that_are_damaged_or_compressed_are_refused(tmp_path):
+    path = tar(tmp_path, ("1.png", IMAGES[0]), ("2.png", IMAGES[1]))
+    with tarfile.open(path) as content:
+        begin = content.getmembers()[1].offset
+    flip(path, begin + 5)
+    assert f"damaged or cut off at byte {begin}" in refused("webdataset", path, tmp_path)
+    with tarfile.open(tmp_path / "z.tar", "w:gz") as compressed:
+        compressed.add(path)
+    assert "is not a whole plain tar file" in refused("webdataset", tmp_path / "z.tar", tmp_path)
+
+
+def values(directory, *contents):
+    return writing.write_values(directory, {b"%03d" % i: content for i, content in enumerate(contents)})
+
+
+FORMS = [
+    lambda image, _: datum(image),
+    lambda image, _: tensors(image),
+    lambda image, label: tensors(image, tensor("float", label)),
+    lambda image, label: writing.message((4, image), (5, label)),  # without the field `encoded`
+]
+
+
+@pytest.mark.parametrize("make", FORMS)
+def test_databases_with_and_without_labels_are_read(tmp_path, make):
+    path = values(tmp_path, *map(make, IMAGES, LABELS))
+    for number, place in enumerate((path, f"{path}/data.mdb")):
+        run("--source=lmdb", f"--input={place}", "--crop=8x12", f"--output={tmp_path}/{number}.npz")
+        assert len(stored(tmp_path / f"{number}.npz")) == COUNT
+
+
+REFUSED_VALUES = [
+    (datum(b"abc", 1), "000001 (file that is not an image)"),
+    (tensors(IMAGES[0], tensor("int32", 1)), "has records of Caffe and of Caffe2"),
+    (b"\xff\xff", "cannot be read"),
+]
+
+
+@pytest.mark.parametrize(("content", "message"), REFUSED_VALUES)
+def test_values_that_dali_cannot_read_are_refused(tmp_path, content, message):
+    assert message in refused("lmdb", values(tmp_path / "db", datum(IMAGES[0], 1), content), tmp_path)
+
+
+ENDS = [(-1, "bytes: copy it again"), (12288, "is cut off after 12288 of"), (4096, "cannot be read as LMDB")]
+
+
+@pytest.mark.parametrize(("end", "message"), ENDS)
+def test_a_truncated_lmdb_is_refused_and_does_not_kill_the_process(tmp_path, end, message):
+    path = values(tmp_path / "db", *map(datum, IMAGES * 9, LABELS * 9))
+    os.truncate(f"{path}/data.mdb", end if end > 0 else os.path.getsize(f"{path}/data.mdb") + end)
+    assert message in refused("lmdb", path, tmp_path)
+
+
+def test_files_that_are_no_lmdb_are_refused(tmp_path):
+    database = tmp_path / "db"
+    database.mkdir()
+    assert "data.mdb" in refused("lmdb", database, tmp_path)
+    (database / "data.mdb").write_bytes(b"text" * 5000)
+    assert "cannot be read as LMDB" in refused("lmdb", database, tmp_path)
+    with lmdb.open(os.fspath(tmp_path / "empty")):
+        pass
+    assert "has no images" in refused("lmdb", tmp_path / "empty", tmp_path)
+
+
+REFUSED_ARRAYS = [
+    (np.zeros((4, 4), np.uint8), "uint8 (4, 4): uint8 or float32 (height, width, channels) is needed"),
+    (np.zeros((4, 4, 3)), "float64 (4, 4, 3)"),
+    (np.zeros((4, 4, 3), np.float32), "arrays: DALI reads only one dtype at a time"),
+]
+
+
+@pytest.mark.parametrize(("array", "message"), REFUSED_ARRAYS)
+def test_arrays_that_dali_cannot_read_are_refused(tmp_path, array, message):
+    np.save(tmp_path / "0.npy", np.zeros((4, 4, 3), np.uint8))
+    np.save(tmp_path / "1.npy", array)
+    assert message in refused("numpy", tmp_path, tmp_path)
+
+
+def test_a_json_whose_images_are_missing_is_refused(tmp_path):
+    _, path, names = writing.write_case("coco", tmp_path / "in")
+    os.remove(f"{path}/images/{names[3]}.png")
+    assert f"images/{names[3]}.png (missing image file)" in refused("coco", path, tmp_path)
+
+
+# --- flags and outputs ---
+
+IMPOSSIBLE = [
+    ([], "--input is missing"),
+    (["--input={0}"], "--output is missing"),
+    (["--input={0}", "--output={1}/x.txt"], "the suffix .txt is unknown, use OUT.npz or a directory"),
+    (["--input={0}", "--output={1}/x.npz", "--crop=224"], "--crop=224: give HEIGHTxWIDTH"),
+    (["--input={0}", "--output={1}/x.npz", "--crop=0x5"], "--crop=0x5: give HEIGHTxWIDTH"),
+    (["--input={0}", "--output={1}/x", "--normalize=imagenet"], "pictures cannot hold normalised values"),
+    (
+        ["--input={0}", "--output={1}/x.npz"],
+        "image 1 has shape (64, 48, 3), image 0 (48, 64, 3): an",
+    ),
+    (["--input={0}", "--output={1}/x.npz", "--crop=50x50"], "has 48 x 64 pixels, less than --crop=50x50"),
+    (
+        ["--input={0}", "--output={1}/x.npz", "--crop=9x9", "--decode=cropped"],
+        "--decode=cropped needs --crop",
+    ),
+    (["--input={0}", "--output={1}/y/x.npz"], "its directory does not exist"),
+    (["--input={0}", "--output={1}/x.npz", "--images={0}"], "--images is for --source=coco"),
+    (["--input={1}", "--output={1}/x.npz"], "no file there ends in .jpg"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "message"), IMPOSSIBLE)
+def test_impossible_requests_are_one_line_and_leave_nothing(tree, tmp_path, arguments, message):
+    assert message in refusal(run, *(argument.format(tree, tmp_path) for argument in arguments))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_existing_outputs_are_kept(tree, tmp_path):
+    (tmp_path / "x.npz").write_bytes(b"mine")
+    for output in (tmp_path / "x.npz", tmp_path, tree):
+        assert "exists: choose another name" in refusal(run, f"--input={tree}", f"--output={output}")
+    assert (tmp_path / "x.npz").read_bytes() == b"mine"
+
+
+def test_a_gpu_that_is_not_there_is_one_line(tree, tmp_path, monkeypatch):
+    monkeypatch.setattr("nvidia.dali.backend.GetCUDADeviceCount", lambda: 0)
+    message = refusal(run, f"--input={tree}", f"--output={tmp_path}/out", "--device=gpu")
+    assert message == "--device=gpu: DALI sees no GPU here; use --device=cpu"
+
+
+def test_decoding_only_the_crop_differs_by_at_most_one_level(tmp_path, coco128):
+    chain = ["--resize_shorter=64", "--crop=56x56", f"--input={coco128}/images"]
+    run(*chain, f"--output={tmp_path}/whole.npz")
+    run(*chain, f"--output={tmp_path}/cropped.npz", "--decode=cropped")
+    whole, cropped = (stored(tmp_path / f"{name}.npz").astype(int) for name in ("whole", "cropped"))
+    assert 0 < np.abs(whole - cropped).max() <= 1
+
+
+def test_the_command_runs_alone(tree, tmp_path):
+    command = [ROOT / ".venv/bin/python", ROOT / "examples/preprocessing/preprocess.py"]
+    done = run_command(
+        *command, f"--input={tree}", "--crop=20x20", f"--output={tmp_path}/x.npz", cwd=tmp_path
+    )
+    assert done.stdout == f"5 images: {tmp_path}/x.npz, array `images` of shape (5, 20, 20, 3)\n"

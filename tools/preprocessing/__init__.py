@@ -1,1 +1,0 @@
-"""The parts of preprocess.py: image sources, the chain of operators, and outputs."""

@@ -1,1 +1,0 @@
-"""The kinds of sources that image_source.py opens."""
