@@ -15,7 +15,7 @@ PICTURES := runs/pictures
 BCCD := runs/accuracy/data/bccd
 BENCH_GPU_FLAGS := --rounds=1
 JOBS ?= 2
-CHECKS := tests/test_older_versions.py tests/apps/test_determinism.py tests/distributed/test_stop_and_resume.py \
+CHECKS := tests/test_files_of_0_1_0.py tests/apps/test_determinism.py tests/distributed/test_stop_and_resume.py \
   tests/test_structure.py
 APPS := efficientdet yolov4
 
@@ -98,7 +98,7 @@ pictures: setup $(DEMO_DATA)/eval/instances.json  ## draws the pictures of docs/
 demo-clean:  ## deletes the demos' data and runs, so that the next demo starts from the beginning
 	rm -rf $(DEMO) $(DEMO_YOLOV4) $(DEMO_DATA)
 
-check: horovod  ## tests what a change must not break: resuming (also older runs), bit-identical results, two ranks (7 minutes on two shared cores)
+check: horovod  ## tests what a change must not break: resuming, bit-identical results, two ranks, files of 0.1.0 (7 minutes on two shared cores)
 	$(RUN) -m pytest $(CHECKS) -k 'not three_times or yolov4'
 
 test: lint horovod  ## runs lint, then all tests except the long ones, in JOBS=2 processes of up to 3 GB each

@@ -5,9 +5,9 @@ The metadata is a dictionary of JSON values. Where each kind of file stores it:
 *.weights.h5             in an HDF5 dataset of the file (weights.py)
 run directory            in its best weights, else in its last weights, else in its newest checkpoint
 checkpoints/00001200     manifest.json
-saved_model directory    assets.extra/passport.json
-*.onnx                   metadata_props["passport"]
-*.tflite                 passport.json in the zip archive at the file's end, where TensorFlow Lite expects
+saved_model directory    assets.extra/metadata.json
+*.onnx                   metadata_props["metadata"]
+*.tflite                 metadata.json in the zip archive at the file's end, where TensorFlow Lite expects
                          such files (https://www.tensorflow.org/lite/models/convert/metadata)
 *.plan                   in the *.onnx file next to the *.plan, from which the *.plan was built
 
@@ -44,8 +44,8 @@ COMPARED: tuple[str, ...] = ("app", "num_classes", "train_data", "eval_data", "c
 COMPARED += ("config.", "preprocessing.", "versions.", "export.")
 _LIBRARIES = ("tensorflow", "keras", "nvidia-dali-cuda120", "numpy", "horovod")
 UNIMPORTANT = ("python", "horovod")  # `versions` that do not affect results
-KEY = "passport"  # the metadata's key in exported files
-FILE = "passport.json"
+KEY = "metadata"  # the metadata's key in exported files
+FILE = "metadata.json"
 SAVED_MODEL_FOLDER = "assets.extra"  # TensorFlow ignores this folder: saved_model/README.md
 
 

@@ -10,9 +10,8 @@ import numpy as np
 import pytest
 
 from common.errors import UserError
-from tests.common.training.small_model import rows_of
+from tests.common.training.small_model import rows_of, weights_of
 from tests.distributed import launching
-from tests.fixtures.calculations import weights_of
 from tests.small_apps import IMAGES, TINY, parsed, training_flags
 
 TIMEOUT = 300

@@ -20,11 +20,10 @@ from common.training import run
 from common.training.checkpoints import Checkpoints
 from common.training.run import Run
 from tests.apps.conftest import coco_flags
-from tests.common.training.small_model import rows_of
+from tests.common.training.small_model import rows_of, weights_of
 from tests.conftest import ROOT
 from tests.distributed import launching
 from tests.distributed.test_train_on_ranks import PLAIN
-from tests.fixtures.calculations import weights_of
 from tests.refusal import refusal
 from tests.small_apps import IMAGES, TINY, eagerly, flag_values, parsed, training_flags
 

@@ -26,8 +26,8 @@ if not __package__:  # run as a script: import from the repo root, exactly as th
 import numpy as np
 import tensorflow as tf
 
+from tests.common.training.small_model import weights_of
 from tests.distributed import launching
-from tests.fixtures.calculations import weights_of
 from tests.small_apps import training_flags
 from tools import synthetic
 

@@ -1,10 +1,7 @@
 import dataclasses
-import json
-import pathlib
 
 import pytest
 
-from common.hparams import override
 from yolov4.config import DETECTION_FIELDS, LOADER_FIELDS, MODEL_NAMES, get_config
 
 YOLOV4 = get_config("yolov4")
@@ -42,18 +39,6 @@ def test_numbers_are_the_published_ones(name):
     assert {field: getattr(config, field) for field in expected} == expected
     assert config.strides == ((16, 32) if name == "yolov4-tiny" else (8, 16, 32))
     assert config.anchors_per_location == 3
-
-
-def test_the_nano_of_6eb6d8f_can_be_had():
-    older = (
-        "backbone=csp_darknet_tiny,anchors=10,10,16,16,24,24,36,36,60,60,100,100,masks=0,1,2;3,4,5,"
-        "scale_xy=1.05,1.05,iou_normalizer=0.5,cls_normalizer=1,objectness_iou=0,neighbour_cells=false,max_instances=200,learning_rate=0.016"
-    )
-    config = override(get_config("yolov4-nano"), older)
-    fixture = pathlib.Path(__file__).parents[1] / "fixtures" / "6eb6d8f" / "fixed.json"
-    wanted = json.loads(fixture.read_text())["batch yolov4-nano"]["config"]
-    for field in wanted.keys() - {"image_size", *LOADER_FIELDS}:
-        assert json.loads(json.dumps(getattr(config, field))) == wanted[field], field
 
 
 def test_sizes_of_a_training_batch():

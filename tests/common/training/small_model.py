@@ -8,6 +8,7 @@ import pathlib
 import resource
 from collections.abc import Iterator
 
+import h5py
 import keras
 import numpy as np
 
@@ -47,3 +48,16 @@ def files_end_at(size: int) -> Iterator[None]:
         yield
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def weights_of(file: pathlib.Path, kinds: str = "f") -> dict[str, np.ndarray]:
+    """Returns the arrays of a `.weights.h5` file by path, without the metadata."""
+    arrays = {}
+
+    def add(name: str, item) -> None:
+        if isinstance(item, h5py.Dataset) and item.dtype.kind in kinds:
+            arrays[name] = item[()]
+
+    with h5py.File(file) as weights:
+        weights.visititems(add)
+    return arrays

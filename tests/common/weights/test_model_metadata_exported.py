@@ -13,11 +13,11 @@ def test_exported_files(tmp_path):
     saved_model = tmp_path / "exported"
     (saved_model / "assets.extra").mkdir(parents=True)
     (saved_model / "saved_model.pb").touch()
-    (saved_model / "assets.extra" / "passport.json").write_text(json.dumps(METADATA))
+    (saved_model / "assets.extra" / "metadata.json").write_text(json.dumps(METADATA))
     lite = tmp_path / "model.tflite"
     lite.write_bytes(b"\x20\0\0\0TFL3 and so on")
     with zipfile.ZipFile(lite, "a") as archive:
-        archive.writestr("passport.json", json.dumps(METADATA))
+        archive.writestr("metadata.json", json.dumps(METADATA))
     assert model_metadata.read(saved_model) == model_metadata.read(lite) == METADATA
 
 
@@ -25,7 +25,7 @@ def test_onnx(tmp_path):
     onnx = pytest.importorskip("onnx")
     model = onnx.helper.make_model(onnx.helper.make_graph([], "empty", [], []))
     onnx.save(model, tmp_path / "plain.onnx")
-    onnx.helper.set_model_props(model, {"author": "x", "passport": json.dumps(METADATA)})
+    onnx.helper.set_model_props(model, {"author": "x", "metadata": json.dumps(METADATA)})
     onnx.save(model, tmp_path / "model.onnx")
     assert model_metadata.read(tmp_path / "model.onnx") == METADATA
     assert "plain.onnx has no metadata" in refusal(model_metadata.read, tmp_path / "plain.onnx")
@@ -39,5 +39,5 @@ def test_damaged_metadata_are_refused(tmp_path):
     assert "has no metadata: it is damaged, or another project" in said
     for text in ("{cut", "[1]"):
         with zipfile.ZipFile(tmp_path / "a.tflite", "w") as archive:
-            archive.writestr("passport.json", text)
+            archive.writestr("metadata.json", text)
         assert "has no metadata: it is damaged" in refusal(model_metadata.read, tmp_path / "a.tflite")
