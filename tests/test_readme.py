@@ -271,7 +271,7 @@ def test_python_commands_run_in_order(project, command):
     words = shlex.split(command)
     folder, _, program = words[1].partition("/")
     app = words[2] if folder == "tools" else folder
-    more = {"train.py": SMALL, "bench.py": BENCH if "compare" not in words else []}.get(program, [])
+    more = {"train.py": SMALL, "bench.py": BENCH}.get(program, [])
     if more and not any(word.endswith((DARKNET_FILE, "demo.weights.h5", "=runs/mine")) for word in words):
         more = [*more, *small_model(app)]
     run([sys.executable, *words[1:], *more], project)

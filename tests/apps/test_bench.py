@@ -116,8 +116,8 @@ def test_a_candidate_trains(drawn, monkeypatch, name, role):
 
 def test_stages_are_one_line_of_json(app, bench, drawn, capfd):
     worker.work(bench, "stages:dali_cpu", parse(bench, *small(app, drawn)))
-    (line,) = capfd.readouterr().out.splitlines()
-    found = {stage["stage"]: stage for stage in json.loads(line)}
+    line = capfd.readouterr().out.splitlines()[-1]
+    found = {stage["stage"]: stage for stage in json.loads(line.removeprefix("result "))}
     assert list(found) == [*STAGES[app.name], "hand-over", "targets"]
     # Only `read` must be positive: the cost of a later stage is a difference, which noise can make negative.
     assert found["read"]["cpu_ms_per_image"]["median"] > 0
@@ -219,8 +219,8 @@ def test_inference_is_measured_at_both_batch_sizes(app, bench, drawn, monkeypatc
 
     monkeypatch.setattr(stages, "measure_inference", measure)
     worker.work(bench, "inference:dali_cpu", parse(bench, *small(app, drawn)))
-    (line,) = capfd.readouterr().out.splitlines()
-    assert [times["batch_size"] for times in json.loads(line)] == [1, 2]
+    line = capfd.readouterr().out.splitlines()[-1]
+    assert [times["batch_size"] for times in json.loads(line.removeprefix("result "))] == [1, 2]
     for (loader, label_map), batch_size in zip(asked, (1, 4), strict=True):
         images, extra = next(iter(loader.dataset()))
         assert images.shape == (batch_size, 64, 96, 3) and set(extra) >= {"image_ids", "letterbox"}

@@ -93,11 +93,11 @@ def measure(
 
 
 def result(command: Command, logs: pathlib.Path) -> Any:
-    """Returns the JSON value that a command prints, or {"error": reason} if it fails."""
+    """Returns the JSON that a command prints after `result`, or {"error": reason} if it fails."""
     log(f"starting {command.name}")
     try:
         with _started(command, logs) as candidate:
-            return json.loads(candidate.wait_for(rb"[\[{].*", None)[0])
+            return json.loads(candidate.wait_for(rb"result (.*)", None)[1])
     except CandidateError as error:
         return _failure(command.name, error)
 

@@ -1,12 +1,9 @@
 """Runs one candidate of bench.py: what a process does that rounds.py has started."""
 
-import contextlib
 import dataclasses
 import itertools
 import json
-import os
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -28,7 +25,7 @@ def work(app: App, role: str, a: BenchArgs) -> None:
 
     Args:
         role: model, data:TYPE, both:TYPE, stages:TYPE or inference:TYPE. TYPE is a pipeline type. The first
-            three run until the process is killed. The last two print one line of JSON.
+            three run until the process is killed. The last two print `result` and JSON in one line.
     """
     what, _, pipeline_type = role.partition(":")
     a = dataclasses.replace(a, pipeline_type=pipeline_type or "synthetic")
@@ -44,18 +41,14 @@ def work(app: App, role: str, a: BenchArgs) -> None:
         data = data._replace(evaluation=data.train)
         sizes = [dataclasses.replace(a, batch_size=size) for size in (1, a.batch_size)]
         opened = [loaders.open_loader(each, ranks, config, data, training=False) for each in sizes]
-        with own_stdout() as tell:
-            times = [
-                stages.measure_inference(each, network, to_detections, data.label_map, a) for each in opened
-            ]
-            tell(json.dumps(times))
+        times = [stages.measure_inference(each, network, to_detections, data.label_map, a) for each in opened]
+        print(f"result {json.dumps(times)}", flush=True)
         return
     epoch = loaders.epoch_kwargs(config, a.seed, epochs_done=0)
     loader = loaders.open_loader(a, ranks, config, data, training=True, **epoch)
     if what == "stages":
-        with own_stdout() as tell:
-            costs = stages.measure(stages.cuts(loader, app.stages), a)
-            tell(json.dumps(stages.summarize(costs, a.batch_size)))
+        costs = stages.measure(stages.cuts(loader, app.stages), a)
+        print(f"result {json.dumps(stages.summarize(costs, a.batch_size))}", flush=True)
     elif what == "data":
         tell_steps(stages.load(loader), a.batch_size)
     else:
@@ -65,24 +58,12 @@ def work(app: App, role: str, a: BenchArgs) -> None:
 
 def tell_steps(advance: Callable[[], object], batch_size: int) -> None:
     """Calls `advance` until the process is killed, and prints a line after each call; see rounds.py."""
-    with own_stdout() as tell:
-        for _ in range(stages.WARM_UP):
-            advance()
-        tell("ready")
-        while True:
-            advance()
-            tell(f"step {batch_size}")
-
-
-@contextlib.contextmanager
-def own_stdout() -> Iterator[Callable[[str], object]]:
-    """Yields a function that prints a line to stdout. What libraries print goes to stderr."""
-    with os.fdopen(os.dup(1), "wb", buffering=0) as pipe:
-        os.dup2(2, 1)
-        try:
-            yield lambda line: pipe.write(line.encode() + b"\n")
-        except BrokenPipeError:
-            sys.exit(0)
+    for _ in range(stages.WARM_UP):
+        advance()
+    print("ready", flush=True)
+    while True:
+        advance()
+        print(f"step {batch_size}", flush=True)
 
 
 def _make_step(

@@ -118,7 +118,7 @@ def test_one_that_cannot_be_started_is_a_line(tmp_path):
 
 
 def test_a_result_is_one_line_of_json(tmp_path):
-    command = Command("stages", python("import time; print('[1, 2]'); time.sleep(100)"))
+    command = Command("stages", python("import time; print('[3]'); print('result [1, 2]'); time.sleep(100)"))
     assert rounds.result(command, tmp_path) == [1, 2]
     found = rounds.result(Command("stages", python("import sys; sys.exit('error: no data')")), tmp_path)
     assert found == {"error": "exit code 1: no data"}
