@@ -45,14 +45,18 @@ import keras
 import tensorflow as tf
 
 from common import hparams
-from common.data.check import loader_errors
 from common.data.open import open_data
 from common.distributed.ranks import Ranks
+from common.distributed.start import synchronize
 from common.evaluation.evaluate import evaluate
 from common.layers import limit_bn_momentum
-from common.training import input_feed, run_directory, step_guard
+from common.training import run_directory, step_guard
+from common.training.checkpoints import Checkpoints
 from common.training.ema import AveragedWeights
+from common.training.input_feed import InputFeed
+from common.training.results import Results
 from common.training.run import Run, start_process
+from common.training.state import RunState
 from common.weights.fine_tuning import set_initial_weights
 from efficientdet import losses, show_batch
 from efficientdet.init_from import init_from
@@ -79,54 +83,55 @@ def train(a: Args) -> dict | None:
 
     # --- Data -------------------------------------------------------------------------------------
     data = open_data(a, ranks, config.max_instances, synthetic_classes=90)
-    loader_kwargs = functools.partial(epoch_kwargs, config, a.seed)
     open_train_loader = functools.partial(open_loader, a, ranks, config, data, training=True)
-    open_eval_loader = functools.cache(lambda: open_loader(a, ranks, config, data, training=False))
-    feed = input_feed.InputFeed(ranks, open_train_loader, loader_kwargs, a.steps_per_epoch)
+    loader = open_train_loader()  # reads no data yet
+    steps_per_epoch = a.steps_per_epoch or loader.steps_per_epoch
     accumulate_steps = max(a.accumulate_steps, 1)
     effective_batch = ranks.num_replicas * a.batch_size * accumulate_steps
-    epochs = num_epochs(config, effective_batch, feed.steps_per_epoch, accumulate_steps)
+    epochs = num_epochs(config, effective_batch, steps_per_epoch, accumulate_steps)
     config = hparams.replace(config, {"epochs": epochs})  # some recipes set config.iterations, not epochs
 
-    # --- Run: check whether it is new or can be resumed --------------------------------------------
+    # --- Run: check whether it is new or can be resumed ---------------------------------------------
     metadata = make_metadata(
         config, data.label_map, data.num_classes, data.train, data.evaluation, dataclasses.asdict(a)
     )
-    identity = run_directory.Identity.of(
-        a, ranks, config, metadata, may_change=("epochs", *DETECTION_FIELDS), **feed.identity
-    )
+    may_change = ("epochs", *DETECTION_FIELDS)
+    loading = {"pipeline_type": loader.pipeline_type, "steps_per_epoch": steps_per_epoch}
+    identity = run_directory.Identity.of(a, ranks, config, metadata, may_change=may_change, **loading)
     resumed = run_directory.check(a, ranks, identity)
 
     # --- Model ------------------------------------------------------------------------------------
-    schedule = make_schedule(config, effective_batch, feed.steps_per_epoch)
+    schedule = make_schedule(config, effective_batch, steps_per_epoch)
     with ranks.scope():
-        model = make_model(config, data.num_classes, config.epochs * feed.steps_per_epoch)
+        model = make_model(config, data.num_classes, config.epochs * steps_per_epoch)
         optimizer = ranks.wrap_optimizer(
             make_optimizer(config, schedule, precision=a.precision, accumulate_steps=a.accumulate_steps)
         )
         optimizer.build(model.trainable_variables)  # includes frozen layers: a resumed run may unfreeze them
     log(
         f"{a.model_name} at {config.image_size[0]}x{config.image_size[1]}, {data.num_classes} classes, "
-        f"{model.count_params():,} parameters; {feed.size} images, loaded by {feed.pipeline_type}\n"
+        f"{model.count_params():,} parameters; {loader.size} images, loaded by {loader.pipeline_type}\n"
         f"learning rate {schedule.peak:.6g} = {config.learning_rate:g} x {effective_batch} images per update "
         f"/ {config.reference_batch}{ranks.describe()}"
     )
     load = functools.partial(init_from, model, data.label_map, backbone=config.backbone)
     if a.init_from or a.freeze or a.freeze_batch_norm:
         set_initial_weights(a, ranks, resumed, model, load)
-    run = Run(
-        a,
-        ranks,
-        model,
-        optimizer,
-        ema_decay=config.ema_decay,
-        identity=identity,
-        metadata=metadata,
-        feed=feed,
-        explain=lambda error: loader_errors.explain(error, data.train, feed.pipeline_type),
-        show_batch=functools.partial(show_batch.report, label_map=data.label_map),
-    )
-    train_step = make_train_step(ranks, model, config, optimizer, run.ema, precision=a.precision, xla=a.xla)
+    synchronize(ranks, model, optimizer)  # only rank 0 has read --init_from
+    with ranks.scope():
+        ema = AveragedWeights(model, config.ema_decay)
+
+    # --- Checkpoint: find the newest, open the data there, restore -----------------------------------
+    directory = run_directory.claim(a, ranks, identity)  # None on all ranks but rank 0
+    checkpoints = Checkpoints(directory, ranks, model, optimizer, ema, metadata=metadata, identity=identity)
+    epoch_options = functools.partial(epoch_kwargs, config, a.seed)
+    state = checkpoints.find() or RunState()
+    feed = InputFeed(ranks, open_train_loader, epoch_options, state, steps_per_epoch, config.epochs)
+    checkpoints.restore(state, feed.iterators)
+
+    # --- Steps, evaluation, files --------------------------------------------------------------------
+    train_step = make_train_step(ranks, model, config, optimizer, ema, precision=a.precision, xla=a.xla)
+    open_eval_loader = functools.cache(lambda: open_loader(a, ranks, config, data, training=False))
     evaluate_model = functools.partial(
         evaluate,
         make_detect(model, config),
@@ -134,9 +139,11 @@ def train(a: Args) -> dict | None:
         ranks=ranks,
         coco_backend=a.coco_backend,
     )
+    show = functools.partial(show_batch.report, label_map=data.label_map)
+    results = Results(directory, model, metadata, state, show)
 
     # --- The loop: every rank makes the same calls in the same order -----------------------------------
-    with run:  # handles signals, runs the watchdog
+    with Run(a, ranks, model, optimizer, ema, state, feed, checkpoints, results) as run:  # handles signals
         for _ in run.epochs(config.epochs):  # starts at the resumed epoch; --patience may end the loop
             while run.epoch_is_unfinished():  # once, or once per evaluation of --eval_every_steps
                 for images, targets in run.batches():

@@ -45,6 +45,7 @@ from common.training.early_stopping import note_metric
 from common.training.ema import AveragedWeights
 from common.training.results import Results
 from common.training.run import start_process
+from common.training.state import RunState
 from common.weights import weight_files as weights
 from efficientdet.config import PRESETS, get_config
 from efficientdet.fit_model import FitModel
@@ -77,9 +78,9 @@ def averaging(optimizer: keras.optimizers.Optimizer, ranks: Ranks) -> keras.opti
 class RankCallback(keras.callbacks.Callback):
     """Base class of the callbacks. All ranks call them in the same order."""
 
-    def __init__(self, ranks: Ranks, ema: AveragedWeights, checkpoints: Checkpoints, results: Results):
+    def __init__(self, ranks: Ranks, ema: AveragedWeights, state: RunState, results: Results):
         super().__init__()
-        self.ranks, self.ema, self.checkpoints, self.results = ranks, ema, checkpoints, results
+        self.ranks, self.ema, self.state, self.results = ranks, ema, state, results
 
 
 class Synchronize(RankCallback):
@@ -94,7 +95,7 @@ class Synchronize(RankCallback):
         logs["loss"] = sum(self.ranks.gather(logs["loss"])) / self.ranks.world_size
         if not math.isfinite(logs["loss"]):
             raise errors.UserError(f"the loss of epoch {epoch + 1} is not finite: lower --learning_rate")
-        self.checkpoints.state["step"] = (epoch + 1) * self.params["steps"]
+        self.state.step = (epoch + 1) * self.params["steps"]
 
 
 class MovingAverage(RankCallback):
@@ -121,7 +122,7 @@ class CocoMetrics(RankCallback):
             return
         with self.ema.swapped_in(self.ranks):
             evaluation = self.score()
-            is_best = note_metric(self.checkpoints.state, evaluation.metrics["AP"])
+            is_best = note_metric(self.state, evaluation.metrics["AP"])
             self.results.save_evaluation(evaluation, is_best)
         logs.update({name: evaluation.metrics[name] for name in coco_metrics.NAMES})
 
@@ -129,15 +130,18 @@ class CocoMetrics(RankCallback):
 class Checkpoint(RankCallback):
     """Saves a checkpoint after each epoch, and resumes."""
 
+    def __init__(self, *run, checkpoints: Checkpoints):
+        super().__init__(*run)
+        self.checkpoints = checkpoints
+
     def on_train_begin(self, logs: dict | None = None) -> None:
-        if self.checkpoints.state["epoch"]:
-            self.checkpoints.restore()
+        self.checkpoints.restore(self.state, iterators=[])
 
     def on_epoch_end(self, epoch: int, logs: dict | None = None) -> None:
         with self.ema.swapped_in(self.ranks):
             self.results.save_weights(weights.LAST)
-        self.checkpoints.state["epoch"] = epoch + 1
-        self.checkpoints.save()
+        self.state.epoch = epoch + 1
+        self.checkpoints.save(self.state, iterators=[])
 
 
 def fit(a: Args) -> None:
@@ -166,13 +170,14 @@ def fit(a: Args) -> None:
     facts = {"loop": "keras_fit", "pipeline_type": loader.pipeline_type, "steps_per_epoch": steps}
     identity = run_directory.Identity.of(a, ranks, config, metadata, may_change=("epochs",), **facts)
     run_directory.check(a, ranks, identity)
-    directory = None if ranks.rank else run_directory.claim(a, identity)
-    state = {"model": network, "optimizer": optimizer, "averaged": ema}
-    checkpoints = Checkpoints(directory, ranks=ranks, metadata=metadata, identity=identity, **state)
-    checkpoints.find()
+    directory = run_directory.claim(a, ranks, identity)
+    checkpoints = Checkpoints(directory, ranks, network, optimizer, ema, metadata=metadata, identity=identity)
+    state = checkpoints.find() or RunState()
+    epochs_done = state.epoch
 
-    run = ranks, ema, checkpoints, Results(directory, network, metadata, checkpoints.state)
-    callbacks = [Synchronize(*run), Checkpoint(*run), MovingAverage(*run)]  # called in this order
+    run = ranks, ema, state, Results(directory, network, metadata, state)
+    # Keras calls them in this order.
+    callbacks = [Synchronize(*run), Checkpoint(*run, checkpoints=checkpoints), MovingAverage(*run)]
     if data.evaluation:
         eval_loader = open_loader(a, ranks, config, data, training=False)
         detect = make_detect(network, config)
@@ -180,9 +185,8 @@ def fit(a: Args) -> None:
         callbacks.insert(1, CocoMetrics(*run, score=score, eval_every=a.eval_every))
     if directory:
         callbacks.append(keras.callbacks.TensorBoard(directory / "tensorboard", write_graph=False))
-        print(f"epochs {checkpoints.state['epoch'] + 1} to {config.epochs}; results go to {directory}")
+        print(f"epochs {epochs_done + 1} to {config.epochs}; results go to {directory}")
 
-    epochs_done = checkpoints.state["epoch"]
     epoch = epoch_kwargs(config, a.seed, epochs_done)
     mode = tf.distribute.InputReplicationMode.PER_REPLICA  # each replica has a DALI pipeline and a shard
     setup = tf.distribute.InputOptions(experimental_fetch_to_device=False, experimental_replication_mode=mode)

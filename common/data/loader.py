@@ -27,8 +27,7 @@ SYNTHETIC_IMAGES = 1024  # in an epoch
 SYNTHETIC_BOXES = 7  # boxes per synthetic image; COCO train2017 has 7.3 boxes per image
 LOADER_FLAGS = ("pipeline_type", "batch_size", "prefetch", *DECODER_FLAGS)
 MAX_RESERVED = 2**30  # bytes; above this, JPEG engines reserve no memory
-# Versions of the loaders. Raise one if the iterators of the previous version cannot be restored.
-DALI_GRAPH, TF_GRAPH = 5, 1
+LOADER_VERSION = 1  # raise it if the iterators of the previous version cannot be restored
 
 Batch = tuple[Any, dict[str, Any]]  # images, targets
 ElementSpec = tuple[tf.TensorSpec, dict[str, tf.TensorSpec]]

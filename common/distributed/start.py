@@ -37,6 +37,12 @@ def start(strategy: str = "none", compression: str = "none") -> Ranks:
     return Ranks()
 
 
+def synchronize(ranks: Ranks, model: keras.Model, optimizer: keras.optimizers.Optimizer) -> None:
+    """Gives all ranks the variables of rank 0, and each rank its own random numbers."""
+    ranks.broadcast([variable.value for variable in [*model.weights, *optimizer.variables]])
+    seed_per_rank(model, ranks.rank)
+
+
 def seed_per_rank(model: keras.Model, rank: int) -> None:
     """Gives each rank other random numbers for dropout and stochastic depth."""
     for state in random_states(model):

@@ -11,6 +11,7 @@ share a disk.
 """
 
 import contextlib
+import dataclasses
 import os
 import pathlib
 import uuid
@@ -26,6 +27,7 @@ from common.errors import UserError
 from common.layers import moving_statistics, random_states
 from common.training import run_directory
 from common.training.ema import AveragedWeights
+from common.training.state import RunState
 from common.weights import checkpoint_files, model_metadata, weight_files
 
 KEEP = 2  # newest checkpoints; the newest one from the end of an epoch is also kept
@@ -41,17 +43,9 @@ class Checkpoints:
     Args:
         directory: the run directory; None on all ranks but rank 0.
         optimizer: an optimizer that was built before layers were frozen.
-        averaged: the moving averages of the model's weights.
-        metadata: the metadata of the weights files and the flags, for the manifest.
+        ema: the moving averages of the model's weights.
+        metadata: the metadata of the weights files, for the manifest.
         identity: the identity of the run, for the manifest.
-
-    Attributes:
-        state: counters and other JSON values, which the caller changes in place: "step", "epoch" (epochs
-            done), "step_in_epoch" (0 between two epochs), ...
-        iterators: iterators of the data, whose positions are saved; empty if they cannot be saved.
-        resharded: whether a run with another number of ranks or replicas saved the checkpoint that `find`
-            found.
-        data_anew: whether the epoch must read its data from the start.
 
     Raises:
         UserError: the directory cannot be written to.
@@ -60,26 +54,25 @@ class Checkpoints:
     def __init__(
         self,
         directory: str | os.PathLike | None,
-        *,
         ranks: Ranks,
         model: keras.Model,
         optimizer: keras.optimizers.Optimizer,
-        averaged: AveragedWeights,
+        ema: AveragedWeights,
+        *,
         metadata: Mapping[str, Any],
         identity: run_directory.Identity,
     ) -> None:
-        self.state: dict[str, Any] = {"epoch": 0, "step": 0, "step_in_epoch": 0, "totals": {}}
-        self.iterators: Sequence[tf.data.Iterator] = ()
-        self.resharded = self.data_anew = False
+        self._checkpoint: tuple[str, dict[str, Any]] | None = None  # to restore: its name and its manifest
+        self._changed: list[str] = []  # names of the values in the identity that differ from that checkpoint
         self._ranks, self._optimizer, self._identity = ranks, optimizer, identity
         self._metadata = {**metadata, "identity": dict(identity.values)}
         self._metadata |= {"world_size": ranks.world_size, "versions": model_metadata.versions()}
-        self._variables = [v.value for v in [*model.weights, *optimizer.variables]] + [*averaged.variables]
-        self._shared = tf.train.Checkpoint(model=model, optimizer=optimizer, averaged=averaged)
+        self._variables = [v.value for v in [*model.weights, *optimizer.variables]] + [*ema.variables]
+        self._shared = tf.train.Checkpoint(model=model, optimizer=optimizer, averaged=ema)
         self._seeds = random_states(model)  # tf.train.Checkpoint(model=...) does not save the seeds
         # `_shared` saves the statistics of rank 0. The other ranks save theirs here.
         statistics = moving_statistics(model) if ranks.rank else []
-        self._statistics = [*statistics, *averaged.averages_of(statistics)]
+        self._statistics = [*statistics, *ema.averages_of(statistics)]
         with ranks.raise_on_any_rank():
             if directory is not None:
                 self._directory = pathlib.Path(directory, "checkpoints")
@@ -87,46 +80,56 @@ class Checkpoints:
                     self._directory.mkdir(parents=True, exist_ok=True)
                     files.remove_unfinished(self._directory)
 
-    def find(self) -> list[str] | None:
-        """Finds the newest checkpoint to continue from, and copies its `state` to this object.
+    def find(self) -> RunState | None:
+        """Finds the newest checkpoint that this run can continue from.
 
         If the identity has changed, only checkpoints from the end of an epoch are considered.
 
         Returns:
-            The names of the values in the identity that differ from the checkpoint; None for a new run.
+            The state in the checkpoint; None for a new run. It has no `loader_options` if the loaders or the
+            number of ranks have changed: the next epoch then reads its data from the start.
 
         Raises:
             UserError: there are checkpoints, but none can be used.
         """
-        found = None
+        checkpoint = None
         with self._ranks.raise_on_any_rank():
             if self._ranks.rank == 0:
                 with files.user_errors(f"--output_dir={self._directory.parent}"):
-                    found = self._newest(boundary=False)
-                    if found and self._changed(found):
-                        found = self._newest(boundary=True)
-        found = self._ranks.broadcast_object(found)
-        if not found:
+                    checkpoint = self._newest(boundary=False)
+                    if checkpoint and self._changes(checkpoint):
+                        checkpoint = self._newest(boundary=True)
+                if checkpoint:
+                    RunState.from_json(checkpoint[1]["state"], f"checkpoint {checkpoint[0]}")
+        self._checkpoint = self._ranks.broadcast_object(checkpoint)
+        if self._checkpoint is None:
             return None
-        self._found = found  # the checkpoint's name and its manifest
-        changed = self._changed(found)
-        self.resharded = not set(run_directory.RESHARDED).isdisjoint(changed)
-        self.data_anew = self.resharded or not {"dali_graph", "tf_graph"}.isdisjoint(changed)
-        self.state.clear()
-        self.state.update(found[1]["state"])
-        return changed
+        name, manifest = self._checkpoint
+        self._changed = self._changes(self._checkpoint)
+        state = RunState.from_json(manifest["state"], f"checkpoint {name}")
+        if self._is_resharded():
+            state.step = state.epoch * self._identity.values["steps_per_epoch"]
+        if not self._data_continues():
+            state.loader_options, state.batches_read = {}, 0
+        return state
 
-    def restore(self) -> None:
-        """Restores the variables and the positions of `iterators` from the checkpoint that `find` found.
+    def restore(self, state: RunState, iterators: Sequence[Iterator]) -> None:
+        """Restores all variables and the positions of the iterators. Does nothing in a new run.
 
-        If `data_anew` is True, the positions are not restored. If the number of ranks has
-        changed, all ranks get the moving statistics of rank 0.
+        If the loaders or the number of ranks have changed, the iterators stay where they are. If the number
+        of ranks has changed, all ranks get the moving statistics of rank 0.
+
+        Args:
+            state: the state that `find` returned.
+            iterators: iterators of the data; empty if they cannot be saved.
 
         Raises:
             UserError: the checkpoint belongs to another model.
         """
+        if self._checkpoint is None:
+            return
         parts: list[dict[str, bytes]] = []
-        name, manifest = self._found
+        name, manifest = self._checkpoint
         with self._ranks.raise_on_any_rank():
             if self._ranks.rank == 0:
                 for library, now in model_metadata.versions().items():
@@ -134,75 +137,93 @@ class Checkpoints:
                     if was != now and library not in model_metadata.UNIMPORTANT:
                         progress.log(f"warning: {library} was {was} and is now {now}: results may differ")
                 path = self._directory / name
-                self._read(self._shared, path / _SHARED)
+                self._read(self._shared, path / _SHARED, manifest["state"]["step"])
                 with files.user_errors(f"--output_dir={self._directory.parent}"):
                     checkpoint_files.remove_newer(path)
                 files_of = [path.glob(f"{_OWN}_{rank}.*") for rank in range(manifest["world_size"])]
-                parts = [{file.suffix: file.read_bytes() for file in own} for own in files_of]
+                parts = [{file.suffix: file.read_bytes() for file in paths} for paths in files_of]
         self._ranks.broadcast(self._variables)
         parts = self._ranks.broadcast_object(parts)
-        if self.resharded:
+        if self._is_resharded():
             inner = getattr(self._optimizer, "inner_optimizer", self._optimizer)
             for optimizer in {self._optimizer, inner}:
                 # `_iterations` counts batches, `iterations` counts updates.
-                optimizer._iterations.assign(self.state["step"])
-            return
-        with self._ranks.raise_on_any_rank(), _in_memory() as prefix:
-            for suffix, content in parts[self._ranks.rank].items():
-                tf.io.write_file(prefix + suffix, content)
-            self._read(self._own(self.data_anew), prefix, all_of_it=not self.data_anew)
+                optimizer._iterations.assign(state.step)
+        else:
+            continues = self._data_continues()
+            with self._ranks.raise_on_any_rank(), _in_memory() as prefix:
+                for suffix, content in parts[self._ranks.rank].items():
+                    tf.io.write_file(prefix + suffix, content)
+                part = self._own(iterators if continues else ())
+                self._read(part, prefix, state.step, all_of_it=continues)
+        within = f" and {state.step_in_epoch} steps" if state.step_in_epoch else ""
+        progress.log(f"resumed after epoch {state.epoch}{within} (step {state.step})")
+        if self._changed:
+            names = ", ".join(self._changed)
+            progress.log(f"  changed: {names}; the run continues from an epoch's end, results may differ")
 
-    def save(self) -> bool:
-        """Writes the checkpoint of `state["step"]`. If the disk is full, logs a warning and writes nothing.
+    def save(self, state: RunState, iterators: Sequence[Iterator]) -> bool:
+        """Writes the checkpoint of `state.step`. If the disk is full, logs a warning and writes nothing.
+
+        Args:
+            iterators: iterators of the data; empty if they cannot be saved.
 
         Returns:
             Whether the checkpoint was written; the same on all ranks.
         """
         with _in_memory() as prefix:
-            self._own().write(prefix)
+            self._own(iterators).write(prefix)
             names = tf.io.gfile.glob(f"{prefix}.*")
-            own = {name.removeprefix(prefix): tf.io.read_file(name).numpy() for name in names}
-        parts = self._ranks.gather(own)
+            part = {name.removeprefix(prefix): tf.io.read_file(name).numpy() for name in names}
+        parts = self._ranks.gather(part)
         problem = None
         if self._ranks.rank == 0:
             try:
-                self._write(parts)
+                self._write(state, parts)
             except (OSError, tf.errors.OpError) as error:
                 problem = weight_files.reason(error)
                 progress.log(
-                    f"warning: the checkpoint of step {self.state['step']} cannot be written: {problem}; "
+                    f"warning: the checkpoint of step {state.step} cannot be written: {problem}; "
                     "training continues, earlier checkpoints are intact"
                 )
         return self._ranks.broadcast_object(problem) is None
 
-    def _own(self, without_data: bool = False) -> tf.train.Checkpoint:
-        iterators = [] if without_data else list(self.iterators)
-        return tf.train.Checkpoint(iterators=iterators, seeds=self._seeds, statistics=self._statistics)
+    def _own(self, iterators: Sequence[Iterator]) -> tf.train.Checkpoint:
+        return tf.train.Checkpoint(iterators=list(iterators), seeds=self._seeds, statistics=self._statistics)
 
-    def _changed(self, found: tuple[str, dict[str, Any]]) -> list[str]:
-        differences = self._identity.differences(found[1].get("identity", {}))
+    def _changes(self, checkpoint: tuple[str, dict[str, Any]]) -> list[str]:
+        """Returns the names of the values in the identity that differ from the checkpoint."""
+        differences = self._identity.differences(checkpoint[1].get("identity", {}))
         return sorted({name.partition(".")[0] for name in differences})
+
+    def _is_resharded(self) -> bool:
+        """Whether a run with another number of ranks or replicas saved the checkpoint."""
+        return not set(run_directory.RESHARDED).isdisjoint(self._changed)
+
+    def _data_continues(self) -> bool:
+        """Whether the positions in the data of the checkpoint are valid for this run."""
+        return not self._is_resharded() and "loader_version" not in self._changed
 
     def _newest(self, *, boundary: bool) -> tuple[str, dict[str, Any]] | None:
         path = checkpoint_files.newest(self._directory, boundary=boundary)
         return (path.name, checkpoint_files.read_manifest(path)) if path else None
 
-    def _write(self, parts: Sequence[dict[str, bytes]]) -> None:
+    def _write(self, state: RunState, parts: Sequence[dict[str, bytes]]) -> None:
         def write_files(directory: pathlib.Path) -> None:
             self._shared.write(str(directory / _SHARED))
             for rank, part in enumerate(parts):
                 for suffix, content in part.items():
                     (directory / f"{_OWN}_{rank}{suffix}").write_bytes(content)
 
-        manifest = {**self._metadata, "state": self.state}
-        checkpoint_files.write(self._directory, self.state["step"], manifest, write_files)
+        manifest = {**self._metadata, "state": dataclasses.asdict(state)}
+        checkpoint_files.write(self._directory, state.step, manifest, write_files)
         try:
             checkpoint_files.prune(self._directory, KEEP)
         except OSError as error:
             progress.log(f"warning: an old checkpoint cannot be removed: {weight_files.reason(error)}")
 
     def _read(
-        self, checkpoint: tf.train.Checkpoint, prefix: str | os.PathLike, all_of_it: bool = True
+        self, checkpoint: tf.train.Checkpoint, prefix: str | os.PathLike, step: int, all_of_it: bool = True
     ) -> None:
         try:
             status = checkpoint.read(os.fspath(prefix))
@@ -210,7 +231,7 @@ class Checkpoints:
                 status.assert_consumed()
             status.assert_existing_objects_matched().expect_partial()
         except (AssertionError, ValueError, tf.errors.OpError) as error:
-            step, reason = self._found[1]["state"]["step"], weight_files.reason(error)
+            reason = weight_files.reason(error)
             raise UserError(f"the checkpoint of step {step} does not fit this model: {reason}") from error
 
 

@@ -1,38 +1,35 @@
 """Notes the best evaluation, for the best weights, and ends a run that no longer improves (--patience)."""
 
 import math
-from collections.abc import Mapping
-from typing import Any
+
+from common.training.state import RunState
 
 
-def note_metric(state: dict[str, Any], metric: float, eval_data: str | None = None) -> bool:
-    """Records the metric of one evaluation in `state`, for the best weights and --patience.
+def note_metric(state: RunState, ap: float, eval_data: str | None = None) -> bool:
+    """Notes the AP of one evaluation in `state`.
 
     Args:
-        state: state of the checkpoint; changes `best_metric` and `without_gain` (evaluations since the best).
-        metric: higher is better; a value that is not finite never counts as better.
-        eval_data: fingerprint of the evaluation data; if it has changed, earlier metrics are ignored.
+        ap: an AP that is not finite never counts as better.
+        eval_data: fingerprint of the evaluation data; if it has changed, earlier evaluations are ignored.
 
     Returns:
-        Whether this metric is the best so far.
+        Whether this AP is the best so far.
     """
-    comparable = state.get("eval_data", eval_data) == eval_data
-    best = state.get("best_metric", -math.inf) if comparable else -math.inf
-    gain = math.isfinite(metric) and metric > best
-    if gain:
-        state.update(best_metric=float(metric), without_gain=0, eval_data=eval_data)
+    best = state.best_ap if state.best_eval_data == eval_data else None
+    is_best = math.isfinite(ap) and (best is None or ap > best)
+    if is_best:
+        state.best_ap, state.best_eval_data, state.evaluations_since_best = float(ap), eval_data, 0
     else:
-        state["without_gain"] = state.get("without_gain", 0) + 1
-    return gain
+        state.evaluations_since_best += 1
+    return is_best
 
 
-def out_of_patience(state: Mapping[str, Any], patience: int) -> str | None:
+def out_of_patience(state: RunState, patience: int) -> str | None:
     """Returns why the run ends if the last `patience` evaluations had no better AP, else None."""
-    without_gain = state.get("without_gain", 0)
-    if not 0 < patience <= without_gain:
+    if not 0 < patience <= state.evaluations_since_best:
         return None
-    best = 100 * state.get("best_metric", math.nan)
+    best = math.nan if state.best_ap is None else 100 * state.best_ap
     return (
-        f"training ends after epoch {state['epoch']}: {without_gain} evaluations without a better AP than "
-        f"{best:.1f} (--patience={patience}); the best weights are kept"
+        f"training ends after epoch {state.epoch}: {state.evaluations_since_best} evaluations without a "
+        f"better AP than {best:.1f} (--patience={patience}); the best weights are kept"
     )

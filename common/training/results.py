@@ -26,12 +26,12 @@ from common.evaluation import coco_metrics, drawing
 from common.evaluation.coco_metrics import Evaluation
 from common.evaluation.evaluate import write_evaluation
 from common.files import write_bytes
+from common.training.state import RunState
 from common.weights import weight_files
 
 SHOW_EVERY = 10  # steps between two updates of the means in the progress bar
 _STEPS, _SKIPPED = "steps", "skipped_steps"
 _COUNTED = "boxes_"  # scalars whose names begin like this are summed
-_RENAMED = {"boxes_truncated": "boxes_over_limit"}  # name in older checkpoints and logs -> present name
 
 
 class EpochLog:
@@ -47,7 +47,7 @@ class EpochLog:
 
     def __init__(self, title: str, steps: int, done: int, totals: Mapping[str, float]) -> None:
         self._steps = steps
-        self._sums = {_RENAMED.get(name, name): tf.constant(v, tf.float32) for name, v in totals.items()}
+        self._sums = {name: tf.constant(total, tf.float32) for name, total in totals.items()}
         self._bar = progress.Bar(title, steps, done=done)
         self._shown: dict[str, float] = {}
         self._times: list[tuple[float, int]] = []  # (seconds, step), for images per second
@@ -101,8 +101,12 @@ class Results:
         directory: the run directory; None on all ranks but rank 0.
         model: the model whose weights are saved.
         metadata: metadata of the weights files.
-        state: state of the checkpoint that the run continues from. Later rows are
-            removed from results.csv.
+        state: the state of the run. Rows after it are removed from results.csv.
+        show_batch: called with (images, targets, path=path). Draws the first batch into the file `path`, and
+            returns a line for the log.
+
+    Attributes:
+        metadata: the argument.
     """
 
     def __init__(
@@ -110,24 +114,25 @@ class Results:
         directory: pathlib.Path | None,
         model: keras.Model,
         metadata: Mapping[str, Any],
-        state: Mapping[str, Any],
+        state: RunState,
+        show_batch: Callable[..., str] | None = None,
     ) -> None:
-        self._directory, self._model, self._metadata = directory, model, dict(metadata)
-        self._state = state
+        self.metadata = dict(metadata)
+        self._directory, self._model, self._state, self._show_batch = directory, model, state, show_batch
         if directory:
-            done = max(state["epoch"], state.get("evaluated", 0))  # fractional within an epoch
+            done = max(state.epoch, state.evaluated)  # fractional within an epoch
             table = directory / "results.csv"
             rows = csv.DictReader(table.read_text().splitlines()) if table.exists() else ()
-            renamed = [{_RENAMED.get(name, name): cell for name, cell in row.items()} for row in rows]
-            self._rows: list[dict[str, Any]] = [row for row in renamed if float(row["epoch"]) <= done]
+            self._rows: list[dict[str, Any]] = [row for row in rows if float(row["epoch"]) <= done]
             self._events = tf.summary.create_file_writer(str(directory / "tensorboard"))
 
     def save_flags(self, flag_values: dict[str, Any]) -> None:
         self._try(lambda path: write_bytes(path / "flags.txt", flagfile(flag_values)))
 
-    def save_first_batch(self, show_batch: Callable[..., str], images: Any, targets: Any) -> None:
-        """Calls `show_batch` to write first_batch.png, and logs its result."""
-        self._try(lambda path: progress.log(show_batch(images, targets, path=path / "first_batch.png")))
+    def save_first_batch(self, images: Any, targets: Any) -> None:
+        """Writes first_batch.png."""
+        if show_batch := self._show_batch:
+            self._try(lambda path: progress.log(show_batch(images, targets, path=path / "first_batch.png")))
 
     def save_row(self, epoch: float, values: Mapping[str, float]) -> None:
         """Adds the values to results.csv, TensorBoard and loss_curves.png.
@@ -136,7 +141,7 @@ class Results:
             epoch: number of epochs done: 2 after the second epoch, 1.25 after a quarter of the second epoch.
             values: name -> value; the names become columns. Values that are not finite give empty cells.
         """
-        step = self._state["step"]
+        step = self._state.step
 
         def save(directory: pathlib.Path) -> None:
             texts = {name: f"{value:.6g}" if math.isfinite(value) else "" for name, value in values.items()}
@@ -157,14 +162,24 @@ class Results:
         self._try(save)
 
     def save_weights(self, name: str, **metadata: Any) -> None:
-        about = {"epoch": self._state["epoch"] + 1, "step": self._state["step"], **metadata}
-        self._try(lambda path: weight_files.save(self._model, path / name, self._metadata | about))
+        progress_made = {"epoch": self._state.epoch + 1, "step": self._state.step}
+        metadata = self.metadata | progress_made | metadata
+        self._try(lambda path: weight_files.save(self._model, path / name, metadata))
 
     def save_evaluation(self, evaluation: Evaluation, is_best: bool) -> None:
         """Writes the files of an evaluation and, if it is the best, the weights."""
         if is_best:
             self.save_weights(weight_files.BEST, AP=evaluation.metrics["AP"])
         self._try(lambda path: write_evaluation(path, evaluation))
+
+    def print_summary(self, metrics: dict[str, Any] | None) -> None:
+        """Prints the metrics of the last evaluation, and what to do with the results."""
+        if self._directory:
+            if metrics is not None:
+                print(coco_metrics.format_table(metrics))
+            output, app = self._directory, self.metadata["app"]
+            print(f"results are in {output}; to detect objects:")
+            print(f"python {app}/infer.py --weights={output} --images=DIR --output_dir={output}/infer")
 
     def _try(self, save: Callable[[pathlib.Path], Any]) -> None:
         if self._directory is None:

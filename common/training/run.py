@@ -1,14 +1,13 @@
-"""`Run` manages a training for both apps: directory, checkpoints, log, EMA, step guard, signals, watchdog.
+"""`Run` is the helper of the loop in each app's train.py: when to save, evaluate, show progress and stop.
 
-The training loop is in each app's train.py. Saving, averaging and evaluating are collective operations: every
-rank must call these methods in the same order.
+Saving, averaging and evaluating are collective operations: every rank calls the methods in the same order.
 """
 
 import contextlib
 import dataclasses
 import json
 import pathlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import keras
@@ -17,15 +16,19 @@ import tensorflow as tf
 from common import progress
 from common.args import Args
 from common.distributed.ranks import Ranks
-from common.distributed.start import reproducible, seed_per_rank, start
+from common.distributed.start import reproducible, start
 from common.errors import StoppedError, UserError
 from common.evaluation import coco_metrics
 from common.evaluation.coco_metrics import Evaluation
 from common.evaluation.evaluate import OnBatch
 from common.progress import log
-from common.training import checkpoints, input_feed, optimizers, results, run_directory, step_guard
+from common.training import optimizers, step_guard
+from common.training.checkpoints import Checkpoints
 from common.training.early_stopping import note_metric, out_of_patience
 from common.training.ema import AveragedWeights
+from common.training.input_feed import InputFeed
+from common.training.results import EpochLog, Results
+from common.training.state import RunState
 from common.training.watchdog import StopSignals, Watchdog
 from common.weights import weight_files as weights
 
@@ -54,26 +57,20 @@ def start_process(a: Args) -> Ranks:
 
 
 class Run:
-    """One training run. A new Run claims the directory and restores the newest checkpoint, if there is one.
+    """What the loop of train.py calls: it counts steps, saves, evaluates and stops, on all ranks together.
 
     Args:
-        model: a built model with initial weights, in which the layers of --freeze are already frozen.
-        optimizer: an optimizer that is built for all variables that are ever trained.
-        ema_decay: see AveragedWeights.
-        identity: the identity of the run. Call run_directory.check with it before.
-        metadata: metadata of the weights files, with "eval_data" if there are evaluation data.
-        explain: converts an error of a loader to a UserError that names the images.
-        show_batch: called with (images, targets, path=path). Draws the first batch into the file `path`, and
-            returns a line for the log.
+        model: the model that is trained.
+        optimizer: its optimizer.
+        ema: the moving averages of its weights, which are evaluated and saved.
+        state: the state of the run, which the methods change.
+        feed: the training data.
+        checkpoints: where `state`, the variables and the place in the data are saved.
+        results: the other files of the run.
 
     Attributes:
-        ranks, model, optimizer: the arguments.
-        ema: the averaged weights.
-        state: "epoch" (epochs done), "step", "step_in_epoch" and other plain values that checkpoints hold.
+        state: the argument.
         metrics: metrics of the last evaluation.
-
-    Raises:
-        UserError: the directory cannot be written to, or no checkpoint in it can be used.
     """
 
     def __init__(
@@ -82,46 +79,25 @@ class Run:
         ranks: Ranks,
         model: keras.Model,
         optimizer: keras.optimizers.Optimizer,
-        *,
-        ema_decay: float,
-        identity: run_directory.Identity,
-        metadata: dict[str, Any],
-        feed: input_feed.InputFeed,
-        explain: Callable[[Exception], UserError],
-        show_batch: Callable[..., str],
+        ema: AveragedWeights,
+        state: RunState,
+        feed: InputFeed,
+        checkpoints: Checkpoints,
+        results: Results,
     ) -> None:
-        flags = dataclasses.asdict(a)
-        self.ranks, self.model, self.optimizer = ranks, model, optimizer
+        self.state = state
         self.metrics: dict[str, Any] | None = None
-        self._a, self._feed, self._metadata = a, feed, metadata
-        self._explain, self._show_batch = explain, show_batch
-        with ranks.raise_on_any_rank():
-            directory = None if ranks.rank else run_directory.claim(a, identity)
-        ranks.broadcast([variable.value for variable in [*model.weights, *optimizer.variables]])
-        seed_per_rank(model, ranks.rank)
-        with ranks.scope():
-            self.ema = AveragedWeights(model, ema_decay)
-        self._checkpoints = checkpoints.Checkpoints(
-            directory,
-            ranks=ranks,
-            model=model,
-            optimizer=optimizer,
-            averaged=self.ema,
-            metadata=metadata | {"flags": flags},
-            identity=identity,
-        )
-        feed.resume(self._checkpoints)
-        self.state = self._checkpoints.state
-        self._results = results.Results(directory, model, metadata, self.state)
-        self._results.save_flags(flags)
+        self._a, self._ranks, self._model, self._optimizer, self._ema = a, ranks, model, optimizer, ema
+        self._feed, self._checkpoints, self._results = feed, checkpoints, results
+        results.save_flags(dataclasses.asdict(a))
         self._guard = step_guard.StepGuard(ranks, limit=a.max_skipped_steps)
         self._compiled, self._saved = False, True
 
     def __enter__(self) -> "Run":
         self._exit_stack = contextlib.ExitStack()
-        self._signals = self._exit_stack.enter_context(StopSignals(quiet=self.ranks.rank > 0))
+        self._signals = self._exit_stack.enter_context(StopSignals(quiet=self._ranks.rank > 0))
         self._watchdog = self._exit_stack.enter_context(
-            Watchdog(self.ranks, step_timeout=self._a.step_timeout)
+            Watchdog(self._ranks, step_timeout=self._a.step_timeout)
         )
         self._exit_stack.callback(self._feed.close)  # runs first on exit
         return self
@@ -134,13 +110,8 @@ class Run:
         """
         self._exit_stack.__exit__(kind, error, trace)
         if error is None:
-            if self.ranks.rank == 0:
-                if self.metrics is not None:
-                    print(coco_metrics.format_table(self.metrics))
-                output, app = self._a.output_dir, self._metadata["app"]
-                print(f"results are in {output}; to detect objects:")
-                print(f"python {app}/infer.py --weights={output} --images=DIR --output_dir={output}/infer")
-            self.ranks.close()
+            self._results.print_summary(self.metrics)
+            self._ranks.close()
             self._require_saved()
 
     @property
@@ -150,23 +121,21 @@ class Run:
 
     def epochs(self, num_epochs: int) -> Iterator[int]:
         """Yields the number (from 1) of each remaining epoch, until --patience is exceeded."""
-        self._num_epochs = self._feed.num_epochs = num_epochs
+        self._num_epochs = num_epochs
         state, patience = self.state, self._a.patience
-        end = None if state["step_in_epoch"] else out_of_patience(state, patience)
-        if end or state["epoch"] >= num_epochs:
-            why = end or f"all {state['epoch']} epochs are done"
+        end = None if state.step_in_epoch else out_of_patience(state, patience)
+        if end or state.epoch >= num_epochs:
+            why = end or f"all {state.epoch} epochs are done"
             log(f"{self._a.output_dir}: {why}; nothing left to train")
             path = pathlib.Path(self._a.output_dir, "metrics.json")
             self.metrics = json.loads(path.read_text()) if path.exists() else None
             return
-        while state["epoch"] < num_epochs and not end:
-            epoch = state["epoch"] + 1
-            if state["step_in_epoch"] == 0:
+        while state.epoch < num_epochs and not end:
+            epoch = state.epoch + 1
+            if state.step_in_epoch == 0:
                 self._feed.begin_epoch()
             title = f"epoch {epoch}/{num_epochs}"
-            self._epoch = results.EpochLog(
-                title, self._feed.steps_per_epoch, state["step_in_epoch"], state["totals"]
-            )
+            self._epoch = EpochLog(title, self._feed.steps_per_epoch, state.step_in_epoch, state.totals)
             self._scores: dict[str, float] = {}
             yield epoch
             end = out_of_patience(state, patience)
@@ -185,13 +154,9 @@ class Run:
         """
         while self._is_within_epoch() and not self.is_evaluation_due():
             self._beat("training", 0.0 if self._compiled else LONG_SECONDS)
-            try:
-                images, targets = next(self._feed)
-            except tf.errors.OpError as error:
-                raise self._explain(error) from error
-            if self.state["step"] == 0:
-                batch = self.ranks.first(images), self.ranks.first(targets)
-                self._results.save_first_batch(self._show_batch, *batch)
+            images, targets = next(self._feed)
+            if self.state.step == 0:
+                self._results.save_first_batch(self._ranks.first(images), self._ranks.first(targets))
             if not self._compiled:
                 progress.show_until_next("compiling the training step")
             yield images, targets
@@ -205,15 +170,15 @@ class Run:
         """
         state, a = self.state, self._a
         self._compiled = True
-        state["step"] += 1
-        state["step_in_epoch"] += 1
-        self._guard.check(state["step"], result, targets)
-        self._epoch.add(state["step_in_epoch"], result.values, result.finite)
+        state.step += 1
+        state.step_in_epoch += 1
+        self._guard.check(state.step, result, targets)
+        self._epoch.add(state.step_in_epoch, result.values, result.finite)
         if self._guard.stop:
             self._save()
             self._require_saved()
-            raise StoppedError(self._signals.message(state["step"]))
-        if a.save_every and state["step"] % a.save_every == 0 and self._is_within_epoch():
+            raise StoppedError(self._signals.message(state.step))
+        if a.save_every and state.step % a.save_every == 0 and self._is_within_epoch():
             self._save()
 
     def is_evaluation_due(self) -> bool:
@@ -222,13 +187,13 @@ class Run:
         False if the evaluation at this step is already saved.
         """
         state, a = self.state, self._a
-        saved = state.get("evaluated") == self._progress()
-        if saved or "eval_data" not in self._metadata or not state["step_in_epoch"]:
+        saved = state.evaluated == self._progress()
+        if saved or "eval_data" not in self._results.metadata or not state.step_in_epoch:
             return False
-        by_steps = bool(a.eval_every_steps) and state["step"] % a.eval_every_steps == 0
+        by_steps = bool(a.eval_every_steps) and state.step % a.eval_every_steps == 0
         if by_steps or self._is_within_epoch():
             return by_steps
-        epoch = state["epoch"] + 1
+        epoch = state.epoch + 1
         return epoch == self._num_epochs or bool(a.eval_every and epoch % a.eval_every == 0)
 
     @contextlib.contextmanager
@@ -244,12 +209,12 @@ class Run:
 
         def on_batch(done: int, total: int) -> None:
             self._beat("evaluating", LONG_SECONDS if done == total else 0.0)
-            if self._signals.agreed(self.ranks):
+            if self._signals.agreed(self._ranks):
                 self._require_saved()
-                raise StoppedError(self._signals.message(self.state["step"]))
+                raise StoppedError(self._signals.message(self.state.step))
 
         self._beat("evaluating", LONG_SECONDS)
-        with self.ema.swapped_in(self.ranks):  # on every rank
+        with self._ema.swapped_in(self._ranks):  # on every rank
             yield on_batch
         if self._is_within_epoch():
             self._epoch.restart_clock()
@@ -258,47 +223,47 @@ class Run:
     def save_evaluation(self, evaluation: Evaluation) -> None:
         """Saves the files and metrics of an evaluation, and the weights if they are the best."""
         state, self.metrics = self.state, evaluation.metrics
-        state["evaluated"] = self._progress()
-        is_best = note_metric(state, self.metrics["AP"], self._metadata.get("eval_data"))
+        state.evaluated = self._progress()
+        is_best = note_metric(state, self.metrics["AP"], self._results.metadata.get("eval_data"))
         self._results.save_evaluation(evaluation, is_best)
         scores = {name: self.metrics[name] for name in coco_metrics.NAMES}
         if self._is_within_epoch():
-            when = f"step {state['step']}"
+            when = f"step {state.step}"
             self._results.save_row(self._progress(), scores)
         else:
-            when = f"epoch {state['epoch'] + 1}"
+            when = f"epoch {state.epoch + 1}"
             self._scores = scores  # `end_epoch` adds them to the epoch's row
         log(f"{when}: AP {100 * scores['AP']:.1f}, AP50 {100 * scores['AP50']:.1f}")
 
     def end_epoch(self) -> None:
         """Writes the epoch's row, weights and checkpoint."""
-        state, epoch = self.state, self.state["epoch"] + 1
-        replicas, rate = self.ranks.num_replicas, optimizers.last_learning_rate(self.optimizer)
-        self._guard.check_weights(self.model, self.optimizer, state["step"])
+        state, epoch = self.state, self.state.epoch + 1
+        replicas, rate = self._ranks.num_replicas, optimizers.last_learning_rate(self._optimizer)
+        self._guard.check_weights(self._model, self._optimizer, state.step)
         row = self._epoch.row(self._a.batch_size, replicas, learning_rate=rate) | self._scores
-        with self.ema.swapped_in(self.ranks):  # on every rank
+        with self._ema.swapped_in(self._ranks):  # on every rank
             self._results.save_row(epoch, row)
             self._results.save_weights(weights.LAST)
-        state.update(epoch=epoch, step_in_epoch=0)
+        state.epoch, state.step_in_epoch = epoch, 0
         self._save()
 
     def _is_within_epoch(self) -> bool:
-        return self.state["step_in_epoch"] < self._feed.steps_per_epoch
+        return self.state.step_in_epoch < self._feed.steps_per_epoch
 
     def _progress(self) -> float:
         """Returns the number of epochs done, for example 1.25 after a quarter of the second epoch."""
-        return round(self.state["epoch"] + self.state["step_in_epoch"] / self._feed.steps_per_epoch, 6)
+        return round(self.state.epoch + self.state.step_in_epoch / self._feed.steps_per_epoch, 6)
 
     def _beat(self, doing: str, at_least: float = 0.0) -> None:
-        self._watchdog.beat(doing, epoch=self.state["epoch"] + 1, step=self.state["step"], at_least=at_least)
+        self._watchdog.beat(doing, epoch=self.state.epoch + 1, step=self.state.step, at_least=at_least)
 
     def _save(self) -> None:
         """Writes a checkpoint. All ranks call this together."""
         state = self.state
         self._beat("saving")
-        self._guard.check_weights(self.model, self.optimizer, state["step"])
-        state["totals"] = self._epoch.totals() if state["step_in_epoch"] else {}
-        self._saved = self._checkpoints.save()
+        self._guard.check_weights(self._model, self._optimizer, state.step)
+        state.totals = self._epoch.totals() if state.step_in_epoch else {}
+        self._saved = self._checkpoints.save(state, self._feed.iterators)
 
     def _require_saved(self) -> None:
         """Raises UserError on all ranks if the last checkpoint was not written."""

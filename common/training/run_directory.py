@@ -8,15 +8,14 @@ import dataclasses
 import json
 import pathlib
 from collections.abc import Collection, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from common import files
 from common.args import Args
+from common.data.loader import LOADER_VERSION
+from common.distributed.ranks import Ranks
 from common.errors import UserError
 from common.weights.model_metadata import flatten
-
-if TYPE_CHECKING:
-    from common.distributed.ranks import Ranks
 
 # --overwrite removes only these files, and only if there is a run.json.
 RUN = "run.json"
@@ -27,7 +26,7 @@ _PICTURES = ("first_batch.png", "loss_curves.png", *_EVALUATION)
 RUN_FILES = (*_DATA, *_TEXTS, *_PICTURES, RUN)  # in the order of removal
 IDENTITY_FLAGS = ("batch_size", "accumulate_steps", "precision", "freeze", "freeze_batch_norm", "seed")
 LOOP_FLAGS = ("eval_every", "eval_every_steps", "patience", "save_every", "max_skipped_steps")
-MAY_CHANGE = ("freeze", "freeze_batch_norm", "dali_graph", "tf_graph")
+MAY_CHANGE = ("freeze", "freeze_batch_norm", "loader_version")
 # A resumed run may have another number of ranks, and then another number of steps per epoch.
 RESHARDED = ("num_replicas", "num_ranks", "steps_per_epoch")
 _SHOWN_CHARACTERS = 60
@@ -52,7 +51,7 @@ class Identity:
     def of(
         cls,
         a: Args,
-        ranks: "Ranks",
+        ranks: Ranks,
         config: Any,
         metadata: Mapping[str, Any],
         *,
@@ -64,7 +63,7 @@ class Identity:
         Args:
             metadata: the metadata of the weights files.
             may_change: names of the config fields that are not part of the identity.
-            others: name -> value, added to the identity.
+            others: name -> value, such as steps_per_epoch=1000; added to the identity.
         """
         fields = [field for field in dataclasses.fields(config) if field.name not in may_change]
         values = {
@@ -72,6 +71,7 @@ class Identity:
             "data": metadata.get("train_data", "synthetic"),
             "num_replicas": ranks.num_replicas,
             "num_ranks": ranks.world_size,
+            "loader_version": LOADER_VERSION,
             **{name: metadata[name] for name in ("app", "num_classes", "label_map")},
             **{name: getattr(a, name) for name in IDENTITY_FLAGS},
             **others,
@@ -89,7 +89,7 @@ class Identity:
         return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
 
 
-def check(a: Args, ranks: "Ranks", identity: Identity) -> bool:
+def check(a: Args, ranks: Ranks, identity: Identity) -> bool:
     """Makes and checks --output_dir; returns whether it has a checkpoint of this run. Writes no files.
 
     All ranks call it together. Only rank 0 reads the directory, so hosts need not share a disk.
@@ -121,11 +121,19 @@ def _check_directory(a: Args, identity: Identity) -> bool:
         return not a.overwrite and any(directory.glob("checkpoints/[0-9]*"))
 
 
-def claim(a: Args, identity: Identity) -> pathlib.Path:
-    """Takes over --output_dir for this run, after all other checks. Returns the directory.
+def claim(a: Args, ranks: Ranks, identity: Identity) -> pathlib.Path | None:
+    """Takes over --output_dir for this run, after all other checks. All ranks call it together.
 
     With --overwrite, removes the files of the old run. Writes run.json.
+
+    Returns:
+        The directory on rank 0, None on the other ranks, which write no files.
     """
+    with ranks.raise_on_any_rank():
+        return _claim_directory(a, identity) if ranks.rank == 0 else None
+
+
+def _claim_directory(a: Args, identity: Identity) -> pathlib.Path:
     directory = pathlib.Path(a.output_dir)
     with files.user_errors(f"--output_dir={directory}"):
         files.remove_unfinished(directory)

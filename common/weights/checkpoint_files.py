@@ -73,7 +73,7 @@ def read_manifest(path: pathlib.Path) -> dict[str, Any]:
 
 def at_boundary(path: pathlib.Path) -> bool:
     """Whether an undamaged checkpoint was saved between two epochs."""
-    return read_manifest(path)["state"].get("step_in_epoch", 0) == 0
+    return read_manifest(path)["state"]["step_in_epoch"] == 0
 
 
 def damage(path: pathlib.Path) -> str | None:

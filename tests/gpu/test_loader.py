@@ -1,6 +1,5 @@
 """Tests that batches of a GPU loader stay on the GPU. No test with the mark `gpu` ever ran on a GPU."""
 
-import types
 from collections.abc import Callable
 
 import numpy as np
@@ -16,6 +15,7 @@ from common.data import loader
 from common.data.open import open_coco
 from common.distributed.ranks import Ranks
 from common.training import input_feed
+from common.training.state import RunState
 from efficientdet.model import build_model
 from tests.apps.conftest import APPS
 
@@ -44,15 +44,13 @@ def feed(app, config, source):
     def run(pipeline_type: str) -> input_feed.InputFeed:
         options = {"source": source, "config": config, "batch_size": 2, "training": True}
 
-        def open_loader(device_index: int = 0):
-            asked = {"device_id": device_index, "count_lost": True, "name_images": True}
+        def open_loader(device_index: int = 0, seed: int = 0):
+            asked = {"device_id": device_index, "seed": seed, "count_lost": True, "name_images": True}
             return app.make_loader(pipeline_type, **options, **asked)
 
-        feed = input_feed.InputFeed(Ranks(), open_loader, lambda epochs_done: {})
-        feed.resume(
-            types.SimpleNamespace(find=lambda: None, resharded=False, state={"epoch": 0, "step_in_epoch": 0})
+        return input_feed.InputFeed(
+            Ranks(), open_loader, lambda epochs_done: {"seed": epochs_done}, RunState(), 3, 1
         )
-        return feed
 
     return run
 

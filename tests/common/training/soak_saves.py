@@ -28,6 +28,7 @@ from common.distributed.ranks import Ranks
 from common.training.checkpoints import Checkpoints
 from common.training.ema import AveragedWeights
 from common.training.run_directory import Identity
+from common.training.state import RunState
 from common.weights.checkpoint_files import saved as saved_checkpoints
 
 ROOT = pathlib.Path(__file__).resolve().parents[3]
@@ -46,34 +47,37 @@ class Subject:
         averaged = AveragedWeights(self.model, 0.9)
         of_keras = [*self.model.weights, *optimizer.variables]
         self._variables = [*(variable.value for variable in of_keras), *averaged.variables]
-        parts = {"model": self.model, "optimizer": optimizer, "averaged": averaged}
-        self.saved = Checkpoints(directory, ranks=Ranks(), metadata={}, identity=Identity({}), **parts)
+        parts = Ranks(), self.model, optimizer, averaged
+        self.checkpoints = Checkpoints(directory, *parts, metadata={}, identity=Identity({}))
+        self.state = RunState()
         self.iterator = iter(tf.data.Dataset.range(2**40))
-        self.saved.iterators = [self.iterator]
 
     def restore(self) -> int:
         """Asserts that all numbers equal the checkpoint's step; returns the step or 0."""
-        if self.saved.find() is None:
+        state = self.checkpoints.find()
+        if state is None:
             return 0
-        self.saved.restore()
-        step = self.saved.state["step"]
-        epoch, step_in_epoch = divmod(step, STEPS_PER_EPOCH)
-        state = {"epoch": epoch, "step": step, "step_in_epoch": step_in_epoch, "totals": {}}
-        assert self.saved.state == state
+        self.state = state
+        self.checkpoints.restore(state, [self.iterator])
+        step = state.step
+        assert (state.epoch, state.step_in_epoch) == divmod(step, STEPS_PER_EPOCH)
         for variable in self._variables:
             assert (variable.numpy() == step).all(), f"{variable.name} is not of step {step}"
         assert int(next(self.iterator)) == step
-        self.iterator = self.saved.iterators[0] = iter(tf.data.Dataset.range(step, 2**40))
+        self.iterator = iter(tf.data.Dataset.range(step, 2**40))
         return step
 
     def step(self) -> int:
-        step = self.saved.state["step"] + 1
-        epoch, step_in_epoch = divmod(step, STEPS_PER_EPOCH)
-        self.saved.state.update(epoch=epoch, step=step, step_in_epoch=step_in_epoch)
+        step = self.state.step + 1
+        self.state.step = step
+        self.state.epoch, self.state.step_in_epoch = divmod(step, STEPS_PER_EPOCH)
         for variable in self._variables:
             variable.assign(tf.cast(tf.fill(variable.shape, step), variable.dtype))
         next(self.iterator)
         return step
+
+    def save(self) -> bool:
+        return self.checkpoints.save(self.state, [self.iterator])
 
 
 # --- kill -9 ---
@@ -123,8 +127,8 @@ def _save_until_killed(directory: pathlib.Path, pipe: Connection) -> None:
         step = subject.step()
         start = time.monotonic()
         # Saves twice, as a training run does: before and after the evaluation.
-        assert subject.saved.save()
-        assert subject.saved.save()
+        assert subject.save()
+        assert subject.save()
         pipe.send((step, time.monotonic() - start))
 
 
@@ -163,18 +167,18 @@ def _save_on(disk: pathlib.Path, rounds: int, seed: int) -> None:
     subject = Subject(run)
     assert subject.restore() == 0
     subject.step()
-    assert subject.saved.save()
+    assert subject.save()
     size = sum(file.stat().st_size for file in saved_checkpoints(run / "checkpoints")[0].iterdir())
     for _ in range(rounds):
         step = subject.step()
         free = draw.randrange(int(size * 0.98))
         filler.write_bytes(bytes(max(shutil.disk_usage(disk).free - free, 0)))
-        assert not subject.saved.save()
+        assert not subject.save()
         found_step = Subject(run).restore()
         assert found_step == step - 1, f"step {step - 1} was saved, but step {found_step} was found"
         print(f"{free / size:4.0%} of the room for step {step}: it failed, found step {found_step}")
         filler.unlink()
-        assert subject.saved.save()
+        assert subject.save()
 
 
 def main() -> None:

@@ -20,6 +20,7 @@ from common.layers import moving_statistics
 from common.training.checkpoints import Checkpoints
 from common.training.ema import AveragedWeights
 from common.training.run_directory import Identity
+from common.training.state import RunState
 from common.weights import model_metadata
 from tests.common.thread_ranks import together
 from tests.common.training import soak_saves
@@ -71,21 +72,26 @@ class Training:
     def start(self, identity=None):
         """Like a new process, but faster."""
         directory = self._directory if self.ranks.rank == 0 else None
-        parts = {"model": self.model, "optimizer": self.optimizer, "averaged": self.averaged}
-        parts["identity"] = identity or Identity({"num_ranks": self.ranks.world_size})
-        self.saved = Checkpoints(directory, ranks=self.ranks, metadata=self._metadata, **parts)
-        self.saved.iterators = [self.batches]
+        parts = self.ranks, self.model, self.optimizer, self.averaged
+        identity = identity or Identity({"num_ranks": self.ranks.world_size, "steps_per_epoch": 4})
+        self.checkpoints = Checkpoints(directory, *parts, metadata=self._metadata, identity=identity)
+        self.iterators, self.state = [self.batches], RunState()
         return self
+
+    def save_now(self):
+        return self.checkpoints.save(self.state, self.iterators)
 
     def resume(self, boundary=False):
         """Returns the checkpoint's step or None."""
         if boundary:
-            self.start(Identity({"num_ranks": 1, "seed": "now"}))
-            self.saved._metadata["identity"] = {"num_ranks": 1}
-        if self.saved.find() is None:
+            self.start(Identity({"num_ranks": 1, "steps_per_epoch": 4, "seed": "now"}))
+            self.checkpoints._metadata["identity"] = {"num_ranks": 1, "steps_per_epoch": 4}
+        state = self.checkpoints.find()
+        if state is None:
             return None
-        self.saved.restore()
-        return self.saved.state["step"]
+        self.state = state
+        self.checkpoints.restore(self.state, self.iterators)
+        return self.state.step
 
     def step(self):
         images = next(self.batches)
@@ -93,12 +99,12 @@ class Training:
             loss = self.optimizer.scale_loss(tf.reduce_mean((self.model(images, training=True) - 1.0) ** 2))
         self.optimizer.apply(tape.gradient(loss, self.model.trainable_variables))
         self.averaged.update()
-        self.go_to(self.saved.state["step"] + 1)
+        self.go_to(self.state.step + 1)
         return images.numpy()
 
     def go_to(self, step, step_in_epoch=None):
-        self.saved.state["step"] = step
-        self.saved.state["step_in_epoch"] = step % 4 if step_in_epoch is None else step_in_epoch
+        self.state.step, self.state.epoch = step, step // 4
+        self.state.step_in_epoch = step % 4 if step_in_epoch is None else step_in_epoch
         return self
 
     def set_all(self, number):
@@ -108,7 +114,7 @@ class Training:
         return self
 
     def save(self, step, step_in_epoch=None):
-        return self.set_all(step).go_to(step, step_in_epoch).saved.save()
+        return self.set_all(step).go_to(step, step_in_epoch).save_now()
 
     @property
     def number(self):
@@ -127,17 +133,15 @@ def test_a_resumed_run_goes_on_bit_for_bit(tmp_path, kind):
     through = Training(tmp_path, shuffled_images, kind=kind)
     for _ in range(3):
         through.step()
-    note = {"best": 0.25, "names": ["a"]}
-    through.saved.state["note"] = note
-    assert through.saved.save()
+    through.state.best_ap, through.state.loader_options = 0.25, {"seed": 7, "mosaic": True}
+    assert through.save_now()
     expected_batches = [through.step() for _ in range(5)]
 
     resumed = Training(tmp_path, shuffled_images, kind=kind)
     resumed.step()
-    resumed.saved.state["other"] = 1
-    assert resumed.saved.find() == []
-    resumed.saved.restore()
-    assert resumed.saved.state == {"epoch": 0, "step": 3, "step_in_epoch": 3, "totals": {}, "note": note}
+    assert resumed.resume() == 3
+    options = {"seed": 7, "mosaic": True}
+    assert resumed.state == RunState(step=3, step_in_epoch=3, best_ap=0.25, loader_options=options)
     assert_same([resumed.step() for _ in range(5)], expected_batches)
     assert_same(resumed.everything(), through.everything())
 
@@ -180,6 +184,10 @@ def test_a_run_that_went_back_to_a_whole_epoch_leaves_the_other_way_behind(tmp_p
         assert first.save(step)
     back = Training(tmp_path)
     assert back.resume(boundary=True) == 4
+    log = capfd.readouterr().err
+    assert log.startswith(
+        "resumed after epoch 1 (step 4)\n  changed: seed; the run continues from an epoch's end"
+    )
     assert steps(tmp_path) == ["00000004"]
     with files_end_at(1000):
         assert not back.save(5)
@@ -190,7 +198,7 @@ def test_a_run_that_went_back_to_a_whole_epoch_leaves_the_other_way_behind(tmp_p
     assert steps(tmp_path) == ["00000004", "00000005"]
     again = Training(tmp_path)
     assert again.resume() == 5
-    assert again.set_all(60).go_to(6).saved.save()
+    assert again.set_all(60).go_to(6).save_now()
     assert (again.start().resume(), again.number) == (6, 60)
 
 
@@ -249,7 +257,7 @@ def test_what_a_checkpoint_holds(tmp_path):
     subprocess.run(["sha256sum", "--check", "--strict", "SHA256SUMS"], cwd=directory, check=True)
     assert len((directory / "SHA256SUMS").read_text().splitlines()) == len(list(directory.iterdir())) - 1 == 5
     manifest = json.loads((directory / "manifest.json").read_text())
-    assert (manifest["flags"], manifest["identity"]) == ({"batch_size": 4}, {"num_ranks": 1})
+    assert (manifest["flags"], manifest["identity"]["num_ranks"]) == ({"batch_size": 4}, 1)
     assert manifest["state"]["step"] == 5 and manifest["state"]["step_in_epoch"] == 1
     assert manifest["world_size"] == 1
     reader = tf.train.load_checkpoint(str(directory / "rank_0"))
@@ -308,7 +316,7 @@ def test_trouble_at_any_call_of_a_save_costs_that_save_alone(tmp_path, capfd, st
             capfd.readouterr()
             with pytest.MonkeyPatch.context() as patch:
                 calls = fail_at_call(patch, owner, name, number)
-                worked = training.set_all(30).go_to(step).saved.save()
+                worked = training.set_all(30).go_to(step).save_now()
             said = capfd.readouterr().err
             assert said.count("warning: ") == (len(calls) > number), (name, number, said)
             found = training.set_all(0).start().resume(), training.number
@@ -372,9 +380,9 @@ def own_things(training):
 def save_on(directory, world_size, step):
     def save(ranks):
         training = Training(directory, ranks=ranks)
-        training.saved.find()
+        training.checkpoints.find()
         see_own_images(training)
-        return training.go_to(step).saved.save()
+        return training.go_to(step).save_now()
 
     assert together(world_size, save) == [True] * world_size
 
@@ -404,7 +412,7 @@ def test_another_number_of_ranks_goes_on_from_a_whole_epoch(tmp_path, before, no
 
     def resume(ranks):
         training = Training(tmp_path, ranks=ranks)
-        training.saved.iterators = ()
+        training.iterators = []
         assert training.resume() == 4
         assert int(training.optimizer.iterations) == 4
         return own_things(training)
@@ -424,8 +432,8 @@ def test_a_failed_save_is_known_to_all_ranks_and_said_once(tmp_path, capfd):
         with pytest.MonkeyPatch.context() as patch:
             if ranks.rank == 0:
                 fail_at_call(patch, os, "replace", 0)
-            first = training.go_to(2).saved.save()
-        return first, training.go_to(3).saved.save()
+            first = training.go_to(2).save_now()
+        return first, training.go_to(3).save_now()
 
     assert together(2, fail) == [(False, True)] * 2
     assert capfd.readouterr().err.count("warning: the checkpoint of step 2 cannot be written") == 1
@@ -461,8 +469,8 @@ def _die_at_call(directory, function, number, pipe):
         return real(*args, **kwargs)
 
     setattr(os, function, dying)
-    subject.saved.state["note"] = "second"
-    pipe.send(subject.saved.save())
+    subject.state.best_ap = 0.5
+    pipe.send(subject.save())
 
 
 @pytest.mark.parametrize("function", ["replace", pytest.param("fsync", marks=pytest.mark.slow), "rmdir"])
@@ -473,20 +481,20 @@ def test_a_kill_at_any_call_leaves_one_of_each_step(tmp_path, function):
         shutil.rmtree(tmp_path)
         subject = soak_saves.Subject(tmp_path, units=9)
         subject.step()
-        assert subject.saved.save()
+        assert subject.save()
         here, there = context.Pipe()
         victim = context.Process(target=_die_at_call, args=(tmp_path, function, number, there))
         victim.start()
         there.close()
         victim.join()
         again = soak_saves.Subject(tmp_path, units=9)
-        found, state = again.saved.find(), again.saved.state
-        assert state["step"] == 1 and found == []
+        state = again.checkpoints.find()
+        assert state.step == 1
         assert set(steps(tmp_path)) <= {"00000001", "00000001.2"}
         if victim.exitcode == 0:
             break
         assert victim.exitcode == -signal.SIGKILL
-    assert victim.exitcode == 0 and here.recv() and state["note"] == "second"
+    assert victim.exitcode == 0 and here.recv() and state.best_ap == 0.5
     assert steps(tmp_path) == ["00000001", "00000001.2"]
     assert number >= 1
 

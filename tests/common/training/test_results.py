@@ -6,21 +6,21 @@ import tensorflow as tf
 
 from common.training import results
 from common.training.results import EpochLog, Results
+from common.training.state import RunState
 from common.weights import weight_files as weights
 from tests.common.training.small_model import full_disk, rows_of
 
 
 def make_results(directory, **state):
     model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
-    return Results(directory, model, {"app": "a"}, {"epoch": 0, "step": 5} | state)
+    return Results(directory, model, {"app": "a"}, RunState(**{"step": 5} | state))
 
 
 def test_a_row_of_an_epoch_has_means_sums_and_a_rate(monkeypatch):
     """The run was resumed after step 2, and step 5 was skipped."""
     seconds = iter((10.0, 12.0, 13.0, 14.0))
     monkeypatch.setattr(results, "time", types.SimpleNamespace(monotonic=lambda: next(seconds)))
-    # boxes_truncated is the old name of boxes_over_limit.
-    before = {"loss": 3.0, "boxes_truncated": 1.0, "steps": 2.0, "skipped_steps": 0.0}
+    before = {"loss": 3.0, "boxes_over_limit": 1.0, "steps": 2.0, "skipped_steps": 0.0}
     log = EpochLog("epoch 1/1", 6, 2, before)
     for step, loss in ((3, 4.0), (4, 5.0), (5, 0.0), (6, 6.0)):
         values = {"loss": tf.constant(loss), "boxes_over_limit": tf.constant(2.0 * (loss > 0))}

@@ -15,11 +15,14 @@ from common.distributed.ranks import Ranks
 from common.errors import StoppedError, UserError
 from common.evaluation import coco_metrics, drawing
 from common.evaluation.coco_metrics import Evaluation
-from common.training import ema, run_directory, step_guard
 from common.training import run as run_module
+from common.training import run_directory, step_guard
+from common.training.checkpoints import Checkpoints
+from common.training.ema import AveragedWeights
 from common.training.input_feed import InputFeed
 from common.training.results import EpochLog, Results
 from common.training.run import Run, start_process
+from common.training.state import RunState
 from common.training.watchdog import Watchdog
 from common.weights import checkpoint_files, model_metadata
 from common.weights import weight_files as weights
@@ -39,12 +42,14 @@ def without_pictures(monkeypatch):
 class Loader:
     """Rows of numbers in place of images. `sign` may change by epoch."""
 
-    pipeline_type, size, steps_per_epoch = "tensorflow", 12, 3
+    source, pipeline_type, steps_per_epoch = None, "tensorflow", 3
 
-    def __init__(self, saveable, seed, sign):
-        self.saveable, self._seed, self._sign = saveable, seed, sign
+    def __init__(self, opened, saveable, device_index=0, seed=0, sign=1.0):
+        self.saveable, self._opened, self._seed, self._sign = saveable, opened, seed, sign
 
     def iterator(self):
+        self._opened.append((self._seed, self._sign))
+
         def example(number):
             image = tf.cast([number, number % 5, 1], tf.float32)
             return self._sign * image / 12, {"image_ids": number, "boxes": tf.ones([2])}
@@ -59,36 +64,33 @@ class Session:
         self.seen, self.opened = [], []
         self.a = Args(output_dir=str(directory), batch_size=2, **flags)
         self.ranks = start_process(self.a)
-        self._epochs, self._aps = epochs, aps
+        self._saveable, self._turn, self._epochs, self._aps = saveable, turn, epochs, aps
         layers = [keras.layers.BatchNormalization(), keras.layers.Dense(1, name="head")]
         self.model = keras.Sequential([keras.Input((3,)), *layers])
         schedule = keras.optimizers.schedules.ExponentialDecay(0.1, 3, 0.9)
         self.optimizer = keras.optimizers.SGD(schedule, momentum=0.9)
         self.optimizer.build(self.model.trainable_variables)
-        self.feed = InputFeed(
-            self.ranks,
-            functools.partial(self._open, saveable),
-            lambda done: {"seed": done, "sign": -1.0 if done == turn else 1.0},
-            STEPS,
-        )
-
-    def _open(self, saveable, *, device_index=0, seed, sign):
-        self.opened.append((seed, sign))
-        return Loader(saveable, seed, sign)
 
     def train(self):
         metadata = {"app": "a", "eval_data": "f00"}
-        identity = run_directory.Identity({"batch_size": 2, "freeze": self.a.freeze, **self.feed.identity})
+        identity = run_directory.Identity(
+            {"batch_size": 2, "freeze": self.a.freeze, "steps_per_epoch": STEPS}
+        )
         run_directory.check(self.a, self.ranks, identity)
-        options = {"ema_decay": 0.9, "identity": identity, "feed": self.feed}
-        options["explain"] = lambda error: UserError(f"explained: {type(error).__name__}")
-        options["show_batch"] = lambda images, targets, path: f"boxes in {path.name}: {len(targets['boxes'])}"
-        run = self.run = Run(self.a, self.ranks, self.model, self.optimizer, metadata=metadata, **options)
+        directory = run_directory.claim(self.a, self.ranks, identity)
+        self.ema = AveragedWeights(self.model, 0.9)
+        trained = self.ranks, self.model, self.optimizer, self.ema
+        checkpoints = Checkpoints(directory, *trained, metadata=metadata, identity=identity)
+        self.state = checkpoints.find() or RunState()
+        open_loader = functools.partial(Loader, self.opened, self._saveable)
+        feed = InputFeed(self.ranks, open_loader, self._epoch_options, self.state, STEPS, self._epochs)
+        checkpoints.restore(self.state, feed.iterators)
+        results = Results(directory, self.model, metadata, self.state, self._show_batch)
         parts = self.ranks, self._gradients, self._update, self.model
         step = step_guard.guarded_step(*parts, updated=(), xla=False, every_gradient=True)
-        with run:
+        with Run(self.a, *trained, self.state, feed, checkpoints, results) as run:
             for epoch in run.epochs(self._epochs):
-                assert epoch == run.state["epoch"] + 1
+                assert epoch == self.state.epoch + 1
                 while run.epoch_is_unfinished():
                     for images, targets in run.batches():
                         self.seen.append(tuple(targets["image_ids"].numpy()))
@@ -100,6 +102,12 @@ class Session:
                 run.end_epoch()
         return run.metrics
 
+    def _epoch_options(self, epochs_done):
+        return {"seed": epochs_done, "sign": -1.0 if epochs_done == self._turn else 1.0}
+
+    def _show_batch(self, images, targets, path):
+        return f"boxes in {path.name}: {len(targets['boxes'])}"
+
     def _gradients(self, images, targets):
         with tf.GradientTape() as tape:
             loss = tf.reduce_mean((self.model(images, training=True) - 1.0) ** 2)
@@ -107,12 +115,12 @@ class Session:
 
     def _update(self, gradients):
         self.optimizer.apply(gradients, self.model.trainable_variables)
-        self.run.ema.update()
+        self.ema.update()
 
     def _evaluation(self):
         """Its AP is the epoch's value in `aps`, or computed from weights."""
         number = float(np.tanh(np.abs(np.asarray(self.model.weights[-2])).sum()))
-        ap = self._aps[self.run.state["epoch"]] if self._aps else number
+        ap = self._aps[self.state.epoch] if self._aps else number
         return Evaluation({**dict.fromkeys(coco_metrics.NAMES, ap), "per_class": {}}, [], {})
 
 
@@ -161,9 +169,8 @@ def test_what_a_run_leaves_behind(tmp_path, capfd):
     assert (last["app"], last["epoch"], last["step"]) == ("a", 3, 12)
     aps = [float(row["AP"] or 0) for row in rows]
     assert weights.read_metadata(tmp_path / weights.BEST)["epoch"] == 1 + int(np.argmax(aps))
-    manifest = model_metadata.read(tmp_path / "checkpoints")
-    state = manifest["state"]
-    assert (state["step"], state["epoch"], manifest["flags"]["eval_every"]) == (12, 3, 2)
+    state = model_metadata.read(tmp_path / "checkpoints")["state"]
+    assert (state["step"], state["epoch"]) == (12, 3)
 
     again = Session(tmp_path, eval_every=2)
     assert again.train()["AP"] == pytest.approx(metrics["AP"], abs=1e-6)
@@ -174,7 +181,7 @@ def test_what_a_run_leaves_behind(tmp_path, capfd):
 def test_weights_of_the_files_are_the_averages(tmp_path):
     session = Session(tmp_path, epochs=1)
     session.train()
-    with session.run.ema.swapped_in():
+    with session.ema.swapped_in():
         averages = values(session.model)
     assert not np.array_equal(averages[-2], values(session.model)[-2])
     for name in (weights.LAST, weights.BEST):
@@ -206,7 +213,7 @@ def test_evaluations_within_an_epoch_are_neither_repeated_nor_lost(tmp_path, mon
             raise KeyboardInterrupt
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(ema.AveragedWeights, "swapped_in", in_evaluation)
+        patch.setattr(AveragedWeights, "swapped_in", in_evaluation)
         Session(broken, **flags).train()
     assert not (broken / "results.csv").exists()
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
@@ -235,10 +242,8 @@ def test_stopped_within_an_epoch_it_sees_the_same_images(
     unbroken = Session(tmp_path / "unbroken", **flags)
     unbroken.train()
     assert "from epoch 3 on, the loaders use sign=-1.0" in capfd.readouterr().err
-    # The first two loaders are for first_batch.png and for the first epoch.
-    first = [(0, 1.0), (0, 1.0)]
     second = [] if saveable or steps_of_a_pass > STEPS else [(1, 1.0)]
-    assert unbroken.opened == [*first, *second, (2, -1.0)]
+    assert unbroken.opened == [(0, 1.0), *second, (2, -1.0)]
     done = 0
     for stop, saved in ((5, 4), (7, 6), (11, 10)):
         broken = Session(tmp_path / "broken", **flags)
@@ -294,7 +299,7 @@ def test_a_bad_batch_is_skipped_and_training_goes_on(tmp_path, monkeypatch, capf
 
     def poisoned(self):
         images, targets = following(self)
-        return (images * np.nan if session.run.state["step"] == 2 else images), targets
+        return (images * np.nan if session.state.step == 2 else images), targets
 
     monkeypatch.setattr(InputFeed, "__next__", poisoned)
     session = Session(tmp_path, epochs=1)
@@ -304,13 +309,14 @@ def test_a_bad_batch_is_skipped_and_training_goes_on(tmp_path, monkeypatch, capf
     assert float(row["skipped_steps"]) == 1 and np.isfinite(float(row["loss"]))
 
 
-def test_a_loader_that_stops_is_explained(tmp_path, monkeypatch):
-    def damaged(self):
+@pytest.mark.parametrize("saveable", [True, False])
+def test_a_loader_that_stops_is_explained(tmp_path, monkeypatch, saveable):
+    def damaged(self, new_options=None):
         raise tf.errors.UnknownError(None, None, "a damaged image")
 
-    monkeypatch.setattr(InputFeed, "__next__", damaged)
-    with pytest.raises(UserError, match="explained: UnknownError"):
-        Session(tmp_path).train()
+    monkeypatch.setattr(InputFeed, "_fetch", damaged)
+    with pytest.raises(UserError, match=r"the loader \(tensorflow\) stopped: a damaged image"):
+        Session(tmp_path, saveable=saveable).train()
 
 
 @pytest.mark.parametrize("where", ["step", "evaluation"])

@@ -18,7 +18,7 @@ def check(path, identity, ranks=None, **flags):
 
 def claim(path, identity, **flags):
     check(path, identity, **flags)
-    return run_directory.claim(Args(output_dir=str(path), **flags), identity)
+    return run_directory.claim(Args(output_dir=str(path), **flags), Ranks(), identity)
 
 
 def test_the_same_run_is_taken_up_again(tmp_path):
