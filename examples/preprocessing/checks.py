@@ -25,10 +25,9 @@ from common.data.check import images as image_checks
 from common.data.check.coco import load_coco
 from common.data.check.image_headers import ImageFacts
 from common.data.check.issues import KINDS
-from common.errors import UserError, unknown
+from common.errors import UserError
 from examples.preprocessing import sources
 
-SOURCES = ("files", "list", "external", "tfrecord", "coco", "lmdb", "recordio", "webdataset", "numpy")
 SHOWN = 5  # images that a message names
 RECORDIO_MAGIC = b"\x0a\x23\xd7\xce"
 
@@ -78,10 +77,8 @@ def open_source(kind: str, path: str, images: str | None, scratch: str) -> Sourc
             return _open_recordio(path, scratch)
         case "webdataset":
             return _open_webdataset(path)
-        case "numpy":
-            return _open_numpy(path)
         case _:
-            raise unknown("source", kind, SOURCES)
+            return _open_numpy(path)
 
 
 # --- files ---
@@ -102,7 +99,8 @@ def _find(path: str, suffixes: tuple[str, ...]) -> list[str]:
 
 
 def _names(path: str, files: Sequence[str]) -> list[str]:
-    directory = path if os.path.isdir(path) else os.path.commonpath(list(map(os.path.dirname, files)) or "")
+    """Returns paths without suffix, relative to the directory that all files share."""
+    directory = path if os.path.isdir(path) else os.path.commonpath([os.path.dirname(file) for file in files])
     return [os.path.splitext(os.path.relpath(file, directory or "."))[0] for file in files]
 
 
@@ -117,7 +115,7 @@ def _open_files(path: str) -> Source:
 
 def _open_list(path: str, scratch: str) -> Source:
     """Reads lines `path` or `path label`; paths are relative to the list."""
-    lines = pathlib.Path(path).read_text("utf-8-sig").splitlines()
+    lines = pathlib.Path(path).read_text("utf-8-sig", "surrogateescape").splitlines()
     rows = [line.strip().rsplit(maxsplit=1) for line in lines if line.strip() and line[0] != "#"]
     directory = os.path.dirname(os.path.abspath(path))
     has_label = [len(row) == 2 and row[1].lstrip("-").isdigit() for row in rows]
@@ -129,7 +127,7 @@ def _open_list(path: str, scratch: str) -> Source:
         f"{file} {row[1] if label else 0}\n" for file, row, label in zip(files, rows, has_label, strict=True)
     )
     listed = pathlib.Path(scratch, "list.txt")
-    listed.write_text(complete)
+    listed.write_text(complete, "utf-8", "surrogateescape")
     names = [os.path.splitext(os.path.basename(name))[0] for name in names]
     return Source({"path": str(listed), "directory": "/"}, names, _sizes_of_files(path, files))
 
@@ -137,10 +135,10 @@ def _open_list(path: str, scratch: str) -> Source:
 def _open_coco(path: str, images: str | None) -> Source:
     """`path` is the json, or a directory with one json."""
     if os.path.isdir(path):
-        found = glob.glob(f"{glob.escape(path)}/*.json")
-        if len(found) != 1:
-            raise UserError(f"--input={path} has {len(found)} json files: give the json, and --images=DIR")
-        path = found[0]
+        jsons = glob.glob(f"{glob.escape(path)}/*.json")
+        if len(jsons) != 1:
+            raise UserError(f"--input={path} has {len(jsons)} json files: give the json, and --images=DIR")
+        path = jsons[0]
     beside = os.path.join(os.path.dirname(path), "images")
     directory = images or (beside if os.path.isdir(beside) else os.path.dirname(path) or ".")
     names = list(load_coco(path).file_names)
@@ -155,6 +153,8 @@ def _open_coco(path: str, images: str | None) -> Source:
 def _open_numpy(path: str) -> Source:
     files, dtypes, sizes = _find(path, (".npy",)), collections.Counter(), []
     for file in files:
+        if not os.path.isfile(file):  # opening a pipe would wait
+            raise UserError(f"{file} is not a regular file: replace or remove it")
         try:
             array = np.load(file, mmap_mode="r", allow_pickle=False)
         except (ValueError, EOFError) as error:
@@ -179,7 +179,8 @@ def _open_external(path: str) -> Source:
     if not file.endswith(".py"):
         files = _find(path, IMAGE_SUFFIXES)
         images = [pathlib.Path(each).read_bytes() for each in files]
-        return Source({"images": images}, _names(path, files), _sizes(path, zip(files, images, strict=True)))
+        checked = list(zip(files, map(image_checks.inspect, images), strict=True))
+        return Source({"images": images}, _names(path, files), _sizes(path, checked))
     try:
         spec = importlib.util.spec_from_file_location("external_images", file)
         module = importlib.util.module_from_spec(spec)
@@ -199,7 +200,8 @@ def _open_external(path: str) -> Source:
     names = [f"{number:06d}" for number in range(len(images))]
     if kinds != {"bytes"}:
         return Source({"images": images}, names, [image.shape[:2] for image in images], is_decoded=True)
-    return Source({"images": images}, names, _sizes(path, zip(names, images, strict=True)))
+    checked = list(zip(names, map(image_checks.inspect, images), strict=True))
+    return Source({"images": images}, names, _sizes(path, checked))
 
 
 def _kind_of(image: Any) -> str:
@@ -213,7 +215,7 @@ def _kind_of(image: Any) -> str:
 
 def _open_tfrecord(path: str, scratch: str) -> Source:
     files = [file for file in _find(path, (".tfrecord", ".record")) if not file.endswith(".idx")]
-    indexes, names, encoded = [], [], []
+    indexes, names, checked = [], [], []
     for number, file in enumerate(files):
         records = tfrecord.walk(file)
         if records.fault:
@@ -224,12 +226,12 @@ def _open_tfrecord(path: str, scratch: str) -> Source:
                 raise UserError(f"{records.name(record)} has a wrong checksum: copy or write it again")
             name, image = _parse_example(data, records.name(record))
             names.append(name or f"{len(names):06d}")
-            encoded.append((records.name(record), image))
+            checked.append((records.name(record), image_checks.inspect(image)))
         index = pathlib.Path(scratch, f"{number}.idx")
         index.write_bytes(tfrecord.format_index(records.spans))
         indexes.append(str(index))
     arguments = {"paths": list(files), "indexes": indexes, "features": sources.ONLY_IMAGES}
-    return Source(arguments, names, _sizes(path, encoded))
+    return Source(arguments, names, _sizes(path, checked))
 
 
 def _parse_example(data: bytes, owner: str) -> tuple[str, bytes]:
@@ -250,14 +252,16 @@ def _open_recordio(path: str, scratch: str) -> Source:
     if others:
         raise UserError(f"--input={path}: DALI reads one .rec file at a time; this names {1 + len(others)}")
     index = pathlib.Path(scratch, "0.idx")
-    content = pathlib.Path(file).read_bytes()
+    if not os.path.getsize(file):
+        raise UserError(f"{file} is empty: copy or write it again")
+    content = np.memmap(file, np.uint8, mode="r").data
     offsets = list(_recordio_offsets(file, content))
     index.write_text("".join(f"{number}\t{offset}\n" for number, offset in enumerate(offsets)))
     arguments = {"path": file, "index": str(index)}
     return _read(path, arguments, sources.recordio_dynamic(**arguments, batch_size=1), len(offsets))
 
 
-def _recordio_offsets(file: str, content: bytes) -> Iterator[int]:
+def _recordio_offsets(file: str, content: memoryview) -> Iterator[int]:
     """Yields where each record begins (dmlc-core, include/dmlc/recordio.h). A record can have parts."""
     at, is_open = 0, False
     while at < len(content) or is_open:
@@ -307,33 +311,30 @@ def _open_lmdb(path: str) -> Source:
             if size < needed:  # reading beyond the end kills the process
                 raise UserError(f"{file} is cut off after {size} of {needed} bytes: copy it again")
             with environment.begin() as transaction:
-                values = [bytes(value) for _, value in transaction.cursor()]
+                tensors = [_count_tensors(value) for _, value in transaction.cursor()]
     except lmdb.Error as error:
         raise UserError(f"{file} cannot be read as LMDB ({error}): copy or write it again") from error
-    caffe2 = {value[:1] == b"\n" for value in values}  # field 1 of TensorProtos; of Datum it is a number
-    if len(caffe2) > 1:
-        raise UserError(f"{file} has records of Caffe and of Caffe2: DALI reads only one kind at a time")
-    arguments = {"directory": directory, "caffe2": caffe2 == {True}, "has_labels": False}
-    if arguments["caffe2"]:
-        counts = [_count_tensors(value) for value in values]
-        if len(set(counts)) > 1 or counts[0] not in (1, 2):
-            raise UserError(
-                f"{file} has records of {min(counts)} to {max(counts)} tensors: DALI reads"
-                " records of an image, or of an image and a label"
-            )
-        arguments["has_labels"] = counts[0] == 2
-    return _read(path, arguments, sources.lmdb_dynamic(**arguments, batch_size=1), len(values))
+    kinds = set(tensors) or {0}
+    if len(kinds) > 1 or not kinds <= {0, 1, 2}:
+        counts = " and ".join(map(str, sorted(kinds)))
+        raise UserError(
+            f"{file} has records of {counts} tensors: DALI reads Caffe's records"
+            " (0 tensors), or Caffe2's with an image (1), or with an image and its label (2)"
+        )
+    # Only Caffe2's reader must know whether there are labels.
+    arguments = {"directory": directory, "caffe2": kinds != {0}, "has_labels": kinds == {2}}
+    return _read(path, arguments, sources.lmdb_dynamic(**arguments, batch_size=1), len(tensors))
 
 
 def _count_tensors(message: bytes) -> int:
-    """Counts the fields of a protobuf message whose fields are all messages with the number 1."""
+    """Counts the tensors in Caffe2's TensorProtos: protobuf fields of number 1. Caffe's Datum has none."""
     at = count = 0
-    while at < len(message) and message[at : at + 1] == b"\n":
+    while message[at : at + 1] == b"\n":
         at, size, shift = at + 1, 0, 0
-        while message[at] > 127:  # a varint: seven bits per byte, the lowest first
+        while message[at : at + 1] > b"\x7f":  # a varint: seven bits per byte, the lowest first
             size, shift, at = size | (message[at] & 127) << shift, shift + 7, at + 1
-        at += 1 + (size | message[at] << shift)
-        count += 1
+        size |= int.from_bytes(message[at : at + 1], "little") << shift
+        at, count = at + 1 + size, count + 1
     return count
 
 
@@ -345,13 +346,13 @@ def _read(path: str, arguments: dict[str, Any], batches: Iterable[tuple], count:
     if count == 0:
         raise UserError(f"--input={path} has no images")
     try:
-        encoded = [np.array(images.tensors[0]).tobytes() for images, *_ in batches]
+        facts = [image_checks.inspect(np.array(images.tensors[0]).tobytes()) for images, *_ in batches]
     except (RuntimeError, ValueError) as error:
         raise UserError(f"--input={path} cannot be read: {reason(error)}") from error
-    if count is not None and len(encoded) != count:
-        raise UserError(f"--input={path} has {count} records, but DALI reads {len(encoded)}: write it again")
-    names = [f"{number:06d}" for number in range(len(encoded))]
-    return Source(arguments, names, _sizes(path, zip(names, encoded, strict=True)))
+    if count is not None and len(facts) != count:
+        raise UserError(f"--input={path} has {count} records, but DALI reads {len(facts)}: write it again")
+    names = [f"{number:06d}" for number in range(len(facts))]
+    return Source(arguments, names, _sizes(path, list(zip(names, facts, strict=True))))
 
 
 # --- images ---
@@ -359,15 +360,11 @@ def _read(path: str, arguments: dict[str, Any], batches: Iterable[tuple], count:
 
 def _sizes_of_files(path: str, files: Sequence[str]) -> list[tuple[int, int]]:
     facts = image_checks.inspect_files(os.curdir, list(map(os.path.abspath, files)))
-    return _sizes_of(path, list(zip(files, facts, strict=True)))
+    return _sizes(path, list(zip(files, facts, strict=True)))
 
 
-def _sizes(path: str, images: Iterable[tuple[str, bytes]]) -> list[tuple[int, int]]:
-    """Checks encoded images, given with their names."""
-    return _sizes_of(path, [(name, image_checks.inspect(encoded)) for name, encoded in images])
-
-
-def _sizes_of(path: str, checked: Sequence[tuple[str, ImageFacts]]) -> list[tuple[int, int]]:
+def _sizes(path: str, checked: Sequence[tuple[str, ImageFacts]]) -> list[tuple[int, int]]:
+    """Returns the sizes of images, or raises UserError with the names of those that cannot be used."""
     faults = [f"{name} ({KINDS[facts.fault].what})" for name, facts in checked if facts.fault]
     if not checked:
         raise UserError(f"--input={path} has no images")

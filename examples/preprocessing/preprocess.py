@@ -155,7 +155,24 @@ def _images(a: types.SimpleNamespace, source, options: dict) -> Iterator[np.ndar
                         yield np.array(image)
                         count -= 1
     except RuntimeError as error:
-        raise UserError(f"--input={a.input}: DALI cannot process it: {checks.reason(error)}") from error
+        name = _failing_image(a, source, options)
+        raise UserError(f"--input={a.input}: DALI fails at {name}: {checks.reason(error)}") from error
+
+
+def _failing_image(a: types.SimpleNamespace, source, options: dict) -> str:
+    """Processes each image alone, and returns the name of the first that fails."""
+    import nvidia.dali.experimental.dynamic as ndd
+
+    from examples.preprocessing import dynamic_api, sources
+
+    batches = getattr(sources, f"{a.source}_dynamic")(**source.arguments, batch_size=1)
+    for name, (encoded, *_) in zip(source.names, batches, strict=False):
+        try:
+            with ndd.EvalMode.sync_cpu:
+                dynamic_api.preprocess(encoded, **options)
+        except RuntimeError:
+            return f"image {name!r}"
+    return "an unknown image"
 
 
 def define_flags(fv: flags.FlagValues) -> None:

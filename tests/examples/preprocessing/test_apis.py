@@ -82,8 +82,8 @@ def test_shear_moves_the_lower_part_to_the_right_and_keeps_the_centre(image):
     for row in (10, 59, 110):
         shift = row - 60
         expected = IMAGE[row, max(-shift, 0) : 200 - max(shift, 0)].astype(int)
-        found = sheared[row, max(shift, 0) : 200 + min(shift, 0)]
-        assert np.abs(found - expected).mean() < 10  # half a pixel, because rows have a height
+        actual = sheared[row, max(shift, 0) : 200 + min(shift, 0)]
+        assert np.abs(actual - expected).mean() < 10  # half a pixel, because rows have a height
 
 
 # --- decoding only a part ---

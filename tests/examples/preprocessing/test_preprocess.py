@@ -154,6 +154,15 @@ def test_a_damaged_image_is_named_and_nothing_is_written(tmp_path, case):
     assert (os.path.basename(names[2]) if kind in ("files", "coco") else "2") in message
 
 
+@pytest.mark.parametrize("api", ["pipeline", "dynamic"])
+@pytest.mark.parametrize("case", ["files", "tfrecord", "webdataset"])
+def test_damage_that_only_decoding_shows_is_named(tmp_path, case, api):
+    damaged = IMAGES[4][:100] + bytes(50) + IMAGES[4][150:]
+    kind, path, names = writing.write_case(case, tmp_path / "in", [*IMAGES[:4], damaged, *IMAGES[5:]])
+    message = refused(kind, path, tmp_path, f"--api={api}", "--crop=8x12")
+    assert f"DALI fails at image {names[4]!r}: " in message
+
+
 @pytest.mark.parametrize("kind", preprocess.SOURCES)
 def test_a_missing_input_is_one_line(tmp_path, kind):
     assert "nowhere" in refused(kind, tmp_path / "nowhere", tmp_path)
@@ -206,7 +215,7 @@ def test_recordio_records_in_parts_are_read(tmp_path):
 
 
 REFUSED_RECORDIO = [
-    (b"", "has no images"),
+    (b"", "x.rec is empty: copy or write it again"),
     (b"text" * 9, "has no whole image record at byte 0: copy or write it again"),
     (writing.image_record(IMAGES[0], 1) + b"\x0a", "has no whole image record at byte "),
     (writing.image_record(IMAGES[0], 1)[:-30], "has no whole image record at byte 0"),
@@ -283,8 +292,10 @@ def test_databases_with_and_without_labels_are_read(tmp_path, make):
 
 REFUSED_VALUES = [
     (datum(b"abc", 1), "000001 (file that is not an image)"),
-    (tensors(IMAGES[0], tensor("int32", 1)), "has records of Caffe and of Caffe2"),
+    (tensors(IMAGES[0], tensor("int32", 1)), "has records of 0 and 2 tensors"),
+    (tensors(IMAGES[0], *[tensor("int32", 1)] * 3), "has records of 0 and 4 tensors"),
     (b"\xff\xff", "cannot be read"),
+    (b"", "000001 (empty image file)"),
 ]
 
 
