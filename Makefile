@@ -121,11 +121,11 @@ bench-gpu: setup  ## measures on a GPU which flags to change; an interrupted mea
 	$(RUN) tools/bench.py gpu --json=$(BENCH)/gpu.json $(BENCH_GPU_FLAGS)
 
 soak: setup horovod  ## kills runs at random steps and starts them again, and interrupts saves (about two hours)
-	$(RUN) tests/soak/soak_kills.py --app=efficientdet --ranks=1 --rounds=20
-	$(RUN) tests/soak/soak_kills.py --app=efficientdet --ranks=2 --rounds=20
-	$(RUN) tests/soak/soak_kills.py --app=yolov4 --ranks=1 --rounds=20
-	$(RUN) tests/soak/soak_kills.py --app=yolov4 --ranks=2 --rounds=20
-	$(RUN) tests/common/training/soak_saves.py --rounds=100
+	$(RUN) -m tests.soak.soak_kills --app=efficientdet --ranks=1 --rounds=20
+	$(RUN) -m tests.soak.soak_kills --app=efficientdet --ranks=2 --rounds=20
+	$(RUN) -m tests.soak.soak_kills --app=yolov4 --ranks=1 --rounds=20
+	$(RUN) -m tests.soak.soak_kills --app=yolov4 --ranks=2 --rounds=20
+	$(RUN) -m tests.common.training.soak_saves --rounds=100
 
 docker:  ## builds the images dali-detection:cpu and dali-detection (needs Docker)
 	docker build -f docker/Dockerfile.cpu -t dali-detection:cpu .

@@ -1,16 +1,12 @@
 """Writes docs/flags.md and docs/config.md: all flags and all hyper-parameters, as the code defines them.
 
-python tests/reference.py
+python -m tests.reference
 """
 
 import ast
 import importlib
 import pathlib
 import re
-import sys
-
-if not __package__:  # run as a script: import from the repo root, exactly as the tests do
-    sys.path[0] = str(pathlib.Path(__file__).resolve().parents[1])
 
 from absl import flags
 
@@ -27,7 +23,7 @@ OTHERS = (
 ABOUT = """Set them by `--hparams=name=value,...` or by a YAML file. The table of models at the end of each
 `config.py` replaces some of these defaults for each model. `run.json` in a run's directory has all values.
 """
-HEAD = "Written by `python tests/reference.py`; a test fails where it is out of date.\n"
+HEAD = "Written by `python -m tests.reference`; a test fails where it is out of date.\n"
 
 
 def main() -> None:

@@ -2,7 +2,7 @@ from tests import reference
 
 
 def test_the_pages_are_up_to_date():
-    """If this test fails, run: python tests/reference.py."""
+    """If this test fails, run: python -m tests.reference."""
     for name, text in reference.pages().items():
         assert (reference.ROOT / name).read_text() == text, name
         assert "`--learning_rate`" in text or "`learning_rate`" in text

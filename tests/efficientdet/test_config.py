@@ -1,5 +1,4 @@
 import dataclasses
-import json
 
 import pytest
 
@@ -10,13 +9,6 @@ from common.distributed.ranks import Ranks
 from common.training.run_directory import Identity
 from efficientdet.config import DETECTION_FIELDS, LOADER_FIELDS, EfficientDetConfig, get_config
 from efficientdet.model_metadata import make_metadata
-
-# The fields that EfficientDetConfig had before RetinaNet was added.
-FIRST = """model_name image_size backbone fpn_channels fpn_cells head_repeats fpn_fusion bn_momentum min_level
-max_level num_scales aspect_ratios anchor_scale augmentation jitter_min jitter_max resize_min resize_max
-flip_prob grid_mask_prob brightness contrast saturation hue min_box_size max_instances focal_alpha focal_gamma
-label_smoothing huber_delta box_loss_weight weight_decay optimizer momentum learning_rate reference_batch
-warmup_learning_rate warmup_epochs clip_norm ema_decay"""
 
 
 def test_efficientdet_has_the_published_rows():
@@ -32,28 +24,16 @@ def test_efficientdet_has_the_published_rows():
     assert [(row.max_level, row.anchor_scale) for row in rows] == [(7, 4)] * 7 + [(7, 5), (8, 4)]
 
 
-def differences(config) -> dict:
-    """Compares a run with the same run of an earlier version, which had only the fields FIRST."""
-    metadata = make_metadata(config, LabelMap.numbered(3), 3)
-    identity = Identity.of(Args(), Ranks(), config, metadata, may_change=("epochs", *DETECTION_FIELDS))
-    before = {name: metadata["config"][name] for name in FIRST.split()}
-    return identity.differences(identity.values | {"config": before})
-
-
-def test_a_run_of_an_earlier_version_is_taken_up_again():
-    assert differences(get_config("efficientdet-d7x")) == {}
-
-
-def test_what_that_version_could_not_do_is_another_run():
-    found = differences(get_config("retinanet-rn50fpn"))
-    assert found["config.architecture"] == ("efficientdet", "retinanet")
-    assert {"config.lr_schedule", "config.iterations"} <= found.keys()
-
-
-def test_older_configs_are_still_read():
+def test_run_from_before_a_field_resumes_with_its_default_and_with_no_other_value():
     config = get_config("efficientdet-d0")
-    fields = {name: getattr(config, name) for name in (*FIRST.split(), "epochs", *DETECTION_FIELDS)}
-    assert hparams.from_json(EfficientDetConfig, json.loads(json.dumps(fields))) == config
+    metadata = make_metadata(config, LabelMap.numbered(3), 3)
+    before = {name: value for name, value in metadata["config"].items() if name != "cutout_prob"}
+    assert hparams.from_json(EfficientDetConfig, before) == config
+    for value, differences in ((0.0, {}), (0.5, {"config.cutout_prob": (0.0, 0.5)})):
+        metadata["config"]["cutout_prob"] = value
+        identity = Identity.of(Args(), Ranks(), config, metadata, may_change=("epochs", *DETECTION_FIELDS))
+        without = {name: v for name, v in identity.values["config"].items() if name != "cutout_prob"}
+        assert identity.differences(identity.values | {"config": without}) == differences
 
 
 def test_sections_of_the_fields():

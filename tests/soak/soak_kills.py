@@ -1,6 +1,6 @@
 """Stops training runs at random steps, restarts them, and compares their results with a run without stops.
 
-    python tests/soak/soak_kills.py --app=efficientdet --ranks=2 --rounds=20
+    python -m tests.soak.soak_kills --app=efficientdet --ranks=2 --rounds=20
 
 A round is one run, which is stopped three times: by SIGKILL, by SIGTERM or SIGINT, and by SIGKILL. With two
 ranks, one or both get the signal. If SIGKILL ends one rank, the other must end, too.
@@ -16,12 +16,8 @@ import pathlib
 import random
 import shutil
 import signal
-import sys
 import tempfile
 import time
-
-if not __package__:  # run as a script: import from the repo root, exactly as the tests do
-    sys.path[0] = str(pathlib.Path(__file__).resolve().parents[2])
 
 import numpy as np
 import tensorflow as tf

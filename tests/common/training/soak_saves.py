@@ -1,6 +1,6 @@
 """Interrupts saves of checkpoints by SIGKILL and by full disks, and checks which checkpoint is then loaded.
 
-    python tests/common/training/soak_saves.py --rounds=100
+    python -m tests.common.training.soak_saves --rounds=100
 
 All numbers in the checkpoint of step 7 are 7.
 """
@@ -17,8 +17,6 @@ import tempfile
 import time
 from multiprocessing.connection import Connection
 
-if not __package__:  # run as a script: import from the repo root, exactly as the tests do
-    sys.path[0] = str(pathlib.Path(__file__).resolve().parents[3])
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 import keras
@@ -152,7 +150,8 @@ def full_disks(directory: pathlib.Path, rounds: int, seed: int = 0) -> list[str]
     namespace = ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c"]
     if not shutil.which("unshare") or subprocess.run([*namespace, mount], capture_output=True).returncode:
         return None
-    script = [sys.executable, __file__, f"--disk={directory}", f"--rounds={rounds}", f"--seed={seed}"]
+    module = "tests.common.training.soak_saves"
+    script = [sys.executable, "-m", module, f"--disk={directory}", f"--rounds={rounds}", f"--seed={seed}"]
     command = [*namespace, f'{mount} && exec "$@"', "sh", *script]
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
