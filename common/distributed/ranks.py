@@ -157,15 +157,17 @@ class Ranks:
         Raises:
             UserError: any rank raised one in the `with` block. The other ranks get OtherRankError.
         """
-        own = None
+        local_error = None
         try:
             yield
         except UserError as error:
-            own = error
-        reports = own is not None and not isinstance(own, OtherRankError)
-        for rank, problem in enumerate(self.gather(str(own) if reports else None)):
+            local_error = error
+        reports = local_error is not None and not isinstance(local_error, OtherRankError)
+        for rank, problem in enumerate(self.gather(str(local_error) if reports else None)):
+            if problem and local_error and rank == self.rank:
+                raise local_error
             if problem:
-                raise own if own and rank == self.rank else OtherRankError(f"rank {rank}: {problem}")
+                raise OtherRankError(f"rank {rank}: {problem}")
 
 
 def pack(value: Any) -> np.ndarray:

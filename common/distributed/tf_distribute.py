@@ -73,9 +73,9 @@ class StrategyRanks(Ranks):
             self._strategy = tf.distribute.MirroredStrategy([device.name for device in devices])
         self._graphs: dict[Callable, Callable] = {}
         self.num_replicas = self._strategy.num_replicas_in_sync
-        own = self.num_replicas // self.world_size
-        self.local_replicas = range(self.rank * own, (self.rank + 1) * own)
-        if strategy == "multi_worker" and any(theirs != workers for theirs in self.gather(workers)):
+        count = self.num_replicas // self.world_size
+        self.local_replicas = range(self.rank * count, (self.rank + 1) * count)
+        if strategy == "multi_worker" and any(other != workers for other in self.gather(workers)):
             raise UserError("TF_CONFIG must have the same list of workers, in the same order, on all hosts")
 
     def scope(self) -> contextlib.AbstractContextManager:
@@ -92,7 +92,7 @@ class StrategyRanks(Ranks):
         # In eager mode, TensorFlow would run the replicas one after the other. It never frees a graph.
         if function not in self._graphs:
             on_replicas = functools.partial(self._strategy.run, function)
-            self._graphs[function] = tf.function(lambda *given: on_replicas(args=given), autograph=False)
+            self._graphs[function] = tf.function(lambda *values: on_replicas(args=values), autograph=False)
         return self._graphs[function](*arguments)
 
     def local(self, value: T) -> list[T]:
@@ -113,9 +113,9 @@ class StrategyRanks(Ranks):
         return optimizer
 
     def broadcast(self, variables: Sequence[tf.Variable]) -> None:
-        own = [tf.convert_to_tensor(variable).numpy() for variable in variables]
-        contents = self.broadcast_object([value.tobytes() for value in own])
-        for variable, value, content in zip(variables, own, contents, strict=True):
+        values = [tf.convert_to_tensor(variable).numpy() for variable in variables]
+        contents = self.broadcast_object([value.tobytes() for value in values])
+        for variable, value, content in zip(variables, values, contents, strict=True):
             variable.assign(np.frombuffer(content, value.dtype).reshape(value.shape))
 
     def close(self) -> None:
@@ -139,8 +139,8 @@ class StrategyRanks(Ranks):
     def _sum_over_ranks(self, values: tf.Tensor) -> tf.Tensor:
         def sum_on_replica() -> tf.Tensor:
             replica = tf.distribute.get_replica_context()
-            speaks = tf.cast(replica.replica_id_in_sync_group == self.local_replicas[0], tf.int64)
-            return replica.all_reduce("SUM", speaks * values)
+            is_first = tf.cast(replica.replica_id_in_sync_group == self.local_replicas[0], tf.int64)
+            return replica.all_reduce("SUM", is_first * values)
 
         return self.first(self.run(sum_on_replica))
 
@@ -162,7 +162,7 @@ def read_tf_config(text: str | None) -> tuple[list[str], int]:
         chiefs = list(cluster.get("chief", []))
         addresses = [*chiefs, *cluster.get("worker", [])]
         hosts_and_ports = [address.rpartition(":")[::2] for address in addresses]
-        right = (
+        is_valid = (
             set(cluster) <= {"chief", "worker"}
             and type(index) is int
             and 0 <= index < len(cluster[task["type"]])
@@ -170,8 +170,8 @@ def read_tf_config(text: str | None) -> tuple[list[str], int]:
             and len(set(addresses)) == len(addresses)
         )
     except (ValueError, KeyError, TypeError, AttributeError):
-        right = False
-    if not right:
+        is_valid = False
+    if not is_valid:
         raise UserError(
             f"TF_CONFIG={text} is not valid: give each worker its own address host:port, and set the index "
             f"of this process, which counts from 0. Example: {EXAMPLE}"

@@ -32,7 +32,7 @@ from common.weights import checkpoint_files, model_metadata, weight_files
 
 KEEP = 2  # newest checkpoints; the newest one from the end of an epoch is also kept
 _SHARED = "state"
-_OWN = "rank"
+_LOCAL = "rank"
 
 
 class Checkpoints:
@@ -140,7 +140,7 @@ class Checkpoints:
                 self._read(self._shared, path / _SHARED, manifest["state"]["step"])
                 with files.user_errors(f"--output_dir={self._directory.parent}"):
                     checkpoint_files.remove_newer(path)
-                files_of = [path.glob(f"{_OWN}_{rank}.*") for rank in range(manifest["world_size"])]
+                files_of = [path.glob(f"{_LOCAL}_{rank}.*") for rank in range(manifest["world_size"])]
                 parts = [{file.suffix: file.read_bytes() for file in paths} for paths in files_of]
         self._ranks.broadcast(self._variables)
         parts = self._ranks.broadcast_object(parts)
@@ -154,7 +154,7 @@ class Checkpoints:
             with self._ranks.raise_on_any_rank(), _in_memory() as prefix:
                 for suffix, content in parts[self._ranks.rank].items():
                     tf.io.write_file(prefix + suffix, content)
-                part = self._own(iterators if continues else ())
+                part = self._local(iterators if continues else ())
                 self._read(part, prefix, state.step, all_of_it=continues)
         within = f" and {state.step_in_epoch} steps" if state.step_in_epoch else ""
         progress.log(f"resumed after epoch {state.epoch}{within} (step {state.step})")
@@ -172,7 +172,7 @@ class Checkpoints:
             Whether the checkpoint was written; the same on all ranks.
         """
         with _in_memory() as prefix:
-            self._own(iterators).write(prefix)
+            self._local(iterators).write(prefix)
             names = tf.io.gfile.glob(f"{prefix}.*")
             part = {name.removeprefix(prefix): tf.io.read_file(name).numpy() for name in names}
         parts = self._ranks.gather(part)
@@ -188,7 +188,7 @@ class Checkpoints:
                 )
         return self._ranks.broadcast_object(problem) is None
 
-    def _own(self, iterators: Sequence[Iterator]) -> tf.train.Checkpoint:
+    def _local(self, iterators: Sequence[Iterator]) -> tf.train.Checkpoint:
         return tf.train.Checkpoint(iterators=list(iterators), seeds=self._seeds, statistics=self._statistics)
 
     def _changes(self, checkpoint: tuple[str, dict[str, Any]]) -> list[str]:
@@ -213,7 +213,7 @@ class Checkpoints:
             self._shared.write(str(directory / _SHARED))
             for rank, part in enumerate(parts):
                 for suffix, content in part.items():
-                    (directory / f"{_OWN}_{rank}{suffix}").write_bytes(content)
+                    (directory / f"{_LOCAL}_{rank}{suffix}").write_bytes(content)
 
         manifest = {**self._metadata, "state": dataclasses.asdict(state)}
         checkpoint_files.write(self._directory, state.step, manifest, write_files)

@@ -64,23 +64,23 @@ class AveragedWeights(tf.Module):
 
     @contextlib.contextmanager
     def swapped_in(self, ranks: Ranks = _ALONE) -> Iterator[None]:
-        """Gives the model the averaged weights inside this context, and then its own weights, bit for bit.
+        """Gives the model the averaged weights inside this context, and then its weights again, bit for bit.
 
         All ranks enter this context together, because moving statistics are averaged over the ranks. With
         decay 0, only the moving statistics are replaced.
         """
         statistics = self._statistics()
         means = ranks.mean_over_ranks(self.averages_of(statistics) or statistics)
-        own = [tf.identity(weight) for weight in self._weights()]
-        own_statistics = ranks.run(self._copy)
+        weights = [tf.identity(weight) for weight in self._weights()]
+        local_statistics = ranks.run(self._copy)
         try:
             for average, weight in zip(self._averages, self._weights(), strict=True):
                 weight.assign(tf.cast(average, weight.dtype))
             _assign(statistics, means)
             yield
         finally:
-            _assign(self._weights(), own)
-            ranks.run(self._restore, own_statistics)  # each replica has its own statistics
+            _assign(self._weights(), weights)
+            ranks.run(self._restore, local_statistics)  # each replica has its own statistics
 
 
 def _assign(variables: Sequence[tf.Variable], values: Sequence[tf.Tensor]) -> None:

@@ -59,8 +59,8 @@ class EpochLog:
             step: number of the step in the epoch, from 1.
             finite: whether the step was taken; False if it was skipped.
         """
-        taken = tf.cast(finite, tf.float32)
-        for name, value in {**values, _STEPS: taken, _SKIPPED: 1.0 - taken}.items():
+        count = tf.cast(finite, tf.float32)
+        for name, value in {**values, _STEPS: count, _SKIPPED: 1.0 - count}.items():
             self._sums[name] = value + self._sums.get(name, 0.0)
         if step % SHOW_EVERY == 0 or step == self._steps:
             self._shown = self._means()

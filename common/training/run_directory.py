@@ -103,8 +103,8 @@ def check(a: Args, ranks: Ranks, identity: Identity) -> bool:
             flags or data.
     """
     with ranks.raise_on_any_rank():
-        own = Identity({**identity.values, **identity.of_all_ranks})
-        if differing := own.differences(ranks.broadcast_object(own.values)):
+        local = Identity({**identity.values, **identity.of_all_ranks})
+        if differing := local.differences(ranks.broadcast_object(local.values)):
             names = ", ".join(differing)
             raise UserError(f"ranks 0 and {ranks.rank} differ in {names}: give all the same flags and data")
         resumed = ranks.rank == 0 and _check_directory(a, identity)
@@ -151,12 +151,12 @@ def _claim_directory(a: Args, identity: Identity) -> pathlib.Path:
 
 def _check_same_run(file: pathlib.Path, identity: Identity) -> None:
     try:
-        found = identity.differences(json.loads(file.read_bytes()))
+        differences = identity.differences(json.loads(file.read_bytes()))
     except (ValueError, AttributeError) as error:
         raise UserError(f"{file} is damaged: give --overwrite to start anew") from error
-    may_change = {*MAY_CHANGE, *(RESHARDED if "num_replicas" in found else ())}
+    may_change = {*MAY_CHANGE, *(RESHARDED if "num_replicas" in differences else ())}
     refused = []
-    for name, (was, now) in found.items():
+    for name, (was, now) in differences.items():
         if name not in may_change:
             long = max(len(str(was)), len(str(now))) > _SHOWN_CHARACTERS
             refused.append(f"{name} is not the same" if long else f"{name} was {was} and is now {now}")

@@ -31,13 +31,13 @@ class StepResult(NamedTuple):
     Attributes:
         values: name -> float32 scalar, averaged over the replicas; 0 if the step was skipped.
         finite: whether the step was taken; the same on all ranks.
-        own_finite: bool (R,), whether the loss was finite on each of this rank's R replicas.
+        local_finite: bool (R,), whether the loss was finite on each of this rank's R replicas.
         stop: whether any rank asked for a stop.
     """
 
     values: dict[str, tf.Tensor]
     finite: tf.Tensor
-    own_finite: tf.Tensor
+    local_finite: tf.Tensor
     stop: tf.Tensor
 
 
@@ -71,9 +71,9 @@ def guarded_step(
 
     def forward(images: Any, targets: Any, asked: tf.Tensor) -> tuple[list, dict, tf.Tensor]:
         gradients, values = gradients_of(images, targets)
-        own_finite = tf.math.is_finite(values["loss"])
+        local_finite = tf.math.is_finite(values["loss"])
         means = ranks.mean(values | {"stop": asked})  # one collective call
-        return gradients, {name: means[name] for name in (*values, "stop")}, own_finite
+        return gradients, {name: means[name] for name in (*values, "stop")}, local_finite
 
     def put_back(before: list[tf.Tensor]) -> None:
         for variable, value in zip(statistics, before, strict=True):
@@ -97,7 +97,7 @@ def guarded_step(
     @tf.function(reduce_retracing=True, autograph=False)
     def step(images: Any, targets: Any, asked: tf.Tensor) -> StepResult:
         before = ranks.run(lambda: [tf.convert_to_tensor(variable) for variable in statistics])
-        gradients, values, own_finite = ranks.run(forward, images, targets, asked)
+        gradients, values, local_finite = ranks.run(forward, images, targets, asked)
         # If a value is not finite on one replica, its average is not finite either.
         values = ranks.first(values)
         finite = tf.math.is_finite(values["loss"])
@@ -109,7 +109,7 @@ def guarded_step(
             tf.cond(finite, lambda: on_replicas(update, gradients), lambda: on_replicas(put_back, before))
         stop = values.pop("stop") > 0.0
         values = {name: tf.where(finite, value, tf.zeros_like(value)) for name, value in values.items()}
-        return StepResult(values, finite, tf.stack(ranks.local(own_finite)), stop)
+        return StepResult(values, finite, tf.stack(ranks.local(local_finite)), stop)
 
     return step
 
@@ -177,7 +177,7 @@ class StepGuard:
 
     def _report(self, step: int, result: StepResult, targets: Any) -> None:
         local_ids = [part["image_ids"].numpy().tolist() for part in self._ranks.local(targets)]
-        local_replicas = list(zip(result.own_finite.numpy().tolist(), local_ids, strict=True))
+        local_replicas = list(zip(result.local_finite.numpy().tolist(), local_ids, strict=True))
         replicas = [
             (rank, finite, ids)
             for rank, replicas_of_rank in enumerate(self._ranks.gather(local_replicas))

@@ -37,8 +37,8 @@ def saved(directory: pathlib.Path) -> list[pathlib.Path]:
     Raises:
         OSError: a manifest exists but cannot be read, so the order is unknown.
     """
-    found = [path for path in directory.glob("[0-9]*") if _NAME.fullmatch(path.name) and path.is_dir()]
-    return sorted(found, key=_serial)
+    paths = [path for path in directory.glob("[0-9]*") if _NAME.fullmatch(path.name) and path.is_dir()]
+    return sorted(paths, key=_serial)
 
 
 def newest(directory: pathlib.Path, *, boundary: bool = False) -> pathlib.Path | None:
@@ -51,18 +51,18 @@ def newest(directory: pathlib.Path, *, boundary: bool = False) -> pathlib.Path |
         UserError: there are checkpoints, but none can be used.
         OSError: see `saved`.
     """
-    found = saved(directory)
-    for path in reversed(found):
+    paths = saved(directory)
+    for path in reversed(paths):
         if problem := damage(path):
             progress.log(f"checkpoint {path} is damaged ({problem}): trying the one before it")
         elif not boundary or at_boundary(path):
             return path
-    if found and boundary:
+    if paths and boundary:
         raise UserError(
             f"{directory} has no undamaged checkpoint from an epoch's end, which changed flags or another "
             "number of ranks need: use the old ones, or give --overwrite to start anew"
         )
-    if found:
+    if paths:
         raise UserError(f"{directory} has no undamaged checkpoint: give --overwrite to start anew")
     return None
 
@@ -80,10 +80,10 @@ def damage(path: pathlib.Path) -> str | None:
     """Returns what is wrong with a checkpoint's files; None if all files are right."""
     try:
         expected = (path / _CHECKSUMS).read_text().splitlines(keepends=True)
-        found = _checksums(path)
+        actual = _checksums(path)
     except (OSError, ValueError) as error:
         return getattr(error, "strerror", None) or f"{_CHECKSUMS} is not text"
-    different = sorted(line.split()[-1] for line in {*expected} ^ {*found})
+    different = sorted(line.split()[-1] for line in {*expected} ^ {*actual})
     return f"{different[0]} is not as it was written" if different else None
 
 
@@ -112,16 +112,16 @@ def prune(directory: pathlib.Path, keep: int) -> None:
     Raises:
         OSError: a checkpoint cannot be removed, or a manifest cannot be read.
     """
-    found = [path for path in saved(directory) if math.isfinite(_serial(path))]
-    staying = {*found[-keep:], *[path for path in found if at_boundary(path)][-1:]}
-    for path in [path for path in found if path not in staying]:
+    paths = [path for path in saved(directory) if math.isfinite(_serial(path))]
+    staying = {*paths[-keep:], *[path for path in paths if at_boundary(path)][-1:]}
+    for path in [path for path in paths if path not in staying]:
         files.remove_directory(path)
 
 
 def remove_newer(path: pathlib.Path) -> None:
     """Removes all checkpoints newer than `path`."""
-    found = saved(path.parent)
-    for newer in found[found.index(path) + 1 :]:
+    paths = saved(path.parent)
+    for newer in paths[paths.index(path) + 1 :]:
         files.remove_directory(newer)
 
 

@@ -176,9 +176,9 @@ def test_skipped_steps_are_named_and_too_many_in_a_row_end_the_run(capsys):
 def test_the_rank_whose_loss_it_was_is_named(capsys, other_is_finite):
     guard = step_guard.StepGuard(Pair(other_is_finite), limit=5)
     no = tf.constant(False)
-    own_finite = tf.constant([not other_is_finite])
+    local_finite = tf.constant([not other_is_finite])
     _, targets = batch()
-    guard.check(5, step_guard.StepResult({}, finite=no, own_finite=own_finite, stop=no), targets)
+    guard.check(5, step_guard.StepResult({}, finite=no, local_finite=local_finite, stop=no), targets)
     bad = "10, 11, 12, 13 (rank 0)" if other_is_finite else "77, 78 (rank 1)"
     assert f"image ids {bad}\n" in capsys.readouterr().err
 
