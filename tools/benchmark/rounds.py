@@ -152,8 +152,8 @@ class Candidate:
 
     def wait_for(self, pattern: bytes, timeout: float | None) -> re.Match[bytes]:
         """Returns the next line of output that matches `pattern`, or raises CandidateError."""
-        found = None
-        while not found:
+        match = None
+        while not match:
             try:
                 line = self._lines.get(timeout=timeout)
             except queue.Empty:
@@ -161,8 +161,8 @@ class Candidate:
                 raise CandidateError(reason) from None
             if line is None:
                 raise CandidateError(self._why_ended())
-            found = re.match(pattern, line)
-        return found
+            match = re.match(pattern, line)
+        return match
 
     def window(self, seconds: float, settle: int) -> Window:
         """Skips `settle` steps, then measures whole steps for at least `seconds`."""
@@ -188,8 +188,8 @@ class Candidate:
                     cpu_seconds += sum(process.cpu_times()[:4])
                     # VmHWM is the peak (proc(5)). psutil only has the current memory.
                     status = pathlib.Path(f"/proc/{process.pid}/status").read_text()
-                    found = re.search(r"VmHWM:\s+(\d+) kB", status)
-                    peak += int(found[1]) * 1024 if found else 0
+                    peak_line = re.search(r"VmHWM:\s+(\d+) kB", status)
+                    peak += int(peak_line[1]) * 1024 if peak_line else 0
         return cpu_seconds, peak
 
     def _read(self) -> None:

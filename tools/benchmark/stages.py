@@ -51,7 +51,7 @@ def load(loader: BaseLoader) -> Advance:
 def cuts(loader: Any, stages: Mapping[str, str]) -> dict[str, Advance]:
     """Returns {stage: function that makes a batch}, from the shortest graph to the complete loader."""
     nodes = stage_nodes(loader.pipeline, stages)
-    graphs = {stage: truncate_at(loader.pipeline, ends).run for stage, ends in nodes.items()}
+    graphs = {stage: truncate_at(loader.pipeline, outputs).run for stage, outputs in nodes.items()}
     without_targets = dataclasses.replace(loader, with_targets=False)
     return graphs | {"hand-over": load(without_targets), "targets": load(loader)}
 
@@ -77,15 +77,15 @@ def stage_nodes(pipeline: Any, stages: Mapping[str, str]) -> dict[str, list[Data
         for node in operator.inputs:
             consumers.setdefault(node.name, []).append(operator)
     nodes: dict[str, list[DataNode]] = {}
-    ends: list = []
+    last_operators: list = []
     for stage, pattern in stages.items():
         matches = [kind for kind in kinds if re.fullmatch(pattern, kind)]
         if matches:
-            ends = [each for each, kind in zip(upstream, kinds, strict=True) if kind == matches[-1]]
-        for number, end in enumerate(ends):
+            last_operators = [each for each, kind in zip(upstream, kinds, strict=True) if kind == matches[-1]]
+        for number, end in enumerate(last_operators):
             while len(after := consumers.get(end.outputs[0].name, [])) == 1 and "Arithmetic" in after[0].name:
-                end = ends[number] = after[0]
-        nodes[stage] = [node for end in ends for node in end.outputs]
+                end = last_operators[number] = after[0]
+        nodes[stage] = [node for end in last_operators for node in end.outputs]
     return nodes | {stage: [images]}
 
 
@@ -180,14 +180,14 @@ def measure_inference(
     }
     rounds = measure(steps, a)
     times = {name: _stage_time([costs[name] for costs in rounds]) for name in steps}
-    whole = times.pop("whole")
+    total = times.pop("whole")
     return {
         "batch_size": loader.batch_size,
         "num_batches": min(cost.batches for costs in rounds for cost in costs.values()),
         "num_rounds": len(rounds),
         "stages": times,
         "latency_ms": sum(each["wall_ms"] for each in times.values()),
-        "images_per_second": 1000 * loader.batch_size / whole["wall_ms"],
+        "images_per_second": 1000 * loader.batch_size / total["wall_ms"],
     }
 
 
