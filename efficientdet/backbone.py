@@ -5,6 +5,7 @@ efficientnet_builder.py.
 """
 
 import math
+import types
 from typing import NamedTuple
 
 import keras
@@ -23,7 +24,7 @@ class Scaling(NamedTuple):
 
 
 # From google/automl: width and depth from efficientnet_builder.py, survival from tf2/efficientdet_keras.py.
-BACKBONES = {
+EFFICIENTNETS = {
     "efficientnet-nano": Scaling(0.5, 0.5, None),  # not published: for tests and laptops
     "efficientnet-b0": Scaling(1.0, 1.0, None),
     "efficientnet-b1": Scaling(1.0, 1.1, 0.8),
@@ -34,7 +35,12 @@ BACKBONES = {
     "efficientnet-b6": Scaling(1.8, 2.6, 0.8),
     "efficientnet-b7": Scaling(2.0, 3.1, 0.8),
 }
-NAMES = (*BACKBONES, *resnet.RESNETS, *mobilenet.MOBILENETS)
+# name -> module whose extract_features(images, backbone, bn_momentum) applies the backbone
+OTHERS: dict[str, types.ModuleType] = {
+    **dict.fromkeys(resnet.RESNETS, resnet),
+    **dict.fromkeys(mobilenet.MOBILENETS, mobilenet),
+}
+NAMES = (*EFFICIENTNETS, *OTHERS)
 
 
 class _Stage(NamedTuple):
@@ -63,7 +69,7 @@ _SQUEEZE_RATIO = 0.25  # squeezed channels / the block's input channels
 def extract_features(
     images: keras.KerasTensor, backbone: str, bn_momentum: float = 0.99
 ) -> dict[int, keras.KerasTensor]:
-    """Applies a new backbone of backbone.py, resnet.py or mobilenet.py to `images`.
+    """Applies a new backbone to `images`: an EfficientNet, or one of OTHERS.
 
     Args:
         images: (B, H, W, 3), normalised.
@@ -78,11 +84,9 @@ def extract_features(
     """
     if backbone not in NAMES:
         raise unknown("backbone", backbone, NAMES)
-    if backbone in resnet.RESNETS:
-        return resnet.extract_features(images, backbone, bn_momentum)
-    if backbone in mobilenet.MOBILENETS:
-        return mobilenet.extract_features(images, bn_momentum)
-    scaling = BACKBONES[backbone]
+    if backbone in OTHERS:
+        return OTHERS[backbone].extract_features(images, backbone, bn_momentum)
+    scaling = EFFICIENTNETS[backbone]
     blocks = scaled_blocks(scaling)
 
     x = _convolution(_round_filters(_STEM_FILTERS, scaling.width), 3, 2, "backbone.stem.conv")(images)

@@ -34,7 +34,9 @@ STAGES = (  # arXiv 1801.04381 table 2
 )
 
 
-def extract_features(images: keras.KerasTensor, bn_momentum: float) -> dict[int, keras.KerasTensor]:
+def extract_features(
+    images: keras.KerasTensor, backbone: str, bn_momentum: float
+) -> dict[int, keras.KerasTensor]:
     """Applies MobileNetV2 to normalised `images` (B, H, W, 3); see backbone.extract_features."""
     x = _activated(images, _STEM_FILTERS, 3, 2, bn_momentum, "backbone.stem")
     features, level, block = {}, 1, 0

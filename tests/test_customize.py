@@ -64,7 +64,7 @@ def test_each_diff_applies_alone(section, tmp_path):
 
 
 def test_all_diffs_apply_together(tmp_path):
-    assert list(SECTIONS) == ["augmentation", "loss", "backbone", "reader"]
+    assert list(SECTIONS) == ["augmentation", "loss", "schedule", "backbone", "reader"]
     copy(tmp_path)
     for section in SECTIONS:
         apply(section, tmp_path)

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from common.errors import UserError
-from efficientdet.backbone import BACKBONES, extract_features, scaled_blocks
+from efficientdet.backbone import EFFICIENTNETS, extract_features, scaled_blocks
 from efficientdet.resnet import RESNETS
 
 # Parameter counts of torchvision's documentation (num_params), minus the parameters of the classifier, of
@@ -60,10 +60,10 @@ def test_mobilenet_equals_keras_applications_with_the_same_weights():
         np.testing.assert_allclose(found / scale, expected / scale, atol=1e-5)
 
 
-@pytest.mark.parametrize("name", [name for name in BACKBONES if name in TORCHVISION])
+@pytest.mark.parametrize("name", [name for name in EFFICIENTNETS if name in TORCHVISION])
 def test_blocks_of_every_efficientnet_have_torchvisions_parameters(name):
-    blocks = scaled_blocks(BACKBONES[name])
-    inputs = 8 * round(32 * BACKBONES[name].width / 8 + 1e-6)
+    blocks = scaled_blocks(EFFICIENTNETS[name])
+    inputs = 8 * round(32 * EFFICIENTNETS[name].width / 8 + 1e-6)
     counted = 3 * 3 * 3 * inputs + 2 * inputs
     for block in blocks:
         inner, squeezed = inputs * block.expansion, inputs // 4
