@@ -1,7 +1,7 @@
 """The table of EfficientDet and RetinaNet models, and every hyper-parameter with its source.
 
 Sources: EfficientDet (arXiv 1911.09070) and google/automl efficientdet/hparams_config.py; RetinaNet (arXiv
-1708.02002) and NVIDIA/retinanet-examples, odtk/.
+1708.02002) and NVIDIA/retinanet-examples, odtk/, with the defaults of odtk/main.py.
 To change fields from the command line: --hparams=jitter_min=0.5,nms_method=hard
 """
 
@@ -12,7 +12,6 @@ from common import hparams
 from common.anchors import Anchors
 from common.errors import unknown
 from common.hparams import Count, CountOrZero, Detection, Loader, NotNegative, Positive, Share, ShareBelowOne
-from efficientdet.retinanet_rows import RETINANETS
 
 
 @dataclasses.dataclass(frozen=True)
@@ -111,13 +110,13 @@ class EfficientDetConfig:
         in_order = list(self.milestones) == sorted(self.milestones)
         in_run = all(0 < milestone <= self.iterations for milestone in self.milestones)
         unused = self.lr_schedule != "milestones" and not self.milestones
-        right = unused or (self.iterations and in_order and in_run)
+        milestones_fit = unused or (self.iterations and in_order and in_run)
         rules = {
             "1 <= min_level <= 5 <= max_level": 1 <= self.min_level <= 5 <= self.max_level,
             "0 < resize_min <= resize_max": 0 < self.resize_min <= self.resize_max,
             "0 < jitter_min <= jitter_max": 0 < self.jitter_min <= self.jitter_max,
             "epochs or iterations of at least 1": self.epochs or self.iterations,
-            "milestones from 1 to iterations in ascending order": right,
+            "milestones from 1 to iterations in ascending order": milestones_fit,
             "warmup_iterations <= iterations": self.warmup_iterations <= self.iterations,
             "rand_augment_magnitude of at most 30": self.rand_augment_magnitude <= 30,
         }
@@ -158,6 +157,43 @@ _NANO = {
     "epochs": 30,
 }
 
+_RETINANET_BASE = {
+    "architecture": "retinanet",
+    "bn_momentum": 0.9,  # same as torchvision's 0.1, because PyTorch's momentum is the share of the new value
+    "focal_gamma": 2.0,  # odtk/loss.py
+    "huber_delta": 0.11,  # odtk/model.py: SmoothL1Loss(beta=0.11) is the Huber loss divided by 0.11
+    "box_loss_weight": 4 / 0.11,  # odtk sums over four coordinates, losses.py averages them
+    "weight_decay": 1e-4,
+    "clip_norm": 0.0,
+    "nms_method": "hard",
+}
+_RETINANET = _RETINANET_BASE | {
+    "augmentation": "resize_range",
+    "resize_min": 640,
+    "resize_max": 1024,
+    "learning_rate": 0.01,
+    "reference_batch": 16,  # 2 images on each of 8 GPUs
+    "warmup_learning_rate": 0.001,  # a tenth of the learning rate, as in odtk/train.py, schedule
+    "epochs": 0,
+    "lr_schedule": "milestones",
+    "iterations": 90_000,  # 12.2 epochs of COCO train2017
+    "milestones": (60_000, 80_000),
+    "warmup_iterations": 1000,
+    "ema_decay": 0.0,
+}
+# Not published, like _NANO.
+_RETINANET_NANO = _RETINANET_BASE | {
+    "anchor_scale": 2.0,
+    "jitter_min": 0.8,
+    "jitter_max": 1.25,
+    "optimizer": "adam",
+    "learning_rate": 0.012,  # for 64 images; lower than for efficientdet-nano, whose heads have batch norms
+    "warmup_learning_rate": 0.001,
+    "clip_norm": 10.0,
+    "ema_decay": 0.99,
+    "epochs": 30,
+}
+
 # model: (image side, backbone, BiFPN channels, BiFPN cells, head repeats, other fields with changed values)
 # From arXiv 1911.09070 table 1; google/automl efficientdet/hparams_config.py efficientdet_model_param_dict.
 _TABLE: dict[str, tuple[int, str, int, int, int, dict]] = {
@@ -171,7 +207,15 @@ _TABLE: dict[str, tuple[int, str, int, int, int, dict]] = {
     "efficientdet-d7": (1536, "efficientnet-b6", 384, 8, 5, _SUM | {"anchor_scale": 5.0, "epochs": 600}),
     "efficientdet-d7x": (1536, "efficientnet-b7", 384, 8, 5, _SUM | {"max_level": 8, "epochs": 600}),
     "efficientdet-nano": (256, "resnet-pico", 48, 1, 2, _NANO),
-    **RETINANETS,
+    # odtk/backbones/fpn.py. 1280 is the side of odtk's exported models; its training resizes to at most 1333.
+    # A RetinaNet has no BiFPN, so its number of cells has no effect.
+    "retinanet-rn18fpn": (1280, "resnet-18", 256, 1, 4, _RETINANET),
+    "retinanet-rn34fpn": (1280, "resnet-34", 256, 1, 4, _RETINANET),
+    "retinanet-rn50fpn": (1280, "resnet-50", 256, 1, 4, _RETINANET),
+    "retinanet-rn101fpn": (1280, "resnet-101", 256, 1, 4, _RETINANET),
+    "retinanet-rn152fpn": (1280, "resnet-152", 256, 1, 4, _RETINANET),
+    "retinanet-mobilenetv2fpn": (1280, "mobilenet-v2", 256, 1, 4, _RETINANET),
+    "retinanet-nano": (256, "resnet-nano", 64, 1, 2, _RETINANET_NANO),
 }
 
 MODEL_NAMES = tuple(_TABLE)

@@ -66,8 +66,8 @@ def resize_range_crop(
     """
     shorter = dali_math.floor(uniform(float(resize_min), resize_max + 1.0))
     scale = shorter / dali_math.min(size[0], size[1])
-    whole = whole_image(size, image_size)
-    return whole._replace(size=dali_math.min(whole.size, int32(dali_math.floor(size * scale + 0.5))))
+    crop = whole_image(size, image_size)
+    return crop._replace(size=dali_math.min(crop.size, int32(dali_math.floor(size * scale + 0.5))))
 
 
 def min_iou_crop(

@@ -10,7 +10,7 @@ from common.data.labels import LabelMap
 from common.errors import UserError
 from common.weights import weight_files
 from common.weights.fine_tuning import ClassRows, Report, transfer
-from efficientdet.import_weights.automl import Contents, class_names, is_automl, read_automl
+from efficientdet.import_weights.automl import AutomlWeights, class_names, is_automl, read_automl
 from efficientdet.import_weights.imagenet import download, is_backbone, read_backbone
 from efficientdet.import_weights.tf_files import open_weights
 from efficientdet.import_weights.torch_files import read_torch
@@ -69,7 +69,7 @@ def _assign_backbone(
 
 
 def assign(
-    model: keras.Model, contents: Contents, label_map: LabelMap, names: tuple[str, ...], origin: str
+    model: keras.Model, contents: AutomlWeights, label_map: LabelMap, names: tuple[str, ...], origin: str
 ) -> Report:
     """Copies all weights of `contents` to a model. Classes are matched by their names."""
     rows = ClassRows(CLASS_WEIGHTS, anchors_of(model), contents.anchors)

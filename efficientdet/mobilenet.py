@@ -13,7 +13,7 @@ from efficientdet.resnet import batch_norm, convolution
 MOBILENETS = ("mobilenet-v2",)
 
 
-class _Stage(NamedTuple):
+class _ResidualStage(NamedTuple):
     """A sequence of equal blocks. Blocks after the first have stride 1."""
 
     expansion: int
@@ -24,13 +24,13 @@ class _Stage(NamedTuple):
 
 _STEM_FILTERS = 32
 STAGES = (  # arXiv 1801.04381 table 2
-    _Stage(1, 16, 1, 1),
-    _Stage(6, 24, 2, 2),
-    _Stage(6, 32, 3, 2),
-    _Stage(6, 64, 4, 2),
-    _Stage(6, 96, 3, 1),
-    _Stage(6, 160, 3, 2),
-    _Stage(6, 320, 1, 1),
+    _ResidualStage(1, 16, 1, 1),
+    _ResidualStage(6, 24, 2, 2),
+    _ResidualStage(6, 32, 3, 2),
+    _ResidualStage(6, 64, 4, 2),
+    _ResidualStage(6, 96, 3, 1),
+    _ResidualStage(6, 160, 3, 2),
+    _ResidualStage(6, 320, 1, 1),
 )
 
 
@@ -51,7 +51,7 @@ def extract_features(
 
 
 def _inverted_residual(
-    x: keras.KerasTensor, stage: _Stage, stride: int, bn_momentum: float, name: str
+    x: keras.KerasTensor, stage: _ResidualStage, stride: int, bn_momentum: float, name: str
 ) -> keras.KerasTensor:
     inputs, channels = x, x.shape[-1] * stage.expansion
     if stage.expansion != 1:

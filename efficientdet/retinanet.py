@@ -58,7 +58,7 @@ def _convolution(
 def _upsample(x: keras.KerasTensor, size: tuple[int, int], name: str) -> keras.KerasTensor:
     """Doubles both sides by repeating every value; crops a row or column where `size` is odd."""
     x = keras.layers.UpSampling2D(2, name=f"{name}.upsample")(x)
-    surplus = tuple((0, side - wanted) for side, wanted in zip(x.shape[1:3], size, strict=True))
+    surplus = tuple((0, side - new_side) for side, new_side in zip(x.shape[1:3], size, strict=True))
     if surplus != ((0, 0), (0, 0)):
         x = keras.layers.Cropping2D(surplus, name=f"{name}.crop")(x)
     return x

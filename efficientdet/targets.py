@@ -24,7 +24,7 @@ MIN_SIDE = 8.0
 FEW_BOXES = (16, 48)
 
 
-class Assignment(NamedTuple):
+class AlignedTargets(NamedTuple):
     """The box and class targets of each anchor of a batch.
 
     Attributes:
@@ -43,7 +43,7 @@ def assign_targets(
     boxes: tf.Tensor,
     classes: tf.Tensor,
     image_size: tuple[int, int],
-) -> Assignment:
+) -> AlignedTargets:
     """Assigns each box to the best-aligned anchors among those whose centre is inside the box.
 
     If several boxes choose the same anchor, the box with the largest IoU gets it. The class target of an
@@ -77,7 +77,7 @@ def _assign(
     boxes: tf.Tensor,
     classes: tf.Tensor,
     image_size: tuple[int, int],
-) -> Assignment:
+) -> AlignedTargets:
     middles, half_sides = (boxes[..., :2] + boxes[..., 2:]) / 2, (boxes[..., 2:] - boxes[..., :2]) / 2
     reach = tf.maximum(half_sides, MIN_SIDE / 2 / tf.constant(image_size[::-1], tf.float32))
     inside = tf.reduce_all(tf.abs(centers - middles[:, :, tf.newaxis]) < reach[:, :, tf.newaxis], axis=-1)
@@ -94,7 +94,7 @@ def _assign(
     alignment, iou = alignment * is_assigned, iou * is_assigned
     largest = tf.reduce_max(alignment, axis=-1, keepdims=True)
     quality = tf.math.divide_no_nan(alignment, largest) * tf.reduce_max(iou, axis=-1, keepdims=True)
-    return Assignment(
+    return AlignedTargets(
         boxes=tf.gather(boxes, owner, batch_dims=1),
         quality=tf.reduce_sum(quality, axis=1)[..., tf.newaxis] * tf.gather(labels, owner, batch_dims=1),
     )

@@ -61,8 +61,8 @@ def resize_range_crop(
     If the image would be larger than the network input, it is scaled to just fit the network input.
     """
     shorter = tf.floor(random.uniform(resize_min, resize_max + 1.0))
-    whole = whole_image(size, image_size)
-    return whole._replace(size=tf.minimum(whole.size, tf.floor(size * shorter / tf.reduce_min(size) + 0.5)))
+    crop = whole_image(size, image_size)
+    return crop._replace(size=tf.minimum(crop.size, tf.floor(size * shorter / tf.reduce_min(size) + 0.5)))
 
 
 def _fit(window: tf.Tensor, image_size: tuple[int, int]) -> CropResize:

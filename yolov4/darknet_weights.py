@@ -29,7 +29,7 @@ from yolov4.config import MODEL_NAMES, get_config
 if TYPE_CHECKING:
     import keras
 
-    from yolov4.import_weights.darknet_files import Contents
+    from yolov4.import_weights.darknet_files import DarknetWeights
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,7 +43,7 @@ class Args:
     hparams: str | None = flag(None, "For Darknet's weights: hyper-parameters, k=v,k=v or a YAML file.")
 
 
-def load_darknet(model: "keras.Model", path: str | os.PathLike) -> "Contents":
+def load_darknet(model: "keras.Model", path: str | os.PathLike) -> "DarknetWeights":
     """Loads a complete .weights file, or a partial one (yolov4.conv.137, yolov4-tiny.conv.29), into a model.
 
     If the file has another number of classes, the last convolution of each head is not loaded.

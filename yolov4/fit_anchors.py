@@ -49,8 +49,8 @@ def suggest(
     if image_size:
         config = hparams.replace(config, {"image_size": hparams.parse_image_size(image_size)})
     config = hparams.replace(config, {"letterbox": letterbox})
-    found = read_coco(annotations)
-    sizes, count = box_sizes(found, config.image_size, letterbox), config.num_anchors
+    truth = read_coco(annotations)
+    sizes, count = box_sizes(truth, config.image_size, letterbox), config.num_anchors
     if len(np.unique(sizes, axis=0)) < count:
         raise errors.UserError(
             f"{annotations}: the boxes have fewer than {count} different sizes, so {count} anchors cannot be "
@@ -59,7 +59,7 @@ def suggest(
     height, width = config.image_size
     print(f"{len(sizes)} boxes at {height}x{width}")
 
-    image = np.repeat(np.arange(found.num_images), np.diff(found.target_boxes.row_splits))
+    image = np.repeat(np.arange(truth.num_images), np.diff(truth.target_boxes.row_splits))
     is_fitted = anchor_fit.split(image, np.random.default_rng(seed))
     half = config
     if len(np.unique(sizes[is_fitted], axis=0)) >= count:

@@ -28,7 +28,7 @@ def mix(
     objects: Objects,
     place: DataNode | None,
     image_size: DataNode,
-    taken: DataNode | None = None,
+    excluded: DataNode | None = None,
 ) -> tuple[DataNode, Objects]:
     """Mixes some samples with others of the batch (mosaic, MixUp, CutMix). The order in the batch changes.
 
@@ -37,13 +37,13 @@ def mix(
         objects: the objects of each canvas.
         place: int32 (4,), top, left, height and width of the image in its canvas; None without mosaics.
         image_size: int32 (2,), (H, W).
-        taken: int32 (), 1 for a canvas that must not be mixed with others; None: all can be mixed.
+        excluded: int32 (), 1 for a canvas that must not be mixed with others; None: all can be mixed.
     """
     sources = draw_sources(mosaic.TILES if config.mosaic_prob else 2)
-    groups = [whole(sources[0], image_size)]
+    groups = [whole_canvas(sources[0], image_size)]
     free: DataNode | int = 1
-    if taken is not None:
-        free = 1 - fn.permute_batch(taken, indices=sources[0])
+    if excluded is not None:
+        free = 1 - fn.permute_batch(excluded, indices=sources[0])
     if config.mosaic_prob:
         assert place is not None
         chosen = fn.random.coin_flip(probability=config.mosaic_prob)
@@ -52,7 +52,7 @@ def mix(
     if config.mixup_prob:
         chosen = fn.random.coin_flip(probability=config.mixup_prob) * free
         free = free - chosen
-        blended = dataclasses.replace(whole(sources[1], image_size), count=chosen)
+        blended = dataclasses.replace(whole_canvas(sources[1], image_size), count=chosen)
     if config.cutmix_prob:
         chosen = fn.random.coin_flip(probability=config.cutmix_prob) * free
         groups.append(random_rectangle(sources[1], chosen, image_size))
@@ -79,12 +79,12 @@ def draw_sources(count: int) -> list[DataNode]:
 
     The first index is the main canvas of the new image.
     """
-    own = fn.batch_permutation()
+    main = fn.batch_permutation()
     others = [fn.batch_permutation(no_fixed_points=True) for _ in range(count - 1)]
-    return [own, *(fn.permute_batch(own, indices=other) for other in others)]
+    return [main, *(fn.permute_batch(main, indices=other) for other in others)]
 
 
-def whole(source: DataNode, image_size: DataNode) -> Pieces:
+def whole_canvas(source: DataNode, image_size: DataNode) -> Pieces:
     """Returns the whole canvas as one piece."""
     size = fn.expand_dims(image_size, axes=[0])
     return Pieces([source], size * 0, size, size * 0, 1)
@@ -150,9 +150,9 @@ def hide_covered(objects: Objects, rectangle: Pieces) -> Objects:
 def mixup(images: DataNode, canvases: DataNode, pieces: Pieces) -> DataNode:
     """Averages each image, float32 (H, W, 3), with another canvas, if pieces.count is 1."""
     rows = pieces.sizes[0, 0] * pieces.count  # 0 if the piece is absent
-    own = images[:rows]
+    main = images[:rows]
     other = fn.permute_batch(canvases, indices=pieces.sources[0])[:rows]
-    return fn.cat(0.5 * (own + other), images[rows:], axis=0)
+    return fn.cat(0.5 * (main + other), images[rows:], axis=0)
 
 
 def _overlap(low: DataNode, high: DataNode, other_low: DataNode, other_high: DataNode) -> DataNode:

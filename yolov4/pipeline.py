@@ -176,7 +176,7 @@ class YOLOv4Pipeline(DaliOptions, YOLOv4Loader):
         images, objects, mosaics = fresh_mosaic.make(examples, mixed, image_size, self.decoder)
         if mixed.mixup_prob or mixed.cutmix_prob:
             without = dataclasses.replace(mixed, mosaic_prob=0.0)
-            images, objects = mix(without, images, objects, None, image_size, taken=mosaics)
+            images, objects = mix(without, images, objects, None, image_size, excluded=mosaics)
         return images, objects, {"image_ids": image_ids[0]}
 
     @do_not_convert

@@ -98,8 +98,8 @@ def random_factor(limit: float, random: Random) -> tf.Tensor:
 def pad(image: tf.Tensor, place: tf.Tensor, image_size: tf.Tensor) -> tf.Tensor:
     """Puts uint8 (h, w, 3) at its place in uint8 (H, W, 3), and FILL around it."""
     top, left, height, width = tf.unstack(place)
-    below, beside = image_size[0] - top - height, image_size[1] - left - width
-    return tf.pad(image, [[top, below], [left, beside], [0, 0]], constant_values=FILL)
+    bottom, right = image_size[0] - top - height, image_size[1] - left - width
+    return tf.pad(image, [[top, bottom], [left, right], [0, 0]], constant_values=FILL)
 
 
 def boxes_to_input(boxes: tf.Tensor, place: tf.Tensor) -> tf.Tensor:

@@ -103,7 +103,7 @@ def _automl_layer(layer: str, layers: Collection[str]) -> str | None:
     return None
 
 
-class Contents(NamedTuple):
+class AutomlWeights(NamedTuple):
     """The contents of a checkpoint.
 
     Attributes:
@@ -141,25 +141,25 @@ def count_outputs(file: ForeignWeights) -> tuple[int, int]:
     return rows // anchors, anchors
 
 
-def read_automl(file: ForeignWeights, model: keras.Model) -> Contents:
+def read_automl(file: ForeignWeights, model: keras.Model) -> AutomlWeights:
     """Reads the values of all weights of a model. The file may have another number of classes than the model.
 
     Raises:
         UserError: the file is damaged or belongs to another model.
     """
     num_classes, anchors = count_outputs(file)
-    file, wanted = file.renamed(canonical), automl_names(model)
-    without = [weight.path for weight in model.weights if weight.path not in wanted]
-    if without:
+    file, names = file.renamed(canonical), automl_names(model)
+    unnamed = [weight.path for weight in model.weights if weight.path not in names]
+    if unnamed:
         raise UserError(
-            f"weights {file.path} do not fit {model.name}: automl's models have no {without[0]}. "
+            f"weights {file.path} do not fit {model.name}: automl's models have no {unnamed[0]}. "
             "Choose weights of this model, or one of automl's models (efficientdet-d0 .. d7x)"
         )
     lengths = {}  # length of the last axis: k * C for classes, k * 4 for boxes
     for variable in ("pointwise_kernel", "bias"):
         lengths[f"class_net.predict/{variable}"] = anchors * num_classes
         lengths[f"box_net.predict/{variable}"] = anchors * 4
-    return Contents(take(file, model, wanted, lengths), anchors, num_classes)
+    return AutomlWeights(take(file, model, names, lengths), anchors, num_classes)
 
 
 def class_names(num_classes: int, label_map: LabelMap | None = None) -> tuple[str, ...]:

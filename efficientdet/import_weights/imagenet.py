@@ -80,11 +80,12 @@ def read_backbone(file: ForeignWeights, model: keras.Model) -> dict[str, np.ndar
     """
     blocks = _keras_blocks(file.shapes)
     if blocks:
-        wanted = _keras_names(model, blocks, file.shapes)
+        names = _keras_names(model, blocks, file.shapes)
     else:
         file = file.renamed(canonical)
-        wanted = {path: names for path, names in automl_names(model).items() if path.startswith("backbone.")}
-    return take(file, model, wanted)
+        automl = automl_names(model)
+        names = {path: automl[path] for path in automl if path.startswith("backbone.")}
+    return take(file, model, names)
 
 
 def _keras_blocks(names: Iterable[str]) -> list[str]:

@@ -86,22 +86,22 @@ def open_weights(path: str | os.PathLike) -> ForeignWeights:
 def take(
     file: ForeignWeights,
     model: keras.Model,
-    wanted: Mapping[str, tuple[str, ...]],
+    names_of: Mapping[str, tuple[str, ...]],
     lengths: Mapping[str, int] = MappingProxyType({}),
 ) -> dict[str, np.ndarray]:
-    """Reads the values of the weights in `wanted`. Returns path of a weight -> float32 array.
+    """Reads the values of the weights in `names_of`. Returns path of a weight -> float32 array.
 
     Args:
-        wanted: path of a weight -> names of its variables in the file. Arrays of several names are stacked.
+        names_of: path of a weight -> names of its variables in the file. Arrays of several names are stacked.
         lengths: path of a weight -> length of its last axis in the file, if the model has another length.
 
     Raises:
         UserError: the file is damaged or belongs to another model: a variable is missing, or a shape differs.
     """
-    weights = [weight for weight in model.weights if weight.path in wanted]
+    weights = [weight for weight in model.weights if weight.path in names_of]
     problem = f"weights {file.path} do not fit {model.name}"
     for weight in weights:
-        names = wanted[weight.path]
+        names = names_of[weight.path]
         for name in names:
             if name not in file.shapes:
                 raise UserError(f"{problem}: {name} is not in the file")
@@ -109,12 +109,12 @@ def take(
         expected = (*weight.shape[:-1], lengths.get(weight.path, weight.shape[-1]))
         if shape != expected:
             raise UserError(f"{problem}: {names[0]} is {shape} in the file and {expected} in the model")
-    arrays = iter(file.read(file.stored[name] for weight in weights for name in wanted[weight.path]))
+    arrays = iter(file.read(file.stored[name] for weight in weights for name in names_of[weight.path]))
     values = {}
     for weight in weights:
-        parts = [np.asarray(next(arrays), np.float32) for _ in wanted[weight.path]]
+        parts = [np.asarray(next(arrays), np.float32) for _ in names_of[weight.path]]
         values[weight.path] = parts[0] if len(parts) == 1 else np.stack(parts)
-        _check_numbers(file.path, wanted[weight.path][0], values[weight.path])
+        _check_numbers(file.path, names_of[weight.path][0], values[weight.path])
     return values
 
 
@@ -155,8 +155,8 @@ def _find_prefix(path: pathlib.Path) -> str | None:
         latest = tf.train.latest_checkpoint(path)
         if latest:
             return latest
-        found = sorted(path.glob("*.index"))
-        return str(found[0].with_suffix("")) if len(found) == 1 else None
+        indexes = sorted(path.glob("*.index"))
+        return str(indexes[0].with_suffix("")) if len(indexes) == 1 else None
     for prefix in (path, path.with_suffix("")):
         if prefix.name and pathlib.Path(f"{prefix}.index").is_file():
             return str(prefix)

@@ -46,12 +46,12 @@ def read_torch(path: str | os.PathLike, model: keras.Model, backbone: str) -> di
         name_of = _mobilenet_name
     else:
         raise UserError(f"weights {path}: {backbone} needs a .h5 file or a checkpoint, not .safetensors")
-    wanted = {}
+    names = {}
     for weight in model.weights:
         layer, _, variable = weight.path.rpartition("/")
         if layer.startswith("backbone."):
-            wanted[weight.path] = (f"{name_of(layer)}.{_VARIABLES[variable]}",)
-    return take(_open(path), model, wanted)
+            names[weight.path] = (f"{name_of(layer)}.{_VARIABLES[variable]}",)
+    return take(_open(path), model, names)
 
 
 def _open(path: str | os.PathLike) -> ForeignWeights:

@@ -1,4 +1,4 @@
-"""Tests RetinaNet: resnet.py and retinanet_rows.py."""
+"""Tests RetinaNet: resnet.py and retinanet.py."""
 
 import numpy as np
 import pytest

@@ -27,7 +27,7 @@ VERSION = (0, 2, 5)  # include/darknet.h: MAJOR_VERSION, MINOR_VERSION, PATCH_VE
 _CONVOLUTION = re.compile(r"\w+\.layer_(\d+)\.conv")
 
 
-class Contents(NamedTuple):
+class DarknetWeights(NamedTuple):
     """The contents of a .weights file.
 
     Attributes:
@@ -43,7 +43,7 @@ class Contents(NamedTuple):
     seen: int
 
 
-def read_darknet(path: str | os.PathLike, model: keras.Model) -> Contents:
+def read_darknet(path: str | os.PathLike, model: keras.Model) -> DarknetWeights:
     """Reads a .weights file of `model`'s network. It may be partial, or have another number of classes.
 
     Raises:
@@ -55,13 +55,13 @@ def read_darknet(path: str | os.PathLike, model: keras.Model) -> Contents:
     *_, anchors, numbers = model.outputs[0].shape
     header, seen = _read_header(content)
     floats, rest = divmod(len(content) - header, 4)
-    found = None if rest else _fit(blocks, floats, anchors, numbers - 5)
-    if found is None:
+    lengths = None if rest else _fit(blocks, floats, anchors, numbers - 5)
+    if lengths is None:
         raise UserError(
             f"weights {path} have {len(content):,} bytes, but {model.name} with {numbers - 5} classes has "
             f"{header + 4 * sum(map(_size, blocks)):,}: the file is cut off or belongs to another network"
         )
-    convolutions, num_classes = found
+    convolutions, num_classes = lengths
     numbers_left = np.frombuffer(content, "<f4", offset=header)
     values, has_head = {}, False
     for block in blocks[:convolutions]:
@@ -80,7 +80,7 @@ def read_darknet(path: str | os.PathLike, model: keras.Model) -> Contents:
                 height, width, inputs = axes
                 array = array.reshape(outputs, inputs, height, width).transpose(2, 3, 1, 0)
             values[variable.path] = np.asarray(array, np.float32)
-    return Contents(values, convolutions, num_classes if has_head else None, seen)
+    return DarknetWeights(values, convolutions, num_classes if has_head else None, seen)
 
 
 def save_darknet(model: keras.Model, path: str | os.PathLike, seen: int = 0) -> None:
@@ -134,8 +134,8 @@ def _fit(
     more_classes, rest = divmod(floats - sum(map(_size, blocks)), anchors * per_output)
     if not rest and num_classes + more_classes >= 1:
         return len(blocks), num_classes + more_classes
-    ends = list(itertools.accumulate(map(_size, blocks)))
-    return (ends.index(floats) + 1, num_classes) if floats in ends else None
+    totals = list(itertools.accumulate(map(_size, blocks)))
+    return (totals.index(floats) + 1, num_classes) if floats in totals else None
 
 
 def _read_header(content: bytes) -> tuple[int, int]:
