@@ -201,9 +201,9 @@ def select_boxes(boxes: ndd.Batch, labels: ndd.Batch, image_size: Size) -> tuple
     for rows, classes in zip(map(np.asarray, boxes.tensors), map(np.asarray, labels.tensors), strict=True):
         sides = rows[:, 2:] - rows[:, :2]
         large = np.flatnonzero((sides >= smallest).all(1))
-        kept = np.sort(large[np.argsort(-sides[large].prod(1), kind="stable")[:MAX_BOXES]])
-        chosen_boxes.append(rows[kept])
-        chosen_labels.append(classes[kept])
+        largest = np.sort(large[np.argsort(-sides[large].prod(1), kind="stable")[:MAX_BOXES]])
+        chosen_boxes.append(rows[largest])
+        chosen_labels.append(classes[largest])
     return ndd.as_batch(chosen_boxes), ndd.as_batch(chosen_labels)
 
 

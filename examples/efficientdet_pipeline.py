@@ -4,16 +4,15 @@ r"""EfficientDet's training pipeline (arXiv 1911.09070) in DALI, in one file to 
     python efficientdet_pipeline.py --images=train2017 --annotations=instances_train2017.json
     python efficientdet_pipeline.py --file_pattern='train-*.tfrecord' --annotations=train.label_map.json
 
-The pipeline is only for training: images are shuffled and have no ids. Run tools/check_data.py first, because
-DALI may accept damaged data without an error. On a CPU, batches equal those of efficientdet/pipeline.py, bit
-for bit. The GPU branch was never run. The outputs in order, with K = 9 anchors per cell of each level l:
+train_efficientdet.py trains on these batches. Run tools/check_data.py first, as DALI may accept damaged data.
+On a CPU, batches equal those of efficientdet/pipeline.py bit for bit. Never run on a GPU. Outputs in order:
 
     images           float32 (B, H, W, 3): RGB, normalised, at the top left; padded with 0, the mean
     num_positives    float32 (B,): number of anchors that are matched to a box
     boxes            float32 (B, max_instances, 4): left, top, right, bottom in 0..1; padded with -1
     classes          int32 (B, max_instances): 0-based, in the order of category ids; padded with -1
-    class_targets_l  int32 (B, h, w, K): the class of each anchor; -1 for background
-    box_targets_l    float32 (B, h, w, K * 4): (dy, dx, dh, dw) from each anchor to its box; 0 for background
+    class_targets_l  int32 (B, h, w, K): of level l, the class of each anchor; -1 for background
+    box_targets_l    float32 (B, h, w, K * 4): (dy, dx, dh, dw) from each of K = 9 anchors to its box, or 0
 """
 
 import argparse
@@ -205,10 +204,10 @@ def select_boxes(boxes, labels, min_size=0.0, limit: int = 2**14):
     is_large = fn.reductions.min(int32(sides >= smallest), axes=[1])
     area, is_before = sides[:, 0] * sides[:, 1] * is_large, column(number) < number  # (N,), (N, N)
     is_larger = (column(area) > area) | ((column(area) == area) & is_before)
-    kept = is_large * (int_sum(int32(is_larger), axes=[0]) < limit)
+    is_selected = is_large * (int_sum(int32(is_larger), axes=[0]) < limit)
     # Each row selects one box. Slice after `==`, as DALI 2.4 may read wrong memory if an operand is empty.
-    row = int_sum(is_before * column(kept), axes=[0])
-    move = (kept * (column(number) == row))[: int_sum(kept)]  # (M, N)
+    row = int_sum(is_before * column(is_selected), axes=[0])
+    move = (is_selected * (column(number) == row))[: int_sum(is_selected)]  # (M, N)
     bits = int_sum(fn.expand_dims(move, axes=[2]) * fn.reinterpret(boxes, dtype=types.INT32), axes=[1])
     return fn.reinterpret(bits, dtype=types.FLOAT), int_sum(move * labels, axes=[1])
 
@@ -265,7 +264,8 @@ def draw_synthetic(directory: str) -> dict:
         for category, color in enumerate(("teal", "maroon"), 1):
             left, top, width, height = box = random.uniform(20, 170, 4).tolist()
             ImageDraw.Draw(image).ellipse([left, top, left + width, top + height], fill=color)
-            objects.append({"image_id": number, "category_id": category, "bbox": box})
+            objects.append({"image_id": number, "category_id": category, "bbox": box, "iscrowd": 0})
+            objects[-1] |= {"id": len(objects), "area": width * height}
         image.save(f"{directory}/{number}.png")
         images.append({"id": number, "file_name": f"{number}.png", "width": 480, "height": 360})
     document = {"images": images, "annotations": objects, "categories": [{"id": 1}, {"id": 2}]}

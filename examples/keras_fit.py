@@ -165,8 +165,8 @@ def fit(a: Args) -> None:
         model.compile(optimizer, jit_compile=False)  # XLA cannot compile messages between ranks
         ema = AveragedWeights(network, config.ema_decay)
 
-    about = data.label_map, data.num_classes, data.train, data.evaluation, dataclasses.asdict(a)
-    metadata = make_metadata(config, *about)
+    fields = data.label_map, data.num_classes, data.train, data.evaluation, dataclasses.asdict(a)
+    metadata = make_metadata(config, *fields)
     facts = {"loop": "keras_fit", "pipeline_type": loader.pipeline_type, "steps_per_epoch": steps}
     identity = run_directory.Identity.of(a, ranks, config, metadata, may_change=("epochs",), **facts)
     run_directory.check(a, ranks, identity)

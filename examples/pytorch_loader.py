@@ -109,8 +109,8 @@ def check_epochs(config: Config) -> None:
     loaders = [make_loader(plain, rank, num_ranks=2) for rank in range(2)]
     for _ in range(2):  # epochs
         targets = [target for loader in loaders for (batch,) in loader for target in detection_targets(batch)]
-        found = [torch.column_stack([target["boxes"], target["labels"]]).tolist() for target in targets]
-        for image, truth in zip(sorted(found), sorted(expected.values()), strict=True):
+        objects = [torch.column_stack([target["boxes"], target["labels"]]).tolist() for target in targets]
+        for image, truth in zip(sorted(objects), sorted(expected.values()), strict=True):
             np.testing.assert_allclose(image, truth, atol=1)  # because sides of images are rounded
 
 

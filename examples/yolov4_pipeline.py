@@ -4,8 +4,8 @@ r"""YOLOv4's training pipeline (arXiv 2004.10934) in DALI, in one file to copy.
     python yolov4_pipeline.py --images=train2017 --annotations=instances_train2017.json
     python yolov4_pipeline.py --file_pattern='train-*.tfrecord' --annotations=train.label_map.json
 
-The pipeline is only for training: images are shuffled and have no ids. Run tools/check_data.py first, because
-DALI may accept damaged data without an error. Crop, flip, colour and mosaic follow Darknet
+train_yolov4.py trains on these batches: images are shuffled and have no ids. Run tools/check_data.py first,
+because DALI may accept damaged data without an error. Crop, flip, colour and mosaic follow Darknet
 (github.com/AlexeyAB/darknet src/data.c), except for the differences in docs/yolov4.md. On a CPU, batches
 equal those of yolov4/pipeline.py, bit for bit. The GPU branch was never run. The app also has MixUp, CutMix
 and multi-scale training. Outputs in order:
@@ -197,9 +197,9 @@ def mosaic(config: Config, images, boxes_px, labels, place):
     Each tile shows the opposite corner of its canvas, without the padding at this corner. For example,
     the top left tile shows the bottom right corner.
     """
-    own = fn.batch_permutation()
+    first = fn.batch_permutation()
     others = [fn.batch_permutation(no_fixed_points=True) for _ in range(3)]
-    sources = [own, *(fn.permute_batch(own, indices=other) for other in others)]
+    sources = [first, *(fn.permute_batch(first, indices=other) for other in others)]
     input_size = constant(np.int32(config.image_size))
     is_mosaic = fn.random.coin_flip(probability=config.mosaic_prob)
     cut = int32(math.floor(uniform(0.2, 0.8, (2,)) * input_size + 0.5))
@@ -230,10 +230,10 @@ def select_boxes(boxes, labels, min_size=0.0, limit: int = 2**14):
     is_large = fn.reductions.min(int32(sides >= smallest), axes=[1])
     area, is_before = sides[:, 0] * sides[:, 1] * is_large, column(number) < number  # (N,), (N, N)
     is_larger = (column(area) > area) | ((column(area) == area) & is_before)
-    kept = is_large * (int_sum(int32(is_larger), axes=[0]) < limit)
+    is_selected = is_large * (int_sum(int32(is_larger), axes=[0]) < limit)
     # Each row selects one box. Slice after `==`, as DALI 2.4 may read wrong memory if an operand is empty.
-    row = int_sum(is_before * column(kept), axes=[0])
-    move = (kept * (column(number) == row))[: int_sum(kept)]  # (M, N)
+    row = int_sum(is_before * column(is_selected), axes=[0])
+    move = (is_selected * (column(number) == row))[: int_sum(is_selected)]  # (M, N)
     bits = int_sum(fn.expand_dims(move, axes=[2]) * fn.reinterpret(boxes, dtype=types.INT32), axes=[1])
     return fn.reinterpret(bits, dtype=types.FLOAT), int_sum(move * labels, axes=[1])
 
@@ -261,7 +261,8 @@ def draw_synthetic(directory: str) -> dict:
         for category, color in enumerate(("teal", "maroon"), 1):
             left, top, width, height = box = random.uniform(20, 170, 4).tolist()
             ImageDraw.Draw(image).ellipse([left, top, left + width, top + height], fill=color)
-            objects.append({"image_id": number, "category_id": category, "bbox": box})
+            objects.append({"image_id": number, "category_id": category, "bbox": box, "iscrowd": 0})
+            objects[-1] |= {"id": len(objects), "area": width * height}
         image.save(f"{directory}/{number}.png")
         images.append({"id": number, "file_name": f"{number}.png", "width": 480, "height": 360})
     document = {"images": images, "annotations": objects, "categories": [{"id": 1}, {"id": 2}]}

@@ -1,3 +1,4 @@
+import json
 import re
 import runpy
 import sys
@@ -9,6 +10,7 @@ import pytest
 
 from tests.commands import run
 from tests.conftest import ROOT
+from tests.distributed import launching
 from tools import synthetic
 
 TORCH = ROOT / ".venv/torch/bin/python"
@@ -35,6 +37,23 @@ def test_pytorch_trains_on_every_rank(launcher, monkeypatch):
     printed = run(TORCH, *launcher, ROOT / "examples/pytorch_loader.py").stdout
     batches = re.findall(r"rank (\d), epoch 12: (\d) batches", printed)
     assert sorted(batches) == ([("0", "2"), ("1", "2")] if launcher else [("0", "4")])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("app", ["efficientdet", "yolov4"])
+def test_documented_training_on_two_processes_runs_and_resumes(app, tmp_path):
+    pattern = rf"^horovodrun -np 2 python (examples/train_{app}\.py .*) --output_dir=\S+$"
+    ((program, *options),) = [command.split() for command in re.findall(pattern, PAGE, re.MULTILINE)]
+    words = [ROOT / program, *options, f"--output_dir={tmp_path}"]
+    result = launching.launch(2, words, timeout=250)
+    assert result.returncode == 0, result.stderr
+    assert "epoch 1, 2/2" in result.stdout_of(0) and "epoch 1" not in result.stdout_of(1)
+    detections = json.loads((tmp_path / "detections.json").read_text())
+    assert {detection["image_id"] for detection in detections} == set(range(16))  # from both processes
+    assert len(json.loads((tmp_path / "metrics.json").read_text())) == 12
+    result = launching.launch(2, [*words, "--epochs=2"], timeout=250)
+    assert result.returncode == 0, result.stderr
+    assert "epoch 2, 2/2" in result.stdout_of(0) and "epoch 1" not in result.stdout_of(0)
 
 
 def test_the_current_code_beside_the_older_one_runs(tmp_path):

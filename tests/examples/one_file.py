@@ -1,0 +1,226 @@
+"""Compares an example with a whole training in one file to the app's train.py and eval.py."""
+
+import argparse
+import ast
+import contextlib
+import json
+import pathlib
+import sys
+import types
+from collections.abc import Callable, Iterator
+from unittest import mock
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from common.args import EvalArgs
+from common.data.open import open_coco
+from common.evaluation.detectors import Detector
+from tests.small_apps import parsed
+
+STEPS = 20
+BATCH_SIZE = 6  # coco128 has 21 such batches, so the schedules end within the compared steps
+
+
+class StoppedError(Exception):
+    """Raised after STEPS steps."""
+
+
+def imports_of(path: pathlib.Path) -> set[str]:
+    """Returns the packages outside the standard library that a file imports."""
+    nodes = list(ast.walk(ast.parse(path.read_text())))
+    names = [alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names]
+    names += [node.module for node in nodes if isinstance(node, ast.ImportFrom)]
+    return {name.partition(".")[0] for name in names} - sys.stdlib_module_names
+
+
+def losses_of_app(app: str, data: pathlib.Path, output_dir: pathlib.Path, *words: str) -> tuple:
+    """Runs STEPS steps of the app's train.py.
+
+    Returns:
+        A dict of losses for each step; the first weights; the last weights; the averages of the weights.
+    """
+    flags = [f"--train_images={data}/images", f"--train_annotations={data}/instances.json"]
+    flags += [f"--output_dir={output_dir}", f"--batch_size={BATCH_SIZE}", "--epochs=1", "--num_threads=1"]
+    module, a = parsed(app, *flags, *words, "--pipeline_type=dali_cpu")
+    make_model, make_train_step = module.make_model, module.make_train_step
+    losses, weights, parts = [], [], {}
+
+    def make_tame_model(*arguments):
+        model = make_model(*arguments)
+        tame(model)
+        weights.extend(model.get_weights())
+        return model
+
+    def make_recorded_step(ranks, model, config, optimizer, ema, **options):
+        step = make_train_step(ranks, model, config, optimizer, ema, **options)
+        parts.update(model=model, ema=ema)
+
+        def train_step(*batch):
+            result = step(*batch)
+            losses.append({name: float(value) for name, value in result.values.items()})
+            if len(losses) == STEPS:
+                raise StoppedError
+            return result
+
+        return train_step
+
+    with (
+        mock.patch.object(module, "make_model", make_tame_model),
+        mock.patch.object(module, "make_train_step", make_recorded_step),
+        contextlib.suppress(StoppedError),
+    ):
+        module.train(a)
+    averages = parts["ema"].averages_of([weight.value for weight in parts["model"].weights])
+    return losses, weights, parts["model"].get_weights(), [x.numpy() for x in averages]
+
+
+def tame(model: keras.Model) -> None:
+    """Shifts the activations so that they are almost linear.
+
+    In a deep network with random weights and batch norms, each layer makes a rounding error larger. Here, one
+    layer's error is not enlarged, so two implementations can be compared over many steps.
+    """
+    for layer in model.layers:
+        if isinstance(layer, keras.layers.BatchNormalization):
+            layer.beta.assign_add(3.0 * tf.ones_like(layer.beta))
+
+
+def losses_of_example(example: types.ModuleType, weights: list[np.ndarray], **arguments: object) -> tuple:
+    """Runs STEPS steps of an example with the weights that the app began with.
+
+    Returns:
+        A dict of losses for each step, and the models.
+    """
+    losses, models, build_model, function = [], [], example.build_model, tf.function
+
+    def build_with_weights(*options):
+        models.append(build_model(*options))
+        models[-1].set_weights(weights)
+        return models[-1]
+
+    def recorded_function(python_function=None, **options):
+        compiled = function(python_function, **options)
+        if getattr(python_function, "__name__", "") != "train_step":
+            return compiled
+
+        def train_step(*batch):
+            result = compiled(*batch)
+            losses.append({name: float(value) for name, value in result.items()})
+            if len(losses) == STEPS:
+                raise StoppedError
+            return result
+
+        return train_step
+
+    with (
+        mock.patch.object(example, "build_model", build_with_weights),
+        mock.patch.object(tf, "function", recorded_function),
+        contextlib.suppress(StoppedError),
+    ):
+        example.train(argparse.Namespace(batch_size=BATCH_SIZE, epochs=1, seed=0, **arguments))
+    return losses, models
+
+
+def assert_same_losses(losses: list[dict], expected: list[dict], names: dict[str, str]) -> None:
+    """`names`: the example's name of a loss -> the app's."""
+    table = np.array([[values[name] for name in names] for values in losses])
+    expected_table = np.array([[values[name] for name in names.values()] for values in expected])
+    assert table.shape == (STEPS, len(names))
+    assert np.ptp(expected_table[:, 0]) > 0.1 * expected_table[0, 0]
+    np.testing.assert_allclose(table, expected_table, rtol=1e-5)
+
+
+def assert_same_weights(
+    weights: list[np.ndarray], expected: list[np.ndarray], first: list[np.ndarray]
+) -> None:
+    """The updates of the weights are equal to 1e-3, and so is the sum of the squares of all."""
+    pairs = [(a - c, b - c) for a, b, c in zip(weights, expected, first, strict=True)]
+    update, expected_update = (np.concatenate([pair[i].ravel() for pair in pairs]) for i in (0, 1))
+    assert np.linalg.norm(update - expected_update) < 1e-3 * np.linalg.norm(expected_update)
+
+
+# --- evaluation ---
+
+
+class KnownImages:
+    """Takes the place of a network: finds the outputs for an image by its pixels.
+
+    Args:
+        make_outputs: (boxes, classes, random numbers) of an image -> one array for each output.
+        pack: arranges the arrays, each with a batch axis, as the network does.
+    """
+
+    def __init__(self, make_outputs: Callable, pack: Callable):
+        self._make_outputs, self._pack, self._outputs = make_outputs, pack, {}
+
+    def remember(self, loader, annotations) -> None:
+        """Makes outputs for each image of an evaluation loader of the app."""
+        splits, targets = annotations.target_boxes.row_splits, annotations.target_boxes
+        batches = loader.iterator()
+        for _ in range(loader.steps_per_epoch):
+            images, extra = next(batches)
+            for image, image_id, letterbox in zip(
+                images, extra["image_ids"], extra["letterbox"], strict=True
+            ):
+                row = annotations.image_ids.tolist().index(int(image_id))
+                boxes = targets.boxes[splits[row] : splits[row + 1]]
+                top, left, height, width = letterbox.numpy()
+                boxes = boxes * [width, height, width, height] + [left, top, left, top]
+                boxes /= np.tile(image.shape[1::-1], 2)
+                random = np.random.default_rng(int(image_id))
+                classes = targets.classes[splits[row] : splits[row + 1]]
+                self._outputs[image.numpy().tobytes()] = self._make_outputs(boxes, classes, random)
+
+    def predict_on_batch(self, images: np.ndarray) -> object:
+        return self._pack([np.stack(arrays) for arrays in zip(*self._outputs_of(images), strict=True)])
+
+    def __call__(self, images: tf.Tensor, training: bool) -> object:
+        example = next(iter(self._outputs.values()))
+        outputs = tf.numpy_function(
+            lambda pixels: [np.stack(arrays) for arrays in zip(*self._outputs_of(pixels), strict=True)],
+            [images],
+            [tf.float32] * len(example),
+        )
+        for tensor, array in zip(outputs, example, strict=True):
+            tensor.set_shape((images.shape[0], *array.shape))
+        return self._pack(outputs)
+
+    def _outputs_of(self, images: np.ndarray) -> Iterator[list[np.ndarray]]:
+        return (self._outputs[image.tobytes()] for image in images)  # a KeyError: the pixels differ
+
+
+def evaluations(
+    app: types.ModuleType, example, config, network: KnownImages, data, tmp_path
+) -> Iterator[tuple]:
+    """Yields the metrics and the detections of eval.py, and then those of the example."""
+    source = open_coco(f"{data}/images", f"{data}/instances.json")
+    options = {"config": config, "training": False, "with_targets": False, "batch_size": 8}
+    network.remember(app.make_loader("dali_cpu", source=source, num_threads=1, **options), source.annotations)
+    label_map = source.annotations.label_map
+    detector = Detector(app.APP.make_detect(network, config), config, label_map, tmp_path / "none.weights.h5")
+    files = {"eval_images": f"{data}/images", "eval_annotations": f"{data}/instances.json"}
+    arguments = {"output_dir": str(tmp_path / "app"), "pipeline_type": "dali_cpu", "batch_size": 8}
+    with mock.patch.object(app, "open_detector", lambda *_: detector):
+        app.evaluate_weights(EvalArgs(**files, **arguments))
+    (tmp_path / "example").mkdir()
+    args = argparse.Namespace(**files, output_dir=str(tmp_path / "example"))
+    example_config = example.data.Config("", image_size=config.image_size, batch_size=8, num_threads=1)
+    example.evaluate(args, example_config, network)
+    for name in ("app", "example"):
+        yield tuple(
+            json.loads((tmp_path / name / f"{k}.json").read_text()) for k in ("metrics", "detections")
+        )
+
+
+def assert_same_evaluation(results: tuple, expected: tuple) -> None:
+    metrics, detections = results
+    assert metrics["AP"] > 0.2  # otherwise the comparison means little
+    np.testing.assert_allclose(list(metrics.values()), [expected[0][name] for name in metrics], atol=1e-6)
+
+    def rows(detections: list[dict]) -> np.ndarray:
+        table = np.array([[d["image_id"], d["category_id"], *d["bbox"], d["score"]] for d in detections])
+        return table[np.lexsort(table[:, 5::-1].T)]
+
+    np.testing.assert_allclose(rows(detections), rows(expected[1]), rtol=0, atol=0.011)

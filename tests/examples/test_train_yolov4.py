@@ -1,0 +1,121 @@
+import dataclasses
+import pathlib
+
+import numpy as np
+import pytest
+import tensorflow as tf
+import train_yolov4 as example
+
+import yolov4.eval
+from tests.examples import one_file
+from yolov4 import postprocess
+from yolov4.config import get_config
+from yolov4.losses import detection_loss
+
+SIDE = 128
+CONFIG = dataclasses.replace(get_config("yolov4"), image_size=(SIDE, SIDE))
+NUM_CLASSES = 80
+
+
+def random_outputs(random: np.random.Generator, spread: float, batch: int = 2) -> list[tf.Tensor]:
+    shapes = [(batch, SIDE // stride, SIDE // stride, 3, 5 + NUM_CLASSES) for stride in CONFIG.strides]
+    return [tf.constant(random.normal(0, spread, shape), tf.float32) for shape in shapes]
+
+
+def random_targets(random: np.random.Generator, counts: tuple[int, int]) -> dict[str, tf.Tensor]:
+    boxes, classes = np.full((2, 200, 4), -1.0), np.full((2, 200), -1)
+    for image, count in enumerate(counts):
+        centers, half = random.random((count, 2)), 0.01 + 0.4 * random.random((count, 2)) ** 3
+        boxes[image, :count] = np.clip(np.concatenate([centers - half, centers + half], axis=1), 0, 1)
+        classes[image, :count] = random.integers(0, NUM_CLASSES, count)
+    numbers = tf.constant(classes, tf.int32), tf.constant(counts, tf.int32)
+    return dict(
+        zip(("boxes", "classes", "num_boxes"), (tf.constant(boxes, tf.float32), *numbers), strict=True)
+    )
+
+
+def test_example_has_300_lines_and_no_import_of_this_repository():
+    path = pathlib.Path(example.__file__)
+    assert len(path.read_text().splitlines()) <= 300
+    expected = {"horovod", "keras", "numpy", "nvidia", "pycocotools", "tensorflow", "yolov4_pipeline"}
+    assert one_file.imports_of(path) == expected
+
+
+@pytest.mark.parametrize("spread", [0.5, 3.0])
+@pytest.mark.parametrize("counts", [(0, 0), (1, 30), (200, 7)])
+def test_losses_and_gradients_of_random_outputs_are_those_of_the_app(counts, spread):
+    random = np.random.default_rng(1)
+    outputs, targets = random_outputs(random, spread), random_targets(random, counts)
+    with tf.GradientTape(persistent=True) as tape:
+        tape.watch(outputs)
+        losses = example.detection_loss(outputs, **targets)
+        parts = detection_loss(outputs, targets, CONFIG)
+        expected = [parts[name] for name in ("box_loss", "objectness_loss", "class_loss")]
+        total, expected_total = tf.add_n(losses), parts["detection_loss"]
+    np.testing.assert_allclose(losses, expected, rtol=2e-6)
+    for gradient, exact in zip(
+        tape.gradient(total, outputs), tape.gradient(expected_total, outputs), strict=True
+    ):
+        np.testing.assert_allclose(gradient, exact, atol=2e-5)
+
+
+def test_detections_of_random_outputs_are_those_of_the_app():
+    outputs = random_outputs(np.random.default_rng(2), 2.0)
+    boxes, scores, classes, count = postprocess.detect(outputs, CONFIG)
+    detections = example.detect(outputs)
+    np.testing.assert_allclose(detections[0], boxes, atol=1e-6)
+    np.testing.assert_allclose(detections[1], scores, atol=1e-6)
+    for i in range(2):
+        assert count[i] == detections[3][i] > 50
+        np.testing.assert_array_equal(detections[2][i, : count[i]], classes[i, : count[i]])
+
+
+def noisy_outputs(boxes: np.ndarray, classes: np.ndarray, random: np.random.Generator) -> list[np.ndarray]:
+    """Outputs of a network that finds most boxes, but not exactly, and takes some for another class."""
+    outputs = []
+    for head, stride in enumerate(CONFIG.strides):
+        grid = SIDE // stride
+        raw = random.normal(0, 0.5, (grid, grid, 3, 5 + NUM_CLASSES))
+        raw[..., 4:] -= 4
+        outputs.append(raw.astype(np.float32))
+        for box, number in zip(boxes, classes, strict=True):
+            sides, center = (box[2:] - box[:2]) * SIDE, (box[:2] + box[2:]) / 2 * grid
+            shared = np.minimum(sides, CONFIG.anchor_sizes).prod(axis=1)
+            anchors = np.array(CONFIG.anchor_sizes)
+            best = np.argmax(shared / (sides.prod() + anchors.prod(axis=1) - shared))
+            if best // 3 != head:
+                continue
+            column, row = np.minimum(center, grid - 1).astype(int)
+            scale = CONFIG.scale_xy[head]
+            share = np.clip((center - [column, row] + (scale - 1) / 2) / scale, 0.01, 0.99)
+            exact = *np.log(share / (1 - share)), *np.log(sides / anchors[best])
+            cell = outputs[head][row, column, best % 3]
+            cell[:4] = exact + random.normal(0, 0.1, 4)
+            cell[4] = random.normal(2, 1)
+            label = number if random.random() < 0.8 else random.integers(NUM_CLASSES)
+            cell[5 + label] = random.normal(1, 1.5)
+    return outputs
+
+
+def test_ap_and_detections_equal_those_of_eval_py(coco128, tmp_path):
+    network = one_file.KnownImages(noisy_outputs, list)
+    expected, evaluation = one_file.evaluations(yolov4.eval, example, CONFIG, network, coco128, tmp_path)
+    one_file.assert_same_evaluation(evaluation, expected)
+
+
+@pytest.mark.slow
+def test_twenty_losses_and_weights_equal_those_of_train_py(coco128, tmp_path):
+    words = ["--model_name=yolov4", "--image_size=64", "--hparams=multi_scale=1"]
+    expected, first, last, _ = one_file.losses_of_app("yolov4", coco128, tmp_path / "app", *words)
+    losses, (model,) = one_file.losses_of_example(
+        example,
+        first,
+        images=f"{coco128}/images",
+        annotations=f"{coco128}/instances.json",
+        image_size=64,
+        learning_rate=0.0013,
+        output_dir=str(tmp_path / "example"),
+    )
+    names = {"loss": "loss", "box": "box_loss", "object": "objectness_loss", "class": "class_loss"}
+    one_file.assert_same_losses(losses, expected, names | {"l2": "l2_loss"})
+    one_file.assert_same_weights(model.get_weights(), last, first)
