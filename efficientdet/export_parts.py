@@ -4,9 +4,10 @@ import keras
 import tensorflow as tf
 
 from common import letterbox
+from common.dali_ops import IMAGENET_MEAN, IMAGENET_STD
 from common.data import tf_readers
 from common.export.export_graph import Exportable
-from efficientdet import pipeline, postprocess, tf_pipeline
+from efficientdet import postprocess, tf_pipeline
 from efficientdet.config import EfficientDetConfig
 
 
@@ -26,7 +27,7 @@ def make_exportable(model: keras.Model, config: EfficientDetConfig) -> Exportabl
         return tf.image.pad_to_bounding_box(images, 0, 0, height, width)
 
     def normalize(images: tf.Tensor, inside: tf.Tensor) -> tf.Tensor:
-        normalized = (tf.cast(images, tf.float32) - pipeline.MEAN_RGB) / pipeline.STDDEV_RGB
+        normalized = (tf.cast(images, tf.float32) - IMAGENET_MEAN) / IMAGENET_STD
         return tf.where(inside, normalized, 0.0)
 
     def network(images: tf.Tensor) -> list[tf.Tensor]:

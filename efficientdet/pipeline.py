@@ -36,8 +36,6 @@ from efficientdet.augmentations import augment
 from efficientdet.config import EfficientDetConfig
 from efficientdet.crops import random_crop, whole_image
 
-MEAN_RGB, STDDEV_RGB = IMAGENET_MEAN, IMAGENET_STD
-
 # --- 1. the network input ---
 
 
@@ -45,8 +43,8 @@ def pad_and_normalize(images: DataNode, image_size: tuple[int, int]) -> DataNode
     """Normalises uint8 (h, w, 3), then pads it at the right and bottom to float32 (H, W, 3)."""
     return fn.crop_mirror_normalize(
         images,
-        mean=list(MEAN_RGB),
-        std=list(STDDEV_RGB),
+        mean=list(IMAGENET_MEAN),
+        std=list(IMAGENET_STD),
         crop=[float(side) for side in image_size],
         crop_pos_x=0.0,
         crop_pos_y=0.0,

@@ -12,6 +12,7 @@ import dataclasses
 import tensorflow as tf
 
 from common import box_encoder, letterbox
+from common.dali_ops import IMAGENET_MEAN, IMAGENET_STD
 from common.data import tf_readers
 from common.data.tf_readers import (
     Random,
@@ -89,7 +90,7 @@ def random_flip(
 
 def pad_and_normalize(image: tf.Tensor, image_size: tuple[int, int]) -> tf.Tensor:
     """Normalises uint8 (h, w, 3). Pads it at the right and bottom with 0, the mean, to float32 (H, W, 3)."""
-    normalized = (tf.cast(image, tf.float32) - pipeline.MEAN_RGB) / pipeline.STDDEV_RGB
+    normalized = (tf.cast(image, tf.float32) - IMAGENET_MEAN) / IMAGENET_STD
     return tf.image.pad_to_bounding_box(normalized, 0, 0, *image_size)
 
 
