@@ -179,10 +179,10 @@ def run_two_replicas(strategy: str, arguments: Words, *, timeout: float) -> list
 
 def rank_pids(job: Job) -> dict[int, int]:
     """Returns {rank: pid}, without child processes."""
-    found = {}
+    pids = {}
     for process in job.processes():
         # A process whose parent also has this variable is a child of a rank.
         with contextlib.suppress(psutil.Error, KeyError):
             if "HOROVOD_RANK" not in psutil.Process(process.ppid()).environ():
-                found[int(process.environ()["HOROVOD_RANK"])] = process.pid
-    return dict(sorted(found.items()))
+                pids[int(process.environ()["HOROVOD_RANK"])] = process.pid
+    return dict(sorted(pids.items()))

@@ -46,7 +46,7 @@ def replicas(ranks, case, what):
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
 @pytest.mark.parametrize("case", FROZEN)
-def test_ten_steps_on_two_replicas_give_the_weights_of_one_process_on_both_batches(results, case, strategy):
+def test_ten_steps_of_two_replicas_equal_those_of_one_process_with_both_batches(results, case, strategy):
     alone, together = results("none"), results(strategy)
     assert [rank[case]["updates"] for rank in together] == [alone[0][case]["updates"]] * len(together)
     for what in ("weights", "averages", "slots"):
@@ -59,14 +59,14 @@ def test_ten_steps_on_two_replicas_give_the_weights_of_one_process_on_both_batch
     np.testing.assert_allclose(together[0][case]["losses"], alone[0][case]["losses"], rtol=1e-5)
 
 
-def test_two_steps_are_an_update_where_gradients_are_accumulated(results):
+def test_accumulated_gradients_update_the_weights_every_second_step(results):
     (alone,) = results("none")
     assert [alone[case]["updates"] for case in FROZEN] == [10, 5, 5]
     assert alone["accumulated"]["loss_scale"] == [2**15]
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
-def test_an_overflow_halves_the_loss_scale_on_all_replicas_and_moves_nothing(results, strategy):
+def test_overflow_halves_the_loss_scale_on_all_replicas_and_keeps_the_weights(results, strategy):
     (alone,) = results("none")
     for rank in results(strategy):
         seen = rank["overflow"]
@@ -79,7 +79,7 @@ def test_an_overflow_halves_the_loss_scale_on_all_replicas_and_moves_nothing(res
 
 @pytest.mark.parametrize("case", ["statistics", "statistics_on_gpu"])
 @pytest.mark.parametrize("strategy", STRATEGIES)
-def test_a_step_that_is_not_finite_on_one_replica_changes_nothing_on_any(results, strategy, case):
+def test_step_that_is_not_finite_on_one_replica_changes_no_replica(results, strategy, case):
     ranks = results(strategy)
     for rank in ranks:
         seen = rank[case]
@@ -94,9 +94,7 @@ def test_a_step_that_is_not_finite_on_one_replica_changes_nothing_on_any(results
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
-def test_each_replica_has_its_own_moving_statistics_and_their_mean_is_had_without_changing_them(
-    results, strategy
-):
+def test_mean_of_moving_statistics_over_replicas_leaves_each_replicas_own_unchanged(results, strategy):
     ranks = results(strategy)
     local = replicas(ranks, "statistics", "statistics")
     for values in [*local, *replicas(ranks, "statistics", "average_statistics")]:
@@ -110,7 +108,7 @@ def test_each_replica_has_its_own_moving_statistics_and_their_mean_is_had_withou
 
 
 @pytest.mark.parametrize("strategy", TF_DISTRIBUTE)
-def test_with_batch_statistics_tf_distribute_and_horovod_agree_replica_by_replica(results, strategy):
+def test_tf_distribute_and_horovod_agree_on_each_replica_with_batch_statistics(results, strategy):
     ranks, horovod = results(strategy), results("horovod")
     for what in ("weights", "averages", "statistics", "average_statistics"):
         pairs = zip(replicas(ranks, "statistics", what), replicas(horovod, "statistics", what), strict=True)
@@ -120,7 +118,7 @@ def test_with_batch_statistics_tf_distribute_and_horovod_agree_replica_by_replic
     np.testing.assert_allclose(*outputs, rtol=1e-4, atol=1e-5)
 
 
-def test_compressed_gradients_come_back_as_float32_with_the_precision_of_float16(results):
+def test_compressed_gradients_are_float32_with_the_precision_of_float16(results):
     for seen in (rank["compression"] for rank in results("horovod")):
         np.testing.assert_allclose(seen["full"][0], np.full((2, 3), 5 / 6), rtol=1e-6)
         np.testing.assert_allclose(seen["full"][1], [0.5, -1, 1e-3], rtol=1e-6)
@@ -141,7 +139,7 @@ PLACES = [
 
 
 @pytest.mark.parametrize(("strategy", "who"), PLACES)
-def test_each_rank_knows_its_place_and_gets_the_messages_of_all(results, strategy, who):
+def test_each_rank_has_its_place_and_the_messages_of_all_ranks(results, strategy, who):
     ranks = results(strategy)
     assert [list(rank["messages"]["who"]) for rank in ranks] == who
     size = len(who)
@@ -164,13 +162,13 @@ def test_each_rank_knows_its_place_and_gets_the_messages_of_all(results, strateg
     assert strategy == "none" or not np.array_equal(before[0], before[1])
 
 
-def test_sigterm_still_ends_a_worker(results):
+def test_sigterm_ends_a_worker_of_tf_distribute(results):
     """TensorFlow's preemption notifier would catch SIGTERM."""
     for rank in results("multi_worker"):
         assert not int(rank["messages"]["caught_signals"], 16) & 1 << (signal.SIGTERM - 1)
 
 
-def test_without_horovod_the_message_says_what_to_do(monkeypatch):
+def test_missing_horovod_is_refused_with_the_command_to_run(monkeypatch):
     monkeypatch.setitem(sys.modules, "horovod.tensorflow", None)
     with pytest.raises(UserError, match=r"^--strategy=horovod needs Horovod .*run `make horovod`$"):
         start("horovod")

@@ -9,7 +9,7 @@ FLAGS = {1: ("--accumulate_steps=3", "--eval_every=1"), 2: ()}
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("app", "ranks"), [("efficientdet", 1), ("yolov4", 2)])  # `make soak` runs all pairs
-def test_a_run_that_was_stopped_three_times_ends_with_the_same_bits(app, ranks, tmp_path):
+def test_run_stopped_three_times_equals_the_unbroken_run_bit_for_bit(app, ranks, tmp_path):
     (line,) = soak_kills.stop_and_resume(
         app, ranks, rounds=1, directory=tmp_path, seed=ranks, flags=FLAGS[ranks]
     )
@@ -17,7 +17,7 @@ def test_a_run_that_was_stopped_three_times_ends_with_the_same_bits(app, ranks, 
     assert "bit-equal" in line
 
 
-def test_the_comparison_sees_one_bit(tmp_path):
+def test_comparison_of_runs_detects_a_difference_of_one_bit(tmp_path):
     for name, value in (("a", 1.0), ("b", 1.0000001)):
         run = tmp_path / name
         (run / "checkpoints" / "00000002").mkdir(parents=True)

@@ -26,15 +26,15 @@ RIGHT = [
 
 
 @pytest.mark.parametrize(("text", "workers", "rank"), RIGHT)
-def test_the_workers_and_which_one_this_is(text, workers, rank):
+def test_valid_tf_config_gives_workers_and_rank(text, workers, rank):
     assert tf_distribute.read_tf_config(text) == (workers, rank)
 
 
 @pytest.mark.parametrize("text", [None, ""])
-def test_one_that_is_missing_is_told_with_an_example(text):
-    said = refusal(tf_distribute.read_tf_config, text)
-    assert said.startswith("--strategy=multi_worker needs TF_CONFIG, ")
-    assert ': {"cluster": ' in said and said.endswith("}")
+def test_missing_tf_config_is_refused_with_an_example(text):
+    log = refusal(tf_distribute.read_tf_config, text)
+    assert log.startswith("--strategy=multi_worker needs TF_CONFIG, ")
+    assert ': {"cluster": ' in log and log.endswith("}")
 
 
 FIRST_WORKERS = ("a", "a:x", "a:0", "a:65536", ":1", "b:1")
@@ -45,17 +45,17 @@ WRONG += [config({"worker": ["a:1"], "ps": ["b:1"]}), *(config(index=i) for i in
 
 
 @pytest.mark.parametrize("text", WRONG)
-def test_a_wrong_one_is_told_in_one_line(text):
+def test_invalid_tf_config_is_refused_in_one_line(text):
     assert refusal(tf_distribute.read_tf_config, text).startswith(f"TF_CONFIG={text} is not valid: ")
 
 
-def test_a_worker_waits_until_worker_0_listens(monkeypatch):
+def test_worker_waits_until_worker_0_listens(monkeypatch):
     with socket.socket() as leader:
         leader.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{leader.getsockname()[1]}"
         monkeypatch.setattr(tf_distribute, "START_SECONDS", 0.3)
-        said = refusal(tf_distribute._wait_for_leader, address)
-        assert said.startswith(f"no answer at {address} ")
+        log = refusal(tf_distribute._wait_for_leader, address)
+        assert log.startswith(f"no answer at {address} ")
         monkeypatch.setattr(tf_distribute, "START_SECONDS", 60.0)
         threading.Timer(0.3, leader.listen).start()
         tf_distribute._wait_for_leader(address)

@@ -23,7 +23,7 @@ LOST = [
 
 
 @pytest.mark.parametrize(("act", "step_timeout", "message"), LOST)
-def test_a_lost_rank_ends_horovodrun_in_time(act, step_timeout, message):
+def test_lost_rank_ends_horovodrun_within_a_minute(act, step_timeout, message):
     result = launching.launch(2, [SCRIPT, act, "horovod", str(step_timeout)], timeout=200)
     assert seconds_since_the_misdeed(result.stderr) < 60
     assert result.returncode != 0
@@ -33,18 +33,18 @@ def test_a_lost_rank_ends_horovodrun_in_time(act, step_timeout, message):
     assert (" in endless" in result.stderr_of(1)) == (act == "sleep")
 
 
-def test_a_killed_worker_ends_the_others_within_a_minute():
+def test_killed_worker_ends_the_others_within_a_minute():
     assert tf_distribute.HEARTBEAT_SECONDS <= 30
     with launching.start_workers([SCRIPT, "kill", "multi_worker", str(STEP_TIMEOUT)]) as (first, second):
         result = first.finish(200)
         ended = seconds_since_the_misdeed(second.finish(200).stderr)
     assert result.returncode == 1 and ended < 30
-    said = r"^error: rank 1 \(.*\) is stopped or dead; rank 0 .* step [56]: run"
-    assert re.search(said, result.stderr, re.MULTILINE)
+    log = r"^error: rank 1 \(.*\) is stopped or dead; rank 0 .* step [56]: run"
+    assert re.search(log, result.stderr, re.MULTILINE)
     assert "Traceback" not in result.stderr
 
 
-def test_worker_0_does_not_wait_for_ever():
+def test_worker_0_ends_if_another_worker_is_missing():
     with launching.start_workers([SCRIPT, "missing", "multi_worker", "120"], [0]) as (job,):
         result = job.finish(150)
     assert result.returncode == 1

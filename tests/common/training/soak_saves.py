@@ -99,8 +99,8 @@ def kills(directory: pathlib.Path, rounds: int, seed: int = 0) -> list[str]:
         victim = context.Process(target=_save_until_killed, args=(directory, its))
         victim.start()
         its.close()
-        found = ours.recv()
-        assert found in (finished, finished + 1), f"step {finished} was saved, but step {found} was found"
+        step = ours.recv()
+        assert step in (finished, finished + 1), f"step {finished} was saved, but step {step} was found"
         for _ in range(draw.randint(1, 4)):
             finished, seconds = ours.recv()
         time.sleep(draw.random() * seconds)
@@ -112,7 +112,7 @@ def kills(directory: pathlib.Path, rounds: int, seed: int = 0) -> list[str]:
             except EOFError:
                 break
         cut_short = "a save" if any(directory.glob("checkpoints/.tmp-*")) else "between writing"
-        lines.append(f"found step {found}, saved {finished}, killed in {cut_short}")
+        lines.append(f"found step {step}, saved {finished}, killed in {cut_short}")
     with context.Pool(1) as last:
         assert last.apply(_found, (directory,)) in (finished, finished + 1)
     return lines

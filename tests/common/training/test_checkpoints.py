@@ -129,7 +129,7 @@ def steps(directory):
 
 
 @pytest.mark.parametrize("kind", ["accumulating", "loss scale"])
-def test_a_resumed_run_goes_on_bit_for_bit(tmp_path, kind):
+def test_resumed_run_equals_the_unbroken_run_bit_for_bit(tmp_path, kind):
     through = Training(tmp_path, shuffled_images, kind=kind)
     for _ in range(3):
         through.step()
@@ -146,7 +146,7 @@ def test_a_resumed_run_goes_on_bit_for_bit(tmp_path, kind):
     assert_same(resumed.everything(), through.everything())
 
 
-def test_without_a_checkpoint_nothing_is_found(tmp_path):
+def test_find_without_a_checkpoint_returns_none(tmp_path):
     assert Training(tmp_path).resume() is Training(tmp_path).resume(boundary=True) is None
 
 
@@ -163,7 +163,7 @@ SAVED = [
 
 
 @pytest.mark.parametrize(("saved", "staying"), SAVED)
-def test_the_newest_stay_and_the_newest_whole_epoch(tmp_path, saved, staying):
+def test_pruning_keeps_the_newest_two_and_the_newest_of_a_whole_epoch(tmp_path, saved, staying):
     training = Training(tmp_path)
     for step in saved:
         assert training.save(step)
@@ -178,7 +178,7 @@ def test_the_newest_stay_and_the_newest_whole_epoch(tmp_path, saved, staying):
             again.resume(boundary=True)
 
 
-def test_a_run_that_went_back_to_a_whole_epoch_leaves_the_other_way_behind(tmp_path, capfd):
+def test_resuming_from_a_whole_epoch_removes_newer_checkpoints(tmp_path, capfd):
     first = Training(tmp_path)
     for step in (4, 6, 7):
         assert first.save(step)
@@ -191,9 +191,9 @@ def test_a_run_that_went_back_to_a_whole_epoch_leaves_the_other_way_behind(tmp_p
     assert steps(tmp_path) == ["00000004"]
     with files_end_at(1000):
         assert not back.save(5)
-    said = capfd.readouterr().err
-    assert said.startswith("warning: the checkpoint of step 5 cannot be written: ")
-    assert said.endswith("File too large; training continues, earlier checkpoints are intact\n")
+    output = capfd.readouterr().err
+    assert output.startswith("warning: the checkpoint of step 5 cannot be written: ")
+    assert output.endswith("File too large; training continues, earlier checkpoints are intact\n")
     assert back.save(5)
     assert steps(tmp_path) == ["00000004", "00000005"]
     again = Training(tmp_path)
@@ -202,7 +202,7 @@ def test_a_run_that_went_back_to_a_whole_epoch_leaves_the_other_way_behind(tmp_p
     assert (again.start().resume(), again.number) == (6, 60)
 
 
-def test_the_last_to_be_saved_is_the_newest_whatever_its_step(tmp_path):
+def test_checkpoint_saved_last_is_the_newest_at_any_step(tmp_path):
     training = Training(tmp_path)
     for step in (350, 170):
         assert training.save(step, step_in_epoch=1)
@@ -221,7 +221,7 @@ DAMAGE = [
 
 
 @pytest.mark.parametrize(("what", "how"), DAMAGE)
-def test_a_damaged_checkpoint_gives_way_to_the_one_before(tmp_path, capfd, what, how):
+def test_damaged_checkpoint_is_skipped_for_the_one_before(tmp_path, capfd, what, how):
     training = Training(tmp_path)
     for step in (1, 2):
         assert training.save(step)
@@ -232,15 +232,15 @@ def test_a_damaged_checkpoint_gives_way_to_the_one_before(tmp_path, capfd, what,
     if how == "lost":
         file.unlink()
     assert training.set_all(0).start().resume() == training.number == 1
-    said = capfd.readouterr().err
-    assert "00000002 is damaged (" in said
-    assert how == "lost" or what == "SHA256SUMS" or f"({what.rstrip('*')}" in said
-    assert how != "no text" or "SHA256SUMS is not text" in said
+    output = capfd.readouterr().err
+    assert "00000002 is damaged (" in output
+    assert how == "lost" or what == "SHA256SUMS" or f"({what.rstrip('*')}" in output
+    assert how != "no text" or "SHA256SUMS is not text" in output
     assert training.save(3)
     assert steps(tmp_path) == ["00000001", "00000003"]
 
 
-def test_where_all_are_damaged_no_variable_is_touched(tmp_path):
+def test_error_with_all_checkpoints_damaged_leaves_variables_unchanged(tmp_path):
     training = Training(tmp_path)
     assert training.save(1) and training.save(2)
     for path in (tmp_path / "checkpoints").iterdir():
@@ -251,7 +251,7 @@ def test_where_all_are_damaged_no_variable_is_touched(tmp_path):
     assert_same(training.everything(), before)
 
 
-def test_what_a_checkpoint_holds(tmp_path):
+def test_checkpoint_has_manifest_checksums_and_parts_of_ranks(tmp_path):
     assert Training(tmp_path, metadata={"flags": {"batch_size": 4}}).save(5)
     directory = tmp_path / "checkpoints" / "00000005"
     subprocess.run(["sha256sum", "--check", "--strict", "SHA256SUMS"], cwd=directory, check=True)
@@ -269,13 +269,13 @@ def test_what_a_checkpoint_holds(tmp_path):
 
 
 @pytest.mark.parametrize("change", [{"units": 7}, {"kind": "accumulating"}, {"decay": 0.0}])
-def test_a_checkpoint_of_another_structure_is_refused(tmp_path, change):
+def test_checkpoint_of_another_model_is_refused(tmp_path, change):
     assert Training(tmp_path).save(1)
     with pytest.raises(UserError, match="the checkpoint of step 1 does not fit this model"):
         Training(tmp_path, **change).resume()
 
 
-def test_other_versions_are_named_and_restored(tmp_path, monkeypatch, capfd):
+def test_checkpoint_of_other_library_versions_is_restored_with_a_warning(tmp_path, monkeypatch, capfd):
     training = Training(tmp_path)
     assert training.save(1)
     assert training.start().resume() == 1
@@ -303,7 +303,7 @@ PLACES = [(owner, name) for owner, names in CALLS.items() for name in names]
     [(2, [(os, "replace"), (os, "fsync"), (shutil, "rmtree")]), (3, PLACES)],
     ids=["a step once more", "a new step"],
 )
-def test_trouble_at_any_call_of_a_save_costs_that_save_alone(tmp_path, capfd, step, places):
+def test_io_error_at_any_call_of_a_save_loses_only_that_save(tmp_path, capfd, step, places):
     failed = 0
     training = Training(tmp_path)
     assert training.save(1) and training.save(2)
@@ -317,10 +317,10 @@ def test_trouble_at_any_call_of_a_save_costs_that_save_alone(tmp_path, capfd, st
             with pytest.MonkeyPatch.context() as patch:
                 calls = fail_at_call(patch, owner, name, number)
                 worked = training.set_all(30).go_to(step).save_now()
-            said = capfd.readouterr().err
-            assert said.count("warning: ") == (len(calls) > number), (name, number, said)
-            found = training.set_all(0).start().resume(), training.number
-            assert found == (step, 30) if worked else found in ((2, 2), (step, 30))
+            output = capfd.readouterr().err
+            assert output.count("warning: ") == (len(calls) > number), (name, number, output)
+            restored = training.set_all(0).start().resume(), training.number
+            assert restored == (step, 30) if worked else restored in ((2, 2), (step, 30))
             if number == 0:
                 assert training.save(4)
                 assert training.start().resume() == 4
@@ -331,13 +331,13 @@ def test_trouble_at_any_call_of_a_save_costs_that_save_alone(tmp_path, capfd, st
     assert failed > 3 * len(places)  # of shutil.rmtree, Python 3.11.2 sees one call less than 3.11.7
 
 
-def test_a_directory_that_cannot_be_used_is_the_users_problem(tmp_path):
+def test_unusable_directory_is_a_user_error(tmp_path):
     (tmp_path / "checkpoints").write_text("")
     with pytest.raises(UserError, match=r"--output_dir=.*: File exists"):
         Training(tmp_path)
 
 
-def test_a_users_files_stay_and_leftovers_of_a_killed_save_go(tmp_path):
+def test_saving_keeps_foreign_files_and_removes_unfinished_saves(tmp_path):
     training = Training(tmp_path)
     assert training.save(1)
     directory = tmp_path / "checkpoints"
@@ -387,7 +387,7 @@ def save_on(directory, world_size, step):
     assert together(world_size, save) == [True] * world_size
 
 
-def test_each_rank_gets_back_what_it_had_of_its_own(tmp_path):
+def test_each_rank_restores_its_own_statistics_seeds_and_data_position(tmp_path):
     save_on(tmp_path, 3, 2)
     assert len(list((tmp_path / "checkpoints" / "00000002").glob("rank_*"))) == 6
 
@@ -406,7 +406,7 @@ def test_each_rank_gets_back_what_it_had_of_its_own(tmp_path):
 
 
 @pytest.mark.parametrize(("before", "now"), [(2, 3), (3, 1)])
-def test_another_number_of_ranks_goes_on_from_a_whole_epoch(tmp_path, before, now):
+def test_another_number_of_ranks_resumes_from_a_whole_epoch(tmp_path, before, now):
     save_on(tmp_path, before, 4)
     save_on(tmp_path, before, 6)
 
@@ -415,6 +415,7 @@ def test_another_number_of_ranks_goes_on_from_a_whole_epoch(tmp_path, before, no
         training.iterators = []
         assert training.resume() == 4
         assert int(training.optimizer.iterations) == 4
+        assert all((v.numpy() == 1).all() for v in training.model.trainable_variables)
         return own_things(training)
 
     for rank, own in enumerate(together(now, resume)):
@@ -422,7 +423,7 @@ def test_another_number_of_ranks_goes_on_from_a_whole_epoch(tmp_path, before, no
         assert own["next"] == rank
 
 
-def test_a_failed_save_is_known_to_all_ranks_and_said_once(tmp_path, capfd):
+def test_failed_save_is_known_to_all_ranks_and_logged_once(tmp_path, capfd):
     save_on(tmp_path, 2, 1)
 
     def fail(ranks):
@@ -440,7 +441,7 @@ def test_a_failed_save_is_known_to_all_ranks_and_said_once(tmp_path, capfd):
     assert steps(tmp_path) == ["00000001", "00000003"]
 
 
-def test_what_rank_0_cannot_read_ends_all(tmp_path):
+def test_checkpoint_that_rank_0_cannot_read_ends_all_ranks(tmp_path):
     save_on(tmp_path, 2, 1)
 
     def resume(ranks):
@@ -474,7 +475,7 @@ def _die_at_call(directory, function, number, pipe):
 
 
 @pytest.mark.parametrize("function", ["replace", pytest.param("fsync", marks=pytest.mark.slow), "rmdir"])
-def test_a_kill_at_any_call_leaves_one_of_each_step(tmp_path, function):
+def test_kill_at_any_call_of_a_save_leaves_a_checkpoint_of_the_step(tmp_path, function):
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["tests.common.training.soak_saves"])
     for number in range(20):
@@ -500,13 +501,13 @@ def test_a_kill_at_any_call_leaves_one_of_each_step(tmp_path, function):
 
 
 @pytest.mark.slow
-def test_kills_at_random_moments_lose_nothing_that_was_saved(tmp_path):
+def test_kills_at_random_moments_lose_no_finished_save(tmp_path):
     lines = soak_saves.kills(tmp_path, rounds=5, seed=1)
     assert sum("killed in a save" in line for line in lines) >= 1
 
 
 @pytest.mark.slow
-def test_a_disk_that_fills_up_while_a_save_is_written(tmp_path):
+def test_disk_that_fills_during_a_save_keeps_earlier_checkpoints(tmp_path):
     lines = soak_saves.full_disks(tmp_path, rounds=5, seed=1)
     if lines is None:
         pytest.skip("this user may not mount a disk in memory")

@@ -26,7 +26,7 @@ PATIENCE = [
 
 
 @pytest.mark.parametrize(("metrics", "patience", "ends_after"), PATIENCE)
-def test_patience_ends_a_run_after_so_many_evaluations_without_gain(metrics, patience, ends_after):
+def test_patience_ends_a_run_after_that_many_evaluations_without_gain(metrics, patience, ends_after):
     state, ended = RunState(), None
     for state.epoch, metric in enumerate(metrics, 1):
         note_metric(state, metric)

@@ -39,7 +39,7 @@ def test_averages_equal_the_recurrence_in_numpy():
 
 
 @pytest.mark.parametrize("precision", ["float32", "mixed_float16"])
-def test_the_first_average_is_one_part_in_ten_of_the_old_in_float32(precision):
+def test_first_update_moves_the_average_by_nine_tenths_in_float32(precision):
     keras.mixed_precision.set_global_policy(precision)
     try:
         model = small_model()
@@ -81,7 +81,7 @@ def test_statistics_are_averaged_over_the_ranks_while_swapped_in(decay):
         assert np.array_equal(a, b) != ("moving" in path)
 
 
-def test_averages_of_come_in_the_order_asked_for():
+def test_averages_of_returns_averages_in_the_order_of_its_argument():
     model = small_model()
     averaged = AveragedWeights(model, 0.9)
     assert len(averaged.variables) == len(model.weights) + 1

@@ -21,7 +21,7 @@ def test_options():
     assert (inner.beta_1, inner.global_clipnorm, inner.gradient_accumulation_steps) == (0.8, 3.0, 4)
 
 
-def test_the_last_learning_rate_counts_accumulated_batches():
+def test_last_learning_rate_counts_accumulated_batches():
     schedule = keras.optimizers.schedules.PiecewiseConstantDecay([0, 1, 2], [1.0, 0.5, 0.25, 0.125])
     options = {"momentum": 0.9, "clip_norm": 0.0, "accumulate_steps": 2}
     for precision in ("float32", "mixed_float16"):
@@ -65,8 +65,8 @@ def test_fused_optimizers_take_the_steps_of_keras(fused, reference, options, com
         for _ in range(12):
             step([tf.constant(rng.normal(size=v.shape).astype("f4")) for v in variables])
         results.append([np.array(v) for v in (*variables, *optimizer.variables)])
-    for found, expected in zip(*results, strict=True):
-        np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
+    for actual, expected in zip(*results, strict=True):
+        np.testing.assert_allclose(actual, expected, rtol=1e-5, atol=1e-5)
     assert abs(results[0][0]).max() > 1
 
 
@@ -82,7 +82,7 @@ def test_a_constant_learning_rate_in_one_function_traced_twice(fused):
     assert np.all(np.array(variable) < [0.1, 1.1])
 
 
-def test_a_norm_that_is_infinite_makes_nan_of_all_as_in_keras():
+def test_infinite_norm_makes_all_weights_nan_as_in_keras():
     results = []
     for optimizer_class in (FusedSGD, SGD):
         variables = [keras.Variable([1.0]), keras.Variable([1.0])]

@@ -16,7 +16,7 @@ def make_results(directory, **state):
     return Results(directory, model, {"app": "a"}, RunState(**{"step": 5} | state))
 
 
-def test_a_row_of_an_epoch_has_means_sums_and_a_rate(monkeypatch):
+def test_epoch_row_has_means_sums_and_images_per_second(monkeypatch):
     """The run was resumed after step 2, and step 5 was skipped."""
     seconds = iter((10.0, 12.0, 13.0, 14.0))
     monkeypatch.setattr(results, "time", types.SimpleNamespace(monotonic=lambda: next(seconds)))
@@ -33,7 +33,7 @@ def test_a_row_of_an_epoch_has_means_sums_and_a_rate(monkeypatch):
     assert math.isnan(log.row(4, 2, learning_rate=0.5)["images_per_second"])
 
 
-def test_a_full_disk_costs_one_file_and_not_the_run(tmp_path, monkeypatch, capfd):
+def test_full_disk_loses_one_file_and_training_continues(tmp_path, monkeypatch, capfd):
     files = make_results(tmp_path)
     with monkeypatch.context() as patch:
         patch.setattr(results.weight_files, "save", full_disk)
@@ -43,7 +43,7 @@ def test_a_full_disk_costs_one_file_and_not_the_run(tmp_path, monkeypatch, capfd
     assert weights.read_metadata(tmp_path / weights.LAST) == {"app": "a", "epoch": 1, "step": 5}
 
 
-def test_without_a_directory_nothing_is_written(tmp_path, monkeypatch):
+def test_results_without_a_directory_write_nothing(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     files = make_results(None)
     files.save_row(1, {"loss": 1.0})
@@ -51,7 +51,7 @@ def test_without_a_directory_nothing_is_written(tmp_path, monkeypatch):
     assert not list(tmp_path.iterdir())
 
 
-def test_rows_columns_and_resume(tmp_path):
+def test_resumed_results_drop_rows_after_the_checkpoint(tmp_path):
     log = make_results(tmp_path)
     log.save_row(1, {"loss": 2.0})
     log.save_row(2, {"loss": math.nan, "AP": 0.25})
@@ -65,7 +65,7 @@ def test_rows_columns_and_resume(tmp_path):
     assert list((tmp_path / "tensorboard").iterdir())
 
 
-def test_metrics_are_the_last_columns_also_where_the_first_row_has_nothing_else(tmp_path):
+def test_metrics_are_the_last_columns_even_if_the_first_row_has_only_metrics(tmp_path):
     log = make_results(tmp_path)
     log.save_row(0.5, {"AP": 0.1, "AP50": 0.2})
     log.save_row(1, {"loss": 2.0, "AP": 0.3, "AP50": 0.4})

@@ -150,7 +150,7 @@ def state_of(directory):
     return model_metadata.read(directory / "checkpoints")["state"]
 
 
-def test_what_a_run_leaves_behind(tmp_path, capfd):
+def test_run_writes_rows_weights_flags_and_checkpoint(tmp_path, capfd):
     session = Session(tmp_path, eval_every=2)
     metrics = session.train()
     rows = rows_of(tmp_path)
@@ -159,11 +159,11 @@ def test_what_a_run_leaves_behind(tmp_path, capfd):
     rates = [0.1 * 0.9 ** (n / 3) for n in (3, 7, 11)]  # at each epoch's last step, counted from 0
     assert [float(row["learning_rate"]) for row in rows] == pytest.approx(rates)
     assert float(rows[-1]["AP"]) == pytest.approx(metrics["AP"], rel=1e-5)
-    said = capfd.readouterr()
-    assert "boxes in first_batch.png: 2\n" in said.err and said.err.count("first_batch") == 1
-    assert f"epoch 3: AP {100 * metrics['AP']:.1f}, AP50 {100 * metrics['AP']:.1f}\n" in said.err
-    assert f"results are in {tmp_path}; " in said.out and "AP50" in said.out
-    assert f"\npython a/infer.py --weights={tmp_path} --images=" in said.out
+    output = capfd.readouterr()
+    assert "boxes in first_batch.png: 2\n" in output.err and output.err.count("first_batch") == 1
+    assert f"epoch 3: AP {100 * metrics['AP']:.1f}, AP50 {100 * metrics['AP']:.1f}\n" in output.err
+    assert f"results are in {tmp_path}; " in output.out and "AP50" in output.out
+    assert f"\npython a/infer.py --weights={tmp_path} --images=" in output.out
     assert "--eval_every=2" in (tmp_path / "flags.txt").read_text().splitlines()
     last = weights.read_metadata(tmp_path / weights.LAST)
     assert (last["app"], last["epoch"], last["step"]) == ("a", 3, 12)
@@ -178,7 +178,7 @@ def test_what_a_run_leaves_behind(tmp_path, capfd):
     assert f"{tmp_path}: all 3 epochs are done; nothing left to train" in capfd.readouterr().err
 
 
-def test_weights_of_the_files_are_the_averages(tmp_path):
+def test_weights_files_hold_the_averaged_weights(tmp_path):
     session = Session(tmp_path, epochs=1)
     session.train()
     with session.ema.swapped_in():
@@ -189,7 +189,7 @@ def test_weights_of_the_files_are_the_averages(tmp_path):
         assert_same(values(session.model), averages)
 
 
-def test_evaluations_within_an_epoch_are_neither_repeated_nor_lost(tmp_path, monkeypatch, capfd):
+def test_evaluations_within_an_epoch_are_neither_repeated_nor_lost_by_resuming(tmp_path, monkeypatch, capfd):
     flags = {"eval_every_steps": 3, "eval_every": 2, "patience": 9, "save_every": 0}
     unbroken, restarts = Session(tmp_path / "unbroken", **flags), []
     with monkeypatch.context() as patch:
@@ -234,7 +234,7 @@ def test_evaluations_by_steps_may_end_an_epoch(tmp_path):
 
 
 @pytest.mark.parametrize(("saveable", "steps_of_a_pass"), [(True, 3), (False, 3), (False, 6)])
-def test_stopped_within_an_epoch_it_sees_the_same_images(
+def test_run_stopped_within_an_epoch_sees_the_images_of_an_unbroken_run(
     tmp_path, monkeypatch, saveable, steps_of_a_pass, capfd
 ):
     monkeypatch.setattr(Loader, "steps_per_epoch", steps_of_a_pass)
@@ -259,7 +259,7 @@ def test_stopped_within_an_epoch_it_sees_the_same_images(
     assert_same_runs(unbroken, resumed)
 
 
-def test_another_freeze_goes_on_from_the_last_whole_epoch(tmp_path, monkeypatch, capfd):
+def test_run_with_another_freeze_resumes_from_the_last_whole_epoch(tmp_path, monkeypatch, capfd):
     flags = {"save_every": 2, "eval_every": 0}
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         interrupt_at_step(patch, 7)
@@ -267,13 +267,13 @@ def test_another_freeze_goes_on_from_the_last_whole_epoch(tmp_path, monkeypatch,
     assert sorted(int(path.name) for path in (tmp_path / "checkpoints").iterdir()) == [4, 6]
     capfd.readouterr()
     Session(tmp_path, **flags, freeze="x").train()
-    said = capfd.readouterr().err
-    assert "resumed after epoch 1 (step 4)\n" in said
-    assert "  changed: freeze; the run continues from an epoch's end, results may differ\n" in said
+    output = capfd.readouterr().err
+    assert "resumed after epoch 1 (step 4)\n" in output
+    assert "  changed: freeze; the run continues from an epoch's end, results may differ\n" in output
     assert [row["step"] for row in rows_of(tmp_path)] == ["4", "8", "12"]
 
 
-def test_patience_ends_a_run_once(tmp_path, capfd):
+def test_run_that_patience_ended_is_not_continued(tmp_path, capfd):
     flags = {"epochs": 9, "aps": [0.1, 0.3, 0.2, 0.3, 0.4, 0.4, 0.4, 0.4, 0.4]}
     Session(tmp_path, **flags, patience=2).train()
     assert "ends after epoch 4: 2 evaluations without a better AP than 30.0" in capfd.readouterr().err
@@ -294,7 +294,7 @@ def test_overwrite_starts_anew(tmp_path):
     assert [row["step"] for row in rows_of(tmp_path)] == ["4"]
 
 
-def test_a_bad_batch_is_skipped_and_training_goes_on(tmp_path, monkeypatch, capfd):
+def test_batch_that_is_not_finite_is_skipped_and_training_continues(tmp_path, monkeypatch, capfd):
     following = InputFeed.__next__
 
     def poisoned(self):
@@ -310,7 +310,7 @@ def test_a_bad_batch_is_skipped_and_training_goes_on(tmp_path, monkeypatch, capf
 
 
 @pytest.mark.parametrize("saveable", [True, False])
-def test_a_loader_that_stops_is_explained(tmp_path, monkeypatch, saveable):
+def test_error_of_a_loader_is_explained(tmp_path, monkeypatch, saveable):
     def damaged(self, new_options=None):
         raise tf.errors.UnknownError(None, None, "a damaged image")
 
@@ -320,7 +320,7 @@ def test_a_loader_that_stops_is_explained(tmp_path, monkeypatch, saveable):
 
 
 @pytest.mark.parametrize("where", ["step", "evaluation"])
-def test_a_signal_stops_it_with_everything_saved(tmp_path, monkeypatch, where):
+def test_signal_stops_a_run_after_saving_everything(tmp_path, monkeypatch, where):
     def stop(*_):
         os.kill(os.getpid(), signal.SIGTERM)
 
@@ -350,13 +350,13 @@ def test_a_signal_stops_it_with_everything_saved(tmp_path, monkeypatch, where):
     assert state_of(tmp_path)["step"] == step
 
 
-def test_a_run_that_ends_without_its_last_checkpoint_fails(tmp_path, monkeypatch):
+def test_run_whose_last_checkpoint_cannot_be_saved_fails(tmp_path, monkeypatch):
     monkeypatch.setattr(checkpoint_files, "write", full_disk)
     with pytest.raises(UserError, match=r"^the last checkpoint could not be saved: make room in .*"):
         Session(tmp_path, epochs=1).train()
 
 
-def test_compiling_and_scoring_get_their_longer_time(tmp_path, monkeypatch):
+def test_compiling_and_scoring_have_a_longer_time_limit(tmp_path, monkeypatch):
     beats, beat = [], Watchdog.beat
 
     def noted(self, doing, *, epoch=0, step=0, at_least=0.0):
@@ -377,17 +377,17 @@ def test_compiling_and_scoring_get_their_longer_time(tmp_path, monkeypatch):
     ]
 
 
-def test_the_output_directory_must_be_given():
+def test_missing_output_dir_is_refused():
     with pytest.raises(UserError, match=r"^--output_dir is missing: give a directory"):
         start_process(Args())
 
 
-def test_compression_needs_horovod():
+def test_compression_without_horovod_is_refused():
     with pytest.raises(UserError, match=r"^--compression=fp16 needs Horovod: add --strategy"):
         start_process(Args(output_dir="x", compression="fp16"))
 
 
-def test_processes_start_with_the_seed_and_the_precision_of_the_flags():
+def test_start_process_sets_seed_and_precision():
     try:
         start_process(Args(output_dir="x", seed=7, precision="mixed_bfloat16"))
         assert keras.mixed_precision.dtype_policy().name == "mixed_bfloat16"

@@ -21,7 +21,7 @@ def claim(path, identity, **flags):
     return run_directory.claim(Args(output_dir=str(path), **flags), Ranks(), identity)
 
 
-def test_the_same_run_is_taken_up_again(tmp_path):
+def test_directory_of_the_same_run_is_resumed(tmp_path):
     path = tmp_path / "runs" / "mine"
     assert not check(path, IDENTITY)
     assert not (path / "run.json").exists()
@@ -34,17 +34,17 @@ def test_the_same_run_is_taken_up_again(tmp_path):
     assert (path / "results.csv").exists()
 
 
-def test_another_run_is_refused_with_what_differs(tmp_path):
+def test_directory_of_another_run_is_refused_with_the_differences(tmp_path):
     claim(tmp_path, IDENTITY)
     other = {"app": "efficientdet", "config": {"image_size": [640, 512], "momentum": 0.9}, "batch_size": 8}
-    said = refusal(check, tmp_path, Identity(other))
+    log = refusal(check, tmp_path, Identity(other))
     differences = [
         "batch_size was absent and is now 8",
         "config.image_size was [512, 512] and is now [640, 512]",
         "seed was 0 and is now absent",
     ]
     holds = f"--output_dir={tmp_path} holds another run: {'; '.join(differences)}. Choose another directory, "
-    assert said == f"{holds}or give --overwrite to start anew"
+    assert log == f"{holds}or give --overwrite to start anew"
 
 
 def test_other_number_of_ranks_is_the_same_run_and_other_steps_alone_are_not(tmp_path):
@@ -58,10 +58,10 @@ def test_other_number_of_ranks_is_the_same_run_and_other_steps_alone_are_not(tmp
     assert "holds another run: seed was 0 and is now 1. Choose" in message
 
 
-def test_long_values_are_named_and_not_shown(tmp_path):
+def test_long_values_that_differ_are_named_without_their_values(tmp_path):
     claim(tmp_path, Identity({"data": "864dbb" * 11, "seed": 1}))
-    said = refusal(check, tmp_path, Identity({"data": "241152" * 11, "seed": 1}))
-    assert "holds another run: data is not the same. Choose" in said
+    log = refusal(check, tmp_path, Identity({"data": "241152" * 11, "seed": 1}))
+    assert "holds another run: data is not the same. Choose" in log
 
 
 def test_ranks_with_other_flags_or_data_are_refused(tmp_path):
@@ -69,8 +69,8 @@ def test_ranks_with_other_flags_or_data_are_refused(tmp_path):
         own = {"data": f"of rank {ranks.rank}", "seed": 1}
         return refusal(check, tmp_path, Identity(own, of_all_ranks={"patience": ranks.rank}), ranks)
 
-    _, said = together(2, work)
-    assert said.startswith("ranks 0 and 1 differ in data, patience: give all the same flags")
+    _, log = together(2, work)
+    assert log.startswith("ranks 0 and 1 differ in data, patience: give all the same flags")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -91,7 +91,7 @@ def identity_of(config):
     return Identity.of(Args(), Ranks(), config, metadata, may_change=("epochs",))
 
 
-def test_a_new_field_with_its_default_does_not_make_another_run(tmp_path):
+def test_new_config_field_with_its_default_is_the_same_run(tmp_path):
     claim(tmp_path, identity_of(Config(8)))
     older = json.loads((tmp_path / "run.json").read_text())
     assert older.pop("freeze_batch_norm") is False
@@ -107,7 +107,7 @@ def test_a_new_field_with_its_default_does_not_make_another_run(tmp_path):
         assert re.search(message, refusal(check, tmp_path, identity_of(config)))
 
 
-def test_a_directory_with_other_files_is_refused_and_they_survive_overwrite(tmp_path):
+def test_directory_with_other_files_is_refused_and_overwrite_keeps_them(tmp_path):
     (tmp_path / "thesis.tex").write_text("years of work")
     assert "holds files (thesis.tex), but no run" in refusal(check, tmp_path, IDENTITY)
     claim(tmp_path, IDENTITY, overwrite=True)
@@ -121,7 +121,7 @@ def test_a_directory_with_other_files_is_refused_and_they_survive_overwrite(tmp_
     assert json.loads((tmp_path / "run.json").read_text()) == {"seed": 1}
 
 
-def test_a_damaged_identity_and_a_path_that_is_a_file_are_said(tmp_path):
+def test_damaged_run_json_and_path_of_a_file_are_refused(tmp_path):
     claim(tmp_path / "run", IDENTITY)
     for content in ("{", "[]", '"x"'):
         (tmp_path / "run" / "run.json").write_text(content)
@@ -130,7 +130,7 @@ def test_a_damaged_identity_and_a_path_that_is_a_file_are_said(tmp_path):
     assert re.search(r"--output_dir=.*file", refusal(check, tmp_path / "file", IDENTITY))
 
 
-def test_overwrite_spares_what_no_run_made(tmp_path):
+def test_overwrite_keeps_files_that_no_run_wrote(tmp_path):
     (tmp_path / "checkpoints").mkdir()
     (tmp_path / "checkpoints" / "other_model.pt").write_text("precious")
     (tmp_path / "resnet.weights.h5").write_text("precious")

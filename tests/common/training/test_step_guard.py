@@ -46,7 +46,7 @@ class Training:
     def gradients_of(self, images, targets):
         with tf.GradientTape() as tape:
             outputs = self.model(images, training=True)[:, 0, 0, 0]
-            loss = tf.reduce_mean(tf.square(outputs - targets["wanted"]))
+            loss = tf.reduce_mean(tf.square(outputs - targets["goal"]))
             scaled = self.optimizer.scale_loss(loss)
         gradients = tape.gradient(scaled, self.model.trainable_variables)
         broken = targets["breaks_gradient"][0]
@@ -61,11 +61,11 @@ class Training:
         return [np.array(v.value) for v in parts] + [v.numpy() for v in self.averaged.variables]
 
 
-def batch(*, wanted=1.0, image=0.5, gradient=0.0, size=4):
+def batch(*, goal=1.0, image=0.5, gradient=0.0, size=4):
     random = np.random.default_rng(0)
     images = tf.constant(random.random((size, 8, 8, 3), np.float32) * image)
     targets = {
-        "wanted": tf.fill([size], tf.constant(wanted, tf.float32)),
+        "goal": tf.fill([size], tf.constant(goal, tf.float32)),
         "breaks_gradient": tf.fill([size], tf.constant(gradient, tf.float32)),
         "image_ids": tf.range(10, 10 + size, dtype=tf.int64),
     }
@@ -87,7 +87,7 @@ def branch(request, monkeypatch):
 
 
 BAD_STEPS = [
-    ({"wanted": np.nan}, None),
+    ({"goal": np.nan}, None),
     ({"image": np.inf}, 2),
     ({"gradient": np.nan}, None),
     ({"gradient": np.inf}, 2),
@@ -97,7 +97,7 @@ BAD_STEPS = [
 
 @pytest.mark.usefixtures("branch")
 @pytest.mark.parametrize(("bad", "accumulate_steps"), BAD_STEPS)
-def test_a_step_that_is_not_finite_changes_nothing(bad, accumulate_steps):
+def test_step_that_is_not_finite_changes_no_variable(bad, accumulate_steps):
     training = Training(accumulate_steps=accumulate_steps)
     for _ in range(3):
         assert training.step(*batch(), GO_ON).finite
@@ -113,7 +113,7 @@ def test_a_step_that_is_not_finite_changes_nothing(bad, accumulate_steps):
 
 
 @pytest.mark.usefixtures("branch")
-def test_a_finite_step_is_the_plain_one():
+def test_finite_guarded_step_equals_a_plain_step():
     training, plain = Training(), Training()
     for _ in range(4):
         result = training.step(*batch(), GO_ON)
@@ -121,20 +121,20 @@ def test_a_finite_step_is_the_plain_one():
         plain.update(gradients)
         np.testing.assert_allclose(float(result.values["loss"]), float(values["loss"]), rtol=1e-5)
         assert float(result.values["twice"]) == 2 * float(result.values["loss"])
-    for own, other in zip(training.everything(), plain.everything(), strict=True):
-        np.testing.assert_allclose(own, other, rtol=1e-4, atol=1e-6)
+    for guarded, reference in zip(training.everything(), plain.everything(), strict=True):
+        np.testing.assert_allclose(guarded, reference, rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.usefixtures("branch")
-def test_float16_leaves_overflowing_gradients_to_the_loss_scale():
+def test_float16_gradients_that_overflow_lower_the_loss_scale():
     training = Training(loss_scale=4.0, every_gradient=False)
     assert training.step(*batch(gradient=np.inf), GO_ON).finite
     assert float(training.optimizer.dynamic_scale) == 2.0
-    assert not training.step(*batch(wanted=np.nan), GO_ON).finite
+    assert not training.step(*batch(goal=np.nan), GO_ON).finite
     assert float(training.optimizer.dynamic_scale) == 2.0  # at any scale, the loss is NaN
 
 
-def test_a_collapsed_loss_scale_is_named():
+def test_loss_scale_below_the_minimum_is_refused():
     training = Training(loss_scale=4.0, every_gradient=False)
     guard = step_guard.StepGuard(training.ranks, limit=2)
     for _ in range(10):
@@ -145,7 +145,7 @@ def test_a_collapsed_loss_scale_is_named():
         guard.check_weights(training.model, training.optimizer, 11)
 
 
-def test_weights_that_are_not_finite_are_named(alone):
+def test_weight_that_is_not_finite_is_named(alone):
     training, guard = alone
     guard.check_weights(training.model, training.optimizer, 7)
     training.model.get_layer("bn").moving_variance.assign([1.0, np.inf, 1.0, 1.0])
@@ -154,7 +154,7 @@ def test_weights_that_are_not_finite_are_named(alone):
 
 
 @pytest.mark.usefixtures("branch")
-def test_skipped_steps_are_named_and_too_many_in_a_row_end_the_run(capsys):
+def test_skipped_steps_are_logged_and_too_many_in_a_row_end_the_run(capsys):
     training = Training()
 
     def run(*batches):
@@ -163,17 +163,17 @@ def test_skipped_steps_are_named_and_too_many_in_a_row_end_the_run(capsys):
             guard.check(number, training.step(images, targets, GO_ON), targets)
         guard.check_weights(training.model, training.optimizer, number)
 
-    bad, good = batch(wanted=np.nan), batch()
+    bad, good = batch(goal=np.nan), batch()
     run(bad, bad, good, bad, bad, good)  # never more than two bad steps in a row
-    said = capsys.readouterr().err
-    assert "step 1 is skipped: the loss is not finite; image ids 10, 11, 12, 13 (rank 0)\n" in said
-    assert said.count("is skipped") == 4
+    log = capsys.readouterr().err
+    assert "step 1 is skipped: the loss is not finite; image ids 10, 11, 12, 13 (rank 0)\n" in log
+    assert log.count("is skipped") == 4
     with pytest.raises(UserError, match=r"3 steps in a row .* step 4: a gradient is not finite\."):
         run(good, *[batch(gradient=np.nan)] * 3)
 
 
 @pytest.mark.parametrize("other_is_finite", [False, True])
-def test_the_rank_whose_loss_it_was_is_named(capsys, other_is_finite):
+def test_rank_whose_loss_is_not_finite_is_named(capsys, other_is_finite):
     guard = step_guard.StepGuard(Pair(other_is_finite), limit=5)
     no = tf.constant(False)
     local_finite = tf.constant([not other_is_finite])
@@ -183,16 +183,16 @@ def test_the_rank_whose_loss_it_was_is_named(capsys, other_is_finite):
     assert f"image ids {bad}\n" in capsys.readouterr().err
 
 
-def test_at_most_sixteen_images_are_named(capsys):
+def test_log_of_a_skipped_step_names_at_most_sixteen_images(capsys):
     training = Training()
     guard = step_guard.StepGuard(training.ranks, limit=5)
     for size, last in ((16, "24, 25"), (17, "24, 25 and 1 more")):
-        images, targets = batch(wanted=np.nan, size=size)
+        images, targets = batch(goal=np.nan, size=size)
         guard.check(1, training.step(images, targets, GO_ON), targets)
         assert f", {last} (rank 0)\n" in capsys.readouterr().err
 
 
-def test_any_rank_may_ask_for_a_stop(alone):
+def test_stop_request_of_any_rank_is_seen(alone):
     training, guard = alone
     images, targets = batch()
     half = tf.constant(0.5)  # the mean over two ranks if one of them asks to stop

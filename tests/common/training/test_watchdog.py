@@ -97,7 +97,7 @@ class Ranks:
         return f"rank {rank} ({os.uname().nodename}, pid {self.processes[rank].pid})"
 
 
-def test_a_hanging_process_ends_with_its_stack_and_one_line(tmp_path):
+def test_hanging_process_ends_with_its_stack_and_one_line(tmp_path):
     with Ranks(tmp_path, "hang") as ranks:
         begun = time.monotonic()
         code, stderr = ranks.end()
@@ -109,7 +109,7 @@ def test_a_hanging_process_ends_with_its_stack_and_one_line(tmp_path):
 
 
 @pytest.mark.parametrize("act", ["unlimited", "allowed", "slow"])
-def test_nothing_ends_a_process_that_may_take_its_time(tmp_path, act):
+def test_process_within_its_time_limit_is_not_ended(tmp_path, act):
     with Ranks(tmp_path, act) as ranks:
         if act == "slow":
             ranks.processes[0].send_signal(signal.SIGSTOP)
@@ -118,7 +118,7 @@ def test_nothing_ends_a_process_that_may_take_its_time(tmp_path, act):
         assert ranks.end() == (0, "")
 
 
-def test_a_stopped_rank_is_killed_by_the_rank_that_waits_for_it(tmp_path):
+def test_stopped_rank_is_killed_by_the_rank_that_waits_for_it(tmp_path):
     with Ranks(tmp_path, "hang", "hang") as ranks:
         ranks.processes[1].send_signal(signal.SIGSTOP)
         code, stderr = ranks.end(0)
@@ -136,7 +136,7 @@ FAILURES = [
 
 
 @pytest.mark.parametrize(("act", "other", "last", "traceback"), FAILURES)
-def test_a_rank_that_fails_alone_ends_and_leaves_the_others(tmp_path, act, other, last, traceback):
+def test_rank_that_fails_alone_ends_without_waiting_for_the_others(tmp_path, act, other, last, traceback):
     with Ranks(tmp_path, act, other) as ranks:
         code, stderr = ranks.end(0)
         assert ranks.end(1) == (0, "")
@@ -149,7 +149,7 @@ def test_a_rank_that_fails_alone_ends_and_leaves_the_others(tmp_path, act, other
     ("acts", "end"),
     [(["all stop", "all stop"], (75, "saved\n")), (["user error"], (1, "error: the disk is full\n"))],
 )
-def test_errors_of_all_ranks_together_and_of_a_single_process_propagate(tmp_path, acts, end):
+def test_errors_of_all_ranks_and_of_a_single_process_propagate(tmp_path, acts, end):
     with Ranks(tmp_path, *acts) as ranks:
         assert [ranks.end(rank) for rank in range(len(acts))] == [end] * len(acts)
 
@@ -158,7 +158,7 @@ def test_errors_of_all_ranks_together_and_of_a_single_process_propagate(tmp_path
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_signals_ask_for_a_stop_and_leave_no_trace(number, capfd):
+def test_signal_requests_a_stop_and_handlers_are_put_back(number, capfd):
     before = signal.getsignal(number)
     with StopSignals() as signals:
         assert signals.received is None
@@ -173,7 +173,7 @@ def test_signals_ask_for_a_stop_and_leave_no_trace(number, capfd):
     assert signal.getsignal(number) is before
 
 
-def test_a_signal_to_any_rank_stops_all():
+def test_signal_to_any_rank_stops_all_ranks():
     def work(ranks):
         signals = StopSignals(quiet=True)
         first = signals.agreed(ranks)
