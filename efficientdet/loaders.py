@@ -16,7 +16,7 @@ from efficientdet.pipeline import EfficientDetLoader, EfficientDetPipeline, targ
 from efficientdet.tf_pipeline import EfficientDetTFPipeline
 
 
-def epoch_kwargs(config: EfficientDetConfig, seed: int, epochs_done: int) -> dict[str, Any]:
+def epoch_options(config: EfficientDetConfig, seed: int, epochs_done: int) -> dict[str, Any]:
     """Returns the arguments of `open_loader` for a training loader that starts after `epochs_done` epochs."""
     return {"seed": (seed + epochs_done) % (MAX_SEED + 1)}
 

@@ -108,7 +108,7 @@ class EfficientDetPipeline(DaliOptions, EfficientDetLoader):
             num_threads=self.num_threads,
             device_id=self.device_id,  # type: ignore[arg-type]  # the type stub lacks None
             prefetch_queue_depth=self.prefetch,
-            # Each rank has its own seed for augmentation. The readers of all ranks use the same order.
+            # Each shard has its own seed for augmentation. The readers of all shards use the same order.
             seed=int(np.random.SeedSequence([self.seed, self.shard_id]).generate_state(1)[0]),
             enable_checkpointing=self.saveable,
             enable_conditionals=self.config.auto_augment != "none",

@@ -24,7 +24,7 @@ from common.data.tf_readers import (
     xyxy,
 )
 from efficientdet import pipeline
-from efficientdet.config import LOADER_FIELDS, EfficientDetConfig, get_config
+from efficientdet.config import LOADER_FIELDS, EfficientDetConfig
 from efficientdet.crops import CropResize
 
 # The loader fields that this pipeline supports.
@@ -119,8 +119,8 @@ class EfficientDetTFPipeline(pipeline.EfficientDetLoader):
 
     def __post_init__(self) -> None:
         if self.training:
-            done = FIELDS - ({"augmentation"} if self.config.augmentation == "min_iou_crop" else set())
-            refuse_changes(self.config, get_config(self.config.model_name), LOADER_FIELDS, done)
+            supported = FIELDS - ({"augmentation"} if self.config.augmentation == "min_iou_crop" else set())
+            refuse_changes(self.config, LOADER_FIELDS, supported)
 
     def dataset(self) -> tf.data.Dataset:
         """Returns an endless dataset of (images, targets). An evaluation takes `steps_per_epoch` batches."""

@@ -6,6 +6,7 @@ r"""Trains EfficientDet (arXiv 1911.09070): DALI loads, Keras trains, pycocotool
         --output_dir=runs/d0
 
 Run the same command again to resume the run. For recipes: --flagfile=efficientdet/flags/d0_coco.txt.
+A whole training in one file: examples/train_efficientdet.py.
 Many GPUs (docs/distributed.md): horovodrun -np 8 python efficientdet/train.py --strategy=horovod ...
 """
 
@@ -51,16 +52,15 @@ from common.distributed.start import synchronize
 from common.evaluation.evaluate import evaluate
 from common.layers import limit_bn_momentum
 from common.training import run_directory, step_guard
-from common.training.checkpoints import Checkpoints
+from common.training.checkpoints import Checkpoints, RunState
 from common.training.ema import AveragedWeights
 from common.training.input_feed import InputFeed
 from common.training.results import Results
 from common.training.run import Run, start_process
-from common.training.state import RunState
 from common.weights.fine_tuning import set_initial_weights
 from efficientdet import losses, show_batch
 from efficientdet.init_from import init_from
-from efficientdet.loaders import epoch_kwargs, open_loader
+from efficientdet.loaders import epoch_options, open_loader
 from efficientdet.model import build_model
 from efficientdet.model_metadata import make_metadata
 from efficientdet.optimization import make_optimizer, make_schedule, num_epochs
@@ -71,7 +71,7 @@ def train(a: Args) -> dict | None:
     """Trains one model.
 
     Returns:
-        The metrics of the last evaluation (coco_metrics.score), or None without evaluation data.
+        `metrics` of the last evaluation (coco_metrics.Evaluation), or None without evaluation data.
 
     Raises:
         UserError: flags or data cannot be used.
@@ -83,6 +83,7 @@ def train(a: Args) -> dict | None:
 
     # --- Data -------------------------------------------------------------------------------------
     data = open_data(a, ranks, config.max_instances, synthetic_classes=90)
+    # efficientdet/pipeline.py has the DALI graph. It reads the boxes of `Annotations.target_boxes`.
     open_train_loader = functools.partial(open_loader, a, ranks, config, data, training=True)
     loader = open_train_loader()  # reads no data yet
     steps_per_epoch = a.steps_per_epoch or loader.steps_per_epoch
@@ -105,7 +106,7 @@ def train(a: Args) -> dict | None:
     with ranks.scope():
         model = make_model(config, data.num_classes, config.epochs * steps_per_epoch)
         optimizer = ranks.wrap_optimizer(
-            make_optimizer(config, schedule, precision=a.precision, accumulate_steps=a.accumulate_steps)
+            make_optimizer(config, schedule, precision=a.precision, accumulate_steps=accumulate_steps)
         )
         optimizer.build(model.trainable_variables)  # includes frozen layers: a resumed run may unfreeze them
     log(
@@ -124,9 +125,9 @@ def train(a: Args) -> dict | None:
     # --- Checkpoint: find the newest, open the data there, restore -----------------------------------
     directory = run_directory.claim(a, ranks, identity)  # None on all ranks but rank 0
     checkpoints = Checkpoints(directory, ranks, model, optimizer, ema, metadata=metadata, identity=identity)
-    epoch_options = functools.partial(epoch_kwargs, config, a.seed)
+    options = functools.partial(epoch_options, config, a.seed)  # of the loaders: a new seed for each epoch
     state = checkpoints.find() or RunState()
-    feed = InputFeed(ranks, open_train_loader, epoch_options, state, steps_per_epoch, config.epochs)
+    feed = InputFeed(ranks, open_train_loader, options, state, steps_per_epoch, config.epochs)
     checkpoints.restore(state, feed.iterators)
 
     # --- Steps, evaluation, files --------------------------------------------------------------------
@@ -184,8 +185,9 @@ def make_train_step(
         gradients, values = forward_backward(images, targets, num_positives)
         lost = tf.cast(tf.reduce_sum(targets["lost"], axis=0), tf.float32)
         values |= {"boxes_dropped": lost[0], "boxes_over_limit": lost[1]}
-        # All ranks average their gradients here, before the optimizers unscale and clip the gradients.
-        return ranks.average(gradients), values
+        # Averages over all replicas: common/distributed/ has the collective operations. The optimizer then
+        # unscales and clips: common/training/optimizers.py.
+        return ranks.average_gradients(gradients), values
 
     def update(gradients: list[tf.Tensor]) -> None:
         updates = tf.convert_to_tensor(optimizer.iterations)

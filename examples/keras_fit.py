@@ -40,16 +40,15 @@ from common.distributed.start import seed_per_rank
 from common.evaluation import coco_metrics
 from common.evaluation.evaluate import evaluate
 from common.training import run_directory
-from common.training.checkpoints import Checkpoints
+from common.training.checkpoints import Checkpoints, RunState
 from common.training.early_stopping import note_metric
 from common.training.ema import AveragedWeights
 from common.training.results import Results
 from common.training.run import start_process
-from common.training.state import RunState
 from common.weights import weight_files as weights
 from efficientdet.config import PRESETS, get_config
 from efficientdet.fit_model import FitModel
-from efficientdet.loaders import epoch_kwargs, open_loader
+from efficientdet.loaders import epoch_options, open_loader
 from efficientdet.model_metadata import make_metadata
 from efficientdet.optimization import make_optimizer, make_schedule, num_epochs
 from efficientdet.predict import make_detect
@@ -67,7 +66,9 @@ def averaging(optimizer: keras.optimizers.Optimizer, ranks: Ranks) -> keras.opti
     class Averaging(type(optimizer)):
         def apply(self, grads, trainable_variables=None):
             in_sync = tf.distribute.get_strategy().num_replicas_in_sync  # FitModel divides the loss by this
-            means = ranks.average(grads)  # under Horovod: hvd.grouped_allreduce(grads, op=hvd.Average)
+            means = ranks.average_gradients(
+                grads
+            )  # under Horovod: hvd.grouped_allreduce(grads, op=hvd.Average)
             super().apply([gradient * in_sync for gradient in means], trainable_variables)
 
     optimizer = ranks.wrap_optimizer(optimizer)
@@ -152,7 +153,7 @@ def fit(a: Args) -> None:
     config = hparams.resolve(get_config(a.model_name), a, preset=PRESETS[a.augmentation_preset])
     data = open_data(a, ranks, config.max_instances, synthetic_classes=90)
     open_train_loader = functools.partial(open_loader, a, ranks, config, data, training=True)
-    loader = open_train_loader(**epoch_kwargs(config, a.seed, 0))
+    loader = open_train_loader(**epoch_options(config, a.seed, 0))
     steps, batch_size = a.steps_per_epoch or loader.steps_per_epoch, ranks.num_replicas * a.batch_size
     config = hparams.replace(config, {"epochs": num_epochs(config, batch_size, steps)})
 
@@ -187,7 +188,7 @@ def fit(a: Args) -> None:
         callbacks.append(keras.callbacks.TensorBoard(directory / "tensorboard", write_graph=False))
         print(f"epochs {epochs_done + 1} to {config.epochs}; results go to {directory}")
 
-    epoch = epoch_kwargs(config, a.seed, epochs_done)
+    epoch = epoch_options(config, a.seed, epochs_done)
     mode = tf.distribute.InputReplicationMode.PER_REPLICA  # each replica has a DALI pipeline and a shard
     setup = tf.distribute.InputOptions(experimental_fetch_to_device=False, experimental_replication_mode=mode)
     batches = model.distribute_strategy.distribute_datasets_from_function(

@@ -15,7 +15,7 @@ from yolov4.pipeline import YOLOv4Loader, YOLOv4Pipeline
 from yolov4.tf_pipeline import YOLOv4TFPipeline
 
 
-def epoch_kwargs(config: YOLOv4Config, seed: int, epochs_done: int) -> dict[str, Any]:
+def epoch_options(config: YOLOv4Config, seed: int, epochs_done: int) -> dict[str, Any]:
     """Returns the arguments of `open_loader` for a training loader that starts after `epochs_done` epochs.
 
     The last `config.close_mosaic` epochs have no mosaic, MixUp or CutMix.

@@ -68,13 +68,15 @@ def make_schedule(
     The burn-in has config.burn_in_steps updates, but at most a tenth of all updates.
     """
     total = max(config.epochs * steps_per_epoch // accumulate_steps, 1)
-    steps = config.lr_schedule == "steps"
+    if config.lr_schedule not in ("steps", "cosine"):
+        raise NotImplementedError(f"lr_schedule={config.lr_schedule}")
+    has_steps = config.lr_schedule == "steps"
     return BurnIn(
         peak=config.learning_rate * effective_batch / config.reference_batch,
         burn_in=min(config.burn_in_steps, total // 10),
         power=config.burn_in_power,
         total=total,
-        boundaries=[round(share * total) for share in config.lr_steps] if steps else None,
+        boundaries=[round(share * total) for share in config.lr_steps] if has_steps else None,
         factor=config.lr_step_factor,
         accumulate_steps=accumulate_steps,
     )

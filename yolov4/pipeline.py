@@ -101,7 +101,7 @@ class YOLOv4Pipeline(DaliOptions, YOLOv4Loader):
             num_threads=self.num_threads,
             device_id=self.device_id,  # type: ignore[arg-type]  # the type stub lacks None
             prefetch_queue_depth=self.prefetch,
-            # Each rank has its own seed for augmentation. The readers of all ranks use the same order.
+            # Each shard has its own seed for augmentation. The readers of all shards use the same order.
             seed=_mixed_seed(self.seed, self.shard_id, 1),
             enable_checkpointing=self.saveable,
             enable_conditionals=self.config.auto_augment != "none",

@@ -23,7 +23,7 @@ from common.data.tf_readers import (
     xyxy,
 )
 from yolov4 import pipeline, tf_mosaic
-from yolov4.config import FILL, LOADER_FIELDS, YOLOv4Config, get_config
+from yolov4.config import FILL, LOADER_FIELDS, YOLOv4Config
 from yolov4.crops import CropResize
 
 # The loader fields that this pipeline supports.
@@ -150,7 +150,7 @@ class YOLOv4TFPipeline(pipeline.YOLOv4Loader):
 
     def __post_init__(self) -> None:
         if self.training:
-            refuse_changes(self.config, get_config(self.config.model_name), LOADER_FIELDS, FIELDS)
+            refuse_changes(self.config, LOADER_FIELDS, FIELDS)
 
     def dataset(self) -> tf.data.Dataset:
         """Returns an endless dataset of (images, targets). An evaluation takes `steps_per_epoch` batches."""

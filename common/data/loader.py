@@ -36,22 +36,22 @@ Shapes = dict[str, tuple[tuple[int | None, ...], tf.DType]]  # name -> shape of 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class BaseLoader:
-    """Loads batches for one rank: for training, evaluation or (without targets) inference.
+    """Loads the batches of one replica (training) or rank (evaluation, inference).
 
     In evaluation, a shorter shard repeats an image at the end.
 
     Attributes:
         source: the data set, from `open_source` of common/data/open.py; None for synthetic data.
         config: the app's config, which sets image size and augmentation.
-        batch_size: images per batch on this rank.
+        batch_size: images per batch.
         training: if True, images are shuffled and augmented. If False, whole images are read in order.
-        shard_id, num_shards: index of the shard that this rank reads; number of shards.
+        shard_id, num_shards: index of the shard that is read; number of shards.
         num_threads, prefetch: number of CPU threads; number of batches that are loaded ahead.
         device_id: the GPU that gets the batches, as CUDA and DALI number it. None: batches are on the CPU.
         hw_decoder_load, roi_decoding: options of DALI on a GPU, see dali_ops.Decoder.
         num_classes: number of classes of synthetic data.
         checkpointing: lets tf.train.Checkpoint save `iterator()`; has no effect on a GPU.
-        seed: sets the order of the images, equal on all ranks, and the augmentation, different on each rank.
+        seed: sets the order of the images, equal for all shards, and the augmentation, different for each.
         with_targets: if False, batches have only images, image_ids, image_sizes and letterbox.
         count_lost: adds `lost`, int32 (B, 2), numbers of boxes that min_box_size and max_instances removed.
         name_images: adds `image_ids` to training batches; evaluation batches always have them.
@@ -241,7 +241,7 @@ def open_loader(
         classes: the loader classes of the app, see make_loader.
         training: whether to open the training loader or the evaluation loader.
         device_index: index in `ranks.local_replicas`.
-        epoch_options: further arguments of the loader, which the app's `epoch_kwargs` returns for an epoch.
+        epoch_options: further arguments of the loader, which the app's `epoch_options` returns for an epoch.
     """
     if training:
         shard_id, num_shards = ranks.local_replicas[device_index], ranks.num_replicas

@@ -58,9 +58,9 @@ def coco_reader(
         annotations: the annotations, checked against `images_dir`.
         training: if True, images are shuffled and repeat without end. If False, they are read in order. See
             the top of this file.
-        shard_id: index of the part to read, equal to the rank.
-        num_shards: number of parts, equal to the number of ranks.
-        seed: seed of the shuffling, the same on all ranks; 0 is a valid seed.
+        shard_id: index of the part to read: of the replica in training, of the rank in evaluation.
+        num_shards: number of parts: of replicas or ranks.
+        seed: seed of the shuffling, the same for all shards; 0 is a valid seed.
         name: name of the DALI operator, for example for `pipeline.epoch_size(name)`.
 
     Returns:

@@ -69,7 +69,7 @@ class CocoSource(Source):
         self.files = [os.path.join(images_dir, name) for name in annotations.file_names]
 
     def read(self, *, training: bool, **options: Any) -> "Nodes":
-        from common import readers  # check_data.py needs no DALI
+        from common.data import readers  # check_data.py needs no DALI
 
         return readers.coco_reader(self.images_dir, self.annotations, training=training, **options)
 

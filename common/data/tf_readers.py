@@ -11,6 +11,7 @@ In training, the dataset is endless. Every epoch has a new permutation of the wh
 every num_shards-th example. In evaluation, a rank reads the same images as with DALI's reader, in order.
 """
 
+import dataclasses
 import os
 from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Any
@@ -169,18 +170,18 @@ def _parse(record: tf.Tensor, label_map: LabelMap) -> Example:
 # --- functions for the tensorflow loaders of both apps ---
 
 
-def refuse_changes(config: Any, published: Any, fields: Sequence[str], done: Collection[str]) -> None:
-    """Raises UserError if `config` changes a field that the loader without DALI does not implement.
+def refuse_changes(config: Any, fields: Sequence[str], supported: Collection[str]) -> None:
+    """Raises UserError if a field that the loader without DALI does not implement is not at its default.
 
     Args:
         config: the config of the run.
-        published: the model's default config.
         fields: the fields to compare.
-        done: the fields that the loader implements.
+        supported: the fields that the loader implements.
     """
-    if changed := [n for n in fields if n not in done and getattr(config, n) != getattr(published, n)]:
+    default = {field.name: field.default for field in dataclasses.fields(config)}
+    if changed := [n for n in fields if n not in supported and getattr(config, n) != default[n]]:
         changes = ", ".join(f"{name}={getattr(config, name)}" for name in changed)
-        defaults = ",".join(f"{name}={getattr(published, name)}" for name in changed)
+        defaults = ",".join(f"{name}={default[name]}" for name in changed)
         raise UserError(
             f"--pipeline_type=tensorflow cannot do {changes}: use dali_cpu, or --hparams={defaults}"
         )

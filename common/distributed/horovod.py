@@ -44,7 +44,7 @@ class HorovodRanks(Ranks):
         visible = tf.config.get_visible_devices("GPU")
         return int(visible[0].name.rpartition(":")[2]) if visible else 0
 
-    def average(self, gradients: list[tf.Tensor]) -> list[tf.Tensor]:
+    def average_gradients(self, gradients: list[tf.Tensor]) -> list[tf.Tensor]:
         return self._hvd.grouped_allreduce(gradients, op=self._hvd.Average, compression=self._compression)
 
     def broadcast(self, variables: Sequence[tf.Variable]) -> None:

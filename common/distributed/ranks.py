@@ -88,7 +88,7 @@ class Ranks:
         message = tf.stack([tf.cast(scalars[name], tf.float32) for name in names])
         return dict(zip(names, tf.unstack(self._mean([message])[0]), strict=True))
 
-    def average(self, gradients: list[tf.Tensor]) -> list[tf.Tensor]:
+    def average_gradients(self, gradients: list[tf.Tensor]) -> list[tf.Tensor]:
         """Averages gradients over all replicas."""
         return self._mean(gradients)
 
@@ -115,7 +115,7 @@ class Ranks:
         values: list[Any] = self.gather(value if self.rank == 0 else None)
         return values[0]
 
-    def mean_over_ranks(self, variables: Sequence[tf.Variable]) -> list[tf.Tensor]:
+    def mean_over_replicas(self, variables: Sequence[tf.Variable]) -> list[tf.Tensor]:
         """Returns the variables' values averaged over all replicas."""
         if not variables:
             return []

@@ -1,1 +1,1 @@
-"""The parts of the training loop: checkpoints, EMA, step guard, logs, weights files."""
+"""The parts of the training loop: checkpoints, input, EMA, step guard, logs."""

@@ -3,7 +3,7 @@
     runs/mine/
         run.json               what this run is (run_directory.py)
         checkpoints/00001200/  everything at step 1200 (common/weights/checkpoint_files.py)
-        best.weights.h5        the weights of the best evaluation (weights.py)
+        best.weights.h5        the weights of the best evaluation (common/weights/weight_files.py)
         last.weights.h5        the weights of the last epoch
 
 If a checkpoint is damaged, the one before it is used. Only rank 0 reads and writes files, so hosts need not
@@ -27,12 +27,59 @@ from common.errors import UserError
 from common.layers import moving_statistics, random_states
 from common.training import run_directory
 from common.training.ema import AveragedWeights
-from common.training.state import RunState
 from common.weights import checkpoint_files, model_metadata, weight_files
 
 KEEP = 2  # newest checkpoints; the newest one from the end of an epoch is also kept
 _SHARED = "state"
 _LOCAL = "rank"
+
+
+@dataclasses.dataclass
+class RunState:
+    """What a checkpoint stores besides variables. All values are plain: they are saved as JSON.
+
+    Attributes:
+        epoch: number of epochs done.
+        step: number of training steps done.
+        step_in_epoch: number of steps done in the present epoch; 0 between two epochs.
+        totals: sums of the present epoch's scalars (EpochLog); {} between two epochs.
+        loader_options: the options of the open loaders, such as their seed; {} before they are opened.
+        batches_read: number of batches read from the open loaders.
+        evaluated: epochs done at the last evaluation, such as 1.25; 0 without one.
+        best_ap: AP of the best evaluation; None without one.
+        best_eval_data: fingerprint of the data of that evaluation.
+        evaluations_since_best: number of evaluations after the best one.
+    """
+
+    epoch: int = 0
+    step: int = 0
+    step_in_epoch: int = 0
+    totals: dict[str, float] = dataclasses.field(default_factory=dict)
+    loader_options: dict[str, Any] = dataclasses.field(default_factory=dict)
+    batches_read: int = 0
+    evaluated: float = 0.0
+    best_ap: float | None = None
+    best_eval_data: str | None = None
+    evaluations_since_best: int = 0
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any], origin: str) -> "RunState":
+        """Returns the state that a checkpoint stores.
+
+        Args:
+            values: name of a field -> its value.
+            origin: name of the checkpoint for the message.
+
+        Raises:
+            UserError: the fields are not those of this version.
+        """
+        names = {field.name for field in dataclasses.fields(cls)}
+        if differing := sorted(names ^ values.keys()):
+            raise UserError(
+                f"{origin} is of another version of this project, whose state differs in "
+                f"{', '.join(differing)}. Continue with that version, or give --overwrite to start anew"
+            )
+        return cls(**values)
 
 
 class Checkpoints:
@@ -84,6 +131,8 @@ class Checkpoints:
         """Finds the newest checkpoint that this run can continue from.
 
         If the identity has changed, only checkpoints from the end of an epoch are considered.
+
+        Rank 0 reads the files and sends them to the other ranks.
 
         Returns:
             The state in the checkpoint; None for a new run. It has no `loader_options` if the loaders or the

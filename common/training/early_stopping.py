@@ -2,7 +2,7 @@
 
 import math
 
-from common.training.state import RunState
+from common.training.checkpoints import RunState
 
 
 def note_metric(state: RunState, ap: float, eval_data: str | None = None) -> bool:

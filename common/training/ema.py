@@ -70,7 +70,7 @@ class AveragedWeights(tf.Module):
         decay 0, only the moving statistics are replaced.
         """
         statistics = self._statistics()
-        means = ranks.mean_over_ranks(self.averages_of(statistics) or statistics)
+        means = ranks.mean_over_replicas(self.averages_of(statistics) or statistics)
         weights = [tf.identity(weight) for weight in self._weights()]
         local_statistics = ranks.run(self._copy)
         try:

@@ -20,7 +20,7 @@ from common.data.check import loader_errors
 from common.data.loader import BaseLoader, Batch
 from common.distributed.ranks import Ranks
 from common.progress import log
-from common.training.state import RunState
+from common.training.checkpoints import RunState
 
 
 class InputFeed:

@@ -26,7 +26,7 @@ from common.evaluation import coco_metrics, drawing
 from common.evaluation.coco_metrics import Evaluation
 from common.evaluation.evaluate import write_evaluation
 from common.files import write_bytes
-from common.training.state import RunState
+from common.training.checkpoints import RunState
 from common.weights import weight_files
 
 SHOW_EVERY = 10  # steps between two updates of the means in the progress bar

@@ -23,12 +23,11 @@ from common.evaluation.coco_metrics import Evaluation
 from common.evaluation.evaluate import OnBatch
 from common.progress import log
 from common.training import optimizers, step_guard
-from common.training.checkpoints import Checkpoints
+from common.training.checkpoints import Checkpoints, RunState
 from common.training.early_stopping import note_metric, out_of_patience
 from common.training.ema import AveragedWeights
 from common.training.input_feed import InputFeed
 from common.training.results import EpochLog, Results
-from common.training.state import RunState
 from common.training.watchdog import StopSignals, Watchdog
 from common.weights import weight_files as weights
 

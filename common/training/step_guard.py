@@ -4,7 +4,7 @@
     guard = StepGuard(ranks, limit=10)
     for ...:
         result = step(images, targets, stop_requested)
-        guard.check(number, result, images, targets)
+        guard.check(number, result, targets)
 
 A skipped step changes nothing, and its image ids are logged. Too many skipped steps in a row end the run.
 """
@@ -64,24 +64,25 @@ def guarded_step(
             scale optimizer must see gradients that overflow.
 
     Returns:
-        step(images, targets, asked) -> StepResult; `asked` is Run.stop_requested.
+        step(images, targets, stop_requested) -> StepResult; the last argument is Run.stop_requested.
     """
     statistics = moving_statistics(model)
+    # On a CPU and under tf.distribute, a branch chooses whether to update. On a GPU, the host would wait for
+    # the condition of the branch. There, the update is always made, and undone if the step is skipped.
     with_branch = is_cpu_only() or not ranks.can_compile_updates
 
-    def forward(images: Any, targets: Any, asked: tf.Tensor) -> tuple[list, dict, tf.Tensor]:
+    def forward(images: Any, targets: Any, stop_requested: tf.Tensor) -> tuple[list, dict, tf.Tensor]:
         gradients, values = gradients_of(images, targets)
         local_finite = tf.math.is_finite(values["loss"])
-        means = ranks.mean(values | {"stop": asked})  # one collective call
+        means = ranks.mean(values | {"stop": stop_requested})  # one collective call
         return gradients, {name: means[name] for name in (*values, "stop")}, local_finite
 
-    def put_back(before: list[tf.Tensor]) -> None:
+    def restore_statistics(before: list[tf.Tensor]) -> None:
         for variable, value in zip(statistics, before, strict=True):
             variable.assign(value)
 
     @tf.function(jit_compile=xla, autograph=False)
     def update_or_restore(gradients: list, finite: tf.Tensor, before: list) -> tf.Tensor:
-        """On a GPU, the host would wait for the condition of a branch."""
         if every_gradient:
             finite &= tf.math.is_finite(tf.linalg.global_norm(gradients))
         old = [variable.read_value() for variable in updated]
@@ -95,9 +96,9 @@ def guarded_step(
         return tf.zeros([])  # both branches of a tf.cond must return the same types
 
     @tf.function(reduce_retracing=True, autograph=False)
-    def step(images: Any, targets: Any, asked: tf.Tensor) -> StepResult:
+    def step(images: Any, targets: Any, stop_requested: tf.Tensor) -> StepResult:
         before = ranks.run(lambda: [tf.convert_to_tensor(variable) for variable in statistics])
-        gradients, values, local_finite = ranks.run(forward, images, targets, asked)
+        gradients, values, local_finite = ranks.run(forward, images, targets, stop_requested)
         # If a value is not finite on one replica, its average is not finite either.
         values = ranks.first(values)
         finite = tf.math.is_finite(values["loss"])
@@ -106,7 +107,11 @@ def guarded_step(
         else:
             if every_gradient:
                 finite &= tf.math.is_finite(tf.linalg.global_norm(ranks.first(gradients)))
-            tf.cond(finite, lambda: on_replicas(update, gradients), lambda: on_replicas(put_back, before))
+            tf.cond(
+                finite,
+                lambda: on_replicas(update, gradients),
+                lambda: on_replicas(restore_statistics, before),
+            )
         stop = values.pop("stop") > 0.0
         values = {name: tf.where(finite, value, tf.zeros_like(value)) for name, value in values.items()}
         return StepResult(values, finite, tf.stack(ranks.local(local_finite)), stop)

@@ -111,7 +111,7 @@ def transfer(
 def set_initial_weights(
     a: Args, ranks: Ranks, resumed: bool, model: keras.Model, init_from: Callable[[str], Report]
 ) -> None:
-    """Loads --init_from on rank 0 of a new run (`Run` then broadcasts the weights), and freezes layers.
+    """Loads --init_from on rank 0 of a new run, and freezes layers. `synchronize` then sends the weights.
 
     Args:
         model: the model, with all layers trainable.

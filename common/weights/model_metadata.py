@@ -2,7 +2,7 @@
 
 The metadata is a dictionary of JSON values. Where each kind of file stores it:
 
-*.weights.h5             in an HDF5 dataset of the file (weights.py)
+*.weights.h5             in an HDF5 dataset of the file (weight_files.py)
 run directory            in its best weights, else in its last weights, else in its newest checkpoint
 checkpoints/00001200     manifest.json
 saved_model directory    assets.extra/metadata.json

@@ -179,7 +179,7 @@ def test_the_seed_decides_everything_and_a_saved_iterator_goes_on(app, make, sou
 
 def test_every_epoch_has_another_seed_within_the_range(app):
     config = app.package.config.get_config(app.model_name)
-    seeds = [app.package.loaders.epoch_kwargs(config, *of)["seed"] for of in ((5, 3), (MAX_SEED, 2))]
+    seeds = [app.package.loaders.epoch_options(config, *of)["seed"] for of in ((5, 3), (MAX_SEED, 2))]
     assert seeds == [8, 1]
 
 

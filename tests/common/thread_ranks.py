@@ -46,7 +46,7 @@ class ThreadRanks(Ranks):
             array = np.frombuffer(value, variable.dtype.as_numpy_dtype)
             variable.assign(array.reshape(variable.shape))
 
-    def mean_over_ranks(self, variables: Sequence[tf.Variable]) -> list[tf.Tensor]:
+    def mean_over_replicas(self, variables: Sequence[tf.Variable]) -> list[tf.Tensor]:
         gathered = self.gather([variable.numpy().tobytes() for variable in variables])
         return [
             tf.reshape(np.mean([np.frombuffer(value, np.float32) for value in values], 0), variable.shape)

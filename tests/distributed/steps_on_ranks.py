@@ -97,7 +97,7 @@ def run_case(ranks, case):
             loss = tf.reduce_sum(targets["share"] * errors) / normaliser
             scaled_loss = optimizer.scale_loss(loss)
         gradients = tape.gradient(scaled_loss, model.trainable_variables)
-        return ranks.average(gradients), {"loss": loss}
+        return ranks.average_gradients(gradients), {"loss": loss}
 
     def update(gradients):
         before = tf.convert_to_tensor(optimizer.iterations)
@@ -122,7 +122,7 @@ def run_case(ranks, case):
             seen["after"] = state()
     seen |= state() | {
         "updates": int(tf.convert_to_tensor(optimizer.iterations)),
-        "mean_statistics": [mean.numpy() for mean in ranks.mean_over_ranks(statistics)],
+        "mean_statistics": [mean.numpy() for mean in ranks.mean_over_replicas(statistics)],
         "statistics_after_mean": copies(statistics),
     }
     if isinstance(optimizer, scaled):
@@ -162,7 +162,7 @@ def run_messages(ranks, directory):
         "broadcast_object": ranks.broadcast_object(mine["rank"]),
         "before_broadcast": different,
         "after_broadcast": copies(variables),
-        "no_variables": ranks.mean_over_ranks([]),
+        "no_variables": ranks.mean_over_replicas([]),
         "first_on_host": ranks.first_on_host(look_and_leave_a_trace),
         "problem": problem,
         "caught_signals": re.search(r"SigCgt:\t(\w+)", pathlib.Path("/proc/self/status").read_text())[1],
@@ -174,9 +174,9 @@ def run_messages(ranks, directory):
 def run_compression(ranks):
     """Averages gradients of two ranks, at full precision and as float16."""
     gradients = [tf.fill((2, 3), (ranks.rank + 2) / 3), tf.constant([ranks.rank, -1.0, 1e-3])]
-    squeezed = HorovodRanks("fp16").average(gradients)
+    squeezed = HorovodRanks("fp16").average_gradients(gradients)
     return {
-        "full": [value.numpy() for value in ranks.average(gradients)],
+        "full": [value.numpy() for value in ranks.average_gradients(gradients)],
         "squeezed": [value.numpy() for value in squeezed],
         "dtypes": [value.dtype.name for value in squeezed],
     }

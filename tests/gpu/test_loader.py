@@ -15,7 +15,7 @@ from common.data import loader
 from common.data.open import open_coco
 from common.distributed.ranks import Ranks
 from common.training import input_feed
-from common.training.state import RunState
+from common.training.checkpoints import RunState
 from efficientdet.model import build_model
 from tests.apps.conftest import APPS
 

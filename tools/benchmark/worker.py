@@ -44,7 +44,7 @@ def work(app: App, role: str, a: BenchArgs) -> None:
         times = [stages.measure_inference(each, network, to_detections, data.label_map, a) for each in opened]
         print(f"result {json.dumps(times)}", flush=True)
         return
-    epoch = loaders.epoch_kwargs(config, a.seed, epochs_done=0)
+    epoch = loaders.epoch_options(config, a.seed, epochs_done=0)
     loader = loaders.open_loader(a, ranks, config, data, training=True, **epoch)
     if what == "stages":
         costs = stages.measure(stages.cuts(loader, app.stages), a)

@@ -17,10 +17,9 @@ from common.distributed.ranks import Ranks
 from common.errors import OtherRankError, UserError
 from common.files import TEMPORARY
 from common.layers import moving_statistics
-from common.training.checkpoints import Checkpoints
+from common.training.checkpoints import Checkpoints, RunState
 from common.training.ema import AveragedWeights
 from common.training.run_directory import Identity
-from common.training.state import RunState
 from common.weights import model_metadata
 from tests.common.thread_ranks import together
 from tests.common.training import soak_saves

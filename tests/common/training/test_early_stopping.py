@@ -2,8 +2,8 @@ import math
 
 import pytest
 
+from common.training.checkpoints import RunState
 from common.training.early_stopping import note_metric, out_of_patience
-from common.training.state import RunState
 
 
 def test_best_is_the_highest_finite_metric():

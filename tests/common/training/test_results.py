@@ -5,8 +5,8 @@ import keras
 import tensorflow as tf
 
 from common.training import results
+from common.training.checkpoints import RunState
 from common.training.results import EpochLog, Results
-from common.training.state import RunState
 from common.weights import weight_files as weights
 from tests.common.training.small_model import full_disk, rows_of
 

@@ -17,12 +17,11 @@ from common.evaluation import coco_metrics, drawing
 from common.evaluation.coco_metrics import Evaluation
 from common.training import run as run_module
 from common.training import run_directory, step_guard
-from common.training.checkpoints import Checkpoints
+from common.training.checkpoints import Checkpoints, RunState
 from common.training.ema import AveragedWeights
 from common.training.input_feed import InputFeed
 from common.training.results import EpochLog, Results
 from common.training.run import Run, start_process
-from common.training.state import RunState
 from common.training.watchdog import Watchdog
 from common.weights import checkpoint_files, model_metadata
 from common.weights import weight_files as weights

@@ -3,7 +3,7 @@ import json
 
 import pytest
 
-from common.training.state import RunState
+from common.training.checkpoints import RunState
 from tests.refusal import refusal
 
 STATE = RunState(
