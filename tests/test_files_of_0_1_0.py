@@ -25,8 +25,6 @@ SCORE_ATOL, BOX_ATOL_PX, METRIC_ATOL = 1e-4, 0.05, 1e-6
 RUN_RTOL = 1e-3
 WEIGHT_RTOL = 1e-2  # of the sum of an array's absolute values
 
-pytestmark = pytest.mark.skipif(not FIXTURE.exists(), reason="run python -m tests.fixtures.make_fixture")
-
 
 @pytest.fixture(scope="module")
 def expected():
