@@ -110,7 +110,7 @@ test-long: horovod torch  ## runs only the long tests: the commands of the pages
 test-all: test test-long  ## runs all tests
 
 test-gpu: setup  ## runs the tests that need a GPU, each file in a process of its own (takes hours; never ran)
-	-@$(MAKE) --no-print-directory horovod
+	-@! nvidia-smi -L >/dev/null 2>&1 || $(MAKE) --no-print-directory horovod
 	$(RUN) tests/gpu/run.py
 
 bench: setup  ## measures loaders, training steps and both together, and each stage of a loader (15 minutes on two cores)

@@ -5,11 +5,16 @@ Any other exception is a bug of this project and shows its traceback.
 
 import difflib
 import functools
+import os
 import re
 import sys
 from collections.abc import Callable, Collection
+from types import TracebackType
 
 from absl import app, logging
+
+_INTERRUPTED = "interrupted; everything that was saved before is kept"
+_SIGINT_CODE = 130  # as in shells
 
 
 class UserError(Exception):
@@ -67,10 +72,18 @@ def run(main: Callable[..., int | None], *, positional: bool = False) -> None:
             tell(str(stopped))
             return 75  # EX_TEMPFAIL of sysexits.h
         except KeyboardInterrupt:
-            tell("interrupted; everything that was saved before is kept")
-            return 130  # SIGINT, as in shells
+            tell(_INTERRUPTED)
+            return _SIGINT_CODE
 
     app.run(guarded, flags_parser=lambda _: parse_flags())
+
+
+def _excepthook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    """Handles Ctrl-C during the slow imports, before `run`."""
+    if issubclass(kind, KeyboardInterrupt):
+        tell(_INTERRUPTED)
+        os._exit(_SIGINT_CODE)  # Python would end the process by the signal
+    sys.__excepthook__(kind, error, trace)
 
 
 @functools.cache
@@ -80,6 +93,7 @@ def parse_flags() -> list[str]:
     With --help or a wrong flag the program ends here. So call this before slow imports.
     """
     logging.set_verbosity(logging.WARNING)  # hides TensorFlow's notes
+    sys.excepthook = _excepthook
     app.define_help_flags()
     return app.parse_flags_with_usage(sys.argv)
 

@@ -124,7 +124,8 @@ def train(a: Args) -> dict | None:
 
     # --- Checkpoint: find the newest, open the data there, restore -----------------------------------
     directory = run_directory.claim(a, ranks, identity)  # None on all ranks but rank 0
-    checkpoints = Checkpoints(directory, ranks, model, optimizer, ema, metadata=metadata, identity=identity)
+    manifest = metadata | {"flags": dataclasses.asdict(a)}
+    checkpoints = Checkpoints(directory, ranks, model, optimizer, ema, metadata=manifest, identity=identity)
     options = functools.partial(epoch_options, config, a.seed)  # of the loaders: a new seed for each epoch
     state = checkpoints.find() or RunState()
     feed = InputFeed(ranks, open_train_loader, options, state, steps_per_epoch, config.epochs)

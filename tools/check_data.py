@@ -33,6 +33,11 @@ from common.errors import UserError
 from common.progress import import_tensorflow
 from tools.report import page, statistics
 
+ANCHOR_FLAGS = (
+    *("image_size", "anchor_scale", "aspect_ratios", "num_scales", "min_level", "max_level"),
+    "max_instances",
+)
+
 
 def define_flags(fv: flags.FlagValues) -> None:
     for prefix, which in (("", "Data to check"), ("eval_", "Evaluation data, checked as well")):
@@ -120,6 +125,9 @@ def _formats(source: Source, policy: ImagePolicy) -> dict[str, int]:
 
 def main() -> None:
     fv = flags.FLAGS
+    for name in ANCHOR_FLAGS:
+        if fv[name].present and not fv.report:
+            raise UserError(f"--{name} has no effect without --report=FILE.html: add it")
     try:
         ratios, image_size = tuple(map(float, fv.aspect_ratios)), hparams.parse_image_size(fv.image_size)
         anchors = Anchors(fv.min_level, fv.max_level, fv.num_scales, ratios, fv.anchor_scale, image_size)

@@ -84,16 +84,16 @@ def efficientnms_trt(parts: Exportable, raw: list[tf.TensorSpec]) -> list[onnx.M
         count: tf.Tensor, boxes: tf.Tensor, scores: tf.Tensor, classes: tf.Tensor, image_sizes: tf.Tensor
     ) -> Outputs:
         is_detection = tf.sequence_mask(count[:, 0], parts.max_detections)
-        detectionsts = nms.Detections(
+        result = nms.Detections(
             boxes=box_ops.clip(boxes),
             scores=tf.where(is_detection, scores, 0.0),
             classes=tf.where(is_detection, classes, -1),
             count=count[:, 0],
         )
-        return export_graph.name_outputs(parts, detectionsts, image_sizes)
+        return export_graph.name_outputs(parts, result, image_sizes)
 
     detections = parts.max_detections
-    outputs = [
+    plugin_outputs = [
         tf.TensorSpec([None, 1], tf.int32, "num_detections"),
         tf.TensorSpec([None, detections, 4], tf.float32, "detection_boxes"),
         tf.TensorSpec([None, detections], tf.float32, "detection_scores"),
@@ -103,7 +103,7 @@ def efficientnms_trt(parts: Exportable, raw: list[tf.TensorSpec]) -> list[onnx.M
     plugin = helper.make_node(
         "EfficientNMS_TRT",
         list(plugin_inputs),
-        [spec.name for spec in outputs],
+        [spec.name for spec in plugin_outputs],
         name="suppression",
         domain=PLUGIN_DOMAIN,
         plugin_version="1",
@@ -117,8 +117,8 @@ def efficientnms_trt(parts: Exportable, raw: list[tf.TensorSpec]) -> list[onnx.M
     )
     return [
         onnx_graphs.convert(decode, raw),
-        onnx_graphs.by_hand(plugin, list(plugin_inputs.values()), outputs, {}),
-        onnx_graphs.convert(finish, [*outputs, export_graph.signature(parts, None)[1]]),
+        onnx_graphs.by_hand(plugin, list(plugin_inputs.values()), plugin_outputs, {}),
+        onnx_graphs.convert(finish, [*plugin_outputs, export_graph.signature(parts, None)[1]]),
     ]
 
 

@@ -91,7 +91,7 @@ class Checkpoints:
         directory: the run directory; None on all ranks but rank 0.
         optimizer: an optimizer that was built before layers were frozen.
         ema: the moving averages of the model's weights.
-        metadata: the metadata of the weights files, for the manifest.
+        metadata: the metadata of the weights files and the flags, for the manifest.
         identity: the identity of the run, for the manifest.
 
     Raises:
@@ -111,6 +111,7 @@ class Checkpoints:
     ) -> None:
         self._checkpoint: tuple[str, dict[str, Any]] | None = None  # to restore: its name and its manifest
         self._changed: list[str] = []  # names of the values in the identity that differ from that checkpoint
+        self._superseded: list[pathlib.Path] = []  # newer checkpoints, which the next `save` removes
         self._ranks, self._optimizer, self._identity = ranks, optimizer, identity
         self._metadata = {**metadata, "identity": dict(identity.values)}
         self._metadata |= {"world_size": ranks.world_size, "versions": model_metadata.versions()}
@@ -188,7 +189,7 @@ class Checkpoints:
                 path = self._directory / name
                 self._read(self._shared, path / _SHARED, manifest["state"]["step"])
                 with files.user_errors(f"--output_dir={self._directory.parent}"):
-                    checkpoint_files.remove_newer(path)
+                    self._superseded = checkpoint_files.newer_than(path)
                 files_of = [path.glob(f"{_LOCAL}_{rank}.*") for rank in range(manifest["world_size"])]
                 parts = [{file.suffix: file.read_bytes() for file in paths} for paths in files_of]
         self._ranks.broadcast(self._variables)
@@ -210,6 +211,9 @@ class Checkpoints:
         if self._changed:
             names = ", ".join(self._changed)
             progress.log(f"  changed: {names}; the run continues from an epoch's end, results may differ")
+        if self._superseded:
+            names = ", ".join(path.name for path in self._superseded)
+            progress.log(f"  the next checkpoint replaces {names}")
 
     def save(self, state: RunState, iterators: Sequence[Iterator]) -> bool:
         """Writes the checkpoint of `state.step`. If the disk is full, logs a warning and writes nothing.
@@ -267,6 +271,9 @@ class Checkpoints:
         manifest = {**self._metadata, "state": dataclasses.asdict(state)}
         checkpoint_files.write(self._directory, state.step, manifest, write_files)
         try:
+            for path in self._superseded:
+                files.remove_directory(path)
+            self._superseded = []
             checkpoint_files.prune(self._directory, KEEP)
         except OSError as error:
             progress.log(f"warning: an old checkpoint cannot be removed: {weight_files.reason(error)}")

@@ -62,8 +62,9 @@ class InputFeed:
         # The first rank of a host writes the file that DALI reads.
         ranks.first_on_host(lambda: self._open(state.loader_options))
         if not self._loader.saveable:
-            for _ in range(state.batches_read):
-                self._fetch()
+            with ranks.raise_on_any_rank():
+                for _ in range(state.batches_read):
+                    self._fetch()
 
     @property
     def iterators(self) -> list[Iterator[Batch]]:
@@ -87,10 +88,7 @@ class InputFeed:
             UserError: the loader stopped, for example at a damaged image.
         """
         state = self._state
-        try:
-            batches = self._ahead.result() if self._ahead else self._fetch()
-        except tf.errors.OpError as error:
-            raise loader_errors.explain(error, self._loader.source, self._loader.pipeline_type) from error
+        batches = self._ahead.result() if self._ahead else self._fetch()
         state.batches_read += 1
         if not self._loader.saveable:
             epoch_ends = state.batches_read % self.steps_per_epoch == 0
@@ -121,4 +119,7 @@ class InputFeed:
     def _fetch(self, new_options: Mapping[str, Any] | None = None) -> list[Batch]:
         if new_options:
             self._open(new_options)
-        return [next(iterator) for iterator in self._iterators]
+        try:
+            return [next(iterator) for iterator in self._iterators]
+        except tf.errors.OpError as error:
+            raise loader_errors.explain(error, self._loader.source, self._loader.pipeline_type) from error

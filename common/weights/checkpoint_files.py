@@ -118,11 +118,10 @@ def prune(directory: pathlib.Path, keep: int) -> None:
         files.remove_directory(path)
 
 
-def remove_newer(path: pathlib.Path) -> None:
-    """Removes all checkpoints newer than `path`."""
+def newer_than(path: pathlib.Path) -> list[pathlib.Path]:
+    """Returns the checkpoints that were saved after `path`, and those with a damaged manifest."""
     paths = saved(path.parent)
-    for newer in paths[paths.index(path) + 1 :]:
-        files.remove_directory(newer)
+    return paths[paths.index(path) + 1 :]
 
 
 def _serial(path: pathlib.Path) -> float:

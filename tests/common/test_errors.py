@@ -33,3 +33,10 @@ def test_the_nearest_name_is_suggested():
     near = "unknown model 'efficientdet-do': did you mean 'efficientdet-d0'? Known: yolov4, efficientdet-d0"
     assert str(unknown("model", "efficientdet-do", known)) == near
     assert str(unknown("model", "resnet", known)) == "unknown model 'resnet': Known: yolov4, efficientdet-d0"
+
+
+def test_interrupt_during_slow_imports_is_one_line():
+    program = "from common import errors\nerrors.parse_flags()\nraise KeyboardInterrupt"
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 130
+    assert done.stderr == "interrupted; everything that was saved before is kept\n"

@@ -100,9 +100,11 @@ def test_run_resumes_with_fewer_and_with_more_ranks_from_its_last_whole_epoch(
     # The single rank has two steps in an epoch.
     assert f"resumed after epoch {EPOCHS} (step {2 * EPOCHS})" in log
     assert "changed: num_ranks, num_replicas, steps_per_epoch; the run continues from an epoch's end" in log
+    assert f" x {IMAGES // 2} images per update" in log
     words = [launching.ROOT / app / "train.py", *flags(run, "horovod", 2), f"--epochs={EPOCHS + 2}"]
     (result,) = launching.run_two_replicas("horovod", words, timeout=TIMEOUT)
     assert f"resumed after epoch {EPOCHS + 1} (step {STEPS * (EPOCHS + 1)})" in result.stderr
+    assert f" x {IMAGES} images per update" in result.stderr
     steps = [STEPS, 2 * STEPS, 2 * (EPOCHS + 1), STEPS * (EPOCHS + 2)]
     rows = rows_of(run)
     assert [(int(row["epoch"]), int(row["step"])) for row in rows] == list(enumerate(steps, 1))

@@ -1,6 +1,10 @@
+import subprocess
+import sys
+
 from common.args import ImagePolicy
 from common.data.check.issues import KINDS, DataError
 from common.data.open import DataFlags
+from tests.conftest import ROOT
 from tests.refusal import refusal
 from tests.tools.report.made_reports import ANCHORS
 from tools import check_data
@@ -46,3 +50,12 @@ def test_page_lists_the_errors_of_invalid_data(tmp_path):
 def test_report_with_another_suffix_is_refused_before_data_are_read():
     arguments = [check_data.check, DataFlags(), DataFlags(), ANCHORS, ImagePolicy()]
     assert "--report=x.pdf must end in" in refusal(*arguments, report="x.pdf")
+
+
+def test_anchor_flag_without_report_is_refused(drawn):
+    words = [f"--images={drawn}/images", f"--annotations={drawn}/instances.json", "--anchor_scale=2"]
+    done = subprocess.run(
+        [sys.executable, "tools/check_data.py", *words], cwd=ROOT, capture_output=True, text=True
+    )
+    assert done.returncode == 1
+    assert "--anchor_scale has no effect without --report=FILE.html: add it" in done.stderr

@@ -310,10 +310,11 @@ def test_batch_that_is_not_finite_is_skipped_and_training_continues(tmp_path, mo
 
 @pytest.mark.parametrize("saveable", [True, False])
 def test_error_of_a_loader_is_explained(tmp_path, monkeypatch, saveable):
-    def damaged(self, new_options=None):
+    def damaged(self):
         raise tf.errors.UnknownError(None, None, "a damaged image")
+        yield
 
-    monkeypatch.setattr(InputFeed, "_fetch", damaged)
+    monkeypatch.setattr(Loader, "iterator", damaged)
     with pytest.raises(UserError, match=r"the loader \(tensorflow\) stopped: a damaged image"):
         Session(tmp_path, saveable=saveable).train()
 
