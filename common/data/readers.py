@@ -36,7 +36,7 @@ from common.files import get_or_create
 if TYPE_CHECKING:
     from common.data.annotations import Annotations
 
-_CLEAN_JSON = 1  # increase it when the json of _clean_json changes
+_CLEAN_JSON = 1  # increase it when the json of clean_json changes
 
 
 def coco_reader(
@@ -71,10 +71,10 @@ def coco_reader(
     """
     check_shards(annotations.num_images, num_shards)
     clean_name = f"{annotations.fingerprint()[:32]}-{_CLEAN_JSON}.coco.json"
-    clean_json = get_or_create(clean_name, lambda: _clean_json(annotations))
+    clean_file = get_or_create(clean_name, lambda: clean_json(annotations))
     jpegs, boxes, labels, rows = fn.readers.coco(  # type: ignore[misc]
         file_root=os.fspath(images_dir),
-        annotations_file=os.fspath(clean_json),
+        annotations_file=os.fspath(clean_file),
         avoid_class_remapping=True,
         image_ids=True,
         ltrb=True,
@@ -122,7 +122,7 @@ _Image = msgspec.defstruct("_Image", ["id", "file_name", "width", "height"], gc=
 _Object = msgspec.defstruct("_Object", ["id", "image_id", "category_id", "bbox", "iscrowd"], gc=False)
 
 
-def _clean_json(annotations: "Annotations") -> bytes:
+def clean_json(annotations: "Annotations") -> bytes:
     """Returns the json that DALI reads. Equal annotations give equal bytes."""
     targets = annotations.target_boxes
     sizes = annotations.image_sizes

@@ -25,6 +25,7 @@ from common.data.check import images as image_checks
 from common.data.check.coco import load_coco
 from common.data.check.image_headers import ImageFacts
 from common.data.check.issues import KINDS
+from common.data.readers import clean_json
 from common.errors import UserError
 from examples.preprocessing import sources
 
@@ -70,7 +71,7 @@ def open_source(kind: str, path: str, images: str | None, scratch: str) -> Sourc
         case "tfrecord":
             return _open_tfrecord(path, scratch)
         case "coco":
-            return _open_coco(path, images)
+            return _open_coco(path, images, scratch)
         case "lmdb":
             return _open_lmdb(path)
         case "recordio":
@@ -132,7 +133,7 @@ def _open_list(path: str, scratch: str) -> Source:
     return Source({"path": str(listed), "directory": "/"}, names, _sizes_of_files(path, files))
 
 
-def _open_coco(path: str, images: str | None) -> Source:
+def _open_coco(path: str, images: str | None, scratch: str) -> Source:
     """`path` is the json, or a directory with one json."""
     if os.path.isdir(path):
         jsons = glob.glob(f"{glob.escape(path)}/*.json")
@@ -141,12 +142,16 @@ def _open_coco(path: str, images: str | None) -> Source:
         path = jsons[0]
     beside = os.path.join(os.path.dirname(path), "images")
     directory = images or (beside if os.path.isdir(beside) else os.path.dirname(path) or ".")
-    names = list(load_coco(path).file_names)
+    annotations = load_coco(path)
+    names = list(annotations.file_names)
     outside = [name for name in names if image_checks.path_fault(name)]
     if outside:
         raise UserError(f"{path}: the file name {outside[0]!r} leads outside the image directory: correct it")
     sizes = _sizes_of_files(path, [os.path.join(directory, name) for name in names])
-    arguments = {"annotations": path, "directory": directory, "images": names}
+    # DALI's own parser refuses or misreads some files that the check accepts.
+    clean = pathlib.Path(scratch, "instances.json")
+    clean.write_bytes(clean_json(annotations))
+    arguments = {"annotations": str(clean), "directory": directory, "images": names}
     return Source(arguments, [os.path.splitext(name)[0] for name in names], sizes)
 
 

@@ -36,7 +36,7 @@ def assert_same_bits(got: dict[str, np.ndarray], expected: dict[str, np.ndarray]
 
 def test_the_same_numbers_give_the_batches_of_the_pipeline_api(fuzzed, tmp_path):
     checked = tmp_path / "checked.json"
-    checked.write_bytes(readers._clean_json(fuzzed.source.annotations))
+    checked.write_bytes(readers.clean_json(fuzzed.source.annotations))
     config = dataclasses.replace(get_config("efficientdet-d0"), image_size=SIZE, **COLOR)
     options = {"source": fuzzed.source, "config": config, "batch_size": BATCH, "seed": 7}
     graph, rows = Watched(EfficientDetPipeline(training=True, **options)), list(fuzzed.images)

@@ -94,7 +94,7 @@ def test_the_clean_json_is_made_once(drawn, tmp_path, monkeypatch):
     (path,) = made(annotations)
     assert path.name == f"{annotations.fingerprint()[:32]}-{readers._CLEAN_JSON}.coco.json"
     with monkeypatch.context() as patch:
-        patch.setattr(readers, "_clean_json", None)
+        patch.setattr(readers, "clean_json", None)
         assert made(dataclasses.replace(annotations, origin="elsewhere")) == [path]
     assert len(made(annotations.select(annotations.image_ids != 10))) == 2
     monkeypatch.setattr(readers, "_CLEAN_JSON", "next")
