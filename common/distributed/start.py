@@ -5,6 +5,7 @@ ranks = start("horovod")
 """
 
 import functools
+import os
 from collections.abc import Sequence
 
 import keras
@@ -14,6 +15,7 @@ from tensorflow.python.ops import gen_math_ops
 from common.distributed.horovod import HorovodRanks
 from common.distributed.ranks import Ranks
 from common.distributed.tf_distribute import StrategyRanks
+from common.errors import UserError
 from common.layers import random_states
 
 _add_n = gen_math_ops.add_n
@@ -27,8 +29,12 @@ def start(strategy: str = "none", compression: str = "none") -> Ranks:
         compression: compression of the gradients that ranks send, none or fp16; Horovod only.
 
     Raises:
-        UserError: Horovod is not installed; TF_CONFIG is missing or wrong.
+        UserError: Horovod is not installed; TF_CONFIG is missing or wrong; or horovodrun started several
+            processes, but the strategy is not Horovod's.
     """
+    processes = int(os.environ.get("HOROVOD_SIZE", "1"))  # set by horovodrun
+    if strategy != "horovod" and processes > 1:
+        raise UserError(f"horovodrun started {processes} processes: add --strategy=horovod")
     share_gpu_memory()
     if strategy == "horovod":
         return HorovodRanks(compression)

@@ -84,7 +84,9 @@ def damage(path: pathlib.Path) -> str | None:
     except (OSError, ValueError) as error:
         return getattr(error, "strerror", None) or f"{_CHECKSUMS} is not text"
     different = sorted(line.split()[-1] for line in {*expected} ^ {*actual})
-    return f"{different[0]} is not as it was written" if different else None
+    if different:
+        return f"{different[0]} is not as it was written"
+    return None if "state" in read_manifest(path) else f"{MANIFEST} has no state"
 
 
 def write(

@@ -20,6 +20,13 @@ TF_DISTRIBUTE = ("mirrored", "multi_worker")
 STRATEGIES = (*TF_DISTRIBUTE, "horovod")
 
 
+@pytest.mark.parametrize("strategy", ["none", "mirrored"])
+def test_several_processes_of_horovodrun_without_its_strategy_are_refused(monkeypatch, strategy):
+    monkeypatch.setenv("HOROVOD_SIZE", "2")
+    with pytest.raises(UserError, match="horovodrun started 2 processes: add --strategy=horovod"):
+        start(strategy)
+
+
 @pytest.fixture(scope="module")
 def results(tmp_path_factory):
     """Gives results(strategy), the results of each rank."""
