@@ -123,6 +123,7 @@ class EfficientDetPipeline(DaliOptions, EfficientDetLoader):
         config = self.config
         jpegs, boxes, labels, image_ids = self._read()
         size = source_size(jpegs)
+        # efficientdet-d0 uses the crop scale_jitter and, of the augmentations, only the flip (config.py).
         if self.training:
             crop, boxes, labels = random_crop(config, size, boxes, labels)
         else:
@@ -151,6 +152,7 @@ class EfficientDetPipeline(DaliOptions, EfficientDetLoader):
 
     @do_not_convert
     def _read(self) -> tuple[DataNode, ...]:
+        # For a COCO json this is `readers.coco_reader`.
         return self.opened_source.read(
             shard_id=self.shard_id, num_shards=self.num_shards, training=self.training, seed=self.seed
         )

@@ -181,6 +181,7 @@ class YOLOv4Pipeline(DaliOptions, YOLOv4Loader):
 
     @do_not_convert
     def _read(self, seed: int, name: str = "reader") -> tuple[DataNode, ...]:
+        # For a COCO json this is `readers.coco_reader`.
         return self.opened_source.read(
             shard_id=self.shard_id, num_shards=self.num_shards, training=self.training, seed=seed, name=name
         )

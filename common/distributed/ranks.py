@@ -93,7 +93,7 @@ class Ranks:
         return self._mean(gradients)
 
     def wrap_optimizer(self, optimizer: keras.optimizers.Optimizer) -> keras.optimizers.Optimizer:
-        """Adapts an optimizer to gradients from `average`. Call this before the optimizer is built."""
+        """Adapts an optimizer to averaged gradients. Call this before the optimizer is built."""
         return optimizer
 
     # --- outside `run`: all ranks must call these together ---

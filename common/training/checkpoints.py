@@ -129,8 +129,9 @@ class Checkpoints:
                     files.remove_unfinished(self._directory)
 
     def find(self) -> RunState | None:
-        """Finds the newest checkpoint that this run can continue from.
+        """Finds the newest checkpoint that this run can continue from: the last saved, at any step.
 
+        `run_directory.check` has already refused other runs.
         If the identity has changed, only checkpoints from the end of an epoch are considered.
 
         Rank 0 reads the files and sends them to the other ranks.

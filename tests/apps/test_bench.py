@@ -39,11 +39,11 @@ STAGES = {
 
 
 @pytest.fixture
-def bench(app) -> options.App:
+def bench(app) -> options.BenchApp:
     return options.APPS[app.name]
 
 
-def parse(bench: options.App, *arguments: str) -> BenchArgs:
+def parse(bench: options.BenchApp, *arguments: str) -> BenchArgs:
     fv = flags.FlagValues()
     options.define_flags(fv)
     fv(["bench", f"--model_name={bench.model_name}", *arguments])

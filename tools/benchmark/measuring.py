@@ -32,7 +32,7 @@ from common.progress import log
 from common.weights import model_metadata
 from tools import synthetic
 from tools.benchmark import report, rounds
-from tools.benchmark.options import TYPES, WHAT, App, BenchArgs, chosen
+from tools.benchmark.options import TYPES, WHAT, BenchApp, BenchArgs, chosen
 from tools.benchmark.rounds import Command, Record
 
 PROGRAM = pathlib.Path(__file__).resolve().parents[1] / "bench.py"
@@ -40,7 +40,7 @@ SAMPLE = 200  # number of images whose file sizes are averaged
 _SETTINGS = ("num_classes", "batch_size", "num_threads", "prefetch", "precision", "xla")
 
 
-def measure(app: App, a: BenchArgs) -> None:
+def measure(app: BenchApp, a: BenchArgs) -> None:
     """Measures what the flags select, prints the results, and writes them to --json.
 
     Raises UserError for unusable flags, and if nothing could be measured.
@@ -90,7 +90,7 @@ def measure(app: App, a: BenchArgs) -> None:
         raise UserError("nothing could be measured: the lines above name the reasons")
 
 
-def command(app: App, role: str, a: BenchArgs) -> Command:
+def command(app: BenchApp, role: str, a: BenchArgs) -> Command:
     """Returns the command that runs one candidate; see worker.work for its roles."""
     values = json.dumps(dataclasses.asdict(a))
     arguments = [sys.executable, str(PROGRAM), "candidate", app.name, role, values]
@@ -113,7 +113,7 @@ def parse_baselines(texts: Sequence[str]) -> list[Command]:
 
 
 def with_data(
-    app: App, a: BenchArgs, config: Any, types: Sequence[str], *, needed: bool
+    app: BenchApp, a: BenchArgs, config: Any, types: Sequence[str], *, needed: bool
 ) -> tuple[BenchArgs, Source | None]:
     """Checks the data once for all candidates, and draws images if there are no data but they are needed.
 

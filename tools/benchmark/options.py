@@ -49,7 +49,7 @@ def define_flags(fv: flags.FlagValues) -> None:
 
 
 @dataclasses.dataclass(frozen=True)
-class App:
+class BenchApp:
     """An app, as bench.py needs it.
 
     Attributes:
@@ -76,7 +76,7 @@ class App:
 
 
 _APPS = (
-    App(
+    BenchApp(
         name="efficientdet",
         model_name="efficientdet-d0",
         num_classes=90,
@@ -89,7 +89,7 @@ _APPS = (
         },
         fixed={},
     ),
-    App(
+    BenchApp(
         name="yolov4",
         model_name="yolov4",
         num_classes=80,

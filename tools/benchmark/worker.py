@@ -17,10 +17,10 @@ from common.distributed.start import reproducible, start
 from common.training import step_guard
 from common.training.ema import AveragedWeights
 from tools.benchmark import stages
-from tools.benchmark.options import App, BenchArgs
+from tools.benchmark.options import BenchApp, BenchArgs
 
 
-def work(app: App, role: str, a: BenchArgs) -> None:
+def work(app: BenchApp, role: str, a: BenchArgs) -> None:
     """Runs one candidate.
 
     Args:
@@ -67,7 +67,7 @@ def tell_steps(advance: Callable[[], object], batch_size: int) -> None:
 
 
 def _make_step(
-    app: App, config: Any, model: keras.Model, loader: BaseLoader, ranks: Ranks, a: BenchArgs
+    app: BenchApp, config: Any, model: keras.Model, loader: BaseLoader, ranks: Ranks, a: BenchArgs
 ) -> Callable[[], None]:
     schedule = app.module("optimization").make_schedule(config, a.batch_size, loader.steps_per_epoch)
     optimizer = app.module("optimization").make_optimizer(config, schedule, precision=a.precision)

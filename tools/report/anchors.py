@@ -80,7 +80,7 @@ class AnchorReport(NamedTuple):
     ceiling: dict[str, Any]
 
 
-class Assignment(NamedTuple):
+class AnchorAssignment(NamedTuple):
     """The result of `assign` for M boxes.
 
     Attributes:
@@ -156,7 +156,7 @@ def letterboxed(annotations: Annotations, image_size: tuple[int, int]) -> np.nda
 
 def assign(
     boxes: np.ndarray, row_splits: np.ndarray, anchors: Anchors, max_instances: int, min_box_size: float
-) -> Assignment:
+) -> AnchorAssignment:
     """Selects boxes and assigns them to anchors, as training does.
 
     Args:
@@ -189,7 +189,7 @@ def assign(
             owners.append(targets[positives[-1]])
             too_small, over_limit = np.add((too_small, over_limit), lost).tolist()
     arrays = np.concatenate(selected), np.concatenate(positives), np.concatenate(owners)
-    return Assignment(*arrays, too_small, over_limit)
+    return AnchorAssignment(*arrays, too_small, over_limit)
 
 
 def template_iou(boxes: np.ndarray, anchors: Anchors) -> np.ndarray:
