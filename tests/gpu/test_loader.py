@@ -138,11 +138,11 @@ def operators(app, config, source):
         assert {node.device for node in waiting} == {"gpu"}
         while waiting:
             made = waiting.pop().source
-            if made.id not in found:
+            if id(made) not in found:  # two operators can share made.id: DALI numbers them by two counters
                 inputs, operator = made._inputs or [], made._op
                 arguments = operator._init_args | operator._call_args
                 devices = [node.device for node in inputs]
-                found[made.id] = (type(operator).__name__, operator._device, arguments, devices)
+                found[id(made)] = (type(operator).__name__, operator._device, arguments, devices)
                 waiting += inputs
         return list(found.values())
 
