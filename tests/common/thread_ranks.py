@@ -1,6 +1,6 @@
 """Runs ranks as threads of one process, so that tests of several ranks need no launcher.
 
-results = together(2, lambda ranks: ranks.gather(ranks.rank))
+results = run_on_ranks(2, lambda ranks: ranks.gather(ranks.rank))
 """
 
 import concurrent.futures
@@ -54,7 +54,7 @@ class ThreadRanks(Ranks):
         ]
 
 
-def together(world_size: int, work: Callable[[Ranks], T]) -> list[T]:
+def run_on_ranks(world_size: int, work: Callable[[Ranks], T]) -> list[T]:
     """Calls `work(ranks)` on one thread per rank; returns all results. An error ends all threads."""
     barrier = threading.Barrier(world_size)
     table: list[Any] = [None] * world_size

@@ -26,6 +26,6 @@ def test_comparison_of_runs_detects_a_difference_of_one_bit(tmp_path):
         for file in ("last.weights.h5", "best.weights.h5"):
             h5py.File(run / file, "w").close()
         (run / "results.csv").write_text(f"epoch,images_per_second\n1,{value}\n")
-    first, second = (soak_kills.what_it_ends_with(tmp_path / name) for name in "ab")
+    first, second = (soak_kills.final_state(tmp_path / name) for name in "ab")
     assert first.keys() == second.keys()
     assert [name for name in first if first[name] != second[name]] == ["state:v/.ATTRIBUTES/VARIABLE_VALUE"]

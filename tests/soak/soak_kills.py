@@ -30,15 +30,15 @@ from tools import synthetic
 EPOCHS, STEPS, SAVE_EVERY = 2, 8, 2
 SETTINGS = {"epochs": EPOCHS, "steps_per_epoch": STEPS, "save_every": SAVE_EVERY, "eval_every": 0}
 SETTINGS |= {"ema_decay": 0.9, "step_timeout": 120}
-OWN = {"efficientdet": (), "yolov4": ("--close_mosaic=1",)}  # the last epoch needs another loader
+APP_FLAGS = {"efficientdet": (), "yolov4": ("--close_mosaic=1",)}  # the last epoch needs another loader
 
 
 def command(app: str, ranks: int, data: pathlib.Path, output_dir: pathlib.Path, *flags: str) -> list[str]:
-    """The flags put all kinds of state into a checkpoint."""
-    given = training_flags(app, data, output_dir, "horovod" if ranks > 1 else "none", batch_size=2)
-    given += [f"--eval_images={data}/images", f"--eval_annotations={data}/instances.json"]
-    given += [f"--{name}={value}" for name, value in SETTINGS.items()]
-    return [str(launching.ROOT / app / "train.py"), *given, *OWN[app], *flags]
+    """Returns a training command whose flags put all kinds of state into a checkpoint."""
+    options = training_flags(app, data, output_dir, "horovod" if ranks > 1 else "none", batch_size=2)
+    options += [f"--eval_images={data}/images", f"--eval_annotations={data}/instances.json"]
+    options += [f"--{name}={value}" for name, value in SETTINGS.items()]
+    return [str(launching.ROOT / app / "train.py"), *options, *APP_FLAGS[app], *flags]
 
 
 def start(ranks: int, arguments: list[str]) -> launching.Job:
@@ -55,7 +55,7 @@ def saved_steps(output_dir: pathlib.Path) -> list[int]:
     return sorted({int(path.stem) for path in output_dir.glob("checkpoints/[0-9]*")})
 
 
-def what_it_ends_with(output_dir: pathlib.Path) -> dict[str, str]:
+def final_state(output_dir: pathlib.Path) -> dict[str, str]:
     """Returns hashes of the arrays in the last checkpoint and the weights, and results.csv's rows."""
     arrays = {}
     manifests = output_dir.glob("checkpoints/[0-9]*/manifest.json")
@@ -89,30 +89,30 @@ def stop_and_resume(
     synthetic.draw_dataset(data, 37, seed=5)
     unbroken = directory / "unbroken"
     run(ranks, command(app, ranks, data, unbroken, *flags))
-    wanted = what_it_ends_with(unbroken)
+    expected = final_state(unbroken)
     draw = random.Random(seed)
     lines = []
     for number in range(rounds):
         broken = directory / f"broken_{number}"
         arguments = command(app, ranks, data, broken, *flags)
-        places = []
-        for how in ("SIGKILL", draw.choice(["SIGTERM", "SIGINT"]), "SIGKILL"):
+        stops = []
+        for signal_name in ("SIGKILL", draw.choice(["SIGTERM", "SIGINT"]), "SIGKILL"):
             with start(ranks, arguments) as job:
-                places.append(_stop_somewhere(job, broken, ranks, how, draw))
+                stops.append(_stop_at_random_step(job, broken, ranks, signal_name, draw))
         run(ranks, arguments)
-        found = what_it_ends_with(broken)
-        names = sorted(wanted.keys() | found.keys())
-        different = [name for name in names if wanted.get(name) != found.get(name)]
-        assert not different, f"{places}: {len(different)} of {len(wanted)} differ: {different[:5]}"
+        result = final_state(broken)
+        names = sorted(expected.keys() | result.keys())
+        different = [name for name in names if expected.get(name) != result.get(name)]
+        assert not different, f"{stops}: {len(different)} of {len(expected)} differ: {different[:5]}"
         shutil.rmtree(broken)
-        lines.append(f"{app}, {ranks} ranks, round {number}: {'; '.join(places)}: bit-equal")
+        lines.append(f"{app}, {ranks} ranks, round {number}: {'; '.join(stops)}: bit-equal")
     return lines
 
 
-def _stop_somewhere(
-    job: launching.Job, output_dir: pathlib.Path, ranks: int, how: str, draw: random.Random
+def _stop_at_random_step(
+    job: launching.Job, output_dir: pathlib.Path, ranks: int, signal_name: str, draw: random.Random
 ) -> str:
-    """Returns the last saved step."""
+    """Signals some ranks at a random step. Returns the signal, the ranks and the last saved step."""
     before = (saved_steps(output_dir) or [0])[-1]
     ahead = [step for step in range(before + 1, EPOCHS * STEPS + 1) if step % SAVE_EVERY == 0]
     awaited = draw.choice(ahead[: max(len(ahead) // 2, 1)] or [before])
@@ -126,30 +126,29 @@ def _stop_somewhere(
         victims = {rank: victims[rank] for rank in draw.sample(sorted(victims), 1)}
     for victim in victims.values():
         with contextlib.suppress(ProcessLookupError):
-            os.kill(victim, getattr(signal, how))
+            os.kill(victim, getattr(signal, signal_name))
     result = job.finish(120)
     if result.returncode == 0:
-        return "ended before it was hit"
-    if how != "SIGKILL":
-        said = result.stdout + result.stderr
-        assert "saved after step" in said, said
+        return "ended before the signal"
+    if signal_name != "SIGKILL":
+        output = result.stdout + result.stderr
+        assert "saved after step" in output, output
         # With more ranks, horovodrun prints the exit code.
-        assert "Exit code: 75" in said if ranks > 1 else result.returncode == 75, said
+        assert "Exit code: 75" in output if ranks > 1 else result.returncode == 75, output
     reached = (saved_steps(output_dir) or [0])[-1]
-    return f"{how} to rank {' and '.join(map(str, sorted(victims)))}, saved was step {reached}"
+    return f"{signal_name} to rank {' and '.join(map(str, sorted(victims)))}, saved was step {reached}"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--app", choices=sorted(OWN), required=True)
+    parser.add_argument("--app", choices=sorted(APP_FLAGS), required=True)
     parser.add_argument("--ranks", type=int, default=1)
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--seed", type=int, default=0)
-    given = parser.parse_args()
+    a = parser.parse_args()
     with tempfile.TemporaryDirectory() as directory:
-        options = {"rounds": given.rounds, "directory": pathlib.Path(directory), "seed": given.seed}
-        lines = stop_and_resume(given.app, given.ranks, **options)
-        print(*lines, sep="\n")
+        path = pathlib.Path(directory)
+        print(*stop_and_resume(a.app, a.ranks, rounds=a.rounds, directory=path, seed=a.seed), sep="\n")
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ from common.errors import OtherRankError, UserError
 from common.evaluation import coco_metrics
 from common.evaluation import evaluate as evaluation
 from tests.common.evaluation.reference import by_pycocotools
-from tests.common.thread_ranks import together
+from tests.common.thread_ranks import run_on_ranks
 
 ROWS = 14
 SCORES = (0.25, 0.5, 0.75)  # few values, so that many detections have equal scores
@@ -35,7 +35,7 @@ def on_ranks(count, work):
         except Exception as error:
             return error
 
-    return together(count, outcome)
+    return run_on_ranks(count, outcome)
 
 
 @pytest.fixture(autouse=True)

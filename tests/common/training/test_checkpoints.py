@@ -21,7 +21,7 @@ from common.training.checkpoints import Checkpoints, RunState
 from common.training.ema import AveragedWeights
 from common.training.run_directory import Identity
 from common.weights import model_metadata
-from tests.common.thread_ranks import together
+from tests.common.thread_ranks import run_on_ranks
 from tests.common.training import soak_saves
 from tests.common.training.small_model import assert_same, files_end_at, make_model, values
 
@@ -384,7 +384,7 @@ def save_on(directory, world_size, step):
         see_own_images(training)
         return training.go_to(step).save_now()
 
-    assert together(world_size, save) == [True] * world_size
+    assert run_on_ranks(world_size, save) == [True] * world_size
 
 
 def test_each_rank_restores_its_own_statistics_seeds_and_data_position(tmp_path):
@@ -397,7 +397,7 @@ def test_each_rank_restores_its_own_statistics_seeds_and_data_position(tmp_path)
         assert all((v.numpy() == 1).all() for v in training.model.trainable_variables)
         return own_things(training), values(training.optimizer)
 
-    results = together(3, resume)
+    results = run_on_ranks(3, resume)
     for rank, (own, slots) in enumerate(results):
         number = rank + 5
         expected = {"statistics": [number, 10 * number], "seed": {number}, "next": rank + 100 * number}
@@ -418,7 +418,7 @@ def test_another_number_of_ranks_resumes_from_a_whole_epoch(tmp_path, before, no
         assert all((v.numpy() == 1).all() for v in training.model.trainable_variables)
         return own_things(training)
 
-    for rank, own in enumerate(together(now, resume)):
+    for rank, own in enumerate(run_on_ranks(now, resume)):
         assert own["statistics"] == [5, 50]
         assert own["next"] == rank
 
@@ -436,7 +436,7 @@ def test_failed_save_is_known_to_all_ranks_and_logged_once(tmp_path, capfd):
             first = training.go_to(2).save_now()
         return first, training.go_to(3).save_now()
 
-    assert together(2, fail) == [(False, True)] * 2
+    assert run_on_ranks(2, fail) == [(False, True)] * 2
     assert capfd.readouterr().err.count("warning: the checkpoint of step 2 cannot be written") == 1
     assert steps(tmp_path) == ["00000001", "00000003"]
 
@@ -450,7 +450,7 @@ def test_checkpoint_that_rank_0_cannot_read_ends_all_ranks(tmp_path):
             training.resume()
         return type(raised.value)
 
-    assert together(2, resume) == [UserError, OtherRankError]
+    assert run_on_ranks(2, resume) == [UserError, OtherRankError]
 
 
 # --- kill -9 and full disks ---

@@ -5,7 +5,7 @@ import tensorflow as tf
 
 from common.layers import moving_statistics
 from common.training.ema import AveragedWeights
-from tests.common.thread_ranks import together
+from tests.common.thread_ranks import run_on_ranks
 
 
 def small_model():
@@ -74,7 +74,7 @@ def test_statistics_are_averaged_over_the_ranks_while_swapped_in(decay):
             np.testing.assert_array_equal(after, before)
         return [weight.path for weight in model.weights], averages or own, inside
 
-    (paths, first, inside), (_, second, inside_second) = together(2, work)
+    (paths, first, inside), (_, second, inside_second) = run_on_ranks(2, work)
     for path, a, b, got, got_second in zip(paths, first, second, inside, inside_second, strict=True):
         np.testing.assert_array_equal(got, got_second)
         np.testing.assert_allclose(got, (a.astype(np.float64) + b) / 2, rtol=1e-6, err_msg=path)

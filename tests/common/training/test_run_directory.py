@@ -6,7 +6,7 @@ from common.args import Args
 from common.distributed.ranks import Ranks
 from common.training import run_directory
 from common.training.run_directory import Identity
-from tests.common.thread_ranks import together
+from tests.common.thread_ranks import run_on_ranks
 from tests.refusal import refusal
 
 IDENTITY = Identity({"app": "efficientdet", "config": {"image_size": [512, 512], "momentum": 0.9}, "seed": 0})
@@ -69,7 +69,7 @@ def test_ranks_with_other_flags_or_data_are_refused(tmp_path):
         own = {"data": f"of rank {ranks.rank}", "seed": 1}
         return refusal(check, tmp_path, Identity(own, of_all_ranks={"patience": ranks.rank}), ranks)
 
-    _, log = together(2, work)
+    _, log = run_on_ranks(2, work)
     assert log.startswith("ranks 0 and 1 differ in data, patience: give all the same flags")
 
 

@@ -9,7 +9,7 @@ import time
 import pytest
 
 from common.training.watchdog import StopSignals
-from tests.common.thread_ranks import together
+from tests.common.thread_ranks import run_on_ranks
 from tests.conftest import ROOT
 
 TIMEOUT = 1.0
@@ -181,4 +181,4 @@ def test_signal_to_any_rank_stops_all_ranks():
         return first, signals.agreed(ranks), signals.message(3).partition(";")[0]
 
     by = ["stopped by a signal to another rank", "stopped by SIGTERM"]
-    assert together(2, work) == [(False, True, by[0]), (False, True, by[1])]
+    assert run_on_ranks(2, work) == [(False, True, by[0]), (False, True, by[1])]
