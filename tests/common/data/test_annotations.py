@@ -1,5 +1,6 @@
+"""Annotations against plain loops and pycocotools, and read_coco against the reader of the data check."""
+
 import dataclasses
-import itertools
 import json
 import re
 import warnings
@@ -14,7 +15,7 @@ from common.data.check.issues import Issues
 from common.data.labels import LabelMap
 from tests.common.coco_documents import LARGE, SMALL, assert_is, changed, write_json
 from tests.common.evaluation.reference import by_pycocotools
-from tests.common.made_annotations import annotations as made
+from tests.common.made_annotations import annotations as make_annotations
 from tests.refusal import refusal
 
 
@@ -25,15 +26,18 @@ def small():
     issues.add("box-outside", "annotation 1 (image 7) has bbox [1.0]")
     issues.add("image-missing", "image 8")
     rows = [(0, 0, 0, 0, 20, 10), (0, 1, 1, 2, 3.5, 4), (2, 0, 0.25, 0, 2, 2), (2, 1, 0.1, 0, 2, 2)]
-    found = made([(10, 20), (40, 30), (5, 6)], rows, ("two", "neun 'ä\""), [0], [99, 12.5, 4, 1 / 3])
+    areas = [99, 12.5, 4, 1 / 3]
+    annotations = make_annotations([(10, 20), (40, 30), (5, 6)], rows, ("two", "neun 'ä\""), [0], areas)
     names = ["a.jpg", "sub/b\0 .jpg", ""]
-    return dataclasses.replace(found, image_ids=np.array([42, 7, 2**63 - 1]), file_names=names, issues=issues)
+    return dataclasses.replace(
+        annotations, image_ids=np.array([42, 7, 2**63 - 1]), file_names=names, issues=issues
+    )
 
 
 # --- target boxes ---
 
 
-def test_target_boxes_against_a_plain_loop():
+def test_target_boxes_of_random_annotations_equal_a_plain_loop():
     random = np.random.default_rng(3)
     sizes = random.integers(1, 700, (20, 2))
     boxes = random.uniform(-100, 700, (500, 4))
@@ -41,7 +45,7 @@ def test_target_boxes_against_a_plain_loop():
     images = np.sort(random.choice([*range(1, 7), *range(8, 19)], 500))
     crowds = np.flatnonzero(random.uniform(size=500) < 0.1)
     rows = np.c_[images, random.integers(0, 2, 500), boxes]
-    annotations = made(sizes, rows, ("a", "b"), crowds)
+    annotations = make_annotations(sizes, rows, ("a", "b"), crowds)
     targets = annotations.target_boxes
     assert annotations.row_splits.tolist() == np.searchsorted(images, range(21)).tolist()
     assert len(targets.row_splits) == 21
@@ -65,20 +69,21 @@ def test_target_boxes_against_a_plain_loop():
     assert targets.num_crowds == annotations.is_crowd.sum() > 10
 
 
-def test_huge_boxes_are_clipped_without_a_warning_and_rounding_is_no_clipping():
+def test_huge_box_is_clipped_without_warning_and_rounding_error_is_not_clipping():
     beyond = np.nextafter(20.0, 21.0)
     boxes = [[1, 2, 1e308, 1e308], [-1e308, -1e300, 1e308, 1e308], [0, 0, beyond, 10], [0, 0, 20.01, 10]]
+    rows = [(0, 0, *box) for box in boxes]
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        clipped, changed, _ = made([(10, 20)], [(0, 0, *box) for box in boxes], areas=[0] * 4).clipped_boxes
+        clipped, is_changed, _ = make_annotations([(10, 20)], rows, areas=[0] * 4).clipped_boxes
     np.testing.assert_allclose(clipped, [[0.05, 0.2, 1, 1], [0, 0, 0, 1], *[[0, 0, 1, 1]] * 2], rtol=1e-6)
-    assert changed.tolist() == [True, True, False, True]
+    assert is_changed.tolist() == [True, True, False, True]
 
 
 # --- ground truth ---
 
 
-def test_pycocotools_judges_our_ground_truth_like_the_original(drawn):
+def test_ground_truth_gives_the_average_precision_of_the_original_json(drawn):
     path = drawn / "instances.json"
     original = json.loads(path.read_text())
     random = np.random.default_rng(0)
@@ -86,12 +91,12 @@ def test_pycocotools_judges_our_ground_truth_like_the_original(drawn):
     for detection in detections:
         detection["bbox"] = (detection["bbox"] * random.uniform(0.95, 1.05, 4)).tolist()
     truths = load_coco(path).ground_truth(), original
-    ours, theirs = (by_pycocotools(truth, detections)[0] for truth in truths)
-    assert 0.2 < ours[0] < 0.9
-    assert ours.tolist() == theirs.tolist()
+    actual, expected = (by_pycocotools(truth, detections)[0] for truth in truths)
+    assert 0.2 < expected[0] < 0.9
+    assert actual.tolist() == expected.tolist()
 
 
-def test_the_ground_truth_has_everything(small):
+def test_ground_truth_has_the_fields_of_coco(small):
     truth = small.ground_truth()
     assert truth["images"][1] == {"id": 7, "file_name": "sub/b\0 .jpg", "height": 40, "width": 30}
     ids = {"id": 2, "image_id": 42, "category_id": 20}
@@ -100,112 +105,94 @@ def test_the_ground_truth_has_everything(small):
     assert truth["categories"] == [{"id": 10, "name": "two"}, {"id": 20, "name": "neun 'ä\""}]
 
 
-# --- fingerprint, summary and image names ---
+# --- fingerprint, summary, image names and selection ---
 
 
-def test_the_fingerprint_is_of_the_content(small):
-    others = {"issues": Issues(""), "label_map": LabelMap((10, 20), ("two", "nine"))}
-    others |= {"file_names": ["a.jpgsub/b\0 .jpg", "", ""]}
+def test_fingerprint_depends_on_every_field_but_origin_and_issues(small):
+    changes = {"issues": Issues(""), "label_map": LabelMap((10, 20), ("two", "nine"))}
+    changes |= {"file_names": ["a.jpgsub/b\0 .jpg", "", ""]}
     for field in dataclasses.fields(small):
-        value = others[field.name] if field.name in others else getattr(small, field.name)[::-1]
-        is_other = dataclasses.replace(small, **{field.name: value}).fingerprint() != small.fingerprint()
-        assert is_other == (field.name not in ("origin", "issues")), field.name
+        value = changes[field.name] if field.name in changes else getattr(small, field.name)[::-1]
+        differs = dataclasses.replace(small, **{field.name: value}).fingerprint() != small.fingerprint()
+        assert differs == (field.name not in ("origin", "issues")), field.name
 
 
-def test_the_summary_counts(drawn):
+def test_summary_counts_images_objects_crowds_and_clipped_and_dropped_boxes(drawn):
     summary = load_coco(drawn / "instances.json").summary()
     assert "12 images (1 without objects)" in summary
     assert "of 3 classes; 1 crowds left out, 1 boxes clipped" in summary
     assert summary.endswith("2 without area dropped")
 
 
-def test_image_names(small):
+def test_image_name_has_the_id_and_the_file_name_if_there_is_one(small):
     names = ["image 42 ('a.jpg')", "image 7 ('sub/b\\x00 .jpg')", f"image {2**63 - 1}"]
     assert [small.image_name(row) for row in range(3)] == names
 
 
-# --- select, which keeps some of the images ---
-
-
-@pytest.mark.parametrize("kept", [[1, 1, 1], [0, 1, 1], [0, 1, 0], [0, 0, 0]])
-def test_select(small, kept):
-    kept = np.array(kept, np.bool_)
-    selected = small.select(kept)
-    whole = small.ground_truth()
-    part = selected.ground_truth()
-    assert part["images"] == list(itertools.compress(whole["images"], kept))
-    expected = [o for o in whole["annotations"] if o["image_id"] in small.image_ids[kept]]
-    assert [o | {"id": 0} for o in part["annotations"]] == [o | {"id": 0} for o in expected]
-    assert part["categories"] == whole["categories"]
-    assert np.all(np.diff(selected.box_image) >= 0) and selected.row_splits[-1] == len(expected)
-    assert selected.num_images == kept.sum() and len(selected.target_boxes.row_splits) == kept.sum() + 1
-    assert (selected.origin, selected.issues) == (small.origin, small.issues)
+@pytest.mark.parametrize(("images", "boxes"), [([1, 2], [2, 3]), ([], [])], ids=["two of three", "none"])
+def test_selected_images_have_the_ground_truth_that_they_had_before(small, images, boxes):
+    selection = small.select(np.isin([0, 1, 2], images))
+    truth, expected = selection.ground_truth(), small.ground_truth()
+    assert truth["images"] == [expected["images"][i] for i in images]
+    objects = [expected["annotations"][i] | {"id": n} for n, i in enumerate(boxes, 1)]
+    assert truth["annotations"] == objects
+    assert truth["categories"] == expected["categories"]
+    assert selection.num_images == len(images) and selection.row_splits[-1] == len(boxes)
+    assert len(selection.target_boxes.row_splits) == len(images) + 1
+    assert (selection.origin, selection.issues) == (small.origin, small.issues)
 
 
 # --- read_coco, which reads without a check ---
 
 
-def assert_same(path):
-    """Compares read_coco, which checks nothing, with load_coco."""
-    plain, strict = read_coco(path), load_coco(path)
+@pytest.mark.parametrize("data_set", ["coco128", "drawn"])
+def test_read_coco_equals_load_coco_in_all_fields_but_issues(data_set, request):
+    path = request.getfixturevalue(data_set) / "instances.json"
+    plain, checked = read_coco(path), load_coco(path)
     for field in dataclasses.fields(Annotations):
-        found, expected = getattr(plain, field.name), getattr(strict, field.name)
+        actual, expected = getattr(plain, field.name), getattr(checked, field.name)
         if isinstance(expected, np.ndarray):
-            assert found.dtype == expected.dtype, field.name
-            np.testing.assert_array_equal(found, expected)
+            assert actual.dtype == expected.dtype, field.name
+            np.testing.assert_array_equal(actual, expected)
         elif field.name != "issues":
-            assert found == expected, field.name
-    assert not plain.issues and plain.fingerprint() == strict.fingerprint()
-    return plain
+            assert actual == expected, field.name
+    assert not plain.issues and plain.fingerprint() == checked.fingerprint()
 
 
-@pytest.mark.parametrize("name", ["coco128", "drawn"])
-def test_real_data_are_read_as_by_the_strict_reader(name, request):
-    assert_same(request.getfixturevalue(name) / "instances.json")
-
-
-# SMALL with other image ids and without the optional keys
-IDS = {42: LARGE, 7: 3}
-GAPS = SMALL | {
-    "images": [image | {"id": IDS[image["id"]]} for image in SMALL["images"]],
+NEW_IDS = {42: LARGE, 7: 3}
+IDS_WITH_GAPS = SMALL | {
+    "images": [image | {"id": NEW_IDS[image["id"]]} for image in SMALL["images"]],
     "annotations": [
-        {"image_id": IDS[o["image_id"]], "category_id": o["category_id"], "bbox": o["bbox"]}
+        {"image_id": NEW_IDS[o["image_id"]], "category_id": o["category_id"], "bbox": o["bbox"]}
         for o in SMALL["annotations"]
     ],
 }
-HARD = {
-    "gaps in ids, defaults": GAPS,
-    "crowds": changed(["annotations", 0, "iscrowd"], True),
-    "no ids": changed(["annotations", 2, "id"], None),
-    "a box that reaches outside": changed(["annotations", 0, "bbox"], [-3, 2, 1e308, 1e308]),
-    "unused keys": changed(["annotations", 1, "segmentation"], {"counts": "x", "size": [1, 2]}),
+
+
+def test_read_coco_after_a_byte_order_mark_equals_plain_loops(tmp_path):
+    content = b"\xef\xbb\xbf" + json.dumps(IDS_WITH_GAPS).encode()
+    assert_is(read_coco(write_json(tmp_path, content)), IDS_WITH_GAPS)
+
+
+BAD_DOCUMENTS = {
+    "no images key": (changed(["images"], ...), "missing required field `images`"),
+    "no images": (changed(["images"], []), "length >= 1"),
+    "box of three": (changed(["annotations", 2, "bbox"], [1, 2, 3]), r"annotations\[2\].bbox"),
+    "text as width": (changed(["images", 1, "width"], "9"), r"`str` - at `\$.images\[1\].width`"),
+    "unknown image": (changed(["annotations", 2, "image_id"], 8), r"\[2\] has an unknown image_id: 8"),
+    "unknown category": (changed(["annotations", 2, "category_id"], 3), r"\[2\] .* unknown category_id: 3"),
+    "no categories": (changed(["categories"], []), "no categories"),
+    "truncated": (json.dumps(SMALL)[:-20], "truncated"),
+    "gzip": (b"\x1f\x8b\x08\x00abc", "malformed"),
 }
 
 
-@pytest.mark.parametrize("name", HARD)
-def test_hard_inputs_are_read_as_by_the_strict_reader(name, tmp_path):
-    content = b"\xef\xbb\xbf" + json.dumps(HARD[name]).encode()  # with a byte order mark
-    assert_is(assert_same(write_json(tmp_path, content)), HARD[name])
-
-
-BAD = [
-    (changed(["images"], ...), "missing required field `images`"),
-    (changed(["images"], []), "length >= 1"),
-    (changed(["annotations", 2, "bbox"], [1, 2, 3]), r"annotations\[2\].bbox"),
-    (changed(["images", 1, "width"], "9"), r"Expected `int`, got `str` - at `\$.images\[1\].width`"),
-    (changed(["annotations", 2, "image_id"], 8), r"annotations\[2\] has an unknown image_id: 8"),
-    (changed(["annotations", 2, "category_id"], 3), r"annotations\[2\] has an unknown category_id: 3"),
-    (changed(["categories"], []), "no categories"),
-    (changed(["categories", 1, "name"], "two"), "same name 'two'"),
-    (json.dumps(SMALL)[:-20], "truncated"),
-    (b"", "truncated"),
-    (b"\x1f\x8b\x08\x00abc", "malformed"),
-]
-
-
-@pytest.mark.parametrize(("document", "message"), BAD)
-def test_bad_annotations_are_one_clear_line(document, message, tmp_path):
+@pytest.mark.parametrize(("document", "reason"), BAD_DOCUMENTS.values(), ids=BAD_DOCUMENTS)
+def test_read_coco_of_bad_json_raises_one_line_with_file_and_reason(document, reason, tmp_path):
     path = write_json(tmp_path, document)
-    said = refusal(read_coco, path)
-    assert said.startswith(str(path)) and re.search(message, said)
+    message = refusal(read_coco, path)
+    assert message.startswith(str(path)) and re.search(reason, message)
+
+
+def test_read_coco_of_missing_json_names_the_file(tmp_path):
     assert "nowhere.json: No such file" in refusal(read_coco, tmp_path / "nowhere.json")

@@ -7,45 +7,50 @@ from common.data.labels import LabelMap, category_faults
 from tests.refusal import refusal
 
 CATEGORIES = [{"id": 90, "name": "toothbrush"}, {"id": 1, "name": "person"}, {"id": 13, "name": "stop sign"}]
-
-
 LABEL_MAP = LabelMap.from_categories(CATEGORIES)
 
 
-def test_classes_follow_the_ids_not_the_order_of_the_file():
-    assert LABEL_MAP.category_ids == (1, 13, 90)
-    assert LABEL_MAP.names == ("person", "stop sign", "toothbrush")
+def test_classes_of_unsorted_categories_follow_the_ids():
+    assert LabelMap((1, 13, 90), ("person", "stop sign", "toothbrush")) == LABEL_MAP
     assert LABEL_MAP.num_classes == 3
-    assert LabelMap.from_categories(reversed(CATEGORIES)) == LABEL_MAP
-    assert hash(LabelMap.from_categories(reversed(CATEGORIES))) == hash(LABEL_MAP)
+    reversed_map = LabelMap.from_categories(reversed(CATEGORIES))
+    assert reversed_map == LABEL_MAP and hash(reversed_map) == hash(LABEL_MAP)
+
+
+def test_numbered_label_map_starts_at_category_1():
     assert LabelMap.numbered(3) == LabelMap((1, 2, 3), ("1", "2", "3"))
 
 
-def test_arrays_agree_with_a_search():
+def test_classes_of_random_category_ids_equal_a_binary_search():
     random = np.random.default_rng(0)
     ids = random.choice(100_000, 365, replace=False)
     label_map = LabelMap.from_categories({"id": int(i), "name": f"c{i}"} for i in ids)
-    asked = random.choice(ids, 1000)
-    np.testing.assert_array_equal(label_map.classes_of(asked), np.searchsorted(np.sort(ids), asked))
-    assert label_map.classes_of(asked).dtype == np.int32
+    category_ids = random.choice(ids, 1000)
+    classes = label_map.classes_of(category_ids)
+    np.testing.assert_array_equal(classes, np.searchsorted(np.sort(ids), category_ids))
+    assert classes.dtype == np.int32
     assert label_map.classes_of(np.zeros(0, np.int64)).shape == (0,)
 
 
-@pytest.mark.parametrize("large", [2**31, 2**53 + 1, 2**63 - 1])
-def test_ids_of_any_size_and_names_of_any_letters_in_all_files(tmp_path, large):
-    label_map = LabelMap.from_categories([{"id": large, "name": "Körper"}, {"id": 0, "name": 'a "b" {c}'}])
-    assert label_map.category_ids == (0, large) and label_map.classes_of([large, 0]).tolist() == [1, 0]
-    for unknown in (2, large - 1):
-        with pytest.raises(KeyError, match=str(unknown)):
-            label_map.classes_of(np.array([0, unknown, large]))
-    text = f"item {{id: {large} name: 'Körper'}} item {{id: 0 name: 'a \"b\" {{c}}'}}"
+def test_largest_category_id_and_non_ascii_names_survive_json_and_pbtxt(tmp_path):
+    largest = 2**63 - 1
+    label_map = LabelMap.from_categories([{"id": largest, "name": "Körper"}, {"id": 0, "name": 'a "b" {c}'}])
+    assert label_map.category_ids == (0, largest) and label_map.classes_of([largest, 0]).tolist() == [1, 0]
+    text = f"item {{id: {largest} name: 'Körper'}} item {{id: 0 name: 'a \"b\" {{c}}'}}"
     (tmp_path / "labels.pbtxt").write_text(text, "utf-8-sig")
     label_map.save(tmp_path / "labels.json")
     for path in tmp_path.iterdir():
         assert LabelMap.load(path) == label_map
 
 
-def test_pbtxt(tmp_path):
+@pytest.mark.parametrize("unknown", [2, 2**63 - 2])
+def test_class_of_unknown_category_id_raises_key_error_with_the_id(unknown):
+    label_map = LabelMap((0, 2**63 - 1), ("a", "b"))
+    with pytest.raises(KeyError, match=str(unknown)):
+        label_map.classes_of(np.array([0, unknown, 2**63 - 1]))
+
+
+def test_pbtxt_with_comments_quotes_and_display_names_is_read(tmp_path):
     (tmp_path / "map.pbtxt").write_text(
         """# a comment with item { id: 99 }
         item { name: "/m/01g317" id: 1 display_name: "person" }
@@ -56,12 +61,11 @@ def test_pbtxt(tmp_path):
         }
         """
     )
-    label_map = LabelMap.load(tmp_path / "map.pbtxt")
-    assert label_map.category_ids == (1, 13, 90)
-    assert label_map.names == ("person", "driver's licence", "tooth } brush # not a comment")
+    names = ("person", "driver's licence", "tooth } brush # not a comment")
+    assert LabelMap.load(tmp_path / "map.pbtxt") == LabelMap((1, 13, 90), names)
 
 
-def test_all_faults_of_categories_are_named():
+def test_every_fault_of_a_list_of_categories_is_named():
     sound = {"id": 7, "name": "sound"}
     rows = [
         (None, "categories[1] is None: it needs"),
@@ -85,7 +89,7 @@ def test_all_faults_of_categories_are_named():
     assert faults[0] in refusal(LabelMap.from_categories, categories)
 
 
-REFUSED = [
+BAD_FILES = [
     (b"{", "not a label map"),
     (b"{}", "not a label map"),
     (b'{"categories": [1]}', r"categories\[0\] is 1"),
@@ -98,17 +102,17 @@ REFUSED = [
 ]
 
 
-@pytest.mark.parametrize(("content", "message"), REFUSED)
-def test_refused_files_are_named(tmp_path, content, message):
+@pytest.mark.parametrize(("content", "reason"), BAD_FILES)
+def test_bad_label_map_file_is_refused_with_path_and_reason(tmp_path, content, reason):
     if content is not None:
         (tmp_path / "labels").write_bytes(content)
-    assert re.search(f"label map {tmp_path}/labels: .*{message}", refusal(LabelMap.load, tmp_path / "labels"))
+    assert re.search(f"label map {tmp_path}/labels: .*{reason}", refusal(LabelMap.load, tmp_path / "labels"))
 
 
-def test_differences():
+def test_differences_name_each_missing_or_renamed_category():
     assert LABEL_MAP.differences(LABEL_MAP) == LABEL_MAP.differences(LabelMap((13,), ("stop sign",))) == []
-    found = LABEL_MAP.differences(LabelMap((1, 2, 13, 91), ("person", "bicycle", "cat", "dog")))
-    assert found == [
+    other = LabelMap((1, 2, 13, 91), ("person", "bicycle", "cat", "dog"))
+    assert LABEL_MAP.differences(other) == [
         "category 2 is 'bicycle', in training it is absent",
         "category 13 is 'cat', in training it is 'stop sign'",
         "category 91 is 'dog', in training it is absent",

@@ -11,38 +11,47 @@ from common.data import loader as loaders
 from common.errors import UserError
 
 
-@pytest.mark.parametrize("gpu, expected", [(True, "dali_gpu"), (False, "dali_cpu")])
-def test_auto_is_what_the_machine_has(monkeypatch, gpu, expected):
+@pytest.mark.parametrize(
+    ("gpu", "expected"), [(True, "dali_gpu"), (False, "dali_cpu")], ids=["gpu", "no gpu"]
+)
+def test_pipeline_type_auto_becomes_the_dali_pipeline_of_the_device(monkeypatch, gpu, expected):
     monkeypatch.setattr(loaders, "gpu_visible", lambda: gpu)
     assert loaders.resolve_type("auto") == expected
     for pipeline_type in set(args.PIPELINE_TYPES) - {"auto", "dali_gpu"}:
         assert loaders.resolve_type(pipeline_type) == pipeline_type
 
 
-def test_types_that_cannot_be(monkeypatch):
+def test_dali_gpu_pipeline_without_a_visible_gpu_is_refused(monkeypatch):
     monkeypatch.setattr(loaders, "gpu_visible", lambda: False)
     with pytest.raises(UserError, match=r"=dali_gpu needs a GPU .*use dali_cpu"):
         loaders.resolve_type("dali_gpu")
 
 
-def test_tensorflow_counts_the_gpus_that_it_sees(monkeypatch):
-    """TensorFlow numbers only the visible GPUs."""
+def test_tensorflow_device_is_numbered_among_the_visible_gpus(monkeypatch):
     for visible, device_id, expected in (([0, 1], 1, "/gpu:1"), ([3], 3, "/gpu:0"), ([], None, "/cpu:0")):
         gpus = [types.SimpleNamespace(name=f"/physical_device:GPU:{number}") for number in visible]
         monkeypatch.setattr(tf.config, "get_visible_devices", lambda kind, gpus=gpus: gpus)
         assert loaders.tensorflow_device(device_id) == expected
 
 
-@pytest.mark.parametrize(
-    "cores, loaders_here, expected", [(8, 2, 4), (2, 4, 1), (64, 2, 16), (6, 2, 6), (48, 8, 6)]
-)
-def test_a_loader_takes_its_share_of_the_cores(monkeypatch, cores, loaders_here, expected):
-    monkeypatch.setattr(args.os, "sched_getaffinity", lambda _: range(cores))
-    monkeypatch.setattr(args.os, "cpu_count", lambda: 64 if cores in (6, 48) else cores)
-    assert args.default_threads(loaders_here) == expected
+# (cores of the host, cores that the process may use, loaders on the host, threads)
+THREADS = {
+    "each loader has half": (8, 8, 2, 4),
+    "at least one": (2, 2, 4, 1),
+    "at most sixteen": (64, 64, 2, 16),
+    "each rank has its own cores": (64, 6, 2, 6),
+    "ranks share a part of the host": (64, 48, 8, 6),
+}
 
 
-def test_gpus_that_tensorflow_cannot_use_are_named_once(monkeypatch, capsys):
+@pytest.mark.parametrize(("installed", "usable", "num_loaders", "expected"), THREADS.values(), ids=THREADS)
+def test_default_number_of_threads(monkeypatch, installed, usable, num_loaders, expected):
+    monkeypatch.setattr(args.os, "sched_getaffinity", lambda _: range(usable))
+    monkeypatch.setattr(args.os, "cpu_count", lambda: installed)
+    assert args.default_threads(num_loaders) == expected
+
+
+def test_gpu_that_only_dali_sees_gives_dali_cpu_and_one_warning(monkeypatch, capsys):
     monkeypatch.setattr(loaders.backend, "GetCUDADeviceCount", lambda: 2)
     progress.log_once.cache_clear()
     assert [loaders.resolve_type("auto") for _ in range(2)] == ["dali_cpu"] * 2
@@ -66,7 +75,7 @@ SPEC = (
 )
 
 
-def test_from_pipeline_names_the_outputs():
+def test_from_pipeline_gives_dali_outputs_the_names_and_shapes_of_the_spec():
     data = loaders.from_pipeline(random_pipeline(), SPEC, device_id=None)
     assert data.element_spec == SPEC
     pipe = random_pipeline()

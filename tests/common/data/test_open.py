@@ -22,106 +22,147 @@ from common.errors import UserError
 from tests.common.record_writing import write_tfrecords
 from tests.refusal import refusal
 
+CATEGORIES = LabelMap((3, 17, 90), ("car", "cat", "toothbrush"))
+
 
 @pytest.fixture
 def coco_flags(drawn):
     return {"images": str(drawn / "images"), "annotations": str(drawn / "instances.json")}
 
 
-def test_what_sources_say_and_hand_out(drawn, drawn_records, coco_flags):
-    given = {**coco_flags, "file_pattern": f"{drawn_records}-*"}
-    coco, tfrecord = (open_source(**given, input_type=name) for name in ("coco", "tfrecord"))
-    images = ImageListSource(list_images(str(drawn / "images")))
-    assert [source.name for source in (coco, tfrecord, images)] == ["coco", "tfrecord", "images"]
-    assert [source.size for source in (coco, tfrecord, images)] == [12, 12, 12]
-    assert coco.label_map == tfrecord.label_map == LabelMap((3, 17, 90), ("car", "cat", "toothbrush"))
-    assert coco.label_map == LabelMap.load(coco_flags["annotations"])
-    assert not images.label_map.num_classes and not images.annotations.num_boxes
+@pytest.fixture
+def image_list(drawn):
+    return ImageListSource(list_images(str(drawn / "images")))
+
+
+# --- sources ---
+
+
+def test_coco_and_tfrecord_sources_of_the_same_images_have_equal_content(drawn, drawn_records, coco_flags):
+    flags = {**coco_flags, "file_pattern": f"{drawn_records}-*"}
+    coco, tfrecord = (open_source(**flags, input_type=name) for name in ("coco", "tfrecord"))
     assert isinstance(coco, CocoSource) and isinstance(tfrecord, TFRecordSource)
+    for source, name in ((coco, "coco"), (tfrecord, "tfrecord")):
+        assert (source.name, source.size, source.label_map) == (name, 12, CATEGORIES)
     files = {int(i): coco.encoded(row) for row, i in enumerate(coco.annotations.image_ids)}
     assert files[10] == (drawn / "images" / "00.jpg").read_bytes()
     assert {int(i): tfrecord.encoded(row) for row, i in enumerate(tfrecord.annotations.image_ids)} == files
 
 
-def test_fingerprints_tell_data_and_order_apart(drawn, drawn_records, coco_flags, tmp_path):
-    coco = open_source(**coco_flags)
-    assert coco.fingerprint == load_coco(drawn / "instances.json", None).fingerprint()
-    tfrecord = open_source(file_pattern=f"{drawn_records}*")
-    shutil.copytree(drawn_records.parent, tmp_path / "moved")
-    assert open_source(file_pattern=f"{tmp_path}/moved/*").fingerprint == tfrecord.fingerprint
-    write_tfrecords(coco.annotations, drawn / "images", tmp_path / "again", num_shards=3, seed=1)
-    assert open_source(file_pattern=f"{tmp_path}/again*").fingerprint != tfrecord.fingerprint
-    files = list_images(str(drawn / "images"))
-    assert ImageListSource(files).fingerprint != ImageListSource(files[:-1]).fingerprint
+def test_image_list_source_has_no_classes_and_no_boxes(image_list):
+    assert (image_list.name, image_list.size) == ("images", 12)
+    assert not image_list.label_map.num_classes and not image_list.annotations.num_boxes
 
 
-@pytest.mark.parametrize("read", [ImageListSource.read, tf_readers.examples])
-def test_images_alone_are_nothing_to_train_on(drawn, read):
-    source = ImageListSource(list_images(str(drawn / "images")))
+@pytest.mark.parametrize("read", [ImageListSource.read, tf_readers.examples], ids=["dali", "tensorflow"])
+def test_image_list_source_is_refused_for_training(image_list, read):
     with pytest.raises(ValueError, match="cannot be used for training"):
-        read(source, shard_id=0, num_shards=1, training=True, seed=0)
+        read(image_list, shard_id=0, num_shards=1, training=True, seed=0)
 
 
-WRONG_FLAGS = [
-    ({}, "no data: give --eval_images and --eval_annotations .COCO., or --eval_file_pattern"),
-    ({"images": "a"}, "--eval_images is given without --eval_annotations"),
-    ({"annotations": "a"}, "--eval_annotations is given without --eval_images"),
-    ({"images": "a", "annotations": "b", "file_pattern": "c"}, "--eval_file_pattern .* given"),
-    ({"annotations": "b", "file_pattern": "c"}, "and --eval_annotations .COCO. are both given"),
-    ({"input_type": "tfrecord", "images": "a", "annotations": "b"}, "needs --eval_file_pattern"),
-    ({"input_type": "coco", "file_pattern": "c"}, "no data: give --eval_images"),
-    ({"file_pattern": "/nowhere/x*"}, r"^/nowhere/x\*: no file matches: '/nowhere/x\*'"),
-    ({"images": "/nowhere", "annotations": "/nowhere.json"}, "/nowhere.json: .*No such file"),
-]
+def test_fingerprint_of_coco_source_is_that_of_its_annotations(drawn, coco_flags):
+    assert open_source(**coco_flags).fingerprint == load_coco(drawn / "instances.json", None).fingerprint()
 
 
-@pytest.mark.parametrize(("given", "message"), WRONG_FLAGS)
-def test_wrong_flags_are_named(given, message):
-    with pytest.raises(UserError, match=message):
-        open_source(**given, split="eval")
+def test_fingerprint_of_records_depends_on_their_order_but_not_on_their_path(
+    drawn, drawn_records, coco_flags, tmp_path
+):
+    fingerprint = open_source(file_pattern=f"{drawn_records}*").fingerprint
+    shutil.copytree(drawn_records.parent, tmp_path / "moved")
+    assert open_source(file_pattern=f"{tmp_path}/moved/*").fingerprint == fingerprint
+    annotations = open_source(**coco_flags).annotations
+    write_tfrecords(annotations, drawn / "images", tmp_path / "reordered", num_shards=3, seed=1)
+    assert open_source(file_pattern=f"{tmp_path}/reordered*").fingerprint != fingerprint
 
 
-def test_the_label_map_is_found_or_asked_for_and_one_for_all_files(drawn_records, tmp_path):
-    for name in ("a", "b"):
-        shutil.copytree(drawn_records.parent, tmp_path / name)
+def test_fingerprint_of_image_list_depends_on_the_files(image_list):
+    assert image_list.fingerprint != ImageListSource(image_list.files[:-1]).fingerprint
+
+
+# --- flags of one data set ---
+
+COCO_FLAGS = {"images": "/nowhere", "annotations": "/nowhere.json"}
+BAD_FLAGS = {
+    "none": ({}, "no data: give --eval_images and --eval_annotations .COCO., or --eval_file_pattern"),
+    "images only": ({"images": "a"}, "--eval_images is given without --eval_annotations"),
+    "annotations only": ({"annotations": "a"}, "--eval_annotations is given without --eval_images"),
+    "records and coco": (COCO_FLAGS | {"file_pattern": "c"}, "--eval_file_pattern .* and --eval_images .*"),
+    "records and json": ({"annotations": "b", "file_pattern": "c"}, "--eval_annotations .COCO. are both"),
+    "coco as tfrecord": (COCO_FLAGS | {"input_type": "tfrecord"}, "needs --eval_file_pattern"),
+    "records as coco": ({"input_type": "coco", "file_pattern": "c"}, "no data: give --eval_images"),
+    "missing records": ({"file_pattern": "/nowhere/x*"}, r"^/nowhere/x\*: no file matches: '/nowhere/x\*'"),
+    "missing json": (COCO_FLAGS, "/nowhere.json: .*No such file"),
+}
+
+
+@pytest.mark.parametrize(("flags", "reason"), BAD_FLAGS.values(), ids=BAD_FLAGS)
+def test_bad_combination_of_data_flags_is_refused_with_their_names(flags, reason):
+    with pytest.raises(UserError, match=reason):
+        open_source(**flags, split="eval")
+
+
+@pytest.fixture
+def copied_records(drawn_records, tmp_path):
+    """The pattern of a copy of the records with its label map, in the directory a of `tmp_path`."""
+    shutil.copytree(drawn_records.parent, tmp_path / "a")
+    return f"{tmp_path}/a/*.tfrecord"
+
+
+def test_different_label_maps_next_to_records_are_refused(drawn_records, copied_records, tmp_path):
+    shutil.copytree(drawn_records.parent, tmp_path / "b")
     LabelMap((3, 17, 90), ("bus", "cat", "toothbrush")).save(tmp_path / "b" / "drawn.label_map.json")
-    assert "differ: give --label_map" in refusal(open_source, file_pattern=f"{tmp_path}/[ab]/*.tfrecord")
-    pattern = f"{tmp_path}/a/*.tfrecord"
+    pattern = f"{copied_records},{tmp_path}/b/*.tfrecord"
+    assert "differ: give --label_map" in refusal(open_source, file_pattern=pattern)
+
+
+def test_records_without_label_map_need_the_flag_label_map(copied_records, tmp_path):
     (tmp_path / "a" / "drawn.label_map.json").rename(tmp_path / "labels.json")
     with pytest.raises(UserError, match=r"no label map next to .*drawn.label_map.json.*--label_map=FILE"):
-        open_source(file_pattern=pattern)
-    found = open_source(file_pattern=pattern, label_map=str(tmp_path / "labels.json"))
-    assert found.label_map.names == ("car", "cat", "toothbrush")
+        open_source(file_pattern=copied_records)
+    source = open_source(file_pattern=copied_records, label_map=str(tmp_path / "labels.json"))
+    assert source.label_map == CATEGORIES
+
+
+def test_label_map_flag_replaces_the_label_map_next_to_records(copied_records, tmp_path):
     (tmp_path / "labels.pbtxt").write_text("item { id: 3 name: 'car' }")
     with pytest.raises(UserError, match=r"unknown category.*label 17"):
-        open_source(file_pattern=pattern, label_map=str(tmp_path / "labels.pbtxt"))
+        open_source(file_pattern=copied_records, label_map=str(tmp_path / "labels.pbtxt"))
 
 
-def test_lists_of_images(tmp_path):
+# --- lists of images ---
+
+
+def test_list_images_finds_image_files_of_a_directory_a_glob_and_one_path(tmp_path):
     for name in ("b.JPG", "a.png", "c.txt", ".hidden"):
         (tmp_path / name).touch()
     (tmp_path / "d.jpg").mkdir()
     images = (f"{tmp_path}/a.png", f"{tmp_path}/b.JPG")
     assert list_images(str(tmp_path)) == list_images(f"{tmp_path}/*.[Jp]*") == images
     assert list_images(images[1]) == images[1:]
+
+
+def test_list_images_without_image_files_is_refused_with_a_reason(tmp_path):
     assert "File name too long" in refusal(list_images, ",".join(["a.png"] * 60))
     assert "nothing: no such file or directory" in refusal(list_images, str(tmp_path / "nothing"))
-    assert "d.jpg: no image files found" in refusal(list_images, str(tmp_path / "d.jpg"))
+    assert f"{tmp_path}: no image files found" in refusal(list_images, str(tmp_path))
 
 
-def test_images_of_the_working_directory(drawn, monkeypatch):
+def test_open_images_takes_paths_relative_to_the_working_directory(drawn, monkeypatch):
     monkeypatch.chdir(drawn / "images")
     for images, count in (("00.jpg", 1), ("./00.jpg", 1), ("*.jpg", 11), ("**/*.jpg", 11), (".", 12)):
         assert open_images(images).size == count, images
 
 
-def test_what_is_remarkable_is_said(coco_flags, capsys):
+# --- logs, splits and categories ---
+
+
+def test_log_of_a_source_has_its_summary_and_issues_that_the_summary_lacks(coco_flags, capsys):
     source = open_source(**coco_flags)
     source.annotations.issues.add("exif-turn", "image 7 ('a.jpg') has EXIF orientation 6")
     log_source("training", source)
-    said = capsys.readouterr().err
-    assert "training data: 12 images" in said and "image 7 ('a.jpg') has EXIF orientation 6" in said
-    assert "reaches outside" in said and "crowd (" not in said
+    log = capsys.readouterr().err
+    assert "training data: 12 images" in log and "image 7 ('a.jpg') has EXIF orientation 6" in log
+    assert "reaches outside" in log and "crowd (" not in log
 
 
 @pytest.fixture
@@ -148,6 +189,6 @@ def test_batch_larger_than_the_data_is_refused(split_flags):
 
 def test_evaluation_category_unknown_to_the_weights_is_refused(split_flags):
     a = Args(**split_flags)
-    assert open_evaluation(a, LabelMap((3, 17, 90), ("car", "cat", "toothbrush"))).size == 12
+    assert open_evaluation(a, CATEGORIES).size == 12
     with pytest.raises(UserError, match="category 3 is 'car', in training it is absent"):
         open_evaluation(a, LabelMap((17,), ("cat",)))

@@ -1,3 +1,5 @@
+"""DALI's readers of COCO json and of TFRecords, compared with the annotations and with each other."""
+
 import dataclasses
 import functools
 import pathlib
@@ -33,79 +35,95 @@ def numbered(tmp_path_factory):
 # --- examples ---
 
 
-@pytest.mark.parametrize("name", ["coco128", "drawn"])
-def test_json_and_records_give_the_same(name, request, tmp_path):
-    directory = request.getfixturevalue(name)
+@pytest.mark.parametrize("data_set", ["coco128", "drawn"])
+def test_readers_of_json_and_records_give_the_images_and_boxes_of_the_annotations(
+    data_set, request, tmp_path
+):
+    directory = request.getfixturevalue(data_set)
     source = open_coco(directory / "images", directory / "instances.json")
-    both = [
+    from_json, from_records = (
         read(reader, source.size, batch_size=4, training=False) for reader in both_readers(source, tmp_path)
-    ]
-    assert ids(both[0]) == source.annotations.image_ids.tolist()
-    from_records = {example.image_id: example for example in both[1]}
+    )
+    assert ids(from_json) == source.annotations.image_ids.tolist()
+    from_records = {example.image_id: example for example in from_records}
     assert len(from_records) == source.size
     targets = source.annotations.target_boxes
-    for row, example in enumerate(both[0]):
+    for row, example in enumerate(from_json):
         rows = slice(*targets.row_splits[row : row + 2])
-        for found in (example, from_records[example.image_id]):
-            assert found.encoded == source.encoded(row)
-            assert found.labels.tolist() == (targets.classes[rows] + 1).tolist()
-            np.testing.assert_allclose(found.boxes, targets.boxes[rows], atol=1e-6, rtol=0)
-            assert found.boxes.min(initial=0) >= 0 and found.boxes.max(initial=1) <= 1
+        for actual in (example, from_records[example.image_id]):
+            assert actual.encoded == source.encoded(row)
+            assert actual.labels.tolist() == (targets.classes[rows] + 1).tolist()
+            np.testing.assert_allclose(actual.boxes, targets.boxes[rows], atol=1e-6, rtol=0)
+            assert actual.boxes.min(initial=0) >= 0 and actual.boxes.max(initial=1) <= 1
 
 
-@pytest.mark.parametrize("category_ids", [[0, 65_536, 2**31 - 1], [5, 2**32 + 5, 2**63 - 1]])
-def test_ids_of_any_size_and_boxes_as_thin_as_they_come(tmp_path, category_ids):
+def test_readers_give_ids_up_to_int64_and_boxes_thinner_than_a_pixel(tmp_path):
     image_ids = [0, 2**31 - 1, 2**31, 2**53 + 1, 2**63 - 1]
+    category_ids = [0, 5, 65_536, 2**31 - 1, 2**32 + 5, 2**63 - 1]
     source = numbered_images(tmp_path, image_ids, category_ids[::-1], box=[1, 1, 0.05, 3])
     for reader in both_readers(source, tmp_path):
         examples = read(reader, 5, training=False)
         assert sorted(ids(examples)) == image_ids
         for example in examples:
-            assert example.labels.tolist() == [3, 2, 1]
+            assert example.labels.tolist() == [6, 5, 4, 3, 2, 1]
             expected = [1 / 8, 1 / 9, 1.05 / 8, 4 / 9]
-            np.testing.assert_allclose(example.boxes, [expected] * 3, atol=1e-6)
+            np.testing.assert_allclose(example.boxes, [expected] * 6, atol=1e-6)
 
 
-def test_records_without_a_data_check_get_an_index_and_are_looked_through(tmp_path):
-    def build_reader(*contents):
-        return build(lambda: tfrecord_reader([write(tmp_path / "x", *contents)], LABELS, training=False))
+# --- records that the data check did not see ---
 
-    build_reader(record(object__is_crowd=[0]), record(object__is_crowd=[1]))
+
+@pytest.fixture
+def open_unchecked(tmp_path):
+    """A function that writes records to the file x and builds a reader of this path."""
+    return lambda *contents: build(
+        lambda: tfrecord_reader([write(tmp_path / "x", *contents)], LABELS, training=False)
+    )
+
+
+def test_reader_of_unchecked_records_writes_their_index(open_unchecked, tmp_path):
+    open_unchecked(record(object__is_crowd=[0]), record(object__is_crowd=[1]))
     assert len(pathlib.Path(f"{tmp_path}/x.idx").read_text().splitlines()) == 2
-    for key in ("object/bbox/xmax", "source_id"):
-        with pytest.raises(UserError, match=rf"record 1 of .*x lacks image/{key}: convert the data"):
-            build_reader(record(), record(**{key.replace("/", "__"): None}))
+
+
+@pytest.mark.parametrize("key", ["object/bbox/xmax", "source_id"])
+def test_reader_of_unchecked_records_names_the_record_that_lacks_a_key(open_unchecked, key):
+    with pytest.raises(UserError, match=rf"record 1 of .*x lacks image/{key}: convert the data"):
+        open_unchecked(record(), record(**{key.replace("/", "__"): None}))
+
+
+def test_reader_of_unchecked_records_refuses_crowds_where_some_records_lack_the_key(open_unchecked):
     with pytest.raises(UserError, match="some records lack image/object/is_crowd: convert the data set of"):
-        build_reader(record(), record(object__is_crowd=[1]))
+        open_unchecked(record(), record(object__is_crowd=[1]))
 
 
 # --- the clean json, which is written for DALI ---
 
 
-def test_the_clean_json_is_made_once(drawn, tmp_path, monkeypatch):
+def test_clean_json_is_written_once_per_annotations_and_format_version(drawn, tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     annotations = load_coco(drawn / "instances.json", drawn / "images")
 
-    def made(annotations):
+    def cached_after_reading(annotations):
         """Returns all clean jsons in the cache."""
         build(lambda: coco_reader(drawn / "images", annotations, training=False))
         return sorted((tmp_path / "dali-detection").glob("*.coco.json"))
 
-    (path,) = made(annotations)
+    (path,) = cached_after_reading(annotations)
     assert path.name == f"{annotations.fingerprint()[:32]}-{readers._CLEAN_JSON}.coco.json"
     with monkeypatch.context() as patch:
         patch.setattr(readers, "clean_json", None)
-        assert made(dataclasses.replace(annotations, origin="elsewhere")) == [path]
-    assert len(made(annotations.select(annotations.image_ids != 10))) == 2
+        assert cached_after_reading(dataclasses.replace(annotations, origin="elsewhere")) == [path]
+    assert len(cached_after_reading(annotations.select(annotations.image_ids != 10))) == 2
     monkeypatch.setattr(readers, "_CLEAN_JSON", "next")
-    assert len(made(annotations)) == 3
+    assert len(cached_after_reading(annotations)) == 3
 
 
 # --- order and state ---
 
 
 @pytest.mark.parametrize("kind", ["coco", "tfrecord"])
-def test_shuffling_follows_the_seed_and_nothing_else(numbered, kind):
+def test_order_of_training_images_depends_on_the_seed_alone(numbered, kind):
     def epochs(**options):
         order = ids(read(numbered[kind].read, 39, training=True, **options))
         return {tuple(order[i : i + 13]) for i in (0, 13, 26)}
@@ -119,9 +137,9 @@ def test_shuffling_follows_the_seed_and_nothing_else(numbered, kind):
         assert not epochs(seed=seed) & first
 
 
-@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("training", [True, False], ids=["training", "evaluation"])
 @pytest.mark.parametrize("kind", ["coco", "tfrecord"])
-def test_a_saved_iterator_goes_on_in_the_middle_of_an_epoch(numbered, kind, training, tmp_path):
+def test_restored_dali_iterator_continues_in_the_middle_of_an_epoch(numbered, kind, training, tmp_path):
     options = {"shard_id": 1, "num_shards": 2, "training": training, "seed": 4}
 
     def iterate():

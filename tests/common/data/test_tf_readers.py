@@ -1,3 +1,6 @@
+"""The tf.data readers and decoder against DALI's."""
+
+import functools
 import types
 
 import numpy as np
@@ -28,13 +31,9 @@ def source(request, drawn, drawn_records):
     }[request.param]()
 
 
-def sources(*kinds):
-    return pytest.mark.parametrize("source", kinds, indirect=True)
-
-
 def by_tensorflow(source, count=-1, **options):
-    found = tf_readers.examples(source, **options).take(count).as_numpy_iterator()
-    return [Example(int(e["image_id"]), e["encoded"], e["boxes"], e["labels"]) for e in found]
+    examples = tf_readers.examples(source, **options).take(count).as_numpy_iterator()
+    return [Example(int(e["image_id"]), e["encoded"], e["boxes"], e["labels"]) for e in examples]
 
 
 def all_ids(source):
@@ -46,28 +45,28 @@ def all_ids(source):
     [("coco", 5, 3), ("tfrecord", 2, 6), ("images", 2, 6)],
     indirect=["source"],
 )
-def test_evaluation_examples_are_dalis_in_dalis_order(source, num_shards, count):
-    seen = []
+def test_evaluation_examples_of_each_shard_equal_dalis_in_content_and_order(source, num_shards, count):
+    image_ids = []
     for shard_id in range(num_shards):
         options = {"shard_id": shard_id, "num_shards": num_shards, "training": False, "seed": 0}
         examples = by_tensorflow(source, **options)
-        for example, other in zip(examples, read(source.read, count, **options), strict=True):
-            assert (example.image_id, example.encoded) == (other.image_id, other.encoded)
+        for example, expected in zip(examples, read(source.read, count, **options), strict=True):
+            assert (example.image_id, example.encoded) == (expected.image_id, expected.encoded)
             assert example.labels.dtype == np.int32 and example.boxes.dtype == np.float32
-            assert example.labels.tolist() == other.labels.tolist()
-            assert example.boxes.shape == other.boxes.shape
-            np.testing.assert_allclose(example.boxes, other.boxes, atol=1e-6, rtol=0)
-        seen += ids(examples)
-    assert sorted(set(seen)) == all_ids(source)
+            assert example.labels.tolist() == expected.labels.tolist()
+            assert example.boxes.shape == expected.boxes.shape
+            np.testing.assert_allclose(example.boxes, expected.boxes, atol=1e-6, rtol=0)
+        image_ids += ids(examples)
+    assert sorted(set(image_ids)) == all_ids(source)
 
 
-def test_evaluation_repeats_a_shorter_shard_to_fill_its_steps(drawn):
+def test_evaluation_of_a_shard_with_too_few_images_repeats_them_to_fill_its_steps(drawn):
     """The shard has two images, and must fill two batches of two."""
     source = ImageListSource(list_images(str(drawn / "images")))
     loader = types.SimpleNamespace(opened_source=source, training=False, steps_per_epoch=2, batch_size=2)
     loader.shard_id, loader.num_shards, loader.seed = 1, 5, 0
-    found = tf_readers.loader_examples(loader).map(lambda example: example["image_id"]).take(8)
-    assert list(found.as_numpy_iterator()) == [2, 3, 3, 2, 2, 3, 3, 2]
+    image_ids = tf_readers.loader_examples(loader).map(lambda example: example["image_id"]).take(8)
+    assert list(image_ids.as_numpy_iterator()) == [2, 3, 3, 2, 2, 3, 3, 2]
 
 
 # --- records that other programs wrote ---
@@ -85,18 +84,18 @@ def google_example(image_id, num_objects, crowds=False):
     return of_boxes(*boxes, source_id=b"%d" % image_id, **image, **changes)
 
 
-def both_readers(source, count, **options):
+def read_both_ways(source, count, **options):
     return read(source.read, count, **options), by_tensorflow(source, count, **options)
 
 
-def test_records_of_googles_converter(tmp_path):
+def test_records_in_the_format_of_google_automl_give_their_boxes_without_crowds(tmp_path):
     for f in range(2):
         examples = [google_example(10 * f + i, num_objects=i, crowds=f == 0) for i in range(4)]
         write(tmp_path / f"{f}.tfrecord", *examples)
     LabelMap((1, 18), ("person", "dog")).save(tmp_path / "labels.json")
     source = open_source(file_pattern=f"{tmp_path}/*.tfrecord", label_map=str(tmp_path / "labels.json"))
     assert source.annotations.is_crowd.sum() == 2
-    for examples in both_readers(source, 8, training=True, seed=0):
+    for examples in read_both_ways(source, 8, training=True, seed=0):
         assert sorted(ids(examples)) == [0, 1, 2, 3, 10, 11, 12, 13]
         for example in examples:
             file, i = divmod(example.image_id, 10)
@@ -107,33 +106,33 @@ def test_records_of_googles_converter(tmp_path):
             assert example.encoded == png(64, 48, COLORS[example.image_id])
 
 
-def test_boxes_of_other_writers_are_clipped_and_those_without_area_dropped(tmp_path):
+def test_record_boxes_outside_the_image_are_clipped_or_dropped(tmp_path):
     boxes = ((-0.5, 0.2, 0.3, 0.9), (0.25, 0.2, 0.25, 0.9), (1.2, 0.2, 1.5, 0.9), (0.9, 0.2, 1.1, 0.9))
     labels = {"object__class__label": [1, 18, 1, 18, 1]}
     write(tmp_path / "x.tfrecord", of_boxes(*boxes, (0.5, 0.9, 0.6, 0.9), **labels))
     LabelMap((1, 18), ("person", "dog")).save(tmp_path / "x.label_map.json")
     source = open_source(file_pattern=f"{tmp_path}/x*")
-    for (found,) in both_readers(source, 1, training=False):
-        np.testing.assert_allclose(found.boxes, [[0, 0.2, 0.3, 0.9], [0.9, 0.2, 1, 0.9]], rtol=1e-6)
-        assert found.labels.tolist() == [1, 2]
+    for (example,) in read_both_ways(source, 1, training=False):
+        np.testing.assert_allclose(example.boxes, [[0, 0.2, 0.3, 0.9], [0.9, 0.2, 1, 0.9]], rtol=1e-6)
+        assert example.labels.tolist() == [1, 2]
 
 
 # --- order and state ---
 
 
-@sources("coco")
-def test_ranks_take_turns_in_one_sequence_of_permutations(source):
-    one = ids(by_tensorflow(source, 36, training=True, seed=6))
+@pytest.mark.parametrize("source", ["coco"], indirect=True)
+def test_shards_of_training_take_turns_in_one_sequence_of_permutations(source):
+    unsharded = ids(by_tensorflow(source, 36, training=True, seed=6))
     shards = [{"shard_id": i, "num_shards": 5} for i in range(5)]
     turns = [ids(by_tensorflow(source, 7, training=True, seed=6, **shard)) for shard in shards]
-    assert [image_id for turn in zip(*turns, strict=True) for image_id in turn] == one[:35]
-    epochs = [one[:12], one[12:24], one[24:]]
+    assert [image_id for turn in zip(*turns, strict=True) for image_id in turn] == unsharded[:35]
+    epochs = [unsharded[:12], unsharded[12:24], unsharded[24:]]
     assert all(sorted(epoch) == all_ids(source) for epoch in epochs)
     assert len({tuple(epoch) for epoch in epochs}) == 3
 
 
-@sources("coco")
-def test_the_order_follows_the_seed_and_nothing_else(source):
+@pytest.mark.parametrize("source", ["coco"], indirect=True)
+def test_order_of_tf_data_training_depends_on_the_seed_argument_alone(source):
     def order(seed, global_seed=1):
         tf.random.set_seed(global_seed)
         return tuple(ids(by_tensorflow(source, 24, shard_id=0, num_shards=2, training=True, seed=seed)))
@@ -142,7 +141,7 @@ def test_the_order_follows_the_seed_and_nothing_else(source):
 
 
 @pytest.mark.parametrize(("source", "training"), [("coco", False), ("tfrecord", True)], indirect=["source"])
-def test_a_saved_iterator_goes_on_where_it_was(source, training, tmp_path):
+def test_restored_tf_data_iterator_continues_and_its_state_is_small(source, training, tmp_path):
     def iterate():
         options = {"shard_id": 1, "num_shards": 2, "training": training, "seed": 2}
         return iter(tf_readers.examples(source, **options).map(lambda e: e["image_id"]).prefetch(2))
@@ -151,10 +150,10 @@ def test_a_saved_iterator_goes_on_where_it_was(source, training, tmp_path):
     assert sum(file.stat().st_size for file in tmp_path.iterdir()) < 100_000
 
 
-@sources("coco", "tfrecord", "images")
-def test_fewer_images_than_ranks_are_refused(source):
+@pytest.mark.parametrize("source", ["coco", "tfrecord", "images"], indirect=True)
+def test_fewer_images_than_shards_are_refused_by_both_readers(source):
     options = {"shard_id": 0, "num_shards": 13, "training": False, "seed": 0}
-    for reader in (source.read, lambda **options: tf_readers.examples(source, **options)):
+    for reader in (source.read, functools.partial(tf_readers.examples, source)):
         with pytest.raises(UserError, match=r"^12 images are too few for 13 ranks: use at most 12"):
             reader(**options)
 
@@ -165,14 +164,14 @@ def test_fewer_images_than_ranks_are_refused(source):
 def draws(seed, global_seed=1):
     tf.random.set_seed(global_seed)
     random = Random(*seed)
-    drawn = [random.uniform(-1.0, 3.0, (500,)), random.uniform(-1.0, 3.0, (500,)), random.permutation(50)]
-    return [tensor.numpy() for tensor in drawn]
+    numbers = [random.uniform(-1.0, 3.0, (500,)) for _ in range(2)]
+    return [tensor.numpy() for tensor in (*numbers, random.permutation(50))]
 
 
-def test_every_call_gives_new_numbers_and_the_seed_alone_decides_them():
-    for one, same, other in zip(draws([1, 2]), draws([1, 2], 7), draws([2, 1]), strict=True):
-        np.testing.assert_array_equal(one, same)
-        assert (one != other).any()
+def test_random_numbers_are_new_in_each_call_uniform_and_set_by_the_seed_alone():
+    for first, same, different in zip(draws([1, 2]), draws([1, 2], 7), draws([2, 1]), strict=True):
+        np.testing.assert_array_equal(first, same)
+        assert (first != different).any()
     numbers, next_numbers, order = draws([3, 4])
     assert (numbers != next_numbers).all()
     assert numbers.dtype == np.float32 and order.dtype == np.int32
@@ -183,25 +182,28 @@ def test_every_call_gives_new_numbers_and_the_seed_alone_decides_them():
 
 # --- images ---
 
-STORED = {name: VARIANTS[name] for name in ("jpeg", "jpeg-444", "jpeg-progressive", "jpeg-grey", "jpeg-cmyk")}
-STORED |= {name: VARIANTS[name] for name in ("png", "png-grey", "png-palette", "png-alpha")}
-STORED |= {"rotated jpeg": pillow("JPEG", exif=b"Exif\0\0" + exif(6))}
+ENCODED = {
+    name: VARIANTS[name] for name in ("jpeg", "jpeg-444", "jpeg-progressive", "jpeg-grey", "jpeg-cmyk")
+}
+ENCODED |= {name: VARIANTS[name] for name in ("png", "png-grey", "png-palette", "png-alpha")}
+ENCODED |= {"rotated jpeg": pillow("JPEG", exif=b"Exif\0\0" + exif(6))}
 
 
-@pytest.mark.parametrize("name", STORED)
-def test_tensorflow_decodes_bit_for_bit_as_dali_does(name):
-    encoded, whole = tf.constant(STORED[name]), np.int32([0, 0, HEIGHT, WIDTH])
+@pytest.mark.parametrize("name", ENCODED)
+def test_tensorflow_decodes_an_image_and_its_crops_to_the_pixels_of_dali(name):
+    encoded, full_window = tf.constant(ENCODED[name]), np.int32([0, 0, HEIGHT, WIDTH])
     np.testing.assert_array_equal(tf_readers.image_size_tf(encoded), (HEIGHT, WIDTH))
 
     def decoded():
-        file, window = (Constant(x, device="cpu") for x in (np.frombuffer(STORED[name], np.uint8), whole))
+        inputs = (np.frombuffer(ENCODED[name], np.uint8), full_window)
+        file, window = (Constant(values, device="cpu") for values in inputs)
         return [dali_ops.Decoder().crop(file, window)]
 
     expected = np.array(build(decoded).run()[0][0])
-    for top, left, height, width in [whole, (5, 7, 20, 30), (HEIGHT - 1, WIDTH - 1, 1, 1)]:
-        got = tf_readers.decode_image_tf(encoded, tf.constant([top, left, height, width]))
-        assert got.dtype == tf.uint8 and got.shape == (height, width, 3)
-        difference = np.asarray(got, int) - expected[top : top + height, left : left + width]
+    for top, left, height, width in [full_window, (5, 7, 20, 30), (HEIGHT - 1, WIDTH - 1, 1, 1)]:
+        actual = tf_readers.decode_image_tf(encoded, tf.constant([top, left, height, width]))
+        assert actual.dtype == tf.uint8 and actual.shape == (height, width, 3)
+        difference = np.asarray(actual, int) - expected[top : top + height, left : left + width]
         if width < WIDTH:  # the outermost columns differ: chroma is interpolated without neighbours
             assert np.abs(difference).max() < 40
             difference = difference[:, 1:-1]
