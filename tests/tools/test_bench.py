@@ -1,3 +1,5 @@
+"""Tests the comparison of two --json files of bench.py."""
+
 import copy
 import json
 import sys
@@ -40,7 +42,7 @@ def write(tmp_path):
     return write
 
 
-def test_ratios_of_new_to_old(write):
+def test_comparison_has_old_new_and_ratio_of_each_number(write):
     new = copy.deepcopy(RECORD)
     new["candidates"]["data dali_cpu"] = candidate(75.0, 20.0, 2_000_000_000)
     new["stages"]["dali_cpu"][0]["cpu_ms_per_image"]["median"] = 1.0
@@ -59,31 +61,45 @@ def test_ratios_of_new_to_old(write):
     assert "software: tensorflow was 2.21.0, is 2.22.0" in text
 
 
-CHANGES = [
-    ({"machine": RECORD["machine"] | {"cpu": "another"}}, "machine: cpu was some CPU, is another"),
-    ({"data": RECORD["data"] | {"fingerprint": "g"}}, "data: fingerprint was f, is g"),
-    ({"settings": RECORD["settings"] | {"batch_size": 4}}, "settings: batch_size was 8, is 4"),
-    ({"settings": RECORD["settings"] | {"jitter": 0.3}}, "settings: jitter was None, is 0.3"),
-    ({"app": "yolov4"}, "app: name was efficientdet, is yolov4"),
-]
+CHANGES = {
+    "machine": ({"machine": RECORD["machine"] | {"cpu": "another"}}, "cpu was some CPU, is another"),
+    "data": ({"data": RECORD["data"] | {"fingerprint": "g"}}, "fingerprint was f, is g"),
+    "settings": ({"settings": RECORD["settings"] | {"jitter": 0.3}}, "jitter was None, is 0.3"),
+    "app": ({"app": "yolov4"}, "name was efficientdet, is yolov4"),
+}
 
 
-@pytest.mark.parametrize(("change", "line"), CHANGES)
-def test_what_was_not_the_same_is_said(write, change, line):
+@pytest.mark.parametrize("part", CHANGES)
+def test_comparison_of_runs_under_different_conditions_names_the_difference(write, part):
+    change, words = CHANGES[part]
     text = report.compare(write("old.json", RECORD), write("new.json", RECORD | change))
-    assert "cannot be compared" in text and f"  {line}" in text.splitlines()
+    assert "cannot be compared" in text and f"  {part}: {words}" in text.splitlines()
     assert "10 %" not in text
 
 
-def test_files_that_are_none(write):
-    none = "not a benchmark file of this version"
-    for content, said in (("{", "is not JSON"), ("[]", none), ({"format": 0}, none)):
-        assert said in refusal(report.read, write("a.json", content))
+FOREIGN = "not a benchmark file of this version"
+INVALID = {
+    "broken JSON": ("{", "is not JSON"),
+    "list": ([], FOREIGN),
+    "other format": ({"format": 0}, FOREIGN),
+}
+
+
+@pytest.mark.parametrize(("content", "message"), INVALID.values(), ids=INVALID)
+def test_file_that_is_no_benchmark_is_refused(write, content, message):
+    assert message in refusal(report.read, write("a.json", content))
+
+
+def test_missing_benchmark_file_is_refused():
     assert "/no/such.json: No such file" in refusal(report.read, "/no/such.json")
 
 
-def test_the_command(write):
+def test_compare_command_prints_the_comparison(write):
     old = write("old.json", RECORD)
     assert "data dali_cpu" in run(sys.executable, "tools/bench.py", "compare", old, old).stdout
-    for words in ([], ["compare", "old.json"], ["show", "old.json", "new.json"], ["yolov5"]):
-        assert "give an app (efficientdet, yolov4), gpu, or: compare OLD.json" in refusal(bench.main, *words)
+
+
+@pytest.mark.parametrize("words", ["", "compare old.json", "show old.json new.json", "yolov5"])
+def test_unknown_benchmark_command_is_refused(words):
+    message = refusal(bench.main, *words.split())
+    assert "give an app (efficientdet, yolov4), gpu, or: compare OLD.json" in message

@@ -25,7 +25,7 @@ def to_detections(outputs, letterbox):
     return tf.constant([[[0.0, 0, 1, 1]]]), scores, tf.constant([[2]]), tf.constant([True])
 
 
-def test_stages_of_inference_repeat_one_batch_and_whole_inference_reads_on(monkeypatch):
+def test_inference_stages_repeat_one_batch_and_complete_inference_reads_new_batches(monkeypatch):
     steps = {}
 
     def measure(cuts, a):
@@ -41,11 +41,11 @@ def test_stages_of_inference_repeat_one_batch_and_whole_inference_reads_on(monke
     assert times["latency_ms"] == 16.0 and times["images_per_second"] == 250.0
     assert times["stages"]["load"] == {"wall_ms": 4.0, "lowest_ms": 2.0, "highest_ms": 9.0, "cpu_ms": 1.0}
 
-    def result(i):
+    def results_of(i):
         return [{"image_id": i, "category_id": 90, "bbox": [0.0, 0.0, 20.0, 10.0], "score": i / 100}]
 
-    assert [steps["results"]() for _ in range(2)] == [result(0), result(0)]
-    assert [steps["whole"]() for _ in range(2)] == [result(1), result(2)]
+    assert [steps["results"]() for _ in range(2)] == [results_of(0), results_of(0)]
+    assert [steps["whole"]() for _ in range(2)] == [results_of(1), results_of(2)]
     images, _ = steps["load"]()
     assert images.numpy() == 3 and steps["network"]().numpy() == 0
     _, scores, *_ = steps["post-processing"]()

@@ -30,27 +30,28 @@ def measure(tmp_path, commands, **options):
     return rounds.measure(commands, **{"rounds": 2, "seconds": 0.1, "logs": tmp_path} | options)
 
 
-def window_of(tmp_path, command, **options):
-    found = measure(tmp_path, [command], rounds=1, **options)[command.name]
-    return found["windows"][0], found["peak_bytes"]
+def window_of(tmp_path, arguments, settle=1, **options):
+    """Measures one round. Returns its window and the peak memory."""
+    result = measure(tmp_path, [Command("a", arguments, settle)], rounds=1, **options)["a"]
+    return result["windows"][0], result["peak_bytes"]
 
 
-def test_one_runs_at_a_time_and_every_second_round_backwards(tmp_path):
+def test_candidates_run_one_at_a_time_and_every_second_round_in_reverse(tmp_path):
     logs = [tmp_path / name for name in ("a", "b", "c")]
-    measured = measure(tmp_path, [Command(log.name, python(LOGGING, log)) for log in logs], rounds=3)
-    assert list(measured) == ["a", "b", "c"]
+    results = measure(tmp_path, [Command(log.name, python(LOGGING, log)) for log in logs], rounds=3)
+    assert list(results) == ["a", "b", "c"]
     steps = sorted((float(line), log.name) for log in logs for line in log.read_text().splitlines()[:-1])
     turns = [name for name, _ in itertools.groupby(name for _, name in steps)]
     assert "".join(turns) == "abcbabc"  # rounds abc, cba, abc: adjacent turns of c, and of a, count as one
     for name, log in zip("abc", logs, strict=True):
-        windows = measured[name]["windows"]
+        windows = results[name]["windows"]
         assert len(windows) == 3
         assert all(window["images"] % 4 == 0 and window["images"] > 0 for window in windows)
         assert sum(window["images"] for window in windows) <= 4 * len(log.read_text().splitlines())
         assert all(window["seconds"] >= 0.1 for window in windows)
 
 
-def test_steps_before_the_line_ready_and_those_that_were_ready_then_are_not_counted(tmp_path):
+def test_steps_before_ready_and_during_settling_are_not_counted(tmp_path):
     code = """
 import time
 for _ in range(9): print("step 1000000")
@@ -58,11 +59,11 @@ print("ready")
 for _ in range(3): print("step 1000000")
 while True: time.sleep(0.001); print("step 1")
 """
-    window, _ = window_of(tmp_path, Command("a", python(code), settle=4))
+    window, _ = window_of(tmp_path, python(code), settle=4)
     assert 0 < window["images"] < 1000000
 
 
-def test_cpu_time_and_memory_are_those_of_all_its_processes(tmp_path):
+def test_cpu_time_and_memory_of_child_processes_are_counted(tmp_path):
     code = """
 import os, time
 read, write = os.pipe()
@@ -76,55 +77,60 @@ os.read(read, 1)
 print("ready")
 while True: os.read(read, 1); print("step 2")
 """
-    window, peak_bytes = window_of(tmp_path, Command("a", python(code)), seconds=0.5)
+    window, peak_bytes = window_of(tmp_path, python(code), seconds=0.5)
     assert window["cpu_seconds"] / window["images"] == pytest.approx(0.01, rel=0.5)
     assert peak_bytes > 100_000_000
     assert 0 <= window["other_cpu_seconds"] <= os.cpu_count() * (window["seconds"] + 1)
 
 
-def test_work_of_others_is_seen(tmp_path):
+def test_cpu_time_of_an_unrelated_process_is_reported(tmp_path):
     with subprocess.Popen(python("while True: pass")) as busy:
-        window, _ = window_of(tmp_path, Command("a", python(LOGGING, tmp_path / "log")), seconds=0.7)
+        window, _ = window_of(tmp_path, python(LOGGING, tmp_path / "log"), seconds=0.7)
         busy.kill()
     assert window["other_cpu_seconds"] > 0.2
 
 
 FAILURES = {
-    "says why": ("import sys; print('nonsense', file=sys.stderr); sys.exit('error: no data')", "1: no data"),
+    "one line on stderr": (
+        "import sys; print('nonsense', file=sys.stderr); sys.exit('error: no data')",
+        "exit code 1: no data",
+    ),
     "traceback": ("raise KeyError('boxes')", "exit code 1: KeyError: 'boxes'"),
-    "killed": ("import os; os.kill(os.getpid(), 9)", "killed (SIGKILL): the system does this when"),
-    "crashed": ("import os; os.kill(os.getpid(), 11)", "killed by SIGSEGV: its stderr is empty"),
-    "later": ("print('ready')\nfor _ in range(20): print('step 1')", "exit code 0: its stderr is empty"),
-    "closed": ("import os, time; os.close(1); time.sleep(100)", "closed its output but still runs"),
-    "silent": ("import time; print('ready'); time.sleep(100)", "it printed no line within 0 s"),
+    "SIGKILL": ("import os; os.kill(os.getpid(), 9)", "killed (SIGKILL): the system does this when"),
+    "SIGSEGV": ("import os; os.kill(os.getpid(), 11)", "killed by SIGSEGV: its stderr is empty"),
+    "exit after some steps": (
+        "print('ready')\nfor _ in range(20): print('step 1')",
+        "exit code 0: its stderr is empty",
+    ),
+    "closed output": ("import os, time; os.close(1); time.sleep(100)", "closed its output but still runs"),
+    "no output": ("import time; print('ready'); time.sleep(100)", "it printed no line within 0 s"),
 }
 
 
-@pytest.mark.parametrize("failure", FAILURES)
-def test_one_that_fails_is_a_line_and_the_others_go_on(tmp_path, monkeypatch, failure):
+@pytest.mark.parametrize(("code", "reason"), FAILURES.values(), ids=FAILURES)
+def test_failure_of_a_candidate_is_one_line_and_other_candidates_run(tmp_path, monkeypatch, code, reason):
     monkeypatch.setattr(rounds, "STEP_TIMEOUT", 0.4)
     monkeypatch.setattr(rounds, "_END_TIMEOUT", 0.2)
-    code, line = FAILURES[failure]
     commands = [Command("bad", python(code)), Command("good", python(LOGGING, tmp_path / "log"))]
-    measured = measure(tmp_path, commands)
-    assert list(measured["bad"]) == ["error"]
-    assert line in measured["bad"]["error"] and "\n" not in measured["bad"]["error"]
-    assert len(measured["good"]["windows"]) == 2
+    results = measure(tmp_path, commands)
+    assert list(results["bad"]) == ["error"]
+    assert reason in results["bad"]["error"] and "\n" not in results["bad"]["error"]
+    assert len(results["good"]["windows"]) == 2
 
 
-def test_one_that_cannot_be_started_is_a_line(tmp_path):
-    measured = measure(tmp_path, [Command("a", ["/no/such/program"])])
-    assert measured["a"] == {"error": "cannot be started: No such file or directory: /no/such/program"}
+def test_missing_program_is_reported(tmp_path):
+    results = measure(tmp_path, [Command("a", ["/no/such/program"])])
+    assert results["a"] == {"error": "cannot be started: No such file or directory: /no/such/program"}
 
 
-def test_a_result_is_one_line_of_json(tmp_path):
+def test_result_of_a_command_is_its_line_of_json_or_its_error(tmp_path):
     command = Command("stages", python("import time; print('[3]'); print('result [1, 2]'); time.sleep(100)"))
     assert rounds.result(command, tmp_path) == [1, 2]
-    found = rounds.result(Command("stages", python("import sys; sys.exit('error: no data')")), tmp_path)
-    assert found == {"error": "exit code 1: no data"}
+    command = Command("stages", python("import sys; sys.exit('error: no data')"))
+    assert rounds.result(command, tmp_path) == {"error": "exit code 1: no data"}
 
 
-def test_nobody_is_left_behind_after_an_interruption(tmp_path, monkeypatch):
+def test_candidate_and_its_child_end_after_an_interrupt(tmp_path, monkeypatch):
     """The output ends only when the candidate and its child process have ended."""
     outputs = []
 

@@ -13,24 +13,21 @@ def burn(seconds: float) -> None:
         pass
 
 
-def test_the_cost_of_a_batch_is_that_of_making_it_wherever_it_is_made():
+def test_cost_of_a_batch_is_the_cpu_time_of_the_thread_that_makes_it():
     """Batches that were made but never fetched are not counted."""
-    ready: queue.Queue = queue.Queue(maxsize=3)
-    made = []
+    batches: queue.Queue = queue.Queue(maxsize=3)
 
-    def make() -> None:
-        while True:
+    def make_batches() -> None:
+        for _ in range(1000):
             burn(0.02)
-            made.append(None)
-            if ready.put(None) or len(made) > 1000:
-                return
+            batches.put(None)
 
-    threading.Thread(target=make, daemon=True).start()
-    cost = stages.cost(ready.get, seconds=0.2, settle=4)
+    threading.Thread(target=make_batches, daemon=True).start()
+    cost = stages.cost(batches.get, seconds=0.2, settle=4)
     assert cost.cpu_ms == pytest.approx(20.0, rel=0.25)
     assert cost.ms >= 18
 
 
-def test_work_of_the_caller_counts():
+def test_cost_of_a_batch_has_the_cpu_time_of_the_caller():
     cost = stages.cost(lambda: burn(0.01), seconds=0.1, settle=1)
     assert cost.cpu_ms == pytest.approx(10.0, rel=0.25)
