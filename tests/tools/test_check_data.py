@@ -1,6 +1,8 @@
 import subprocess
 import sys
 
+import pytest
+
 from common.args import ImagePolicy
 from common.data.check.issues import KINDS, DataError
 from common.data.open import DataFlags
@@ -10,12 +12,19 @@ from tests.tools.report.made_reports import ANCHORS
 from tools import check_data
 
 
-def test_two_valid_data_sets_give_two_reports(drawn, drawn_records, tmp_path, capsys):
-    data = DataFlags(str(drawn / "images"), str(drawn / "instances.json"))
+@pytest.fixture
+def data(drawn):
+    return DataFlags(str(drawn / "images"), str(drawn / "instances.json"))
+
+
+def check(data, evaluation=None, **options):
+    return check_data.check(data, evaluation or DataFlags(), ANCHORS, ImagePolicy(), **options)
+
+
+def test_training_and_evaluation_data_get_a_report_each(data, drawn_records, tmp_path, capsys):
     evaluation = DataFlags(file_pattern=f"{drawn_records}-*.tfrecord")
     report = tmp_path / "a.html"
-    options = {"report": str(report), "max_instances": 3}
-    text = check_data.check(data, evaluation, ANCHORS, ImagePolicy(), **options)
+    text = check(data, evaluation, report=str(report), max_instances=3)
     assert capsys.readouterr().out == text + "\n"
     assert text.endswith(f"report: {tmp_path}/a_eval.html")
     assert f"report: {report}\n" in text
@@ -27,20 +36,18 @@ def test_two_valid_data_sets_give_two_reports(drawn, drawn_records, tmp_path, ca
         assert content.count("<img ") == 2 and "toothbrush" in content
 
 
-def test_without_report_the_text_has_no_anchors(drawn, capsys):
-    data = DataFlags(str(drawn / "images"), str(drawn / "instances.json"))
-    text = check_data.check(data, DataFlags(), ANCHORS, ImagePolicy())
+def test_check_without_a_report_prints_classes_and_issues_but_no_anchors(data, capsys):
+    text = check(data)
     assert capsys.readouterr().out == text + "\n"
     assert "Anchors" not in text
     assert "Classes\n" in text and "Issues\n" in text
 
 
-def test_page_lists_the_errors_of_invalid_data(tmp_path):
+def test_report_of_invalid_data_lists_the_errors_of_all_files(tmp_path):
     (tmp_path / "a.json").write_text('{"images": [], "annotations": [], "categories": [}')
     (tmp_path / "b.json").write_text("")
     data = [DataFlags(str(tmp_path), str(tmp_path / f"{name}.json")) for name in "ab"]
-    arguments = [check_data.check, *data, ANCHORS, ImagePolicy()]
-    assert "2 kinds of faults" in refusal(*arguments, report=f"{tmp_path}/report.html", error=DataError)
+    assert "2 kinds of faults" in refusal(check, *data, report=f"{tmp_path}/report.html", error=DataError)
     text = (tmp_path / "report.html").read_text()
     assert "<img " not in text
     for name, kind in (("a.json", "json-malformed"), ("b.json", "file-empty")):
@@ -48,14 +55,12 @@ def test_page_lists_the_errors_of_invalid_data(tmp_path):
 
 
 def test_report_with_another_suffix_is_refused_before_data_are_read():
-    arguments = [check_data.check, DataFlags(), DataFlags(), ANCHORS, ImagePolicy()]
-    assert "--report=x.pdf must end in" in refusal(*arguments, report="x.pdf")
+    assert "--report=x.pdf must end in" in refusal(check, DataFlags(), report="x.pdf")
 
 
-def test_anchor_flag_without_report_is_refused(drawn):
-    words = [f"--images={drawn}/images", f"--annotations={drawn}/instances.json", "--anchor_scale=2"]
-    done = subprocess.run(
-        [sys.executable, "tools/check_data.py", *words], cwd=ROOT, capture_output=True, text=True
-    )
+def test_anchor_flag_without_report_is_refused(data):
+    command = [sys.executable, "tools/check_data.py", "--anchor_scale=2"]
+    command += [f"--images={data.images}", f"--annotations={data.annotations}"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 1
     assert "--anchor_scale has no effect without --report=FILE.html: add it" in done.stderr

@@ -15,7 +15,7 @@ from common.data.labels import LabelMap
 from common.data.open import open_tfrecords
 from common.errors import UserError
 from tests import commands
-from tests.common.made_annotations import annotations
+from tests.common import made_annotations
 from tests.refusal import refusal
 from tests.tools.conversion.labelled_images import contents_of, options_of, put, put_yolo
 from tools import convert as command
@@ -36,21 +36,21 @@ def run(source, target, **options):
 refused = functools.partial(refusal, run)
 
 
-def test_coco_to_records_and_back(drawn, tmp_path):
+def test_coco_converted_to_tfrecord_and_back_has_equal_annotations_and_images(drawn, tmp_path):
     images, output = drawn / "images", tmp_path / "out.json"
     names = {"input": drawn / "instances.json", "images": images, "output": tmp_path / "r" / "t"}
     run("coco", "tfrecord", **names, num_shards=3)
     records = tmp_path / "r" / "t-*-of-00003.tfrecord"
-    written, images_dir = run("tfrecord", "coco", input=records, output=output)
-    (back,) = written.values()
+    parts, images_dir = run("tfrecord", "coco", input=records, output=output)
+    (annotations,) = parts.values()
     assert images_dir == os.fspath(tmp_path / "images")
     expected = round_boxes(open_tfrecords(os.fspath(records)).annotations)
-    assert load_coco(output, images_dir).fingerprint() == back.fingerprint() == expected.fingerprint()
+    assert load_coco(output, images_dir).fingerprint() == annotations.fingerprint() == expected.fingerprint()
     assert contents_of(tmp_path / "images") == contents_of(images)
     assert sorted(os.listdir(tmp_path)) == ["images", "out.json", "r"]
 
 
-def test_bccd_records_from_voc_equal_those_from_its_json(bccd, tmp_path):
+def test_bccd_records_converted_from_voc_equal_records_from_its_json(bccd, tmp_path):
     train, test, images = (bccd / name for name in ("instances_train.json", "instances_test.json", "images"))
     voc = {"split": bccd / "test.txt", "label_map": train, "voc_pixels": "zero_based"}
     run("voc", "tfrecord", input=bccd / "annotations_voc", images=images, output=tmp_path / "v", **voc)
@@ -59,7 +59,7 @@ def test_bccd_records_from_voc_equal_those_from_its_json(bccd, tmp_path):
     assert (tmp_path / name).read_bytes() == (tmp_path / "c" / name).read_bytes()
 
 
-def test_yolo_to_records_next_to_records_with_another_prefix(yolo, tmp_path):
+def test_tfrecords_with_a_longer_or_glob_like_prefix_do_not_count_as_existing(yolo, tmp_path):
     for name in ("a-more", "a", "[a]"):
         run("yolo", "tfrecord", input=yolo, output=tmp_path / name)
     assert "exists already" in refused("yolo", "tfrecord", input=yolo, output=tmp_path / "[a]")
@@ -83,19 +83,18 @@ def test_existing_output_is_refused_without_overwrite(yolo, tmp_path, target):
     assert set(after) == set(before) and after != before
 
 
-def test_unusable_images_are_errors_or_skipped(yolo, tmp_path):
+def test_unusable_image_is_refused_or_skipped_as_the_flags_say(yolo, tmp_path):
     options = {"input": yolo, "output": tmp_path / "x.json"}
     assert "--max_megapixels" in refused("yolo", "coco", **options, max_megapixels=0.0005, error=DataError)
     put(yolo, "images/b.png", b"")
-    for target in ("coco", "tfrecord"):
-        assert "empty image file: image 'b.png'" in refused("yolo", target, **options)
+    assert "empty image file: image 'b.png'" in refused("yolo", "coco", **options)
     assert os.listdir(tmp_path) == ["set"]
     run("yolo", "coco", **options, on_bad_image="skip")
     assert load_coco(tmp_path / "x.json", yolo / "images").file_names == ["a.png"]
 
 
 @pytest.mark.parametrize(("source", "target"), [("coco", "coco"), ("coco", "tfrecord"), ("tfrecord", "coco")])
-def test_holdout_and_max_side_write_two_parts_of_scaled_images(
+def test_holdout_and_max_side_write_two_parts_with_scaled_images(
     drawn, drawn_records, tmp_path, source, target
 ):
     before = contents_of(drawn / "images")
@@ -129,7 +128,7 @@ def test_holdout_and_max_side_write_two_parts_of_scaled_images(
     assert contents_of(drawn / "images") == before
 
 
-def test_more_shards_than_images_in_a_part_writes_nothing(drawn, tmp_path):
+def test_more_shards_than_images_of_a_part_are_refused_before_writing(drawn, tmp_path):
     options = {"input": drawn / "instances.json", "images": drawn / "images", "output": tmp_path / "x"}
     assert "--num_shards=5 is not in 1..2" in refused(
         "coco", "tfrecord", **options, holdout=0.2, num_shards=5
@@ -137,17 +136,17 @@ def test_more_shards_than_images_in_a_part_writes_nothing(drawn, tmp_path):
     assert not os.listdir(tmp_path)
 
 
-def test_the_split_depends_on_names_seed_and_share_alone():
-    data = annotations([(20, 40)] * 40, [])
+def test_split_depends_only_on_file_names_seed_and_fraction():
+    data = made_annotations.annotations([(20, 40)] * 40, [])
     names = {seed: split(data, 0.3, seed)[1].file_names for seed in (0, 1)}
     assert [len(held_out) for held_out in names.values()] == [12, 12] and names[0] != names[1]
-    backwards = dataclasses.replace(data, file_names=data.file_names[::-1])
-    assert split(backwards, 0.3, 0)[1].file_names == names[0][::-1]
+    reversed_data = dataclasses.replace(data, file_names=data.file_names[::-1])
+    assert split(reversed_data, 0.3, 0)[1].file_names == names[0][::-1]
     first = min(data.file_names, key=lambda name: hashlib.sha256(f"0 {name}".encode()).hexdigest())
     assert split(data, 0.03, 0)[1].file_names == [first]
 
 
-def test_smaller_images_never_replace_the_originals(yolo, tmp_path):
+def test_scaled_images_replace_no_original_images(yolo, tmp_path):
     options = {"input": yolo, "output": tmp_path / "x.json", "max_side": 20}
     run("yolo", "coco", **options)
     small = load_coco(tmp_path / "x.json", tmp_path / "images_20")
@@ -163,7 +162,7 @@ def test_smaller_images_never_replace_the_originals(yolo, tmp_path):
     assert "images_20 has the original images" in refused("coco", "coco", **second_options, overwrite=True)
 
 
-IMPOSSIBLE = [
+REFUSED = [
     ("coco", "coco", {}, "--from=coco --to=coco: there is nothing to convert"),
     ("coco", "tfrecord", {}, "--from=coco needs --images=DIR"),
     ("voc", "coco", {}, "JPEGImages is not a directory: give the images' directory as --images=DIR"),
@@ -181,46 +180,61 @@ IMPOSSIBLE = [
 ]
 
 
-@pytest.mark.parametrize(("source", "target", "options", "message"), IMPOSSIBLE)
-def test_impossible_conversion_is_one_line(yolo, monkeypatch, source, target, options, message):
+@pytest.mark.parametrize(
+    ("source", "target", "options", "message"), REFUSED, ids=[message for *_, message in REFUSED]
+)
+def test_impossible_conversion_is_refused_and_writes_nothing(
+    yolo, monkeypatch, source, target, options, message
+):
     monkeypatch.chdir(yolo.parent)
     assert message in refused(source, target, **{"input": "set", "output": "x.json", **options})
     assert os.listdir(".") == ["set"]
 
 
-IDLE = [
-    (["--from=voc", "--to=coco", "--names=x"], "names"),
-    (["--from=yolo", "--to=coco", "--voc_pixels=zero_based"], "voc_pixels"),
-    (["--from=yolo", "--to=coco", "--images=x"], "images"),
-    (["--from=coco", "--to=tfrecord", "--split=x"], "split"),
-    (["--from=voc", "--to=coco", "--num_shards=2"], "num_shards"),
-    (["--from=voc", "--to=tfrecord", "--num_shards=2", "--difficult=drop", "--images=x"], None),
-    (["--from=tfrecord", "--to=coco", "--label_map=x", "--images=x"], None),
-    (["--from=coco", "--to=coco", "--max_side=9", "--seed=1"], "seed"),
-    (["--from=coco", "--to=coco", "--max_side=9", "--holdout=0.5", "--seed=1", "--images=x"], None),
+WITHOUT_EFFECT = {
+    "names": "--from=voc --to=coco --names=x",
+    "voc_pixels": "--from=yolo --to=coco --voc_pixels=zero_based",
+    "images": "--from=yolo --to=coco --images=x",
+    "split": "--from=coco --to=tfrecord --split=x",
+    "num_shards": "--from=voc --to=coco --num_shards=2",
+    "seed": "--from=coco --to=coco --max_side=9 --seed=1",
+}
+WITH_EFFECT = [
+    "--from=voc --to=tfrecord --num_shards=2 --difficult=drop --images=x",
+    "--from=tfrecord --to=coco --label_map=x --images=x",
+    "--from=coco --to=coco --max_side=9 --holdout=0.5 --seed=1 --images=x",
 ]
 
 
-@pytest.mark.parametrize(("arguments", "name"), IDLE)
-def test_flag_without_effect_is_refused(arguments, name, monkeypatch):
-    fv = flags.FlagValues()
-    command.define_flags(fv)
-    fv(["convert", *arguments, "--input=gone", "--output=x.json"])
-    monkeypatch.setattr(flags, "FLAGS", fv)
-    message = refusal(command.main, error=(UserError, OSError))
-    assert message.startswith(f"--{name} has no effect on ") == bool(name)
+def message_of_command(words, monkeypatch):
+    """Runs the command with an input that is missing."""
+    flag_values = flags.FlagValues()
+    command.define_flags(flag_values)
+    flag_values(["convert", *words.split(), "--input=gone", "--output=x.json"])
+    monkeypatch.setattr(flags, "FLAGS", flag_values)
+    return refusal(command.main, error=(UserError, OSError))
 
 
-def test_the_command_in_another_process_writes_the_same_bytes(drawn, tmp_path):
+@pytest.mark.parametrize(("name", "words"), WITHOUT_EFFECT.items(), ids=WITHOUT_EFFECT)
+def test_flag_without_effect_is_refused(name, words, monkeypatch):
+    assert message_of_command(words, monkeypatch).startswith(f"--{name} has no effect on ")
+
+
+@pytest.mark.parametrize("words", WITH_EFFECT)
+def test_flags_with_effect_are_accepted(words, monkeypatch):
+    assert "has no effect" not in message_of_command(words, monkeypatch)
+
+
+def test_convert_command_writes_reproducible_records_and_reports_skipped_images(drawn, tmp_path):
     shutil.copytree(drawn, tmp_path / "data")
     images, instances = tmp_path / "data" / "images", tmp_path / "data" / "instances.json"
     annotations = load_coco(instances, images)
+    readable = np.array([name != "05.jpg" for name in annotations.file_names])
     (images / "05.jpg").write_bytes(b"no image")
-    places = [f"--images={images}", f"--input={instances}", f"--output={tmp_path}/t"]
-    words = ["--from=coco", "--to=tfrecord", *places, "--num_shards=2", "--on_bad_image=skip"]
+    paths = [f"--images={images}", f"--input={instances}", f"--output={tmp_path}/t"]
+    words = ["--from=coco", "--to=tfrecord", *paths, "--num_shards=2", "--on_bad_image=skip"]
     done = commands.run(sys.executable, "tools/convert.py", *words)
-    left = annotations.select(np.array([name != "05.jpg" for name in annotations.file_names]))
-    write_tfrecords(left, images, tmp_path / "again" / "t", num_shards=2)
+    write_tfrecords(annotations.select(readable), images, tmp_path / "again" / "t", num_shards=2)
     assert contents_of(tmp_path) == contents_of(tmp_path / "again")
     assert "11 images (1 without objects)" in done.stdout
     assert f"tfrecord: {tmp_path}/t; images: {images}" in done.stdout

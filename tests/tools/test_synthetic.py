@@ -15,17 +15,17 @@ from tools import synthetic
 
 @pytest.fixture(scope="module")
 def drawing():
-    """80 pictures, and the pixels of each object before others cover it."""
-    full, find_place = [], synthetic._find_place
+    """60 pictures, and for each object the number of pixels before other objects cover it."""
+    full_areas, find_place = [], synthetic._find_place
 
-    def remember(rng, solid, owner, full_areas):
-        place = find_place(rng, solid, owner, full_areas)
-        full.extend([solid.sum()] * (place is not None))
+    def recorded_find_place(rng, solid, owner, areas):
+        place = find_place(rng, solid, owner, areas)
+        full_areas.extend([solid.sum()] * (place is not None))
         return place
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(synthetic, "_find_place", remember)
-        return [synthetic.draw_picture(seed=7, index=i) for i in range(80)], np.array(full)
+        patch.setattr(synthetic, "_find_place", recorded_find_place)
+        return [synthetic.draw_picture(seed=7, index=i) for i in range(60)], np.array(full_areas)
 
 
 @pytest.fixture(scope="module")
@@ -33,43 +33,55 @@ def pictures(drawing):
     return drawing[0]
 
 
-def test_another_seed_gives_another_picture(pictures):
-    other_seed = synthetic.draw_picture(seed=8, index=3)
-    assert other_seed.image.shape != pictures[3].image.shape or (other_seed.image != pictures[3].image).any()
+def test_another_seed_draws_another_picture(pictures):
+    picture = synthetic.draw_picture(seed=8, index=3)
+    assert picture.image.shape != pictures[3].image.shape or (picture.image != pictures[3].image).any()
 
 
-def test_command_draws_valid_coco_and_fewer_images_are_the_first_of_more(tmp_path):
-    command = f"tools/synthetic.py --output_dir={tmp_path}/a --num_images=2 --seed=3".split()
-    assert f"drew 2 images: {tmp_path}/a/instances.json" in run(sys.executable, *command).stdout
-    coco = COCO(synthetic.draw_dataset(tmp_path / "b", num_images=4, seed=3))
-    names = [f"{i:06d}.jpg" for i in range(1, 5)]
+@pytest.fixture(scope="module")
+def data_set(tmp_path_factory):
+    """The directory of four images."""
+    return synthetic.draw_dataset(tmp_path_factory.mktemp("synthetic"), num_images=4, seed=3).parent
+
+
+def test_command_draws_the_first_images_of_a_larger_data_set(data_set, tmp_path):
+    command = f"tools/synthetic.py --output_dir={tmp_path} --num_images=2 --seed=3".split()
+    assert f"drew 2 images: {tmp_path}/instances.json" in run(sys.executable, *command).stdout
+    files = sorted((tmp_path / "images").iterdir())
+    assert [file.name for file in files] == ["000001.jpg", "000002.jpg"]
+    for file in files:
+        assert file.read_bytes() == (data_set / "images" / file.name).read_bytes()
+    annotations, expected = (
+        json.loads((directory / "instances.json").read_text())["annotations"]
+        for directory in (tmp_path, data_set)
+    )
+    assert expected[: len(annotations)] == annotations and len(expected) > len(annotations)
+
+
+def test_drawn_data_set_is_valid_coco(data_set):
+    coco = COCO(data_set / "instances.json")
+    names = [f"{number:06d}.jpg" for number in range(1, 5)]
     assert [image["file_name"] for image in coco.imgs.values()] == names
-    for d, count in (("a", 2), ("b", 4)):
-        assert sorted(path.name for path in (tmp_path / d / "images").iterdir()) == names[:count]
-    for name in names[:2]:
-        a, b = (tmp_path / d / "images" / name for d in ("a", "b"))
-        assert a.read_bytes() == b.read_bytes()
-    few, many = (json.loads((tmp_path / d / "instances.json").read_text())["annotations"] for d in ("a", "b"))
-    assert many[: len(few)] == few and len(many) > len(few)
+    assert sorted(file.name for file in (data_set / "images").iterdir()) == names
     for image in coco.imgs.values():
-        with Image.open(tmp_path / "b" / "images" / image["file_name"]) as picture:
+        with Image.open(data_set / "images" / image["file_name"]) as picture:
             assert picture.format == "JPEG"
             assert (picture.height, picture.width) == (image["height"], image["width"])
-    for number, annotation in enumerate(many, 1):
+    for number, annotation in enumerate(coco.dataset["annotations"], 1):
         assert annotation["id"] == number
         assert annotation["category_id"] in coco.cats and annotation["image_id"] in coco.imgs
         assert annotation["iscrowd"] == 0 and annotation["area"] > 0
 
 
-def test_images_have_different_sizes_and_some_are_empty(pictures):
+def test_pictures_have_different_sizes_and_some_have_no_object(pictures):
     sides = np.array([p.image.shape[:2] for p in pictures])
-    assert len(np.unique(sides, axis=0)) > 70
+    assert len(np.unique(sides, axis=0)) > 50
     assert 240 <= sides.min() < 260 and 620 < sides.max() <= 640
     assert sum(len(p.category_ids) == 0 for p in pictures) in range(1, 10)
     assert max(len(p.category_ids) for p in pictures) == synthetic.MAX_OBJECTS
 
 
-def test_boxes_lie_inside_the_image_and_cover_small_medium_and_large(pictures):
+def test_boxes_are_inside_the_image_and_small_medium_and_large(pictures):
     for p in pictures:
         height, width = p.image.shape[:2]
         left, top, w, h = p.boxes_ltwh_px.T
@@ -81,21 +93,21 @@ def test_boxes_lie_inside_the_image_and_cover_small_medium_and_large(pictures):
     assert min((areas < 32**2).sum(), (areas > 96**2).sum(), ((areas > 32**2) & (areas < 96**2)).sum()) > 20
 
 
-def test_every_category_appears_about_equally_often(pictures):
+def test_categories_have_gaps_and_appear_about_equally_often(pictures):
     ids, counts = np.unique(np.concatenate([p.category_ids for p in pictures]), return_counts=True)
     assert set(ids.tolist()) == set(synthetic.CATEGORIES)
     assert counts.max() < 1.6 * counts.min()
     assert np.diff(sorted(synthetic.CATEGORIES)).max() > 1
 
 
-def test_hidden_objects_show_at_least_the_minimum_share(drawing):
-    pictures, full = drawing
-    shares = np.concatenate([p.areas for p in pictures]) / full
+def test_covered_object_shows_at_least_the_minimum_share(drawing):
+    pictures, full_areas = drawing
+    shares = np.concatenate([p.areas for p in pictures]) / full_areas
     assert shares.min() >= synthetic.MIN_VISIBLE
     assert (shares < 0.9).sum() > 20
 
 
-def test_the_box_is_the_rectangle_around_the_painted_pixels(monkeypatch):
+def test_box_is_the_rectangle_around_the_painted_pixels(monkeypatch):
     """White pixels show where the object is."""
     monkeypatch.setattr(synthetic, "MAX_OBJECTS", 1)
     monkeypatch.setattr(synthetic, "_background", lambda rng, h, w: np.zeros((h, w, 3), np.float32))
@@ -125,22 +137,22 @@ SHAPES = [("disk", 0.785), ("ring", 0.548), ("triangle", 0.5), ("cross", 0.51)]
 
 
 @pytest.mark.parametrize(("name", "share"), SHAPES)
-def test_shapes_fill_the_share_of_their_box_that_geometry_gives(name, share):
+def test_shape_fills_the_share_of_its_box_that_geometry_gives(name, share):
     """Geometry gives the shares, such as pi/4 for a disk."""
     rng = np.random.default_rng(0)
     shares = [synthetic._shape_mask(rng, name, 640).mean() / 255 for _ in range(60)]
     if name in ("disk", "ring"):
         np.testing.assert_allclose(shares, share, atol=0.05)
-    else:  # these shapes are turned, and then fill less of their box
+    else:  # these shapes are rotated, and then fill less of their box
         assert abs(np.max(shares) - share) < 0.1
 
 
 @pytest.mark.parametrize("argument", ["--num_images=0", "--seed=-1"])
-def test_bad_arguments_are_named(argument):
+def test_flag_below_its_minimum_is_refused(argument):
     words = ["tools.synthetic", "--output_dir=x", argument]
     assert argument in refusal(flag_values, *words, error=flags.IllegalFlagValueError)
 
 
-def test_an_output_directory_that_cannot_be_made_is_named(tmp_path):
+def test_output_directory_below_a_file_is_refused(tmp_path):
     (tmp_path / "file").write_text("")
     assert "file/data: Not a directory" in refusal(synthetic.draw_dataset, tmp_path / "file" / "data", 1, 0)
