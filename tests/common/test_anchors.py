@@ -1,3 +1,5 @@
+"""Tests anchors.py against loops over levels, cells, scales and aspect ratios."""
+
 import dataclasses
 import math
 
@@ -29,16 +31,16 @@ def brute_force(min_level, max_level, num_scales, ratios, anchor_scale, image_si
     return np.array(boxes)
 
 
-ANCHORS = [
-    (3, 7, 3, RATIOS, 5.0, (128, 384)),
-    (3, 8, 3, RATIOS, 4.0, (130, 77)),
-    (2, 5, 2, [0.7, 1.4], 3.0, (64, 48)),
-    (3, 7, 1, [1.0], 4.0, (5, 1)),
-]
+ANCHORS = {
+    "d7": (3, 7, 3, RATIOS, 5.0, (128, 384)),
+    "odd-sides": (3, 8, 3, RATIOS, 4.0, (130, 77)),
+    "two-scales": (2, 5, 2, [0.7, 1.4], 3.0, (64, 48)),
+    "tiny-image": (3, 7, 1, [1.0], 4.0, (5, 1)),
+}
 
 
-@pytest.mark.parametrize("arguments", ANCHORS)
-def test_anchors_are_those_of_the_definition_in_order(arguments):
+@pytest.mark.parametrize("arguments", ANCHORS.values(), ids=ANCHORS)
+def test_anchors_equal_brute_force_in_order(arguments):
     anchors = Anchors(*arguments)
     expected = brute_force(*arguments)
     assert anchors.boxes.dtype == anchors.boxes_normalized.dtype == np.float32
@@ -46,30 +48,34 @@ def test_anchors_are_those_of_the_definition_in_order(arguments):
     assert anchors.boxes.shape == (anchors.num_anchors, 4) == expected.shape
     np.testing.assert_allclose(anchors.boxes, expected, rtol=1e-6, atol=1e-4)
     height, width = arguments[-1]
-    top, left, bottom, right = anchors.boxes.T
-    normalized = np.stack([left / width, top / height, right / width, bottom / height], axis=-1)
-    np.testing.assert_allclose(anchors.boxes_normalized, normalized, rtol=1e-6)
+    boxes_ltrb = expected[:, [1, 0, 3, 2]]
+    normalized = boxes_ltrb / [width, height, width, height]
+    np.testing.assert_allclose(anchors.boxes_normalized, normalized, rtol=1e-6, atol=1e-6)
 
 
-def test_anchors_from_lists_and_tuples_are_equal_and_their_arrays_are_made_once():
-    from_lists = Anchors(3, 7, 3, [1, 2, 0.5], 4, [512, 256])
-    from_tuples = Anchors(3, 7, 3, (1.0, 2.0, 0.5), 4.0, (512, 256))
-    assert from_lists == from_tuples
-    assert len({from_lists, from_tuples}) == 1
-    assert from_lists != Anchors(3, 7, 3, RATIOS, 4.0, (256, 512))
-    assert from_lists.boxes is from_lists.boxes
-    for array in (from_lists.boxes, from_lists.boxes_normalized):
+def test_anchors_with_lists_equal_and_hash_as_anchors_with_tuples():
+    with_lists = Anchors(3, 7, 3, [1, 2, 0.5], 4, [512, 256])
+    with_tuples = Anchors(3, 7, 3, (1.0, 2.0, 0.5), 4.0, (512, 256))
+    assert len({with_lists, with_tuples}) == 1
+    assert with_lists != Anchors(3, 7, 3, RATIOS, 4.0, (256, 512))
+
+
+def test_anchor_arrays_are_cached_and_read_only():
+    anchors = Anchors(3, 7, 3, RATIOS, 4.0, (512, 256))
+    assert anchors.boxes is anchors.boxes
+    for array in (anchors.boxes, anchors.boxes_normalized):
         with pytest.raises(ValueError, match="read-only"):
             array[0] = 0
 
 
-def test_impossible_anchors_are_refused():
-    possible = Anchors(3, 7, 3, RATIOS, 4.0, (512, 512))
-    impossible = {"min_level": [8, -1], "num_scales": [0], "aspect_ratios": [[], [1.0, -2.0]]}
-    impossible |= {"anchor_scale": [0.0], "image_size": [(512,), (512, 0)]}
-    for name, values in impossible.items():
-        for value in values:
-            with pytest.raises(
-                ValueError, match="need 0 <= min_level <= max_level, and all other numbers ab"
-            ):
-                dataclasses.replace(possible, **{name: value})
+IMPOSSIBLE = [("min_level", 8), ("min_level", -1), ("num_scales", 0), ("anchor_scale", 0.0)]
+IMPOSSIBLE += [("aspect_ratios", []), ("aspect_ratios", [1.0, -2.0])]
+IMPOSSIBLE += [("image_size", (512,)), ("image_size", (512, 0))]
+
+
+@pytest.mark.parametrize(("field", "value"), IMPOSSIBLE)
+def test_impossible_anchor_setting_is_refused(field, value):
+    anchors = Anchors(3, 7, 3, RATIOS, 4.0, (512, 512))
+    message = "need 0 <= min_level <= max_level, and all other numbers above 0"
+    with pytest.raises(ValueError, match=message):
+        dataclasses.replace(anchors, **{field: value})

@@ -1,3 +1,5 @@
+"""Tests box_encoder.py: DALI and TensorFlow against the matching rule in NumPy, and decoding."""
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -61,6 +63,7 @@ def random_labels(rng, images):
 
 
 def largest(boxes, count):
+    """Returns the ascending indices of the `count` largest boxes; of equal ones, the first."""
     areas = (boxes[:, 2] - boxes[:, 0]) * (boxes[:, 3] - boxes[:, 1])
     return np.sort(np.argsort(-areas, kind="stable")[:count])
 
@@ -98,24 +101,15 @@ def encode(images, labels, anchors, max_instances=box_encoder.MAX_INSTANCES):
     ]
 
 
-def encode_boxes_tf(boxes, labels, anchors, max_instances=box_encoder.MAX_INSTANCES):
-    """Encodes the boxes of one image without DALI."""
-    boxes, labels, _ = tf_readers.select_boxes(boxes, labels, (0.0, 0.0), max_instances)
-    boxes, classes = tf_readers.pad_boxes_tf(boxes, labels, max_instances)
-    return box_encoder.encode_boxes_tf(boxes, classes, anchors)
-
-
 def encode_tf(images, labels, anchors, max_instances=box_encoder.MAX_INSTANCES):
-    return [
-        tf.nest.map_structure(np.asarray, encode_boxes_tf(*image, anchors, max_instances))
-        for image in zip(images, labels, strict=True)
-    ]
-
-
-def expected_shapes(anchors, max_instances):
-    k = anchors.anchors_per_location
-    classes = [(*size, k) for size in anchors.feature_sizes]
-    return [(), (max_instances, 4), (max_instances,), *classes, *[(h, w, 4 * k) for h, w, k in classes]]
+    """Encodes the boxes of each image without DALI."""
+    results = []
+    for boxes, boxes_labels in zip(images, labels, strict=True):
+        boxes, boxes_labels, _ = tf_readers.select_boxes(boxes, boxes_labels, (0.0, 0.0), max_instances)
+        boxes, classes = tf_readers.pad_boxes_tf(boxes, boxes_labels, max_instances)
+        encoded = box_encoder.encode_boxes_tf(boxes, classes, anchors)
+        results.append(tf.nest.map_structure(np.asarray, encoded))
+    return results
 
 
 def flat_targets(encoded):
@@ -130,28 +124,28 @@ def assert_close(one, other, tolerance=1e-6):
         np.testing.assert_allclose(a, b, rtol=tolerance, atol=tolerance)
 
 
-RUNS = pytest.mark.parametrize("run", [encode, encode_tf], ids=["dali", "tensorflow"])
-
-
 # --- encoding ---
 
 
 @pytest.mark.parametrize("anchors", [ODD, D7X], ids=["odd", "d7x"])
-def test_targets_follow_the_rule_and_tensorflow_equals_dali(anchors):
+def test_targets_of_dali_and_tensorflow_equal_the_rule_in_numpy(anchors):
     rng = np.random.default_rng(0)
     images = hard_images(rng, anchors)
     labels = random_labels(rng, images)
-    found = [run(images, labels, anchors, max_instances=60) for run in (encode, encode_tf)]
+    results = [run(images, labels, anchors, max_instances=60) for run in (encode, encode_tf)]
+    k = anchors.anchors_per_location
+    shapes = [(), (60, 4), (60,), *((*size, k) for size in anchors.feature_sizes)]
+    shapes += [(*size, 4 * k) for size in anchors.feature_sizes]
     dtypes = [np.float32, np.float32, np.int32]
     dtypes += [dtype for dtype in (np.int32, np.float32) for _ in anchors.levels]
-    for boxes, boxes_labels, encoded, by_tensorflow in zip(images, labels, *found, strict=True):
+    for boxes, boxes_labels, encoded, by_tensorflow in zip(images, labels, *results, strict=True):
         assert_close(encoded, by_tensorflow)
         arrays = tf.nest.flatten(encoded)
-        assert [array.shape for array in arrays] == expected_shapes(anchors, 60)
+        assert [array.shape for array in arrays] == shapes
         assert [array.dtype for array in arrays] == dtypes
 
-        kept = largest(boxes, 60)
-        boxes, boxes_labels = boxes[kept], boxes_labels[kept]
+        selected = largest(boxes, 60)
+        boxes, boxes_labels = boxes[selected], boxes_labels[selected]
         expected_classes, expected_deltas = targets_by_the_rule(boxes, boxes_labels, anchors)
         classes, deltas = flat_targets(encoded)
         np.testing.assert_array_equal(classes, expected_classes)
@@ -165,7 +159,7 @@ def test_targets_follow_the_rule_and_tensorflow_equals_dali(anchors):
 
 
 @pytest.mark.parametrize("anchors", [WIDE, SPARSE], ids=["wide", "sparse"])
-def test_equal_overlaps_are_resolved_as_by_dali(anchors):
+def test_anchors_with_equal_ious_get_equal_targets_from_dali_and_tensorflow(anchors):
     rng = np.random.default_rng(12)
     images = [boxes for boxes in hard_images(rng, anchors) if not len(boxes) or boxes.max() <= 1]
     images = [boxes.clip(0, 1)[:40] for boxes in images] + [grid_boxes(rng, 40) for _ in range(20)]
@@ -175,37 +169,37 @@ def test_equal_overlaps_are_resolved_as_by_dali(anchors):
         assert_close(by_dali, by_tensorflow)
 
 
-@RUNS
-def test_an_iou_of_exactly_one_half_is_background(run):
+@pytest.mark.parametrize("run", [encode, encode_tf], ids=["dali", "tensorflow"])
+def test_anchor_with_iou_of_exactly_one_half_is_background(run):
     squares = Anchors(3, 3, 1, [1.0], 4.0, (128, 128))  # anchors of 32 pixels, every 8 pixels
     # Five anchors have an IoU of exactly 1/2 with the first box. Only the last of the five is positive.
-    exactly = np.float32([[44, 36, 76, 100]]) / 128
-    shorter = np.float32([[44, 36, 76, 99.9]]) / 128
-    exactly, shorter = run([exactly, shorter], [np.int32([1])] * 2, squares)
-    (positive,) = np.flatnonzero(flat_targets(exactly)[0] == 0)
+    half = np.float32([[44, 36, 76, 100]]) / 128
+    above_half = np.float32([[44, 36, 76, 99.9]]) / 128
+    half, above_half = run([half, above_half], [np.int32([1])] * 2, squares)
+    (positive,) = np.flatnonzero(flat_targets(half)[0] == 0)
     np.testing.assert_array_equal(squares.boxes[positive], [68, 44, 100, 76])
-    positive = np.flatnonzero(flat_targets(shorter)[0] == 0)
+    positive = np.flatnonzero(flat_targets(above_half)[0] == 0)
     np.testing.assert_array_equal(squares.boxes[positive, 0], [36, 44, 52, 60])
 
 
-def test_a_batch_without_any_box():
+def test_batch_without_boxes_is_encoded_by_dali_and_tensorflow_alike():
     images, labels = [NO_BOXES] * 3, [np.zeros(0, np.int32)] * 3
     assert_close(encode(images, labels, WIDE), encode_tf(images, labels, WIDE))
 
 
-def test_degenerate_boxes_leave_no_trace():
+def test_degenerate_boxes_do_not_change_targets():
     good = np.float32([[0.1, 0.1, 0.4, 0.4], [0.5, 0.5, 0.9, 0.8]])
     bad = np.float32([[0.5, 0.5, 0.5, 0.9], [0.8, 0.8, 0.2, 0.2], [NAN, 0, 1, 1], [0, 0, INF, 1]])
     mixed, labels = np.concatenate([bad[:2], good[:1], bad[2:], good[1:]]), np.int32([9, 9, 1, 9, 9, 2])
-    with_bad, without = encode([mixed, good], [labels, np.int32([1, 2])], D0)
-    assert len(with_bad.boxes) == 100
-    assert_close(with_bad, without, tolerance=0)
+    result, expected = encode([mixed, good], [labels, np.int32([1, 2])], D0)
+    assert len(result.boxes) == 100
+    assert_close(result, expected, tolerance=0)
 
 
 # --- decoding ---
 
 
-def test_decoding_undoes_encoding():
+def test_decoded_targets_equal_encoded_boxes():
     rng = np.random.default_rng(4)
     images = [random_boxes(rng, 20, largest=0.9) for _ in range(3)]
     encoded = encode(images, random_labels(rng, images), D7X)
@@ -219,7 +213,7 @@ def test_decoding_undoes_encoding():
         np.testing.assert_allclose(result[~positive], D7X.boxes_normalized[~positive], atol=1e-6)
 
 
-def test_decoding_takes_any_leading_shape_and_computes_in_float32():
+def test_decoding_of_float16_with_two_batch_axes_computes_in_float32():
     deltas = np.random.default_rng(5).normal(size=(2, 3, WIDE.num_anchors, 4)).astype(np.float16)
     decoded = box_encoder.decode_boxes(deltas, WIDE)
     assert decoded.dtype == tf.float32
@@ -230,15 +224,17 @@ def test_decoding_takes_any_leading_shape_and_computes_in_float32():
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("copied", [True, False])
-def test_gpu_equals_cpu(copied):
+@pytest.mark.parametrize("on_gpu", [True, False], ids=["boxes-on-gpu", "boxes-on-cpu"])
+def test_targets_encoded_on_gpu_equal_those_of_cpu(on_gpu):
     rng = np.random.default_rng(8)
     images = hard_images(rng, ODD)
     labels = random_labels(rng, images)
 
     def graph(boxes, labels):
-        given = (boxes.gpu(), labels.gpu(), ODD) if copied else (boxes, labels, ODD)
-        encoded = box_encoder.encode_boxes(*given, device=None if copied else "gpu")
+        if on_gpu:
+            encoded = box_encoder.encode_boxes(boxes.gpu(), labels.gpu(), ODD)
+        else:
+            encoded = box_encoder.encode_boxes(boxes, labels, ODD, device="gpu")
         assert {node.device for node in tf.nest.flatten(encoded)} == {"gpu"}
         return tf.nest.flatten(encoded)
 

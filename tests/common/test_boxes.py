@@ -1,3 +1,5 @@
+"""Tests boxes.py against pycocotools and against numbers computed by hand."""
+
 import keras
 import numpy as np
 import pytest
@@ -14,7 +16,7 @@ def random_boxes(rng, *shape):
     return np.concatenate([corners.min(axis=-2), corners.max(axis=-2)], axis=-1)
 
 
-def test_conversions_by_example():
+def test_box_conversions_area_and_clipping_equal_hand_computed_values():
     # This box reaches from 1 to 4 in x and from 2 to 8 in y.
     box = np.array([[1.0, 2.0, 4.0, 8.0]])
     np.testing.assert_array_equal(box_ops.ltrb_to_tlbr(box), [[2, 1, 8, 4]])
@@ -24,7 +26,7 @@ def test_conversions_by_example():
     np.testing.assert_array_equal(box_ops.clip([[-0.5, 0.25, 0.5, 2.0]]), [[0, 0.25, 0.5, 1]])
 
 
-def test_iou_agrees_with_pycocotools():
+def test_iou_equals_pycocotools():
     rng = np.random.default_rng(1)
     a, b = random_boxes(rng, 40), random_boxes(rng, 30)
     b[:10] = a[:10]
@@ -36,13 +38,13 @@ def test_iou_agrees_with_pycocotools():
     assert box_ops.iou(a[:0, None], b[None]).shape == (0, 30)
 
 
-def test_diou_ciou_by_hand():
+def test_diou_and_ciou_equal_hand_computed_values():
     # The boxes are two 2 x 2 squares with a horizontal gap of 1. The box that encloses them is 5 x 2.
     a, apart = [0.0, 0.0, 2.0, 2.0], [3.0, 0.0, 5.0, 2.0]
     assert float(box_ops.iou(a, apart)) == 0
     assert float(box_ops.diou(a, apart)) == pytest.approx(-9 / 29)
     assert float(box_ops.ciou(a, apart)) == pytest.approx(-9 / 29)
-    # `half` is the upper half of square `a`: their IoU is 1/2, and their centres are 1/2 apart.
+    # `half` is the upper half of `a`: their IoU is 1/2, and their centres are 1/2 apart.
     half = [0.0, 0.0, 2.0, 1.0]
     v = 4 / np.pi**2 * (np.arctan(2.0) - np.arctan(1.0)) ** 2
     assert float(box_ops.diou(a, half)) == pytest.approx(0.5 - 0.25 / 8)
@@ -50,7 +52,7 @@ def test_diou_ciou_by_hand():
 
 
 @pytest.mark.parametrize("overlap", OVERLAPS)
-def test_overlaps_are_one_for_equal_boxes_symmetric_and_free_of_place_and_scale(overlap):
+def test_overlap_is_symmetric_and_independent_of_position_and_scale(overlap):
     rng = np.random.default_rng(2)
     a, b = random_boxes(rng, 50), random_boxes(rng, 50)
     np.testing.assert_allclose(overlap(a, a), 1, atol=1e-9)
@@ -67,7 +69,7 @@ DEGENERATE += [[-1e6, -1e6, 1e6, 1e6], [0.2, 0.2, 0.6, 0.6]]
 
 
 @pytest.mark.parametrize("overlap", OVERLAPS)
-def test_overlaps_and_gradients_are_finite_for_degenerate_boxes(overlap):
+def test_overlap_and_gradient_of_degenerate_boxes_are_finite(overlap):
     a = tf.constant(np.repeat(np.float32(DEGENERATE), len(DEGENERATE), axis=0))
     b = tf.constant(np.tile(np.float32(DEGENERATE), (len(DEGENERATE), 1)))
     with tf.GradientTape() as tape:
@@ -78,7 +80,7 @@ def test_overlaps_and_gradients_are_finite_for_degenerate_boxes(overlap):
         assert np.isfinite(gradient).all()
 
 
-def test_the_gradient_of_ciou_holds_alpha_constant():
+def test_ciou_gradient_treats_alpha_as_constant():
     a, b = np.array([0.1, 0.1, 0.5, 0.9]), np.array([0.2, 0.2, 0.9, 0.6])
     variable = tf.Variable(a)
     with tf.GradientTape() as tape:
@@ -95,13 +97,13 @@ def test_the_gradient_of_ciou_holds_alpha_constant():
         np.testing.assert_allclose(gradient[step > 0][0], (high - low) / 2e-6, rtol=1e-6)
 
 
-def test_dtypes():
-    dtypes = {"int64": "float32", "float16": "float32", "float32": "float32", "float64": "float64"}
-    for dtype, expected in dtypes.items():
-        assert box_ops.area(np.array([[0, 0, 3, 2]], dtype)).dtype == expected
+@pytest.mark.parametrize("dtype", ["int64", "float16", "float32", "float64"])
+def test_only_float64_boxes_are_computed_in_float64(dtype):
+    expected = "float64" if dtype == "float64" else "float32"
+    assert box_ops.area(np.array([[0, 0, 3, 2]], dtype)).dtype == expected
 
 
-def test_all_work_on_symbolic_tensors_and_in_graphs():
+def test_box_functions_work_on_symbolic_tensors_and_in_graphs():
     a, b = keras.Input((7, 4)), keras.Input((7, 4))
     outputs = [box_ops.ciou(box_ops.cxcywh_to_ltrb(a), b), box_ops.diou(box_ops.ltrb_to_tlbr(a), b)]
     model = keras.Model([a, b], [*outputs, box_ops.area(box_ops.clip(a))])

@@ -6,36 +6,42 @@ import pytest
 from common.errors import unknown
 from tests.conftest import ROOT
 
-ENDS = [
-    ("pass", [], 0, ""),
-    ("raise errors.UserError('it is 2: choose another')", [], 1, "error: it is 2: choose another"),
-    ("raise errors.OtherRankError('which says so itself')", [], 1, ""),
-    ("raise ZeroDivisionError('ours')", [], 1, "ZeroDivisionError: ours"),
-    ("raise KeyboardInterrupt", [], 130, "interrupted; everything that was saved before is kept"),
-    ("raise errors.StoppedError('the same command goes on')", [], 75, "the same command goes on"),
-    ("pass", ["--nunber=4"], 1, "Unknown command line flag 'nunber'"),
-    ("pass", ["number=4"], 1, "unexpected argument 'number=4'"),
-]
+PROGRAMS = {
+    "success": ("pass", [], 0, ""),
+    "user-error": ("raise errors.UserError('it is 2: use 3')", [], 1, "error: it is 2: use 3"),
+    "error-of-another-rank": ("raise errors.OtherRankError('2 is bad')", [], 1, ""),
+    "bug": ("raise ZeroDivisionError('bug')", [], 1, "ZeroDivisionError: bug"),
+    "interrupt": (
+        "raise KeyboardInterrupt",
+        [],
+        130,
+        "interrupted; everything that was saved before is kept",
+    ),
+    "stop-by-signal": ("raise errors.StoppedError('run this again')", [], 75, "run this again"),
+    "unknown-flag": ("pass", ["--nunber=4"], 1, "Unknown command line flag 'nunber'"),
+    "argument-without-dashes": ("pass", ["number=4"], 1, "unexpected argument 'number=4'"),
+}
 
 
-@pytest.mark.parametrize(("body", "arguments", "code", "stderr"), ENDS)
-def test_exit_codes(body, arguments, code, stderr):
+@pytest.mark.parametrize(("body", "arguments", "code", "stderr"), PROGRAMS.values(), ids=PROGRAMS)
+def test_end_of_program_sets_exit_code_and_message(body, arguments, code, stderr):
     program = f"from common import errors\ndef main():\n    {body}\nerrors.run(main)"
     command = [sys.executable, "-c", program, *arguments]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == code
     assert stderr in done.stderr and bool(stderr) == bool(done.stderr)
-    assert ("Traceback" in done.stderr) == ("ours" in body)
+    assert ("Traceback" in done.stderr) == ("bug" in body)
 
 
-def test_the_nearest_name_is_suggested():
-    known = ["yolov4", "efficientdet-d0"]
-    near = "unknown model 'efficientdet-do': did you mean 'efficientdet-d0'? Known: yolov4, efficientdet-d0"
-    assert str(unknown("model", "efficientdet-do", known)) == near
-    assert str(unknown("model", "resnet", known)) == "unknown model 'resnet': Known: yolov4, efficientdet-d0"
+@pytest.mark.parametrize(
+    ("name", "hint"), [("efficientdet-do", " did you mean 'efficientdet-d0'?"), ("resnet", "")]
+)
+def test_error_of_unknown_name_suggests_only_a_similar_name(name, hint):
+    message = str(unknown("model", name, ["yolov4", "efficientdet-d0"]))
+    assert message == f"unknown model {name!r}:{hint} Known: yolov4, efficientdet-d0"
 
 
-def test_interrupt_during_slow_imports_is_one_line():
+def test_interrupt_during_imports_prints_one_line():
     program = "from common import errors\nerrors.parse_flags()\nraise KeyboardInterrupt"
     done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 130

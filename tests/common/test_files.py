@@ -13,7 +13,7 @@ from tests.common.training.small_model import full_disk
 
 
 def contents(directory):
-    """Returns {path: content}. No temporary file may be left."""
+    """Returns {path: content}, and asserts that no temporary file is left."""
     assert not list(directory.glob(f"{files.TEMPORARY}*"))
     return {str(p.relative_to(directory)): p.read_text() for p in directory.rglob("*") if p.is_file()}
 
@@ -21,32 +21,31 @@ def contents(directory):
 # --- atomic writes ---
 
 
-def test_a_file_is_replaced_and_others_stay(tmp_path):
-    files.write_directory(
-        tmp_path / "d", lambda new: [(new / n).write_text("old") for n in ("kept", "replaced")]
-    )
+def test_writing_into_directory_replaces_and_adds_files_and_leaves_other_files(tmp_path):
+    for name in ("other", "replaced"):
+        (tmp_path / name).write_text("old")
 
-    def fill(staged):
+    def write(staged):
         (staged / "sub").mkdir()
         for name in ("replaced", "sub/added"):
             (staged / name).write_text("new")
-        assert (tmp_path / "d" / "replaced").read_text() == "old"
+        assert (tmp_path / "replaced").read_text() == "old"
 
-    files.write_into(tmp_path / "d", fill)
+    files.write_into(tmp_path, write)
     files.write_bytes(tmp_path / "x", b"bytes")
-    expected = {"d/kept": "old", "d/replaced": "new", "d/sub/added": "new", "x": "bytes"}
+    expected = {"other": "old", "replaced": "new", "sub/added": "new", "x": "bytes"}
     assert contents(tmp_path) == expected
 
 
-def test_a_directory_is_replaced_as_a_whole(tmp_path):
+def test_written_directory_replaces_the_old_directory_with_all_its_files(tmp_path):
     files.write_directory(tmp_path / "d", lambda temporary: (temporary / "a").write_text("1"))
     files.write_directory(tmp_path / "d", lambda temporary: (temporary / "b").write_text("2"))
     assert contents(tmp_path) == {"d/b": "2"}
 
 
-@pytest.mark.parametrize("fails", ["the writer", "the disk"])
+@pytest.mark.parametrize("fault", ["writer", "sync"])
 @pytest.mark.parametrize("function", [files.write_file, files.write_directory, files.write_into])
-def test_a_write_that_fails_leaves_the_old_and_nothing_else(tmp_path, monkeypatch, function, fails):
+def test_failed_write_leaves_only_the_old_content(tmp_path, monkeypatch, function, fault):
     path = tmp_path / "d"
     old = path if function is files.write_file else path / "a"
     old.parent.mkdir(exist_ok=True)
@@ -55,7 +54,7 @@ def test_a_write_that_fails_leaves_the_old_and_nothing_else(tmp_path, monkeypatc
 
     def write(temporary):
         (temporary if function is files.write_file else temporary / "a").write_text("ne")
-        if fails == "the writer":
+        if fault == "writer":
             full_disk()
 
     monkeypatch.setattr(os, "fsync", full_disk)
@@ -64,18 +63,18 @@ def test_a_write_that_fails_leaves_the_old_and_nothing_else(tmp_path, monkeypatc
     assert contents(tmp_path) == before
 
 
-def test_new_files_can_be_read_by_others_as_the_umask_says(tmp_path):
+def test_mode_of_new_file_follows_the_umask(tmp_path):
     (tmp_path / "plain").write_text("")
     files.write_bytes(tmp_path / "x", b"")
     assert (tmp_path / "x").stat().st_mode == (tmp_path / "plain").stat().st_mode
 
 
-def test_unfinished_work_is_cleared_away_and_nothing_else(tmp_path):
-    (tmp_path / "x").write_text("kept")
+def test_remove_unfinished_removes_only_temporary_files(tmp_path):
+    (tmp_path / "x").write_text("finished")
     (tmp_path / f"{files.TEMPORARY}2-d").mkdir()
     (tmp_path / f"{files.TEMPORARY}2-d" / "a").write_text("half")
     files.remove_unfinished(tmp_path)
-    assert contents(tmp_path) == {"x": "kept"}
+    assert contents(tmp_path) == {"x": "finished"}
 
 
 class Killed(BaseException):
@@ -83,9 +82,9 @@ class Killed(BaseException):
 
 
 @pytest.mark.parametrize("names", [[], ["a", "b"]], ids=["file", "directory"])
-def test_a_kill_at_any_call_leaves_the_old_or_the_new(tmp_path, monkeypatch, names):
+def test_kill_before_any_sync_or_rename_leaves_complete_old_or_new_content(tmp_path, monkeypatch, names):
     """If a kill interrupts the replacement of a directory, the directory can also be missing."""
-    path, left = tmp_path / "x", 0
+    path, calls_left = tmp_path / "x", 0
 
     def write(text):
         if names:
@@ -93,31 +92,30 @@ def test_a_kill_at_any_call_leaves_the_old_or_the_new(tmp_path, monkeypatch, nam
         else:
             files.write_bytes(path, text.encode())
 
-    def dying(real):
+    def killed_at_last_call(function):
         def call(*args):
-            nonlocal left
-            left -= 1
-            if left < 0:
+            nonlocal calls_left
+            calls_left -= 1
+            if calls_left < 0:
                 raise Killed
-            return real(*args)
+            return function(*args)
 
         return call
 
     for calls in range(12):
         write("old")
-        left = calls
+        calls_left = calls
         with monkeypatch.context() as patch, contextlib.suppress(Killed):
-            patch.setattr(os, "fsync", dying(os.fsync))
-            patch.setattr(os, "replace", dying(os.replace))
+            patch.setattr(os, "fsync", killed_at_last_call(os.fsync))
+            patch.setattr(os, "replace", killed_at_last_call(os.replace))
             patch.setattr(shutil, "rmtree", lambda *args, **options: None)
             write("new")
-        found = {file.name: file.read_text() for file in (path, *path.glob("*")) if file.is_file()}
-        assert found in [dict.fromkeys(names or ["x"], text) for text in ("old", "new")] or (
-            names and not found
-        )
-        if left >= 0:
+        content = {file.name: file.read_text() for file in (path, *path.glob("*")) if file.is_file()}
+        complete = [dict.fromkeys(names or ["x"], text) for text in ("old", "new")]
+        assert content in complete or (names and not content)
+        if calls_left >= 0:  # the write has ended
             break
-    assert left >= 0 and calls > 1
+    assert calls_left >= 0 and calls > 1
 
 
 # --- the cache ---
@@ -130,7 +128,7 @@ def home(tmp_path, monkeypatch):
     return tmp_path / "xdg"
 
 
-def test_equal_content_is_one_file_in_a_private_directory(home):
+def test_equal_content_is_cached_in_one_file_of_a_private_directory(home):
     path = files.store_cached(b"abc", ".json")
     assert path.parent == home / "dali-detection" == files.cache_directory()
     assert path.suffix == ".json" and path.read_bytes() == b"abc"
@@ -139,17 +137,16 @@ def test_equal_content_is_one_file_in_a_private_directory(home):
     assert stat.S_IMODE(files.cache_directory().stat().st_mode) == 0o700
 
 
-def test_many_writers_at_once(home):
+def test_parallel_writers_of_equal_content_leave_one_cache_file(home):
     content = os.urandom(1 << 20)
     with concurrent.futures.ThreadPoolExecutor(8) as pool:
-        paths = set(pool.map(lambda _: files.store_cached(content, ".bin"), range(16)))
-    (path,) = paths
+        (path,) = set(pool.map(lambda _: files.store_cached(content, ".bin"), range(16)))
     assert path.read_bytes() == content
     assert list(path.parent.iterdir()) == [path]
 
 
-def test_the_temporary_directory_is_second_choice_unless_others_may_write_it(home, tmp_path):
-    home.write_text("a file where the directory should be")
+def test_cache_is_in_temporary_directory_if_home_fails_but_never_where_others_may_write(home, tmp_path):
+    home.write_text("a file instead of a directory")
     second = tmp_path / f"dali-detection-{os.getuid()}"
     assert files.cache_directory() == second
     message = f"neither {home}/dali.* nor {second} is private and writable: set XDG_CACHE"
@@ -159,7 +156,7 @@ def test_the_temporary_directory_is_second_choice_unless_others_may_write_it(hom
             files.store_cached(b"abc", ".json")
 
 
-def test_a_made_file_is_made_once_and_one_that_cannot_be_written_is_named(home, monkeypatch):
+def test_cache_file_is_created_once_and_error_names_an_unwritable_file(home, monkeypatch):
     contents = iter([b"first" * 1000, b"second"])
     path = files.get_or_create("thing.json", lambda: next(contents))
     assert files.get_or_create("thing.json", lambda: next(contents)) == path

@@ -1,10 +1,8 @@
 import dataclasses
-import re
 from typing import Literal
 
 import pytest
 
-from common.errors import UserError
 from common.hparams import Detection, Loader, Share, marked_fields, override
 from tests.refusal import refusal
 
@@ -25,7 +23,7 @@ class Config:
             raise ValueError(f"epochs={self.epochs}: need at least 1")
 
 
-PAIRS = [
+SPECS = [
     ("learning_rate=1e-3", {"learning_rate": 0.001}),
     ("epochs=5, optimizer = adam ,flip=false", {"epochs": 5, "optimizer": "adam", "flip": False}),
     ("aspect_ratios=1.0,3.0,optimizer=adam", {"aspect_ratios": (1.0, 3.0), "optimizer": "adam"}),
@@ -37,20 +35,19 @@ PAIRS = [
 ]
 
 
-@pytest.mark.parametrize(("spec", "expected"), PAIRS)
-def test_pairs(spec, expected):
+@pytest.mark.parametrize(("spec", "expected"), SPECS)
+def test_pairs_of_names_and_values_override_the_config(spec, expected):
     assert override(Config(), spec) == dataclasses.replace(Config(), **expected)
 
 
-def test_yaml_numbers_that_pyyaml_reads_as_text(tmp_path):
-    file = tmp_path / "h.yaml"
+def test_yaml_values_override_the_config_with_the_types_of_its_fields(tmp_path):
     rows = ["learning_rate: 1e-3", "image_size: [320, 640]", "aspect_ratios: [1, 2]", "flip: no", "warmup: 0"]
-    file.write_text("\n".join(rows))
-    config = override(Config(), str(file))
+    (tmp_path / "h.yaml").write_text("\n".join(rows))
+    config = override(Config(), str(tmp_path / "h.yaml"))
     assert config == Config((320, 640), 0.001, 300, False, (1.0, 2.0), 0.0)
 
 
-BAD = [
+WRONG_PAIRS = [
     ("learning_rat=1", "did you mean 'learning_rate'"),
     ("epochs=many", "epochs='many': expected int"),
     ("epochs=0", "epochs=0: need at least 1"),
@@ -60,24 +57,31 @@ BAD = [
     ("image_size=12by3", "12by3"),
     ("image_size=0x3", "at least 1 pixel"),
     ("/nowhere/h.yaml", "No such file"),
-    ("YAML: epochs: 1\nepochs: 2\n", "'epochs' is given twice"),
-    ("YAML: epochs: [\n", "not YAML"),
-    ("YAML: - epochs\n", "is not a YAML mapping"),
-    ("YAML: epochs: yes\n", "epochs=True: expected int"),
-    ("YAML: epochs: 12.7\n", "epochs=12.7: expected int"),
-    ("YAML: epochs: !!python/object/apply:os.system ['true']\n", "not YAML"),
 ]
 
 
-@pytest.mark.parametrize(("given", "message"), BAD)
-def test_bad_pairs_and_bad_yaml(tmp_path, given, message):
-    if given.startswith("YAML: "):
-        (tmp_path / "h.yaml").write_text(given.removeprefix("YAML: "))
-        given = str(tmp_path / "h.yaml")
-    assert re.search(message, refusal(override, Config(), given))
+@pytest.mark.parametrize(("spec", "message"), WRONG_PAIRS)
+def test_wrong_pair_is_refused(spec, message):
+    assert message in refusal(override, Config(), spec)
 
 
-def test_marked_fields_are_found_by_their_mark_and_checked_as_without_it():
+WRONG_YAML = [
+    ("epochs: 1\nepochs: 2\n", "'epochs' is given twice"),
+    ("epochs: [\n", "not YAML"),
+    ("- epochs\n", "is not a YAML mapping"),
+    ("epochs: yes\n", "epochs=True: expected int"),
+    ("epochs: 12.7\n", "epochs=12.7: expected int"),
+    ("epochs: !!python/object/apply:os.system ['true']\n", "not YAML"),
+]
+
+
+@pytest.mark.parametrize(("text", "message"), WRONG_YAML)
+def test_wrong_yaml_is_refused(tmp_path, text, message):
+    (tmp_path / "h.yaml").write_text(text)
+    assert message in refusal(override, Config(), str(tmp_path / "h.yaml"))
+
+
+def test_marked_fields_are_listed_by_mark_and_their_values_are_checked():
     @dataclasses.dataclass(frozen=True)
     class Marked:
         rate: Share = 0.5
@@ -88,9 +92,5 @@ def test_marked_fields_are_found_by_their_mark_and_checked_as_without_it():
     assert marked_fields(Marked, "loader") == ("flips", "sizes")
     assert marked_fields(Marked, "detection") == ("method",)
     assert override(Marked(), "flips=0.25,method=slow,sizes=2,3") == Marked(0.5, 0.25, "slow", (2, 3))
-    for spec, message in (
-        ("flips=2", "flips='2': expected .* <= 1"),
-        ("method=x", "expected one of fast, slow"),
-    ):
-        with pytest.raises(UserError, match=message):
-            override(Marked(), spec)
+    assert "flips='2': expected float <= 1" in refusal(override, Marked(), "flips=2")
+    assert "method='x': expected one of fast, slow" in refusal(override, Marked(), "method=x")

@@ -1,3 +1,5 @@
+"""Tests layers.py against formulas in NumPy and against Keras' batch norm."""
+
 import keras
 import numpy as np
 import pytest
@@ -7,11 +9,6 @@ from tensorflow.core.protobuf import saved_model_pb2
 from common import layers
 from common.layers import BatchNormalization, Mish, Swish
 
-CHANNELS = 5
-# tolerances of batch norms
-UNIT = {"float32": 2e-6, "mixed_float16": 2**-9, "mixed_bfloat16": 2**-6}
-
-
 # --- activations ---
 
 
@@ -20,16 +17,19 @@ def sigmoid(z):
 
 
 FORMULAS = {Swish: lambda z: z * sigmoid(z), Mish: lambda z: z * np.tanh(np.log1p(np.exp(z)))}
-TOLERANCES = {"float32": 1e-5, "float16": 2e-2, "bfloat16": 1.5e-1}
+ACTIVATION_TOLERANCES = {"float32": 1e-5, "float16": 2e-2, "bfloat16": 1.5e-1}
+ACTIVATIONS = pytest.mark.parametrize("activation", FORMULAS)
 
 
-def built(kind, shape, dtype="float32"):
-    layer = kind(dtype=dtype)
+def built(activation, shape, dtype="float32"):
+    layer = activation(dtype=dtype)
     layer.build(shape)
     return layer
 
 
 def with_gradient(layer):
+    """Returns a function that computes the output of a layer and the gradient with respect to its input."""
+
     def compute(x, upstream):
         with tf.GradientTape() as tape:
             tape.watch(x)
@@ -39,79 +39,79 @@ def with_gradient(layer):
     return compute
 
 
-def is_compiled(functions):
+def uses_xla(functions):
     return any(function.attr["_XlaMustCompile"].b for function in functions)
 
 
-@pytest.fixture(params=[False, True], ids=["plain", "fused"])
-def either_way(request, monkeypatch):
-    monkeypatch.setattr(layers, "FUSE_FROM", 1 if request.param else 2**62)
+@pytest.mark.parametrize("mode", ["eager", "graph", "xla"])
+@pytest.mark.parametrize("dtype", ACTIVATION_TOLERANCES)
+@ACTIVATIONS
+def test_activation_and_its_gradient_equal_the_formula(monkeypatch, activation, dtype, mode):
+    monkeypatch.setattr(layers, "FUSE_FROM", 1 if mode == "xla" else 2**62)
     monkeypatch.setattr(layers, "is_cpu_only", lambda: True)
-    return request.param
-
-
-@pytest.mark.parametrize("compiled", [False, True])
-@pytest.mark.parametrize("dtype", TOLERANCES)
-@pytest.mark.parametrize("kind", FORMULAS)
-def test_values_and_gradients(either_way, kind, dtype, compiled):
     far = [100, 1000, float(tf.as_dtype(dtype).max)]
     x = np.array([*np.linspace(-12, 12, 474), *far, *np.negative(far)]).reshape(4, 5, 6, 4)
     x, upstream = (tf.cast(values, dtype) for values in (x, np.random.default_rng(0).normal(size=x.shape)))
-    compute = with_gradient(built(kind, x.shape, dtype))
-    y, gradient = (tf.function(compute) if compiled else compute)(x, upstream)
+    compute = with_gradient(built(activation, x.shape, dtype))
+    y, gradient = (compute if mode == "eager" else tf.function(compute))(x, upstream)
     assert y.dtype == gradient.dtype == x.dtype
     x, upstream, y, gradient = (tf.cast(values, tf.float64).numpy() for values in (x, upstream, y, gradient))
-    formula, step, near = FORMULAS[kind], 1e-5, np.abs(x) < 50
+    formula, step, near = FORMULAS[activation], 1e-5, np.abs(x) < 50
+    tolerance = ACTIVATION_TOLERANCES[dtype]
     slope = (formula(x[near] + step) - formula(x[near] - step)) / (2 * step)
-    np.testing.assert_allclose(y[near], formula(x[near]), atol=TOLERANCES[dtype])
-    np.testing.assert_allclose(gradient[near], slope * upstream[near], atol=TOLERANCES[dtype])
+    np.testing.assert_allclose(y[near], formula(x[near]), atol=tolerance)
+    np.testing.assert_allclose(gradient[near], slope * upstream[near], atol=tolerance)
     np.testing.assert_array_equal(y[~near], np.maximum(x, 0)[~near])
     np.testing.assert_array_equal(gradient[~near], (upstream * (x > 0))[~near])
 
 
-@pytest.mark.parametrize("kind", FORMULAS)
-def test_what_is_fused_is_settled_by_the_size_of_an_image(monkeypatch, kind):
+@ACTIVATIONS
+def test_activation_uses_xla_only_for_large_images_on_a_cpu(monkeypatch, activation):
     monkeypatch.setattr(layers, "is_cpu_only", lambda: True)
-    assert built(kind, (None, 256, 512, 1)).fuse
-    assert not built(kind, (64, 256, 511, 1)).fuse
-    assert built(kind, (None, None, None, 8)).fuse
+    assert built(activation, (None, 256, 512, 1)).fuse
+    assert not built(activation, (64, 256, 511, 1)).fuse
+    assert built(activation, (None, None, None, 8)).fuse
     monkeypatch.setattr(layers, "is_cpu_only", lambda: False)
-    assert not built(kind, (None, 256, 512, 1)).fuse
+    assert not built(activation, (None, 256, 512, 1)).fuse
 
 
-@pytest.mark.parametrize("kind", FORMULAS)
-def test_images_of_any_size_and_what_xla_compiles(either_way, kind):
-    layer = built(kind, (None, None, None, 3))
-    assert layer.fuse
-    anything = tf.TensorSpec((None, None, None, 3))
-    compute = tf.function(with_gradient(layer), input_signature=[anything, anything])
+@pytest.mark.parametrize("fuse", [False, True])
+@ACTIVATIONS
+def test_activation_of_unknown_image_size_equals_that_of_known_size(monkeypatch, activation, fuse):
+    monkeypatch.setattr(layers, "FUSE_FROM", 1 if fuse else 2**62)
+    monkeypatch.setattr(layers, "is_cpu_only", lambda: True)
+    any_size = tf.TensorSpec((None, None, None, 3))
+    compute = tf.function(with_gradient(built(activation, any_size.shape)), input_signature=[any_size] * 2)
     for shape in ((1, 4, 7, 3), (2, 9, 2, 3)):
         x = np.random.default_rng(4).normal(0, 3, shape).astype(np.float32)
-        fixed = tf.function(with_gradient(built(kind, shape)))
-        for own, other in zip(compute(x, np.ones_like(x)), fixed(x, np.ones_like(x)), strict=True):
-            np.testing.assert_allclose(own, other, atol=5e-6)
-    graph = fixed.get_concrete_function(x, np.ones_like(x)).graph
-    assert is_compiled(graph.as_graph_def().library.function) == either_way
+        compute_known = tf.function(with_gradient(built(activation, shape)))
+        results, expected = (function(x, np.ones_like(x)) for function in (compute, compute_known))
+        np.testing.assert_allclose(results, expected, atol=5e-6)
+    graph = compute_known.get_concrete_function(x, np.ones_like(x)).graph
+    assert uses_xla(graph.as_graph_def().library.function) == fuse
 
 
-@pytest.mark.parametrize("kind", FORMULAS)
-def test_models_are_saved_without_xla_and_loaded(monkeypatch, tmp_path, kind):
+@ACTIVATIONS
+def test_activation_is_saved_without_xla_and_loads(monkeypatch, tmp_path, activation):
     monkeypatch.setattr(layers, "FUSE_FROM", 1)
     images = keras.Input((6, 4, 3))
-    model = keras.Model(images, kind()(images))
+    model = keras.Model(images, activation()(images))
     signature = [tf.TensorSpec((None, 6, 4, 3))]
     model.detect = tf.function(lambda x: model(x, training=False), input_signature=signature)
     tf.saved_model.save(model, str(tmp_path))
     saved = saved_model_pb2.SavedModel.FromString((tmp_path / "saved_model.pb").read_bytes())
     functions = saved.meta_graphs[0].graph_def.library.function
-    assert functions and not is_compiled(functions)
+    assert functions and not uses_xla(functions)
     model.save(tmp_path / "model.keras")
     loaded = keras.saving.load_model(tmp_path / "model.keras")
     x = np.random.default_rng(3).normal(size=(1, 6, 4, 3)).astype(np.float32)
-    np.testing.assert_allclose(loaded(x), FORMULAS[kind](x.astype(np.float64)), atol=1e-6)
+    np.testing.assert_allclose(loaded(x), FORMULAS[activation](x.astype(np.float64)), atol=1e-6)
 
 
 # --- batch norm ---
+
+CHANNELS = 5
+NORM_TOLERANCES = {"float32": 2e-6, "mixed_float16": 2**-9, "mixed_bfloat16": 2**-6}
 
 
 def make_pair(dtype=None):
@@ -147,15 +147,15 @@ def run_step(layer, images, training, jit_compile=False):
 
 
 @pytest.mark.parametrize(("training", "jit_compile"), [(False, False), (True, False), (True, True)])
-@pytest.mark.parametrize("dtype", UNIT)
-def test_equals_keras(dtype, training, jit_compile):
+@pytest.mark.parametrize("dtype", NORM_TOLERANCES)
+def test_batch_norm_outputs_gradients_and_statistics_equal_keras(dtype, training, jit_compile):
     reference, ours = make_pair(dtype)
     images = make_images(dtype=ours.compute_dtype)
     expected = run_step(reference, images, training)
     actual = run_step(ours, images, training, jit_compile)
 
     assert actual[0].dtype == expected[0].dtype == ours.compute_dtype
-    tolerance = UNIT[dtype]
+    tolerance = NORM_TOLERANCES[dtype]
     outputs = [tf.cast(result[0], tf.float32) for result in (actual, expected)]
     np.testing.assert_allclose(*outputs, atol=tolerance)
     for ours_gradient, keras_gradient in zip(actual[1], expected[1], strict=True):
@@ -166,46 +166,39 @@ def test_equals_keras(dtype, training, jit_compile):
 
 
 @pytest.mark.parametrize("training", [False, True])
-def test_frozen_layer_is_in_inference_mode(training):
+def test_frozen_batch_norm_is_in_inference_mode(training):
     reference, ours = make_pair()
     ours.trainable = False
     expected = reference(make_images(), training=False)
     np.testing.assert_allclose(ours(make_images(), training=training), expected, atol=2e-6)
-    for weight, untouched in zip(ours.weights, reference.weights, strict=True):
-        np.testing.assert_array_equal(weight, untouched)
+    for weight, unchanged in zip(ours.weights, reference.weights, strict=True):
+        np.testing.assert_array_equal(weight, unchanged)
 
 
-@pytest.mark.parametrize("arguments", [{"axis": 1}, {"scale": False}, {"center": False}, {"renorm": True}])
-def test_what_the_kernel_cannot_do_goes_to_keras(arguments):
-    channels_last = "axis" not in arguments
-    images = make_images() if channels_last else make_images((2, CHANNELS, 3, 4))
-    layers = keras.layers.BatchNormalization(**arguments), BatchNormalization(**arguments)
-    expected, actual = (layer(images, training=True) for layer in layers)
+@pytest.mark.parametrize("options", [{"axis": 1}, {"scale": False}, {"center": False}, {"renorm": True}])
+def test_batch_norm_with_option_that_the_kernel_lacks_equals_keras(options):
+    images = make_images((2, CHANNELS, 3, 4) if "axis" in options else (2, 3, 4, CHANNELS))
+    norms = keras.layers.BatchNormalization(**options), BatchNormalization(**options)
+    expected, actual = (norm(images, training=True) for norm in norms)
     np.testing.assert_array_equal(actual, expected)
 
 
-def test_variables_have_keras_names_so_weights_load_either_way(tmp_path):
+def test_weights_of_keras_batch_norm_load_into_ours(tmp_path):
     images = keras.Input((4, 4, CHANNELS))
     reference, _ = make_pair()
     keras.Model(images, reference(images)).save_weights(tmp_path / "keras.weights.h5")
-    other = BatchNormalization(name="bn")
-    keras.Model(images, other(images)).load_weights(tmp_path / "keras.weights.h5")
-    for weight, expected in zip(other.weights, reference.weights, strict=True):
+    ours = BatchNormalization(name="bn")
+    keras.Model(images, ours(images)).load_weights(tmp_path / "keras.weights.h5")
+    for weight, expected in zip(ours.weights, reference.weights, strict=True):
         assert weight.name == expected.name
         np.testing.assert_array_equal(weight, expected)
 
 
-def test_a_short_run_forgets_the_statistics_it_starts_with():
-    def momentum(of_recipe, num_steps):
-        norm = BatchNormalization(momentum=of_recipe)
-        inputs = keras.Input((4, 4, 2))
-        model = layers.limit_bn_momentum(keras.Model(inputs, norm(inputs)), num_steps)
-        return norm.momentum, model, norm
-
-    assert momentum(0.99, 10_000)[0] == 0.99 and momentum(0.99, 3)[0] == 0.9 and momentum(0.8, 3)[0] == 0.8
-    limited, model, norm = momentum(0.99, 400)
-    assert limited == 0.95
-    images = np.random.default_rng(0).normal(3.0, 0.01, (8, 4, 4, 2)).astype(np.float32)
-    for _ in range(400):
-        model(images, training=True)
-    np.testing.assert_allclose(norm.moving_variance, images.var((0, 1, 2)), rtol=0.05)
+@pytest.mark.parametrize(
+    ("momentum", "num_steps", "limited"),
+    [(0.99, 10_000, 0.99), (0.99, 400, 0.95), (0.99, 3, 0.9), (0.8, 3, 0.8)],
+)
+def test_momentum_of_batch_norm_is_limited_in_short_runs(momentum, num_steps, limited):
+    norm, images = BatchNormalization(momentum=momentum), keras.Input((4, 4, 2))
+    layers.limit_bn_momentum(keras.Model(images, norm(images)), num_steps)
+    assert norm.momentum == limited

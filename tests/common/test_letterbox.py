@@ -1,3 +1,5 @@
+"""Tests letterbox.py against NumPy, with drawn sizes."""
+
 import numpy as np
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
@@ -16,14 +18,14 @@ FIXED = settings(deadline=None, derandomize=True, database=None, max_examples=20
 @given(SIDES, SIDES, IMAGE_SIZES)
 @example(4, 2, (5, 9))  # the exact width, 2.5, is rounded up
 @example(1, 10_000, (512, 512))
-def test_the_size_is_that_of_the_oracle(height, width, image_size):
+def test_letterbox_size_equals_numpy_oracle(height, width, image_size):
     _, _, *size = numpy_images.letterbox((height, width), image_size, centered=False)
     assert letterbox.fit(height, width, image_size) == tuple(size)
 
 
 @settings(FIXED, max_examples=50)
 @given(st_numpy.arrays(np.float32, (2, 5, 4), elements=st.floats(0, 1, width=32)), st.data())
-def test_boxes_come_back(boxes, data):
+def test_boxes_moved_to_letterbox_and_back_are_unchanged(boxes, data):
     (height, width), image_size = data.draw(st.tuples(SIDES, SIDES)), data.draw(IMAGE_SIZES)
     size = height, width
     places = [numpy_images.letterbox(size, image_size, centered=centered) for centered in (False, True)]
@@ -35,6 +37,6 @@ def test_boxes_come_back(boxes, data):
     assert (np.abs(back - boxes) <= 5e-7 * squeeze).all()
     for i, (top, left, new_height, new_width) in enumerate(places):
         np.testing.assert_array_equal(numpy_boxes.to_letterbox(boxes[i], places[i], image_size), there[i])
-        whole_px = np.asarray(numpy_boxes.to_letterbox([0, 0, 1, 1], places[i], image_size))
+        image_box = np.asarray(numpy_boxes.to_letterbox([0, 0, 1, 1], places[i], image_size))
         expected = [left, top, left + new_width, top + new_height]
-        np.testing.assert_allclose(whole_px * [*image_size[::-1], *image_size[::-1]], expected, atol=1e-3)
+        np.testing.assert_allclose(image_box * [*image_size[::-1], *image_size[::-1]], expected, atol=1e-3)

@@ -4,7 +4,7 @@ import sys
 from common import progress
 
 
-def test_a_message_replaces_an_unfinished_progress_bar(capsys, monkeypatch):
+def test_log_line_replaces_unfinished_progress_bar(capsys, monkeypatch):
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     progress.Bar("decoding", 5).step()
     progress.log("stopped")
