@@ -137,6 +137,6 @@ class _Context:
             shape, dtype = self.get_tensor_shape(name), nptype(self._types[name].elem_type)
             views[name] = memory[: np.prod(shape) * dtype.itemsize].view(dtype).reshape(shape)
         outputs = [name for name in views if name not in self._shapes]
-        found = self._session.run(outputs, {name: views[name] for name in self._shapes})
-        for name, value in zip(outputs, found, strict=True):
+        values = self._session.run(outputs, {name: views[name] for name in self._shapes})
+        for name, value in zip(outputs, values, strict=True):
             views[name][:] = value

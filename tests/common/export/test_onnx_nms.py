@@ -1,4 +1,4 @@
-"""Tests onnx_nms.py and onnx_graphs.py."""
+"""Tests onnx_nms.py and onnx_graphs.py against NMS by loops in NumPy."""
 
 import numpy as np
 import onnx
@@ -72,42 +72,40 @@ def _random_candidates(seed: int) -> np.ndarray:
     return np.concatenate([boxes, scores[:, None], classes[:, None]], axis=1).astype(np.float32)
 
 
-def _check(found, number, expected):
-    count, padding = len(expected), DETECTIONS - len(expected)
-    assert found["count"][number] == count
-    assert found["classes"][number].tolist() == [int(row[5]) for row in expected] + [-1] * padding
-    scores = [row[4] for row in expected] + [0.0] * padding
-    np.testing.assert_array_equal(found["scores"][number], np.array(scores, np.float32))
-    boxes = np.zeros((DETECTIONS, 4))
-    for i, row in enumerate(expected):
-        boxes[i] = np.clip(row[:4], 0, 1) * (200, 100, 200, 100)
-    np.testing.assert_allclose(found["boxes"][number], boxes, atol=1e-4)
-
-
-def test_it_finds_what_a_loop_finds(session):
-    raw = np.stack([_random_candidates(seed) for seed in range(20)])
-    found = _run(session, raw)
-    expected = [_by_loop(candidates) for candidates in raw]
-    assert DETECTIONS in map(len, expected)
-    for number, rows in enumerate(expected):
-        _check(found, number, rows)
-
-
-def test_nothing_and_little_in_one_batch(session):
-    nothing = _random_candidates(0)
-    nothing[:, 4] = THRESHOLD
-    little = _random_candidates(1)
-    little[2:, 4] = 0.0
-    broken = _random_candidates(2)
-    broken[0, 1], broken[3, 2], broken[1, 4] = np.nan, np.inf, np.nan
-    raw = np.stack([nothing, little, broken])
-    found = _run(session, raw)
-    assert found["count"].tolist()[0] == 0
+def _assert_detections(results, raw):
+    """Compares the outputs of the session for `raw`, a batch of candidates, with those of loops."""
     for number, candidates in enumerate(raw):
-        _check(found, number, _by_loop(candidates))
+        expected = _by_loop(candidates)
+        padding = DETECTIONS - len(expected)
+        assert results["count"][number] == len(expected)
+        assert results["classes"][number].tolist() == [int(row[5]) for row in expected] + [-1] * padding
+        scores = [row[4] for row in expected] + [0.0] * padding
+        np.testing.assert_array_equal(results["scores"][number], np.array(scores, np.float32))
+        boxes = np.zeros((DETECTIONS, 4))
+        for i, row in enumerate(expected):
+            boxes[i] = np.clip(row[:4], 0, 1) * (200, 100, 200, 100)
+        np.testing.assert_allclose(results["boxes"][number], boxes, atol=1e-4)
 
 
-def test_the_plugin_node_is_as_tensorrt_reads_it():
+def test_onnx_nms_equals_loops_in_numpy(session):
+    raw = np.stack([_random_candidates(seed) for seed in range(20)])
+    results = _run(session, raw)
+    assert DETECTIONS in results["count"]
+    _assert_detections(results, raw)
+
+
+def test_onnx_nms_of_batch_with_empty_sparse_and_nonfinite_candidates_equals_loops(session):
+    empty, sparse, nonfinite = (_random_candidates(seed) for seed in range(3))
+    empty[:, 4] = THRESHOLD
+    sparse[2:, 4] = 0.0
+    nonfinite[0, 1], nonfinite[3, 2], nonfinite[1, 4] = np.nan, np.inf, np.nan
+    raw = np.stack([empty, sparse, nonfinite])
+    results = _run(session, raw)
+    assert results["count"][0] == 0
+    _assert_detections(results, raw)
+
+
+def test_efficientnms_trt_node_has_the_attributes_and_place_that_tensorrt_needs():
     parts = onnx_nms.efficientnms_trt(_parts(), RAW)
     model = onnx_graphs.join(parts, ["raw_0", "image_sizes"], onnx_nms.OUTPUTS)
     (node,) = [node for node in model.graph.node if node.op_type == "EfficientNMS_TRT"]

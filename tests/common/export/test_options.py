@@ -21,7 +21,7 @@ TENSORRT = {"format": "tensorrt", "output": "a.plan"}
 TRUTH = {"verify_annotations": "x", "verify_images": "y"}
 
 
-SENSELESS = [
+WRONG_FLAGS = [
     ({"format": None}, "--format is missing: use one of saved_model, onnx, litert, tensorrt"),
     ({"format": "tflite"}, "--format=tflite is unknown: use one of"),
     ({"output": None}, "--output=None: give a file that ends in .onnx for --format=onnx"),
@@ -38,43 +38,46 @@ SENSELESS = [
 ]
 
 
-@pytest.mark.parametrize(("flags", "message"), SENSELESS)
-def test_what_makes_no_sense_is_one_line(flags, message):
+@pytest.mark.parametrize(("flags", "message"), WRONG_FLAGS)
+def test_missing_or_contradictory_export_flag_is_refused(flags, message):
     assert message in refusal(ExportArgs(**ONNX | flags).check)
 
 
-def test_defaults_follow_from_the_format():
+@pytest.mark.parametrize("flags", [TENSORRT | {"quantize": "int8", "calibration_images": "x"}, TRUTH])
+def test_calibration_and_verification_flags_are_accepted(flags):
+    ExportArgs(**ONNX | flags).check()
+
+
+def test_defaults_of_export_flags_follow_from_the_format():
     onnx, engine = ExportArgs(**ONNX), ExportArgs(**ONNX | TENSORRT)
     assert onnx.quantize == "none"
     assert (onnx.suppression, engine.suppression) == ("standard", "efficientnms_trt")
     assert (str(onnx.verified_file), str(engine.verified_file)) == ("a.onnx", "a.onnx")
-    ExportArgs(**ONNX | TENSORRT | {"quantize": "int8", "calibration_images": "x"}).check()
-    ExportArgs(**ONNX | TRUTH).check()
 
 
-def test_without_tensorrt_the_command_for_it_is_said(monkeypatch):
+def test_error_of_missing_tensorrt_shows_the_trtexec_command(monkeypatch):
     monkeypatch.setitem(sys.modules, "tensorrt", None)
-    said = refusal(tensorrt.build, pathlib.Path("a.onnx"), pathlib.Path("a.plan"), (64, 96))
-    assert "no engine was built: pip install 'tensorrt-cu12==10.16.*' " in said
+    message = refusal(tensorrt.build, pathlib.Path("a.onnx"), pathlib.Path("a.plan"), (64, 96))
+    assert "no engine was built: pip install 'tensorrt-cu12==10.16.*' " in message
     shapes = "images:{0}x64x96x3,image_sizes:{0}x2"
     bounds = f"--minShapes={shapes} --optShapes={shapes} --maxShapes=".format(1) + shapes.format(16)
     command = "trtexec --onnx=a.onnx --saveEngine=a.plan --stronglyTyped --skipInference"
-    assert said.endswith(f": {command} {bounds}")
+    assert message.endswith(f": {command} {bounds}")
 
 
-def test_onnx_runtime_uses_the_gpu_or_says_why_not(monkeypatch, capsys):
+def test_onnx_runtime_uses_a_gpu_if_it_can_and_else_names_the_missing_package(monkeypatch, capsys):
     known = ["TensorrtExecutionProvider", "CUDAExecutionProvider", "CPUExecutionProvider"]
     session = mock.Mock(**{"return_value.get_outputs.return_value": [], "return_value.get_providers": list})
     monkeypatch.setattr(tf.config, "list_physical_devices", lambda kind: [kind])
     monkeypatch.setattr(onnxruntime, "InferenceSession", session)
-    for providers, expected in (known[2:], known[2:]), (known, [(known[1], {"use_tf32": "0"}), known[2]]):
-        monkeypatch.setattr(onnxruntime, "get_available_providers", lambda given=providers: given)
+    for available, expected in (known[2:], known[2:]), (known, [(known[1], {"use_tf32": "0"}), known[2]]):
+        monkeypatch.setattr(onnxruntime, "get_available_providers", lambda names=available: names)
         exported.open_runner(pathlib.Path("a.onnx"))
         assert session.call_args.kwargs["providers"] == expected
     assert capsys.readouterr().err.count("onnxruntime-gpu==1.26.*") == 1
 
 
-def _detections(*rows):
+def _detections(rows):
     array = np.array(rows, np.float32).reshape(-1, 6)
     return array[:, :4], array[:, 4], array[:, 5].astype(np.int32)
 
@@ -84,30 +87,36 @@ LAST, BETTER = (0.5, 0.5, 0.6, 0.6, 0.2, 0), (0.5, 0.5, 0.6, 0.6, 0.3, 0)
 SAME_SCORE = (0.7, 0.1, 0.9, 0.3, 0.2, 0)
 
 
-DIFFERENCES = [
-    ([A, B], [B, A], 100, 0),
-    ([], [A], 100, 0),
-    ([A], [(0.1, 0.1, 0.4, 0.52, 0.9, 0)], 100, 0.02),
-    ([A], [(*A[:4], 0.85, 0)], 100, 0.05),
-    ([A], [(*A[:5], 1)], 100, 0.9),
-    ([A, B], [A], 100, 0.9),
+DIFFERENCES = {
+    "other-order": ([A, B], [B, A], 100, 0),
+    "no-reference": ([], [A], 100, 0),
+    "other-box": ([A], [(0.1, 0.1, 0.4, 0.52, 0.9, 0)], 100, 0.02),
+    "other-score": ([A], [(*A[:4], 0.85, 0)], 100, 0.05),
+    "other-class": ([A], [(*A[:5], 1)], 100, 0.9),
+    "missing": ([A, B], [A], 100, 0.9),
     # If scores are equal, max_detections may cut off either detection.
-    ([A, LAST], [A, SAME_SCORE], 2, 0),
-    ([A, LAST], [A, SAME_SCORE], 3, 0.2),
-    ([A, BETTER], [A, SAME_SCORE], 2, 0.3),
-]
+    "cut-off": ([A, LAST], [A, SAME_SCORE], 2, 0),
+    "not-cut-off": ([A, LAST], [A, SAME_SCORE], 3, 0.2),
+    "better-than-cut-off": ([A, BETTER], [A, SAME_SCORE], 2, 0.3),
+}
 
 
-@pytest.mark.parametrize(("wanted", "found", "max_detections", "difference"), DIFFERENCES)
-def test_boxes_scores_and_classes_count_but_not_the_order(wanted, found, max_detections, difference):
-    apart = verify.difference(_detections(*wanted), _detections(*found), max_detections)
-    assert apart == pytest.approx(difference, abs=1e-6)
+@pytest.mark.parametrize(
+    ("reference", "tested", "max_detections", "expected"), DIFFERENCES.values(), ids=DIFFERENCES
+)
+def test_difference_of_detections_ignores_order_and_ties_at_max_detections(
+    reference, tested, max_detections, expected
+):
+    result = verify.difference(_detections(reference), _detections(tested), max_detections)
+    assert result == pytest.approx(expected, abs=1e-6)
 
 
-def test_drawn_images_are_the_same_in_each_call(tmp_path):
-    for name in ("first", "second"):
-        (tmp_path / name).mkdir()
-        verify.draw_images(tmp_path / name)
-    first, second = (sorted((tmp_path / name).iterdir()) for name in ("first", "second"))
-    assert len({file.read_bytes() for file in first}) == len(first) == 8
-    assert [file.read_bytes() for file in first] == [file.read_bytes() for file in second]
+def test_drawn_images_differ_from_each_other_but_not_between_calls(tmp_path):
+    first, second = tmp_path / "first", tmp_path / "second"
+    contents = []
+    for directory in (first, second):
+        directory.mkdir()
+        verify.draw_images(directory)
+        contents.append([file.read_bytes() for file in sorted(directory.iterdir())])
+    assert len(set(contents[0])) == len(contents[0]) == 8
+    assert contents[0] == contents[1]

@@ -1,3 +1,5 @@
+"""Tests quantization.py with ONNX Runtime and onnx's reference evaluator."""
+
 import numpy as np
 import onnx.reference
 import onnxruntime
@@ -40,7 +42,7 @@ def _relative_error(network, other):
     return np.abs(one - two).mean(axis=(0, 1, 2)) / np.abs(one).mean(axis=(0, 1, 2))
 
 
-def test_int8_is_near(network):
+def test_int8_outputs_are_near_float32_and_the_last_convolution_is_not_quantized(network):
     int8 = quantization.to_int8(network, iter([_images(0), _images(1)]), tensorrt=False)
     assert 1e-4 < _relative_error(network, int8).max() < 0.05
     nodes = int8.graph.node
@@ -50,18 +52,18 @@ def test_int8_is_near(network):
     assert not set(last.input) & quantized  # the last convolution computes the scores, so it is not quantized
 
 
-def test_convolutions_may_share_a_bias():
+def test_int8_convolutions_that_share_a_bias_are_near_float32():
     """ONNX Runtime copies a shared bias. The copies must not get names of other tensors."""
     random = np.random.default_rng(4)
     tensors = [NETWORK_INPUT, *(f"x{number}" for number in range(9)), "raw_0"]
     nodes, constants = [], {"x": np.zeros(3, np.float32)}
     for i in range(10):
-        given = [tensors[i]]
+        inputs = [tensors[i]]
         if i < 8:
-            given += [f"kernel{i}", "x"]
-            constants[given[1]] = random.standard_normal((3, 3, 1, 1)).astype(np.float32)
+            inputs += [f"kernel{i}", "x"]
+            constants[f"kernel{i}"] = random.standard_normal((3, 3, 1, 1)).astype(np.float32)
         kind = "Conv" if i < 8 else "Relu"
-        nodes.append(onnx.helper.make_node(kind, given, [tensors[i + 1]], name=f"node{i}"))
+        nodes.append(onnx.helper.make_node(kind, inputs, [tensors[i + 1]], name=f"node{i}"))
     initializers = [onnx.numpy_helper.from_array(value, name) for name, value in constants.items()]
     ports = [
         [onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, ["batch", 3, 4, 4])]
@@ -72,11 +74,11 @@ def test_convolutions_may_share_a_bias():
     model = onnx.helper.make_model(graph, opset_imports=[opset], ir_version=8)
     images = random.standard_normal((2, 3, 4, 4)).astype(np.float32)
     exact = _run(model, images)
-    found = _run(quantization.to_int8(model, iter([images]), tensorrt=False), images)
-    assert np.abs(exact - found).mean() < 0.1 * np.abs(exact).mean()
+    result = _run(quantization.to_int8(model, iter([images]), tensorrt=False), images)
+    assert np.abs(exact - result).mean() < 0.1 * np.abs(exact).mean()
 
 
-def test_tensorrt_wants_neither_zero_points_nor_int32(network):
+def test_int8_for_tensorrt_has_zero_points_of_zero_and_no_int32(network):
     """TensorRT refuses ranges between a convolution and its activation."""
     graph = quantization.to_int8(network, iter([_images(0)]), tensorrt=True).graph
     values = {tensor.name: onnx.numpy_helper.to_array(tensor) for tensor in graph.initializer}
@@ -85,7 +87,7 @@ def test_tensorrt_wants_neither_zero_points_nor_int32(network):
     assert all((point == 0).all() and point.dtype == np.int8 for point in points)
 
 
-def test_fp16_keeps_the_ports(network):
+def test_fp16_outputs_are_near_float32_and_inputs_and_outputs_stay_float32(network):
     exact = onnx.ModelProto.FromString(network.SerializeToString())
     model = quantization.to_fp16(network)
     ports = [*model.graph.input, *model.graph.output]
@@ -95,10 +97,10 @@ def test_fp16_keeps_the_ports(network):
     onnx.checker.check_model(model)  # also checks that the nodes are sorted
 
 
-def test_mish_is_right_in_half_precision():
+def test_mish_in_float16_equals_the_formula():
     """ONNX Runtime computes in float32 on CPUs; the reference evaluator computes in float16."""
     spec = tf.TensorSpec([None, 4], tf.float32, NETWORK_INPUT)
     model = quantization.to_fp16(onnx_graphs.convert(lambda x: {"raw_0": layers.mish(x)}, [spec]))
     values = np.float32([[-9.0, 0.5, 5.6, 90.0]])
-    (found,) = onnx.reference.ReferenceEvaluator(model).run(None, {NETWORK_INPUT: values})
-    np.testing.assert_allclose(found, values * np.tanh(np.logaddexp(0, values)), rtol=0.01)
+    (result,) = onnx.reference.ReferenceEvaluator(model).run(None, {NETWORK_INPUT: values})
+    np.testing.assert_allclose(result, values * np.tanh(np.logaddexp(0, values)), rtol=0.01)

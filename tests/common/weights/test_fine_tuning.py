@@ -27,6 +27,7 @@ def make_model(outputs, inputs=4, middle=6):
 
 
 def values_of(model):
+    """Returns {path: array} of the weights of a model."""
     return {weight.path: np.array(weight) for weight in model.weights}
 
 
@@ -35,24 +36,26 @@ def label_map(*names):
 
 
 @pytest.mark.parametrize("first", [0, 5])
-def test_rows_follow_the_names(first):
+def test_class_values_are_copied_by_class_name(first):
+    """`first` is the number of values per anchor that precede the class values."""
     model, source = make_model(2 * (first + 3)), values_of(make_model(2 * (first + 4)))
     before, rows = values_of(model), ClassRows(PATHS, 2, 2, first)
     report = transfer(model, source, rows, label_map("c", "new", "a"), ("a", "b", "c", "d"), "run")
     after = values_of(model)
     np.testing.assert_array_equal(after["body/kernel"], source["body/kernel"])
     for path in PATHS:
-        now, was, theirs = (
+        result, initial, copied = (
             values[path].reshape(-1, 2, first + count)
             for values, count in ((after, 3), (before, 3), (source, 4))
         )
-        np.testing.assert_array_equal(now[..., :first], theirs[..., :first])
-        for row, expected in enumerate((theirs[..., first + 2], was[..., first + 1], theirs[..., first])):
-            np.testing.assert_array_equal(now[..., first + row], expected)
+        np.testing.assert_array_equal(result[..., :first], copied[..., :first])
+        np.testing.assert_array_equal(result[..., first], copied[..., first + 2])
+        np.testing.assert_array_equal(result[..., first + 1], initial[..., first + 1])
+        np.testing.assert_array_equal(result[..., first + 2], copied[..., first])
     assert str(report) == "run: 4 of 4 weights taken, new classes: new"
 
 
-def test_rows_of_another_number_of_anchors_are_not_mixed_up():
+def test_class_values_of_another_number_of_anchors_are_not_copied():
     model, source = make_model(6), values_of(make_model(6))
     for weight in model.weights:
         weight.assign(weight + 1)
@@ -64,50 +67,50 @@ def test_rows_of_another_number_of_anchors_are_not_mixed_up():
     assert "2 of 4 weights taken, made anew: head" in str(report)
 
 
-def test_other_shapes_and_missing_weights_are_made_anew():
+def test_weights_with_other_shape_or_missing_in_source_keep_initial_values():
     model, source = make_model(3, inputs=4), values_of(make_model(3, inputs=5))
     before = values_of(model)
     del source["head/bias"]
     source["tail/kernel"] = np.zeros(3)
     report = transfer(model, source, ClassRows((), 1, 1), label_map("a"), ("a",), "run")
     after = values_of(model)
-    for path, value in before.items():
-        anew = path in ("body/kernel", "head/bias")
-        np.testing.assert_array_equal(after[path], value if anew else source[path])
+    for path in after:
+        values = before if path in ("body/kernel", "head/bias") else source
+        np.testing.assert_array_equal(after[path], values[path])
     assert report.copied == ("body/bias", "head/kernel")
     assert report.initial == ("body/kernel", "head/bias")
     assert str(report) == "run: 2 of 4 weights taken, made anew: body, head"
 
 
-@pytest.mark.parametrize("names", [[], ["body/bias"]])
-def test_little_that_fits_is_an_error(names):
+@pytest.mark.parametrize("names", [[], ["body/bias"]], ids=["no-weight", "one-weight"])
+def test_source_with_too_few_weights_of_the_model_is_refused(names):
     model, source = make_model(3), {"other": np.zeros(3)} | {name: np.zeros(6) for name in names}
     before = values_of(model)
-    with pytest.raises(UserError, match=rf"^there: only {len(names)} of the 4 weights of small are in this"):
-        transfer(model, source, ClassRows((), 1, 1), label_map("a"), ("a",), "there")
+    message = rf"^mine\.h5: only {len(names)} of the 4 weights of small are in this"
+    with pytest.raises(UserError, match=message):
+        transfer(model, source, ClassRows((), 1, 1), label_map("a"), ("a",), "mine.h5")
     for path, value in before.items():
         np.testing.assert_array_equal(values_of(model)[path], value)
 
 
-def test_classes_are_found_in_the_other_spelling():
+def test_classes_of_voc_and_coco_match_in_either_spelling():
     voc = sorted(VOC_SPELLINGS.get(name, name) for name in coco_label_map().names if name in VOC)
     assert len(voc) == 20
     model, source = make_model(20), values_of(make_model(80))
     rows = ClassRows(PATHS, 1, 1)
     report = transfer(model, source, rows, label_map(*voc), coco_label_map().names, "coco")
     assert not report.new_classes
-    expected = {"aeroplane": 4, "sofa": 57, "tvmonitor": 62, "person": 0, "diningtable": 60}
-    for name, line in expected.items():
-        assert values_of(model)["head/bias"][voc.index(name)] == source["head/bias"][line]
-    back, source = make_model(3), values_of(model)
-    both = [*voc, "couch"][1:]
-    report = transfer(back, source, rows, label_map("couch", "tv", "airplane"), both, "voc")
+    coco_classes = {"aeroplane": 4, "sofa": 57, "tvmonitor": 62, "person": 0, "diningtable": 60}
+    for name, index in coco_classes.items():
+        assert values_of(model)["head/bias"][voc.index(name)] == source["head/bias"][index]
+    coco_model, source = make_model(3), values_of(model)
+    source_names = [*voc, "couch"][1:]
+    report = transfer(coco_model, source, rows, label_map("couch", "tv", "airplane"), source_names, "voc")
     assert report.new_classes == ("airplane",)
-    assert values_of(back)["head/bias"][0] == source["head/bias"][19]
-    assert values_of(back)["head/bias"][1] == source["head/bias"][18]
+    np.testing.assert_array_equal(values_of(coco_model)["head/bias"][:2], source["head/bias"][[19, 18]])
 
 
-def test_long_lists_are_cut():
+def test_report_names_at_most_five_new_classes():
     model, source = make_model(9), values_of(make_model(2))
     report = transfer(model, source, ClassRows(PATHS, 1, 1), label_map(*"abcdefghi"), ("x", "y"), "run")
     assert report.initial == PATHS
@@ -117,26 +120,26 @@ def test_long_lists_are_cut():
 # --- the flags --freeze and --init_from ---
 
 
-def test_freeze_stops_the_layers_that_match():
+def test_freeze_stops_training_of_matching_layers():
     model = make_model(3)
     assert freeze(model, "^bo") == "frozen: 1 layers, body to body"
     assert [weight.path for weight in model.trainable_variables] == list(PATHS)
 
 
-BAD_PATTERNS = [
+WRONG_PATTERNS = [
     ("(", r"^--freeze='\(' is not a regular expression: "),
     ("xyz", "^--freeze='xyz' matches no layer: layer names start with body, head$"),
     (".", "^--freeze='.' leaves nothing to train$"),
 ]
 
 
-@pytest.mark.parametrize(("pattern", "message"), BAD_PATTERNS)
-def test_patterns_that_cannot_be(pattern, message):
+@pytest.mark.parametrize(("pattern", "message"), WRONG_PATTERNS)
+def test_wrong_freeze_pattern_is_refused(pattern, message):
     with pytest.raises(UserError, match=message):
         freeze(make_model(3), pattern)
 
 
-def test_weights_are_loaded_into_new_runs_only(capfd):
+def test_initial_weights_are_loaded_into_new_runs_but_not_resumed_ones(capfd):
     loaded = []
 
     def load(path):
@@ -148,6 +151,6 @@ def test_weights_are_loaded_into_new_runs_only(capfd):
         fine_tuning.set_initial_weights(a, Ranks(), resumed, model, load)
         assert len(model.trainable_variables) == 2
     assert loaded == ["x.h5"]
-    said = capfd.readouterr().err
-    assert "--init_from=x.h5 is not read again: this run continues from its checkpoint" in said
-    assert "run: 1 of 1 weights taken" in said and said.count("frozen: 1 layers, head to head") == 2
+    log = capfd.readouterr().err
+    assert "--init_from=x.h5 is not read again: this run continues from its checkpoint" in log
+    assert "run: 1 of 1 weights taken" in log and log.count("frozen: 1 layers, head to head") == 2

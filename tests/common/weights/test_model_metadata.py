@@ -1,4 +1,4 @@
-"""Tests common/weights/model_metadata.py."""
+"""Tests model_metadata.py with weights files, run directories and checkpoints."""
 
 import dataclasses
 import shutil
@@ -27,79 +27,73 @@ class Config:
     antialias: bool = True
 
 
-def make(source=None, recipe=None, **changes):
+def make_metadata(source=None, recipe=None, **changes):
     """`changes` replaces fields of the model's config."""
-    about = {"anchors": {"count": 9}, "preprocessing": {}}
+    description = {"anchors": {"count": 9}, "preprocessing": {}}
     config = dataclasses.replace(Config(), **changes)
-    return model_metadata.make("x", lambda config: about, config, LABELS, 3, source, recipe=recipe)
+    return model_metadata.make("x", lambda config: description, config, LABELS, 3, source, recipe=recipe)
 
 
 @pytest.fixture(scope="module")
-def made():
-    return make()
+def metadata():
+    return make_metadata()
 
 
-def save(path, metadata):
-    weight_files.save(keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)]), path, metadata)
-    return path
-
-
-@pytest.fixture
-def weights(made, tmp_path):
-    return save(tmp_path / "best.weights.h5", made | {"epoch": 4, "AP": 0.251})
-
-
-def test_the_version_is_that_of_the_project():
+def test_version_equals_that_in_pyproject():
     assert common.__version__ == tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
 
 
-def test_the_flags_of_a_run_are_part_of_it():
+def test_metadata_hold_recipe_flags_and_fingerprint_of_training_data():
     flags = {"batch_size": 4, "freeze": "^backbone", "train_images": "/secret", "init_from": None}
     source = types.SimpleNamespace(fingerprint="f00")
-    found = make(source, flags)
-    assert found["recipe"] == {"batch_size": 4, "freeze": "^backbone"}
-    assert found["train_data"] == "f00"
-    assert "eval_data" not in found
+    metadata = make_metadata(source, flags)
+    assert metadata["recipe"] == {"batch_size": 4, "freeze": "^backbone"}
+    assert metadata["train_data"] == "f00"
+    assert "eval_data" not in metadata
 
 
-def test_weights_and_run_directories(weights, made):
-    expected = made | {"epoch": 4, "AP": 0.251}
-    assert model_metadata.read(weights) == model_metadata.read(weights.parent) == expected
+def test_metadata_are_read_from_weights_file_and_run_directory(metadata, tmp_path):
+    metadata = metadata | {"epoch": 4, "AP": 0.251}
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+    weight_files.save(model, tmp_path / "best.weights.h5", metadata)
+    assert model_metadata.read(tmp_path / "best.weights.h5") == model_metadata.read(tmp_path) == metadata
 
 
-def test_checkpoints(made, tmp_path):
+def test_metadata_are_read_from_checkpoint_and_its_parent_directories(metadata, tmp_path):
     directory = tmp_path / "run" / "checkpoints"
     directory.mkdir(parents=True)
     for step in (5, 10):
-        manifest = made | {"state": {"step": step, "epoch": 1}}
+        manifest = metadata | {"state": {"step": step, "epoch": 1}}
         checkpoint_files.write(directory, step, manifest, lambda path: None)
     for path, step in ((directory / "00000005", 5), (directory, 10), (tmp_path / "run", 10)):
         assert model_metadata.read(path)["state"]["step"] == step
-        assert model_metadata.read(path)["label_map"] == made["label_map"]
+        assert model_metadata.read(path)["label_map"] == metadata["label_map"]
     (directory / "00000010" / "manifest.json").write_text("{}")
     assert "00000010 is damaged: manifest.json" in refusal(model_metadata.read, directory / "00000010")
 
 
-def test_other_files_are_refused_in_one_line(tmp_path):
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("missing", "no such file"),
+        ("a.txt", "not written by this project"),
+        (".", "not a run directory, a checkpoint or a saved_model"),
+    ],
+)
+def test_path_without_metadata_is_refused(tmp_path, name, message):
     (tmp_path / "a.txt").write_text("text")
-    for path, message in (
-        (tmp_path / "nothing", "no such file"),
-        (tmp_path / "a.txt", "not written by this project"),
-        (tmp_path, "not a run directory, a checkpoint or a saved_model"),
-    ):
-        assert message in refusal(model_metadata.read, path)
+    assert message in refusal(model_metadata.read, tmp_path / name)
 
 
-def test_what_differs_is_one_line_with_both_values(made):
-    assert differences(made, make()) == []
-    now = make(image_size=(64, 96), nms_iou=0.6)
-    now["versions"] = {**now["versions"], "keras": "4.0", "python": "3.0"}
-    made = {**made, "versions": {**made["versions"], "horovod": "0.1"}}
-    now["versions"]["horovod"] = "0.2"
+def test_metadata_mismatch_is_reported_with_both_values(metadata):
+    assert differences(metadata, make_metadata()) == []
+    now = make_metadata(image_size=(64, 96), nms_iou=0.6)
+    now["versions"] |= {"keras": "4.0", "python": "3.0", "horovod": "0.2"}
+    saved = metadata | {"versions": metadata["versions"] | {"horovod": "0.1"}}
     now["label_map"] = LabelMap((3, 18), ("car", "dog")).to_json()
     now["project"] = {"commit": "another"}
-    keras_version = made["versions"]["keras"]
-    assert sorted(differences(made, now)) == [
+    keras_version = saved["versions"]["keras"]
+    assert sorted(differences(saved, now)) == [
         "class 1: saved category 17, Katze, now category 18, dog",
         "config.image_size: saved [256, 256], now [64, 96]",
         "config.nms_iou: saved 0.5, now 0.6",
@@ -107,14 +101,14 @@ def test_what_differs_is_one_line_with_both_values(made):
     ]
 
 
-def test_a_file_of_an_earlier_version_is_read_and_compared(made):
-    old = {name: made[name] for name in ("app", "num_classes", "label_map")}
-    old["config"] = {k: v for k, v in made["config"].items() if k != "nms_iou"}
-    assert differences(old, made) == differences(made, old) == []
+def test_field_that_only_one_version_saves_is_no_metadata_mismatch(metadata):
+    old = {name: metadata[name] for name in ("app", "num_classes", "label_map")}
+    old["config"] = {name: value for name, value in metadata["config"].items() if name != "nms_iou"}
+    assert differences(old, metadata) == differences(metadata, old) == []
 
 
 @pytest.mark.skipif(not shutil.which("git"), reason="git is not installed")
-def test_a_tree_has_its_own_commit_and_no_other(tmp_path, monkeypatch):
+def test_commit_is_that_of_the_project_tree_and_not_of_an_outer_repository(tmp_path, monkeypatch):
     outer, inner, worktree = tmp_path / "outer", tmp_path / "outer" / "project", tmp_path / "worktree"
     inner.mkdir(parents=True)
     (outer / "file").touch()

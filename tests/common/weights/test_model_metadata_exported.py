@@ -1,3 +1,5 @@
+"""Tests model_metadata.py with exported files."""
+
 import json
 import zipfile
 
@@ -9,7 +11,7 @@ from tests.refusal import refusal
 METADATA = {"app": "efficientdet", "num_classes": 3, "config": {"image_size": [64, 96]}}
 
 
-def test_exported_files(tmp_path):
+def test_metadata_are_read_from_saved_model_and_litert_file(tmp_path):
     saved_model = tmp_path / "exported"
     (saved_model / "assets.extra").mkdir(parents=True)
     (saved_model / "saved_model.pb").touch()
@@ -21,7 +23,7 @@ def test_exported_files(tmp_path):
     assert model_metadata.read(saved_model) == model_metadata.read(lite) == METADATA
 
 
-def test_onnx(tmp_path):
+def test_metadata_are_read_from_onnx_file_and_onnx_without_metadata_is_refused(tmp_path):
     onnx = pytest.importorskip("onnx")
     model = onnx.helper.make_model(onnx.helper.make_graph([], "empty", [], []))
     onnx.save(model, tmp_path / "plain.onnx")
@@ -33,10 +35,10 @@ def test_onnx(tmp_path):
     assert "bad.onnx has no metadata" in refusal(model_metadata.read, tmp_path / "bad.onnx")
 
 
-def test_damaged_metadata_are_refused(tmp_path):
+def test_damaged_metadata_of_litert_file_are_refused(tmp_path):
     (tmp_path / "a.tflite").write_bytes(b"TFL3")
-    said = refusal(model_metadata.read, tmp_path / "a.tflite")
-    assert "has no metadata: it is damaged, or another project" in said
+    message = refusal(model_metadata.read, tmp_path / "a.tflite")
+    assert "has no metadata: it is damaged, or another project" in message
     for text in ("{cut", "[1]"):
         with zipfile.ZipFile(tmp_path / "a.tflite", "w") as archive:
             archive.writestr("metadata.json", text)

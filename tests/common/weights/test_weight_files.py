@@ -15,7 +15,7 @@ def path(tmp_path):
     return tmp_path / "m.weights.h5"
 
 
-def test_weights_and_metadata_come_back(path):
+def test_saved_weights_and_metadata_are_loaded_by_us_and_by_keras(path):
     metadata = {"label_map": {"names": ["Ärger", "x"]}, "config": [1, 2.5, None], "long": "z" * 200_000}
     model, other = make_model(), make_model(seed=1)
     weights.save(model, path, metadata)
@@ -26,13 +26,13 @@ def test_weights_and_metadata_come_back(path):
         assert "layers" in file
 
 
-def test_any_flipped_bit_is_noticed(path):
+def test_flipped_bit_in_weights_file_is_reported(path):
     weights.save(make_model(), path, {"a": 1})
     content, random = path.read_bytes(), np.random.default_rng(0)
-    ends = [0, 8, len(content) // 2, len(content) - 1, len(content) - 70]
+    places = [0, 8, len(content) // 2, len(content) - 1, len(content) - 70]
     model = make_model(seed=1)
     before = values(model)
-    for place in [*ends, *random.integers(0, len(content), 15)]:
+    for place in [*places, *random.integers(0, len(content), 15)]:
         damaged = bytearray(content)
         damaged[place] ^= 1 << int(random.integers(8))
         path.write_bytes(damaged)
@@ -41,22 +41,23 @@ def test_any_flipped_bit_is_noticed(path):
     assert_same(values(model), before)
 
 
-def test_a_truncated_file_is_noticed(path):
-    weights.save(make_model(), path, {})
+def test_truncated_weights_file_is_reported(path):
+    model = make_model()
+    weights.save(model, path, {})
     content = path.read_bytes()
     for length in (0, 1, 71, 72, 2000, -1, -72):
         path.write_bytes(content[:length])
-        assert "the file is incomplete" in refusal(weights.load, make_model(), path)
+        assert "the file is incomplete" in refusal(weights.load, model, path)
 
 
-def test_files_of_others_are_refused(path, tmp_path):
+def test_weights_file_of_keras_and_missing_file_are_refused(path, tmp_path):
     make_model().save_weights(path)
     assert "not written by this project" in refusal(weights.load, make_model(), path)
     for missing in (tmp_path / "no.weights.h5", tmp_path):
         assert str(missing) in refusal(weights.read_metadata, missing)
 
 
-def test_weights_of_another_structure_are_refused_and_the_difference_is_named(path):
+def test_weights_of_another_structure_are_refused_with_the_first_difference(path):
     weights.save(make_model(units=6), path, {})
     shapes = r"kernel', \[3, 3, 3, 6\]\] where the model has .*kernel', \[3, 3, 3, 7\]\]"
     assert re.search(shapes, refusal(weights.load, make_model(units=7), path))
@@ -67,7 +68,7 @@ def test_weights_of_another_structure_are_refused_and_the_difference_is_named(pa
 
 
 @pytest.mark.parametrize("size", [0, 1000, 6000])
-def test_a_full_disk_leaves_the_old_weights(path, size):
+def test_full_disk_while_saving_leaves_the_old_weights(path, size):
     weights.save(make_model(), path, {"step": 1})
     assert path.stat().st_size > 6000
     full = pytest.raises(OSError, match=r"m\.weights\.h5 cannot be written: File too large")
@@ -77,9 +78,9 @@ def test_a_full_disk_leaves_the_old_weights(path, size):
     assert list(path.parent.iterdir()) == [path]
 
 
-def test_find_weights_prefers_the_best(tmp_path):
-    for wrong, message in ((tmp_path, "neither best"), (tmp_path / "absent.weights.h5", "no such file")):
-        assert message in refusal(weights.find, wrong)
+def test_find_prefers_best_weights_to_last_weights(tmp_path):
+    assert "neither best" in refusal(weights.find, tmp_path)
+    assert "no such file" in refusal(weights.find, tmp_path / "absent.weights.h5")
     for name in ("last.weights.h5", "best.weights.h5"):
         (tmp_path / name).touch()
         assert weights.find(tmp_path).name == name
