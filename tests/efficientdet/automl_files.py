@@ -1,8 +1,7 @@
 """Writes files in the formats of google/automl.
 
 automl_d0_names.txt and automl_d0_outputs.txt list variables and outputs of automl's own Keras model
-(tf2/efficientdet_keras.py, tf_keras 2.21). `number` computes the values of this model's
-weights.
+(tf2/efficientdet_keras.py, tf_keras 2.21). `variable_values` computes the values of this model's weights.
 """
 
 import dataclasses
@@ -23,23 +22,25 @@ SMALL_D0 = dataclasses.replace(
 )
 
 
-def lines_of(name):
+def read_table(name):
+    """Returns the words of each line of a text file, without comments."""
     return [line.split() for line in (HERE / name).read_text().splitlines() if not line.startswith("#")]
 
 
-def numbers(text):
-    return tuple(int(number) for number in text.split("x") if number)
+def parse_shape(text):
+    """Converts "3x3x32" to (3, 3, 32), and "" to ()."""
+    return tuple(int(side) for side in text.split("x") if side)
 
 
 SHAPES = {
-    f"{layer}/{variable}": numbers(shape)
-    for layer, *variables in lines_of("automl_d0_names.txt")
+    f"{layer}/{variable}": parse_shape(shape)
+    for layer, *variables in read_table("automl_d0_names.txt")
     for variable, _, shape in (item.partition("=") for item in variables)
 }
 
 
-def number(name, shape):
-    """The values are pseudorandom; the name is their seed."""
+def variable_values(name, shape):
+    """Returns pseudorandom values; the name is their seed."""
     random = np.random.default_rng(zlib.crc32(name.encode()))
     kind = name.rpartition("/")[2]
     if kind == "gamma" or kind.startswith("WSM"):
@@ -54,7 +55,8 @@ def number(name, shape):
     return np.float32(values)
 
 
-def values_of(model):
+def weight_values(model):
+    """Returns {path: values} of the model's weights now."""
     return {weight.path: np.array(weight) for weight in model.weights}
 
 
@@ -67,29 +69,30 @@ def write_h5(path, variables):
 
 
 def write_tensors(prefix, tensors):
+    """Writes a checkpoint in the format of tf.compat.v1.train.Saver."""
     prefix.parent.mkdir(parents=True, exist_ok=True)
     saved = {"tensor_names": list(tensors), "tensors": list(map(tf.constant, tensors.values()))}
     tf.raw_ops.SaveV2(prefix=str(prefix), shape_and_slices=[""] * len(tensors), **saved)
     return prefix
 
 
-def write_objects(prefix, variables, lost=None):
+def write_objects(prefix, variables, missing=None):
     """Writes a checkpoint in the format of tf.train.Checkpoint, with a moving average of each variable.
 
     Args:
-        lost: what the last variable's average lacks. "values": values. "attribute": values and attribute in
-            the object graph. None: nothing.
+        missing: what the last variable's average lacks. "values": values. "attribute": values and attribute
+            in the object graph. None: nothing.
     """
     graph = trackable_object_graph_pb2.TrackableObjectGraph()
     root, tensors = graph.nodes.add(), {}
     for count, (name, values) in enumerate(variables.items()):
         key = f"net/parts/{count}/value/.ATTRIBUTES/VARIABLE_VALUE"
         slot_key = key.replace("/.ATTRIBUTES", "/.OPTIMIZER_SLOT/optimizer/average/.ATTRIBUTES")
-        is_lost = lost and count == len(variables) - 1
-        tensors |= {key: values + 1} if is_lost else {key: values + 1, slot_key: values}
+        is_incomplete = missing and count == len(variables) - 1
+        tensors |= {key: values + 1} if is_incomplete else {key: values + 1, slot_key: values}
         variable, slot, slot_name = graph.nodes.add(), graph.nodes.add(), f"Averaging/{name}/average"
         variable.attributes.add(name="VARIABLE_VALUE", full_name=name, checkpoint_key=key)
-        if not is_lost or lost == "values":
+        if not is_incomplete or missing == "values":
             slot.attributes.add(name="VARIABLE_VALUE", full_name=slot_name, checkpoint_key=slot_key)
         ids = {"original_variable_node_id": 2 * count + 1, "slot_variable_node_id": 2 * count + 2}
         root.slot_variables.add(slot_name="average", **ids)

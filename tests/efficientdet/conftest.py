@@ -3,7 +3,7 @@ import pytest
 
 from efficientdet.model import build_model
 from tests.common.drawn_sets import draw_rectangle, write_coco
-from tests.efficientdet.automl_files import SHAPES, SMALL_D0, number
+from tests.efficientdet.automl_files import SHAPES, SMALL_D0, variable_values
 from tests.efficientdet.drawn_images import RED, SIZES
 
 
@@ -19,9 +19,9 @@ def rectangles(tmp_path_factory):
 
 
 @pytest.fixture(scope="session")
-def variables():
+def automl_variables():
     """{name: values} of google/automl's d0, as far as the small d0 has them."""
-    return {name: number(name, shape) for name, shape in SHAPES.items()}
+    return {name: variable_values(name, shape) for name, shape in SHAPES.items()}
 
 
 @pytest.fixture(scope="session")
@@ -30,7 +30,8 @@ def small_d0():
 
 
 @pytest.fixture
-def fresh(small_d0):
+def random_d0(small_d0):
+    """The small d0 for 3 classes, with random weights."""
     random = np.random.default_rng(0)
     for weight in small_d0.weights:
         weight.assign(random.uniform(0.1, 1, weight.shape))

@@ -1,3 +1,5 @@
+"""Tests losses.py with the formulas in float64 NumPy, and with Keras."""
+
 import dataclasses
 
 import keras
@@ -49,23 +51,23 @@ def random_batch(config, num_classes=3):
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
 @pytest.mark.parametrize("gamma", [1.5, 2.0])
-def test_focal_loss_is_the_papers(gamma, smoothing):
+def test_focal_loss_equals_the_formula_of_the_paper(gamma, smoothing):
     logits, classes, _, _ = random_level(np.random.default_rng(0))
-    found = losses.focal_loss(logits, classes, alpha=0.25, gamma=gamma, label_smoothing=smoothing)
-    np.testing.assert_allclose(found, numpy_focal(logits, classes, 0.25, gamma, smoothing), rtol=1e-5)
+    loss = losses.focal_loss(logits, classes, alpha=0.25, gamma=gamma, label_smoothing=smoothing)
+    np.testing.assert_allclose(loss, numpy_focal(logits, classes, 0.25, gamma, smoothing), rtol=1e-5)
 
 
-def test_focal_loss_against_keras_for_all_background():
+def test_focal_loss_of_background_only_equals_keras():
     logits = np.random.default_rng(1).normal(size=(1, 2, 2, 9 * 3)).astype(np.float32)
     classes = np.full((1, 2, 2, 9), -1, np.int32)
-    found = losses.focal_loss(logits, classes, alpha=0.25, gamma=1.5)
+    loss = losses.focal_loss(logits, classes, alpha=0.25, gamma=1.5)
     expected = keras.losses.BinaryFocalCrossentropy(
         apply_class_balancing=True, alpha=0.25, gamma=1.5, from_logits=True, reduction="sum", axis=1
     )(np.zeros((logits.size, 1)), logits.reshape(-1, 1))
-    np.testing.assert_allclose(found, expected, rtol=1e-4)
+    np.testing.assert_allclose(loss, expected, rtol=1e-4)
 
 
-def test_focal_loss_is_finite_for_extreme_logits():
+def test_focal_loss_and_gradient_are_finite_for_extreme_logits():
     logits = tf.constant([[[[1e4, -1e4, 80.0, -80.0, 0.0, 1e-30]]]])
     for positive in range(-1, 6):
         with tf.GradientTape() as tape:
@@ -75,7 +77,7 @@ def test_focal_loss_is_finite_for_extreme_logits():
         assert np.isfinite(tape.gradient(loss, logits)).all()
 
 
-def test_l2_is_half_the_sum_of_squares_of_the_kernels():
+def test_l2_loss_is_half_the_sum_of_squared_kernels():
     layers = [
         keras.layers.Conv2D(3, 3),
         keras.layers.DepthwiseConv2D(3),
@@ -90,7 +92,7 @@ def test_l2_is_half_the_sum_of_squares_of_the_kernels():
     assert losses.l2_loss([], 4e-5) == 0
 
 
-def test_detection_loss_sums_levels_and_normalises_by_the_positives():
+def test_detection_loss_is_the_sum_of_levels_over_the_number_of_positives():
     arguments, levels = random_batch(CONFIG)
     values = losses.detection_loss(*arguments)
     normaliser = 3.0 + 0.0 + 1.0
@@ -101,16 +103,16 @@ def test_detection_loss_sums_levels_and_normalises_by_the_positives():
     np.testing.assert_allclose(values["detection_loss"], class_loss + 50 * box_loss, rtol=1e-5)
 
 
-def test_the_number_of_positives_may_be_that_of_all_replicas():
+def test_replicas_divide_the_loss_by_their_common_number_of_positives():
     """Two replicas with 3 and 7 positives divide by (3 + 7 + 1) / 2."""
     shares = [losses.num_positives_share({"num_positives": tf.constant([n])}, 2) for n in (3.0, 7.0)]
     assert float(sum(shares)) == 11
     arguments, _ = random_batch(CONFIG)
-    alone, together = (losses.detection_loss(*arguments, n)["class_loss"] for n in (None, 5.5))
-    np.testing.assert_allclose(together, alone * 4 / 5.5, rtol=1e-5)
+    one_replica, two_replicas = (losses.detection_loss(*arguments, n)["class_loss"] for n in (None, 5.5))
+    np.testing.assert_allclose(two_replicas, one_replica * 4 / 5.5, rtol=1e-5)
 
 
-def test_retinanets_loss_is_odtks_but_for_one_more_positive():
+def test_retinanet_loss_equals_odtks_with_one_more_positive():
     """odtk/loss.py divides by the number of positive anchors; we divide by this number + 1."""
     row = get_config("retinanet-rn18fpn")
     arguments, levels = random_batch(dataclasses.replace(row, image_size=(96, 160), min_level=5, max_level=5))
@@ -122,7 +124,7 @@ def test_retinanets_loss_is_odtks_but_for_one_more_positive():
     np.testing.assert_allclose(losses.detection_loss(*arguments)["detection_loss"], expected, rtol=1e-5)
 
 
-def test_half_precision_outputs_give_a_float32_loss():
+def test_loss_of_half_precision_outputs_is_float32():
     logits, classes, deltas, targets = random_level(np.random.default_rng(5))
     half = tf.cast(logits, tf.float16)
     loss = losses.focal_loss(half, classes, alpha=0.25, gamma=1.5)
@@ -132,7 +134,7 @@ def test_half_precision_outputs_give_a_float32_loss():
 
 
 @pytest.mark.parametrize("label_smoothing", [0.0, 0.1])
-def test_compiled_or_not_the_focal_loss_is_the_same(monkeypatch, label_smoothing):
+def test_compiled_focal_loss_equals_uncompiled(monkeypatch, label_smoothing):
     logits, classes, _, _ = map(tf.constant, random_level(np.random.default_rng(11)))
     options = {"alpha": 0.25, "gamma": 1.5, "label_smoothing": label_smoothing}
 

@@ -1,3 +1,5 @@
+"""Tests model.py with outputs and parameter counts of google/automl's Keras model."""
+
 import dataclasses
 
 import keras
@@ -29,26 +31,16 @@ def nano(request):
     return build_model(request.param, 3, ODD_SIZE)
 
 
-def test_outputs_of_another_fusion_and_more_levels_equal_automl():
+def test_outputs_with_sum_fusion_and_level_8_equal_automl():
     config = dataclasses.replace(get_config("efficientdet-d0"), fpn_fusion="sum", max_level=8)
-    model = build_model("efficientdet-d0", 7, (256, 371), config)
-    found = summarize_outputs(model, training=True)
-    np.testing.assert_allclose(found, AUTOML_D0_SUM_FUSION_LEVEL_8, atol=2e-4)
-
-
-def assert_parameters(model, trainable, statistics):
-    counts = [
-        sum(int(np.prod(weight.shape)) for weight in weights)
-        for weights in (model.trainable_weights, model.non_trainable_weights)
-    ]
-    assert counts == [trainable, statistics]
+    outputs = summarize_outputs(build_model("efficientdet-d0", 7, (256, 371), config), training=True)
+    np.testing.assert_allclose(outputs, AUTOML_D0_SUM_FUSION_LEVEL_8, atol=2e-4)
 
 
 @pytest.mark.slow
-def test_d0_has_the_published_parameters_and_operations_at_its_default_size():
+def test_d0_at_its_default_size_has_the_published_number_of_operations():
     d0 = build_model("efficientdet-d0")
     assert d0.input_shape == (None, 512, 512, 3)
-    assert_parameters(d0, 3_880_067, 47_136)
     function = tf.function(lambda images: d0(images)).get_concrete_function(tf.TensorSpec((1, 512, 512, 3)))
     options = tf.compat.v1.profiler.ProfileOptionBuilder.float_operation()
     options["output"] = "none"
@@ -60,13 +52,19 @@ def test_d0_has_the_published_parameters_and_operations_at_its_default_size():
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "trainable", "statistics"),
-    [("efficientdet-d1", 6_625_898, 71_456), ("efficientdet-d7x", 77_147_166, 417_728)],
+    [
+        ("efficientdet-d0", 3_880_067, 47_136),
+        ("efficientdet-d1", 6_625_898, 71_456),
+        ("efficientdet-d7x", 77_147_166, 417_728),
+    ],
 )
-def test_parameters_equal_automl(name, trainable, statistics):
-    assert_parameters(build_model(name, 90, (128, 128)), trainable, statistics)
+def test_parameter_counts_equal_automl(name, trainable, statistics):
+    model = build_model(name, 90, (128, 128))
+    assert sum(np.prod(weight.shape) for weight in model.trainable_weights) == trainable
+    assert sum(np.prod(weight.shape) for weight in model.non_trainable_weights) == statistics
 
 
-def test_outputs_of_a_fresh_model_fit_the_anchors_and_give_every_class_one_percent(nano):
+def test_outputs_of_a_new_model_fit_the_anchors_and_score_one_percent(nano):
     class_logits, box_deltas = nano(np.zeros((2, *ODD_SIZE, 3), np.float32))
     config = dataclasses.replace(get_config(nano.name), image_size=ODD_SIZE)
     sizes, k = config.anchors.feature_sizes, config.anchors_per_location
@@ -77,17 +75,17 @@ def test_outputs_of_a_fresh_model_fit_the_anchors_and_give_every_class_one_perce
         np.testing.assert_allclose(deltas, 0.0, atol=1e-3)
 
 
-def test_every_weight_gets_a_gradient(nano):
+def test_every_weight_gets_a_finite_gradient(nano):
     images = np.random.default_rng(0).normal(size=(2, *ODD_SIZE, 3)).astype(np.float32)
     with tf.GradientTape() as tape:
         loss = tf.add_n([tf.reduce_sum(tf.sin(x)) for x in tf.nest.flatten(nano(images, training=True))])
     gradients = tape.gradient(loss, [weight.value for weight in nano.trainable_weights])
-    idle = [weight.path for weight, g in zip(nano.trainable_weights, gradients, strict=True) if g is None]
-    assert idle == []
+    unused = [weight.path for weight, g in zip(nano.trainable_weights, gradients, strict=True) if g is None]
+    assert unused == []
     assert all(np.isfinite(gradient).all() for gradient in gradients)
 
 
-def test_config_decides_size_levels_anchors_and_the_heads_layers():
+def test_config_determines_output_sizes_and_head_layers():
     config = dataclasses.replace(
         NANO, image_size=(64, 32), min_level=2, max_level=6, num_scales=2, aspect_ratios=(1.0, 3.0)
     )
@@ -101,27 +99,28 @@ def test_config_decides_size_levels_anchors_and_the_heads_layers():
     ]
 
 
-BACKBONES = [
-    ("efficientdet-nano", {"backbone": "mobilenet-v2"}),
-    ("retinanet-nano", {"backbone": "efficientnet-nano", "max_level": 5}),
-]
-
-
-@pytest.mark.parametrize(("name", "changes"), BACKBONES)
-def test_each_family_takes_the_backbones_of_the_other(name, changes):
+@pytest.mark.parametrize(
+    ("name", "changes"),
+    [
+        ("efficientdet-nano", {"backbone": "mobilenet-v2"}),
+        ("retinanet-nano", {"backbone": "efficientnet-nano", "max_level": 5}),
+    ],
+    ids=["efficientdet", "retinanet"],
+)
+def test_model_with_a_backbone_of_the_other_family_has_all_outputs(name, changes):
     config = dataclasses.replace(get_config(name), **SMALL, **changes)
     model, levels, k = build_model(name, config=config), config.anchors.levels, config.anchors_per_location
     assert model.input_shape == (None, 64, 96, 3)
     assert [x.shape[-1] for x in model.outputs] == [k * 90] * len(levels) + [k * 4] * len(levels)
 
 
-def test_outputs_and_variables_are_float32_under_mixed_precision():
-    before = keras.config.dtype_policy()
+def test_mixed_precision_model_has_float32_outputs_and_variables():
+    policy = keras.config.dtype_policy()
     keras.config.set_dtype_policy("mixed_float16")
     try:
         model = build_model("efficientdet-nano", 3, config=dataclasses.replace(NANO, **SMALL))
     finally:
-        keras.config.set_dtype_policy(before)
+        keras.config.set_dtype_policy(policy)
     outputs = model(np.ones((2, 64, 96, 3), np.float32), training=True)
     assert {x.dtype for x in tf.nest.flatten(outputs)} == {tf.float32}
     assert {weight.dtype for weight in model.weights} == {"float32"}
@@ -131,7 +130,7 @@ def test_outputs_and_variables_are_float32_under_mixed_precision():
 
 
 @pytest.mark.parametrize("dtype", ["float32", "mixed_float16"])
-def test_fast_fusion_is_the_formula_of_the_paper(dtype):
+def test_fast_fusion_equals_the_formula_of_the_paper(dtype):
     layer = FastFusion(dtype=dtype)
     features = np.random.default_rng(0).normal(size=(3, 2, 4, 4, 8)).astype(layer.compute_dtype)
     layer.build([x.shape for x in features])
@@ -152,7 +151,7 @@ def resample(features, size):
 
 # If a side of the finer level is odd, upsampling drops a row or a column.
 @pytest.mark.parametrize("size", [(5, 8), (6, 7), (9, 10), (1, 6), (1, 1)])
-def test_resampling_is_that_of_automl(size):
+def test_resampled_features_equal_automls(size):
     """automl's ResampleFeatureMap uses resize_nearest_neighbor, and max pooling with padding SAME."""
     half = tuple((side + 1) // 2 for side in size)
     rng = np.random.default_rng(0)

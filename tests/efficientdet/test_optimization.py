@@ -13,21 +13,21 @@ CONFIG = get_config("efficientdet-d0")
 RETINANET = get_config("retinanet-rn50fpn")
 
 
-def test_published_recipe_at_five_points():
+def test_efficientdet_schedule_has_the_published_rates():
     schedule = make_schedule(CONFIG, effective_batch=128, steps_per_epoch=100)
-    points = {0: 0.016, 50: (0.016 + 0.16) / 2, 100: 0.16, 100 + 29900 // 2: 0.08, 30000: 0, 99999: 0}
-    for step, expected in points.items():
+    rates = {0: 0.016, 50: (0.016 + 0.16) / 2, 100: 0.16, 100 + 29900 // 2: 0.08, 30000: 0, 99999: 0}
+    for step, expected in rates.items():
         assert float(schedule(step)) == pytest.approx(expected, abs=1e-7)
 
 
 @pytest.mark.parametrize("warmup_epochs, learning_rate", [(1.0, 0.08), (3.0, 0.0008), (0.0, 0.08)])
-def test_a_warm_up_of_all_or_nothing_is_finite(warmup_epochs, learning_rate):
+def test_rates_are_finite_with_a_warmup_of_all_or_no_steps(warmup_epochs, learning_rate):
     config = dataclasses.replace(CONFIG, epochs=1, warmup_epochs=warmup_epochs, learning_rate=learning_rate)
     schedule = make_schedule(config, 64, 10)
     assert schedule.warmup_steps == 10 * min(warmup_epochs, 1)
-    values = [float(schedule(step)) for step in range(12)]
-    assert all(math.isfinite(value) and value >= 0 for value in values)
-    assert values[0] == pytest.approx(min(0.008 if warmup_epochs else 0.08, config.learning_rate))
+    rates = [float(schedule(step)) for step in range(12)]
+    assert all(math.isfinite(rate) and rate >= 0 for rate in rates)
+    assert rates[0] == pytest.approx(min(0.008 if warmup_epochs else 0.08, learning_rate))
 
 
 def odtk_rate(iteration: int) -> float:
@@ -38,7 +38,7 @@ def odtk_rate(iteration: int) -> float:
 
 
 @pytest.mark.parametrize("batch, accumulate", [(16, 1), (8, 1), (64, 1), (64, 4)])
-def test_retinanet_has_odtks_rates_for_every_batch(batch, accumulate):
+def test_retinanet_schedule_has_odtks_rates_scaled_to_the_batch(batch, accumulate):
     steps_per_epoch = 1000 * 16 * accumulate // batch
     assert num_epochs(RETINANET, batch, steps_per_epoch, accumulate) == 90
     schedule = make_schedule(RETINANET, batch, steps_per_epoch, accumulate)
@@ -47,28 +47,27 @@ def test_retinanet_has_odtks_rates_for_every_batch(batch, accumulate):
         assert float(schedule(step)) == pytest.approx(odtk_rate(iteration) * batch / 16, rel=1e-5), iteration
 
 
-def test_a_shorter_run_keeps_the_shares_of_its_warm_up_and_milestones():
-    config = dataclasses.replace(RETINANET, epochs=9)
-    schedule = make_schedule(config, 16, 1000)
+def test_shorter_run_scales_warmup_and_milestones():
+    schedule = make_schedule(dataclasses.replace(RETINANET, epochs=9), 16, 1000)
     for iteration in (0, 500, 1000, 59_990, 60_000, 79_990, 80_000):
         assert float(schedule(iteration // 10)) == pytest.approx(odtk_rate(iteration), rel=1e-5)
 
 
-def test_a_run_has_one_epoch_at_least():
+def test_run_of_fewer_iterations_than_an_epoch_has_one_epoch():
     config = dataclasses.replace(RETINANET, iterations=10, milestones=(6, 8), warmup_iterations=0)
     assert num_epochs(config, 16, 1000) == 1
     assert math.isfinite(float(make_schedule(config, 16, 1000)(999)))
 
 
 @pytest.mark.parametrize("config", [CONFIG, RETINANET], ids=lambda config: config.model_name)
-def test_schedule_survives_serialisation(config):
+def test_restored_schedule_has_the_same_rates(config):
     schedule = make_schedule(config, 16, 7)
-    again = Warmup.from_config(schedule.get_config())
+    restored = Warmup.from_config(schedule.get_config())
     steps = range(0, 90_000, 9000)
-    assert [float(again(step)) for step in steps] == [float(schedule(step)) for step in steps]
+    assert [float(restored(step)) for step in steps] == [float(schedule(step)) for step in steps]
 
 
-def test_the_optimizer_is_sgd_with_momentum_or_adam():
+def test_optimizer_is_sgd_with_momentum_or_adam():
     optimizer = make_optimizer(dataclasses.replace(CONFIG, momentum=0.7), 0.1, precision="float32")
     assert isinstance(optimizer, keras.optimizers.SGD) and optimizer.momentum == 0.7
     adam = make_optimizer(dataclasses.replace(CONFIG, optimizer="adam"), 0.1, precision="float32")
@@ -76,7 +75,7 @@ def test_the_optimizer_is_sgd_with_momentum_or_adam():
 
 
 @pytest.mark.parametrize("precision", ["float32", "mixed_float16"])
-def test_the_global_norm_of_unscaled_gradients_is_clipped(precision):
+def test_global_norm_of_unscaled_gradients_is_clipped(precision):
     config = dataclasses.replace(CONFIG, clip_norm=10.0, momentum=0.0)
     for gradient, expected in (([300.0, 400.0], [-6, -8]), ([3.0, 4.0], [-3, -4])):
         (after,) = updates(make_optimizer(config, 1.0, precision=precision), [gradient])

@@ -1,4 +1,7 @@
-"""Compares pipeline.py and crops.py of efficientdet with computations in NumPy."""
+"""Compares batches of pipeline.py with float64 NumPy: pixels, boxes and anchor targets of 100 images.
+
+watched.py returns the random numbers of the graph. From these, NumPy computes the same images and boxes.
+"""
 
 import dataclasses
 import math
@@ -26,23 +29,18 @@ COLOR = {"brightness": 0.3, "contrast": 0.3, "saturation": 0.5, "hue": 20.0}
 WIDE_JITTER = {"augmentation": "scale_jitter", "jitter_min": 0.1, "jitter_max": 2.0}
 RESIZE_RANGE = {"augmentation": "resize_range", "resize_min": 20, "resize_max": 150}
 TRAININGS = {
-    "scale jitter": WIDE_JITTER,
-    "equal jitter, GridMask": WIDE_JITTER | {"jitter_min": 1.2, "jitter_max": 1.2, "grid_mask_prob": 0.7},
-    "crop by IoU, flip": {"augmentation": "min_iou_crop", "flip_prob": 0.5},
-    "resize range, not antialiased": RESIZE_RANGE | {"antialias": False},
+    "scale_jitter": WIDE_JITTER,
+    "grid_mask": WIDE_JITTER | {"jitter_min": 1.2, "jitter_max": 1.2, "grid_mask_prob": 0.7},
+    "min_iou_crop": {"augmentation": "min_iou_crop", "flip_prob": 0.5},
+    "resize_range": RESIZE_RANGE | {"antialias": False},
     "all": WIDE_JITTER | COLOR | {"flip_prob": 0.5, "grid_mask_prob": 0.7, "min_box_size": 3.0},
 }
 
 
-# --- the definitions ---
+# --- crops and augmentations from the graph's random numbers ---
 
 
-def shows_center(boxes_px, size, anchor, shape) -> np.ndarray:
-    centers = (boxes_px[:, :2] + boxes_px[:, 2:]) / 2 / size[::-1]
-    return ((centers >= anchor) & (centers <= anchor + shape)).all(1)
-
-
-def assert_promise_of_crop(boxes_px, size, anchor, shape) -> None:
+def assert_limits_of_crop(boxes_px, size, anchor, shape) -> None:
     """Asserts the limits of SSD's crops (arXiv 1512.02325, section 2.2).
 
     The IoU with each box is at least 0.1. The sides are at least 0.3 of the image's sides. The aspect ratio
@@ -59,28 +57,29 @@ def assert_promise_of_crop(boxes_px, size, anchor, shape) -> None:
 
 def batch_crops(config: EfficientDetConfig, images: list[Annotated], draws: Draws) -> list[tuple]:
     """Returns for each image: window, size in the network input, and which boxes stay."""
-    sizes = [image.size for image in images]
-    kept = [np.ones(len(image.boxes_px), bool) for image in images]
+    stays = [np.ones(len(image.boxes_px), bool) for image in images]
     if config.augmentation == "scale_jitter":
-        make_crop = numpy_crops.jittered_crop
+        crop = numpy_crops.jittered_crop
         jitters = np.broadcast_to(draws.uniform(config.jitter_min, config.jitter_max), len(images))
         shares = np.stack([draws.uniform(0.0, 1.0), draws.uniform(0.0, 1.0)], axis=1)
-        drawn = zip(jitters, shares, strict=True)
+        numbers = zip(jitters, shares, strict=True)
     elif config.augmentation == "min_iou_crop":
-        make_crop = numpy_crops.cropped
-        drawn = list(zip(*draws.take("random_bbox_crop"), strict=True))
-        for row, (image, crop) in enumerate(zip(images, drawn, strict=True)):
-            if (crop[1] < 1).any():
-                assert_promise_of_crop(image.boxes_px, image.size, *crop)
-                kept[row] = shows_center(image.boxes_px, image.size, *crop)
+        crop = numpy_crops.min_iou_crop
+        numbers = list(zip(*draws.take("random_bbox_crop"), strict=True))
+        for row, (image, (anchor, shape)) in enumerate(zip(images, numbers, strict=True)):
+            if (shape < 1).any():
+                assert_limits_of_crop(image.boxes_px, image.size, anchor, shape)
+                centers = (image.boxes_px[:, :2] + image.boxes_px[:, 2:]) / 2 / image.size[::-1]
+                stays[row] = ((centers >= anchor) & (centers <= anchor + shape)).all(1)
     else:
-        make_crop = numpy_crops.resize_range_crop
-        drawn = zip(draws.uniform(float(config.resize_min), config.resize_max + 1.0))
-    crops = [make_crop(size, INPUT, *numbers) for size, numbers in zip(sizes, drawn, strict=True)]
-    return [(*crop, stays) for crop, stays in zip(crops, kept, strict=True)]
+        crop = numpy_crops.resize_range_crop
+        numbers = zip(draws.uniform(float(config.resize_min), config.resize_max + 1.0))
+    rows = zip(images, numbers, stays, strict=True)
+    return [(*crop(image.size, INPUT, *of_image), mask) for image, of_image, mask in rows]
 
 
 def batch_changes(config: EfficientDetConfig, count: int, draws: Draws) -> list[dict]:
+    """Returns for each image the random numbers of its flip, GridMask and colours."""
     drawn = {"flip": np.zeros(count)}
     if config.flip_prob:
         drawn["flip"] = draws.coin(config.flip_prob)
@@ -98,8 +97,8 @@ def batch_changes(config: EfficientDetConfig, count: int, draws: Draws) -> list[
     return [dict(zip(drawn, values, strict=True)) for values in zip(*drawn.values(), strict=True)]
 
 
-def view_pixels(image: Annotated, window, size, antialias: bool, changes: dict) -> np.ndarray:
-    """Returns the shown image, uint8 (*size, 3)."""
+def augmented_pixels(image: Annotated, window, size, antialias: bool, changes: dict) -> np.ndarray:
+    """Returns the cropped, resized and augmented image, uint8 (*size, 3)."""
     pixels = numpy_images.resize(numpy_images.crop(image.pixels, window), size, antialias)
     if changes["flip"]:
         pixels = pixels[:, ::-1]
@@ -115,74 +114,74 @@ def view_pixels(image: Annotated, window, size, antialias: bool, changes: dict) 
 # --- comparing ---
 
 
-def check_pixels(got: np.ndarray, expected: np.ndarray, config: EfficientDetConfig, where: str) -> None:
+def assert_pixels(normalized: np.ndarray, expected: np.ndarray, config, where: str) -> None:
     """`expected` is at the top left; elsewhere is the mean colour."""
     height, width = expected.shape[:2]
-    outside = got.copy()
-    outside[:height, :width] = 0
-    assert not outside.any(), where
-    difference = np.abs(got[:height, :width] * STDDEV + MEAN - expected)
+    padding = normalized.copy()
+    padding[:height, :width] = 0
+    assert not padding.any(), where
+    difference = np.abs(normalized[:height, :width] * STDDEV + MEAN - expected)
     if config.grid_mask_prob:  # on the edge of a square, rounding decides whether a pixel is black
         assert (difference.max(-1) > 6).mean() < 0.002 + 2 / (height * width), where
         difference = difference[difference.max(-1) <= 6]
     numpy_images.assert_small(difference, config, where)
 
 
-def check_targets(batch: Batch, row: int, where: str) -> None:
-    outputs, levels = batch.outputs, ANCHORS.levels
-    count = (outputs["classes"][row] >= 0).sum()
+def assert_anchor_targets(outputs: dict[str, np.ndarray], row: int, where: str) -> None:
+    """Compares the targets with SSD's matching of the boxes in the same batch."""
+    count, levels = (outputs["classes"][row] >= 0).sum(), ANCHORS.levels
     boxes, classes = outputs["boxes"][row, :count], outputs["classes"][row, :count]
     owners = numpy_boxes.match(boxes, ANCHORS.boxes_normalized)
     positive = owners >= 0
-    got_classes = np.concatenate([outputs[f"class_targets_{level}"][row].reshape(-1) for level in levels])
-    got_offsets = np.concatenate([outputs[f"box_targets_{level}"][row].reshape(-1, 4) for level in levels])
-    np.testing.assert_array_equal(got_classes >= 0, positive, err_msg=where)
-    np.testing.assert_array_equal(got_classes[positive], classes[owners[positive]], err_msg=where)
+    class_targets = np.concatenate([outputs[f"class_targets_{level}"][row].reshape(-1) for level in levels])
+    box_targets = np.concatenate([outputs[f"box_targets_{level}"][row].reshape(-1, 4) for level in levels])
+    np.testing.assert_array_equal(class_targets >= 0, positive, err_msg=where)
+    np.testing.assert_array_equal(class_targets[positive], classes[owners[positive]], err_msg=where)
     assert outputs["num_positives"].reshape(-1)[row] == positive.sum(), where
-    assert not got_offsets[~positive].any(), where
+    assert not box_targets[~positive].any(), where
     expected = numpy_boxes.deltas(boxes[owners[positive]], ANCHORS.boxes_normalized[positive])
-    np.testing.assert_allclose(got_offsets[positive], expected, rtol=1e-4, atol=1e-4, err_msg=where)
+    np.testing.assert_allclose(box_targets[positive], expected, rtol=1e-4, atol=1e-4, err_msg=where)
 
 
-def check(batch: Batch, row: int, image: Annotated, crop: tuple, changes: dict, config) -> None:
-    """`changes` are flip, GridMask and colours of the image."""
-    window, size, kept = crop
+def assert_row(batch: Batch, row: int, image: Annotated, crop: tuple, changes: dict, config) -> None:
+    """Compares one image of a batch. `changes` are its flip, GridMask and colours."""
+    window, size, stays = crop
     where = f"image {image.image_id} {image.size}, window {window}, size {size}, {changes}"
-    expected = view_pixels(image, window, size, config.antialias, changes)
-    check_pixels(batch.outputs["images"][row], expected, config, where)
-    boxes_px = numpy_boxes.move(image.boxes_px[kept], window, (0, 0, *size))
+    expected = augmented_pixels(image, window, size, config.antialias, changes)
+    assert_pixels(batch.outputs["images"][row], expected, config, where)
+    boxes_px = numpy_boxes.move(image.boxes_px[stays], window, (0, 0, *size))
     if changes["flip"]:
         boxes_px = numpy_boxes.flip(boxes_px, size[1])
-    adjoining = numpy_boxes.adjoin(image.boxes_px[kept], window).sum()
-    numpy_boxes.assert_boxes(batch.outputs, row, boxes_px, image.classes[kept], config, where, adjoining)
-    check_targets(batch, row, where)
+    touching = numpy_boxes.touch_window(image.boxes_px[stays], window).sum()
+    numpy_boxes.assert_boxes(batch.outputs, row, boxes_px, image.classes[stays], config, where, touching)
+    assert_anchor_targets(batch.outputs, row, where)
 
 
 @pytest.mark.parametrize("name", TRAININGS)
-def test_training(fuzzed, name):
+def test_training_batches_equal_numpy(fuzzed, name):
     config = dataclasses.replace(PLAIN, **TRAININGS[name])
-    cropped = 0
+    num_cropped = 0
     for batch, images in run_epoch(EfficientDetPipeline, fuzzed, config=config, training=True):
         crops = batch_crops(config, images, batch.draws)
         changes = batch_changes(config, BATCH, batch.draws)
         batch.draws.finish()
         for row, image in enumerate(images):
-            check(batch, row, image, crops[row], changes[row], config)
-            cropped += crops[row][0][2:] != image.size
-    assert (cropped > 5) == (config.augmentation in ("scale_jitter", "min_iou_crop"))
+            assert_row(batch, row, image, crops[row], changes[row], config)
+            num_cropped += crops[row][0][2:] != image.size
+    assert (num_cropped > 5) == (config.augmentation in ("scale_jitter", "min_iou_crop"))
 
 
-def test_evaluation(fuzzed):
+def test_evaluation_batches_equal_numpy_without_augmentation(fuzzed):
     augmented = dataclasses.replace(PLAIN, **TRAININGS["all"])
     plain = dataclasses.replace(PLAIN, min_box_size=augmented.min_box_size)
     for batch, images in run_epoch(EfficientDetPipeline, fuzzed, config=augmented, training=False):
         for row, image in enumerate(images):
-            window, size = numpy_crops.whole_image(image.size, INPUT)
+            window, size = numpy_crops.letterbox_crop(image.size, INPUT)
             assert tuple(batch.outputs["letterbox"][row]) == (0, 0, *size)
-            check(batch, row, image, (window, size, slice(None)), {"flip": False}, plain)
+            assert_row(batch, row, image, (window, size, slice(None)), {"flip": False}, plain)
 
 
-def test_a_crop_of_less_than_a_pixel_shows_the_last_pixel():
+def test_crop_smaller_than_a_pixel_shows_the_last_pixel():
     """No whole pixel is between 0.76 and 0.96 of a side of three pixels."""
     pipe = Pipeline(batch_size=1, num_threads=1, device_id=None)
     with pipe:

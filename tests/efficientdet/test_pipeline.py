@@ -1,3 +1,5 @@
+"""Tests the batches of pipeline.py. test_oracle.py compares their numbers with NumPy."""
+
 import dataclasses
 
 import numpy as np
@@ -31,9 +33,9 @@ def first_batch(loader: EfficientDetPipeline) -> dict[str, np.ndarray]:
     return dict(zip(loader.element_spec, outputs, strict=True))
 
 
-def test_each_change_of_pixels_works_alone(rectangles):
+def test_each_pixel_augmentation_alone_changes_pixels_and_no_boxes(rectangles):
     plain = first_batch(make(rectangles, batch_size=24))
-    content = plain["images"].any(-1)
+    is_content = plain["images"].any(-1)
     for field, value, low, high in [
         ("grid_mask_prob", 1.0, 0.06, 0.26),
         ("brightness", 0.5, 0.8, 1),
@@ -42,15 +44,15 @@ def test_each_change_of_pixels_works_alone(rectangles):
         ("hue", 60.0, 0.8, 1),
     ]:
         config = dataclasses.replace(NANO, **{field: value})
-        other = first_batch(make(rectangles, config, batch_size=24))
-        np.testing.assert_array_equal(plain["boxes"], other["boxes"])
-        differs = np.abs(plain["images"] - other["images"]).max(-1) > 0.01
-        assert low < differs[content].mean() <= high, field
-        assert not differs[~content].any()
+        augmented = first_batch(make(rectangles, config, batch_size=24))
+        np.testing.assert_array_equal(plain["boxes"], augmented["boxes"])
+        differs = np.abs(plain["images"] - augmented["images"]).max(-1) > 0.01
+        assert low < differs[is_content].mean() <= high, field
+        assert not differs[~is_content].any()
 
 
-@pytest.mark.parametrize("training", [True, False])
-def test_dataset_gives_what_the_graph_gives_under_the_promised_names(rectangles, training):
+@pytest.mark.parametrize("training", [True, False], ids=["training", "evaluation"])
+def test_dataset_has_the_outputs_of_the_graph_by_name(rectangles, training):
     config = dataclasses.replace(NANO, augmentation="scale_jitter")
     loader = make(rectangles, config, training=training, count_lost=True, seed=5)
     names = ["num_positives", "boxes", "classes"]
@@ -72,30 +74,32 @@ def test_dataset_gives_what_the_graph_gives_under_the_promised_names(rectangles,
     assert targets["box_targets_4"].shape == (8, 12, 16, 36)
 
 
-def test_targets_of_anchors_are_loaded_only_for_the_assignment_that_reads_them(rectangles):
-    config = dataclasses.replace(NANO, assignment="task_aligned")
-    loaders = [
-        make(rectangles, config),
-        EfficientDetTFPipeline(source=rectangles, config=config, batch_size=8, training=True),
-    ]
-    for loader in loaders:
-        _, targets = next(iter(loader.dataset()))
-        assert [*targets] == ["num_positives", "boxes", "classes"] == [*loader.target_spec]
-    by_iou = next(iter(make(rectangles).dataset()))[1]
-    task_aligned = next(iter(loaders[0].dataset()))[1]
-    for name, values in task_aligned.items():  # the loss is divided by the positives of max_iou
-        np.testing.assert_array_equal(values, by_iou[name])
+def test_task_aligned_batches_have_no_anchor_targets(rectangles):
+    names, config = (
+        ["num_positives", "boxes", "classes"],
+        dataclasses.replace(NANO, assignment="task_aligned"),
+    )
+    loader = make(rectangles, config)
+    tf_loader = EfficientDetTFPipeline(source=rectangles, config=config, batch_size=8, training=True)
+    _, targets = next(iter(loader.dataset()))
+    _, tf_targets = next(iter(tf_loader.dataset()))
+    assert [*targets] == [*loader.target_spec] == names
+    assert [*tf_targets] == [*tf_loader.target_spec] == names
+    _, max_iou_targets = next(iter(make(rectangles).dataset()))
+    for name, values in targets.items():  # the loss is divided by the positives of max_iou
+        np.testing.assert_array_equal(values, max_iou_targets[name])
 
 
 @pytest.mark.gpu
-def test_gpu_graph_gives_what_the_cpu_graph_gives(rectangles):
+def test_gpu_graph_equals_cpu_graph(rectangles):
     cpu = make(rectangles, training=False)
     gpu = make(rectangles, training=False, device_id=0)
     for _ in range(3):
-        for name, one, other in zip(cpu.element_spec, cpu.pipeline.run(), gpu.pipeline.run(), strict=True):
-            one, other = np.asarray(one.as_tensor()), np.asarray(other.as_cpu().as_tensor())
+        outputs = zip(cpu.element_spec, cpu.pipeline.run(), gpu.pipeline.run(), strict=True)
+        for name, cpu_output, gpu_output in outputs:
+            expected, actual = np.asarray(cpu_output.as_tensor()), np.asarray(gpu_output.as_cpu().as_tensor())
             # Every second image is a PNG. CPU and GPU decode only PNGs equally.
             if name == "images":
-                assert np.abs(one - other)[1::2].max() < 2.5 / 57
+                assert np.abs(actual - expected)[1::2].max() < 2.5 / 57
             else:
-                np.testing.assert_allclose(one, other, atol=1e-5, err_msg=name)
+                np.testing.assert_allclose(actual, expected, atol=1e-5, err_msg=name)

@@ -1,3 +1,5 @@
+"""Tests postprocess.py with a decoder and a top-k in float64 NumPy."""
+
 import dataclasses
 
 import numpy as np
@@ -9,9 +11,15 @@ from efficientdet.config import get_config
 from efficientdet.postprocess import candidates, decode_all, detect
 
 CLASSES = 5
-SETTINGS = {"image_size": (128, 192), "max_level": 6, "nms_candidates": 2000, "score_threshold": 0.05}
-NINE = {"num_scales": 3, "aspect_ratios": (1.0, 2.0, 0.5)}
-CONFIG = dataclasses.replace(get_config("efficientdet-nano"), **SETTINGS, **NINE)
+CONFIG = dataclasses.replace(
+    get_config("efficientdet-nano"),
+    image_size=(128, 192),
+    max_level=6,
+    num_scales=3,
+    aspect_ratios=(1.0, 2.0, 0.5),
+    nms_candidates=2000,
+    score_threshold=0.05,
+)
 ANCHORS = CONFIG.anchors
 
 
@@ -32,7 +40,7 @@ def per_level(flat):
     return levels
 
 
-def run(logits, deltas, config):
+def detect_flat(logits, deltas, config):
     return detect((per_level(logits), per_level(deltas)), config)
 
 
@@ -42,16 +50,16 @@ def sigmoid(logits):
 
 def decode_numpy(deltas):
     """Decodes (A, 4) deltas dy, dx, dh, dw to (A, 4) boxes, which are ltrb and normalised."""
-    top, left, bottom, right = ANCHORS.boxes.T.astype(np.float64)
+    y_min, x_min, y_max, x_max = ANCHORS.boxes.T.astype(np.float64)
     dy, dx, dh, dw = deltas.T.astype(np.float64)
-    height, width = np.exp(dh) * (bottom - top), np.exp(dw) * (right - left)
-    y, x = dy * (bottom - top) + (top + bottom) / 2, dx * (right - left) + (left + right) / 2
+    height, width = np.exp(dh) * (y_max - y_min), np.exp(dw) * (x_max - x_min)
+    y, x = dy * (y_max - y_min) + (y_min + y_max) / 2, dx * (x_max - x_min) + (x_min + x_max) / 2
     boxes_px = np.stack([x - width / 2, y - height / 2, x + width / 2, y + height / 2], axis=1)
     return boxes_px / [192, 128, 192, 128]
 
 
 @pytest.mark.parametrize("count", [37, 30_000])
-def test_candidates_are_those_of_a_top_k_over_everything_ties_included(count):
+def test_candidates_equal_a_stable_top_k_over_all_anchors_and_classes(count):
     logits, deltas = random_outputs()
     logits = np.round(logits)  # about ten different values remain, so most scores occur many times
     config = dataclasses.replace(CONFIG, nms_candidates=count)
@@ -65,33 +73,34 @@ def test_candidates_are_those_of_a_top_k_over_everything_ties_included(count):
 
 
 @pytest.mark.parametrize("method", ["hard", "gaussian"])
-def test_detections_are_what_suppression_leaves_of_the_candidates(method):
+def test_detections_are_the_candidates_after_suppression(method):
     limits = {"score_threshold": 0.35, "max_detections": 150}
-    rule = {"nms_method": method, "nms_iou": 0.4, "nms_sigma": 0.3}
-    config = dataclasses.replace(CONFIG, nms_candidates=700, **rule, **limits)
+    config = dataclasses.replace(
+        CONFIG, nms_candidates=700, nms_method=method, nms_iou=0.4, nms_sigma=0.3, **limits
+    )
     outputs = [per_level(flat) for flat in random_outputs()]
     options = {"num_classes": CLASSES, "method": method, "iou_threshold": 0.4, "sigma": 0.3}
     expected = nms.suppress(*candidates(outputs, config), **options, **limits)
-    found = detect(outputs, config)
-    assert found.boxes.shape == (2, 150, 4)
-    for one, other in zip(found, expected, strict=True):
-        np.testing.assert_array_equal(one, other)
+    detections = detect(outputs, config)
+    assert detections.boxes.shape == (2, 150, 4)
+    for actual, field in zip(detections, expected, strict=True):
+        np.testing.assert_array_equal(actual, field)
 
 
-def test_every_anchor_can_be_decoded_without_suppression():
+def test_decode_all_returns_boxes_and_scores_of_every_anchor():
     logits, deltas = random_outputs()
     boxes, scores = decode_all((per_level(np.float16(logits)), per_level(deltas)), CONFIG)
     assert scores.dtype == np.float32
     np.testing.assert_allclose(scores, sigmoid(np.float16(logits)), rtol=1e-5)
-    for found, of_image in zip(boxes, deltas, strict=True):
-        np.testing.assert_allclose(found, decode_numpy(of_image), rtol=1e-4, atol=1e-5)
+    for image_boxes, image_deltas in zip(boxes, deltas, strict=True):
+        np.testing.assert_allclose(image_boxes, decode_numpy(image_deltas), rtol=1e-4, atol=1e-5)
 
 
-def test_what_is_not_finite_is_no_detection_and_harms_no_other():
+def test_outputs_that_are_not_finite_are_no_detections_and_change_no_others():
     logits, deltas = random_outputs(batch_size=1)
     bad = np.arange(0, ANCHORS.num_anchors, 3)
-    quiet_logits, quiet_deltas = logits.copy(), deltas.copy()
-    quiet_logits[0, bad] = -np.inf
+    logits_without_bad, finite_deltas = logits.copy(), deltas.copy()
+    logits_without_bad[0, bad] = -np.inf
     logits[0, bad[0::5]] = np.nan
     logits[0, bad[1::5], 2] = np.nan
     logits[0, bad[1::5], :2] = logits[0, bad[1::5], 3:] = -np.inf
@@ -99,27 +108,28 @@ def test_what_is_not_finite_is_no_detection_and_harms_no_other():
     deltas[0, bad[3::5], 1] = np.nan
     deltas[0, bad[4::5], 2] = 1000
     config = dataclasses.replace(CONFIG, nms_candidates=ANCHORS.num_anchors * CLASSES)
-    found, expected = run(logits, deltas, config), run(quiet_logits, quiet_deltas, config)
-    for one, other in zip(found, expected, strict=True):
-        np.testing.assert_array_equal(one, other)
-    assert run(logits * np.nan, deltas * np.nan, config).count == [0]
+    detections = detect_flat(logits, deltas, config)
+    expected = detect_flat(logits_without_bad, finite_deltas, config)
+    for actual, field in zip(detections, expected, strict=True):
+        np.testing.assert_array_equal(actual, field)
+    assert detect_flat(logits * np.nan, deltas * np.nan, config).count == [0]
 
 
-def test_half_precision_outputs_are_computed_with_in_float32():
+def test_half_precision_outputs_are_converted_to_float32_first():
     logits, deltas = (array.astype(np.float16) for array in random_outputs())
-    half = run(logits, deltas, CONFIG)
-    single = run(logits.astype(np.float32), deltas.astype(np.float32), CONFIG)
+    half = detect_flat(logits, deltas, CONFIG)
+    single = detect_flat(logits.astype(np.float32), deltas.astype(np.float32), CONFIG)
     for actual, expected in zip(half, single, strict=True):
         np.testing.assert_array_equal(actual, expected)
 
 
-def test_graph_of_any_batch_size():
+def test_graph_without_a_batch_size_detects_for_each_image_alone():
     shapes = [(None, height, width, 9) for height, width in ANCHORS.feature_sizes]
     specs = [[tf.TensorSpec((*shape[:3], 9 * n), tf.float32) for shape in shapes] for n in (CLASSES, 4)]
     compiled = tf.function(lambda *outputs: detect(outputs, CONFIG), input_signature=specs)
     logits, deltas = random_outputs()
-    together = compiled(per_level(logits), per_level(deltas))
-    assert together.boxes.shape == (2, 100, 4)
-    alone = compiled(per_level(logits[1:]), per_level(deltas[1:]))
-    for actual, expected in zip(together, alone, strict=True):
+    of_two = compiled(per_level(logits), per_level(deltas))
+    assert of_two.boxes.shape == (2, 100, 4)
+    of_second = compiled(per_level(logits[1:]), per_level(deltas[1:]))
+    for actual, expected in zip(of_two, of_second, strict=True):
         np.testing.assert_array_equal(actual[1], expected[0])

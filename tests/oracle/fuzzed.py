@@ -1,4 +1,4 @@
-"""A hundred synthetic images with ground truth."""
+"""Writes a hundred synthetic images of many sizes and file formats, with ground truth."""
 
 import json
 import pathlib
@@ -15,15 +15,14 @@ NUM_IMAGES = 100
 CATEGORY_IDS = (90, 3, 17)  # with gaps, not sorted; class 0 is category 3, the smallest id
 SIZES = [(1, 1), (1, 37), (53, 1), (2, 2), (3, 5), (7, 300), (300, 7), (641, 427), (427, 641), (128, 192)]
 COUNTS = [0, 1, 1, 2, 2, 3, 5, 8, 13, 21, 34, 60, 99, 100, 101, 150, 200]
-FEW = 2  # images with at most this many boxes have large boxes, so that crops by IoU exist
-MOST_DRAWN = 12
 
 # (file format, Pillow's mode)
 FORMATS = [("jpeg", mode) for mode in ("RGB", "L", "RGB", "CMYK")]
 FORMATS += [("png", mode) for mode in ("RGB", "RGBA", "P", "L")]
-KINDS = {"any": 0.6, "tiny": 0.15, "border": 0.12, "whole": 0.02, "outside": 0.08, "empty": 0.03}
-LIES_ON_ITS_SIDE = Image.Exif()
-LIES_ON_ITS_SIDE[0x0112] = 6
+# {kind of box: probability}
+BOX_KINDS = {"any": 0.6, "tiny": 0.15, "border": 0.12, "full": 0.02, "outside": 0.08, "empty": 0.03}
+ROTATED_EXIF = Image.Exif()
+ROTATED_EXIF[0x0112] = 6
 
 
 class Annotated(NamedTuple):
@@ -53,17 +52,18 @@ def write_fuzzed_set(directory: pathlib.Path) -> FuzzedSet:
         any_size = np.exp(random.uniform(np.log(8), np.log(500), 2)).astype(int).tolist()
         height, width = SIZES[number] if number < len(SIZES) else any_size
         count = random.choice(COUNTS)
-        boxes_ltwh_px = [draw_box(random, height, width, 0.5 if count <= FEW else 0.1) for _ in range(count)]
+        smallest = 0.5 if count <= 2 else 0.1  # few boxes are large, so that crops by IoU exist
+        boxes_ltwh_px = [draw_box(random, height, width, smallest) for _ in range(count)]
         suffix, mode = FORMATS[number % len(FORMATS)]
-        exif = LIES_ON_ITS_SIDE if number % 3 == 0 and height != width else Image.Exif()
+        exif = ROTATED_EXIF if number % 3 == 0 and height != width else Image.Exif()
         name, image_id = f"{number}.{suffix}", 5 + 3 * number
-        picture = Image.fromarray(draw_image(random, height, width, boxes_ltwh_px[:MOST_DRAWN]))
+        picture = Image.fromarray(draw_image(random, height, width, boxes_ltwh_px[:12]))
         picture.convert(mode).save(directory / name, quality=95, exif=exif)
         images.append({"id": image_id, "file_name": name, "height": height, "width": width})
         for box in boxes_ltwh_px:
             category_id, is_crowd = int(random.choice(CATEGORY_IDS)), int(random.random() < 0.02)
-            of_image = {"image_id": image_id, "category_id": category_id}
-            annotations.append(of_image | {"bbox": box, "iscrowd": is_crowd})
+            annotation = {"image_id": image_id, "category_id": category_id, "bbox": box, "iscrowd": is_crowd}
+            annotations.append(annotation)
     random.shuffle(annotations)
     document = {
         "images": images,
@@ -71,12 +71,12 @@ def write_fuzzed_set(directory: pathlib.Path) -> FuzzedSet:
         "categories": [{"id": i, "name": f"thing {i}"} for i in CATEGORY_IDS],
     }
     (directory / "instances.json").write_text(json.dumps(document))
-    known = [_as_trained(entry["id"], directory / entry["file_name"], annotations) for entry in images]
     source = open_coco(str(directory), str(directory / "instances.json"))
-    return FuzzedSet(source, {image.image_id: image for image in known})
+    truth = [_ground_truth(image["id"], directory / image["file_name"], annotations) for image in images]
+    return FuzzedSet(source, {image.image_id: image for image in truth})
 
 
-def _as_trained(image_id: int, path: pathlib.Path, annotations: list[dict]) -> Annotated:
+def _ground_truth(image_id: int, path: pathlib.Path, annotations: list[dict]) -> Annotated:
     with Image.open(path) as image:
         pixels = np.asarray(image.convert("RGB"))
     annotations = [a for a in annotations if a["image_id"] == image_id and not a["iscrowd"]]
@@ -98,9 +98,10 @@ def draw_image(random: np.random.Generator, height: int, width: int, boxes_ltwh_
 
 
 def draw_box(random: np.random.Generator, height: int, width: int, smallest: float) -> list[float]:
-    """Returns ltwh in pixels. The box may be tiny, outside or without area."""
-    kind, limits = random.choice(list(KINDS), p=list(KINDS.values())), np.array([width, height], float)
-    if kind == "whole":
+    """Returns ltwh in pixels. The box may be tiny, outside the image or without area."""
+    kind = random.choice(list(BOX_KINDS), p=list(BOX_KINDS.values()))
+    limits = np.array([width, height], float)
+    if kind == "full":
         return [0.0, 0.0, *limits.tolist()]
     sides = limits * random.uniform(smallest, 0.95, 2) ** 2
     if kind == "tiny":

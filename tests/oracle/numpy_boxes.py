@@ -12,7 +12,7 @@ DOUBTFUL_AREA = 1e-4
 MATCH_IOU = 0.5
 
 
-def swapped(yx: tuple[float, float]) -> np.ndarray:
+def to_xyxy(yx: tuple[float, float]) -> np.ndarray:
     """Returns [x, y, x, y] for (y, x)."""
     return np.float64([*yx[::-1]] * 2)
 
@@ -37,12 +37,12 @@ def move(boxes_px: np.ndarray, window: tuple[int, ...], place: tuple[int, ...]) 
         boxes_px: (N, 4) in the stored image.
         window, place: top, left, height, width.
     """
-    origin, target = swapped(place[:2]), swapped(place[2:])
-    inside = (boxes_px - swapped(window[:2])) / swapped(window[2:])
+    origin, target = to_xyxy(place[:2]), to_xyxy(place[2:])
+    inside = (boxes_px - to_xyxy(window[:2])) / to_xyxy(window[2:])
     return np.clip(inside, 0, 1) * target + origin
 
 
-def adjoin(boxes_px: np.ndarray, window: tuple[int, ...]) -> np.ndarray:
+def touch_window(boxes_px: np.ndarray, window: tuple[int, ...]) -> np.ndarray:
     """Returns (N,): whether each box touches the window without an overlap."""
     corners = np.array([window[1], window[0], window[1] + window[3], window[0] + window[2]])
     sides = np.minimum(boxes_px[:, 2:], corners[2:]) - np.maximum(boxes_px[:, :2], corners[:2])
@@ -50,44 +50,48 @@ def adjoin(boxes_px: np.ndarray, window: tuple[int, ...]) -> np.ndarray:
 
 
 def flip(boxes_px: np.ndarray, width: float) -> np.ndarray:
-    left, top, right, bottom = boxes_px.T
-    return np.stack([width - right, top, width - left, bottom], axis=1)
+    x_min, y_min, x_max, y_max = boxes_px.T
+    return np.stack([width - x_max, y_min, width - x_min, y_max], axis=1)
 
 
-def assert_boxes(outputs, row: int, boxes_px, classes, config, where: str, adjoining: int = 0) -> None:
+def assert_boxes(outputs, row: int, boxes_px, classes, config, where: str, touching: int = 0) -> None:
     """Compares boxes, classes and numbers of lost boxes.
 
     Args:
         boxes_px, classes: all visible boxes of the image.
-        adjoining: number of further boxes that only rounding errors can make visible.
+        touching: number of further boxes that only rounding errors can make visible.
     """
-    got_classes, max_instances = outputs["classes"][row], config.max_instances
-    count = (got_classes >= 0).sum()
-    assert (got_classes[count:] == -1).all() and (outputs["boxes"][row, count:] == -1).all(), where
-    got_px = outputs["boxes"][row, :count].astype(np.float64) * swapped(outputs["images"][row].shape[:2])
+    row_classes, max_instances = outputs["classes"][row], config.max_instances
+    count = (row_classes >= 0).sum()
+    assert (row_classes[count:] == -1).all() and (outputs["boxes"][row, count:] == -1).all(), where
+    row_boxes_px = outputs["boxes"][row, :count].astype(np.float64) * to_xyxy(
+        outputs["images"][row].shape[:2]
+    )
 
     sides = boxes_px[:, 2:] - boxes_px[:, :2]
     smallest, areas = sides.min(1, initial=np.inf), sides.prod(1)
     certain, possible = (smallest >= config.min_box_size + slack for slack in (DOUBTFUL, -DOUBTFUL))
-    shown = [(smallest > DOUBTFUL).sum(), (smallest > 0).sum() + adjoining]
+    shown = [(smallest > DOUBTFUL).sum(), (smallest > 0).sum() + touching]
     lost = outputs["lost"][row]
     small, over = (shown[0] - possible.sum(), shown[1] - certain.sum()), [certain.sum(), possible.sum()]
     over = np.maximum(np.subtract(over, max_instances), 0)
-    said = f"{where}: {lost} {small} {over}"
-    assert small[0] <= lost[0] <= small[1] and over[0] <= lost[1] <= over[1], said
+    assert small[0] <= lost[0] <= small[1], f"{where}: {lost[0]} small boxes, not {small}"
+    assert over[0] <= lost[1] <= over[1], f"{where}: {lost[1]} boxes over the maximum, not {over}"
 
     assert min(max_instances, certain.sum()) <= count <= max_instances, where
     if possible.sum() > max_instances:
         limit = np.sort(areas[possible])[-max_instances]
         certain &= areas > limit * (1 + DOUBTFUL_AREA)
         possible &= areas >= limit * (1 - DOUBTFUL_AREA)
-    found = 0
+    next_row = 0
     for box_px, label, must in zip(boxes_px[possible], classes[possible], certain[possible], strict=True):
-        is_next = found < count and got_classes[found] == label
-        is_next = is_next and np.abs(got_px[found] - box_px).max() <= PIXEL
-        assert is_next or not must, f"{where}: {box_px} of class {label} is not row {found} of {got_px}"
-        found += is_next
-    assert found == count, f"{where}: {got_px[found]} equals no expected box"
+        is_next = next_row < count and row_classes[next_row] == label
+        is_next = is_next and np.abs(row_boxes_px[next_row] - box_px).max() <= PIXEL
+        assert is_next or not must, (
+            f"{where}: {box_px} of class {label} is not row {next_row} of {row_boxes_px}"
+        )
+        next_row += is_next
+    assert next_row == count, f"{where}: {row_boxes_px[next_row]} equals no expected box"
 
 
 def match(boxes: np.ndarray, anchors: np.ndarray) -> np.ndarray:

@@ -27,15 +27,15 @@ _OPERATORS = [
 
 
 class Draws:
-    """A test must take the numbers in the order of the graph."""
+    """The random numbers of one batch. A test must take them in the order of the graph."""
 
     def __init__(self, draws: list[tuple[str, dict[str, Any], list[np.ndarray]]]) -> None:
         self._draws = list(draws)  # (operator, options, values) of each output
 
     def take(self, operator: str, **options: Any) -> Any:
         """Returns (B, ...). The operator and its options must be these."""
-        drawn, given, values = self._draws.pop(0)
-        assert (drawn, {name: given.get(name) for name in options}) == (operator, options)
+        name, all_options, values = self._draws.pop(0)
+        assert (name, {key: all_options.get(key) for key in options}) == (operator, options)
         return values[0] if len(values) == 1 else values
 
     def uniform(self, low: float, high: float, **options: Any) -> Any:
@@ -46,6 +46,7 @@ class Draws:
         return self.take("coin_flip", probability=probability)
 
     def finish(self) -> None:
+        """Asserts that the test has taken all numbers."""
         assert not self._draws
 
 
@@ -61,23 +62,23 @@ class Watched:
 
     def __init__(self, loader: Any) -> None:
         self._names = list(loader.element_spec)
-        self._noted = []
+        self._records = []
         set_outputs = dali.Pipeline.set_outputs
 
         def set_all_outputs(pipeline, *nodes):
-            set_outputs(pipeline, *nodes, *(node for *_, noted in self._noted for node in noted))
+            set_outputs(pipeline, *nodes, *(node for *_, recorded in self._records for node in recorded))
 
         with pytest.MonkeyPatch.context() as patch:
             for owner, name, which in _OPERATORS:
-                patch.setattr(owner, name, self._noting(getattr(owner, name), name, which))
+                patch.setattr(owner, name, self._recorded(getattr(owner, name), name, which))
             patch.setattr(dali.Pipeline, "set_outputs", set_all_outputs)
             self._pipeline = loader.pipeline
 
-    def _noting(self, operator, name, which):
+    def _recorded(self, operator, name, which):
         def call(*inputs, **options):
             result = operator(*inputs, **options)
             nodes = result if isinstance(result, list | tuple) else [result]
-            self._noted.append((name, options, nodes[which]))
+            self._records.append((name, options, nodes[which]))
             return result
 
         return call
@@ -85,9 +86,10 @@ class Watched:
     def run(self) -> Batch:
         values = [np.asarray(output.as_tensor()) for output in self._pipeline.run()]
         outputs, rest = dict(zip(self._names, values, strict=False)), iter(values[len(self._names) :])
-        noted = [(name, options, [next(rest) for _ in nodes]) for name, options, nodes in self._noted]
-        image_ids = [ids.reshape(-1).tolist() for name, _, (ids, *_) in noted if name == "read"]
-        return Batch(outputs, image_ids[0], Draws([x for x in noted if x[0] != "read"]), image_ids[1:])
+        records = [(name, options, [next(rest) for _ in nodes]) for name, options, nodes in self._records]
+        image_ids = [ids.reshape(-1).tolist() for name, _, (ids, *_) in records if name == "read"]
+        draws = Draws([record for record in records if record[0] != "read"])
+        return Batch(outputs, image_ids[0], draws, image_ids[1:])
 
 
 def run_epoch(make: type, fuzzed: FuzzedSet, **options: Any) -> Iterator[tuple[Batch, list[Annotated]]]:

@@ -1,3 +1,5 @@
+"""Tests import_weights/imagenet.py against EfficientNetB0 of keras.applications."""
+
 import hashlib
 import pathlib
 from unittest import mock
@@ -14,9 +16,9 @@ from efficientdet.import_weights import imagenet
 from efficientdet.import_weights.imagenet import KERAS_MD5, read_backbone
 from efficientdet.import_weights.tf_files import open_weights
 from efficientdet.init_from import init_from
-from tests.efficientdet.automl_files import SMALL_D0, number, values_of, write_h5, write_tensors
+from tests.efficientdet.automl_files import SMALL_D0, variable_values, weight_values, write_h5, write_tensors
 
-CLASSES = LabelMap((1, 2, 3), ("cat", "dog", "cow"))
+PETS = LabelMap((1, 2, 3), ("cat", "dog", "cow"))
 # The last layers of levels 1 to 5: {our name: Keras' name}
 TAPS = {
     "backbone.block_0.project.bn": "block1a_project_bn",
@@ -25,15 +27,13 @@ TAPS = {
     "backbone.block_10.add": "block5c_add",
     "backbone.block_15.project.bn": "block7a_project_bn",
 }
-
-
-# The published files have standard deviations in place of variances (tensorflow/tensorflow issue 49930)
+# The published files have standard deviations in place of variances (tensorflow/tensorflow issue 49930).
 NORMALIZATION = {"normalization/mean": (0.485, 0.456, 0.406), "normalization/variance": (0.229, 0.224, 0.225)}
 
 
 @pytest.fixture(scope="module")
 def b0():
-    """EfficientNetB0 of Keras. `number` makes its weights."""
+    """EfficientNetB0 of Keras. `variable_values` computes its weights."""
     network = keras.applications.EfficientNetB0(
         weights=None, include_top=False, input_shape=(*SMALL_D0.image_size, 3), name="b0"
     )
@@ -42,14 +42,14 @@ def b0():
             weight.assign(np.reshape(NORMALIZATION[weight.path], weight.shape))
         elif weight.path != "normalization/count":
             name = weight.path.replace("dwconv/kernel", "dwconv/depthwise_kernel")
-            weight.assign(number(name, tuple(weight.shape)))
+            weight.assign(variable_values(name, tuple(weight.shape)))
     return network
 
 
 def write_keras(path, network, form):
     """Groups and names are like those in efficientnetb0_notop.h5."""
     with h5py.File(path, "w") as file:
-        root = file.create_group("model_weights") if form == "whole model" else file
+        root = file.create_group("model_weights") if form == "with head" else file
         root.attrs["layer_names"] = [layer.name for layer in network.layers]
         for layer in network.layers:
             root.create_group(layer.name).attrs["weight_names"] = []
@@ -68,38 +68,38 @@ def notop(b0, tmp_path_factory):
     return write_keras(tmp_path_factory.mktemp("backbone") / "efficientnetb0_notop.h5", b0, "notop")
 
 
-def test_features_of_an_image_are_those_of_keras_own_network(fresh, notop, monkeypatch):
-    before = values_of(fresh)
-    report = init_from(fresh, CLASSES, str(notop))
+def test_features_with_keras_weights_equal_those_of_keras_network(random_d0, notop, monkeypatch):
+    before = weight_values(random_d0)
+    report = init_from(random_d0, PETS, str(notop))
     assert set(report.copied) == {path for path in before if path.startswith("backbone.")}
     assert set(report.initial) == before.keys() - set(report.copied)
-    after = values_of(fresh)
+    after = weight_values(random_d0)
     for path in report.initial:
         np.testing.assert_array_equal(after[path], before[path])
     monkeypatch.setattr(
         keras.src.applications.efficientnet.file_utils, "get_file", lambda *_, **__: str(notop)
     )
-    network = keras.applications.EfficientNetB0(include_top=False, input_shape=fresh.input_shape[1:])
+    network = keras.applications.EfficientNetB0(include_top=False, input_shape=random_d0.input_shape[1:])
     image = np.random.default_rng(0).integers(0, 256, (1, *SMALL_D0.image_size, 3), np.uint8)
     normalised = (image - np.float32(IMAGENET_MEAN)) / np.float32(IMAGENET_STD)
-    ours = keras.Model(fresh.input, [fresh.get_layer(name).output for name in TAPS])(normalised)
+    ours = keras.Model(random_d0.input, [random_d0.get_layer(name).output for name in TAPS])(normalised)
     theirs = keras.Model(network.input, [network.get_layer(name).output for name in TAPS.values()])(image)
-    for found, expected in zip(ours, theirs, strict=True):
+    for features, expected in zip(ours, theirs, strict=True):
         assert np.std(expected) > 0.1
-        np.testing.assert_allclose(found, expected, rtol=0, atol=1e-5 * np.abs(expected).max())
+        np.testing.assert_allclose(features, expected, rtol=0, atol=1e-5 * np.abs(expected).max())
 
 
-def test_imagenet_is_the_file_that_keras_applications_download(fresh, notop, monkeypatch):
+def test_init_from_imagenet_downloads_the_file_of_keras_applications(random_d0, notop, monkeypatch):
     theirs, name = keras.src.applications.efficientnet, "efficientnetb0_notop.h5"
     assert {f"efficientnet-{of}": md5 for of, (_, md5) in theirs.WEIGHTS_HASHES.items()} == KERAS_MD5
     get_file = mock.Mock(return_value=str(notop))
     monkeypatch.setattr(keras.utils, "get_file", get_file)
-    assert len(init_from(fresh, CLASSES, "imagenet", "efficientnet-b0").copied) > 200
+    assert len(init_from(random_d0, PETS, "imagenet", "efficientnet-b0").copied) > 200
     assert get_file.call_args.args == (name, theirs.BASE_WEIGHTS_PATH + name)
     assert get_file.call_args.kwargs["file_hash"] == KERAS_MD5["efficientnet-b0"]
 
 
-def test_imagenet_without_network_or_with_another_file_says_where_to_put_it(tmp_path, monkeypatch):
+def test_failed_imagenet_download_says_where_to_put_the_file(tmp_path, monkeypatch):
     monkeypatch.setattr(keras.src.backend.config, "_KERAS_DIR", str(tmp_path))
     monkeypatch.setattr(imagenet, "TIMM_FILES", f"file://{tmp_path}/")
     where = r"file://.*/resnet18\.tv_in1k/resolve/main/model\.safetensors"
@@ -121,43 +121,46 @@ def test_imagenet_without_network_or_with_another_file_says_where_to_put_it(tmp_
         imagenet.download("resnet-nano")
 
 
-@pytest.mark.parametrize("form", ["whole model", "keras 3"])
-def test_other_files_of_keras_have_the_same_numbers(fresh, b0, notop, tmp_path, form):
-    values = read_backbone(open_weights(notop), fresh)
-    others = read_backbone(open_weights(write_keras(tmp_path / "other.h5", b0, form)), fresh)
+@pytest.mark.parametrize("form", ["with head", "keras 3"])
+def test_keras_file_in_another_form_has_the_same_values(random_d0, b0, notop, tmp_path, form):
+    values = read_backbone(open_weights(notop), random_d0)
+    others = read_backbone(open_weights(write_keras(tmp_path / "other.h5", b0, form)), random_d0)
     assert values.keys() == others.keys()
     for path, value in values.items():
         np.testing.assert_array_equal(others[path], value)
 
 
 @pytest.mark.parametrize("prefix", ["efficientnet-b0", "efficientnet-b0/model"])
-def test_the_authors_checkpoint_has_the_names_of_automl(fresh, variables, tmp_path, prefix):
-    backbone = {k: values for k, values in variables.items() if k.startswith("efficientnet-b0/")}
+def test_averages_of_the_authors_checkpoint_become_the_backbone(
+    random_d0, automl_variables, tmp_path, prefix
+):
+    backbone = {k: values for k, values in automl_variables.items() if k.startswith("efficientnet-b0/")}
     tensors = {"global_step": np.int64(3), f"{prefix}/head/dense/bias": np.zeros(1000, np.float32)}
     for name, values in backbone.items():
         name = name.replace("efficientnet-b0", prefix)
         tensors |= {name: values + 1, f"{name}/ExponentialMovingAverage": values, f"{name}/RMSProp": values}
     checkpoint = write_tensors(tmp_path / "authors" / "model.ckpt", tensors)
-    report = init_from(fresh, CLASSES, str(checkpoint))
+    report = init_from(random_d0, PETS, str(checkpoint))
     assert len(report.copied) == len(backbone)
-    found = values_of(fresh)
+    weights = weight_values(random_d0)
 
-    init_from(fresh, CLASSES, str(write_h5(tmp_path / "d0.h5", variables)))
-    for path, value in values_of(fresh).items():
-        assert np.array_equal(value, found[path]) == path.startswith("backbone."), path
+    init_from(random_d0, PETS, str(write_h5(tmp_path / "d0.h5", automl_variables)))
+    for path, value in weight_values(random_d0).items():
+        assert np.array_equal(value, weights[path]) == path.startswith("backbone."), path
 
 
-OTHERS = [
+# (changed variables, new shape or None to remove them, message)
+MISFITS = [
     ("block6a_se_expand/bias", None, "block6a_se_expand/bias is not in the file"),
     ("block7a_", None, "block 15_expand_conv/kernel is not in the file"),
     ("stem_conv/kernel", (3, 3, 3, 40), r"is \(3, 3, 3, 40\) in the file and \(3, 3, 3, 32\) in the model"),
 ]
 
 
-@pytest.mark.parametrize(("changed", "shape", "message"), OTHERS)
-def test_a_backbone_that_is_another_or_not_whole_is_refused(fresh, notop, changed, shape, message):
+@pytest.mark.parametrize(("changed", "shape", "message"), MISFITS, ids=["no_bias", "no_block", "wide_stem"])
+def test_incomplete_or_other_backbone_is_refused(random_d0, notop, changed, shape, message):
     file = open_weights(notop)
     shapes = {name: s for name, s in file.shapes.items() if not name.startswith(changed)}
     shapes |= {changed: shape} if shape else {}
     with pytest.raises(UserError, match=f"do not fit efficientdet-d0: .*{message}"):
-        read_backbone(file._replace(shapes=shapes), fresh)
+        read_backbone(file._replace(shapes=shapes), random_d0)
