@@ -1,7 +1,8 @@
-"""A small valid data set, and functions that damage it.
+"""A small valid data set, and the class of the faults that damage it.
 
-A function with the decorator `@fault(kind)` puts one fault into a `DataSet`. The function returns the texts
-that the report must contain. None stands for `DataSet.words`.
+image_faults.py, json_faults.py and record_faults.py list the faults. A function with the decorator
+`@fault(kind)` puts one fault into a `DataSet` or `RecordSet`, and returns the texts that the report must
+contain. None stands for `data.damaged_name`.
 """
 
 import dataclasses
@@ -29,6 +30,8 @@ class DataSet:
 
     def __init__(self, directory: pathlib.Path, seed: int):
         self.directory = directory
+        self.images_dir = directory / "images"
+        self.json_path = directory / "instances.json"
         self.random = np.random.default_rng(seed)
         self.content: bytes | None = None
         self.options: dict = {}
@@ -50,54 +53,47 @@ class DataSet:
         self.annotation = annotations[int(self.random.integers(1, len(annotations)))]
 
     @property
-    def images_dir(self) -> pathlib.Path:
-        return self.directory / "images"
-
-    @property
-    def json_path(self) -> pathlib.Path:
-        return self.directory / "instances.json"
-
-    @property
     def file(self) -> pathlib.Path:
+        """The damaged image."""
         return self.images_dir / self.image["file_name"]
 
     @property
-    def words(self) -> list[str]:
-        """Texts that name the damaged image in a report."""
-        return [f"image {self.image['id']} ('{self.image['file_name']}')"]
+    def damaged_name(self) -> str:
+        """The name of the damaged image in a report."""
+        return f"image {self.image['id']} ('{self.image['file_name']}')"
 
     def write(self) -> None:
-        """A fault may have put something else at the json's path."""
+        """Writes the json, if no fault has put something else at its path."""
         if not self.json_path.exists() and not self.json_path.is_symlink():
-            sound = json.dumps(self.document).encode()
-            self.json_path.write_bytes(sound if self.content is None else self.content)
+            document = json.dumps(self.document).encode()
+            self.json_path.write_bytes(document if self.content is None else self.content)
 
 
 @dataclasses.dataclass(frozen=True)
 class Fault:
-    """`kind` is the kind in the report. `spoil` damages the data."""
+    """`kind` is the kind in the report. `damage` damages the data."""
 
     name: str
     kind: str
-    spoil: Callable[..., list[str] | None]
+    damage: Callable[..., list[str] | None]
 
     @property
     def seed(self) -> int:
         return zlib.crc32(self.name.encode())
 
-    def words(self, data) -> list[str]:
+    def apply(self, data) -> list[str]:
         """Damages the data; returns the texts that the report must contain."""
-        words = self.spoil(data)
-        return data.words if words is None else words
+        texts = self.damage(data)
+        return [data.damaged_name] if texts is None else texts
 
 
 def registry(faults: list[Fault]):
-    """Returns the decorator `@fault(kind)`."""
+    """Returns the decorator `@fault(kind)`, which appends a fault to the list."""
 
     def fault(kind: str, name: str | None = None):
-        def register(spoil: Callable):
-            faults.append(Fault(name or spoil.__name__, kind, spoil))
-            return spoil
+        def register(damage: Callable):
+            faults.append(Fault(name or damage.__name__, kind, damage))
+            return damage
 
         return register
 

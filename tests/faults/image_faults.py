@@ -13,33 +13,30 @@ from tests.faults.data_set import LFS_POINTER, Fault, registry
 
 FAULTS: list[Fault] = []
 fault = registry(FAULTS)
-
-
 AVIF = b"\0\0\0\x20ftypavif\0\0\0\0avifmif1" + bytes(500)
 
 
-def rewritten(name: str, kind: str, change: Callable[[bytes], bytes], *words: str) -> None:
-    """`change` replaces the bytes of the image."""
+def file_fault(name: str, kind: str, change: Callable[[bytes], bytes], *texts: str) -> None:
+    """Adds a fault that changes the bytes of the image by `change`."""
 
-    def spoil(data):
+    @fault(kind, name)
+    def damage(data):
         data.file.write_bytes(change(data.file.read_bytes()))
         data.options["decode"] = kind == "image-damaged"
-        return [*data.words, *words]
-
-    fault(kind, name)(spoil)
+        return [data.damaged_name, *texts]
 
 
-def as_png(jpeg: bytes) -> bytes:
+def to_png(jpeg: bytes) -> bytes:
     return pillow("PNG", np.asarray(PIL.Image.open(io.BytesIO(jpeg))))
 
 
-rewritten("empty_file", "image-empty", lambda jpeg: b"")
-rewritten("text_file", "not-an-image", lambda jpeg: b"404: not found\n" * 20, "begins with b'404: not")
-rewritten("avif", "unsupported-format", lambda jpeg: AVIF, "AVIF")
-rewritten("lfs_pointer_in_place_of_an_image", "image-lfs-pointer", lambda jpeg: LFS_POINTER)
-rewritten("png_named_jpg", "wrong-extension", as_png, "PNG")
-rewritten("truncated_jpeg", "image-truncated", lambda jpeg: jpeg[: len(jpeg) * 2 // 3])
-rewritten("jpeg_with_a_damaged_scan", "image-damaged", early_end)
+file_fault("empty_file", "image-empty", lambda jpeg: b"")
+file_fault("text_file", "not-an-image", lambda jpeg: b"404: not found\n" * 20, "begins with b'404: not")
+file_fault("avif", "unsupported-format", lambda jpeg: AVIF, "AVIF")
+file_fault("lfs_pointer_as_image", "image-lfs-pointer", lambda jpeg: LFS_POINTER)
+file_fault("png_named_jpg", "wrong-extension", to_png, "PNG")
+file_fault("truncated_jpeg", "image-truncated", lambda jpeg: jpeg[: len(jpeg) * 2 // 3])
+file_fault("damaged_scan", "image-damaged", early_end)
 
 
 @fault("image-missing")
@@ -48,30 +45,30 @@ def missing_file(data):
 
 
 @fault("image-not-a-file")
-def pipe_in_place_of_an_image(data):
+def pipe_as_image(data):
     data.file.unlink()
     os.mkfifo(data.file)
-    return [*data.words, "a pipe"]
+    return [data.damaged_name, "a pipe"]
 
 
 @fault("image-size-differs")
-def width_in_the_json_is_not_the_files(data):
+def wrong_width_in_json(data):
     data.image["width"] += 1
-    return [*data.words, f"the annotations have {data.image['width']} x {data.image['height']}"]
+    return [data.damaged_name, f"the annotations have {data.image['width']} x {data.image['height']}"]
 
 
 @fault("exif-turn")
-def exif_turn_with_the_stored_size(data):
+def exif_turn_with_stored_size_in_json(data):
     exif = PIL.Image.Exif()
     exif[0x0112] = 6
     PIL.Image.open(data.file).save(data.file, exif=exif)
-    return [*data.words, "has EXIF orientation 6"]
+    return [data.damaged_name, "has EXIF orientation 6"]
 
 
 @fault("image-turned")
-def size_after_the_exif_turn(data):
+def exif_turn_with_turned_size_in_json(data):
     data.image = data.document["images"][1]
-    exif_turn_with_the_stored_size(data)
+    exif_turn_with_stored_size_in_json(data)
     data.image |= {"width": 67, "height": 48}
 
 
@@ -84,7 +81,7 @@ def twelve_bits_in_sixteen(data):
 
 
 @fault("path-leaves-directory")
-def path_above_the_images(data):
+def path_above_images_directory(data):
     data.image["file_name"] = "../images/../../secret.jpg"
 
 
@@ -92,17 +89,17 @@ def path_above_the_images(data):
 def decompression_bomb(data):
     header = chunk(b"IHDR", struct.pack(">IIBBBBB", 20_000, 15_000, 1, 0, 0, 0, 0))
     data.file.write_bytes(b"\x89PNG\r\n\x1a\n" + header + chunk(b"IDAT", b"") + chunk(b"IEND", b""))
-    return [*data.words, "20000 x 15000 pixels are 300 megapixels, the limit is 100"]
+    return [data.damaged_name, "20000 x 15000 pixels are 300 megapixels, the limit is 100"]
 
 
 @fault("no-image-directory")
-def no_image_directory(data):
+def missing_image_directory(data):
     data.images_dir.rename(data.directory / "pictures")
     return [str(data.images_dir)]
 
 
 @fault("no-images")
-def no_image_can_be_read(data):
+def only_empty_images_to_skip(data):
     for file in data.images_dir.iterdir():
         file.write_bytes(b"")
     data.options["on_bad_image"] = "skip"
@@ -110,7 +107,7 @@ def no_image_can_be_read(data):
 
 
 @fault("repeated-file")
-def two_images_of_one_file(data):
+def two_images_with_one_file(data):
     first, second = data.document["images"][:2]
     second |= first | {"id": second["id"]}
     return ["file '000.jpg' is given 2 times: image 11 ('000.jpg'), image 18 ('000.jpg')"]

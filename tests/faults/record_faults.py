@@ -40,9 +40,9 @@ class RecordSet:
         self.options: dict = {}
 
     @property
-    def words(self) -> list[str]:
-        """Texts that name the damaged record in a report."""
-        return [f"{self.file} record {self.number}"]
+    def damaged_name(self) -> str:
+        """The name of the damaged record in a report."""
+        return f"{self.file} record {self.number}"
 
     @property
     def index(self) -> pathlib.Path:
@@ -51,34 +51,34 @@ class RecordSet:
     def records(self) -> list[bytes]:
         return list(tf.data.TFRecordDataset(str(self.file)).as_numpy_iterator())
 
-    def edit(self, change: Callable) -> list[str]:
-        """Changes the damaged record's features; returns the texts that the report must contain."""
+    def edit(self, change: Callable) -> str:
+        """Changes the damaged record's features; returns its name with the image id."""
         records = self.records()
         example = tf.train.Example.FromString(records[self.number])
         image_id = example.features.feature[ID].bytes_list.value[0].decode()
         change(example.features.feature)
         records[self.number] = example.SerializeToString()
         write(self.file, *records)
-        return [f"{self.words[0]} (image {image_id})"]
+        return f"{self.damaged_name} (image {image_id})"
 
 
 # --- indexes ---
 
 
 @fault("index-made")
-def no_index(data):
+def missing_index(data):
     data.index.unlink()
     return [str(data.file)]
 
 
 @fault("index-stale")
-def index_of_garbage(data):
+def damaged_index(data):
     data.index.write_bytes(bytes(range(128, 228)))
     return [str(data.file)]
 
 
 @fault("index-longer")
-def file_cut_between_two_records(data):
+def shard_cut_between_two_records(data):
     write(data.file, *data.records()[:-1])
     return [f"{data.file} has 2 records, {data.index.name} lists 3"]
 
@@ -87,64 +87,64 @@ def file_cut_between_two_records(data):
 
 
 @fault("no-record-file")
-def glob_that_matches_nothing(data):
+def pattern_without_a_match(data):
     data.pattern = data.pattern.replace("train-", "trian-")
     return [data.pattern]
 
 
 @fault("shard-missing")
-def a_shard_too_few(data):
+def missing_shard(data):
     data.file.unlink()
     return [str(data.file)]
 
 
 @fault("file-unreadable")
-def pipe_among_the_shards(data):
+def pipe_as_shard(data):
     data.file.unlink()
     os.mkfifo(data.file)
     return [f"{data.file}: not a regular file"]
 
 
-def rewritten(name: str, kind: str, change: Callable[[bytes], bytes]) -> None:
-    """`change` replaces the bytes of the shard."""
+def file_fault(name: str, kind: str, change: Callable[[bytes], bytes]) -> None:
+    """Adds a fault that changes the bytes of the shard by `change`."""
 
     @fault(kind, name)
-    def spoil(data):
+    def damage(data):
         data.file.write_bytes(change(data.file.read_bytes()))
         return [str(data.file)]
 
 
-rewritten("empty_shard", "file-empty", lambda sound: b"")
-rewritten("gzipped_records", "file-gzip", gzip.compress)
-rewritten("lfs_pointer_in_place_of_records", "file-lfs-pointer", lambda sound: LFS_POINTER)
+file_fault("empty_shard", "file-empty", lambda content: b"")
+file_fault("gzipped_shard", "file-gzip", gzip.compress)
+file_fault("lfs_pointer_as_shard", "file-lfs-pointer", lambda content: LFS_POINTER)
 
 
 @fault("file-truncated")
-def truncated_tail(data):
+def truncated_shard(data):
     data.number = 2
     os.truncate(data.file, data.file.stat().st_size - 100)
 
 
-def flipped(name: str, kind: str, position: int) -> None:
-    """Flips a bit, `position` bytes after the start of a record."""
+def bit_fault(name: str, kind: str, position: int) -> None:
+    """Adds a fault that flips a bit, `position` bytes after the start of a record."""
 
     @fault(kind, name)
-    def spoil(data):
+    def damage(data):
         begin = sum(16 + len(record) for record in data.records()[: data.number])
         content = bytearray(data.file.read_bytes())
         content[begin + position] ^= 2
         data.file.write_bytes(content)
 
 
-flipped("a_flipped_bit_in_a_length", "not-a-record", 1)
-flipped("a_flipped_bit_in_a_record", "record-damaged", 52)
+bit_fault("flipped_bit_in_a_length", "not-a-record", 1)
+bit_fault("flipped_bit_in_a_record", "record-damaged", 52)
 
 
 # --- records ---
 
 
 @fault("not-an-example")
-def record_of_another_kind(data):
+def record_that_is_no_example(data):
     records = data.records()
     records[data.number] = b"\xff\xff\xff" + bytes(50)
     write(data.file, *records)
@@ -152,35 +152,34 @@ def record_of_another_kind(data):
 
 @fault("record-completed")
 def record_without_lists_of_boxes(data):
-    def change(features):
+    def remove_objects(features):
         for key in [key for key in features if key.startswith("image/object")]:
             del features[key]
 
-    return data.edit(change)
+    return [data.edit(remove_objects)]
 
 
-def edited(name: str, kind: str, key: str, change: Callable[[list], list] | None, *words: str) -> None:
-    """`change` replaces the values of a key. None removes the key."""
+def value_fault(name: str, kind: str, key: str, change: Callable[[list], list] | None, *texts: str) -> None:
+    """Adds a fault that changes the values of a key by `change`, or removes the key if `change` is None."""
 
-    def apply(features):
+    def edit(features):
         if change is None:
             del features[key]
         else:
             values = getattr(features[key], features[key].WhichOneof("kind")).value
             features[key].CopyFrom(feature(change(list(values))))
 
-    def spoil(data):
+    @fault(kind, name)
+    def damage(data):
         data.options["decode"] = kind == "image-damaged"
-        place = data.edit(apply)
-        return [*(data.words if key == ID else place), *words]  # if the id is damaged, the report has no id
-
-    fault(kind, name)(spoil)
+        name_with_id = data.edit(edit)
+        return [data.damaged_name if key == ID else name_with_id, *texts]
 
 
-edited("record_without_an_image", "record-key-missing", IMAGE, None, f"lacks {IMAGE}")
-edited("labels_as_floats", "record-key-type", LABELS, lambda labels: list(map(float, labels)), LABELS)
-edited("one_side_too_few", "record-ragged", YMAX, lambda sides: sides[1:], f"{YMAX} 1")
-edited("source_id_that_is_a_name", "record-value", ID, lambda _: [b"a.jpg"], f"{ID} b'a.jpg'")
-edited("box_in_pixels", "box-in-pixels", YMAX, lambda sides: [54.0, *sides[1:]], ", 54.0]")
-edited("record_of_another_size", "image-size-differs", WIDTH, lambda width: [width[0] + 1])
-edited("damaged_scan_in_a_record", "image-damaged", IMAGE, lambda image: [early_end(image[0])])
+value_fault("record_without_an_image", "record-key-missing", IMAGE, None, f"lacks {IMAGE}")
+value_fault("labels_as_floats", "record-key-type", LABELS, lambda labels: list(map(float, labels)), LABELS)
+value_fault("missing_side", "record-ragged", YMAX, lambda sides: sides[1:], f"{YMAX} 1")
+value_fault("source_id_that_is_a_name", "record-value", ID, lambda _: [b"a.jpg"], f"{ID} b'a.jpg'")
+value_fault("box_in_pixels", "box-in-pixels", YMAX, lambda sides: [54.0, *sides[1:]], ", 54.0]")
+value_fault("wrong_width_in_record", "image-size-differs", WIDTH, lambda width: [width[0] + 1])
+value_fault("damaged_scan_in_record", "image-damaged", IMAGE, lambda image: [early_end(image[0])])

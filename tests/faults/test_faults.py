@@ -1,8 +1,10 @@
-import pathlib
+"""Opens data as train.py does: data with one fault each, pairs that do not fit, and valid data.
+
+Every kind of issue has a fault here. tests/common/data/check/ tests the details of each kind.
+"""
 
 import pytest
 
-from common.data.annotations import Annotations
 from common.data.check.images import ImagePolicy
 from common.data.check.issues import KINDS, DataError, Issues, Severity
 from common.data.open import DataFlags, check_sizes, open_pair, open_source
@@ -11,9 +13,9 @@ from tests.faults.data_set import DataSet
 from tests.faults.record_faults import RecordSet
 from tools.synthetic import draw_dataset
 
-FAULTS = [*image_faults.FAULTS, *json_faults.FAULTS]
-UNREADABLE = [fault for fault in FAULTS if KINDS[fault.kind].severity is Severity.IMAGE]
-PERMITTED = {"crowd", "image-without-boxes"}
+COCO_FAULTS = [*image_faults.FAULTS, *json_faults.FAULTS]
+IMAGE_FAULTS = [fault for fault in COCO_FAULTS if KINDS[fault.kind].severity is Severity.IMAGE]
+DECODE = ImagePolicy(decode=True)
 
 
 def open_data(data: DataSet, policy: ImagePolicy = ImagePolicy()):
@@ -21,162 +23,170 @@ def open_data(data: DataSet, policy: ImagePolicy = ImagePolicy()):
     return open_source(str(data.images_dir), str(data.json_path), policy=policy)
 
 
-def check_report(kind: str, issues: Issues, words: list[str]) -> None:
-    """The issue of this kind has the words, and there is no other error."""
-    allowed = {kind, "image-empty" if kind == "no-images" else ""}
-    assert not [i.kind for i in issues if i.kind not in allowed and i.severity is not Severity.WARNING]
-    line = issues[kind].line()
-    assert issues[kind].count and not [word for word in words if word not in line], (words, line)
-
-
-def what_is_found(given: DataFlags, options: dict) -> Issues:
-    """Returns the issues that train.py finds, even if they are errors."""
+def report_of(flags: DataFlags, options: dict) -> Issues:
+    """Returns the issues that are reported, even if they are errors."""
     try:
-        return open_source(*given, policy=ImagePolicy(**options)).annotations.issues
+        return open_source(*flags, policy=ImagePolicy(**options)).annotations.issues
     except DataError as error:
         (issues,) = error.issues
         return issues
 
 
-@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
-def test_faults_of_coco_data(fault, tmp_path):
+def assert_reported(kind: str, issues: Issues, texts: list[str]) -> None:
+    """Asserts an issue of this kind with these texts, and no other error."""
+    allowed = {kind, "image-empty" if kind == "no-images" else ""}
+    assert not [i.kind for i in issues if i.kind not in allowed and i.severity is not Severity.WARNING]
+    line = issues[kind].line()
+    assert issues[kind].count and not [text for text in texts if text not in line], (texts, line)
+
+
+@pytest.mark.parametrize("fault", COCO_FAULTS, ids=lambda fault: fault.name)
+def test_fault_of_coco_data_is_reported_and_files_stay_unchanged(fault, tmp_path):
     data = DataSet(tmp_path / "data", fault.seed)
-    words = fault.words(data)
+    texts = fault.apply(data)
     data.write()
-    before = snapshot(tmp_path)
-    issues = what_is_found(DataFlags(str(data.images_dir), str(data.json_path)), data.options)
-    check_report(fault.kind, issues, words)
+
+    def snapshot():
+        status = {str(path): path.lstat() for path in tmp_path.rglob("*")}
+        return {path: (s.st_size, s.st_mtime_ns, s.st_mode) for path, s in status.items()}
+
+    before = snapshot()
+    issues = report_of(DataFlags(str(data.images_dir), str(data.json_path)), data.options)
+    assert_reported(fault.kind, issues, texts)
     assert issues.origin == str(data.json_path)
-    assert snapshot(tmp_path) == before, "the user's files were changed"
+    assert snapshot() == before
 
 
 @pytest.mark.parametrize("fault", record_faults.FAULTS, ids=lambda fault: fault.name)
-def test_faults_of_records(fault, tmp_path):
+def test_fault_of_tfrecords_is_reported(fault, tmp_path):
     data = RecordSet(tmp_path / "data", fault.seed)
-    words = fault.words(data)
-    check_report(fault.kind, what_is_found(DataFlags(file_pattern=data.pattern), data.options), words)
+    texts = fault.apply(data)
+    assert_reported(fault.kind, report_of(DataFlags(file_pattern=data.pattern), data.options), texts)
 
 
-@pytest.mark.parametrize("fault", UNREADABLE, ids=lambda fault: fault.name)
-def test_unreadable_images_are_skipped_on_demand(fault, tmp_path):
+@pytest.mark.parametrize("fault", IMAGE_FAULTS, ids=lambda fault: fault.name)
+def test_unreadable_image_is_left_out_with_on_bad_image_skip(fault, tmp_path):
     data = DataSet(tmp_path / "data", fault.seed)
-    fault.spoil(data)
+    fault.apply(data)
     annotations = open_data(data, ImagePolicy("skip", **data.options)).annotations
-    left_out = {image["id"] for image in data.document["images"]} - set(annotations.image_ids.tolist())
-    assert data.image["id"] in left_out and annotations.issues[fault.kind].count == len(left_out)
-    assert annotations.num_images == 6 - len(left_out)
+    skipped = {image["id"] for image in data.document["images"]} - set(annotations.image_ids.tolist())
+    assert data.image["id"] in skipped and annotations.issues[fault.kind].count == len(skipped)
+    assert annotations.num_images == 6 - len(skipped)
     assert annotations.num_boxes == 2 * annotations.num_images
     assert annotations.issues[fault.kind].line().endswith(". Left out by --on_bad_image=skip")
+
+
+def test_every_kind_of_issue_has_a_fault():
+    elsewhere = {"eval-categories", "fewer-than-batch", "too-many-boxes"}  # tested below
+    elsewhere |= {"label-file", "label-line", "label-turned", "label-missing"}  # tests/tools/conversion/
+    elsewhere |= {"polygon", "difficult", "voc-zero"}
+    elsewhere |= {"image-unreadable"}  # root can read every file
+    faults = [*COCO_FAULTS, *record_faults.FAULTS]
+    assert {fault.kind for fault in faults} | elsewhere == set(KINDS)
 
 
 # --- training against evaluation, data against the run ---
 
 
 @pytest.fixture
-def two(tmp_path) -> tuple[DataSet, DataSet]:
-    return DataSet(tmp_path / "train", 1), DataSet(tmp_path / "eval", 2)
+def train(tmp_path) -> DataSet:
+    return DataSet(tmp_path / "train", 1)
 
 
-def open_both(two: tuple[DataSet, DataSet]):
-    for data in two:
+@pytest.fixture
+def evaluation(tmp_path) -> DataSet:
+    return DataSet(tmp_path / "eval", 2)
+
+
+def open_both(*data_sets: DataSet):
+    for data in data_sets:
         data.write()
-    return open_pair(*(DataFlags(str(data.images_dir), str(data.json_path)) for data in two))
+    return open_pair(*(DataFlags(str(data.images_dir), str(data.json_path)) for data in data_sets))
 
 
-OTHER_CATEGORIES = [
-    ({"id": 5, "name": "hound"}, ["category 5", "hound", "dog"]),
-    ({"id": 12, "name": "yak"}, ["category 12", "yak"]),
-]
-
-
-@pytest.mark.parametrize(("category", "words"), OTHER_CATEGORIES)
-def test_evaluation_of_other_categories_is_refused(two, category, words):
-    categories = two[1].document["categories"]
+@pytest.mark.parametrize(
+    ("category", "texts"),
+    [
+        ({"id": 5, "name": "hound"}, ["category 5", "hound", "dog"]),
+        ({"id": 12, "name": "yak"}, ["category 12", "yak"]),
+    ],
+    ids=["renamed", "unknown"],
+)
+def test_evaluation_category_that_training_lacks_is_refused(train, evaluation, category, texts):
+    categories = evaluation.document["categories"]
     categories[:] = [c for c in categories if c["id"] != category["id"]] + [category]
     with pytest.raises(DataError) as raised:
-        open_both(two)
+        open_both(train, evaluation)
     (issues,) = raised.value.issues
-    assert issues.origin == str(two[1].json_path)
-    check_report("eval-categories", issues, words)
+    assert issues.origin == str(evaluation.json_path)
+    assert_reported("eval-categories", issues, texts)
 
 
-def test_category_order_may_differ(two):
-    two[1].document["categories"].reverse()
-    train, evaluation = open_both(two)
-    assert train.label_map == evaluation.label_map
-    check_report("category-order", evaluation.annotations.issues, ["category 5 ('dog')", "9 ('cow')"])
-    assert not train.annotations.issues["category-order"].count
+def test_evaluation_categories_in_another_order_are_a_warning(train, evaluation):
+    evaluation.document["categories"].reverse()
+    train_source, eval_source = open_both(train, evaluation)
+    assert train_source.label_map == eval_source.label_map
+    texts = ["category 5 ('dog')", "9 ('cow')"]
+    assert_reported("category-order", eval_source.annotations.issues, texts)
+    assert not train_source.annotations.issues["category-order"].count
 
 
-TOO_FEW = [
-    ("fewer-than-batch", 7, 1, ["6 images", "--batch_size=7"]),
-    ("fewer-than-batch", 4, 2, ["6 images", "--batch_size=4 x 2 ranks"]),
-    ("fewer-than-batch", 1, 7, ["6 images", "7 ranks"]),
-]
-
-
-@pytest.mark.parametrize(("kind", "batch_size", "num_replicas", "words"), TOO_FEW)
-def test_too_few_images(two, kind, batch_size, num_replicas, words):
-    source = open_data(two[0])
+@pytest.mark.parametrize(
+    ("batch_size", "num_replicas", "texts"),
+    [
+        (7, 1, ["6 images", "--batch_size=7"]),
+        (4, 2, ["6 images", "--batch_size=4 x 2 ranks"]),
+        (1, 7, ["6 images", "7 ranks"]),
+    ],
+)
+def test_fewer_images_than_a_batch_of_all_ranks_are_refused(train, batch_size, num_replicas, texts):
+    source = open_data(train)
     check_sizes(source, batch_size=6, num_replicas=1, max_instances=100)
     check_sizes(source, batch_size=1, num_replicas=6, max_instances=100)
     with pytest.raises(DataError) as raised:
         check_sizes(source, batch_size=batch_size, num_replicas=num_replicas, max_instances=100)
-    check_report(kind, raised.value.issues[0], words)
+    assert_reported("fewer-than-batch", raised.value.issues[0], texts)
 
 
-def test_more_boxes_than_the_maximum(two, capsys):
-    annotations = two[0].document["annotations"]
-    annotations += [two[0].annotation | {"id": 1000 + i, "bbox": [i, i, 5, 5]} for i in range(20)]
-    source = open_data(two[0])
+def test_image_with_more_boxes_than_max_instances_is_a_warning(train, capsys):
+    annotation = train.annotation
+    boxes = [annotation | {"id": 1000 + i, "bbox": [i, i, 5, 5]} for i in range(20)]
+    train.document["annotations"] += boxes
+    source = open_data(train)
     capsys.readouterr()
     check_sizes(source, batch_size=1, num_replicas=1, max_instances=22)
     assert not capsys.readouterr().err
     check_sizes(source, batch_size=1, num_replicas=1, max_instances=21)
-    said = capsys.readouterr().err
-    assert f"image {two[0].annotation['image_id']} (" in said and ") has 22, of which 21 are kept. " in said
+    warning = capsys.readouterr().err
+    assert f"image {annotation['image_id']} (" in warning and ") has 22, of which 21 are kept. " in warning
 
 
 # --- no false alarms ---
 
 
-def annotations_of(json_path: pathlib.Path) -> Annotations:
-    policy = ImagePolicy(decode=True)
-    return open_source(str(json_path.parent / "images"), str(json_path), policy=policy).annotations
+def kinds_of(directory, json_name="instances.json"):
+    source = open_source(str(directory / "images"), str(directory / json_name), policy=DECODE)
+    return {issue.kind: issue.offenders for issue in source.annotations.issues}
 
 
-def test_no_false_alarm_on_real_data(coco128, bccd):
-    paths = [coco128 / "instances.json", *(bccd / f"instances_{s}.json" for s in ("train", "val", "test"))]
-    found = Issues("")
-    for path in paths:
-        found.extend(annotations_of(path).issues)
-    assert {issue.kind for issue in found} <= PERMITTED | {"box-outside", "box-empty"}
-    assert found["box-empty"].count == 2
-    assert all("0.0] in " in text or ", 0.0, " in text for text in found["box-empty"].offenders)
+def test_real_data_have_no_issues_but_outside_and_empty_boxes(coco128, bccd):
+    allowed = {"crowd", "image-without-boxes", "box-outside", "box-empty"}
+    reports = [kinds_of(coco128), *(kinds_of(bccd, f"instances_{s}.json") for s in ("train", "val", "test"))]
+    assert {kind for report in reports for kind in report} <= allowed
+    empty_boxes = [text for report in reports for text in report.get("box-empty", [])]
+    assert len(empty_boxes) == 2
+    assert all("0.0] in " in text or ", 0.0, " in text for text in empty_boxes)
 
 
-def test_no_false_alarm_on_drawn_data(tmp_path):
+def test_synthetic_data_have_no_issues_but_crowds_and_empty_images(tmp_path):
     draw_dataset(tmp_path, num_images=20, seed=0)
-    assert {issue.kind for issue in annotations_of(tmp_path / "instances.json").issues} <= PERMITTED
+    assert kinds_of(tmp_path).keys() <= {"crowd", "image-without-boxes"}
 
 
-def test_no_false_alarm_on_the_sound_sets(tmp_path):
-    data, records = DataSet(tmp_path / "data", 0), RecordSet(tmp_path / "records", 0)
-    policy = ImagePolicy(decode=True)
-    for source in (open_data(data, policy), open_source(file_pattern=records.pattern, policy=policy)):
+def test_data_without_faults_have_no_issues(tmp_path):
+    records = RecordSet(tmp_path / "records", 0)
+    for source in (
+        open_data(DataSet(tmp_path / "data", 0), DECODE),
+        open_source(file_pattern=records.pattern, policy=DECODE),
+    ):
         assert source.size == 6 and not list(source.annotations.issues)
-
-
-def snapshot(directory: pathlib.Path) -> dict[str, tuple]:
-    status = {str(path): path.lstat() for path in directory.rglob("*")}
-    return {path: (of.st_size, of.st_mtime_ns, of.st_mode) for path, of in status.items()}
-
-
-def test_the_corpus_is_large_and_complete():
-    faults = [*FAULTS, *record_faults.FAULTS]
-    assert len({fault.name for fault in faults}) == len(faults) >= 60
-    below = {"eval-categories", "fewer-than-batch", "too-many-boxes"}
-    permissions = {"image-unreadable"}  # not testable, because root can read every file
-    of_converters = {"label-file", "label-line", "label-turned", "label-missing"}
-    of_converters |= {"polygon", "difficult", "voc-zero"}
-    assert {fault.kind for fault in faults} | below | permissions | of_converters == set(KINDS)
