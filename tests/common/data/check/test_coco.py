@@ -1,3 +1,5 @@
+"""COCO jsons without errors: values against plain loops and pycocotools, repairs and warnings."""
+
 import contextlib
 import io
 
@@ -11,11 +13,11 @@ from tests.common.coco_documents import LARGE, SMALL, assert_is, changed, refuse
 # --- the content that is read ---
 
 
-def test_small(small, images):
-    annotations = load_coco(small(), images)
+def test_load_coco_gives_the_values_of_the_json_in_their_types(json_of, images):
+    annotations = load_coco(json_of(), images)
     assert_is(annotations, SMALL)
     assert annotations.areas.tolist() == [99, 30, 12.5, 4]
-    assert annotations.origin == str(small())
+    assert annotations.origin == str(json_of())
     assert annotations.image_sizes.dtype == np.int32
     for column in (annotations.image_ids, annotations.box_image, annotations.category_ids):
         assert column.dtype == np.int64
@@ -23,7 +25,7 @@ def test_small(small, images):
 
 
 @pytest.mark.parametrize("name", ["coco128/instances", "bccd/instances_train", "drawn/instances"])
-def test_everything_is_what_pycocotools_reads(name, request):
+def test_load_coco_of_real_data_gives_the_values_that_pycocotools_reads(name, request):
     directory, file = name.split("/")
     path = request.getfixturevalue(directory) / f"{file}.json"
     with contextlib.redirect_stdout(io.StringIO()):
@@ -31,30 +33,30 @@ def test_everything_is_what_pycocotools_reads(name, request):
     assert_is(load_coco(path), truth.dataset)
 
 
-def test_what_is_found_in_sound_data(drawn):
+def test_drawn_data_give_exactly_their_expected_warnings(drawn):
     issues = load_coco(drawn / "instances.json", drawn / "images").issues
-    ones = ("box-outside", "large-id", "category-order", "crowd", "image-without-boxes")
-    assert {issue.kind: issue.count for issue in issues} == dict.fromkeys(ones, 1) | {"box-empty": 2}
+    single = ("box-outside", "large-id", "category-order", "crowd", "image-without-boxes")
+    assert {issue.kind: issue.count for issue in issues} == dict.fromkeys(single, 1) | {"box-empty": 2}
 
 
-def test_defaults_of_missing_keys(small):
+def test_missing_area_is_that_of_the_box_and_missing_iscrowd_is_false(json_of):
     bare = [{key: o[key] for key in ("image_id", "category_id", "bbox")} for o in SMALL["annotations"]]
-    annotations = load_coco(small(SMALL | {"annotations": bare}))
+    annotations = load_coco(json_of(SMALL | {"annotations": bare}))
     assert annotations.areas.tolist() == [200, 30, 14, 4]
     assert not annotations.is_crowd.any()
-    assert load_coco(small(changed(["annotations", 3, "iscrowd"], True))).is_crowd.sum() == 2
+    assert load_coco(json_of(changed(["annotations", 3, "iscrowd"], True))).is_crowd.sum() == 2
     for key in ("id", "area"):
-        assert load_coco(small(changed(["annotations", 3, key], None))).areas[1] == 30
+        assert load_coco(json_of(changed(["annotations", 3, key], None))).areas[1] == 30
 
 
 @pytest.mark.parametrize(("large", "count"), [(2**31 - 1, 0), (2**31, 2), (LARGE, 2)])
-def test_ids_of_any_size(small, large, count):
+def test_ids_above_int32_are_read_and_reported_as_large(json_of, large, count):
     document = changed(["images", 0, "id"], large)
     document["categories"][1]["id"] = large
     for an_object in document["annotations"]:
         an_object["image_id"] = {42: large}.get(an_object["image_id"], 7)
         an_object["category_id"] = {9: large}.get(an_object["category_id"], 2)
-    annotations = load_coco(small(document))
+    annotations = load_coco(json_of(document))
     assert_is(annotations, document)
     assert annotations.label_map.classes_of([large]) == [1]
     assert annotations.target_boxes.classes.tolist() == [0, 1, 0]
@@ -67,7 +69,7 @@ def test_ids_of_any_size(small, large, count):
 FIRST, LAST = "annotation 1 (image 7) has bbox [", "annotation 8 (image 42) has bbox ["
 
 
-REMARKS = [
+ODD_VALUES = [
     (["annotations", 0, "bbox"], [28.5, 2, 3, 4], "box-outside", [f"{FIRST}28.5, 2.0, 3.0, 4.0] in 30"]),
     (["annotations", 0, "bbox"], [-0.01, 2, 3, 4], "box-outside", [f"{FIRST}-0.01, "]),
     (["annotations", 0, "bbox"], [1, 2, 1e308, 1e308], "box-outside", [f"{FIRST}1.0, 2.0, 1e+308"]),
@@ -83,10 +85,10 @@ REMARKS = [
 ]
 
 
-@pytest.mark.parametrize(("path", "value", "kind", "offenders"), REMARKS)
-def test_what_is_mended_or_said(small, path, value, kind, offenders):
+@pytest.mark.parametrize(("path", "value", "kind", "offenders"), ODD_VALUES)
+def test_odd_value_is_read_unchanged_and_reported_without_stopping(json_of, path, value, kind, offenders):
     document = changed(path, value)
-    annotations = load_coco(small(document))
+    annotations = load_coco(json_of(document))
     assert_is(annotations, document)
     issue = annotations.issues[kind]
     assert issue.count == len(offenders) and not issue.stops
@@ -96,18 +98,18 @@ def test_what_is_mended_or_said(small, path, value, kind, offenders):
 # --- image files ---
 
 
-def test_files_outside_the_directory_are_never_skipped(small, images):
-    stopping = refused(small(changed(["images", 1, "file_name"], "../a.jpg")), images, on_bad_image="skip")
+def test_file_outside_the_image_directory_stops_under_policy_skip_too(json_of, images):
+    stopping = refused(json_of(changed(["images", 1, "file_name"], "../a.jpg")), images, on_bad_image="skip")
     assert list(stopping) == ["path-leaves-directory"]
 
 
-def test_no_box_is_left_after_skipping(small, images):
+def test_skipping_all_images_with_boxes_is_refused(json_of, images):
     document = changed(["images", 1, "file_name"], "nowhere.jpg")
     document["annotations"] = document["annotations"][:3]
-    assert list(refused(small(document), images, on_bad_image="skip")) == ["no-boxes"]
+    assert list(refused(json_of(document), images, on_bad_image="skip")) == ["no-boxes"]
 
 
-def test_the_policy_reaches_the_files(small, images):
-    stopping = refused(small(), images, max_megapixels=0.0005)
+def test_max_megapixels_of_the_policy_limits_image_files(json_of, images):
+    stopping = refused(json_of(), images, max_megapixels=0.0005)
     assert list(stopping) == ["image-too-large"]
     assert stopping["image-too-large"].offenders[0].startswith("image 7 ('sub/b.jpg')")

@@ -1,3 +1,5 @@
+"""Image headers: what passes is decoded by DALI to its pixels, and what DALI would misread is refused."""
+
 import io
 import struct
 import zlib
@@ -26,7 +28,7 @@ EVERY_PIXEL = ImagePolicy(decode=True)
 
 
 def decode_by_dali(*encoded: bytes) -> list[tuple[np.ndarray, np.ndarray]]:
-    """Decodes each image as a whole, and as a window of its size."""
+    """Decodes each image with DALI's decoder, and as a window of the image's size."""
 
     @pipeline_def(batch_size=len(encoded), num_threads=2, device_id=None, prefetch_queue_depth=1)
     def pipeline():
@@ -34,46 +36,50 @@ def decode_by_dali(*encoded: bytes) -> list[tuple[np.ndarray, np.ndarray]]:
         files = fn.external_source(source=lambda: batch, batch=True)
         size = fn.cast(fn.peek_image_shape(files, adjust_orientation=False)[:2], dtype=types.INT32)
         options = {"output_type": types.RGB, "adjust_orientation": False}
-        window = fn.decoders.image_slice(files, start=[0, 0], shape=size, axes=[0, 1], **options)
-        return fn.decoders.image(files, **options), window
+        windows = fn.decoders.image_slice(files, start=[0, 0], shape=size, axes=[0, 1], **options)
+        return fn.decoders.image(files, **options), windows
 
-    whole, window = pipeline().run()
-    return [(np.array(whole[i]), np.array(window[i])) for i in range(len(encoded))]
+    pictures, windows = pipeline().run()
+    return [(np.array(pictures[i]), np.array(windows[i])) for i in range(len(encoded))]
 
 
-def test_what_passes_is_decoded_by_dali_into_what_it_means():
+def test_accepted_variants_are_decoded_by_dali_to_their_pixels():
     decoded = decode_by_dali(*VARIANTS.values())
-    for (name, encoded), (whole, window) in zip(VARIANTS.items(), decoded, strict=True):
+    for (name, encoded), (picture, window) in zip(VARIANTS.items(), decoded, strict=True):
         facts = inspect(encoded)
         assert facts == ImageFacts(name.split("-")[0].upper(), HEIGHT, WIDTH), name
-        assert whole.shape == (facts.height, facts.width, 3), name
-        np.testing.assert_array_equal(whole, window, err_msg=name)
-        difference = np.abs(whole.astype(int) - expected(name)).mean()
+        assert picture.shape == (facts.height, facts.width, 3), name
+        np.testing.assert_array_equal(picture, window, err_msg=name)
+        difference = np.abs(picture.astype(int) - expected(name)).mean()
         assert difference < 4, (name, difference)
 
 
+GARBAGE = {"nothing": b"", "zeros": bytes(33), "a jpeg": b"\xff\xd8\xff\xe0 more", "text": b"text\n"}
+
+
+@pytest.mark.parametrize("garbage", GARBAGE.values(), ids=GARBAGE)
 @pytest.mark.parametrize("name", VARIANTS)
-def test_no_variant_is_a_false_alarm_when_decoded_or_in_a_part_of_the_memory(name):
-    encoded = VARIANTS[name]
+def test_sound_image_followed_by_other_bytes_has_no_fault(name, garbage):
+    encoded = VARIANTS[name] + garbage
     facts = inspect(encoded, EVERY_PIXEL)
-    assert not facts.fault
+    assert not facts.fault and inspect(encoded) == facts
     assert inspect(memoryview(b"before" + encoded)[6:], EVERY_PIXEL) == facts
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_dali_refuses_or_changes_is_unsupported(name):
+def test_image_that_dali_refuses_or_decodes_wrongly_is_reported(name):
     facts = inspect(REFUSED[name])
     assert facts.fault in ("unsupported-format", "image-damaged") and facts.detail
     try:
-        ((whole, _),) = decode_by_dali(REFUSED[name])
+        ((picture, _),) = decode_by_dali(REFUSED[name])
     except RuntimeError:
         return
     assert facts.fault == "unsupported-format"
-    assert np.abs(whole.astype(int) - expected(name)).mean() > 25
+    assert np.abs(picture.astype(int) - expected(name)).mean() > 25
 
 
 @pytest.mark.parametrize("name", RARE)
-def test_rare_variants_are_unsupported(name):
+def test_rare_variant_that_dali_decodes_is_reported_as_unsupported(name):
     facts = inspect(DECODED[name])
     assert facts.fault == "unsupported-format" and facts.detail
     assert inspect(DECODED[name], EVERY_PIXEL) == facts
@@ -83,7 +89,7 @@ LAYOUTS = [(0, 1), (1, 1), (2, 3), (2, 4), (2, 5), (3, 1), (5, 4), (5, 5), (6, 3
 
 
 @pytest.mark.parametrize(("photometric", "samples"), LAYOUTS)
-def test_no_tiff_passes_that_dali_refuses(photometric, samples):
+def test_tiff_layouts_that_pass_are_decoded_by_dali(photometric, samples):
     passing = []
     for bits in (1, 2, 4, 8, 10, 12, 14, 16) if photometric != 3 else (1, 2, 4, 8):
         values = np.arange(HEIGHT * WIDTH * samples).reshape(HEIGHT, WIDTH, samples) % 2**bits
@@ -93,14 +99,14 @@ def test_no_tiff_passes_that_dali_refuses(photometric, samples):
             if inspect(encoded).fault != "unsupported-format":
                 passing.append(encoded)
     assert bool(passing) == ((photometric, samples) in ((1, 1), (2, 3), (2, 4), (3, 1)))
-    assert not passing or all(whole.shape == RGB.shape for whole, _ in decode_by_dali(*passing))
+    assert not passing or all(picture.shape == RGB.shape for picture, _ in decode_by_dali(*passing))
 
 
 # --- truncated files and bytes after the end ---
 
 
 @pytest.mark.parametrize("name", VARIANTS)
-def test_every_cut_is_found_without_decoding(name):
+def test_truncated_image_is_reported_without_decoding(name):
     encoded = VARIANTS[name]
     end = len(encoded)
     if name == "jpeg-several-pictures":
@@ -112,14 +118,7 @@ def test_every_cut_is_found_without_decoding(name):
             assert facts.fault == "image-truncated", (cut, facts)
 
 
-@pytest.mark.parametrize("garbage", [bytes(33), b"\xff\xd8\xff\xe0 more", b"text\n"])
-@pytest.mark.parametrize("name", VARIANTS)
-def test_bytes_behind_an_image_do_no_harm(name, garbage):
-    facts = inspect(VARIANTS[name] + garbage, EVERY_PIXEL)
-    assert not facts.fault and inspect(VARIANTS[name] + garbage) == facts
-
-
-def test_what_lies_behind_the_end_is_not_even_read():
+def test_bytes_beyond_the_end_of_a_file_are_reported_and_not_requested():
     counts = []
 
     class Stream(io.BytesIO):
@@ -136,25 +135,25 @@ def test_what_lies_behind_the_end_is_not_even_read():
 
 
 @pytest.mark.parametrize("width", range(1, 9))
-def test_rows_of_a_bmp_are_filled_up(width):
+def test_bmp_of_any_width_has_padded_rows_and_is_truncated_without_its_last_byte(width):
     for pixels in (RGB[:, :width], RGB[:, :width, 0]):
         encoded = pillow("BMP", pixels)
         assert not inspect(encoded).fault
         assert inspect(encoded[:-1]).fault == "image-truncated"
 
 
-def _with_exif(jpeg: bytes, block: bytes) -> bytes:
+def with_exif(jpeg: bytes, block: bytes) -> bytes:
     block = b"Exif\0\0" + block
     return jpeg[:2] + b"\xff\xe1" + struct.pack(">H", len(block) + 2) + block + jpeg[2:]
 
 
-def test_the_end_of_a_thumbnail_is_not_that_of_the_image():
-    whole = _with_exif(SOUND_JPEG, exif(1) + VARIANTS["jpeg-grey"])
-    assert whole.count(b"\xff\xd9") == 2
-    assert inspect(whole, EVERY_PIXEL) == ImageFacts("JPEG", HEIGHT, WIDTH)
-    scan, first_end = whole.rindex(b"\xff\xda") + 30, whole.index(b"\xff\xd9") + 2
-    for cut in (whole[:-1], whole[:-1] + bytes(50), whole[:scan], whole[:first_end]):
-        assert inspect(cut).fault == "image-truncated"
+def test_end_of_a_jpeg_thumbnail_is_not_taken_for_the_end_of_the_image():
+    encoded = with_exif(SOUND_JPEG, exif(1) + VARIANTS["jpeg-grey"])
+    assert encoded.count(b"\xff\xd9") == 2
+    assert inspect(encoded, EVERY_PIXEL) == ImageFacts("JPEG", HEIGHT, WIDTH)
+    scan, first_end = encoded.rindex(b"\xff\xda") + 30, encoded.index(b"\xff\xd9") + 2
+    for truncated in (encoded[:-1], encoded[:-1] + bytes(50), encoded[:scan], encoded[:first_end]):
+        assert inspect(truncated).fault == "image-truncated"
 
 
 # --- contents of headers ---
@@ -163,32 +162,33 @@ def test_the_end_of_a_thumbnail_is_not_that_of_the_image():
 PIXELS = chunk(b"IDAT", zlib.compress(bytes(HEIGHT * (1 + 3 * WIDTH))))
 
 
-def _png_with(*chunks: bytes, color=2) -> bytes:
+def png_with(*chunks: bytes, color=2) -> bytes:
     header = chunk(b"IHDR", struct.pack(">IIBBBBB", WIDTH, HEIGHT, 8, color, 0, 0, 0))
     return b"\x89PNG\r\n\x1a\n" + b"".join((header, *chunks, chunk(b"IEND", b"")))
 
 
 @pytest.mark.parametrize("orientation", range(10))
-@pytest.mark.parametrize("order", ["<", ">"])
-def test_orientation(orientation, order):
+@pytest.mark.parametrize("order", ["<", ">"], ids=["little-endian", "big-endian"])
+def test_exif_orientation_is_read_from_every_format_and_is_1_if_unknown(orientation, order):
     block = exif(orientation, order)
-    turned = {
-        "JPEG": _with_exif(SOUND_JPEG, block),
-        "PNG": _png_with(chunk(b"eXIf", block), PIXELS),
+    encoded = {
+        "JPEG": with_exif(SOUND_JPEG, block),
+        "PNG": png_with(chunk(b"eXIf", block), PIXELS),
         "WEBP": pillow("WEBP", exif=block),
         "TIFF": tiff(RGB, 2, order=order, tag274=(orientation,)),
     }
     known = orientation if 1 <= orientation <= 8 else 1
-    for image_format, encoded in turned.items():
-        assert inspect(encoded) == ImageFacts(image_format, HEIGHT, WIDTH, known)
-    assert PIL.Image.open(io.BytesIO(turned["JPEG"])).getexif()[0x0112] == orientation
+    for image_format, image in encoded.items():
+        assert inspect(image) == ImageFacts(image_format, HEIGHT, WIDTH, known)
+    assert PIL.Image.open(io.BytesIO(encoded["JPEG"])).getexif()[0x0112] == orientation
 
 
-@pytest.mark.parametrize(
-    "block", [b"", b"II", b"II*\0", exif(6)[:15], b"XX*\0" + exif(6)[4:], exif(6)[:4] + b"\xff" * 4]
-)
-def test_damaged_exif_is_no_fault(block):
-    assert inspect(_with_exif(SOUND_JPEG, block)) == ImageFacts("JPEG", HEIGHT, WIDTH)
+DAMAGED_EXIF = [b"", b"II", b"II*\0", exif(6)[:15], b"XX*\0" + exif(6)[4:], exif(6)[:4] + b"\xff" * 4]
+
+
+@pytest.mark.parametrize("block", DAMAGED_EXIF)
+def test_damaged_exif_block_is_ignored(block):
+    assert inspect(with_exif(SOUND_JPEG, block)) == ImageFacts("JPEG", HEIGHT, WIDTH)
 
 
 OTHER_FORMATS = [
@@ -205,22 +205,22 @@ OTHER_FORMATS = [
 
 
 @pytest.mark.parametrize(("encoded", "image_format"), OTHER_FORMATS)
-def test_formats_that_dali_does_not_decode_are_named(encoded, image_format):
+def test_format_that_dali_does_not_decode_is_reported_by_its_name(encoded, image_format):
     facts = inspect(encoded)
     assert facts == ImageFacts(image_format, fault="unsupported-format", detail=image_format)
 
 
-NO_IMAGES = [b"<!DOCTYPE html>\n<html>", b"\0" * 100, b"RIFF\x24\0\0\0WAVEfmt " + bytes(50), b"x", b"P6x"]
-NO_IMAGES += [pillow("ICO"), b"<svg xmlns='http://www.w3.org/2000/svg'/>"]
+OTHER_FILES = [b"<!DOCTYPE html>\n<html>", b"\0" * 100, b"RIFF\x24\0\0\0WAVEfmt " + bytes(50), b"x", b"P6x"]
+OTHER_FILES += [pillow("ICO"), b"<svg xmlns='http://www.w3.org/2000/svg'/>"]
 
 
-@pytest.mark.parametrize("encoded", NO_IMAGES)
-def test_what_is_no_image(encoded):
+@pytest.mark.parametrize("encoded", OTHER_FILES)
+def test_file_that_is_no_image_is_reported_with_its_first_bytes(encoded):
     expected = ImageFacts(fault="not-an-image", detail=f"it begins with {encoded[:16]!r}")
     assert inspect(encoded) == expected
 
 
-def _changed(name: str, position: int, value: bytes) -> bytes:
+def overwritten(name: str, position: int, value: bytes) -> bytes:
     encoded = VARIANTS[name]
     return encoded[:position] + value + encoded[position + len(value) :]
 
@@ -229,64 +229,64 @@ FRAME, TABLES = SOUND_JPEG.index(b"\xff\xc0"), SOUND_JPEG.index(b"\xff\xdb")
 CODESTREAM = VARIANTS["jpeg2000"].index(b"\xff\x4f\xff\x51")
 
 
-def _jpeg_frame(position: int, value: bytes) -> bytes:
+def jpeg_frame(position: int, value: bytes) -> bytes:
     """Writes `value` at a byte of the frame header.
 
     Byte 2 has the bits per sample. The height begins at byte 3, the width at byte 5. Byte 7 has the number of
     components.
     """
-    return _changed("jpeg", FRAME + 2 + position, value)
+    return overwritten("jpeg", FRAME + 2 + position, value)
 
 
 BAD_HEADERS = [
-    (_jpeg_frame(2, b"\x0c"), "unsupported-format"),
+    (jpeg_frame(2, b"\x0c"), "unsupported-format"),
     # The frame header says that the JPEG is lossless. The quantization tables are left out.
-    (SOUND_JPEG[:TABLES] + _jpeg_frame(-1, b"\xc3")[FRAME:], "unsupported-format"),
-    (_jpeg_frame(-1, b"\xf7"), "image-damaged"),
-    (_jpeg_frame(3, b"\0\0"), "image-damaged"),
-    (_jpeg_frame(5, b"\0\0"), "image-damaged"),
+    (SOUND_JPEG[:TABLES] + jpeg_frame(-1, b"\xc3")[FRAME:], "unsupported-format"),
+    (jpeg_frame(-1, b"\xf7"), "image-damaged"),
+    (jpeg_frame(3, b"\0\0"), "image-damaged"),
+    (jpeg_frame(5, b"\0\0"), "image-damaged"),
     (SOUND_JPEG[:20] + b"abc" + SOUND_JPEG[20:], "image-damaged"),
     (b"\xff\xd8\xff\xd9" + bytes(9), "image-truncated"),
-    (_changed("png", 16, bytes(4)), "image-damaged"),
-    (_changed("png", 24, b"\3"), "image-damaged"),
-    (_changed("png", 29, b"abcd"), "image-damaged"),
+    (overwritten("png", 16, bytes(4)), "image-damaged"),
+    (overwritten("png", 24, b"\3"), "image-damaged"),
+    (overwritten("png", 29, b"abcd"), "image-damaged"),
     (VARIANTS["png"][:33] + chunk(b"IEND", b""), "image-damaged"),
-    (_changed("webp", 12, b"VP9 "), "image-damaged"),
-    (_changed("bmp", 14, b"\x10"), "unsupported-format"),
-    (_changed("bmp", 18, bytes(4)), "image-damaged"),
-    (_changed("bmp", 18, b"\0\0\0\x80"), "image-damaged"),
+    (overwritten("webp", 12, b"VP9 "), "image-damaged"),
+    (overwritten("bmp", 14, b"\x10"), "unsupported-format"),
+    (overwritten("bmp", 18, bytes(4)), "image-damaged"),
+    (overwritten("bmp", 18, b"\0\0\0\x80"), "image-damaged"),
     (bmp(32, [bytes(4 * WIDTH)] * HEIGHT, compression=6), "unsupported-format"),
     (tiff(RGB, 2, without=(256,)), "unsupported-format"),
     (tiff(RGB, 2, tag258=(8, 8, 16)), "unsupported-format"),
     (tiff(RGB, 2, tag259=(34712,)), "unsupported-format"),
     # The TIFF tag with the offsets of the strips has the type ASCII.
     (tiff(RGB, 2).replace(b"\x11\x01\x04\0", b"\x11\x01\x02\0"), "unsupported-format"),
-    (_changed("jpeg2000", CODESTREAM + 3, b"\x52"), "image-damaged"),
+    (overwritten("jpeg2000", CODESTREAM + 3, b"\x52"), "image-damaged"),
     (VARIANTS["jpeg2000"].replace(b"ihdr", b"xxxx"), "image-damaged"),
     # The JPEG 2000 tiles have width or height 0. nvImageCodec would divide by 0 and crash the process.
-    (_changed("jpeg2000", CODESTREAM + 24, bytes(4)), "image-damaged"),
-    (_changed("jpeg2000", CODESTREAM + 28, bytes(4)), "image-damaged"),
+    (overwritten("jpeg2000", CODESTREAM + 24, bytes(4)), "image-damaged"),
+    (overwritten("jpeg2000", CODESTREAM + 28, bytes(4)), "image-damaged"),
 ]
 
 
 @pytest.mark.parametrize(("encoded", "kind"), BAD_HEADERS)
-def test_faults_of_headers(encoded, kind, capfd):
+def test_bad_header_is_reported_by_its_kind_and_no_decoder_writes_to_stderr(encoded, kind, capfd):
     facts = inspect(encoded)
     assert facts.fault == kind and facts.detail, facts
     assert inspect(encoded, EVERY_PIXEL) == facts
     assert not capfd.readouterr().err
 
 
-def test_sides_that_libjpeg_does_not_take():
+def test_jpeg_with_a_side_above_65500_is_unsupported_as_by_dali():
     for position in (3, 5):
-        facts = inspect(_jpeg_frame(position, struct.pack(">H", 65501)))
+        facts = inspect(jpeg_frame(position, struct.pack(">H", 65501)))
         assert facts.fault == "unsupported-format" and "65501" in facts.detail
-        assert not inspect(_jpeg_frame(position, struct.pack(">H", 65500))).fault
+        assert not inspect(jpeg_frame(position, struct.pack(">H", 65500))).fault
     with pytest.raises(RuntimeError):
-        decode_by_dali(_jpeg_frame(5, struct.pack(">H", 65501)))
+        decode_by_dali(jpeg_frame(5, struct.pack(">H", 65501)))
 
 
-def test_rare_headers_that_dali_decodes_are_no_faults():
+def test_rare_jpeg_and_png_headers_that_dali_decodes_have_no_fault():
     jpeg, scan = SOUND_JPEG, SOUND_JPEG.index(b"\xff\xc4")
     values = np.frombuffer(jpeg[TABLES + 5 : TABLES + 69], np.uint8).astype(">u2").tobytes()
     of_16_bits = b"\xff\xdb\0\x83\x10" + values
@@ -294,17 +294,17 @@ def test_rare_headers_that_dali_decodes_are_no_faults():
     encoded = {
         "tables behind the frame": jpeg[:TABLES] + jpeg[FRAME:scan] + jpeg[TABLES:FRAME] + jpeg[scan:],
         "a table of 16 bits": jpeg[:FRAME] + of_16_bits + jpeg[FRAME:],
-        "a palette": _png_with(chunk(b"PLTE", bytes(768)), indices, color=3),
-        "an unknown chunk": _png_with(chunk(b"abCD", b""), PIXELS),
-        "a part without data": _png_with(chunk(b"IDAT", b""), PIXELS),
+        "a palette": png_with(chunk(b"PLTE", bytes(768)), indices, color=3),
+        "an unknown chunk": png_with(chunk(b"abCD", b""), PIXELS),
+        "a part without data": png_with(chunk(b"IDAT", b""), PIXELS),
     }
     assert not [name for name, image in encoded.items() if inspect(image).fault]
-    assert all(whole.shape == RGB.shape for whole, _ in decode_by_dali(*encoded.values()))
+    assert all(picture.shape == RGB.shape for picture, _ in decode_by_dali(*encoded.values()))
 
 
 @settings(max_examples=400, deadline=None)
 @given(st.data())
-def test_no_bytes_lead_to_an_exception(data):
+def test_random_bytes_in_an_image_give_facts_or_an_image_fault_but_no_exception(data):
     encoded = bytearray(VARIANTS[data.draw(st.sampled_from(sorted(VARIANTS)))])
     for _ in range(data.draw(st.integers(1, 4))):
         # At least half of the changes are in the first 150 bytes, because most headers are short.

@@ -1,3 +1,5 @@
+"""Images in memory and in files: damage that decoding shows, files that are opened, and the cache."""
+
 import os
 import pathlib
 import socket
@@ -39,9 +41,17 @@ NOISY_JPEGS = {
 FOREIGN = np.random.default_rng(1).bytes(10_000).replace(b"\xff", b"\xfe")
 
 
-@pytest.mark.parametrize("piece", [b"\xff\xd9" + bytes(58), bytes(10_000), b"", FOREIGN])
+PIECES = {
+    "early end": b"\xff\xd9" + bytes(58),
+    "zeros": bytes(10_000),
+    "missing bytes": b"",
+    "noise": FOREIGN,
+}
+
+
+@pytest.mark.parametrize("piece", PIECES.values(), ids=PIECES)
 @pytest.mark.parametrize("name", NOISY_JPEGS)
-def test_damage_in_the_scan_of_a_jpeg(name, piece):
+def test_damage_in_the_scan_of_a_jpeg_is_reported_when_decoded(name, piece):
     sound = NOISY_JPEGS[name]
     assert not inspect(sound, EVERY_PIXEL).fault
     at, size = (sound.index(b"\xff\xda") + 14 + len(sound)) // 2, len(sound) // 4
@@ -54,7 +64,7 @@ def test_damage_in_the_scan_of_a_jpeg(name, piece):
 
 
 @pytest.mark.parametrize("name", ["jpeg", "jpeg-cmyk", "jpeg-progressive"])
-def test_equal_bytes_between_a_picture_and_its_end_are_no_damage(name):
+def test_padding_of_equal_bytes_before_the_end_of_a_jpeg_is_no_damage(name):
     body, end = VARIANTS[name][:-2], VARIANTS[name][-2:]
     for padding in (bytes(500), b"\x55" * 3):
         assert not inspect(body + padding + end, EVERY_PIXEL).fault
@@ -62,7 +72,7 @@ def test_equal_bytes_between_a_picture_and_its_end_are_no_damage(name):
     assert inspect(body + b"other bytes" + end, EVERY_PIXEL).fault == "image-damaged"
 
 
-def test_what_does_not_touch_the_pixels_is_no_damage():
+def test_jpeg_with_unknown_jfif_version_or_application_segment_is_not_damaged():
     jfif = VARIANTS["jpeg"].index(b"JFIF\0") + 5
     assert not inspect(VARIANTS["jpeg"][:jfif] + b"\x09" + VARIANTS["jpeg"][jfif + 1 :], EVERY_PIXEL).fault
     assert not inspect(VARIANTS["jpeg-rgb"].replace(b"JFIF", b"ABCD"), EVERY_PIXEL).fault
@@ -71,7 +81,7 @@ def test_what_does_not_touch_the_pixels_is_no_damage():
 # --- checks that decode every pixel: other formats ---
 
 
-def test_a_flipped_bit_anywhere_in_a_png():
+def test_flipped_bit_anywhere_in_a_png_is_reported():
     for name, step in (("png", 1), ("png-interlaced", 37), ("png-palette", 37)):
         for position in range(8, len(VARIANTS[name]), step):
             damaged = bytearray(VARIANTS[name])
@@ -82,53 +92,57 @@ def test_a_flipped_bit_anywhere_in_a_png():
 BLACK = bytes(HEIGHT * (1 + 3 * WIDTH))  # uncompressed rows of a black PNG, each with a filter byte
 
 
-def _png_of(data: bytes) -> bytes:
+def png_of(data: bytes) -> bytes:
+    """Returns a PNG whose compressed pixels are `data`."""
     header = struct.pack(">IIBBBBB", WIDTH, HEIGHT, 8, 2, 0, 0, 0)
     return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", data) + chunk(b"IEND", b"")
 
 
-def _with_noise(encoded: bytes) -> bytes:
+def with_noise(encoded: bytes) -> bytes:
     third = len(encoded) // 3
     return encoded[:third] + np.random.default_rng(2).bytes(third) + encoded[2 * third :]
 
 
-def _shorter_webp(encoded: bytes) -> bytes:
+def shorter_webp(encoded: bytes) -> bytes:
     """Cuts the image data to half, and sets the new length in the header."""
     data = encoded[20 : 20 + len(encoded) // 2 // 2 * 2]
     header = struct.pack("<4sI8sI", b"RIFF", 12 + len(data), encoded[8:16], len(data))
     return header + data
 
 
-def _overwritten(encoded: bytes, mark: bytes, offset: int, piece: bytes) -> bytes:
+def overwritten(encoded: bytes, mark: bytes, offset: int, piece: bytes) -> bytes:
     at = encoded.index(mark) + offset
     return encoded[:at] + piece + encoded[at + len(piece) :]
 
 
 DAMAGED_INSIDE = {
-    "jpeg-4-2": _overwritten(VARIANTS["jpeg-sampled-4-2"], b"\xff\xda", 5, b"\x0f"),
-    "jpeg-arithmetic": _overwritten(VARIANTS["jpeg-arithmetic"], b"\xff\xda", 5, b"\x0f"),
-    "png": _overwritten(VARIANTS["png"], b"IDAT", 12, b"\0"),
-    "png-no-deflate": _png_of(b"no deflate"),
-    "png-short": _png_of(zlib.compress(BLACK[:-1])),
-    "png-checksum": _png_of(zlib.compress(BLACK)[:-4] + bytes(4)),
-    "tiff-lzw": _with_noise(pillow("TIFF", NOISE, compression="tiff_lzw")),
-    "tiff-deflate": _with_noise(pillow("TIFF", NOISE, compression="tiff_adobe_deflate")),
-    "webp": _shorter_webp(pillow("WEBP", NOISE)),
-    "webp-lossless": _shorter_webp(pillow("WEBP", NOISE, lossless=True)),
-    "jpeg2000": _overwritten(VARIANTS["jpeg2000"], b"\xff\x52", 4, b"\xff" * 8),
+    "jpeg-4-2": overwritten(VARIANTS["jpeg-sampled-4-2"], b"\xff\xda", 5, b"\x0f"),
+    "jpeg-arithmetic": overwritten(VARIANTS["jpeg-arithmetic"], b"\xff\xda", 5, b"\x0f"),
+    "png": overwritten(VARIANTS["png"], b"IDAT", 12, b"\0"),
+    "png-no-deflate": png_of(b"no deflate"),
+    "png-short": png_of(zlib.compress(BLACK[:-1])),
+    "png-checksum": png_of(zlib.compress(BLACK)[:-4] + bytes(4)),
+    "tiff-lzw": with_noise(pillow("TIFF", NOISE, compression="tiff_lzw")),
+    "tiff-deflate": with_noise(pillow("TIFF", NOISE, compression="tiff_adobe_deflate")),
+    "webp": shorter_webp(pillow("WEBP", NOISE)),
+    "webp-lossless": shorter_webp(pillow("WEBP", NOISE, lossless=True)),
+    "jpeg2000": overwritten(VARIANTS["jpeg2000"], b"\xff\x52", 4, b"\xff" * 8),
 }
 
 
+def test_png_of_sound_data_has_no_fault():
+    assert not inspect(png_of(zlib.compress(BLACK)), EVERY_PIXEL).fault
+
+
 @pytest.mark.parametrize("name", DAMAGED_INSIDE)
-def test_damage_that_only_decoding_shows(name):
-    assert not inspect(_png_of(zlib.compress(BLACK)), EVERY_PIXEL).fault
+def test_damage_behind_a_sound_header_is_reported_only_when_decoded(name):
     assert not inspect(DAMAGED_INSIDE[name]).fault
     facts = inspect(DAMAGED_INSIDE[name], EVERY_PIXEL)
     assert facts.fault == "image-damaged" and facts.detail
     assert {"png": "IDAT", "png-short": "truncated"}.get(name, "") in facts.detail
 
 
-def test_the_limit_of_pillow_does_not_count(monkeypatch, recwarn):
+def test_images_above_the_pixel_limit_of_pillow_are_decoded_without_a_warning(monkeypatch, recwarn):
     monkeypatch.setattr(PIL.Image, "MAX_IMAGE_PIXELS", 10)
     for name in ("webp", "tiff-lzw", "jpeg2000", "png-grey-16", "jpeg-sampled-4-2"):
         assert not inspect(VARIANTS[name], EVERY_PIXEL).fault
@@ -136,14 +150,14 @@ def test_the_limit_of_pillow_does_not_count(monkeypatch, recwarn):
     assert PIL.Image.MAX_IMAGE_PIXELS == 10
 
 
-def test_another_size_in_the_data_than_in_the_header_is_not_decoded(monkeypatch):
+def test_image_with_another_size_in_its_data_than_in_its_header_is_damaged(monkeypatch):
     real = PIL.Image.Image.height
     monkeypatch.setattr(PIL.Image.Image, "height", property(lambda image: 10_000 * real.fget(image)))
     facts = inspect(VARIANTS["jpeg2000"], EVERY_PIXEL)
     assert facts.fault == "image-damaged" and f"has {WIDTH} x {HEIGHT}" in facts.detail
 
 
-def test_nothing_above_the_limit_is_decoded(monkeypatch):
+def test_image_above_max_megapixels_is_reported_and_not_decoded(monkeypatch):
     monkeypatch.setattr(images, "_check_pixels", None)
     for name in ("png", "png-grey-16"):
         facts = inspect(VARIANTS[name], ImagePolicy(decode=True, max_megapixels=0.001))
@@ -154,7 +168,8 @@ def test_nothing_above_the_limit_is_decoded(monkeypatch):
 # --- 16-bit images that use only 12 bits ---
 
 
-def _deep(largest: int) -> dict[str, bytes]:
+def deep_images(largest: int) -> dict[str, bytes]:
+    """Returns 16-bit images whose largest value is `largest`."""
     grey = (GREY.astype(int) * largest // GREY.max()).astype(np.uint16)
     assert grey.max() == largest
     rgb, alpha = np.dstack([grey // 3, grey // 2, grey]), np.full_like(grey, 65535)
@@ -169,46 +184,47 @@ def _deep(largest: int) -> dict[str, bytes]:
     }
 
 
-@pytest.mark.parametrize("decode", [False, True])
-@pytest.mark.parametrize("name", _deep(4095))
-def test_12_bit_data_in_16_bits(name, decode):
+@pytest.mark.parametrize("decode", [False, True], ids=["header", "every pixel"])
+@pytest.mark.parametrize("name", deep_images(4095))
+def test_16_bit_image_with_values_below_4096_is_reported_as_12_bit(name, decode):
     for largest in (255, 4095):
-        facts = inspect(_deep(largest)[name], ImagePolicy(decode=decode))
+        facts = inspect(deep_images(largest)[name], ImagePolicy(decode=decode))
         assert facts.fault == "image-12-bit"
         in_color = "rgb" in name or name == "png-grey-alpha"
         assert f"is {'about ' if in_color else ''}{largest} of 65535" in facts.detail
         assert (facts.height, facts.width) == RGB.shape[:2]
-    assert not inspect(_deep(4096)[name], ImagePolicy(decode=decode)).fault
+    assert not inspect(deep_images(4096)[name], ImagePolicy(decode=decode)).fault
 
 
-def test_an_image_without_light():
+def test_black_16_bit_image_is_no_12_bit_image_if_its_values_are_exact():
     assert not inspect(pillow("PNG", np.zeros((9, 9), np.uint16))).fault
     assert not inspect(tiff(np.zeros((HEIGHT, WIDTH, 1), np.int64), 1, bits=16)).fault
     assert inspect(opencv(".png", np.zeros((9, 9, 3), np.uint16))).fault == "image-12-bit"
 
 
-def test_16_bit_images_are_decoded_without_being_asked():
-    assert inspect(_overwritten(VARIANTS["png-rgb-16"], b"IDAT", 10, bytes(200))).fault == "image-damaged"
+def test_damage_in_a_16_bit_image_is_reported_by_default():
+    assert inspect(overwritten(VARIANTS["png-rgb-16"], b"IDAT", 10, bytes(200))).fault == "image-damaged"
 
 
 # --- which files are opened ---
 
 
-def opened_name(stream) -> str:
+def name_of(stream) -> str:
     return os.path.basename(os.readlink(f"/proc/self/fd/{stream.fileno()}"))
 
 
 @pytest.fixture
-def looks(monkeypatch):
-    opened = []
+def inspected(monkeypatch):
+    """The names of the files that are read, as they are read."""
+    names = []
     real = images._inspect
 
     def inspect(stream, *arguments):
-        opened.append(opened_name(stream))
+        names.append(name_of(stream))
         return real(stream, *arguments)
 
     monkeypatch.setattr(images, "_inspect", inspect)
-    return opened
+    return names
 
 
 def write(directory: pathlib.Path, **contents: bytes) -> list[str]:
@@ -226,14 +242,14 @@ def faults(*arguments, **options) -> list[str]:
     return [fact.fault for fact in inspect_files(*arguments, **options)]
 
 
-def test_names_that_leave_the_directory():
+def test_path_that_leaves_the_directory_or_has_nul_or_newline_is_a_fault():
     outside = ["/etc/passwd", "..", "../a.jpg", "a/../b.jpg", "a/..", "a\0b.jpg", "a\nb.jpg"]
     assert all(map(path_fault, outside))
     inside = ["a.jpg", "a/b.jpg", "..a.jpg", "a..b/c...jpg", "./a.jpg", "a//b.jpg", "", "caf\udce9"]
     assert not any(map(path_fault, inside))
 
 
-def test_one_answer_per_name_in_order(tmp_path):
+def test_files_in_nested_directories_give_one_result_per_name_in_order(tmp_path):
     (tmp_path / "deep/er").mkdir(parents=True)
     write(tmp_path, a=VARIANTS["jpeg"], b=VARIANTS["png"])
     write(tmp_path / "deep", a=VARIANTS["png"])
@@ -247,22 +263,29 @@ def test_one_answer_per_name_in_order(tmp_path):
     assert inspect_files(tmp_path, []) == []
 
 
-@pytest.mark.parametrize("change", [bytes, lambda sound: sound[:-40], lambda sound: sound + bytes(9000)])
-def test_a_file_says_what_the_bytes_say(change, tmp_path):
-    contents = {name: change(sound) for name, sound in VARIANTS.items()}
+CHANGES = {
+    "zeros": bytes,
+    "truncated": lambda encoded: encoded[:-40],
+    "longer": lambda encoded: encoded + bytes(9000),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
+def test_files_have_the_facts_of_the_same_bytes_in_memory(change, tmp_path):
+    contents = {name: change(encoded) for name, encoded in VARIANTS.items()}
     names = write(tmp_path, **contents)
     assert inspect_files(tmp_path, names) == list(map(inspect, contents.values()))
 
 
-def test_headers_beyond_what_is_read_at_once(tmp_path):
-    long = VARIANTS["jpeg"][:2] + (b"\xff\xe2\xff\xff" + bytes(65533)) * 3 + VARIANTS["jpeg"][2:]
-    names = write(tmp_path, whole=long, cut=long[:-300], far=long[:100_000])
+def test_jpeg_file_with_a_header_longer_than_the_first_read_is_inspected(tmp_path):
+    encoded = VARIANTS["jpeg"][:2] + (b"\xff\xe2\xff\xff" + bytes(65533)) * 3 + VARIANTS["jpeg"][2:]
+    names = write(tmp_path, sound=encoded, cut=encoded[:-300], far=encoded[:100_000])
     facts = inspect_files(tmp_path, names)
     assert facts[0] == JPEG and [fact.fault for fact in facts[1:]] == ["image-truncated"] * 2
     assert inspect_files(tmp_path, names, EVERY_PIXEL) == facts
 
 
-def test_what_is_no_regular_file_is_never_opened(tmp_path, looks):
+def test_pipe_directory_device_socket_and_broken_link_are_reported_and_not_opened(tmp_path, inspected):
     write(tmp_path, a=VARIANTS["jpeg"])
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "directory").mkdir()
@@ -278,11 +301,11 @@ def test_what_is_no_regular_file_is_never_opened(tmp_path, looks):
         *(("image-missing", what) for what in ("a dangling symbolic link", "")),
     ]
     assert circle.fault == "image-unreadable" and "symbolic links" in circle.detail
-    assert looks == []
+    assert inspected == []
     assert inspect_files(tmp_path, ["link", "linked/a"]) == [JPEG, JPEG]
 
 
-def test_a_pipe_that_takes_the_place_of_a_file_does_not_hang(tmp_path, monkeypatch):
+def test_pipe_that_replaces_a_file_after_the_look_at_its_type_does_not_block(tmp_path, monkeypatch):
     os.mkfifo(tmp_path / "a.jpg")
     monkeypatch.setattr(images.stat, "S_ISREG", lambda mode: True)
     ended = threading.Event()
@@ -291,16 +314,16 @@ def test_a_pipe_that_takes_the_place_of_a_file_does_not_hang(tmp_path, monkeypat
     assert ended.wait(20)
 
 
-def test_names_that_are_no_text(tmp_path, looks):
+def test_file_name_that_is_not_utf_8_is_inspected_and_cached(tmp_path, inspected):
     name = os.fsdecode(b"caf\xe9.jpg")
     (tmp_path / name).write_bytes(VARIANTS["jpeg"])
     for _ in range(2):
         assert inspect_files(tmp_path, [name]) == [JPEG]
-    assert len(looks) == 1
+    assert len(inspected) == 1
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
-def test_without_permission(tmp_path):
+def test_file_without_permission_is_reported_and_inspected_once_permitted(tmp_path):
     write(tmp_path, a=VARIANTS["jpeg"])
     (tmp_path / "a").chmod(0)
     (fact,) = inspect_files(tmp_path, ["a"])
@@ -309,7 +332,7 @@ def test_without_permission(tmp_path):
     assert inspect_files(tmp_path, ["a"]) == [JPEG]
 
 
-def test_a_disk_that_fails_is_asked_again(tmp_path, monkeypatch):
+def test_input_output_error_is_reported_and_not_cached(tmp_path, monkeypatch):
     write(tmp_path, a=VARIANTS["jpeg"])
     failed = ImageFacts(fault="image-unreadable", detail="Input/output error")
     with monkeypatch.context() as broken:
@@ -321,63 +344,63 @@ def test_a_disk_that_fails_is_asked_again(tmp_path, monkeypatch):
 # --- the cache of results ---
 
 
-def test_only_changed_and_new_files_are_looked_at_again(tmp_path, looks):
+def test_only_new_and_changed_files_are_read_again(tmp_path, inspected):
     names = write(tmp_path, a=VARIANTS["jpeg"], b=VARIANTS["jpeg"], c=VARIANTS["jpeg"])
     assert inspect_files(tmp_path, names) == [JPEG] * 3
-    assert sorted(looks) == names
+    assert sorted(inspected) == names
     assert inspect_files(tmp_path, names[::-1]) == [JPEG] * 3
-    assert len(looks) == 3
+    assert len(inspected) == 3
     touch(tmp_path / "b")
     write(tmp_path, d=VARIANTS["png"])
     assert inspect_files(tmp_path, ["d", "b"]) == [PNG, JPEG]
-    assert sorted(looks[3:]) == ["b", "d"]
+    assert sorted(inspected[3:]) == ["b", "d"]
     # The file c is replaced by another file of the same size and modification time.
     before = (tmp_path / "c").stat()
     write(tmp_path, c=bytes(before.st_size))
     os.utime(tmp_path / "c", ns=(before.st_atime_ns, before.st_mtime_ns))
     assert faults(tmp_path, [*names, "d"]) == ["", "", "not-an-image", ""]
-    assert looks[5:] == ["c"]
+    assert inspected[5:] == ["c"]
 
 
-def test_what_decoding_found_answers_later_questions(tmp_path, looks):
+def test_cached_result_of_decoding_is_used_with_and_without_decoding(tmp_path, inspected):
     names = write(tmp_path, good=VARIANTS["jpeg"], bad=DAMAGED)
     assert faults(tmp_path, names) == ["", ""]
     assert faults(tmp_path, names, EVERY_PIXEL) == ["", "image-damaged"]
-    assert sorted(looks) == ["bad", "bad", "good", "good"]
+    assert sorted(inspected) == ["bad", "bad", "good", "good"]
     for decode in (False, True):
         assert faults(tmp_path, names, ImagePolicy(decode=decode)) == ["", "image-damaged"]
-    assert len(looks) == 4
+    assert len(inspected) == 4
     touch(tmp_path / "bad")
     assert faults(tmp_path, names) == ["", ""]
 
 
-def test_a_fault_of_the_header_is_final_and_worse_than_the_size(tmp_path, looks):
+def test_cached_fault_of_a_header_is_used_when_decoding_and_outranks_too_large(tmp_path, inspected):
     names = write(tmp_path, cut=VARIANTS["jpeg"][:-9])
     (fact,) = inspect_files(tmp_path, names, ImagePolicy(max_megapixels=0.001))
     assert fact.fault == "image-truncated" and (fact.height, fact.width) == (HEIGHT, WIDTH)
     assert inspect_files(tmp_path, names, EVERY_PIXEL) == [fact]
-    assert looks == names
+    assert inspected == names
 
 
-def test_a_higher_limit_checks_again(tmp_path, looks):
+def test_file_above_max_megapixels_is_read_again_under_a_higher_limit(tmp_path, inspected):
     names = write(tmp_path, a=VARIANTS["jpeg"])
     (fact,) = inspect_files(tmp_path, names, ImagePolicy(max_megapixels=0.001))
     assert fact.fault == "image-too-large" and (fact.height, fact.width) == (HEIGHT, WIDTH)
     assert inspect_files(tmp_path, names, ImagePolicy(max_megapixels=0.001872)) == [JPEG]
     assert faults(tmp_path, names, ImagePolicy(max_megapixels=0.001)) == ["image-too-large"]
-    assert len(looks) == 2
+    assert len(inspected) == 2
 
 
-def test_what_was_too_large_to_decode_is_decoded_under_a_higher_limit(tmp_path, looks):
+def test_file_that_was_too_large_to_decode_is_decoded_under_a_higher_limit(tmp_path, inspected):
     dark = opencv(".png", np.full((HEIGHT, WIDTH, 3), 900, np.uint16))
     names = write(tmp_path, bad=DAMAGED, dark=dark)
     assert faults(tmp_path, names, ImagePolicy(decode=True, max_megapixels=0.001)) == ["image-too-large"] * 2
     assert faults(tmp_path, names) == ["", "image-12-bit"]
     assert faults(tmp_path, names, EVERY_PIXEL) == ["image-damaged", "image-12-bit"]
-    assert sorted(looks) == ["bad", "bad", "bad", "dark", "dark"]
+    assert sorted(inspected) == ["bad", "bad", "bad", "dark", "dark"]
 
 
-def test_a_damaged_memory_or_that_of_other_rules_is_as_good_as_none(tmp_path, looks, monkeypatch):
+def test_damaged_cache_and_cache_of_another_version_are_ignored(tmp_path, inspected, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     names = write(tmp_path, a=VARIANTS["jpeg"])
     inspect_files(tmp_path, names)
@@ -386,43 +409,43 @@ def test_a_damaged_memory_or_that_of_other_rules_is_as_good_as_none(tmp_path, lo
     for i, damaged in enumerate((b"", content[:3], content[:-1], content + b"x", bytes(40)), start=2):
         path.write_bytes(damaged)
         assert inspect_files(tmp_path, names) == [JPEG]
-        assert len(looks) == i
+        assert len(inspected) == i
     monkeypatch.setattr(images, "_VERSION", images._VERSION + 1)
     inspect_files(tmp_path, names)
-    assert len(looks) == 7
+    assert len(inspected) == 7
 
 
-def test_an_interrupted_look_is_remembered_so_far(tmp_path, looks, monkeypatch):
+def test_results_before_an_interrupt_are_cached(tmp_path, inspected, monkeypatch):
     names = write(tmp_path, **{f"{i:03d}": VARIANTS["jpeg"] for i in range(200)})
     real = images._inspect
 
     def interrupted(stream, *arguments):
-        if opened_name(stream) == "150":
+        if name_of(stream) == "150":
             raise KeyboardInterrupt
         return real(stream, *arguments)
 
     with monkeypatch.context() as once, pytest.raises(KeyboardInterrupt):
         once.setattr(images, "_inspect", interrupted)
         inspect_files(tmp_path, names)
-    looks.clear()
+    inspected.clear()
     assert inspect_files(tmp_path, names) == [JPEG] * 200
-    assert 0 < len(looks) < 100
+    assert 0 < len(inspected) < 100
 
 
-def test_progress_is_shown_when_it_takes_long(tmp_path, monkeypatch, capsys):
+def test_progress_bar_is_shown_for_many_images_only(tmp_path, monkeypatch, capsys):
     names = write(tmp_path, **{f"{i:03d}": VARIANTS["jpeg"] for i in range(200)})
     monkeypatch.setattr(images, "_SLOW", (200, 199))
     inspect_files(tmp_path, names)
     assert capsys.readouterr().err == ""
     inspect_files(tmp_path, names, EVERY_PIXEL)
-    shown = capsys.readouterr()
-    assert "Checking images: 4 steps" in shown.err and shown.out == ""
+    output = capsys.readouterr()
+    assert "Checking images: 4 steps" in output.err and output.out == ""
 
 
 # --- comparison with annotations ---
 
 
-def check(facts: list[ImageFacts], sizes: list[tuple[int, int]], names: list[str] | None = None):
+def compare(facts: list[ImageFacts], sizes: list[tuple[int, int]], names: list[str] | None = None):
     """Returns the usable images and the issues."""
     issues = Issues("test")
     names = names or [""] * len(facts)
@@ -432,28 +455,32 @@ def check(facts: list[ImageFacts], sizes: list[tuple[int, int]], names: list[str
     return usable.tolist(), {issue.kind: issue.offenders for issue in issues}
 
 
-def test_sound_images_are_nothing_to_speak_of():
-    assert check([JPEG, PNG], [(HEIGHT, WIDTH)] * 2, ["a.jpg", "b.png"]) == ([True, True], {})
-    assert check([JPEG], [(0, 0)]) == ([True], {})
-    assert check([], []) == ([], {})
+def test_sound_images_that_agree_with_their_annotations_give_no_issue():
+    assert compare([JPEG, PNG], [(HEIGHT, WIDTH)] * 2, ["a.jpg", "b.png"]) == ([True, True], {})
+    assert compare([JPEG], [(0, 0)]) == ([True], {})
+    assert compare([], []) == ([], {})
 
 
-def test_faults_are_handed_on():
-    bad = [ImageFacts(fault="image-empty"), ImageFacts("PNG", 3, 4, 6, "image-truncated", "in the middle")]
-    usable, found = check([bad[0], JPEG, bad[1], None], [(1, 1), (HEIGHT, WIDTH), (9, 9), (9, 9)])
+def test_faults_of_images_become_issues_and_the_images_unusable():
+    facts = [
+        ImageFacts(fault="image-empty"),
+        JPEG,
+        ImageFacts("PNG", 3, 4, 6, "image-truncated", "in it"),
+        None,
+    ]
+    usable, offenders = compare(facts, [(1, 1), (HEIGHT, WIDTH), (9, 9), (9, 9)])
     assert usable == [False, True, False, False]
-    assert found == {"image-empty": ["image 7"], "image-truncated": ["image 9: in the middle"]}
+    assert offenders == {"image-empty": ["image 7"], "image-truncated": ["image 9: in it"]}
 
 
 @pytest.mark.parametrize("orientation", range(1, 9))
-def test_turned_images(orientation):
-    stored, swapped, other = (
-        check([ImageFacts("JPEG", 30, 50, orientation)], [size])[1] for size in ((30, 50), (50, 30), (50, 31))
-    )
+def test_exif_orientation_is_reported_and_its_swapped_size_is_distinguished(orientation):
+    facts = [ImageFacts("JPEG", 30, 50, orientation)]
+    stored, swapped, different = (compare(facts, [size])[1] for size in ((30, 50), (50, 30), (50, 31)))
     turned = {"exif-turn": [f"image 7 has EXIF orientation {orientation}"]}
     assert stored == (turned if orientation > 1 else {})
     assert list(swapped) == ["image-turned" if orientation >= 5 else "image-size-differs"]
-    assert list(other) == ["image-size-differs"]
+    assert list(different) == ["image-size-differs"]
 
 
 SUFFIXES = [
@@ -467,17 +494,17 @@ SUFFIXES = [
 
 
 @pytest.mark.parametrize(("image_format", "fitting"), SUFFIXES)
-def test_suffixes(image_format, fitting):
+def test_suffix_of_another_format_is_reported_and_unknown_suffixes_are_not(image_format, fitting):
     unknown = ["", "a", "a.data", "a.jpg.bak", "photo.2024", "dir.png/a", "a."]
     unfit = ["a.jpg" if image_format != "JPEG" else "a.png", "b.GIF", "c.heic"]
     names = fitting + unknown + unfit
-    usable, found = check([ImageFacts(image_format, 3, 4)] * len(names), [(3, 4)] * len(names), names)
+    usable, issues = compare([ImageFacts(image_format, 3, 4)] * len(names), [(3, 4)] * len(names), names)
     assert all(usable)
     offenders = [f"image {names.index(name) + 7} is {image_format}" for name in unfit]
-    assert found == {"wrong-extension": offenders}
+    assert issues == {"wrong-extension": offenders}
 
 
-def test_photographs_are_what_pillow_sees(coco128):
+def test_facts_of_photographs_equal_those_of_pillow(coco128):
     for path in sorted((coco128 / "images").iterdir()):
         fact = inspect(path.read_bytes())
         with PIL.Image.open(path) as image:

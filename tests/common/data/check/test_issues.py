@@ -7,10 +7,9 @@ from common.data.check.issues import KEPT, KINDS, SHOWN, DataError, Issue, Issue
 from common.errors import UserError
 
 
-@pytest.fixture(params=["stop"])
-def issues(request):
-    """Issues of every severity, in another order than in KINDS."""
-    issues = Issues("x.json", ImagePolicy(request.param))
+def make_issues(on_bad_image="stop"):
+    """Returns issues of every severity, in another order than in KINDS."""
+    issues = Issues("x.json", ImagePolicy(on_bad_image))
     issues.add("crowd", "annotation 4 (image 1) is a crowd")
     issues.add("image-missing", "image 1 ('a.jpg')")
     issues.add("box-outside", "annotation 5 (image 1) has bbox [1, 2, 3, 4]")
@@ -18,7 +17,12 @@ def issues(request):
     return issues
 
 
-def test_the_kinds_in_order(issues):
+@pytest.fixture
+def issues():
+    return make_issues()
+
+
+def test_issues_are_sorted_by_kind_and_errors_and_bad_images_stop(issues):
     severities = {issue.kind: issue.severity for issue in issues}
     assert list(severities) == [kind for kind in KINDS if kind in severities]
     assert severities == {
@@ -30,46 +34,50 @@ def test_the_kinds_in_order(issues):
     assert {issue.kind for issue in issues.stopping} == {"box-negative", "image-missing"}
 
 
-def test_every_kind_can_be_said():
-    for kind, row in KINDS.items():
-        assert re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)*", kind)
-        assert isinstance(row.severity, Severity)
-        line = Issue(kind, 1, ["image 3 has value 7"]).line()
-        assert line.startswith(f"{row.what}: image 3 has value 7. ")
-        assert "\n" not in line and not line.endswith(".") and "  " not in line
-        if row.severity is Severity.IMAGE:
-            assert "--on_bad_image=skip" in line
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_kind_has_one_line_with_its_offender(kind):
+    assert re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)*", kind)
+    assert isinstance(KINDS[kind].severity, Severity)
+    line = Issue(kind, 1, ["image 3 has value 7"]).line()
+    assert line.startswith(f"{KINDS[kind].what}: image 3 has value 7. ")
+    assert "\n" not in line and not line.endswith(".") and "  " not in line
+    assert KINDS[kind].severity is not Severity.IMAGE or "--on_bad_image=skip" in line
+
+
+def test_issue_of_unknown_kind_raises_key_error():
     with pytest.raises(KeyError, match="box-negativ"):
         Issues("x").add_many("box-negativ", 0, [])
 
 
-def test_a_line_names_some_and_counts_all(issues):
+def test_line_of_many_offenders_names_the_first_and_counts_all(issues):
     shown = "; ".join(f"annotation {i}" for i in range(SHOWN))
     line = issues["box-negative"].line()
     assert line.startswith(f"box with a negative side (12): {shown}; and {12 - SHOWN} more. COCO's bbox is")
     assert issues["box-negative"].line(shown=2).count("annotation") == 2
+
+
+def test_line_of_few_offenders_names_them_all(issues):
     assert issues["box-outside"].line() == (
         "box that reaches outside its image: annotation 5 (image 1) has bbox [1, 2, 3, 4]."
         " It is clipped to the image"
     )
-    exactly = Issues("x")
-    exactly.add_many("crowd", SHOWN, [f"annotation {i}" for i in range(SHOWN)])
-    assert "more" not in exactly["crowd"].line()
+    issues.add_many("image-empty", SHOWN, [f"image {i}" for i in range(SHOWN)])
+    assert "more" not in issues["image-empty"].line()
 
 
-def test_counts_go_on_where_offenders_are_no_longer_kept():
-    made = []
+def test_offenders_beyond_the_limit_are_counted_but_not_described():
+    described = []
     issues = Issues("x")
     issues.add("crowd", "the first")
-    issues.add_each("crowd", range(5 * KEPT), lambda i: made.append(i) or f"annotation {i}")
+    issues.add_each("crowd", range(5 * KEPT), lambda i: described.append(i) or f"annotation {i}")
     issues.add("crowd", "the last")
     issue = issues["crowd"]
     assert issue.count == 5 * KEPT + 2
     assert len(issue.offenders) == KEPT and issue.offenders[:2] == ["the first", "annotation 0"]
-    assert len(made) <= KEPT
+    assert len(described) <= KEPT
 
 
-def test_nothing_found_is_no_issue():
+def test_zero_offenders_are_no_issue():
     issues = Issues("x")
     issues.add_many("crowd", 0, [])
     assert issues["crowd"].count == 0 and issues["crowd"].offenders == []
@@ -77,26 +85,27 @@ def test_nothing_found_is_no_issue():
     issues.raise_if_stopping()
 
 
-def test_one_error_says_everything_that_stops(issues):
+def test_data_error_of_several_kinds_lists_those_that_stop_one_a_line(issues):
     with pytest.raises(DataError) as error:
         issues.raise_if_stopping()
-    lines = str(error.value).split("\n")
     assert isinstance(error.value, UserError) and error.value.issues == (issues,)
-    assert lines[0] == "2 kinds of faults in the data:"
-    assert lines[1] == f"  x.json: {issues['box-negative'].line()}"
-    assert lines[2] == f"  x.json: {issues['image-missing'].line()}" and len(lines) == 3
+    assert str(error.value).split("\n") == [
+        "2 kinds of faults in the data:",
+        f"  x.json: {issues['box-negative'].line()}",
+        f"  x.json: {issues['image-missing'].line()}",
+    ]
 
 
-def test_one_fault_is_one_line_and_data_sets_are_listed_in_turn(issues):
+def test_data_error_of_one_kind_is_one_line_and_of_two_data_sets_lists_both(issues):
     other = Issues("val.json")
     other.add("box-negative", "annotation 7 (image 3)")
     line = f"val.json: {other['box-negative'].line()}"
     assert str(DataError(other)) == line
-    text = str(DataError(issues, other))
-    assert text.startswith("3 kinds of faults") and text.endswith(f"\n  {line}")
+    message = str(DataError(issues, other))
+    assert message.startswith("3 kinds of faults") and message.endswith(f"\n  {line}")
 
 
-def test_repeated_keys_name_the_first_rows():
+def test_repeated_keys_are_counted_and_name_their_first_rows():
     issues = Issues("x")
     issues.add_repeats("repeated-file", "file", [*"abbbbbaac", "", "", -1, -1], "row {}".format)
     assert issues["repeated-file"].offenders == [
@@ -105,8 +114,8 @@ def test_repeated_keys_name_the_first_rows():
     ]
 
 
-@pytest.mark.parametrize("issues", ["skip"], indirect=True)
-def test_skipped_images_stop_nothing(issues):
+def test_bad_images_under_policy_skip_do_not_stop():
+    issues = make_issues("skip")
     assert [issue.kind for issue in issues.stopping] == ["box-negative"]
     missing = issues["image-missing"]
     assert missing.severity is Severity.SKIPPED and not missing.stops
@@ -114,7 +123,7 @@ def test_skipped_images_stop_nothing(issues):
     assert issues["crowd"].severity is Severity.WARNING
 
 
-def test_a_fault_of_all_images_is_never_skipped():
+def test_policy_skip_skips_every_image_fault_and_no_error():
     issues = Issues("x", ImagePolicy("skip"))
     for kind in KINDS:
         issues.add(kind, "image 1")
@@ -122,7 +131,7 @@ def test_a_fault_of_all_images_is_never_skipped():
     assert [issue.kind for issue in issues.stopping] == errors
 
 
-def test_extend(issues):
+def test_extend_adds_counts_and_offenders_and_keeps_the_policy_of_each_kind(issues):
     other = Issues("elsewhere", ImagePolicy("skip"))
     other.add("box-negative", "annotation 99")
     other.add("image-empty", "image 5")

@@ -1,3 +1,5 @@
+"""Errors of a loader that does not name the file: the images are decoded to find the damaged ones."""
+
 import shutil
 
 import numpy as np
@@ -19,8 +21,8 @@ REASON = "Critical error in pipeline:\n  Error in CPU operator `decoders.image`\
 ERROR = tf.errors.InternalError(None, None, REASON)
 
 
-def explained(source, pipeline_type="dali_cpu", error=ERROR) -> str:
-    return str(loader_errors.explain(error, source, pipeline_type))
+def explained(source, pipeline_type="dali_cpu") -> str:
+    return str(loader_errors.explain(ERROR, source, pipeline_type))
 
 
 def damage(path) -> None:
@@ -29,88 +31,96 @@ def damage(path) -> None:
 
 @pytest.fixture
 def data(drawn, tmp_path):
+    """A copy of `drawn` that may be damaged."""
     shutil.copytree(drawn, tmp_path / "data")
     return tmp_path / "data"
 
 
-def coco(data, **policy) -> CocoSource:
+def open_data(data, **policy) -> CocoSource:
     return open_coco(data / "images", data / "instances.json", ImagePolicy(**policy))
 
 
-def test_images_alone_are_checked_or_left_out(data, capsys):
+def test_open_images_refuses_a_bad_image_or_leaves_it_out_under_policy_skip(data, capsys):
     (data / "images/00.jpg").write_bytes(b"")
-    bad = f"--images={data}/images: empty image file: '{data}/images/00.jpg'. "
-    with pytest.raises(DataError, match=f"^{bad}Copy"):
+    offender = f"--images={data}/images: empty image file: '{data}/images/00.jpg'. "
+    with pytest.raises(DataError, match=f"^{offender}Copy"):
         open_images(f"{data}/images")
     assert open_images(f"{data}/images", ImagePolicy("skip")).size == 11
-    assert f"{bad}Left out" in capsys.readouterr().err
+    assert f"{offender}Left out" in capsys.readouterr().err
     with pytest.raises(DataError, match="no usable image: none of the 1 images can be read"):
         open_images(f"{data}/images/00.jpg", ImagePolicy("skip"))
+
+
+def test_open_images_refuses_a_file_name_that_is_not_utf_8(data):
     (data / "images/01.jpg").rename(data / "images/\udce9.jpg")
     with pytest.raises(DataError, match="DALI needs a file name in UTF-8"):
         open_images(f"{data}/images")
 
 
-def test_damage_is_found_by_file_and_id(data, capsys):
+def test_damaged_images_behind_a_loader_error_are_named_by_file_and_id(data, capsys):
     damage(data / "images/01.jpg")
     damage(data / "images/04.jpg")
-    source = coco(data)
-    error = loader_errors.explain(ERROR, source, "dali_cpu")
+    error = loader_errors.explain(ERROR, open_data(data), "dali_cpu")
     assert isinstance(error, DataError) and "decoders.image" not in str(error)
     assert "decoders.image`\nDecoding the images to find the damaged ones" in capsys.readouterr().err
     for words in ("json: image with damaged data (2)", "image 13 ('01.jpg')", "image 22 ('04.jpg')"):
         assert words in str(error)
 
 
-def test_files_that_changed_after_the_start(data):
-    source = coco(data)
+def test_image_files_removed_or_changed_after_the_check_are_named(data):
+    source = open_data(data)
     (data / "images/00.jpg").unlink()
     (data / "images/03.jpg").write_bytes((data / "images/03.jpg").read_bytes()[:-1])
     (data / "images/04.jpg").unlink()
     (data / "images/04.jpg").mkdir()
-    said = explained(source)
-    assert "missing image file: image 10 ('00.jpg')" in said
-    assert "image that is cut off: image 19 ('03.jpg')" in said
-    assert "image file that cannot be read: image 22 ('04.jpg'): " in said and "Is a directory" in said
+    message = explained(source)
+    assert "missing image file: image 10 ('00.jpg')" in message
+    assert "image that is cut off: image 19 ('03.jpg')" in message
+    assert "image file that cannot be read: image 22 ('04.jpg'): " in message and "Is a directory" in message
 
 
-def test_images_that_were_left_out_are_not_blamed(data):
+def test_skipped_images_are_not_named_as_the_cause(data):
     (data / "images/00.jpg").write_bytes(b"")
-    source = coco(data, on_bad_image="skip")
+    source = open_data(data, on_bad_image="skip")
     assert explained(source).startswith("the loader (dali_cpu) stopped")
     damage(data / "images/01.jpg")
     assert "'01.jpg'" in explained(source) and "'00.jpg'" not in explained(source)
 
 
-def test_where_all_is_well_the_loader_is_quoted(data):
-    for pipeline_type in ("dali_cpu", "tensorflow"):
-        said = explained(coco(data), pipeline_type)
-        assert said == f"the loader ({pipeline_type}) stopped: Error in CPU operator `decoders.image`"
+@pytest.mark.parametrize("pipeline_type", ["dali_cpu", "tensorflow"])
+def test_loader_error_without_a_damaged_image_is_quoted(data, pipeline_type):
+    message = f"the loader ({pipeline_type}) stopped: Error in CPU operator `decoders.image`"
+    assert explained(open_data(data), pipeline_type) == message
+
+
+def test_loader_error_of_synthetic_data_without_a_message_names_the_loader():
     error = loader_errors.explain(RuntimeError(""), None, "synthetic")
     assert str(error) == "the loader (synthetic) stopped: " and type(error) is UserError
 
 
-def test_plain_tensorflow_and_another_format(data):
+def test_webp_image_is_named_as_the_cause_in_a_tensorflow_loader_only(data):
     with PIL.Image.open(data / "images/02.jpg") as image:
         image.save(data / "images/02.jpg", "WEBP")
-    said = "--pipeline_type=tensorflow reads only JPEG and PNG, but image 16 ('02.jpg') is WEBP: use dali_cpu"
-    assert explained(coco(data), "tensorflow") == said
-    assert "stopped" in explained(coco(data))
+    message = explained(open_data(data), "tensorflow")
+    assert message == (
+        "--pipeline_type=tensorflow reads only JPEG and PNG, but image 16 ('02.jpg') is WEBP: use dali_cpu"
+    )
+    assert "stopped" in explained(open_data(data))
 
 
-def test_a_list_of_images(data, tmp_path, monkeypatch):
-    other = tmp_path / "other.jpg"
-    other.write_bytes(pillow("JPEG", NOISE))
+def test_damaged_image_of_an_image_list_is_named_by_its_path(data, tmp_path, monkeypatch):
+    noise = tmp_path / "noise.jpg"
+    noise.write_bytes(pillow("JPEG", NOISE))
     monkeypatch.chdir(tmp_path)
-    source = ImageListSource(("data/images/00.jpg", str(other), "data/images/11.png"))
+    source = ImageListSource(("data/images/00.jpg", str(noise), "data/images/11.png"))
     assert "stopped" in explained(source)
-    damage(other)
-    assert f"{str(other)!r}: " in explained(source) and "00.jpg" not in explained(source)
-    other.write_bytes(pillow("WEBP", NOISE))
-    assert f"{str(other)!r} is WEBP" in explained(source, "tensorflow")
+    damage(noise)
+    assert f"{str(noise)!r}: " in explained(source) and "00.jpg" not in explained(source)
+    noise.write_bytes(pillow("WEBP", NOISE))
+    assert f"{str(noise)!r} is WEBP" in explained(source, "tensorflow")
 
 
-def test_records(drawn_records, tmp_path):
+def test_damaged_image_in_a_record_is_named_by_file_record_and_id(drawn_records, tmp_path):
     shutil.copytree(drawn_records.parent, tmp_path / "records")
     file = sorted(tmp_path.glob("records/*.tfrecord"))[1]
     records = list(tf.data.TFRecordDataset(str(file)).as_numpy_iterator())

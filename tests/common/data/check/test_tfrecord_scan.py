@@ -1,3 +1,5 @@
+"""One record: which values are read, which are refused, and how a record is completed for DALI."""
+
 import math
 
 import pytest
@@ -10,22 +12,26 @@ from common.data.tfrecord import BOX_KEYS, CROWD_KEY, DALI_KEYS, LABEL_KEY
 from tests.common.record_writing import PNG, empty_record, of_boxes, record
 
 NAME = "x.tfrecord record 3"
-KNOWN = frozenset((3, 17, 90))
 
 
-def parsed(content):
+def parse_record(content):
+    """Returns the parsed record, the encoded image, and {kind: (count, offenders)}."""
     issues = Issues("")
-    return *parse(content, NAME, KNOWN, issues), issues
+    example, encoded = parse(content, NAME, frozenset((3, 17, 90)), issues)
+    return example, encoded, {issue.kind: (issue.count, issue.offenders) for issue in issues}
 
 
-def test_what_a_record_says():
+def parse_valid(content):
+    example, _, issues = parse_record(content)
+    assert issues == {}
+    return example
+
+
+def test_record_with_all_keys_gives_image_name_id_size_and_objects():
     boxes = ([0.0, 0.125, 0.5, 0.25], [0.25, 0.0, 0.75, 1.5])
-    others = {"object__is_crowd": [0, 1], "object__area": [7.0, 0.0]}
-    example, encoded, issues = parsed(
-        of_boxes(*boxes, filename=b"a/b.png", object__class__label=[90, 3], **others)
-    )
-    assert not list(issues)
-    assert encoded == PNG
+    values = {"object__class__label": [90, 3], "object__is_crowd": [0, 1], "object__area": [7.0, 0.0]}
+    example, encoded, issues = parse_record(of_boxes(*boxes, filename=b"a/b.png", **values))
+    assert issues == {} and encoded == PNG
     assert (example.name, example.image_id) == (f"{NAME} (image 42)", 42)
     assert (example.file_name, example.image_size) == ("a/b.png", (50, 100))
     assert example.objects == [
@@ -37,50 +43,38 @@ def test_what_a_record_says():
 
 NO_VALUES = tf.train.Feature(int64_list=tf.train.Int64List())
 NO_BOXES = {f"object__bbox__{side}": [] for side in ("xmin", "ymin", "xmax", "ymax")}
+OPTIONAL_KEYS = {
+    "no crowd key": (record(), LACKS_CROWDS, 1),
+    "empty crowd key": (record(object__is_crowd=NO_VALUES), LACKS_CROWDS, 1),
+    "crowd key": (record(object__is_crowd=[0]), 0, 1),
+    "no label key": (record(**NO_BOXES, object__class__label=None), LACKS_BOXES, 0),
+    "no object keys": (empty_record(42), LACKS_BOXES, 0),
+}
 
 
-LEFT_OUT = [
-    ({}, LACKS_CROWDS),
-    ({"object__is_crowd": NO_VALUES}, LACKS_CROWDS),
-    ({"object__is_crowd": [0]}, 0),
-    ({**NO_BOXES, "object__class__label": None, "object__is_crowd": None}, LACKS_BOXES),
-]
-
-
-@pytest.mark.parametrize(("changes", "lacks"), LEFT_OUT)
-def test_what_may_be_left_out(changes, lacks):
-    example, _, issues = parsed(record(**changes))
-    assert not list(issues)
-    assert example.lacks == lacks and example.file_name == ""
-    assert len(example.objects) == (lacks != LACKS_BOXES)
+@pytest.mark.parametrize(("content", "lacks", "num_objects"), OPTIONAL_KEYS.values(), ids=OPTIONAL_KEYS)
+def test_record_without_optional_keys_is_valid_and_marked_as_lacking(content, lacks, num_objects):
+    example = parse_valid(content)
+    assert (example.lacks, example.file_name, len(example.objects)) == (lacks, "", num_objects)
     assert all(is_crowd == 0 and math.isnan(area) for *_, is_crowd, area in example.objects)
-
-
-def test_an_image_without_objects_needs_none_of_their_keys():
-    example, _, issues = parsed(empty_record(5))
-    assert not list(issues)
-    assert (example.image_id, example.objects, example.lacks) == (5, [], LACKS_BOXES)
 
 
 @pytest.mark.parametrize(
     ("content", "image_id"), [(b"9223372036854775807", 2**63 - 1), (b"0000000000000000042", 42), (b"0", 0)]
 )
-def test_image_ids_have_up_to_19_digits(content, image_id):
-    example, _, issues = parsed(record(source_id=content))
-    assert example.image_id == image_id and not list(issues)
+def test_image_id_of_up_to_19_digits_is_read(content, image_id):
+    assert parse_valid(record(source_id=content)).image_id == image_id
 
 
 @pytest.mark.parametrize(
-    ("content", "name"), [(b"\xe4.jpg", "\ufffd.jpg"), (b"a\0b", "a\ufffdb"), ([b"a", b"b"], "ab"), ([], "")]
+    ("content", "name"), [(b"\xe4.jpg", "\ufffd.jpg"), (b"a\0b", "a\ufffdb"), ([b"a", b"b"], "ab")]
 )
-def test_file_names_are_text(content, name):
-    assert parsed(record(filename=content))[0].file_name == name
+def test_bytes_of_a_file_name_that_are_no_text_are_replaced(content, name):
+    assert parse_valid(record(filename=content)).file_name == name
 
 
 LABEL, YMAX = "object__class__label", "object__bbox__ymax"
 CROWD, AREA = "object__is_crowd", "object__area"
-
-
 BAD_FIELDS = [
     ("encoded", 3, "record-key-type", "has a int64_list in image/encoded, 3, instead of a bytes_list"),
     ("encoded", [b"a", b"b"], "record-value", "has image/encoded [b'a', b'b']: it must be one image"),
@@ -92,7 +86,6 @@ BAD_FIELDS = [
     ("source_id", 42, "record-key-type", "has a int64_list in image/source_id, 42, instead of"),
     ("height", None, "record-key-missing", "lacks image/height"),
     ("height", 0, "record-value", "has image/height 0: it must be one number of pixels"),
-    ("width", -5, "record-value", "has image/width -5: it must be"),
     ("width", 2**31, "record-value", "has image/width 2147483648: it must be"),
     ("width", [100, 100], "record-value", "has image/width [100, 100]: it must be one"),
     ("width", 1.5, "record-key-type", "has a float_list in image/width, 1.5, instead of a int64_list"),
@@ -116,52 +109,57 @@ BAD_FIELDS = [
 
 
 @pytest.mark.parametrize(("key", "value", "kind", "message"), BAD_FIELDS)
-def test_records_outside_the_schema(key, value, kind, message):
-    _, _, issues = parsed(record(**{key: value}))
-    (issue,) = issues
-    (text,) = issue.offenders
-    assert issue.kind == kind and message in text
-    assert text.startswith(f"{NAME} " if key == "source_id" else f"{NAME} (image 42) ")
+def test_bad_value_of_a_key_is_reported_with_record_key_and_value(key, value, kind, message):
+    _, _, issues = parse_record(record(**{key: value}))
+    ((_, (offender,)),) = issues.values()
+    assert list(issues) == [kind] and message in offender
+    assert offender.startswith(f"{NAME} " if key == "source_id" else f"{NAME} (image 42) ")
 
 
-def test_values_of_any_length_make_short_messages():
+def test_bad_values_of_a_million_bytes_are_shortened_in_messages():
     changes = {"source_id": b"x" * 10**6, "width": list(range(10**5)), "height": b"y" * 10**6}
-    _, _, issues = parsed(record(**changes))
-    assert [len(text) < 200 for issue in issues for text in issue.offenders] == [True] * 3
+    _, _, issues = parse_record(record(**changes))
+    assert [len(text) < 200 for _, offenders in issues.values() for text in offenders] == [True] * 3
 
 
-def test_all_that_is_wrong_is_said_at_once():
+def test_every_fault_of_a_record_is_reported():
     changes = {"height": 0, "encoded": None, "object__class__label": [5, 18], "object__is_crowd": [0, 3]}
-    _, _, issues = parsed(of_boxes([0.1] * 4, [0.2] * 4, object__area=[-1.0, 2.0], **changes))
+    _, _, issues = parse_record(of_boxes([0.1] * 4, [0.2] * 4, object__area=[-1.0, 2.0], **changes))
     counts = {"record-key-missing": 1, "record-value": 3, "unknown-category": 2}
-    assert {issue.kind: issue.count for issue in issues} == counts
+    assert {kind: count for kind, (count, _) in issues.items()} == counts
 
 
-def test_nothing_but_areas_is_there():
-    _, _, issues = parsed(empty_record(1, object__area=[1.0]))
-    (issue,) = issues
-    assert (issue.kind, issue.count) == ("record-key-missing", 5)
-    lacks = "lacks image/object/class/label, but has 1 values in image/object/area"
-    assert issue.offenders[0] == f"{NAME} (image 1) {lacks}"
+def test_record_with_areas_but_no_boxes_lacks_each_key_of_boxes_and_labels():
+    _, _, issues = parse_record(empty_record(1, object__area=[1.0]))
+    ((count, offenders),) = issues.values()
+    assert list(issues) == ["record-key-missing"] and count == 5
+    text = "lacks image/object/class/label, but has 1 values in image/object/area"
+    assert offenders[0] == f"{NAME} (image 1) {text}"
 
 
 @pytest.mark.parametrize("content", [b"\xff\xff\xff", b"", b"\x12\x03abc"])
-def test_what_is_no_example(content):
-    example, encoded, issues = parsed(content)
-    (issue,) = issues
-    assert issue.kind == "not-an-example"
-    assert issue.offenders[0].startswith(f"{NAME} ({len(content)} bytes)")
+def test_bytes_that_are_no_tf_example_are_reported_with_their_length(content):
+    example, encoded, issues = parse_record(content)
+    ((_, (offender,)),) = issues.values()
+    assert list(issues) == ["not-an-example"]
+    assert offender.startswith(f"{NAME} ({len(content)} bytes)")
     assert example.image_id == -1 and encoded is None
 
 
-def test_a_record_is_completed():
-    for content, num_objects in ((empty_record(5), 0), (record(), 1), (record(object__is_crowd=[]), 1)):
-        before = tf.train.Example.FromString(content).features.feature
-        after = tf.train.Example.FromString(complete(content, num_objects)).features.feature
-        assert set(after) == set(before) | set(DALI_KEYS)
-        assert all(after[key] == before[key] for key in before if key != CROWD_KEY)
-        assert len(after[LABEL_KEY].int64_list.value) == num_objects
-        assert list(after[CROWD_KEY].int64_list.value) == [0] * num_objects
-        assert all(after[key].WhichOneof("kind") == "float_list" for key in BOX_KEYS)
-        example, _, issues = parsed(complete(content, num_objects))
-        assert example.lacks == 0 and not list(issues)
+INCOMPLETE = {
+    "no objects": (empty_record(5), 0),
+    "no crowd key": (record(), 1),
+    "empty crowd key": (record(object__is_crowd=[]), 1),
+}
+
+
+@pytest.mark.parametrize(("content", "num_objects"), INCOMPLETE.values(), ids=INCOMPLETE)
+def test_completed_record_has_all_keys_of_dali_and_its_old_values(content, num_objects):
+    before = tf.train.Example.FromString(content).features.feature
+    after = tf.train.Example.FromString(complete(content, num_objects)).features.feature
+    assert set(after) == set(before) | set(DALI_KEYS)
+    assert all(after[key] == before[key] for key in before if key != CROWD_KEY)
+    assert len(after[LABEL_KEY].int64_list.value) == num_objects
+    assert list(after[CROWD_KEY].int64_list.value) == [0] * num_objects
+    assert all(after[key].WhichOneof("kind") == "float_list" for key in BOX_KEYS)
+    assert parse_valid(complete(content, num_objects)).lacks == 0
