@@ -26,8 +26,6 @@ def steps(path):
 
 ONE_FAULT = [
     ("images", ..., "missing-key", "the file has no list `images`"),
-    ("annotations", ..., "missing-key", "the file has no list `annotations`"),
-    ("categories", ..., "missing-key", "the file has no list `categories`"),
     ("images", {}, "wrong-type", "`images` is {}"),
     ("images", NAN, "wrong-type", "`images` is nan"),
     ("images", [], "no-images", "`images` is empty"),
@@ -45,16 +43,9 @@ ONE_FAULT = [
     ("images.1.width", 2**31, "wrong-type", f"{IMAGE_HAS} width 2147483648: expected `int` <= 2147483647"),
     ("images.1.file_name", ..., "missing-key", "image 7 has no file_name"),
     ("images.1.file_name", "", "wrong-type", "image 7 ('') has file_name ''"),
-    (
-        "images.1.file_name",
-        "b\ud800",
-        "wrong-type",
-        "image 7 ('b\\ud800') has file_name 'b\\ud800', which cann",
-    ),
     ("annotations.2.image_id", ..., "missing-key", "annotation 3 has no image_id"),
     ("annotations.2.image_id", "7", "wrong-type", "annotation 3 (image '7') has image_id '7': expected"),
     ("annotations.2.image_id", -INF, "wrong-type", "annotation 3 (image -inf) has image_id -inf"),
-    ("annotations.2.bbox", ..., "missing-key", f"{OBJECT_HAS} no bbox"),
     ("annotations.2.bbox", "1,2,3,4", "wrong-type", f"{OBJECT_HAS} bbox '1,2,3,4'"),
     ("annotations.2.bbox", [1, 2, 3, 4, 5], "box-length", f"{OBJECT_HAS} bbox [1, 2, 3, 4, 5]"),
     ("annotations.2.bbox", [1, 2, 3, -4e-9], "box-negative", f"{OBJECT_HAS} bbox [1.0, 2.0, 3.0, -4"),
@@ -69,11 +60,7 @@ ONE_FAULT = [
     ("annotations.2.area", NAN, "wrong-type", f"{OBJECT_HAS} area nan: a finite number is needed"),
     ("annotations.2.iscrowd", 2, "wrong-type", f"{OBJECT_HAS} iscrowd 2"),
     ("annotations.2.iscrowd", 1.0, "wrong-type", f"{OBJECT_HAS} iscrowd 1.0"),
-    ("annotations.2.category_id", True, "wrong-type", f"{OBJECT_HAS} category_id True"),
     ("categories.0", 2, "bad-category", "categories[0] is 2"),
-    ("categories.0.name", "\ud800", "bad-category", "category 2 has the name '\\ud800': names are"),
-    ("categories.0.id", NAN, "bad-category", "category 'two' has id nan"),
-    ("categories.0.id", -2, "bad-category", "category 'two' has id -2"),
 ]
 
 

@@ -1,3 +1,5 @@
+"""Record files as a whole: faults, repairs, images that are left out, and the cache of results."""
+
 import os
 import pathlib
 import re
@@ -36,20 +38,21 @@ def refused(*files, **options):
     return {issue.kind: issue.offenders for issue in issues}
 
 
-def said(source):
+def offenders_of(source):
+    """Returns {kind: offenders} of the issues that did not stop."""
     return {issue.kind: issue.offenders for issue in source.annotations.issues}
 
 
-def read_back(source):
+def features_of(source):
     """Reads each record at its position in `spans`; returns {image id: features}."""
-    read = {}
+    features_by_id = {}
     for number, offset, size in source.records.spans.tolist():
         content = pathlib.Path(source.records.files[number]).read_bytes()[offset + 12 : offset + size - 4]
         features = tf.train.Example.FromString(content).features.feature
-        read[int(features["image/source_id"].bytes_list.value[0])] = features
-    assert source.annotations.image_ids[source.rows].tolist() == list(read)
-    assert len(read) == source.annotations.num_images
-    return read
+        features_by_id[int(features["image/source_id"].bytes_list.value[0])] = features
+    assert source.annotations.image_ids[source.rows].tolist() == list(features_by_id)
+    assert len(features_by_id) == source.annotations.num_images
+    return features_by_id
 
 
 def contents(directory):
@@ -59,7 +62,7 @@ def contents(directory):
 # --- sound records ---
 
 
-def test_pixels_and_defaults(tmp_path):
+def test_record_without_crowd_area_and_name_gives_pixels_and_defaults(tmp_path):
     source = open_records(write(tmp_path / "a", record()))
     annotations = source.annotations
     np.testing.assert_allclose(annotations.boxes_ltwh_px, [[10, 10, 40, 30]], rtol=1e-6)
@@ -69,24 +72,24 @@ def test_pixels_and_defaults(tmp_path):
     assert source.image_name(0) == f"{tmp_path}/a record 0 (image 42)" and source.encoded(0) == PNG
 
 
-def test_files_are_read_in_parts_in_order(tmp_path, monkeypatch):
+def test_images_of_several_files_keep_their_order_also_when_read_in_parts(tmp_path, monkeypatch):
     files = [
         write(tmp_path / name, *(numbered(begin + i, object__area=[i + 0.5]) for i in range(count)))
         for name, begin, count in (("a", 1000, 57), ("b", 0, 1), ("c", 500, 40))
     ]
-    whole = open_records(*files)
     expected = [*range(1000, 1057), 0, *range(500, 540)]
-    assert whole.annotations.image_ids.tolist() == expected
-    assert whole.annotations.origin == whole.annotations.issues.origin == f"{files[0]} and 2 more files"
-    assert whole.annotations.areas.tolist() == [i % 500 + 0.5 for i in expected]
+    source = open_records(*files)
+    assert source.annotations.image_ids.tolist() == expected
+    assert source.annotations.origin == source.annotations.issues.origin == f"{files[0]} and 2 more files"
+    assert source.annotations.areas.tolist() == [i % 500 + 0.5 for i in expected]
     monkeypatch.setattr(tfrecord_scan, "_PART", 7)
     monkeypatch.setattr(tfrecord, "_VERSION", -1)
-    parts = open_records(*files)
-    assert parts.annotations.fingerprint() == whole.annotations.fingerprint()
-    assert np.array_equal(parts.records.spans, whole.records.spans)
+    in_parts = open_records(*files)
+    assert in_parts.annotations.fingerprint() == source.annotations.fingerprint()
+    assert np.array_equal(in_parts.records.spans, source.records.spans)
 
 
-def test_progress_is_shown_of_large_sets_only(tmp_path, monkeypatch, capfd):
+def test_progress_bar_is_shown_for_large_files_that_are_not_cached(tmp_path, monkeypatch, capfd):
     monkeypatch.setattr(tfrecord_scan, "_PART", 2)
     file = write(tmp_path / "a", *map(numbered, range(6)))
     open_records(file)
@@ -95,14 +98,13 @@ def test_progress_is_shown_of_large_sets_only(tmp_path, monkeypatch, capfd):
     open_records(file, policy=SKIP)
     monkeypatch.setattr(tfrecord, "_VERSION", -1)
     open_records(file)
-    shown = capfd.readouterr().err
-    assert shown.count("Checking records: 3 steps") == 1
+    assert capfd.readouterr().err.count("Checking records: 3 steps") == 1
 
 
 # --- all faults are reported together ---
 
 
-def test_faults_of_all_files_and_records_are_listed_together(tmp_path):
+def test_faults_of_all_files_and_records_are_reported_together(tmp_path):
     of_many = [
         b"\xff\xff\xff",
         numbered(51, object__class__label=[5]),
@@ -120,15 +122,15 @@ def test_faults_of_all_files_and_records_are_listed_together(tmp_path):
     flip(length, len(numbered(30, object__bbox__xmin=[0.9])) + 16)
     os.mkfifo(pipe)
     files = (sound, cut, flipped, length, empty, many, pipe)
-    found = refused(*files)
+    offenders = refused(*files)
     # Records after a damaged record are read too.
-    assert found.pop("repeated-image-id") == [
-        f"image {i} is given 2 times: {sound} record {i} (image {i}), {other} (image {i})"
-        for i, other in ((0, f"{flipped} record 2"), (2, f"{many} record 3"))
+    assert offenders.pop("repeated-image-id") == [
+        f"image {i} is given 2 times: {sound} record {i} (image {i}), {place} (image {i})"
+        for i, place in ((0, f"{flipped} record 2"), (2, f"{many} record 3"))
     ]
-    assert found.pop("file-unreadable") == [f"{pipe}: not a regular file"]
-    assert found.pop("file-empty") == [f"{empty} (0 bytes)"]
-    places = {kind: re.match("(.*) record (\\d+) ", text).groups() for kind, (text,) in found.items()}
+    assert offenders.pop("file-unreadable") == [f"{pipe}: not a regular file"]
+    assert offenders.pop("file-empty") == [f"{empty} (0 bytes)"]
+    places = {kind: re.match("(.*) record (\\d+) ", text).groups() for kind, (text,) in offenders.items()}
     assert places == {
         "file-truncated": (cut, "2"),
         "not-a-record": (length, "1"),
@@ -140,26 +142,26 @@ def test_faults_of_all_files_and_records_are_listed_together(tmp_path):
         "not-an-image": (many, "2"),
         "image-truncated": (many, "4"),
     }
-    ids = [re.search("image (\\d+)\\)", text) for (text,) in found.values()]
+    ids = [re.search("image (\\d+)\\)", text) for (text,) in offenders.values()]
     assert {match[1] for match in ids if match} == {"11", "30", "51", "54", "57"}
     assert not list(tmp_path.glob("*.idx"))
-    assert refused(*files).keys() > found.keys()
+    assert refused(*files).keys() > offenders.keys()
 
 
 @pytest.mark.parametrize("position", [12, 100, -5, -1])
-def test_a_flipped_bit_is_found_and_hides_nothing(tmp_path, position):
+def test_records_with_a_flipped_bit_are_named_and_later_faults_too(tmp_path, position):
     records = [*map(numbered, range(8)), record(height=-4)]
     file = write(tmp_path / "a", *records)
     begins = np.cumsum([0, *(len(content) + 16 for content in records)]).tolist()
     for number in (2, 5):
         flip(file, begins[number + (position < 0)] + position)
-    found = refused(file)
-    places = [text.partition(" has the checksum 0x")[0] for text in found["record-damaged"]]
+    offenders = refused(file)
+    places = [text.partition(" has the checksum 0x")[0] for text in offenders["record-damaged"]]
     assert places == [f"{file} record {i} at byte {begins[i]}" for i in (2, 5)]
-    assert found["record-value"][0].startswith(f"{file} record 8 (image 42) has image/height -4")
+    assert offenders["record-value"][0].startswith(f"{file} record 8 (image 42) has image/height -4")
 
 
-def test_boxes_that_no_box_can_be(tmp_path):
+def test_infinite_negative_and_pixel_boxes_are_refused_and_boxes_outside_are_not(tmp_path):
     boxes = {
         "box-not-finite": ([float("nan"), 0.1, 0.2, 0.2], [float("inf"), 0.1, 0.2, 0.2]),
         "box-negative": ([0.6, 0.2, 0.5, 0.9], [0.6, 0.2, 0.7, 0.1], [30.0, 0.1, 20.0, 0.5]),
@@ -171,18 +173,18 @@ def test_boxes_that_no_box_can_be(tmp_path):
     assert refused(file) == {kind: [f"{place} {box}" for box in of_kind] for kind, of_kind in boxes.items()}
 
 
-def test_nothing_to_train_on(tmp_path):
-    nothing = "each of the {} boxes is a crowd or has no area"
-    assert refused(write(tmp_path / "a", empty_record(1)))["no-boxes"] == [nothing.format(0)]
-    assert refused(write(tmp_path / "b", record(object__is_crowd=[1])))["no-boxes"] == [nothing.format(1)]
-    found = refused(write(tmp_path / "c", record(encoded=b"no")), policy=SKIP)
-    assert found["no-images"] == ["all 1 images are skipped"]
+def test_records_without_any_box_or_image_to_train_on_are_refused(tmp_path):
+    reason = "each of the {} boxes is a crowd or has no area"
+    assert refused(write(tmp_path / "a", empty_record(1)))["no-boxes"] == [reason.format(0)]
+    assert refused(write(tmp_path / "b", record(object__is_crowd=[1])))["no-boxes"] == [reason.format(1)]
+    offenders = refused(write(tmp_path / "c", record(encoded=b"no")), policy=SKIP)
+    assert offenders["no-images"] == ["all 1 images are skipped"]
 
 
 # --- repairs and warnings ---
 
 
-def test_boxes_that_are_mended_and_what_is_remarkable(tmp_path):
+def test_clipped_and_empty_boxes_crowds_and_large_ids_are_reported_without_stopping(tmp_path):
     labels = LabelMap((3, 2**31), ("car", "cat"))
     boxes = ([-0.5, 0.1, 0.5, 0.2], [0.2, 0.1, 0.2, 0.2], [0.3, 0.1, 0.4, 1.5], [1.2, 0.1, 1.3, 0.2])
     file = write(
@@ -193,7 +195,7 @@ def test_boxes_that_are_mended_and_what_is_remarkable(tmp_path):
     )
     source = tfrecord.open_records([file], labels)
     first, crowd = f"{file} record 0 (image 42) has {BOX}", f"{file} record 2 (image 9)"
-    assert said(source) == {
+    assert offenders_of(source) == {
         "box-outside": [f"{first} [-0.5, 0.1, 0.5, 0.2]"],
         "box-empty": [f"{first} [0.2, 0.1, 0.2, 0.2]", f"{first} [1.2, 0.1, 1.3, 0.2]"],
         "crowd": [f"{first} [0.3, 0.1, 0.4, 1.5]", f"{crowd} has {BOX} [0.1, 0.2, 0.5, 0.8]"],
@@ -205,15 +207,15 @@ def test_boxes_that_are_mended_and_what_is_remarkable(tmp_path):
     assert (targets.num_clipped, targets.num_dropped, targets.num_crowds) == (1, 2, 2)
 
 
-def test_a_turned_image_and_a_wrong_name_are_said(tmp_path):
+def test_exif_orientation_and_suffix_of_another_format_are_reported(tmp_path):
     turned = pillow("JPEG", np.zeros((50, 100, 3), np.uint8), exif=b"Exif\0\0" + exif(3))
     file = write(tmp_path / "a", record(encoded=turned, filename=b"x.png"))
-    found = said(open_records(file))
-    assert found["exif-turn"] == [f"{file} record 0 (image 42) has EXIF orientation 3"]
-    assert found["wrong-extension"] == [f"{file} record 0 (image 42) is JPEG"]
+    offenders = offenders_of(open_records(file))
+    assert offenders["exif-turn"] == [f"{file} record 0 (image 42) has EXIF orientation 3"]
+    assert offenders["wrong-extension"] == [f"{file} record 0 (image 42) is JPEG"]
 
 
-def test_records_that_dali_cannot_read_are_mended(tmp_path):
+def test_records_without_crowd_or_box_keys_are_completed_in_a_copy(tmp_path):
     boxes = ([0.1, 0.2, 0.3, 0.4], [0.2, 0.3, 0.4, 0.5])
     crowds = {"object__class__label": [17, 3], "object__is_crowd": [1, 0]}
     a = write(tmp_path / "a", of_boxes(*boxes, source_id=b"1", **crowds), empty_record(2), numbered(3))
@@ -224,60 +226,63 @@ def test_records_that_dali_cannot_read_are_mended(tmp_path):
     assert source.annotations.image_ids.tolist() == [1, 2, 3, 4]
     assert files[0] == a and not {a, b} & set(files[1:])
     completed = [f"{a} record 1 (image 2)", f"{a} record 2 (image 3)", f"{b} record 0 (image 4)"]
-    assert said(source)["record-completed"] == completed
+    assert offenders_of(source)["record-completed"] == completed
     assert contents(tmp_path) == before
 
-    read = read_back(source)
-    for features in read.values():
+    features_by_id = features_of(source)
+    for features in features_by_id.values():
         assert features["image/encoded"].bytes_list.value[0] == PNG
         assert all(features[key].WhichOneof("kind") for key in (*BOX_KEYS, LABEL_KEY, CROWD_KEY))
-    lists = [[list(read[i][key].int64_list.value) for i in (1, 2, 3, 4)] for key in (CROWD_KEY, LABEL_KEY)]
-    assert lists == [[[1, 0], [], [0], []], [[17, 3], [], [17], []]]
+    for key, expected in ((CROWD_KEY, [[1, 0], [], [0], []]), (LABEL_KEY, [[17, 3], [], [17], []])):
+        assert [list(features_by_id[i][key].int64_list.value) for i in (1, 2, 3, 4)] == expected
     for number, index in enumerate(source.records.indexes):
         spans = source.records.spans[source.records.spans[:, 0] == number, 1:]
         assert np.array_equal(np.loadtxt(index, np.int64, ndmin=2), spans)
 
 
-def test_mended_copies_of_changed_records_are_made_again(tmp_path):
+def test_completed_copy_of_changed_records_is_made_again(tmp_path):
     for ids in ((1, 2), (3, 4)):
         file = write(tmp_path / "a", numbered(ids[0]), empty_record(ids[1]))
         os.utime(file, (1, 1))
-        assert sorted(read_back(open_records(file))) == list(ids)
+        assert sorted(features_of(open_records(file))) == list(ids)
 
 
 # --- images that cannot be used ---
 
 
-def bad_images(tmp_path):
+def write_bad_images(tmp_path):
+    """Writes four images that cannot be used, and the images 2 and 4. Returns the two files."""
     outside = numbered(4, object__is_crowd=[0], object__bbox__xmax=[1.5])
     sound, cut = numbered(2, object__is_crowd=[0]), numbered(1, encoded=PNG[:-20])
     a = write(tmp_path / "a", cut, sound, numbered(3, encoded=b"GIF89a" + bytes(40)), outside)
     return a, write(tmp_path / "b", numbered(5, encoded=b""), empty_record(6, encoded=b"x"))
 
 
-def test_bad_images_are_left_out_on_demand(tmp_path):
-    a, b = bad_images(tmp_path)
+def test_bad_images_under_policy_skip_are_left_out_of_index_and_annotations(tmp_path):
+    a, b = write_bad_images(tmp_path)
     before = contents(tmp_path)
     source = open_records(a, b, policy=SKIP)
     assert source.annotations.image_ids.tolist() == [2, 4] and source.annotations.num_boxes == 2
-    assert sorted(read_back(source)) == [2, 4]
+    assert sorted(features_of(source)) == [2, 4]
     assert source.records.files == (a,) and source.formats == {"PNG": 2}
     assert len(np.loadtxt(source.records.indexes[0])) == 2
     assert source.encoded(1) == PNG and source.image_name(1) == f"{a} record 3 (image 4)"
-    found = {issue.kind: issue for issue in source.annotations.issues}
-    assert found.pop("box-outside").offenders[0].startswith(f"{a} record 3 (image 4) has the box")
-    assert len(found) == 4 and all(issue.skipped and issue.count == 1 for issue in found.values())
+    issues = {issue.kind: issue for issue in source.annotations.issues}
+    assert issues.pop("box-outside").offenders[0].startswith(f"{a} record 3 (image 4) has the box")
+    assert len(issues) == 4 and all(issue.skipped and issue.count == 1 for issue in issues.values())
     assert contents(tmp_path) == before
-    # SKIP skips images that cannot be read. An image whose size differs from its record stays an error.
-    c = write(tmp_path / "c", numbered(7, encoded=png(9, 9)))
-    assert set(refused(a, b, c, policy=SKIP)) >= {"image-size-differs"}
 
 
-def test_limits_are_the_policys(tmp_path):
+def test_image_of_another_size_than_in_its_record_is_refused_under_policy_skip(tmp_path):
+    file = write(tmp_path / "a", numbered(7, encoded=png(9, 9)), record())
+    assert set(refused(file, policy=SKIP)) >= {"image-size-differs"}
+
+
+def test_image_above_max_megapixels_of_the_policy_is_refused(tmp_path):
     file = write(tmp_path / "a", record(), numbered(2, width=2000, encoded=png(2000)))
     assert open_records(file).annotations.num_images == 2
-    found = refused(file, policy=ImagePolicy(max_megapixels=0.01))
-    assert found["image-too-large"][0].startswith(f"{file} record 1 (image 2): ")
+    offenders = refused(file, policy=ImagePolicy(max_megapixels=0.01))
+    assert offenders["image-too-large"][0].startswith(f"{file} record 1 (image 2): ")
     open_records(file)
 
 
@@ -285,58 +290,65 @@ def test_limits_are_the_policys(tmp_path):
 
 
 @pytest.fixture
-def reads(monkeypatch):
-    read = []
+def scanned(monkeypatch):
+    """The paths of the files whose data are read, as they are read."""
+    paths = []
     real = tfrecord_scan._scan_part
 
-    def counted(file, *options):
-        read.append(file.path)
+    def scan_part(file, *options):
+        paths.append(file.path)
         return real(file, *options)
 
-    monkeypatch.setattr(tfrecord_scan, "_scan_part", counted)
-    return read
+    monkeypatch.setattr(tfrecord_scan, "_scan_part", scan_part)
+    return paths
 
 
-def test_a_second_start_reads_no_data(tmp_path, reads):
+def test_records_opened_again_come_from_the_cache_with_the_same_issues(tmp_path, scanned):
     files = [write(tmp_path / str(i), numbered(10 + i), empty_record(20 + i)) for i in range(3)]
     first = open_records(*files)
-    assert len(reads) == 3
+    assert len(scanned) == 3
     # Opening again reads only lengths and stored checksums, so changed data are not noticed.
     content, times = bytearray(pathlib.Path(files[0]).read_bytes()), os.stat(files[0])
     content[50:60] = bytes(10)
     pathlib.Path(files[0]).write_bytes(content)
     os.utime(files[0], ns=(times.st_atime_ns, times.st_mtime_ns))
     second = open_records(*files)
-    assert len(reads) == 3
-    assert second.fingerprint == first.fingerprint and said(second) == said(first)
+    assert len(scanned) == 3
+    assert second.fingerprint == first.fingerprint and offenders_of(second) == offenders_of(first)
     assert (second.records.files, second.records.indexes) == (first.records.files, first.records.indexes)
     assert second.formats == first.formats and second.annotations.origin == first.annotations.origin
 
 
-def swap(tmp_path, file):
+def replace_record(tmp_path, file):
     shutil.copyfile(write(tmp_path / "other", numbered(43)), file)
 
 
-def relabel(tmp_path, file):
+def change_label(tmp_path, file):
     """The record keeps its length and gets correct checksums."""
     write(file, record(object__class__label=[3]))
 
 
-@pytest.mark.parametrize("change", [swap, relabel, lambda tmp_path, file: os.utime(file, (5, 5))])
-def test_changed_files_are_read_again(tmp_path, reads, change):
+@pytest.mark.parametrize("change", [replace_record, change_label])
+def test_file_with_changed_records_but_equal_size_and_time_is_read_again(tmp_path, scanned, change):
     file = write(tmp_path / "a", record())
     before = os.stat(file)
     first = open_records(file)
     change(tmp_path, file)
+    os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns))
     assert os.path.getsize(file) == before.st_size
-    if change in (swap, relabel):
-        os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns))
-    second = open_records(file)
-    assert reads == [file, file]
-    assert (second.fingerprint != first.fingerprint) == (change in (swap, relabel))
+    assert open_records(file).fingerprint != first.fingerprint
+    assert scanned == [file, file]
 
 
-def test_other_labels_or_every_pixel_are_another_question(tmp_path, reads):
+def test_touched_file_is_read_again_and_keeps_its_fingerprint(tmp_path, scanned):
+    file = write(tmp_path / "a", record())
+    first = open_records(file)
+    os.utime(file, (5, 5))
+    assert open_records(file).fingerprint == first.fingerprint
+    assert scanned == [file, file]
+
+
+def test_cache_of_another_label_map_or_decoding_policy_is_not_used(tmp_path, scanned):
     data = PNG.index(b"IDAT") + 8
     file = write(tmp_path / "a", record(encoded=PNG[:data] + b"\0" + PNG[data + 1 :]))
     open_records(file)
@@ -344,40 +356,45 @@ def test_other_labels_or_every_pixel_are_another_question(tmp_path, reads):
         tfrecord.open_records([file], LabelMap((3,), ("car",)))
     assert tfrecord.open_records([file], LabelMap((17,), ("dog",))).annotations.num_boxes == 1
     assert set(refused(file, policy=ImagePolicy(decode=True))) == {"image-damaged"}
-    assert len(reads) == 4
+    assert len(scanned) == 4
 
 
-def test_bad_images_are_remembered_for_both_policies(tmp_path, reads):
-    a, b = bad_images(tmp_path)
-    found = refused(a, b)
-    assert set(found) == {"image-truncated", "unsupported-format", "image-empty", "not-an-image"}
-    assert sorted(reads) == [a, b]
-    assert refused(a, b) == found
-    skipped = said(open_records(a, b, policy=SKIP))
-    assert skipped.items() > found.items() and set(skipped) - set(found) == {"box-outside"}
-    assert len(reads) == 2
+def test_cached_bad_images_are_reported_under_both_policies(tmp_path, scanned):
+    a, b = write_bad_images(tmp_path)
+    offenders = refused(a, b)
+    assert set(offenders) == {"image-truncated", "unsupported-format", "image-empty", "not-an-image"}
+    assert sorted(scanned) == [a, b]
+    assert refused(a, b) == offenders
+    skipped = offenders_of(open_records(a, b, policy=SKIP))
+    assert skipped.items() > offenders.items() and set(skipped) - set(offenders) == {"box-outside"}
+    assert len(scanned) == 2
 
 
-def test_what_was_kept_badly_is_made_again(tmp_path, reads, monkeypatch):
+def test_damaged_cache_is_ignored_and_written_again(tmp_path, scanned, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     file = write(tmp_path / "a", record(), numbered(2, encoded=b""))
     first = open_records(file, policy=SKIP)
-    (kept,) = (tmp_path / "cache" / "dali-detection").glob("*.records")
-    content = kept.read_bytes()
-    for number, bad in enumerate([b"", b"garbage", content[:-100]], 2):
-        kept.write_bytes(bad)
+    (cache,) = (tmp_path / "cache" / "dali-detection").glob("*.records")
+    content = cache.read_bytes()
+    for number, damaged in enumerate([b"", b"garbage", content[:-100]], 2):
+        cache.write_bytes(damaged)
         assert open_records(file, policy=SKIP).fingerprint == first.fingerprint
-        assert len(reads) == number
-    assert kept.read_bytes() == content
+        assert len(scanned) == number
+    assert cache.read_bytes() == content
 
 
-@pytest.mark.parametrize("left", [None, len(record()) + 16, len(record()) + 100])
-def test_a_file_that_changes_while_it_is_read(tmp_path, monkeypatch, left):
+ONE_RECORD = len(record()) + 16
+
+
+@pytest.mark.parametrize(
+    "size", [None, ONE_RECORD, ONE_RECORD + 84], ids=["removed", "1 record", "1.5 records"]
+)
+def test_file_that_is_removed_or_cut_while_it_is_read_is_refused_and_not_cached(tmp_path, monkeypatch, size):
     real = tfrecord.walk_files
 
     def walk_files(files, issues):
         walked = real(files, issues)
-        os.truncate(files[0], left) if left else os.unlink(files[0])
+        os.truncate(files[0], size) if size else os.unlink(files[0])
         return walked
 
     file = write(tmp_path / "a", record(), numbered(2))
@@ -385,16 +402,16 @@ def test_a_file_that_changes_while_it_is_read(tmp_path, monkeypatch, left):
     with monkeypatch.context() as context:
         context.setattr(tfrecord, "walk_files", walk_files)
         ((offender,),) = refused(file).values()
-    assert file in offender and ("record 1 at byte" if left else "No such file") in offender
+    assert file in offender and ("record 1 at byte" if size else "No such file") in offender
     pathlib.Path(file).write_bytes(content)
     os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns))
     assert open_records(file).annotations.num_images == 2
 
 
-def test_issues_of_a_copy_are_its_own(tmp_path):
+def test_issues_of_a_renamed_file_have_its_new_name(tmp_path):
     file = write(tmp_path / "a", record(), empty_record(2))
     open_records(file)
     os.rename(file, tmp_path / "b")
     source = open_records(tmp_path / "b")
     assert source.annotations.origin == str(tmp_path / "b")
-    assert "/a record" not in str(said(source))
+    assert "/a record" not in str(offenders_of(source))
