@@ -17,7 +17,7 @@ from common.errors import UserError
 from tests import commands
 from tests.common import made_annotations
 from tests.refusal import refusal
-from tests.tools.conversion.labelled_images import contents_of, options_of, put, put_yolo
+from tests.tools.conversion.labelled_images import contents_of, options_of, write_file, write_yolo
 from tools import convert as command
 from tools.conversion.coco_to_tfrecord import write_tfrecords
 from tools.conversion.coco_writer import round_boxes
@@ -26,7 +26,7 @@ from tools.convert import convert, split
 
 @pytest.fixture
 def yolo(tmp_path):
-    return put_yolo(tmp_path / "set")
+    return write_yolo(tmp_path / "set")
 
 
 def run(source, target, **options):
@@ -86,7 +86,7 @@ def test_existing_output_is_refused_without_overwrite(yolo, tmp_path, target):
 def test_unusable_image_is_refused_or_skipped_as_the_flags_say(yolo, tmp_path):
     options = {"input": yolo, "output": tmp_path / "x.json"}
     assert "--max_megapixels" in refused("yolo", "coco", **options, max_megapixels=0.0005, error=DataError)
-    put(yolo, "images/b.png", b"")
+    write_file(yolo, "images/b.png", b"")
     assert "empty image file: image 'b.png'" in refused("yolo", "coco", **options)
     assert os.listdir(tmp_path) == ["set"]
     run("yolo", "coco", **options, on_bad_image="skip")

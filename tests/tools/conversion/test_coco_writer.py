@@ -19,32 +19,30 @@ def named(*names):
     return dataclasses.replace(annotations([(20, 30)] * len(names), []), file_names=list(names))
 
 
-def test_written_json_is_read_as_equal_annotations(drawn, tmp_path):
-    written = load_coco(drawn / "instances.json")
-    write_coco(written, tmp_path / "sub" / "out.json")
-    assert load_coco(tmp_path / "sub" / "out.json").fingerprint() == written.fingerprint()
+def test_written_json_is_read_back_as_equal_annotations(drawn, tmp_path):
+    truth = load_coco(drawn / "instances.json")
+    write_coco(truth, tmp_path / "sub" / "out.json")
+    assert load_coco(tmp_path / "sub" / "out.json").fingerprint() == truth.fingerprint()
     document = json.loads((tmp_path / "sub" / "out.json").read_text())
     keys = {"id", "image_id", "category_id", "bbox", "area", "iscrowd"}
-    assert all(set(annotation) == keys for annotation in document["annotations"])
-    assert [a["id"] for a in document["annotations"]] == list(range(1, written.num_boxes + 1))
+    assert all(set(row) == keys for row in document["annotations"])
+    assert [row["id"] for row in document["annotations"]] == list(range(1, truth.num_boxes + 1))
     assert [c["id"] for c in document["categories"]] == [3, 17, 90]
     assert os.listdir(tmp_path / "sub") == ["out.json"]
 
 
-UNUSABLE = [
-    *("../up.jpg", "sub/../../up.jpg", "/etc/passwd", "", ".", "..", "nul\0.jpg", "line\nfeed.jpg"),
-    "sub//b.jpg",
-]
+UNUSABLE = ["../up.jpg", "sub/../../up.jpg", "/etc/passwd", "", ".", "..", "nul\0.jpg", "line\nfeed.jpg"]
+REPEATED = "sub//b.jpg"
 
 
-@pytest.mark.parametrize("name", UNUSABLE)
-def test_unusable_or_repeated_name_replaces_all_names_by_ids(name):
+@pytest.mark.parametrize("name", [*UNUSABLE, REPEATED])
+def test_one_unusable_or_repeated_file_name_replaces_all_names_by_ids(name):
     names, encoded = ["a.jpg", "sub/./b.jpg", "grün 1.jpg"], [JPEG, JPEG, PNG, JPEG].__getitem__
     assert file_names(named(*names), encoded) == ["a.jpg", "sub/b.jpg", "grün 1.jpg"]
     assert file_names(named(*names, name), encoded) == ["101.jpg", "102.jpg", "103.png", "104.jpg"]
 
 
-def test_existing_images_are_refused_without_overwrite(tmp_path):
+def test_existing_image_is_refused_or_with_overwrite_replaced(tmp_path):
     (tmp_path / "images").mkdir()
     (tmp_path / "images" / "mine.txt").write_text("mine")
     (tmp_path / "elsewhere.jpg").write_text("not to be touched")
@@ -58,14 +56,13 @@ def test_existing_images_are_refused_without_overwrite(tmp_path):
     assert (tmp_path / "elsewhere.jpg").read_text() == "not to be touched"
 
 
-def test_error_while_writing_leaves_no_image(tmp_path):
+def test_error_while_writing_images_leaves_no_image(tmp_path):
     with pytest.raises(IndexError):
         write_images(f"{tmp_path}/images", ["a.jpg", "sub/b.jpg"], [JPEG].__getitem__)
     assert not os.listdir(tmp_path / "images")
 
 
-def test_rounding_restores_boxes_in_pixels():
-    """The edges are stored as float32 fractions of the image's sides."""
+def test_rounding_restores_boxes_that_were_stored_as_float32_fractions():
     random = np.random.default_rng(5)
     left_top = np.round(random.uniform(0, 300, (500, 2)), 2)
     boxes = np.concatenate([left_top, np.round(random.uniform(1, 150, (500, 2)), 2)], axis=1)
@@ -81,5 +78,5 @@ def test_rounding_restores_boxes_in_pixels():
     np.testing.assert_array_equal(rounded.boxes_ltwh_px, boxes)
     np.testing.assert_array_equal(rounded.areas.astype(np.float32), areas.astype(np.float32))
     assert np.mean(rounded.areas == areas) > 0.5
-    own_areas = round_boxes(annotations([(480, 640)], rows)).areas
-    np.testing.assert_array_equal(own_areas, boxes[:, 2] * boxes[:, 3])
+    box_areas = round_boxes(annotations([(480, 640)], rows)).areas
+    np.testing.assert_array_equal(box_areas, boxes[:, 2] * boxes[:, 3])

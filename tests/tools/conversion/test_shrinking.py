@@ -12,12 +12,13 @@ from tests.common.made_annotations import annotations
 from tests.refusal import refusal
 from tools.conversion.shrinking import shrink_annotations, shrink_image, shrunk_sizes, write_shrunk
 
-RECTANGLES = [  # image size, box ltwh in pixels, longest side, expected size
-    ((3001, 4001), (3100, 2300, 850, 650), 500, (375, 500)),  # a JPEG is decoded at a quarter of its size
-    ((301, 403), (50, 40, 200, 100), 150, (112, 150)),
-    ((403, 301), (50, 40, 200, 100), 400, (400, 299)),
-    ((900, 40), (10, 100, 20, 400), 300, (300, 13)),
-]
+RECTANGLES = {  # format, image size, box ltwh in pixels, longest side, expected size
+    "JPEG that is decoded at a quarter": ("JPEG", (3001, 4001), (3100, 2300, 850, 650), 500, (375, 500)),
+    "wide JPEG": ("JPEG", (301, 403), (50, 40, 200, 100), 150, (112, 150)),
+    "almost unscaled JPEG": ("JPEG", (403, 301), (50, 40, 200, 100), 400, (400, 299)),
+    "narrow JPEG": ("JPEG", (900, 40), (10, 100, 20, 400), 300, (300, 13)),
+    "wide PNG": ("PNG", (301, 403), (50, 40, 200, 100), 150, (112, 150)),
+}
 
 
 def encoded(picture, image_format, **options):
@@ -26,9 +27,10 @@ def encoded(picture, image_format, **options):
     return stream.getvalue()
 
 
-@pytest.mark.parametrize("image_format", ["JPEG", "PNG"])
-@pytest.mark.parametrize(("size", "box", "max_side", "expected"), RECTANGLES)
-def test_scaled_rectangle_is_at_its_scaled_box(image_format, size, box, max_side, expected):
+@pytest.mark.parametrize(
+    ("image_format", "size", "box", "max_side", "expected"), RECTANGLES.values(), ids=RECTANGLES
+)
+def test_rectangle_in_a_scaled_image_is_at_its_scaled_box(image_format, size, box, max_side, expected):
     picture = PIL.Image.new("RGB", size[::-1])
     picture.paste("white", (*box[:2], box[0] + box[2], box[1] + box[3]))
     image = PIL.Image.open(io.BytesIO(shrink_image(encoded(picture, image_format), "x", max_side)))
@@ -48,7 +50,7 @@ VARIANTS = [name for name in image_variants.VARIANTS if name.startswith(("jpeg-"
 
 
 @pytest.mark.parametrize("name", VARIANTS)
-def test_colours_are_those_that_training_sees(name):
+def test_colours_of_a_scaled_image_are_those_that_training_sees(name):
     """Decoders convert CMYK to RGB in different ways."""
     half = shrink_image(image_variants.VARIANTS[name], name, image_variants.WIDTH // 2)
     assert not inspect(half, ImagePolicy(decode=True)).fault
@@ -57,23 +59,26 @@ def test_colours_are_those_that_training_sees(name):
     assert np.abs(pixels - expected).mean() < (12 if "cmyk" in name else 3)
 
 
-def test_colours_below_transparent_pixels_and_the_orientation_stay():
+def test_scaled_png_has_the_colours_below_its_transparent_pixels():
     picture = PIL.Image.new("RGBA", (40, 20), (200, 100, 50, 0))
     half = PIL.Image.open(io.BytesIO(shrink_image(encoded(picture, "PNG"), "x", 20)))
     assert half.getpixel((10, 5)) == (200, 100, 50)
+
+
+def test_scaled_jpeg_has_the_orientation_and_colour_profile_of_the_original():
     exif = b"Exif\0\0" + image_variants.exif(6)
-    turned = encoded(picture.convert("RGB"), "JPEG", exif=exif, icc_profile=b"p")
-    facts = inspect(small := shrink_image(turned, "x", 20))
+    original = encoded(PIL.Image.new("RGB", (40, 20)), "JPEG", exif=exif, icc_profile=b"p")
+    half = shrink_image(original, "x", 20)
+    facts = inspect(half)
     assert (facts.width, facts.height, facts.orientation) == (20, 10, 6)
-    assert PIL.Image.open(io.BytesIO(small)).info["icc_profile"] == b"p"
-    assert shrink_image(turned, "x", 40) == turned
+    assert PIL.Image.open(io.BytesIO(half)).info["icc_profile"] == b"p"
+    assert shrink_image(original, "x", 40) == original
 
 
-def test_boxes_scale_by_whole_pixels_and_other_images_stay():
+def test_boxes_scale_by_the_rounded_image_sizes_and_small_images_stay():
     boxes = [(0, 0, 1, 2, 3, 4), (1, 1, -10, 20, 300, 40), (1, 2, 5, 5, 0, 5), (3, 0, 1, 1, 1, 1)]
-    original = annotations(
-        [(30, 50), (101, 303), (400, 400), (1, 999)], boxes, crowds=[1], areas=[7, 99, 0, 1]
-    )
+    sizes = [(30, 50), (101, 303), (400, 400), (1, 999)]
+    original = annotations(sizes, boxes, crowds=[1], areas=[7, 99, 0, 1])
     result = shrink_annotations(original, 100)
     assert result.image_sizes.tolist() == [[30, 50], [33, 100], [100, 100], [1, 100]]
     x, y = 100 / 303, 33 / 101
@@ -86,10 +91,13 @@ def test_boxes_scale_by_whole_pixels_and_other_images_stay():
     assert shrunk_sizes(np.array([[largest, 3]], np.int32), largest - 1).tolist() == [[largest - 1, 3]]
 
 
-def test_undecodable_image_is_named_and_no_file_is_written(tmp_path):
+def test_bmp_is_refused_only_if_it_must_be_scaled():
     bmp = image_variants.pillow("BMP")
     assert shrink_image(bmp, "a.bmp", 52) == bmp
     assert refusal(shrink_image, bmp, "a.bmp", 51).startswith("a.bmp is BMP: convert it, --max_side reads")
+
+
+def test_damaged_image_is_reported_and_no_scaled_image_is_written(tmp_path):
     noise = np.random.default_rng(0).integers(0, 256, (40, 60, 3), np.uint8)
     png = bytearray(image_variants.pillow("PNG", noise))
     png[3000] ^= 255

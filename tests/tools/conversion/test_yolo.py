@@ -7,21 +7,32 @@ import PIL.ImageOps
 import pytest
 
 from common.data.labels import LabelMap
-from tests.tools.conversion.labelled_images import HEIGHT, SKIP, WIDTH, calls, picture, put, put_yolo
+from tests.tools.conversion.labelled_images import (
+    HEIGHT,
+    SKIP,
+    WIDTH,
+    black_image,
+    reading_functions,
+    write_file,
+    write_yolo,
+)
 from tools.conversion import yolo
+
+read_yolo, user_error, data_error = reading_functions(yolo.read_yolo)
 
 
 @pytest.fixture
 def data_dir(tmp_path):
-    return put_yolo(tmp_path)
+    """images/, labels/ and classes.txt: a.png with a cat, b.png with a dog."""
+    return write_yolo(tmp_path)
 
 
-read_yolo, refused, faults = calls(yolo.read_yolo)
+# --- labels ---
 
 
-def test_labels_become_boxes_in_pixels(data_dir):
-    put(data_dir, "images/c.png", PIL.Image.new("RGB", (100, 50)))
-    put(data_dir, "labels/c.txt", "0 0.5 0.5 0.25 0.5\n1.0 1.2 0.5 0.2 0.1")
+def test_yolo_labels_become_boxes_in_pixels(data_dir):
+    write_file(data_dir, "images/c.png", PIL.Image.new("RGB", (100, 50)))
+    write_file(data_dir, "labels/c.txt", "0 0.5 0.5 0.25 0.5\n1.0 1.2 0.5 0.2 0.1")
     annotations, images_dir = read_yolo(data_dir)
     assert images_dir == os.fspath(data_dir / "images")
     assert annotations.file_names == ["a.png", "b.png", "c.png"]
@@ -35,154 +46,166 @@ def test_labels_become_boxes_in_pixels(data_dir):
     assert not annotations.is_crowd.any()
 
 
-@pytest.mark.parametrize("names", ["obj.names", "labels/classes.txt"])
-def test_each_file_of_class_names_is_read_and_boxes_have_six_decimals(data_dir, names):
-    shutil.move(data_dir / "classes.txt", data_dir / names)
-    put(data_dir, "labels/a.txt", "0 0.333333 0.5 0.25 0.5")
-    annotations, _ = read_yolo(data_dir)
-    assert annotations.label_map.names == ("cat", "dog")
-    assert annotations.boxes_ltwh_px[0].tolist() == [8.33332, 5, 10, 10]
+def test_yolo_boxes_are_rounded_to_six_decimals_of_a_pixel(data_dir):
+    write_file(data_dir, "labels/a.txt", "0 0.333333 0.5 0.25 0.5")
+    assert read_yolo(data_dir)[0].boxes_ltwh_px[0].tolist() == [8.33332, 5, 10, 10]
 
 
-def test_a_label_map_gives_ids_by_name(data_dir):
+@pytest.mark.parametrize("file", ["obj.names", "labels/classes.txt"])
+def test_class_names_are_read_from_the_files_of_other_tools(data_dir, file):
+    shutil.move(data_dir / "classes.txt", data_dir / file)
+    assert read_yolo(data_dir)[0].label_map.names == ("cat", "dog")
+
+
+def test_label_map_gives_the_ids_of_yolo_classes_by_name(data_dir):
     LabelMap((7, 8, 9), ("bird", "dog", "cat")).save(data_dir / "all")
     assert read_yolo(data_dir, label_map_file=data_dir / "all")[0].category_ids.tolist() == [9, 8]
     LabelMap((7,), ("dog",)).save(data_dir / "dog")
-    assert "a.txt line 1 '0 0.5 0.5 0.25 0.5' has class 0, which" in faults(
-        data_dir, label_map_file=data_dir / "dog"
-    )
+    message = data_error(data_dir, label_map_file=data_dir / "dog")
+    assert "a.txt line 1 '0 0.5 0.5 0.25 0.5' has class 0, which" in message
 
 
-def test_polygons_give_their_bounding_box(data_dir):
-    put(
-        data_dir,
-        "labels/a.txt",
-        "\ufeff0 0.25 0.5 0.75 0.25 0.5 1\r\n\r\n1 0.1 0.2 0.6 0.2 0.6 0.8 0.1 0.8\r\n",
-    )
+def test_polygons_become_their_bounding_boxes(data_dir):
+    """The file also has a byte order mark, Windows line ends and an empty line."""
+    polygons = "0 0.25 0.5 0.75 0.25 0.5 1\r\n\r\n1 0.1 0.2 0.6 0.2 0.6 0.8 0.1 0.8\r\n"
+    write_file(data_dir, "labels/a.txt", f"\ufeff{polygons}")
     annotations, _ = read_yolo(data_dir)
     np.testing.assert_allclose(annotations.boxes_ltwh_px[:2], [[10, 5, 20, 15], [4, 4, 20, 12]], atol=1e-9)
     assert annotations.issues["polygon"].count == 2
     assert "a.txt line 3 " in annotations.issues["polygon"].offenders[1]
 
 
-def test_images_without_labels_are_kept_unless_no_image_has_labels(data_dir):
-    put(data_dir, "labels/a.txt", " \n")
-    put(data_dir, "images/c.png", picture())
+def test_images_without_labels_are_valid_unless_no_image_has_labels(data_dir):
+    write_file(data_dir, "labels/a.txt", " \n")
+    write_file(data_dir, "images/c.png", black_image())
     annotations, _ = read_yolo(data_dir)
     assert annotations.file_names == ["a.png", "b.png", "c.png"] and annotations.box_image.tolist() == [1]
     assert annotations.issues["label-missing"].offenders == [f"image 'c.png' ({data_dir}/labels/c.txt)"]
     shutil.rmtree(data_dir / "labels")
-    assert "no usable box: 3 images, none with an object" in faults(data_dir)
+    assert "no usable box: 3 images, none with an object" in data_error(data_dir)
 
 
 @pytest.mark.parametrize("orientation", range(1, 9))
-def test_boxes_are_turned_back_as_pillow_turns_pixels(orientation):
+def test_boxes_rotate_back_as_pillow_rotates_pixels(orientation):
     stored = np.zeros((20, 40), np.uint8)
     stored[3:8, 10:28] = 255
     image = PIL.Image.fromarray(stored)
     image.getexif()[0x0112] = orientation
-    turned = np.asarray(PIL.ImageOps.exif_transpose(image))
-    rows, columns = np.nonzero(turned)
-    height, width = turned.shape
+    rotated = np.asarray(PIL.ImageOps.exif_transpose(image))
+    rows, columns = np.nonzero(rotated)
+    height, width = rotated.shape
     left, top = columns.min() / width, rows.min() / height
     box = [left, top, (columns.max() + 1) / width - left, (rows.max() + 1) / height - top]
     boxes_px = yolo.turn_back(np.array([box]), orientation) * [40, 20, 40, 20]
     np.testing.assert_allclose(boxes_px, [[10, 3, 18, 5]], atol=1e-12)
 
 
-def test_exif_rotation_needs_yolo_pixels(data_dir):
-    stored = picture()
+def test_labels_of_an_image_with_exif_rotation_need_yolo_pixels(data_dir):
+    stored = black_image()
     stored.getexif()[0x0112] = 6
     stored.save(data_dir / "images" / "c.jpg", exif=stored.getexif())
-    put(data_dir, "labels/c.txt", "1 0.25 0.375 0.5 0.25\n")  # ltwh 0, 10, 10, 10 in the turned image
-    message = faults(data_dir)
+    write_file(data_dir, "labels/c.txt", "1 0.25 0.375 0.5 0.25\n")  # ltwh 0, 10, 10, 10 when rotated
+    message = data_error(data_dir)
     assert "image 'c.jpg' (" in message and "has orientation 6" in message and "--yolo_pixels" in message
     for pixels, box in (("stored", [0, 5, 20, 5]), ("turned", [10, 10, 10, 10])):
         annotations, _ = read_yolo(data_dir, yolo_pixels=pixels)
         assert annotations.boxes_ltwh_px[2].tolist() == box
         assert annotations.image_sizes[2].tolist() == [20, 40]
-    put(data_dir, "labels/c.txt", "")
+    write_file(data_dir, "labels/c.txt", "")
     assert read_yolo(data_dir)[0].num_images == 3
 
 
-REFUSED = [
-    ("0 0.5 0.5 0.2 0.2\n\n0 0.5 0.5 0.25", "a.txt line 3 '0 0.5 0.5 0.25' has 4 numbers"),
-    ("0 0.5 0.5 0.2 0.2 0.9", "'0 0.5 0.5 0.2 0.2 0.9' has 6 numbers: a box is class cx cy w h"),
-    ("cat 0.5 0.5 0.2 0.2", "a.txt line 1 'cat 0.5 0.5 0.2 0.2' holds something that is not a number"),
-    ("0 nan 0.5 0.2 0.2", "line 1 '0 nan 0.5 0.2 0.2' is not normalised"),
-    ("0 2.1 0.5 0.2 0.2", "line 1 '0 2.1 0.5 0.2 0.2' is not normalised"),
-    ("0 10 10 20 10 20 20", "is not normalised"),
-    ("0.5 0.5 0.5 0.2 0.2", "has class 0.5, which is not one of the 2"),
-    ("2 0.5 0.5 0.2 0.2", "line 1 '2 0.5 0.5 0.2 0.2' has class 2, which is not one of the 2"),
-    ("0 0.5 0.5 -0.2 0.2", "line 1 '0 0.5 0.5 -0.2 0.2' has a negative side"),
-    ("0 0.5 0.5 0.2 -0.2", "has a negative side"),
-    (b"\xff\xfe\x00", "a.txt is not UTF-8 text"),
-]
+# --- errors of labels and images ---
+
+INVALID = {
+    "four numbers": ("0 0.5 0.5 0.2 0.2\n\n0 0.5 0.5 0.25", "a.txt line 3 '0 0.5 0.5 0.25' has 4 numbers"),
+    "six numbers": ("0 0.5 0.5 0.2 0.2 0.9", "0.2 0.9' has 6 numbers: a box is class cx cy w h"),
+    "class name": (
+        "cat 0.5 0.5 0.2 0.2",
+        "'cat 0.5 0.5 0.2 0.2' holds something that is not a number",
+    ),
+    "nan": ("0 nan 0.5 0.2 0.2", "line 1 '0 nan 0.5 0.2 0.2' is not normalised"),
+    "far outside": ("0 2.1 0.5 0.2 0.2", "line 1 '0 2.1 0.5 0.2 0.2' is not normalised"),
+    "polygon in pixels": ("0 10 10 20 10 20 20", "is not normalised"),
+    "fraction as class": ("0.5 0.5 0.5 0.2 0.2", "has class 0.5, which is not one of the 2"),
+    "unknown class": ("2 0.5 0.5 0.2 0.2", "'2 0.5 0.5 0.2 0.2' has class 2, which is not one of the 2"),
+    "negative width": ("0 0.5 0.5 -0.2 0.2", "line 1 '0 0.5 0.5 -0.2 0.2' has a negative side"),
+    "negative height": ("0 0.5 0.5 0.2 -0.2", "has a negative side"),
+    "binary file": (b"\xff\xfe\x00", "a.txt is not UTF-8 text"),
+}
 
 
-@pytest.mark.parametrize(("text", "message"), REFUSED)
+@pytest.mark.parametrize(("text", "message"), INVALID.values(), ids=INVALID)
 def test_invalid_label_is_reported_with_file_and_line(data_dir, text, message):
-    put(data_dir, "labels/a.txt", text)
-    assert message in faults(data_dir)
+    write_file(data_dir, "labels/a.txt", text)
+    assert message in data_error(data_dir)
 
 
-def test_all_errors_are_listed_in_one_message(data_dir):
-    put(data_dir, "labels/a.txt", "0 1 2\n0 0.5 0.5 -1 1\n5 0.5 0.5 0.2 0.2\n")
-    put(data_dir, "images/a.jpg", picture())
-    put(data_dir, "images/b.png", b"no image")
-    message = faults(data_dir)
+def test_errors_of_all_yolo_files_are_in_one_message(data_dir):
+    write_file(data_dir, "labels/a.txt", "0 1 2\n0 0.5 0.5 -1 1\n5 0.5 0.5 0.2 0.2\n")
+    write_file(data_dir, "images/a.jpg", black_image())
+    write_file(data_dir, "images/b.png", b"no image")
+    message = data_error(data_dir)
     assert "a.txt belongs to 'a.jpg' and to 'a.png'" in message
     for expected in ("line 1 '0 1 2'", "line 2 ", "has class 5, which is not one of the 2 ", "'b.png'"):
         assert expected in message, message
 
 
-def test_unreadable_images_and_names_are_skipped_with_on_bad_image_skip(data_dir):
-    put(data_dir, "images/a.png", b"no image")
-    shutil.copy(data_dir / "images" / "b.png", data_dir / "images" / os.fsdecode(b"\xff.png"))
-    message = faults(data_dir)
+def test_damaged_image_and_unwritable_file_name_are_errors_or_skipped(data_dir):
+    valid_image = data_dir / "images" / "b.png"
+    write_file(data_dir, "images/a.png", b"no image")
+    shutil.copy(valid_image, data_dir / "images" / os.fsdecode(b"\xff.png"))
+    message = data_error(data_dir)
     assert "'a.png'" in message and "'\\udcff.png' (" in message and "its name is not UTF-8" in message
     annotations, _ = read_yolo(data_dir, policy=SKIP)
     assert annotations.file_names == ["b.png"] and annotations.boxes_ltwh_px.tolist() == [[0, 0, 20, 20]]
-    shutil.copy(
-        data_dir / "images" / "b.png", data_dir / "images" / "c\nd.png"
-    )  # DALI would read this as two names
-    assert "'c\\nd.png' (" in faults(data_dir, policy=SKIP)
+
+
+def test_file_name_with_line_feed_is_an_error_also_if_images_are_skipped(data_dir):
+    """DALI would read it as two names."""
+    shutil.copy(data_dir / "images" / "b.png", data_dir / "images" / "c\nd.png")
+    assert "'c\\nd.png' (" in data_error(data_dir, policy=SKIP)
+
+
+# --- layouts of a data set ---
 
 
 @pytest.mark.parametrize("layout", ["images/{split}", "{split}/images"])
 def test_split_selects_a_directory_in_both_layouts(data_dir, layout):
     for split in ("train", "val"):
         folder = layout.format(split=split)
-        put(data_dir, f"{folder}/x/{split}1.png", picture())
-        put(data_dir, f"{folder.replace('images', 'labels')}/x/{split}1.txt", "1 0.5 0.5 1 1")
+        write_file(data_dir, f"{folder}/x/{split}1.png", black_image())
+        write_file(data_dir, f"{folder.replace('images', 'labels')}/x/{split}1.txt", "1 0.5 0.5 1 1")
     annotations, images_dir = read_yolo(data_dir, split="val")
     assert annotations.file_names == ["x/val1.png"] and annotations.category_ids.tolist() == [2]
     assert images_dir == os.fspath(data_dir / layout.format(split="val"))
-    assert f"--split=test: neither {data_dir}/images/test nor " in refused(data_dir, split="test")
+    assert f"--split=test: neither {data_dir}/images/test nor " in user_error(data_dir, split="test")
 
 
-def test_directory_of_several_splits_needs_a_split(data_dir):
-    put(data_dir, "images/train/1.png", picture())
+def test_directory_with_several_splits_needs_the_split_flag(data_dir):
+    write_file(data_dir, "images/train/1.png", black_image())
     assert read_yolo(data_dir)[0].file_names == ["a.png", "b.png", "train/1.png"]
-    put(data_dir, "images/val/1.png", picture())
-    assert "images contains train, val: give --split=NAME, or --split=. for all" in refused(data_dir)
+    write_file(data_dir, "images/val/1.png", black_image())
+    assert "images contains train, val: give --split=NAME, or --split=. for all" in user_error(data_dir)
     annotations, _ = read_yolo(data_dir, split=".")
     assert annotations.file_names == ["a.png", "b.png", "train/1.png", "val/1.png"]
 
 
-def test_labels_next_to_the_images_are_read(tmp_path):
-    put(tmp_path, "set/a.png", picture())
-    put(tmp_path, "set/a.txt", "0 0.5 0.5 0.5 0.5")
-    put(tmp_path, "set/classes.txt", "cat")
-    put(tmp_path, "set/train.txt", "no label, and no image is missing for it")
+def test_labels_in_the_directory_of_the_images_are_read(tmp_path):
+    write_file(tmp_path, "set/a.png", black_image())
+    write_file(tmp_path, "set/a.txt", "0 0.5 0.5 0.5 0.5")
+    write_file(tmp_path, "set/classes.txt", "cat")
+    write_file(tmp_path, "set/train.txt", "no label, and no image is missing for it")
     annotations, _ = read_yolo(tmp_path / "set")
     assert annotations.file_names == ["a.png"] and annotations.num_boxes == 1
 
 
-@pytest.mark.parametrize("names", ["[cat, dog]", "{0: cat, 1: dog}"])
-@pytest.mark.parametrize("root", ["path: ..\n", "path: /not/here\n", ""])
-def test_data_yaml_gives_images_and_class_names(data_dir, names, root):
-    put(data_dir, "sub/data.yaml", f"{root}train: images\nval: images\nnc: 2\nnames: {names}\n")
+DATA_YAML = [("path: ..\n", "[cat, dog]"), ("path: /not/here\n", "{0: cat, 1: dog}"), ("", "[cat, dog]")]
+
+
+@pytest.mark.parametrize(("root", "names"), DATA_YAML, ids=["parent", "missing directory", "no path"])
+def test_data_yaml_gives_images_and_class_names(data_dir, root, names):
+    write_file(data_dir, "sub/data.yaml", f"{root}train: images\nval: images\nnc: 2\nnames: {names}\n")
     if root != "path: ..\n":
         for folder in ("images", "labels"):
             shutil.move(data_dir / folder, data_dir / "sub" / folder)
@@ -191,59 +214,75 @@ def test_data_yaml_gives_images_and_class_names(data_dir, names, root):
     assert annotations.file_names == ["a.png", "b.png"] and annotations.num_boxes == 2
 
 
-def test_data_yaml_with_several_sources_and_gaps_in_class_numbers(data_dir):
-    put(data_dir, "more/images/c.png", picture())
-    put(data_dir, "more/labels/c.txt", "9 0.5 0.5 1 1")
-    put(data_dir, "list.txt", "./images/b.png\n")
-    put(data_dir, "data.yaml", "train: [../more/images, list.txt]\nnames: {1: dog, 9: bird}\n")
+def test_data_yaml_may_have_several_sources_and_gaps_in_class_numbers(data_dir):
+    write_file(data_dir, "more/images/c.png", black_image())
+    write_file(data_dir, "more/labels/c.txt", "9 0.5 0.5 1 1")
+    write_file(data_dir, "list.txt", "./images/b.png\n")
+    write_file(data_dir, "data.yaml", "train: [../more/images, list.txt]\nnames: {1: dog, 9: bird}\n")
     annotations, images_dir = read_yolo(data_dir / "data.yaml")
     assert images_dir == os.fspath(data_dir)
     assert annotations.file_names == ["more/images/c.png", "images/b.png"]
     assert annotations.category_ids.tolist() == [10, 2] and annotations.label_map.category_ids == (2, 10)
 
 
-def test_darknet_list_of_images_is_read(data_dir, monkeypatch):
+LISTS = {
+    "relative": "images/b.png\n../images/a.png\n",
+    "absolute and repeated": "images/b.png\n{data_dir}/images/a.png\nimages/../images/b.png",
+}
+
+
+@pytest.mark.parametrize("lines", LISTS.values(), ids=LISTS)
+def test_darknet_list_of_images_is_read(data_dir, monkeypatch, lines):
+    """Paths are relative to the working directory or to the list."""
     monkeypatch.chdir(data_dir)
-    put(data_dir, "labels/other.txt", "0 0.5 0.5 1 1")
-    absolute_and_repeated = f"images/b.png\n{data_dir}/images/a.png\nimages/../images/b.png"
-    for lines in ("images/b.png\n../images/a.png\n", absolute_and_repeated):
-        put(data_dir, "lists/train.txt", lines)
-        annotations, images_dir = read_yolo("lists/train.txt", names_file="classes.txt")
-        assert annotations.file_names == ["b.png", "a.png"] and images_dir == os.fspath(data_dir / "images")
-    put(data_dir, "lists/train.txt", "images/b.png\nimages/c.png\n")
-    assert "train.txt line 2: 'images/c.png' does not exist" in faults(
-        "lists/train.txt", names_file="classes.txt"
-    )
+    write_file(data_dir, "labels/other.txt", "0 0.5 0.5 1 1")
+    write_file(data_dir, "lists/train.txt", lines.format(data_dir=data_dir))
+    annotations, images_dir = read_yolo("lists/train.txt", names_file="classes.txt")
+    assert annotations.file_names == ["b.png", "a.png"] and images_dir == os.fspath(data_dir / "images")
 
 
-REFUSED_YAML = [
-    ("train: images\nnames: [yes, no]", "category 1 has the name True"),
-    ("train: images\nnames: [cat, cat]", "categories 1 and 2 have the same name 'cat'"),
-    ("train: images\nnames: {cat: 0}", "is {'cat': 0}: write a list"),
-    ("train: images\nnames: []", "no categories"),
-    ("val: images\nnames: [cat]", "data.yaml has no split 'train'"),
-    ("train: pictures\nnames: [cat]", "train is 'pictures', but "),
-    ("train: images\nkpt_shape: [17, 3]\nnames: [cat, dog]", "has pose labels (kpt_shape)"),
-    ("- a", "is not a data.yaml: it holds no keys"),
-    ("a: [", "cannot be read as YAML"),
-    ("!!python/object/apply:os.system [true]", "cannot be read as YAML"),
-]
+def test_missing_image_of_a_darknet_list_is_reported_with_its_line(data_dir, monkeypatch):
+    monkeypatch.chdir(data_dir)
+    write_file(data_dir, "train.txt", "images/b.png\nimages/c.png\n")
+    message = data_error("train.txt", names_file="classes.txt")
+    assert "train.txt line 2: 'images/c.png' does not exist" in message
 
 
-@pytest.mark.parametrize(("text", "message"), REFUSED_YAML)
-def test_invalid_data_yaml_is_one_line(data_dir, text, message):
-    put(data_dir, "data.yaml", text)
-    error = refused(data_dir / "data.yaml")
-    assert message in error and "data.yaml" in error
+# --- errors of class names and of the input ---
+
+INVALID_YAML = {
+    "boolean as name": ("train: images\nnames: [yes, no]", "category 1 has the name True"),
+    "repeated name": ("train: images\nnames: [cat, cat]", "categories 1 and 2 have the same name 'cat'"),
+    "names as keys": ("train: images\nnames: {cat: 0}", "is {'cat': 0}: write a list"),
+    "no name": ("train: images\nnames: []", "no categories"),
+    "no split train": ("val: images\nnames: [cat]", "data.yaml has no split 'train'"),
+    "missing directory": ("train: pictures\nnames: [cat]", "train is 'pictures', but "),
+    "pose labels": ("train: images\nkpt_shape: [17, 3]\nnames: [cat, dog]", "has pose labels (kpt_shape)"),
+    "list": ("- a", "is not a data.yaml: it holds no keys"),
+    "broken YAML": ("a: [", "cannot be read as YAML"),
+    "Python object": ("!!python/object/apply:os.system [true]", "cannot be read as YAML"),
+}
 
 
-def test_missing_class_names_or_input_is_one_line(data_dir):
+@pytest.mark.parametrize(("text", "reason"), INVALID_YAML.values(), ids=INVALID_YAML)
+def test_invalid_data_yaml_is_refused_with_the_reason(data_dir, text, reason):
+    write_file(data_dir, "data.yaml", text)
+    message = user_error(data_dir / "data.yaml")
+    assert reason in message and "data.yaml" in message
+
+
+def test_missing_or_invalid_class_names_are_refused(data_dir):
     os.remove(data_dir / "classes.txt")
-    assert "no class names for " in refused(data_dir)
-    for text, reason in (("cat\n\ndog\n\n", ": category 2 has the name ''"), (b"\xff", " is not UTF-8 text")):
-        put(data_dir, "n.names", text)
-        assert f"{data_dir}/n.names{reason}" in refused(data_dir, names_file=data_dir / "n.names")
-    assert "No such file" in refused(data_dir, error=OSError, names_file=data_dir / "gone.names")
-    assert "give a directory, a data.yaml" in refused(data_dir / "gone")
-    put(data_dir, "list.txt", "images/a.png\n")
-    assert "without --split, a list of images" in refused(data_dir / "list.txt", split="val")
+    assert "no class names for " in user_error(data_dir)
+    names_file = data_dir / "n.names"
+    assert "No such file" in user_error(data_dir, error=OSError, names_file=names_file)
+    write_file(data_dir, "n.names", "cat\n\ndog\n\n")
+    assert f"{names_file}: category 2 has the name ''" in user_error(data_dir, names_file=names_file)
+    write_file(data_dir, "n.names", b"\xff")
+    assert f"{names_file} is not UTF-8 text" in user_error(data_dir, names_file=names_file)
+
+
+def test_missing_input_and_split_of_a_list_are_refused(data_dir):
+    assert "give a directory, a data.yaml" in user_error(data_dir / "gone")
+    write_file(data_dir, "list.txt", "images/a.png\n")
+    assert "without --split, a list of images" in user_error(data_dir / "list.txt", split="val")
