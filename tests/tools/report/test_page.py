@@ -6,16 +6,16 @@ import re
 
 import numpy as np
 import PIL.Image
-import pytest
 
 from common.data.check.issues import KINDS, Issues
+from common.data.labels import LabelMap
 from tests.common.made_annotations import annotations, random_annotations
 from tests.refusal import refusal
-from tests.tools.report.made_reports import NASTY, few, issues_of, sections_of
+from tests.tools.report.made_reports import HOSTILE_NAMES, issues_of, sections_of
 from tools.report import page
 
 TAGS = "html head meta title style body h2 table tr th td img p ul li details summary"
-NASTY_FILE = "<b onclick='alert(3)'>&amp;\udce9.jpg"
+HOSTILE_FILE = "<b onclick='alert(3)'>&amp;\udce9.jpg"
 PICTURE = np.zeros((9, 9, 3), np.uint8)
 
 
@@ -41,22 +41,28 @@ class ParsedPage(html.parser.HTMLParser):
             self.text.append(data)
 
 
-def parsed(path, sections):
+def written_page(path, sections):
     page.write(path, sections)
     return ParsedPage(path.read_text("utf-8"))
 
 
-def test_page_loads_no_other_file_and_escapes_names(tmp_path):
+def test_page_loads_no_other_file_and_escapes_hostile_names(tmp_path):
     rows = [(i % 3, i % 7, 5 + i, 5, 20, 30) for i in range(14)]
-    truth = dataclasses.replace(annotations([(90, 80)] * 3, rows, NASTY), origin=f"/data/{NASTY[0]}.json")
-    truth.file_names[0] = NASTY_FILE
-    issues = issues_of("crowd", 2, [f"annotation 3 of {NASTY[1]}", f"image 1 ({NASTY_FILE!r})"])
-    parsed_page = parsed(tmp_path / "report.html", sections_of(truth, issues, pictures=[PICTURE] * 2))
+    truth = dataclasses.replace(
+        annotations([(90, 80)] * 3, rows, HOSTILE_NAMES), origin=f"/data/{HOSTILE_NAMES[0]}.json"
+    )
+    truth.file_names[0] = HOSTILE_FILE
+    issues = issues_of("crowd", 2, [f"annotation 3 of {HOSTILE_NAMES[1]}", f"image 1 ({HOSTILE_FILE!r})"])
+    parsed_page = written_page(tmp_path / "report.html", sections_of(truth, issues, pictures=[PICTURE] * 2))
     assert {tag for tag, _ in parsed_page.tags} <= set(TAGS.split())
     for _, attrs in parsed_page.tags:
         assert set(attrs) <= {"lang", "charset", "http-equiv", "content", "class", "src", "alt"}
     text = "".join(parsed_page.text)
-    for expected in (*map(page.printable, NASTY), f"annotation 3 of {NASTY[1]}", truth.origin):
+    for expected in (
+        *map(page.printable, HOSTILE_NAMES),
+        f"annotation 3 of {HOSTILE_NAMES[1]}",
+        truth.origin,
+    ):
         assert expected in text
     pictures = [attrs["src"].partition(",") for tag, attrs in parsed_page.tags if tag == "img"]
     assert [kind for kind, _, _ in pictures] == ["data:image/png;base64"] * 2
@@ -67,18 +73,23 @@ def test_page_loads_no_other_file_and_escapes_names(tmp_path):
     assert "default-src 'none'" in content
 
 
-def test_page_lists_all_stored_offenders_and_all_classes(tmp_path):
+def test_page_lists_every_stored_offender_and_every_class(tmp_path):
     truth = random_annotations(np.random.default_rng(0), 5, 200, num_classes=90, smallest=0.004, largest=0.05)
     offenders = [f"annotation {i} has it" for i in range(1000)]
-    text = set(parsed(tmp_path / "a.html", sections_of(truth, issues_of("crowd", 4321, offenders))).text)
+    text = set(
+        written_page(tmp_path / "a.html", sections_of(truth, issues_of("crowd", 4321, offenders))).text
+    )
     assert {*offenders} <= text
     assert {"crowd: the first 1,000 of 4,321", *(f"class {i}" for i in range(90))} <= text
 
 
-def test_other_suffix_or_missing_directory_is_one_line(tmp_path):
+def test_page_with_another_suffix_than_html_is_refused():
     assert "report.pdf must end in .html" in refusal(page.check_suffix, "report.pdf")
-    place = tmp_path / "missing" / "report.html"
-    assert f"cannot write the report {place}: No such file" in refusal(page.write, place, [])
+
+
+def test_page_in_a_missing_directory_is_refused(tmp_path):
+    path = tmp_path / "missing" / "report.html"
+    assert f"cannot write the report {path}: No such file" in refusal(page.write, path, [])
     assert list(tmp_path.iterdir()) == []
 
 
@@ -89,12 +100,10 @@ def text_of(*arguments):
     return page.format_text(sections_of(*arguments))
 
 
-@pytest.mark.parametrize("num_classes", [1, 200])
-def test_text_fits_a_terminal_for_long_names_and_many_classes(num_classes):
-    truth = random_annotations(np.random.default_rng(0), 12, 140, num_classes)
-    names = [f"a name of a class that is longer than any column of the table {i}" for i in range(num_classes)]
-    rows = zip(truth.box_image, truth.category_ids // 10 - 1, *truth.boxes_ltwh_px.T, strict=True)
-    truth = annotations(truth.image_sizes, list(rows), names)
+def test_text_with_long_names_and_many_classes_fits_a_terminal():
+    truth = random_annotations(np.random.default_rng(0), 12, 140, num_classes=200)
+    names = [f"a name of a class that is longer than any column of the table {i}" for i in range(200)]
+    truth = dataclasses.replace(truth, label_map=LabelMap(truth.label_map.category_ids, tuple(names)))
     text = text_of(truth, issues_of("crowd", 1500, ["x" * 300] * 40), {f"format {i}": i for i in range(20)})
     lines = text.splitlines()
     assert len(lines) <= 92
@@ -102,16 +111,16 @@ def test_text_fits_a_terminal_for_long_names_and_many_classes(num_classes):
     assert all(line == line.rstrip() for line in lines)
 
 
-def test_text_has_every_kind_of_issue():
+def test_text_names_every_kind_of_issue_with_its_count():
     issues = Issues("made.json")
     for kind in KINDS:
         issues.add_many(kind, 1500, [f"image {i} ('{'long/' * 30}{i}.jpg') has it" for i in range(40)])
-    text = " ".join(text_of(few(), issues).split())
+    text = " ".join(text_of(annotations([(50, 60)], []), issues).split())
     for kind in KINDS.values():
         assert f"{kind.what} (1500): image 0" in text, kind
 
 
-def test_text_of_known_data():
+def test_text_has_the_numbers_of_known_data():
     rows = [(0, 0, 10, 10, 40, 60), (0, 1, 5, 5, 30, 50), (1, 0, 10, 10, 4, 4), (1, 0, 10, 10, 4, 4)]
     truth = annotations([(200, 100), (200, 100), (50, 60)], rows)
     issues = issues_of("image-without-boxes", 1, ["image 103 ('3.jpg')"])
@@ -136,13 +145,13 @@ def test_text_of_known_data():
         assert expected in words, expected
 
 
-def test_text_without_boxes():
+def test_text_of_data_without_boxes_formats_and_issues_is_complete():
     text = text_of(annotations([(50, 60)], []))
     assert re.search(r"formats +not counted\n", text)
     assert text.endswith("Issues\n  none")
 
 
-def test_errors_that_stop_training_come_first():
+def test_issues_that_stop_training_come_first_unless_skipped():
     issues = issues_of("crowd", 1, ["annotation 1"])
     issues.add("box-outside", "annotation 2")
     issues.add("image-missing", "image 3")
@@ -155,11 +164,11 @@ def test_errors_that_stop_training_come_first():
     assert first_words() == ["Fixed", "Skipped", "Warning"]
 
 
-def test_long_and_unprintable_text():
+def test_long_text_is_shortened_in_the_middle_and_control_characters_replaced():
     cases = [("short", 5), ("longer one", 7), ("a\x1b\tb", 9), ("even", 2)]
     assert [page.shorten(*case) for case in cases] == ["short", "lon…one", "a??b", "e…"]
 
 
-def test_numbers_have_three_or_four_digits():
+def test_formatted_numbers_have_three_or_four_digits():
     values = [0.5812, 15.04, 15, 99.96, 100.4, 1024]
     assert list(map(page.number, values)) == ["0.581", "15", "15", "100", "100", "1,024"]

@@ -5,7 +5,7 @@ from matplotlib.figure import Figure
 from common.evaluation import drawing
 from tests.common.image_variants import pillow
 from tests.common.made_annotations import annotations, random_annotations
-from tests.tools.report.made_reports import NASTY, report_of
+from tests.tools.report.made_reports import HOSTILE_NAMES, report_of
 from tools.report import pictures
 from tools.report.statistics import describe
 
@@ -13,13 +13,13 @@ CASES = {
     "one image, one class": annotations([(90, 80)], [(0, 0, 5, 5, 20, 30)], ["cat"]),
     "no boxes": annotations([(90, 80)] * 2, [(0, 0, 5, 5, 20, 30)], crowds=[0]),
     "90 classes": random_annotations(np.random.default_rng(1), 9, 40, 90),
-    "strange names": annotations([(90, 80)], [(0, i, 5, 5, 20, 30) for i in range(7)], NASTY),
+    "strange names": annotations([(90, 80)], [(0, i, 5, 5, 20, 30) for i in range(7)], HOSTILE_NAMES),
 }
 
 
 @pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize("case", CASES)
-def test_figures_of_extreme_data_have_four_drawn_panels(case):
+def test_figures_of_unusual_data_have_four_panels_with_content(case):
     image = pictures.draw_figures(*report_of(CASES[case]))
     assert image.shape == (780, 1400, 3)
     for part in np.array_split(image, 2):
@@ -31,7 +31,7 @@ def heights(axes):
     return [bar.get_height() for bar in axes.patches]
 
 
-def test_bars_are_the_numbers_of_the_report():
+def test_bars_show_the_class_and_level_counts_of_the_report():
     statistics, anchors = report_of(CASES["90 classes"])
     axes = Figure().subplots()
     pictures.plot_classes(axes, statistics.classes)
@@ -43,11 +43,14 @@ def test_bars_are_the_numbers_of_the_report():
     assert heights(axes) == [level.reached for level in anchors.levels] + [row.best for row in anchors.levels]
 
 
-@pytest.mark.parametrize(
-    ("plot", "field", "lines"),
-    [(pictures.plot_sizes, "box_sides_px", [32, 96]), (pictures.plot_aspects, "box_aspects", [1])],
-)
-def test_histograms_count_every_box_in_quarter_octaves(plot, field, lines):
+HISTOGRAMS = {
+    "sizes": (pictures.plot_sizes, "box_sides_px", [32, 96]),
+    "aspect ratios": (pictures.plot_aspects, "box_aspects", [1]),
+}
+
+
+@pytest.mark.parametrize(("plot", "field", "lines"), HISTOGRAMS.values(), ids=HISTOGRAMS)
+def test_histogram_counts_every_box_in_quarter_octaves(plot, field, lines):
     statistics, _ = report_of(CASES["90 classes"])
     axes = Figure().subplots()
     plot(axes, getattr(statistics, field))
@@ -59,7 +62,7 @@ def test_histograms_count_every_box_in_quarter_octaves(plot, field, lines):
     assert [line.get_xdata()[0] for line in axes.lines] == lines
 
 
-def test_classes_are_named_where_there_is_room_and_rare_ones_are_seen():
+def test_class_plot_shortens_long_names_and_has_a_log_scale_for_rare_classes():
     rows = [(0, 0, 1, 1, 9, 9)] * 101 + [(0, 1, 1, 1, 9, 9)]
     axes = Figure().subplots()
     pictures.plot_classes(axes, describe(annotations([(90, 80)], rows, ["x" * 40, "dog"])).classes)
@@ -70,7 +73,7 @@ def test_classes_are_named_where_there_is_room_and_rare_ones_are_seen():
 # --- images with their boxes ---
 
 
-def test_images_with_most_boxes_come_first_and_images_without_last():
+def test_sheet_chooses_the_images_with_most_boxes_then_random_images_with_boxes():
     counts = [2, 0, 9, 1, 30, 4, 5, 3, 12, 1, 0, 6]
     truth = annotations([(50, 60)] * 12, [(i, 0, 1, 1, 9, 9) for i, n in enumerate(counts) for _ in range(n)])
     rows = pictures.choose(truth)
@@ -82,7 +85,7 @@ def test_images_with_most_boxes_come_first_and_images_without_last():
     assert pictures.choose(annotations([(50, 60)] * 2, [])) == [0, 1]
 
 
-def test_boxes_are_drawn_where_they_are(monkeypatch):
+def test_sheet_draws_a_box_at_its_place_in_the_scaled_image(monkeypatch):
     monkeypatch.setattr(drawing, "_draw_label", lambda *args: None)
     truth = annotations([(600, 920)], [(0, 1, 230, 150, 460, 300)])
     black = pillow("PNG", np.zeros((600, 920, 3), np.uint8))
@@ -93,19 +96,22 @@ def test_boxes_are_drawn_where_they_are(monkeypatch):
     assert (columns.min(), columns.max() + 1, rows.min() - 24, rows.max() + 1 - 24) == (115, 345, 75, 225)
 
 
-def test_classes_are_named_unless_there_are_too_many_boxes(monkeypatch):
-    named = []
-    monkeypatch.setattr(
-        pictures, "draw_boxes", lambda image, boxes, classes, names: named.append(names) or image
-    )
+def test_sheet_names_the_classes_of_an_image_with_at_most_25_boxes(monkeypatch):
+    drawn_names = []
+
+    def draw_boxes(image, boxes, classes, names):
+        drawn_names.append(names)
+        return image
+
+    monkeypatch.setattr(pictures, "draw_boxes", draw_boxes)
     black = pillow("PNG", np.zeros((60, 90, 3), np.uint8))
     for count in (25, 26):
         truth = annotations([(60, 90)], [(0, 1, 5, 5, 9, 9)] * count, ["cat", "x" * 40])
         pictures.draw_sheet(truth, lambda row: black)
-    assert named == [["cat", "x" * 12 + "…" + "x" * 11], ["", ""]]
+    assert drawn_names == [["cat", "x" * 12 + "…" + "x" * 11], ["", ""]]
 
 
-def test_sheet_has_images_of_all_shapes_and_leaves_out_unreadable_ones():
+def test_sheet_has_images_of_all_shapes_without_the_unreadable_ones():
     truth = annotations([(50, 60)] * 5, [(i, 0, 1, 1, 9, 9) for i in range(5)])
     grey = np.full((900, 1200), 77, np.uint8)
     files = [pillow("PNG", image) for image in (grey, grey[:30, :20], grey[:10], grey[:, :10], grey[:1])]
