@@ -6,6 +6,7 @@ All numbers in the checkpoint of step 7 are 7.
 """
 
 import argparse
+import contextlib
 import multiprocessing
 import os
 import pathlib
@@ -42,8 +43,8 @@ class Subject:
         optimizer = keras.optimizers.SGD(0.1, momentum=0.9)
         optimizer.build(self.model.trainable_variables)
         averaged = AveragedWeights(self.model, 0.9)
-        of_keras = [*self.model.weights, *optimizer.variables]
-        self._variables = [*(variable.value for variable in of_keras), *averaged.variables]
+        keras_variables = [*self.model.weights, *optimizer.variables]
+        self._variables = [*(variable.value for variable in keras_variables), *averaged.variables]
         parts = Ranks(), self.model, optimizer, averaged
         self.checkpoints = Checkpoints(directory, *parts, metadata={}, identity=Identity({}))
         self.state = RunState()
@@ -80,7 +81,7 @@ class Subject:
 # --- kill -9 ---
 
 
-def kills(directory: pathlib.Path, rounds: int, seed: int = 0) -> list[str]:
+def kill_saves(directory: pathlib.Path, rounds: int, seed: int = 0) -> list[str]:
     """Starts processes that save in a loop, and kills each one at a random moment.
 
     Returns:
@@ -92,28 +93,26 @@ def kills(directory: pathlib.Path, rounds: int, seed: int = 0) -> list[str]:
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["tests.common.training.soak_saves"])
     draw = random.Random(seed)
-    finished, lines = 0, []
+    saved_step, lines = 0, []
     for _ in range(rounds):
-        ours, its = context.Pipe()
-        victim = context.Process(target=_save_until_killed, args=(directory, its))
-        victim.start()
-        its.close()
-        step = ours.recv()
-        assert step in (finished, finished + 1), f"step {finished} was saved, but step {step} was found"
+        receiver, sender = context.Pipe()
+        process = context.Process(target=_save_until_killed, args=(directory, sender))
+        process.start()
+        sender.close()
+        step = receiver.recv()
+        assert step in (saved_step, saved_step + 1), f"step {saved_step} was saved, but {step} was loaded"
         for _ in range(draw.randint(1, 4)):
-            finished, seconds = ours.recv()
+            saved_step, seconds = receiver.recv()
         time.sleep(draw.random() * seconds)
-        victim.kill()
-        victim.join()
-        while True:
-            try:
-                finished, _ = ours.recv()
-            except EOFError:
-                break
-        cut_short = "a save" if any(directory.glob("checkpoints/.tmp-*")) else "between writing"
-        lines.append(f"found step {step}, saved {finished}, killed in {cut_short}")
-    with context.Pool(1) as last:
-        assert last.apply(_found, (directory,)) in (finished, finished + 1)
+        process.kill()
+        process.join()
+        with contextlib.suppress(EOFError):
+            while True:
+                saved_step, _ = receiver.recv()
+        place = "a save" if any(directory.glob("checkpoints/.tmp-*")) else "between writing"
+        lines.append(f"loaded step {step}, saved {saved_step}, killed in {place}")
+    with context.Pool(1) as pool:
+        assert pool.apply(_load, (directory,)) in (saved_step, saved_step + 1)
     return lines
 
 
@@ -129,14 +128,14 @@ def _save_until_killed(directory: pathlib.Path, pipe: Connection) -> None:
         pipe.send((step, time.monotonic() - start))
 
 
-def _found(directory: pathlib.Path) -> int:
+def _load(directory: pathlib.Path) -> int:
     return Subject(directory).restore()
 
 
 # --- full disks ---
 
 
-def full_disks(directory: pathlib.Path, rounds: int, seed: int = 0) -> list[str] | None:
+def fill_disks(directory: pathlib.Path, rounds: int, seed: int = 0) -> list[str] | None:
     """Saves to a small disk that becomes full during a save.
 
     Returns:
@@ -153,9 +152,9 @@ def full_disks(directory: pathlib.Path, rounds: int, seed: int = 0) -> list[str]
     script = [sys.executable, "-m", module, f"--disk={directory}", f"--rounds={rounds}", f"--seed={seed}"]
     command = [*namespace, f'{mount} && exec "$@"', "sh", *script]
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    return done.stdout.splitlines()
+    result = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr
+    return result.stdout.splitlines()
 
 
 def _save_on(disk: pathlib.Path, rounds: int, seed: int) -> None:
@@ -172,9 +171,9 @@ def _save_on(disk: pathlib.Path, rounds: int, seed: int) -> None:
         free = draw.randrange(int(size * 0.98))
         filler.write_bytes(bytes(max(shutil.disk_usage(disk).free - free, 0)))
         assert not subject.save()
-        found_step = Subject(run).restore()
-        assert found_step == step - 1, f"step {step - 1} was saved, but step {found_step} was found"
-        print(f"{free / size:4.0%} of the room for step {step}: it failed, found step {found_step}")
+        loaded_step = Subject(run).restore()
+        assert loaded_step == step - 1, f"step {step - 1} was saved, but step {loaded_step} was loaded"
+        print(f"{free / size:4.0%} of the room for step {step}: the save failed, loaded step {loaded_step}")
         filler.unlink()
         assert subject.save()
 
@@ -188,10 +187,10 @@ def main() -> None:
     if arguments.disk:
         _save_on(arguments.disk, arguments.rounds, arguments.seed)
         return
-    for cut in (kills, full_disks):
+    for soak in (kill_saves, fill_disks):
         with tempfile.TemporaryDirectory() as directory:
-            lines = cut(pathlib.Path(directory), arguments.rounds, arguments.seed)
-        print(*(lines or [f"{cut.__name__}: not run, this user may not mount a disk in memory"]), sep="\n")
+            lines = soak(pathlib.Path(directory), arguments.rounds, arguments.seed)
+        print(*(lines or [f"{soak.__name__}: not run, this user may not mount a disk in memory"]), sep="\n")
 
 
 if __name__ == "__main__":
