@@ -28,7 +28,7 @@ from common.weights import weight_files as weights
 from tests.common.training.small_model import assert_same, full_disk, rows_of, values
 
 pytestmark = pytest.mark.timeout(120)  # an error in the training loop may make it endless
-STEPS = 4
+STEPS = 4  # in an epoch
 
 
 @pytest.fixture(autouse=True)
@@ -43,11 +43,12 @@ class Loader:
 
     source, pipeline_type, steps_per_epoch = None, "tensorflow", 3
 
-    def __init__(self, opened, saveable, device_index=0, seed=0, sign=1.0):
-        self.saveable, self._opened, self._seed, self._sign = saveable, opened, seed, sign
+    def __init__(self, opened_loaders, saveable, device_index=0, seed=0, sign=1.0):
+        self.saveable, self._seed, self._sign = saveable, seed, sign
+        self._opened_loaders = opened_loaders
 
     def iterator(self):
-        self._opened.append((self._seed, self._sign))
+        self._opened_loaders.append((self._seed, self._sign))
 
         def example(number):
             image = tf.cast([number, number % 5, 1], tf.float32)
@@ -57,13 +58,23 @@ class Loader:
 
 
 class Session:
-    """One process of a run. `seen` has the image ids of each step."""
+    """One process of a run.
 
-    def __init__(self, directory, *, saveable=True, turn=None, epochs=3, aps=None, **flags):
-        self.seen, self.opened = [], []
+    Args:
+        saveable: whether checkpoints save the positions of the iterators.
+        sign_change: the loaders have another sign in the epoch after this number of epochs.
+        aps: AP of the evaluation in each epoch; by default, the AP is computed from the weights.
+
+    Attributes:
+        image_ids: the image ids of each step.
+        opened_loaders: (seed, sign) of each loader.
+    """
+
+    def __init__(self, directory, *, saveable=True, sign_change=None, epochs=3, aps=None, **flags):
+        self.image_ids, self.opened_loaders = [], []
         self.a = Args(output_dir=str(directory), batch_size=2, **flags)
         self.ranks = start_process(self.a)
-        self._saveable, self._turn, self._epochs, self._aps = saveable, turn, epochs, aps
+        self._saveable, self._sign_change, self._epochs, self._aps = saveable, sign_change, epochs, aps
         layers = [keras.layers.BatchNormalization(), keras.layers.Dense(1, name="head")]
         self.model = keras.Sequential([keras.Input((3,)), *layers])
         schedule = keras.optimizers.schedules.ExponentialDecay(0.1, 3, 0.9)
@@ -81,7 +92,7 @@ class Session:
         trained = self.ranks, self.model, self.optimizer, self.ema
         checkpoints = Checkpoints(directory, *trained, metadata=metadata, identity=identity)
         self.state = checkpoints.find() or RunState()
-        open_loader = functools.partial(Loader, self.opened, self._saveable)
+        open_loader = functools.partial(Loader, self.opened_loaders, self._saveable)
         feed = InputFeed(self.ranks, open_loader, self._epoch_options, self.state, STEPS, self._epochs)
         checkpoints.restore(self.state, feed.iterators)
         results = Results(directory, self.model, metadata, self.state, self._show_batch)
@@ -92,7 +103,7 @@ class Session:
                 assert epoch == self.state.epoch + 1
                 while run.epoch_is_unfinished():
                     for images, targets in run.batches():
-                        self.seen.append(tuple(targets["image_ids"].numpy()))
+                        self.image_ids.append(tuple(targets["image_ids"].numpy()))
                         run.after_step(step(images, targets, run.stop_requested), targets)
                     if run.is_evaluation_due():
                         with run.evaluating() as on_batch:
@@ -101,8 +112,25 @@ class Session:
                 run.end_epoch()
         return run.metrics
 
+    def train_until_interrupted(self, owner, name, replacement):
+        """Trains with another method of a class. The method interrupts the training."""
+        with pytest.MonkeyPatch.context() as patch, pytest.raises(KeyboardInterrupt):
+            patch.setattr(owner, name, replacement)
+            self.train()
+
+    def train_until(self, step):
+        """Interrupts the training before the step after this one."""
+        beat = Watchdog.beat
+
+        def interrupted_beat(watchdog, doing, **place):
+            if place["step"] == step and doing == "training":
+                raise KeyboardInterrupt
+            beat(watchdog, doing, **place)
+
+        self.train_until_interrupted(Watchdog, "beat", interrupted_beat)
+
     def _epoch_options(self, epochs_done):
-        return {"seed": epochs_done, "sign": -1.0 if epochs_done == self._turn else 1.0}
+        return {"seed": epochs_done, "sign": -1.0 if epochs_done == self._sign_change else 1.0}
 
     def _show_batch(self, images, targets, path):
         return f"boxes in {path.name}: {len(targets['boxes'])}"
@@ -117,41 +145,31 @@ class Session:
         self.ema.update()
 
     def _evaluation(self):
-        """Its AP is the epoch's value in `aps`, or computed from weights."""
         number = float(np.tanh(np.abs(np.asarray(self.model.weights[-2])).sum()))
         ap = self._aps[self.state.epoch] if self._aps else number
         return Evaluation({**dict.fromkeys(coco_metrics.NAMES, ap), "per_class": {}}, [], {})
 
 
-def interrupt_at_step(monkeypatch, number):
-    beat = Watchdog.beat
-
-    def interrupted(self, doing, *, epoch=0, step=0, at_least=0.0):
-        if step == number and doing == "training":
-            raise KeyboardInterrupt
-        beat(self, doing, epoch=epoch, step=step, at_least=at_least)
-
-    monkeypatch.setattr(Watchdog, "beat", interrupted)
-
-
-def assert_same_runs(one, other):
-    assert_same(values(one.model), values(other.model))
-    paths = [pathlib.Path(session.a.output_dir) for session in (one, other)]
-    for read in (log_of, state_of):
-        assert read(paths[0]) == read(paths[1])
-
-
-def log_of(directory):
-    return [[row[name] for name in ("epoch", "step", "loss", "AP")] for row in rows_of(directory)]
+def assert_same_runs(session, reference):
+    """Compares the weights, the rows of results.csv and the last states."""
+    assert_same(values(session.model), values(reference.model))
+    directory, expected = (pathlib.Path(each.a.output_dir) for each in (session, reference))
+    for row, expected_row in zip(rows_of(directory), rows_of(expected), strict=True):
+        for name in ("epoch", "step", "loss", "AP"):
+            assert row[name] == expected_row[name]
+    assert state_of(directory) == state_of(expected)
 
 
 def state_of(directory):
+    """Returns the state in the newest checkpoint."""
     return model_metadata.read(directory / "checkpoints")["state"]
 
 
+# --- the files and the log of a run ---
+
+
 def test_run_writes_rows_weights_flags_and_checkpoint(tmp_path, capfd):
-    session = Session(tmp_path, eval_every=2)
-    metrics = session.train()
+    metrics = Session(tmp_path, eval_every=2).train()
     rows = rows_of(tmp_path)
     assert [(row["epoch"], row["step"]) for row in rows] == [("1", "4"), ("2", "8"), ("3", "12")]
     assert [bool(row["AP"]) for row in rows] == [False, True, True]
@@ -168,13 +186,7 @@ def test_run_writes_rows_weights_flags_and_checkpoint(tmp_path, capfd):
     assert (last["app"], last["epoch"], last["step"]) == ("a", 3, 12)
     aps = [float(row["AP"] or 0) for row in rows]
     assert weights.read_metadata(tmp_path / weights.BEST)["epoch"] == 1 + int(np.argmax(aps))
-    state = model_metadata.read(tmp_path / "checkpoints")["state"]
-    assert (state["step"], state["epoch"]) == (12, 3)
-
-    again = Session(tmp_path, eval_every=2)
-    assert again.train()["AP"] == pytest.approx(metrics["AP"], abs=1e-6)
-    assert again.seen == []
-    assert f"{tmp_path}: all 3 epochs are done; nothing left to train" in capfd.readouterr().err
+    assert (state_of(tmp_path)["step"], state_of(tmp_path)["epoch"]) == (12, 3)
 
 
 def test_weights_files_hold_the_averaged_weights(tmp_path):
@@ -188,119 +200,14 @@ def test_weights_files_hold_the_averaged_weights(tmp_path):
         assert_same(values(session.model), averages)
 
 
-def test_evaluations_within_an_epoch_are_neither_repeated_nor_lost_by_resuming(tmp_path, monkeypatch, capfd):
-    flags = {"eval_every_steps": 3, "eval_every": 2, "patience": 9, "save_every": 0}
-    unbroken, restarts = Session(tmp_path / "unbroken", **flags), []
-    with monkeypatch.context() as patch:
-        patch.setattr(EpochLog, "restart_clock", lambda log: restarts.append(log))
-        unbroken.train()
-    assert len(restarts) == 3  # the clock excludes the evaluations after steps 3, 6 and 9
-    rows = rows_of(tmp_path / "unbroken")
-    assert [row["step"] for row in rows if row["AP"]] == ["3", "6", "8", "9", "12"]  # 8 and 12 end epochs
-    assert [row["epoch"] for row in rows] == ["0.75", "1", "1.5", "2", "2.25", "3"]
-    assert [row["step"] for row in rows if row["loss"]] == ["4", "8", "12"]
-    assert "step 6: AP" in capfd.readouterr().err
-
-    broken, save_row = tmp_path / "broken", Results.save_row
-
-    def in_evaluation(self, *arguments):
-        raise KeyboardInterrupt
-
-    def after_evaluation(self, epoch, values):
-        save_row(self, epoch, values)
-        if epoch == 1.5:
-            raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(AveragedWeights, "swapped_in", in_evaluation)
-        Session(broken, **flags).train()
-    assert not (broken / "results.csv").exists()
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(Results, "save_row", after_evaluation)
-        Session(broken, **flags).train()
-    assert [row["step"] for row in rows_of(broken)] == ["3", "4", "6"]
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        interrupt_at_step(patch, 7)
-        Session(broken, **flags).train()
-    resumed = Session(broken, **flags)
-    resumed.train()
-    assert_same_runs(unbroken, resumed)
-
-
-def test_evaluations_by_steps_may_end_an_epoch(tmp_path):
-    Session(tmp_path, eval_every_steps=4, eval_every=0).train()
-    assert [row["step"] for row in rows_of(tmp_path) if row["AP"]] == ["4", "8", "12"]
-
-
-@pytest.mark.parametrize(("saveable", "steps_of_a_pass"), [(True, 3), (False, 3), (False, 6)])
-def test_run_stopped_within_an_epoch_sees_the_images_of_an_unbroken_run(
-    tmp_path, monkeypatch, saveable, steps_of_a_pass, capfd
-):
-    monkeypatch.setattr(Loader, "steps_per_epoch", steps_of_a_pass)
-    flags = {"saveable": saveable, "turn": 2, "save_every": 2, "eval_every": 0}
-    unbroken = Session(tmp_path / "unbroken", **flags)
-    unbroken.train()
-    assert "from epoch 3 on, the loaders use sign=-1.0" in capfd.readouterr().err
-    second = [] if saveable or steps_of_a_pass > STEPS else [(1, 1.0)]
-    assert unbroken.opened == [(0, 1.0), *second, (2, -1.0)]
-    done = 0
-    for stop, saved in ((5, 4), (7, 6), (11, 10)):
-        broken = Session(tmp_path / "broken", **flags)
-        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-            interrupt_at_step(patch, stop)
-            broken.train()
-        assert broken.seen == unbroken.seen[done:stop]
-        done = saved
-    resumed = Session(tmp_path / "broken", **flags)
-    resumed.train()
-    assert resumed.seen == unbroken.seen[10:]
-    assert "resumed after epoch 2 and 2 steps (step 10)" in capfd.readouterr().err
-    assert_same_runs(unbroken, resumed)
-
-
-def test_run_with_another_freeze_resumes_from_the_last_whole_epoch(tmp_path, monkeypatch, capfd):
-    flags = {"save_every": 2, "eval_every": 0}
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        interrupt_at_step(patch, 7)
-        Session(tmp_path, **flags).train()
-    assert sorted(int(path.name) for path in (tmp_path / "checkpoints").iterdir()) == [4, 6]
-    capfd.readouterr()
-    Session(tmp_path, **flags, freeze="x").train()
-    output = capfd.readouterr().err
-    assert "resumed after epoch 1 (step 4)\n" in output
-    assert "  changed: freeze; the run continues from an epoch's end, results may differ\n" in output
-    assert [row["step"] for row in rows_of(tmp_path)] == ["4", "8", "12"]
-
-
-def test_run_that_patience_ended_is_not_continued(tmp_path, capfd):
-    flags = {"epochs": 9, "aps": [0.1, 0.3, 0.2, 0.3, 0.4, 0.4, 0.4, 0.4, 0.4]}
-    Session(tmp_path, **flags, patience=2).train()
-    assert "ends after epoch 4: 2 evaluations without a better AP than 30.0" in capfd.readouterr().err
-    assert len(rows_of(tmp_path)) == 4
-    assert weights.read_metadata(tmp_path / weights.BEST)["epoch"] == 2
-    again = Session(tmp_path, **flags, patience=2)
-    assert again.train()["AP"] == 0.3
-    assert again.seen == [] and "nothing left to train" in capfd.readouterr().err
-    Session(tmp_path, **flags | {"epochs": 5}).train()
-    assert "epoch 5: AP 40.0" in capfd.readouterr().err
-
-
-def test_overwrite_starts_anew(tmp_path):
-    Session(tmp_path, epochs=2).train()
-    session = Session(tmp_path, epochs=1, overwrite=True)
-    session.train()
-    assert len(session.seen) == 4
-    assert [row["step"] for row in rows_of(tmp_path)] == ["4"]
-
-
 def test_batch_that_is_not_finite_is_skipped_and_training_continues(tmp_path, monkeypatch, capfd):
-    following = InputFeed.__next__
+    next_batch = InputFeed.__next__
 
-    def poisoned(self):
-        images, targets = following(self)
+    def poisoned_batch(feed):
+        images, targets = next_batch(feed)
         return (images * np.nan if session.state.step == 2 else images), targets
 
-    monkeypatch.setattr(InputFeed, "__next__", poisoned)
+    monkeypatch.setattr(InputFeed, "__next__", poisoned_batch)
     session = Session(tmp_path, epochs=1)
     session.train()
     assert "step 3 is skipped: the loss is not finite; image ids" in capfd.readouterr().err
@@ -308,62 +215,14 @@ def test_batch_that_is_not_finite_is_skipped_and_training_continues(tmp_path, mo
     assert float(row["skipped_steps"]) == 1 and np.isfinite(float(row["loss"]))
 
 
-@pytest.mark.parametrize("saveable", [True, False])
-def test_error_of_a_loader_is_explained(tmp_path, monkeypatch, saveable):
-    def damaged(self):
-        raise tf.errors.UnknownError(None, None, "a damaged image")
-        yield
-
-    monkeypatch.setattr(Loader, "iterator", damaged)
-    with pytest.raises(UserError, match=r"the loader \(tensorflow\) stopped: a damaged image"):
-        Session(tmp_path, saveable=saveable).train()
-
-
-@pytest.mark.parametrize("where", ["step", "evaluation"])
-def test_signal_stops_a_run_after_saving_everything(tmp_path, monkeypatch, where):
-    def stop(*_):
-        os.kill(os.getpid(), signal.SIGTERM)
-
-    session = Session(tmp_path, save_every=0)
-    if where == "step":
-        check = step_guard.StepGuard.check
-
-        def stopped_at_step_5(self, step, *arguments):
-            if step == 5:
-                stop()
-            check(self, step, *arguments)
-
-        monkeypatch.setattr(step_guard.StepGuard, "check", stopped_at_step_5)
-    else:
-        monkeypatch.setattr(Session, "_evaluation", stop)
-        beat = Watchdog.beat
-
-        def stopped(self, doing, **at):
-            beat(self, doing, **at)
-            if doing == "evaluating":
-                stop()
-
-        monkeypatch.setattr(Watchdog, "beat", stopped)
-    step = 6 if where == "step" else 4  # a signal in step 5 stops all ranks after step 6
-    with pytest.raises(StoppedError, match=f"stopped by SIGTERM; saved after step {step}"):
-        session.train()
-    assert state_of(tmp_path)["step"] == step
-
-
-def test_run_whose_last_checkpoint_cannot_be_saved_fails(tmp_path, monkeypatch):
-    monkeypatch.setattr(checkpoint_files, "write", full_disk)
-    with pytest.raises(UserError, match=r"^the last checkpoint could not be saved: make room in .*"):
-        Session(tmp_path, epochs=1).train()
-
-
 def test_compiling_and_scoring_have_a_longer_time_limit(tmp_path, monkeypatch):
     beats, beat = [], Watchdog.beat
 
-    def noted(self, doing, *, epoch=0, step=0, at_least=0.0):
+    def recorded_beat(watchdog, doing, *, epoch=0, step=0, at_least=0.0):
         beats.append((doing, epoch, step, at_least))
-        beat(self, doing, epoch=epoch, step=step, at_least=at_least)
+        beat(watchdog, doing, epoch=epoch, step=step, at_least=at_least)
 
-    monkeypatch.setattr(Watchdog, "beat", noted)
+    monkeypatch.setattr(Watchdog, "beat", recorded_beat)
     Session(tmp_path, epochs=1).train()
     long = run_module.LONG_SECONDS
     assert long == 1800
@@ -375,6 +234,174 @@ def test_compiling_and_scoring_have_a_longer_time_limit(tmp_path, monkeypatch):
         ("evaluating", 1, 4, 0.0),
         ("saving", 2, 4, 0.0),
     ]
+
+
+# --- when a run evaluates, and when it ends ---
+
+
+def test_evaluations_by_steps_and_by_epochs_are_rows_of_their_step(tmp_path, monkeypatch, capfd):
+    restarts = []
+    monkeypatch.setattr(EpochLog, "restart_clock", lambda log: restarts.append(log))
+    Session(tmp_path, eval_every_steps=3, eval_every=2).train()
+    assert len(restarts) == 3  # the clock excludes the evaluations after steps 3, 6 and 9
+    rows = rows_of(tmp_path)
+    assert [row["step"] for row in rows if row["AP"]] == ["3", "6", "8", "9", "12"]  # 8 and 12 end epochs
+    assert [row["epoch"] for row in rows] == ["0.75", "1", "1.5", "2", "2.25", "3"]
+    assert [row["step"] for row in rows if row["loss"]] == ["4", "8", "12"]
+    assert "step 6: AP" in capfd.readouterr().err
+
+
+def test_evaluations_by_steps_may_end_an_epoch(tmp_path):
+    Session(tmp_path, eval_every_steps=4, eval_every=0).train()
+    assert [row["step"] for row in rows_of(tmp_path) if row["AP"]] == ["4", "8", "12"]
+
+
+def test_run_that_patience_ended_continues_only_with_more_patience(tmp_path, capfd):
+    options = {"epochs": 5, "aps": [0.1, 0.3, 0.2, 0.3, 0.4]}
+    Session(tmp_path, **options, patience=2).train()
+    assert "ends after epoch 4: 2 evaluations without a better AP than 30.0" in capfd.readouterr().err
+    assert len(rows_of(tmp_path)) == 4
+    assert weights.read_metadata(tmp_path / weights.BEST)["epoch"] == 2
+    again = Session(tmp_path, **options, patience=2)
+    assert again.train()["AP"] == 0.3
+    assert again.image_ids == [] and "nothing left to train" in capfd.readouterr().err
+    Session(tmp_path, **options).train()
+    assert "epoch 5: AP 40.0" in capfd.readouterr().err
+
+
+def test_finished_run_trains_no_step_and_returns_its_metrics(tmp_path, capfd):
+    metrics = Session(tmp_path, epochs=1).train()
+    again = Session(tmp_path, epochs=1)
+    assert again.train()["AP"] == pytest.approx(metrics["AP"], abs=1e-6)
+    assert again.image_ids == []
+    assert f"{tmp_path}: all 1 epochs are done; nothing left to train" in capfd.readouterr().err
+
+
+# --- resuming ---
+
+
+FEEDS = {
+    "saved positions": (True, 3, [(0, 1.0), (2, -1.0)]),
+    "pass shorter than an epoch": (False, 3, [(0, 1.0), (1, 1.0), (2, -1.0)]),
+    "pass longer than an epoch": (False, 6, [(0, 1.0), (2, -1.0)]),
+}
+
+
+@pytest.mark.parametrize(("saveable", "steps_of_a_pass", "loaders"), FEEDS.values(), ids=FEEDS)
+def test_run_resumed_within_epochs_equals_an_uninterrupted_run(
+    tmp_path, monkeypatch, saveable, steps_of_a_pass, loaders, capfd
+):
+    monkeypatch.setattr(Loader, "steps_per_epoch", steps_of_a_pass)
+    options = {"saveable": saveable, "sign_change": 2, "save_every": 2, "eval_every": 0}
+    uninterrupted = Session(tmp_path / "uninterrupted", **options)
+    uninterrupted.train()
+    assert "from epoch 3 on, the loaders use sign=-1.0" in capfd.readouterr().err
+    assert uninterrupted.opened_loaders == loaders
+    resumed_at = 0
+    for interrupted_at, saved_at in ((5, 4), (7, 6), (11, 10)):
+        session = Session(tmp_path / "resumed", **options)
+        session.train_until(interrupted_at)
+        assert session.image_ids == uninterrupted.image_ids[resumed_at:interrupted_at]
+        resumed_at = saved_at
+    resumed = Session(tmp_path / "resumed", **options)
+    resumed.train()
+    assert resumed.image_ids == uninterrupted.image_ids[10:]
+    assert "resumed after epoch 2 and 2 steps (step 10)" in capfd.readouterr().err
+    assert_same_runs(resumed, uninterrupted)
+
+
+def test_evaluations_within_an_epoch_are_neither_repeated_nor_lost_by_resuming(tmp_path):
+    options = {"eval_every_steps": 3, "eval_every": 2, "patience": 9, "save_every": 0}
+    uninterrupted = Session(tmp_path / "uninterrupted", **options)
+    uninterrupted.train()
+    save_row, directory = Results.save_row, tmp_path / "resumed"
+
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    def interrupt_after_saving(results, epoch, row):
+        save_row(results, epoch, row)
+        if epoch == 1.5:
+            raise KeyboardInterrupt
+
+    Session(directory, **options).train_until_interrupted(AveragedWeights, "swapped_in", interrupt)
+    assert not (directory / "results.csv").exists()
+    Session(directory, **options).train_until_interrupted(Results, "save_row", interrupt_after_saving)
+    assert [row["step"] for row in rows_of(directory)] == ["3", "4", "6"]
+    Session(directory, **options).train_until(7)
+    resumed = Session(directory, **options)
+    resumed.train()
+    assert_same_runs(resumed, uninterrupted)
+
+
+def test_run_with_another_freeze_resumes_from_the_last_complete_epoch(tmp_path, capfd):
+    flags = {"save_every": 2, "eval_every": 0}
+    Session(tmp_path, **flags).train_until(7)
+    assert sorted(int(path.name) for path in (tmp_path / "checkpoints").iterdir()) == [4, 6]
+    capfd.readouterr()
+    Session(tmp_path, **flags, freeze="x").train()
+    output = capfd.readouterr().err
+    assert "resumed after epoch 1 (step 4)\n" in output
+    assert "  changed: freeze; the run continues from an epoch's end, results may differ\n" in output
+    assert [row["step"] for row in rows_of(tmp_path)] == ["4", "8", "12"]
+
+
+def test_overwrite_starts_the_run_anew(tmp_path):
+    Session(tmp_path, epochs=2).train()
+    session = Session(tmp_path, epochs=1, overwrite=True)
+    session.train()
+    assert len(session.image_ids) == 4
+    assert [row["step"] for row in rows_of(tmp_path)] == ["4"]
+
+
+# --- signals and errors ---
+
+
+def test_signal_in_a_step_stops_the_run_after_saving_the_next_step(tmp_path, monkeypatch):
+    check = step_guard.StepGuard.check
+
+    def signalled_check(guard, step, *arguments):
+        if step == 5:
+            os.kill(os.getpid(), signal.SIGTERM)
+        check(guard, step, *arguments)
+
+    monkeypatch.setattr(step_guard.StepGuard, "check", signalled_check)
+    with pytest.raises(StoppedError, match="stopped by SIGTERM; saved after step 6"):
+        Session(tmp_path, save_every=0).train()
+    assert state_of(tmp_path)["step"] == 6
+
+
+def test_signal_in_an_evaluation_stops_the_run_at_the_next_batch(tmp_path, monkeypatch):
+    beat = Watchdog.beat
+
+    def signalled_beat(watchdog, doing, **place):
+        beat(watchdog, doing, **place)
+        if doing == "evaluating":
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    monkeypatch.setattr(Watchdog, "beat", signalled_beat)
+    with pytest.raises(StoppedError, match="stopped by SIGTERM; saved after step 4"):
+        Session(tmp_path, save_every=0).train()
+    assert state_of(tmp_path)["step"] == 4
+
+
+def test_error_of_a_loader_is_explained(tmp_path, monkeypatch):
+    def damaged_iterator(loader):
+        yield tf.ones([2, 3]), {"image_ids": tf.range(2), "boxes": tf.ones([2, 2])}
+        raise tf.errors.UnknownError(None, None, "a damaged image")
+
+    monkeypatch.setattr(Loader, "iterator", damaged_iterator)
+    with pytest.raises(UserError, match=r"the loader \(tensorflow\) stopped: a damaged image"):
+        Session(tmp_path, saveable=False).train()
+
+
+def test_run_whose_last_checkpoint_cannot_be_saved_fails(tmp_path, monkeypatch):
+    monkeypatch.setattr(checkpoint_files, "write", full_disk)
+    with pytest.raises(UserError, match=r"^the last checkpoint could not be saved: make room in .*"):
+        Session(tmp_path, epochs=1).train()
+
+
+# --- start_process ---
 
 
 def test_missing_output_dir_is_refused():
@@ -391,8 +418,8 @@ def test_start_process_sets_seed_and_precision():
     try:
         start_process(Args(output_dir="x", seed=7, precision="mixed_bfloat16"))
         assert keras.mixed_precision.dtype_policy().name == "mixed_bfloat16"
-        first = np.asarray(keras.random.normal((3,)))
+        expected = np.asarray(keras.random.normal((3,)))
         assert isinstance(start_process(Args(output_dir="x", seed=7)), Ranks)
-        assert_same([np.asarray(keras.random.normal((3,)))], [first])
+        assert_same([np.asarray(keras.random.normal((3,)))], [expected])
     finally:
         keras.mixed_precision.set_global_policy("float32")
