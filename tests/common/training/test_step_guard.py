@@ -10,17 +10,7 @@ from common.training import step_guard
 from common.training.ema import AveragedWeights
 from tests.common.training.small_model import assert_same
 
-
-class Pair(Ranks):
-    """Rank 0 of two. Rank 1 has the images 77 and 78."""
-
-    world_size = 2
-
-    def __init__(self, other_is_finite):
-        self.other = [[other_is_finite, [77, 78]]]
-
-    def gather(self, value):
-        return [value, self.other]
+NO_STOP = tf.constant(0.0)  # no rank asks for a stop
 
 
 class Training:
@@ -28,7 +18,6 @@ class Training:
 
     def __init__(self, *, loss_scale=None, every_gradient=True, accumulate_steps=None):
         keras.utils.set_random_seed(3)
-        self.ranks = Ranks()
         layers = [keras.layers.Conv2D(4, 3, use_bias=False), BatchNormalization(name="bn")]
         layers = [keras.Input((8, 8, 3)), *layers, keras.layers.Conv2D(1, 6)]
         self.model = keras.Sequential(layers, name="small")
@@ -39,9 +28,12 @@ class Training:
         self.averaged = AveragedWeights(self.model, 0.9)
         trained = [*self.model.trainable_variables, *self.optimizer.variables]
         updated = [*(v.value for v in trained), *self.averaged.variables]
-        parts = self.ranks, self.gradients_of, self.update, self.model
+        parts = Ranks(), self.gradients_of, self.update, self.model
         options = {"updated": updated, "xla": True, "every_gradient": every_gradient}
-        self.step = step_guard.guarded_step(*parts, **options)
+        self.guarded_step = step_guard.guarded_step(*parts, **options)
+
+    def step(self, stop_requested=NO_STOP, **options):
+        return self.guarded_step(*batch(**options), stop_requested)
 
     def gradients_of(self, images, targets):
         with tf.GradientTape() as tape:
@@ -49,16 +41,15 @@ class Training:
             loss = tf.reduce_mean(tf.square(outputs - targets["goal"]))
             scaled = self.optimizer.scale_loss(loss)
         gradients = tape.gradient(scaled, self.model.trainable_variables)
-        broken = targets["breaks_gradient"][0]
-        return [g + broken for g in gradients], {"loss": loss, "twice": 2 * loss}
+        return [g + targets["added_to_gradients"][0] for g in gradients], {"loss": loss, "twice": 2 * loss}
 
     def update(self, gradients):
         self.optimizer.apply(gradients, self.model.trainable_variables)
         self.averaged.update()
 
-    def everything(self):
-        parts = [*self.model.variables, *self.optimizer.variables]
-        return [np.array(v.value) for v in parts] + [v.numpy() for v in self.averaged.variables]
+    def values(self):
+        variables = [*self.model.variables, *self.optimizer.variables, *self.averaged.variables]
+        return [np.array(variable) for variable in variables]
 
 
 def batch(*, goal=1.0, image=0.5, gradient=0.0, size=4):
@@ -66,49 +57,42 @@ def batch(*, goal=1.0, image=0.5, gradient=0.0, size=4):
     images = tf.constant(random.random((size, 8, 8, 3), np.float32) * image)
     targets = {
         "goal": tf.fill([size], tf.constant(goal, tf.float32)),
-        "breaks_gradient": tf.fill([size], tf.constant(gradient, tf.float32)),
+        "added_to_gradients": tf.fill([size], tf.constant(gradient, tf.float32)),
         "image_ids": tf.range(10, 10 + size, dtype=tf.int64),
     }
     return images, targets
 
 
-GO_ON = tf.constant(0.0)
-
-
-@pytest.fixture
-def alone():
-    training = Training()
-    return training, step_guard.StepGuard(training.ranks, limit=2)
-
-
-@pytest.fixture(params=[True, False], ids=["with a branch", "without, as on a GPU"])
+@pytest.fixture(params=[True, False], ids=["branch as on a CPU", "no branch as on a GPU"])
 def branch(request, monkeypatch):
     monkeypatch.setattr(step_guard, "is_cpu_only", lambda: request.param)
 
 
-BAD_STEPS = [
-    ({"goal": np.nan}, None),
-    ({"image": np.inf}, 2),
-    ({"gradient": np.nan}, None),
-    ({"gradient": np.inf}, 2),
-    ({"gradient": 1e25}, None),  # the gradient's norm overflows
-]
+# --- one step ---
+
+
+BAD_STEPS = {
+    "loss": ({"goal": np.nan}, None),
+    "image": ({"image": np.inf}, 2),
+    "gradient": ({"gradient": np.inf}, 2),
+    "overflow of the gradients' norm": ({"gradient": 1e25}, None),
+}
 
 
 @pytest.mark.usefixtures("branch")
-@pytest.mark.parametrize(("bad", "accumulate_steps"), BAD_STEPS)
-def test_step_that_is_not_finite_changes_no_variable(bad, accumulate_steps):
+@pytest.mark.parametrize(("options", "accumulate_steps"), BAD_STEPS.values(), ids=BAD_STEPS)
+def test_step_that_is_not_finite_changes_no_variable(options, accumulate_steps):
     training = Training(accumulate_steps=accumulate_steps)
     for _ in range(3):
-        assert training.step(*batch(), GO_ON).finite
-    before = training.everything()
-    result = training.step(*batch(**bad), GO_ON)
+        assert training.step().finite
+    before = training.values()
+    result = training.step(**options)
     assert not result.finite
     assert all(float(value) == 0.0 for value in result.values.values())  # so the sums of an epoch stay finite
-    after = training.everything()
-    assert_same(before, after)
-    assert training.step(*batch(), GO_ON).finite
-    changed = [not np.array_equal(a, b) for a, b in zip(after, training.everything(), strict=True)]
+    after = training.values()
+    assert_same(after, before)
+    assert training.step().finite
+    changed = [not np.array_equal(a, b) for a, b in zip(after, training.values(), strict=True)]
     assert sum(changed) > len(changed) // 2
 
 
@@ -116,37 +100,46 @@ def test_step_that_is_not_finite_changes_no_variable(bad, accumulate_steps):
 def test_finite_guarded_step_equals_a_plain_step():
     training, plain = Training(), Training()
     for _ in range(4):
-        result = training.step(*batch(), GO_ON)
+        result = training.step()
         gradients, values = plain.gradients_of(*batch())
         plain.update(gradients)
         np.testing.assert_allclose(float(result.values["loss"]), float(values["loss"]), rtol=1e-5)
         assert float(result.values["twice"]) == 2 * float(result.values["loss"])
-    for guarded, reference in zip(training.everything(), plain.everything(), strict=True):
-        np.testing.assert_allclose(guarded, reference, rtol=1e-4, atol=1e-6)
+    for actual, expected in zip(training.values(), plain.values(), strict=True):
+        np.testing.assert_allclose(actual, expected, rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.usefixtures("branch")
-def test_float16_gradients_that_overflow_lower_the_loss_scale():
+def test_float16_gradients_that_overflow_halve_the_loss_scale():
     training = Training(loss_scale=4.0, every_gradient=False)
-    assert training.step(*batch(gradient=np.inf), GO_ON).finite
+    assert training.step(gradient=np.inf).finite
     assert float(training.optimizer.dynamic_scale) == 2.0
-    assert not training.step(*batch(goal=np.nan), GO_ON).finite
+    assert not training.step(goal=np.nan).finite
     assert float(training.optimizer.dynamic_scale) == 2.0  # at any scale, the loss is NaN
+
+
+# --- checks on the host ---
+
+
+def check_steps(training, guard, *batches):
+    for number, (images, targets) in enumerate(batches, 1):
+        guard.check(number, training.guarded_step(images, targets, NO_STOP), targets)
+    guard.check_weights(training.model, training.optimizer, number)
 
 
 def test_loss_scale_below_the_minimum_is_refused():
     training = Training(loss_scale=4.0, every_gradient=False)
-    guard = step_guard.StepGuard(training.ranks, limit=2)
+    guard = step_guard.StepGuard(Ranks(), limit=2)
     for _ in range(10):
-        training.step(*batch(gradient=np.inf), GO_ON)
+        training.step(gradient=np.inf)
     guard.check_weights(training.model, training.optimizer, 10)  # the scale is 2**-8, the lowest allowed
-    training.step(*batch(gradient=np.inf), GO_ON)
+    training.step(gradient=np.inf)
     with pytest.raises(UserError, match=r"loss scale has fallen below 0\.00390625.*mixed_bfloat16"):
         guard.check_weights(training.model, training.optimizer, 11)
 
 
-def test_weight_that_is_not_finite_is_named(alone):
-    training, guard = alone
+def test_weight_that_is_not_finite_is_named():
+    training, guard = Training(), step_guard.StepGuard(Ranks(), limit=2)
     guard.check_weights(training.model, training.optimizer, 7)
     training.model.get_layer("bn").moving_variance.assign([1.0, np.inf, 1.0, 1.0])
     with pytest.raises(UserError, match="after step 7 the weight small/bn/moving_variance is not finite"):
@@ -156,47 +149,49 @@ def test_weight_that_is_not_finite_is_named(alone):
 @pytest.mark.usefixtures("branch")
 def test_skipped_steps_are_logged_and_too_many_in_a_row_end_the_run(capsys):
     training = Training()
-
-    def run(*batches):
-        guard = step_guard.StepGuard(training.ranks, limit=2)
-        for number, (images, targets) in enumerate(batches, 1):
-            guard.check(number, training.step(images, targets, GO_ON), targets)
-        guard.check_weights(training.model, training.optimizer, number)
-
     bad, good = batch(goal=np.nan), batch()
-    run(bad, bad, good, bad, bad, good)  # never more than two bad steps in a row
+    # never more than two bad steps in a row
+    check_steps(training, step_guard.StepGuard(Ranks(), limit=2), bad, bad, good, bad, bad, good)
     log = capsys.readouterr().err
     assert "step 1 is skipped: the loss is not finite; image ids 10, 11, 12, 13 (rank 0)\n" in log
     assert log.count("is skipped") == 4
+    bad = batch(gradient=np.nan)
     with pytest.raises(UserError, match=r"3 steps in a row .* step 4: a gradient is not finite\."):
-        run(good, *[batch(gradient=np.nan)] * 3)
+        check_steps(training, step_guard.StepGuard(Ranks(), limit=2), good, bad, bad, bad)
 
 
-@pytest.mark.parametrize("other_is_finite", [False, True])
-def test_rank_whose_loss_is_not_finite_is_named(capsys, other_is_finite):
-    guard = step_guard.StepGuard(Pair(other_is_finite), limit=5)
-    no = tf.constant(False)
-    local_finite = tf.constant([not other_is_finite])
+class Rank0OfTwo(Ranks):
+    """Rank 1 has the images 77 and 78."""
+
+    world_size = 2
+
+    def __init__(self, rank_1_is_finite):
+        self.of_rank_1 = [[rank_1_is_finite, [77, 78]]]
+
+    def gather(self, value):
+        return [value, self.of_rank_1]
+
+
+@pytest.mark.parametrize(("rank", "ids"), [(0, "10, 11, 12, 13"), (1, "77, 78")])
+def test_rank_whose_loss_is_not_finite_is_named(capsys, rank, ids):
+    guard = step_guard.StepGuard(Rank0OfTwo(rank == 0), limit=5)
+    no, local_finite = tf.constant(False), tf.constant([rank == 1])
     _, targets = batch()
     guard.check(5, step_guard.StepResult({}, finite=no, local_finite=local_finite, stop=no), targets)
-    bad = "10, 11, 12, 13 (rank 0)" if other_is_finite else "77, 78 (rank 1)"
-    assert f"image ids {bad}\n" in capsys.readouterr().err
+    assert f"image ids {ids} (rank {rank})\n" in capsys.readouterr().err
 
 
-def test_log_of_a_skipped_step_names_at_most_sixteen_images(capsys):
-    training = Training()
-    guard = step_guard.StepGuard(training.ranks, limit=5)
-    for size, last in ((16, "24, 25"), (17, "24, 25 and 1 more")):
-        images, targets = batch(goal=np.nan, size=size)
-        guard.check(1, training.step(images, targets, GO_ON), targets)
-        assert f", {last} (rank 0)\n" in capsys.readouterr().err
+@pytest.mark.parametrize(("size", "last_ids"), [(16, "24, 25"), (17, "24, 25 and 1 more")])
+def test_log_of_a_skipped_step_names_at_most_sixteen_images(capsys, size, last_ids):
+    guard = step_guard.StepGuard(Ranks(), limit=5)
+    check_steps(Training(), guard, batch(goal=np.nan, size=size))
+    assert f", {last_ids} (rank 0)\n" in capsys.readouterr().err
 
 
-def test_stop_request_of_any_rank_is_seen(alone):
-    training, guard = alone
-    images, targets = batch()
+def test_stop_request_of_any_rank_stops_all_later_steps():
+    training, guard = Training(), step_guard.StepGuard(Ranks(), limit=2)
     half = tf.constant(0.5)  # the mean over two ranks if one of them asks to stop
-    for asked, stops in ((GO_ON, False), (half, True), (GO_ON, True)):
-        guard.check(1, training.step(images, targets, asked), targets)
+    for stop_requested, stops in ((NO_STOP, False), (half, True), (NO_STOP, True)):
+        guard.check(1, training.step(stop_requested), batch()[1])
         guard.check_weights(training.model, training.optimizer, 1)
         assert guard.stop == stops

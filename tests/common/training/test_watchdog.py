@@ -1,4 +1,4 @@
-"""The ranks are processes that communicate by files."""
+"""The ranks are processes that communicate by files. Each rank acts as its command line says."""
 
 import os
 import signal
@@ -21,13 +21,13 @@ from common.training import watchdog as module
 
 assert "tensorflow" not in sys.modules
 directory, rank, world_size, act, timeout = sys.argv[1:]
-module.TICK, module.NAMING_SECONDS = 0.2, 20 if act == "lost, named late" else 0.2
-raised = {
+module.TICK, module.NAMING_SECONDS = 0.2, 20 if act == "lost rank, named late" else 0.2
+errors_of_acts = {
     "user error": errors.UserError("the disk is full"),
     "bug": KeyError("a typo"),
-    "lost": RuntimeError("Horovod has been shut down"),
-    "lost, named late": RuntimeError("Horovod has been shut down"),
-    "all stop": errors.StoppedError("saved"),
+    "lost rank": RuntimeError("Horovod has been shut down"),
+    "lost rank, named late": RuntimeError("Horovod has been shut down"),
+    "stop of all ranks": errors.StoppedError("saved"),
 }
 
 
@@ -50,18 +50,18 @@ def endless():
 
 
 def main(*_):
-    limit = 0 if act == "unlimited" else float(timeout)
+    limit = 0 if act == "no limit" else float(timeout)
     with module.Watchdog(FileRanks(), step_timeout=limit) as watchdog:
         watchdog.beat("training", epoch=2, step=7)
         print("begun", flush=True)
-        if act in raised:
-            raise raised[act]
+        if act in errors_of_acts:
+            raise errors_of_acts[act]
         if act == "hang":
             endless()
-        if act == "allowed":
+        if act == "long work":
             watchdog.beat("compiling", at_least=60)
-        for _ in range(1 if act == "brief" else 5):
-            if act == "slow":
+        for _ in range(1 if act == "short work" else 5):
+            if act == "regular beats":
                 watchdog.beat("training")
             time.sleep(0.4)
 
@@ -70,8 +70,8 @@ errors.run(main, positional=True)
 """
 
 
-class Ranks:
-    """One process per rank. Each of `acts` says what a process does."""
+class RankProcesses:
+    """Starts one process per rank, each with its act."""
 
     def __init__(self, directory, *acts):
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "cwd": ROOT}
@@ -89,7 +89,8 @@ class Ranks:
         for process in self.processes:
             process.kill()
 
-    def end(self, rank=0):
+    def wait(self, rank):
+        """Returns the exit code and stderr."""
         process = self.processes[rank]
         return process.wait(timeout=30), process.stderr.read()
 
@@ -98,67 +99,72 @@ class Ranks:
 
 
 def test_hanging_process_ends_with_its_stack_and_one_line(tmp_path):
-    with Ranks(tmp_path, "hang") as ranks:
-        begun = time.monotonic()
-        code, stderr = ranks.end()
-        assert code == 1 and time.monotonic() - begun < TIMEOUT + 8
+    with RankProcesses(tmp_path, "hang") as ranks:
+        start = time.monotonic()
+        code, stderr = ranks.wait(0)
+        assert code == 1 and time.monotonic() - start < TIMEOUT + 8
     assert " in endless" in stderr
     (line,) = [line for line in stderr.splitlines() if line.startswith("error: ")]
     assert f"{ranks.name(0)}, training, epoch 2, step 7" in line
     assert "made no progress for 1 s (--step_timeout)" in line and "run the same command" in line
 
 
-@pytest.mark.parametrize("act", ["unlimited", "allowed", "slow"])
+@pytest.mark.parametrize("act", ["no limit", "long work"])
 def test_process_within_its_time_limit_is_not_ended(tmp_path, act):
-    with Ranks(tmp_path, act) as ranks:
-        if act == "slow":
-            ranks.processes[0].send_signal(signal.SIGSTOP)
-            time.sleep(2 * TIMEOUT)
-            ranks.processes[0].send_signal(signal.SIGCONT)
-        assert ranks.end() == (0, "")
+    with RankProcesses(tmp_path, act) as ranks:
+        assert ranks.wait(0) == (0, "")
+
+
+def test_time_in_which_a_process_is_suspended_does_not_count(tmp_path):
+    with RankProcesses(tmp_path, "regular beats") as ranks:
+        ranks.processes[0].send_signal(signal.SIGSTOP)
+        time.sleep(2 * TIMEOUT)
+        ranks.processes[0].send_signal(signal.SIGCONT)
+        assert ranks.wait(0) == (0, "")
 
 
 def test_stopped_rank_is_killed_by_the_rank_that_waits_for_it(tmp_path):
-    with Ranks(tmp_path, "hang", "hang") as ranks:
+    with RankProcesses(tmp_path, "hang", "hang") as ranks:
         ranks.processes[1].send_signal(signal.SIGSTOP)
-        code, stderr = ranks.end(0)
-        assert ranks.end(1) == (-signal.SIGKILL, "")
+        code, stderr = ranks.wait(0)
+        assert ranks.wait(1) == (-signal.SIGKILL, "")
     assert code == 1
     assert f"{ranks.name(1)} is stopped or dead" in stderr
 
 
 FAILURES = [
-    ("user error", "brief", "error: the disk is full", False),
-    ("bug", "brief", "KeyError: 'a typo'", True),
-    ("lost", "slow", "error: another rank is stopped or dead; rank 0 (", False),
-    ("lost, named late", "brief", "error: rank 1 (", False),
+    ("user error", "short work", "error: the disk is full"),
+    ("bug", "short work", "KeyError: 'a typo'"),
+    ("lost rank", "regular beats", "error: another rank is stopped or dead; rank 0 ("),
+    ("lost rank, named late", "short work", "error: rank 1 ("),
 ]
 
 
-@pytest.mark.parametrize(("act", "other", "last", "traceback"), FAILURES)
-def test_rank_that_fails_alone_ends_without_waiting_for_the_others(tmp_path, act, other, last, traceback):
-    with Ranks(tmp_path, act, other) as ranks:
-        code, stderr = ranks.end(0)
-        assert ranks.end(1) == (0, "")
+@pytest.mark.parametrize(("act", "act_of_rank_1", "message"), FAILURES, ids=[act for act, *_ in FAILURES])
+def test_rank_that_fails_alone_ends_without_waiting_for_rank_1(tmp_path, act, act_of_rank_1, message):
+    with RankProcesses(tmp_path, act, act_of_rank_1) as ranks:
+        code, stderr = ranks.wait(0)
+        assert ranks.wait(1) == (0, "")
     assert code == 1
-    assert last in stderr.splitlines()[-1]
-    assert ("Traceback" in stderr) == traceback
+    assert message in stderr.splitlines()[-1]
+    assert ("Traceback" in stderr) == (act == "bug")
 
 
-@pytest.mark.parametrize(
-    ("acts", "end"),
-    [(["all stop", "all stop"], (75, "saved\n")), (["user error"], (1, "error: the disk is full\n"))],
-)
-def test_errors_of_all_ranks_and_of_a_single_process_propagate(tmp_path, acts, end):
-    with Ranks(tmp_path, *acts) as ranks:
-        assert [ranks.end(rank) for rank in range(len(acts))] == [end] * len(acts)
+def test_stop_of_all_ranks_propagates_on_each_rank(tmp_path):
+    with RankProcesses(tmp_path, "stop of all ranks", "stop of all ranks") as ranks:
+        assert ranks.wait(0) == ranks.wait(1) == (75, "saved\n")
+
+
+def test_error_of_a_single_process_propagates(tmp_path):
+    with RankProcesses(tmp_path, "user error") as ranks:
+        assert ranks.wait(0) == (1, "error: the disk is full\n")
 
 
 # --- signals ---
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_signal_requests_a_stop_and_handlers_are_put_back(number, capfd):
+def test_signal_requests_a_stop_and_a_second_sigint_interrupts(number, capfd):
     before = signal.getsignal(number)
     with StopSignals() as signals:
         assert signals.received is None
@@ -173,12 +179,12 @@ def test_signal_requests_a_stop_and_handlers_are_put_back(number, capfd):
     assert signal.getsignal(number) is before
 
 
-def test_signal_to_any_rank_stops_all_ranks():
+def test_signal_to_rank_1_stops_both_ranks():
     def work(ranks):
         signals = StopSignals(quiet=True)
-        first = signals.agreed(ranks)
+        before = signals.agreed(ranks)
         signals.received = "SIGTERM" if ranks.rank else None
-        return first, signals.agreed(ranks), signals.message(3).partition(";")[0]
+        return before, signals.agreed(ranks), signals.message(3).partition(";")[0]
 
-    by = ["stopped by a signal to another rank", "stopped by SIGTERM"]
-    assert run_on_ranks(2, work) == [(False, True, by[0]), (False, True, by[1])]
+    messages = ["stopped by a signal to another rank", "stopped by SIGTERM"]
+    assert run_on_ranks(2, work) == [(False, True, message) for message in messages]
