@@ -6,8 +6,8 @@ def updates(optimizer: keras.optimizers.Optimizer, gradients: list[list[float]])
     """Returns the values of a variable of two zeros after each gradient."""
     variable = keras.Variable(np.zeros(2, np.float32))
     optimizer.build([variable])
-    seen = []
+    values = []
     for gradient in gradients:
         optimizer.apply([optimizer.scale_loss(np.array(gradient, np.float32))], [variable])
-        seen.append(np.array(variable))
-    return seen
+        values.append(np.array(variable))
+    return values

@@ -20,22 +20,25 @@ def make_model(units: int = 6, seed: int = 0) -> keras.Sequential:
     return keras.Sequential([keras.Input((8, 8, 3)), *layers, keras.layers.Flatten(), keras.layers.Dense(2)])
 
 
-def values(*objects) -> list[np.ndarray]:
+def values(*owners) -> list[np.ndarray]:
     """Returns all variables of models, optimizers and averaged weights."""
-    return [np.asarray(variable) for thing in objects for variable in thing.variables]
+    return [np.asarray(variable) for owner in owners for variable in owner.variables]
 
 
-def assert_same(left, right) -> None:
-    for a, b in zip(left, right, strict=True):
+def assert_same(actual, expected) -> None:
+    """Compares two lists of arrays bit for bit."""
+    for a, b in zip(actual, expected, strict=True):
         np.testing.assert_array_equal(a, b)
 
 
 def rows_of(run: pathlib.Path) -> list[dict[str, str]]:
+    """Returns the rows of a run's results.csv."""
     with (run / "results.csv").open(newline="") as file:
         return list(csv.DictReader(file))
 
 
 def full_disk(*_) -> None:
+    """Replaces a function that writes."""
     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 

@@ -1,3 +1,5 @@
+"""Tests the moving averages of the weights against a recurrence in NumPy."""
+
 import keras
 import numpy as np
 import pytest
@@ -22,8 +24,7 @@ def test_averages_equal_the_recurrence_in_numpy():
     model, decay = small_model(), 0.5
     averaged = AveragedWeights(model, decay)
     update = tf.function(averaged.update)
-    expected = [w.astype(np.float64) for w in values(model)]
-    start = expected
+    start = expected = [weight.astype(np.float64) for weight in values(model)]
     for n in range(12):
         for weight in model.weights:
             weight.assign(weight + tf.random.normal(weight.shape, seed=n))
@@ -32,15 +33,13 @@ def test_averages_equal_the_recurrence_in_numpy():
         expected = [d * a + (1 - d) * w for a, w in zip(expected, values(model), strict=True)]
     averaged.update(moved=tf.constant(False))  # a step that moved no weight does not change averages
     with averaged.swapped_in():
-        for got, want, weight in zip(values(model), expected, model.weights, strict=True):
-            np.testing.assert_allclose(got, want, rtol=2e-5, atol=1e-6, err_msg=weight.path)
-    moved = [np.abs(a - b).max() for a, b in zip(start, expected, strict=True)]
-    assert min(moved) > 1e-4
+        for average, reference, weight in zip(values(model), expected, model.weights, strict=True):
+            np.testing.assert_allclose(average, reference, rtol=2e-5, atol=1e-6, err_msg=weight.path)
+    assert min(np.abs(a - b).max() for a, b in zip(start, expected, strict=True)) > 1e-4
 
 
-@pytest.mark.parametrize("precision", ["float32", "mixed_float16"])
-def test_first_update_moves_the_average_by_nine_tenths_in_float32(precision):
-    keras.mixed_precision.set_global_policy(precision)
+def test_averages_of_a_mixed_float16_model_are_float32():
+    keras.mixed_precision.set_global_policy("mixed_float16")
     try:
         model = small_model()
     finally:
@@ -49,35 +48,40 @@ def test_first_update_moves_the_average_by_nine_tenths_in_float32(precision):
     start = model.weights[0].numpy()
     model.weights[0].assign(start + 1e-5)  # float16 would lose this
     averaged.update()
-    with averaged.swapped_in():
+    with averaged.swapped_in():  # the first update moves an average by 9 / 10
         np.testing.assert_allclose(model.weights[0].numpy() - start, 0.9e-5, atol=2e-7)
 
 
 @pytest.mark.parametrize("decay", [0.0, 0.9])
 def test_statistics_are_averaged_over_the_ranks_while_swapped_in(decay):
+    def assign_random(model, rank, seed):
+        """Only the moving statistics differ between the ranks."""
+        for index, weight in enumerate(model.weights):
+            seed_of_rank = 100 * rank if "moving" in weight.path else 0
+            random = np.random.default_rng(seed + index + seed_of_rank)
+            weight.assign(random.uniform(0.5, 2.0, weight.shape))
+
     def work(ranks):
         model = small_model()
-        for number in (0, 50):
-            for index, weight in enumerate(model.weights):
-                of_rank = 100 * ranks.rank if "moving" in weight.path else 0
-                random = np.random.default_rng(number + index + of_rank)
-                weight.assign(random.uniform(0.5, 2.0, weight.shape))
-            if number == 0:
-                averaged = AveragedWeights(model, decay)
+        assign_random(model, ranks.rank, seed=0)
+        averaged = AveragedWeights(model, decay)
+        assign_random(model, ranks.rank, seed=50)
         averaged.update()
-        own = values(model)
+        before = values(model)
         averages = [v.numpy() for v in averaged.averages_of([w.value for w in model.weights])]
         with pytest.raises(RuntimeError, match="evaluation"), averaged.swapped_in(ranks):
             inside = values(model)
             raise RuntimeError("evaluation failed")
-        for after, before in zip(values(model), own, strict=True):
-            np.testing.assert_array_equal(after, before)
-        return [weight.path for weight in model.weights], averages or own, inside
+        for weight, old in zip(values(model), before, strict=True):
+            np.testing.assert_array_equal(weight, old)
+        return averages or before, inside
 
-    (paths, first, inside), (_, second, inside_second) = run_on_ranks(2, work)
-    for path, a, b, got, got_second in zip(paths, first, second, inside, inside_second, strict=True):
-        np.testing.assert_array_equal(got, got_second)
-        np.testing.assert_allclose(got, (a.astype(np.float64) + b) / 2, rtol=1e-6, err_msg=path)
+    results = run_on_ranks(2, work)
+    paths = [weight.path for weight in small_model().weights]
+    averages, swapped_in = (zip(*values, strict=True) for values in zip(*results, strict=True))
+    for path, (a, b), (first, second) in zip(paths, averages, swapped_in, strict=True):
+        np.testing.assert_array_equal(first, second)
+        np.testing.assert_allclose(first, (a.astype(np.float64) + b) / 2, rtol=1e-6, err_msg=path)
         assert np.array_equal(a, b) != ("moving" in path)
 
 
@@ -89,8 +93,12 @@ def test_averages_of_returns_averages_in_the_order_of_its_argument():
         weight.assign(tf.fill(weight.shape, float(index)))
     averaged.update()
     mean, variance = moving_statistics(model)
-    swapped = averaged.averages_of([variance, mean])
-    assert [id(v) for v in swapped] == [id(v) for v in reversed(averaged.averages_of([mean, variance]))]
-    place = next(i for i, weight in enumerate(model.weights) if weight.value is mean)
-    np.testing.assert_allclose(swapped[1], 0.9 * place)
-    assert AveragedWeights(model, 0.0).averages_of([mean]) == []
+    _, average_of_mean = averaged.averages_of([variance, mean])
+    assert average_of_mean is averaged.averages_of([mean, variance])[0]
+    index = next(i for i, weight in enumerate(model.weights) if weight.value is mean)
+    np.testing.assert_allclose(average_of_mean, 0.9 * index)
+
+
+def test_averages_of_without_averaging_returns_nothing():
+    model = small_model()
+    assert AveragedWeights(model, 0.0).averages_of(moving_statistics(model)) == []

@@ -1,3 +1,5 @@
+"""Tests the fused optimizers against those of Keras."""
+
 import keras
 import numpy as np
 import pytest
@@ -9,49 +11,53 @@ from common.training.optimizers import FusedAdam, FusedSGD, make_optimizer
 SGD, Adam = keras.optimizers.SGD, keras.optimizers.Adam
 
 
-def test_options():
-    plain = make_optimizer("sgd", 0.5, momentum=0.9, clip_norm=0.0, precision="float32")
-    assert isinstance(plain, FusedSGD)
-    assert (plain.momentum, plain.global_clipnorm, plain.gradient_accumulation_steps) == (0.9, None, None)
+def test_make_optimizer_in_float32_without_options_returns_plain_sgd():
+    optimizer = make_optimizer("sgd", 0.5, momentum=0.9, clip_norm=0.0, precision="float32")
+    assert isinstance(optimizer, FusedSGD)
+    assert (optimizer.momentum, optimizer.global_clipnorm) == (0.9, None)
+    assert optimizer.gradient_accumulation_steps is None
+
+
+def test_make_optimizer_in_float16_wraps_adam_in_a_loss_scale_optimizer():
     options = {"clip_norm": 3.0, "precision": "mixed_float16", "accumulate_steps": 4}
-    scaled = make_optimizer("adam", 0.5, momentum=0.8, **options)
-    assert isinstance(scaled, keras.optimizers.LossScaleOptimizer) and scaled.initial_scale == 2**15
-    inner = scaled.inner_optimizer
+    optimizer = make_optimizer("adam", 0.5, momentum=0.8, **options)
+    assert isinstance(optimizer, keras.optimizers.LossScaleOptimizer) and optimizer.initial_scale == 2**15
+    inner = optimizer.inner_optimizer
     assert isinstance(inner, FusedAdam)
     assert (inner.beta_1, inner.global_clipnorm, inner.gradient_accumulation_steps) == (0.8, 3.0, 4)
 
 
-def test_last_learning_rate_counts_accumulated_batches():
+@pytest.mark.parametrize("precision", ["float32", "mixed_float16"])
+def test_last_learning_rate_counts_accumulated_batches(precision):
     schedule = keras.optimizers.schedules.PiecewiseConstantDecay([0, 1, 2], [1.0, 0.5, 0.25, 0.125])
-    options = {"momentum": 0.9, "clip_norm": 0.0, "accumulate_steps": 2}
-    for precision in ("float32", "mixed_float16"):
-        variable = keras.Variable([1.0])
-        optimizer = make_optimizer("sgd", schedule, precision=precision, **options)
-        optimizer.build([variable])
-        assert optimizers.last_learning_rate(optimizer) == 1.0
-        for expected in (1.0, 0.5, 0.25):
-            optimizer.apply([tf.constant([1.0])], [variable])
-            assert optimizers.last_learning_rate(optimizer) == expected
+    options = {"momentum": 0.9, "clip_norm": 0.0, "accumulate_steps": 2, "precision": precision}
+    variable = keras.Variable([1.0])
+    optimizer = make_optimizer("sgd", schedule, **options)
+    optimizer.build([variable])
+    assert optimizers.last_learning_rate(optimizer) == 1.0
+    for expected in (1.0, 0.5, 0.25):
+        optimizer.apply([tf.constant([1.0])], [variable])
+        assert optimizers.last_learning_rate(optimizer) == expected
 
 
 def make_step(optimizer, variables):
     return lambda gradients: optimizer.apply(gradients, variables)
 
 
-OPTIMIZERS = [
-    (FusedSGD, SGD, {"momentum": 0.9, "gradient_accumulation_steps": 3}),
-    (FusedSGD, SGD, {}),
-    (FusedAdam, Adam, {"beta_1": 0.8}),
-    (FusedAdam, Adam, {"gradient_accumulation_steps": 3}),
-    (FusedAdam, Adam, {"learning_rate": 0.1, "global_clipnorm": None}),
-    (FusedSGD, SGD, {"momentum": 0.9, "global_clipnorm": None, "clipnorm": 1.0}),
-    (FusedSGD, SGD, {"momentum": 0.9, "global_clipnorm": None, "clipvalue": 0.3}),
-]
+OPTIMIZERS = {
+    "sgd, accumulated": (FusedSGD, SGD, {"momentum": 0.9, "gradient_accumulation_steps": 3}),
+    "sgd without momentum": (FusedSGD, SGD, {}),
+    "sgd, clipnorm": (FusedSGD, SGD, {"momentum": 0.9, "global_clipnorm": None, "clipnorm": 1.0}),
+    "sgd, clipvalue": (FusedSGD, SGD, {"momentum": 0.9, "global_clipnorm": None, "clipvalue": 0.3}),
+    "adam": (FusedAdam, Adam, {"beta_1": 0.8}),
+    "adam, accumulated": (FusedAdam, Adam, {"gradient_accumulation_steps": 3}),
+    "adam, constant rate": (FusedAdam, Adam, {"learning_rate": 0.1, "global_clipnorm": None}),
+}
 
 
-@pytest.mark.parametrize("compiled", [False, True])
-@pytest.mark.parametrize(("fused", "reference", "options"), OPTIMIZERS)
-def test_fused_optimizers_take_the_steps_of_keras(fused, reference, options, compiled):
+@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
+@pytest.mark.parametrize(("fused", "reference", "options"), OPTIMIZERS.values(), ids=OPTIMIZERS)
+def test_fused_optimizer_takes_the_steps_of_keras(fused, reference, options, compiled):
     schedule = keras.optimizers.schedules.ExponentialDecay(0.1, 3, 0.5)
     results = []
     for optimizer_class in (fused, reference):
@@ -60,8 +66,7 @@ def test_fused_optimizers_take_the_steps_of_keras(fused, reference, options, com
         optimizer = optimizer_class(**({"learning_rate": schedule, "global_clipnorm": 3.0} | options))
         optimizer.build(variables)
         step = make_step(optimizer, variables)
-        if compiled:
-            step = tf.function(step)
+        step = tf.function(step) if compiled else step
         for _ in range(12):
             step([tf.constant(rng.normal(size=v.shape).astype("f4")) for v in variables])
         results.append([np.array(v) for v in (*variables, *optimizer.variables)])
@@ -71,18 +76,18 @@ def test_fused_optimizers_take_the_steps_of_keras(fused, reference, options, com
 
 
 @pytest.mark.parametrize("fused", [FusedSGD, FusedAdam])
-def test_a_constant_learning_rate_in_one_function_traced_twice(fused):
+def test_fused_optimizer_in_a_function_traced_twice_makes_two_updates(fused):
     variable = keras.Variable([1.0, 2.0])
     optimizer = fused(0.5, 0.9)
     optimizer.build([variable])
-    step = tf.function(lambda gradient, twice: optimizer.apply([gradient], [variable]))
-    for twice in (False, True):
-        step(tf.constant([1.0, 1.0]), twice)
+    step = tf.function(lambda gradient, trace: optimizer.apply([gradient], [variable]))
+    for trace in (1, 2):
+        step(tf.constant([1.0, 1.0]), trace)
     assert int(optimizer.iterations) == 2
     assert np.all(np.array(variable) < [0.1, 1.1])
 
 
-def test_infinite_norm_makes_all_weights_nan_as_in_keras():
+def test_infinite_gradient_norm_makes_all_weights_nan_as_in_keras():
     results = []
     for optimizer_class in (FusedSGD, SGD):
         variables = [keras.Variable([1.0]), keras.Variable([1.0])]

@@ -16,12 +16,12 @@ def make_results(directory, **state):
     return Results(directory, model, {"app": "a"}, RunState(**{"step": 5} | state))
 
 
-def test_epoch_row_has_means_sums_and_images_per_second(monkeypatch):
+def test_epoch_row_of_a_resumed_epoch_has_means_sums_and_images_per_second(monkeypatch):
     """The run was resumed after step 2, and step 5 was skipped."""
     seconds = iter((10.0, 12.0, 13.0, 14.0))
     monkeypatch.setattr(results, "time", types.SimpleNamespace(monotonic=lambda: next(seconds)))
-    before = {"loss": 3.0, "boxes_over_limit": 1.0, "steps": 2.0, "skipped_steps": 0.0}
-    log = EpochLog("epoch 1/1", 6, 2, before)
+    totals = {"loss": 3.0, "boxes_over_limit": 1.0, "steps": 2.0, "skipped_steps": 0.0}
+    log = EpochLog("epoch 1/1", 6, 2, totals)
     for step, loss in ((3, 4.0), (4, 5.0), (5, 0.0), (6, 6.0)):
         values = {"loss": tf.constant(loss), "boxes_over_limit": tf.constant(2.0 * (loss > 0))}
         log.add(step, values, tf.constant(loss > 0))
@@ -33,25 +33,25 @@ def test_epoch_row_has_means_sums_and_images_per_second(monkeypatch):
     assert math.isnan(log.row(4, 2, learning_rate=0.5)["images_per_second"])
 
 
-def test_full_disk_loses_one_file_and_training_continues(tmp_path, monkeypatch, capfd):
-    files = make_results(tmp_path)
+def test_full_disk_loses_one_weights_file_and_training_continues(tmp_path, monkeypatch, capfd):
+    log = make_results(tmp_path)
     with monkeypatch.context() as patch:
         patch.setattr(results.weight_files, "save", full_disk)
-        files.save_weights(weights.LAST)
+        log.save_weights(weights.LAST)
     assert "No space left on device; training continues" in capfd.readouterr().err
-    files.save_weights(weights.LAST)
+    log.save_weights(weights.LAST)
     assert weights.read_metadata(tmp_path / weights.LAST) == {"app": "a", "epoch": 1, "step": 5}
 
 
-def test_results_without_a_directory_write_nothing(tmp_path, monkeypatch):
+def test_results_without_a_directory_write_no_files(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    files = make_results(None)
-    files.save_row(1, {"loss": 1.0})
-    files.save_weights(weights.LAST)
+    log = make_results(None)
+    log.save_row(1, {"loss": 1.0})
+    log.save_weights(weights.LAST)
     assert not list(tmp_path.iterdir())
 
 
-def test_resumed_results_drop_rows_after_the_checkpoint(tmp_path):
+def test_value_that_is_not_finite_is_an_empty_cell(tmp_path):
     log = make_results(tmp_path)
     log.save_row(1, {"loss": 2.0})
     log.save_row(2, {"loss": math.nan, "AP": 0.25})
@@ -59,18 +59,24 @@ def test_resumed_results_drop_rows_after_the_checkpoint(tmp_path):
         {"epoch": "1", "step": "5", "loss": "2", "AP": ""},
         {"epoch": "2", "step": "5", "loss": "", "AP": "0.25"},
     ]
-    resumed = make_results(tmp_path, epoch=1)
-    resumed.save_row(2, {"loss": 1.5, "AP": 0.5})
-    assert [(row["epoch"], row["loss"]) for row in rows_of(tmp_path)] == [("1", "2"), ("2", "1.5")]
     assert list((tmp_path / "tensorboard").iterdir())
+
+
+def test_resumed_results_drop_rows_after_the_checkpoint(tmp_path):
+    log = make_results(tmp_path)
+    for epoch in (0.5, 1, 1.5, 2):
+        log.save_row(epoch, {"loss": 2.0})
+    resumed = make_results(tmp_path, epoch=1, evaluated=0.5)
+    resumed.save_row(1.5, {"loss": 1.5})
+    assert [(row["epoch"], row["loss"]) for row in rows_of(tmp_path)] == [
+        ("0.5", "2"),
+        ("1", "2"),
+        ("1.5", "1.5"),
+    ]
 
 
 def test_metrics_are_the_last_columns_even_if_the_first_row_has_only_metrics(tmp_path):
     log = make_results(tmp_path)
     log.save_row(0.5, {"AP": 0.1, "AP50": 0.2})
     log.save_row(1, {"loss": 2.0, "AP": 0.3, "AP50": 0.4})
-    log.save_row(1.5, {"AP": 0.5, "AP50": 0.6})
     assert list(rows_of(tmp_path)[0]) == ["epoch", "step", "loss", "AP", "AP50"]
-    resumed = make_results(tmp_path, epoch=1, evaluated=0.5)
-    resumed.save_row(1.5, {"AP": 0.5, "AP50": 0.6})
-    assert [row["epoch"] for row in rows_of(tmp_path)] == ["0.5", "1", "1.5"]
