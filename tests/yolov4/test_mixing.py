@@ -1,3 +1,5 @@
+"""Tests mixing.py at its limits. test_oracle.py compares mosaic, MixUp and CutMix with NumPy."""
+
 import dataclasses
 
 import numpy as np
@@ -12,7 +14,7 @@ from yolov4.mixing import Objects
 OFF = dataclasses.replace(get_config("yolov4"), mosaic_prob=0.0, mixup_prob=0.0, cutmix_prob=0.0)
 
 
-def test_a_rectangle_without_area_is_no_piece():
+def test_rectangle_without_area_is_not_pasted():
     """On a GPU, DALI would fill all pixels right of it and below it."""
 
     def define(size):
@@ -24,15 +26,15 @@ def test_a_rectangle_without_area_is_no_piece():
     assert 0.5 < counts.mean() < 1
 
 
-@pytest.mark.parametrize("kind", ["mosaic_prob", "mixup_prob", "cutmix_prob"])
-def test_a_batch_without_any_box_stays_without(kind):
-    config = dataclasses.replace(OFF, **{kind: 1.0})
+@pytest.mark.parametrize("field", ["mosaic_prob", "mixup_prob", "cutmix_prob"])
+def test_mixed_images_without_boxes_have_no_boxes(field):
+    config = dataclasses.replace(OFF, **{field: 1.0})
     images = [np.full((64, 96, 3), level, np.float32) for level in (0, 1, 0, 1)]
-    nothing = [[array] * 4 for array in (np.zeros((0, 4), np.float32), np.zeros(0, np.int32))]
+    no_objects = [[array] * 4 for array in (np.zeros((0, 4), np.float32), np.zeros(0, np.int32))]
 
     def define(images, boxes, labels, size):
         images, objects = mixing.mix(config, images, Objects(boxes, labels), fn.cat([0, 0], size), size)
         return images, *objects
 
-    for _, boxes, labels in run_graph(define, images, *nothing, [np.int32([64, 96])] * 4):
+    for _, boxes, labels in run_graph(define, images, *no_objects, [np.int32([64, 96])] * 4):
         assert len(boxes) == len(labels) == 0

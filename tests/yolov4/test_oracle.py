@@ -13,7 +13,7 @@ from tests.oracle.fuzzed import Annotated
 from tests.oracle.numpy_images import nearest
 from tests.oracle.watched import BATCH, Batch, Draws, run_epoch
 from tests.yolov4.darknet_rules import darknet_axis, darknet_mosaic
-from tests.yolov4.rectangles import ALL, INPUT, PLAIN
+from tests.yolov4.rectangles import AUGMENTATIONS, INPUT, PLAIN
 from yolov4.config import YOLOv4Config
 from yolov4.pipeline import YOLOv4Pipeline
 
@@ -25,7 +25,7 @@ TRAININGS = {
     "fresh mosaic": {"mosaic_prob": 0.7, "mosaic_tiles": "fresh", "letterbox": True},
     "MixUp": {"mixup_prob": 0.7},
     "CutMix": {"cutmix_prob": 0.7},
-    "all": ALL
+    "all": AUGMENTATIONS
     | {"letterbox": True, "multi_scale": 1.4, "min_box_size": 3.0}
     | {"mosaic_prob": 0.4, "mixup_prob": 0.4, "cutmix_prob": 0.6},
 }
@@ -130,14 +130,14 @@ def mosaic(canvases: list[Canvas], numbers, cut_shares, image_size: tuple[int, i
     return Canvas(*darknet_mosaic(canvases, numbers, *cut), (), source)
 
 
-def mix(config, canvases, image_size, draws: Draws, taken: np.ndarray) -> list[Canvas]:
-    """Applies at most one of mosaic, MixUp and CutMix. Canvases whose `taken` is true stay unchanged."""
+def mix(config, canvases, image_size, draws: Draws, is_mosaic: np.ndarray) -> list[Canvas]:
+    """Applies at most one of mosaic, MixUp and CutMix to each canvas that `is_mosaic` does not mark."""
     if not (config.mosaic_prob or config.mixup_prob or config.cutmix_prob):
         return canvases
     count = 4 if config.mosaic_prob else 2
-    own = draws.take("batch_permutation")
+    order = draws.take("batch_permutation")
     partners = [draws.take("batch_permutation", no_fixed_points=True) for _ in range(count - 1)]
-    sources = np.stack([own, *(own[partner] for partner in partners)], 1)
+    sources = np.stack([order, *(order[partner] for partner in partners)], 1)
     never = np.zeros(len(canvases))
     mosaics = draws.coin(config.mosaic_prob) if config.mosaic_prob else never
     cuts = draws.uniform(0.2, 0.8, shape=[2]) if config.mosaic_prob else None
@@ -148,7 +148,7 @@ def mix(config, canvases, image_size, draws: Draws, taken: np.ndarray) -> list[C
     mixed = []
     for row, numbers in enumerate(sources.tolist()):
         first, second = (canvases[number] for number in numbers[:2])
-        if taken[numbers[0]]:
+        if is_mosaic[numbers[0]]:
             mixed.append(first)
         elif mosaics[row]:
             mixed.append(mosaic(canvases, numbers, cuts[row], image_size))
@@ -161,35 +161,34 @@ def mix(config, canvases, image_size, draws: Draws, taken: np.ndarray) -> list[C
     return mixed
 
 
-def mixup(own: Canvas, other: Canvas) -> Canvas:
+def mixup(first: Canvas, second: Canvas) -> Canvas:
     """Both weights are equal, as in Darknet; the boxes of both stay."""
-    pixels = (own.pixels.astype(np.float64) + other.pixels) / 2
-    boxes_px = np.concatenate([own.boxes_px, other.boxes_px])
-    classes = np.concatenate([own.classes, other.classes])
-    return Canvas(pixels, boxes_px, classes, (), f"MixUp of {own.source} | {other.source}")
+    pixels = (first.pixels.astype(np.float64) + second.pixels) / 2
+    boxes_px = np.concatenate([first.boxes_px, second.boxes_px])
+    classes = np.concatenate([first.classes, second.classes])
+    return Canvas(pixels, boxes_px, classes, (), f"MixUp of {first.source} | {second.source}")
 
 
-def cutmix(own: Canvas, other: Canvas, share: float, center: np.ndarray) -> Canvas:
-    """CutMix (arXiv 1905.04899): a rectangle of `other`, with `share` of the area, over `own`.
+def cutmix(first: Canvas, second: Canvas, share: float, center: np.ndarray) -> Canvas:
+    """CutMix (arXiv 1905.04899): a rectangle of `second`, with `share` of the area, over `first`.
 
-    Boxes of `own` are dropped if the rectangle covers more than half of them. Boxes of `other` are clipped.
+    Boxes of `first` of which more than half is covered are dropped. Boxes of `second` are clipped.
     """
-    size = np.array(own.pixels.shape[:2])
+    size = np.array(first.pixels.shape[:2])
     half = np.sqrt(share) / 2
-    top, left = (nearest((middle - half) * side) for middle, side in zip(center, size, strict=True))
-    bottom, right = (nearest((middle + half) * side) for middle, side in zip(center, size, strict=True))
-    top, left, bottom, right = max(top, 0), max(left, 0), min(bottom, size[0]), min(right, size[1])
-    pixels = own.pixels.copy()
-    pixels[top:bottom, left:right] = other.pixels[top:bottom, left:right]
-    if top >= bottom or left >= right:
-        return own._replace(source=f"CutMix without area of {own.source}")
-    low, high = np.array([left, top, left, top]), np.array([right, bottom, right, bottom])
-    covered = np.clip(own.boxes_px, low, high)
-    areas = [(boxes[:, 2:] - boxes[:, :2]).prod(1) for boxes in (covered, own.boxes_px)]
+    y0, x0 = (max(nearest((middle - half) * side), 0) for middle, side in zip(center, size, strict=True))
+    y1, x1 = (min(nearest((middle + half) * side), side) for middle, side in zip(center, size, strict=True))
+    if y0 >= y1 or x0 >= x1:
+        return first._replace(source=f"CutMix without area of {first.source}")
+    pixels = first.pixels.copy()
+    pixels[y0:y1, x0:x1] = second.pixels[y0:y1, x0:x1]
+    low, high = np.array([x0, y0, x0, y0]), np.array([x1, y1, x1, y1])
+    covered = np.clip(first.boxes_px, low, high)
+    areas = [(boxes[:, 2:] - boxes[:, :2]).prod(1) for boxes in (covered, first.boxes_px)]
     stays = areas[0] <= 0.5 * areas[1]
-    boxes_px = np.concatenate([own.boxes_px * stays[:, np.newaxis], np.clip(other.boxes_px, low, high)])
-    source = f"CutMix at {(top, left, bottom, right)} of {own.source} | {other.source}"
-    return Canvas(pixels, boxes_px, np.concatenate([own.classes, other.classes]), (), source)
+    boxes_px = np.concatenate([first.boxes_px * stays[:, np.newaxis], np.clip(second.boxes_px, low, high)])
+    source = f"CutMix at {(y0, x0, y1, x1)} of {first.source} | {second.source}"
+    return Canvas(pixels, boxes_px, np.concatenate([first.classes, second.classes]), (), source)
 
 
 # --- comparing ---
@@ -197,34 +196,34 @@ def cutmix(own: Canvas, other: Canvas, share: float, center: np.ndarray) -> Canv
 
 def check(batch: Batch, row: int, canvas: Canvas, config: YOLOv4Config) -> None:
     outputs, where = batch.outputs, canvas.source
-    got = outputs["images"][row]
-    assert got.shape == canvas.pixels.shape, where
-    difference = np.abs(got.astype(np.float64) * 255 - canvas.pixels)
+    pixels = outputs["images"][row]
+    assert pixels.shape == canvas.pixels.shape, where
+    difference = np.abs(pixels.astype(np.float64) * 255 - canvas.pixels)
     numpy_images.assert_small(difference, config, where, has_halves=config.mixup_prob > 0)
     assert outputs["num_boxes"].reshape(-1)[row] == (outputs["classes"][row] >= 0).sum(), where
     numpy_boxes.assert_boxes(outputs, row, canvas.boxes_px, canvas.classes, config, where)
 
 
 @pytest.mark.parametrize("name", TRAININGS)
-def test_training(fuzzed, name):
+def test_training_batches_equal_numpy(fuzzed, name):
     config = dataclasses.replace(PLAIN, **TRAININGS[name])
     sizes = set()
-    for batch, own_images in run_epoch(YOLOv4Pipeline, fuzzed, config=config, training=True):
-        others = [[fuzzed.images[image_id] for image_id in ids] for ids in batch.other_image_ids]
+    for batch, images in run_epoch(YOLOv4Pipeline, fuzzed, config=config, training=True):
         image_size = batch_size(config, batch.draws)
-        mosaics, after = np.zeros(BATCH), config
+        is_mosaic, mixing = np.zeros(BATCH), config
         if config.mosaic_tiles == "fresh":
-            mosaics = batch.draws.coin(config.mosaic_prob)
-            after = dataclasses.replace(config, mosaic_prob=0.0)
+            is_mosaic = batch.draws.coin(config.mosaic_prob)
             cuts = batch.draws.uniform(0.2, 0.8, shape=[2])
-        view = draw_views(config, [own_images, *others], image_size, batch.draws)
+            mixing = dataclasses.replace(config, mosaic_prob=0.0)
+        tiles = [[fuzzed.images[image_id] for image_id in ids] for ids in batch.other_image_ids]
+        view = draw_views(config, [images, *tiles], image_size, batch.draws)
         canvases = [
             mosaic([view(tile, row) for tile in range(4)], range(4), cuts[row], image_size)
-            if mosaics[row]
+            if is_mosaic[row]
             else view(0, row)
             for row in range(BATCH)
         ]
-        mixed = mix(after, canvases, image_size, batch.draws, mosaics)
+        mixed = mix(mixing, canvases, image_size, batch.draws, is_mosaic)
         batch.draws.finish()
         for row, canvas in enumerate(mixed):
             check(batch, row, canvas, config)
@@ -232,8 +231,8 @@ def test_training(fuzzed, name):
     assert (len(sizes) > 1) == (config.multi_scale > 1)
 
 
-@pytest.mark.parametrize("keep_aspect", [False, True])
-def test_evaluation(fuzzed, keep_aspect):
+@pytest.mark.parametrize("keep_aspect", [False, True], ids=["stretched", "letterboxed"])
+def test_evaluation_batches_equal_numpy_without_augmentation(fuzzed, keep_aspect):
     augmented = dataclasses.replace(PLAIN, **TRAININGS["all"] | {"letterbox": keep_aspect})
     plain = dataclasses.replace(PLAIN, min_box_size=augmented.min_box_size)
     for batch, images in run_epoch(YOLOv4Pipeline, fuzzed, config=augmented, training=False):

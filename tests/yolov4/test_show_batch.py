@@ -1,3 +1,5 @@
+"""Tests the picture and the log line of the first batch."""
+
 import numpy as np
 import tensorflow as tf
 from PIL import Image
@@ -13,7 +15,7 @@ LABELS = LabelMap((1, 2), ("cat", "dog"))
 SCALE = np.array([96, 64, 96, 64])
 
 
-def batch(boxes_px: list[list[tuple]]) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
+def batch_of(boxes_px: list[list[tuple]]) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
     """The boxes are in pixels; their classes alternate."""
     boxes = np.full((len(boxes_px), 5, 4), -1, np.float32)
     classes = np.full((len(boxes_px), 5), -1, np.int32)
@@ -25,10 +27,10 @@ def batch(boxes_px: list[list[tuple]]) -> tuple[tf.Tensor, dict[str, tf.Tensor]]
     return tf.constant(images), {name: tf.constant(value) for name, value in targets.items()}
 
 
-def test_the_line_counts_what_boxes_train(tmp_path):
+def test_log_line_counts_the_predictions_that_boxes_train(tmp_path):
     # No head has anchor 10,14. Both heads have anchor 81,82. Only the head of stride 16 has anchor 23,27.
-    one, other = (40, 10, 63, 37), (41, 10, 62, 37)
-    images, targets = batch([[(20, 20, 30, 34), (0, 0, 81, 64), one], [one, other], []])
+    small, smaller = (40, 10, 63, 37), (41, 10, 62, 37)
+    images, targets = batch_of([[(20, 20, 30, 34), (0, 0, 81, 64), small], [small, smaller], []])
     path = tmp_path / "sheet.png"
     line = show_batch.report(images, targets, TINY, LABELS, path)
     assert line == (
@@ -40,8 +42,8 @@ def test_the_line_counts_what_boxes_train(tmp_path):
     assert (np.abs(sheet - 128).max(-1) < 8).mean() > 0.3
 
 
-def test_to_pixels():
+def test_to_pixels_rounds_and_clips_values_to_0_to_255():
     image = np.array([[[0.0, 1.0, 127 / 255]], [[-0.2, 1.3, 0.5]]], np.float32)
     assert to_pixels(image).numpy().tolist() == [[[0, 255, 127]], [[0, 255, 128]]]
-    every = np.arange(256, dtype=np.uint8).reshape(-1, 1, 1).repeat(3, 2)
-    np.testing.assert_array_equal(to_pixels(every.astype(np.float32) / 255), every)
+    levels = np.arange(256, dtype=np.uint8).reshape(-1, 1, 1).repeat(3, 2)
+    np.testing.assert_array_equal(to_pixels(levels.astype(np.float32) / 255), levels)

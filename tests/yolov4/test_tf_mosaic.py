@@ -1,3 +1,5 @@
+"""Tests the mosaic of the tf.data loader against Darknet's."""
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -38,9 +40,16 @@ def canvases(drawn) -> Canvases:
     return Canvases(*(tf.constant(np.stack(part)) for part in (images, boxes, labels, places)))
 
 
-@pytest.mark.parametrize("cut", [(10, 14), (40, 56), (25, 33), (37, 20)])
-@pytest.mark.parametrize("tiles", [(0, 1, 2, 3), (3, 2, 1, 0), (1, 3, 0, 2)])
-def test_mosaic_is_darknet_s(drawn, canvases, tiles, cut):
+@pytest.mark.parametrize(
+    ("tiles", "cut"),
+    [
+        ((0, 1, 2, 3), (10, 14)),
+        ((3, 2, 1, 0), (40, 56)),
+        ((1, 3, 0, 2), (25, 33)),
+        ((2, 0, 1, 3), (37, 20)),
+    ],
+)
+def test_mosaic_equals_darknet(drawn, canvases, tiles, cut):
     mixed = Mixed(
         *(part.numpy() for part in tf_mosaic.mosaic(canvases, tf.constant(tiles), tf.constant(cut)))
     )
@@ -53,16 +62,17 @@ def test_mosaic_is_darknet_s(drawn, canvases, tiles, cut):
     assert not (padding[:, 2:] - padding[:, :2]).any()
 
 
-# --- a whole batch ---
+# --- a batch ---
 
 
-def mixer(canvases: Canvases, mosaic_prob=0.0):
+def mixer(canvases: Canvases, mosaic_prob: float):
+    """Returns a function seed -> (images, boxes, labels)."""
     run = tf.function(lambda seed: tf_mosaic.mix(canvases, mosaic_prob, Random(seed, 5)))
-    return lambda seed=0: tuple(tensor.numpy() for tensor in run(tf.constant(seed)))
+    return lambda seed: tuple(tensor.numpy() for tensor in run(tf.constant(seed)))
 
 
-def test_a_mosaic_has_the_sample_s_own_canvas_at_the_top_left(canvases):
-    _, _, labels = mixer(canvases, mosaic_prob=1.0)()
+def test_mosaic_has_the_first_canvas_at_the_top_left_and_other_canvases_elsewhere(canvases):
+    _, _, labels = mixer(canvases, mosaic_prob=1.0)(0)
     tiles = labels.reshape(4, 4, 3)
     np.testing.assert_array_equal(tiles[:, 0], canvases.labels)
     for k in (1, 2, 3):
@@ -70,26 +80,26 @@ def test_a_mosaic_has_the_sample_s_own_canvas_at_the_top_left(canvases):
         assert (tiles[:, k] != tiles[:, 0]).any(1).all()
 
 
-def test_the_share_of_mosaics_and_the_others_stay(canvases):
-    mix, changed = mixer(canvases, mosaic_prob=0.3), []
+def test_share_of_mosaics_is_mosaic_prob_and_the_other_images_stay_unchanged(canvases):
+    mix, is_mosaic = mixer(canvases, mosaic_prob=0.3), []
     for seed in range(100):
         images, boxes, labels = mix(seed)
-        changed += (images != canvases.images.numpy()).any((1, 2, 3)).tolist()
-        for row in np.flatnonzero(~np.array(changed[-4:])):
+        is_mosaic += (images != canvases.images.numpy()).any((1, 2, 3)).tolist()
+        for row in np.flatnonzero(~np.array(is_mosaic[-4:])):
             np.testing.assert_array_equal(boxes[row, :3], canvases.boxes_px[row])
             assert not boxes[row, 3:].any() and not labels[row, 3:].any()
-    assert abs(np.mean(changed) - 0.3) < 0.07
+    assert abs(np.mean(is_mosaic) - 0.3) < 0.07
 
 
-def test_others_are_others_unless_an_image_is_alone():
-    for count in (1, 2, 5):
-        for i in range(20):
-            others = tf_mosaic.random_others(count, Random(i, 2)).numpy()
-            assert (np.sort(others) == np.arange(count)).all()
-            assert count == 1 or (others != np.arange(count)).all()
+@pytest.mark.parametrize("count", [1, 2, 5])
+def test_partners_are_a_permutation_without_fixed_points_unless_there_is_one_image(count):
+    for seed in range(20):
+        partners = tf_mosaic.random_others(count, Random(seed, 2)).numpy()
+        assert (np.sort(partners) == np.arange(count)).all()
+        assert count == 1 or (partners != np.arange(count)).all()
 
 
-def test_cuts_keep_away_from_the_border():
+def test_mosaic_cuts_are_uniform_between_a_fifth_and_four_fifths():
     count = 4000
     cuts = tf_mosaic.random_cuts(count, tf.constant(SIZE), Random(1, 2)).numpy()
     assert cuts.min(0).tolist() == [10, 14] and cuts.max(0).tolist() == [40, 56]
