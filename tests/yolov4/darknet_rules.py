@@ -50,10 +50,10 @@ def darknet_mosaic(canvases, sources, cut_y, cut_x):
 
 
 def is_valid(box, class_number, num_classes):
-    left, top, right, bottom = (float(side) for side in box)
-    if not np.isfinite([left, top, right, bottom]).all() or right <= left or bottom <= top:
+    x0, y0, x1, y1 = (float(side) for side in box)
+    if not np.isfinite([x0, y0, x1, y1]).all() or x1 <= x0 or y1 <= y0:
         return False
-    x, y = (left + right) / 2, (top + bottom) / 2
+    x, y = (x0 + x1) / 2, (y0 + y1) / 2
     return 0 <= x <= 1 and 0 <= y <= 1 and 0 <= class_number < num_classes
 
 
@@ -76,23 +76,19 @@ def assign(boxes, classes, config, head, grid_size, num_classes):
     for place, (number, box) in itertools.product(places, enumerate(boxes)):
         if not is_valid(box, classes[number], num_classes):
             continue
-        left, top, right, bottom = (float(side) for side in box)
-        column = min(int((left + right) / 2 * columns), columns - 1)
-        row = min(int((top + bottom) / 2 * rows), rows - 1)
+        x0, y0, x1, y1 = (float(side) for side in box)
+        x, y = (x0 + x1) / 2 * columns, (y0 + y1) / 2 * rows
+        column, row = min(int(x), columns - 1), min(int(y), rows - 1)
         if place == 1:
-            column += -1 if (left + right) / 2 * columns - column < 0.5 else 1
+            column += -1 if x - column < 0.5 else 1
         elif place == 2:
-            row += -1 if (top + bottom) / 2 * rows - row < 0.5 else 1
+            row += -1 if y - row < 0.5 else 1
         if not (0 <= row < rows and 0 <= column < columns):
             continue
-        best, best_iou = 0, 0.0
-        for n, anchor in enumerate(config.anchor_sizes):
-            fit = shape_iou(right - left, bottom - top, anchor, image_size)
-            if fit > best_iou:
-                best, best_iou = n, fit
+        ious = [shape_iou(x1 - x0, y1 - y0, anchor, image_size) for anchor in config.anchor_sizes]
+        best = ious.index(max(ious))
         for k, n in enumerate(config.masks[head]):
-            fit = shape_iou(right - left, bottom - top, config.anchor_sizes[n], image_size)
-            if n == best or (config.iou_thresh < 1 and fit > config.iou_thresh):
+            if n == best or (config.iou_thresh < 1 and ious[n] > config.iou_thresh):
                 trained.setdefault((row, column, k), []).append(number)
     return trained
 
@@ -150,45 +146,38 @@ def losses(heads, boxes, classes, config, constants=None):
 
     `constants` are such values from an earlier call. They replace the values of this call.
     """
+    constants = dict(constants or {})
     sums = np.zeros(3)
-    kept = {}
     for b in range(len(boxes)):
         for head, raws in enumerate(heads):
             raw = np.asarray(raws[b], np.float64)
             grid_size, num_classes = raw.shape[:2], raw.shape[-1] - 5
-            trained = assign(boxes[b], classes[b], config, head, grid_size, num_classes)
-            weight = np.ones(raw.shape[:3])
-            if constants is None:
-                ignored = best_ious(raw, boxes[b], classes[b], config, head) > config.ignore_thresh
-            else:
-                ignored = constants[b, head]
-            kept[b, head] = ignored
-            weight[ignored] = 0
+            if (b, head) not in constants:
+                best = best_ious(raw, boxes[b], classes[b], config, head)
+                constants[b, head] = best > config.ignore_thresh
+            weight = np.where(constants[b, head], 0.0, 1.0)
             target = np.zeros(raw.shape[:3])
-            for (row, column, k), numbers in trained.items():
-                weight[row, column, k] = 1
+            trained = assign(boxes[b], classes[b], config, head, grid_size, num_classes)
+            for cell, numbers in trained.items():
+                weight[cell] = 1
                 y = np.zeros(num_classes)
                 y[[classes[b][n] for n in numbers]] = 1
                 shared = y.sum() if config.iou_thresh < 1 else 1
-                prediction = decode(raw[row, column, k, :4], config, head, row, column, k, grid_size)
-                quality = iou(prediction, np.asarray(boxes[b][numbers[0]], np.float64))
-                if constants is not None:
-                    quality = constants[b, head, row, column, k]
-                kept[b, head, row, column, k] = quality
-                target[row, column, k] = 1 - config.objectness_iou * (1 - quality)
+                prediction = decode(raw[cell][:4], config, head, *cell, grid_size)
+                first_box = np.asarray(boxes[b][numbers[0]], np.float64)
+                quality = constants.setdefault((b, head, cell), iou(prediction, first_box))
+                target[cell] = 1 - config.objectness_iou * (1 - quality)
                 for n in numbers:
                     box = np.asarray(boxes[b][n], np.float64)
                     overlap, distance, v, alpha = ciou_terms(prediction, box)
-                    if constants is not None:
-                        alpha = constants[b, head, row, column, k, n]
-                    kept[b, head, row, column, k, n] = alpha
+                    alpha = constants.setdefault((b, head, cell, n), alpha)
                     size = 2 - (box[2] - box[0]) * (box[3] - box[1]) if config.size_weighting else 1
                     sums[0] += size * (1 - (overlap - distance - alpha * v)) / shared
                 y = y * (1 - config.label_smoothing) + config.label_smoothing / 2
-                sums[2] += cross_entropy(raw[row, column, k, 5:], y).sum()
+                sums[2] += cross_entropy(raw[cell][5:], y).sum()
             sums[1] += (weight * cross_entropy(raw[..., 4], target)).sum()
     normalizers = [config.iou_normalizer, config.obj_normalizer, config.cls_normalizer]
-    return sums * normalizers / len(boxes), kept
+    return sums * normalizers / len(boxes), constants
 
 
 def cross_entropy(logits, targets):

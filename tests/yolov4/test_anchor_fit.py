@@ -1,52 +1,44 @@
+"""Tests the k-means of anchor_fit.py and its rule when new anchors are better."""
+
 import numpy as np
 import pytest
 
 from yolov4.anchor_fit import MAX_BOXES, Fit, beats, fit_anchors, shape_iou, split
+from yolov4.config import get_config
 
 
-def test_fit_by_hand():
+def test_fit_counts_boxes_with_an_iou_above_half_as_reached():
     fit = Fit.of(np.array([0.2, 0.5, 0.6, 0.9]))
-    assert fit == Fit(pytest.approx(0.55), 0.5, 4)  # a box counts only if its IoU is above 0.5
+    assert fit == Fit(pytest.approx(0.55), 0.5, 4)
     assert str(fit) == "mean best IoU 0.550, 50.0 % of the boxes reached at 0.5"
     assert Fit.of(np.zeros(0)) == Fit(0.0, 0.0, 0)
 
 
-RNG = np.random.default_rng(0)
-OWN = RNG.uniform(0.3, 0.9, 400)
+OLD = np.random.default_rng(0).uniform(0.3, 0.9, 400)
+MORE_REACHED = np.where(OLD > 0.5, OLD, OLD + 0.15)
+LOW = np.full(100, 0.3)
+NOISY = LOW + np.tile([0.19, 0.09, -0.05, -0.11, 0.08], 20)  # mean gain 0.04, deviation 0.11
+COMPARISONS = {  # {id: (IoUs with new anchors, IoUs with old anchors, new anchors are better)}
+    "equal": (OLD, OLD, False),
+    "gain of 0.05": (OLD + 0.05, OLD, True),
+    "gain of 0.01": (OLD + 0.01, OLD, False),
+    "loss": (OLD - 0.05, OLD, False),
+    "good boxes better": (np.where(OLD > 0.5, 0.95, OLD), OLD, True),
+    "1 % no longer reached": (np.where(OLD > 0.505, 0.95, np.minimum(OLD, 0.5)), OLD, True),
+    "many no longer reached": (np.where(OLD > 0.6, OLD + 0.2, np.minimum(OLD, 0.49)), OLD, False),
+    "more reached": (MORE_REACHED, OLD, True),
+    "more reached, mean hardly higher": (MORE_REACHED - 0.1 * (OLD > 0.7), OLD, False),
+    "noisy gain of 100 boxes": (NOISY, LOW, True),
+    "noisy gain of 25 boxes": (NOISY[:25], LOW[:25], False),
+    "large gain of 20 boxes": (LOW[:20] + 0.6, LOW[:20], True),
+    "large gain of 19 boxes": (LOW[:19] + 0.6, LOW[:19], False),
+}
 
 
-MORE_REACHED = np.where(OWN > 0.5, OWN, OWN + 0.15)
-
-
-GAINS = [
-    (OWN, False),
-    (OWN + 0.05, True),
-    (OWN + 0.01, False),
-    (OWN - 0.05, False),
-    (np.where(OWN > 0.5, 0.95, OWN), True),
-    (np.where(OWN > 0.505, 0.95, np.minimum(OWN, 0.5)), True),
-    (MORE_REACHED, True),
-    (MORE_REACHED - 0.1 * (OWN > 0.7), False),
-    (np.where(OWN > 0.6, OWN + 0.2, np.minimum(OWN, 0.49)), False),
-]
-
-
-@pytest.mark.parametrize(("new", "by_mean"), GAINS)
-def test_beats_needs_a_sure_gain_that_is_worth_it_and_costs_nothing(new, by_mean):
-    assert beats(new, OWN) is by_mean
-
-
-@pytest.mark.parametrize(("count", "sure"), [(25, False), (100, True)])
-def test_the_same_gain_is_sure_with_more_boxes(count, sure):
-    own = np.full(count, 0.3)
-    mean = own + np.tile([0.19, 0.09, -0.05, -0.11, 0.08], count // 5)  # mean gain 0.04, deviation 0.11
-    assert beats(mean, own) is sure
-
-
-def test_a_few_boxes_prove_nothing():
-    own, new = np.full(19, 0.4), np.full(19, 0.9)
-    assert not beats(new, own)
-    assert beats(np.append(new, 0.9), np.append(own, 0.4))
+@pytest.mark.parametrize("name", COMPARISONS)
+def test_new_anchors_are_better_only_by_a_clear_gain(name):
+    new_iou, old_iou, is_better = COMPARISONS[name]
+    assert beats(new_iou, old_iou) is is_better
 
 
 def test_boxes_of_an_image_stay_in_one_half():
@@ -59,12 +51,23 @@ def test_boxes_of_an_image_stay_in_one_half():
     assert (chosen != split(box_image, np.random.default_rng(3))).any()
 
 
-def test_the_boxes_of_a_single_image_are_split_all_the_same():
+def test_boxes_of_a_single_image_are_split_in_half():
     assert split(np.full(21, 7), np.random.default_rng(0)).sum() == 10
     assert split(np.zeros(0, np.int64), np.random.default_rng(0)).shape == (0,)
 
 
-def test_of_many_boxes_a_sample_is_enough():
+def mean_iou(sizes, anchors):
+    return shape_iou(sizes, anchors).max(1).mean()
+
+
+def test_fitted_anchors_beat_published_ones_and_equal_other_seeds():
+    sizes = np.exp(np.random.default_rng(1).normal(3.5, 0.8, (800, 2)))
+    fitted = mean_iou(sizes, fit_anchors(sizes, 9))
+    assert fitted > mean_iou(sizes, np.array(get_config("yolov4").anchor_sizes)) + 0.02
+    assert fitted > 0.99 * max(mean_iou(sizes, fit_anchors(sizes, 9, seed)) for seed in (1, 2))
+
+
+def test_anchors_of_many_boxes_are_fitted_to_a_sample():
     sizes = np.concatenate([np.full((MAX_BOXES, 2), 10.0), np.full((MAX_BOXES, 2), 40.0)])
     sizes *= np.random.default_rng(4).uniform(0.9, 1.1, sizes.shape)
     anchors = fit_anchors(sizes, 2)

@@ -33,7 +33,7 @@ PUBLISHED = {
 
 
 @pytest.mark.parametrize("name", MODEL_NAMES)
-def test_numbers_are_the_published_ones(name):
+def test_model_has_the_published_numbers(name):
     expected = EVERY_MODEL | PUBLISHED[name]
     config = get_config(name)
     assert {field: getattr(config, field) for field in expected} == expected
@@ -41,7 +41,7 @@ def test_numbers_are_the_published_ones(name):
     assert config.anchors_per_location == 3
 
 
-def test_sizes_of_a_training_batch():
+def test_multi_scale_sizes_are_multiples_of_32_in_the_shape_of_the_input():
     assert YOLOV4.size_range == (14, 27)
     wide = dataclasses.replace(YOLOV4, image_size=(96, 160), multi_scale=2.0)
     assert wide.size_range == (2, 6)
@@ -50,7 +50,7 @@ def test_sizes_of_a_training_batch():
     assert dataclasses.replace(wide, image_size=(160, 96)).bucket(2) == (96, 64)
 
 
-def test_the_fields_of_the_loader_and_of_the_detections():
+def test_loader_and_detection_fields_are_those_of_their_sections():
     assert (LOADER_FIELDS[0], LOADER_FIELDS[-1]) == ("antialias", "max_instances")
     assert (DETECTION_FIELDS[0], DETECTION_FIELDS[-1]) == ("nms_method", "max_detections")
 
@@ -76,10 +76,10 @@ def test_the_fields_of_the_loader_and_of_the_detections():
         ({"mosaic_tiles": "new"}, r"mosaic_tiles.*expected one of batch"),
     ],
 )
-def test_what_cannot_be_is_refused(change, message):
+def test_config_value_outside_its_range_is_refused(change, message):
     with pytest.raises(ValueError, match=message):
         dataclasses.replace(YOLOV4, **change)
 
 
-def test_what_is_just_possible():
+def test_config_value_at_its_limit_is_accepted():
     dataclasses.replace(YOLOV4, jitter=0.49, multi_scale=4.0, lr_steps=(0.5, 1.0), scale_xy=(1.0, 1.0, 1.0))

@@ -1,3 +1,5 @@
+"""Tests Darknet's .weights files against OpenCV's importer and the published files' lengths."""
+
 import dataclasses
 import itertools
 import struct
@@ -30,7 +32,8 @@ SPREAD = {"gamma": (0.5, 1.5), "beta": (-0.5, 0.5), "moving_mean": (-0.5, 0.5)}
 SPREAD |= {"moving_variance": (0.3, 2.0), "bias": (-1.2, 1.2)}
 
 
-def make_trained(name, num_classes, directory):
+def write_random_weights(name, num_classes, directory):
+    """Returns a model with random weights, its config and its .weights file."""
     # A file's layout is the same at any width.
     config = dataclasses.replace(get_config(name), width=0.25 if name == "yolov4" else get_config(name).width)
     model = build_model(name, num_classes, config=config, any_size=True)
@@ -40,23 +43,27 @@ def make_trained(name, num_classes, directory):
             weight.assign(random.uniform(*SPREAD[weight.name], weight.shape))
     file = directory / f"{name}-{num_classes}.weights"
     save_darknet(model, file, seen=32_032_000)
-    return types.SimpleNamespace(name=name, model=model, file=file, config=config)
+    return types.SimpleNamespace(model=model, file=file, config=config)
+
+
+def block_floats(model):
+    return [sum(int(np.prod(v.shape)) for v in block) for block in darknet_files.blocks_of(model)]
 
 
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory):
-    return make_trained("yolov4-tiny", 80, tmp_path_factory.mktemp("tiny"))
+    return write_random_weights("yolov4-tiny", 80, tmp_path_factory.mktemp("tiny"))
 
 
 @pytest.fixture(scope="module")
 def nano(tmp_path_factory):
-    return make_trained("yolov4-nano", 3, tmp_path_factory.mktemp("nano"))
+    return write_random_weights("yolov4-nano", 3, tmp_path_factory.mktemp("nano"))
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory, tiny, nano):
-    yolov4 = make_trained("yolov4", 80, tmp_path_factory.mktemp("yolov4"))
-    return {network.name: network for network in (yolov4, tiny, nano)}
+def networks(tmp_path_factory, tiny, nano):
+    yolov4 = write_random_weights("yolov4", 80, tmp_path_factory.mktemp("yolov4"))
+    return {"yolov4": yolov4, "yolov4-tiny": tiny, "yolov4-nano": nano}
 
 
 @pytest.fixture
@@ -70,28 +77,27 @@ def partial(nano, tmp_path):
 
 
 @pytest.mark.parametrize("name", LAST)
-def test_raw_heads_and_boxes_equal_opencv(name, trained):
-    trained = trained[name]
-    num_classes = trained.model.outputs[0].shape[-1] - 5
-    cfg = trained.file.with_suffix(".cfg")
-    cfg.write_text(cfg_text(trained.config, num_classes))
-    network = cv2.dnn.readNetFromDarknet(str(cfg), str(trained.file))
-    random = np.random.default_rng(1)
+def test_outputs_boxes_and_scores_equal_opencv(name, networks):
+    network = networks[name]
+    num_classes = network.model.outputs[0].shape[-1] - 5
+    cfg = network.file.with_suffix(".cfg")
+    cfg.write_text(cfg_text(network.config, num_classes))
+    opencv = cv2.dnn.readNetFromDarknet(str(cfg), str(network.file))
+    random, last = np.random.default_rng(1), LAST[name]
     for height, width in ((64, 96), (128, 32)):
         images = random.random((1, height, width, 3), np.float32)
-        network.setInput(np.ascontiguousarray(images.transpose(0, 3, 1, 2)))
-        last = LAST[trained.name]
-        theirs = network.forward([f"conv_{n}" for n in last] + [f"yolo_{n + 1}" for n in last])
-        for index, raw in enumerate(np.asarray(head) for head in trained.model(images)):
+        opencv.setInput(np.ascontiguousarray(images.transpose(0, 3, 1, 2)))
+        outputs = opencv.forward([f"conv_{n}" for n in last] + [f"yolo_{n + 1}" for n in last])
+        for index, raw in enumerate(np.asarray(head) for head in network.model(images)):
             _, rows, columns, anchors, numbers = raw.shape
-            expected = theirs[index].reshape(anchors, numbers, rows, columns).transpose(2, 3, 0, 1)
+            expected = outputs[index].reshape(anchors, numbers, rows, columns).transpose(2, 3, 0, 1)
             assert expected.std() > 0.3
             np.testing.assert_allclose(raw[0], expected, atol=1e-3)
 
-            detections = theirs[len(last) + index]  # (N, 5 + C): cx, cy, w, h, objectness, scores
+            detections = outputs[len(last) + index]  # (N, 5 + C): cx, cy, w, h, objectness, scores
             centers, half_sizes = detections[:, :2], detections[:, 2:4] / 2
             expected_boxes = np.concatenate([centers - half_sizes, centers + half_sizes], -1)
-            boxes = np.asarray(decode_boxes(raw, trained.config, index)).reshape(-1, 4)
+            boxes = np.asarray(decode_boxes(raw, network.config, index)).reshape(-1, 4)
             np.testing.assert_allclose(boxes, expected_boxes, atol=1e-3)
 
             probabilities = 1 / (1 + np.exp(-raw.reshape(-1, numbers).astype(np.float64)))
@@ -102,30 +108,30 @@ def test_raw_heads_and_boxes_equal_opencv(name, trained):
             np.testing.assert_allclose(scores[certain], detections[:, 5:][certain], atol=1e-3)
 
 
-# --- whole files -----------------------------------------------------------------------------------
+# --- complete files --------------------------------------------------------------------------------
 
 
-def test_files_have_the_published_lengths(published_yolov4, tiny):
+def test_weights_files_have_the_published_lengths(published_yolov4, tiny):
     for model in (published_yolov4, tiny.model):
-        whole, partial, convolutions = PUBLISHED[model.name]
+        file_bytes, backbone_bytes, convolutions = PUBLISHED[model.name]
         floats = block_floats(model)
-        assert HEADER + 4 * sum(floats) == whole
-        assert HEADER + 4 * sum(floats[:convolutions]) == partial
+        assert HEADER + 4 * sum(floats) == file_bytes
+        assert HEADER + 4 * sum(floats[:convolutions]) == backbone_bytes
     content = tiny.file.read_bytes()
     assert len(content) == PUBLISHED["yolov4-tiny"][0]
     assert struct.unpack("<iiiq", content[:HEADER]) == (0, 2, 5, 32_032_000)
 
 
-def test_write_read_write_gives_the_same_bytes(nano, tmp_path):
-    fresh = build_model("yolov4-nano", 3, (64, 64))
-    contents = load_darknet(fresh, nano.file)
+def test_loaded_and_saved_weights_file_has_the_same_bytes(nano, tmp_path):
+    model = build_model("yolov4-nano", 3, (64, 64))
+    contents = load_darknet(model, nano.file)
     assert contents[1:] == (26, 3, 32_032_000)
-    save_darknet(fresh, tmp_path / "again.weights", contents.seen)
+    save_darknet(model, tmp_path / "again.weights", contents.seen)
     assert (tmp_path / "again.weights").read_bytes() == nano.file.read_bytes()
 
 
-@pytest.mark.parametrize("version", [(0, 1, 0), (0, 0, 0)])
-def test_old_headers_count_images_in_32_bits(tiny, tmp_path, version):
+@pytest.mark.parametrize("version", [(0, 1, 0), (0, 0, 0)], ids=["0.1.0", "0.0.0"])
+def test_header_of_an_old_version_counts_images_in_32_bits(tiny, tmp_path, version):
     old = tmp_path / "old.weights"
     old.write_bytes(struct.pack("<iiiI", *version, 4_000_000_000) + tiny.file.read_bytes()[HEADER:])
     contents = read_darknet(old, tiny.model)
@@ -137,9 +143,9 @@ def test_old_headers_count_images_in_32_bits(tiny, tmp_path, version):
 # --- parts, other class counts, wrong files --------------------------------------------------------
 
 
-def test_of_a_part_or_of_other_classes_all_that_fits_is_taken(nano, partial):
-    wanted = values_of(nano.model)
-    for file, facts, kept in (
+def test_partial_file_and_file_of_other_classes_load_all_layers_that_fit(nano, partial):
+    source = values_of(nano.model)
+    for file, facts, layers_not_loaded in (
         (partial, (17, None), {29, 30, 35, 36, 37, 40, 43, 44, 45}),
         (nano.file, (26, 3), {30, 37, 45}),
     ):
@@ -149,51 +155,47 @@ def test_of_a_part_or_of_other_classes_all_that_fits_is_taken(nano, partial):
         assert (contents.convolutions, contents.num_classes) == facts
         for path, value in values_of(model).items():
             number = int(path.split(".")[1].removeprefix("layer_"))
-            expected = before if number in kept else wanted
+            expected = before if number in layers_not_loaded else source
             np.testing.assert_array_equal(value, expected[path], err_msg=path)
 
 
-def refused(model, file):
+def message_of_refusal(model, file):
     """Returns the error message. No weight may change."""
     before = values_of(model)
-    said = refusal(load_darknet, model, file)
+    message = refusal(load_darknet, model, file)
     for path, value in values_of(model).items():
         np.testing.assert_array_equal(value, before[path])
-    return said
+    return message
 
 
 NAN, INFINITY = struct.pack("<f", np.nan), struct.pack("<f", np.inf)
-DAMAGE = [
-    (lambda content: b"", " have 0 bytes"),
-    (lambda content: b"12", " have 2 bytes"),
-    (lambda content: bytes(24), " have 24 bytes"),
-    (lambda content: content[:-8] + NAN + content[-4:], "head.layer_45.conv/kernel is not finite"),
-    (lambda content: content[:-4] + INFINITY, "head.layer_45.conv/kernel is not finite"),
-    (lambda content: content[:20] + content[420:] + content[20:420], "moving_variance is negative"),
-]
+DAMAGE = {
+    "empty": (lambda content: b"", " have 0 bytes"),
+    "two bytes": (lambda content: b"12", " have 2 bytes"),
+    "zeros": (lambda content: bytes(24), " have 24 bytes"),
+    "NaN": (lambda content: content[:-8] + NAN + content[-4:], "head.layer_45.conv/kernel is not finite"),
+    "infinity": (lambda content: content[:-4] + INFINITY, "head.layer_45.conv/kernel is not finite"),
+    "variance": (lambda content: content[:20] + content[420:] + content[20:420], "variance is negative"),
+}
 
 
-@pytest.mark.parametrize(("damage", "message"), DAMAGE)
-def test_damaged_files_are_refused(nano, tmp_path, damage, message):
+@pytest.mark.parametrize("name", DAMAGE)
+def test_damaged_weights_file_is_refused(nano, tmp_path, name):
+    damage, message = DAMAGE[name]
     (tmp_path / "damaged.weights").write_bytes(damage(nano.file.read_bytes()))
-    assert message in refused(nano.model, tmp_path / "damaged.weights")
+    assert message in message_of_refusal(nano.model, tmp_path / "damaged.weights")
 
 
-@pytest.mark.parametrize("cut", [1, 4 * 255])
-def test_a_file_cut_short_is_refused_with_both_counts(tiny, tmp_path, cut):
-    (tmp_path / "cut.weights").write_bytes(tiny.file.read_bytes()[:-cut])
-    message = refused(tiny.model, tmp_path / "cut.weights")
-    assert f"have {24_251_276 - cut:,} bytes" in message and "has 24,251,276" in message
+@pytest.mark.parametrize("missing_bytes", [1, 4 * 255])
+def test_truncated_weights_file_is_refused_with_both_lengths(tiny, tmp_path, missing_bytes):
+    (tmp_path / "cut.weights").write_bytes(tiny.file.read_bytes()[:-missing_bytes])
+    message = message_of_refusal(tiny.model, tmp_path / "cut.weights")
+    assert f"have {24_251_276 - missing_bytes:,} bytes" in message and "has 24,251,276" in message
 
 
-def test_files_of_other_networks_are_refused(trained):
-    for model, other in itertools.permutations(trained.values(), 2):
-        assert "another network" in refused(model.model, other.file)
-
-
-def test_missing_files_are_named(nano, tmp_path):
-    assert "nowhere.weights: No such file" in refused(nano.model, tmp_path / "nowhere.weights")
-    assert "Is a directory" in refused(nano.model, tmp_path)
+def test_weights_file_of_another_network_is_refused(networks):
+    for network, other in itertools.permutations(networks.values(), 2):
+        assert "another network" in message_of_refusal(network.model, other.file)
 
 
 # --- the command -----------------------------------------------------------------------------------
@@ -204,8 +206,8 @@ def command(*arguments):
     module.convert(module.Args(**values))
 
 
-def test_command_from_darknet_and_back(tiny, tmp_path, capsys):
-    ours, theirs = tmp_path / "tiny.weights.h5", tmp_path / "back.weights"
+def test_command_converts_from_darknet_and_back(tiny, tmp_path, capsys):
+    ours, darknets = tmp_path / "tiny.weights.h5", tmp_path / "back.weights"
     command(f"--weights={tiny.file}", "--model_name=yolov4-tiny", "--image_size=64x96", f"--output={ours}")
     assert "21 convolutions, 80 classes (person, ...)" in capsys.readouterr().out
     model, config, label_map, _ = load_trained(str(ours))
@@ -215,14 +217,14 @@ def test_command_from_darknet_and_back(tiny, tmp_path, capsys):
     for path, value in values_of(tiny.model).items():
         np.testing.assert_array_equal(loaded[path], value)
 
-    command(f"--weights={ours}", f"--output={theirs}")
-    assert theirs.read_bytes()[HEADER:] == tiny.file.read_bytes()[HEADER:]
+    command(f"--weights={ours}", f"--output={darknets}")
+    assert darknets.read_bytes()[HEADER:] == tiny.file.read_bytes()[HEADER:]
     assert (tmp_path / "back.names").read_text().splitlines() == list(coco_label_map().names)
-    network = cv2.dnn.readNetFromDarknet(str(tmp_path / "back.cfg"), str(theirs))
-    assert len(network.getUnconnectedOutLayersNames()) == 2
+    opencv = cv2.dnn.readNetFromDarknet(str(tmp_path / "back.cfg"), str(darknets))
+    assert len(opencv.getUnconnectedOutLayersNames()) == 2
 
 
-def test_command_takes_names_from_the_file_beside_the_weights(nano, tmp_path):
+def test_command_reads_class_names_from_the_names_file_next_to_the_weights(nano, tmp_path):
     (tmp_path / "mine.weights").write_bytes(nano.file.read_bytes())
     for names in (("1", "2", "3"), ("cell", "platelet", "white cell")):
         output = f"{tmp_path}/{names[0]}.weights.h5"
@@ -231,7 +233,7 @@ def test_command_takes_names_from_the_file_beside_the_weights(nano, tmp_path):
         (tmp_path / "mine.names").write_text("cell\nplatelet\n\nwhite cell\n")
 
 
-def test_command_refuses_in_one_line(nano, partial, tmp_path):
+def test_command_refuses_wrong_flags_and_existing_outputs(nano, partial, tmp_path):
     (tmp_path / "there.weights.h5").write_bytes(b"")
     (tmp_path / "there.cfg").write_bytes(b"")
     weights, name = f"--weights={nano.file}", "--model_name=yolov4-nano"
@@ -250,7 +252,3 @@ def test_command_refuses_in_one_line(nano, partial, tmp_path):
     for message, arguments in cases.items():
         assert message in refusal(command, *arguments)
     assert not list(tmp_path.glob("a.*"))
-
-
-def block_floats(model):
-    return [sum(int(np.prod(v.shape)) for v in block) for block in darknet_files.blocks_of(model)]

@@ -1,3 +1,5 @@
+"""Tests --init_from of the YOLOv4 app."""
+
 import dataclasses
 
 import keras
@@ -19,7 +21,7 @@ NANO = dataclasses.replace(get_config("yolov4-nano"), width=0.125, image_size=(6
 HEADS = ("head.layer_30.conv", "head.layer_37.conv", "head.layer_45.conv")
 
 
-def make_model(num_classes, config=NANO, seed=0):
+def random_model(num_classes, config=NANO, seed=0):
     model = build_model(config.model_name, num_classes, config=config)
     random = np.random.default_rng(seed)
     for weight in model.weights:
@@ -31,44 +33,41 @@ def save(model, path, names, config=NANO):
     weight_files.save(model, path, make_metadata(config, label_map(*names), len(names)))
 
 
-def check(before, source, after, names, source_names):
-    """Weights of classes follow the names; all others are those of `source`."""
-    for path, value in after.items():
-        if not path.startswith(HEADS):
-            np.testing.assert_array_equal(value, source[path], err_msg=path)
-            continue
-        now, was, theirs = (
-            values[path].reshape(*value.shape[:-1], 3, -1) for values in (after, before, source)
-        )
-        np.testing.assert_array_equal(now[..., :5], theirs[..., :5])
-        for index, name in enumerate(names):
-            expected = (
-                theirs[..., 5 + source_names.index(name)] if name in source_names else was[..., 5 + index]
-            )
-            np.testing.assert_array_equal(now[..., 5 + index], expected, err_msg=f"{path} {name}")
-
-
-def test_darknets_other_classes_need_a_names_file(tmp_path):
-    names, source_names = ("b", "a"), ("a", "b", "c")
-    source, file = make_model(3, seed=1), tmp_path / "mine.weights"
+def test_darknet_classes_are_matched_by_the_names_file(tmp_path):
+    names, file = label_map("b", "a"), tmp_path / "mine.weights"
+    source, model = random_model(3, seed=1), random_model(2)
     save_darknet(source, file)
+    expected = values_of(source)
+    before = {head: outputs_of_anchors(model, head) for head in HEADS}
 
-    model = make_model(2)
-    before = values_of(model)
-    report = str(init_from(model, label_map(*names), str(file), NANO))
-    check(before, values_of(source), values_of(model), names, ())
+    report = str(init_from(model, names, str(file), NANO))
     assert "new classes: " in report
+    for path, value in values_of(model).items():
+        if not path.startswith(HEADS):
+            np.testing.assert_array_equal(value, expected[path], err_msg=path)
+    for head in HEADS:
+        outputs = outputs_of_anchors(model, head)
+        np.testing.assert_array_equal(outputs[..., :5], outputs_of_anchors(source, head)[..., :5])
+        np.testing.assert_array_equal(outputs[..., 5:], before[head][..., 5:])
 
     (tmp_path / "mine.names").write_text("a\nb\nc\n")
-    report = str(init_from(model, label_map(*names), str(file), NANO))
-    check(before, values_of(source), values_of(model), names, source_names)
+    report = str(init_from(model, names, str(file), NANO))
     assert "new classes" not in report
+    for head in HEADS:
+        b_and_a = outputs_of_anchors(source, head)[..., [0, 1, 2, 3, 4, 6, 5]]
+        np.testing.assert_array_equal(outputs_of_anchors(model, head), b_and_a)
 
 
-def test_heads_with_another_number_of_anchors_are_made_anew(tmp_path):
+def outputs_of_anchors(model, head):
+    """Returns kernel and bias of a head, (1 + inputs, anchors, 5 + classes)."""
+    kernel, bias = (np.asarray(value) for value in model.get_layer(head).weights)
+    return np.concatenate([kernel[0, 0], bias[np.newaxis]]).reshape(1 + kernel.shape[2], 3, -1)
+
+
+def test_heads_with_another_number_of_anchors_keep_their_initial_weights(tmp_path):
     config = dataclasses.replace(NANO, masks=((1, 2), (3, 4), (5, 6)))
-    save(make_model(5, seed=1), tmp_path / "x.weights.h5", tuple("abcde"))
-    model = make_model(10, config)
+    save(random_model(5, seed=1), tmp_path / "x.weights.h5", tuple("abcde"))
+    model = random_model(10, config)
     before = values_of(model)
     report = str(init_from(model, label_map(*"abcdefghij"), str(tmp_path / "x.weights.h5"), config))
     for path, value in values_of(model).items():
@@ -76,14 +75,14 @@ def test_heads_with_another_number_of_anchors_are_made_anew(tmp_path):
     assert f"made anew: {', '.join(HEADS)}" in report
 
 
-def test_weights_that_hardly_fit_are_refused_and_nothing_is_taken(tmp_path):
-    wider, file = dataclasses.replace(NANO, width=0.25), tmp_path / "given.weights.h5"
-    save(make_model(2, wider), file, ("a", "b"), wider)
-    model = make_model(2, seed=1)
+def test_weights_of_another_model_are_refused_and_no_weight_changes(tmp_path):
+    wider, file = dataclasses.replace(NANO, width=0.25), tmp_path / "wider.weights.h5"
+    save(random_model(2, wider), file, ("a", "b"), wider)
+    model = random_model(2, seed=1)
     before = values_of(model)
     for config, message in (
         (NANO, r"only \d+ of the 121 weights of yolov4-nano are in this file"),
-        (get_config("yolov4"), r"given.weights.h5 has weights of yolov4-nano, which do not fit: choose"),
+        (get_config("yolov4"), r"wider.weights.h5 has weights of yolov4-nano, which do not fit: choose"),
     ):
         with pytest.raises(UserError, match=message):
             init_from(model, label_map("a", "b"), str(file), config)
@@ -91,9 +90,9 @@ def test_weights_that_hardly_fit_are_refused_and_nothing_is_taken(tmp_path):
         np.testing.assert_array_equal(value, before[path])
 
 
-def test_imagenet_is_darknets_backbone(tmp_path, monkeypatch):
+def test_imagenet_weights_are_the_backbone_of_darknet(tmp_path, monkeypatch):
     config = dataclasses.replace(get_config("yolov4"), width=0.125, image_size=(64, 64))
-    source, model = make_model(1, config, seed=1), make_model(1, config)
+    source, model = random_model(1, config, seed=1), random_model(1, config)
     before = values_of(model)
     monkeypatch.setattr(keras.src.backend.config, "_KERAS_DIR", str(tmp_path))
     monkeypatch.setattr(imagenet, "DARKNET_FILES", f"file://{tmp_path}/")
@@ -107,14 +106,15 @@ def test_imagenet_is_darknets_backbone(tmp_path, monkeypatch):
     blocks = blocks_of(source)[:72]  # Darknet's layers 0 to 104
     file.write_bytes(file.read_bytes()[: 20 + 4 * sum(np.size(v) for block in blocks for v in block)])
     init_from(model, label_map("a"), "imagenet", config)
+    backbone = values_of(source)
     for path, value in values_of(model).items():
-        expected = values_of(source) if path.startswith("backbone.") else before
+        expected = backbone if path.startswith("backbone.") else before
         np.testing.assert_array_equal(value, expected[path], err_msg=path)
     with pytest.raises(UserError, match=r"^--init_from=imagenet has no weights of csp_darknet_nano: "):
         init_from(model, label_map("a"), "imagenet", NANO)
 
 
 @pytest.mark.parametrize("name", ["no.weights.h5", "no.weights", "yolov4.conv.137"])
-def test_missing_files_are_named(tmp_path, name):
+def test_missing_weights_file_is_reported(tmp_path, name):
     with pytest.raises(UserError, match=name):
-        init_from(make_model(2), label_map("a", "b"), str(tmp_path / name), NANO)
+        init_from(random_model(2), label_map("a", "b"), str(tmp_path / name), NANO)

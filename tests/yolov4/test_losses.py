@@ -1,3 +1,5 @@
+"""Tests losses.py against darknet_rules.py (NumPy, float64) and against central differences."""
+
 import dataclasses
 
 import keras
@@ -74,14 +76,13 @@ def value_and_gradients(heads, targets, config, scale=1.0, mode="eager"):
 @pytest.mark.parametrize(
     ("config", "mode"),
     [
-        (LIMITED, "eager"),
-        (WEIGHTED, "eager"),
-        (TINY, "eager"),
-        pytest.param(TINY, "xla", marks=pytest.mark.slow),
+        pytest.param(LIMITED, "eager", id="yolov4-limited-gradient"),
+        pytest.param(WEIGHTED, "eager", id="yolov4-weighted"),
+        pytest.param(TINY, "eager", id="tiny"),
+        pytest.param(TINY, "xla", id="tiny-xla", marks=pytest.mark.slow),
     ],
-    ids=["darknet, its gradient limited", "weighted", "tiny", "tiny-xla"],
 )
-def test_values_against_numpy(config, mode):
+def test_loss_values_equal_numpy(config, mode):
     targets = make_targets([BOXES, BOXES[3:4], []])
     heads = make_heads(config, 3, (96, 64))
     values, _ = value_and_gradients(heads, targets, config, mode=mode)
@@ -92,7 +93,7 @@ def test_values_against_numpy(config, mode):
 
 
 @pytest.mark.parametrize("config", [WEIGHTED, TINY], ids=["weighted", "tiny"])
-def test_gradients_against_central_differences(config):
+def test_loss_gradients_equal_central_differences(config):
     """Alpha and the ignore mask stay fixed, as in the computed gradients."""
     targets = make_targets([BOXES[:5]])
     heads = make_heads(config, 1, (32, 64), seed=1)
@@ -113,7 +114,7 @@ def test_gradients_against_central_differences(config):
         np.testing.assert_allclose(gradient, numeric, atol=2e-6, rtol=1e-4)
 
 
-def test_box_gradients_are_darknets_deltas():
+def test_box_gradients_of_published_models_equal_darknet_deltas():
     rows = [*BOXES, (0.51, 0.51, 0.53, 0.55, 0)]
     targets = make_targets([rows, []])
     boxes, classes = targets["boxes"][0].numpy().astype(float), targets["classes"][0].numpy()
@@ -141,41 +142,38 @@ def test_box_gradients_are_darknets_deltas():
     assert min(overlaps) == 0 and max(overlaps) > 0.2
 
 
-def box_gradients(heads, targets, config, **more):
-    _, gradients = value_and_gradients(heads, targets, config, **more)
+def box_gradients(heads, targets, config, **options):
+    _, gradients = value_and_gradients(heads, targets, config, **options)
     return [gradient[..., :4] for gradient in gradients]
 
 
 @pytest.mark.parametrize("config", [WEIGHTED, TINY], ids=["weighted", "tiny"])
-def test_max_delta_limits_each_box_before_anything_multiplies_it(config):
+def test_max_delta_limits_the_gradient_of_each_box_before_any_scaling(config):
     heads, scale = make_heads(config, 1, (64, 96), seed=3), 32768.0
     rows = BOXES[:5]
-    whole = make_targets([rows])
     config = dataclasses.replace(config, iou_normalizer=20.0)
     limited = dataclasses.replace(config, max_delta=0.8)
     expected, clipped = [np.zeros_like(head[..., :4]) for head in heads], 0
     for row in rows:
-        for total, gradient in zip(
-            expected, box_gradients(heads, make_targets([[row]]), config), strict=True
-        ):
+        gradients = box_gradients(heads, make_targets([[row]]), config)
+        for total, gradient in zip(expected, gradients, strict=True):
             total += np.clip(gradient, -0.8, 0.8)
             clipped += (np.abs(gradient) > 0.8).sum()
     assert clipped > 10
     if config.iou_thresh < 1:
+        boxes, classes = np.array(rows)[:, :4], [row[4] for row in rows]
         for head, total in enumerate(expected):
-            trained = darknet_rules.assign(
-                whole["boxes"][0].numpy(), whole["classes"][0].numpy(), config, head, total.shape[1:3], 3
-            )
+            trained = darknet_rules.assign(boxes, classes, config, head, total.shape[1:3], NUM_CLASSES)
             for cell, numbers in trained.items():
-                total[(0, *cell)] /= len({rows[n][4] for n in numbers})
+                total[(0, *cell)] /= len({classes[n] for n in numbers})
     twice = make_targets([rows, rows])
-    found = box_gradients([np.concatenate([head, head]) for head in heads], twice, limited, scale=scale)
-    for a, b in zip(found, expected, strict=True):
-        np.testing.assert_allclose(a[:1] / scale, b / 2, atol=1e-5)
+    gradients = box_gradients([np.concatenate([head, head]) for head in heads], twice, limited, scale=scale)
+    for gradient, total in zip(gradients, expected, strict=True):
+        np.testing.assert_allclose(gradient[:1] / scale, total / 2, atol=1e-5)
 
 
 @pytest.mark.parametrize("config", [YOLOV4, DARKNET], ids=["exact", "darknet"])
-def test_a_box_gradient_that_is_not_finite_becomes_zero(config):
+def test_box_gradient_of_outputs_that_are_not_finite_is_zero(config):
     heads = make_heads(config, 1, (64, 96))
     for head, bad in zip(heads, (np.nan, np.inf, -np.inf), strict=True):
         head[..., 0] = bad
@@ -184,7 +182,7 @@ def test_a_box_gradient_that_is_not_finite_becomes_zero(config):
 
 
 @pytest.mark.parametrize("model_name", ["yolov4", "yolov4-nano"])
-def test_finite_on_degenerate_input(model_name):
+def test_loss_and_gradients_of_degenerate_boxes_and_extreme_outputs_are_finite(model_name):
     config = get_config(model_name)
     invalid = [(0.5, 0.5, 0.5, 0.5, 0), (0.2, 0.2, 0.2, 0.9, 1), (0.6, 0.6, 0.4, 0.4, 1)]
     invalid += [(np.nan, 0.1, 0.2, 0.3, 0), (0.1, 0.1, np.inf, 0.3, 0)]
@@ -204,7 +202,7 @@ def test_finite_on_degenerate_input(model_name):
     assert not any(gradient[1:3, ..., :4].any() for gradient in gradients)
 
 
-def test_half_precision_heads_give_a_float32_loss():
+def test_loss_of_half_precision_outputs_is_float32():
     heads = [tf.cast(head, tf.float16) for head in make_heads(YOLOV4, 1, (64, 96))]
     targets = make_targets([BOXES])
     expected, gradients = value_and_gradients([tf.cast(head, tf.float32) for head in heads], targets, YOLOV4)
@@ -220,18 +218,18 @@ def test_half_precision_heads_give_a_float32_loss():
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("mode", ["graph", "xla"])
-def test_gpu_equals_cpu(mode):
+def test_loss_and_gradients_on_gpu_equal_cpu(mode):
     heads, targets = make_heads(YOLOV4, 2, (128, 192)), make_targets([BOXES, []])
     with tf.device("cpu"):
         expected, gradients = value_and_gradients(heads, targets, YOLOV4)
     with tf.device("gpu"):
-        values, others = value_and_gradients(heads, targets, YOLOV4, mode=mode)
+        values, gpu_gradients = value_and_gradients(heads, targets, YOLOV4, mode=mode)
     assert values == pytest.approx(expected, rel=1e-5)
-    for a, b in zip(gradients, others, strict=True):
+    for a, b in zip(gradients, gpu_gradients, strict=True):
         np.testing.assert_allclose(a, b, atol=1e-5)
 
 
-def test_the_gradient_of_the_l2_loss_is_weight_decay_times_every_kernel_and_nothing_else():
+def test_l2_gradient_is_weight_decay_times_each_kernel_and_none_for_other_variables():
     values = {"kernel": [[1.0, -2.0]], "other_kernel": [3.0], "bias": [4.0], "gamma": [5.0]}
     variables = [keras.Variable(value, name=name) for name, value in values.items()]
     with tf.GradientTape() as tape:

@@ -1,6 +1,7 @@
-"""Tests model.py and network.py against Darknet."""
+"""Tests model.py and network.py against Darknet's public cfg files and published sizes."""
 
 import dataclasses
+import math
 
 import keras
 import numpy as np
@@ -39,7 +40,7 @@ DARKNET = {
 
 
 def word(layer, config):
-    """Other layers have relative, so negative, numbers."""
+    """Returns the layer in the notation of DARKNET. Numbers of other layers are relative, so negative."""
     back = ",".join(str(index - layer.index) for index in layer.inputs)
     options = layer.options
     stride = "/2" if options.get("stride") == 2 else ""
@@ -64,7 +65,7 @@ def word(layer, config):
 
 
 @pytest.mark.parametrize("name", list(DARKNET))
-def test_layers_are_those_of_the_public_cfg(name):
+def test_layers_equal_the_public_cfg(name):
     expected = DARKNET[name].split()
     for index, text in enumerate(expected):  # in r85, r54 and r-1,23, layer numbers are absolute
         if text[0] == "r" and not text.endswith("h"):
@@ -73,37 +74,30 @@ def test_layers_are_those_of_the_public_cfg(name):
     assert [word(layer, get_config(name)) for layer in describe(get_config(name), 80)] == expected
 
 
-def count(weights):
-    return sum(int(np.prod(weight.shape)) for weight in weights)
-
-
 def convolutions(model):
     return [layer for layer in model.layers if isinstance(layer, keras.layers.Conv2D)]
 
 
-def billions_of_operations(model):
-    """A multiply-add counts as two operations, as in Darknet."""
-    return sum(
-        2 * np.prod(layer.output.shape[1:3]) * np.prod(layer.kernel.shape) / 1e9
-        for layer in convolutions(model)
-    )
-
-
-def test_networks_have_the_published_sizes(published_yolov4):
+def test_networks_have_the_published_parameters_operations_and_outputs(published_yolov4):
     tiny = build_model("yolov4-tiny", 80)
-    for model, weights, trained, layers, operations, sides in (
+    for model, weights, trained, layers, billions_of_operations, sides in (
         (published_yolov4, 64_429_405, 64_363_101, 110, 128.4, (76, 38, 19)),
         (tiny, 6_062_814, 6_056_606, 21, 6.9, (26, 13)),
     ):
-        assert count(model.weights) == weights
-        assert count(model.trainable_weights) == trained
+        assert model.count_params() == weights
+        assert sum(math.prod(weight.shape) for weight in model.trainable_weights) == trained
         assert len(convolutions(model)) == layers
-        assert billions_of_operations(model) == pytest.approx(operations, abs=0.05)
+        # A multiply-add counts as two operations, as in Darknet.
+        operations = sum(
+            2 * np.prod(layer.output.shape[1:3]) * np.prod(layer.kernel.shape)
+            for layer in convolutions(model)
+        )
+        assert operations / 1e9 == pytest.approx(billions_of_operations, abs=0.05)
         assert [output.shape for output in model.outputs] == [(None, s, s, 3, 85) for s in sides]
 
 
-def test_widths_give_multiples_of_eight():
-    """0.3 * 64 = 19.2 filters become a multiple of 8."""
+def test_scaled_widths_are_multiples_of_eight():
+    """0.3 * 64 = 19.2 filters become 16."""
     layers = describe(dataclasses.replace(TINY, width=0.3), 4)
     channels = [layer.channels for layer in layers if "batch_normalize" in layer.options]
     assert channels[:3] == [8, 16, 16] and 152 in channels
@@ -111,7 +105,7 @@ def test_widths_give_multiples_of_eight():
     assert {layer.channels for layer in thin if "batch_normalize" in layer.options} == {8}
 
 
-def test_any_size_and_a_model_rebuilt_from_its_description_are_the_same_network():
+def test_model_of_any_size_and_model_rebuilt_from_its_config_give_equal_outputs():
     images = np.random.default_rng(0).random((2, 64, 128, 3), np.float32)
     thin = dataclasses.replace(TINY, width=0.25)
     fixed = build_model("yolov4-tiny", 3, (64, 128), config=thin)
@@ -126,7 +120,7 @@ def test_any_size_and_a_model_rebuilt_from_its_description_are_the_same_network(
         assert model(images[:, :32, :96])[0].shape == (2, 2, 6, 3, 8)
 
 
-def test_names_say_the_part_and_darknets_number(published_yolov4):
+def test_layer_names_have_the_part_and_the_darknet_layer_number(published_yolov4):
     named = {}
     for layer in convolutions(published_yolov4):
         part, number, kind = layer.name.split(".")
@@ -136,7 +130,7 @@ def test_names_say_the_part_and_darknets_number(published_yolov4):
     assert sorted(n for n, part in named.items() if part == "head") == [137, 138, 148, 149, 159, 160]
 
 
-def test_kernels_start_uniform_as_in_darknet():
+def test_initial_kernels_are_uniform_as_in_darknet():
     """Darknet: rand_uniform(-1, 1) * sqrt(2 / (size * size * input channels))."""
     model = build_model("yolov4-tiny", 80, (64, 64))
     for layer in convolutions(model):
@@ -147,7 +141,7 @@ def test_kernels_start_uniform_as_in_darknet():
         np.testing.assert_allclose(kernel.std(), limit / np.sqrt(3), rtol=0.05, err_msg=layer.name)
 
 
-def test_everything_else_starts_as_in_darknet():
+def test_initial_batch_norms_and_biases_equal_darknet():
     model = build_model("yolov4-nano", 2, (64, 64), config=dataclasses.replace(NANO, objectness_bias=-3.0))
     for layer in model.layers:
         if layer.name.endswith(".bn"):
@@ -162,7 +156,7 @@ def test_everything_else_starts_as_in_darknet():
     np.testing.assert_allclose(heads[0][..., 4], NANO.objectness_bias)
 
 
-def test_heads_and_variables_are_float32_under_mixed_precision():
+def test_mixed_precision_model_has_float32_outputs_and_variables():
     before = keras.config.dtype_policy()
     keras.config.set_dtype_policy("mixed_float16")
     try:
@@ -182,7 +176,7 @@ def test_heads_and_variables_are_float32_under_mixed_precision():
     assert {layer.output.dtype for layer in inner if layer not in linear} == {"float16"}
 
 
-def test_a_compiled_convolution_with_mish_gives_the_same(published_yolov4):
+def test_compiled_convolution_with_mish_equals_eager_one(published_yolov4):
     mish = published_yolov4.get_layer("backbone.layer_0.mish")
     model = keras.Model(published_yolov4.input, mish.output)
     images = np.random.default_rng(0).random((1, 608, 608, 3), np.float32)

@@ -1,3 +1,5 @@
+"""Tests optimization.py against Darknet's published schedule and momentum."""
+
 import dataclasses
 
 import keras
@@ -26,20 +28,20 @@ RATES = [({}, PUBLISHED), ({"lr_schedule": "cosine", "burn_in_power": 1.0}, COSI
 
 
 @pytest.mark.parametrize(("changes", "rates"), RATES, ids=["published", "cosine"])
-def test_rates_at_hand_worked_points(changes, rates):
+def test_learning_rates_equal_hand_computed_values(changes, rates):
     schedule = make_schedule(dataclasses.replace(CONFIG, **changes), 64, STEPS_PER_EPOCH)
     for number, expected in rates.items():
         assert rate(schedule, number) == pytest.approx(expected, rel=1e-5, abs=1e-18), number
 
 
-def test_learning_rate_is_linear_in_the_images_of_an_update():
+def test_learning_rate_is_proportional_to_the_batch_size():
     assert make_schedule(CONFIG, 16, STEPS_PER_EPOCH).peak == pytest.approx(0.0013 / 4)
     schedule = make_schedule(CONFIG, 256, STEPS_PER_EPOCH)
     assert schedule.peak == pytest.approx(0.0052)
     assert rate(schedule, 500) == pytest.approx(0.0052 / 16)
 
 
-def test_burn_in_takes_no_more_than_a_tenth_of_the_run():
+def test_burn_in_of_a_short_run_is_a_tenth_of_the_run():
     schedule = make_schedule(dataclasses.replace(CONFIG, epochs=2), 64, 50)
     assert schedule.burn_in == 10
     assert rate(schedule, 5) == pytest.approx(0.0013 / 16)
@@ -47,7 +49,7 @@ def test_burn_in_takes_no_more_than_a_tenth_of_the_run():
     assert rate(schedule, 80) == pytest.approx(0.00013)
 
 
-def test_accumulated_batches_share_the_rate_of_their_update():
+def test_accumulated_batches_have_the_rate_of_their_update():
     """Four batches of 16 are one update."""
     plain = make_schedule(CONFIG, 64, 20)
     accumulated = make_schedule(CONFIG, 64, 80, accumulate_steps=4)
@@ -57,7 +59,7 @@ def test_accumulated_batches_share_the_rate_of_their_update():
 
 
 @pytest.mark.parametrize("epochs", [1, 3])
-def test_shortest_runs_have_a_finite_rate_above_zero(epochs):
+def test_learning_rates_of_the_shortest_runs_are_finite_and_not_negative(epochs):
     for changes in ({}, {"lr_schedule": "cosine"}, {"burn_in_steps": 0}, {"burn_in_power": 0.0}):
         config = dataclasses.replace(CONFIG, epochs=epochs, **changes)
         schedule = make_schedule(config, 64, 1, accumulate_steps=2)
@@ -67,14 +69,14 @@ def test_shortest_runs_have_a_finite_rate_above_zero(epochs):
 
 
 @pytest.mark.parametrize("lr_schedule", ["steps", "cosine"])
-def test_schedule_survives_serialisation(lr_schedule):
+def test_restored_schedule_has_the_same_rates(lr_schedule):
     schedule = make_schedule(dataclasses.replace(CONFIG, lr_schedule=lr_schedule), 64, 7, 3)
-    again = BurnIn.from_config(schedule.get_config())
-    assert [float(again(s)) for s in range(0, 1750, 50)] == [float(schedule(s)) for s in range(0, 1750, 50)]
+    restored, steps = BurnIn.from_config(schedule.get_config()), range(0, 1750, 50)
+    assert [float(restored(step)) for step in steps] == [float(schedule(step)) for step in steps]
 
 
 @pytest.mark.parametrize("precision", ["float32", "mixed_float16"])
-def test_momentum_is_that_of_the_recipe(precision):
+def test_optimizer_has_the_momentum_of_the_recipe(precision):
     for model_name, momentum in [("yolov4", 0.949), ("yolov4-tiny", 0.9)]:
         optimizer = make_optimizer(get_config(model_name), 1.0, precision=precision)
         first, second = updates(optimizer, [[1.0, -2.0]] * 2)
@@ -82,16 +84,16 @@ def test_momentum_is_that_of_the_recipe(precision):
         np.testing.assert_allclose(second - first, np.array([-1.0, 2.0]) * (1 + momentum), rtol=1e-4)
 
 
-def test_the_schedule_reaches_the_optimizer():
-    """Burn-in of 10 updates: update 1 has 1/10 of the rate, update 2 has 2/10."""
+def test_optimizer_applies_the_schedule_once_per_update():
+    """The burn-in has 10 updates: update 1 has 1/10 of the rate, update 2 has 2/10."""
     config = dataclasses.replace(CONFIG, burn_in_power=1.0, momentum=0.0, learning_rate=1.0, epochs=1)
     schedule = make_schedule(config, 64, 200, accumulate_steps=2)
     optimizer = make_optimizer(config, schedule, precision="float32", accumulate_steps=2)
-    seen = updates(optimizer, [[1.0, 0.0]] * 4)
-    np.testing.assert_allclose([value[0] for value in seen], [0.0, -0.1, -0.1, -0.3], atol=1e-6)
+    values = updates(optimizer, [[1.0, 0.0]] * 4)
+    np.testing.assert_allclose([value[0] for value in values], [0.0, -0.1, -0.1, -0.3], atol=1e-6)
 
 
-def test_adam_and_clipping_by_the_config():
+def test_optimizer_and_clipping_are_those_of_the_config():
     config = get_config("yolov4-nano")
     assert config.optimizer == "adam"
     optimizer = make_optimizer(config, 1.0, precision="float32")

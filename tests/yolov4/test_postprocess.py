@@ -1,4 +1,4 @@
-"""Tests postprocess.py and decoding.py."""
+"""Tests postprocess.py and decoding.py against NumPy (darknet_rules.py, brute-force suppression)."""
 
 import dataclasses
 import math
@@ -30,7 +30,7 @@ def random_heads(config=CONFIG, batch_size=2, num_classes=4, seed=0, objectness=
 
 
 def silent_heads(config=CONFIG, num_classes=4):
-    """No detection; tests write some into the outputs."""
+    """Heads without detections; tests write some into them."""
     heads = random_heads(config, 1, num_classes)
     for head in heads:
         head[..., 4:] = -20
@@ -69,7 +69,7 @@ def detect_numpy(heads, config, image):
 @pytest.mark.parametrize(
     ("model_name", "image_size"), zip(MODEL_NAMES, [(64, 64), (96, 160), (192, 32)], strict=True)
 )
-def test_decoding_equals_darknets_rule(model_name, image_size):
+def test_decoded_boxes_and_scores_equal_darknet(model_name, image_size):
     config = dataclasses.replace(get_config(model_name), image_size=image_size)
     heads = random_heads(config, num_classes=3)
     boxes, scores = decode_heads([tf.constant(head) for head in heads], model_name, image_size)
@@ -83,39 +83,45 @@ def test_decoding_equals_darknets_rule(model_name, image_size):
     assert outside > 20
 
 
-def test_sides_end_at_e_to_the_10_times_the_anchor():
+def test_decoded_side_is_at_most_e_to_the_10_times_the_anchor():
     heads = silent_heads()
     heads[0][0, 0, 0, 0, 2:4] = 9.9, 80.0
-    left, top, right, bottom = np.asarray(decode_heads(heads, "yolov4", (96, 160))[0])[0, 0]
-    sides = [12 * math.exp(9.9) / 160, 16 * math.exp(10) / 96]
-    np.testing.assert_allclose([right - left, bottom - top], sides, rtol=1e-5)
+    box = np.asarray(decode_heads(heads, "yolov4", (96, 160))[0])[0, 0]
+    expected = [12 * math.exp(9.9) / 160, 16 * math.exp(10) / 96]
+    np.testing.assert_allclose(box[2:] - box[:2], expected, rtol=1e-5)
 
 
-def test_heads_of_another_model_size_or_order_are_refused():
+@pytest.mark.parametrize("image_size", [(160, 96), (96, 128), (100, 160), (192, 320)])
+def test_heads_of_another_image_size_are_refused(image_size):
+    with pytest.raises(ValueError, match=rf"image_size=\({image_size[0]}, {image_size[1]}\)"):
+        decode_heads(random_heads(), "yolov4", image_size)
+
+
+def test_heads_of_another_model_or_order_or_shape_are_refused():
     heads = random_heads()
-    for image_size in ((160, 96), (96, 128), (100, 160), (192, 320)):
-        with pytest.raises(ValueError, match=rf"image_size=\({image_size[0]}, {image_size[1]}\)"):
-            decode_heads(heads, "yolov4", image_size)
     with pytest.raises(ValueError, match="3 heads, but yolov4-tiny has 2"):
         decode_heads(heads, "yolov4-tiny", (96, 160))
-    for wrong, message in (
+    for wrong_heads, message in (
         (heads[::-1], "24, 40"),
         ([heads[0], heads[2], heads[1]], "a head has the shape"),
         ([head.reshape(*head.shape[:3], -1) for head in heads], "a head has the shape"),
         ([head[..., :5] for head in heads], "at least 6"),
     ):
         with pytest.raises(ValueError, match=message):
-            detect(wrong, CONFIG)
+            detect(wrong_heads, CONFIG)
 
 
-CHANGES = [{}, {"nms_iou": 0.2}, {"max_detections": 30}, {"nms_candidates": 50}]
-CHANGES += [{"nms_method": "diou", "diou_beta": 2.0, "nms_iou": 0.3}]
+CHANGES = [
+    *({}, {"nms_iou": 0.2}, {"max_detections": 30}, {"nms_candidates": 50}),
+    {"nms_method": "diou", "diou_beta": 2.0, "nms_iou": 0.3, "score_threshold": 0.4},
+]
 
 
-@pytest.mark.parametrize("changes", CHANGES)
+@pytest.mark.parametrize("changes", CHANGES, ids=str)
 def test_detections_equal_brute_force(changes):
     config = dataclasses.replace(CONFIG, **changes)
-    actual = run(heads := random_heads(objectness=-1), config)
+    heads = random_heads(objectness=-1)
+    actual = run(heads, config)
     for i in range(2):
         scores, classes, boxes = detect_numpy(heads, config, i)
         count = len(scores)
@@ -127,7 +133,7 @@ def test_detections_equal_brute_force(changes):
         assert not actual.scores[i, count:].any() and not actual.boxes[i, count:].any()
 
 
-def test_one_graph_detects_in_batches_and_images_of_any_size():
+def test_one_graph_serves_every_batch_size_and_image_size():
     compiled = tf.function(
         lambda heads: detect(heads, CONFIG),
         input_signature=[[tf.TensorSpec([None, None, None, 3, 9]) for _ in CONFIG.strides]],
@@ -137,27 +143,26 @@ def test_one_graph_detects_in_batches_and_images_of_any_size():
         heads = random_heads(config, batch_size)
         for head in heads:
             head[1:2, ..., 4] = -20
-        found = compiled(heads)
-        assert found.boxes.shape == (batch_size, 300, 4)
-        assert found.count[0] > 10 and not found.count[1:2].numpy().any()
-        for actual, expected in zip(found, run(heads, config), strict=True):
+        detections = compiled(heads)
+        assert detections.boxes.shape == (batch_size, 300, 4)
+        assert detections.count[0] > 10 and not detections.count[1:2].numpy().any()
+        for actual, expected in zip(detections, run(heads, config), strict=True):
             np.testing.assert_allclose(actual, expected, rtol=1e-6, atol=1e-7)
     assert compiled.experimental_get_tracing_count() == 1
 
 
-def test_half_precision_heads_are_computed_with_in_float32():
+def test_half_precision_outputs_are_converted_to_float32_first():
     heads = [head.astype(np.float16) for head in random_heads()]
-    single = run([head.astype(np.float32) for head in heads], CONFIG)
-    for actual, expected in zip(run(heads, CONFIG), single, strict=True):
-        np.testing.assert_array_equal(actual, expected)
+    single_heads = [head.astype(np.float32) for head in heads]
+    half, single = run(heads, CONFIG), run(single_heads, CONFIG)
     assert single.count.min() > 100
-    wide = decode_heads([head.astype(np.float32) for head in heads], "yolov4", (96, 160))
-    for actual, expected in zip(decode_heads(heads, "yolov4", (96, 160)), wide, strict=True):
+    half_decoded, single_decoded = (decode_heads(h, "yolov4", (96, 160)) for h in (heads, single_heads))
+    for actual, expected in zip((*half, *half_decoded), (*single, *single_decoded), strict=True):
         np.testing.assert_array_equal(actual, expected)
 
 
 @pytest.mark.parametrize(("method", "dtype"), [("greedy", np.float16), ("diou", np.float32)])
-def test_what_is_not_finite_is_no_detection_and_harms_no_other(method, dtype):
+def test_outputs_that_are_not_finite_are_no_detections_and_change_no_others(method, dtype):
     config = dataclasses.replace(CONFIG, nms_method=method, max_detections=100)
     heads = [head.astype(dtype) for head in random_heads(batch_size=1)]
     quiet = [head.copy() for head in heads]
@@ -171,14 +176,14 @@ def test_what_is_not_finite_is_no_detection_and_harms_no_other(method, dtype):
             flat[bad, number] = value
             quiet_flat[bad, 4] = -np.inf
     actual = run(heads, config)
-    for one, other in zip(actual, run(quiet, config), strict=True):
-        np.testing.assert_array_equal(one, other)
+    for values, expected in zip(actual, run(quiet, config), strict=True):
+        np.testing.assert_array_equal(values, expected)
     assert actual.count > 80
-    nothing = run([head * np.nan for head in heads], config)
-    assert nothing.count == [0] and (nothing.boxes == 0).all()
+    all_nan = run([head * np.nan for head in heads], config)
+    assert all_nan.count == [0] and (all_nan.boxes == 0).all()
 
 
-def test_scores_at_or_below_the_threshold_are_dropped():
+def test_detections_at_or_below_the_score_threshold_are_dropped():
     heads = silent_heads()
     for number, logit in enumerate((0.0, -1.0, -3.0)):
         heads[0][0, 5, 6 * number + 2, 0, [4, 5 + number]] = logit, 100

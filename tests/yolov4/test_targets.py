@@ -1,4 +1,4 @@
-"""Tests targets.py."""
+"""Tests targets.py against a table by hand and against darknet_rules.py (loops in float64)."""
 
 import dataclasses
 
@@ -55,7 +55,7 @@ EXPECTED = {
         "centre on both borders": {(1, 4, 7, 15)},
     },
 }  # fmt: skip
-NOWHERE = [*TABLE][-7:]
+INVALID = [*TABLE][-7:]
 
 
 def table_boxes():
@@ -85,39 +85,22 @@ def predictions_of(assignment, config, head):
     ]
 
 
-def check(assignment, boxes, classes, config, head, grid_size):
-    """Returns how many boxes are assigned."""
-    expected = darknet_rules.assign(boxes, classes, config, head, grid_size, NUM_CLASSES)
-    found = {}
-    for m, k in zip(*np.nonzero(assignment.assigned), strict=True):
-        cell = (int(assignment.rows[m]), int(assignment.columns[m]), int(k))
-        assert assignment.cells[m, k] == np.ravel_multi_index(cell, (*grid_size, len(config.masks[head])))
-        assert assignment.owner[m, k] == (cell not in found)
-        found.setdefault(cell, []).append(int(m) % len(boxes))
-        union = sorted({int(classes[n]) for n in expected[cell]})
-        assert np.flatnonzero(assignment.class_targets[m, k]).tolist() == union
-        assert assignment.num_classes[m, k] == len(union)
-    assert found == expected
-    assert not (assignment.owner & ~assignment.assigned).any()
-    return sum(len(numbers) for numbers in found.values())
-
-
 @pytest.mark.parametrize("model_name", CONFIGS)
-def test_table_by_hand(model_name):
+def test_assigned_predictions_equal_the_table_by_hand(model_name):
     config = CONFIGS[model_name]
     boxes, classes = table_boxes()
     trained = [set() for _ in boxes]
     for head in range(len(config.masks)):
         assignment = assign(boxes, classes, config, head, grid(config, head))
-        for all_of_box, of_head in zip(trained, predictions_of(assignment, config, head), strict=True):
-            all_of_box |= of_head
+        for predictions, of_head in zip(trained, predictions_of(assignment, config, head), strict=True):
+            predictions |= of_head
     by_name = dict(zip(TABLE, trained, strict=True))
-    expected = EXPECTED[model_name] | {name: set() for name in NOWHERE}
+    expected = EXPECTED[model_name] | {name: set() for name in INVALID}
     assert {name: by_name[name] for name in expected} == expected
 
 
 @pytest.mark.parametrize("model_name", [*CONFIGS, "yolov4-nano"])
-def test_a_crowded_image_against_the_transcription(model_name):
+def test_assignment_in_a_crowded_image_equals_darknet(model_name):
     config = get_config(model_name)
     rng = np.random.default_rng(0)
     sizes = np.exp(rng.uniform(np.log(0.01), 0, (150, 2)))
@@ -128,33 +111,44 @@ def test_a_crowded_image_against_the_transcription(model_name):
     classes = np.concatenate([classes, rng.integers(-1, NUM_CLASSES + 1, 150).astype(np.int32)])
     shared, of_several_classes = 0, 0
     for head in range(len(config.masks)):
-        size = grid(config, head)
-        assignment = assign(boxes, classes, config, head, size)
-        assert check(assignment, boxes, classes, config, head, size) > 5
+        grid_size = grid(config, head)
+        assignment = assign(boxes, classes, config, head, grid_size)
+        expected = darknet_rules.assign(boxes, classes, config, head, grid_size, NUM_CLASSES)
+        trained = {}
+        for m, k in zip(*np.nonzero(assignment.assigned), strict=True):
+            cell = (int(assignment.rows[m]), int(assignment.columns[m]), int(k))
+            assert assignment.cells[m, k] == np.ravel_multi_index(cell, (*grid_size, len(config.masks[head])))
+            assert assignment.owner[m, k] == (cell not in trained)
+            trained.setdefault(cell, []).append(int(m) % len(boxes))
+            union = sorted({int(classes[n]) for n in expected[cell]})
+            assert np.flatnonzero(assignment.class_targets[m, k]).tolist() == union
+            assert assignment.num_classes[m, k] == len(union)
+        assert trained == expected
+        assert len(trained) > 3
+        assert not (assignment.owner & ~assignment.assigned).any()
         shared += (assignment.assigned & ~assignment.owner).sum()
         of_several_classes += (assignment.num_classes[assignment.assigned] > 1).sum()
     assert shared > 5 and of_several_classes > 5
 
 
-def test_of_equal_anchors_the_first_is_best():
+def test_first_of_equal_anchors_is_the_best_anchor():
     anchors = (10.0, 20.0, 20.0, 10.0, 20.0, 20.0, 20.0, 20.0, 40.0, 40.0, 9.0, 9.0)
     config = dataclasses.replace(CONFIGS["yolov4-tiny"], anchors=anchors)
     boxes = [[0.5, 0.5, 0.5 + 20 / 128, 0.5 + 20 / 128], [0.25, 0.5, 0.25 + 15 / 128, 0.5 + 15 / 128]]
-    finest = predictions_of(assign(boxes, [0, 0], config, 0, (8, 8)), config, 0)
-    coarsest = predictions_of(assign(boxes, [0, 0], config, 1, (4, 4)), config, 1)
-    assert [{anchor for _, anchor, _, _ in trained} for trained in finest] == [{2}, {2}]
-    assert [{anchor for _, anchor, _, _ in trained} for trained in coarsest] == [set(), set()]
+    for head, grid_size, expected in ((0, (8, 8), [{2}, {2}]), (1, (4, 4), [set(), set()])):
+        trained = predictions_of(assign(boxes, [0, 0], config, head, grid_size), config, head)
+        assert [{anchor for _, anchor, _, _ in predictions} for predictions in trained] == expected
 
 
-def test_a_centre_that_rounds_to_one_stays_inside():
+def test_box_centre_that_rounds_to_one_is_in_the_last_cell():
     edge = float(np.nextafter(np.float32(1), np.float32(0)))
-    config = CONFIGS["yolov4"]
-    assignment = assign([[edge, edge, 1, 1], [0.9, 0.9, 1.1, 1.1]], [0, 0], config, 0, (52, 52))
-    assert assignment.rows.tolist() == [51, 51]
-    assert assignment.columns.tolist() == [51, 51]
+    boxes = [[edge, edge, 1, 1], [0.9, 0.9, 1.1, 1.1]]
+    assignment = assign(boxes, [0, 0], CONFIGS["yolov4"], 0, (52, 52))
+    assert assignment.rows.tolist() == assignment.columns.tolist() == [51, 51]
 
 
-def numpy_to_raw(boxes, rng, config, head, grid_size):
+def outputs_near_boxes(boxes, rng, config, head, grid_size):
+    """Returns raw outputs of a head. The predictions at the boxes' cells decode to about these boxes."""
     rows, columns = grid_size
     stride, scale = config.strides[head], config.scale_xy[head]
     raw = rng.normal(0, 1, (rows, columns, len(config.masks[head]), 5 + NUM_CLASSES))
@@ -173,7 +167,7 @@ def numpy_to_raw(boxes, rng, config, head, grid_size):
 
 
 @pytest.mark.parametrize("model_name", CONFIGS)
-def test_ignore_mask_against_brute_force(model_name):
+def test_ignore_mask_equals_brute_force(model_name):
     config = CONFIGS[model_name]
     rng = np.random.default_rng(5)
     counts = np.array([37, 0, 3], np.int32)
@@ -183,32 +177,33 @@ def test_ignore_mask_against_brute_force(model_name):
         corners = rng.uniform(0, 1 - sizes)
         boxes[b, :count] = np.concatenate([corners, corners + sizes], axis=-1)
         classes[b, :count] = rng.integers(0, NUM_CLASSES, count)
-    around = boxes.astype(float)
+    valid_boxes = boxes.astype(float)
     classes[0, [2, 7]] = -1, NUM_CLASSES
     boxes[0, 11, 2] = np.nan
     ignored = 0
     for head in range(len(config.masks)):
         size = grid(config, head, 160, 224)
-        raw = np.stack([numpy_to_raw(around[b, : counts[b]], rng, config, head, size) for b in range(3)])
-        found = targets.ignore_mask(raw, boxes, classes, counts, config, head).numpy()
-        best = np.stack(
-            [darknet_rules.best_ious(raw[b], boxes[b], classes[b], config, head) for b in range(3)]
+        raw = np.stack(
+            [outputs_near_boxes(valid_boxes[b, : counts[b]], rng, config, head, size) for b in range(3)]
         )
+        mask = targets.ignore_mask(raw, boxes, classes, counts, config, head).numpy()
+        images = zip(raw, boxes, classes, strict=True)
+        best = np.stack([darknet_rules.best_ious(*image, config, head) for image in images])
         clear = np.abs(best - config.ignore_thresh) > 1e-4  # leaves out predictions that rounding decides
         assert clear.mean() > 0.99
-        np.testing.assert_array_equal(found[clear], best[clear] > config.ignore_thresh)
-        ignored += found.sum(axis=(1, 2, 3))
+        np.testing.assert_array_equal(mask[clear], best[clear] > config.ignore_thresh)
+        ignored += mask.sum(axis=(1, 2, 3))
     assert ignored[0] > 10 and ignored[1] == 0 and ignored[2] > 0
 
 
-def test_ignore_mask_needs_a_class_but_no_objectness_and_skips_padding():
+def test_ignore_mask_needs_a_class_score_but_no_objectness_and_skips_padding():
     config = CONFIGS["yolov4"]
     boxes, classes = np.zeros((1, 200, 4), np.float32), np.zeros((1, 200), np.int32)
     boxes[0, 150] = 0.3, 0.3, 0.55, 0.6
-    raw = numpy_to_raw(boxes[0, 150:151].astype(float), np.random.default_rng(0), config, 2, (4, 4))
+    raw = outputs_near_boxes(boxes[0, 150:151].astype(float), np.random.default_rng(0), config, 2, (4, 4))
     raw[..., 4] = -50.0
     for logit, count, expected in [(-1.11, 200, False), (-1.08, 200, True), (0, 100, False)]:
         raw[..., 5:] = -50.0
         raw[..., 5 + 3] = logit
-        found = targets.ignore_mask(raw[None], boxes, classes, np.array([count]), config, 2)
-        assert found.numpy().any() == expected
+        mask = targets.ignore_mask(raw[None], boxes, classes, np.array([count]), config, 2)
+        assert mask.numpy().any() == expected

@@ -9,7 +9,7 @@ from yolov4.model import build_model
 from yolov4.model_metadata import make_metadata
 
 
-def test_l2_momentum_averages_and_the_last_step_are_in_the_saved_weights(tmp_path):
+def test_saved_weights_have_l2_loss_momentum_and_weight_averages_of_every_step(tmp_path):
     """The gradients of two updates come only from L2."""
     decay = 0.1
     config = hparams.override(get_config("yolov4-tiny"), "width=0.125")

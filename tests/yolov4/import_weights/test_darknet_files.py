@@ -1,3 +1,5 @@
+"""Tests the class names of Darknet's files. test_darknet_weights.py tests the weights."""
+
 import json
 
 import pytest
@@ -8,12 +10,12 @@ from common.weights.fine_tuning import coco_label_map
 from yolov4.import_weights.darknet_files import read_label_map
 
 
-def test_classes_are_those_of_coco(coco128):
+def test_coco_label_map_equals_the_categories_of_the_data_set(coco128):
     document = json.loads((coco128 / "instances.json").read_text())
     assert coco_label_map() == LabelMap.from_categories(document["categories"])
 
 
-def test_order_is_that_of_darknet():
+def test_coco_label_map_has_the_order_of_darknet():
     """Lines of Darknet's data/coco.names, counted from 0."""
     label_map = coco_label_map()
     assert label_map.num_classes == 80
@@ -22,13 +24,13 @@ def test_order_is_that_of_darknet():
     assert label_map.category_ids[79] == 90
 
 
-def test_without_a_names_file_80_classes_are_coco(tmp_path):
+def test_80_classes_without_names_file_are_coco_and_79_have_no_names(tmp_path):
     assert read_label_map(tmp_path / "yolov4.weights", 80) == coco_label_map()
     assert read_label_map(tmp_path / "yolov4.weights", 79) is None
 
 
 @pytest.mark.parametrize("spelling", ["coco", "voc"])
-def test_a_names_file_of_the_80_gives_cocos_ids(tmp_path, spelling):
+def test_names_file_with_coco_names_gives_coco_ids(tmp_path, spelling):
     names = list(coco_label_map().names)
     if spelling == "voc":
         voc = {3: "motorbike", 4: "aeroplane", 57: "sofa", 58: "pottedplant", 60: "diningtable"}
@@ -39,7 +41,7 @@ def test_a_names_file_of_the_80_gives_cocos_ids(tmp_path, spelling):
     assert read_label_map(tmp_path / "my.weights", 80) == coco_label_map()
 
 
-def test_other_names_are_numbered(tmp_path):
+def test_other_names_get_category_ids_from_1(tmp_path):
     names = ["a thing", *coco_label_map().names[1:]]
     (tmp_path / "my.names").write_text("".join(f"{name}\r\n" for name in names))
     label_map = read_label_map(tmp_path / "my.weights", 80)
@@ -51,7 +53,7 @@ def test_other_names_are_numbered(tmp_path):
     ("content", "message"),
     [(b"a\nb\n", "has 2 class names, but "), (b"a\nb\na\n", "same name 'a'"), (b"a\n\xff\nb\n", "decode")],
 )
-def test_names_that_do_not_fit_are_refused(tmp_path, content, message):
+def test_bad_names_file_is_refused(tmp_path, content, message):
     (tmp_path / "my.names").write_bytes(content)
     with pytest.raises(UserError, match=message):
         read_label_map(tmp_path / "my.weights", 3)
