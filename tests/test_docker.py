@@ -1,3 +1,5 @@
+"""Tests that the files of docker/ agree with each other, with pyproject.toml and with the Makefile."""
+
 import os
 import pathlib
 import re
@@ -30,25 +32,25 @@ def stages(path: pathlib.Path) -> list[list[tuple[str, str]]]:
     return parts
 
 
-def of(stage: list[tuple[str, str]], name: str) -> list[str]:
+def values_of(stage: list[tuple[str, str]], name: str) -> list[str]:
     return [value for instruction, value in stage if instruction == name]
 
 
 def argument(stage: list[tuple[str, str]], name: str) -> str:
-    return dict(value.split("=", 1) for value in of(stage, "ARG") if "=" in value)[name]
+    return dict(value.split("=", 1) for value in values_of(stage, "ARG") if "=" in value)[name]
 
 
 @every_dockerfile
-def test_the_image_runs_as_a_user_with_a_number(path):
+def test_image_runs_as_a_numbered_user_without_root_rights(path):
     last = stages(path)[-1]
-    assert of(last, "USER") == ["${UID}"]  # a number, because Kubernetes' runAsNonRoot needs it
+    assert values_of(last, "USER") == ["${UID}"]  # a number, because Kubernetes' runAsNonRoot needs it
     assert int(argument(last, "UID")) >= 1000
     names = [name for name, _ in last]
     assert "RUN" not in names[names.index("USER") :]
 
 
 @every_dockerfile
-def test_packages_come_from_pyproject_alone(path):
+def test_image_installs_only_the_locked_packages_of_pyproject(path):
     assert not re.search(r"==|\bpip3? |requirements", str(stages(path)))
     build = stages(path)[1]
     extras = argument(build, "EXTRAS").strip('"')
@@ -59,15 +61,15 @@ def test_packages_come_from_pyproject_alone(path):
     for pin in [*PROJECT["dependencies"], *(pin for extra in extras.split() for pin in EXTRAS[extra])]:
         package, version = pin.split("==")
         assert f"\n{package.partition('[')[0]}=={version} " in lock, pin
-    runs = " ".join(of(build, "RUN"))
+    runs = " ".join(values_of(build, "RUN"))
     assert "docker/setup_env.sh .venv ${EXTRAS}" in runs and "docker/build_horovod.sh .venv" in runs
 
 
 @every_dockerfile
-def test_what_is_copied_is_there_and_no_more(path):
+def test_copied_files_exist_and_are_in_the_build_context(path):
     allowed = {line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line[0] == "!"}
     for stage in stages(path):
-        for value in of(stage, "COPY"):
+        for value in values_of(stage, "COPY"):
             *sources, _ = value.split()
             if sources[0].startswith("--from="):
                 assert sources == ["--from=build", "/workspace/.venv"]
@@ -77,7 +79,7 @@ def test_what_is_copied_is_there_and_no_more(path):
                 assert source == "." or source.split("/")[0] in allowed
 
 
-def test_the_context_is_what_the_apps_need():
+def test_build_context_has_only_the_files_that_the_apps_need():
     lines = [line for line in (ROOT / ".dockerignore").read_text().splitlines() if not line.startswith("#")]
     assert lines[0] == "*"
     allowed = {line[1:] for line in lines if line.startswith("!")}
@@ -86,21 +88,21 @@ def test_the_context_is_what_the_apps_need():
     assert lines[-1] == "**/__pycache__"
 
 
-def test_the_two_images_are_twins():
+def test_gpu_image_differs_from_cpu_image_only_by_driver_and_infiniband():
     gpu, cpu = (stages(path)[-1] for path in DOCKERFILES)
     for name in ("COPY", "USER", "ENTRYPOINT", "CMD", "WORKDIR"):
-        assert of(gpu, name) == of(cpu, name), name
-    packages, infiniband, users, *rest = of(gpu, "RUN")
-    assert packages == of(cpu, "RUN")[0] and "libibverbs1" in infiniband
-    assert of(cpu, "RUN")[1] in users and rest == of(cpu, "RUN")[2:]
-    assert "NVIDIA_DRIVER_CAPABILITIES=compute,utility,video" in of(gpu, "ENV")[0]
-    (entry,) = of(cpu, "ENTRYPOINT")
+        assert values_of(gpu, name) == values_of(cpu, name), name
+    packages, infiniband, users, *rest = values_of(gpu, "RUN")
+    assert packages == values_of(cpu, "RUN")[0] and "libibverbs1" in infiniband
+    assert values_of(cpu, "RUN")[1] in users and rest == values_of(cpu, "RUN")[2:]
+    assert "NVIDIA_DRIVER_CAPABILITIES=compute,utility,video" in values_of(gpu, "ENV")[0]
+    (entry,) = values_of(cpu, "ENTRYPOINT")
     assert yaml.safe_load(entry)[-1] == "/workspace/docker/entrypoint.sh"
     assert os.access(DOCKER / "entrypoint.sh", os.X_OK)
 
 
 @every_dockerfile
-def test_make_finds_its_environment_ready(path):
+def test_make_in_the_image_does_not_install_again(path):
     last = stages(path)[-1]
     order = [value for name, value in last if name in ("COPY", "RUN")]
     assert order.index("touch .venv/.ready .venv/.horovod") > order.index(". .")
@@ -111,7 +113,7 @@ def test_make_finds_its_environment_ready(path):
 # --- compose.yaml and mpijob.yaml -----------------------------------------------------------------
 
 
-def test_compose_checks_a_device_before_it_trains():
+def test_compose_service_trains_only_after_its_health_check():
     for device in ("cpu", "gpu"):
         service, check = COMPOSE["services"][device], COMPOSE["services"][f"check-{device}"]
         for each in (service, check):
@@ -124,23 +126,23 @@ def test_compose_checks_a_device_before_it_trains():
         assert check["command"][0] == "docker/healthcheck.sh"
 
 
-def test_the_mpijob_and_the_images_agree():
+def test_mpijob_has_the_ssh_port_keys_and_user_of_the_images():
     lines = (DOCKER / "sshd_config").read_text().splitlines()
     settings = dict(line.split(maxsplit=1) for line in lines if not line.startswith("#"))
     keys = SPEC["sshAuthMountPath"]
     assert settings["HostKey"] == f"{keys}/id_rsa"
     assert settings["AuthorizedKeysFile"] == f"{keys}/authorized_keys"
     assert settings["StrictModes"] == "no"
-    starts, works = LAUNCHER["containers"][0], WORKER["containers"][0]
+    launcher, worker = LAUNCHER["containers"][0], WORKER["containers"][0]
     port = settings["Port"]
     assert int(port) > 1024
-    assert starts["args"][starts["args"].index("--ssh-port") + 1] == port
-    assert str(works["readinessProbe"]["tcpSocket"]["port"]) == port
-    assert works["args"] == ["-De", "-f", "/workspace/docker/sshd_config"]
+    assert launcher["args"][launcher["args"].index("--ssh-port") + 1] == port
+    assert str(worker["readinessProbe"]["tcpSocket"]["port"]) == port
+    assert worker["args"] == ["-De", "-f", "/workspace/docker/sshd_config"]
     for path in DOCKERFILES:
         last = stages(path)[-1]
-        assert of(last, "WORKDIR") == ["/workspace"]
-        user = re.search(r"useradd [^&]* (\w+) &&", " ".join(of(last, "RUN")))[1]
+        assert values_of(last, "WORKDIR") == ["/workspace"]
+        user = re.search(r"useradd [^&]* (\w+) &&", " ".join(values_of(last, "RUN")))[1]
         assert keys == f"/home/{user}/.ssh" and settings["AllowUsers"] == user
         for pod in (LAUNCHER, WORKER):
             assert pod["securityContext"]["runAsNonRoot"] is True
@@ -148,10 +150,10 @@ def test_the_mpijob_and_the_images_agree():
             assert pod["containers"][0]["image"].partition(":")[0] == "dali-detection"
 
 
-# --- docs/containers.md -------------------------------------------------------------------------------
+# --- pages ----------------------------------------------------------------------------------------
 
 
-def test_no_machine_of_ours_in_them():
+def test_docker_files_and_pages_name_no_private_address_host_or_path():
     texts = {path: path.read_text() for path in DOCKER.rglob("*") if path.suffix != ".pyc" and path.is_file()}
     for path, text in [*texts.items(), *((name, PAGES[name]) for name in ("containers", "distributed"))]:
         if "locks" not in pathlib.Path(path).parts:  # versions in locks look like addresses

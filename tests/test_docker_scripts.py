@@ -1,3 +1,5 @@
+"""Runs the scripts of docker/: healthcheck.sh, entrypoint.sh, and Horovod as build_horovod.sh built it."""
+
 import os
 import pathlib
 import signal
@@ -20,30 +22,30 @@ def healthcheck(*arguments: str, python: str | os.PathLike = sys.executable) -> 
 
 
 @pytest.mark.slow
-def test_two_steps_train_in_this_environment():
+def test_healthcheck_trains_two_steps_in_this_environment():
     done = healthcheck()
     assert (done.returncode, done.stdout) == (0, "healthy: two steps on 1 process(es)\n"), done.stderr
 
 
-UNHEALTHY = [
-    ("tools/synthetic.py", [], "no data could be drawn"),
-    ("efficientdet/train.py", [], "training failed"),
-    ("-", ["--gpu"], "no GPU that TensorFlow and DALI can both use"),
-]
-
-
-@pytest.mark.parametrize("breaks, arguments, said", UNHEALTHY)
-def test_an_environment_that_cannot_train_is_unhealthy(tmp_path, breaks, arguments, said):
+@pytest.mark.parametrize(
+    ("failing_program", "arguments", "message"),
+    [
+        pytest.param("tools/synthetic.py", [], "no data could be drawn", id="data"),
+        pytest.param("efficientdet/train.py", [], "training failed", id="training"),
+        pytest.param("-", ["--gpu"], "no GPU that TensorFlow and DALI can both use", id="GPU"),
+    ],
+)
+def test_healthcheck_reports_the_program_that_fails(tmp_path, failing_program, arguments, message):
     python = tmp_path / "python"
-    python.write_text(f'#!/bin/sh\nif [ "$1" = {breaks} ]; then echo "the reason"; exit 3; fi\n')
+    python.write_text(f'#!/bin/sh\nif [ "$1" = {failing_program} ]; then echo "the reason"; exit 3; fi\n')
     python.chmod(0o755)
     done = healthcheck(*arguments, python=python)
     assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr == f"the reason\nunhealthy: {said}\n"
+    assert done.stderr == f"the reason\nunhealthy: {message}\n"
 
 
-@pytest.mark.parametrize("engines", [1, 0])
-def test_a_run_that_leaves_nothing_is_unhealthy_and_missing_jpeg_engines_are_a_warning(tmp_path, engines):
+@pytest.mark.parametrize("engines", [1, 0], ids=["JPEG engines", "no JPEG engines"])
+def test_healthcheck_fails_without_training_results_and_only_warns_without_jpeg_engines(tmp_path, engines):
     stand_ins = (
         "import ctypes, sys; from unittest import mock; "
         f"ctypes.CDLL = mock.Mock(side_effect={None if engines else 'OSError'}); sys.modules |= "
@@ -52,13 +54,13 @@ def test_a_run_that_leaves_nothing_is_unhealthy_and_missing_jpeg_engines_are_a_w
     python = tmp_path / "python"
     python.write_text(f'#!/bin/sh\n[ "$1" != - ] || exec {sys.executable} -c "{stand_ins}"\n')
     python.chmod(0o755)
-    *warnings, end = healthcheck("--gpu", python=python).stderr.splitlines()
-    assert end == "unhealthy: training left no results" and len(warnings) == 1 - engines
+    *warnings, last = healthcheck("--gpu", python=python).stderr.splitlines()
+    assert last == "unhealthy: training left no results" and len(warnings) == 1 - engines
     assert engines or warnings[0].startswith("warning: no libnvcuvid.so.1, so no JPEG engines: set NVIDIA_")
 
 
 @pytest.mark.parametrize("argument", ["--ranks=0", "--ranks=two", "--ranks=", "--help"])
-def test_healthcheck_says_what_it_does_not_know(argument):
+def test_healthcheck_names_an_unknown_argument(argument):
     done = healthcheck(argument)
     assert (done.returncode, done.stdout, done.stderr.count("\n")) == (1, "", 1)
     assert argument in done.stderr
@@ -69,7 +71,7 @@ def test_healthcheck_says_what_it_does_not_know(argument):
 ENTRYPOINT = DOCKER / "entrypoint.sh"
 
 
-def test_a_command_is_the_container_itself(tmp_path):
+def test_entrypoint_runs_a_command_in_its_own_process_with_unchanged_arguments(tmp_path):
     script = 'echo "$0|$1|$(readlink /proc/$$/exe)"; kill -TERM $$'
     words = [ENTRYPOINT, "bash", "-c", script, "a  b", "*"]
     done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True)
@@ -78,7 +80,7 @@ def test_a_command_is_the_container_itself(tmp_path):
     assert (name, argument, pathlib.Path(program).name) == ("a  b", "*", "bash")
 
 
-def test_stopping_horovodrun_lets_its_ranks_save_and_no_others(tmp_path):
+def test_sigterm_to_the_entrypoint_stops_only_the_ranks_of_its_horovodrun_and_they_save(tmp_path):
     script = tmp_path / "train.py"
     script.write_text(TRAIN)
     other = subprocess.Popen([sys.executable, script], stdout=subprocess.DEVNULL)
@@ -98,18 +100,18 @@ def test_stopping_horovodrun_lets_its_ranks_save_and_no_others(tmp_path):
 
 
 @pytest.mark.slow
-def test_ranks_meet_where_the_hosts_own_name_means_nothing(tmp_path):
-    """Horovod 0.28.1 without our patch looks up the host's own name, and crashes."""
+def test_ranks_connect_on_a_host_whose_name_has_no_address(tmp_path):
+    """Horovod 0.28.1 without our patch looks up the host name, and crashes."""
     rename = 'echo nowhere.invalid >/proc/sys/kernel/hostname; exec "$@"'
-    own_name = ["unshare", "--uts", "sh", "-c", rename, "sh"]
-    if subprocess.run([*own_name, "true"], capture_output=True).stderr:
+    renamed = ["unshare", "--uts", "sh", "-c", rename, "sh"]
+    if subprocess.run([*renamed, "true"], capture_output=True).stderr:
         pytest.skip("only root can change the host name")
     script = tmp_path / "meet.py"
     script.write_text(
         "import socket\nimport horovod.tensorflow as hvd\nhvd.init()\n"
         "print(socket.gethostname(), hvd.rank(), 'of', hvd.size(), flush=True)\n"
     )
-    words = [*own_name, HOROVODRUN, "--gloo", "-np", "2", sys.executable, script]
+    words = [*renamed, HOROVODRUN, "--gloo", "-np", "2", sys.executable, script]
     with launching.Job(words, dict(os.environ), tmp_path) as job:
         result = job.finish(timeout=120)
     assert result.returncode == 0, result.stderr

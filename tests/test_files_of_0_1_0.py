@@ -45,10 +45,10 @@ def test_run_written_by_0_1_0_resumes_within_its_epoch(copy, expected, capfd):
     module, a = parsed("yolov4", "--flagfile=run/flags.txt")
     module.train(a)
     assert f"(step {step})" in capfd.readouterr().err
-    rows, whole = ((list(csv.DictReader(lines))) for lines in (_lines(copy), expected["results"]))
-    assert len(rows) == len(whole)
-    for row, other in zip(rows, whole, strict=True):
-        for name, value in other.items():
+    resumed = list(csv.DictReader((copy / "run/results.csv").read_text().splitlines()))
+    uninterrupted = list(csv.DictReader(expected["results"]))
+    for row, expected_row in zip(resumed, uninterrupted, strict=True):
+        for name, value in expected_row.items():
             if name in EXACT or not value:
                 assert row[name] == value, (name, row)
             elif name not in {"images_per_second", *expected["metrics"]}:
@@ -56,12 +56,8 @@ def test_run_written_by_0_1_0_resumes_within_its_epoch(copy, expected, capfd):
     arrays = weights_of(copy / "run/last.weights.h5")
     assert arrays.keys() == expected["weights"].keys()
     for name, (total, absolute) in expected["weights"].items():
-        found = arrays[name].sum(), np.abs(arrays[name]).sum()
-        assert found == pytest.approx((total, absolute), rel=0, abs=WEIGHT_RTOL * absolute + 1e-6), name
-
-
-def _lines(copy: pathlib.Path) -> list[str]:
-    return (copy / "run/results.csv").read_text().splitlines()
+        sums = arrays[name].sum(), np.abs(arrays[name]).sum()
+        assert sums == pytest.approx((total, absolute), rel=0, abs=WEIGHT_RTOL * absolute + 1e-6), name
 
 
 @pytest.mark.parametrize(
@@ -69,7 +65,7 @@ def _lines(copy: pathlib.Path) -> list[str]:
     [("run", COCO), ("run/best.weights.h5", RECORDS), ("weights.onnx", COCO)],
     ids=["run", "weights-and-records", "onnx"],
 )
-def test_files_written_by_0_1_0_give_the_same_detections(copy, expected, weights, data):
+def test_weights_written_by_0_1_0_give_the_same_detections(copy, expected, weights, data):
     module, values = flag_values(
         "yolov4.eval", f"--weights={weights}", *data, "--output_dir=out", "--num_threads=1"
     )
@@ -79,13 +75,13 @@ def test_files_written_by_0_1_0_give_the_same_detections(copy, expected, weights
         if name != "per_class":
             assert metrics[name] == pytest.approx(value, abs=METRIC_ATOL, nan_ok=True), name
     detections = json.loads((copy / "out/detections.json").read_text())
-    for wanted in expected["detections"]:
-        distances = [_distance(wanted, detection) for detection in detections]
-        assert min(distances) <= 1, wanted
+    for expected_detection in expected["detections"]:
+        distances = [distance(expected_detection, detection) for detection in detections]
+        assert min(distances) <= 1, expected_detection
         del detections[int(np.argmin(distances))]
 
 
-def _distance(one: dict, other: dict) -> float:
+def distance(one: dict, other: dict) -> float:
     """Returns the largest difference, divided by its tolerance."""
     if any(one[name] != other[name] for name in ("image_id", "category_id")):
         return np.inf
@@ -93,21 +89,19 @@ def _distance(one: dict, other: dict) -> float:
     return max(float(boxes), abs(one["score"] - other["score"]) / SCORE_ATOL)
 
 
-def test_records_written_by_0_1_0_hold_the_json(copy):
+def test_records_written_by_0_1_0_have_the_images_and_boxes_of_the_json(copy):
     records = open_source(file_pattern="data/shapes-*.tfrecord")
     coco = open_source(images="data/images", annotations="data/instances.json")
     assert records.label_map == coco.label_map
     rows = [records.annotations.image_ids.tolist().index(i) for i in coco.annotations.image_ids.tolist()]
-    for row, other in enumerate(rows):
-        assert records.encoded(other) == coco.encoded(row)
-    boxes = [
-        _boxes(source.annotations, order) for source, order in ((records, rows), (coco, range(len(rows))))
-    ]
-    np.testing.assert_allclose(*boxes, atol=1e-6)
+    for coco_row, row in enumerate(rows):
+        assert records.encoded(row) == coco.encoded(coco_row)
+        boxes, expected = boxes_of(records.annotations, row), boxes_of(coco.annotations, coco_row)
+        np.testing.assert_allclose(boxes, expected, atol=1e-6)
 
 
-def _boxes(annotations, order) -> np.ndarray:
-    """Returns the boxes, ltrb, and category ids of the images in this order."""
-    splits, table = annotations.row_splits, annotations.clipped_boxes[0]
-    table = np.concatenate([table, annotations.category_ids[:, np.newaxis]], axis=1)
-    return np.concatenate([table[splits[row] : splits[row + 1]] for row in order])
+def boxes_of(annotations, row: int) -> np.ndarray:
+    """Returns (N, 5): the boxes of an image, ltrb, and their category ids."""
+    of_image = slice(*annotations.row_splits[row : row + 2])
+    boxes, category_ids = annotations.clipped_boxes[0][of_image], annotations.category_ids[of_image]
+    return np.concatenate([boxes, category_ids[:, np.newaxis]], axis=1)

@@ -1,3 +1,8 @@
+"""Tests the files that start many processes: Slurm scripts and the MPIJob.
+
+Stand-ins for srun and scontrol run the scripts on this machine.
+"""
+
 import json
 import os
 import pathlib
@@ -21,10 +26,10 @@ SPEC = yaml.safe_load(MPIJOB.read_text())["spec"]
 LAUNCHER, WORKER = (SPEC["mpiReplicaSpecs"][role]["template"]["spec"] for role in ("Launcher", "Worker"))
 
 
-def test_their_training_commands_have_flags_that_exist():
-    starts = LAUNCHER["containers"][0]["args"]
-    check_flags(starts)
-    check_horovodrun(["horovodrun", *starts])
+def test_training_commands_of_the_launch_files_have_only_existing_flags():
+    arguments = LAUNCHER["containers"][0]["args"]
+    check_flags(arguments)
+    check_horovodrun(["horovodrun", *arguments])
     for script in (SLURM, SLURM_SRUN):
         comments = script.read_text().replace("\\\n#", " ").splitlines()
         (words,) = [shlex.split(line) for line in comments if line.startswith("#   sbatch")]
@@ -32,7 +37,7 @@ def test_their_training_commands_have_flags_that_exist():
         check_flags(words)
 
 
-def test_mpijob_is_what_the_operator_reads():
+def test_mpijob_has_only_fields_of_the_operators_api():
     """See types.go and validation.go of kubeflow/mpi-operator, API v2beta1."""
     job = yaml.safe_load(MPIJOB.read_text())
     assert (job["apiVersion"], job["kind"]) == ("kubeflow.org/v2beta1", "MPIJob")
@@ -61,18 +66,18 @@ def test_mpijob_is_what_the_operator_reads():
                 assert isinstance(variable["value"], str)
 
 
-def test_mpijob_uses_every_gpu_once_and_has_time_to_save():
-    (starts,), (works,) = LAUNCHER["containers"], WORKER["containers"]
-    assert works["resources"]["limits"]["nvidia.com/gpu"] == SPEC["slotsPerWorker"]
-    ranks = int(starts["args"][starts["args"].index("-np") + 1])
+def test_mpijob_has_one_rank_per_gpu_and_two_minutes_to_save():
+    (launcher,), (worker,) = LAUNCHER["containers"], WORKER["containers"]
+    assert worker["resources"]["limits"]["nvidia.com/gpu"] == SPEC["slotsPerWorker"]
+    ranks = int(launcher["args"][launcher["args"].index("-np") + 1])
     assert ranks == SPEC["mpiReplicaSpecs"]["Worker"]["replicas"] * SPEC["slotsPerWorker"]
-    assert "nvidia.com/gpu" not in starts["resources"]["limits"]
-    assert {mount["mountPath"] for mount in works["volumeMounts"]} == {"/data", "/dev/shm"}
+    assert "nvidia.com/gpu" not in launcher["resources"]["limits"]
+    assert {mount["mountPath"] for mount in worker["volumeMounts"]} == {"/data", "/dev/shm"}
     grace = [pod["terminationGracePeriodSeconds"] for pod in (LAUNCHER, WORKER)]
     assert grace[0] > grace[1] >= 120  # horovodrun must end after the ranks
 
 
-def test_slurms_options():
+def test_slurm_script_asks_for_a_signal_before_the_time_limit_and_for_a_requeue():
     options = dict(re.findall(r"^#SBATCH --([\w-]+)=?(.*)$", SLURM.read_text(), re.MULTILINE))
     assert {"signal", "requeue"} <= set(options)
     assert (options["nodes"], options["gpus-per-node"]) == ("2", "8")
@@ -128,13 +133,13 @@ def sbatch(
     return launching.Job(["bash", str(script), *arguments], env | variables, cluster)
 
 
-def test_slurm_stops_the_ranks_before_the_time_limit_and_queues_the_job_again(cluster):
+def test_sigterm_to_the_slurm_script_stops_its_ranks_and_requeues_the_job(cluster):
     # These flags contain characters that are special in regular expressions.
-    own = [f"--output_dir={cluster}/run", "--freeze=^(a|b)[0-9]+.*$", "--hparams=x={1,2}"]
-    with sbatch(cluster, "app/train.py", *own) as job:
+    flags = [f"--output_dir={cluster}/run", "--freeze=^(a|b)[0-9]+.*$", "--hparams=x={1,2}"]
+    with sbatch(cluster, "app/train.py", *flags) as job:
         job.wait_for("training with", times=2)
-        first = json.dumps([*own, "--strategy=horovod"]).replace('"', "'")
-        assert f"[0]<stdout>:training with {first}" in job.output()[0]
+        arguments = json.dumps([*flags, "--strategy=horovod"]).replace('"', "'")
+        assert f"[0]<stdout>:training with {arguments}" in job.output()[0]
         os.kill(job.pid, signal.SIGTERM)
         result = job.finish(timeout=60)
     assert result.returncode == 75, result.stderr
@@ -145,7 +150,7 @@ def test_slurm_stops_the_ranks_before_the_time_limit_and_queues_the_job_again(cl
     assert log[2:] == ["scontrol requeue 42"]
 
 
-def test_slurm_does_not_queue_a_job_again_that_failed(cluster):
+def test_slurm_job_that_fails_is_not_requeued(cluster):
     with sbatch(cluster, "app/train.py", "--fail") as job:
         result = job.finish(timeout=60)
     assert result.returncode == 1
@@ -161,7 +166,7 @@ code=$?
 wait $! || code=$?
 exit $code
 """
-MEET = """
+PRINT_RANK = """
 import sys
 import horovod.tensorflow as hvd
 hvd.init()
@@ -171,11 +176,11 @@ sys.exit(75)
 """
 
 
-def test_srun_starts_ranks_that_meet_and_a_stopped_job_is_queued_again(cluster):
+def test_ranks_of_srun_connect_and_a_stopped_job_is_requeued(cluster):
     (cluster / "bin" / "srun").write_text(SRUN_TASKS.format(log=cluster / "log"))
     (cluster / "docker").mkdir()
     (cluster / "docker" / "slurm_rank.py").symlink_to(ROOT / "docker" / "slurm_rank.py")
-    (cluster / "app" / "train.py").write_text(MEET)
+    (cluster / "app" / "train.py").write_text(PRINT_RANK)
     environment = {"SLURM_JOB_ID": str(os.getpid()), "HOROVOD_GLOO_TIMEOUT_SECONDS": "200"}
     with sbatch(cluster, "app/train.py", "--flag", script=SLURM_SRUN, **environment) as job:
         result = job.finish(timeout=300)
@@ -203,7 +208,7 @@ def test_srun_starts_the_ranks_in_a_container(cluster):
     assert words[place + 1 :] == ["docker/slurm_rank.py", "app/train.py", "--strategy=horovod"]
 
 
-def test_slurm_says_what_is_missing(cluster):
+def test_slurm_script_reports_a_missing_program_or_environment(cluster):
     with sbatch(cluster) as job:
         assert job.finish(timeout=60).stderr.startswith("error: give a script and its flags")
     (cluster / ".venv").unlink()
@@ -213,7 +218,7 @@ def test_slurm_says_what_is_missing(cluster):
     assert "run make horovod there first" in result.stderr
 
 
-def test_the_pattern_for_signals_finds_the_ranks_alone(tmp_path):
+def test_signal_pattern_matches_only_the_ranks(tmp_path):
     assert RANKS_PATTERN in MPIJOB.read_text() and RANKS_PATTERN in PAGES["distributed"]
     script = tmp_path / "train.py"
     script.write_text("import signal; print('ready', flush=True); signal.pause()")
