@@ -10,11 +10,11 @@ pytestmark = pytest.mark.gpu
 HARDWARE = 3  # NVJPEG_BACKEND_HARDWARE of nvjpeg.h
 
 
-def test_driver_answers():
+def test_nvidia_smi_finds_the_driver():
     assert subprocess.run(["nvidia-smi"]).returncode == 0
 
 
-def test_video_library_is_there():
+def test_nvidia_video_library_is_installed():
     """Without it no JPEG engine works. In a container, add `video` to NVIDIA_DRIVER_CAPABILITIES."""
     ctypes.CDLL("libnvcuvid.so.1")
 
@@ -32,7 +32,7 @@ def test_gpu_has_jpeg_engines():
         pytest.skip("no JPEG engine on this GPU: --hw_decoder_load changes nothing")
 
 
-def test_tensorflow_compiles_with_xla():
+def test_tensorflow_compiles_for_the_gpu_with_xla():
     import tensorflow as tf
 
     assert tf.config.list_physical_devices("GPU"), (

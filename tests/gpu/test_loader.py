@@ -45,8 +45,8 @@ def feed(app, config, source):
         options = {"source": source, "config": config, "batch_size": 2, "training": True}
 
         def open_loader(device_index: int = 0, seed: int = 0):
-            asked = {"device_id": device_index, "seed": seed, "count_lost": True, "name_images": True}
-            return app.make_loader(pipeline_type, **options, **asked)
+            outputs = {"device_id": device_index, "seed": seed, "count_lost": True, "name_images": True}
+            return app.make_loader(pipeline_type, **options, **outputs)
 
         return input_feed.InputFeed(
             Ranks(), open_loader, lambda epochs_done: {"seed": epochs_done}, RunState(), 3, 1
@@ -56,7 +56,7 @@ def feed(app, config, source):
 
 
 @pytest.mark.gpu
-def test_batches_are_made_and_stay_on_the_gpu(feed):
+def test_batches_of_a_gpu_loader_are_on_the_gpu_without_int32(feed):
     images, targets = next(feed("dali_gpu"))
     for name, tensor in {"images": images, **targets}.items():
         assert tensor.device.endswith("GPU:0"), name
@@ -65,7 +65,7 @@ def test_batches_are_made_and_stay_on_the_gpu(feed):
 
 
 @pytest.mark.gpu
-def test_nothing_returns_to_the_host_between_loader_and_loss(app, feed, config):
+def test_no_tensor_is_copied_to_the_host_between_gpu_loader_and_loss(app, feed, config):
     if app.name == "yolov4":
         pytest.skip("the host reads a number of boxes, which decides when a loop of the loss ends")
     images, targets = next(feed("dali_gpu"))
@@ -102,25 +102,29 @@ def sent_to_host(graph: graph_pb2.GraphDef) -> list[str]:
 # --- without a GPU ---
 
 
-def test_the_loss_is_the_same_for_the_types_of_a_gpu_loader(app, feed, config):
+def test_loss_of_a_batch_without_int32_equals_the_loss_of_the_original(app, feed, config):
     images, targets = next(feed("dali_cpu"))
-    _, as_on_gpu = loader._without_int32((images, targets))
-    assert tf.int32 in {x.dtype for x in targets.values()}
-    assert {x.dtype for x in as_on_gpu.values()} == {tf.float32, tf.int64}
+    _, gpu_targets = loader._without_int32((images, targets))
+    assert tf.int32 in {tensor.dtype for tensor in targets.values()}
+    assert {tensor.dtype for tensor in gpu_targets.values()} == {tf.float32, tf.int64}
     model = app.package.train.build_model(app.model_name, NUM_CLASSES, config=config)
-    one, other = (app.package.train.loss_values(model, config, images, t) for t in (targets, as_on_gpu))
-    np.testing.assert_allclose(one["loss"], other["loss"], rtol=1e-6)
+    losses = [
+        app.package.train.loss_values(model, config, images, each)["loss"] for each in (targets, gpu_targets)
+    ]
+    np.testing.assert_allclose(losses[0], losses[1], rtol=1e-6)
 
 
-@pytest.mark.parametrize("device_id, expected", [(0, tf.int64), (None, tf.int32)])
-def test_only_a_gpu_loader_s_batches_lose_their_int32(app, config, monkeypatch, device_id, expected):
+@pytest.mark.parametrize(("device_id", "dtype"), [(0, tf.int64), (None, tf.int32)], ids=["gpu", "cpu"])
+def test_synthetic_batches_have_int64_and_one_copy_of_the_images_on_a_gpu(
+    app, config, monkeypatch, device_id, dtype
+):
     monkeypatch.setattr(loader, "tensorflow_device", lambda _: "/cpu:0")
     options = {"source": None, "config": config, "batch_size": 2, "training": True, "num_classes": 3}
     batches = app.package.loaders.SyntheticLoader(device_id=device_id, **options).iterator()
-    (images, targets), (again, _) = next(batches), next(batches)
-    assert targets["classes"].dtype == expected
+    (images, targets), (next_images, _) = next(batches), next(batches)
+    assert targets["classes"].dtype == dtype
     assert targets["boxes"].dtype == tf.float32
-    assert (images is again) == (device_id == 0)
+    assert (images is next_images) == (device_id == 0)
 
 
 # --- the graph for a GPU, which can be defined without one ---
@@ -131,25 +135,25 @@ def operators(app, config, source):
     """Gives operators(**options): (name, device, arguments, input devices) of each operator."""
 
     def define(**options):
-        of_all = {"source": source, "config": config, "batch_size": 2, "training": True, "device_id": 0}
-        pipeline = app.package.loaders.LOADERS["dali"](**of_all, **options)
-        names = list(pipeline.element_spec)
-        waiting, found = list(pipeline._define(names)._graph_out), {}
-        assert {node.device for node in waiting} == {"gpu"}
-        while waiting:
-            made = waiting.pop().source
-            if id(made) not in found:  # two operators can share made.id: DALI numbers them by two counters
-                inputs, operator = made._inputs or [], made._op
+        fixed = {"source": source, "config": config, "batch_size": 2, "training": True, "device_id": 0}
+        pipeline = app.package.loaders.LOADERS["dali"](**fixed, **options)
+        queue = list(pipeline._define(list(pipeline.element_spec))._graph_out)
+        assert {node.device for node in queue} == {"gpu"}
+        operators = {}
+        while queue:
+            instance = queue.pop().source
+            if id(instance) not in operators:  # not instance.id: DALI numbers operators by two counters
+                inputs, operator = instance._inputs or [], instance._op
                 arguments = operator._init_args | operator._call_args
                 devices = [node.device for node in inputs]
-                found[id(made)] = (type(operator).__name__, operator._device, arguments, devices)
-                waiting += inputs
-        return list(found.values())
+                operators[id(instance)] = (type(operator).__name__, operator._device, arguments, devices)
+                queue += inputs
+        return list(operators.values())
 
     return define
 
 
-def test_on_a_gpu_images_are_decoded_whole_with_the_sizes_of_the_data(operators):
+def test_gpu_graph_decodes_complete_images_with_the_largest_size_of_the_data(operators):
     decoders = [x for x in operators(hw_decoder_load=0.3) if x[0] in ("Image", "ImageSlice")]
     assert [(name, device) for name, device, *_ in decoders] == [("Image", "mixed")] * len(decoders) != []
     for _, _, arguments, _ in decoders:
@@ -157,17 +161,20 @@ def test_on_a_gpu_images_are_decoded_whole_with_the_sizes_of_the_data(operators)
         assert arguments["jpeg_fancy_upsampling"] and not arguments["adjust_orientation"]
         size = arguments["preallocate_height_hint"], arguments["preallocate_width_hint"]
         assert size == (137, 151)
-    assert {x[0] for x in operators(roi_decoding=True) if "Image" in x[0]} >= {"ImageSlice"}
 
 
-def test_no_argument_of_a_gpu_operator_is_a_constant_on_the_gpu(operators):
+def test_gpu_graph_with_roi_decoding_decodes_crops(operators):
+    assert "ImageSlice" in {name for name, *_ in operators(roi_decoding=True)}
+
+
+def test_arguments_of_gpu_slices_are_not_on_the_gpu(operators):
     """A constant on the GPU would make each batch wait for its copy."""
     for name, device, _, inputs in operators():
         if device == "gpu" and name == "Slice":
             assert "gpu" not in inputs[1:], name
 
 
-def test_a_dataset_builds_no_pipeline_of_its_own(app, config, source, monkeypatch):
+def test_iterating_a_loader_builds_no_dali_pipeline(app, config, source, monkeypatch):
     monkeypatch.setattr(dali.Pipeline, "build", lambda self: pytest.fail("built"))
     loader = app.make_loader("dali_cpu", source=source, config=config, batch_size=2, training=True)
     images, _ = next(loader.iterator())

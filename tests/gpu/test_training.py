@@ -153,7 +153,7 @@ def test_short_training_has_a_finite_loss(app, name, trained):
 
 @pytest.mark.gpu
 @both_apps
-def test_demo_reaches_its_ap_with_both_devices(app, trained, data, tmp_path):
+def test_demo_reaches_its_ap_with_the_gpu_loader_and_the_cpu_loader(app, trained, data, tmp_path):
     for pipeline_type in ("dali_gpu", "dali_cpu"):
         output_dir = tmp_path / pipeline_type
         run(evaluate(app, trained(app, "demo"), data, output_dir, pipeline_type=pipeline_type))
@@ -164,7 +164,7 @@ def test_demo_reaches_its_ap_with_both_devices(app, trained, data, tmp_path):
 
 @pytest.mark.gpu
 @both_apps
-def test_pictures_of_the_demo_are_drawn(app, trained, data, tmp_path):
+def test_inference_of_the_demo_draws_every_image(app, trained, data, tmp_path):
     run(infer(app, trained(app, "demo"), data, tmp_path))
     assert len(list(tmp_path.glob("0*.png"))) == 100
 
@@ -183,7 +183,7 @@ def test_exported_demo_has_the_ap_of_its_weights(app, trained, data, tmp_path, q
 @pytest.mark.gpu
 @both_apps
 @pytest.mark.parametrize("quantize", EXPORTS)
-def test_exported_model_of_full_size_runs(app, trained, data, tmp_path, quantize):
+def test_exported_full_size_model_runs_on_the_gpu(app, trained, data, tmp_path, quantize):
     """export.py compares the file with the weights; this test prints the median time of a batch."""
     file = exported(app, trained(app, "bfloat16"), quantize, data, tmp_path)
     output = run([sys.executable, "-c", LATENCY, str(file), str(MODELS[app][1])])
@@ -204,7 +204,7 @@ def exported(app: str, weights: pathlib.Path, quantize: str, data: pathlib.Path,
 
 
 @both_apps
-def test_commands_have_flags_of_the_programs(app, tmp_path):
+def test_flags_of_all_gpu_commands_exist(app, tmp_path):
     commands = [train(app, name, tmp_path, tmp_path / "run") for name in ("demo", *RUNS)]
     commands += [
         evaluate(app, tmp_path, tmp_path, tmp_path, pipeline_type="dali_gpu"),
