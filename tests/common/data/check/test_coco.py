@@ -85,7 +85,11 @@ ODD_VALUES = [
 ]
 
 
-@pytest.mark.parametrize(("path", "value", "kind", "offenders"), ODD_VALUES)
+@pytest.mark.parametrize(
+    ("path", "value", "kind", "offenders"),
+    ODD_VALUES,
+    ids=[f"{kind} {path[1:]} {value}" for path, value, kind, _ in ODD_VALUES],
+)
 def test_odd_value_is_read_unchanged_and_reported_without_stopping(json_of, path, value, kind, offenders):
     document = changed(path, value)
     annotations = load_coco(json_of(document))

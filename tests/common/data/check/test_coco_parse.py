@@ -64,7 +64,11 @@ ONE_FAULT = [
 ]
 
 
-@pytest.mark.parametrize(("path", "value", "kind", "offender"), ONE_FAULT)
+@pytest.mark.parametrize(
+    ("path", "value", "kind", "offender"),
+    ONE_FAULT,
+    ids=[f"{path} is {value}"[:50] for path, value, *_ in ONE_FAULT],
+)
 def test_json_with_one_fault_gives_one_issue_with_its_offender(json_of, path, value, kind, offender):
     stopping = refused(json_of(changed(steps(path), value)))
     assert list(stopping) == [kind]
@@ -152,28 +156,40 @@ def test_json_truncated_anywhere_is_refused_mostly_as_truncated(json_of, area):
     assert kinds.count("file-truncated") > 0.95 * len(kinds)
 
 
-INVALID_FILES = [
-    (b" \n\t", "file-empty", "3 bytes"),
-    (b"no json at all", "json-malformed", "at byte 0, near 'no json at all'"),
-    (b'{"images": [}', "json-malformed", """at byte 12, near '{"images": [}'"""),
-    (b'{"images": []} {}', "json-malformed", "Extra data at byte 15"),
-    (b'{"images": [NaN, Nan]}', "json-malformed", """at byte 17, near '{"images": [NaN, """),
-    ("\ufeff".encode(), "file-empty", "3 bytes"),
-    ("\ufeff\ufeff{}".encode(), "json-malformed", "BOM"),
-    ('{"ä": }'.encode(), "json-malformed", "at byte 7, near"),
-    ("\ufeff{}".encode("utf-16-be"), "json-utf-16", "6 bytes and begins with fe ff 00 7b"),
-    (json.dumps(SMALL).encode("utf-16-le"), "json-utf-16", "begins with 7b 00 22 00"),
-    (json.dumps(SMALL).encode("utf-16-be"), "json-utf-16", "begins with 00 7b 00 22"),
-    (json.dumps(SMALL).encode("utf-32"), "json-malformed", "at byte 0"),
-    (b'{"a": 1, "\xff": 2}', "missing-key", "the file has no list `images`"),
-    (b'{"x": NaN, "a": [1, "b', "file-truncated", 'it ends after 22 bytes with \'{"x": NaN, '),
-    (json.dumps(SMALL)[:300], "file-truncated", f"after 300 bytes with {json.dumps(SMALL)[260:300]!r}"),
-    (b'{"x": ' + b"[" * 100_000, "json-malformed", "nested too deeply"),
-    (b"[]", "wrong-type", "the file begins with '[]': an object with three lists is needed"),
-]
+INVALID_FILES = {
+    "blank": (b" \n\t", "file-empty", "3 bytes"),
+    "text": (b"no json at all", "json-malformed", "at byte 0, near 'no json at all'"),
+    "bracket without a value": (b'{"images": [}', "json-malformed", """at byte 12, near '{"images": [}'"""),
+    "two objects": (b'{"images": []} {}', "json-malformed", "Extra data at byte 15"),
+    "misspelt nan": (b'{"images": [NaN, Nan]}', "json-malformed", """at byte 17, near '{"images": [NaN, """),
+    "byte order mark only": ("\ufeff".encode(), "file-empty", "3 bytes"),
+    "two byte order marks": ("\ufeff\ufeff{}".encode(), "json-malformed", "BOM"),
+    "non-ascii before the error": ('{"ä": }'.encode(), "json-malformed", "at byte 7, near"),
+    "utf-16 with mark": (
+        "\ufeff{}".encode("utf-16-be"),
+        "json-utf-16",
+        "6 bytes and begins with fe ff 00 7b",
+    ),
+    "utf-16-le": (json.dumps(SMALL).encode("utf-16-le"), "json-utf-16", "begins with 7b 00 22 00"),
+    "utf-16-be": (json.dumps(SMALL).encode("utf-16-be"), "json-utf-16", "begins with 00 7b 00 22"),
+    "utf-32": (json.dumps(SMALL).encode("utf-32"), "json-malformed", "at byte 0"),
+    "other keys": (b'{"a": 1, "\xff": 2}', "missing-key", "the file has no list `images`"),
+    "nan then cut in text": (
+        b'{"x": NaN, "a": [1, "b',
+        "file-truncated",
+        'it ends after 22 bytes with \'{"x": NaN, ',
+    ),
+    "cut": (
+        json.dumps(SMALL)[:300],
+        "file-truncated",
+        f"after 300 bytes with {json.dumps(SMALL)[260:300]!r}",
+    ),
+    "nested too deeply": (b'{"x": ' + b"[" * 100_000, "json-malformed", "nested too deeply"),
+    "list": (b"[]", "wrong-type", "the file begins with '[]': an object with three lists is needed"),
+}
 
 
-@pytest.mark.parametrize(("content", "kind", "reason"), INVALID_FILES)
+@pytest.mark.parametrize(("content", "kind", "reason"), INVALID_FILES.values(), ids=INVALID_FILES)
 def test_file_that_is_no_coco_json_is_refused_with_kind_and_reason(json_of, content, kind, reason):
     stopping = refused(json_of(content))
     assert list(stopping) == [kind]

@@ -58,12 +58,12 @@ GARBAGE = {"nothing": b"", "zeros": bytes(33), "a jpeg": b"\xff\xd8\xff\xe0 more
 
 
 @pytest.mark.parametrize("garbage", GARBAGE.values(), ids=GARBAGE)
-@pytest.mark.parametrize("name", VARIANTS)
-def test_sound_image_followed_by_other_bytes_has_no_fault(name, garbage):
-    encoded = VARIANTS[name] + garbage
-    facts = inspect(encoded, EVERY_PIXEL)
-    assert not facts.fault and inspect(encoded) == facts
-    assert inspect(memoryview(b"before" + encoded)[6:], EVERY_PIXEL) == facts
+def test_sound_variants_followed_by_other_bytes_have_no_fault(garbage):
+    for name in VARIANTS:
+        encoded = VARIANTS[name] + garbage
+        facts = inspect(encoded, EVERY_PIXEL)
+        assert not facts.fault and inspect(encoded) == facts, name
+        assert inspect(memoryview(b"before" + encoded)[6:], EVERY_PIXEL) == facts, name
 
 
 @pytest.mark.parametrize("name", REFUSED)
@@ -167,54 +167,68 @@ def png_with(*chunks: bytes, color=2) -> bytes:
     return b"\x89PNG\r\n\x1a\n" + b"".join((header, *chunks, chunk(b"IEND", b"")))
 
 
-@pytest.mark.parametrize("orientation", range(10))
 @pytest.mark.parametrize("order", ["<", ">"], ids=["little-endian", "big-endian"])
-def test_exif_orientation_is_read_from_every_format_and_is_1_if_unknown(orientation, order):
-    block = exif(orientation, order)
-    encoded = {
-        "JPEG": with_exif(SOUND_JPEG, block),
-        "PNG": png_with(chunk(b"eXIf", block), PIXELS),
-        "WEBP": pillow("WEBP", exif=block),
-        "TIFF": tiff(RGB, 2, order=order, tag274=(orientation,)),
-    }
-    known = orientation if 1 <= orientation <= 8 else 1
-    for image_format, image in encoded.items():
-        assert inspect(image) == ImageFacts(image_format, HEIGHT, WIDTH, known)
-    assert PIL.Image.open(io.BytesIO(encoded["JPEG"])).getexif()[0x0112] == orientation
+def test_exif_orientation_is_read_from_every_format_and_is_1_if_unknown(order):
+    for orientation in range(10):
+        block = exif(orientation, order)
+        encoded = {
+            "JPEG": with_exif(SOUND_JPEG, block),
+            "PNG": png_with(chunk(b"eXIf", block), PIXELS),
+            "WEBP": pillow("WEBP", exif=block),
+            "TIFF": tiff(RGB, 2, order=order, tag274=(orientation,)),
+        }
+        known = orientation if 1 <= orientation <= 8 else 1
+        for image_format, image in encoded.items():
+            assert inspect(image) == ImageFacts(image_format, HEIGHT, WIDTH, known)
+        assert PIL.Image.open(io.BytesIO(encoded["JPEG"])).getexif()[0x0112] == orientation
 
 
-DAMAGED_EXIF = [b"", b"II", b"II*\0", exif(6)[:15], b"XX*\0" + exif(6)[4:], exif(6)[:4] + b"\xff" * 4]
+DAMAGED_EXIF = {
+    "empty": b"",
+    "2 bytes": b"II",
+    "4 bytes": b"II*\0",
+    "15 bytes": exif(6)[:15],
+    "bad byte order": b"XX*\0" + exif(6)[4:],
+    "bad offset": exif(6)[:4] + b"\xff" * 4,
+}
 
 
-@pytest.mark.parametrize("block", DAMAGED_EXIF)
+@pytest.mark.parametrize("block", DAMAGED_EXIF.values(), ids=DAMAGED_EXIF)
 def test_damaged_exif_block_is_ignored(block):
     assert inspect(with_exif(SOUND_JPEG, block)) == ImageFacts("JPEG", HEIGHT, WIDTH)
 
 
-OTHER_FORMATS = [
-    (pillow("GIF", RGB, "P"), "GIF"),
-    (pillow("AVIF"), "AVIF"),
-    (b"\0\0\0\x18ftypavis\0\0\0\0avismif1" + bytes(50), "AVIF"),
-    (b"\0\0\0\x1cftypmif1\0\0\0\0mif1avifmiaf" + bytes(50), "AVIF"),
-    (b"\0\0\0\x18ftypheic\0\0\0\0mif1heic" + bytes(50), "HEIF"),
-    (b"\0\0\0\x18ftypmif1\0\0\0\0mif1heic" + bytes(50), "HEIF"),
-    (b"\0\0\0\x18ftypisom\0\0\0\0isommp42" + bytes(50), "video"),
-    (b"\xff\x0a" + bytes(50), "JPEG XL"),
-    (b"P7\nWIDTH 3\n", "PNM"),
-]
+OTHER_FORMATS = {
+    "gif": (pillow("GIF", RGB, "P"), "GIF"),
+    "avif of pillow": (pillow("AVIF"), "AVIF"),
+    "avif sequence": (b"\0\0\0\x18ftypavis\0\0\0\0avismif1" + bytes(50), "AVIF"),
+    "avif behind mif1": (b"\0\0\0\x1cftypmif1\0\0\0\0mif1avifmiaf" + bytes(50), "AVIF"),
+    "heic": (b"\0\0\0\x18ftypheic\0\0\0\0mif1heic" + bytes(50), "HEIF"),
+    "mif1": (b"\0\0\0\x18ftypmif1\0\0\0\0mif1heic" + bytes(50), "HEIF"),
+    "mp4": (b"\0\0\0\x18ftypisom\0\0\0\0isommp42" + bytes(50), "video"),
+    "jpeg xl": (b"\xff\x0a" + bytes(50), "JPEG XL"),
+    "pam": (b"P7\nWIDTH 3\n", "PNM"),
+}
 
 
-@pytest.mark.parametrize(("encoded", "image_format"), OTHER_FORMATS)
+@pytest.mark.parametrize(("encoded", "image_format"), OTHER_FORMATS.values(), ids=OTHER_FORMATS)
 def test_format_that_dali_does_not_decode_is_reported_by_its_name(encoded, image_format):
     facts = inspect(encoded)
     assert facts == ImageFacts(image_format, fault="unsupported-format", detail=image_format)
 
 
-OTHER_FILES = [b"<!DOCTYPE html>\n<html>", b"\0" * 100, b"RIFF\x24\0\0\0WAVEfmt " + bytes(50), b"x", b"P6x"]
-OTHER_FILES += [pillow("ICO"), b"<svg xmlns='http://www.w3.org/2000/svg'/>"]
+OTHER_FILES = {
+    "html": b"<!DOCTYPE html>\n<html>",
+    "zeros": b"\0" * 100,
+    "wav": b"RIFF\x24\0\0\0WAVEfmt " + bytes(50),
+    "1 byte": b"x",
+    "almost ppm": b"P6x",
+    "ico": pillow("ICO"),
+    "svg": b"<svg xmlns='http://www.w3.org/2000/svg'/>",
+}
 
 
-@pytest.mark.parametrize("encoded", OTHER_FILES)
+@pytest.mark.parametrize("encoded", OTHER_FILES.values(), ids=OTHER_FILES)
 def test_file_that_is_no_image_is_reported_with_its_first_bytes(encoded):
     expected = ImageFacts(fault="not-an-image", detail=f"it begins with {encoded[:16]!r}")
     assert inspect(encoded) == expected
@@ -238,38 +252,40 @@ def jpeg_frame(position: int, value: bytes) -> bytes:
     return overwritten("jpeg", FRAME + 2 + position, value)
 
 
-BAD_HEADERS = [
-    (jpeg_frame(2, b"\x0c"), "unsupported-format"),
-    # The frame header says that the JPEG is lossless. The quantization tables are left out.
-    (SOUND_JPEG[:TABLES] + jpeg_frame(-1, b"\xc3")[FRAME:], "unsupported-format"),
-    (jpeg_frame(-1, b"\xf7"), "image-damaged"),
-    (jpeg_frame(3, b"\0\0"), "image-damaged"),
-    (jpeg_frame(5, b"\0\0"), "image-damaged"),
-    (SOUND_JPEG[:20] + b"abc" + SOUND_JPEG[20:], "image-damaged"),
-    (b"\xff\xd8\xff\xd9" + bytes(9), "image-truncated"),
-    (overwritten("png", 16, bytes(4)), "image-damaged"),
-    (overwritten("png", 24, b"\3"), "image-damaged"),
-    (overwritten("png", 29, b"abcd"), "image-damaged"),
-    (VARIANTS["png"][:33] + chunk(b"IEND", b""), "image-damaged"),
-    (overwritten("webp", 12, b"VP9 "), "image-damaged"),
-    (overwritten("bmp", 14, b"\x10"), "unsupported-format"),
-    (overwritten("bmp", 18, bytes(4)), "image-damaged"),
-    (overwritten("bmp", 18, b"\0\0\0\x80"), "image-damaged"),
-    (bmp(32, [bytes(4 * WIDTH)] * HEIGHT, compression=6), "unsupported-format"),
-    (tiff(RGB, 2, without=(256,)), "unsupported-format"),
-    (tiff(RGB, 2, tag258=(8, 8, 16)), "unsupported-format"),
-    (tiff(RGB, 2, tag259=(34712,)), "unsupported-format"),
-    # The TIFF tag with the offsets of the strips has the type ASCII.
-    (tiff(RGB, 2).replace(b"\x11\x01\x04\0", b"\x11\x01\x02\0"), "unsupported-format"),
-    (overwritten("jpeg2000", CODESTREAM + 3, b"\x52"), "image-damaged"),
-    (VARIANTS["jpeg2000"].replace(b"ihdr", b"xxxx"), "image-damaged"),
-    # The JPEG 2000 tiles have width or height 0. nvImageCodec would divide by 0 and crash the process.
-    (overwritten("jpeg2000", CODESTREAM + 24, bytes(4)), "image-damaged"),
-    (overwritten("jpeg2000", CODESTREAM + 28, bytes(4)), "image-damaged"),
-]
+BAD_HEADERS = {
+    "jpeg of 12 bits": (jpeg_frame(2, b"\x0c"), "unsupported-format"),
+    # The frame header says lossless, and the quantization tables are left out.
+    "lossless jpeg": (SOUND_JPEG[:TABLES] + jpeg_frame(-1, b"\xc3")[FRAME:], "unsupported-format"),
+    "jpeg frame of unknown type": (jpeg_frame(-1, b"\xf7"), "image-damaged"),
+    "jpeg height 0": (jpeg_frame(3, b"\0\0"), "image-damaged"),
+    "jpeg width 0": (jpeg_frame(5, b"\0\0"), "image-damaged"),
+    "bytes inside a jpeg header": (SOUND_JPEG[:20] + b"abc" + SOUND_JPEG[20:], "image-damaged"),
+    "jpeg of markers only": (b"\xff\xd8\xff\xd9" + bytes(9), "image-truncated"),
+    "png width 0": (overwritten("png", 16, bytes(4)), "image-damaged"),
+    "png of 3 bits": (overwritten("png", 24, b"\3"), "image-damaged"),
+    "png header checksum": (overwritten("png", 29, b"abcd"), "image-damaged"),
+    "png without pixels": (VARIANTS["png"][:33] + chunk(b"IEND", b""), "image-damaged"),
+    "webp of unknown codec": (overwritten("webp", 12, b"VP9 "), "image-damaged"),
+    "bmp header of 16 bytes": (overwritten("bmp", 14, b"\x10"), "unsupported-format"),
+    "bmp width 0": (overwritten("bmp", 18, bytes(4)), "image-damaged"),
+    "bmp of negative width": (overwritten("bmp", 18, b"\0\0\0\x80"), "image-damaged"),
+    "bmp with alpha masks": (bmp(32, [bytes(4 * WIDTH)] * HEIGHT, compression=6), "unsupported-format"),
+    "tiff without width": (tiff(RGB, 2, without=(256,)), "unsupported-format"),
+    "tiff of mixed bits": (tiff(RGB, 2, tag258=(8, 8, 16)), "unsupported-format"),
+    "tiff with jpeg 2000 inside": (tiff(RGB, 2, tag259=(34712,)), "unsupported-format"),
+    "tiff with offsets as text": (
+        tiff(RGB, 2).replace(b"\x11\x01\x04\0", b"\x11\x01\x02\0"),
+        "unsupported-format",
+    ),
+    "jpeg2000 without size marker": (overwritten("jpeg2000", CODESTREAM + 3, b"\x52"), "image-damaged"),
+    "jpeg2000 without image header": (VARIANTS["jpeg2000"].replace(b"ihdr", b"xxxx"), "image-damaged"),
+    # nvImageCodec would divide by 0 and crash the process.
+    "jpeg2000 tile width 0": (overwritten("jpeg2000", CODESTREAM + 24, bytes(4)), "image-damaged"),
+    "jpeg2000 tile height 0": (overwritten("jpeg2000", CODESTREAM + 28, bytes(4)), "image-damaged"),
+}
 
 
-@pytest.mark.parametrize(("encoded", "kind"), BAD_HEADERS)
+@pytest.mark.parametrize(("encoded", "kind"), BAD_HEADERS.values(), ids=BAD_HEADERS)
 def test_bad_header_is_reported_by_its_kind_and_no_decoder_writes_to_stderr(encoded, kind, capfd):
     facts = inspect(encoded)
     assert facts.fault == kind and facts.detail, facts

@@ -67,7 +67,9 @@ def test_image_id_of_up_to_19_digits_is_read(content, image_id):
 
 
 @pytest.mark.parametrize(
-    ("content", "name"), [(b"\xe4.jpg", "\ufffd.jpg"), (b"a\0b", "a\ufffdb"), ([b"a", b"b"], "ab")]
+    ("content", "name"),
+    [(b"\xe4.jpg", "\ufffd.jpg"), (b"a\0b", "a\ufffdb"), ([b"a", b"b"], "ab")],
+    ids=["latin-1", "nul", "two values"],
 )
 def test_bytes_of_a_file_name_that_are_no_text_are_replaced(content, name):
     assert parse_valid(record(filename=content)).file_name == name
@@ -108,7 +110,11 @@ BAD_FIELDS = [
 ]
 
 
-@pytest.mark.parametrize(("key", "value", "kind", "message"), BAD_FIELDS)
+@pytest.mark.parametrize(
+    ("key", "value", "kind", "message"),
+    BAD_FIELDS,
+    ids=[f"{key} is {value}" for key, value, *_ in BAD_FIELDS],
+)
 def test_bad_value_of_a_key_is_reported_with_record_key_and_value(key, value, kind, message):
     _, _, issues = parse_record(record(**{key: value}))
     ((_, (offender,)),) = issues.values()
@@ -137,7 +143,9 @@ def test_record_with_areas_but_no_boxes_lacks_each_key_of_boxes_and_labels():
     assert offenders[0] == f"{NAME} (image 1) {text}"
 
 
-@pytest.mark.parametrize("content", [b"\xff\xff\xff", b"", b"\x12\x03abc"])
+@pytest.mark.parametrize(
+    "content", [b"\xff\xff\xff", b"", b"\x12\x03abc"], ids=["no message", "empty", "other message"]
+)
 def test_bytes_that_are_no_tf_example_are_reported_with_their_length(content):
     example, encoded, issues = parse_record(content)
     ((_, (offender,)),) = issues.values()
