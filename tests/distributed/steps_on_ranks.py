@@ -111,62 +111,62 @@ def run_case(ranks, case):
     }
     with mock.patch.object(step_guard, "is_cpu_only", lambda: case not in AS_ON_GPU):
         step = step_guard.guarded_step(ranks, gradients_of, update, model, **options)
-    seen = {"losses": [], "finite": []}
+    results = {"losses": [], "finite": []}
     for number in range(1 if case == "overflow" else STEPS):
         if number == BAD_STEP:
-            seen["before"] = state()
+            results["before"] = state()
         result = step(*make_batches(ranks, number, case), tf.constant(0.0))
-        seen["losses"].append(float(result.values["loss"]))
-        seen["finite"].append(bool(result.finite))
+        results["losses"].append(float(result.values["loss"]))
+        results["finite"].append(bool(result.finite))
         if number == BAD_STEP:
-            seen["after"] = state()
-    seen |= state() | {
+            results["after"] = state()
+    results |= state() | {
         "updates": int(tf.convert_to_tensor(optimizer.iterations)),
         "mean_statistics": [mean.numpy() for mean in ranks.mean_over_replicas(statistics)],
         "statistics_after_mean": copies(statistics),
     }
     if isinstance(optimizer, scaled):
-        seen["loss_scale"] = copies([optimizer.dynamic_scale.value])[0]
+        results["loss_scale"] = copies([optimizer.dynamic_scale.value])[0]
     if ranks.rank == 0:  # a collective operation on only one rank would hang
-        seen["outputs"] = model(tf.ones((1, 8, 8, 3)), training=False).numpy()
-    return seen
+        results["outputs"] = model(tf.ones((1, 8, 8, 3)), training=False).numpy()
+    return results
 
 
 def run_messages(ranks, directory):
-    mine = {"rank": ranks.rank, "bytes": bytes([ranks.rank]) * (5 + 1_000_003 * ranks.rank)}
+    message = {"rank": ranks.rank, "bytes": bytes([ranks.rank]) * (5 + 1_000_003 * ranks.rank)}
     with ranks.scope():
         variables = [tf.Variable(tf.fill([2, 3], 1.0)), tf.Variable(7, dtype=tf.int64)]
     ranks.run(lambda: [v.assign(v + 10 * tf.cast(ranks.rank + 1, v.dtype)) for v in variables])
     if len(ranks.local_replicas) > 1:  # replicas of one process may differ, too
         variables[0].values[1].assign(tf.fill([2, 3], 5.0))
-    different = copies(variables)
+    before = copies(variables)
     ranks.broadcast(variables)
 
-    def look_and_leave_a_trace():
-        seen = sorted(path.name for path in directory.glob("trace*"))
+    def list_and_add_traces():
+        names = sorted(path.name for path in directory.glob("trace*"))
         (directory / f"trace{ranks.rank}").touch()
-        return seen
+        return names
 
     with ranks.raise_on_any_rank():
         pass
-    problem = None
+    error_of_rank = None
     try:
         with ranks.raise_on_any_rank():
             if ranks.rank == 1:
                 raise UserError("--batch_size=0 is none")
     except UserError as error:
-        problem = (type(error).__name__, str(error))
+        error_of_rank = (type(error).__name__, str(error))
     return {
-        "gathered": ranks.gather(mine),
+        "gathered": ranks.gather(message),
         "gathered_texts": ranks.gather({"blue": "\N{WHALE}", "b": [1.5]} if ranks.rank else None),
-        "broadcast_object": ranks.broadcast_object(mine["rank"]),
-        "before_broadcast": different,
+        "broadcast_object": ranks.broadcast_object(message["rank"]),
+        "before_broadcast": before,
         "after_broadcast": copies(variables),
         "no_variables": ranks.mean_over_replicas([]),
-        "first_on_host": ranks.first_on_host(look_and_leave_a_trace),
-        "problem": problem,
+        "first_on_host": ranks.first_on_host(list_and_add_traces),
+        "error": error_of_rank,
         "caught_signals": re.search(r"SigCgt:\t(\w+)", pathlib.Path("/proc/self/status").read_text())[1],
-        "who": (ranks.rank, ranks.local_rank, ranks.world_size, ranks.num_replicas, *ranks.local_replicas),
+        "place": (ranks.rank, ranks.local_rank, ranks.world_size, ranks.num_replicas, *ranks.local_replicas),
         "strategy": ranks.strategy,
     }
 
@@ -174,11 +174,11 @@ def run_messages(ranks, directory):
 def run_compression(ranks):
     """Averages gradients of two ranks, at full precision and as float16."""
     gradients = [tf.fill((2, 3), (ranks.rank + 2) / 3), tf.constant([ranks.rank, -1.0, 1e-3])]
-    squeezed = HorovodRanks("fp16").average_gradients(gradients)
+    compressed = HorovodRanks("fp16").average_gradients(gradients)
     return {
-        "full": [value.numpy() for value in ranks.average_gradients(gradients)],
-        "squeezed": [value.numpy() for value in squeezed],
-        "dtypes": [value.dtype.name for value in squeezed],
+        "plain": [value.numpy() for value in ranks.average_gradients(gradients)],
+        "compressed": [value.numpy() for value in compressed],
+        "dtypes": [value.dtype.name for value in compressed],
     }
 
 
@@ -200,7 +200,7 @@ def main(strategy, directory):
     directory = pathlib.Path(directory)
     results = run(strategy, directory)
     data = msgspec.msgpack.encode(results, enc_hook=np.ndarray.tolist)
-    (directory / f"{results['messages']['who'][0]}.msgpack").write_bytes(data)
+    (directory / f"{results['messages']['place'][0]}.msgpack").write_bytes(data)
 
 
 if __name__ == "__main__":
