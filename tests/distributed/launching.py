@@ -79,15 +79,16 @@ class Job(subprocess.Popen):
         super().__init__(list(map(str, command)), env=env, cwd=cwd, start_new_session=True, **streams)
 
     def output(self) -> tuple[str, str]:
+        """Returns stdout and stderr so far."""
         sizes = [os.fstat(file.fileno()).st_size for file in self._outputs]
-        read = [os.pread(file.fileno(), size, 0) for file, size in zip(self._outputs, sizes, strict=True)]
-        return read[0].decode(errors="replace"), read[1].decode(errors="replace")
+        contents = [os.pread(file.fileno(), size, 0) for file, size in zip(self._outputs, sizes, strict=True)]
+        return contents[0].decode(errors="replace"), contents[1].decode(errors="replace")
 
     def wait_for(self, text: str, times: int = 1, timeout: float = 120) -> None:
         deadline = time.monotonic() + timeout
         while self.output()[0].count(text) < times:
             if self.poll() is not None or time.monotonic() > deadline:
-                raise AssertionError(f"{text!r} was not printed {times} times: {self._last_words()}")
+                raise AssertionError(f"{text!r} was not printed {times} times: {self._last_output()}")
             time.sleep(0.05)
 
     def finish(self, timeout: float) -> Result:
@@ -95,27 +96,27 @@ class Job(subprocess.Popen):
         try:
             self.wait(timeout)
         except subprocess.TimeoutExpired:
-            raise AssertionError(f"not done after {timeout:g} s: {self._last_words()}") from None
+            raise AssertionError(f"not done after {timeout:g} s: {self._last_output()}") from None
         finally:
             self.kill_all()
         return Result(self.returncode, *self.output())
 
     def processes(self) -> list[psutil.Process]:
-        every = psutil.process_iter(["environ"])
-        return [process for process in every if (process.info["environ"] or {}).get(MARK) == self.mark]
+        processes = psutil.process_iter(["environ"])
+        return [process for process in processes if (process.info["environ"] or {}).get(MARK) == self.mark]
 
     def kill_all(self) -> None:
         """Kills horovodrun first, so that it does not report that ranks died."""
         if self.poll() is None:
             self.kill()
             self.wait()
-        while left := self.processes():
-            for process in left:
+        while processes := self.processes():
+            for process in processes:
                 with contextlib.suppress(psutil.NoSuchProcess):
                     process.kill()
-            psutil.wait_procs(left, timeout=5)
+            psutil.wait_procs(processes, timeout=5)
 
-    def _last_words(self) -> str:
+    def _last_output(self) -> str:
         return f"{self.args}\n{''.join(self.output())[-5000:]}"
 
     def __exit__(self, *error: object) -> None:

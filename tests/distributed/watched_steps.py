@@ -1,4 +1,4 @@
-"""Runs one of two ranks, which take steps with a watchdog. Rank 1 misbehaves in the seventh step.
+"""Runs one of two ranks, which take steps with a watchdog. Rank 1 fails in the seventh step.
 
 horovodrun -np 2 python tests/distributed/watched_steps.py kill|stop|sleep|missing horovod STEP_TIMEOUT
 """
@@ -26,18 +26,20 @@ def main(act: str, strategy: str, step_timeout: str) -> None:
         tf_distribute.START_SECONDS = 2.0
     tf_distribute.HEARTBEAT_SECONDS = 5.0
     ranks = start(strategy)
-    step_of_all = tf.function(lambda x: ranks.run(lambda y: ranks.mean({"x": y})["x"], x), jit_compile=False)
+    collective_step = tf.function(
+        lambda x: ranks.run(lambda y: ranks.mean({"x": y})["x"], x), jit_compile=False
+    )
     with Watchdog(ranks, step_timeout=float(step_timeout)) as watchdog:
         watchdog.beat("compiling", at_least=60)
-        step_of_all(tf.constant(1.0))
+        collective_step(tf.constant(1.0))
         for step in range(7):
             watchdog.beat("training", epoch=1, step=step)
             if step == 6 and ranks.rank == 1:
-                print("MARKER", time.time(), file=sys.stderr, flush=True)
+                print("FAILURE", time.time(), file=sys.stderr, flush=True)
                 if act == "sleep":
                     endless()
                 os.kill(os.getpid(), signal.SIGKILL if act == "kill" else signal.SIGSTOP)
-            step_of_all(tf.constant(1.0))
+            collective_step(tf.constant(1.0))
 
 
 signal.signal(signal.SIGTERM, lambda *_: None)  # like the apps, which save a checkpoint first
