@@ -33,7 +33,7 @@ PUBLISHED = {
 
 
 @pytest.mark.parametrize("name", MODEL_NAMES)
-def test_model_has_the_published_numbers(name):
+def test_yolov4_config_has_the_published_numbers(name):
     expected = EVERY_MODEL | PUBLISHED[name]
     config = get_config(name)
     assert {field: getattr(config, field) for field in expected} == expected
@@ -75,6 +75,7 @@ def test_loader_and_detection_fields_are_those_of_their_sections():
         ({"jitter": 0.5}, "jitter below 0.5"),
         ({"mosaic_tiles": "new"}, r"mosaic_tiles.*expected one of batch"),
     ],
+    ids=lambda value: "_".join(value) if isinstance(value, dict) else None,
 )
 def test_config_value_outside_its_range_is_refused(change, message):
     with pytest.raises(ValueError, match=message):

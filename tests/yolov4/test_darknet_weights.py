@@ -186,7 +186,7 @@ def test_damaged_weights_file_is_refused(nano, tmp_path, name):
     assert message in message_of_refusal(nano.model, tmp_path / "damaged.weights")
 
 
-@pytest.mark.parametrize("missing_bytes", [1, 4 * 255])
+@pytest.mark.parametrize("missing_bytes", [1, 4 * 255], ids=["1 byte", "255 floats"])
 def test_truncated_weights_file_is_refused_with_both_lengths(tiny, tmp_path, missing_bytes):
     (tmp_path / "cut.weights").write_bytes(tiny.file.read_bytes()[:-missing_bytes])
     message = message_of_refusal(tiny.model, tmp_path / "cut.weights")
@@ -206,7 +206,7 @@ def command(*arguments):
     module.convert(module.Args(**values))
 
 
-def test_command_converts_from_darknet_and_back(tiny, tmp_path, capsys):
+def test_darknet_command_converts_from_darknet_and_back(tiny, tmp_path, capsys):
     ours, darknets = tmp_path / "tiny.weights.h5", tmp_path / "back.weights"
     command(f"--weights={tiny.file}", "--model_name=yolov4-tiny", "--image_size=64x96", f"--output={ours}")
     assert "21 convolutions, 80 classes (person, ...)" in capsys.readouterr().out
@@ -224,7 +224,7 @@ def test_command_converts_from_darknet_and_back(tiny, tmp_path, capsys):
     assert len(opencv.getUnconnectedOutLayersNames()) == 2
 
 
-def test_command_reads_class_names_from_the_names_file_next_to_the_weights(nano, tmp_path):
+def test_darknet_command_reads_class_names_from_the_names_file_next_to_the_weights(nano, tmp_path):
     (tmp_path / "mine.weights").write_bytes(nano.file.read_bytes())
     for names in (("1", "2", "3"), ("cell", "platelet", "white cell")):
         output = f"{tmp_path}/{names[0]}.weights.h5"
@@ -233,7 +233,7 @@ def test_command_reads_class_names_from_the_names_file_next_to_the_weights(nano,
         (tmp_path / "mine.names").write_text("cell\nplatelet\n\nwhite cell\n")
 
 
-def test_command_refuses_wrong_flags_and_existing_outputs(nano, partial, tmp_path):
+def test_darknet_command_refuses_wrong_flags_and_existing_outputs(nano, partial, tmp_path):
     (tmp_path / "there.weights.h5").write_bytes(b"")
     (tmp_path / "there.cfg").write_bytes(b"")
     weights, name = f"--weights={nano.file}", "--model_name=yolov4-nano"

@@ -21,14 +21,18 @@ def write_boxes(path, sizes, image_size=(480, 640)):
     return str(path)
 
 
-@pytest.mark.parametrize(("keep_aspect", "expected"), [(False, (50, 50)), (True, (50, 40))])
+@pytest.mark.parametrize(
+    ("keep_aspect", "expected"),
+    [(False, (50, 50)), (True, (50, 40))],
+    ids=["stretched", "letterboxed"],
+)
 def test_box_sizes_are_in_pixels_of_the_network_input(tmp_path, keep_aspect, expected):
     path = write_boxes(tmp_path / "a.json", [(100, 80), (0, 9)], (512, 640))
     sizes = box_sizes(load_coco(path, None), (320, 320), keep_aspect)
     np.testing.assert_allclose(sizes, [expected], rtol=1e-6)
 
 
-def test_command_prints_hparams_with_better_anchors(tmp_path, capsys):
+def test_fit_anchors_command_prints_hparams_with_better_anchors(tmp_path, capsys):
     random = np.random.default_rng(2)
     path = write_boxes(tmp_path / "a.json", random.uniform(8, 300, (60, 2)).tolist())
     text = suggest(annotations=path, model_name="yolov4-tiny", image_size="320x416")
@@ -50,15 +54,15 @@ BAD_INPUT = [
 ]
 
 
-@pytest.mark.parametrize(("options", "message"), BAD_INPUT)
-def test_bad_input_is_reported(tmp_path, options, message):
+@pytest.mark.parametrize(("options", "message"), BAD_INPUT, ids=["no file", "few sizes", "image size"])
+def test_fit_anchors_command_reports_bad_input(tmp_path, options, message):
     sizes = options.pop("sizes", None)
     if sizes:
         options["annotations"] = write_boxes(tmp_path / "a.json", sizes)
     assert re.search(message, refusal(suggest, **options))
 
 
-def test_command_prints_no_hparams_if_the_model_anchors_fit(tmp_path, capsys):
+def test_fit_anchors_command_prints_no_hparams_if_the_model_anchors_fit(tmp_path, capsys):
     random = np.random.default_rng(3)
     anchors = np.array(get_config("yolov4").anchor_sizes)
     sizes = np.concatenate([anchors * random.uniform(0.9, 1.1, anchors.shape) for _ in range(20)])

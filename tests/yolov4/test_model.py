@@ -65,7 +65,7 @@ def word(layer, config):
 
 
 @pytest.mark.parametrize("name", list(DARKNET))
-def test_layers_equal_the_public_cfg(name):
+def test_network_layers_equal_the_public_cfg(name):
     expected = DARKNET[name].split()
     for index, text in enumerate(expected):  # in r85, r54 and r-1,23, layer numbers are absolute
         if text[0] == "r" and not text.endswith("h"):

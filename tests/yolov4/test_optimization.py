@@ -58,7 +58,7 @@ def test_accumulated_batches_have_the_rate_of_their_update():
         assert rates == {float(plain(update))}
 
 
-@pytest.mark.parametrize("epochs", [1, 3])
+@pytest.mark.parametrize("epochs", [1, 3], ids=["1 epoch", "3 epochs"])
 def test_learning_rates_of_the_shortest_runs_are_finite_and_not_negative(epochs):
     for changes in ({}, {"lr_schedule": "cosine"}, {"burn_in_steps": 0}, {"burn_in_power": 0.0}):
         config = dataclasses.replace(CONFIG, epochs=epochs, **changes)

@@ -45,7 +45,11 @@ def test_dataset_has_the_outputs_of_the_graph_by_name(rectangles, training):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize(("training", "tiles"), [(False, "batch"), (True, "batch"), (True, "fresh")])
+@pytest.mark.parametrize(
+    ("training", "tiles"),
+    [(False, "batch"), (True, "batch"), (True, "fresh")],
+    ids=["evaluation", "training", "training with fresh mosaics"],
+)
 def test_gpu_graph_equals_cpu_graph(rectangles, training, tiles):
     changes = AUGMENTATIONS | MIXING | {"multi_scale": 1.4, "letterbox": True, "mosaic_tiles": tiles}
     config = dataclasses.replace(PLAIN, **changes)

@@ -67,7 +67,7 @@ def detect_numpy(heads, config, image):
 
 
 @pytest.mark.parametrize(
-    ("model_name", "image_size"), zip(MODEL_NAMES, [(64, 64), (96, 160), (192, 32)], strict=True)
+    ("model_name", "image_size"), zip(MODEL_NAMES, [(64, 64), (96, 160), (192, 32)], strict=True), ids=str
 )
 def test_decoded_boxes_and_scores_equal_darknet(model_name, image_size):
     config = dataclasses.replace(get_config(model_name), image_size=image_size)
@@ -91,7 +91,7 @@ def test_decoded_side_is_at_most_e_to_the_10_times_the_anchor():
     np.testing.assert_allclose(box[2:] - box[:2], expected, rtol=1e-5)
 
 
-@pytest.mark.parametrize("image_size", [(160, 96), (96, 128), (100, 160), (192, 320)])
+@pytest.mark.parametrize("image_size", [(160, 96), (96, 128), (100, 160), (192, 320)], ids=str)
 def test_heads_of_another_image_size_are_refused(image_size):
     with pytest.raises(ValueError, match=rf"image_size=\({image_size[0]}, {image_size[1]}\)"):
         decode_heads(random_heads(), "yolov4", image_size)

@@ -48,8 +48,9 @@ def canvases(drawn) -> Canvases:
         ((1, 3, 0, 2), (25, 33)),
         ((2, 0, 1, 3), (37, 20)),
     ],
+    ids=str,
 )
-def test_mosaic_equals_darknet(drawn, canvases, tiles, cut):
+def test_tf_mosaic_equals_darknet(drawn, canvases, tiles, cut):
     mixed = Mixed(
         *(part.numpy() for part in tf_mosaic.mosaic(canvases, tf.constant(tiles), tf.constant(cut)))
     )

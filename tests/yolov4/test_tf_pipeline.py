@@ -28,7 +28,7 @@ from yolov4.pipeline import FILL
 ODD_SIZES = [(1, 1), (1, 700), (700, 1), (2, 2), (3, 1), (2, 5), (4001, 3072)]
 
 
-@pytest.mark.parametrize("keep_aspect", [True, False])
+@pytest.mark.parametrize("keep_aspect", [True, False], ids=["letterboxed", "stretched"])
 def test_jittered_crop_equals_darknet(keep_aspect):
     random = np.random.default_rng(0)
     differences = 0
@@ -48,7 +48,7 @@ def test_jittered_crop_equals_darknet(keep_aspect):
     assert differences <= (2 if keep_aspect else 0)  # float32 rounds some halves differently
 
 
-@pytest.mark.parametrize(("draw", "flips"), [(0.29, True), (0.3, False)])
+@pytest.mark.parametrize(("draw", "flips"), [(0.29, True), (0.3, False)], ids=["below", "at"])
 def test_flip_mirrors_pixels_boxes_and_place_below_its_probability(draw, flips):
     image = np.random.default_rng(0).integers(0, 256, (5, 8, 3), np.uint8)
     boxes = np.array([[1, 1, 3, 4.5], [0, 0, 8, 5]], np.float32)
@@ -60,8 +60,11 @@ def test_flip_mirrors_pixels_boxes_and_place_below_its_probability(draw, flips):
     assert new_place.numpy().tolist() == [1, 2 if flips else 1, 4, 5]
 
 
-@pytest.mark.parametrize("hue", [-36.0, 0.0, 25.0])
-@pytest.mark.parametrize(("saturation", "value"), [(1.0, 1.0), (1.4, 1 / 1.3), (1 / 1.5, 1.5)])
+@pytest.mark.parametrize(
+    ("hue", "saturation", "value"),
+    [(0.0, 1.0, 1.0), (-36.0, 1.4, 1 / 1.3), (25.0, 1 / 1.5, 1.5)],
+    ids=["unchanged", "more saturated and darker", "less saturated and brighter"],
+)
 def test_random_hsv_equals_opencv(hue, saturation, value):
     """A factor f becomes 1 / f if its second random number is at least 1/2."""
     image = np.random.default_rng(0).integers(0, 256, (40, 60, 3), np.uint8)
@@ -125,14 +128,16 @@ def test_boxes_enclose_their_pixels_after_augmentation(rectangles, mosaic_prob):
 
 
 @pytest.mark.parametrize(("field", "value"), [("hue", 36.0), ("saturation", 1.5), ("exposure", 1.5)])
-def test_each_colour_field_changes_only_its_component(tmp_path, field, value):
-    """The left half is grey, so it has no hue and no saturation."""
-    image = np.full((*INPUT, 3), 100, np.uint8)
+def test_each_colour_field_changes_only_its_component_and_no_padding(tmp_path, field, value):
+    """The left half is grey, so it has no hue and no saturation. Above and below is padding."""
+    image = np.full((64, 192, 3), 100, np.uint8)
     image[:, 96:] = 130, 90, 50
     source = write_coco(tmp_path, [(i, image, [(0, (9, 9, 30, 30))]) for i in range(1, 9)])
-    config = dataclasses.replace(PLAIN, **{field: value})
+    config = dataclasses.replace(PLAIN, letterbox=True, **{field: value})
     (batch,) = read_batches(source, "tensorflow", config, batch_size=8)
-    grey, color = batch["images"][:, 40, 40] * 255, batch["images"][:, 40, 150] * 255
+    images = batch["images"] * 255  # (8, 128, 192, 3)
+    np.testing.assert_allclose(images[:, [0, 31, 96, 127]], FILL, atol=1e-4)
+    grey, color = images[:, 64, 40], images[:, 64, 150]
     chroma = np.ptp(color, axis=1) / 80
     assert (np.ptp(grey, axis=1) < 1).all()
     assert (abs(grey - 100).max() > 10) == (field == "exposure")
@@ -140,7 +145,7 @@ def test_each_colour_field_changes_only_its_component(tmp_path, field, value):
     assert chroma.min() > 0.6 and chroma.max() < 1.6
 
 
-def test_evaluation_batches_are_not_augmented(rectangles):
+def test_tf_data_evaluation_batches_are_not_augmented(rectangles):
     plain = dataclasses.replace(PLAIN, letterbox=True)
     augmented = dataclasses.replace(plain, **AUGMENTATIONS, mosaic_prob=1.0, multi_scale=1.5)
     assert_batches_equal(

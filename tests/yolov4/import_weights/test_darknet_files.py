@@ -52,6 +52,7 @@ def test_other_names_get_category_ids_from_1(tmp_path):
 @pytest.mark.parametrize(
     ("content", "message"),
     [(b"a\nb\n", "has 2 class names, but "), (b"a\nb\na\n", "same name 'a'"), (b"a\n\xff\nb\n", "decode")],
+    ids=["too few", "same name twice", "not UTF-8"],
 )
 def test_bad_names_file_is_refused(tmp_path, content, message):
     (tmp_path / "my.names").write_bytes(content)
