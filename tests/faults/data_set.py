@@ -1,15 +1,7 @@
-"""A small valid data set, and the class of the faults that damage it.
+"""A small valid data set that a test damages."""
 
-image_faults.py, json_faults.py and record_faults.py list the faults. A function with the decorator
-`@fault(kind)` puts one fault into a `DataSet` or `RecordSet`, and returns the texts that the report must
-contain. None stands for `data.damaged_name`.
-"""
-
-import dataclasses
 import json
 import pathlib
-import zlib
-from collections.abc import Callable
 
 import numpy as np
 import PIL.Image
@@ -19,13 +11,11 @@ LFS_POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a21461
 
 
 class DataSet:
-    """Six images with boxes. A fault damages one image or one annotation.
+    """Six images with two boxes each.
 
     Attributes:
         document: content of the json.
-        content: bytes of the damaged json file. None: `document` is written.
-        image, annotation: the entries of the json that a fault damages.
-        options: options of the check, for example `decode`.
+        image, annotation: the entries of the json that a test damages.
     """
 
     def __init__(self, directory: pathlib.Path, seed: int):
@@ -33,8 +23,6 @@ class DataSet:
         self.images_dir = directory / "images"
         self.json_path = directory / "instances.json"
         self.random = np.random.default_rng(seed)
-        self.content: bytes | None = None
-        self.options: dict = {}
         self.images_dir.mkdir(parents=True)
         images, annotations = [], []
         for i in range(6):
@@ -57,44 +45,5 @@ class DataSet:
         """The damaged image."""
         return self.images_dir / self.image["file_name"]
 
-    @property
-    def damaged_name(self) -> str:
-        """The name of the damaged image in a report."""
-        return f"image {self.image['id']} ('{self.image['file_name']}')"
-
     def write(self) -> None:
-        """Writes the json, if no fault has put something else at its path."""
-        if not self.json_path.exists() and not self.json_path.is_symlink():
-            document = json.dumps(self.document).encode()
-            self.json_path.write_bytes(document if self.content is None else self.content)
-
-
-@dataclasses.dataclass(frozen=True)
-class Fault:
-    """`kind` is the kind in the report. `damage` damages the data."""
-
-    name: str
-    kind: str
-    damage: Callable[..., list[str] | None]
-
-    @property
-    def seed(self) -> int:
-        return zlib.crc32(self.name.encode())
-
-    def apply(self, data) -> list[str]:
-        """Damages the data; returns the texts that the report must contain."""
-        texts = self.damage(data)
-        return [data.damaged_name] if texts is None else texts
-
-
-def registry(faults: list[Fault]):
-    """Returns the decorator `@fault(kind)`, which appends a fault to the list."""
-
-    def fault(kind: str, name: str | None = None):
-        def register(damage: Callable):
-            faults.append(Fault(name or damage.__name__, kind, damage))
-            return damage
-
-        return register
-
-    return fault
+        self.json_path.write_text(json.dumps(self.document))

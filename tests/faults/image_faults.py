@@ -1,39 +1,63 @@
-"""Faults in image files, each with its kind."""
+"""Faults in image files, each with the kind in the report."""
 
 import io
 import os
 import struct
 from collections.abc import Callable
+from typing import NamedTuple
 
 import numpy as np
 import PIL.Image
 
+from common.data.check.images import ImagePolicy
 from tests.common.image_variants import chunk, early_end, pillow
-from tests.faults.data_set import LFS_POINTER, Fault, registry
+from tests.faults.data_set import LFS_POINTER, DataSet
+
+
+class Fault(NamedTuple):
+    """`damage` damages an image of a data set. `text` is in the report, after the image's name."""
+
+    name: str
+    kind: str
+    damage: Callable[[DataSet], None]
+    text: str
+
+    @property
+    def policy(self) -> ImagePolicy:
+        return ImagePolicy(decode=self.kind == "image-damaged")
+
 
 FAULTS: list[Fault] = []
-fault = registry(FAULTS)
-AVIF = b"\0\0\0\x20ftypavif\0\0\0\0avifmif1" + bytes(500)
 
 
-def file_fault(name: str, kind: str, change: Callable[[bytes], bytes], *texts: str) -> None:
+def fault(kind: str, text: str = ""):
+    """A decorator that adds the function to FAULTS."""
+
+    def register(damage: Callable[[DataSet], None]):
+        FAULTS.append(Fault(damage.__name__, kind, damage, text))
+        return damage
+
+    return register
+
+
+def file_fault(name: str, kind: str, change: Callable[[bytes], bytes], text: str = "") -> None:
     """Adds a fault that changes the bytes of the image by `change`."""
 
-    @fault(kind, name)
-    def damage(data):
+    def damage(data: DataSet) -> None:
         data.file.write_bytes(change(data.file.read_bytes()))
-        data.options["decode"] = kind == "image-damaged"
-        return [data.damaged_name, *texts]
+
+    FAULTS.append(Fault(name, kind, damage, text))
 
 
 def to_png(jpeg: bytes) -> bytes:
     return pillow("PNG", np.asarray(PIL.Image.open(io.BytesIO(jpeg))))
 
 
+AVIF = b"\0\0\0\x20ftypavif\0\0\0\0avifmif1" + bytes(500)
 file_fault("empty_file", "image-empty", lambda jpeg: b"")
 file_fault("text_file", "not-an-image", lambda jpeg: b"404: not found\n" * 20, "begins with b'404: not")
 file_fault("avif", "unsupported-format", lambda jpeg: AVIF, "AVIF")
-file_fault("lfs_pointer_as_image", "image-lfs-pointer", lambda jpeg: LFS_POINTER)
+file_fault("lfs_pointer", "image-lfs-pointer", lambda jpeg: LFS_POINTER)
 file_fault("png_named_jpg", "wrong-extension", to_png, "PNG")
 file_fault("truncated_jpeg", "image-truncated", lambda jpeg: jpeg[: len(jpeg) * 2 // 3])
 file_fault("damaged_scan", "image-damaged", early_end)
@@ -44,32 +68,29 @@ def missing_file(data):
     data.file.unlink()
 
 
-@fault("image-not-a-file")
-def pipe_as_image(data):
+@fault("image-not-a-file", "a pipe")
+def pipe(data):
     data.file.unlink()
     os.mkfifo(data.file)
-    return [data.damaged_name, "a pipe"]
 
 
-@fault("image-size-differs")
+@fault("image-size-differs", "the annotations have 1234 x ")
 def wrong_width_in_json(data):
-    data.image["width"] += 1
-    return [data.damaged_name, f"the annotations have {data.image['width']} x {data.image['height']}"]
+    data.image["width"] = 1234
 
 
-@fault("exif-turn")
+@fault("exif-turn", "has EXIF orientation 6")
 def exif_turn_with_stored_size_in_json(data):
     exif = PIL.Image.Exif()
     exif[0x0112] = 6
     PIL.Image.open(data.file).save(data.file, exif=exif)
-    return [data.damaged_name, "has EXIF orientation 6"]
 
 
 @fault("image-turned")
 def exif_turn_with_turned_size_in_json(data):
-    data.image = data.document["images"][1]
     exif_turn_with_stored_size_in_json(data)
-    data.image |= {"width": 67, "height": 48}
+    width, height = data.image["width"], data.image["height"]
+    data.image |= {"width": height, "height": width}
 
 
 @fault("image-12-bit")
@@ -85,29 +106,7 @@ def path_above_images_directory(data):
     data.image["file_name"] = "../images/../../secret.jpg"
 
 
-@fault("image-too-large")
+@fault("image-too-large", "20000 x 15000 pixels are 300 megapixels, the limit is 100")
 def decompression_bomb(data):
     header = chunk(b"IHDR", struct.pack(">IIBBBBB", 20_000, 15_000, 1, 0, 0, 0, 0))
     data.file.write_bytes(b"\x89PNG\r\n\x1a\n" + header + chunk(b"IDAT", b"") + chunk(b"IEND", b""))
-    return [data.damaged_name, "20000 x 15000 pixels are 300 megapixels, the limit is 100"]
-
-
-@fault("no-image-directory")
-def missing_image_directory(data):
-    data.images_dir.rename(data.directory / "pictures")
-    return [str(data.images_dir)]
-
-
-@fault("no-images")
-def only_empty_images_to_skip(data):
-    for file in data.images_dir.iterdir():
-        file.write_bytes(b"")
-    data.options["on_bad_image"] = "skip"
-    return ["all 6 images are skipped"]
-
-
-@fault("repeated-file")
-def two_images_with_one_file(data):
-    first, second = data.document["images"][:2]
-    second |= first | {"id": second["id"]}
-    return ["file '000.jpg' is given 2 times: image 11 ('000.jpg'), image 18 ('000.jpg')"]
