@@ -49,8 +49,7 @@ def random_batch(config, num_classes=3):
     return ([level[0] for level in levels], [level[2] for level in levels], targets, config), levels
 
 
-@pytest.mark.parametrize("smoothing", [0.0, 0.1])
-@pytest.mark.parametrize("gamma", [1.5, 2.0])
+@pytest.mark.parametrize(("gamma", "smoothing"), [(1.5, 0.0), (2.0, 0.1)])
 def test_focal_loss_equals_the_formula_of_the_paper(gamma, smoothing):
     logits, classes, _, _ = random_level(np.random.default_rng(0))
     loss = losses.focal_loss(logits, classes, alpha=0.25, gamma=gamma, label_smoothing=smoothing)

@@ -30,18 +30,16 @@ def random_outputs(batch_size=2, seed=0):
     return logits, rng.normal(0, 0.3, (batch_size, ANCHORS.num_anchors, 4)).astype(np.float32)
 
 
-def per_level(flat):
-    """Splits (B, A, n) into a tensor for each level, (B, h, w, 9 n)."""
-    levels, start = [], 0
+def to_levels(*arrays):
+    """Splits each array (B, A, n) into a list with a tensor for each level, (B, h, w, 9 n)."""
+    levels = [[] for _ in arrays]
+    start = 0
     for height, width in ANCHORS.feature_sizes:
-        size = height * width * 9
-        levels.append(flat[:, start : start + size].reshape(-1, height, width, 9 * flat.shape[2]))
-        start += size
+        end = start + height * width * 9
+        for array, tensors in zip(arrays, levels, strict=True):
+            tensors.append(array[:, start:end].reshape(-1, height, width, 9 * array.shape[2]))
+        start = end
     return levels
-
-
-def detect_flat(logits, deltas, config):
-    return detect((per_level(logits), per_level(deltas)), config)
 
 
 def sigmoid(logits):
@@ -58,12 +56,13 @@ def decode_numpy(deltas):
     return boxes_px / [192, 128, 192, 128]
 
 
-@pytest.mark.parametrize("count", [37, 30_000])
-def test_candidates_equal_a_stable_top_k_over_all_anchors_and_classes(count):
-    logits, deltas = random_outputs()
+@pytest.mark.parametrize(("count", "dtype"), [(37, np.float32), (30_000, np.float16)])
+def test_candidates_equal_a_stable_top_k_over_all_anchors_and_classes(count, dtype):
+    logits, deltas = (array.astype(dtype) for array in random_outputs())
     logits = np.round(logits)  # about ten different values remain, so most scores occur many times
     config = dataclasses.replace(CONFIG, nms_candidates=count)
-    boxes, scores, classes = candidates((per_level(logits), per_level(deltas)), config)
+    boxes, scores, classes = candidates(to_levels(logits, deltas), config)
+    assert boxes.dtype == scores.dtype == np.float32
     for i in range(len(logits)):
         flat = logits[i].ravel()
         top = np.argsort(-flat, kind="stable")[:count]
@@ -78,7 +77,7 @@ def test_detections_are_the_candidates_after_suppression(method):
     config = dataclasses.replace(
         CONFIG, nms_candidates=700, nms_method=method, nms_iou=0.4, nms_sigma=0.3, **limits
     )
-    outputs = [per_level(flat) for flat in random_outputs()]
+    outputs = to_levels(*random_outputs())
     options = {"num_classes": CLASSES, "method": method, "iou_threshold": 0.4, "sigma": 0.3}
     expected = nms.suppress(*candidates(outputs, config), **options, **limits)
     detections = detect(outputs, config)
@@ -89,7 +88,7 @@ def test_detections_are_the_candidates_after_suppression(method):
 
 def test_decode_all_returns_boxes_and_scores_of_every_anchor():
     logits, deltas = random_outputs()
-    boxes, scores = decode_all((per_level(np.float16(logits)), per_level(deltas)), CONFIG)
+    boxes, scores = decode_all(to_levels(np.float16(logits), deltas), CONFIG)
     assert scores.dtype == np.float32
     np.testing.assert_allclose(scores, sigmoid(np.float16(logits)), rtol=1e-5)
     for image_boxes, image_deltas in zip(boxes, deltas, strict=True):
@@ -108,19 +107,11 @@ def test_outputs_that_are_not_finite_are_no_detections_and_change_no_others():
     deltas[0, bad[3::5], 1] = np.nan
     deltas[0, bad[4::5], 2] = 1000
     config = dataclasses.replace(CONFIG, nms_candidates=ANCHORS.num_anchors * CLASSES)
-    detections = detect_flat(logits, deltas, config)
-    expected = detect_flat(logits_without_bad, finite_deltas, config)
+    detections = detect(to_levels(logits, deltas), config)
+    expected = detect(to_levels(logits_without_bad, finite_deltas), config)
     for actual, field in zip(detections, expected, strict=True):
         np.testing.assert_array_equal(actual, field)
-    assert detect_flat(logits * np.nan, deltas * np.nan, config).count == [0]
-
-
-def test_half_precision_outputs_are_converted_to_float32_first():
-    logits, deltas = (array.astype(np.float16) for array in random_outputs())
-    half = detect_flat(logits, deltas, CONFIG)
-    single = detect_flat(logits.astype(np.float32), deltas.astype(np.float32), CONFIG)
-    for actual, expected in zip(half, single, strict=True):
-        np.testing.assert_array_equal(actual, expected)
+    assert detect(to_levels(logits * np.nan, deltas * np.nan), config).count == [0]
 
 
 def test_graph_without_a_batch_size_detects_for_each_image_alone():
@@ -128,8 +119,8 @@ def test_graph_without_a_batch_size_detects_for_each_image_alone():
     specs = [[tf.TensorSpec((*shape[:3], 9 * n), tf.float32) for shape in shapes] for n in (CLASSES, 4)]
     compiled = tf.function(lambda *outputs: detect(outputs, CONFIG), input_signature=specs)
     logits, deltas = random_outputs()
-    of_two = compiled(per_level(logits), per_level(deltas))
+    of_two = compiled(*to_levels(logits, deltas))
     assert of_two.boxes.shape == (2, 100, 4)
-    of_second = compiled(per_level(logits[1:]), per_level(deltas[1:]))
+    of_second = compiled(*to_levels(logits[1:], deltas[1:]))
     for actual, expected in zip(of_two, of_second, strict=True):
         np.testing.assert_array_equal(actual[1], expected[0])
