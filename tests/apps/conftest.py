@@ -113,7 +113,7 @@ APPS = {
 
 
 # For features of common/, one app is enough.
-either_app = pytest.mark.parametrize("app", list(APPS)[-1:], indirect=True, scope="session")
+one_app = pytest.mark.parametrize("app", list(APPS)[-1:], indirect=True, scope="session")
 
 
 def slow_for(*names: str) -> pytest.MarkDecorator:

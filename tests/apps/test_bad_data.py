@@ -5,7 +5,7 @@ import sys
 import pytest
 
 from common.data.check.issues import DataError
-from tests.apps.conftest import coco_flags, either_app, slow_for
+from tests.apps.conftest import coco_flags, one_app, slow_for
 from tests.conftest import ROOT
 from tests.faults.data_set import DataSet
 from tests.refusal import refusal
@@ -30,7 +30,7 @@ def with_bad_images(faulty) -> DataSet:
     return faulty
 
 
-@either_app
+@one_app
 def test_training_can_skip_images(with_bad_images, tiny_train, tmp_path, capsys):
     flags = ["--on_bad_image=skip", "--epochs=1", "--steps_per_epoch=1"]
     tiny_train(with_bad_images.directory, tmp_path / "run", *flags)
@@ -40,7 +40,7 @@ def test_training_can_skip_images(with_bad_images, tiny_train, tmp_path, capsys)
     assert (tmp_path / "run" / "metrics.json").exists()
 
 
-@either_app
+@one_app
 def test_limits_of_the_data(drawn, tiny_train, tmp_path):
     flag = "--max_megapixels=0.005"
     assert "--max_megapixels" in refusal(tiny_train, drawn, tmp_path / "run", flag, error=DataError)

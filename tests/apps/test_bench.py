@@ -14,7 +14,7 @@ from absl import flags
 
 from common import args as shared_flags
 from common.data.open import open_source
-from tests.apps.conftest import APPS, coco_flags, either_app
+from tests.apps.conftest import APPS, coco_flags, one_app
 from tests.refusal import refusal
 from tests.small_apps import eagerly
 from tools.benchmark import measuring, options, report, stages, worker
@@ -173,7 +173,7 @@ def test_the_last_cut_is_what_training_gets(app, bench, drawn):
     np.testing.assert_array_equal(images, expected[0])
 
 
-@either_app
+@one_app
 def test_flags_that_cannot_be(bench, drawn):
     data = coco_flags(drawn, "train")
     for arguments, message in (
@@ -191,7 +191,7 @@ def test_flags_that_cannot_be(bench, drawn):
         assert message in refusal(measuring.measure, bench, parse(bench, *arguments))
 
 
-@either_app
+@one_app
 def test_nothing_that_works_is_an_error(bench, capsys):
     a = parse(bench, "--what=", "--baseline=a=/no/such/program", "--rounds=1")
     assert "nothing could be measured" in refusal(measuring.measure, bench, a)

@@ -10,7 +10,7 @@ import pytest
 from common.errors import UserError
 from common.evaluation import coco_metrics
 from common.evaluation.evaluate import Evaluation, evaluate
-from tests.apps.conftest import coco_flags, either_app
+from tests.apps.conftest import coco_flags, one_app
 from tests.common.training.small_model import full_disk, rows_of
 from tests.small_apps import eagerly
 
@@ -50,7 +50,7 @@ def test_evaluation_is_that_of_training_and_in_original_pixels(trained, drawn, e
         assert -0.01 <= y <= y + h <= height + 0.01
 
 
-@either_app
+@one_app
 def test_evaluation_twice_gives_the_same_bytes(evaluation, evaluated, tmp_path):
     evaluation(tmp_path, "--pipeline_type=dali_cpu")
     names = {path.name for path in tmp_path.iterdir()}
@@ -59,7 +59,7 @@ def test_evaluation_twice_gives_the_same_bytes(evaluation, evaluated, tmp_path):
         assert (evaluated / name).read_bytes() == (tmp_path / name).read_bytes()
 
 
-@either_app
+@one_app
 def test_errors_by_kind_are_those_of_the_detections(evaluation, tmp_path, capsys):
     evaluation(tmp_path, "--errors", "--errors_min_score=0.02")
     counts = read(tmp_path, "errors.json")["counts"]
@@ -68,7 +68,7 @@ def test_errors_by_kind_are_those_of_the_detections(evaluation, tmp_path, capsys
     assert (tmp_path / "confusion_matrix.png").exists() and (tmp_path / "errors.png").exists()
 
 
-@either_app
+@one_app
 def test_a_missing_backend_is_said_before_the_work(command, drawn, monkeypatch):
     monkeypatch.setattr(coco_metrics, "FASTER_VERSION", "0.0")
     with pytest.raises(UserError, match=r"pip install faster-coco-eval==0\.0"):
@@ -93,7 +93,7 @@ def test_every_image_once_and_an_error_where_the_network_gives_nan(app, trained,
         evaluate(detect, loader, labels)
 
 
-@either_app
+@one_app
 def test_other_categories_are_refused(trained, drawn, command, tmp_path):
     data = shutil.copytree(drawn, tmp_path / "renamed")
     document = read(data, "instances.json")
@@ -112,7 +112,7 @@ def test_what_was_trained_cannot_be_changed_by_hparams(app, evaluation, tmp_path
 REFUSED = [("x", ["--pipeline_type=synthetic"], "synthetic"), ("file/x", [], r"--output_dir=.*file")]
 
 
-@either_app
+@one_app
 @pytest.mark.parametrize("output, flags, message", REFUSED)
 def test_it_is_refused_before_the_work(evaluation, tmp_path, output, flags, message):
     (tmp_path / "file").touch()
@@ -120,7 +120,7 @@ def test_it_is_refused_before_the_work(evaluation, tmp_path, output, flags, mess
         evaluation(tmp_path / output, *flags)
 
 
-@either_app
+@one_app
 def test_full_disk_is_one_line_and_earlier_results_stand(app, evaluation, tmp_path, monkeypatch):
     (tmp_path / "detections.json").write_text("earlier")
     found = Evaluation({**dict.fromkeys(coco_metrics.NAMES, 0.5), "per_class": {}}, [], {})

@@ -18,7 +18,7 @@ from common.layers import BatchNormalization
 from common.training.results import Results
 from common.weights import fine_tuning, model_metadata
 from common.weights import weight_files as weights
-from tests.apps.conftest import either_app, slow_for
+from tests.apps.conftest import one_app, slow_for
 from tests.common.weights.test_fine_tuning import values_of
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -123,7 +123,7 @@ def test_freeze_keeps_the_named_layers_still(app, heads, earlier):
         np.testing.assert_array_equal(after[name], at_first[name])
 
 
-@either_app
+@one_app
 def test_frozen_batch_norms_normalise_with_what_they_had(app):
     model, _ = build(app, 3)
     fine_tuning.freeze(model, "^backbone")
@@ -168,7 +168,7 @@ def test_batch_norms_that_are_frozen_stay_and_the_run_resumes_exactly(app, tune,
         np.testing.assert_array_equal(values, after[name], err_msg=name)
 
 
-@either_app
+@one_app
 def test_unfreezing_keeps_the_weights_and_the_state_of_the_optimizer(app, heads, tune, tmp_path):
     whole = tune(shutil.copytree(heads.run, tmp_path / "run"), "--epochs=2", "--freeze=")
     assert "changed: freeze; the run continues from an epoch's end" in whole.said
@@ -187,7 +187,7 @@ def test_unfreezing_keeps_the_weights_and_the_state_of_the_optimizer(app, heads,
     assert np.mean([values.any() for name, values in after if name in still]) > 0.9
 
 
-@either_app
+@one_app
 def test_the_recipe_is_in_the_metadata(heads, earlier, source):
     found = model_metadata.read(heads.run)
     assert found["recipe"]["freeze"] == "^backbone"
@@ -197,7 +197,7 @@ def test_the_recipe_is_in_the_metadata(heads, earlier, source):
     assert model_metadata.read(heads.run / "checkpoints")["anchors"] == found["anchors"]
 
 
-@either_app
+@one_app
 def test_weights_that_run_otherwise_say_so(app, heads, capsys):
     app.package.predict.load_trained(str(heads.run))
     assert capsys.readouterr().err == ""
@@ -208,7 +208,7 @@ def test_weights_that_run_otherwise_say_so(app, heads, capsys):
     assert re.fullmatch(rf"  config\.nms_method: saved \w+, now {app.other_nms}", said[2])
 
 
-@either_app
+@one_app
 def test_weights_of_an_earlier_version_load(app, earlier, tmp_path, capsys):
     metadata = model_metadata.read(earlier.run)
     kept = ("app", "num_classes", "label_map", "config", "eval_data", "epoch")

@@ -1,3 +1,5 @@
+"""Tests pictures of boxes, contact sheets and curves by the pixels and lines that they have."""
+
 import matplotlib
 import numpy as np
 import pytest
@@ -16,11 +18,11 @@ def pixels_of(image, colour):
     return np.nonzero((image == np.array(colour, np.uint8)).all(axis=-1))
 
 
-def draw_one(box, index=0, names=NAMES, scores=None):
+def draw_box(box, index=0, names=NAMES, scores=None):
     return drawing.draw_boxes(blank(), np.array([box]), np.array([index]), names, scores)
 
 
-def around(picture, colour):
+def extent(picture, colour):
     rows, columns = pixels_of(picture, colour)
     return columns.min(), rows.min(), columns.max() + 1, rows.max() + 1
 
@@ -30,78 +32,86 @@ def without_labels(monkeypatch):
     monkeypatch.setattr(drawing, "_draw_label", lambda *args: None)
 
 
-def test_the_drawn_rectangle_is_found_where_the_box_is(without_labels):
+def test_rectangle_is_drawn_at_its_box_and_leaves_other_pixels(without_labels):
     image = blank()
     picture = drawing.draw_boxes(image, np.array([[30, 40, 150, 100]]), np.array([1]), NAMES)
-    assert around(picture, drawing.class_colour(1)) == (30, 40, 150, 100)
+    assert extent(picture, drawing.class_colour(1)) == (30, 40, 150, 100)
     assert (picture[50:90, 40:140] == 0).all()
     assert (picture[:, :30] == 0).all()
     assert (image == 0).all()
 
 
-def test_boxes_reaching_outside_are_shown_along_the_edge(without_labels):
-    assert around(draw_one([-50.0, -1e9, 250.0, 60.0]), drawing.class_colour(0)) == (0, 0, 200, 60)
+def test_box_that_leaves_the_image_is_drawn_along_the_edge(without_labels):
+    assert extent(draw_box([-50.0, -1e9, 250.0, 60.0]), drawing.class_colour(0)) == (0, 0, 200, 60)
 
 
-@pytest.mark.parametrize(
-    "box", [[50, 60, 50, 100], [50, 60, 50, 60], [50, 60, 40, 30], [200, 120, 200, 120], [-9, -9, -3, -3]]
-)
-def test_degenerate_boxes_are_drawn_not_fatal(box):
-    assert len(pixels_of(draw_one(box), drawing.class_colour(0))[0]) > 0
+BOXES_WITHOUT_AREA = {
+    "line": [50, 60, 50, 100],
+    "point": [50, 60, 50, 60],
+    "negative sides": [50, 60, 40, 30],
+    "point at the corner": [200, 120, 200, 120],
+    "outside": [-9, -9, -3, -3],
+}
 
 
-def test_padding_is_not_drawn_whatever_it_holds():
+@pytest.mark.parametrize("box", BOXES_WITHOUT_AREA.values(), ids=BOXES_WITHOUT_AREA)
+def test_box_without_area_is_drawn(box):
+    assert len(pixels_of(draw_box(box), drawing.class_colour(0))[0]) > 0
+
+
+def test_padding_boxes_are_not_drawn():
     boxes = np.array([[-1, -1, -1, -1], [np.nan] * 4])
     assert (drawing.draw_boxes(blank(), boxes, np.array([-1, -1]), NAMES) == 0).all()
     assert (drawing.draw_boxes(blank(), np.zeros((0, 4)), np.zeros(0, int), NAMES) == 0).all()
 
 
-@pytest.mark.parametrize("box", [[30, 50, 90, 90], [0, 0, 40, 40], [190, 110, 200, 120], [60, 3, 199, 60]])
-def test_names_are_written_whole_and_inside_the_image(box):
-    def ink(where):
-        return (draw_one(where, 2) > 200).all(axis=-1).sum()
+@pytest.mark.parametrize("box", [[0, 0, 40, 40], [190, 110, 200, 120], [60, 3, 199, 60]], ids=str)
+def test_label_lies_inside_the_image_for_boxes_at_any_edge(box):
+    def white_pixels(box):
+        return (draw_box(box, 2) > 200).all(axis=-1).sum()
 
-    assert ink(box) == ink([5, 60, 20, 80]) > 50
+    assert white_pixels(box) == white_pixels([5, 60, 20, 80]) > 50
 
 
-def test_a_name_above_the_box_does_not_cover_it():
-    picture = draw_one([30, 50, 90, 90])
+def test_label_is_drawn_above_its_box():
+    picture = draw_box([30, 50, 90, 90])
     assert (picture[55:85, 35:85] == 0).all()
     assert (picture[35:49, 30:50] > 0).any()
 
 
 @pytest.mark.parametrize(
     ("index", "names", "shown"),
-    [(0, ["traffic\nlight\n"], ["traffic light"]), (7, NAMES, [*NAMES, *"3456", "7"]), (2, "ab", "ab2")],
+    [(0, ["traffic\nlight\n"], ["traffic light"]), (7, NAMES, [*NAMES, *"3456", "7"])],
+    ids=["line feeds", "missing name"],
 )
-def test_a_line_feed_is_a_blank_and_a_class_without_a_name_is_its_number(index, names, shown):
+def test_label_has_blanks_for_line_feeds_and_a_number_for_a_missing_name(index, names, shown):
     box = [30, 50, 90, 90]
-    np.testing.assert_array_equal(draw_one(box, index, names), draw_one(box, index, shown))
+    np.testing.assert_array_equal(draw_box(box, index, names), draw_box(box, index, shown))
 
 
-def test_the_best_box_is_on_top(without_labels):
+def test_box_with_the_best_score_is_drawn_on_top(without_labels):
     boxes = np.array([[30, 40, 150, 100], [30, 40, 150, 100]])
     for scores, top in (([0.9, 0.2], 0), ([0.2, 0.9], 1)):
         picture = drawing.draw_boxes(blank(), boxes, np.array([0, 1]), NAMES, np.array(scores))
         assert tuple(picture[40, 60]) == drawing.class_colour(top)
 
 
-def test_scores_are_written():
+def test_label_with_a_score_is_longer():
     def label_width(scores):
-        picture = draw_one([30, 50, 40, 90], scores=scores)
+        picture = draw_box([30, 50, 40, 90], scores=scores)
         return pixels_of(picture[:49], drawing.class_colour(0))[1].max()
 
     assert label_width(np.array([0.5])) > label_width(None) + 10
 
 
-def test_colours_of_many_classes_differ():
+def test_colours_of_twenty_classes_differ_and_of_neighbours_differ_most():
     colours = np.array([drawing.class_colour(i) for i in range(20)], int)
     distances = np.abs(colours[:, None] - colours[None]).sum(axis=-1) + 1000 * np.eye(20, dtype=int)
     assert distances.min() > 20
     assert min(np.abs(colours[i] - colours[i + 1]).sum() for i in range(19)) > 150
 
 
-def test_images_of_all_sizes_lie_on_the_sheet_in_order_without_distortion():
+def test_contact_sheet_shows_images_in_order_with_their_aspect_ratios():
     sizes = [(100, 200), (200, 100), (50, 50), (480, 640), (31, 77)]
     greys = [40, 80, 120, 160, 200]
     images = [blank(*size, value=grey) for size, grey in zip(sizes, greys, strict=True)]
@@ -110,7 +120,7 @@ def test_images_of_all_sizes_lie_on_the_sheet_in_order_without_distortion():
     assert sheet.shape[1:] == (900, 3)
     boxes = {}
     for size, grey in zip(sizes, greys, strict=True):
-        left, top, right, bottom = boxes[grey] = around(sheet, (grey,) * 3)
+        left, top, right, bottom = boxes[grey] = extent(sheet, (grey,) * 3)
         assert len(pixels_of(sheet, (grey,) * 3)[0]) == (right - left) * (bottom - top)
         assert (right - left) / (bottom - top) == pytest.approx(size[1] / size[0], rel=0.03)
     assert boxes[40][0] == 0
@@ -119,18 +129,18 @@ def test_images_of_all_sizes_lie_on_the_sheet_in_order_without_distortion():
     assert boxes[200][2] <= 900
 
 
-def test_a_sheet_of_one():
+def test_contact_sheet_of_one_image_has_one_column():
     assert drawing.contact_sheet([blank(10, 20)], columns=4, width=100).shape == (50, 100, 3)
 
 
-def test_png_keeps_every_pixel(tmp_path):
+def test_png_file_has_the_same_pixels_and_no_temporary_file_stays(tmp_path):
     image = np.random.default_rng(0).integers(0, 256, (31, 47, 3), np.uint8)
     drawing.save_png(image, tmp_path / "x.png")
     np.testing.assert_array_equal(np.asarray(Image.open(tmp_path / "x.png")), image)
     assert [path.name for path in tmp_path.iterdir()] == ["x.png"]
 
 
-def test_16_bit_images_are_scaled(tmp_path):
+def test_image_of_16_bits_is_scaled_to_8_bits(tmp_path):
     Image.fromarray(np.uint16([[0, 257 * 128, 65535]])).save(tmp_path / "x.png")
     assert drawing.read_image(tmp_path / "x.png")[0, :, 0].tolist() == [0, 128, 255]
 
@@ -149,7 +159,7 @@ def legend_of(axes):
 
 
 @pytest.mark.parametrize("num_classes", [1, 20, 21])
-def test_precision_recall_curves_have_names_unless_they_are_many(figures, tmp_path, num_classes):
+def test_precision_recall_curves_have_a_legend_for_at_most_twenty_classes(figures, tmp_path, num_classes):
     precision = [0.4, *[0.7] * 99, 1.0]
     names = [f"class {k}" for k in range(num_classes)]
     for file in ("a.png", "b.png"):
@@ -164,7 +174,7 @@ def test_precision_recall_curves_have_names_unless_they_are_many(figures, tmp_pa
     assert matplotlib._pylab_helpers.Gcf.get_all_fig_managers() == []
 
 
-def test_loss_curves_are_drawn_with_gaps_and_without_evaluation(figures, tmp_path):
+def test_loss_curves_are_drawn_over_gaps_and_without_evaluations(figures, tmp_path):
     first = {"epoch": 1, "step": 10, "loss": "3", "box_loss": "1", "learning_rate": "0.1"}
     second = {"epoch": "2", "step": "20", "loss": "2", "box_loss": "", "AP": "0.2", "AP50": "0.4"}
     for rows in ([first, second], [first], []):

@@ -1,3 +1,5 @@
+"""Tests the analysis of errors against plain loops over detections and boxes, and against pycocotools."""
+
 import collections
 import json
 
@@ -6,7 +8,7 @@ import PIL.Image
 import pytest
 
 from common.data.annotations import read_coco
-from common.data.open import open_coco, open_tfrecords
+from common.data.open import open_coco
 from common.data.sources import CocoSource
 from common.evaluation import coco_metrics, error_analysis
 from common.evaluation.error_analysis import (
@@ -17,13 +19,13 @@ from common.evaluation.error_analysis import (
     DUPLICATE,
     KINDS,
     LOCALISATION,
+    MISSED,
 )
-from tests.common.evaluation.test_coco_metrics import IDS, hard_detections, hard_truth
-
-MISSED = error_analysis.MISSED
+from tests.common.evaluation.test_coco_metrics import IDS, random_detections, random_ground_truth
 
 
 def overlap(detection, box):
+    """Returns the IoU. For a crowd, returns the share of the detection that lies in the crowd."""
     (x, y, width, height), (left, top, *sides) = detection["bbox"], box["bbox"]
     common = max(min(x + width, left + sides[0]) - max(x, left), 0)
     common *= max(min(y + height, top + sides[1]) - max(y, top), 0)
@@ -32,70 +34,72 @@ def overlap(detection, box):
     return common / (width * height if box["iscrowd"] else union)
 
 
-def by_loops(truth, detections):
+def match_by_loops(truth, detections):
     """Returns the matches, highest score first, and {index of a ground-truth box: kind of error}.
 
     A match is (detection, kind of error, index of the matched ground-truth box).
     """
-    found, ranks = [], collections.Counter()
+    matches, ranks = [], collections.Counter()
     kinds = {k: MISSED for k, box in enumerate(truth["annotations"]) if not box["iscrowd"]}
     for detection in sorted(detections, key=lambda d: (-d["score"], d["bbox"])):
         image_id, category_id = detection["image_id"], detection["category_id"]
         ranks[image_id, category_id] += 1
         boxes = {k: box for k, box in enumerate(truth["annotations"]) if box["image_id"] == image_id}
-        near = {k: overlap(detection, box) for k, box in boxes.items()}
-        own = {k: iou for k, iou in near.items() if boxes[k]["category_id"] == category_id}
-        crowds = [own.pop(k) for k in list(own) if k not in kinds]
-        others = {k: iou for k, iou in near.items() if k in kinds and k not in own}
-        closest, wrong = (max(of, key=of.get, default=None) for of in (own, others))
-        best, best_wrong = own.get(closest, 0), others.get(wrong, 0)
-        free = [(iou, k) for k, iou in own.items() if iou >= 0.5 and kinds[k] != CORRECT]
+        ious = {k: overlap(detection, box) for k, box in boxes.items()}
+        same_class = {k: iou for k, iou in ious.items() if boxes[k]["category_id"] == category_id}
+        crowds = [same_class.pop(k) for k in list(same_class) if k not in kinds]
+        other_class = {k: iou for k, iou in ious.items() if k in kinds and k not in same_class}
+        closest, wrong = (max(group, key=group.get, default=None) for group in (same_class, other_class))
+        best, best_wrong = same_class.get(closest, 0), other_class.get(wrong, 0)
+        free = [(iou, k) for k, iou in same_class.items() if iou >= 0.5 and kinds[k] != CORRECT]
         if ranks[image_id, category_id] > 100 or (not free and max(crowds, default=0) >= 0.5):
             continue
         if free:
             kinds[max(free)[1]] = CORRECT
-            found.append((detection, CORRECT, max(free)[1]))
+            matches.append((detection, CORRECT, max(free)[1]))
         elif 0.1 <= best < 0.5:
-            found.append((detection, LOCALISATION, closest))
+            matches.append((detection, LOCALISATION, closest))
         elif best_wrong >= 0.5:
-            found.append((detection, CLASSIFICATION, wrong))
+            matches.append((detection, CLASSIFICATION, wrong))
         else:
             kind = DUPLICATE if best >= 0.5 else BACKGROUND if max(best, best_wrong) < 0.1 else BOTH
-            found.append((detection, kind, None))
-    for _, kind, k in found:
+            matches.append((detection, kind, None))
+    for _, kind, k in matches:
         if kind in (CLASSIFICATION, LOCALISATION) and kinds[k] == MISSED:
             kinds[k] = kind
-    return found, kinds
+    return matches, kinds
 
 
-@pytest.fixture(params=[0, 1])
-def scene(request, tmp_path):
-    truth = hard_truth(request.param, num_images=95)
+@pytest.fixture(scope="module")
+def scene(tmp_path_factory):
+    """A COCO dict, the same as Annotations, and detections."""
+    truth = random_ground_truth(num_images=95)
     truth["images"] = [image | {"file_name": "x.jpg"} for image in truth["images"]]
-    (tmp_path / "truth.json").write_text(json.dumps(truth))
-    detections = [d for d in hard_detections(truth, request.param) if min(d["bbox"][2:]) > 0]
-    return truth, read_coco(tmp_path / "truth.json"), detections
+    path = tmp_path_factory.mktemp("scene") / "truth.json"
+    path.write_text(json.dumps(truth))
+    detections = [d for d in random_detections(truth) if min(d["bbox"][2:]) > 0]
+    return truth, read_coco(path), detections
 
 
-@pytest.mark.parametrize("least", [0, 0.5])
-def test_plain_loops_find_the_same_kinds_and_confusions(scene, least):
+@pytest.mark.parametrize("min_score", [0, 0.5])
+def test_kinds_of_errors_and_confusion_matrix_equal_plain_loops(scene, min_score):
     truth, annotations, detections = scene
-    expected, kinds = by_loops(truth, [d for d in detections if d["score"] >= least])
-    found, boxes = error_analysis.match(annotations, detections)
-    found = found[found["score"] >= least]
-    boxes["kind"] = error_analysis.kinds_of_boxes(found, boxes)[0]
+    expected, kinds = match_by_loops(truth, [d for d in detections if d["score"] >= min_score])
+    matches, boxes = error_analysis.match(annotations, detections)
+    matches = matches[matches["score"] >= min_score]
+    boxes["kind"] = error_analysis.kinds_of_boxes(matches, boxes)[0]
 
     def rows(table):
         table = table[table["kind"] != error_analysis.IGNORED]
         columns = annotations.image_ids[table["image"]], np.array(IDS)[table["class"]], table["kind"]
         return sorted(zip(*(column.tolist() for column in (*columns, table["box"])), strict=True))
 
-    def plain(row, kind):
-        return row["image_id"], row["category_id"], kind, row["bbox"]
+    def row_of(box, kind):
+        return box["image_id"], box["category_id"], kind, box["bbox"]
 
-    assert rows(found) == sorted(plain(detection, kind) for detection, kind, _ in expected)
-    assert rows(boxes) == sorted(plain(truth["annotations"][k], kind) for k, kind in kinds.items())
-    assert len(kinds) > 400 and len(set(found["kind"])) == 6
+    assert rows(matches) == sorted(row_of(detection, kind) for detection, kind, _ in expected)
+    assert rows(boxes) == sorted(row_of(truth["annotations"][k], kind) for k, kind in kinds.items())
+    assert len(kinds) > 400 and len(set(matches["kind"])) == 6
 
     matrix = np.zeros((8, 8), int)
     classes = {k: IDS.index(truth["annotations"][k]["category_id"]) for k in kinds}
@@ -105,7 +109,7 @@ def test_plain_loops_find_the_same_kinds_and_confusions(scene, least):
         matrix[row, IDS.index(detection["category_id"])] += 1
     for k in kinds.keys() - hits:
         matrix[classes[k], 7] += 1
-    np.testing.assert_array_equal(error_analysis.confusion_matrix(found, boxes, 7), matrix)
+    np.testing.assert_array_equal(error_analysis.confusion_matrix(matches, boxes, 7), matrix)
 
 
 def mean_ap50(truth, detections):
@@ -114,55 +118,62 @@ def mean_ap50(truth, detections):
     return np.mean([abs(rows[f"class {category_id}"]["AP50"]) for category_id in IDS[:5]])
 
 
-def test_ap50_with_and_without_errors_is_that_of_pycocotools(scene):
+def test_ap50_equals_pycocotools_before_and_after_errors_of_a_kind_are_corrected(scene):
     truth, annotations, detections = scene
-    found, boxes = error_analysis.match(annotations, detections)
-    assert error_analysis.ap50(found, boxes) == pytest.approx(mean_ap50(truth, detections), abs=1e-12)
+    matches, boxes = error_analysis.match(annotations, detections)
+    assert error_analysis.ap50(matches, boxes) == pytest.approx(mean_ap50(truth, detections), abs=1e-12)
     # All scores are different.
     scores = np.random.default_rng(0).permutation(len(detections)).tolist()
     some = [d | {"score": 0.001 * score} for d, score in zip(detections, scores, strict=True)][::2]
-    expected, kinds = by_loops(truth, some)
-    found, boxes = error_analysis.match(annotations, some)
+    expected, kinds = match_by_loops(truth, some)
+    matches, boxes = error_analysis.match(annotations, some)
     for without in range(CLASSIFICATION, MISSED + 1):
         fixed = dict.fromkeys(k for k, kind in kinds.items() if kind == without)
-        left = [box for k, box in enumerate(truth["annotations"]) if without != MISSED or k not in fixed]
+        annotations = [
+            box for k, box in enumerate(truth["annotations"]) if without != MISSED or k not in fixed
+        ]
         corrected = [detection for detection, kind, _ in expected if kind != without]
         for detection, kind, k in expected:
             if kind == without and fixed.pop(k, 0) is None:
-                box = truth["annotations"][k]
-                corrected.append({**box, "score": detection["score"]})
-        wanted = mean_ap50(truth | {"annotations": left}, corrected)
-        assert error_analysis.ap50(found, boxes, without) == pytest.approx(wanted, abs=1e-12), without
+                corrected.append({**truth["annotations"][k], "score": detection["score"]})
+        ap50 = mean_ap50(truth | {"annotations": annotations}, corrected)
+        assert error_analysis.ap50(matches, boxes, without) == pytest.approx(ap50, abs=1e-12), without
 
 
-def test_the_least_score_is_that_with_the_best_f1(scene):
-    found, boxes = error_analysis.match(*scene[1:])
+def test_best_score_has_the_highest_f1_of_all_scores(scene):
+    matches, boxes = error_analysis.match(*scene[1:])
     count = np.count_nonzero(boxes["kind"] == MISSED)
 
-    def f1(least):
-        kinds = found["kind"][found["score"] >= least]
+    def f1(min_score):
+        kinds = matches["kind"][matches["score"] >= min_score]
         return 2 * np.count_nonzero(kinds == CORRECT) / (len(kinds) + count)
 
-    assert f1(error_analysis.best_score(found, boxes)) == max(map(f1, found["score"]))
+    assert f1(error_analysis.best_score(matches, boxes)) == max(map(f1, matches["score"]))
 
 
-@pytest.mark.parametrize("kind", ["coco", "tfrecord"])
-def test_the_report_of_drawn_images(drawn, drawn_records, tmp_path, kind):
-    source = open_coco(drawn / "images", drawn / "instances.json")
-    if kind == "tfrecord":
-        source = open_tfrecords(f"{drawn_records}*.tfrecord")
-    boxes = [box for box in source.annotations.ground_truth()["annotations"] if not box["iscrowd"]]
+@pytest.fixture
+def drawn_source(drawn):
+    return open_coco(drawn / "images", drawn / "instances.json")
+
+
+def read_errors(directory):
+    return json.loads((directory / "errors.json").read_text())
+
+
+def test_report_counts_the_errors_of_a_few_detections_and_draws_them(drawn_source, tmp_path):
+    annotations = drawn_source.annotations
+    boxes = [box for box in annotations.ground_truth()["annotations"] if not box["iscrowd"]]
     boxes = [box for box in boxes if min(box["bbox"]) >= 0 and min(box["bbox"][2:]) > 0]
-    other = boxes[1] | {"category_id": 3 if boxes[1]["category_id"] != 3 else 17, "score": 0.9}
-    results = [boxes[0] | {"score": 0.8}, boxes[0] | {"score": 0.7}, other, boxes[2] | {"score": 0.4}]
-    text = error_analysis.report(source, results, tmp_path, min_score=0.5)
-    found = json.loads((tmp_path / "errors.json").read_text())
-    number = int(np.count_nonzero(~source.annotations.is_crowd))
+    wrong_class = boxes[1] | {"category_id": 3 if boxes[1]["category_id"] != 3 else 17, "score": 0.9}
+    results = [boxes[0] | {"score": 0.8}, boxes[0] | {"score": 0.7}, wrong_class, boxes[2] | {"score": 0.4}]
+    text = error_analysis.report(drawn_source, results, tmp_path, min_score=0.5)
+    document = read_errors(tmp_path)
+    number = int(np.count_nonzero(~annotations.is_crowd))
     counts = dict.fromkeys(KINDS, 0) | {"correct": 1, "classification": 1, "duplicate": 1}
-    assert found["counts"] == counts | {"missed": number - 2} and found["num_boxes"] == number
-    assert found["least_score"] == 0.5 and found["dAP50"].keys() == counts.keys() - {"correct"}
-    names, matrix = found["confusion_matrix"]["classes"], np.array(found["confusion_matrix"]["counts"])
-    assert names == [*source.label_map.names, "background"] and matrix.shape == (4, 4)
+    assert document["counts"] == counts | {"missed": number - 2} and document["num_boxes"] == number
+    assert document["least_score"] == 0.5 and document["dAP50"].keys() == counts.keys() - {"correct"}
+    names, matrix = document["confusion_matrix"]["classes"], np.array(document["confusion_matrix"]["counts"])
+    assert names == [*drawn_source.label_map.names, "background"] and matrix.shape == (4, 4)
     assert matrix.sum() == 3 + number - 2
     assert f"3 detections with a score of at least 0.5 (given), 1 correct; {number} boxes, 1 found" in text
     assert len(text.splitlines()) == 8
@@ -171,16 +182,22 @@ def test_the_report_of_drawn_images(drawn, drawn_records, tmp_path, kind):
     assert (0xCC, 0x33, 0x11) in colours and (0x66, 0xCC, 0xEE) in colours
 
 
-def test_without_detections_or_boxes_and_with_many_classes(drawn, tmp_path):
-    source = open_coco(drawn / "images", drawn / "instances.json")
-    assert "0 detections" in error_analysis.report(source, [], tmp_path)
-    found = json.loads((tmp_path / "errors.json").read_text())
-    assert (found["AP50"], found["dAP50"]["missed"], found["dAP50"]["background"]) == (0, 1, 0)
-    nothing = source.annotations.select(np.diff(source.annotations.row_splits) == 0)
-    detection = {"image_id": int(nothing.image_ids[0]), "category_id": 3, "bbox": [1, 1, 9, 9], "score": 0.5}
-    (tmp_path / "empty").mkdir()
-    empty = CocoSource(str(drawn / "images"), nothing)
-    assert "0 boxes, 0 found" in error_analysis.report(empty, [detection], tmp_path / "empty")
-    assert json.loads((tmp_path / "empty" / "errors.json").read_text())["counts"]["background"] == 1
-    error_analysis.draw_matrix(np.eye(100, dtype=int), [f"${k}$" for k in range(100)], tmp_path / "many.png")
+def test_report_without_detections_counts_all_boxes_as_missed(drawn_source, tmp_path):
+    assert "0 detections" in error_analysis.report(drawn_source, [], tmp_path)
+    document = read_errors(tmp_path)
+    assert (document["AP50"], document["dAP50"]["missed"], document["dAP50"]["background"]) == (0, 1, 0)
+
+
+def test_report_without_boxes_counts_a_detection_as_background(drawn, drawn_source, tmp_path):
+    annotations = drawn_source.annotations
+    empty = annotations.select(np.diff(annotations.row_splits) == 0)
+    detection = {"image_id": int(empty.image_ids[0]), "category_id": 3, "bbox": [1, 1, 9, 9], "score": 0.5}
+    text = error_analysis.report(CocoSource(str(drawn / "images"), empty), [detection], tmp_path)
+    assert "0 boxes, 0 found" in text
+    assert read_errors(tmp_path)["counts"]["background"] == 1
+
+
+def test_picture_of_a_confusion_matrix_of_100_classes_is_limited_in_size(tmp_path):
+    names = [f"${k}$" for k in range(100)]
+    error_analysis.draw_matrix(np.eye(100, dtype=int), names, tmp_path / "many.png")
     assert max(PIL.Image.open(tmp_path / "many.png").size) < 4000

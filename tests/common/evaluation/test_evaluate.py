@@ -1,4 +1,7 @@
-"""The ranks are threads. They read real shards, but the network is fake."""
+"""Tests evaluation on several ranks against one process and pycocotools.
+
+The ranks are threads. They read real shards, but the network is fake.
+"""
 
 import dataclasses
 import functools
@@ -12,7 +15,7 @@ import tensorflow as tf
 
 from common.data import loader as loaders
 from common.data import tf_readers
-from common.data.open import open_coco, open_tfrecords
+from common.data.open import open_coco
 from common.data.sources import ImageListSource
 from common.distributed.ranks import Ranks
 from common.errors import OtherRankError, UserError
@@ -28,7 +31,9 @@ SCORES = (0.25, 0.5, 0.75)  # few values, so that many detections have equal sco
 # --- helpers: ranks, loaders and networks ---
 
 
-def on_ranks(count, work):
+def outcomes_of(count, work):
+    """Returns what `work(ranks)` returns or raises on each of `count` ranks."""
+
     def outcome(ranks):
         try:
             return work(ranks)
@@ -39,7 +44,7 @@ def on_ranks(count, work):
 
 
 @pytest.fixture(autouse=True)
-def silent(monkeypatch):
+def no_progress_bar(monkeypatch):
     """A bar of one thread redirects the stdout of all threads."""
     bar = types.SimpleNamespace(step=lambda: None)
     monkeypatch.setattr(evaluation.progress, "Bar", lambda title, total: bar)
@@ -77,12 +82,12 @@ class Network:
         random = np.random.default_rng(0)
         self.table = {}
         for number, image in enumerate(truth["images"]):
-            own = [a for a in truth["annotations"] if a["image_id"] == image["id"]] * 2
-            boxes = np.array([*(a["bbox"] for a in own), [10, 10, 30, 30]], np.float64)
+            annotations = [a for a in truth["annotations"] if a["image_id"] == image["id"]] * 2
+            boxes = np.array([*(a["bbox"] for a in annotations), [10, 10, 30, 30]], np.float64)
             boxes[:, 2:] += boxes[:, :2]
             boxes += random.normal(0, 0.1 * np.ptp(boxes[:, ::2], axis=1)[:, None], boxes.shape)
             boxes = np.clip(boxes / ([image["width"], image["height"]] * 2), 0, 1)
-            classes = np.append(label_map.classes_of([a["category_id"] for a in own]), 0)
+            classes = np.append(label_map.classes_of([a["category_id"] for a in annotations]), 0)
             is_wrong = random.random(len(classes)) < 0.2
             classes[is_wrong] = random.integers(label_map.num_classes, size=is_wrong.sum())
             order = random.permutation(np.flatnonzero((boxes[:, 2:] - boxes[:, :2] > 0.01).all(axis=1)))
@@ -99,19 +104,15 @@ class Network:
         return tuple(map(tf.convert_to_tensor, (boxes, scores, classes, finite)))
 
 
-@pytest.fixture(scope="module")
-def drawn_source(drawn):
+@pytest.fixture
+def source(drawn):
+    """Image files. The order of their ids in the json is not ascending."""
     return open_coco(str(drawn / "images"), str(drawn / "instances.json"))
 
 
-@pytest.fixture(scope="module", params=["files", "records"])
-def source(request, drawn_source, drawn_records):
-    """Image files, or records in another order."""
-    if request.param == "files":
-        return drawn_source
-    records = open_tfrecords(f"{drawn_records}*.tfrecord")
-    assert records.annotations.image_ids.tolist() != sorted(records.annotations.image_ids)
-    return records
+@pytest.fixture
+def network(source):
+    return Network(source)
 
 
 def on_shard(run, source, ranks, batch_size, network, shard=None, **options):
@@ -127,127 +128,114 @@ predict = functools.partial(on_shard, evaluation.predict, title="x")
 # --- several ranks give the results of one process ---
 
 
-@pytest.fixture(scope="module")
-def alone(source):
-    network = Network(source)
-    return network, evaluate(source, Ranks(), 1, network)
-
-
-def test_a_single_process_finds_what_pycocotools_finds(source, alone, drawn):
-    _, (metrics, results, _) = alone
+def test_metrics_of_one_process_equal_pycocotools(source, network, drawn):
+    metrics, results, _ = evaluate(source, Ranks(), 1, network)
     truth = json.loads((drawn / "instances.json").read_text())
-    if source.name != "coco":
-        truth = source.annotations.ground_truth()  # the boxes in records are clipped to the image
     written = json.loads(coco_metrics.encode_detections(results))
     stats, _ = by_pycocotools(truth, written)
     assert [metrics[name] for name in coco_metrics.NAMES] == pytest.approx(stats.tolist(), abs=1e-12, rel=0)
     assert 0.1 < metrics["AP"] < 0.9
     # The order of detections with equal scores changes the metrics.
-    other, _ = by_pycocotools(truth, written[::-1])
-    assert np.abs(other - stats).max() > 1e-3
+    other_order, _ = by_pycocotools(truth, written[::-1])
+    assert np.abs(other_order - stats).max() > 1e-3
 
 
-def test_detections_come_by_image_id_and_then_as_the_network_gave_them(source, alone):
-    network, (_, results, _) = alone
+def test_detections_are_sorted_by_image_id_and_then_in_the_order_of_the_network(source, network):
+    results = evaluate(source, Ranks(), 1, network).results
     expected = []
     for image_id in sorted(network.table):
         _, scores, classes = network.table[image_id]
         rows = zip(scores.tolist(), classes.tolist(), strict=True)
         expected += [(image_id, source.label_map.category_ids[c], score) for score, c in rows if c >= 0]
     assert [(r["image_id"], r["category_id"], r["score"]) for r in results] == expected
+    assert list(network.table) != sorted(network.table)
     assert len({r["image_id"] for r in results}) < source.size
 
 
 @pytest.mark.parametrize(("count", "batch_size"), [(1, 5), (3, 1), (5, 2), (8, 5)])
-def test_any_ranks_and_batches_find_what_one_process_finds(source, alone, count, batch_size):
-    network, expected = alone
-    for found in on_ranks(count, lambda ranks: evaluate(source, ranks, batch_size, network)):
-        assert found == expected
+def test_evaluation_by_any_ranks_and_batches_equals_one_process(source, network, count, batch_size):
+    expected = evaluate(source, Ranks(), 1, network)
+    for result in outcomes_of(count, lambda ranks: evaluate(source, ranks, batch_size, network)):
+        assert result == expected
 
 
-def test_rank_0_counts_with_the_backend_that_is_asked_for(drawn_source, monkeypatch):
-    network = Network(drawn_source)
-    asked, score = [], coco_metrics.score
+def test_metrics_are_computed_on_rank_0_only_by_the_requested_backend(source, network, monkeypatch):
+    backends, score = [], coco_metrics.score
     monkeypatch.setattr(
-        coco_metrics, "score", lambda truth, found, backend: asked.append(backend) or score(truth, found)
+        coco_metrics,
+        "score",
+        lambda truth, results, backend: backends.append(backend) or score(truth, results),
     )
-    on_ranks(3, lambda ranks: evaluate(drawn_source, ranks, 2, network, coco_backend="faster"))
-    evaluate(drawn_source, Ranks(), 2, network)
-    assert asked == ["faster", "pycocotools"]
+    outcomes_of(3, lambda ranks: evaluate(source, ranks, 2, network, coco_backend="faster"))
+    evaluate(source, Ranks(), 2, network)
+    assert backends == ["faster", "pycocotools"]
 
 
-@pytest.mark.parametrize("count", [1, 5])
-def test_images_without_annotations(drawn, drawn_source, count):
-    network = Network(drawn_source)
+def test_images_without_annotations_give_the_same_detections_on_all_ranks(drawn, network):
     network.table = dict(enumerate(network.table.values()))  # an image's id is its position here
     source = ImageListSource(tuple(map(str, sorted((drawn / "images").iterdir()))))
-    first, *others = on_ranks(count, lambda ranks: predict(source, ranks, 2, network))
-    assert len({r["image_id"] for r in first}) > 8
-    assert all(other == first for other in others)
+    expected = predict(source, Ranks(), 2, network)
+    assert len({r["image_id"] for r in expected}) > 8
+    results = outcomes_of(5, lambda ranks: predict(source, ranks, 2, network))
+    assert results == [expected] * 5
 
 
 # --- an error on one rank ends all ranks ---
 
 
-def problem_of(outcomes, culprit):
-    line = str(outcomes[culprit])
-    assert isinstance(outcomes[culprit], UserError), line
-    others = [outcome for rank, outcome in enumerate(outcomes) if rank != culprit]
+def message_of(outcomes, failing_rank):
+    """Returns the message of one rank's UserError. Asserts that the other ranks name this rank."""
+    message = str(outcomes[failing_rank])
+    assert isinstance(outcomes[failing_rank], UserError), message
+    others = [outcome for rank, outcome in enumerate(outcomes) if rank != failing_rank]
     assert all(isinstance(other, OtherRankError) for other in others), others
-    assert {str(other) for other in others} == {f"rank {culprit}: {line}"}
-    return line
+    assert {str(other) for other in others} == {f"rank {failing_rank}: {message}"}
+    return message
 
 
-@pytest.mark.parametrize("culprit", [0, 2])
-def test_output_that_is_not_finite_ends_all_ranks(drawn_source, culprit):
-    network = Network(drawn_source)
-    image_id = int(drawn_source.annotations.image_ids[drawn_source.size * culprit // 3])
+def test_network_output_that_is_not_finite_ends_all_ranks_with_the_image_id(source, network):
+    image_id = int(source.annotations.image_ids[source.size * 2 // 3])
     network.table[image_id][0][3, 2] = np.nan
-    line = problem_of(on_ranks(3, lambda ranks: evaluate(drawn_source, ranks, 2, network)), culprit)
-    assert line.startswith(f"the output for image {image_id} is not finite")
-    with pytest.raises(UserError, match=f"^{line}$"):
-        evaluate(drawn_source, Ranks(), 2, network)
+    message = message_of(outcomes_of(3, lambda ranks: evaluate(source, ranks, 2, network)), 2)
+    assert message.startswith(f"the output for image {image_id} is not finite")
+    with pytest.raises(UserError, match=f"^{message}$"):
+        evaluate(source, Ranks(), 2, network)
 
 
-def test_an_image_that_was_damaged_meanwhile_ends_all_ranks(drawn, tmp_path):
+def test_image_damaged_after_opening_ends_all_ranks_with_the_file_name(drawn, network, tmp_path):
     shutil.copytree(drawn, tmp_path / "data")
     source = open_coco(str(tmp_path / "data" / "images"), str(tmp_path / "data" / "instances.json"))
-    network = Network(source)
     file = tmp_path / "data" / "images" / source.annotations.file_names[10]
     file.write_bytes(b"no image")
-    assert file.name in problem_of(on_ranks(3, lambda ranks: evaluate(source, ranks, 1, network)), 2)
+    assert file.name in message_of(outcomes_of(3, lambda ranks: evaluate(source, ranks, 1, network)), 2)
 
 
-def test_what_rank_0_finds_out_when_it_counts_ends_all_ranks(drawn):
-    source = open_coco(str(drawn / "images"), str(drawn / "instances.json"))
-    network = Network(source)
+def test_ground_truth_refused_on_rank_0_ends_all_ranks(source, network):
     crowds = np.ones_like(source.annotations.is_crowd)
     source.__dict__["annotations"] = dataclasses.replace(source.annotations, is_crowd=crowds)
-    line = problem_of(on_ranks(3, lambda ranks: evaluate(source, ranks, 4, network)), 0)
-    assert "have no boxes" in line
+    message = message_of(outcomes_of(3, lambda ranks: evaluate(source, ranks, 4, network)), 0)
+    assert "have no boxes" in message
 
 
 @pytest.mark.parametrize(
-    ("shards", "num_shards", "images"), [((0, 0), 2, 12), ((1, 1), 2, 12), ((0, 0), 1, 24)]
+    ("shard", "message"),
+    [
+        ((1, 2), "12 images were evaluated, 6 of them different, not 12"),
+        ((0, 1), "24 images were evaluated, 12 of them different, not 12"),
+    ],
+    ids=["same shard twice", "all images twice"],
 )
-def test_a_wrong_shard_is_our_mistake_and_found_on_all_ranks(drawn_source, shards, num_shards, images):
-    network = Network(drawn_source)
-
-    def work(ranks):
-        return predict(drawn_source, ranks, 4, network, shard=(shards[ranks.rank], num_shards))
-
-    for outcome in on_ranks(2, work):
+def test_loaders_of_wrong_shards_are_an_error_on_all_ranks(source, network, shard, message):
+    for outcome in outcomes_of(2, lambda ranks: predict(source, ranks, 4, network, shard=shard)):
         assert isinstance(outcome, RuntimeError)
-        evaluated = f"{images} images were evaluated, {12 // num_shards} of them different"
-        assert f"{evaluated}, not 12" in str(outcome)
+        assert message in str(outcome)
 
 
 # --- on_batch, which is called after every batch ---
 
 
-def test_on_batch_is_called_alike_on_all_ranks_whatever_happens(drawn_source):
-    network = Network(drawn_source)
-    network.table[int(drawn_source.annotations.image_ids[0])][0][0, 0] = np.inf
+def test_on_batch_is_called_equally_often_on_all_ranks_if_one_rank_fails(source, network):
+    network.table[int(source.annotations.image_ids[0])][0][0, 0] = np.inf
     calls = {rank: [] for rank in range(3)}
 
     def work(ranks):
@@ -255,21 +243,20 @@ def test_on_batch_is_called_alike_on_all_ranks_whatever_happens(drawn_source):
             calls[ranks.rank].append((done, total))
             assert ranks.gather(done) == [done] * 3
 
-        return evaluate(drawn_source, ranks, 1, network, on_batch=on_batch)
+        return evaluate(source, ranks, 1, network, on_batch=on_batch)
 
-    assert "not finite" in problem_of(on_ranks(3, work), 0)
-    assert all(seen == [(1, 4), (2, 4), (3, 4), (4, 4)] for seen in calls.values())
+    assert "not finite" in message_of(outcomes_of(3, work), 0)
+    assert all(batches == [(1, 4), (2, 4), (3, 4), (4, 4)] for batches in calls.values())
 
 
-@pytest.mark.parametrize("count", [1, 3])
-def test_what_on_batch_raises_passes_through(drawn_source, count):
-    network, calls = Network(drawn_source), []
+def test_error_of_on_batch_ends_the_evaluation_unchanged(source, network):
+    calls = []
 
     def on_batch(done, total):
         calls.append(done)
         if done == 2:
             raise UserError("stop")
 
-    outcomes = on_ranks(count, lambda ranks: evaluate(drawn_source, ranks, 1, network, on_batch=on_batch))
-    assert [(type(outcome), str(outcome)) for outcome in outcomes] == [(UserError, "stop")] * count
-    assert sorted(calls) == [1] * count + [2] * count
+    outcomes = outcomes_of(3, lambda ranks: evaluate(source, ranks, 1, network, on_batch=on_batch))
+    assert [(type(outcome), str(outcome)) for outcome in outcomes] == [(UserError, "stop")] * 3
+    assert sorted(calls) == [1] * 3 + [2] * 3

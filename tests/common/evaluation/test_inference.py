@@ -1,3 +1,5 @@
+"""Tests the inputs and outputs of infer.py: image ids, refused flags, detections.json and pictures."""
+
 import json
 import os
 import re
@@ -12,47 +14,23 @@ from tests.common.training.small_model import full_disk
 from tests.refusal import refusal
 
 LABELS = LabelMap((3, 17, 90), ("car", "cat", "toothbrush"))
-FOUND = [{"image_id": 1, "category_id": 17, "bbox": [5.0, 6.0, 20.0, 10.0], "score": 0.5}]
+DETECTIONS = [{"image_id": 1, "category_id": 17, "bbox": [5.0, 6.0, 20.0, 10.0], "score": 0.5}]
 
 
 @pytest.fixture
-def images(drawn, tmp_path):
-    content = (drawn / "images" / "00.jpg").read_bytes()
+def jpeg(drawn) -> bytes:
+    return (drawn / "images" / "00.jpg").read_bytes()
+
+
+@pytest.fixture
+def images(jpeg, tmp_path):
     for name in ("007.jpg", "7.jpg"):
-        (tmp_path / name).write_bytes(content)
+        (tmp_path / name).write_bytes(jpeg)
     return tmp_path
 
 
 def job(images, output_dir, **options):
     return InferenceJob(InferArgs(images=str(images), output_dir=str(output_dir), **options))
-
-
-def test_beside_the_images_only_what_replaces_none(images):
-    with pytest.raises(UserError, match="has the input files: choose another directory"):
-        job(images, images, draw=True)
-    before = {path: path.stat().st_mtime_ns for path in images.iterdir()}
-    (result,) = job(images, images, draw=False).write(FOUND, LABELS)
-    assert result["category_id"] == 17
-    (images / "detections.json").unlink()
-    assert {path: path.stat().st_mtime_ns for path in images.iterdir()} == before
-
-
-@pytest.mark.parametrize("draw", [True, False])
-def test_a_full_disk_is_one_line_and_earlier_results_stand(images, draw, monkeypatch):
-    ready = job(images, images / "out", draw=draw)
-    (images / "out" / "detections.json").write_text("earlier")
-
-    monkeypatch.setattr(os, "fsync", full_disk)
-    with pytest.raises(UserError, match=r"^--output_dir=.*: No space left on device$"):
-        ready.write(FOUND, LABELS)
-    assert os.listdir(images / "out") == ["detections.json"]
-    assert (images / "out" / "detections.json").read_text() == "earlier"
-
-
-def test_two_files_of_one_image_are_refused(images):
-    listed = [{"id": 7, "file_name": name} for name in ("007.jpg", "7.jpg")]
-    with pytest.raises(UserError, match=r"'007\.jpg' and '7\.jpg' both have the id 7"):
-        job(images, images / "out", draw=False, image_info=image_info(images, listed))
 
 
 def image_info(tmp_path, images, **more):
@@ -61,7 +39,65 @@ def image_info(tmp_path, images, **more):
     return str(path)
 
 
-def test_ids_from_an_image_list_without_annotations(tmp_path, capsys):
+def test_output_in_the_directory_of_the_images_is_refused_only_with_pictures(images):
+    assert "has the input files: choose another directory" in refusal(job, images, images, draw=True)
+    times = {path: path.stat().st_mtime_ns for path in images.iterdir()}
+    (result,) = job(images, images, draw=False).write(DETECTIONS, LABELS)
+    assert result["category_id"] == 17
+    (images / "detections.json").unlink()
+    assert {path: path.stat().st_mtime_ns for path in images.iterdir()} == times
+
+
+@pytest.mark.parametrize("draw", [True, False])
+def test_full_disk_is_a_user_error_and_earlier_detections_stay(images, draw, monkeypatch):
+    ready = job(images, images / "out", draw=draw)
+    (images / "out" / "detections.json").write_text("earlier")
+    monkeypatch.setattr(os, "fsync", full_disk)
+    with pytest.raises(UserError, match=r"^--output_dir=.*: No space left on device$"):
+        ready.write(DETECTIONS, LABELS)
+    assert os.listdir(images / "out") == ["detections.json"]
+    assert (images / "out" / "detections.json").read_text() == "earlier"
+
+
+def test_images_of_the_same_name_get_one_picture_each(jpeg, tmp_path):
+    for name in ("a/1.jpg", "b/1.jpg", "a/b_1.jpg", "a_b/1.jpg"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(jpeg)
+    (tmp_path / "a" / "notes.txt").write_text("no image")
+    job(f"{tmp_path}/*/*", tmp_path / "out").write(DETECTIONS, LABELS)
+    pictures = {path.name for path in (tmp_path / "out").glob("*.png")} - {"contact_sheet.png"}
+    assert len(pictures) == 4
+
+
+def test_two_images_with_the_same_id_are_refused(images):
+    listed = [{"id": 7, "file_name": name} for name in ("007.jpg", "7.jpg")]
+    with pytest.raises(UserError, match=r"'007\.jpg' and '7\.jpg' both have the id 7"):
+        job(images, images / "out", draw=False, image_info=image_info(images, listed))
+
+
+REFUSED = {
+    "missing directory": ({"images": "/nowhere"}, "nowhere"),
+    "no --images": ({"images": ""}, "--images is missing"),
+    "no --output_dir": ({"output_dir": ""}, "--output_dir is missing"),
+    "directory without images": ({"images": "{tmp}/empty"}, r"empty: no image files found \(\.jpg"),
+    "missing video": ({"images": "{tmp}/none.mp4"}, r"none\.mp4: no such file"),
+    "video with ids": ({"images": "a.mp4", "image_info": "a.json"}, "--image_info is for images"),
+    "video with DALI": ({"images": "a.mp4", "pipeline_type": "dali_cpu"}, "cannot read videos"),
+    "ids from two files": ({"annotations": "a.json", "image_info": "a.json"}, "give one of them"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_refused_flags_are_one_line_before_any_output(images, tmp_path, case):
+    flags, message = REFUSED[case]
+    (tmp_path / "empty").mkdir()
+    options = {"images": str(images), "output_dir": f"{tmp_path}/out"} | flags
+    options = {name: value.replace("{tmp}", str(tmp_path)) for name, value in options.items()}
+    assert re.search(message, refusal(job, **options))
+    assert not (tmp_path / "out").exists()
+
+
+def test_image_ids_of_a_list_without_annotations_are_found_by_the_end_of_the_path(tmp_path, capsys):
     images = [{"id": 9, "file_name": "b.jpg", "height": 3, "width": 4}, {"id": 4, "file_name": "a/c.jpg"}]
     categories = [{"id": 3, "name": "car", "supercategory": "vehicle"}, {"id": 17, "name": "cat"}]
     ids, label_map = read_image_info(image_info(tmp_path, images, categories=categories))
@@ -74,16 +110,20 @@ def test_ids_from_an_image_list_without_annotations(tmp_path, capsys):
         look_up(["d.jpg", "e.jpg"], ids, "f")
 
 
-BAD_LISTS = [
-    ('{"images": [{"id": "1", "file_name": "a.jpg"}]}', r"is not a json with COCO's images: .*id"),
-    ('{"images": [{"id": 1}]}', "file_name"),
-    ("[1, 2", "is not a json"),
-    (None, "No such file"),
-]
+BAD_LISTS = {
+    "id as text": (
+        '{"images": [{"id": "1", "file_name": "a.jpg"}]}',
+        "is not a json with COCO's images: .*id",
+    ),
+    "no file name": ('{"images": [{"id": 1}]}', "file_name"),
+    "truncated json": ("[1, 2", "is not a json"),
+    "missing file": (None, "No such file"),
+}
 
 
-@pytest.mark.parametrize(("text", "message"), BAD_LISTS)
-def test_a_bad_image_list_is_one_line(tmp_path, text, message):
+@pytest.mark.parametrize("case", BAD_LISTS)
+def test_bad_image_list_is_refused_in_one_line(tmp_path, case):
+    text, message = BAD_LISTS[case]
     path = tmp_path / "info.json"
     if text is not None:
         path.write_text(text)

@@ -1,3 +1,5 @@
+"""Tests the reading and writing of videos with clips that OpenCV wrote."""
+
 import sys
 
 import numpy as np
@@ -23,14 +25,14 @@ def clip(tmp_path_factory):
     return path
 
 
-def test_frames_come_in_order_and_as_rgb(clip):
+def test_frames_are_read_in_order_as_rgb(clip):
     source = video.open_video(str(clip))
     assert (source.size, source.height, source.width, source.frame_rate) == (5, 64, 96, 10)
     for frame, colour in zip(source.frames(), COLOURS, strict=True):
         np.testing.assert_allclose(frame.mean((0, 1)), colour, atol=12)
 
 
-def test_examples_are_the_frames_without_loss(clip):
+def test_examples_of_a_video_hold_its_frames_without_loss(clip):
     source = video.open_video(str(clip))
     examples = list(tf_readers.examples(source, shard_id=0, num_shards=1, training=False, seed=0))
     assert [int(example["image_id"]) for example in examples] == [0, 1, 2, 3, 4]
@@ -40,23 +42,23 @@ def test_examples_are_the_frames_without_loss(clip):
         assert example["boxes"].shape == (0, 4)
 
 
-def test_what_is_written_can_be_read(clip, tmp_path):
+def test_written_video_has_the_frames_size_and_rate_of_its_source(clip, tmp_path):
     source = video.open_video(str(clip))
     video.write_video(tmp_path / "out.mp4", source, source.frames())
-    again = video.open_video(str(tmp_path / "out.mp4"))
-    assert (again.size, again.height, again.width, again.frame_rate) == (5, 64, 96, 10)
-    for frame, colour in zip(again.frames(), COLOURS, strict=True):
+    copy = video.open_video(str(tmp_path / "out.mp4"))
+    assert (copy.size, copy.height, copy.width, copy.frame_rate) == (5, 64, 96, 10)
+    for frame, colour in zip(copy.frames(), COLOURS, strict=True):
         np.testing.assert_allclose(frame.mean((0, 1)), colour, atol=20)
 
 
-@pytest.mark.parametrize("content", [b"", b"no video at all" * 99, "half"])
-def test_a_damaged_video_is_one_line(clip, tmp_path, content):
+@pytest.mark.parametrize("content", [b"", b"no video at all" * 99, "cut"], ids=["empty", "text", "cut"])
+def test_damaged_video_is_refused_with_its_name(clip, tmp_path, content):
     path = tmp_path / "bad.avi"
-    path.write_bytes(clip.read_bytes()[:300] if content == "half" else content)
+    path.write_bytes(clip.read_bytes()[:300] if content == "cut" else content)
     assert "bad.avi is damaged or not a video" in refusal(video.open_video, str(path))
 
 
-def test_a_video_that_is_cut_short_says_how_many_frames_are_left(clip, tmp_path, capsys):
+def test_truncated_video_is_opened_with_a_warning_about_missing_frames(clip, tmp_path, capsys):
     path = tmp_path / "short.avi"
     content = clip.read_bytes()
     path.write_bytes(content[: content.rindex(b"00dc", 0, content.index(b"idx1"))])
@@ -64,6 +66,6 @@ def test_a_video_that_is_cut_short_says_how_many_frames_are_left(clip, tmp_path,
     assert f"warning: only 4 of the 5 frames of {path} can be decoded" in capsys.readouterr().err
 
 
-def test_without_a_decoder_it_says_what_to_install(clip, monkeypatch):
+def test_video_without_opencv_is_refused_with_the_package_to_install(clip, monkeypatch):
     monkeypatch.setitem(sys.modules, "cv2", None)
     assert "pip install opencv-python-headless" in refusal(video.open_video, str(clip))
