@@ -120,9 +120,10 @@ def test_contact_sheet_shows_images_in_order_with_their_aspect_ratios():
     assert sheet.shape[1:] == (900, 3)
     boxes = {}
     for size, grey in zip(sizes, greys, strict=True):
-        left, top, right, bottom = boxes[grey] = extent(sheet, (grey,) * 3)
-        assert len(pixels_of(sheet, (grey,) * 3)[0]) == (right - left) * (bottom - top)
-        assert (right - left) / (bottom - top) == pytest.approx(size[1] / size[0], rel=0.03)
+        boxes[grey] = extent(sheet, (grey,) * 3)
+        width, height = np.subtract(boxes[grey][2:], boxes[grey][:2])
+        assert len(pixels_of(sheet, (grey,) * 3)[0]) == width * height
+        assert width / height == pytest.approx(size[1] / size[0], rel=0.03)
     assert boxes[40][0] == 0
     assert boxes[40][2] < boxes[80][0] < boxes[80][2] < boxes[120][0]
     assert boxes[40][1] == boxes[80][1] == boxes[120][1] < boxes[160][1] == boxes[200][1]

@@ -1,9 +1,11 @@
 """Tests the inputs and outputs of infer.py: image ids, refused flags, detections.json and pictures."""
 
+import io
 import json
 import os
 import re
 
+import PIL.Image
 import pytest
 
 from common.args import InferArgs
@@ -59,14 +61,14 @@ def test_full_disk_is_a_user_error_and_earlier_detections_stay(images, draw, mon
     assert (images / "out" / "detections.json").read_text() == "earlier"
 
 
-def test_images_of_the_same_name_get_one_picture_each(jpeg, tmp_path):
+def test_images_of_the_same_name_get_one_picture_each_of_their_size(jpeg, tmp_path):
     for name in ("a/1.jpg", "b/1.jpg", "a/b_1.jpg", "a_b/1.jpg"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_bytes(jpeg)
     (tmp_path / "a" / "notes.txt").write_text("no image")
     job(f"{tmp_path}/*/*", tmp_path / "out").write(DETECTIONS, LABELS)
-    pictures = {path.name for path in (tmp_path / "out").glob("*.png")} - {"contact_sheet.png"}
-    assert len(pictures) == 4
+    files = [path for path in (tmp_path / "out").glob("*.png") if path.name != "contact_sheet.png"]
+    assert [PIL.Image.open(file).size for file in files] == [PIL.Image.open(io.BytesIO(jpeg)).size] * 4
 
 
 def test_two_images_with_the_same_id_are_refused(images):

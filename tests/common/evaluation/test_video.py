@@ -5,7 +5,6 @@ import sys
 import numpy as np
 import pytest
 
-from common.data import tf_readers
 from common.evaluation import video
 from tests.refusal import refusal
 
@@ -30,16 +29,6 @@ def test_frames_are_read_in_order_as_rgb(clip):
     assert (source.size, source.height, source.width, source.frame_rate) == (5, 64, 96, 10)
     for frame, colour in zip(source.frames(), COLOURS, strict=True):
         np.testing.assert_allclose(frame.mean((0, 1)), colour, atol=12)
-
-
-def test_examples_of_a_video_hold_its_frames_without_loss(clip):
-    source = video.open_video(str(clip))
-    examples = list(tf_readers.examples(source, shard_id=0, num_shards=1, training=False, seed=0))
-    assert [int(example["image_id"]) for example in examples] == [0, 1, 2, 3, 4]
-    for example, frame in zip(examples, source.frames(), strict=True):
-        png = cv2.imdecode(np.frombuffer(example["encoded"].numpy(), np.uint8), cv2.IMREAD_COLOR)
-        np.testing.assert_array_equal(png[..., ::-1], frame)
-        assert example["boxes"].shape == (0, 4)
 
 
 def test_written_video_has_the_frames_size_and_rate_of_its_source(clip, tmp_path):
