@@ -1,3 +1,5 @@
+"""Small settings of both apps, and their flags as the commands parse them."""
+
 import contextlib
 import importlib
 import types
@@ -17,17 +19,18 @@ TINY = {
 }
 
 
-def flag_values(program: str, *words: str) -> tuple[types.ModuleType, dict[str, Any]]:
-    """`program` is, for example, "yolov4.eval"."""
+def flag_values(program: str, *arguments: str) -> tuple[types.ModuleType, dict[str, Any]]:
+    """Imports `program`, for example "yolov4.eval". Returns the module and the values of its flags."""
     module = importlib.import_module(program)
     fv = flags.FlagValues()
     module.define_flags(fv)
-    fv([program, *words])
+    fv([program, *arguments])
     return module, args.values(fv, module.define_flags)
 
 
-def parsed(app: str, *words: str) -> tuple[types.ModuleType, args.Args]:
-    module, values = flag_values(f"{app}.train", *words)
+def parsed(app: str, *arguments: str) -> tuple[types.ModuleType, args.Args]:
+    """Returns the app's train.py as a module, and its Args."""
+    module, values = flag_values(f"{app}.train", *arguments)
     return module, module.Args(**values)
 
 

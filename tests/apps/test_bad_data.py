@@ -1,3 +1,5 @@
+"""Tests what the commands do with data that have empty, unreadable and wrongly annotated images."""
+
 import json
 import subprocess
 import sys
@@ -5,7 +7,7 @@ import sys
 import pytest
 
 from common.data.check.issues import DataError
-from tests.apps.conftest import coco_flags, one_app, slow_for
+from tests.apps.conftest import coco_flags, one_app
 from tests.conftest import ROOT
 from tests.faults.data_set import DataSet
 from tests.refusal import refusal
@@ -14,6 +16,7 @@ from tests.small_apps import eagerly
 
 @pytest.fixture
 def faulty(tmp_path) -> DataSet:
+    """An empty image file, an image file with text, and a box of three numbers."""
     data = DataSet(tmp_path / "data", 5)
     first, second = data.document["images"][1:3]
     (data.images_dir / first["file_name"]).write_bytes(b"")
@@ -31,45 +34,47 @@ def with_bad_images(faulty) -> DataSet:
 
 
 @one_app
-def test_training_can_skip_images(with_bad_images, tiny_train, tmp_path, capsys):
+def test_training_with_on_bad_image_skip_leaves_bad_images_out(with_bad_images, tiny_train, tmp_path, capsys):
     flags = ["--on_bad_image=skip", "--epochs=1", "--steps_per_epoch=1"]
     tiny_train(with_bad_images.directory, tmp_path / "run", *flags)
-    said = capsys.readouterr().err
-    assert "training data: 4 images" in said and "evaluation data: 4 images" in said
-    assert all(name in said for name in ("001.jpg", "002.jpg"))
+    messages = capsys.readouterr().err
+    assert "training data: 4 images" in messages and "evaluation data: 4 images" in messages
+    assert all(name in messages for name in ("001.jpg", "002.jpg"))
     assert (tmp_path / "run" / "metrics.json").exists()
 
 
 @one_app
-def test_limits_of_the_data(drawn, tiny_train, tmp_path):
+def test_training_refuses_images_over_max_megapixels(drawn, tiny_train, tmp_path):
     flag = "--max_megapixels=0.005"
     assert "--max_megapixels" in refusal(tiny_train, drawn, tmp_path / "run", flag, error=DataError)
 
 
-def test_evaluation_and_inference_stop_too(with_bad_images, trained, command, tmp_path):
-    data = with_bad_images
-    given = [f"--weights={trained}", f"--output_dir={tmp_path}/out"]
-    images = f"--images={data.images_dir}"
-    of_eval = coco_flags(data.directory, "eval")
-    assert "001.jpg" in refusal(command, "eval", *given, *of_eval, error=DataError)
-    said = refusal(command, "infer", *given, images, error=DataError)
-    assert 0 <= said.find("001.jpg") < said.find("002.jpg")
+@one_app
+def test_evaluation_and_inference_refuse_bad_images_and_inference_can_skip_them(
+    with_bad_images, trained, command, tmp_path
+):
+    arguments = [f"--weights={trained}", f"--output_dir={tmp_path}/out"]
+    data_flags = coco_flags(with_bad_images.directory, "eval")
+    assert "001.jpg" in refusal(command, "eval", *arguments, *data_flags, error=DataError)
+    arguments.append(f"--images={with_bad_images.images_dir}")
+    message = refusal(command, "infer", *arguments, error=DataError)
+    assert 0 <= message.find("001.jpg") < message.find("002.jpg")
     with eagerly():
-        command("infer", *given, images, "--on_bad_image=skip")
+        command("infer", *arguments, "--on_bad_image=skip")
     pictures = {path.name for path in (tmp_path / "out").glob("*.png")}
     assert pictures == {"000.png", "003.png", "004.png", "005.png", "contact_sheet.png"}
 
 
-@slow_for("efficientdet")
-def test_training_lists_every_fault_without_a_traceback(app, faulty, tmp_path):
+@one_app
+def test_train_py_lists_every_fault_of_the_data_without_a_traceback(app, faulty, tmp_path):
     command = [sys.executable, f"{ROOT}/{app.name}/train.py", f"--model_name={app.model_name}"]
     command += [*coco_flags(faulty.directory, "train"), f"--output_dir={tmp_path}/run"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert done.returncode == 1, done.stderr
-    assert done.stdout == "" and "Traceback" not in done.stderr
-    *_, said = done.stderr.partition("error: 3 kinds of faults in the data:\n")
-    assert len(said.splitlines()) == 3
+    process = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert process.returncode == 1, process.stderr
+    assert process.stdout == "" and "Traceback" not in process.stderr
+    *_, message = process.stderr.partition("error: 3 kinds of faults in the data:\n")
+    assert len(message.splitlines()) == 3
     names = [image["file_name"] for image in faulty.document["images"][1:3]]
     words = [*names, f"annotation {faulty.annotation['id']} ", "[1, 2, 3]"]
-    assert all(word in said for word in words)
+    assert all(word in message for word in words)
     assert not (tmp_path / "run").exists()

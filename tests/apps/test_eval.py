@@ -1,4 +1,4 @@
-"""Tests eval.py and predict.py of each app, and trained.py and detectors.py of common/training."""
+"""Tests eval.py and predict.py of each app, and how common/ loads trained weights and opens detectors."""
 
 import json
 import os
@@ -12,22 +12,25 @@ from common.evaluation import coco_metrics
 from common.evaluation.evaluate import Evaluation, evaluate
 from tests.apps.conftest import coco_flags, one_app
 from tests.common.training.small_model import full_disk, rows_of
+from tests.refusal import refusal
 from tests.small_apps import eagerly
 
 
 @pytest.fixture(scope="module")
-def evaluation(trained, drawn, command):
+def run_eval(trained, drawn, command):
+    """Gives run_eval(output_dir, "--errors", ...), which runs eval.py on the trained weights."""
+
     def run(output_dir, *flags: str):
-        given = [f"--weights={trained}", f"--output_dir={output_dir}", *coco_flags(drawn, "eval")]
-        return command("eval", *given, *flags)
+        arguments = [f"--weights={trained}", f"--output_dir={output_dir}", *coco_flags(drawn, "eval")]
+        return command("eval", *arguments, *flags)
 
     return run
 
 
 @pytest.fixture(scope="module")
-def evaluated(evaluation, tmp_path_factory):
+def evaluated(run_eval, tmp_path_factory):
     directory = tmp_path_factory.mktemp("evaluated")
-    evaluation(directory, "--pipeline_type=dali_cpu")
+    run_eval(directory, "--pipeline_type=dali_cpu")
     return directory
 
 
@@ -35,7 +38,7 @@ def read(directory, name="detections.json"):
     return json.loads((directory / name).read_text())
 
 
-def test_evaluation_is_that_of_training_and_in_original_pixels(trained, drawn, evaluated):
+def test_ap_equals_the_best_of_training_and_boxes_are_in_pixels_of_the_images(trained, drawn, evaluated):
     best = max(float(row["AP"]) for row in rows_of(trained))
     assert read(evaluated, "metrics.json")["AP"] == pytest.approx(best, abs=1e-5)
     images = read(drawn, "instances.json")["images"]
@@ -51,8 +54,8 @@ def test_evaluation_is_that_of_training_and_in_original_pixels(trained, drawn, e
 
 
 @one_app
-def test_evaluation_twice_gives_the_same_bytes(evaluation, evaluated, tmp_path):
-    evaluation(tmp_path, "--pipeline_type=dali_cpu")
+def test_second_evaluation_writes_the_same_bytes(run_eval, evaluated, tmp_path):
+    run_eval(tmp_path, "--pipeline_type=dali_cpu")
     names = {path.name for path in tmp_path.iterdir()}
     assert names >= {"metrics.json", "detections.json"}
     for name in names:
@@ -60,33 +63,27 @@ def test_evaluation_twice_gives_the_same_bytes(evaluation, evaluated, tmp_path):
 
 
 @one_app
-def test_errors_by_kind_are_those_of_the_detections(evaluation, tmp_path, capsys):
-    evaluation(tmp_path, "--errors", "--errors_min_score=0.02")
+def test_errors_flag_counts_the_detections_above_the_score_and_draws_them(run_eval, tmp_path, capsys):
+    run_eval(tmp_path, "--errors", "--errors_min_score=0.02")
     counts = read(tmp_path, "errors.json")["counts"]
-    missed, kept = counts.pop("missed"), [r for r in read(tmp_path) if r["score"] >= 0.02]
-    assert 0 <= len(kept) - sum(counts.values()) <= 5 and f"missed {missed:15d}" in capsys.readouterr().out
+    missed, results = counts.pop("missed"), [r for r in read(tmp_path) if r["score"] >= 0.02]
+    assert 0 <= len(results) - sum(counts.values()) <= 5
+    assert f"missed {missed:15d}" in capsys.readouterr().out
     assert (tmp_path / "confusion_matrix.png").exists() and (tmp_path / "errors.png").exists()
 
 
 @one_app
-def test_a_missing_backend_is_said_before_the_work(command, drawn, monkeypatch):
+def test_missing_coco_backend_is_refused_before_the_weights_are_read(command, drawn, monkeypatch):
     monkeypatch.setattr(coco_metrics, "FASTER_VERSION", "0.0")
     with pytest.raises(UserError, match=r"pip install faster-coco-eval==0\.0"):
         command("eval", "--weights=no such file", "--coco_backend=faster", *coco_flags(drawn, "eval"))
 
 
-def test_every_image_once_and_an_error_where_the_network_gives_nan(app, trained, source):
+def test_network_output_of_nan_is_refused_with_the_image_id(app, trained, source):
     model, config, labels, _ = app.load_trained(trained)
+    detect = app.package.predict.make_detect(model, config)
     options = {"source": source, "config": config, "training": False, "with_targets": False}
-    loader, detect = app.make_loader("dali_cpu", batch_size=5, **options), app.make_detect(model, config)
-    with eagerly():
-        results = evaluate(detect, loader, labels).results
-    keys = [(r["image_id"], r["category_id"], tuple(r["bbox"]), r["score"]) for r in results]
-    assert len(keys) == len(set(keys))
-    assert {r["image_id"] for r in results} <= set(source.annotations.image_ids.tolist())
-    per_image = np.unique([r["image_id"] for r in results], return_counts=True)[1]
-    assert per_image.max() <= config.max_detections
-
+    loader = app.make_loader("dali_cpu", batch_size=5, **options)
     bias = [weight for weight in model.weights if weight.path.endswith("/bias")][-1]
     bias.assign(np.full(bias.shape, np.nan))
     with pytest.raises(UserError, match=r"image 10 is not finite"), eagerly():
@@ -94,7 +91,7 @@ def test_every_image_once_and_an_error_where_the_network_gives_nan(app, trained,
 
 
 @one_app
-def test_other_categories_are_refused(trained, drawn, command, tmp_path):
+def test_annotations_with_other_categories_than_the_weights_are_refused(trained, drawn, command, tmp_path):
     data = shutil.copytree(drawn, tmp_path / "renamed")
     document = read(data, "instances.json")
     next(c for c in document["categories"] if c["id"] == 17)["name"] = "giraffe"
@@ -103,29 +100,30 @@ def test_other_categories_are_refused(trained, drawn, command, tmp_path):
         command("eval", f"--weights={trained}", f"--output_dir={tmp_path}/out", *coco_flags(data, "eval"))
 
 
-def test_what_was_trained_cannot_be_changed_by_hparams(app, evaluation, tmp_path):
-    name, value = app.own_hparam
+def test_hparams_that_change_the_trained_network_are_refused(app, run_eval, tmp_path):
+    name, value = {"efficientdet": ("anchor_scale", "6"), "yolov4": ("width", "1")}[app.name]
     with pytest.raises(UserError, match=rf"'{name}' cannot be changed here.*nms_method"):
-        evaluation(tmp_path, f"--hparams={name}={value}")
-
-
-REFUSED = [("x", ["--pipeline_type=synthetic"], "synthetic"), ("file/x", [], r"--output_dir=.*file")]
+        run_eval(tmp_path, f"--hparams={name}={value}")
 
 
 @one_app
-@pytest.mark.parametrize("output, flags, message", REFUSED)
-def test_it_is_refused_before_the_work(evaluation, tmp_path, output, flags, message):
+def test_synthetic_loader_is_refused_for_evaluation(run_eval, tmp_path):
+    assert "synthetic" in refusal(run_eval, tmp_path, "--pipeline_type=synthetic")
+
+
+@one_app
+def test_output_dir_below_a_file_is_refused(run_eval, tmp_path):
     (tmp_path / "file").touch()
-    with pytest.raises(UserError, match=message):
-        evaluation(tmp_path / output, *flags)
+    with pytest.raises(UserError, match=r"--output_dir=.*file"):
+        run_eval(tmp_path / "file" / "x")
 
 
 @one_app
-def test_full_disk_is_one_line_and_earlier_results_stand(app, evaluation, tmp_path, monkeypatch):
+def test_full_disk_is_a_user_error_and_earlier_detections_stay(app, run_eval, tmp_path, monkeypatch):
     (tmp_path / "detections.json").write_text("earlier")
-    found = Evaluation({**dict.fromkeys(coco_metrics.NAMES, 0.5), "per_class": {}}, [], {})
-    monkeypatch.setattr(app.entry("eval")[0], "evaluate", lambda *_, **__: found)
+    evaluation = Evaluation({**dict.fromkeys(coco_metrics.NAMES, 0.5), "per_class": {}}, [], {})
+    monkeypatch.setattr(app.package.eval, "evaluate", lambda *_, **__: evaluation)
     monkeypatch.setattr(os, "fsync", full_disk)
     with pytest.raises(UserError, match=r"^--output_dir=.*: No space left on device$"):
-        evaluation(tmp_path)
+        run_eval(tmp_path)
     assert (tmp_path / "detections.json").read_text() == "earlier"

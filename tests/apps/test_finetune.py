@@ -16,19 +16,19 @@ from common import hparams
 from common.data.labels import LabelMap
 from common.layers import BatchNormalization
 from common.training.results import Results
-from common.weights import fine_tuning, model_metadata
+from common.weights import model_metadata
 from common.weights import weight_files as weights
 from tests.apps.conftest import one_app, slow_for
 from tests.common.weights.test_fine_tuning import values_of
+from tests.conftest import ROOT
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
 LABELS = LabelMap((5, 7, 8, 9), ("toothbrush", "cow", "car", "emu"))  # the earlier model has no "cat"
 SHORT = ["--steps_per_epoch=3", "--batch_size=4", "--ema_decay=0", "--eval_images=", "--eval_annotations="]
 
 
-class Earlier(NamedTuple):
+class EarlierRun(NamedTuple):
     model: keras.Model
-    run: pathlib.Path
+    directory: pathlib.Path
 
 
 def build(app, num_classes):
@@ -38,184 +38,166 @@ def build(app, num_classes):
 
 
 @pytest.fixture(scope="module")
-def earlier(app, tmp_path_factory) -> Earlier:
+def earlier(app, tmp_path_factory) -> EarlierRun:
+    """A run directory with untrained weights for the four classes of LABELS."""
     model, config = build(app, 4)
-    run = tmp_path_factory.mktemp("earlier") / "run"
-    run.mkdir()
-    weights.save(model, run / weights.BEST, app.package.model_metadata.make_metadata(config, LABELS, 4))
-    return Earlier(model, run)
+    directory = tmp_path_factory.mktemp("earlier") / "run"
+    directory.mkdir()
+    weights.save(model, directory / weights.BEST, app.package.model_metadata.make_metadata(config, LABELS, 4))
+    return EarlierRun(model, directory)
 
 
-class Tuned(NamedTuple):
-    """A run of the fine-tuning recipe, and its results.
+class Tuning(NamedTuple):
+    """A run of the fine-tuning recipe.
 
     Attributes:
-        run: directory of the run.
-        said: what the run printed to stderr.
-        begun: weights when training began.
-        restored: state of the optimizer when training began.
-        updates: number of the optimizer's steps when training began.
-        left: state of the optimizer when training ended.
+        directory: directory of the run.
+        messages: what the run printed to stderr.
+        first_weights, first_slots: weights and state of the optimizer when training began.
+        first_update: number of the optimizer's steps when training began.
+        last_slots: state of the optimizer when training ended.
     """
 
-    run: pathlib.Path
-    said: str
-    begun: dict[str, np.ndarray]
-    restored: dict[str, np.ndarray]
-    updates: int
-    left: dict[str, np.ndarray]
+    directory: pathlib.Path
+    messages: str
+    first_weights: dict[str, np.ndarray]
+    first_slots: dict[str, np.ndarray]
+    first_update: int
+    last_slots: dict[str, np.ndarray]
 
 
 @pytest.fixture(scope="module")
 def tune(app, tiny_train, drawn, earlier):
-    """Gives tune(run, "--epochs=1", ...), which trains from the earlier weights, three steps per epoch."""
+    """Gives tune(directory, "--epochs=1", ...), which trains from the earlier weights."""
 
     def slots(optimizer) -> dict[str, np.ndarray]:
         values = {v.path: np.array(v) for v in optimizer.variables if v.path.count("/") > 1 or len(v.shape)}
         assert values
         return values
 
-    def run(directory: pathlib.Path, *flags: str) -> Tuned:
-        seen = []
+    def run(directory: pathlib.Path, *flags: str) -> Tuning:
+        starts = []
         make_train_step = app.package.train.make_train_step
 
-        def watched(ranks, model, config, optimizer, averaged, **options):
-            seen.append((optimizer, values_of(model), slots(optimizer), int(optimizer.iterations)))
+        def make_recorded_step(ranks, model, config, optimizer, averaged, **options):
+            starts.append((optimizer, values_of(model), slots(optimizer), int(optimizer.iterations)))
             return make_train_step(ranks, model, config, optimizer, averaged, **options)
 
         recipe = [f"--flagfile={ROOT / app.name}/flags/finetune.txt", "--image_size=96x64"]
-        with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stderr(io.StringIO()) as said:
-            patch.setattr(app.package.train, "make_train_step", watched)
-            tiny_train(drawn, directory, *recipe, *SHORT, f"--init_from={earlier.run}", *flags)
-        ((optimizer, *begun),) = seen
-        return Tuned(directory, said.getvalue(), *begun, slots(optimizer))
+        with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stderr(io.StringIO()) as stderr:
+            patch.setattr(app.package.train, "make_train_step", make_recorded_step)
+            tiny_train(drawn, directory, *recipe, *SHORT, f"--init_from={earlier.directory}", *flags)
+        ((optimizer, *first_values),) = starts
+        return Tuning(directory, stderr.getvalue(), *first_values, slots(optimizer))
 
     return run
 
 
 @pytest.fixture(scope="module")
-def heads(tune, tmp_path_factory) -> Tuned:
+def heads(tune, tmp_path_factory) -> Tuning:
+    """A run of one epoch with a frozen backbone."""
     return tune(tmp_path_factory.mktemp("heads") / "run", "--epochs=1", "--freeze=^backbone")
 
 
-def test_init_from_copies_classes_by_name(app, heads, earlier):
-    before, after = values_of(earlier.model), heads.begun
-    report = next(line for line in heads.said.splitlines() if line.startswith("--init_from"))
+def class_rows(app, values: dict[str, np.ndarray], num_classes: int) -> list[np.ndarray]:
+    """Returns kernels and biases of the class scores in the last layers, as (..., anchor, class)."""
+    if app.name == "efficientdet":
+        names = ("class_net.predict/kernel", "class_net.predict/bias")
+        return [values[name].reshape(-1, 1, num_classes) for name in names]
+    layers = {name.rpartition("/")[0] for name in values if name.endswith("conv/bias")}
+    heads = [values[f"{layer}/{part}"] for layer in sorted(layers) for part in ("kernel", "bias")]
+    return [head.reshape(-1, 3, 5 + num_classes)[..., 5:] for head in heads]
+
+
+def box_bias(app, values: dict[str, np.ndarray], num_classes: int) -> np.ndarray:
+    """Returns the biases of the boxes. YOLOv4's also have the objectness."""
+    if app.name == "efficientdet":
+        return values["box_net.predict/bias"]
+    name = sorted(name for name in values if name.endswith("conv/bias"))[0]
+    return values[name].reshape(3, 5 + num_classes)[:, :5]
+
+
+def test_init_from_copies_weights_of_classes_by_name_and_all_other_weights(app, heads, earlier):
+    before, after = values_of(earlier.model), heads.first_weights
+    report = next(line for line in heads.messages.splitlines() if line.startswith("--init_from"))
     total = len(earlier.model.weights)
-    assert report == f"--init_from={earlier.run}: {total} of {total} weights taken, new classes: cat"
-    for was, now in zip(app.class_rows(before, 4), app.class_rows(after, 3), strict=True):
-        np.testing.assert_array_equal(now[..., 0], was[..., 2])
-        np.testing.assert_array_equal(now[..., 2], was[..., 0])
-        assert not any(np.array_equal(now[..., 1], was[..., row]) and now[..., 1].std() for row in range(4))
-    np.testing.assert_array_equal(app.box_bias(after, 3), app.box_bias(before, 4))
+    assert report == f"--init_from={earlier.directory}: {total} of {total} weights taken, new classes: cat"
+    for old, new in zip(class_rows(app, before, 4), class_rows(app, after, 3), strict=True):
+        np.testing.assert_array_equal(new[..., 0], old[..., 2])
+        np.testing.assert_array_equal(new[..., 2], old[..., 0])
+        assert not any(np.array_equal(new[..., 1], old[..., row]) and new[..., 1].std() for row in range(4))
+    np.testing.assert_array_equal(box_bias(app, after, 3), box_bias(app, before, 4))
     for name in before:
         if before[name].shape == after[name].shape:
             np.testing.assert_array_equal(after[name], before[name], err_msg=name)
 
 
-def test_freeze_keeps_the_named_layers_still(app, heads, earlier):
-    before, after = heads.begun, values_of(app.load_trained(heads.run)[0])
+def test_training_with_freeze_changes_only_layers_that_are_not_frozen(app, heads, earlier):
+    before, after = heads.first_weights, values_of(app.load_trained(heads.directory)[0])
     changed = {name for name in after if not np.array_equal(before[name], after[name])}
     backbone = {name for name in after if "backbone" in name}
     assert backbone and changed and not changed & backbone
-    at_first = values_of(earlier.model)
+    earlier_values = values_of(earlier.model)
     for name in backbone:
-        np.testing.assert_array_equal(after[name], at_first[name])
-
-
-@one_app
-def test_frozen_batch_norms_normalise_with_what_they_had(app):
-    model, _ = build(app, 3)
-    fine_tuning.freeze(model, "^backbone")
-    layers = [layer for layer in model.layers if isinstance(layer, BatchNormalization)]
-    frozen = [layer for layer in layers if layer.name.startswith("backbone")]
-    free = [layer for layer in layers if layer not in frozen]
-    random = np.random.default_rng(3)
-    for layer in layers:
-        layer.moving_mean.assign(random.normal(0, 0.1, layer.moving_mean.shape))
-    before = {layer: np.asarray(layer.moving_mean) for layer in layers}
-    inner = keras.Model(model.inputs, [frozen[-1].output, *model.outputs])
-    pixels = random.normal(0.5, 1.0, (4, 64, 96, 3)).astype(np.float32)
-    alone = [np.asarray(part) for part in inner([pixels[:1]], training=True)]
-    together = [np.asarray(part)[:1] for part in inner([pixels], training=True)]
-    np.testing.assert_allclose(alone[0], together[0], rtol=1e-4, atol=1e-5)
-    assert np.abs(alone[1] - together[1]).max() > 1e-3 * np.abs(alone[1]).max()
-    for layer in layers:
-        moved = not np.array_equal(before[layer], np.asarray(layer.moving_mean))
-        assert moved == (layer in free), layer.name
-    fine_tuning.freeze_batch_norms(model)
-    used = inner([pixels], training=False)
-    for trained, expected in zip(inner([pixels], training=True), used, strict=True):
-        np.testing.assert_allclose(trained, expected, rtol=1e-4, atol=1e-5)
+        np.testing.assert_array_equal(after[name], earlier_values[name])
 
 
 @slow_for("efficientdet")
-def test_batch_norms_that_are_frozen_stay_and_the_run_resumes_exactly(app, tune, tmp_path, monkeypatch):
+def test_run_with_freeze_batch_norm_keeps_batch_norms_and_resumes_exactly(app, tune, tmp_path, monkeypatch):
     flags = ("--epochs=2", "--freeze_batch_norm", "--ema_decay=0.9")
-    whole = tune(tmp_path / "whole", *flags)
-    model = app.load_trained(whole.run)[0]
+    unbroken = tune(tmp_path / "unbroken", *flags)
+    model = app.load_trained(unbroken.directory)[0]
     norms = (layer for layer in model.layers if isinstance(layer, BatchNormalization))
-    still = {weight.path for layer in norms for weight in layer.weights}
+    frozen = {weight.path for layer in norms for weight in layer.weights}
     after = values_of(model)
-    changed = {name for name in after if not np.array_equal(whole.begun[name], after[name])}
-    assert still and not changed & still and len(changed) > 0.9 * len(after.keys() - still)
+    changed = {name for name in after if not np.array_equal(unbroken.first_weights[name], after[name])}
+    assert frozen and not changed & frozen and len(changed) > 0.9 * len(after.keys() - frozen)
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(Results, "save_row", mock.Mock(side_effect=[None, KeyboardInterrupt]))
-        tune(tmp_path / "parts", *flags)
-    parts = tune(tmp_path / "parts", *flags)
-    assert parts.updates == 3
-    for name, values in values_of(app.load_trained(parts.run)[0]).items():
+        tune(tmp_path / "resumed", *flags)
+    resumed = tune(tmp_path / "resumed", *flags)
+    assert resumed.first_update == 3
+    for name, values in values_of(app.load_trained(resumed.directory)[0]).items():
         np.testing.assert_array_equal(values, after[name], err_msg=name)
 
 
 @one_app
-def test_unfreezing_keeps_the_weights_and_the_state_of_the_optimizer(app, heads, tune, tmp_path):
-    whole = tune(shutil.copytree(heads.run, tmp_path / "run"), "--epochs=2", "--freeze=")
-    assert "changed: freeze; the run continues from an epoch's end" in whole.said
-    assert (heads.updates, whole.updates) == (0, 3)
-    still = [name for name in heads.left if "backbone" in name]
-    moving = [name for name in heads.left if name not in still]
-    assert still and moving
-    for path, values in values_of(app.load_trained(heads.run)[0]).items():
-        np.testing.assert_array_equal(whole.begun[path], values, err_msg=path)
-    by_place = dict(zip(heads.left, whole.restored.values(), strict=True))
-    for name, values in heads.left.items():
-        np.testing.assert_array_equal(by_place[name], values, err_msg=name)
-    assert all(not heads.left[name].any() for name in still)
-    assert np.mean([heads.left[name].any() for name in moving]) > 0.9
-    after = zip(heads.left, whole.left.values(), strict=True)
-    assert np.mean([values.any() for name, values in after if name in still]) > 0.9
+def test_run_continued_without_freeze_keeps_weights_and_optimizer_state(app, heads, tune, tmp_path):
+    unfrozen = tune(shutil.copytree(heads.directory, tmp_path / "run"), "--epochs=2", "--freeze=")
+    assert "changed: freeze; the run continues from an epoch's end" in unfrozen.messages
+    assert (heads.first_update, unfrozen.first_update) == (0, 3)
+    frozen = [name for name in heads.last_slots if "backbone" in name]
+    trained = [name for name in heads.last_slots if name not in frozen]
+    assert frozen and trained
+    for path, values in values_of(app.load_trained(heads.directory)[0]).items():
+        np.testing.assert_array_equal(unfrozen.first_weights[path], values, err_msg=path)
+    # Slots are compared by position, because their names may differ.
+    restored = dict(zip(heads.last_slots, unfrozen.first_slots.values(), strict=True))
+    for name, values in heads.last_slots.items():
+        np.testing.assert_array_equal(restored[name], values, err_msg=name)
+    assert all(not heads.last_slots[name].any() for name in frozen)
+    assert np.mean([heads.last_slots[name].any() for name in trained]) > 0.9
+    after = zip(heads.last_slots, unfrozen.last_slots.values(), strict=True)
+    assert np.mean([values.any() for name, values in after if name in frozen]) > 0.9
 
 
 @one_app
-def test_the_recipe_is_in_the_metadata(heads, earlier, source):
-    found = model_metadata.read(heads.run)
-    assert found["recipe"]["freeze"] == "^backbone"
-    assert found["recipe"]["init_from"] == earlier.run.name
-    assert found["train_data"] == source.fingerprint
-    assert model_metadata.read(heads.run / "checkpoints")["state"]["step"] == 3
-    assert model_metadata.read(heads.run / "checkpoints")["anchors"] == found["anchors"]
+def test_metadata_of_weights_and_checkpoint_hold_the_recipe_and_the_data(heads, earlier, source):
+    metadata = model_metadata.read(heads.directory)
+    assert metadata["recipe"]["freeze"] == "^backbone"
+    assert metadata["recipe"]["init_from"] == earlier.directory.name
+    assert metadata["train_data"] == source.fingerprint
+    assert model_metadata.read(heads.directory / "checkpoints")["state"]["step"] == 3
+    assert model_metadata.read(heads.directory / "checkpoints")["anchors"] == metadata["anchors"]
 
 
 @one_app
-def test_weights_that_run_otherwise_say_so(app, heads, capsys):
-    app.package.predict.load_trained(str(heads.run))
+def test_weights_loaded_with_other_settings_than_saved_are_reported(app, heads, capsys):
+    app.load_trained(heads.directory)
     assert capsys.readouterr().err == ""
-    app.package.predict.load_trained(str(heads.run), "64x64", f"nms_method={app.other_nms}")
-    said = capsys.readouterr().err.splitlines()
-    assert re.search(r"last\.weights\.h5 runs with other settings than it was saved with:$", said[0])
-    assert said[1] == "  config.image_size: saved [96, 64], now [64, 64]"
-    assert re.fullmatch(rf"  config\.nms_method: saved \w+, now {app.other_nms}", said[2])
-
-
-@one_app
-def test_weights_of_an_earlier_version_load(app, earlier, tmp_path, capsys):
-    metadata = model_metadata.read(earlier.run)
-    kept = ("app", "num_classes", "label_map", "config", "eval_data", "epoch")
-    old = tmp_path / "old.weights.h5"
-    weights.save(earlier.model, old, {name: metadata[name] for name in kept if name in metadata})
-    model, _, label_map, _ = app.load_trained(old)
-    assert label_map == LABELS
-    assert capsys.readouterr().err == ""
-    for a, b in zip(earlier.model.weights, model.weights, strict=True):
-        np.testing.assert_array_equal(a, b)
+    other_nms = {"efficientdet": "hard", "yolov4": "diou"}[app.name]
+    app.package.predict.load_trained(str(heads.directory), "64x64", f"nms_method={other_nms}")
+    messages = capsys.readouterr().err.splitlines()
+    assert re.search(r"last\.weights\.h5 runs with other settings than it was saved with:$", messages[0])
+    assert messages[1] == "  config.image_size: saved [96, 64], now [64, 64]"
+    assert re.fullmatch(rf"  config\.nms_method: saved \w+, now {other_nms}", messages[2])

@@ -43,20 +43,6 @@ def test_pictures_with_annotations_show_ground_truth_and_detections_side_by_side
 
 
 @one_app
-def test_detections_of_one_file_equal_those_of_a_glob_with_this_file(infer, drawn, tmp_path):
-    files = sorted((drawn / "images").glob("*.jpg"))
-    one = infer(files[0], "--score_threshold=0")
-    assert {result["file_name"] for result in one} == {files[0].name}
-    assert PIL.Image.open(tmp_path / "out" / f"{files[0].stem}.png").width == PIL.Image.open(files[0]).width
-    several = infer(f"{drawn}/images/*.jpg", "--score_threshold=0", "--nodraw")
-    assert {result["file_name"] for result in several} == {file.name for file in files}
-    same_file = [result for result in several if result["file_name"] == files[0].name]
-    for a, b in zip(one, same_file, strict=True):
-        np.testing.assert_allclose(a["bbox"], b["bbox"], atol=0.05)
-        assert a["category_id"] == b["category_id"]
-
-
-@one_app
 def test_detections_have_the_ids_of_image_info_and_are_read_by_pycocotools(infer, drawn, tmp_path, capsys):
     document = read(drawn / "instances.json")
     del document["annotations"]

@@ -1,3 +1,5 @@
+"""Tests the RetinaNet that EfficientDet's app trains, by a run of six steps."""
+
 import numpy as np
 import pytest
 
@@ -17,14 +19,14 @@ RECIPE = (
 def run(drawn, tmp_path_factory):
     directory = tmp_path_factory.mktemp("retinanet") / "run"
     flags = training_flags("efficientdet", drawn, directory, "none", batch_size=4)
-    own = ["--model_name=retinanet-nano", f"--hparams={RECIPE}", "--eval_every=0"]
-    module, a = parsed("efficientdet", *flags, *coco_flags(drawn, "eval"), *own)
+    flags += ["--model_name=retinanet-nano", f"--hparams={RECIPE}", "--eval_every=0"]
+    module, a = parsed("efficientdet", *flags, *coco_flags(drawn, "eval"))
     with eagerly():
         assert 0 <= module.train(a)["AP"] <= 1
     return directory
 
 
-def test_iterations_decide_the_number_of_epochs_and_the_rates(run):
+def test_iterations_set_the_number_of_epochs_and_the_learning_rates(run):
     rows = rows_of(run)
     assert [int(row["step"]) for row in rows] == [3, 6]
     # The run takes six steps instead of five. The milestones 2 and 4 become 2 and 5.
@@ -32,7 +34,7 @@ def test_iterations_decide_the_number_of_epochs_and_the_rates(run):
     assert all(np.isfinite(float(row["loss"])) for row in rows)
 
 
-def test_weights_are_read_again_with_their_settings(run):
+def test_weights_are_loaded_with_the_settings_of_their_run(run):
     model, config, label_map, _ = load_trained(str(run))
     assert (config.architecture, config.epochs, config.antialias) == ("retinanet", 2, False)
     assert label_map.num_classes == 3

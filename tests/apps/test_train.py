@@ -1,7 +1,6 @@
 """Tests train.py and show_batch.py of each app."""
 
 import json
-import pathlib
 import re
 import shutil
 
@@ -18,15 +17,10 @@ from common.weights import weight_files as weights
 from tests.apps.conftest import coco_flags, slow_for
 from tests.common.training.small_model import rows_of
 from tests.refusal import refusal
+from tests.small_apps import TINY
 
 
-def assert_same_weights(app, one: pathlib.Path, other: pathlib.Path) -> None:
-    first, second = (app.load_trained(path / weights.LAST)[0].weights for path in (one, other))
-    for a, b in zip(first, second, strict=True):
-        np.testing.assert_array_equal(np.asarray(a), np.asarray(b), err_msg=a.path)
-
-
-def test_what_a_run_leaves_behind(app, trained):
+def test_run_writes_rows_metrics_pictures_flags_and_weights_with_metadata(app, trained):
     rows = rows_of(trained)
     assert [row["epoch"] for row in rows] == ["1", "2"]
     assert [row["step"] for row in rows] == ["3", "6"]
@@ -51,61 +45,78 @@ def test_what_a_run_leaves_behind(app, trained):
         assert config == expected and hash(config) == hash(expected)
 
 
-def test_the_flag_file_of_a_run_repeats_it(trained, command, tmp_path, capfd):
+def test_flags_txt_of_a_finished_run_continues_the_same_run(trained, command, tmp_path):
     copy = shutil.copytree(trained, tmp_path / "copy")
     more = [f"--output_dir={copy}", "--init_from=gone.weights.h5", "--coco_backend=faster"]
     metrics = command("train", f"--flagfile={copy}/flags.txt", *more)
     assert metrics == json.loads((copy / "metrics.json").read_text())
-    assert "--init_from=gone.weights.h5 is not read again" in capfd.readouterr().err
 
 
-def test_another_run_is_refused_and_overwrites_nothing(app, trained, tiny_train, drawn, tmp_path):
+def test_run_with_other_flags_is_refused_and_leaves_the_weights_of_the_directory(
+    app, trained, tiny_train, drawn, tmp_path
+):
     copy = shutil.copytree(trained, tmp_path / "copy")
-    said = refusal(tiny_train, drawn, copy, "--batch_size=2")
-    assert re.search("batch_size was 4 and is now 2.*--overwrite", said)
+    message = refusal(tiny_train, drawn, copy, "--batch_size=2")
+    assert re.search("batch_size was 4 and is now 2.*--overwrite", message)
     assert "nowhere" in refusal(tiny_train, drawn, copy, "--overwrite", "--init_from=/nowhere.weights.h5")
-    assert_same_weights(app, trained, copy)
-
-
-@slow_for("efficientdet")
-def test_float16_and_no_averages_train_from_coco(app, take_steps, drawn):
-    assert take_steps(0, drawn) == 0
-
-
-@slow_for("efficientdet")
-def test_bfloat16_and_accumulated_gradients_train_from_tfrecords(take_steps, drawn_records):
-    """The averages change only in every second step, when the weights do."""
-    assert take_steps(1, drawn_records) == 2
+    expected, remaining = (app.load_trained(path / weights.LAST)[0].weights for path in (trained, copy))
+    for a, b in zip(expected, remaining, strict=True):
+        np.testing.assert_array_equal(np.asarray(a), np.asarray(b), err_msg=a.path)
 
 
 @pytest.fixture
-def take_steps(app, tiny_train, drawn, tmp_path, monkeypatch):
-    """Gives run(way, data), which trains four steps and returns the number of updates."""
-    made, init = [], AveragedWeights.__init__
+def take_steps(tiny_train, drawn, tmp_path, monkeypatch):
+    """Gives run(data, "--clip_norm=0", ...), which trains four steps.
+
+    The function returns the number of updates of the averaged weights.
+    """
+    instances, init = [], AveragedWeights.__init__
 
     def remember(self, *arguments):
         init(self, *arguments)
-        made.append(self)
+        instances.append(self)
 
     monkeypatch.setattr(AveragedWeights, "__init__", remember)
 
-    def run(way, data):
-        given = app.ways[way].format(tiny=app.tiny).split()
-        metrics = tiny_train(data, tmp_path, "--epochs=1", "--steps_per_epoch=4", "--seed=3", *given)
+    def run(data, *flags):
+        metrics = tiny_train(data, tmp_path, "--epochs=1", "--steps_per_epoch=4", "--seed=3", *flags)
         (row,) = rows_of(tmp_path)
         assert np.isfinite(float(row["loss"]))
         metadata = weights.read_metadata(tmp_path / weights.LAST)
         assert metadata["epoch"] == 1
-        assert metadata["config"].get("letterbox", False) == ("--letterbox" in given)
+        assert metadata["config"].get("letterbox", False) == ("--letterbox" in flags)
         categories = json.loads((drawn / "instances.json").read_text())["categories"]
         assert set(metrics["per_class"]) == {category["name"] for category in categories}
-        return int(made[0]._num_updates)
+        return int(instances[0]._num_updates)
 
     return run
 
 
+FLOAT16 = {
+    "efficientdet": [f"--hparams={TINY['efficientdet']},augmentation=min_iou_crop,hue=20"],
+    "yolov4": ["--hparams=width=0.25,mosaic_prob=1,nms_method=diou", "--letterbox"],
+}
+BFLOAT16 = {
+    "efficientdet": f"{TINY['efficientdet']},augmentation=resize_range,grid_mask_prob=1",
+    "yolov4": f"{TINY['yolov4']},multi_scale=1.5,mixup_prob=0.5,cutmix_prob=0.5,max_delta=5",
+}
+
+
+@slow_for("efficientdet")
+def test_float16_training_without_ema_from_coco_is_finite_and_updates_no_averages(app, take_steps, drawn):
+    flags = ["--precision=mixed_float16", "--ema_decay=0", *FLOAT16[app.name]]
+    assert take_steps(drawn, *flags) == 0
+
+
+@slow_for("efficientdet")
+def test_bfloat16_training_from_tfrecords_updates_averages_with_the_weights(app, take_steps, drawn_records):
+    """With --accumulate_steps=2, the weights change in every second step."""
+    flags = ["--precision=mixed_bfloat16", "--clip_norm=0", "--accumulate_steps=2"]
+    assert take_steps(drawn_records, *flags, f"--hparams={BFLOAT16[app.name]}") == 2
+
+
 @pytest.mark.slow
-def test_synthetic_data_take_compiled_steps(tiny_train, tmp_path):
+def test_training_on_synthetic_data_with_xla_is_finite(tiny_train, tmp_path):
     flags = ["--epochs=1", "--steps_per_epoch=3", "--xla", "--num_classes=3", "--learning_rate=0.01"]
     tiny_train(tmp_path / "none", tmp_path / "run", *flags, "--pipeline_type=synthetic", compiled=True)
     (row,) = rows_of(tmp_path / "run")
@@ -113,24 +124,28 @@ def test_synthetic_data_take_compiled_steps(tiny_train, tmp_path):
 
 
 @slow_for("efficientdet")
-def test_diverging_run_stops_and_names_the_images(app, tiny_train, tmp_path, monkeypatch, capsys):
-    following, count = InputFeed.__next__, iter(range(1, 100))
+def test_diverging_run_names_the_images_of_skipped_steps_and_stops(
+    app, tiny_train, tmp_path, monkeypatch, capsys
+):
+    next_batch, count = InputFeed.__next__, iter(range(1, 100))
 
     def poisoned(self):
-        images, targets = following(self)
+        images, targets = next_batch(self)
         return (images * float("nan") if next(count) in (2, 4, 5) else images), targets
 
     monkeypatch.setattr(InputFeed, "__next__", poisoned)
     flags = ["--pipeline_type=synthetic", "--num_classes=3", "--steps_per_epoch=8", "--max_skipped_steps=1"]
-    refused = refusal(tiny_train, tmp_path / "none", tmp_path / "run", *flags)
-    assert "2 steps in a row were skipped, the last is step 5" in refused
-    said = capsys.readouterr().err
-    skipped = re.findall(r"step (\d+) is skipped: the loss is not finite; image ids \d+", said)
+    message = refusal(tiny_train, tmp_path / "none", tmp_path / "run", *flags)
+    assert "2 steps in a row were skipped, the last is step 5" in message
+    log = capsys.readouterr().err
+    skipped = re.findall(r"step (\d+) is skipped: the loss is not finite; image ids \d+", log)
     assert skipped == ["2", "4", "5"]
 
 
 @pytest.mark.gpu
-def test_training_evaluation_and_resume_on_a_gpu(tiny_train, command, drawn, tmp_path):
+def test_resumed_training_on_a_gpu_has_the_same_ap_evaluated_on_gpu_and_cpu(
+    tiny_train, command, drawn, tmp_path
+):
     run = tmp_path / "run"
     for epochs in (1, 2):
         tiny_train(drawn, run, "--pipeline_type=dali_gpu", f"--epochs={epochs}", compiled=True)
@@ -143,21 +158,20 @@ def test_training_evaluation_and_resume_on_a_gpu(tiny_train, command, drawn, tmp
 SYNTHETIC = "--pipeline_type=synthetic"
 REFUSED = {
     "unknown model": (["--model_name={app}-nona"], "did you mean '{model}'"),
-    "unknown hyper-parameter": (["--hparams=learning_rat=1"], "did you mean 'learning_rate'"),
     "no data": ([], "--train_images"),
-    "momentum that never fades": (["--hparams=momentum=1", SYNTHETIC], "momentum='1'"),
-    "not a number": (["--learning_rate=nan", SYNTHETIC], "learning_rate=nan"),
-    "averaging that never moves": (["--ema_decay=1", SYNTHETIC], "ema_decay"),
+    "momentum of 1": (["--hparams=momentum=1", SYNTHETIC], "momentum='1'"),
+    "learning rate of nan": (["--learning_rate=nan", SYNTHETIC], "learning_rate=nan"),
+    "EMA decay of 1": (["--ema_decay=1", SYNTHETIC], "ema_decay"),
     "model in hparams": (["--hparams=model_name={model}"], "model_name"),
     "impossible setting": (["--hparams=max_instances=0"], "max_instances='0'"),
-    "batch norms of random weights": (["--freeze_batch_norm", SYNTHETIC], "add --init_from"),
+    "frozen batch norms of new weights": (["--freeze_batch_norm", SYNTHETIC], "add --init_from"),
     "too few classes": (["--num_classes=2", *coco_flags("{data}", "train")], "data have 3 classes"),
 }
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_bad_input_is_one_line(app, command, drawn, tmp_path, case):
+def test_refused_flags_are_one_line(app, command, drawn, tmp_path, case):
     arguments, message = REFUSED[case]
-    given = [text.format(data=drawn, app=app.name, model=app.model_name) for text in arguments]
-    given = [f"--model_name={app.model_name}", f"--output_dir={tmp_path}/run", *given]
-    assert message.format(model=app.model_name) in refusal(command, "train", *given)
+    flags = [text.format(data=drawn, app=app.name, model=app.model_name) for text in arguments]
+    flags = [f"--model_name={app.model_name}", f"--output_dir={tmp_path}/run", *flags]
+    assert message.format(model=app.model_name) in refusal(command, "train", *flags)

@@ -1,3 +1,5 @@
+"""Tests options of training that only YOLOv4 has."""
+
 import dataclasses
 
 import numpy as np
@@ -30,7 +32,7 @@ def test_last_epochs_of_close_mosaic_open_loaders_without_mosaic(app, tiny_train
     assert opened == [(5, True), (6, False)]
 
 
-def test_several_sizes_and_letterbox_travel_with_the_weights(tmp_path):
+def test_weights_of_a_multi_scale_letterbox_model_are_loaded_for_one_size(tmp_path):
     fields = {"image_size": (64, 96), "width": 0.25, "multi_scale": 2.0, "letterbox": True}
     config = dataclasses.replace(get_config("yolov4-nano"), **fields)
     trained = make_model(config, 3)
