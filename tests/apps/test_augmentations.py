@@ -1,3 +1,5 @@
+"""Tests augmentations by what is left of drawn rectangles, and the presets of --augmentation_preset."""
+
 import dataclasses
 import types
 
@@ -26,45 +28,43 @@ def rectangles(random, height, width, count):
     return image, np.float32(boxes).reshape(-1, 4)
 
 
-def test_boxes_enclose_what_they_enclosed_before_a_rotation():
+def test_boxes_of_rotated_images_enclose_their_rotated_rectangles():
     random = np.random.default_rng(0)
-    drawn = [rectangles(random, *(int(n) for n in random.integers(90, 260, 2)), i % 5) for i in range(30)]
-    images = [image for image, _ in drawn]
+    drawings = [rectangles(random, *(int(n) for n in random.integers(90, 260, 2)), i % 5) for i in range(30)]
+    images = [image for image, _ in drawings]
     sizes = [np.float32(image.shape[1::-1] * 2) for image in images]
     no_area = np.float32([[0.2, 0.2, 0.2, 0.9], [0.5, 0.5, 0.5, 0.5]])
-    boxes = [np.concatenate([px / size, no_area]) for (_, px), size in zip(drawn, sizes, strict=True)]
-    labels = [np.arange(1, len(of_image) + 1, dtype=np.int32) for of_image in boxes]
+    boxes = [np.concatenate([px / size, no_area]) for (_, px), size in zip(drawings, sizes, strict=True)]
+    labels = [np.arange(1, len(image_boxes) + 1, dtype=np.int32) for image_boxes in boxes]
 
     def rotate(*nodes):
         return augmentations.random_rotation(*nodes, 40.0, FILL)
 
-    turned = whole = 0
-    for image, before, size, (rotated, after, names) in zip(
-        images, boxes, sizes, run_graph(rotate, images, boxes, labels), strict=True
-    ):
+    num_rotated = num_inside = 0
+    results = run_graph(rotate, images, boxes, labels)
+    for image, before, size, (rotated, after, numbers) in zip(images, boxes, sizes, results, strict=True):
         assert rotated.shape == image.shape and after.dtype == np.float32
-        turned += (rotated == FILL).all(-1).any()
+        num_rotated += (rotated == FILL).all(-1).any()
         has_area = (after[:, 2:] > after[:, :2]).all(1)
-        found = dict(zip(names[has_area].tolist(), after[has_area] * size, strict=True))
-        assert not {len(before), len(before) - 1} & found.keys()
+        boxes_px = dict(zip(numbers[has_area].tolist(), after[has_area] * size, strict=True))
+        assert not {len(before), len(before) - 1} & boxes_px.keys()
         for label in range(1, len(before) - 1):
             rows, columns = np.nonzero(np.abs(rotated - np.float32(COLORS[label - 1])).max(-1) < 60)
             if len(rows):
                 expected = [columns.min(), rows.min(), columns.max() + 1, rows.max() + 1]
-                outwards = (found[label] - expected) * (-1, -1, 1, 1)
+                outwards = (boxes_px[label] - expected) * (-1, -1, 1, 1)
                 assert (outwards > -1.5).all()
-                is_whole = min(expected[:2]) > 0 and (expected[2:] < size[2:]).all()
-                assert not is_whole or (outwards < 2.0).all()
-                whole += is_whole
-    assert turned > 25 and whole > 30
+                is_inside = min(expected[:2]) > 0 and (expected[2:] < size[2:]).all()
+                assert not is_inside or (outwards < 2.0).all()
+                num_inside += is_inside
+    assert num_rotated > 25 and num_inside > 30
 
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("suite", ["RAND_AUGMENT", "TRIVIAL_AUGMENT"])
-def test_no_operation_of_a_suite_moves_pixels(suite):
+def test_operations_of_a_suite_change_colours_and_move_no_pixels(suite):
     image, _ = rectangles(np.random.default_rng(1), 120, 160, 4)
     image[:, :, 1] //= 2  # makes grey pixels coloured, so that saturation changes them
-    kinds = image.reshape(-1, 3)
     operations = getattr(augmentations, suite)
     assert len(operations) == 9 and len({operation.name for operation in operations}) == 9
     inside = np.zeros(image.shape[:2], bool)
@@ -79,14 +79,14 @@ def test_no_operation_of_a_suite_moves_pixels(suite):
 
         ((result,),) = run_graph(change, [image])
         assert result.dtype == np.uint8
-        for kind in np.unique(kinds, axis=0):
-            of_kind = result[(image == kind).all(-1) & inside]
-            assert len(np.unique(of_kind, axis=0)) == 1, operation.name
+        for colour in np.unique(image.reshape(-1, 3), axis=0):
+            new_colours = result[(image == colour).all(-1) & inside]
+            assert len(np.unique(new_colours, axis=0)) == 1, operation.name
         changed += not np.array_equal(result, image)
     assert changed >= 7
 
 
-def test_cutout_is_one_square_of_the_fill():
+def test_cutout_fills_one_square_of_half_of_the_images():
     images = [np.full((80 + 10 * i, 200 - 10 * i, 3), 255, np.uint8) for i in range(12)] * 4
     fill = (10.0, 20.0, 30.0)
 
@@ -110,13 +110,13 @@ def test_cutout_is_one_square_of_the_fill():
     assert 12 <= count <= 36
 
 
-def test_presets_come_after_the_row_and_before_hparams(app):
+def test_augmentation_presets_replace_defaults_of_the_model_and_hparams_replace_presets(app):
     config = app.package.config
     row = config.get_config(app.model_name)
 
     def resolve(preset, spec=None):
-        given = types.SimpleNamespace(hparams=spec)
-        return hparams.resolve(row, given, preset=config.PRESETS[preset])
+        flags = types.SimpleNamespace(hparams=spec)
+        return hparams.resolve(row, flags, preset=config.PRESETS[preset])
 
     assert [*config.PRESETS] == ["none", "light", "default", "strong"]
     assert resolve("default") == row
@@ -129,7 +129,7 @@ def test_presets_come_after_the_row_and_before_hparams(app):
         resolve("strong", "rand_augment_magnitude=31")
 
 
-def test_with_preset_none_training_sees_what_evaluation_sees(app, drawn):
+def test_training_batch_with_preset_none_equals_the_evaluation_batch(app, drawn):
     config = app.package.config
     row = hparams.override(config.get_config(app.model_name), "image_size=64x96,min_box_size=0")
     plain = hparams.replace(row, config.PRESETS["none"])

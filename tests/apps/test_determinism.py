@@ -31,17 +31,17 @@ UPDATES = 4
 
 @pytest.mark.slow
 @pytest.mark.parametrize("app_name", MODELS)
-def test_two_processes_give_the_same_bits(app_name):
+def test_training_steps_repeated_or_in_another_process_give_equal_bits(app_name):
     command = [sys.executable, "-m", "tests.apps.test_determinism", app_name]
     processes = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT) for _ in range(2)]
     outputs = [process.communicate()[0] for process in processes]
     assert [process.returncode for process in processes] == [0, 0]
-    one, other = (json.loads(output.splitlines()[-1]) for output in outputs)
-    assert one == other
-    assert one["moved"] and one["long_sums"] == one["differing"] == []
+    first, second = (json.loads(output.splitlines()[-1]) for output in outputs)
+    assert first == second
+    assert first["moved"] and first["unordered_sums"] == first["differing"] == []
 
 
-def test_many_terms_are_added_in_pairs(monkeypatch):
+def test_gradients_of_three_terms_are_added_in_pairs(monkeypatch):
     monkeypatch.setattr(start.gen_math_ops, "add_n", start._add_in_pairs)
     x = tf.constant([[2.0**24, 1.0, 1.0], [-1.0, 1.0, 2.0**-30]])
 
@@ -55,14 +55,14 @@ def test_many_terms_are_added_in_pairs(monkeypatch):
 
     graph = sums.get_concrete_function(x).graph.as_graph_def()
     assert any(node.op == "AddN" for node in graph.node)
-    assert _long_sums([graph]) == []
+    assert _unordered_sums([graph]) == []
     total, gradient = sums(x)
     assert total.numpy().tolist() == [2.0**24, 2.0**-30]  # summed in order; 2**24 + 1 is rounded to 2**24
     np.testing.assert_allclose(gradient, 2.0 * x + 3.0 + [[1.0], [2.0]], rtol=1e-6)
     assert tf.add_n([x[0]]).numpy().tolist() == x[0].numpy().tolist()
 
 
-def _long_sums(graphs: Iterable[graph_pb2.GraphDef]) -> list[str]:
+def _unordered_sums(graphs: Iterable[graph_pb2.GraphDef]) -> list[str]:
     """Returns the nodes that may add their terms in a different order each time."""
 
     def is_long(node) -> bool:
@@ -72,7 +72,7 @@ def _long_sums(graphs: Iterable[graph_pb2.GraphDef]) -> list[str]:
     return [node.name for graph in graphs for node in graph.node if is_long(node)]
 
 
-def _trained(app_name: str) -> dict:
+def _repeat_steps(app_name: str) -> dict:
     """Returns which values differed when a step was repeated, and a hash of later weights."""
     keras.utils.set_random_seed(0)
     train = importlib.import_module(f"{app_name}.train")
@@ -98,7 +98,7 @@ def _trained(app_name: str) -> dict:
         return gradients
 
     variables = [v.value for v in [*model.variables, *optimizer.variables]] + list(averaged.variables)
-    start = [variable.numpy() for variable in variables]
+    initial = [variable.numpy() for variable in variables]
     context.context().enable_graph_collection()
     step()
     graphs = context.context().export_run_metadata().partition_graphs
@@ -108,24 +108,24 @@ def _trained(app_name: str) -> dict:
     busy = threading.Thread(target=_keep_busy, args=[done], daemon=True)
     busy.start()
     for _ in range(REPEATS):
-        for variable, value in zip(variables, start, strict=True):
+        for variable, value in zip(variables, initial, strict=True):
             variable.assign(value)
         gradients = step()
         named = {v.path: gradient for v, gradient in zip(model.trainable_variables, gradients, strict=True)}
         named |= {f"{i} {variable.name} after": variable for i, variable in enumerate(variables)}
-        found = {name: np.asarray(value).tobytes() for name, value in named.items()}
-        first = first or found
-        differing |= {name for name in found if found[name] != first[name]}
+        values = {name: np.asarray(value).tobytes() for name, value in named.items()}
+        first = first or values
+        differing |= {name for name in values if values[name] != first[name]}
     for _ in range(UPDATES):
         step()
     done.set()
     busy.join()
-    end = [variable.numpy() for variable in variables]
+    final = [variable.numpy() for variable in variables]
     return {
-        "long_sums": _long_sums(graphs),
+        "unordered_sums": _unordered_sums(graphs),
         "differing": sorted(differing),
-        "moved": any(not np.array_equal(a, b) for a, b in zip(start, end, strict=True)),
-        "weights": hashlib.sha256(b"".join(value.tobytes() for value in end)).hexdigest(),
+        "moved": any(not np.array_equal(a, b) for a, b in zip(initial, final, strict=True)),
+        "weights": hashlib.sha256(b"".join(value.tobytes() for value in final)).hexdigest(),
     }
 
 
@@ -137,4 +137,4 @@ def _keep_busy(done: threading.Event) -> None:
 
 if __name__ == "__main__":
     start.reproducible()
-    print(json.dumps(_trained(sys.argv[1])))
+    print(json.dumps(_repeat_steps(sys.argv[1])))

@@ -25,8 +25,8 @@ from tests.small_apps import eagerly
 
 
 @pytest.fixture(scope="module")
-def decided(app, drawn, source, tmp_path_factory):
-    """Makes weights that give clearly different scores.
+def weights(app, drawn, source, tmp_path_factory):
+    """A weights file whose network gives clearly different scores.
 
     If scores were nearly equal, rounding would decide which boxes NMS keeps.
     """
@@ -48,7 +48,7 @@ def decided(app, drawn, source, tmp_path_factory):
         gain = np.where(is_score, 2, 0.3) / values.std(axis=0)
         kernel.assign(np.asarray(kernel) * gain)
         bias.assign((np.asarray(bias) - values.mean(axis=0)) * gain - np.where(is_score, 1, 0))
-    path = tmp_path_factory.mktemp("decided") / "best.weights.h5"
+    path = tmp_path_factory.mktemp("weights") / "best.weights.h5"
     metadata = app.package.model_metadata.make_metadata(config, source.label_map, 3)
     weight_files.save(model, path, metadata)
     return path
@@ -56,156 +56,170 @@ def decided(app, drawn, source, tmp_path_factory):
 
 def _last_layers(app, model, raw):
     """Yields (kernel, bias, outputs, mask of the score channels) for each output layer."""
-    weights = {weight.path: weight for weight in model.weights}
+    variables = {weight.path: weight for weight in model.weights}
     if app.name == "efficientdet":
         half = len(raw) // 2
         for layer, outputs in (("class_net.predict", raw[:half]), ("box_net.predict", raw[half:])):
-            kernel, bias = weights[f"{layer}/kernel"], weights[f"{layer}/bias"]
+            kernel, bias = variables[f"{layer}/kernel"], variables[f"{layer}/bias"]
             yield kernel, bias, outputs, layer == "class_net.predict"
         return
-    layers = sorted((path.rpartition("/")[0] for path in weights if path.endswith("conv/bias")), reverse=True)
+    layers = sorted(
+        (path.rpartition("/")[0] for path in variables if path.endswith("conv/bias")), reverse=True
+    )
     for layer, output in zip(layers, raw, strict=True):  # in Darknet's order the finest head is the last
         is_score = np.tile(np.arange(output.shape[-1]) >= 4, output.shape[-2])
-        yield weights[f"{layer}/kernel"], weights[f"{layer}/bias"], [output], is_score
+        yield variables[f"{layer}/kernel"], variables[f"{layer}/bias"], [output], is_score
 
 
 @pytest.fixture(scope="module")
-def by_weights(app, decided, command, drawn, tmp_path_factory):
-    directory = tmp_path_factory.mktemp("by_weights")
+def expected(app, weights, command, drawn, tmp_path_factory):
+    """Metrics and detections of eval.py with the weights file."""
+    directory = tmp_path_factory.mktemp("expected")
     name = "hard" if app.name == "efficientdet" else "greedy"
-    flags = [f"--weights={decided}", f"--output_dir={directory}", f"--hparams=nms_method={name}"]
+    flags = [f"--weights={weights}", f"--output_dir={directory}", f"--hparams=nms_method={name}"]
     with eagerly():
         metrics = command("eval", *flags, "--pipeline_type=tensorflow", *coco_flags(drawn, "eval"))
     return metrics, json.loads((directory / "detections.json").read_text())
 
 
-def _check_same(found, expected):
+def _assert_detections_agree(detections, expected):
     """Asserts that 99.5 % of the detections agree: scores within 1e-4, and boxes within 0.03 px."""
-    assert len(found) == len(expected) > 500
+    assert len(detections) == len(expected) > 500
     assert np.std([detection["score"] for detection in expected]) > 0.01
 
     def key(detection):
         return detection["image_id"], detection["category_id"]
 
-    there = collections.defaultdict(list)
-    for detection in found:
-        there[key(detection)].append([detection["score"], *detection["bbox"]])
+    candidates = collections.defaultdict(list)
+    for detection in detections:
+        candidates[key(detection)].append([detection["score"], *detection["bbox"]])
     matched = 0
     for detection in expected:
-        others = np.array(there[key(detection)]).reshape(-1, 5)
-        apart = np.abs(others - [detection["score"], *detection["bbox"]])
-        matched += (apart < [1e-4, *[0.03] * 4]).all(axis=1).any()
+        rows = np.array(candidates[key(detection)]).reshape(-1, 5)
+        differences = np.abs(rows - [detection["score"], *detection["bbox"]])
+        matched += (differences < [1e-4, *[0.03] * 4]).all(axis=1).any()
     assert matched >= 0.995 * len(expected)
 
 
-def _evaluate(command, drawn, weights, *flags):
-    flags = [f"--weights={weights}", "--pipeline_type=tensorflow", *flags]
+def _evaluate(command, drawn, file, *flags):
+    """Runs eval.py with an exported file. Returns its metrics and detections."""
+    flags = [f"--weights={file}", "--pipeline_type=tensorflow", *flags]
     metrics = command("eval", *flags, *coco_flags(drawn, "eval"))
-    return metrics, json.loads((weights.parent / f"{weights.name}.eval" / "detections.json").read_text())
+    return metrics, json.loads((file.parent / f"{file.name}.eval" / "detections.json").read_text())
 
 
-def _check_a_cut_file_is_refused(command, drawn, weights, file):
-    whole = file.read_bytes()
-    for content in (whole[:-5000], whole[:5000]):
-        file.write_bytes(content)
-        images = [f"--images={drawn}/images", f"--output_dir={weights.parent}/found"]
-        for name, data in (("eval", coco_flags(drawn, "eval")), ("infer", images)):
-            said = refusal(command, name, f"--weights={weights}", *data)
-            assert re.search(rf"{weights.name} .*(damaged|cannot be opened)", said)
+def _assert_truncated_file_is_refused(command, drawn, exported_path, file):
+    """`file` is the exported path, or a file in an exported directory."""
+    content = file.read_bytes()
+    for truncated in (content[:-5000], content[:5000]):
+        file.write_bytes(truncated)
+        message = refusal(command, "eval", f"--weights={exported_path}", *coco_flags(drawn, "eval"))
+        assert re.search(rf"{exported_path.name} .*(damaged|cannot be opened)", message)
 
 
 @slow_for("efficientdet")
-def test_onnx(app, decided, command, drawn, by_weights, tmp_path, capsys):
+def test_onnx_file_gives_the_detections_of_the_weights(
+    app, weights, command, drawn, expected, tmp_path, capsys
+):
     file = tmp_path / "detector.onnx"
     images = [f"--verify_images={drawn}/images", f"--verify_annotations={drawn}/instances.json"]
-    command("export", f"--weights={decided}", "--format=onnx", f"--output={file}", *images)
+    command("export", f"--weights={weights}", "--format=onnx", f"--output={file}", *images)
     assert "MORE" not in capsys.readouterr().out
 
-    about = model_metadata.read(file)
-    assert about["app"] == app.name
-    assert LabelMap.from_json(about["label_map"]).category_ids == (3, 17, 90)
-    assert about["export"]["nms"] == "standard"
+    metadata = model_metadata.read(file)
+    assert metadata["app"] == app.name
+    assert LabelMap.from_json(metadata["label_map"]).category_ids == (3, 17, 90)
+    assert metadata["export"]["nms"] == "standard"
     # with five images per batch, the last batch is not full
     metrics, detections = _evaluate(command, drawn, file, "--batch_size=5")
-    assert metrics["AP"] == pytest.approx(by_weights[0]["AP"], abs=1e-3)
-    _check_same(detections, by_weights[1])
+    assert metrics["AP"] == pytest.approx(expected[0]["AP"], abs=1e-3)
+    _assert_detections_agree(detections, expected[1])
 
     with pytest.raises(UserError, match="--image_size=128 has no effect on"):
         command("eval", f"--weights={file}", "--image_size=128", *coco_flags(drawn, "eval"))
-    _check_a_cut_file_is_refused(command, drawn, file, file)
+    _assert_truncated_file_is_refused(command, drawn, file, file)
 
 
 @slow_for("efficientdet")
-def test_saved_model_takes_images_of_any_size(decided, command, drawn, by_weights, tmp_path):
+def test_saved_model_gives_the_detections_for_images_of_any_size(weights, command, drawn, expected, tmp_path):
     directory = tmp_path / "detector"
-    command("export", f"--weights={decided}", "--format=saved_model", f"--output={directory}")
+    command("export", f"--weights={weights}", "--format=saved_model", f"--output={directory}")
     labels = LabelMap.from_json(model_metadata.read(directory)["label_map"])
     detect = tf.saved_model.load(str(directory)).signatures["serving_default"]
     document = json.loads((drawn / "instances.json").read_text())
-    found = []
+    detections = []
     for image in document["images"]:
-        pixels = np.asarray(PIL.Image.open(drawn / "images" / image["file_name"]).convert("RGB"))
-        given = tf.io.read_file(str(drawn / "images" / image["file_name"]))
+        content = tf.io.read_file(str(drawn / "images" / image["file_name"]))
         if image["file_name"].endswith("jpg"):
-            pixels = tf.io.decode_jpeg(given, channels=3, dct_method="INTEGER_ACCURATE").numpy()
-        out = {name: value.numpy()[0] for name, value in detect(images=tf.constant(pixels[None])).items()}
+            pixels = tf.io.decode_jpeg(content, channels=3, dct_method="INTEGER_ACCURATE")
+        else:
+            pixels = tf.io.decode_png(content, channels=3)
+        out = {name: value.numpy()[0] for name, value in detect(images=pixels[None]).items()}
         for row in range(out["count"]):
-            left, top, right, bottom = map(float, out["boxes"][row])
-            if left == right or top == bottom:  # eval.py drops boxes that are clipped to no area
+            left_top, right_bottom = out["boxes"][row].astype(float).reshape(2, 2)
+            sides = right_bottom - left_top
+            if not sides.all():  # eval.py drops boxes that are clipped to no area
                 continue
-            about = {"image_id": image["id"], "category_id": labels.category_ids[out["classes"][row]]}
-            box = [left, top, right - left, bottom - top]
-            found.append(about | {"score": float(out["scores"][row]), "bbox": box})
-    _check_same(found, by_weights[1])
+            category_id = labels.category_ids[out["classes"][row]]
+            box = {"bbox": [*left_top, *sides], "score": float(out["scores"][row])}
+            detections.append({"image_id": image["id"], "category_id": category_id} | box)
+    _assert_detections_agree(detections, expected[1])
 
     with pytest.raises(UserError, match="exists and is not a saved_model"):
-        command("export", f"--weights={decided}", "--format=saved_model", f"--output={tmp_path}")
+        command("export", f"--weights={weights}", "--format=saved_model", f"--output={tmp_path}")
     (variables,) = (directory / "variables").glob("*.data-*")
-    _check_a_cut_file_is_refused(command, drawn, directory, variables)
+    _assert_truncated_file_is_refused(command, drawn, directory, variables)
 
 
 @slow_for("efficientdet")
-def test_tensorrt(decided, command, drawn, by_weights, tmp_path, monkeypatch, capsys):
+def test_tensorrt_plan_gives_the_detections_of_its_onnx_file(
+    weights, command, drawn, expected, tmp_path, monkeypatch, capsys
+):
     tensorrt_stand_in.install(monkeypatch)
     plan, onnx = tmp_path / "detector.plan", tmp_path / "detector.onnx"
     flags = ["--format=tensorrt", "--nms=standard", f"--verify_images={drawn}/images/0[01].jpg"]
-    command("export", f"--weights={decided}", f"--output={plan}", *flags)
+    command("export", f"--weights={weights}", f"--output={plan}", *flags)
     assert "detector.plan: largest difference" in capsys.readouterr().out
-    _check_same(_evaluate(command, drawn, plan)[1], by_weights[1])
+    _assert_detections_agree(_evaluate(command, drawn, plan)[1], expected[1])
 
     random = np.random.default_rng(5)
     images = random.integers(256, size=(40, 64, 96, 3), dtype=np.uint8)  # the engine's largest batch is 16
     sizes = random.integers(20, 200, size=(40, 2), dtype=np.int32)
     run = exported.open_runner(plan)
-    found, expected = run(images, sizes), exported.open_runner(onnx)(images, sizes)
-    assert found.keys() == expected.keys()
-    assert all(np.array_equal(found[name], expected[name]) for name in found)
+    outputs, onnx_outputs = run(images, sizes), exported.open_runner(onnx)(images, sizes)
+    assert outputs.keys() == onnx_outputs.keys()
+    assert all(np.array_equal(outputs[name], onnx_outputs[name]) for name in outputs)
     with pytest.raises(UserError, match=r"does not accept images of shape \(2, 96, 64, 3\): export it again"):
         run(images[:2].transpose(0, 2, 1, 3), sizes[:2])
 
-    _check_a_cut_file_is_refused(command, drawn, plan, plan)
+    _assert_truncated_file_is_refused(command, drawn, plan, plan)
     monkeypatch.setattr(tensorrt_stand_in, "__version__", "10.16.0.72")
-    *_, said = refusal(exported.open_runner, plan).partition("detector.plan cannot ")
-    assert ": TensorRT 10.16.0.72 takes only engines of this" in said
+    *_, message = refusal(exported.open_runner, plan).partition("detector.plan cannot ")
+    assert ": TensorRT 10.16.0.72 takes only engines of this" in message
     onnx.unlink()
     with pytest.raises(UserError, match=r"detector\.onnx is missing\. The \.plan file needs its metadata"):
-        command("infer", f"--weights={plan}", f"--images={drawn}/images", f"--output_dir={tmp_path}/found")
+        command("infer", f"--weights={plan}", f"--images={drawn}/images", f"--output_dir={tmp_path}/out")
 
 
 @slow_for("yolov4")
-def test_litert(decided, command, drawn, by_weights, tmp_path, monkeypatch):
+def test_litert_file_gives_the_detections_of_the_weights(
+    weights, command, drawn, expected, tmp_path, monkeypatch
+):
     file = tmp_path / "detector.tflite"
     flags = ["--format=litert", f"--output={file}", f"--verify_images={drawn}/images/0[01].jpg"]
     monkeypatch.setattr(verify, "FLOAT_LIMIT", 1e-12)
-    said = refusal(command, "export", f"--weights={decided}", *flags)
-    assert "is written, but its outputs differ from the model by" in said
-    _check_same(_evaluate(command, drawn, file)[1], by_weights[1])
-    _check_a_cut_file_is_refused(command, drawn, file, file)
+    message = refusal(command, "export", f"--weights={weights}", *flags)
+    assert "is written, but its outputs differ from the model by" in message
+    _assert_detections_agree(_evaluate(command, drawn, file)[1], expected[1])
+    _assert_truncated_file_is_refused(command, drawn, file, file)
 
 
-def test_a_file_without_metadata_is_refused(app, command, drawn, tmp_path):
+def test_exported_file_without_metadata_is_refused(command, drawn, tmp_path):
     (tmp_path / "x.tflite").write_bytes(b"no model")
     data = coco_flags(drawn, "eval")
     assert "has no metadata" in refusal(command, "eval", f"--weights={tmp_path}/x.tflite", *data)
-    said = refusal(command, "export", "--format=onnx", f"--output={tmp_path}/x.onnx")
-    assert "--weights is missing" in said
+
+
+def test_export_without_weights_is_refused(command, tmp_path):
+    message = refusal(command, "export", "--format=onnx", f"--output={tmp_path}/x.onnx")
+    assert "--weights is missing" in message

@@ -1,6 +1,7 @@
-"""Tests the flags of the commands, and common/args.py."""
+"""Tests the flags of the commands, common/args.py, and what commands print while they import and train."""
 
 import dataclasses
+import functools
 import os
 import pty
 import subprocess
@@ -13,8 +14,11 @@ from tests import reference
 from tests.apps.conftest import APPS
 from tests.conftest import ROOT
 
+COMMANDS = ["train", "eval", "infer", "export"]
+HEAVY = {"tensorflow", "keras", "nvidia.dali"}
 
-def test_the_flags_of_training_are_the_fields_of_args_and_those_of_the_interface(app):
+
+def test_flags_of_train_py_are_the_fields_of_args_and_include_the_promised_ones(app):
     fv = flags.FlagValues()
     app.package.train.define_flags(fv)
     fields = {field.name: field.default for field in dataclasses.fields(app.package.train.Args)}
@@ -29,89 +33,86 @@ def test_the_flags_of_training_are_the_fields_of_args_and_those_of_the_interface
     assert set(promised.split()) <= set(fv)
 
 
-def test_importing_defines_no_flags():
+def test_importing_the_apps_defines_no_global_flags():
     assert "model_name" not in flags.FLAGS
     assert "weights" not in flags.FLAGS
 
 
-def test_every_help_text_begins_with_the_thing(app):
-    for field in dataclasses.fields(app.package.train.Args):
-        text = field.metadata["help"]
-        assert text[0].isupper() and text.endswith(".") and not text.startswith("Of "), field.name
-
-
-@pytest.mark.parametrize("command", ["train", "eval", "infer", "export"])
-def test_help_shows_the_most_used_flags_first(app, command):
-    done = subprocess.run(
-        [sys.executable, ROOT / app.name / f"{command}.py", "--help"], capture_output=True, text=True
-    )
-    of_flags = done.stdout.partition("\nflags:\n")[2].splitlines()
-    headings = [line for line in of_flags if line.endswith(":") and not line.startswith(" ")]
-    assert headings[0] == "Most used:"
-    assert done.stdout.partition(headings[0])[2].partition(headings[1])[0].count("\n  --") in range(1, 11)
-
-
-def heavy_imports(*command: str) -> set[str]:
-    program = [sys.executable, "-X", "importtime", *command]
-    done = subprocess.run(program, cwd=ROOT, capture_output=True, text=True)
-    imported = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
-    return {"tensorflow", "keras", "nvidia.dali"} & imported
+@functools.cache
+def run_python(*arguments: str) -> tuple[str, set[str]]:
+    """Returns stdout and the imported modules among HEAVY."""
+    command = [sys.executable, "-X", "importtime", *arguments]
+    process = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    modules = {line.rpartition("|")[2].strip() for line in process.stderr.splitlines()}
+    return process.stdout, HEAVY & modules
 
 
 @pytest.mark.parametrize("name", APPS)
-@pytest.mark.parametrize("command", ["train", "eval", "infer", "export"])
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_shows_the_most_used_flags_first(name, command):
+    stdout, _ = run_python(f"{name}/{command}.py", "--help")
+    flag_lines = stdout.partition("\nflags:\n")[2].splitlines()
+    headings = [line for line in flag_lines if line.endswith(":") and not line.startswith(" ")]
+    assert headings[0] == "Most used:"
+    assert stdout.partition(headings[0])[2].partition(headings[1])[0].count("\n  --") in range(1, 11)
+
+
+@pytest.mark.parametrize("name", APPS)
+@pytest.mark.parametrize("command", COMMANDS)
 def test_help_of_an_apps_command_imports_neither_tensorflow_nor_dali(name, command):
-    assert heavy_imports(f"{name}/{command}.py", "--help") == set()
+    assert run_python(f"{name}/{command}.py", "--help")[1] == set()
 
 
 def test_import_of_other_commands_imports_neither_tensorflow_nor_dali():
     programs = [name.format(app=app) for app in APPS for name in reference.OF_APPS] + [*reference.OTHERS]
     programs += ["tools/describe_weights.py"]
     modules = [name.removesuffix(".py").replace("/", ".") for name in programs]
-    modules = [name for name in modules if not name.endswith((".train", ".eval", ".infer", ".export"))]
+    modules = [name for name in modules if name.rpartition(".")[2] not in COMMANDS]
     assert len(modules) >= 7
-    assert heavy_imports("-c", f"import {', '.join(modules)}") == set()
+    assert run_python("-c", f"import {', '.join(modules)}")[1] == set()
 
 
-def test_checking_and_converting_need_neither_tensorflow_nor_dali(drawn, tmp_path):
+def test_check_data_and_convert_import_neither_tensorflow_nor_dali(drawn, tmp_path):
     images, annotations = f"--images={drawn}/images", f"{drawn}/instances.json"
-    check = heavy_imports("tools/check_data.py", images, f"--annotations={annotations}")
+    _, imported_by_check = run_python("tools/check_data.py", images, f"--annotations={annotations}")
     options = [images, f"--input={annotations}", f"--output={tmp_path}/small.json", "--holdout=0.5"]
-    convert = heavy_imports("tools/convert.py", "--from=coco", "--to=coco", *options)
-    assert check == convert == set()
+    _, imported_by_convert = run_python("tools/convert.py", "--from=coco", "--to=coco", *options)
+    assert imported_by_check == imported_by_convert == set()
     assert (tmp_path / "small_val.json").exists()
 
 
-QUIET = "from common.progress import import_tensorflow as f; f(); "
+IMPORT_TENSORFLOW = "from common.progress import import_tensorflow as f; f(); "
 
 
-def test_importing_tensorflow_prints_nothing_and_later_errors_are_shown():
-    code = QUIET + "import os, tensorflow as tf; tf.zeros(1); os.write(2, b'later')"
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
-    assert done.stderr == "later"
+def test_import_of_tensorflow_prints_nothing_and_later_errors_are_shown():
+    code = IMPORT_TENSORFLOW + "import os, tensorflow as tf; tf.zeros(1); os.write(2, b'later')"
+    process = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert process.stderr == "later"
 
 
-def test_what_was_captured_is_shown_if_the_import_fails(tmp_path):
+def test_failed_import_of_tensorflow_shows_its_messages(tmp_path):
     (tmp_path / "tensorflow.py").write_text("import os; os.write(2, b'captured\\n'); raise ImportError()")
     env = os.environ | {"PYTHONPATH": f"{tmp_path}:{ROOT}"}
-    done = subprocess.run(
-        [sys.executable, "-c", QUIET], cwd=tmp_path, env=env, capture_output=True, text=True
+    process = subprocess.run(
+        [sys.executable, "-c", IMPORT_TENSORFLOW], cwd=tmp_path, env=env, capture_output=True, text=True
     )
-    assert done.stderr.startswith("captured\n") and "ImportError" in done.stderr
+    assert process.stderr.startswith("captured\n") and "ImportError" in process.stderr
 
 
-BAR = "from common.progress import Bar; b = Bar('epoch 1/2', 3); [b.step({'loss': 0.5}) for _ in range(3)]"
+SHOW_BAR = (
+    "from common.progress import Bar; b = Bar('epoch 1/2', 3); [b.step({'loss': 0.5}) for _ in range(3)]"
+)
 
 
-def test_without_a_terminal_progress_is_one_line():
-    done = subprocess.run([sys.executable, "-c", BAR], cwd=ROOT, capture_output=True, text=True)
-    assert done.stderr == "epoch 1/2: 3 steps in 0 s, loss 0.5\n"
+def test_progress_without_a_terminal_is_one_line():
+    process = subprocess.run([sys.executable, "-c", SHOW_BAR], cwd=ROOT, capture_output=True, text=True)
+    assert process.stderr == "epoch 1/2: 3 steps in 0 s, loss 0.5\n"
 
 
-def test_on_a_terminal_progress_is_a_bar():
-    ours, theirs = pty.openpty()
-    subprocess.run([sys.executable, "-c", BAR], cwd=ROOT, stderr=theirs, check=True)
-    shown = os.read(ours, 10_000).decode()
-    os.close(ours)
-    os.close(theirs)
+def test_progress_on_a_terminal_is_a_bar():
+    reading_end, terminal = pty.openpty()
+    subprocess.run([sys.executable, "-c", SHOW_BAR], cwd=ROOT, stderr=terminal, check=True)
+    shown = os.read(reading_end, 10_000).decode()
+    os.close(reading_end)
+    os.close(terminal)
     assert shown.count("\r") >= 2 and "3/3 [====================]" in shown
