@@ -7,8 +7,8 @@ from tests.conftest import ROOT
 
 
 def run(*command, cwd=ROOT) -> subprocess.CompletedProcess:
-    """PYTHONPATH is unset, because users run the commands without it."""
+    """Returns the finished process, which must exit with 0. Users have no PYTHONPATH, so it is unset."""
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    done = subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
-    return done
+    result = subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True)
+    assert result.returncode == 0, result.stdout[-2000:] + result.stderr[-2000:]
+    return result

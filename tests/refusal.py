@@ -7,6 +7,6 @@ def refusal(call, *arguments, error=UserError, **options) -> str:
     """Returns the message of the error. A UserError's message must be one line."""
     with pytest.raises(error) as raised:
         call(*arguments, **options)
-    said = str(raised.value)
-    assert error is not UserError or "\n" not in said
-    return said
+    message = str(raised.value)
+    assert error is not UserError or "\n" not in message
+    return message

@@ -24,7 +24,7 @@ def picture(height: int, width: int, seed: int) -> np.ndarray:
 PICTURES = [picture(*size, seed) for seed, size in enumerate(SIZES)]
 
 
-def write(directory: pathlib.Path) -> pathlib.Path:
+def write_pictures(directory: pathlib.Path) -> pathlib.Path:
     """Writes cats/0.png to cats/2.png, "two dogs/3.png" and "two dogs/4.png"."""
     for number, image in enumerate(PICTURES):
         path = directory / ("cats" if number < 3 else "two dogs") / f"{number}.png"

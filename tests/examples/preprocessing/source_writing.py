@@ -29,7 +29,7 @@ def pixels(number):
 
 
 def png(number, extra=b""):
-    """A chunk contains `extra`."""
+    """Encodes `pixels(number)`. A chunk contains `extra`."""
     info = PngInfo()
     if extra:
         info.add(b"exTr", extra)
@@ -39,14 +39,14 @@ def png(number, extra=b""):
 IMAGES = [png(number) for number in range(COUNT)]
 
 
-def numbers(images):
+def row_names(images):
     return [f"{number:06d}" for number in range(len(images))]
 
 
 # --- files ---
 
 
-def put(directory, names, images):
+def write_images(directory, names, images):
     for name, image in zip(names, images, strict=True):
         (directory / name).parent.mkdir(parents=True, exist_ok=True)
         (directory / name).write_bytes(image)
@@ -55,7 +55,7 @@ def put(directory, names, images):
 def write_files(directory, images, labels):
     """The labels are the numbers of the directories, not `labels`."""
     names = [f"{'b ü' if number >= 3 else 'a'}/{number} ü" for number in range(len(images))]
-    put(directory, [f"{name}.png" for name in names], images)
+    write_images(directory, [f"{name}.png" for name in names], images)
     return os.fspath(directory), names
 
 
@@ -69,7 +69,7 @@ def write_list(directory, images, labels):
 def write_coco(directory, images, labels):
     """`labels` is not used. Image ids do not have the order of the images."""
     names = [f"{(number * 3) % 7}" for number in range(len(images))]
-    put(directory / "images", [f"{name}.png" for name in names], images)
+    write_images(directory / "images", [f"{name}.png" for name in names], images)
     rows = [
         {"id": 90 - i, "file_name": f"{name}.png", "width": 12, "height": 8 + i}
         for i, name in enumerate(names)
@@ -92,10 +92,10 @@ def write_numpy(directory, images, labels):
 # --- containers ---
 
 
-def example(image, label=None, **more):
-    """It has the features of ImageNet's records."""
+def example(image, label=None, **extra):
+    """Returns a tf.train.Example with the features of ImageNet's records."""
     labels = {} if label is None else {"image/class/label": label}
-    features = {key: feature(value) for key, value in {"image/encoded": image, **labels, **more}.items()}
+    features = {key: feature(value) for key, value in {"image/encoded": image, **labels, **extra}.items()}
     return tf.train.Example(features=tf.train.Features(feature=features)).SerializeToString()
 
 
@@ -116,12 +116,12 @@ def varint(number):
 
     A negative integer is encoded as its 64 bits.
     """
-    low, more = number % 2**64 & 127, number % 2**64 >> 7
-    return bytes([low | 128]) + varint(more) if more else bytes([low])
+    low, high = number % 2**64 & 127, number % 2**64 >> 7
+    return bytes([low | 128]) + varint(high) if high else bytes([low])
 
 
-def message(*fields):
-    """Each field is (field number, an integer or bytes)."""
+def protobuf(*fields):
+    """Encodes a message. Each field is (field number, an integer or bytes)."""
     encoded = b""
     for field, value in fields:
         is_bytes = isinstance(value, bytes)
@@ -132,19 +132,19 @@ def message(*fields):
 
 def datum(image, label=None):
     """Caffe's record. Its field `encoded` is true."""
-    return message((1, 3), (4, image), *([] if label is None else [(5, label)]), (7, 1))
+    return protobuf((1, 3), (4, image), *([] if label is None else [(5, label)]), (7, 1))
 
 
 def tensor(kind, *numbers):
     """Caffe2's TensorProto with numbers in a packed field."""
     data_type, field = {"float": (1, 3), "int32": (2, 4), "int64": (10, 10)}[kind]
     packed = [struct.pack("<f", number) if kind == "float" else varint(number) for number in numbers]
-    return message((2, data_type), (field, b"".join(packed)))
+    return protobuf((2, data_type), (field, b"".join(packed)))
 
 
 def tensors(image, *numbers):
     """Caffe2's record: an image, followed by TensorProtos."""
-    return message(*((1, each) for each in (message((2, 4), (6, image)), *numbers)))
+    return protobuf(*((1, each) for each in (protobuf((2, 4), (6, image)), *numbers)))
 
 
 def labelled_tensors(image, label):
@@ -160,11 +160,11 @@ def write_values(directory, values):
     return os.fspath(directory)
 
 
-def write_caffe(directory, images, labels, make=datum):
+def write_lmdb(directory, images, labels, make=datum):
     """Keys are like those of Caffe's convert_imageset, but not ASCII."""
     keys = [f"{number:08d}_ü {number}.png" for number in range(len(images))]
     values = {k.encode(): make(*sample) for k, *sample in zip(keys, images, labels, strict=True)}
-    return write_values(directory, values), numbers(images)
+    return write_values(directory, values), row_names(images)
 
 
 def record(data):
@@ -186,7 +186,7 @@ def image_record(image, label, number=0, labels=()):
 
 def write_recordio(directory, images, labels):
     (directory / "x.rec").write_bytes(b"".join(map(image_record, images, labels, range(len(images)))))
-    return os.fspath(directory / "x.rec"), numbers(images)
+    return os.fspath(directory / "x.rec"), row_names(images)
 
 
 def write_tar(path, files):
@@ -207,15 +207,15 @@ def write_webdataset(directory, images, labels):
         files += [(f"{stem}.cls", b"%d\n" % label), (f"{stem}.json", b"{}"), (f"{stem}.png", image)]
     write_tar(directory / "0.tar", files[:13])
     write_tar(directory / "1.tar", files[13:])
-    return os.fspath(directory / "*.tar"), numbers(images)
+    return os.fspath(directory / "*.tar"), row_names(images)
 
 
 # --- Python ---
 
 
 def write_python(directory, images, labels):
-    (directory / "given.py").write_text(f"images = {images}\n")
-    return f"{directory / 'given.py'}:images", numbers(images)
+    (directory / "pictures.py").write_text(f"images = {images}\n")
+    return f"{directory / 'pictures.py'}:images", row_names(images)
 
 
 # case -> (--source, function that writes it)
@@ -224,8 +224,8 @@ WRITERS = {
     "list": ("list", write_list),
     "coco": ("coco", write_coco),
     "tfrecord": ("tfrecord", write_tfrecord),
-    "lmdb-caffe": ("lmdb", write_caffe),
-    "lmdb-caffe2": ("lmdb", functools.partial(write_caffe, make=labelled_tensors)),
+    "lmdb-caffe": ("lmdb", write_lmdb),
+    "lmdb-caffe2": ("lmdb", functools.partial(write_lmdb, make=labelled_tensors)),
     "recordio": ("recordio", write_recordio),
     "webdataset": ("webdataset", write_webdataset),
     "numpy": ("numpy", write_numpy),
@@ -236,5 +236,5 @@ WRITERS = {
 def write_case(case, directory, images=IMAGES):
     """Returns the values of --source and --input, and the names of the pictures without suffix."""
     directory.mkdir(exist_ok=True)
-    kind, write_images = WRITERS[case]
-    return kind, *write_images(directory, images, LABELS)
+    kind, write_source = WRITERS[case]
+    return kind, *write_source(directory, images, LABELS)

@@ -22,7 +22,7 @@ def pipeline():
     return outputs.example_pipeline(PATHS, **outputs.THREADS)
 
 
-def test_the_example_hands_images_to_numpy_tensorflow_and_files(tmp_path, monkeypatch, capsys):
+def test_example_hands_images_to_numpy_tensorflow_and_files(tmp_path, monkeypatch, capsys):
     arguments = ["outputs.py", f"--input={ROOT}/examples/shapes", f"--output_dir={tmp_path}/out"]
     monkeypatch.setattr(sys, "argv", arguments)
     outputs.main()
@@ -35,20 +35,20 @@ def test_the_example_hands_images_to_numpy_tensorflow_and_files(tmp_path, monkey
         np.testing.assert_array_equal(PIL.Image.open(path), image)
 
 
-def test_too_few_images_are_one_line(tmp_path, monkeypatch):
+def test_directory_with_too_few_images_is_reported_in_one_line(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "argv", ["outputs.py", f"--input={tmp_path}"])
     with pytest.raises(SystemExit, match=r"^error: --input=.*: 4 images \(.jpg, .png\) are needed$"):
         runpy.run_path(str(EXAMPLE), run_name="__main__")
 
 
-def test_pytorch_gets_each_image_once(tmp_path):
+def test_pytorch_loader_gives_each_image_once(tmp_path):
     if not TORCH.exists():
         pytest.skip("no PyTorch: make torch")
     output = run(TORCH, EXAMPLE, f"--input={ROOT}/examples/shapes", f"--output_dir={tmp_path}").stdout
     assert "PyTorch: 2 batches, torch.uint8" in output
 
 
-def test_numpy_images_are_in_order_and_have_their_own_shapes():
+def test_numpy_images_of_several_sizes_are_in_the_order_of_the_files():
     graph = Pipeline(4, 1, None)
     with graph:
         encoded, _ = fn.readers.file(files=PATHS)
@@ -57,7 +57,7 @@ def test_numpy_images_are_in_order_and_have_their_own_shapes():
         assert image.shape[:2] == PIL.Image.open(path).size[::-1]
 
 
-def test_results_of_a_pipeline_stay_valid():
+def test_numpy_views_stay_valid_after_later_runs_of_the_pipeline():
     graph = pipeline()
     views = [outputs.numpy_view(graph) for _ in range(6)]
     expected, _ = outputs.numpy_batch(pipeline())
@@ -65,19 +65,19 @@ def test_results_of_a_pipeline_stay_valid():
     assert not views[0].flags.writeable
 
 
-def test_dlpack_makes_no_copy():
+def test_dlpack_views_share_memory_with_their_arrays():
     import tensorflow as tf
 
-    mine = np.arange(64 * 48 * 3, dtype=np.uint8).reshape(64, 48, 3)
-    for array in (mine, tf.constant(mine)):
+    pixels = np.arange(64 * 48 * 3, dtype=np.uint8).reshape(64, 48, 3)
+    for array in (pixels, tf.constant(pixels)):
         view = outputs.dali_view(array)
         assert np.from_dlpack(view).ctypes.data == np.from_dlpack(array).ctypes.data
-    assert np.from_dlpack(ndd.tensor(mine)).ctypes.data != mine.ctypes.data
+    assert np.from_dlpack(ndd.tensor(pixels)).ctypes.data != pixels.ctypes.data
     tensor = pipeline().run()[0].as_tensor()
     assert np.from_dlpack(outputs.tensorflow_view(tensor)).ctypes.data == tensor.data_ptr()
 
 
-def test_npz_with_images_of_two_sizes_leaves_no_file(tmp_path):
+def test_npz_of_images_of_two_sizes_is_refused_and_leaves_no_file(tmp_path):
     images = [np.zeros((4, 5, 3), np.uint8), np.zeros((5, 4, 3), np.uint8)]
     with pytest.raises(ValueError, match=r"image 1 has shape \(5, 4, 3\), image 0 \(4, 5, 3\)"):
         outputs.write_npz(f"{tmp_path}/x.npz", images, 2)
@@ -85,7 +85,7 @@ def test_npz_with_images_of_two_sizes_leaves_no_file(tmp_path):
 
 
 @pytest.mark.parametrize("dtype", [np.uint8, np.float16, np.float32])
-def test_npz_is_that_of_numpy(tmp_path, dtype):
+def test_npz_file_has_the_images_for_numpy(tmp_path, dtype):
     images = np.random.default_rng(0).uniform(0, 255, (5, 4, 6, 3)).astype(dtype)
     assert outputs.write_npz(f"{tmp_path}/x.npz", iter(images), 5) == images.shape
     loaded = np.load(tmp_path / "x.npz")["images"]
@@ -93,7 +93,7 @@ def test_npz_is_that_of_numpy(tmp_path, dtype):
     np.testing.assert_array_equal(loaded, images)
 
 
-def test_pictures_are_rgb_or_gray_and_have_unique_names(tmp_path):
+def test_pictures_with_equal_names_get_numbers_and_have_the_pixels(tmp_path):
     rng = np.random.default_rng(0)
     images = [rng.integers(0, 256, (7, 9, channels), np.uint8) for channels in (3, 1, 3, 3)]
     outputs.write_pictures(tmp_path, images, ["a/x", "a/x", "a/x-2", "v.0001"])
