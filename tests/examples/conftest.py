@@ -9,7 +9,7 @@ from tests.oracle.fuzzed import write_fuzzed_set
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory) -> dict[str, tuple]:
-    """A hundred images. Returns {reader: (source, fields of the example's config)}."""
+    """A hundred images with ids above 2**31. Returns {reader: (source, fields of the example's config)}."""
     directory = tmp_path_factory.mktemp("fuzzed")
     write_fuzzed_set(directory)
     annotations = directory / "instances.json"

@@ -23,8 +23,8 @@ def arrays(pipeline) -> list[np.ndarray]:
 
 
 def assert_same_batch(pipeline, loader, where: str) -> None:
-    for name, expected, got in zip(
-        loader.element_spec, arrays(loader.pipeline), arrays(pipeline), strict=True
-    ):
-        assert (got.dtype, got.shape) == (expected.dtype, expected.shape), (name, where)
-        assert got.tobytes() == expected.tobytes(), (name, where)
+    """Compares the next batch of an example's pipeline to the next batch of an app's loader, bit for bit."""
+    outputs = zip(loader.element_spec, arrays(pipeline), arrays(loader.pipeline), strict=True)
+    for name, result, expected in outputs:
+        assert (result.dtype, result.shape) == (expected.dtype, expected.shape), (name, where)
+        assert result.tobytes() == expected.tobytes(), (name, where)

@@ -1,3 +1,5 @@
+"""Tests train_efficientdet.py: losses, weights, detections and AP equal those of the app."""
+
 import dataclasses
 import pathlib
 
@@ -7,7 +9,6 @@ import tensorflow as tf
 import train_efficientdet as example
 
 import efficientdet.eval
-from common.anchors import Anchors
 from efficientdet import postprocess
 from efficientdet.config import get_config
 from efficientdet.losses import detection_loss
@@ -15,8 +16,7 @@ from tests.examples import one_file
 
 SIDE = 128
 CONFIG = dataclasses.replace(get_config("efficientdet-d0"), image_size=(SIDE, SIDE))
-NUM_CLASSES = 80
-LEVELS = range(len(CONFIG.anchors.feature_sizes))
+NUM_CLASSES = len(one_file.CATEGORY_IDS)
 
 
 def random_outputs(random: np.random.Generator, batch: int = 2) -> tuple[list, list]:
@@ -25,7 +25,7 @@ def random_outputs(random: np.random.Generator, batch: int = 2) -> tuple[list, l
     return logits, [random.normal(0, 0.5, (batch, h, w, 36)).astype("f") for h, w in sizes]
 
 
-def test_example_has_300_lines_and_no_import_of_this_repository():
+def test_example_has_300_lines_and_imports_nothing_of_this_repository():
     path = pathlib.Path(example.__file__)
     assert len(path.read_text().splitlines()) <= 300
     expected = {"efficientdet_pipeline", "horovod", "keras", "numpy", "nvidia", "pycocotools", "tensorflow"}
@@ -33,7 +33,7 @@ def test_example_has_300_lines_and_no_import_of_this_repository():
 
 
 @pytest.mark.parametrize("share", [0.0, 0.01, 0.5])
-def test_losses_of_random_outputs_are_those_of_the_app(share):
+def test_losses_of_random_outputs_and_targets_are_those_of_the_app(share):
     random = np.random.default_rng(1)
     outputs, targets = random_outputs(random), {}
     for level, (h, w) in zip(CONFIG.anchors.levels, CONFIG.anchors.feature_sizes, strict=True):
@@ -50,7 +50,7 @@ def test_losses_of_random_outputs_are_those_of_the_app(share):
     np.testing.assert_allclose(box_loss, expected["box_loss"], rtol=1e-6)
 
 
-def test_detections_of_random_outputs_are_those_of_the_app():
+def test_detections_from_random_outputs_are_those_of_the_app():
     outputs = random_outputs(np.random.default_rng(2))
     expected = postprocess.detect(outputs, CONFIG)
     for i, detections in enumerate(example.detect(*outputs, CONFIG.anchors.boxes_normalized)):
@@ -65,41 +65,15 @@ def sorted_rows(boxes: np.ndarray, scores: np.ndarray, classes: np.ndarray) -> n
     return rows[np.lexsort(rows[:, :4].round(4).T)]
 
 
-def noisy_outputs(boxes: np.ndarray, classes: np.ndarray, random: np.random.Generator) -> list[np.ndarray]:
-    """Outputs of a network that finds most boxes, but not exactly, and takes some for another class."""
-    anchors: Anchors = CONFIG.anchors
-    priors = anchors.boxes_normalized
-    logits = random.normal(-5, 1, (len(priors), NUM_CLASSES))
-    deltas = random.normal(0, 0.1, (len(priors), 4))
-    for box, number in zip(boxes, classes, strict=True):
-        sides = np.minimum(priors[:, 2:], box[2:]) - np.maximum(priors[:, :2], box[:2])
-        shared = np.prod(np.maximum(sides, 0), axis=1)
-        areas = np.prod(priors[:, 2:] - priors[:, :2], axis=1) + np.prod(box[2:] - box[:2])
-        chosen = np.argsort(shared / (areas - shared))[-3:]
-        center, size = (box[2:] + box[:2]) / 2, box[2:] - box[:2]
-        prior_size = priors[chosen, 2:] - priors[chosen, :2]
-        move = (center - (priors[chosen, 2:] + priors[chosen, :2]) / 2) / prior_size
-        exact = np.concatenate([move[:, ::-1], np.log(size / prior_size)[:, ::-1]], axis=1)  # dy, dx, dh, dw
-        deltas[chosen] = exact + random.normal(0, 0.05, (3, 4))
-        label = number if random.random() < 0.8 else random.integers(NUM_CLASSES)
-        logits[chosen, label] = random.normal(1, 1.5, 3)
-    parts = np.cumsum([h * w * 9 for h, w in anchors.feature_sizes])[:-1]
-    outputs = []
-    for values in (logits, deltas):
-        for (h, w), level in zip(anchors.feature_sizes, np.split(values, parts), strict=True):
-            outputs.append(level.reshape(h, w, -1).astype(np.float32))
-    return outputs
-
-
-def test_ap_and_detections_equal_those_of_eval_py(coco128, tmp_path):
-    network = one_file.KnownImages(noisy_outputs, lambda x: (list(x[: len(LEVELS)]), list(x[len(LEVELS) :])))
+def test_ap_and_detections_are_those_of_eval_py(coco128, tmp_path):
+    network = one_file.PixelNetwork(lambda random: random_outputs(random, batch=1))
     arguments = example, CONFIG, network, coco128, tmp_path
     expected, evaluation = one_file.evaluations(efficientdet.eval, *arguments)
     one_file.assert_same_evaluation(evaluation, expected)
 
 
 @pytest.mark.slow
-def test_twenty_losses_and_weights_equal_those_of_train_py(coco128, tmp_path):
+def test_losses_of_20_steps_and_weights_are_those_of_train_py(coco128, tmp_path):
     words = ["--model_name=efficientdet-d0", f"--image_size={SIDE}", "--hparams=warmup_epochs=0.25"]
     expected, first, last, averages = one_file.losses_of_app(
         "efficientdet", coco128, tmp_path / "app", *words
