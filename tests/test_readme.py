@@ -1,6 +1,6 @@
 """Checks the commands, flags, files and links in README.md and the pages of docs/.
 
-Slow tests run all commands of a page in order, because later commands use files of earlier ones.
+One slow test runs the commands of all pages in order, because later commands use files of earlier ones.
 """
 
 import functools
@@ -26,12 +26,12 @@ ROOT = pathlib.Path(__file__).resolve().parents[1]
 FILES = (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(ROOT.glob("docs/**/*.md")))
 PATHS = {path.stem: path for path in FILES}
 PAGES = {name: path.read_text() for name, path in PATHS.items()}
-RUN_HERE = (
+PAGES_TO_RUN = (
     *("README", "data", "training", "export", "yolov4", "preprocessing", "troubleshooting"),
     *("benchmarks", "architecture", "examples"),
 )
-# Pages whose commands need other hosts, Docker, hours or a copy of the project, and pages without commands.
-NOT_RUN_HERE = (
+# Pages without commands, and pages whose commands need other hosts, Docker, hours or a copy of the project.
+OTHER_PAGES = (
     *("distributed", "containers", "copy_this", "accuracy", "licences", "performance_notes", "CONTRIBUTING"),
     *("flags", "config", "customize"),
 )
@@ -42,6 +42,7 @@ DARKNET_FILE = "yolov4-tiny.weights"
 
 
 def commands(text: str) -> list[str]:
+    """Returns the lines of the bash blocks of a page; a backslash continues a line."""
     blocks = re.findall(r"```bash\n(.*?)```", text, re.DOTALL)
     lines = [line for block in blocks for line in re.sub(r" *\\\n *", " ", block).splitlines()]
     return [line for line in lines if line.strip()]
@@ -49,8 +50,8 @@ def commands(text: str) -> list[str]:
 
 def program_of(words: list[str]) -> tuple[str, list[str]] | None:
     """Returns a command's program, such as efficientdet/train.py, and its arguments."""
-    places = [place for place, word in enumerate(words) if re.fullmatch(r"(\w+/)+\w+\.py", word)]
-    return (words[places[0]], words[places[0] + 1 :]) if places else None
+    indexes = [index for index, word in enumerate(words) if re.fullmatch(r"(\w+/)+\w+\.py", word)]
+    return (words[indexes[0]], words[indexes[0] + 1 :]) if indexes else None
 
 
 @functools.cache
@@ -59,7 +60,7 @@ def help_of(program: str) -> str:
 
 
 def known_flags(program: str) -> flags.FlagValues:
-    """absl's flags are included."""
+    """Returns the flags of a program, and --flagfile and --help."""
     module = importlib.import_module(program.removesuffix(".py").replace("/", "."))
     fv = flags.FlagValues()
     flags.DEFINE_multi_string("flagfile", [], "absl's", flag_values=fv)
@@ -73,19 +74,19 @@ def known_flags(program: str) -> flags.FlagValues:
 
 
 def ranks_of(words: list[str]) -> int:
-    """Each process of horovodrun uses one GPU, each Slurm node eight."""
+    """Returns the number of ranks of a command. Each Slurm node has eight."""
     count = re.search(r"(-np|--nodes=) ?(\d+)", " ".join(words))
     return int(count[2]) * (8 if count[1] == "--nodes=" else 1) if count else 1
 
 
 def gpus_of(recipe: str) -> int:
-    """The name is, for example, d0_coco_16gpu.txt or d0_coco_8xv100.txt."""
+    """Returns the number of GPUs in a recipe's name, such as d0_coco_16gpu.txt or d0_coco_8xv100.txt."""
     number = re.search(r"_(\d+)(gpu|xv100)\.txt$", recipe)
     return int(number[1]) if number else 8 if "retinanet_coco" in recipe else 1
 
 
 def check_recipe(words: list[str], fv: flags.FlagValues) -> None:
-    """Recipes and commands with many ranks must name separate evaluation data."""
+    """Asserts that recipes and commands with many ranks name separate evaluation data."""
     recipes = [file for file in fv.flagfile if "_coco" in file]
     if fv.strategy not in ("mirrored", "multi_worker"):
         assert all(gpus_of(recipe) == ranks_of(words) for recipe in recipes), recipes
@@ -95,11 +96,11 @@ def check_recipe(words: list[str], fv: flags.FlagValues) -> None:
 
 
 def check_flags(words: list[str], on_a_page: bool = True) -> None:
-    """The program, its flags and flag files exist."""
+    """Asserts that the program, its flags and its flag files exist."""
     program, arguments = program_of(words)
     fv = known_flags(program)
-    left = fv([program, *arguments])[1:]
-    assert not left or program in ("tools/describe_weights.py", "tools/bench.py"), left
+    positional = fv([program, *arguments])[1:]
+    assert not positional or program in ("tools/describe_weights.py", "tools/bench.py"), positional
     if on_a_page and program.endswith("/train.py") and not fv.help:
         check_recipe(words, fv)
     for file in fv.flagfile:
@@ -108,7 +109,7 @@ def check_flags(words: list[str], on_a_page: bool = True) -> None:
 
 
 def check_horovodrun(words: list[str]) -> None:
-    """The number of ranks equals the number of slots on the hosts."""
+    """Asserts that the number of ranks equals the number of slots on the hosts."""
     with mock.patch.object(sys, "argv", words):
         args = parse_args()
     assert args.num_proc >= 2
@@ -128,28 +129,28 @@ PROGRAMS = {
 
 
 @pytest.mark.parametrize("words", PROGRAMS.values(), ids=PROGRAMS)
-def test_documented_flags_are_those_of_the_program(words):
+def test_documented_command_has_flags_of_its_program(words):
     check_flags(words)
     if "horovodrun" in words:
         check_horovodrun(words[words.index("horovodrun") :])
 
 
-def test_every_page_is_looked_at():
+def test_every_page_is_listed_and_its_commands_are_parsed():
     assert len(PAGES) == len(FILES)
-    assert set(PAGES) == {*RUN_HERE, *NOT_RUN_HERE}
+    assert set(PAGES) == {*PAGES_TO_RUN, *OTHER_PAGES}
     assert len(python_commands()) >= 30
-    for page, least in (("distributed", 10), ("containers", 3)):
-        assert sum(name.startswith(f"{page}-") for name in PROGRAMS) >= least
+    for page, minimum in (("distributed", 10), ("containers", 3)):
+        assert sum(name.startswith(f"{page}-") for name in PROGRAMS) >= minimum
 
 
-def test_other_commands_are_known():
-    for name in RUN_HERE:
+def test_documented_commands_start_with_python_make_or_horovodrun():
+    for name in PAGES_TO_RUN:
         for command in commands(PAGES[name]):
             assert command.removeprefix(".venv/bin/").split()[0] in ("python", "make", "horovodrun"), command
 
 
 @pytest.mark.parametrize("name", PAGES)
-def test_flags_in_the_text_exist(name, capsys):
+def test_flags_in_the_text_of_each_page_exist(name, capsys):
     programs = sorted({program_of(words)[0] for words in PROGRAMS.values()})
     known = {flag for program in programs for flag in known_flags(program)}
     with mock.patch.object(sys, "argv", ["horovodrun", "--help"]), pytest.raises(SystemExit):
@@ -163,7 +164,7 @@ def test_flags_in_the_text_exist(name, capsys):
 
 
 @pytest.mark.parametrize("name", PAGES)
-def test_links_exist(name):
+def test_links_and_docker_files_of_each_page_exist(name):
     text = PAGES[name]
     headings = re.findall(r"^#+ (.*)$", text, re.MULTILINE)
     slugs = {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
@@ -175,10 +176,10 @@ def test_links_exist(name):
         assert (ROOT / file).exists(), file
 
 
-def test_make_commands_are_targets():
+def test_documented_make_targets_are_in_the_makefile():
     makefile = (ROOT / "Makefile").read_text()
-    every = [command for name in RUN_HERE for command in commands(PAGES[name])]
-    targets = [word for command in every if command.startswith("make ") for word in command.split()[1:]]
+    lines = [command for name in PAGES_TO_RUN for command in commands(PAGES[name])]
+    targets = [word for command in lines if command.startswith("make ") for word in command.split()[1:]]
     assert {"demo", "demo-yolov4", "test"} <= set(targets)
     for target in targets:
         assert re.search(rf"^{target}:", makefile, re.MULTILINE), target
@@ -194,15 +195,15 @@ def make(app: str, directory: pathlib.Path, *words: str, **variables: object) ->
     prefix = "DEMO_YOLOV4" if app == "yolov4" else "DEMO"
     variables |= {"VENV": directory / "venv", "RUN": sys.executable, "DEMO_DATA": directory / "data"}
     variables[prefix] = directory / "run"
-    given = [f"{name}={value}" for name, value in variables.items()]
-    return subprocess.run(["make", DEMOS[app], *words, *given], cwd=ROOT, capture_output=True, text=True)
+    settings = [f"{name}={value}" for name, value in variables.items()]
+    return subprocess.run(["make", DEMOS[app], *words, *settings], cwd=ROOT, capture_output=True, text=True)
 
 
 @pytest.mark.parametrize("app", DEMOS)
-def test_the_demos_flags_are_those_of_the_programs(tmp_path, app):
-    done = make(app, tmp_path, "--dry-run")
-    assert done.returncode == 0, done.stderr
-    lines = re.split("\n|&&", done.stdout.replace("\\\n", " ").replace("$overwrite", "false"))
+def test_make_demo_commands_have_flags_of_their_programs(tmp_path, app):
+    result = make(app, tmp_path, "--dry-run")
+    assert result.returncode == 0, result.stderr
+    lines = re.split("\n|&&", result.stdout.replace("\\\n", " ").replace("$overwrite", "false"))
     programs = [shlex.split(line) for line in lines if line.strip()]
     programs = [words for words in programs if words[0] == sys.executable]
     expected = ["tools/synthetic.py"] * 2 + [f"{app}/{name}.py" for name in ("train", "eval", "infer")]
@@ -247,10 +248,10 @@ def _write_voc_and_yolo(drawn: pathlib.Path, directory: pathlib.Path) -> None:
         shutil.copy(drawn / "images" / "00.jpg", directory / folder)
 
 
-def run(words: list[str], directory: pathlib.Path) -> str:
-    done = subprocess.run(words, cwd=directory, capture_output=True, text=True)
-    assert done.returncode == 0, f"{words}\n{done.stderr[-3000:]}"
-    return done.stdout + done.stderr
+def run(words: list[str], directory: pathlib.Path) -> subprocess.CompletedProcess:
+    """The result's stdout has the error messages too."""
+    streams = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    return subprocess.run(words, cwd=directory, text=True, **streams)
 
 
 def small_model(app: str) -> list[str]:
@@ -258,52 +259,58 @@ def small_model(app: str) -> list[str]:
 
 
 def python_commands() -> list[str]:
-    said = [command for name in RUN_HERE for command in commands(PAGES[name])]
-    found = [command.removeprefix(".venv/bin/") for command in dict.fromkeys(said)]
-    found = [command for command in found if command.startswith("python ")]
-    training = next(command for command in found if "/train.py" in command)
-    return [*found, training.replace("efficientdet", "yolov4").replace("runs/mine", "runs/yolov4")]
+    """Returns the Python commands of the pages in order, each once, and the README's training of YOLOv4."""
+    lines = [command for name in PAGES_TO_RUN for command in commands(PAGES[name])]
+    lines = [line.removeprefix(".venv/bin/") for line in dict.fromkeys(lines)]
+    lines = [line for line in lines if line.startswith("python ")]
+    training = next(line for line in lines if "/train.py" in line)
+    return [*lines, training.replace("efficientdet", "yolov4").replace("runs/mine", "runs/yolov4")]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("command", python_commands())
-def test_python_commands_run_in_order(project, command):
+def small_command(command: str) -> list[str]:
+    """Returns the words of a Python command, with flags that make training and benchmarks short."""
     words = shlex.split(command)
     folder, _, program = words[1].partition("/")
     app = words[2] if folder == "tools" else folder
-    more = {"train.py": SMALL, "bench.py": BENCH}.get(program, [])
-    if more and not any(word.endswith((DARKNET_FILE, "demo.weights.h5", "=runs/mine")) for word in words):
-        more = [*more, *small_model(app)]
-    run([sys.executable, *words[1:], *more], project)
+    small = {"train.py": SMALL, "bench.py": BENCH}.get(program, [])
+    if small and not any(word.endswith((DARKNET_FILE, "demo.weights.h5", "=runs/mine")) for word in words):
+        small = [*small, *small_model(app)]
+    return [sys.executable, *words[1:], *small]
 
 
 @pytest.mark.slow
-def test_the_first_commands_leave_what_the_readme_says(project):
+@pytest.mark.timeout(3600)
+def test_python_commands_and_code_of_all_pages_run_in_order(project):
+    """Also runs what follows a command that fails, so that one run shows all failures."""
+    failures = []
+    blocks = [
+        block for name in PAGES_TO_RUN for block in re.findall(r"```python\n(.*?)```", PAGES[name], re.DOTALL)
+    ]
+    code = [[sys.executable, "-c", block] for block in blocks]
+    for words in [*map(small_command, python_commands()), *code]:
+        result = run(words, project)
+        if result.returncode != 0:
+            failures.append(f"{shlex.join(words)}\n{result.stdout[-3000:]}")
+    assert not failures, "\n\n".join(failures)
     assert (project / "runs/mine/metrics.json").exists()
     assert list((project / "runs/mine/pictures").glob("*.png"))
     assert (project / "my/report.html").exists()
 
 
 @pytest.mark.slow
-def test_python_in_the_text_runs(project):
-    for name in RUN_HERE:
-        for block in re.findall(r"```python\n(.*?)```", PAGES[name], re.DOTALL):
-            run([sys.executable, "-c", block], project)
-
-
-@pytest.mark.slow
-def test_the_command_for_two_processes_runs(project):
+def test_documented_horovodrun_command_trains_on_two_ranks(project):
     (command,) = [command for command in commands(PAGES["README"]) if command.startswith("horovodrun")]
     words = [sys.executable if word == ".venv/bin/python" else word for word in shlex.split(command)]
     words[0] = str(pathlib.Path(sys.executable).with_name("horovodrun"))
-    said = run([*words, *SMALL, *small_model("efficientdet")], project)
+    result = run([*words, *SMALL, *small_model("efficientdet")], project)
+    assert result.returncode == 0, result.stdout[-3000:]
+    assert "on 2 replicas (horovod)" in result.stdout
     assert (project / "runs/two/metrics.json").exists()
-    assert "on 2 replicas (horovod)" in said
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("app", DEMOS)
-def test_make_demo_end_to_end(tmp_path, app):
+def test_make_demo_trains_evaluates_and_draws_pictures(tmp_path, app):
     flags_of_demo = "--epochs=1 --image_size=64"
     for split in ("train", "eval"):
         data = tmp_path / "data" / split
@@ -311,10 +318,10 @@ def test_make_demo_end_to_end(tmp_path, app):
     run_directory = tmp_path / "run"
     run_directory.mkdir()
     (run_directory / "run.json").write_text("{}")
-    done = make(app, tmp_path, DEMO_IMAGES=12, DEMO_EVAL_IMAGES=6, DEMO_FLAGS=flags_of_demo)
-    assert done.returncode == 0, done.stderr[-3000:]
-    assert "a run of another version: starting again" in done.stdout
-    assert "AP50" in done.stdout
+    result = make(app, tmp_path, DEMO_IMAGES=12, DEMO_EVAL_IMAGES=6, DEMO_FLAGS=flags_of_demo)
+    assert result.returncode == 0, result.stderr[-3000:]
+    assert "a run of another version: starting again" in result.stdout
+    assert "AP50" in result.stdout
     assert "AP50" in json.loads((run_directory / "metrics.json").read_text())
     for picture in ("first_batch.png", "loss_curves.png", "pr_curves.png", "pictures/contact_sheet.png"):
         assert (run_directory / picture).exists(), picture
