@@ -14,7 +14,7 @@ from tests.small_apps import TINY
 APPS = ("efficientdet", "yolov4")
 PACKAGES = (*APPS, "common", "tools", "tests")
 PAGE = (ROOT / "docs/copy_this.md").read_text()
-# The copy gets this code: at its end, each command lists the files of the packages that it imported.
+# The copy gets this code: before it ends, each command lists the files of the packages that it imported.
 LIST_FILES = f"""
 import atexit, sys
 atexit.register(lambda: [
@@ -29,65 +29,71 @@ for path in sorted(pathlib.Path().rglob("*.py")):
 """
 
 
-def copy(app: str, project: pathlib.Path, number: int) -> pathlib.Path:
+def run_copy_command(app: str, project: pathlib.Path, number: int) -> None:
     """Runs the command with this number of the page."""
-    project.mkdir(exist_ok=True)
     command = re.findall(r"`(cp -r .*?)`", PAGE)[number].replace("efficientdet", app)
-    command = command.replace("my_project", shlex.quote(str(project)))
-    run("bash", "-c", command)
-    return project
+    run("bash", "-c", command.replace("my_project", shlex.quote(str(project))))
+
+
+@pytest.fixture(params=APPS)
+def app(request) -> str:
+    return request.param
 
 
 @pytest.fixture
-def project(request, tmp_path) -> pathlib.Path:
-    directory = copy(request.param, tmp_path / "my_project", 0)
+def project(app, tmp_path) -> pathlib.Path:
+    """A copy of the app and common/, whose commands list the files that they imported."""
+    directory = tmp_path / "my_project"
+    directory.mkdir()
+    run_copy_command(app, directory, 0)
     with (directory / "common/__init__.py").open("a") as file:
         file.write(LIST_FILES)
     return directory
 
 
-def run_there(project: pathlib.Path, *words: str) -> list[str]:
+def files_imported_by(project: pathlib.Path, *words: str) -> list[str]:
     """Runs Python in the copy. Returns the imported files, relative to the copy."""
-    done = run(sys.executable, *words, cwd=project)
-    files = [line.split(" ", 1)[1] for line in done.stdout.splitlines() if line.startswith("imported ")]
+    output = run(sys.executable, *words, cwd=project).stdout
+    files = [line.split(" ", 1)[1] for line in output.splitlines() if line.startswith("imported ")]
     assert files
     return [str(pathlib.Path(file).relative_to(project)) for file in files]
 
 
-@pytest.mark.parametrize(("app", "project"), [(app, app) for app in APPS], indirect=["project"])
-def test_all_modules_of_a_copy_are_imported_from_it(app, project):
-    files = run_there(project, "-c", IMPORT_ALL)
+def test_all_modules_of_a_copy_are_imported_from_the_copy(app, project):
+    files = files_imported_by(project, "-c", IMPORT_ALL)
     assert {f"{app}/train.py", f"{app}/export.py", "common/training/run.py"} <= set(files)
     assert sorted(files) == sorted(str(path.relative_to(project)) for path in project.rglob("*.py"))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("app", "project"), [(app, app) for app in APPS], indirect=["project"])
-def test_copy_trains_resumes_evaluates_infers_and_exports(app, project, drawn):
+def test_copy_trains_evaluates_infers_and_exports(app, project, drawn):
     data = [f"--eval_images={drawn}/images", f"--eval_annotations={drawn}/instances.json"]
     train = [
         *(f"{app}/train.py", f"--model_name={app}-nano", f"--hparams={TINY[app]}", "--image_size=64"),
         *("--batch_size=4", "--steps_per_epoch=2", "--pipeline_type=dali_cpu", "--output_dir=run", *data),
         *(f"--train_images={drawn}/images", f"--train_annotations={drawn}/instances.json"),
     ]
-    assert f"{app}/pipeline.py" in run_there(project, *train, "--epochs=1")
-    run_there(project, *train, "--epochs=2")
-    assert len((project / "run/results.csv").read_text().splitlines()) == 3
-    run_there(project, f"{app}/eval.py", "--weights=run", "--errors", *data)
+    assert f"{app}/pipeline.py" in files_imported_by(project, *train, "--epochs=1")
+    files_imported_by(project, f"{app}/eval.py", "--weights=run", "--errors", *data)
     assert {"metrics.json", "detections.json", "errors.json"} <= {file.name for file in project.glob("run/*")}
     images = f"--images={drawn}/images"
-    run_there(project, f"{app}/infer.py", "--weights=run", images, "--output_dir=found")
-    assert (project / "found/detections.json").exists()
+    files_imported_by(project, f"{app}/infer.py", "--weights=run", images, "--output_dir=pictures")
+    assert (project / "pictures/detections.json").exists()
     weights = "--weights=run/best.weights.h5"
-    run_there(project, f"{app}/export.py", weights, "--format=onnx", "--output=model.onnx")
+    files_imported_by(project, f"{app}/export.py", weights, "--format=onnx", "--output=model.onnx")
     assert (project / "model.onnx").exists()
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(3600)
-@pytest.mark.parametrize(("app", "project"), [(app, app) for app in APPS], indirect=["project"])
-def test_copied_tests_pass_in_a_copy(app, project):
-    copy(app, project, 1)
+@pytest.mark.timeout(1800)
+def test_copied_tests_are_collected_and_the_first_of_each_file_passes(app, project):
+    """The first test of a file shows that its fixtures, helpers and data are in the copy."""
+    run_copy_command(app, project, 1)
     tests = "tests" if app == APPS[0] else f"tests/{app}"  # tests/common takes minutes: once is enough
-    done = run(sys.executable, "-m", "pytest", "-q", "-m", "not slow", tests, cwd=project)
-    assert re.search(r"\d{3,} passed", done.stdout)
+    pytest_command = [sys.executable, "-m", "pytest", "-q"]
+    output = run(*pytest_command, "-m", "not slow and not gpu", "--collect-only", tests, cwd=project).stdout
+    names = re.findall(r"^tests/\S+?\.py::.+$", output, re.MULTILINE)
+    assert len(names) > 100
+    firsts = {name.partition("::")[0]: name for name in reversed(names)}
+    output = run(*pytest_command, *firsts.values(), cwd=project).stdout
+    assert re.search(rf"\b{len(firsts)} passed", output)
