@@ -23,10 +23,10 @@ def run_cells(notebook: dict[str, Any], names: dict[str, Any]) -> None:
     plt.switch_backend("Agg")
     code = [cell for cell in notebook["cells"] if cell["cell_type"] == "code"]
     for number, cell in enumerate(code, start=1):
-        printed = io.StringIO()
-        with contextlib.redirect_stdout(printed):
+        stdout = io.StringIO()
+        with contextlib.redirect_stdout(stdout):
             exec(compile("".join(cell["source"]), f"cell {number}", "exec"), names)
-        text = {"name": "stdout", "output_type": "stream", "text": printed.getvalue().splitlines(True)}
+        text = {"name": "stdout", "output_type": "stream", "text": stdout.getvalue().splitlines(True)}
         outputs = [text] if text["text"] else []
         for png in _figures():
             outputs.append({"data": {"image/png": png}, "metadata": {}, "output_type": "display_data"})
@@ -36,10 +36,10 @@ def run_cells(notebook: dict[str, Any], names: dict[str, Any]) -> None:
 def _figures() -> Iterator[str]:
     """Yields open figures as PNGs of at most 256 colours, in base64."""
     for number in plt.get_fignums():
-        file, small = io.BytesIO(), io.BytesIO()
-        plt.figure(number).savefig(file, dpi=100)
-        Image.open(file).convert("RGB").quantize(256).save(small, "PNG", optimize=True)
-        yield base64.b64encode(small.getvalue()).decode()
+        figure, png = io.BytesIO(), io.BytesIO()
+        plt.figure(number).savefig(figure, dpi=100)
+        Image.open(figure).convert("RGB").quantize(256).save(png, "PNG", optimize=True)
+        yield base64.b64encode(png.getvalue()).decode()
     plt.close("all")
 
 

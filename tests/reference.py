@@ -13,17 +13,17 @@ from absl import flags
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 APPS = ("efficientdet", "yolov4")
 # Programs that have a section in docs/flags.md. {app} stands for the name of each app.
-OF_APPS = ("{app}/train.py", "{app}/eval.py", "{app}/infer.py", "{app}/export.py")
-OTHERS = (
+APP_PROGRAMS = ("{app}/train.py", "{app}/eval.py", "{app}/infer.py", "{app}/export.py")
+OTHER_PROGRAMS = (
     *("efficientdet/automl_weights.py", "yolov4/darknet_weights.py", "yolov4/fit_anchors.py"),
     *("tools/synthetic.py", "tools/check_data.py", "tools/convert.py", "tools/bench.py"),
     "examples/preprocessing/preprocess.py",
     *("benchmarks/accuracy_data.py", "benchmarks/accuracy.py"),
 )
-ABOUT = """Set them by `--hparams=name=value,...` or by a YAML file. The table of models at the end of each
+PREAMBLE = """Set them by `--hparams=name=value,...` or by a YAML file. The table of models at the end of each
 `config.py` replaces some of these defaults for each model. `run.json` in a run's directory has all values.
 """
-HEAD = "Written by `python -m tests.reference`; a test fails where it is out of date.\n"
+WRITTEN_BY = "Written by `python -m tests.reference`; a test fails where it is out of date.\n"
 
 
 def main() -> None:
@@ -32,19 +32,21 @@ def main() -> None:
 
 
 def pages() -> dict[str, str]:
-    """Returns {path: text}."""
+    """Returns {path of a page: its text}."""
     sections = []
-    for program in OF_APPS:
+    for program in APP_PROGRAMS:
         rows: dict[str, list[str]] = {}  # {row of a table: apps that have this flag}
         for app in APPS:
             for row in flag_rows(program.format(app=app)):
                 rows.setdefault(row, []).append(app)
         lines = [row if len(apps) == 2 else f"{row} ({apps[0]} only)" for row, apps in rows.items()]
         sections.append((program.format(app="").strip("/"), lines))
-    sections += [(program, flag_rows(program)) for program in OTHERS]
+    sections += [(program, flag_rows(program)) for program in OTHER_PROGRAMS]
     titles = ("flag", "default", "meaning")
-    flags_page = "# Flags\n\n" + HEAD + "".join(_section(title, titles, rows) for title, rows in sections)
-    config_page = f"# Hyper-parameters\n\n{ABOUT}{HEAD}"
+    flags_page = (
+        "# Flags\n\n" + WRITTEN_BY + "".join(_section(title, titles, rows) for title, rows in sections)
+    )
+    config_page = f"# Hyper-parameters\n\n{PREAMBLE}{WRITTEN_BY}"
     for app, name in zip(APPS, ("EfficientDetConfig", "YOLOv4Config"), strict=True):
         titles = ("name", "type", "default", "meaning")
         config_page += _section(f"{app}/config.py", titles, config_rows(app, name))
@@ -52,6 +54,7 @@ def pages() -> dict[str, str]:
 
 
 def flag_rows(program: str) -> list[str]:
+    """Returns the rows of a program's table, from its `define_flags`."""
     module = importlib.import_module(program.removesuffix(".py").replace("/", "."))
     fv = flags.FlagValues()
     module.define_flags(fv)
@@ -65,6 +68,7 @@ def flag_rows(program: str) -> list[str]:
 
 
 def config_rows(app: str, name: str) -> list[str]:
+    """Returns the rows of a config class, from its source: fields, and the comments beside and above them."""
     source = (ROOT / app / "config.py").read_text()
     lines = source.splitlines()
     config = next(n for n in ast.parse(source).body if isinstance(n, ast.ClassDef) and n.name == name)

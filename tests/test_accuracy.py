@@ -1,3 +1,5 @@
+"""Runs benchmarks/accuracy.py with programs that write detections instead of training."""
+
 import json
 
 import yaml
@@ -17,7 +19,7 @@ pathlib.Path(sys.argv[2], "detections.json").write_text(json.dumps(rows))
 """
 
 
-def test_row_is_scored_by_pycocotools_and_continues_after_a_failure(tmp_path, drawn, capsys):
+def test_accuracy_row_continues_after_a_failure_and_is_scored_by_pycocotools(tmp_path, drawn, capsys):
     images, annotations, data = str(drawn / "images"), str(drawn / "instances.json"), tmp_path / "data/drawn"
     write_data_set(DataArgs(str(data), images, annotations, images, annotations))
     stems = [
@@ -26,7 +28,7 @@ def test_row_is_scored_by_pycocotools_and_continues_after_a_failure(tmp_path, dr
     assert stems[0] == stems[1]
 
     (tmp_path / "stub.py").write_text(STUB)
-    train = f"echo {{seed}} >> {tmp_path}/trained; test {{seed}} = 1 || test -e {tmp_path}/second"
+    train = f"echo {{seed}} >> {tmp_path}/seeds; test {{seed}} = 1 || test -e {tmp_path}/second"
     stub = {"train": train, "detect": f"{{python}} {tmp_path}/stub.py {{data}} {{run}}"}
     row = {"title": "Stubs", "budget": {"cpu": 60}, "settings": {}, "data": {"drawn": {}}}
     row["programs"] = {"stub": stub, "absent": stub | {"needs": "/absent"}}
@@ -36,15 +38,16 @@ def test_row_is_scored_by_pycocotools_and_continues_after_a_failure(tmp_path, dr
     assert "/absent does not exist" in capsys.readouterr().err
     (tmp_path / "second").touch()
     assert compare(a) == 1
-    assert (tmp_path / "trained").read_text().split() == ["1", "2", "2"]
+    assert (tmp_path / "seeds").read_text().split() == ["1", "2", "2"]
 
     record = json.loads((tmp_path / "row/drawn/stub/2/result.json").read_bytes())
     truth = COCO(str(data / "annotations/instances_val2017.json"))
     detections = truth.loadRes(str(tmp_path / "row/drawn/stub/2/detections.json"))
-    judge = COCOeval(truth, detections, "bbox")
-    for step in (judge.evaluate, judge.accumulate, judge.summarize):
-        step()
-    assert abs(record["metrics"]["AP"] - judge.stats[0]) < 1e-12
-    assert 0.2 < judge.stats[0] < 0.9
+    evaluation = COCOeval(truth, detections, "bbox")
+    evaluation.evaluate()
+    evaluation.accumulate()
+    evaluation.summarize()
+    assert abs(record["metrics"]["AP"] - evaluation.stats[0]) < 1e-12
+    assert 0.2 < evaluation.stats[0] < 0.9
     assert "| drawn | stub |" in capsys.readouterr().out
     assert mean_and_interval([1.0, 2.0, 3.0]) == "2.0 ± 2.5"

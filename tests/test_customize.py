@@ -1,3 +1,5 @@
+"""Applies the diffs of docs/customize.md to copies of the project, and runs the checks that follow them."""
+
 import csv
 import json
 import pathlib
@@ -22,7 +24,7 @@ def blocks(section: str, language: str) -> list[str]:
     return re.findall(rf"```{language}\n(.*?)```", SECTIONS[section], re.DOTALL)
 
 
-def copy(directory: pathlib.Path) -> pathlib.Path:
+def copy_project(directory: pathlib.Path) -> pathlib.Path:
     names = run("git", "ls-files", "-z", *FOLDERS, "pyproject.toml").stdout
     for name in filter(None, names.split("\0")):
         (directory / name).parent.mkdir(parents=True, exist_ok=True)
@@ -30,19 +32,20 @@ def copy(directory: pathlib.Path) -> pathlib.Path:
     return directory
 
 
-def apply(section: str, directory: pathlib.Path) -> None:
+def apply_diff(section: str, directory: pathlib.Path) -> None:
     (diff,) = blocks(section, "diff")
     command = ["patch", "-p1", "--fuzz=0", "--no-backup-if-mismatch", "--batch"]
-    done = subprocess.run(command, input=diff, cwd=directory, capture_output=True, text=True)
-    assert done.returncode == 0, f"the diff of {section} no longer applies:\n{done.stdout}"
+    result = subprocess.run(command, input=diff, cwd=directory, capture_output=True, text=True)
+    assert result.returncode == 0, f"the diff of {section} no longer applies:\n{result.stdout}"
 
 
-def check(directory: pathlib.Path) -> None:
+def lint(directory: pathlib.Path) -> None:
     run(sys.executable, "-m", "ruff", "check", "--no-cache", *FOLDERS, cwd=directory)
     run(sys.executable, "-m", "ruff", "format", "--check", "--no-cache", *FOLDERS, cwd=directory)
 
 
 def write_csv(data: pathlib.Path) -> None:
+    """Writes boxes.csv and classes.csv, which the page's reader reads."""
     content = json.loads((data / "instances.json").read_text())
     names = {category["id"]: category["name"] for category in content["categories"]}
     rows = []
@@ -58,23 +61,23 @@ def write_csv(data: pathlib.Path) -> None:
 
 
 @pytest.mark.parametrize("section", SECTIONS)
-def test_each_diff_applies_alone(section, tmp_path):
-    apply(section, copy(tmp_path))
-    check(tmp_path)
+def test_diff_of_each_section_applies_and_passes_the_linter(section, tmp_path):
+    apply_diff(section, copy_project(tmp_path))
+    lint(tmp_path)
 
 
-def test_all_diffs_apply_together(tmp_path):
+def test_diffs_of_all_sections_together_apply_and_pass_the_linter(tmp_path):
     assert list(SECTIONS) == ["augmentation", "loss", "schedule", "backbone", "reader"]
-    copy(tmp_path)
+    copy_project(tmp_path)
     for section in SECTIONS:
-        apply(section, tmp_path)
-    check(tmp_path)
+        apply_diff(section, tmp_path)
+    lint(tmp_path)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("section", SECTIONS)
-def test_the_changed_copy_passes_the_checks_of_the_page(section, tmp_path):
-    apply(section, copy(tmp_path))
+def test_changed_copy_of_each_section_passes_the_checks_of_the_page(section, tmp_path):
+    apply_diff(section, copy_project(tmp_path))
     run(sys.executable, "tools/synthetic.py", "--output_dir=my", "--num_images=8", cwd=tmp_path)
     write_csv(tmp_path / "my")
     for code in blocks(section, "python"):
@@ -82,6 +85,6 @@ def test_the_changed_copy_passes_the_checks_of_the_page(section, tmp_path):
     for block in blocks(section, "bash"):
         for command in block.replace("\\\n", " ").splitlines():
             words = shlex.split(command)
-            more = SMALL if words[1].endswith("train.py") else []
-            run(sys.executable, *words[1:], *more, cwd=tmp_path)
+            small = SMALL if words[1].endswith("train.py") else []
+            run(sys.executable, *words[1:], *small, cwd=tmp_path)
     assert list(tmp_path.glob("runs/*/first_batch.png"))

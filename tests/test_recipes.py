@@ -1,3 +1,5 @@
+"""Checks the recipes in efficientdet/flags/ and yolov4/flags/: their comments, flags and learning rates."""
+
 import pathlib
 import shlex
 
@@ -45,16 +47,15 @@ def parsed(app: str, recipe: pathlib.Path) -> Args:
 
 
 @pytest.mark.parametrize("recipe", RECIPES, ids=lambda path: f"{path.parts[-3]}-{path.stem}")
-def test_recipes_parse_and_name_their_source(recipe):
+def test_recipe_has_valid_flags_and_commands_and_states_its_hardware(recipe):
     header = [line for line in recipe.read_text().splitlines() if line.startswith("#")]
     app = recipe.parts[-3]
     assert any(f"python {app}/train.py" in line for line in header)
     assert any("Hardware" in line for line in header)
     a = parsed(app, recipe)
     config = hparams.override(APPS[app].config.get_config(a.model_name), a.hparams)
-    for command in commands(
-        "```bash\n" + "\n".join(line[1:] for line in header if line[1:4] == "   ") + "```"
-    ):
+    indented = "\n".join(line[1:] for line in header if line[1:4] == "   ")
+    for command in commands(f"```bash\n{indented}\n```"):
         if "..." not in command:
             check_flags(shlex.split(command))
     if "_coco" in recipe.stem:
@@ -66,7 +67,7 @@ def test_recipes_parse_and_name_their_source(recipe):
 
 
 @pytest.mark.parametrize("recipe", EXPECTED)
-def test_learning_rate_at_five_points(recipe):
+def test_learning_rate_of_recipe_at_five_points_is_the_published_schedule(recipe):
     images_an_update, updates_an_epoch, points = EXPECTED[recipe]
     app, _, name = recipe.partition("/")
     a = parsed(app, ROOT / app / "flags" / f"{name}.txt")
@@ -84,13 +85,13 @@ def test_learning_rate_at_five_points(recipe):
         assert float(schedule(step)) == pytest.approx(rate, rel=0.012, abs=1e-6), epoch
 
 
-def test_every_recipe_for_coco_is_here():
+def test_learning_rates_of_all_coco_recipes_are_tested():
     names = [f"{path.parts[-3]}/{path.stem}" for path in RECIPES if "_coco" in path.stem]
     # tests/efficientdet/test_optimization.py tests the schedule of RetinaNet.
     assert {name for name in names if "/retinanet" not in name} == set(EXPECTED)
 
 
-def test_both_apps_have_the_same_kinds_of_recipes():
+def test_both_apps_have_recipes_for_demo_laptop_and_finetune():
     for app in APPS:
         names = {path.stem for path in RECIPES if path.parts[-3] == app}
         assert {"demo", "laptop", "finetune"} <= names

@@ -1,3 +1,5 @@
+"""Runs docs/tutorial.ipynb and checks its pictures and the values of its variables."""
+
 import base64
 import io
 import json
@@ -19,39 +21,42 @@ def pictures_of(notebook: dict) -> list[Image.Image]:
     return [Image.open(io.BytesIO(base64.b64decode(file))) for file in files]
 
 
-def test_the_committed_notebook_has_its_outputs():
+def test_committed_notebook_has_outputs_and_no_paths_of_this_machine():
     notebook = json.loads(PATH.read_text())
     code = [cell for cell in notebook["cells"] if cell["cell_type"] == "code"]
     assert [cell["execution_count"] for cell in code] == list(range(1, len(code) + 1))
     assert len(pictures_of(notebook)) == PICTURES
     assert PATH.stat().st_size < 2e6
-    printed = [line for cell in code for output in cell["outputs"] for line in output.get("text", ())]
-    assert printed and not [line for line in printed if "/" in line]
+    lines = [line for cell in code for output in cell["outputs"] for line in output.get("text", ())]
+    assert lines and not [line for line in lines if "/" in line]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("given", [False, True], ids=["synthetic", "given"])
-def test_the_notebook_runs(given, drawn, monkeypatch):
+@pytest.mark.parametrize("images", ["synthetic", "user"])
+def test_notebook_runs_on_synthetic_images_and_on_images_of_the_user(images, drawn, monkeypatch):
     monkeypatch.chdir(PATH.parent)
     notebook, names = json.loads(PATH.read_text()), {}
-    if given:
-        first = next(cell for cell in notebook["cells"] if cell["cell_type"] == "code")
-        data = {'IMAGES = ""': f'IMAGES = "{drawn}/images"'}
-        data |= {'ANNOTATIONS = ""': f'ANNOTATIONS = "{drawn}/instances.json"', "NUMBER = 8": "NUMBER = 1"}
-        text = "".join(first["source"])
-        for old, new in data.items():
+    if images == "user":
+        settings = next(cell for cell in notebook["cells"] if cell["cell_type"] == "code")
+        text = "".join(settings["source"])
+        for old, new in {
+            'IMAGES = ""': f'IMAGES = "{drawn}/images"',
+            'ANNOTATIONS = ""': f'ANNOTATIONS = "{drawn}/instances.json"',
+            "NUMBER = 8": "NUMBER = 1",
+        }.items():
             assert old in text
             text = text.replace(old, new)
-        first["source"] = [text]
+        settings["source"] = [text]
     run_cells(notebook, names)
     pictures = pictures_of(notebook)
     assert len(pictures) == PICTURES
     assert all(np.asarray(picture.convert("RGB")).std() > 5 for picture in pictures)
     check_stages(names)
-    assert (names["source"].size == 24) != given
+    assert (names["source"].size == 24) == (images == "synthetic")
 
 
 def check_stages(names: dict) -> None:
+    """Checks the notebook's variables `names`: crop, resize, flip, padding, targets, losses and mosaics."""
     top, left, height, width = names["window"]
     window = names["stored"][top : top + height, left : left + width]
     np.testing.assert_array_equal(names["cropped"], window)
