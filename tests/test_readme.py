@@ -3,7 +3,6 @@
 One slow test runs the commands of all pages in order, because later commands use files of earlier ones.
 """
 
-import functools
 import importlib
 import json
 import pathlib
@@ -54,11 +53,6 @@ def program_of(words: list[str]) -> tuple[str, list[str]] | None:
     return (words[indexes[0]], words[indexes[0] + 1 :]) if indexes else None
 
 
-@functools.cache
-def help_of(program: str) -> str:
-    return subprocess.check_output([sys.executable, program, "--help"], cwd=ROOT, text=True)
-
-
 def known_flags(program: str) -> flags.FlagValues:
     """Returns the flags of a program, and --flagfile and --help."""
     module = importlib.import_module(program.removesuffix(".py").replace("/", "."))
@@ -68,7 +62,7 @@ def known_flags(program: str) -> flags.FlagValues:
     if hasattr(module, "define_flags"):
         module.define_flags(fv)
     elif hasattr(module, "argparse"):
-        for name in set(re.findall(r"--(\w+)", help_of(program))) - {"help"}:
+        for name in re.findall(r'add_argument\("--(\w+)"', (ROOT / program).read_text()):
             flags.DEFINE_string(name, None, "argparse's", flag_values=fv)
     return fv
 
