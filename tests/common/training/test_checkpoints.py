@@ -195,6 +195,7 @@ def test_run_with_another_seed_resumes_from_the_newest_complete_epoch(tmp_path, 
     training = Training(tmp_path)
     for step in (4, 6, 7):
         assert training.save(step)
+    capfd.readouterr()  # TensorFlow has logged its start
     changed = Training(tmp_path, seed=1)
     assert changed.resume() == changed.number == 4
     log = capfd.readouterr().err
