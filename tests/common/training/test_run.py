@@ -347,7 +347,7 @@ def test_run_with_another_freeze_resumes_from_the_last_complete_epoch(tmp_path, 
 
 
 def test_overwrite_starts_the_run_anew(tmp_path):
-    Session(tmp_path, epochs=2).train()
+    Session(tmp_path, epochs=1).train()
     session = Session(tmp_path, epochs=1, overwrite=True)
     session.train()
     assert len(session.image_ids) == 4
