@@ -130,7 +130,7 @@ def test_image_name_has_the_id_and_the_file_name_if_there_is_one(small):
 
 
 @pytest.mark.parametrize(("images", "boxes"), [([1, 2], [2, 3]), ([], [])], ids=["two of three", "none"])
-def test_selected_images_have_the_ground_truth_that_they_had_before(small, images, boxes):
+def test_selected_images_keep_their_ground_truth(small, images, boxes):
     selection = small.select(np.isin([0, 1, 2], images))
     truth, expected = selection.ground_truth(), small.ground_truth()
     assert truth["images"] == [expected["images"][i] for i in images]

@@ -31,7 +31,7 @@ def source(request, drawn, drawn_records):
     }[request.param]()
 
 
-def by_tensorflow(source, count=-1, **options):
+def read_by_tensorflow(source, count=-1, **options):
     examples = tf_readers.examples(source, **options).take(count).as_numpy_iterator()
     return [Example(int(e["image_id"]), e["encoded"], e["boxes"], e["labels"]) for e in examples]
 
@@ -49,7 +49,7 @@ def test_evaluation_examples_of_each_shard_equal_dalis_in_content_and_order(sour
     image_ids = []
     for shard_id in range(num_shards):
         options = {"shard_id": shard_id, "num_shards": num_shards, "training": False, "seed": 0}
-        examples = by_tensorflow(source, **options)
+        examples = read_by_tensorflow(source, **options)
         for example, expected in zip(examples, read(source.read, count, **options), strict=True):
             assert (example.image_id, example.encoded) == (expected.image_id, expected.encoded)
             assert example.labels.dtype == np.int32 and example.boxes.dtype == np.float32
@@ -84,8 +84,8 @@ def google_example(image_id, num_objects, crowds=False):
     return of_boxes(*boxes, source_id=b"%d" % image_id, **image, **changes)
 
 
-def read_both_ways(source, count, **options):
-    return read(source.read, count, **options), by_tensorflow(source, count, **options)
+def read_by_dali_and_tensorflow(source, count, **options):
+    return read(source.read, count, **options), read_by_tensorflow(source, count, **options)
 
 
 def test_records_in_the_format_of_google_automl_give_their_boxes_without_crowds(tmp_path):
@@ -95,7 +95,7 @@ def test_records_in_the_format_of_google_automl_give_their_boxes_without_crowds(
     LabelMap((1, 18), ("person", "dog")).save(tmp_path / "labels.json")
     source = open_source(file_pattern=f"{tmp_path}/*.tfrecord", label_map=str(tmp_path / "labels.json"))
     assert source.annotations.is_crowd.sum() == 2
-    for examples in read_both_ways(source, 8, training=True, seed=0):
+    for examples in read_by_dali_and_tensorflow(source, 8, training=True, seed=0):
         assert sorted(ids(examples)) == [0, 1, 2, 3, 10, 11, 12, 13]
         for example in examples:
             file, i = divmod(example.image_id, 10)
@@ -112,7 +112,7 @@ def test_record_boxes_outside_the_image_are_clipped_or_dropped(tmp_path):
     write(tmp_path / "x.tfrecord", of_boxes(*boxes, (0.5, 0.9, 0.6, 0.9), **labels))
     LabelMap((1, 18), ("person", "dog")).save(tmp_path / "x.label_map.json")
     source = open_source(file_pattern=f"{tmp_path}/x*")
-    for (example,) in read_both_ways(source, 1, training=False):
+    for (example,) in read_by_dali_and_tensorflow(source, 1, training=False):
         np.testing.assert_allclose(example.boxes, [[0, 0.2, 0.3, 0.9], [0.9, 0.2, 1, 0.9]], rtol=1e-6)
         assert example.labels.tolist() == [1, 2]
 
@@ -122,9 +122,9 @@ def test_record_boxes_outside_the_image_are_clipped_or_dropped(tmp_path):
 
 @pytest.mark.parametrize("source", ["coco"], indirect=True)
 def test_shards_of_training_take_turns_in_one_sequence_of_permutations(source):
-    unsharded = ids(by_tensorflow(source, 36, training=True, seed=6))
+    unsharded = ids(read_by_tensorflow(source, 36, training=True, seed=6))
     shards = [{"shard_id": i, "num_shards": 5} for i in range(5)]
-    turns = [ids(by_tensorflow(source, 7, training=True, seed=6, **shard)) for shard in shards]
+    turns = [ids(read_by_tensorflow(source, 7, training=True, seed=6, **shard)) for shard in shards]
     assert [image_id for turn in zip(*turns, strict=True) for image_id in turn] == unsharded[:35]
     epochs = [unsharded[:12], unsharded[12:24], unsharded[24:]]
     assert all(sorted(epoch) == all_ids(source) for epoch in epochs)
@@ -135,7 +135,7 @@ def test_shards_of_training_take_turns_in_one_sequence_of_permutations(source):
 def test_order_of_tf_data_training_depends_on_the_seed_argument_alone(source):
     def order(seed, global_seed=1):
         tf.random.set_seed(global_seed)
-        return tuple(ids(by_tensorflow(source, 24, shard_id=0, num_shards=2, training=True, seed=seed)))
+        return tuple(ids(read_by_tensorflow(source, 24, shard_id=0, num_shards=2, training=True, seed=seed)))
 
     assert len({order(0, global_seed=2), order(0), order(1), order(2)}) == 3
 

@@ -375,7 +375,7 @@ def read_or_refused(path):
 
 @FIXED
 @given(st.lists(st.tuples(st.sampled_from(sorted(paths(SMALL), key=str)), VALUES), min_size=1, max_size=3))
-def test_json_with_random_values_is_refused_or_read_as_plain_loops_read_it(json_of, changes):
+def test_json_with_random_values_is_refused_or_equals_plain_loops(json_of, changes):
     document = SMALL
     for path, value in changes:
         with contextlib.suppress(KeyError, IndexError, TypeError):
@@ -387,7 +387,7 @@ def test_json_with_random_values_is_refused_or_read_as_plain_loops_read_it(json_
 
 @FIXED
 @given(data=st.data())
-def test_json_with_random_bytes_is_refused_or_read_as_the_json_module_reads_it(json_of, data):
+def test_json_with_random_bytes_is_refused_or_equals_the_json_module(json_of, data):
     content = bytearray(json.dumps(SMALL).encode())
     for _ in range(data.draw(st.integers(1, 4))):
         begin = data.draw(st.integers(0, len(content)))

@@ -37,7 +37,7 @@ def open_data(data, **policy) -> CocoSource:
     return open_coco(data / "images", data / "instances.json", ImagePolicy(**policy))
 
 
-def test_open_images_refuses_a_bad_image_or_leaves_it_out_under_policy_skip(data, capsys):
+def test_open_images_refuses_a_bad_image_and_omits_one_under_policy_skip(data, capsys):
     (data / "images/00.jpg").write_bytes(b"")
     offender = f"--images={data}/images: empty image file: '{data}/images/00.jpg'. "
     with pytest.raises(DataError, match=f"^{offender}Copy"):

@@ -389,7 +389,7 @@ ONE_RECORD = len(record()) + 16
 @pytest.mark.parametrize(
     "size", [None, ONE_RECORD, ONE_RECORD + 84], ids=["removed", "1 record", "1.5 records"]
 )
-def test_file_that_is_removed_or_cut_while_it_is_read_is_refused_and_not_cached(tmp_path, monkeypatch, size):
+def test_file_that_is_removed_or_cut_during_the_check_is_refused_and_not_cached(tmp_path, monkeypatch, size):
     real = tfrecord.walk_files
 
     def walk_files(files, issues):
