@@ -70,7 +70,7 @@ def test_outputs_with_automl_weights_equal_those_of_automls_model(files):
 
 
 @pytest.mark.parametrize("form", ["checkpoint", "directory", "index", "averages", "objects"])
-def test_checkpoint_in_each_form_has_the_variables_and_averages(automl_variables, files, form):
+def test_automl_checkpoint_in_each_form_has_the_variables_and_averages(automl_variables, files, form):
     file = open_weights(files[form])
     shapes = {name: shape for name, shape in file.shapes.items() if canonical(name) and name in SHAPES}
     assert shapes == SHAPES
@@ -79,7 +79,7 @@ def test_checkpoint_in_each_form_has_the_variables_and_averages(automl_variables
 
 
 @pytest.mark.parametrize("missing", ["values", "attribute"])
-def test_checkpoint_without_one_moving_average_is_refused(tmp_path, missing):
+def test_automl_checkpoint_without_one_moving_average_is_refused(tmp_path, missing):
     variables = dict.fromkeys(("class_net/class-predict/bias", "box_net/box-predict/bias"), np.float32([3]))
     prefix = automl_files.write_objects(tmp_path / "ckpt-7", variables, missing=missing)
     with pytest.raises(UserError, match=r"incomplete\. It lacks the average of box_net/box-predict/bias$"):
@@ -123,7 +123,9 @@ def test_unknown_class_names_leave_only_the_class_outputs_unchanged(random_d0, f
     assert {path for path in after if np.array_equal(after[path], before[path])} == set(PREDICT)
 
 
-def test_file_with_fewer_anchors_leaves_class_and_box_outputs_initial(random_d0, automl_variables, tmp_path):
+def test_automl_file_with_fewer_anchors_leaves_class_and_box_outputs_initial(
+    random_d0, automl_variables, tmp_path
+):
     outputs = {path.replace("class", "box"): name.replace("class", "box") for path, name in PREDICT.items()}
     outputs |= PREDICT
     values = {name: automl_variables[name] for name in outputs.values()}
@@ -132,7 +134,7 @@ def test_file_with_fewer_anchors_leaves_class_and_box_outputs_initial(random_d0,
     assert set(report.initial) == outputs.keys()
 
 
-def test_file_with_three_unnamed_classes_is_loaded_by_row_only(random_d0, automl_variables, tmp_path):
+def test_automl_file_with_three_unnamed_classes_is_loaded_by_row_only(random_d0, automl_variables, tmp_path):
     three = {name: automl_variables[name][..., :27] for name in PREDICT.values()}
     file = write_h5(tmp_path / "three.h5", automl_variables | three)
     assert init_from(random_d0, PETS, str(file)).new_classes == PETS.names
@@ -153,7 +155,7 @@ def assert_refused(model, path, message):
     assert re.search(message, text) and pathlib.Path(path).name in text
 
 
-def test_file_of_another_model_is_refused_with_the_first_difference(random_d0, files):
+def test_automl_file_of_another_model_is_refused_with_the_first_difference(random_d0, files):
     file = open_weights(files["h5"])
     shallow = {name: shape for name, shape in file.shapes.items() if "blocks_15" not in name}
     narrow = file.shapes | {"resample_p6/conv2d/kernel": (1, 1, 320, 32)}
@@ -248,7 +250,9 @@ D0 = "--model_name=efficientdet-d0"
 SMALL = [D0, "--image_size=64x96", "--hparams=fpn_cells=1,head_repeats=1"]
 
 
-def test_command_without_label_map_writes_cocos_80_classes(files, automl_variables, tmp_path, capsys):
+def test_automl_weights_command_without_label_map_writes_cocos_80_classes(
+    files, automl_variables, tmp_path, capsys
+):
     output = tmp_path / "d0.weights.h5"
     arguments = [*SMALL, f"--weights={files['directory']}", f"--output={output}"]
     convert(*arguments)
@@ -262,7 +266,7 @@ def test_command_without_label_map_writes_cocos_80_classes(files, automl_variabl
     assert "exists" in refusal(convert, *arguments)
 
 
-def test_command_with_label_map_writes_its_classes(files, tmp_path, monkeypatch, small_d0):
+def test_automl_weights_command_with_label_map_writes_its_classes(files, tmp_path, monkeypatch, small_d0):
     monkeypatch.setattr("efficientdet.model.build_model", lambda *_, **__: small_d0)
     arguments = [*SMALL, f"--weights={files['h5']}", f"--label_map={tmp_path}/map.json"]
     LabelMap((1, 2, 90), ("one", "two", "ninety")).save(tmp_path / "map.json")
@@ -274,7 +278,7 @@ def test_command_with_label_map_writes_its_classes(files, tmp_path, monkeypatch,
     assert re.search("class ids from 2 to 91, but .* only class ids from 1 to 90", message)
 
 
-def test_command_refuses_bad_flags_and_writes_nothing(files, tmp_path):
+def test_automl_weights_command_refuses_bad_flags_and_writes_nothing(files, tmp_path):
     weights, output = f"--weights={files['h5']}", f"--output={tmp_path}/a.weights.h5"
     for message, arguments in {
         "^set --weights .* and --model_name$": [weights, output],

@@ -67,7 +67,7 @@ def test_restored_schedule_has_the_same_rates(config):
     assert [float(restored(step)) for step in steps] == [float(schedule(step)) for step in steps]
 
 
-def test_optimizer_is_sgd_with_momentum_or_adam():
+def test_efficientdet_optimizer_is_sgd_with_momentum_or_adam():
     optimizer = make_optimizer(dataclasses.replace(CONFIG, momentum=0.7), 0.1, precision="float32")
     assert isinstance(optimizer, keras.optimizers.SGD) and optimizer.momentum == 0.7
     adam = make_optimizer(dataclasses.replace(CONFIG, optimizer="adam"), 0.1, precision="float32")

@@ -158,7 +158,7 @@ def assert_row(batch: Batch, row: int, image: Annotated, crop: tuple, changes: d
 
 
 @pytest.mark.parametrize("name", TRAININGS)
-def test_training_batches_equal_numpy(fuzzed, name):
+def test_efficientdet_training_batches_equal_numpy(fuzzed, name):
     config = dataclasses.replace(PLAIN, **TRAININGS[name])
     num_cropped = 0
     for batch, images in run_epoch(EfficientDetPipeline, fuzzed, config=config, training=True):
@@ -171,7 +171,7 @@ def test_training_batches_equal_numpy(fuzzed, name):
     assert (num_cropped > 5) == (config.augmentation in ("scale_jitter", "min_iou_crop"))
 
 
-def test_evaluation_batches_equal_numpy_without_augmentation(fuzzed):
+def test_efficientdet_evaluation_batches_are_unaugmented_and_equal_numpy(fuzzed):
     augmented = dataclasses.replace(PLAIN, **TRAININGS["all"])
     plain = dataclasses.replace(PLAIN, min_box_size=augmented.min_box_size)
     for batch, images in run_epoch(EfficientDetPipeline, fuzzed, config=augmented, training=False):

@@ -49,7 +49,7 @@ def test_each_pixel_augmentation_alone_changes_pixels_and_no_boxes(rectangles):
         assert not differs[~is_content].any()
 
 
-def test_dataset_has_the_outputs_of_the_graph_by_name(rectangles):
+def test_efficientdet_dataset_has_the_outputs_of_the_dali_graph_by_name(rectangles):
     loader = make(rectangles, training=False, count_lost=True)
     images, targets = next(iter(loader.dataset()))
     batch = first_batch(loader)
