@@ -1,4 +1,4 @@
-"""Helpers for tests of coco.py."""
+"""COCO documents, changed copies of them, and the comparison of Annotations with a document."""
 
 import copy
 import functools

@@ -54,6 +54,7 @@ def early_end(jpeg: bytes) -> bytes:
 
 
 def chunk(name: bytes, content: bytes) -> bytes:
+    """Returns a chunk of a PNG."""
     return struct.pack(">I", len(content)) + name + content + struct.pack(">I", zlib.crc32(name + content))
 
 
@@ -114,28 +115,29 @@ def tiff(
     entries = {tag: values for tag, values in sorted(entries.items()) if tag not in without}
     formats = {tag: "I" if tag in (273, 279, 324, 325) else "H" for tag in entries}
     packed = {tag: struct.pack(f"{order}{len(v)}{formats[tag]}", *v) for tag, v in entries.items()}
-    room = struct.calcsize(offset)
-    start, counted, entry = (16, 8, 20) if big else (8, 2, 12)
-    table = start + counted + len(entries) * entry + room
-    outside = {tag: content for tag, content in packed.items() if len(content) > room}
-    at = table + sum(map(len, outside.values()))
-    starts = [at + sum(sizes[:i]) for i in range(len(sizes))]
-    where = 324 if tiled else 273
-    packed[where] = struct.pack(f"{order}{len(starts)}I", *starts)
-    if where in outside:
-        outside[where] = packed[where]
+    offset_bytes = struct.calcsize(offset)
+    header_bytes, count_bytes, entry_bytes = (16, 8, 20) if big else (8, 2, 12)
+    directory_end = header_bytes + count_bytes + len(entries) * entry_bytes + offset_bytes
+    # Values that do not fit into their directory entry follow the directory.
+    long_values = {tag: content for tag, content in packed.items() if len(content) > offset_bytes}
+    position = directory_end + sum(map(len, long_values.values()))
+    starts = [position + sum(sizes[:i]) for i in range(len(sizes))]
+    starts_tag = 324 if tiled else 273
+    packed[starts_tag] = struct.pack(f"{order}{len(starts)}I", *starts)
+    if starts_tag in long_values:
+        long_values[starts_tag] = packed[starts_tag]
     result = (b"II" if order == "<" else b"MM") + struct.pack(f"{order}H", 43 if big else 42)
     fields, values = ("HHQQ", (8, 0, 16, len(entries))) if big else ("IH", (8, len(entries)))
     result += struct.pack(f"{order}{fields}", *values)
-    at = table
+    position = directory_end
     for tag, content in packed.items():
         result += struct.pack(f"{order}HH{offset}", tag, 3 if formats[tag] == "H" else 4, len(entries[tag]))
-        if tag in outside:
-            result += struct.pack(f"{order}{offset}", at)
-            at += len(content)
+        if tag in long_values:
+            result += struct.pack(f"{order}{offset}", position)
+            position += len(content)
         else:
-            result += content.ljust(room, b"\0")
-    return result + bytes(room) + b"".join(outside.values()) + b"".join(blocks)
+            result += content.ljust(offset_bytes, b"\0")
+    return result + bytes(offset_bytes) + b"".join(long_values.values()) + b"".join(blocks)
 
 
 def _packed(pixels: np.ndarray, bits: int, kind: int, order: str) -> bytes:
@@ -147,9 +149,9 @@ def _packed(pixels: np.ndarray, bits: int, kind: int, order: str) -> bytes:
 
 
 def _moved(codestream: bytes) -> bytes:
-    """The picture moves 3 pixels to the right on its reference grid."""
-    right, bottom = struct.unpack(">II", codestream[8:16])
-    return codestream[:8] + struct.pack(">4I", right + 3, bottom, 3, 0) + codestream[24:]
+    """Moves the picture of a JPEG 2000 codestream by 3 pixels to the right on its reference grid."""
+    x_end, y_end = struct.unpack(">II", codestream[8:16])
+    return codestream[:8] + struct.pack(">4I", x_end + 3, y_end, 3, 0) + codestream[24:]
 
 
 def scaled(pixels: np.ndarray, bits: int) -> np.ndarray:

@@ -1,3 +1,5 @@
+"""Makes Annotations without files."""
+
 import numpy as np
 
 from common.data.annotations import Annotations

@@ -1,3 +1,5 @@
+"""Runs DALI graphs and readers, and compares iterators."""
+
 import json
 import pathlib
 from typing import NamedTuple
@@ -21,6 +23,7 @@ class Example(NamedTuple):
 
 
 def build(nodes, batch_size=1, seed=None):
+    """Builds a DALI pipeline whose outputs are `nodes()`."""
     pipeline = dali.Pipeline(batch_size, num_threads=1, device_id=None, seed=seed, enable_checkpointing=True)
     with pipeline:
         pipeline.set_outputs(*nodes())
@@ -29,7 +32,10 @@ def build(nodes, batch_size=1, seed=None):
 
 
 def run_graph(function, *inputs, device_id=None):
-    """Each input is a list with an array per sample, and so is each output."""
+    """Runs a DALI graph once. Each input is a list with one array per sample.
+
+    Returns a list of the outputs of each sample.
+    """
     pipeline = dali.Pipeline(len(inputs[0]), num_threads=2, device_id=device_id, prefetch_queue_depth=1)
     with pipeline:
         nodes = [fn.external_source(source=[batch], cycle=True, batch=True) for batch in inputs]
@@ -40,6 +46,7 @@ def run_graph(function, *inputs, device_id=None):
 
 
 def read(reader, count, batch_size=1, pipeline_seed=None, **options):
+    """Returns the first `count` examples of a DALI reader."""
     pipeline = build(lambda: reader(**options), batch_size, pipeline_seed)
     examples = []
     while len(examples) < count:
@@ -92,16 +99,16 @@ def assert_iterator_resumes(iterate, directory, before: int, after: int) -> None
     for _ in range(before):
         next(iterator)
     path = tf.train.Checkpoint(iterator=iterator).save(directory / "state")
-    rest = [next(iterator) for _ in range(after)]
+    expected = [next(iterator) for _ in range(after)]
     resumed = iterate()
     tf.train.Checkpoint(iterator=resumed).restore(path).assert_consumed()
-    again = [next(resumed) for _ in range(after)]
-    for one, other in zip(tf.nest.flatten(rest), tf.nest.flatten(again), strict=True):
-        np.testing.assert_array_equal(one, other)
+    elements = [next(resumed) for _ in range(after)]
+    for actual, desired in zip(tf.nest.flatten(elements), tf.nest.flatten(expected), strict=True):
+        np.testing.assert_array_equal(actual, desired)
 
 
 class Scripted(Random):
-    """Returns prepared numbers.
+    """Returns prepared numbers instead of random ones.
 
     Each draw is (low, high, shape, numbers): the arguments that `uniform` must get, and its result.
     """
@@ -110,6 +117,6 @@ class Scripted(Random):
         self._draws = list(draws)
 
     def uniform(self, low, high, shape=()):
-        *asked, number = self._draws.pop(0)
-        assert (low, high, shape) == tuple(asked)
-        return tf.constant(number, tf.float32)
+        *arguments, numbers = self._draws.pop(0)
+        assert (low, high, shape) == tuple(arguments)
+        return tf.constant(numbers, tf.float32)

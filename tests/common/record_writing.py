@@ -1,3 +1,5 @@
+"""Writes TFRecord files in the format of TensorFlow's Object Detection API."""
+
 import io
 import os
 import pathlib
@@ -23,6 +25,7 @@ PNG = png()
 
 
 def feature(value):
+    """Returns the feature of bytes, an integer, a float, or a list of these."""
     if isinstance(value, tf.train.Feature):
         return value
     value = value if isinstance(value, list) else [value]
@@ -39,7 +42,10 @@ def integers(values) -> tf.train.Feature:
 
 
 def record(**changes):
-    """object__area=... sets image/object/area. None removes a key."""
+    """Returns a record of one image with one box.
+
+    `changes` sets keys: object__area=... sets image/object/area. None removes a key.
+    """
     values = {"encoded": PNG, "source_id": b"42", "height": 50, "width": 100, "object__class__label": [17]}
     sides = {"xmin": [0.1], "xmax": [0.5], "ymin": [0.2], "ymax": [0.8]}
     values |= {f"object__bbox__{side}": edge for side, edge in sides.items()} | changes
@@ -62,6 +68,7 @@ def empty_record(image_id, **changes):
 
 
 def write(path, *records):
+    """Writes a TFRecord file and returns its path."""
     with tf.io.TFRecordWriter(os.fspath(path)) as writer:
         for content in records:
             writer.write(content)
@@ -74,25 +81,24 @@ def write_tfrecords(annotations: Annotations, images_dir, prefix, *, num_shards,
     pathlib.Path(prefix).parent.mkdir(parents=True, exist_ok=True)
     files = []
     for shard in range(num_shards):
-        records = (of_row(annotations, row, images_dir) for row in order[shard::num_shards])
+        records = (_record_of_row(annotations, row, images_dir) for row in order[shard::num_shards])
         files.append(write(f"{prefix}-{shard:05d}-of-{num_shards:05d}.tfrecord", *records))
         write_index(files[-1])
     annotations.label_map.save(pathlib.Path(f"{prefix}.label_map.json"))
     return files
 
 
-def of_row(annotations: Annotations, row: int, images_dir) -> bytes:
+def _record_of_row(annotations: Annotations, row: int, images_dir) -> bytes:
     """Returns the record of an image: boxes are clipped, and boxes without area are left out."""
     file_name = annotations.file_names[row]
     rows = slice(*annotations.row_splits[row : row + 2])
     boxes = annotations.clipped_boxes[0][rows]
     has_area = (boxes[:, 2:] > boxes[:, :2]).all(axis=1)
-    left, top, right, bottom = boxes[has_area].T.tolist()
+    sides = dict(zip(("xmin", "ymin", "xmax", "ymax"), boxes[has_area].T.tolist(), strict=True))
     category_ids = annotations.category_ids[rows][has_area]
     classes = annotations.label_map.classes_of(category_ids)
     names = [annotations.label_map.names[i].encode() for i in classes]
     height, width = annotations.image_sizes[row].tolist()
-    sides = {"xmin": left, "ymin": top, "xmax": right, "ymax": bottom}
     return record(
         encoded=pathlib.Path(images_dir, file_name).read_bytes(),
         format=b"png" if file_name.endswith("png") else b"jpeg",
@@ -109,6 +115,7 @@ def of_row(annotations: Annotations, row: int, images_dir) -> bytes:
 
 
 def flip(path, position):
+    """Flips one bit of the byte at `position`; a negative position counts from the end."""
     with open(path, "r+b") as stream:
         stream.seek(position, os.SEEK_END if position < 0 else os.SEEK_SET)
         (byte,) = stream.read(1)
