@@ -73,7 +73,9 @@ IMPOSSIBLE += [("aspect_ratios", []), ("aspect_ratios", [1.0, -2.0])]
 IMPOSSIBLE += [("image_size", (512,)), ("image_size", (512, 0))]
 
 
-@pytest.mark.parametrize(("field", "value"), IMPOSSIBLE)
+@pytest.mark.parametrize(
+    ("field", "value"), IMPOSSIBLE, ids=[f"{field}={value}" for field, value in IMPOSSIBLE]
+)
 def test_impossible_anchor_setting_is_refused(field, value):
     anchors = Anchors(3, 7, 3, RATIOS, 4.0, (512, 512))
     message = "need 0 <= min_level <= max_level, and all other numbers above 0"

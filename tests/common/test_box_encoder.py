@@ -128,7 +128,7 @@ def assert_close(one, other, tolerance=1e-6):
 
 
 @pytest.mark.parametrize("anchors", [ODD, D7X], ids=["odd", "d7x"])
-def test_targets_of_dali_and_tensorflow_equal_the_rule_in_numpy(anchors):
+def test_anchor_targets_of_dali_and_tensorflow_equal_the_rule_in_numpy(anchors):
     rng = np.random.default_rng(0)
     images = hard_images(rng, anchors)
     labels = random_labels(rng, images)
@@ -187,7 +187,7 @@ def test_batch_without_boxes_is_encoded_by_dali_and_tensorflow_alike():
     assert_close(encode(images, labels, WIDE), encode_tf(images, labels, WIDE))
 
 
-def test_degenerate_boxes_do_not_change_targets():
+def test_degenerate_boxes_do_not_change_targets_of_other_boxes():
     good = np.float32([[0.1, 0.1, 0.4, 0.4], [0.5, 0.5, 0.9, 0.8]])
     bad = np.float32([[0.5, 0.5, 0.5, 0.9], [0.8, 0.8, 0.2, 0.2], [NAN, 0, 1, 1], [0, 0, INF, 1]])
     mixed, labels = np.concatenate([bad[:2], good[:1], bad[2:], good[1:]]), np.int32([9, 9, 1, 9, 9, 2])
@@ -213,7 +213,7 @@ def test_decoded_targets_equal_encoded_boxes():
         np.testing.assert_allclose(result[~positive], D7X.boxes_normalized[~positive], atol=1e-6)
 
 
-def test_decoding_of_float16_with_two_batch_axes_computes_in_float32():
+def test_decoding_of_float16_box_deltas_with_two_batch_axes_computes_in_float32():
     deltas = np.random.default_rng(5).normal(size=(2, 3, WIDE.num_anchors, 4)).astype(np.float16)
     decoded = box_encoder.decode_boxes(deltas, WIDE)
     assert decoded.dtype == tf.float32

@@ -45,7 +45,7 @@ def test_written_directory_replaces_the_old_directory_with_all_its_files(tmp_pat
 
 @pytest.mark.parametrize("fault", ["writer", "sync"])
 @pytest.mark.parametrize("function", [files.write_file, files.write_directory, files.write_into])
-def test_failed_write_leaves_only_the_old_content(tmp_path, monkeypatch, function, fault):
+def test_failed_atomic_write_leaves_only_the_old_content(tmp_path, monkeypatch, function, fault):
     path = tmp_path / "d"
     old = path if function is files.write_file else path / "a"
     old.parent.mkdir(exist_ok=True)
@@ -145,7 +145,7 @@ def test_parallel_writers_of_equal_content_leave_one_cache_file(home):
     assert list(path.parent.iterdir()) == [path]
 
 
-def test_cache_is_in_temporary_directory_if_home_fails_but_never_where_others_may_write(home, tmp_path):
+def test_cache_falls_back_to_temporary_directory_unless_others_may_write_there(home, tmp_path):
     home.write_text("a file instead of a directory")
     second = tmp_path / f"dali-detection-{os.getuid()}"
     assert files.cache_directory() == second

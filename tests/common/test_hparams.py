@@ -23,24 +23,24 @@ class Config:
             raise ValueError(f"epochs={self.epochs}: need at least 1")
 
 
-SPECS = [
-    ("learning_rate=1e-3", {"learning_rate": 0.001}),
-    ("epochs=5, optimizer = adam ,flip=false", {"epochs": 5, "optimizer": "adam", "flip": False}),
-    ("aspect_ratios=1.0,3.0,optimizer=adam", {"aspect_ratios": (1.0, 3.0), "optimizer": "adam"}),
-    ("masks=0,1,2; 3,4,5,epochs=2", {"masks": ((0, 1, 2), (3, 4, 5)), "epochs": 2}),
-    ("image_size=320x640", {"image_size": (320, 640)}),
-    ("image_size= 96 ", {"image_size": (96, 96)}),
-    ("warmup=0.5", {"warmup": 0.5}),
-    ("", {}),
-]
+SPECS = {
+    "learning_rate=1e-3": {"learning_rate": 0.001},
+    "epochs=5, optimizer = adam ,flip=false": {"epochs": 5, "optimizer": "adam", "flip": False},
+    "aspect_ratios=1.0,3.0,optimizer=adam": {"aspect_ratios": (1.0, 3.0), "optimizer": "adam"},
+    "masks=0,1,2; 3,4,5,epochs=2": {"masks": ((0, 1, 2), (3, 4, 5)), "epochs": 2},
+    "image_size=320x640": {"image_size": (320, 640)},
+    "image_size= 96 ": {"image_size": (96, 96)},
+    "warmup=0.5": {"warmup": 0.5},
+    "": {},
+}
 
 
-@pytest.mark.parametrize(("spec", "expected"), SPECS)
-def test_pairs_of_names_and_values_override_the_config(spec, expected):
+@pytest.mark.parametrize(("spec", "expected"), SPECS.items(), ids=SPECS)
+def test_hparams_pairs_override_the_config(spec, expected):
     assert override(Config(), spec) == dataclasses.replace(Config(), **expected)
 
 
-def test_yaml_values_override_the_config_with_the_types_of_its_fields(tmp_path):
+def test_hparams_yaml_values_are_converted_to_the_types_of_the_config(tmp_path):
     rows = ["learning_rate: 1e-3", "image_size: [320, 640]", "aspect_ratios: [1, 2]", "flip: no", "warmup: 0"]
     (tmp_path / "h.yaml").write_text("\n".join(rows))
     config = override(Config(), str(tmp_path / "h.yaml"))
@@ -61,7 +61,7 @@ WRONG_PAIRS = [
 
 
 @pytest.mark.parametrize(("spec", "message"), WRONG_PAIRS)
-def test_wrong_pair_is_refused(spec, message):
+def test_wrong_hparams_pair_is_refused(spec, message):
     assert message in refusal(override, Config(), spec)
 
 
@@ -76,12 +76,12 @@ WRONG_YAML = [
 
 
 @pytest.mark.parametrize(("text", "message"), WRONG_YAML)
-def test_wrong_yaml_is_refused(tmp_path, text, message):
+def test_wrong_hparams_yaml_is_refused(tmp_path, text, message):
     (tmp_path / "h.yaml").write_text(text)
     assert message in refusal(override, Config(), str(tmp_path / "h.yaml"))
 
 
-def test_marked_fields_are_listed_by_mark_and_their_values_are_checked():
+def test_marked_config_fields_are_listed_by_mark_and_their_values_are_checked():
     @dataclasses.dataclass(frozen=True)
     class Marked:
         rate: Share = 0.5

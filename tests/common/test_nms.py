@@ -111,7 +111,7 @@ def test_hard_nms_equals_opencv(threshold):
 
 
 @pytest.mark.parametrize("beta", [0.6, 1.0, 4.0])
-def test_box_is_dropped_only_above_the_threshold(beta):
+def test_nms_drops_box_only_above_the_iou_threshold(beta):
     boxes = np.float32([[[0.25, 0.25, 0.75, 0.75], [0.25, 0.25, 0.75, 0.5]]])  # IoU exactly 0.5
     candidates = boxes, np.float32([[0.9, 0.8]]), np.int32([[0, 0]])
     edge = 0.5 - (0.125**2 / 0.5) ** beta

@@ -38,12 +38,16 @@ WRONG_FLAGS = [
 ]
 
 
-@pytest.mark.parametrize(("flags", "message"), WRONG_FLAGS)
+@pytest.mark.parametrize(("flags", "message"), WRONG_FLAGS, ids=[message for _, message in WRONG_FLAGS])
 def test_missing_or_contradictory_export_flag_is_refused(flags, message):
     assert message in refusal(ExportArgs(**ONNX | flags).check)
 
 
-@pytest.mark.parametrize("flags", [TENSORRT | {"quantize": "int8", "calibration_images": "x"}, TRUTH])
+@pytest.mark.parametrize(
+    "flags",
+    [TENSORRT | {"quantize": "int8", "calibration_images": "x"}, TRUTH],
+    ids=["calibration", "verification"],
+)
 def test_calibration_and_verification_flags_are_accepted(flags):
     ExportArgs(**ONNX | flags).check()
 
@@ -111,7 +115,7 @@ def test_difference_of_detections_ignores_order_and_ties_at_max_detections(
     assert result == pytest.approx(expected, abs=1e-6)
 
 
-def test_drawn_images_differ_from_each_other_but_not_between_calls(tmp_path):
+def test_drawn_verification_images_differ_but_are_equal_in_each_call(tmp_path):
     first, second = tmp_path / "first", tmp_path / "second"
     contents = []
     for directory in (first, second):

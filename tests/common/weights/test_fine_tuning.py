@@ -110,11 +110,14 @@ def test_classes_of_voc_and_coco_match_in_either_spelling():
     np.testing.assert_array_equal(values_of(coco_model)["head/bias"][:2], source["head/bias"][[19, 18]])
 
 
-def test_report_names_at_most_five_new_classes():
-    model, source = make_model(9), values_of(make_model(2))
-    report = transfer(model, source, ClassRows(PATHS, 1, 1), label_map(*"abcdefghi"), ("x", "y"), "run")
+@pytest.mark.parametrize(
+    ("names", "text"), [("abcde", "a, b, c, d, e"), ("abcdef", "a, b, c, d, e and 1 more")]
+)
+def test_fine_tuning_report_names_at_most_five_new_classes(names, text):
+    model, source = make_model(len(names)), values_of(make_model(2))
+    report = transfer(model, source, ClassRows(PATHS, 1, 1), label_map(*names), ("x", "y"), "run")
     assert report.initial == PATHS
-    assert str(report).endswith("new classes: a, b, c, d, e and 4 more")
+    assert str(report).endswith(f"new classes: {text}")
 
 
 # --- the flags --freeze and --init_from ---

@@ -39,7 +39,7 @@ def metadata():
     return make_metadata()
 
 
-def test_version_equals_that_in_pyproject():
+def test_package_version_equals_that_in_pyproject():
     assert common.__version__ == tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
 
 

@@ -78,7 +78,7 @@ def test_full_disk_while_saving_leaves_the_old_weights(path, size):
     assert list(path.parent.iterdir()) == [path]
 
 
-def test_find_prefers_best_weights_to_last_weights(tmp_path):
+def test_best_weights_of_run_directory_are_preferred_to_last_weights(tmp_path):
     assert "neither best" in refusal(weights.find, tmp_path)
     assert "no such file" in refusal(weights.find, tmp_path / "absent.weights.h5")
     for name in ("last.weights.h5", "best.weights.h5"):
