@@ -122,22 +122,22 @@ def test_kill_before_any_sync_or_rename_leaves_complete_old_or_new_content(tmp_p
 
 
 @pytest.fixture
-def home(tmp_path, monkeypatch):
+def cache_home(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     return tmp_path / "xdg"
 
 
-def test_equal_content_is_cached_in_one_file_of_a_private_directory(home):
+def test_equal_content_is_cached_in_one_file_of_a_private_directory(cache_home):
     path = files.store_cached(b"abc", ".json")
-    assert path.parent == home / "dali-detection" == files.cache_directory()
+    assert path.parent == cache_home / "dali-detection" == files.cache_directory()
     assert path.suffix == ".json" and path.read_bytes() == b"abc"
     assert files.store_cached(b"abc", ".json") == path
     assert files.store_cached(b"abd", ".json") != path
     assert stat.S_IMODE(files.cache_directory().stat().st_mode) == 0o700
 
 
-def test_parallel_writers_of_equal_content_leave_one_cache_file(home):
+def test_parallel_writers_of_equal_content_leave_one_cache_file(cache_home):
     content = os.urandom(1 << 20)
     with concurrent.futures.ThreadPoolExecutor(8) as pool:
         (path,) = set(pool.map(lambda _: files.store_cached(content, ".bin"), range(16)))
@@ -145,18 +145,18 @@ def test_parallel_writers_of_equal_content_leave_one_cache_file(home):
     assert list(path.parent.iterdir()) == [path]
 
 
-def test_cache_falls_back_to_temporary_directory_unless_others_may_write_there(home, tmp_path):
-    home.write_text("a file instead of a directory")
+def test_cache_falls_back_to_temporary_directory_unless_others_may_write_there(cache_home, tmp_path):
+    cache_home.write_text("a file instead of a directory")
     second = tmp_path / f"dali-detection-{os.getuid()}"
     assert files.cache_directory() == second
-    message = f"neither {home}/dali.* nor {second} is private and writable: set XDG_CACHE"
+    message = f"neither {cache_home}/dali.* nor {second} is private and writable: set XDG_CACHE"
     for mode in (0o770, 0o707):
         second.chmod(mode)
         with pytest.raises(UserError, match=message):
             files.store_cached(b"abc", ".json")
 
 
-def test_cache_file_is_created_once_and_error_names_an_unwritable_file(home, monkeypatch):
+def test_cache_file_is_created_once_and_error_names_an_unwritable_file(cache_home, monkeypatch):
     contents = iter([b"first" * 1000, b"second"])
     path = files.get_or_create("thing.json", lambda: next(contents))
     assert files.get_or_create("thing.json", lambda: next(contents)) == path

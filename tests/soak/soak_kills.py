@@ -113,20 +113,20 @@ def _stop_at_random_step(
     job: launching.Job, output_dir: pathlib.Path, ranks: int, signal_name: str, draw: random.Random
 ) -> str:
     """Signals some ranks at a random step. Returns the signal, the ranks and the last saved step."""
-    before = (saved_steps(output_dir) or [0])[-1]
-    ahead = [step for step in range(before + 1, EPOCHS * STEPS + 1) if step % SAVE_EVERY == 0]
-    awaited = draw.choice(ahead[: max(len(ahead) // 2, 1)] or [before])
-    victims: dict[int, int] = {}
-    while job.poll() is None and (saved_steps(output_dir) or [-1])[-1] < awaited:
-        if len(victims) < ranks:
-            victims = launching.rank_pids(job) if ranks > 1 else {0: job.pid}
+    last_saved = (saved_steps(output_dir) or [0])[-1]
+    later_saves = [step for step in range(last_saved + 1, EPOCHS * STEPS + 1) if step % SAVE_EVERY == 0]
+    awaited_step = draw.choice(later_saves[: max(len(later_saves) // 2, 1)] or [last_saved])
+    pids: dict[int, int] = {}
+    while job.poll() is None and (saved_steps(output_dir) or [-1])[-1] < awaited_step:
+        if len(pids) < ranks:
+            pids = launching.rank_pids(job) if ranks > 1 else {0: job.pid}
         time.sleep(0.005)
     time.sleep(draw.random() * 0.1)
-    if ranks > 1 and victims and draw.random() < 0.7:
-        victims = {rank: victims[rank] for rank in draw.sample(sorted(victims), 1)}
-    for victim in victims.values():
+    if ranks > 1 and pids and draw.random() < 0.7:
+        pids = {rank: pids[rank] for rank in draw.sample(sorted(pids), 1)}
+    for pid in pids.values():
         with contextlib.suppress(ProcessLookupError):
-            os.kill(victim, getattr(signal, signal_name))
+            os.kill(pid, getattr(signal, signal_name))
     result = job.finish(120)
     if result.returncode == 0:
         return "ended before the signal"
@@ -135,8 +135,8 @@ def _stop_at_random_step(
         assert "saved after step" in output, output
         # With more ranks, horovodrun prints the exit code.
         assert "Exit code: 75" in output if ranks > 1 else result.returncode == 75, output
-    reached = (saved_steps(output_dir) or [0])[-1]
-    return f"{signal_name} to rank {' and '.join(map(str, sorted(victims)))}, saved was step {reached}"
+    saved_step = (saved_steps(output_dir) or [0])[-1]
+    return f"{signal_name} to rank {' and '.join(map(str, sorted(pids)))}, saved was step {saved_step}"
 
 
 def main() -> None:
