@@ -66,18 +66,11 @@ def split(data: pathlib.Path, name: str) -> dict[str, Any]:
 
 def train(app: str, name: str, data: pathlib.Path, output_dir: pathlib.Path) -> list[str]:
     if name == "demo":
-        data_flags = split(data, "train") | split(data, "eval")
-        return python(
-            f"{app}/train.py", flagfile=f"{app}/flags/demo.txt", **data_flags, output_dir=output_dir
-        )
+        flags = {"flagfile": f"{app}/flags/demo.txt", **split(data, "train"), **split(data, "eval")}
+        return python(f"{app}/train.py", **flags, output_dir=output_dir)
     model, _, batch_size = MODELS[app]
-    flags = {
-        "model_name": model,
-        "batch_size": 1,
-        "epochs": 2,
-        "steps_per_epoch": 60,
-        "eval_every": 0,
-    } | RUNS[name]
+    flags = {"model_name": model, "batch_size": 1, "epochs": 2, "steps_per_epoch": 60, "eval_every": 0}
+    flags |= RUNS[name]
     flags["batch_size"] *= batch_size
     if app == "yolov4":
         flags["hparams"] = "multi_scale=1"  # one image size, so XLA compiles once
@@ -87,9 +80,7 @@ def train(app: str, name: str, data: pathlib.Path, output_dir: pathlib.Path) -> 
     return command
 
 
-def evaluate(
-    app: str, weights: pathlib.Path, data: pathlib.Path, output_dir: pathlib.Path, **flags
-) -> list[str]:
+def evaluate(app: str, weights: pathlib.Path, data: pathlib.Path, output_dir: pathlib.Path, **flags):
     return python(f"{app}/eval.py", weights=weights, output_dir=output_dir, **split(data, "eval"), **flags)
 
 
@@ -97,9 +88,7 @@ def infer(app: str, weights: pathlib.Path, data: pathlib.Path, output_dir: pathl
     return python(f"{app}/infer.py", weights=weights, images=data / "eval" / "images", output_dir=output_dir)
 
 
-def export(
-    app: str, weights: pathlib.Path, quantize: str, data: pathlib.Path, output: pathlib.Path
-) -> list[str]:
+def export(app: str, weights: pathlib.Path, quantize: str, data: pathlib.Path, output: pathlib.Path):
     flags = {"format": "onnx" if quantize == "none" else "tensorrt", "quantize": quantize, "output": output}
     if quantize == "int8":
         flags["calibration_images"] = data / "train" / "images"
@@ -206,10 +195,8 @@ def exported(app: str, weights: pathlib.Path, quantize: str, data: pathlib.Path,
 @both_apps
 def test_flags_of_all_gpu_commands_exist(app, tmp_path):
     commands = [train(app, name, tmp_path, tmp_path / "run") for name in ("demo", *RUNS)]
-    commands += [
-        evaluate(app, tmp_path, tmp_path, tmp_path, pipeline_type="dali_gpu"),
-        infer(app, *[tmp_path] * 3),
-    ]
+    commands.append(evaluate(app, tmp_path, tmp_path, tmp_path, pipeline_type="dali_gpu"))
+    commands.append(infer(app, tmp_path, tmp_path, tmp_path))
     commands += [export(app, tmp_path, quantize, tmp_path, tmp_path / "x") for quantize in EXPORTS]
     for words in commands:
         check_flags([str(word) for word in words], on_a_page=False)

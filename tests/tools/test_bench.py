@@ -47,6 +47,7 @@ def test_comparison_has_old_new_and_ratio_of_each_number(write):
     new["candidates"]["data dali_cpu"] = candidate(75.0, 20.0, 2_000_000_000)
     new["stages"]["dali_cpu"][0]["cpu_ms_per_image"]["median"] = 1.0
     new["versions"]["tensorflow"] = "2.22.0"
+    new["machine"]["memory_bytes"] = 9  # does not forbid a comparison
     new["other_cores"] = 0.5
     text = report.compare(write("old.json", RECORD), write("new.json", new))
     assert "Other processes used 0.5 of 2 cores during the new run" in text and "during the old" not in text

@@ -70,7 +70,7 @@ def test_tfrecords_with_a_longer_or_glob_like_prefix_do_not_count_as_existing(yo
 
 
 @pytest.mark.parametrize("target", ["coco", "tfrecord"])
-def test_existing_output_is_refused_without_overwrite(yolo, tmp_path, target):
+def test_existing_output_of_a_conversion_is_refused_without_overwrite(yolo, tmp_path, target):
     output = tmp_path / "out" / "x.json"
     run("yolo", target, input=yolo, output=output)
     before = contents_of(output.parent)
@@ -136,7 +136,7 @@ def test_more_shards_than_images_of_a_part_are_refused_before_writing(drawn, tmp
     assert not os.listdir(tmp_path)
 
 
-def test_split_depends_only_on_file_names_seed_and_fraction():
+def test_holdout_split_depends_only_on_file_names_seed_and_fraction():
     data = made_annotations.annotations([(20, 40)] * 40, [])
     names = {seed: split(data, 0.3, seed)[1].file_names for seed in (0, 1)}
     assert [len(held_out) for held_out in names.values()] == [12, 12] and names[0] != names[1]
@@ -216,12 +216,12 @@ def message_of_command(words, monkeypatch):
 
 
 @pytest.mark.parametrize(("name", "words"), WITHOUT_EFFECT.items(), ids=WITHOUT_EFFECT)
-def test_flag_without_effect_is_refused(name, words, monkeypatch):
+def test_conversion_flag_without_effect_is_refused(name, words, monkeypatch):
     assert message_of_command(words, monkeypatch).startswith(f"--{name} has no effect on ")
 
 
 @pytest.mark.parametrize("words", WITH_EFFECT)
-def test_flags_with_effect_are_accepted(words, monkeypatch):
+def test_conversion_flags_with_effect_are_accepted(words, monkeypatch):
     assert "has no effect" not in message_of_command(words, monkeypatch)
 
 

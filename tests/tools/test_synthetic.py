@@ -33,7 +33,7 @@ def pictures(drawing):
     return drawing[0]
 
 
-def test_another_seed_draws_another_picture(pictures):
+def test_another_seed_draws_another_synthetic_picture(pictures):
     picture = synthetic.draw_picture(seed=8, index=3)
     assert picture.image.shape != pictures[3].image.shape or (picture.image != pictures[3].image).any()
 
@@ -58,7 +58,7 @@ def test_command_draws_the_first_images_of_a_larger_data_set(data_set, tmp_path)
     assert expected[: len(annotations)] == annotations and len(expected) > len(annotations)
 
 
-def test_drawn_data_set_is_valid_coco(data_set):
+def test_synthetic_data_set_is_valid_coco(data_set):
     coco = COCO(data_set / "instances.json")
     names = [f"{number:06d}.jpg" for number in range(1, 5)]
     assert [image["file_name"] for image in coco.imgs.values()] == names
@@ -73,7 +73,7 @@ def test_drawn_data_set_is_valid_coco(data_set):
         assert annotation["iscrowd"] == 0 and annotation["area"] > 0
 
 
-def test_pictures_have_different_sizes_and_some_have_no_object(pictures):
+def test_synthetic_pictures_have_different_sizes_and_some_have_no_object(pictures):
     sides = np.array([p.image.shape[:2] for p in pictures])
     assert len(np.unique(sides, axis=0)) > 50
     assert 240 <= sides.min() < 260 and 620 < sides.max() <= 640
@@ -81,7 +81,7 @@ def test_pictures_have_different_sizes_and_some_have_no_object(pictures):
     assert max(len(p.category_ids) for p in pictures) == synthetic.MAX_OBJECTS
 
 
-def test_boxes_are_inside_the_image_and_small_medium_and_large(pictures):
+def test_synthetic_boxes_are_inside_the_image_and_small_medium_and_large(pictures):
     for p in pictures:
         height, width = p.image.shape[:2]
         left, top, w, h = p.boxes_ltwh_px.T
@@ -93,7 +93,7 @@ def test_boxes_are_inside_the_image_and_small_medium_and_large(pictures):
     assert min((areas < 32**2).sum(), (areas > 96**2).sum(), ((areas > 32**2) & (areas < 96**2)).sum()) > 20
 
 
-def test_categories_have_gaps_and_appear_about_equally_often(pictures):
+def test_synthetic_categories_have_gaps_and_appear_about_equally_often(pictures):
     ids, counts = np.unique(np.concatenate([p.category_ids for p in pictures]), return_counts=True)
     assert set(ids.tolist()) == set(synthetic.CATEGORIES)
     assert counts.max() < 1.6 * counts.min()
@@ -107,7 +107,7 @@ def test_covered_object_shows_at_least_the_minimum_share(drawing):
     assert (shares < 0.9).sum() > 20
 
 
-def test_box_is_the_rectangle_around_the_painted_pixels(monkeypatch):
+def test_synthetic_box_is_the_rectangle_around_the_painted_pixels(monkeypatch):
     """White pixels show where the object is."""
     monkeypatch.setattr(synthetic, "MAX_OBJECTS", 1)
     monkeypatch.setattr(synthetic, "_background", lambda rng, h, w: np.zeros((h, w, 3), np.float32))
@@ -137,7 +137,7 @@ SHAPES = [("disk", 0.785), ("ring", 0.548), ("triangle", 0.5), ("cross", 0.51)]
 
 
 @pytest.mark.parametrize(("name", "share"), SHAPES)
-def test_shape_fills_the_share_of_its_box_that_geometry_gives(name, share):
+def test_synthetic_shape_fills_the_share_of_its_box_that_geometry_gives(name, share):
     """Geometry gives the shares, such as pi/4 for a disk."""
     rng = np.random.default_rng(0)
     shares = [synthetic._shape_mask(rng, name, 640).mean() / 255 for _ in range(60)]
@@ -148,7 +148,7 @@ def test_shape_fills_the_share_of_its_box_that_geometry_gives(name, share):
 
 
 @pytest.mark.parametrize("argument", ["--num_images=0", "--seed=-1"])
-def test_flag_below_its_minimum_is_refused(argument):
+def test_synthetic_flag_below_its_minimum_is_refused(argument):
     words = ["tools.synthetic", "--output_dir=x", argument]
     assert argument in refusal(flag_values, *words, error=flags.IllegalFlagValueError)
 

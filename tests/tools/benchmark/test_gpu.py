@@ -54,7 +54,7 @@ def measurement(monkeypatch, tmp_path):
     return measurement
 
 
-def test_failed_row_is_reported_and_repeated_by_the_next_run(measurement, capsys):
+def test_failed_row_of_gpu_benchmark_is_reported_and_repeated_by_the_next_run(measurement, capsys):
     good, measurement.programs[0.3] = measurement.programs[0.3], "sys.exit('error: no such data')"
     measurement.run()
     assert measurement.started == list(LOADS)
@@ -99,7 +99,7 @@ def test_gpu_command_without_a_gpu_is_refused(monkeypatch, tmp_path):
     assert refusal(bench.main, "gpu").startswith("no GPU: ")
 
 
-def test_rows_cover_the_flags_of_loader_and_step():
+def test_gpu_benchmark_rows_cover_the_flags_of_loader_and_step():
     rows = gpu.all_rows(cores=16)
     assert len({row.name for row in rows}) == len(rows) > 40
     for app in gpu.BATCH_SIZES:
@@ -164,10 +164,10 @@ VERDICTS = {
 
 
 @pytest.mark.parametrize(("rates", "lines"), VERDICTS.values(), ids=VERDICTS)
-def test_verdict_names_the_flags_that_pay(rates, lines):
+def test_gpu_benchmark_verdict_names_the_flags_that_pay(rates, lines):
     assert verdict_of(*rates) == [f"yolov4: {line}" for line in lines]
 
 
-def test_verdict_without_the_default_row_has_only_its_failure():
+def test_gpu_benchmark_verdict_without_the_default_row_has_only_its_failure():
     lines = verdict_of(loader("killed"), loader(1000.0, num_threads=4), step(9.0, role=BOTH))
     assert lines == ["yolov4 data:dali_gpu: failed: killed"]

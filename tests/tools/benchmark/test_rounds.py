@@ -51,7 +51,7 @@ def test_candidates_run_one_at_a_time_and_every_second_round_in_reverse(tmp_path
         assert all(window["seconds"] >= 0.1 for window in windows)
 
 
-def test_steps_before_ready_and_during_settling_are_not_counted(tmp_path):
+def test_benchmark_steps_before_ready_and_during_settling_are_not_counted(tmp_path):
     code = """
 import time
 for _ in range(9): print("step 1000000")
@@ -118,7 +118,7 @@ def test_failure_of_a_candidate_is_one_line_and_other_candidates_run(tmp_path, m
     assert len(results["good"]["windows"]) == 2
 
 
-def test_missing_program_is_reported(tmp_path):
+def test_missing_program_of_a_candidate_is_reported(tmp_path):
     results = measure(tmp_path, [Command("a", ["/no/such/program"])])
     assert results["a"] == {"error": "cannot be started: No such file or directory: /no/such/program"}
 

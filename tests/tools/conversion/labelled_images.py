@@ -12,7 +12,6 @@ from tests.refusal import refusal
 from tools.convert import Options
 
 SKIP = ImagePolicy(on_bad_image="skip")
-WIDTH, HEIGHT = 40, 20
 
 
 def write_file(directory, name, content):
@@ -26,7 +25,8 @@ def write_file(directory, name, content):
 
 
 def black_image():
-    return PIL.Image.new("RGB", (WIDTH, HEIGHT))
+    """Its height is 20 and its width 40."""
+    return PIL.Image.new("RGB", (40, 20))
 
 
 def write_yolo(directory):
@@ -41,7 +41,7 @@ def contents_of(directory):
     return {path.name: path.read_bytes() for path in directory.iterdir() if path.is_file()}
 
 
-def reading_functions(read):
+def read_functions(read):
     """Returns three functions that call `read`.
 
     The first returns the result. The second expects a UserError and returns its message. The third expects a

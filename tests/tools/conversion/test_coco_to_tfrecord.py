@@ -35,7 +35,7 @@ def records(files):
     return {int(e.features.feature["image/source_id"].bytes_list.value[0]): e for e in examples}
 
 
-def test_records_contain_every_image_with_its_objects(data, tmp_path):
+def test_tfrecords_contain_every_image_with_its_objects(data, tmp_path):
     PIL.Image.open(data / "images" / "00.jpg").save(data / "images" / "00.jpg", format="PNG")
     files = write(data, tmp_path / "sub" / "t")
     document = json.loads((data / "instances.json").read_text())
@@ -148,7 +148,7 @@ def test_records_replaced_only_in_part_have_no_label_map(drawn, tmp_path, monkey
     assert len(list(tmp_path.iterdir())) == 6  # three record files and three indexes, but no label map
 
 
-def test_shards_are_written_in_parallel(drawn, tmp_path, monkeypatch):
+def test_tfrecord_shards_are_written_in_parallel(drawn, tmp_path, monkeypatch):
     """Each worker waits for the other workers."""
     barrier = threading.Barrier(3, timeout=30)
     original = coco_to_tfrecord.write_index
@@ -169,7 +169,7 @@ def test_records_with_the_same_prefix_and_another_number_of_shards_are_refused(d
 
 
 @pytest.mark.parametrize("num_shards", [0, 13])
-def test_number_of_shards_must_be_from_1_to_the_number_of_images(drawn, tmp_path, num_shards):
+def test_shard_count_below_1_or_above_the_number_of_images_is_refused(drawn, tmp_path, num_shards):
     message = refusal(write, drawn, tmp_path / "t", num_shards)
     assert f"--num_shards={num_shards} is not in 1..12" in message
 
@@ -178,5 +178,5 @@ def test_one_shard_per_image_is_written(drawn, tmp_path):
     assert len(write(drawn, tmp_path / "t", 12)) == 12
 
 
-def test_prefix_without_a_file_name_is_refused(drawn, tmp_path):
+def test_tfrecord_prefix_without_a_file_name_is_refused(drawn, tmp_path):
     assert "is a directory: add a file name" in refusal(write, drawn, f"{tmp_path}/", 1)

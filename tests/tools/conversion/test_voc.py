@@ -5,22 +5,15 @@ import pytest
 from pycocotools import mask
 
 from common.data.labels import LabelMap
-from tests.tools.conversion.labelled_images import (
-    HEIGHT,
-    SKIP,
-    WIDTH,
-    black_image,
-    reading_functions,
-    write_file,
-)
+from tests.tools.conversion.labelled_images import SKIP, black_image, read_functions, write_file
 from tools.conversion import voc
 
 CAT = ("cat", 3, 4, 10, 12, 0)
 
-read_voc, user_error, data_error = reading_functions(voc.read_voc)
+read_voc, user_error, data_error = read_functions(voc.read_voc)
 
 
-def xml_of(filename="a.png", size=(HEIGHT, WIDTH), objects=()):
+def xml_of(filename="a.png", size=(20, 40), objects=()):
     """`size` is (height, width). Each object is (name, xmin, ymin, xmax, ymax, difficult)."""
     lines = ["<annotation>", f"<filename>{filename}</filename>"]
     if size is not None:
@@ -178,7 +171,7 @@ INVALID = {
     "unknown encoding": ('<?xml version="1.0" encoding="klingon"?><annotation/>', "is not valid xml: "),
     "document type": (ENTITY, "is not valid xml: declares a document type (annotation)"),
     "another size": (
-        xml_of(size=(21, WIDTH)),
+        xml_of(size=(21, 40)),
         "whose size differs from the annotations: image 'a.png'",
     ),
     "no box": (CAT_XML.replace("bndbox>", "box>"), "object 1 'cat' has xmin, ymin, xmax, ymax = '', '', "),

@@ -7,18 +7,10 @@ import PIL.ImageOps
 import pytest
 
 from common.data.labels import LabelMap
-from tests.tools.conversion.labelled_images import (
-    HEIGHT,
-    SKIP,
-    WIDTH,
-    black_image,
-    reading_functions,
-    write_file,
-    write_yolo,
-)
+from tests.tools.conversion.labelled_images import SKIP, black_image, read_functions, write_file, write_yolo
 from tools.conversion import yolo
 
-read_yolo, user_error, data_error = reading_functions(yolo.read_yolo)
+read_yolo, user_error, data_error = read_functions(yolo.read_yolo)
 
 
 @pytest.fixture
@@ -36,7 +28,7 @@ def test_yolo_labels_become_boxes_in_pixels(data_dir):
     annotations, images_dir = read_yolo(data_dir)
     assert images_dir == os.fspath(data_dir / "images")
     assert annotations.file_names == ["a.png", "b.png", "c.png"]
-    assert annotations.image_sizes.tolist() == [[HEIGHT, WIDTH], [HEIGHT, WIDTH], [50, 100]]
+    assert annotations.image_sizes.tolist() == [[20, 40], [20, 40], [50, 100]]
     assert annotations.box_image.tolist() == [0, 1, 2, 2]
     boxes = [[15, 5, 10, 10], [0, 0, 20, 20], [37.5, 12.5, 25, 25], [110, 22.5, 20, 5]]
     assert annotations.boxes_ltwh_px.tolist() == boxes
@@ -47,8 +39,8 @@ def test_yolo_labels_become_boxes_in_pixels(data_dir):
 
 
 def test_yolo_boxes_are_rounded_to_six_decimals_of_a_pixel(data_dir):
-    write_file(data_dir, "labels/a.txt", "0 0.333333 0.5 0.25 0.5")
-    assert read_yolo(data_dir)[0].boxes_ltwh_px[0].tolist() == [8.33332, 5, 10, 10]
+    write_file(data_dir, "labels/a.txt", "0 0.3333333333 0.5 0.25 0.5")
+    assert read_yolo(data_dir)[0].boxes_ltwh_px[0].tolist() == [8.333333, 5, 10, 10]
 
 
 @pytest.mark.parametrize("file", ["obj.names", "labels/classes.txt"])
@@ -65,7 +57,7 @@ def test_label_map_gives_the_ids_of_yolo_classes_by_name(data_dir):
     assert "a.txt line 1 '0 0.5 0.5 0.25 0.5' has class 0, which" in message
 
 
-def test_polygons_become_their_bounding_boxes(data_dir):
+def test_yolo_polygons_become_their_bounding_boxes(data_dir):
     """The file also has a byte order mark, Windows line ends and an empty line."""
     polygons = "0 0.25 0.5 0.75 0.25 0.5 1\r\n\r\n1 0.1 0.2 0.6 0.2 0.6 0.8 0.1 0.8\r\n"
     write_file(data_dir, "labels/a.txt", f"\ufeff{polygons}")
@@ -86,7 +78,7 @@ def test_images_without_labels_are_valid_unless_no_image_has_labels(data_dir):
 
 
 @pytest.mark.parametrize("orientation", range(1, 9))
-def test_boxes_rotate_back_as_pillow_rotates_pixels(orientation):
+def test_yolo_boxes_rotate_back_as_pillow_rotates_pixels(orientation):
     stored = np.zeros((20, 40), np.uint8)
     stored[3:8, 10:28] = 255
     image = PIL.Image.fromarray(stored)

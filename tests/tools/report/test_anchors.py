@@ -175,14 +175,14 @@ def test_first_of_equally_large_boxes_are_selected():
     assert result.selected.tolist() == [0, 1, 3]
 
 
-def test_sample_has_no_images_without_boxes():
+def test_anchor_sample_has_no_images_without_boxes():
     rows = [(1, 0, 1, 1, 9, 9), (2, 0, 1, 1, 9, 9), (4, 0, 1, 1, 0, 9)]
     truth = annotations([(50, 50)] * 5, rows, crowds=[1])
     sample = anchor_report.sample_images(truth, 10, np.random.default_rng(0))
     assert sample.image_ids.tolist() == [102, 105]  # image 105 counts, although its box has no area
 
 
-def test_sample_depends_on_the_seed_and_spreads_over_the_data():
+def test_anchor_sample_depends_on_the_seed_and_spreads_over_the_data():
     truth = annotations([(50, 50)] * 300, [(i, 0, 1, 1, 9, 9) for i in range(300)])
     first, repeated, second = (
         anchor_report.sample_images(truth, 40, np.random.default_rng(seed)).image_ids.tolist()

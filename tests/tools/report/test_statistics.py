@@ -60,7 +60,7 @@ def test_statistics_of_data_without_boxes_have_zeros(images, rows):
     assert sum(result.by_area.values()) == 0
 
 
-def test_classes_are_ordered_by_frequency_then_by_id():
+def test_class_statistics_are_ordered_by_frequency_then_by_id():
     rows = [(0, c, 1, 1, 20, 20) for c in (1, 2, 2, 0)]
     result = describe(annotations([(50, 60)], rows), {"JPEG": 1})
     counts = [(row.name, row.boxes, row.images) for row in result.classes]
