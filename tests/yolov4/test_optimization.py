@@ -62,6 +62,7 @@ def test_learning_rates_of_the_shortest_run_are_finite_and_not_negative():
     config = dataclasses.replace(CONFIG, epochs=1)
     for changes in ({}, {"lr_schedule": "cosine"}, {"burn_in_steps": 0}, {"burn_in_power": 0.0}):
         schedule = make_schedule(dataclasses.replace(config, **changes), 64, 1, accumulate_steps=2)
+        assert schedule.total == 1
         rates = [float(schedule(step)) for step in range(5)]
         assert np.isfinite(rates).all() and min(rates) >= 0
     assert float(make_schedule(config, 64, 3)(0)) > 0
