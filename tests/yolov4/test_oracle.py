@@ -205,7 +205,7 @@ def check(batch: Batch, row: int, canvas: Canvas, config: YOLOv4Config) -> None:
 
 
 @pytest.mark.parametrize("name", TRAININGS)
-def test_training_batches_equal_numpy(fuzzed, name):
+def test_yolov4_training_batches_equal_numpy(fuzzed, name):
     config = dataclasses.replace(PLAIN, **TRAININGS[name])
     sizes = set()
     for batch, images in run_epoch(YOLOv4Pipeline, fuzzed, config=config, training=True):
@@ -232,7 +232,7 @@ def test_training_batches_equal_numpy(fuzzed, name):
 
 
 @pytest.mark.parametrize("keep_aspect", [False, True], ids=["stretched", "letterboxed"])
-def test_evaluation_batches_equal_numpy_without_augmentation(fuzzed, keep_aspect):
+def test_yolov4_evaluation_batches_are_unaugmented_and_equal_numpy(fuzzed, keep_aspect):
     augmented = dataclasses.replace(PLAIN, **TRAININGS["all"] | {"letterbox": keep_aspect})
     plain = dataclasses.replace(PLAIN, min_box_size=augmented.min_box_size)
     for batch, images in run_epoch(YOLOv4Pipeline, fuzzed, config=augmented, training=False):

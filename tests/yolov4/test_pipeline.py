@@ -36,7 +36,7 @@ def test_batch_of_one_mixes_only_with_itself(rectangles):
 
 
 @pytest.mark.parametrize("training", [True, False], ids=["training", "evaluation"])
-def test_dataset_has_the_outputs_of_the_graph_by_name(rectangles, training):
+def test_yolov4_dataset_has_the_outputs_of_the_dali_graph_by_name(rectangles, training):
     config = dataclasses.replace(PLAIN, jitter=0.3, mosaic_prob=0.5)
     loader = training_loader(rectangles, config=config, training=training, count_lost=True, seed=5)
     (batch,) = take_batches(loader, 1)
