@@ -14,24 +14,11 @@ import pytest
 from tests.commands import run
 from tests.conftest import ROOT
 from tests.distributed import launching
+from tests.examples.standalone import source_with_small_network
 from tools import synthetic
 
 TORCH = ROOT / ".venv/torch/bin/python"
 PAGE = (ROOT / "docs/examples.md").read_text()
-# {app: changes of its example that make the network smaller, so that TensorFlow compiles it faster}
-SMALL_NETWORK = {
-    "efficientdet": {
-        "HEAD_REPEATS, ANCHORS = 64, 3, 3, 9": "HEAD_REPEATS, ANCHORS = 64, 1, 1, 9",
-        "(3, 3, 2, 6, 80), (3, 5, 1, 6, 112)": "(1, 3, 2, 6, 80), (1, 5, 1, 6, 112)",
-        "(4, 5, 2, 6, 192)": "(1, 5, 2, 6, 192)",
-    },
-    "yolov4": {
-        "layers.Conv2D(filters, kernel, strides": "layers.Conv2D(filters // 8, kernel, strides",
-        "csp_stage(x, 256, 8, 128)": "csp_stage(x, 256, 1, 128)",
-        "csp_stage(c3, 512, 8, 256)": "csp_stage(c3, 512, 1, 256)",
-        "csp_stage(c4, 1024, 4, 512)": "csp_stage(c4, 1024, 1, 512)",
-    },
-}
 
 
 def test_examples_page_links_every_example_file():
@@ -66,19 +53,14 @@ def test_pytorch_example_trains_with_equal_numbers_of_batches_on_each_rank(launc
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("app", SMALL_NETWORK)
+@pytest.mark.parametrize("app", ["efficientdet", "yolov4"])
 def test_single_file_training_on_two_processes_runs_and_resumes(app, tmp_path):
-    """tests/test_readme.py runs the unchanged files in one process."""
-    pattern = rf"^horovodrun -np 2 python (examples/train_{app}\.py .*) --output_dir=\S+$"
-    ((program, *options),) = [command.split() for command in re.findall(pattern, PAGE, re.MULTILINE)]
-    source = (ROOT / program).read_text()
-    for old, new in SMALL_NETWORK[app].items():
-        assert old in source
-        source = source.replace(old, new)
-    (tmp_path / "train.py").write_text(source)
+    pattern = rf"^horovodrun -np 2 python examples/train_{app}\.py (.*) --output_dir=\S+$"
+    (options,) = re.findall(pattern, PAGE, re.MULTILINE)
+    (tmp_path / "train.py").write_text(source_with_small_network(app))
     shutil.copy(ROOT / f"examples/{app}_pipeline.py", tmp_path)
 
-    words = [tmp_path / "train.py", *options, f"--output_dir={tmp_path}"]
+    words = [tmp_path / "train.py", *options.split(), f"--output_dir={tmp_path}"]
     result = launching.launch(2, words, timeout=250)
     assert result.returncode == 0, result.stderr
     assert "epoch 1, 2/2" in result.stdout_of(0) and "epoch 1" not in result.stdout_of(1)

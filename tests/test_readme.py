@@ -17,6 +17,7 @@ import pytest
 from absl import flags
 from horovod.runner.launch import parse_args
 
+from tests.examples.standalone import source_with_small_network
 from tests.small_apps import TINY
 from yolov4.darknet_weights import save_darknet
 from yolov4.model import build_model
@@ -211,10 +212,12 @@ def test_make_demo_commands_have_flags_of_their_programs(tmp_path, app):
 
 @pytest.fixture(scope="module")
 def project(tmp_path_factory, drawn) -> pathlib.Path:
-    """A copy of the product with synthetic data in my/."""
+    """A copy of the product with synthetic data in my/. The single-file examples have a small network."""
     directory = tmp_path_factory.mktemp("copy")
     for name in (*DEMOS, "common", "examples", "tools"):
         shutil.copytree(ROOT / name, directory / name, ignore=shutil.ignore_patterns("__pycache__"))
+    for app in DEMOS:
+        (directory / f"examples/train_{app}.py").write_text(source_with_small_network(app))
     shutil.copytree(drawn, directory / "my")
     shutil.copytree(drawn, directory / "my" / "val")
     (directory / "my" / "records").mkdir()
