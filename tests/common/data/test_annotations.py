@@ -69,7 +69,7 @@ def test_target_boxes_of_random_annotations_equal_a_plain_loop():
     assert targets.num_crowds == annotations.is_crowd.sum() > 10
 
 
-def test_huge_box_is_clipped_without_warning_and_rounding_error_is_not_clipping():
+def test_huge_box_is_clipped_without_overflow_and_overhang_by_rounding_does_not_count_as_clipped():
     beyond = np.nextafter(20.0, 21.0)
     boxes = [[1, 2, 1e308, 1e308], [-1e308, -1e300, 1e308, 1e308], [0, 0, beyond, 10], [0, 0, 20.01, 10]]
     rows = [(0, 0, *box) for box in boxes]
@@ -108,7 +108,7 @@ def test_ground_truth_has_the_fields_of_coco(small):
 # --- fingerprint, summary, image names and selection ---
 
 
-def test_fingerprint_depends_on_every_field_but_origin_and_issues(small):
+def test_fingerprint_of_annotations_depends_on_every_field_but_origin_and_issues(small):
     changes = {"issues": Issues(""), "label_map": LabelMap((10, 20), ("two", "nine"))}
     changes |= {"file_names": ["a.jpgsub/b\0 .jpg", "", ""]}
     for field in dataclasses.fields(small):
@@ -117,20 +117,22 @@ def test_fingerprint_depends_on_every_field_but_origin_and_issues(small):
         assert differs == (field.name not in ("origin", "issues")), field.name
 
 
-def test_summary_counts_images_objects_crowds_and_clipped_and_dropped_boxes(drawn):
+def test_summary_of_annotations_counts_images_crowds_and_clipped_and_dropped_boxes(drawn):
     summary = load_coco(drawn / "instances.json").summary()
     assert "12 images (1 without objects)" in summary
     assert "of 3 classes; 1 crowds left out, 1 boxes clipped" in summary
     assert summary.endswith("2 without area dropped")
 
 
-def test_image_name_has_the_id_and_the_file_name_if_there_is_one(small):
+def test_image_name_in_messages_has_the_id_and_the_file_name_if_there_is_one(small):
     names = ["image 42 ('a.jpg')", "image 7 ('sub/b\\x00 .jpg')", f"image {2**63 - 1}"]
     assert [small.image_name(row) for row in range(3)] == names
 
 
-@pytest.mark.parametrize(("images", "boxes"), [([1, 2], [2, 3]), ([], [])], ids=["two of three", "none"])
-def test_selected_images_keep_their_ground_truth(small, images, boxes):
+@pytest.mark.parametrize(
+    ("images", "boxes"), [([1, 2], [2, 3]), ([], [])], ids=["two images of three", "no image"]
+)
+def test_annotations_of_selected_images_have_their_ground_truth_unchanged(small, images, boxes):
     selection = small.select(np.isin([0, 1, 2], images))
     truth, expected = selection.ground_truth(), small.ground_truth()
     assert truth["images"] == [expected["images"][i] for i in images]
@@ -169,7 +171,7 @@ IDS_WITH_GAPS = SMALL | {
 }
 
 
-def test_read_coco_after_a_byte_order_mark_equals_plain_loops(tmp_path):
+def test_read_coco_of_a_json_with_byte_order_mark_equals_plain_loops(tmp_path):
     content = b"\xef\xbb\xbf" + json.dumps(IDS_WITH_GAPS).encode()
     assert_is(read_coco(write_json(tmp_path, content)), IDS_WITH_GAPS)
 
@@ -188,7 +190,9 @@ BAD_DOCUMENTS = {
 
 
 @pytest.mark.parametrize(("document", "reason"), BAD_DOCUMENTS.values(), ids=BAD_DOCUMENTS)
-def test_read_coco_of_bad_json_raises_one_line_with_file_and_reason(document, reason, tmp_path):
+def test_read_coco_of_bad_json_is_refused_with_a_one_line_message_of_file_and_reason(
+    document, reason, tmp_path
+):
     path = write_json(tmp_path, document)
     message = refusal(read_coco, path)
     assert message.startswith(str(path)) and re.search(reason, message)

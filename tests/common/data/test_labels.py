@@ -10,7 +10,7 @@ CATEGORIES = [{"id": 90, "name": "toothbrush"}, {"id": 1, "name": "person"}, {"i
 LABEL_MAP = LabelMap.from_categories(CATEGORIES)
 
 
-def test_classes_of_unsorted_categories_follow_the_ids():
+def test_class_indices_of_unsorted_categories_are_in_the_order_of_their_ids():
     assert LabelMap((1, 13, 90), ("person", "stop sign", "toothbrush")) == LABEL_MAP
     assert LABEL_MAP.num_classes == 3
     reversed_map = LabelMap.from_categories(reversed(CATEGORIES))
@@ -21,7 +21,7 @@ def test_numbered_label_map_starts_at_category_1():
     assert LabelMap.numbered(3) == LabelMap((1, 2, 3), ("1", "2", "3"))
 
 
-def test_classes_of_random_category_ids_equal_a_binary_search():
+def test_class_indices_of_random_category_ids_equal_a_numpy_binary_search():
     random = np.random.default_rng(0)
     ids = random.choice(100_000, 365, replace=False)
     label_map = LabelMap.from_categories({"id": int(i), "name": f"c{i}"} for i in ids)
@@ -50,7 +50,7 @@ def test_class_of_unknown_category_id_raises_key_error_with_the_id(unknown):
         label_map.classes_of(np.array([0, unknown, 2**63 - 1]))
 
 
-def test_pbtxt_with_comments_quotes_and_display_names_is_read(tmp_path):
+def test_label_map_pbtxt_with_comments_quotes_and_display_names_is_read(tmp_path):
     (tmp_path / "map.pbtxt").write_text(
         """# a comment with item { id: 99 }
         item { name: "/m/01g317" id: 1 display_name: "person" }
@@ -65,7 +65,7 @@ def test_pbtxt_with_comments_quotes_and_display_names_is_read(tmp_path):
     assert LabelMap.load(tmp_path / "map.pbtxt") == LabelMap((1, 13, 90), names)
 
 
-def test_every_fault_of_a_list_of_categories_is_named():
+def test_every_invalid_entry_of_a_list_of_categories_is_named():
     sound = {"id": 7, "name": "sound"}
     rows = [
         (None, "categories[1] is None: it needs"),
@@ -109,7 +109,7 @@ def test_bad_label_map_file_is_refused_with_path_and_reason(tmp_path, content, r
     assert re.search(f"label map {tmp_path}/labels: .*{reason}", refusal(LabelMap.load, tmp_path / "labels"))
 
 
-def test_differences_name_each_missing_or_renamed_category():
+def test_differences_of_label_maps_name_each_missing_or_renamed_category():
     assert LABEL_MAP.differences(LABEL_MAP) == LABEL_MAP.differences(LabelMap((13,), ("stop sign",))) == []
     other = LabelMap((1, 2, 13, 91), ("person", "bicycle", "cat", "dog"))
     assert LABEL_MAP.differences(other) == [

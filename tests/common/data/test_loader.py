@@ -45,13 +45,15 @@ THREADS = {
 
 
 @pytest.mark.parametrize(("installed", "usable", "num_loaders", "expected"), THREADS.values(), ids=THREADS)
-def test_default_number_of_threads(monkeypatch, installed, usable, num_loaders, expected):
+def test_default_number_of_loader_threads_divides_the_cores_of_the_host_among_its_loaders(
+    monkeypatch, installed, usable, num_loaders, expected
+):
     monkeypatch.setattr(args.os, "sched_getaffinity", lambda _: range(usable))
     monkeypatch.setattr(args.os, "cpu_count", lambda: installed)
     assert args.default_threads(num_loaders) == expected
 
 
-def test_gpu_that_only_dali_sees_gives_dali_cpu_and_one_warning(monkeypatch, capsys):
+def test_pipeline_type_auto_is_dali_cpu_with_one_warning_if_only_dali_sees_a_gpu(monkeypatch, capsys):
     monkeypatch.setattr(loaders.backend, "GetCUDADeviceCount", lambda: 2)
     progress.log_once.cache_clear()
     assert [loaders.resolve_type("auto") for _ in range(2)] == ["dali_cpu"] * 2
@@ -75,7 +77,7 @@ SPEC = (
 )
 
 
-def test_from_pipeline_gives_dali_outputs_the_names_and_shapes_of_the_spec():
+def test_data_set_of_a_dali_pipeline_has_the_names_and_shapes_of_the_given_spec():
     data = loaders.from_pipeline(random_pipeline(), SPEC, device_id=None)
     assert data.element_spec == SPEC
     pipe = random_pipeline()

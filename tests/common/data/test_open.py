@@ -132,7 +132,7 @@ def test_label_map_flag_replaces_the_label_map_next_to_records(copied_records, t
 # --- lists of images ---
 
 
-def test_list_images_finds_image_files_of_a_directory_a_glob_and_one_path(tmp_path):
+def test_image_list_has_the_image_files_of_a_directory_a_glob_or_one_path(tmp_path):
     for name in ("b.JPG", "a.png", "c.txt", ".hidden"):
         (tmp_path / name).touch()
     (tmp_path / "d.jpg").mkdir()
@@ -141,13 +141,13 @@ def test_list_images_finds_image_files_of_a_directory_a_glob_and_one_path(tmp_pa
     assert list_images(images[1]) == images[1:]
 
 
-def test_list_images_without_image_files_is_refused_with_a_reason(tmp_path):
+def test_image_list_without_image_files_is_refused_with_a_reason(tmp_path):
     assert "File name too long" in refusal(list_images, ",".join(["a.png"] * 60))
     assert "nothing: no such file or directory" in refusal(list_images, str(tmp_path / "nothing"))
     assert f"{tmp_path}: no image files found" in refusal(list_images, str(tmp_path))
 
 
-def test_open_images_takes_paths_relative_to_the_working_directory(drawn, monkeypatch):
+def test_paths_in_the_images_flag_are_relative_to_the_working_directory(drawn, monkeypatch):
     monkeypatch.chdir(drawn / "images")
     for images, count in (("00.jpg", 1), ("./00.jpg", 1), ("*.jpg", 11), ("**/*.jpg", 11), (".", 12)):
         assert open_images(images).size == count, images
@@ -156,7 +156,7 @@ def test_open_images_takes_paths_relative_to_the_working_directory(drawn, monkey
 # --- logs, splits and categories ---
 
 
-def test_log_of_a_source_has_its_summary_and_issues_that_the_summary_lacks(coco_flags, capsys):
+def test_log_of_a_data_set_has_its_summary_and_only_issues_that_the_summary_lacks(coco_flags, capsys):
     source = open_source(**coco_flags)
     source.annotations.issues.add("exif-turn", "image 7 ('a.jpg') has EXIF orientation 6")
     log_source("training", source)
@@ -170,19 +170,19 @@ def split_flags(coco_flags):
     return {f"{split}_{flag}": path for split in ("train", "eval") for flag, path in coco_flags.items()}
 
 
-def test_open_data_returns_both_splits_and_logs_them(split_flags, capsys):
+def test_training_and_evaluation_data_are_opened_and_logged(split_flags, capsys):
     data = open_data(Args(batch_size=6, **split_flags), Ranks(), max_instances=100)
     assert (data.train.size, data.evaluation.size, data.num_classes) == (12, 12, 3)
     log = capsys.readouterr().err
     assert "training data: 12 images" in log and "evaluation data: 12 images" in log
 
 
-def test_open_data_synthetic_has_numbered_classes():
+def test_synthetic_pipeline_opens_no_data_set_and_has_numbered_classes():
     data = open_data(Args(pipeline_type="synthetic"), Ranks(), max_instances=100, synthetic_classes=7)
     assert (data.train, data.evaluation, data.num_classes, data.label_map.num_classes) == (None, None, 7, 7)
 
 
-def test_batch_larger_than_the_data_is_refused(split_flags):
+def test_batch_of_all_ranks_larger_than_the_data_set_is_refused(split_flags):
     with pytest.raises(UserError, match=r"12 images.*--batch_size=7 x 2 ranks"):
         open_splits(Args(batch_size=7, **split_flags), num_replicas=2, max_instances=100)
 

@@ -57,7 +57,7 @@ def test_readers_of_json_and_records_give_the_images_and_boxes_of_the_annotation
             assert actual.boxes.min(initial=0) >= 0 and actual.boxes.max(initial=1) <= 1
 
 
-def test_readers_give_ids_up_to_int64_and_boxes_thinner_than_a_pixel(tmp_path):
+def test_dali_readers_give_image_ids_up_to_int64_and_boxes_thinner_than_a_pixel(tmp_path):
     image_ids = [0, 2**31 - 1, 2**31, 2**53 + 1, 2**63 - 1]
     category_ids = [0, 5, 65_536, 2**31 - 1, 2**32 + 5, 2**63 - 1]
     source = numbered_images(tmp_path, image_ids, category_ids[::-1], box=[1, 1, 0.05, 3])
@@ -100,7 +100,9 @@ def test_reader_of_unchecked_records_refuses_crowds_where_some_records_lack_the_
 # --- the clean json, which is written for DALI ---
 
 
-def test_clean_json_is_written_once_per_annotations_and_format_version(drawn, tmp_path, monkeypatch):
+def test_cleaned_coco_json_for_dali_is_written_once_per_annotations_and_format_version(
+    drawn, tmp_path, monkeypatch
+):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     annotations = load_coco(drawn / "instances.json", drawn / "images")
 
@@ -123,7 +125,7 @@ def test_clean_json_is_written_once_per_annotations_and_format_version(drawn, tm
 
 
 @pytest.mark.parametrize("kind", ["coco", "tfrecord"])
-def test_order_of_training_images_depends_on_the_seed_alone(numbered, kind):
+def test_order_of_training_images_of_dali_readers_depends_on_the_seed_alone(numbered, kind):
     def epochs(**options):
         order = ids(read(numbered[kind].read, 39, training=True, **options))
         return {tuple(order[i : i + 13]) for i in (0, 13, 26)}

@@ -45,7 +45,9 @@ def all_ids(source):
     [("coco", 5, 3), ("tfrecord", 2, 6), ("images", 2, 6)],
     indirect=["source"],
 )
-def test_evaluation_examples_of_each_shard_equal_dalis_in_content_and_order(source, num_shards, count):
+def test_tf_data_evaluation_examples_of_each_shard_equal_those_of_dali_in_content_and_order(
+    source, num_shards, count
+):
     image_ids = []
     for shard_id in range(num_shards):
         options = {"shard_id": shard_id, "num_shards": num_shards, "training": False, "seed": 0}
@@ -121,7 +123,7 @@ def test_record_boxes_outside_the_image_are_clipped_or_dropped(tmp_path):
 
 
 @pytest.mark.parametrize("source", ["coco"], indirect=True)
-def test_shards_of_training_take_turns_in_one_sequence_of_permutations(source):
+def test_training_shards_take_turns_in_one_sequence_of_shuffled_epochs(source):
     unsharded = ids(read_by_tensorflow(source, 36, training=True, seed=6))
     shards = [{"shard_id": i, "num_shards": 5} for i in range(5)]
     turns = [ids(read_by_tensorflow(source, 7, training=True, seed=6, **shard)) for shard in shards]
@@ -151,7 +153,7 @@ def test_restored_tf_data_iterator_continues_and_its_state_is_small(source, trai
 
 
 @pytest.mark.parametrize("source", ["coco", "tfrecord", "images"], indirect=True)
-def test_fewer_images_than_shards_are_refused_by_both_readers(source):
+def test_fewer_images_than_shards_are_refused_by_the_dali_and_tf_data_readers(source):
     options = {"shard_id": 0, "num_shards": 13, "training": False, "seed": 0}
     for reader in (source.read, functools.partial(tf_readers.examples, source)):
         with pytest.raises(UserError, match=r"^12 images are too few for 13 ranks: use at most 12"):
@@ -168,7 +170,7 @@ def draws(seed, global_seed=1):
     return [tensor.numpy() for tensor in (*numbers, random.permutation(50))]
 
 
-def test_random_numbers_are_new_in_each_call_uniform_and_set_by_the_seed_alone():
+def test_tf_data_random_numbers_differ_in_each_call_are_uniform_and_depend_on_the_seed_alone():
     for first, same, different in zip(draws([1, 2]), draws([1, 2], 7), draws([2, 1]), strict=True):
         np.testing.assert_array_equal(first, same)
         assert (first != different).any()

@@ -59,7 +59,7 @@ def test_masked_crc32c_of_published_vectors_equals_rfc_3720():
     assert [tfrecord.masked_crc32c(row) for row in rows] == masked
 
 
-def test_walk_finds_the_records_and_checksums_that_tensorflow_reads(tmp_path):
+def test_walk_over_a_tfrecord_file_finds_the_records_and_checksums_that_tensorflow_reads(tmp_path):
     sizes = (*SIZES, 3 * 2**20, 0)
     contents = [bytes([i]) * size for i, size in enumerate(sizes)]
     path = write(tmp_path / "x", *contents)
@@ -76,7 +76,7 @@ def test_walk_finds_the_records_and_checksums_that_tensorflow_reads(tmp_path):
     assert records == contents == list(tf.data.TFRecordDataset(path).as_numpy_iterator())
 
 
-def test_walk_over_a_sparse_record_of_2_to_the_40_bytes_reads_only_its_header(tmp_path):
+def test_walk_over_a_tfrecord_file_with_a_record_of_2_to_the_40_bytes_reads_only_its_header(tmp_path):
     path = tmp_path / "large"
     path.write_bytes(header(2**40))
     os.truncate(path, 2**40 + 16)
@@ -84,7 +84,7 @@ def test_walk_over_a_sparse_record_of_2_to_the_40_bytes_reads_only_its_header(tm
     assert walked.spans.tolist() == [[0, 2**40 + 16]] and not list(issues)
 
 
-def test_digest_depends_on_the_records_alone_and_equality_on_path_and_time_too(tmp_path):
+def test_digest_of_a_tfrecord_file_ignores_its_path_and_time_but_equality_compares_them(tmp_path):
     contents = [(b"a", b"bc"), (b"ab", b"c"), (b"a", b"bd"), (b"bc", b"a"), (b"a", b"bc", b""), (b"a",)]
     files = [walk(write(tmp_path / str(i), *records))[0] for i, records in enumerate(contents)]
     assert len({walked.digest for walked in files}) == 6
@@ -121,7 +121,7 @@ BAD_TAILS = {
 
 
 @pytest.mark.parametrize(("tail", "kind", "reason"), BAD_TAILS.values(), ids=BAD_TAILS)
-def test_damage_after_five_records_is_named_with_its_byte_and_the_records_are_found(
+def test_damage_behind_five_records_is_reported_with_its_byte_and_the_five_records_are_found(
     tmp_path, tail, kind, reason
 ):
     path = write(tmp_path / "x", *[bytes(300_000)] * 5)
@@ -144,7 +144,9 @@ FILES_WITHOUT_RECORDS = {
 
 
 @pytest.mark.parametrize(("content", "kind"), FILES_WITHOUT_RECORDS.values(), ids=FILES_WITHOUT_RECORDS)
-def test_file_without_records_is_reported_by_its_kind(tmp_path, content, kind):
+def test_tfrecord_file_without_records_is_reported_as_empty_gzip_lfs_pointer_or_no_record(
+    tmp_path, content, kind
+):
     path = tmp_path / "x.tfrecord"
     path.write_bytes(content)
     walked, issues = walk(path)
@@ -154,7 +156,7 @@ def test_file_without_records_is_reported_by_its_kind(tmp_path, content, kind):
 
 
 @pytest.mark.parametrize("missing", [0, 1])
-def test_record_whose_length_is_the_magic_number_of_gzip_is_a_record(tmp_path, missing):
+def test_record_whose_length_is_the_magic_number_of_gzip_is_not_taken_for_gzip(tmp_path, missing):
     path = write(tmp_path / "x", bytes(0x088B1F))
     os.truncate(path, os.path.getsize(path) - missing)
     walked, issues = walk(path)
@@ -162,7 +164,9 @@ def test_record_whose_length_is_the_magic_number_of_gzip_is_a_record(tmp_path, m
     assert len(walked.spans) == 1 - missing
 
 
-def test_pipe_directory_missing_and_forbidden_file_are_reported_as_unreadable(tmp_path, monkeypatch):
+def test_tfrecord_path_that_is_a_pipe_directory_missing_or_forbidden_is_reported_as_unreadable(
+    tmp_path, monkeypatch
+):
     def forbidden(path, *arguments, **options):
         raise PermissionError(13, "Permission denied", path)
 
@@ -200,7 +204,7 @@ def index(file):
     return read_index(file)
 
 
-def test_index_equals_that_of_dalis_tfrecord2idx(file, index, tmp_path, monkeypatch):
+def test_tfrecord_index_equals_that_of_dalis_tfrecord2idx(file, index, tmp_path, monkeypatch):
     tool = pathlib.Path(sys.executable).parent / "tfrecord2idx"
     if not tool.exists():
         pytest.skip("DALI's tfrecord2idx is not installed beside python")
@@ -210,14 +214,14 @@ def test_index_equals_that_of_dalis_tfrecord2idx(file, index, tmp_path, monkeypa
     assert len(index.splitlines()) == len(SIZES)
 
 
-def test_index_has_offsets_and_sizes_above_32_bits():
+def test_tfrecord_index_has_offsets_and_sizes_above_32_bits():
     spans = np.array([[10**12, 40_000], [123_456_789_012, 9], [5, 10**16]])
     expected = b"1000000000000 40000\n123456789012 9\n5 10000000000000000\n"
     assert tfrecord.format_index(spans) == expected
     assert tfrecord.format_index(np.zeros((0, 2), np.int64)) == b""
 
 
-def test_correct_index_of_a_touched_file_is_not_written_again(file, index):
+def test_correct_index_of_a_touched_tfrecord_file_is_not_written_again(file, index):
     before = os.stat(f"{file}.idx")
     os.utime(file)
     assert ensure_index(file) == (f"{file}.idx", {})
@@ -233,24 +237,24 @@ WRONG_INDEXES = {
 
 
 @pytest.mark.parametrize("wrong_index", WRONG_INDEXES.values(), ids=WRONG_INDEXES)
-def test_wrong_index_is_replaced_and_reported_as_stale(file, index, wrong_index):
+def test_wrong_tfrecord_index_is_replaced_and_reported_as_stale(file, index, wrong_index):
     pathlib.Path(f"{file}.idx").write_bytes(wrong_index)
     assert ensure_index(file) == (f"{file}.idx", {"index-stale": [file]})
     assert read_index(file) == index
 
 
-def test_missing_index_is_written_and_reported_as_made(file):
+def test_missing_tfrecord_index_is_written_and_reported(file):
     assert ensure_index(file) == (f"{file}.idx", {"index-made": [file]})
     assert len(read_index(file).splitlines()) == len(SIZES)
 
 
-def test_pipe_in_place_of_an_index_is_replaced_without_being_read(file):
+def test_pipe_in_place_of_a_tfrecord_index_is_replaced_without_being_read(file):
     os.mkfifo(f"{file}.idx")
     assert ensure_index(file) == (f"{file}.idx", {"index-stale": [file]})
     assert len(read_index(file).splitlines()) == len(SIZES)
 
 
-def test_file_that_ends_before_its_index_is_reported_as_copied_in_part(file, index):
+def test_tfrecord_file_with_fewer_records_than_its_index_is_reported_as_partly_copied(file, index):
     write_random(file, SIZES[:-2])
     name = pathlib.Path(file).name
     assert only_issue(walk(file)[1]) == ("index-longer", f"{file} has 3 records, {name}.idx lists 5")
@@ -258,12 +262,16 @@ def test_file_that_ends_before_its_index_is_reported_as_copied_in_part(file, ind
 
 
 @pytest.mark.parametrize("sizes", [(*SIZES[:2], 77), (*SIZES, 9), SIZES], ids=["changed", "longer", "equal"])
-def test_file_whose_records_do_not_begin_its_index_is_not_reported_as_copied_in_part(file, index, sizes):
+def test_tfrecord_file_with_other_more_or_equal_records_than_its_index_is_not_reported_as_partly_copied(
+    file, index, sizes
+):
     write_random(file, sizes)
     assert not list(walk(file)[1])
 
 
-def test_index_that_cannot_be_written_next_to_its_file_goes_to_the_cache(file, index, tmp_path, monkeypatch):
+def test_tfrecord_index_that_cannot_be_written_next_to_its_file_goes_to_the_cache(
+    file, index, tmp_path, monkeypatch
+):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     os.unlink(f"{file}.idx")
     os.mkdir(f"{file}.idx")  # prevents writing, even by root
@@ -271,7 +279,7 @@ def test_index_that_cannot_be_written_next_to_its_file_goes_to_the_cache(file, i
     assert path.parent == tmp_path / "cache" / "dali-detection" and path.read_bytes() == index
 
 
-def test_write_index_of_a_damaged_file_is_refused(file, tmp_path):
+def test_writing_the_index_of_a_damaged_tfrecord_file_is_refused(file, tmp_path):
     os.truncate(file, 100)
     with pytest.raises(UserError, match=f"{file} record 3 at byte 54 needs 316 bytes, but only 46 are left"):
         tfrecord.write_index(file)
@@ -281,7 +289,7 @@ def test_write_index_of_a_damaged_file_is_refused(file, tmp_path):
 # --- patterns ---
 
 
-def test_pattern_finds_record_files_but_no_indexes_and_label_maps(tmp_path):
+def test_file_pattern_finds_tfrecord_files_but_no_indexes_and_label_maps(tmp_path):
     (tmp_path / "deep" / "er").mkdir(parents=True)
     for name in ("b-1", "b-0", "b-0.idx", "b.label_map.json", "a-0", "c.pbtxt", "deep/er/b-2"):
         (tmp_path / name).touch()
@@ -298,7 +306,7 @@ def test_pattern_finds_record_files_but_no_indexes_and_label_maps(tmp_path):
     assert names(f"{tmp_path}/b-*") == ["b-0", "b-1", "b-3", "b-4", "b-5"]
 
 
-def test_patterns_without_a_match_are_all_named(tmp_path):
+def test_all_file_patterns_without_a_match_are_named_in_the_error(tmp_path):
     (tmp_path / "a-0").touch()
     with pytest.raises(DataError) as error:
         expand_pattern(f"{tmp_path}/y*,{tmp_path}/a-0,{tmp_path}/z*")
@@ -308,7 +316,7 @@ def test_patterns_without_a_match_are_all_named(tmp_path):
             expand_pattern(pattern)
 
 
-def test_missing_shards_of_a_numbered_series_are_named():
+def test_missing_shards_of_a_numbered_series_of_tfrecord_files_are_named():
     names = ["a/x-00000-of-00003.tfrecord", "a/x-00002-of-00003.tfrecord", "b-1-of-2", "plain.tfrecord"]
     assert missing_shards(names) == ["a/x-00001-of-00003.tfrecord", "b-0-of-2"]
     assert missing_shards(["x-00000-of-00001.tfrecord"]) == []

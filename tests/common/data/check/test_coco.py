@@ -33,13 +33,13 @@ def test_load_coco_of_real_data_gives_the_values_that_pycocotools_reads(name, re
     assert_is(load_coco(path), truth.dataset)
 
 
-def test_drawn_data_give_exactly_their_expected_warnings(drawn):
+def test_synthetic_coco_data_give_exactly_their_expected_warnings(drawn):
     issues = load_coco(drawn / "instances.json", drawn / "images").issues
     single = ("box-outside", "large-id", "category-order", "crowd", "image-without-boxes")
     assert {issue.kind: issue.count for issue in issues} == dict.fromkeys(single, 1) | {"box-empty": 2}
 
 
-def test_missing_area_is_that_of_the_box_and_missing_iscrowd_is_false(json_of):
+def test_missing_area_of_an_annotation_is_that_of_its_box_and_missing_iscrowd_is_false(json_of):
     bare = [{key: o[key] for key in ("image_id", "category_id", "bbox")} for o in SMALL["annotations"]]
     annotations = load_coco(json_of(SMALL | {"annotations": bare}))
     assert annotations.areas.tolist() == [200, 30, 14, 4]
@@ -90,7 +90,9 @@ ODD_VALUES = [
     ODD_VALUES,
     ids=[f"{kind} {path[1:]} {value}" for path, value, kind, _ in ODD_VALUES],
 )
-def test_odd_value_is_read_unchanged_and_reported_without_stopping(json_of, path, value, kind, offenders):
+def test_unusual_annotation_value_is_kept_and_reported_but_the_json_is_accepted(
+    json_of, path, value, kind, offenders
+):
     document = changed(path, value)
     annotations = load_coco(json_of(document))
     assert_is(annotations, document)
@@ -102,18 +104,18 @@ def test_odd_value_is_read_unchanged_and_reported_without_stopping(json_of, path
 # --- image files ---
 
 
-def test_file_outside_the_image_directory_stops_under_policy_skip_too(json_of, images):
+def test_file_name_outside_the_image_directory_is_refused_under_policy_skip_too(json_of, images):
     stopping = refused(json_of(changed(["images", 1, "file_name"], "../a.jpg")), images, on_bad_image="skip")
     assert list(stopping) == ["path-leaves-directory"]
 
 
-def test_skipping_all_images_with_boxes_is_refused(json_of, images):
+def test_policy_skip_that_leaves_out_all_images_with_boxes_is_refused(json_of, images):
     document = changed(["images", 1, "file_name"], "nowhere.jpg")
     document["annotations"] = document["annotations"][:3]
     assert list(refused(json_of(document), images, on_bad_image="skip")) == ["no-boxes"]
 
 
-def test_max_megapixels_of_the_policy_limits_image_files(json_of, images):
+def test_image_file_above_max_megapixels_of_the_policy_is_refused(json_of, images):
     stopping = refused(json_of(), images, max_megapixels=0.0005)
     assert list(stopping) == ["image-too-large"]
     assert stopping["image-too-large"].offenders[0].startswith("image 7 ('sub/b.jpg')")

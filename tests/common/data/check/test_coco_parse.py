@@ -69,7 +69,9 @@ ONE_FAULT = [
     ONE_FAULT,
     ids=[f"{path} is {value}"[:50] for path, value, *_ in ONE_FAULT],
 )
-def test_json_with_one_fault_gives_one_issue_with_its_offender(json_of, path, value, kind, offender):
+def test_coco_json_with_one_fault_gives_one_issue_that_names_the_faulty_entry(
+    json_of, path, value, kind, offender
+):
     stopping = refused(json_of(changed(steps(path), value)))
     assert list(stopping) == [kind]
     assert stopping[kind].count == 1
@@ -89,7 +91,7 @@ def test_bad_box_of_an_annotation_without_id_is_named_by_its_position(json_of, b
 # --- jsons with many faults ---
 
 
-def test_every_fault_of_a_json_with_many_is_listed(json_of, images):
+def test_every_fault_of_a_coco_json_with_many_faults_is_listed(json_of, images):
     document = copy.deepcopy(SMALL)
     document["images"] += [
         {"id": "11", "file_name": "c.jpg", "width": 5, "height": 5},
@@ -123,7 +125,7 @@ def test_every_fault_of_a_json_with_many_is_listed(json_of, images):
     }
 
 
-def test_missing_and_empty_file_names_are_reported_without_a_missing_image(json_of, images):
+def test_missing_or_empty_file_name_in_a_json_is_not_also_reported_as_a_missing_image(json_of, images):
     document = changed(["images", 0, "width"], ..., changed(["images", 1, "height"], 41))
     stopping = refused(json_of(document), images)
     assert set(stopping) == {"missing-key", "image-size-differs"}
@@ -133,7 +135,7 @@ def test_missing_and_empty_file_names_are_reported_without_a_missing_image(json_
     assert set(refused(json_of(document), images)) == {"missing-key", "wrong-type"}
 
 
-def test_invalid_id_is_one_fault_but_references_to_unknown_ids_are_more(json_of):
+def test_references_to_an_invalid_id_are_not_reported_but_those_to_an_unknown_id_are(json_of):
     document = changed(["images", 1, "id"], "7")
     assert list(refused(json_of(document))) == ["wrong-type"]
     document["annotations"][3]["image_id"] = 8
@@ -148,7 +150,7 @@ def test_invalid_id_is_one_fault_but_references_to_unknown_ids_are_more(json_of)
 
 
 @pytest.mark.parametrize("area", [12.5, NAN], ids=["strict json", "json with nan"])
-def test_json_truncated_anywhere_is_refused_mostly_as_truncated(json_of, area):
+def test_coco_json_truncated_anywhere_is_refused_and_mostly_reported_as_truncated(json_of, area):
     text = json.dumps(changed(["annotations", 0, "area"], area))
     kinds = [kind for stop in range(0, len(text), 7) for kind in refused(json_of(text[:stop]))]
     assert len(kinds) == len(range(0, len(text), 7))
@@ -174,12 +176,12 @@ INVALID_FILES = {
     "utf-16-be": (json.dumps(SMALL).encode("utf-16-be"), "json-utf-16", "begins with 00 7b 00 22"),
     "utf-32": (json.dumps(SMALL).encode("utf-32"), "json-malformed", "at byte 0"),
     "other keys": (b'{"a": 1, "\xff": 2}', "missing-key", "the file has no list `images`"),
-    "nan then cut in text": (
+    "truncated in a text after nan": (
         b'{"x": NaN, "a": [1, "b',
         "file-truncated",
         'it ends after 22 bytes with \'{"x": NaN, ',
     ),
-    "cut": (
+    "truncated": (
         json.dumps(SMALL)[:300],
         "file-truncated",
         f"after 300 bytes with {json.dumps(SMALL)[260:300]!r}",
@@ -190,7 +192,7 @@ INVALID_FILES = {
 
 
 @pytest.mark.parametrize(("content", "kind", "reason"), INVALID_FILES.values(), ids=INVALID_FILES)
-def test_file_that_is_no_coco_json_is_refused_with_kind_and_reason(json_of, content, kind, reason):
+def test_file_that_is_no_coco_json_is_refused_with_the_reason(json_of, content, kind, reason):
     stopping = refused(json_of(content))
     assert list(stopping) == [kind]
     assert reason in stopping[kind].offenders[0]
@@ -214,7 +216,7 @@ NOT_UTF_8 = {"byte": b"\xff", "surrogate": b"\xed\xa0\x80", "escaped surrogate":
 
 
 @pytest.mark.parametrize("text", NOT_UTF_8.values(), ids=NOT_UTF_8)
-def test_text_that_is_not_utf_8_is_refused_in_a_file_name_and_ignored_in_unused_keys(json_of, text):
+def test_json_text_that_is_not_utf_8_is_refused_in_a_file_name_and_ignored_in_unused_keys(json_of, text):
     content = json.dumps(SMALL).encode()
     (offender,) = refused(json_of(content.replace(b"sub/b.jpg", b"sub/" + text)))["wrong-type"].offenders
     assert offender.startswith("image 7 ('sub/\\ud") and "UTF-8" in offender
@@ -222,19 +224,19 @@ def test_text_that_is_not_utf_8_is_refused_in_a_file_name_and_ignored_in_unused_
 
 
 @pytest.mark.parametrize("literal", ["2017", "NaN"], ids=["strict json", "json with nan"])
-def test_json_after_a_byte_order_mark_is_read(json_of, literal):
+def test_coco_json_with_a_byte_order_mark_is_read(json_of, literal):
     assert_is(load_coco(json_of("\ufeff" + json.dumps(SMALL).replace("2017", literal))), SMALL)
 
 
 @pytest.mark.parametrize("key", ["images", "annotations", "categories"])
-def test_list_that_a_json_has_twice_is_named(json_of, key):
+def test_top_level_list_that_a_json_has_twice_is_reported(json_of, key):
     for content in ([], SMALL[key]):
         (issue,) = refused(json_of(f'{{"{key}": {json.dumps(content)}, {json.dumps(SMALL)[1:]}')).values()
         assert issue.kind == "repeated-key"
         assert issue.offenders == [f"the file has 2 lists `{key}`"]
 
 
-def test_every_repeated_list_is_named_with_its_number(json_of):
+def test_each_repeated_top_level_list_of_a_json_is_reported_with_its_number_of_occurrences(json_of):
     text = json.dumps(SMALL)
     (issue,) = refused(json_of(f'{{"images": [], "images": 1, {text[1:]}')).values()
     assert issue.offenders == ["the file has 3 lists `images`"]
@@ -242,7 +244,7 @@ def test_every_repeated_list_is_named_with_its_number(json_of):
     assert [text.split("`")[1] for text in issue.offenders] == ["images", "annotations", "categories"]
 
 
-def test_repeated_unused_keys_are_ignored(json_of):
+def test_repeated_unused_keys_of_a_json_are_ignored(json_of):
     unused = {"annotations": [], "images": '"images": []', "categories": {"categories": []}}
     text = json.dumps(changed(["info"], [unused, unused, "annotations"]))
     assert_is(load_coco(json_of(f'{{"info": 1, "Images": [], "": 2, "": 3, {text[1:]}')), SMALL)
@@ -260,7 +262,7 @@ def with_boxes(boxes):
     return document
 
 
-def test_boxes_that_are_all_fractions_are_refused_as_not_in_pixels(json_of):
+def test_boxes_that_are_all_fractions_of_the_image_are_refused_as_not_in_pixels(json_of):
     document = with_boxes(FRACTIONS)
     (issue,) = refused(json_of(document)).values()
     assert (issue.kind, issue.count) == ("boxes-not-in-pixels", 4)
@@ -272,26 +274,26 @@ def test_boxes_that_are_all_fractions_are_refused_as_not_in_pixels(json_of):
     assert list(refused(json_of(document))) == ["boxes-not-in-pixels"]
 
 
-def test_fractions_are_reported_next_to_boxes_with_other_faults(json_of):
+def test_boxes_in_fractions_of_the_image_are_reported_beside_boxes_with_other_faults(json_of):
     stopping = refused(json_of(with_boxes([*FRACTIONS[:2], [20, 10, -8, 5], [1, 2, NAN, 4]])))
     counts = {"box-not-finite": 1, "box-negative": 1, "boxes-not-in-pixels": 2}
     assert {kind: issue.count for kind, issue in stopping.items()} == counts
 
 
 @pytest.mark.parametrize("box", [[0, 0, 1, 2], [0.5, 0.9, 0.6, 0.1], [-2, 0, 2.5, 1], [0, -1.5, 1, 1]])
-def test_fractions_beside_one_box_of_more_than_a_pixel_are_pixels(json_of, box):
+def test_boxes_below_one_pixel_are_read_as_pixels_if_any_box_exceeds_one_pixel(json_of, box):
     document = with_boxes([*FRACTIONS[:3], box])
     assert_is(load_coco(json_of(document)), document)
 
 
-def test_boxes_that_fill_images_of_one_pixel_are_pixels(json_of):
+def test_boxes_that_fill_one_pixel_images_are_read_as_pixels_and_not_as_fractions(json_of):
     document = with_boxes([[0, 0, 1, 1]] * 4)
     for row in range(2):
         document["images"][row] |= {"width": 1, "height": 1}
     assert_is(load_coco(json_of(document)), document)
 
 
-def test_fractions_without_area_are_no_boxes_rather_than_fractions(json_of):
+def test_boxes_within_one_pixel_without_area_are_reported_as_no_boxes_and_not_as_fractions(json_of):
     assert list(refused(json_of(with_boxes([[0, 0, 0, 1], [0, 0, 1, 0]] * 2)))) == ["no-boxes"]
 
 
@@ -315,7 +317,7 @@ CORNERS_OR_PIXELS = {
 @pytest.mark.parametrize(
     ("num_corners", "num_inside", "last", "is_refused"), CORNERS_OR_PIXELS.values(), ids=CORNERS_OR_PIXELS
 )
-def test_boxes_are_refused_as_corners_if_all_may_be_and_half_reach_outside(
+def test_boxes_are_refused_as_xyxy_if_all_are_valid_as_xyxy_and_half_leave_the_image_as_xywh(
     json_of, num_corners, num_inside, last, is_refused
 ):
     boxes = [*[CORNERS] * num_corners, *[INSIDE] * num_inside, last]

@@ -43,7 +43,7 @@ def decode_by_dali(*encoded: bytes) -> list[tuple[np.ndarray, np.ndarray]]:
     return [(np.array(pictures[i]), np.array(windows[i])) for i in range(len(encoded))]
 
 
-def test_accepted_variants_are_decoded_by_dali_to_their_pixels():
+def test_images_of_each_accepted_format_variant_are_decoded_by_dali_to_the_right_pixels():
     decoded = decode_by_dali(*VARIANTS.values())
     for (name, encoded), (picture, window) in zip(VARIANTS.items(), decoded, strict=True):
         facts = inspect(encoded)
@@ -58,7 +58,7 @@ GARBAGE = {"nothing": b"", "zeros": bytes(33), "a jpeg": b"\xff\xd8\xff\xe0 more
 
 
 @pytest.mark.parametrize("garbage", GARBAGE.values(), ids=GARBAGE)
-def test_sound_variants_followed_by_other_bytes_have_no_fault(garbage):
+def test_valid_image_of_each_format_variant_followed_by_other_bytes_is_not_reported(garbage):
     for name in VARIANTS:
         encoded = VARIANTS[name] + garbage
         facts = inspect(encoded, EVERY_PIXEL)
@@ -79,7 +79,7 @@ def test_image_that_dali_refuses_or_decodes_wrongly_is_reported(name):
 
 
 @pytest.mark.parametrize("name", RARE)
-def test_rare_variant_that_dali_decodes_is_reported_as_unsupported(name):
+def test_rare_image_format_variant_that_dali_decodes_is_reported_as_unsupported(name):
     facts = inspect(DECODED[name])
     assert facts.fault == "unsupported-format" and facts.detail
     assert inspect(DECODED[name], EVERY_PIXEL) == facts
@@ -89,7 +89,7 @@ LAYOUTS = [(0, 1), (1, 1), (2, 3), (2, 4), (2, 5), (3, 1), (5, 4), (5, 5), (6, 3
 
 
 @pytest.mark.parametrize(("photometric", "samples"), LAYOUTS)
-def test_tiff_layouts_that_pass_are_decoded_by_dali(photometric, samples):
+def test_tiff_pixel_layouts_that_the_check_accepts_are_decoded_by_dali(photometric, samples):
     passing = []
     for bits in (1, 2, 4, 8, 10, 12, 14, 16) if photometric != 3 else (1, 2, 4, 8):
         values = np.arange(HEIGHT * WIDTH * samples).reshape(HEIGHT, WIDTH, samples) % 2**bits
@@ -118,7 +118,7 @@ def test_truncated_image_is_reported_without_decoding(name):
             assert facts.fault == "image-truncated", (cut, facts)
 
 
-def test_bytes_beyond_the_end_of_a_file_are_reported_and_not_requested():
+def test_image_header_that_points_beyond_the_end_of_the_file_is_reported_and_nothing_is_read_there():
     counts = []
 
     class Stream(io.BytesIO):
@@ -135,7 +135,7 @@ def test_bytes_beyond_the_end_of_a_file_are_reported_and_not_requested():
 
 
 @pytest.mark.parametrize("width", range(1, 9))
-def test_bmp_of_any_width_has_padded_rows_and_is_truncated_without_its_last_byte(width):
+def test_bmp_of_any_width_is_valid_and_without_its_last_byte_truncated(width):
     for pixels in (RGB[:, :width], RGB[:, :width, 0]):
         encoded = pillow("BMP", pixels)
         assert not inspect(encoded).fault
@@ -286,14 +286,16 @@ BAD_HEADERS = {
 
 
 @pytest.mark.parametrize(("encoded", "kind"), BAD_HEADERS.values(), ids=BAD_HEADERS)
-def test_bad_header_is_reported_by_its_kind_and_no_decoder_writes_to_stderr(encoded, kind, capfd):
+def test_bad_image_header_is_reported_as_the_right_fault_and_no_decoder_writes_to_stderr(
+    encoded, kind, capfd
+):
     facts = inspect(encoded)
     assert facts.fault == kind and facts.detail, facts
     assert inspect(encoded, EVERY_PIXEL) == facts
     assert not capfd.readouterr().err
 
 
-def test_jpeg_with_a_side_above_65500_is_unsupported_as_by_dali():
+def test_jpeg_with_a_side_above_65500_is_reported_as_unsupported_and_dali_refuses_it():
     for position in (3, 5):
         facts = inspect(jpeg_frame(position, struct.pack(">H", 65501)))
         assert facts.fault == "unsupported-format" and "65501" in facts.detail
@@ -302,7 +304,7 @@ def test_jpeg_with_a_side_above_65500_is_unsupported_as_by_dali():
         decode_by_dali(jpeg_frame(5, struct.pack(">H", 65501)))
 
 
-def test_rare_jpeg_and_png_headers_that_dali_decodes_have_no_fault():
+def test_rare_jpeg_and_png_headers_that_dali_decodes_are_not_reported():
     jpeg, scan = SOUND_JPEG, SOUND_JPEG.index(b"\xff\xc4")
     values = np.frombuffer(jpeg[TABLES + 5 : TABLES + 69], np.uint8).astype(">u2").tobytes()
     of_16_bits = b"\xff\xdb\0\x83\x10" + values
@@ -320,7 +322,7 @@ def test_rare_jpeg_and_png_headers_that_dali_decodes_have_no_fault():
 
 @settings(max_examples=400, deadline=None, derandomize=True)
 @given(st.data())
-def test_random_bytes_in_an_image_give_facts_or_an_image_fault_but_no_exception(data):
+def test_random_bytes_in_an_image_give_a_result_or_a_reported_fault_but_no_exception(data):
     encoded = bytearray(VARIANTS[data.draw(st.sampled_from(sorted(VARIANTS)))])
     for _ in range(data.draw(st.integers(1, 4))):
         # At least half of the changes are in the first 150 bytes, because most headers are short.

@@ -130,12 +130,12 @@ DAMAGED_INSIDE = {
 }
 
 
-def test_png_of_sound_data_has_no_fault():
+def test_png_with_valid_compressed_pixels_is_not_reported():
     assert not inspect(png_of(zlib.compress(BLACK)), EVERY_PIXEL).fault
 
 
 @pytest.mark.parametrize("name", DAMAGED_INSIDE)
-def test_damage_behind_a_sound_header_is_reported_only_when_decoded(name):
+def test_damage_behind_a_valid_image_header_is_reported_only_if_every_pixel_is_decoded(name):
     assert not inspect(DAMAGED_INSIDE[name]).fault
     facts = inspect(DAMAGED_INSIDE[name], EVERY_PIXEL)
     assert facts.fault == "image-damaged" and facts.detail
@@ -196,13 +196,13 @@ def test_16_bit_image_with_values_below_4096_is_reported_as_12_bit(name, decode)
     assert not inspect(deep_images(4096)[name], ImagePolicy(decode=decode)).fault
 
 
-def test_black_16_bit_image_is_no_12_bit_image_if_its_values_are_exact():
+def test_all_black_16_bit_image_is_not_reported_as_12_bit_if_its_values_are_known_exactly():
     assert not inspect(pillow("PNG", np.zeros((9, 9), np.uint16))).fault
     assert not inspect(tiff(np.zeros((HEIGHT, WIDTH, 1), np.int64), 1, bits=16)).fault
     assert inspect(opencv(".png", np.zeros((9, 9, 3), np.uint16))).fault == "image-12-bit"
 
 
-def test_damage_in_a_16_bit_image_is_reported_by_default():
+def test_damage_in_a_16_bit_image_is_reported_without_the_policy_to_decode_every_pixel():
     assert inspect(overwritten(VARIANTS["png-rgb-16"], b"IDAT", 10, bytes(200))).fault == "image-damaged"
 
 
@@ -242,14 +242,14 @@ def faults(*arguments, **options) -> list[str]:
     return [fact.fault for fact in inspect_files(*arguments, **options)]
 
 
-def test_path_that_leaves_the_directory_or_has_nul_or_newline_is_a_fault():
+def test_image_path_that_leaves_the_directory_or_has_nul_or_newline_is_reported():
     outside = ["/etc/passwd", "..", "../a.jpg", "a/../b.jpg", "a/..", "a\0b.jpg", "a\nb.jpg"]
     assert all(map(path_fault, outside))
     inside = ["a.jpg", "a/b.jpg", "..a.jpg", "a..b/c...jpg", "./a.jpg", "a//b.jpg", "", "caf\udce9"]
     assert not any(map(path_fault, inside))
 
 
-def test_files_in_nested_directories_give_one_result_per_name_in_order(tmp_path):
+def test_inspecting_image_files_in_nested_directories_gives_one_result_per_name_in_order(tmp_path):
     (tmp_path / "deep/er").mkdir(parents=True)
     write(tmp_path, a=VARIANTS["jpeg"], b=VARIANTS["png"])
     write(tmp_path / "deep", a=VARIANTS["png"])
@@ -271,7 +271,7 @@ CHANGES = {
 
 
 @pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
-def test_files_have_the_facts_of_the_same_bytes_in_memory(change, tmp_path):
+def test_inspecting_an_image_file_gives_the_same_result_as_inspecting_its_bytes_in_memory(change, tmp_path):
     contents = {name: change(encoded) for name, encoded in VARIANTS.items()}
     names = write(tmp_path, **contents)
     assert inspect_files(tmp_path, names) == list(map(inspect, contents.values()))
@@ -285,7 +285,9 @@ def test_jpeg_file_with_a_header_longer_than_the_first_read_is_inspected(tmp_pat
     assert inspect_files(tmp_path, names, EVERY_PIXEL) == facts
 
 
-def test_pipe_directory_device_socket_and_broken_link_are_reported_and_not_opened(tmp_path, inspected):
+def test_pipe_directory_device_socket_and_broken_link_as_image_files_are_reported_and_not_opened(
+    tmp_path, inspected
+):
     write(tmp_path, a=VARIANTS["jpeg"])
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "directory").mkdir()
@@ -305,7 +307,7 @@ def test_pipe_directory_device_socket_and_broken_link_are_reported_and_not_opene
     assert inspect_files(tmp_path, ["link", "linked/a"]) == [JPEG, JPEG]
 
 
-def test_pipe_that_replaces_a_file_after_the_look_at_its_type_does_not_block(tmp_path, monkeypatch):
+def test_pipe_that_replaces_an_image_file_after_its_type_was_checked_does_not_block(tmp_path, monkeypatch):
     os.mkfifo(tmp_path / "a.jpg")
     monkeypatch.setattr(images.stat, "S_ISREG", lambda mode: True)
     ended = threading.Event()
@@ -314,7 +316,7 @@ def test_pipe_that_replaces_a_file_after_the_look_at_its_type_does_not_block(tmp
     assert ended.wait(20)
 
 
-def test_file_name_that_is_not_utf_8_is_inspected_and_cached(tmp_path, inspected):
+def test_image_file_with_a_name_that_is_not_utf_8_is_inspected_and_cached(tmp_path, inspected):
     name = os.fsdecode(b"caf\xe9.jpg")
     (tmp_path / name).write_bytes(VARIANTS["jpeg"])
     for _ in range(2):
@@ -323,7 +325,7 @@ def test_file_name_that_is_not_utf_8_is_inspected_and_cached(tmp_path, inspected
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
-def test_file_without_permission_is_reported_and_inspected_once_permitted(tmp_path):
+def test_image_file_without_read_permission_is_reported_and_inspected_once_permitted(tmp_path):
     write(tmp_path, a=VARIANTS["jpeg"])
     (tmp_path / "a").chmod(0)
     (fact,) = inspect_files(tmp_path, ["a"])
@@ -332,7 +334,7 @@ def test_file_without_permission_is_reported_and_inspected_once_permitted(tmp_pa
     assert inspect_files(tmp_path, ["a"]) == [JPEG]
 
 
-def test_input_output_error_is_reported_and_not_cached(tmp_path, monkeypatch):
+def test_input_output_error_of_an_image_file_is_reported_and_not_cached(tmp_path, monkeypatch):
     write(tmp_path, a=VARIANTS["jpeg"])
     failed = ImageFacts(fault="image-unreadable", detail="Input/output error")
     with monkeypatch.context() as broken:
@@ -344,7 +346,7 @@ def test_input_output_error_is_reported_and_not_cached(tmp_path, monkeypatch):
 # --- the cache of results ---
 
 
-def test_only_new_and_changed_files_are_read_again(tmp_path, inspected):
+def test_only_new_and_changed_image_files_are_read_again(tmp_path, inspected):
     names = write(tmp_path, a=VARIANTS["jpeg"], b=VARIANTS["jpeg"], c=VARIANTS["jpeg"])
     assert inspect_files(tmp_path, names) == [JPEG] * 3
     assert sorted(inspected) == names
@@ -362,7 +364,7 @@ def test_only_new_and_changed_files_are_read_again(tmp_path, inspected):
     assert inspected[5:] == ["c"]
 
 
-def test_cached_result_of_decoding_is_used_with_and_without_decoding(tmp_path, inspected):
+def test_cached_result_of_decoding_an_image_is_used_by_checks_with_and_without_decoding(tmp_path, inspected):
     names = write(tmp_path, good=VARIANTS["jpeg"], bad=DAMAGED)
     assert faults(tmp_path, names) == ["", ""]
     assert faults(tmp_path, names, EVERY_PIXEL) == ["", "image-damaged"]
@@ -374,7 +376,9 @@ def test_cached_result_of_decoding_is_used_with_and_without_decoding(tmp_path, i
     assert faults(tmp_path, names) == ["", ""]
 
 
-def test_cached_fault_of_a_header_is_used_when_decoding_and_outranks_too_large(tmp_path, inspected):
+def test_cached_header_fault_is_reported_without_reading_again_and_before_too_many_megapixels(
+    tmp_path, inspected
+):
     names = write(tmp_path, cut=VARIANTS["jpeg"][:-9])
     (fact,) = inspect_files(tmp_path, names, ImagePolicy(max_megapixels=0.001))
     assert fact.fault == "image-truncated" and (fact.height, fact.width) == (HEIGHT, WIDTH)
@@ -382,7 +386,7 @@ def test_cached_fault_of_a_header_is_used_when_decoding_and_outranks_too_large(t
     assert inspected == names
 
 
-def test_file_above_max_megapixels_is_read_again_under_a_higher_limit(tmp_path, inspected):
+def test_image_file_above_max_megapixels_is_read_again_under_a_higher_limit(tmp_path, inspected):
     names = write(tmp_path, a=VARIANTS["jpeg"])
     (fact,) = inspect_files(tmp_path, names, ImagePolicy(max_megapixels=0.001))
     assert fact.fault == "image-too-large" and (fact.height, fact.width) == (HEIGHT, WIDTH)
@@ -391,7 +395,7 @@ def test_file_above_max_megapixels_is_read_again_under_a_higher_limit(tmp_path, 
     assert len(inspected) == 2
 
 
-def test_file_that_was_too_large_to_decode_is_decoded_under_a_higher_limit(tmp_path, inspected):
+def test_image_file_that_was_too_large_to_decode_is_decoded_under_a_higher_limit(tmp_path, inspected):
     dark = opencv(".png", np.full((HEIGHT, WIDTH, 3), 900, np.uint16))
     names = write(tmp_path, bad=DAMAGED, dark=dark)
     assert faults(tmp_path, names, ImagePolicy(decode=True, max_megapixels=0.001)) == ["image-too-large"] * 2
@@ -400,7 +404,7 @@ def test_file_that_was_too_large_to_decode_is_decoded_under_a_higher_limit(tmp_p
     assert sorted(inspected) == ["bad", "bad", "bad", "dark", "dark"]
 
 
-def test_damaged_cache_and_cache_of_another_version_are_ignored(tmp_path, inspected, monkeypatch):
+def test_damaged_image_check_cache_and_that_of_another_version_are_ignored(tmp_path, inspected, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     names = write(tmp_path, a=VARIANTS["jpeg"])
     inspect_files(tmp_path, names)
@@ -415,7 +419,7 @@ def test_damaged_cache_and_cache_of_another_version_are_ignored(tmp_path, inspec
     assert len(inspected) == 7
 
 
-def test_results_before_an_interrupt_are_cached(tmp_path, inspected, monkeypatch):
+def test_results_of_image_checks_before_an_interrupt_are_cached(tmp_path, inspected, monkeypatch):
     names = write(tmp_path, **{f"{i:03d}": VARIANTS["jpeg"] for i in range(200)})
     real = images._inspect
 
@@ -455,13 +459,13 @@ def compare(facts: list[ImageFacts], sizes: list[tuple[int, int]], names: list[s
     return usable.tolist(), {issue.kind: issue.offenders for issue in issues}
 
 
-def test_sound_images_that_agree_with_their_annotations_give_no_issue():
+def test_valid_images_that_agree_with_their_annotations_give_no_issue():
     assert compare([JPEG, PNG], [(HEIGHT, WIDTH)] * 2, ["a.jpg", "b.png"]) == ([True, True], {})
     assert compare([JPEG], [(0, 0)]) == ([True], {})
     assert compare([], []) == ([], {})
 
 
-def test_faults_of_images_become_issues_and_the_images_unusable():
+def test_images_with_faults_give_issues_and_are_marked_unusable():
     facts = [
         ImageFacts(fault="image-empty"),
         JPEG,
@@ -474,7 +478,7 @@ def test_faults_of_images_become_issues_and_the_images_unusable():
 
 
 @pytest.mark.parametrize("orientation", range(1, 9))
-def test_exif_orientation_is_reported_and_its_swapped_size_is_distinguished(orientation):
+def test_sides_swapped_by_exif_orientation_are_told_apart_from_a_wrong_size_in_the_annotations(orientation):
     facts = [ImageFacts("JPEG", 30, 50, orientation)]
     stored, swapped, different = (compare(facts, [size])[1] for size in ((30, 50), (50, 30), (50, 31)))
     turned = {"exif-turn": [f"image 7 has EXIF orientation {orientation}"]}
@@ -494,7 +498,7 @@ SUFFIXES = [
 
 
 @pytest.mark.parametrize(("image_format", "fitting"), SUFFIXES)
-def test_suffix_of_another_format_is_reported_and_unknown_suffixes_are_not(image_format, fitting):
+def test_file_suffix_of_another_image_format_is_reported_and_unknown_suffixes_are_not(image_format, fitting):
     unknown = ["", "a", "a.data", "a.jpg.bak", "photo.2024", "dir.png/a", "a."]
     unfit = ["a.jpg" if image_format != "JPEG" else "a.png", "b.GIF", "c.heic"]
     names = fitting + unknown + unfit
@@ -504,7 +508,7 @@ def test_suffix_of_another_format_is_reported_and_unknown_suffixes_are_not(image
     assert issues == {"wrong-extension": offenders}
 
 
-def test_facts_of_photographs_equal_those_of_pillow(coco128):
+def test_format_size_and_orientation_of_photographs_equal_those_of_pillow(coco128):
     for path in sorted((coco128 / "images").iterdir()):
         fact = inspect(path.read_bytes())
         with PIL.Image.open(path) as image:

@@ -22,7 +22,7 @@ def issues():
     return make_issues()
 
 
-def test_issues_are_sorted_by_kind_and_errors_and_bad_images_stop(issues):
+def test_data_issues_are_sorted_by_kind_and_errors_and_bad_images_stop_training(issues):
     severities = {issue.kind: issue.severity for issue in issues}
     assert list(severities) == [kind for kind in KINDS if kind in severities]
     assert severities == {
@@ -35,7 +35,7 @@ def test_issues_are_sorted_by_kind_and_errors_and_bad_images_stop(issues):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_every_kind_has_one_line_with_its_offender(kind):
+def test_message_of_each_kind_of_data_issue_is_one_line_that_names_the_faulty_entry(kind):
     assert re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)*", kind)
     assert isinstance(KINDS[kind].severity, Severity)
     line = Issue(kind, 1, ["image 3 has value 7"]).line()
@@ -44,19 +44,19 @@ def test_every_kind_has_one_line_with_its_offender(kind):
     assert KINDS[kind].severity is not Severity.IMAGE or "--on_bad_image=skip" in line
 
 
-def test_issue_of_unknown_kind_raises_key_error():
+def test_data_issue_of_unknown_kind_raises_key_error():
     with pytest.raises(KeyError, match="box-negativ"):
         Issues("x").add_many("box-negativ", 0, [])
 
 
-def test_line_of_many_offenders_names_the_first_and_counts_all(issues):
+def test_message_about_many_faulty_entries_names_the_first_and_counts_all(issues):
     shown = "; ".join(f"annotation {i}" for i in range(SHOWN))
     line = issues["box-negative"].line()
     assert line.startswith(f"box with a negative side (12): {shown}; and {12 - SHOWN} more. COCO's bbox is")
     assert issues["box-negative"].line(shown=2).count("annotation") == 2
 
 
-def test_line_of_few_offenders_names_them_all(issues):
+def test_message_about_few_faulty_entries_names_them_all(issues):
     assert issues["box-outside"].line() == (
         "box that reaches outside its image: annotation 5 (image 1) has bbox [1, 2, 3, 4]."
         " It is clipped to the image"
@@ -65,7 +65,7 @@ def test_line_of_few_offenders_names_them_all(issues):
     assert "more" not in issues["image-empty"].line()
 
 
-def test_offenders_beyond_the_limit_are_counted_but_not_described():
+def test_faulty_entries_beyond_the_limit_are_counted_but_not_described():
     described = []
     issues = Issues("x")
     issues.add("crowd", "the first")
@@ -77,7 +77,7 @@ def test_offenders_beyond_the_limit_are_counted_but_not_described():
     assert len(described) <= KEPT
 
 
-def test_zero_offenders_are_no_issue():
+def test_data_issue_with_zero_faulty_entries_is_not_listed():
     issues = Issues("x")
     issues.add_many("crowd", 0, [])
     assert issues["crowd"].count == 0 and issues["crowd"].offenders == []
@@ -85,7 +85,7 @@ def test_zero_offenders_are_no_issue():
     issues.raise_if_stopping()
 
 
-def test_data_error_of_several_kinds_lists_those_that_stop_one_a_line(issues):
+def test_data_error_lists_each_issue_that_stops_training_on_its_own_line(issues):
     with pytest.raises(DataError) as error:
         issues.raise_if_stopping()
     assert isinstance(error.value, UserError) and error.value.issues == (issues,)
@@ -96,7 +96,7 @@ def test_data_error_of_several_kinds_lists_those_that_stop_one_a_line(issues):
     ]
 
 
-def test_data_error_of_one_kind_is_one_line_and_of_two_data_sets_lists_both(issues):
+def test_data_error_of_one_issue_is_a_one_line_message_and_of_two_data_sets_lists_all_issues(issues):
     other = Issues("val.json")
     other.add("box-negative", "annotation 7 (image 3)")
     line = f"val.json: {other['box-negative'].line()}"
@@ -105,7 +105,7 @@ def test_data_error_of_one_kind_is_one_line_and_of_two_data_sets_lists_both(issu
     assert message.startswith("3 kinds of faults") and message.endswith(f"\n  {line}")
 
 
-def test_repeated_keys_are_counted_and_name_their_first_rows():
+def test_message_about_repeated_file_names_counts_them_and_names_the_first_rows():
     issues = Issues("x")
     issues.add_repeats("repeated-file", "file", [*"abbbbbaac", "", "", -1, -1], "row {}".format)
     assert issues["repeated-file"].offenders == [
@@ -114,7 +114,7 @@ def test_repeated_keys_are_counted_and_name_their_first_rows():
     ]
 
 
-def test_bad_images_under_policy_skip_do_not_stop():
+def test_bad_images_under_policy_skip_are_reported_but_do_not_stop_training():
     issues = make_issues("skip")
     assert [issue.kind for issue in issues.stopping] == ["box-negative"]
     missing = issues["image-missing"]
@@ -123,7 +123,7 @@ def test_bad_images_under_policy_skip_do_not_stop():
     assert issues["crowd"].severity is Severity.WARNING
 
 
-def test_policy_skip_skips_every_image_fault_and_no_error():
+def test_policy_skip_leaves_out_images_with_any_image_fault_but_other_errors_still_stop_training():
     issues = Issues("x", ImagePolicy("skip"))
     for kind in KINDS:
         issues.add(kind, "image 1")
@@ -131,7 +131,7 @@ def test_policy_skip_skips_every_image_fault_and_no_error():
     assert [issue.kind for issue in issues.stopping] == errors
 
 
-def test_extend_adds_counts_and_offenders_and_keeps_the_policy_of_each_kind(issues):
+def test_adding_issues_of_another_check_adds_their_counts_and_keeps_the_skip_policy_of_each_kind(issues):
     other = Issues("elsewhere", ImagePolicy("skip"))
     other.add("box-negative", "annotation 99")
     other.add("image-empty", "image 5")

@@ -37,7 +37,7 @@ def open_data(data, **policy) -> CocoSource:
     return open_coco(data / "images", data / "instances.json", ImagePolicy(**policy))
 
 
-def test_open_images_refuses_a_bad_image_and_omits_one_under_policy_skip(data, capsys):
+def test_bad_image_given_for_inference_is_refused_or_left_out_under_policy_skip(data, capsys):
     (data / "images/00.jpg").write_bytes(b"")
     offender = f"--images={data}/images: empty image file: '{data}/images/00.jpg'. "
     with pytest.raises(DataError, match=f"^{offender}Copy"):
@@ -48,13 +48,13 @@ def test_open_images_refuses_a_bad_image_and_omits_one_under_policy_skip(data, c
         open_images(f"{data}/images/00.jpg", ImagePolicy("skip"))
 
 
-def test_open_images_refuses_a_file_name_that_is_not_utf_8(data):
+def test_image_file_name_that_is_not_utf_8_is_refused(data):
     (data / "images/01.jpg").rename(data / "images/\udce9.jpg")
     with pytest.raises(DataError, match="DALI needs a file name in UTF-8"):
         open_images(f"{data}/images")
 
 
-def test_damaged_images_behind_a_loader_error_are_named_by_file_and_id(data, capsys):
+def test_damaged_images_that_caused_a_loader_error_are_named_by_file_and_id(data, capsys):
     damage(data / "images/01.jpg")
     damage(data / "images/04.jpg")
     error = loader_errors.explain(ERROR, open_data(data), "dali_cpu")
@@ -64,7 +64,7 @@ def test_damaged_images_behind_a_loader_error_are_named_by_file_and_id(data, cap
         assert words in str(error)
 
 
-def test_image_files_removed_or_changed_after_the_check_are_named(data):
+def test_image_files_changed_after_the_check_are_named_as_the_cause_of_a_loader_error(data):
     source = open_data(data)
     (data / "images/00.jpg").unlink()
     (data / "images/03.jpg").write_bytes((data / "images/03.jpg").read_bytes()[:-1])
@@ -76,7 +76,7 @@ def test_image_files_removed_or_changed_after_the_check_are_named(data):
     assert "image file that cannot be read: image 22 ('04.jpg'): " in message and "Is a directory" in message
 
 
-def test_skipped_images_are_not_named_as_the_cause(data):
+def test_images_left_out_under_policy_skip_are_not_named_as_the_cause_of_a_loader_error(data):
     (data / "images/00.jpg").write_bytes(b"")
     source = open_data(data, on_bad_image="skip")
     assert explained(source).startswith("the loader (dali_cpu) stopped")

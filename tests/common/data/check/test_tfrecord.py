@@ -62,7 +62,7 @@ def contents(directory):
 # --- sound records ---
 
 
-def test_record_without_crowd_area_and_name_gives_pixels_and_defaults(tmp_path):
+def test_record_without_crowd_area_and_file_name_gets_boxes_in_pixels_and_default_values(tmp_path):
     source = open_records(write(tmp_path / "a", record()))
     annotations = source.annotations
     np.testing.assert_allclose(annotations.boxes_ltwh_px, [[10, 10, 40, 30]], rtol=1e-6)
@@ -72,7 +72,7 @@ def test_record_without_crowd_area_and_name_gives_pixels_and_defaults(tmp_path):
     assert source.image_name(0) == f"{tmp_path}/a record 0 (image 42)" and source.encoded(0) == PNG
 
 
-def test_images_of_several_files_keep_their_order_also_when_read_in_parts(tmp_path, monkeypatch):
+def test_images_of_several_tfrecord_files_keep_their_order_also_when_read_in_parts(tmp_path, monkeypatch):
     files = [
         write(tmp_path / name, *(numbered(begin + i, object__area=[i + 0.5]) for i in range(count)))
         for name, begin, count in (("a", 1000, 57), ("b", 0, 1), ("c", 500, 40))
@@ -89,7 +89,7 @@ def test_images_of_several_files_keep_their_order_also_when_read_in_parts(tmp_pa
     assert np.array_equal(in_parts.records.spans, source.records.spans)
 
 
-def test_progress_bar_is_shown_for_large_files_that_are_not_cached(tmp_path, monkeypatch, capfd):
+def test_progress_bar_is_shown_for_large_tfrecord_files_that_are_not_cached(tmp_path, monkeypatch, capfd):
     monkeypatch.setattr(tfrecord_scan, "_PART", 2)
     file = write(tmp_path / "a", *map(numbered, range(6)))
     open_records(file)
@@ -104,7 +104,7 @@ def test_progress_bar_is_shown_for_large_files_that_are_not_cached(tmp_path, mon
 # --- all faults are reported together ---
 
 
-def test_faults_of_all_files_and_records_are_reported_together(tmp_path):
+def test_faults_of_all_tfrecord_files_and_records_are_reported_together(tmp_path):
     of_many = [
         b"\xff\xff\xff",
         numbered(51, object__class__label=[5]),
@@ -149,7 +149,7 @@ def test_faults_of_all_files_and_records_are_reported_together(tmp_path):
 
 
 @pytest.mark.parametrize("position", [12, 100, -5, -1])
-def test_records_with_a_flipped_bit_are_named_and_later_faults_too(tmp_path, position):
+def test_records_with_a_flipped_bit_and_faults_in_later_records_are_all_reported(tmp_path, position):
     records = [*map(numbered, range(8)), record(height=-4)]
     file = write(tmp_path / "a", *records)
     begins = np.cumsum([0, *(len(content) + 16 for content in records)]).tolist()
@@ -161,7 +161,9 @@ def test_records_with_a_flipped_bit_are_named_and_later_faults_too(tmp_path, pos
     assert offenders["record-value"][0].startswith(f"{file} record 8 (image 42) has image/height -4")
 
 
-def test_infinite_negative_and_pixel_boxes_are_refused_and_boxes_outside_are_not(tmp_path):
+def test_infinite_negative_and_pixel_boxes_of_records_are_refused_but_boxes_outside_the_image_are_not(
+    tmp_path,
+):
     boxes = {
         "box-not-finite": ([float("nan"), 0.1, 0.2, 0.2], [float("inf"), 0.1, 0.2, 0.2]),
         "box-negative": ([0.6, 0.2, 0.5, 0.9], [0.6, 0.2, 0.7, 0.1], [30.0, 0.1, 20.0, 0.5]),
@@ -184,7 +186,7 @@ def test_records_without_any_box_or_image_to_train_on_are_refused(tmp_path):
 # --- repairs and warnings ---
 
 
-def test_clipped_and_empty_boxes_crowds_and_large_ids_are_reported_without_stopping(tmp_path):
+def test_clipped_and_empty_boxes_crowds_and_large_ids_in_records_are_reported_but_accepted(tmp_path):
     labels = LabelMap((3, 2**31), ("car", "cat"))
     boxes = ([-0.5, 0.1, 0.5, 0.2], [0.2, 0.1, 0.2, 0.2], [0.3, 0.1, 0.4, 1.5], [1.2, 0.1, 1.3, 0.2])
     file = write(
@@ -207,7 +209,7 @@ def test_clipped_and_empty_boxes_crowds_and_large_ids_are_reported_without_stopp
     assert (targets.num_clipped, targets.num_dropped, targets.num_crowds) == (1, 2, 2)
 
 
-def test_exif_orientation_and_suffix_of_another_format_are_reported(tmp_path):
+def test_exif_orientation_and_wrong_file_suffix_of_an_image_in_a_record_are_reported(tmp_path):
     turned = pillow("JPEG", np.zeros((50, 100, 3), np.uint8), exif=b"Exif\0\0" + exif(3))
     file = write(tmp_path / "a", record(encoded=turned, filename=b"x.png"))
     offenders = offenders_of(open_records(file))
@@ -240,7 +242,7 @@ def test_records_without_crowd_or_box_keys_are_completed_in_a_copy(tmp_path):
         assert np.array_equal(np.loadtxt(index, np.int64, ndmin=2), spans)
 
 
-def test_completed_copy_of_changed_records_is_made_again(tmp_path):
+def test_copy_of_records_with_missing_keys_added_is_made_again_if_the_records_change(tmp_path):
     for ids in ((1, 2), (3, 4)):
         file = write(tmp_path / "a", numbered(ids[0]), empty_record(ids[1]))
         os.utime(file, (1, 1))
@@ -278,7 +280,7 @@ def test_image_of_another_size_than_in_its_record_is_refused_under_policy_skip(t
     assert set(refused(file, policy=SKIP)) >= {"image-size-differs"}
 
 
-def test_image_above_max_megapixels_of_the_policy_is_refused(tmp_path):
+def test_record_image_above_max_megapixels_of_the_policy_is_refused(tmp_path):
     file = write(tmp_path / "a", record(), numbered(2, width=2000, encoded=png(2000)))
     assert open_records(file).annotations.num_images == 2
     offenders = refused(file, policy=ImagePolicy(max_megapixels=0.01))
@@ -329,7 +331,7 @@ def change_label(tmp_path, file):
 
 
 @pytest.mark.parametrize("change", [replace_record, change_label])
-def test_file_with_changed_records_but_equal_size_and_time_is_read_again(tmp_path, scanned, change):
+def test_tfrecord_file_with_changed_records_but_equal_size_and_time_is_read_again(tmp_path, scanned, change):
     file = write(tmp_path / "a", record())
     before = os.stat(file)
     first = open_records(file)
@@ -340,7 +342,7 @@ def test_file_with_changed_records_but_equal_size_and_time_is_read_again(tmp_pat
     assert scanned == [file, file]
 
 
-def test_touched_file_is_read_again_and_keeps_its_fingerprint(tmp_path, scanned):
+def test_touched_tfrecord_file_is_read_again_and_keeps_its_fingerprint(tmp_path, scanned):
     file = write(tmp_path / "a", record())
     first = open_records(file)
     os.utime(file, (5, 5))
@@ -348,7 +350,7 @@ def test_touched_file_is_read_again_and_keeps_its_fingerprint(tmp_path, scanned)
     assert scanned == [file, file]
 
 
-def test_cache_of_another_label_map_or_decoding_policy_is_not_used(tmp_path, scanned):
+def test_cached_check_of_records_is_not_used_for_another_label_map_or_decoding_policy(tmp_path, scanned):
     data = PNG.index(b"IDAT") + 8
     file = write(tmp_path / "a", record(encoded=PNG[:data] + b"\0" + PNG[data + 1 :]))
     open_records(file)
@@ -370,7 +372,7 @@ def test_cached_bad_images_are_reported_under_both_policies(tmp_path, scanned):
     assert len(scanned) == 2
 
 
-def test_damaged_cache_is_ignored_and_written_again(tmp_path, scanned, monkeypatch):
+def test_damaged_cache_of_checked_records_is_ignored_and_written_again(tmp_path, scanned, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     file = write(tmp_path / "a", record(), numbered(2, encoded=b""))
     first = open_records(file, policy=SKIP)
@@ -389,7 +391,9 @@ ONE_RECORD = len(record()) + 16
 @pytest.mark.parametrize(
     "size", [None, ONE_RECORD, ONE_RECORD + 84], ids=["removed", "1 record", "1.5 records"]
 )
-def test_file_that_is_removed_or_cut_during_the_check_is_refused_and_not_cached(tmp_path, monkeypatch, size):
+def test_tfrecord_file_that_is_removed_or_cut_during_the_check_is_refused_and_not_cached(
+    tmp_path, monkeypatch, size
+):
     real = tfrecord.walk_files
 
     def walk_files(files, issues):
@@ -408,7 +412,7 @@ def test_file_that_is_removed_or_cut_during_the_check_is_refused_and_not_cached(
     assert open_records(file).annotations.num_images == 2
 
 
-def test_issues_of_a_renamed_file_have_its_new_name(tmp_path):
+def test_issues_of_a_renamed_tfrecord_file_have_its_new_name(tmp_path):
     file = write(tmp_path / "a", record(), empty_record(2))
     open_records(file)
     os.rename(file, tmp_path / "b")

@@ -53,7 +53,7 @@ OPTIONAL_KEYS = {
 
 
 @pytest.mark.parametrize(("content", "lacks", "num_objects"), OPTIONAL_KEYS.values(), ids=OPTIONAL_KEYS)
-def test_record_without_optional_keys_is_valid_and_marked_as_lacking(content, lacks, num_objects):
+def test_record_without_optional_keys_is_valid_and_the_missing_keys_are_noted(content, lacks, num_objects):
     example = parse_valid(content)
     assert (example.lacks, example.file_name, len(example.objects)) == (lacks, "", num_objects)
     assert all(is_crowd == 0 and math.isnan(area) for *_, is_crowd, area in example.objects)
@@ -71,7 +71,7 @@ def test_image_id_of_up_to_19_digits_is_read(content, image_id):
     [(b"\xe4.jpg", "\ufffd.jpg"), (b"a\0b", "a\ufffdb"), ([b"a", b"b"], "ab")],
     ids=["latin-1", "nul", "two values"],
 )
-def test_bytes_of_a_file_name_that_are_no_text_are_replaced(content, name):
+def test_invalid_bytes_in_the_file_name_of_a_record_are_replaced(content, name):
     assert parse_valid(record(filename=content)).file_name == name
 
 
@@ -135,7 +135,7 @@ def test_every_fault_of_a_record_is_reported():
     assert {kind: count for kind, (count, _) in issues.items()} == counts
 
 
-def test_record_with_areas_but_no_boxes_lacks_each_key_of_boxes_and_labels():
+def test_record_with_areas_but_no_boxes_is_reported_for_each_missing_box_and_label_key():
     _, _, issues = parse_record(empty_record(1, object__area=[1.0]))
     ((count, offenders),) = issues.values()
     assert list(issues) == ["record-key-missing"] and count == 5
@@ -162,7 +162,7 @@ INCOMPLETE = {
 
 
 @pytest.mark.parametrize(("content", "num_objects"), INCOMPLETE.values(), ids=INCOMPLETE)
-def test_completed_record_has_all_keys_of_dali_and_its_old_values(content, num_objects):
+def test_record_completed_for_dali_has_all_keys_that_dali_needs_and_its_old_values(content, num_objects):
     before = tf.train.Example.FromString(content).features.feature
     after = tf.train.Example.FromString(complete(content, num_objects)).features.feature
     assert set(after) == set(before) | set(DALI_KEYS)
