@@ -163,7 +163,7 @@ def test_metrics_of_box_sizes_missing_from_the_ground_truth_are_minus_one(backen
     assert metrics["AP"] == pytest.approx(1.0, abs=1e-12)  # the mean of the classes with ground truth
 
 
-def test_table_shows_percent_and_a_dash_without_ground_truth():
+def test_metrics_table_shows_percent_and_a_dash_for_metrics_without_ground_truth():
     metrics = dict.fromkeys(coco_metrics.NAMES, 1.0) | {"AP50": 0.2564, "APs": coco_metrics.NO_TRUTH}
     metrics["per_class"] = {
         "traffic light": {"AP": 1.0, "AP50": 0.5, "num_boxes": 12},
@@ -174,7 +174,7 @@ def test_table_shows_percent_and_a_dash_without_ground_truth():
     assert table[-2:] == [["traffic", "light", "100.0", "50.0", "12"], ["bus", "-", "-", "0"]]
 
 
-def test_annotations_without_area_and_iscrowd_are_no_crowds_of_width_times_height():
+def test_annotations_without_area_and_iscrowd_are_scored_with_area_width_times_height_and_iscrowd_0():
     complete = random_ground_truth()
     for annotation in complete["annotations"]:
         annotation |= {"iscrowd": 0, "area": annotation["bbox"][2] * annotation["bbox"][3]}
@@ -185,7 +185,7 @@ def test_annotations_without_area_and_iscrowd_are_no_crowds_of_width_times_heigh
     assert coco_metrics.score(bare, detections).metrics == coco_metrics.score(complete, detections).metrics
 
 
-def test_faster_backend_that_is_missing_or_of_another_version_is_refused(monkeypatch):
+def test_coco_backend_faster_is_refused_if_its_package_is_missing_or_of_another_version(monkeypatch):
     monkeypatch.setattr(importlib.metadata, "distributions", lambda name: [])
     message = r"^--coco_backend=faster needs .*installed: none.*pip install faster-coco-eval==[\d.]+`.*$"
     with pytest.raises(UserError, match=message):
@@ -231,13 +231,13 @@ def test_detections_become_pixel_boxes_of_their_image_with_category_ids():
     json.dumps(results)  # the numbers are Python's, not NumPy's
 
 
-def test_repeated_images_are_reported_once():
+def test_detections_of_an_image_that_was_evaluated_twice_are_kept_once():
     seen, box = set(), [0, 0, 1, 1]
     assert [len(to_results(box, [0], image_ids=[i], seen=seen)) for i in (9, 9, 10)] == [1, 0, 1]
     assert len(to_results([box, box], [0, 0], image_ids=[4, 4])) == 1
 
 
-def test_boxes_are_clipped_and_rounded_and_dropped_without_area_or_category():
+def test_detections_are_clipped_and_rounded_and_those_without_area_or_category_are_dropped():
     image, outside, line = [0, 0, 1, 1], [1.2, 0.1, 1.4, 0.2], [0.3, 0.3, 0.3, 0.9]
     boxes = [[-0.5, 0.25, 0.5, 1.5], outside, line, image, [0.1234567, 0, 1, 1]]
     results = to_results(boxes, [2, 2, 2, 3, 1], [1, 1, 1, 1, 0.12345678])
@@ -258,7 +258,7 @@ def test_detection_that_is_not_finite_is_refused_with_its_image_id(bad, place):
 # --- files of detections and metrics ---
 
 
-def test_files_and_metrics_do_not_depend_on_the_order_of_detections(tmp_path):
+def test_detections_file_and_metrics_file_do_not_depend_on_the_order_of_detections(tmp_path):
     truth = random_ground_truth()
     detections = random_detections(truth)
     shuffled = [detections[i] for i in np.random.default_rng(0).permutation(len(detections))]

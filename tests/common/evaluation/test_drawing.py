@@ -32,7 +32,7 @@ def without_labels(monkeypatch):
     monkeypatch.setattr(drawing, "_draw_label", lambda *args: None)
 
 
-def test_rectangle_is_drawn_at_its_box_and_leaves_other_pixels(without_labels):
+def test_box_is_drawn_as_a_rectangle_along_its_edges_and_changes_no_other_pixel(without_labels):
     image = blank()
     picture = drawing.draw_boxes(image, np.array([[30, 40, 150, 100]]), np.array([1]), NAMES)
     assert extent(picture, drawing.class_colour(1)) == (30, 40, 150, 100)
@@ -55,7 +55,7 @@ BOXES_WITHOUT_AREA = {
 
 
 @pytest.mark.parametrize("box", BOXES_WITHOUT_AREA.values(), ids=BOXES_WITHOUT_AREA)
-def test_box_without_area_is_drawn(box):
+def test_box_without_area_or_outside_the_image_is_drawn_visibly(box):
     assert len(pixels_of(draw_box(box), drawing.class_colour(0))[0]) > 0
 
 
@@ -66,14 +66,14 @@ def test_padding_boxes_are_not_drawn():
 
 
 @pytest.mark.parametrize("box", [[0, 0, 40, 40], [190, 110, 200, 120], [60, 3, 199, 60]], ids=str)
-def test_label_lies_inside_the_image_for_boxes_at_any_edge(box):
+def test_drawn_class_label_lies_inside_the_image_for_boxes_at_any_edge(box):
     def white_pixels(box):
         return (draw_box(box, 2) > 200).all(axis=-1).sum()
 
     assert white_pixels(box) == white_pixels([5, 60, 20, 80]) > 50
 
 
-def test_label_is_drawn_above_its_box():
+def test_class_label_is_drawn_above_its_box():
     picture = draw_box([30, 50, 90, 90])
     assert (picture[55:85, 35:85] == 0).all()
     assert (picture[35:49, 30:50] > 0).any()
@@ -84,7 +84,7 @@ def test_label_is_drawn_above_its_box():
     [(0, ["traffic\nlight\n"], ["traffic light"]), (7, NAMES, [*NAMES, *"3456", "7"])],
     ids=["line feeds", "missing name"],
 )
-def test_label_has_blanks_for_line_feeds_and_a_number_for_a_missing_name(index, names, shown):
+def test_drawn_class_label_shows_line_feeds_as_blanks_and_a_missing_name_as_a_number(index, names, shown):
     box = [30, 50, 90, 90]
     np.testing.assert_array_equal(draw_box(box, index, names), draw_box(box, index, shown))
 
@@ -96,7 +96,7 @@ def test_box_with_the_best_score_is_drawn_on_top(without_labels):
         assert tuple(picture[40, 60]) == drawing.class_colour(top)
 
 
-def test_label_with_a_score_is_longer():
+def test_drawn_class_label_is_wider_with_a_score_than_without_one():
     def label_width(scores):
         picture = draw_box([30, 50, 40, 90], scores=scores)
         return pixels_of(picture[:49], drawing.class_colour(0))[1].max()
@@ -104,7 +104,7 @@ def test_label_with_a_score_is_longer():
     assert label_width(np.array([0.5])) > label_width(None) + 10
 
 
-def test_colours_of_twenty_classes_differ_and_of_neighbours_differ_most():
+def test_colours_of_twenty_classes_differ_and_those_of_consecutive_classes_differ_strongly():
     colours = np.array([drawing.class_colour(i) for i in range(20)], int)
     distances = np.abs(colours[:, None] - colours[None]).sum(axis=-1) + 1000 * np.eye(20, dtype=int)
     assert distances.min() > 20
@@ -134,7 +134,7 @@ def test_contact_sheet_of_one_image_has_one_column():
     assert drawing.contact_sheet([blank(10, 20)], columns=4, width=100).shape == (50, 100, 3)
 
 
-def test_png_file_has_the_same_pixels_and_no_temporary_file_stays(tmp_path):
+def test_saved_png_has_the_pixels_of_the_image_and_no_temporary_file_stays(tmp_path):
     image = np.random.default_rng(0).integers(0, 256, (31, 47, 3), np.uint8)
     drawing.save_png(image, tmp_path / "x.png")
     np.testing.assert_array_equal(np.asarray(Image.open(tmp_path / "x.png")), image)
@@ -175,7 +175,7 @@ def test_precision_recall_curves_have_a_legend_for_at_most_twenty_classes(figure
     assert matplotlib._pylab_helpers.Gcf.get_all_fig_managers() == []
 
 
-def test_loss_curves_are_drawn_over_gaps_and_without_evaluations(figures, tmp_path):
+def test_loss_curves_skip_empty_values_and_ap_is_drawn_only_if_there_were_evaluations(figures, tmp_path):
     first = {"epoch": 1, "step": 10, "loss": "3", "box_loss": "1", "learning_rate": "0.1"}
     second = {"epoch": "2", "step": "20", "loss": "2", "box_loss": "", "AP": "0.2", "AP50": "0.4"}
     for rows in ([first, second], [first], []):

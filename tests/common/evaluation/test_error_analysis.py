@@ -82,7 +82,7 @@ def scene(tmp_path_factory):
 
 
 @pytest.mark.parametrize("min_score", [0, 0.5])
-def test_kinds_of_errors_and_confusion_matrix_equal_plain_loops(scene, min_score):
+def test_types_of_detection_errors_and_confusion_matrix_equal_plain_loops(scene, min_score):
     truth, annotations, detections = scene
     expected, kinds = match_by_loops(truth, [d for d in detections if d["score"] >= min_score])
     matches, boxes = error_analysis.match(annotations, detections)
@@ -118,7 +118,7 @@ def mean_ap50(truth, detections):
     return np.mean([abs(rows[f"class {category_id}"]["AP50"]) for category_id in IDS[:5]])
 
 
-def test_ap50_equals_pycocotools_before_and_after_errors_of_a_kind_are_corrected(scene):
+def test_ap50_equals_pycocotools_before_and_after_all_errors_of_one_type_are_corrected(scene):
     truth, annotations, detections = scene
     matches, boxes = error_analysis.match(annotations, detections)
     assert error_analysis.ap50(matches, boxes) == pytest.approx(mean_ap50(truth, detections), abs=1e-12)
@@ -140,7 +140,7 @@ def test_ap50_equals_pycocotools_before_and_after_errors_of_a_kind_are_corrected
         assert error_analysis.ap50(matches, boxes, without) == pytest.approx(ap50, abs=1e-12), without
 
 
-def test_best_score_has_the_highest_f1_of_all_scores(scene):
+def test_best_score_threshold_has_the_highest_f1_of_all_detection_scores(scene):
     matches, boxes = error_analysis.match(*scene[1:])
     count = np.count_nonzero(boxes["kind"] == MISSED)
 
@@ -160,7 +160,7 @@ def read_errors(directory):
     return json.loads((directory / "errors.json").read_text())
 
 
-def test_report_counts_the_errors_of_a_few_detections_and_draws_them(drawn_source, tmp_path):
+def test_error_report_counts_the_errors_of_a_few_detections_and_draws_them(drawn_source, tmp_path):
     annotations = drawn_source.annotations
     boxes = [box for box in annotations.ground_truth()["annotations"] if not box["iscrowd"]]
     boxes = [box for box in boxes if min(box["bbox"]) >= 0 and min(box["bbox"][2:]) > 0]
@@ -182,13 +182,15 @@ def test_report_counts_the_errors_of_a_few_detections_and_draws_them(drawn_sourc
     assert (0xCC, 0x33, 0x11) in colours and (0x66, 0xCC, 0xEE) in colours
 
 
-def test_report_without_detections_counts_all_boxes_as_missed(drawn_source, tmp_path):
+def test_error_report_without_detections_counts_all_boxes_as_missed(drawn_source, tmp_path):
     assert "0 detections" in error_analysis.report(drawn_source, [], tmp_path)
     document = read_errors(tmp_path)
     assert (document["AP50"], document["dAP50"]["missed"], document["dAP50"]["background"]) == (0, 1, 0)
 
 
-def test_report_without_boxes_counts_a_detection_as_background(drawn, drawn_source, tmp_path):
+def test_error_report_without_ground_truth_boxes_counts_a_detection_as_background(
+    drawn, drawn_source, tmp_path
+):
     annotations = drawn_source.annotations
     empty = annotations.select(np.diff(annotations.row_splits) == 0)
     detection = {"image_id": int(empty.image_ids[0]), "category_id": 3, "bbox": [1, 1, 9, 9], "score": 0.5}
@@ -198,7 +200,7 @@ def test_report_without_boxes_counts_a_detection_as_background(drawn, drawn_sour
     assert (document["AP50"], document["counts"]["background"]) == (0, 1)
 
 
-def test_picture_of_a_confusion_matrix_of_100_classes_is_limited_in_size(tmp_path):
+def test_plot_of_a_confusion_matrix_of_100_classes_is_below_4000_pixels(tmp_path):
     names = [f"${k}$" for k in range(100)]
     error_analysis.draw_matrix(np.eye(100, dtype=int), names, tmp_path / "many.png")
     assert max(PIL.Image.open(tmp_path / "many.png").size) < 4000

@@ -153,7 +153,9 @@ def test_detections_are_sorted_by_image_id_and_then_in_the_order_of_the_network(
 
 
 @pytest.mark.parametrize(("count", "batch_size"), [(1, 5), (3, 1), (5, 2), (8, 5)])
-def test_evaluation_by_any_ranks_and_batches_equals_one_process(source, network, count, batch_size):
+def test_evaluation_with_any_number_of_ranks_and_batch_size_equals_that_of_one_process(
+    source, network, count, batch_size
+):
     expected = evaluate(source, Ranks(), 1, network)
     for result in outcomes_of(count, lambda ranks: evaluate(source, ranks, batch_size, network)):
         assert result == expected
@@ -225,7 +227,7 @@ def test_ground_truth_refused_on_rank_0_ends_all_ranks(source, network):
     ],
     ids=["same shard twice", "all images twice"],
 )
-def test_loaders_of_wrong_shards_are_an_error_on_all_ranks(source, network, shard, message):
+def test_evaluation_of_wrong_shards_raises_an_error_on_all_ranks(source, network, shard, message):
     for outcome in outcomes_of(2, lambda ranks: predict(source, ranks, 4, network, shard=shard)):
         assert isinstance(outcome, RuntimeError)
         assert message in str(outcome)
@@ -234,7 +236,7 @@ def test_loaders_of_wrong_shards_are_an_error_on_all_ranks(source, network, shar
 # --- on_batch, which is called after every batch ---
 
 
-def test_on_batch_is_called_equally_often_on_all_ranks_if_one_rank_fails(source, network):
+def test_on_batch_callback_is_called_equally_often_on_all_ranks_if_one_rank_fails(source, network):
     network.table[int(source.annotations.image_ids[0])][0][0, 0] = np.inf
     calls = {rank: [] for rank in range(3)}
 
@@ -249,7 +251,7 @@ def test_on_batch_is_called_equally_often_on_all_ranks_if_one_rank_fails(source,
     assert all(batches == [(1, 4), (2, 4), (3, 4), (4, 4)] for batches in calls.values())
 
 
-def test_error_of_on_batch_ends_the_evaluation_unchanged(source, network):
+def test_exception_of_the_on_batch_callback_ends_the_evaluation_and_is_not_wrapped(source, network):
     calls = []
 
     def on_batch(done, total):

@@ -41,7 +41,7 @@ def image_info(tmp_path, images, **more):
     return str(path)
 
 
-def test_output_in_the_directory_of_the_images_is_refused_only_with_pictures(images):
+def test_inference_output_in_the_input_directory_is_refused_only_if_boxes_are_drawn(images):
     assert "has the input files: choose another directory" in refusal(job, images, images, draw=True)
     times = {path: path.stat().st_mtime_ns for path in images.iterdir()}
     (result,) = job(images, images, draw=False).write(DETECTIONS, LABELS)
@@ -51,7 +51,9 @@ def test_output_in_the_directory_of_the_images_is_refused_only_with_pictures(ima
 
 
 @pytest.mark.parametrize("draw", [True, False])
-def test_full_disk_is_a_user_error_and_earlier_detections_stay(images, draw, monkeypatch):
+def test_full_disk_in_inference_is_a_user_error_and_the_earlier_detections_file_stays(
+    images, draw, monkeypatch
+):
     ready = job(images, images / "out", draw=draw)
     (images / "out" / "detections.json").write_text("earlier")
     monkeypatch.setattr(os, "fsync", full_disk)
@@ -61,7 +63,7 @@ def test_full_disk_is_a_user_error_and_earlier_detections_stay(images, draw, mon
     assert (images / "out" / "detections.json").read_text() == "earlier"
 
 
-def test_images_of_the_same_name_get_one_picture_each_of_their_size(jpeg, tmp_path):
+def test_input_images_of_the_same_file_name_get_one_output_image_each_of_the_input_size(jpeg, tmp_path):
     for name in ("a/1.jpg", "b/1.jpg", "a/b_1.jpg", "a_b/1.jpg"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_bytes(jpeg)
@@ -71,7 +73,7 @@ def test_images_of_the_same_name_get_one_picture_each_of_their_size(jpeg, tmp_pa
     assert [PIL.Image.open(file).size for file in files] == [PIL.Image.open(io.BytesIO(jpeg)).size] * 4
 
 
-def test_two_images_with_the_same_id_are_refused(images):
+def test_two_input_images_with_the_same_image_id_are_refused(images):
     listed = [{"id": 7, "file_name": name} for name in ("007.jpg", "7.jpg")]
     with pytest.raises(UserError, match=r"'007\.jpg' and '7\.jpg' both have the id 7"):
         job(images, images / "out", draw=False, image_info=image_info(images, listed))
@@ -83,14 +85,16 @@ REFUSED = {
     "no --output_dir": ({"output_dir": ""}, "--output_dir is missing"),
     "directory without images": ({"images": "{tmp}/empty"}, r"empty: no image files found \(\.jpg"),
     "missing video": ({"images": "{tmp}/none.mp4"}, r"none\.mp4: no such file"),
-    "video with ids": ({"images": "a.mp4", "image_info": "a.json"}, "--image_info is for images"),
+    "video with image_info": ({"images": "a.mp4", "image_info": "a.json"}, "--image_info is for images"),
     "video with DALI": ({"images": "a.mp4", "pipeline_type": "dali_cpu"}, "cannot read videos"),
-    "ids from two files": ({"annotations": "a.json", "image_info": "a.json"}, "give one of them"),
+    "annotations and image_info": ({"annotations": "a.json", "image_info": "a.json"}, "give one of them"),
 }
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_refused_flags_are_one_line_before_any_output(images, tmp_path, case):
+def test_invalid_inference_flags_are_refused_with_a_one_line_message_before_any_output(
+    images, tmp_path, case
+):
     flags, message = REFUSED[case]
     (tmp_path / "empty").mkdir()
     options = {"images": str(images), "output_dir": f"{tmp_path}/out"} | flags
@@ -99,7 +103,7 @@ def test_refused_flags_are_one_line_before_any_output(images, tmp_path, case):
     assert not (tmp_path / "out").exists()
 
 
-def test_image_ids_of_a_list_without_annotations_are_found_by_the_end_of_the_path(tmp_path, capsys):
+def test_image_info_json_without_annotations_gives_image_ids_by_the_end_of_the_file_path(tmp_path, capsys):
     images = [{"id": 9, "file_name": "b.jpg", "height": 3, "width": 4}, {"id": 4, "file_name": "a/c.jpg"}]
     categories = [{"id": 3, "name": "car", "supercategory": "vehicle"}, {"id": 17, "name": "cat"}]
     ids, label_map = read_image_info(image_info(tmp_path, images, categories=categories))
@@ -124,7 +128,7 @@ BAD_LISTS = {
 
 
 @pytest.mark.parametrize("case", BAD_LISTS)
-def test_bad_image_list_is_refused_in_one_line(tmp_path, case):
+def test_bad_image_info_json_is_refused_with_a_one_line_message(tmp_path, case):
     text, message = BAD_LISTS[case]
     path = tmp_path / "info.json"
     if text is not None:

@@ -24,7 +24,7 @@ def clip(tmp_path_factory):
     return path
 
 
-def test_frames_are_read_in_order_as_rgb(clip):
+def test_video_frames_are_read_in_order_as_rgb(clip):
     source = video.open_video(str(clip))
     assert (source.size, source.height, source.width, source.frame_rate) == (5, 64, 96, 10)
     for frame, colour in zip(source.frames(), COLOURS, strict=True):
@@ -40,8 +40,8 @@ def test_written_video_has_the_frames_size_and_rate_of_its_source(clip, tmp_path
         np.testing.assert_allclose(frame.mean((0, 1)), colour, atol=20)
 
 
-@pytest.mark.parametrize("content", [b"", b"no video at all" * 99, "cut"], ids=["empty", "text", "cut"])
-def test_damaged_video_is_refused_with_its_name(clip, tmp_path, content):
+@pytest.mark.parametrize("content", [b"", b"no video at all" * 99, "cut"], ids=["empty", "text", "truncated"])
+def test_damaged_video_is_refused_with_its_file_name(clip, tmp_path, content):
     path = tmp_path / "bad.avi"
     path.write_bytes(clip.read_bytes()[:300] if content == "cut" else content)
     assert "bad.avi is damaged or not a video" in refusal(video.open_video, str(path))

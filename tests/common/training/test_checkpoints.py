@@ -151,11 +151,11 @@ def test_resumed_run_equals_an_uninterrupted_run_bit_for_bit(tmp_path, kind):
     assert_same(resumed.variables(), uninterrupted.variables())
 
 
-def test_find_without_a_checkpoint_returns_none(tmp_path):
+def test_search_for_a_checkpoint_to_resume_returns_none_in_a_new_directory(tmp_path):
     assert Training(tmp_path).resume() is None
 
 
-def test_checkpoint_has_manifest_checksums_and_parts_of_ranks(tmp_path):
+def test_checkpoint_directory_has_a_manifest_correct_sha256_sums_and_the_state_of_rank_0(tmp_path):
     assert Training(tmp_path).save(5)
     directory = tmp_path / "checkpoints" / "00000005"
     subprocess.run(["sha256sum", "--check", "--strict", "SHA256SUMS"], cwd=directory, check=True)
@@ -182,7 +182,9 @@ PRUNING = {
 
 
 @pytest.mark.parametrize(("saved", "remaining"), PRUNING.values(), ids=PRUNING)
-def test_pruning_keeps_the_newest_two_and_the_newest_complete_epoch(tmp_path, saved, remaining):
+def test_pruning_keeps_the_newest_two_checkpoints_and_that_of_the_newest_complete_epoch(
+    tmp_path, saved, remaining
+):
     training = Training(tmp_path)
     for step in saved:
         assert training.save(step)
@@ -191,7 +193,7 @@ def test_pruning_keeps_the_newest_two_and_the_newest_complete_epoch(tmp_path, sa
     assert (again.resume(), again.number) == (saved[-1], np.float32(saved[-1]))
 
 
-def test_run_with_another_seed_resumes_from_the_newest_complete_epoch(tmp_path, capfd):
+def test_run_with_a_changed_flag_resumes_from_the_newest_complete_epoch(tmp_path, capfd):
     training = Training(tmp_path)
     for step in (4, 6, 7):
         assert training.save(step)
@@ -217,7 +219,7 @@ def test_run_with_another_seed_resumes_from_the_newest_complete_epoch(tmp_path, 
     assert (again.restart().resume(), again.number) == (6, 60)
 
 
-def test_run_with_another_seed_and_no_complete_epoch_is_refused(tmp_path):
+def test_run_with_a_changed_flag_and_no_checkpoint_of_a_complete_epoch_is_refused(tmp_path):
     assert Training(tmp_path).save(3)
     with pytest.raises(UserError, match=r"has no undamaged checkpoint from an epoch's end"):
         Training(tmp_path, seed=1).resume()
@@ -268,7 +270,7 @@ def test_damaged_checkpoint_is_skipped_for_the_one_before(tmp_path, capfd, patte
     assert saved_names(tmp_path) == ["00000001", "00000003"]
 
 
-def test_error_with_all_checkpoints_damaged_leaves_variables_unchanged(tmp_path):
+def test_resuming_with_all_checkpoints_damaged_is_refused_and_changes_no_variable(tmp_path):
     training = Training(tmp_path)
     assert training.save(1) and training.save(2)
     for path in (tmp_path / "checkpoints").iterdir():
@@ -283,7 +285,7 @@ def test_error_with_all_checkpoints_damaged_leaves_variables_unchanged(tmp_path)
 
 
 @pytest.mark.parametrize("option", [{"units": 7}, {"kind": "accumulating"}, {"decay": 0.0}], ids=str)
-def test_checkpoint_of_another_model_is_refused(tmp_path, option):
+def test_checkpoint_of_another_model_optimizer_or_ema_setting_is_refused(tmp_path, option):
     assert Training(tmp_path).save(1)
     with pytest.raises(UserError, match="the checkpoint of step 1 does not fit this model"):
         Training(tmp_path, **option).resume()
@@ -303,7 +305,7 @@ def test_checkpoint_of_other_library_versions_is_restored_with_a_warning(tmp_pat
     assert warnings == [f"warning: keras was {versions['keras']} and is now 9.9: results may differ"]
 
 
-def test_state_with_other_fields_is_refused_with_their_names():
+def test_run_state_of_a_checkpoint_with_other_fields_is_refused_with_their_names():
     fields = dataclasses.asdict(RunState()) | {"warmth": 1}
     del fields["best_ap"]
     message = refusal(RunState.from_json, fields, "checkpoint 00000031")
@@ -326,7 +328,9 @@ PLACES = [(owner, name) for owner, names in CALLS.items() for name in names]
     [(2, [(os, "replace"), (os, "fsync"), (shutil, "rmtree")]), (3, PLACES)],
     ids=["step saved before", "new step"],
 )
-def test_io_error_at_any_call_of_a_save_loses_only_that_save(tmp_path, capfd, step, places):
+def test_io_error_at_any_file_call_of_a_checkpoint_save_loses_only_that_checkpoint(
+    tmp_path, capfd, step, places
+):
     failures = 0
     training = Training(tmp_path)
     assert training.save(1) and training.save(2)
@@ -354,13 +358,13 @@ def test_io_error_at_any_call_of_a_save_loses_only_that_save(tmp_path, capfd, st
     assert failures > 3 * len(places)  # of shutil.rmtree, Python 3.11.2 sees one call less than 3.11.7
 
 
-def test_output_dir_that_cannot_be_used_is_a_user_error(tmp_path):
+def test_file_in_place_of_the_checkpoints_directory_is_a_user_error(tmp_path):
     (tmp_path / "checkpoints").write_text("")
     with pytest.raises(UserError, match=r"--output_dir=.*: File exists"):
         Training(tmp_path)
 
 
-def test_saving_keeps_foreign_files_and_removes_unfinished_saves(tmp_path):
+def test_saving_a_checkpoint_keeps_foreign_files_and_removes_unfinished_checkpoints(tmp_path):
     training = Training(tmp_path)
     assert training.save(1)
     directory = tmp_path / "checkpoints"
@@ -408,7 +412,7 @@ def save_on_ranks(directory, world_size, step):
     assert run_on_ranks(world_size, save) == [True] * world_size
 
 
-def test_each_rank_restores_its_statistics_seeds_and_data_position(tmp_path):
+def test_each_rank_restores_its_batch_norm_statistics_seeds_and_data_position(tmp_path):
     save_on_ranks(tmp_path, 3, 2)
     assert len(list((tmp_path / "checkpoints" / "00000002").glob("rank_*"))) == 6
 
@@ -425,8 +429,12 @@ def test_each_rank_restores_its_statistics_seeds_and_data_position(tmp_path):
         assert_same(slots, results[0][1])
 
 
-@pytest.mark.parametrize(("saved_ranks", "resumed_ranks"), [(2, 3), (3, 1)], ids=["more", "fewer"])
-def test_another_number_of_ranks_resumes_from_a_complete_epoch(tmp_path, saved_ranks, resumed_ranks):
+@pytest.mark.parametrize(
+    ("saved_ranks", "resumed_ranks"), [(2, 3), (3, 1)], ids=["more ranks", "fewer ranks"]
+)
+def test_run_resumed_with_another_number_of_ranks_continues_from_a_complete_epoch(
+    tmp_path, saved_ranks, resumed_ranks
+):
     save_on_ranks(tmp_path, saved_ranks, 4)
     save_on_ranks(tmp_path, saved_ranks, 6)
 
@@ -441,7 +449,7 @@ def test_another_number_of_ranks_resumes_from_a_complete_epoch(tmp_path, saved_r
         assert (statistics, averages, number) == ({5}, {50}, rank)
 
 
-def test_failed_save_returns_false_on_all_ranks_and_is_logged_once(tmp_path, capfd):
+def test_failed_checkpoint_save_returns_false_on_all_ranks_and_is_logged_once(tmp_path, capfd):
     save_on_ranks(tmp_path, 2, 1)
 
     def save_twice(ranks):
@@ -493,7 +501,9 @@ def save_until_killed(directory, function, number, pipe):
 
 
 @pytest.mark.parametrize("function", ["replace", pytest.param("fsync", marks=pytest.mark.slow), "rmdir"])
-def test_kill_at_any_call_of_a_save_leaves_a_checkpoint_of_the_step(tmp_path, function):
+def test_kill_at_any_file_call_of_a_checkpoint_save_leaves_an_intact_checkpoint_of_the_step(
+    tmp_path, function
+):
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["tests.common.training.soak_saves"])
     for number in range(20):
@@ -518,13 +528,13 @@ def test_kill_at_any_call_of_a_save_leaves_a_checkpoint_of_the_step(tmp_path, fu
 
 
 @pytest.mark.slow
-def test_kills_at_random_moments_lose_no_finished_save(tmp_path):
+def test_kills_at_random_moments_lose_no_finished_checkpoint(tmp_path):
     lines = soak_saves.kill_saves(tmp_path, rounds=5, seed=1)
     assert sum("killed in a save" in line for line in lines) >= 1
 
 
 @pytest.mark.slow
-def test_disk_that_fills_during_a_save_keeps_earlier_checkpoints(tmp_path):
+def test_disk_that_fills_up_during_a_checkpoint_save_keeps_earlier_checkpoints(tmp_path):
     lines = soak_saves.fill_disks(tmp_path, rounds=5, seed=1)
     if lines is None:
         pytest.skip("this user may not mount a disk in memory")

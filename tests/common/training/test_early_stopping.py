@@ -6,7 +6,7 @@ from common.training.checkpoints import RunState
 from common.training.early_stopping import note_metric, out_of_patience
 
 
-def test_best_metric_is_the_highest_finite_one_on_the_same_data():
+def test_best_ap_is_the_highest_finite_ap_on_the_same_evaluation_data():
     state = RunState()
     metrics = [math.nan, 0.2, 0.2, math.inf, 0.1, math.nan, 0.3]
     assert [note_metric(state, metric) for metric in metrics] == [False, True, *[False] * 4, True]
@@ -26,7 +26,7 @@ PATIENCE = {
 
 
 @pytest.mark.parametrize(("metrics", "patience", "last_epoch"), PATIENCE.values(), ids=PATIENCE)
-def test_patience_ends_a_run_after_that_many_evaluations_without_gain(metrics, patience, last_epoch):
+def test_patience_ends_a_run_after_that_many_evaluations_without_a_better_ap(metrics, patience, last_epoch):
     state = RunState()
     reasons = {}
     for state.epoch, metric in enumerate(metrics, 1):

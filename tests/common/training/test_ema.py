@@ -20,7 +20,7 @@ def values(model):
     return [weight.numpy() for weight in model.weights]
 
 
-def test_averages_equal_the_recurrence_in_numpy():
+def test_ema_weights_equal_the_recurrence_in_numpy():
     model, decay = small_model(), 0.5
     averaged = AveragedWeights(model, decay)
     update = tf.function(averaged.update)
@@ -38,7 +38,7 @@ def test_averages_equal_the_recurrence_in_numpy():
     assert min(np.abs(a - b).max() for a, b in zip(start, expected, strict=True)) > 1e-4
 
 
-def test_averages_of_a_mixed_float16_model_are_float32():
+def test_ema_weights_of_a_mixed_float16_model_are_float32():
     keras.mixed_precision.set_global_policy("mixed_float16")
     try:
         model = small_model()
@@ -53,7 +53,7 @@ def test_averages_of_a_mixed_float16_model_are_float32():
 
 
 @pytest.mark.parametrize("decay", [0.0, 0.9])
-def test_statistics_are_averaged_over_the_ranks_while_swapped_in(decay):
+def test_batch_norm_statistics_are_averaged_over_the_ranks_while_ema_weights_are_swapped_in(decay):
     def assign_random(model, rank, seed):
         """Only the moving statistics differ between the ranks."""
         for index, weight in enumerate(model.weights):
@@ -85,7 +85,7 @@ def test_statistics_are_averaged_over_the_ranks_while_swapped_in(decay):
         assert np.array_equal(a, b) != ("moving" in path)
 
 
-def test_averages_of_returns_averages_in_the_order_of_its_argument():
+def test_ema_values_are_returned_in_the_order_of_the_requested_variables():
     model = small_model()
     averaged = AveragedWeights(model, 0.9)
     assert len(averaged.variables) == len(model.weights) + 1
@@ -99,6 +99,6 @@ def test_averages_of_returns_averages_in_the_order_of_its_argument():
     np.testing.assert_allclose(average_of_mean, 0.9 * index)
 
 
-def test_averages_of_without_averaging_returns_nothing():
+def test_ema_values_are_an_empty_list_if_the_ema_decay_is_0():
     model = small_model()
     assert AveragedWeights(model, 0.0).averages_of(moving_statistics(model)) == []

@@ -28,7 +28,7 @@ def test_make_optimizer_in_float16_wraps_adam_in_a_loss_scale_optimizer():
 
 
 @pytest.mark.parametrize("precision", ["float32", "mixed_float16"])
-def test_last_learning_rate_counts_accumulated_batches(precision):
+def test_reported_learning_rate_advances_with_every_batch_under_gradient_accumulation(precision):
     schedule = keras.optimizers.schedules.PiecewiseConstantDecay([0, 1, 2], [1.0, 0.5, 0.25, 0.125])
     options = {"momentum": 0.9, "clip_norm": 0.0, "accumulate_steps": 2, "precision": precision}
     variable = keras.Variable([1.0])
@@ -57,7 +57,7 @@ OPTIMIZERS = {
 
 @pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
 @pytest.mark.parametrize(("fused", "reference", "options"), OPTIMIZERS.values(), ids=OPTIMIZERS)
-def test_fused_optimizer_takes_the_steps_of_keras(fused, reference, options, compiled):
+def test_fused_optimizer_updates_equal_those_of_the_keras_optimizer(fused, reference, options, compiled):
     schedule = keras.optimizers.schedules.ExponentialDecay(0.1, 3, 0.5)
     results = []
     for optimizer_class in (fused, reference):
@@ -76,7 +76,7 @@ def test_fused_optimizer_takes_the_steps_of_keras(fused, reference, options, com
 
 
 @pytest.mark.parametrize("fused", [FusedSGD, FusedAdam])
-def test_fused_optimizer_in_a_function_traced_twice_makes_two_updates(fused):
+def test_fused_optimizer_in_a_tf_function_traced_twice_makes_one_update_per_call(fused):
     variable = keras.Variable([1.0, 2.0])
     optimizer = fused(0.5, 0.9)
     optimizer.build([variable])

@@ -43,7 +43,7 @@ def test_full_disk_loses_one_weights_file_and_training_continues(tmp_path, monke
     assert weights.read_metadata(tmp_path / weights.LAST) == {"app": "a", "epoch": 1, "step": 5}
 
 
-def test_results_without_a_directory_write_no_files(tmp_path, monkeypatch):
+def test_training_results_without_an_output_directory_write_no_files(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     log = make_results(None)
     log.save_row(1, {"loss": 1.0})
@@ -51,7 +51,7 @@ def test_results_without_a_directory_write_no_files(tmp_path, monkeypatch):
     assert not list(tmp_path.iterdir())
 
 
-def test_value_that_is_not_finite_is_an_empty_cell(tmp_path):
+def test_non_finite_value_is_an_empty_cell_in_results_csv(tmp_path):
     log = make_results(tmp_path)
     log.save_row(1, {"loss": 2.0})
     log.save_row(2, {"loss": math.nan, "AP": 0.25})
@@ -62,7 +62,7 @@ def test_value_that_is_not_finite_is_an_empty_cell(tmp_path):
     assert list((tmp_path / "tensorboard").iterdir())
 
 
-def test_resumed_results_drop_rows_after_the_checkpoint(tmp_path):
+def test_resuming_drops_rows_of_results_csv_that_are_later_than_the_checkpoint(tmp_path):
     log = make_results(tmp_path)
     for epoch in (0.5, 1, 1.5, 2):
         log.save_row(epoch, {"loss": 2.0})
@@ -75,7 +75,7 @@ def test_resumed_results_drop_rows_after_the_checkpoint(tmp_path):
     ]
 
 
-def test_metrics_are_the_last_columns_even_if_the_first_row_has_only_metrics(tmp_path):
+def test_metrics_are_the_last_columns_of_results_csv_even_if_its_first_row_has_only_metrics(tmp_path):
     log = make_results(tmp_path)
     log.save_row(0.5, {"AP": 0.1, "AP50": 0.2})
     log.save_row(1, {"loss": 2.0, "AP": 0.3, "AP50": 0.4})

@@ -168,7 +168,7 @@ def state_of(directory):
 # --- the files and the log of a run ---
 
 
-def test_run_writes_rows_weights_flags_and_checkpoint(tmp_path, capfd):
+def test_training_run_writes_result_rows_weights_flags_and_a_checkpoint(tmp_path, capfd):
     metrics = Session(tmp_path, eval_every=2).train()
     rows = rows_of(tmp_path)
     assert [(row["epoch"], row["step"]) for row in rows] == [("1", "4"), ("2", "8"), ("3", "12")]
@@ -200,7 +200,7 @@ def test_weights_files_hold_the_averaged_weights(tmp_path):
         assert_same(values(session.model), averages)
 
 
-def test_batch_that_is_not_finite_is_skipped_and_training_continues(tmp_path, monkeypatch, capfd):
+def test_batch_with_nan_pixels_is_skipped_and_training_continues(tmp_path, monkeypatch, capfd):
     next_batch = InputFeed.__next__
 
     def poisoned_batch(feed):
@@ -215,7 +215,9 @@ def test_batch_that_is_not_finite_is_skipped_and_training_continues(tmp_path, mo
     assert float(row["skipped_steps"]) == 1 and np.isfinite(float(row["loss"]))
 
 
-def test_compiling_and_scoring_have_a_longer_time_limit(tmp_path, monkeypatch):
+def test_watchdog_allows_more_time_while_the_training_step_compiles_and_metrics_are_computed(
+    tmp_path, monkeypatch
+):
     beats, beat = [], Watchdog.beat
 
     def recorded_beat(watchdog, doing, *, epoch=0, step=0, at_least=0.0):
@@ -239,7 +241,9 @@ def test_compiling_and_scoring_have_a_longer_time_limit(tmp_path, monkeypatch):
 # --- when a run evaluates, and when it ends ---
 
 
-def test_evaluations_by_steps_and_by_epochs_are_rows_of_their_step(tmp_path, monkeypatch, capfd):
+def test_evaluations_by_steps_and_by_epochs_get_result_rows_with_their_step_and_epoch(
+    tmp_path, monkeypatch, capfd
+):
     restarts = []
     monkeypatch.setattr(EpochLog, "restart_clock", lambda log: restarts.append(log))
     Session(tmp_path, eval_every_steps=3, eval_every=2).train()
@@ -251,12 +255,12 @@ def test_evaluations_by_steps_and_by_epochs_are_rows_of_their_step(tmp_path, mon
     assert "step 6: AP" in capfd.readouterr().err
 
 
-def test_evaluations_by_steps_may_end_an_epoch(tmp_path):
+def test_evaluation_by_steps_that_falls_on_the_end_of_an_epoch_is_done(tmp_path):
     Session(tmp_path, eval_every_steps=4, eval_every=0).train()
     assert [row["step"] for row in rows_of(tmp_path) if row["AP"]] == ["4", "8", "12"]
 
 
-def test_run_that_patience_ended_continues_only_with_more_patience(tmp_path, capfd):
+def test_run_ended_by_early_stopping_continues_only_with_more_patience(tmp_path, capfd):
     options = {"epochs": 5, "aps": [0.1, 0.3, 0.2, 0.3, 0.4]}
     Session(tmp_path, **options, patience=2).train()
     assert "ends after epoch 4: 2 evaluations without a better AP than 30.0" in capfd.readouterr().err
@@ -334,7 +338,7 @@ def test_evaluations_within_an_epoch_are_neither_repeated_nor_lost_by_resuming(t
     assert_same_runs(resumed, uninterrupted)
 
 
-def test_run_with_another_freeze_resumes_from_the_last_complete_epoch(tmp_path, capfd):
+def test_run_with_another_freeze_flag_resumes_from_the_last_complete_epoch(tmp_path, capfd):
     flags = {"save_every": 2, "eval_every": 0}
     Session(tmp_path, **flags).train_until(7)
     assert sorted(int(path.name) for path in (tmp_path / "checkpoints").iterdir()) == [4, 6]
@@ -385,7 +389,7 @@ def test_signal_in_an_evaluation_stops_the_run_at_the_next_batch(tmp_path, monke
     assert state_of(tmp_path)["step"] == 4
 
 
-def test_error_of_a_loader_is_explained(tmp_path, monkeypatch):
+def test_loader_error_in_training_is_a_user_error_that_names_the_loader(tmp_path, monkeypatch):
     def damaged_iterator(loader):
         yield tf.ones([2, 3]), {"image_ids": tf.range(2), "boxes": tf.ones([2, 2])}
         raise tf.errors.UnknownError(None, None, "a damaged image")
@@ -409,7 +413,7 @@ def test_missing_output_dir_is_refused():
         start_process(Args())
 
 
-def test_compression_without_horovod_is_refused():
+def test_gradient_compression_without_horovod_is_refused():
     with pytest.raises(UserError, match=r"^--compression=fp16 needs Horovod: add --strategy"):
         start_process(Args(output_dir="x", compression="fp16"))
 

@@ -22,7 +22,7 @@ def claim(path, identity, **flags):
     return run_directory.claim(Args(output_dir=str(path), **flags), Ranks(), identity)
 
 
-def test_directory_of_the_same_run_is_resumed(tmp_path):
+def test_output_dir_of_the_same_run_is_resumed(tmp_path):
     path = tmp_path / "runs" / "mine"
     assert not check(path, IDENTITY)
     assert not (path / "run.json").exists()
@@ -38,7 +38,7 @@ def test_directory_of_the_same_run_is_resumed(tmp_path):
 # --- what may differ between two sessions of a run ---
 
 
-def test_directory_of_another_run_is_refused_with_the_differences(tmp_path):
+def test_output_dir_of_another_run_is_refused_with_the_differences(tmp_path):
     claim(tmp_path, IDENTITY)
     other = {"app": "efficientdet", "config": {"image_size": [640, 512], "momentum": 0.9}, "batch_size": 8}
     message = refusal(check, tmp_path, Identity(other))
@@ -51,7 +51,7 @@ def test_directory_of_another_run_is_refused_with_the_differences(tmp_path):
     assert message == f"{holds}or give --overwrite to start anew"
 
 
-def test_long_values_that_differ_are_named_without_their_values(tmp_path):
+def test_refusal_of_another_run_does_not_quote_values_that_are_too_long(tmp_path):
     claim(tmp_path, Identity({"data": "864dbb" * 11, "seed": 1}))
     message = refusal(check, tmp_path, Identity({"data": "241152" * 11, "seed": 1}))
     assert "holds another run: data is not the same. Choose" in message
@@ -63,7 +63,7 @@ FOUR_REPLICAS = {"seed": 0, "num_replicas": 4, "num_ranks": 2, "steps_per_epoch"
 
 
 @pytest.mark.parametrize("values", [ONE_RANK, FOUR_REPLICAS], ids=["one rank", "four replicas"])
-def test_another_number_of_replicas_is_the_same_run(tmp_path, values):
+def test_output_dir_of_a_run_with_another_number_of_replicas_is_accepted(tmp_path, values):
     claim(tmp_path, Identity(TWO_RANKS))
     check(tmp_path, Identity(values))
 
@@ -75,12 +75,14 @@ OTHER_RUNS = {
 
 
 @pytest.mark.parametrize(("values", "difference"), OTHER_RUNS.values(), ids=OTHER_RUNS)
-def test_another_seed_or_another_epoch_length_alone_is_another_run(tmp_path, values, difference):
+def test_output_dir_of_a_run_with_another_seed_or_only_another_epoch_length_is_refused(
+    tmp_path, values, difference
+):
     claim(tmp_path, Identity(TWO_RANKS))
     assert f"holds another run: {difference}. Choose" in refusal(check, tmp_path, Identity(values))
 
 
-def test_ranks_with_other_flags_or_data_are_refused(tmp_path):
+def test_ranks_with_different_flags_or_data_are_refused(tmp_path):
     def work(ranks):
         data = {"data": f"of rank {ranks.rank}", "seed": 1}
         return refusal(check, tmp_path, Identity(data, of_all_ranks={"patience": ranks.rank}), ranks)
@@ -108,7 +110,7 @@ def identity_of(config):
 
 
 @pytest.mark.parametrize("config", [LaterConfig(8), LaterConfig(8, epochs=3), Config(8, epochs=3)], ids=str)
-def test_new_config_field_with_its_default_is_the_same_run(tmp_path, config):
+def test_output_dir_of_an_older_run_is_accepted_if_new_config_fields_have_their_defaults(tmp_path, config):
     claim(tmp_path, identity_of(Config(8)))
     check(tmp_path, identity_of(config))
 
@@ -121,16 +123,16 @@ CHANGED_CONFIGS = {
 
 
 @pytest.mark.parametrize(("config", "difference"), CHANGED_CONFIGS.items(), ids=CHANGED_CONFIGS.values())
-def test_changed_config_field_is_another_run(tmp_path, config, difference):
+def test_output_dir_of_a_run_with_a_changed_config_field_is_refused(tmp_path, config, difference):
     claim(tmp_path, identity_of(Config(8)))
     assert difference in refusal(check, tmp_path, identity_of(config))
 
 
-def test_config_field_that_may_change_is_still_equal_on_all_ranks():
+def test_config_field_that_may_change_between_sessions_must_be_equal_on_all_ranks():
     assert identity_of(Config(8, epochs=3)).of_all_ranks["config"]["epochs"] == 3
 
 
-def test_run_json_without_the_flag_freeze_batch_norm_is_the_same_run(tmp_path):
+def test_run_json_of_an_older_version_without_the_flag_freeze_batch_norm_is_accepted(tmp_path):
     """Earlier versions did not have this flag."""
     claim(tmp_path, identity_of(Config(8)))
     older = json.loads((tmp_path / "run.json").read_text())
@@ -153,7 +155,7 @@ def test_output_dir_that_is_a_file_is_refused(tmp_path):
     assert message == f"--output_dir={tmp_path / 'file'}: File exists"
 
 
-def test_directory_with_foreign_files_is_refused_without_overwrite(tmp_path):
+def test_output_dir_with_foreign_files_is_refused_without_overwrite(tmp_path):
     (tmp_path / "thesis.tex").touch()
     assert "holds files (thesis.tex), but no run" in refusal(check, tmp_path, IDENTITY)
 

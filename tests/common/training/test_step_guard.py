@@ -81,7 +81,7 @@ BAD_STEPS = {
 
 @pytest.mark.usefixtures("branch")
 @pytest.mark.parametrize(("options", "accumulate_steps"), BAD_STEPS.values(), ids=BAD_STEPS)
-def test_step_that_is_not_finite_changes_no_variable(options, accumulate_steps):
+def test_training_step_with_a_non_finite_loss_or_gradient_changes_no_variable(options, accumulate_steps):
     training = Training(accumulate_steps=accumulate_steps)
     for _ in range(3):
         assert training.step().finite
@@ -97,7 +97,7 @@ def test_step_that_is_not_finite_changes_no_variable(options, accumulate_steps):
 
 
 @pytest.mark.usefixtures("branch")
-def test_finite_guarded_step_equals_a_plain_step():
+def test_guarded_training_step_with_finite_values_equals_a_plain_step():
     training, plain = Training(), Training()
     for _ in range(4):
         result = training.step()
@@ -138,7 +138,7 @@ def test_loss_scale_below_the_minimum_is_refused():
         guard.check_weights(training.model, training.optimizer, 11)
 
 
-def test_weight_that_is_not_finite_is_named():
+def test_non_finite_weight_is_an_error_that_names_the_weight():
     training, guard = Training(), step_guard.StepGuard(Ranks(), limit=2)
     guard.check_weights(training.model, training.optimizer, 7)
     training.model.get_layer("bn").moving_variance.assign([1.0, np.inf, 1.0, 1.0])
@@ -173,7 +173,7 @@ class Rank0OfTwo(Ranks):
 
 
 @pytest.mark.parametrize(("rank", "ids"), [(0, "10, 11, 12, 13"), (1, "77, 78")])
-def test_rank_whose_loss_is_not_finite_is_named(capsys, rank, ids):
+def test_log_of_a_skipped_step_names_the_rank_with_the_non_finite_loss_and_its_images(capsys, rank, ids):
     guard = step_guard.StepGuard(Rank0OfTwo(rank == 0), limit=5)
     no, local_finite = tf.constant(False), tf.constant([rank == 1])
     _, targets = batch()

@@ -98,7 +98,7 @@ class RankProcesses:
         return f"rank {rank} ({os.uname().nodename}, pid {self.processes[rank].pid})"
 
 
-def test_hanging_process_ends_with_its_stack_and_one_line(tmp_path):
+def test_hanging_process_is_ended_with_a_stack_trace_and_a_one_line_error_message(tmp_path):
     with RankProcesses(tmp_path, "hang") as ranks:
         start = time.monotonic()
         code, stderr = ranks.wait(0)
@@ -115,7 +115,7 @@ def test_process_within_its_time_limit_is_not_ended(tmp_path, act):
         assert ranks.wait(0) == (0, "")
 
 
-def test_time_in_which_a_process_is_suspended_does_not_count(tmp_path):
+def test_time_in_which_a_process_is_suspended_does_not_count_towards_the_step_timeout(tmp_path):
     with RankProcesses(tmp_path, "regular beats") as ranks:
         ranks.processes[0].send_signal(signal.SIGSTOP)
         time.sleep(2 * TIMEOUT)
@@ -123,7 +123,7 @@ def test_time_in_which_a_process_is_suspended_does_not_count(tmp_path):
         assert ranks.wait(0) == (0, "")
 
 
-def test_stopped_rank_is_killed_by_the_rank_that_waits_for_it(tmp_path):
+def test_rank_suspended_by_sigstop_is_killed_by_the_rank_that_waits_for_it(tmp_path):
     with RankProcesses(tmp_path, "hang", "hang") as ranks:
         ranks.processes[1].send_signal(signal.SIGSTOP)
         code, stderr = ranks.wait(0)
@@ -141,7 +141,7 @@ FAILURES = [
 
 
 @pytest.mark.parametrize(("act", "act_of_rank_1", "message"), FAILURES, ids=[act for act, *_ in FAILURES])
-def test_rank_that_fails_alone_ends_without_waiting_for_rank_1(tmp_path, act, act_of_rank_1, message):
+def test_rank_0_that_fails_alone_ends_without_waiting_for_rank_1(tmp_path, act, act_of_rank_1, message):
     with RankProcesses(tmp_path, act, act_of_rank_1) as ranks:
         code, stderr = ranks.wait(0)
         assert ranks.wait(1) == (0, "")
@@ -150,12 +150,12 @@ def test_rank_that_fails_alone_ends_without_waiting_for_rank_1(tmp_path, act, ac
     assert ("Traceback" in stderr) == (act == "bug")
 
 
-def test_stop_of_all_ranks_propagates_on_each_rank(tmp_path):
+def test_stop_raised_on_all_ranks_ends_each_rank_with_its_own_message_and_exit_code(tmp_path):
     with RankProcesses(tmp_path, "stop of all ranks", "stop of all ranks") as ranks:
         assert ranks.wait(0) == ranks.wait(1) == (75, "saved\n")
 
 
-def test_error_of_a_single_process_propagates(tmp_path):
+def test_user_error_of_a_single_process_ends_it_with_its_own_message(tmp_path):
     with RankProcesses(tmp_path, "user error") as ranks:
         assert ranks.wait(0) == (1, "error: the disk is full\n")
 
@@ -164,7 +164,7 @@ def test_error_of_a_single_process_propagates(tmp_path):
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_signal_requests_a_stop_and_a_second_sigint_interrupts(number, capfd):
+def test_first_signal_requests_a_stop_after_the_step_and_a_second_sigint_interrupts(number, capfd):
     before = signal.getsignal(number)
     with StopSignals() as signals:
         assert signals.received is None
