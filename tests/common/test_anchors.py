@@ -40,7 +40,7 @@ ANCHORS = {
 
 
 @pytest.mark.parametrize("arguments", ANCHORS.values(), ids=ANCHORS)
-def test_anchors_equal_brute_force_in_order(arguments):
+def test_anchors_equal_loops_over_levels_cells_scales_and_ratios_in_that_order(arguments):
     anchors = Anchors(*arguments)
     expected = brute_force(*arguments)
     assert anchors.boxes.dtype == anchors.boxes_normalized.dtype == np.float32
@@ -76,7 +76,7 @@ IMPOSSIBLE += [("image_size", (512,)), ("image_size", (512, 0))]
 @pytest.mark.parametrize(
     ("field", "value"), IMPOSSIBLE, ids=[f"{field}={value}" for field, value in IMPOSSIBLE]
 )
-def test_impossible_anchor_setting_is_refused(field, value):
+def test_invalid_anchor_setting_is_refused(field, value):
     anchors = Anchors(3, 7, 3, RATIOS, 4.0, (512, 512))
     message = "need 0 <= min_level <= max_level, and all other numbers above 0"
     with pytest.raises(ValueError, match=message):

@@ -127,8 +127,8 @@ def assert_close(one, other, tolerance=1e-6):
 # --- encoding ---
 
 
-@pytest.mark.parametrize("anchors", [ODD, D7X], ids=["odd", "d7x"])
-def test_anchor_targets_of_dali_and_tensorflow_equal_the_rule_in_numpy(anchors):
+@pytest.mark.parametrize("anchors", [ODD, D7X], ids=["odd image sides", "anchors of d7x"])
+def test_anchor_targets_of_dali_and_tensorflow_equal_the_matching_rule_in_numpy(anchors):
     rng = np.random.default_rng(0)
     images = hard_images(rng, anchors)
     labels = random_labels(rng, images)
@@ -158,7 +158,7 @@ def test_anchor_targets_of_dali_and_tensorflow_equal_the_rule_in_numpy(anchors):
         np.testing.assert_array_equal(encoded.classes[len(boxes) :], -1)
 
 
-@pytest.mark.parametrize("anchors", [WIDE, SPARSE], ids=["wide", "sparse"])
+@pytest.mark.parametrize("anchors", [WIDE, SPARSE], ids=["wide image", "sparse anchors"])
 def test_anchors_with_equal_ious_get_equal_targets_from_dali_and_tensorflow(anchors):
     rng = np.random.default_rng(12)
     images = [boxes for boxes in hard_images(rng, anchors) if not len(boxes) or boxes.max() <= 1]
@@ -170,7 +170,7 @@ def test_anchors_with_equal_ious_get_equal_targets_from_dali_and_tensorflow(anch
 
 
 @pytest.mark.parametrize("run", [encode, encode_tf], ids=["dali", "tensorflow"])
-def test_anchor_with_iou_of_exactly_one_half_is_background(run):
+def test_anchor_with_iou_of_exactly_one_half_is_background_unless_it_is_the_best_of_its_box(run):
     squares = Anchors(3, 3, 1, [1.0], 4.0, (128, 128))  # anchors of 32 pixels, every 8 pixels
     # Five anchors have an IoU of exactly 1/2 with the first box. Only the last of the five is positive.
     half = np.float32([[44, 36, 76, 100]]) / 128

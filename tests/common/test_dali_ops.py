@@ -57,7 +57,9 @@ def read_ids(source, num_shards, count, batch_size, **options):
 
 @pytest.mark.parametrize("kind", ["coco", "images", "tfrecord"])
 @pytest.mark.parametrize(("num_shards", "size"), [(1, 1), (3, 3), (5, 14)])
-def test_ranks_share_the_images_of_each_epoch(numbered, kind, num_shards, size):
+def test_ranks_together_read_every_image_of_each_epoch_and_no_two_ranks_the_same_image(
+    numbered, kind, num_shards, size
+):
     source = first_images(numbered[0], size, kind, numbered[1])
     image_ids = sorted(source.annotations.image_ids)
 
@@ -118,7 +120,7 @@ def test_box_without_area_or_finite_sides_is_dropped(run, select):
 
 
 @SELECT
-def test_box_below_the_smallest_height_or_width_is_dropped(run, select):
+def test_box_below_the_minimum_height_or_width_is_dropped(run, select):
     boxes = np.float32([[0, 0, 0.25, 0.5], [0, 0, 0.125, 0.5], [0, 0, 0.25, 0.25], [0.5, 0.5, 0.75, 1]])
     labels = np.int32([1, 2, 3, 4])
     ((large, labels, lost),) = run(lambda b, n: select(b, n, (0.5, 0.25), ALL), [boxes], [labels])
@@ -129,7 +131,7 @@ def test_box_below_the_smallest_height_or_width_is_dropped(run, select):
 
 @SELECT
 @pytest.mark.parametrize("count", [1, 100])
-def test_largest_boxes_stay_in_their_order_and_the_first_of_equal_ones(run, select, count):
+def test_box_limit_keeps_the_largest_boxes_in_input_order_and_of_equal_boxes_the_first(run, select, count):
     rng = np.random.default_rng(3)
     images = [random_boxes(rng, n) for n in (500, 101, 100, 99, 1)]
     images += [NO_BOXES, np.repeat(random_boxes(rng, 1), 150, axis=0), grid_boxes(rng, 300)]
@@ -144,13 +146,13 @@ def test_largest_boxes_stay_in_their_order_and_the_first_of_equal_ones(run, sele
         assert lost.tolist() == [0, len(has_area) - len(expected)]
 
 
-def test_dali_without_a_limit_keeps_all_boxes():
+def test_dali_box_selection_without_a_limit_keeps_all_boxes():
     boxes = random_boxes(np.random.default_rng(3), 300)
     ((selected, *_),) = run_graph(dali_ops.select_boxes, [boxes], [np.ones(300, np.int32)])
     np.testing.assert_array_equal(selected, boxes)
 
 
-def test_dali_selects_correctly_in_batches_of_images_with_at_most_one_box_left():
+def test_dali_box_selection_equals_numpy_if_each_image_keeps_at_most_one_box():
     """DALI 2.4 reads wrong memory if it compares arrays of certain shapes in one batch."""
     random = np.random.default_rng(0)
     batches = [[random_boxes(random, n) for n in random.integers(0, 4, 4)] for _ in range(60)]

@@ -24,7 +24,7 @@ PROGRAMS = {
 
 
 @pytest.mark.parametrize(("body", "arguments", "code", "stderr"), PROGRAMS.values(), ids=PROGRAMS)
-def test_end_of_program_sets_exit_code_and_message(body, arguments, code, stderr):
+def test_each_way_to_end_a_program_gives_its_exit_code_and_message(body, arguments, code, stderr):
     program = f"from common import errors\ndef main():\n    {body}\nerrors.run(main)"
     command = [sys.executable, "-c", program, *arguments]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
@@ -41,7 +41,7 @@ def test_error_of_unknown_name_suggests_only_a_similar_name(name, hint):
     assert message == f"unknown model {name!r}:{hint} Known: yolov4, efficientdet-d0"
 
 
-def test_interrupt_during_imports_prints_one_line():
+def test_interrupt_during_imports_prints_a_one_line_message():
     program = "from common import errors\nerrors.parse_flags()\nraise KeyboardInterrupt"
     done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 130

@@ -69,7 +69,7 @@ def test_mode_of_new_file_follows_the_umask(tmp_path):
     assert (tmp_path / "x").stat().st_mode == (tmp_path / "plain").stat().st_mode
 
 
-def test_remove_unfinished_removes_only_temporary_files(tmp_path):
+def test_cleanup_of_unfinished_writes_removes_only_temporary_files(tmp_path):
     (tmp_path / "x").write_text("finished")
     (tmp_path / f"{files.TEMPORARY}2-d").mkdir()
     (tmp_path / f"{files.TEMPORARY}2-d" / "a").write_text("half")

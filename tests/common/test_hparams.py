@@ -81,7 +81,7 @@ def test_wrong_hparams_yaml_is_refused(tmp_path, text, message):
     assert message in refusal(override, Config(), str(tmp_path / "h.yaml"))
 
 
-def test_marked_config_fields_are_listed_by_mark_and_their_values_are_checked():
+def test_config_fields_are_listed_by_their_type_annotation_and_their_values_are_validated():
     @dataclasses.dataclass(frozen=True)
     class Marked:
         rate: Share = 0.5

@@ -176,14 +176,14 @@ def test_frozen_batch_norm_is_in_inference_mode(training):
 
 
 @pytest.mark.parametrize("options", [{"axis": 1}, {"scale": False}, {"center": False}, {"renorm": True}])
-def test_batch_norm_with_option_that_the_kernel_lacks_equals_keras(options):
+def test_batch_norm_with_an_option_that_the_fused_kernel_lacks_equals_keras(options):
     images = make_images((2, CHANNELS, 3, 4) if "axis" in options else (2, 3, 4, CHANNELS))
     norms = keras.layers.BatchNormalization(**options), BatchNormalization(**options)
     expected, actual = (norm(images, training=True) for norm in norms)
     np.testing.assert_array_equal(actual, expected)
 
 
-def test_weights_of_keras_batch_norm_load_into_ours(tmp_path):
+def test_weights_of_keras_batch_norm_load_into_the_project_batch_norm_layer(tmp_path):
     images = keras.Input((4, 4, CHANNELS))
     reference, _ = make_pair()
     keras.Model(images, reference(images)).save_weights(tmp_path / "keras.weights.h5")

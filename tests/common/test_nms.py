@@ -123,7 +123,7 @@ def test_nms_drops_box_only_above_the_iou_threshold(beta):
 
 
 @pytest.mark.parametrize(("method", "overlap"), [("hard", 9 / 16), ("diou", 9 / 16 - 1 / 64)])
-def test_boxes_are_clipped_to_eight_image_sides_before_nms(method, overlap):
+def test_boxes_that_reach_beyond_eight_image_sides_are_clipped_there_before_nms(method, overlap):
     """The clipped boxes have 16 x 16 and 12 x 12 image sides."""
     candidates = np.float32([[[-99, -99, 99, 99], [-4, -4, 99, 99]]]), np.float32([[0.9, 0.8]]), [[0, 0]]
     for threshold, count in ((overlap - 1e-6, 1), (overlap + 1e-6, 2)):
@@ -136,7 +136,7 @@ def test_unknown_nms_method_is_refused():
 
 
 @pytest.mark.parametrize("count", [1, 37, 700, 5000])
-def test_top_candidates_of_levels_equal_top_k_over_all_scores(count):
+def test_top_nms_candidates_of_all_levels_equal_top_k_over_all_scores(count):
     scores = np.round(np.random.default_rng(1).normal(0, 2, (2, 400, 7))).astype(np.float32)
     levels = np.split(scores, np.cumsum([250, 100, 45, 1]), axis=1)
     specs = [tf.TensorSpec((None, None, 7))] * len(levels)
@@ -150,7 +150,7 @@ def test_top_candidates_of_levels_equal_top_k_over_all_scores(count):
 
 
 @pytest.mark.parametrize("dtype", [np.float16, np.float32])
-def test_top_rows_chooses_scores_that_are_not_finite_last(dtype):
+def test_non_finite_scores_are_chosen_last_as_nms_candidates(dtype):
     maxima = np.array([[np.nan, 3, np.inf, 1, 5, -np.inf, 2]], dtype)
     for count, expected in ((3, [1, 4, 6]), (4, [1, 3, 4, 6]), (99, np.arange(7))):
         np.testing.assert_array_equal(nms.top_rows(tf.constant(maxima), count), [expected])

@@ -103,13 +103,13 @@ JSON_CONTENTS = {
 
 
 @pytest.mark.parametrize(("kind", "change", "text"), JSON_CONTENTS.values(), ids=JSON_CONTENTS)
-def test_json_in_another_encoding_is_reported(data, kind, change, text):
+def test_json_that_is_gzip_an_lfs_pointer_or_utf_16_is_reported(data, kind, change, text):
     data.write()
     data.json_path.write_bytes(change(data.json_path.read_bytes()))
     assert_reported(kind, issues_of(data), text)
 
 
-def test_pipe_as_json_is_refused_without_reading(data):
+def test_named_pipe_in_place_of_the_json_is_refused_without_reading_it(data):
     os.mkfifo(data.json_path)
     assert_reported("file-unreadable", issues_of(data), "it is a pipe")
 
@@ -130,7 +130,7 @@ JSON_ENTRIES = {
 
 
 @pytest.mark.parametrize(("kind", "key", "changes", "text"), JSON_ENTRIES.values(), ids=JSON_ENTRIES)
-def test_wrong_entry_of_a_json_is_reported(data, kind, key, changes, text):
+def test_wrong_entry_of_a_coco_json_is_reported(data, kind, key, changes, text):
     data.document[key][1] |= changes
     data.write()
     assert_reported(kind, issues_of(data), text)
@@ -224,7 +224,9 @@ def offenders_of(directory, json_name="instances.json"):
     return {issue.kind: issue.offenders for issue in source.annotations.issues}
 
 
-def test_real_data_have_no_issues_but_outside_and_empty_boxes(coco128, bccd):
+def test_check_of_real_data_reports_only_crowds_images_without_boxes_and_boxes_outside_or_empty(
+    coco128, bccd
+):
     allowed = {"crowd", "image-without-boxes", "box-outside", "box-empty"}
     bccd_files = [f"instances_{split}.json" for split in ("train", "val", "test")]
     reports = [offenders_of(coco128), *(offenders_of(bccd, name) for name in bccd_files)]
@@ -234,12 +236,12 @@ def test_real_data_have_no_issues_but_outside_and_empty_boxes(coco128, bccd):
     assert all("0.0] in " in text or ", 0.0, " in text for text in empty_boxes)
 
 
-def test_synthetic_data_have_no_issues_but_crowds_and_empty_images(tmp_path):
+def test_check_of_synthetic_data_reports_only_crowds_and_images_without_boxes(tmp_path):
     draw_dataset(tmp_path, num_images=20, seed=0)
     assert offenders_of(tmp_path).keys() <= {"crowd", "image-without-boxes"}
 
 
-def test_data_without_faults_have_no_issues(data, shards):
+def test_check_of_valid_coco_and_tfrecord_data_reports_no_issue(data, shards):
     records = open_source(file_pattern=f"{shards}/train-*.tfrecord", policy=DECODE)
     for source in (open_data(data, DECODE), records):
         assert source.size == 6 and not list(source.annotations.issues)

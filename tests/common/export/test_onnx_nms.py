@@ -105,7 +105,7 @@ def test_onnx_nms_of_batch_with_empty_sparse_and_nonfinite_candidates_equals_loo
     _assert_detections(results, raw)
 
 
-def test_efficientnms_trt_node_has_the_attributes_and_place_that_tensorrt_needs():
+def test_efficientnms_trt_node_has_the_attributes_and_graph_position_that_tensorrt_needs():
     parts = onnx_nms.efficientnms_trt(_parts(), RAW)
     model = onnx_graphs.join(parts, ["raw_0", "image_sizes"], onnx_nms.OUTPUTS)
     (node,) = [node for node in model.graph.node if node.op_type == "EfficientNMS_TRT"]

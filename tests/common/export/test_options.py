@@ -69,7 +69,9 @@ def test_error_of_missing_tensorrt_shows_the_trtexec_command(monkeypatch):
     assert message.endswith(f": {command} {bounds}")
 
 
-def test_onnx_runtime_uses_a_gpu_if_it_can_and_else_names_the_missing_package(monkeypatch, capsys):
+def test_onnx_runtime_uses_the_gpu_if_its_package_supports_it_and_else_names_the_missing_package(
+    monkeypatch, capsys
+):
     known = ["TensorrtExecutionProvider", "CUDAExecutionProvider", "CPUExecutionProvider"]
     session = mock.Mock(**{"return_value.get_outputs.return_value": [], "return_value.get_providers": list})
     monkeypatch.setattr(tf.config, "list_physical_devices", lambda kind: [kind])
@@ -115,7 +117,7 @@ def test_difference_of_detections_ignores_order_and_ties_at_max_detections(
     assert result == pytest.approx(expected, abs=1e-6)
 
 
-def test_drawn_verification_images_differ_but_are_equal_in_each_call(tmp_path):
+def test_synthetic_verification_images_differ_from_each_other_and_are_the_same_in_each_call(tmp_path):
     first, second = tmp_path / "first", tmp_path / "second"
     contents = []
     for directory in (first, second):

@@ -78,7 +78,7 @@ def test_int8_convolutions_that_share_a_bias_are_near_float32():
     assert np.abs(exact - result).mean() < 0.1 * np.abs(exact).mean()
 
 
-def test_int8_for_tensorrt_has_zero_points_of_zero_and_no_int32(network):
+def test_int8_model_for_tensorrt_quantizes_no_bias_and_has_only_zero_points_of_0(network):
     """TensorRT refuses ranges between a convolution and its activation."""
     graph = quantization.to_int8(network, iter([_images(0)]), tensorrt=True).graph
     values = {tensor.name: onnx.numpy_helper.to_array(tensor) for tensor in graph.initializer}

@@ -36,7 +36,7 @@ def label_map(*names):
 
 
 @pytest.mark.parametrize("first", [0, 5])
-def test_class_values_are_copied_by_class_name(first):
+def test_fine_tuning_copies_the_head_weights_of_each_class_by_class_name(first):
     """`first` is the number of values per anchor that precede the class values."""
     model, source = make_model(2 * (first + 3)), values_of(make_model(2 * (first + 4)))
     before, rows = values_of(model), ClassRows(PATHS, 2, 2, first)
@@ -55,7 +55,7 @@ def test_class_values_are_copied_by_class_name(first):
     assert str(report) == "run: 4 of 4 weights taken, new classes: new"
 
 
-def test_class_values_of_another_number_of_anchors_are_not_copied():
+def test_fine_tuning_copies_no_head_weights_if_the_number_of_anchors_differs():
     model, source = make_model(6), values_of(make_model(6))
     for weight in model.weights:
         weight.assign(weight + 1)
@@ -83,7 +83,7 @@ def test_weights_with_other_shape_or_missing_in_source_keep_initial_values():
 
 
 @pytest.mark.parametrize("names", [[], ["body/bias"]], ids=["no-weight", "one-weight"])
-def test_source_with_too_few_weights_of_the_model_is_refused(names):
+def test_weights_file_with_too_few_weights_of_the_model_is_refused_for_fine_tuning(names):
     model, source = make_model(3), {"other": np.zeros(3)} | {name: np.zeros(6) for name in names}
     before = values_of(model)
     message = rf"^mine\.h5: only {len(names)} of the 4 weights of small are in this"

@@ -101,14 +101,14 @@ def test_metadata_mismatch_is_reported_with_both_values(metadata):
     ]
 
 
-def test_field_that_only_one_version_saves_is_no_metadata_mismatch(metadata):
+def test_metadata_field_that_only_one_version_saves_is_not_reported_as_mismatch(metadata):
     old = {name: metadata[name] for name in ("app", "num_classes", "label_map")}
     old["config"] = {name: value for name, value in metadata["config"].items() if name != "nms_iou"}
     assert differences(old, metadata) == differences(metadata, old) == []
 
 
 @pytest.mark.skipif(not shutil.which("git"), reason="git is not installed")
-def test_commit_is_that_of_the_project_tree_and_not_of_an_outer_repository(tmp_path, monkeypatch):
+def test_git_commit_in_metadata_is_that_of_the_project_and_not_of_an_outer_repository(tmp_path, monkeypatch):
     outer, inner, worktree = tmp_path / "outer", tmp_path / "outer" / "project", tmp_path / "worktree"
     inner.mkdir(parents=True)
     (outer / "file").touch()

@@ -15,7 +15,7 @@ def path(tmp_path):
     return tmp_path / "m.weights.h5"
 
 
-def test_saved_weights_and_metadata_are_loaded_by_us_and_by_keras(path):
+def test_saved_weights_are_loaded_with_their_metadata_and_also_by_plain_keras(path):
     metadata = {"label_map": {"names": ["Ärger", "x"]}, "config": [1, 2.5, None], "long": "z" * 200_000}
     model, other = make_model(), make_model(seed=1)
     weights.save(model, path, metadata)
