@@ -99,7 +99,9 @@ LABEL_MAPS = {
 
 
 @pytest.mark.parametrize(("label_map", "rows"), LABEL_MAPS.values(), ids=LABEL_MAPS)
-def test_class_rows_are_copied_by_class_name(random_d0, files, automl_variables, label_map, rows):
+def test_init_from_copies_class_outputs_of_an_automl_file_by_class_name(
+    random_d0, files, automl_variables, label_map, rows
+):
     before = weight_values(random_d0)
     report = init_from(random_d0, label_map, str(files["h5"]))
     after = weight_values(random_d0)
@@ -115,7 +117,7 @@ def test_class_rows_are_copied_by_class_name(random_d0, files, automl_variables,
     assert len(report.new_classes) == rows.count(None)
 
 
-def test_unknown_class_names_leave_only_the_class_outputs_unchanged(random_d0, files):
+def test_init_from_with_unknown_class_names_loads_all_weights_except_class_outputs(random_d0, files):
     before = weight_values(random_d0)
     report = init_from(random_d0, LabelMap((1, 2, 3), ("a", "b", "c")), str(files["checkpoint"]))
     assert report.initial == tuple(PREDICT)
@@ -134,7 +136,9 @@ def test_automl_file_with_fewer_anchors_leaves_class_and_box_outputs_initial(
     assert set(report.initial) == outputs.keys()
 
 
-def test_automl_file_with_three_unnamed_classes_is_loaded_by_row_only(random_d0, automl_variables, tmp_path):
+def test_three_classes_without_names_in_an_automl_file_are_matched_only_by_row_number(
+    random_d0, automl_variables, tmp_path
+):
     three = {name: automl_variables[name][..., :27] for name in PREDICT.values()}
     file = write_h5(tmp_path / "three.h5", automl_variables | three)
     assert init_from(random_d0, PETS, str(file)).new_classes == PETS.names
@@ -173,14 +177,14 @@ def test_automl_file_of_another_model_is_refused_with_the_first_difference(rando
 
 
 @pytest.mark.parametrize(("head", "size"), [("class", 811), ("class", 0), ("box", 37), ("box", 0)])
-def test_class_outputs_that_do_not_match_box_outputs_are_refused(files, head, size):
+def test_automl_file_whose_class_outputs_do_not_match_its_box_outputs_is_refused(files, head, size):
     file, sizes = open_weights(files["h5"]), {"class": 810, "box": 36} | {head: size}
     shapes = file.shapes | {f"{head}_net/{head}-predict/bias": (size,)}
     message = f"{sizes['class']} class outputs do not match {sizes['box']} box outputs"
     assert message in refusal(count_outputs, file._replace(shapes=shapes))
 
 
-def test_damaged_h5_file_is_refused_in_one_line(random_d0, files, tmp_path):
+def test_damaged_automl_h5_file_is_refused_in_one_line(random_d0, files, tmp_path):
     content = files["h5"].read_bytes()
     damaged = [content[:size] for size in (0, 100, 5_000, len(content) // 2, len(content) - 1)]
     damaged += [b"<html>404</html>", content[:8] + bytes(2_000) + content[2_008:]]
@@ -197,7 +201,9 @@ BAD_NUMBERS = [
 
 
 @pytest.mark.parametrize(("name", "value", "problem"), BAD_NUMBERS, ids=["nan", "negative_variance"])
-def test_impossible_number_is_reported_as_damage(random_d0, automl_variables, tmp_path, name, value, problem):
+def test_nan_or_negative_variance_in_a_weights_file_is_reported_as_damage(
+    random_d0, automl_variables, tmp_path, name, value, problem
+):
     values = automl_variables[name].copy()
     values.flat[3] = value
     file = write_h5(tmp_path / "odd.h5", automl_variables | {name: values})
@@ -221,7 +227,9 @@ DAMAGE = {
 
 
 @pytest.mark.parametrize(("name", "change", "path", "message"), DAMAGE.values(), ids=DAMAGE)
-def test_damaged_checkpoint_is_refused_in_one_line(random_d0, files, tmp_path, name, change, path, message):
+def test_damaged_automl_checkpoint_is_refused_in_one_line(
+    random_d0, files, tmp_path, name, change, path, message
+):
     directory = shutil.copytree(files["directory"], tmp_path / "copy")
     if change:
         (directory / name).write_bytes(change((directory / name).read_bytes()))

@@ -38,7 +38,7 @@ def test_run_of_an_earlier_version_resumes_only_with_the_default_of_a_new_field(
         assert identity.differences(identity.values | {"config": without}) == differences
 
 
-def test_loader_and_detection_fields_are_those_of_their_sections():
+def test_loader_fields_and_detection_fields_begin_and_end_with_their_section_of_the_config():
     assert (LOADER_FIELDS[0], LOADER_FIELDS[-1]) == ("augmentation", "max_instances")
     assert (DETECTION_FIELDS[0], DETECTION_FIELDS[-1]) == ("nms_method", "max_detections")
 

@@ -111,7 +111,7 @@ def test_replicas_divide_the_loss_by_their_common_number_of_positives():
     np.testing.assert_allclose(two_replicas, one_replica * 4 / 5.5, rtol=1e-5)
 
 
-def test_retinanet_loss_equals_odtks_with_one_more_positive():
+def test_retinanet_loss_equals_odtks_sum_divided_by_the_number_of_positives_plus_one():
     """odtk/loss.py divides by the number of positive anchors; we divide by this number + 1."""
     row = get_config("retinanet-rn18fpn")
     arguments, levels = random_batch(dataclasses.replace(row, image_size=(96, 160), min_level=5, max_level=5))

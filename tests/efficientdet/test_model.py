@@ -64,7 +64,7 @@ def test_parameter_counts_equal_automl(name, trainable, statistics):
     assert sum(np.prod(weight.shape) for weight in model.non_trainable_weights) == statistics
 
 
-def test_outputs_of_a_new_model_fit_the_anchors_and_score_one_percent(nano):
+def test_outputs_of_an_untrained_model_have_one_score_of_one_percent_per_anchor_and_class(nano):
     class_logits, box_deltas = nano(np.zeros((2, *ODD_SIZE, 3), np.float32))
     config = dataclasses.replace(get_config(nano.name), image_size=ODD_SIZE)
     sizes, k = config.anchors.feature_sizes, config.anchors_per_location

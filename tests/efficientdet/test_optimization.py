@@ -13,7 +13,7 @@ CONFIG = get_config("efficientdet-d0")
 RETINANET = get_config("retinanet-rn50fpn")
 
 
-def test_efficientdet_schedule_has_the_published_rates():
+def test_efficientdet_schedule_has_the_published_learning_rates():
     schedule = make_schedule(CONFIG, effective_batch=128, steps_per_epoch=100)
     rates = {0: 0.016, 50: (0.016 + 0.16) / 2, 100: 0.16, 100 + 29900 // 2: 0.08, 30000: 0, 99999: 0}
     for step, expected in rates.items():
@@ -21,7 +21,7 @@ def test_efficientdet_schedule_has_the_published_rates():
 
 
 @pytest.mark.parametrize("warmup_epochs, learning_rate", [(1.0, 0.08), (3.0, 0.0008), (0.0, 0.08)])
-def test_rates_are_finite_with_a_warmup_of_all_or_no_steps(warmup_epochs, learning_rate):
+def test_learning_rates_are_finite_with_a_warmup_of_all_or_no_steps(warmup_epochs, learning_rate):
     config = dataclasses.replace(CONFIG, epochs=1, warmup_epochs=warmup_epochs, learning_rate=learning_rate)
     schedule = make_schedule(config, 64, 10)
     assert schedule.warmup_steps == 10 * min(warmup_epochs, 1)
@@ -47,7 +47,7 @@ def test_retinanet_schedule_has_odtks_rates_scaled_to_the_batch(batch, accumulat
         assert float(schedule(step)) == pytest.approx(odtk_rate(iteration) * batch / 16, rel=1e-5), iteration
 
 
-def test_shorter_run_scales_warmup_and_milestones():
+def test_shorter_run_scales_warmup_and_milestones_of_the_learning_rate():
     schedule = make_schedule(dataclasses.replace(RETINANET, epochs=9), 16, 1000)
     for iteration in (0, 500, 1000, 59_990, 60_000, 79_990, 80_000):
         assert float(schedule(iteration // 10)) == pytest.approx(odtk_rate(iteration), rel=1e-5)
@@ -60,7 +60,7 @@ def test_run_of_fewer_iterations_than_an_epoch_has_one_epoch():
 
 
 @pytest.mark.parametrize("config", [CONFIG, RETINANET], ids=lambda config: config.model_name)
-def test_restored_schedule_has_the_same_rates(config):
+def test_schedule_restored_from_its_keras_config_has_the_same_learning_rates(config):
     schedule = make_schedule(config, 16, 7)
     restored = Warmup.from_config(schedule.get_config())
     steps = range(0, 90_000, 9000)

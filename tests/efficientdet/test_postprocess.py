@@ -57,7 +57,7 @@ def decode_numpy(deltas):
 
 
 @pytest.mark.parametrize(("count", "dtype"), [(37, np.float32), (30_000, np.float16)])
-def test_candidates_equal_a_stable_top_k_over_all_anchors_and_classes(count, dtype):
+def test_nms_candidates_equal_a_stable_top_k_over_all_anchors_and_classes(count, dtype):
     logits, deltas = (array.astype(dtype) for array in random_outputs())
     logits = np.round(logits)  # about ten different values remain, so most scores occur many times
     config = dataclasses.replace(CONFIG, nms_candidates=count)
@@ -72,7 +72,7 @@ def test_candidates_equal_a_stable_top_k_over_all_anchors_and_classes(count, dty
 
 
 @pytest.mark.parametrize("method", ["hard", "gaussian"])
-def test_detections_are_the_candidates_after_suppression(method):
+def test_detections_are_the_nms_candidates_after_suppression(method):
     limits = {"score_threshold": 0.35, "max_detections": 150}
     config = dataclasses.replace(
         CONFIG, nms_candidates=700, nms_method=method, nms_iou=0.4, nms_sigma=0.3, **limits
@@ -95,7 +95,7 @@ def test_decode_all_returns_boxes_and_scores_of_every_anchor():
         np.testing.assert_allclose(image_boxes, decode_numpy(image_deltas), rtol=1e-4, atol=1e-5)
 
 
-def test_outputs_that_are_not_finite_are_no_detections_and_change_no_others():
+def test_network_outputs_that_are_not_finite_give_no_detection_and_change_no_other_detection():
     logits, deltas = random_outputs(batch_size=1)
     bad = np.arange(0, ANCHORS.num_anchors, 3)
     logits_without_bad, finite_deltas = logits.copy(), deltas.copy()
@@ -114,7 +114,7 @@ def test_outputs_that_are_not_finite_are_no_detections_and_change_no_others():
     assert detect(to_levels(logits * np.nan, deltas * np.nan), config).count == [0]
 
 
-def test_graph_without_a_batch_size_detects_for_each_image_alone():
+def test_detection_graph_of_unknown_batch_size_treats_each_image_independently():
     shapes = [(None, height, width, 9) for height, width in ANCHORS.feature_sizes]
     specs = [[tf.TensorSpec((*shape[:3], 9 * n), tf.float32) for shape in shapes] for n in (CLASSES, 4)]
     compiled = tf.function(lambda *outputs: detect(outputs, CONFIG), input_signature=specs)

@@ -61,7 +61,7 @@ def test_resize_range_scales_the_shorter_side_within_the_input():
 
 
 @pytest.mark.parametrize(("drawn", "flips"), [(0.39, True), (0.4, False)])
-def test_flip_mirrors_pixels_and_boxes_below_its_probability(drawn, flips):
+def test_flip_mirrors_pixels_and_boxes_if_the_random_number_is_below_flip_prob(drawn, flips):
     image = np.arange(5 * 8 * 3).reshape(5, 8, 3)
     box = np.float32([[0.1, 0.2, 0.35, 0.9]])
     flipped, boxes = tf_pipeline.random_flip(image, tf.constant(box), 0.4, Scripted((0.0, 1.0, (), drawn)))

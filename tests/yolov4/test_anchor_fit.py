@@ -7,7 +7,7 @@ from yolov4.anchor_fit import MAX_BOXES, Fit, beats, fit_anchors, shape_iou, spl
 from yolov4.config import get_config
 
 
-def test_fit_counts_boxes_with_an_iou_above_half_as_reached():
+def test_anchor_fit_counts_boxes_with_an_iou_above_half_as_reached():
     fit = Fit.of(np.array([0.2, 0.5, 0.6, 0.9]))
     assert fit == Fit(pytest.approx(0.55), 0.5, 4)
     assert str(fit) == "mean best IoU 0.550, 50.0 % of the boxes reached at 0.5"
@@ -36,12 +36,12 @@ COMPARISONS = {  # {id: (IoUs with new anchors, IoUs with old anchors, new ancho
 
 
 @pytest.mark.parametrize("name", COMPARISONS)
-def test_new_anchors_are_better_only_by_a_clear_gain(name):
+def test_fitted_anchors_count_as_better_only_with_a_clear_gain_in_iou(name):
     new_iou, old_iou, is_better = COMPARISONS[name]
     assert beats(new_iou, old_iou) is is_better
 
 
-def test_split_keeps_the_boxes_of_an_image_in_one_half():
+def test_split_for_the_anchor_fit_keeps_all_boxes_of_an_image_in_one_half():
     box_image = np.repeat(np.arange(101), np.random.default_rng(1).integers(1, 9, 101))
     chosen = split(box_image, np.random.default_rng(2))
     for image in range(101):
@@ -51,7 +51,7 @@ def test_split_keeps_the_boxes_of_an_image_in_one_half():
     assert (chosen != split(box_image, np.random.default_rng(3))).any()
 
 
-def test_split_of_a_single_image_halves_its_boxes():
+def test_split_for_the_anchor_fit_halves_the_boxes_of_a_single_image():
     assert split(np.full(21, 7), np.random.default_rng(0)).sum() == 10
     assert split(np.zeros(0, np.int64), np.random.default_rng(0)).shape == (0,)
 
@@ -60,7 +60,7 @@ def mean_iou(sizes, anchors):
     return shape_iou(sizes, anchors).max(1).mean()
 
 
-def test_fitted_anchors_beat_published_ones_and_equal_other_seeds():
+def test_fitted_anchors_have_a_higher_iou_than_published_ones_and_hardly_depend_on_the_seed():
     sizes = np.exp(np.random.default_rng(1).normal(3.5, 0.8, (800, 2)))
     fitted = mean_iou(sizes, fit_anchors(sizes, 9))
     assert fitted > mean_iou(sizes, np.array(get_config("yolov4").anchor_sizes)) + 0.02

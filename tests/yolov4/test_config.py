@@ -50,7 +50,7 @@ def test_multi_scale_sizes_are_multiples_of_32_in_the_shape_of_the_input():
     assert dataclasses.replace(wide, image_size=(160, 96)).bucket(2) == (96, 64)
 
 
-def test_loader_and_detection_fields_are_those_of_their_sections():
+def test_loader_fields_and_detection_fields_begin_and_end_with_their_section_of_the_config():
     assert (LOADER_FIELDS[0], LOADER_FIELDS[-1]) == ("antialias", "max_instances")
     assert (DETECTION_FIELDS[0], DETECTION_FIELDS[-1]) == ("nms_method", "max_detections")
 

@@ -77,7 +77,7 @@ def partial(nano, tmp_path):
 
 
 @pytest.mark.parametrize("name", LAST)
-def test_outputs_boxes_and_scores_equal_opencv(name, networks):
+def test_outputs_boxes_and_scores_with_darknet_weights_equal_opencv(name, networks):
     network = networks[name]
     num_classes = network.model.outputs[0].shape[-1] - 5
     cfg = network.file.with_suffix(".cfg")
@@ -131,7 +131,7 @@ def test_loaded_and_saved_weights_file_has_the_same_bytes(nano, tmp_path):
 
 
 @pytest.mark.parametrize("version", [(0, 1, 0), (0, 0, 0)], ids=["0.1.0", "0.0.0"])
-def test_header_of_an_old_version_counts_images_in_32_bits(tiny, tmp_path, version):
+def test_weights_header_of_an_old_darknet_version_counts_images_in_32_bits(tiny, tmp_path, version):
     old = tmp_path / "old.weights"
     old.write_bytes(struct.pack("<iiiI", *version, 4_000_000_000) + tiny.file.read_bytes()[HEADER:])
     contents = read_darknet(old, tiny.model)
@@ -143,7 +143,7 @@ def test_header_of_an_old_version_counts_images_in_32_bits(tiny, tmp_path, versi
 # --- parts, other class counts, wrong files --------------------------------------------------------
 
 
-def test_partial_file_and_file_of_other_classes_load_all_layers_that_fit(nano, partial):
+def test_partial_weights_file_and_weights_file_of_other_classes_load_all_layers_that_fit(nano, partial):
     source = values_of(nano.model)
     for file, facts, layers_not_loaded in (
         (partial, (17, None), {29, 30, 35, 36, 37, 40, 43, 44, 45}),

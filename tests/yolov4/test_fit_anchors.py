@@ -26,7 +26,7 @@ def write_boxes(path, sizes, image_size=(480, 640)):
     [(False, (50, 50)), (True, (50, 40))],
     ids=["stretched", "letterboxed"],
 )
-def test_box_sizes_are_in_pixels_of_the_network_input(tmp_path, keep_aspect, expected):
+def test_box_sizes_for_the_anchor_fit_are_in_pixels_of_the_network_input(tmp_path, keep_aspect, expected):
     path = write_boxes(tmp_path / "a.json", [(100, 80), (0, 9)], (512, 640))
     sizes = box_sizes(load_coco(path, None), (320, 320), keep_aspect)
     np.testing.assert_allclose(sizes, [expected], rtol=1e-6)
@@ -72,7 +72,7 @@ def test_fit_anchors_command_prints_no_hparams_if_the_model_anchors_fit(tmp_path
     assert "the anchors of yolov4 fit" in out and "--hparams" not in out
 
 
-def test_anchor_without_head_becomes_1x1_so_that_every_box_trains_a_prediction(tmp_path, capsys):
+def test_anchor_that_no_head_uses_becomes_1x1_so_that_every_box_trains_a_prediction(tmp_path, capsys):
     path = write_boxes(tmp_path / "a.json", [(12 + x, 15 + 2 * x) for x in np.linspace(0, 1, 60)], (416, 416))
     text = suggest(annotations=path, model_name="yolov4-tiny")
     lines = capsys.readouterr().out.splitlines()
@@ -82,7 +82,7 @@ def test_anchor_without_head_becomes_1x1_so_that_every_box_trains_a_prediction(t
     assert (trained_iou(box_sizes(load_coco(path, None), (416, 416), False), tiny) > 0).all()
 
 
-def test_trained_iou_of_boxes_without_anchor_is_zero():
+def test_trained_iou_of_a_box_whose_best_anchor_no_head_uses_is_zero():
     tiny = get_config("yolov4-tiny")
     sizes = np.array([[10.0, 14.0], [23.0, 27.0], [344.0, 638.0]])
     np.testing.assert_allclose(trained_iou(sizes, tiny), [0, 1, 0.5])

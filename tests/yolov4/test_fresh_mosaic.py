@@ -33,7 +33,7 @@ def watch(source, config=FRESH, count=12, **options) -> list[Batch]:
     return [watched.run() for _ in range(count)]
 
 
-def test_each_reader_reads_each_image_once_per_epoch_in_another_order(flat_images):
+def test_each_reader_of_fresh_mosaics_reads_each_image_once_per_epoch_in_its_own_order(flat_images):
     assert training_loader(flat_images, config=FRESH, batch_size=8).steps_per_epoch == 12
     orders = []
     ranks = [watch(flat_images, count=6, shard_id=rank, num_shards=2) for rank in (0, 1)]
@@ -50,7 +50,7 @@ def test_each_reader_reads_each_image_once_per_epoch_in_another_order(flat_image
             assert sum(a == b for a, b in zip(orders[one], orders[other], strict=True)) < 6
 
 
-def test_first_reader_has_the_order_of_a_loader_without_mosaic(flat_images):
+def test_first_reader_of_fresh_mosaics_has_the_image_order_of_a_loader_without_mosaic(flat_images):
     plain = [batch.image_ids for batch in watch(flat_images, PLAIN, seed=5)]
     assert plain == [batch.image_ids for batch in watch(flat_images, seed=5)]
     options = {"count": 3, "batch_size": 8, "seed": 5, "name_images": True}
@@ -58,13 +58,13 @@ def test_first_reader_has_the_order_of_a_loader_without_mosaic(flat_images):
     assert [batch["image_ids"].tolist() for batch in batches] == plain[:3]
 
 
-def test_reader_seeds_are_all_different_and_the_first_is_the_loader_seed():
+def test_reader_seeds_of_fresh_mosaics_are_all_different_and_the_first_is_the_loader_seed():
     assert fresh_mosaic.reader_seeds(5)[0] == 5
     seeds = {seed for start in (0, 1, 2**31 - 1) for seed in fresh_mosaic.reader_seeds(start)}
     assert len(seeds) == 3 * TILES and all(0 <= seed < 2**31 for seed in seeds)
 
 
-def test_graph_has_more_readers_only_for_training_with_fresh_mosaics(flat_images):
+def test_dali_graph_has_several_readers_only_for_training_with_fresh_mosaics(flat_images):
     for training, mosaic in ((True, True), (True, False), (False, True)):
         loader = training_loader(flat_images, config=FRESH, training=training, mosaic=mosaic)
         assert (b"reader_3" in loader.pipeline.serialize()) == (training and mosaic)

@@ -33,7 +33,7 @@ def save(model, path, names, config=NANO):
     weight_files.save(model, path, make_metadata(config, label_map(*names), len(names)))
 
 
-def test_darknet_classes_are_matched_by_the_names_file(tmp_path):
+def test_init_from_matches_darknet_classes_by_the_names_file_beside_the_weights(tmp_path):
     names, file = label_map("b", "a"), tmp_path / "mine.weights"
     source, model = random_model(3, seed=1), random_model(2)
     save_darknet(source, file)
@@ -90,7 +90,7 @@ def test_weights_of_another_model_are_refused_and_no_weight_changes(tmp_path):
         np.testing.assert_array_equal(value, before[path])
 
 
-def test_imagenet_weights_are_the_backbone_of_darknet(tmp_path, monkeypatch):
+def test_init_from_imagenet_loads_the_backbone_weights_of_darknet_and_no_others(tmp_path, monkeypatch):
     config = dataclasses.replace(get_config("yolov4"), width=0.125, image_size=(64, 64))
     source, model = random_model(1, config, seed=1), random_model(1, config)
     before = values_of(model)

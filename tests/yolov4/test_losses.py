@@ -173,7 +173,7 @@ def test_max_delta_limits_the_gradient_of_each_box_before_any_scaling(config):
 
 
 @pytest.mark.parametrize("config", [YOLOV4, DARKNET], ids=["exact", "darknet"])
-def test_box_gradient_of_outputs_that_are_not_finite_is_zero(config):
+def test_box_gradient_of_nan_and_infinite_outputs_is_finite(config):
     heads = make_heads(config, 1, (64, 96))
     for head, bad in zip(heads, (np.nan, np.inf, -np.inf), strict=True):
         head[..., 0] = bad

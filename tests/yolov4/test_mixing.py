@@ -14,7 +14,7 @@ from yolov4.mixing import Objects
 OFF = dataclasses.replace(get_config("yolov4"), mosaic_prob=0.0, mixup_prob=0.0, cutmix_prob=0.0)
 
 
-def test_rectangle_without_area_is_not_pasted():
+def test_cutmix_pastes_no_rectangle_without_area():
     """On a GPU, DALI would fill all pixels right of it and below it."""
 
     def define(size):

@@ -120,7 +120,7 @@ def test_model_of_any_size_and_model_rebuilt_from_its_config_give_equal_outputs(
         assert model(images[:, :32, :96])[0].shape == (2, 2, 6, 3, 8)
 
 
-def test_layer_names_have_the_part_and_the_darknet_layer_number(published_yolov4):
+def test_layer_names_begin_with_backbone_neck_or_head_and_the_darknet_layer_number(published_yolov4):
     named = {}
     for layer in convolutions(published_yolov4):
         part, number, kind = layer.name.split(".")

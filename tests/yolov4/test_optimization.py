@@ -49,7 +49,7 @@ def test_burn_in_of_a_short_run_is_a_tenth_of_the_run():
     assert rate(schedule, 80) == pytest.approx(0.00013)
 
 
-def test_accumulated_batches_have_the_rate_of_their_update():
+def test_accumulated_batches_have_the_learning_rate_of_their_update():
     """Four batches of 16 are one update."""
     plain = make_schedule(CONFIG, 64, 20)
     accumulated = make_schedule(CONFIG, 64, 80, accumulate_steps=4)
@@ -69,7 +69,7 @@ def test_learning_rates_of_the_shortest_run_are_finite_and_not_negative():
 
 
 @pytest.mark.parametrize("lr_schedule", ["steps", "cosine"])
-def test_restored_schedule_has_the_same_rates(lr_schedule):
+def test_schedule_restored_from_its_keras_config_has_the_same_learning_rates(lr_schedule):
     schedule = make_schedule(dataclasses.replace(CONFIG, lr_schedule=lr_schedule), 64, 7, 3)
     restored, steps = BurnIn.from_config(schedule.get_config()), range(0, 1750, 50)
     assert [float(restored(step)) for step in steps] == [float(schedule(step)) for step in steps]
@@ -84,7 +84,7 @@ def test_optimizer_has_the_momentum_of_the_recipe(precision):
         np.testing.assert_allclose(second - first, np.array([-1.0, 2.0]) * (1 + momentum), rtol=1e-4)
 
 
-def test_optimizer_applies_the_schedule_once_per_update():
+def test_optimizer_advances_the_schedule_once_per_update_of_accumulated_batches():
     """The burn-in has 10 updates: update 1 has 1/10 of the rate, update 2 has 2/10."""
     config = dataclasses.replace(CONFIG, burn_in_power=1.0, momentum=0.0, learning_rate=1.0, epochs=1)
     schedule = make_schedule(config, 64, 200, accumulate_steps=2)

@@ -10,7 +10,7 @@ from tests.yolov4.rectangles import AUGMENTATIONS, PLAIN, read_batches, take_bat
 MIXING = {"mosaic_prob": 0.5, "mixup_prob": 0.5, "cutmix_prob": 0.5}
 
 
-def test_graph_has_only_the_operators_of_its_augmentations(rectangles):
+def test_dali_graph_has_the_operator_of_an_augmentation_only_if_it_is_on_and_only_in_training(rectangles):
     operators = dict.fromkeys(("hue", "saturation", "exposure"), b"Hsv") | {"flip_prob": b"Flip"}
     operators |= {"mosaic_prob": b"MultiPaste", "mixup_prob": b"Permutation", "cutmix_prob": b"MultiPaste"}
     settings = AUGMENTATIONS | MIXING | {"multi_scale": 1.4}
@@ -25,7 +25,7 @@ def test_graph_has_only_the_operators_of_its_augmentations(rectangles):
         assert operator in graph([name]), name
 
 
-def test_batch_of_one_mixes_only_with_itself(rectangles):
+def test_image_of_a_batch_of_one_is_mixed_only_with_itself(rectangles):
     config = dataclasses.replace(PLAIN, mosaic_prob=0.5, mixup_prob=1.0, cutmix_prob=1.0, min_box_size=2.0)
     batches = read_batches(rectangles, config=config, count=40, batch_size=1)
     counts = [int(batch["num_boxes"][0]) for batch in batches]

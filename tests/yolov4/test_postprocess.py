@@ -83,7 +83,7 @@ def test_decoded_boxes_and_scores_equal_darknet(model_name, image_size):
     assert outside > 20
 
 
-def test_decoded_side_is_at_most_e_to_the_10_times_the_anchor():
+def test_decoded_box_side_is_at_most_e_to_the_10_times_the_anchor_side():
     heads = silent_heads()
     heads[0][0, 0, 0, 0, 2:4] = 9.9, 80.0
     box = np.asarray(decode_heads(heads, "yolov4", (96, 160))[0])[0, 0]
@@ -133,7 +133,7 @@ def test_detections_equal_brute_force(changes):
         assert not actual.scores[i, count:].any() and not actual.boxes[i, count:].any()
 
 
-def test_one_graph_serves_every_batch_size_and_image_size():
+def test_one_compiled_detection_graph_serves_every_batch_size_and_image_size():
     compiled = tf.function(
         lambda heads: detect(heads, CONFIG),
         input_signature=[[tf.TensorSpec([None, None, None, 3, 9]) for _ in CONFIG.strides]],
@@ -162,7 +162,7 @@ def test_half_precision_outputs_are_converted_to_float32_first():
 
 
 @pytest.mark.parametrize(("method", "dtype"), [("greedy", np.float16), ("diou", np.float32)])
-def test_outputs_that_are_not_finite_are_no_detections_and_change_no_others(method, dtype):
+def test_network_outputs_that_are_not_finite_give_no_detection_and_change_no_other_detection(method, dtype):
     config = dataclasses.replace(CONFIG, nms_method=method, max_detections=100)
     heads = [head.astype(dtype) for head in random_heads(batch_size=1)]
     quiet = [head.copy() for head in heads]

@@ -86,7 +86,7 @@ def predictions_of(assignment, config, head):
 
 
 @pytest.mark.parametrize("model_name", CONFIGS)
-def test_assigned_predictions_equal_the_table_by_hand(model_name):
+def test_predictions_assigned_to_boxes_equal_a_table_made_by_hand(model_name):
     config = CONFIGS[model_name]
     boxes, classes = table_boxes()
     trained = [set() for _ in boxes]
@@ -131,7 +131,7 @@ def test_assignment_in_a_crowded_image_equals_darknet(model_name):
     assert shared > 5 and of_several_classes > 5
 
 
-def test_first_of_equal_anchors_is_the_best_anchor():
+def test_box_is_assigned_to_the_first_of_the_anchors_with_equal_iou():
     anchors = (10.0, 20.0, 20.0, 10.0, 20.0, 20.0, 20.0, 20.0, 40.0, 40.0, 9.0, 9.0)
     config = dataclasses.replace(CONFIGS["yolov4-tiny"], anchors=anchors)
     boxes = [[0.5, 0.5, 0.5 + 20 / 128, 0.5 + 20 / 128], [0.25, 0.5, 0.25 + 15 / 128, 0.5 + 15 / 128]]
@@ -196,7 +196,7 @@ def test_ignore_mask_equals_brute_force(model_name):
     assert ignored[0] > 10 and ignored[1] == 0 and ignored[2] > 0
 
 
-def test_ignore_mask_needs_a_class_score_but_no_objectness_and_skips_padding():
+def test_ignore_mask_depends_on_the_class_score_but_not_on_objectness_and_skips_padded_boxes():
     config = CONFIGS["yolov4"]
     boxes, classes = np.zeros((1, 200, 4), np.float32), np.zeros((1, 200), np.int32)
     boxes[0, 150] = 0.3, 0.3, 0.55, 0.6

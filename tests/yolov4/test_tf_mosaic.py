@@ -72,7 +72,7 @@ def mixer(canvases: Canvases, mosaic_prob: float):
     return lambda seed: tuple(tensor.numpy() for tensor in run(tf.constant(seed)))
 
 
-def test_mosaic_has_the_first_canvas_at_the_top_left_and_other_canvases_elsewhere(canvases):
+def test_mosaic_has_its_own_image_at_the_top_left_and_other_images_in_the_other_tiles(canvases):
     _, _, labels = mixer(canvases, mosaic_prob=1.0)(0)
     tiles = labels.reshape(4, 4, 3)
     np.testing.assert_array_equal(tiles[:, 0], canvases.labels)
@@ -81,7 +81,7 @@ def test_mosaic_has_the_first_canvas_at_the_top_left_and_other_canvases_elsewher
         assert (tiles[:, k] != tiles[:, 0]).any(1).all()
 
 
-def test_share_of_mosaics_is_mosaic_prob_and_the_other_images_stay_unchanged(canvases):
+def test_share_of_mosaics_is_mosaic_prob_and_images_without_mosaic_stay_unchanged(canvases):
     mix, is_mosaic = mixer(canvases, mosaic_prob=0.3), []
     for seed in range(100):
         images, boxes, labels = mix(seed)
@@ -93,7 +93,7 @@ def test_share_of_mosaics_is_mosaic_prob_and_the_other_images_stay_unchanged(can
 
 
 @pytest.mark.parametrize("count", [1, 2, 5])
-def test_partners_are_a_permutation_without_fixed_points_unless_there_is_one_image(count):
+def test_mosaic_pairs_no_image_with_itself_except_in_a_batch_of_one(count):
     for seed in range(20):
         partners = tf_mosaic.random_others(count, Random(seed, 2)).numpy()
         assert (np.sort(partners) == np.arange(count)).all()

@@ -48,8 +48,10 @@ def test_jittered_crop_equals_darknet(keep_aspect):
     assert differences <= (2 if keep_aspect else 0)  # float32 rounds some halves differently
 
 
-@pytest.mark.parametrize(("draw", "flips"), [(0.29, True), (0.3, False)], ids=["below", "at"])
-def test_flip_mirrors_pixels_boxes_and_place_below_its_probability(draw, flips):
+@pytest.mark.parametrize(
+    ("draw", "flips"), [(0.29, True), (0.3, False)], ids=["below-probability", "at-probability"]
+)
+def test_flip_mirrors_pixels_boxes_and_image_area_if_the_random_number_is_below_flip_prob(draw, flips):
     image = np.random.default_rng(0).integers(0, 256, (5, 8, 3), np.uint8)
     boxes = np.array([[1, 1, 3, 4.5], [0, 0, 8, 5]], np.float32)
     place = tf.constant([1, 1, 4, 5])
@@ -128,7 +130,7 @@ def test_boxes_enclose_their_pixels_after_augmentation(rectangles, mosaic_prob):
 
 
 @pytest.mark.parametrize(("field", "value"), [("hue", 36.0), ("saturation", 1.5), ("exposure", 1.5)])
-def test_each_colour_field_changes_only_its_component_and_no_padding(tmp_path, field, value):
+def test_hue_saturation_and_exposure_each_change_only_their_component_and_no_padding(tmp_path, field, value):
     """The left half is grey, so it has no hue and no saturation. Above and below is padding."""
     image = np.full((64, 192, 3), 100, np.uint8)
     image[:, 96:] = 130, 90, 50

@@ -9,7 +9,7 @@ from yolov4.model import build_model
 from yolov4.model_metadata import make_metadata
 
 
-def test_saved_weights_have_l2_loss_momentum_and_weight_averages_of_every_step(tmp_path):
+def test_saved_weights_after_two_steps_equal_l2_decay_momentum_and_averaging_by_hand(tmp_path):
     """The gradients of two updates come only from L2."""
     decay = 0.1
     config = hparams.override(get_config("yolov4-tiny"), "width=0.125")

@@ -122,7 +122,9 @@ def test_failed_imagenet_download_says_where_to_put_the_file(tmp_path, monkeypat
 
 
 @pytest.mark.parametrize("form", ["with head", "keras 3"])
-def test_keras_file_in_another_form_has_the_same_values(random_d0, b0, notop, tmp_path, form):
+def test_imagenet_weights_with_head_or_from_keras_3_have_the_same_backbone_values(
+    random_d0, b0, notop, tmp_path, form
+):
     values = read_backbone(open_weights(notop), random_d0)
     others = read_backbone(open_weights(write_keras(tmp_path / "other.h5", b0, form)), random_d0)
     assert values.keys() == others.keys()
@@ -131,7 +133,7 @@ def test_keras_file_in_another_form_has_the_same_values(random_d0, b0, notop, tm
 
 
 @pytest.mark.parametrize("prefix", ["efficientnet-b0", "efficientnet-b0/model"])
-def test_averages_of_the_authors_checkpoint_become_the_backbone(
+def test_moving_averages_of_the_efficientnet_authors_checkpoint_become_the_backbone(
     random_d0, automl_variables, tmp_path, prefix
 ):
     backbone = {k: values for k, values in automl_variables.items() if k.startswith("efficientnet-b0/")}
@@ -158,7 +160,9 @@ MISFITS = [
 
 
 @pytest.mark.parametrize(("changed", "shape", "message"), MISFITS, ids=["no_bias", "no_block", "wide_stem"])
-def test_incomplete_or_other_backbone_is_refused(random_d0, notop, changed, shape, message):
+def test_imagenet_file_of_an_incomplete_or_different_backbone_is_refused(
+    random_d0, notop, changed, shape, message
+):
     file = open_weights(notop)
     shapes = {name: s for name, s in file.shapes.items() if not name.startswith(changed)}
     shapes |= {changed: shape} if shape else {}

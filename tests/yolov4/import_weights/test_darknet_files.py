@@ -15,7 +15,7 @@ def test_coco_label_map_equals_the_categories_of_the_data_set(coco128):
     assert coco_label_map() == LabelMap.from_categories(document["categories"])
 
 
-def test_coco_label_map_has_the_order_of_darknet():
+def test_coco_label_map_has_the_order_of_darknets_coco_names():
     """Lines of Darknet's data/coco.names, counted from 0."""
     label_map = coco_label_map()
     assert label_map.num_classes == 80
@@ -24,7 +24,7 @@ def test_coco_label_map_has_the_order_of_darknet():
     assert label_map.category_ids[79] == 90
 
 
-def test_80_classes_without_names_file_are_coco_and_79_have_no_names(tmp_path):
+def test_darknet_weights_without_names_file_get_coco_names_for_80_classes_and_none_for_79(tmp_path):
     assert read_label_map(tmp_path / "yolov4.weights", 80) == coco_label_map()
     assert read_label_map(tmp_path / "yolov4.weights", 79) is None
 
@@ -41,7 +41,7 @@ def test_names_file_with_coco_names_gives_coco_ids(tmp_path, spelling):
     assert read_label_map(tmp_path / "my.weights", 80) == coco_label_map()
 
 
-def test_other_names_get_category_ids_from_1(tmp_path):
+def test_darknet_class_names_that_are_not_cocos_get_category_ids_from_1(tmp_path):
     names = ["a thing", *coco_label_map().names[1:]]
     (tmp_path / "my.names").write_text("".join(f"{name}\r\n" for name in names))
     label_map = read_label_map(tmp_path / "my.weights", 80)
