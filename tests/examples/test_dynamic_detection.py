@@ -36,7 +36,7 @@ def assert_same_bits(batch: dict[str, np.ndarray], expected: dict[str, np.ndarra
         assert values.tobytes() == expected[name].tobytes(), name
 
 
-def test_batches_with_equal_random_numbers_are_those_of_the_pipeline_api(fuzzed, tmp_path):
+def test_batches_of_dalis_dynamic_api_equal_its_pipeline_api_for_equal_random_numbers(fuzzed, tmp_path):
     annotations = tmp_path / "clean.json"
     annotations.write_bytes(readers.clean_json(fuzzed.source.annotations))
     config = dataclasses.replace(get_config("efficientdet-d0"), image_size=SIZE, **COLOR)
@@ -56,7 +56,7 @@ def test_batches_with_equal_random_numbers_are_those_of_the_pipeline_api(fuzzed,
         assert_same_bits(batch, expected.outputs)
 
 
-def test_restored_stream_continues_with_the_batches_of_an_uninterrupted_stream(fuzzed, tmp_path):
+def test_restored_dynamic_stream_continues_with_the_batches_of_an_uninterrupted_stream(fuzzed, tmp_path):
     data = (fuzzed.source.images_dir, f"{fuzzed.source.images_dir}/instances.json")
     expected = [arrays(*batch) for batch in itertools.islice(example.Stream(*data, 30), 11)]
     pattern, step = str(tmp_path / "at-{seq}.json"), 0
@@ -77,7 +77,7 @@ def test_restored_stream_continues_with_the_batches_of_an_uninterrupted_stream(f
 
 
 @pytest.mark.slow
-def test_copied_file_runs_alone_and_continues_in_a_new_process(tmp_path):
+def test_copied_dynamic_detection_example_runs_alone_and_continues_in_a_new_process(tmp_path):
     def batches(name: str, steps: int, output_dir: str) -> list[str]:
         (tmp_path / name).mkdir()
         options = [f"--steps={steps}", f"--output_dir={tmp_path / output_dir}"]

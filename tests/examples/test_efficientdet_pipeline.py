@@ -56,14 +56,14 @@ def loader_and_config(data, crop: str, seed: int) -> tuple:
 
 @pytest.mark.parametrize("seed", range(len(VARIANTS)))
 @pytest.mark.parametrize("crop", ["scale_jitter", "min_iou_crop", "resize_range", "none"])
-def test_batches_with_each_crop_are_those_of_the_app(data, crop, seed):
+def test_example_pipeline_with_each_crop_gives_the_batches_of_the_efficientdet_app(data, crop, seed):
     loader, config, shard = loader_and_config(data, crop, seed)
     pipeline = example.make_pipeline(config, *shard)
     for step in range(STEPS):
         assert_same_batch(pipeline, loader, f"step {step}")
 
 
-def test_dataset_has_the_batches_of_the_pipeline_by_name(data):
+def test_example_dataset_has_the_batches_of_its_dali_pipeline_by_name(data):
     loader, config, shard = loader_and_config(data, "scale_jitter", 0)
     batches, pipeline = iter(example.make_dataset(config, *shard)), example.make_pipeline(config, *shard)
     for images, targets in [next(batches) for _ in range(2)]:
@@ -74,7 +74,7 @@ def test_dataset_has_the_batches_of_the_pipeline_by_name(data):
             np.testing.assert_array_equal(tensor, expected[name].reshape(tensor.shape))
 
 
-def test_copied_file_alone_draws_synthetic_images(tmp_path):
+def test_copied_pipeline_example_alone_draws_synthetic_images(tmp_path):
     run_alone(NAME, tmp_path)
     picture = np.asarray(PIL.Image.open(tmp_path / "alone" / "batch.png"))
     assert picture.shape == (2 * 512, 4 * 512, 3)
@@ -84,7 +84,7 @@ def test_copied_file_alone_draws_synthetic_images(tmp_path):
 
 
 @pytest.mark.parametrize("reader", ["coco", "tfrecord"])
-def test_copied_file_alone_draws_images_of_each_format(data, reader, tmp_path):
+def test_copied_pipeline_example_alone_draws_images_of_each_data_format(data, reader, tmp_path):
     flags = [f"--{name}={value}" for name, value in data[reader][1].items()]
     run_alone(NAME, tmp_path, "--output=a.png", "--crop=none", *flags)
     assert PIL.Image.open(tmp_path / "alone" / "a.png").size == (4 * 512, 2 * 512)

@@ -47,7 +47,7 @@ def example_for(app):
     return example
 
 
-def test_stopped_and_continued_fit_has_the_losses_and_weights_of_train_py(drawn, tmp_path, monkeypatch):
+def test_stopped_and_resumed_keras_fit_has_the_losses_and_weights_of_train_py(drawn, tmp_path, monkeypatch):
     """Each batch is the entire data set, so the order of the images does not matter."""
     app, output_dir = "efficientdet", tmp_path / "fit"
     plain = "--ema_decay=0.9", f"--hparams={TINY[app]},{PLAIN[app]}"
@@ -85,13 +85,13 @@ def test_stopped_and_continued_fit_has_the_losses_and_weights_of_train_py(drawn,
     assert "batch_size was 12 and is now 6" in refusal(fit, batch_size=6)
 
 
-def test_fit_with_strategy_multi_worker_is_refused(tmp_path):
+def test_keras_fit_with_strategy_multi_worker_is_refused(tmp_path):
     example = example_for("efficientdet")
     a = example.Args(strategy="multi_worker", output_dir=str(tmp_path))
     assert "use horovod" in refusal(example.fit, a)
 
 
-def test_fit_reads_a_recipe_and_leaves_out_flags_that_it_cannot_obey():
+def test_keras_fit_example_reads_a_recipe_and_ignores_flags_that_it_does_not_have():
     _, values = flag_values("examples.keras_fit", "--flagfile=efficientdet/flags/demo.txt")
     assert values["epochs"] == 20
     assert "xla" not in values
@@ -99,7 +99,7 @@ def test_fit_reads_a_recipe_and_leaves_out_flags_that_it_cannot_obey():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("app, strategy", [("efficientdet", "horovod"), ("yolov4", "mirrored")])
-def test_loss_of_each_fit_step_on_two_replicas_is_that_of_train_py(app, strategy, drawn, tmp_path):
+def test_loss_of_each_keras_fit_step_on_two_replicas_is_that_of_train_py(app, strategy, drawn, tmp_path):
     words = [__file__, app, *training_flags(app, drawn, tmp_path, strategy, 4), "--epochs=1"]
     hparams = ",multi_scale=2,learning_rate=0.008" if app == "yolov4" else ""
     words += ["--clip_norm=0.5", f"--hparams={TINY[app]}{hparams}"]

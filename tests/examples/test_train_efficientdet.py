@@ -25,7 +25,7 @@ def random_outputs(random: np.random.Generator, batch: int = 2) -> tuple[list, l
     return logits, [random.normal(0, 0.5, (batch, h, w, 36)).astype("f") for h, w in sizes]
 
 
-def test_example_has_300_lines_and_imports_nothing_of_this_repository():
+def test_training_example_has_at_most_300_lines_and_imports_only_packages_and_its_pipeline():
     path = pathlib.Path(example.__file__)
     assert len(path.read_text().splitlines()) <= 300
     expected = {"efficientdet_pipeline", "horovod", "keras", "numpy", "nvidia", "pycocotools", "tensorflow"}
@@ -33,7 +33,7 @@ def test_example_has_300_lines_and_imports_nothing_of_this_repository():
 
 
 @pytest.mark.parametrize("share", [0.0, 0.01, 0.5])
-def test_losses_of_random_outputs_and_targets_are_those_of_the_app(share):
+def test_training_example_has_the_losses_of_the_efficientdet_app_for_random_outputs_and_targets(share):
     random = np.random.default_rng(1)
     outputs, targets = random_outputs(random), {}
     for level, (h, w) in zip(CONFIG.anchors.levels, CONFIG.anchors.feature_sizes, strict=True):
@@ -50,7 +50,7 @@ def test_losses_of_random_outputs_and_targets_are_those_of_the_app(share):
     np.testing.assert_allclose(box_loss, expected["box_loss"], rtol=1e-6)
 
 
-def test_detections_from_random_outputs_are_those_of_the_app():
+def test_training_example_has_the_detections_of_the_app_for_random_network_outputs():
     outputs = random_outputs(np.random.default_rng(2))
     expected = postprocess.detect(outputs, CONFIG)
     for i, detections in enumerate(example.detect(*outputs, CONFIG.anchors.boxes_normalized)):
@@ -65,7 +65,7 @@ def sorted_rows(boxes: np.ndarray, scores: np.ndarray, classes: np.ndarray) -> n
     return rows[np.lexsort(rows[:, :4].round(4).T)]
 
 
-def test_ap_and_detections_are_those_of_eval_py(coco128, tmp_path):
+def test_training_example_evaluates_to_the_ap_and_detections_of_eval_py(coco128, tmp_path):
     network = one_file.PixelNetwork(lambda random: random_outputs(random, batch=1))
     arguments = example, CONFIG, network, coco128, tmp_path
     expected, evaluation = one_file.evaluations(efficientdet.eval, *arguments)
@@ -73,7 +73,7 @@ def test_ap_and_detections_are_those_of_eval_py(coco128, tmp_path):
 
 
 @pytest.mark.slow
-def test_losses_of_20_steps_and_weights_are_those_of_train_py(coco128, tmp_path):
+def test_training_example_has_the_losses_and_weights_of_train_py_for_20_steps(coco128, tmp_path):
     words = ["--model_name=efficientdet-d0", f"--image_size={SIDE}", "--hparams=warmup_epochs=0.25"]
     expected, first, last, averages = one_file.losses_of_app(
         "efficientdet", coco128, tmp_path / "app", *words

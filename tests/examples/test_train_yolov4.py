@@ -36,7 +36,7 @@ def random_targets(random: np.random.Generator, counts: tuple[int, int]) -> dict
     )
 
 
-def test_example_has_300_lines_and_imports_nothing_of_this_repository():
+def test_training_example_has_at_most_300_lines_and_imports_only_packages_and_its_pipeline():
     path = pathlib.Path(example.__file__)
     assert len(path.read_text().splitlines()) <= 300
     expected = {"horovod", "keras", "numpy", "nvidia", "pycocotools", "tensorflow", "yolov4_pipeline"}
@@ -47,7 +47,7 @@ def test_example_has_300_lines_and_imports_nothing_of_this_repository():
 @pytest.mark.parametrize(
     "counts", [(0, 0), (1, 30), (200, 7)], ids=lambda counts: f"{counts[0]}-{counts[1]}-boxes"
 )
-def test_losses_and_gradients_of_random_outputs_are_those_of_the_app(counts, spread):
+def test_training_example_has_the_losses_and_gradients_of_the_yolov4_app_for_random_outputs(counts, spread):
     random = np.random.default_rng(1)
     outputs = list(map(tf.constant, random_outputs(random, spread)))
     targets = random_targets(random, counts)
@@ -64,7 +64,7 @@ def test_losses_and_gradients_of_random_outputs_are_those_of_the_app(counts, spr
         np.testing.assert_allclose(gradient, exact, atol=2e-5)
 
 
-def test_detections_from_random_outputs_are_those_of_the_app():
+def test_training_example_has_the_detections_of_the_app_for_random_network_outputs():
     outputs = list(map(tf.constant, random_outputs(np.random.default_rng(2), 2.0)))
     boxes, scores, classes, count = postprocess.detect(outputs, CONFIG)
     detections = example.detect(outputs)
@@ -75,14 +75,14 @@ def test_detections_from_random_outputs_are_those_of_the_app():
         np.testing.assert_array_equal(detections[2][i, : count[i]], classes[i, : count[i]])
 
 
-def test_ap_and_detections_are_those_of_eval_py(coco128, tmp_path):
+def test_training_example_evaluates_to_the_ap_and_detections_of_eval_py(coco128, tmp_path):
     network = one_file.PixelNetwork(lambda random: random_outputs(random, 2.0, batch=1))
     expected, evaluation = one_file.evaluations(yolov4.eval, example, CONFIG, network, coco128, tmp_path)
     one_file.assert_same_evaluation(evaluation, expected)
 
 
 @pytest.mark.slow
-def test_losses_of_20_steps_and_weights_are_those_of_train_py(coco128, tmp_path):
+def test_training_example_has_the_losses_and_weights_of_train_py_for_20_steps(coco128, tmp_path):
     words = ["--model_name=yolov4", "--image_size=64", "--hparams=multi_scale=1"]
     expected, first, last, _ = one_file.losses_of_app("yolov4", coco128, tmp_path / "app", *words)
     losses, (model,) = one_file.losses_of_example(

@@ -26,7 +26,9 @@ VARIANTS = (
 
 @pytest.mark.parametrize("seed", range(len(VARIANTS)))
 @pytest.mark.parametrize("mosaic_prob", [0.0, 0.6])
-def test_batches_with_and_without_mosaic_are_those_of_the_app(data, mosaic_prob, seed):
+def test_example_pipeline_with_and_without_mosaic_gives_the_batches_of_the_yolov4_app(
+    data, mosaic_prob, seed
+):
     fields, shard, reader = VARIANTS[seed]
     fields = fields | {"mosaic_prob": mosaic_prob}
     source, files = data[reader]
@@ -39,7 +41,7 @@ def test_batches_with_and_without_mosaic_are_those_of_the_app(data, mosaic_prob,
         assert_same_batch(pipeline, app, f"step {step}")
 
 
-def test_dataset_without_augmentation_has_the_batches_of_the_pipeline_by_name(data):
+def test_example_dataset_without_augmentation_has_the_batches_of_its_dali_pipeline_by_name(data):
     fields = {"image_size": (64, 96), "jitter": 0.0, "hue": 0.0, "saturation": 1.0, "exposure": 1.0}
     config = yolov4_pipeline.Config(**data["coco"][1], **fields, batch_size=4)
     batches = iter(yolov4_pipeline.make_dataset(config, 1, 2))
@@ -53,32 +55,34 @@ def test_dataset_without_augmentation_has_the_batches_of_the_pipeline_by_name(da
 @pytest.mark.parametrize(
     ("command", "message"),
     [
-        pytest.param("efficientdet_pipeline.py --crop=center", "invalid choice: 'center'", id="choice"),
+        pytest.param("efficientdet_pipeline.py --crop=center", "invalid choice: 'center'", id="unknown-crop"),
         pytest.param(
             "efficientdet_pipeline.py --annotations=JSON --file_pattern=../*.toml",
             "pyproject.toml.idx: No such",
-            id="no-index",
+            id="missing-index-file",
         ),
         pytest.param(
             "yolov4_pipeline.py --annotations=JSON --file_pattern=no-*",
             "file_pattern=no-* matches no file",
-            id="no-file",
+            id="pattern-of-no-file",
         ),
-        pytest.param("yolov4_pipeline.py --annotations=JSON", "either --images or", id="no-images"),
+        pytest.param("yolov4_pipeline.py --annotations=JSON", "either --images or", id="missing-images-flag"),
         pytest.param(
-            "yolov4_pipeline.py --annotations=JSON --images=nowhere", "failed: nowhere/", id="no-directory"
+            "yolov4_pipeline.py --annotations=JSON --images=nowhere",
+            "failed: nowhere/",
+            id="missing-images-directory",
         ),
         pytest.param(
             "yolov4_pipeline.py --annotations=../Makefile --images=.",
             "Makefile is not a COCO json",
-            id="not-json",
+            id="annotations-not-json",
         ),
         pytest.param(
             "yolov4_pipeline.py --mosaic_prob=2", "mosaic_prob=2.0: use 0 to 1", id="mosaic_prob-above-1"
         ),
     ],
 )
-def test_bad_input_of_a_pipeline_file_is_reported_in_one_line(data, command, message):
+def test_bad_input_of_a_pipeline_example_is_reported_in_one_line(data, command, message):
     words = command.replace("JSON", data["coco"][1]["annotations"]).split()
     result = subprocess.run([sys.executable, *words], capture_output=True, text=True, cwd=ROOT / "examples")
     assert result.returncode == 1 and result.stderr.count("\n") == 1, result.stderr
@@ -86,7 +90,7 @@ def test_bad_input_of_a_pipeline_file_is_reported_in_one_line(data, command, mes
 
 
 @pytest.mark.parametrize("reader", ["synthetic", "tfrecord"])
-def test_copied_file_alone_draws_a_batch(data, reader, tmp_path):
+def test_copied_pipeline_example_alone_draws_a_batch(data, reader, tmp_path):
     files = {} if reader == "synthetic" else data[reader][1]
     flags = [f"--{flag}={value}" for flag, value in files.items()]
     run_alone("yolov4_pipeline.py", tmp_path, "--letterbox", "--image_size", 128, 192, *flags)

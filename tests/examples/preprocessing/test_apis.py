@@ -47,7 +47,7 @@ def by_dynamic(paths, options):
         ),
     ],
 )
-def test_pixels_of_photographs_are_equal_in_both_apis(coco128, options):
+def test_preprocessed_photographs_are_equal_in_dalis_pipeline_and_dynamic_apis(coco128, options):
     paths = [str(path) for path in sorted((coco128 / "images").iterdir())[:48]]
     for a, b in zip(by_pipeline(paths, options), by_dynamic(paths, options), strict=True):
         assert a.dtype == b.dtype == ("float32" if "normalize" in options else "uint8")
@@ -73,7 +73,7 @@ def preprocess(tmp_path):
     return apply
 
 
-def test_pixels_of_each_step_are_those_of_numpy_and_pillow(preprocess):
+def test_pixels_of_each_preprocessing_step_are_those_of_numpy_and_pillow(preprocess):
     np.testing.assert_array_equal(preprocess(), IMAGE)
     np.testing.assert_array_equal(preprocess(crop=(20, 30)), IMAGE[50:70, 85:115])
     np.testing.assert_allclose(
@@ -123,7 +123,7 @@ def files(tmp_path_factory):
     ("resize_shorter", "crop"),
     [(24, (20, 20)), (64, (61, 33)), (24, (11, 24)), (40, (31, 40)), (200, (200, 200))],
 )
-def test_pixels_of_decode_cropped_are_those_of_decode_whole(files, resize_shorter, crop):
+def test_decoding_only_the_crop_gives_the_pixels_of_decoding_the_whole_image(files, resize_shorter, crop):
     options = {"resize_shorter": resize_shorter, "crop": crop}
     expected = by_pipeline(files, options)
     cropped = by_pipeline(files, {**options, "decode": "cropped"})
@@ -154,7 +154,7 @@ def augmented_ramps(api, seed):
 
 
 @pytest.mark.parametrize("api", APIS)
-def test_augmented_images_follow_the_seed(api):
+def test_augmented_images_repeat_with_the_same_seed_and_differ_with_another(api):
     images, repeated, other_seed = (augmented_ramps(api, seed) for seed in (5, 5, 6))
     np.testing.assert_array_equal(images, repeated)
     assert not np.array_equal(images, other_seed)
@@ -171,7 +171,7 @@ def test_half_of_augmented_images_are_flipped_and_brightness_varies(api):
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("api", APIS)
-def test_pixels_on_a_gpu_are_those_of_a_cpu(tmp_path, api):
+def test_preprocessed_pixels_on_a_gpu_are_those_of_a_cpu(tmp_path, api):
     PIL.Image.fromarray(IMAGE).save(tmp_path / "a.png")
     paths = [str(tmp_path / "a.png")]
     options = {"resize_shorter": 60, "crop": (48, 48), "brightness": 1.1, "normalize": "imagenet"}

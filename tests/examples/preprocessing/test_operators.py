@@ -39,7 +39,9 @@ def dynamic_results() -> dict[str, list[np.ndarray]]:
     return {name: [np.array(image) for image in batch.tensors] for name, batch in batches.items()}
 
 
-def test_pixels_of_each_operator_are_equal_in_both_apis(pipeline_results, dynamic_results):
+def test_pixels_of_each_dali_operator_are_equal_in_pipeline_and_dynamic_apis(
+    pipeline_results, dynamic_results
+):
     assert pipeline_results.keys() == dynamic_results.keys()
     for name in pipeline_results.keys() - set(operators.RANDOM):
         for a, b in zip(pipeline_results[name], dynamic_results[name], strict=True):
@@ -252,7 +254,7 @@ def test_jpeg_compression_is_that_of_pillow(pipeline_results):
 
 
 @pytest.mark.parametrize("api", ["pipeline", "dynamic"])
-def test_random_part_has_area_and_aspect_ratio_within_the_limits(api):
+def test_random_crop_decoder_keeps_area_and_aspect_ratio_of_the_crop_within_the_limits(api):
     """Two channels of the picture are the row and the column of each pixel."""
     y, x = np.mgrid[0:250, 0:250]
     ramp = np.stack([y, x, 0 * x], axis=-1).astype(np.uint8)
@@ -276,7 +278,7 @@ def test_random_part_has_area_and_aspect_ratio_within_the_limits(api):
     assert len(places) > 50
 
 
-def test_gallery_command_draws_each_operator(tmp_path):
+def test_operator_gallery_command_writes_a_picture_of_seven_by_seven_cells(tmp_path):
     PIL.Image.fromarray(PICTURES[0]).save(tmp_path / "a.png")
     script = ROOT / "examples/preprocessing/operators.py"
     run(sys.executable, script, f"--input={tmp_path}/a.png", f"--output={tmp_path}/gallery.png")

@@ -41,7 +41,7 @@ def test_directory_with_too_few_images_is_reported_in_one_line(tmp_path, monkeyp
         runpy.run_path(str(EXAMPLE), run_name="__main__")
 
 
-def test_pytorch_loader_gives_each_image_once(tmp_path):
+def test_pytorch_loader_of_the_outputs_example_gives_each_image_once(tmp_path):
     if not TORCH.exists():
         pytest.skip("no PyTorch: make torch")
     output = run(TORCH, EXAMPLE, f"--input={ROOT}/examples/shapes", f"--output_dir={tmp_path}").stdout
@@ -93,7 +93,7 @@ def test_npz_file_has_the_images_for_numpy(tmp_path, dtype):
     np.testing.assert_array_equal(loaded, images)
 
 
-def test_pictures_with_equal_names_get_numbers_and_have_the_pixels(tmp_path):
+def test_written_pictures_have_the_pixels_of_their_images_and_equal_names_get_numbers(tmp_path):
     rng = np.random.default_rng(0)
     images = [rng.integers(0, 256, (7, 9, channels), np.uint8) for channels in (3, 1, 3, 3)]
     outputs.write_pictures(tmp_path, images, ["a/x", "a/x", "a/x-2", "v.0001"])

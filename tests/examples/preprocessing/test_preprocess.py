@@ -65,7 +65,7 @@ def tree(tmp_path_factory):
 
 @pytest.mark.parametrize("api", ["pipeline", "dynamic"])
 @pytest.mark.parametrize("case", WRITERS)
-def test_output_of_each_source_is_in_input_order(tmp_path, case, api):
+def test_preprocessed_output_of_each_data_source_is_in_input_order(tmp_path, case, api):
     """A batch of 3 divides the images unevenly. The crop makes their heights equal."""
     kind, path, names = writing.write_case(case, tmp_path / "in")
     arguments = [f"--source={kind}", f"--input={path}", f"--api={api}", "--batch_size=3"]
@@ -82,7 +82,7 @@ def test_output_of_each_source_is_in_input_order(tmp_path, case, api):
 
 @pytest.mark.parametrize("api", ["pipeline", "dynamic"])
 @pytest.mark.parametrize("decode", ["whole", "cropped"])
-def test_each_flag_reaches_the_chain_of_operators(tmp_path, coco128, api, decode):
+def test_each_flag_of_preprocess_py_reaches_the_chain_of_operators(tmp_path, coco128, api, decode):
     options = {"brightness": 0.9, "saturation": 1.5, "rotate": 5.0, "shear": 3.0, "normalize": "imagenet"}
     options |= {"resize_shorter": 64, "decode": decode}
     words = [f"--{name}={value}" for name, value in options.items()]
@@ -97,7 +97,7 @@ def test_each_flag_reaches_the_chain_of_operators(tmp_path, coco128, api, decode
     )
 
 
-def test_list_with_labels_blank_lines_and_comments_is_read(tmp_path, tree):
+def test_image_list_with_labels_blank_lines_and_comments_is_read(tmp_path, tree):
     listed = f"# images\n{tree}/two dogs/3.png 7\n\n{tree}/cats/0.png\n{tree}/two dogs/4.png\n"
     (tmp_path / "list.txt").write_text(listed)
     run("--source=list", f"--input={tmp_path}/list.txt", f"--output={tmp_path}/out")
@@ -106,7 +106,7 @@ def test_list_with_labels_blank_lines_and_comments_is_read(tmp_path, tree):
         np.testing.assert_array_equal(picture, pictures_on_disk.PICTURES[number])
 
 
-def test_pictures_stay_in_their_directories_and_equal_names_get_numbers(tmp_path, tree):
+def test_written_pictures_keep_their_subdirectories_and_equal_names_get_numbers(tmp_path, tree):
     (tmp_path / "in/a").mkdir(parents=True)
     for name, number in (("a/0.png", 0), ("a/0.webp", 1), ("0.png", 2)):
         PIL.Image.fromarray(pictures_on_disk.PICTURES[number]).save(tmp_path / "in" / name, lossless=True)
@@ -116,7 +116,7 @@ def test_pictures_stay_in_their_directories_and_equal_names_get_numbers(tmp_path
         np.testing.assert_array_equal(picture, pictures_on_disk.PICTURES[number])
 
 
-def test_external_source_takes_paths_arrays_and_functions(tmp_path, tree):
+def test_external_source_reads_a_directory_and_a_python_function_that_yields_arrays(tmp_path, tree):
     run("--source=external", f"--input={tree}", f"--output={tmp_path}/out")
     picture = PIL.Image.open(tmp_path / "out/cats/0.png")
     np.testing.assert_array_equal(picture, pictures_on_disk.PICTURES[0])
@@ -141,7 +141,7 @@ def test_external_source_takes_paths_arrays_and_functions(tmp_path, tree):
         ("images = [b'text']", "1 of 1 images cannot be used: 000000 (file that is not an image)"),
     ],
 )
-def test_external_code_without_usable_images_is_reported(tmp_path, code, message):
+def test_python_code_for_an_external_source_without_usable_images_is_reported(tmp_path, code, message):
     (tmp_path / "code.py").write_text(code)
     assert message in message_for("external", f"{tmp_path}/code.py:images", tmp_path)
 
@@ -168,7 +168,7 @@ def test_image_that_dali_fails_to_decode_is_reported_by_its_name(tmp_path, case,
 
 
 @pytest.mark.parametrize("kind", preprocess.SOURCES)
-def test_missing_input_of_each_source_is_reported_in_one_line(tmp_path, kind):
+def test_missing_input_of_each_data_source_is_reported_in_one_line(tmp_path, kind):
     assert "nowhere" in message_for(kind, tmp_path / "nowhere", tmp_path)
 
 
@@ -293,7 +293,7 @@ def values(directory, *contents):
     ],
     ids=["caffe-without-label", "caffe2-without-label", "caffe2-float-label", "caffe-without-encoded"],
 )
-def test_lmdb_of_each_record_format_is_read(tmp_path, make):
+def test_lmdb_of_each_variant_of_caffe_and_caffe2_records_is_read(tmp_path, make):
     path = values(tmp_path, *map(make, IMAGES, LABELS))
     for number, input_path in enumerate((path, f"{path}/data.mdb")):
         run("--source=lmdb", f"--input={input_path}", "--crop=8x12", f"--output={tmp_path}/{number}.npz")
@@ -393,12 +393,14 @@ def test_coco_json_with_a_missing_image_file_is_reported(tmp_path):
         (["--input={empty}", "--output={empty}/x.npz"], "no file there ends in .jpg"),
     ],
 )
-def test_impossible_flags_are_reported_in_one_line_and_nothing_is_written(tree, tmp_path, arguments, message):
+def test_invalid_flags_of_preprocess_py_are_reported_in_one_line_and_nothing_is_written(
+    tree, tmp_path, arguments, message
+):
     assert message in refusal(run, *(argument.format(tree=tree, empty=tmp_path) for argument in arguments))
     assert list(tmp_path.iterdir()) == []
 
 
-def test_existing_output_is_refused_and_stays_unchanged(tree, tmp_path):
+def test_existing_output_of_preprocess_py_is_refused_and_stays_unchanged(tree, tmp_path):
     (tmp_path / "x.npz").write_bytes(b"mine")
     for output in (tmp_path / "x.npz", tmp_path, tree):
         assert "exists: choose another name" in refusal(run, f"--input={tree}", f"--output={output}")

@@ -59,7 +59,7 @@ def label_of(name, sample):
 
 
 @pytest.mark.parametrize("read", [by_pipeline, by_dynamic])
-def test_images_and_labels_of_each_source_are_in_input_order(case, read):
+def test_images_and_labels_of_each_data_source_are_in_input_order(case, read):
     name, kind, arguments = case
     samples = read(kind, arguments)[:COUNT]
     assert len(samples) == COUNT
@@ -70,7 +70,7 @@ def test_images_and_labels_of_each_source_are_in_input_order(case, read):
 
 
 @pytest.mark.parametrize("case", [name for name in WRITERS if name != "external"], indirect=True)
-def test_two_shards_have_all_images_and_shuffling_changes_their_order(case):
+def test_two_shards_of_a_reader_share_out_all_images_and_shuffling_changes_their_order(case):
     """A source "external" has no reader, and so no shards."""
     name, kind, arguments = case
     images = [image_of(name, number).tobytes() for number in range(COUNT)]
