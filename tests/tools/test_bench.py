@@ -42,7 +42,7 @@ def write(tmp_path):
     return write
 
 
-def test_comparison_has_old_new_and_ratio_of_each_number(write):
+def test_benchmark_comparison_has_old_new_and_ratio_of_each_number(write):
     new = copy.deepcopy(RECORD)
     new["candidates"]["data dali_cpu"] = candidate(75.0, 20.0, 2_000_000_000)
     new["stages"]["dali_cpu"][0]["cpu_ms_per_image"]["median"] = 1.0
@@ -71,7 +71,7 @@ CHANGES = {
 
 
 @pytest.mark.parametrize("part", CHANGES)
-def test_comparison_of_runs_under_different_conditions_names_the_difference(write, part):
+def test_benchmark_comparison_of_runs_under_different_conditions_names_the_difference(write, part):
     change, words = CHANGES[part]
     text = report.compare(write("old.json", RECORD), write("new.json", RECORD | change))
     assert "cannot be compared" in text and f"  {part}: {words}" in text.splitlines()
@@ -95,7 +95,7 @@ def test_missing_benchmark_file_is_refused():
     assert "/no/such.json: No such file" in refusal(report.read, "/no/such.json")
 
 
-def test_compare_command_prints_the_comparison(write):
+def test_compare_command_prints_the_benchmark_comparison(write):
     old = write("old.json", RECORD)
     assert "data dali_cpu" in run(sys.executable, "tools/bench.py", "compare", old, old).stdout
 

@@ -36,7 +36,7 @@ def test_training_and_evaluation_data_get_a_report_each(data, drawn_records, tmp
         assert content.count("<img ") == 2 and "toothbrush" in content
 
 
-def test_check_without_a_report_prints_classes_and_issues_but_no_anchors(data, capsys):
+def test_data_check_without_a_report_prints_classes_and_issues_but_no_anchors(data, capsys):
     text = check(data)
     assert capsys.readouterr().out == text + "\n"
     assert "Anchors" not in text

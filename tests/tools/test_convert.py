@@ -50,7 +50,7 @@ def test_coco_converted_to_tfrecord_and_back_has_equal_annotations_and_images(dr
     assert sorted(os.listdir(tmp_path)) == ["images", "out.json", "r"]
 
 
-def test_bccd_records_converted_from_voc_equal_records_from_its_json(bccd, tmp_path):
+def test_bccd_tfrecords_converted_from_voc_equal_those_converted_from_its_coco_json(bccd, tmp_path):
     train, test, images = (bccd / name for name in ("instances_train.json", "instances_test.json", "images"))
     voc = {"split": bccd / "test.txt", "label_map": train, "voc_pixels": "zero_based"}
     run("voc", "tfrecord", input=bccd / "annotations_voc", images=images, output=tmp_path / "v", **voc)
@@ -83,7 +83,7 @@ def test_existing_output_of_a_conversion_is_refused_without_overwrite(yolo, tmp_
     assert set(after) == set(before) and after != before
 
 
-def test_unusable_image_is_refused_or_skipped_as_the_flags_say(yolo, tmp_path):
+def test_conversion_refuses_or_skips_an_unusable_image_as_the_flags_say(yolo, tmp_path):
     options = {"input": yolo, "output": tmp_path / "x.json"}
     assert "--max_megapixels" in refused("yolo", "coco", **options, max_megapixels=0.0005, error=DataError)
     write_file(yolo, "images/b.png", b"")

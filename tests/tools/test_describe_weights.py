@@ -59,6 +59,6 @@ def test_checkpoint_is_described_with_its_step(tmp_path):
     assert re.search(r"^state.step +10$", text, re.M)
 
 
-def test_metadata_with_few_fields_are_described():
+def test_weights_metadata_with_few_fields_are_described():
     fields = {name: metadata_of()[name] for name in ("app", "num_classes", "label_map")}
     assert re.search(r"^class 1 +category 17, Katze$", describe_weights.describe(fields), re.M)

@@ -21,7 +21,7 @@ def is_running(pid: str) -> bool:
 
 
 @pytest.mark.parametrize(("on_sigterm", "new_session"), HANDLERS.values(), ids=HANDLERS)
-def test_children_of_an_ended_process_end(tmp_path, on_sigterm, new_session):
+def test_ending_a_process_also_ends_its_child_processes(tmp_path, on_sigterm, new_session):
     pid_file = tmp_path / "pid"
     start = f"{on_sigterm}; child = subprocess.Popen(['sleep', '600'], start_new_session={new_session})"
     write = f"open({str(pid_file)!r}, 'w').write(str(child.pid))"

@@ -44,7 +44,7 @@ def data_set(tmp_path_factory):
     return synthetic.draw_dataset(tmp_path_factory.mktemp("synthetic"), num_images=4, seed=3).parent
 
 
-def test_command_draws_the_first_images_of_a_larger_data_set(data_set, tmp_path):
+def test_synthetic_command_for_two_images_draws_the_first_two_of_a_larger_data_set(data_set, tmp_path):
     command = f"tools/synthetic.py --output_dir={tmp_path} --num_images=2 --seed=3".split()
     assert f"drew 2 images: {tmp_path}/instances.json" in run(sys.executable, *command).stdout
     files = sorted((tmp_path / "images").iterdir())
@@ -100,7 +100,7 @@ def test_synthetic_categories_have_gaps_and_appear_about_equally_often(pictures)
     assert np.diff(sorted(synthetic.CATEGORIES)).max() > 1
 
 
-def test_covered_object_shows_at_least_the_minimum_share(drawing):
+def test_covered_synthetic_object_shows_at_least_the_minimum_share_of_its_area(drawing):
     pictures, full_areas = drawing
     shares = np.concatenate([p.areas for p in pictures]) / full_areas
     assert shares.min() >= synthetic.MIN_VISIBLE
@@ -124,7 +124,7 @@ def test_synthetic_box_is_the_rectangle_around_the_painted_pixels(monkeypatch):
         assert abs(picture.areas[0] - len(rows)) <= 0.05 * len(rows) + 4
 
 
-def test_object_over_the_border_shows_at_least_the_minimum_share():
+def test_synthetic_object_over_the_image_border_shows_at_least_the_minimum_share_of_its_area():
     solid = np.pad(np.ones((30, 10), bool), ((0, 0), (0, 20)))
     for seed in range(50):
         rng = np.random.default_rng(seed)
@@ -153,6 +153,6 @@ def test_synthetic_flag_below_its_minimum_is_refused(argument):
     assert argument in refusal(flag_values, *words, error=flags.IllegalFlagValueError)
 
 
-def test_output_directory_below_a_file_is_refused(tmp_path):
+def test_synthetic_output_directory_below_a_file_is_refused(tmp_path):
     (tmp_path / "file").write_text("")
     assert "file/data: Not a directory" in refusal(synthetic.draw_dataset, tmp_path / "file" / "data", 1, 0)

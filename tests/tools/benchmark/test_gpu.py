@@ -72,25 +72,25 @@ def test_failed_row_of_gpu_benchmark_is_reported_and_repeated_by_the_next_run(me
     assert "was written with other flags" in refusal(measurement.run, seed=1)
 
 
-def test_interrupted_measurement_has_its_first_rows_in_the_json(measurement):
+def test_interrupted_gpu_benchmark_leaves_its_first_rows_in_the_json(measurement):
     measurement.programs[1.0] = None
     with pytest.raises(KeyboardInterrupt):
         measurement.run()
     assert list(measurement.results) == [row.name for row in ROWS[:2]]
 
 
-def test_measurement_without_a_successful_row_is_refused(measurement):
+def test_gpu_benchmark_without_a_successful_row_ends_with_an_error(measurement):
     measurement.programs = dict.fromkeys(LOADS, "sys.exit('error: no such data')")
     assert "nothing could be measured" in refusal(measurement.run)
 
 
-def test_flags_that_rows_set_and_missing_json_are_refused(measurement):
+def test_gpu_benchmark_refuses_flags_that_its_rows_set_and_a_missing_json_flag(measurement):
     assert "omit --batch_size: the measurement itself sets it" in refusal(measurement.run, batch_size=4)
     assert "omit --xla" in refusal(measurement.run, xla=True)
     assert "--json=FILE is missing" in refusal(gpu.measure, BenchArgs(baseline=[]))
 
 
-def test_gpu_command_without_a_gpu_is_refused(monkeypatch, tmp_path):
+def test_gpu_benchmark_without_a_gpu_is_refused(monkeypatch, tmp_path):
     flag_values = flags.FlagValues()
     define_flags(flag_values)
     flag_values(["bench.py", f"--json={tmp_path}/gpu.json"])

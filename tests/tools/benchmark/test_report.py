@@ -35,7 +35,7 @@ def test_benchmark_summary_has_median_and_range_of_the_rounds():
     assert summary["peak_bytes"] == 7 and len(summary["windows"]) == 3
 
 
-def test_cost_of_a_stage_is_the_difference_to_the_stage_before_in_each_round():
+def test_cost_of_a_benchmark_stage_is_the_difference_to_the_stage_before_in_each_round():
     def costs(*values):  # for a batch of two images; each value is (CPU ms, ms) per image
         return {
             stage: Cost(2 * cpu, 2 * ms, 9)
@@ -75,7 +75,7 @@ def test_benchmark_tables_list_rates_failures_and_verdict():
     assert [rates in line for line in record["verdict"]] == [True] and lines[-1] == record["verdict"][0]
 
 
-def test_ratios_are_medians_over_the_rounds_and_the_table_has_those_to_the_first_baseline():
+def test_benchmark_ratios_are_medians_over_rounds_and_the_table_has_those_to_the_first_baseline():
     """The ratios of the rounds are 4, 5 and 2. The ratio of the medians would be 70 / 16."""
     candidates = {
         "data dali_cpu": candidate(60, 80, 70, cpu_ms=33, seconds=5.0),
@@ -96,7 +96,7 @@ LIMITS = [
 
 
 @pytest.mark.parametrize(("data", "model", "limit", "advice"), LIMITS, ids=["loader", "model", "CPU"])
-def test_verdict_names_the_limit_of_training_and_the_flag_to_change(data, model, limit, advice):
+def test_benchmark_verdict_names_what_limits_training_and_the_flag_to_change(data, model, limit, advice):
     """`data` and `model` are (images/s, CPU ms per image)."""
     data, model = (candidate(rate, cpu_ms=cpu_ms) for rate, cpu_ms in (data, model))
     (line,) = record_of({"data dali_cpu": data, "model": model})["verdict"]
@@ -105,7 +105,7 @@ def test_verdict_names_the_limit_of_training_and_the_flag_to_change(data, model,
 
 
 @pytest.mark.parametrize(("cpu_seconds", "is_reported"), [(6.0, True), (2.0, False)])
-def test_other_processes_are_reported_above_a_tenth_of_the_cores(cpu_seconds, is_reported):
+def test_benchmark_reports_other_processes_that_use_more_than_a_tenth_of_the_cores(cpu_seconds, is_reported):
     """Without a model, the verdict has nothing else."""
     windows = [Window(100, 10.0, 15.0, seconds) for seconds in (1.0, cpu_seconds, 7.0)]
     record = record_of({"data dali_cpu": rounds.summarize(windows, 1), "model": {"error": "killed"}})

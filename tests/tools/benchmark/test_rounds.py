@@ -36,7 +36,7 @@ def window_of(tmp_path, arguments, settle=1, **options):
     return result["windows"][0], result["peak_bytes"]
 
 
-def test_candidates_run_one_at_a_time_and_every_second_round_in_reverse(tmp_path):
+def test_benchmark_candidates_run_one_at_a_time_and_in_reverse_order_every_second_round(tmp_path):
     logs = [tmp_path / name for name in ("a", "b", "c")]
     results = measure(tmp_path, [Command(log.name, python(LOGGING, log)) for log in logs], rounds=3)
     assert list(results) == ["a", "b", "c"]
@@ -108,7 +108,9 @@ FAILURES = {
 
 
 @pytest.mark.parametrize(("code", "reason"), FAILURES.values(), ids=FAILURES)
-def test_failure_of_a_candidate_is_one_line_and_other_candidates_run(tmp_path, monkeypatch, code, reason):
+def test_failed_benchmark_candidate_gets_a_one_line_error_and_the_others_still_run(
+    tmp_path, monkeypatch, code, reason
+):
     monkeypatch.setattr(rounds, "STEP_TIMEOUT", 0.4)
     monkeypatch.setattr(rounds, "_END_TIMEOUT", 0.2)
     commands = [Command("bad", python(code)), Command("good", python(LOGGING, tmp_path / "log"))]
@@ -118,19 +120,19 @@ def test_failure_of_a_candidate_is_one_line_and_other_candidates_run(tmp_path, m
     assert len(results["good"]["windows"]) == 2
 
 
-def test_missing_program_of_a_candidate_is_reported(tmp_path):
+def test_missing_program_of_a_benchmark_candidate_is_reported(tmp_path):
     results = measure(tmp_path, [Command("a", ["/no/such/program"])])
     assert results["a"] == {"error": "cannot be started: No such file or directory: /no/such/program"}
 
 
-def test_result_of_a_command_is_its_line_of_json_or_its_error(tmp_path):
+def test_result_of_a_benchmark_command_is_its_json_line_or_its_error(tmp_path):
     command = Command("stages", python("import time; print('[3]'); print('result [1, 2]'); time.sleep(100)"))
     assert rounds.result(command, tmp_path) == [1, 2]
     command = Command("stages", python("import sys; sys.exit('error: no data')"))
     assert rounds.result(command, tmp_path) == {"error": "exit code 1: no data"}
 
 
-def test_candidate_and_its_child_end_after_an_interrupt(tmp_path, monkeypatch):
+def test_benchmark_candidate_and_its_child_process_end_after_an_interrupt(tmp_path, monkeypatch):
     """The output ends only when the candidate and its child process have ended."""
     outputs = []
 

@@ -101,7 +101,7 @@ CHANGES = {
 
 
 @pytest.mark.parametrize(("change", "message"), CHANGES.values(), ids=CHANGES)
-def test_image_changed_after_the_check_is_refused_and_earlier_records_stay(data, tmp_path, change, message):
+def test_image_changed_after_the_check_is_refused_and_earlier_tfrecords_stay(data, tmp_path, change, message):
     write(data, tmp_path / "out" / "t")
     before = contents_of(tmp_path / "out")
     change(data / "images" / "01.jpg")
@@ -113,7 +113,7 @@ ERRORS = [OSError(28, "No space left on device", "/x/y"), KeyboardInterrupt("now
 
 
 @pytest.mark.parametrize("error", ERRORS, ids=["full disk", "interrupt"])
-def test_failure_while_writing_keeps_the_earlier_records(drawn, tmp_path, monkeypatch, error):
+def test_failure_while_writing_tfrecords_keeps_the_earlier_tfrecords(drawn, tmp_path, monkeypatch, error):
     write(drawn, tmp_path / "t", seed=1)
     before, calls, is_over = contents_of(tmp_path), [], threading.Event()
     original = coco_to_tfrecord._serialize
@@ -133,7 +133,7 @@ def test_failure_while_writing_keeps_the_earlier_records(drawn, tmp_path, monkey
     assert contents_of(tmp_path) == before
 
 
-def test_records_replaced_only_in_part_have_no_label_map(drawn, tmp_path, monkeypatch):
+def test_tfrecords_replaced_only_in_part_are_left_without_label_map(drawn, tmp_path, monkeypatch):
     write(drawn, tmp_path / "t", seed=1)
     original, targets = os.replace, []
 
@@ -161,7 +161,7 @@ def test_tfrecord_shards_are_written_in_parallel(drawn, tmp_path, monkeypatch):
     write(drawn, tmp_path / "t", num_workers=3)
 
 
-def test_records_with_the_same_prefix_and_another_number_of_shards_are_refused(drawn, tmp_path):
+def test_existing_tfrecords_of_the_same_prefix_and_another_number_of_shards_are_refused(drawn, tmp_path):
     for name, num_shards in (("t", 2), ("t", 2), ("t-more", 3)):
         write(drawn, tmp_path / name, num_shards)
     message = refusal(write, drawn, tmp_path / "t", 3)
@@ -174,7 +174,7 @@ def test_shard_count_below_1_or_above_the_number_of_images_is_refused(drawn, tmp
     assert f"--num_shards={num_shards} is not in 1..12" in message
 
 
-def test_one_shard_per_image_is_written(drawn, tmp_path):
+def test_tfrecords_with_one_shard_per_image_are_written(drawn, tmp_path):
     assert len(write(drawn, tmp_path / "t", 12)) == 12
 
 

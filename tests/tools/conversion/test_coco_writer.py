@@ -19,7 +19,7 @@ def named(*names):
     return dataclasses.replace(annotations([(20, 30)] * len(names), []), file_names=list(names))
 
 
-def test_written_json_is_read_back_as_equal_annotations(drawn, tmp_path):
+def test_written_coco_json_is_read_back_as_equal_annotations(drawn, tmp_path):
     truth = load_coco(drawn / "instances.json")
     write_coco(truth, tmp_path / "sub" / "out.json")
     assert load_coco(tmp_path / "sub" / "out.json").fingerprint() == truth.fingerprint()
@@ -42,7 +42,7 @@ def test_one_unusable_or_repeated_file_name_replaces_all_names_by_ids(name):
     assert file_names(named(*names, name), encoded) == ["101.jpg", "102.jpg", "103.png", "104.jpg"]
 
 
-def test_existing_image_is_refused_or_with_overwrite_replaced(tmp_path):
+def test_existing_output_image_is_refused_without_overwrite_and_replaced_with_it(tmp_path):
     (tmp_path / "images").mkdir()
     (tmp_path / "images" / "mine.txt").write_text("mine")
     (tmp_path / "elsewhere.jpg").write_text("not to be touched")

@@ -75,7 +75,7 @@ def test_scaled_jpeg_has_the_orientation_and_colour_profile_of_the_original():
     assert shrink_image(original, "x", 40) == original
 
 
-def test_boxes_scale_by_the_rounded_image_sizes_and_small_images_stay():
+def test_boxes_scale_by_the_rounded_image_sizes_and_images_within_max_side_stay_unchanged():
     boxes = [(0, 0, 1, 2, 3, 4), (1, 1, -10, 20, 300, 40), (1, 2, 5, 5, 0, 5), (3, 0, 1, 1, 1, 1)]
     sizes = [(30, 50), (101, 303), (400, 400), (1, 999)]
     original = annotations(sizes, boxes, crowds=[1], areas=[7, 99, 0, 1])

@@ -73,7 +73,7 @@ def test_label_map_gives_the_ids_of_voc_classes_and_other_classes_are_errors(voc
     assert "a.xml object 1 'cat' is not one of 1 categories" in message
 
 
-def test_invalid_xml_outside_the_split_is_an_error_only_without_a_label_map(voc_dir):
+def test_invalid_voc_xml_outside_the_split_is_an_error_only_without_a_label_map(voc_dir):
     write_xml(voc_dir, "a", "<annotation>")
     assert "a.xml is not valid xml: no element found: line 1" in data_error(voc_dir, split="one")
     LabelMap((5,), ("dog",)).save(voc_dir / "dog")
@@ -90,7 +90,7 @@ def test_difficult_object_is_a_box_a_crowd_or_dropped_as_the_flag_says(voc_dir, 
     assert annotations.issues["difficult"].offenders == [f"{location}: {difficult}"]
 
 
-def test_parts_and_unknown_elements_are_ignored_and_blanks_are_stripped(voc_dir):
+def test_voc_part_and_unknown_xml_elements_are_ignored_and_blanks_are_stripped(voc_dir):
     box = "<bndbox><xmin>4</xmin><ymin>4</ymin><xmax>6</xmax><ymax>6</ymax></bndbox>"
     part = f"<part><name>head</name>{box}</part>"
     text = xml_of(objects=[(" traffic light\n", " 3.25 ", 4.5, 10.75, "\n12.0", 0)])
@@ -118,13 +118,13 @@ FILE_NAMES = [
 
 
 @pytest.mark.parametrize(("image", "filename"), FILE_NAMES)
-def test_filename_element_is_used_only_if_no_image_has_the_name_of_the_xml(voc_dir, image, filename):
+def test_voc_filename_element_is_used_only_if_no_image_has_the_name_of_the_xml(voc_dir, image, filename):
     (voc_dir / "JPEGImages" / "a.png").rename(voc_dir / "JPEGImages" / image)
     write_xml(voc_dir, "a", xml_of(filename, objects=[CAT]))
     assert read_voc(voc_dir)[0].file_names == [image, "b.png"]
 
 
-def test_filename_element_selects_among_images_that_differ_only_in_their_suffix(voc_dir):
+def test_voc_filename_element_selects_among_images_that_differ_only_in_their_suffix(voc_dir):
     shutil.copy(voc_dir / "JPEGImages" / "a.png", voc_dir / "JPEGImages" / "a.jpg")
     assert read_voc(voc_dir)[0].file_names == ["a.png", "b.png"]
     write_xml(voc_dir, "a", xml_of("gone.png", objects=[CAT]))
@@ -132,7 +132,7 @@ def test_filename_element_selects_among_images_that_differ_only_in_their_suffix(
 
 
 @pytest.mark.parametrize("size", [None, (0, 40), (20.0, 40), ("tall", 40)], ids=str)
-def test_missing_or_invalid_size_is_read_from_the_image_header(voc_dir, size):
+def test_image_header_replaces_a_missing_or_invalid_voc_size_element(voc_dir, size):
     write_xml(voc_dir, "a", xml_of(size=size, objects=[CAT]))
     assert read_voc(voc_dir)[0].image_sizes.tolist() == [[20, 40], [20, 40]]
 
@@ -146,7 +146,7 @@ SPLITS = {
 
 
 @pytest.mark.parametrize(("text", "names"), SPLITS.values(), ids=SPLITS)
-def test_split_list_selects_the_images_that_it_names(voc_dir, text, names):
+def test_voc_split_list_selects_the_images_that_it_names(voc_dir, text, names):
     for folder, suffix in (("Annotations", "xml"), ("JPEGImages", "png")):
         if "a 1.png" in names:
             shutil.copy(voc_dir / folder / f"a.{suffix}", voc_dir / folder / f"a 1.{suffix}")
@@ -154,7 +154,7 @@ def test_split_list_selects_the_images_that_it_names(voc_dir, text, names):
     assert read_voc(voc_dir, split=voc_dir / "mine.txt")[0].file_names == names
 
 
-def test_missing_split_list_and_unknown_name_in_it_are_errors(voc_dir):
+def test_missing_voc_split_list_and_unknown_name_in_a_list_are_errors(voc_dir):
     write_file(voc_dir, "mine.txt", "a\nmissing 1\nb\na\n")
     message = data_error(voc_dir, split=voc_dir / "mine.txt")
     assert "mine.txt line 2: 'missing 1' does not exist" in message

@@ -44,7 +44,7 @@ def test_yolo_boxes_are_rounded_to_six_decimals_of_a_pixel(data_dir):
 
 
 @pytest.mark.parametrize("file", ["obj.names", "labels/classes.txt"])
-def test_class_names_are_read_from_the_files_of_other_tools(data_dir, file):
+def test_yolo_class_names_are_read_from_obj_names_and_labels_classes_txt(data_dir, file):
     shutil.move(data_dir / "classes.txt", data_dir / file)
     assert read_yolo(data_dir)[0].label_map.names == ("cat", "dog")
 
@@ -67,7 +67,7 @@ def test_yolo_polygons_become_their_bounding_boxes(data_dir):
     assert "a.txt line 3 " in annotations.issues["polygon"].offenders[1]
 
 
-def test_images_without_labels_are_valid_unless_no_image_has_labels(data_dir):
+def test_yolo_images_without_labels_are_valid_unless_no_image_has_labels(data_dir):
     write_file(data_dir, "labels/a.txt", " \n")
     write_file(data_dir, "images/c.png", black_image())
     annotations, _ = read_yolo(data_dir)
@@ -92,7 +92,7 @@ def test_yolo_boxes_rotate_back_as_pillow_rotates_pixels(orientation):
     np.testing.assert_allclose(boxes_px, [[10, 3, 18, 5]], atol=1e-12)
 
 
-def test_labels_of_an_image_with_exif_rotation_need_yolo_pixels(data_dir):
+def test_yolo_labels_of_an_image_with_exif_rotation_need_the_flag_yolo_pixels(data_dir):
     stored = black_image()
     stored.getexif()[0x0112] = 6
     stored.save(data_dir / "images" / "c.jpg", exif=stored.getexif())
@@ -128,7 +128,7 @@ INVALID = {
 
 
 @pytest.mark.parametrize(("text", "message"), INVALID.values(), ids=INVALID)
-def test_invalid_label_is_reported_with_file_and_line(data_dir, text, message):
+def test_invalid_yolo_label_is_reported_with_file_and_line(data_dir, text, message):
     write_file(data_dir, "labels/a.txt", text)
     assert message in data_error(data_dir)
 
@@ -143,7 +143,7 @@ def test_errors_of_all_yolo_files_are_in_one_message(data_dir):
         assert expected in message, message
 
 
-def test_damaged_image_and_unwritable_file_name_are_errors_or_skipped(data_dir):
+def test_damaged_image_and_file_name_that_is_not_utf8_are_errors_or_skipped(data_dir):
     valid_image = data_dir / "images" / "b.png"
     write_file(data_dir, "images/a.png", b"no image")
     shutil.copy(valid_image, data_dir / "images" / os.fsdecode(b"\xff.png"))
@@ -153,7 +153,7 @@ def test_damaged_image_and_unwritable_file_name_are_errors_or_skipped(data_dir):
     assert annotations.file_names == ["b.png"] and annotations.boxes_ltwh_px.tolist() == [[0, 0, 20, 20]]
 
 
-def test_file_name_with_line_feed_is_an_error_also_if_images_are_skipped(data_dir):
+def test_image_file_name_with_line_feed_is_an_error_even_if_bad_images_are_skipped(data_dir):
     """DALI would read it as two names."""
     shutil.copy(data_dir / "images" / "b.png", data_dir / "images" / "c\nd.png")
     assert "'c\\nd.png' (" in data_error(data_dir, policy=SKIP)
@@ -163,7 +163,7 @@ def test_file_name_with_line_feed_is_an_error_also_if_images_are_skipped(data_di
 
 
 @pytest.mark.parametrize("layout", ["images/{split}", "{split}/images"])
-def test_split_selects_a_directory_in_both_layouts(data_dir, layout):
+def test_split_flag_selects_a_yolo_directory_in_both_directory_layouts(data_dir, layout):
     for split in ("train", "val"):
         folder = layout.format(split=split)
         write_file(data_dir, f"{folder}/x/{split}1.png", black_image())
@@ -174,7 +174,7 @@ def test_split_selects_a_directory_in_both_layouts(data_dir, layout):
     assert f"--split=test: neither {data_dir}/images/test nor " in user_error(data_dir, split="test")
 
 
-def test_directory_with_several_splits_needs_the_split_flag(data_dir):
+def test_yolo_directory_with_several_splits_needs_the_split_flag(data_dir):
     write_file(data_dir, "images/train/1.png", black_image())
     assert read_yolo(data_dir)[0].file_names == ["a.png", "b.png", "train/1.png"]
     write_file(data_dir, "images/val/1.png", black_image())
@@ -183,7 +183,7 @@ def test_directory_with_several_splits_needs_the_split_flag(data_dir):
     assert annotations.file_names == ["a.png", "b.png", "train/1.png", "val/1.png"]
 
 
-def test_labels_in_the_directory_of_the_images_are_read(tmp_path):
+def test_yolo_label_files_in_the_directory_of_the_images_are_read(tmp_path):
     write_file(tmp_path, "set/a.png", black_image())
     write_file(tmp_path, "set/a.txt", "0 0.5 0.5 0.5 0.5")
     write_file(tmp_path, "set/classes.txt", "cat")
@@ -224,7 +224,7 @@ LISTS = {
 
 
 @pytest.mark.parametrize("lines", LISTS.values(), ids=LISTS)
-def test_darknet_list_of_images_is_read(data_dir, monkeypatch, lines):
+def test_darknet_image_list_is_read(data_dir, monkeypatch, lines):
     """Paths are relative to the working directory or to the list."""
     monkeypatch.chdir(data_dir)
     write_file(data_dir, "labels/other.txt", "0 0.5 0.5 1 1")
@@ -233,7 +233,7 @@ def test_darknet_list_of_images_is_read(data_dir, monkeypatch, lines):
     assert annotations.file_names == ["b.png", "a.png"] and images_dir == os.fspath(data_dir / "images")
 
 
-def test_missing_image_of_a_darknet_list_is_reported_with_its_line(data_dir, monkeypatch):
+def test_missing_image_of_a_darknet_image_list_is_reported_with_its_line(data_dir, monkeypatch):
     monkeypatch.chdir(data_dir)
     write_file(data_dir, "train.txt", "images/b.png\nimages/c.png\n")
     message = data_error("train.txt", names_file="classes.txt")
@@ -263,7 +263,7 @@ def test_invalid_data_yaml_is_refused_with_the_reason(data_dir, text, reason):
     assert reason in message and "data.yaml" in message
 
 
-def test_missing_or_invalid_class_names_are_refused(data_dir):
+def test_missing_or_invalid_yolo_class_names_are_refused(data_dir):
     os.remove(data_dir / "classes.txt")
     assert "no class names for " in user_error(data_dir)
     names_file = data_dir / "n.names"
@@ -274,7 +274,7 @@ def test_missing_or_invalid_class_names_are_refused(data_dir):
     assert f"{names_file} is not UTF-8 text" in user_error(data_dir, names_file=names_file)
 
 
-def test_missing_input_and_split_of_a_list_are_refused(data_dir):
+def test_missing_yolo_input_is_refused_and_so_is_the_split_flag_for_an_image_list(data_dir):
     assert "give a directory, a data.yaml" in user_error(data_dir / "gone")
     write_file(data_dir, "list.txt", "images/a.png\n")
     assert "without --split, a list of images" in user_error(data_dir / "list.txt", split="val")

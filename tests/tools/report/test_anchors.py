@@ -74,14 +74,14 @@ def test_anchor_report_equals_matching_of_all_boxes_with_all_anchors(
         assert counts["lost"] > 5 and counts["over_limit"] > 5
 
 
-def test_sides_of_a_level_in_the_report_are_those_of_its_anchors():
+def test_box_sides_of_a_level_in_the_anchor_report_are_those_of_its_anchors():
     report = anchor_report.examine(annotations([(50, 50)], []), SQUARE)
     sides = [(level.level, level.smallest, level.largest) for level in report.levels]
     np.testing.assert_allclose(sides[0], (3, 32, 32 * 2 ** (2 / 3)), rtol=1e-5)
     np.testing.assert_allclose(sides[4], (7, 512, 512 * 2 ** (2 / 3)), rtol=1e-5)
 
 
-def test_first_anchor_of_a_level_counts_for_that_level():
+def test_anchor_report_counts_a_box_of_the_first_anchor_of_a_level_in_that_level():
     anchors = Anchors(3, 5, 1, (1.0,), 1.0, (64, 64))
     report = anchor_report.examine(annotations([(64, 64)], [(0, 0, 0, 0, 16, 16)]), anchors)
     counts = [(level.level, level.best, level.positives) for level in report.levels]
@@ -94,7 +94,7 @@ def test_box_whose_anchor_is_assigned_to_an_identical_box_counts_as_lost():
     assert (report.lost, report.boxes) == (1, 5)
 
 
-def test_too_small_boxes_and_boxes_over_max_instances_are_counted():
+def test_anchor_report_counts_too_small_boxes_and_boxes_over_max_instances():
     rows = [(0, 0, 5 * i, 5, 20 + i, 30) for i in range(9)] + [(1, 1, 10, 10, 1.5, 60)]
     truth = annotations([(200, 200)] * 2, rows)
     for options, counts in (({"max_instances": 6}, (3, 1)), ({"min_box_size": 0.9}, (0, 0))):
@@ -123,7 +123,7 @@ def test_template_iou_is_the_largest_iou_with_any_anchor_of_the_template():
     np.testing.assert_allclose(iou, np.concatenate(by_template, axis=1), atol=1e-4)
 
 
-def test_best_anchor_scale_of_the_fits_reaches_more_boxes():
+def test_anchor_scale_with_the_best_fit_in_the_anchor_report_reaches_more_boxes():
     rows = [(0, 0, 40 * i, 30 * i, side, side) for i, side in enumerate([10, 14, 20, 28, 40])]
     truth, anchors = annotations([(512, 512)], rows), Anchors(3, 7, 3, RATIOS, 3.5, (512, 512))
     report = anchor_report.examine(truth, anchors)
@@ -138,7 +138,7 @@ def test_best_anchor_scale_of_the_fits_reaches_more_boxes():
 # --- the boxes of the network input ---
 
 
-def test_boxes_are_letterboxed_as_by_numpy():
+def test_anchor_report_letterboxes_boxes_as_numpy_does():
     truth = random_annotations(np.random.default_rng(0), 20, 6)
     image_size = (96, 160)
     boxes, targets = anchor_report.letterboxed(truth, image_size), truth.target_boxes
@@ -150,7 +150,7 @@ def test_boxes_are_letterboxed_as_by_numpy():
 
 
 @pytest.mark.parametrize("max_instances", [7, 100])
-def test_selected_boxes_are_the_largest_that_are_not_too_small(max_instances):
+def test_anchor_report_selects_the_largest_boxes_that_are_not_too_small(max_instances):
     truth = random_annotations(np.random.default_rng(1), 12, 30, smallest=0.004)
     anchors = Anchors(3, 7, 3, RATIOS, 4.0, (128, 64))
     boxes = anchor_report.letterboxed(truth, anchors.image_size)
@@ -167,7 +167,7 @@ def test_selected_boxes_are_the_largest_that_are_not_too_small(max_instances):
     assert bool(result.over_limit) == (max_instances < 30)
 
 
-def test_first_of_equally_large_boxes_are_selected():
+def test_anchor_report_selects_the_first_of_equally_large_boxes():
     rows = [(0, 0, *corner, 50, 50) for corner in ((0, 0), (50, 50), (0, 50))] + [(1, 0, 0, 0, 10, 10)]
     truth = annotations([(100, 100)] * 2, rows)
     boxes = anchor_report.letterboxed(truth, (128, 128))
@@ -196,7 +196,7 @@ def test_anchor_sample_depends_on_the_seed_and_spreads_over_the_data():
 # --- AP of the boxes that have an anchor ---
 
 
-def test_ceiling_is_the_ap_of_pycocotools_for_exactly_the_boxes_with_an_anchor():
+def test_ap_ceiling_is_the_ap_of_pycocotools_if_exactly_the_boxes_with_an_anchor_are_detected():
     truth = random_annotations(np.random.default_rng(2), 8, 60, smallest=0.005, largest=0.4)
     report = anchor_report.examine(truth, WIDE, max_instances=12, min_box_size=2.0)
     targets, detected_rows = truth.target_boxes, []

@@ -46,7 +46,7 @@ def written_page(path, sections):
     return ParsedPage(path.read_text("utf-8"))
 
 
-def test_page_loads_no_other_file_and_escapes_hostile_names(tmp_path):
+def test_report_page_loads_no_other_file_and_escapes_hostile_names(tmp_path):
     rows = [(i % 3, i % 7, 5 + i, 5, 20, 30) for i in range(14)]
     truth = dataclasses.replace(
         annotations([(90, 80)] * 3, rows, HOSTILE_NAMES), origin=f"/data/{HOSTILE_NAMES[0]}.json"
@@ -73,7 +73,7 @@ def test_page_loads_no_other_file_and_escapes_hostile_names(tmp_path):
     assert "default-src 'none'" in content
 
 
-def test_page_lists_every_stored_offender_and_every_class(tmp_path):
+def test_report_page_lists_every_stored_offender_of_an_issue_and_every_class(tmp_path):
     truth = random_annotations(np.random.default_rng(0), 5, 200, num_classes=90, smallest=0.004, largest=0.05)
     offenders = [f"annotation {i} has it" for i in range(1000)]
     text = set(
@@ -83,7 +83,7 @@ def test_page_lists_every_stored_offender_and_every_class(tmp_path):
     assert {"crowd: the first 1,000 of 4,321", *(f"class {i}" for i in range(90))} <= text
 
 
-def test_page_in_a_missing_directory_is_refused(tmp_path):
+def test_report_page_in_a_missing_directory_is_refused(tmp_path):
     path = tmp_path / "missing" / "report.html"
     assert f"cannot write the report {path}: No such file" in refusal(page.write, path, [])
     assert list(tmp_path.iterdir()) == []
@@ -147,7 +147,7 @@ def test_report_text_of_data_without_boxes_formats_and_issues_is_complete():
     assert text.endswith("Issues\n  none")
 
 
-def test_issues_that_stop_training_come_first_unless_skipped():
+def test_issues_that_stop_training_come_first_unless_their_images_are_skipped():
     issues = issues_of("crowd", 1, ["annotation 1"])
     issues.add("box-outside", "annotation 2")
     issues.add("image-missing", "image 3")

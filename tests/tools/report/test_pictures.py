@@ -31,7 +31,7 @@ def heights(axes):
     return [bar.get_height() for bar in axes.patches]
 
 
-def test_bars_show_the_class_and_level_counts_of_the_report():
+def test_bar_charts_show_the_class_and_level_counts_of_the_report():
     statistics, anchors = report_of(CASES["90 classes"])
     axes = Figure().subplots()
     pictures.plot_classes(axes, statistics.classes)
@@ -73,7 +73,7 @@ def test_class_plot_shortens_long_names_and_has_a_log_scale_for_rare_classes():
 # --- images with their boxes ---
 
 
-def test_sheet_chooses_the_images_with_most_boxes_then_random_images_with_boxes():
+def test_contact_sheet_chooses_the_images_with_most_boxes_then_random_images_with_boxes():
     counts = [2, 0, 9, 1, 30, 4, 5, 3, 12, 1, 0, 6]
     truth = annotations([(50, 60)] * 12, [(i, 0, 1, 1, 9, 9) for i, n in enumerate(counts) for _ in range(n)])
     rows = pictures.choose(truth)
@@ -85,7 +85,7 @@ def test_sheet_chooses_the_images_with_most_boxes_then_random_images_with_boxes(
     assert pictures.choose(annotations([(50, 60)] * 2, [])) == [0, 1]
 
 
-def test_sheet_draws_a_box_at_its_place_in_the_scaled_image(monkeypatch):
+def test_contact_sheet_draws_a_box_at_its_place_in_the_scaled_image(monkeypatch):
     monkeypatch.setattr(drawing, "_draw_label", lambda *args: None)
     truth = annotations([(600, 920)], [(0, 1, 230, 150, 460, 300)])
     black = pillow("PNG", np.zeros((600, 920, 3), np.uint8))
@@ -96,7 +96,7 @@ def test_sheet_draws_a_box_at_its_place_in_the_scaled_image(monkeypatch):
     assert (columns.min(), columns.max() + 1, rows.min() - 24, rows.max() + 1 - 24) == (115, 345, 75, 225)
 
 
-def test_sheet_names_the_classes_of_an_image_with_at_most_25_boxes(monkeypatch):
+def test_contact_sheet_names_the_classes_only_in_images_with_at_most_25_boxes(monkeypatch):
     drawn_names = []
 
     def draw_boxes(image, boxes, classes, names):
@@ -111,7 +111,7 @@ def test_sheet_names_the_classes_of_an_image_with_at_most_25_boxes(monkeypatch):
     assert drawn_names == [["cat", "x" * 12 + "…" + "x" * 11], ["", ""]]
 
 
-def test_sheet_has_images_of_all_shapes_without_the_unreadable_ones():
+def test_contact_sheet_has_images_of_all_shapes_and_omits_unreadable_images():
     truth = annotations([(50, 60)] * 5, [(i, 0, 1, 1, 9, 9) for i in range(5)])
     grey = np.full((900, 1200), 77, np.uint8)
     files = [pillow("PNG", image) for image in (grey, grey[:30, :20], grey[:10], grey[:, :10], grey[:1])]

@@ -42,7 +42,7 @@ def test_statistics_of_a_small_data_set_equal_counts_by_hand():
     assert (result.boxes, targets.num_clipped, targets.num_dropped, targets.num_crowds) == (4, 1, 2, 1)
 
 
-def test_area_at_a_limit_of_coco_belongs_to_the_larger_size():
+def test_box_area_at_a_size_limit_of_coco_belongs_to_the_larger_size():
     areas = [1023.9, 1024, 9215.9, 9216, 1, 90_000]
     result = describe(annotations([(400, 400)], [(0, 0, 5, 5, 300, 300)] * 6, areas=areas))
     assert result.by_area == {"small": 2, "medium": 2, "large": 2}
