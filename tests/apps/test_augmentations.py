@@ -62,7 +62,7 @@ def test_boxes_of_rotated_images_enclose_their_rotated_rectangles():
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("suite", ["RAND_AUGMENT", "TRIVIAL_AUGMENT"])
-def test_operations_of_a_suite_change_colours_and_move_no_pixels(suite):
+def test_operations_of_rand_augment_and_trivial_augment_change_colours_and_move_no_pixels(suite):
     image, _ = rectangles(np.random.default_rng(1), 120, 160, 4)
     image[:, :, 1] //= 2  # makes grey pixels coloured, so that saturation changes them
     operations = getattr(augmentations, suite)
@@ -86,7 +86,7 @@ def test_operations_of_a_suite_change_colours_and_move_no_pixels(suite):
     assert changed >= 7
 
 
-def test_cutout_fills_one_square_of_half_of_the_images():
+def test_cutout_with_probability_half_fills_one_square_in_about_half_of_the_images():
     images = [np.full((80 + 10 * i, 200 - 10 * i, 3), 255, np.uint8) for i in range(12)] * 4
     fill = (10.0, 20.0, 30.0)
 

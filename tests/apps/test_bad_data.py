@@ -66,7 +66,7 @@ def test_evaluation_and_inference_refuse_bad_images_and_inference_can_skip_them(
 
 
 @one_app
-def test_train_py_lists_every_fault_of_the_data_without_a_traceback(app, faulty, tmp_path):
+def test_train_py_lists_every_error_of_the_data_without_a_traceback(app, faulty, tmp_path):
     command = [sys.executable, f"{ROOT}/{app.name}/train.py", f"--model_name={app.model_name}"]
     command += [*coco_flags(faulty.directory, "train"), f"--output_dir={tmp_path}/run"]
     process = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)

@@ -66,7 +66,7 @@ def source_of(directory: pathlib.Path):
     return open_source(str(directory / "images"), str(directory / "instances.json"))
 
 
-def test_command_measures_loader_and_baseline_processes_and_writes_json(drawn, tmp_path):
+def test_benchmark_command_measures_loader_and_baseline_processes_and_writes_json(drawn, tmp_path):
     app = APPS["efficientdet"]
     baseline = f"--baseline=theirs={sys.executable} -uc {shlex.quote(BASELINE)}"
     arguments = small_flags(app, drawn, "--what=data", "--pipeline_types=dali_cpu", "--rounds=1", baseline)
@@ -87,7 +87,7 @@ def test_command_measures_loader_and_baseline_processes_and_writes_json(drawn, t
 
 
 @pytest.mark.parametrize("name, role", [("efficientdet", "both:dali_cpu"), ("yolov4", "model")])
-def test_measured_step_trains_the_model(drawn, monkeypatch, name, role):
+def test_step_that_the_benchmark_measures_trains_the_model(drawn, monkeypatch, name, role):
     app, bench = APPS[name], options.APPS[name]
     sizes, models, initial = [], [], {}
 
@@ -115,7 +115,7 @@ def test_measured_step_trains_the_model(drawn, monkeypatch, name, role):
 
 
 @one_app
-def test_stages_of_a_loader_are_written_as_one_line_of_json(app, bench, drawn, capfd):
+def test_benchmark_worker_writes_the_stages_of_a_loader_as_one_line_of_json(app, bench, drawn, capfd):
     worker.work(bench, "stages:dali_cpu", parse(bench, *small_flags(app, drawn)))
     line = capfd.readouterr().out.splitlines()[-1]
     results = {stage["stage"]: stage for stage in json.loads(line.removeprefix("result "))}
@@ -129,7 +129,7 @@ def operators(pipeline) -> set[str]:
     return {operator.name for operator in pipeline._ops}
 
 
-def test_graphs_cut_after_each_stage_grow_to_the_graph_of_the_loader(app, bench, drawn):
+def test_dali_graphs_cut_after_each_benchmark_stage_grow_to_the_graph_of_the_loader(app, bench, drawn):
     pipeline = open_loader(bench, drawn, ALL_STAGES[app.name]).pipeline
     nodes = stages.stage_nodes(pipeline, bench.stages)
     assert list(nodes) == STAGES[app.name]
@@ -146,7 +146,7 @@ def test_graphs_cut_after_each_stage_grow_to_the_graph_of_the_loader(app, bench,
         assert not any(operator in name for name in operators(cuts[previous]))
 
 
-def test_graphs_cut_from_a_fresh_mosaic_read_and_decode_four_images(drawn):
+def test_dali_graphs_cut_from_a_fresh_mosaic_read_and_decode_four_images(drawn):
     bench = options.APPS["yolov4"]
     pipeline = open_loader(bench, drawn, f"{ALL_STAGES['yolov4']},mosaic_tiles=fresh").pipeline
     nodes = stages.stage_nodes(pipeline, bench.stages)
@@ -159,7 +159,7 @@ def test_graphs_cut_from_a_fresh_mosaic_read_and_decode_four_images(drawn):
     assert sum("ImageSlice" in name for name in names) == 4 and not any("Resize" in name for name in names)
 
 
-def test_last_two_stages_give_the_batch_of_the_loader_without_and_with_targets(app, bench, drawn):
+def test_benchmark_stage_hand_over_gives_the_images_of_a_batch_and_stage_targets_all_of_it(app, bench, drawn):
     loader = open_loader(bench, drawn, ALL_STAGES[app.name])
     cuts = stages.cuts(loader, bench.stages)
     assert list(cuts) == [*STAGES[app.name], "hand-over", "targets"]
@@ -190,20 +190,22 @@ REFUSED = {
 
 @one_app
 @pytest.mark.parametrize("case", REFUSED)
-def test_refused_flags_are_one_line(bench, drawn, case):
+def test_benchmark_refuses_invalid_flags_with_a_one_line_message(bench, drawn, case):
     arguments, message = REFUSED[case]
     a = parse(bench, *(argument.format(data=drawn) for argument in arguments))
     assert message in refusal(measuring.measure, bench, a)
 
 
 @one_app
-def test_error_if_the_only_baseline_cannot_be_started(bench, capsys):
+def test_benchmark_ends_with_an_error_if_its_only_baseline_cannot_be_started(bench, capsys):
     a = parse(bench, "--what=", "--baseline=a=/no/such/program", "--rounds=1")
     assert "nothing could be measured" in refusal(measuring.measure, bench, a)
     assert "baseline a: failed: cannot be started" in capsys.readouterr().out
 
 
-def test_images_for_the_benchmark_are_drawn_once_and_at_least_90_kilobytes_large(monkeypatch, tmp_path):
+def test_synthetic_images_for_the_benchmark_are_made_once_and_have_at_least_90_kilobytes(
+    monkeypatch, tmp_path
+):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     directory = measuring.draw(2)
     time = os.stat(directory / "instances.json").st_mtime_ns

@@ -41,7 +41,7 @@ def test_training_steps_repeated_or_in_another_process_give_equal_bits(app_name)
     assert first["moved"] and first["unordered_sums"] == first["differing"] == []
 
 
-def test_gradients_of_three_terms_are_added_in_pairs(monkeypatch):
+def test_sums_of_three_terms_and_of_their_gradients_are_added_in_pairs(monkeypatch):
     monkeypatch.setattr(start.gen_math_ops, "add_n", start._add_in_pairs)
     x = tf.constant([[2.0**24, 1.0, 1.0], [-1.0, 1.0, 2.0**-30]])
 

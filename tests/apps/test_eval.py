@@ -38,7 +38,9 @@ def read(directory, name="detections.json"):
     return json.loads((directory / name).read_text())
 
 
-def test_ap_equals_the_best_of_training_and_boxes_are_in_pixels_of_the_images(trained, drawn, evaluated):
+def test_eval_py_gives_the_best_ap_of_training_and_writes_boxes_in_pixels_of_the_images(
+    trained, drawn, evaluated
+):
     best = max(float(row["AP"]) for row in rows_of(trained))
     assert read(evaluated, "metrics.json")["AP"] == pytest.approx(best, abs=1e-5)
     images = read(drawn, "instances.json")["images"]
@@ -54,7 +56,7 @@ def test_ap_equals_the_best_of_training_and_boxes_are_in_pixels_of_the_images(tr
 
 
 @one_app
-def test_second_evaluation_writes_the_same_bytes(run_eval, evaluated, tmp_path):
+def test_second_evaluation_of_the_same_weights_writes_the_same_bytes(run_eval, evaluated, tmp_path):
     run_eval(tmp_path, "--pipeline_type=dali_cpu")
     names = {path.name for path in tmp_path.iterdir()}
     assert names >= {"metrics.json", "detections.json"}
@@ -119,7 +121,9 @@ def test_output_dir_below_a_file_is_refused(run_eval, tmp_path):
 
 
 @one_app
-def test_full_disk_is_a_user_error_and_earlier_detections_stay(app, run_eval, tmp_path, monkeypatch):
+def test_full_disk_during_evaluation_is_a_user_error_and_earlier_detections_stay(
+    app, run_eval, tmp_path, monkeypatch
+):
     (tmp_path / "detections.json").write_text("earlier")
     evaluation = Evaluation({**dict.fromkeys(coco_metrics.NAMES, 0.5), "per_class": {}}, [], {})
     monkeypatch.setattr(app.package.eval, "evaluate", lambda *_, **__: evaluation)

@@ -63,7 +63,7 @@ def test_help_of_an_apps_command_imports_neither_tensorflow_nor_dali(name, comma
     assert run_python(f"{name}/{command}.py", "--help")[1] == set()
 
 
-def test_import_of_other_commands_imports_neither_tensorflow_nor_dali():
+def test_importing_commands_other_than_train_eval_infer_and_export_loads_no_tensorflow_or_dali():
     programs = [name.format(app=app) for app in APPS for name in reference.OF_APPS] + [*reference.OTHERS]
     programs += ["tools/describe_weights.py"]
     modules = [name.removesuffix(".py").replace("/", ".") for name in programs]
@@ -104,12 +104,12 @@ SHOW_BAR = (
 )
 
 
-def test_progress_without_a_terminal_is_one_line():
+def test_progress_of_an_epoch_without_a_terminal_is_one_log_line():
     process = subprocess.run([sys.executable, "-c", SHOW_BAR], cwd=ROOT, capture_output=True, text=True)
     assert process.stderr == "epoch 1/2: 3 steps in 0 s, loss 0.5\n"
 
 
-def test_progress_on_a_terminal_is_a_bar():
+def test_progress_of_an_epoch_on_a_terminal_is_a_bar():
     reading_end, terminal = pty.openpty()
     subprocess.run([sys.executable, "-c", SHOW_BAR], cwd=ROOT, stderr=terminal, check=True)
     shown = os.read(reading_end, 10_000).decode()

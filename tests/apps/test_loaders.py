@@ -76,7 +76,7 @@ def equal_images(tmp_path_factory):
     return write_coco(tmp_path_factory.mktemp("equal"), [(i, picture, boxes) for i in range(16)])
 
 
-def test_epoch_of_twelve_images_has_one_training_step_or_two_evaluation_steps_of_ten(make, source):
+def test_twelve_images_in_batches_of_ten_give_one_training_step_or_two_evaluation_steps(make, source):
     for training, expected in ((True, 1), (False, 2)):
         loader = make(source, "dali_cpu", [], training=training, batch_size=2, num_shards=5)
         assert loader.steps_per_epoch == expected
@@ -129,7 +129,7 @@ def test_every_augmentation_differs_by_image_rank_and_seed(app, make, equal_imag
     [(True, True), (False, True), (False, False)],
     ids=["training", "evaluation", "without targets"],
 )
-def test_elements_of_all_loaders_have_the_same_names_shapes_and_types(
+def test_batches_of_all_loaders_have_the_same_names_shapes_and_types(
     app, make, source, training, with_targets
 ):
     names = ["images", *(TARGETS[app.name] if with_targets else []), *([] if training else EVALUATION_FACTS)]
@@ -172,7 +172,7 @@ def test_synthetic_loader_repeats_one_batch_of_valid_boxes_without_a_source(make
 
 
 @pytest.mark.parametrize("pipeline_type", LOADERS)
-def test_restored_iterator_continues_with_the_same_batches(app, make, source, tmp_path, pipeline_type):
+def test_restored_loader_iterator_continues_with_the_same_batches(app, make, source, tmp_path, pipeline_type):
     changes = augmentations_of(app, pipeline_type) + RANDOM_SIZES[app.name]
     threads = iter((1, 2))
 
@@ -225,7 +225,7 @@ def compare_twins(app, make, source, changes, batch_size) -> int:
     return different
 
 
-def test_tensorflow_loader_equals_dali_on_drawn_images(app, make, source):
+def test_tensorflow_loader_equals_dali_on_synthetic_images(app, make, source):
     for changes in (RESIZING[app.name], "antialias=false,max_instances=2,min_box_size=12"):
         assert compare_twins(app, make, source, changes, 5) == 0
 

@@ -26,7 +26,7 @@ def run(drawn, tmp_path_factory):
     return directory
 
 
-def test_iterations_set_the_number_of_epochs_and_the_learning_rates(run):
+def test_iterations_of_retinanet_set_the_number_of_epochs_and_the_learning_rates(run):
     rows = rows_of(run)
     assert [int(row["step"]) for row in rows] == [3, 6]
     # The run takes six steps instead of five. The milestones 2 and 4 become 2 and 5.
@@ -34,7 +34,7 @@ def test_iterations_set_the_number_of_epochs_and_the_learning_rates(run):
     assert all(np.isfinite(float(row["loss"])) for row in rows)
 
 
-def test_weights_are_loaded_with_the_settings_of_their_run(run):
+def test_retinanet_weights_are_loaded_with_the_settings_of_their_run(run):
     model, config, label_map, _ = load_trained(str(run))
     assert (config.architecture, config.epochs, config.antialias) == ("retinanet", 2, False)
     assert label_map.num_classes == 3

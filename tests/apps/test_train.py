@@ -20,7 +20,7 @@ from tests.refusal import refusal
 from tests.small_apps import TINY
 
 
-def test_run_writes_rows_metrics_pictures_flags_and_weights_with_metadata(app, trained):
+def test_training_run_writes_rows_metrics_pictures_flags_and_weights_with_metadata(app, trained):
     rows = rows_of(trained)
     assert [row["epoch"] for row in rows] == ["1", "2"]
     assert [row["step"] for row in rows] == ["3", "6"]
@@ -170,7 +170,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_refused_flags_are_one_line(app, command, drawn, tmp_path, case):
+def test_train_py_refuses_invalid_flags_with_a_one_line_message(app, command, drawn, tmp_path, case):
     arguments, message = REFUSED[case]
     flags = [text.format(data=drawn, app=app.name, model=app.model_name) for text in arguments]
     flags = [f"--model_name={app.model_name}", f"--output_dir={tmp_path}/run", *flags]

@@ -17,7 +17,9 @@ LABELS = LabelMap((3, 17, 90), ("car", "cat", "toothbrush"))
 
 
 @pytest.mark.parametrize("app", ["yolov4"], indirect=True, scope="session")
-def test_last_epochs_of_close_mosaic_open_loaders_without_mosaic(app, tiny_train, tmp_path, monkeypatch):
+def test_close_mosaic_makes_the_last_epochs_open_loaders_without_mosaic(
+    app, tiny_train, tmp_path, monkeypatch
+):
     opened, make_loader = [], loader.make_loader
 
     def remember(*arguments, **options):

@@ -150,7 +150,7 @@ PLACES = [
 
 
 @pytest.mark.parametrize(("strategy", "places"), PLACES)
-def test_each_rank_has_its_place(results, strategy, places):
+def test_each_rank_has_its_own_rank_local_rank_world_size_and_replicas(results, strategy, places):
     ranks = [rank["messages"] for rank in results(strategy)]
     assert [rank["place"] for rank in ranks] == places
     assert [rank["strategy"] for rank in ranks] == [strategy] * len(places)

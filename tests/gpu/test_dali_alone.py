@@ -74,17 +74,17 @@ def test_crops_decoded_on_a_gpu_equal_the_cpu(pictures_dir, load):
 # --- without a GPU ---
 
 
-def test_comparison_of_two_decoders_on_a_cpu_has_no_faults(pictures_dir):
+def test_comparison_of_two_equal_decoders_on_a_cpu_finds_no_difference(pictures_dir):
     assert decoding_faults(pictures_dir, Decoder()) == []
 
 
 @pytest.mark.parametrize("app", EXAMPLES)
-def test_comparison_of_two_cpu_pipelines_has_faults_only_for_different_seeds(pictures_dir, app):
+def test_comparison_of_two_pipelines_on_a_cpu_finds_differences_only_for_different_seeds(pictures_dir, app):
     assert example_faults(pictures_dir, app) == []
     assert example_faults(pictures_dir, app, seed=1)
 
 
-def test_comparison_reports_differences_above_the_limits():
+def test_comparison_of_pixels_and_of_tensors_reports_differences_above_the_limits():
     black = np.zeros((3, 4, 4, 3))
     kinds = ["PNG", "4:2:0", "PNG"]
     faults = pictures.pixel_faults(black, black + [[[[1.5 / 255]]], [[[1.4 / 255]]], [[[0]]]], kinds, 255.0)

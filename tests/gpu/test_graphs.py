@@ -58,10 +58,10 @@ def batch_of(loader) -> dict[str, np.ndarray]:
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("graph", GRAPHS)
-def test_graph_on_a_gpu_equals_the_graph_on_a_cpu(source, graph):
+def test_dali_graph_on_a_gpu_gives_the_batches_of_the_graph_on_a_cpu(source, graph):
     assert faults_of(source, graph, device_id=0) == []
 
 
 @pytest.mark.parametrize("graph", ["efficientdet evaluation", "yolov4 fresh mosaics"])
-def test_comparison_of_two_cpu_graphs_has_no_faults(source, graph):
+def test_comparison_of_two_equal_dali_graphs_on_a_cpu_finds_no_difference(source, graph):
     assert faults_of(source, graph, device_id=None, more_hparams="image_size=128x128") == []

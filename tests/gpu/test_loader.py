@@ -56,7 +56,7 @@ def feed(app, config, source):
 
 
 @pytest.mark.gpu
-def test_batches_of_a_gpu_loader_are_on_the_gpu_without_int32(feed):
+def test_gpu_loader_gives_all_tensors_on_the_gpu_and_none_of_type_int32(feed):
     images, targets = next(feed("dali_gpu"))
     for name, tensor in {"images": images, **targets}.items():
         assert tensor.device.endswith("GPU:0"), name
@@ -102,7 +102,7 @@ def sent_to_host(graph: graph_pb2.GraphDef) -> list[str]:
 # --- without a GPU ---
 
 
-def test_loss_of_a_batch_without_int32_equals_the_loss_of_the_original(app, feed, config):
+def test_loss_of_a_batch_with_int64_targets_equals_its_loss_with_int32_targets(app, feed, config):
     images, targets = next(feed("dali_cpu"))
     _, gpu_targets = loader._without_int32((images, targets))
     assert tf.int32 in {tensor.dtype for tensor in targets.values()}
@@ -115,7 +115,7 @@ def test_loss_of_a_batch_without_int32_equals_the_loss_of_the_original(app, feed
 
 
 @pytest.mark.parametrize(("device_id", "dtype"), [(0, tf.int64), (None, tf.int32)], ids=["gpu", "cpu"])
-def test_synthetic_batches_have_int64_and_one_copy_of_the_images_on_a_gpu(
+def test_synthetic_loader_for_a_gpu_gives_int64_classes_and_one_image_tensor_for_all_batches(
     app, config, monkeypatch, device_id, dtype
 ):
     monkeypatch.setattr(loader, "tensorflow_device", lambda _: "/cpu:0")
@@ -153,7 +153,7 @@ def operators(app, config, source):
     return define
 
 
-def test_gpu_graph_decodes_complete_images_with_the_largest_size_of_the_data(operators):
+def test_gpu_graph_decodes_complete_images_into_memory_for_the_largest_image_of_the_data(operators):
     decoders = [x for x in operators(hw_decoder_load=0.3) if x[0] in ("Image", "ImageSlice")]
     assert [(name, device) for name, device, *_ in decoders] == [("Image", "mixed")] * len(decoders) != []
     for _, _, arguments, _ in decoders:
@@ -167,7 +167,7 @@ def test_gpu_graph_with_roi_decoding_decodes_crops(operators):
     assert "ImageSlice" in {name for name, *_ in operators(roi_decoding=True)}
 
 
-def test_arguments_of_gpu_slices_are_not_on_the_gpu(operators):
+def test_crop_window_of_each_slice_operator_on_the_gpu_comes_from_the_cpu(operators):
     """A constant on the GPU would make each batch wait for its copy."""
     for name, device, _, inputs in operators():
         if device == "gpu" and name == "Slice":

@@ -39,7 +39,9 @@ def write_test(tmp_path, monkeypatch):
     return write
 
 
-def test_files_after_a_crash_hang_or_failure_run_and_each_reason_is_printed(write_test, capsys):
+def test_gpu_test_runner_runs_the_files_after_a_crash_hang_or_failure_and_prints_each_reason(
+    write_test, capsys
+):
     files = [write_test(name, content) for name, (content, _) in FAILURES.items()]
     passing_file = write_test("passes", "def test_a(): print('net: 12.5 images/s')")
     assert run.main(*files, passing_file) == 1
@@ -54,14 +56,14 @@ def test_files_after_a_crash_hang_or_failure_run_and_each_reason_is_printed(writ
     assert run.main(passing_file) == 0
 
 
-def test_all_files_with_gpu_tests_are_run_and_the_longest_is_last():
+def test_gpu_test_runner_runs_all_files_with_gpu_tests_and_the_longest_last():
     names = [path.relative_to(ROOT).as_posix() for path in run.gpu_files()]
     in_gpu = [f"tests/gpu/test_{name}.py" for name in ("dali_alone", "graphs", "host", "loader")]
     assert names[:4] == in_gpu and names[-1] == "tests/gpu/test_training.py"
     assert {"tests/yolov4/test_pipeline.py", "tests/common/test_box_encoder.py"} < set(names)
 
 
-def test_run_command_without_a_gpu_ends_with_one_line():
+def test_gpu_test_runner_without_a_gpu_ends_with_a_one_line_error():
     environment = os.environ | {"CUDA_VISIBLE_DEVICES": ""}
     command = [sys.executable, ROOT / "tests" / "gpu" / "run.py"]
     done = subprocess.run(command, capture_output=True, text=True, env=environment)

@@ -142,7 +142,9 @@ def test_short_training_has_a_finite_loss(app, name, trained):
 
 @pytest.mark.gpu
 @both_apps
-def test_demo_reaches_its_ap_with_the_gpu_loader_and_the_cpu_loader(app, trained, data, tmp_path):
+def test_trained_demo_reaches_its_ap_in_evaluations_with_the_gpu_loader_and_the_cpu_loader(
+    app, trained, data, tmp_path
+):
     for pipeline_type in ("dali_gpu", "dali_cpu"):
         output_dir = tmp_path / pipeline_type
         run(evaluate(app, trained(app, "demo"), data, output_dir, pipeline_type=pipeline_type))
@@ -193,7 +195,7 @@ def exported(app: str, weights: pathlib.Path, quantize: str, data: pathlib.Path,
 
 
 @both_apps
-def test_flags_of_all_gpu_commands_exist(app, tmp_path):
+def test_flags_in_all_commands_of_the_gpu_tests_exist(app, tmp_path):
     commands = [train(app, name, tmp_path, tmp_path / "run") for name in ("demo", *RUNS)]
     commands.append(evaluate(app, tmp_path, tmp_path, tmp_path, pipeline_type="dali_gpu"))
     commands.append(infer(app, tmp_path, tmp_path, tmp_path))
