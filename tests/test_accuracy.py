@@ -19,7 +19,7 @@ pathlib.Path(sys.argv[2], "detections.json").write_text(json.dumps(rows))
 """
 
 
-def test_accuracy_row_continues_after_a_failure_and_is_scored_by_pycocotools(tmp_path, drawn, capsys):
+def test_accuracy_benchmark_resumes_at_the_failed_seed_and_its_ap_equals_pycocotools(tmp_path, drawn, capsys):
     images, annotations, data = str(drawn / "images"), str(drawn / "instances.json"), tmp_path / "data/drawn"
     write_data_set(DataArgs(str(data), images, annotations, images, annotations))
     stems = [

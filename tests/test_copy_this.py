@@ -59,14 +59,14 @@ def files_imported_by(project: pathlib.Path, *words: str) -> list[str]:
     return [str(pathlib.Path(file).relative_to(project)) for file in files]
 
 
-def test_all_modules_of_a_copy_are_imported_from_the_copy(app, project):
+def test_all_modules_of_a_copied_app_are_imported_from_the_copy(app, project):
     files = files_imported_by(project, "-c", IMPORT_ALL)
     assert {f"{app}/train.py", f"{app}/export.py", "common/training/run.py"} <= set(files)
     assert sorted(files) == sorted(str(path.relative_to(project)) for path in project.rglob("*.py"))
 
 
 @pytest.mark.slow
-def test_copy_trains_evaluates_infers_and_exports(app, project, drawn):
+def test_copied_app_trains_evaluates_infers_and_exports_with_only_its_own_files(app, project, drawn):
     data = [f"--eval_images={drawn}/images", f"--eval_annotations={drawn}/instances.json"]
     train = [
         *(f"{app}/train.py", f"--model_name={app}-nano", f"--hparams={TINY[app]}", "--image_size=64"),
@@ -86,7 +86,7 @@ def test_copy_trains_evaluates_infers_and_exports(app, project, drawn):
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-def test_copied_tests_are_collected_and_the_first_of_each_file_passes(app, project):
+def test_tests_of_a_copied_app_are_collected_and_the_first_of_each_file_passes(app, project):
     """The first test of a file shows that its fixtures, helpers and data are in the copy."""
     run_copy_command(app, project, 1)
     tests = "tests" if app == APPS[0] else f"tests/{app}"  # tests/common takes minutes: once is enough

@@ -61,12 +61,12 @@ def write_csv(data: pathlib.Path) -> None:
 
 
 @pytest.mark.parametrize("section", SECTIONS)
-def test_diff_of_each_section_applies_and_passes_the_linter(section, tmp_path):
+def test_diff_of_each_section_of_the_customize_page_applies_and_passes_the_linter(section, tmp_path):
     apply_diff(section, copy_project(tmp_path))
     lint(tmp_path)
 
 
-def test_diffs_of_all_sections_together_apply_and_pass_the_linter(tmp_path):
+def test_all_diffs_of_the_customize_page_together_apply_and_pass_the_linter(tmp_path):
     assert list(SECTIONS) == ["augmentation", "loss", "schedule", "backbone", "reader"]
     copy_project(tmp_path)
     for section in SECTIONS:
@@ -76,7 +76,7 @@ def test_diffs_of_all_sections_together_apply_and_pass_the_linter(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("section", SECTIONS)
-def test_changed_copy_of_each_section_passes_the_checks_of_the_page(section, tmp_path):
+def test_commands_and_code_of_each_customize_section_run_in_a_project_with_its_diff(section, tmp_path):
     apply_diff(section, copy_project(tmp_path))
     run(sys.executable, "tools/synthetic.py", "--output_dir=my", "--num_images=8", cwd=tmp_path)
     write_csv(tmp_path / "my")

@@ -41,7 +41,7 @@ def argument(stage: list[tuple[str, str]], name: str) -> str:
 
 
 @every_dockerfile
-def test_image_runs_as_a_numbered_user_without_root_rights(path):
+def test_docker_image_runs_as_a_numbered_user_without_root_rights(path):
     last = stages(path)[-1]
     assert values_of(last, "USER") == ["${UID}"]  # a number, because Kubernetes' runAsNonRoot needs it
     assert int(argument(last, "UID")) >= 1000
@@ -50,7 +50,7 @@ def test_image_runs_as_a_numbered_user_without_root_rights(path):
 
 
 @every_dockerfile
-def test_image_installs_only_the_locked_packages_of_pyproject(path):
+def test_docker_image_installs_only_the_locked_packages_of_pyproject(path):
     assert not re.search(r"==|\bpip3? |requirements", str(stages(path)))
     build = stages(path)[1]
     extras = argument(build, "EXTRAS").strip('"')
@@ -66,7 +66,7 @@ def test_image_installs_only_the_locked_packages_of_pyproject(path):
 
 
 @every_dockerfile
-def test_copied_files_exist_and_are_in_the_build_context(path):
+def test_files_that_a_dockerfile_copies_exist_and_are_in_the_build_context(path):
     allowed = {line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line[0] == "!"}
     for stage in stages(path):
         for value in values_of(stage, "COPY"):
@@ -79,7 +79,7 @@ def test_copied_files_exist_and_are_in_the_build_context(path):
                 assert source == "." or source.split("/")[0] in allowed
 
 
-def test_build_context_has_only_the_files_that_the_apps_need():
+def test_docker_build_context_has_only_the_files_that_the_apps_need():
     lines = [line for line in (ROOT / ".dockerignore").read_text().splitlines() if not line.startswith("#")]
     assert lines[0] == "*"
     allowed = {line[1:] for line in lines if line.startswith("!")}
@@ -88,7 +88,7 @@ def test_build_context_has_only_the_files_that_the_apps_need():
     assert lines[-1] == "**/__pycache__"
 
 
-def test_gpu_image_differs_from_cpu_image_only_by_driver_and_infiniband():
+def test_gpu_docker_image_differs_from_cpu_docker_image_only_by_driver_and_infiniband():
     gpu, cpu = (stages(path)[-1] for path in DOCKERFILES)
     for name in ("COPY", "USER", "ENTRYPOINT", "CMD", "WORKDIR"):
         assert values_of(gpu, name) == values_of(cpu, name), name
@@ -102,7 +102,7 @@ def test_gpu_image_differs_from_cpu_image_only_by_driver_and_infiniband():
 
 
 @every_dockerfile
-def test_make_in_the_image_does_not_install_again(path):
+def test_make_in_the_docker_image_does_not_install_again(path):
     last = stages(path)[-1]
     order = [value for name, value in last if name in ("COPY", "RUN")]
     assert order.index("touch .venv/.ready .venv/.horovod") > order.index(". .")
@@ -126,7 +126,7 @@ def test_compose_service_trains_only_after_its_health_check():
         assert check["command"][0] == "docker/healthcheck.sh"
 
 
-def test_mpijob_has_the_ssh_port_keys_and_user_of_the_images():
+def test_mpijob_has_the_ssh_port_keys_and_user_of_the_docker_images():
     lines = (DOCKER / "sshd_config").read_text().splitlines()
     settings = dict(line.split(maxsplit=1) for line in lines if not line.startswith("#"))
     keys = SPEC["sshAuthMountPath"]

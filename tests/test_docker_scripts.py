@@ -71,7 +71,7 @@ def test_healthcheck_names_an_unknown_argument(argument):
 ENTRYPOINT = DOCKER / "entrypoint.sh"
 
 
-def test_entrypoint_runs_a_command_in_its_own_process_with_unchanged_arguments(tmp_path):
+def test_entrypoint_replaces_itself_by_its_command_with_unchanged_arguments(tmp_path):
     script = 'echo "$0|$1|$(readlink /proc/$$/exe)"; kill -TERM $$'
     words = [ENTRYPOINT, "bash", "-c", script, "a  b", "*"]
     done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True)

@@ -26,7 +26,7 @@ def test_examples_page_links_every_example_file():
     assert links == {path.stem for path in ROOT.glob("examples/*.py")}
 
 
-def test_missing_pytorch_is_reported_in_one_line(monkeypatch):
+def test_pytorch_example_reports_missing_pytorch_in_one_line(monkeypatch):
     monkeypatch.setitem(sys.modules, "torch", None)
     with pytest.raises(SystemExit, match=r"^error: .*torch.*make torch.*$"):
         runpy.run_path(str(ROOT / "examples/pytorch_loader.py"))
@@ -72,7 +72,7 @@ def test_single_file_training_on_two_processes_runs_and_resumes(app, tmp_path):
     assert "epoch 2, 2/2" in result.stdout_of(0) and "epoch 1" not in result.stdout_of(0)
 
 
-def test_current_code_in_the_migration_tables_runs(tmp_path):
+def test_current_dali_code_in_the_migration_tables_runs(tmp_path):
     annotations = synthetic.draw_dataset(tmp_path, num_images=8, seed=0)
     model = keras.Sequential([keras.layers.Flatten(), keras.layers.Dense(2)])
     model.compile(loss="mse")

@@ -39,7 +39,7 @@ def copy(tmp_path, monkeypatch) -> pathlib.Path:
     return tmp_path
 
 
-def test_run_written_by_0_1_0_resumes_within_its_epoch(copy, expected, capfd):
+def test_run_written_by_version_0_1_0_resumes_within_its_epoch(copy, expected, capfd):
     (checkpoint,) = (copy / "run/checkpoints").iterdir()
     step = int(checkpoint.name.partition(".")[0])
     module, a = parsed("yolov4", "--flagfile=run/flags.txt")
@@ -65,7 +65,7 @@ def test_run_written_by_0_1_0_resumes_within_its_epoch(copy, expected, capfd):
     [("run", COCO), ("run/best.weights.h5", RECORDS), ("weights.onnx", COCO)],
     ids=["run", "weights-and-records", "onnx"],
 )
-def test_weights_written_by_0_1_0_give_the_same_detections(copy, expected, weights, data):
+def test_weights_written_by_version_0_1_0_give_the_same_detections(copy, expected, weights, data):
     module, values = flag_values(
         "yolov4.eval", f"--weights={weights}", *data, "--output_dir=out", "--num_threads=1"
     )
@@ -89,7 +89,7 @@ def distance(one: dict, other: dict) -> float:
     return max(float(boxes), abs(one["score"] - other["score"]) / SCORE_ATOL)
 
 
-def test_records_written_by_0_1_0_have_the_images_and_boxes_of_the_json(copy):
+def test_tfrecords_written_by_version_0_1_0_have_the_images_and_boxes_of_the_coco_json(copy):
     records = open_source(file_pattern="data/shapes-*.tfrecord")
     coco = open_source(images="data/images", annotations="data/instances.json")
     assert records.label_map == coco.label_map

@@ -26,7 +26,7 @@ SPEC = yaml.safe_load(MPIJOB.read_text())["spec"]
 LAUNCHER, WORKER = (SPEC["mpiReplicaSpecs"][role]["template"]["spec"] for role in ("Launcher", "Worker"))
 
 
-def test_training_commands_of_the_launch_files_have_only_existing_flags():
+def test_training_commands_of_mpijob_and_slurm_scripts_have_only_existing_flags():
     arguments = LAUNCHER["containers"][0]["args"]
     check_flags(arguments)
     check_horovodrun(["horovodrun", *arguments])
@@ -218,7 +218,7 @@ def test_slurm_script_reports_a_missing_program_or_environment(cluster):
     assert "run make horovod there first" in result.stderr
 
 
-def test_signal_pattern_matches_only_the_ranks(tmp_path):
+def test_process_pattern_that_gets_the_stop_signal_matches_only_the_ranks(tmp_path):
     assert RANKS_PATTERN in MPIJOB.read_text() and RANKS_PATTERN in PAGES["distributed"]
     script = tmp_path / "train.py"
     script.write_text("import signal; print('ready', flush=True); signal.pause()")

@@ -130,7 +130,7 @@ def test_documented_command_has_flags_of_its_program(words):
         check_horovodrun(words[words.index("horovodrun") :])
 
 
-def test_every_page_is_listed_and_its_commands_are_parsed():
+def test_every_documentation_page_is_listed_for_these_tests_and_its_commands_are_found():
     assert len(PAGES) == len(FILES)
     assert set(PAGES) == {*PAGES_TO_RUN, *OTHER_PAGES}
     assert len(python_commands()) >= 30
@@ -145,7 +145,7 @@ def test_documented_commands_start_with_python_make_or_horovodrun():
 
 
 @pytest.mark.parametrize("name", PAGES)
-def test_flags_in_the_text_of_each_page_exist(name, capsys):
+def test_flags_in_the_text_of_each_documentation_page_exist(name, capsys):
     programs = sorted({program_of(words)[0] for words in PROGRAMS.values()})
     known = {flag for program in programs for flag in known_flags(program)}
     with mock.patch.object(sys, "argv", ["horovodrun", "--help"]), pytest.raises(SystemExit):
@@ -159,7 +159,7 @@ def test_flags_in_the_text_of_each_page_exist(name, capsys):
 
 
 @pytest.mark.parametrize("name", PAGES)
-def test_links_and_docker_files_of_each_page_exist(name):
+def test_links_and_docker_files_of_each_documentation_page_exist(name):
     text = PAGES[name]
     headings = re.findall(r"^#+ (.*)$", text, re.MULTILINE)
     slugs = {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
@@ -277,7 +277,7 @@ def small_command(command: str) -> list[str]:
 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
-def test_python_commands_and_code_of_all_pages_run_in_order(project):
+def test_python_commands_and_code_of_all_documentation_pages_run_in_order(project):
     """Also runs what follows a command that fails, so that one run shows all failures."""
     failures = []
     blocks = [

@@ -65,12 +65,12 @@ def project() -> dict[str, set[str]]:
     return {path: imports(ROOT, path) for path in python_files(ROOT, *FOLDERS)}
 
 
-def test_imports_have_one_direction():
+def test_imports_between_packages_go_only_in_the_allowed_direction():
     arrows = {(path, imported) for path, files in project().items() for imported in files}
     assert not {arrow for arrow in arrows if not is_allowed(*arrow)}
 
 
-def test_no_file_imports_a_file_that_imports_it():
+def test_no_source_file_is_in_a_circle_of_imports():
     assert not {path for path in project() if path in reachable(project(), path)}
 
 
@@ -97,11 +97,11 @@ def test_functions_have_at_most_100_lines(folder):
         ("common/evaluation/evaluate.py", "common/training/run.py"),
     ],
 )
-def test_import_in_the_wrong_direction_is_not_allowed(path, imported):
+def test_import_rule_of_these_tests_forbids_imports_in_the_wrong_direction(path, imported):
     assert not is_allowed(path, imported)
 
 
-def test_imports_in_functions_and_under_type_checking_are_listed(tmp_path):
+def test_import_search_lists_imports_in_functions_and_under_type_checking(tmp_path):
     (tmp_path / "common/data").mkdir(parents=True)
     for name in ("__init__", "a", "b", "c", "data/__init__", "data/d"):
         (tmp_path / f"common/{name}.py").touch()
@@ -113,6 +113,6 @@ def test_imports_in_functions_and_under_type_checking_are_listed(tmp_path):
     assert imports(tmp_path, "common/e.py") == expected
 
 
-def test_files_reachable_through_a_circle_of_imports_are_listed():
+def test_import_search_lists_all_files_reachable_through_a_circle_of_imports():
     graph = {"a": {"b"}, "b": {"c"}, "c": {"b", "d"}, "d": set()}
     assert reachable(graph, "b") == {"b", "c", "d"}

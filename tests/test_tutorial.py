@@ -21,7 +21,7 @@ def pictures_of(notebook: dict) -> list[Image.Image]:
     return [Image.open(io.BytesIO(base64.b64decode(file))) for file in files]
 
 
-def test_committed_notebook_has_outputs_and_no_paths_of_this_machine():
+def test_committed_tutorial_notebook_has_outputs_and_no_paths_of_this_machine():
     notebook = json.loads(PATH.read_text())
     code = [cell for cell in notebook["cells"] if cell["cell_type"] == "code"]
     assert [cell["execution_count"] for cell in code] == list(range(1, len(code) + 1))
@@ -33,7 +33,7 @@ def test_committed_notebook_has_outputs_and_no_paths_of_this_machine():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("images", ["synthetic", "user"])
-def test_notebook_runs_on_synthetic_images_and_on_images_of_the_user(images, drawn, monkeypatch):
+def test_tutorial_notebook_runs_on_synthetic_images_and_on_images_of_the_user(images, drawn, monkeypatch):
     monkeypatch.chdir(PATH.parent)
     notebook, names = json.loads(PATH.read_text()), {}
     if images == "user":
