@@ -15,6 +15,9 @@ PICTURES := runs/pictures
 BCCD := runs/accuracy/data/bccd
 BENCH_GPU_FLAGS := --rounds=1
 JOBS ?= 2
+# Without --no-loadscope-reorder, the files with the most tests would always start first.
+PYTEST := $(RUN) -m pytest --numprocesses=$(JOBS) --dist=loadfile --no-loadscope-reorder --durations=10
+PYTEST_FLAGS :=
 CHECKS := tests/test_files_of_0_1_0.py tests/apps/test_determinism.py tests/distributed/test_stop_and_resume.py \
   tests/test_structure.py
 APPS := efficientdet yolov4
@@ -102,10 +105,10 @@ check: horovod  ## tests what a change must not break: resuming, bit-identical r
 	$(RUN) -m pytest $(CHECKS) -k 'not three_times or yolov4'
 
 test: lint horovod  ## runs lint, then all tests except the long ones, in JOBS=2 processes of up to 3 GB each
-	CUDA_VISIBLE_DEVICES= $(RUN) -m pytest --numprocesses=$(JOBS) --dist=loadfile -m 'not slow'
+	CUDA_VISIBLE_DEVICES= $(PYTEST) -m 'not slow' $(PYTEST_FLAGS)
 
 test-long: horovod torch  ## runs only the long tests: the commands of the pages, comparisons of runs
-	CUDA_VISIBLE_DEVICES= $(RUN) -m pytest --numprocesses=$(JOBS) --dist=loadfile -m slow
+	CUDA_VISIBLE_DEVICES= $(PYTEST) -m slow
 
 test-all: test test-long  ## runs all tests
 

@@ -38,6 +38,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[1]
 DATA = pathlib.Path(os.environ.get("DETECTION_TEST_DATA", ROOT / ".." / "shared" / "data")).resolve()
 
 
+@pytest.hookimpl(trylast=True)  # after the tests were put into a random order
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     gc.freeze()  # the garbage collector no longer scans the imported modules, which saves time
     # The longest tests start first, so that all test processes end at about the same time.
