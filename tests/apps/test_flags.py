@@ -64,7 +64,8 @@ def test_help_of_an_apps_command_imports_neither_tensorflow_nor_dali(name, comma
 
 
 def test_importing_commands_other_than_train_eval_infer_and_export_loads_no_tensorflow_or_dali():
-    programs = [name.format(app=app) for app in APPS for name in reference.OF_APPS] + [*reference.OTHERS]
+    programs = [name.format(app=app) for app in APPS for name in reference.APP_PROGRAMS]
+    programs += reference.OTHER_PROGRAMS
     programs += ["tools/describe_weights.py"]
     modules = [name.removesuffix(".py").replace("/", ".") for name in programs]
     modules = [name for name in modules if name.rpartition(".")[2] not in COMMANDS]
