@@ -218,7 +218,7 @@ def test_slurm_script_reports_a_missing_program_or_environment(cluster):
     assert "run make horovod there first" in result.stderr
 
 
-def test_process_pattern_that_gets_the_stop_signal_matches_only_the_ranks(tmp_path):
+def test_process_pattern_of_the_mpijob_for_the_stop_signal_matches_only_the_ranks(tmp_path):
     assert RANKS_PATTERN in MPIJOB.read_text() and RANKS_PATTERN in PAGES["distributed"]
     script = tmp_path / "train.py"
     script.write_text("import signal; print('ready', flush=True); signal.pause()")

@@ -49,7 +49,7 @@ def test_github_workflow_runs_only_the_ci_script():
 
 
 @pytest.mark.parametrize("extras", [OF_SETUP, (*OF_SETUP, "gpu")], ids="+".join)
-def test_lock_of_make_setup_has_every_pin_with_a_hash(extras):
+def test_lock_file_of_make_setup_has_every_pinned_package_with_a_sha256_hash(extras):
     lock = (ROOT / "docker" / "locks" / f"{'+'.join(extras)}.txt").read_text()
     entries = re.split(r"\n(?=\S)", "".join(line for line in lock.splitlines(True) if line[0] != "#"))
     assert all(re.search(r"--hash=sha256:[0-9a-f]{64}", entry) for entry in entries)

@@ -44,7 +44,7 @@ def test_training_with_on_bad_image_skip_leaves_bad_images_out(with_bad_images, 
 
 
 @one_app
-def test_training_refuses_images_over_max_megapixels(drawn, tiny_train, tmp_path):
+def test_train_py_refuses_data_with_an_image_above_its_max_megapixels_flag(drawn, tiny_train, tmp_path):
     flag = "--max_megapixels=0.005"
     assert "--max_megapixels" in refusal(tiny_train, drawn, tmp_path / "run", flag, error=DataError)
 

@@ -87,7 +87,9 @@ def test_benchmark_command_measures_loader_and_baseline_processes_and_writes_jso
 
 
 @pytest.mark.parametrize("name, role", [("efficientdet", "both:dali_cpu"), ("yolov4", "model")])
-def test_step_that_the_benchmark_measures_trains_the_model(drawn, monkeypatch, name, role):
+def test_training_step_that_the_benchmark_measures_changes_the_weights_of_the_model(
+    drawn, monkeypatch, name, role
+):
     app, bench = APPS[name], options.APPS[name]
     sizes, models, initial = [], [], {}
 
@@ -217,7 +219,7 @@ def test_synthetic_images_for_the_benchmark_are_made_once_and_have_at_least_90_k
     assert all(len(source.encoded(row)) > 90_000 for row in range(2))
 
 
-def test_inference_is_measured_with_batch_size_1_and_with_the_batch_size_flag(
+def test_benchmark_measures_inference_with_batch_size_1_and_with_that_of_the_batch_size_flag(
     app, bench, drawn, monkeypatch, capfd
 ):
     calls = []

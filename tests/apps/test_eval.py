@@ -56,7 +56,9 @@ def test_eval_py_gives_the_best_ap_of_training_and_writes_boxes_in_pixels_of_the
 
 
 @one_app
-def test_second_evaluation_of_the_same_weights_writes_the_same_bytes(run_eval, evaluated, tmp_path):
+def test_eval_py_run_twice_on_the_same_weights_writes_files_with_the_same_bytes(
+    run_eval, evaluated, tmp_path
+):
     run_eval(tmp_path, "--pipeline_type=dali_cpu")
     names = {path.name for path in tmp_path.iterdir()}
     assert names >= {"metrics.json", "detections.json"}
@@ -65,7 +67,9 @@ def test_second_evaluation_of_the_same_weights_writes_the_same_bytes(run_eval, e
 
 
 @one_app
-def test_errors_flag_counts_the_detections_above_the_score_and_draws_them(run_eval, tmp_path, capsys):
+def test_errors_flag_of_eval_py_counts_errors_above_errors_min_score_and_writes_two_pictures(
+    run_eval, tmp_path, capsys
+):
     run_eval(tmp_path, "--errors", "--errors_min_score=0.02")
     counts = read(tmp_path, "errors.json")["counts"]
     missed, results = counts.pop("missed"), [r for r in read(tmp_path) if r["score"] >= 0.02]

@@ -214,7 +214,7 @@ def test_litert_file_gives_the_detections_of_the_weights(
     _assert_truncated_file_is_refused(command, drawn, file, file)
 
 
-def test_exported_file_without_metadata_is_refused(command, drawn, tmp_path):
+def test_eval_py_refuses_an_exported_file_without_metadata(command, drawn, tmp_path):
     (tmp_path / "x.tflite").write_bytes(b"no model")
     data = coco_flags(drawn, "eval")
     assert "has no metadata" in refusal(command, "eval", f"--weights={tmp_path}/x.tflite", *data)

@@ -192,7 +192,9 @@ def test_metadata_of_weights_and_checkpoint_hold_the_recipe_and_the_data(heads, 
 
 
 @one_app
-def test_weights_loaded_with_other_settings_than_saved_are_reported(app, heads, capsys):
+def test_weights_loaded_with_another_image_size_or_nms_than_saved_give_a_warning_with_both_values(
+    app, heads, capsys
+):
     app.load_trained(heads.directory)
     assert capsys.readouterr().err == ""
     other_nms = {"efficientdet": "hard", "yolov4": "diou"}[app.name]

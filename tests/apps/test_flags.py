@@ -18,7 +18,7 @@ COMMANDS = ["train", "eval", "infer", "export"]
 HEAVY = {"tensorflow", "keras", "nvidia.dali"}
 
 
-def test_flags_of_train_py_are_the_fields_of_args_and_include_the_promised_ones(app):
+def test_train_py_has_one_flag_per_field_of_its_args_class_and_all_flags_of_a_fixed_list(app):
     fv = flags.FlagValues()
     app.package.train.define_flags(fv)
     fields = {field.name: field.default for field in dataclasses.fields(app.package.train.Args)}

@@ -27,7 +27,7 @@ def read(path):
     return json.loads(path.read_text())
 
 
-def test_pictures_with_annotations_show_ground_truth_and_detections_side_by_side(infer, drawn, tmp_path):
+def test_infer_py_with_annotations_draws_ground_truth_and_detections_side_by_side(infer, drawn, tmp_path):
     flags = [f"--annotations={drawn}/instances.json", "--score_threshold=0.05", "--batch_size=5"]
     results = infer(f"{drawn}/images", *flags)
     truth, written = read(drawn / "instances.json"), read(tmp_path / "out" / "detections.json")

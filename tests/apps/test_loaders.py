@@ -83,7 +83,7 @@ def test_twelve_images_in_batches_of_ten_give_one_training_step_or_two_evaluatio
 
 
 @pytest.mark.parametrize("pipeline_type", LOADERS)
-def test_order_of_images_depends_on_the_seed_and_not_on_augmentation_or_threads(
+def test_order_of_training_images_depends_on_the_seed_and_not_on_augmentation_or_threads(
     app, make, source, pipeline_type
 ):
     def order(changes, **options):
@@ -106,7 +106,9 @@ def test_order_of_images_depends_on_the_seed_and_not_on_augmentation_or_threads(
 
 
 @pytest.mark.parametrize("pipeline_type", LOADERS)
-def test_every_augmentation_differs_by_image_rank_and_seed(app, make, equal_images, pipeline_type):
+def test_every_augmentation_changes_equal_images_differently_per_image_rank_and_seed(
+    app, make, equal_images, pipeline_type
+):
     def draw(*changes, **more):
         """Returns pixels and boxes of each image."""
         options = {"batch_size": 8, "num_shards": 2, "seed": 5} | more

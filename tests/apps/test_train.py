@@ -20,7 +20,7 @@ from tests.refusal import refusal
 from tests.small_apps import TINY
 
 
-def test_training_run_writes_rows_metrics_pictures_flags_and_weights_with_metadata(app, trained):
+def test_train_py_of_each_app_writes_results_csv_metrics_json_pictures_flags_txt_and_weights(app, trained):
     rows = rows_of(trained)
     assert [row["epoch"] for row in rows] == ["1", "2"]
     assert [row["step"] for row in rows] == ["3", "6"]
@@ -45,14 +45,16 @@ def test_training_run_writes_rows_metrics_pictures_flags_and_weights_with_metada
         assert config == expected and hash(config) == hash(expected)
 
 
-def test_flags_txt_of_a_finished_run_continues_the_same_run(trained, command, tmp_path):
+def test_train_py_with_flags_txt_of_a_finished_run_accepts_the_run_and_returns_its_metrics(
+    trained, command, tmp_path
+):
     copy = shutil.copytree(trained, tmp_path / "copy")
     more = [f"--output_dir={copy}", "--init_from=gone.weights.h5", "--coco_backend=faster"]
     metrics = command("train", f"--flagfile={copy}/flags.txt", *more)
     assert metrics == json.loads((copy / "metrics.json").read_text())
 
 
-def test_run_with_other_flags_is_refused_and_leaves_the_weights_of_the_directory(
+def test_train_py_refused_for_a_changed_flag_or_missing_init_from_file_keeps_earlier_weights(
     app, trained, tiny_train, drawn, tmp_path
 ):
     copy = shutil.copytree(trained, tmp_path / "copy")
@@ -143,7 +145,7 @@ def test_diverging_run_names_the_images_of_skipped_steps_and_stops(
 
 
 @pytest.mark.gpu
-def test_resumed_training_on_a_gpu_has_the_same_ap_evaluated_on_gpu_and_cpu(
+def test_eval_py_gives_weights_of_a_resumed_gpu_run_the_same_ap_with_gpu_and_cpu_loader(
     tiny_train, command, drawn, tmp_path
 ):
     run = tmp_path / "run"

@@ -99,7 +99,9 @@ def test_step_that_is_not_finite_on_one_replica_changes_no_replica(results, stra
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
-def test_mean_of_moving_statistics_over_replicas_leaves_the_statistics_unchanged(results, strategy):
+def test_averaging_batch_norm_statistics_over_replicas_returns_the_mean_and_changes_no_replica(
+    results, strategy
+):
     ranks = results(strategy)
     statistics = replicas(ranks, "statistics", "statistics")
     for values in [*statistics, *replicas(ranks, "statistics", "average_statistics")]:
@@ -124,7 +126,7 @@ def test_tf_distribute_and_horovod_agree_on_each_replica_with_batch_statistics(r
     np.testing.assert_allclose(outputs, expected_outputs, rtol=1e-4, atol=1e-5)
 
 
-def test_compressed_gradients_are_float32_with_the_precision_of_float16(results):
+def test_gradients_averaged_by_horovod_with_compression_are_float32_with_float16_precision(results):
     for compression in (rank["compression"] for rank in results("horovod")):
         plain, compressed = compression["plain"], compression["compressed"]
         np.testing.assert_allclose(plain[0], np.full((2, 3), 5 / 6), rtol=1e-6)

@@ -63,7 +63,7 @@ def test_example_pipeline_with_each_crop_gives_the_batches_of_the_efficientdet_a
         assert_same_batch(pipeline, loader, f"step {step}")
 
 
-def test_example_dataset_has_the_batches_of_its_dali_pipeline_by_name(data):
+def test_efficientdet_example_dataset_gives_each_output_of_its_dali_pipeline_under_its_name(data):
     loader, config, shard = loader_and_config(data, "scale_jitter", 0)
     batches, pipeline = iter(example.make_dataset(config, *shard)), example.make_pipeline(config, *shard)
     for images, targets in [next(batches) for _ in range(2)]:
@@ -74,7 +74,7 @@ def test_example_dataset_has_the_batches_of_its_dali_pipeline_by_name(data):
             np.testing.assert_array_equal(tensor, expected[name].reshape(tensor.shape))
 
 
-def test_copied_pipeline_example_alone_draws_synthetic_images(tmp_path):
+def test_copied_efficientdet_pipeline_example_without_data_writes_a_picture_of_synthetic_images(tmp_path):
     run_alone(NAME, tmp_path)
     picture = np.asarray(PIL.Image.open(tmp_path / "alone" / "batch.png"))
     assert picture.shape == (2 * 512, 4 * 512, 3)
@@ -84,7 +84,9 @@ def test_copied_pipeline_example_alone_draws_synthetic_images(tmp_path):
 
 
 @pytest.mark.parametrize("reader", ["coco", "tfrecord"])
-def test_copied_pipeline_example_alone_draws_images_of_each_data_format(data, reader, tmp_path):
+def test_copied_efficientdet_pipeline_example_writes_a_picture_of_coco_or_tfrecord_data(
+    data, reader, tmp_path
+):
     flags = [f"--{name}={value}" for name, value in data[reader][1].items()]
     run_alone(NAME, tmp_path, "--output=a.png", "--crop=none", *flags)
     assert PIL.Image.open(tmp_path / "alone" / "a.png").size == (4 * 512, 2 * 512)

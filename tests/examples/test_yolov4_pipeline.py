@@ -41,7 +41,7 @@ def test_example_pipeline_with_and_without_mosaic_gives_the_batches_of_the_yolov
         assert_same_batch(pipeline, app, f"step {step}")
 
 
-def test_example_dataset_without_augmentation_has_the_batches_of_its_dali_pipeline_by_name(data):
+def test_yolov4_example_dataset_gives_each_output_of_its_dali_pipeline_under_its_name(data):
     fields = {"image_size": (64, 96), "jitter": 0.0, "hue": 0.0, "saturation": 1.0, "exposure": 1.0}
     config = yolov4_pipeline.Config(**data["coco"][1], **fields, batch_size=4)
     batches = iter(yolov4_pipeline.make_dataset(config, 1, 2))
@@ -90,7 +90,9 @@ def test_bad_input_of_a_pipeline_example_is_reported_in_one_line(data, command, 
 
 
 @pytest.mark.parametrize("reader", ["synthetic", "tfrecord"])
-def test_copied_pipeline_example_alone_draws_a_batch(data, reader, tmp_path):
+def test_copied_yolov4_pipeline_example_writes_a_batch_picture_without_other_project_files(
+    data, reader, tmp_path
+):
     files = {} if reader == "synthetic" else data[reader][1]
     flags = [f"--{flag}={value}" for flag, value in files.items()]
     run_alone("yolov4_pipeline.py", tmp_path, "--letterbox", "--image_size", 128, 192, *flags)

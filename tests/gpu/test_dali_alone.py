@@ -54,7 +54,7 @@ def example_faults(pictures_dir: pathlib.Path, app: str, **options) -> list[str]
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("load", LOADS)
-def test_images_decoded_on_a_gpu_equal_the_cpu(pictures_dir, load):
+def test_dali_decodes_whole_images_on_a_gpu_to_the_pixels_of_a_cpu(pictures_dir, load):
     assert decoding_faults(pictures_dir, Decoder("gpu", load)) == []
 
 
@@ -66,7 +66,7 @@ def test_single_file_pipeline_on_a_gpu_equals_the_cpu(pictures_dir, app):
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("load", LOADS)
-def test_crops_decoded_on_a_gpu_equal_the_cpu(pictures_dir, load):
+def test_dali_decodes_crops_of_images_on_a_gpu_to_the_pixels_of_a_cpu(pictures_dir, load):
     """The last GPU test, because it may crash: github.com/NVIDIA/nvImageCodec/issues/55."""
     assert decoding_faults(pictures_dir, Decoder("gpu", load, roi=True)) == []
 

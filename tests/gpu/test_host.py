@@ -14,12 +14,12 @@ def test_nvidia_smi_finds_the_driver():
     assert subprocess.run(["nvidia-smi"]).returncode == 0
 
 
-def test_nvidia_video_library_is_installed():
+def test_nvidia_video_library_libnvcuvid_can_be_loaded_on_this_host():
     """Without it no JPEG engine works. In a container, add `video` to NVIDIA_DRIVER_CAPABILITIES."""
     ctypes.CDLL("libnvcuvid.so.1")
 
 
-def test_gpu_has_jpeg_engines():
+def test_nvjpeg_reports_jpeg_engines_on_this_gpu_or_else_the_test_is_skipped():
     """Counts the engines as nvImageCodec does (hw_decoder.cpp)."""
     from nvidia import dali
 

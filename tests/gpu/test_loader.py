@@ -174,7 +174,9 @@ def test_crop_window_of_each_slice_operator_on_the_gpu_comes_from_the_cpu(operat
             assert "gpu" not in inputs[1:], name
 
 
-def test_iterating_a_loader_builds_no_dali_pipeline(app, config, source, monkeypatch):
+def test_making_and_reading_a_dali_loader_never_calls_the_build_method_of_a_pipeline(
+    app, config, source, monkeypatch
+):
     monkeypatch.setattr(dali.Pipeline, "build", lambda self: pytest.fail("built"))
     loader = app.make_loader("dali_cpu", source=source, config=config, batch_size=2, training=True)
     images, _ = next(loader.iterator())

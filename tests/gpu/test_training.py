@@ -130,7 +130,7 @@ def trained(data, tmp_path_factory):
 @pytest.mark.gpu
 @both_apps
 @pytest.mark.parametrize("name", RUNS)
-def test_short_training_has_a_finite_loss(app, name, trained):
+def test_short_training_on_a_gpu_has_a_finite_loss_with_each_set_of_flags(app, name, trained):
     if name == "two-gpus" and backend.GetCUDADeviceCount() < 2:
         pytest.skip("this host has one GPU")
     rows = list(csv.DictReader((trained(app, name) / "results.csv").read_text().splitlines()))

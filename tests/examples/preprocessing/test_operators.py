@@ -121,7 +121,9 @@ EXPECTED = [  # (name, a function that computes the expected image, tolerance)
 
 
 @pytest.mark.parametrize(("name", "compute", "tolerance"), EXPECTED, ids=[name for name, *_ in EXPECTED])
-def test_pixels_of_operator_are_those_of_numpy_and_opencv(pipeline_results, name, compute, tolerance):
+def test_pixels_of_each_dali_operator_of_the_example_are_those_of_numpy_or_opencv(
+    pipeline_results, name, compute, tolerance
+):
     for result, image in zip(pipeline_results[name], PICTURES, strict=True):
         expected = compute(image)
         assert result.shape == expected.shape
@@ -144,7 +146,7 @@ def by_pillow(image, size, filter_):
         ("resize, Lanczos", "LANCZOS"),
     ],
 )
-def test_pixels_of_resize_are_those_of_pillow(pipeline_results, name, filter_):
+def test_pixels_of_dali_resize_are_those_of_pillow(pipeline_results, name, filter_):
     for result, image in zip(pipeline_results[name], PICTURES, strict=True):
         error = np.abs(result - by_pillow(image, (150, 200), PIL.Image.Resampling[filter_]))
         assert error.mean() < 0.5
@@ -218,7 +220,7 @@ WARPS = [
 
 
 @pytest.mark.parametrize(("name", "matrix"), WARPS, ids=[name for name, _ in WARPS])
-def test_pixels_of_warp_are_those_of_opencv(pipeline_results, name, matrix):
+def test_pixels_of_dali_warp_are_those_of_opencv(pipeline_results, name, matrix):
     for result, image in zip(pipeline_results[name], PICTURES, strict=True):
         expected = by_opencv(image, matrix)
         # OpenCV rounds its weights to 5 bits.
@@ -234,7 +236,7 @@ def test_rotate_turns_counter_clockwise_as_pillow(pipeline_results, name):
         assert np.mean(np.abs(middle(result, *size).astype(int) - middle(rotated, *size))) < 4
 
 
-def test_hue_and_color_twist_are_those_of_numpy(pipeline_results):
+def test_pixels_of_dali_hue_and_color_twist_are_nearly_those_of_numpy(pipeline_results):
     """The oracle rounds after each stage, DALI only once."""
     for result, hue, image in zip(
         pipeline_results["color_twist"], pipeline_results["hue"], PICTURES, strict=True

@@ -22,7 +22,9 @@ def pipeline():
     return outputs.example_pipeline(PATHS, **outputs.THREADS)
 
 
-def test_example_hands_images_to_numpy_tensorflow_and_files(tmp_path, monkeypatch, capsys):
+def test_outputs_example_hands_dali_images_to_numpy_pytorch_tensorflow_and_files(
+    tmp_path, monkeypatch, capsys
+):
     arguments = ["outputs.py", f"--input={ROOT}/examples/shapes", f"--output_dir={tmp_path}/out"]
     monkeypatch.setattr(sys, "argv", arguments)
     outputs.main()
@@ -35,7 +37,7 @@ def test_example_hands_images_to_numpy_tensorflow_and_files(tmp_path, monkeypatc
         np.testing.assert_array_equal(PIL.Image.open(path), image)
 
 
-def test_directory_with_too_few_images_is_reported_in_one_line(tmp_path, monkeypatch):
+def test_outputs_example_reports_a_directory_with_too_few_images_in_one_line(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "argv", ["outputs.py", f"--input={tmp_path}"])
     with pytest.raises(SystemExit, match=r"^error: --input=.*: 4 images \(.jpg, .png\) are needed$"):
         runpy.run_path(str(EXAMPLE), run_name="__main__")
@@ -57,7 +59,7 @@ def test_numpy_images_of_several_sizes_are_in_the_order_of_the_files():
         assert image.shape[:2] == PIL.Image.open(path).size[::-1]
 
 
-def test_numpy_views_stay_valid_after_later_runs_of_the_pipeline():
+def test_numpy_view_of_a_dali_batch_stays_valid_after_later_runs_of_the_pipeline():
     graph = pipeline()
     views = [outputs.numpy_view(graph) for _ in range(6)]
     expected, _ = outputs.numpy_batch(pipeline())
@@ -77,7 +79,7 @@ def test_dlpack_views_share_memory_with_their_arrays():
     assert np.from_dlpack(outputs.tensorflow_view(tensor)).ctypes.data == tensor.data_ptr()
 
 
-def test_npz_of_images_of_two_sizes_is_refused_and_leaves_no_file(tmp_path):
+def test_writing_images_of_two_sizes_to_an_npz_file_is_refused_and_leaves_no_file(tmp_path):
     images = [np.zeros((4, 5, 3), np.uint8), np.zeros((5, 4, 3), np.uint8)]
     with pytest.raises(ValueError, match=r"image 1 has shape \(5, 4, 3\), image 0 \(4, 5, 3\)"):
         outputs.write_npz(f"{tmp_path}/x.npz", images, 2)
@@ -85,7 +87,7 @@ def test_npz_of_images_of_two_sizes_is_refused_and_leaves_no_file(tmp_path):
 
 
 @pytest.mark.parametrize("dtype", [np.uint8, np.float16, np.float32])
-def test_npz_file_has_the_images_for_numpy(tmp_path, dtype):
+def test_npz_file_of_the_outputs_example_is_read_by_numpy_with_equal_images(tmp_path, dtype):
     images = np.random.default_rng(0).uniform(0, 255, (5, 4, 6, 3)).astype(dtype)
     assert outputs.write_npz(f"{tmp_path}/x.npz", iter(images), 5) == images.shape
     loaded = np.load(tmp_path / "x.npz")["images"]
@@ -93,7 +95,7 @@ def test_npz_file_has_the_images_for_numpy(tmp_path, dtype):
     np.testing.assert_array_equal(loaded, images)
 
 
-def test_written_pictures_have_the_pixels_of_their_images_and_equal_names_get_numbers(tmp_path):
+def test_png_files_of_the_outputs_example_have_the_image_pixels_and_numbers_in_repeated_names(tmp_path):
     rng = np.random.default_rng(0)
     images = [rng.integers(0, 256, (7, 9, channels), np.uint8) for channels in (3, 1, 3, 3)]
     outputs.write_pictures(tmp_path, images, ["a/x", "a/x", "a/x-2", "v.0001"])

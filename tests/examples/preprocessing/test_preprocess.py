@@ -106,7 +106,7 @@ def test_image_list_with_labels_blank_lines_and_comments_is_read(tmp_path, tree)
         np.testing.assert_array_equal(picture, pictures_on_disk.PICTURES[number])
 
 
-def test_written_pictures_keep_their_subdirectories_and_equal_names_get_numbers(tmp_path, tree):
+def test_preprocess_py_keeps_the_subdirectories_of_images_and_numbers_repeated_names(tmp_path, tree):
     (tmp_path / "in/a").mkdir(parents=True)
     for name, number in (("a/0.png", 0), ("a/0.webp", 1), ("0.png", 2)):
         PIL.Image.fromarray(pictures_on_disk.PICTURES[number]).save(tmp_path / "in" / name, lossless=True)
@@ -116,7 +116,7 @@ def test_written_pictures_keep_their_subdirectories_and_equal_names_get_numbers(
         np.testing.assert_array_equal(picture, pictures_on_disk.PICTURES[number])
 
 
-def test_external_source_reads_a_directory_and_a_python_function_that_yields_arrays(tmp_path, tree):
+def test_preprocess_py_external_source_reads_a_directory_or_the_arrays_of_a_python_function(tmp_path, tree):
     run("--source=external", f"--input={tree}", f"--output={tmp_path}/out")
     picture = PIL.Image.open(tmp_path / "out/cats/0.png")
     np.testing.assert_array_equal(picture, pictures_on_disk.PICTURES[0])
@@ -141,7 +141,9 @@ def test_external_source_reads_a_directory_and_a_python_function_that_yields_arr
         ("images = [b'text']", "1 of 1 images cannot be used: 000000 (file that is not an image)"),
     ],
 )
-def test_python_code_for_an_external_source_without_usable_images_is_reported(tmp_path, code, message):
+def test_preprocess_py_reports_external_python_code_that_fails_or_has_no_usable_images(
+    tmp_path, code, message
+):
     (tmp_path / "code.py").write_text(code)
     assert message in message_for("external", f"{tmp_path}/code.py:images", tmp_path)
 
@@ -150,7 +152,7 @@ def test_python_code_for_an_external_source_without_usable_images_is_reported(tm
 
 
 @pytest.mark.parametrize("case", ["files", "tfrecord", "coco", "lmdb-caffe", "recordio", "webdataset"])
-def test_truncated_image_is_reported_by_its_name(tmp_path, case):
+def test_preprocess_py_reports_a_truncated_image_of_each_data_source_by_its_name(tmp_path, case):
     damaged = [*IMAGES[:2], IMAGES[2][:-20], *IMAGES[3:]]
     kind, path, names = writing.write_case(case, tmp_path / "in", damaged)
     message = message_for(kind, path, tmp_path)
@@ -407,7 +409,7 @@ def test_existing_output_of_preprocess_py_is_refused_and_stays_unchanged(tree, t
     assert (tmp_path / "x.npz").read_bytes() == b"mine"
 
 
-def test_device_gpu_without_a_gpu_is_reported(tree, tmp_path, monkeypatch):
+def test_preprocess_py_with_device_gpu_is_refused_if_dali_sees_no_gpu(tree, tmp_path, monkeypatch):
     monkeypatch.setattr("nvidia.dali.backend.GetCUDADeviceCount", lambda: 0)
     message = refusal(run, f"--input={tree}", f"--output={tmp_path}/out", "--device=gpu")
     assert message == "--device=gpu: DALI sees no GPU here; use --device=cpu"
