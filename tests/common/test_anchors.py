@@ -53,7 +53,7 @@ def test_anchors_equal_loops_over_levels_cells_scales_and_ratios_in_that_order(a
     np.testing.assert_allclose(anchors.boxes_normalized, normalized, rtol=1e-6, atol=1e-6)
 
 
-def test_anchors_with_lists_equal_and_hash_as_anchors_with_tuples():
+def test_anchors_objects_made_from_lists_and_from_tuples_are_equal_with_equal_hashes():
     with_lists = Anchors(3, 7, 3, [1, 2, 0.5], 4, [512, 256])
     with_tuples = Anchors(3, 7, 3, (1.0, 2.0, 0.5), 4.0, (512, 256))
     assert len({with_lists, with_tuples}) == 1

@@ -199,7 +199,7 @@ def test_degenerate_boxes_do_not_change_targets_of_other_boxes():
 # --- decoding ---
 
 
-def test_decoded_targets_equal_encoded_boxes():
+def test_anchor_box_targets_decode_to_the_matched_box_or_without_one_to_the_anchor_itself():
     rng = np.random.default_rng(4)
     images = [random_boxes(rng, 20, largest=0.9) for _ in range(3)]
     encoded = encode(images, random_labels(rng, images), D7X)

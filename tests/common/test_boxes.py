@@ -52,7 +52,7 @@ def test_diou_and_ciou_equal_hand_computed_values():
 
 
 @pytest.mark.parametrize("overlap", OVERLAPS)
-def test_overlap_is_symmetric_and_independent_of_position_and_scale(overlap):
+def test_iou_diou_and_ciou_are_symmetric_and_independent_of_position_and_scale(overlap):
     rng = np.random.default_rng(2)
     a, b = random_boxes(rng, 50), random_boxes(rng, 50)
     np.testing.assert_allclose(overlap(a, a), 1, atol=1e-9)
@@ -69,7 +69,7 @@ DEGENERATE += [[-1e6, -1e6, 1e6, 1e6], [0.2, 0.2, 0.6, 0.6]]
 
 
 @pytest.mark.parametrize("overlap", OVERLAPS)
-def test_overlap_and_gradient_of_degenerate_boxes_are_finite(overlap):
+def test_iou_diou_and_ciou_and_their_gradients_are_finite_for_degenerate_boxes(overlap):
     a = tf.constant(np.repeat(np.float32(DEGENERATE), len(DEGENERATE), axis=0))
     b = tf.constant(np.tile(np.float32(DEGENERATE), (len(DEGENERATE), 1)))
     with tf.GradientTape() as tape:
@@ -98,7 +98,7 @@ def test_ciou_gradient_treats_alpha_as_constant():
 
 
 @pytest.mark.parametrize("dtype", ["int64", "float16", "float32", "float64"])
-def test_only_float64_boxes_are_computed_in_float64(dtype):
+def test_box_area_is_float64_only_for_float64_boxes_and_else_float32(dtype):
     expected = "float64" if dtype == "float64" else "float32"
     assert box_ops.area(np.array([[0, 0, 3, 2]], dtype)).dtype == expected
 

@@ -24,7 +24,9 @@ PROGRAMS = {
 
 
 @pytest.mark.parametrize(("body", "arguments", "code", "stderr"), PROGRAMS.values(), ids=PROGRAMS)
-def test_each_way_to_end_a_program_gives_its_exit_code_and_message(body, arguments, code, stderr):
+def test_program_ended_by_success_error_bug_signal_or_wrong_flag_has_its_exit_code_and_stderr(
+    body, arguments, code, stderr
+):
     program = f"from common import errors\ndef main():\n    {body}\nerrors.run(main)"
     command = [sys.executable, "-c", program, *arguments]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
@@ -36,7 +38,7 @@ def test_each_way_to_end_a_program_gives_its_exit_code_and_message(body, argumen
 @pytest.mark.parametrize(
     ("name", "hint"), [("efficientdet-do", " did you mean 'efficientdet-d0'?"), ("resnet", "")]
 )
-def test_error_of_unknown_name_suggests_only_a_similar_name(name, hint):
+def test_error_about_an_unknown_name_suggests_a_known_name_only_if_it_is_similar(name, hint):
     message = str(unknown("model", name, ["yolov4", "efficientdet-d0"]))
     assert message == f"unknown model {name!r}:{hint} Known: yolov4, efficientdet-d0"
 

@@ -21,7 +21,7 @@ def contents(directory):
 # --- atomic writes ---
 
 
-def test_writing_into_directory_replaces_and_adds_files_and_leaves_other_files(tmp_path):
+def test_write_into_replaces_and_adds_files_in_a_directory_and_leaves_its_other_files(tmp_path):
     for name in ("other", "replaced"):
         (tmp_path / name).write_text("old")
 
@@ -37,7 +37,7 @@ def test_writing_into_directory_replaces_and_adds_files_and_leaves_other_files(t
     assert contents(tmp_path) == expected
 
 
-def test_written_directory_replaces_the_old_directory_with_all_its_files(tmp_path):
+def test_write_directory_replaces_an_old_directory_and_keeps_none_of_its_files(tmp_path):
     files.write_directory(tmp_path / "d", lambda temporary: (temporary / "a").write_text("1"))
     files.write_directory(tmp_path / "d", lambda temporary: (temporary / "b").write_text("2"))
     assert contents(tmp_path) == {"d/b": "2"}
@@ -45,7 +45,9 @@ def test_written_directory_replaces_the_old_directory_with_all_its_files(tmp_pat
 
 @pytest.mark.parametrize("fault", ["writer", "sync"])
 @pytest.mark.parametrize("function", [files.write_file, files.write_directory, files.write_into])
-def test_failed_atomic_write_leaves_only_the_old_content(tmp_path, monkeypatch, function, fault):
+def test_failed_write_of_a_file_or_directory_leaves_the_old_content_and_no_temporary_file(
+    tmp_path, monkeypatch, function, fault
+):
     path = tmp_path / "d"
     old = path if function is files.write_file else path / "a"
     old.parent.mkdir(exist_ok=True)
@@ -82,7 +84,9 @@ class Killed(BaseException):
 
 
 @pytest.mark.parametrize("names", [[], ["a", "b"]], ids=["file", "directory"])
-def test_kill_before_any_sync_or_rename_leaves_complete_old_or_new_content(tmp_path, monkeypatch, names):
+def test_kill_at_any_sync_or_rename_of_a_file_or_directory_write_leaves_it_entirely_old_or_new(
+    tmp_path, monkeypatch, names
+):
     """If a kill interrupts the replacement of a directory, the directory can also be missing."""
     path, calls_left = tmp_path / "x", 0
 
@@ -145,7 +149,9 @@ def test_parallel_writers_of_equal_content_leave_one_cache_file(cache_home):
     assert list(path.parent.iterdir()) == [path]
 
 
-def test_cache_falls_back_to_temporary_directory_unless_others_may_write_there(cache_home, tmp_path):
+def test_file_cache_falls_back_to_a_temporary_directory_and_is_refused_if_others_may_write_there(
+    cache_home, tmp_path
+):
     cache_home.write_text("a file instead of a directory")
     second = tmp_path / f"dali-detection-{os.getuid()}"
     assert files.cache_directory() == second
@@ -156,7 +162,7 @@ def test_cache_falls_back_to_temporary_directory_unless_others_may_write_there(c
             files.store_cached(b"abc", ".json")
 
 
-def test_cache_file_is_created_once_and_error_names_an_unwritable_file(cache_home, monkeypatch):
+def test_cache_file_is_made_only_if_it_is_missing_and_a_full_disk_error_names_it(cache_home, monkeypatch):
     contents = iter([b"first" * 1000, b"second"])
     path = files.get_or_create("thing.json", lambda: next(contents))
     assert files.get_or_create("thing.json", lambda: next(contents)) == path

@@ -61,7 +61,7 @@ WRONG_PAIRS = [
 
 
 @pytest.mark.parametrize(("spec", "message"), WRONG_PAIRS)
-def test_wrong_hparams_pair_is_refused(spec, message):
+def test_hparams_flag_with_a_wrong_key_value_or_form_is_refused_with_the_reason(spec, message):
     assert message in refusal(override, Config(), spec)
 
 
@@ -76,7 +76,7 @@ WRONG_YAML = [
 
 
 @pytest.mark.parametrize(("text", "message"), WRONG_YAML)
-def test_wrong_hparams_yaml_is_refused(tmp_path, text, message):
+def test_hparams_yaml_file_with_a_wrong_value_or_form_is_refused_with_the_reason(tmp_path, text, message):
     (tmp_path / "h.yaml").write_text(text)
     assert message in refusal(override, Config(), str(tmp_path / "h.yaml"))
 

@@ -46,7 +46,7 @@ def uses_xla(functions):
 @pytest.mark.parametrize("mode", ["eager", "graph", "xla"])
 @pytest.mark.parametrize("dtype", ACTIVATION_TOLERANCES)
 @ACTIVATIONS
-def test_activation_and_its_gradient_equal_the_formula(monkeypatch, activation, dtype, mode):
+def test_swish_and_mish_and_their_gradients_equal_their_formulas(monkeypatch, activation, dtype, mode):
     monkeypatch.setattr(layers, "FUSE_FROM", 1 if mode == "xla" else 2**62)
     monkeypatch.setattr(layers, "is_cpu_only", lambda: True)
     far = [100, 1000, float(tf.as_dtype(dtype).max)]
@@ -66,7 +66,7 @@ def test_activation_and_its_gradient_equal_the_formula(monkeypatch, activation, 
 
 
 @ACTIVATIONS
-def test_activation_uses_xla_only_for_large_images_on_a_cpu(monkeypatch, activation):
+def test_swish_and_mish_are_compiled_by_xla_only_for_large_images_on_a_cpu(monkeypatch, activation):
     monkeypatch.setattr(layers, "is_cpu_only", lambda: True)
     assert built(activation, (None, 256, 512, 1)).fuse
     assert not built(activation, (64, 256, 511, 1)).fuse
@@ -77,7 +77,9 @@ def test_activation_uses_xla_only_for_large_images_on_a_cpu(monkeypatch, activat
 
 @pytest.mark.parametrize("fuse", [False, True])
 @ACTIVATIONS
-def test_activation_of_unknown_image_size_equals_that_of_known_size(monkeypatch, activation, fuse):
+def test_swish_and_mish_built_for_any_image_size_equal_those_built_for_one_size(
+    monkeypatch, activation, fuse
+):
     monkeypatch.setattr(layers, "FUSE_FROM", 1 if fuse else 2**62)
     monkeypatch.setattr(layers, "is_cpu_only", lambda: True)
     any_size = tf.TensorSpec((None, None, None, 3))
@@ -92,7 +94,7 @@ def test_activation_of_unknown_image_size_equals_that_of_known_size(monkeypatch,
 
 
 @ACTIVATIONS
-def test_activation_is_saved_without_xla_and_loads(monkeypatch, tmp_path, activation):
+def test_saved_model_with_swish_or_mish_contains_no_xla_and_can_be_loaded(monkeypatch, tmp_path, activation):
     monkeypatch.setattr(layers, "FUSE_FROM", 1)
     images = keras.Input((6, 4, 3))
     model = keras.Model(images, activation()(images))

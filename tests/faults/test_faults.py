@@ -61,7 +61,7 @@ def assert_reported(kind: str, issues: Issues, *texts: str) -> None:
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
-def test_bad_image_is_reported_and_no_file_changes(data, fault):
+def test_opening_data_with_a_bad_image_reports_it_and_changes_no_file(data, fault):
     fault.damage(data)
     data.write()
 
@@ -78,7 +78,7 @@ def test_bad_image_is_reported_and_no_file_changes(data, fault):
 
 
 @pytest.mark.parametrize("fault", SKIPPABLE, ids=lambda fault: fault.name)
-def test_bad_image_is_left_out_with_on_bad_image_skip(data, fault):
+def test_data_opened_with_on_bad_image_skip_lack_the_bad_image_and_report_it(data, fault):
     fault.damage(data)
     annotations = open_data(data, ImagePolicy("skip", decode=fault.policy.decode)).annotations
     assert data.image["id"] not in annotations.image_ids
@@ -130,7 +130,9 @@ JSON_ENTRIES = {
 
 
 @pytest.mark.parametrize(("kind", "key", "changes", "text"), JSON_ENTRIES.values(), ids=JSON_ENTRIES)
-def test_wrong_entry_of_a_coco_json_is_reported(data, kind, key, changes, text):
+def test_coco_json_with_an_unknown_repeated_or_outside_entry_is_reported_with_that_entry(
+    data, kind, key, changes, text
+):
     data.document[key][1] |= changes
     data.write()
     assert_reported(kind, issues_of(data), text)

@@ -37,7 +37,7 @@ def small():
 # --- target boxes ---
 
 
-def test_target_boxes_of_random_annotations_equal_a_plain_loop():
+def test_target_boxes_of_random_annotations_are_clipped_and_dropped_as_by_a_plain_loop():
     random = np.random.default_rng(3)
     sizes = random.integers(1, 700, (20, 2))
     boxes = random.uniform(-100, 700, (500, 4))
@@ -83,7 +83,7 @@ def test_huge_box_is_clipped_without_overflow_and_overhang_by_rounding_does_not_
 # --- ground truth ---
 
 
-def test_ground_truth_gives_the_average_precision_of_the_original_json(drawn):
+def test_ground_truth_of_loaded_annotations_gives_the_pycocotools_ap_of_the_original_coco_json(drawn):
     path = drawn / "instances.json"
     original = json.loads(path.read_text())
     random = np.random.default_rng(0)
@@ -96,7 +96,7 @@ def test_ground_truth_gives_the_average_precision_of_the_original_json(drawn):
     assert actual.tolist() == expected.tolist()
 
 
-def test_ground_truth_has_the_fields_of_coco(small):
+def test_ground_truth_of_loaded_annotations_has_the_fields_and_values_of_a_coco_json(small):
     truth = small.ground_truth()
     assert truth["images"][1] == {"id": 7, "file_name": "sub/b\0 .jpg", "height": 40, "width": 30}
     ids = {"id": 2, "image_id": 42, "category_id": 20}
@@ -132,7 +132,9 @@ def test_image_name_in_messages_has_the_id_and_the_file_name_if_there_is_one(sma
 @pytest.mark.parametrize(
     ("images", "boxes"), [([1, 2], [2, 3]), ([], [])], ids=["two images of three", "no image"]
 )
-def test_annotations_of_selected_images_have_their_ground_truth_unchanged(small, images, boxes):
+def test_selecting_images_of_annotations_keeps_the_boxes_of_these_images_and_all_categories(
+    small, images, boxes
+):
     selection = small.select(np.isin([0, 1, 2], images))
     truth, expected = selection.ground_truth(), small.ground_truth()
     assert truth["images"] == [expected["images"][i] for i in images]

@@ -17,7 +17,7 @@ def test_class_indices_of_unsorted_categories_are_in_the_order_of_their_ids():
     assert reversed_map == LABEL_MAP and hash(reversed_map) == hash(LABEL_MAP)
 
 
-def test_numbered_label_map_starts_at_category_1():
+def test_numbered_label_map_of_3_classes_has_category_ids_and_names_1_to_3():
     assert LabelMap.numbered(3) == LabelMap((1, 2, 3), ("1", "2", "3"))
 
 

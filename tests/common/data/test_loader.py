@@ -77,7 +77,7 @@ SPEC = (
 )
 
 
-def test_data_set_of_a_dali_pipeline_has_the_names_and_shapes_of_the_given_spec():
+def test_tf_dataset_of_a_dali_pipeline_has_the_given_spec_and_the_outputs_of_the_pipeline():
     data = loaders.from_pipeline(random_pipeline(), SPEC, device_id=None)
     assert data.element_spec == SPEC
     pipe = random_pipeline()

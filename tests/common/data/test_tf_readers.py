@@ -123,7 +123,7 @@ def test_record_boxes_outside_the_image_are_clipped_or_dropped(tmp_path):
 
 
 @pytest.mark.parametrize("source", ["coco"], indirect=True)
-def test_training_shards_take_turns_in_one_sequence_of_shuffled_epochs(source):
+def test_tf_data_training_shards_read_in_turns_give_the_image_order_of_one_unsharded_reader(source):
     unsharded = ids(read_by_tensorflow(source, 36, training=True, seed=6))
     shards = [{"shard_id": i, "num_shards": 5} for i in range(5)]
     turns = [ids(read_by_tensorflow(source, 7, training=True, seed=6, **shard)) for shard in shards]

@@ -84,7 +84,7 @@ def test_walk_over_a_tfrecord_file_with_a_record_of_2_to_the_40_bytes_reads_only
     assert walked.spans.tolist() == [[0, 2**40 + 16]] and not list(issues)
 
 
-def test_digest_of_a_tfrecord_file_ignores_its_path_and_time_but_equality_compares_them(tmp_path):
+def test_tfrecord_file_objects_have_a_digest_of_their_records_and_differ_by_path_or_mtime(tmp_path):
     contents = [(b"a", b"bc"), (b"ab", b"c"), (b"a", b"bd"), (b"bc", b"a"), (b"a", b"bc", b""), (b"a",)]
     files = [walk(write(tmp_path / str(i), *records))[0] for i, records in enumerate(contents)]
     assert len({walked.digest for walked in files}) == 6

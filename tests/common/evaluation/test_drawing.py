@@ -41,7 +41,7 @@ def test_box_is_drawn_as_a_rectangle_along_its_edges_and_changes_no_other_pixel(
     assert (image == 0).all()
 
 
-def test_box_that_leaves_the_image_is_drawn_along_the_edge(without_labels):
+def test_box_that_reaches_beyond_the_image_is_drawn_with_those_sides_on_the_image_edge(without_labels):
     assert extent(draw_box([-50.0, -1e9, 250.0, 60.0]), drawing.class_colour(0)) == (0, 0, 200, 60)
 
 

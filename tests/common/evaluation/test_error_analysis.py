@@ -160,7 +160,9 @@ def read_errors(directory):
     return json.loads((directory / "errors.json").read_text())
 
 
-def test_error_report_counts_the_errors_of_a_few_detections_and_draws_them(drawn_source, tmp_path):
+def test_error_report_of_known_detections_has_their_counts_by_error_type_and_a_picture(
+    drawn_source, tmp_path
+):
     annotations = drawn_source.annotations
     boxes = [box for box in annotations.ground_truth()["annotations"] if not box["iscrowd"]]
     boxes = [box for box in boxes if min(box["bbox"]) >= 0 and min(box["bbox"][2:]) > 0]

@@ -212,7 +212,7 @@ def test_image_damaged_after_opening_ends_all_ranks_with_the_file_name(drawn, ne
     assert file.name in message_of(outcomes_of(3, lambda ranks: evaluate(source, ranks, 1, network)), 2)
 
 
-def test_ground_truth_refused_on_rank_0_ends_all_ranks(source, network):
+def test_evaluation_with_crowds_as_the_only_ground_truth_ends_all_ranks_with_one_error(source, network):
     crowds = np.ones_like(source.annotations.is_crowd)
     source.__dict__["annotations"] = dataclasses.replace(source.annotations, is_crowd=crowds)
     message = message_of(outcomes_of(3, lambda ranks: evaluate(source, ranks, 4, network)), 0)

@@ -48,11 +48,11 @@ def test_missing_or_contradictory_export_flag_is_refused(flags, message):
     [TENSORRT | {"quantize": "int8", "calibration_images": "x"}, TRUTH],
     ids=["calibration", "verification"],
 )
-def test_calibration_and_verification_flags_are_accepted(flags):
+def test_export_flags_for_int8_calibration_or_for_verification_are_accepted(flags):
     ExportArgs(**ONNX | flags).check()
 
 
-def test_defaults_of_export_flags_follow_from_the_format():
+def test_default_nms_of_an_export_is_standard_for_onnx_and_efficientnms_trt_for_tensorrt():
     onnx, engine = ExportArgs(**ONNX), ExportArgs(**ONNX | TENSORRT)
     assert onnx.quantize == "none"
     assert (onnx.suppression, engine.suppression) == ("standard", "efficientnms_trt")

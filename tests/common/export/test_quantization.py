@@ -42,7 +42,7 @@ def _relative_error(network, other):
     return np.abs(one - two).mean(axis=(0, 1, 2)) / np.abs(one).mean(axis=(0, 1, 2))
 
 
-def test_int8_outputs_are_near_float32_and_the_last_convolution_is_not_quantized(network):
+def test_onnx_model_quantized_to_int8_has_near_equal_results_and_no_quantized_last_convolution(network):
     int8 = quantization.to_int8(network, iter([_images(0), _images(1)]), tensorrt=False)
     assert 1e-4 < _relative_error(network, int8).max() < 0.05
     nodes = int8.graph.node
@@ -52,7 +52,7 @@ def test_int8_outputs_are_near_float32_and_the_last_convolution_is_not_quantized
     assert not set(last.input) & quantized  # the last convolution computes the scores, so it is not quantized
 
 
-def test_int8_convolutions_that_share_a_bias_are_near_float32():
+def test_onnx_convolutions_that_share_a_bias_have_near_equal_results_after_int8_quantization():
     """ONNX Runtime copies a shared bias. The copies must not get names of other tensors."""
     random = np.random.default_rng(4)
     tensors = [NETWORK_INPUT, *(f"x{number}" for number in range(9)), "raw_0"]
@@ -87,7 +87,7 @@ def test_int8_model_for_tensorrt_quantizes_no_bias_and_has_only_zero_points_of_0
     assert all((point == 0).all() and point.dtype == np.int8 for point in points)
 
 
-def test_fp16_outputs_are_near_float32_and_inputs_and_outputs_stay_float32(network):
+def test_onnx_model_converted_to_fp16_has_near_equal_results_and_float32_inputs_and_outputs(network):
     exact = onnx.ModelProto.FromString(network.SerializeToString())
     model = quantization.to_fp16(network)
     ports = [*model.graph.input, *model.graph.output]

@@ -43,7 +43,7 @@ def test_full_disk_loses_one_weights_file_and_training_continues(tmp_path, monke
     assert weights.read_metadata(tmp_path / weights.LAST) == {"app": "a", "epoch": 1, "step": 5}
 
 
-def test_training_results_without_an_output_directory_write_no_files(tmp_path, monkeypatch):
+def test_training_results_and_weights_are_not_written_if_there_is_no_output_directory(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     log = make_results(None)
     log.save_row(1, {"loss": 1.0})

@@ -168,7 +168,7 @@ def state_of(directory):
 # --- the files and the log of a run ---
 
 
-def test_training_run_writes_result_rows_weights_flags_and_a_checkpoint(tmp_path, capfd):
+def test_training_loop_writes_results_csv_best_and_last_weights_flags_txt_and_a_checkpoint(tmp_path, capfd):
     metrics = Session(tmp_path, eval_every=2).train()
     rows = rows_of(tmp_path)
     assert [(row["epoch"], row["step"]) for row in rows] == [("1", "4"), ("2", "8"), ("3", "12")]
@@ -189,7 +189,7 @@ def test_training_run_writes_result_rows_weights_flags_and_a_checkpoint(tmp_path
     assert (state_of(tmp_path)["step"], state_of(tmp_path)["epoch"]) == (12, 3)
 
 
-def test_weights_files_hold_the_averaged_weights(tmp_path):
+def test_best_and_last_weights_files_of_a_training_run_hold_the_ema_weights(tmp_path):
     session = Session(tmp_path, epochs=1)
     session.train()
     with session.ema.swapped_in():
@@ -273,7 +273,7 @@ def test_run_ended_by_early_stopping_continues_only_with_more_patience(tmp_path,
     assert "epoch 5: AP 40.0" in capfd.readouterr().err
 
 
-def test_finished_run_trains_no_step_and_returns_its_metrics(tmp_path, capfd):
+def test_resuming_a_finished_run_trains_no_step_and_returns_its_metrics(tmp_path, capfd):
     metrics = Session(tmp_path, epochs=1).train()
     again = Session(tmp_path, epochs=1)
     assert again.train()["AP"] == pytest.approx(metrics["AP"], abs=1e-6)
@@ -408,7 +408,7 @@ def test_run_whose_last_checkpoint_cannot_be_saved_fails(tmp_path, monkeypatch):
 # --- start_process ---
 
 
-def test_missing_output_dir_is_refused():
+def test_training_without_the_flag_output_dir_is_refused():
     with pytest.raises(UserError, match=r"^--output_dir is missing: give a directory"):
         start_process(Args())
 
@@ -418,7 +418,7 @@ def test_gradient_compression_without_horovod_is_refused():
         start_process(Args(output_dir="x", compression="fp16"))
 
 
-def test_start_process_sets_seed_and_precision():
+def test_starting_a_training_process_sets_the_random_seed_and_the_precision_policy():
     try:
         start_process(Args(output_dir="x", seed=7, precision="mixed_bfloat16"))
         assert keras.mixed_precision.dtype_policy().name == "mixed_bfloat16"

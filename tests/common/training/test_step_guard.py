@@ -127,7 +127,7 @@ def check_steps(training, guard, *batches):
     guard.check_weights(training.model, training.optimizer, number)
 
 
-def test_loss_scale_below_the_minimum_is_refused():
+def test_training_ends_with_an_error_when_the_loss_scale_falls_below_its_minimum():
     training = Training(loss_scale=4.0, every_gradient=False)
     guard = step_guard.StepGuard(Ranks(), limit=2)
     for _ in range(10):
@@ -138,7 +138,7 @@ def test_loss_scale_below_the_minimum_is_refused():
         guard.check_weights(training.model, training.optimizer, 11)
 
 
-def test_non_finite_weight_is_an_error_that_names_the_weight():
+def test_weight_that_becomes_non_finite_in_training_is_an_error_with_the_step_and_weight_name():
     training, guard = Training(), step_guard.StepGuard(Ranks(), limit=2)
     guard.check_weights(training.model, training.optimizer, 7)
     training.model.get_layer("bn").moving_variance.assign([1.0, np.inf, 1.0, 1.0])

@@ -67,7 +67,7 @@ def test_fine_tuning_copies_no_head_weights_if_the_number_of_anchors_differs():
     assert "2 of 4 weights taken, made anew: head" in str(report)
 
 
-def test_weights_with_other_shape_or_missing_in_source_keep_initial_values():
+def test_fine_tuning_leaves_weights_of_another_shape_or_missing_in_the_source_at_initial_values():
     model, source = make_model(3, inputs=4), values_of(make_model(3, inputs=5))
     before = values_of(model)
     del source["head/bias"]
@@ -137,7 +137,7 @@ WRONG_PATTERNS = [
 
 
 @pytest.mark.parametrize(("pattern", "message"), WRONG_PATTERNS)
-def test_wrong_freeze_pattern_is_refused(pattern, message):
+def test_freeze_pattern_that_is_invalid_matches_no_layer_or_freezes_all_layers_is_refused(pattern, message):
     with pytest.raises(UserError, match=message):
         freeze(make_model(3), pattern)
 

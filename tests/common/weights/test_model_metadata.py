@@ -80,12 +80,14 @@ def test_metadata_are_read_from_checkpoint_and_its_parent_directories(metadata, 
         (".", "not a run directory, a checkpoint or a saved_model"),
     ],
 )
-def test_path_without_metadata_is_refused(tmp_path, name, message):
+def test_model_metadata_of_a_missing_path_a_text_file_or_another_directory_is_refused(
+    tmp_path, name, message
+):
     (tmp_path / "a.txt").write_text("text")
     assert message in refusal(model_metadata.read, tmp_path / name)
 
 
-def test_metadata_mismatch_is_reported_with_both_values(metadata):
+def test_differences_of_saved_and_current_model_metadata_are_listed_with_both_values(metadata):
     assert differences(metadata, make_metadata()) == []
     now = make_metadata(image_size=(64, 96), nms_iou=0.6)
     now["versions"] |= {"keras": "4.0", "python": "3.0", "horovod": "0.2"}
@@ -101,7 +103,7 @@ def test_metadata_mismatch_is_reported_with_both_values(metadata):
     ]
 
 
-def test_metadata_field_that_only_one_version_saves_is_not_reported_as_mismatch(metadata):
+def test_model_metadata_field_present_on_only_one_side_is_not_listed_as_a_difference(metadata):
     old = {name: metadata[name] for name in ("app", "num_classes", "label_map")}
     old["config"] = {name: value for name, value in metadata["config"].items() if name != "nms_iou"}
     assert differences(old, metadata) == differences(metadata, old) == []

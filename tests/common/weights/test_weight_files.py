@@ -26,7 +26,7 @@ def test_saved_weights_are_loaded_with_their_metadata_and_also_by_plain_keras(pa
         assert "layers" in file
 
 
-def test_flipped_bit_in_weights_file_is_reported(path):
+def test_flipped_bit_anywhere_in_a_weights_h5_file_is_refused_and_changes_no_weight(path):
     weights.save(make_model(), path, {"a": 1})
     content, random = path.read_bytes(), np.random.default_rng(0)
     places = [0, 8, len(content) // 2, len(content) - 1, len(content) - 70]
@@ -41,7 +41,7 @@ def test_flipped_bit_in_weights_file_is_reported(path):
     assert_same(values(model), before)
 
 
-def test_truncated_weights_file_is_reported(path):
+def test_truncated_weights_h5_file_is_refused_as_incomplete(path):
     model = make_model()
     weights.save(model, path, {})
     content = path.read_bytes()
@@ -50,14 +50,14 @@ def test_truncated_weights_file_is_reported(path):
         assert "the file is incomplete" in refusal(weights.load, model, path)
 
 
-def test_weights_file_of_keras_and_missing_file_are_refused(path, tmp_path):
+def test_weights_h5_file_that_keras_itself_wrote_or_that_is_missing_is_refused(path, tmp_path):
     make_model().save_weights(path)
     assert "not written by this project" in refusal(weights.load, make_model(), path)
     for missing in (tmp_path / "no.weights.h5", tmp_path):
         assert str(missing) in refusal(weights.read_metadata, missing)
 
 
-def test_weights_of_another_structure_are_refused_with_the_first_difference(path):
+def test_weights_h5_file_of_a_model_with_other_layers_or_shapes_is_refused_with_first_difference(path):
     weights.save(make_model(units=6), path, {})
     shapes = r"kernel', \[3, 3, 3, 6\]\] where the model has .*kernel', \[3, 3, 3, 7\]\]"
     assert re.search(shapes, refusal(weights.load, make_model(units=7), path))

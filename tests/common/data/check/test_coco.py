@@ -50,7 +50,9 @@ def test_missing_area_of_an_annotation_is_that_of_its_box_and_missing_iscrowd_is
 
 
 @pytest.mark.parametrize(("large", "count"), [(2**31 - 1, 0), (2**31, 2), (LARGE, 2)])
-def test_ids_above_int32_are_read_and_reported_as_large(json_of, large, count):
+def test_image_and_category_ids_above_int32_in_a_coco_json_are_read_and_reported_as_large(
+    json_of, large, count
+):
     document = changed(["images", 0, "id"], large)
     document["categories"][1]["id"] = large
     for an_object in document["annotations"]:
@@ -90,7 +92,7 @@ ODD_VALUES = [
     ODD_VALUES,
     ids=[f"{kind} {path[1:]} {value}" for path, value, kind, _ in ODD_VALUES],
 )
-def test_unusual_annotation_value_is_kept_and_reported_but_the_json_is_accepted(
+def test_unusual_value_in_a_coco_json_is_read_unchanged_and_reported_without_stopping_training(
     json_of, path, value, kind, offenders
 ):
     document = changed(path, value)

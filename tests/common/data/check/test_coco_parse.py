@@ -135,7 +135,7 @@ def test_missing_or_empty_file_name_in_a_json_is_not_also_reported_as_a_missing_
     assert set(refused(json_of(document), images)) == {"missing-key", "wrong-type"}
 
 
-def test_references_to_an_invalid_id_are_not_reported_but_those_to_an_unknown_id_are(json_of):
+def test_annotation_of_an_unknown_image_or_category_is_reported_but_not_of_one_with_invalid_id(json_of):
     document = changed(["images", 1, "id"], "7")
     assert list(refused(json_of(document))) == ["wrong-type"]
     document["annotations"][3]["image_id"] = 8
@@ -199,7 +199,7 @@ def test_file_that_is_no_coco_json_is_refused_with_the_reason(json_of, content, 
 
 
 @pytest.mark.parametrize("number", ["1e999", "-1e999", "9" * 5000], ids=["inf", "-inf", "5000 digits"])
-def test_side_of_a_box_beyond_float64_is_reported_as_not_finite(json_of, number):
+def test_coco_box_side_too_large_for_float64_is_reported_as_not_finite(json_of, number):
     (kind,) = stopping = refused(json_of(json.dumps(SMALL).replace("3.5", number)))
     assert kind == "box-not-finite"
     assert stopping[kind].offenders[0].startswith("annotation 1 (image 7) has bbox [1, 2, ")
@@ -274,7 +274,7 @@ def test_boxes_that_are_all_fractions_of_the_image_are_refused_as_not_in_pixels(
     assert list(refused(json_of(document))) == ["boxes-not-in-pixels"]
 
 
-def test_boxes_in_fractions_of_the_image_are_reported_beside_boxes_with_other_faults(json_of):
+def test_coco_boxes_in_fractions_of_the_image_are_reported_along_with_nan_and_negative_boxes(json_of):
     stopping = refused(json_of(with_boxes([*FRACTIONS[:2], [20, 10, -8, 5], [1, 2, NAN, 4]])))
     counts = {"box-not-finite": 1, "box-negative": 1, "boxes-not-in-pixels": 2}
     assert {kind: issue.count for kind, issue in stopping.items()} == counts

@@ -286,9 +286,7 @@ BAD_HEADERS = {
 
 
 @pytest.mark.parametrize(("encoded", "kind"), BAD_HEADERS.values(), ids=BAD_HEADERS)
-def test_bad_image_header_is_reported_as_the_right_fault_and_no_decoder_writes_to_stderr(
-    encoded, kind, capfd
-):
+def test_each_bad_image_header_is_reported_as_its_kind_of_issue_and_stderr_stays_empty(encoded, kind, capfd):
     facts = inspect(encoded)
     assert facts.fault == kind and facts.detail, facts
     assert inspect(encoded, EVERY_PIXEL) == facts

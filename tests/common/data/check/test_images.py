@@ -202,7 +202,7 @@ def test_all_black_16_bit_image_is_not_reported_as_12_bit_if_its_values_are_know
     assert inspect(opencv(".png", np.zeros((9, 9, 3), np.uint16))).fault == "image-12-bit"
 
 
-def test_damage_in_a_16_bit_image_is_reported_without_the_policy_to_decode_every_pixel():
+def test_damaged_16_bit_png_is_reported_even_if_the_policy_does_not_decode_every_pixel():
     assert inspect(overwritten(VARIANTS["png-rgb-16"], b"IDAT", 10, bytes(200))).fault == "image-damaged"
 
 
@@ -436,7 +436,7 @@ def test_results_of_image_checks_before_an_interrupt_are_cached(tmp_path, inspec
     assert 0 < len(inspected) < 100
 
 
-def test_progress_bar_is_shown_for_many_images_only(tmp_path, monkeypatch, capsys):
+def test_image_check_shows_a_progress_bar_only_for_more_images_than_its_limit(tmp_path, monkeypatch, capsys):
     names = write(tmp_path, **{f"{i:03d}": VARIANTS["jpeg"] for i in range(200)})
     monkeypatch.setattr(images, "_SLOW", (200, 199))
     inspect_files(tmp_path, names)
@@ -465,7 +465,7 @@ def test_valid_images_that_agree_with_their_annotations_give_no_issue():
     assert compare([], []) == ([], {})
 
 
-def test_images_with_faults_give_issues_and_are_marked_unusable():
+def test_images_with_a_fault_or_without_an_inspection_result_are_marked_unusable():
     facts = [
         ImageFacts(fault="image-empty"),
         JPEG,
@@ -478,7 +478,7 @@ def test_images_with_faults_give_issues_and_are_marked_unusable():
 
 
 @pytest.mark.parametrize("orientation", range(1, 9))
-def test_sides_swapped_by_exif_orientation_are_told_apart_from_a_wrong_size_in_the_annotations(orientation):
+def test_swapped_image_sides_in_annotations_are_blamed_on_exif_only_for_orientations_5_to_8(orientation):
     facts = [ImageFacts("JPEG", 30, 50, orientation)]
     stored, swapped, different = (compare(facts, [size])[1] for size in ((30, 50), (50, 30), (50, 31)))
     turned = {"exif-turn": [f"image 7 has EXIF orientation {orientation}"]}

@@ -49,14 +49,14 @@ def test_data_issue_of_unknown_kind_raises_key_error():
         Issues("x").add_many("box-negativ", 0, [])
 
 
-def test_message_about_many_faulty_entries_names_the_first_and_counts_all(issues):
+def test_data_issue_message_of_many_faulty_entries_names_the_first_and_counts_all(issues):
     shown = "; ".join(f"annotation {i}" for i in range(SHOWN))
     line = issues["box-negative"].line()
     assert line.startswith(f"box with a negative side (12): {shown}; and {12 - SHOWN} more. COCO's bbox is")
     assert issues["box-negative"].line(shown=2).count("annotation") == 2
 
 
-def test_message_about_few_faulty_entries_names_them_all(issues):
+def test_data_issue_message_names_all_faulty_entries_if_there_are_few(issues):
     assert issues["box-outside"].line() == (
         "box that reaches outside its image: annotation 5 (image 1) has bbox [1, 2, 3, 4]."
         " It is clipped to the image"
@@ -65,7 +65,7 @@ def test_message_about_few_faulty_entries_names_them_all(issues):
     assert "more" not in issues["image-empty"].line()
 
 
-def test_faulty_entries_beyond_the_limit_are_counted_but_not_described():
+def test_data_issue_counts_faulty_entries_beyond_the_limit_without_describing_them():
     described = []
     issues = Issues("x")
     issues.add("crowd", "the first")
@@ -96,7 +96,7 @@ def test_data_error_lists_each_issue_that_stops_training_on_its_own_line(issues)
     ]
 
 
-def test_data_error_of_one_issue_is_a_one_line_message_and_of_two_data_sets_lists_all_issues(issues):
+def test_data_error_message_is_one_line_for_one_issue_and_lists_the_issues_of_two_data_sets(issues):
     other = Issues("val.json")
     other.add("box-negative", "annotation 7 (image 3)")
     line = f"val.json: {other['box-negative'].line()}"
@@ -105,7 +105,7 @@ def test_data_error_of_one_issue_is_a_one_line_message_and_of_two_data_sets_list
     assert message.startswith("3 kinds of faults") and message.endswith(f"\n  {line}")
 
 
-def test_message_about_repeated_file_names_counts_them_and_names_the_first_rows():
+def test_data_issue_of_a_repeated_file_name_has_its_count_and_the_first_rows_that_have_it():
     issues = Issues("x")
     issues.add_repeats("repeated-file", "file", [*"abbbbbaac", "", "", -1, -1], "row {}".format)
     assert issues["repeated-file"].offenders == [
@@ -131,7 +131,7 @@ def test_policy_skip_leaves_out_images_with_any_image_fault_but_other_errors_sti
     assert [issue.kind for issue in issues.stopping] == errors
 
 
-def test_adding_issues_of_another_check_adds_their_counts_and_keeps_the_skip_policy_of_each_kind(issues):
+def test_merging_two_lists_of_data_issues_adds_counts_and_keeps_which_kinds_are_skipped(issues):
     other = Issues("elsewhere", ImagePolicy("skip"))
     other.add("box-negative", "annotation 99")
     other.add("image-empty", "image 5")

@@ -85,7 +85,7 @@ def test_images_left_out_under_policy_skip_are_not_named_as_the_cause_of_a_loade
 
 
 @pytest.mark.parametrize("pipeline_type", ["dali_cpu", "tensorflow"])
-def test_loader_error_without_a_damaged_image_is_quoted(data, pipeline_type):
+def test_loader_error_is_reported_with_its_own_message_if_no_image_is_damaged(data, pipeline_type):
     message = f"the loader ({pipeline_type}) stopped: Error in CPU operator `decoders.image`"
     assert explained(open_data(data), pipeline_type) == message
 

@@ -161,7 +161,7 @@ def test_records_with_a_flipped_bit_and_faults_in_later_records_are_all_reported
     assert offenders["record-value"][0].startswith(f"{file} record 8 (image 42) has image/height -4")
 
 
-def test_infinite_negative_and_pixel_boxes_of_records_are_refused_but_boxes_outside_the_image_are_not(
+def test_infinite_negative_or_pixel_boxes_in_records_are_refused_but_not_boxes_outside_the_image(
     tmp_path,
 ):
     boxes = {
@@ -361,7 +361,7 @@ def test_cached_check_of_records_is_not_used_for_another_label_map_or_decoding_p
     assert len(scanned) == 4
 
 
-def test_cached_bad_images_are_reported_under_both_policies(tmp_path, scanned):
+def test_cached_check_of_records_reports_bad_images_whether_the_policy_is_error_or_skip(tmp_path, scanned):
     a, b = write_bad_images(tmp_path)
     offenders = refused(a, b)
     assert set(offenders) == {"image-truncated", "unsupported-format", "image-empty", "not-an-image"}

@@ -115,20 +115,20 @@ BAD_FIELDS = [
     BAD_FIELDS,
     ids=[f"{key} is {value}" for key, value, *_ in BAD_FIELDS],
 )
-def test_bad_value_of_a_key_is_reported_with_record_key_and_value(key, value, kind, message):
+def test_bad_value_of_a_key_in_a_tfrecord_is_reported_with_record_key_and_value(key, value, kind, message):
     _, _, issues = parse_record(record(**{key: value}))
     ((_, (offender,)),) = issues.values()
     assert list(issues) == [kind] and message in offender
     assert offender.startswith(f"{NAME} " if key == "source_id" else f"{NAME} (image 42) ")
 
 
-def test_bad_values_of_a_million_bytes_are_shortened_in_messages():
+def test_bad_tfrecord_values_of_a_million_bytes_are_shortened_in_the_reported_issues():
     changes = {"source_id": b"x" * 10**6, "width": list(range(10**5)), "height": b"y" * 10**6}
     _, _, issues = parse_record(record(**changes))
     assert [len(text) < 200 for _, offenders in issues.values() for text in offenders] == [True] * 3
 
 
-def test_every_fault_of_a_record_is_reported():
+def test_all_faults_of_one_tfrecord_record_are_reported_and_counted():
     changes = {"height": 0, "encoded": None, "object__class__label": [5, 18], "object__is_crowd": [0, 3]}
     _, _, issues = parse_record(of_boxes([0.1] * 4, [0.2] * 4, object__area=[-1.0, 2.0], **changes))
     counts = {"record-key-missing": 1, "record-value": 3, "unknown-category": 2}
