@@ -70,7 +70,9 @@ def test_outputs_with_automl_weights_equal_those_of_automls_model(files):
 
 
 @pytest.mark.parametrize("form", ["checkpoint", "directory", "index", "averages", "objects"])
-def test_automl_checkpoint_in_each_form_has_the_variables_and_averages(automl_variables, files, form):
+def test_automl_checkpoint_given_as_prefix_index_or_directory_gives_its_ema_weights_if_it_has_them(
+    automl_variables, files, form
+):
     file = open_weights(files[form])
     shapes = {name: shape for name, shape in file.shapes.items() if canonical(name) and name in SHAPES}
     assert shapes == SHAPES
@@ -125,7 +127,7 @@ def test_init_from_with_unknown_class_names_loads_all_weights_except_class_outpu
     assert {path for path in after if np.array_equal(after[path], before[path])} == set(PREDICT)
 
 
-def test_automl_file_with_fewer_anchors_leaves_class_and_box_outputs_initial(
+def test_init_from_an_automl_file_with_fewer_anchors_leaves_class_and_box_outputs_at_initial_values(
     random_d0, automl_variables, tmp_path
 ):
     outputs = {path.replace("class", "box"): name.replace("class", "box") for path, name in PREDICT.items()}
@@ -238,7 +240,7 @@ def test_damaged_automl_checkpoint_is_refused_in_one_line(
     assert_refused(random_d0, directory / path, message)
 
 
-def test_weights_of_another_program_are_refused(random_d0, tmp_path):
+def test_efficientdet_init_from_refuses_an_unknown_h5_file_and_weights_of_the_yolov4_app(random_d0, tmp_path):
     unknown = write_h5(tmp_path / "unknown.h5", {"a/b/kernel": np.ones(3)})
     assert_refused(random_d0, unknown, "neither google/automl's")
     dense = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])

@@ -87,7 +87,7 @@ def test_stochastic_depth_grows_linearly_and_is_off_for_efficientnet_nano(b1):
         assert drop.noise_shape == (None, 1, 1, 1)
 
 
-def test_initial_kernels_are_normal_with_variance_two_over_fan_out(b1):
+def test_initial_efficientnet_kernels_are_normal_with_variance_two_over_fan_out(b1):
     for name, fan_out in [
         ("backbone.stem.conv", 3 * 3 * 32),
         ("backbone.block_14.depthwise.conv", 5 * 5),

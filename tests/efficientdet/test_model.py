@@ -58,13 +58,13 @@ def test_d0_at_its_default_size_has_the_published_number_of_operations():
         ("efficientdet-d7x", 77_147_166, 417_728),
     ],
 )
-def test_parameter_counts_equal_automl(name, trainable, statistics):
+def test_efficientdet_parameter_counts_equal_those_of_automl(name, trainable, statistics):
     model = build_model(name, 90, (128, 128))
     assert sum(np.prod(weight.shape) for weight in model.trainable_weights) == trainable
     assert sum(np.prod(weight.shape) for weight in model.non_trainable_weights) == statistics
 
 
-def test_outputs_of_an_untrained_model_have_one_score_of_one_percent_per_anchor_and_class(nano):
+def test_untrained_efficientdet_gives_each_class_of_each_anchor_a_score_of_one_percent(nano):
     class_logits, box_deltas = nano(np.zeros((2, *ODD_SIZE, 3), np.float32))
     config = dataclasses.replace(get_config(nano.name), image_size=ODD_SIZE)
     sizes, k = config.anchors.feature_sizes, config.anchors_per_location
@@ -75,7 +75,7 @@ def test_outputs_of_an_untrained_model_have_one_score_of_one_percent_per_anchor_
         np.testing.assert_allclose(deltas, 0.0, atol=1e-3)
 
 
-def test_every_weight_gets_a_finite_gradient(nano):
+def test_every_trainable_efficientdet_weight_gets_a_finite_gradient(nano):
     images = np.random.default_rng(0).normal(size=(2, *ODD_SIZE, 3)).astype(np.float32)
     with tf.GradientTape() as tape:
         loss = tf.add_n([tf.reduce_sum(tf.sin(x)) for x in tf.nest.flatten(nano(images, training=True))])
@@ -85,7 +85,7 @@ def test_every_weight_gets_a_finite_gradient(nano):
     assert all(np.isfinite(gradient).all() for gradient in gradients)
 
 
-def test_config_determines_output_sizes_and_head_layers():
+def test_efficientdet_config_with_levels_2_to_6_gives_its_output_sizes_and_head_layers():
     config = dataclasses.replace(
         NANO, image_size=(64, 32), min_level=2, max_level=6, num_scales=2, aspect_ratios=(1.0, 3.0)
     )

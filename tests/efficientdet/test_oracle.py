@@ -181,7 +181,7 @@ def test_efficientdet_evaluation_batches_are_unaugmented_and_equal_numpy(fuzzed)
             assert_row(batch, row, image, (window, size, slice(None)), {"flip": False}, plain)
 
 
-def test_crop_that_contains_no_whole_pixel_at_the_edge_becomes_the_last_pixel():
+def test_efficientdet_crop_without_a_whole_pixel_at_the_image_edge_becomes_the_last_pixel():
     """No whole pixel is between 0.76 and 0.96 of a side of three pixels."""
     pipe = Pipeline(batch_size=1, num_threads=1, device_id=None)
     with pipe:

@@ -49,7 +49,7 @@ def test_each_pixel_augmentation_alone_changes_pixels_and_no_boxes(rectangles):
         assert not differs[~is_content].any()
 
 
-def test_efficientdet_dataset_has_the_outputs_of_the_dali_graph_by_name(rectangles):
+def test_efficientdet_dataset_gives_each_output_of_its_dali_graph_under_its_name(rectangles):
     loader = make(rectangles, training=False, count_lost=True)
     images, targets = next(iter(loader.dataset()))
     batch = first_batch(loader)
@@ -72,7 +72,7 @@ def test_task_aligned_batches_have_no_anchor_targets(rectangles):
 
 
 @pytest.mark.gpu
-def test_gpu_graph_equals_cpu_graph(rectangles):
+def test_efficientdet_dali_graph_on_a_gpu_gives_the_outputs_of_the_graph_on_a_cpu(rectangles):
     cpu = make(rectangles, training=False)
     gpu = make(rectangles, training=False, device_id=0)
     for _ in range(3):

@@ -86,7 +86,7 @@ def test_detections_are_the_nms_candidates_after_suppression(method):
         np.testing.assert_array_equal(actual, field)
 
 
-def test_decode_all_returns_boxes_and_scores_of_every_anchor():
+def test_efficientdet_boxes_and_scores_of_all_anchors_are_decoded_as_by_numpy():
     logits, deltas = random_outputs()
     boxes, scores = decode_all(to_levels(np.float16(logits), deltas), CONFIG)
     assert scores.dtype == np.float32

@@ -111,7 +111,7 @@ def test_outputs_boxes_and_scores_with_darknet_weights_equal_opencv(name, networ
 # --- complete files --------------------------------------------------------------------------------
 
 
-def test_weights_files_have_the_published_lengths(published_yolov4, tiny):
+def test_darknet_weights_files_have_the_published_lengths(published_yolov4, tiny):
     for model in (published_yolov4, tiny.model):
         file_bytes, backbone_bytes, convolutions = PUBLISHED[model.name]
         floats = block_floats(model)
@@ -122,7 +122,7 @@ def test_weights_files_have_the_published_lengths(published_yolov4, tiny):
     assert struct.unpack("<iiiq", content[:HEADER]) == (0, 2, 5, 32_032_000)
 
 
-def test_loaded_and_saved_weights_file_has_the_same_bytes(nano, tmp_path):
+def test_darknet_weights_file_loaded_and_saved_again_has_the_same_bytes(nano, tmp_path):
     model = build_model("yolov4-nano", 3, (64, 64))
     contents = load_darknet(model, nano.file)
     assert contents[1:] == (26, 3, 32_032_000)
@@ -143,7 +143,7 @@ def test_weights_header_of_an_old_darknet_version_counts_images_in_32_bits(tiny,
 # --- parts, other class counts, wrong files --------------------------------------------------------
 
 
-def test_partial_weights_file_and_weights_file_of_other_classes_load_all_layers_that_fit(nano, partial):
+def test_darknet_weights_that_are_partial_or_of_other_classes_load_into_all_layers_that_fit(nano, partial):
     source = values_of(nano.model)
     for file, facts, layers_not_loaded in (
         (partial, (17, None), {29, 30, 35, 36, 37, 40, 43, 44, 45}),
@@ -180,20 +180,22 @@ DAMAGE = {
 
 
 @pytest.mark.parametrize("name", DAMAGE)
-def test_damaged_weights_file_is_refused(nano, tmp_path, name):
+def test_damaged_darknet_weights_file_is_refused_with_the_reason(nano, tmp_path, name):
     damage, message = DAMAGE[name]
     (tmp_path / "damaged.weights").write_bytes(damage(nano.file.read_bytes()))
     assert message in message_of_refusal(nano.model, tmp_path / "damaged.weights")
 
 
 @pytest.mark.parametrize("missing_bytes", [1, 4 * 255], ids=["1 byte", "255 floats"])
-def test_truncated_weights_file_is_refused_with_both_lengths(tiny, tmp_path, missing_bytes):
+def test_truncated_darknet_weights_file_is_refused_with_expected_and_actual_length(
+    tiny, tmp_path, missing_bytes
+):
     (tmp_path / "cut.weights").write_bytes(tiny.file.read_bytes()[:-missing_bytes])
     message = message_of_refusal(tiny.model, tmp_path / "cut.weights")
     assert f"have {24_251_276 - missing_bytes:,} bytes" in message and "has 24,251,276" in message
 
 
-def test_weights_file_of_another_network_is_refused(networks):
+def test_darknet_weights_file_of_another_network_is_refused(networks):
     for network, other in itertools.permutations(networks.values(), 2):
         assert "another network" in message_of_refusal(network.model, other.file)
 

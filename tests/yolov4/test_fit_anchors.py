@@ -55,7 +55,9 @@ BAD_INPUT = [
 
 
 @pytest.mark.parametrize(("options", "message"), BAD_INPUT, ids=["no file", "few sizes", "image size"])
-def test_fit_anchors_command_reports_bad_input(tmp_path, options, message):
+def test_fit_anchors_command_refuses_missing_annotations_too_few_box_sizes_or_a_bad_image_size(
+    tmp_path, options, message
+):
     sizes = options.pop("sizes", None)
     if sizes:
         options["annotations"] = write_boxes(tmp_path / "a.json", sizes)

@@ -64,7 +64,7 @@ def outputs_of_anchors(model, head):
     return np.concatenate([kernel[0, 0], bias[np.newaxis]]).reshape(1 + kernel.shape[2], 3, -1)
 
 
-def test_heads_with_another_number_of_anchors_keep_their_initial_weights(tmp_path):
+def test_yolov4_heads_keep_initial_weights_if_init_from_has_another_number_of_anchors(tmp_path):
     config = dataclasses.replace(NANO, masks=((1, 2), (3, 4), (5, 6)))
     save(random_model(5, seed=1), tmp_path / "x.weights.h5", tuple("abcde"))
     model = random_model(10, config)
@@ -75,7 +75,7 @@ def test_heads_with_another_number_of_anchors_keep_their_initial_weights(tmp_pat
     assert f"made anew: {', '.join(HEADS)}" in report
 
 
-def test_weights_of_another_model_are_refused_and_no_weight_changes(tmp_path):
+def test_yolov4_init_from_refuses_weights_of_another_model_and_changes_no_weight(tmp_path):
     wider, file = dataclasses.replace(NANO, width=0.25), tmp_path / "wider.weights.h5"
     save(random_model(2, wider), file, ("a", "b"), wider)
     model = random_model(2, seed=1)
@@ -115,6 +115,6 @@ def test_init_from_imagenet_loads_the_backbone_weights_of_darknet_and_no_others(
 
 
 @pytest.mark.parametrize("name", ["no.weights.h5", "no.weights", "yolov4.conv.137"])
-def test_missing_weights_file_is_reported(tmp_path, name):
+def test_yolov4_init_from_of_a_missing_weights_file_is_refused_with_its_name(tmp_path, name):
     with pytest.raises(UserError, match=name):
         init_from(random_model(2), label_map("a", "b"), str(tmp_path / name), NANO)

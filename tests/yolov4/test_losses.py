@@ -82,7 +82,7 @@ def value_and_gradients(heads, targets, config, scale=1.0, mode="eager"):
         pytest.param(TINY, "xla", id="tiny-xla", marks=pytest.mark.slow),
     ],
 )
-def test_loss_values_equal_numpy(config, mode):
+def test_yolov4_loss_values_equal_darknets_rules_in_numpy(config, mode):
     targets = make_targets([BOXES, BOXES[3:4], []])
     heads = make_heads(config, 3, (96, 64))
     values, _ = value_and_gradients(heads, targets, config, mode=mode)
@@ -93,7 +93,7 @@ def test_loss_values_equal_numpy(config, mode):
 
 
 @pytest.mark.parametrize("config", [WEIGHTED, TINY], ids=["weighted", "tiny"])
-def test_loss_gradients_equal_central_differences(config):
+def test_yolov4_loss_gradients_equal_central_differences(config):
     """Alpha and the ignore mask stay fixed, as in the computed gradients."""
     targets = make_targets([BOXES[:5]])
     heads = make_heads(config, 1, (32, 64), seed=1)
@@ -148,7 +148,7 @@ def box_gradients(heads, targets, config, **options):
 
 
 @pytest.mark.parametrize("config", [WEIGHTED, TINY], ids=["weighted", "tiny"])
-def test_max_delta_limits_the_gradient_of_each_box_before_any_scaling(config):
+def test_yolov4_max_delta_clips_the_gradient_of_each_box_before_gradients_are_summed_and_scaled(config):
     heads, scale = make_heads(config, 1, (64, 96), seed=3), 32768.0
     rows = BOXES[:5]
     config = dataclasses.replace(config, iou_normalizer=20.0)

@@ -27,7 +27,7 @@ def test_cutmix_pastes_no_rectangle_without_area():
 
 
 @pytest.mark.parametrize("field", ["mosaic_prob", "mixup_prob", "cutmix_prob"])
-def test_mixed_images_without_boxes_have_no_boxes(field):
+def test_mosaic_mixup_and_cutmix_of_images_without_boxes_give_no_boxes(field):
     config = dataclasses.replace(OFF, **{field: 1.0})
     images = [np.full((64, 96, 3), level, np.float32) for level in (0, 1, 0, 1)]
     no_objects = [[array] * 4 for array in (np.zeros((0, 4), np.float32), np.zeros(0, np.int32))]

@@ -65,7 +65,7 @@ def word(layer, config):
 
 
 @pytest.mark.parametrize("name", list(DARKNET))
-def test_network_layers_equal_the_public_cfg(name):
+def test_yolov4_network_layers_equal_those_of_darknets_public_cfg(name):
     expected = DARKNET[name].split()
     for index, text in enumerate(expected):  # in r85, r54 and r-1,23, layer numbers are absolute
         if text[0] == "r" and not text.endswith("h"):
@@ -96,7 +96,7 @@ def test_networks_have_the_published_parameters_operations_and_outputs(published
         assert [output.shape for output in model.outputs] == [(None, s, s, 3, 85) for s in sides]
 
 
-def test_scaled_widths_are_multiples_of_eight():
+def test_yolov4_layer_widths_scaled_by_the_width_factor_are_multiples_of_eight():
     """0.3 * 64 = 19.2 filters become 16."""
     layers = describe(dataclasses.replace(TINY, width=0.3), 4)
     channels = [layer.channels for layer in layers if "batch_normalize" in layer.options]

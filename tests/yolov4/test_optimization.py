@@ -28,7 +28,7 @@ RATES = [({}, PUBLISHED), ({"lr_schedule": "cosine", "burn_in_power": 1.0}, COSI
 
 
 @pytest.mark.parametrize(("changes", "rates"), RATES, ids=["published", "cosine"])
-def test_learning_rates_equal_hand_computed_values(changes, rates):
+def test_yolov4_learning_rates_equal_hand_computed_values(changes, rates):
     schedule = make_schedule(dataclasses.replace(CONFIG, **changes), 64, STEPS_PER_EPOCH)
     for number, expected in rates.items():
         assert rate(schedule, number) == pytest.approx(expected, rel=1e-5, abs=1e-18), number
@@ -49,7 +49,7 @@ def test_burn_in_of_a_short_run_is_a_tenth_of_the_run():
     assert rate(schedule, 80) == pytest.approx(0.00013)
 
 
-def test_accumulated_batches_have_the_learning_rate_of_their_update():
+def test_yolov4_learning_rate_stays_the_same_over_all_accumulated_batches_of_one_update():
     """Four batches of 16 are one update."""
     plain = make_schedule(CONFIG, 64, 20)
     accumulated = make_schedule(CONFIG, 64, 80, accumulate_steps=4)
@@ -58,7 +58,7 @@ def test_accumulated_batches_have_the_learning_rate_of_their_update():
         assert rates == {float(plain(update))}
 
 
-def test_learning_rates_of_the_shortest_run_are_finite_and_not_negative():
+def test_yolov4_learning_rates_of_a_run_of_one_step_are_finite_and_not_negative():
     config = dataclasses.replace(CONFIG, epochs=1)
     for changes in ({}, {"lr_schedule": "cosine"}, {"burn_in_steps": 0}, {"burn_in_power": 0.0}):
         schedule = make_schedule(dataclasses.replace(config, **changes), 64, 1, accumulate_steps=2)
@@ -93,7 +93,7 @@ def test_optimizer_advances_the_schedule_once_per_update_of_accumulated_batches(
     np.testing.assert_allclose([value[0] for value in values], [0.0, -0.1, -0.1, -0.3], atol=1e-6)
 
 
-def test_optimizer_and_clipping_are_those_of_the_config():
+def test_yolov4_optimizer_has_the_type_momentum_and_clip_norm_of_the_config():
     config = get_config("yolov4-nano")
     assert config.optimizer == "adam"
     optimizer = make_optimizer(config, 1.0, precision="float32")

@@ -36,7 +36,7 @@ def test_image_of_a_batch_of_one_is_mixed_only_with_itself(rectangles):
 
 
 @pytest.mark.parametrize("training", [True, False], ids=["training", "evaluation"])
-def test_yolov4_dataset_has_the_outputs_of_the_dali_graph_by_name(rectangles, training):
+def test_yolov4_dataset_gives_each_output_of_its_dali_graph_under_its_name(rectangles, training):
     config = dataclasses.replace(PLAIN, jitter=0.3, mosaic_prob=0.5)
     loader = training_loader(rectangles, config=config, training=training, count_lost=True, seed=5)
     (batch,) = take_batches(loader, 1)
@@ -50,7 +50,7 @@ def test_yolov4_dataset_has_the_outputs_of_the_dali_graph_by_name(rectangles, tr
     [(False, "batch"), (True, "batch"), (True, "fresh")],
     ids=["evaluation", "training", "training with fresh mosaics"],
 )
-def test_gpu_graph_equals_cpu_graph(rectangles, training, tiles):
+def test_yolov4_dali_graph_on_a_gpu_gives_the_outputs_of_the_graph_on_a_cpu(rectangles, training, tiles):
     changes = AUGMENTATIONS | MIXING | {"multi_scale": 1.4, "letterbox": True, "mosaic_tiles": tiles}
     config = dataclasses.replace(PLAIN, **changes)
     cpu = training_loader(rectangles, config=config, training=training)

@@ -92,12 +92,12 @@ def test_decoded_box_side_is_at_most_e_to_the_10_times_the_anchor_side():
 
 
 @pytest.mark.parametrize("image_size", [(160, 96), (96, 128), (100, 160), (192, 320)], ids=str)
-def test_heads_of_another_image_size_are_refused(image_size):
+def test_decoding_yolov4_heads_that_do_not_fit_the_image_size_is_refused(image_size):
     with pytest.raises(ValueError, match=rf"image_size=\({image_size[0]}, {image_size[1]}\)"):
         decode_heads(random_heads(), "yolov4", image_size)
 
 
-def test_heads_of_another_model_or_order_or_shape_are_refused():
+def test_yolov4_heads_of_another_model_in_wrong_order_or_of_wrong_shape_are_refused():
     heads = random_heads()
     with pytest.raises(ValueError, match="3 heads, but yolov4-tiny has 2"):
         decode_heads(heads, "yolov4-tiny", (96, 160))
@@ -118,7 +118,7 @@ CHANGES = [
 
 
 @pytest.mark.parametrize("changes", CHANGES, ids=str)
-def test_detections_equal_brute_force(changes):
+def test_yolov4_detections_equal_decoding_and_nms_by_brute_force_in_numpy(changes):
     config = dataclasses.replace(CONFIG, **changes)
     heads = random_heads(objectness=-1)
     actual = run(heads, config)

@@ -27,7 +27,7 @@ def batch_of(boxes_px: list[list[tuple]]) -> tuple[tf.Tensor, dict[str, tf.Tenso
     return tf.constant(images), {name: tf.constant(value) for name, value in targets.items()}
 
 
-def test_log_line_of_the_first_batch_counts_assigned_predictions_and_boxes_without_any(tmp_path):
+def test_log_line_of_the_first_batch_counts_trained_predictions_and_boxes_without_a_prediction(tmp_path):
     # No head has anchor 10,14. Both heads have anchor 81,82. Only the head of stride 16 has anchor 23,27.
     small, smaller = (40, 10, 63, 37), (41, 10, 62, 37)
     images, targets = batch_of([[(20, 20, 30, 34), (0, 0, 81, 64), small], [small, smaller], []])

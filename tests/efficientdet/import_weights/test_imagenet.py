@@ -68,7 +68,9 @@ def notop(b0, tmp_path_factory):
     return write_keras(tmp_path_factory.mktemp("backbone") / "efficientnetb0_notop.h5", b0, "notop")
 
 
-def test_features_with_keras_weights_equal_those_of_keras_network(random_d0, notop, monkeypatch):
+def test_efficientnet_b0_features_with_keras_imagenet_weights_equal_those_of_keras_applications(
+    random_d0, notop, monkeypatch
+):
     before = weight_values(random_d0)
     report = init_from(random_d0, PETS, str(notop))
     assert set(report.copied) == {path for path in before if path.startswith("backbone.")}

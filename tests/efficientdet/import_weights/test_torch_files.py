@@ -41,7 +41,9 @@ def write_torch_file(path, backbone):
 
 
 @pytest.mark.parametrize("backbone", ["resnet-18", "resnet-50", "mobilenet-v2"])
-def test_features_with_torch_weights_equal_those_of_torchvision_and_timm(backbone, tmp_path):
+def test_resnet_and_mobilenet_features_with_torch_weights_equal_those_of_torchvision_and_timm(
+    backbone, tmp_path
+):
     path, expected = write_torch_file(tmp_path / "model.safetensors", backbone)
     inputs = keras.Input((96, 96, 3))
     features = extract_features(inputs, backbone)

@@ -23,7 +23,7 @@ def sections(text, name):
 
 
 @pytest.mark.parametrize("name", list(PUBLIC))
-def test_net_and_yolo_sections_equal_the_public_cfg(name):
+def test_written_darknet_cfg_has_the_values_of_the_net_and_yolo_sections_of_the_public_cfg(name):
     text = cfg_text(get_config(name), 80)
     (net,), yolo = sections(text, "net"), sections(text, "yolo")
     side, public_yolo = PUBLIC[name]
@@ -34,7 +34,7 @@ def test_net_and_yolo_sections_equal_the_public_cfg(name):
         assert ours["nms_kind"] == "default"  # Darknet's greedynms is another method than our "greedy"
 
 
-def test_cfg_has_the_image_size_and_the_classes_of_the_model():
+def test_written_darknet_cfg_has_the_image_size_and_number_of_classes_of_the_model():
     config = dataclasses.replace(get_config("yolov4"), image_size=(320, 608))
     text = cfg_text(config, 3)
     (net,) = sections(text, "net")
@@ -45,7 +45,7 @@ def test_cfg_has_the_image_size_and_the_classes_of_the_model():
     assert all("batch_normalize" not in s for s in linear)
 
 
-def test_cfg_has_letterbox_and_diou_nms_of_the_config():
+def test_written_darknet_cfg_has_the_letterbox_and_diou_nms_of_the_config():
     text = cfg_text(dataclasses.replace(get_config("yolov4"), letterbox=True, nms_method="diou"), 80)
     assert sections(text, "net")[0]["letter_box"] == "1"
     assert sections(text, "yolo")[0]["nms_kind"] == "diounms"

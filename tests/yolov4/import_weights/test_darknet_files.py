@@ -30,7 +30,7 @@ def test_darknet_weights_without_names_file_get_coco_names_for_80_classes_and_no
 
 
 @pytest.mark.parametrize("spelling", ["coco", "voc"])
-def test_names_file_with_coco_names_gives_coco_ids(tmp_path, spelling):
+def test_darknet_names_file_with_coco_names_in_coco_or_voc_spelling_gives_coco_ids(tmp_path, spelling):
     names = list(coco_label_map().names)
     if spelling == "voc":
         voc = {3: "motorbike", 4: "aeroplane", 57: "sofa", 58: "pottedplant", 60: "diningtable"}
@@ -54,7 +54,7 @@ def test_darknet_class_names_that_are_not_cocos_get_category_ids_from_1(tmp_path
     [(b"a\nb\n", "has 2 class names, but "), (b"a\nb\na\n", "same name 'a'"), (b"a\n\xff\nb\n", "decode")],
     ids=["too few", "same name twice", "not UTF-8"],
 )
-def test_bad_names_file_is_refused(tmp_path, content, message):
+def test_darknet_names_file_with_too_few_repeated_or_non_utf8_names_is_refused(tmp_path, content, message):
     (tmp_path / "my.names").write_bytes(content)
     with pytest.raises(UserError, match=message):
         read_label_map(tmp_path / "my.weights", 3)
