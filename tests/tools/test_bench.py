@@ -87,7 +87,7 @@ INVALID = {
 
 
 @pytest.mark.parametrize(("content", "message"), INVALID.values(), ids=INVALID)
-def test_file_that_is_no_benchmark_is_refused(write, content, message):
+def test_json_file_that_is_no_benchmark_result_is_refused_for_comparison(write, content, message):
     assert message in refusal(report.read, write("a.json", content))
 
 

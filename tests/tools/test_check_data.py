@@ -21,7 +21,9 @@ def check(data, evaluation=None, **options):
     return check_data.check(data, evaluation or DataFlags(), ANCHORS, ImagePolicy(), **options)
 
 
-def test_training_and_evaluation_data_get_a_report_each(data, drawn_records, tmp_path, capsys):
+def test_check_data_writes_one_report_page_each_for_training_and_evaluation_data(
+    data, drawn_records, tmp_path, capsys
+):
     evaluation = DataFlags(file_pattern=f"{drawn_records}-*.tfrecord")
     report = tmp_path / "a.html"
     text = check(data, evaluation, report=str(report), max_instances=3)
@@ -43,7 +45,7 @@ def test_data_check_without_a_report_prints_classes_and_issues_but_no_anchors(da
     assert "Classes\n" in text and "Issues\n" in text
 
 
-def test_report_of_invalid_data_lists_the_errors_of_all_files(tmp_path):
+def test_check_data_report_of_two_invalid_json_files_lists_the_errors_of_both(tmp_path):
     (tmp_path / "a.json").write_text('{"images": [], "annotations": [], "categories": [}')
     (tmp_path / "b.json").write_text("")
     data = [DataFlags(str(tmp_path), str(tmp_path / f"{name}.json")) for name in "ab"]
@@ -54,11 +56,11 @@ def test_report_of_invalid_data_lists_the_errors_of_all_files(tmp_path):
         assert name in text and KINDS[kind].what in text and KINDS[kind].remedy[1:] in text
 
 
-def test_report_with_another_suffix_is_refused_before_data_are_read():
+def test_check_data_refuses_a_report_file_not_named_html_before_it_reads_data():
     assert "--report=x.pdf must end in" in refusal(check, DataFlags(), report="x.pdf")
 
 
-def test_anchor_flag_without_report_is_refused(data):
+def test_check_data_refuses_an_anchor_flag_without_the_report_flag(data):
     command = [sys.executable, "tools/check_data.py", "--anchor_scale=2"]
     command += [f"--images={data.images}", f"--annotations={data.annotations}"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)

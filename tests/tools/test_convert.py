@@ -83,7 +83,7 @@ def test_existing_output_of_a_conversion_is_refused_without_overwrite(yolo, tmp_
     assert set(after) == set(before) and after != before
 
 
-def test_conversion_refuses_or_skips_an_unusable_image_as_the_flags_say(yolo, tmp_path):
+def test_conversion_refuses_an_unusable_image_and_leaves_it_out_with_on_bad_image_skip(yolo, tmp_path):
     options = {"input": yolo, "output": tmp_path / "x.json"}
     assert "--max_megapixels" in refused("yolo", "coco", **options, max_megapixels=0.0005, error=DataError)
     write_file(yolo, "images/b.png", b"")
@@ -146,7 +146,7 @@ def test_holdout_split_depends_only_on_file_names_seed_and_fraction():
     assert split(data, 0.03, 0)[1].file_names == [first]
 
 
-def test_scaled_images_replace_no_original_images(yolo, tmp_path):
+def test_conversion_with_max_side_refuses_to_replace_the_original_images(yolo, tmp_path):
     options = {"input": yolo, "output": tmp_path / "x.json", "max_side": 20}
     run("yolo", "coco", **options)
     small = load_coco(tmp_path / "x.json", tmp_path / "images_20")
@@ -183,7 +183,7 @@ REFUSED = [
 @pytest.mark.parametrize(
     ("source", "target", "options", "message"), REFUSED, ids=[message for *_, message in REFUSED]
 )
-def test_impossible_conversion_is_refused_and_writes_nothing(
+def test_conversion_with_wrong_formats_paths_or_holdout_is_refused_and_writes_nothing(
     yolo, monkeypatch, source, target, options, message
 ):
     monkeypatch.chdir(yolo.parent)
@@ -216,12 +216,12 @@ def message_of_command(words, monkeypatch):
 
 
 @pytest.mark.parametrize(("name", "words"), WITHOUT_EFFECT.items(), ids=WITHOUT_EFFECT)
-def test_conversion_flag_without_effect_is_refused(name, words, monkeypatch):
+def test_conversion_flag_without_effect_on_the_chosen_formats_is_refused(name, words, monkeypatch):
     assert message_of_command(words, monkeypatch).startswith(f"--{name} has no effect on ")
 
 
 @pytest.mark.parametrize("words", WITH_EFFECT)
-def test_conversion_flags_with_effect_are_accepted(words, monkeypatch):
+def test_conversion_flags_with_effect_on_the_chosen_formats_are_accepted(words, monkeypatch):
     assert "has no effect" not in message_of_command(words, monkeypatch)
 
 

@@ -30,7 +30,7 @@ def weights(tmp_path):
     return save(tmp_path / "best.weights.h5", metadata_of() | {"epoch": 4, "AP": 0.251})
 
 
-def test_weights_file_is_described_as_table_and_as_json(weights, capsys):
+def test_describe_weights_prints_the_metadata_of_a_weights_file_as_table_or_as_json(weights, capsys):
     describe_weights.show(weights)
     rows = dict(re.split(" {2,}", line, maxsplit=1) for line in capsys.readouterr().out.splitlines())
     assert rows["config.model_name"] == "efficientdet-nano"
@@ -48,17 +48,17 @@ def test_differences_of_two_weights_files_are_printed(weights, tmp_path, capsys)
     assert capsys.readouterr().out == "nothing differs\n"
 
 
-def test_describing_weights_without_a_file_is_refused():
+def test_describe_weights_without_a_file_argument_is_refused():
     assert "give one weights file" in refusal(describe_weights.show)
 
 
-def test_checkpoint_is_described_with_its_step(tmp_path):
+def test_describe_weights_shows_the_step_of_a_checkpoint(tmp_path):
     manifest = metadata_of() | {"state": {"step": 10, "epoch": 1}}
     checkpoint_files.write(tmp_path, 10, manifest, lambda path: None)
     text = describe_weights.describe(model_metadata.read(tmp_path))
     assert re.search(r"^state.step +10$", text, re.M)
 
 
-def test_weights_metadata_with_few_fields_are_described():
+def test_describe_weights_shows_the_classes_of_metadata_that_lack_most_other_fields():
     fields = {name: metadata_of()[name] for name in ("app", "num_classes", "label_map")}
     assert re.search(r"^class 1 +category 17, Katze$", describe_weights.describe(fields), re.M)

@@ -25,7 +25,7 @@ def to_detections(outputs, letterbox):
     return tf.constant([[[0.0, 0, 1, 1]]]), scores, tf.constant([[2]]), tf.constant([True])
 
 
-def test_inference_stages_repeat_one_batch_and_complete_inference_reads_new_batches(monkeypatch):
+def test_benchmark_of_inference_stages_repeats_one_batch_but_whole_inference_reads_new_batches(monkeypatch):
     steps = {}
 
     def measure(cuts, a):

@@ -113,7 +113,7 @@ def test_benchmark_reports_other_processes_that_use_more_than_a_tenth_of_the_cor
     assert record["verdict"] == [line] * is_reported
 
 
-def test_inference_table_has_a_column_per_batch_size():
+def test_benchmark_table_of_inference_times_has_one_column_per_batch_size():
     stages = {"network": {"wall_ms": 40.0}, "post-processing": {"wall_ms": 4.25}}
     times = {"stages": stages, "latency_ms": 44.25, "images_per_second": 123.4}
     times = [{"batch_size": size, **times} for size in (1, 8)]

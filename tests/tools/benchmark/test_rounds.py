@@ -63,7 +63,7 @@ while True: time.sleep(0.001); print("step 1")
     assert 0 < window["images"] < 1000000
 
 
-def test_cpu_time_and_memory_of_child_processes_are_counted(tmp_path):
+def test_benchmark_counts_cpu_time_and_memory_of_child_processes(tmp_path):
     code = """
 import os, time
 read, write = os.pipe()
@@ -83,7 +83,7 @@ while True: os.read(read, 1); print("step 2")
     assert 0 <= window["other_cpu_seconds"] <= os.cpu_count() * (window["seconds"] + 1)
 
 
-def test_cpu_time_of_an_unrelated_process_is_reported(tmp_path):
+def test_benchmark_reports_the_cpu_time_of_an_unrelated_busy_process(tmp_path):
     with subprocess.Popen(python("while True: pass")) as busy:
         window, _ = window_of(tmp_path, python(LOGGING, tmp_path / "log"), seconds=0.7)
         busy.kill()
@@ -125,7 +125,7 @@ def test_missing_program_of_a_benchmark_candidate_is_reported(tmp_path):
     assert results["a"] == {"error": "cannot be started: No such file or directory: /no/such/program"}
 
 
-def test_result_of_a_benchmark_command_is_its_json_line_or_its_error(tmp_path):
+def test_result_of_a_benchmark_process_is_the_json_of_its_result_line_or_its_error(tmp_path):
     command = Command("stages", python("import time; print('[3]'); print('result [1, 2]'); time.sleep(100)"))
     assert rounds.result(command, tmp_path) == [1, 2]
     command = Command("stages", python("import sys; sys.exit('error: no data')"))

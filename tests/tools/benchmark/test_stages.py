@@ -13,7 +13,7 @@ def burn(seconds: float) -> None:
         pass
 
 
-def test_cost_of_a_batch_is_the_cpu_time_of_the_thread_that_makes_it():
+def test_benchmark_cost_of_a_batch_is_the_cpu_time_of_the_thread_that_makes_it():
     """Batches that were made but never fetched are not counted."""
     batches: queue.Queue = queue.Queue(maxsize=3)
 

@@ -36,7 +36,7 @@ REPEATED = "sub//b.jpg"
 
 
 @pytest.mark.parametrize("name", [*UNUSABLE, REPEATED])
-def test_one_unusable_or_repeated_file_name_replaces_all_names_by_ids(name):
+def test_converted_images_are_all_named_by_id_if_one_file_name_is_unusable_or_repeated(name):
     names, encoded = ["a.jpg", "sub/./b.jpg", "grün 1.jpg"], [JPEG, JPEG, PNG, JPEG].__getitem__
     assert file_names(named(*names), encoded) == ["a.jpg", "sub/b.jpg", "grün 1.jpg"]
     assert file_names(named(*names, name), encoded) == ["101.jpg", "102.jpg", "103.png", "104.jpg"]
@@ -56,13 +56,13 @@ def test_existing_output_image_is_refused_without_overwrite_and_replaced_with_it
     assert (tmp_path / "elsewhere.jpg").read_text() == "not to be touched"
 
 
-def test_error_while_writing_images_leaves_no_image(tmp_path):
+def test_error_while_writing_converted_images_leaves_none_of_them(tmp_path):
     with pytest.raises(IndexError):
         write_images(f"{tmp_path}/images", ["a.jpg", "sub/b.jpg"], [JPEG].__getitem__)
     assert not os.listdir(tmp_path / "images")
 
 
-def test_rounding_restores_boxes_that_were_stored_as_float32_fractions():
+def test_rounding_restores_the_pixel_boxes_that_were_stored_as_float32_fractions():
     random = np.random.default_rng(5)
     left_top = np.round(random.uniform(0, 300, (500, 2)), 2)
     boxes = np.concatenate([left_top, np.round(random.uniform(1, 150, (500, 2)), 2)], axis=1)

@@ -17,5 +17,5 @@ IDS = {
 
 
 @pytest.mark.parametrize(("names", "ids"), IDS.values(), ids=IDS)
-def test_image_ids_are_the_digits_of_the_names_if_unique_and_else_numbers(names, ids):
+def test_converted_image_ids_are_the_digits_in_file_names_if_unique_and_else_count_from_1(names, ids):
     assert image_ids(names) == ids

@@ -30,7 +30,9 @@ def encoded(picture, image_format, **options):
 @pytest.mark.parametrize(
     ("image_format", "size", "box", "max_side", "expected"), RECTANGLES.values(), ids=RECTANGLES
 )
-def test_rectangle_in_a_scaled_image_is_at_its_scaled_box(image_format, size, box, max_side, expected):
+def test_object_in_an_image_scaled_to_max_side_lies_at_its_scaled_box(
+    image_format, size, box, max_side, expected
+):
     picture = PIL.Image.new("RGB", size[::-1])
     picture.paste("white", (*box[:2], box[0] + box[2], box[1] + box[3]))
     image = PIL.Image.open(io.BytesIO(shrink_image(encoded(picture, image_format), "x", max_side)))
@@ -97,7 +99,7 @@ def test_bmp_is_refused_only_if_it_must_be_scaled():
     assert refusal(shrink_image, bmp, "a.bmp", 51).startswith("a.bmp is BMP: convert it, --max_side reads")
 
 
-def test_damaged_image_is_reported_and_no_scaled_image_is_written(tmp_path):
+def test_conversion_with_max_side_reports_a_damaged_image_and_writes_no_scaled_image(tmp_path):
     noise = np.random.default_rng(0).integers(0, 256, (40, 60, 3), np.uint8)
     png = bytearray(image_variants.pillow("PNG", noise))
     png[3000] ^= 255

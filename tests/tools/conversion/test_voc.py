@@ -65,7 +65,7 @@ def test_voc_category_ids_are_alphabetic_and_equal_in_every_split(voc_dir):
     assert (subset.file_names, subset.category_ids.tolist()) == (["b.png"], [2])
 
 
-def test_label_map_gives_the_ids_of_voc_classes_and_other_classes_are_errors(voc_dir):
+def test_label_map_file_gives_voc_category_ids_and_a_class_that_it_lacks_is_an_error(voc_dir):
     LabelMap((5, 9), ("dog", "cat")).save(voc_dir / "both")
     assert read_voc(voc_dir, label_map_file=voc_dir / "both")[0].category_ids.tolist() == [9, 5]
     LabelMap((5,), ("dog",)).save(voc_dir / "dog")

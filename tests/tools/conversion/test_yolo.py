@@ -143,7 +143,7 @@ def test_errors_of_all_yolo_files_are_in_one_message(data_dir):
         assert expected in message, message
 
 
-def test_damaged_image_and_file_name_that_is_not_utf8_are_errors_or_skipped(data_dir):
+def test_yolo_image_damaged_or_with_a_non_utf8_name_is_an_error_and_left_out_under_policy_skip(data_dir):
     valid_image = data_dir / "images" / "b.png"
     write_file(data_dir, "images/a.png", b"no image")
     shutil.copy(valid_image, data_dir / "images" / os.fsdecode(b"\xff.png"))
@@ -196,7 +196,7 @@ DATA_YAML = [("path: ..\n", "[cat, dog]"), ("path: /not/here\n", "{0: cat, 1: do
 
 
 @pytest.mark.parametrize(("root", "names"), DATA_YAML, ids=["parent", "missing directory", "no path"])
-def test_data_yaml_gives_images_and_class_names(data_dir, root, names):
+def test_yolo_data_yaml_with_any_or_no_path_key_gives_images_and_class_names(data_dir, root, names):
     write_file(data_dir, "sub/data.yaml", f"{root}train: images\nval: images\nnc: 2\nnames: {names}\n")
     if root != "path: ..\n":
         for folder in ("images", "labels"):
@@ -206,7 +206,7 @@ def test_data_yaml_gives_images_and_class_names(data_dir, root, names):
     assert annotations.file_names == ["a.png", "b.png"] and annotations.num_boxes == 2
 
 
-def test_data_yaml_may_have_several_sources_and_gaps_in_class_numbers(data_dir):
+def test_yolo_data_yaml_may_have_several_image_sources_and_gaps_in_class_numbers(data_dir):
     write_file(data_dir, "more/images/c.png", black_image())
     write_file(data_dir, "more/labels/c.txt", "9 0.5 0.5 1 1")
     write_file(data_dir, "list.txt", "./images/b.png\n")
@@ -274,7 +274,7 @@ def test_missing_or_invalid_yolo_class_names_are_refused(data_dir):
     assert f"{names_file} is not UTF-8 text" in user_error(data_dir, names_file=names_file)
 
 
-def test_missing_yolo_input_is_refused_and_so_is_the_split_flag_for_an_image_list(data_dir):
+def test_yolo_input_that_is_missing_or_an_image_list_given_with_split_is_refused(data_dir):
     assert "give a directory, a data.yaml" in user_error(data_dir / "gone")
     write_file(data_dir, "list.txt", "images/a.png\n")
     assert "without --split, a list of images" in user_error(data_dir / "list.txt", split="val")

@@ -74,7 +74,7 @@ def test_anchor_report_equals_matching_of_all_boxes_with_all_anchors(
         assert counts["lost"] > 5 and counts["over_limit"] > 5
 
 
-def test_box_sides_of_a_level_in_the_anchor_report_are_those_of_its_anchors():
+def test_anchor_report_gives_each_level_the_sides_of_its_smallest_and_largest_anchor():
     report = anchor_report.examine(annotations([(50, 50)], []), SQUARE)
     sides = [(level.level, level.smallest, level.largest) for level in report.levels]
     np.testing.assert_allclose(sides[0], (3, 32, 32 * 2 ** (2 / 3)), rtol=1e-5)
@@ -88,7 +88,7 @@ def test_anchor_report_counts_a_box_of_the_first_anchor_of_a_level_in_that_level
     assert counts == [(3, 0, 0), (4, 1, 1), (5, 0, 0)]
 
 
-def test_box_whose_anchor_is_assigned_to_an_identical_box_counts_as_lost():
+def test_anchor_report_counts_a_box_as_lost_if_an_identical_box_has_its_anchor():
     rows = [(i, 0, 10, 20, 90, 80) for i in range(4)] + [(2, 0, 10, 20, 90, 80)]
     report = anchor_report.examine(annotations([(200, 200)] * 4, rows), SQUARE)
     assert (report.lost, report.boxes) == (1, 5)
@@ -114,7 +114,7 @@ def test_anchor_report_of_data_without_boxes_has_zeros(rows):
     assert (report.images_with_boxes, report.boxes, report.lost, report.ceiling) == (0, 0, 0, {})
 
 
-def test_template_iou_is_the_largest_iou_with_any_anchor_of_the_template():
+def test_anchor_report_template_iou_is_the_largest_iou_with_that_template_at_any_cell():
     boxes = np.concatenate(hard_images(np.random.default_rng(9), WIDE))
     boxes = boxes[(boxes[:, 2:] - boxes[:, :2]).min(axis=1) > 1e-3]  # float32 is too coarse for smaller ones
     levels = np.split(overlaps(boxes, WIDE), level_ends(WIDE)[:-1], axis=1)
@@ -138,7 +138,7 @@ def test_anchor_scale_with_the_best_fit_in_the_anchor_report_reaches_more_boxes(
 # --- the boxes of the network input ---
 
 
-def test_anchor_report_letterboxes_boxes_as_numpy_does():
+def test_anchor_report_moves_boxes_into_the_letterbox_as_the_numpy_oracle():
     truth = random_annotations(np.random.default_rng(0), 20, 6)
     image_size = (96, 160)
     boxes, targets = anchor_report.letterboxed(truth, image_size), truth.target_boxes

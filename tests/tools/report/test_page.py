@@ -46,7 +46,7 @@ def written_page(path, sections):
     return ParsedPage(path.read_text("utf-8"))
 
 
-def test_report_page_loads_no_other_file_and_escapes_hostile_names(tmp_path):
+def test_data_report_page_loads_no_other_file_and_escapes_html_in_names(tmp_path):
     rows = [(i % 3, i % 7, 5 + i, 5, 20, 30) for i in range(14)]
     truth = dataclasses.replace(
         annotations([(90, 80)] * 3, rows, HOSTILE_NAMES), origin=f"/data/{HOSTILE_NAMES[0]}.json"
@@ -73,7 +73,7 @@ def test_report_page_loads_no_other_file_and_escapes_hostile_names(tmp_path):
     assert "default-src 'none'" in content
 
 
-def test_report_page_lists_every_stored_offender_of_an_issue_and_every_class(tmp_path):
+def test_data_report_page_lists_every_class_and_every_stored_faulty_entry_of_an_issue(tmp_path):
     truth = random_annotations(np.random.default_rng(0), 5, 200, num_classes=90, smallest=0.004, largest=0.05)
     offenders = [f"annotation {i} has it" for i in range(1000)]
     text = set(
@@ -83,7 +83,7 @@ def test_report_page_lists_every_stored_offender_of_an_issue_and_every_class(tmp
     assert {"crowd: the first 1,000 of 4,321", *(f"class {i}" for i in range(90))} <= text
 
 
-def test_report_page_in_a_missing_directory_is_refused(tmp_path):
+def test_data_report_page_in_a_missing_directory_is_refused(tmp_path):
     path = tmp_path / "missing" / "report.html"
     assert f"cannot write the report {path}: No such file" in refusal(page.write, path, [])
     assert list(tmp_path.iterdir()) == []
@@ -96,7 +96,7 @@ def text_of(*arguments):
     return page.format_text(sections_of(*arguments))
 
 
-def test_report_text_with_long_names_and_many_classes_fits_a_terminal():
+def test_data_report_text_with_long_names_and_200_classes_fits_a_terminal():
     truth = random_annotations(np.random.default_rng(0), 12, 140, num_classes=200)
     names = [f"a name of a class that is longer than any column of the table {i}" for i in range(200)]
     truth = dataclasses.replace(truth, label_map=LabelMap(truth.label_map.category_ids, tuple(names)))
@@ -107,7 +107,7 @@ def test_report_text_with_long_names_and_many_classes_fits_a_terminal():
     assert all(line == line.rstrip() for line in lines)
 
 
-def test_report_text_names_every_kind_of_issue_with_its_count():
+def test_data_report_text_names_every_kind_of_issue_with_its_count():
     issues = Issues("made.json")
     for kind in KINDS:
         issues.add_many(kind, 1500, [f"image {i} ('{'long/' * 30}{i}.jpg') has it" for i in range(40)])
@@ -116,7 +116,7 @@ def test_report_text_names_every_kind_of_issue_with_its_count():
         assert f"{kind.what} (1500): image 0" in text, kind
 
 
-def test_report_text_has_the_numbers_of_known_data():
+def test_data_report_text_of_three_images_has_hand_computed_image_box_class_and_anchor_numbers():
     rows = [(0, 0, 10, 10, 40, 60), (0, 1, 5, 5, 30, 50), (1, 0, 10, 10, 4, 4), (1, 0, 10, 10, 4, 4)]
     truth = annotations([(200, 100), (200, 100), (50, 60)], rows)
     issues = issues_of("image-without-boxes", 1, ["image 103 ('3.jpg')"])
@@ -141,13 +141,13 @@ def test_report_text_has_the_numbers_of_known_data():
         assert expected in words, expected
 
 
-def test_report_text_of_data_without_boxes_formats_and_issues_is_complete():
+def test_data_report_text_says_not_counted_without_image_formats_and_none_without_issues():
     text = text_of(annotations([(50, 60)], []))
     assert re.search(r"formats +not counted\n", text)
     assert text.endswith("Issues\n  none")
 
 
-def test_issues_that_stop_training_come_first_unless_their_images_are_skipped():
+def test_data_report_lists_issues_that_stop_training_first_unless_their_images_are_skipped():
     issues = issues_of("crowd", 1, ["annotation 1"])
     issues.add("box-outside", "annotation 2")
     issues.add("image-missing", "image 3")
@@ -165,6 +165,6 @@ def test_long_text_is_shortened_in_the_middle_and_control_characters_replaced():
     assert [page.shorten(*case) for case in cases] == ["short", "lon…one", "a??b", "e…"]
 
 
-def test_formatted_numbers_have_three_or_four_digits():
+def test_data_report_rounds_numbers_to_three_digits_but_keeps_all_digits_of_integers():
     values = [0.5812, 15.04, 15, 99.96, 100.4, 1024]
     assert list(map(page.number, values)) == ["0.581", "15", "15", "100", "100", "1,024"]

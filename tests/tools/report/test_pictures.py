@@ -19,7 +19,7 @@ CASES = {
 
 @pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize("case", CASES)
-def test_figures_of_unusual_data_have_four_panels_with_content(case):
+def test_data_report_figures_have_four_drawn_panels_for_no_boxes_one_class_or_90_classes(case):
     image = pictures.draw_figures(*report_of(CASES[case]))
     assert image.shape == (780, 1400, 3)
     for part in np.array_split(image, 2):
@@ -31,7 +31,7 @@ def heights(axes):
     return [bar.get_height() for bar in axes.patches]
 
 
-def test_bar_charts_show_the_class_and_level_counts_of_the_report():
+def test_data_report_bar_charts_show_the_box_counts_of_classes_and_anchor_levels():
     statistics, anchors = report_of(CASES["90 classes"])
     axes = Figure().subplots()
     pictures.plot_classes(axes, statistics.classes)
@@ -50,7 +50,7 @@ HISTOGRAMS = {
 
 
 @pytest.mark.parametrize(("plot", "field", "lines"), HISTOGRAMS.values(), ids=HISTOGRAMS)
-def test_histogram_counts_every_box_in_quarter_octaves(plot, field, lines):
+def test_data_report_histograms_count_every_box_in_bins_of_a_quarter_octave(plot, field, lines):
     statistics, _ = report_of(CASES["90 classes"])
     axes = Figure().subplots()
     plot(axes, getattr(statistics, field))
@@ -62,7 +62,7 @@ def test_histogram_counts_every_box_in_quarter_octaves(plot, field, lines):
     assert [line.get_xdata()[0] for line in axes.lines] == lines
 
 
-def test_class_plot_shortens_long_names_and_has_a_log_scale_for_rare_classes():
+def test_data_report_class_plot_shortens_long_names_and_has_a_log_scale_for_rare_classes():
     rows = [(0, 0, 1, 1, 9, 9)] * 101 + [(0, 1, 1, 1, 9, 9)]
     axes = Figure().subplots()
     pictures.plot_classes(axes, describe(annotations([(90, 80)], rows, ["x" * 40, "dog"])).classes)

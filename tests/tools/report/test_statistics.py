@@ -9,7 +9,7 @@ from tests.common.made_annotations import annotations
 from tools.report.statistics import describe
 
 
-def test_statistics_of_coco128_equal_the_counts_of_pycocotools(coco128):
+def test_data_report_statistics_of_coco128_equal_the_counts_of_pycocotools(coco128):
     result = describe(load_coco(coco128 / "instances.json", None))
     coco = COCO(str(coco128 / "instances.json"))
     ranges = {"small": (-0.5, 32**2), "medium": (32**2 - 1e-9, 96**2), "large": (96**2 - 1e-9, 1e10)}
@@ -27,7 +27,7 @@ def test_statistics_of_coco128_equal_the_counts_of_pycocotools(coco128):
     assert sum(not row.boxes for row in result.classes) == 9
 
 
-def test_statistics_of_a_small_data_set_equal_counts_by_hand():
+def test_data_report_statistics_of_three_images_equal_counts_by_hand():
     rows = [(0, 0, 10, 10, 40, 10), (0, 1, 0, 0, 200, 100), (2, 1, 20, 30, 30, 120), (2, 1, -30, 20, 50, 20)]
     rows += [(2, 0, 5, 5, 9, 9), (1, 0, 5, 5, 0, 9), (1, 1, 201, 5, 9, 9)]
     result = describe(annotations([(100, 200), (100, 200), (300, 150)], rows, crowds=[4]))
@@ -52,7 +52,7 @@ EMPTY = {"no box": (2, []), "only a crowd": (1, [(0, 1, 1, 1, 20, 20)]), "no ima
 
 
 @pytest.mark.parametrize(("images", "rows"), EMPTY.values(), ids=EMPTY)
-def test_statistics_of_data_without_boxes_have_zeros(images, rows):
+def test_data_report_statistics_of_data_without_boxes_are_zeros(images, rows):
     result = describe(annotations([(50, 60)] * images, rows, crowds=[0]))
     assert (result.images, result.boxes, len(result.box_sides_px)) == (images, 0, 0)
     assert (result.targets.num_crowds, result.boxes_per_image.tolist()) == (len(rows), [0] * images)
@@ -60,7 +60,7 @@ def test_statistics_of_data_without_boxes_have_zeros(images, rows):
     assert sum(result.by_area.values()) == 0
 
 
-def test_class_statistics_are_ordered_by_frequency_then_by_id():
+def test_data_report_orders_classes_by_number_of_boxes_and_then_by_category_id():
     rows = [(0, c, 1, 1, 20, 20) for c in (1, 2, 2, 0)]
     result = describe(annotations([(50, 60)], rows), {"JPEG": 1})
     counts = [(row.name, row.boxes, row.images) for row in result.classes]
@@ -68,7 +68,7 @@ def test_class_statistics_are_ordered_by_frequency_then_by_id():
     assert result.formats == {"JPEG": 1}
 
 
-def test_statistics_of_200000_boxes_take_less_than_ten_seconds():
+def test_data_report_statistics_of_200000_boxes_take_less_than_ten_seconds():
     """More than linear time would take minutes."""
     rng = np.random.default_rng(0)
     image = np.repeat(np.arange(30_000), rng.poisson(7.35, 30_000))
