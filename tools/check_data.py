@@ -103,9 +103,7 @@ def check(
             path = pathlib.Path(report)
             path = path.with_stem(f"{path.stem}_eval") if number else path
             anchor_report = examine(annotations, anchors, max_instances=max_instances)
-            figures = pictures.draw_figures(data_statistics, anchor_report)
-            sheet = pictures.draw_sheet(annotations, source.encoded)
-            images = [figures] if sheet is None else [figures, sheet]
+            images = pictures.draw(data_statistics, anchor_report, annotations, source.encoded)
             sections = page.sections(data_statistics, annotations.issues, anchor_report, images)
             page.write(path, sections)
             parts += [page.format_text(sections), f"report: {path}"]

@@ -1,25 +1,36 @@
 """Draws boxes on images, contact sheets of images, precision-recall curves and loss curves.
 
-Images are uint8 (H, W, 3) RGB NumPy arrays. Drawing needs no display and works in threads.
+Images are uint8 (H, W, 3) RGB NumPy arrays. Drawing needs no display and works in threads. Names of classes
+and files are drawn literally: `$` and `_` have no meaning in them.
 """
 
 import colorsys
+import contextlib
 import functools
 import os
 import pathlib
-from collections.abc import Mapping, Sequence
+import unicodedata
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, BinaryIO
 
 import matplotlib
 import numpy as np
+from matplotlib import font_manager
 from matplotlib.figure import Figure
+from matplotlib.ft2font import FT2Font
+from matplotlib.text import Text
 from PIL import Image, ImageDraw, ImageFont, ImageOps
 
 from common.data.labels import LabelMap
 from common.files import write_file
+from common.progress import log
 
 BACKGROUND = (255, 255, 255)
 GAP = 6  # pixels between images
+NAME_LENGTH = 40  # characters of a class name in a legend
+_SANS = os.path.join(matplotlib.get_data_path(), "fonts", "ttf", "DejaVuSans.ttf")
+_named_packages: set[str] = set()  # each is named once
 Image.MAX_IMAGE_PIXELS = None  # the data check limits the size (--max_megapixels)
 _new_figure = functools.partial(Figure, figsize=(8.0, 5.0), dpi=120, layout="tight")
 
@@ -57,7 +68,7 @@ def draw_boxes(
     picture = Image.fromarray(image)
     draw = ImageDraw.Draw(picture)
     line = max(2, round(min(picture.size) / 200))
-    draw.font = font(max(11, round(min(picture.size) / 32)))
+    font_size = max(11, round(min(picture.size) / 32))
     # A box side outside the image is moved to the edge of the image.
     clipped = np.clip(boxes_px, 0, picture.size * 2)
     for row in rows:
@@ -67,8 +78,9 @@ def draw_boxes(
     for row in rows:  # so that no box hides a label
         index = int(classes[row])
         name = names[index] if index < len(names) else str(index)
-        text = name if scores is None else f"{name} {scores[row]:.2f}"
-        _draw_label(draw, " ".join(text.split()), class_colour(index), *clipped[row, :2])
+        text = " ".join((name if scores is None else f"{name} {scores[row]:.2f}").split())
+        draw.font = font(font_size, text)
+        _draw_label(draw, text, class_colour(index), *clipped[row, :2])
     return np.asarray(picture)
 
 
@@ -147,15 +159,21 @@ def pr_curves(curves: Mapping[str, Sequence[float]], path: str | os.PathLike) ->
     figure = _new_figure()
     axes = figure.add_subplot()
     recalls = np.linspace(0, 1, 101)
+    is_named = len(curves) <= 20
+    labels, lines = [], []
     for index, (name, precision) in enumerate(curves.items()):
-        label = f"{name} {100 * np.mean(precision):.1f}" if len(curves) <= 20 else None
         colour = np.array(class_colour(index)) / 255
-        axes.plot(recalls, precision, color=colour, label=label, linewidth=1.5 if label else 0.5)
+        curve = axes.plot(recalls, precision, color=colour, linewidth=1.5 if is_named else 0.5)
+        if is_named:
+            lines += curve
+            labels.append(f"{name[:NAME_LENGTH]} {100 * np.mean(precision):.1f}")
     if len(curves) > 1:
         mean = np.mean(list(curves.values()), axis=0)
-        axes.plot(recalls, mean, color="black", linewidth=3, label=f"all classes {100 * mean.mean():.1f}")
+        lines += axes.plot(recalls, mean, color="black", linewidth=3)
+        labels.append(f"all classes {100 * mean.mean():.1f}")
     axes.set(xlabel="recall", ylabel="precision", xlim=(0, 1), ylim=(0, 1.02), title="IoU 0.50 (AP50)")
-    axes.legend(loc="lower left", fontsize="small")
+    # Without these lists, Matplotlib leaves out labels that begin with "_".
+    axes.legend(lines, labels, loc="lower left", fontsize="small")
     save_figure(figure, path)
 
 
@@ -190,11 +208,106 @@ def _draw_label(draw: ImageDraw.ImageDraw, text: str, colour: tuple, left: float
     draw.text((x + 2, y + 2), text, fill="black" if brightness > 140 else "white", anchor="lt")
 
 
-def font(size: int) -> ImageFont.FreeTypeFont:
-    """Returns Matplotlib's font; Pillow's own font has only Latin letters."""
-    return ImageFont.truetype(pathlib.Path(matplotlib.get_data_path()) / "fonts/ttf/DejaVuSans.ttf", size)
-
-
 def save_figure(figure: Figure, path: str | os.PathLike) -> None:
-    # Matplotlib's version is left out of the file, so that equal curves give equal bytes.
-    write_file(path, lambda temporary: figure.savefig(temporary, format="png", metadata={"Software": None}))
+    set_literal_text(figure)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Glyph")  # `font_file` has named the missing letters
+        # Matplotlib's version is left out of the file, so that equal curves give equal bytes.
+        write_file(
+            path, lambda temporary: figure.savefig(temporary, format="png", metadata={"Software": None})
+        )
+
+
+@contextlib.contextmanager
+def warn_if_undrawable(path: str | os.PathLike) -> Iterator[None]:
+    """Turns an error in the `with` block into a warning, because results do not depend on a picture.
+
+    An OSError, such as that of a full disk, passes: the caller handles it as for other files.
+    """
+    try:
+        yield
+    except OSError:
+        raise
+    except Exception as error:  # Matplotlib, FreeType and Pillow raise many classes
+        reason = " ".join(str(error).split())[:200]
+        log(
+            f"warning: {os.fspath(path)} cannot be drawn ({type(error).__name__}: {reason}); all else goes on"
+        )
+
+
+# --- text ---
+
+
+def set_literal_text(figure: Figure) -> None:
+    """Makes a figure's texts literal, not formulas, and gives each a font that has its letters.
+
+    Call it before the figure is drawn. Ticks without fixed labels keep their format.
+    """
+    for text in figure.findobj(Text):
+        if letters := text.get_text():
+            text.set_parse_math(False)
+            text.set_usetex(False)
+            properties = text.get_fontproperties().copy()
+            properties.set_file(font_file(letters))
+            text.set_fontproperties(properties)
+
+
+def font(size: int, text: str) -> ImageFont.FreeTypeFont:
+    """Returns a font with the letters of `text`; Pillow's own font has only Latin letters."""
+    return ImageFont.truetype(font_file(text), size)
+
+
+def font_file(text: str) -> str:
+    """Returns the font for a text: Matplotlib's, or else the installed font that lacks the fewest letters.
+
+    If no font has all letters, a warning names a package of fonts, once.
+    """
+    return _font_with(frozenset(map(ord, filter(str.isprintable, text))) - {ord(" ")})
+
+
+@functools.cache
+def _font_with(letters: frozenset[int]) -> str:
+    best, lacking = _SANS, letters - _letters_of(_SANS)
+    for file in _installed_fonts() if lacking else ():
+        lacking_here = letters - _letters_of(file)
+        if len(lacking_here) < len(lacking):
+            best, lacking = file, lacking_here
+    if lacking:
+        letter = chr(min(lacking))
+        _name_package(_package_of(letter), letter)
+    return best
+
+
+def _installed_fonts() -> list[str]:
+    """Returns the fonts of this machine, Noto Sans and regular weights first."""
+    # Matplotlib's own list of fonts is a cache, which lacks new fonts.
+    files = map(pathlib.Path, font_manager.findSystemFonts())
+    order = sorted(files, key=lambda f: (not f.stem.startswith("NotoSans"), "Regular" not in f.stem, f))
+    return list(map(str, order))
+
+
+@functools.cache
+def _letters_of(file: str) -> frozenset[int]:
+    """Returns the code points that a font can draw; none of a damaged font or one of bitmaps."""
+    try:
+        face = FT2Font(file)
+        return frozenset(face.get_charmap() if face.scalable else ())
+    except (OSError, RuntimeError):
+        return frozenset()
+
+
+def _package_of(letter: str) -> str:
+    """Returns the package of Debian and Ubuntu that has a font with this letter."""
+    scripts = ("CJK", "HIRAGANA", "KATAKANA", "HANGUL", "BOPOMOFO", "IDEOGRAPHIC", "FULLWIDTH", "HALFWIDTH")
+    if unicodedata.name(letter, "").startswith(scripts):
+        return "fonts-noto-cjk"
+    return "fonts-symbola" if unicodedata.category(letter).startswith("S") else "fonts-noto-core"
+
+
+def _name_package(package: str, letter: str) -> None:
+    if package not in _named_packages:
+        _named_packages.add(package)
+        log(
+            f"warning: no installed font has the letter {letter!r}, so pictures show a square: install one, "
+            f"for example with `apt-get install {package}`"
+        )

@@ -194,8 +194,8 @@ def draw_matrix(matrix: np.ndarray, names: Sequence[str], path: pathlib.Path) ->
     figure = Figure(figsize=(2 + cell * len(shown), 2 + cell * len(shown)), layout="constrained")
     axes = figure.add_subplot(xlabel="detected as", ylabel="ground truth")
     axes.imshow(shares, cmap="Blues", vmin=0, vmax=1.5)
-    axes.set_xticks(range(len(shown)), labels, rotation=90, parse_math=False)
-    axes.set_yticks(range(len(shown)), labels, parse_math=False)
+    axes.set_xticks(range(len(shown)), labels, rotation=90)
+    axes.set_yticks(range(len(shown)), labels)
     for row, column in np.argwhere(matrix):
         size = min(20 * cell, 12)
         axes.text(column, row, str(matrix[row, column]), ha="center", va="center", fontsize=size)
@@ -218,14 +218,14 @@ def draw_worst(detections: np.ndarray, truth: np.ndarray, source: Source, path: 
         for column, (title, boxes) in enumerate(zip(titles, (truth, detections), strict=True), start=1):
             axes = figure.add_subplot(rows, 4, 2 * place + column)
             axes.set_axis_off()
-            axes.set_title(title, fontsize="small", parse_math=False)
+            axes.set_title(title, fontsize="small")
             axes.imshow(pixels)
             shown = (boxes["image"] == image) & (boxes["kind"] != IGNORED)
             for box in boxes[shown][::-1]:
                 colour, (x, y, *sides) = colours[box["kind"]], box["box"]
                 axes.add_patch(Rectangle((x, y), *sides, fill=False, edgecolor=colour, linewidth=2))
                 label = names[box["class"]] + (f" {box['score']:.2f}" if boxes is detections else "")
-                axes.text(x, y, label, backgroundcolor=colour, fontsize=7, va="bottom", parse_math=False)
+                axes.text(x, y, label, backgroundcolor=colour, fontsize=7, va="bottom")
     drawing.save_figure(figure, path)
 
 
@@ -262,8 +262,10 @@ def report(
         "confusion_matrix": {"classes": names, "counts": matrix.tolist()},
     }
     coco_metrics.write_metrics(document, directory / "errors.json")
-    draw_matrix(matrix, names, directory / "confusion_matrix.png")
-    draw_worst(detections, truth, source, directory / "errors.png")
+    with drawing.warn_if_undrawable(directory / "confusion_matrix.png"):
+        draw_matrix(matrix, names, directory / "confusion_matrix.png")
+    with drawing.warn_if_undrawable(directory / "errors.png"):
+        draw_worst(detections, truth, source, directory / "errors.png")
     lines = [
         f"{len(detections)} detections with a score of at least {min_score:g} ({origin}), "
         f"{counts[CORRECT]} correct; {boxes.sum()} boxes, {boxes[CORRECT]} found",

@@ -132,4 +132,6 @@ def write_evaluation(directory: pathlib.Path, evaluation: Evaluation) -> None:
     """Writes metrics.json, detections.json and pr_curves.png."""
     coco_metrics.write_metrics(evaluation.metrics, directory / "metrics.json")
     coco_metrics.write_detections(evaluation.results, directory / "detections.json")
-    drawing.pr_curves(evaluation.curves, directory / "pr_curves.png")
+    picture = directory / "pr_curves.png"
+    with drawing.warn_if_undrawable(picture):
+        drawing.pr_curves(evaluation.curves, picture)

@@ -132,7 +132,13 @@ class Results:
     def save_first_batch(self, images: Any, targets: Any) -> None:
         """Writes first_batch.png."""
         if show_batch := self._show_batch:
-            self._try(lambda path: progress.log(show_batch(images, targets, path=path / "first_batch.png")))
+
+            def save(directory: pathlib.Path) -> None:
+                picture = directory / "first_batch.png"
+                with drawing.warn_if_undrawable(picture):
+                    progress.log(show_batch(images, targets, path=picture))
+
+            self._try(save)
 
     def save_row(self, epoch: float, values: Mapping[str, float]) -> None:
         """Adds the values to results.csv, TensorBoard and loss_curves.png.
@@ -157,7 +163,9 @@ class Results:
                 for name, value in values.items():
                     tf.summary.scalar(name, value)
             self._events.flush()
-            drawing.loss_curves(self._rows, directory / "loss_curves.png")
+            picture = directory / "loss_curves.png"
+            with drawing.warn_if_undrawable(picture):
+                drawing.loss_curves(self._rows, picture)
 
         self._try(save)
 

@@ -17,7 +17,14 @@ from PIL import ImageDraw, ImageOps
 
 from common.data.annotations import Annotations
 from common.data.check.image_headers import PILLOW_ERRORS
-from common.evaluation.drawing import BACKGROUND, as_rgb, draw_boxes, font
+from common.evaluation.drawing import (
+    BACKGROUND,
+    as_rgb,
+    draw_boxes,
+    font,
+    set_literal_text,
+    warn_if_undrawable,
+)
 from tools.report.anchors import AnchorReport, Level
 from tools.report.page import number, printable, shorten
 from tools.report.statistics import LARGE, SMALL, ClassCount, DataStatistics
@@ -41,6 +48,21 @@ _GAP = 6
 _CAPTION_HEIGHT = 24
 
 
+def draw(
+    statistics: DataStatistics,
+    anchors: AnchorReport,
+    annotations: Annotations,
+    encoded: Callable[[int], bytes],
+) -> list[np.ndarray]:
+    """Returns the pictures of a report: see `draw_figures` and `draw_sheet`. One that fails is left out."""
+    pictures = []
+    with warn_if_undrawable("the report's figures"):
+        pictures.append(draw_figures(statistics, anchors))
+    with warn_if_undrawable("the report's images"):
+        pictures.append(draw_sheet(annotations, encoded))
+    return [picture for picture in pictures if picture is not None]
+
+
 # --- figures ---
 
 
@@ -56,8 +78,9 @@ def draw_figures(statistics: DataStatistics, anchors: AnchorReport) -> np.ndarra
     plot_sizes(panels[1], statistics.box_sides_px)
     plot_aspects(panels[2], statistics.box_aspects)
     plot_levels(panels[3], anchors.levels)
+    set_literal_text(figure)
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "Glyph")  # the font lacks characters of some scripts
+        warnings.filterwarnings("ignore", "Glyph")  # set_literal_text has named the missing letters
         canvas.draw()
     return np.asarray(canvas.buffer_rgba())[..., :3]
 
@@ -74,8 +97,6 @@ def plot_classes(axes: Axes, classes: Sequence[ClassCount]) -> None:
         return
     names = [shorten(row.name, LABEL_LENGTH) for row in classes]
     axes.set_xticks(range(len(names)), names, rotation=45, ha="right", fontsize="small")
-    for label in axes.get_xticklabels():
-        label.set_parse_math(False)  # in a name, $ does not begin a formula
 
 
 def plot_sizes(axes: Axes, box_sides_px: np.ndarray) -> None:
@@ -156,5 +177,5 @@ def _tile(annotations: Annotations, row: int, image: PIL.Image.Image) -> np.ndar
     tile = PIL.Image.new("RGB", _TILE, BACKGROUND)
     tile.paste(PIL.Image.fromarray(picture), (0, _CAPTION_HEIGHT))
     caption = printable(f"{annotations.image_name(row)}: {len(classes)} boxes")
-    ImageDraw.Draw(tile).text((2, 3), caption, fill=(0, 0, 0), font=font(14))
+    ImageDraw.Draw(tile).text((2, 3), caption, fill=(0, 0, 0), font=font(14, caption))
     return np.asarray(tile)

@@ -3,6 +3,8 @@
 import matplotlib
 import numpy as np
 import pytest
+from fontTools.fontBuilder import FontBuilder
+from fontTools.pens.ttGlyphPen import TTGlyphPen
 from PIL import Image
 
 from common.evaluation import drawing
@@ -186,3 +188,109 @@ def test_loss_curves_skip_empty_values_and_ap_is_drawn_only_if_there_were_evalua
     points = [line.get_xydata().tolist() for axes in figures[0].axes for line in axes.lines]
     assert points == [[[1, 3], [2, 2]], [[1, 1]], [[2, 0.2]], [[2, 0.4]]]
     assert [axes.get_ylim()[0] for axes in figures[0].axes] == [0, 0]
+
+
+# --- names ---
+
+HOSTILE_NAMES = (
+    "$5_$10",
+    "$$",
+    "a_$x^$",
+    "\\frac{",
+    "_background_",
+    "_",
+    "%s{}",
+    "two\nlines",
+    "\x1b[31m",
+    "\0",
+)
+
+
+def test_names_with_dollars_and_underscores_are_in_the_legend_literally(figures, tmp_path):
+    drawing.pr_curves({name: [0.5] * 101 for name in HOSTILE_NAMES}, tmp_path / "curves.png")
+    assert legend_of(figures[0].axes[0]) == [f"{name} 50.0" for name in [*HOSTILE_NAMES, "all classes"]]
+    assert all(text.get_parse_math() is False for text in figures[0].axes[0].get_legend().get_texts())
+
+
+def test_long_name_is_cut_off_in_the_legend(figures, tmp_path):
+    drawing.pr_curves({"x" * 300: [0.5] * 101}, tmp_path / "curves.png")
+    assert legend_of(figures[0].axes[0]) == ["x" * 40 + " 50.0"]
+
+
+@pytest.mark.parametrize("name", HOSTILE_NAMES)
+def test_box_with_a_hostile_name_is_drawn(name):
+    assert len(pixels_of(draw_box([30, 50, 90, 90], 0, [name]), drawing.class_colour(0))[0]) > 0
+
+
+@pytest.fixture
+def cat_font(tmp_path, monkeypatch):
+    """Installs a font in which 猫 and digits are filled squares, and a damaged font, but no other font."""
+    builder = FontBuilder(1000, isTTF=True)
+    pen = TTGlyphPen(None)
+    pen.moveTo((0, 0))
+    for point in ((0, 1000), (1000, 1000), (1000, 0)):
+        pen.lineTo(point)
+    pen.closePath()
+    builder.setupGlyphOrder([".notdef", "cat"])
+    builder.setupCharacterMap({ord(letter): "cat" for letter in "猫0123456789."})
+    builder.setupGlyf({".notdef": TTGlyphPen(None).glyph(), "cat": pen.glyph()})
+    builder.setupHorizontalMetrics({".notdef": (1000, 0), "cat": (1000, 0)})
+    builder.setupHorizontalHeader(ascent=1000, descent=0)
+    builder.setupNameTable({"familyName": "Cat", "styleName": "Regular"})
+    builder.setupOS2()
+    builder.setupPost()
+    builder.save(tmp_path / "Cat-Regular.ttf")
+    damaged = tmp_path / "NotoSansDamaged-Regular.ttf"
+    damaged.write_bytes(b"\0\1\0\0")
+    monkeypatch.setattr(
+        drawing.font_manager, "findSystemFonts", lambda: [str(tmp_path / "Cat-Regular.ttf"), str(damaged)]
+    )
+    drawing._font_with.cache_clear()
+    yield str(tmp_path / "Cat-Regular.ttf")
+    drawing._font_with.cache_clear()
+
+
+def test_font_with_the_letters_of_a_name_is_used_in_all_pictures(cat_font, figures, tmp_path, capfd):
+    assert drawing.font_file("猫") == cat_font
+    assert drawing.font_file("cat ☃") == drawing._SANS
+    white = (draw_box([30, 50, 90, 90], 0, ["猫"]) == 255).all(axis=-1)
+    rows, columns = np.nonzero(white)
+    assert white.sum() == (np.ptp(rows) + 1) * (np.ptp(columns) + 1) == 11 * 11
+    drawing.pr_curves({"猫": [0.5] * 101}, tmp_path / "curves.png")
+    (text,) = figures[0].axes[0].get_legend().get_texts()
+    assert text.get_fontproperties().get_file() == cat_font
+    assert capfd.readouterr().err == ""
+
+
+@pytest.mark.parametrize(
+    ("name", "package"),
+    [
+        ("犬 いぬ", "fonts-noto-cjk"),
+        ("개", "fonts-noto-cjk"),
+        ("กา", "fonts-noto-core"),
+        ("🐈", "fonts-symbola"),
+    ],
+)
+def test_letter_that_no_font_has_is_named_once_with_a_package(
+    cat_font, tmp_path, monkeypatch, capfd, name, package
+):
+    monkeypatch.setattr(drawing, "_named_packages", set())
+    for _ in range(2):
+        draw_box([30, 50, 90, 90], 0, [name])
+        drawing.pr_curves({name: [0.5] * 101, f"{name} {name[0]}": [0.5] * 101}, tmp_path / "curves.png")
+    (line,) = capfd.readouterr().err.splitlines()
+    assert line.startswith("warning: no installed font has the letter '") and package in line
+
+
+def test_picture_that_cannot_be_drawn_gives_one_line_and_no_error(capfd):
+    with drawing.warn_if_undrawable("runs/mine/pr_curves.png"):
+        raise ValueError("\n$5_$10\n^\nParseSyntaxException")
+    assert capfd.readouterr().err == (
+        "warning: runs/mine/pr_curves.png cannot be drawn (ValueError: $5_$10 ^ ParseSyntaxException); "
+        "all else goes on\n"
+    )
+
+
+def test_full_disk_is_not_an_undrawable_picture():
+    with pytest.raises(OSError, match="No space"), drawing.warn_if_undrawable("a.png"):
+        raise OSError(28, "No space left on device")

@@ -1,11 +1,13 @@
 """Tests the analysis of errors against plain loops over detections and boxes, and against pycocotools."""
 
 import collections
+import dataclasses
 import json
 
 import numpy as np
 import PIL.Image
 import pytest
+from matplotlib.text import Text
 
 from common.data.annotations import read_coco
 from common.data.open import open_coco
@@ -206,3 +208,36 @@ def test_plot_of_a_confusion_matrix_of_100_classes_is_below_4000_pixels(tmp_path
     names = [f"${k}$" for k in range(100)]
     error_analysis.draw_matrix(np.eye(100, dtype=int), names, tmp_path / "many.png")
     assert max(PIL.Image.open(tmp_path / "many.png").size) < 4000
+
+
+def undrawable(*args):
+    raise ValueError("no picture")
+
+
+def test_report_is_written_even_if_its_pictures_cannot_be_drawn(drawn_source, tmp_path, monkeypatch, capfd):
+    monkeypatch.setattr(error_analysis, "draw_matrix", undrawable)
+    monkeypatch.setattr(error_analysis, "draw_worst", undrawable)
+    assert "0 detections" in error_analysis.report(drawn_source, [], tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["errors.json"]
+    lines = capfd.readouterr().err.splitlines()
+    assert [line.split()[1] for line in lines] == [
+        str(tmp_path / name) for name in ("confusion_matrix.png", "errors.png")
+    ]
+
+
+def test_names_and_titles_of_the_pictures_of_errors_are_literal(drawn_source, tmp_path, monkeypatch):
+    names = ("$5_$10", "_background_", "a_$x^$")
+    label_map = dataclasses.replace(drawn_source.label_map, names=names)
+    annotations = dataclasses.replace(drawn_source.annotations, label_map=label_map)
+    source = CocoSource(drawn_source.images_dir, annotations)
+    figures, save = [], error_analysis.drawing.save_figure
+    monkeypatch.setattr(
+        error_analysis.drawing,
+        "save_figure",
+        lambda figure, path: figures.append(figure) or save(figure, path),
+    )
+    error_analysis.report(source, [], tmp_path)
+    for figure in figures:
+        texts = {text.get_text(): text for text in figure.findobj(Text)}
+        assert set(names) <= texts.keys()
+        assert not any(texts[name].get_parse_math() for name in names)

@@ -1,9 +1,11 @@
+import json
 import math
 import types
 
 import keras
 import tensorflow as tf
 
+from common.evaluation.coco_metrics import Evaluation
 from common.training import results
 from common.training.checkpoints import RunState
 from common.training.results import EpochLog, Results
@@ -41,6 +43,27 @@ def test_full_disk_loses_one_weights_file_and_training_continues(tmp_path, monke
     assert "No space left on device; training continues" in capfd.readouterr().err
     log.save_weights(weights.LAST)
     assert weights.read_metadata(tmp_path / weights.LAST) == {"app": "a", "epoch": 1, "step": 5}
+
+
+def undrawable(*args, **options):
+    raise ValueError("no picture")
+
+
+def test_pictures_that_cannot_be_drawn_lose_no_other_file(tmp_path, monkeypatch, capfd):
+    monkeypatch.setattr(results.drawing, "loss_curves", undrawable)
+    monkeypatch.setattr(results.drawing, "pr_curves", undrawable)
+    log = make_results(tmp_path)
+    log._show_batch = undrawable
+    log.save_first_batch(None, None)
+    log.save_row(1, {"loss": 2.0})
+    log.save_evaluation(Evaluation({"AP": 0.5}, [], {}), is_best=False)
+    assert rows_of(tmp_path) == [{"epoch": "1", "step": "5", "loss": "2"}]
+    assert json.loads((tmp_path / "metrics.json").read_text()) == {"AP": 0.5}
+    lines = capfd.readouterr().err.splitlines()
+    assert [line.split()[:5] for line in lines] == [
+        ["warning:", str(tmp_path / name), "cannot", "be", "drawn"]
+        for name in ("first_batch.png", "loss_curves.png", "pr_curves.png")
+    ]
 
 
 def test_training_results_and_weights_are_not_written_if_there_is_no_output_directory(tmp_path, monkeypatch):

@@ -124,3 +124,16 @@ def test_contact_sheet_has_images_of_all_shapes_and_omits_unreadable_images():
         raise FileNotFoundError(row)
 
     assert pictures.draw_sheet(truth, missing) is None
+
+
+def test_report_has_the_other_picture_if_one_cannot_be_drawn(monkeypatch, capfd):
+    def undrawable(*args):
+        raise ValueError("no picture")
+
+    monkeypatch.setattr(pictures, "draw_figures", undrawable)
+    truth = CASES["one image, one class"]
+    black = pillow("PNG", np.zeros((90, 80, 3), np.uint8))
+    (sheet,) = pictures.draw(*report_of(truth), truth, lambda row: black)
+    assert sheet.shape == (400, 3 * 466, 3)
+    (line,) = capfd.readouterr().err.splitlines()
+    assert line.startswith("warning: the report's figures cannot be drawn (ValueError: no picture)")
