@@ -1,4 +1,4 @@
-"""Non-maximum suppression (NMS) of a batch in the TensorFlow graph, within each class.
+"""Non-maximum suppression (NMS) of a batch in the TensorFlow graph, within each class or over all classes.
 
 There are three methods:
     hard: drops a box if its IoU with a better box exceeds iou_threshold.
@@ -85,6 +85,7 @@ def suppress(
     method: str,
     max_detections: int,
     score_threshold: float,
+    class_agnostic: bool = False,
     iou_threshold: float = 0.5,
     sigma: float = 0.5,
     beta: float = 1.0,
@@ -100,6 +101,7 @@ def suppress(
         method: hard, gaussian or diou: see the top of this file.
         max_detections: D, the largest number of detections per image.
         score_threshold: 0 or more. Candidates must have a larger score, also after suppression.
+        class_agnostic: if True, a box also suppresses boxes of other classes.
 
     Raises:
         ValueError: an unknown method.
@@ -107,12 +109,13 @@ def suppress(
     if method not in ("hard", "gaussian", "diou"):
         raise ValueError(f"method={method!r}: need hard, gaussian or diou")
     boxes, scores = only_finite(boxes, scores)
+    groups = groups_of(classes, class_agnostic)
     if method == "diou":
         nearby = tf.clip_by_value(boxes, *_NEIGHBOURHOOD)
-        picks = _pick_by_diou(nearby, scores, classes, max_detections, iou_threshold, score_threshold, beta)
+        picks = _pick_by_diou(nearby, scores, groups, max_detections, iou_threshold, score_threshold, beta)
     else:
         picks = _pick_by_iou(
-            moved_apart(boxes, classes, num_classes),
+            moved_apart(boxes, groups, num_classes),
             scores,
             max_detections,
             score_threshold=score_threshold,
@@ -135,6 +138,11 @@ def only_finite(boxes: tf.Tensor, scores: tf.Tensor) -> tuple[tf.Tensor, tf.Tens
     """Sets box (B, K, 4) and score (B, K) of a candidate to 0 unless both are finite."""
     is_finite = tf.reduce_all(tf.math.is_finite(boxes), axis=-1) & tf.math.is_finite(scores)
     return tf.where(is_finite[..., tf.newaxis], boxes, 0.0), tf.where(is_finite, scores, 0.0)
+
+
+def groups_of(classes: tf.Tensor, class_agnostic: bool) -> tf.Tensor:
+    """Returns the groups of candidates that suppress each other: the classes, or one group of all."""
+    return tf.zeros_like(classes) if class_agnostic else classes
 
 
 def moved_apart(boxes: tf.Tensor, classes: tf.Tensor, num_classes: int) -> tf.Tensor:

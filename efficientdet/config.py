@@ -101,6 +101,8 @@ class EfficientDetConfig:
     nms_method: Detection[Literal["gaussian", "hard"]] = "gaussian"
     nms_iou: Detection[Share] = 0.5  # IoU threshold of nms_method=hard
     nms_sigma: Detection[Positive] = 0.5  # sigma of nms_method=gaussian (Soft-NMS)
+    # A box also suppresses boxes of other classes: for data in which a place holds one object only
+    nms_class_agnostic: Detection[bool] = False
     score_threshold: Detection[Share] = 0.001
     nms_candidates: Detection[Count] = 1000
     max_detections: Detection[Count] = 100

@@ -44,6 +44,7 @@ def make_exportable(model: keras.Model, config: EfficientDetConfig) -> Exportabl
         num_classes=model.output[0][0].shape[-1] // config.anchors_per_location,
         score_threshold=config.score_threshold,
         nms_iou=config.nms_iou,
+        nms_class_agnostic=config.nms_class_agnostic,
         max_detections=config.max_detections,
         resize=resize,
         place=place,

@@ -27,6 +27,7 @@ def detect(outputs: Outputs, config: EfficientDetConfig) -> nms.Detections:
         method=config.nms_method,
         max_detections=config.max_detections,
         score_threshold=config.score_threshold,
+        class_agnostic=config.nms_class_agnostic,
         iou_threshold=config.nms_iou,
         sigma=config.nms_sigma,
     )

@@ -113,6 +113,8 @@ class YOLOv4Config:
     # --- detections ---
     nms_method: Detection[Literal["greedy", "diou"]] = "greedy"
     nms_iou: Detection[Share] = 0.6
+    # A box also suppresses boxes of other classes: for data in which a place holds one object only
+    nms_class_agnostic: Detection[bool] = False
     diou_beta: Detection[Positive] = 0.6  # exponent of nms_method=diou (src/parser.c, parse_yolo: beta_nms)
     score_threshold: Detection[Share] = 0.001
     nms_candidates: Detection[Count] = 1000

@@ -71,6 +71,7 @@ def detect(heads: list[tf.Tensor], config: YOLOv4Config) -> nms.Detections:
         method=_METHODS[config.nms_method],
         max_detections=config.max_detections,
         score_threshold=config.score_threshold,
+        class_agnostic=config.nms_class_agnostic,
         iou_threshold=config.nms_iou,
         beta=config.diou_beta,
     )

@@ -25,7 +25,7 @@ class Exportable:
         model: the network with its variables.
         image_size: (height, width) of the network input.
         num_classes: C.
-        score_threshold, nms_iou, max_detections: parameters of NMS.
+        score_threshold, nms_iou, nms_class_agnostic, max_detections: parameters of NMS.
         resize: images of one size, uint8 (B, h, w, 3) -> resized and padded images, uint8 (B, H, W, 3).
         place: heights and widths of original images, int32 (B, 2) -> their positions in the network input,
             int32 (B, 4): top, left, height, width.
@@ -42,6 +42,7 @@ class Exportable:
     num_classes: int
     score_threshold: float
     nms_iou: float
+    nms_class_agnostic: bool
     max_detections: int
     resize: Callable[[tf.Tensor], tf.Tensor]
     place: Callable[[tf.Tensor], tf.Tensor]
@@ -102,6 +103,7 @@ def detect(parts: Exportable, images: tf.Tensor, image_sizes: tf.Tensor) -> Outp
         method="hard",
         max_detections=parts.max_detections,
         score_threshold=parts.score_threshold,
+        class_agnostic=parts.nms_class_agnostic,
         iou_threshold=parts.nms_iou,
     )
     return name_outputs(parts, detections, image_sizes)

@@ -25,11 +25,12 @@ def standard(parts: Exportable, raw: list[tf.TensorSpec]) -> list[onnx.ModelProt
     def candidates(*raw: tf.Tensor) -> Outputs:
         boxes, scores, classes = parts.candidates(list(raw))
         boxes, scores = nms.only_finite(boxes, scores)
+        groups = nms.groups_of(classes, parts.nms_class_agnostic)
         return {
             "candidate_boxes": boxes,  # (B, K, 4)
             "candidate_scores": scores,  # (B, K)
             "candidate_classes": classes,
-            "boxes_apart": nms.moved_apart(boxes, classes, parts.num_classes),
+            "boxes_apart": nms.moved_apart(boxes, groups, parts.num_classes),
             "scores_of_one_class": scores[:, tf.newaxis],
         }
 
@@ -109,7 +110,7 @@ def efficientnms_trt(parts: Exportable, raw: list[tf.TensorSpec]) -> list[onnx.M
         plugin_version="1",
         background_class=-1,
         box_coding=0,
-        class_agnostic=0,
+        class_agnostic=int(parts.nms_class_agnostic),
         iou_threshold=float(parts.nms_iou),
         max_output_boxes=detections,
         score_activation=0,

@@ -50,9 +50,10 @@ def suppress_numpy(boxes, scores, classes, method, **changes):
     """Returns the indices and scores of the selected boxes, best first."""
     settings = SETTINGS | changes
     boxes, scores = boxes.astype(np.float64), scores.astype(np.float64)
+    groups = np.zeros_like(classes) if settings.get("class_agnostic") else classes
     picked = []
-    for class_ in range(settings["num_classes"]):
-        left = np.where(classes == class_, scores, 0)
+    for group in range(settings["num_classes"]):
+        left = np.where(groups == group, scores, 0)
         while left.max(initial=0) > np.float32(settings["score_threshold"]):
             best = left.argmax()
             picked.append((left[best], best))
@@ -92,6 +93,20 @@ def test_nms_equals_brute_force_in_numpy(method, num_classes, max_detections, be
         np.testing.assert_array_equal(actual.boxes[i, :count], boxes[i, picked].clip(0, 1))
         assert (actual.classes[i, count:] == -1).all()
         assert (actual.scores[i, count:] == 0).all() and (actual.boxes[i, count:] == 0).all()
+
+
+@pytest.mark.parametrize("method", ["hard", "gaussian", "diou"])
+def test_class_agnostic_nms_equals_brute_force_without_classes(method):
+    boxes, scores, classes = random_candidates(batch_size=1)
+    scores += np.arange(300, dtype=np.float32) * 1e-5
+    options = {"method": method, "max_detections": 300, "class_agnostic": True}
+    actual = run(boxes, scores, classes, **options)
+    picked, expected_scores = suppress_numpy(boxes[0], scores[0], classes[0], **options)
+    assert actual.count == [len(picked)] and len(set(classes[0, picked])) >= 3
+    assert actual.count < run(boxes, scores, classes, **options | {"class_agnostic": False}).count
+    np.testing.assert_allclose(actual.scores[0, : len(picked)], expected_scores, rtol=2e-4)
+    np.testing.assert_array_equal(actual.classes[0, : len(picked)], classes[0, picked])
+    np.testing.assert_array_equal(actual.boxes[0, : len(picked)], boxes[0, picked].clip(0, 1))
 
 
 @pytest.mark.parametrize("threshold", [0.3, 0.6])

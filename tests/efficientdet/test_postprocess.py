@@ -71,14 +71,14 @@ def test_nms_candidates_equal_a_stable_top_k_over_all_anchors_and_classes(count,
         np.testing.assert_allclose(boxes[i], decode_numpy(deltas[i])[top // CLASSES], rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("method", ["hard", "gaussian"])
-def test_detections_are_the_nms_candidates_after_suppression(method):
+@pytest.mark.parametrize(("method", "class_agnostic"), [("hard", False), ("gaussian", False), ("hard", True)])
+def test_detections_are_the_nms_candidates_after_suppression(method, class_agnostic):
     limits = {"score_threshold": 0.35, "max_detections": 150}
-    config = dataclasses.replace(
-        CONFIG, nms_candidates=700, nms_method=method, nms_iou=0.4, nms_sigma=0.3, **limits
-    )
+    changes = {"nms_method": method, "nms_iou": 0.4, "nms_sigma": 0.3, "nms_class_agnostic": class_agnostic}
+    config = dataclasses.replace(CONFIG, nms_candidates=700, **changes, **limits)
     outputs = to_levels(*random_outputs())
     options = {"num_classes": CLASSES, "method": method, "iou_threshold": 0.4, "sigma": 0.3}
+    options["class_agnostic"] = class_agnostic
     expected = nms.suppress(*candidates(outputs, config), **options, **limits)
     detections = detect(outputs, config)
     assert detections.boxes.shape == (2, 150, 4)

@@ -60,6 +60,7 @@ def detect_numpy(heads, config, image):
     rows, classes = np.indices(scores.shape).reshape(2, -1)
     limits = {"num_classes": scores.shape[1], "max_detections": config.max_detections}
     limits |= {"score_threshold": config.score_threshold, "iou_threshold": config.nms_iou}
+    limits["class_agnostic"] = config.nms_class_agnostic
     method = {"greedy": "hard", "diou": "diou"}[config.nms_method]
     candidates = boxes[rows], scores.ravel(), classes
     picked, best = suppress_numpy(*candidates, method, **limits, beta=config.diou_beta)
@@ -112,7 +113,13 @@ def test_yolov4_heads_of_another_model_in_wrong_order_or_of_wrong_shape_are_refu
 
 
 CHANGES = [
-    *({}, {"nms_iou": 0.2}, {"max_detections": 30}, {"nms_candidates": 50}),
+    *(
+        {},
+        {"nms_iou": 0.2},
+        {"nms_iou": 0.2, "nms_class_agnostic": True},
+        {"max_detections": 30},
+        {"nms_candidates": 50},
+    ),
     {"nms_method": "diou", "diou_beta": 2.0, "nms_iou": 0.3, "score_threshold": 0.4},
 ]
 

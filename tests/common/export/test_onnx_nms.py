@@ -13,7 +13,7 @@ from tests.common.test_nms import suppress_numpy
 CANDIDATES, DETECTIONS, CLASSES, IOU, THRESHOLD = 40, 6, 5, 0.5, 0.1
 
 
-def _parts() -> Exportable:
+def _parts(class_agnostic: bool = False) -> Exportable:
     """The network is left out: its raw output is the candidates, (B, K, 6)."""
 
     def candidates(raw):
@@ -28,6 +28,7 @@ def _parts() -> Exportable:
         num_classes=CLASSES,
         score_threshold=THRESHOLD,
         nms_iou=IOU,
+        nms_class_agnostic=class_agnostic,
         max_detections=DETECTIONS,
         resize=not_called,
         place=lambda image_sizes: tf.concat([tf.zeros_like(image_sizes), image_sizes], axis=1),
@@ -43,7 +44,11 @@ RAW = [tf.TensorSpec([None, CANDIDATES, 6], tf.float32, "raw_0")]
 
 @pytest.fixture(scope="module")
 def session() -> onnxruntime.InferenceSession:
-    parts = onnx_nms.standard(_parts(), RAW)
+    return _open_session(_parts())
+
+
+def _open_session(exportable: Exportable) -> onnxruntime.InferenceSession:
+    parts = onnx_nms.standard(exportable, RAW)
     model = onnx_graphs.join(parts, ["raw_0", "image_sizes"], onnx_nms.OUTPUTS)
     onnx.checker.check_model(model)
     return onnxruntime.InferenceSession(model.SerializeToString())
@@ -54,9 +59,9 @@ def _run(session, raw):
     return dict(zip(onnx_nms.OUTPUTS, session.run(None, {"raw_0": raw, "image_sizes": sizes}), strict=True))
 
 
-def _by_loop(candidates: np.ndarray) -> list[np.ndarray]:
+def _by_loop(candidates: np.ndarray, class_agnostic: bool = False) -> list[np.ndarray]:
     rows = candidates[np.isfinite(candidates).all(axis=1)]
-    limits = {"num_classes": CLASSES, "max_detections": DETECTIONS}
+    limits = {"num_classes": CLASSES, "max_detections": DETECTIONS, "class_agnostic": class_agnostic}
     limits |= {"score_threshold": THRESHOLD, "iou_threshold": IOU}
     picked, _ = suppress_numpy(rows[:, :4], rows[:, 4], rows[:, 5], "hard", **limits)
     return list(rows[picked])
@@ -72,10 +77,10 @@ def _random_candidates(seed: int) -> np.ndarray:
     return np.concatenate([boxes, scores[:, None], classes[:, None]], axis=1).astype(np.float32)
 
 
-def _assert_detections(results, raw):
+def _assert_detections(results, raw, class_agnostic=False):
     """Compares the outputs of the session for `raw`, a batch of candidates, with those of loops."""
     for number, candidates in enumerate(raw):
-        expected = _by_loop(candidates)
+        expected = _by_loop(candidates, class_agnostic)
         padding = DETECTIONS - len(expected)
         assert results["count"][number] == len(expected)
         assert results["classes"][number].tolist() == [int(row[5]) for row in expected] + [-1] * padding
@@ -94,6 +99,13 @@ def test_onnx_nms_equals_loops_in_numpy(session):
     _assert_detections(results, raw)
 
 
+def test_class_agnostic_onnx_nms_equals_loops_in_numpy(session):
+    raw = np.stack([_random_candidates(seed) for seed in range(20)])
+    results = _run(_open_session(_parts(class_agnostic=True)), raw)
+    _assert_detections(results, raw, class_agnostic=True)
+    assert (results["boxes"] != _run(session, raw)["boxes"]).any()
+
+
 def test_onnx_nms_of_batch_with_empty_sparse_and_nonfinite_candidates_equals_loops(session):
     empty, sparse, nonfinite = (_random_candidates(seed) for seed in range(3))
     empty[:, 4] = THRESHOLD
@@ -105,12 +117,13 @@ def test_onnx_nms_of_batch_with_empty_sparse_and_nonfinite_candidates_equals_loo
     _assert_detections(results, raw)
 
 
-def test_efficientnms_trt_node_has_the_attributes_and_graph_position_that_tensorrt_needs():
-    parts = onnx_nms.efficientnms_trt(_parts(), RAW)
+@pytest.mark.parametrize("class_agnostic", [False, True])
+def test_efficientnms_trt_node_has_the_attributes_and_graph_position_that_tensorrt_needs(class_agnostic):
+    parts = onnx_nms.efficientnms_trt(_parts(class_agnostic), RAW)
     model = onnx_graphs.join(parts, ["raw_0", "image_sizes"], onnx_nms.OUTPUTS)
     (node,) = [node for node in model.graph.node if node.op_type == "EfficientNMS_TRT"]
     attributes = {a.name: onnx.helper.get_attribute_value(a) for a in node.attribute}
-    expected = dict.fromkeys(("box_coding", "class_agnostic", "score_activation"), 0)
+    expected = {"box_coding": 0, "score_activation": 0, "class_agnostic": int(class_agnostic)}
     expected |= {"plugin_version": b"1", "background_class": -1, "max_output_boxes": DETECTIONS}
     expected |= {"iou_threshold": pytest.approx(IOU), "score_threshold": pytest.approx(THRESHOLD)}
     assert attributes == expected
