@@ -27,10 +27,12 @@ class LabelMap:
     Attributes:
         category_ids: one id per class, ascending.
         names: one name per class.
+        aliases: one more name per class, with which TFRecords may name it; not saved. A .pbtxt can have it.
     """
 
     category_ids: tuple[int, ...]
     names: tuple[str, ...]
+    aliases: tuple[str, ...] = dataclasses.field(default=(), compare=False, repr=False)
 
     @classmethod
     def from_categories(cls, categories: Iterable[Mapping[str, Any]]) -> "LabelMap":
@@ -104,7 +106,10 @@ class LabelMap:
             text = path.read_text(encoding="utf-8-sig")
             if text.lstrip().startswith("{"):
                 return cls.from_json(text)
-            return cls.from_categories(_parse_pbtxt(text))
+            categories = _parse_pbtxt(text)
+            aliases = {category["id"]: category["alias"] for category in categories}
+            label_map = cls.from_categories(categories)
+            return dataclasses.replace(label_map, aliases=tuple(aliases[i] for i in label_map.category_ids))
         except (OSError, UnicodeDecodeError, UserError) as error:
             reason = error.strerror if isinstance(error, OSError) else error
             raise UserError(f"label map {path}: {reason}") from error
@@ -139,7 +144,8 @@ def is_text(name: str) -> bool:
 
 
 def _parse_pbtxt(text: str) -> list[dict[str, Any]]:
-    """Parses `item { id: 1 name: 'x' display_name: "X" }` ... into categories. Display names are preferred.
+    """Parses `item { id: 1 name: 'x' display_name: "X" }` ... into categories. Display names are preferred,
+    and the other names become aliases.
 
     Source: object_detection/protos/string_int_label_map.proto of tensorflow/models.
     """
@@ -155,9 +161,9 @@ def _parse_pbtxt(text: str) -> list[dict[str, Any]]:
                 raise ValueError
             end = tokens.index("}")
             fields = dict(zip(tokens[2:end:2], tokens[3:end:2], strict=True))
-            category_id, name = fields.get("id", ""), fields.get("display_name", fields.get("name", ""))
+            category_id, alias = fields.get("id", ""), fields.get("name", "")
             key = int(category_id) if category_id.isdecimal() else category_id
-            categories.append({"id": key, "name": name})
+            categories.append({"id": key, "name": fields.get("display_name", alias), "alias": alias})
             del tokens[: end + 1]
     except ValueError as error:
         number = len(categories) + 1

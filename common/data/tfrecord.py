@@ -8,7 +8,11 @@ wrong.
 The schema is that of tensorflow/models research/object_detection/dataset_tools/create_coco_tf_record.py and
 google/automl efficientdet/dataset/create_coco_tfrecord.py. `image/object/class/label` holds COCO category ids
 and `image/source_id` the image id in decimal digits. The keys `image/filename`, `image/object/is_crowd` and
-`image/object/area` are optional.
+`image/object/area` are optional. So is `image/object/class/text`, which has the names of the labels.
+
+Other programs write a file name into `image/source_id` (datitran/raccoon_dataset generate_tfrecord.py), leave
+it empty (openvinotoolkit/datumaro datumaro/plugins/tf_detection_api_format/exporter.py, which CVAT uses), or
+leave it out. The data check numbers such images.
 """
 
 import dataclasses
@@ -36,8 +40,10 @@ from common.files import store_cached, write_bytes
 
 BOX_KEYS = tuple(f"image/object/bbox/{side}" for side in ("xmin", "ymin", "xmax", "ymax"))
 LABEL_KEY = "image/object/class/label"
+TEXT_KEY = "image/object/class/text"
 CROWD_KEY = "image/object/is_crowd"
 AREA_KEY = "image/object/area"
+ID_KEY = "image/source_id"
 DALI_KEYS = (*BOX_KEYS, LABEL_KEY, CROWD_KEY)  # every record needs these keys; they may be empty
 
 FRAME = 16  # bytes of a record that are not data: 8 + 4 before the data, 4 after them

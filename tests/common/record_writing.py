@@ -64,7 +64,8 @@ def of_boxes(*boxes, **changes):
 def empty_record(image_id, **changes):
     """Like google/automl's records of empty images, it has no object keys."""
     keys = ("bbox__xmin", "bbox__xmax", "bbox__ymin", "bbox__ymax", "class__label")
-    return record(source_id=b"%d" % image_id, **{f"object__{key}": None for key in keys}, **changes)
+    values = {"source_id": b"%d" % image_id, **{f"object__{key}": None for key in keys}}
+    return record(**values | changes)
 
 
 def write(path, *records):

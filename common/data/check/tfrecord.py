@@ -27,7 +27,7 @@ import tensorflow as tf
 from common.args import ImagePolicy
 from common.dali_ops import Nodes
 from common.data import readers, tfrecord
-from common.data.annotations import Annotations
+from common.data.annotations import NONE, Annotations
 from common.data.check import tfrecord_scan
 from common.data.check.coco import finish
 from common.data.check.images import in_threads
@@ -35,11 +35,11 @@ from common.data.check.issues import Issues
 from common.data.check.tfrecord_scan import LACKS_BOXES, LACKS_CROWDS, ParsedRecord, name_files
 from common.data.labels import LabelMap
 from common.data.sources import Source
-from common.data.tfrecord import BOX_KEYS, CROWD_KEY, LABEL_KEY, RecordFile, Records
+from common.data.tfrecord import BOX_KEYS, CROWD_KEY, ID_KEY, LABEL_KEY, RecordFile, Records
 from common.errors import UserError
 from common.files import get_or_create, load_cached, save_cached, store_cached
 
-_VERSION = 7  # increase this when any check changes, also one of images.py
+_VERSION = 8  # increase this when any check changes, also one of images.py
 _THREADS = 16  # files whose record headers are read at once
 _NO_RECORDS = (".idx", ".json", ".pbtxt")  # files next to record files that are not records themselves
 _SHARD = re.compile(r"(?P<prefix>.*-)(?P<shard>\d{1,9})-of-(?P<count>\d{1,5})(?P<suffix>[^/]*)", re.DOTALL)
@@ -179,6 +179,8 @@ def open_records(
     issues = Issues(name_files(files), policy)
     walked = walk_files(files, issues)
     examples = _read(walked, label_map, issues)
+    has_id = np.array([example.image_id != NONE for example in examples], bool)
+    has_digits = np.array([example.has_digits for example in examples], bool)
     annotations, is_usable = tfrecord_scan.check(examples, label_map, issues)
     issues.raise_if_stopping()
     usable = list(itertools.compress(examples, is_usable))
@@ -193,11 +195,11 @@ def open_records(
     # Records must have the key of crowds only if the data set has crowds.
     has_crowds = bool(annotations.is_crowd.any())
     limit = LACKS_CROWDS if has_crowds else LACKS_BOXES
-    lacking = np.array([example.lacks >= limit for example in examples]) & is_usable
-    issues.add_each("record-completed", np.flatnonzero(lacking[is_usable]), names.__getitem__)
+    lacking = np.array([example.lacks >= limit for example in examples], bool) | ~has_digits
+    # `check` has reported the records without an id.
+    issues.add_each("record-completed", np.flatnonzero((lacking & has_id)[is_usable]), names.__getitem__)
     issues.add_each("shard-missing", missing_shards([file.path for file in walked]), str)
-    counts = np.array([len(example.objects) for example in examples])
-    files, indexes, spans, numbers = _lay_out(walked, counts, is_usable, lacking, issues)
+    files, indexes, spans, numbers = _lay_out(walked, examples, is_usable, lacking & is_usable, issues)
     records = Records(files, indexes, spans, has_crowds, annotations.target_boxes.num_dropped > 0)
     rows = (np.cumsum(is_usable) - 1)[numbers]
     formats = collections.Counter(example.facts.image_format for example in usable if example.facts)
@@ -208,11 +210,14 @@ def _read(walked: Sequence[RecordFile], label_map: LabelMap, issues: Issues) -> 
     """Returns the parsed records, from the cache or else from `tfrecord_scan.scan`."""
     state = [(os.fsencode(file.path), file.size, file.mtime_ns, file.digest) for file in walked]
     of_policy = (issues.policy.decode, issues.policy.max_megapixels)
-    key = msgspec.msgpack.encode((_VERSION, label_map.to_json(), of_policy, state))
+    labels = (label_map.to_json(), label_map.aliases)
+    key = msgspec.msgpack.encode((_VERSION, labels, of_policy, state))
     name = f"{hashlib.sha256(key).hexdigest()[:32]}.records"
     with contextlib.suppress(msgspec.MsgspecError):  # no cached result, or a damaged one
         return msgspec.msgpack.decode(load_cached(name) or b"", type=list[ParsedRecord])
-    examples = tfrecord_scan.scan(walked, frozenset(label_map.category_ids), issues)
+    names = zip(label_map.names, label_map.aliases or label_map.names, strict=True)
+    known = dict(zip(label_map.category_ids, names, strict=True))
+    examples = tfrecord_scan.scan(walked, known, issues)
     if not issues.stopping:
         save_cached(name, msgspec.msgpack.encode(examples))
     return examples
@@ -220,17 +225,17 @@ def _read(walked: Sequence[RecordFile], label_map: LabelMap, issues: Issues) -> 
 
 def _lay_out(
     walked: Sequence[RecordFile],
-    counts: np.ndarray,
+    examples: Sequence[ParsedRecord],
     is_usable: np.ndarray,
-    lacking: np.ndarray,
+    is_completed: np.ndarray,
     issues: Issues,
 ) -> tuple[tuple[str, ...], tuple[str, ...], np.ndarray, np.ndarray]:
     """Selects the files and spans that DALI reads; writes missing indexes and completed copies.
 
     Args:
-        counts: int64 (R,), the number of objects in each record of these files.
+        examples: the R records of these files.
         is_usable: bool (R,), whether the record is read.
-        lacking: bool (R,), whether the record lacks a key that DALI needs.
+        is_completed: bool (R,), whether the record lacks a key that DALI needs, so that a copy is read.
         issues: receives the indexes that were written.
 
     Returns:
@@ -239,14 +244,14 @@ def _lay_out(
     """
     layout = []
     begins = np.cumsum([len(file.spans) for file in walked])[:-1]
-    for file, numbers in zip(walked, np.split(np.arange(len(counts)), begins), strict=True):
-        is_copied = lacking[numbers]
+    for file, numbers in zip(walked, np.split(np.arange(len(examples)), begins), strict=True):
+        is_copied = is_completed[numbers]
         is_read = is_usable[numbers] & ~is_copied
         if is_read.any():
             index = index_of(file, issues) if is_read.all() else _index(file.spans[is_read])
             layout.append((file.path, index, file.spans[is_read], numbers[is_read]))
         if is_copied.any():
-            copy = _complete_copy(file, is_copied, counts[numbers])
+            copy = _complete_copy(file, is_copied, [examples[number] for number in numbers])
             spans = tfrecord.record_spans(copy)
             layout.append((copy, _index(spans), spans, numbers[is_copied]))
     files, indexes, spans_read, numbers_read = zip(*layout, strict=True)
@@ -258,23 +263,32 @@ def _index(spans: np.ndarray) -> str:
     return os.fspath(store_cached(tfrecord.format_index(spans), ".idx"))
 
 
-def _complete_copy(file: RecordFile, is_copied: np.ndarray, counts: np.ndarray) -> str:
+def _complete_copy(file: RecordFile, is_copied: np.ndarray, examples: Sequence[ParsedRecord]) -> str:
     """Copies the selected records, with all keys, to a file in the cache. Returns its path."""
+    copied = list(itertools.compress(examples, is_copied))
 
     def make() -> bytes:
-        spans = zip(file.spans[is_copied].tolist(), counts[is_copied].tolist(), strict=True)
-        records = [complete(tfrecord.read_record(file.path, *span), count) for span, count in spans]
+        spans = zip(file.spans[is_copied].tolist(), copied, strict=True)
+        records = [complete(tfrecord.read_record(file.path, *span), example) for span, example in spans]
         return b"".join(map(tfrecord.framed, records))
 
-    identity = hashlib.sha256(file.digest.encode() + is_copied.tobytes()).hexdigest()
+    ids = np.array([example.image_id for example in copied])
+    identity = hashlib.sha256(file.digest.encode() + is_copied.tobytes() + ids.tobytes()).hexdigest()
     return os.fspath(get_or_create(f"{identity[:32]}.tfrecord", make))
 
 
-def complete(record: bytes, num_objects: int) -> bytes:
-    """Returns the record with all keys that DALI needs. The added keys mark no box as a crowd."""
-    crowds = tf.train.Int64List(value=[0] * num_objects)
-    features = {CROWD_KEY: tf.train.Feature(int64_list=crowds)}
-    if not num_objects:
+def complete(record: bytes, example: ParsedRecord) -> bytes:
+    """Returns the record with all keys that DALI needs. The added keys mark no box as a crowd.
+
+    Args:
+        example: what was parsed from `record`, with its image id.
+    """
+    image_id = tf.train.BytesList(value=[b"%d" % example.image_id])
+    features = {ID_KEY: tf.train.Feature(bytes_list=image_id)}
+    if example.lacks:
+        crowds = tf.train.Int64List(value=[0] * len(example.objects))
+        features[CROWD_KEY] = tf.train.Feature(int64_list=crowds)
+    if not example.objects:
         features[LABEL_KEY] = tf.train.Feature(int64_list=tf.train.Int64List())
         features |= dict.fromkeys(BOX_KEYS, tf.train.Feature(float_list=tf.train.FloatList()))
     addition = tf.train.Example(features=tf.train.Features(feature=features)).SerializeToString()

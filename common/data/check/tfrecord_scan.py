@@ -6,7 +6,8 @@ A record of an image without objects may lack all keys of objects.
 import itertools
 import math
 import os
-from collections.abc import Sequence
+import unicodedata
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -20,7 +21,7 @@ from common.data.check import images
 from common.data.check.image_headers import ImageFacts
 from common.data.check.issues import Issues
 from common.data.labels import LabelMap
-from common.data.tfrecord import AREA_KEY, BOX_KEYS, CROWD_KEY, LABEL_KEY, RecordFile
+from common.data.tfrecord import AREA_KEY, BOX_KEYS, CROWD_KEY, ID_KEY, LABEL_KEY, TEXT_KEY, RecordFile
 
 LACKS_CROWDS, LACKS_BOXES = 1, 2  # values of ParsedRecord.lacks
 _THREADS = min(16, os.cpu_count() or 1)
@@ -39,8 +40,9 @@ class ParsedRecord(msgspec.Struct, gc=False, array_like=True):
 
     Attributes:
         name: the name of the record for messages: `a.tfrecord record 5 (image 12)`.
-        image_id: the image id; NONE if it is invalid.
-        file_name: the file name; "" if there is none.
+        image_id: the image id; NONE if image/source_id is absent or no number (`check` then chooses one).
+        has_digits: whether image/source_id has the id as the digits that DALI reads.
+        file_name: the file name; if there is none, a name in image/source_id, or else "".
         image_size: (height, width) in pixels; (0, 0) if one of them is invalid.
         objects: rows of OBJECT, with boxes ltrb normalised as stored; empty if any value is invalid.
         lacks: LACKS_BOXES if a key of boxes or labels is missing; LACKS_CROWDS if only the key of crowds is
@@ -50,6 +52,7 @@ class ParsedRecord(msgspec.Struct, gc=False, array_like=True):
 
     name: str
     image_id: int = NONE
+    has_digits: bool = False
     file_name: str = ""
     image_size: tuple[int, int] = (0, 0)
     objects: list[tuple[int, int, tuple[float, float, float, float], int, int, float]] = []
@@ -61,19 +64,19 @@ def _is_id(text: bytes) -> bool:
     return text.isdigit() and len(text) <= _MAX_DIGITS and int(text) <= _MAX_ID
 
 
-_ID_KEY, _NAME_KEY, _IMAGE_KEY = "image/source_id", "image/filename", "image/encoded"
+_NAME_KEY, _IMAGE_KEY = "image/filename", "image/encoded"
 _SIZE_KEYS = ("image/height", "image/width")
-_ONE = (_ID_KEY, *_SIZE_KEYS, _IMAGE_KEY)  # keys with exactly one value
-_NEEDED = (LABEL_KEY, *BOX_KEYS)  # keys with one value per object; CROWD_KEY and AREA_KEY are optional
-_LISTS = (*_NEEDED, CROWD_KEY, AREA_KEY)
+_ONE = (*_SIZE_KEYS, _IMAGE_KEY)  # keys with exactly one value
+_NEEDED = (LABEL_KEY, *BOX_KEYS)  # keys with one value per object
+_LISTS = (*_NEEDED, TEXT_KEY, CROWD_KEY, AREA_KEY)  # the last three are optional
 _PIXELS = range(1, 2**31)
 # For each key: the type of its values, a test of one value, and the rule that a message shows.
 _KEYS = {
-    _ID_KEY: ("bytes_list", _is_id, f"image ids are decimal digits, up to {_MAX_ID}"),
     **dict.fromkeys(_SIZE_KEYS, ("int64_list", _PIXELS.__contains__, "it must be one number of pixels")),
     _IMAGE_KEY: ("bytes_list", None, "it must be one image"),
     _NAME_KEY: ("bytes_list", None, ""),
     LABEL_KEY: ("int64_list", None, ""),
+    TEXT_KEY: ("bytes_list", None, ""),
     **dict.fromkeys(BOX_KEYS, ("float_list", None, "")),
     CROWD_KEY: ("int64_list", (0, 1).__contains__, "it must be 0 or 1"),
     AREA_KEY: ("float_list", lambda area: 0 <= area < math.inf, "it must be a number, 0 or more"),
@@ -81,14 +84,14 @@ _KEYS = {
 
 
 def parse(
-    record: bytes, name: str, known: frozenset[int], issues: Issues
+    record: bytes, name: str, known: Mapping[int, Sequence[str]], issues: Issues
 ) -> tuple[ParsedRecord, bytes | None]:
     """Parses a serialized tf.train.Example. Returns its content, and the encoded image or None.
 
     Args:
         record: the data of one record.
         name: the name of the record for messages, `a.tfrecord record 5`.
-        known: the category ids that labels may have.
+        known: the category ids that labels may have, each with the names of its class.
         issues: receives every missing or invalid value.
     """
     example, values, absent = ParsedRecord(name), {}, set()
@@ -99,6 +102,12 @@ def parse(
     except Exception as error:  # protobuf's DecodeError
         issues.add("not-an-example", f"{name} ({len(record)} bytes): {error}")
         return example, None
+    source_id = list(features[ID_KEY].bytes_list.value)
+    example.has_digits = len(source_id) == 1 and _is_id(source_id[0])
+    stored_ids = source_id if example.has_digits else features[ID_KEY].int64_list.value
+    if len(stored_ids) == 1 and int(stored_ids[0]) >= 0:
+        example.image_id = int(stored_ids[0])
+        example.name = f"{name} (image {example.image_id})"
     for key, (kind, is_right, rule) in _KEYS.items():
         stored_kind = features[key].WhichOneof("kind")
         of_key = getattr(features[key], stored_kind or kind).value
@@ -113,20 +122,32 @@ def parse(
             issues.add("record-value", f"{example.name} has {key} {_shown(of_key)}: {rule}")
         else:
             values[key] = of_key
-        if key == _ID_KEY and key in values:
-            example.image_id = int(of_key[0])
-            example.name = f"{name} (image {example.image_id})"
-    file_name = b"".join(values.get(_NAME_KEY, ())).decode("utf-8", "replace")
+    names = [*values.get(_NAME_KEY, ())] or ([] if example.has_digits else source_id)
+    file_name = b"".join(names).decode("utf-8", "replace")
     example.file_name = file_name.replace("\0", "\N{REPLACEMENT CHARACTER}")
     if values.keys() >= set(_SIZE_KEYS):
         example.image_size = tuple(values[key][0] for key in _SIZE_KEYS)
-    for label in sorted(set(values.get(LABEL_KEY, ())) - known):
+    for label in sorted(set(values.get(LABEL_KEY, ())) - known.keys()):
         categories = f"{len(known)} categories from {min(known)} to {max(known)}"
         text = f"has the label {label}, which none of {categories} has"
         issues.add("unknown-category", f"{example.name} {text}")
+    # `_add_objects` compares the lengths of the two lists.
+    pairs = set(zip(values.get(LABEL_KEY, ()), values.get(TEXT_KEY, ()), strict=False))
+    for label, text in sorted(pair for pair in pairs if pair[0] in known and pair[1]):
+        class_text = text.decode("utf-8", "replace")
+        # Datumaro leaves letters outside ASCII out of the texts.
+        short_names = [name.encode("ascii", "ignore").decode() for name in known[label]]
+        if _plain(class_text) not in map(_plain, [*known[label], *short_names]):
+            names = f"{TEXT_KEY} {_shown([class_text])}, but the name {known[label][0]!r} in the label map"
+            issues.add("class-text", f"{example.name} has for label {label} {names}")
     if values.keys() >= set(_LISTS):
         _add_objects(example, values, absent, issues)
     return example, values.get(_IMAGE_KEY, (None,))[0]
+
+
+def _plain(name: str) -> str:
+    """Returns a name for comparisons, which ignore case, blanks and Unicode's normal forms."""
+    return unicodedata.normalize("NFKC", "".join(name.split())).casefold()
 
 
 def _add_objects(
@@ -157,7 +178,7 @@ def _add_objects(
 
 
 def _shown(values: Sequence[Any]) -> str:
-    first = [value[:_SHOWN_BYTES] if isinstance(value, bytes) else value for value in values[:_SHOWN]]
+    first = [value[:_SHOWN_BYTES] if isinstance(value, bytes | str) else value for value in values[:_SHOWN]]
     return repr(first[0] if len(values) == 1 else first)
 
 
@@ -175,12 +196,14 @@ def box_name(box: Sequence[float]) -> str:
     return f"the box xmin, ymin, xmax, ymax = {[round(float(edge), 6) for edge in box]}"
 
 
-def scan(files: Sequence[RecordFile], known: frozenset[int], issues: Issues) -> list[ParsedRecord]:
+def scan(
+    files: Sequence[RecordFile], known: Mapping[int, Sequence[str]], issues: Issues
+) -> list[ParsedRecord]:
     """Reads and checks all records of the files.
 
     Args:
         files: results of `walk`. In a damaged file, only the records before the damage are read.
-        known: the category ids that labels may have.
+        known: the category ids that labels may have, each with the names of its class.
         issues: receives the errors in records, not those in images; its policy sets how images are checked.
     """
     parts = [(file, begin) for file in files for begin in range(0, len(file.spans), _PART)]
@@ -199,6 +222,8 @@ def check(
 ) -> tuple[Annotations, np.ndarray]:
     """Checks the ids, boxes and images of the parsed records, and makes annotations from them.
 
+    Images without an id get the lowest free numbers from 1 on, in the order of the records.
+
     Args:
         issues: receives errors in ids, boxes and images.
 
@@ -206,6 +231,8 @@ def check(
         The annotations of all records; and bool (I,), whether each image can be used. If there are errors,
         the annotations of invalid records are meaningless.
     """
+    if not issues.stopping:
+        _number_images(examples, issues)
     table = np.array(list(itertools.chain.from_iterable(e.objects for e in examples)), OBJECT)
     boxes, box_image = table["bbox"], np.repeat(np.arange(len(examples)), [len(e.objects) for e in examples])
     of_records = [CocoImage(e.image_id, e.file_name, e.image_size[1], e.image_size[0]) for e in examples]
@@ -226,8 +253,21 @@ def check(
     return to_annotations(of_records, table, box_image, label_map, issues.origin), is_usable
 
 
+def _number_images(examples: Sequence[ParsedRecord], issues: Issues) -> None:
+    ids = {example.image_id for example in examples}
+    numbers = itertools.filterfalse(ids.__contains__, itertools.count(1))
+    unnumbered = [example for example in examples if example.image_id == NONE]
+    for example in unnumbered:
+        example.image_id = next(numbers)
+        example.name = f"{example.name} (image {example.image_id})"
+        issues.add("record-numbered", f"{example.name} {example.file_name!r}")
+    # datitran/raccoon_dataset generate_tfrecord.py writes a record for each box (each row of its csv).
+    file_names = [example.file_name for example in unnumbered]
+    issues.add_repeats("repeated-record", "image", file_names, lambda row: unnumbered[row].name)
+
+
 def _scan_part(
-    file: RecordFile, begin: int, known: frozenset[int], policy: ImagePolicy
+    file: RecordFile, begin: int, known: Mapping[int, Sequence[str]], policy: ImagePolicy
 ) -> tuple[list[ParsedRecord], Issues]:
     """Reads up to _PART records of a file, from number `begin` on."""
     issues, examples = Issues(file.path), []

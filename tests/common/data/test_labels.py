@@ -62,7 +62,9 @@ def test_label_map_pbtxt_with_comments_quotes_and_display_names_is_read(tmp_path
         """
     )
     names = ("person", "driver's licence", "tooth } brush # not a comment")
-    assert LabelMap.load(tmp_path / "map.pbtxt") == LabelMap((1, 13, 90), names)
+    label_map = LabelMap.load(tmp_path / "map.pbtxt")
+    assert label_map == LabelMap((1, 13, 90), names)
+    assert label_map.aliases == ("/m/01g317", *names[1:])
 
 
 def test_every_invalid_entry_of_a_list_of_categories_is_named():

@@ -242,6 +242,51 @@ def test_records_without_crowd_or_box_keys_are_completed_in_a_copy(tmp_path):
         assert np.array_equal(np.loadtxt(index, np.int64, ndmin=2), spans)
 
 
+def test_images_without_an_id_get_free_numbers_in_a_copy(tmp_path):
+    names = [record(source_id=name, object__is_crowd=[0]) for name in (b"cat.jpg", b"dog.jpg")]
+    a = write(tmp_path / "a", names[0], numbered(2, object__is_crowd=[0]), names[1])
+    b = write(tmp_path / "b", record(source_id=None, filename=b"d/e.png"), empty_record(7, source_id=None))
+    before = contents(tmp_path)
+    for _ in range(2):  # the second time, from the cache
+        source = open_records(a, b)
+        assert source.annotations.image_ids.tolist() == [1, 2, 3, 4, 5]
+        assert source.annotations.file_names == ["cat.jpg", "", "dog.jpg", "d/e.png", ""]
+        assert offenders_of(source)["record-numbered"] == [
+            f"{a} record 0 (image 1) 'cat.jpg'",
+            f"{a} record 2 (image 3) 'dog.jpg'",
+            f"{b} record 0 (image 4) 'd/e.png'",
+            f"{b} record 1 (image 5) ''",
+        ]
+        assert sorted(features_of(source)) == [1, 2, 3, 4, 5]
+        assert source.image_name(2) == f"{a} record 2 (image 3)" and source.encoded(2) == PNG
+    assert contents(tmp_path) == {**before, **{path: path.read_bytes() for path in tmp_path.glob("*.idx")}}
+    other = open_records(write(tmp_path / "c", numbered(1)), a)  # 1 is not free
+    assert sorted(features_of(other)) == [1, 2, 3, 4]
+
+
+def test_records_with_an_integer_as_id_are_completed_and_keep_it(tmp_path):
+    source = open_records(write(tmp_path / "a", record(source_id=7), numbered(8)))
+    assert sorted(features_of(source)) == [7, 8]
+    assert offenders_of(source)["record-completed"] == [f"{tmp_path}/a record 0 (image 7)"]
+    assert "record-numbered" not in offenders_of(source)
+
+
+def test_several_records_of_one_image_are_refused(tmp_path):
+    """Some scripts write one record for each box."""
+    contents = [record(source_id=name, filename=name) for name in (b"a.jpg", b"b.jpg", b"a.jpg", b"", b"")]
+    file = write(tmp_path / "a", *contents)
+    places = f"{file} record 0 (image 1), {file} record 2 (image 3)"
+    assert refused(file)["repeated-record"] == [f"image 'a.jpg' is given 2 times: {places}"]
+
+
+def test_class_text_of_another_label_map_is_refused(tmp_path):
+    file = write(tmp_path / "a", record(object__class__text=b"dog"))
+    (offender,) = refused(file)["class-text"]
+    assert offender.endswith("label 17 image/object/class/text 'dog', but the name 'cat' in the label map")
+    labels = LabelMap((17,), ("Katze",), ("dog",))
+    assert tfrecord.open_records([file], labels).annotations.num_boxes == 1
+
+
 def test_copy_of_records_with_missing_keys_added_is_made_again_if_the_records_change(tmp_path):
     for ids in ((1, 2), (3, 4)):
         file = write(tmp_path / "a", numbered(ids[0]), empty_record(ids[1]))

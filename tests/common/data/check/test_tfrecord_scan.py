@@ -17,7 +17,8 @@ NAME = "x.tfrecord record 3"
 def parse_record(content):
     """Returns the parsed record, the encoded image, and {kind: (count, offenders)}."""
     issues = Issues("")
-    example, encoded = parse(content, NAME, frozenset((3, 17, 90)), issues)
+    known = {3: ("car", "/m/car"), 17: ("Straße", "Straße"), 90: ("tooth brush", "tooth brush")}
+    example, encoded = parse(content, NAME, known, issues)
     return example, encoded, {issue.kind: (issue.count, issue.offenders) for issue in issues}
 
 
@@ -66,6 +67,60 @@ def test_image_id_of_up_to_19_digits_is_read(content, image_id):
     assert parse_valid(record(source_id=content)).image_id == image_id
 
 
+SOURCE_IDS = {  # source_id -> file name
+    "absent": (None, ""),
+    "empty": (b"", ""),
+    "name": (b"a/b.jpg", "a/b.jpg"),
+    "negative": (b"-3", "-3"),
+    "above int64": (b"9223372036854775808", "9223372036854775808"),
+    "20 digits": (b"00000000000000000042", "00000000000000000042"),
+    "negative integer": (-42, ""),
+    "two ids": ([b"1", b"2"], "12"),
+}
+
+
+@pytest.mark.parametrize(("content", "file_name"), SOURCE_IDS.values(), ids=SOURCE_IDS)
+def test_source_id_that_is_no_number_is_no_id_but_may_be_the_file_name(content, file_name):
+    example = parse_valid(record(source_id=content))
+    assert (example.name, example.image_id, example.file_name) == (NAME, -1, file_name)
+    assert parse_valid(record(source_id=content, filename=b"c.jpg")).file_name == "c.jpg"
+
+
+def test_source_id_that_is_an_integer_is_the_id_but_not_in_the_digits_that_dali_reads():
+    example = parse_valid(record(source_id=43))
+    assert (example.name, example.image_id, example.has_digits) == (f"{NAME} (image 43)", 43, False)
+    assert parse_valid(record()).has_digits
+    assert parse_valid(complete(record(source_id=43), example)).has_digits
+
+
+@pytest.mark.parametrize("text", ["straße", "STRASSE", " Straße", "", "Strae"])
+def test_class_text_that_is_the_name_of_its_label_is_accepted(text):
+    parse_valid(record(object__class__text=text.encode()))
+
+
+def test_class_text_may_be_the_alias_of_its_label():
+    parse_valid(record(object__class__label=[3], object__class__text=b"/m/car"))
+
+
+def test_class_texts_that_contradict_the_label_map_are_reported_once_per_label():
+    boxes, labels, texts = (
+        [[0.1, 0.1, 0.2, 0.2]] * 4,
+        [3, 90, 3, 17],
+        [b"tooth brush", b"car", b"tooth brush", b""],
+    )
+    _, _, issues = parse_record(of_boxes(*boxes, object__class__label=labels, object__class__text=texts))
+    beginning, key = f"{NAME} (image 42) has for label", "image/object/class/text"
+    assert issues == {
+        "class-text": (
+            2,
+            [
+                f"{beginning} 3 {key} 'tooth brush', but the name 'car' in the label map",
+                f"{beginning} 90 {key} 'car', but the name 'tooth brush' in the label map",
+            ],
+        )
+    }
+
+
 @pytest.mark.parametrize(
     ("content", "name"),
     [(b"\xe4.jpg", "\ufffd.jpg"), (b"a\0b", "a\ufffdb"), ([b"a", b"b"], "ab")],
@@ -80,12 +135,6 @@ CROWD, AREA = "object__is_crowd", "object__area"
 BAD_FIELDS = [
     ("encoded", 3, "record-key-type", "has a int64_list in image/encoded, 3, instead of a bytes_list"),
     ("encoded", [b"a", b"b"], "record-value", "has image/encoded [b'a', b'b']: it must be one image"),
-    ("source_id", None, "record-key-missing", "lacks image/source_id"),
-    ("source_id", b"", "record-value", "has image/source_id b'': image ids are decimal digits, up to"),
-    ("source_id", b"-3", "record-value", "has image/source_id b'-3'"),
-    ("source_id", b"9223372036854775808", "record-value", "b'9223372036854775808': "),
-    ("source_id", b"00000000000000000042", "record-value", "b'00000000000000000042': "),
-    ("source_id", 42, "record-key-type", "has a int64_list in image/source_id, 42, instead of"),
     ("height", None, "record-key-missing", "lacks image/height"),
     ("height", 0, "record-value", "has image/height 0: it must be one number of pixels"),
     ("width", 2**31, "record-value", "has image/width 2147483648: it must be"),
@@ -99,6 +148,8 @@ BAD_FIELDS = [
     (YMAX, [], "record-ragged", "has lists of these lengths: image/object/class/label 1, "),
     (YMAX, [0.5, 0.6], "record-ragged", "image/object/bbox/ymax 2"),
     (YMAX, [1], "record-key-type", "has a int64_list in image/object/bbox/ymax, 1, "),
+    ("object__class__text", [b"", b""], "record-ragged", "image/object/class/text 2"),
+    ("object__class__text", 17, "record-key-type", "has a int64_list in image/object/class/text, 17, "),
     (CROWD, [0, 0], "record-ragged", "image/object/is_crowd 2"),
     (CROWD, [2], "record-value", "has image/object/is_crowd 2: it must be 0 or 1"),
     (CROWD, [0.0], "record-key-type", "has a float_list in image/object/is_crowd"),
@@ -119,11 +170,11 @@ def test_bad_value_of_a_key_in_a_tfrecord_is_reported_with_record_key_and_value(
     _, _, issues = parse_record(record(**{key: value}))
     ((_, (offender,)),) = issues.values()
     assert list(issues) == [kind] and message in offender
-    assert offender.startswith(f"{NAME} " if key == "source_id" else f"{NAME} (image 42) ")
+    assert offender.startswith(f"{NAME} (image 42) ")
 
 
 def test_bad_tfrecord_values_of_a_million_bytes_are_shortened_in_the_reported_issues():
-    changes = {"source_id": b"x" * 10**6, "width": list(range(10**5)), "height": b"y" * 10**6}
+    changes = {"width": list(range(10**5)), "height": b"y" * 10**6, "object__class__text": b"x" * 10**6}
     _, _, issues = parse_record(record(**changes))
     assert [len(text) < 200 for _, offenders in issues.values() for text in offenders] == [True] * 3
 
@@ -157,17 +208,26 @@ def test_bytes_that_are_no_tf_example_are_reported_with_their_length(content):
 INCOMPLETE = {
     "no objects": (empty_record(5), 0),
     "no crowd key": (record(), 1),
-    "empty crowd key": (record(object__is_crowd=[]), 1),
+    "empty crowd key": (record(object__is_crowd=NO_VALUES), 1),
 }
 
 
 @pytest.mark.parametrize(("content", "num_objects"), INCOMPLETE.values(), ids=INCOMPLETE)
 def test_record_completed_for_dali_has_all_keys_that_dali_needs_and_its_old_values(content, num_objects):
     before = tf.train.Example.FromString(content).features.feature
-    after = tf.train.Example.FromString(complete(content, num_objects)).features.feature
+    completed = complete(content, parse_valid(content))
+    after = tf.train.Example.FromString(completed).features.feature
     assert set(after) == set(before) | set(DALI_KEYS)
     assert all(after[key] == before[key] for key in before if key != CROWD_KEY)
     assert len(after[LABEL_KEY].int64_list.value) == num_objects
     assert list(after[CROWD_KEY].int64_list.value) == [0] * num_objects
     assert all(after[key].WhichOneof("kind") == "float_list" for key in BOX_KEYS)
-    assert parse_valid(complete(content, num_objects)).lacks == 0
+    assert parse_valid(completed).lacks == 0
+
+
+def test_completed_record_with_a_name_as_id_has_its_number_and_keeps_its_crowds():
+    content = record(source_id=b"cat.jpg", object__is_crowd=[1])
+    example = parse_valid(content)
+    example.image_id = 2**63 - 1
+    completed = parse_valid(complete(content, example))
+    assert (completed.image_id, completed.lacks, completed.objects[0][4]) == (2**63 - 1, 0, 1)
