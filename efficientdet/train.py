@@ -98,7 +98,9 @@ def train(a: Args) -> dict | None:
     )
     may_change = ("epochs", *DETECTION_FIELDS)
     loading = {"pipeline_type": loader.pipeline_type, "steps_per_epoch": steps_per_epoch}
-    identity = run_directory.Identity.of(a, ranks, config, metadata, may_change=may_change, **loading)
+    identity = run_directory.Identity.of(
+        a, ranks, config, metadata, source=data.train, may_change=may_change, **loading
+    )
     resumed = run_directory.check(a, ranks, identity)
 
     # --- Model ------------------------------------------------------------------------------------

@@ -169,7 +169,9 @@ def fit(a: Args) -> None:
     fields = data.label_map, data.num_classes, data.train, data.evaluation, dataclasses.asdict(a)
     metadata = make_metadata(config, *fields)
     facts = {"loop": "keras_fit", "pipeline_type": loader.pipeline_type, "steps_per_epoch": steps}
-    identity = run_directory.Identity.of(a, ranks, config, metadata, may_change=("epochs",), **facts)
+    identity = run_directory.Identity.of(
+        a, ranks, config, metadata, source=data.train, may_change=("epochs",), **facts
+    )
     run_directory.check(a, ranks, identity)
     directory = run_directory.claim(a, ranks, identity)
     checkpoints = Checkpoints(directory, ranks, network, optimizer, ema, metadata=metadata, identity=identity)

@@ -14,6 +14,10 @@ if TYPE_CHECKING:
     from common.dali_ops import Nodes
 
 
+SHOWN_IMAGES = 3  # images that `summary` names
+FIRST_IMAGES = "first images"  # a key of `summary`
+
+
 class Source(abc.ABC):
     """An opened data set.
 
@@ -39,6 +43,11 @@ class Source(abc.ABC):
     def fingerprint(self) -> str:
         """SHA-256 (hex) of the annotations and their order. A run does not resume if it has changed."""
         return self.annotations.fingerprint()
+
+    def summary(self) -> dict[str, Any]:
+        """Returns what a message can say if the data of a run have changed: JSON values."""
+        names = [self.annotations.image_name(row) for row in range(min(self.size, SHOWN_IMAGES))]
+        return {"images": self.size, "boxes": self.annotations.num_boxes, FIRST_IMAGES: names}
 
     def image_name(self, row: int) -> str:
         """Returns an image's name for messages."""

@@ -13,6 +13,7 @@ from typing import Any
 from common import files
 from common.args import Args
 from common.data.loader import LOADER_VERSION
+from common.data.sources import FIRST_IMAGES, Source
 from common.distributed.ranks import Ranks
 from common.errors import UserError
 from common.weights.model_metadata import flatten
@@ -30,6 +31,7 @@ MAY_CHANGE = ("freeze", "freeze_batch_norm", "loader_version")
 # A resumed run may have another number of ranks, and then another number of steps per epoch.
 RESHARDED = ("num_replicas", "num_ranks", "steps_per_epoch")
 _SHOWN_CHARACTERS = 60
+DATA_SUMMARY = "data_summary"  # key of run.json
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,11 +43,13 @@ class Identity:
         defaults: name of a flag or "config.<field>" -> the value for runs that were saved before the flag or
             field existed.
         of_all_ranks: like `values`, but only equal on all ranks: a resumed run may change them.
+        data_summary: `Source.summary` of the training data, for messages; not compared.
     """
 
     values: Mapping[str, Any]
     defaults: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     of_all_ranks: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    data_summary: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     @classmethod
     def of(
@@ -56,6 +60,7 @@ class Identity:
         metadata: Mapping[str, Any],
         *,
         may_change: Collection[str],
+        source: Source | None = None,
         **others: Any,
     ) -> "Identity":
         """Makes the identity of a run.
@@ -63,6 +68,7 @@ class Identity:
         Args:
             metadata: the metadata of the weights files.
             may_change: names of the config fields that are not part of the identity.
+            source: the training data, if they are not synthetic.
             others: name -> value, such as steps_per_epoch=1000; added to the identity.
         """
         fields = [field for field in dataclasses.fields(config) if field.name not in may_change]
@@ -79,7 +85,8 @@ class Identity:
         defaults = {f"config.{f.name}": f.default for f in fields if f.default is not dataclasses.MISSING}
         of_all_ranks = {"config": metadata["config"], "eval_data": metadata.get("eval_data")}
         of_all_ranks |= {name: getattr(a, name) for name in LOOP_FLAGS}
-        return cls(values, json.loads(json.dumps(defaults | {"freeze_batch_norm": False})), of_all_ranks)
+        defaults = json.loads(json.dumps(defaults | {"freeze_batch_norm": False}))
+        return cls(values, defaults, of_all_ranks, source.summary() if source else {})
 
     def differences(self, saved: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
         """Returns name -> (saved value, present value) of differing values."""
@@ -143,7 +150,8 @@ def _claim_directory(a: Args, identity: Identity) -> pathlib.Path:
                     files.remove_directory(path)
                 else:
                     path.unlink(missing_ok=True)
-        content = json.dumps(identity.values, indent=2).encode() + b"\n"
+        summary = {DATA_SUMMARY: identity.data_summary} if identity.data_summary else {}
+        content = json.dumps({**identity.values, **summary}, indent=2).encode() + b"\n"
         if not (directory / RUN).exists() or (directory / RUN).read_bytes() != content:
             files.write_bytes(directory / RUN, content)
     return directory
@@ -151,20 +159,37 @@ def _claim_directory(a: Args, identity: Identity) -> pathlib.Path:
 
 def _check_same_run(file: pathlib.Path, identity: Identity) -> None:
     try:
-        differences = identity.differences(json.loads(file.read_bytes()))
-    except (ValueError, AttributeError) as error:
+        saved = json.loads(file.read_bytes())
+        data_summary = saved.pop(DATA_SUMMARY, {})
+        differences = identity.differences(saved)
+    except (ValueError, AttributeError, TypeError) as error:
         raise UserError(f"{file} is damaged: give --overwrite to start anew") from error
     may_change = {*MAY_CHANGE, *(RESHARDED if "num_replicas" in differences else ())}
     refused = []
     for name, (was, now) in differences.items():
-        if name not in may_change:
+        if name == "data":
+            refused.append(_data_difference(data_summary, identity.data_summary))
+        elif name not in may_change:
             long = max(len(str(was)), len(str(now))) > _SHOWN_CHARACTERS
             refused.append(f"{name} is not the same" if long else f"{name} was {was} and is now {now}")
     if refused:
         raise UserError(
-            f"--output_dir={file.parent} holds another run: {'; '.join(refused)}. Choose another directory, "
-            "or give --overwrite to start anew"
+            f"--output_dir={file.parent} holds another run: {'; '.join(refused)}. Choose another directory "
+            f"(--init_from={file.parent} starts from the weights of this run), or give --overwrite to start "
+            "anew"
         )
+
+
+def _data_difference(was: Mapping[str, Any], now: Mapping[str, Any]) -> str:
+    """Returns a text about the difference between two data sets, from their summaries."""
+    if not was or not now:  # synthetic data, or a run that an earlier version started
+        return "data is not the same"
+    parts = [f"{was[key]} -> {now[key]} {key}" for key in ("images", "boxes") if was[key] != now[key]]
+    before, after = (", ".join(summary[FIRST_IMAGES]) for summary in (was, now))
+    if before != after:
+        parts.append(f"{FIRST_IMAGES} {before} -> {after}")
+    equal = "the same numbers of images and boxes, but other images, boxes or classes"
+    return f"data is not the same ({'; '.join(parts) or equal})"
 
 
 def _check_free(directory: pathlib.Path, overwrite: bool) -> None:

@@ -7,6 +7,7 @@ from common.args import Args
 from common.distributed.ranks import Ranks
 from common.training import run_directory
 from common.training.run_directory import Identity
+from tests.common.reading import numbered_images
 from tests.common.thread_ranks import run_on_ranks
 from tests.refusal import refusal
 
@@ -48,6 +49,7 @@ def test_output_dir_of_another_run_is_refused_with_the_differences(tmp_path):
         "seed was 0 and is now absent",
     ]
     holds = f"--output_dir={tmp_path} holds another run: {'; '.join(differences)}. Choose another directory, "
+    holds = holds.removesuffix(", ") + f" (--init_from={tmp_path} starts from the weights of this run), "
     assert message == f"{holds}or give --overwrite to start anew"
 
 
@@ -55,6 +57,47 @@ def test_refusal_of_another_run_does_not_quote_values_that_are_too_long(tmp_path
     claim(tmp_path, Identity({"data": "864dbb" * 11, "seed": 1}))
     message = refusal(check, tmp_path, Identity({"data": "241152" * 11, "seed": 1}))
     assert "holds another run: data is not the same. Choose" in message
+
+
+FIRST = {"images": 296, "boxes": 512, "first images": ["image 1 ('a.jpg')", "image 2 ('b.jpg')"]}
+CHANGED_DATA = {
+    "half": (
+        {"images": 148, "boxes": 251, "first images": ["image 2 ('b.jpg')", "image 4 ('d.jpg')"]},
+        "296 -> 148 images; 512 -> 251 boxes; first images image 1 ('a.jpg'), image 2 ('b.jpg') -> "
+        "image 2 ('b.jpg'), image 4 ('d.jpg')",
+    ),
+    "one box more": (FIRST | {"boxes": 513}, "512 -> 513 boxes"),
+    "moved box": (FIRST, "the same numbers of images and boxes, but other images, boxes or classes"),
+}
+
+
+@pytest.mark.parametrize(("summary", "difference"), CHANGED_DATA.values(), ids=CHANGED_DATA)
+def test_changed_data_are_refused_with_their_numbers_and_first_images(tmp_path, summary, difference):
+    claim(tmp_path, Identity({"data": "864dbb" * 11}, data_summary=FIRST))
+    check(tmp_path, Identity({"data": "864dbb" * 11}, data_summary=FIRST))
+    message = refusal(check, tmp_path, Identity({"data": "241152" * 11}, data_summary=summary))
+    assert f"holds another run: data is not the same ({difference}). Choose another directory" in message
+
+
+def test_data_of_a_run_without_a_summary_are_refused_without_numbers(tmp_path):
+    claim(tmp_path, Identity({"data": "864dbb" * 11}))
+    check(tmp_path, Identity({"data": "864dbb" * 11}, data_summary=FIRST))
+    message = refusal(check, tmp_path, Identity({"data": "241152" * 11}, data_summary=FIRST))
+    assert "holds another run: data is not the same. Choose" in message
+
+
+def test_summary_of_a_source_counts_images_and_boxes_and_names_three_images(tmp_path):
+    source = numbered_images(tmp_path, (7, 5, 9, 6), category_ids=(1, 2))
+    assert source.summary() == {
+        "images": 4,
+        "boxes": 8,
+        "first images": ["image 7 ('00.png')", "image 5 ('01.png')", "image 9 ('02.png')"],
+    }
+    metadata = {"app": "a", "num_classes": 1, "label_map": "", "config": dataclasses.asdict(Config(8))}
+    options = {"may_change": ("epochs",), "source": source}
+    identity = Identity.of(Args(), Ranks(), Config(8), metadata, **options)
+    claim(tmp_path / "run", identity)
+    assert json.loads((tmp_path / "run" / "run.json").read_text())["data_summary"] == source.summary()
 
 
 TWO_RANKS = {"seed": 0, "num_replicas": 2, "num_ranks": 2, "steps_per_epoch": 4}
