@@ -30,6 +30,7 @@ from common.training.checkpoints import RunState
 from common.weights import weight_files
 
 SHOW_EVERY = 10  # steps between two updates of the means in the progress bar
+LOW_AP = 0.15  # below this AP, the summary says what to look at
 _STEPS, _SKIPPED = "steps", "skipped_steps"
 _COUNTED = "boxes_"  # scalars whose names begin like this are summed
 
@@ -183,9 +184,17 @@ class Results:
     def print_summary(self, metrics: dict[str, Any] | None) -> None:
         """Prints the metrics of the last evaluation, and what to do with the results."""
         if self._directory:
+            output, app = self._directory, self.metadata["app"]
             if metrics is not None:
                 print(coco_metrics.format_table(metrics))
-            output, app = self._directory, self.metadata["app"]
+                if metrics["AP"] < LOW_AP:
+                    pictures = (
+                        f"{output / 'first_batch.png'}, the classes above, errors.png of eval.py --errors"
+                    )
+                    print(
+                        f"AP {100 * metrics['AP']:.1f} is low: look at {pictures}; what to try is in "
+                        'docs/troubleshooting.md, "Training works, but AP is low"'
+                    )
             print(f"results are in {output}; to detect objects:")
             print(f"python {app}/infer.py --weights={output} --images=DIR --output_dir={output}/infer")
 

@@ -55,7 +55,7 @@ def draw(
     encoded: Callable[[int], bytes],
 ) -> list[np.ndarray]:
     """Returns the pictures of a report: see `draw_figures` and `draw_sheet`. One that fails is left out."""
-    pictures = []
+    pictures: list[np.ndarray | None] = []
     with warn_if_undrawable("the report's figures"):
         pictures.append(draw_figures(statistics, anchors))
     with warn_if_undrawable("the report's images"):

@@ -138,8 +138,9 @@ def parse(
         # Datumaro leaves letters outside ASCII out of the texts.
         short_names = [name.encode("ascii", "ignore").decode() for name in known[label]]
         if _plain(class_text) not in map(_plain, [*known[label], *short_names]):
-            names = f"{TEXT_KEY} {_shown([class_text])}, but the name {known[label][0]!r} in the label map"
-            issues.add("class-text", f"{example.name} has for label {label} {names}")
+            stored = f"{TEXT_KEY} {_shown([class_text])}"
+            listed = f"the name {known[label][0]!r} in the label map"
+            issues.add("class-text", f"{example.name} has for label {label} {stored}, but {listed}")
     if values.keys() >= set(_LISTS):
         _add_objects(example, values, absent, issues)
     return example, values.get(_IMAGE_KEY, (None,))[0]

@@ -3,8 +3,10 @@ import math
 import types
 
 import keras
+import pytest
 import tensorflow as tf
 
+from common.evaluation import coco_metrics
 from common.evaluation.coco_metrics import Evaluation
 from common.training import results
 from common.training.checkpoints import RunState
@@ -64,6 +66,15 @@ def test_pictures_that_cannot_be_drawn_lose_no_other_file(tmp_path, monkeypatch,
         ["warning:", str(tmp_path / name), "cannot", "be", "drawn"]
         for name in ("first_batch.png", "loss_curves.png", "pr_curves.png")
     ]
+
+
+@pytest.mark.parametrize(("ap", "lines"), [(0.031, 1), (0.149, 1), (0.15, 0)])
+def test_summary_of_a_low_ap_says_what_to_look_at(tmp_path, capsys, ap, lines):
+    metrics = dict.fromkeys(coco_metrics.NAMES, ap) | {"per_class": {}}
+    make_results(tmp_path).print_summary(metrics)
+    low = [line for line in capsys.readouterr().out.splitlines() if " is low: " in line]
+    assert len(low) == lines
+    assert all(f"AP {100 * ap:.1f} is low: look at {tmp_path}/first_batch.png" in line for line in low)
 
 
 def test_training_results_and_weights_are_not_written_if_there_is_no_output_directory(tmp_path, monkeypatch):
