@@ -1,8 +1,15 @@
-r"""Converts a data set from Pascal VOC, YOLO txt, COCO json or TFRecords to COCO json or TFRecords.
+r"""Converts a data set of another format to COCO json or TFRecords.
+
+It reads Pascal VOC, YOLO txt, CVAT's xml, labelme's json, csv files of boxes, COCO json and TFRecords.
 
     python tools/convert.py --from=voc --to=coco --input=VOCdevkit/VOC2012 --split=train \
         --output=voc/instances_train.json
     python tools/convert.py --from=yolo --to=tfrecord --input=my/data.yaml --split=val --output=records/val
+    python tools/convert.py --from=cvat --to=coco --input=cvat/annotations.xml --images=cvat/images \
+        --output=my/instances.json
+    python tools/convert.py --from=labelme --to=coco --input=my/photos --output=my/instances.json
+    python tools/convert.py --from=csv --to=coco --input=my/train_labels.csv --images=my/images \
+        --output=my/instances.json
     python tools/convert.py --from=coco --to=tfrecord --input=my/instances.json --images=my/images \
         --output=records/train --num_shards=4
     python tools/convert.py --from=tfrecord --to=coco --input='records/train*.tfrecord' \
@@ -10,8 +17,8 @@ r"""Converts a data set from Pascal VOC, YOLO txt, COCO json or TFRecords to COC
     python tools/convert.py --from=coco --to=coco --input=my/instances.json --images=my/images \
         --output=my/small/instances.json --max_side=1024 --holdout=0.2
 
-The command lists all errors in the input before it writes anything. voc.py, yolo.py and labels.py in
-tools/conversion/ describe the conversion of ids, difficult objects and polygons. --to=coco does not copy
+The command lists all errors in the input before it writes anything. The modules in tools/conversion/
+describe the conversion of ids, difficult objects, polygons and rotated boxes. --to=coco does not copy
 image files. If the input is TFRecords, it writes their images into the directory `images` next to --output.
 
 --max_side=N scales larger images down. With --to=tfrecord, the TFRecords contain the scaled images. With
@@ -45,6 +52,9 @@ from common.data.open import log_issues, open_tfrecords
 from common.errors import UserError
 from common.progress import import_tensorflow
 from tools.conversion.coco_writer import file_names, round_boxes, write_coco, write_images
+from tools.conversion.csv_boxes import read_csv
+from tools.conversion.cvat import read_cvat
+from tools.conversion.labelme import read_labelme
 from tools.conversion.shrinking import shrink_annotations, shrink_image, write_shrunk
 from tools.conversion.voc import read_voc
 from tools.conversion.yolo import read_yolo
@@ -53,6 +63,9 @@ from tools.conversion.yolo import read_yolo
 INPUT_FLAGS: dict[str, tuple[str, ...]] = {
     "voc": ("images", "split", "label_map", "difficult", "voc_pixels"),
     "yolo": ("split", "label_map", "names", "yolo_pixels"),
+    "cvat": ("images", "label_map"),
+    "labelme": ("images", "label_map"),
+    "csv": ("images", "label_map", "names"),
     "coco": ("images",),
     "tfrecord": ("images", "label_map"),
 }
@@ -66,7 +79,8 @@ class Options:
     input: str = flag(
         None,
         "voc: directory with Annotations/ and JPEGImages/, or directory of xml files. yolo: directory with "
-        "images/ and labels/, a data.yaml, or a list of images. coco: json file. tfrecord: glob of files.",
+        "images/ and labels/, a data.yaml, or a list of images. cvat: xml file. labelme: directory of json "
+        "files. csv: csv file. coco: json file. tfrecord: glob of files.",
     )
     output: str = flag(None, "coco: json to write. tfrecord: prefix of the files to write.")
     images: str | None = flag(
@@ -77,8 +91,12 @@ class Options:
         "voc: list of the images to convert, either NAME for ImageSets/Main/NAME.txt or the path of a file. "
         "yolo: name of a split, such as train or val.",
     )
-    label_map: str | None = flag(None, "voc, yolo, tfrecord: json or .pbtxt file of the categories.")
-    names: str | None = flag(None, "yolo: file with one class name per line, or a data.yaml.")
+    label_map: str | None = flag(None, "All but coco: json or .pbtxt file of the categories.")
+    names: str | None = flag(
+        None,
+        "yolo: file with one class name per line, or a data.yaml. csv: class-descriptions-boxable.csv of "
+        "OpenImages.",
+    )
     difficult: str = flag(
         "keep", "voc: what to do with objects marked difficult.", choices=("keep", "crowd", "drop")
     )
@@ -199,6 +217,18 @@ def split(annotations: Annotations, holdout: float, seed: int) -> list[Annotatio
 def _read(source: str, options: Options) -> tuple[Annotations, str]:
     """Reads and checks the input. Returns its annotations and the directory of its images."""
     policy = ImagePolicy(options.on_bad_image, options.max_megapixels)
+    if source in ("cvat", "labelme"):
+        read = read_cvat if source == "cvat" else read_labelme
+        label_map = options.label_map
+        return read(options.input, images_dir=options.images, label_map_file=label_map, policy=policy)
+    if source == "csv":
+        return read_csv(
+            options.input,
+            images_dir=options.images,
+            names_file=options.names,
+            label_map_file=options.label_map,
+            policy=policy,
+        )
     if source == "voc":
         return read_voc(
             options.input,

@@ -111,7 +111,7 @@ def _read_split(directory: str, split: str, stems: Iterable[str], issues: Issues
     return find_listed(path, find, "label-file", issues)
 
 
-class _NoDoctype(ElementTree.TreeBuilder):
+class NoDoctype(ElementTree.TreeBuilder):
     """Refuses an xml with a DOCTYPE, whose entities could expand to gigabytes."""
 
     def doctype(self, name: str, *_: object) -> None:
@@ -123,7 +123,7 @@ def _read_documents(xml_dir: str, stems: Iterable[str], issues: Issues) -> dict[
     for stem in stems:
         path = os.path.join(xml_dir, f"{stem}.xml")
         try:
-            parser = ElementTree.XMLParser(target=_NoDoctype())
+            parser = ElementTree.XMLParser(target=NoDoctype())
             document = ElementTree.parse(path, parser).getroot()
             if document.tag != "annotation":
                 raise ValueError(f"an annotation of Pascal VOC does not begin with <{document.tag}>")

@@ -1,0 +1,284 @@
+"""Writes small data sets in the exact form of annotation tools.
+
+All have a.png and b.png of 40 x 20 pixels: a cat with left, top, right, bottom = 3, 4, 10, 12 in a.png, and a
+dog with 0, 5, 20, 15 in b.png. The sources of the forms are named in each function.
+"""
+
+import io
+import json
+import tarfile
+import zipfile
+
+from tests.tools.conversion.labelled_images import black_image, write_file
+
+OBJECTS = (("a.png", "cat", (3, 4, 10, 12)), ("b.png", "dog", (0, 5, 20, 15)))
+
+
+def write_images(directory, folder=""):
+    for name, _, _ in OBJECTS:
+        write_file(directory, f"{folder}{name}", black_image())
+
+
+# --- CVAT: cvat-ai/cvat cvat/apps/dataset_manager/formats/cvat.py and bindings.py (meta) ---
+
+CVAT_META = """\
+  <version>1.1</version>
+  <meta>
+    <task>
+      <id>7</id>
+      <name>pets</name>
+      <size>2</size>
+      <mode>annotation</mode>
+      <overlap>0</overlap>
+      <labels>
+        <label>
+          <name>dog</name>
+          <color>#b83df5</color>
+          <type>any</type>
+          <attributes>
+          </attributes>
+        </label>
+        <label>
+          <name>cat</name>
+          <color>#f078f0</color>
+          <type>any</type>
+          <attributes>
+            <attribute>
+              <name>age</name>
+              <mutable>False</mutable>
+              <input_type>number</input_type>
+              <default_value>0</default_value>
+              <values>0;20;1</values>
+            </attribute>
+          </attributes>
+        </label>
+      </labels>
+    </task>
+    <dumped>2024-05-02 10:12:45.120319+00:00</dumped>
+  </meta>
+"""
+CVAT_BOX = (
+    '    <box label="{}" source="manual" occluded="0" xtl="{:.2f}" ytl="{:.2f}" xbr="{:.2f}" ybr="{:.2f}"'
+    ' z_order="0">\n    </box>\n'
+)
+
+
+def cvat_xml(shapes=None, size=(20, 40), attributes=""):
+    """`shapes` replaces the text in the elements of the images. `attributes` is added to each of them."""
+    height, width = size
+    parts = ['<?xml version="1.0" encoding="utf-8"?>\n<annotations>\n', CVAT_META]
+    for number, (name, label, box) in enumerate(OBJECTS):
+        parts.append(
+            f'  <image id="{number}" name="{name}"{attributes} width="{width}" height="{height}">\n'
+            + (CVAT_BOX.format(label, *box) if shapes is None else shapes[number])
+            + "  </image>\n"
+        )
+    return "".join([*parts, "</annotations>\n"])
+
+
+def write_cvat(directory):
+    write_images(directory, "images/")
+    write_file(directory, "annotations.xml", cvat_xml())
+    return directory / "annotations.xml"
+
+
+# --- labelme: wkentaro/labelme labelme/_label_file.py, LabelFile.save ---
+
+
+def labelme_json(name, shapes, size=(20, 40)):
+    """Each shape is (label, shape_type, points)."""
+    document = {
+        "version": "5.4.1",
+        "flags": {},
+        "shapes": [
+            {
+                "label": label,
+                "points": points,
+                "group_id": None,
+                "description": "",
+                "shape_type": kind,
+                "flags": {},
+                "mask": None,
+            }
+            for label, kind, points in shapes
+        ],
+        "imagePath": name,
+        "imageData": None,
+        "imageHeight": size[0],
+        "imageWidth": size[1],
+    }
+    return json.dumps(document, ensure_ascii=False, indent=2)
+
+
+def write_labelme(directory):
+    write_images(directory)
+    for name, label, (left, top, right, bottom) in OBJECTS:
+        shape = (label, "rectangle", [[right, bottom], [left, top]])
+        write_file(directory, name.replace("png", "json"), labelme_json(name, [shape]))
+    return directory
+
+
+# --- csv ---
+
+
+def write_tensorflow_csv(directory):
+    """datitran/raccoon_dataset xml_to_csv.py."""
+    write_images(directory)
+    lines = ["filename,width,height,class,xmin,ymin,xmax,ymax"]
+    lines += [f"{name},40,20,{label},{','.join(map(str, box))}" for name, label, box in OBJECTS]
+    write_file(directory, "train_labels.csv", "\n".join(lines) + "\n")
+    return directory / "train_labels.csv"
+
+
+OPENIMAGES_TITLES = (
+    "ImageID,Source,LabelName,Confidence,XMin,XMax,YMin,YMax,"
+    "IsOccluded,IsTruncated,IsGroupOf,IsDepiction,IsInside"
+)
+
+
+def write_openimages(directory, is_group=0):
+    """storage.googleapis.com/openimages: oidv6-train-annotations-bbox.csv, class-descriptions-boxable.csv."""
+    write_images(directory)
+    lines = [OPENIMAGES_TITLES]
+    for name, label, (left, top, right, bottom) in OBJECTS:
+        sides = f"{left / 40},{right / 40},{top / 20},{bottom / 20}"
+        lines.append(f"{name.removesuffix('.png')},xclick,/m/{label},1,{sides},0,1,{is_group},0,0")
+    write_file(directory, "train-annotations-bbox.csv", "\n".join(lines) + "\n")
+    write_file(directory, "class-descriptions-boxable.csv", "/m/cat,cat\n/m/dog,dog\n/m/011k07,Tortoise\n")
+    return directory / "train-annotations-bbox.csv"
+
+
+# --- formats that convert.py does not read ---
+
+
+def write_label_studio(directory):
+    """HumanSignal/label-studio docs/source/guide/task_format.md."""
+    tasks = []
+    for number, (name, label, (left, top, right, bottom)) in enumerate(OBJECTS, 1):
+        box = {"x": left / 0.4, "y": top / 0.2, "width": (right - left) / 0.4, "height": (bottom - top) / 0.2}
+        result = {
+            "original_width": 40,
+            "original_height": 20,
+            "image_rotation": 0,
+            "value": box | {"rotation": 0, "rectanglelabels": [label]},
+            "id": f"Dx_aB91IS{number}",
+            "from_name": "label",
+            "to_name": "image",
+            "type": "rectanglelabels",
+            "origin": "manual",
+        }
+        annotation = {"id": number, "completed_by": 1, "result": [result], "was_cancelled": False}
+        data = {"image": f"/data/upload/1/8ae4d6c2-{name}"}
+        tasks.append({"id": number, "annotations": [annotation], "data": data, "meta": {}, "project": 1})
+    write_file(directory, "project-1-at-2024-05-02-10-12.json", json.dumps(tasks))
+    return directory / "project-1-at-2024-05-02-10-12.json"
+
+
+def write_label_studio_min(directory):
+    """label_studio_converter/converter.py, convert_to_json_min."""
+    box = {"x": 7.5, "y": 20, "width": 17.5, "height": 40, "rotation": 0, "rectanglelabels": ["cat"]}
+    box |= {"original_width": 40, "original_height": 20}
+    task = {"image": "/data/upload/1/8ae4d6c2-a.png", "id": 1, "label": [box], "annotator": 1}
+    write_file(directory, "min.json", json.dumps([task]))
+    return directory / "min.json"
+
+
+def _via_metadata():
+    files = {}
+    for name, label, (left, top, right, bottom) in OBJECTS:
+        shape = {"name": "rect", "x": left, "y": top, "width": right - left, "height": bottom - top}
+        region = {"shape_attributes": shape, "region_attributes": {"animal": label}}
+        files[f"{name}129"] = {"filename": name, "size": 129, "regions": [region], "file_attributes": {}}
+    return files
+
+
+def write_via(directory):
+    """VIA 2's via.js: pack_via_metadata."""
+    write_file(directory, "via_region_data.json", json.dumps(_via_metadata(), separators=(",", ":")))
+    return directory / "via_region_data.json"
+
+
+def write_via_project(directory):
+    """VIA 2's via.js: project_save_with_confirm."""
+    settings = {"ui": {"annotation_editor_height": 25}, "core": {"buffer_size": 18}, "project": {"name": "p"}}
+    project = {"_via_settings": settings, "_via_img_metadata": _via_metadata(), "_via_attributes": {}}
+    write_file(directory, "via_project.json", json.dumps(project, separators=(",", ":")))
+    return directory / "via_project.json"
+
+
+def write_via_csv(directory):
+    """VIA 2's via.js: pack_via_metadata("csv"). VIA 1.0 begins the line with #."""
+    lines = [
+        "filename,file_size,file_attributes,region_count,region_id,region_shape_attributes,region_attributes"
+    ]
+    for name, label, (left, top, right, bottom) in OBJECTS:
+        shape = (
+            f'""name"":""rect"",""x"":{left},""y"":{top},""width"":{right - left},""height"":{bottom - top}'
+        )
+        lines.append(f'{name},129,"{{}}",1,0,"{{{shape}}}","{{""animal"":""{label}""}}"')
+    write_file(directory, "via_region_data.csv", "\n".join(lines))
+    return directory / "via_region_data.csv"
+
+
+def write_coco_results(directory):
+    """cocodataset.org, format-results, as pycocotools' loadRes reads it."""
+    detection = {"image_id": 1, "category_id": 1, "bbox": [3.0, 4.0, 7.0, 8.0], "score": 0.91}
+    write_file(directory, "detections_val_results.json", json.dumps([detection]))
+    return directory / "detections_val_results.json"
+
+
+def write_webdataset(directory):
+    """webdataset/webdataset: files of one sample have one name, and stand together."""
+    path = directory / "shard-000000.tar"
+    directory.mkdir(parents=True, exist_ok=True)
+    with tarfile.open(path, "w") as tar:
+        for name, label, box in OBJECTS:
+            picture = io.BytesIO()
+            black_image().save(picture, "PNG")
+            content = {
+                name: picture.getvalue(),
+                name.replace("png", "json"): json.dumps([label, box]).encode(),
+            }
+            for member, data in content.items():
+                info = tarfile.TarInfo(member)
+                info.size = len(data)
+                tar.addfile(info, io.BytesIO(data))
+    return path
+
+
+def write_zip(directory):
+    """CVAT, Label Studio and Roboflow send their exports as a zip."""
+    write_cvat(directory / "files")
+    with zipfile.ZipFile(directory / "task_7.zip", "w") as archive:
+        archive.write(directory / "files" / "annotations.xml", "annotations.xml")
+    return directory / "task_7.zip"
+
+
+def write_darknet_list(directory):
+    """AlexeyAB/darknet README, "How to train (to detect your custom objects)"."""
+    write_images(directory, "obj/")
+    write_file(directory, "obj/a.txt", "0 0.1625 0.4 0.175 0.4\n")
+    write_file(directory, "obj/b.txt", "1 0.25 0.5 0.5 0.5\n")
+    write_file(directory, "obj.names", "cat\ndog\n")
+    write_file(directory, "train.txt", f"{directory}/obj/a.png\n{directory}/obj/b.png\n")
+    text = "classes = 2\ntrain  = data/train.txt\nvalid  = data/test.txt\nnames = data/obj.names\n"
+    write_file(directory, "obj.data", text)
+    return directory / "train.txt"
+
+
+def write_voc(directory):
+    write_images(directory)
+    for name, label, (left, top, right, bottom) in OBJECTS:
+        sides = f"<xmin>{left + 1}</xmin><ymin>{top + 1}</ymin><xmax>{right}</xmax><ymax>{bottom}</ymax>"
+        text = f"<annotation>\n\t<folder>x</folder>\n\t<filename>{name}</filename>\n\t<object>\n"
+        text += f"\t\t<name>{label}</name>\n\t\t<bndbox>{sides}</bndbox>\n\t</object>\n</annotation>\n"
+        write_file(directory, name.replace("png", "xml"), text)
+    return directory
+
+
+def write_yolo_yaml(directory):
+    write_images(directory, "images/train/")
+    write_file(directory, "labels/train/a.txt", "0 0.1625 0.4 0.175 0.4\n")
+    write_file(directory, "labels/train/b.txt", "1 0.25 0.5 0.5 0.5\n")
+    write_file(directory, "data.yaml", "path: .\ntrain: images/train\nnames:\n  0: cat\n  1: dog\n")
+    return directory / "data.yaml"

@@ -1,0 +1,149 @@
+"""Reads a csv file with one line for each box, and the names of its columns in the first line.
+
+- TensorFlow's tutorials (datitran/raccoon_dataset xml_to_csv.py) and Roboflow write
+  filename,width,height,class,xmin,ymin,xmax,ymax.
+- OpenImages has ImageID,Source,LabelName,Confidence,XMin,XMax,YMin,YMax,IsOccluded,IsTruncated,IsGroupOf,...
+- Your program may use any of the names in _COLUMNS, in any order.
+
+Coordinates are edges, counted from 0: in pixels, or as fractions of the image if none is above 1. A line
+whose four coordinates are empty is an image without objects. OpenImages' groups (IsGroupOf) become crowds.
+Category ids are 1, 2, ... in alphabetic order of the names.
+"""
+
+import collections
+import csv
+import os
+from collections.abc import Iterator, Mapping
+
+from common.args import IMAGE_SUFFIXES, ImagePolicy
+from common.data.annotations import Annotations
+from common.data.check.issues import Issues
+from common.errors import UserError
+from tools.conversion.labels import LabelledImage
+from tools.conversion.shapes import Shape, annotations_of_shapes, locate
+
+# Meaning of a column -> its names in lower case, without underscores and spaces.
+_COLUMNS = {
+    "image": ("filename", "imageid", "image", "imagename", "imagepath", "path", "file"),
+    "category": ("class", "labelname", "label", "classname", "category", "categoryname", "name"),
+    "left": ("xmin", "x1", "left"),
+    "top": ("ymin", "y1", "top"),
+    "right": ("xmax", "x2", "right"),
+    "bottom": ("ymax", "y2", "bottom"),
+    "width": ("width", "imagewidth"),
+    "height": ("height", "imageheight"),
+    "group": ("isgroupof",),
+}
+_SIDES = ("left", "top", "right", "bottom")
+_NEEDED = ("image", "category", *_SIDES)
+_DELIMITERS = ",;\t"
+
+
+def read_csv(
+    file: str,
+    *,
+    images_dir: str | None = None,
+    names_file: str | None = None,
+    label_map_file: str | None = None,
+    policy: ImagePolicy = ImagePolicy(),
+) -> tuple[Annotations, str]:
+    """Reads and checks a csv file of boxes.
+
+    Args:
+        images_dir: directory of the images; default: the directory of the csv.
+        names_file: csv without column names, with a label and its name in each line, as OpenImages'
+            class-descriptions-boxable.csv.
+
+    Returns:
+        The annotations, and the directory that their file names are relative to.
+
+    Raises:
+        DataError: the data have errors; the message lists all of them with their lines.
+        UserError, OSError: files or directories do not exist, or the csv lacks columns.
+    """
+    images_dir = images_dir or os.path.dirname(file) or "."
+    if not os.path.isdir(images_dir):
+        raise UserError(f"{images_dir} is not a directory: give the images' directory as --images=DIR")
+    issues = Issues(file, policy)
+    names = dict(row[:2] for row in _rows(names_file) if len(row) > 1) if names_file else {}
+    rows = list(_read_rows(file, issues))
+    images: dict[str, LabelledImage] = {}
+    shapes_of: dict[LabelledImage, list[Shape]] = collections.defaultdict(list)
+    for location, row in rows:
+        name = row["image"]
+        if name not in images:
+            size = [row.get(side, "") for side in ("height", "width")]
+            height, width = (int(float(side)) if _is_number(side) else 0 for side in size)
+            images[name] = LabelledImage(_find_image(name, images_dir), location, (height, width))
+        shapes = shapes_of[images[name]]
+        sides = [row[side] for side in _SIDES]
+        if not any(sides):
+            continue
+        if not all(map(_is_number, sides)):
+            issues.add("label-line", f"{location} has {', '.join(_SIDES)} = {', '.join(map(repr, sides))}")
+            continue
+        left, top, right, bottom = map(float, sides)
+        category = names.get(row["category"], row["category"])
+        is_group = row.get("group") == "1"
+        shapes.append(Shape(f"{location} {category!r}", category, (left, top, right, bottom), is_group))
+    numbers = [side for shapes in shapes_of.values() for shape in shapes for side in shape.box]
+    annotations = annotations_of_shapes(
+        shapes_of,
+        images_dir,
+        issues,
+        label_map_file=label_map_file,
+        normalised=max(numbers, default=0) <= 1,
+    )
+    return annotations, images_dir
+
+
+def _is_number(text: str) -> bool:
+    try:
+        return abs(float(text)) < float("inf")
+    except ValueError:
+        return False
+
+
+def _rows(file: str) -> Iterator[list[str]]:
+    try:
+        with open(file, encoding="utf-8-sig", newline="") as lines:
+            first = lines.readline()
+            lines.seek(0)
+            delimiter = max(_DELIMITERS, key=first.count)
+            yield from csv.reader(lines, delimiter=delimiter)
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise UserError(f"{file} is not a csv file in UTF-8: {error}") from error
+
+
+def _read_rows(file: str, issues: Issues) -> Iterator[tuple[str, Mapping[str, str]]]:
+    """Yields a name for messages, and meaning -> text, of each line that is not empty."""
+    rows = _rows(file)
+    titles = next(rows, [])
+    keys = [title.strip().lower().replace("_", "").replace(" ", "") for title in titles]
+    columns: dict[str, int] = {}
+    for meaning, names in _COLUMNS.items():
+        name = next((name for name in names if name in keys), None)
+        columns |= {meaning: keys.index(name)} if name else {}
+    absent = [meaning for meaning in _NEEDED if meaning not in columns]
+    if absent:
+        raise UserError(
+            f"{file} has no column for {', '.join(absent)}: its first line is {','.join(titles)[:80]!r};"
+            " name the columns, for example filename,xmin,ymin,xmax,ymax,class"
+        )
+    for number, row in enumerate(rows, 2):
+        location = f"{file} line {number}"
+        if not any(row):
+            continue
+        if len(row) < len(titles) or any(row[len(titles) :]):
+            text = f"{location} has {len(row)} values for {len(titles)} columns: {','.join(row)[:80]!r}"
+            issues.add("label-line", text)
+            continue
+        yield location, {meaning: row[column].strip() for meaning, column in columns.items()}
+
+
+def _find_image(name: str, images_dir: str) -> str:
+    """Returns the path of an image below `images_dir`. OpenImages gives names without .jpg."""
+    if name.lower().endswith(IMAGE_SUFFIXES):
+        return locate(name, images_dir)
+    names = [locate(name + suffix, images_dir) for suffix in IMAGE_SUFFIXES]
+    return next((path for path in names if os.path.isfile(os.path.join(images_dir, path))), names[0])

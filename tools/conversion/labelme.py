@@ -1,0 +1,129 @@
+"""Reads labelme's annotations: one json for each image, usually in the same directory as the images.
+
+`points` are in pixels, counted from 0. A rectangle has two opposite corners in any order, a circle its centre
+and a point on its edge. A mask has the corners of its box, and its pixels as a PNG. Category ids are 1, 2,
+... in alphabetic order of the labels. X-AnyLabeling writes the same format.
+
+Source: wkentaro/labelme labelme/_label_file.py (LabelFile.save) and labelme/_utils/shape.py (shape_to_mask,
+shapes_to_label).
+"""
+
+import base64
+import json
+import math
+import os
+import pathlib
+from collections.abc import Iterator
+from typing import Any
+
+from common.args import IMAGE_SUFFIXES, ImagePolicy
+from common.data.annotations import Annotations
+from common.data.check.issues import Issues
+from common.errors import UserError
+from tools.conversion.labels import LabelledImage
+from tools.conversion.shapes import Ltrb, Shape, annotations_of_shapes, box_around, locate
+
+_WITHOUT_BOX = ("point", "points", "line", "linestrip")
+
+
+def read_labelme(
+    path: str,
+    *,
+    images_dir: str | None = None,
+    label_map_file: str | None = None,
+    policy: ImagePolicy = ImagePolicy(),
+) -> tuple[Annotations, str]:
+    """Reads and checks a data set of labelme.
+
+    Args:
+        path: directory with the json files, also in its subdirectories; or one json file.
+        images_dir: directory of the images; default: the directory of the json files.
+
+    Returns:
+        The annotations, and the directory that their file names are relative to.
+
+    Raises:
+        DataError: the data have errors; the message lists all of them with their files.
+        UserError, OSError: files or directories do not exist.
+    """
+    directory = path if os.path.isdir(path) else os.path.dirname(path) or "."
+    images_dir = images_dir or directory
+    if not os.path.isdir(images_dir):
+        raise UserError(f"{images_dir} is not a directory: give the images' directory as --images=DIR")
+    issues = Issues(path, policy)
+    shapes_of = {}
+    for file in _find_files(path):
+        try:
+            document = json.loads(pathlib.Path(file).read_text(encoding="utf-8-sig"))
+        except (ValueError, RecursionError) as error:
+            issues.add("label-file", f"{file} is not valid JSON: {error}")
+            continue
+        shapes = document.get("shapes") if isinstance(document, dict) else None
+        if not isinstance(shapes, list):
+            issues.add("not-labels", f"{file} has no list `shapes`")
+            continue
+        size = [document.get(key) for key in ("imageHeight", "imageWidth")]
+        height, width = (side if isinstance(side, int) else 0 for side in size)
+        name = _find_image(file, str(document.get("imagePath") or ""), images_dir)
+        shapes_of[LabelledImage(name, file, (height, width))] = list(_read_shapes(file, shapes, issues))
+    if not shapes_of and not issues.stopping:
+        raise UserError(f"--input={path} contains no json file of labelme")
+    annotations = annotations_of_shapes(
+        shapes_of, images_dir, issues, label_map_file=label_map_file, turned=True
+    )
+    return annotations, images_dir
+
+
+def _find_files(path: str) -> list[str]:
+    if not os.path.isdir(path):
+        return [path]
+    files = pathlib.Path(path).rglob("*")
+    shown = (file for file in files if not any(p.startswith(".") for p in file.relative_to(path).parts))
+    return sorted(str(file) for file in shown if file.suffix.lower() == ".json")
+
+
+def _find_image(file: str, image_path: str, images_dir: str) -> str:
+    """Returns the image of a json, relative to `images_dir`: by `imagePath`, else by the name of the json."""
+    image_path = image_path.replace("\\", "/")
+    folder = os.path.dirname(file)
+    stem = os.path.splitext(file)[0]
+    choices = [
+        *(os.path.join(folder, image_path), os.path.join(folder, os.path.basename(image_path))),
+        os.path.join(images_dir, locate(image_path, images_dir)),
+        *(stem + suffix for suffix in IMAGE_SUFFIXES),
+    ]
+    choice = next(filter(os.path.isfile, choices), os.path.join(folder, os.path.basename(image_path)))
+    return os.path.relpath(choice, images_dir)
+
+
+def _read_shapes(file: str, shapes: list[Any], issues: Issues) -> Iterator[Shape]:
+    for number, shape in enumerate(shapes, 1):
+        location = f"{file} shape {number}"
+        try:
+            label, kind = str(shape["label"]), shape.get("shape_type") or "polygon"
+            location = f"{location} {label!r}"
+            if kind in _WITHOUT_BOX:
+                issues.add("shape-without-box", f"{location}: {kind}")
+                continue
+            box = _box_of(kind, [(float(x), float(y)) for x, y in shape["points"]], shape)
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            issues.add("label-line", f"{location} has no valid label or points: {error!r}")
+            continue
+        if kind in ("oriented_rectangle", "rotation"):  # the latter is X-AnyLabeling's
+            issues.add("rotated", location)
+        elif kind not in ("rectangle", "mask"):
+            issues.add("polygon", f"{location}: {kind}")
+        yield Shape(location, label, box)
+
+
+def _box_of(kind: str, points: list[tuple[float, float]], shape: dict[str, Any]) -> Ltrb:
+    if kind == "circle":
+        (x, y), edge = points
+        radius = math.dist((x, y), edge)
+        return x - radius, y - radius, x + radius, y + radius
+    left, top, right, bottom = box_around(points)
+    if kind == "mask" and shape.get("mask"):  # labelme also counts from the corner, with the PNG's size
+        header = base64.b64decode(shape["mask"])[16:24]
+        left, top = round(left), round(top)
+        right, bottom = left + int.from_bytes(header[:4]), top + int.from_bytes(header[4:])
+    return left, top, right, bottom
