@@ -46,6 +46,7 @@ from common import args as shared_flags
 from common import errors
 from common.args import ImagePolicy, flag
 from common.data.annotations import Annotations
+from common.data.check import recognition
 from common.data.check.coco import load_coco
 from common.data.check.issues import Issues
 from common.data.open import log_issues, open_tfrecords
@@ -152,6 +153,9 @@ def convert(source: str, target: str, options: Options) -> tuple[dict[str, Annot
         DataError: the input has errors; the message lists all of them.
         UserError: flags exclude each other, or files are missing, exist already or cannot be read.
     """
+    other = recognition.recognise_path(options.input)
+    if other and other[0].source != source:
+        raise UserError(f"--from={source}, but {other[1]} is in another format: {recognition.advice(*other)}")
     output, max_side, holdout = options.output, options.max_side, options.holdout
     if source == target and (target == "tfrecord" or max_side is holdout is None):
         message = "there is nothing to convert; coco to coco needs --max_side or --holdout"

@@ -33,6 +33,7 @@ from nvidia.dali import math as dali_math
 from nvidia.dali.data_node import DataNode
 
 from common.dali_ops import Nodes, select_boxes
+from common.data.check.recognition import HEAD, foreign
 from common.data.labels import LabelMap
 from common.data.sharding import check_shards, order
 from common.errors import UserError
@@ -134,6 +135,8 @@ def _walk(
             for beginning, kind in _MAGIC:
                 if not records and header.startswith(beginning):
                     return kind, f"{path} ({end} bytes)"
+            if not records and (foreign_format := foreign(os.pread(descriptor, HEAD, 0), path)):
+                return foreign_format.args
             if len(header) < HEADER:
                 return "file-truncated", f"{where} has {left} of the {HEADER} bytes of its header"
             return "not-a-record", f"{where} has length {length} with the wrong checksum {checksum:#010x}"

@@ -23,6 +23,7 @@ import msgspec
 
 from common.data.annotations import NONE, CocoFile, CocoImage, CocoObject
 from common.data.check.issues import Fault, Issues
+from common.data.check.recognition import HEAD, advice, foreign, recognise_path
 from common.data.labels import is_text
 from common.files import file_type
 
@@ -51,7 +52,8 @@ def parse(path: str, issues: Issues) -> dict[str, list | None]:
     """Reads and decodes a COCO json.
 
     Args:
-        issues: receives file-*, json-*, repeated-key, missing-key, wrong-type, box-length, box-not-finite.
+        issues: receives file-*, foreign-format, json-*, repeated-key, missing-key, wrong-type, box-length,
+            box-not-finite.
 
     Returns:
         `images` and `annotations` as lists of structs, `categories` as a list of JSON values. Values of
@@ -62,6 +64,8 @@ def parse(path: str, issues: Issues) -> dict[str, list | None]:
         if all(content.count(f'"{key}"'.encode()) == 1 for key in LISTS):  # msgspec drops repeated lists
             with contextlib.suppress(ValueError, RecursionError):
                 return msgspec.structs.asdict(msgspec.json.decode(content, type=CocoFile))
+        if fault := foreign(content[:HEAD], path):
+            raise fault
         document = _load(content, issues)
     except Fault as fault:
         issues.add(*fault.args)
@@ -73,6 +77,8 @@ def _read(path: str) -> bytes:
     """Reads a file without its byte order mark. Raises Fault if it cannot be a json."""
     try:
         mode = os.stat(path).st_mode
+        if stat.S_ISDIR(mode) and (directory := recognise_path(path)):
+            raise Fault("foreign-format", advice(*directory))
         if not stat.S_ISREG(mode):
             raise Fault("file-unreadable", f"it is {file_type(mode)}")
         content = pathlib.Path(path).read_bytes()

@@ -47,6 +47,7 @@ _ERRORS = {
     "file-truncated": ("file that is cut off", "copy or write it again"),
     "file-lfs-pointer": ("git-lfs pointer in place of a file", "run git lfs pull"),
     "file-gzip": ("gzip-compressed file", "gunzip it"),
+    "foreign-format": ("file in another format", "the table in docs/data.md has all formats"),
     "json-malformed": ("annotations file is not valid JSON", "copy or export it again"),
     "json-utf-16": ("annotations file is UTF-16", "save it as UTF-8"),
     "repeated-key": ("repeated key", "merge the lists: readers of JSON keep only the last"),

@@ -147,10 +147,16 @@ def find_label_map(files: Sequence[str]) -> str:
 
     Raises:
         UserError: there is no label map, or there are different ones.
+        DataError: there is no label map, because the files are of another format.
     """
     prefixes = {re.sub(r"(-\d+-of-\d+)?(\.tfrecords?)?$", "", file) for file in files}
     label_maps = sorted(filter(os.path.isfile, (f"{prefix}.label_map.json" for prefix in prefixes)))
     if not label_maps:
+        issues = Issues(files[0])
+        fault = tfrecord.walk(files[0]).fault
+        if fault and fault[0] == "foreign-format":
+            issues.add(*fault)
+        issues.raise_if_stopping()
         raise UserError(
             f"no label map next to {files[0]} ({min(prefixes)}.label_map.json): give --label_map=FILE (json"
             " or pbtxt), or convert the data again if the conversion did not finish"

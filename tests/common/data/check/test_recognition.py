@@ -1,0 +1,111 @@
+import json
+
+import pytest
+
+from common.data.check.coco import load_coco
+from common.data.check.issues import DataError
+from common.data.check.recognition import HEAD, recognise, recognise_path
+from tests.refusal import refusal
+from tests.tools.conversion import exports
+
+FORMATS = {
+    "CVAT's xml": (
+        exports.write_cvat,
+        "--from=cvat --to=coco --input=PATH --images=IMAGES --output=FILE.json",
+    ),
+    "an xml of Pascal VOC": (exports.write_voc, "--from=voc --to=coco --input=DIR --output=FILE.json"),
+    "labelme's json": (exports.write_labelme, "--from=labelme --to=coco --input=DIR --output=FILE.json"),
+    "a csv of boxes": (
+        exports.write_tensorflow_csv,
+        "--from=csv --to=coco --input=PATH --images=IMAGES --output=FILE.json",
+    ),
+    "OpenImages' csv of boxes": (
+        exports.write_openimages,
+        "--from=csv --to=coco --input=PATH --images=IMAGES --names=class-descriptions-boxable.csv",
+    ),
+    "a list of images, as Darknet's train.txt": (
+        exports.write_darknet_list,
+        "--from=yolo --to=coco --input=PATH --names=obj.names",
+    ),
+    "a data.yaml of YOLO": (exports.write_yolo_yaml, "--from=yolo --to=coco --input=PATH --output=FILE.json"),
+    "Label Studio's own json": (exports.write_label_studio, "as 'COCO with Images'"),
+    "Label Studio's own json (min)": (exports.write_label_studio_min, "as 'COCO with Images'"),
+    "VGG VIA's json": (exports.write_via, "choose 'Export Annotations (COCO format)' in VIA's menu"),
+    "VGG VIA's json (project)": (exports.write_via_project, "choose 'Export Annotations (COCO format)'"),
+    "VGG VIA's csv": (exports.write_via_csv, "import it into VIA"),
+    "a list of detections (COCO results), not annotations": (
+        exports.write_coco_results,
+        "give the json that has `images`, `annotations` and `categories`",
+    ),
+    "a tar archive, as WebDataset's": (exports.write_webdataset, "unpack it with tar -xf PATH"),
+    "an archive (zip, 7z or rar)": (exports.write_zip, "unpack it, and give the files in it"),
+}
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_file_of_another_format_is_named_in_one_line_with_what_to_do(tmp_path, name):
+    write, step = FORMATS[name]
+    path = write(tmp_path)
+    message = refusal(load_coco, path, tmp_path, error=DataError)
+    step = step.replace("PATH", str(path)).replace("DIR", str(tmp_path))
+    assert f"file in another format: it is {name.split(' (min)')[0].split(' (project)')[0]}: " in message
+    assert step in message and message.endswith("The table in docs/data.md has all formats"), message
+    assert "\n" not in message
+
+
+def test_directory_is_recognised_by_its_first_label_file_unless_it_has_labels_of_yolo_or_voc(tmp_path):
+    exports.write_labelme(tmp_path / "labelme")
+    assert recognise_path(tmp_path / "labelme")[1] == str(tmp_path / "labelme" / "a.json")
+    for name in ("labels", "Annotations"):
+        exports.write_labelme(tmp_path / name)
+        (tmp_path / name / name).mkdir()
+        assert recognise_path(tmp_path / name) is None
+    (tmp_path / "labelme" / "classes.txt").touch()
+    assert recognise_path(tmp_path / "labelme") is None
+
+
+OTHERS = {
+    "VIA 1.0": (b"#filename,file_size,file_attributes,region_count,region_id,", "VGG VIA's csv"),
+    "CVAT without a declaration": (b"<annotations>\n  <version>1.1</version>", "CVAT's xml"),
+    "byte order mark": (b"\xef\xbb\xbf<annotations>", "CVAT's xml"),
+    "Darknet's data": (b"classes= 2\ntrain=train.txt\nnames = obj.names\n", "Darknet's .data file"),
+    "YOLO labels": (b"0 0.5 0.5 0.25 0.5\n1 0.1 .2 0.3 1\n", "YOLO's labels of one image"),
+    "relative list": (b"./images/a b.JPG\n./images/c.jpg\n", "a list of images, as Darknet's train.txt"),
+    "old labelme": (b'{"version": "3.16.7", "flags": {}, "shapes": [', "labelme's json"),
+    "old Label Studio": (b'[{"completions": [{"id": 1, "result": []}], "data": {', "Label Studio's own json"),
+}
+
+
+@pytest.mark.parametrize(("head", "name"), OTHERS.values(), ids=OTHERS)
+def test_older_and_shorter_forms_are_recognised(head, name):
+    assert recognise(head).name == name
+
+
+UNKNOWN = {
+    "empty": b"",
+    "COCO": b'{"info": {"version": "1.0"}, "images": [{"file_name": "a.jpg"}], "annotations": [{"image_id"',
+    "TFRecord": b"\x10\0\0\0\0\0\0\0abcd left, right",
+    "COCO cut off": b'{"images": [{"id": 1, "file_name": "left.jpg", "shapes": [',
+    "panoptic": b'{"annotations": [{"segments_info": [{"id": 1}], "image_id": 2}], "categories": []}',
+    "text": b"Dear reader, the box was left here.\n",
+    "other json": b'{"a": 1}',
+    "html": b"<!DOCTYPE html><html>",
+    "JPEG": b"\xff\xd8\xff\xe0\x00\x10JFIF",
+    "COCO of another exporter": json.dumps(
+        {
+            "images": [{"id": 1, "file_name": "a.jpg", "original_width": 3, "imagePath": "a.jpg"}],
+            "annotations": [{"image_id": 1, "category_id": 1, "shape_attributes": {}, "result": 1}],
+        }
+    ).encode()[:40],
+}
+
+
+@pytest.mark.parametrize("head", UNKNOWN.values(), ids=UNKNOWN)
+def test_other_files_are_not_taken_for_a_known_format(head):
+    assert recognise(head) is None
+
+
+def test_recognition_of_long_files_takes_less_than_a_second():
+    """No expression repeats its search for each byte: each of these heads would take minutes."""
+    for text in (b'[{"annotations": [{', b'{"shape', b"a.jpg ", b"1 0.5 ", b"train = \n", b"<!-- --> "):
+        assert recognise((text * HEAD)[:HEAD]) is None or text == b"1 0.5 "
