@@ -80,7 +80,7 @@ def locate(name: str, images_dir: str) -> str:
     A label file may name a path of another computer. If there is no such image, the last part of the path
     counts.
     """
-    path = name.replace("\\", "/")
+    path = posixpath.normpath(name.replace("\\", "/"))
     last = posixpath.basename(path)
     choices = (last,) if path_fault(path) else (path, last)
     exists = (choice for choice in choices if os.path.isfile(os.path.join(images_dir, choice)))
@@ -136,7 +136,7 @@ def _unlabelled(images_dir: str, files: Iterable[str]) -> list[str]:
         folders[:] = [folder for folder in folders if not folder.startswith((".", "@"))]
         images = [name for name in names if name.lower().endswith(IMAGE_SUFFIXES) and name[0] != "."]
         paths += [os.path.relpath(os.path.join(directory, name), images_dir) for name in images]
-    return sorted({*paths} - {*map(os.path.normpath, files)})
+    return sorted({*paths} - {*files})
 
 
 def _is_turned(image: LabelledImage, fact: ImageFacts, default: bool, issues: Issues) -> bool:

@@ -84,6 +84,14 @@ def test_invalid_lines_of_a_csv_are_all_in_one_message(table):
         assert expected in message, message
 
 
+def test_two_names_of_one_image_and_a_line_without_a_name_are_errors(table):
+    with table.open("a") as stream:
+        stream.write("./a.png,40,20,cat,3,4,10,12\n,40,20,cat,3,4,10,12\n")
+    message = data_error(table)
+    assert f"image 'a.png' is given 2 times: {table} line 2, {table} line 4" in message
+    assert f"({table} line 5)" in message
+
+
 def test_missing_image_of_a_csv_is_left_out_with_skip(table):
     (table.parent / "a.png").unlink()
     annotations, _ = read_csv(table, policy=SKIP)

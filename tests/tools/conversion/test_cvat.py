@@ -142,6 +142,8 @@ def test_two_entries_for_one_image_and_images_without_an_entry_are_reported(xml)
     write_file(xml.parent, "images/cam 2/c.png", black_image())
     write_file(xml.parent, "images/.thumbnails/a.png", black_image())
     assert read_cvat(xml)[0].issues["image-unlabelled"].offenders == ["'cam 2/c.png'"]
+    xml.write_text(cvat_xml().replace('name="b.png"', 'name=""'))
+    assert f"({xml} image 1)" in data_error(xml)
     xml.write_text(cvat_xml().replace('name="b.png"', 'name="a.png"'))
     message = data_error(xml)
     assert f"image 'a.png' is given 2 times: {xml} image 0, {xml} image 1" in message

@@ -1,5 +1,6 @@
 """Runs each row of the table "Your format, what to do" in docs/data.md on a file of that format."""
 
+import random
 import re
 
 import pytest
@@ -8,6 +9,7 @@ from common.data.check.coco import load_coco
 from common.data.check.issues import DataError
 from common.data.labels import LabelMap
 from common.data.open import open_tfrecords
+from common.errors import UserError
 from tests.conftest import ROOT
 from tests.refusal import refusal
 from tests.tools.conversion import exports
@@ -114,3 +116,28 @@ def test_file_pattern_of_webdataset_tars_is_answered_with_what_to_do(tmp_path):
     for label_map in (None, f"{tmp_path}/map.json"):
         message = refusal(open_tfrecords, f"{tmp_path}/*.tar", label_map, error=DataError)
         assert "it is a tar archive, as WebDataset's: unpack it with tar -xf" in message
+
+
+TOKENS = (b"", b"\0", b'"', b"<", b">", b"nan", b"-1", b"1e999", b"null", b"[]", b"{}", b"\xff", b"\n", b",")
+
+
+@pytest.mark.parametrize(
+    "name", ["CVAT for images (xml)", "labelme, X-AnyLabeling (json)", "OpenImages' csv"]
+)
+def test_damaged_export_is_refused_in_a_message_or_loses_no_box_silently(tmp_path, name):
+    path = COMMANDS[name](tmp_path)
+    file = tmp_path / "a.json" if path.is_dir() else path
+    content, random_numbers = file.read_bytes(), random.Random(41)
+    (source,) = re.findall(r"--from=(\w+)", ROWS[name])
+    images = tmp_path / "images" if source == "cvat" else tmp_path
+    options = options_of(input=path, images=images, output=tmp_path / "out.json", overwrite=True)
+    for _ in range(100):
+        start = random_numbers.randrange(len(content))
+        end = start + random_numbers.choice((0, 1, 3, 10, 40, 400))
+        file.write_bytes(content[:start] + random_numbers.choice(TOKENS) + content[end:])
+        try:
+            parts, _ = convert(source, "coco", options)
+        except UserError:
+            continue
+        (annotations,) = parts.values()
+        assert annotations.num_boxes == len(BOXES) or list(annotations.issues), file.read_bytes()
