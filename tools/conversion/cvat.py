@@ -104,7 +104,7 @@ def _read_shapes(image: Element, place: str, issues: Issues) -> Iterator[Shape]:
             issues.add("shape-without-box", location)
             continue
         if float(element.get("rotation", 0)):
-            issues.add("rotated", f"{location} by {element.get('rotation')} degrees")
+            issues.add("box-rotated", f"{location} by {element.get('rotation')} degrees")
         elif element.tag not in ("box", "mask"):
             issues.add("polygon", location)
         yield Shape(location, label, box)

@@ -110,7 +110,7 @@ def _read_shapes(file: str, shapes: list[Any], issues: Issues) -> Iterator[Shape
             issues.add("label-line", f"{location} has no valid label or points: {error!r}")
             continue
         if kind in ("oriented_rectangle", "rotation"):  # the latter is X-AnyLabeling's
-            issues.add("rotated", location)
+            issues.add("box-rotated", location)
         elif kind not in ("rectangle", "mask"):
             issues.add("polygon", f"{location}: {kind}")
         yield Shape(location, label, box)

@@ -39,7 +39,9 @@ def test_rotated_box_of_cvat_becomes_the_box_around_it_and_is_reported(xml):
     write_shapes(xml, box, size=(60, 100))
     annotations, _ = read_cvat(xml)
     assert annotations.boxes_ltwh_px.tolist() == [[45, 0, 10, 60]]
-    assert annotations.issues["rotated"].offenders == [f"{xml} image 0 'a.png' box 1 'cat' by 90.00 degrees"]
+    assert annotations.issues["box-rotated"].offenders == [
+        f"{xml} image 0 'a.png' box 1 'cat' by 90.00 degrees"
+    ]
 
 
 def corners_of(left, top, right, bottom, degrees):
@@ -89,7 +91,7 @@ def test_cvat_shape_with_an_area_becomes_the_box_around_it(xml, element, box):
     write_shapes(xml, f"{element}</{tag}>")
     annotations, _ = read_cvat(xml)
     assert annotations.boxes_ltwh_px.tolist() == [box]
-    kinds = {"mask": [], "turned ellipse": ["rotated"]}
+    kinds = {"mask": [], "turned ellipse": ["box-rotated"]}
     assert [issue.kind for issue in annotations.issues] == kinds.get(
         "turned ellipse" if "rotation" in element else tag, ["polygon"]
     )

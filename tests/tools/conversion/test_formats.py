@@ -64,7 +64,7 @@ MESSAGES = {
     "An archive (zip, 7z, rar)": (exports.write_zip, "npack it"),
 }
 # Rows that other tests run.
-OTHER_ROWS = {"COCO json", "TFRecords", "KITTI, WIDER FACE, DOTA, VoTT, MPII and others"}
+OTHER_ROWS = {"COCO json", "TFRecords", "KITTI, WIDER FACE, VoTT, MPII and others"}
 
 
 def test_every_row_of_the_table_of_formats_is_run():

@@ -38,7 +38,7 @@ def mask_shape():
 SHAPES = {
     "polygon": ([[3, 4], [10, 6.5], [5.25, 12]], [3, 4, 7, 8], ["polygon"]),
     "circle": ([[10, 10], [13, 14]], [5, 5, 10, 10], ["polygon"]),  # the radius is 5
-    "oriented_rectangle": ([[10, 0], [20, 10], [10, 20], [0, 10]], [0, 0, 20, 20], ["rotated"]),
+    "oriented_rectangle": ([[10, 0], [20, 10], [10, 20], [0, 10]], [0, 0, 20, 20], ["box-rotated"]),
 }
 
 
