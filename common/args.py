@@ -11,6 +11,7 @@ An entry point calls `install(define_flags)` under `__main__`. Importing this mo
 """
 
 import dataclasses
+import math
 import os
 import typing
 from collections.abc import Callable, Collection, Sequence
@@ -248,6 +249,9 @@ def define_flag(fv: flags.FlagValues, name: str, annotation: Any, field: datacla
     else:
         number = flags.DEFINE_integer if int in types else flags.DEFINE_float
         number(name, default, lower_bound=metadata["low"], upper_bound=metadata["high"], **common)
+        # Every comparison with NaN is false, so the limits alone let it pass.
+        is_number = {"message": "give a number", "flag_values": fv}
+        flags.register_validator(name, lambda value: value is None or not math.isnan(value), **is_number)
 
 
 # --- from the command line to values ---------------------------------------------------------------------

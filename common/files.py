@@ -130,6 +130,8 @@ def user_errors(what: str) -> Iterator[None]:
 def make_output_directory(path: str | os.PathLike) -> pathlib.Path:
     """Makes the directory --output_dir; UserError if that fails."""
     with user_errors(f"--output_dir={path}"):
+        if pathlib.Path(path).is_file():
+            raise UserError(f"--output_dir={path} is a file: give a directory")
         pathlib.Path(path).mkdir(parents=True, exist_ok=True)
     return pathlib.Path(path)
 

@@ -23,6 +23,7 @@ from absl import flags
 from PIL import Image, ImageDraw, ImageFilter
 
 from common import errors
+from common.errors import UserError
 from common.files import user_errors, write_bytes
 
 CATEGORIES = {2: "disk", 3: "ring", 5: "triangle", 8: "cross", 13: "star"}  # ids with gaps, as in COCO
@@ -32,6 +33,7 @@ EMPTY_IMAGES = 0.05  # share of images without objects
 MIN_VISIBLE = 0.4  # share of an object's pixels, else it is left out
 JPEG_QUALITY = 90
 
+_START = b'{"info": {"description": "drawn by tools/synthetic.py"}, '  # of an instances.json of this command
 _MAX_ASPECT = 4 / 3
 _ATTEMPTS = 20
 _OVERSAMPLING = 4
@@ -73,6 +75,7 @@ def draw_dataset(
     images: list[dict] = []
     annotations: list[dict] = []
     with user_errors(f"--output_dir={output_dir}"):
+        _check_replaceable(output_dir / "instances.json")
         (output_dir / "images").mkdir(parents=True, exist_ok=True)
         for index in range(num_images):
             picture = draw_picture(seed, index, STYLES[style])
@@ -87,8 +90,14 @@ def draw_dataset(
                 annotations.append({"id": len(annotations) + 1, **row, "iscrowd": 0})
         categories = [{"id": key, "name": name, "supercategory": "shape"} for key, name in CATEGORIES.items()]
         content = {"images": images, "annotations": annotations, "categories": categories}
-        write_bytes(output_dir / "instances.json", json.dumps(content).encode())
+        write_bytes(output_dir / "instances.json", _START + json.dumps(content).encode()[1:])
     return output_dir / "instances.json"
+
+
+def _check_replaceable(path: pathlib.Path) -> None:
+    """Raises UserError if `path` is a json that this command did not write."""
+    if path.exists() and not path.read_bytes().startswith(_START):
+        raise UserError(f"{path} is another data set: choose another --output_dir")
 
 
 def draw_picture(seed: int, index: int, style: Style = STYLES["small"]) -> Picture:

@@ -59,6 +59,8 @@ def open_data(a: Args, ranks: "Ranks", max_instances: int, *, synthetic_classes:
             label_map = train.label_map
             if evaluation:
                 check_shards(evaluation.size, ranks.world_size)  # fails now, not after the first epoch
+            elif idle := [name for name in ("patience", "eval_every_steps") if getattr(a, name)]:
+                log(f"no evaluation data: --{' and --'.join(idle)} {'have' if idle[1:] else 'has'} no effect")
         num_classes = a.num_classes or label_map.num_classes
         if num_classes < label_map.num_classes:
             raise UserError(f"omit --num_classes={num_classes}: data have {label_map.num_classes} classes")
@@ -109,6 +111,8 @@ def _evaluation_flags(a: Args | EvalArgs) -> DataFlags:
 
 def _options(a: Args | EvalArgs) -> dict[str, Any]:
     policy = ImagePolicy(a.on_bad_image, a.max_megapixels)
+    if a.label_map and not (a.eval_file_pattern or getattr(a, "train_file_pattern", None)):
+        raise UserError(f"--label_map={a.label_map} has no effect: a COCO json has its own class names")
     return {"input_type": a.input_type, "label_map": a.label_map, "policy": policy}
 
 

@@ -96,7 +96,7 @@ def _write(parts: Exportable, options: ExportArgs, metadata: dict[str, Any], ope
     if output.exists() and not may_replace:
         raise UserError(f"--output={output} exists and is not a {options.format}: choose another path")
     if options.format == "tensorrt":
-        output.unlink(missing_ok=True)
+        output.unlink(missing_ok=True)  # it would not belong to the new ONNX file beside it
     log(f"writing {options.verified_file}")
     export_facts = {
         "format": options.format,

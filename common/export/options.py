@@ -1,6 +1,7 @@
 """The flags of export.py, and which of them can be combined."""
 
 import dataclasses
+import importlib.util
 import pathlib
 from typing import NamedTuple
 
@@ -80,6 +81,11 @@ class ExportArgs(TrainedArgs):
         if not self.output or (suffix and self.file.suffix != suffix):
             place = f"a file that ends in {suffix}" if suffix else "a directory"
             raise UserError(f"--output={self.output}: give {place} for --format={self.format}")
+        if self.format == "tensorrt" and self.file.exists() and not importlib.util.find_spec("tensorrt"):
+            raise UserError(
+                f"--output={self.output} exists, and no new engine can be built without TensorRT: install "
+                "TensorRT, or give another --output"
+            )
         for name, value, known in (("quantize", self.quantize, quantize), ("nms", self.suppression, nms)):
             if value not in known:
                 raise UserError(f"--{name}={value}: --format={self.format} supports only {', '.join(known)}")

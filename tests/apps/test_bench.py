@@ -201,7 +201,7 @@ def test_benchmark_refuses_invalid_flags_with_a_one_line_message(bench, drawn, c
 @one_app
 def test_benchmark_ends_with_an_error_if_its_only_baseline_cannot_be_started(bench, capsys):
     a = parse(bench, "--what=", "--baseline=a=/no/such/program", "--rounds=1")
-    assert "nothing could be measured" in refusal(measuring.measure, bench, a)
+    assert "not measured: baseline a." in refusal(measuring.measure, bench, a)
     assert "baseline a: failed: cannot be started" in capsys.readouterr().out
 
 

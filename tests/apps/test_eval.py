@@ -79,6 +79,12 @@ def test_errors_flag_of_eval_py_counts_errors_above_errors_min_score_and_writes_
 
 
 @one_app
+def test_errors_min_score_without_errors_is_refused(command):
+    message = refusal(command, "eval", "--weights=no such file", "--errors_min_score=0.5")
+    assert message == "--errors_min_score=0.5 has no effect without --errors: add it"
+
+
+@one_app
 def test_missing_coco_backend_is_refused_before_the_weights_are_read(command, drawn, monkeypatch):
     monkeypatch.setattr(coco_metrics, "FASTER_VERSION", "0.0")
     with pytest.raises(UserError, match=r"pip install faster-coco-eval==0\.0"):

@@ -33,6 +33,14 @@ def test_train_py_has_one_flag_per_field_of_its_args_class_and_all_flags_of_a_fi
     assert set(promised.split()) <= set(fv)
 
 
+@pytest.mark.parametrize("name", ["learning_rate", "ema_decay", "max_megapixels"])
+def test_flag_that_is_not_a_number_is_refused(app, name):
+    fv = flags.FlagValues()
+    app.package.train.define_flags(fv)
+    with pytest.raises(flags.IllegalFlagValueError, match=f"{name}=nan: give a number"):
+        fv(["train.py", f"--{name}=nan"])
+
+
 def test_importing_the_apps_defines_no_global_flags():
     assert "model_name" not in flags.FLAGS
     assert "weights" not in flags.FLAGS

@@ -153,6 +153,13 @@ def test_synthetic_flag_below_its_minimum_is_refused(argument):
     assert argument in refusal(flag_values, *words, error=flags.IllegalFlagValueError)
 
 
+def test_synthetic_data_do_not_replace_the_json_of_another_data_set(tmp_path):
+    path = tmp_path / "instances.json"
+    path.write_text('{"images": []}')
+    assert "is another data set" in refusal(synthetic.draw_dataset, tmp_path, 1, 0)
+    assert path.read_text() == '{"images": []}'
+
+
 def test_synthetic_output_directory_below_a_file_is_refused(tmp_path):
     (tmp_path / "file").write_text("")
     assert "file/data: Not a directory" in refusal(synthetic.draw_dataset, tmp_path / "file" / "data", 1, 0)

@@ -85,9 +85,11 @@ def measure(app: BenchApp, a: BenchArgs) -> None:
     if a.json:
         write_json(a.json, record)
         log(f"wrote {a.json}")
-    records = [each for part in (candidates, *results.values()) for each in part.values()]
-    if all("error" in each for each in records):
-        raise UserError("nothing could be measured: the lines above name the reasons")
+    failed = [
+        name for part in (candidates, *results.values()) for name, each in part.items() if "error" in each
+    ]
+    if failed:
+        raise UserError(f"not measured: {', '.join(failed)}. The lines above name the reasons")
 
 
 def command(app: BenchApp, role: str, a: BenchArgs) -> Command:

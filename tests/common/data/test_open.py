@@ -177,6 +177,14 @@ def test_training_and_evaluation_data_are_opened_and_logged(split_flags, capsys)
     assert "training data: 12 images" in log and "evaluation data: 12 images" in log
 
 
+def test_patience_without_evaluation_data_is_logged_and_label_map_with_coco_is_refused(split_flags, capsys):
+    train = {name: value for name, value in split_flags.items() if name.startswith("train_")}
+    open_data(Args(batch_size=6, patience=3, **train), Ranks(), max_instances=100)
+    assert "no evaluation data: --patience has no effect" in capsys.readouterr().err
+    with pytest.raises(UserError, match="--label_map=x has no effect: a COCO json has its own class names"):
+        open_data(Args(batch_size=6, label_map="x", **train), Ranks(), max_instances=100)
+
+
 def test_synthetic_pipeline_opens_no_data_set_and_has_numbered_classes():
     data = open_data(Args(pipeline_type="synthetic"), Ranks(), max_instances=100, synthetic_classes=7)
     assert (data.train, data.evaluation, data.num_classes, data.label_map.num_classes) == (None, None, 7, 7)

@@ -59,6 +59,13 @@ def test_default_nms_of_an_export_is_standard_for_onnx_and_efficientnms_trt_for_
     assert (str(onnx.verified_file), str(engine.verified_file)) == ("a.onnx", "a.onnx")
 
 
+def test_existing_engine_is_not_replaced_without_tensorrt(tmp_path):
+    engine = tmp_path / "a.plan"
+    engine.write_bytes(b"engine")
+    flags = ONNX | TENSORRT | {"output": str(engine)}
+    assert "no new engine can be built without TensorRT" in refusal(ExportArgs(**flags).check)
+
+
 def test_error_of_missing_tensorrt_shows_the_trtexec_command(monkeypatch):
     monkeypatch.setitem(sys.modules, "tensorrt", None)
     message = refusal(tensorrt.build, pathlib.Path("a.onnx"), pathlib.Path("a.plan"), (64, 96))
