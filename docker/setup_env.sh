@@ -51,7 +51,7 @@ if command -v nvidia-smi >/dev/null && nvidia-smi -L >/dev/null 2>&1; then
 fi
 say "packages (about 1.3 GB to download the first time; a few minutes)"
 # For the extras of `make setup` and of the images, a lock file has the hash of every file.
-lock="$here/docker/locks/$(printf '%s\n' "${extras[@]}" | sort | paste -sd+).txt"
+lock="$here/docker/locks/$(printf '%s\n' "${extras[@]}" | sort -u | paste -sd+).txt"
 if [ -f "$lock" ]; then
   cp "$lock" "$venv/requirements.txt"
   hashes=(--require-hashes)

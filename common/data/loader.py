@@ -123,8 +123,8 @@ class BaseLoader:
         """
         with tf.device(tensorflow_device(self.device_id)):
             batches = iter(self.dataset())
-            if self.pipeline_type == "synthetic" and self.device_id is not None:  # copy only once
-                batches = itertools.repeat(tf.nest.map_structure(tf.identity, next(batches)))
+            if self.pipeline_type == "synthetic" and self.device_id is not None:  # copy and convert only once
+                return itertools.repeat(_without_int32(tf.nest.map_structure(tf.identity, next(batches))))
         return batches if self.device_id is None else map(_without_int32, batches)
 
     def target_shapes(self) -> Shapes:

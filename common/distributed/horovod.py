@@ -18,7 +18,7 @@ class HorovodRanks(Ranks):
         compression: compression of the gradients that are sent, none or fp16.
 
     Raises:
-        UserError: Horovod is not installed.
+        UserError: Horovod is not installed, or this host has more ranks than GPUs.
     """
 
     strategy = "horovod"
@@ -32,7 +32,11 @@ class HorovodRanks(Ranks):
         hvd.init()
         gpus = tf.config.list_physical_devices("GPU")
         if len(gpus) > 1 and len(tf.config.get_visible_devices("GPU")) > 1:
-            tf.config.set_visible_devices(gpus[hvd.local_rank() % len(gpus)], "GPU")
+            if hvd.local_size() > len(gpus):
+                raise UserError(
+                    f"{hvd.local_size()} ranks on this host, but {len(gpus)} GPUs: start one rank per GPU"
+                )
+            tf.config.set_visible_devices(gpus[hvd.local_rank()], "GPU")
         self.rank = hvd.rank()
         self.local_rank, self.local_size = hvd.local_rank(), hvd.local_size()
         self.world_size = self.num_replicas = hvd.size()

@@ -230,3 +230,6 @@ def test_horovod_chooses_the_gpu_before_tensorflow_runs_anything(monkeypatch):
     assert calls == [*(f"growth {i}" for i in range(4)), "init", "only 2", "size"]
     hvd.local_rank = lambda: 0
     assert start("horovod").gpu_number(0) == 2
+    visible[:], hvd.local_size = gpus, lambda: 5
+    with pytest.raises(UserError, match="5 ranks on this host, but 4 GPUs: start one rank per GPU"):
+        start("horovod")

@@ -115,16 +115,17 @@ def test_loss_of_a_batch_with_int64_targets_equals_its_loss_with_int32_targets(a
 
 
 @pytest.mark.parametrize(("device_id", "dtype"), [(0, tf.int64), (None, tf.int32)], ids=["gpu", "cpu"])
-def test_synthetic_loader_for_a_gpu_gives_int64_classes_and_one_image_tensor_for_all_batches(
+def test_synthetic_loader_for_a_gpu_gives_int64_classes_and_the_same_tensors_in_all_batches(
     app, config, monkeypatch, device_id, dtype
 ):
     monkeypatch.setattr(loader, "tensorflow_device", lambda _: "/cpu:0")
     options = {"source": None, "config": config, "batch_size": 2, "training": True, "num_classes": 3}
     batches = app.package.loaders.SyntheticLoader(device_id=device_id, **options).iterator()
-    (images, targets), (next_images, _) = next(batches), next(batches)
+    (images, targets), (next_images, next_targets) = next(batches), next(batches)
     assert targets["classes"].dtype == dtype
     assert targets["boxes"].dtype == tf.float32
-    assert (images is next_images) == (device_id == 0)
+    is_shared = {images is next_images, *(targets[name] is next_targets[name] for name in targets)}
+    assert is_shared == {device_id == 0}
 
 
 # --- the graph for a GPU, which can be defined without one ---
