@@ -13,6 +13,7 @@ import importlib.metadata
 import io
 import json
 import os
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import msgspec
@@ -24,11 +25,13 @@ from common.data.annotations import records
 from common.data.labels import LabelMap
 from common.errors import UserError
 from common.files import write_bytes
+from common.progress import log_once
 
 FASTER_VERSION = "1.8.0"  # tested against pycocotools
 
 # The order of COCOeval.stats (pycocotools cocoeval.py: _summarizeDets).
 NAMES = ("AP", "AP50", "AP75", "APs", "APm", "APl", "AR1", "AR10", "AR100", "ARs", "ARm", "ARl")
+MAX_DETECTIONS = 100  # per image and category (cocoeval.py: Params.setDetParams and evaluateImg)
 NO_TRUTH = -1.0  # pycocotools' value of a metric without ground truth
 
 
@@ -133,6 +136,8 @@ def score(
     num_boxes = collections.Counter(a["category_id"] for a in annotations if not a.get("iscrowd", 0))
     if not num_boxes:
         raise UserError("the evaluation data have no boxes, or only crowds: give other --eval_annotations")
+    for line in _limit_lines(ground_truth, detections):
+        log_once(line)
     ids = image_ids, [category["id"] for category in categories]
     with contextlib.redirect_stdout(io.StringIO()):  # both packages print their progress
         evaluator = evaluator_class(_index(annotations, *ids), _index(_sorted(detections), *ids), "bbox")
@@ -153,6 +158,27 @@ def score(
         if num_boxes[category["id"]]:
             curves[category["name"]] = precision[0, :, k].tolist()
     return Evaluation(metrics, detections, curves)
+
+
+def _limit_lines(ground_truth: dict[str, Any], detections: list[dict[str, Any]]) -> Iterator[str]:
+    """Yields what the limit of 100 detections hides, without numbers that change between evaluations."""
+    objects = [a for a in ground_truth["annotations"] if not a.get("iscrowd", 0)]
+    of_objects, of_detections = (
+        collections.Counter((row["image_id"], row["category_id"]) for row in rows)
+        for rows in (objects, detections)
+    )
+    crowded = [pair for pair, count in of_objects.items() if count > MAX_DETECTIONS]
+    limit = f"COCO's metrics count the {MAX_DETECTIONS} best detections of an image and category"
+    if crowded:
+        pair = max(crowded, key=of_objects.__getitem__)
+        name = next(c["name"] for c in ground_truth["categories"] if c["id"] == pair[1])
+        bound = f"{MAX_DETECTIONS / of_objects[pair]:.3f}"
+        image = (
+            f"image {pair[0]} has {of_objects[pair]} objects of {name!r}, so its recall is at most {bound}"
+        )
+        yield f"{limit}: {image} (image and category pairs with more objects: {len(crowded)})"
+    if max(of_detections.values(), default=0) > MAX_DETECTIONS:
+        yield f"{limit}: detections.json has more of them, which do not change the AP"
 
 
 def format_table(metrics: dict[str, Any]) -> str:

@@ -14,6 +14,7 @@ import pytest
 from common.data.labels import LabelMap
 from common.errors import UserError
 from common.evaluation import coco_metrics
+from common.progress import log_once
 from tests.common.evaluation.reference import by_pycocotools
 
 CATEGORIES = [{"id": i, "name": f"class {i}"} for i in (0, 2, 3, 17, 90, 2**31 + 5, 2**53 + 1)]
@@ -112,7 +113,8 @@ def test_metrics_and_curves_of_each_backend_equal_pycocotools(backend, capfd):
     arguments = copy.deepcopy((truth, detections))
     metrics, results, curves = coco_metrics.score(truth, detections, backend)
     assert (truth, detections) == arguments and results is detections
-    assert capfd.readouterr() == ("", "")
+    output, log_lines = capfd.readouterr()
+    assert output == "" and all(line.startswith("COCO's metrics count") for line in log_lines.splitlines())
     error = {"abs": 1e-12 if backend == "faster" else 0, "rel": 0}
     assert numbers(metrics) == pytest.approx(stats.tolist(), **error)
     for k, category in enumerate(CATEGORIES):
@@ -253,6 +255,44 @@ def test_detection_that_is_not_finite_is_refused_with_its_image_id(bad, place):
     box, score = ([0, 0, bad, 1], 0.5) if place == "box" else ([0, 0, 1, 1], bad)
     with pytest.raises(ValueError, match="image 9"):
         to_results([[0, 0, 1, 1], box], [0, 0], [[0.5], [score]], image_ids=[8, 9])
+
+
+# --- the limit of 100 detections per image and category ---
+
+
+def grid(count, image_id, score=False):
+    """Returns `count` boxes of category 1 that do not overlap."""
+    boxes = [[10 * (i % 20), 10 * (i // 20), 8, 8] for i in range(count)]
+    rows = [{"image_id": image_id, "category_id": 1, "bbox": box} for box in boxes]
+    return [row | {"score": 1 - i / 1000} for i, row in enumerate(rows)] if score else rows
+
+
+def test_limit_of_100_detections_is_logged_once_with_the_image_of_most_objects(capfd):
+    log_once.cache_clear()
+    truth = {"images": [{"id": 3}, {"id": 4}], "categories": [{"id": 1, "name": "berry"}]}
+    truth["annotations"] = grid(101, 3) + grid(300, 4)
+    detections = grid(101, 3, True) + grid(300, 4, True)
+    for _ in range(2):
+        metrics = coco_metrics.score(truth, detections).metrics
+    assert metrics["AR100"] == pytest.approx(200 / 401)
+    lines = capfd.readouterr().err.splitlines()
+    start = "COCO's metrics count the 100 best detections of an image and category: "
+    assert lines == [
+        f"{start}image 4 has 300 objects of 'berry', so its recall is at most 0.333 "
+        "(image and category pairs with more objects: 2)",
+        f"{start}detections.json has more of them, which do not change the AP",
+    ]
+
+
+def test_100_objects_and_detections_of_each_category_are_below_the_limit(capfd):
+    log_once.cache_clear()
+    categories = [{"id": 1, "name": "berry"}, {"id": 2, "name": "leaf"}]
+    truth = {"images": [{"id": 3}], "categories": categories}
+    truth["annotations"] = grid(100, 3) + [a | {"category_id": 2} for a in grid(100, 3)]
+    truth["annotations"] += [a | {"iscrowd": 1} for a in grid(50, 3)]
+    detections = grid(100, 3, True) + [a | {"category_id": 2} for a in grid(100, 3, True)]
+    assert coco_metrics.score(truth, detections).metrics["AP"] == pytest.approx(1)
+    assert capfd.readouterr().err == ""
 
 
 # --- files of detections and metrics ---
