@@ -14,6 +14,7 @@ import os
 import re
 import stat
 import threading
+import unicodedata
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, BinaryIO
 
@@ -262,8 +263,44 @@ def check_files(
     facts = {name: outside for name in names if path_fault(name)}
     inside = [name for name in names if name and name not in facts]
     facts |= zip(inside, inspect_files(images_dir, inside, issues.policy), strict=True)
+    facts |= _similar_files(images_dir, [name for name in inside if facts[name].fault == "image-missing"])
     usable = check_images([facts.get(name) for name in names], images, describe, issues)
     return usable, [facts.get(name, ImageFacts()) for name in names]
+
+
+def _similar_files(images_dir: str | os.PathLike, missing: Sequence[str]) -> dict[str, ImageFacts]:
+    """Returns facts for each missing file with a similar name below `images_dir`. They show this name.
+
+    Names are similar if they differ in case, in the Unicode normal form (macOS stores a letter and its accent
+    as two characters), or, if there is no such file, in the folder.
+    """
+
+    def plain(name: str) -> str:
+        return unicodedata.normalize("NFC", unicodedata.normalize("NFC", name).casefold())
+
+    if not missing:
+        return {}
+    similar: dict[str, str] = {}
+    for folder, _, files in os.walk(os.fspath(images_dir)):
+        for file in sorted(files):
+            path = os.path.relpath(os.path.join(folder, file), os.fspath(images_dir))
+            similar[plain(path)] = path
+            similar.setdefault(plain("/" + file), path)
+    facts = {}
+    for name in missing:
+        keys = plain(os.path.normpath(name)), plain("/" + os.path.basename(name))
+        file = next((similar[key] for key in keys if key in similar), None)
+        if file and os.path.exists(os.path.join(images_dir, file)):  # not a dangling link
+            difference = f", {_difference(file, name)}" if plain(file) == plain(name) else ""
+            facts[name] = ImageFacts(fault="image-missing", detail=f"{file!r} exists{difference}")
+    return facts
+
+
+def _difference(file: str, name: str) -> str:
+    """Returns in what two similar names differ."""
+    if unicodedata.normalize("NFC", file) == unicodedata.normalize("NFC", name):
+        return "in another Unicode normal form"
+    return "in other upper and lower case"
 
 
 def check_images(

@@ -16,7 +16,15 @@ import simplejpeg
 
 from common.data.annotations import CocoImage
 from common.data.check import images
-from common.data.check.images import ImageFacts, ImagePolicy, check_images, inspect, inspect_files, path_fault
+from common.data.check.images import (
+    ImageFacts,
+    ImagePolicy,
+    check_files,
+    check_images,
+    inspect,
+    inspect_files,
+    path_fault,
+)
 from common.data.check.issues import Issues
 from common.files import cache_directory
 from tests.common.image_variants import GREY, HEIGHT, RGB, VARIANTS, WIDTH, chunk, opencv, pillow, png, tiff
@@ -457,6 +465,39 @@ def compare(facts: list[ImageFacts], sizes: list[tuple[int, int]], names: list[s
     usable = check_images(facts, annotated, lambda i: f"image {i + 7}", issues)
     assert usable.dtype == np.bool_ and usable.shape == (len(facts),)
     return usable.tolist(), {issue.kind: issue.offenders for issue in issues}
+
+
+MISSING = [
+    ("a.jpg", "A.JPG", "'A.JPG' exists, in other upper and lower case"),
+    ("gr\u00fcn.jpg", "gru\u0308n.jpg", "'gru\u0308n.jpg' exists, in another Unicode normal form"),
+    ("GR\u00dcN.jpg", "gru\u0308n.JPG", "'gru\u0308n.JPG' exists, in other upper and lower case"),
+    ("a.jpg", "images/a.jpg", "'images/a.jpg' exists"),
+    ("images/a.jpg", "a.jpg", "'a.jpg' exists"),
+    ("Sub/a.jpg", "sub/a.jpg", "'sub/a.jpg' exists, in other upper and lower case"),
+    ("a.jpg", "a.jpeg", None),
+]
+
+
+@pytest.mark.parametrize(
+    ("name", "file", "detail"), MISSING, ids=[f"{name} {file}" for name, file, _ in MISSING]
+)
+def test_missing_image_names_the_file_of_another_case_normal_form_or_folder(tmp_path, name, file, detail):
+    path = tmp_path / file
+    path.parent.mkdir(exist_ok=True)
+    path.write_bytes(VARIANTS["jpeg"])
+    issues = Issues("x")
+    usable, _ = check_files(tmp_path, [CocoImage(1, name, 9, 9)], lambda _: "image 1", issues)
+    assert not usable.any()
+    assert issues["image-missing"].offenders == [f"image 1: {detail}" if detail else "image 1"]
+
+
+def test_file_of_a_similar_name_in_the_same_folder_precedes_those_in_other_folders(tmp_path):
+    for file in ("0/a.jpg", "sub/A.jpg"):
+        (tmp_path / file).parent.mkdir()
+        (tmp_path / file).write_bytes(VARIANTS["jpeg"])
+    issues = Issues("x")
+    check_files(tmp_path, [CocoImage(1, "sub/a.jpg", 9, 9)], lambda _: "image 1", issues)
+    assert issues["image-missing"].offenders[0].startswith("image 1: 'sub/A.jpg' exists")
 
 
 def test_valid_images_that_agree_with_their_annotations_give_no_issue():
