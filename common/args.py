@@ -103,6 +103,12 @@ class EvaluationArgs:
     eval_annotations: str | None = flag(None, "COCO json of the evaluation images.")
     eval_file_pattern: str | None = flag(None, "Glob of evaluation TFRecords. Missing indexes are written.")
     label_map: str | None = flag(None, "Class names file. Default: .label_map.json next to the TFRecords.")
+    coco_pixels: str | None = flag(
+        None,
+        "Whether boxes of COCO jsons refer to the images as stored, or as turned by their EXIF orientation.",
+        choices=("stored", "turned"),
+    )
+    box_areas: bool = flag(False, "For APs, APm, APl use the areas of the boxes, not those of the data.")
     coco_backend: str = flag(
         "pycocotools", "COCO metrics library. faster: faster-coco-eval.", choices=("pycocotools", "faster")
     )
@@ -210,11 +216,13 @@ class ImagePolicy:
             out and reports it.
         max_megapixels: larger images count as unreadable.
         decode: whether to decode every image. If False, only the header and the end of most images are read.
+        coco_pixels: what the boxes of a COCO json refer to: "stored" or "turned" images; None if unknown.
     """
 
     on_bad_image: str = "stop"
     max_megapixels: float = MAX_MEGAPIXELS
     decode: bool = False
+    coco_pixels: str | None = None
 
 
 def default_threads(loaders: int = 1) -> int:

@@ -45,7 +45,7 @@ def define_flags(fv: flags.FlagValues) -> None:
         flags.DEFINE_string(f"{prefix}annotations", None, f"{which}: COCO json.", flag_values=fv)
         flags.DEFINE_string(f"{prefix}file_pattern", None, f"{which}: glob of TFRecords.", flag_values=fv)
     flags.DEFINE_string("label_map", None, "Categories of TFRecords: json or .pbtxt file.", flag_values=fv)
-    shared_flags.define(fv, shared_flags.Args, shared_flags.IMAGE_FLAGS)
+    shared_flags.define(fv, shared_flags.Args, (*shared_flags.IMAGE_FLAGS, "coco_pixels"))
     flags.DEFINE_bool("decode", False, "Decode every image completely to find damage.", flag_values=fv)
     flags.DEFINE_string("report", None, "Report to write, an .html file.", flag_values=fv)
     flags.DEFINE_string(
@@ -135,7 +135,7 @@ def main() -> None:
         DataFlags(fv.images, fv.annotations, fv.file_pattern),
         DataFlags(fv.eval_images, fv.eval_annotations, fv.eval_file_pattern),
         anchors,
-        ImagePolicy(fv.on_bad_image, fv.max_megapixels, fv.decode),
+        ImagePolicy(fv.on_bad_image, fv.max_megapixels, fv.decode, fv.coco_pixels),
         label_map=fv.label_map,
         report=fv.report,
         max_instances=fv.max_instances,

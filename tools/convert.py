@@ -67,7 +67,7 @@ INPUT_FLAGS: dict[str, tuple[str, ...]] = {
     "cvat": ("images", "label_map"),
     "labelme": ("images", "label_map"),
     "csv": ("images", "label_map", "names"),
-    "coco": ("images",),
+    "coco": ("images", "coco_pixels"),
     "tfrecord": ("images", "label_map"),
 }
 OUTPUT_FLAGS: dict[str, tuple[str, ...]] = {"coco": (), "tfrecord": ("num_shards", "seed")}
@@ -119,6 +119,7 @@ class Options:
     overwrite: bool = flag(False, "Replace existing files.")
     on_bad_image: str = "stop"
     max_megapixels: float = shared_flags.MAX_MEGAPIXELS
+    coco_pixels: str | None = None
 
 
 def define_flags(fv: flags.FlagValues) -> None:
@@ -126,7 +127,7 @@ def define_flags(fv: flags.FlagValues) -> None:
     flags.DEFINE_enum("to", None, list(OUTPUT_FLAGS), "Format of the output.", flag_values=fv)
     names = [field.name for field in dataclasses.fields(Options) if "help" in field.metadata]
     shared_flags.define(fv, Options, names)
-    shared_flags.define(fv, shared_flags.Args, shared_flags.IMAGE_FLAGS)
+    shared_flags.define(fv, shared_flags.Args, (*shared_flags.IMAGE_FLAGS, "coco_pixels"))
     flags.mark_flags_as_required(["from", "to", "input", "output"], flag_values=fv)
 
 
@@ -157,8 +158,11 @@ def convert(source: str, target: str, options: Options) -> tuple[dict[str, Annot
     if other and other[0].source != source:
         raise UserError(f"--from={source}, but {other[1]} is in another format: {recognition.advice(*other)}")
     output, max_side, holdout = options.output, options.max_side, options.holdout
-    if source == target and (target == "tfrecord" or max_side is holdout is None):
-        message = "there is nothing to convert; coco to coco needs --max_side or --holdout"
+    changes = max_side is not None or holdout is not None or options.coco_pixels == "turned"
+    if source == target and (target == "tfrecord" or not changes):
+        message = (
+            "there is nothing to convert; coco to coco needs --max_side, --holdout or --coco_pixels=turned"
+        )
         raise UserError(f"--from={source} --to={target}: {message}")
     ending = "that ends in .json" if target == "coco" else "without .tfrecord"
     if output.endswith("/") or (target == "coco" and os.path.isdir(output)):
@@ -220,7 +224,7 @@ def split(annotations: Annotations, holdout: float, seed: int) -> list[Annotatio
 
 def _read(source: str, options: Options) -> tuple[Annotations, str]:
     """Reads and checks the input. Returns its annotations and the directory of its images."""
-    policy = ImagePolicy(options.on_bad_image, options.max_megapixels)
+    policy = ImagePolicy(options.on_bad_image, options.max_megapixels, coco_pixels=options.coco_pixels)
     if source in ("cvat", "labelme"):
         read = read_cvat if source == "cvat" else read_labelme
         label_map = options.label_map

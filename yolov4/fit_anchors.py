@@ -19,7 +19,8 @@ from absl import flags
 
 from common import args as shared_flags
 from common import errors, hparams
-from common.data.annotations import Annotations, read_coco
+from common.data.annotations import Annotations
+from common.data.check.coco import load_coco
 from common.letterbox import fit
 from yolov4 import anchor_fit
 from yolov4.anchor_fit import Fit, fit_anchors, shape_iou
@@ -49,7 +50,7 @@ def suggest(
     if image_size:
         config = hparams.replace(config, {"image_size": hparams.parse_image_size(image_size)})
     config = hparams.replace(config, {"letterbox": letterbox})
-    truth = read_coco(annotations)
+    truth = load_coco(annotations)
     sizes, count = box_sizes(truth, config.image_size, letterbox), config.num_anchors
     if len(np.unique(sizes, axis=0)) < count:
         raise errors.UserError(

@@ -4,14 +4,11 @@
 `Annotations.target_boxes` has the boxes for training.
 """
 
-import codecs
 import dataclasses
 import functools
 import hashlib
 import itertools
 import math
-import os
-import pathlib
 from collections.abc import Iterable, Sequence
 from typing import Annotated, Any
 
@@ -19,7 +16,6 @@ import msgspec
 import numpy as np
 
 from common.data.labels import LabelMap
-from common.errors import UserError
 
 NONE = -1  # marks a missing id or row
 ARRAYS = ("image_ids", "image_sizes", "box_image", "boxes_ltwh_px", "category_ids", "is_crowd", "areas")
@@ -60,6 +56,7 @@ class Annotations:
         is_crowd: bool (N,), whether a box marks a crowd.
         areas: float64 (N,), the object's area in square pixels; the box's area if the file has none.
         issues: the faults that the data check fixed or warned about (check.issues.Issue).
+        checksums: int64 (I,), `ImageFacts.checksum` of the image files; None if they were not read.
     """
 
     label_map: LabelMap
@@ -73,6 +70,7 @@ class Annotations:
     areas: np.ndarray
     origin: str
     issues: Iterable[Any] = ()
+    checksums: np.ndarray | None = None
 
     @property
     def num_images(self) -> int:
@@ -116,6 +114,31 @@ class Annotations:
         has_area = np.all(clipped[:, 2:] > clipped[:, :2], axis=1)
         return clipped, np.any(boxes != clipped, axis=1), has_area
 
+    @property
+    def box_areas(self) -> np.ndarray:
+        """Returns float64 (N,), width times height of each box in square pixels."""
+        with np.errstate(over="ignore"):
+            return self.boxes_ltwh_px[:, 2] * self.boxes_ltwh_px[:, 3]
+
+    @functools.cached_property
+    def is_repeated(self) -> np.ndarray:
+        """Returns bool (N,), whether an earlier box has the same image, category, edges, area and mark.
+
+        Two boxes are one object only if their areas are equal: objects of the same box can have two masks.
+        """
+        fields = (self.box_image, self.category_ids, self.is_crowd, self.areas, *self.boxes_ltwh_px.T)
+        # Equal boxes have equal sums, and few other boxes have the same sum. Sums are fast to sort.
+        with np.errstate(over="ignore", invalid="ignore"):
+            sums = sum(
+                (number**0.5 * field for number, field in enumerate(fields, 1)), np.zeros(self.num_boxes)
+            )
+        ordered = np.sort(sums)
+        rows = np.flatnonzero(np.isin(sums, ordered[1:][ordered[1:] == ordered[:-1]]))
+        boxes = np.stack([field[rows].astype(np.float64) for field in fields], axis=1)  # (M, 8)
+        is_repeated = np.zeros(self.num_boxes, np.bool_)
+        is_repeated[np.delete(rows, np.unique(boxes, axis=0, return_index=True)[1])] = True
+        return is_repeated
+
     def limit(self, max_instances: int, images: int = 1) -> int | None:
         """Returns `max_instances` if `images` images can have more boxes than that together, else None."""
         most = int(np.diff(self.target_boxes.row_splits).max(initial=0))
@@ -138,7 +161,7 @@ class Annotations:
         }
 
     def fingerprint(self) -> str:
-        """Returns the SHA-256 (hex) of all fields except `origin` and `issues`."""
+        """Returns the SHA-256 (hex) of all fields except `origin`, `issues` and `checksums`."""
         digest = hashlib.sha256(self.label_map.to_json().encode())
         digest.update("\0".join(self.file_names).encode("utf-8", "surrogateescape"))
         for name in ARRAYS:
@@ -162,16 +185,20 @@ class Annotations:
 
     def select(self, is_selected: np.ndarray) -> "Annotations":
         """Returns the annotations of the images for which `is_selected`, bool (I,), is true."""
-        box_kept = is_selected[self.box_image]
-        of_boxes = ("boxes_ltwh_px", "category_ids", "is_crowd", "areas")
+        selection = self.select_boxes(is_selected[self.box_image])
         return dataclasses.replace(
-            self,
+            selection,
             image_ids=self.image_ids[is_selected],
             file_names=list(itertools.compress(self.file_names, is_selected)),
             image_sizes=self.image_sizes[is_selected],
-            box_image=(np.cumsum(is_selected) - 1)[self.box_image[box_kept]],
-            **{name: getattr(self, name)[box_kept] for name in of_boxes},
+            box_image=(np.cumsum(is_selected) - 1)[selection.box_image],
+            checksums=None if self.checksums is None else self.checksums[is_selected],
         )
+
+    def select_boxes(self, is_selected: np.ndarray) -> "Annotations":
+        """Returns all images with only the boxes for which `is_selected`, bool (N,), is true."""
+        of_boxes = ("box_image", "boxes_ltwh_px", "category_ids", "is_crowd", "areas")
+        return dataclasses.replace(self, **{name: getattr(self, name)[is_selected] for name in of_boxes})
 
 
 def without_objects(file_names: Sequence[str], origin: str) -> Annotations:
@@ -223,30 +250,6 @@ class CocoFile(msgspec.Struct):
 # The dtype of `table_of`. A missing id is NONE, a missing area is NaN.
 _FORMATS = ("i8", "i8", "4f8", "i8", "?", "f8")
 OBJECT = np.dtype({"names": CocoObject.__struct_fields__, "formats": _FORMATS})
-
-
-def read_coco(json_path: str | os.PathLike) -> Annotations:
-    """Reads a COCO instances json. Does not read the images.
-
-    Raises:
-        UserError: the file cannot be read or decoded, or an object has an unknown image or category.
-    """
-    path = os.fspath(json_path)
-    try:
-        content = pathlib.Path(path).read_bytes().removeprefix(codecs.BOM_UTF8)
-        file = msgspec.json.decode(content, type=CocoFile)
-        label_map = LabelMap.from_categories(file.categories)
-    except OSError as error:
-        raise UserError(f"{path}: {error.strerror}") from error
-    except (ValueError, RecursionError, UserError) as error:
-        raise UserError(f"{path} cannot be read as COCO annotations: {error}") from error
-    objects = table_of(file.annotations)
-    image_row = find_rows(objects["image_id"], np.array([image.id for image in file.images]))
-    category_row = find_rows(objects["category_id"], np.array(label_map.category_ids))
-    for key, rows in (("image_id", image_row), ("category_id", category_row)):
-        for row in np.flatnonzero(rows == NONE)[:1]:
-            raise UserError(f"{path}: annotations[{row}] has an unknown {key}: {objects[key][row]}")
-    return to_annotations(file.images, objects, image_row, label_map, path)
 
 
 def table_of(objects: Sequence[CocoObject]) -> np.ndarray:

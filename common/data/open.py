@@ -8,6 +8,7 @@
 No DALI reader sees a file before this check, because DALI misreads many faulty files silently.
 """
 
+import dataclasses
 import glob
 import os
 import pathlib
@@ -21,6 +22,7 @@ from common.data.check.coco import load_coco
 from common.data.check.image_headers import ImageFacts
 from common.data.check.images import add_fault, inspect_files
 from common.data.check.issues import DataError, Issues
+from common.data.check.repeated_images import report_shared_images
 from common.data.labels import LabelMap, is_text
 from common.data.sharding import check_shards
 from common.data.sources import CocoSource, Data, ImageListSource, Source
@@ -78,6 +80,7 @@ def open_splits(a: Args, *, num_replicas: int, max_instances: int) -> tuple[Sour
     log_source("training", sources[0])
     check_sizes(sources[0], a.batch_size, num_replicas, max_instances)
     if sources[1]:
+        _set_areas(sources[1], a.box_areas)
         log_source("evaluation", sources[1])
     return sources
 
@@ -93,8 +96,15 @@ def open_evaluation(a: EvalArgs, label_map: LabelMap) -> Source:
     """
     source = open_source(*_evaluation_flags(a), split="eval", **_options(a))
     check_labels(label_map, source)
+    _set_areas(source, a.box_areas)
     log_source("evaluation", source)
     return source
+
+
+def _set_areas(source: Source, box_areas: bool) -> None:
+    """Sets the areas of the objects to those of their boxes if --box_areas is given."""
+    if box_areas:
+        source.annotations = dataclasses.replace(source.annotations, areas=source.annotations.box_areas)
 
 
 class DataFlags(NamedTuple):
@@ -110,7 +120,7 @@ def _evaluation_flags(a: Args | EvalArgs) -> DataFlags:
 
 
 def _options(a: Args | EvalArgs) -> dict[str, Any]:
-    policy = ImagePolicy(a.on_bad_image, a.max_megapixels)
+    policy = ImagePolicy(a.on_bad_image, a.max_megapixels, coco_pixels=a.coco_pixels)
     if a.label_map and not (a.eval_file_pattern or getattr(a, "train_file_pattern", None)):
         raise UserError(f"--label_map={a.label_map} has no effect: a COCO json has its own class names")
     return {"input_type": a.input_type, "label_map": a.label_map, "policy": policy}
@@ -144,7 +154,17 @@ def open_pair(
     if len(sources) == 1:
         return sources[0], None
     check_labels(sources[0].label_map, sources[1])
+    _check_overlap(*sources)
     return sources[0], sources[1]
+
+
+def _check_overlap(train: Source, evaluation: Source) -> None:
+    """Adds a warning to the issues of the evaluation data if images are also in the training data."""
+    if isinstance(train, CocoSource) and isinstance(evaluation, CocoSource):
+        issues = Issues(evaluation.annotations.origin)
+        issues.extend(evaluation.annotations.issues)
+        report_shared_images(train, evaluation, issues)
+        evaluation.annotations = dataclasses.replace(evaluation.annotations, issues=issues)
 
 
 def _joined(errors: Sequence[UserError]) -> UserError:

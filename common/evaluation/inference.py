@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 
 from common.args import ImagePolicy, InferArgs
-from common.data.annotations import read_coco
+from common.data.check.coco import load_coco
 from common.data.labels import LabelMap
 from common.data.open import open_images
 from common.data.sources import ImageListSource, Source
@@ -48,7 +48,7 @@ class InferenceJob:
                 raise UserError(f"--{name} is for images, but --images={a.images} is a video")
         if self._is_video and a.pipeline_type not in ("auto", "tensorflow"):
             raise UserError(f"--pipeline_type={a.pipeline_type} cannot read videos: omit the flag")
-        self._truth = read_coco(a.annotations) if a.annotations else None
+        self._truth = load_coco(a.annotations) if a.annotations else None
         self._categories: LabelMap | None = None
         self._video = video.open_video(a.images) if self._is_video else None
         self.source: Source

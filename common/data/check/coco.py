@@ -25,12 +25,18 @@ from common.data.annotations import (
     to_annotations,
 )
 from common.data.check import coco_parse
+from common.data.check.image_headers import ImageFacts
 from common.data.check.images import check_files
 from common.data.check.issues import Issues
+from common.data.check.repeated_images import report_repeated_images
 from common.data.labels import MAX_CATEGORY_ID, LabelMap, category_faults
 
 LARGE_ID = 2**31  # DALI only accepts smaller ids
 _FRACTION = 1.05  # upper limit for edges of normalised boxes, because rounding may give numbers above 1
+_SMALL = 32**2  # COCOeval's limit of small objects in square pixels
+# EXIF orientations: from this one on, they swap width and height; and those that mirror x, and y.
+SWAPS_SIDES = 5
+MIRRORS_X, MIRRORS_Y = (2, 3, 7, 8), (3, 4, 6, 7)
 _MANY = 8  # least number of boxes outside their images that are reported as x1y1x2y2
 
 
@@ -43,7 +49,8 @@ def load_coco(
     """Reads and checks a COCO json of instances.
 
     Annotations may lack `area` (default: the area of the box), `iscrowd` (default: 0) and `id`. Boxes that
-    reach outside their image or have no area are accepted and reported. A negative side is an error.
+    reach outside their image or have no area are accepted and reported. A negative side is an error. Boxes
+    with `ignore` are crowds. Repeated boxes and categories that only group others are dropped.
 
     Args:
         images_dir: the directory that `file_name` is relative to; if None, image files are not checked.
@@ -60,16 +67,25 @@ def load_coco(
     images = lists["images"] or []
     table = _Objects(table_of(lists["annotations"] or []), images)
     _check(lists, table, issues)
-    usable = np.ones(len(images), np.bool_)
+    usable, checksums = np.ones(len(images), np.bool_), None
     if images_dir is not None and not os.path.isdir(images_dir):
         issues.add("no-image-directory", os.fspath(images_dir))
     elif images_dir is not None:
-        usable, _ = check_files(images_dir, images, lambda row: _image_name(images, row), issues)
+        usable, facts = check_files(images_dir, images, lambda row: _image_name(images, row), issues)
+        _turn_boxes(table, images, facts, issues)
+        checksums = np.array([fact.checksum for fact in facts], np.int64)
     issues.raise_if_stopping()
-    label_map = LabelMap.from_categories(lists["categories"] or [])
-    annotations = to_annotations(images, table.rows, table.image_row, label_map, issues.origin).select(usable)
+    categories = _without_root(lists["categories"] or [], table, issues)
+    label_map = LabelMap.from_categories(categories)
+    annotations = to_annotations(images, table.rows, table.image_row, label_map, issues.origin)
+    annotations = dataclasses.replace(annotations, checksums=checksums)
     order = np.argsort(table.image_row, kind="stable")
-    order = order[usable[table.image_row[order]]]
+    repeated = annotations.is_repeated
+    issues.add_each("box-repeated", order[repeated], table.name_with_box)
+    order = order[~repeated & usable[table.image_row[order]]]
+    annotations = annotations.select_boxes(~repeated).select(usable)
+    if images_dir is not None:
+        report_repeated_images(images_dir, annotations, issues)
     return finish(annotations, annotations.image_name, lambda row: table.name_in_image(order[row]), issues)
 
 
@@ -79,7 +95,7 @@ def _check(lists: dict[str, list | None], table: "_Objects", issues: Issues) -> 
         if lists[key] == []:
             issues.add(kind, f"`{key}` is empty")
     images, categories = lists["images"] or [], lists["categories"]
-    ids, files = [image.id for image in images], [image.file_name for image in images]
+    ids, files = [image.id for image in images], table.files
     issues.add_repeats("repeated-image-id", "image", ids, lambda row: repr(files[row]))
     issues.add_repeats("repeated-file", "file", files, lambda row: _image_name(images, row))
     numbers = table.rows["id"].tolist()
@@ -98,6 +114,7 @@ class _Objects:
     Attributes:
         rows: array (N,) from `table_of`; NONE and NaN replace invalid values.
         sizes: int64 (I, 2), width and height of the images.
+        files: the file names of the images.
         image_row: int64 (N,), index of each annotation's image; NONE if it is unknown.
         is_negative: bool (N,), whether a side of the box is negative.
     """
@@ -107,6 +124,7 @@ class _Objects:
     def __init__(self, rows: np.ndarray, images: Sequence[CocoImage]):
         self.rows = rows
         self.sizes = sizes_of(images)[:, ::-1].astype(np.int64)
+        self.files = [image.file_name for image in images]
         self.is_negative = np.any(rows["bbox"][:, 2:] < 0, axis=1)
 
     def name(self, row: int) -> str:
@@ -120,7 +138,8 @@ class _Objects:
 
     def name_in_image(self, row: int) -> str:
         width, height = self.sizes[self.image_row[row]].tolist()
-        return f"{self.name_with_box(row)} in {width} x {height} pixels"
+        file = self.files[self.image_row[row]]
+        return f"{self.name_with_box(row)} in {width} x {height} pixels of {file!r}"
 
 
 def _image_name(images: Sequence[CocoImage], row: int) -> str:
@@ -140,6 +159,74 @@ def _check_categories(categories: list[Any], issues: Issues) -> np.ndarray:
             names = [f"category {c['id']} ({c.get('name')!r})" for c in categories[row : row + 2]]
             issues.add("category-order", f"{names[1]} is listed after {names[0]}")
     return np.array(ids, np.int64)
+
+
+def _without_root(categories: list[Any], table: "_Objects", issues: Issues) -> list[Any]:
+    """Drops categories without boxes that other categories name as their supercategory.
+
+    Roboflow's exports begin with such a category, which has the name of the project.
+    """
+    groups = [c.get("supercategory") for c in categories if c.get("supercategory") != c["name"]]
+    roots = [c["id"] for c in categories if c["name"] in groups]
+    roots = [root for root in roots if not np.any(table.rows["category_id"] == root)]
+    dropped = [category for category in categories if category["id"] in roots]
+    issues.add_each("root-category", dropped, lambda c: f"category {c['id']} ({c['name']!r})")
+    return [category for category in categories if category["id"] not in roots]
+
+
+def _turn_boxes(
+    table: "_Objects", images: Sequence[CocoImage], facts: Sequence[ImageFacts], issues: Issues
+) -> None:
+    """Turns boxes back to the stored pixels if --coco_pixels=turned. Sets the sizes of these images.
+
+    Without --coco_pixels, reports images with an EXIF orientation of 5 to 8 (which swaps the sides) whose
+    boxes reach outside the stored image, but not outside the turned one. Some labelling tools turn an image
+    before they show it, and store the size of the file.
+    """
+    orientation = np.array([fact.orientation for fact in facts])
+    turned = orientation != 1
+    if not turned.any() or issues.policy.coco_pixels == "stored":
+        return
+    stored = np.array([(fact.width, fact.height) for fact in facts], np.int64)
+    upright = np.where(orientation[:, None] >= SWAPS_SIDES, stored[:, ::-1], stored)
+    rows = np.flatnonzero(np.append(turned, False)[table.image_row])  # NONE (-1) selects False
+    image_row = table.image_row[rows]
+    if issues.policy.coco_pixels == "turned":
+        boxes = table.rows["bbox"]
+        boxes[rows] = turn_back(boxes[rows], stored[image_row], orientation[image_row])
+        table.sizes[turned] = stored[turned]
+        turned_rows = np.flatnonzero(turned).tolist()
+        for row in turned_rows:
+            images[row].width, images[row].height = stored[row].tolist()
+        text = "{} has EXIF orientation {}".format
+        issues.add_each(
+            "box-turned", turned_rows, lambda row: text(_image_name(images, row), orientation[row])
+        )
+        return
+    # Counts the images that only one of the two readings fits. Tolerance: one pixel.
+    left_top, sides = np.split(table.rows["bbox"][rows], 2, axis=1)
+    with np.errstate(over="ignore"):
+        exceeds = [np.any(left_top + sides > size[image_row] + 1, axis=1) for size in (stored, upright)]
+    outside_stored, outside_upright = (np.bincount(image_row[e], minlength=len(images)) > 0 for e in exceeds)
+    only_upright = np.flatnonzero(outside_stored & ~outside_upright)
+    if len(only_upright) > np.count_nonzero(outside_upright & ~outside_stored):
+        outside = {table.image_row[row]: row for row in rows[exceeds[0]][::-1]}
+        issues.add_each("boxes-turned", only_upright, lambda image: table.name_in_image(outside[image]))
+
+
+def turn_back(boxes_ltwh_px: np.ndarray, stored: np.ndarray, orientation: np.ndarray) -> np.ndarray:
+    """Converts boxes in pixels of the turned image to pixels of the stored image.
+
+    Args:
+        boxes_ltwh_px: float64 (N, 4).
+        stored: int64 (N, 2), width and height of each box's image as stored.
+        orientation: int64 (N,), EXIF orientation of each box's image.
+    """
+    swaps = orientation[:, None] >= SWAPS_SIDES
+    left, top, width, height = np.where(swaps, boxes_ltwh_px[:, [1, 0, 3, 2]], boxes_ltwh_px).T
+    left = np.where(np.isin(orientation, MIRRORS_X), stored[:, 0] - left - width, left)
+    top = np.where(np.isin(orientation, MIRRORS_Y), stored[:, 1] - top - height, top)
+    return np.stack([left, top, width, height], axis=1)
 
 
 def _check_references(objects: _Objects, kind: str, known: np.ndarray, issues: Issues) -> np.ndarray:
@@ -196,7 +283,8 @@ def finish(
         annotations: the annotations of the usable images, without errors.
         name_image: i -> the name of image i for messages.
         name_box: i -> the name of box i and its image for messages.
-        issues: receives no-images, no-boxes, box-outside, box-empty, crowd, image-without-boxes, large-id.
+        issues: receives no-images, no-boxes, box-outside (the worst first), box-empty, area-differs, crowd,
+            image-without-boxes, large-id.
 
     Returns:
         The annotations, with `issues` in their attribute `issues`.
@@ -213,9 +301,21 @@ def finish(
     elif not is_target.any():
         issues.add("no-boxes", f"each of the {len(boxes)} boxes is a crowd or has no area")
     counts = np.bincount(annotations.box_image[is_target], minlength=annotations.num_images)
+    outside = np.flatnonzero(is_target & is_clipped)
+    issues.add_each("box-outside", outside[np.argsort(-_overhang(annotations, outside))], name_box)
+    # An object touches all edges of its box. So its area is at least that of a line along the longer
+    # side, here half a pixel wide. A mask may exceed its box by a pixel at each edge.
+    sides, areas = annotations.boxes_ltwh_px[:, 2:], annotations.areas
+    with np.errstate(over="ignore"):
+        too_large = areas > (sides[:, 0] + 2) * (sides[:, 1] + 2)
+        too_small = (areas < sides.max(axis=1, initial=0) / 2) & (annotations.box_areas > _SMALL)
     for kind, which, name in (
-        ("box-outside", is_target & is_clipped, name_box),
         ("box-empty", ~is_crowd & ~has_area, name_box),
+        (
+            "area-differs",
+            is_target & (too_large | too_small),
+            lambda row: f"area {areas[row]:g}: {name_box(row)}",
+        ),
         ("crowd", is_crowd, name_box),
         ("image-without-boxes", counts == 0, name_image),
         ("large-id", annotations.image_ids >= LARGE_ID, name_image),
@@ -225,3 +325,11 @@ def finish(
     issues.add_each("large-id", large, lambda category: f"category {category['id']} ({category['name']!r})")
     issues.raise_if_stopping()
     return dataclasses.replace(annotations, issues=issues)
+
+
+def _overhang(annotations: Annotations, rows: np.ndarray) -> np.ndarray:
+    """Returns float64 (M,), by how many pixels each of the boxes `rows` reaches outside its image at most."""
+    left_top, sides = np.split(annotations.boxes_ltwh_px[rows], 2, axis=1)
+    limits = annotations.image_sizes[annotations.box_image[rows]][:, ::-1]
+    with np.errstate(over="ignore"):
+        return np.concatenate([-left_top, left_top + sides - limits], axis=1).max(axis=1)

@@ -3,7 +3,8 @@
 msgspec decodes valid files. If it refuses a file, Python's json module reads the file, and this module checks
 each value. Invalid values are reported with the id of their record; the other values are used.
 
-Decoding is strict: "12" and true are not numbers, and 1.5 is not an id.
+Decoding is strict: "12" and true are not numbers, and 1.5 is not an id. But 1.0 is an id: pandas writes a
+column of integers as floats if one of its values is missing.
 """
 
 import codecs
@@ -31,6 +32,7 @@ _REPR = reprlib.Repr()
 _REPR.maxlist, _REPR.maxdict, _REPR.maxstring = 8, 4, 80
 _shown = _REPR.repr  # shortens a value for a message
 _NEAR = 20  # characters that a message shows before and after an error
+_DECIMALS = 6  # of the edges of a box around a rotated box, because cosines are rounded
 _DIGITS = 4000  # Python raises an error above 4300 digits
 _NO_JSON = (
     ("file-empty", rb"\s*\Z"),
@@ -46,6 +48,19 @@ _NOTHING: dict[type[msgspec.Struct], dict[str, Any]] = {
     CocoImage: {"id": NONE, "file_name": "", "width": 0, "height": 0},
     CocoObject: {"image_id": NONE, "category_id": NONE, "bbox": (math.nan,) * 4},
 }
+_LARGEST_FLOAT = 2**53  # a float holds each integer up to this one
+
+
+class _Extra(msgspec.Struct):
+    """Keys of an annotation that are not COCO's, or that only matter together with these."""
+
+    attributes: Any = None
+    ignore: Any = None
+    segmentation: list[msgspec.Raw] | dict[str, msgspec.Raw] | None = None
+
+
+class _Extras(msgspec.Struct):
+    annotations: list[_Extra]
 
 
 def parse(path: str, issues: Issues) -> dict[str, list | None]:
@@ -53,7 +68,7 @@ def parse(path: str, issues: Issues) -> dict[str, list | None]:
 
     Args:
         issues: receives file-*, foreign-format, json-*, repeated-key, missing-key, wrong-type, box-length,
-            box-not-finite.
+            box-not-finite, box-rotated, ignored.
 
     Returns:
         `images` and `annotations` as lists of structs, `categories` as a list of JSON values. Values of
@@ -63,14 +78,23 @@ def parse(path: str, issues: Issues) -> dict[str, list | None]:
         content = _read(path)
         if all(content.count(f'"{key}"'.encode()) == 1 for key in LISTS):  # msgspec drops repeated lists
             with contextlib.suppress(ValueError, RecursionError):
-                return msgspec.structs.asdict(msgspec.json.decode(content, type=CocoFile))
+                lists = msgspec.structs.asdict(msgspec.json.decode(content, type=CocoFile))
+                if b'"rotation"' in content or b'"ignore"' in content:
+                    extras = msgspec.json.decode(content, type=_Extras).annotations
+                    _apply_extras(extras, lists["annotations"], issues)
+                return lists | {"categories": list(map(_with_integers, lists["categories"]))}
         if fault := foreign(content[:HEAD], path):
             raise fault
         document = _load(content, issues)
     except Fault as fault:
         issues.add(*fault.args)
         return dict.fromkeys(LISTS)
-    return {key: _list(document, key, struct, issues) for key, struct in LISTS.items()}
+    lists = {key: _list(document, key, struct, issues) for key, struct in LISTS.items()}
+    if lists["annotations"]:
+        records = [record if isinstance(record, dict) else {} for record in document["annotations"]]
+        keys = _Extra.__struct_fields__
+        _apply_extras([_Extra(*map(record.get, keys)) for record in records], lists["annotations"], issues)
+    return lists
 
 
 def _read(path: str) -> bytes:
@@ -130,9 +154,71 @@ def _list(document: dict[str, Any], key: str, struct: Any, issues: Issues) -> li
         issues.add("wrong-type", f"`{key}` is {_shown(records)}: a list is needed")
     elif records is not ...:
         if struct is Any:
-            return records
+            return list(map(_with_integers, records))
         return [_salvaged(record, struct, key, number, issues) for number, record in enumerate(records)]
     return None
+
+
+def _with_integers(category: Any) -> Any:
+    """Returns a category whose `id` is an integer if it was an integral float."""
+    if not isinstance(category, dict) or "id" not in category:
+        return category
+    return category | {"id": _integer(category["id"])}
+
+
+def _integer(value: Any) -> Any:
+    """Converts an integral float to an integer. Returns other values unchanged."""
+    if isinstance(value, float) and value.is_integer() and abs(value) <= _LARGEST_FLOAT:
+        return int(value)
+    return value
+
+
+def _apply_extras(extras: list[_Extra], objects: list[CocoObject], issues: Issues) -> None:
+    """Marks annotations with `ignore` as crowds, and replaces rotated boxes by the upright boxes around them.
+
+    Converters of Pascal VOC write `ignore` for difficult objects (mmdetection,
+    tools/dataset_converters/pascal_voc.py).
+    """
+    for number, (an_object, extra) in enumerate(zip(objects, extras, strict=True)):
+        ignore, angle = extra.ignore, _angle(extra)
+        if not ignore and not angle:
+            continue
+        known = {"id": an_object.id, "image_id": an_object.image_id}
+        known = {key: value for key, value in known.items() if value not in (None, NONE)}
+        name = record_name(known, "annotations", number)
+        if ignore not in (None, 0, 1):
+            issues.add("wrong-type", f"{name} has ignore {_shown(ignore)}: 0 or 1 is needed")
+        elif ignore:
+            an_object.iscrowd = 1
+            issues.add("ignored", name)
+        before = an_object.bbox
+        if angle and min(before[2:]) >= 0:  # false for NaN
+            an_object.bbox = _enclosed(before, math.radians(angle))
+            text = f"{name} has bbox {list(before)} and rotation {angle:g}"
+            issues.add("box-rotated", f"{text}: {list(an_object.bbox)} is used")
+
+
+def _angle(extra: _Extra) -> float:
+    """Returns the angle of a rotated rectangle of CVAT in degrees, from 0 up to 180.
+
+    CVAT stores the box before the rotation about its center, and the angle as the attribute `rotation`. An
+    ellipse has this attribute, too, but its box already encloses its mask
+    (cvat/apps/dataset_manager/formats/transformers.py, RotatedBoxesToPolygons and EllipsesToMasks).
+    """
+    angle = extra.attributes.get("rotation") if isinstance(extra.attributes, dict) else None
+    if not isinstance(angle, int | float) or not math.isfinite(angle) or extra.segmentation:
+        return 0
+    return angle % 180
+
+
+def _enclosed(bbox: tuple[float, ...], radians: float) -> tuple[float, float, float, float]:
+    """Returns the upright box around `bbox` after a rotation about its center."""
+    left, top, width, height = bbox
+    cosine, sine = abs(math.cos(radians)), abs(math.sin(radians))
+    sides = width * cosine + height * sine, width * sine + height * cosine
+    corner = left + (width - sides[0]) / 2, top + (height - sides[1]) / 2
+    left, top, width, height = (round(edge, _DECIMALS) for edge in (*corner, *sides))
+    return left, top, width, height
 
 
 def _salvaged(record: Any, struct: type[msgspec.Struct], key: str, number: int, issues: Issues) -> Any:
@@ -172,6 +258,7 @@ def record_name(record: dict[str, Any], key: str, number: int) -> str:
 def _checked(value: Any, field: msgspec.structs.FieldInfo) -> Any:
     """Converts a value to the field's type; raises a Fault if it is invalid."""
     has = f"has {field.name} {_shown(value)}"
+    value = _integer(value)
     if field.name == "bbox" and isinstance(value, list):
         if len(value) != 4:
             raise Fault("box-length", has)

@@ -68,7 +68,14 @@ _ERRORS = {
     "no-image-directory": ("image directory does not exist", "correct the path"),
     "path-leaves-directory": ("file_name that leaves the image directory", "use relative paths below it"),
     "image-size-differs": ("image whose size differs from the annotations", "correct width and height there"),
-    "image-turned": ("image whose annotated size is that after EXIF rotation", "rotate pixels or boxes"),
+    "image-turned": (
+        "image whose annotated size is that after EXIF rotation",
+        "rotate pixels or boxes; for a COCO json, set --coco_pixels=turned",
+    ),
+    "boxes-turned": (
+        "image whose boxes only fit after its EXIF rotation",
+        "set --coco_pixels to turned, or to stored if boxes refer to the stored pixels",
+    ),
     "no-record-file": ("no file matches", "check the path, and quote the pattern in the shell"),
     "not-a-record": ("not a TFRecord: the checksum of a length is wrong", "copy or write the file again"),
     "record-damaged": ("record whose checksum is wrong", "copy or write the file again"),
@@ -107,11 +114,21 @@ _BAD_IMAGES = {
 _FIXES = {
     "box-outside": ("box that reaches outside its image", "it is clipped to the image"),
     "box-empty": ("box without area inside its image", "it is dropped"),
+    "box-repeated": ("box that repeats another one of the same image and category", "it is dropped"),
+    "box-turned": ("image with EXIF orientation", "--coco_pixels=turned: its boxes are turned back"),
+    "ignored": ("box with `ignore`: 1", "it is used as a crowd"),
+    "root-category": ("category without boxes whose name is another's supercategory", "it is dropped"),
     "large-id": ("id above 2^31", "it is renumbered for DALI; results keep the original id"),
     "category-order": ("categories are not in the order of their ids", "classes are sorted by id"),
 }
 _WARNINGS = {
     "crowd": ("crowd", "training ignores it; evaluation ignores detections inside it"),
+    "area-differs": (
+        "area that does not fit its box",
+        "it decides between APs, APm and APl: correct it, or evaluate with --box_areas",
+    ),
+    "repeated-image": ("images with the same content", "remove all but one"),
+    "shared-image": ("evaluation image that is also in the training data", "evaluate on other images"),
     "image-without-boxes": ("image without boxes", "training uses it as background"),
     "too-many-boxes": ("image with more boxes than max_instances", "its largest boxes are kept for training"),
     "repeated-file": ("file that several images name", "it is read once for each image"),
@@ -234,6 +251,9 @@ class Issues:
             keys: the key of each row.
             name: row -> the name of the row for messages.
         """
+        keys = list(keys)
+        if len(set(keys)) == len(keys):  # saves time and memory
+            return
         rows_of = collections.defaultdict(list)
         for row, key in enumerate(keys):
             rows_of[key].append(row)

@@ -1,10 +1,13 @@
+import json
 import shutil
 
+import PIL.Image
 import pytest
 
-from common.args import Args
+from common.args import Args, EvalArgs
 from common.data import tf_readers
 from common.data.check.coco import load_coco
+from common.data.check.issues import DataError
 from common.data.check.tfrecord import TFRecordSource
 from common.data.labels import LabelMap
 from common.data.open import (
@@ -19,6 +22,7 @@ from common.data.open import (
 from common.data.sources import CocoSource, ImageListSource
 from common.distributed.ranks import Ranks
 from common.errors import UserError
+from tests.common.coco_documents import SMALL, changed, draw_images, write_json
 from tests.common.record_writing import write_tfrecords
 from tests.refusal import refusal
 
@@ -200,3 +204,47 @@ def test_evaluation_category_unknown_to_the_weights_is_refused(split_flags):
     assert open_evaluation(a, CATEGORIES).size == 12
     with pytest.raises(UserError, match="category 3 is 'car', in training it is absent"):
         open_evaluation(a, LabelMap((17,), ("cat",)))
+
+
+# --- training and evaluation data together ---
+
+
+def test_evaluation_images_with_the_content_of_training_images_are_a_warning(tmp_path, capfd):
+    (tmp_path / "train").mkdir()
+    images = draw_images(tmp_path / "train")
+    shutil.copytree(images, tmp_path / "val")
+    (tmp_path / "val" / "a.jpg").rename(tmp_path / "val" / "c.jpg")
+    document = changed(["images", 0, "file_name"], "c.jpg")
+    flags = {"train_annotations": write_json(images, SMALL), "eval_annotations": tmp_path / "val.json"}
+    flags["eval_annotations"].write_text(json.dumps(document))
+    flags |= {"train_images": images, "eval_images": tmp_path / "val"}
+    args = Args(batch_size=1, **{name: str(path) for name, path in flags.items()})
+    _, evaluation = open_splits(args, num_replicas=1, max_instances=100)
+    shared = "image 42 ('c.jpg') = image 42 ('a.jpg')", "image 7 ('sub/b.jpg') = image 7 ('sub/b.jpg')"
+    assert sorted(evaluation.annotations.issues["shared-image"].offenders) == sorted(shared)
+    assert "evaluation image that is also in the training data (2): image" in capfd.readouterr().err
+
+
+def test_box_areas_replace_the_areas_of_the_evaluation_data(tmp_path):
+    images = draw_images(tmp_path)
+    flags = {"eval_images": str(images), "eval_annotations": str(write_json(images, SMALL))}
+    label_map = LabelMap((2, 9), ("two", "nine"))
+    for box_areas, areas in ((False, [99, 30, 12.5, 4]), (True, [200, 30, 14, 4])):
+        source = open_evaluation(EvalArgs(**flags, box_areas=box_areas), label_map)
+        assert source.annotations.areas.tolist() == areas
+
+
+def test_coco_pixels_decides_about_boxes_of_turned_images_in_training_and_evaluation(tmp_path):
+    image = PIL.Image.new("RGB", (40, 20))
+    image.getexif()[0x0112] = 6
+    image.save(tmp_path / "a.jpg", exif=image.getexif())
+    records = {"images": [{"id": 1, "file_name": "a.jpg", "width": 40, "height": 20}]}
+    records["annotations"] = [{"image_id": 1, "category_id": 2, "bbox": [3, 10, 5, 18]}]
+    path = str(write_json(tmp_path, SMALL | records))
+    flags = {"train_images": str(tmp_path), "train_annotations": path, "batch_size": 1}
+    flags |= {"eval_images": str(tmp_path), "eval_annotations": path}
+    message = refusal(open_splits, Args(**flags), num_replicas=1, max_instances=100, error=DataError)
+    assert message.count("Set --coco_pixels to turned, or to stored") == 2
+    sources = open_splits(Args(**flags, coco_pixels="turned"), num_replicas=1, max_instances=100)
+    # Orientation 6 turns the stored image clockwise: x = 19 - y, y = x of the stored pixels.
+    assert [source.annotations.boxes_ltwh_px.tolist() for source in sources] == [[[10, 12, 18, 5]]] * 2

@@ -9,7 +9,7 @@ import PIL.Image
 import pytest
 from matplotlib.text import Text
 
-from common.data.annotations import read_coco
+from common.data.check.coco import load_coco
 from common.data.open import open_coco
 from common.data.sources import CocoSource
 from common.evaluation import coco_metrics, error_analysis
@@ -77,10 +77,12 @@ def scene(tmp_path_factory):
     """A COCO dict, the same as Annotations, and detections."""
     truth = random_ground_truth(num_images=95)
     truth["images"] = [image | {"file_name": "x.jpg"} for image in truth["images"]]
+    # Different areas, because load_coco drops boxes that repeat another one.
+    truth["annotations"] = [box | {"area": number} for number, box in enumerate(truth["annotations"])]
     path = tmp_path_factory.mktemp("scene") / "truth.json"
     path.write_text(json.dumps(truth))
     detections = [d for d in random_detections(truth) if min(d["bbox"][2:]) > 0]
-    return truth, read_coco(path), detections
+    return truth, load_coco(path), detections
 
 
 @pytest.mark.parametrize("min_score", [0, 0.5])

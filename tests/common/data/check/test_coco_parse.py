@@ -34,7 +34,8 @@ ONE_FAULT = [
     ("annotations.1", None, "wrong-type", "annotations[1] is None"),
     ("images.1.id", ..., "missing-key", "images[1] (no id, 'sub/b.jpg') has no id"),
     ("images.1.id", "7", "wrong-type", "images[1] (id '7', 'sub/b.jpg') has id '7': expected `int`"),
-    ("images.1.id", 7.0, "wrong-type", "images[1] (id 7.0, 'sub/b.jpg') has id 7.0"),
+    ("images.1.id", 7.5, "wrong-type", "images[1] (id 7.5, 'sub/b.jpg') has id 7.5"),
+    ("images.1.id", 2.0**54, "wrong-type", "images[1] (id 1.8014398509481984e+16, 'sub/b.jpg') has id"),
     ("images.1.id", -7, "wrong-type", "images[1] (id -7, 'sub/b.jpg') has id -7: expected `int` >= 0"),
     ("images.1.id", NAN, "wrong-type", "images[1] (id nan, 'sub/b.jpg') has id nan"),
     ("images.1.id", True, "wrong-type", "images[1] (id True, 'sub/b.jpg') has id True"),
@@ -59,7 +60,9 @@ ONE_FAULT = [
     ("annotations.2.area", -1, "wrong-type", f"{OBJECT_HAS} area -1"),
     ("annotations.2.area", NAN, "wrong-type", f"{OBJECT_HAS} area nan: a finite number is needed"),
     ("annotations.2.iscrowd", 2, "wrong-type", f"{OBJECT_HAS} iscrowd 2"),
-    ("annotations.2.iscrowd", 1.0, "wrong-type", f"{OBJECT_HAS} iscrowd 1.0"),
+    ("annotations.2.iscrowd", 0.5, "wrong-type", f"{OBJECT_HAS} iscrowd 0.5"),
+    ("annotations.2.ignore", 2, "wrong-type", f"{OBJECT_HAS} ignore 2: 0 or 1 is needed"),
+    ("annotations.2.ignore", "no", "wrong-type", f"{OBJECT_HAS} ignore 'no': 0 or 1 is needed"),
     ("categories.0", 2, "bad-category", "categories[0] is 2"),
 ]
 
@@ -267,8 +270,8 @@ def test_boxes_that_are_all_fractions_of_the_image_are_refused_as_not_in_pixels(
     (issue,) = refused(json_of(document)).values()
     assert (issue.kind, issue.count) == ("boxes-not-in-pixels", 4)
     assert issue.offenders[::3] == [
-        "annotation 1 (image 7) has bbox [0.05, 0.1, 0.2, 0.9] in 30 x 40 pixels",
-        "annotation 8 (image 42) has bbox [-0.01, 0.0, 0.3, 0.3] in 20 x 10 pixels",
+        "annotation 1 (image 7) has bbox [0.05, 0.1, 0.2, 0.9] in 30 x 40 pixels of 'sub/b.jpg'",
+        "annotation 8 (image 42) has bbox [-0.01, 0.0, 0.3, 0.3] in 20 x 10 pixels of 'a.jpg'",
     ]
     document["annotations"] = document["annotations"][:1]
     assert list(refused(json_of(document))) == ["boxes-not-in-pixels"]
@@ -322,7 +325,8 @@ def test_boxes_are_refused_as_xyxy_if_all_are_valid_as_xyxy_and_half_leave_the_i
 ):
     boxes = [*[CORNERS] * num_corners, *[INSIDE] * num_inside, last]
     image = {"id": 7, "file_name": "a.jpg", "width": 100, "height": 80}
-    objects = [{"image_id": 7, "category_id": 2, "bbox": box} for box in boxes]
+    # Different areas: no box repeats another one.
+    objects = [{"image_id": 7, "category_id": 2, "bbox": box, "area": area} for area, box in enumerate(boxes)]
     document = SMALL | {"images": [image], "annotations": objects}
     if is_refused:
         (issue,) = refused(json_of(document)).values()

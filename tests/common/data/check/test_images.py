@@ -9,6 +9,7 @@ import zlib
 from unittest import mock
 
 import cv2
+import msgspec
 import numpy as np
 import PIL.Image
 import pytest
@@ -16,18 +17,17 @@ import simplejpeg
 
 from common.data.annotations import CocoImage
 from common.data.check import images
-from common.data.check.images import (
-    ImageFacts,
-    ImagePolicy,
-    check_files,
-    check_images,
-    inspect,
-    inspect_files,
-    path_fault,
-)
+from common.data.check.images import ImageFacts, ImagePolicy, check_files, check_images, inspect, path_fault
 from common.data.check.issues import Issues
 from common.files import cache_directory
 from tests.common.image_variants import GREY, HEIGHT, RGB, VARIANTS, WIDTH, chunk, opencv, pillow, png, tiff
+
+
+def inspect_files(*arguments, **options):
+    """Returns the facts about files without their checksums, which have their own test."""
+    facts = images.inspect_files(*arguments, **options)
+    return [msgspec.structs.replace(fact, checksum=0) for fact in facts]
+
 
 EVERY_PIXEL = ImagePolicy(decode=True)
 JPEG = ImageFacts("JPEG", HEIGHT, WIDTH)
@@ -498,6 +498,20 @@ def test_file_of_a_similar_name_in_the_same_folder_precedes_those_in_other_folde
     issues = Issues("x")
     check_files(tmp_path, [CocoImage(1, "sub/a.jpg", 9, 9)], lambda _: "image 1", issues)
     assert issues["image-missing"].offenders[0].startswith("image 1: 'sub/A.jpg' exists")
+
+
+def test_checksums_of_files_are_equal_only_for_equal_sizes_and_ends(tmp_path):
+    content = bytearray(VARIANTS["bmp"].ljust(20_000, b"x"))
+    contents = {"a": bytes(content), "b": bytes(content), "longer": bytes(content) + b"x"}
+    for name, place in (("head", 60), ("tail", -1)):
+        contents[name] = bytes(content)
+        contents[name] = contents[name][:place] + b"y" + contents[name][place:][1:]
+    facts = images.inspect_files(tmp_path, write(tmp_path, **contents))
+    checksums = dict(zip(contents, (fact.checksum for fact in facts), strict=True))
+    assert checksums["a"] == checksums["b"] > 0
+    assert len(set(checksums.values())) == 4
+    cached = images.inspect_files(tmp_path, list(contents))
+    assert [fact.checksum for fact in cached] == list(checksums.values())
 
 
 def test_valid_images_that_agree_with_their_annotations_give_no_issue():
