@@ -51,8 +51,8 @@ from common.data.check.coco import load_coco
 from common.data.check.issues import Issues
 from common.data.open import log_issues, open_tfrecords
 from common.errors import UserError
-from common.progress import import_tensorflow
-from tools.conversion.coco_writer import file_names, round_boxes, write_coco, write_images
+from common.progress import import_tensorflow, log
+from tools.conversion.coco_writer import copy_records, file_names, round_boxes, write_coco, write_images
 from tools.conversion.csv_boxes import read_csv
 from tools.conversion.cvat import read_cvat
 from tools.conversion.labelme import read_labelme
@@ -188,7 +188,11 @@ def convert(source: str, target: str, options: Options) -> tuple[dict[str, Annot
         part_of = dict(zip(outputs, parts, strict=True))
         # The smaller part comes first: if it has too few images for --num_shards, no part is written.
         for name, part in sorted(part_of.items(), key=lambda item: item[1].num_images):
-            if target == "coco":
+            if target == source == "coco" and options.coco_pixels != "turned":
+                pathlib.Path(name).parent.mkdir(parents=True, exist_ok=True)
+                if count := copy_records(options.input, part, name):
+                    log(f"{name}: {count} masks (RLE) are left out, because --max_side cannot scale them")
+            elif target == "coco":
                 write_coco(part, name)
             else:
                 import_tensorflow()

@@ -1,11 +1,13 @@
 import dataclasses
 import functools
 import hashlib
+import json
 import os
 import shutil
 import sys
 
 import numpy as np
+import PIL.Image
 import pytest
 from absl import flags
 
@@ -16,6 +18,7 @@ from common.data.open import open_tfrecords
 from common.errors import UserError
 from tests import commands
 from tests.common import made_annotations
+from tests.common.coco_documents import SMALL, draw_images, write_json
 from tests.refusal import refusal
 from tests.tools.conversion.labelled_images import contents_of, options_of, write_file, write_yolo
 from tools import convert as command
@@ -126,6 +129,91 @@ def test_holdout_and_max_side_write_two_parts_with_scaled_images(
         after = contents_of(tmp_path / "images_103")
         assert {name for name in before if before[name] == after[name]} == {"06.jpg"}
     assert contents_of(drawn / "images") == before
+
+
+RLE = {"counts": [3, 5, 192], "size": [10, 20]}
+EXPORT = {
+    "info": {"description": "mine", "contributor": ""},
+    "licenses": [{"id": 3, "name": "CC BY", "url": "http://a/b"}],
+    "images": [
+        {"id": 42, "file_name": "a.jpg", "width": 20, "height": 10, "license": 3, "date_captured": 0},
+        {"id": 7, "file_name": "sub/b.jpg", "width": 30, "height": 40, "coco_url": ""},
+    ],
+    "annotations": [
+        {"id": 11, "image_id": 42, "category_id": 2, "bbox": [0, 0, 20, 10], "segmentation": RLE, "area": 5},
+        {
+            "id": 12,
+            "image_id": 7,
+            "category_id": 9,
+            "segmentation": [[2, 4, 10, 4, 10, 20], [2, 4, 3, 4, 3, 5]],
+            "keypoints": [2, 4, 2, 10, 20, 1, 0, 0, 0],
+            "num_keypoints": 2,
+            "bbox": [2, 4, 8, 16],
+            "area": 64,
+            "attributes": {"occluded": False, "track": [1]},
+        },
+    ],
+    "categories": [{"id": 2, "name": "two", "supercategory": "x"}, {"id": 9, "name": "nine"}],
+    "mine": {"x": None},
+}
+
+
+@pytest.fixture
+def export(tmp_path):
+    """The flags of a data set with EXPORT and its images."""
+    images = draw_images(tmp_path)
+    return {"input": write_json(tmp_path, EXPORT), "images": images, "output": tmp_path / "out" / "x.json"}
+
+
+@pytest.mark.parametrize("note", [None, float("nan")], ids=["strict json", "json with nan"])
+def test_split_of_a_json_has_all_keys_of_its_records_and_lists(export, note):
+    export["input"].write_text(json.dumps(EXPORT | {"mine": {"x": note}}))
+    run("coco", "coco", **export, holdout=0.5)
+    parts = [
+        json.loads((export["output"].parent / f"x_{name}.json").read_text()) for name in ("train", "val")
+    ]
+    rows = [next(row for row in (0, 1) if part["images"] == [EXPORT["images"][row]]) for part in parts]
+    assert sorted(rows) == [0, 1]
+    for part, row in zip(parts, rows, strict=True):
+        assert part == EXPORT | {key: [EXPORT[key][row]] for key in ("images", "annotations")}
+
+
+def test_json_of_scaled_images_has_scaled_shapes_and_reports_masks_that_are_left_out(export, capfd):
+    run("coco", "coco", **export, max_side=20)  # only image 7 is larger: 30 x 40 becomes 15 x 20
+    document = json.loads(export["output"].read_text())
+    image, an_object = EXPORT["images"][1], EXPORT["annotations"][1]
+    assert document["images"] == [EXPORT["images"][0], image | {"width": 15, "height": 20}]
+    assert document["annotations"] == [
+        EXPORT["annotations"][0],
+        an_object
+        | {
+            "bbox": [1, 2, 4, 8],
+            "area": 16,
+            "segmentation": [[1, 2, 5, 2, 5, 10], [1, 2, 1.5, 2, 1.5, 2.5]],
+            "keypoints": [1, 2, 2, 5, 10, 1, 0, 0, 0],
+        },
+    ]
+    assert "left out" not in capfd.readouterr().err
+    run("coco", "coco", **export, max_side=10, overwrite=True)
+    expected = {key: value for key, value in EXPORT["annotations"][0].items() if key != "segmentation"}
+    scaled = json.loads(export["output"].read_text())["annotations"][0]
+    assert scaled == expected | {"bbox": [0, 0, 10, 5], "area": 1.25}
+    line = f"{export['output']}: 1 masks (RLE) are left out, because --max_side cannot scale them"
+    assert line in capfd.readouterr().err
+
+
+def test_conversion_with_coco_pixels_turned_writes_boxes_of_the_stored_pixels(tmp_path):
+    image = PIL.Image.new("RGB", (40, 20))
+    image.getexif()[0x0112] = 6
+    image.save(tmp_path / "a.jpg", exif=image.getexif())
+    an_object = {"id": 1, "image_id": 1, "category_id": 2, "bbox": [3, 10, 5, 18]}
+    records = {
+        "images": [{"id": 1, "file_name": "a.jpg", "width": 40, "height": 20}],
+        "annotations": [an_object],
+    }
+    options = {"input": write_json(tmp_path, SMALL | records), "images": tmp_path}
+    run("coco", "coco", **options, output=tmp_path / "x.json", coco_pixels="turned")
+    assert load_coco(tmp_path / "x.json", tmp_path).boxes_ltwh_px.tolist() == [[10, 12, 18, 5]]
 
 
 def test_more_shards_than_images_of_a_part_are_refused_before_writing(drawn, tmp_path):

@@ -1,21 +1,28 @@
-"""Writes annotations as a COCO json, and the images of such a json as files.
+"""Writes annotations or a part of a COCO json as a COCO json, and the images of such a json as files.
 
 Format: https://cocodataset.org/#format-data
 """
 
+import codecs
+import contextlib
 import dataclasses
+import itertools
+import json
 import os
 import pathlib
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import msgspec
 import numpy as np
+from msgspec.json import decode
 
 from common.data.annotations import Annotations
 from common.data.check import images
 from common.errors import UserError
 from common.files import write_bytes, write_into
 
+_SHAPES = ("segmentation", "keypoints")
 _DECIMALS = 3  # of coordinates in pixels: float32 is not more precise
 
 
@@ -27,6 +34,85 @@ def write_coco(annotations: Annotations, path: str | os.PathLike) -> None:
     path = pathlib.Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     write_bytes(path, msgspec.json.encode(annotations.ground_truth()) + b"\n")
+
+
+def copy_records(source: str | os.PathLike, annotations: Annotations, path: str | os.PathLike) -> int:
+    """Writes the part of a COCO json that belongs to the images of `annotations`, with all keys.
+
+    Records of an image whose size in `annotations` is the same are copied unchanged. Otherwise, sizes, boxes,
+    areas, polygons and key points are scaled. Masks in run-length encoding cannot be scaled and are left out.
+
+    Args:
+        source: the json, from which `load_coco` has read `annotations`.
+
+    Returns:
+        The number of masks that were left out, and of polygons and key points that are not lists of numbers.
+    """
+    content = pathlib.Path(source).read_bytes().removeprefix(codecs.BOM_UTF8)
+    try:
+        document = decode(content, type=dict[str, msgspec.Raw])
+    except ValueError:  # NaN, or text that is not UTF-8, in a key that load_coco does not read
+        plain = json.loads(content.decode("utf-8", "replace"), parse_constant=lambda _: None)
+        document = decode(json.dumps(plain).encode(), type=dict[str, msgspec.Raw])
+    new_sizes = dict(zip(annotations.image_ids.tolist(), annotations.image_sizes.tolist(), strict=True))
+    images: list[Any] = []
+    objects: list[Any] = []
+    scales: dict[float, tuple[Scale, Scale]] = {}
+    num_left_out = 0
+    for raw in decode(document["images"], type=list[msgspec.Raw]):
+        image = decode(raw, type=_ImageKeys)
+        if image.id not in new_sizes:
+            continue
+        height, width = new_sizes[image.id]
+        if (height, width) == (image.height, image.width):
+            images.append(raw)
+        else:
+            scales[image.id] = (width, image.width), (height, image.height)
+            images.append(decode(raw) | {"height": height, "width": width})
+    for raw in decode(document["annotations"], type=list[msgspec.Raw]):
+        image_id = decode(raw, type=_ObjectKeys).image_id
+        if image_id in scales:
+            record = decode(raw)
+            objects.append(_scaled(record, *scales[image_id]))
+            num_left_out += sum(bool(record.get(key)) and key not in objects[-1] for key in _SHAPES)
+        elif image_id in new_sizes:
+            objects.append(raw)
+    write_bytes(path, msgspec.json.encode(document | {"images": images, "annotations": objects}) + b"\n")
+    return num_left_out
+
+
+class _ImageKeys(msgspec.Struct):
+    id: int | float
+    width: int | float
+    height: int | float
+
+
+class _ObjectKeys(msgspec.Struct):
+    image_id: int | float
+
+
+Scale = tuple[float, float]  # new side, old side
+
+
+def _scaled(record: dict[str, Any], x: Scale, y: Scale) -> dict[str, Any]:
+    """Returns an annotation for a scaled image, without what cannot be scaled."""
+
+    def scaled(numbers: list[float], *scales: Scale) -> list[float]:
+        return [
+            number * new / old for number, (new, old) in zip(numbers, itertools.cycle(scales), strict=False)
+        ]
+
+    record = record | {"bbox": scaled(record["bbox"], x, y)}
+    if record.get("area") is not None:
+        record["area"] = record["area"] * (x[0] * y[0]) / (x[1] * y[1])
+    if polygons := record.pop("segmentation", None):
+        with contextlib.suppress(ValueError):  # a mask
+            polygons = msgspec.convert(polygons, list[list[float]])
+            record["segmentation"] = [scaled(polygon, x, y) for polygon in polygons]
+    if points := record.pop("keypoints", None):  # x, y, visibility
+        with contextlib.suppress(ValueError):
+            record["keypoints"] = scaled(msgspec.convert(points, list[float]), x, y, (1, 1))
+    return record
 
 
 def write_images(
