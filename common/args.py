@@ -23,7 +23,11 @@ PIPELINE_TYPES = ("auto", "dali_gpu", "dali_cpu", "tensorflow", "synthetic")
 MAX_SEED = 2**31 - 1  # DALI drops the upper bits of larger seeds
 MAX_THREADS = 16  # upper limit of the default of --num_threads
 MAX_MEGAPIXELS = 100.0  # 300 MB of RGB
-IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".tif", ".tiff", ".jp2")
+IMAGE_SUFFIXES = (".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".bmp", ".webp", ".tif", ".tiff", ".jp2")
+VIDEO_SUFFIXES = (
+    *(".mp4", ".m4v", ".mov", ".avi", ".mkv", ".webm", ".mpg", ".mpeg", ".wmv", ".3gp", ".3g2", ".flv"),
+    *(".asf", ".mts", ".m2ts", ".ts", ".ogv", ".vob"),
+)
 
 # --help shows these flags first. The others follow, grouped by the attribute `group` of their class.
 MOST_USED = (

@@ -23,6 +23,7 @@ from common.data.check.image_headers import ImageFacts
 from common.data.check.images import add_fault, inspect_files
 from common.data.check.issues import DataError, Issues
 from common.data.check.repeated_images import report_shared_images
+from common.data.image_files import Tree, is_hidden, list_tree
 from common.data.labels import LabelMap, is_text
 from common.data.sharding import check_shards
 from common.data.sources import CocoSource, Data, ImageListSource, Source
@@ -240,20 +241,23 @@ def open_tfrecords(
 
 def open_images(images: str, policy: ImagePolicy = ImagePolicy()) -> ImageListSource:
     """Opens and checks the images of --images. Raises UserError if no image is usable."""
-    files, issues = list_images(images), Issues(f"--images={images}", policy)
+    issues = Issues(f"--images={images}", policy)
+    files = list_images(images, issues)
     facts = inspect_files(os.curdir, files, policy)
     misnamed = ImageFacts(fault="image-unreadable", detail="DALI needs a file name in UTF-8")
     pairs = [(file, fact if is_text(file) else misnamed) for file, fact in zip(files, facts, strict=True)]
     usable = [file for file, fact in pairs if not add_fault(fact, repr(file), issues)]
-    if not usable:
+    if not usable and not issues.stopping:
         issues.add("no-images", f"none of the {len(facts)} images can be read")
     issues.raise_if_stopping()
     log_issues(issues)
     return ImageListSource(usable)
 
 
-def list_images(images: str) -> tuple[str, ...]:
+def list_images(images: str, issues: Issues) -> tuple[str, ...]:
     """Returns the sorted image files that --images names: a file, a directory or a glob.
+
+    Adds what is skipped to `issues`: hidden files, folders of a directory, and images in other formats.
 
     Raises:
         UserError: there is no such image file.
@@ -262,13 +266,43 @@ def list_images(images: str) -> tuple[str, ...]:
     with user_errors(f"--images={images}"):
         if path.is_file():
             return (images,)
-        if not path.exists() and not glob.has_magic(images):
+        if path.is_dir():
+            tree = list_tree(str(path), recursive=False)
+        elif glob.has_magic(images):
+            tree = _match(images)
+        else:
             raise UserError(f"--images={images}: no such file or directory")
-        paths = path.iterdir() if path.is_dir() else map(pathlib.Path, glob.glob(images, recursive=True))
-        files = sorted(file for file in paths if file.suffix.lower() in IMAGE_SUFFIXES and file.is_file())
-    if not files:
-        raise UserError(f"--images={images}: no image files found ({', '.join(IMAGE_SUFFIXES)})")
-    return tuple(map(str, files))
+    tree.report(issues)
+    issues.add_each("format-skipped", tree.unsupported, repr)
+    if not tree.images:
+        skipped = [issue.line(shown=3) for issue in issues]
+        reason = f"no image files found ({', '.join(IMAGE_SUFFIXES)})"
+        raise UserError(f"--images={images}: {'. '.join([reason, *skipped])}")
+    return tuple(tree.images)
+
+
+def _match(pattern: str) -> Tree:
+    """Returns the files that match a glob. A file that links give several paths is listed once."""
+    tree, places, files = Tree(), set(), []
+    parts = pathlib.PurePath(pattern).parts
+    num_fixed = next(i for i, part in enumerate(parts) if glob.has_magic(part))  # the user wrote these names
+    for path in sorted(
+        map(pathlib.Path, glob.glob(pattern, recursive=True)), key=lambda p: (len(p.parts), p)
+    ):
+        names = path.parts[num_fixed:]
+        first_hidden = next((number for number, name in enumerate(names, 1) if is_hidden(name)), None)
+        if first_hidden is not None:
+            path = pathlib.Path(*path.parts[: num_fixed + first_hidden])
+        place = path.parent.resolve() / path.name
+        if place in places:
+            continue
+        places.add(place)
+        if first_hidden is not None:
+            tree.hidden.append(str(path))
+        elif not path.is_dir():
+            files.append(path)
+    tree.files = list(map(str, sorted(files)))
+    return tree
 
 
 # --- checks of whole sources, and the log ---

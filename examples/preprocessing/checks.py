@@ -24,7 +24,9 @@ from common.data import tfrecord
 from common.data.check import images as image_checks
 from common.data.check.coco import load_coco
 from common.data.check.image_headers import ImageFacts
-from common.data.check.issues import KINDS
+from common.data.check.issues import KINDS, Issues
+from common.data.image_files import list_tree
+from common.data.open import log_issues
 from common.data.readers import clean_json
 from common.errors import UserError
 from examples.preprocessing import sources
@@ -88,8 +90,12 @@ def open_source(kind: str, path: str, images: str | None, scratch: str) -> Sourc
 def _find(path: str, suffixes: tuple[str, ...]) -> list[str]:
     """Returns the files that a path names, sorted: a file, a glob, or a directory with its subdirectories."""
     if os.path.isdir(path):
-        everything = sorted(glob.glob(f"{glob.escape(path)}/**", recursive=True))
-        files = [file for file in everything if file.lower().endswith(suffixes)]
+        tree, issues = list_tree(path), Issues(f"--input={path}")
+        tree.report(issues)
+        if suffixes == IMAGE_SUFFIXES:
+            issues.add_each("format-skipped", tree.unsupported, repr)
+        log_issues(issues)
+        files = tree.with_suffix(*suffixes)
         if not files:
             raise UserError(f"--input={path}: no file there ends in {', '.join(suffixes)}")
         return files

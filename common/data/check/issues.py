@@ -139,6 +139,13 @@ _WARNINGS = {
     "index-stale": ("record file with a wrong index", "the index was written again"),
     "record-completed": ("record without all keys that DALI reads", "a completed copy is read instead"),
     "record-numbered": ("record without a number in image/source_id", "its image is numbered, in a copy"),
+    "file-hidden": ("hidden file or folder, or one that a system adds", "it is not read"),
+    "link-skipped": ("link to a folder that is read already, or contains the data", "it is not followed"),
+    "folder-skipped": ("folder in the directory", "it is not read: a glob such as DIR/**/* reads folders"),
+    "format-skipped": (
+        "image or video that is not read",
+        "convert it to JPEG or PNG; infer.py reads a video",
+    ),
     "label-missing": ("image without a label file", "it is used as an image without objects"),
     "polygon": ("polygon instead of a box", "its bounding box is used"),
     "box-rotated": ("rotated box or ellipse", "the upright box around it is used"),

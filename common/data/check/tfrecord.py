@@ -33,6 +33,7 @@ from common.data.check.coco import finish
 from common.data.check.images import in_threads
 from common.data.check.issues import Issues
 from common.data.check.tfrecord_scan import LACKS_BOXES, LACKS_CROWDS, ParsedRecord, name_files
+from common.data.image_files import SYSTEM_NAMES
 from common.data.labels import LabelMap
 from common.data.sources import Source
 from common.data.tfrecord import BOX_KEYS, CROWD_KEY, ID_KEY, LABEL_KEY, RecordFile, Records
@@ -97,6 +98,7 @@ def expand_pattern(pattern: str) -> list[str]:
     issues, files = Issues(pattern), set()
     for part in [part.strip() for part in pattern.split(",") if part.strip()] or [pattern]:
         paths = [file for file in glob.glob(part, recursive=True) if not file.endswith(_NO_RECORDS)]
+        paths = [file for file in paths if os.path.basename(file).lower() not in SYSTEM_NAMES]
         matches = [file for file in paths if not (part.endswith("**") and os.path.isdir(file))]
         issues.add_each("no-record-file", [] if matches else [part], repr)
         files.update(matches)

@@ -7,7 +7,7 @@ import pytest
 from common.args import Args, EvalArgs
 from common.data import tf_readers
 from common.data.check.coco import load_coco
-from common.data.check.issues import DataError
+from common.data.check.issues import DataError, Issues
 from common.data.check.tfrecord import TFRecordSource
 from common.data.labels import LabelMap
 from common.data.open import (
@@ -36,7 +36,7 @@ def coco_flags(drawn):
 
 @pytest.fixture
 def image_list(drawn):
-    return ImageListSource(list_images(str(drawn / "images")))
+    return ImageListSource(list_images(str(drawn / "images"), Issues("")))
 
 
 # --- sources ---
@@ -141,14 +141,41 @@ def test_image_list_has_the_image_files_of_a_directory_a_glob_or_one_path(tmp_pa
         (tmp_path / name).touch()
     (tmp_path / "d.jpg").mkdir()
     images = (f"{tmp_path}/a.png", f"{tmp_path}/b.JPG")
-    assert list_images(str(tmp_path)) == list_images(f"{tmp_path}/*.[Jp]*") == images
-    assert list_images(images[1]) == images[1:]
+    for pattern, expected in ((tmp_path, images), (f"{tmp_path}/*.[Jp]*", images), (images[1], images[1:])):
+        assert list_images(str(pattern), Issues("")) == expected
+
+
+def test_image_list_names_what_it_skips_in_a_directory(tmp_path):
+    (tmp_path / "more").mkdir()
+    for name in ("a.jpg", "b.jfif", "c.gif", "clip.3gp", "._a.jpg", "more/d.jpg"):
+        (tmp_path / name).touch()
+    issues = Issues("")
+    assert list_images(str(tmp_path), issues) == (f"{tmp_path}/a.jpg", f"{tmp_path}/b.jfif")
+    assert {issue.kind: [text.rpartition("/")[2] for text in issue.offenders] for issue in issues} == {
+        "file-hidden": ["._a.jpg'"],
+        "folder-skipped": ["more'"],
+        "format-skipped": ["c.gif'", "clip.3gp'"],
+    }
+
+
+def test_image_list_of_a_glob_skips_system_folders_and_has_files_of_circular_links_once(
+    tmp_path,
+):
+    for folder in ("z", "@eaDir"):
+        (tmp_path / ".set" / folder).mkdir(parents=True)
+        (tmp_path / ".set" / folder / "a.jpg").touch()
+    (tmp_path / ".set" / "loop").symlink_to(".")
+    issues = Issues("")
+    assert list_images(f"{tmp_path}/.set/**/*", issues) == (f"{tmp_path}/.set/z/a.jpg",)
+    assert issues["file-hidden"].offenders == [f"'{tmp_path}/.set/@eaDir'"]
 
 
 def test_image_list_without_image_files_is_refused_with_a_reason(tmp_path):
-    assert "File name too long" in refusal(list_images, ",".join(["a.png"] * 60))
-    assert "nothing: no such file or directory" in refusal(list_images, str(tmp_path / "nothing"))
-    assert f"{tmp_path}: no image files found" in refusal(list_images, str(tmp_path))
+    assert "File name too long" in refusal(list_images, ",".join(["a.png"] * 60), Issues(""))
+    assert "nothing: no such file or directory" in refusal(list_images, str(tmp_path / "nothing"), Issues(""))
+    assert f"{tmp_path}: no image files found" in refusal(list_images, str(tmp_path), Issues(""))
+    (tmp_path / "a.heic").touch()
+    assert "image or video that is not read: " in refusal(list_images, str(tmp_path), Issues(""))
 
 
 def test_paths_in_the_images_flag_are_relative_to_the_working_directory(drawn, monkeypatch):

@@ -5,15 +5,17 @@ import functools
 import pathlib
 
 import numpy as np
+import PIL.Image
 import pytest
 import tensorflow as tf
 
-from common.data import readers
+from common.data import readers, tf_readers
 from common.data.check.coco import load_coco
 from common.data.loader import from_pipeline
-from common.data.open import open_coco
+from common.data.open import open_coco, open_images
 from common.data.readers import coco_reader, tfrecord_reader
 from common.errors import UserError
+from tests.common.coco_documents import write_json
 from tests.common.reading import assert_iterator_resumes, build, first_images, ids, numbered_images, read
 from tests.common.record_writing import LABELS, record, write, write_tfrecords
 
@@ -55,6 +57,24 @@ def test_readers_of_json_and_records_give_the_images_and_boxes_of_the_annotation
             assert actual.labels.tolist() == (targets.classes[rows] + 1).tolist()
             np.testing.assert_allclose(actual.boxes, targets.boxes[rows], atol=1e-6, rtol=0)
             assert actual.boxes.min(initial=0) >= 0 and actual.boxes.max(initial=1) <= 1
+
+
+@pytest.mark.parametrize("suffix", ["jfif", "jpe", "JPE"])
+def test_jpeg_files_with_rare_suffixes_are_read_by_every_reader(drawn, tmp_path, suffix):
+    content = (drawn / "images" / "00.jpg").read_bytes()
+    width, height = PIL.Image.open(drawn / "images" / "00.jpg").size
+    (tmp_path / f"a.{suffix}").write_bytes(content)
+    document = {
+        "images": [{"id": 4, "file_name": f"a.{suffix}", "width": width, "height": height}],
+        "annotations": [{"id": 1, "image_id": 4, "category_id": 1, "bbox": [1, 2, 3, 4]}],
+        "categories": [{"id": 1, "name": "cat"}],
+    }
+    source, images = open_coco(tmp_path, write_json(tmp_path, document)), open_images(str(tmp_path))
+    for opened in (source, images):
+        assert [example.encoded for example in read(opened.read, 1, training=False)] == [content]
+        (example,) = tf_readers.examples(opened, training=False).as_numpy_iterator()
+        assert example["encoded"] == content
+    assert not source.annotations.issues["wrong-extension"].count
 
 
 def test_dali_readers_give_image_ids_up_to_int64_and_boxes_thinner_than_a_pixel(tmp_path):

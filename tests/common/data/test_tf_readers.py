@@ -10,6 +10,7 @@ from nvidia.dali.types import Constant
 
 from common import dali_ops
 from common.data import tf_readers
+from common.data.check.issues import Issues
 from common.data.labels import LabelMap
 from common.data.open import list_images, open_source
 from common.data.sources import ImageListSource
@@ -27,7 +28,7 @@ def source(request, drawn, drawn_records):
     return {
         "coco": lambda: open_source(images=str(drawn / "images"), annotations=str(drawn / "instances.json")),
         "tfrecord": lambda: open_source(file_pattern=f"{drawn_records}*"),
-        "images": lambda: ImageListSource(list_images(str(drawn / "images"))),
+        "images": lambda: ImageListSource(list_images(str(drawn / "images"), Issues(""))),
     }[request.param]()
 
 
@@ -64,7 +65,7 @@ def test_tf_data_evaluation_examples_of_each_shard_equal_those_of_dali_in_conten
 
 def test_evaluation_of_a_shard_with_too_few_images_repeats_them_to_fill_its_steps(drawn):
     """The shard has two images, and must fill two batches of two."""
-    source = ImageListSource(list_images(str(drawn / "images")))
+    source = ImageListSource(list_images(str(drawn / "images"), Issues("")))
     loader = types.SimpleNamespace(opened_source=source, training=False, steps_per_epoch=2, batch_size=2)
     loader.shard_id, loader.num_shards, loader.seed = 1, 5, 0
     image_ids = tf_readers.loader_examples(loader).map(lambda example: example["image_id"]).take(8)
