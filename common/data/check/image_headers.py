@@ -10,13 +10,20 @@ import re
 import struct
 import warnings
 import zlib
+from collections.abc import Callable
 from typing import BinaryIO, TypeVar
 
 import msgspec
 import nvidia.nvimgcodec as nvimgcodec
 import PIL.Image
-from PIL import BmpImagePlugin, Jpeg2KImagePlugin, JpegImagePlugin, PngImagePlugin, TiffImagePlugin
-from PIL.ImageFile import ImageFile
+from PIL import (
+    BmpImagePlugin,
+    ImageFile,
+    Jpeg2KImagePlugin,
+    JpegImagePlugin,
+    PngImagePlugin,
+    TiffImagePlugin,
+)
 
 from common.data.check.issues import Fault
 
@@ -25,7 +32,7 @@ warnings.filterwarnings("ignore", module="PIL.TiffImagePlugin")  # damaged tags
 PILLOW_ERRORS = (OSError, SyntaxError, ValueError, TypeError, KeyError, EOFError, struct.error, zlib.error)
 _HEAD = 8192  # bytes of the first read; most headers are shorter
 
-Plugin = TypeVar("Plugin", bound=ImageFile)
+Plugin = TypeVar("Plugin", bound=ImageFile.ImageFile)
 damaged = functools.partial(Fault, "image-damaged")
 truncated = functools.partial(Fault, "image-truncated")
 unsupported = functools.partial(Fault, "unsupported-format")
@@ -164,6 +171,25 @@ def _jpeg(image: Encoded) -> None:
 # --- PNG: https://www.w3.org/TR/png-3/ ---
 
 _IEND = b"\0\0\0\0IEND\xaeB`\x82"
+_LONGEST_CHUNK = 7_999_988  # bytes; the limit of DALI's decoder for chunks before the pixels, except tEXt
+
+
+def _without_limit(read: Callable[..., bytes]) -> Callable[..., bytes]:
+    """Wraps a method of Pillow that reads a chunk, so that it skips text above Pillow's limits of memory."""
+
+    def read_chunk(self: PngImagePlugin.PngStream, start: int, length: int) -> bytes:
+        try:
+            return read(self, start, length)
+        except ValueError:  # Pillow would refuse the whole image
+            assert self.fp
+            self.fp.seek(start)
+            return ImageFile._safe_read(self.fp, length)
+
+    return read_chunk
+
+
+for _name in ("chunk_tEXt", "chunk_zTXt", "chunk_iTXt", "chunk_iCCP"):  # iCCP: a color profile
+    setattr(PngImagePlugin.PngStream, _name, _without_limit(getattr(PngImagePlugin.PngStream, _name)))
 
 
 def _png(image: Encoded) -> None:
@@ -172,6 +198,14 @@ def _png(image: Encoded) -> None:
         raise truncated(f"a PNG without its last chunk, {image.size} bytes")
     if not _open(image, PngImagePlugin.PngImageFile).tile:
         raise damaged("a PNG without pixel data")
+    at, name = 8, b""
+    while name != b"IDAT":
+        length, name = struct.unpack(">I4s", image.at(at, 8))
+        if length > _LONGEST_CHUNK and name not in (b"IDAT", b"tEXt"):
+            raise unsupported(
+                f"a PNG with {length} bytes of metadata ({name.decode()}): save it without them"
+            )
+        at += 12 + length
     image.is_16_bit = image.head[24] == 16
 
 

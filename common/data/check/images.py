@@ -32,7 +32,7 @@ from common.data.check.issues import Fault, Issues
 from common.files import file_type, load_cached, save_cached
 from common.progress import Bar
 
-_VERSION = 6  # increase this when the check changes
+_VERSION = 7  # increase this when the check changes
 _END = 4096  # bytes at each end of a file for its checksum
 _CHUNK = 64  # files that a thread takes at once
 _ONE_LARGE = threading.Lock()  # saves memory

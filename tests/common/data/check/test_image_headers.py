@@ -318,6 +318,42 @@ def test_rare_jpeg_and_png_headers_that_dali_decodes_are_not_reported():
     assert all(picture.shape == RGB.shape for picture, _ in decode_by_dali(*encoded.values()))
 
 
+TEXT = b"\1" + bytes(2**21 - 1)  # two megabytes, above Pillow's limit of one
+LARGE_METADATA = {
+    "compressed text": [chunk(b"zTXt", b"Comment\0\0" + zlib.compress(TEXT))],
+    "compressed international text": [
+        chunk(b"iTXt", b"XML:com.adobe.xmp\0\1\0\0\0" + zlib.compress(TEXT)),
+    ],
+    "color profile": [chunk(b"iCCP", b"ICC Profile\0\0" + zlib.compress(TEXT))],
+    "70 texts of a megabyte": [chunk(b"zTXt", b"Comment\0\0" + zlib.compress(TEXT[: 2**20]))] * 70,
+    "text of nine megabytes": [chunk(b"tEXt", b"Comment\0" + b"x" * 9_000_000)],
+}
+
+
+@pytest.mark.parametrize("place", ["before the pixels", "after the pixels"])
+@pytest.mark.parametrize("chunks", LARGE_METADATA.values(), ids=LARGE_METADATA)
+def test_png_with_large_metadata_has_no_fault_and_is_decoded_by_dali_and_pillow(chunks, place):
+    parts = [*chunks, PIXELS] if place == "before the pixels" else [PIXELS, *chunks]
+    encoded = png_with(*parts)
+    assert inspect(encoded) == inspect(encoded, EVERY_PIXEL) == ImageFacts("PNG", HEIGHT, WIDTH)
+    ((picture, _),) = decode_by_dali(encoded)
+    np.testing.assert_array_equal(picture, np.asarray(PIL.Image.open(io.BytesIO(encoded))))
+
+
+def test_png_chunk_before_the_pixels_that_dali_refuses_is_unsupported():
+    for count, is_accepted in ((7_999_988, True), (7_999_989, False)):
+        encoded = png_with(chunk(b"zTXt", b"Comment\0\0" + bytes(count - 9)), PIXELS)
+        facts = inspect(encoded)
+        assert (facts.fault, "with 7999989 bytes of metadata (zTXt)" in facts.detail) == (
+            ("", False) if is_accepted else ("unsupported-format", True)
+        )
+        if is_accepted:
+            decode_by_dali(encoded)
+        else:
+            with pytest.raises(RuntimeError):
+                decode_by_dali(encoded)
+
+
 @settings(max_examples=400, deadline=None, derandomize=True)
 @given(st.data())
 def test_random_bytes_in_an_image_give_a_result_or_a_reported_fault_but_no_exception(data):
