@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from common.args import ImagePolicy, InferArgs
+from common.args import VIDEO_SUFFIXES, ImagePolicy, InferArgs
 from common.data.check.coco import load_coco
 from common.data.labels import LabelMap
 from common.data.open import open_images
@@ -36,7 +36,8 @@ class InferenceJob:
 
     def __init__(self, a: InferArgs) -> None:
         self._a = a
-        self._is_video = pathlib.Path(a.images).suffix.lower() in video.SUFFIXES
+        path = pathlib.Path(a.images)
+        self._is_video = path.suffix.lower() in VIDEO_SUFFIXES and not path.is_dir()
         if not a.images:
             raise UserError("--images is missing: give an image, a directory, a glob or a video")
         if not a.output_dir:
@@ -130,7 +131,7 @@ class InferenceJob:
     def _save_pictures(self, pictures: Iterator[np.ndarray]) -> None:
         """Writes the video. For images, writes each image and a contact sheet of the first SHEET_PICTURES."""
         if source := self._video:
-            target = self._directory / f"{pathlib.Path(self._a.images).stem}.mp4"
+            target = self._directory / f"{pathlib.Path(self._a.images).stem}{video.suffix_for(source)}"
             write_file(target, lambda temporary: video.write_video(temporary, source, pictures))
             return
         sheet: list[np.ndarray] = []

@@ -1,6 +1,8 @@
 """Reads the frames of a video as a data source for infer.py, and writes the video with boxes."""
 
+import fractions
 import os
+import struct
 from collections.abc import Iterable, Iterator
 from types import ModuleType
 from typing import Any
@@ -14,10 +16,12 @@ from common.data.sources import Source
 from common.errors import UserError
 from common.progress import log
 
-SUFFIXES = (".mp4", ".m4v", ".mov", ".avi", ".mkv", ".webm", ".mpg", ".mpeg", ".wmv")
 # OpenCV logs only errors and FFmpeg nothing (-8: AV_LOG_QUIET).
 _QUIET = {"OPENCV_LOG_LEVEL": "ERROR", "OPENCV_FFMPEG_LOGLEVEL": "-8"}
-_CODEC = "mp4v"  # MPEG-4 part 2: every build of OpenCV writes it
+# The codec, which every build of OpenCV has: MPEG-4 part 2, or Motion JPEG for frames with an odd side, of
+# which OpenCV's FFmpeg would cut off a row or a column.
+_CODECS = {".mp4": "mp4v", ".avi": "MJPG"}
+_LARGEST_AVI = 2**32 - 2**20  # bytes; sizes in an AVI file have 32 bits
 _FALLBACK_RATE = 25.0  # frames per second, if the file has no frame rate
 
 
@@ -92,15 +96,26 @@ def open_video(path: str) -> VideoSource:
     return VideoSource(path, count, rate, *first.shape[:2])
 
 
+def suffix_for(source: VideoSource) -> str:
+    """Returns the suffix of a file that `write_video` can write with the size of `source`."""
+    return ".avi" if source.width % 2 or source.height % 2 else ".mp4"
+
+
 def write_video(path: str | os.PathLike, source: VideoSource, frames: Iterable[np.ndarray]) -> None:
-    """Writes frames, uint8 (H, W, 3) RGB, to an .mp4 file with the size and frame rate of `source`.
+    """Writes frames, uint8 (H, W, 3) RGB, with the size and frame rate of `source`.
+
+    Args:
+        path: a path that ends in `suffix_for(source)`.
 
     Raises:
         OSError: OpenCV cannot write there.
     """
     cv2 = _opencv()
-    size = source.width, source.height
-    writer = cv2.VideoWriter(os.fspath(path), cv2.VideoWriter_fourcc(*_CODEC), source.frame_rate, size)
+    suffix, size = suffix_for(source), (source.width, source.height)
+    is_avi = suffix == ".avi"
+    backend, rate = (cv2.CAP_OPENCV_MJPEG, 1.0) if is_avi else (cv2.CAP_ANY, source.frame_rate)
+    codec = cv2.VideoWriter_fourcc(*_CODECS[suffix])
+    writer = cv2.VideoWriter(os.fspath(path), backend, codec, rate, size)
     try:
         if not writer.isOpened():
             raise OSError(f"OpenCV cannot write a video to {path}")
@@ -108,6 +123,25 @@ def write_video(path: str | os.PathLike, source: VideoSource, frames: Iterable[n
             writer.write(np.ascontiguousarray(frame[..., ::-1]))
     finally:
         writer.release()
+    if is_avi:
+        _set_rate(path, source.frame_rate)
+
+
+def _set_rate(path: str | os.PathLike, frame_rate: float) -> None:
+    """Sets the frames per second of an AVI file, of which OpenCV's writer of Motion JPEG knows only integers.
+
+    Format: https://learn.microsoft.com/windows/win32/directshow/avi-riff-file-reference, AVIMAINHEADER and
+    AVISTREAMHEADER.
+    """
+    if os.path.getsize(path) >= _LARGEST_AVI:
+        raise OSError(f"{path} exceeds the 4 GB of an AVI file: cut the video to even sides, or into parts")
+    rate, scale = fractions.Fraction(frame_rate).limit_denominator(1001).as_integer_ratio()
+    with open(path, "r+b") as file:
+        head = file.read(512)
+        file.seek(head.index(b"avih") + 8)
+        file.write(struct.pack("<I", round(1e6 / frame_rate)))  # microseconds per frame
+        file.seek(head.index(b"strh") + 28)
+        file.write(struct.pack("<II", scale, rate))
 
 
 def _opencv() -> ModuleType:

@@ -25,6 +25,7 @@ from PIL import (
     TiffImagePlugin,
 )
 
+from common.args import VIDEO_SUFFIXES
 from common.data.check.issues import Fault
 
 warnings.filterwarnings("ignore", module="PIL.TiffImagePlugin")  # damaged tags
@@ -293,6 +294,10 @@ def _refuse(image: Encoded) -> None:
     raise unsupported(image.facts.image_format)
 
 
+def _refuse_video(image: Encoded) -> None:
+    raise unsupported(f"video; infer.py reads it if its name ends in one of {' '.join(VIDEO_SUFFIXES)}")
+
+
 _FORMATS = (
     (rb"\xff\xd8", "JPEG", _jpeg),
     (rb"\x89PNG\r\n\x1a\n", "PNG", _png),
@@ -304,7 +309,7 @@ _FORMATS = (
     (rb"GIF8", "GIF", _refuse),
     (rb".{4}ftyp.{0,52}avi[fs]", "AVIF", _refuse),  # ISO/IEC 23008-12: brands of the file
     (rb".{4}ftyp.{0,52}(hei|hevc|mif1|msf1)", "HEIF", _refuse),
-    (rb".{4}ftyp", "video", _refuse),
+    (rb".{4}ftyp|RIFF.{4}AVI |\x1aE\xdf\xa3|FLV\x01|OggS|\0\0\x01\xba", "video", _refuse_video),
     (rb"\xff\x0a|\x00\x00\x00\x0cJXL ", "JPEG XL", _refuse),
     (rb"P[1-7Ff][ \t\n\r]", "PNM", _refuse),
 )

@@ -84,6 +84,8 @@ REFUSED = {
     "no --images": ({"images": ""}, "--images is missing"),
     "no --output_dir": ({"output_dir": ""}, "--output_dir is missing"),
     "directory without images": ({"images": "{tmp}/empty"}, r"empty: no image files found \(\.jpg"),
+    "video that cannot be decoded": ({"images": "{tmp}/clip.3gp"}, r"clip\.3gp is damaged or not a video"),
+    "video with another suffix": ({"images": "{tmp}/clip.dat"}, r"clip\.dat': video; infer.py reads it if"),
     "missing video": ({"images": "{tmp}/none.mp4"}, r"none\.mp4: no such file"),
     "video with image_info": ({"images": "a.mp4", "image_info": "a.json"}, "--image_info is for images"),
     "video with DALI": ({"images": "a.mp4", "pipeline_type": "dali_cpu"}, "cannot read videos"),
@@ -97,6 +99,8 @@ def test_invalid_inference_flags_are_refused_with_a_one_line_message_before_any_
 ):
     flags, message = REFUSED[case]
     (tmp_path / "empty").mkdir()
+    for name in ("clip.3gp", "clip.dat"):
+        (tmp_path / name).write_bytes(b"\0\0\0\x1cftyp3gp4\0\0\2\0" + bytes(50))
     options = {"images": str(images), "output_dir": f"{tmp_path}/out"} | flags
     options = {name: value.replace("{tmp}", str(tmp_path)) for name, value in options.items()}
     assert re.search(message, refusal(job, **options))

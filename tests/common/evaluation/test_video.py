@@ -5,6 +5,7 @@ import sys
 import numpy as np
 import pytest
 
+from common.args import VIDEO_SUFFIXES
 from common.evaluation import video
 from tests.refusal import refusal
 
@@ -38,6 +39,30 @@ def test_written_video_has_the_frames_size_and_rate_of_its_source(clip, tmp_path
     assert (copy.size, copy.height, copy.width, copy.frame_rate) == (5, 64, 96, 10)
     for frame, colour in zip(copy.frames(), COLOURS, strict=True):
         np.testing.assert_allclose(frame.mean((0, 1)), colour, atol=20)
+
+
+@pytest.mark.parametrize(("size", "rate"), [((63, 97), 30000 / 1001), ((64, 97), 0.4), ((63, 96), 25.0)])
+def test_written_video_of_an_odd_size_keeps_its_size_frames_and_rate(tmp_path, size, rate):
+    frames = [np.full((*size, 3), colour, np.uint8) for colour in COLOURS]
+    source = video.VideoSource("clip.mov", len(frames), rate, *size)
+    path = str(tmp_path / f"out{video.suffix_for(source)}")
+    video.write_video(path, source, frames)
+    copy = video.open_video(path)
+    assert (copy.size, copy.height, copy.width) == (5, *size)
+    assert copy.frame_rate == pytest.approx(rate, rel=1e-6)
+    for frame, colour in zip(copy.frames(), COLOURS, strict=True):
+        np.testing.assert_allclose(frame.mean((0, 1)), colour, atol=12)
+
+
+@pytest.mark.parametrize("suffix", ["3gp", "ts", "flv"])
+def test_videos_of_phones_cameras_and_the_web_are_read(tmp_path, suffix):
+    path = str(tmp_path / f"clip.{suffix}")
+    code = cv2.VideoWriter_fourcc(*("FLV1" if suffix == "flv" else "mp4v"))
+    writer = cv2.VideoWriter(path, cv2.CAP_FFMPEG, code, 10, SIZE[::-1])
+    for colour in COLOURS:
+        writer.write(np.full((*SIZE, 3), colour, np.uint8))
+    writer.release()
+    assert f".{suffix}" in VIDEO_SUFFIXES and video.open_video(path).size == 5
 
 
 @pytest.mark.parametrize("content", [b"", b"no video at all" * 99, "cut"], ids=["empty", "text", "truncated"])

@@ -205,7 +205,6 @@ OTHER_FORMATS = {
     "avif behind mif1": (b"\0\0\0\x1cftypmif1\0\0\0\0mif1avifmiaf" + bytes(50), "AVIF"),
     "heic": (b"\0\0\0\x18ftypheic\0\0\0\0mif1heic" + bytes(50), "HEIF"),
     "mif1": (b"\0\0\0\x18ftypmif1\0\0\0\0mif1heic" + bytes(50), "HEIF"),
-    "mp4": (b"\0\0\0\x18ftypisom\0\0\0\0isommp42" + bytes(50), "video"),
     "jpeg xl": (b"\xff\x0a" + bytes(50), "JPEG XL"),
     "pam": (b"P7\nWIDTH 3\n", "PNM"),
 }
@@ -215,6 +214,22 @@ OTHER_FORMATS = {
 def test_format_that_dali_does_not_decode_is_reported_by_its_name(encoded, image_format):
     facts = inspect(encoded)
     assert facts == ImageFacts(image_format, fault="unsupported-format", detail=image_format)
+
+
+VIDEOS = {
+    "mp4": b"\0\0\0\x18ftypisom\0\0\0\0isommp42",
+    "3gp": b"\0\0\0\x1cftyp3gp4\0\0\2\0",
+    "avi": b"RIFF\x26\x1e\0\0AVI LIST",
+    "mkv": b"\x1aE\xdf\xa3\xa3B\x86\x81",
+    "flv": b"FLV\1\5\0\0\0\x09",
+}
+
+
+@pytest.mark.parametrize("start", VIDEOS.values(), ids=VIDEOS)
+def test_video_is_reported_with_the_suffixes_under_which_infer_py_reads_it(start):
+    facts = inspect(start + bytes(50))
+    assert (facts.image_format, facts.fault) == ("video", "unsupported-format")
+    assert facts.detail.startswith("video; infer.py reads it if its name ends in one of .mp4 .m4v ")
 
 
 OTHER_FILES = {
