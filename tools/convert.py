@@ -63,7 +63,7 @@ from tools.conversion.yolo import read_yolo
 # Format -> the flags that it uses. Flags that all formats use are not listed.
 INPUT_FLAGS: dict[str, tuple[str, ...]] = {
     "voc": ("images", "split", "label_map", "difficult", "voc_pixels"),
-    "yolo": ("split", "label_map", "names", "yolo_pixels"),
+    "yolo": ("split", "label_map", "names", "yolo_pixels", "yolo_labels"),
     "cvat": ("images", "label_map"),
     "labelme": ("images", "label_map"),
     "csv": ("images", "label_map", "names"),
@@ -111,6 +111,12 @@ class Options:
         None,
         "yolo: whether labels refer to the images as stored, or as turned by their EXIF orientation.",
         choices=("stored", "turned"),
+    )
+    yolo_labels: str | None = flag(
+        None,
+        "yolo: meaning of lines with more than six numbers. polygon: corners. pose: a box and keypoints. "
+        "Default: recognised by kpt_shape in the data.yaml, or by the numbers.",
+        choices=("polygon", "pose"),
     )
     num_shards: int = flag(1, "tfrecord: number of files to write.", low=1)
     seed: int = flag(0, "Seed of --holdout, and of the image order in TFRecords.", low=0)
@@ -258,6 +264,7 @@ def _read(source: str, options: Options) -> tuple[Annotations, str]:
             names_file=options.names,
             label_map_file=options.label_map,
             yolo_pixels=options.yolo_pixels,
+            yolo_labels=options.yolo_labels,
             policy=policy,
         )
     if source == "tfrecord":

@@ -7,6 +7,7 @@ gives no unique ids, all images are numbered from 1.
 import dataclasses
 import pathlib
 import re
+import unicodedata
 from collections.abc import Callable, Sequence
 from itertools import chain, compress
 from typing import NamedTuple
@@ -77,6 +78,11 @@ def find_listed(path: str, find: Callable[[str], str | None], kind: str, issues:
         elif line:
             issues.add(kind, f"{path} line {number}: {line!r} does not exist")
     return list(items)
+
+
+def spelling(path: str) -> str:
+    """Returns a path in which upper and lower case, and Unicode's normal forms, do not differ."""
+    return unicodedata.normalize("NFC", path).casefold()
 
 
 def check_images(

@@ -2,10 +2,14 @@
 
 The four numbers are the centre and the size of the box as fractions of the image's width and height. An image
 has no objects if its label file is empty or missing. The label file has the image's path with `labels` in
-place of `images` (or `JPEGImages`), else it is next to the image.
+place of `images` (or `JPEGImages`), else it is next to the image. Label files in a directory that belong to
+no image are named.
 
-A line with more numbers is a polygon, `class x1 y1 x2 y2 x3 y3 ...`, and becomes its bounding box. Six
-numbers are refused: the last one would be a confidence.
+A line with more numbers is one of these. Six numbers are refused: the last one would be a confidence.
+
+- A polygon, `class x1 y1 x2 y2 x3 y3 ...`, becomes its bounding box.
+- A box with keypoints, `class cx cy w h` and two or three numbers for each keypoint, becomes the box. All
+  lines of such a data set are equally long, as `kpt_shape` in its data.yaml says.
 
 Labels do not tell whether the image was rotated by its EXIF orientation before it was labelled. So images
 with an EXIF rotation are refused unless --yolo_pixels is given.
@@ -18,23 +22,24 @@ A data set is given as one of these:
 - Ultralytics' data.yaml: `path`, `names`, and for each split one or more directories or lists of images;
 - Darknet's list of images, one path per line (train.txt).
 
-Source: AlexeyAB/darknet README "How to train"; https://docs.ultralytics.com/datasets/detect/ and
+Source: AlexeyAB/darknet README "How to train"; https://docs.ultralytics.com/datasets/detect/ and /pose/, and
 ultralytics/data/utils.py (verify_image_label).
 """
 
 import functools
 import os
 import pathlib
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 import yaml
 
-from common.args import IMAGE_SUFFIXES, ImagePolicy
+from common.args import ImagePolicy
 from common.data.annotations import Annotations
 from common.data.check.image_headers import ImageFacts
 from common.data.check.issues import Issues
+from common.data.image_files import Tree, is_hidden, list_tree
 from common.data.labels import LabelMap
 from common.errors import UserError
 from tools.conversion.labels import (
@@ -45,11 +50,13 @@ from tools.conversion.labels import (
     find_listed,
     make_annotations,
     read_lines,
+    spelling,
 )
 
 _YAML = (".yaml", ".yml")
 _NAME_FILES = ("data.yaml", "classes.txt", "obj.names", "labels/classes.txt")
 _IMAGE_FOLDERS = ("images", "JPEGImages")  # Darknet, src/utils.c replace_image_to_label
+_BOX = 5  # numbers of a box with its class
 _SHOWN = 60  # characters of a label line that a message shows
 _FARTHEST = 1.0  # limit outside the image, in image sides; larger numbers are pixels
 _DECIMALS = 6  # of coordinates in pixels, as many as labels have
@@ -65,6 +72,7 @@ def read_yolo(
     names_file: str | None = None,
     label_map_file: str | None = None,
     yolo_pixels: str | None = None,
+    yolo_labels: str | None = None,
     policy: ImagePolicy = ImagePolicy(),
 ) -> tuple[Annotations, str]:
     """Reads and checks a data set with YOLO's labels.
@@ -76,6 +84,7 @@ def read_yolo(
         split: name of a split; the default of a data.yaml is "train".
         names_file: file of the class names; default: the data.yaml, or the first file of _NAME_FILES.
         yolo_pixels: "stored" or "turned": how labels of images with an EXIF rotation were made.
+        yolo_labels: "polygon" or "pose": what lines with more than five numbers are; default: see `is_pose`.
 
     Returns:
         The annotations, and the directory that their file names are relative to.
@@ -85,7 +94,7 @@ def read_yolo(
         UserError, OSError: files or directories do not exist, or class names are missing.
     """
     issues = Issues(path, policy)
-    files, images_dir = find_files(path, split, issues)
+    files, images_dir, trees = find_files(path, split, issues)
     names_file = names_file or find_names(path)
     names = read_names(names_file)
     if label_map_file:
@@ -107,10 +116,16 @@ def read_yolo(
             message = f"{image.label_file} belongs to {other.file_name!r} and to {image.file_name!r}"
             issues.add("label-file", message)
     images = list(by_label_file.values())
+    _report_unused(trees, by_label_file, issues)
     usable, facts = check_images(images, images_dir, issues)
+    lines = [_read_lines(image, issues) for image in images]
+    shape = read_keypoint_shape(path) or read_keypoint_shape(names_file)
+    pose: bool | None = yolo_labels == "pose"
+    if yolo_labels is None:
+        pose = shape is not None or is_pose([line.words for of_image in lines for line in of_image])
     objects = [
-        _read_objects(image, fact, category_ids, yolo_pixels, issues)
-        for image, fact in zip(images, facts, strict=True)
+        _read_objects(image, of_image, fact, category_ids, yolo_pixels, pose, shape, issues)
+        for image, of_image, fact in zip(images, lines, facts, strict=True)
     ]
     return make_annotations(images, usable, facts, objects, label_map, issues), images_dir
 
@@ -118,13 +133,18 @@ def read_yolo(
 # --- label files ---
 
 
-def _read_objects(
-    image: LabelledImage,
-    facts: ImageFacts,
-    category_ids: Mapping[float, int],
-    pixels: str | None,
-    issues: Issues,
-) -> list[Object]:
+class Line(NamedTuple):
+    """A line of a label file.
+
+    Attributes:
+        location: file, number and text for messages.
+    """
+
+    location: str
+    words: list[str]
+
+
+def _read_lines(image: LabelledImage, issues: Issues) -> list[Line]:
     try:
         text = pathlib.Path(image.label_file).read_text(encoding="utf-8-sig")
     except FileNotFoundError:
@@ -133,21 +153,66 @@ def _read_objects(
     except UnicodeDecodeError as error:
         issues.add("label-file", f"{image.label_file} is not UTF-8 text: {error}")
         return []
+    return [
+        Line(f"{image.label_file} line {number} {line.strip()[:_SHOWN]!r}", line.split())
+        for number, line in enumerate(text.split("\n"), 1)
+        if line.strip()
+    ]
+
+
+def is_pose(lines: Sequence[list[str]]) -> bool | None:
+    """Whether the lines with more than six numbers are boxes with keypoints and not polygons. None: unclear.
+
+    Boxes with keypoints have one number of columns in the data set, and lie in the image. They are recognised
+    by the visibility of the keypoints, which is 0, 1 or 2. A rotated rectangle (nine numbers) is a polygon.
+    """
+    long_lines = [words for words in lines if len(words) > _BOX + 1]
+    if len(set(map(len, long_lines))) != 1:
+        return False
+    try:
+        _, x, y, width, height, *keypoints = np.array(long_lines, np.float64).T
+    except ValueError:
+        return False  # `parse_line` reports the line
+    low, high = np.minimum(x - width / 2, y - height / 2), np.maximum(x + width / 2, y + height / 2)
+    is_box = (low > -0.01) & (high < 1.01)
+    if is_box.mean() < 0.9:  # some boxes may be wrong
+        return False
+    if len(keypoints) % 3 == 0 and np.isin(keypoints[2::3], (0, 1, 2)).all():
+        return True
+    if len(keypoints) % 2:
+        return False
+    if len(keypoints) == 4:  # a polygon with the corners (x, y), (width, height) and two more
+        x3, y3, x4, y4 = keypoints
+        is_parallelogram = np.maximum(abs(x + x3 - width - x4), abs(y + y3 - height - y4)) < 0.01
+        if is_parallelogram.mean() > 0.9:
+            return False
+    return None
+
+
+def _read_objects(
+    image: LabelledImage,
+    lines: Sequence[Line],
+    facts: ImageFacts,
+    category_ids: Mapping[float, int],
+    pixels: str | None,
+    pose: bool | None,
+    shape: tuple[int, int] | None,
+    issues: Issues,
+) -> list[Object]:
     boxes, object_ids = [], []
-    for number, line in enumerate(text.split("\n"), 1):
-        words = line.split()
-        if not words:
+    for location, words in lines:
+        if pose is None and len(words) > _BOX:
+            issues.add("label-ambiguous", location)
             continue
-        location = f"{image.label_file} line {number} {line.strip()[:_SHOWN]!r}"
         try:
-            class_index, box = parse_line(words)
+            class_index, box = parse_line(words, pose=bool(pose), shape=shape)
             if class_index not in category_ids:
                 raise ValueError(f"has class {words[0]}, which is not one of the {len(category_ids)} classes")
         except ValueError as error:
             issues.add("label-line", f"{location} {error}")
             continue
-        if len(words) > 5:
-            issues.add("polygon", location)
+        if len(words) > _BOX:
+            issues.add("pose" if pose else "polygon", location)
         boxes.append(box)
         object_ids.append(category_ids[class_index])
     boxes_ltwh = np.array(boxes).reshape(-1, 4)
@@ -161,22 +226,35 @@ def _read_objects(
     return [(box, category_id, False) for box, category_id in rows]
 
 
-def parse_line(words: list[str]) -> tuple[float, Box]:
+def parse_line(
+    words: list[str], *, pose: bool = False, shape: tuple[int, int] | None = None
+) -> tuple[float, Box]:
     """Parses a line of a label file; raises ValueError if it is not a label.
+
+    Args:
+        pose: whether numbers after the first five are keypoints, and not corners of a polygon.
+        shape: `kpt_shape`, the number of keypoints and of numbers for each; None if it is unknown.
 
     Returns:
         The class, and the box (left, top, width, height) as fractions of the image's width and height.
     """
-    if len(words) < 5 or len(words) % 2 == 0:
+    num_more = len(words) - _BOX
+    if pose:
+        expected = f"{shape[0]} keypoints of {shape[1]}" if shape else "keypoints of 2 or 3"
+        is_complete = num_more == shape[0] * shape[1] if shape else num_more % 2 == 0 or num_more % 3 == 0
+        if num_more < 0 or (num_more > 0 and not is_complete):
+            raise ValueError(f"has {len(words)} numbers: a label is class cx cy w h, and {expected} numbers")
+    elif num_more < 0 or num_more % 2:
         shapes = "a box is class cx cy w h without a confidence, a polygon is class x1 y1 x2 y2 ..."
         raise ValueError(f"has {len(words)} numbers: {shapes}")
     try:
         class_index, *numbers = map(float, words)
     except ValueError:
         raise ValueError("holds something that is not a number") from None
+    numbers = numbers[: _BOX - 1] if pose else numbers
     if not all(abs(number - 0.5) <= 0.5 + _FARTHEST for number in numbers):  # True for NaN, too
         raise ValueError("is not normalised: the numbers are fractions of the image's width and height")
-    if len(words) > 5:
+    if len(numbers) > _BOX - 1:
         left, top = min(numbers[::2]), min(numbers[1::2])
         return class_index, (left, top, max(numbers[::2]) - left, max(numbers[1::2]) - top)
     x, y, width, height = numbers
@@ -200,17 +278,18 @@ def turn_back(boxes_ltwh: np.ndarray, orientation: int) -> np.ndarray:
 # --- images, label files and class names of a data set ---
 
 
-def find_files(path: str, split: str | None, issues: Issues) -> tuple[list[str], str]:
+def find_files(path: str, split: str | None, issues: Issues) -> tuple[list[str], str, dict[str, Tree]]:
     """Finds the images of a data set.
 
     Args:
         path: path of the data set, see the module docstring.
         split: name of a split of a directory or a data.yaml; the default of a data.yaml is "train".
-        issues: listed images that do not exist are added here.
+        issues: listed images that do not exist, and files that are skipped, are added here.
 
     Returns:
-        (paths, directory). The paths of the images are absolute. Those from a directory are sorted; those
-        from a list keep its order. The directory contains all images.
+        (paths, directory, trees). The paths of the images are absolute. Those from a directory are sorted;
+        those from a list keep its order. The directory contains all images. `trees` has the directories of
+        which all images are read.
 
     Raises:
         UserError: a file or directory does not exist, or a file cannot be parsed.
@@ -227,29 +306,83 @@ def find_files(path: str, split: str | None, issues: Issues) -> tuple[list[str],
             f"--input={path}: give a directory, a data.yaml or, without --split, a list of images (.txt)"
         )
     files, directories = [], []
+    trees: dict[str, Tree] = {}
     for source in sources:  # directories and lists
         if os.path.isdir(source):
-            paths = pathlib.Path(source).rglob("*")
-            files += sorted(str(file) for file in paths if file.suffix.lower() in IMAGE_SUFFIXES)
+            tree = trees[source] = list_tree(source)
+            tree.report(issues)
+            _report_unsupported(tree.unsupported, tree.images, issues)
+            files += tree.images
             directories.append(source)
         else:
             find_image = functools.partial(_find_image, list_file=source)
             images = find_listed(source, find_image, "image-missing", issues)
             files += images
             directories += map(os.path.dirname, images or [source])
-    return files, os.path.commonpath(directories)
+    return files, os.path.commonpath(directories), trees
 
 
 def label_file_of(image: str) -> str:
-    """Returns the path of an image's label file, by the rule in the module docstring."""
+    """Returns the path of an image's label file, by the rule in the module docstring. It need not exist."""
     path = pathlib.PurePath(image).with_suffix(".txt")
     folders = list(path.parent.parts)
     for number in reversed(range(len(folders))):
         if folders[number] in _IMAGE_FOLDERS:
             folders[number] = "labels"
             labels = os.path.join(*folders)
-            return os.path.join(labels, path.name) if os.path.isdir(labels) else str(path)
-    return str(path)
+            path = pathlib.PurePath(labels, path.name) if os.path.isdir(labels) else path
+            break
+    in_capitals = str(path.with_suffix(".TXT"))
+    return in_capitals if os.path.exists(in_capitals) and not os.path.exists(path) else str(path)
+
+
+def _report_unsupported(files: Sequence[str], images: Sequence[str], issues: Issues) -> None:
+    """Adds files in formats that are not read. Those with a label file stop the conversion."""
+    stems = {os.path.splitext(image)[0] for image in images}
+    for file in files:
+        label_file = label_file_of(file)
+        if os.path.isfile(label_file) and os.path.splitext(file)[0] not in stems:
+            issues.add("unsupported-format", f"{file!r} ({label_file})")
+        else:
+            issues.add("format-skipped", repr(file))
+
+
+def _report_unused(trees: Mapping[str, Tree], image_of: Mapping[str, LabelledImage], issues: Issues) -> None:
+    """Adds the label files that belong to no image.
+
+    Args:
+        trees: directories of which all images are read.
+        image_of: path of a label file, which need not exist -> its image.
+    """
+    spellings = {spelling(file): image for file, image in image_of.items() if not os.path.exists(file)}
+    for folder, tree in trees.items():
+        used = {*image_of, *map(label_file_of, tree.unsupported)}
+        label_trees = [tree]
+        labels = os.path.dirname(label_file_of(os.path.join(folder, "image.jpg")))
+        if labels != folder:
+            label_trees.append(list_tree(labels))
+            label_trees[-1].report(issues)
+        for file in [file for label_tree in label_trees for file in label_tree.with_suffix(".txt")]:
+            if file not in used and _is_label_file(file):
+                image = spellings.get(spelling(file))
+                hint = f" (almost the name of image {image.file_name!r})" if image else ""
+                issues.add("label-unused", f"{file!r}{hint}")
+
+
+def _is_label_file(path: str) -> bool:
+    """Whether a text file has labels, or is empty. Lists of images or class names do not have labels."""
+    if os.path.basename(path) in _NAME_FILES:
+        return False
+    words = pathlib.Path(path).read_text(encoding="utf-8-sig", errors="replace").split("\n", 1)[0].split()
+    return not words or (len(words) >= _BOX and all(map(_is_number, words[1:])))
+
+
+def _is_number(word: str) -> bool:
+    try:
+        float(word)
+    except ValueError:
+        return False
+    return True
 
 
 def find_names(path: str) -> str:
@@ -272,9 +405,33 @@ def read_names(path: str) -> dict[int, str]:
         return dict(enumerate(read_lines(path)))
     value = _read_yaml(path).get("names")
     names = dict(enumerate(value)) if isinstance(value, list) else value
-    if not isinstance(names, dict) or not all(isinstance(key, int) for key in names):
+    if not isinstance(names, dict) or not all(type(key) is int for key in names):
         raise UserError(f"names in {path} is {value!r}: write a list, or a mapping such as 0: cat")
+    texts = _written_names(path)
+    if len(texts) != len(names):
+        raise UserError(f"names in {path} repeats a number: give each class its own")
+    for name, text in zip(names.values(), texts, strict=True):
+        if text and isinstance(text, str) and not isinstance(name, str):
+            raise UserError(f"names in {path}: YAML reads {text} as {name!r}: quote it, '{text}'")
     return names
+
+
+def _written_names(path: str) -> list[Any]:
+    """Returns the values of `names` in a data.yaml as they are written, in their order."""
+    document = yaml.compose(pathlib.Path(path).read_text(encoding="utf-8-sig"), yaml.SafeLoader)
+    nodes = {key.value: value for key, value in document.value}["names"].value
+    return [(node[1] if isinstance(node, tuple) else node).value for node in nodes]
+
+
+def read_keypoint_shape(path: str) -> tuple[int, int] | None:
+    """Returns `kpt_shape` of a data.yaml, if there is one: number of keypoints, and of numbers for each."""
+    shape = _read_yaml(path).get("kpt_shape") if path.endswith(_YAML) else None
+    if shape is None:
+        return None
+    is_valid = isinstance(shape, list) and len(shape) == 2 and type(shape[0]) is int and shape[1] in (2, 3)
+    if not is_valid:
+        raise UserError(f"kpt_shape in {path} is {shape!r}: write [number of keypoints, 2 or 3]")
+    return shape[0], shape[1]
 
 
 def _image_directory(path: str, split: str | None) -> str:
@@ -286,7 +443,9 @@ def _image_directory(path: str, split: str | None) -> str:
         raise UserError(f"--split={split}: neither {choices[0]} nor {choices[1]} is a directory")
     if not os.path.isdir(folder):
         return path
-    splits = sorted(entry.name for entry in os.scandir(folder) if entry.is_dir())
+    splits = sorted(
+        entry.name for entry in os.scandir(folder) if entry.is_dir() and not is_hidden(entry.name)
+    )
     if len(splits) > 1:
         raise UserError(f"{folder} contains {', '.join(splits)}: give --split=NAME, or --split=. for all")
     return folder
@@ -319,8 +478,6 @@ def _read_yaml(path: str) -> dict[str, Any]:
         raise UserError(f"{path} cannot be read as YAML: {' '.join(str(error).split())}") from error
     if not isinstance(document, dict):
         raise UserError(f"{path} is not a data.yaml: it holds no keys")
-    if "kpt_shape" in document:
-        raise UserError(f"{path} has pose labels (kpt_shape): give a data set with boxes or polygons")
     return document
 
 

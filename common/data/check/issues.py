@@ -94,6 +94,10 @@ _ERRORS = {
     "label-file": ("label file that cannot be used", "correct or remove it"),
     "image-labelled-twice": ("image with two sets of labels", "merge them: an image has one entry"),
     "label-line": ("label that cannot be used", "correct or remove it"),
+    "label-ambiguous": (
+        "label that may be a polygon, or a box with keypoints",
+        "set --yolo_labels to polygon or to pose",
+    ),
     "label-turned": ("labelled image with EXIF orientation", "set --yolo_pixels to stored or to turned"),
     "eval-categories": ("category without the same id and name in training", "use the training's categories"),
     "fewer-than-batch": ("fewer images than one batch of all ranks", "lower --batch_size or use fewer ranks"),
@@ -146,6 +150,7 @@ _WARNINGS = {
         "image or video that is not read",
         "convert it to JPEG or PNG; infer.py reads a video",
     ),
+    "label-unused": ("label file without an image", "add the image, or correct the name of one of the two"),
     "label-missing": ("image without a label file", "it is used as an image without objects"),
     "polygon": ("polygon instead of a box", "its bounding box is used"),
     "box-rotated": ("rotated box or ellipse", "the upright box around it is used"),
@@ -153,6 +158,7 @@ _WARNINGS = {
     "boxes-turned-back": ("image labelled as turned by EXIF", "its boxes are converted to the stored pixels"),
     "image-unlabelled": ("image without labels", "it is left out"),
     "not-labels": ("json without labels", "it is left out"),
+    "pose": ("box with keypoints", "the keypoints are not used"),
     "difficult": ("object marked difficult", "see --difficult"),
     "voc-zero": ("box with an edge below 1, VOC's first pixel", "check whether --voc_pixels=zero_based fits"),
 }

@@ -67,6 +67,64 @@ def test_yolo_polygons_become_their_bounding_boxes(data_dir):
     assert "a.txt line 3 " in annotations.issues["polygon"].offenders[1]
 
 
+# A person of COCO-Pose as Ultralytics writes it: its box, and 17 keypoints with their visibility.
+BOX = "0 0.5 0.5 0.25 0.5"
+KEYPOINTS = [(0.45, 0.3, 2), (0.47, 0.28, 2), (0, 0, 0), (0.4, 0.3, 1), *[(0.5, 0.5, 2)] * 13]
+POSE_3 = " ".join([BOX, *(f"{x} {y} {visibility}" for x, y, visibility in KEYPOINTS)])
+POSE_2 = " ".join([BOX, *(f"{x} {y}" for x, y, _ in KEYPOINTS)])
+POSES = {
+    "17 x 3": (POSE_3, "kpt_shape: [17, 3]\n", None),
+    "17 x 3 without data.yaml": (POSE_3, None, None),
+    "1 x 3 without data.yaml": (f"{BOX} 0.45 0.3 2", None, None),
+    "2 x 3 without data.yaml": (f"{BOX} 0.45 0.3 2 0.0 0.0 0", None, None),
+    "17 x 2": (POSE_2, "kpt_shape: [17, 2]\n", None),
+    "17 x 2 without data.yaml": (POSE_2, None, "pose"),
+    "1 x 2": (f"{BOX} 0.45 0.3", "kpt_shape: [1, 2]\n", None),
+}
+
+
+@pytest.mark.parametrize(("line", "shape", "flag"), POSES.values(), ids=POSES)
+def test_yolo_box_with_keypoints_becomes_its_box_and_is_reported(data_dir, line, shape, flag):
+    write_file(data_dir, "labels/a.txt", line)
+    write_file(data_dir, "labels/b.txt", "")
+    write_file(data_dir, "data.yaml", f"train: images\nval: images\nnames: [person]\n{shape or ''}")
+    path = data_dir / "data.yaml" if shape else data_dir
+    annotations, _ = read_yolo(path, yolo_labels=flag)
+    assert annotations.boxes_ltwh_px.tolist() == [[15, 5, 10, 10]]
+    assert annotations.issues["pose"].count == 1 and not annotations.issues["polygon"].count
+
+
+def test_yolo_line_that_does_not_fit_kpt_shape_is_an_error(data_dir):
+    write_file(data_dir, "labels/a.txt", f"{BOX} 0.45 0.3 2\n")
+    write_file(data_dir, "data.yaml", "train: images\nnames: [person]\nkpt_shape: [2, 3]\n")
+    message = data_error(data_dir / "data.yaml")
+    assert "0.45 0.3 2' has 8 numbers: a label is class cx cy w h, and 2 keypoints of 3 numbers" in message
+
+
+TRIANGLE = "0 0.4 0.4 0.5 0.4 0.45 0.5"  # as keypoints: a box of 0.5 x 0.4 with the keypoint (0.45, 0.5)
+POLYGONS = {
+    "another number of corners": [TRIANGLE, "0 0.4 0.4 0.5 0.4 0.5 0.5 0.3 0.6"],
+    "outside the image as a box": [TRIANGLE.replace("0.4", "0.7").replace("0.5", "0.9")],
+    "rotated rectangles": ["0 0.4 0.5 0.5 0.4 0.6 0.5 0.5 0.6", "1 0.4 0.4 0.6 0.4 0.6 0.5 0.4 0.5"],
+}
+
+
+@pytest.mark.parametrize("lines", POLYGONS.values(), ids=POLYGONS)
+def test_yolo_polygons_are_told_from_boxes_with_keypoints(data_dir, lines):
+    write_file(data_dir, "labels/a.txt", "\n".join(lines))
+    issues = read_yolo(data_dir)[0].issues
+    assert issues["polygon"].count == len(lines) and not issues["pose"].count
+
+
+def test_yolo_labels_that_may_be_polygons_or_keypoints_need_yolo_labels(data_dir):
+    write_file(data_dir, "labels/a.txt", TRIANGLE)
+    message = data_error(data_dir)
+    assert f"a.txt line 1 '{TRIANGLE}'. Set --yolo_labels to polygon or to pose" in message
+    for labels, box in (("polygon", [16, 8, 4, 2]), ("pose", [6, 4, 20, 8])):
+        boxes = read_yolo(data_dir, yolo_labels=labels)[0].boxes_ltwh_px
+        np.testing.assert_allclose(boxes[0], box, atol=1e-6)
+
+
 def test_yolo_images_without_labels_are_valid_unless_no_image_has_labels(data_dir):
     write_file(data_dir, "labels/a.txt", " \n")
     write_file(data_dir, "images/c.png", black_image())
@@ -159,7 +217,96 @@ def test_image_file_name_with_line_feed_is_an_error_even_if_bad_images_are_skipp
     assert "'c\\nd.png' (" in data_error(data_dir, policy=SKIP)
 
 
+def test_yolo_image_in_a_format_that_is_not_read_is_an_error_or_skipped(data_dir):
+    black_image().save(data_dir / "images" / "c.gif")
+    write_file(data_dir, "labels/c.txt", BOX)
+    for name in (
+        "images/IMG_1.CR2",
+        "images/b.heic",
+    ):  # without a label file; its label file is that of b.png
+        write_file(data_dir, name, b"raw")
+    message = data_error(data_dir)
+    assert f"'{data_dir}/images/c.gif' ({data_dir}/labels/c.txt). Convert it to JPEG or PNG" in message
+    annotations, _ = read_yolo(data_dir, policy=SKIP)
+    assert annotations.file_names == ["a.png", "b.png"]
+    assert (
+        annotations.issues["unsupported-format"].count == 1 and not annotations.issues["label-unused"].count
+    )
+    skipped = [repr(f"{data_dir}/images/{name}") for name in ("IMG_1.CR2", "b.heic")]
+    assert annotations.issues["format-skipped"].offenders == skipped
+
+
 # --- layouts of a data set ---
+
+
+def test_yolo_jpeg_files_with_rare_suffixes_are_read(data_dir):
+    for suffix in ("jfif", "jpe", "JPE"):
+        write_file(data_dir, f"images/{suffix}.jpg", black_image())
+        (data_dir / "images" / f"{suffix}.jpg").rename(data_dir / "images" / f"{suffix}.{suffix}")
+        write_file(data_dir, f"labels/{suffix}.txt", BOX)
+    assert read_yolo(data_dir)[0].file_names == ["JPE.JPE", "a.png", "b.png", "jfif.jfif", "jpe.jpe"]
+
+
+def test_yolo_label_file_with_its_suffix_in_capitals_is_read(data_dir):
+    (data_dir / "labels" / "a.txt").rename(data_dir / "labels" / "a.TXT")
+    annotations, _ = read_yolo(data_dir)
+    assert annotations.num_boxes == 2 and not annotations.issues["label-missing"].count
+    write_file(data_dir, "labels/b.TXT", BOX)
+    assert read_yolo(data_dir)[0].issues["label-unused"].offenders == [repr(f"{data_dir}/labels/b.TXT")]
+
+
+def test_hidden_files_and_system_folders_of_yolo_data_are_skipped_and_named(data_dir):
+    hidden = ["images/._a.png", "images/.ipynb_checkpoints/a.png", "images/@eaDir/b.png", "labels/._a.txt"]
+    for name in hidden:
+        write_file(data_dir, name, b"no image")
+    write_file(data_dir, "images/train/1.png", black_image())  # .ipynb_checkpoints is no split beside it
+    annotations, _ = read_yolo(data_dir)
+    assert annotations.file_names == ["a.png", "b.png", "train/1.png"]
+    skipped = [
+        f"{data_dir}/{name}" for name in ("images/._a.png", "images/.ipynb_checkpoints", "images/@eaDir")
+    ]
+    assert annotations.issues["file-hidden"].offenders == [
+        *map(repr, skipped),
+        repr(f"{data_dir}/labels/._a.txt"),
+    ]
+
+
+def test_yolo_images_behind_a_link_to_a_folder_are_read_with_their_labels(data_dir):
+    for folder in ("images", "labels"):
+        (data_dir / folder).rename(data_dir / f"real_{folder}")
+        (data_dir / folder).mkdir()
+        (data_dir / folder / "link").symlink_to(data_dir / f"real_{folder}")
+    annotations, _ = read_yolo(data_dir)
+    assert annotations.file_names == ["link/a.png", "link/b.png"] and annotations.num_boxes == 2
+    assert not annotations.issues["label-unused"].count
+
+
+UNUSED = {
+    "labels/gone.txt": (BOX, ""),
+    "labels/deep/er/gone.txt": ("", ""),
+    "labels/A.txt": (BOX, ""),
+    "labels/e\u0301.txt": (BOX, " (almost the name of image 'é.png')"),
+    "labels/C.txt": (BOX, " (almost the name of image 'c.png')"),
+    "images/a.txt": (BOX, ""),
+}
+
+
+@pytest.mark.parametrize("name", UNUSED)
+def test_yolo_label_file_without_an_image_is_named(data_dir, name):
+    text, hint = UNUSED[name]
+    for image in ("c.png", "é.png"):
+        write_file(data_dir, f"images/{image}", black_image())
+    write_file(data_dir, name, text)
+    for other in ("labels/classes.txt", "labels/train.txt", "images/README.txt"):
+        write_file(data_dir, other, "cat\ndog\n")
+    assert read_yolo(data_dir)[0].issues["label-unused"].offenders == [f"{f'{data_dir}/{name}'!r}{hint}"]
+
+
+def test_yolo_labels_of_other_splits_are_not_unused(data_dir):
+    for split in ("train", "val"):
+        write_file(data_dir, f"images/{split}/1.png", black_image())
+        write_file(data_dir, f"labels/{split}/1.txt", BOX)
+    assert not read_yolo(data_dir, split="val")[0].issues["label-unused"].count
 
 
 @pytest.mark.parametrize("layout", ["images/{split}", "{split}/images"])
@@ -243,13 +390,23 @@ def test_missing_image_of_a_darknet_image_list_is_reported_with_its_line(data_di
 # --- errors of class names and of the input ---
 
 INVALID_YAML = {
-    "boolean as name": ("train: images\nnames: [yes, no]", "category 1 has the name True"),
+    "boolean as name": ("train: images\nnames: [cat, yes]", "YAML reads yes as True: quote it, 'yes'"),
+    "number as name": ("train: images\nnames:\n  0: cat\n  1: 007", "YAML reads 007 as 7: quote it, '007'"),
+    "date as name": (
+        "train: images\nnames: [2020-01-31]",
+        "YAML reads 2020-01-31 as datetime.date(2020, 1, 31)",
+    ),
+    "null as name": ("train: images\nnames: [Null, ~]", "YAML reads Null as None: quote it, 'Null'"),
+    "empty name": ("train: images\nnames: {0: cat, 1: }", "category 2 has the name None"),
+    "list as name": ("train: images\nnames: [[cat]]", "category 1 has the name ['cat']"),
+    "boolean as number": ("train: images\nnames: {yes: cat}", "is {True: 'cat'}: write a list"),
+    "repeated number": ("train: images\nnames: {0: cat, 0: dog}", "data.yaml repeats a number: give each"),
     "repeated name": ("train: images\nnames: [cat, cat]", "categories 1 and 2 have the same name 'cat'"),
     "names as keys": ("train: images\nnames: {cat: 0}", "is {'cat': 0}: write a list"),
     "no name": ("train: images\nnames: []", "no categories"),
     "no split train": ("val: images\nnames: [cat]", "data.yaml has no split 'train'"),
     "missing directory": ("train: pictures\nnames: [cat]", "train is 'pictures', but "),
-    "pose labels": ("train: images\nkpt_shape: [17, 3]\nnames: [cat, dog]", "has pose labels (kpt_shape)"),
+    "keypoints": ("train: images\nkpt_shape: 17\nnames: [cat]", "is 17: write [number of keypoints, 2 or 3]"),
     "list": ("- a", "is not a data.yaml: it holds no keys"),
     "broken YAML": ("a: [", "cannot be read as YAML"),
     "Python object": ("!!python/object/apply:os.system [true]", "cannot be read as YAML"),
