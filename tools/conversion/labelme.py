@@ -19,6 +19,7 @@ from typing import Any
 from common.args import IMAGE_SUFFIXES, ImagePolicy
 from common.data.annotations import Annotations
 from common.data.check.issues import Issues
+from common.data.image_files import list_tree
 from common.errors import UserError
 from tools.conversion.labels import LabelledImage
 from tools.conversion.shapes import Ltrb, Shape, annotations_of_shapes, box_around, locate
@@ -77,9 +78,7 @@ def read_labelme(
 def _find_files(path: str) -> list[str]:
     if not os.path.isdir(path):
         return [path]
-    files = pathlib.Path(path).rglob("*")
-    shown = (file for file in files if not any(p.startswith(".") for p in file.relative_to(path).parts))
-    return sorted(str(file) for file in shown if file.suffix.lower() == ".json")
+    return list_tree(path).with_suffix(".json")
 
 
 def _find_image(file: str, image_path: str, images_dir: str) -> str:

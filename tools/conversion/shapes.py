@@ -16,11 +16,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from common.args import IMAGE_SUFFIXES
 from common.data.annotations import Annotations
 from common.data.check.image_headers import ImageFacts
 from common.data.check.images import path_fault
 from common.data.check.issues import Issues
+from common.data.image_files import list_tree
 from common.data.labels import LabelMap
 from tools.conversion.labels import LabelledImage, Object, check_images, make_annotations
 from tools.conversion.yolo import turn_back
@@ -119,7 +119,7 @@ def annotations_of_shapes(
     files = [image.file_name for image in shapes_of]
     images = list(shapes_of)
     issues.add_repeats("image-labelled-twice", "image", files, lambda row: images[row].label_file)
-    issues.add_each("image-unlabelled", _unlabelled(images_dir, files), repr)
+    _report_others(images_dir, files, issues)
     # The size is compared below, because it may be that of the turned image.
     usable, facts = check_images([image._replace(size=(0, 0)) for image in images], images_dir, issues)
     objects = []
@@ -129,14 +129,13 @@ def annotations_of_shapes(
     return make_annotations(images, usable, facts, objects, label_map, issues)
 
 
-def _unlabelled(images_dir: str, files: Iterable[str]) -> list[str]:
-    """Returns the images below `images_dir` that are not in `files`."""
-    paths = []
-    for directory, folders, names in os.walk(images_dir):
-        folders[:] = [folder for folder in folders if not folder.startswith((".", "@"))]
-        images = [name for name in names if name.lower().endswith(IMAGE_SUFFIXES) and name[0] != "."]
-        paths += [os.path.relpath(os.path.join(directory, name), images_dir) for name in images]
-    return sorted({*paths} - {*files})
+def _report_others(images_dir: str, files: Iterable[str], issues: Issues) -> None:
+    """Adds the images below `images_dir` that are not in `files`, and what is skipped there."""
+    tree = list_tree(images_dir)
+    tree.report(issues)
+    for kind, paths in (("image-unlabelled", tree.images), ("format-skipped", tree.unsupported)):
+        names = {os.path.relpath(path, images_dir) for path in paths}
+        issues.add_each(kind, sorted(names - {*files}), repr)
 
 
 def _is_turned(image: LabelledImage, fact: ImageFacts, default: bool, issues: Issues) -> bool:

@@ -4,20 +4,30 @@ VOC's coordinates count pixels from 1, and a box includes its last pixel: its wi
 (VOCdevkit, VOCcode/VOCevaldet.m). Many tools, such as labelImg, write edges that are counted from 0.
 --voc_pixels selects one of the two conventions.
 
+CVAT writes a rotated rectangle as the box before the rotation, and the angle in degrees as the attribute
+`rotation` (cvat/apps/dataset_manager/bindings.py; datumaro, plugins/data_formats/voc/exporter.py). It becomes
+the upright box around the rotated one.
+
+Annotations/ and JPEGImages/ may have folders: datumaro writes Annotations/cam1/a.xml for cam1/a.jpg.
+
 By default objects marked `difficult` are kept, as in TensorFlow Object Detection
 (dataset_tools/create_pascal_tf_record.py). Parts of an object (head, hand) are left out.
 """
 
+import codecs
+import collections
 import math
 import os
+import pathlib
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from xml.etree import ElementTree
 from xml.etree.ElementTree import Element
 
-from common.args import IMAGE_SUFFIXES, ImagePolicy
+from common.args import ImagePolicy
 from common.data.annotations import Annotations
 from common.data.check.issues import Issues
+from common.data.image_files import list_tree
 from common.data.labels import LabelMap
 from common.errors import UserError
 from tools.conversion.labels import (
@@ -27,9 +37,20 @@ from tools.conversion.labels import (
     check_images,
     find_listed,
     make_annotations,
+    spelling,
 )
+from tools.conversion.shapes import box_around_rotated
 
 _SIDES = ("xmin", "ymin", "xmax", "ymax")
+_ENCODING = re.compile(rb"""(?:\xef\xbb\xbf)?\s*<\?xml[^>]*?\sencoding\s*=\s*["']([\w.:-]+)["']""")
+# Encodings, as Python names them, and those with more characters that files with this declaration often use.
+_LARGER_ENCODINGS = {
+    "gb2312": "gb18030",
+    "gbk": "gb18030",
+    "big5": "big5hkscs",
+    "shift_jis": "cp932",
+    "euc_kr": "cp949",
+}
 _WHOLE_NUMBER = re.compile(r"\d{1,9}(\.0*)?")
 
 
@@ -68,11 +89,11 @@ def read_voc(
     if not os.path.isdir(images_dir):
         raise UserError(f"{images_dir} is not a directory: give the images' directory as --images=DIR")
     issues = Issues(directory, policy)
-    stems = sorted(name.removesuffix(".xml") for name in os.listdir(xml_dir) if name.endswith(".xml"))
-    if not stems:
+    files = _find_documents(xml_dir, issues)
+    if not files:
         raise UserError(f"--input={directory} contains no xml file")
-    selected = _read_split(directory, split, stems, issues) if split else stems
-    documents = _read_documents(xml_dir, selected if label_map_file else stems, issues)
+    selected = _read_split(directory, split, files, issues) if split else list(files)
+    documents = _read_documents({stem: files[stem] for stem in selected} if label_map_file else files, issues)
     if label_map_file:
         label_map = LabelMap.load(label_map_file)
     else:
@@ -81,7 +102,7 @@ def read_voc(
         label_map = LabelMap(tuple(range(1, len(names) + 1)), tuple(names))
     category_ids = dict(zip(label_map.names, label_map.category_ids, strict=True))
     documents = {stem: documents[stem] for stem in selected if stem in documents}
-    document_of = _find_images(documents, xml_dir, images_dir, issues)
+    document_of = _find_images(documents, files, xml_dir, images_dir, issues, all_images=not split)
     images = list(document_of)
     usable, facts = check_images(images, images_dir, issues)
     objects = [
@@ -89,6 +110,18 @@ def read_voc(
         for image in images
     ]
     return make_annotations(images, usable, facts, objects, label_map, issues), images_dir
+
+
+def _find_documents(xml_dir: str, issues: Issues) -> dict[str, str]:
+    """Returns {stem: path} of the xml files in a directory and its folders, such as {"cam1/a": PATH}."""
+    tree = list_tree(xml_dir)
+    tree.report(issues)
+    files: dict[str, str] = {}
+    for path in tree.with_suffix(".xml"):
+        stem = os.path.relpath(os.path.splitext(path)[0], xml_dir)
+        if files.setdefault(stem, path) != path:
+            issues.add("label-file", f"{path} is a second file for {stem!r}, beside {files[stem]}")
+    return dict(sorted(files.items()))
 
 
 def _text(element: Element, path: str) -> str:
@@ -118,13 +151,14 @@ class NoDoctype(ElementTree.TreeBuilder):
         raise ValueError(f"declares a document type ({name}), which is refused: its entities are not safe")
 
 
-def _read_documents(xml_dir: str, stems: Iterable[str], issues: Issues) -> dict[str, Element]:
+def _read_documents(files: Mapping[str, str], issues: Issues) -> dict[str, Element]:
+    """Parses the files {stem: path}, and returns {stem: document}."""
     documents = {}
-    for stem in stems:
-        path = os.path.join(xml_dir, f"{stem}.xml")
+    for stem, path in files.items():
         try:
             parser = ElementTree.XMLParser(target=NoDoctype())
-            document = ElementTree.parse(path, parser).getroot()
+            parser.feed(_decode(pathlib.Path(path).read_bytes()))
+            document = parser.close()
             if document.tag != "annotation":
                 raise ValueError(f"an annotation of Pascal VOC does not begin with <{document.tag}>")
             documents[stem] = document
@@ -133,32 +167,88 @@ def _read_documents(xml_dir: str, stems: Iterable[str], issues: Issues) -> dict[
     return documents
 
 
+def _decode(content: bytes) -> bytes | str:
+    """Returns an xml document as text. ElementTree's parser does not know encodings such as GBK.
+
+    Raises:
+        ValueError, LookupError: the document is not in the encoding that it declares, or has an unknown one.
+    """
+    if content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        return content
+    declaration = _ENCODING.match(content)
+    encoding = codecs.lookup(declaration[1].decode() if declaration else "utf-8").name
+    encoding = _LARGER_ENCODINGS.get(encoding, encoding)
+    if encoding.startswith("utf") or content.startswith(codecs.BOM_UTF8):
+        encoding = "utf-8"  # also for "utf-16", because the declaration has one byte per character
+    try:
+        return content.removeprefix(codecs.BOM_UTF8).decode(encoding)
+    except UnicodeDecodeError as error:
+        raise ValueError(f"it is not in the encoding {encoding}: save it as UTF-8 ({error})") from error
+
+
 def _find_images(
-    documents: Mapping[str, Element], xml_dir: str, images_dir: str, issues: Issues
+    documents: Mapping[str, Element],
+    files: Mapping[str, str],
+    xml_dir: str,
+    images_dir: str,
+    issues: Issues,
+    *,
+    all_images: bool,
 ) -> dict[LabelledImage, Element]:
-    names = set(os.listdir(images_dir))
-    by_stem: dict[str, str] = {}
-    ambiguous = set()
-    for file in sorted(name for name in names if name.lower().endswith(IMAGE_SUFFIXES)):
-        stem = os.path.splitext(file)[0]
-        if by_stem.setdefault(stem, file) != file:
-            ambiguous.add(stem)
+    """Finds the image of each document {stem: document}.
+
+    An image with the same stem is preferred, then the one that <filename> names, then one with either name in
+    another folder. Among several, <filename> selects one.
+
+    Args:
+        files: stem -> path of all documents of the data set.
+        all_images: whether an image without a document is reported.
+    """
+    tree = list_tree(images_dir)
+    if not pathlib.Path(images_dir).resolve().is_relative_to(pathlib.Path(xml_dir).resolve()):
+        tree.report(issues)
+    names = {os.path.relpath(file, images_dir) for file in tree.files}
+    by_stem, elsewhere = collections.defaultdict(list), collections.defaultdict(list)
+    for file in (*tree.images, *tree.unsupported):
+        name = os.path.relpath(file, images_dir)
+        stem = os.path.splitext(name)[0]
+        by_stem[stem].append(name)
+        if stem not in files:
+            elsewhere[os.path.basename(stem)].append(name)
+            elsewhere[os.path.basename(name)].append(name)
+    spellings = {spelling(os.path.basename(stem)): of_stem[0] for stem, of_stem in by_stem.items()}
+
     images: dict[LabelledImage, Element] = {}
     owners: dict[str, str] = {}
     for stem, document in documents.items():
-        path = os.path.join(xml_dir, f"{stem}.xml")
-        filename = re.split(r"[\\/]", _text(document, "filename"))[-1]
-        is_usable = filename in names and (stem not in by_stem or os.path.splitext(filename)[0] == stem)
-        name = filename if is_usable else by_stem.get(stem)
-        if name != filename and stem in ambiguous:
-            issues.add("label-file", f"{path}: several images are called {stem!r}: name one in <filename>")
-            continue
-        if name is None:
-            issues.add("image-missing", f"{path}: no image {stem!r} in {images_dir}")
-        elif owners.setdefault(name, path) != path:
-            issues.add("label-file", f"{path}: its image {name!r} already belongs to {owners[name]}")
+        path, filename = files[stem], re.sub(r"[\\/]+", "/", _text(document, "filename"))
+        folder, last = os.path.dirname(stem), os.path.basename(filename)
+        ends = [filename.split("/", number)[-1] for number in range(filename.count("/") + 1)]
+        choices = (
+            by_stem.get(stem) or [end for end in (os.path.join(folder, last), *ends) if end in names][:1]
+        )
+        choices = choices or elsewhere.get(last) or elsewhere.get(os.path.basename(stem)) or []
+        choices = [name for name in choices if os.path.basename(name) == last] or choices
+        if len(choices) > 1:
+            text = f"{path}: several images are called {stem!r}: name one in <filename>"
+            issues.add("label-file", f"{text} ({', '.join(choices[:3])})")
+        elif not choices:
+            similar = spellings.get(spelling(os.path.basename(stem)))
+            hint = f" (its name is almost {similar!r})" if similar else ""
+            issues.add("image-missing", f"{path}: no image {stem!r} in {images_dir}{hint}")
+        elif owners.setdefault(choices[0], path) != path:
+            issues.add(
+                "label-file", f"{path}: its image {choices[0]!r} already belongs to {owners[choices[0]]}"
+            )
         else:
-            images[LabelledImage(name, path, _read_size(document))] = document
+            images[LabelledImage(choices[0], path, _read_size(document))] = document
+    if all_images:
+        for kind, paths in (("image-unlabelled", tree.images), ("format-skipped", tree.unsupported)):
+            others = [os.path.relpath(file, images_dir) for file in paths]
+            others = [
+                name for name in others if name not in owners and os.path.splitext(name)[0] not in files
+            ]
+            issues.add_each(kind, others, repr)
     return images
 
 
@@ -189,7 +279,17 @@ def _read_objects(
         if name not in category_ids:
             issues.add("unknown-category", f"{location} is not one of {len(category_ids)} categories")
             continue
-        if min(box[:2]) < 0 < first:
+        try:
+            degrees = _rotation(element)
+        except ValueError as error:
+            issues.add("label-line", f"{location} has a rotation that is not a number: {error}")
+            continue
+        if degrees % 360:
+            issues.add("box-rotated", f"{location} by {degrees:g} degrees")
+            left, top, width, height = box
+            left, top, right, bottom = box_around_rotated((left, top, left + width, top + height), degrees)
+            box = left, top, right - left, bottom - top
+        elif min(box[:2]) < 0 < first:
             issues.add("voc-zero", f"{location} begins at {sides[0]}, {sides[1]}")
         is_difficult = _text(element, "difficult") == "1"
         if is_difficult:
@@ -212,3 +312,14 @@ def _parse_box(sides: Iterable[str], first: int) -> Box | None:
     if not (-math.inf < left <= right < math.inf and -math.inf < top <= bottom < math.inf):  # or NaN
         return None
     return left - first, top - first, right - left + first, bottom - top + first
+
+
+def _rotation(element: Element) -> float:
+    """Returns the angle of an object in degrees, 0 if it has none. Raises ValueError."""
+    for attribute in element.iterfind("attributes/attribute"):
+        if _text(attribute, "name") == "rotation":
+            degrees = float(_text(attribute, "value"))
+            if not math.isfinite(degrees):
+                raise ValueError(f"{degrees}")
+            return degrees
+    return 0.0

@@ -109,7 +109,150 @@ def test_voc_box_that_begins_at_zero_gives_a_warning_unless_zero_based(voc_dir):
     assert not read_voc(voc_dir, voc_pixels="zero_based")[0].issues["voc-zero"].count
 
 
+def cvat_xml(*boxes):
+    """As CVAT writes it through datumaro. Each box is (xmin, ymin, xmax, ymax, rotation), all texts."""
+    objects = [
+        "<object><name>cat</name><truncated>0</truncated><occluded>0</occluded><difficult>0</difficult>"
+        f"<bndbox><xmin>{xmin}</xmin><ymin>{ymin}</ymin><xmax>{xmax}</xmax><ymax>{ymax}</ymax></bndbox>"
+        "<attributes><attribute><name>id</name><value>7</value></attribute>"
+        f"<attribute><name>rotation</name><value>{rotation}</value></attribute></attributes></object>"
+        for xmin, ymin, xmax, ymax, rotation in boxes
+    ]
+    return f"<annotation><filename>a.png</filename>{''.join(objects)}</annotation>"
+
+
+def test_rotated_rectangle_of_cvat_becomes_the_upright_box_around_it(voc_dir):
+    """A square of 10 pixels that is rotated by 45 degrees has the diagonal 14.142136 as both sides."""
+    write_xml(
+        voc_dir,
+        "a",
+        cvat_xml(
+            ("12.0", "8.0", "28.0", "12.0", "90.0"),
+            ("15.0", "5.0", "25.0", "15.0", "45.0"),
+            ("15.0", "5.0", "25.0", "7.0", "180.0"),
+            ("15.0", "5.0", "25.0", "7.0", "0.0"),
+        ),
+    )
+    annotations, _ = read_voc(voc_dir, voc_pixels="zero_based")
+    boxes = [[18, 2, 4, 16], [12.928932, 2.928932, 14.142136, 14.142136], [15, 5, 10, 2], [15, 5, 10, 2]]
+    assert annotations.boxes_ltwh_px[annotations.box_image == 0].tolist() == boxes
+    offenders = annotations.issues["box-rotated"].offenders
+    assert len(offenders) == 3
+    assert offenders[0] == f"{voc_dir}/Annotations/a.xml object 1 'cat' by 90 degrees"
+
+
+@pytest.mark.parametrize("rotation", ["left", "nan"])
+def test_rotation_that_is_not_a_number_is_an_error(voc_dir, rotation):
+    write_xml(voc_dir, "a", cvat_xml(("1", "2", "3", "4", rotation)))
+    assert "object 1 'cat' has a rotation that is not a number" in data_error(voc_dir)
+
+
+# --- encodings ---
+
+ENCODINGS = {
+    "GBK": "GBK",
+    "gb2312": "gb18030",  # Chinese Windows writes characters that GB 2312 lacks
+    "Big5": "big5",
+    "shift_jis": "cp932",
+    "EUC-KR": "cp949",
+    "iso-8859-1": "latin-1",
+    "utf-16": "utf-16",
+    "UTF-16": "utf-8",  # .NET writes the encoding of its texts in memory
+}
+
+
+@pytest.mark.parametrize(("declared", "actual"), ENCODINGS.items())
+def test_voc_xml_in_an_encoding_of_python_is_read(voc_dir, declared, actual):
+    name = {"cp932": "猫①", "cp949": "고양이똠", "latin-1": "Kätzchen", "big5": "貓"}.get(actual, "猫\u9555")
+    text = f'<?xml version="1.0" encoding="{declared}"?>\n{xml_of(objects=[(name, *CAT[1:])])}'
+    write_file(voc_dir, "Annotations/a.xml", text.encode(actual))
+    assert read_voc(voc_dir)[0].label_map.names == tuple(sorted(("dog", name)))
+
+
+@pytest.mark.parametrize("declaration", ["", '<?xml version="1.0" encoding="utf-8"?>'])
+def test_voc_xml_in_another_encoding_than_it_declares_is_refused_with_what_to_do(voc_dir, declaration):
+    text = declaration + xml_of(objects=[("汽车", *CAT[1:])])
+    write_file(voc_dir, "Annotations/a.xml", text.encode("gbk"))
+    message = data_error(voc_dir)
+    assert "a.xml is not valid xml: it is not in the encoding utf-8: save it as UTF-8" in message
+
+
 # --- images and splits ---
+
+
+def nested(directory):
+    """a.png and a.xml in the folder cam1 as datumaro writes them, b.png and b.XML in no folder."""
+    for folder, suffix in (("Annotations", "xml"), ("JPEGImages", "png")):
+        (directory / folder / "cam1").mkdir()
+        (directory / folder / f"a.{suffix}").rename(directory / folder / "cam1" / f"a.{suffix}")
+    (directory / "Annotations" / "b.xml").rename(directory / "Annotations" / "b.XML")
+
+
+def test_voc_xml_files_in_folders_and_with_their_suffix_in_capitals_are_read(voc_dir):
+    nested(voc_dir)
+    annotations, _ = read_voc(voc_dir)
+    assert annotations.file_names == ["b.png", "cam1/a.png"] and annotations.num_boxes == 2
+    write_file(voc_dir, "mine.txt", "cam1/a\n")
+    assert read_voc(voc_dir, split=voc_dir / "mine.txt")[0].file_names == ["cam1/a.png"]
+
+
+@pytest.mark.parametrize(
+    ("image", "filename"),
+    [("cam1/a.png", "gone.png"), ("x/y/photo.png", "photo.png"), ("x/1.png", "x\\1.png")],
+)
+def test_voc_image_in_a_folder_belongs_to_an_xml_file_outside_of_it_if_there_is_no_other(
+    voc_dir, image, filename
+):
+    write_file(voc_dir, f"JPEGImages/{image}", black_image())
+    (voc_dir / "JPEGImages" / "a.png").unlink()
+    write_xml(voc_dir, "a", xml_of(filename, objects=[CAT]))
+    assert sorted(read_voc(voc_dir)[0].file_names) == sorted(["b.png", image])
+
+
+def test_voc_image_with_an_xml_file_of_its_name_belongs_to_no_other_xml_file(voc_dir):
+    nested(voc_dir)
+    write_xml(voc_dir, "cam2/a", xml_of("cam2/a.png", objects=[CAT]))
+    assert "cam2/a.xml: no image 'cam2/a' in " in data_error(voc_dir)
+    assert read_voc(voc_dir, policy=SKIP)[0].file_names == ["b.png", "cam1/a.png"]
+
+
+def test_two_voc_xml_files_of_one_name_are_an_error(voc_dir):
+    shutil.copy(voc_dir / "Annotations" / "a.xml", voc_dir / "Annotations" / "a.XML")
+    assert "a.xml is a second file for 'a', beside " in data_error(voc_dir)
+
+
+def test_hidden_files_and_system_folders_of_voc_data_are_skipped_and_counted(voc_dir):
+    hidden = [f"Annotations/{name}" for name in (".ipynb_checkpoints/a.xml", "._a.xml", "@eaDir/b.xml")]
+    hidden += [f"JPEGImages/{name}" for name in ("._a.png", ".thumbnails/a.jpg", "@eaDir/a.jpg", "Thumbs.db")]
+    for name in hidden:
+        write_file(voc_dir, name, b"no xml")
+    annotations, _ = read_voc(voc_dir)
+    assert annotations.file_names == ["a.png", "b.png"]
+    assert annotations.issues["file-hidden"].count == len(hidden)
+
+
+def test_voc_images_without_an_xml_file_and_in_other_formats_are_named(voc_dir):
+    for name in ("cam1/c.jpg", "d.HEIC"):
+        write_file(voc_dir, f"JPEGImages/{name}", b"image")
+    issues = read_voc(voc_dir)[0].issues
+    assert issues["image-unlabelled"].offenders == ["'cam1/c.jpg'"]
+    assert issues["format-skipped"].offenders == ["'d.HEIC'"]
+    assert not read_voc(voc_dir, split="one")[0].issues["image-unlabelled"].count
+
+
+def test_voc_image_in_a_format_that_is_not_read_is_an_error_if_it_has_an_xml_file(voc_dir):
+    black_image().save(voc_dir / "JPEGImages" / "a.gif")
+    (voc_dir / "JPEGImages" / "a.png").unlink()
+    for filename in ("a.gif", "gone.jpg"):
+        write_xml(voc_dir, "a", xml_of(filename, objects=[CAT]))
+        assert "image format that DALI does not decode: image 'a.gif' (" in data_error(voc_dir)
+
+
+def test_missing_voc_image_whose_name_differs_in_case_from_a_file_is_reported_with_the_file(voc_dir):
+    (voc_dir / "JPEGImages" / "a.png").rename(voc_dir / "JPEGImages" / "A.png")
+    message = data_error(voc_dir)
+    assert f"no image 'a' in {voc_dir}/JPEGImages (its name is almost 'A.png')" in message
+
 
 FILE_NAMES = [
     *(("a.png", name) for name in ("a.png", "", "C:\\data\\gone.jpg", "/tmp/../gone.jpg", "b.png")),
