@@ -13,6 +13,7 @@ import importlib.metadata
 import io
 import json
 import os
+import unicodedata
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -183,12 +184,21 @@ def _limit_lines(ground_truth: dict[str, Any], detections: list[dict[str, Any]])
 
 def format_table(metrics: dict[str, Any]) -> str:
     """Returns a text with the 12 metrics and one line per class. `-` means that there is no ground truth."""
-    width = max(len(name) for name in [*metrics["per_class"], "class"])
+    width = max(_columns(name) for name in [*metrics["per_class"], "class"])
     lines = [f"{name:5} {_percent(metrics[name])}" for name in NAMES]
     lines += ["", f"{'class':{width}}     AP   AP50   boxes"]
     for name, row in metrics["per_class"].items():
-        lines.append(f"{name:{width}} {_percent(row['AP'])} {_percent(row['AP50'])} {row['num_boxes']:7d}")
+        padded = name + " " * (width - _columns(name))
+        lines.append(f"{padded} {_percent(row['AP'])} {_percent(row['AP50'])} {row['num_boxes']:7d}")
     return "\n".join(lines)
+
+
+def _columns(text: str) -> int:
+    """Returns the width of a text in a terminal: 2 for a CJK letter, 0 for a combining mark."""
+    return sum(
+        2 if unicodedata.east_asian_width(letter) in "WF" else not unicodedata.combining(letter)
+        for letter in text
+    )
 
 
 def write_metrics(metrics: dict[str, Any], path: str | os.PathLike) -> None:

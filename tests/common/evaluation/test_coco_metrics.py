@@ -176,6 +176,16 @@ def test_metrics_table_shows_percent_and_a_dash_for_metrics_without_ground_truth
     assert table[-2:] == [["traffic", "light", "100.0", "50.0", "12"], ["bus", "-", "-", "0"]]
 
 
+def test_metrics_table_with_wide_and_combining_letters_has_aligned_columns():
+    # A terminal shows 信号機 and ﾊﾞｽ in 6 and 3 columns, and e with a combining acute accent in one.
+    names = {"信号機": 6, "ﾊﾞｽ": 3, "ve\N{COMBINING ACUTE ACCENT}lo": 4, "traffic light": 13}
+    row = {"AP": 1.0, "AP50": 0.5, "num_boxes": 12}
+    metrics = dict.fromkeys(coco_metrics.NAMES, 1.0) | {"per_class": dict.fromkeys(names, row)}
+    lines = coco_metrics.format_table(metrics).splitlines()[-4:]
+    for (name, columns), line in zip(names.items(), lines, strict=True):
+        assert line.removeprefix(name) == " " * (13 - columns) + "  100.0   50.0      12"
+
+
 def test_annotations_without_area_and_iscrowd_are_scored_with_area_width_times_height_and_iscrowd_0():
     complete = random_ground_truth()
     for annotation in complete["annotations"]:
