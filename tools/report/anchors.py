@@ -1,8 +1,8 @@
 """Measures how well the anchors of a network fit the boxes of a data set, before any training.
 
 Whole images are letterboxed to the network input. Their boxes are assigned to anchors by the DALI operators
-of training (common/box_encoder.py). The report does not apply to efficientdet-nano, which trains with
-task-aligned assignment.
+of training (common/box_encoder.py). This does not apply to models with task-aligned assignment, such as
+efficientdet-nano. For YOLOv4's anchors see anchor_shapes.py.
 """
 
 import dataclasses

@@ -21,6 +21,7 @@ from rich.text import Text
 from common.data.check.issues import KINDS, Issue, Severity
 from common.errors import UserError
 from common.files import user_errors, write_bytes
+from tools.report.anchor_shapes import ShapeReport
 from tools.report.statistics import DataStatistics
 
 if TYPE_CHECKING:
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 
 SHOWN = 12  # rows of a table in the text
 COLUMNS = 100  # width of the text
+ISSUES = "Issues"  # the title of a section
 QUANTILES = (0, 0.05, 0.25, 0.5, 0.75, 0.95, 1)
 
 
@@ -61,7 +63,7 @@ class Section(NamedTuple):
 def sections(
     statistics: DataStatistics,
     issues: Iterable[Issue],
-    anchors: "AnchorReport | None" = None,
+    anchors: Sequence[Item] = (),
     pictures: Sequence[np.ndarray] = (),
 ) -> list[Section]:
     """Returns the sections of a report. Without `anchors`, the report has no section about them."""
@@ -72,8 +74,8 @@ def sections(
         Section("Figures", pictures),
     ]
     if anchors:
-        parts.append(Section("Anchors", anchor_items(anchors)))
-    return [*parts, Section("Issues", issue_items(issues))]
+        parts.append(Section("Anchors", anchors))
+    return [*parts, Section(ISSUES, issue_items(issues))]
 
 
 def overview(statistics: DataStatistics) -> Table:
@@ -121,7 +123,44 @@ def class_table(statistics: DataStatistics) -> Table:
     return Table(("class", "category id", "boxes", "share", "images", "small", "medium", "large"), rows)
 
 
-def anchor_items(report: "AnchorReport") -> list[Item]:
+def anchor_items(report: "AnchorReport | ShapeReport | str") -> list[Item]:
+    """Returns the items of the section about anchors. `report` is a text if there are no numbers."""
+    if isinstance(report, str):
+        return [report]
+    return _shape_items(report) if isinstance(report, ShapeReport) else _level_items(report)
+
+
+def _shape_items(report: ShapeReport) -> list[Item]:
+    config, total = report.config, report.boxes
+    height, width = config.image_size
+    anchors = [
+        _row(
+            *(f"{anchor.width:g}x{anchor.height:g}", ", ".join(map(str, anchor.strides)) or "none"),
+            *(anchor.best, percent(anchor.best, total), anchor.assigned),
+        )
+        for anchor in report.anchors
+    ]
+    missed = {
+        "no anchor: no head uses the best one": report.unassigned,
+        "dropped: a side below min_box_size": report.too_small,
+        f"dropped: beyond max_instances={config.max_instances}": report.over_limit,
+    }
+    return [
+        f"{config.num_anchors} anchors of {config.model_name} at {height}x{width}, "
+        f"images {'letterboxed' if config.letterbox else 'stretched'}",
+        f"{total:,} boxes: {report.fit}",
+        Table(("width x height", "stride", "best here", "of all", "assigned"), anchors),
+        _missed_table(missed, total),
+        f"python yolov4/fit_anchors.py --model_name={config.model_name} fits anchors to the boxes",
+    ]
+
+
+def _missed_table(missed: dict[str, int], total: int) -> Table:
+    rows = [_row(reason, count, percent(count, total)) for reason, count in missed.items()]
+    return Table(("missed boxes", "", "of all"), rows)
+
+
+def _level_items(report: "AnchorReport") -> list[Item]:
     anchors, total = report.anchors, report.boxes
     height, width = anchors.image_size
     ratios = ", ".join(f"{ratio:g}" for ratio in anchors.aspect_ratios)
@@ -150,10 +189,7 @@ def anchor_items(report: "AnchorReport") -> list[Item]:
         f"aspect ratios {ratios}, anchor scale {anchors.anchor_scale:g}",
         f"{report.images:,} of {report.images_with_boxes:,} images with boxes, {total:,} boxes",
         Table(header, levels),
-        Table(
-            ("missed boxes", "", "of all"),
-            [_row(reason, count, percent(count, total)) for reason, count in missed.items()],
-        ),
+        _missed_table(missed, total),
         "AP if a network found exactly the boxes that have an anchor: "
         + (", ".join(f"{name} {100 * value:.1f}" for name, value in ceiling.items()) or "-"),
         Table(("with --anchor_scale", "mean best IoU", "boxes with an IoU above 0.5"), fits),
@@ -223,7 +259,8 @@ def _rich_table(table: Table) -> rich.table.Table:
 
 
 def write(path: str | os.PathLike, sections: Sequence[Section]) -> None:
-    """Writes a report as one HTML page. Raises UserError."""
+    """Writes a report as one HTML page, with the issues first. Raises UserError."""
+    sections = sorted(sections, key=lambda section: section.title != ISSUES)
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(pathlib.Path(__file__).parent),
         autoescape=True,

@@ -25,6 +25,7 @@ from common.evaluation.drawing import (
     set_literal_text,
     warn_if_undrawable,
 )
+from tools.report.anchor_shapes import AnchorShape, ShapeReport
 from tools.report.anchors import AnchorReport, Level
 from tools.report.page import number, printable, shorten
 from tools.report.statistics import LARGE, SMALL, ClassCount, DataStatistics
@@ -50,7 +51,7 @@ _CAPTION_HEIGHT = 24
 
 def draw(
     statistics: DataStatistics,
-    anchors: AnchorReport,
+    anchors: AnchorReport | ShapeReport | str | None,
     annotations: Annotations,
     encoded: Callable[[int], bytes],
 ) -> list[np.ndarray]:
@@ -66,8 +67,8 @@ def draw(
 # --- figures ---
 
 
-def draw_figures(statistics: DataStatistics, anchors: AnchorReport) -> np.ndarray:
-    """Draws four figures, uint8 (HEIGHT, WIDTH, 3): classes, sizes and shapes of boxes, anchor levels."""
+def draw_figures(statistics: DataStatistics, anchors: AnchorReport | ShapeReport | str | None) -> np.ndarray:
+    """Draws figures, uint8 (HEIGHT, WIDTH, 3): classes, sizes and shapes of boxes, anchors if judged."""
     layout = ConstrainedLayoutEngine(w_pad=0.1, h_pad=0.1)  # inches
     figure = Figure(figsize=(WIDTH / _DPI, HEIGHT / _DPI), dpi=_DPI, layout=layout)
     canvas = FigureCanvasAgg(figure)
@@ -77,7 +78,12 @@ def draw_figures(statistics: DataStatistics, anchors: AnchorReport) -> np.ndarra
     plot_classes(panels[0], statistics.classes)
     plot_sizes(panels[1], statistics.box_sides_px)
     plot_aspects(panels[2], statistics.box_aspects)
-    plot_levels(panels[3], anchors.levels)
+    if isinstance(anchors, AnchorReport):
+        plot_levels(panels[3], anchors.levels)
+    elif isinstance(anchors, ShapeReport):
+        plot_shapes(panels[3], anchors.anchors)
+    else:
+        panels[3].set_axis_off()
     set_literal_text(figure)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Glyph")  # set_literal_text has named the missing letters
@@ -116,6 +122,16 @@ def plot_levels(axes: Axes, levels: Sequence[Level]) -> None:
     axes.bar(places + 0.2, [level.best for level in levels], 0.4, color="0.7", label="best anchor")
     axes.set_xticks(places, names, fontsize="small")
     axes.set(title="boxes that each anchor level matches", ylabel="boxes")
+    axes.legend(fontsize="small", frameon=False)
+
+
+def plot_shapes(axes: Axes, anchors: Sequence[AnchorShape]) -> None:
+    names = [f"{anchor.width:g}\nx {anchor.height:g}" for anchor in anchors]
+    places = np.arange(len(names))
+    axes.bar(places - 0.2, [anchor.assigned for anchor in anchors], 0.4, color=_COLOUR, label="assigned")
+    axes.bar(places + 0.2, [anchor.best for anchor in anchors], 0.4, color="0.7", label="best anchor")
+    axes.set_xticks(places, names, fontsize="small")
+    axes.set(title="boxes that each anchor fits", ylabel="boxes")
     axes.legend(fontsize="small", frameon=False)
 
 

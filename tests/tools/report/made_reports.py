@@ -15,7 +15,7 @@ def report_of(truth, formats=None):
 
 def sections_of(truth, issues=(), formats=None, pictures=()):
     data_statistics, anchor_report = report_of(truth, formats)
-    return page.sections(data_statistics, issues, anchor_report, pictures)
+    return page.sections(data_statistics, issues, page.anchor_items(anchor_report), pictures)
 
 
 def issues_of(kind, count, offenders):

@@ -83,6 +83,13 @@ def test_data_report_page_lists_every_class_and_every_stored_faulty_entry_of_an_
     assert {"crowd: the first 1,000 of 4,321", *(f"class {i}" for i in range(90))} <= text
 
 
+def test_data_report_page_shows_the_issues_before_all_other_sections(tmp_path):
+    path = tmp_path / "a.html"
+    page.write(path, sections_of(annotations([(50, 60)], []), issues_of("crowd", 1, ["annotation 1"])))
+    titles = re.findall("<h2>(.*)</h2>", path.read_text())
+    assert titles[0] == "Issues" and titles[2:] == ["Classes", "Figures", "Anchors"]
+
+
 def test_data_report_page_in_a_missing_directory_is_refused(tmp_path):
     path = tmp_path / "missing" / "report.html"
     assert f"cannot write the report {path}: No such file" in refusal(page.write, path, [])

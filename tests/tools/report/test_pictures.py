@@ -6,8 +6,9 @@ from common.evaluation import drawing
 from tests.common.image_variants import pillow
 from tests.common.made_annotations import annotations, random_annotations
 from tests.tools.report.made_reports import HOSTILE_NAMES, report_of
-from tools.report import pictures
+from tools.report import anchor_shapes, pictures
 from tools.report.statistics import describe
+from yolov4.config import get_config
 
 CASES = {
     "one image, one class": annotations([(90, 80)], [(0, 0, 5, 5, 20, 30)], ["cat"]),
@@ -41,6 +42,21 @@ def test_data_report_bar_charts_show_the_box_counts_of_classes_and_anchor_levels
     axes = Figure().subplots()
     pictures.plot_levels(axes, anchors.levels)
     assert heights(axes) == [level.reached for level in anchors.levels] + [row.best for row in anchors.levels]
+
+
+def test_data_report_bar_chart_of_yolov4_shows_the_boxes_of_each_anchor():
+    truth = CASES["90 classes"]
+    report = anchor_shapes.examine(truth, get_config("yolov4-tiny"))
+    axes = Figure().subplots()
+    pictures.plot_shapes(axes, report.anchors)
+    assert heights(axes) == [row.assigned for row in report.anchors] + [row.best for row in report.anchors]
+    assert pictures.draw_figures(describe(truth, {}), report).shape == (780, 1400, 3)
+
+
+def test_data_report_figures_without_judged_anchors_have_three_panels():
+    image = pictures.draw_figures(describe(CASES["90 classes"], {}), "not judged")
+    assert (image[390:, 700:] == 255).all()
+    assert (image[390:, :700] < 128).any()
 
 
 HISTOGRAMS = {
