@@ -5,8 +5,8 @@ VOC's coordinates count pixels from 1, and a box includes its last pixel: its wi
 --voc_pixels selects one of the two conventions.
 
 CVAT writes a rotated rectangle as the box before the rotation, and the angle in degrees as the attribute
-`rotation` (cvat/apps/dataset_manager/bindings.py; datumaro, plugins/data_formats/voc/exporter.py). It becomes
-the upright box around the rotated one.
+`rotation` (cvat/apps/dataset_manager/formats/transformers.py; datumaro,
+plugins/data_formats/voc/exporter.py). It becomes the upright box around the rotated one.
 
 Annotations/ and JPEGImages/ may have folders: datumaro writes Annotations/cam1/a.xml for cam1/a.jpg.
 
