@@ -19,7 +19,7 @@ from typing import Any
 from common.args import IMAGE_SUFFIXES, ImagePolicy
 from common.data.annotations import Annotations
 from common.data.check.issues import Issues
-from common.data.image_files import list_tree
+from common.data.image_files import Tree, list_tree
 from common.errors import UserError
 from tools.conversion.labels import LabelledImage
 from tools.conversion.shapes import Ltrb, Shape, annotations_of_shapes, box_around, locate
@@ -53,7 +53,13 @@ def read_labelme(
         raise UserError(f"{images_dir} is not a directory: give the images' directory as --images=DIR")
     issues = Issues(path, policy)
     shapes_of = {}
-    for file in _find_files(path):
+    files = [path]
+    if os.path.isdir(path):
+        tree = list_tree(path)
+        files = tree.with_suffix(".json")
+        # annotations_of_shapes reports what is skipped below images_dir.
+        Tree(hidden=_outside(images_dir, tree.hidden), links=_outside(images_dir, tree.links)).report(issues)
+    for file in files:
         try:
             document = json.loads(pathlib.Path(file).read_text(encoding="utf-8-sig"))
         except (ValueError, RecursionError) as error:
@@ -75,10 +81,9 @@ def read_labelme(
     return annotations, images_dir
 
 
-def _find_files(path: str) -> list[str]:
-    if not os.path.isdir(path):
-        return [path]
-    return list_tree(path).with_suffix(".json")
+def _outside(directory: str, paths: list[str]) -> list[str]:
+    folder = os.path.abspath(directory)
+    return [path for path in paths if os.path.commonpath([folder, os.path.abspath(path)]) != folder]
 
 
 def _find_image(file: str, image_path: str, images_dir: str) -> str:

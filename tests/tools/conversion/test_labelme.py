@@ -1,6 +1,7 @@
 import base64
 import io
 import json
+import pathlib
 
 import PIL.Image
 import pytest
@@ -106,6 +107,17 @@ def test_other_json_files_are_reported_and_broken_ones_are_errors(data_dir):
     assert f"{data_dir}/sub/c.json is not valid JSON" in message
     assert "missing image file: image 'd.png'" in message
     assert f"{data_dir}/a.json shape 1 'cat' has no valid label or points" in message
+
+
+@pytest.mark.parametrize("images", [".", "images"])
+def test_hidden_files_of_jsons_and_images_are_each_reported_once(data_dir, images):
+    write_file(data_dir, ".notes.json", "{")
+    write_file(data_dir, f"{images}/.hidden.png", "")
+    for name in ("a.png", "b.png"):
+        (data_dir / name).rename(data_dir / images / name)
+    annotations, _ = read_labelme(data_dir, images_dir=str(data_dir / images))
+    hidden = annotations.issues["file-hidden"].offenders
+    assert sorted(pathlib.Path(text.strip("'")).name for text in hidden) == [".hidden.png", ".notes.json"]
 
 
 def test_directory_without_labelme_json_is_refused(tmp_path):
