@@ -5,15 +5,16 @@
 - OpenImages has ImageID,Source,LabelName,Confidence,XMin,XMax,YMin,YMax,IsOccluded,IsTruncated,IsGroupOf,...
 - Your program may use any of the names in _COLUMNS, in any order.
 
-Coordinates are edges, counted from 0: in pixels, or as fractions of the image if none is above 1. A line
-whose four coordinates are empty is an image without objects. OpenImages' groups (IsGroupOf) become crowds.
-Category ids are 1, 2, ... in alphabetic order of the names.
+Coordinates are edges, counted from 0: in pixels, or as fractions of the image if most boxes have no edge
+above 1. A line whose four coordinates are empty is an image without objects. OpenImages' groups (IsGroupOf)
+become crowds. Category ids are 1, 2, ... in alphabetic order of the names.
 """
 
 import collections
 import csv
 import os
-from collections.abc import Iterator, Mapping
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
 
 from common.args import IMAGE_SUFFIXES, ImagePolicy
 from common.data.annotations import Annotations
@@ -37,6 +38,7 @@ _COLUMNS = {
 _SIDES = ("left", "top", "right", "bottom")
 _NEEDED = ("image", "category", *_SIDES)
 _DELIMITERS = ",;\t"
+_FARTHEST = 2.0  # largest edge of a box that is a fraction of its image
 
 
 def read_csv(
@@ -86,15 +88,28 @@ def read_csv(
         category = names.get(row["category"], row["category"])
         is_group = row.get("group") == "1"
         shapes.append(Shape(f"{location} {category!r}", category, (left, top, right, bottom), is_group))
-    numbers = [side for shapes in shapes_of.values() for shape in shapes for side in shape.box]
+    normalised = _check_unit([shape for shapes in shapes_of.values() for shape in shapes], issues)
     annotations = annotations_of_shapes(
         shapes_of,
         images_dir,
         issues,
         label_map_file=label_map_file,
-        normalised=max(numbers, default=0) <= 1,
+        normalised=normalised,
     )
     return annotations, images_dir
+
+
+def _check_unit(shapes: Sequence[Shape], issues: Issues) -> bool:
+    """Returns whether most boxes are fractions of their image. Reports boxes that are not like most."""
+    edges = [max(shape.box) for shape in shapes]
+    # Some programs write 0, 0, 0, 0 for an image without objects.
+    normalised = statistics.median_low([edge for edge in edges if edge > 0] or [0.0]) <= 1
+    for shape, edge in zip(shapes, edges, strict=True):
+        if (edge > _FARTHEST) if normalised else (0 < edge < 1):
+            units = ("fractions", "pixels")
+            text = f"is in {units[normalised]}, most others are in {units[not normalised]}"
+            issues.add("label-line", f"{shape.location} {text}: {list(shape.box)}")
+    return normalised
 
 
 def _is_number(text: str) -> bool:
@@ -110,7 +125,7 @@ def _rows(file: str) -> Iterator[list[str]]:
             first = lines.readline()
             lines.seek(0)
             delimiter = max(_DELIMITERS, key=first.count)
-            yield from csv.reader(lines, delimiter=delimiter)
+            yield from csv.reader(lines, delimiter=delimiter, strict=True)
     except (UnicodeDecodeError, csv.Error) as error:
         raise UserError(f"{file} is not a csv file in UTF-8: {error}") from error
 
@@ -137,6 +152,9 @@ def _read_rows(file: str, issues: Issues) -> Iterator[tuple[str, Mapping[str, st
         if len(row) < len(titles) or any(row[len(titles) :]):
             text = f"{location} has {len(row)} values for {len(titles)} columns: {','.join(row)[:80]!r}"
             issues.add("label-line", text)
+            continue
+        if any("\n" in text for text in row):
+            issues.add("label-line", f"{location} has a quoted line feed: {','.join(row)[:80]!r}")
             continue
         yield location, {meaning: row[column].strip() for meaning, column in columns.items()}
 

@@ -25,6 +25,7 @@ from tools.conversion.labels import LabelledImage
 from tools.conversion.shapes import Ltrb, Shape, annotations_of_shapes, box_around, locate
 
 _WITHOUT_BOX = ("point", "points", "line", "linestrip")
+_NUM_POINTS = {"rectangle": 2, "polygon": 3}  # the least number of points of a shape
 
 
 def read_labelme(
@@ -110,7 +111,7 @@ def _read_shapes(file: str, shapes: list[Any], issues: Issues) -> Iterator[Shape
                 issues.add("shape-without-box", f"{location}: {kind}")
                 continue
             box = _box_of(kind, [(float(x), float(y)) for x, y in shape["points"]], shape)
-        except (AttributeError, KeyError, TypeError, ValueError) as error:
+        except (AttributeError, KeyError, OverflowError, TypeError, ValueError) as error:
             issues.add("label-line", f"{location} has no valid label or points: {error!r}")
             continue
         if kind in ("oriented_rectangle", "rotation"):  # the latter is X-AnyLabeling's
@@ -125,6 +126,8 @@ def _box_of(kind: str, points: list[tuple[float, float]], shape: dict[str, Any])
         (x, y), edge = points
         radius = math.dist((x, y), edge)
         return x - radius, y - radius, x + radius, y + radius
+    if kind in _NUM_POINTS and len(points) < _NUM_POINTS[kind]:
+        raise ValueError(f"{len(points)} of {_NUM_POINTS[kind]} points")
     left, top, right, bottom = box_around(points)
     if kind == "mask" and shape.get("mask"):  # labelme also counts from the corner, with the PNG's size
         header = base64.b64decode(shape["mask"])[16:24]

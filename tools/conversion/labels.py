@@ -125,6 +125,11 @@ def make_annotations(
         kind = "no-boxes" if usable.any() else "no-images"
         issues.add(kind, f"{np.count_nonzero(usable)} images, none with an object")
     issues.raise_if_stopping()
+    reported = {*issues["label-missing"].offenders}
+    empty = [
+        str(image) for image, of_image in compress(zip(images, objects, strict=True), usable) if not of_image
+    ]
+    issues.add_each("image-without-boxes", [name for name in empty if name not in reported], str)
     names = [_name(image) for image in images]
     records = [
         CocoImage(image_id, name, fact.width, fact.height)

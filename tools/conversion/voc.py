@@ -268,6 +268,11 @@ def _read_objects(
     issues: Issues,
 ) -> Iterator[Object]:
     first = 1 if voc_pixels == "one_based" else 0
+    paths = (".//bndbox", "object/bndbox", "object/part/bndbox")
+    num_boxes, *num_read = (len(document.findall(path)) for path in paths)
+    if num_boxes > sum(num_read):
+        text = f"{image.label_file} has {num_boxes - sum(num_read)} <bndbox> outside an <object>"
+        issues.add("label-line", text)
     for number, element in enumerate(document.iterfind("object"), 1):
         name = _text(element, "name")
         location = f"{image.label_file} object {number} {name!r}"

@@ -206,7 +206,7 @@ def _angle(extra: _Extra) -> float:
     (cvat/apps/dataset_manager/formats/transformers.py, RotatedBoxesToPolygons and EllipsesToMasks).
     """
     angle = extra.attributes.get("rotation") if isinstance(extra.attributes, dict) else None
-    if not isinstance(angle, int | float) or not math.isfinite(angle) or extra.segmentation:
+    if not isinstance(angle, int | float) or not abs(angle) < math.inf or extra.segmentation:
         return 0
     return angle % 180
 

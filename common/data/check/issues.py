@@ -14,6 +14,7 @@ from common.args import ImagePolicy
 from common.errors import UserError
 
 SHOWN = 5  # number of offenders that a message names
+_LONGEST = 500  # characters of an offender; a name or value in a file may have any length
 KEPT = 1000  # number of offenders that are stored for the report
 _REPEATS = 4  # number of rows with the same key that a message names
 
@@ -204,6 +205,10 @@ class Issue:
         return f"{kind.what}{count}: {named}{more}. {remedy[0].upper()}{remedy[1:]}"
 
 
+def _shorten(text: str) -> str:
+    return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 3]}..."
+
+
 class Fault(Exception):  # noqa: N818 (a property of the data, not an error of the program)
     """Tells why a file or an image cannot be used: the kind of issue, and a detail."""
 
@@ -250,7 +255,7 @@ class Issues:
         issue = self._of_kind.setdefault(kind, Issue(kind, skipped=skipped))
         issue.count += count
         room = KEPT - len(issue.offenders)
-        issue.offenders += [text for text, _ in zip(offenders, range(room), strict=False)]
+        issue.offenders += [_shorten(text) for text, _ in zip(offenders, range(room), strict=False)]
 
     def add_each(self, kind: str, items: Collection[Any], describe: Callable[[Any], str]) -> None:
         """Adds one offender per item."""

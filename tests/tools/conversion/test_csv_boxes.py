@@ -108,3 +108,29 @@ def test_csv_without_names_of_columns_is_refused(table):
     message = user_error(table)
     assert "has no column for image, category, left, top, right, bottom" in message
     assert "name the columns, for example filename,xmin,ymin,xmax,ymax,class" in message
+
+
+@pytest.mark.parametrize("is_fraction", [True, False])
+def test_csv_box_that_is_not_in_the_unit_of_most_boxes_is_an_error(table, is_fraction):
+    rows = ["a.png,cat,.075,.2,.25,.6", "a.png,cat,3,4,10,12"]
+    others = [f"b.png,dog,{'0,0.1,0.5,0.6' if is_fraction else '0,5,20,15'}"] * 2
+    table.write_text("\n".join(["filename,class,xmin,ymin,xmax,ymax", rows[is_fraction], *others]))
+    unit = "is in pixels, most others are in fractions" if is_fraction else "is in fractions, most"
+    message = data_error(table)
+    assert f"{table} line 2 'cat' {unit}" in message and "\n" not in message
+
+
+def test_csv_edge_above_one_among_fractions_leaves_other_boxes_as_they_are(table):
+    text = "filename,class,xmin,ymin,xmax,ymax\na.png,cat,.075,.2,.25,.6\nb.png,dog,0,.25,1.5,.75\n"
+    table.write_text(text)
+    assert read_csv(table)[0].boxes_ltwh_px.tolist() == [BOXES[0], [0, 5, 60, 10]]
+
+
+def test_csv_whose_quotation_mark_hides_lines_is_refused(table):
+    """The last column is not used, so that without a check the lines after the mark would be absent."""
+    lines = ["filename,xmin,ymin,xmax,ymax,class,note"]
+    lines += [f"{name}.png,3,4,10,12,cat,{note}" for name, note in (("a", '"x'), ("b", "y"), ("b", "z"))]
+    table.write_text("\n".join(lines))
+    assert "is not a csv file in UTF-8: unexpected end of data" in user_error(table)
+    table.write_text("\n".join([*lines, 'b.png,1,2,3,4,dog,x"']))
+    assert f"{table} line 2 has a quoted line feed" in data_error(table)

@@ -92,9 +92,8 @@ def test_cvat_shape_with_an_area_becomes_the_box_around_it(xml, element, box):
     annotations, _ = read_cvat(xml)
     assert annotations.boxes_ltwh_px.tolist() == [box]
     kinds = {"mask": [], "turned ellipse": ["box-rotated"]}
-    assert [issue.kind for issue in annotations.issues] == kinds.get(
-        "turned ellipse" if "rotation" in element else tag, ["polygon"]
-    )
+    kinds = kinds.get("turned ellipse" if "rotation" in element else tag, ["polygon"])
+    assert [issue.kind for issue in annotations.issues] == ["image-without-boxes", *kinds]
 
 
 def test_cvat_points_polylines_skeletons_and_tags_are_left_out_and_reported(xml):

@@ -122,3 +122,17 @@ def test_hidden_files_of_jsons_and_images_are_each_reported_once(data_dir, image
 
 def test_directory_without_labelme_json_is_refused(tmp_path):
     assert "contains no json file of labelme" in user_error(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("kind", "points", "text"),
+    [
+        ("rectangle", [[3, 4]], "1 of 2 points"),
+        ("polygon", [[3, 4], [10, 12]], "2 of 3 points"),
+        ("rectangle", [[3, 4], [10**400, 12]], "OverflowError"),
+    ],
+)
+def test_labelme_shape_with_too_few_points_or_too_large_a_number_is_an_error(data_dir, kind, points, text):
+    write_file(data_dir, "a.json", labelme_json("a.png", [("cat", kind, points)]))
+    message = data_error(data_dir)
+    assert "a.json shape 1 'cat' has no valid label or points" in message and text in message

@@ -355,3 +355,15 @@ def test_missing_or_damaged_voc_image_is_an_error_or_skipped(voc_dir):
     assert annotations.file_names == ["b.png"] and annotations.issues["image-missing"].skipped
     write_file(voc_dir, "JPEGImages/b.png", b"no image")
     assert "no usable image" in data_error(voc_dir, policy=SKIP)
+
+
+def test_voc_boxes_outside_an_object_are_errors(voc_dir):
+    text = xml_of(objects=[CAT, CAT]).replace("object>", "Object>", 2)
+    write_xml(voc_dir, "a", text)
+    assert "a.xml has 1 <bndbox> outside an <object>" in data_error(voc_dir)
+
+
+def test_voc_image_without_objects_is_reported(voc_dir):
+    write_xml(voc_dir, "a", xml_of())
+    issue = read_voc(voc_dir)[0].issues["image-without-boxes"]
+    assert issue.count == 1 and "a.xml" in issue.line()

@@ -139,3 +139,9 @@ def test_merging_two_lists_of_data_issues_adds_counts_and_keeps_which_kinds_are_
     assert issues["box-negative"].count == 13
     assert issues["box-negative"].offenders[-1] == "annotation 99"
     assert issues["image-empty"].skipped and not issues["image-missing"].skipped
+
+
+def test_data_issue_line_of_a_very_long_value_is_cut():
+    issues = Issues("a.json")
+    issues.add("label-line", "a.xml object 1 " + "9" * 5000)
+    assert len(issues["label-line"].line()) < 600
