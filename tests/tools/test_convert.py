@@ -178,6 +178,19 @@ def test_split_of_a_json_has_all_keys_of_its_records_and_lists(export, note):
         assert part == EXPORT | {key: [EXPORT[key][row]] for key in ("images", "annotations")}
 
 
+@pytest.mark.parametrize(
+    ("note", "copied"),
+    [(r'"\ud800"', "?"), ("9" * 5000, None)],
+    ids=["half of a surrogate pair", "5000 digits"],
+)
+def test_values_that_json_writers_refuse_are_replaced_in_keys_that_are_only_copied(export, note, copied):
+    export["input"].write_text(json.dumps(EXPORT).replace('"track": [1]', f'"track": [{note}]'))
+    run("coco", "coco", **export, max_side=20)
+    document = json.loads(export["output"].read_text())
+    assert document["annotations"][1]["attributes"]["track"] == [copied]
+    assert len(document["annotations"]) == 2
+
+
 def test_json_of_scaled_images_has_scaled_shapes_and_reports_masks_that_are_left_out(export, capfd):
     run("coco", "coco", **export, max_side=20)  # only image 7 is larger: 30 x 40 becomes 15 x 20
     document = json.loads(export["output"].read_text())

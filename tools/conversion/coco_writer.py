@@ -23,6 +23,7 @@ from common.errors import UserError
 from common.files import write_bytes, write_into
 
 _SHAPES = ("segmentation", "keypoints")
+_DIGITS = 4000  # Python raises an error above 4300 digits
 _DECIMALS = 3  # of coordinates in pixels: float32 is not more precise
 
 
@@ -50,10 +51,19 @@ def copy_records(source: str | os.PathLike, annotations: Annotations, path: str 
     """
     content = pathlib.Path(source).read_bytes().removeprefix(codecs.BOM_UTF8)
     try:
-        document = decode(content, type=dict[str, msgspec.Raw])
-    except ValueError:  # NaN, or text that is not UTF-8, in a key that load_coco does not read
-        plain = json.loads(content.decode("utf-8", "replace"), parse_constant=lambda _: None)
-        document = decode(json.dumps(plain).encode(), type=dict[str, msgspec.Raw])
+        return _copy(content, annotations, path)
+    except ValueError:  # a key that load_coco does not read has NaN, a very long number, or text not in UTF-8
+
+        def integer(digits: str) -> int | None:
+            return int(digits) if len(digits) < _DIGITS else None
+
+        text = content.decode("utf-8", "replace")
+        plain = json.loads(text, parse_constant=lambda _: None, parse_int=integer)
+        return _copy(json.dumps(plain, ensure_ascii=False).encode(errors="replace"), annotations, path)
+
+
+def _copy(content: bytes, annotations: Annotations, path: str | os.PathLike) -> int:
+    document = decode(content, type=dict[str, msgspec.Raw])
     new_sizes = dict(zip(annotations.image_ids.tolist(), annotations.image_sizes.tolist(), strict=True))
     images: list[Any] = []
     objects: list[Any] = []
