@@ -156,7 +156,7 @@ def record_of(tree):
     lists = collections.defaultdict(dict)
     for key, values in tree.items() if isinstance(tree, dict) else ():
         values = values if isinstance(values, list) else [values]
-        if values and all(isinstance(value, int) and abs(value) < 2**63 for value in values):
+        if values and all(type(value) is int and abs(value) < 2**63 for value in values):
             lists["int64_list"][key] = values
         elif values and all(isinstance(value, float) for value in values):
             lists["float_list"][key] = values

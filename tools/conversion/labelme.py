@@ -20,6 +20,7 @@ from common.args import IMAGE_SUFFIXES, ImagePolicy
 from common.data.annotations import Annotations
 from common.data.check.issues import Issues
 from common.data.image_files import Tree, list_tree
+from common.data.labels import is_text
 from common.errors import UserError
 from tools.conversion.labels import LabelledImage
 from tools.conversion.shapes import Ltrb, Shape, annotations_of_shapes, box_around, locate
@@ -107,6 +108,8 @@ def _read_shapes(file: str, shapes: list[Any], issues: Issues) -> Iterator[Shape
         try:
             label, kind = str(shape["label"]), shape.get("shape_type") or "polygon"
             location = f"{location} {label!r}"
+            if not is_text(label):
+                raise ValueError("UTF-8 cannot encode the label")
             if kind in _WITHOUT_BOX:
                 issues.add("shape-without-box", f"{location}: {kind}")
                 continue

@@ -136,3 +136,9 @@ def test_labelme_shape_with_too_few_points_or_too_large_a_number_is_an_error(dat
     write_file(data_dir, "a.json", labelme_json("a.png", [("cat", kind, points)]))
     message = data_error(data_dir)
     assert "a.json shape 1 'cat' has no valid label or points" in message and text in message
+
+
+def test_labelme_label_that_utf8_cannot_encode_is_an_error(data_dir):
+    text = labelme_json("a.png", [("cat", "rectangle", [[3, 4], [10, 12]])])
+    write_file(data_dir, "a.json", text.replace('"cat"', r'"\ud800"'))
+    assert r"a.json shape 1 '\ud800' has no valid label" in data_error(data_dir)
