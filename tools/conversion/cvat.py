@@ -29,6 +29,7 @@ from tools.conversion.shapes import (
 from tools.conversion.voc import NoDoctype
 
 _FOR_VIDEO = "is CVAT for video: export the task as 'CVAT for images 1.1', which has the boxes of each frame"
+_DIGITS = 9  # of a side in pixels at most
 
 
 def read_cvat(
@@ -88,7 +89,7 @@ def read_cvat(
 
 def _number(element: Element, key: str) -> int:
     text = element.get(key, "")
-    return int(text) if text.isdecimal() else 0
+    return int(text) if text.isdecimal() and len(text) <= _DIGITS else 0
 
 
 def _read_shapes(image: Element, place: str, issues: Issues) -> Iterator[Shape]:

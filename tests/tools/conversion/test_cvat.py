@@ -159,3 +159,9 @@ def test_cvat_for_video_other_xml_and_missing_images_are_refused(xml):
     xml.write_text("<annotations>")
     assert "is not valid xml" in user_error(xml)
     assert "give the images' directory" in user_error(xml, images_dir=xml.parent / "gone")
+
+
+@pytest.mark.parametrize("side", ["", "-20", "9" * 5000])
+def test_cvat_image_whose_size_is_not_a_number_of_pixels_is_read(xml, side):
+    xml.write_text(cvat_xml(size=(side, 40)))
+    assert read_cvat(xml)[0].boxes_ltwh_px.tolist() == [[3, 4, 7, 8], [0, 5, 20, 10]]
