@@ -9,6 +9,7 @@ No DALI reader sees a file before this check, because DALI misreads many faulty 
 """
 
 import dataclasses
+import functools
 import glob
 import os
 import pathlib
@@ -124,6 +125,8 @@ def _options(a: Args | EvalArgs) -> dict[str, Any]:
     policy = ImagePolicy(a.on_bad_image, a.max_megapixels, coco_pixels=a.coco_pixels)
     if a.label_map and not (a.eval_file_pattern or getattr(a, "train_file_pattern", None)):
         raise UserError(f"--label_map={a.label_map} has no effect: a COCO json has its own class names")
+    if a.coco_pixels and not (a.eval_annotations or getattr(a, "train_annotations", None)):
+        raise UserError(f"--coco_pixels={a.coco_pixels} has no effect on TFRecords: omit the flag")
     return {"input_type": a.input_type, "label_map": a.label_map, "policy": policy}
 
 
@@ -234,6 +237,7 @@ def open_tfrecords(
     import_tensorflow()  # takes seconds
     from common.data.check import tfrecord
 
+    policy = dataclasses.replace(policy, coco_pixels=None)  # boxes of records are those of the stored pixels
     files = tfrecord.expand_pattern(pattern)
     labels = LabelMap.load(label_map or tfrecord.find_label_map(files))
     return tfrecord.open_records(files, labels, policy=policy)
@@ -284,6 +288,7 @@ def list_images(images: str, issues: Issues) -> tuple[str, ...]:
 def _match(pattern: str) -> Tree:
     """Returns the files that match a glob. A file that links give several paths is listed once."""
     tree, places, files = Tree(), set(), []
+    resolve = functools.cache(pathlib.Path.resolve)  # many files have one folder
     parts = pathlib.PurePath(pattern).parts
     num_fixed = next(i for i, part in enumerate(parts) if glob.has_magic(part))  # the user wrote these names
     for path in sorted(
@@ -293,7 +298,7 @@ def _match(pattern: str) -> Tree:
         first_hidden = next((number for number, name in enumerate(names, 1) if is_hidden(name)), None)
         if first_hidden is not None:
             path = pathlib.Path(*path.parts[: num_fixed + first_hidden])
-        place = path.parent.resolve() / path.name
+        place = resolve(path.parent) / path.name
         if place in places:
             continue
         places.add(place)

@@ -68,10 +68,9 @@ def read_csv(
         raise UserError(f"{images_dir} is not a directory: give the images' directory as --images=DIR")
     issues = Issues(file, policy)
     names = dict(row[:2] for row in _rows(names_file) if len(row) > 1) if names_file else {}
-    rows = list(_read_rows(file, issues))
     images: dict[str, LabelledImage] = {}
     shapes_of: dict[LabelledImage, list[Shape]] = collections.defaultdict(list)
-    for location, row in rows:
+    for location, row in _read_rows(file, issues):
         name = row["image"]
         if name not in images:
             size = [row.get(side, "") for side in ("height", "width")]
@@ -163,5 +162,6 @@ def _find_image(name: str, images_dir: str) -> str:
     """Returns the path of an image below `images_dir`. OpenImages gives names without .jpg."""
     if name.lower().endswith(IMAGE_SUFFIXES):
         return locate(name, images_dir)
-    names = [locate(name + suffix, images_dir) for suffix in IMAGE_SUFFIXES]
-    return next((path for path in names if os.path.isfile(os.path.join(images_dir, path))), names[0])
+    paths = (locate(name + suffix, images_dir) for suffix in IMAGE_SUFFIXES)
+    found = (path for path in paths if os.path.isfile(os.path.join(images_dir, path)))
+    return next(found, None) or locate(name + IMAGE_SUFFIXES[0], images_dir)

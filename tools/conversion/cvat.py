@@ -75,6 +75,8 @@ def read_cvat(
         size = (_number(element, "height"), _number(element, "width"))
         place = f"{file} image {element.get('id')}"
         image = LabelledImage(inside if is_inside else locate(name, images_dir), place, size)
+        if image in shapes_of:
+            issues.add("image-labelled-twice", f"{image}: two elements have this name and id")
         shapes_of[image] = list(_read_shapes(element, f"{place} {name!r}", issues))
     annotations = annotations_of_shapes(
         shapes_of,

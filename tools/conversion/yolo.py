@@ -373,7 +373,8 @@ def _is_label_file(path: str) -> bool:
     """Whether a text file has labels, or is empty. Lists of images or class names do not have labels."""
     if os.path.basename(path) in _NAME_FILES:
         return False
-    words = pathlib.Path(path).read_text(encoding="utf-8-sig", errors="replace").split("\n", 1)[0].split()
+    text = pathlib.Path(path).read_text(encoding="utf-8-sig", errors="replace")
+    words = text.strip().split("\n", 1)[0].split()
     return not words or (len(words) >= _BOX and all(map(_is_number, words[1:])))
 
 

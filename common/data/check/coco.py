@@ -167,7 +167,8 @@ def _without_root(categories: list[Any], table: "_Objects", issues: Issues) -> l
     Roboflow's exports begin with such a category, which has the name of the project.
     """
     groups = [c.get("supercategory") for c in categories if c.get("supercategory") != c["name"]]
-    roots = [c["id"] for c in categories if c["name"] in groups]
+    names = {group for group in groups if isinstance(group, str)}
+    roots = [c["id"] for c in categories if c["name"] in names]
     roots = [root for root in roots if not np.any(table.rows["category_id"] == root)]
     dropped = [category for category in categories if category["id"] in roots]
     issues.add_each("root-category", dropped, lambda c: f"category {c['id']} ({c['name']!r})")

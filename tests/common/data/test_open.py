@@ -4,7 +4,7 @@ import shutil
 import PIL.Image
 import pytest
 
-from common.args import Args, EvalArgs
+from common.args import Args, EvalArgs, ImagePolicy
 from common.data import tf_readers
 from common.data.check.coco import load_coco
 from common.data.check.issues import DataError, Issues
@@ -275,3 +275,10 @@ def test_coco_pixels_decides_about_boxes_of_turned_images_in_training_and_evalua
     sources = open_splits(Args(**flags, coco_pixels="turned"), num_replicas=1, max_instances=100)
     # Orientation 6 turns the stored image clockwise: x = 19 - y, y = x of the stored pixels.
     assert [source.annotations.boxes_ltwh_px.tolist() for source in sources] == [[[10, 12, 18, 5]]] * 2
+
+
+def test_coco_pixels_is_refused_for_records_and_does_not_change_their_check(copied_records):
+    flags = {"eval_file_pattern": copied_records, "coco_pixels": "turned"}
+    assert "--coco_pixels=turned has no effect" in refusal(open_evaluation, EvalArgs(**flags), CATEGORIES)
+    policy = ImagePolicy(coco_pixels="turned")
+    assert open_source(file_pattern=copied_records, policy=policy).size == 12

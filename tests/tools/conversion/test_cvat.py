@@ -165,3 +165,10 @@ def test_cvat_for_video_other_xml_and_missing_images_are_refused(xml):
 def test_cvat_image_whose_size_is_not_a_number_of_pixels_is_read(xml, side):
     xml.write_text(cvat_xml(size=(side, 40)))
     assert read_cvat(xml)[0].boxes_ltwh_px.tolist() == [[3, 4, 7, 8], [0, 5, 20, 10]]
+
+
+def test_two_elements_of_one_image_are_refused(xml):
+    text = xml.read_text()
+    element = text[text.index("<image ") : text.index("</image>") + len("</image>")]
+    xml.write_text(text.replace(element, element * 2, 1))
+    assert "image 'a.png'" in data_error(xml) and "two elements have this name and id" in data_error(xml)
