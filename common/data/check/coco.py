@@ -50,7 +50,7 @@ def load_coco(
 
     Annotations may lack `area` (default: the area of the box), `iscrowd` (default: 0) and `id`. Boxes that
     reach outside their image or have no area are accepted and reported. A negative side is an error. Boxes
-    with `ignore` are crowds. Repeated boxes and categories that only group others are dropped.
+    with `ignore` are crowds. Repeated boxes and a category that only groups all others are dropped.
 
     Args:
         images_dir: the directory that `file_name` is relative to; if None, image files are not checked.
@@ -162,17 +162,17 @@ def _check_categories(categories: list[Any], issues: Issues) -> np.ndarray:
 
 
 def _without_root(categories: list[Any], table: "_Objects", issues: Issues) -> list[Any]:
-    """Drops categories without boxes that other categories name as their supercategory.
+    """Drops a category without boxes that all other categories name as their supercategory.
 
-    Roboflow's exports begin with such a category, which has the name of the project.
+    Roboflow's exports begin with such a category, which has the name of the project. A category that only
+    some of the others name stays, because it may have boxes in other data, such as the evaluation data.
     """
-    groups = [c.get("supercategory") for c in categories if c.get("supercategory") != c["name"]]
-    names = {group for group in groups if isinstance(group, str)}
-    roots = [c["id"] for c in categories if c["name"] in names]
-    roots = [root for root in roots if not np.any(table.rows["category_id"] == root)]
-    dropped = [category for category in categories if category["id"] in roots]
-    issues.add_each("root-category", dropped, lambda c: f"category {c['id']} ({c['name']!r})")
-    return [category for category in categories if category["id"] not in roots]
+    for root in categories:
+        is_root = all(c is root or c.get("supercategory") == root["name"] for c in categories)
+        if is_root and len(categories) > 1 and not np.any(table.rows["category_id"] == root["id"]):
+            issues.add("root-category", f"category {root['id']} ({root['name']!r})")
+            return [category for category in categories if category is not root]
+    return categories
 
 
 def _turn_boxes(

@@ -122,7 +122,7 @@ _FIXES = {
     "box-repeated": ("box that repeats another one of the same image and category", "it is dropped"),
     "box-turned": ("image with EXIF orientation", "--coco_pixels=turned: its boxes are turned back"),
     "ignored": ("box with `ignore`: 1", "it is used as a crowd"),
-    "root-category": ("category without boxes whose name is another's supercategory", "it is dropped"),
+    "root-category": ("category without boxes that is the supercategory of all others", "it is dropped"),
     "large-id": ("id above 2^31", "it is renumbered for DALI; results keep the original id"),
     "category-order": ("categories are not in the order of their ids", "classes are sorted by id"),
 }
