@@ -49,6 +49,8 @@ def equal_files(paths: Sequence[str], checksums: np.ndarray) -> list[list[int]]:
         paths: N files.
         checksums: int64 (N,), `ImageFacts.checksum` of each; 0 if it is unknown.
     """
+    if not paths:
+        return []
     order = np.argsort(checksums, kind="stable")
     ordered = checksums[order]
     is_same = (ordered[1:] == ordered[:-1]) & (ordered[1:] > 0)
