@@ -162,7 +162,6 @@ REFUSED = {
     "unknown model": (["--model_name={app}-nona"], "did you mean '{model}'"),
     "no data": ([], "--train_images"),
     "momentum of 1": (["--hparams=momentum=1", SYNTHETIC], "momentum='1'"),
-    "learning rate of nan": (["--learning_rate=nan", SYNTHETIC], "learning_rate=nan"),
     "EMA decay of 1": (["--ema_decay=1", SYNTHETIC], "ema_decay"),
     "model in hparams": (["--hparams=model_name={model}"], "model_name"),
     "impossible setting": (["--hparams=max_instances=0"], "max_instances='0'"),
