@@ -129,7 +129,7 @@ def test_documented_command_has_flags_of_its_program(words):
         check_horovodrun(words[words.index("horovodrun") :])
 
 
-def test_every_documentation_page_is_listed_for_these_tests_and_its_commands_are_found():
+def test_documentation_tests_cover_every_page_and_extract_its_commands():
     assert len(PAGES) == len(FILES)
     assert set(PAGES) == {*PAGES_TO_RUN, *OTHER_PAGES}
     assert len(python_commands()) >= 30

@@ -81,7 +81,7 @@ def test_changed_data_are_refused_with_their_numbers_and_first_images(tmp_path, 
     assert f"holds another run: data is not the same ({difference}). Choose another directory" in message
 
 
-def test_data_of_a_run_without_a_summary_are_refused_without_numbers(tmp_path):
+def test_resuming_with_other_data_names_no_counts_if_run_json_has_no_data_summary(tmp_path):
     claim(tmp_path, Identity({"data": "864dbb" * 11}))
     check(tmp_path, Identity({"data": "864dbb" * 11}, data_summary=FIRST))
     message = refusal(check, tmp_path, Identity({"data": "241152" * 11}, data_summary=FIRST))

@@ -84,7 +84,7 @@ def test_invalid_lines_of_a_csv_are_all_in_one_message(table):
         assert expected in message, message
 
 
-def test_two_names_of_one_image_and_a_line_without_a_name_are_errors(table):
+def test_csv_with_two_spellings_of_an_image_name_or_a_line_without_one_is_refused(table):
     with table.open("a") as stream:
         stream.write("./a.png,40,20,cat,3,4,10,12\n,40,20,cat,3,4,10,12\n")
     message = data_error(table)

@@ -200,7 +200,7 @@ def test_voc_xml_files_in_folders_and_with_their_suffix_in_capitals_are_read(voc
     ("image", "filename"),
     [("cam1/a.png", "gone.png"), ("x/y/photo.png", "photo.png"), ("x/1.png", "x\\1.png")],
 )
-def test_voc_image_in_a_folder_belongs_to_an_xml_file_outside_of_it_if_there_is_no_other(
+def test_voc_image_in_a_folder_belongs_to_an_xml_file_outside_if_no_nearer_xml_has_its_name(
     voc_dir, image, filename
 ):
     write_file(voc_dir, f"JPEGImages/{image}", black_image())

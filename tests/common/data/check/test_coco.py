@@ -156,7 +156,7 @@ def test_repeated_box_is_dropped_and_reported(json_of):
     ]
 
 
-def test_offenders_after_a_repeated_box_have_their_own_ids(json_of):
+def test_bad_boxes_after_a_repeated_box_are_reported_with_their_own_annotation_ids(json_of):
     annotations = load_coco(json_of(of_image([[1, 2, 3, 4], [1, 2, 3, 4], [1, 2, 0, 4]])))
     assert annotations.issues["box-empty"].offenders[0].startswith("annotation 3 ")
 

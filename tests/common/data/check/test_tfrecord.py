@@ -279,7 +279,7 @@ def test_several_records_of_one_image_are_refused(tmp_path):
     assert refused(file)["repeated-record"] == [f"image 'a.jpg' is given 2 times: {places}"]
 
 
-def test_class_text_of_another_label_map_is_refused(tmp_path):
+def test_tfrecord_class_text_that_contradicts_the_label_map_is_refused(tmp_path):
     file = write(tmp_path / "a", record(object__class__text=b"dog"))
     (offender,) = refused(file)["class-text"]
     assert offender.endswith("label 17 image/object/class/text 'dog', but the name 'cat' in the label map")
