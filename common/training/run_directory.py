@@ -5,11 +5,8 @@ checkpoints/              see common/weights/checkpoint_files.py
 """
 
 import dataclasses
-import fcntl
 import json
-import os
 import pathlib
-import time
 from collections.abc import Collection, Mapping
 from typing import Any
 
@@ -35,8 +32,6 @@ MAY_CHANGE = ("freeze", "freeze_batch_norm", "loader_version")
 RESHARDED = ("num_replicas", "num_ranks", "steps_per_epoch")
 _SHOWN_CHARACTERS = 60
 DATA_SUMMARY = "data_summary"  # key of run.json
-_LOCK_SECONDS = 10.0  # a launcher may start a run again before the stopped process is gone
-_locks: dict[pathlib.Path, int] = {}  # directory -> descriptor; the system frees a lock when the process ends
 
 
 @dataclasses.dataclass(frozen=True)
@@ -141,14 +136,10 @@ def _check_directory(a: Args, identity: Identity) -> bool:
 def claim(a: Args, ranks: Ranks, identity: Identity) -> pathlib.Path | None:
     """Takes over --output_dir for this run, after all other checks. All ranks call it together.
 
-    Locks the directory until this process ends. With --overwrite, removes the files of the old run. Writes
-    run.json.
+    With --overwrite, removes the files of the old run. Writes run.json.
 
     Returns:
         The directory on rank 0, None on the other ranks, which write no files.
-
-    Raises:
-        UserError: another process trains in the directory, or it cannot be written.
     """
     with ranks.raise_on_any_rank():
         return _claim_directory(a, identity) if ranks.rank == 0 else None
@@ -157,7 +148,6 @@ def claim(a: Args, ranks: Ranks, identity: Identity) -> pathlib.Path | None:
 def _claim_directory(a: Args, identity: Identity) -> pathlib.Path:
     directory = pathlib.Path(a.output_dir)
     with files.user_errors(f"--output_dir={directory}"):
-        _lock(directory.resolve())
         files.remove_unfinished(directory)
         if a.overwrite and (directory / RUN).exists():
             for path in (directory / name for name in RUN_FILES):
@@ -170,30 +160,6 @@ def _claim_directory(a: Args, identity: Identity) -> pathlib.Path:
         if not (directory / RUN).exists() or (directory / RUN).read_bytes() != content:
             files.write_bytes(directory / RUN, content)
     return directory
-
-
-def _lock(directory: pathlib.Path) -> None:
-    """Locks a directory for this process. File systems without locks are used without one."""
-    if (own := _locks.pop(directory, None)) is not None:  # of an earlier run of this process
-        os.close(own)
-    descriptor = os.open(directory, os.O_RDONLY | os.O_CLOEXEC)
-    deadline = time.monotonic() + _LOCK_SECONDS
-    while True:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            if time.monotonic() < deadline:
-                time.sleep(0.1)
-                continue
-            os.close(descriptor)
-            raise UserError(
-                f"--output_dir={directory}: another process trains there: wait, or choose another directory"
-            ) from None
-        except OSError:  # for example, a network disk without locks
-            os.close(descriptor)
-            return
-        _locks[directory] = descriptor
-        return
 
 
 def _check_same_run(file: pathlib.Path, identity: Identity) -> None:

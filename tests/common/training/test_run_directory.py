@@ -1,7 +1,5 @@
 import dataclasses
 import json
-import subprocess
-import sys
 
 import pytest
 
@@ -198,29 +196,6 @@ def test_output_dir_that_is_a_file_is_refused(tmp_path):
     (tmp_path / "file").touch()
     message = refusal(check, tmp_path / "file", IDENTITY)
     assert message == f"--output_dir={tmp_path / 'file'} is a file: give a directory"
-
-
-LOCK = """
-import fcntl, os, sys
-fcntl.flock(os.open(sys.argv[1], os.O_RDONLY), fcntl.LOCK_EX)
-print(flush=True)
-input()
-"""
-
-
-def test_directory_in_which_another_process_trains_is_refused_until_that_ends(tmp_path, monkeypatch):
-    monkeypatch.setattr(run_directory, "_LOCK_SECONDS", 0)
-    claim(tmp_path, IDENTITY)
-    claim(tmp_path, IDENTITY)  # this process may train there again
-    other = tmp_path / "other"
-    other.mkdir()
-    command = [sys.executable, "-c", LOCK, other]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
-        process.stdout.readline()
-        assert "another process trains there" in refusal(claim, other, IDENTITY, overwrite=True)
-        assert not (other / "run.json").exists()
-        process.communicate(b"\n")
-    claim(other, IDENTITY)
 
 
 def test_overwrite_with_initial_weights_in_the_same_directory_is_refused(tmp_path):

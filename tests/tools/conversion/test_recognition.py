@@ -1,3 +1,5 @@
+"""Tests common/data/check/recognition.py on the exports that the converters read."""
+
 import json
 
 import pytest
