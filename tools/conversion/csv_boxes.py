@@ -163,5 +163,5 @@ def _find_image(name: str, images_dir: str) -> str:
     if name.lower().endswith(IMAGE_SUFFIXES):
         return locate(name, images_dir)
     paths = (locate(name + suffix, images_dir) for suffix in IMAGE_SUFFIXES)
-    found = (path for path in paths if os.path.isfile(os.path.join(images_dir, path)))
-    return next(found, None) or locate(name + IMAGE_SUFFIXES[0], images_dir)
+    existing = (path for path in paths if os.path.isfile(os.path.join(images_dir, path)))
+    return next(existing, None) or locate(name + IMAGE_SUFFIXES[0], images_dir)

@@ -14,6 +14,7 @@ from xml.etree.ElementTree import Element
 
 from common.args import ImagePolicy
 from common.data.annotations import Annotations
+from common.data.check.coco_parse import box_around_rotated
 from common.data.check.issues import Issues
 from common.errors import UserError
 from tools.conversion.labels import LabelledImage
@@ -23,7 +24,6 @@ from tools.conversion.shapes import (
     annotations_of_shapes,
     box_around,
     box_around_ellipse,
-    box_around_rotated,
     locate,
 )
 from tools.conversion.voc import NoDoctype
@@ -123,7 +123,11 @@ def _parse_box(element: Element) -> Ltrb | None:
     if element.tag == "box":
         left, top, right, bottom = numbers("xtl", "ytl", "xbr", "ybr")
         box = (left, top, right, bottom)
-        return box_around_rotated(box, degrees) if degrees else box
+        if degrees:
+            left, top, right, bottom = box
+            left, top, width, height = box_around_rotated((left, top, right - left, bottom - top), degrees)
+            box = left, top, left + width, top + height
+        return box
     if element.tag == "polygon":
         points = [point.split(",") for point in element.attrib["points"].split(";")]
         return box_around((float(x), float(y)) for x, y in points)

@@ -53,15 +53,6 @@ def box_around(points: Iterable[tuple[float, float]]) -> Ltrb:
     return min(xs), min(ys), max(xs), max(ys)
 
 
-def box_around_rotated(box: Ltrb, degrees: float) -> Ltrb:
-    """Returns the box around a box that is rotated about its centre."""
-    left, top, right, bottom = box
-    cos, sin = abs(math.cos(math.radians(degrees))), abs(math.sin(math.radians(degrees)))
-    half_width = ((right - left) * cos + (bottom - top) * sin) / 2
-    half_height = ((right - left) * sin + (bottom - top) * cos) / 2
-    return _box_at((left + right) / 2, (top + bottom) / 2, half_width, half_height)
-
-
 def box_around_ellipse(x: float, y: float, rx: float, ry: float, degrees: float = 0) -> Ltrb:
     """Returns the box around an ellipse that is rotated about its centre (x, y)."""
     cos, sin = math.cos(math.radians(degrees)), math.sin(math.radians(degrees))

@@ -26,6 +26,7 @@ from xml.etree.ElementTree import Element
 
 from common.args import ImagePolicy
 from common.data.annotations import Annotations
+from common.data.check.coco_parse import box_around_rotated
 from common.data.check.issues import Issues
 from common.data.image_files import list_tree
 from common.data.labels import LabelMap
@@ -39,7 +40,6 @@ from tools.conversion.labels import (
     make_annotations,
     spelling,
 )
-from tools.conversion.shapes import box_around_rotated
 
 _SIDES = ("xmin", "ymin", "xmax", "ymax")
 _ENCODING = re.compile(rb"""(?:\xef\xbb\xbf)?\s*<\?xml[^>]*?\sencoding\s*=\s*["']([\w.:-]+)["']""")
@@ -223,9 +223,9 @@ def _find_images(
     for stem, document in documents.items():
         path, filename = files[stem], re.sub(r"[\\/]+", "/", _text(document, "filename"))
         folder, last = os.path.dirname(stem), os.path.basename(filename)
-        ends = [filename.split("/", number)[-1] for number in range(filename.count("/") + 1)]
+        suffixes = [filename.split("/", number)[-1] for number in range(filename.count("/") + 1)]
         choices = (
-            by_stem.get(stem) or [end for end in (os.path.join(folder, last), *ends) if end in names][:1]
+            by_stem.get(stem) or [end for end in (os.path.join(folder, last), *suffixes) if end in names][:1]
         )
         choices = choices or elsewhere.get(last) or elsewhere.get(os.path.basename(stem)) or []
         choices = [name for name in choices if os.path.basename(name) == last] or choices
@@ -291,9 +291,7 @@ def _read_objects(
             continue
         if degrees % 360:
             issues.add("box-rotated", f"{location} by {degrees:g} degrees")
-            left, top, width, height = box
-            left, top, right, bottom = box_around_rotated((left, top, left + width, top + height), degrees)
-            box = left, top, right - left, bottom - top
+            box = box_around_rotated(box, degrees)
         elif min(box[:2]) < 0 < first:
             issues.add("voc-zero", f"{location} begins at {sides[0]}, {sides[1]}")
         is_difficult = _text(element, "difficult") == "1"

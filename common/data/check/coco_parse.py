@@ -193,7 +193,7 @@ def _apply_extras(extras: list[_Extra], objects: list[CocoObject], issues: Issue
             issues.add("ignored", name)
         before = an_object.bbox
         if angle and min(before[2:]) >= 0:  # false for NaN
-            an_object.bbox = _enclosed(before, math.radians(angle))
+            an_object.bbox = box_around_rotated(before, angle)
             text = f"{name} has bbox {list(before)} and rotation {angle:g}"
             issues.add("box-rotated", f"{text}: {list(an_object.bbox)} is used")
 
@@ -211,10 +211,10 @@ def _angle(extra: _Extra) -> float:
     return angle % 180
 
 
-def _enclosed(bbox: tuple[float, ...], radians: float) -> tuple[float, float, float, float]:
-    """Returns the upright box around `bbox` after a rotation about its center."""
-    left, top, width, height = bbox
-    cosine, sine = abs(math.cos(radians)), abs(math.sin(radians))
+def box_around_rotated(box_ltwh_px: tuple[float, ...], degrees: float) -> tuple[float, float, float, float]:
+    """Returns the upright box, ltwh in pixels, around a box that is rotated about its center."""
+    left, top, width, height = box_ltwh_px
+    cosine, sine = abs(math.cos(math.radians(degrees))), abs(math.sin(math.radians(degrees)))
     sides = width * cosine + height * sine, width * sine + height * cosine
     corner = left + (width - sides[0]) / 2, top + (height - sides[1]) / 2
     left, top, width, height = (round(edge, _DECIMALS) for edge in (*corner, *sides))
