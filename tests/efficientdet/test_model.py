@@ -25,9 +25,9 @@ SMALL = {"image_size": (64, 96), "fpn_cells": 1, "head_repeats": 1}
 ODD_SIZE = (65, 131)
 
 
-@pytest.fixture(scope="module", params=["efficientdet-nano", "retinanet-nano"])
+@pytest.fixture(params=["efficientdet-nano", "retinanet-nano"])
 def nano(request):
-    """A nano model at a size that is odd on several levels."""
+    """A new nano model at a size that is odd on several levels."""
     return build_model(request.param, 3, ODD_SIZE)
 
 
