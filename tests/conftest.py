@@ -7,6 +7,7 @@ import gc
 import json
 import os
 import pathlib
+import random
 import shutil
 import signal
 import tempfile
@@ -51,6 +52,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     if backend.GetCUDADeviceCount() == 0:
         for item in gpu_tests:
             item.add_marker(pytest.mark.skip(reason="DALI sees no GPU"))
+
+
+@pytest.hookimpl(tryfirst=True)  # before the test's fixtures
+def pytest_runtest_setup() -> None:
+    random.seed(0)  # Keras takes the seeds of new weights from this generator
 
 
 @pytest.fixture(scope="session")
