@@ -51,6 +51,32 @@ _NOTHING: dict[type[msgspec.Struct], dict[str, Any]] = {
 _LARGEST_FLOAT = 2**53  # a float holds each integer up to this one
 
 
+class _AnyImage(msgspec.Struct, gc=False):
+    """Like CocoImage, but with any values in place of integers."""
+
+    file_name: str
+    id: Any
+    width: Any
+    height: Any
+
+
+class _AnyObject(msgspec.Struct, gc=False):
+    """Like CocoObject, but with any values in place of integers."""
+
+    bbox: tuple[float, float, float, float]
+    image_id: Any
+    category_id: Any
+    id: Any = None
+    iscrowd: Any = 0
+    area: float | None = None
+
+
+class _AnyFile(msgspec.Struct):
+    images: list[_AnyImage]
+    annotations: list[_AnyObject]
+    categories: list[Any]
+
+
 class _Extra(msgspec.Struct):
     """Keys of an annotation that are not COCO's, or that only matter together with these."""
 
@@ -78,7 +104,7 @@ def parse(path: str, issues: Issues) -> dict[str, list | None]:
         content = _read(path)
         if all(content.count(f'"{key}"'.encode()) == 1 for key in LISTS):  # msgspec drops repeated lists
             with contextlib.suppress(ValueError, RecursionError):
-                lists = msgspec.structs.asdict(msgspec.json.decode(content, type=CocoFile))
+                lists = _decode(content)
                 if b'"rotation"' in content or b'"ignore"' in content:
                     extras = msgspec.json.decode(content, type=_Extras).annotations
                     _apply_extras(extras, lists["annotations"], issues)
@@ -94,6 +120,24 @@ def parse(path: str, issues: Issues) -> dict[str, list | None]:
         records = [record if isinstance(record, dict) else {} for record in document["annotations"]]
         keys = _Extra.__struct_fields__
         _apply_extras([_Extra(*map(record.get, keys)) for record in records], lists["annotations"], issues)
+    return lists
+
+
+def _decode(content: bytes) -> dict[str, Any]:
+    """Decodes a valid COCO json. Raises ValueError if a value is invalid, RecursionError if it is nested."""
+    try:
+        return msgspec.structs.asdict(msgspec.json.decode(content, type=CocoFile))
+    except msgspec.ValidationError:
+        lists = msgspec.structs.asdict(msgspec.json.decode(content, type=_AnyFile))
+    # The file may be valid except for integral floats. To check each value in Python takes 12 times as long.
+    types_of = {"images": (_AnyImage, list[CocoImage]), "annotations": (_AnyObject, list[CocoObject])}
+    for key, (loose, strict) in types_of.items():
+        integers = [field.name for field in msgspec.structs.fields(loose) if field.type is Any]
+        for record in lists[key]:
+            for name in integers:
+                if type(value := getattr(record, name)) is float:
+                    setattr(record, name, _integer(value))
+        lists[key] = msgspec.convert(lists[key], strict, from_attributes=True)
     return lists
 
 

@@ -250,6 +250,20 @@ def test_integral_floats_as_written_by_pandas_are_integers(json_of):
     assert_is(load_coco(json_of(categories)), SMALL)
 
 
+def test_valid_json_with_integral_floats_is_not_read_by_the_slow_parser(json_of, monkeypatch):
+    monkeypatch.setattr("common.data.check.coco_parse._load", None)
+    document = changed(["images", 0, "width"], 20.0)
+    for an_object in document["annotations"]:
+        an_object |= {name: float(an_object[name]) for name in ("image_id", "category_id")}
+    assert_is(load_coco(json_of(document)), SMALL)
+
+
+@pytest.mark.parametrize("value", ["7", True, 7.5, -7.0, 1e300, None, [7.0]])
+def test_id_that_is_no_integer_is_refused_beside_integral_floats(json_of, value):
+    document = changed(["annotations", 0, "image_id"], 7.0)
+    assert list(refused(json_of(changed(["annotations", 1, "image_id"], value, document)))) == ["wrong-type"]
+
+
 # --- EXIF orientation: boxes of the turned image ---
 
 
