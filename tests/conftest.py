@@ -8,10 +8,14 @@ import json
 import os
 import pathlib
 import random
+import re
 import shutil
 import signal
+import subprocess
+import sys
 import tempfile
-from collections.abc import Callable
+import uuid
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import PIL.Image
@@ -169,3 +173,38 @@ def fuzzed(tmp_path_factory: pytest.TempPathFactory):
     from tests.oracle.fuzzed import write_fuzzed_set
 
     return write_fuzzed_set(tmp_path_factory.mktemp("fuzzed"))
+
+
+@pytest.fixture(scope="session")
+def store() -> Iterator[str]:
+    """The address of an object store on this machine: moto's server, without content."""
+    pytest.importorskip("moto")
+    command = [sys.executable, "-m", "moto.server", "--host=127.0.0.1", "--port=0"]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as server:
+        try:
+            lines = iter(server.stderr.readline, "")
+            yield next(match[0] for line in lines if (match := re.search(r"http://[\d.:]+", line)))
+        finally:
+            server.kill()
+
+
+@pytest.fixture
+def bucket(store: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """The path s3://NAME of an empty bucket in `store`, which the environment names."""
+    import boto3
+
+    from common.data import storage
+
+    name = f"tests-{uuid.uuid4().hex[:12]}"
+    values = {
+        "ENDPOINT_URL": store,
+        "ACCESS_KEY_ID": "tests",
+        "SECRET_ACCESS_KEY": "tests",
+        "REGION": "us-east-1",
+    }
+    for variable, value in values.items():
+        monkeypatch.setenv(f"AWS_{variable}", value)
+    boto3.client("s3", region_name="us-east-1").create_bucket(Bucket=name)
+    storage.forget_client()
+    yield f"s3://{name}"
+    storage.forget_client()
