@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 
 SHOWN = 12  # rows of a table in the text
 COLUMNS = 100  # width of the text
-ISSUES = "Issues"  # the title of a section
 QUANTILES = (0, 0.05, 0.25, 0.5, 0.75, 0.95, 1)
 
 
@@ -66,16 +65,17 @@ def sections(
     anchors: Sequence[Item] = (),
     pictures: Sequence[np.ndarray] = (),
 ) -> list[Section]:
-    """Returns the sections of a report. Without `anchors`, the report has no section about them."""
+    """Returns the sections of a report, the issues first. Without `anchors`, no section is about them."""
     unused = ", ".join(shorten(row.name, 24) for row in statistics.classes if not row.boxes)
     parts = [
+        Section(f"Issues in {statistics.origin}", issue_items(issues)),
         Section(statistics.origin, [overview(statistics), spreads(statistics)]),
         Section("Classes", [class_table(statistics), f"without boxes: {shorten(unused, 180) or 'none'}"]),
         Section("Figures", pictures),
     ]
     if anchors:
         parts.append(Section("Anchors", anchors))
-    return [*parts, Section(ISSUES, issue_items(issues))]
+    return parts
 
 
 def overview(statistics: DataStatistics) -> Table:
@@ -259,8 +259,7 @@ def _rich_table(table: Table) -> rich.table.Table:
 
 
 def write(path: str | os.PathLike, sections: Sequence[Section]) -> None:
-    """Writes a report as one HTML page, with the issues first. Raises UserError."""
-    sections = sorted(sections, key=lambda section: section.title != ISSUES)
+    """Writes a report as one HTML page. Raises UserError."""
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(pathlib.Path(__file__).parent),
         autoescape=True,

@@ -83,11 +83,16 @@ def test_data_report_page_lists_every_class_and_every_stored_faulty_entry_of_an_
     assert {"crowd: the first 1,000 of 4,321", *(f"class {i}" for i in range(90))} <= text
 
 
-def test_data_report_page_shows_the_issues_before_all_other_sections(tmp_path):
+def test_data_report_page_and_text_show_the_issues_before_all_other_sections(tmp_path):
     path = tmp_path / "a.html"
-    page.write(path, sections_of(annotations([(50, 60)], []), issues_of("crowd", 1, ["annotation 1"])))
+    truth = annotations([(50, 60)], [])
+    sections = sections_of(truth, issues_of("crowd", 1, ["annotation 1"]))
+    page.write(path, sections)
     titles = re.findall("<h2>(.*)</h2>", path.read_text())
-    assert titles[0] == "Issues" and titles[2:] == ["Classes", "Figures", "Anchors"]
+    assert titles == [f"Issues in {truth.origin}", truth.origin, "Classes", "Figures", "Anchors"]
+    text = page.format_text(sections)
+    assert text.startswith(f"Issues in {truth.origin}\n  Warning: crowd: annotation 1.")
+    assert text.index("annotation 1") < text.index("\nClasses\n")
 
 
 def test_data_report_page_in_a_missing_directory_is_refused(tmp_path):
@@ -151,7 +156,7 @@ def test_data_report_text_of_three_images_has_hand_computed_image_box_class_and_
 def test_data_report_text_says_not_counted_without_image_formats_and_none_without_issues():
     text = text_of(annotations([(50, 60)], []))
     assert re.search(r"formats +not counted\n", text)
-    assert text.endswith("Issues\n  none")
+    assert text.startswith("Issues in made.json\n  none\n")
 
 
 def test_data_report_lists_issues_that_stop_training_first_unless_their_images_are_skipped():
