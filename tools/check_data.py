@@ -4,7 +4,8 @@ r"""Checks a data set before a long run, and reports its errors and its contents
         --annotations=coco/annotations/instances_train2017.json --decode --report=report.html
 
 For TFRecords, give --file_pattern='records/train-*.tfrecord' instead. --eval_images and --eval_annotations
-(or --eval_file_pattern) also check evaluation data. If training would go wrong, the command lists all errors
+(or --eval_file_pattern) also check evaluation data. In a recipe (--flagfile), --train_images and so on name
+the data to check, unless the command has its own. If training would go wrong, the command lists all errors
 and ends with exit code 1. Otherwise it prints statistics. --report writes an HTML page with figures, images
 and all errors, and adds how well anchors fit the boxes. --model_name=yolov4-tiny, or a recipe such as
 --flagfile=yolov4/flags/finetune.txt, selects the model whose anchors are judged.
@@ -36,7 +37,7 @@ from common.data.check.issues import DataError
 from common.data.open import DataFlags, open_pair
 from common.data.sources import CocoSource, Source
 from common.errors import UserError
-from common.progress import import_tensorflow
+from common.progress import import_tensorflow, log
 from efficientdet import config as efficientdet
 from tools.report import anchor_shapes, page, statistics
 from yolov4 import config as yolov4
@@ -100,17 +101,28 @@ def model_config(model_name: str, **values: object) -> Config:
 
 
 def without_training_flags(argv: list[str]) -> list[str]:
-    """Replaces --flagfile by its flags, except those that only train.py has."""
+    """Replaces --flagfile by its flags, except those that only train.py has.
+
+    --train_images becomes --images, and so on. If `argv` names the data to check, logs that the training data
+    of the recipe are not checked.
+    """
     fv = flags.FlagValues()
     define_flags(fv)
     only_training = TRAINING_FLAGS - set(fv)
+    result, data_flags = [], [argument for argument in argv if _flag_name(argument) in DataFlags._fields]
+    for argument in fv.read_flags_from_files(argv):
+        name = _flag_name(argument)
+        if argument in argv or not {name, name.removeprefix("no")} & only_training:
+            result.append(argument)
+        elif name.removeprefix("train_") in DataFlags._fields and not data_flags:
+            result.append(argument.replace("train_", "", 1))
+        elif name.removeprefix("train_") in DataFlags._fields:
+            log(f"{argument} is not checked, because {data_flags[0]} is given")
+    return result
 
-    def is_training_flag(argument: str) -> bool:
-        name = re.sub("^--?|=.*", "", argument)
-        return name in only_training or name.removeprefix("no") in only_training
 
-    expanded = fv.read_flags_from_files(argv)
-    return [argument for argument in expanded if argument in argv or not is_training_flag(argument)]
+def _flag_name(argument: str) -> str:
+    return re.sub("^--?|=.*", "", argument)
 
 
 def check(

@@ -1,4 +1,5 @@
 import dataclasses
+import pathlib
 import subprocess
 import sys
 
@@ -55,7 +56,7 @@ def test_data_check_without_a_report_prints_classes_and_issues_but_no_anchors(da
     text = check(data, config=None)
     assert capsys.readouterr().out == text + "\n"
     assert "Anchors" not in text
-    assert "Classes\n" in text and "Issues\n" in text
+    assert "Classes\n" in text and text.startswith(f"Issues in {data.annotations}\n")
 
 
 def test_check_data_report_of_two_invalid_json_files_lists_the_errors_of_both(tmp_path):
@@ -87,6 +88,39 @@ def test_anchors_of_a_recipe_of_yolov4_are_judged_without_its_training_flags(dat
     recipe.write_text("# a recipe\n--model_name=yolov4-tiny\n--noxla\n--epochs=3\n--image_size=96x160\n")
     done = run(data, f"--flagfile={recipe}", "--hparams=iou_thresh=0.2")
     assert "6 anchors of yolov4-tiny at 96x160, images stretched" in done.stdout, done.stderr
+    assert done.returncode == 0
+
+
+@pytest.fixture
+def recipe(data, tmp_path):
+    """A recipe with the drawn data for training, and a copy of the json for evaluation."""
+    evaluation = tmp_path / "evaluation.json"
+    evaluation.write_bytes(pathlib.Path(data.annotations).read_bytes())
+    lines = [f"--train_images={data.images}", f"--train_annotations={data.annotations}", "--epochs=2"]
+    lines += [f"--eval_images={data.images}", f"--eval_annotations={evaluation}"]
+    (tmp_path / "recipe.txt").write_text("\n".join(lines))
+    return tmp_path / "recipe.txt"
+
+
+def run_recipe(recipe, *arguments):
+    command = [sys.executable, "tools/check_data.py", f"--flagfile={recipe}", *arguments]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+
+
+def test_training_and_evaluation_data_of_a_recipe_are_checked(data, recipe):
+    done = run_recipe(recipe)
+    titles = [line for line in done.stdout.splitlines() if line.startswith("Issues in ")]
+    assert titles == [f"Issues in {data.annotations}", f"Issues in {recipe.parent}/evaluation.json"]
+    assert done.returncode == 0
+
+
+def test_training_data_of_a_recipe_beside_data_of_the_command_are_logged_as_not_checked(data, recipe):
+    other = recipe.parent / "other.json"
+    other.write_bytes(pathlib.Path(data.annotations).read_bytes())
+    done = run_recipe(recipe, f"--images={data.images}", f"--annotations={other}")
+    assert f"Issues in {other}\n" in done.stdout and f"Issues in {data.annotations}\n" not in done.stdout
+    text = f"--train_annotations={data.annotations} is not checked, because --images={data.images} is given"
+    assert text in done.stderr
     assert done.returncode == 0
 
 
