@@ -20,8 +20,10 @@ Order of the images, as observed with DALI 2.4:
 """
 
 import os
+import pathlib
+import re
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
@@ -31,12 +33,14 @@ from nvidia.dali import math as dali_math
 from common.dali_ops import Nodes
 from common.data.sharding import check_shards, order
 from common.data.tfrecord import tfrecord_reader as tfrecord_reader
-from common.files import get_or_create
+from common.files import cache_directory, get_or_create, user_errors, write_into
 
 if TYPE_CHECKING:
     from common.data.annotations import Annotations
 
-_CLEAN_JSON = 1  # increase it when the json of clean_json changes
+_CLEAN_JSON = 2  # increase it when the json of clean_json changes
+_DALI_FILES = 1  # increase it when the files of write_dali_files change
+_SPACE = re.compile(r"[ \t\n\v\f\r]")  # what ends a file name in DALI's filenames.dat
 
 
 def coco_reader(
@@ -51,7 +55,7 @@ def coco_reader(
 ) -> Nodes:
     """Reads image files with the annotations of `check.coco.load_coco`, inside a DALI graph.
 
-    DALI reads a json made from the checked annotations. It is kept in the user's cache directory.
+    DALI reads arrays made from the checked annotations. They are kept in the user's cache directory.
 
     Args:
         images_dir: the directory that the annotations' file names refer to.
@@ -70,19 +74,14 @@ def coco_reader(
         UserError: there are fewer images than shards.
     """
     check_shards(annotations.num_images, num_shards)
-    clean_name = f"{annotations.fingerprint()[:32]}-{_CLEAN_JSON}.coco.json"
-    clean_file = get_or_create(clean_name, lambda: clean_json(annotations))
     jpegs, boxes, labels, rows = fn.readers.coco(  # type: ignore[misc]
         file_root=os.fspath(images_dir),
-        annotations_file=os.fspath(clean_file),
         avoid_class_remapping=True,
         image_ids=True,
-        ltrb=True,
-        ratio=True,
-        size_threshold=0.0,  # keeps boxes under 0.1 pixel
         name=name,
         shard_id=shard_id,
         num_shards=num_shards,
+        **_annotations_for_dali(annotations),
         **order(training, seed),
     )
     # DALI's constants have 32 bits, so each int64 id is stored as two halves.
@@ -117,6 +116,53 @@ def file_reader(
     return jpegs, boxes, labels, fn.cast(positions[0], dtype=types.INT64)
 
 
+# --- the files that DALI reads ---
+
+
+def _annotations_for_dali(annotations: "Annotations") -> dict[str, Any]:
+    """Writes the annotations to the cache; returns the arguments of `fn.readers.coco` to read them."""
+    key = annotations.fingerprint()[:32]
+    if any(map(_SPACE.search, annotations.file_names)):
+        clean_file = get_or_create(f"{key}-{_CLEAN_JSON}.coco.json", lambda: clean_json(annotations))
+        # The threshold keeps boxes under 0.1 pixel.
+        return {"annotations_file": os.fspath(clean_file), "ltrb": True, "ratio": True, "size_threshold": 0.0}
+    directory = cache_directory() / f"{key}-{_DALI_FILES}.coco"
+    if not (directory / LAST_FILE).exists():
+        with user_errors(f"cannot write {directory} (to use another directory, set XDG_CACHE_HOME)"):
+            directory.mkdir(exist_ok=True)
+            write_into(directory, lambda staged: write_dali_files(staged, annotations))
+    return {"preprocessed_annotations": os.fspath(directory)}
+
+
+LAST_FILE = "original_ids.dat"  # of write_dali_files, in the order of their names
+
+
+def write_dali_files(directory: pathlib.Path, annotations: "Annotations") -> None:
+    """Writes the files that `save_preprocessed_annotations` of `fn.readers.coco` would write.
+
+    DALI reads them faster than a json, and needs less memory. But it cannot read a file name with a space.
+    An array is stored after its length, uint32. DALI converts boxes in float32
+    (dali/operators/reader/loader/coco_loader.cc).
+    """
+    targets = annotations.target_boxes
+    left_top, sides = np.split(_target_boxes_ltwh_px(annotations), 2, axis=1)
+    sizes = np.repeat(annotations.image_sizes, np.diff(targets.row_splits), axis=0)  # (M, 2) height, width
+    boxes = np.concatenate([left_top, left_top + sides], axis=1) / sizes[:, [1, 0, 1, 0]].astype(np.float32)
+    arrays: dict[str, np.ndarray] = {
+        "boxes": boxes.ravel(),
+        "counts": np.diff(targets.row_splits).astype(np.int32),
+        "labels": targets.classes.astype(np.int32) + 1,
+        "offsets": targets.row_splits[:-1].astype(np.int32),
+        "original_ids": np.arange(annotations.num_images, dtype=np.int32),
+    }
+    for name, array in arrays.items():
+        with open(directory / f"{name}.dat", "wb") as stream:
+            stream.write(np.uint32(len(array)).tobytes())
+            stream.write(array.data)
+    names = "".join(f"{name}\n" for name in annotations.file_names)
+    (directory / "filenames.dat").write_bytes(os.fsencode(names))
+
+
 # Structs need a third of the memory that dictionaries need.
 _Image = msgspec.defstruct("_Image", ["id", "file_name", "width", "height"], gc=False)
 _Object = msgspec.defstruct("_Object", ["id", "image_id", "category_id", "bbox", "iscrowd"], gc=False)
@@ -127,9 +173,7 @@ def clean_json(annotations: "Annotations") -> bytes:
     targets = annotations.target_boxes
     sizes = annotations.image_sizes
     row = np.repeat(np.arange(annotations.num_images), np.diff(targets.row_splits))
-    scale = sizes[row][:, [1, 0]].astype(np.float64)  # (M, 2) width, height
-    left_top = targets.boxes[:, :2] * scale
-    boxes_ltwh_px = np.concatenate([left_top, targets.boxes[:, 2:] * scale - left_top], axis=1)
+    boxes_ltwh_px = _target_boxes_ltwh_px(annotations)
     names = enumerate(zip(annotations.file_names, sizes.tolist(), strict=True))
     objects = zip(row.tolist(), (targets.classes + 1).tolist(), boxes_ltwh_px.tolist(), strict=True)
     return msgspec.json.encode(
@@ -139,3 +183,13 @@ def clean_json(annotations: "Annotations") -> bytes:
             "categories": [{"id": i, "name": name} for i, name in enumerate(annotations.label_map.names, 1)],
         }
     )
+
+
+def _target_boxes_ltwh_px(annotations: "Annotations") -> np.ndarray:
+    """Returns the boxes for training in pixels, float32 (M, 4), as DALI stores them."""
+    targets = annotations.target_boxes
+    sizes = np.repeat(annotations.image_sizes, np.diff(targets.row_splits), axis=0)
+    scale = sizes[:, ::-1].astype(np.float64)  # (M, 2) width, height
+    left_top = targets.boxes[:, :2] * scale
+    sides = targets.boxes[:, 2:] * scale - left_top
+    return np.concatenate([left_top, sides], axis=1).astype(np.float32)

@@ -1,6 +1,6 @@
 """Reads and checks a COCO json of instances: values, ids, references, categories, boxes, image files.
 
-All errors are reported together, with the ids of the records. DALI reads a json that readers.py writes from
+All errors are reported together, with the ids of the records. DALI reads arrays that readers.py writes from
 the result of `load_coco`.
 
 Format: https://cocodataset.org/#format-data

@@ -117,28 +117,63 @@ def test_reader_of_unchecked_records_refuses_crowds_where_some_records_lack_the_
         open_unchecked(record(), record(object__is_crowd=[1]))
 
 
-# --- the clean json, which is written for DALI ---
+# --- the files that are written for DALI ---
 
 
-def test_cleaned_coco_json_for_dali_is_written_once_per_annotations_and_format_version(
-    drawn, tmp_path, monkeypatch
+@pytest.mark.parametrize("space", [" ", "\t", "\v", "\f", "\r"])
+def test_boxes_of_images_with_a_space_in_a_file_name_have_the_same_bits_as_without(fuzzed, tmp_path, space):
+    """DALI reads arrays if no file name has a space, else a json."""
+    annotations = fuzzed.source.annotations
+    names = [f"{number}{space}.jpg" for number in range(annotations.num_images)]
+    for row, name in enumerate(names):
+        (tmp_path / name).write_bytes(fuzzed.source.encoded(row))
+    renamed = dataclasses.replace(annotations, file_names=names)
+    options = {"count": annotations.num_images, "batch_size": 3, "training": False}
+    examples = read(functools.partial(coco_reader, fuzzed.source.images_dir, annotations), **options)
+    of_renamed = read(functools.partial(coco_reader, tmp_path, renamed), **options)
+    assert sum(len(example.boxes) for example in examples) == len(annotations.target_boxes.boxes) > 50
+    for example, other in zip(examples, of_renamed, strict=True):
+        assert example.image_id == other.image_id and example.encoded == other.encoded
+        assert example.boxes.tobytes() == other.boxes.tobytes()
+        assert example.labels.tolist() == other.labels.tolist()
+
+
+@pytest.mark.parametrize(("has_space", "kind"), [(False, "coco"), (True, "coco.json")])
+def test_annotations_for_dali_are_written_once_per_annotations_and_format_version(
+    drawn, tmp_path, monkeypatch, has_space, kind
 ):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    annotations = load_coco(drawn / "instances.json", drawn / "images")
+    annotations = load_coco(drawn / "instances.json")
+    if has_space:
+        annotations = dataclasses.replace(annotations, file_names=[f"a {i}" for i in range(12)])
+    writer, version = ("clean_json", "_CLEAN_JSON") if has_space else ("write_dali_files", "_DALI_FILES")
 
     def cached_after_reading(annotations):
-        """Returns all clean jsons in the cache."""
+        """Returns the paths of all annotations for DALI in the cache."""
         build(lambda: coco_reader(drawn / "images", annotations, training=False))
-        return sorted((tmp_path / "dali-detection").glob("*.coco.json"))
+        return sorted((tmp_path / "dali-detection").glob(f"*.{kind}"))
 
     (path,) = cached_after_reading(annotations)
-    assert path.name == f"{annotations.fingerprint()[:32]}-{readers._CLEAN_JSON}.coco.json"
+    assert path.name == f"{annotations.fingerprint()[:32]}-{getattr(readers, version)}.{kind}"
     with monkeypatch.context() as patch:
-        patch.setattr(readers, "clean_json", None)
+        patch.setattr(readers, writer, None)
         assert cached_after_reading(dataclasses.replace(annotations, origin="elsewhere")) == [path]
     assert len(cached_after_reading(annotations.select(annotations.image_ids != 10))) == 2
-    monkeypatch.setattr(readers, "_CLEAN_JSON", "next")
+    monkeypatch.setattr(readers, version, "next")
     assert len(cached_after_reading(annotations)) == 3
+
+
+def test_annotations_for_dali_that_were_written_only_in_part_are_written_again(drawn, tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    source = open_coco(drawn / "images", drawn / "instances.json")
+    expected = read(source.read, source.size, training=False)
+    (directory,) = (tmp_path / "dali-detection").glob("*.coco")
+    names = sorted(path.name for path in directory.iterdir())
+    assert names[-1] == readers.LAST_FILE
+    for name in names[2:]:
+        (directory / name).unlink()
+    for example, other in zip(read(source.read, source.size, training=False), expected, strict=True):
+        assert example.encoded == other.encoded and example.boxes.tobytes() == other.boxes.tobytes()
 
 
 # --- order and state ---
