@@ -164,11 +164,10 @@ def open_pair(
 
 def _check_overlap(train: Source, evaluation: Source) -> None:
     """Adds a warning to the issues of the evaluation data if images are also in the training data."""
-    if isinstance(train, CocoSource) and isinstance(evaluation, CocoSource):
-        issues = Issues(evaluation.annotations.origin)
-        issues.extend(evaluation.annotations.issues)
-        report_shared_images(train, evaluation, issues)
-        evaluation.annotations = dataclasses.replace(evaluation.annotations, issues=issues)
+    issues = Issues(evaluation.annotations.origin)
+    issues.extend(evaluation.annotations.issues)
+    report_shared_images(train, evaluation, issues)
+    evaluation.annotations = dataclasses.replace(evaluation.annotations, issues=issues)
 
 
 def _joined(errors: Sequence[UserError]) -> UserError:

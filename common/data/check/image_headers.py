@@ -48,7 +48,8 @@ class ImageFacts(msgspec.Struct, gc=False, array_like=True):
         orientation: orientation tag of EXIF or TIFF, 1 to 8; 1 if there is none.
         fault: a key of issues.KINDS whose severity is IMAGE; "" without a fault.
         detail: text that describes the fault.
-        checksum: a checksum of the size and both ends of the file; equal files have equal ones. 0: not read.
+        checksum: a checksum of the size and both ends of the file, or of all bytes of an image in a record;
+            equal images have equal ones. 0: not read.
     """
 
     image_format: str = ""

@@ -1,7 +1,7 @@
-"""Finds image files of the same content in one data set, or in the training and the evaluation data.
+"""Finds images of the same content in one data set, or in the training and the evaluation data.
 
 The check of the headers stores a checksum of each file's size and ends. Only files with equal checksums are
-read completely.
+read completely. For an image in a record, the checksum is of all its bytes.
 """
 
 import collections
@@ -14,7 +14,8 @@ import numpy as np
 
 from common.data.annotations import Annotations
 from common.data.check.issues import Issues
-from common.data.sources import CocoSource
+from common.data.sources import Source
+from common.progress import log
 
 
 def report_repeated_images(images_dir: str | os.PathLike, annotations: Annotations, issues: Issues) -> None:
@@ -23,23 +24,42 @@ def report_repeated_images(images_dir: str | os.PathLike, annotations: Annotatio
     for row, name in enumerate(annotations.file_names):
         row_of.setdefault(name, row)
     rows, paths = list(row_of.values()), [os.path.join(images_dir, name) for name in row_of]
-    for group in equal_files(paths, _checksums(annotations)[rows]):
+    for group in equal_files(paths, checksums_of(annotations)[rows]):
         issues.add("repeated-image", " = ".join(annotations.image_name(rows[number]) for number in group))
 
 
-def report_shared_images(train: CocoSource, evaluation: CocoSource, issues: Issues) -> None:
-    """Reports images of the evaluation data that are also in the training data, by their content."""
-    checksums = np.concatenate([_checksums(source.annotations) for source in (train, evaluation)])
-    for group in equal_files([*train.files, *evaluation.files], checksums):
+def report_shared_images(train: Source, evaluation: Source, issues: Issues) -> None:
+    """Reports images of the evaluation data that are also in the training data, by their content.
+
+    One is COCO and the other TFRecords: logs that no such images are looked for.
+    """
+    if (train.name == "coco") != (evaluation.name == "coco"):
+        log("images that are in both the training and the evaluation data: not looked for between formats")
+        return
+    checksums = np.concatenate([checksums_of(source.annotations) for source in (train, evaluation)])
+    is_coco = train.name == "coco"
+    groups = equal_files([*train.files, *evaluation.files], checksums) if is_coco else equal_rows(checksums)
+    for group in groups:
         if (first := min(group)) < train.size:
             names = [evaluation.image_name(row - train.size) for row in group if row >= train.size]
             issues.add_each("shared-image", names, lambda name: f"{name} = {train.image_name(first)}")
 
 
-def _checksums(annotations: Annotations) -> np.ndarray:
+def checksums_of(annotations: Annotations) -> np.ndarray:
+    """Returns int64 (I,), the checksum of each image, 0 if it is unknown."""
     return (
         np.zeros(annotations.num_images, np.int64) if annotations.checksums is None else annotations.checksums
     )
+
+
+def equal_rows(checksums: np.ndarray) -> list[list[int]]:
+    """Returns the groups of rows with equal checksums, int64 (N,), except rows with 0."""
+    ordered = np.sort(checksums)
+    repeated = ordered[1:][(ordered[1:] == ordered[:-1]) & (ordered[1:] > 0)]
+    rows_of = collections.defaultdict(list)
+    for row in np.flatnonzero(np.isin(checksums, repeated)).tolist():
+        rows_of[checksums[row]].append(row)
+    return list(rows_of.values())
 
 
 def equal_files(paths: Sequence[str], checksums: np.ndarray) -> list[list[int]]:
@@ -49,15 +69,7 @@ def equal_files(paths: Sequence[str], checksums: np.ndarray) -> list[list[int]]:
         paths: N files.
         checksums: int64 (N,), `ImageFacts.checksum` of each; 0 if it is unknown.
     """
-    if not paths:
-        return []
-    order = np.argsort(checksums, kind="stable")
-    ordered = checksums[order]
-    is_same = (ordered[1:] == ordered[:-1]) & (ordered[1:] > 0)
-    rows = order[np.append(False, is_same) | np.append(is_same, False)]
-    by_checksum, by_content = collections.defaultdict(list), collections.defaultdict(list)
-    for row in sorted(rows.tolist()):
-        by_checksum[checksums[row]].append(row)
+    by_content = collections.defaultdict(list)
 
     @functools.cache
     def content_of(path: str) -> bytes:
@@ -67,7 +79,7 @@ def equal_files(paths: Sequence[str], checksums: np.ndarray) -> list[list[int]]:
         except OSError:
             return path.encode(errors="surrogateescape")  # equal to no other file
 
-    for group in by_checksum.values():
+    for group in equal_rows(checksums):
         is_one_file = len({paths[row] for row in group}) == 1  # it need not be read
         for row in group:
             by_content[paths[row] if is_one_file else content_of(os.path.realpath(paths[row]))].append(row)

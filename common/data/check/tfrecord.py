@@ -1,7 +1,8 @@
 """Opens TFRecords for DALI: checks all of their content, and rejects what DALI would misread.
 
 If a record lacks a requested key, DALI returns uninitialised memory or crashes. So such a record is copied to
-the cache directory with all keys, and the index of the original file omits it. With --on_bad_image=skip, the
+the cache directory with all keys, and the index of the original file omits it. Records that repeat a box are
+copied without the repetition. With --on_bad_image=skip, the
 index also omits records whose images cannot be used.
 
 The cache also stores the parsed records, so the next start does not read the data.
@@ -32,6 +33,7 @@ from common.data.check import tfrecord_scan
 from common.data.check.coco import finish
 from common.data.check.images import in_threads
 from common.data.check.issues import Issues
+from common.data.check.repeated_images import checksums_of, equal_rows
 from common.data.check.tfrecord_scan import LACKS_BOXES, LACKS_CROWDS, ParsedRecord, name_files
 from common.data.image_files import SYSTEM_NAMES
 from common.data.labels import LabelMap
@@ -40,13 +42,13 @@ from common.data.tfrecord import BOX_KEYS, CROWD_KEY, ID_KEY, LABEL_KEY, RecordF
 from common.errors import UserError
 from common.files import get_or_create, load_cached, save_cached, store_cached
 
-_VERSION = 8  # increase this when any check changes, also one of images.py
+_VERSION = 9  # increase this when any check changes, also one of images.py
 _THREADS = 16  # files whose record headers are read at once
 _NO_RECORDS = (".idx", ".json", ".pbtxt")  # files next to record files that are not records themselves
 _SHARD = re.compile(r"(?P<prefix>.*-)(?P<shard>\d{1,9})-of-(?P<count>\d{1,5})(?P<suffix>[^/]*)", re.DOTALL)
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
+@dataclasses.dataclass(eq=False)
 class TFRecordSource(Source):
     """TFRecords in the schema of TensorFlow Object Detection.
 
@@ -191,9 +193,12 @@ def open_records(
     has_digits = np.array([example.has_digits for example in examples], bool)
     annotations, is_usable = tfrecord_scan.check(examples, label_map, issues)
     issues.raise_if_stopping()
+    annotations, has_repeated = tfrecord_scan.drop_repeated(examples, annotations, issues)
     usable = list(itertools.compress(examples, is_usable))
     names = [example.name for example in usable]
     annotations = annotations.select(is_usable)
+    for rows in equal_rows(checksums_of(annotations)):
+        issues.add("repeated-image", " = ".join(names[row] for row in rows))
     boxes = [box for example in usable for _, _, box, *_ in example.objects]
 
     def name_box(row: int) -> str:
@@ -207,7 +212,8 @@ def open_records(
     # `check` has reported the records without an id.
     issues.add_each("record-completed", np.flatnonzero((lacking & has_id)[is_usable]), names.__getitem__)
     issues.add_each("shard-missing", missing_shards([file.path for file in walked]), str)
-    files, indexes, spans, numbers = _lay_out(walked, examples, is_usable, lacking & is_usable, issues)
+    is_completed = (lacking | has_repeated) & is_usable
+    files, indexes, spans, numbers = _lay_out(walked, examples, is_usable, is_completed, issues)
     records = Records(files, indexes, spans, has_crowds, annotations.target_boxes.num_dropped > 0)
     rows = (np.cumsum(is_usable) - 1)[numbers]
     formats = collections.Counter(example.facts.image_format for example in usable if example.facts)
@@ -243,7 +249,8 @@ def _lay_out(
     Args:
         examples: the R records of these files.
         is_usable: bool (R,), whether the record is read.
-        is_completed: bool (R,), whether the record lacks a key that DALI needs, so that a copy is read.
+        is_completed: bool (R,), whether the record lacks a key that DALI needs or repeats a box, so that a
+            copy is read.
         issues: receives the indexes that were written.
 
     Returns:
@@ -281,24 +288,25 @@ def _complete_copy(file: RecordFile, is_copied: np.ndarray, examples: Sequence[P
         return b"".join(map(tfrecord.framed, records))
 
     ids = np.array([example.image_id for example in copied])
-    identity = hashlib.sha256(file.digest.encode() + is_copied.tobytes() + ids.tobytes()).hexdigest()
+    key = b"%d" % _VERSION + file.digest.encode() + is_copied.tobytes() + ids.tobytes()
+    identity = hashlib.sha256(key).hexdigest()
     return os.fspath(get_or_create(f"{identity[:32]}.tfrecord", make))
 
 
 def complete(record: bytes, example: ParsedRecord) -> bytes:
-    """Returns the record with all keys that DALI needs. The added keys mark no box as a crowd.
+    """Returns the record with all keys that DALI needs, and with the objects of `example`.
 
     Args:
         example: what was parsed from `record`, with its image id.
     """
+    _, labels, boxes, _, is_crowd, _ = zip(*example.objects, strict=True) if example.objects else [()] * 6
     image_id = tf.train.BytesList(value=[b"%d" % example.image_id])
     features = {ID_KEY: tf.train.Feature(bytes_list=image_id)}
-    if example.lacks:
-        crowds = tf.train.Int64List(value=[0] * len(example.objects))
-        features[CROWD_KEY] = tf.train.Feature(int64_list=crowds)
-    if not example.objects:
-        features[LABEL_KEY] = tf.train.Feature(int64_list=tf.train.Int64List())
-        features |= dict.fromkeys(BOX_KEYS, tf.train.Feature(float_list=tf.train.FloatList()))
+    for key, integers in ((LABEL_KEY, labels), (CROWD_KEY, is_crowd)):
+        features[key] = tf.train.Feature(int64_list=tf.train.Int64List(value=integers))
+    for side, key in enumerate(BOX_KEYS):
+        edges = tf.train.FloatList(value=[box[side] for box in boxes])
+        features[key] = tf.train.Feature(float_list=edges)
     addition = tf.train.Example(features=tf.train.Features(feature=features)).SerializeToString()
-    # Protobuf parses two concatenated messages as one.
+    # Protobuf parses two concatenated messages as one, with the features of the last.
     return record + addition

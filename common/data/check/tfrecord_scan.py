@@ -3,6 +3,8 @@
 A record of an image without objects may lack all keys of objects.
 """
 
+import dataclasses
+import hashlib
 import itertools
 import math
 import os
@@ -251,7 +253,32 @@ def check(
     is_usable = images.check_images(facts, of_records, names.__getitem__, issues)
     boxes_px = boxes * image_sizes[box_image][:, [1, 0, 1, 0]]
     table["bbox"] = np.concatenate([boxes_px[:, :2], boxes_px[:, 2:] - boxes_px[:, :2]], axis=1)
-    return to_annotations(of_records, table, box_image, label_map, issues.origin), is_usable
+    annotations = to_annotations(of_records, table, box_image, label_map, issues.origin)
+    checksums = np.array([fact.checksum if fact else 0 for fact in facts], np.int64)
+    return dataclasses.replace(annotations, checksums=checksums), is_usable
+
+
+def drop_repeated(
+    examples: Sequence[ParsedRecord], annotations: Annotations, issues: Issues
+) -> tuple[Annotations, np.ndarray]:
+    """Drops boxes that repeat another one of the same image, also from `examples`.
+
+    Args:
+        annotations: the annotations of all `examples`.
+        issues: receives box-repeated.
+
+    Returns:
+        The annotations without these boxes; and bool (I,), whether each record has such a box.
+    """
+    is_repeated, has_repeated = annotations.is_repeated, np.zeros(len(examples), np.bool_)
+    has_repeated[annotations.box_image[is_repeated]] = True
+    for number in np.flatnonzero(has_repeated).tolist():
+        begin, end = annotations.row_splits[number : number + 2]
+        example, repeats = examples[number], is_repeated[begin:end]
+        for _, _, box, *_ in itertools.compress(example.objects, repeats):
+            issues.add("box-repeated", f"{example.name} has {box_name(box)}")
+        example.objects = list(itertools.compress(example.objects, ~repeats))
+    return annotations.select_boxes(~is_repeated), has_repeated
 
 
 def _number_images(examples: Sequence[ParsedRecord], issues: Issues) -> None:
@@ -280,6 +307,7 @@ def _scan_part(
                 example, encoded = parse(record, example.name, known, issues)
             if encoded is not None:
                 example.facts = images.inspect(encoded, policy)
+                example.facts.checksum = int.from_bytes(hashlib.sha256(encoded).digest()[:8], "big") >> 1
             examples.append(example)
     except OSError as error:  # for example, the file was removed
         issues.add("file-unreadable", f"{file.path}: {error.strerror}")

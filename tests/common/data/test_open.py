@@ -1,6 +1,7 @@
 import json
 import shutil
 
+import numpy as np
 import PIL.Image
 import pytest
 
@@ -23,7 +24,7 @@ from common.data.sources import CocoSource, ImageListSource
 from common.distributed.ranks import Ranks
 from common.errors import UserError
 from tests.common.coco_documents import SMALL, changed, draw_images, write_json
-from tests.common.record_writing import write_tfrecords
+from tests.common.record_writing import png, record, write, write_tfrecords
 from tests.refusal import refusal
 
 CATEGORIES = LabelMap((3, 17, 90), ("car", "cat", "toothbrush"))
@@ -252,6 +253,32 @@ def test_evaluation_images_with_the_content_of_training_images_are_a_warning(tmp
     assert "evaluation image that is also in the training data (2): image" in capfd.readouterr().err
 
 
+def test_evaluation_records_with_images_of_the_training_records_are_a_warning(tmp_path):
+    files = {}
+    for split, colors in (("train", ("red", "blue")), ("eval", ("green", "red"))):
+        encoded = [record(source_id=b"%d" % i, encoded=png(color=color)) for i, color in enumerate(colors)]
+        files[split] = write(tmp_path / f"{split}.tfrecord", *encoded)
+    LabelMap((17,), ("cat",)).save(tmp_path / "labels.json")
+    flags = {f"{split}_file_pattern": file for split, file in files.items()}
+    args = Args(batch_size=1, label_map=str(tmp_path / "labels.json"), **flags)
+    _, evaluation = open_splits(args, num_replicas=1, max_instances=100)
+    pair = f"{files['eval']} record 1 (image 1) = {files['train']} record 0 (image 0)"
+    assert evaluation.annotations.issues["shared-image"].offenders == [pair]
+
+
+def test_shared_images_of_coco_and_tfrecord_data_are_logged_as_not_looked_for(
+    coco_flags, drawn_records, capfd
+):
+    flags = {f"train_{name}": value for name, value in coco_flags.items()}
+    args = Args(batch_size=1, eval_file_pattern=f"{drawn_records}-*", **flags)
+    _, evaluation = open_splits(args, num_replicas=1, max_instances=100)
+    assert not evaluation.annotations.issues["shared-image"].count
+    assert (
+        "images that are in both the training and the evaluation data: not looked for"
+        in capfd.readouterr().err
+    )
+
+
 def test_box_areas_replace_the_areas_of_the_evaluation_data(tmp_path):
     images = draw_images(tmp_path)
     flags = {"eval_images": str(images), "eval_annotations": str(write_json(images, SMALL))}
@@ -259,6 +286,15 @@ def test_box_areas_replace_the_areas_of_the_evaluation_data(tmp_path):
     for box_areas, areas in ((False, [99, 30, 12.5, 4]), (True, [200, 30, 14, 4])):
         source = open_evaluation(EvalArgs(**flags, box_areas=box_areas), label_map)
         assert source.annotations.areas.tolist() == areas
+
+
+def test_box_areas_replace_the_areas_of_evaluation_records(tmp_path):
+    file = write(tmp_path / "a.tfrecord", record(object__area=[7.0]))
+    label_map = LabelMap((17,), ("cat",))
+    label_map.save(tmp_path / "a.label_map.json")
+    for box_areas, area in ((False, 7), (True, 1200)):
+        source = open_evaluation(EvalArgs(eval_file_pattern=file, box_areas=box_areas), label_map)
+        np.testing.assert_allclose(source.annotations.areas, [area], rtol=1e-6)
 
 
 def test_coco_pixels_decides_about_boxes_of_turned_images_in_training_and_evaluation(tmp_path):

@@ -192,8 +192,8 @@ def test_clipped_and_empty_boxes_crowds_and_large_ids_in_records_are_reported_bu
     file = write(
         tmp_path / "a",
         of_boxes(*boxes, object__class__label=[3, 3, 2**31, 3], object__is_crowd=[0, 0, 1, 0]),
-        numbered(5_000_000_007, object__class__label=[3], object__is_crowd=[0]),
-        numbered(9, object__class__label=[2**31], object__is_crowd=[1]),
+        numbered(5_000_000_007, object__class__label=[3], object__is_crowd=[0], encoded=png(color="red")),
+        numbered(9, object__class__label=[2**31], object__is_crowd=[1], encoded=png(color="blue")),
     )
     source = tfrecord.open_records([file], labels)
     first, crowd = f"{file} record 0 (image 42) has {BOX}", f"{file} record 2 (image 9)"
@@ -240,6 +240,35 @@ def test_records_without_crowd_or_box_keys_are_completed_in_a_copy(tmp_path):
     for number, index in enumerate(source.records.indexes):
         spans = source.records.spans[source.records.spans[:, 0] == number, 1:]
         assert np.array_equal(np.loadtxt(index, np.int64, ndmin=2), spans)
+
+
+def test_repeated_box_of_a_record_is_dropped_in_a_copy_and_reported(tmp_path):
+    box, other = [0.1, 0.2, 0.3, 0.4], [0.2, 0.3, 0.4, 0.5]
+    boxes = {"object__class__label": [3, 3, 17, 3, 3, 3], "object__is_crowd": [0, 0, 0, 1, 0, 0]}
+    boxes |= {"object__area": [9.0, 9.0, 9.0, 9.0, 8.0, 9.0], "source_id": b"1"}
+    sound = numbered(2, object__is_crowd=[0], encoded=png(color="red"))
+    file = write(tmp_path / "a", of_boxes(box, other, box, box, box, box, **boxes), sound)
+    before = contents(tmp_path)
+    for _ in range(2):  # the second time, from the cache
+        source = open_records(file)
+        assert offenders_of(source)["box-repeated"] == [f"{file} record 0 (image 1) has {BOX} {box}"]
+        assert "record-completed" not in offenders_of(source)
+        assert source.annotations.category_ids.tolist() == [3, 3, 17, 3, 3, 17]
+        features = features_of(source)[1]
+        assert list(features[LABEL_KEY].int64_list.value) == [3, 3, 17, 3, 3]
+        assert list(features[CROWD_KEY].int64_list.value) == [0, 0, 0, 1, 0]
+        edges = [np.float32(features[key].float_list.value) for key in BOX_KEYS]
+        np.testing.assert_array_equal(np.transpose(edges), np.float32([box, other, box, box, box]))
+        assert source.records.files[0] == file and len(source.records.files) == 2
+    assert contents(tmp_path).keys() - before.keys() <= {tmp_path / "a.idx"}
+
+
+def test_equal_images_in_one_or_two_record_files_are_reported_by_their_bytes(tmp_path):
+    a = write(tmp_path / "a", numbered(1), numbered(2, encoded=png(color="red")))
+    b = write(tmp_path / "b", numbered(3, encoded=PNG + b"\0"), numbered(4))
+    (offender,) = offenders_of(open_records(a, b))["repeated-image"]
+    assert offender == f"{a} record 0 (image 1) = {b} record 1 (image 4)"
+    assert "repeated-image" not in offenders_of(open_records(a))
 
 
 def test_images_without_an_id_get_free_numbers_in_a_copy(tmp_path):
@@ -299,7 +328,7 @@ def test_copy_of_records_with_missing_keys_added_is_made_again_if_the_records_ch
 
 def write_bad_images(tmp_path):
     """Writes four images that cannot be used, and the images 2 and 4. Returns the two files."""
-    outside = numbered(4, object__is_crowd=[0], object__bbox__xmax=[1.5])
+    outside = numbered(4, object__is_crowd=[0], object__bbox__xmax=[1.5], encoded=png(color="gray"))
     sound, cut = numbered(2, object__is_crowd=[0]), numbered(1, encoded=PNG[:-20])
     a = write(tmp_path / "a", cut, sound, numbered(3, encoded=b"GIF89a" + bytes(40)), outside)
     return a, write(tmp_path / "b", numbered(5, encoded=b""), empty_record(6, encoded=b"x"))
@@ -313,7 +342,7 @@ def test_bad_images_under_policy_skip_are_left_out_of_index_and_annotations(tmp_
     assert sorted(features_of(source)) == [2, 4]
     assert source.records.files == (a,) and source.formats == {"PNG": 2}
     assert len(np.loadtxt(source.records.indexes[0])) == 2
-    assert source.encoded(1) == PNG and source.image_name(1) == f"{a} record 3 (image 4)"
+    assert source.encoded(1) == png(color="gray") and source.image_name(1) == f"{a} record 3 (image 4)"
     issues = {issue.kind: issue for issue in source.annotations.issues}
     assert issues.pop("box-outside").offenders[0].startswith(f"{a} record 3 (image 4) has the box")
     assert len(issues) == 4 and all(issue.skipped and issue.count == 1 for issue in issues.values())
