@@ -52,7 +52,14 @@ from common.data.check.issues import Issues
 from common.data.open import log_issues, open_tfrecords
 from common.errors import UserError
 from common.progress import import_tensorflow, log
-from tools.conversion.coco_writer import copy_records, file_names, round_boxes, write_coco, write_images
+from tools.conversion.coco_writer import (
+    copy_records,
+    file_names,
+    lost_keys,
+    round_boxes,
+    write_coco,
+    write_images,
+)
 from tools.conversion.csv_boxes import read_csv
 from tools.conversion.cvat import read_cvat
 from tools.conversion.labelme import read_labelme
@@ -206,6 +213,9 @@ def convert(source: str, target: str, options: Options) -> tuple[dict[str, Annot
 
                 num_shards, seed = options.num_shards, options.seed
                 write_tfrecords(part, images_dir, name, num_shards=num_shards, seed=seed, max_side=max_side)
+        copies_keys = target == "coco" and options.coco_pixels != "turned"
+        if source == "coco" and not copies_keys and (keys := lost_keys(options.input)):
+            log(f"{options.input}: these keys are not in the output: {', '.join(keys)}")
     except OSError as error:
         raise UserError(f"{error.filename or output}: {error.strerror or error}") from error
     return part_of, images_dir

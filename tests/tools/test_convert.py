@@ -215,6 +215,31 @@ def test_json_of_scaled_images_has_scaled_shapes_and_reports_masks_that_are_left
     assert line in capfd.readouterr().err
 
 
+@pytest.mark.parametrize("note", [None, float("nan")], ids=["strict json", "json with nan"])
+def test_keys_that_tfrecords_do_not_hold_are_logged(export, note, capfd):
+    changes = {"annotations": [*EXPORT["annotations"], EXPORT["annotations"][0] | {"id": 13, "track": note}]}
+    export["input"].write_text(json.dumps(EXPORT | changes))
+    run("coco", "tfrecord", **export | {"output": export["output"].with_name("x")})
+    keys = "info, licenses, mine, images.license, images.date_captured, annotations.segmentation, "
+    keys += (
+        "annotations.keypoints, annotations.num_keypoints, annotations.attributes, categories.supercategory"
+    )
+    text = capfd.readouterr().err
+    assert f"{export['input']}: these keys are not in the output: {keys}\n" in text
+
+
+def test_conversion_of_a_json_without_other_keys_logs_no_lost_keys(export, capfd):
+    images = [
+        {key: image[key] for key in ("id", "file_name", "width", "height")} for image in EXPORT["images"]
+    ]
+    an_object = {"id": 1, "image_id": 7, "category_id": 2, "bbox": [2, 4, 8, 16], "segmentation": []}
+    categories = [{"id": 2, "name": "two"}]
+    document = {"images": images, "annotations": [an_object], "categories": categories}
+    export["input"].write_text(json.dumps(document))
+    run("coco", "tfrecord", **export | {"output": export["output"].with_name("x")})
+    assert "not in the output" not in capfd.readouterr().err
+
+
 def test_conversion_with_coco_pixels_turned_writes_boxes_of_the_stored_pixels(tmp_path):
     image = PIL.Image.new("RGB", (40, 20))
     image.getexif()[0x0112] = 6

@@ -24,6 +24,12 @@ from common.files import write_bytes, write_into
 
 _SHAPES = ("segmentation", "keypoints")
 _DIGITS = 4000  # Python raises an error above 4300 digits
+_HELD_KEYS = {
+    "images": ("id", "file_name", "width", "height"),
+    "annotations": ("id", "image_id", "category_id", "bbox", "area", "iscrowd", "ignore"),
+    "categories": ("id", "name"),
+}
+_NO_VALUE = (b"null", b'""', b"[]", b"{}")
 _DECIMALS = 3  # of coordinates in pixels: float32 is not more precise
 
 
@@ -52,14 +58,44 @@ def copy_records(source: str | os.PathLike, annotations: Annotations, path: str 
     content = pathlib.Path(source).read_bytes().removeprefix(codecs.BOM_UTF8)
     try:
         return _copy(content, annotations, path)
-    except ValueError:  # a key that load_coco does not read has NaN, a very long number, or text not in UTF-8
+    except ValueError:
+        return _copy(_plain(content), annotations, path)
 
-        def integer(digits: str) -> int | None:
-            return int(digits) if len(digits) < _DIGITS else None
 
-        text = content.decode("utf-8", "replace")
-        plain = json.loads(text, parse_constant=lambda _: None, parse_int=integer)
-        return _copy(json.dumps(plain, ensure_ascii=False).encode(errors="replace"), annotations, path)
+def lost_keys(source: str | os.PathLike) -> list[str]:
+    """Returns the keys of a COCO json that `Annotations` does not hold, such as `annotations.segmentation`.
+
+    Keys without a value ("", [], {} and null) and the ids of annotations do not count.
+    """
+    content = pathlib.Path(source).read_bytes().removeprefix(codecs.BOM_UTF8)
+    try:
+        return _lost_keys(content)
+    except ValueError:
+        return _lost_keys(_plain(content))
+
+
+def _lost_keys(content: bytes) -> list[str]:
+    document = decode(content, type=dict[str, msgspec.Raw])
+    lost = {key: value for key, value in document.items() if key not in _HELD_KEYS}
+    for name, held in _HELD_KEYS.items():
+        for raw in decode(document[name], type=list[msgspec.Raw]):
+            record = decode(raw, type=dict[str, msgspec.Raw]).items()
+            lost |= {f"{name}.{key}": v for key, v in record if key not in held and bytes(v) not in _NO_VALUE}
+    return [key for key, value in lost.items() if bytes(value) not in _NO_VALUE]
+
+
+def _plain(content: bytes) -> bytes:
+    """Replaces what msgspec refuses in keys that `load_coco` does not read.
+
+    These are NaN, a very long number, and text that is not UTF-8.
+    """
+
+    def integer(digits: str) -> int | None:
+        return int(digits) if len(digits) < _DIGITS else None
+
+    text = content.decode("utf-8", "replace")
+    plain = json.loads(text, parse_constant=lambda _: None, parse_int=integer)
+    return json.dumps(plain, ensure_ascii=False).encode(errors="replace")
 
 
 def _copy(content: bytes, annotations: Annotations, path: str | os.PathLike) -> int:
