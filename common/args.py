@@ -102,11 +102,13 @@ class LoaderArgs:
 class EvaluationArgs:
     group = "Evaluation"
 
-    input_type: str | None = flag(None, "Data format. Default: auto-detected.", choices=("coco", "tfrecord"))
+    input_type: str | None = flag(
+        None, "Data format. Default: auto-detected.", choices=("coco", "tfrecord", "webdataset")
+    )
     eval_images: str | None = flag(None, "Directory of evaluation images (COCO).")
     eval_annotations: str | None = flag(None, "COCO json of the evaluation images.")
-    eval_file_pattern: str | None = flag(None, "Glob of evaluation TFRecords. Missing indexes are written.")
-    label_map: str | None = flag(None, "Class names file. Default: .label_map.json next to the TFRecords.")
+    eval_file_pattern: str | None = flag(None, "Glob of evaluation TFRecords or WebDataset shards.")
+    label_map: str | None = flag(None, "Class names file. Default: .label_map.json next to the data files.")
     coco_pixels: str | None = flag(
         None,
         "Whether boxes of COCO jsons refer to the images as stored, or as turned by their EXIF orientation.",
@@ -124,7 +126,7 @@ class TrainingArgs:
 
     train_images: str | None = flag(None, "Directory of training images (COCO).")
     train_annotations: str | None = flag(None, "COCO json of the training images.")
-    train_file_pattern: str | None = flag(None, "Glob of training TFRecords. Missing indexes are written.")
+    train_file_pattern: str | None = flag(None, "Glob of training TFRecords or WebDataset shards.")
     augmentation_preset: str = flag(
         "default", "Strength of the training augmentation.", choices=("none", "light", "default", "strong")
     )

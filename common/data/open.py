@@ -34,6 +34,7 @@ from common.progress import import_tensorflow, log
 
 if TYPE_CHECKING:
     from common.data.check.tfrecord import TFRecordSource
+    from common.data.check.webdataset import WebDatasetSource
     from common.distributed.ranks import Ranks
 
 _IN_SUMMARY = ("crowd", "image-without-boxes")  # kinds of issues that Annotations.summary counts
@@ -110,7 +111,7 @@ def _set_areas(source: Source, box_areas: bool) -> None:
 
 
 class DataFlags(NamedTuple):
-    """The data flags of one split: a directory and a COCO json, or a glob of TFRecords."""
+    """The data flags of one split: a directory and a COCO json, or a glob of record files or shards."""
 
     images: str | None = None
     annotations: str | None = None
@@ -126,7 +127,7 @@ def _options(a: Args | EvalArgs) -> dict[str, Any]:
     if a.label_map and not (a.eval_file_pattern or getattr(a, "train_file_pattern", None)):
         raise UserError(f"--label_map={a.label_map} has no effect: a COCO json has its own class names")
     if a.coco_pixels and not (a.eval_annotations or getattr(a, "train_annotations", None)):
-        raise UserError(f"--coco_pixels={a.coco_pixels} has no effect on TFRecords: omit the flag")
+        raise UserError(f"--coco_pixels={a.coco_pixels} has no effect without a COCO json: omit the flag")
     return {"input_type": a.input_type, "label_map": a.label_map, "policy": policy}
 
 
@@ -191,7 +192,7 @@ def open_source(
 
     Args:
         images, annotations, file_pattern: values of the split's flags.
-        input_type: "coco" or "tfrecord"; None: the format whose flags are given.
+        input_type: "coco", "tfrecord" or "webdataset"; None: the format of the files that the flags name.
         split: "train", "eval" or "", the prefix of the flags in messages.
 
     Raises:
@@ -201,17 +202,20 @@ def open_source(
     coco_flags = {f"{prefix}images": images, f"{prefix}annotations": annotations}
     named = [flag for flag, value in coco_flags.items() if value]
     if file_pattern and named and input_type is None:
-        raise UserError(f"{prefix}file_pattern (TFRecords) and {named[0]} (COCO) are both given: use one")
-    if input_type == "tfrecord" and not file_pattern:
-        raise UserError(f"--input_type=tfrecord needs {prefix}file_pattern")
+        raise UserError(
+            f"{prefix}file_pattern (records or shards) and {named[0]} (COCO) are both given: use one"
+        )
+    if input_type in ("tfrecord", "webdataset") and not file_pattern:
+        raise UserError(f"--input_type={input_type} needs {prefix}file_pattern")
     if file_pattern and input_type != "coco":
-        return open_tfrecords(file_pattern, label_map, policy=policy)
+        return open_file_pattern(file_pattern, label_map, policy, input_type)
     if images and annotations:
         return open_coco(images, annotations, policy=policy)
     if named:
         (absent,) = set(coco_flags) - set(named)
         raise UserError(f"{named[0]} is given without {absent}: COCO data needs both")
-    raise UserError(f"no data: give {' and '.join(coco_flags)} (COCO), or {prefix}file_pattern (TFRecords)")
+    coco = " and ".join(coco_flags)
+    raise UserError(f"no data: give {coco} (COCO), or {prefix}file_pattern (TFRecords or WebDataset)")
 
 
 # --- one data set ---
@@ -224,22 +228,51 @@ def open_coco(
     return CocoSource(os.fspath(images), load_coco(annotations, images, policy=policy))
 
 
+def open_file_pattern(
+    pattern: str,
+    label_map: str | None = None,
+    policy: ImagePolicy = ImagePolicy(),
+    input_type: str | None = None,
+) -> "TFRecordSource | WebDatasetSource":
+    """Opens and checks TFRecords or WebDataset shards.
+
+    Args:
+        pattern: glob of the files.
+        label_map: file with the categories; default: the `<prefix>.label_map.json` of tools/convert.py.
+        input_type: "tfrecord" or "webdataset"; None: a file is WebDataset if it is a tar file.
+
+    Raises:
+        DataError: the data are faulty, see `tfrecord.open_records` and `webdataset.open_shards`.
+        UserError: the pattern matches files of both formats, or there is no label map.
+    """
+    import_tensorflow()  # takes seconds
+    from common.data.check import tfrecord, webdataset
+    from common.data.webdataset import is_tar
+
+    policy = dataclasses.replace(policy, coco_pixels=None)  # boxes in them are those of the stored pixels
+    files = tfrecord.expand_pattern(pattern)
+    tar_files = [file for file in files if input_type is None and is_tar(file)]
+    if tar_files and len(tar_files) < len(files):
+        other = min(set(files) - set(tar_files))
+        raise UserError(f"{tar_files[0]} is WebDataset, but {other} is not: give a pattern of one format")
+    labels = LabelMap.load(label_map or tfrecord.find_label_map(files))
+    if tar_files or input_type == "webdataset":
+        return webdataset.open_shards(files, labels, policy=policy)
+    return tfrecord.open_records(files, labels, policy=policy)
+
+
 def open_tfrecords(
     pattern: str, label_map: str | None = None, policy: ImagePolicy = ImagePolicy()
 ) -> "TFRecordSource":
-    """Opens and checks record files; raises DataError like `tfrecord.open_records`.
+    """Opens and checks record files, see `open_file_pattern`."""
+    return open_file_pattern(pattern, label_map, policy, "tfrecord")  # type: ignore[return-value]
 
-    Args:
-        pattern: glob of the record files.
-        label_map: file with the categories; default: the `<prefix>.label_map.json` of tools/convert.py.
-    """
-    import_tensorflow()  # takes seconds
-    from common.data.check import tfrecord
 
-    policy = dataclasses.replace(policy, coco_pixels=None)  # boxes of records are those of the stored pixels
-    files = tfrecord.expand_pattern(pattern)
-    labels = LabelMap.load(label_map or tfrecord.find_label_map(files))
-    return tfrecord.open_records(files, labels, policy=policy)
+def open_webdataset(
+    pattern: str, label_map: str | None = None, policy: ImagePolicy = ImagePolicy()
+) -> "WebDatasetSource":
+    """Opens and checks WebDataset shards, see `open_file_pattern`."""
+    return open_file_pattern(pattern, label_map, policy, "webdataset")  # type: ignore[return-value]
 
 
 def open_images(images: str, policy: ImagePolicy = ImagePolicy()) -> ImageListSource:

@@ -1,6 +1,7 @@
 """The first nodes of a DALI graph, which read encoded images and their boxes.
 
-For the same images, `coco_reader` and `tfrecord_reader` return the same four nodes in the same units:
+For the same images, `coco_reader`, `tfrecord_reader` and `webdataset_reader` return the same four nodes in
+the same units:
 
     jpegs       uint8 (bytes,): an encoded image, JPEG, PNG or any other format that DALI decodes
     boxes       float32 (N, 4), ltrb normalised, within [0, 1], each with a positive area; N may be 0
@@ -13,8 +14,8 @@ Order of the images, as observed with DALI 2.4:
 
 * Training: every epoch has a new permutation of the whole data set. Its seed is the same on all ranks. Rank r
   reads the r-th part of each permutation. A batch can span two epochs.
-* TFRecords and other containers in training: the files are permuted, and the records are shuffled within a
-  buffer of 1024. So write records in random order, as tools/convert.py does.
+* TFRecords and WebDataset in training: the files are permuted, and the images are shuffled within a buffer of
+  1024. So write records in random order, as tools/convert.py does.
 * Evaluation: each rank always reads the same part, in order, and repeats its last image until all ranks have
   the same number of batches.
 """
@@ -33,6 +34,7 @@ from nvidia.dali import math as dali_math
 from common.dali_ops import Nodes
 from common.data.sharding import check_shards, order
 from common.data.tfrecord import tfrecord_reader as tfrecord_reader
+from common.data.webdataset import webdataset_reader as webdataset_reader
 from common.files import cache_directory, get_or_create, user_errors, write_into
 
 if TYPE_CHECKING:

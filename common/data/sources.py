@@ -22,7 +22,7 @@ class Source(abc.ABC):
     """An opened data set.
 
     Attributes:
-        name: "coco", "tfrecord", "images" or "video".
+        name: "coco", "tfrecord", "webdataset", "images" or "video".
         annotations: annotations of the images in reading order; they have no boxes for unlabelled images.
         files: the paths of the images, if each image has its own file.
     """

@@ -47,9 +47,7 @@ def examples(
         return _from_records(source.records, source.label_map, positions)
     if training and source.name == "images":
         raise ValueError("images without annotations cannot be used for training")
-    targets, image_ids = source.annotations.target_boxes, source.annotations.image_ids
-    boxes, labels = targets.boxes, targets.classes + 1
-    return _from_files(positions, source.files, boxes, labels, targets.row_splits, image_ids)
+    return _from_table(positions, source)
 
 
 def loader_examples(loader: "BaseLoader") -> tf.data.Dataset:
@@ -107,42 +105,49 @@ def _positions(size: int, shard_id: int, num_shards: int, seed: int, *, training
 
 
 def _from_records(records: Records, label_map: LabelMap, positions: tf.data.Dataset) -> tf.data.Dataset:
-    paths, spans = tf.constant(records.files), tf.constant(records.spans)
-    file_sizes = tf.constant([os.path.getsize(file) for file in records.files], tf.int64)
-
-    def one_record(position: tf.Tensor) -> tf.data.Dataset:
-        file, offset, size = tf.unstack(spans[position])
-        return tf.data.FixedLengthRecordDataset(
-            paths[file],
-            record_bytes=size - FRAME,
-            header_bytes=offset + HEADER,
-            footer_bytes=file_sizes[file] - offset - size + (FRAME - HEADER),
-        )
-
-    return positions.flat_map(one_record).map(
-        lambda record: _parse(record, label_map), num_parallel_calls=tf.data.AUTOTUNE, deterministic=True
+    spans = records.spans + (0, HEADER, -FRAME)
+    return _parts_of_files(positions, records.files, spans).map(
+        lambda _, record: _parse(record, label_map), num_parallel_calls=tf.data.AUTOTUNE, deterministic=True
     )
 
 
-def _from_files(positions: tf.data.Dataset, *table: np.ndarray | Sequence[str]) -> tf.data.Dataset:
-    """Returns a dataset of the examples at `positions`, which it reads from one file per image.
+def _parts_of_files(positions: tf.data.Dataset, files: Sequence[str], spans: np.ndarray) -> tf.data.Dataset:
+    """Returns a dataset of (position, bytes). `spans`, int64 (I, 3), has index in `files`, offset, size."""
+    paths, table = tf.constant(files), tf.constant(spans)
+    file_sizes = tf.constant([os.path.getsize(file) for file in files], tf.int64)
 
-    Args:
-        positions: positions of the images in `table`.
-        table: paths, boxes, labels, row_splits, image_ids.
-    """
-    paths, boxes, labels, row_splits, image_ids = map(tf.constant, table)
+    def one_part(position: tf.Tensor) -> tf.data.Dataset:
+        file, offset, size = tf.unstack(table[position])
+        footer_bytes = file_sizes[file] - offset - size
+        content = tf.data.FixedLengthRecordDataset(paths[file], size, offset, footer_bytes)
+        return content.map(lambda part: (position, part))
 
-    def read(position: tf.Tensor) -> Example:
+    return positions.flat_map(one_part)
+
+
+def _from_table(positions: tf.data.Dataset, source: "Source") -> tf.data.Dataset:
+    """Returns a dataset of the examples at `positions`, with the boxes of `source.annotations`."""
+    targets = source.annotations.target_boxes
+    boxes, labels, row_splits, image_ids = map(
+        tf.constant, (targets.boxes, targets.classes + 1, targets.row_splits, source.annotations.image_ids)
+    )
+
+    def example(position: tf.Tensor, encoded: tf.Tensor) -> Example:
         begin, end = row_splits[position], row_splits[position + 1]
         return {
-            "encoded": tf.io.read_file(paths[position]),
+            "encoded": encoded,
             "boxes": boxes[begin:end],
             "labels": labels[begin:end],
             "image_id": image_ids[position],
         }
 
-    return positions.map(read, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
+    in_parallel = {"num_parallel_calls": tf.data.AUTOTUNE, "deterministic": True}
+    if hasattr(source, "shards"):  # WebDataset
+        return _parts_of_files(positions, source.shards.files, source.shards.spans).map(
+            example, **in_parallel
+        )
+    paths = tf.constant(source.files)
+    return positions.map(lambda position: example(position, tf.io.read_file(paths[position])), **in_parallel)
 
 
 def _parse(record: tf.Tensor, label_map: LabelMap) -> Example:

@@ -9,10 +9,11 @@ import tensorflow as tf
 from nvidia import dali
 from nvidia.dali import fn
 
-from common.data.open import open_coco, open_tfrecords
+from common.data.open import open_coco, open_tfrecords, open_webdataset
 from common.data.sources import CocoSource, ImageListSource
 from common.data.tf_readers import Random
 from tests.common.record_writing import png, write_tfrecords
+from tests.common.shard_writing import write_shards
 
 
 class Example(NamedTuple):
@@ -79,13 +80,16 @@ def numbered_images(directory: pathlib.Path, image_ids, category_ids=(5,), box=(
 
 
 def first_images(source: CocoSource, size: int, kind: str, directory: pathlib.Path):
-    """`kind` is "coco", "images" or "tfrecord"."""
+    """`kind` is "coco", "images", "tfrecord" or "webdataset"."""
     first = source.annotations.select(np.arange(source.size) < size)
     if kind == "coco":
         return CocoSource(source.images_dir, first)
     if kind == "images":
         return ImageListSource(tuple(source.files[:size]))
-    prefix = directory / f"first{size}"
+    prefix = directory / f"first{size}-{kind}"
+    if kind == "webdataset":
+        write_shards(first, source.images_dir, prefix, num_shards=min(size, 3))
+        return open_webdataset(f"{prefix}-*.tar")
     write_tfrecords(first, source.images_dir, prefix, num_shards=min(size, 3))
     return open_tfrecords(f"{prefix}-*.tfrecord")
 

@@ -105,7 +105,12 @@ def _check(lists: dict[str, list | None], table: "_Objects", issues: Issues) -> 
         _check_references(table, "unknown-category", _check_categories(categories, issues), issues)
     table.image_row = _check_references(table, "unknown-image", np.array(ids, np.int64), issues)
     if images:
-        _check_unit(table, issues)
+        boxes = table.rows["bbox"]
+        # The index NONE (-1) selects the appended False.
+        is_larger = np.append(np.all(table.sizes > 1, axis=1), False)[table.image_row]
+        rows = np.flatnonzero(is_larger & ~table.is_negative & ~np.isnan(boxes[:, 0]))
+        sizes = table.sizes[table.image_row[rows]]
+        check_unit(boxes[rows], sizes, lambda i: table.name_in_image(rows[i]), issues)
 
 
 class _Objects:
@@ -253,26 +258,30 @@ def _check_references(objects: _Objects, kind: str, known: np.ndarray, issues: I
     return rows
 
 
-def _check_unit(objects: _Objects, issues: Issues) -> None:
-    """Reports normalised boxes, and boxes that are x1y1x2y2 instead of ltwh."""
-    boxes = objects.rows["bbox"]
-    # The index NONE (-1) selects the appended False.
-    is_larger = np.append(np.all(objects.sizes > 1, axis=1), False)[objects.image_row]
-    rows = np.flatnonzero(is_larger & ~objects.is_negative & ~np.isnan(boxes[:, 0]))
-    left_top, sides = np.split(boxes[rows], 2, axis=1)
+def check_unit(
+    boxes_ltwh_px: np.ndarray, sizes: np.ndarray, name: Callable[[int], str], issues: Issues
+) -> None:
+    """Reports normalised boxes, and boxes that are x1y1x2y2 instead of ltwh.
+
+    Args:
+        boxes_ltwh_px: float64 (N, 4), without negative sides and NaN.
+        sizes: int64 (N, 2), width and height of each box's image; both exceed 1.
+        name: i -> the name of box i for messages.
+    """
+    left_top, sides = np.split(boxes_ltwh_px, 2, axis=1)
     with np.errstate(over="ignore"):
         is_within = (np.abs(left_top) <= _FRACTION) & (left_top + sides <= _FRACTION)
     if is_within.all() and np.all(sides > 0, axis=1).any():
-        issues.add_each("boxes-not-in-pixels", rows, objects.name_in_image)
+        issues.add_each("boxes-not-in-pixels", range(len(boxes_ltwh_px)), name)
         return
     # The boxes are probably x1y1x2y2 if all boxes, read as x1y1x2y2, are inside their images, and at least
     # half of them, read as ltwh, are not.
-    limits = objects.sizes[objects.image_row[rows]] + 1.0  # (M, 2) width, height; tolerance: one pixel
+    limits = sizes + 1.0  # tolerance: one pixel
     is_outside = np.any(left_top + sides > limits, axis=1)
     would_fit = np.all((left_top >= -1) & (sides > left_top) & (sides <= limits), axis=1)
-    outside = rows[is_outside]
-    if len(outside) >= max(_MANY, len(rows) / 2) and would_fit.all():
-        issues.add_each("boxes-of-corners", outside, objects.name_in_image)
+    outside = np.flatnonzero(is_outside)
+    if len(outside) >= max(_MANY, len(boxes_ltwh_px) / 2) and would_fit.all():
+        issues.add_each("boxes-of-corners", outside, name)
 
 
 def finish(

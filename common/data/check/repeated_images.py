@@ -1,7 +1,7 @@
 """Finds images of the same content in one data set, or in the training and the evaluation data.
 
 The check of the headers stores a checksum of each file's size and ends. Only files with equal checksums are
-read completely. For an image in a record, the checksum is of all its bytes.
+read completely. For an image in a record or a tar file, the checksum is of all its bytes.
 """
 
 import collections
@@ -31,7 +31,7 @@ def report_repeated_images(images_dir: str | os.PathLike, annotations: Annotatio
 def report_shared_images(train: Source, evaluation: Source, issues: Issues) -> None:
     """Reports images of the evaluation data that are also in the training data, by their content.
 
-    One is COCO and the other TFRecords: logs that no such images are looked for.
+    If only one of them is COCO, logs that no such images are looked for.
     """
     if (train.name == "coco") != (evaluation.name == "coco"):
         log("images that are in both the training and the evaluation data: not looked for between formats")
@@ -43,6 +43,11 @@ def report_shared_images(train: Source, evaluation: Source, issues: Issues) -> N
         if (first := min(group)) < train.size:
             names = [evaluation.image_name(row - train.size) for row in group if row >= train.size]
             issues.add_each("shared-image", names, lambda name: f"{name} = {train.image_name(first)}")
+
+
+def checksum_of(encoded: bytes) -> int:
+    """Returns the checksum of an image in a record or a tar file."""
+    return int.from_bytes(hashlib.sha256(encoded).digest()[:8], "big") >> 1
 
 
 def checksums_of(annotations: Annotations) -> np.ndarray:

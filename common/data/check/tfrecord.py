@@ -39,6 +39,7 @@ from common.data.image_files import SYSTEM_NAMES
 from common.data.labels import LabelMap
 from common.data.sources import Source
 from common.data.tfrecord import BOX_KEYS, CROWD_KEY, ID_KEY, LABEL_KEY, RecordFile, Records
+from common.data.webdataset import is_tar
 from common.errors import UserError
 from common.files import get_or_create, load_cached, save_cached, store_cached
 
@@ -94,11 +95,14 @@ class TFRecordSource(Source):
 def expand_pattern(pattern: str) -> list[str]:
     """Returns the sorted files that match a glob, or several globs with commas between them.
 
+    In a glob, `{000..012}` stands for these numbers, as in the patterns of WebDataset.
+
     Raises:
         DataError: a pattern matches nothing; the message lists all such patterns.
     """
     issues, files = Issues(pattern), set()
-    for part in [part.strip() for part in pattern.split(",") if part.strip()] or [pattern]:
+    parts = [part.strip() for part in pattern.split(",") if part.strip()] or [pattern]
+    for part in itertools.chain.from_iterable(map(_expand_numbers, parts)):
         paths = [file for file in glob.glob(part, recursive=True) if not file.endswith(_NO_RECORDS)]
         paths = [file for file in paths if os.path.basename(file).lower() not in SYSTEM_NAMES]
         matches = [file for file in paths if not (part.endswith("**") and os.path.isdir(file))]
@@ -106,6 +110,16 @@ def expand_pattern(pattern: str) -> list[str]:
         files.update(matches)
     issues.raise_if_stopping()
     return sorted(files)
+
+
+def _expand_numbers(pattern: str) -> list[str]:
+    """Replaces the first `{000..012}` of a pattern by each of these numbers, and so on."""
+    match = re.search(r"\{(\d{1,6})\.\.(\d{1,6})\}", pattern)
+    if not match or int(match[1]) > int(match[2]):
+        return [pattern]
+    numbers = [f"{number:0{len(match[1])}}" for number in range(int(match[1]), int(match[2]) + 1)]
+    before, after = pattern[: match.start()], pattern[match.end() :]
+    return [before + number + rest for rest in _expand_numbers(after) for number in numbers]
 
 
 def walk_files(files: Sequence[str | os.PathLike], issues: Issues) -> list[RecordFile]:
@@ -147,17 +161,19 @@ def missing_shards(files: Sequence[str | os.PathLike]) -> list[str]:
 
 
 def find_label_map(files: Sequence[str]) -> str:
-    """Returns the path of the label map that tools/convert.py wrote next to `files`.
+    """Returns the path of the label map that tools/convert.py wrote next to `files`, records or shards.
 
     Raises:
         UserError: there is no label map, or there are different ones.
         DataError: there is no label map, because the files are of another format.
     """
-    prefixes = {re.sub(r"(-\d+-of-\d+)?(\.tfrecords?)?$", "", file) for file in files}
+    prefixes = {
+        re.sub(r"(-\d+(-of-\d+)?)?\.tar$|(-\d+-of-\d+)?(\.tfrecords?)?$", "", file, count=1) for file in files
+    }
     label_maps = sorted(filter(os.path.isfile, (f"{prefix}.label_map.json" for prefix in prefixes)))
     if not label_maps:
         issues = Issues(files[0])
-        fault = tfrecord.walk(files[0]).fault
+        fault = None if is_tar(files[0]) else tfrecord.walk(files[0]).fault
         if fault and fault[0] == "foreign-format":
             issues.add(*fault)
         issues.raise_if_stopping()

@@ -4,7 +4,6 @@ A record of an image without objects may lack all keys of objects.
 """
 
 import dataclasses
-import hashlib
 import itertools
 import math
 import os
@@ -22,6 +21,7 @@ from common.data.annotations import NONE, OBJECT, Annotations, CocoImage, sizes_
 from common.data.check import images
 from common.data.check.image_headers import ImageFacts
 from common.data.check.issues import Issues
+from common.data.check.repeated_images import checksum_of
 from common.data.labels import LabelMap
 from common.data.tfrecord import AREA_KEY, BOX_KEYS, CROWD_KEY, ID_KEY, LABEL_KEY, TEXT_KEY, RecordFile
 
@@ -307,7 +307,7 @@ def _scan_part(
                 example, encoded = parse(record, example.name, known, issues)
             if encoded is not None:
                 example.facts = images.inspect(encoded, policy)
-                example.facts.checksum = int.from_bytes(hashlib.sha256(encoded).digest()[:8], "big") >> 1
+                example.facts.checksum = checksum_of(encoded)
             examples.append(example)
     except OSError as error:  # for example, the file was removed
         issues.add("file-unreadable", f"{file.path}: {error.strerror}")

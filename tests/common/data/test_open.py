@@ -25,6 +25,7 @@ from common.distributed.ranks import Ranks
 from common.errors import UserError
 from tests.common.coco_documents import SMALL, changed, draw_images, write_json
 from tests.common.record_writing import png, record, write, write_tfrecords
+from tests.common.shard_writing import write_shards
 from tests.refusal import refusal
 
 CATEGORIES = LabelMap((3, 17, 90), ("car", "cat", "toothbrush"))
@@ -52,6 +53,68 @@ def test_coco_and_tfrecord_sources_of_the_same_images_have_equal_content(drawn, 
     files = {int(i): coco.encoded(row) for row, i in enumerate(coco.annotations.image_ids)}
     assert files[10] == (drawn / "images" / "00.jpg").read_bytes()
     assert {int(i): tfrecord.encoded(row) for row, i in enumerate(tfrecord.annotations.image_ids)} == files
+
+
+@pytest.fixture
+def shards(drawn, coco_flags, tmp_path):
+    """The pattern of two WebDataset shards with the images of `coco_flags`."""
+    annotations = open_source(**coco_flags).annotations
+    write_shards(annotations, drawn / "images", tmp_path / "drawn", num_shards=2)
+    return f"{tmp_path}/drawn-*.tar"
+
+
+def test_webdataset_source_has_the_content_of_the_coco_source(shards, coco_flags):
+    coco, source = open_source(**coco_flags), open_source(file_pattern=shards)
+    assert (source.name, source.size, source.label_map) == ("webdataset", 12, CATEGORIES)
+    expected, actual = coco.annotations, source.annotations
+    for row, image_id in enumerate(actual.image_ids.tolist()):
+        row_of_coco = expected.image_ids.tolist().index(image_id)
+        assert source.encoded(row) == coco.encoded(row_of_coco)
+        assert actual.file_names[row] == expected.file_names[row_of_coco]
+        for name in ("boxes_ltwh_px", "category_ids", "is_crowd", "areas"):
+            values, desired = (
+                getattr(annotations, name)[slice(*annotations.row_splits[i : i + 2])].tolist()
+                for annotations, i in ((actual, row), (expected, row_of_coco))
+            )
+            assert values == desired
+
+
+@pytest.mark.parametrize("with_suffix", [True, False])
+def test_tar_files_are_webdataset_by_their_name_or_first_block(shards, tmp_path, with_suffix):
+    (tmp_path / "new").mkdir()
+    for path in tmp_path.glob("drawn-*.tar"):
+        path.rename(tmp_path / "new" / (path.name if with_suffix else path.stem))
+    flags = {"file_pattern": f"{tmp_path}/new/*", "label_map": f"{tmp_path}/drawn.label_map.json"}
+    assert open_source(**flags).name == open_source(**flags, input_type="webdataset").name == "webdataset"
+    message = refusal(open_source, **flags, input_type="tfrecord", error=DataError)
+    assert "it is a tar archive" in message
+
+
+def test_numbers_in_braces_select_shards_and_missing_ones_are_refused(shards, tmp_path):
+    def pattern(last):
+        return f"{tmp_path}/drawn-{{00000..{last:05d}}}-of-00002.tar"
+
+    assert open_source(file_pattern=pattern(1)).size == 12
+    missing = f"no file matches: '{tmp_path}/drawn-00002-of-00002.tar'"
+    assert missing in refusal(open_source, file_pattern=pattern(2), error=DataError)
+    reverse = f"{tmp_path}/drawn-{{5..2}}.tar"
+    assert f"no file matches: '{reverse}'" in refusal(open_source, file_pattern=reverse, error=DataError)
+
+
+def test_file_pattern_of_shards_and_records_together_is_refused(shards, copied_records, tmp_path):
+    message = refusal(open_source, file_pattern=f"{shards},{copied_records}")
+    first = f"{tmp_path}/a/drawn-00000-of-00003.tfrecord"
+    assert f"drawn-00000-of-00002.tar is WebDataset, but {first} is not: give a pattern of one" in message
+
+
+def test_label_map_of_shards_is_named_as_the_shards_without_their_numbers(shards, tmp_path):
+    for name, number in (("x", "-000007"), ("y", "")):
+        shutil.copy(tmp_path / "drawn-00000-of-00002.tar", tmp_path / f"{name}{number}.tar")
+        shutil.copy(tmp_path / "drawn.label_map.json", tmp_path / f"{name}.label_map.json")
+        assert open_source(file_pattern=f"{tmp_path}/{name}*.tar").label_map == CATEGORIES
+    (tmp_path / "x.label_map.json").unlink()
+    message = refusal(open_source, file_pattern=f"{tmp_path}/x*.tar")
+    assert f"no label map next to {tmp_path}/x-000007.tar ({tmp_path}/x.label_map.json): give" in message
 
 
 def test_image_list_source_has_no_classes_and_no_boxes(image_list):

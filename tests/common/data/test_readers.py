@@ -1,4 +1,4 @@
-"""DALI's readers of COCO json and of TFRecords, compared with the annotations and with each other."""
+"""DALI's readers of COCO json, TFRecords and WebDataset, compared with the annotations and each other."""
 
 import dataclasses
 import functools
@@ -12,18 +12,27 @@ import tensorflow as tf
 from common.data import readers, tf_readers
 from common.data.check.coco import load_coco
 from common.data.loader import from_pipeline
-from common.data.open import open_coco, open_images
+from common.data.open import open_coco, open_images, open_webdataset
 from common.data.readers import coco_reader, tfrecord_reader
 from common.errors import UserError
 from tests.common.coco_documents import write_json
 from tests.common.reading import assert_iterator_resumes, build, first_images, ids, numbered_images, read
 from tests.common.record_writing import LABELS, record, write, write_tfrecords
+from tests.common.shard_writing import write_shards
 
 
-def both_readers(source, directory):
-    """Returns a reader of the source, and of records that are written from it."""
-    records = write_tfrecords(source.annotations, source.images_dir, directory / "t", num_shards=3, seed=1)
-    return source.read, functools.partial(tfrecord_reader, records, source.label_map)
+def all_readers(source, directory):
+    """Returns a reader of the source, and of records and shards that are written from it."""
+    options = {"num_shards": 3, "seed": 1}
+    annotations, images_dir = source.annotations, source.images_dir
+    records = write_tfrecords(annotations, images_dir, directory / "t", **options)
+    write_shards(annotations, images_dir, directory / "json", **options)
+    write_shards(annotations, images_dir, directory / "npy", **options, with_arrays=True)
+    shards = [open_webdataset(f"{directory / form}-*.tar").read for form in ("json", "npy")]
+    return source.read, functools.partial(tfrecord_reader, records, source.label_map), *shards
+
+
+KINDS = ("coco", "tfrecord", "webdataset")
 
 
 @pytest.fixture(scope="module")
@@ -31,32 +40,46 @@ def numbered(tmp_path_factory):
     """The same thirteen images as {kind: source}."""
     directory = tmp_path_factory.mktemp("numbered")
     source = numbered_images(directory, range(100, 113))
-    return {kind: first_images(source, 13, kind, directory) for kind in ("coco", "tfrecord")}
+    return {kind: first_images(source, 13, kind, directory) for kind in KINDS}
 
 
 # --- examples ---
 
 
 @pytest.mark.parametrize("data_set", ["coco128", "drawn"])
-def test_readers_of_json_and_records_give_the_images_and_boxes_of_the_annotations(
-    data_set, request, tmp_path
-):
+def test_readers_of_all_formats_give_the_images_and_boxes_of_the_annotations(data_set, request, tmp_path):
     directory = request.getfixturevalue(data_set)
     source = open_coco(directory / "images", directory / "instances.json")
-    from_json, from_records = (
-        read(reader, source.size, batch_size=4, training=False) for reader in both_readers(source, tmp_path)
+    from_json, *from_containers = (
+        read(reader, source.size, batch_size=4, training=False) for reader in all_readers(source, tmp_path)
     )
     assert ids(from_json) == source.annotations.image_ids.tolist()
-    from_records = {example.image_id: example for example in from_records}
-    assert len(from_records) == source.size
+    by_id = [{example.image_id: example for example in examples} for examples in from_containers]
+    assert all(len(examples) == source.size for examples in by_id)
     targets = source.annotations.target_boxes
     for row, example in enumerate(from_json):
         rows = slice(*targets.row_splits[row : row + 2])
-        for actual in (example, from_records[example.image_id]):
+        for actual in (example, *(examples[example.image_id] for examples in by_id)):
             assert actual.encoded == source.encoded(row)
             assert actual.labels.tolist() == (targets.classes[rows] + 1).tolist()
             np.testing.assert_allclose(actual.boxes, targets.boxes[rows], atol=1e-6, rtol=0)
             assert actual.boxes.min(initial=0) >= 0 and actual.boxes.max(initial=1) <= 1
+
+
+@pytest.mark.parametrize("num_shards", [1, 5])
+def test_shards_and_records_of_the_same_images_give_equal_batches_in_evaluation(drawn, tmp_path, num_shards):
+    source = open_coco(drawn / "images", drawn / "instances.json")
+    _, from_records, *from_shards = all_readers(source, tmp_path)
+    for shard_id in range(num_shards):
+        options = {"shard_id": shard_id, "num_shards": num_shards, "training": False}
+        expected, *others = (
+            read(reader, 15, batch_size=3, **options) for reader in (from_records, *from_shards)
+        )
+        for examples in others:
+            for example, desired in zip(examples, expected, strict=True):
+                assert (example.image_id, example.encoded) == (desired.image_id, desired.encoded)
+                np.testing.assert_array_equal(example.boxes, desired.boxes)
+                np.testing.assert_array_equal(example.labels, desired.labels)
 
 
 @pytest.mark.parametrize("suffix", ["jfif", "jpe", "JPE"])
@@ -81,7 +104,7 @@ def test_dali_readers_give_image_ids_up_to_int64_and_boxes_thinner_than_a_pixel(
     image_ids = [0, 2**31 - 1, 2**31, 2**53 + 1, 2**63 - 1]
     category_ids = [0, 5, 65_536, 2**31 - 1, 2**32 + 5, 2**63 - 1]
     source = numbered_images(tmp_path, image_ids, category_ids[::-1], box=[1, 1, 0.05, 3])
-    for reader in both_readers(source, tmp_path):
+    for reader in all_readers(source, tmp_path):
         examples = read(reader, 5, training=False)
         assert sorted(ids(examples)) == image_ids
         for example in examples:
@@ -179,7 +202,7 @@ def test_annotations_for_dali_that_were_written_only_in_part_are_written_again(d
 # --- order and state ---
 
 
-@pytest.mark.parametrize("kind", ["coco", "tfrecord"])
+@pytest.mark.parametrize("kind", KINDS)
 def test_order_of_training_images_of_dali_readers_depends_on_the_seed_alone(numbered, kind):
     def epochs(**options):
         order = ids(read(numbered[kind].read, 39, training=True, **options))
@@ -195,7 +218,7 @@ def test_order_of_training_images_of_dali_readers_depends_on_the_seed_alone(numb
 
 
 @pytest.mark.parametrize("training", [True, False], ids=["training", "evaluation"])
-@pytest.mark.parametrize("kind", ["coco", "tfrecord"])
+@pytest.mark.parametrize("kind", KINDS)
 def test_restored_dali_iterator_continues_in_the_middle_of_an_epoch(numbered, kind, training, tmp_path):
     options = {"shard_id": 1, "num_shards": 2, "training": training, "seed": 4}
 

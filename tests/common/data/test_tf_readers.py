@@ -19,15 +19,24 @@ from common.errors import UserError
 from tests.common.image_variants import HEIGHT, VARIANTS, WIDTH, exif, pillow
 from tests.common.reading import Example, assert_iterator_resumes, build, ids, read
 from tests.common.record_writing import empty_record, of_boxes, png, write
+from tests.common.shard_writing import write_shards
 
 COLORS = [(10 * i, 0, 0) for i in range(20)]
 
 
 @pytest.fixture
-def source(request, drawn, drawn_records):
+def source(request, drawn, drawn_records, tmp_path):
+    coco = {"images": str(drawn / "images"), "annotations": str(drawn / "instances.json")}
+
+    def open_shards():
+        annotations = open_source(**coco).annotations
+        write_shards(annotations, drawn / "images", tmp_path / "drawn", num_shards=2)
+        return open_source(file_pattern=f"{tmp_path}/drawn-*.tar")
+
     return {
-        "coco": lambda: open_source(images=str(drawn / "images"), annotations=str(drawn / "instances.json")),
+        "coco": lambda: open_source(**coco),
         "tfrecord": lambda: open_source(file_pattern=f"{drawn_records}*"),
+        "webdataset": open_shards,
         "images": lambda: ImageListSource(list_images(str(drawn / "images"), Issues(""))),
     }[request.param]()
 
@@ -43,7 +52,7 @@ def all_ids(source):
 
 @pytest.mark.parametrize(
     ("source", "num_shards", "count"),
-    [("coco", 5, 3), ("tfrecord", 2, 6), ("images", 2, 6)],
+    [("coco", 5, 3), ("tfrecord", 2, 6), ("webdataset", 3, 4), ("images", 2, 6)],
     indirect=["source"],
 )
 def test_tf_data_evaluation_examples_of_each_shard_equal_those_of_dali_in_content_and_order(
@@ -143,17 +152,20 @@ def test_order_of_tf_data_training_depends_on_the_seed_argument_alone(source):
     assert len({order(0, global_seed=2), order(0), order(1), order(2)}) == 3
 
 
-@pytest.mark.parametrize(("source", "training"), [("coco", False), ("tfrecord", True)], indirect=["source"])
+@pytest.mark.parametrize(
+    ("source", "training"), [("coco", False), ("tfrecord", True), ("webdataset", True)], indirect=["source"]
+)
 def test_restored_tf_data_iterator_continues_and_its_state_is_small(source, training, tmp_path):
     def iterate():
         options = {"shard_id": 1, "num_shards": 2, "training": training, "seed": 2}
         return iter(tf_readers.examples(source, **options).map(lambda e: e["image_id"]).prefetch(2))
 
-    assert_iterator_resumes(iterate, tmp_path, before=4, after=20 if training else 2)
-    assert sum(file.stat().st_size for file in tmp_path.iterdir()) < 100_000
+    directory = tmp_path / "saved"
+    assert_iterator_resumes(iterate, directory, before=4, after=20 if training else 2)
+    assert sum(file.stat().st_size for file in directory.iterdir()) < 100_000
 
 
-@pytest.mark.parametrize("source", ["coco", "tfrecord", "images"], indirect=True)
+@pytest.mark.parametrize("source", ["coco", "tfrecord", "webdataset", "images"], indirect=True)
 def test_fewer_images_than_shards_are_refused_by_the_dali_and_tf_data_readers(source):
     options = {"shard_id": 0, "num_shards": 13, "training": False, "seed": 0}
     for reader in (source.read, functools.partial(tf_readers.examples, source)):

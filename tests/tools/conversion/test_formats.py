@@ -8,7 +8,7 @@ import pytest
 from common.data.check.coco import load_coco
 from common.data.check.issues import DataError
 from common.data.labels import LabelMap
-from common.data.open import open_tfrecords
+from common.data.open import open_source
 from common.errors import UserError
 from tests.conftest import ROOT
 from tests.refusal import refusal
@@ -110,12 +110,13 @@ def test_message_about_a_format_repeats_what_the_table_says(tmp_path, name):
         assert words in refusal(convert, source, "coco", options)
 
 
-def test_file_pattern_of_webdataset_tars_is_answered_with_what_to_do(tmp_path):
-    exports.write_webdataset(tmp_path)
+def test_webdataset_with_other_labels_is_answered_with_the_page_that_shows_the_format(tmp_path):
+    path = exports.write_webdataset(tmp_path)
     LabelMap((1,), ("cat",)).save(tmp_path / "map.json")
-    for label_map in (None, f"{tmp_path}/map.json"):
-        message = refusal(open_tfrecords, f"{tmp_path}/*.tar", label_map, error=DataError)
-        assert "it is a tar archive, as WebDataset's: unpack it with tar -xf" in message
+    flags = {"file_pattern": str(path), "label_map": f"{tmp_path}/map.json"}
+    message = refusal(open_source, **flags, error=DataError)
+    assert f"{path} sample 'a': json: expected `object`, got `array`" in message
+    assert "docs/data.md shows the format" in message
 
 
 TOKENS = (b"", b"\0", b'"', b"<", b">", b"nan", b"-1", b"1e999", b"null", b"[]", b"{}", b"\xff", b"\n", b",")
