@@ -48,7 +48,6 @@ from common.args import ImagePolicy, flag
 from common.data.annotations import Annotations
 from common.data.check import recognition
 from common.data.check.coco import load_coco
-from common.data.check.issues import Issues
 from common.data.open import log_issues, open_tfrecords
 from common.errors import UserError
 from common.progress import import_tensorflow, log
@@ -304,9 +303,7 @@ def main() -> None:
     source, target = values.pop("from"), values.pop("to")
     parts, images_dir = convert(source, target, Options(**values))
     annotations = next(iter(parts.values()))
-    issues = Issues(annotations.origin)
-    issues.extend(annotations.issues)
-    log_issues(issues)
+    log_issues(annotations.origin, annotations.issues)
     for output, part in parts.items():
         print(part.summary())
         print(f"{target}: {output}; images: {images_dir}")

@@ -21,6 +21,7 @@ from common import args as shared_flags
 from common import errors, hparams
 from common.data.annotations import Annotations
 from common.data.check.coco import load_coco
+from common.data.open import log_issues
 from common.letterbox import fit
 from yolov4 import anchor_fit
 from yolov4.anchor_fit import Fit, fit_anchors, shape_iou
@@ -51,6 +52,7 @@ def suggest(
         config = hparams.replace(config, {"image_size": hparams.parse_image_size(image_size)})
     config = hparams.replace(config, {"letterbox": letterbox})
     truth = load_coco(annotations)
+    log_issues(annotations, truth.issues)
     sizes, count = box_sizes(truth, config.image_size, letterbox), config.num_anchors
     if len(np.unique(sizes, axis=0)) < count:
         raise errors.UserError(

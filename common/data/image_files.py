@@ -62,7 +62,15 @@ class Tree:
     @property
     def unsupported(self) -> list[str]:
         """Images and videos that cannot be read as images."""
-        return self.with_suffix(*UNSUPPORTED_SUFFIXES, *VIDEO_SUFFIXES)
+        return sorted([*self.unsupported_images, *self.videos])
+
+    @property
+    def unsupported_images(self) -> list[str]:
+        return self.with_suffix(*UNSUPPORTED_SUFFIXES)
+
+    @property
+    def videos(self) -> list[str]:
+        return self.with_suffix(*VIDEO_SUFFIXES)
 
     def report(self, issues: Issues) -> None:
         """Adds what is skipped, except `unsupported`, to `issues`."""

@@ -13,7 +13,7 @@ import functools
 import glob
 import os
 import pathlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -22,7 +22,7 @@ from common.args import IMAGE_SUFFIXES, Args, EvalArgs, ImagePolicy
 from common.data.check.coco import load_coco
 from common.data.check.image_headers import ImageFacts
 from common.data.check.images import add_fault, inspect_files
-from common.data.check.issues import DataError, Issues
+from common.data.check.issues import DataError, Issue, Issues
 from common.data.check.repeated_images import report_shared_images
 from common.data.image_files import Tree, is_hidden, list_tree
 from common.data.labels import LabelMap, is_text
@@ -286,7 +286,7 @@ def open_images(images: str, policy: ImagePolicy = ImagePolicy()) -> ImageListSo
     if not usable and not issues.stopping:
         issues.add("no-images", f"none of the {len(facts)} images can be read")
     issues.raise_if_stopping()
-    log_issues(issues)
+    log_issues(issues.origin, issues)
     return ImageListSource(usable)
 
 
@@ -309,7 +309,8 @@ def list_images(images: str, issues: Issues) -> tuple[str, ...]:
         else:
             raise UserError(f"--images={images}: no such file or directory")
     tree.report(issues)
-    issues.add_each("format-skipped", tree.unsupported, repr)
+    issues.add_each("format-skipped", tree.unsupported_images, repr)
+    issues.add_each("video-skipped", tree.videos, repr)
     if not tree.images:
         skipped = [issue.line(shown=3) for issue in issues]
         reason = f"no image files found ({', '.join(IMAGE_SUFFIXES)})"
@@ -369,7 +370,7 @@ def check_sizes(source: Source, batch_size: int, num_replicas: int, max_instance
         np.flatnonzero(counts > max_instances),
         lambda i: f"{annotations.image_name(i)} has {counts[i]}, of which {max_instances} are kept",
     )
-    log_issues(issues)
+    log_issues(issues.origin, issues)
 
 
 def log_source(split: str, source: Source) -> None:
@@ -380,7 +381,7 @@ def log_source(split: str, source: Source) -> None:
             log(f"  {issue.line(shown=3)}")
 
 
-def log_issues(issues: Issues) -> None:
+def log_issues(origin: str, issues: Iterable[Issue]) -> None:
     """Logs the issues of a data set, with at most three offenders each."""
     for issue in issues:
-        log(f"{issues.origin}: {issue.line(shown=3)}")
+        log(f"{origin}: {issue.line(shown=3)}")

@@ -12,7 +12,7 @@ import numpy as np
 from common.args import VIDEO_SUFFIXES, ImagePolicy, InferArgs
 from common.data.check.coco import load_coco
 from common.data.labels import LabelMap
-from common.data.open import open_images
+from common.data.open import log_issues, open_images
 from common.data.sources import ImageListSource, Source
 from common.errors import UserError
 from common.evaluation import coco_metrics, drawing, video
@@ -21,6 +21,7 @@ from common.progress import Bar, log
 
 SHEET = "contact_sheet"
 SHEET_PICTURES = 6
+_SHOWN_DIFFERENCES = 3
 
 
 class InferenceJob:
@@ -50,6 +51,8 @@ class InferenceJob:
         if self._is_video and a.pipeline_type not in ("auto", "tensorflow"):
             raise UserError(f"--pipeline_type={a.pipeline_type} cannot read videos: omit the flag")
         self._truth = load_coco(a.annotations) if a.annotations else None
+        if self._truth:
+            log_issues(f"--annotations={a.annotations}", self._truth.issues)
         self._categories: LabelMap | None = None
         self._video = video.open_video(a.images) if self._is_video else None
         self.source: Source
@@ -92,7 +95,17 @@ class InferenceJob:
         return ImageListSource([file for *_, file in rows]), list(images.values())
 
     def check_categories(self, label_map: LabelMap) -> None:
-        """Raises UserError if --image_info has other categories than the weights."""
+        """Compares the categories of --annotations and --image_info with those of the weights.
+
+        Logs up to three differences of --annotations, which concern only pictures.
+
+        Raises:
+            UserError: --image_info has a category that the weights lack or name otherwise.
+        """
+        if self._truth:
+            differences = label_map.differences(self._truth.label_map, here="in the weights")
+            for difference in differences[:_SHOWN_DIFFERENCES]:
+                log(f"--annotations={self._a.annotations}: {difference}")
         if self._categories:
             for difference in self._categories.differences(label_map, here=f"in {self._a.image_info}"):
                 raise UserError(f"in the weights, {difference}: give weights trained on these categories")

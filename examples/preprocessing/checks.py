@@ -94,7 +94,7 @@ def _find(path: str, suffixes: tuple[str, ...]) -> list[str]:
         tree.report(issues)
         if suffixes == IMAGE_SUFFIXES:
             issues.add_each("format-skipped", tree.unsupported, repr)
-        log_issues(issues)
+        log_issues(issues.origin, issues)
         files = tree.with_suffix(*suffixes)
         if not files:
             raise UserError(f"--input={path}: no file there ends in {', '.join(suffixes)}")

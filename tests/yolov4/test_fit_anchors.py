@@ -47,6 +47,14 @@ def test_fit_anchors_command_prints_hparams_with_better_anchors(tmp_path, capsys
     assert (np.diff(areas) >= 0).all()
 
 
+def test_fit_anchors_command_logs_the_issues_of_the_annotations(tmp_path, capsys):
+    random = np.random.default_rng(2)
+    sizes = [(9999, 20), *random.uniform(8, 300, (60, 2)).tolist()]
+    path = write_boxes(tmp_path / "a.json", sizes)
+    suggest(annotations=path, model_name="yolov4-tiny")
+    assert f"{path}: box that reaches outside its image: annotation 1 " in capsys.readouterr().err
+
+
 BAD_INPUT = [
     ({}, "--annotations is missing"),
     ({"sizes": [(10, 10)] * 20}, "fewer than 9 different sizes"),

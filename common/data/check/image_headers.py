@@ -25,7 +25,6 @@ from PIL import (
     TiffImagePlugin,
 )
 
-from common.args import VIDEO_SUFFIXES
 from common.data.check.issues import Fault
 
 warnings.filterwarnings("ignore", module="PIL.TiffImagePlugin")  # damaged tags
@@ -296,7 +295,7 @@ def _refuse(image: Encoded) -> None:
 
 
 def _refuse_video(image: Encoded) -> None:
-    raise unsupported(f"video; infer.py reads it if its name ends in one of {' '.join(VIDEO_SUFFIXES)}")
+    raise Fault("video")
 
 
 _FORMATS = (

@@ -10,7 +10,7 @@ import enum
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
-from common.args import ImagePolicy
+from common.args import VIDEO_SUFFIXES, ImagePolicy
 from common.errors import UserError
 
 SHOWN = 5  # number of offenders that a message names
@@ -118,6 +118,10 @@ _BAD_IMAGES = {
     "image-lfs-pointer": ("git-lfs pointer in place of an image", "run git lfs pull"),
     "not-an-image": ("file that is not an image", "replace it"),
     "unsupported-format": ("image format that DALI does not decode", "convert it to JPEG or PNG"),
+    "video": (
+        "video in place of an image",
+        f"remove it, or give it to infer.py, with a name that ends in {', '.join(VIDEO_SUFFIXES)}",
+    ),
     "image-truncated": ("image that is cut off", "copy it again"),
     "image-damaged": ("image with damaged data", "copy it again"),
     "image-too-large": ("image larger than --max_megapixels", "raise the limit if the size is correct"),
@@ -159,6 +163,7 @@ _WARNINGS = {
         "image or video that is not read",
         "convert it to JPEG or PNG; infer.py reads a video",
     ),
+    "video-skipped": ("video beside images", "it is not read: infer.py reads one video, --images=VIDEO"),
     "label-unused": ("label file without an image", "add the image, or correct the name of one of the two"),
     "label-missing": ("image without a label file", "it is used as an image without objects"),
     "polygon": ("polygon instead of a box", "its bounding box is used"),

@@ -218,7 +218,8 @@ def test_image_list_names_what_it_skips_in_a_directory(tmp_path):
     assert {issue.kind: [text.rpartition("/")[2] for text in issue.offenders] for issue in issues} == {
         "file-hidden": ["._a.jpg'"],
         "folder-skipped": ["more'"],
-        "format-skipped": ["c.gif'", "clip.3gp'"],
+        "format-skipped": ["c.gif'"],
+        "video-skipped": ["clip.3gp'"],
     }
 
 

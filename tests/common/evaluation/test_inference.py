@@ -85,7 +85,7 @@ REFUSED = {
     "no --output_dir": ({"output_dir": ""}, "--output_dir is missing"),
     "directory without images": ({"images": "{tmp}/empty"}, r"empty: no image files found \(\.jpg"),
     "video that cannot be decoded": ({"images": "{tmp}/clip.3gp"}, r"clip\.3gp is damaged or not a video"),
-    "video with another suffix": ({"images": "{tmp}/clip.dat"}, r"clip\.dat': video; infer.py reads it if"),
+    "video with another suffix": ({"images": "{tmp}/clip.dat"}, r"video in place of an image: '.*clip\.dat'"),
     "missing video": ({"images": "{tmp}/none.mp4"}, r"none\.mp4: no such file"),
     "video with image_info": ({"images": "a.mp4", "image_info": "a.json"}, "--image_info is for images"),
     "video with DALI": ({"images": "a.mp4", "pipeline_type": "dali_cpu"}, "cannot read videos"),
@@ -118,6 +118,21 @@ def test_image_info_json_without_annotations_gives_image_ids_by_the_end_of_the_f
     assert messages[1] == "f lists 1 of 3 files in --images; 2 are skipped"
     with pytest.raises(UserError, match=r"f lists none of the files in --images \('d\.jpg', \.\.\.\)"):
         look_up(["d.jpg", "e.jpg"], ids, "f")
+
+
+def test_issues_and_other_categories_of_the_annotations_of_inference_are_logged(images, capfd):
+    an_object = {"image_id": 7, "category_id": 17, "bbox": [5, 5, 9999, 9]}
+    listed = [{"id": 7, "file_name": "007.jpg", "width": 100, "height": 50}]
+    categories = [{"id": 17, "name": "cat"}, {"id": 90, "name": "spoon"}, {"id": 91, "name": "fork"}]
+    path = image_info(images, listed, annotations=[an_object], categories=categories)
+    ready = job(images, images / "out", draw=False, annotations=path)
+    prefix = f"--annotations={path}: "
+    assert f"{prefix}box that reaches outside its image: annotations[0]" in capfd.readouterr().err
+    ready.check_categories(LABELS)
+    assert capfd.readouterr().err.splitlines() == [
+        f"{prefix}category 90 is 'spoon', in the weights it is 'toothbrush'",
+        f"{prefix}category 91 is 'fork', in the weights it is absent",
+    ]
 
 
 BAD_LISTS = {
