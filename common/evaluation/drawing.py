@@ -7,12 +7,13 @@ and files are drawn literally: `$` and `_` have no meaning in them.
 import colorsys
 import contextlib
 import functools
+import io
 import os
 import pathlib
 import unicodedata
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, BinaryIO
+from typing import Any
 
 import matplotlib
 import numpy as np
@@ -22,6 +23,7 @@ from matplotlib.ft2font import FT2Font
 from matplotlib.text import Text
 from PIL import Image, ImageDraw, ImageFont, ImageOps
 
+from common.data.check.image_headers import png_without_metadata
 from common.data.labels import LabelMap
 from common.files import write_file
 from common.progress import log
@@ -134,9 +136,9 @@ def contact_sheet(images: Sequence[np.ndarray], columns: int = 4, width: int = 1
     return np.asarray(sheet)
 
 
-def read_image(file: str | os.PathLike | BinaryIO) -> np.ndarray:
-    """Reads an image file as uint8 (H, W, 3)."""
-    return np.asarray(as_rgb(Image.open(file)))
+def read_image(encoded: bytes) -> np.ndarray:
+    """Decodes an image as uint8 (H, W, 3)."""
+    return np.asarray(as_rgb(Image.open(io.BytesIO(png_without_metadata(encoded)))))
 
 
 def as_rgb(picture: Image.Image) -> Image.Image:

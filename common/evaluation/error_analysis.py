@@ -18,7 +18,6 @@ Detections below a score threshold do not count. The default is the threshold wi
 classes. dAP50 is the gain in AP50 if all errors of one kind are corrected. It uses detections of all scores.
 """
 
-import io
 import pathlib
 from collections.abc import Sequence
 from typing import Any
@@ -213,7 +212,7 @@ def draw_worst(detections: np.ndarray, truth: np.ndarray, source: Source, path: 
     patches = [Patch(color=colour, label=kind) for kind, (_, colour) in KINDS.items()]
     figure.legend(handles=patches, loc="outside upper center", ncols=len(patches))
     for place, image in enumerate(worst):
-        pixels = drawing.read_image(io.BytesIO(source.encoded(image)))
+        pixels = drawing.read_image(source.encoded(image))
         titles = source.annotations.image_name(image), f"{errors[image]} errors"
         for column, (title, boxes) in enumerate(zip(titles, (truth, detections), strict=True), start=1):
             axes = figure.add_subplot(rows, 4, 2 * place + column)

@@ -127,7 +127,8 @@ class InferenceJob:
 
     def _draw(self, results: list[dict[str, Any]], label_map: LabelMap) -> Iterator[np.ndarray]:
         """Yields images with their detections. With --annotations, the ground truth is drawn on the left."""
-        pixels = self._video.frames() if self._video else map(drawing.read_image, self.source.files)
+        encoded = map(self.source.encoded, range(self.source.size))
+        pixels = self._video.frames() if self._video else map(drawing.read_image, encoded)
         detections = _by_image(results)
         boxes = _by_image(self._truth.ground_truth()["annotations"] if self._truth else ())
         bar = Bar("drawing", len(self._images))

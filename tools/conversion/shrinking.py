@@ -5,6 +5,7 @@ keep their bytes. JPEGs get quality 95 without chroma subsampling. The EXIF orie
 rounded to 8, and alpha is removed.
 """
 
+import contextlib
 import dataclasses
 import io
 import os
@@ -14,7 +15,7 @@ import numpy as np
 import PIL.Image
 
 from common.data.annotations import Annotations
-from common.data.check.image_headers import PILLOW_ERRORS
+from common.data.check.image_headers import PILLOW_ERRORS, png_without_metadata
 from common.data.check.images import inspect
 from common.errors import UserError
 from tools.conversion.coco_writer import write_images
@@ -59,9 +60,11 @@ def shrink_image(encoded: bytes, name: str, max_side: int | None) -> bytes:
     height, width = shrunk_sizes(np.array([[facts.height, facts.width]]), max_side)[0].tolist()
     # PIL.Image.open would refuse large images.
     open_picture, _ = PIL.Image.OPEN[facts.image_format]
+    profile = None
+    with contextlib.suppress(*PILLOW_ERRORS):
+        profile = open_picture(io.BytesIO(encoded), "").info.get("icc_profile")
     try:
-        picture: PIL.Image.Image = open_picture(io.BytesIO(encoded), "")
-        profile = picture.info.get("icc_profile")
+        picture: PIL.Image.Image = open_picture(io.BytesIO(png_without_metadata(encoded)), "")
         # libjpeg decodes faster at 1/2, 1/4 or 1/8 of the size. At least twice the new size is decoded.
         drafted = picture.draft(None, (2 * width, 2 * height))
         picture = _as_8_bit(picture)

@@ -16,7 +16,7 @@ from matplotlib.layout_engine import ConstrainedLayoutEngine
 from PIL import ImageDraw, ImageOps
 
 from common.data.annotations import Annotations
-from common.data.check.image_headers import PILLOW_ERRORS
+from common.data.check.image_headers import PILLOW_ERRORS, png_without_metadata
 from common.evaluation.drawing import (
     BACKGROUND,
     as_rgb,
@@ -160,7 +160,7 @@ def draw_sheet(annotations: Annotations, encoded: Callable[[int], bytes]) -> np.
     tiles = []
     for row in choose(annotations):
         try:
-            with PIL.Image.open(io.BytesIO(encoded(row))) as picture:
+            with PIL.Image.open(io.BytesIO(png_without_metadata(encoded(row)))) as picture:
                 picture.draft("RGB", (2 * _TILE[0], 2 * _TILE[1]))
                 tiles.append(_tile(annotations, row, as_rgb(picture)))
         except (*PILLOW_ERRORS, PIL.Image.DecompressionBombError):

@@ -5,12 +5,12 @@ that DALI 2.4 rejects or decodes wrongly are reported as unsupported.
 """
 
 import functools
+import io
 import os
 import re
 import struct
 import warnings
 import zlib
-from collections.abc import Callable
 from typing import BinaryIO, TypeVar
 
 import msgspec
@@ -109,11 +109,15 @@ def read_header(image: Encoded) -> None:
     raise Fault("not-an-image", f"it begins with {image.head[:16]!r}")
 
 
-def _open(image: Encoded, plugin: type[Plugin]) -> Plugin:
-    """Lets Pillow read the header; fills in size and orientation."""
+def _open(image: Encoded, plugin: type[Plugin], header: bytes = b"") -> Plugin:
+    """Lets Pillow read the header; fills in size and orientation.
+
+    Args:
+        header: what Pillow reads instead of the image.
+    """
     image.stream.seek(0)
     try:
-        picture = plugin(image.stream)
+        picture = plugin(io.BytesIO(header) if header else image.stream)
     except PILLOW_ERRORS as error:
         if image.stream.tell() >= image.size:
             raise truncated(f"its header does not end within its {image.size} bytes") from error
@@ -171,43 +175,48 @@ def _jpeg(image: Encoded) -> None:
 
 # --- PNG: https://www.w3.org/TR/png-3/ ---
 
+_PNG = b"\x89PNG\r\n\x1a\n"
 _IEND = b"\0\0\0\0IEND\xaeB`\x82"
 _LONGEST_CHUNK = 7_999_988  # bytes; the limit of DALI's decoder for chunks before the pixels, except tEXt
 
 
-def _without_limit(read: Callable[..., bytes]) -> Callable[..., bytes]:
-    """Wraps a method of Pillow that reads a chunk, so that it skips text above Pillow's limits of memory."""
-
-    def read_chunk(self: PngImagePlugin.PngStream, start: int, length: int) -> bytes:
-        try:
-            return read(self, start, length)
-        except ValueError:  # Pillow would refuse the whole image
-            assert self.fp
-            self.fp.seek(start)
-            return ImageFile._safe_read(self.fp, length)
-
-    return read_chunk
-
-
-for _name in ("chunk_tEXt", "chunk_zTXt", "chunk_iTXt", "chunk_iCCP"):  # iCCP: a color profile
-    setattr(PngImagePlugin.PngStream, _name, _without_limit(getattr(PngImagePlugin.PngStream, _name)))
+# Chunks whose size Pillow limits: texts and color profiles.
+_LIMITED = (b"tEXt", b"zTXt", b"iTXt", b"iCCP")
 
 
 def _png(image: Encoded) -> None:
     is_whole = image.size > 45 and image.at(image.size - 12, 12) == _IEND
     if not is_whole and _IEND not in image.whole():  # other data may follow the chunk
         raise truncated(f"a PNG without its last chunk, {image.size} bytes")
-    if not _open(image, PngImagePlugin.PngImageFile).tile:
-        raise damaged("a PNG without pixel data")
-    at, name = 8, b""
-    while name != b"IDAT":
+    header, at, name = image.at(0, 8), 8, b""
+    while name not in (b"IDAT", b"IEND"):
         length, name = struct.unpack(">I4s", image.at(at, 8))
         if length > _LONGEST_CHUNK and name not in (b"IDAT", b"tEXt"):
             raise unsupported(
                 f"a PNG with {length} bytes of metadata ({name.decode()}): save it without them"
             )
+        if name not in _LIMITED:
+            header += image.at(at, 8 if name == b"IDAT" else 12 + length)
         at += 12 + length
+    if not _open(image, PngImagePlugin.PngImageFile, header).tile:
+        raise damaged("a PNG without pixel data")
     image.is_16_bit = image.head[24] == 16
+
+
+def png_without_metadata(content: bytes) -> bytes:
+    """Returns a PNG without texts and color profiles, because Pillow refuses a PNG with large ones.
+
+    Returns an image of another format unchanged.
+    """
+    parts, begin, at, name = [], 0, 8, b"" if content.startswith(_PNG) else b"IEND"
+    while name != b"IEND" and at + 8 <= len(content):
+        length, name = struct.unpack_from(">I4s", content, at)
+        end = at + 12 + length
+        if name in _LIMITED:
+            parts.append(content[begin:at])
+            begin = end
+        at = end
+    return b"".join([*parts, content[begin:]])
 
 
 # --- WebP: https://developers.google.com/speed/webp/docs/riff_container ---
@@ -300,7 +309,7 @@ def _refuse_video(image: Encoded) -> None:
 
 _FORMATS = (
     (rb"\xff\xd8", "JPEG", _jpeg),
-    (rb"\x89PNG\r\n\x1a\n", "PNG", _png),
+    (_PNG, "PNG", _png),
     (rb"RIFF.{4}WEBP", "WEBP", _webp),
     (rb"BM", "BMP", _bmp),
     (rb"II[*+]\0|MM\0\*", "TIFF", _tiff),

@@ -32,7 +32,7 @@ from common.data.check.issues import Fault, Issues
 from common.files import file_type, load_cached, save_cached
 from common.progress import Bar
 
-_VERSION = 7  # increase this when the check changes
+_VERSION = 8  # increase this when the check changes
 _END = 4096  # bytes at each end of a file for its checksum
 _CHUNK = 64  # files that a thread takes at once
 _ONE_LARGE = threading.Lock()  # saves memory
@@ -100,6 +100,7 @@ def _load(image: Encoded) -> PIL.Image.Image | None:
     open_picture, _ = PIL.Image.OPEN[facts.image_format]
     try:
         if facts.image_format == "PNG":
+            content = image_headers.png_without_metadata(content)
             open_picture(io.BytesIO(content), "").verify()  # compares the checksums
         picture = open_picture(io.BytesIO(content), "")
         # Pillow may rotate a TIFF, so compare areas.

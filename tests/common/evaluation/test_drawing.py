@@ -1,11 +1,14 @@
 """Tests pictures of boxes, contact sheets and curves by the pixels and lines that they have."""
 
+import io
+
 import matplotlib
 import numpy as np
 import pytest
 from fontTools.fontBuilder import FontBuilder
 from fontTools.pens.ttGlyphPen import TTGlyphPen
 from PIL import Image
+from PIL.PngImagePlugin import PngInfo
 
 from common.evaluation import drawing
 
@@ -143,9 +146,16 @@ def test_saved_png_has_the_pixels_of_the_image_and_no_temporary_file_stays(tmp_p
     assert [path.name for path in tmp_path.iterdir()] == ["x.png"]
 
 
+def test_png_with_a_text_above_pillows_limit_is_read():
+    texts, stream = PngInfo(), io.BytesIO()
+    texts.add_text("Comment", "x" * 2**21, zip=True)
+    Image.new("RGB", (3, 2), "red").save(stream, "PNG", pnginfo=texts)
+    np.testing.assert_array_equal(drawing.read_image(stream.getvalue()), [[(255, 0, 0)] * 3] * 2)
+
+
 def test_image_of_16_bits_is_scaled_to_8_bits(tmp_path):
     Image.fromarray(np.uint16([[0, 257 * 128, 65535]])).save(tmp_path / "x.png")
-    assert drawing.read_image(tmp_path / "x.png")[0, :, 0].tolist() == [0, 128, 255]
+    assert drawing.read_image((tmp_path / "x.png").read_bytes())[0, :, 0].tolist() == [0, 128, 255]
 
 
 @pytest.fixture

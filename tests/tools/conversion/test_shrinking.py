@@ -3,6 +3,7 @@ import io
 import cv2
 import numpy as np
 import PIL.Image
+import PIL.PngImagePlugin
 import pytest
 
 from common.args import ImagePolicy
@@ -67,14 +68,23 @@ def test_scaled_png_has_the_colours_below_its_transparent_pixels():
     assert half.getpixel((10, 5)) == (200, 100, 50)
 
 
-def test_scaled_jpeg_has_the_orientation_and_colour_profile_of_the_original():
+@pytest.mark.parametrize("image_format", ["JPEG", "PNG"])
+def test_scaled_image_has_the_orientation_and_colour_profile_of_the_original(image_format):
     exif = b"Exif\0\0" + image_variants.exif(6)
-    original = encoded(PIL.Image.new("RGB", (40, 20)), "JPEG", exif=exif, icc_profile=b"p")
+    original = encoded(PIL.Image.new("RGB", (40, 20)), image_format, exif=exif, icc_profile=b"p")
     half = shrink_image(original, "x", 20)
     facts = inspect(half)
     assert (facts.width, facts.height, facts.orientation) == (20, 10, 6)
     assert PIL.Image.open(io.BytesIO(half)).info["icc_profile"] == b"p"
     assert shrink_image(original, "x", 40) == original
+
+
+def test_png_with_a_text_above_pillows_limit_is_scaled():
+    texts = PIL.PngImagePlugin.PngInfo()
+    texts.add_text("Comment", "x" * 2**21, zip=True)
+    original = encoded(PIL.Image.new("RGB", (40, 20), "red"), "PNG", pnginfo=texts)
+    half = PIL.Image.open(io.BytesIO(shrink_image(original, "x", 20)))
+    assert (half.size, half.getpixel((3, 3))) == ((20, 10), (255, 0, 0))
 
 
 def test_boxes_scale_by_the_rounded_image_sizes_and_images_within_max_side_stay_unchanged():

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from nvidia.dali import fn, pipeline_def, types
 
-from common.data.check.image_headers import Encoded, ImageFacts
+from common.data.check.image_headers import Encoded, ImageFacts, png_without_metadata
 from common.data.check.images import ImagePolicy, inspect
 from common.data.check.issues import KINDS, Fault, Severity
 from tests.common.image_variants import HEIGHT, REFUSED, RGB, WIDTH, bmp, chunk, exif, expected, pillow, tiff
@@ -346,12 +346,26 @@ LARGE_METADATA = {
 
 @pytest.mark.parametrize("place", ["before the pixels", "after the pixels"])
 @pytest.mark.parametrize("chunks", LARGE_METADATA.values(), ids=LARGE_METADATA)
-def test_png_with_large_metadata_has_no_fault_and_is_decoded_by_dali_and_pillow(chunks, place):
+def test_png_with_large_metadata_has_no_fault_and_the_pixels_that_dali_decodes(chunks, place):
     parts = [*chunks, PIXELS] if place == "before the pixels" else [PIXELS, *chunks]
     encoded = png_with(*parts)
     assert inspect(encoded) == inspect(encoded, EVERY_PIXEL) == ImageFacts("PNG", HEIGHT, WIDTH)
     ((picture, _),) = decode_by_dali(encoded)
-    np.testing.assert_array_equal(picture, np.asarray(PIL.Image.open(io.BytesIO(encoded))))
+    assert png_without_metadata(encoded) == png_with(PIXELS)
+    np.testing.assert_array_equal(picture, np.asarray(PIL.Image.open(io.BytesIO(png_with(PIXELS)))))
+
+
+def test_check_of_images_leaves_pillows_limits_of_metadata_as_they_are():
+    encoded = png_with(*LARGE_METADATA["compressed text"], PIXELS)
+    assert not inspect(encoded, EVERY_PIXEL).fault
+    with pytest.raises(ValueError, match="too large"):
+        PIL.Image.open(io.BytesIO(encoded))
+
+
+def test_image_without_metadata_keeps_its_bytes():
+    for name in ("png", "png-palette", "jpeg", "webp"):
+        assert png_without_metadata(VARIANTS[name]) == VARIANTS[name]
+    assert png_without_metadata(VARIANTS["png"][:-30]) == VARIANTS["png"][:-30]
 
 
 def test_png_chunk_before_the_pixels_that_dali_refuses_is_unsupported():
