@@ -131,7 +131,7 @@ def test_output_dir_below_a_file_is_refused(run_eval, tmp_path):
 
 
 @one_app
-def test_full_disk_during_evaluation_is_a_user_error_and_earlier_detections_stay(
+def test_eval_py_on_a_full_disk_is_a_user_error_and_the_earlier_detections_file_stays(
     app, run_eval, tmp_path, monkeypatch
 ):
     (tmp_path / "detections.json").write_text("earlier")

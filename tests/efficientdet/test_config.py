@@ -38,9 +38,10 @@ def test_run_of_an_earlier_version_resumes_only_with_the_default_of_a_new_field(
         assert identity.differences(identity.values | {"config": without}) == differences
 
 
-def test_loader_fields_and_detection_fields_begin_and_end_with_their_section_of_the_config():
-    assert (LOADER_FIELDS[0], LOADER_FIELDS[-1]) == ("augmentation", "max_instances")
-    assert (DETECTION_FIELDS[0], DETECTION_FIELDS[-1]) == ("nms_method", "max_detections")
+def test_loader_fields_and_detection_fields_are_all_fields_of_their_section_of_the_config():
+    names = [field.name for field in dataclasses.fields(EfficientDetConfig)]
+    assert list(LOADER_FIELDS) == names[names.index("augmentation") : names.index("max_instances") + 1]
+    assert list(DETECTION_FIELDS) == names[names.index("nms_method") : names.index("max_detections") + 1]
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@ import dataclasses
 
 import pytest
 
-from yolov4.config import DETECTION_FIELDS, LOADER_FIELDS, MODEL_NAMES, get_config
+from yolov4.config import DETECTION_FIELDS, LOADER_FIELDS, MODEL_NAMES, YOLOv4Config, get_config
 
 YOLOV4 = get_config("yolov4")
 EVERY_MODEL = (
@@ -50,9 +50,10 @@ def test_multi_scale_sizes_are_multiples_of_32_in_the_shape_of_the_input():
     assert dataclasses.replace(wide, image_size=(160, 96)).bucket(2) == (96, 64)
 
 
-def test_loader_fields_and_detection_fields_begin_and_end_with_their_section_of_the_config():
-    assert (LOADER_FIELDS[0], LOADER_FIELDS[-1]) == ("antialias", "max_instances")
-    assert (DETECTION_FIELDS[0], DETECTION_FIELDS[-1]) == ("nms_method", "max_detections")
+def test_loader_fields_and_detection_fields_are_all_fields_of_their_section_of_the_config():
+    names = [field.name for field in dataclasses.fields(YOLOv4Config)]
+    assert list(LOADER_FIELDS) == names[names.index("antialias") : names.index("max_instances") + 1]
+    assert list(DETECTION_FIELDS) == names[names.index("nms_method") : names.index("max_detections") + 1]
 
 
 @pytest.mark.parametrize(

@@ -51,7 +51,7 @@ def test_inference_output_in_the_input_directory_is_refused_only_if_boxes_are_dr
 
 
 @pytest.mark.parametrize("draw", [True, False])
-def test_full_disk_in_inference_is_a_user_error_and_the_earlier_detections_file_stays(
+def test_inference_on_a_full_disk_is_a_user_error_and_writes_neither_pictures_nor_detections(
     images, draw, monkeypatch
 ):
     ready = job(images, images / "out", draw=draw)
