@@ -16,12 +16,17 @@ import shutil
 import stat
 import tempfile
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import msgspec
+import numpy as np
 
 from common.errors import UserError
 
 TEMPORARY = ".tmp-"  # prefix of the names of unfinished files and directories
 _FORCED_AT_ONCE = 32  # files that are synced in parallel
+_ALIGNMENT = 64  # bytes
 
 
 def write_into(directory: str | os.PathLike, writer: Callable[[pathlib.Path], object]) -> None:
@@ -191,3 +196,48 @@ def load_cached(name: str) -> bytes | None:
     with contextlib.suppress(OSError):
         return (cache_directory() / name).read_bytes()
     return None
+
+
+def save_arrays(name: str, details: Any, arrays: Mapping[str, np.ndarray]) -> None:
+    """Stores arrays and `details`, a value for msgpack, for `load_arrays`. Ignores errors like `save_cached`.
+
+    The file has the length of a header, uint64, the header, and the arrays, each at a multiple of 64 bytes.
+    """
+    columns = [(key, array.dtype.str, array.shape) for key, array in arrays.items()]
+    header = msgspec.msgpack.encode((details, columns))
+
+    def write(path: pathlib.Path) -> None:
+        with open(path, "wb") as stream:
+            stream.write(len(header).to_bytes(8, "little") + header)
+            for array in arrays.values():
+                stream.write(bytes(-stream.tell() % _ALIGNMENT))
+                stream.write(np.ascontiguousarray(array).data)
+
+    with contextlib.suppress(OSError):
+        write_file(cache_directory() / name, write)
+
+
+def load_arrays(name: str) -> tuple[Any, dict[str, np.ndarray]] | None:
+    """Returns what `save_arrays` stored; None if it cannot be read.
+
+    The arrays are read-only and mapped into memory, so processes on one host share it.
+    """
+    try:
+        content = np.memmap(cache_directory() / name, np.uint8, "r").view(np.ndarray)
+        place = 8 + int.from_bytes(content[:8].tobytes(), "little")
+        details, columns = msgspec.msgpack.decode(content[8:place].tobytes())
+        arrays = {}
+        for key, dtype, shape in columns:
+            place += -place % _ALIGNMENT
+            count = int(np.prod(shape)) * np.dtype(dtype).itemsize
+            arrays[key] = content[place : place + count].view(dtype).reshape(shape)
+            place += count
+    except (OSError, ValueError, TypeError, msgspec.MsgspecError):
+        return None
+    return (details, arrays) if place == len(content) else None
+
+
+def remove_cached(name: str) -> None:
+    """Removes a file of `save_arrays` or `save_cached`, if there is one."""
+    with contextlib.suppress(OSError):
+        (cache_directory() / name).unlink()

@@ -5,6 +5,7 @@ import shutil
 import stat
 import tempfile
 
+import numpy as np
 import pytest
 
 from common import files
@@ -172,3 +173,54 @@ def test_cache_file_is_made_only_if_it_is_missing_and_a_full_disk_error_names_it
     monkeypatch.setattr(files, "write_bytes", full_disk)
     with pytest.raises(UserError, match=r"cannot write .*/other.json \(.* XDG_CACHE_HOME\): No space left"):
         files.get_or_create("other.json", bytes)
+
+
+# --- arrays ---
+
+ARRAYS = {
+    "boxes": np.random.default_rng(0).random((5, 4)),
+    "names": np.frombuffer(b"abc", np.uint8),
+    "empty": np.zeros((0, 4), np.float32),
+    "is_crowd": np.array([True, False]),
+    "transposed": np.arange(6, dtype=np.int64).reshape(2, 3).T,
+}
+
+
+def test_arrays_of_the_cache_are_read_as_they_were_saved_and_cannot_be_changed():
+    files.save_arrays("arrays", {"text": "\u00e9", "numbers": [1, 2]}, ARRAYS)
+    details, arrays = files.load_arrays("arrays")
+    assert details == {"text": "\u00e9", "numbers": [1, 2]} and list(arrays) == list(ARRAYS)
+    for name, array in arrays.items():
+        assert array.dtype == ARRAYS[name].dtype and array.flags.aligned and not array.flags.writeable
+        np.testing.assert_array_equal(array, ARRAYS[name])
+    files.save_arrays("arrays", None, {"boxes": np.zeros(9)})  # the old file stays mapped
+    np.testing.assert_array_equal(arrays["boxes"], ARRAYS["boxes"])
+    files.remove_cached("arrays")
+    files.remove_cached("arrays")
+    assert files.load_arrays("arrays") is None
+
+
+@pytest.mark.parametrize(
+    "damaged",
+    [
+        lambda content: b"",
+        lambda content: content[:5],
+        lambda content: content[:-1],
+        lambda content: content[:100],
+        lambda content: content + b"x",
+        lambda content: bytes(40),
+        lambda content: b"\xff" * 8 + content[8:],
+        lambda content: content[:8] + b"\xc1" + content[9:],
+    ],
+)
+def test_damaged_arrays_of_the_cache_are_not_read(damaged):
+    files.save_arrays("damaged", {"a": 1}, ARRAYS)
+    path = files.cache_directory() / "damaged"
+    path.write_bytes(damaged(path.read_bytes()))
+    assert files.load_arrays("damaged") is None
+
+
+def test_arrays_that_the_disk_has_no_room_for_are_not_saved(monkeypatch):
+    monkeypatch.setattr(files, "write_file", full_disk)
+    files.save_arrays("full", None, ARRAYS)
+    assert files.load_arrays("full") is None

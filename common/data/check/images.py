@@ -8,7 +8,6 @@ The result for a file is cached until the file's size, times or inode change.
 
 import concurrent.futures
 import contextlib
-import hashlib
 import io
 import os
 import re
@@ -27,14 +26,15 @@ import simplejpeg
 from common.args import ImagePolicy
 from common.data.annotations import CocoImage
 from common.data.check import image_headers
+from common.data.check.image_cache import STATE, ImageCache, ImageTable, Result
 from common.data.check.image_headers import PILLOW_ERRORS, Encoded, ImageFacts, damaged
 from common.data.check.issues import Fault, Issues
-from common.files import file_type, load_cached, save_cached
+from common.files import file_type
 from common.progress import Bar
 
-_VERSION = 8  # increase this when the check changes
 _END = 4096  # bytes at each end of a file for its checksum
 _CHUNK = 64  # files that a thread takes at once
+_PART = 50_000  # new results that are saved at once
 _ONE_LARGE = threading.Lock()  # saves memory
 _CORES = len(os.sched_getaffinity(0))
 _READERS, DECODERS = min(8 * _CORES, 32), _CORES + 2  # threads that read headers; threads that decode
@@ -158,19 +158,6 @@ def in_threads(function: Callable, parts: Sequence, threads: int, title: str | N
                 bar.step()
 
 
-class _Entry(msgspec.Struct, gc=False, array_like=True):
-    """The result for one file, as the cache stores it.
-
-    Attributes:
-        state: size, mtime and ctime in ns, inode number. None if the result must not be cached.
-        decoded: False if the pixels were not decoded and no fault was found.
-    """
-
-    state: tuple[int, int, int, int] | None
-    decoded: bool
-    facts: ImageFacts
-
-
 def inspect_files(
     images_dir: str | os.PathLike, names: Sequence[str], policy: ImagePolicy = ImagePolicy()
 ) -> list[ImageFacts]:
@@ -188,39 +175,55 @@ def inspect_files(
     Raises:
         UserError: no directory for the cache is writable.
     """
-    digest = hashlib.sha256(os.fsencode(os.path.realpath(images_dir))).hexdigest()[:32]
-    cache = f"files-{_VERSION}-{digest}.msgpack"
-    try:  # names are bytes, because file names need not be UTF-8
-        known = msgspec.msgpack.decode(load_cached(cache) or b"", type=dict[bytes, _Entry])
-    except msgspec.MsgspecError:
-        known = {}
+    table = inspect_table(images_dir, names, policy)
+    facts = [limited(fact, policy.max_megapixels) for fact in table.facts()]
+    if len(facts) == len(names):
+        return facts
+    facts_by_name = dict(zip(table.names, facts, strict=True))
+    return [facts_by_name[name] for name in names]
 
-    def look(part: Sequence[str]) -> dict[str, _Entry]:
-        paths = {name: os.path.join(images_dir, name) for name in part}
-        return {name: _look(path, known.get(os.fsencode(name)), policy) for name, path in paths.items()}
 
-    entries_by_name: dict[str, _Entry] = {}
+def inspect_table(images_dir: str | os.PathLike, names: Sequence[str], policy: ImagePolicy) -> ImageTable:
+    """Like `inspect_files`, but returns a table with one row per file, without the limit on megapixels."""
     unique = list(dict.fromkeys(names))
-    chunks = [unique[i : i + _CHUNK] for i in range(0, len(unique), _CHUNK)]
+    cache = ImageCache(images_dir)
+    stored = cache.load()
+    table = stored.select(unique)
+    new: list[int] = []  # rows of new and changed files
+
+    def look(start: int) -> list[tuple[int, Result]]:
+        known = table.rows[[*STATE, "decoded"]][start : start + _CHUNK].tolist()
+        paths = [os.path.join(images_dir, name) for name in unique[start : start + _CHUNK]]
+        results = [_look(path, row, policy) for path, row in zip(paths, known, strict=True)]
+        return [(row, result) for row, result in enumerate(results, start) if result]
+
     title = "Checking images" if len(unique) > _SLOW[policy.decode] else None
+    threads, num_saved = DECODERS if policy.decode else _READERS, 0
     try:
-        for entries in in_threads(look, chunks, DECODERS if policy.decode else _READERS, title):
-            entries_by_name |= entries
+        for results in in_threads(look, range(0, len(unique), _CHUNK), threads, title):
+            table.update(results)
+            new += [row for row, _ in results]
+            if len(new) - num_saved >= _PART:
+                cache.add(table.cacheable(new[num_saved:]))
+                num_saved = len(new)
     finally:  # keep the results of an interrupted check, too
-        cacheable = {os.fsencode(name): entry for name, entry in entries_by_name.items() if entry.state}
-        if any(known.get(name) is not entry for name, entry in cacheable.items()):
-            save_cached(cache, msgspec.msgpack.encode(known | cacheable))
-    return [limited(entries_by_name[name].facts, policy.max_megapixels) for name in names]
+        if (cacheable := table.cacheable(new)).names:
+            cache.save(stored.joined(cacheable))
+    return table
 
 
-def _look(path: str, known: _Entry | None, policy: ImagePolicy) -> _Entry:
+def _look(path: str, known: tuple[int, ...], policy: ImagePolicy) -> Result | None:
+    """Inspects a file. Returns None if its result in the cache can be used.
+
+    `known` is the state of the file in the cache, and whether the file was decoded.
+    """
     try:
         status = os.stat(path)
         if not stat.S_ISREG(status.st_mode):
-            return _Entry(None, False, ImageFacts(fault="image-not-a-file", detail=file_type(status.st_mode)))
-        state = (status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino)
-        if known and known.state == state and known.decoded >= policy.decode:
-            return known
+            return Result(None, ImageFacts(fault="image-not-a-file", detail=file_type(status.st_mode)))
+        state = (status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino % 2**63)
+        if known[:-1] == state and known[-1] >= policy.decode:
+            return None
         # O_NONBLOCK: opening must not block if a pipe has just replaced the file.
         with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as stream:
             facts = _inspect(stream, policy)
@@ -229,9 +232,9 @@ def _look(path: str, known: _Entry | None, policy: ImagePolicy) -> _Entry:
         fault, detail = "image-unreadable", error.strerror or str(error)
         if isinstance(error, FileNotFoundError | NotADirectoryError):
             fault, detail = "image-missing", "a dangling symbolic link" if os.path.islink(path) else ""
-        return _Entry(None, False, ImageFacts(fault=fault, detail=detail))
+        return Result(None, ImageFacts(fault=fault, detail=detail))
     is_kept = facts.fault != "image-too-large"
-    return _Entry(state if is_kept else None, policy.decode or facts.fault != "", facts)
+    return Result(state if is_kept else None, facts, policy.decode or facts.fault != "")
 
 
 def _checksum(descriptor: int, size: int) -> int:
@@ -331,7 +334,10 @@ def check_images(
         bool (I,), whether each image can be decoded.
     """
     for i, (fact, image) in enumerate(zip(facts, images, strict=True)):
-        if fact is None or add_fault(fact, describe(i), issues):
+        if fact is None:
+            continue
+        if fact.fault:
+            add_fault(fact, describe(i), issues)
             continue
         stored = (fact.width, fact.height)
         size = (image.width or fact.width, image.height or fact.height)

@@ -16,7 +16,7 @@ import pytest
 import simplejpeg
 
 from common.data.annotations import CocoImage
-from common.data.check import images
+from common.data.check import image_cache, images
 from common.data.check.images import ImageFacts, ImagePolicy, check_files, check_images, inspect, path_fault
 from common.data.check.issues import Issues
 from common.files import cache_directory
@@ -422,7 +422,7 @@ def test_damaged_image_check_cache_and_that_of_another_version_are_ignored(tmp_p
         path.write_bytes(damaged)
         assert inspect_files(tmp_path, names) == [JPEG]
         assert len(inspected) == i
-    monkeypatch.setattr(images, "_VERSION", images._VERSION + 1)
+    monkeypatch.setattr(image_cache, "_VERSION", image_cache._VERSION + 1)
     inspect_files(tmp_path, names)
     assert len(inspected) == 7
 
@@ -442,6 +442,32 @@ def test_results_of_image_checks_before_an_interrupt_are_cached(tmp_path, inspec
     inspected.clear()
     assert inspect_files(tmp_path, names) == [JPEG] * 200
     assert 0 < len(inspected) < 100
+
+
+def test_killed_image_check_resumes_after_its_last_saved_part(tmp_path, inspected, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(images, "_PART", 64)
+    names = write(tmp_path, **{f"{i:03d}": VARIANTS["jpeg"] for i in range(300)}, first=VARIANTS["jpeg"][:-9])
+    inspect_files(tmp_path, names[-1:])
+    real = images._inspect
+
+    def killed(stream, *arguments):
+        if name_of(stream) == "200":
+            raise KeyboardInterrupt
+        return real(stream, *arguments)
+
+    with monkeypatch.context() as once, pytest.raises(KeyboardInterrupt):
+        once.setattr(images, "_inspect", killed)
+        once.setattr(images.ImageCache, "save", lambda *_: None)  # a killed process does not come so far
+        inspect_files(tmp_path, names)
+    assert len(list(cache_directory().iterdir())) > 2
+    inspected.clear()
+    facts = inspect_files(tmp_path, names)
+    assert facts[:-1] == [JPEG] * 300 and facts[-1].fault == "image-truncated"
+    assert 0 < len(inspected) <= 172 and "200" in inspected and "first" not in inspected
+    assert len(list(cache_directory().iterdir())) == 1
+    inspected.clear()
+    assert inspect_files(tmp_path, names) == facts and inspected == []
 
 
 def test_image_check_shows_a_progress_bar_only_for_more_images_than_its_limit(tmp_path, monkeypatch, capsys):
