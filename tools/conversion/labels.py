@@ -100,7 +100,7 @@ def check_images(
         if not is_text(image.file_name):
             issues.add("image-unreadable", f"{image}: its name is not UTF-8, which json requires")
     headers = [CocoImage(NONE, _name(image), *image.size[::-1]) for image in images]
-    return check_files(images_dir, headers, lambda row: str(images[row]), issues)
+    return check_files(images_dir, headers, lambda row: str(images[row]), issues)[:2]
 
 
 def make_annotations(

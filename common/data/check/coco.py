@@ -25,6 +25,7 @@ from common.data.annotations import (
     to_annotations,
 )
 from common.data.check import coco_parse
+from common.data.check.coco_cache import CocoCache
 from common.data.check.image_headers import ImageFacts
 from common.data.check.images import check_files
 from common.data.check.issues import Issues
@@ -62,16 +63,24 @@ def load_coco(
     Raises:
         DataError: the json or the image files have errors; the message lists all of them.
     """
-    issues = Issues(os.fspath(json_path), policy)
+    cache = CocoCache(os.fspath(json_path), images_dir, policy) if images_dir is not None else None
+    annotations = cache.load() if cache else None
+    return annotations or _load(os.fspath(json_path), images_dir, policy, cache)
+
+
+def _load(
+    json_path: str, images_dir: str | os.PathLike | None, policy: ImagePolicy, cache: CocoCache | None
+) -> Annotations:
+    issues = Issues(json_path, policy)
     lists = coco_parse.parse(issues.origin, issues)
     images = lists["images"] or []
     table = _Objects(table_of(lists["annotations"] or []), images)
     _check(lists, table, issues)
-    usable, checksums = np.ones(len(images), np.bool_), None
+    usable, checksums, state = np.ones(len(images), np.bool_), None, ""
     if images_dir is not None and not os.path.isdir(images_dir):
         issues.add("no-image-directory", os.fspath(images_dir))
     elif images_dir is not None:
-        usable, facts = check_files(images_dir, images, lambda row: _image_name(images, row), issues)
+        usable, facts, state = check_files(images_dir, images, lambda row: _image_name(images, row), issues)
         _turn_boxes(table, images, facts, issues)
         checksums = np.array([fact.checksum for fact in facts], np.int64)
     issues.raise_if_stopping()
@@ -86,7 +95,10 @@ def load_coco(
     annotations = annotations.select_boxes(~repeated).select(usable)
     if images_dir is not None:
         report_repeated_images(images_dir, annotations, issues)
-    return finish(annotations, annotations.image_name, lambda row: table.name_in_image(order[row]), issues)
+    result = finish(annotations, annotations.image_name, lambda row: table.name_in_image(order[row]), issues)
+    if cache:
+        cache.save(result, [image.file_name for image in images], usable, state)
+    return result
 
 
 def _check(lists: dict[str, list | None], table: "_Objects", issues: Issues) -> None:

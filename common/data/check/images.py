@@ -8,6 +8,7 @@ The result for a file is cached until the file's size, times or inode change.
 
 import concurrent.futures
 import contextlib
+import hashlib
 import io
 import os
 import re
@@ -261,7 +262,7 @@ def add_fault(facts: ImageFacts, name: str, issues: Issues) -> bool:
 
 def check_files(
     images_dir: str | os.PathLike, images: Sequence[CocoImage], describe: Callable[[int], str], issues: Issues
-) -> tuple[np.ndarray, list[ImageFacts]]:
+) -> tuple[np.ndarray, list[ImageFacts], str]:
     """Inspects image files (`inspect_files`) and compares them with the annotations (`check_images`).
 
     Args:
@@ -270,19 +271,33 @@ def check_files(
         issues: receives errors and warnings; its policy sets how images are checked.
 
     Returns:
-        bool (I,), whether each image can be decoded; and the facts about each image.
+        bool (I,), whether each image can be decoded; the facts about each image; and the result of
+        `state_of_files`.
     """
     names = [image.file_name for image in images]
     outside = ImageFacts(fault="path-leaves-directory", detail=f"it is not below {os.fspath(images_dir)}")
     facts = {name: outside for name in names if path_fault(name)}
     inside = [name for name in names if name and name not in facts]
-    facts |= zip(inside, inspect_files(images_dir, inside, issues.policy), strict=True)
-    facts |= _similar_files(images_dir, [name for name in inside if facts[name].fault == "image-missing"])
+    table = inspect_table(images_dir, inside, issues.policy)
+    limit = issues.policy.max_megapixels
+    facts |= zip(table.names, (limited(fact, limit) for fact in table.facts()), strict=True)
+    similar = _similar_files(images_dir, table)
+    facts |= similar
     usable = check_images([facts.get(name) for name in names], images, describe, issues)
-    return usable, [facts.get(name, ImageFacts()) for name in names]
+    return usable, [facts.get(name, ImageFacts()) for name in names], _digest(table, similar)
 
 
-def _similar_files(images_dir: str | os.PathLike, missing: Sequence[str]) -> dict[str, ImageFacts]:
+def state_of_files(images_dir: str | os.PathLike, names: Sequence[str], policy: ImagePolicy) -> str:
+    """Inspects image files. The result changes if a file or a result changes that `check_files` uses."""
+    table = inspect_table(images_dir, names, policy)
+    return _digest(table, _similar_files(images_dir, table))
+
+
+def _digest(table: ImageTable, similar: dict[str, ImageFacts]) -> str:
+    return hashlib.sha256(table.digest().encode() + msgspec.msgpack.encode(list(similar.items()))).hexdigest()
+
+
+def _similar_files(images_dir: str | os.PathLike, table: ImageTable) -> dict[str, ImageFacts]:
     """Returns facts for each missing file with a similar name below `images_dir`. They show this name.
 
     Names are similar if they differ in case, in the Unicode normal form (macOS stores a letter and its accent
@@ -292,6 +307,7 @@ def _similar_files(images_dir: str | os.PathLike, missing: Sequence[str]) -> dic
     def plain(name: str) -> str:
         return unicodedata.normalize("NFC", unicodedata.normalize("NFC", name).casefold())
 
+    missing = [table.names[row] for row, fact in table.faulty.items() if fact.fault == "image-missing"]
     if not missing:
         return {}
     similar: dict[str, str] = {}

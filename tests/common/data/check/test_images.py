@@ -512,7 +512,7 @@ def test_missing_image_names_the_file_of_another_case_normal_form_or_folder(tmp_
     path.parent.mkdir(exist_ok=True)
     path.write_bytes(VARIANTS["jpeg"])
     issues = Issues("x")
-    usable, _ = check_files(tmp_path, [CocoImage(1, name, 9, 9)], lambda _: "image 1", issues)
+    usable, *_ = check_files(tmp_path, [CocoImage(1, name, 9, 9)], lambda _: "image 1", issues)
     assert not usable.any()
     assert issues["image-missing"].offenders == [f"image 1: {detail}" if detail else "image 1"]
 
