@@ -73,7 +73,7 @@ def read_manifest(path: pathlib.Path) -> dict[str, Any]:
 
 def at_boundary(path: pathlib.Path) -> bool:
     """Whether an undamaged checkpoint was saved between two epochs."""
-    return read_manifest(path)["state"]["step_in_epoch"] == 0
+    return _state(path).get("step_in_epoch") == 0
 
 
 def damage(path: pathlib.Path) -> str | None:
@@ -86,7 +86,7 @@ def damage(path: pathlib.Path) -> str | None:
     different = sorted(line.split()[-1] for line in {*expected} ^ {*actual})
     if different:
         return f"{different[0]} is not as it was written"
-    return None if "state" in read_manifest(path) else f"{MANIFEST} has no state"
+    return None if _state(path) else f"{MANIFEST} has no state"
 
 
 def write(
@@ -126,11 +126,19 @@ def newer_than(path: pathlib.Path) -> list[pathlib.Path]:
     return paths[paths.index(path) + 1 :]
 
 
+def _state(path: pathlib.Path) -> dict[str, Any]:
+    """Returns the state in a checkpoint's manifest, {} if it has none."""
+    try:
+        return dict(read_manifest(path)["state"])
+    except (ValueError, KeyError, TypeError):
+        return {}
+
+
 def _serial(path: pathlib.Path) -> float:
     """Returns a checkpoint's serial number; infinity if its manifest is damaged."""
     try:
         return int(read_manifest(path)[_SERIAL])
-    except (FileNotFoundError, ValueError, KeyError):
+    except (FileNotFoundError, ValueError, KeyError, TypeError):
         return math.inf
 
 

@@ -1,6 +1,7 @@
 """Tests model_metadata.py with weights files, run directories and checkpoints."""
 
 import dataclasses
+import hashlib
 import shutil
 import subprocess
 import tomllib
@@ -70,6 +71,21 @@ def test_metadata_are_read_from_checkpoint_and_its_parent_directories(metadata, 
         assert model_metadata.read(path)["label_map"] == metadata["label_map"]
     (directory / "00000010" / "manifest.json").write_text("{}")
     assert "00000010 is damaged: manifest.json" in refusal(model_metadata.read, directory / "00000010")
+
+
+@pytest.mark.parametrize("manifest", ["", "{", "[1]", "7", "{}", '{"state": 1}', '{"state": []}'])
+def test_checkpoint_with_right_checksums_but_no_state_in_its_manifest_is_damaged(manifest, tmp_path):
+    for step in (5, 10):
+        checkpoint_files.write(tmp_path, step, {"state": {"step_in_epoch": 0}}, lambda path: None)
+    path = tmp_path / "00000010"
+    (path / "manifest.json").write_text(manifest)
+    digest = hashlib.sha256(manifest.encode()).hexdigest()
+    (path / "SHA256SUMS").write_text(f"{digest}  manifest.json\n")
+    expected = f"checkpoint {path} is damaged: manifest.json has no state"
+    assert refusal(model_metadata.read, path) == expected
+    assert checkpoint_files.newest(tmp_path, boundary=True) == tmp_path / "00000005"
+    checkpoint_files.prune(tmp_path, keep=1)
+    assert checkpoint_files.newest(tmp_path) == tmp_path / "00000005"
 
 
 @pytest.mark.parametrize(
