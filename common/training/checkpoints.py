@@ -207,6 +207,10 @@ class Checkpoints:
                     tf.io.write_file(prefix + suffix, content)
                 part = self._local(iterators if continues else ())
                 self._read(part, prefix, state.step, all_of_it=continues)
+        with self._ranks.raise_on_any_rank():  # only now: a start that is refused changes no file
+            if self._ranks.rank == 0:
+                with files.user_errors(f"--output_dir={self._directory.parent}"):
+                    run_directory.write_identity(self._directory.parent, self._identity)
         within = f" and {state.step_in_epoch} steps" if state.step_in_epoch else ""
         progress.log(f"resumed after epoch {state.epoch}{within} (step {state.step})")
         if self._changed:

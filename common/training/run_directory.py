@@ -30,6 +30,7 @@ LOOP_FLAGS = ("eval_every", "eval_every_steps", "patience", "save_every", "max_s
 MAY_CHANGE = ("freeze", "freeze_batch_norm", "loader_version")
 # A resumed run may have another number of ranks, and then another number of steps per epoch.
 RESHARDED = ("num_replicas", "num_ranks", "steps_per_epoch")
+_CHECKPOINTS = "checkpoints/[0-9]*"
 _SHOWN_CHARACTERS = 60
 DATA_SUMMARY = "data_summary"  # key of run.json
 
@@ -130,13 +131,14 @@ def _check_directory(a: Args, identity: Identity) -> bool:
             _check_free(directory, a.overwrite)
         elif not a.overwrite:
             _check_same_run(directory / RUN, identity)
-        return not a.overwrite and any(directory.glob("checkpoints/[0-9]*"))
+        return not a.overwrite and any(directory.glob(_CHECKPOINTS))
 
 
 def claim(a: Args, ranks: Ranks, identity: Identity) -> pathlib.Path | None:
     """Takes over --output_dir for this run, after all other checks. All ranks call it together.
 
-    With --overwrite, removes the files of the old run. Writes run.json.
+    With --overwrite, removes the files of the old run. Writes run.json, unless there are checkpoints: then
+    `Checkpoints.restore` writes it.
 
     Returns:
         The directory on rank 0, None on the other ranks, which write no files.
@@ -155,11 +157,17 @@ def _claim_directory(a: Args, identity: Identity) -> pathlib.Path:
                     files.remove_directory(path)
                 else:
                     path.unlink(missing_ok=True)
-        summary = {DATA_SUMMARY: identity.data_summary} if identity.data_summary else {}
-        content = json.dumps({**identity.values, **summary}, indent=2).encode() + b"\n"
-        if not (directory / RUN).exists() or (directory / RUN).read_bytes() != content:
-            files.write_bytes(directory / RUN, content)
+        if not any(directory.glob(_CHECKPOINTS)):
+            write_identity(directory, identity)
     return directory
+
+
+def write_identity(directory: pathlib.Path, identity: Identity) -> None:
+    """Writes run.json if its content changes."""
+    summary = {DATA_SUMMARY: identity.data_summary} if identity.data_summary else {}
+    content = json.dumps({**identity.values, **summary}, indent=2).encode() + b"\n"
+    if not (directory / RUN).exists() or (directory / RUN).read_bytes() != content:
+        files.write_bytes(directory / RUN, content)
 
 
 def _check_same_run(file: pathlib.Path, identity: Identity) -> None:

@@ -14,10 +14,12 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from common.args import Args
 from common.distributed.ranks import Ranks
 from common.errors import OtherRankError, UserError
 from common.files import TEMPORARY
 from common.layers import moving_statistics
+from common.training import run_directory
 from common.training.checkpoints import Checkpoints, RunState
 from common.training.ema import AveragedWeights
 from common.training.run_directory import Identity
@@ -223,6 +225,26 @@ def test_run_with_a_changed_flag_and_no_checkpoint_of_a_complete_epoch_is_refuse
     assert Training(tmp_path).save(3)
     with pytest.raises(UserError, match=r"has no undamaged checkpoint from an epoch's end"):
         Training(tmp_path, seed=1).resume()
+
+
+def test_refused_start_with_another_number_of_ranks_leaves_run_json_as_it_is(tmp_path):
+    one, two = Identity({"num_replicas": 1, "seed": 0}), Identity({"num_replicas": 2, "seed": 0})
+    a = Args(output_dir=str(tmp_path))
+    run_directory.claim(a, Ranks(), one)
+    before = (tmp_path / "run.json").read_bytes()
+    assert Training(tmp_path, **one.values).save(3)
+    assert run_directory.check(a, Ranks(), two)
+    run_directory.claim(a, Ranks(), two)
+    with pytest.raises(UserError, match=r"has no undamaged checkpoint from an epoch's end"):
+        Training(tmp_path, **two.values).resume()
+    assert (tmp_path / "run.json").read_bytes() == before
+
+
+def test_resumed_run_with_another_number_of_ranks_is_written_to_run_json(tmp_path):
+    run_directory.claim(Args(output_dir=str(tmp_path)), Ranks(), Identity({"num_replicas": 1}))
+    assert Training(tmp_path, num_replicas=1).save(4)
+    assert Training(tmp_path, num_replicas=2).resume() == 4
+    assert json.loads((tmp_path / "run.json").read_bytes())["num_replicas"] == 2
 
 
 def test_checkpoint_saved_last_is_the_newest_even_at_an_earlier_step(tmp_path):
