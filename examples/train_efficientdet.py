@@ -295,4 +295,7 @@ if __name__ == "__main__":
     if not args.images:
         vars(args).update(data.draw_synthetic(data.SCRATCH.name))
         args.eval_images, args.eval_annotations = args.images, args.annotations
+    for name in ("images", "annotations", "eval_images", "eval_annotations"):
+        if not os.path.exists(vars(args)[name]):
+            raise SystemExit(f"error: --{name}={vars(args)[name]}: no such file or directory")
     train(args)

@@ -6,6 +6,7 @@ import collections
 import contextlib
 import json
 import pathlib
+import subprocess
 import sys
 import types
 import zlib
@@ -19,6 +20,7 @@ import tensorflow as tf
 from common.args import EvalArgs
 from common.data.open import open_coco
 from common.evaluation.detectors import Detector
+from tests.conftest import ROOT
 from tests.small_apps import parsed
 
 STEPS = 20
@@ -77,6 +79,16 @@ def losses_of_app(app: str, data: pathlib.Path, output_dir: pathlib.Path, *words
         module.train(a)
     averages = parts["ema"].averages_of([weight.value for weight in parts["model"].weights])
     return losses, weights, parts["model"].get_weights(), [x.numpy() for x in averages]
+
+
+def assert_refuses_missing_paths(app: str, tmp_path: pathlib.Path) -> None:
+    """Runs the example with a missing json, as a user does."""
+    flags = [f"--{name}={tmp_path}" for name in ("images", "eval_images", "eval_annotations")]
+    command = [sys.executable, f"examples/train_{app}.py", f"--annotations={tmp_path}/a.json", *flags]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 1
+    assert f"error: --annotations={tmp_path}/a.json: no such file or directory\n" in done.stderr
+    assert "Traceback" not in done.stderr
 
 
 def tame(model: keras.Model) -> None:
