@@ -3,12 +3,13 @@ r"""Checks a data set before a long run, and reports its errors and its contents
     python tools/check_data.py --images=coco/train2017 \
         --annotations=coco/annotations/instances_train2017.json --decode --report=report.html
 
-For TFRecords, give --file_pattern='records/train-*.tfrecord' instead. --eval_images and --eval_annotations
-(or --eval_file_pattern) also check evaluation data. In a recipe (--flagfile), --train_images and so on name
-the data to check, unless the command has its own. If training would go wrong, the command lists all errors
-and ends with exit code 1. Otherwise it prints statistics. --report writes an HTML page with figures, images
-and all errors, and adds how well anchors fit the boxes. --model_name=yolov4-tiny, or a recipe such as
---flagfile=yolov4/flags/finetune.txt, selects the model whose anchors are judged.
+For TFRecords or WebDataset, give --file_pattern='records/train-*.tfrecord' instead. --eval_images and
+--eval_annotations (or --eval_file_pattern) also check evaluation data. In a recipe (--flagfile),
+--train_images and so on name the data to check, unless the command has its own. If training would go wrong,
+the command lists all errors and ends with exit code 1. Otherwise it prints statistics. --report writes an
+HTML page with figures, images and all errors, and adds how well anchors fit the boxes.
+--model_name=yolov4-tiny, or a recipe such as --flagfile=yolov4/flags/finetune.txt, selects the model whose
+anchors are judged.
 
 --decode decodes every image completely: only this finds damage in the middle of a file. Training starts with
 the same check, but does not decode.
@@ -61,7 +62,9 @@ def define_flags(fv: flags.FlagValues) -> None:
     for prefix, which in (("", "Data to check"), ("eval_", "Evaluation data, checked as well")):
         flags.DEFINE_string(f"{prefix}images", None, f"{which}: directory of images.", flag_values=fv)
         flags.DEFINE_string(f"{prefix}annotations", None, f"{which}: COCO json.", flag_values=fv)
-        flags.DEFINE_string(f"{prefix}file_pattern", None, f"{which}: glob of TFRecords.", flag_values=fv)
+        flags.DEFINE_string(
+            f"{prefix}file_pattern", None, f"{which}: glob of TFRecords or WebDataset shards.", flag_values=fv
+        )
     flags.DEFINE_string("label_map", None, "Categories of TFRecords: json or .pbtxt file.", flag_values=fv)
     shared_flags.define(fv, shared_flags.Args, (*shared_flags.IMAGE_FLAGS, "coco_pixels"))
     flags.DEFINE_bool("decode", False, "Decode every image completely to find damage.", flag_values=fv)

@@ -1,6 +1,7 @@
-r"""Converts a data set of another format to COCO json or TFRecords.
+r"""Converts a data set of another format to COCO json, TFRecords or WebDataset.
 
-It reads Pascal VOC, YOLO txt, CVAT's xml, labelme's json, csv files of boxes, COCO json and TFRecords.
+It reads Pascal VOC, YOLO txt, CVAT's xml, labelme's json, csv files of boxes, COCO json, TFRecords and
+WebDataset.
 
     python tools/convert.py --from=voc --to=coco --input=VOCdevkit/VOC2012 --split=train \
         --output=voc/instances_train.json
@@ -12,6 +13,8 @@ It reads Pascal VOC, YOLO txt, CVAT's xml, labelme's json, csv files of boxes, C
         --output=my/instances.json
     python tools/convert.py --from=coco --to=tfrecord --input=my/instances.json --images=my/images \
         --output=records/train --num_shards=4
+    python tools/convert.py --from=coco --to=webdataset --input=my/instances.json --images=my/images \
+        --output=shards/train --num_shards=4
     python tools/convert.py --from=tfrecord --to=coco --input='records/train*.tfrecord' \
         --output=my/instances.json
     python tools/convert.py --from=coco --to=coco --input=my/instances.json --images=my/images \
@@ -19,11 +22,12 @@ It reads Pascal VOC, YOLO txt, CVAT's xml, labelme's json, csv files of boxes, C
 
 The command lists all errors in the input before it writes anything. The modules in tools/conversion/
 describe the conversion of ids, difficult objects, polygons and rotated boxes. --to=coco does not copy
-image files. If the input is TFRecords, it writes their images into the directory `images` next to --output.
+image files. If the input is TFRecords or WebDataset, it writes their images into the directory `images` next
+to --output.
 
---max_side=N scales larger images down. With --to=tfrecord, the TFRecords contain the scaled images. With
---to=coco, all images are written into the directory `images_N` next to the json. Images from TFRecords are
-written into `images` instead.
+--max_side=N scales larger images down. With --to=tfrecord and --to=webdataset, the output contains the scaled
+images. With --to=coco, all images are written into the directory `images_N` next to the json. Images from
+TFRecords and WebDataset are written into `images` instead.
 
 --holdout=F splits the images into two outputs. The fraction F of the images goes to OUTPUT_val, and the rest
 goes to OUTPUT_train. The split depends only on the file names and --seed.
@@ -35,6 +39,7 @@ import hashlib
 import os
 import pathlib
 import sys
+import tempfile
 
 if not __package__:  # run as a script: import from the repo root, exactly as the tests do
     sys.path[0] = str(pathlib.Path(__file__).resolve().parents[1])
@@ -48,9 +53,11 @@ from common.args import ImagePolicy, flag
 from common.data.annotations import Annotations
 from common.data.check import recognition
 from common.data.check.coco import load_coco
-from common.data.open import log_issues, open_tfrecords
+from common.data.open import log_issues, open_file_pattern
 from common.errors import UserError
+from common.files import TEMPORARY
 from common.progress import import_tensorflow, log
+from tools.conversion.coco_to_webdataset import write_webdataset
 from tools.conversion.coco_writer import (
     copy_records,
     file_names,
@@ -75,8 +82,14 @@ INPUT_FLAGS: dict[str, tuple[str, ...]] = {
     "csv": ("images", "label_map", "names"),
     "coco": ("images", "coco_pixels"),
     "tfrecord": ("images", "label_map"),
+    "webdataset": ("images", "label_map"),
 }
-OUTPUT_FLAGS: dict[str, tuple[str, ...]] = {"coco": (), "tfrecord": ("num_shards", "seed")}
+OUTPUT_FLAGS: dict[str, tuple[str, ...]] = {
+    "coco": (),
+    "tfrecord": ("num_shards", "seed"),
+    "webdataset": ("num_shards", "seed"),
+}
+CONTAINERS = {"tfrecord": ".tfrecord", "webdataset": ".tar"}  # formats whose files contain the images
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,11 +100,13 @@ class Options:
         None,
         "voc: directory with Annotations/ and JPEGImages/, or directory of xml files. yolo: directory with "
         "images/ and labels/, a data.yaml, or a list of images. cvat: xml file. labelme: directory of json "
-        "files. csv: csv file. coco: json file. tfrecord: glob of files.",
+        "files. csv: csv file. coco: json file. tfrecord, webdataset: glob of files.",
     )
-    output: str = flag(None, "coco: json to write. tfrecord: prefix of the files to write.")
+    output: str = flag(None, "coco: json to write. tfrecord, webdataset: prefix of the files to write.")
     images: str | None = flag(
-        None, "Directory of the images. --from=tfrecord writes them there; default: images/ next to --output."
+        None,
+        "Directory of the images. tfrecord, webdataset: the images are written there; default: images/ next "
+        "to --output if that is coco.",
     )
     split: str | None = flag(
         None,
@@ -124,8 +139,8 @@ class Options:
         "Default: recognised by kpt_shape in the data.yaml, or by the numbers.",
         choices=("polygon", "pose"),
     )
-    num_shards: int = flag(1, "tfrecord: number of files to write.", low=1)
-    seed: int = flag(0, "Seed of --holdout, and of the image order in TFRecords.", low=0)
+    num_shards: int = flag(1, "tfrecord, webdataset: number of files to write.", low=1)
+    seed: int = flag(0, "Seed of --holdout, and of the image order in TFRecords and WebDataset.", low=0)
     max_side: int | None = flag(None, "Longest side in pixels; larger images are scaled down.", low=1)
     holdout: float | None = flag(None, "Fraction of images for evaluation. Writes OUTPUT_train, OUTPUT_val.")
     overwrite: bool = flag(False, "Replace existing files.")
@@ -160,7 +175,8 @@ def convert(source: str, target: str, options: Options) -> tuple[dict[str, Annot
         source, target: the formats, --from and --to.
 
     Returns:
-        ({name of an output: its annotations}, directory of the images). --holdout makes two outputs.
+        ({name of an output: its annotations}, directory of the images, or the input from which they were
+        copied). --holdout makes two outputs.
 
     Raises:
         DataError: the input has errors; the message lists all of them.
@@ -171,12 +187,12 @@ def convert(source: str, target: str, options: Options) -> tuple[dict[str, Annot
         raise UserError(f"--from={source}, but {other[1]} is in another format: {recognition.advice(*other)}")
     output, max_side, holdout = options.output, options.max_side, options.holdout
     changes = max_side is not None or holdout is not None or options.coco_pixels == "turned"
-    if source == target and (target == "tfrecord" or not changes):
+    if source == target and (target in CONTAINERS or not changes):
         message = (
             "there is nothing to convert; coco to coco needs --max_side, --holdout or --coco_pixels=turned"
         )
         raise UserError(f"--from={source} --to={target}: {message}")
-    ending = "that ends in .json" if target == "coco" else "without .tfrecord"
+    ending = f"without {CONTAINERS[target]}" if target in CONTAINERS else "that ends in .json"
     if output.endswith("/") or (target == "coco" and os.path.isdir(output)):
         raise UserError(f"--output={output} is a directory: add a file name {ending}")
     outputs = [output]
@@ -185,15 +201,22 @@ def convert(source: str, target: str, options: Options) -> tuple[dict[str, Annot
             raise UserError(f"--holdout={holdout}: give a fraction above 0 and below 1, such as 0.2")
         stem, suffix = os.path.splitext(output) if target == "coco" else (output, "")
         outputs = [f"{stem}_train{suffix}", f"{stem}_val{suffix}"]
-    endings = ("",) if target == "coco" else (".label_map.json", "-[0-9]*-of-[0-9]*.tfrecord")
+    endings: tuple[str, ...] = ("",)
+    if target in CONTAINERS:
+        endings = (".label_map.json", f"-[0-9]*-of-[0-9]*{CONTAINERS[target]}")
     existing = [path for name in outputs for end in endings for path in glob.glob(glob.escape(name) + end)]
     if existing and not options.overwrite:
         raise UserError(f"{existing[0]} exists already: choose another --output, or give --overwrite")
     try:
+        if source in CONTAINERS and target in CONTAINERS and not options.images:
+            folder = os.path.dirname(output) or os.curdir
+            os.makedirs(folder, exist_ok=True)
+            with tempfile.TemporaryDirectory(prefix=TEMPORARY, dir=folder) as images:
+                return convert(source, target, dataclasses.replace(options, images=images))[0], options.input
         annotations, images_dir = _read(source, options)
         parts = [annotations] if holdout is None else split(annotations, holdout, options.seed)
         if max_side is not None:
-            if target == "coco" and source != "tfrecord":
+            if target == "coco" and source not in CONTAINERS:
                 original_dir, images_dir = images_dir, f"{os.path.dirname(output) or '.'}/images_{max_side}"
                 write_shrunk(annotations, original_dir, images_dir, max_side, overwrite=options.overwrite)
             parts = [shrink_annotations(part, max_side) for part in parts]
@@ -210,8 +233,9 @@ def convert(source: str, target: str, options: Options) -> tuple[dict[str, Annot
                 import_tensorflow()
                 from tools.conversion.coco_to_tfrecord import write_tfrecords
 
-                num_shards, seed = options.num_shards, options.seed
-                write_tfrecords(part, images_dir, name, num_shards=num_shards, seed=seed, max_side=max_side)
+                write = write_tfrecords if target == "tfrecord" else write_webdataset
+                shards = {"num_shards": options.num_shards, "seed": options.seed}
+                write(part, images_dir, name, max_side=max_side, **shards)
         copies_keys = target == "coco" and options.coco_pixels != "turned"
         if source == "coco" and not copies_keys and (keys := lost_keys(options.input)):
             log(f"{options.input}: these keys are not in the output: {', '.join(keys)}")
@@ -276,19 +300,21 @@ def _read(source: str, options: Options) -> tuple[Annotations, str]:
             yolo_labels=options.yolo_labels,
             policy=policy,
         )
-    if source == "tfrecord":
-        return _read_tfrecords(options, policy)
+    if source in CONTAINERS:
+        return _read_containers(source, options, policy)
     if not options.images:
         raise UserError("--from=coco needs --images=DIR, the directory that the json's file names refer to")
     return load_coco(options.input, options.images, policy=policy), options.images
 
 
-def _read_tfrecords(options: Options, policy: ImagePolicy) -> tuple[Annotations, str]:
-    """Reads records and writes their images as files."""
-    source = open_tfrecords(options.input, options.label_map, policy)
+def _read_containers(source_type: str, options: Options, policy: ImagePolicy) -> tuple[Annotations, str]:
+    """Reads records or shards and writes their images as files."""
+    source = open_file_pattern(options.input, options.label_map, policy, source_type)
     directory = options.images or os.path.join(os.path.dirname(options.output), "images")
     names = file_names(source.annotations, source.encoded)
-    annotations = dataclasses.replace(round_boxes(source.annotations), file_names=names)
+    annotations = dataclasses.replace(source.annotations, file_names=names)
+    if source_type == "tfrecord":
+        annotations = round_boxes(annotations)
 
     def encoded(row: int) -> bytes:
         return shrink_image(source.encoded(row), annotations.image_name(row), options.max_side)

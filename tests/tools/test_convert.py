@@ -14,7 +14,7 @@ from absl import flags
 from common.data.check.coco import load_coco
 from common.data.check.issues import DataError
 from common.data.labels import LabelMap
-from common.data.open import open_tfrecords
+from common.data.open import open_tfrecords, open_webdataset
 from common.errors import UserError
 from tests import commands
 from tests.common import made_annotations
@@ -53,6 +53,46 @@ def test_coco_converted_to_tfrecord_and_back_has_equal_annotations_and_images(dr
     assert sorted(os.listdir(tmp_path)) == ["images", "out.json", "r"]
 
 
+def test_coco_converted_to_webdataset_and_back_has_equal_annotations_and_images(drawn, tmp_path):
+    images, output = drawn / "images", tmp_path / "out.json"
+    names = {"input": drawn / "instances.json", "images": images, "output": tmp_path / "s" / "t"}
+    run("coco", "webdataset", **names, num_shards=3)
+    shards = f"{tmp_path}/s/t-*-of-00003.tar"
+    parts, images_dir = run("webdataset", "coco", input=shards, output=output)
+    (annotations,) = parts.values()
+    expected, actual = load_coco(drawn / "instances.json"), load_coco(output, images_dir)
+    assert actual.fingerprint() == annotations.fingerprint()
+    assert sorted(actual.image_ids.tolist()) == sorted(expected.image_ids.tolist())
+    order = [actual.image_ids.tolist().index(image_id) for image_id in expected.image_ids.tolist()]
+    for name in ("boxes_ltwh_px", "category_ids", "is_crowd", "areas"):
+        values = [
+            [getattr(each, name)[slice(*each.row_splits[row : row + 2])].tolist() for row in rows]
+            for each, rows in ((actual, order), (expected, range(expected.num_images)))
+        ]
+        assert values[0] == values[1]
+    assert contents_of(tmp_path / "images") == contents_of(images)
+
+
+def test_containers_of_both_formats_have_the_images_in_the_same_order_and_convert_into_each_other(
+    drawn, tmp_path
+):
+    names = {"input": drawn / "instances.json", "images": drawn / "images", "num_shards": 2}
+    run("coco", "tfrecord", **names, output=tmp_path / "r")
+    run("coco", "webdataset", **names, output=tmp_path / "s")
+    records, shards = open_tfrecords(f"{tmp_path}/r-*.tfrecord"), open_webdataset(f"{tmp_path}/s-*.tar")
+    assert records.annotations.image_ids.tolist() == shards.annotations.image_ids.tolist()
+    run("tfrecord", "webdataset", input=f"{tmp_path}/r-*.tfrecord", output=tmp_path / "new" / "s")
+    run("webdataset", "tfrecord", input=f"{tmp_path}/s-*.tar", output=tmp_path / "new" / "r", max_side=100)
+    assert set(os.listdir(tmp_path / "new")) == {
+        *("r.label_map.json", "r-00000-of-00001.tfrecord", "r-00000-of-00001.tfrecord.idx"),
+        *("s.label_map.json", "s-00000-of-00001.tar"),
+    }
+    again = open_webdataset(f"{tmp_path}/new/s-*.tar")
+    assert open_tfrecords(f"{tmp_path}/new/r-*.tfrecord").annotations.image_sizes.max() == 100
+    rows = [again.annotations.image_ids.tolist().index(i) for i in shards.annotations.image_ids]
+    assert [again.encoded(row) for row in rows] == [shards.encoded(row) for row in range(shards.size)]
+
+
 def test_bccd_tfrecords_converted_from_voc_equal_those_converted_from_its_coco_json(bccd, tmp_path):
     train, test, images = (bccd / name for name in ("instances_train.json", "instances_test.json", "images"))
     voc = {"split": bccd / "test.txt", "label_map": train, "voc_pixels": "zero_based"}
@@ -72,7 +112,7 @@ def test_tfrecords_with_a_longer_or_glob_like_prefix_do_not_count_as_existing(yo
     assert sorted(result.boxes_ltwh_px.tolist()) == [[0, 0, 20, 20], [15, 5, 10, 10]]
 
 
-@pytest.mark.parametrize("target", ["coco", "tfrecord"])
+@pytest.mark.parametrize("target", ["coco", "tfrecord", "webdataset"])
 def test_existing_output_of_a_conversion_is_refused_without_overwrite(yolo, tmp_path, target):
     output = tmp_path / "out" / "x.json"
     run("yolo", target, input=yolo, output=output)
@@ -298,6 +338,7 @@ REFUSED = [
     ("yolo", "coco", {"output": "new/"}, "--output=new/ is a directory: add a file name"),
     ("yolo", "tfrecord", {"output": "set/", "holdout": 0.5}, "output=set/ is a directory: add a file name"),
     ("tfrecord", "tfrecord", {"holdout": 0.5}, "--from=tfrecord --to=tfrecord: there is nothing to convert"),
+    ("webdataset", "webdataset", {}, "--from=webdataset --to=webdataset: there is nothing to convert"),
     ("yolo", "coco", {"holdout": 0.0}, "--holdout=0.0: give a fraction above 0 and below 1"),
     ("yolo", "coco", {"holdout": float("nan")}, "--holdout=nan: give a fraction above 0 and below 1"),
     ("yolo", "coco", {"holdout": 0.8, "max_side": 20}, "--holdout=0.8 selects 2 of 2 images"),
@@ -328,6 +369,7 @@ WITHOUT_EFFECT = {
 WITH_EFFECT = [
     "--from=voc --to=tfrecord --num_shards=2 --difficult=drop --images=x",
     "--from=tfrecord --to=coco --label_map=x --images=x",
+    "--from=webdataset --to=tfrecord --label_map=x --num_shards=2 --seed=1",
     "--from=coco --to=coco --max_side=9 --holdout=0.5 --seed=1 --images=x",
 ]
 

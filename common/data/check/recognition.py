@@ -45,9 +45,10 @@ FORMATS = (
     ),
     Format(
         "a tar archive, as WebDataset's",
-        "",
+        "webdataset",
         rb".{257}ustar",
-        "unpack it with tar -xf PATH, and convert the labels in it",
+        "give it to --train_file_pattern, or to convert.py --from=webdataset, if its labels have the form in "
+        "docs/data.md, else unpack it with tar -xf PATH",
     ),
     # cvat-ai/cvat cvat/apps/dataset_manager/formats/cvat.py, dump_as_cvat_annotation
     Format("CVAT's xml", "cvat", _XML + rb"<annotations\b", _CONVERT.format("cvat", "PATH --images=IMAGES")),

@@ -16,7 +16,7 @@ from common.data.labels import LabelMap
 from tests.common.record_writing import record
 from tests.refusal import refusal
 from tests.tools.conversion.labelled_images import contents_of
-from tools.conversion import coco_to_tfrecord
+from tools.conversion import coco_to_tfrecord, numbered_files
 from tools.conversion.coco_to_tfrecord import write_tfrecords
 
 
@@ -126,7 +126,7 @@ def test_failure_while_writing_tfrecords_keeps_the_earlier_tfrecords(drawn, tmp_
         return original(*arguments)
 
     one_event = types.SimpleNamespace(Lock=threading.Lock, Event=lambda: is_over)
-    monkeypatch.setattr(coco_to_tfrecord, "threading", one_event)
+    monkeypatch.setattr(numbered_files, "threading", one_event)
     monkeypatch.setattr(coco_to_tfrecord, "_serialize", serialize)
     assert str(error.args[-1]) in refusal(write, drawn, tmp_path / "t", num_workers=1, error=type(error))
     assert is_over.is_set() and len(calls) <= 6
@@ -165,7 +165,7 @@ def test_existing_tfrecords_of_the_same_prefix_and_another_number_of_shards_are_
     for name, num_shards in (("t", 2), ("t", 2), ("t-more", 3)):
         write(drawn, tmp_path / name, num_shards)
     message = refusal(write, drawn, tmp_path / "t", 3)
-    assert "t-00000-of-00002.tfrecord is a TFRecord file of an earlier conversion" in message
+    assert "t-00000-of-00002.tfrecord is a file of an earlier conversion" in message
 
 
 @pytest.mark.parametrize("num_shards", [0, 13])

@@ -39,7 +39,7 @@ FORMATS = {
         exports.write_coco_results,
         "give the json that has `images`, `annotations` and `categories`",
     ),
-    "a tar archive, as WebDataset's": (exports.write_webdataset, "unpack it with tar -xf PATH"),
+    "a tar archive, as WebDataset's": (exports.write_webdataset, "else unpack it with tar -xf PATH"),
     "an archive (zip, 7z or rar)": (exports.write_zip, "unpack it, and give the files in it"),
 }
 
