@@ -116,22 +116,26 @@ def plot_aspects(axes: Axes, box_aspects: np.ndarray) -> None:
 
 
 def plot_levels(axes: Axes, levels: Sequence[Level]) -> None:
+    axes.set(title="boxes that each anchor level matches")
     names = [f"level {level.level}\n{level.smallest:.0f} to {level.largest:.0f} px" for level in levels]
-    places = np.arange(len(names))
-    axes.bar(places - 0.2, [level.reached for level in levels], 0.4, color=_COLOUR, label="IoU above 0.5")
-    axes.bar(places + 0.2, [level.best for level in levels], 0.4, color="0.7", label="best anchor")
-    axes.set_xticks(places, names, fontsize="small")
-    axes.set(title="boxes that each anchor level matches", ylabel="boxes")
-    axes.legend(fontsize="small", frameon=False)
+    reached, best = [level.reached for level in levels], [level.best for level in levels]
+    _plot_pairs(axes, names, {"IoU above 0.5": reached, "best anchor": best})
 
 
 def plot_shapes(axes: Axes, anchors: Sequence[AnchorShape]) -> None:
+    axes.set(title="boxes that each anchor fits")
     names = [f"{anchor.width:g}\nx {anchor.height:g}" for anchor in anchors]
+    assigned, best = [anchor.assigned for anchor in anchors], [anchor.best for anchor in anchors]
+    _plot_pairs(axes, names, {"assigned": assigned, "best anchor": best})
+
+
+def _plot_pairs(axes: Axes, names: Sequence[str], counts: dict[str, list[int]]) -> None:
+    """Draws two bars for each name, with the labels and numbers of boxes in `counts`."""
     places = np.arange(len(names))
-    axes.bar(places - 0.2, [anchor.assigned for anchor in anchors], 0.4, color=_COLOUR, label="assigned")
-    axes.bar(places + 0.2, [anchor.best for anchor in anchors], 0.4, color="0.7", label="best anchor")
+    for offset, colour, (label, heights) in zip((-0.2, 0.2), (_COLOUR, "0.7"), counts.items(), strict=True):
+        axes.bar(places + offset, heights, 0.4, color=colour, label=label)
     axes.set_xticks(places, names, fontsize="small")
-    axes.set(title="boxes that each anchor fits", ylabel="boxes")
+    axes.set_ylabel("boxes")
     axes.legend(fontsize="small", frameon=False)
 
 
