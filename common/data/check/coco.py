@@ -226,7 +226,8 @@ def _turn_boxes(
     with np.errstate(over="ignore"):
         exceeds = [np.any(left_top + sides > size[image_row] + 1, axis=1) for size in (stored, upright)]
     outside_stored, outside_upright = (np.bincount(image_row[e], minlength=len(images)) > 0 for e in exceeds)
-    only_upright = np.flatnonzero(outside_stored & ~outside_upright)
+    has_stored_size = np.all(table.sizes == stored, axis=1)  # others have the fault image-turned
+    only_upright = np.flatnonzero(outside_stored & ~outside_upright & has_stored_size)
     if len(only_upright) > np.count_nonzero(outside_upright & ~outside_stored):
         outside = {table.image_row[row]: row for row in rows[exceeds[0]][::-1]}
         issues.add_each("boxes-turned", only_upright, lambda image: table.name_in_image(outside[image]))

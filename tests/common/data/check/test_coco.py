@@ -321,6 +321,12 @@ def test_file_name_outside_the_image_directory_is_refused_under_policy_skip_too(
     assert list(stopping) == ["path-leaves-directory"]
 
 
+def test_size_and_boxes_of_the_turned_image_are_one_fault(json_of, tmp_path):
+    stored_image(tmp_path, 6)
+    (kind,) = refused(json_of(of_image([[3, 10, 5, 18], [12, 12, 5, 18]], (20, 40))), tmp_path)
+    assert kind == "image-turned"
+
+
 def test_policy_skip_that_leaves_out_all_images_with_boxes_is_refused(json_of, images):
     document = changed(["images", 1, "file_name"], "nowhere.jpg")
     document["annotations"] = document["annotations"][:3]
