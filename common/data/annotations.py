@@ -18,6 +18,8 @@ import numpy as np
 from common.data.labels import LabelMap
 
 NONE = -1  # marks a missing id or row
+# Detections that COCO's metrics count per image and category (cocoeval.py: setDetParams and evaluateImg).
+MAX_DETECTIONS = 100
 ARRAYS = ("image_ids", "image_sizes", "box_image", "boxes_ltwh_px", "category_ids", "is_crowd", "areas")
 
 

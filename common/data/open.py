@@ -37,7 +37,8 @@ if TYPE_CHECKING:
     from common.data.check.webdataset import WebDatasetSource
     from common.distributed.ranks import Ranks
 
-_IN_SUMMARY = ("crowd", "image-without-boxes")  # kinds of issues that Annotations.summary counts
+# Kinds of issues that Annotations.summary counts, or that the log of an evaluation has.
+_NOT_LOGGED = ("crowd", "image-without-boxes", "many-objects")
 
 
 # --- train.py and eval.py: flags -> data ---
@@ -377,7 +378,7 @@ def log_source(split: str, source: Source) -> None:
     """Logs a summary of a source and the issues that the data check found."""
     log(f"{split} data: {source.annotations.summary()}")
     for issue in source.annotations.issues:
-        if issue.kind not in _IN_SUMMARY:
+        if issue.kind not in _NOT_LOGGED:
             log(f"  {issue.line(shown=3)}")
 
 

@@ -22,7 +22,7 @@ import numpy as np
 from pycocotools.coco import COCO
 from pycocotools.cocoeval import COCOeval
 
-from common.data.annotations import records
+from common.data.annotations import MAX_DETECTIONS, records
 from common.data.labels import LabelMap
 from common.errors import UserError
 from common.files import write_bytes
@@ -32,7 +32,6 @@ FASTER_VERSION = "1.8.0"  # tested against pycocotools
 
 # The order of COCOeval.stats (pycocotools cocoeval.py: _summarizeDets).
 NAMES = ("AP", "AP50", "AP75", "APs", "APm", "APl", "AR1", "AR10", "AR100", "ARs", "ARm", "ARl")
-MAX_DETECTIONS = 100  # per image and category (cocoeval.py: Params.setDetParams and evaluateImg)
 NO_TRUTH = -1.0  # pycocotools' value of a metric without ground truth
 
 

@@ -27,12 +27,11 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch, Rectangle
 from pycocotools import mask
 
-from common.data.annotations import Annotations
+from common.data.annotations import MAX_DETECTIONS, Annotations
 from common.data.sources import Source
 from common.evaluation import coco_metrics, drawing
 
 FOREGROUND, BACKGROUND_BELOW = 0.5, 0.1  # IoU thresholds; TIDE's t_f and t_b
-MAX_DETECTIONS = 100  # per class and image; pycocotools cocoeval.py, Params.setDetParams: maxDets
 MATRIX_CLASSES = 80  # classes with most errors in the picture
 NAME_LENGTH = 20  # characters of a class name in the picture
 WORST = 8

@@ -6,6 +6,7 @@ the result of `load_coco`.
 Format: https://cocodataset.org/#format-data
 """
 
+import collections
 import dataclasses
 import itertools
 import os
@@ -16,6 +17,7 @@ import numpy as np
 
 from common.args import ImagePolicy
 from common.data.annotations import (
+    MAX_DETECTIONS,
     NONE,
     Annotations,
     CocoImage,
@@ -307,7 +309,7 @@ def finish(
         name_image: i -> the name of image i for messages.
         name_box: i -> the name of box i and its image for messages.
         issues: receives no-images, no-boxes, box-outside (the worst first), box-empty, area-differs, crowd,
-            image-without-boxes, large-id.
+            image-without-boxes, many-objects, large-id.
 
     Returns:
         The annotations, with `issues` in their attribute `issues`.
@@ -344,10 +346,28 @@ def finish(
         ("large-id", annotations.image_ids >= LARGE_ID, name_image),
     ):
         issues.add_each(kind, np.flatnonzero(which), name)
+    _report_many_objects(annotations, name_image, issues)
     large = [category for category in annotations.label_map.categories() if category["id"] >= LARGE_ID]
     issues.add_each("large-id", large, lambda category: f"category {category['id']} ({category['name']!r})")
     issues.raise_if_stopping()
     return dataclasses.replace(annotations, issues=issues)
+
+
+def _report_many_objects(annotations: Annotations, name_image: Callable[[int], str], issues: Issues) -> None:
+    """Adds each image with more than MAX_DETECTIONS objects of a category, the largest number first."""
+    is_object = ~annotations.is_crowd
+    counts = np.bincount(annotations.box_image[is_object], minlength=annotations.num_images)
+    rows = np.flatnonzero(is_object & (counts > MAX_DETECTIONS)[annotations.box_image])
+    images, categories = annotations.box_image[rows].tolist(), annotations.category_ids[rows].tolist()
+    pairs = collections.Counter(zip(images, categories, strict=True)).most_common()
+    names = dict(zip(annotations.label_map.category_ids, annotations.label_map.names, strict=True))
+
+    def describe(item: tuple[tuple[int, int], int]) -> str:
+        (image, category), count = item
+        recall = MAX_DETECTIONS / count
+        return f"{name_image(image)} has {count} of {names[category]!r}: recall is at most {recall:.3f}"
+
+    issues.add_each("many-objects", [item for item in pairs if item[1] > MAX_DETECTIONS], describe)
 
 
 def _overhang(annotations: Annotations, rows: np.ndarray) -> np.ndarray:

@@ -147,6 +147,10 @@ _WARNINGS = {
     "shared-image": ("evaluation image that is also in the training data", "evaluate on other images"),
     "image-without-boxes": ("image without boxes", "training uses it as background"),
     "too-many-boxes": ("image with more boxes than max_instances", "its largest boxes are kept for training"),
+    "many-objects": (
+        "image with more than 100 objects of a category",
+        "COCO's metrics count 100 detections of them, which limits recall and AP",
+    ),
     "repeated-file": ("file that several images name", "it is read once for each image"),
     "exif-turn": ("image with an EXIF orientation", "the tag is ignored: boxes refer to the stored pixels"),
     "wrong-extension": ("file name extension that does not match the format", "the extension is ignored"),

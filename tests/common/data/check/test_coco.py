@@ -144,6 +144,20 @@ def test_area_of_a_small_box_may_be_that_of_a_thin_mask(json_of):
     assert not load_coco(json_of(of_image([[0, 0, 32, 32]], area=0.5))).issues["area-differs"].count
 
 
+def test_image_with_more_than_100_objects_of_a_category_is_reported_with_the_bound_of_its_recall(json_of):
+    boxes = [[x, y, 8, 8] for x in range(0, 200, 10) for y in range(0, 150, 10)]  # 300
+    document = of_image(boxes)
+    text = "image 1 ('a.jpg') has 300 of 'two': recall is at most 0.333"
+    assert load_coco(json_of(document)).issues["many-objects"].offenders == [text]
+    for row, record in enumerate(document["annotations"]):
+        record["category_id"] = 2 if row < 101 else 9
+        record["iscrowd"] = int(row >= 202)
+    issue = load_coco(json_of(document)).issues["many-objects"]
+    assert issue.count == 2 and issue.offenders[0].startswith("image 1 ('a.jpg') has 101 of ")
+    document["annotations"][0]["iscrowd"] = 1
+    assert load_coco(json_of(document)).issues["many-objects"].count == 1
+
+
 # --- boxes and categories that are changed ---
 
 
@@ -307,6 +321,12 @@ def test_boxes_that_fit_only_the_turned_image_stop_until_coco_pixels_is_set(json
     assert annotations.issues["box-outside"].count == 2
 
 
+def test_size_and_boxes_of_the_turned_image_are_one_fault(json_of, tmp_path):
+    stored_image(tmp_path, 6)
+    (kind,) = refused(json_of(of_image([[3, 10, 5, 18], [12, 12, 5, 18]], (20, 40))), tmp_path)
+    assert kind == "image-turned"
+
+
 @pytest.mark.parametrize("box", [[3, 3, 10, 10], [3, 3, 30, 10], [3, 3, 10, 18], [3, 3, 38, 30]])
 def test_boxes_that_also_fit_the_stored_image_or_neither_do_not_stop(json_of, tmp_path, box):
     stored_image(tmp_path, 6)
@@ -319,12 +339,6 @@ def test_boxes_that_also_fit_the_stored_image_or_neither_do_not_stop(json_of, tm
 def test_file_name_outside_the_image_directory_is_refused_under_policy_skip_too(json_of, images):
     stopping = refused(json_of(changed(["images", 1, "file_name"], "../a.jpg")), images, on_bad_image="skip")
     assert list(stopping) == ["path-leaves-directory"]
-
-
-def test_size_and_boxes_of_the_turned_image_are_one_fault(json_of, tmp_path):
-    stored_image(tmp_path, 6)
-    (kind,) = refused(json_of(of_image([[3, 10, 5, 18], [12, 12, 5, 18]], (20, 40))), tmp_path)
-    assert kind == "image-turned"
 
 
 def test_policy_skip_that_leaves_out_all_images_with_boxes_is_refused(json_of, images):
