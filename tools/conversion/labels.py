@@ -140,7 +140,14 @@ def make_annotations(
     )
     image_row = np.repeat(np.arange(len(images)), list(map(len, objects)))
     annotations = to_annotations(records, table, image_row, label_map, issues.origin)
-    return dataclasses.replace(annotations, issues=issues).select(usable)
+    repeated = annotations.is_repeated
+    boxes = annotations.boxes_ltwh_px
+    issues.add_each(
+        "box-repeated",
+        np.flatnonzero(repeated),
+        lambda row: f"{images[image_row[row]]} has left, top, width, height = {boxes[row].tolist()}",
+    )
+    return dataclasses.replace(annotations.select_boxes(~repeated), issues=issues).select(usable)
 
 
 def _name(image: LabelledImage) -> str:

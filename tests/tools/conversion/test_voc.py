@@ -130,11 +130,11 @@ def test_rotated_rectangle_of_cvat_becomes_the_upright_box_around_it(voc_dir):
             ("12.0", "8.0", "28.0", "12.0", "90.0"),
             ("15.0", "5.0", "25.0", "15.0", "45.0"),
             ("15.0", "5.0", "25.0", "7.0", "180.0"),
-            ("15.0", "5.0", "25.0", "7.0", "0.0"),
+            ("15.0", "5.0", "25.0", "8.0", "0.0"),
         ),
     )
     annotations, _ = read_voc(voc_dir, voc_pixels="zero_based")
-    boxes = [[18, 2, 4, 16], [12.928932, 2.928932, 14.142136, 14.142136], [15, 5, 10, 2], [15, 5, 10, 2]]
+    boxes = [[18, 2, 4, 16], [12.928932, 2.928932, 14.142136, 14.142136], [15, 5, 10, 2], [15, 5, 10, 3]]
     assert annotations.boxes_ltwh_px[annotations.box_image == 0].tolist() == boxes
     offenders = annotations.issues["box-rotated"].offenders
     assert len(offenders) == 3

@@ -44,6 +44,17 @@ def test_yolo_boxes_are_rounded_to_six_decimals_of_a_pixel(data_dir):
 
 
 @pytest.mark.parametrize("file", ["obj.names", "labels/classes.txt"])
+def test_repeated_yolo_box_is_dropped_and_reported(data_dir):
+    lines = ("0 0.5 0.5 0.25 0.5", "1 0.5 0.5 0.25 0.5", "0 0.5 0.50 0.25 .5", "0 .5 .5 .25 .4")
+    write_file(data_dir, "labels/b.txt", "\n".join(lines))
+    annotations, _ = read_yolo(data_dir)
+    assert annotations.box_image.tolist() == [0, 1, 1, 1]
+    assert annotations.category_ids.tolist() == [1, 1, 2, 1]
+    location = f"image 'b.png' ({data_dir}/labels/b.txt)"
+    offenders = annotations.issues["box-repeated"].offenders
+    assert offenders == [f"{location} has left, top, width, height = [15.0, 5.0, 10.0, 10.0]"]
+
+
 def test_yolo_class_names_are_read_from_obj_names_and_labels_classes_txt(data_dir, file):
     shutil.move(data_dir / "classes.txt", data_dir / file)
     assert read_yolo(data_dir)[0].label_map.names == ("cat", "dog")
