@@ -10,6 +10,7 @@ target is in the tree, contains the tree, or is the target of another link.
 
 import dataclasses
 import os
+import unicodedata
 
 from common.args import IMAGE_SUFFIXES, VIDEO_SUFFIXES
 from common.data.check.issues import Issues
@@ -33,6 +34,21 @@ UNSUPPORTED_SUFFIXES = (
 def is_hidden(name: str) -> bool:
     """Whether a file or folder is hidden, or one that a system adds, such as `@eaDir`."""
     return name.startswith(".") or name.lower() in SYSTEM_NAMES
+
+
+def spelling(path: str) -> str:
+    """Returns a path in which upper and lower case, and Unicode's normal forms, do not differ.
+
+    macOS stores a letter and its accent as two characters.
+    """
+    return unicodedata.normalize("NFC", unicodedata.normalize("NFC", path).casefold())
+
+
+def difference(path: str, other: str) -> str:
+    """Returns in what two paths with the same `spelling` differ, and what to do about it."""
+    is_same_case = unicodedata.normalize("NFC", path) == unicodedata.normalize("NFC", other)
+    how = "another Unicode normal form" if is_same_case else "other upper and lower case"
+    return f"in {how}: rename one of the two"
 
 
 @dataclasses.dataclass

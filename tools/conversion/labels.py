@@ -7,8 +7,7 @@ gives no unique ids, all images are numbered from 1.
 import dataclasses
 import pathlib
 import re
-import unicodedata
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import chain, compress
 from typing import NamedTuple
 
@@ -63,26 +62,28 @@ def read_lines(path: str) -> list[str]:
     return [line.strip() for line in text.rstrip().split("\n")]
 
 
-def find_listed(path: str, find: Callable[[str], str | None], kind: str, issues: Issues) -> list[str]:
+def find_listed(
+    path: str,
+    find: Callable[[str], str | None],
+    kind: str,
+    issues: Issues,
+    hints: Callable[[Sequence[str]], Mapping[str, str]] = lambda lines: {},
+) -> list[str]:
     """Returns the items that a list file names, without duplicates.
 
     Args:
         find: function that returns the item of a line, or None if it does not exist.
         kind: kind of issue for lines whose item does not exist.
+        hints: function that returns texts for some of these lines.
     """
-    items: dict[str, None] = {}
-    for number, line in enumerate(read_lines(path), 1):
-        item = find(line) if line else None
-        if item is not None:
-            items[item] = None
-        elif line:
-            issues.add(kind, f"{path} line {number}: {line!r} does not exist")
-    return list(items)
-
-
-def spelling(path: str) -> str:
-    """Returns a path in which upper and lower case, and Unicode's normal forms, do not differ."""
-    return unicodedata.normalize("NFC", path).casefold()
+    lines = {number: line for number, line in enumerate(read_lines(path), 1) if line}
+    items = {number: find(line) for number, line in lines.items()}
+    missing = [number for number, item in items.items() if item is None]
+    hint_of = hints([lines[number] for number in missing])
+    for number in missing:
+        hint = f", but {hint_of[lines[number]]}" if lines[number] in hint_of else ""
+        issues.add(kind, f"{path} line {number}: {lines[number]!r} does not exist{hint}")
+    return list(dict.fromkeys(item for item in items.values() if item is not None))
 
 
 def check_images(

@@ -28,7 +28,7 @@ from common.args import ImagePolicy
 from common.data.annotations import Annotations
 from common.data.check.coco_parse import box_around_rotated
 from common.data.check.issues import Issues
-from common.data.image_files import list_tree
+from common.data.image_files import difference, list_tree, spelling
 from common.data.labels import LabelMap
 from common.errors import UserError
 from tools.conversion.labels import (
@@ -38,7 +38,6 @@ from tools.conversion.labels import (
     check_images,
     find_listed,
     make_annotations,
-    spelling,
 )
 
 _SIDES = ("xmin", "ymin", "xmax", "ymax")
@@ -233,9 +232,11 @@ def _find_images(
             text = f"{path}: several images are called {stem!r}: name one in <filename>"
             issues.add("label-file", f"{text} ({', '.join(choices[:3])})")
         elif not choices:
-            similar = spellings.get(spelling(os.path.basename(stem)))
-            hint = f" (its name is almost {similar!r})" if similar else ""
-            issues.add("image-missing", f"{path}: no image {stem!r} in {images_dir}{hint}")
+            text = f"{path}: no image {stem!r} in {images_dir}"
+            if similar := spellings.get(spelling(os.path.basename(stem))):
+                how = difference(os.path.splitext(os.path.basename(similar))[0], os.path.basename(stem))
+                text = f"{text}, but {similar!r} exists, {how}"
+            issues.add("image-missing", text)
         elif owners.setdefault(choices[0], path) != path:
             issues.add(
                 "label-file", f"{path}: its image {choices[0]!r} already belongs to {owners[choices[0]]}"

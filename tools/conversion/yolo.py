@@ -3,7 +3,8 @@
 The four numbers are the centre and the size of the box as fractions of the image's width and height. An image
 has no objects if its label file is empty or missing. The label file has the image's path with `labels` in
 place of `images` (or `JPEGImages`), else it is next to the image. Label files in a directory that belong to
-no image are named.
+no image are named. A label file whose name differs from that of its image only in case or in the Unicode
+normal form is an error.
 
 A line with more numbers is one of these. Six numbers are refused: the last one would be a confidence.
 
@@ -20,13 +21,14 @@ A data set is given as one of these:
   exports;
 - a directory that has the images and their labels together;
 - Ultralytics' data.yaml: `path`, `names`, and for each split one or more directories or lists of images;
-- Darknet's list of images, one path per line (train.txt).
+- Darknet's list of images, one path per line (train.txt). Paths are relative to the list or to the working
+  directory. They may begin with `data/`, Darknet's directory, although the list is in it: CVAT and Datumaro
+  write data/obj_train_data/a.jpg for an image in obj_train_data/.
 
 Source: AlexeyAB/darknet README "How to train"; https://docs.ultralytics.com/datasets/detect/ and /pose/, and
-ultralytics/data/utils.py (verify_image_label).
+ultralytics/data/utils.py (verify_image_label); datumaro plugins/data_formats/yolo/base.py (localize_path).
 """
 
-import functools
 import os
 import pathlib
 from collections.abc import Mapping, Sequence
@@ -38,8 +40,9 @@ import yaml
 from common.args import ImagePolicy
 from common.data.annotations import Annotations
 from common.data.check.image_headers import ImageFacts
+from common.data.check.images import similar_files
 from common.data.check.issues import Issues
-from common.data.image_files import Tree, is_hidden, list_tree
+from common.data.image_files import Tree, difference, is_hidden, list_tree, spelling
 from common.data.labels import LabelMap
 from common.errors import UserError
 from tools.conversion.labels import (
@@ -50,7 +53,6 @@ from tools.conversion.labels import (
     find_listed,
     make_annotations,
     read_lines,
-    spelling,
 )
 
 _YAML = (".yaml", ".yml")
@@ -116,7 +118,7 @@ def read_yolo(
             message = f"{image.label_file} belongs to {other.file_name!r} and to {image.file_name!r}"
             issues.add("label-file", message)
     images = list(by_label_file.values())
-    _report_unused(trees, by_label_file, issues)
+    _report_label_files(trees, by_label_file, issues)
     usable, facts = check_images(images, images_dir, issues)
     lines = [_read_lines(image, issues) for image in images]
     shape = read_keypoint_shape(path) or read_keypoint_shape(names_file)
@@ -292,7 +294,7 @@ def find_files(path: str, split: str | None, issues: Issues) -> tuple[list[str],
         which all images are read.
 
     Raises:
-        UserError: a file or directory does not exist, or a file cannot be parsed.
+        UserError: a file or directory does not exist, a file cannot be parsed, or there is no image.
     """
     path = os.path.abspath(path)
     if os.path.isdir(path):
@@ -315,25 +317,32 @@ def find_files(path: str, split: str | None, issues: Issues) -> tuple[list[str],
             files += tree.images
             directories.append(source)
         else:
-            find_image = functools.partial(_find_image, list_file=source)
-            images = find_listed(source, find_image, "image-missing", issues)
+            images = _listed_images(source, issues)
             files += images
             directories += map(os.path.dirname, images or [source])
+    if not files and os.path.isdir(path) and not issues.stopping:
+        raise UserError(
+            f"--input={path} has no images: give the directory that holds the images and their labels"
+        )
     return files, os.path.commonpath(directories), trees
 
 
 def label_file_of(image: str) -> str:
     """Returns the path of an image's label file, by the rule in the module docstring. It need not exist."""
-    path = pathlib.PurePath(image).with_suffix(".txt")
-    folders = list(path.parent.parts)
-    for number in reversed(range(len(folders))):
-        if folders[number] in _IMAGE_FOLDERS:
-            folders[number] = "labels"
-            labels = os.path.join(*folders)
-            path = pathlib.PurePath(labels, path.name) if os.path.isdir(labels) else path
-            break
-    in_capitals = str(path.with_suffix(".TXT"))
-    return in_capitals if os.path.exists(in_capitals) and not os.path.exists(path) else str(path)
+    choices = _label_choices(image)
+    with_capitals = [path for choice in choices for path in (choice, f"{choice[:-4]}.TXT")]
+    return next(filter(os.path.isfile, with_capitals), choices[0])
+
+
+def _label_choices(image: str) -> list[str]:
+    """Returns the paths that the label file may have: first by the last folder `images` next to `labels`."""
+    parts = pathlib.PurePath(image).with_suffix(".txt").parts
+    choices = [
+        os.path.join(*parts[:number], "labels", *parts[number + 1 :])
+        for number in reversed(range(len(parts) - 1))
+        if parts[number] in _IMAGE_FOLDERS and os.path.isdir(os.path.join(*parts[:number], "labels"))
+    ]
+    return [*choices, os.path.join(*parts)]
 
 
 def _report_unsupported(files: Sequence[str], images: Sequence[str], issues: Issues) -> None:
@@ -347,26 +356,37 @@ def _report_unsupported(files: Sequence[str], images: Sequence[str], issues: Iss
             issues.add("format-skipped", repr(file))
 
 
-def _report_unused(trees: Mapping[str, Tree], image_of: Mapping[str, LabelledImage], issues: Issues) -> None:
-    """Adds the label files that belong to no image.
+def _report_label_files(
+    trees: Mapping[str, Tree], image_of: Mapping[str, LabelledImage], issues: Issues
+) -> None:
+    """Adds the label files that belong to no image, and those whose name is almost that of an image.
 
     Args:
         trees: directories of which all images are read.
         image_of: path of a label file, which need not exist -> its image.
     """
-    spellings = {spelling(file): image for file, image in image_of.items() if not os.path.exists(file)}
+    missing = {spelling(file): file for file in image_of if not os.path.exists(file)}
+    used = {*image_of}
+    files: dict[str, bool] = {}  # path -> whether all images of the directory are read
     for folder, tree in trees.items():
-        used = {*image_of, *map(label_file_of, tree.unsupported)}
+        used |= {*map(label_file_of, tree.unsupported)}
+        labels = os.path.dirname(_label_choices(os.path.join(folder, "image.jpg"))[0])
         label_trees = [tree]
-        labels = os.path.dirname(label_file_of(os.path.join(folder, "image.jpg")))
-        if labels != folder:
+        if labels != folder and os.path.isdir(labels):
             label_trees.append(list_tree(labels))
             label_trees[-1].report(issues)
-        for file in [file for label_tree in label_trees for file in label_tree.with_suffix(".txt")]:
-            if file not in used and _is_label_file(file):
-                image = spellings.get(spelling(file))
-                hint = f" (almost the name of image {image.file_name!r})" if image else ""
-                issues.add("label-unused", f"{file!r}{hint}")
+        files |= dict.fromkeys([f for each in label_trees for f in each.with_suffix(".txt")], True)
+    for folder in filter(os.path.isdir, {os.path.dirname(file): None for file in missing.values()}):
+        for file in list_tree(folder, recursive=False).with_suffix(".txt"):
+            files.setdefault(file, False)
+    for file, is_complete in files.items():
+        if file in used or not _is_label_file(file):
+            continue
+        if expected := missing.get(spelling(file)):
+            name = image_of[expected].file_name
+            issues.add("label-misnamed", f"{file!r} and image {name!r}, {difference(file, expected)}")
+        elif is_complete:
+            issues.add("label-unused", repr(file))
 
 
 def _is_label_file(path: str) -> bool:
@@ -482,8 +502,14 @@ def _read_yaml(path: str) -> dict[str, Any]:
     return document
 
 
-def _find_image(line: str, list_file: str) -> str | None:
-    """Returns the path of the image that a line of a list names, or None if the image does not exist."""
-    directories = (os.path.dirname(list_file), os.getcwd())
-    choices = [os.path.normpath(os.path.join(directory, line)) for directory in directories]
-    return next(filter(os.path.exists, choices), None)
+def _listed_images(list_file: str, issues: Issues) -> list[str]:
+    """Returns the paths of the images that a list names, by the rules in the module docstring."""
+    folder = os.path.dirname(list_file)
+
+    def find(line: str) -> str | None:
+        path = line.replace("\\", "/")
+        choices = [os.path.join(directory, path) for directory in (folder, os.getcwd())]
+        choices.append(os.path.join(folder, os.path.normpath(path).removeprefix("data/")))
+        return next(filter(os.path.exists, map(os.path.normpath, choices)), None)
+
+    return find_listed(list_file, find, "image-missing", issues, lambda lines: similar_files(folder, lines))

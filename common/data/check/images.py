@@ -14,7 +14,6 @@ import os
 import re
 import stat
 import threading
-import unicodedata
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, BinaryIO
@@ -24,12 +23,13 @@ import numpy as np
 import PIL.Image
 import simplejpeg
 
-from common.args import ImagePolicy
+from common.args import IMAGE_SUFFIXES, ImagePolicy
 from common.data.annotations import CocoImage
 from common.data.check import image_headers
 from common.data.check.image_cache import STATE, ImageCache, ImageTable, Result
 from common.data.check.image_headers import PILLOW_ERRORS, Encoded, ImageFacts, damaged
 from common.data.check.issues import Fault, Issues
+from common.data.image_files import difference, spelling
 from common.files import file_type
 from common.progress import Bar
 
@@ -281,7 +281,7 @@ def check_files(
     table = inspect_table(images_dir, inside, issues.policy)
     limit = issues.policy.max_megapixels
     facts |= zip(table.names, (limited(fact, limit) for fact in table.facts()), strict=True)
-    similar = _similar_files(images_dir, table)
+    similar = _similar_facts(images_dir, table)
     facts |= similar
     usable = check_images([facts.get(name) for name in names], images, describe, issues)
     return usable, [facts.get(name, ImageFacts()) for name in names], _digest(table, similar)
@@ -290,47 +290,53 @@ def check_files(
 def state_of_files(images_dir: str | os.PathLike, names: Sequence[str], policy: ImagePolicy) -> str:
     """Inspects image files. The result changes if a file or a result changes that `check_files` uses."""
     table = inspect_table(images_dir, names, policy)
-    return _digest(table, _similar_files(images_dir, table))
+    return _digest(table, _similar_facts(images_dir, table))
 
 
 def _digest(table: ImageTable, similar: dict[str, ImageFacts]) -> str:
     return hashlib.sha256(table.digest().encode() + msgspec.msgpack.encode(list(similar.items()))).hexdigest()
 
 
-def _similar_files(images_dir: str | os.PathLike, table: ImageTable) -> dict[str, ImageFacts]:
-    """Returns facts for each missing file with a similar name below `images_dir`. They show this name.
-
-    Names are similar if they differ in case, in the Unicode normal form (macOS stores a letter and its accent
-    as two characters), or, if there is no such file, in the folder.
-    """
-
-    def plain(name: str) -> str:
-        return unicodedata.normalize("NFC", unicodedata.normalize("NFC", name).casefold())
-
+def _similar_facts(images_dir: str | os.PathLike, table: ImageTable) -> dict[str, ImageFacts]:
+    """Returns facts for each missing file with a similar name. They show this name."""
     missing = [table.names[row] for row, fact in table.faulty.items() if fact.fault == "image-missing"]
-    if not missing:
-        return {}
+    texts = similar_files(images_dir, missing)
+    return {name: ImageFacts(fault="image-missing", detail=text) for name, text in texts.items()}
+
+
+def similar_files(directory: str | os.PathLike, missing: Sequence[str]) -> dict[str, str]:
+    """Returns missing name -> text about a file below `directory` with a similar name, where there is one.
+
+    Names are similar if they differ in case, in the Unicode normal form, in \\ and /, or, if there is no such
+    file, in the folder, or else in the extension of an image.
+    """
     similar: dict[str, str] = {}
-    for folder, _, files in os.walk(os.fspath(images_dir)):
+    for folder, _, files in os.walk(os.fspath(directory)) if missing else ():
         for file in sorted(files):
-            path = os.path.relpath(os.path.join(folder, file), os.fspath(images_dir))
-            similar[plain(path)] = path
-            similar.setdefault(plain("/" + file), path)
-    facts = {}
+            path = os.path.relpath(os.path.join(folder, file), os.fspath(directory))
+            stem, suffix = os.path.splitext(path)
+            similar[spelling(path)] = path
+            similar.setdefault(spelling("/" + file), path)
+            if suffix.lower() in IMAGE_SUFFIXES:
+                similar.setdefault(spelling(stem + "/"), path)
+    texts = {}
     for name in missing:
-        keys = plain(os.path.normpath(name)), plain("/" + os.path.basename(name))
-        file = next((similar[key] for key in keys if key in similar), None)
-        if file and os.path.exists(os.path.join(images_dir, file)):  # not a dangling link
-            difference = f", {_difference(file, name)}" if plain(file) == plain(name) else ""
-            facts[name] = ImageFacts(fault="image-missing", detail=f"{file!r} exists{difference}")
-    return facts
+        path = os.path.normpath(name.replace("\\", "/"))
+        keys = path, "/" + os.path.basename(path), os.path.splitext(path)[0] + "/"
+        file = next((similar[spelling(key)] for key in keys if spelling(key) in similar), None)
+        if file and os.path.exists(os.path.join(directory, file)):  # not a dangling link
+            texts[name] = f"{file!r} exists{_advice(file, name, path)}"
+    return texts
 
 
-def _difference(file: str, name: str) -> str:
-    """Returns in what two similar names differ."""
-    if unicodedata.normalize("NFC", file) == unicodedata.normalize("NFC", name):
-        return "in another Unicode normal form"
-    return "in other upper and lower case"
+def _advice(file: str, name: str, path: str) -> str:
+    """Returns in what an existing file differs from a name, whose separators in `path` are /."""
+    if spelling(file) == spelling(name):
+        return f", {difference(file, name)}"
+    if path != os.path.normpath(name):
+        return ": name it with /, relative to the image directory"
+    is_same_name = spelling(os.path.basename(file)) == spelling(os.path.basename(path))
+    return "" if is_same_name else ", with another extension: correct the name"
 
 
 def check_images(

@@ -101,6 +101,7 @@ _ERRORS = {
     "index-longer": ("record file with fewer records than its index", "copy the file, or remove the index"),
     "label-file": ("label file that cannot be used", "correct or remove it"),
     "image-labelled-twice": ("image with two sets of labels", "merge them: an image has one entry"),
+    "label-misnamed": ("label file whose name is almost that of its image", "rename one of the two"),
     "label-line": ("label that cannot be used", "correct or remove it"),
     "label-ambiguous": (
         "label that may be a polygon, or a box with keypoints",
@@ -111,7 +112,7 @@ _ERRORS = {
     "fewer-than-batch": ("fewer images than one batch of all ranks", "lower --batch_size or use fewer ranks"),
 }
 _BAD_IMAGES = {
-    "image-missing": ("missing image file", "correct the image directory, or copy the file there"),
+    "image-missing": ("missing image file", "correct its name or the image directory, or copy it there"),
     "image-not-a-file": ("image that is not a regular file", "put a file there"),
     "image-unreadable": ("image file that cannot be read", "correct its permissions or name"),
     "image-empty": ("empty image file", "copy it again"),
@@ -146,11 +147,11 @@ _WARNINGS = {
     "repeated-image": ("images with the same content", "remove all but one"),
     "shared-image": ("evaluation image that is also in the training data", "evaluate on other images"),
     "image-without-boxes": ("image without boxes", "training uses it as background"),
-    "too-many-boxes": ("image with more boxes than max_instances", "its largest boxes are kept for training"),
     "many-objects": (
         "image with more than 100 objects of a category",
         "COCO's metrics count 100 detections of them, which limits recall and AP",
     ),
+    "too-many-boxes": ("image with more boxes than max_instances", "its largest boxes are kept for training"),
     "repeated-file": ("file that several images name", "it is read once for each image"),
     "exif-turn": ("image with an EXIF orientation", "the tag is ignored: boxes refer to the stored pixels"),
     "wrong-extension": ("file name extension that does not match the format", "the extension is ignored"),

@@ -112,8 +112,8 @@ def labelme_json(name, shapes, size=(20, 40)):
 
 def write_labelme(directory):
     write_images(directory)
-    for name, label, (left, top, right, bottom) in OBJECTS:
-        shape = (label, "rectangle", [[right, bottom], [left, top]])
+    for name, label, (x1, y1, x2, y2) in OBJECTS:
+        shape = (label, "rectangle", [[x2, y2], [x1, y1]])
         write_file(directory, name.replace("png", "json"), labelme_json(name, [shape]))
     return directory
 
@@ -140,22 +140,98 @@ def write_openimages(directory, is_group=0):
     """storage.googleapis.com/openimages: oidv6-train-annotations-bbox.csv, class-descriptions-boxable.csv."""
     write_images(directory)
     lines = [OPENIMAGES_TITLES]
-    for name, label, (left, top, right, bottom) in OBJECTS:
-        sides = f"{left / 40},{right / 40},{top / 20},{bottom / 20}"
+    for name, label, (x1, y1, x2, y2) in OBJECTS:
+        sides = f"{x1 / 40},{x2 / 40},{y1 / 20},{y2 / 20}"
         lines.append(f"{name.removesuffix('.png')},xclick,/m/{label},1,{sides},0,1,{is_group},0,0")
     write_file(directory, "train-annotations-bbox.csv", "\n".join(lines) + "\n")
     write_file(directory, "class-descriptions-boxable.csv", "/m/cat,cat\n/m/dog,dog\n/m/011k07,Tortoise\n")
     return directory / "train-annotations-bbox.csv"
 
 
+def write_retinanet_csv(directory):
+    """fizyr/keras-retinanet README, "CSV datasets": no names of columns."""
+    write_images(directory)
+    lines = [f"{name},{','.join(map(str, box))},{label}" for name, label, box in OBJECTS]
+    write_file(directory, "annotations.csv", "\n".join(lines) + "\n")
+    return directory / "annotations.csv"
+
+
 # --- formats that convert.py does not read ---
+
+
+def write_createml(directory):
+    """HumanSignal/labelImg libs/create_ml_io.py, CreateMLWriter.write: x and y are the centre of a box."""
+    images = []
+    for name, label, (x1, y1, x2, y2) in OBJECTS:
+        box = {"x": (x1 + x2) / 2, "y": (y1 + y2) / 2, "width": x2 - x1, "height": y2 - y1}
+        boxes = [{"label": label, "coordinates": box}]
+        images.append({"image": name, "verified": False, "annotations": boxes})
+    write_file(directory, "createml.json", json.dumps(images))
+    return directory / "createml.json"
+
+
+def write_labelbox(directory):
+    """docs.labelbox.com/reference/export-image-annotations; lightly-ai/labelformat formats/labelbox.py."""
+    lines = []
+    for number, (name, label, (x1, y1, x2, y2)) in enumerate(OBJECTS):
+        box = {"top": y1, "left": x1, "height": y2 - y1, "width": x2 - x1}
+        kind = {"name": label, "value": label, "annotation_kind": "ImageBoundingBox"}
+        objects = [{"feature_id": f"f{number}", "feature_schema_id": "s1"} | kind | {"bounding_box": box}]
+        labels = [{"label_kind": "Default", "version": "1.0.0", "annotations": {"objects": objects}}]
+        row = {"id": f"r{number}", "global_key": name, "row_data": f"https://storage.labelbox.com/{name}"}
+        media = {"height": 20, "width": 40, "mime_type": "image/png"}
+        projects = {"p1": {"name": "pets", "labels": labels}}
+        lines.append(json.dumps({"data_row": row, "media_attributes": media, "projects": projects}))
+    write_file(directory, "export.ndjson", "\n".join(lines) + "\n")
+    return directory / "export.ndjson"
+
+
+def write_supervisely(directory):
+    """supervisely/supervisely supervisely/annotation/annotation.py and label.py, to_json."""
+    for name, label, (x1, y1, x2, y2) in OBJECTS:
+        points = {"exterior": [[x1, y1], [x2 - 1, y2 - 1]], "interior": []}
+        shape = {"points": points, "geometryType": "rectangle", "shape": "rectangle"}
+        objects = [{"classTitle": label, "description": "", "tags": []} | shape]
+        size = {"height": 20, "width": 40}
+        document = {"description": "", "size": size, "tags": [], "objects": objects, "customBigData": {}}
+        write_file(directory, f"ds0/ann/{name}.json", json.dumps(document))
+    return directory / "ds0" / "ann" / "a.png.json"
+
+
+def write_supervisely_meta(directory):
+    """supervisely/supervisely supervisely/project/project_meta.py and annotation/obj_class.py, to_json."""
+    classes = [{"title": label, "shape": "rectangle", "color": "#0F8A8A"} for _, label, _ in OBJECTS]
+    write_file(directory, "meta.json", json.dumps({"classes": classes, "tags": [], "projectType": "images"}))
+    return directory / "meta.json"
+
+
+def write_via3_project(directory):
+    """VIA 3's _via_data.js and _via_metadata.js: xy is [2, left, top, width, height]."""
+    project = {
+        "pid": "__VIA_PROJECT_ID__",
+        "rev": "__VIA_PROJECT_REV_ID__",
+        "rev_timestamp": "__VIA_PROJECT_REV_TIMESTAMP__",
+        "pname": "pets",
+        "creator": "VGG Image Annotator (http://www.robots.ox.ac.uk/~vgg/software/via)",
+        "created": 1714644765120,
+        "vid_list": ["1", "2"],
+    }
+    files, metadata = {}, {}
+    for number, (name, label, (x1, y1, x2, y2)) in enumerate(OBJECTS, 1):
+        files[number] = {"fid": number, "fname": name, "type": 2, "loc": 1, "src": ""}
+        region = {"vid": str(number), "flg": 0, "z": [], "xy": [2, x1, y1, x2 - x1, y2 - y1]}
+        metadata[f"{number}_aB3dE5gH"] = region | {"av": {"1": label}}
+    views = {number: {"fid_list": [str(number)]} for number in files}
+    document = {"project": project, "config": {"file": {}}, "attribute": {}, "file": files}
+    write_file(directory, "via3.json", json.dumps(document | {"metadata": metadata, "view": views}))
+    return directory / "via3.json"
 
 
 def write_label_studio(directory):
     """HumanSignal/label-studio docs/source/guide/task_format.md."""
     tasks = []
-    for number, (name, label, (left, top, right, bottom)) in enumerate(OBJECTS, 1):
-        box = {"x": left / 0.4, "y": top / 0.2, "width": (right - left) / 0.4, "height": (bottom - top) / 0.2}
+    for number, (name, label, (x1, y1, x2, y2)) in enumerate(OBJECTS, 1):
+        box = {"x": x1 / 0.4, "y": y1 / 0.2, "width": (x2 - x1) / 0.4, "height": (y2 - y1) / 0.2}
         result = {
             "original_width": 40,
             "original_height": 20,
@@ -185,8 +261,8 @@ def write_label_studio_min(directory):
 
 def _via_metadata():
     files = {}
-    for name, label, (left, top, right, bottom) in OBJECTS:
-        shape = {"name": "rect", "x": left, "y": top, "width": right - left, "height": bottom - top}
+    for name, label, (x1, y1, x2, y2) in OBJECTS:
+        shape = {"name": "rect", "x": x1, "y": y1, "width": x2 - x1, "height": y2 - y1}
         region = {"shape_attributes": shape, "region_attributes": {"animal": label}}
         files[f"{name}129"] = {"filename": name, "size": 129, "regions": [region], "file_attributes": {}}
     return files
@@ -211,10 +287,8 @@ def write_via_csv(directory):
     lines = [
         "filename,file_size,file_attributes,region_count,region_id,region_shape_attributes,region_attributes"
     ]
-    for name, label, (left, top, right, bottom) in OBJECTS:
-        shape = (
-            f'""name"":""rect"",""x"":{left},""y"":{top},""width"":{right - left},""height"":{bottom - top}'
-        )
+    for name, label, (x1, y1, x2, y2) in OBJECTS:
+        shape = f'""name"":""rect"",""x"":{x1},""y"":{y1},""width"":{x2 - x1},""height"":{y2 - y1}'
         lines.append(f'{name},129,"{{}}",1,0,"{{{shape}}}","{{""animal"":""{label}""}}"')
     write_file(directory, "via_region_data.csv", "\n".join(lines))
     return directory / "via_region_data.csv"
@@ -266,10 +340,22 @@ def write_darknet_list(directory):
     return directory / "train.txt"
 
 
+def write_cvat_yolo(directory):
+    """CVAT's "YOLO 1.1", by datumaro plugins/data_formats/yolo/exporter.py with add_path_prefix."""
+    write_images(directory, "obj_train_data/")
+    write_file(directory, "obj_train_data/a.txt", "0 0.162500 0.400000 0.175000 0.400000\n")
+    write_file(directory, "obj_train_data/b.txt", "1 0.250000 0.500000 0.500000 0.500000\n")
+    write_file(directory, "obj.names", "cat\ndog\n")
+    write_file(directory, "train.txt", "data/obj_train_data/a.png\ndata/obj_train_data/b.png\n")
+    text = "classes = 2\ntrain = data/train.txt\nnames = data/obj.names\nbackup = backup/\n"
+    write_file(directory, "obj.data", text)
+    return directory / "train.txt"
+
+
 def write_voc(directory):
     write_images(directory)
-    for name, label, (left, top, right, bottom) in OBJECTS:
-        sides = f"<xmin>{left + 1}</xmin><ymin>{top + 1}</ymin><xmax>{right}</xmax><ymax>{bottom}</ymax>"
+    for name, label, (x1, y1, x2, y2) in OBJECTS:
+        sides = f"<xmin>{x1 + 1}</xmin><ymin>{y1 + 1}</ymin><xmax>{x2}</xmax><ymax>{y2}</ymax>"
         text = f"<annotation>\n\t<folder>x</folder>\n\t<filename>{name}</filename>\n\t<object>\n"
         text += f"\t\t<name>{label}</name>\n\t\t<bndbox>{sides}</bndbox>\n\t</object>\n</annotation>\n"
         write_file(directory, name.replace("png", "xml"), text)

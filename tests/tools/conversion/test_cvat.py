@@ -44,11 +44,11 @@ def test_rotated_box_of_cvat_becomes_the_box_around_it_and_is_reported(xml):
     ]
 
 
-def corners_of(left, top, right, bottom, degrees):
+def corners_of(x1, y1, x2, y2, degrees):
     """The corners of a box after a rotation about its centre, by complex numbers."""
-    centre = complex(left + right, top + bottom) / 2
+    centre = complex(x1 + x2, y1 + y2) / 2
     turn = complex(math.cos(math.radians(degrees)), math.sin(math.radians(degrees)))
-    points = [complex(x, y) for x in (left, right) for y in (top, bottom)]
+    points = [complex(x, y) for x in (x1, x2) for y in (y1, y2)]
     return np.array([[z.real, z.imag] for z in [(point - centre) * turn + centre for point in points]])
 
 

@@ -251,7 +251,8 @@ def test_voc_image_in_a_format_that_is_not_read_is_an_error_if_it_has_an_xml_fil
 def test_missing_voc_image_whose_name_differs_in_case_from_a_file_is_reported_with_the_file(voc_dir):
     (voc_dir / "JPEGImages" / "a.png").rename(voc_dir / "JPEGImages" / "A.png")
     message = data_error(voc_dir)
-    assert f"no image 'a' in {voc_dir}/JPEGImages (its name is almost 'A.png')" in message
+    expected = "JPEGImages, but 'A.png' exists, in other upper and lower case: rename one of the two. "
+    assert f"no image 'a' in {voc_dir}/{expected}" in message
 
 
 FILE_NAMES = [

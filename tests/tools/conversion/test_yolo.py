@@ -7,6 +7,7 @@ import PIL.ImageOps
 import pytest
 
 from common.data.labels import LabelMap
+from tests.tools.conversion.exports import write_cvat_yolo
 from tests.tools.conversion.labelled_images import SKIP, black_image, read_functions, write_file, write_yolo
 from tools.conversion import yolo
 
@@ -43,7 +44,6 @@ def test_yolo_boxes_are_rounded_to_six_decimals_of_a_pixel(data_dir):
     assert read_yolo(data_dir)[0].boxes_ltwh_px[0].tolist() == [8.333333, 5, 10, 10]
 
 
-@pytest.mark.parametrize("file", ["obj.names", "labels/classes.txt"])
 def test_repeated_yolo_box_is_dropped_and_reported(data_dir):
     lines = ("0 0.5 0.5 0.25 0.5", "1 0.5 0.5 0.25 0.5", "0 0.5 0.50 0.25 .5", "0 .5 .5 .25 .4")
     write_file(data_dir, "labels/b.txt", "\n".join(lines))
@@ -55,6 +55,7 @@ def test_repeated_yolo_box_is_dropped_and_reported(data_dir):
     assert offenders == [f"{location} has left, top, width, height = [15.0, 5.0, 10.0, 10.0]"]
 
 
+@pytest.mark.parametrize("file", ["obj.names", "labels/classes.txt"])
 def test_yolo_class_names_are_read_from_obj_names_and_labels_classes_txt(data_dir, file):
     shutil.move(data_dir / "classes.txt", data_dir / file)
     assert read_yolo(data_dir)[0].label_map.names == ("cat", "dog")
@@ -293,24 +294,71 @@ def test_yolo_images_behind_a_link_to_a_folder_are_read_with_their_labels(data_d
 
 
 UNUSED = {
-    "labels/gone.txt": (BOX, ""),
-    "labels/deep/er/gone.txt": ("", ""),
-    "labels/A.txt": (BOX, ""),
-    "labels/e\u0301.txt": (BOX, " (almost the name of image 'é.png')"),
-    "labels/C.txt": (BOX, " (almost the name of image 'c.png')"),
-    "images/a.txt": (BOX, ""),
+    "labels/gone.txt": BOX,
+    "labels/deep/er/gone.txt": "",
+    "labels/A.txt": BOX,
+    "images/a.txt": BOX,
 }
 
 
 @pytest.mark.parametrize("name", UNUSED)
 def test_yolo_label_file_without_an_image_is_named(data_dir, name):
-    text, hint = UNUSED[name]
-    for image in ("c.png", "é.png"):
-        write_file(data_dir, f"images/{image}", black_image())
-    write_file(data_dir, name, text)
+    write_file(data_dir, name, UNUSED[name])
     for other in ("labels/classes.txt", "labels/train.txt", "images/README.txt"):
         write_file(data_dir, other, "cat\ndog\n")
-    assert read_yolo(data_dir)[0].issues["label-unused"].offenders == [f"{f'{data_dir}/{name}'!r}{hint}"]
+    assert read_yolo(data_dir)[0].issues["label-unused"].offenders == [repr(f"{data_dir}/{name}")]
+
+
+CASE, FORM = "other upper and lower case", "another Unicode normal form"
+MISNAMED = {
+    "case": ("images/c.png", "labels/C.txt", CASE),
+    "case of the extension": ("images/c.png", "labels/c.Txt", CASE),
+    "case of a folder": ("images/Cam1/c.png", "labels/cam1/c.txt", CASE),
+    "Unicode form": ("images/\u00e9.png", "labels/e\u0301.txt", FORM),
+}
+
+
+@pytest.mark.parametrize(("image", "file", "difference"), MISNAMED.values(), ids=MISNAMED)
+def test_yolo_label_file_with_almost_the_name_of_an_image_is_an_error(data_dir, image, file, difference):
+    """Otherwise the image would be trained as background."""
+    write_file(data_dir, image, black_image())
+    write_file(data_dir, file, BOX)
+    message = data_error(data_dir)
+    name = image.removeprefix("images/")
+    text = f"{f'{data_dir}/{file}'!r} and image {name!r}, in {difference}: rename one of the two"
+    assert text in message and "\n" not in message
+
+
+@pytest.mark.parametrize("labels", ["images", "labels"])
+def test_label_file_with_almost_the_name_of_an_image_of_a_darknet_list_is_an_error(tmp_path, labels):
+    for image in ("a", "b"):
+        write_file(tmp_path, f"images/{image}.png", black_image())
+    for label_file in ("A", "b", "gone"):
+        write_file(tmp_path, f"{labels}/{label_file}.txt", BOX)
+    write_file(tmp_path, "train.txt", "images/a.png\nimages/b.png\n")
+    write_file(tmp_path, "classes.txt", "cat\ndog\n")
+    for path in ("train.txt", "."):
+        message = data_error(tmp_path / path)
+        assert f"'{tmp_path}/{labels}/A.txt' and image 'a.png', in {CASE}: rename one of the two" in message
+
+
+def test_yolo_labels_of_nested_images_folders_are_read_and_named_where_they_belong(data_dir):
+    for folder in ("images", "labels"):
+        (data_dir / folder).rename(data_dir / "other")
+        (data_dir / folder).mkdir()
+        (data_dir / "other").rename(data_dir / folder / "images")
+    (data_dir / "labels" / "images" / "a.txt").unlink()
+    annotations, _ = read_yolo(data_dir)
+    assert annotations.file_names == ["images/a.png", "images/b.png"] and annotations.box_image.tolist() == [
+        1
+    ]
+    missing = annotations.issues["label-missing"].offenders
+    assert missing == [f"image 'images/a.png' ({data_dir}/labels/images/a.txt)"]
+    write_file(data_dir, "images/labels/a.txt", BOX)
+    write_file(data_dir, "images/labels/b.txt", BOX)  # the last folder `images` counts
+    annotations, _ = read_yolo(data_dir, split=".")
+    assert annotations.num_boxes == 2 and annotations.category_ids.tolist() == [1, 1]
+    assert annotations.issues["label-unused"].offenders == [repr(f"{data_dir}/labels/images/b.txt")]
 
 
 def test_yolo_labels_of_other_splits_are_not_unused(data_dir):
@@ -391,11 +439,35 @@ def test_darknet_image_list_is_read(data_dir, monkeypatch, lines):
     assert annotations.file_names == ["b.png", "a.png"] and images_dir == os.fspath(data_dir / "images")
 
 
-def test_missing_image_of_a_darknet_image_list_is_reported_with_its_line(data_dir, monkeypatch):
+@pytest.mark.parametrize("folder", [".", "data"])
+def test_darknet_image_list_with_paths_below_data_is_read_by_the_place_of_the_list(tmp_path, folder):
+    """CVAT and datumaro write the prefix data/, and Darknet's own lists are in data/."""
+    path = write_cvat_yolo(tmp_path / folder)
+    annotations, images_dir = read_yolo(path)
+    assert annotations.boxes_ltwh_px.tolist() == [[3, 4, 7, 8], [0, 5, 20, 10]]
+    assert annotations.label_map.names == ("cat", "dog")
+    assert images_dir == os.fspath(path.parent / "obj_train_data")
+    path.write_text(path.read_text().replace("/", "\\"))
+    assert read_yolo(path)[0].fingerprint() == annotations.fingerprint()
+
+
+def test_missing_image_of_a_darknet_image_list_is_reported_with_its_line_and_a_file_of_its_name(
+    data_dir, monkeypatch
+):
     monkeypatch.chdir(data_dir)
-    write_file(data_dir, "train.txt", "images/b.png\nimages/c.png\n")
+    write_file(data_dir, "train.txt", "images/b.png\nimages/c.png\n/content/a.png\nimages/B.png")
     message = data_error("train.txt", names_file="classes.txt")
-    assert "train.txt line 2: 'images/c.png' does not exist" in message
+    assert "train.txt line 2: 'images/c.png' does not exist;" in message
+    assert "train.txt line 3: '/content/a.png' does not exist, but 'images/a.png' exists;" in message
+    text = "but 'images/b.png' exists, in other upper and lower case: rename one of the two. "
+    assert f"train.txt line 4: 'images/B.png' does not exist, {text}" in message
+
+
+def test_yolo_directory_without_images_is_refused_with_what_to_give(data_dir):
+    message = user_error(data_dir / "labels", names_file=data_dir / "classes.txt")
+    assert message == (
+        f"--input={data_dir}/labels has no images: give the directory that holds the images and their labels"
+    )
 
 
 # --- errors of class names and of the input ---

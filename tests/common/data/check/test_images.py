@@ -493,21 +493,27 @@ def compare(facts: list[ImageFacts], sizes: list[tuple[int, int]], names: list[s
     return usable.tolist(), {issue.kind: issue.offenders for issue in issues}
 
 
+RENAME = ": rename one of the two"
 MISSING = [
-    ("a.jpg", "A.JPG", "'A.JPG' exists, in other upper and lower case"),
-    ("gr\u00fcn.jpg", "gru\u0308n.jpg", "'gru\u0308n.jpg' exists, in another Unicode normal form"),
-    ("GR\u00dcN.jpg", "gru\u0308n.JPG", "'gru\u0308n.JPG' exists, in other upper and lower case"),
+    ("a.jpg", "A.JPG", f"'A.JPG' exists, in other upper and lower case{RENAME}"),
+    ("gr\u00fcn.jpg", "gru\u0308n.jpg", f"'gru\u0308n.jpg' exists, in another Unicode normal form{RENAME}"),
+    ("GR\u00dcN.jpg", "gru\u0308n.JPG", f"'gru\u0308n.JPG' exists, in other upper and lower case{RENAME}"),
     ("a.jpg", "images/a.jpg", "'images/a.jpg' exists"),
     ("images/a.jpg", "a.jpg", "'a.jpg' exists"),
-    ("Sub/a.jpg", "sub/a.jpg", "'sub/a.jpg' exists, in other upper and lower case"),
-    ("a.jpg", "a.jpeg", None),
+    ("Sub/a.jpg", "sub/a.jpg", f"'sub/a.jpg' exists, in other upper and lower case{RENAME}"),
+    ("a.jpg", "a.png", "'a.png' exists, with another extension: correct the name"),
+    ("sub/a.jpg", "sub/A.JPEG", "'sub/A.JPEG' exists, with another extension: correct the name"),
+    ("C:\\photos\\a.jpg", "a.jpg", "'a.jpg' exists: name it with /, relative to the image directory"),
+    ("sub\\a.jpg", "sub/a.jpg", "'sub/a.jpg' exists: name it with /, relative to the image directory"),
+    ("a.jpg", "a.txt", None),
+    ("a.jpg", "sub/a.png", None),
 ]
 
 
 @pytest.mark.parametrize(
     ("name", "file", "detail"), MISSING, ids=[f"{name} {file}" for name, file, _ in MISSING]
 )
-def test_missing_image_names_the_file_of_another_case_normal_form_or_folder(tmp_path, name, file, detail):
+def test_missing_image_names_the_file_of_another_case_folder_or_extension(tmp_path, name, file, detail):
     path = tmp_path / file
     path.parent.mkdir(exist_ok=True)
     path.write_bytes(VARIANTS["jpeg"])
