@@ -40,6 +40,7 @@ import os
 import pathlib
 import sys
 import tempfile
+from collections.abc import Callable
 
 if not __package__:  # run as a script: import from the repo root, exactly as the tests do
     sys.path[0] = str(pathlib.Path(__file__).resolve().parents[1])
@@ -84,6 +85,15 @@ INPUT_FLAGS: dict[str, tuple[str, ...]] = {
     "tfrecord": ("images", "label_map"),
     "webdataset": ("images", "label_map"),
 }
+READERS: dict[str, Callable[..., tuple[Annotations, str]]] = {
+    "voc": read_voc,
+    "yolo": read_yolo,
+    "cvat": read_cvat,
+    "labelme": read_labelme,
+    "csv": read_csv,
+}
+# Flags -> the arguments of these functions with other names.
+_ARGUMENTS = {"images": "images_dir", "label_map": "label_map_file", "names": "names_file"}
 OUTPUT_FLAGS: dict[str, tuple[str, ...]] = {
     "coco": (),
     "tfrecord": ("num_shards", "seed"),
@@ -268,38 +278,9 @@ def split(annotations: Annotations, holdout: float, seed: int) -> list[Annotatio
 def _read(source: str, options: Options) -> tuple[Annotations, str]:
     """Reads and checks the input. Returns its annotations and the directory of its images."""
     policy = ImagePolicy(options.on_bad_image, options.max_megapixels, coco_pixels=options.coco_pixels)
-    if source in ("cvat", "labelme"):
-        read = read_cvat if source == "cvat" else read_labelme
-        label_map = options.label_map
-        return read(options.input, images_dir=options.images, label_map_file=label_map, policy=policy)
-    if source == "csv":
-        return read_csv(
-            options.input,
-            images_dir=options.images,
-            names_file=options.names,
-            label_map_file=options.label_map,
-            policy=policy,
-        )
-    if source == "voc":
-        return read_voc(
-            options.input,
-            images_dir=options.images,
-            split=options.split,
-            label_map_file=options.label_map,
-            difficult=options.difficult,
-            voc_pixels=options.voc_pixels,
-            policy=policy,
-        )
-    if source == "yolo":
-        return read_yolo(
-            options.input,
-            split=options.split,
-            names_file=options.names,
-            label_map_file=options.label_map,
-            yolo_pixels=options.yolo_pixels,
-            yolo_labels=options.yolo_labels,
-            policy=policy,
-        )
+    if source in READERS:
+        values = {_ARGUMENTS.get(name, name): getattr(options, name) for name in INPUT_FLAGS[source]}
+        return READERS[source](options.input, policy=policy, **values)
     if source in CONTAINERS:
         return _read_containers(source, options, policy)
     if not options.images:
