@@ -192,9 +192,10 @@ def convert(source: str, target: str, options: Options) -> tuple[dict[str, Annot
         DataError: the input has errors; the message lists all of them.
         UserError: flags exclude each other, or files are missing, exist already or cannot be read.
     """
-    other = recognition.recognise_path(options.input)
-    if other and other[0].source != source:
-        raise UserError(f"--from={source}, but {other[1]} is in another format: {recognition.advice(*other)}")
+    formats = recognition.recognise_path(options.input)
+    if formats and source not in {row.source for row in formats}:
+        row, path = next(iter(formats.items()))
+        raise UserError(f"--from={source}, but {path} is in another format: {row.message(path)}")
     output, max_side, holdout = options.output, options.max_side, options.holdout
     changes = max_side is not None or holdout is not None or options.coco_pixels == "turned"
     if source == target and (target in CONTAINERS or not changes):

@@ -329,16 +329,17 @@ def test_conversion_with_max_side_refuses_to_replace_the_original_images(yolo, t
 
 
 REFUSED = [
-    ("coco", "coco", {}, "--from=coco --to=coco: there is nothing to convert"),
-    ("coco", "tfrecord", {}, "--from=coco needs --images=DIR"),
-    ("voc", "coco", {}, "JPEGImages is not a directory: give the images' directory as --images=DIR"),
-    ("voc", "coco", {"images": "."}, "contains no xml file"),
+    ("coco", "coco", {"input": "gone"}, "--from=coco --to=coco: there is nothing to convert"),
+    ("coco", "tfrecord", {}, "set is in another format: it is a directory of YOLO's labels: run tools/con"),
+    ("coco", "tfrecord", {"input": "gone"}, "--from=coco needs --images=DIR"),
+    ("voc", "coco", {"input": "set/images"}, "images' directory as --images=DIR"),
+    ("voc", "coco", {"input": "set/images", "images": "."}, "contains no xml file"),
     ("tfrecord", "coco", {"input": "gone*"}, "no file matches"),
     ("yolo", "coco", {"output": "."}, "--output=. is a directory: add a file name"),
     ("yolo", "coco", {"output": "new/"}, "--output=new/ is a directory: add a file name"),
     ("yolo", "tfrecord", {"output": "set/", "holdout": 0.5}, "output=set/ is a directory: add a file name"),
-    ("tfrecord", "tfrecord", {"holdout": 0.5}, "--from=tfrecord --to=tfrecord: there is nothing to convert"),
-    ("webdataset", "webdataset", {}, "--from=webdataset --to=webdataset: there is nothing to convert"),
+    ("tfrecord", "tfrecord", {"input": "gone", "holdout": 0.5}, "--to=tfrecord: there is nothing to convert"),
+    ("webdataset", "webdataset", {"input": "gone"}, "--to=webdataset: there is nothing to convert"),
     ("yolo", "coco", {"holdout": 0.0}, "--holdout=0.0: give a fraction above 0 and below 1"),
     ("yolo", "coco", {"holdout": float("nan")}, "--holdout=nan: give a fraction above 0 and below 1"),
     ("yolo", "coco", {"holdout": 0.8, "max_side": 20}, "--holdout=0.8 selects 2 of 2 images"),

@@ -1,8 +1,9 @@
-"""Reads a csv file with one line for each box, and the names of its columns in the first line.
+"""Reads a csv file with one line for each box, and usually the names of its columns in the first line.
 
 - TensorFlow's tutorials (datitran/raccoon_dataset xml_to_csv.py) and Roboflow write
   filename,width,height,class,xmin,ymin,xmax,ymax.
 - OpenImages has ImageID,Source,LabelName,Confidence,XMin,XMax,YMin,YMax,IsOccluded,IsTruncated,IsGroupOf,...
+- Keras-RetinaNet has path,x1,y1,x2,y2,class, without a line of names (fizyr/keras-retinanet README).
 - Your program may use any of the names in _COLUMNS, in any order.
 
 Coordinates are edges, counted from 0: in pixels, or as fractions of the image if most boxes have no edge
@@ -37,6 +38,7 @@ _COLUMNS = {
 }
 _SIDES = ("left", "top", "right", "bottom")
 _NEEDED = ("image", "category", *_SIDES)
+_RETINANET = ("path", "x1", "y1", "x2", "y2", "class")
 _DELIMITERS = ",;\t"
 _FARTHEST = 2.0  # largest edge of a box that is a fraction of its image
 
@@ -131,8 +133,10 @@ def _rows(file: str) -> Iterator[list[str]]:
 
 def _read_rows(file: str, issues: Issues) -> Iterator[tuple[str, Mapping[str, str]]]:
     """Yields a name for messages, and meaning -> text, of each line that is not empty."""
-    rows = _rows(file)
-    titles = next(rows, [])
+    rows = enumerate(_rows(file), 1)
+    _, titles = next(rows, (1, []))
+    if _has_no_names(titles):
+        rows, titles = enumerate(_rows(file), 1), list(_RETINANET)
     keys = [title.strip().lower().replace("_", "").replace(" ", "") for title in titles]
     columns: dict[str, int] = {}
     for meaning, names in _COLUMNS.items():
@@ -144,7 +148,7 @@ def _read_rows(file: str, issues: Issues) -> Iterator[tuple[str, Mapping[str, st
             f"{file} has no column for {', '.join(absent)}: its first line is {','.join(titles)[:80]!r};"
             " name the columns, for example filename,xmin,ymin,xmax,ymax,class"
         )
-    for number, row in enumerate(rows, 2):
+    for number, row in rows:
         location = f"{file} line {number}"
         if not any(row):
             continue
@@ -156,6 +160,12 @@ def _read_rows(file: str, issues: Issues) -> Iterator[tuple[str, Mapping[str, st
             issues.add("label-line", f"{location} has a quoted line feed: {','.join(row)[:80]!r}")
             continue
         yield location, {meaning: row[column].strip() for meaning, column in columns.items()}
+
+
+def _has_no_names(row: Sequence[str]) -> bool:
+    """Whether the first line of a csv is an image and its box, as in Keras-RetinaNet's csv."""
+    is_complete = len(row) == len(_RETINANET) and row[0].lower().endswith(IMAGE_SUFFIXES)
+    return is_complete and (all(map(_is_number, row[1:5])) or not any(row[1:]))
 
 
 def _find_image(name: str, images_dir: str) -> str:

@@ -24,7 +24,7 @@ import msgspec
 
 from common.data.annotations import NONE, CocoFile, CocoImage, CocoObject
 from common.data.check.issues import Fault, Issues
-from common.data.check.recognition import HEAD, advice, foreign, recognise_path
+from common.data.check.recognition import HEAD, foreign, recognise_path
 from common.data.labels import is_text
 from common.files import file_type
 
@@ -149,8 +149,9 @@ def _read(path: str) -> bytes:
     """Reads a file without its byte order mark. Raises Fault if it cannot be a json."""
     try:
         mode = os.stat(path).st_mode
-        if stat.S_ISDIR(mode) and (directory := recognise_path(path)):
-            raise Fault("foreign-format", advice(*directory))
+        if stat.S_ISDIR(mode) and (formats := recognise_path(path)):
+            row, file = next(iter(formats.items()))
+            raise Fault("foreign-format", row.message(file))
         if not stat.S_ISREG(mode):
             raise Fault("file-unreadable", f"it is {file_type(mode)}")
         content = pathlib.Path(path).read_bytes()
@@ -159,7 +160,8 @@ def _read(path: str) -> bytes:
     text = content.removeprefix(codecs.BOM_UTF8)
     for kind, pattern in _NO_JSON:
         if re.match(pattern, text):
-            raise Fault(kind, f"it has {len(content)} bytes and begins with {text[:4].hex(' ')}")
+            beginning = f" and begins with {text[:4].hex(' ')}" if text.strip() else ""
+            raise Fault(kind, f"it has {len(content)} bytes{beginning}")
     return text
 
 

@@ -103,8 +103,18 @@ def test_csv_with_another_size_than_the_image_is_an_error(table):
     assert "is 40 x 20 pixels, the annotations have 80 x 40" in data_error(table)
 
 
-def test_csv_without_names_of_columns_is_refused(table):
-    table.write_text("a.png,3,4,10,12,cat\n")
+def test_csv_of_keras_retinanet_is_read_without_names_of_columns(table):
+    table.write_text("a.png,,,,,\nb.png,0,5,20,15,dog\n")
+    annotations, _ = read_csv(table)
+    assert annotations.file_names == ["a.png", "b.png"] and annotations.label_map.names == ("dog",)
+    assert annotations.boxes_ltwh_px.tolist() == [[0, 5, 20, 10]] and annotations.box_image.tolist() == [1]
+    table.write_text("b.png,0,5,20,15,dog\na.png,3,4,ten,12,cat\n")
+    assert f"{table} line 2 has left, top, right, bottom = '3', '4', 'ten', '12'" in data_error(table)
+
+
+@pytest.mark.parametrize("line", ["a.png,3,4,10,12,cat,1", "a.txt,3,4,10,12,cat", "a.png,3,4,ten,12,cat"])
+def test_csv_without_names_of_columns_in_another_form_is_refused(table, line):
+    table.write_text(f"{line}\n")
     message = user_error(table)
     assert "has no column for image, category, left, top, right, bottom" in message
     assert "name the columns, for example filename,xmin,ymin,xmax,ymax,class" in message

@@ -201,6 +201,13 @@ def test_file_that_is_no_coco_json_is_refused_with_the_reason(json_of, content, 
     assert reason in stopping[kind].offenders[0]
 
 
+@pytest.mark.parametrize("content", [b"", b" \n\t"], ids=["no byte", "blank"])
+def test_message_about_an_empty_file_has_its_size_and_no_first_bytes(json_of, content):
+    (issue,) = refused(json_of(content)).values()
+    text = f"it has {len(content)} bytes. Copy or write it again, or remove it"
+    assert issue.line() == f"empty file: {text}"
+
+
 @pytest.mark.parametrize("number", ["1e999", "-1e999", "9" * 5000], ids=["inf", "-inf", "5000 digits"])
 def test_coco_box_side_too_large_for_float64_is_reported_as_not_finite(json_of, number):
     (kind,) = stopping = refused(json_of(json.dumps(SMALL).replace("3.5", number)))
