@@ -50,6 +50,7 @@ def read_labelme(
         UserError, OSError: files or directories do not exist.
     """
     directory = path if os.path.isdir(path) else os.path.dirname(path) or "."
+    is_default = not images_dir
     images_dir = images_dir or directory
     if not os.path.isdir(images_dir):
         raise UserError(f"{images_dir} is not a directory: give the images' directory as --images=DIR")
@@ -73,7 +74,12 @@ def read_labelme(
             continue
         size = [document.get(key) for key in ("imageHeight", "imageWidth")]
         height, width = (side if isinstance(side, int) else 0 for side in size)
-        name = _find_image(file, str(document.get("imagePath") or ""), images_dir)
+        image_path = str(document.get("imagePath") or "")
+        name = _find_image(file, image_path, images_dir)
+        if is_default and name.startswith("../"):
+            folder = os.path.normpath(os.path.join(images_dir, os.path.dirname(name)))
+            text = f"{file} names {image_path!r}, which is not below {images_dir}"
+            raise UserError(f"{text}: give the images' directory as --images={folder}")
         shapes_of[LabelledImage(name, file, (height, width))] = list(_read_shapes(file, shapes, issues))
     if not shapes_of and not issues.stopping:
         raise UserError(f"--input={path} contains no json file of labelme")

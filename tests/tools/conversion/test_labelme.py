@@ -7,9 +7,11 @@ import PIL.Image
 import pytest
 
 from common.data.labels import LabelMap
-from tests.tools.conversion.exports import labelme_json, write_labelme
-from tests.tools.conversion.labelled_images import black_image, read_functions, write_file
+from tests.refusal import refusal
+from tests.tools.conversion.exports import labelme_json, write_labelme, write_voc
+from tests.tools.conversion.labelled_images import black_image, options_of, read_functions, write_file
 from tools.conversion import labelme
+from tools.convert import convert
 
 read_labelme, user_error, data_error = read_functions(labelme.read_labelme)
 
@@ -118,6 +120,31 @@ def test_hidden_files_of_jsons_and_images_are_each_reported_once(data_dir, image
     annotations, _ = read_labelme(data_dir, images_dir=str(data_dir / images))
     hidden = annotations.issues["file-hidden"].offenders
     assert sorted(pathlib.Path(text.strip("'")).name for text in hidden) == [".hidden.png", ".notes.json"]
+
+
+@pytest.mark.parametrize("folder", ["images", "images/cam1"])
+def test_labelme_images_outside_the_directory_of_the_jsons_need_the_images_flag(tmp_path, folder):
+    write_file(tmp_path, f"{folder}/a.png", black_image())
+    text = labelme_json(f"..\\{folder}\\a.png".replace("/", "\\"), [("cat", "rectangle", [[3, 4], [10, 12]])])
+    write_file(tmp_path, "labels/a.json", text)
+    message = user_error(tmp_path / "labels")
+    assert "a.json names '..\\\\images" in message and "which is not below" in message
+    assert message.endswith(f"give the images' directory as --images={tmp_path}/{folder}")
+    annotations, _ = read_labelme(tmp_path / "labels", images_dir=tmp_path / folder)
+    assert annotations.file_names == ["a.png"]
+
+
+def test_labelme_directory_that_also_has_xml_files_of_voc_is_converted_as_labelme_or_voc(tmp_path):
+    write_labelme(tmp_path)
+    write_voc(tmp_path)
+    for source in ("labelme", "voc"):
+        options = options_of(input=tmp_path, images=tmp_path, output=tmp_path / f"{source}.out")
+        (annotations,) = convert(source, "coco", options)[0].values()
+        assert annotations.boxes_ltwh_px.tolist() == [[3, 4, 7, 8], [0, 5, 20, 10]], source
+    message = refusal(convert, "csv", "coco", options_of(input=tmp_path, output=tmp_path / "x.json"))
+    assert (
+        "a.xml is in another format: it is an xml of Pascal VOC: run tools/convert.py --from=voc" in message
+    )
 
 
 def test_directory_without_labelme_json_is_refused(tmp_path):
