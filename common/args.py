@@ -76,9 +76,15 @@ class NetworkArgs:
 
 
 @dataclasses.dataclass(frozen=True)
-class LoaderArgs:
+class ImageArgs:
     group = "Loading of images"
 
+    on_bad_image: str = flag("stop", "On unreadable images: stop, or skip and log.", choices=("stop", "skip"))
+    max_megapixels: float = flag(MAX_MEGAPIXELS, "Images with more megapixels count as unreadable.", low=0.0)
+
+
+@dataclasses.dataclass(frozen=True)
+class LoaderArgs(ImageArgs):
     pipeline_type: str = flag(
         "auto",
         "Type of loader. auto: dali_gpu if there is a GPU, else dali_cpu; tensorflow: tf.data without DALI; "
@@ -88,8 +94,6 @@ class LoaderArgs:
     batch_size: int = flag(8, "Images per batch of each replica (device).", low=1)
     num_threads: int | None = flag(None, "Loader threads. Default: a share of the cores, at most 16.", low=1)
     prefetch: int = flag(2, "Number of batches that the loader prepares ahead.", low=1)
-    on_bad_image: str = flag("stop", "On unreadable images: stop, or skip and log.", choices=("stop", "skip"))
-    max_megapixels: float = flag(MAX_MEGAPIXELS, "Images with more megapixels count as unreadable.", low=0.0)
     hw_decoder_load: float = flag(
         0.65, "Fraction of JPEGs that the GPU's JPEG engines decode (A100 and later).", low=0.0, high=1.0
     )

@@ -276,9 +276,9 @@ def open_webdataset(
     return open_file_pattern(pattern, label_map, policy, "webdataset")  # type: ignore[return-value]
 
 
-def open_images(images: str, policy: ImagePolicy = ImagePolicy()) -> ImageListSource:
-    """Opens and checks the images of --images. Raises UserError if no image is usable."""
-    issues = Issues(f"--images={images}", policy)
+def open_images(images: str, policy: ImagePolicy = ImagePolicy(), flag: str = "--images") -> ImageListSource:
+    """Opens and checks the images that a flag names. Raises UserError if no image is usable."""
+    issues = Issues(f"{flag}={images}", policy)
     files = list_images(images, issues)
     facts = inspect_files(os.curdir, files, policy)
     misnamed = ImageFacts(fault="image-unreadable", detail="DALI needs a file name in UTF-8")
@@ -292,15 +292,18 @@ def open_images(images: str, policy: ImagePolicy = ImagePolicy()) -> ImageListSo
 
 
 def list_images(images: str, issues: Issues) -> tuple[str, ...]:
-    """Returns the sorted image files that --images names: a file, a directory or a glob.
+    """Returns the sorted image files that a flag names: a file, a directory or a glob.
 
-    Adds what is skipped to `issues`: hidden files, folders of a directory, and images in other formats.
+    Args:
+        images: the value of the flag.
+        issues: receives what is skipped: hidden files, folders of a directory, and images in other formats.
+            Its origin names the flag.
 
     Raises:
         UserError: there is no such image file.
     """
     path = pathlib.Path(images)
-    with user_errors(f"--images={images}"):
+    with user_errors(issues.origin):
         if path.is_file():
             return (images,)
         if path.is_dir():
@@ -308,14 +311,14 @@ def list_images(images: str, issues: Issues) -> tuple[str, ...]:
         elif glob.has_magic(images):
             tree = _match(images)
         else:
-            raise UserError(f"--images={images}: no such file or directory")
+            raise UserError(f"{issues.origin}: no such file or directory")
     tree.report(issues)
     issues.add_each("format-skipped", tree.unsupported_images, repr)
     issues.add_each("video-skipped", tree.videos, repr)
     if not tree.images:
         skipped = [issue.line(shown=3) for issue in issues]
         reason = f"no image files found ({', '.join(IMAGE_SUFFIXES)})"
-        raise UserError(f"--images={images}: {'. '.join([reason, *skipped])}")
+        raise UserError(f"{issues.origin}: {'. '.join([reason, *skipped])}")
     return tuple(tree.images)
 
 

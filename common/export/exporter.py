@@ -5,15 +5,17 @@ import functools
 import pathlib
 import tempfile
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import keras
 import numpy as np
 import tensorflow as tf
 
+from common.args import ImagePolicy
 from common.data.labels import LabelMap
 from common.data.loader import BaseLoader
 from common.data.open import check_labels, open_images, open_source
+from common.data.sources import Source
 from common.distributed.start import share_gpu_memory
 from common.errors import UserError
 from common.evaluation import exported as runtimes
@@ -49,31 +51,31 @@ def export(
             a float32 file gives other detections than the weights.
     """
     options.check()
+    sources = _open_sources(options)  # before all that takes minutes
     share_gpu_memory()
     model, trained_config, label_map, weights_file = app.load(
         options.weights, options.image_size, options.hparams
     )
     config = dataclasses.replace(trained_config, nms_method=nms_method)
     parts = make_exportable(model, config)
-    evaluation = None
-    if options.verify_annotations:
-        evaluation = open_source(options.verify_images, options.verify_annotations, split="verify")
-        check_labels(label_map, evaluation)
+    if sources.evaluation:
+        check_labels(label_map, sources.evaluation)
     # GPUs round to TF32 by default. That is too inexact for the comparison.
     tf.config.experimental.enable_tensor_float_32_execution(False)
     open_loader = functools.partial(make_loader, config=config, training=False, with_targets=False)
     metadata = weights.read_metadata(weights_file)
     metadata |= app.make_metadata(config, label_map, metadata["num_classes"])
-    _write(parts, options, metadata, open_loader)
+    _write(parts, options, metadata, sources.calibration, open_loader)
     hard = app.make_detect(model, config)
     log(f"comparing {options.verified_file} with the weights")
-    largest = _compare(parts, options, options.verified_file, hard, app.to_pixels, open_loader)
-    if evaluation:
+    compare = functools.partial(_compare, parts, options, hard, app.to_pixels, sources.images, open_loader)
+    largest = compare(options.verified_file)
+    if sources.evaluation:
         detectors = {"weights, hard NMS": hard}
         if config != trained_config:
             detectors["weights, NMS of the training"] = app.make_detect(model, trained_config)
         file = runtimes.make_detect(runtimes.open_runner(options.file), app.to_pixels)
-        loader = functools.partial(open_loader, "auto", source=evaluation, batch_size=8)
+        loader = functools.partial(open_loader, "auto", source=sources.evaluation, batch_size=8)
         _compare_ap(detectors | {str(options.file): file}, options.quantize, loader, label_map)
     if options.quantize == "none" and not largest <= verify.FLOAT_LIMIT:  # or NaN
         raise UserError(
@@ -83,18 +85,41 @@ def export(
         )
     if options.format == "tensorrt":
         tensorrt.build(options.verified_file, options.file, parts.image_size)
-        _compare(parts, options, options.file, hard, app.to_pixels, open_loader)
+        compare(options.file)
     size = sum(file.stat().st_size for file in [options.file, *options.file.rglob("*")] if file.is_file())
     print(f"wrote {options.file} ({size / 2**20:.1f} MiB)")
     return options.file
 
 
-def _write(parts: Exportable, options: ExportArgs, metadata: dict[str, Any], open_loader: OpenLoader) -> None:
+class _Sources(NamedTuple):
+    """The images of export.py's flags; None for each flag that is not given."""
+
+    calibration: Source | None
+    images: Source | None
+    evaluation: Source | None
+
+
+def _open_sources(options: ExportArgs) -> _Sources:
+    policy = ImagePolicy(options.on_bad_image, options.max_megapixels)
+    calibration, images = (
+        open_images(value, policy, f"--{name}") if (value := getattr(options, name)) else None
+        for name in ("calibration_images", "verify_images")
+    )
+    evaluation = None
+    if truth := options.verify_annotations:
+        evaluation = open_source(options.verify_images, truth, policy=policy, split="verify")
+    return _Sources(calibration, images, evaluation)
+
+
+def _write(
+    parts: Exportable,
+    options: ExportArgs,
+    metadata: dict[str, Any],
+    calibration: Source | None,
+    open_loader: OpenLoader,
+) -> None:
     output = options.file
     is_saved_model = options.format == "saved_model"
-    may_replace = (output / "saved_model.pb").is_file() if is_saved_model else not output.is_dir()
-    if output.exists() and not may_replace:
-        raise UserError(f"--output={output} exists and is not a {options.format}: choose another path")
     if options.format == "tensorrt":
         output.unlink(missing_ok=True)  # it would not belong to the new ONNX file beside it
     log(f"writing {options.verified_file}")
@@ -119,27 +144,24 @@ def _write(parts: Exportable, options: ExportArgs, metadata: dict[str, Any], ope
         else:
             from common.export import onnx_file
 
-            writer = functools.partial(onnx_file.write, quantize=_quantizer(options, open_loader))
+            writer = functools.partial(
+                onnx_file.write, quantize=_quantizer(options, calibration, open_loader)
+            )
         output.parent.mkdir(parents=True, exist_ok=True)
         write = write_directory if is_saved_model else write_file
         write(options.verified_file, lambda path: writer(parts, path, **options_of_writer))
-    except ImportError as error:
-        raise UserError(
-            f"--format={options.format} needs the package {error.name}: pip install '.[export]'"
-        ) from error
     except OSError as error:
         raise UserError(f"--output={options.output} cannot be written: {error.strerror or error}") from error
 
 
-def _quantizer(options: ExportArgs, open_loader: OpenLoader) -> Callable | None:
+def _quantizer(options: ExportArgs, calibration: Source | None, open_loader: OpenLoader) -> Callable | None:
     from common.export import quantization
 
     if options.quantize == "fp16":
         return quantization.to_fp16
-    if not options.calibration_images:
+    if not calibration:
         return None
-    source = open_images(options.calibration_images)
-    loader = open_loader("auto", source=source, batch_size=_CALIBRATION_BATCH)
+    loader = open_loader("auto", source=calibration, batch_size=_CALIBRATION_BATCH)
     log(f"measuring the ranges of activations on {loader.size} images")
     batches = (np.asarray(images) for images, _ in verify.batches(loader))
     return functools.partial(quantization.to_int8, batches=batches, tensorrt=options.format == "tensorrt")
@@ -148,12 +170,15 @@ def _quantizer(options: ExportArgs, open_loader: OpenLoader) -> Callable | None:
 def _compare(
     parts: Exportable,
     options: ExportArgs,
-    file: pathlib.Path,
     detect: Detect,
     to_pixels: verify.ToPixels,
+    images: Source | None,
     open_loader: OpenLoader,
+    file: pathlib.Path,
 ) -> float:
-    """Compares a file with the weights. Prints and returns the largest difference.
+    """Compares a file with the weights on `images`, or else on drawn images.
+
+    Prints and returns the largest difference.
 
     A file that only TensorRT can run is not compared; the result is 0.
     """
@@ -162,9 +187,9 @@ def _compare(
         return 0.0
     run = runtimes.open_runner(file)
     with tempfile.TemporaryDirectory() as folder:
-        if not options.verify_images:
+        if not images:
             verify.draw_images(pathlib.Path(folder))
-        source = open_images(options.verify_images or folder)
+        source = images or open_images(folder)
         loader = open_loader("auto", source=source, batch_size=1)
         if options.suppression == "none":
             largest = verify.largest_raw_difference(parts, run, to_pixels, loader)

@@ -5,7 +5,7 @@ import importlib.util
 import pathlib
 from typing import NamedTuple
 
-from common.args import TrainedArgs, flag
+from common.args import ImageArgs, TrainedArgs, flag
 from common.errors import UserError
 
 QUANTIZE = ("none", "fp16", "int8")
@@ -19,24 +19,27 @@ class Format(NamedTuple):
         suffix: suffix of the exported file; "" if it is a directory.
         quantize, nms: supported values of these two flags; the first of `nms` is the default.
         calibrates: whether int8 needs ranges of activations, measured on images.
+        packages: packages that the format needs.
     """
 
     suffix: str
     quantize: tuple[str, ...]
     nms: tuple[str, ...]
     calibrates: bool
+    packages: tuple[str, ...] = ()
 
 
+_ONNX_PACKAGES = ("onnx", "onnxruntime", "tf2onnx")
 FORMATS = {
-    "saved_model": Format("", ("none",), ("standard", "none"), calibrates=False),
-    "onnx": Format(".onnx", QUANTIZE, NMS, calibrates=True),
-    "litert": Format(".tflite", QUANTIZE, ("standard", "none"), calibrates=False),
-    "tensorrt": Format(".plan", QUANTIZE, ("efficientnms_trt", "standard", "none"), calibrates=True),
+    "saved_model": Format("", ("none",), ("standard", "none"), False),
+    "onnx": Format(".onnx", QUANTIZE, NMS, True, _ONNX_PACKAGES),
+    "litert": Format(".tflite", QUANTIZE, ("standard", "none"), False, ("ai_edge_litert",)),
+    "tensorrt": Format(".plan", QUANTIZE, ("efficientnms_trt", "standard", "none"), True, _ONNX_PACKAGES),
 }
 
 
 @dataclasses.dataclass(frozen=True)
-class ExportArgs(TrainedArgs):
+class ExportArgs(TrainedArgs, ImageArgs):
     format: str = flag(None, "Format of the exported file.", choices=tuple(FORMATS))
     output: str = flag(None, "File to write; for saved_model, a directory. An existing output is replaced.")
     quantize: str = flag(
@@ -77,10 +80,18 @@ class ExportArgs(TrainedArgs):
         if self.format not in FORMATS:
             problem = f"={self.format} is unknown" if self.format else " is missing"
             raise UserError(f"--format{problem}: use one of {', '.join(FORMATS)}")
-        suffix, quantize, nms, calibrates = FORMATS[self.format]
+        suffix, quantize, nms, calibrates, packages = FORMATS[self.format]
         if not self.output or (suffix and self.file.suffix != suffix):
             place = f"a file that ends in {suffix}" if suffix else "a directory"
             raise UserError(f"--output={self.output}: give {place} for --format={self.format}")
+        is_export = self.file.is_file() if suffix else (self.file / "saved_model.pb").is_file()
+        if self.file.exists() and not is_export:
+            raise UserError(f"--output={self.output} exists and is not a {self.format}: choose another path")
+        for package in packages:
+            if not importlib.util.find_spec(package):
+                raise UserError(
+                    f"--format={self.format} needs the package {package}: pip install '.[export]'"
+                )
         if self.format == "tensorrt" and self.file.exists() and not importlib.util.find_spec("tensorrt"):
             raise UserError(
                 f"--output={self.output} exists, and no new engine can be built without TensorRT: install "

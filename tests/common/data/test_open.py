@@ -237,8 +237,11 @@ def test_image_list_of_a_glob_skips_system_folders_and_has_files_of_circular_lin
 
 def test_image_list_without_image_files_is_refused_with_a_reason(tmp_path):
     assert "File name too long" in refusal(list_images, ",".join(["a.png"] * 60), Issues(""))
-    assert "nothing: no such file or directory" in refusal(list_images, str(tmp_path / "nothing"), Issues(""))
-    assert f"{tmp_path}: no image files found" in refusal(list_images, str(tmp_path), Issues(""))
+    missing = str(tmp_path / "nothing")
+    assert refusal(list_images, missing, Issues("--images=x")) == "--images=x: no such file or directory"
+    assert refusal(list_images, str(tmp_path), Issues("--images=x")).startswith(
+        "--images=x: no image files found"
+    )
     (tmp_path / "a.heic").touch()
     assert "image or video that is not read: " in refusal(list_images, str(tmp_path), Issues(""))
 

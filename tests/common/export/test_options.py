@@ -1,5 +1,6 @@
 """Tests options.py and tensorrt.py of common/export, and the choice of a GPU in evaluation/exported.py."""
 
+import importlib.util
 import pathlib
 import sys
 from unittest import mock
@@ -9,8 +10,9 @@ import onnxruntime
 import pytest
 import tensorflow as tf
 
+from common.data.check.issues import DataError
 from common.evaluation import exported
-from common.export import tensorrt, verify
+from common.export import exporter, tensorrt, verify
 from common.export.options import ExportArgs
 from tests.refusal import refusal
 
@@ -57,6 +59,54 @@ def test_default_nms_of_an_export_is_standard_for_onnx_and_efficientnms_trt_for_
     assert onnx.quantize == "none"
     assert (onnx.suppression, engine.suppression) == ("standard", "efficientnms_trt")
     assert (str(onnx.verified_file), str(engine.verified_file)) == ("a.onnx", "a.onnx")
+
+
+@pytest.mark.parametrize(
+    ("flags", "is_file"),
+    [(ONNX, False), (SAVED_MODEL, True), (SAVED_MODEL, False)],
+    ids=["onnx", "file", "directory"],
+)
+def test_output_of_another_kind_is_refused_and_not_replaced(flags, is_file, tmp_path):
+    output = tmp_path / flags["output"]
+    output.write_text("text") if is_file else output.mkdir()
+    message = refusal(ExportArgs(**flags | {"output": str(output)}).check)
+    assert message == f"--output={output} exists and is not a {flags['format']}: choose another path"
+
+
+def test_missing_package_of_a_format_is_named_with_its_installation(monkeypatch):
+    find_spec = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name: None if name == "tf2onnx" else find_spec(name)
+    )
+    message = "--format={} needs the package tf2onnx: pip install '.[export]'"
+    for flags in (ONNX, ONNX | TENSORRT):
+        assert refusal(ExportArgs(**flags).check) == message.format(flags["format"])
+    ExportArgs(**ONNX | LITERT).check()
+
+
+@pytest.mark.parametrize(
+    ("flags", "flag"),
+    [
+        ({"quantize": "int8", "calibration_images": "{}"}, "--calibration_images"),
+        ({"verify_images": "{}"}, "--verify_images"),
+        ({"verify_images": "{}", "verify_annotations": "{}/a.json"}, "--verify_images"),
+    ],
+    ids=["calibration", "verification", "AP"],
+)
+def test_images_of_an_export_are_refused_with_their_flag_before_the_weights_are_read(flags, flag, tmp_path):
+    def export(**more):
+        values = {name: value.format(tmp_path) for name, value in flags.items()}
+        options = ExportArgs(**ONNX | values | more)
+        exporter.export(mock.NonCallableMock(spec=[]), options, None, None, nms_method="hard")
+
+    assert refusal(export).startswith(f"{flag}={tmp_path}: no image files found")
+    (tmp_path / "a.png").write_bytes(b"no image")
+    message = refusal(export, error=DataError)
+    assert (
+        message.startswith(f"{flag}={tmp_path}: file that is not an image")
+        and "--on_bad_image=skip" in message
+    )
+    assert f"{flag}={tmp_path}: no usable image" in refusal(export, error=DataError, on_bad_image="skip")
 
 
 def test_existing_engine_is_not_replaced_without_tensorrt(tmp_path):
