@@ -122,12 +122,10 @@ def _parse_box(element: Element) -> Ltrb | None:
     degrees = float(element.get("rotation", 0))
     if element.tag == "box":
         left, top, right, bottom = numbers("xtl", "ytl", "xbr", "ybr")
-        box = (left, top, right, bottom)
         if degrees:
-            left, top, right, bottom = box
             left, top, width, height = box_around_rotated((left, top, right - left, bottom - top), degrees)
-            box = left, top, left + width, top + height
-        return box
+            right, bottom = left + width, top + height
+        return left, top, right, bottom
     if element.tag == "polygon":
         points = [point.split(",") for point in element.attrib["points"].split(";")]
         return box_around((float(x), float(y)) for x, y in points)

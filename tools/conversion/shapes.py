@@ -17,15 +17,14 @@ from typing import NamedTuple
 import numpy as np
 
 from common.data.annotations import Annotations
+from common.data.check.coco import SWAPS_SIDES, turn_back
 from common.data.check.image_headers import ImageFacts
 from common.data.check.images import path_fault
 from common.data.check.issues import Issues
 from common.data.image_files import list_tree
 from common.data.labels import LabelMap
 from tools.conversion.labels import LabelledImage, Object, check_images, make_annotations
-from tools.conversion.yolo import turn_back
 
-_SWAPS_SIDES = 5  # EXIF orientations from this one on swap height and width
 _DECIMALS = 6
 
 Ltrb = tuple[float, float, float, float]
@@ -132,7 +131,7 @@ def _report_others(images_dir: str, files: Iterable[str], issues: Issues) -> Non
 def _is_turned(image: LabelledImage, fact: ImageFacts, default: bool, issues: Issues) -> bool:
     """Whether the boxes of an image refer to it as turned by EXIF. Reports a size of another image."""
     stored = (fact.height, fact.width)
-    shown = stored[::-1] if fact.orientation >= _SWAPS_SIDES else stored
+    shown = stored[::-1] if fact.orientation >= SWAPS_SIDES else stored
     if 0 not in image.size and image.size not in (stored, shown):
         text = "{} is {} x {} pixels, the annotations have {} x {}"
         issues.add("image-size-differs", text.format(image, *stored[::-1], *image.size[::-1]))
@@ -154,7 +153,7 @@ def _objects(
     issues: Issues,
 ) -> Iterator[Object]:
     stored = np.array([fact.width, fact.height] * 2)
-    shown = stored[::-1] if is_turned and fact.orientation >= _SWAPS_SIDES else stored
+    shown = stored[::-1] if is_turned and fact.orientation >= SWAPS_SIDES else stored
     for shape in shapes:
         left, top, right, bottom = shape.box
         if not (-math.inf < left <= right < math.inf and -math.inf < top <= bottom < math.inf):  # or NaN
@@ -164,9 +163,9 @@ def _objects(
             issues.add("unknown-category", text)
         else:
             box = np.array([[left, top, right - left, bottom - top]])
+            if normalised:
+                box = box * shown
             if is_turned:
-                box = turn_back(box if normalised else box / shown, fact.orientation) * stored
-            elif normalised:
-                box = box * stored
+                box = turn_back(box, stored[None, :2], np.array([fact.orientation]))
             x, y, width, height = np.round(box[0], _DECIMALS).tolist()
             yield (x, y, width, height), category_ids[shape.category], shape.is_crowd

@@ -39,6 +39,7 @@ import yaml
 
 from common.args import ImagePolicy
 from common.data.annotations import Annotations
+from common.data.check.coco import turn_back
 from common.data.check.image_headers import ImageFacts
 from common.data.check.images import similar_files
 from common.data.check.issues import Issues
@@ -62,9 +63,6 @@ _BOX = 5  # numbers of a box with its class
 _SHOWN = 60  # characters of a label line that a message shows
 _FARTHEST = 1.0  # limit outside the image, in image sides; larger numbers are pixels
 _DECIMALS = 6  # of coordinates in pixels, as many as labels have
-# EXIF orientations that mirror x, and those that mirror y.
-_MIRROR_X = (2, 3, 7, 8)
-_MIRROR_Y = (3, 4, 6, 7)
 
 
 def read_yolo(
@@ -222,7 +220,8 @@ def _read_objects(
         if pixels is None:
             issues.add("label-turned", f"{image} has orientation {facts.orientation}")
         elif pixels == "turned":
-            boxes_ltwh = turn_back(boxes_ltwh, facts.orientation)
+            orientations = np.full(len(boxes_ltwh), facts.orientation)
+            boxes_ltwh = turn_back(boxes_ltwh, np.ones((len(boxes_ltwh), 2)), orientations)
     boxes_ltwh_px = np.round(boxes_ltwh * ([facts.width, facts.height] * 2), _DECIMALS)
     rows = zip(map(tuple, boxes_ltwh_px.tolist()), object_ids, strict=True)
     return [(box, category_id, False) for box, category_id in rows]
@@ -263,18 +262,6 @@ def parse_line(
     if width < 0 or height < 0:
         raise ValueError("has a negative side")
     return class_index, (x - width / 2, y - height / 2, width, height)
-
-
-def turn_back(boxes_ltwh: np.ndarray, orientation: int) -> np.ndarray:
-    """Converts boxes (N, 4) from fractions of the EXIF-rotated image to fractions of the stored image."""
-    left, top, width, height = boxes_ltwh.T
-    if orientation >= 5:
-        left, top, width, height = top, left, height, width
-    if orientation in _MIRROR_X:
-        left = 1 - left - width
-    if orientation in _MIRROR_Y:
-        top = 1 - top - height
-    return np.stack([left, top, width, height], axis=1)
 
 
 # --- images, label files and class names of a data set ---

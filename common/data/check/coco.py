@@ -240,7 +240,7 @@ def turn_back(boxes_ltwh_px: np.ndarray, stored: np.ndarray, orientation: np.nda
 
     Args:
         boxes_ltwh_px: float64 (N, 4).
-        stored: int64 (N, 2), width and height of each box's image as stored.
+        stored: (N, 2), width and height of each box's image as stored; 1, 1 if boxes are fractions of them.
         orientation: int64 (N,), EXIF orientation of each box's image.
     """
     swaps = orientation[:, None] >= SWAPS_SIDES

@@ -148,7 +148,7 @@ def test_yolo_images_without_labels_are_valid_unless_no_image_has_labels(data_di
 
 
 @pytest.mark.parametrize("orientation", range(1, 9))
-def test_yolo_boxes_rotate_back_as_pillow_rotates_pixels(orientation):
+def test_yolo_boxes_rotate_back_as_pillow_rotates_pixels(data_dir, orientation):
     stored = np.zeros((20, 40), np.uint8)
     stored[3:8, 10:28] = 255
     image = PIL.Image.fromarray(stored)
@@ -157,9 +157,11 @@ def test_yolo_boxes_rotate_back_as_pillow_rotates_pixels(orientation):
     rows, columns = np.nonzero(rotated)
     height, width = rotated.shape
     left, top = columns.min() / width, rows.min() / height
-    box = [left, top, (columns.max() + 1) / width - left, (rows.max() + 1) / height - top]
-    boxes_px = yolo.turn_back(np.array([box]), orientation) * [40, 20, 40, 20]
-    np.testing.assert_allclose(boxes_px, [[10, 3, 18, 5]], atol=1e-12)
+    x2, y2 = (columns.max() + 1) / width, (rows.max() + 1) / height
+    image.save(data_dir / "images" / "a.png", exif=image.getexif())
+    write_file(data_dir, "labels/a.txt", f"0 {(left + x2) / 2} {(top + y2) / 2} {x2 - left} {y2 - top}")
+    annotations, _ = read_yolo(data_dir, yolo_pixels="turned")
+    assert annotations.boxes_ltwh_px[0].tolist() == [10, 3, 18, 5]
 
 
 def test_yolo_labels_of_an_image_with_exif_rotation_need_the_flag_yolo_pixels(data_dir):
