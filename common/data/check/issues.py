@@ -101,7 +101,10 @@ _ERRORS = {
     "index-longer": ("record file with fewer records than its index", "copy the file, or remove the index"),
     "label-file": ("label file that cannot be used", "correct or remove it"),
     "image-labelled-twice": ("image with two sets of labels", "merge them: an image has one entry"),
-    "label-misnamed": ("label file whose name is almost that of its image", "rename one of the two"),
+    "label-misnamed": (
+        "label file whose name is almost that of its image",
+        "up to the last dot, both names must be the same",
+    ),
     "label-line": ("label that cannot be used", "correct or remove it"),
     "label-ambiguous": (
         "label that may be a polygon, or a box with keypoints",

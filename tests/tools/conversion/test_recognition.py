@@ -89,8 +89,8 @@ def test_directory_of_yolo_labels_is_recognised_with_the_directory_to_convert(tm
     exports.write_darknet_list(tmp_path / "list")
     (tmp_path / "list" / "train.txt").unlink()
     (tmp_path / "list" / "obj.names").unlink()
-    for given, expected in (("set", "set"), ("set/labels", "set"), ("set/labels/train", "set")):
-        assert formats_of(tmp_path / given) == {"a directory of YOLO's labels": f"{tmp_path}/{expected}"}
+    for folder, expected in (("set", "set"), ("set/labels", "set"), ("set/labels/train", "set")):
+        assert formats_of(tmp_path / folder) == {"a directory of YOLO's labels": f"{tmp_path}/{expected}"}
     assert formats_of(tmp_path / "list" / "obj") == {"a directory of YOLO's labels": f"{tmp_path}/list/obj"}
     message = refusal(load_coco, tmp_path / "set" / "labels", tmp_path, error=DataError)
     assert f"--from=yolo --to=coco --input={tmp_path}/set --output=FILE.json" in message
