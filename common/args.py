@@ -118,6 +118,11 @@ class EvaluationArgs:
         "Whether boxes of COCO jsons refer to the images as stored, or as turned by their EXIF orientation.",
         choices=("stored", "turned"),
     )
+    check: str = flag(
+        "all",
+        "Image files of COCO data that are checked before the run. sample: 5,000 files, drawn at random.",
+        choices=("all", "sample", "none"),
+    )
     box_areas: bool = flag(False, "For APs, APm, APl use the areas of the boxes, not those of the data.")
     coco_backend: str = flag(
         "pycocotools", "COCO metrics library. faster: faster-coco-eval.", choices=("pycocotools", "faster")
@@ -227,12 +232,14 @@ class ImagePolicy:
         max_megapixels: larger images count as unreadable.
         decode: whether to decode every image. If False, only the header and the end of most images are read.
         coco_pixels: what the boxes of a COCO json refer to: "stored" or "turned" images; None if unknown.
+        check: which image files of a COCO json are checked: "all", "sample" (always the same) or "none".
     """
 
     on_bad_image: str = "stop"
     max_megapixels: float = MAX_MEGAPIXELS
     decode: bool = False
     coco_pixels: str | None = None
+    check: str = "all"
 
 
 def default_threads(loaders: int = 1) -> int:

@@ -33,7 +33,7 @@ from common import args as shared_flags
 from common import errors, hparams
 from common.args import ImagePolicy
 from common.data.annotations import Annotations
-from common.data.check.images import inspect_files
+from common.data.check.images import files_to_check, inspect_files
 from common.data.check.issues import DataError
 from common.data.open import DataFlags, open_pair
 from common.data.sources import CocoSource, Source
@@ -66,7 +66,7 @@ def define_flags(fv: flags.FlagValues) -> None:
             f"{prefix}file_pattern", None, f"{which}: glob of TFRecords or WebDataset shards.", flag_values=fv
         )
     flags.DEFINE_string("label_map", None, "Categories of TFRecords: json or .pbtxt file.", flag_values=fv)
-    shared_flags.define(fv, shared_flags.Args, (*shared_flags.IMAGE_FLAGS, "coco_pixels"))
+    shared_flags.define(fv, shared_flags.Args, (*shared_flags.IMAGE_FLAGS, "coco_pixels", "check"))
     flags.DEFINE_bool("decode", False, "Decode every image completely to find damage.", flag_values=fv)
     flags.DEFINE_string("report", None, "Report to write, an .html file.", flag_values=fv)
     flags.DEFINE_string(
@@ -206,7 +206,8 @@ def examine_anchors(
 
 def _formats(source: Source, policy: ImagePolicy) -> dict[str, int]:
     if isinstance(source, CocoSource):
-        facts = inspect_files(source.images_dir, source.annotations.file_names, policy)
+        names = files_to_check(source.annotations.file_names, policy)
+        facts = inspect_files(source.images_dir, names, policy)
         return collections.Counter(fact.image_format for fact in facts)
     return source.formats  # type: ignore[attr-defined]  # a TFRecordSource
 
@@ -224,11 +225,15 @@ def main() -> None:
         except ValueError as error:
             raise UserError(f"--aspect_ratios={','.join(fv.aspect_ratios)}: give numbers") from error
     config = model_config(fv.model_name, **values)
+    if fv.check != "all" and not (fv.annotations or fv.eval_annotations):
+        raise UserError(f"--check={fv.check} has no effect without a COCO json: omit the flag")
+    if fv.check == "none" and fv.decode:
+        raise UserError("--decode has no effect with --check=none: omit one of the two")
     check(
         DataFlags(fv.images, fv.annotations, fv.file_pattern),
         DataFlags(fv.eval_images, fv.eval_annotations, fv.eval_file_pattern),
         config if judges_anchors else None,
-        ImagePolicy(fv.on_bad_image, fv.max_megapixels, fv.decode, fv.coco_pixels),
+        ImagePolicy(fv.on_bad_image, fv.max_megapixels, fv.decode, fv.coco_pixels, fv.check),
         label_map=fv.label_map,
         report=fv.report,
     )

@@ -124,11 +124,14 @@ def _evaluation_flags(a: Args | EvalArgs) -> DataFlags:
 
 
 def _options(a: Args | EvalArgs) -> dict[str, Any]:
-    policy = ImagePolicy(a.on_bad_image, a.max_megapixels, coco_pixels=a.coco_pixels)
+    policy = ImagePolicy(a.on_bad_image, a.max_megapixels, coco_pixels=a.coco_pixels, check=a.check)
     if a.label_map and not (a.eval_file_pattern or getattr(a, "train_file_pattern", None)):
         raise UserError(f"--label_map={a.label_map} has no effect: a COCO json has its own class names")
-    if a.coco_pixels and not (a.eval_annotations or getattr(a, "train_annotations", None)):
-        raise UserError(f"--coco_pixels={a.coco_pixels} has no effect without a COCO json: omit the flag")
+    if not (a.eval_annotations or getattr(a, "train_annotations", None)):
+        if a.coco_pixels:
+            raise UserError(f"--coco_pixels={a.coco_pixels} has no effect without a COCO json: omit the flag")
+        if a.check != "all":
+            raise UserError(f"--check={a.check} has no effect without a COCO json: omit the flag")
     return {"input_type": a.input_type, "label_map": a.label_map, "policy": policy}
 
 

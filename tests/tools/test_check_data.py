@@ -80,6 +80,18 @@ def test_check_data_refuses_an_anchor_flag_without_the_report_or_model_name_flag
     assert "--anchor_scale has no effect without --report=FILE.html or --model_name: add one" in done.stderr
 
 
+def test_check_data_checks_no_image_file_on_request_and_refuses_a_check_without_effect(
+    data, drawn_records, tmp_path
+):
+    done = run(data._replace(images=str(tmp_path)), "--check=none")
+    assert done.returncode == 0 and "image file that was not checked (12): image 10 ('00.jpg')" in done.stdout
+    done = run(data, "--check=none", "--decode")
+    assert done.returncode == 1 and "--decode has no effect with --check=none: omit one" in done.stderr
+    command = [sys.executable, "tools/check_data.py", "--check=sample", f"--file_pattern={drawn_records}-*"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 1 and "--check=sample has no effect without a COCO json" in done.stderr
+
+
 # --- the model whose anchors are judged ---
 
 

@@ -33,6 +33,7 @@ from common.data.check.images import check_files
 from common.data.check.issues import Issues
 from common.data.check.repeated_images import report_repeated_images
 from common.data.labels import MAX_CATEGORY_ID, LabelMap, category_faults
+from common.errors import UserError
 
 LARGE_ID = 2**31  # DALI only accepts smaller ids
 _FRACTION = 1.05  # upper limit for edges of normalised boxes, because rounding may give numbers above 1
@@ -64,7 +65,10 @@ def load_coco(
 
     Raises:
         DataError: the json or the image files have errors; the message lists all of them.
+        UserError: `policy` contradicts itself.
     """
+    if policy.coco_pixels == "turned" and policy.check != "all":
+        raise UserError("--coco_pixels=turned needs the orientation of every image: use --check=all")
     cache = CocoCache(os.fspath(json_path), images_dir, policy) if images_dir is not None else None
     annotations = cache.load() if cache else None
     return annotations or _load(os.fspath(json_path), images_dir, policy, cache)

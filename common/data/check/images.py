@@ -36,6 +36,7 @@ from common.progress import Bar
 _END = 4096  # bytes at each end of a file for its checksum
 _CHUNK = 64  # files that a thread takes at once
 _PART = 50_000  # new results that are saved at once
+SAMPLE = 5_000  # files that --check=sample checks; of 0.1 % faulty files, it finds one in 99 % of cases
 _ONE_LARGE = threading.Lock()  # saves memory
 _CORES = len(os.sched_getaffinity(0))
 _READERS, DECODERS = min(8 * _CORES, 32), _CORES + 2  # threads that read headers; threads that decode
@@ -278,18 +279,30 @@ def check_files(
     outside = ImageFacts(fault="path-leaves-directory", detail=f"it is not below {os.fspath(images_dir)}")
     facts = {name: outside for name in names if path_fault(name)}
     inside = [name for name in names if name and name not in facts]
-    table = inspect_table(images_dir, inside, issues.policy)
+    table = inspect_table(images_dir, files_to_check(inside, issues.policy), issues.policy)
     limit = issues.policy.max_megapixels
     facts |= zip(table.names, (limited(fact, limit) for fact in table.facts()), strict=True)
     similar = _similar_facts(images_dir, table)
     facts |= similar
     usable = check_images([facts.get(name) for name in names], images, describe, issues)
+    unchecked = [row for row, name in enumerate(names) if name and name not in facts]
+    usable[unchecked] = True
+    issues.add_each("image-unchecked", unchecked, describe)
     return usable, [facts.get(name, ImageFacts()) for name in names], _digest(table, similar)
+
+
+def files_to_check(names: Sequence[str], policy: ImagePolicy) -> list[str]:
+    """Returns the different names of the files that `policy.check` selects."""
+    unique = list(dict.fromkeys(names)) if policy.check != "none" else []
+    if policy.check == "all" or len(unique) <= SAMPLE:
+        return unique
+    rows = np.random.default_rng(0).choice(len(unique), SAMPLE, replace=False)
+    return [unique[row] for row in np.sort(rows).tolist()]
 
 
 def state_of_files(images_dir: str | os.PathLike, names: Sequence[str], policy: ImagePolicy) -> str:
     """Inspects image files. The result changes if a file or a result changes that `check_files` uses."""
-    table = inspect_table(images_dir, names, policy)
+    table = inspect_table(images_dir, files_to_check(names, policy), policy)
     return _digest(table, _similar_facts(images_dir, table))
 
 

@@ -156,6 +156,7 @@ _WARNINGS = {
     ),
     "too-many-boxes": ("image with more boxes than max_instances", "its largest boxes are kept for training"),
     "repeated-file": ("file that several images name", "it is read once for each image"),
+    "image-unchecked": ("image file that was not checked", "--check=all checks it"),
     "exif-turn": ("image with an EXIF orientation", "the tag is ignored: boxes refer to the stored pixels"),
     "wrong-extension": ("file name extension that does not match the format", "the extension is ignored"),
     "shard-missing": ("missing record file of a numbered set", "check that the copy is complete"),

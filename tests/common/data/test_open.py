@@ -1,3 +1,4 @@
+import dataclasses
 import json
 import shutil
 
@@ -380,6 +381,22 @@ def test_coco_pixels_decides_about_boxes_of_turned_images_in_training_and_evalua
     sources = open_splits(Args(**flags, coco_pixels="turned"), num_replicas=1, max_instances=100)
     # Orientation 6 turns the stored image clockwise: x = 19 - y, y = x of the stored pixels.
     assert [source.annotations.boxes_ltwh_px.tolist() for source in sources] == [[[10, 12, 18, 5]]] * 2
+
+
+def test_check_of_no_image_file_opens_coco_data_with_a_missing_image_and_is_refused_for_records(
+    drawn, tmp_path, copied_records, capfd
+):
+    shutil.copytree(drawn / "images", tmp_path / "images")
+    (tmp_path / "images" / "02.jpg").unlink()
+    flags = {"train_images": str(tmp_path / "images"), "train_annotations": str(drawn / "instances.json")}
+    a = Args(**flags, batch_size=1)
+    message = refusal(open_splits, a, num_replicas=1, max_instances=100, error=DataError)
+    assert "02.jpg" in message
+    a = dataclasses.replace(a, check="none")
+    assert open_splits(a, num_replicas=1, max_instances=100)[0].size == 12
+    assert "image file that was not checked (12): image 10 ('00.jpg'); " in capfd.readouterr().err
+    flags = {"eval_file_pattern": copied_records, "check": "none"}
+    assert "--check=none has no effect" in refusal(open_evaluation, EvalArgs(**flags), CATEGORIES)
 
 
 def test_coco_pixels_is_refused_for_records_and_does_not_change_their_check(copied_records):

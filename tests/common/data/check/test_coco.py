@@ -11,6 +11,7 @@ from pycocotools.coco import COCO
 
 from common.args import ImagePolicy
 from common.data.check.coco import load_coco
+from common.errors import UserError
 from tests.common.coco_documents import LARGE, SMALL, assert_is, changed, draw_images, refused
 
 # --- the content that is read ---
@@ -334,6 +335,13 @@ def test_boxes_that_also_fit_the_stored_image_or_neither_do_not_stop(json_of, tm
 
 
 # --- image files ---
+
+
+@pytest.mark.parametrize("check", ["sample", "none"])
+def test_coco_pixels_turned_is_refused_unless_all_images_are_checked(json_of, images, check):
+    policy = ImagePolicy(coco_pixels="turned", check=check)
+    with pytest.raises(UserError, match="needs the orientation of every image: use --check=all"):
+        load_coco(json_of(), images, policy=policy)
 
 
 def test_file_name_outside_the_image_directory_is_refused_under_policy_skip_too(json_of, images):

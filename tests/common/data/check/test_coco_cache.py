@@ -94,12 +94,21 @@ def test_json_with_all_its_images_is_cached_for_each_policy_and_directory(data, 
     assert parsed.call_count == 1 and stop.num_images == 4
     load(data, SKIP)
     load(data, ImagePolicy(coco_pixels="stored"))
-    assert parsed.call_count == 3
+    load(data, ImagePolicy(check="none"))
+    assert parsed.call_count == 4
     (tmp_path / "link").symlink_to(data)
     linked = load_coco(tmp_path / "link" / "instances.json", tmp_path / "link")
-    assert parsed.call_count == 3 and linked.origin == str(tmp_path / "link" / "instances.json")
+    assert parsed.call_count == 4 and linked.origin == str(tmp_path / "link" / "instances.json")
     load_coco(data / "instances.json")
-    assert parsed.call_count == 4
+    assert parsed.call_count == 5
+
+
+def test_json_whose_images_are_not_checked_is_cached_whatever_they_are(data, parsed):
+    first = load(data, ImagePolicy(check="none"))
+    assert first.num_images == 4 and first.issues["image-unchecked"].count == 4
+    (data / "a.jpg").unlink()
+    assert_same(load(data, ImagePolicy(check="none")), first)
+    assert parsed.call_count == 1
 
 
 def test_change_of_a_json_that_keeps_its_size_and_times_is_noticed(data, parsed):

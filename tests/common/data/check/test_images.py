@@ -17,7 +17,16 @@ import simplejpeg
 
 from common.data.annotations import CocoImage
 from common.data.check import image_cache, images
-from common.data.check.images import ImageFacts, ImagePolicy, check_files, check_images, inspect, path_fault
+from common.data.check.images import (
+    ImageFacts,
+    ImagePolicy,
+    check_files,
+    check_images,
+    files_to_check,
+    inspect,
+    path_fault,
+    state_of_files,
+)
 from common.data.check.issues import Issues
 from common.files import cache_directory
 from tests.common.image_variants import GREY, HEIGHT, RGB, VARIANTS, WIDTH, chunk, opencv, pillow, png, tiff
@@ -478,6 +487,51 @@ def test_image_check_shows_a_progress_bar_only_for_more_images_than_its_limit(tm
     inspect_files(tmp_path, names, EVERY_PIXEL)
     output = capsys.readouterr()
     assert "Checking images: 4 steps" in output.err and output.out == ""
+
+
+# --- the choice of files to check ---
+
+
+def test_sample_of_files_to_check_is_drawn_once_and_the_same_each_time(monkeypatch):
+    names = [f"{i:06}" for i in range(20_000)]
+    sample = files_to_check([*names, *names], ImagePolicy(check="sample"))
+    assert len(set(sample)) == len(sample) == images.SAMPLE == 5_000
+    assert sample == sorted(sample) and set(sample) < set(names)
+    assert sample == files_to_check(names, ImagePolicy(check="sample"))
+    rows = np.array(sample, np.int64)
+    assert np.histogram(rows, 10, (0, 20_000))[0] == pytest.approx(500, abs=100)
+    assert files_to_check(["a", "b", "a"], ImagePolicy(check="sample")) == ["a", "b"]
+    assert files_to_check([*names, *names], ImagePolicy()) == names
+    assert files_to_check(names, ImagePolicy(check="none")) == []
+
+
+@pytest.mark.parametrize(("check", "num_checked"), [("all", 9), ("sample", 4), ("none", 0)])
+def test_images_that_are_not_checked_are_used_and_reported(
+    tmp_path, inspected, monkeypatch, check, num_checked
+):
+    monkeypatch.setattr(images, "SAMPLE", 4)
+    names = write(tmp_path, **{str(i): VARIANTS["jpeg"] for i in range(9)})
+    issues = Issues("", ImagePolicy(on_bad_image="skip", check=check))
+    shown = [CocoImage(row, name, WIDTH, HEIGHT) for row, name in enumerate([*names, "0", "../x", ""])]
+    usable, facts, _ = check_files(tmp_path, shown, lambda row: f"image {row}", issues)
+    assert len(inspected) == num_checked
+    assert usable.tolist() == [True] * 10 + [False] * 2
+    checked = {shown[row].file_name for row, fact in enumerate(facts) if fact.image_format}
+    assert checked == set(inspected)
+    unchecked = [f"image {row}" for row in range(10) if shown[row].file_name not in inspected]
+    assert issues["image-unchecked"].offenders == unchecked
+    assert issues["path-leaves-directory"].count == 1
+
+
+def test_state_of_files_depends_only_on_the_files_that_are_checked(tmp_path, monkeypatch):
+    monkeypatch.setattr(images, "SAMPLE", 4)
+    names = write(tmp_path, **{str(i): VARIANTS["jpeg"] for i in range(9)})
+    sample = files_to_check(names, ImagePolicy(check="sample"))
+    policies = [ImagePolicy(check=check) for check in ("all", "sample", "none")]
+    before = [state_of_files(tmp_path, names, policy) for policy in policies]
+    (tmp_path / next(name for name in names if name not in sample)).unlink()
+    after = [state_of_files(tmp_path, names, policy) for policy in policies]
+    assert [was == now for was, now in zip(before, after, strict=True)] == [False, True, True]
 
 
 # --- comparison with annotations ---
