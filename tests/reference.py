@@ -18,7 +18,7 @@ OTHER_PROGRAMS = (
     *("efficientdet/automl_weights.py", "yolov4/darknet_weights.py", "yolov4/fit_anchors.py"),
     *("tools/synthetic.py", "tools/check_data.py", "tools/convert.py", "tools/bench.py"),
     "examples/preprocessing/preprocess.py",
-    *("benchmarks/accuracy_data.py", "benchmarks/accuracy.py"),
+    *("benchmarks/accuracy_data.py", "benchmarks/accuracy.py", "benchmarks/large_coco.py"),
 )
 PREAMBLE = """Set them by `--hparams=name=value,...` or by a YAML file. The table of models at the end of each
 `config.py` replaces some of these defaults for each model. `run.json` in a run's directory has all values.
