@@ -193,6 +193,7 @@ def webdataset_reader(
         paths=list(shards.files),
         index_paths=list(shards.indexes),
         ext="image",
+        dont_use_mmap=True,  # a mapped file that becomes shorter would kill the process (SIGBUS)
         name=name,
         shard_id=shard_id,
         num_shards=num_shards,

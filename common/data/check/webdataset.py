@@ -32,7 +32,7 @@ from common.data.sources import Source
 from common.data.webdataset import Shards
 from common.files import load_cached, save_cached
 
-_VERSION = 1  # increase this when any check changes, also one of images.py
+_VERSION = 2  # increase this when any check changes, also one of images.py
 _THREADS = min(16, os.cpu_count() or 1)  # files that are read at once
 _SLOW_BYTES = 2**29  # a progress bar is shown if all files together are larger
 
@@ -173,8 +173,9 @@ def _check(samples: Sequence[Sample], label_map: LabelMap, issues: Issues) -> tu
     for image, sample in zip(of_samples, samples, strict=True):
         if not image.width:
             image.width, image.height = sample.facts.width, sample.facts.height
-    table = np.array(list(itertools.chain.from_iterable(s.objects for s in samples)), OBJECT)
-    boxes, box_image = table["bbox"], np.repeat(np.arange(len(samples)), [len(s.objects) for s in samples])
+    table = np.frombuffer(b"".join(sample.objects for sample in samples), OBJECT)
+    counts = [len(sample.objects) // OBJECT.itemsize for sample in samples]
+    boxes, box_image = table["bbox"], np.repeat(np.arange(len(samples)), counts)
     box_sizes = sizes_of(of_samples)[box_image][:, ::-1].astype(np.int64)  # (N, 2) width, height
 
     def name_box(row: int) -> str:

@@ -6,7 +6,6 @@ common/data/webdataset.py describes the two forms of annotations.
 import io
 import itertools
 import json
-import math
 import re
 import reprlib
 from collections.abc import Iterator, Mapping
@@ -17,7 +16,7 @@ import numpy as np
 
 from common.args import IMAGE_SUFFIXES
 from common.data import storage
-from common.data.annotations import NONE
+from common.data.annotations import NONE, OBJECT, CocoObject, table_of
 from common.data.check.image_headers import ImageFacts
 from common.data.check.images import inspect
 from common.data.check.issues import Fault, Issues
@@ -43,7 +42,7 @@ class Sample(msgspec.Struct, gc=False, array_like=True):
         file_name: the file name in the json; if there is none, the name of the image in the tar file.
         image_id: the image id; NONE if there is none.
         image_size: (height, width) in the json; (0, 0) if they are missing.
-        objects: rows of OBJECT, with boxes ltwh in pixels; empty if any value is invalid.
+        objects: the bytes of an array of OBJECT, with boxes ltwh in pixels; empty if any value is invalid.
     """
 
     name: str
@@ -53,7 +52,7 @@ class Sample(msgspec.Struct, gc=False, array_like=True):
     file_name: str
     image_id: int = NONE
     image_size: tuple[int, int] = (0, 0)
-    objects: list[tuple[int, int, tuple[float, float, float, float], int, int, float]] = []
+    objects: bytes = b""  # needs less memory than tuples
 
 
 def scan(file: str, path: str, label_map: LabelMap, issues: Issues) -> tuple[list[Sample], list[str]]:
@@ -94,7 +93,8 @@ def scan(file: str, path: str, label_map: LabelMap, issues: Issues) -> tuple[lis
             issues.add("no-images", f"{path} has no samples")
     known = set(label_map.category_ids)
     for sample in samples:
-        for category_id in sorted({row[1] for row in sample.objects} - known):
+        category_ids = np.frombuffer(sample.objects, OBJECT)["category_id"].tolist()
+        for category_id in sorted(set(category_ids) - known):
             categories = f"{len(known)} categories from {min(known)} to {max(known)}"
             text = f"{sample.name} has category {category_id}, which none of {categories} has"
             issues.add("unknown-category", text)
@@ -179,10 +179,12 @@ def _add_json(sample: Sample, content: bytes) -> None:
     sample.file_name = parsed.file_name.replace("\0", "\N{REPLACEMENT CHARACTER}") or sample.file_name
     if parsed.width and parsed.height:
         sample.image_size = (parsed.height, parsed.width)
-    for o in parsed.annotations:
-        area = math.nan if o.area is None else o.area
-        is_crowd = int(bool(o.iscrowd or o.ignore))
-        sample.objects.append((NONE, o.category_id, o.bbox, NONE, is_crowd, area))
+    sample.objects = table_of(
+        [
+            CocoObject(0, o.category_id, o.bbox, None, bool(o.iscrowd or o.ignore), o.area)
+            for o in parsed.annotations
+        ]
+    ).tobytes()
 
 
 def _value_at(content: bytes, place: str) -> str:
@@ -213,7 +215,7 @@ def _array(ending: str, content: bytes) -> np.ndarray:
     kinds, num_axes, rule = _ARRAYS[ending]
     try:
         array = np.lib.format.read_array(io.BytesIO(content), allow_pickle=False)
-    except (ValueError, EOFError, OSError) as error:
+    except Exception as error:  # damaged headers raise errors of many kinds, also of the tokenizer
         raise Fault("sample-value", f"{ending} is damaged: {error}") from error
     if array.dtype.kind not in kinds or array.ndim != num_axes or (num_axes == 2 and array.shape[1] != 4):
         raise Fault("sample-value", f"{ending} is {array.dtype} {array.shape}: {rule} is needed")
@@ -244,5 +246,12 @@ def _add_arrays(sample: Sample, arrays: Mapping[str, np.ndarray]) -> None:
     boxes_px = boxes * np.tile((sample.facts.width, sample.facts.height), 2)
     boxes_ltwh_px = np.concatenate([boxes_px[:, :2], boxes_px[:, 2:] - boxes_px[:, :2]], axis=1)
     sample.image_id = int(image_id)
-    rows = zip(labels.tolist(), boxes_ltwh_px.tolist(), is_crowd.tolist(), areas.tolist(), strict=True)
-    sample.objects = [(NONE, label, tuple(box), NONE, int(mark), area) for label, box, mark, area in rows]
+    table = np.zeros(len(labels), OBJECT)
+    for field, column in (
+        ("category_id", labels),
+        ("bbox", boxes_ltwh_px),
+        ("iscrowd", is_crowd),
+        ("area", areas),
+    ):
+        table[field] = column
+    sample.objects = table.tobytes()

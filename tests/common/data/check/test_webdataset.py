@@ -12,6 +12,8 @@ from common.data import webdataset as format_module
 from common.data.check import webdataset, webdataset_scan
 from common.data.check.images import ImagePolicy
 from common.data.check.issues import DataError
+from common.data.check.loader_errors import explain
+from tests.common.reading import build
 from tests.common.record_writing import LABELS, PNG, png
 from tests.common.shard_writing import BOX, arrays, npy, sample, write_tar
 
@@ -162,6 +164,11 @@ BAD_SAMPLES = {
         "sample-value",
         "boxes.npy is damaged: Object arrays cannot be loaded",
     ),
+    "npy without a header": (
+        arrays() | {"0001.boxes.npy": npy([17]).replace(b"{", b"(")},
+        "sample-value",
+        "boxes.npy is damaged: ",
+    ),
     "cut npy": (arrays() | {"0001.labels.npy": npy([17])[:-3]}, "sample-value", "labels.npy is damaged: "),
     "float labels": (arrays(labels=[17.0]), "sample-value", "labels.npy is float64 (1,): int (N,) is needed"),
     "box shape": (arrays(boxes=[[0.1, 0.2]]), "sample-value", "boxes.npy is float64 (1, 2): float (N, 4)"),
@@ -267,6 +274,21 @@ def test_bad_images_under_policy_skip_are_left_out_of_index_and_annotations(tmp_
     )
     (index,) = source.shards.indexes
     assert len(pathlib.Path(index).read_text().splitlines()) == 2
+
+
+def test_shard_that_is_cut_off_after_the_check_stops_the_reader_with_its_samples_in_the_message(tmp_path):
+    path = write_tar(
+        tmp_path / "a.tar", *(numbered(i, image=png(color=(i, 0, 0)) + bytes(10_000)) for i in range(1, 9))
+    )
+    source = open_shards(path)
+    pipeline = build(lambda: source.read(training=False))
+    pipeline.run()
+    os.truncate(path, 20_000)
+    with pytest.raises(RuntimeError) as error:
+        for _ in range(16):
+            pipeline.run()
+    message = str(explain(error.value, source, "dali_cpu"))
+    assert f"empty image file (6): {path} sample '0003' (image 3); {path} sample '0004'" in message
 
 
 # --- the cache ---
