@@ -21,7 +21,7 @@ from common.args import IMAGE_SUFFIXES, ImagePolicy
 from common.data.annotations import Annotations
 from common.data.check.issues import Issues
 from common.errors import UserError
-from tools.conversion.labels import LabelledImage
+from tools.conversion.labels import LabelledImage, require_directory
 from tools.conversion.shapes import Shape, annotations_of_shapes, locate
 
 # Meaning of a column -> its names in lower case, without underscores and spaces.
@@ -66,8 +66,7 @@ def read_csv(
         UserError, OSError: files or directories do not exist, or the csv lacks columns.
     """
     images_dir = images_dir or os.path.dirname(file) or "."
-    if not os.path.isdir(images_dir):
-        raise UserError(f"{images_dir} is not a directory: give the images' directory as --images=DIR")
+    require_directory(images_dir)
     issues = Issues(file, policy)
     names = dict(row[:2] for row in _rows(names_file) if len(row) > 1) if names_file else {}
     images: dict[str, LabelledImage] = {}

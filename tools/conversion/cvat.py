@@ -17,7 +17,7 @@ from common.data.annotations import Annotations
 from common.data.check.coco_parse import box_around_rotated
 from common.data.check.issues import Issues
 from common.errors import UserError
-from tools.conversion.labels import LabelledImage
+from tools.conversion.labels import LabelledImage, require_directory
 from tools.conversion.shapes import (
     Ltrb,
     Shape,
@@ -54,8 +54,7 @@ def read_cvat(
     """
     file = os.path.join(path, "annotations.xml") if os.path.isdir(path) else path
     images_dir = images_dir or os.path.join(os.path.dirname(file), "images")
-    if not os.path.isdir(images_dir):
-        raise UserError(f"{images_dir} is not a directory: give the images' directory as --images=DIR")
+    require_directory(images_dir)
     try:
         root = ElementTree.parse(file, ElementTree.XMLParser(target=NoDoctype())).getroot()
     except (ElementTree.ParseError, ValueError, LookupError) as error:

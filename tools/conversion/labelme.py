@@ -22,7 +22,7 @@ from common.data.check.issues import Issues
 from common.data.image_files import Tree, list_tree
 from common.data.labels import is_text
 from common.errors import UserError
-from tools.conversion.labels import LabelledImage
+from tools.conversion.labels import LabelledImage, require_directory
 from tools.conversion.shapes import Ltrb, Shape, annotations_of_shapes, box_around, locate
 
 _WITHOUT_BOX = ("point", "points", "line", "linestrip")
@@ -52,8 +52,7 @@ def read_labelme(
     directory = path if os.path.isdir(path) else os.path.dirname(path) or "."
     is_default = not images_dir
     images_dir = images_dir or directory
-    if not os.path.isdir(images_dir):
-        raise UserError(f"{images_dir} is not a directory: give the images' directory as --images=DIR")
+    require_directory(images_dir)
     issues = Issues(path, policy)
     shapes_of = {}
     files = [path]

@@ -5,6 +5,7 @@ gives no unique ids, all images are numbered from 1.
 """
 
 import dataclasses
+import os
 import pathlib
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -51,6 +52,12 @@ def image_ids(file_names: Sequence[str]) -> list[int]:
     if len(set(ids)) == len(ids) and max(ids, default=0) <= _MAX_IMAGE_ID:
         return ids
     return list(range(1, len(file_names) + 1))
+
+
+def require_directory(images_dir: str) -> None:
+    """Raises UserError if the directory of the images does not exist."""
+    if not os.path.isdir(images_dir):
+        raise UserError(f"{images_dir} is not a directory: give the images' directory as --images=DIR")
 
 
 def read_lines(path: str) -> list[str]:

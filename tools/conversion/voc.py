@@ -38,6 +38,7 @@ from tools.conversion.labels import (
     check_images,
     find_listed,
     make_annotations,
+    require_directory,
 )
 
 _SIDES = ("xmin", "ymin", "xmax", "ymax")
@@ -85,8 +86,7 @@ def read_voc(
     xml_dir = os.path.join(directory, "Annotations")
     xml_dir = xml_dir if os.path.isdir(xml_dir) else directory
     images_dir = images_dir or os.path.join(directory, "JPEGImages")
-    if not os.path.isdir(images_dir):
-        raise UserError(f"{images_dir} is not a directory: give the images' directory as --images=DIR")
+    require_directory(images_dir)
     issues = Issues(directory, policy)
     files = _find_documents(xml_dir, issues)
     if not files:
