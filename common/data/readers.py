@@ -8,6 +8,10 @@ the same units:
     labels      int32 (N,), 1-based: class + 1
     image_ids   int64 (), the original id
 
+Image files are read, not mapped into memory: if a mapped file shrinks, because it is written again in place,
+SIGBUS ends the process. Reading took 1 % more CPU time per image of coco128 than mapping, decoding and
+resizing included. Record files are mapped.
+
 Crowds are left out. Boxes refer to the stored pixels, so decode with `adjust_orientation=False`.
 
 Order of the images, as observed with DALI 2.4:
@@ -83,6 +87,7 @@ def coco_reader(
         name=name,
         shard_id=shard_id,
         num_shards=num_shards,
+        dont_use_mmap=True,
         **_annotations_for_dali(annotations),
         **order(training, seed),
     )
@@ -111,6 +116,7 @@ def file_reader(
         name=name,
         shard_id=shard_id,
         num_shards=num_shards,
+        dont_use_mmap=True,
         **order(training=False, seed=0),
     )
     boxes = fn.zeros(shape=[0, 4], dtype=types.FLOAT)

@@ -2,7 +2,10 @@
 
 import dataclasses
 import functools
+import io
 import pathlib
+import subprocess
+import sys
 
 import numpy as np
 import PIL.Image
@@ -19,6 +22,7 @@ from tests.common.coco_documents import write_json
 from tests.common.reading import assert_iterator_resumes, build, first_images, ids, numbered_images, read
 from tests.common.record_writing import LABELS, record, write, write_tfrecords
 from tests.common.shard_writing import write_shards
+from tests.conftest import ROOT
 
 
 def all_readers(source, directory):
@@ -122,6 +126,38 @@ def open_unchecked(tmp_path):
     return lambda *contents: build(
         lambda: tfrecord_reader([write(tmp_path / "x", *contents)], LABELS, training=False)
     )
+
+
+SHRINK = """
+import os, pathlib, sys
+from nvidia.dali import pipeline_def
+from common.data.open import open_coco, open_images
+images, json = map(pathlib.Path, sys.argv[1:])
+source = open_coco(images, json) if json.suffix else open_images(str(images))
+pipeline = pipeline_def(lambda: source.read(training=False), batch_size=2, num_threads=1, device_id=None)()
+pipeline.run()
+for file in images.iterdir():
+    os.truncate(file, 10)
+sizes = [jpeg.shape()[0] for _ in range(9) for jpeg in pipeline.run()[0]]
+print(max(sizes), min(sizes))
+"""
+
+
+@pytest.mark.parametrize("kind", ["coco", "images"])
+def test_image_that_shrinks_after_dali_has_opened_it_does_not_end_the_process(kind, tmp_path):
+    images = tmp_path / "images"
+    images.mkdir()
+    stream = io.BytesIO()
+    PIL.Image.new("RGB", (9, 7)).save(stream, "JPEG")
+    for number in range(20):
+        (images / f"{number:02}.jpg").write_bytes(stream.getvalue() + bytes(10**5))
+    listed = [{"id": i, "file_name": f"{i:02}.jpg", "width": 9, "height": 7} for i in range(20)]
+    box = {"id": 1, "image_id": 0, "category_id": 1, "bbox": [1, 1, 5, 5]}
+    document = {"images": listed, "annotations": [box], "categories": [{"id": 1, "name": "a"}]}
+    json_path = write_json(tmp_path, document) if kind == "coco" else tmp_path
+    command = [sys.executable, "-c", SHRINK, str(images), str(json_path)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, f"{len(stream.getvalue()) + 10**5} 10\n"), done.stderr
 
 
 def test_reader_of_unchecked_records_writes_their_index(open_unchecked, tmp_path):
