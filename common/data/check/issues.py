@@ -92,7 +92,10 @@ _ERRORS = {
     "class-text": ("label that the label map names otherwise", "give the label map of these records"),
     "box-in-pixels": ("box with an edge above 2", "normalise the boxes: records do not hold pixels"),
     "not-a-tar": ("tar file that is damaged", "copy or write the file again"),
-    "repeated-sample": ("sample that occurs twice in a tar file", "write its files next to each other, once"),
+    "repeated-sample": (
+        "sample that occurs twice in a tar file",
+        "write its files next to each other (tar --sort=name)",
+    ),
     "sample-components": (
         "sample without one image and its annotations",
         "a sample needs one image, and a .json, or a .boxes.npy and a .labels.npy",

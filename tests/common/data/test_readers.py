@@ -70,14 +70,15 @@ def test_readers_of_all_formats_give_the_images_and_boxes_of_the_annotations(dat
             assert actual.boxes.min(initial=0) >= 0 and actual.boxes.max(initial=1) <= 1
 
 
+@pytest.mark.parametrize("training", [True, False], ids=["training", "evaluation"])
 @pytest.mark.parametrize("num_shards", [1, 5])
-def test_shards_and_records_of_the_same_images_give_equal_batches_in_evaluation(drawn, tmp_path, num_shards):
+def test_shards_and_records_of_the_same_images_give_equal_batches(drawn, tmp_path, num_shards, training):
     source = open_coco(drawn / "images", drawn / "instances.json")
     _, from_records, *from_shards = all_readers(source, tmp_path)
     for shard_id in range(num_shards):
-        options = {"shard_id": shard_id, "num_shards": num_shards, "training": False}
+        options = {"shard_id": shard_id, "num_shards": num_shards, "training": training, "seed": 2}
         expected, *others = (
-            read(reader, 15, batch_size=3, **options) for reader in (from_records, *from_shards)
+            read(reader, 30, batch_size=3, **options) for reader in (from_records, *from_shards)
         )
         for examples in others:
             for example, desired in zip(examples, expected, strict=True):
