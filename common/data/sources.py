@@ -75,7 +75,10 @@ class CocoSource(Source):
 
     def __init__(self, images_dir: str, annotations: Annotations) -> None:
         self.images_dir, self.annotations = images_dir, annotations
-        self.files = [os.path.join(images_dir, name) for name in annotations.file_names]
+
+    @functools.cached_property
+    def files(self) -> Sequence[str]:  # type: ignore[override]
+        return [os.path.join(self.images_dir, name) for name in self.annotations.file_names]
 
     def read(self, *, training: bool, **options: Any) -> "Nodes":
         from common.data import readers  # check_data.py needs no DALI

@@ -104,6 +104,7 @@ def _load(
     result = finish(annotations, annotations.image_name, lambda row: table.name_in_image(order[row]), issues)
     if cache:
         cache.save(result, [image.file_name for image in images], usable, state)
+        return cache.load(state) or result  # the memory of the loaded arrays is shared
     return result
 
 

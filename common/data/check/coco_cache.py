@@ -68,13 +68,17 @@ class CocoCache:
         digest.update(repr((_code(), os.path.realpath(self._images_dir), self._policy)).encode())
         return f"coco-{digest.hexdigest()[:32]}"
 
-    def load(self) -> Annotations | None:
-        """Returns the annotations; None if they are not cached, or if an image file has changed."""
+    def load(self, files: str = "") -> Annotations | None:
+        """Returns the annotations; None if they are not cached, or if an image file has changed.
+
+        Args:
+            files: the result of `check_files`, if the files need not be checked again.
+        """
         if not self._key or not (stored := load_arrays(self._key)):
             return None
         details, arrays = msgspec.convert(stored[0], _Details), stored[1]
         names = os.fsdecode(arrays["names"].tobytes()).split("\0")
-        if state_of_files(self._images_dir, names, self._policy) != details.files:
+        if details.files != (files or state_of_files(self._images_dir, names, self._policy)):
             return None
         if not details.has_all:
             names = list(itertools.compress(names, arrays["is_used"]))

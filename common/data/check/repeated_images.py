@@ -8,7 +8,7 @@ import collections
 import functools
 import hashlib
 import os
-from collections.abc import Sequence
+from collections.abc import Callable
 
 import numpy as np
 
@@ -23,8 +23,12 @@ def report_repeated_images(images_dir: str | os.PathLike, annotations: Annotatio
     row_of: dict[str, int] = {}
     for row, name in enumerate(annotations.file_names):
         row_of.setdefault(name, row)
-    rows, paths = list(row_of.values()), [os.path.join(images_dir, name) for name in row_of]
-    for group in equal_files(paths, checksums_of(annotations)[rows]):
+    rows = list(row_of.values())
+
+    def path(number: int) -> str:
+        return os.path.join(images_dir, annotations.file_names[rows[number]])
+
+    for group in equal_files(path, checksums_of(annotations)[rows]):
         issues.add("repeated-image", " = ".join(annotations.image_name(rows[number]) for number in group))
 
 
@@ -37,9 +41,11 @@ def report_shared_images(train: Source, evaluation: Source, issues: Issues) -> N
         log("images that are in both the training and the evaluation data: not looked for between formats")
         return
     checksums = np.concatenate([checksums_of(source.annotations) for source in (train, evaluation)])
-    is_coco = train.name == "coco"
-    groups = equal_files([*train.files, *evaluation.files], checksums) if is_coco else equal_rows(checksums)
-    for group in groups:
+
+    def path(row: int) -> str:
+        return train.files[row] if row < train.size else evaluation.files[row - train.size]
+
+    for group in equal_files(path, checksums) if train.name == "coco" else equal_rows(checksums):
         if (first := min(group)) < train.size:
             names = [evaluation.image_name(row - train.size) for row in group if row >= train.size]
             issues.add_each("shared-image", names, lambda name: f"{name} = {train.image_name(first)}")
@@ -67,11 +73,11 @@ def equal_rows(checksums: np.ndarray) -> list[list[int]]:
     return list(rows_of.values())
 
 
-def equal_files(paths: Sequence[str], checksums: np.ndarray) -> list[list[int]]:
+def equal_files(path: Callable[[int], str], checksums: np.ndarray) -> list[list[int]]:
     """Returns the groups of files, as indices, that have the same content.
 
     Args:
-        paths: N files.
+        path: index -> path of the file.
         checksums: int64 (N,), `ImageFacts.checksum` of each; 0 if it is unknown.
     """
     by_content = collections.defaultdict(list)
@@ -85,7 +91,9 @@ def equal_files(paths: Sequence[str], checksums: np.ndarray) -> list[list[int]]:
             return path.encode(errors="surrogateescape")  # equal to no other file
 
     for group in equal_rows(checksums):
-        is_one_file = len({paths[row] for row in group}) == 1  # it need not be read
-        for row in group:
-            by_content[paths[row] if is_one_file else content_of(os.path.realpath(paths[row]))].append(row)
+        paths = [path(row) for row in group]
+        for row, file in zip(group, paths, strict=True):
+            # A single file need not be read.
+            content = file if len(set(paths)) == 1 else content_of(os.path.realpath(file))
+            by_content[content].append(row)
     return [group for group in by_content.values() if len(group) > 1]

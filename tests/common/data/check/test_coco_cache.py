@@ -74,17 +74,22 @@ def assert_same(annotations, expected):
         assert np.asarray(value).dtype == np.asarray(other).dtype
 
 
-def test_second_open_has_the_annotations_and_issues_of_the_first_without_parsing(data, parsed):
-    first = load(data)
-    kinds = {issue.kind for issue in first.issues}
+def test_cached_json_has_the_annotations_and_issues_of_an_uncached_one_without_parsing(
+    data, parsed, monkeypatch
+):
+    with monkeypatch.context() as uncached:
+        uncached.setattr(coco_cache, "LARGE", 2**40)
+        expected = load(data)
+    kinds = {issue.kind for issue in expected.issues}
     assert kinds >= {"box-outside", "box-empty", "box-repeated", "crowd", "image-missing", "repeated-image"}
-    assert first.file_names == ["a.jpg", "sub/b.jpg", "caf\u00e9 1.jpg"]
-    second = load(data)
-    assert parsed.call_count == 1
-    assert_same(second, first)
+    assert expected.file_names == ["a.jpg", "sub/b.jpg", "caf\u00e9 1.jpg"]
+    first, second = load(data), load(data)
+    assert parsed.call_count == 2
+    assert_same(first, expected)
+    assert_same(second, expected)
     assert all(not getattr(second, name).flags.writeable for name in ARRAYS)
     half = second.select(np.array([True, False, True]))
-    assert_same(half, first.select(np.array([True, False, True])))
+    assert_same(half, expected.select(np.array([True, False, True])))
 
 
 def test_json_with_all_its_images_is_cached_for_each_policy_and_directory(data, parsed, tmp_path):
