@@ -86,10 +86,10 @@ class ImageTable:
         return self.select([self.names[row] for row in itertools.compress(rows, is_cacheable)])
 
     def facts(self) -> list[ImageFacts]:
-        columns = {field: self.rows[field].tolist() for field in _FACTS}
-        columns["image_format"] = [text.decode() for text in columns["image_format"]]
+        columns = (self.rows[field].tolist() for field in _FACTS)
         facts = [
-            ImageFacts(**dict(zip(columns, row, strict=True))) for row in zip(*columns.values(), strict=True)
+            ImageFacts(image_format.decode(), height, width, orientation, checksum=checksum)
+            for height, width, orientation, checksum, image_format in zip(*columns, strict=True)
         ]
         for row, fact in self.faulty.items():
             facts[row] = fact
