@@ -110,7 +110,7 @@ assert (hvd.size(), hvd.local_size(), float(hvd.allreduce(tf.constant(1.0 + hvd.
 print(\"host\", hvd.cross_rank(), \"of\", hvd.cross_size())"'
 
 say "make demo, on a few images"
-# The scaled-down demo of tests/test_readme.py.
+# The scaled-down demo of tests/pages/test_demo.py.
 inside make demo DEMO_IMAGES=12 DEMO_EVAL_IMAGES=6 DEMO_FLAGS="--epochs=1 --image_size=64"
 inside make demo-clean
 

@@ -38,7 +38,7 @@ with contextlib.suppress(OSError, ModuleNotFoundError):  # without a driver, or 
     for gpu in tf.config.list_physical_devices("GPU"):
         tf.config.experimental.set_memory_growth(gpu, True)
 
-LONGEST_FIRST = ("test_readme.py", "test_ranks.py")
+LONGEST_FIRST = ("test_own_data_pages.py", "test_ranks.py")
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 DATA = pathlib.Path(os.environ.get("DETECTION_TEST_DATA", ROOT / ".." / "shared" / "data")).resolve()
 

@@ -1,14 +1,12 @@
 """Checks the commands, flags, files and links in README.md and the pages of docs/.
 
-One slow test runs the commands of all pages in order, because later commands use files of earlier ones.
+The tests in tests/pages/ run the commands.
 """
 
 import importlib
-import json
 import pathlib
 import re
 import shlex
-import shutil
 import subprocess
 import sys
 from unittest import mock
@@ -17,29 +15,22 @@ import pytest
 from absl import flags
 from horovod.runner.launch import parse_args
 
-from tests.examples.standalone import source_with_small_network
-from tests.small_apps import TINY
 from tools import check_data
-from yolov4.darknet_weights import save_darknet
-from yolov4.model import build_model
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 FILES = (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(ROOT.glob("docs/**/*.md")))
 PATHS = {path.stem: path for path in FILES}
 PAGES = {name: path.read_text() for name, path in PATHS.items()}
-PAGES_TO_RUN = (
-    *("README", "data", "training", "export", "yolov4", "preprocessing", "troubleshooting"),
-    *("benchmarks", "architecture", "examples"),
-)
+# The commands of a group use files of earlier ones. Each group has its own test file and copy of the project.
+OWN_DATA_PAGES = ("README", "data", "training", "export", "troubleshooting", "benchmarks", "architecture")
+YOLOV4_PAGES = ("yolov4", "preprocessing")
+EXAMPLES_PAGES = ("examples",)
+PAGES_TO_RUN = (*OWN_DATA_PAGES, *YOLOV4_PAGES, *EXAMPLES_PAGES)
 # Pages without commands, and pages whose commands need other hosts, Docker, hours or a copy of the project.
 OTHER_PAGES = (
     *("distributed", "containers", "copy_this", "accuracy", "licences", "performance_notes", "CONTRIBUTING"),
     *("flags", "config", "customize"),
 )
-# Commands with these flags take only seconds.
-SMALL = ["--image_size=64", "--epochs=1", "--batch_size=4"]
-BENCH = ["--image_size=64", "--batch_size=2", "--rounds=2", "--seconds=0.2", "--pipeline_types=dali_cpu"]
-DARKNET_FILE = "yolov4-tiny.weights"
 
 
 def commands(text: str) -> list[str]:
@@ -47,6 +38,12 @@ def commands(text: str) -> list[str]:
     blocks = re.findall(r"```bash\n(.*?)```", text, re.DOTALL)
     lines = [line for block in blocks for line in re.sub(r" *\\\n *", " ", block).splitlines()]
     return [line for line in lines if line.strip()]
+
+
+def python_commands(*names: str) -> list[str]:
+    """Returns the Python commands of the pages in order, each once."""
+    lines = [command.removeprefix(".venv/bin/") for name in names for command in commands(PAGES[name])]
+    return [line for line in dict.fromkeys(lines) if line.startswith("python ")]
 
 
 def program_of(words: list[str]) -> tuple[str, list[str]] | None:
@@ -132,7 +129,7 @@ def test_documented_command_has_flags_of_its_program(words):
 def test_documentation_tests_cover_every_page_and_extract_its_commands():
     assert len(PAGES) == len(FILES)
     assert set(PAGES) == {*PAGES_TO_RUN, *OTHER_PAGES}
-    assert len(python_commands()) >= 30
+    assert sum(len(python_commands(page)) for page in PAGES_TO_RUN) >= 50
     for page, minimum in (("distributed", 10), ("containers", 3)):
         assert sum(name.startswith(f"{page}-") for name in PROGRAMS) >= minimum
 
@@ -204,123 +201,3 @@ def test_make_demo_commands_have_flags_of_their_programs(tmp_path, app):
     assert sorted(program_of(words)[0] for words in programs) == sorted(expected)
     for words in programs:
         check_flags(words)
-
-
-# --- tests that run commands of the pages ------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def project(tmp_path_factory, drawn) -> pathlib.Path:
-    """A copy of the product with synthetic data in my/. The single-file examples have a small network."""
-    directory = tmp_path_factory.mktemp("copy")
-    for name in (*DEMOS, "common", "examples", "tools"):
-        shutil.copytree(ROOT / name, directory / name, ignore=shutil.ignore_patterns("__pycache__"))
-    for app in DEMOS:
-        (directory / f"examples/train_{app}.py").write_text(source_with_small_network(app))
-    shutil.copytree(drawn, directory / "my")
-    shutil.copytree(drawn, directory / "my" / "val")
-    (directory / "my" / "records").mkdir()
-    _write_voc_and_yolo(drawn, directory / "my")
-    save_darknet(build_model("yolov4-tiny", 80), directory / DARKNET_FILE)
-    return directory
-
-
-def _write_voc_and_yolo(drawn: pathlib.Path, directory: pathlib.Path) -> None:
-    """One image in Pascal VOC's format and in YOLO's."""
-    files = {
-        "voc/ImageSets/Main/train.txt": "00\n",
-        "voc/Annotations/00.xml": "<annotation><filename>00.jpg</filename>"
-        "<size><width>151</width><height>60</height><depth>3</depth></size>"
-        "<object><name>cat</name><bndbox><xmin>1</xmin><ymin>1</ymin><xmax>20</xmax><ymax>30</ymax>"
-        "</bndbox></object></annotation>",
-        "yolo/classes.txt": "car\ncat\n",
-        "yolo/labels/train/00.txt": "1 0.5 0.5 0.25 0.5\n",
-    }
-    for name, text in files.items():
-        (directory / name).parent.mkdir(parents=True, exist_ok=True)
-        (directory / name).write_text(text)
-    for folder in ("voc/JPEGImages", "yolo/images/train"):
-        (directory / folder).mkdir(parents=True)
-        shutil.copy(drawn / "images" / "00.jpg", directory / folder)
-
-
-def run(words: list[str], directory: pathlib.Path) -> subprocess.CompletedProcess:
-    """The result's stdout has the error messages too."""
-    streams = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
-    return subprocess.run(words, cwd=directory, text=True, **streams)
-
-
-def small_model(app: str) -> list[str]:
-    return [f"--model_name={app}-nano", f"--hparams={TINY[app]}"]
-
-
-def python_commands() -> list[str]:
-    """Returns the Python commands of the pages in order, each once, and the README's training of YOLOv4."""
-    lines = [command for name in PAGES_TO_RUN for command in commands(PAGES[name])]
-    lines = [line.removeprefix(".venv/bin/") for line in dict.fromkeys(lines)]
-    lines = [line for line in lines if line.startswith("python ")]
-    training = next(line for line in lines if "/train.py" in line)
-    return [*lines, training.replace("efficientdet", "yolov4").replace("runs/mine", "runs/yolov4")]
-
-
-def small_command(command: str) -> list[str]:
-    """Returns the words of a Python command, with flags that make training and benchmarks short."""
-    words = shlex.split(command)
-    folder, _, program = words[1].partition("/")
-    app = words[2] if folder == "tools" else folder
-    if program == "large_coco.py":
-        return [sys.executable, *words[1:], "--num_images=200", "--num_boxes=1500"]
-    small = {"train.py": SMALL, "bench.py": BENCH}.get(program, [])
-    if small and not any(word.endswith((DARKNET_FILE, "demo.weights.h5", "=runs/mine")) for word in words):
-        small = [*small, *small_model(app)]
-    return [sys.executable, *words[1:], *small]
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(3600)
-def test_python_commands_and_code_of_all_documentation_pages_run_in_order(project):
-    """Also runs what follows a command that fails, so that one run shows all failures."""
-    failures = []
-    blocks = [
-        block for name in PAGES_TO_RUN for block in re.findall(r"```python\n(.*?)```", PAGES[name], re.DOTALL)
-    ]
-    code = [[sys.executable, "-c", block] for block in blocks]
-    for words in [*map(small_command, python_commands()), *code]:
-        result = run(words, project)
-        if result.returncode != 0:
-            failures.append(f"{shlex.join(words)}\n{result.stdout[-3000:]}")
-    assert not failures, "\n\n".join(failures)
-    assert (project / "runs/mine/metrics.json").exists()
-    assert list((project / "runs/mine/pictures").glob("*.png"))
-    assert (project / "my/report.html").exists()
-
-
-@pytest.mark.slow
-def test_documented_horovodrun_command_trains_on_two_ranks(project):
-    (command,) = [command for command in commands(PAGES["README"]) if command.startswith("horovodrun")]
-    words = [sys.executable if word == ".venv/bin/python" else word for word in shlex.split(command)]
-    words[0] = str(pathlib.Path(sys.executable).with_name("horovodrun"))
-    result = run([*words, *SMALL, *small_model("efficientdet")], project)
-    assert result.returncode == 0, result.stdout[-3000:]
-    assert "on 2 replicas (horovod)" in result.stdout
-    assert (project / "runs/two/metrics.json").exists()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("app", DEMOS)
-def test_make_demo_trains_evaluates_and_draws_pictures(tmp_path, app):
-    flags_of_demo = "--epochs=1 --image_size=64"
-    for split in ("train", "eval"):
-        data = tmp_path / "data" / split
-        flags_of_demo += f" --{split}_images={data}/images --{split}_annotations={data}/instances.json"
-    run_directory = tmp_path / "run"
-    run_directory.mkdir()
-    (run_directory / "run.json").write_text("{}")
-    result = make(app, tmp_path, DEMO_IMAGES=12, DEMO_EVAL_IMAGES=6, DEMO_FLAGS=flags_of_demo)
-    assert result.returncode == 0, result.stderr[-3000:]
-    assert "a run of another version: starting again" in result.stdout
-    assert "AP50" in result.stdout
-    assert "AP50" in json.loads((run_directory / "metrics.json").read_text())
-    for picture in ("first_batch.png", "loss_curves.png", "pr_curves.png", "pictures/contact_sheet.png"):
-        assert (run_directory / picture).exists(), picture
-    assert len(list((run_directory / "pictures").glob("0*.png"))) == 6

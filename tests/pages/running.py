@@ -1,0 +1,50 @@
+"""Runs the Python commands and the Python code of documentation pages in a copy of the project."""
+
+import pathlib
+import re
+import shlex
+import subprocess
+import sys
+
+from tests.small_apps import TINY
+from tests.test_readme import PAGES, python_commands
+
+# Commands with these flags take only seconds.
+SMALL = ["--image_size=64", "--epochs=1", "--batch_size=4"]
+BENCH = ["--image_size=64", "--batch_size=2", "--rounds=1", "--seconds=0.2", "--pipeline_types=dali_cpu"]
+DARKNET_FILE = "yolov4-tiny.weights"
+
+
+def run(words: list[str], project: pathlib.Path) -> subprocess.CompletedProcess:
+    """The result's stdout has the error messages too."""
+    streams = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    return subprocess.run(words, cwd=project, text=True, **streams)
+
+
+def small_model(app: str) -> list[str]:
+    return [f"--model_name={app}-nano", f"--hparams={TINY[app]}"]
+
+
+def small_command(command: str) -> list[str]:
+    """Returns the words of a Python command, with flags that make training and benchmarks short."""
+    words = shlex.split(command)
+    folder, _, program = words[1].partition("/")
+    app = words[2] if folder == "tools" else folder
+    if program == "large_coco.py":
+        return [sys.executable, *words[1:], "--num_images=200", "--num_boxes=1500"]
+    small = {"train.py": SMALL, "bench.py": BENCH}.get(program, [])
+    if small and not any(word.endswith((DARKNET_FILE, "demo.weights.h5", "=runs/mine")) for word in words):
+        small = [*small, *small_model(app)]
+    return [sys.executable, *words[1:], *small]
+
+
+def assert_pages_run(pages: tuple[str, ...], project: pathlib.Path, *more_commands: str) -> None:
+    """Also runs what follows a command that fails, so that one run shows all failures."""
+    blocks = [block for name in pages for block in re.findall(r"```python\n(.*?)```", PAGES[name], re.DOTALL)]
+    code = [[sys.executable, "-c", block] for block in blocks]
+    failures = []
+    for words in [*map(small_command, [*python_commands(*pages), *more_commands]), *code]:
+        result = run(words, project)
+        if result.returncode != 0:
+            failures.append(f"{shlex.join(words)}\n{result.stdout[-3000:]}")
+    assert not failures, "\n\n".join(failures)
