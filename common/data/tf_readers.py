@@ -12,8 +12,7 @@ every num_shards-th example. In evaluation, a rank reads the same images as with
 """
 
 import dataclasses
-import os
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -21,7 +20,7 @@ import tensorflow as tf
 
 from common.data.labels import LabelMap
 from common.data.sharding import check_shards, shard_range
-from common.data.tfrecord import BOX_KEYS, CROWD_KEY, FRAME, HEADER, LABEL_KEY, Records
+from common.data.tfrecord import BOX_KEYS, CROWD_KEY, LABEL_KEY, Records
 from common.errors import UserError
 
 if TYPE_CHECKING:
@@ -29,6 +28,7 @@ if TYPE_CHECKING:
     from common.data.sources import Source
 
 Example = dict[str, tf.Tensor]
+_IN_PARALLEL = {"num_parallel_calls": tf.data.AUTOTUNE, "deterministic": True}
 
 
 def examples(
@@ -105,24 +105,21 @@ def _positions(size: int, shard_id: int, num_shards: int, seed: int, *, training
 
 
 def _from_records(records: Records, label_map: LabelMap, positions: tf.data.Dataset) -> tf.data.Dataset:
-    spans = records.spans + (0, HEADER, -FRAME)
-    return _parts_of_files(positions, records.files, spans).map(
-        lambda _, record: _parse(record, label_map), num_parallel_calls=tf.data.AUTOTUNE, deterministic=True
-    )
+    read = _reader(records.data)
+    return positions.map(lambda position: _parse(read(position), label_map), **_IN_PARALLEL)
 
 
-def _parts_of_files(positions: tf.data.Dataset, files: Sequence[str], spans: np.ndarray) -> tf.data.Dataset:
-    """Returns a dataset of (position, bytes). `spans`, int64 (I, 3), has index in `files`, offset, size."""
-    paths, table = tf.constant(files), tf.constant(spans)
-    file_sizes = tf.constant([os.path.getsize(file) for file in files], tf.int64)
+def _reader(read: Callable[[int], bytes]) -> Callable[[tf.Tensor], tf.Tensor]:
+    """Returns `read` as a function for a graph.
 
-    def one_part(position: tf.Tensor) -> tf.data.Dataset:
-        file, offset, size = tf.unstack(table[position])
-        footer_bytes = file_sizes[file] - offset - size
-        content = tf.data.FixedLengthRecordDataset(paths[file], size, offset, footer_bytes)
-        return content.map(lambda part: (position, part))
+    tf.data's own readers of parts of files (FixedLengthRecordDataset) have no symbolic checkpoints.
+    """
 
-    return positions.flat_map(one_part)
+    def read_position(position: tf.Tensor) -> tf.Tensor:
+        content = tf.numpy_function(lambda p: read(int(p)), [position], tf.string, stateful=False)
+        return tf.ensure_shape(content, ())
+
+    return read_position
 
 
 def _from_table(positions: tf.data.Dataset, source: "Source") -> tf.data.Dataset:
@@ -141,13 +138,15 @@ def _from_table(positions: tf.data.Dataset, source: "Source") -> tf.data.Dataset
             "image_id": image_ids[position],
         }
 
-    in_parallel = {"num_parallel_calls": tf.data.AUTOTUNE, "deterministic": True}
     if hasattr(source, "shards"):  # WebDataset
-        return _parts_of_files(positions, source.shards.files, source.shards.spans).map(
-            example, **in_parallel
-        )
-    paths = tf.constant(source.files)
-    return positions.map(lambda position: example(position, tf.io.read_file(paths[position])), **in_parallel)
+        read = _reader(source.shards.image)
+    else:
+        paths = tf.constant(source.files)
+
+        def read(position: tf.Tensor) -> tf.Tensor:
+            return tf.io.read_file(paths[position])
+
+    return positions.map(lambda position: example(position, read(position)), **_IN_PARALLEL)
 
 
 def _parse(record: tf.Tensor, label_map: LabelMap) -> Example:

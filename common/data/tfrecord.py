@@ -95,10 +95,14 @@ class Records:
     has_crowds: bool
     has_empty_boxes: bool
 
+    def data(self, number: int) -> bytes:
+        """Returns the data of one record."""
+        file, offset, size = self.spans[number].tolist()
+        return read_record(self.files[file], offset, size)
+
     def image(self, number: int) -> bytes:
         """Returns the encoded image of one record."""
-        file, offset, size = self.spans[number].tolist()
-        return image_of(read_record(self.files[file], offset, size))
+        return image_of(self.data(number))
 
 
 def walk(file: str | os.PathLike) -> RecordFile:

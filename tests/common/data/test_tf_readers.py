@@ -158,7 +158,10 @@ def test_order_of_tf_data_training_depends_on_the_seed_argument_alone(source):
 def test_restored_tf_data_iterator_continues_and_its_state_is_small(source, training, tmp_path):
     def iterate():
         options = {"shard_id": 1, "num_shards": 2, "training": training, "seed": 2}
-        return iter(tf_readers.examples(source, **options).map(lambda e: e["image_id"]).prefetch(2))
+        dataset_options = tf.data.Options()
+        dataset_options.experimental_symbolic_checkpoint = True  # as the loaders of both apps
+        dataset = tf_readers.examples(source, **options).map(lambda e: e["image_id"]).prefetch(2)
+        return iter(dataset.with_options(dataset_options))
 
     directory = tmp_path / "saved"
     assert_iterator_resumes(iterate, directory, before=4, after=20 if training else 2)
