@@ -43,6 +43,7 @@ from common.data.sharding import check_shards, order
 from common.files import file_type, get_or_create
 
 _BLOCK = 512  # bytes; a tar file consists of such blocks
+_AFTER_END = 2**16  # bytes after the last member that are checked; tar pads with up to 10 KiB
 _INDEX = 1  # increase it when the indexes of `write_indexes` change
 _BOX_BYTES, _LABEL_BYTES = 16, 4  # float32 (4,), int32 ()
 _TAIL_BYTES = 12  # after the labels: image id, int64, and number of boxes, int32
@@ -121,11 +122,14 @@ def members(file: str, path: str) -> Iterator[Member]:
                 raise foreign(head, path) or Fault("not-a-tar", f"{path}: {error}") from error
             raise Fault("file-truncated", f"{path} ({size} bytes): {error}") from error
         # tarfile also stops at a damaged header, but a complete archive ends with blocks of zeros.
-        block = os.pread(stream.fileno(), _BLOCK, end)
-        if len(block) < _BLOCK:
+        rest = os.pread(stream.fileno(), _AFTER_END, end)
+        if len(rest) < _BLOCK:
             raise Fault("file-truncated", f"{path} ends at byte {size} without the mark of a tar file's end")
-        if any(block):
+        if any(rest[:_BLOCK]):
             raise Fault("not-a-tar", f"{path}: the header at byte {end} is damaged")
+        if any(rest):
+            text = "is a mark of the end, but files follow (do not join tar files with cat)"
+            raise Fault("not-a-tar", f"{path}: at byte {end} {text}")
 
 
 # --- DALI's index ---

@@ -32,7 +32,7 @@ from common.data.sources import Source
 from common.data.webdataset import Shards
 from common.files import load_cached, save_cached
 
-_VERSION = 2  # increase this when any check changes, also one of images.py
+_VERSION = 3  # increase this when any check changes, also one of images.py
 _THREADS = min(16, os.cpu_count() or 1)  # files that are read at once
 _SLOW_BYTES = 2**29  # a progress bar is shown if all files together are larger
 

@@ -264,6 +264,14 @@ def test_faults_of_all_shards_are_reported_together(tmp_path):
     }
 
 
+def test_tar_files_that_were_joined_are_refused(tmp_path):
+    a, b = (write_tar(tmp_path / f"{i}.tar", numbered(i)) for i in (1, 2))
+    joined = tmp_path / "joined.tar"
+    joined.write_bytes(pathlib.Path(a).read_bytes() + pathlib.Path(b).read_bytes())
+    (offender,) = refused(str(joined))["not-a-tar"]
+    assert re.search(r"joined.tar: at byte \d+ is a mark of the end, but files follow", offender)
+
+
 def test_bad_images_under_policy_skip_are_left_out_of_index_and_annotations(tmp_path):
     a = write_tar(tmp_path / "a.tar", numbered(1, image=PNG[:-20]))
     b = write_tar(tmp_path / "b.tar", numbered(2, image=b"GIF89a" + bytes(40)), numbered(3))
@@ -274,6 +282,46 @@ def test_bad_images_under_policy_skip_are_left_out_of_index_and_annotations(tmp_
     )
     (index,) = source.shards.indexes
     assert len(pathlib.Path(index).read_text().splitlines()) == 2
+
+
+TOKENS = (b"\0", b'"', b"-1", b"1e999", b"null", b"[]", b"{}", b"\xff", b"nan", rb"\ud800", b"1.0", b"true")
+
+
+def mutated(content: bytes, seed: int) -> bytes:
+    """Changes bytes, cuts the file off, replaces a block by another one, or changes a json or array."""
+    random, changed = np.random.default_rng(seed), bytearray(content)
+    match seed % 4:
+        case 0:
+            for _ in range(3):
+                changed[random.integers(len(content))] = random.integers(256)
+        case 1:
+            del changed[random.integers(len(content)) :]
+        case 2:
+            target, source = (512 * random.integers(len(content) // 512) for _ in range(2))
+            changed[target : target + 512] = content[source : source + 512]
+        case _:
+            begin = content.find(random.choice([b'{"image_id"', b"NUMPY"])) + random.integers(120)
+            token = TOKENS[random.integers(len(TOKENS))]
+            changed[begin : begin + len(token)] = token
+    return bytes(changed)
+
+
+def test_damaged_shards_are_refused_in_a_message_or_read_without_invalid_boxes(tmp_path):
+    source = arrays("2", image_id=2, image=png(color="red"), iscrowd=[0], areas=[3.0])
+    content = pathlib.Path(write_tar(tmp_path / "a.tar", numbered(1), source, numbered(3))).read_bytes()
+    num_refused = 0
+    for seed in range(160):
+        (tmp_path / f"{seed}.tar").write_bytes(mutated(content, seed))
+        try:
+            annotations = open_shards(f"{tmp_path}/{seed}.tar").annotations
+        except DataError as error:
+            num_refused += 1
+            assert f"{seed}.tar" in str(error)
+            continue
+        boxes = annotations.target_boxes.boxes
+        assert np.isfinite(boxes).all() and (boxes[:, 2:] > boxes[:, :2]).all()
+        assert annotations.num_images == 3
+    assert 60 < num_refused < 150
 
 
 def test_shard_that_is_cut_off_after_the_check_stops_the_reader_with_its_samples_in_the_message(tmp_path):
