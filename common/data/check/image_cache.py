@@ -82,8 +82,10 @@ class ImageTable:
 
     def cacheable(self, rows: Sequence[int]) -> "ImageTable":
         """Returns those of these rows that may be cached."""
-        is_cacheable = self.rows["size"][rows] != UNKNOWN if rows else []
-        return self.select([self.names[row] for row in itertools.compress(rows, is_cacheable)])
+        array = np.array(rows, np.int64)
+        rows = array[self.rows["size"][array] != UNKNOWN].tolist()
+        faulty = {place: self.faulty[row] for place, row in enumerate(rows) if row in self.faulty}
+        return ImageTable([self.names[row] for row in rows], self.rows[rows], faulty)
 
     def facts(self) -> list[ImageFacts]:
         columns = (self.rows[field].tolist() for field in _FACTS)
@@ -102,14 +104,17 @@ class ImageTable:
         digest.update(os.fsencode("\0".join(self.names)))
         return digest.hexdigest()
 
-    def joined(self, other: "ImageTable") -> "ImageTable":
-        """Returns the rows of both tables. If both have a file, the row of `other` is used."""
-        names = set(other.names)
-        is_old = np.array([name not in names for name in self.names], np.bool_)
-        old = self.select(list(itertools.compress(self.names, is_old)))
-        faulty = {row + len(old.names): facts for row, facts in other.faulty.items()}
-        rows = np.concatenate([old.rows, other.rows])
-        return ImageTable([*old.names, *other.names], rows, old.faulty | faulty)
+    def joined(self, *others: "ImageTable") -> "ImageTable":
+        """Returns the rows of all tables. If several have a file, the row of the last one is used."""
+        tables = (self, *others)
+        row_of = dict(zip(itertools.chain.from_iterable(table.names for table in tables), itertools.count()))
+        rows, first = list(row_of.values()), 0
+        faulty: dict[int, ImageFacts] = {}
+        for table in tables:
+            faulty |= {first + row: facts for row, facts in table.faulty.items()}
+            first += len(table.names)
+        chosen = {place: faulty[row] for place, row in enumerate(rows) if row in faulty}
+        return ImageTable(list(row_of), np.concatenate([table.rows for table in tables])[rows], chosen)
 
 
 class ImageCache:
@@ -122,9 +127,11 @@ class ImageCache:
     def load(self) -> ImageTable:
         """Returns all results in the cache."""
         table = _load(self._name) or ImageTable()
-        while part := _load(self._part(self._parts)):
-            table, self._parts = table.joined(part), self._parts + 1
-        return table
+        parts: list[ImageTable] = []
+        while part := _load(self._part(len(parts))):
+            parts.append(part)
+        self._parts = len(parts)
+        return table.joined(*parts) if parts else table
 
     def save(self, table: ImageTable) -> None:
         """Replaces the results in the cache."""
