@@ -87,6 +87,7 @@ def test_two_tf_distribute_replicas_train_like_one_process_with_twice_the_batch(
     assert_same_training(train_on_two_replicas(app, flags, tmp_path / "run", strategy), single_run)
 
 
+@pytest.mark.parametrize("app", ["yolov4"], indirect=True, scope="module")  # both apps resume by common/
 def test_run_resumes_with_fewer_and_with_more_ranks_from_its_last_complete_epoch(
     app, horovod_run, flags, tmp_path, capsys
 ):

@@ -109,7 +109,7 @@ def losses_of_example(example: types.ModuleType, weights: list[np.ndarray], **ar
     Returns:
         A dict of losses for each step, and the models.
     """
-    gc.collect()  # frees the app's model; YOLOv4, its averages and its optimizer have 770 MB
+    gc.collect()  # frees the app's model and optimizer
     losses, models, build_model, function = [], [], example.build_model, tf.function
 
     def build_with_weights(*options):
