@@ -292,9 +292,8 @@ if __name__ == "__main__":
     parser.add_argument("--warmup_epochs", type=float, default=1.0, help="the rate rises from a tenth")
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
-    if not args.images:
-        vars(args).update(data.draw_synthetic(data.SCRATCH.name))
-        args.eval_images, args.eval_annotations = args.images, args.annotations
+    synthetic = {} if args.images else data.draw_synthetic(data.SCRATCH.name)
+    vars(args).update(synthetic, **{f"eval_{name}": path for name, path in synthetic.items()})
     for name in ("images", "annotations", "eval_images", "eval_annotations"):
         if not os.path.exists(vars(args)[name]):
             raise SystemExit(f"error: --{name}={vars(args)[name]}: no such file or directory")

@@ -69,8 +69,7 @@ def csp_stage(x, filters: int, blocks: int, width: int):
     return block(layers.Concatenate()([block(x, width), shortcut]), filters)
 
 
-def bottlenecks(x, filters: int, count: int):
-    """Applies `count` convolutions, in turn 1 x 1 and 3 x 3."""
+def bottlenecks(x, filters: int, count: int):  # `count` convolutions, in turn 1 x 1 and 3 x 3
     for i in range(count):
         x = conv(x, 2 * filters, 3) if i % 2 else conv(x, filters)
     return x
@@ -108,8 +107,7 @@ def decode(raw, number: int):
     return tf.concat([centers, tf.exp(tf.minimum(raw[..., 2:4], 10.0)) * anchors], axis=-1)
 
 
-def corners(boxes):
-    """Converts centre x, centre y, width, height to left, top, right, bottom."""
+def corners(boxes):  # from centre x, centre y, width, height to left, top, right, bottom
     return tf.concat([boxes[..., :2] - boxes[..., 2:] / 2, boxes[..., :2] + boxes[..., 2:] / 2], axis=-1)
 
 
@@ -294,9 +292,8 @@ if __name__ == "__main__":
     parser.add_argument("--learning_rate", type=float, default=0.0013, help="for 64 images per step")
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
-    if not args.images:
-        vars(args).update(data.draw_synthetic(data.SCRATCH.name))
-        args.eval_images, args.eval_annotations = args.images, args.annotations
+    synthetic = {} if args.images else data.draw_synthetic(data.SCRATCH.name)
+    vars(args).update(synthetic, **{f"eval_{name}": path for name, path in synthetic.items()})
     for name in ("images", "annotations", "eval_images", "eval_annotations"):
         if not os.path.exists(vars(args)[name]):
             raise SystemExit(f"error: --{name}={vars(args)[name]}: no such file or directory")

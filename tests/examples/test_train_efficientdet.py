@@ -29,8 +29,9 @@ def test_training_example_refuses_a_missing_path_in_one_line(tmp_path):
     one_file.assert_refuses_missing_paths("efficientdet", tmp_path)
 
 
-def test_training_example_imports_only_packages_and_its_pipeline():
+def test_training_example_has_at_most_300_lines_and_imports_only_packages_and_its_pipeline():
     path = pathlib.Path(example.__file__)
+    assert len(path.read_text().splitlines()) <= 300
     expected = {"efficientdet_pipeline", "horovod", "keras", "numpy", "nvidia", "pycocotools", "tensorflow"}
     assert one_file.imports_of(path) == expected
 
