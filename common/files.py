@@ -16,6 +16,7 @@ import shutil
 import stat
 import tempfile
 import uuid
+import zlib
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -27,6 +28,7 @@ from common.errors import UserError
 TEMPORARY = ".tmp-"  # prefix of the names of unfinished files and directories
 _FORCED_AT_ONCE = 32  # files that are synced in parallel
 _ALIGNMENT = 64  # bytes
+_CHECKSUM = 8  # bytes at the beginning of a cache file, for a checksum of the others
 
 
 def write_into(directory: str | os.PathLike, writer: Callable[[pathlib.Path], object]) -> None:
@@ -188,53 +190,70 @@ def get_or_create(name: str, make: Callable[[], bytes]) -> pathlib.Path:
 def save_cached(name: str, content: bytes) -> None:
     """Stores `content` for `load_cached`. Ignores errors such as a full disk."""
     with contextlib.suppress(OSError):
-        write_bytes(cache_directory() / name, content)
+        write_bytes(cache_directory() / name, _checksum(content) + content)
 
 
 def load_cached(name: str) -> bytes | None:
-    """Returns the content of a cache file; None if it cannot be read."""
+    """Returns what `save_cached` stored; None if it cannot be read, or is damaged."""
     with contextlib.suppress(OSError):
-        return (cache_directory() / name).read_bytes()
+        content = memoryview((cache_directory() / name).read_bytes())
+        if content[:_CHECKSUM] == _checksum(content[_CHECKSUM:]):
+            return content[_CHECKSUM:].tobytes()
     return None
+
+
+def _checksum(content: bytes | memoryview) -> bytes:
+    return zlib.crc32(content).to_bytes(_CHECKSUM, "little")
 
 
 def save_arrays(name: str, details: Any, arrays: Mapping[str, np.ndarray]) -> None:
     """Stores arrays and `details`, a value for msgpack, for `load_arrays`. Ignores errors like `save_cached`.
 
-    The file has the length of a header, uint64, the header, and the arrays, each at a multiple of 64 bytes.
+    The file has a checksum of all that follows, the length of a header, uint64, the header, and the arrays,
+    each at a multiple of 64 bytes.
     """
     columns = [(key, array.dtype.str, array.shape) for key, array in arrays.items()]
     header = msgspec.msgpack.encode((details, columns))
 
     def write(path: pathlib.Path) -> None:
         with open(path, "wb") as stream:
-            stream.write(len(header).to_bytes(8, "little") + header)
+            stream.write(bytes(_CHECKSUM) + len(header).to_bytes(8, "little") + header)
             for array in arrays.values():
                 stream.write(bytes(-stream.tell() % _ALIGNMENT))
                 stream.write(np.ascontiguousarray(array).data)
+            stream.flush()
+            checksum = _checksum(np.memmap(path, np.uint8, "r")[_CHECKSUM:].data)
+            stream.seek(0)
+            stream.write(checksum)
 
     with contextlib.suppress(OSError):
         write_file(cache_directory() / name, write)
 
 
 def load_arrays(name: str) -> tuple[Any, dict[str, np.ndarray]] | None:
-    """Returns what `save_arrays` stored; None if it cannot be read.
+    """Returns what `save_arrays` stored; None if it cannot be read, or is damaged.
 
     The arrays are read-only and mapped into memory, so processes on one host share it.
     """
-    try:
+    with contextlib.suppress(OSError, ValueError):  # a missing file, an empty file
         content = np.memmap(cache_directory() / name, np.uint8, "r").view(np.ndarray)
-        place = 8 + int.from_bytes(content[:8].tobytes(), "little")
-        details, columns = msgspec.msgpack.decode(content[8:place].tobytes())
-        arrays = {}
-        for key, dtype, shape in columns:
-            place += -place % _ALIGNMENT
-            count = int(np.prod(shape)) * np.dtype(dtype).itemsize
-            arrays[key] = content[place : place + count].view(dtype).reshape(shape)
-            place += count
-    except (OSError, ValueError, TypeError, msgspec.MsgspecError):
-        return None
-    return (details, arrays) if place == len(content) else None
+        if content[:_CHECKSUM].tobytes() == _checksum(content[_CHECKSUM:].data):
+            return _split_arrays(content)
+    return None
+
+
+def _split_arrays(content: np.ndarray) -> tuple[Any, dict[str, np.ndarray]]:
+    """Returns the details and the arrays in a file of `save_arrays`, uint8 (N,)."""
+    begin = _CHECKSUM + 8
+    place = begin + int.from_bytes(content[_CHECKSUM:begin].tobytes(), "little")
+    details, columns = msgspec.msgpack.decode(content[begin:place].tobytes())
+    arrays = {}
+    for key, dtype, shape in columns:
+        place += -place % _ALIGNMENT
+        count = int(np.prod(shape)) * np.dtype(dtype).itemsize
+        arrays[key] = content[place : place + count].view(dtype).reshape(shape)
+        place += count
+    return details, arrays
 
 
 def remove_cached(name: str) -> None:

@@ -175,6 +175,20 @@ def test_cache_file_is_made_only_if_it_is_missing_and_a_full_disk_error_names_it
         files.get_or_create("other.json", bytes)
 
 
+@pytest.mark.parametrize("position", [0, 8, -1])
+def test_cache_file_with_a_wrong_byte_or_that_is_cut_off_is_not_loaded(cache_home, position):
+    files.save_cached("thing", b"0123456789")
+    path = files.cache_directory() / "thing"
+    assert files.load_cached("thing") == b"0123456789"
+    content = bytearray(path.read_bytes())
+    content[position] ^= 1
+    for damaged in (content, path.read_bytes()[:-1], b""):
+        path.write_bytes(damaged)
+        assert not files.load_cached("thing")
+    path.unlink()
+    assert files.load_cached("thing") is None
+
+
 # --- arrays ---
 
 ARRAYS = {
@@ -208,9 +222,11 @@ def test_arrays_of_the_cache_are_read_as_they_were_saved_and_cannot_be_changed()
         lambda content: content[:-1],
         lambda content: content[:100],
         lambda content: content + b"x",
+        lambda content: bytes(8),
         lambda content: bytes(40),
         lambda content: b"\xff" * 8 + content[8:],
-        lambda content: content[:8] + b"\xc1" + content[9:],
+        lambda content: content[:16] + b"\xc1" + content[17:],
+        lambda content: content[:-1] + bytes([content[-1] ^ 1]),
     ],
 )
 def test_damaged_arrays_of_the_cache_are_not_read(damaged):

@@ -127,6 +127,20 @@ def test_change_of_a_json_that_keeps_its_size_and_times_is_noticed(data, parsed)
     assert load(data).label_map.names == ("two", "nine") and parsed.call_count == 2
 
 
+def test_damaged_cache_files_are_not_used_but_written_again(data, parsed):
+    first = load(data)
+    paths = [path for path in cache_directory().iterdir() if path.name.startswith(("coco-", "files-"))]
+    assert len(paths) == 2
+    for count, path in enumerate(paths, 1):
+        content = bytearray(path.read_bytes())
+        content[-5] ^= 1
+        path.write_bytes(content)
+        assert_same(load(data), first)
+        assert path.read_bytes() != content
+    assert_same(load(data), first)
+    assert parsed.call_count == 2  # only a damaged coco-* file has the json parsed
+
+
 def swap(path, size=(20, 10), **options):
     PIL.Image.new("RGB", size, (9, 200, 7)).save(path, **options)
 
