@@ -6,6 +6,7 @@ tools/convert.py before it reads. docs/data.md has the table of these formats fo
 
 import codecs
 import contextlib
+import itertools
 import os
 import re
 from typing import NamedTuple
@@ -171,7 +172,7 @@ FORMATS = (
         "YOLO's labels of one image",
         "",
         "give the directory that has the images and their labels to tools/convert.py --from=yolo",
-        rb"\d+( -?[\d.]+(e-?\d+)?){4,}\s*(\n|\Z)",
+        rb"\s*\d+([ \t]+-?[\d.]+(e-?\d+)?){4,}\s*(\n|\Z)",
     ),
 )
 _YOLO_LABELS = FORMATS[-1]
@@ -183,6 +184,8 @@ _READ = 20  # number of files of each suffix that are read
 def recognise(head: bytes) -> Format | None:
     """Returns the format of a file with these first bytes; None if it is unknown."""
     text = head.removeprefix(codecs.BOM_UTF8)
+    if text.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        text = text.decode("utf-16", "ignore").encode("utf-8", "ignore")
     return next((row for row in FORMATS if re.match(row.beginning, text, re.DOTALL)), None)
 
 
@@ -214,5 +217,8 @@ def _label_files(path: str) -> list[str]:
         tree = list_tree(path)
     except OSError:
         return []
-    files = [file for suffix in _SUFFIXES for file in tree.with_suffix(suffix)[:_READ]]
-    return list(filter(os.path.isfile, files))  # opening a pipe would block
+    files: list[str] = []
+    for suffix in _SUFFIXES:  # opening a pipe would block; an empty file has the labels of no object
+        has_content = (f for f in tree.with_suffix(suffix) if os.path.isfile(f) and os.path.getsize(f))
+        files += itertools.islice(has_content, _READ)
+    return files

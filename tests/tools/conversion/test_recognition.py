@@ -96,6 +96,13 @@ def test_directory_of_yolo_labels_is_recognised_with_the_directory_to_convert(tm
     assert f"--from=yolo --to=coco --input={tmp_path}/set --output=FILE.json" in message
 
 
+def test_directory_of_yolo_labels_is_recognised_after_many_empty_label_files(tmp_path):
+    for number in range(30):
+        (tmp_path / f"{number:02d}.txt").write_text("")
+    (tmp_path / "99.txt").write_text("0 0.5 0.5 0.2 0.2\n")
+    assert formats_of(tmp_path) == {"a directory of YOLO's labels": str(tmp_path)}
+
+
 def test_message_of_a_format_keeps_a_path_that_contains_its_placeholders(tmp_path):
     exports.write_voc(tmp_path / "PATH" / "DIR")
     message = refusal(load_coco, tmp_path / "PATH" / "DIR" / "a.xml", tmp_path, error=DataError)
@@ -109,6 +116,8 @@ OTHERS = {
     "byte order mark": (b"\xef\xbb\xbf<annotations>", "CVAT's xml"),
     "Darknet's data": (b"classes= 2\ntrain=train.txt\nnames = obj.names\n", "Darknet's .data file"),
     "YOLO labels": (b"0 0.5 0.5 0.25 0.5\n1 0.1 .2 0.3 1\n", "YOLO's labels of one image"),
+    "YOLO labels with tabs": (b" 0\t0.5\t0.5  0.25 5e-1\r\n", "YOLO's labels of one image"),
+    "UTF-16": ("<annotation>\n".encode("utf-16"), "an xml of Pascal VOC"),
     "relative list": (b"./images/a b.JPG\n./images/c.jpg\n", "a list of images, as Darknet's train.txt"),
     "csv without objects": (b"images/a b.JPG,,,,,\nb.png,1,2,3,4,cat\n", FORMATS_OF_CSV),
     "csv with fractions and quotes": (b'"/home/me/a.tiff",.1,0.2,.5,1,"cat"\n', FORMATS_OF_CSV),
