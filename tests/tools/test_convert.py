@@ -112,6 +112,18 @@ def test_tfrecords_with_a_longer_or_glob_like_prefix_do_not_count_as_existing(yo
     assert sorted(result.boxes_ltwh_px.tolist()) == [[0, 0, 20, 20], [15, 5, 10, 10]]
 
 
+def test_boxes_that_a_conversion_clips_or_drops_are_named_with_their_label_file(yolo, tmp_path):
+    labels = yolo / "labels" / "a.txt"
+    labels.write_text("0 0.5 0.5 0.2 0.2\n0 1 0.5 0.2 0.2\n0 1.2 0.5 0.2 0.2\n")
+    (result,) = run("yolo", "tfrecord", input=yolo, output=tmp_path / "records")[0].values()
+    offenders = {issue.kind: issue.offenders for issue in result.issues}
+    place = f"image 'a.png' ({labels}) has left, top, width, height = "
+    assert offenders == {
+        "box-outside": [f"{place}[36.0, 8.0, 8.0, 4.0]"],
+        "box-empty": [f"{place}[44.0, 8.0, 8.0, 4.0]"],
+    }
+
+
 @pytest.mark.parametrize("target", ["coco", "tfrecord", "webdataset"])
 def test_existing_output_of_a_conversion_is_refused_without_overwrite(yolo, tmp_path, target):
     output = tmp_path / "out" / "x.json"

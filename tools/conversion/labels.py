@@ -15,12 +15,14 @@ from typing import NamedTuple
 import numpy as np
 
 from common.data.annotations import NONE, Annotations, CocoImage, CocoObject, table_of, to_annotations
+from common.data.check.coco import report_clipped
 from common.data.check.image_headers import ImageFacts
 from common.data.check.images import check_files
 from common.data.check.issues import Issues
 from common.data.labels import LabelMap, is_text
 from common.errors import UserError
 
+_SIDES = "has left, top, width, height"
 _MAX_IMAGE_ID = 2**31 - 1  # DALI keeps ids up to this one unchanged
 
 
@@ -153,9 +155,16 @@ def make_annotations(
     issues.add_each(
         "box-repeated",
         np.flatnonzero(repeated),
-        lambda row: f"{images[image_row[row]]} has left, top, width, height = {boxes[row].tolist()}",
+        lambda row: f"{images[image_row[row]]} {_SIDES} = {boxes[row].tolist()}",
     )
-    return dataclasses.replace(annotations.select_boxes(~repeated), issues=issues).select(usable)
+    annotations = dataclasses.replace(annotations.select_boxes(~repeated), issues=issues).select(usable)
+    usable_images, boxes = list(compress(images, usable)), annotations.boxes_ltwh_px
+    report_clipped(
+        annotations,
+        lambda row: f"{usable_images[annotations.box_image[row]]} {_SIDES} = {boxes[row].tolist()}",
+        issues,
+    )
+    return annotations
 
 
 def _name(image: LabelledImage) -> str:

@@ -322,7 +322,7 @@ def finish(
     Raises:
         DataError: no image or no box can be used.
     """
-    boxes, is_clipped, has_area = annotations.clipped_boxes
+    boxes, _, has_area = annotations.clipped_boxes
     is_crowd = annotations.is_crowd
     is_target = has_area & ~is_crowd
     if not annotations.num_images:
@@ -331,8 +331,7 @@ def finish(
     elif not is_target.any():
         issues.add("no-boxes", f"each of the {len(boxes)} boxes is a crowd or has no area")
     counts = np.bincount(annotations.box_image[is_target], minlength=annotations.num_images)
-    outside = np.flatnonzero(is_target & is_clipped)
-    issues.add_each("box-outside", outside[np.argsort(-_overhang(annotations, outside))], name_box)
+    report_clipped(annotations, name_box, issues)
     # An object touches all edges of its box. So its area is at least that of a line along the longer
     # side, here half a pixel wide. A mask may exceed its box by a pixel at each edge.
     sides, areas = annotations.boxes_ltwh_px[:, 2:], annotations.areas
@@ -340,7 +339,6 @@ def finish(
         too_large = areas > (sides[:, 0] + 2) * (sides[:, 1] + 2)
         too_small = (areas < sides.max(axis=1, initial=0) / 2) & (annotations.box_areas > _SMALL)
     for kind, which, name in (
-        ("box-empty", ~is_crowd & ~has_area, name_box),
         (
             "area-differs",
             is_target & (too_large | too_small),
@@ -356,6 +354,18 @@ def finish(
     issues.add_each("large-id", large, lambda category: f"category {category['id']} ({category['name']!r})")
     issues.raise_if_stopping()
     return dataclasses.replace(annotations, issues=issues)
+
+
+def report_clipped(annotations: Annotations, name_box: Callable[[int], str], issues: Issues) -> None:
+    """Adds boxes that reach outside their images (the worst first), and those without area inside them.
+
+    Args:
+        name_box: i -> the name of box i and its image for messages.
+    """
+    _, is_clipped, has_area = annotations.clipped_boxes
+    outside = np.flatnonzero(has_area & is_clipped & ~annotations.is_crowd)
+    issues.add_each("box-outside", outside[np.argsort(-_overhang(annotations, outside))], name_box)
+    issues.add_each("box-empty", np.flatnonzero(~has_area & ~annotations.is_crowd), name_box)
 
 
 def _report_many_objects(annotations: Annotations, name_image: Callable[[int], str], issues: Issues) -> None:
