@@ -72,7 +72,7 @@ def read_labelme(
             issues.add("not-labels", f"{file} has no list `shapes`")
             continue
         size = [document.get(key) for key in ("imageHeight", "imageWidth")]
-        height, width = (side if isinstance(side, int) else 0 for side in size)
+        height, width = (side if type(side) is int else 0 for side in size)
         image_path = str(document.get("imagePath") or "")
         name = _find_image(file, image_path, images_dir)
         if is_default and name.startswith("../"):
@@ -111,9 +111,11 @@ def _read_shapes(file: str, shapes: list[Any], issues: Issues) -> Iterator[Shape
     for number, shape in enumerate(shapes, 1):
         location = f"{file} shape {number}"
         try:
-            label, kind = str(shape["label"]), shape.get("shape_type") or "polygon"
+            label, kind = shape["label"], shape.get("shape_type") or "polygon"
             location = f"{location} {label!r}"
-            if not is_text(label):
+            if not isinstance(label, str | int | float):
+                raise TypeError("a label is a text")
+            if not is_text(label := str(label)):
                 raise ValueError("UTF-8 cannot encode the label")
             if kind in _WITHOUT_BOX:
                 issues.add("shape-without-box", f"{location}: {kind}")
@@ -138,7 +140,9 @@ def _box_of(kind: str, points: list[tuple[float, float]], shape: dict[str, Any])
         raise ValueError(f"{len(points)} of {_NUM_POINTS[kind]} points")
     left, top, right, bottom = box_around(points)
     if kind == "mask" and shape.get("mask"):  # labelme also counts from the corner, with the PNG's size
-        header = base64.b64decode(shape["mask"])[16:24]
+        header = base64.b64decode(shape["mask"])[:24]
+        if not header.startswith(b"\x89PNG") or len(header) < 24:
+            raise ValueError("the mask is not a PNG")
         left, top = round(left), round(top)
-        right, bottom = left + int.from_bytes(header[:4]), top + int.from_bytes(header[4:])
+        right, bottom = left + int.from_bytes(header[16:20]), top + int.from_bytes(header[20:])
     return left, top, right, bottom

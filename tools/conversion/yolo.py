@@ -426,7 +426,9 @@ def read_names(path: str) -> dict[int, str]:
 
 def _written_names(path: str) -> list[Any]:
     """Returns the values of `names` in a data.yaml as they are written, in their order."""
-    document = yaml.compose(pathlib.Path(path).read_text(encoding="utf-8-sig"), yaml.SafeLoader)
+    loader = yaml.SafeLoader(pathlib.Path(path).read_text(encoding="utf-8-sig"))
+    document = loader.get_single_node()
+    loader.flatten_mapping(document)  # `<<: *base`
     nodes = {key.value: value for key, value in document.value}["names"].value
     return [(node[1] if isinstance(node, tuple) else node).value for node in nodes]
 

@@ -165,6 +165,20 @@ def test_labelme_shape_with_too_few_points_or_too_large_a_number_is_an_error(dat
     assert "a.json shape 1 'cat' has no valid label or points" in message and text in message
 
 
+def test_labelme_label_that_is_no_text_is_an_error(data_dir):
+    text = labelme_json("a.png", [("cat", "rectangle", [[3, 4], [10, 12]])])
+    write_file(data_dir, "a.json", text.replace('"cat"', "null"))
+    assert "a.json shape 1 None has no valid label or points" in data_error(data_dir)
+
+
+@pytest.mark.parametrize("mask", ["@@", base64.b64encode(b"GIF89a" * 9).decode(), "iVBORw0KGgo="])
+def test_labelme_mask_that_is_not_a_png_is_an_error(data_dir, mask):
+    shape = json.loads(mask_shape())
+    shape["shapes"][0]["mask"] = mask
+    write_file(data_dir, "a.json", json.dumps(shape))
+    assert "a.json shape 1 'cat' has no valid label or points" in data_error(data_dir)
+
+
 def test_labelme_label_that_utf8_cannot_encode_is_an_error(data_dir):
     text = labelme_json("a.png", [("cat", "rectangle", [[3, 4], [10, 12]])])
     write_file(data_dir, "a.json", text.replace('"cat"', r'"\ud800"'))

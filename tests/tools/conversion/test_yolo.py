@@ -505,6 +505,11 @@ def test_invalid_data_yaml_is_refused_with_the_reason(data_dir, text, reason):
     assert reason in message and "data.yaml" in message
 
 
+def test_names_that_a_data_yaml_merges_from_an_anchor_are_read(data_dir):
+    write_file(data_dir, "data.yaml", "base: &base {names: [cat, dog]}\n<<: *base\ntrain: images\n")
+    assert read_yolo(data_dir / "data.yaml")[0].label_map.names == ("cat", "dog")
+
+
 def test_missing_or_invalid_yolo_class_names_are_refused(data_dir):
     os.remove(data_dir / "classes.txt")
     assert "no class names for " in user_error(data_dir)

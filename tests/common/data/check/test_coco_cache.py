@@ -131,7 +131,7 @@ def test_damaged_cache_files_are_not_used_but_written_again(data, parsed):
     first = load(data)
     paths = [path for path in cache_directory().iterdir() if path.name.startswith(("coco-", "files-"))]
     assert len(paths) == 2
-    for count, path in enumerate(paths, 1):
+    for path in paths:
         content = bytearray(path.read_bytes())
         content[-5] ^= 1
         path.write_bytes(content)
