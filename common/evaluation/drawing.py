@@ -58,7 +58,8 @@ def draw_boxes(
         image: uint8 (H, W, 3); it is not changed.
         boxes_px: (N, 4) ltrb in pixels; boxes may reach outside the image.
         classes: (N,) int, 0-based. Boxes of class -1 are padding and are not drawn.
-        names: the name of each class; a class without a name is shown as its number.
+        names: the name of each class; a class without a name is shown as its number. An empty name gives
+            no label.
         scores: (N,) float, or None. The box with the best score is drawn on top.
 
     Returns:
@@ -81,8 +82,9 @@ def draw_boxes(
         index = int(classes[row])
         name = names[index] if index < len(names) else str(index)
         text = " ".join((name if scores is None else f"{name} {scores[row]:.2f}").split())
-        draw.font = font(font_size, text)
-        _draw_label(draw, text, class_colour(index), *clipped[row, :2])
+        if text:
+            draw.font = font(font_size, text)
+            _draw_label(draw, text, class_colour(index), *clipped[row, :2])
     return np.asarray(picture)
 
 

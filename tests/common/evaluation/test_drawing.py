@@ -94,6 +94,13 @@ def test_drawn_class_label_shows_line_feeds_as_blanks_and_a_missing_name_as_a_nu
     np.testing.assert_array_equal(draw_box(box, index, names), draw_box(box, index, shown))
 
 
+def test_box_of_a_class_with_an_empty_name_has_no_label(monkeypatch):
+    box = [30, 50, 90, 90]
+    picture = draw_box(box, 0, [""])
+    monkeypatch.setattr(drawing, "_draw_label", lambda *_: None)
+    np.testing.assert_array_equal(picture, draw_box(box, 0, NAMES))
+
+
 def test_box_with_the_best_score_is_drawn_on_top(without_labels):
     boxes = np.array([[30, 40, 150, 100], [30, 40, 150, 100]])
     for scores, top in (([0.9, 0.2], 0), ([0.2, 0.9], 1)):
