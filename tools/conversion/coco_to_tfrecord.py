@@ -9,6 +9,7 @@ import pathlib
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from common.data.annotations import Annotations
@@ -79,7 +80,12 @@ def _serialize(annotations: Annotations, row: int, folder: str | os.PathLike, ma
         CROWD_KEY: annotations.is_crowd[begin:end][has_area].astype(int),
     }
     floats = {key: boxes[has_area, side] for side, key in enumerate(BOX_KEYS)}
-    floats[AREA_KEY] = annotations.areas[begin:end][has_area]
+    # If the area is that of the box, not of a mask, clipping changes both.
+    areas, is_clipped = annotations.areas[begin:end], annotations.clipped_boxes[1][begin:end]
+    left_top, sides = np.split(annotations.boxes_ltwh_px[begin:end], 2, axis=1)
+    is_clipped_box = is_clipped & (areas == sides.prod(axis=1))
+    clipped_sides = np.clip(left_top + sides, 0, (width, height)) - np.clip(left_top, 0, (width, height))
+    floats[AREA_KEY] = np.where(is_clipped_box, clipped_sides.prod(axis=1), areas)[has_area]
     return serialized({"bytes_list": strings, "int64_list": integers, "float_list": floats})
 
 

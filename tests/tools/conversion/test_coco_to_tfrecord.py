@@ -51,13 +51,15 @@ def test_tfrecords_contain_every_image_with_its_objects(data, tmp_path):
     assert set(written) == {image["id"] for image in document["images"]}
     names = {c["id"]: c["name"].encode() for c in document["categories"]}
     for image in document["images"]:
-        objects, boxes = [], []
+        objects, boxes, areas = [], [], []
         for o in (o for o in document["annotations"] if o["image_id"] == image["id"]):
             x, y, w, h = o["bbox"]
             box = np.clip(np.divide([x, y, x + w, y + h], [image["width"], image["height"]] * 2), 0, 1)
             if box[2] > box[0] and box[3] > box[1]:
                 objects.append(o)
                 boxes.append(box)
+                size = (box[2:] - box[:2]) * (image["width"], image["height"])
+                areas.append(size.prod() if o["area"] == w * h else float(o["area"]))
         sides = zip(("xmin", "ymin", "xmax", "ymax"), np.reshape(boxes, (-1, 4)).T, strict=True)
         content = (data / "images" / image["file_name"]).read_bytes()
         labels, crowds = ([o[key] for o in objects] for key in ("category_id", "iscrowd"))
@@ -71,10 +73,26 @@ def test_tfrecords_contain_every_image_with_its_objects(data, tmp_path):
             object__class__text=tf.train.Feature(bytes_list={"value": [names[label] for label in labels]}),
             object__class__label=tf.train.Feature(int64_list={"value": labels}),
             object__is_crowd=tf.train.Feature(int64_list={"value": crowds}),
-            object__area=[float(o["area"]) for o in objects],
+            object__area=areas,
             **{f"object__bbox__{side}": values.tolist() for side, values in sides},
         )
         assert written[image["id"]] == tf.train.Example.FromString(expected)
+
+
+def test_record_of_a_box_outside_its_image_has_the_clipped_area_unless_it_is_the_area_of_a_mask(
+    data, tmp_path
+):
+    document = json.loads((data / "instances.json").read_text())
+    image, ids = document["images"][0], [category["id"] for category in document["categories"]]
+    box = {"image_id": image["id"], "bbox": [-10, 5, 20, 8], "iscrowd": 0}
+    areas = {"of the box": 160.0, "of a mask": 90.0}
+    document["annotations"] = [
+        box | {"id": number, "category_id": ids[number], "area": area}
+        for number, area in enumerate(areas.values())
+    ]
+    (data / "instances.json").write_text(json.dumps(document))
+    feature = records(write(data, tmp_path / "t"))[image["id"]].features.feature
+    np.testing.assert_allclose(feature["image/object/area"].float_list.value, [10 * 8, 90], rtol=1e-6)
 
 
 def test_seed_shuffles_the_records_and_the_number_of_workers_does_not_change_them(drawn, tmp_path):
