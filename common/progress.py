@@ -36,10 +36,11 @@ class Bar:
     Args:
         title: name of the task, one or two words.
         done: number of steps that were done in an earlier session.
+        unit: what one step is, in the plural.
     """
 
-    def __init__(self, title: str, total: int, done: int = 0):
-        self._title, self._total, self._done = title, total, done
+    def __init__(self, title: str, total: int, done: int = 0, unit: str = "steps"):
+        self._title, self._total, self._done, self._unit = title, total, done, unit
         self._start, self._shown_at, self._first = time.monotonic(), 0.0, done
         if done < total:
             self._show("")
@@ -52,7 +53,7 @@ class Bar:
         text = "".join(f", {name} {value:.4g}" for name, value in (values or {}).items())
         if not sys.stderr.isatty():
             if is_last:
-                log(f"{self._title}: {self._total} steps in {seconds:.0f} s{text}")
+                log(f"{self._title}: {self._total} {self._unit} in {seconds:.0f} s{text}")
         elif is_last or now - self._shown_at >= 1:
             self._shown_at = now
             left = seconds / (self._done - self._first) * (self._total - self._done)

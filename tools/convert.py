@@ -309,12 +309,17 @@ def main() -> None:
     refuse_idle_flags(flags.FLAGS)
     values = shared_flags.values(flags.FLAGS, define_flags)
     source, target = values.pop("from"), values.pop("to")
-    parts, images_dir = convert(source, target, Options(**values))
+    options = Options(**values)
+    parts, images_dir = convert(source, target, options)
     annotations = next(iter(parts.values()))
     log_issues(annotations.origin, annotations.issues)
     for output, part in parts.items():
         print(part.summary())
-        print(f"{target}: {output}; images: {images_dir}")
+        if target in CONTAINERS:
+            files = f"{output}-*-of-{options.num_shards:05d}{CONTAINERS[target]}"
+            print(f"{target}: {files}; images from {images_dir}")
+        else:
+            print(f"{target}: {output}; images: {images_dir}")
 
 
 if __name__ == "__main__":

@@ -131,7 +131,7 @@ class InferenceJob:
         pixels = self._video.frames() if self._video else map(drawing.read_image, encoded)
         detections = _by_image(results)
         boxes = _by_image(self._truth.ground_truth()["annotations"] if self._truth else ())
-        bar = Bar("drawing", len(self._images))
+        bar = Bar("drawing", len(self._images), unit="frames" if self._is_video else "images")
         for image, facts in zip(pixels, self._images, strict=True):
             image_id = facts["image_id"]
             picture = drawing.draw_results(image, detections[image_id], label_map)

@@ -418,8 +418,8 @@ def test_convert_command_writes_reproducible_records_and_reports_skipped_images(
     write_tfrecords(annotations.select(readable), images, tmp_path / "again" / "t", num_shards=2)
     assert contents_of(tmp_path) == contents_of(tmp_path / "again")
     assert "11 images (1 without objects)" in done.stdout
-    assert f"tfrecord: {tmp_path}/t; images: {images}" in done.stdout
+    assert f"tfrecord: {tmp_path}/t-*-of-00002.tfrecord; images from {images}" in done.stdout
     assert "1 boxes clipped to their image, 2 without area dropped" in done.stdout
-    assert "Writing records" in done.stderr and "Writing records" not in done.stdout
+    assert "Writing t: 11 images in" in done.stderr and "Writing t" not in done.stdout
     (line,) = [line for line in done.stderr.splitlines() if "file that is not an image" in line]
     assert "image 25 ('05.jpg')" in line and line.endswith("Left out by --on_bad_image=skip")

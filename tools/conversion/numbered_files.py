@@ -61,7 +61,8 @@ def write_numbered_files(
     names = [f"{name}-{shard:05d}-of-{num_shards:05d}{suffix}" for shard in range(num_shards)]
     label_map = pathlib.Path(f"{os.fspath(prefix)}.label_map.json")
     order = np.random.default_rng(seed).permutation(annotations.num_images).tolist()
-    bar, lock, ended = progress.Bar("Writing records", len(order)), threading.Lock(), threading.Event()
+    bar = progress.Bar(f"Writing {name}", len(order), unit="images")
+    lock, ended = threading.Lock(), threading.Event()
 
     def rows_of(shard: int) -> Iterator[int]:
         for row in order[shard::num_shards]:
