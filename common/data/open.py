@@ -255,6 +255,9 @@ def open_file_pattern(
 
     policy = dataclasses.replace(policy, coco_pixels=None)  # boxes in them are those of the stored pixels
     files = tfrecord.expand_pattern(pattern)
+    for file in filter(os.path.isdir, files):
+        example = f"'{file}/*.tar' or '{file}/*.tfrecord'"
+        raise UserError(f"{file} is a directory: give a pattern of its files, such as {example}")
     tar_files = [file for file in files if input_type is None and is_tar(file)]
     if tar_files and len(tar_files) < len(files):
         other = min(set(files) - set(tar_files))

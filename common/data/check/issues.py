@@ -114,7 +114,10 @@ _ERRORS = {
         "set --yolo_labels to polygon or to pose",
     ),
     "label-turned": ("labelled image with EXIF orientation", "set --yolo_pixels to stored or to turned"),
-    "eval-categories": ("category without the same id and name in training", "use the training's categories"),
+    "eval-categories": (
+        "category without the same id and name in training",
+        "use the training's categories; tools/convert.py --label_map=FILE sets them",
+    ),
     "fewer-than-batch": ("fewer images than one batch of all ranks", "lower --batch_size or use fewer ranks"),
 }
 _BAD_IMAGES = {

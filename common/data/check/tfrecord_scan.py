@@ -190,8 +190,8 @@ def _shown(values: Sequence[Any]) -> str:
 
 def name_files(files: Sequence[str | os.PathLike]) -> str:
     """Returns a short name of one or several files."""
-    first = os.fspath(files[0])
-    return first if len(files) == 1 else f"{first} and {len(files) - 1} more files"
+    first, others = os.fspath(files[0]), len(files) - 1
+    return f"{first} and {others} more {'file' if others == 1 else 'files'}" if others else first
 
 
 def box_name(box: Sequence[float]) -> str:

@@ -118,6 +118,11 @@ def test_label_map_of_shards_is_named_as_the_shards_without_their_numbers(shards
     assert f"no label map next to {tmp_path}/x-000007.tar ({tmp_path}/x.label_map.json): give" in message
 
 
+def test_directory_in_place_of_a_file_pattern_is_refused_with_an_example_of_a_pattern(shards, tmp_path):
+    expected = f"{tmp_path} is a directory: give a pattern of its files, such as '{tmp_path}/*.tar' or"
+    assert expected in refusal(open_source, file_pattern=str(tmp_path))
+
+
 def test_image_list_source_has_no_classes_and_no_boxes(image_list):
     assert (image_list.name, image_list.size) == ("images", 12)
     assert not image_list.label_map.num_classes and not image_list.annotations.num_boxes

@@ -89,6 +89,11 @@ def test_images_of_several_tfrecord_files_keep_their_order_also_when_read_in_par
     assert np.array_equal(in_parts.records.spans, source.records.spans)
 
 
+def test_name_of_two_tfrecord_files_has_no_plural():
+    names = (tfrecord_scan.name_files(["a", "b", "c"][:count]) for count in (1, 2, 3))
+    assert list(names) == ["a", "a and 1 more file", "a and 2 more files"]
+
+
 def test_progress_bar_is_shown_for_large_tfrecord_files_that_are_not_cached(tmp_path, monkeypatch, capfd):
     monkeypatch.setattr(tfrecord_scan, "_PART", 2)
     file = write(tmp_path / "a", *map(numbered, range(6)))
