@@ -25,7 +25,7 @@ import msgspec
 import numpy as np
 import tensorflow as tf
 
-from common.args import ImagePolicy
+from common.args import IMAGE_SUFFIXES, ImagePolicy
 from common.dali_ops import Nodes
 from common.data import readers, tfrecord
 from common.data.annotations import NONE, Annotations
@@ -103,10 +103,13 @@ def expand_pattern(pattern: str) -> list[str]:
     issues, files = Issues(pattern), set()
     parts = [part.strip() for part in pattern.split(",") if part.strip()] or [pattern]
     for part in itertools.chain.from_iterable(map(_expand_numbers, parts)):
-        paths = [file for file in glob.glob(part, recursive=True) if not file.endswith(_NO_RECORDS)]
+        existing = sorted(glob.glob(part, recursive=True))
+        paths = [file for file in existing if not file.endswith(_NO_RECORDS)]
         paths = [file for file in paths if os.path.basename(file).lower() not in SYSTEM_NAMES]
         matches = [file for file in paths if not (part.endswith("**") and os.path.isdir(file))]
-        issues.add_each("no-record-file", [] if matches else [part], repr)
+        if not matches:
+            others = f" ({existing[0]!r} has no records)" if existing else ""
+            issues.add("no-record-file", f"{part!r}{others}")
         files.update(matches)
     issues.raise_if_stopping()
     return sorted(files)
@@ -177,6 +180,11 @@ def find_label_map(files: Sequence[str]) -> str:
         if fault and fault[0] == "foreign-format":
             issues.add(*fault)
         issues.raise_if_stopping()
+        if files[0].lower().endswith(IMAGE_SUFFIXES):
+            raise UserError(
+                f"{files[0]} is an image: the pattern is for TFRecords or WebDataset; for image files, give"
+                " their directory and a COCO json"
+            )
         raise UserError(
             f"no label map next to {files[0]} ({min(prefixes)}.label_map.json): give --label_map=FILE (json"
             " or pbtxt), or convert the data again if the conversion did not finish"

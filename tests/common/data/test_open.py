@@ -102,6 +102,15 @@ def test_numbers_in_braces_select_shards_and_missing_ones_are_refused(shards, tm
     assert f"no file matches: '{reverse}'" in refusal(open_source, file_pattern=reverse, error=DataError)
 
 
+def test_file_pattern_of_images_or_of_a_json_is_refused_with_what_they_are(drawn):
+    image = min((drawn / "images").iterdir())
+    message = refusal(open_source, file_pattern=f"{drawn}/images/*")
+    assert message.startswith(f"{image} is an image: the pattern is for TFRecords or WebDataset; for image")
+    file = f"{drawn}/instances.json"
+    message = refusal(open_source, file_pattern=file, error=DataError)
+    assert f"no file matches: '{file}' ('{file}' has no records)" in message
+
+
 def test_file_pattern_of_shards_and_records_together_is_refused(shards, copied_records, tmp_path):
     message = refusal(open_source, file_pattern=f"{shards},{copied_records}")
     first = f"{tmp_path}/a/drawn-00000-of-00003.tfrecord"
