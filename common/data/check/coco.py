@@ -82,6 +82,7 @@ def _load(
     images = lists["images"] or []
     table = _Objects(table_of(lists["annotations"] or []), images)
     _check(lists, table, issues)
+    del lists["annotations"]  # frees memory
     usable, checksums, state = np.ones(len(images), np.bool_), None, ""
     if images_dir is not None and not os.path.isdir(images_dir):
         issues.add("no-image-directory", os.fspath(images_dir))
