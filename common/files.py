@@ -136,6 +136,8 @@ def user_errors(what: str) -> Iterator[None]:
 
 def make_output_directory(path: str | os.PathLike) -> pathlib.Path:
     """Makes the directory --output_dir; UserError if that fails."""
+    if os.fspath(path).startswith("s3:/"):
+        raise UserError(f"--output_dir={path} is in a bucket: give a directory on a disk, and copy it later")
     with user_errors(f"--output_dir={path}"):
         if pathlib.Path(path).is_file():
             raise UserError(f"--output_dir={path} is a file: give a directory")

@@ -74,9 +74,10 @@ def show_until_next(text: str) -> None:
 
 
 def import_tensorflow() -> None:
-    """Imports TensorFlow, and hides the lines that its C++ code prints.
+    """Imports DALI and TensorFlow, and hides the lines that TensorFlow's C++ code prints.
 
     The lines are shown if the import fails, if TensorFlow finds no NVIDIA GPU, or with --verbosity=1.
+    DALI comes first, see `storage.check_import_order`.
     """
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     if logging.get_verbosity() >= logging.DEBUG or "tensorflow" in sys.modules:
@@ -87,6 +88,7 @@ def import_tensorflow() -> None:
     with tempfile.TemporaryFile() as captured:
         os.dup2(captured.fileno(), 2)
         try:
+            import nvidia.dali  # noqa: F401
             import tensorflow as tf
 
             failed = not tf.config.list_physical_devices("GPU") and os.path.exists("/dev/nvidiactl")

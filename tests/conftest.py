@@ -8,16 +8,18 @@ import json
 import os
 import pathlib
 import random
-import re
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
+import time
 import uuid
 from collections.abc import Callable, Iterator
 
 import numpy as np
+import nvidia.dali  # noqa: F401 (before TensorFlow, see storage.check_dali)
 import PIL.Image
 import PIL.ImageDraw
 import pytest
@@ -179,13 +181,20 @@ def fuzzed(tmp_path_factory: pytest.TempPathFactory):
 def store() -> Iterator[str]:
     """The address of an object store on this machine: moto's server, without content."""
     pytest.importorskip("moto")
-    command = [sys.executable, "-m", "moto.server", "--host=127.0.0.1", "--port=0"]
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as server:
-        try:
-            lines = iter(server.stderr.readline, "")
-            yield next(match[0] for line in lines if (match := re.search(r"http://[\d.:]+", line)))
-        finally:
-            server.kill()
+    code = "import sys, threading; from moto.server import main; " + (
+        "threading.Thread(target=main, args=(sys.argv[1:],), daemon=True).start(); sys.stdin.read()"
+    )  # ends with this process, even if that crashes
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    command = [sys.executable, "-c", code, "--host=127.0.0.1", f"--port={port}"]
+    null = subprocess.DEVNULL
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=null, stderr=null) as server:
+        for _ in range(600):
+            with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port)):
+                break
+            time.sleep(0.1)
+        yield f"http://127.0.0.1:{port}"
+        server.kill()
 
 
 @pytest.fixture

@@ -51,6 +51,7 @@ from absl import flags
 from common import args as shared_flags
 from common import errors
 from common.args import ImagePolicy, flag
+from common.data import storage
 from common.data.annotations import Annotations
 from common.data.check import recognition
 from common.data.check.coco import load_coco
@@ -112,7 +113,10 @@ class Options:
         "images/ and labels/, a data.yaml, or a list of images. cvat: xml file. labelme: directory of json "
         "files. csv: csv file. coco: json file. tfrecord, webdataset: glob of files.",
     )
-    output: str = flag(None, "coco: json to write. tfrecord, webdataset: prefix of the files to write.")
+    output: str = flag(
+        None,
+        "coco: json to write. tfrecord, webdataset: prefix of the files to write, or s3://BUCKET/PREFIX.",
+    )
     images: str | None = flag(
         None,
         "Directory of the images. tfrecord, webdataset: the images are written there; default: images/ next "
@@ -203,6 +207,9 @@ def convert(source: str, target: str, options: Options) -> tuple[dict[str, Annot
             "there is nothing to convert; coco to coco needs --max_side, --holdout or --coco_pixels=turned"
         )
         raise UserError(f"--from={source} --to={target}: {message}")
+    if target == "coco":
+        storage.refuse_remote("--output", output, "give a path on a disk, and copy the json to the bucket")
+    storage.refuse_remote("--images", options.images, "give a directory on a disk")
     ending = f"without {CONTAINERS[target]}" if target in CONTAINERS else "that ends in .json"
     if output.endswith("/") or (target == "coco" and os.path.isdir(output)):
         raise UserError(f"--output={output} is a directory: add a file name {ending}")
@@ -215,7 +222,9 @@ def convert(source: str, target: str, options: Options) -> tuple[dict[str, Annot
     endings: tuple[str, ...] = ("",)
     if target in CONTAINERS:
         endings = (".label_map.json", f"-[0-9]*-of-[0-9]*{CONTAINERS[target]}")
-    existing = [path for name in outputs for end in endings for path in glob.glob(glob.escape(name) + end)]
+    existing = [
+        path for name in outputs for end in endings for path in storage.match(glob.escape(name) + end)
+    ]
     if existing and not options.overwrite:
         raise UserError(f"{existing[0]} exists already: choose another --output, or give --overwrite")
     try:

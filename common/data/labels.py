@@ -6,7 +6,6 @@ COCO's category ids have gaps: 80 of the ids 1..90 are used. The network's class
 import dataclasses
 import json
 import os
-import pathlib
 import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -14,6 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
+from common.data import storage
 from common.errors import UserError
 from common.files import write_bytes
 
@@ -99,17 +99,18 @@ class LabelMap:
         Raises:
             UserError: the file is missing or is not a label map.
         """
-        path = pathlib.Path(path)
         try:
-            if path.exists() and not path.is_file():
+            if os.path.exists(path) and not os.path.isfile(path):
                 raise UserError("it is not a regular file")  # reading a pipe would never end
-            text = path.read_text(encoding="utf-8-sig")
+            text = storage.read(path).decode("utf-8-sig")
             if text.lstrip().startswith("{"):
                 return cls.from_json(text)
             categories = _parse_pbtxt(text)
             aliases = {category["id"]: category["alias"] for category in categories}
             label_map = cls.from_categories(categories)
             return dataclasses.replace(label_map, aliases=tuple(aliases[i] for i in label_map.category_ids))
+        except storage.StoreError:
+            raise
         except (OSError, UnicodeDecodeError, UserError) as error:
             reason = error.strerror if isinstance(error, OSError) else error
             raise UserError(f"label map {path}: {reason}") from error

@@ -28,6 +28,7 @@ from common.data.image_files import Tree, is_hidden, list_tree
 from common.data.labels import LabelMap, is_text
 from common.data.sharding import check_shards
 from common.data.sources import CocoSource, Data, ImageListSource, Source
+from common.data.storage import refuse_remote
 from common.errors import UserError
 from common.files import user_errors
 from common.progress import import_tensorflow, log
@@ -37,6 +38,10 @@ if TYPE_CHECKING:
     from common.data.check.webdataset import WebDatasetSource
     from common.distributed.ranks import Ranks
 
+_TO_BUCKET = (
+    "only TFRecords and WebDataset are read from there: convert a copy on a disk with tools/convert.py "
+    "--from=coco --to=tfrecord --output=s3://BUCKET/PREFIX"
+)
 # Kinds of issues that Annotations.summary counts, or that the log of an evaluation has.
 _NOT_LOGGED = ("crowd", "image-without-boxes", "many-objects")
 
@@ -205,6 +210,8 @@ def open_source(
     prefix = f"--{split}_" if split else "--"
     coco_flags = {f"{prefix}images": images, f"{prefix}annotations": annotations}
     named = [flag for flag, value in coco_flags.items() if value]
+    for flag in named:
+        refuse_remote(flag, coco_flags[flag], _TO_BUCKET)
     if file_pattern and named and input_type is None:
         raise UserError(
             f"{prefix}file_pattern (records or shards) and {named[0]} (COCO) are both given: use one"
@@ -308,6 +315,7 @@ def list_images(images: str, issues: Issues) -> tuple[str, ...]:
     Raises:
         UserError: there is no such image file.
     """
+    refuse_remote("--images", images, "copy the images to a disk")
     path = pathlib.Path(images)
     with user_errors(issues.origin):
         if path.is_file():

@@ -7,8 +7,12 @@ import pathlib
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from common.data import storage
 from common.data.annotations import Annotations, without_objects
 from common.data.labels import LabelMap
+from common.data.storage import Stat, StoreError
+from common.errors import UserError
+from common.progress import log
 
 if TYPE_CHECKING:
     from common.dali_ops import Nodes
@@ -25,11 +29,13 @@ class Source(abc.ABC):
         name: "coco", "tfrecord", "webdataset", "images" or "video".
         annotations: annotations of the images in reading order; they have no boxes for unlabelled images.
         files: the paths of the images, if each image has its own file.
+        objects: the files of the data set that are in a bucket, as they were checked.
     """
 
     name: str
     annotations: Annotations
     files: Sequence[str]
+    objects: Sequence[Stat] = ()
 
     @property
     def size(self) -> int:
@@ -56,6 +62,24 @@ class Source(abc.ABC):
     def encoded(self, row: int) -> bytes:
         """Returns the bytes of the image file of row `row`; raises OSError."""
         return pathlib.Path(self.files[row]).read_bytes()
+
+    def check_unchanged(self, *, strict: bool = False) -> None:
+        """Raises UserError if an object in a bucket has changed since the check: DALI may read it as noise.
+
+        Args:
+            strict: also raise StoreError if the store does not answer. Otherwise, only warn.
+        """
+        try:
+            stats = storage.stat([each.path for each in self.objects])
+        except StoreError as error:
+            if strict:
+                raise
+            log(f"warning: unknown whether the data have changed: {error}")
+            return
+        for each in self.objects:
+            if stats.get(each.path) != each:
+                change = "has changed" if each.path in stats else "is no longer there"
+                raise UserError(f"{each.path} {change} since the check: restore it, or start a new run")
 
     @abc.abstractmethod
     def read(self, *, training: bool, **options: Any) -> "Nodes":

@@ -8,7 +8,8 @@
 
 Objects need the package boto3 (the extra `s3`), which the first path of an object imports. The store is
 Amazon's, or the one at AWS_ENDPOINT_URL. Credentials and region come from AWS's usual places: environment
-variables, ~/.aws, or the role of the machine. DALI's readers open s3:// paths themselves and use the same.
+variables, ~/.aws, or the role of the machine. DALI's readers open s3:// paths themselves and use the same;
+call `check_dali` before they do.
 
 A request that fails because the store is busy or does not answer is repeated after growing pauses. There are
 at most AWS_MAX_ATTEMPTS attempts (default 3), and each failed one is logged. All errors of a store are
@@ -21,6 +22,7 @@ import glob
 import os
 import pathlib
 import re
+import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
@@ -33,6 +35,10 @@ SCHEME = "s3://"
 _CONNECT_SECONDS, _READ_SECONDS = 10, 60  # limits of a connection, and of a pause within an answer
 _AT_ONCE = 4  # requests that transfer the parts of one large object
 _DENIED = (401, 403)
+_CERTIFICATES = pathlib.Path(
+    "/etc/pki/tls/certs/ca-bundle.crt"
+)  # the only file where DALI 2.4 looks for them
+_DEBIAN_CERTIFICATES = "/etc/ssl/certs/ca-certificates.crt"
 
 
 class StoreError(UserError):
@@ -54,6 +60,18 @@ class Stat(NamedTuple):
 def is_remote(path: str | os.PathLike | None) -> bool:
     """Returns whether a path, or a pattern of paths, names objects in a bucket."""
     return os.fspath(path or "").startswith(SCHEME)
+
+
+def all_remote(paths: Sequence[str | os.PathLike]) -> bool:
+    """Returns whether the paths are in a bucket; UserError if only some of them are.
+
+    DALI 2.4 corrupts memory, or reads wrong bytes, if one reader gets both files and objects.
+    """
+    remote = [path for path in paths if is_remote(path)]
+    if remote and len(remote) < len(paths):
+        local = next(path for path in paths if not is_remote(path))
+        raise UserError(f"{remote[0]} is in a bucket, {os.fspath(local)} is not: put all files in one place")
+    return bool(remote)
 
 
 def refuse_remote(flag: str, path: str | os.PathLike | None, advice: str) -> None:
@@ -134,8 +152,13 @@ def local_copy(path: str | os.PathLike) -> Iterator[str]:
     with tempfile.TemporaryDirectory(prefix=TEMPORARY, dir=cache_directory()) as directory:
         copy = os.path.join(directory, "copy")
         transfer = TransferConfig(max_concurrency=_AT_ONCE)
-        with user_errors(f"cannot copy {path} to {directory} (XDG_CACHE_HOME moves it)"), _errors(path):
-            _client().download_file(bucket, key, copy, Config=transfer)
+        # download_file would draw from Python's random numbers, and so change a model's first weights.
+        with (
+            user_errors(f"cannot copy {path} to {directory} (XDG_CACHE_HOME moves it)"),
+            _errors(path),
+            open(copy, "wb") as stream,
+        ):
+            _client().download_fileobj(bucket, key, stream, Config=transfer)
         yield copy
 
 
@@ -154,6 +177,25 @@ def remove(path: str) -> None:
     bucket, key = _split(path)
     with _errors(path):
         _client().delete_object(Bucket=bucket, Key=key)
+
+
+def check_dali() -> None:
+    """Raises UserError if DALI 2.4 could not read objects in this process.
+
+    TensorFlow's library has symbols of OpenSSL. If it is loaded before DALI's, DALI's library for encryption
+    uses them, and the first s3:// path ends the process.
+    """
+    modules = list(sys.modules)
+    if "tensorflow" in modules and modules.index("tensorflow") < modules.index("nvidia.dali"):
+        raise UserError(
+            "DALI reads s3:// paths only if it is imported first: import nvidia.dali before tensorflow"
+        )
+    is_encrypted = (os.environ.get("AWS_ENDPOINT_URL") or "https:").startswith("https:")
+    if is_encrypted and not _CERTIFICATES.exists() and os.environ.get("DALI_S3_NO_VERIFY_SSL", "0") == "0":
+        raise UserError(
+            f"DALI reads s3:// paths only if there are certificates at {_CERTIFICATES}: as root, "
+            f"mkdir -p {_CERTIFICATES.parent} && ln -s {_DEBIAN_CERTIFICATES} {_CERTIFICATES}"
+        )
 
 
 # --- requests ---

@@ -33,6 +33,7 @@ from nvidia.dali import math as dali_math
 from nvidia.dali.data_node import DataNode
 
 from common.dali_ops import Nodes, select_boxes
+from common.data import storage
 from common.data.check.recognition import HEAD, foreign
 from common.data.labels import LabelMap
 from common.data.sharding import check_shards, order
@@ -57,6 +58,7 @@ class RecordFile:
     """The offsets of the records in a file.
 
     Attributes:
+        path: the user's path, for messages; s3://... for an object.
         size: size of the file in bytes.
         mtime_ns: time when the file was written.
         digest: SHA-256 (hex) of `spans` and `checksums`.
@@ -105,16 +107,20 @@ class Records:
         return image_of(self.data(number))
 
 
-def walk(file: str | os.PathLike) -> RecordFile:
-    """Finds the records of a file by their headers and checks each length. For a pipe, returns a fault."""
-    path = os.fspath(file)
+def walk(file: str | os.PathLike, path: str = "") -> RecordFile:
+    """Finds the records of a file by their headers and checks each length. For a pipe, returns a fault.
+
+    Args:
+        path: the object that `file` is a copy of.
+    """
+    path = path or os.fspath(file)
     records: list[tuple[int, int, int]] = []
     fault: tuple[str, str] | None
     size = mtime_ns = 0
     try:
-        if not stat.S_ISREG(os.stat(path).st_mode):
+        if not stat.S_ISREG(os.stat(file).st_mode):
             raise OSError(errno.EINVAL, "not a regular file")
-        with open(path, "rb", buffering=0) as stream:
+        with open(file, "rb", buffering=0) as stream:
             status = os.fstat(stream.fileno())
             size, mtime_ns = status.st_size, status.st_mtime_ns
             fault = _walk(path, stream.fileno(), size, records)
@@ -166,10 +172,8 @@ def framed(data: bytes) -> bytes:
 
 
 def read_record(file: str | os.PathLike, offset: int, size: int) -> bytes:
-    """Reads the data of the record with this offset and size."""
-    with open(file, "rb") as stream:
-        stream.seek(offset + HEADER)
-        return stream.read(size - FRAME)
+    """Reads the data of the record with this offset and size. Of an object, with one request."""
+    return storage.read(file, offset + HEADER, size - FRAME)
 
 
 def image_of(record: bytes) -> bytes:
@@ -180,9 +184,9 @@ def image_of(record: bytes) -> bytes:
 # --- DALI's index ---
 
 
-def record_spans(file: str | os.PathLike) -> np.ndarray:
-    """Returns `RecordFile.spans`; UserError if the file is unreadable or damaged."""
-    walked = walk(file)
+def record_spans(file: str | os.PathLike, path: str = "") -> np.ndarray:
+    """Returns `RecordFile.spans`; UserError if the file, a copy of `path`, is unreadable or damaged."""
+    walked = walk(file, path)
     if walked.fault:
         raise UserError(walked.fault[1])
     return walked.spans
@@ -205,15 +209,17 @@ def write_index(file: str | os.PathLike) -> str:
 def ensure_index(file: str, spans: np.ndarray) -> tuple[str, str | None]:
     """Makes a file's index if it is missing or wrong.
 
-    If the index cannot be written next to the file, it is written to the cache directory.
+    The index of an object, and one that cannot be written next to its file, is in the cache directory.
 
     Args:
         spans: offset and size of each record in this file.
 
     Returns:
         The path of the index, and "index-made" if an index was missing, "index-stale" if the old index was
-        wrong, or None if it was right.
+        wrong, or None if it was right, or belongs to an object.
     """
+    if storage.is_remote(file):
+        return os.fspath(store_cached(format_index(spans), ".idx")), None
     content, path = format_index(spans), pathlib.Path(f"{file}.idx")
     change = "index-stale" if os.path.lexists(path) else "index-made"
     try:
@@ -233,15 +239,17 @@ def index_records(paths: Sequence[str | os.PathLike]) -> Records:
     """
     indexes, spans, lacking, has_crowds = [], [], set(), False
     for number, path in enumerate(paths):
-        record_table = record_spans(path)
+        with storage.local_copy(path) as copy:
+            record_table = record_spans(copy, os.fspath(path))
+            for record, (offset, size) in enumerate(record_table.tolist()):
+                features = tf.train.Example.FromString(read_record(copy, offset, size)).features.feature
+                lacking |= {*DALI_KEYS, "image/encoded", "image/source_id"} - {*features}
+                if absent := lacking - {CROWD_KEY}:
+                    advice = "convert the data set again"
+                    raise UserError(f"record {record} of {path} lacks {min(absent)}: {advice}")
+                has_crowds |= any(features[CROWD_KEY].int64_list.value)
         indexes.append(ensure_index(os.fspath(path), record_table)[0])
         spans.append(np.insert(record_table, 0, number, axis=1))
-        for record, (offset, size) in enumerate(record_table.tolist()):
-            features = tf.train.Example.FromString(read_record(path, offset, size)).features.feature
-            lacking |= {*DALI_KEYS, "image/encoded", "image/source_id"} - {*features}
-            if absent := lacking - {CROWD_KEY}:
-                raise UserError(f"record {record} of {path} lacks {min(absent)}: convert the data set again")
-            has_crowds |= any(features[CROWD_KEY].int64_list.value)
     if has_crowds and lacking:
         raise UserError(f"some records lack {CROWD_KEY}: convert the data set of {paths[0]} again")
     files = tuple(os.fspath(path) for path in paths)
@@ -280,6 +288,8 @@ def tfrecord_reader(
     if not isinstance(records, Records):
         records = index_records(records)
     check_shards(len(records.spans), num_shards)
+    if storage.all_remote(records.files):
+        storage.check_dali()
     text = dali_tfrecord.FixedLenFeature([], dali_tfrecord.string, "")
     features: dict[str, Any] = dict.fromkeys(("image/encoded", "image/source_id"), text)
     features |= dict.fromkeys(BOX_KEYS, dali_tfrecord.VarLenFeature(dali_tfrecord.float32, 0.0))

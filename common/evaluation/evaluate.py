@@ -52,8 +52,8 @@ def predict(
         Detections of all images in COCO results format, sorted by image id, the same list on every rank.
 
     Raises:
-        UserError: an image cannot be decoded, or the network's output for it has NaN or infinity. All ranks
-            raise the error after they have finished their shards.
+        UserError: an image cannot be decoded, or the network's output for it has NaN or infinity, or the data
+            have changed. All ranks raise the error after they have finished their shards.
     """
     seen: set[int] = set()
     with ranks.raise_on_any_rank():
@@ -73,6 +73,8 @@ def predict(
     with ranks.raise_on_any_rank():
         if problem:
             raise problem
+        if loader.source:
+            loader.source.check_unchanged()
     parts, seen_by_rank = zip(*ranks.gather((results, sorted(seen))), strict=True)
     image_ids = list(itertools.chain.from_iterable(seen_by_rank))
     count, different = len(image_ids), len(set(image_ids))

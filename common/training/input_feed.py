@@ -96,6 +96,14 @@ class InputFeed:
             self._ahead = self._thread.submit(self._fetch, options)
         return self._ranks.feed(batches)
 
+    def check_unchanged(self) -> None:
+        """Raises UserError on all ranks if the training data are in a bucket and have changed."""
+        source = self._loader.source
+        if source and source.objects:
+            with self._ranks.raise_on_any_rank():
+                if self._ranks.rank == 0:
+                    source.check_unchanged()
+
     def close(self) -> None:
         """Ends the thread."""
         self._thread.shutdown(cancel_futures=True)

@@ -257,9 +257,14 @@ class Run:
         self._watchdog.beat(doing, epoch=self.state.epoch + 1, step=self.state.step, at_least=at_least)
 
     def _save(self) -> None:
-        """Writes a checkpoint. All ranks call this together."""
+        """Writes a checkpoint. All ranks call this together.
+
+        Raises:
+            UserError: the data in a bucket have changed, so the last steps are worthless. Nothing is written.
+        """
         state = self.state
         self._beat("saving")
+        self._feed.check_unchanged()
         self._guard.check_weights(self._model, self._optimizer, state.step)
         state.totals = self._epoch.totals() if state.step_in_epoch else {}
         self._saved = self._checkpoints.save(state, self._feed.iterators)

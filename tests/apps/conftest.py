@@ -105,12 +105,12 @@ def tiny_train(app, command):
     `data` is a COCO directory or a prefix of TFRecords. Training is eager unless `compiled` is set.
     """
 
-    def run(data: pathlib.Path, output_dir: pathlib.Path, *more: str, compiled: bool = False):
+    def run(data: pathlib.Path | str, output_dir: pathlib.Path, *more: str, compiled: bool = False):
         defaults = {"model_name": app.model_name, "image_size": "64x96", "batch_size": "4", "epochs": "2"}
         defaults |= {"pipeline_type": "dali_cpu", "hparams": app.tiny}
         names = {flag.removeprefix("--").partition("=")[0] for flag in more}
         arguments = [f"--{name}={value}" for name, value in defaults.items() if name not in names]
-        if data.is_dir():
+        if pathlib.Path(data).is_dir():
             arguments += coco_flags(data, "train", "eval")
         elif "--pipeline_type=synthetic" not in more:
             arguments += [f"--{split}_file_pattern={data}*.tfrecord" for split in ("train", "eval")]

@@ -11,6 +11,7 @@ import PIL.Image
 import pytest
 from absl import flags
 
+from common.data import storage
 from common.data.check.coco import load_coco
 from common.data.check.issues import DataError
 from common.data.labels import LabelMap
@@ -423,3 +424,46 @@ def test_convert_command_writes_reproducible_records_and_reports_skipped_images(
     assert "Writing t: 11 images in" in done.stderr and "Writing t" not in done.stdout
     (line,) = [line for line in done.stderr.splitlines() if "file that is not an image" in line]
     assert "image 25 ('05.jpg')" in line and line.endswith("Left out by --on_bad_image=skip")
+
+
+def test_conversion_to_a_bucket_has_the_same_records_as_one_to_a_disk(drawn, tmp_path, bucket):
+    options = {
+        "input": drawn / "instances.json",
+        "images": drawn / "images",
+        "num_shards": 2,
+        "holdout": 0.25,
+    }
+    for output in (tmp_path / "t", f"{bucket}/sets/t"):
+        run("coco", "tfrecord", **options, output=output)
+    names = [path.removeprefix(f"{bucket}/sets/") for path in storage.match(f"{bucket}/**")]
+    assert names == sorted(path.name for path in tmp_path.iterdir() if path.suffix != ".idx")
+    assert all(storage.read(f"{bucket}/sets/{name}") == (tmp_path / name).read_bytes() for name in names)
+    message = refused("coco", "tfrecord", **options, output=f"{bucket}/sets/t")
+    assert message.startswith(f"{bucket}/sets/t_train.label_map.json exists already: ")
+    run("tfrecord", "coco", input=f"{bucket}/sets/t_val-*", output=tmp_path / "back.json")
+    assert load_coco(tmp_path / "back.json", tmp_path / "images").num_images == 3
+
+
+def test_conversion_to_a_bucket_that_fails_leaves_no_label_map(drawn, bucket, monkeypatch):
+    options = {"input": drawn / "instances.json", "images": drawn / "images", "output": f"{bucket}/t"}
+    run("coco", "tfrecord", **options, num_shards=2)
+    message = refused("coco", "tfrecord", **options, num_shards=3, overwrite=True)
+    assert message.startswith(f"{bucket}/t-00000-of-00002.tfrecord is a file of an earlier conversion")
+    upload, files = storage.upload, []
+
+    def fail_once(file, path):
+        files.append(path)
+        if len(files) == 2:
+            raise storage.StoreError(f"{path}: the store is full")
+        upload(file, path)
+
+    monkeypatch.setattr(storage, "upload", fail_once)
+    assert refused("coco", "tfrecord", **options, num_shards=2, overwrite=True).endswith("the store is full")
+    assert not storage.is_file(f"{bucket}/t.label_map.json")
+
+
+def test_conversion_refuses_a_json_or_images_in_a_bucket():
+    message = refused("yolo", "coco", input="x", output="s3://data/x.json")
+    assert message.startswith("--output=s3://data/x.json is in a bucket: give a path on a disk")
+    message = refused("coco", "tfrecord", input="x", images="s3://data/images", output="s3://data/x")
+    assert message.startswith("--images=s3://data/images is in a bucket")

@@ -2,23 +2,23 @@
 
 If a record lacks a requested key, DALI returns uninitialised memory or crashes. So such a record is copied to
 the cache directory with all keys, and the index of the original file omits it. Records that repeat a box are
-copied without the repetition. With --on_bad_image=skip, the
-index also omits records whose images cannot be used.
+copied without the repetition. If a record in a bucket has to be copied, all of its data set are. With
+--on_bad_image=skip, the index also omits records whose images cannot be used.
 
-The cache also stores the parsed records, so the next start does not read the data.
+The cache also stores the parsed records, so the next start does not read the data. Record files in a bucket
+are downloaded once, one by one; their results are cached until their ETags change.
 """
 
 import collections
 import contextlib
 import dataclasses
 import functools
-import glob
 import hashlib
 import itertools
 import os
 import pathlib
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -27,7 +27,7 @@ import tensorflow as tf
 
 from common.args import IMAGE_SUFFIXES, ImagePolicy
 from common.dali_ops import Nodes
-from common.data import readers, tfrecord
+from common.data import readers, storage, tfrecord
 from common.data.annotations import NONE, Annotations
 from common.data.check import tfrecord_scan
 from common.data.check.coco import finish
@@ -38,6 +38,7 @@ from common.data.check.tfrecord_scan import LACKS_BOXES, LACKS_CROWDS, ParsedRec
 from common.data.image_files import SYSTEM_NAMES
 from common.data.labels import LabelMap
 from common.data.sources import Source
+from common.data.storage import Stat
 from common.data.tfrecord import BOX_KEYS, CROWD_KEY, ID_KEY, LABEL_KEY, RecordFile, Records
 from common.data.webdataset import is_tar
 from common.errors import UserError
@@ -45,6 +46,8 @@ from common.files import get_or_create, load_cached, save_cached, store_cached
 
 _VERSION = 9  # increase this when any check changes, also one of images.py
 _THREADS = 16  # files whose record headers are read at once
+_DOWNLOADS = 4  # objects that are downloaded and checked at once
+_SLOW_BYTES = 2**27  # a progress bar is shown if the objects to download are larger together
 _NO_RECORDS = (".idx", ".json", ".pbtxt")  # files next to record files that are not records themselves
 _SHARD = re.compile(r"(?P<prefix>.*-)(?P<shard>\d{1,9})-of-(?P<count>\d{1,5})(?P<suffix>[^/]*)", re.DOTALL)
 
@@ -66,6 +69,7 @@ class TFRecordSource(Source):
     rows: np.ndarray
     names: Sequence[str]
     formats: dict[str, int]
+    objects: Sequence[Stat] = ()
     name = "tfrecord"
 
     @functools.cached_property
@@ -103,7 +107,7 @@ def expand_pattern(pattern: str) -> list[str]:
     issues, files = Issues(pattern), set()
     parts = [part.strip() for part in pattern.split(",") if part.strip()] or [pattern]
     for part in itertools.chain.from_iterable(map(_expand_numbers, parts)):
-        existing = sorted(glob.glob(part, recursive=True))
+        existing = storage.match(part)
         paths = [file for file in existing if not file.endswith(_NO_RECORDS)]
         paths = [file for file in paths if os.path.basename(file).lower() not in SYSTEM_NAMES]
         matches = [file for file in paths if not (part.endswith("**") and os.path.isdir(file))]
@@ -173,10 +177,11 @@ def find_label_map(files: Sequence[str]) -> str:
     prefixes = {
         re.sub(r"(-\d+(-of-\d+)?)?\.tar$|(-\d+-of-\d+)?(\.tfrecords?)?$", "", file, count=1) for file in files
     }
-    label_maps = sorted(filter(os.path.isfile, (f"{prefix}.label_map.json" for prefix in prefixes)))
+    label_maps = sorted(filter(storage.is_file, (f"{prefix}.label_map.json" for prefix in prefixes)))
     if not label_maps:
         issues = Issues(files[0])
-        fault = None if is_tar(files[0]) else tfrecord.walk(files[0]).fault
+        unread = storage.is_remote(files[0]) or is_tar(files[0])
+        fault = None if unread else tfrecord.walk(files[0]).fault
         if fault and fault[0] == "foreign-format":
             issues.add(*fault)
         issues.raise_if_stopping()
@@ -211,8 +216,7 @@ def open_records(
         DataError: the files have errors that would make training wrong. The message lists all of them.
     """
     issues = Issues(name_files(files), policy)
-    walked = walk_files(files, issues)
-    examples = _read(walked, label_map, issues)
+    walked, examples, objects = _read(files, label_map, issues)
     has_id = np.array([example.image_id != NONE for example in examples], bool)
     has_digits = np.array([example.has_digits for example in examples], bool)
     annotations, is_usable = tfrecord_scan.check(examples, label_map, issues)
@@ -237,28 +241,79 @@ def open_records(
     issues.add_each("record-completed", np.flatnonzero((lacking & has_id)[is_usable]), names.__getitem__)
     issues.add_each("shard-missing", missing_shards([file.path for file in walked]), str)
     is_completed = (lacking | has_repeated) & is_usable
+    if objects and is_completed.any():
+        is_completed = is_usable  # DALI reads either objects or copies
     files, indexes, spans, numbers = _lay_out(walked, examples, is_usable, is_completed, issues)
     records = Records(files, indexes, spans, has_crowds, annotations.target_boxes.num_dropped > 0)
     rows = (np.cumsum(is_usable) - 1)[numbers]
     formats = collections.Counter(example.facts.image_format for example in usable if example.facts)
-    return TFRecordSource(records, annotations, rows, names, dict(formats.most_common()))
+    objects = objects if storage.is_remote(files[0]) else ()
+    return TFRecordSource(records, annotations, rows, names, dict(formats.most_common()), objects)
 
 
-def _read(walked: Sequence[RecordFile], label_map: LabelMap, issues: Issues) -> list[ParsedRecord]:
-    """Returns the parsed records, from the cache or else from `tfrecord_scan.scan`."""
-    state = [(os.fsencode(file.path), file.size, file.mtime_ns, file.digest) for file in walked]
-    of_policy = (issues.policy.decode, issues.policy.max_megapixels)
-    labels = (label_map.to_json(), label_map.aliases)
-    key = msgspec.msgpack.encode((_VERSION, labels, of_policy, state))
-    name = f"{hashlib.sha256(key).hexdigest()[:32]}.records"
-    with contextlib.suppress(msgspec.MsgspecError):  # no cached result, or a damaged one
-        return msgspec.msgpack.decode(load_cached(name) or b"", type=list[ParsedRecord])
+def _read(
+    files: Sequence[str | os.PathLike], label_map: LabelMap, issues: Issues
+) -> tuple[list[RecordFile], list[ParsedRecord], tuple[Stat, ...]]:
+    """Returns the files, the parsed records of all files, and the files that are in a bucket."""
     names = zip(label_map.names, label_map.aliases or label_map.names, strict=True)
     known = dict(zip(label_map.category_ids, names, strict=True))
+    of_policy = (issues.policy.decode, issues.policy.max_megapixels)
+    rules = (_VERSION, (label_map.to_json(), label_map.aliases), of_policy)
+    if storage.all_remote(files):
+        return _read_objects([os.fspath(file) for file in files], known, rules, issues)
+    walked = walk_files(files, issues)
+    state = [(os.fsencode(file.path), file.size, file.mtime_ns, file.digest) for file in walked]
+    name = _cache_name((*rules, state))
+    with contextlib.suppress(msgspec.MsgspecError):  # no cached result, or a damaged one
+        return walked, msgspec.msgpack.decode(load_cached(name) or b"", type=list[ParsedRecord]), ()
     examples = tfrecord_scan.scan(walked, known, issues)
     if not issues.stopping:
         save_cached(name, msgspec.msgpack.encode(examples))
-    return examples
+    return walked, examples, ()
+
+
+class _Checked(msgspec.Struct, gc=False, array_like=True):
+    """The result for one object, as the cache stores it: fields of its RecordFile, and its records."""
+
+    digest: str
+    spans: bytes
+    checksums: bytes
+    examples: list[ParsedRecord]
+
+
+def _read_objects(
+    paths: Sequence[str], known: Mapping[int, Sequence[str]], rules: tuple, issues: Issues
+) -> tuple[list[RecordFile], list[ParsedRecord], tuple[Stat, ...]]:
+    """Does the same as `_read` for objects: the results are cached, or else come from one download each."""
+    stats = storage.stat(paths)
+    for path in paths:
+        if path not in stats:
+            raise storage.StoreError(f"{path}: there is no such object: correct the path, or upload it again")
+    objects = tuple(stats[path] for path in paths)
+    results = {}
+    for stored in objects:
+        with contextlib.suppress(msgspec.MsgspecError):  # no cached result, or a damaged one
+            cached = msgspec.msgpack.decode(load_cached(_cache_name((*rules, stored))) or b"", type=_Checked)
+            spans = np.frombuffer(cached.spans, np.int64).reshape(-1, 2)
+            checksums = np.frombuffer(cached.checksums, np.uint32)
+            file = RecordFile(stored.path, stored.size, 0, cached.digest, spans, checksums)
+            results[stored] = file, cached.examples
+    new = [stored for stored in objects if stored not in results]
+    title = "Checking record files" if sum(stored.size for stored in new) > _SLOW_BYTES else None
+    scan = functools.partial(tfrecord_scan.scan_object, known=known, policy=issues.policy)
+    for stored, result in zip(new, in_threads(scan, new, _DOWNLOADS, title), strict=True):
+        file, examples, file_issues = result
+        results[stored] = file, examples
+        issues.extend(file_issues)
+        if not file_issues.stopping:
+            checked = _Checked(file.digest, file.spans.tobytes(), file.checksums.tobytes(), examples)
+            save_cached(_cache_name((*rules, stored)), msgspec.msgpack.encode(checked))
+    walked = [results[stored][0] for stored in objects]
+    return walked, [example for stored in objects for example in results[stored][1]], objects
+
+
+def _cache_name(key: object) -> str:
+    return f"{hashlib.sha256(msgspec.msgpack.encode(key)).hexdigest()[:32]}.records"
 
 
 def _lay_out(
@@ -308,7 +363,8 @@ def _complete_copy(file: RecordFile, is_copied: np.ndarray, examples: Sequence[P
 
     def make() -> bytes:
         spans = zip(file.spans[is_copied].tolist(), copied, strict=True)
-        records = [complete(tfrecord.read_record(file.path, *span), example) for span, example in spans]
+        with storage.local_copy(file.path) as local:
+            records = [complete(tfrecord.read_record(local, *span), example) for span, example in spans]
         return b"".join(map(tfrecord.framed, records))
 
     ids = np.array([example.image_id for example in copied])

@@ -16,13 +16,14 @@ import numpy as np
 import tensorflow as tf
 
 from common.args import ImagePolicy
-from common.data import tfrecord
+from common.data import storage, tfrecord
 from common.data.annotations import NONE, OBJECT, Annotations, CocoImage, sizes_of, to_annotations
 from common.data.check import images
 from common.data.check.image_headers import ImageFacts
 from common.data.check.issues import Issues
 from common.data.check.repeated_images import checksum_of
 from common.data.labels import LabelMap
+from common.data.storage import Stat
 from common.data.tfrecord import AREA_KEY, BOX_KEYS, CROWD_KEY, ID_KEY, LABEL_KEY, TEXT_KEY, RecordFile
 
 LACKS_CROWDS, LACKS_BOXES = 1, 2  # values of ParsedRecord.lacks
@@ -220,6 +221,21 @@ def scan(
     return examples
 
 
+def scan_object(
+    stored: Stat, known: Mapping[int, Sequence[str]], policy: ImagePolicy
+) -> tuple[RecordFile, list[ParsedRecord], Issues]:
+    """Downloads an object, and reads and checks its records like `scan`. Returns the damage as issues."""
+    with storage.local_copy(stored.path) as copy:
+        file, issues, examples = tfrecord.walk(copy, stored.path), Issues(stored.path), list[ParsedRecord]()
+        if file.fault:
+            issues.add(*file.fault)
+        for begin in range(0, len(file.spans), _PART):
+            part_examples, part_issues = _scan_part(file, begin, known, policy, copy)
+            examples += part_examples
+            issues.extend(part_issues)
+    return file, examples, issues
+
+
 def check(
     examples: Sequence[ParsedRecord], label_map: LabelMap, issues: Issues
 ) -> tuple[Annotations, np.ndarray]:
@@ -295,14 +311,14 @@ def _number_images(examples: Sequence[ParsedRecord], issues: Issues) -> None:
 
 
 def _scan_part(
-    file: RecordFile, begin: int, known: Mapping[int, Sequence[str]], policy: ImagePolicy
+    file: RecordFile, begin: int, known: Mapping[int, Sequence[str]], policy: ImagePolicy, copy: str = ""
 ) -> tuple[list[ParsedRecord], Issues]:
-    """Reads up to _PART records of a file, from number `begin` on."""
+    """Reads up to _PART records of a file, from number `begin` on; of an object, from its local `copy`."""
     issues, examples = Issues(file.path), []
     try:
         for number in range(begin, min(begin + _PART, len(file.spans))):
             example, encoded = ParsedRecord(file.name(number)), None
-            record = read_record(file, number, issues)
+            record = read_record(file, number, issues, copy)
             if record is not None:
                 example, encoded = parse(record, example.name, known, issues)
             if encoded is not None:
@@ -314,10 +330,10 @@ def _scan_part(
     return examples, issues
 
 
-def read_record(file: RecordFile, number: int, issues: Issues) -> bytes | None:
+def read_record(file: RecordFile, number: int, issues: Issues, copy: str = "") -> bytes | None:
     """Returns the data of a record; None if it is damaged. Raises OSError if the file is gone."""
     offset, size = file.spans[number].tolist()
-    record = tfrecord.read_record(file.path, offset, size)
+    record = tfrecord.read_record(copy or file.path, offset, size)
     if tfrecord.masked_crc32c(record) == file.checksums[number]:
         return record
     checksum = f"the checksum {file.checksums[number]:#010x}, which does not match its data"
